@@ -41,7 +41,8 @@ if TYPE_CHECKING:
     import logging
     import subprocess
     import threading
-    from typing import Any, BinaryIO, NoReturn, TextIO, TypeVar
+    from collections.abc import Generator
+    from typing import Any, NoReturn, TextIO, TypeVar, Union
 
     from typing_extensions import dataclass_transform
 
@@ -130,7 +131,7 @@ MAX_ARGUMENT_BYTES = 128 * 1024 - 1        # Linux refuses to exec with a longer
 def format_duration(seconds: float) -> str:
     """`45s`, `12m 5s`, `2h 15m`, `3d 4h`: the two largest units."""
     left = max(0, int(seconds))
-    parts = []
+    parts: list[tuple[int, str]] = []
     for unit, size in (("d", 86400), ("h", 3600), ("m", 60), ("s", 1)):
         count, left = divmod(left, size)
         if count or (parts and len(parts) < 2) or (unit == "s" and not parts):
@@ -377,6 +378,15 @@ def format_toml(given: Any) -> str:
     return json.dumps(list(given) if isinstance(given, tuple) else given, default=str, ensure_ascii=False)
 
 
+def format_config(config: Config) -> str:
+    """The settings in force, as config.toml would have them."""
+    lines = []
+    for section in SECTION_CLASSES:
+        table = getattr(config, section)
+        lines += [f"[{section}]", *(f"{s.key} = {format_toml(getattr(table, s.key))}" for s in SETTINGS if s.section == section), ""]
+    return "\n".join(lines)
+
+
 def format_sample_config() -> str:
     """config.toml.example: every key at its default, with its comment."""
     lines = ["# nexus reads this file from ~/.nexus/config.toml (NEXUS_HOME moves it).",
@@ -416,6 +426,7 @@ class Job:
     gpu_ids: tuple[int, ...] | None = None      # the only GPUs it may have, by index; None = any
     priority: int = 1
     name: str | None = None
+    key: str | None = None                      # of the submission that brought it, should its sender ask twice
     tty: bool = False                           # its stdout is a terminal
     umask: int | None = None                    # None = the service's
     limits: tuple[tuple[str, int, int], ...] = ()   # (name, soft, hard) of the submitter; -1 = unlimited
@@ -503,8 +514,8 @@ class StateChanged:
 
 
 if TYPE_CHECKING:
-    from typing import Union
     Change = Union[JobAdded, JobChanged, JobsRemoved, EnvironmentAdded, StateChanged]
+    Changes = Generator[Change, None, Any]      # what Store.update() performs: each change as it is yielded
     Kind = tuple[int, Union[tuple[int, ...], None]]
 
 STATE_FACTS = ("paused", "paused_gpus", "inventory")
@@ -525,12 +536,17 @@ class State:
         self.running: dict[str, Job] = {}
         self.finished: dict[str, Job] = {}                  # in the order in which they ended
         self.next_number = 1                                # the next job's sequence number
+        self.keys: dict[str, list[str]] = {}                # submission key: the ids it brought
+        self.pending_by_priority: dict[int, int] = {}
 
     def index(self, job: Job) -> None:
         self.jobs[job.id] = job
         if len(job.order) > 2:
             self.next_number = max(self.next_number, job.order[2] + 1)
+        if job.key:
+            self.keys.setdefault(job.key, []).append(job.id)
         if job.status == PENDING:
+            self.pending_by_priority[job.priority] = self.pending_by_priority.get(job.priority, 0) + 1
             insert_sorted(self.order, (job.order, job.id))
             insert_sorted(self.kinds.setdefault(kind_of(job), []), (job.order, job.id))
         else:
@@ -538,7 +554,12 @@ class State:
 
     def unindex(self, job: Job) -> None:
         del self.jobs[job.id]
+        if job.key:
+            self.keys[job.key].remove(job.id)
+            if not self.keys[job.key]:
+                del self.keys[job.key]
         if job.status == PENDING:
+            self.pending_by_priority[job.priority] -= 1
             remove_sorted(self.order, (job.order, job.id))
             line = self.kinds[kind_of(job)]
             remove_sorted(line, (job.order, job.id))
@@ -548,7 +569,7 @@ class State:
             del (self.running if job.status == RUNNING else self.finished)[job.id]
 
     def reindex(self, old: Job, new: Job) -> None:
-        if old.status == new.status and old.order == new.order:     # the usual note: no index moves
+        if old.status == new.status and old.order == new.order and old.priority == new.priority:     # the usual note: no index moves
             self.jobs[new.id] = new
             if new.status != PENDING:
                 (self.running if new.status == RUNNING else self.finished)[new.id] = new
@@ -829,7 +850,8 @@ def parse_limits(given: object) -> tuple[tuple[str, int, int], ...]:
 # files.  Nothing here opens anything.
 
 SNAPSHOT_VERSION = 1
-JOB_DEFAULTS = {name: getattr(Job(*[""] * 4, 0.0, (), "", ""), name) for name in Job.__slots__}  # type: ignore[attr-defined]
+EMPTY_JOB = Job("", "", "", "", 0.0, (), "", "")
+JOB_DEFAULTS = {name: getattr(EMPTY_JOB, name) for name in Job.__slots__}  # type: ignore[attr-defined]
 JOB_ALWAYS = ("id", "command", "cwd", "user", "created_at", "order", "environment", "content", "status")
 
 
@@ -960,7 +982,8 @@ FAULT_CELLS = {"[GPU is lost]": "GPU is lost", "[GPU requires reset]": "GPU requ
 def parse_csv_rows(text: str, fields: Sequence[str]) -> tuple[list[dict[str, str]], list[str]]:
     """The rows of a `--query-…=FIELDS` answer as {field: cell}, and the lines that are none (messages)."""
     names = [FIELD_ALIASES.get(field, field) for field in fields]
-    rows, messages = [], []
+    rows: list[dict[str, str]] = []
+    messages: list[str] = []
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.split(", ")]
         if len(cells) != len(names):
@@ -1082,7 +1105,9 @@ def parse_result(text: str) -> Result:
 
 @value
 class Saying:
-    """A line that a runner said: `start ID ATTEMPT PID STARTED` or `end ID ATTEMPT CODE RUNTIME_CS`, or that it was refused."""
+    """A line that a runner said: `start ID ATTEMPT PID STARTED`, `end ID ATTEMPT CODE RUNTIME_CS`, `bounce ID ATTEMPT WHY`
+    (somebody else has the GPU) or `fail ID ATTEMPT WHY`.
+    """
     verb: str
     job_id: str
     attempt: int
@@ -1091,7 +1116,7 @@ class Saying:
 
 def parse_saying(line: str) -> Saying | None:
     words = line.split()
-    if len(words) < 3 or words[0] not in ("start", "end", "bounce") or not is_job_id(words[1]) or not words[2].isdigit():
+    if len(words) < 3 or words[0] not in ("start", "end", "bounce", "fail") or not is_job_id(words[1]) or not words[2].isdigit():
         return None
     if words[0] in ("start", "end") and (len(words) != 5 or not all(word.isdigit() for word in words[3:])):
         return None
@@ -1465,3 +1490,4250 @@ def format_job(job: Mapping[str, Any], paint: Paint) -> str:
 def format_health(health: Mapping[str, Any], paint: Paint) -> str:
     lines = [f"{'ok  ' if check['is_ok'] else paint('red', 'BAD ')} {check['name']}: {check['reading']}" for check in health["checks"]]
     return "\n".join([*lines, paint("green", "HEALTHY") if health["is_healthy"] else paint("red", "UNHEALTHY")]) + "\n"
+
+
+# ==== 8. CLOCK ==== the time, waiting, and what must never come twice
+
+
+class Clock:
+    """The real one; tests hand in another."""
+
+    def now(self) -> float:
+        """UTC epoch seconds.  They jump when somebody sets the clock: for stamps alone."""
+        return time.time()
+
+    def monotonic(self) -> float:
+        """Seconds that never jump: for waits and durations."""
+        return time.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    def new_token(self) -> str:
+        return os.urandom(24).hex()
+
+    def new_job_id(self, taken: Mapping[str, Any]) -> str:
+        """An id that no kept job has: three letters while they are plenty, then four."""
+        length = 3 if len(taken) < 20000 else 4
+        while True:
+            number = int.from_bytes(os.urandom(8), "big")
+            letters = []
+            for _ in range(length):
+                number, place = divmod(number, len(ID_LETTERS))
+                letters.append(ID_LETTERS[place])
+            job_id = "".join(letters)
+            if job_id not in taken:
+                return job_id
+
+
+# ==== 9. DISK ==== the layout of ~/.nexus; writing that survives a crash, reading what may be torn
+# A file that must be whole is written aside, synced, and renamed.  Faults of the system become `unavailable` here.
+
+
+@value
+class Layout:
+    """Where everything lies."""
+    home: str
+    state_file: str
+    log_dir: str
+
+    @property
+    def config_file(self) -> str:
+        return os.path.join(self.home, "config.toml")
+
+    @property
+    def service_file(self) -> str:
+        return os.path.join(self.home, "service.json")
+
+    @property
+    def start_error_file(self) -> str:
+        return os.path.join(self.home, "start_error.json")
+
+    @property
+    def token_file(self) -> str:
+        return os.path.join(self.home, "token")
+
+    @property
+    def lock_file(self) -> str:
+        return os.path.join(self.home, "lock")
+
+    @property
+    def events_file(self) -> str:
+        return os.path.join(self.home, "events")
+
+    @property
+    def service_log(self) -> str:
+        return os.path.join(self.home, "service.log")
+
+    @property
+    def screen_rc(self) -> str:
+        return os.path.join(self.home, "screenrc")
+
+    @property
+    def previous_state_file(self) -> str:
+        return self.state_file + ".prev"
+
+    @property
+    def journal_dir(self) -> str:
+        return os.path.dirname(self.state_file)
+
+    def job_folder(self, job_id: str) -> str:
+        return os.path.join(self.log_dir, f"job_{job_id}")
+
+
+def find_home(environ: Mapping[str, str]) -> str:
+    """~/.nexus, or what NEXUS_HOME names."""
+    given = environ.get("NEXUS_HOME") or os.path.join(environ.get("HOME") or os.path.expanduser("~"), ".nexus")
+    return os.path.abspath(os.path.expanduser(given))
+
+
+def make_layout(home: str, config: Config) -> Layout:
+    """The default paths follow NEXUS_HOME."""
+    def place(path: str) -> str:
+        inside = path[len("~/.nexus/"):] if path.startswith("~/.nexus/") else None
+        return os.path.join(home, inside) if inside else os.path.abspath(os.path.expanduser(path))
+    return Layout(home, place(config.state.state_file), place(config.state.log_dir))
+
+
+def describe_disk_error(error: OSError, action: str, path: str) -> NexusError:
+    import errno
+    hint = {errno.ENOSPC: "make room there; nexus goes on by itself", errno.EDQUOT: "your quota is used up: make room",
+            errno.EACCES: "check who owns it: ls -ld", errno.EROFS: "the file system is mounted read-only"}.get(error.errno or 0, "")
+    return NexusError("unavailable", f"cannot {action} {path}: {error.strerror or error}", hint)
+
+
+def make_folder(path: str) -> None:
+    """Make a private folder, with its parents.  Raises: unavailable."""
+    try:
+        os.makedirs(path, mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise describe_disk_error(error, "make", path) from None
+
+
+def read_text(path: str) -> str | None:
+    """The text of a file; None when there is none.  Raises: unavailable."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise describe_disk_error(error, "read", path) from None
+
+
+def load_config(path: str, environ: Mapping[str, str]) -> Config:
+    """The configuration of a file; the defaults when there is none.  Raises: usage, unavailable."""
+    text = read_text(path)
+    data: dict[str, Any] = {}
+    if text is not None:
+        try:
+            if sys.version_info >= (3, 11):
+                import tomllib
+            else:
+                import tomli as tomllib
+        except ImportError:
+            raise NexusError("usage", f"{path} cannot be read: Python {sys.version_info[0]}.{sys.version_info[1]} has no TOML parser",
+                             hint=f"{sys.executable} -m pip install tomli, or use Python 3.11 or newer") from None
+        try:
+            data = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            raise NexusError("usage", f"{path} is not valid TOML: {error}", hint="nexus config edit; an example: nexus config sample") from None
+    mock = environ.get("NEXUS_MOCK_GPUS")
+    if mock:
+        if not re.fullmatch(r"\d{1,4}", mock) or int(mock) > 1024:
+            raise NexusError("usage", f"NEXUS_MOCK_GPUS={mock} must be a whole number from 0 to 1024", hint="NEXUS_MOCK_GPUS=2")
+        data = {**data, "gpu": {**(data["gpu"] if isinstance(data.get("gpu"), dict) else {}), "provider": "mock", "mock_gpus": int(mock)}}
+    return parse_config(data, path)
+
+
+def read_json(path: str) -> dict[str, Any] | None:
+    """A JSON object from a file; None when there is none or it is torn."""
+    try:
+        data = json.loads(read_text(path) or "")
+    except ValueError:
+        return None
+    return data if isinstance(data, dict) else None
+
+
+def write_atomic(path: str, pieces: Iterable[str], mode: int = 0o600, is_synced: bool = True) -> None:
+    """Replace a file by one that is whole, whatever happens on the way.  Raises: OSError, and nothing has changed."""
+    aside = f"{path}.{os.getpid()}.tmp"
+    try:
+        handle = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+        with open(handle, "w", encoding="utf-8", errors="surrogateescape") as file:
+            file.writelines(pieces)
+            if is_synced:
+                file.flush()
+                os.fsync(handle)
+        os.replace(aside, path)
+    except BaseException:
+        try:
+            os.unlink(aside)
+        except OSError:
+            pass
+        raise
+    if is_synced:
+        sync_folder(os.path.dirname(path))
+
+
+def sync_folder(path: str) -> None:
+    """Make renames in a folder last."""
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def take_lock(path: str) -> int | None:
+    """Lock a file for as long as this process lives; None when another has it."""
+    import fcntl
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(handle)
+        return None
+    return handle
+
+
+class AppendFile:
+    """A file that grows by whole, synced records.  A failed one leaves nothing of itself behind."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        self.size = 0
+        self.is_damaged = False     # a sync failed: what the disk holds is not known, and another file must be begun
+
+    def append(self, record: bytes) -> None:
+        """Raises: OSError; then nothing was appended."""
+        try:
+            written = 0
+            while written < len(record):
+                written += os.pwrite(self.handle, record[written:], self.size + written)
+        except OSError:
+            self.cut()
+            raise
+        try:
+            os.fdatasync(self.handle)
+        except OSError:
+            self.is_damaged = True
+            self.cut()
+            raise
+        self.size += len(record)
+
+    def cut(self) -> None:
+        """Remove what a failed write left behind its end."""
+        try:
+            os.ftruncate(self.handle, self.size)
+        except OSError:
+            self.is_damaged = True
+
+    def close(self) -> None:
+        os.close(self.handle)
+
+
+def find_tail(path: str, lines: int) -> int:
+    """The offset at which the last `lines` lines of a file begin, sought from its end."""
+    with open(path, "rb") as file:
+        end = position = file.seek(0, os.SEEK_END)
+        if lines <= 0:
+            return end
+        missing = lines + 1                     # newlines to find: the one before the first line wanted is the last
+        while position > 0:
+            step = min(65536, position)
+            position -= step
+            file.seek(position)
+            block = file.read(step)
+            if position + step == end and not block.endswith(b"\n"):
+                missing -= 1                    # the last line has no newline yet
+            cut = len(block)
+            while missing and (cut := block.rfind(b"\n", 0, cut)) >= 0:
+                missing -= 1
+            if not missing:
+                return position + cut + 1
+    return 0
+
+
+def remove_job_folder(log_dir: str, folder: str) -> bool:
+    """Remove a job's log folder; only a real folder directly below log_dir, and never what a link points to."""
+    import shutil
+    import stat
+    name = os.path.basename(folder)
+    if os.path.join(log_dir, name) != folder or not name.startswith("job_"):
+        return False
+    try:
+        if not stat.S_ISDIR(os.lstat(folder).st_mode):
+            return False
+        shutil.rmtree(folder)           # it walks by descriptors and follows no link
+    except OSError:
+        return False
+    return True
+
+
+# ==== 10. MACHINE ==== other programs, processes, GPUs, sessions, leases: each has one owner here
+# nvidia-smi may hang in the kernel, where SIGKILL does not help: a run that outlives its time limit is left alone, and
+# no second one is begun while it lives.  A process is named by pid and start time, never by its pid alone.
+
+SMI_TIMEOUT_S = 10.0
+PROC = "/proc"
+
+
+@value
+class Completed:
+    exit_code: int
+    output: str                 # stdout and stderr
+
+
+class StillRunning(Exception):
+    """A program outlived its time limit, SIGTERM and SIGKILL.  `process` is left behind."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        super().__init__()
+        self.process = process
+
+
+def run(argv: Sequence[str], timeout_s: float, environ: Mapping[str, str] | None = None) -> Completed:
+    """Run a program to its end.
+
+    Raises: FileNotFoundError, PermissionError; TimeoutError, when it had to be ended; StillRunning, when it would not end.
+    """
+    import subprocess
+    process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                               env=environ, start_new_session=True)
+    try:
+        output, _ = process.communicate(timeout=timeout_s)
+        return Completed(process.returncode, output.decode("utf-8", "replace"))
+    except subprocess.TimeoutExpired:
+        pass
+    for end, patience_s in ((process.terminate, 2.0), (process.kill, 1.0)):     # SIGKILL at once may freeze a card
+        end()
+        try:
+            process.wait(patience_s)
+        except subprocess.TimeoutExpired:
+            continue
+        if process.stdout:
+            process.stdout.close()
+        raise TimeoutError(f"{argv[0]} did not answer within {timeout_s:g} s")
+    raise StillRunning(process)
+
+
+class NvidiaSmi:
+    """The GPUs as nvidia-smi tells them."""
+
+    def __init__(self, timeout_s: float = SMI_TIMEOUT_S) -> None:
+        self.timeout_s = timeout_s
+        self.fields: Sequence[str] = GPU_FIELDS
+        self.stuck: subprocess.Popen[bytes] | None = None
+
+    def query_gpus(self, known: Mapping[str, Gpu]) -> list[Gpu]:
+        """The GPUs by index, with their processes; those of `known` (by uuid) that it does not show, with a fault.
+
+        Raises: unavailable, when nothing is known now.  Source: `nvidia-smi --help-query-gpu`, `--help-query-compute-apps`.
+        """
+        only: tuple[str, ...] = ()
+        answer = self.ask_gpus(only)
+        indices = {uuid: gpu.index for uuid, gpu in known.items()}
+        if answer.exit_code == 6 and not known:
+            return []
+        gpus, messages = parse_gpus(answer.output, self.fields, indices)
+        if answer.exit_code not in (0, 14) and not gpus:
+            # One card that cannot be opened hides the others, until they are asked for by their indexes.
+            listed = parse_gpu_list(self.ask("-L").output) if "device handle" in answer.output else []
+            if not listed:
+                raise NexusError("unavailable", describe_smi_failure(answer.exit_code, answer.output),
+                                 hint=smi_hint(answer.exit_code))
+            only = ("-i", ",".join(str(index) for index, _, _ in listed))
+            again = self.ask_gpus(only)
+            if again.exit_code not in (0, 14):
+                raise NexusError("unavailable", describe_smi_failure(again.exit_code, again.output))
+            gpus, _ = parse_gpus(again.output, self.fields, indices)
+        elif answer.exit_code not in (0, 14):           # newer drivers show the others beside the error
+            only = ("-i", ",".join(str(gpu.index) for gpu in gpus if not gpu.fault))
+        gpus = sorted([*gpus, *find_missing(gpus, known, messages)], key=lambda gpu: gpu.index)
+        apps = self.ask(*only, f"--query-compute-apps={','.join(APP_FIELDS)}", "--format=csv,noheader,nounits")
+        if apps.exit_code not in (0, 3, 14):            # 3: this device does not tell
+            raise NexusError("unavailable", describe_smi_failure(apps.exit_code, apps.output))
+        processes = parse_compute_apps(apps.output)
+        return [replace(gpu, processes=processes.get(gpu.uuid, ())) for gpu in gpus]
+
+    def ask_gpus(self, only: Sequence[str]) -> Completed:
+        answer = self.ask(*only, f"--query-gpu={','.join(self.fields)}", "--format=csv,noheader,nounits")
+        if answer.exit_code == 2 and self.fields is GPU_FIELDS:
+            self.fields = BASIC_GPU_FIELDS          # an older driver
+            return self.ask_gpus(only)
+        return answer
+
+    def ask(self, *arguments: str) -> Completed:
+        if self.stuck and self.stuck.poll() is None:
+            raise NexusError("unavailable", f"nvidia-smi (pid {self.stuck.pid}) hangs and cannot be ended",
+                             hint="the driver is stuck: see dmesg; a reboot may be needed")
+        self.stuck = None
+        try:
+            return run(["nvidia-smi", *arguments], self.timeout_s)
+        except FileNotFoundError:
+            raise NexusError("unavailable", "nvidia-smi was not found on PATH", hint="install the NVIDIA driver; without "
+                             "a GPU, try NEXUS_MOCK_GPUS=2, or nexus add --gpus 0") from None
+        except OSError as error:
+            reason = str(error) if isinstance(error, TimeoutError) else f"nvidia-smi cannot be run: {error.strerror}"
+            raise NexusError("unavailable", reason, hint="try it by hand: nvidia-smi") from None
+        except StillRunning as stuck:
+            self.stuck = stuck.process
+            raise NexusError("unavailable", f"nvidia-smi did not answer within {self.timeout_s:g} s and cannot be ended",
+                             hint="the driver is stuck: see dmesg; a reboot may be needed") from None
+
+
+def smi_hint(exit_code: int) -> str:
+    return {9: "is the NVIDIA driver loaded?  lsmod | grep nvidia", 18: "the driver was upgraded under a running kernel: reboot",
+            12: "reinstall the NVIDIA driver: libnvidia-ml.so is missing", 4: "check the rights of /dev/nvidia*",
+            255: "in a container, restart it: it lost its devices"}.get(exit_code, "try it by hand: nvidia-smi")
+
+
+def find_missing(gpus: Sequence[Gpu], known: Mapping[str, Gpu], messages: Sequence[str]) -> list[Gpu]:
+    """The GPUs that a message names or that were seen before, and that have no row now: unusable, but not forgotten."""
+    shown = {gpu.uuid for gpu in gpus}
+    text = " ".join(messages)
+    fault = "GPU is lost" if "GPU is lost" in text else "Unknown Error" if "Unknown Error" in text else "nvidia-smi does not show it"
+    missing = [replace(gpu, fault=fault, processes=(), memory_used_mib=None, utilization=None, temperature=None, power_watts=None)
+               for uuid, gpu in known.items() if uuid not in shown]
+    taken = {gpu.index for gpu in [*gpus, *missing]}
+    named = re.findall(r"device handle for (?:GPU|gpu) ?(\d{1,4}):(?!\w)", text)
+    return missing + [Gpu(int(index), f"index-{index}", "GPU", fault=fault) for index in named if int(index) not in taken]
+
+
+class MockGpus:
+    """Made-up idle GPUs, for a trial and for tests."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def query_gpus(self, known: Mapping[str, Gpu]) -> list[Gpu]:
+        return [Gpu(index, f"MOCK-{index}", "Mock GPU", 24576.0, 0.0, 0.0) for index in range(self.count)]
+
+
+class Processes:
+    """Whose is each process?  Asked of /proc alone.
+
+    A job's are those that carry its id and nonce in their environment, descend from its job.sh, or share that one's
+    session: torchrun's workers leave the process group.  Once seen to be a job's, a process stays the job's, also when
+    its parents have gone and it has cleared its environment.
+    """
+
+    def __init__(self) -> None:
+        self.uid = os.geteuid()
+        self.marks: dict[tuple[int, int, int], str | None] = {}         # (pid, started, env_start): mark
+        self.owners: dict[tuple[int, int], tuple[str, str]] = {}        # (pid, started): (job id, nonce)
+        self.former: dict[int, str] = {}                                # pid: job id, of those that have gone lately
+
+    def find(self, pid: int) -> Process | None:
+        try:
+            with open(f"{PROC}/{pid}/stat", encoding="utf-8", errors="replace") as file:
+                return parse_proc_stat(file.read())
+        except (OSError, ValueError, IndexError):
+            return None
+
+    def is_alive(self, pid: int | None, started: int | None) -> bool:
+        process = self.find(pid) if pid else None
+        return process is not None and process.started == started and process.state not in "ZX"
+
+    def scan(self) -> list[Process]:
+        """The processes that may be ours: this user's, and for root everybody's."""
+        found = []
+        with os.scandir(PROC) as entries:
+            for entry in entries:
+                if not entry.name.isdigit():
+                    continue
+                try:
+                    if self.uid and entry.stat(follow_symlinks=False).st_uid != self.uid:
+                        continue
+                except OSError:
+                    continue
+                process = self.find(int(entry.name))
+                if process and process.state not in "ZX":
+                    found.append(process)
+        return found
+
+    def read_mark(self, process: Process) -> str | None:
+        """`service`, `viewer`, or `JOB NONCE`, of a process's environment as it was at its last exec."""
+        key = process.pid, process.started, process.env_start
+        if key not in self.marks:
+            try:
+                with open(f"{PROC}/{process.pid}/environ", "rb") as file:
+                    content = file.read()
+            except OSError:
+                return None
+            marks = dict(entry.partition(b"=")[::2] for entry in content.split(b"\0") if entry.startswith(b"NEXUS_"))
+            role, job_id = marks.get(b"NEXUS_ROLE", b"").decode("ascii", "replace"), marks.get(b"NEXUS_JOB_ID", b"")
+            nonce = marks.get(b"NEXUS_JOB_NONCE", b"")
+            self.marks[key] = role or (f"{job_id.decode('ascii', 'replace')} {nonce.decode('ascii', 'replace')}"
+                                       if job_id and nonce else None)
+        return self.marks[key]
+
+    def find_members(self, jobs: Iterable[Job], over: Iterable[str] = ()) -> dict[str, list[Process]]:
+        """{job id: its processes}, less its job.sh, what only shows its logs, and, of jobs that are over, what job.sh
+        itself still does.
+        """
+        by_nonce = {f"{job.id} {job.nonce}": job for job in jobs}
+        runners = {(job.pid, job.pid_started): job for job in by_nonce.values() if job.pid}
+        sessions = {job.pid: job for job in by_nonce.values() if job.pid}
+        processes = {process.pid: process for process in self.scan()}
+        tidying = {job.pid for job in by_nonce.values() if job.pid and job.id in over}
+        members: dict[str, list[Process]] = {job.id: [] for job in by_nonce.values()}
+        decided: dict[int, Job | None] = {}
+
+        def find_owner(process: Process, depth: int = 0) -> Job | None:
+            if process.pid in decided:
+                return decided[process.pid]
+            decided[process.pid] = None                     # a ring of parents cannot be, but pids are reused
+            mark = self.read_mark(process)
+            owner: Job | None = None
+            if mark in ("service", "viewer"):
+                return None
+            known = self.owners.get((process.pid, process.started))
+            if (process.pid, process.started) in runners:
+                owner = runners[process.pid, process.started]
+            elif known and f"{known[0]} {known[1]}" in by_nonce:
+                owner = by_nonce[f"{known[0]} {known[1]}"]
+            elif mark in by_nonce:
+                owner = by_nonce[mark]
+            elif process.session in sessions and process.started >= (sessions[process.session].pid_started or 0):
+                owner = sessions[process.session]
+            elif process.parent in processes and depth < 200:
+                owner = find_owner(processes[process.parent], depth + 1)
+            decided[process.pid] = owner
+            return owner
+
+        for process in processes.values():
+            owner = find_owner(process)
+            if owner:
+                self.owners[process.pid, process.started] = owner.id, owner.nonce or ""
+                if (process.pid, process.started) not in runners and process.parent not in tidying:
+                    members[owner.id].append(process)
+        self.forget(processes)
+        return members
+
+    def forget(self, alive: Mapping[int, Process]) -> None:
+        """Keep of those that have gone only whose they were: nvidia-smi may still name them."""
+        for pid, started in [key for key in self.owners if key[0] not in alive or alive[key[0]].started != key[1]]:
+            self.former[pid] = self.owners.pop((pid, started))[0]
+        for key in [key for key in self.marks if key[0] not in alive or alive[key[0]].started != key[1]]:
+            del self.marks[key]
+        while len(self.former) > 10000:
+            del self.former[next(iter(self.former))]
+
+    def owner_of(self, pid: int) -> str | None:
+        """The job that a pid of nvidia-smi's list belongs to, as of the last look; None when it is somebody else's."""
+        process = self.find(pid)
+        if process is None:
+            return self.former.get(pid)
+        owner = self.owners.get((pid, process.started))
+        return owner[0] if owner else None
+
+    def send(self, process: Process, number: int) -> None:
+        """Signal exactly this process, or nobody."""
+        import signal
+        try:
+            handle = os.pidfd_open(process.pid)
+        except OSError:
+            return
+        try:
+            if self.is_alive(process.pid, process.started):
+                signal.pidfd_send_signal(handle, number)
+        except OSError:
+            pass
+        finally:
+            os.close(handle)
+
+
+def find_user(uid: int) -> str:
+    import pwd
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"uid {uid}"
+
+
+def find_process_user(pid: int) -> str | None:
+    try:
+        return find_user(os.stat(f"{PROC}/{pid}").st_uid)
+    except OSError:
+        return None
+
+
+@value
+class HostSample:
+    cpu_percent: float | None = None
+    memory_used_gb: float | None = None
+    memory_total_gb: float | None = None
+
+
+@value
+class JobSample:
+    """What a job's processes take, together."""
+    rss_mib: float
+    cpu_seconds: float
+    cpu_percent: float
+
+
+class Samples:
+    """What psutil adds: memory and CPU of jobs and of the host, names of programs.  Without it, all is unknown."""
+
+    def __init__(self) -> None:
+        self.psutil: Any = None
+        try:
+            import psutil
+            self.psutil = psutil
+        except ImportError:
+            pass
+        self.processes: dict[tuple[int, int], Any] = {}         # psutil counts CPU since its last look at a process
+        self.seconds: dict[str, dict[tuple[int, int], float]] = {}      # job: process: CPU seconds, of the dead too
+
+    @property
+    def is_available(self) -> bool:
+        return self.psutil is not None
+
+    def sample_host(self) -> HostSample:
+        if not self.psutil:
+            return HostSample()
+        memory = self.psutil.virtual_memory()
+        return HostSample(self.psutil.cpu_percent(None), (memory.total - memory.available) / 2**30, memory.total / 2**30)
+
+    def find_name(self, pid: int) -> str | None:
+        if not self.psutil:
+            return None
+        try:
+            return str(self.psutil.Process(pid).name())
+        except self.psutil.Error:
+            return None
+
+    def sample_jobs(self, members: Mapping[str, Sequence[Process]]) -> dict[str, JobSample]:
+        if not self.psutil:
+            return {}
+        seen = {(process.pid, process.started) for processes in members.values() for process in processes}
+        self.processes = {key: process for key, process in self.processes.items() if key in seen}
+        self.seconds = {job_id: seconds for job_id, seconds in self.seconds.items() if job_id in members}
+        return {job_id: self.sample_job(job_id, processes) for job_id, processes in members.items()}
+
+    def sample_job(self, job_id: str, processes: Sequence[Process]) -> JobSample:
+        rss = percent = 0.0
+        seconds = self.seconds.setdefault(job_id, {})
+        for process in processes:
+            key = process.pid, process.started
+            try:
+                known = self.processes.setdefault(key, self.psutil.Process(process.pid))
+                with known.oneshot():
+                    rss += known.memory_info().rss / 2**20
+                    percent += known.cpu_percent(None)
+                    times = known.cpu_times()
+                    seconds[key] = times.user + times.system
+            except self.psutil.Error:
+                continue
+        return JobSample(rss, sum(seconds.values()), percent)
+
+
+def read_boot_id() -> str:
+    return (read_text(f"{PROC}/sys/kernel/random/boot_id") or "unknown").strip()
+
+
+def read_machine_id() -> str:
+    """What tells this machine from another that shares its home.  Source: machine-id(5)."""
+    for path in ("/etc/machine-id", "/var/lib/dbus/machine-id"):
+        try:
+            text = (read_text(path) or "").strip()
+        except NexusError:
+            continue
+        if text and text != "uninitialized":
+            return text
+    return f"host {socket.gethostname()}"
+
+
+def current_limits() -> dict[str, tuple[int, int]]:
+    """This process's resource limits by prlimit's names, -1 for unlimited."""
+    import resource
+    return {name: resource.getrlimit(getattr(resource, f"RLIMIT_{name.upper()}")) for name in LIMITS}
+
+
+# Whose socket is it?  Of the kernel's socket table, as `ss` reads it.  Source: sock_diag(7), linux/inet_diag.h.
+
+TCP_ESTABLISHED, TCP_LISTEN = 1, 10
+
+
+def find_socket_uid(source: tuple[str, int], destination: tuple[str, int] | None) -> int | None:
+    """The uid of the TCP socket at `source` that is connected to `destination`, or with None listens; None when there
+    is no such socket, or its owner cannot be known (it was closed, or is not accepted yet).
+    """
+    state = TCP_LISTEN if destination is None else TCP_ESTABLISHED
+    peer = destination or (("::" if ":" in source[0] else "0.0.0.0"), 0)
+    try:
+        return ask_sock_diag(source, peer, state)
+    except OSError:
+        return read_socket_table(source, peer, state)
+
+
+def ask_sock_diag(source: tuple[str, int], peer: tuple[str, int], state: int) -> int | None:
+    """Raises: OSError, where the kernel does not offer it."""
+    import struct
+    family = socket.AF_INET6 if ":" in source[0] else socket.AF_INET
+
+    def pack(address: str) -> bytes:
+        return socket.inet_pton(family, address).ljust(16, b"\0")
+
+    identity = struct.pack("!HH", source[1], peer[1]) + pack(source[0]) + pack(peer[0]) + struct.pack("=III", 0, 2**32 - 1, 2**32 - 1)
+    request = struct.pack("=BBBxI", family, socket.IPPROTO_TCP, 0, 1 << state) + identity
+    header = struct.pack("=IHHII", 16 + len(request), 20, 1, 1, 0)         # SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, 4) as netlink:      # NETLINK_SOCK_DIAG
+        netlink.settimeout(2.0)
+        netlink.send(header + request)
+        answer = netlink.recv(8192)
+    kind = struct.unpack_from("=H", answer, 4)[0]
+    if kind == 2:                                                           # NLMSG_ERROR
+        code = -struct.unpack_from("=i", answer, 16)[0]
+        if code == 2:                                                       # ENOENT: no such socket
+            return None
+        raise OSError(code, "sock_diag")
+    found_state, uid, inode = answer[17], *struct.unpack_from("=II", answer, 16 + 4 + 48 + 12)
+    return uid if found_state == state and (inode or state == TCP_LISTEN) else None
+
+
+def read_socket_table(source: tuple[str, int], peer: tuple[str, int], state: int) -> int | None:
+    """The same from /proc/net/tcp, which is slow where there are thousands of connections."""
+    def encode(address: tuple[str, int]) -> str:
+        family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        packed = socket.inet_pton(family, address[0])
+        words = [packed[at:at + 4] for at in range(0, len(packed), 4)]
+        return "".join((word[::-1] if sys.byteorder == "little" else word).hex() for word in words).upper() + f":{address[1]:04X}"
+
+    wanted = [encode(source), encode(peer), f"{state:02X}"]
+    for line in (read_text(f"{PROC}/net/tcp{'6' if ':' in source[0] else ''}") or "").splitlines()[1:]:
+        cells = line.split()
+        if cells[1:4] == wanted:
+            return int(cells[7]) if cells[9] != "0" else None
+    return None
+
+
+class Leases:
+    """Which user's nexus has which GPU, without root and without a common service.
+
+    Each running job with GPUs has a file in a folder that all may write, `SERVICE.JOB`, with their uuids; it counts for
+    as long as somebody holds `flock -s` on it: the service until its runner has it, then the runner and what inherits it.
+    Taking one happens under a short lock on `lock`; files are opened read-only, since O_CREAT on another user's file in
+    a sticky folder is refused by fs.protected_regular.
+    """
+
+    def __init__(self, folder: str, service_id: str) -> None:
+        self.folder, self.service_id = folder, service_id
+        self.held: dict[str, int] = {}              # job id: descriptor, until its runner has the lock
+
+    def prepare(self) -> None:
+        """Make the folder.  Raises: unavailable, when it cannot be trusted."""
+        import stat
+        try:
+            try:
+                os.mkdir(self.folder)
+                os.chmod(self.folder, 0o1777)
+            except FileExistsError:
+                pass
+            mode = os.lstat(self.folder).st_mode
+        except OSError as error:
+            raise describe_disk_error(error, "make", self.folder) from None
+        if not stat.S_ISDIR(mode) or mode & 0o1002 != 0o1002:
+            raise NexusError("unavailable", f"{self.folder}, where users' services agree on GPUs, is not a folder that all may "
+                             "write with the sticky bit", hint=f"chmod 1777 {self.folder}, or set [gpu] lease_dir in config.toml")
+
+    def path(self, job_id: str) -> str:
+        return os.path.join(self.folder, f"{self.service_id}.{job_id}")
+
+    def find_holders(self) -> dict[str, str]:
+        """{GPU uuid: user} of what other services hold now."""
+        holders: dict[str, str] = {}
+        for path in self.list_others():
+            handle, uuids = self.open(path)
+            if handle is None:
+                continue
+            try:
+                if not self.is_free(handle):
+                    holders.update(dict.fromkeys(uuids, find_user(os.fstat(handle).st_uid)))
+            finally:
+                os.close(handle)
+        return holders
+
+    def list_others(self) -> list[str]:
+        try:
+            names = os.listdir(self.folder)
+        except FileNotFoundError:
+            return []
+        return [os.path.join(self.folder, name) for name in names
+                if name != "lock" and not name.startswith(self.service_id + ".")]
+
+    def open(self, path: str) -> tuple[int | None, list[str]]:
+        """A descriptor of a lease, and the GPUs it is for."""
+        import stat
+        try:
+            handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
+        except OSError:
+            return None, []
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            os.close(handle)
+            return None, []
+        return handle, os.pread(handle, 65536, 0).decode("ascii", "replace").split()
+
+    def is_free(self, handle: int) -> bool:
+        import fcntl
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return False
+        fcntl.flock(handle, fcntl.LOCK_UN)
+        return True
+
+    def take(self, job_id: str, uuids: Sequence[str]) -> None:
+        """Take GPUs for a job, all or none.  Raises: conflict, naming who has one; unavailable."""
+        import fcntl
+        guard = self.lock_folder()
+        try:
+            holders = self.find_holders()
+            taken = [uuid for uuid in uuids if uuid in holders]
+            if taken:
+                raise NexusError("conflict", f"the nexus of {holders[taken[0]]} took {taken[0]} first")
+            try:
+                write_atomic(self.path(job_id), [uuid + "\n" for uuid in uuids], 0o644, is_synced=False)
+                os.chmod(self.path(job_id), 0o644)          # whatever the umask: the others must read it
+                handle = os.open(self.path(job_id), os.O_RDONLY | os.O_CLOEXEC)
+            except OSError as error:
+                raise describe_disk_error(error, "write", self.path(job_id)) from None
+            fcntl.flock(handle, fcntl.LOCK_SH)
+            self.held[job_id] = handle
+        finally:
+            os.close(guard)
+
+    def lock_folder(self) -> int:
+        import fcntl
+        path = os.path.join(self.folder, "lock")
+        try:
+            handle = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+            os.fchmod(handle, 0o644)
+        except FileExistsError:
+            handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError as error:
+            raise describe_disk_error(error, "lock", path) from None
+        for _ in range(200):
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return handle
+            except OSError:
+                time.sleep(0.005)
+        os.close(handle)
+        raise NexusError("unavailable", f"somebody keeps {path} locked", hint=f"who: fuser -v {path}")
+
+    def hand_over(self, job_id: str) -> None:
+        """The runner has the lock now."""
+        handle = self.held.pop(job_id, None)
+        if handle is not None:
+            os.close(handle)
+
+    def drop(self, job_id: str) -> None:
+        self.hand_over(job_id)
+        try:
+            os.unlink(self.path(job_id))
+        except OSError:
+            pass
+
+    def touch(self, job_ids: Iterable[str]) -> None:
+        """Against those who clean /tmp of old files."""
+        for path in [os.path.join(self.folder, "lock"), *(self.path(job_id) for job_id in job_ids)]:
+            try:
+                os.utime(path)
+            except OSError:
+                pass
+
+
+def find_lease_folder(config: GpuConfig) -> str:
+    if config.lease_dir:
+        return os.path.abspath(os.path.expanduser(config.lease_dir))
+    for parent in ("/run/lock", "/tmp"):
+        try:
+            if os.stat(parent).st_mode & 0o002:
+                return os.path.join(parent, "nexus-leases")
+        except OSError:
+            continue
+    return "/tmp/nexus-leases"
+
+
+SCREEN_RC = """\
+# Written by nexus for its screen sessions; ~/.screenrc is not read for them.
+startup_message off
+deflogin off
+defnonblock on
+defutf8 on
+defscrollback 5000
+# What would freeze or kill a job by a slip of the finger:
+bind s
+bind ^s
+bind k
+bind ^k
+bind \\\\
+bind ^\\\\
+"""
+
+
+class Screen:
+    """GNU screen.  Its sessions are told by PID.NAME: screen matches names by their beginnings."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.rc = layout.screen_rc
+        self.own_folder = os.path.join(layout.home, "screen")
+        self.folder: str | None = None          # SCREENDIR, where the usual place does not work
+
+    def prepare(self) -> str | None:
+        """Find out how sessions can be started; say why they cannot, or None."""
+        if not find_program("screen"):
+            return "screen is not installed"
+        answer = run(["screen", "-ls"], 10, self.environ())
+        if re.search(r"No Sockets found|\tDetached|\(Detached\)|\(Attached\)|\(Dead|There (is|are)", answer.output):
+            self.write_rc()
+            return None
+        self.folder = self.own_folder
+        if len(self.folder) > 70:               # a longer socket path fails without a word
+            return f"screen: {format_line(answer.output.strip(), 200)}"
+        make_folder(self.folder)
+        answer = run(["screen", "-ls"], 10, self.environ())
+        if "No Sockets" not in answer.output and "\t" not in answer.output:
+            return f"screen: {format_line(answer.output.strip(), 200)}"
+        self.write_rc()
+        return None
+
+    def write_rc(self) -> None:
+        if read_text(self.rc) != SCREEN_RC:
+            write_atomic(self.rc, [SCREEN_RC], is_synced=False)
+
+    def environ(self) -> dict[str, str]:
+        kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "USER", "LOGNAME", "SHELL",
+                                                    "SCREENDIR") if name in os.environ}
+        kept.setdefault("PATH", os.defpath)
+        kept["TERM"] = "xterm-256color"
+        kept["SYSSCREENRC"] = "/dev/null"
+        if self.folder:
+            kept["SCREENDIR"] = self.folder
+        return kept
+
+    def argv(self, name: str, command: Sequence[str], *, is_daemon: bool) -> list[str]:
+        return ["screen", "-c", self.rc, *(["-d", "-m"] if is_daemon else ["-D", "-m"]), "-S", name, *command]
+
+    def list_sessions(self) -> list[tuple[int, str, str]]:
+        return parse_screen_list(run(["screen", "-ls"], 10, self.environ()).output)
+
+    def wipe(self, session: str) -> None:
+        """Remove the socket of a session that was killed."""
+        try:
+            run(["screen", "-wipe", session], 10, self.environ())
+        except (OSError, StillRunning):
+            pass
+
+
+def find_program(name: str) -> str | None:
+    import shutil
+    return shutil.which(name)
+
+
+class Machine:
+    """This machine as the service uses it: GPUs, processes, sessions, leases and launching in one hand."""
+
+    def __init__(self, config: Config, layout: Layout, service_id: str) -> None:
+        self.layout = layout
+        self.is_mock = config.gpu.provider == "mock"
+        self.gpus: NvidiaSmi | MockGpus = MockGpus(config.gpu.mock_gpus) if self.is_mock else NvidiaSmi()
+        self.processes = Processes()
+        self.samples = Samples()
+        self.leases = None if self.is_mock else Leases(find_lease_folder(config.gpu), service_id)
+        self.screen = Screen(layout)
+        self.no_screen_reason: str | None = "launcher is \"direct\"" if config.jobs.launcher == "direct" else self.screen.prepare()
+        self.children: dict[str, subprocess.Popen[bytes]] = {}          # job id: screen or job.sh, to be reaped
+        self.boot_id = read_boot_id()
+
+    def launch(self, job: Job, script: str) -> None:
+        """Start a job's script, detached from this process.  Raises: OSError."""
+        import subprocess
+        command = ["/bin/sh", script, str(job.attempt)]
+        if not self.no_screen_reason:
+            command = self.screen.argv(f"nexus_job_{job.id}", command, is_daemon=False)
+        self.children[job.id] = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd="/",
+            env=self.screen.environ(), start_new_session=True)
+
+    def session_of(self, job: Job) -> str | None:
+        """The PID.NAME of a job that this service has launched under screen."""
+        child = self.children.get(job.id)
+        return None if self.no_screen_reason or not child else f"{child.pid}.nexus_job_{job.id}"
+
+    def reap(self) -> list[str]:
+        """The jobs whose screen or job.sh has ended since the last call."""
+        gone = [job_id for job_id, child in self.children.items() if child.poll() is not None]
+        for job_id in gone:
+            del self.children[job_id]
+        return gone
+
+
+# ==== 11. RUNNER ==== job.sh: what runs around each job; and what keeps the service running
+# job.sh is sh and a few coreutils: it costs little for as long as the job lives, can be read, and can be run by hand.
+# It claims its attempt, takes the GPU lease, says `start`, runs the command with its output straight into the log
+# files, says `end`, and leaves a result file.  What it says is a hint; its files are the truth.
+
+JOB_SCRIPT = r'''#!/bin/sh
+# Job @id@ of nexus, user @user@.  Run by hand (sh job.sh) it just runs the command; nexus calls it with the attempt's number.
+attempt=${1:-}
+id=@id@ dir=@dir@ events=@events@ lease=@lease@ gpus=@gpus@ cwd=@cwd@ job_path=@job_path@
+
+command_of_the_job() {
+  umask @umask@
+  exec @limits@/usr/bin/env -i \
+@environment@
+    @launch@
+}
+
+say() { [ -p "$events" ] && printf '%s\n' "$*" 1<>"$events"; } 2>/dev/null
+uptime_cs() { read -r up rest < /proc/uptime; up=${up%.*}${up#*.}; }
+bounce() { say bounce "$id" "$attempt" "$@"; exit 0; }
+fail() { say fail "$id" "$attempt" "$@"; exit 0; }
+# Nothing is lost when the disk is full: it is tried until there is room.
+finish() {
+  until printf '{"exit_code": %s, "finished_at": %s, "runtime_seconds": %s.%02d%s}\n' "$1" "$(date +%s)" \
+      $((took / 100)) $((took % 100)) "$2" > "$dir/result-$attempt.tmp" && sync "$dir/result-$attempt.tmp" &&
+      mv "$dir/result-$attempt.tmp" "$dir/result-$attempt.json"
+  do sleep 2; say end "$id" "$attempt" "$1" "$took"; done 2>/dev/null
+}
+not_launched() {
+  took=0
+  printf 'nexus: %s\n' "$1" >> "$dir/stderr.log"
+  finish null ", \"cause\": \"launch\", \"cause_line\": \"$2\""
+  exit 0
+}
+
+if [ -z "$attempt" ]; then cd "$cwd" && command_of_the_job; exit; fi
+
+trap : HUP                                # it outlives screen; the command does not inherit this
+trap : INT QUIT                           # Ctrl-C ends the command, not this script
+read -r stat < /proc/$$/stat
+set -- ${stat##*) }
+started=${20}
+# Whoever links this name first has the attempt: this script, or a service that found nobody running it.
+printf '%s %s\n' "$$" "$started" > "$dir/claim-$$" || fail "the log folder $dir cannot be written"
+ln "$dir/claim-$$" "$dir/attempt-$attempt" 2>/dev/null || { rm -f "$dir/claim-$$"; exit 0; }
+if [ -n "$lease" ]; then
+  command exec 9<"$lease" && flock -s -w 5 9 && [ "$lease" -ef /proc/$$/fd/9 ] || bounce the GPU lease is gone
+  for other in "${lease%/*}"/*; do
+    case $other in "${lease%.*}".*|*/lock) continue;; esac
+    while read -r gpu; do
+      case $gpus in *" $gpu "*) flock -n -x 8 || bounce "$gpu is held by another nexus";; esac
+    done < "$other" 8<"$other"
+  done 2>/dev/null
+fi
+say start "$id" "$attempt" "$$" "$started"
+cd "$cwd" 2>/dev/null || not_launched "the directory $cwd cannot be entered; make it again, or add the job with --cwd" @no_cwd@
+own_path=$PATH PATH=$job_path
+command -v bash > /dev/null || { PATH=$own_path; not_launched "bash was not found on PATH ($job_path)" @no_bash@; }
+PATH=$own_path
+command : >> "$dir/stdout.log" && command : >> "$dir/stderr.log" || not_launched "the log files cannot be written" @no_logs@
+if [ -t 1 ]; then                         # under screen, its window shows the logs
+  NEXUS_ROLE=viewer tail -qn +1 -s 0.2 -f --pid=$$ "$dir/stdout.log" "$dir/stderr.log" </dev/null 2>/dev/null 9>&- &
+fi
+uptime_cs; begin=$up
+( trap - HUP INT QUIT; command_of_the_job ) >> "$dir/stdout.log" 2>> "$dir/stderr.log"
+code=$?
+uptime_cs; took=$((up - begin))
+command exec 9>&-
+say end "$id" "$attempt" "$code" "$took"
+finish "$code" ""
+rm -f "$dir/claim-$$"
+'''
+
+
+def quote(text: str) -> str:
+    import shlex
+    return shlex.quote(text)
+
+
+def build_script(job: Job, environment: Mapping[str, str], layout: Layout, lease: str | None, limits: Sequence[str]) -> str:
+    """job.sh of a job that is about to start.  `limits` are prlimit's options."""
+    def line(text: str) -> str:                 # as a word of sh that is a JSON string's inside
+        return quote(json.dumps(text)[1:-1])
+    pairs = [f"    {quote(f'{name}={text}')} \\" for name, text in environment.items()]
+    bash = ["bash", "-c", job.command]
+    launch = bash if not job.tty else [
+        "script", "-q", "-e", "-f", "-c", "exec " + " ".join(map(quote, bash)), "/dev/null"]
+    holes = {
+        "id": job.id, "user": re.sub(r"[^\w.-]", "?", job.user), "dir": quote(layout.job_folder(job.id)),
+        "events": quote(layout.events_file), "lease": quote(lease or ""), "gpus": quote(f" {' '.join(job.gpu_uuids)} "),
+        "cwd": quote(job.cwd), "job_path": quote(environment.get("PATH") or os.defpath),
+        "umask": "$(umask)" if job.umask is None else f"{job.umask:04o}",
+        "limits": f"prlimit {' '.join(limits)} -- " if limits else "",
+        "environment": "\n".join(pairs), "launch": " ".join(map(quote, launch)),
+        "no_cwd": line(f"the directory {job.cwd} cannot be entered"), "no_bash": line("bash was not found on PATH"),
+        "no_logs": line(f"the log files in {layout.job_folder(job.id)} cannot be written")}
+    return re.sub("@([a-z_]+)@", lambda match: holes[match[1]], JOB_SCRIPT)
+
+
+def build_environment(job: Job, submitted: Mapping[str, str], gpus: Sequence[Gpu]) -> dict[str, str]:
+    """The submitter's environment, then what nexus sets, last.
+
+    The indices are the driver's, which CUDA shares under PCI_BUS_ID; where they have gaps (a card that may not be opened),
+    CUDA counts only what it may open, and uuids are right.
+    """
+    indices = [gpu.index for gpu in gpus]
+    has_gaps = sorted(indices) != list(range(len(indices)))
+    kept = {name: text for name, text in submitted.items() if not is_job_variable(name)}
+    kept.setdefault("PYTHONUNBUFFERED", "1")
+    own = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+           "CUDA_VISIBLE_DEVICES": ",".join(job.gpu_uuids if has_gaps else map(str, job.gpu_indices)),
+           "NEXUS_JOB_ID": job.id, "NEXUS_JOB_NONCE": job.nonce or "", "NEXUS_GPU_ID": ",".join(map(str, job.gpu_indices))}
+    return {**{name: text for name, text in kept.items() if name not in own}, **own}
+
+
+def is_job_variable(name: str) -> bool:
+    """What marks a job's own processes: neither a job submitted from inside another nor a service begun there has it."""
+    return name.startswith("NEXUS_JOB_") or name in ("NEXUS_GPU_ID", "NEXUS_ROLE", "STY", "WINDOW")
+
+
+def choose_limits(job: Job) -> tuple[list[str], list[str]]:
+    """prlimit's options for a job, and what of its submitter's limits could not be given."""
+    options, notes = [], []
+    current = current_limits()
+    top = float("inf")
+    for name, soft, hard in job.limits:
+        own_soft, own_hard = current[name]
+        if (soft, hard) == (own_soft, own_hard):
+            continue
+        most = own_hard if own_hard >= 0 else top
+        given_hard = min(hard if hard >= 0 else top, most) if os.geteuid() else (hard if hard >= 0 else top)
+        given_soft = min(soft if soft >= 0 else top, given_hard)
+        if given_soft < (soft if soft >= 0 else top):
+            notes.append(f"limit {name}: {soft if soft >= 0 else 'unlimited'} wanted, {given_soft:.0f} given (the service's hard limit)")
+        words = ["unlimited" if number == top else str(int(number)) for number in (given_soft, given_hard)]
+        options.append(f"--{name}={':'.join(words)}")
+    if options and not find_program("prlimit"):
+        return [], ["the submitter's limits were not set: prlimit (util-linux) is not installed"]
+    return options, notes
+
+
+def read_claim(folder: str, attempt: int) -> tuple[int, int] | None:
+    """(pid, started) of the runner that has an attempt; None when it is nobody's; (0, 0) when a service claimed it."""
+    words = (read_text(os.path.join(folder, f"attempt-{attempt}")) or "").split()
+    if not os.path.exists(os.path.join(folder, f"attempt-{attempt}")):
+        return None
+    return (int(words[0]), int(words[1])) if len(words) == 2 and all(map(str.isdigit, words)) else (0, 0)
+
+
+def take_claim(folder: str, attempt: int) -> bool:
+    """Claim an attempt that no process runs, so that a late runner finds it taken.  Raises: OSError."""
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    try:
+        os.close(os.open(os.path.join(folder, f"attempt-{attempt}"), os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+    except FileExistsError:
+        return False
+    return True
+
+
+def read_result(folder: str, attempt: int) -> Result | None:
+    try:
+        return parse_result(read_text(os.path.join(folder, f"result-{attempt}.json")) or "")
+    except (ValueError, TypeError, KeyError):
+        return None
+
+
+def read_last_line(path: str) -> str | None:
+    """The last line of a log that is not empty, as it would look on a terminal."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - 4096))
+            lines = [line.rpartition(b"\r")[2].strip() for line in file.read().replace(b"\r\n", b"\n").split(b"\n")]
+    except OSError:
+        return None
+    last = next((line for line in reversed(lines) if line), None)
+    return None if last is None else format_line(last.decode("utf-8", "replace"), 300)
+
+
+SUPERVISOR_SCRIPT = r'''
+trap : HUP; trap '' INT QUIT
+home=$1; shift
+if [ -t 1 ]; then tail -n 100 -F --pid=$$ "$home/service.log" 2>/dev/null & fi
+delay=1
+while :; do
+  read -r began rest < /proc/uptime
+  "$@" </dev/null >/dev/null 2>>"$home/service.log"
+  case $? in 0|2|4) exit;; esac           # stopped; a bad config; another service has it
+  read -r ended rest < /proc/uptime
+  if [ $((${ended%.*} - ${began%.*})) -gt 10 ]; then delay=1; fi
+  sleep $delay
+  [ $delay -ge 16 ] || delay=$((delay * 2))
+done
+'''
+
+
+def build_service_environ(environ: Mapping[str, str], home: str) -> dict[str, str]:
+    """What the service is started with: nothing of a job that it may be started from."""
+    kept = {name: text for name, text in environ.items() if not is_job_variable(name) and name != "CUDA_VISIBLE_DEVICES"}
+    return {**kept, "NEXUS_HOME": home, "NEXUS_ROLE": "service"}
+
+
+def start_supervisor(layout: Layout, screen: Screen | None, environ: Mapping[str, str], options: Sequence[str]) -> None:
+    """Start what starts the service, and starts it again when it dies: in the screen session `nexus`, or detached."""
+    import subprocess
+    service = [sys.executable, os.path.abspath(__file__), "serve", *options]
+    command = ["/bin/sh", "-c", SUPERVISOR_SCRIPT, "nexus", layout.home, *service]
+    started = build_service_environ(environ, layout.home)
+    if screen:
+        own = screen.environ()
+        started.update({name: own[name] for name in ("SYSSCREENRC", "TERM")}, **({"SCREENDIR": own["SCREENDIR"]} if "SCREENDIR" in own else {}))
+        command = screen.argv("nexus", command, is_daemon=True)
+    else:                                       # the shell between leaves at once: the service is nobody's child
+        command = ["/bin/sh", "-c", '"$@" &', "nexus", *command]
+    subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd="/",
+                     env=started, start_new_session=True).wait()
+
+
+# ==== 12. STORE ==== the one owner of State: journal, snapshots, recovery, events
+# A change is in the journal, synced, before anyone hears of it; those who wait together share one sync.  When the disk
+# refuses, everything that was not synced is undone.  state.json is the state as of a journal number, made in the
+# background; state.json.prev the one before, and the journal goes back to it.
+
+MIN_SNAPSHOT_BYTES = 256 * 1024
+
+
+class Write:
+    """A change that somebody waits for."""
+
+    def __init__(self, decide: Callable[[State], Changes]) -> None:
+        self.decide = decide
+        self.is_done = False
+        self.answer: Any = None
+        self.error: BaseException | None = None
+
+
+class EventLog:
+    """The latest events, numbered; whoever follows them is woken.  An event is (number, type, value)."""
+
+    def __init__(self, first: int, kept: int = 20000) -> None:
+        import collections
+        import threading
+        self.next_number = first
+        self.items: collections.deque[tuple[int, str, Any]] = collections.deque(maxlen=kept)
+        self.changed = threading.Condition()
+
+    def publish(self, events: Sequence[tuple[str, Any]]) -> None:
+        if events:
+            with self.changed:
+                for kind, what in events:
+                    self.items.append((self.next_number, kind, what))
+                    self.next_number += 1
+                self.changed.notify_all()
+
+    def read(self, since: int, timeout_s: float) -> tuple[list[tuple[int, str, Any]], bool]:
+        """The events from number `since` on, at most 1,000, and whether some before them are no longer kept."""
+        with self.changed:
+            if since >= self.next_number:
+                self.changed.wait(timeout_s)
+            oldest = self.next_number - len(self.items)
+            start = max(since, oldest) - oldest
+            found = [self.items[at] for at in range(start, min(start + 1000, len(self.items)))]
+            return found, since < oldest
+
+
+class Store:
+    """Keeps State and the disk in step.  Thread-safe."""
+
+    def __init__(self, layout: Layout, clock: Clock, log: logging.Logger) -> None:
+        import threading
+        self.layout, self.clock, self.log = layout, clock, log
+        self.host, self.machine_id = socket.gethostname(), read_machine_id()
+        self.state = State()
+        self.service_id = ""
+        self.is_taking_over = False                         # of another machine, which is gone
+        self.events = EventLog(int(clock.now() * 1e6))      # numbers go on growing over restarts
+        self.last_error: NexusError | None = None           # why the last write failed
+        self.lock = threading.Lock()
+        self.waiting: list[Write] = []
+        self.waiting_lock = threading.Lock()
+        self.snapshot_lock = threading.Lock()
+        self.snapshot_wanted = threading.Event()
+        self.journal: AppendFile | None = None
+        self.journal_bytes = 0                              # since the last snapshot
+        self.snapshot_bytes = 0
+        self.snapshot_seq = -1                              # of state.json, if it is good
+        self.previous_seq = -1                              # of state.json.prev
+
+    # Changing and reading
+
+    def update(self, decide: Callable[[State], Changes]) -> Any:
+        """Make the changes that `decide`, a generator, yields; each is in State before it goes on.  Returns what it returns.
+
+        Raises: what `decide` raises; unavailable, when the disk refuses.  Then nothing has changed.
+        """
+        write = Write(decide)
+        with self.waiting_lock:
+            self.waiting.append(write)
+        with self.lock:                     # whoever gets it first commits for all who wait
+            if not write.is_done:
+                self.commit()
+        if write.error is not None:
+            raise write.error
+        return write.answer
+
+    def read(self, look: Callable[[State], T]) -> T:
+        """What `look` takes from State; it must take values, and not keep the State."""
+        with self.lock:
+            return look(self.state)
+
+    def commit(self) -> None:
+        with self.waiting_lock:
+            batch, self.waiting = self.waiting, []
+        first_seq = self.state.seq
+        undos: list[Callable[[], None]] = []
+        lines: list[str] = []
+        events: list[tuple[str, Any]] = []
+        for write in batch:
+            self.perform(write, undos, lines, events)
+        if not lines:
+            return
+        try:
+            self.append("".join(lines).encode("ascii"))
+        except OSError as error:
+            refusal = describe_disk_error(error, "write the journal in", self.layout.journal_dir)
+            undo_all(undos, 0)
+            self.state.seq = first_seq
+            for write in batch:                 # also those who only looked: they saw what is undone now
+                write.error = write.error or refusal
+            if self.last_error is None:
+                self.log.error("%s: nothing new is accepted or started until it can be written", refusal.message)
+            self.last_error = refusal
+            return
+        if self.last_error is not None:
+            self.log.info("The journal can be written again")
+        self.last_error = None
+        self.events.publish(events)
+
+    def perform(self, write: Write, undos: list[Callable[[], None]], lines: list[str], events: list[tuple[str, Any]]) -> None:
+        """Make one request's changes in State, or none of them."""
+        marks = len(undos), len(lines), len(events)
+        try:
+            steps = write.decide(self.state)
+            while True:
+                change = next(steps)
+                undos.append(apply(self.state, change))
+                lines.append(encode_change(self.state.seq + len(lines) - marks[1] + 1, change))
+                events.extend(make_events(self.state, change))
+        except StopIteration as end:
+            write.answer = end.value
+            self.state.seq += len(lines) - marks[1]
+        except BaseException as error:
+            write.error = error
+            undo_all(undos, marks[0])
+            del lines[marks[1]:], events[marks[2]:]
+        write.is_done = True
+
+    def append(self, record: bytes) -> None:
+        """Raises: OSError."""
+        if self.journal is None or self.journal.is_damaged:
+            self.begin_segment(self.state.seq - record.count(b"\n") + 1)
+        assert self.journal is not None
+        self.journal.append(record)
+        self.journal_bytes += len(record)
+        if self.journal_bytes > max(MIN_SNAPSHOT_BYTES, self.snapshot_bytes):
+            self.snapshot_wanted.set()
+
+    # The journal's segments are named by their first number.  Where two hold a number, the later segment is right: the
+    # earlier one's end is what a failed write left.
+
+    def begin_segment(self, first: int) -> None:
+        """Raises: OSError."""
+        if self.journal is not None:
+            self.journal.close()
+            self.journal = None
+        self.journal = AppendFile(os.path.join(self.layout.journal_dir, f"journal-{first}.jsonl"))
+        sync_folder(self.layout.journal_dir)
+
+    def list_segments(self) -> list[tuple[int, str]]:
+        folder = self.layout.journal_dir
+        found = [(int(match[1]), os.path.join(folder, name)) for name in os.listdir(folder)
+                 for match in [re.fullmatch(r"journal-(\d+)\.jsonl", name)] if match]
+        return sorted(found)
+
+    # Snapshots
+
+    def freeze(self) -> Snapshot:
+        """Immutable values of the whole State; the caller holds the lock."""
+        state = self.state
+        jobs = [*state.finished.values(), *state.running.values(), *(state.jobs[job_id] for _, job_id in state.order)]
+        used = {job.environment for job in jobs}
+        state.environments = {digest: variables for digest, variables in state.environments.items() if digest in used}
+        return Snapshot(state.seq, self.host, self.machine_id, self.service_id, state.next_number,
+                        {name: getattr(state, name) for name in STATE_FACTS}, dict(state.environments), jobs)
+
+    def save_snapshot(self) -> None:
+        """Write state.json, and drop what state.json.prev makes needless.  Raises: OSError; then all is as it was."""
+        with self.snapshot_lock:
+            with self.lock:
+                if self.snapshot_seq == self.state.seq:
+                    return
+                self.begin_segment(self.state.seq + 1)
+                frozen = self.freeze()
+                before, self.journal_bytes = self.journal_bytes, 0
+            aside = self.layout.state_file + ".new"
+            try:
+                write_atomic(aside, encode_snapshot(frozen))
+            except OSError:
+                self.journal_bytes += before
+                raise
+            if self.snapshot_seq >= 0:                      # a broken one never becomes .prev
+                os.replace(self.layout.state_file, self.layout.previous_state_file)
+                self.previous_seq = self.snapshot_seq
+            os.replace(aside, self.layout.state_file)
+            sync_folder(self.layout.journal_dir)
+            self.snapshot_seq, self.snapshot_bytes = frozen.seq, os.path.getsize(self.layout.state_file)
+            self.drop_segments()
+
+    def drop_segments(self) -> None:
+        segments = self.list_segments()
+        for (_, path), (following, _) in zip(segments, segments[1:]):
+            if following <= self.previous_seq + 1:
+                os.unlink(path)
+
+    # Recovery
+
+    def recover(self) -> None:
+        """Bring State back from the disk.  Raises: conflict, when it is another machine's; unavailable."""
+        try:
+            os.makedirs(self.layout.journal_dir, mode=0o700, exist_ok=True)
+            segments = self.list_segments()
+            candidates = [self.load_base(path) for path in (self.layout.state_file, self.layout.previous_state_file)]
+        except OSError as error:
+            raise describe_disk_error(error, "read", self.layout.journal_dir) from None
+        found: tuple[State, str, list[str]] | None = None
+        for snapshot in [*[s for s in candidates if s], None]:
+            state = State()
+            if snapshot:
+                load_snapshot(state, snapshot)
+            damage = self.replay(state, segments)
+            if found is None or (found[2] and not damage):
+                found = state, snapshot.service_id if snapshot else "", damage
+            if not damage:
+                break
+        assert found
+        self.state, self.service_id, damage = found
+        self.service_id = self.service_id or f"{os.geteuid()}-{self.clock.new_token()[:8]}"
+        self.snapshot_seq = candidates[0].seq if candidates[0] else -1
+        self.previous_seq = candidates[1].seq if candidates[1] else -1
+        for problem in damage:
+            self.log.error("Recovery: %s", problem)
+        try:
+            for _, path in segments if damage else ():
+                keep_aside(path, is_copy=True)
+            self.begin_segment(self.state.seq + 1)
+            if damage or not candidates[0]:
+                self.snapshot_seq = -1
+                self.save_snapshot()
+        except OSError as error:
+            raise describe_disk_error(error, "write", self.layout.journal_dir) from None
+
+    def load_base(self, path: str) -> Snapshot | None:
+        """A state file's content; None when there is none, or it is broken and was put aside.  Raises: OSError, conflict."""
+        try:
+            with open(path, encoding="utf-8") as file:
+                try:
+                    snapshot = decode_snapshot(file)
+                except (ValueError, TypeError, KeyError, AttributeError):
+                    file.seek(0)
+                    snapshot = decode_snapshot(list(file))
+            load_snapshot(State(), snapshot)
+        except FileNotFoundError:
+            return None
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            aside = keep_aside(path)
+            self.log.error("Recovery: %s is broken (%s); it is kept as %s", path, format_line(repr(error), 200), aside)
+            return None
+        if not self.is_taking_over and snapshot.machine_id != self.machine_id and any(job.status == RUNNING for job in snapshot.jobs):
+            raise describe_other_machine(snapshot.host, f"jobs of {path} run there")
+        return snapshot
+
+    def replay(self, state: State, segments: Sequence[tuple[int, str]]) -> list[str]:
+        """Apply the journal's lines after state.seq; return what was wrong with them, beside a torn end."""
+        damage = []
+        for number, (_, path) in enumerate(segments):
+            limit = segments[number + 1][0] if number + 1 < len(segments) else None
+            if limit is not None and limit <= state.seq + 1:
+                continue
+            unreadable = 0
+            with open(path, "rb") as file:
+                for line in file:
+                    try:
+                        seq, change = decode_change(line if line.endswith(b"\n") else b"")
+                    except (ValueError, TypeError, KeyError, AttributeError):
+                        unreadable += 1
+                        continue
+                    if limit is not None and seq >= limit:
+                        break
+                    if seq <= state.seq:
+                        continue
+                    if unreadable or seq != state.seq + 1:
+                        damage.append(f"{path}: changes {state.seq + 1} to {seq - 1} are missing")
+                        unreadable = 0
+                    try:
+                        apply(state, change)
+                    except (KeyError, TypeError, ValueError, AttributeError):
+                        damage.append(f"{path}: change {seq} fits nothing that is known")
+                    state.seq = seq
+        return damage
+
+
+def undo_all(undos: list[Callable[[], None]], mark: int) -> None:
+    while len(undos) > mark:
+        undos.pop()()
+
+
+def make_events(state: State, change: Change) -> list[tuple[str, Any]]:
+    """What followers are told of a change: ("job", the job), ("removed", ids), ("queue", facts)."""
+    if isinstance(change, JobAdded):
+        return [("job", change.job)]
+    if isinstance(change, JobChanged):
+        return [("job", state.jobs[change.id])]
+    if isinstance(change, JobsRemoved):
+        return [("removed", change.ids)]
+    if isinstance(change, StateChanged) and "paused" in change.facts:
+        return [("queue", {"is_paused": change.facts["paused"]})]
+    return []
+
+
+def load_snapshot(state: State, snapshot: Snapshot) -> None:
+    for job in snapshot.jobs:
+        apply(state, JobAdded(job))
+    set_facts(state, snapshot.facts)
+    state.environments = dict(snapshot.environments)
+    state.seq, state.next_number = snapshot.seq, max(state.next_number, snapshot.next_number)
+
+
+def keep_aside(path: str, is_copy: bool = False) -> str:
+    """Keep a broken file for a person to look at.  Raises: OSError."""
+    import shutil
+    aside = f"{path}.broken-{time.strftime('%Y%m%d-%H%M%S')}"
+    if is_copy:
+        shutil.copyfile(path, aside)
+    else:
+        os.replace(path, aside)
+    return aside
+
+
+def describe_other_machine(host: str, why: str) -> NexusError:
+    return NexusError("conflict", f"the service runs on {host} ({why})",
+                      hint=f"use it there, or set NEXUS_HOME=~/.nexus-$(hostname) or NEXUS_URL; if {host} is gone for good: "
+                      "nexus start --take-over")
+
+
+# ==== 13. SERVICE ==== observe, plan, carry out; adopt what ran before
+# One loop, woken by the FIFO (a job started or ended), by requests, and by time.  Each turn: hear what was said, look
+# after the jobs that end or are to be stopped, record what ended and what starts next in one change, then start it.
+# nvidia-smi is asked by a thread of its own, which hands over what it saw.
+
+WATCH_INTERVAL_S = 1.0          # runners' pids are looked at so often; their words come at once
+CLEARING_INTERVAL_S = 0.02      # and the processes of jobs that are being ended
+LAUNCH_PATIENCE_S = 30.0        # a screen that ran for so long without a claim will not start its job
+
+
+@value
+class Observation:
+    """What nvidia-smi said, or why it could not."""
+    gpus: tuple[Gpu, ...]
+    trouble: str | None
+    hint: str
+    began_at: float                 # monotonic
+    took_s: float
+
+
+class Clearing:
+    """A job whose processes are being ended: it was to be stopped, or it is over and something is left."""
+
+    def __init__(self, now: float) -> None:
+        self.began_at = now         # monotonic
+        self.is_signalled = False
+        self.next_look_at = now
+        self.survivors: tuple[int, ...] = ()
+
+
+class Prober:
+    """Asks for the GPUs at intervals, in a thread of its own."""
+
+    def __init__(self, service: Service) -> None:
+        import threading
+        self.service = service
+        self.stop = threading.Event()
+        self.thread = threading.Thread(target=self.run, name="gpus", daemon=True)
+
+    def run(self) -> None:
+        known: dict[str, Gpu] = {uuid: Gpu(index, uuid, name, memory) for index, uuid, name, memory in
+                                 self.service.store.read(lambda state: state.inventory)}
+        if self.service.machine.is_mock:
+            known = {}
+        while not self.stop.is_set():
+            seen = self.probe(known)
+            known = {gpu.uuid: replace(gpu, fault=None) for gpu in seen.gpus} if not seen.trouble else known
+            self.service.observed(seen)
+            pause = max(self.service.config.service.refresh_rate_seconds, 10 * seen.took_s)
+            self.stop.wait(min(pause, max(1.0, 30 - seen.took_s)) if seen.trouble else pause)
+
+    def probe(self, known: Mapping[str, Gpu]) -> Observation:
+        clock = self.service.clock
+        began = clock.monotonic()
+        gpus: tuple[Gpu, ...] = tuple(replace(gpu, fault=None) for gpu in known.values())
+        trouble, hint = None, ""
+        try:
+            gpus = tuple(self.service.machine.gpus.query_gpus(known))
+        except NexusError as error:
+            trouble, hint = error.message, error.hint
+        except Exception as error:                  # one failure stays one failure
+            self.service.fail("asking for the GPUs", error)
+            trouble = f"asking for the GPUs failed: {error!r}"
+        return Observation(gpus, trouble, hint, began, clock.monotonic() - began)
+
+
+class Service:
+    """The scheduler of one machine."""
+
+    def __init__(self, config: Config, layout: Layout, store: Store, machine: Machine, clock: Clock, log: logging.Logger,
+                 environ: Mapping[str, str]) -> None:
+        import queue
+        import threading
+        self.config, self.layout, self.store, self.machine = config, layout, store, machine
+        self.clock, self.log = clock, log
+        self.environ = {name: text for name, text in environ.items() if not is_job_variable(name)}
+        self.user = find_user(os.geteuid())
+        self.node = store.host
+        self.started_at, self.started_monotonic = clock.now(), clock.monotonic()
+        self.is_stopping = False
+        self.first_probe = threading.Event()
+        self.observation = Observation((), "the GPUs have not been looked at yet", "", 0.0, 0.0)
+        self.fresh: Observation | None = None               # not yet taken in by the loop
+        self.gpus: tuple[Gpu, ...] = ()                     # as the scheduler sees them
+        self.plan = Plan((), (), {})
+        self.results: dict[str, Result] = {}                # jobs that are over, but not yet recorded so
+        self.clearings: dict[str, Clearing] = {}
+        self.launched_at: dict[str, float] = {}             # monotonic; started, no word yet
+        self.released_at: dict[str, float] = {}             # GPU uuid: monotonic, when a job of ours last left it
+        self.job_samples: dict[str, JobSample] = {}
+        self.peak_rss: dict[str, float] = {}
+        self.peak_gpu_mem: dict[str, float] = {}
+        self.host_sample = HostSample()
+        self.last_watch_at = self.last_touch_at = 0.0
+        self.retry_at = 0.0                                 # no write before: the disk refused
+        self.turned_at = clock.monotonic()                  # the loop's last turn
+        self.failure_count = 0
+        self.failed_at = 0.0
+        self.last_failure = ""
+        self.rubbish: queue.Queue[str] = queue.Queue()      # log folders to remove
+        self.wake_read, self.wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self.fifo: int | None = None
+        self.heard = b""
+        self.prober = Prober(self)
+
+    # What requests ask for.  `who` asked, for the log.
+
+    def wake(self) -> None:
+        try:
+            os.write(self.wake_write, b"w")
+        except BlockingIOError:
+            pass                                            # it has been woken already
+
+    def submit(self, submissions: Sequence[Submission], who: str, key: str | None = None) -> list[str]:
+        """Queue jobs, all or none; return their ids.  With the `key` of an earlier submission, that one's.
+
+        Raises: usage, conflict, queue_full, unavailable.
+        """
+        for submission in submissions:
+            self.check_request(submission)
+        environments = self.make_environments(submissions)
+        digests = [digest_of(repr(submission)) if submission.id else "" for submission in submissions]
+        now = self.clock.now()
+
+        def add(state: State) -> Changes:
+            if key and key in state.keys:
+                return list(state.keys[key])
+            ids = []
+            for submission, (digest, variables), content in zip(submissions, environments, digests):
+                known = state.jobs.get(submission.id or "")
+                if known:
+                    if known.content != content:
+                        raise NexusError("conflict", f"job {known.id} exists and is another one", hint="leave the id out, or take another")
+                    ids.append(known.id)
+                    continue
+                if len(state.order) >= self.config.jobs.queue_limit:
+                    raise NexusError("queue_full", f"the queue is full: {len(state.order)} jobs are pending, and queue_limit is "
+                                     f"{self.config.jobs.queue_limit}", hint="wait for some to end, or raise [jobs] queue_limit")
+                if digest not in state.environments:
+                    yield EnvironmentAdded(digest, variables)
+                job = self.make_job(submission, state, digest, content, key, now)
+                yield JobAdded(job)
+                ids.append(job.id)
+            return ids
+
+        ids: list[str] = self.store.update(add)
+        self.log.info("%s added by %s: %s", f"Job {ids[0]}" if len(ids) == 1 else f"{len(ids)} jobs", who,
+                      format_line(submissions[0].command, 300) + (" ..." if len(ids) > 1 else "") if ids else "")
+        self.wake()
+        return ids
+
+    def check_request(self, submission: Submission) -> None:
+        """Refuse what this machine can never run.  What the GPUs are is known only after the first good look."""
+        count = self.gpu_count(submission)
+        if submission.gpu_ids is not None and count > len(submission.gpu_ids):
+            refuse(f"{format_count(count, 'GPU')} asked for, but only {len(submission.gpu_ids)} named in gpu_ids")
+        if count and not self.first_probe.is_set():
+            self.first_probe.wait(2.0)
+        if not count or self.observation.trouble:
+            return
+        usable = {gpu.index for gpu in self.observation.gpus}
+        missing = sorted(set(submission.gpu_ids or ()) - usable)
+        if missing:
+            refuse(f"there is no GPU {format_indices(missing)} here; there {'are' if usable else 'is'} "
+                   f"{format_indices(sorted(usable)) or 'none'}", hint="nexus shows them")
+        if count > len(usable):
+            refuse(f"{format_count(count, 'GPU')} asked for, and this machine has {len(usable)}",
+                   hint="ask for fewer; --gpus 0 runs a job without one")
+
+    def gpu_count(self, submission: Submission) -> int:
+        return self.config.jobs.default_gpus if submission.gpus is None else submission.gpus
+
+    def make_environments(self, submissions: Sequence[Submission]) -> list[tuple[str, Mapping[str, str]]]:
+        """(digest, variables) of each: the submitter's whole environment, or the service's with `env` on top."""
+        made: dict[tuple[int, int], tuple[str, Mapping[str, str]]] = {}
+        by_text: dict[str, tuple[str, Mapping[str, str]]] = {}
+        for submission in submissions:
+            place = id(submission.environment), id(submission.env) if submission.env else 0
+            if place not in made:
+                base = self.environ if submission.environment is None else submission.environment
+                variables = {name: text for name, text in {**base, **submission.env}.items() if not is_job_variable(name)}
+                text = json.dumps(variables, sort_keys=True)
+                if len(text) > 1024 * 1024:
+                    refuse("the environment is larger than 1 MiB", hint="unset what the job does not need")
+                made[place] = by_text.setdefault(text, (digest_of(text), variables))
+        return [made[id(submission.environment), id(submission.env) if submission.env else 0] for submission in submissions]
+
+    def make_job(self, submission: Submission, state: State, digest: str, content: str, key: str | None, now: float) -> Job:
+        return Job(
+            id=submission.id or self.clock.new_job_id(state.jobs), command=submission.command, name=submission.name, user=self.user,
+            cwd=submission.cwd or os.path.expanduser("~"), created_at=now, order=next_order(state, submission.priority),
+            environment=digest, content=content, key=key, gpus=self.gpu_count(submission), gpu_ids=submission.gpu_ids,
+            priority=submission.priority, tty=submission.tty, umask=submission.umask, limits=submission.limits,
+            status_history=((PENDING, now),))
+
+    def cancel(self, job_id: str, who: str, statuses: Sequence[str]) -> None:
+        """Take a pending job out of the queue, or have a running one stopped.  Raises: not_found, conflict."""
+        now = self.clock.now()
+
+        def stop(state: State) -> Changes:
+            job = find_job(state, job_id)
+            if job.status not in statuses:
+                hint = {PENDING: f"take it out of the queue: nexus remove {job.id}", RUNNING: f"stop it: nexus kill {job.id}"}
+                raise NexusError("conflict", f"job {job.id} is {job.status}", hint=hint.get(job.status, f"nexus show {job.id}"))
+            if job.status == PENDING:
+                yield change_status(job, CANCELLED, now, finished_at=now, cause="killed", stop_by=who)
+            elif not job.stop_cause:
+                yield JobChanged(job.id, {"stop_cause": "killed", "stop_by": who})
+
+        self.store.update(stop)
+        self.log.info("Job %s cancelled by %s", job_id, who)
+        self.wake()
+
+    def retry(self, job_id: str, who: str) -> str:
+        """Queue a finished job again, as a new one.  Raises: not_found, conflict, queue_full."""
+        now = self.clock.now()
+
+        def add(state: State) -> Changes:
+            old = find_job(state, job_id)
+            if old.status not in FINAL:
+                raise NexusError("conflict", f"job {old.id} is {old.status}; only a finished one can be run again",
+                                 hint=f"nexus show {old.id}")
+            if len(state.order) >= self.config.jobs.queue_limit:
+                raise NexusError("queue_full", "the queue is full", hint="raise [jobs] queue_limit")
+            new = Job(id=self.clock.new_job_id(state.jobs), command=old.command, cwd=old.cwd, user=old.user, created_at=now,
+                      order=next_order(state, old.priority), environment=old.environment, content="", gpus=old.gpus,
+                      gpu_ids=old.gpu_ids, priority=old.priority, name=old.name, tty=old.tty, umask=old.umask, limits=old.limits,
+                      status_history=((PENDING, now),))
+            yield JobAdded(new)
+            return new.id
+
+        new_id: str = self.store.update(add)
+        self.log.info("Job %s added by %s, again as %s was", new_id, who, job_id)
+        self.wake()
+        return new_id
+
+    def move(self, job_id: str, who: str, priority: int | None, position: int | None) -> None:
+        """Give a pending job another priority, or another place in the queue.  Raises: not_found, conflict."""
+        def move(state: State) -> Changes:
+            job = find_job(state, job_id)
+            if job.status != PENDING:
+                raise NexusError("conflict", f"job {job.id} is {job.status}; only a pending one can be moved", hint=f"nexus show {job.id}")
+            if priority is not None:
+                yield JobChanged(job.id, {"priority": priority, "order": (0, priority, *job.order[2:3])})
+            if position is not None:
+                change = move_job(state, state.jobs[job.id], position)
+                if change:
+                    yield change
+
+        self.store.update(move)
+        self.log.info("Job %s moved by %s", job_id, who)
+        self.wake()
+
+    def set_paused(self, is_paused: bool, who: str) -> None:
+        def change(state: State) -> Changes:
+            if state.paused != is_paused:
+                yield StateChanged({"paused": is_paused})
+
+        self.store.update(change)
+        self.log.info("Queue %s by %s", "paused" if is_paused else "resumed", who)
+        self.wake()
+
+    def set_gpu_paused(self, index: int, is_paused: bool, who: str) -> None:
+        """Raises: not_found."""
+        uuid = next((gpu.uuid for gpu in self.observation.gpus if gpu.index == index), None)
+        if uuid is None:
+            raise NexusError("not_found", f"there is no GPU {index}", hint="nexus shows them")
+
+        def change(state: State) -> Changes:
+            others = tuple(other for other in state.paused_gpus if other != uuid)
+            yield StateChanged({"paused_gpus": (*others, uuid) if is_paused else others})
+
+        self.store.update(change)
+        self.annotate_gpus()
+        self.log.info("GPU %d %s by %s", index, "paused" if is_paused else "resumed", who)
+        self.wake()
+
+    # Observing
+
+    def observed(self, seen: Observation) -> None:
+        """Called by the prober's thread."""
+        self.fresh = seen
+        self.wake()
+
+    def stop(self) -> None:
+        """End the loop; from a signal handler too."""
+        self.is_stopping = True
+        self.wake()
+
+    def take_in_observation(self) -> None:
+        """Tell whose the processes on the GPUs are, and let the scheduler see them."""
+        seen, self.fresh = self.fresh, None
+        if seen is None:
+            return
+        before, self.observation = self.observation, seen
+        self.refresh_samples()
+        self.annotate_gpus()
+        self.remember_inventory(seen)
+        if seen.trouble != before.trouble or len(seen.gpus) != len(before.gpus):
+            if seen.trouble:
+                self.log.error("GPUs: %s", seen.trouble)
+            else:
+                self.log.info("Found %s", format_count(len(seen.gpus), "GPU"))
+        for gpu in seen.gpus:
+            if gpu.fault and gpu.fault not in [old.fault for old in before.gpus if old.uuid == gpu.uuid]:
+                self.log.error("GPU %d: %s", gpu.index, gpu.fault)
+        self.first_probe.set()
+
+    def annotate_gpus(self) -> None:
+        seen = self.observation
+        paused = self.store.read(lambda state: state.paused_gpus)
+        held = {uuid for job in self.running_jobs() for uuid in job.gpu_uuids}
+        holders: Mapping[str, str] = {}
+        if self.machine.leases and seen.gpus:
+            holders = self.machine.leases.find_holders()
+        gpus = tuple(replace(gpu, processes=tuple(self.annotate_processes(gpu, held)), lease_holder=holders.get(gpu.uuid),
+                             is_paused=gpu.uuid in paused) for gpu in seen.gpus)
+        if [describe_for_event(gpu) for gpu in gpus] != [describe_for_event(gpu) for gpu in self.gpus]:
+            self.store.events.publish([("gpus", gpus)])
+        self.gpus = gpus
+        for gpu in gpus:
+            for process in gpu.processes:
+                if process.job_id and process.memory_mib:
+                    used = sum(p.memory_mib or 0 for p in gpu.processes if p.job_id == process.job_id)
+                    self.peak_gpu_mem[process.job_id] = max(used, self.peak_gpu_mem.get(process.job_id, 0))
+
+    def annotate_processes(self, gpu: Gpu, held: set[str]) -> Iterator[GpuProcess]:
+        for process in gpu.processes:
+            owner = self.machine.processes.owner_of(process.pid)
+            if owner is None and self.machine.processes.find(process.pid) is None and (
+                    gpu.uuid in held or self.released_at.get(gpu.uuid, -1.0) >= self.observation.began_at):
+                continue            # a process of our job that came and went between two looks
+            user = None if owner else find_process_user(process.pid)
+            yield replace(process, job_id=owner, user=user, name=None if owner else self.machine.samples.find_name(process.pid))
+
+    def refresh_samples(self) -> None:
+        members = self.machine.processes.find_members(self.running_jobs())
+        self.job_samples = self.machine.samples.sample_jobs(members)
+        self.host_sample = self.machine.samples.sample_host()
+        for job_id, sample in self.job_samples.items():
+            self.peak_rss[job_id] = max(sample.rss_mib, self.peak_rss.get(job_id, 0.0))
+
+    def remember_inventory(self, seen: Observation) -> None:
+        """So that a restarted service knows which GPUs to look for when the driver shows none."""
+        inventory = tuple((gpu.index, gpu.uuid, gpu.name, gpu.memory_total_mib) for gpu in seen.gpus)
+
+        def change(state: State) -> Changes:
+            if not seen.trouble and state.inventory != inventory:
+                yield StateChanged({"inventory": inventory})
+
+        self.store.update(change)
+
+    def running_jobs(self) -> list[Job]:
+        return self.store.read(lambda state: list(state.running.values()))
+
+    # The loop
+
+    def run(self) -> None:
+        """Serve until stopped."""
+        import threading
+        self.open_fifo()
+        self.adopt()
+        self.prober.thread.start()
+        for target, name in ((self.keep_snapshots, "snapshots"), (self.remove_rubbish, "rubbish")):
+            threading.Thread(target=target, name=name, daemon=True).start()
+        while not self.is_stopping:
+            self.turn(self.listen(self.next_wait_s()))
+        self.prober.stop.set()
+
+    def turn(self, sayings: Sequence[Saying]) -> None:
+        """One step of the loop.  A phase that fails is logged and counted; the others go on."""
+        phases: tuple[tuple[str, Callable[[], None]], ...] = (
+            ("hearing runners", lambda: self.hear(sayings)), ("watching runners", self.watch),
+            ("reading GPUs", self.take_in_observation), ("ending jobs", self.clear), ("scheduling", self.schedule),
+            ("trimming the history", self.trim_history))
+        for phase, act in phases:
+            try:
+                act()
+            except NexusError as error:
+                if self.store.last_error is None:
+                    self.log.warning("%s: %s", phase, error.message)
+                self.retry_at = self.clock.monotonic() + 1
+            except Exception as error:
+                self.fail(phase, error)
+        self.turned_at = self.clock.monotonic()
+
+    def fail(self, phase: str, error: BaseException) -> None:
+        self.failure_count += 1
+        self.failed_at = self.clock.monotonic()
+        self.last_failure = f"{phase}: {error!r}"
+        self.log.error("Internal error while %s", phase, exc_info=error)
+
+    def next_wait_s(self) -> float:
+        if self.results or self.clearings:
+            return CLEARING_INTERVAL_S
+        if self.store.read(lambda state: bool(state.running)):
+            return WATCH_INTERVAL_S
+        return 1.0 if self.store.last_error else 5.0
+
+    def open_fifo(self) -> None:
+        """Read-write, so that a runner's word never meets a FIFO that nobody has open.  Without one, pids are watched."""
+        import stat
+        path = self.layout.events_file
+        try:
+            if not os.path.lexists(path) or not stat.S_ISFIFO(os.lstat(path).st_mode):
+                if os.path.lexists(path):
+                    os.unlink(path)
+                os.mkfifo(path, 0o600)
+            self.fifo = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError as error:
+            self.log.warning("%s: %s; ends of jobs are noticed within %g s", path, error, WATCH_INTERVAL_S)
+
+    def listen(self, timeout_s: float) -> list[Saying]:
+        """Wait for a word from a runner, a request, or the time."""
+        import select
+        ready, _, _ = select.select([self.wake_read] + ([self.fifo] if self.fifo is not None else []), [], [], timeout_s)
+        if self.wake_read in ready:
+            os.read(self.wake_read, 65536)
+        if self.fifo not in ready or self.fifo is None:
+            return []
+        *lines, self.heard = (self.heard + os.read(self.fifo, 65536)).split(b"\n")
+        self.heard = self.heard[-4096:]
+        sayings = [parse_saying(line.decode("utf-8", "replace")) for line in lines]
+        return [saying for saying in sayings if saying]
+
+    def hear(self, sayings: Sequence[Saying]) -> None:
+        jobs = {job.id: job for job in self.running_jobs()} if sayings else {}
+        for saying in sayings:
+            job = jobs.get(saying.job_id)
+            if job is None or job.attempt != saying.attempt:
+                continue
+            if saying.verb == "start":
+                self.note_start(job, int(saying.words[0]), int(saying.words[1]))
+            elif saying.verb == "end":
+                code, runtime_s = int(saying.words[0]), int(saying.words[1]) / 100
+                self.results.setdefault(job.id, Result(min(code, 255), None, runtime_s))
+            elif saying.verb == "fail":
+                self.fail_launch(job, " ".join(saying.words))
+            else:
+                self.bounce(job, " ".join(saying.words))
+
+    def note_start(self, job: Job, pid: int, started: int) -> None:
+        """A runner has claimed its attempt."""
+        self.launched_at.pop(job.id, None)
+        if job.pid == pid:
+            return
+        session = self.machine.session_of(job)
+
+        def note(state: State) -> Changes:
+            yield JobChanged(job.id, {"pid": pid, "pid_started": started, "session": session})
+
+        self.store.update(note)
+        if self.machine.leases:
+            self.machine.leases.hand_over(job.id)
+
+    def bounce(self, job: Job, why: str) -> None:
+        """A start that came to nothing, without a fault of the job's: it goes back to its place in the queue."""
+        now = self.clock.now()
+
+        def put_back(state: State) -> Changes:
+            yield change_status(state.jobs[job.id], PENDING, now, **NOT_STARTED)
+
+        self.store.update(put_back)
+        self.forget(job)
+        self.annotate_gpus()                            # who has the GPU is known now
+        self.log.warning("Job %s could not start and goes back to the queue: %s", job.id, why)
+
+    def watch(self) -> None:
+        """Look at the runners themselves: the second way to learn that one started or ended."""
+        now = self.clock.monotonic()
+        gone = self.machine.reap()
+        if now - self.last_watch_at < WATCH_INTERVAL_S and not gone:
+            return
+        self.last_watch_at = now
+        for job in self.running_jobs():
+            if job.id not in self.results:
+                self.look_at(job, job.id in gone)
+        if self.machine.leases and now - self.last_touch_at > 3600:
+            self.last_touch_at = now
+            self.machine.leases.touch(job.id for job in self.running_jobs() if job.gpu_uuids)
+
+    def look_at(self, job: Job, is_child_gone: bool) -> None:
+        folder = self.layout.job_folder(job.id) if job.log_dir is None else job.log_dir
+        if job.pid is None:
+            claim = read_claim(folder, job.attempt)
+            patience_is_over = self.clock.monotonic() - self.launched_at.get(job.id, self.clock.monotonic()) > LAUNCH_PATIENCE_S
+            if claim and claim[0]:
+                self.note_start(job, *claim)
+            elif (is_child_gone or patience_is_over or job.id not in self.launched_at) and job.id not in self.machine.children:
+                if claim or take_claim(folder, job.attempt):     # (0, 0): a service claimed it and then was killed
+                    why = "screen or sh ended before it began" if job.id in self.launched_at else "the service ended before it began"
+                    self.give_up_launch(job, why)
+        elif not self.machine.processes.is_alive(job.pid, job.pid_started):
+            self.results[job.id] = read_result(folder, job.attempt) or Result(
+                None, None, None, "session-lost", "its job.sh was killed: the exit code is not known")
+
+    def give_up_launch(self, job: Job, why: str) -> None:
+        if job.id in self.launched_at:
+            self.results[job.id] = Result(None, None, 0.0, "launch", why)
+        else:
+            self.bounce(job, why)
+
+    # Ending jobs
+
+    def clear(self) -> None:
+        """Stop what is to be stopped, and what jobs that are over have left behind; SIGTERM, grace, SIGKILL."""
+        running = self.running_jobs()
+        wanted = [job for job in running if job.stop_cause or job.id in self.results]
+        now = self.clock.monotonic()
+        due = [job for job in wanted if now >= self.clearings.setdefault(job.id, Clearing(now)).next_look_at]
+        if not due:
+            return
+        members = self.machine.processes.find_members(running, self.results)
+        for job in due:
+            self.clear_job(job, members[job.id], self.clearings[job.id], now)
+
+    def clear_job(self, job: Job, members: Sequence[Process], clearing: Clearing, now: float) -> None:
+        import signal
+        if not members and job.id in self.results:
+            del self.clearings[job.id]
+            return
+        clearing.next_look_at = now + min(0.5, max(CLEARING_INTERVAL_S, (now - clearing.began_at) / 10))
+        is_over = now - clearing.began_at >= self.config.jobs.kill_grace_seconds
+        runner = self.machine.processes.find(job.pid) if job.pid else None
+        if not members and is_over and runner and runner.started == job.pid_started:
+            members = [runner]                          # stopped, or stuck: nothing of the job is left but its job.sh
+        pids = tuple(sorted(process.pid for process in members))
+        if is_over or not clearing.is_signalled or not set(pids) <= set(clearing.survivors):
+            for process in members:
+                self.machine.processes.send(process, signal.SIGKILL if is_over else signal.SIGTERM)
+                self.machine.processes.send(process, signal.SIGCONT)       # a stopped one takes SIGTERM only now
+        if runner and runner.state == "T":
+            self.machine.processes.send(runner, signal.SIGCONT)
+        if members and not clearing.is_signalled and not job.stop_cause:
+            self.log.info("Job %s is over; ending what it left: pid %s", job.id, format_indices(pids))
+        clearing.is_signalled = clearing.is_signalled or bool(members)
+        clearing.survivors = pids
+
+    # Recording what ended, and starting what is next
+
+    def schedule(self) -> None:
+        """Record the ends, decide the starts, all in one change; then start."""
+        if self.clock.monotonic() < self.retry_at and self.store.last_error:
+            return
+        now = self.clock.now()
+        over = {job_id: result for job_id, result in self.results.items() if job_id not in self.clearings}
+        lines = {job.id: self.find_cause_line(job) for job in self.running_jobs() if job.id in over and over[job.id].exit_code}
+        gpus, trouble = self.gpus, self.observation.trouble
+
+        def decide(state: State) -> Changes:
+            ended = []
+            for job_id, result in over.items():
+                job = state.jobs.get(job_id)
+                if job and job.status == RUNNING:
+                    yield self.judge(job, result, lines.get(job_id), now)
+                    ended.append(job_id)
+            made = plan(state, gpus, trouble, self.config, now)
+            for job_id in made.passed_over:
+                yield JobChanged(job_id, {"passed_over_at": now})
+            for start in made.starts:
+                yield self.intend(state.jobs[start.job_id], start, now)
+            return made, [state.jobs[job_id] for job_id in ended], [state.jobs[start.job_id] for start in made.starts]
+
+        self.plan, ended, started = self.store.update(decide)
+        for job_id in over:
+            self.results.pop(job_id, None)
+        for job in started:
+            self.start(job)
+        for job in ended:
+            self.report_end(job)
+
+    def judge(self, job: Job, result: Result, last_line: str | None, now: float) -> Change:
+        """The change that ends a job, with its cause."""
+        code = result.exit_code
+        number = code - 128 if code is not None and 128 < code < 160 else None
+        cause = result.cause or (None if code == 0 else "signal" if number else "exit")
+        status = COMPLETED if cause is None else FAILED
+        line = result.cause_line or (last_line if cause in ("exit", "signal") else None)
+        if job.stop_cause:
+            status, cause, line = CANCELLED, job.stop_cause, None
+        return change_status(
+            job, status, now, exit_code=code, signal=number, cause=cause, cause_line=line,
+            finished_at=result.finished_at or now, runtime_seconds=result.runtime_seconds if result.runtime_seconds is not None
+            else max(0.0, now - (job.started_at or now)), peak_rss_mib=self.peak_rss.get(job.id),
+            cpu_seconds=self.job_samples[job.id].cpu_seconds if job.id in self.job_samples else None,
+            peak_gpu_mem_mib=self.peak_gpu_mem.get(job.id))
+
+    def find_cause_line(self, job: Job) -> str | None:
+        """What a job that failed said last, or that the disk was full."""
+        folder = job.log_dir or ""
+        try:
+            disk = os.statvfs(folder)
+            if disk.f_bavail == 0:
+                return f"No space left on device: {folder} (the job's logs may be cut)"
+        except OSError:
+            return f"its log folder is gone: {folder}"
+        return read_last_line(os.path.join(folder, "stderr.log"))
+
+    def intend(self, job: Job, start: Start, now: float) -> Change:
+        return change_status(
+            job, RUNNING, now, attempt=job.attempt + 1, gpu_indices=start.gpu_indices, gpu_uuids=start.gpu_uuids, started_at=now,
+            nonce=self.clock.new_token()[:16], boot_id=self.machine.boot_id, log_dir=self.layout.job_folder(job.id),
+            pid=None, pid_started=None, session=None)
+
+    def start(self, job: Job) -> None:
+        """Launch a job whose start is recorded.  After a crash before its claim, the next service puts it back."""
+        leases = self.machine.leases if job.gpu_uuids else None
+        try:
+            if leases:
+                leases.take(job.id, job.gpu_uuids)
+            script, notes = self.write_script(job, leases.path(job.id) if leases else None)
+            self.launched_at[job.id] = self.clock.monotonic()
+            self.machine.launch(job, script)
+        except NexusError as error:
+            if error.kind == "conflict":
+                self.bounce(job, error.message)
+            else:
+                self.fail_launch(job, error.message)
+            return
+        except OSError as error:
+            self.fail_launch(job, describe_disk_error(error, "start it with", error.filename or job.log_dir or "").message)
+            return
+        place = f"GPU {format_indices(job.gpu_indices)}" if job.gpu_indices else "the CPU"
+        self.log.info("Started job %s on %s: %s", job.id, place, format_line(job.command, 500))
+        if notes:
+            def note(state: State) -> Changes:
+                yield JobChanged(job.id, {"notes": tuple(notes)})
+            self.store.update(note)
+
+    def write_script(self, job: Job, lease: str | None) -> tuple[str, list[str]]:
+        """Make a job's log folder and its job.sh.  Raises: OSError."""
+        folder = self.layout.job_folder(job.id)
+        if job.attempt == 1 and os.path.lexists(folder):        # of a job long gone, whose id came again
+            os.rename(folder, f"{folder}.old-{self.clock.new_token()[:8]}")
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        submitted = self.store.read(lambda state: state.environments.get(job.environment, {}))
+        options, notes = choose_limits(job)
+        text = build_script(job, build_environment(job, submitted, self.observation.gpus), self.layout, lease, options)
+        script = os.path.join(folder, "job.sh")
+        write_atomic(script, [text], 0o700, is_synced=False)
+        return script, notes
+
+    def fail_launch(self, job: Job, why: str) -> None:
+        """It could not be started: nobody runs it, and a late runner must find that its attempt is taken."""
+        try:
+            take_claim(self.layout.job_folder(job.id), job.attempt)
+        except OSError:
+            pass                                        # then there is no job.sh to claim it either
+        self.results[job.id] = Result(None, None, 0.0, "launch", format_line(why, 300))
+        self.wake()
+
+    def forget(self, job: Job) -> None:
+        """Let go of what was kept for a running job."""
+        now = self.clock.monotonic()
+        self.released_at.update(dict.fromkeys(job.gpu_uuids, now))
+        for kept in (self.results, self.clearings, self.launched_at, self.peak_rss, self.peak_gpu_mem, self.job_samples):
+            kept.pop(job.id, None)
+        if self.machine.leases:
+            self.machine.leases.drop(job.id)
+
+    def report_end(self, job: Job) -> None:
+        self.forget(job)
+        place = f" on GPU {format_indices(job.gpu_indices)}" if job.gpu_indices else ""
+        if job.status == COMPLETED:
+            self.log.info("Job %s completed successfully%s", job.id, place)
+        else:
+            known = f", exit code {job.exit_code}" if job.exit_code is not None else ""
+            self.log.info("Job %s %s%s: %s%s%s", job.id, job.status, place, job.cause, known,
+                          f" ({format_line(job.cause_line, 300)})" if job.cause_line else "")
+
+    # Adopting what ran before
+
+    def adopt(self) -> None:
+        """After a start of the service: learn what became of the jobs that are recorded as running."""
+        for job in self.running_jobs():
+            try:
+                if job.boot_id != self.machine.boot_id:
+                    self.settle_after_reboot(job)
+                else:
+                    self.look_at(job, False)
+                    if job.id not in self.results:
+                        self.log.info("Job %s goes on", job.id)
+            except (NexusError, OSError) as error:
+                self.log.error("Job %s could not be looked at: %s", job.id, error)
+
+    def settle_after_reboot(self, job: Job) -> None:
+        result = read_result(job.log_dir or self.layout.job_folder(job.id), job.attempt)
+        if result:
+            self.results[job.id] = result
+        elif job.stop_cause or self.config.jobs.on_reboot == "fail":
+            self.results[job.id] = Result(None, None, None, "reboot", "the machine went down while it ran")
+        else:
+            self.bounce(job, "the machine went down while it ran")
+
+    # Beside the loop
+
+    def trim_history(self) -> None:
+        """Drop the oldest finished jobs beyond history_limit; their folders once that is on disk."""
+        limit = self.config.state.history_limit
+        if self.store.read(lambda state: len(state.finished)) <= limit:
+            return
+
+        def trim(state: State) -> Changes:
+            gone = [job for job, _ in zip(state.finished.values(), range(len(state.finished) - limit))]
+            yield JobsRemoved(tuple(job.id for job in gone))
+            return gone
+
+        for job in self.store.update(trim):
+            if job.log_dir:
+                self.rubbish.put(job.log_dir)
+
+    def remove_rubbish(self) -> None:
+        while True:
+            folder = self.rubbish.get()
+            if not remove_job_folder(self.layout.log_dir, folder) and os.path.lexists(folder):
+                self.log.warning("%s was left: it is not a plain folder below %s, or cannot be removed", folder, self.layout.log_dir)
+
+    def keep_snapshots(self) -> None:
+        while True:
+            self.store.snapshot_wanted.wait()
+            self.store.snapshot_wanted.clear()
+            try:
+                self.store.save_snapshot()
+            except OSError as error:
+                self.log.warning("state.json could not be written (%s); the journal goes on", error)
+                self.clock.sleep(10)
+                self.store.snapshot_wanted.set()
+            except Exception as error:
+                self.fail("writing state.json", error)
+
+    # What is told
+
+    def status(self) -> dict[str, Any]:
+        """GET /status."""
+        trouble = self.observation.trouble
+        now = self.clock.now()
+
+        def look(state: State) -> dict[str, Any]:
+            bands = {"high": 0, "normal": 0, "low": 0}
+            for priority, count in state.pending_by_priority.items():
+                bands["high" if priority < 1 else "normal" if priority == 1 else "low"] += count
+            return {
+                "gpu_status": [gpu_json(gpu, state, self.config.gpu, trouble) for gpu in self.gpus],
+                "is_paused": state.paused, "queued_jobs": len(state.order), "completed_jobs": len(state.finished),
+                "running_jobs": [self.running_json(job, now) for job in state.running.values()],
+                "queued_by_priority": bands}
+
+        return {**self.store.read(look), "gpu_trouble": trouble, "hints": self.make_hints(), **self.info(),
+                "host": {"name": self.node, "cpu_percent": self.host_sample.cpu_percent,
+                         "memory_used_gb": self.host_sample.memory_used_gb, "memory_total_gb": self.host_sample.memory_total_gb}}
+
+    def running_json(self, job: Job, now: float) -> dict[str, Any]:
+        sample = self.job_samples.get(job.id)
+        return {**job_json(job, now, self.node), "rss_mib": sample.rss_mib if sample else None,
+                "cpu_percent": sample.cpu_percent if sample else None}
+
+    def info(self) -> dict[str, Any]:
+        return {"version": __version__, "hash": file_hash(), "pid": os.getpid(), "user": self.user, "home": self.layout.home,
+                "uptime_seconds": round(self.clock.monotonic() - self.started_monotonic, 3)}
+
+    def make_hints(self) -> list[str]:
+        hints = [self.observation.hint] if self.observation.trouble and self.observation.hint else []
+        if not self.machine.samples.is_available:
+            hints.append("psutil is not installed: memory and CPU of jobs and the names of programs are unknown (pip install psutil)")
+        if self.machine.no_screen_reason and self.config.jobs.launcher == "screen":
+            hints.append(f"{self.machine.no_screen_reason}: jobs run directly, without attach (install it: apt install screen)")
+        if self.store.last_error:
+            hints.append(f"{self.store.last_error.message}: nothing new is accepted or started until there is room")
+        return hints
+
+    def describe(self, job: Job, state: State) -> dict[str, Any]:
+        """A job for the API, with its place in the queue and why it waits."""
+        if job.status != PENDING:
+            return self.running_json(job, self.clock.now()) if job.status == RUNNING else job_json(job, self.clock.now(), self.node)
+        return job_json(job, self.clock.now(), self.node, state.position(job), self.why(job, state))
+
+    def describe_now(self, job: Job) -> dict[str, Any]:
+        """A job as it is by now."""
+        return self.store.read(lambda state: self.describe(state.jobs.get(job.id, job), state))
+
+    def why(self, job: Job, state: State) -> str:
+        """Why a pending job does not run now."""
+        if self.store.last_error:
+            return self.store.last_error.message
+        if state.paused:
+            return "the queue is paused (nexus resume)"
+        return self.plan.reasons.get(kind_of(job), "it is about to start")
+
+    def health(self) -> dict[str, Any]:
+        """GET /health."""
+        import shutil
+        lag = self.clock.monotonic() - self.turned_at
+        checks = [
+            ("scheduler", lag < 30, f"last turn {lag:.1f} s ago"),
+            ("failures", not self.failure_count or self.clock.monotonic() - self.failed_at > 300, f"{self.failure_count} internal errors" + (
+                f", the last: {self.last_failure}" if self.last_failure else "")),
+            ("GPUs", not self.observation.trouble and not any(gpu.fault for gpu in self.gpus), self.observation.trouble or
+             "; ".join(f"GPU {gpu.index}: {gpu.fault}" for gpu in self.gpus if gpu.fault) or
+             f"{format_count(len(self.gpus), 'GPU')}, asked in {self.observation.took_s:.2f} s"),
+            ("state", self.store.last_error is None, self.store.last_error.message if self.store.last_error else "written"),
+        ]
+        for name, folder in (("state disk", self.layout.journal_dir), ("log disk", self.layout.log_dir)):
+            try:
+                free_mib = shutil.disk_usage(folder if os.path.isdir(folder) else self.layout.home).free / 2**20
+                checks.append((name, free_mib > 1, f"{format_memory(free_mib)} free"))
+            except OSError as error:
+                checks.append((name, False, str(error)))
+        return {"is_healthy": all(is_ok for _, is_ok, _ in checks),
+                "checks": [{"name": name, "is_ok": is_ok, "reading": reading} for name, is_ok, reading in checks]}
+
+
+NOT_STARTED: dict[str, Any] = {"gpu_indices": (), "gpu_uuids": (), "started_at": None, "pid": None, "pid_started": None,
+                               "session": None, "nonce": None, "boot_id": None}
+
+
+def find_job(state: State, job_id: str) -> Job:
+    """Raises: not_found."""
+    job = state.jobs.get(job_id)
+    if job is None:
+        raise NexusError("not_found", f"no job '{format_line(job_id, 40)}'", hint=suggest(job_id, state.jobs) if len(
+            state.jobs) < 5000 else "nexus jobs lists them")
+    return job
+
+
+def digest_of(text: str) -> str:
+    import hashlib
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
+def file_hash() -> str:
+    """A short hash of this file, which tells one copy from another."""
+    import hashlib
+    with open(os.path.abspath(__file__), "rb") as file:
+        return hashlib.sha256(file.read()).hexdigest()[:8]
+
+
+def describe_for_event(gpu: Gpu) -> tuple[object, ...]:
+    """What of a GPU is worth an event: not each reading of its temperature."""
+    return (gpu.index, gpu.uuid, gpu.fault, gpu.is_paused, gpu.lease_holder, gpu.memory_used_mib,
+            tuple((process.pid, process.job_id) for process in gpu.processes))
+
+
+# ==== 14. SERVER ==== ROUTES, who may call, handle(request) -> Response without a socket; the http.server adapter
+# Everything is decided in Api.handle(), which sees a request as a value.  localhost is not a boundary: a caller is the
+# owner when the kernel says that the socket at the other end is the owner's, or when it brings the owner's token.
+
+MAX_BODY_BYTES = 64 * 1024 * 1024
+FOLLOW_INTERVAL_S = (0.05, 0.5)         # how often a followed log is looked at: soon after a line, rarely when silent
+HEARTBEAT_S = 15.0
+LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]")
+STREAMS = ("stdout", "stderr", "both")
+
+
+@value
+class Request:
+    method: str
+    path: str
+    query: Mapping[str, str]
+    headers: Mapping[str, str]                  # names in lower case
+    read_body: Callable[[], bytes]
+    peer: str = "127.0.0.1"                     # its address
+    uid: int | None = None                      # whose socket it is, if that is on this machine and known
+    body_length: int = 0
+
+
+@value
+class Response:
+    status: int
+    body: bytes = b""
+    content_type: str = "application/json"
+    headers: Mapping[str, str] = {}
+    stream: Iterator[bytes] | None = None       # instead of a body; an empty piece only looks whether the caller is there
+    after: Callable[[], None] | None = None     # done when the answer is sent
+
+
+@value
+class Route:
+    method: str
+    pattern: str
+    handler: str                                # a method of Api
+    query: tuple[str, ...] = ()                 # the parameters it takes
+    summary: str = ""
+
+
+ROUTES = (
+    Route("GET", "/", "get_info", (), "what answers here"),
+    Route("GET", "/status", "get_status", (), "GPUs, running jobs, and how many wait"),
+    Route("GET", "/queue", "get_queue", (), "pending jobs in the order they would start"),
+    Route("POST", "/queue", "post_queue", (), "add a job, or a list of jobs, all or none"),
+    Route("PATCH", "/queue/{id}", "patch_queue", (), "give a pending job another priority or position"),
+    Route("DELETE", "/queue/{id}", "delete_queue", (), "take a pending job out of the queue"),
+    Route("GET", "/jobs", "get_jobs", ("status", "user", "limit"), "all jobs kept: finished, running, pending"),
+    Route("GET", "/jobs/{id}", "get_job", (), "one job"),
+    Route("DELETE", "/jobs/{id}", "delete_job", (), "kill a running job"),
+    Route("POST", "/jobs/{id}/retry", "post_retry", (), "run a finished job again, as a new one"),
+    Route("GET", "/jobs/{id}/logs", "get_logs", ("follow", "stream", "tail"), "what a job printed, or prints"),
+    Route("POST", "/service/pause", "post_pause", (), "start nothing new"),
+    Route("POST", "/service/resume", "post_resume", (), "start jobs again"),
+    Route("POST", "/service/stop", "post_stop", (), "end the service; jobs go on"),
+    Route("GET", "/service/logs", "get_service_logs", ("follow", "tail"), "the service's log"),
+    Route("POST", "/gpus/{index}/pause", "post_gpu_pause", (), "give a GPU no new job"),
+    Route("POST", "/gpus/{index}/resume", "post_gpu_resume", (), "give it jobs again"),
+    Route("GET", "/events", "get_events", ("since",), "every change of a job, GPU or the queue, as it happens"),
+    Route("GET", "/health", "get_health", (), "each check with its reading; 503 when one is bad"),
+)
+
+
+def match_route(method: str, path: str) -> tuple[Route, dict[str, str]]:
+    """The route of a request, and what its pattern's holes hold.  Raises: not_found, method_not_allowed."""
+    allowed = []
+    for route in ROUTES:
+        match = re.fullmatch(re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", route.pattern), path)
+        if match and route.method in (method, "GET" if method == "HEAD" else method):
+            return route, match.groupdict()
+        allowed += [route.method] if match else []
+    if allowed:
+        raise NexusError("method_not_allowed", f"{method} is not for {path}", hint=f"it takes {', '.join(allowed)}")
+    raise NexusError("not_found", f"there is nothing at {format_line(path, 100)}", hint="GET / says what is")
+
+
+def error_response(error: NexusError) -> Response:
+    headers = {"WWW-Authenticate": "Bearer"} if error.http_status == 401 else {}
+    if error.kind == "method_not_allowed":
+        headers["Allow"] = error.hint.replace("it takes ", "")
+    return Response(error.http_status, encode_json({"error": error.kind, "message": error.message, "hint": error.hint}).encode(),
+                    headers=headers)
+
+
+def json_response(data: object, status: int = 200) -> Response:
+    return Response(status, (encode_json(data) + "\n").encode())
+
+
+def parse_flag(query: Mapping[str, str], key: str) -> bool:
+    given = query.get(key, "false").lower()
+    if given not in ("", "true", "false", "1", "0", "yes", "no"):
+        refuse(f"{key} must be true or false, not '{format_line(given, 40)}'", hint="")
+    return given in ("", "true", "1", "yes")
+
+
+def parse_number(query: Mapping[str, str], key: str) -> int | None:
+    given = query.get(key)
+    if given is None:
+        return None
+    if not re.fullmatch(r"\d{1,18}", given):
+        refuse(f"{key} must be a whole number of 0 or more, not '{format_line(given, 40)}'", hint="")
+    return int(given)
+
+
+class Api:
+    """The REST interface, as a function from Request to Response."""
+
+    def __init__(self, service: Service, token: str) -> None:
+        self.service, self.token = service, token
+        self.config = service.config.service
+
+    def handle(self, request: Request) -> Response:
+        try:
+            who = self.authorize(request)
+            route, holes = match_route(request.method, request.path)
+            for key in request.query:
+                if key not in route.query:
+                    raise NexusError("usage", f"'{format_line(key, 40)}' is not a parameter of {route.pattern}", hint=suggest(key, route.query))
+            response: Response = getattr(self, route.handler)(request, who, **holes)
+            return response
+        except NexusError as error:
+            if error.http_status in (401, 403):
+                self.service.log.warning("Refused %s %s from %s: %s", request.method, format_line(request.path, 100),
+                                         describe_peer(request), error.message)
+            return error_response(error)
+        except Exception as error:
+            self.service.fail(f"answering {request.method} {format_line(request.path, 100)}", error)
+            return error_response(NexusError("internal", "nexus failed to answer this", hint="nexus logs service"))
+
+    def authorize(self, request: Request) -> str:
+        """Who asks.  Raises: forbidden, unauthorized."""
+        import hmac
+        host = request.headers.get("host", "")
+        name = re.sub(r":\d*$", "", host).lower()
+        bearer = re.fullmatch(r"[Bb]earer +(\S+)", request.headers.get("authorization", ""))
+        has_token = bearer is not None and hmac.compare_digest(bearer[1].encode(), self.token.encode())
+        is_ip = re.fullmatch(r"[\d.]+|\[[0-9a-f:.]+\]", name) is not None
+        if name not in LOCAL_HOSTS and not (has_token and (name in self.config.allowed_hosts or (is_ip and not is_loopback(self.config.host)))):
+            raise NexusError("forbidden", f"the Host '{format_line(host, 60)}' is not one by which nexus may be called",
+                             hint="call it as 127.0.0.1 or localhost; others: [service] allowed_hosts, with a token")
+        origin = request.headers.get("origin")
+        if origin is not None and origin.lower() not in (f"http://{host}".lower(), f"https://{host}".lower()):
+            raise NexusError("forbidden", f"the Origin '{format_line(origin, 60)}' is another site's", hint="")
+        if has_token:
+            return f"{self.service.user} (token, {request.peer})"
+        if "authorization" in request.headers:
+            raise NexusError("unauthorized", "the token is not right", hint=f"the owner's is in {self.service.layout.token_file}")
+        forwarded = [name for name in request.headers if name in ("forwarded", "via") or name.startswith("x-forwarded-")]
+        if forwarded:
+            raise NexusError("unauthorized", f"a forwarded request ({forwarded[0]}) needs a token", hint="send Authorization: Bearer TOKEN")
+        if request.uid != os.geteuid() or not is_loopback(request.peer):
+            raise NexusError("unauthorized", f"only {self.service.user}, on this machine, may call without a token",
+                             hint=f"send Authorization: Bearer TOKEN; the owner's is in {self.service.layout.token_file}")
+        return self.service.user
+
+    def read_json(self, request: Request) -> Any:
+        """The body.  Raises: unsupported_media_type, usage, too_large."""
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind != "application/json":
+            raise NexusError("unsupported_media_type", f"the body must be application/json, not {format_line(kind, 60) or 'nothing'}",
+                             hint="curl: -H 'Content-Type: application/json' -d '{\"command\": \"python train.py\"}'")
+        try:
+            return parse_json(request.read_body().decode("utf-8"), "the body")
+        except UnicodeDecodeError as error:
+            raise NexusError("usage", f"the body is not UTF-8: {error.reason} at byte {error.start}") from None
+
+    # One method for each route: (request, who, holes of the pattern) -> Response
+
+    def get_info(self, request: Request, who: str) -> Response:
+        calls = [f"{route.method} {route.pattern}: {route.summary}" for route in ROUTES]
+        return json_response({"name": "nexus", **self.service.info(), "calls": calls})
+
+    def get_status(self, request: Request, who: str) -> Response:
+        self.service.first_probe.wait(SMI_TIMEOUT_S + 5)
+        return json_response(self.service.status())
+
+    def get_queue(self, request: Request, who: str) -> Response:
+        service = self.service
+        jobs = service.store.read(lambda state: [state.jobs[job_id] for _, job_id in state.order])
+        paused = service.store.read(lambda state: state.paused)
+        why = "the queue is paused (nexus resume)" if paused else "it is about to start"
+        reasons = {} if paused else service.plan.reasons
+        now = service.clock.now()
+        return stream_list(job_json(job, now, service.node, place, reasons.get(kind_of(job), why)) for place, job in enumerate(jobs))
+
+    def post_queue(self, request: Request, who: str) -> Response:
+        data = self.read_json(request)
+        key = request.headers.get("idempotency-key")
+        if key is not None and not re.fullmatch(r"[\x21-\x7e]{8,128}", key):
+            refuse("Idempotency-Key must be 8 to 128 visible characters", hint="")
+        if data == []:
+            refuse("the list of jobs is empty")
+        commands = data.pop("commands", None) if isinstance(data, dict) else None
+        if commands is not None:                        # many commands that share everything else
+            if not isinstance(commands, list) or not commands or "command" in data or "id" in data:
+                refuse("commands must be a list of texts that is not empty, without command or id beside it")
+            submissions = parse_list([{**data, "command": command} for command in commands])
+        else:
+            submissions = parse_list(data) if isinstance(data, list) else [parse_submission(data)]
+        ids = self.service.submit(submissions, who, key)
+        return json_response({"id": ids[0]} if isinstance(data, dict) and commands is None else {"ids": ids})
+
+    def patch_queue(self, request: Request, who: str, id: str) -> Response:
+        data = self.read_json(request)
+        if not isinstance(data, dict) or not data or data.keys() - {"priority", "position"}:
+            refuse('send {"priority": 0} or {"position": 0}', hint="")
+        position = data.get("position")
+        if position is not None and not is_whole(position, 0, 2**53):
+            refuse(f"position must be a whole number of 0 or more, not {format_json_fault(position)}", hint="")
+        self.service.move(id, who, parse_priority(data["priority"]) if "priority" in data else None, position)
+        return self.get_job(request, who, id)
+
+    def delete_queue(self, request: Request, who: str, id: str) -> Response:
+        self.service.cancel(id, who, (PENDING,))
+        return Response(204)
+
+    def get_jobs(self, request: Request, who: str) -> Response:
+        service = self.service
+        status, user, limit = request.query.get("status"), request.query.get("user"), parse_number(request.query, "limit")
+        if status is not None and status not in STATUSES:
+            refuse(f"'{format_line(status, 40)}' is not a status", hint=f"they are {', '.join(STATUSES)}")
+
+        def look(state: State) -> list[Job]:
+            pending = [state.jobs[job_id] for _, job_id in state.order] if status in (None, PENDING) else []
+            jobs = [*state.finished.values(), *state.running.values(), *pending]
+            return [job for job in jobs if status in (None, job.status) and user in (None, job.user)]
+
+        jobs = service.store.read(look)
+        if limit is not None:
+            jobs = jobs[len(jobs) - limit:] if limit < len(jobs) else jobs
+        return stream_list(self.describe_jobs(jobs))
+
+    def describe_jobs(self, jobs: Sequence[Job]) -> Iterator[dict[str, Any]]:
+        """Each looked up by itself, so that a long list delays nobody else."""
+        now, node = self.service.clock.now(), self.service.node
+        for job in jobs:
+            if job.status in FINAL:
+                yield job_json(job, now, node)
+            else:
+                yield self.service.describe_now(job)
+
+    def get_job(self, request: Request, who: str, id: str) -> Response:
+        job: Job = self.service.store.read(lambda state: find_job(state, id))
+        return json_response(self.service.describe_now(job))
+
+    def delete_job(self, request: Request, who: str, id: str) -> Response:
+        self.service.cancel(id, who, (RUNNING,))
+        return Response(204)
+
+    def post_retry(self, request: Request, who: str, id: str) -> Response:
+        return json_response({"id": self.service.retry(id, who)})
+
+    def get_logs(self, request: Request, who: str, id: str) -> Response:
+        service = self.service
+        stream = request.query.get("stream", "both")
+        if stream not in STREAMS:
+            refuse(f"stream must be {', '.join(STREAMS)}, not '{format_line(stream, 40)}'", hint="")
+        tail = parse_number(request.query, "tail")
+        job: Job = service.store.read(lambda state: find_job(state, id))
+        names = [name for name in STREAMS[:2] if stream in (name, "both")]
+
+        def look() -> tuple[list[str], bool]:
+            """The files, none before it has started (there may be a former job's), and whether it is over."""
+            now: Job | None = service.store.read(lambda state: state.jobs.get(id))
+            folder = now.log_dir if now else job.log_dir
+            return [os.path.join(folder, f"{name}.log") for name in names] if folder else [], now is None or now.status in FINAL
+        pieces = self.follow(look, tail) if parse_flag(request.query, "follow") else read_files(look()[0], tail)
+        return Response(200, content_type="text/plain; charset=utf-8", stream=pieces)
+
+    def follow(self, look: Callable[[], tuple[list[str], bool]], tail: int | None) -> Iterator[bytes]:
+        """What files hold from their last `tail` lines on, and what is appended, until it is over and all was sent.
+
+        `look` says which files, and whether it is over.
+        """
+        offsets: dict[str, int] = {}
+        idle_s = FOLLOW_INTERVAL_S[0]
+        while True:
+            paths, was_over = look()
+            found = False
+            for path in paths:
+                for piece in read_new(path, offsets, tail):
+                    found = True
+                    yield piece
+            if was_over and not found:
+                return
+            if not found:
+                yield b""
+                self.service.clock.sleep(idle_s)
+            idle_s = FOLLOW_INTERVAL_S[0] if found else min(FOLLOW_INTERVAL_S[1], idle_s * 1.2)
+
+    def get_service_logs(self, request: Request, who: str) -> Response:
+        paths, tail = [self.service.layout.service_log], parse_number(request.query, "tail")
+        follow = parse_flag(request.query, "follow")
+        pieces = self.follow(lambda: (paths, self.service.is_stopping), tail) if follow else read_files(paths, tail)
+        return Response(200, content_type="text/plain; charset=utf-8", stream=pieces)
+
+    def post_pause(self, request: Request, who: str) -> Response:
+        self.service.set_paused(True, who)
+        return Response(204)
+
+    def post_resume(self, request: Request, who: str) -> Response:
+        self.service.set_paused(False, who)
+        return Response(204)
+
+    def post_stop(self, request: Request, who: str) -> Response:
+        self.service.log.info("Service stopped by %s", who)
+        return Response(204, after=self.service.stop)
+
+    def post_gpu_pause(self, request: Request, who: str, index: str) -> Response:
+        self.service.set_gpu_paused(parse_gpu_index(index), True, who)
+        return Response(204)
+
+    def post_gpu_resume(self, request: Request, who: str, index: str) -> Response:
+        self.service.set_gpu_paused(parse_gpu_index(index), False, who)
+        return Response(204)
+
+    def get_events(self, request: Request, who: str) -> Response:
+        since = parse_number({**request.query, **({"since": request.headers["last-event-id"]} if "last-event-id" in request.headers else {})}, "since")
+        return Response(200, content_type="text/event-stream", headers={"Cache-Control": "no-store"}, stream=self.follow_events(since))
+
+    def follow_events(self, since: int | None) -> Iterator[bytes]:
+        """Server-sent events.  `reset` says that some in between are no longer kept: look at everything anew."""
+        events, service = self.service.store.events, self.service
+        following = events.next_number if since is None else since + 1
+        yield f": events from number {following}\n\n".encode()
+        beat_at = service.clock.monotonic() + HEARTBEAT_S
+        while not service.is_stopping:
+            found, is_gap = events.read(following, 1.0)
+            if is_gap and since is not None:
+                yield f"event: reset\ndata: {encode_json({'since': following})}\n\n".encode()
+            since = following
+            pieces = [f"id: {number}\nevent: {kind}\ndata: {encode_json(self.describe_event(kind, what))}\n\n" for number, kind, what in found]
+            following = found[-1][0] + 1 if found else following
+            if service.clock.monotonic() > beat_at:
+                pieces.append(": still here\n\n")
+            if pieces:
+                beat_at = service.clock.monotonic() + HEARTBEAT_S
+            yield "".join(pieces).encode()
+
+    def describe_event(self, kind: str, what: Any) -> object:
+        if kind == "job":
+            return job_json(what, self.service.clock.now(), self.service.node)
+        if kind == "removed":
+            return {"ids": what}
+        if kind == "gpus":
+            return self.service.store.read(lambda state: [gpu_json(gpu, state, self.service.config.gpu, None) for gpu in what])
+        return what
+
+    def get_health(self, request: Request, who: str) -> Response:
+        health = self.service.health()
+        return json_response(health, 200 if health["is_healthy"] else 503)
+
+
+def parse_list(items: Sequence[Any]) -> list[Submission]:
+    """Raises: usage, naming which of the list is wrong."""
+    submissions = []
+    for number, item in enumerate(items):
+        try:
+            submissions.append(parse_submission(item))
+        except NexusError as error:
+            raise NexusError(error.kind, f"job {number + 1} of {len(items)}: {error.message}; none was added", error.hint) from None
+    ids = [submission.id for submission in submissions if submission.id]
+    if len(ids) != len(set(ids)):
+        refuse("the list names an id twice; none was added", hint="")
+    return submissions
+
+
+def parse_gpu_index(text: str) -> int:
+    if not re.fullmatch(r"\d{1,4}", text):
+        raise NexusError("not_found", f"there is no GPU '{format_line(text, 40)}'", hint="GPUs are told by their index, like 0")
+    return int(text)
+
+
+def stream_list(items: Iterable[dict[str, Any]]) -> Response:
+    """A JSON list, made while it is sent: one json.dumps of 100,000 jobs would hold the interpreter for a second."""
+    def pieces() -> Iterator[bytes]:
+        batch, opening = [], "["
+        for item in items:
+            batch.append(opening + encode_json(item))
+            opening = ",\n"
+            if len(batch) >= 100:
+                yield "".join(batch).encode()
+                batch = []
+        yield ("".join(batch) + ("]\n" if opening != "[" else "[]\n")).encode()
+    return Response(200, stream=pieces())
+
+
+def is_loopback(address: str) -> bool:
+    return address == "localhost" or address.startswith("127.") or address == "::1"
+
+
+def describe_peer(request: Request) -> str:
+    return f"{request.peer}" + (f" ({find_user(request.uid)})" if request.uid is not None else "")
+
+
+def read_files(paths: Sequence[str], tail: int | None) -> Iterator[bytes]:
+    for path in paths:
+        yield from read_new(path, {}, tail)
+
+
+def read_new(path: str, offsets: dict[str, int], tail: int | None) -> Iterator[bytes]:
+    """What a file has beyond offsets[path], which is moved on; begins at its last `tail` lines.  A shorter file is a new one."""
+    try:
+        if path not in offsets:
+            offsets[path] = find_tail(path, tail) if tail is not None else 0
+        with open(path, "rb") as file:
+            if os.fstat(file.fileno()).st_size < offsets[path]:
+                offsets[path] = 0
+            file.seek(offsets[path])
+            while True:
+                piece = file.read(65536)
+                if not piece:
+                    return
+                offsets[path] += len(piece)
+                yield piece
+    except OSError:
+        return                          # not there yet, or no more
+
+
+def make_server(api: Api, host: str, port: int) -> http.server.ThreadingHTTPServer:
+    """The socket before Api.  Raises: conflict, when the port is taken; usage, when there is no such address."""
+    import errno
+    import http.server
+    import select
+    import socketserver
+    import urllib.parse
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True
+        timeout = 75
+        uid: int | None = None
+        unread = 0
+
+        def setup(self) -> None:
+            super().setup()
+            self.has_uid = False
+
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("do_"):          # whatever the method: Api says whether it takes it
+                return self.respond
+            raise AttributeError(name)
+
+        def find_uid(self) -> int | None:
+            if not self.has_uid:                # once per connection, while its other end is waiting for the answer
+                peer, own = self.client_address[:2], self.connection.getsockname()[:2]
+                self.uid, self.has_uid = find_socket_uid(unmap(peer), unmap(own)), True
+            return self.uid
+
+        def respond(self) -> None:
+            try:
+                response = api.handle(self.make_request())
+            except NexusError as error:
+                self.close_connection = True
+                response = error_response(error)
+            try:
+                self.send(response)
+            except (OSError, ValueError):
+                self.close_connection = True    # the caller has gone
+            finally:
+                if response.stream is not None:
+                    getattr(response.stream, "close", bool)()
+                if response.after:
+                    response.after()
+
+        def make_request(self) -> Request:
+            split = urllib.parse.urlsplit(self.path)
+            lengths = set(self.headers.get_all("Content-Length") or ["0"])
+            if "Transfer-Encoding" in self.headers:
+                raise NexusError("length_required", "a body needs a Content-Length", hint="do not send it in chunks")
+            if len(lengths) != 1 or not re.fullmatch(r"\d{1,18}", min(lengths)):
+                raise NexusError("usage", "Content-Length must be one number")
+            if len(self.headers.get_all("Host") or []) > 1:
+                raise NexusError("usage", "a request has one Host")
+            self.unread = int(min(lengths))
+            return Request(self.command, urllib.parse.unquote(split.path),
+                           dict(urllib.parse.parse_qsl(split.query, keep_blank_values=True)),
+                           {name.lower(): text for name, text in self.headers.items()}, self.read_body,
+                           unmap(self.client_address[:2])[0], self.find_uid(), self.unread)
+
+        def read_body(self) -> bytes:
+            if self.unread > MAX_BODY_BYTES:
+                raise NexusError("too_large", f"the body has {self.unread} bytes; at most {MAX_BODY_BYTES} are taken", hint="send fewer jobs at once")
+            body = self.rfile.read(self.unread)
+            if len(body) < self.unread:
+                self.close_connection = True
+                raise NexusError("usage", f"the body ended after {len(body)} of {self.unread} bytes")
+            self.unread = 0
+            return body
+
+        def send(self, response: Response) -> None:
+            if self.unread and response.stream is None:         # a small one is read away, so that the caller sees the answer
+                if self.unread <= 65536:
+                    self.rfile.read(self.unread)
+                else:
+                    self.close_connection = True
+            is_chunked = response.stream is not None and self.request_version != "HTTP/1.0"
+            if response.stream is not None and not is_chunked:
+                self.close_connection = True
+            self.send_response(response.status)
+            self.send_header("X-Content-Type-Options", "nosniff")
+            for name, text in response.headers.items():
+                self.send_header(name, text)
+            if response.status != 204:
+                self.send_header("Content-Type", response.content_type)
+            if is_chunked:
+                self.send_header("Transfer-Encoding", "chunked")
+            elif response.stream is None and response.status != 204:
+                self.send_header("Content-Length", str(len(response.body)))
+            if self.close_connection:
+                self.send_header("Connection", "close")
+            head = b"".join(self._headers_buffer) + b"\r\n"
+            self._headers_buffer: list[bytes] = []
+            if response.stream is None or self.command == "HEAD":
+                self.wfile.write(head if self.command == "HEAD" else head + response.body)
+                return
+            self.wfile.write(head)
+            self.send_stream(response.stream, is_chunked)
+
+        def send_stream(self, stream: Iterator[bytes], is_chunked: bool) -> None:
+            for piece in stream:
+                if piece:
+                    self.wfile.write(b"%x\r\n%s\r\n" % (len(piece), piece) if is_chunked else piece)
+                elif select.select([self.connection], [], [], 0)[0] and not self.connection.recv(1, socket.MSG_PEEK):
+                    raise ConnectionResetError
+            if is_chunked:
+                self.wfile.write(b"0\r\n\r\n")
+
+        def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+            """What http.server itself finds wrong with a request."""
+            self.close_connection = True
+            kind = next((kind for kind, (_, status) in KINDS.items() if status == code), "usage")
+            body = encode_json({"error": kind, "message": message or "not a request", "hint": explain or ""}).encode()
+            if self.request_version == "HTTP/0.9":
+                self.request_version = "HTTP/1.0"
+            self.send(Response(code, body))
+
+        def log_message(self, format: str, *args: Any) -> None:
+            api.service.log.debug("%s " + format, self.client_address[0], *args)
+
+    class Server(http.server.ThreadingHTTPServer):
+        daemon_threads = True
+        block_on_close = False
+        request_queue_size = 1024
+        address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+
+        def server_bind(self) -> None:
+            socketserver.TCPServer.server_bind(self)        # HTTPServer's own looks its name up, which may hang
+            self.server_name, self.server_port = host, self.server_address[1]
+
+        def handle_error(self, request: Any, client_address: Any) -> None:
+            error = sys.exc_info()[1]
+            if not isinstance(error, (OSError, ValueError)):
+                api.service.fail("a connection", error or Exception("unknown"))
+
+    try:
+        return Server((host, port), Handler)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            uid = find_socket_uid((host, port), None)
+            owner = f" by {find_user(uid)}" if uid is not None else ""
+            raise NexusError("conflict", f"port {port} on {host} is in use{owner}",
+                             hint="set another one: nexus config edit, [service] port") from None
+        raise NexusError("usage", f"cannot listen on {host}, port {port}: {error.strerror or error}", hint="nexus config edit, [service] host and port") from None
+    except OverflowError:
+        raise NexusError("usage", f"cannot listen on {host}, port {port}") from None
+
+
+def unmap(address: tuple[str, int]) -> tuple[str, int]:
+    """An IPv4 address that came in on an IPv6 socket as what it is."""
+    return (address[0][7:] if address[0].startswith("::ffff:") and "." in address[0] else address[0]), address[1]
+
+
+def load_token(layout: Layout, clock: Clock) -> str:
+    """The owner's token; made the first time."""
+    token = (read_text(layout.token_file) or "").strip()
+    if len(token) < 16:
+        token = clock.new_token()
+        try:
+            write_atomic(layout.token_file, [token + "\n"])
+        except OSError as error:
+            raise describe_disk_error(error, "write", layout.token_file) from None
+    return token
+
+
+def make_log(layout: Layout, config: ServiceConfig) -> logging.Logger:
+    """service.log, rotated.  A full disk costs lines of it, and nothing else."""
+    import logging
+    import logging.handlers
+    logging.raiseExceptions = False
+    log = logging.getLogger("nexus")
+    handler = logging.handlers.RotatingFileHandler(
+        layout.service_log, maxBytes=int(config.log_max_mb * 2**20), backupCount=config.log_backups, encoding="utf-8",
+        errors="backslashreplace")
+    handler.setFormatter(logging.Formatter("[%(asctime)s] %(message)s", "%Y-%m-%d %H:%M:%S"))
+    log.handlers = [handler]
+    log.setLevel(config.log_level)
+    log.propagate = False
+    return log
+
+
+def serve(layout: Layout, config: Config, environ: Mapping[str, str], is_taking_over: bool) -> None:
+    """Be the service until stopped.  Raises: conflict, when one runs; unavailable; usage."""
+    import gc
+    import signal
+    import threading
+    clock = Clock()
+    for folder in (layout.home, layout.log_dir):
+        make_folder(folder)
+    check_machine(layout, is_taking_over)
+    try:
+        lock = take_lock(layout.lock_file)
+    except OSError as error:
+        raise describe_disk_error(error, "lock", layout.lock_file) from None
+    if lock is None:
+        running = read_json(layout.service_file) or {}
+        raise NexusError("conflict", f"a nexus service for {layout.home} runs already (pid {running.get('pid', 'unknown')})", hint="nexus stop ends it; nexus restart starts it anew")
+    log = make_log(layout, config.service)
+    store = Store(layout, clock, log)
+    if is_taking_over:
+        store.is_taking_over = True
+    store.recover()
+    token = load_token(layout, clock)
+    machine = Machine(config, layout, store.service_id)
+    if machine.leases:
+        machine.leases.prepare()
+    service = Service(config, layout, store, machine, clock, log, environ)
+    server = make_server(Api(service, token), config.service.host, config.service.port)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: service.stop())
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    sys.setswitchinterval(0.002)                # a thread that makes a long list lets the others in sooner
+    gc.collect()
+    gc.freeze()                                 # what was recovered stays: the collector need not look at it again
+    own = machine.processes.find(os.getpid())
+    try:
+        write_atomic(layout.service_file, [json.dumps({
+            "pid": os.getpid(), "started": own.started if own else 0, "boot_id": machine.boot_id, "host": config.service.host,
+            "port": server.server_address[1], "instance": clock.new_token(), "version": __version__, "hash": file_hash(),
+            "machine": store.host, "machine_id": store.machine_id}) + "\n"])
+    except OSError as error:
+        raise describe_disk_error(error, "write", layout.service_file) from None
+    log.info("Service started: nexus %s (%s), pid %d, http://%s:%d", __version__, file_hash(), os.getpid(), config.service.host,
+             server.server_address[1])
+    threading.Thread(target=server.serve_forever, name="http", kwargs={"poll_interval": 3600}, daemon=True).start()
+    service.run()
+    server.socket.close()
+    try:
+        store.save_snapshot()
+        os.unlink(layout.service_file)
+    except OSError as error:
+        log.warning("At the end: %s", error)
+    log.info("Service ended; running jobs go on")
+
+
+def check_machine(layout: Layout, is_taking_over: bool) -> None:
+    """A home that machines share is one machine's at a time.  Raises: conflict."""
+    running = read_json(layout.service_file)
+    if running and running.get("machine_id") != read_machine_id() and not is_taking_over:
+        raise describe_other_machine(str(running.get("machine")), f"{layout.service_file} says so")
+
+
+# ==== 15. DASHBOARD ==== none yet: GET / answers with JSON
+
+
+# ==== 16. CLIENT ==== one method for each thing that can be asked; finds, checks and starts the service
+# Before anything is sent, the kernel is asked whose socket listens on the port: another user's service on it gets
+# nothing.  A request that is safe to repeat is repeated while the service is being started again.
+
+START_PATIENCE_S = 30.0
+RETRY_PATIENCE_S = 15.0
+
+
+class Client:
+    """The service's API for Python and for the command line.  Raises NexusError as the service does."""
+
+    def __init__(self, host: str, port: int, token: str = "", layout: Layout | None = None, environ: Mapping[str, str] | None = None) -> None:
+        self.host, self.port, self.token = host, port, token
+        self.layout, self.environ = layout, environ or {}       # of the service on this machine; None: another machine's
+
+    @classmethod
+    def find(cls, environ: Mapping[str, str] | None = None, is_starting: bool = True, options: Sequence[str] = ()) -> Client:
+        """The client of NEXUS_URL, or of this user's service, which is started unless it runs.
+
+        Raises: unavailable, when it does not run and is not to be started; conflict, when it is another machine's.
+        """
+        environ = os.environ if environ is None else environ
+        if environ.get("NEXUS_URL"):
+            return cls(*parse_url(environ["NEXUS_URL"]), environ.get("NEXUS_TOKEN", ""))
+        home = find_home(environ)
+        layout = Layout(home, "", "")
+        running = find_service(layout)
+        if running is None:
+            if not is_starting:
+                raise NexusError("unavailable", f"the nexus service for {home} does not run", hint="nexus start")
+            running = start_service(layout, environ, options)
+        return cls(running["host"], running["port"], "", layout, environ)
+
+    # What can be asked
+
+    def add(self, command: str, **options: Any) -> str:
+        """Queue a command; return the job's id.  Options are the keys of POST /queue."""
+        answer = self.ask("POST", "/queue", {"command": command, **options}, key=os.urandom(16).hex())
+        return str(answer["id"])
+
+    def add_all(self, commands: Sequence[str], **options: Any) -> list[str]:
+        """Queue many commands that share their options, all or none; return their ids."""
+        ids: list[str] = self.ask("POST", "/queue", {"commands": list(commands), **options}, key=os.urandom(16).hex())["ids"]
+        return ids
+
+    def status(self) -> dict[str, Any]:
+        return dict(self.ask("GET", "/status"))
+
+    def queue(self) -> list[dict[str, Any]]:
+        return list(self.ask("GET", "/queue"))
+
+    def jobs(self, **query: Any) -> list[dict[str, Any]]:
+        return list(self.ask("GET", "/jobs" + encode_query(query)))
+
+    def job(self, job_id: str) -> dict[str, Any]:
+        return dict(self.ask("GET", f"/jobs/{quote_path(job_id)}"))
+
+    def kill(self, job_id: str) -> None:
+        self.ask("DELETE", f"/jobs/{quote_path(job_id)}")
+
+    def remove(self, job_id: str) -> None:
+        self.ask("DELETE", f"/queue/{quote_path(job_id)}")
+
+    def move(self, job_id: str, **change: int) -> None:
+        self.ask("PATCH", f"/queue/{quote_path(job_id)}", change)
+
+    def retry(self, job_id: str) -> str:
+        return str(self.ask("POST", f"/jobs/{quote_path(job_id)}/retry")["id"])
+
+    def pause(self, gpu: int | None = None) -> None:
+        self.ask("POST", "/service/pause" if gpu is None else f"/gpus/{gpu}/pause")
+
+    def resume(self, gpu: int | None = None) -> None:
+        self.ask("POST", "/service/resume" if gpu is None else f"/gpus/{gpu}/resume")
+
+    def stop(self) -> None:
+        self.ask("POST", "/service/stop")
+
+    def health(self) -> dict[str, Any]:
+        return dict(self.ask("GET", "/health"))
+
+    def logs(self, job_id: str, follow: bool = False, stream: str = "both", tail: int | None = None) -> Iterator[bytes]:
+        """A job's output, or with "service" the service's log, in pieces as they come."""
+        query = encode_query({"follow": "true" if follow else None, "tail": tail, **({} if job_id == "service" else {"stream": stream})})
+        path = "/service/logs" if job_id == "service" else f"/jobs/{quote_path(job_id)}/logs"
+        return self.open_stream(path + query)
+
+    def follow(self, job_id: str, stream: str, tail: int | None = None) -> Iterator[bytes]:
+        """A job's output until it ends; a restart of the service in between loses nothing and repeats nothing."""
+        received = 0
+        while True:
+            skipped = received if tail is None else 0
+            try:
+                for piece in self.logs(job_id, True, stream, tail):
+                    if len(piece) > skipped:
+                        yield piece[skipped:]
+                        received += len(piece) - skipped
+                    skipped = max(0, skipped - len(piece))
+                return
+            except NexusError as error:
+                if error.kind != "unavailable":
+                    raise
+                tail = None if tail is None else 0
+                self.ask("GET", "/")
+
+    def wait(self, job_ids: Sequence[str], on_end: Callable[[dict[str, Any]], None] = lambda job: None) -> list[dict[str, Any]]:
+        """Wait until jobs have finished; return them.  A restart of the service in between is waited for."""
+        while True:
+            try:
+                return self.wait_once(job_ids, on_end)
+            except NexusError as error:
+                if error.kind != "unavailable":
+                    raise
+                self.ask("GET", "/")                    # it is back, or this says that it is not
+
+    def wait_once(self, job_ids: Sequence[str], on_end: Callable[[dict[str, Any]], None]) -> list[dict[str, Any]]:
+        events = self.open_stream("/events")
+        next(events)                                    # from here on nothing is missed
+        finished: dict[str, dict[str, Any]] = {}
+        for job_id in dict.fromkeys(job_ids):
+            job = self.job(job_id)
+            if job["status"] in FINAL:
+                finished[job_id] = job
+                on_end(job)
+        rest = b""
+        while len(finished) < len(set(job_ids)):
+            piece = next(events, None)
+            if piece is None:
+                raise NexusError("unavailable", "the service ended", hint="nexus start")
+            *blocks, rest = (rest + piece).split(b"\n\n")
+            for event in filter(None, map(parse_job_event, blocks)):
+                if event["id"] in job_ids and event["id"] not in finished and event["status"] in FINAL:
+                    finished[event["id"]] = event
+                    on_end(event)
+        return [finished[job_id] for job_id in job_ids]
+
+    # The wire
+
+    def ask(self, method: str, path: str, body: object = None, key: str = "") -> Any:
+        """One call; its answer's JSON, or None.  Raises: what the service answers; unavailable."""
+        content = None if body is None else encode_json(body).encode("ascii")
+        is_repeatable = method == "GET" or bool(key)
+        give_up_at = time.monotonic() + RETRY_PATIENCE_S
+        while True:
+            try:
+                status, answer = self.exchange(method, path, content, key)
+                break
+            except OSError as error:
+                if not is_repeatable or time.monotonic() > give_up_at or self.layout is None:
+                    raise NexusError("unavailable", f"{method} {path}: the connection to the service at {self.host}:{self.port} "
+                                     f"failed ({error.strerror or error or 'it was closed'})",
+                                     hint="nexus start" if is_repeatable else "it may have been done or not: look before you repeat it") from None
+                self.find_again()
+        return parse_answer(status, answer, path)
+
+    def find_again(self) -> None:
+        """After a lost connection: the service's supervisor starts it again, or it is somewhere else now."""
+        assert self.layout
+        time.sleep(0.1)
+        running = find_service(self.layout)
+        if running:
+            self.host, self.port = running["host"], running["port"]
+
+    def connect(self) -> socket.socket:
+        """Raises: OSError; forbidden, when somebody else's service listens there."""
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1", "localhost": "127.0.0.1"}.get(self.host, self.host)
+        if self.layout is not None:
+            uid = find_socket_uid((host, self.port), None)
+            if uid is not None and uid != os.geteuid():
+                raise NexusError("forbidden", f"port {self.port} on {host} belongs to a program of {find_user(uid)}: nothing was sent to it",
+                                 hint="set another port: nexus config edit, [service] port")
+        connection = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+        connection.settimeout(120)
+        try:
+            connection.connect((host, self.port))
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def exchange(self, method: str, path: str, content: bytes | None, key: str) -> tuple[int, bytes]:
+        """One request on a connection of its own.  http.client would cost `nexus add` 35 ms."""
+        head = [f"{method} {path} HTTP/1.0", f"Host: {self.host if ':' not in self.host else f'[{self.host}]'}:{self.port}"]
+        if self.token:
+            head.append(f"Authorization: Bearer {self.token}")
+        if key:
+            head.append(f"Idempotency-Key: {key}")
+        if content is not None:
+            head += ["Content-Type: application/json", f"Content-Length: {len(content)}"]
+        with self.connect() as connection:
+            connection.sendall("\r\n".join([*head, "", ""]).encode("latin-1", "replace") + (content or b""))
+            pieces = []
+            while True:
+                piece = connection.recv(1 << 20)
+                if not piece:
+                    break
+                pieces.append(piece)
+        head_text, found, body = b"".join(pieces).partition(b"\r\n\r\n")
+        length = re.search(rb"(?i)\r\ncontent-length: *(\d+)", head_text)
+        if not found or (length and len(body) < int(length[1])):
+            raise ConnectionError("it closed the connection before its answer was complete")
+        return int(head_text.split(None, 2)[1]), body
+
+    def open_stream(self, path: str) -> Iterator[bytes]:
+        """The pieces of an answer as they come.  Raises: what the service answers; unavailable, when the line is cut."""
+        import http.client
+        try:
+            line = http.client.HTTPConnection(self.host, self.port, timeout=120)
+            line.sock = self.connect()
+            line.request("GET", path, headers={"Authorization": f"Bearer {self.token}"} if self.token else {})
+            response = line.getresponse()
+            if response.status >= 400:
+                parse_answer(response.status, response.read(), path)
+            while True:
+                piece = response.read1(65536)
+                if not piece:
+                    return
+                yield piece
+        except (OSError, http.client.HTTPException) as error:
+            raise NexusError("unavailable", f"GET {path}: the connection to the service was lost ({error})", hint="nexus start") from None
+
+
+def parse_answer(status: int, answer: bytes, path: str) -> Any:
+    try:
+        data = json.loads(answer) if answer.strip() else None
+    except ValueError:
+        raise NexusError("unavailable", f"{path}: what answers there is not nexus", hint="check NEXUS_URL and the port") from None
+    if status == 503 and isinstance(data, dict) and "checks" in data:
+        return data
+    if status >= 400:
+        data = data if isinstance(data, dict) else {}
+        kind = data.get("error") if data.get("error") in KINDS else "internal"
+        raise NexusError(str(kind), str(data.get("message", f"HTTP status {status}")), str(data.get("hint", "")))
+    return data
+
+
+def parse_job_event(block: bytes) -> dict[str, Any] | None:
+    """The job of a `job` event; None of any other block of an event stream."""
+    lines = dict(line.partition(b": ")[::2] for line in block.split(b"\n"))
+    job = json.loads(lines[b"data"]) if lines.get(b"event") == b"job" else None
+    return job if isinstance(job, dict) else None
+
+
+def parse_url(url: str) -> tuple[str, int]:
+    """(host, port) of NEXUS_URL.  Raises: usage."""
+    match = re.fullmatch(r"http://(\[[0-9a-fA-F:.]+\]|[\w.-]+)(?::(\d{1,5}))?/?", url)
+    if not match:
+        raise NexusError("usage", f"NEXUS_URL={url} is not an address like http://127.0.0.1:6234", hint="unset NEXUS_URL to use this machine's service")
+    return match[1].strip("[]"), int(match[2] or 80)
+
+
+def quote_path(text: str) -> str:
+    """A word as part of a path."""
+    return "".join(c if c.isalnum() and c.isascii() else "".join(f"%{byte:02X}" for byte in c.encode("utf-8", "surrogateescape")) for c in text) or "%20"
+
+
+def encode_query(query: Mapping[str, Any]) -> str:
+    given = [f"{key}={quote_path(str(fact))}" for key, fact in query.items() if fact is not None]
+    return "?" + "&".join(given) if given else ""
+
+
+def find_service(layout: Layout) -> dict[str, Any] | None:
+    """What service.json says of a service that runs now; None when none does.  Raises: conflict, when it is another machine's."""
+    running = read_json(layout.service_file)
+    if not running or not isinstance(running.get("pid"), int) or not isinstance(running.get("port"), int):
+        return None
+    if running.get("machine_id") != read_machine_id():
+        raise describe_other_machine(str(running.get("machine")), f"{layout.service_file} says so")
+    try:
+        with open(f"{PROC}/{running['pid']}/stat", encoding="utf-8", errors="replace") as file:
+            process = parse_proc_stat(file.read())
+    except (OSError, ValueError, IndexError):
+        return None
+    return running if process.started == running.get("started") and process.state not in "ZX" else None
+
+
+def start_service(layout: Layout, environ: Mapping[str, str], options: Sequence[str] = ()) -> dict[str, Any]:
+    """Start the service and wait until it answers.  Raises: why it could not be started."""
+    path = options[list(options).index("--config") + 1] if "--config" in options else layout.config_file
+    config = load_config(path, environ)
+    check_machine(layout, "--take-over" in options)
+    make_folder(layout.home)
+    try:
+        os.unlink(layout.start_error_file)
+    except OSError:
+        pass
+    screen: Screen | None = Screen(layout)
+    if config.jobs.launcher == "direct" or Screen.prepare(screen):  # type: ignore[arg-type]
+        screen = None
+    start_supervisor(layout, screen, environ, options)
+    give_up_at = time.monotonic() + START_PATIENCE_S
+    while time.monotonic() < give_up_at:
+        running = find_service(layout)
+        if running:
+            return running
+        refusal = read_json(layout.start_error_file)
+        if refusal:
+            raise NexusError(str(refusal.get("kind")) if refusal.get("kind") in KINDS else "unavailable", str(refusal.get("message")), str(refusal.get("hint", "")))
+        time.sleep(0.01)
+    raise NexusError("unavailable", f"the service did not start within {START_PATIENCE_S:g} s", hint=f"see {layout.service_log}, or try it in the foreground: nexus serve")
+
+
+# ==== 17. COMMANDS ==== one function for each subcommand: (call) -> exit code
+# Data goes to stdout, words about it to stderr.  What a command takes is said in COMMANDS, in the next section.
+
+
+class Call:
+    """One run of the command line: its options, streams and environment."""
+
+    def __init__(self, options: argparse.Namespace, environ: Mapping[str, str], out: TextIO, err: TextIO) -> None:
+        self.options, self.environ, self.out, self.err = options, environ, out, err
+        self.paint = Paint(is_colourful(out, environ))
+        self.width = terminal_width(out)
+
+    def client(self, is_starting: bool = True) -> Client:
+        return Client.find(self.environ, is_starting)
+
+    def print(self, text: str) -> None:
+        self.out.write(text)
+        self.out.flush()
+
+    def print_json(self, data: object) -> None:
+        self.print(json.dumps(data, indent=2) + "\n")
+
+    def say(self, text: str) -> None:
+        self.err.write(f"nexus: {text}\n")
+        self.err.flush()
+
+    @property
+    def home(self) -> str:
+        return find_home(self.environ)
+
+
+def is_colourful(stream: TextIO, environ: Mapping[str, str]) -> bool:
+    return stream.isatty() and not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
+
+
+def terminal_width(stream: TextIO) -> int:
+    """Columns of a terminal; 0 for a file or a pipe, where nothing is cut."""
+    try:
+        return os.get_terminal_size(stream.fileno()).columns if stream.isatty() else 0
+    except (OSError, ValueError):
+        return 0
+
+
+def cmd_status(call: Call) -> int:
+    if call.options.watch:
+        return watch_status(call)
+    client = call.client()
+    status = client.status()
+    if call.options.json:
+        call.print_json(status)
+    elif call.options.detailed:
+        call.print(format_detailed(status, client.health(), call.paint))
+    else:
+        call.print(format_snapshot(status, call.paint))
+        if status["hash"] != file_hash() and client.layout:
+            call.say(f"the service is nexus {status['version']} ({status['hash']}), this is {__version__} ({file_hash()}); nexus restart brings them together")
+    return 0
+
+
+def watch_status(call: Call) -> int:
+    """Redraw until Ctrl-C; on a terminal in its second screen, so that the first is as it was afterwards."""
+    is_terminal = call.out.isatty()
+    call.print("\x1b[?1049h\x1b[?25l" if is_terminal else "")
+    try:
+        while True:
+            text = format_snapshot(call.client().status(), call.paint)
+            if is_terminal:
+                rows = os.get_terminal_size(call.out.fileno()).lines
+                lines = text.splitlines()[: rows - 2] + ["", time.strftime("%H:%M:%S") + "  Ctrl-C ends"]
+                text = "\x1b[H" + "".join(f"{line}\x1b[K\n" for line in lines[:-1]) + lines[-1] + "\x1b[J"
+            call.print(text if is_terminal else text + "\n")
+            time.sleep(1)
+    except KeyboardInterrupt:
+        return 0
+    finally:
+        call.print("\x1b[?25h\x1b[?1049l" if is_terminal else "")
+
+
+def make_options(call: Call, client: Client) -> dict[str, Any]:
+    """The keys of POST /queue that the options of add and run, and where it is called from, stand for."""
+    given = call.options
+    environ = {name: text for name, text in call.environ.items() if not is_job_variable(name) and name != "CUDA_VISIBLE_DEVICES"}
+    for name, text in parse_assignments(given.env):
+        environ[name] = text
+    made: dict[str, Any] = {"environment": environ, "cwd": find_cwd(given.cwd), "umask": read_umask(),
+                            "limits": {name: list(pair) for name, pair in current_limits().items()}}
+    if given.gpus is not None:
+        made["gpus"] = parse_gpu_count(given.gpus)
+    for key in ("gpu_ids", "name", "priority"):
+        if getattr(given, key) is not None:
+            made[key] = getattr(given, key)
+    return {**made, **({"tty": True} if given.tty else {})}
+
+
+def parse_gpu_count(text: str) -> int:
+    if not re.fullmatch(r"\d{1,4}", text):
+        refuse(f"--gpus must be a whole number, not '{format_line(text, 40)}'", hint="--gpus 1; --gpus 0 runs a job without a GPU")
+    return int(text)
+
+
+def parse_assignments(texts: Sequence[str]) -> Iterator[tuple[str, str]]:
+    for text in texts:
+        name, equals, fact = text.partition("=")
+        if not name or not equals:
+            refuse(f"--env {format_line(text, 60)} is not like NAME=VALUE", hint="--env WANDB_MODE=disabled")
+        yield name, fact
+
+
+def find_cwd(given: str | None) -> str:
+    try:
+        path = os.path.abspath(given) if given else os.getcwd()
+    except FileNotFoundError:
+        raise NexusError("usage", "the current directory has been deleted", hint="cd somewhere else, or use --cwd DIR") from None
+    if not os.path.isdir(path):
+        raise NexusError("usage", f"--cwd {path} is not a directory", hint="make it first: the job runs in it")
+    return path
+
+
+def read_umask() -> int:
+    umask = os.umask(0o077)
+    os.umask(umask)
+    return umask
+
+
+def read_commands(call: Call) -> list[str]:
+    """What add and run are to queue: the words given, or the lines of --file."""
+    words, path = call.options.command, call.options.file
+    if path is None:
+        if not words:
+            refuse("there is no command", hint='nexus add "python train.py", or nexus add --file commands.txt')
+        return [words[0] if len(words) == 1 else " ".join(map(quote, words))]
+    if words:
+        refuse("give a command or --file, not both")
+    try:
+        if path == "-":
+            text = sys.stdin.buffer.read().decode("utf-8", "surrogateescape")
+        else:
+            with open(path, encoding="utf-8", errors="surrogateescape") as file:
+                text = file.read()
+    except OSError as error:
+        raise NexusError("usage", f"cannot read {path}: {error.strerror}", hint="--file takes a file with one command a line, or - for standard input") from None
+    commands = parse_commands(text)
+    if not commands:
+        refuse(f"{path} holds no command", hint="one a line; empty lines and those that begin with # are left out")
+    return commands
+
+
+def cmd_add(call: Call) -> int:
+    commands = read_commands(call)
+    client = call.client()
+    options = make_options(call, client)
+    ids = client.add_all(commands, **options) if call.options.file is not None else [client.add(commands[0], **options)]
+    if call.options.json:
+        call.print_json({"ids": ids} if call.options.file is not None else {"id": ids[0]})
+    else:
+        call.print("".join(f"{job_id}\n" for job_id in ids))
+    return 0
+
+
+def cmd_run(call: Call) -> int:
+    commands = read_commands(call)
+    if len(commands) != 1:
+        refuse("run takes one command", hint="nexus add --file queues many")
+    client = call.client()
+    job_id = client.add(commands[0], **make_options(call, client))
+    call.say(f"job {job_id}")
+    try:
+        announce_wait(call, client, job_id)
+        follow_job(call, client, job_id)
+        return exit_code_of(client.wait([job_id])[0])
+    except KeyboardInterrupt:
+        call.say(f"job {job_id} goes on; follow it: nexus logs -f {job_id}; stop it: nexus kill {job_id}")
+        return 130
+
+
+def announce_wait(call: Call, client: Client, job_id: str) -> None:
+    """Say why a job waits, each time that the reason changes, until it has started."""
+    said, began = "", time.monotonic()
+    while True:
+        job = client.job(job_id)
+        if job["status"] != PENDING:
+            return
+        if job["waiting_for"] != said and time.monotonic() - began > 0.5:
+            said = job["waiting_for"]
+            call.say(f"it waits: {said}")
+        time.sleep(0.05 if time.monotonic() - began < 2 else 0.5)
+
+
+def follow_job(call: Call, client: Client, job_id: str, tail: int | None = None, stream: str = "both") -> None:
+    """Pass on a job's stdout to stdout and its stderr to stderr until it ends."""
+    import threading
+    faults: list[BaseException] = []
+
+    def pass_on(name: str, target: TextIO) -> None:
+        try:
+            for piece in client.follow(job_id, name, tail):
+                write_bytes(target, piece)
+        except BaseException as error:
+            faults.append(error)
+
+    threads = [threading.Thread(target=pass_on, args=(name, target), daemon=True)
+               for name, target in (("stdout", call.out), ("stderr", call.err)) if stream in (name, "both")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        while thread.is_alive():
+            thread.join(0.5)                # with a time limit, so that Ctrl-C is heard
+    if faults:
+        raise faults[0]
+
+
+def write_bytes(stream: TextIO, piece: bytes) -> None:
+    if hasattr(stream, "buffer"):
+        stream.flush()
+        stream.buffer.write(piece)
+        stream.buffer.flush()
+    else:
+        stream.write(piece.decode("utf-8", "replace"))
+
+
+def exit_code_of(job: Mapping[str, Any]) -> int:
+    """What `run` and `wait` end with: the job's own exit code; 1 when it has none."""
+    return int(job["exit_code"]) if job["exit_code"] is not None else 1
+
+
+def describe_end(job: Mapping[str, Any]) -> str:
+    why = f" ({format_outcome(job)})" if job["status"] != COMPLETED else ""
+    return f"job {job['id']} {job['status']}{why}" + (f": {job['cause_line']}" if job["cause_line"] else "")
+
+
+def cmd_wait(call: Call) -> int:
+    jobs = call.client().wait(call.options.ids, lambda job: call.say(describe_end(job)))
+    codes = [exit_code_of(job) for job in jobs]
+    return next((code for code in codes if code), 0)
+
+
+def cmd_queue(call: Call) -> int:
+    jobs = call.client().queue()
+    if call.options.json:
+        call.print_json(jobs)
+    elif jobs:
+        call.print(format_queue(jobs, call.paint, call.width))
+    else:
+        call.say("no job is pending")
+    return 0
+
+
+def cmd_history(call: Call) -> int:
+    jobs = [job for status in FINAL for job in call.client().jobs(status=status)]
+    jobs.sort(key=lambda job: job["finished_at"] or "")
+    shown = jobs[-call.options.number:] if call.options.number else jobs
+    if call.options.json:
+        call.print_json(shown)
+    elif shown:
+        call.print(format_jobs(shown, call.paint, call.width))
+        if len(shown) < len(jobs):
+            call.say(f"the last {len(shown)} of {len(jobs)}; nexus history -n 0 shows all")
+    else:
+        call.say("no job has finished yet")
+    return 0
+
+
+def cmd_jobs(call: Call) -> int:
+    jobs = call.client().jobs(status=call.options.status, user=call.options.user)
+    if call.options.json:
+        call.print_json(jobs)
+    elif jobs:
+        call.print(format_jobs(jobs, call.paint, call.width))
+    else:
+        call.say("there is no such job" if call.options.status or call.options.user else 'no job yet: nexus add "python train.py"')
+    return 0
+
+
+def cmd_show(call: Call) -> int:
+    job = call.client().job(call.options.id)
+    if call.options.json:
+        call.print_json(job)
+    else:
+        call.print(format_job(job, call.paint))
+    return 0
+
+
+def cmd_kill(call: Call) -> int:
+    """Jobs by id, or whatever runs on a GPU by its index; returns when they are gone."""
+    client = call.client()
+    ids = [job_id for target in call.options.targets for job_id in find_targets(client, target, call.options.all)]
+    for job_id in ids:
+        client.kill(job_id)
+    return report_ends(call, client, ids)
+
+
+def find_targets(client: Client, target: str, takes_all: bool) -> list[str]:
+    """The running jobs that an id or a GPU index names.  Raises: not_found; conflict, when several share the GPU."""
+    if not target.isdigit():
+        return [target]
+    gpu = next((gpu for gpu in client.status()["gpu_status"] if gpu["index"] == int(target)), None)
+    if gpu is None:
+        raise NexusError("not_found", f"there is no GPU {target}", hint="nexus shows them")
+    if not gpu["job_ids"]:
+        raise NexusError("not_found", f"no job of nexus runs on GPU {target}", hint="nexus shows what runs where")
+    if len(gpu["job_ids"]) > 1 and not takes_all:
+        raise NexusError("conflict", f"jobs {', '.join(gpu['job_ids'])} share GPU {target}", hint=f"name one, or nexus kill {target} --all")
+    return list(gpu["job_ids"])
+
+
+def report_ends(call: Call, client: Client, ids: Sequence[str]) -> int:
+    client.wait(ids, lambda job: call.say(describe_end(job)))
+    return 0
+
+
+def cmd_cancel(call: Call) -> int:
+    client = call.client()
+    for job_id in call.options.ids:
+        cancel_job(client, job_id)
+    return report_ends(call, client, call.options.ids)
+
+
+def cancel_job(client: Client, job_id: str) -> None:
+    """Whether it is pending or running, also when it starts in between."""
+    for act in (client.remove, client.kill):
+        try:
+            return act(job_id)
+        except NexusError as error:
+            if error.kind != "conflict" or act == client.kill:
+                raise
+
+
+def cmd_remove(call: Call) -> int:
+    client = call.client()
+    for job_id in call.options.ids:
+        client.remove(job_id)
+        call.say(f"job {job_id} removed from the queue")
+    return 0
+
+
+def cmd_move(call: Call) -> int:
+    given = call.options
+    if given.priority is not None:
+        change = {"priority": parse_priority(given.priority)}
+    else:
+        change = {"position": 0 if given.first else 2**31}
+    client = call.client()
+    client.move(given.id, **change)
+    call.say(f"job {given.id} is now number {client.job(given.id)['position']} of the queue")
+    return 0
+
+
+def cmd_retry(call: Call) -> int:
+    client = call.client()
+    for job_id in call.options.ids:
+        call.print(client.retry(job_id) + "\n")
+    return 0
+
+
+def cmd_logs(call: Call) -> int:
+    given = call.options
+    client = call.client(is_starting=given.id != "service")
+    if given.id == "service":
+        for piece in client.logs("service", given.follow, tail=given.number):
+            write_bytes(call.out, piece)
+    elif given.follow:
+        follow_job(call, client, given.id, given.number, given.stream)
+    else:
+        for name, target in (("stdout", call.out), ("stderr", call.err)):
+            if given.stream in (name, "both"):
+                for piece in client.logs(given.id, stream=name, tail=given.number):
+                    write_bytes(target, piece)
+    return 0
+
+
+def cmd_attach(call: Call) -> int:
+    """Replace this process by screen, attached to a job's session."""
+    client = call.client()
+    if client.layout is None:
+        raise NexusError("usage", "attach works on the machine itself", hint="ssh -t there, and nexus attach")
+    ids = find_targets(client, call.options.target, False)
+    job = client.job(ids[0])
+    if job["status"] != RUNNING:
+        raise NexusError("conflict", f"job {job['id']} is {job['status']}: there is nothing to attach to", hint=f"nexus logs {job['id']}")
+    if not job["session"]:
+        raise NexusError("conflict", f"job {job['id']} has no screen session", hint=f"nexus logs -f {job['id']}; with screen installed, later jobs have one")
+    screen = prepare_screen(client.layout)
+    if job["session"] not in [f"{pid}.{name}" for pid, name, _ in screen.list_sessions()]:
+        raise NexusError("not_found", f"the screen session of job {job['id']} is gone; the job goes on", hint=f"nexus logs -f {job['id']}")
+    if not sys.stdin.isatty():
+        raise NexusError("usage", "attach needs a terminal", hint=f"nexus logs -f {job['id']}")
+    environ = {**call.environ, **screen.environ(), "TERM": find_terminal(call.environ.get("TERM", ""))}
+    call.say("Ctrl-A D leaves; Ctrl-C ends the job")
+    os.execvpe("screen", ["screen", "-x", job["session"]], environ)
+
+
+def prepare_screen(layout: Layout) -> Screen:
+    """Raises: unavailable, when there is no usable screen."""
+    screen = Screen(layout)
+    reason = screen.prepare()
+    if reason:
+        raise NexusError("unavailable", reason, hint="apt install screen")
+    return screen
+
+
+def find_terminal(name: str) -> str:
+    """A TERM that screen knows: with another it says so and ends, with exit code 0."""
+    try:
+        import curses
+        curses.setupterm(name, 1)
+        return name if name != "dumb" else "xterm-256color"
+    except Exception:               # no terminfo entry, or no curses
+        return "xterm-256color"
+
+
+def cmd_screens(call: Call) -> int:
+    client = call.client()
+    if client.layout is None:
+        raise NexusError("usage", "screens are listed on the machine itself", hint="ssh there")
+    jobs = {job["session"]: job for job in client.jobs(status=RUNNING)}
+    rows = []
+    for pid, name, state in prepare_screen(client.layout).list_sessions():
+        if name == "nexus" or name.startswith("nexus_job_"):
+            job = jobs.get(f"{pid}.{name}")
+            rows.append([f"{pid}.{name}", state, "the service's log" if name == "nexus" else job["command"] if job else "over, or of another NEXUS_HOME"])
+    if rows:
+        call.print(format_table(("SESSION", "STATE", "WHAT"), rows, ("magenta", "", "bright"), call.paint, call.width))
+        call.say("attach to a job: nexus attach ID; to any: screen -x SESSION")
+    else:
+        call.say("there is no screen session of nexus")
+    return 0
+
+
+def cmd_pause(call: Call) -> int:
+    return set_paused(call, True)
+
+
+def cmd_resume(call: Call) -> int:
+    return set_paused(call, False)
+
+
+def set_paused(call: Call, is_paused: bool) -> int:
+    client = call.client()
+    act, done = (client.pause, "paused") if is_paused else (client.resume, "resumed")
+    for index in call.options.gpus:
+        if not re.fullmatch(r"\d{1,4}", index):
+            raise NexusError("usage", f"'{format_line(index, 40)}' is not a GPU index", hint=f"nexus {call.options.subcommand} 0; without one, the queue")
+    for index in call.options.gpus:
+        act(int(index))
+        call.say(f"GPU {index} {done}: it gets {'no new job' if is_paused else 'jobs again'}")
+    if not call.options.gpus:
+        act()
+        call.say(f"the queue is {done}: " + ("nothing new starts, running jobs go on" if is_paused else "jobs start again"))
+    return 0
+
+
+def service_options(call: Call) -> list[str]:
+    given = call.options
+    return [*(["--config", os.path.abspath(given.config)] if given.config else []),
+            *(["--log-level", given.log_level] if given.log_level else []), *(["--take-over"] if given.take_over else [])]
+
+
+def cmd_start(call: Call) -> int:
+    try:
+        client = Client.find(call.environ, is_starting=False)
+        call.say(f"the service runs already, at http://{client.host}:{client.port}")
+    except NexusError as error:
+        if error.kind != "unavailable" and not (call.options.take_over and error.kind == "conflict"):
+            raise
+        if call.options.take_over:
+            forget_service(Layout(call.home, "", ""))
+        client = Client.find(call.environ, options=service_options(call))
+        call.say(f"the service runs at http://{client.host}:{client.port}")
+    return 0
+
+
+def forget_service(layout: Layout) -> None:
+    try:
+        os.unlink(layout.service_file)
+    except OSError:
+        pass
+
+
+def cmd_stop(call: Call) -> int:
+    try:
+        client = Client.find(call.environ, is_starting=False)
+    except NexusError as error:
+        if error.kind != "unavailable":
+            raise
+        call.say("the service does not run")
+        return 0
+    running = find_service(client.layout) if client.layout else None
+    client.stop()
+    give_up_at = time.monotonic() + 60
+    while client.layout and running and (find_service(client.layout) or {}).get("pid") == running["pid"]:
+        if time.monotonic() > give_up_at:
+            raise NexusError("unavailable", f"the service (pid {running['pid']}) does not end", hint="see nexus logs service; kill -9 it: jobs go on")
+        time.sleep(0.01)
+    call.say("the service has ended; running jobs go on, and the next nexus command starts it again")
+    return 0
+
+
+def cmd_restart(call: Call) -> int:
+    cmd_stop(call)
+    return cmd_start(call)
+
+
+def cmd_serve(call: Call) -> int:
+    """The service, in the foreground.  What keeps it from starting is also left for the command that waits for it."""
+    home, given = call.home, call.options
+    layout = Layout(home, "", "")
+    try:
+        config = load_config(given.config or layout.config_file, call.environ)
+        if given.log_level:
+            config = replace(config, service=replace(config.service, log_level=given.log_level))
+        layout = make_layout(home, config)
+        if call.out.isatty():
+            call.say(f"serving; the log is in {layout.service_log}; Ctrl-C ends the service, jobs go on")
+        serve(layout, config, call.environ, given.take_over)
+    except NexusError as error:
+        try:
+            write_atomic(layout.start_error_file, [encode_json({"kind": error.kind, "message": error.message, "hint": error.hint})], is_synced=False)
+        except OSError:
+            pass
+        raise
+    return 0
+
+
+def cmd_config(call: Call) -> int:
+    path = Layout(call.home, "", "").config_file
+    action = call.options.action
+    if action == "path":
+        call.print(path + "\n")
+    elif action == "sample":
+        call.print(format_sample_config())
+    elif action == "edit":
+        return edit_config(call, path)
+    else:
+        config = load_config(path, call.environ)
+        call.print(f"# {path}" + ("" if os.path.exists(path) else ": there is none; these are the defaults") + "\n" + format_config(config))
+    return 0
+
+
+def edit_config(call: Call, path: str) -> int:
+    import shlex
+    import subprocess
+    make_folder(os.path.dirname(path))
+    if not os.path.exists(path):
+        write_atomic(path, [format_sample_config()])
+    editor = call.environ.get("VISUAL") or call.environ.get("EDITOR") or "vi"
+    try:
+        code = subprocess.call([*shlex.split(editor), path])
+    except (OSError, ValueError) as error:
+        raise NexusError("usage", f"the editor '{editor}' cannot be run: {error}", hint="set EDITOR, like EDITOR=nano nexus config edit") from None
+    load_config(path, call.environ)
+    if code == 0 and find_service(Layout(call.home, "", "")):
+        call.say("the running service takes it over at its next start: nexus restart (jobs go on)")
+    return code
+
+
+def cmd_health(call: Call) -> int:
+    health = call.client().health()
+    if call.options.json:
+        call.print_json(health)
+    else:
+        call.print(format_health(health, call.paint))
+    return 0 if health["is_healthy"] else 1
+
+
+def cmd_help(call: Call) -> int:
+    if call.options.topic is None:
+        call.print(format_help())
+    else:
+        command = find_command(call.options.topic)
+        call.print(make_parser(command).format_help())
+    return 0
+
+
+def cmd_ids(call: Call) -> int:
+    """For the shells' completion: ids, without starting anything or complaining."""
+    try:
+        call.print("".join(f"{job['id']}\n" for job in Client.find(call.environ, is_starting=False).jobs(limit=200)))
+    except (NexusError, OSError):
+        pass
+    return 0
+
+
+# nexus install
+
+LAUNCHER = """\
+#!{python}
+# Made by nexus install.  It imports nexus.py rather than running it, so that its compiled form is kept.
+import sys
+sys.path.insert(0, {folder!r})
+import nexus
+sys.exit(nexus.entry())
+"""
+UNIT = """\
+[Unit]
+Description=nexus, the GPU job queue
+
+[Service]
+ExecStart={python} {script} serve
+Environment=NEXUS_HOME={home} NEXUS_ROLE=service
+# Only the service is ended with the unit: jobs go on, and the next start adopts them.
+KillMode=process
+Restart=on-failure
+RestartSec=2
+RestartPreventExitStatus=2 4
+
+[Install]
+WantedBy=default.target
+"""
+BASH_COMPLETION = """\
+_nexus() {{
+    local word=${{COMP_WORDS[COMP_CWORD]}}
+    if [ "$COMP_CWORD" -eq 1 ]; then
+        COMPREPLY=($(compgen -W "{commands}" -- "$word"))
+        return
+    fi
+    case ${{COMP_WORDS[1]}} in
+{cases}
+    esac
+}}
+complete -o default -F _nexus nexus
+"""
+ZSH_COMPLETION = """\
+#compdef nexus
+_nexus() {{
+    if (( CURRENT == 2 )); then
+        local -a commands=({commands})
+        _describe command commands
+        return
+    fi
+    case $words[2] in
+{cases}
+    esac
+    _files
+}}
+_nexus "$@"
+"""
+
+
+def cmd_install(call: Call) -> int:
+    """Put `nexus` on PATH with its completion; with --boot, have the service started at boot."""
+    base = call.environ.get("XDG_DATA_HOME") or os.path.join(call.environ.get("HOME") or os.path.expanduser("~"), ".local", "share")
+    binaries = os.path.join(call.environ.get("HOME") or os.path.expanduser("~"), ".local", "bin")
+    script = os.path.join(base, "nexus", "nexus.py")
+    with open(os.path.abspath(__file__), encoding="utf-8") as file:
+        source = file.read()
+    files = {script: (source, 0o755),
+             os.path.join(binaries, "nexus"): (LAUNCHER.format(python=sys.executable, folder=os.path.dirname(script)), 0o755),
+             os.path.join(base, "bash-completion", "completions", "nexus"): (format_completion(BASH_COMPLETION, bash_case), 0o644),
+             os.path.join(base, "zsh", "site-functions", "_nexus"): (format_completion(ZSH_COMPLETION, zsh_case), 0o644)}
+    for path, (text, mode) in files.items():
+        try:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            write_atomic(path, [text], mode)
+            os.chmod(path, mode)
+        except OSError as error:
+            raise describe_disk_error(error, "write", path) from None
+    import py_compile
+    py_compile.compile(script, doraise=True)
+    call.say(f"installed {os.path.join(binaries, 'nexus')}; its completion for bash, and for zsh in {base}/zsh/site-functions")
+    if binaries not in call.environ.get("PATH", "").split(":"):
+        call.say(f"{binaries} is not on PATH yet: add  export PATH=\"{binaries}:$PATH\"  to ~/.profile and log in again")
+    return install_boot(call, script) if call.options.boot else 0
+
+
+def install_boot(call: Call, script: str) -> int:
+    """Start the service at boot: by a systemd user unit where there is a user manager, by cron elsewhere."""
+    unit = os.path.join(call.environ.get("XDG_CONFIG_HOME") or os.path.join(call.environ.get("HOME") or os.path.expanduser("~"), ".config"),
+                        "systemd", "user", "nexus.service")
+    if try_program("systemctl", "--user", "show-environment") is not None:
+        os.makedirs(os.path.dirname(unit), exist_ok=True)
+        write_atomic(unit, [UNIT.format(python=sys.executable, script=script, home=call.home)], 0o644)
+        try_program("systemctl", "--user", "daemon-reload")
+        if try_program("systemctl", "--user", "enable", "nexus.service") is None:
+            raise NexusError("unavailable", "systemctl --user enable nexus.service failed", hint="try it by hand")
+        call.say(f"the service starts with your user manager: {unit}")
+        if "Linger=yes" not in (try_program("loginctl", "show-user", find_user(os.geteuid()), "--property=Linger") or ""):
+            call.say("that is at your first login, not at boot: loginctl enable-linger makes it start at boot")
+    elif find_program("crontab"):
+        install_cron(call, script)
+    else:
+        raise NexusError("unavailable", "there is neither a systemd user manager nor cron here", hint=f"have this run at boot: {sys.executable} {script} start")
+    warn_of_logout(call)
+    return 0
+
+
+def install_cron(call: Call, script: str) -> None:
+    import subprocess
+    table = try_program("crontab", "-l") or ""
+    line = f"@reboot NEXUS_HOME={quote(call.home)} {quote(sys.executable)} {quote(script)} start"
+    kept = [old for old in table.splitlines() if not (old.startswith("@reboot NEXUS_HOME=") and old.endswith(" start"))]
+    done = subprocess.run(["crontab", "-"], input="\n".join([*kept, line, ""]), text=True, capture_output=True)
+    if done.returncode:
+        raise NexusError("unavailable", f"crontab refused: {done.stderr.strip()}", hint=f"have this run at boot: {line[8:]}")
+    call.say(f"cron starts the service at boot: {line}")
+
+
+def warn_of_logout(call: Call) -> None:
+    """logind may end everything of a user who has logged out, screen and jobs too."""
+    answer = try_program("busctl", "get-property", "org.freedesktop.login1", "/org/freedesktop/login1", "org.freedesktop.login1.Manager",
+                         "KillUserProcesses") or ""
+    lingers = "Linger=yes" in (try_program("loginctl", "show-user", find_user(os.geteuid()), "--property=Linger") or "")
+    if answer.strip() == "b true" and not lingers:
+        call.say("this system ends all processes of a user at logout (KillUserProcesses=yes), jobs too: loginctl enable-linger, "
+                 "then start the service by its unit: systemctl --user start nexus")
+
+
+def try_program(*argv: str) -> str | None:
+    """What a program prints; None when it is not there or fails."""
+    try:
+        answer = run(argv, 15)
+    except (OSError, StillRunning):
+        return None
+    return answer.output if answer.exit_code == 0 else None
+
+
+def format_completion(frame: str, case: Callable[[Command], str]) -> str:
+    shown = [command for command in COMMANDS if command.summary]
+    if case is bash_case:
+        names = " ".join(command.name for command in shown)
+    else:
+        names = " ".join(quote(f"{command.name}:{command.summary}") for command in shown)
+    return frame.format(commands=names, cases="\n".join(case(command) for command in shown))
+
+
+def bash_case(command: Command) -> str:
+    ids = ' $(nexus ids 2>/dev/null)' if takes_ids(command) else ""
+    return f'        {command.name}) COMPREPLY=($(compgen -W "{" ".join(list_options(command))}{ids}" -- "$word")) ;;'
+
+
+def zsh_case(command: Command) -> str:
+    ids = " $(nexus ids 2>/dev/null)" if takes_ids(command) else ""
+    return f"        {command.name}) compadd -- {' '.join(list_options(command))}{ids} ;;"
+
+
+def list_options(command: Command) -> list[str]:
+    return [flag for argument in command.arguments for flag in argument[0] if flag.startswith("--")] + [
+        str(choice) for argument in command.arguments for choice in argument[1].get("choices", ()) if not argument[0][0].startswith("-")]
+
+
+def takes_ids(command: Command) -> bool:
+    return any(argument[0][0] in ("id", "ids", "target", "targets") for argument in command.arguments)
+
+
+# ==== 18. ARGUMENTS, MAIN ==== argparse from the COMMANDS table; main(argv, environ, out, err) -> exit code
+
+
+def argument(*flags: str, **settings: Any) -> tuple[tuple[str, ...], dict[str, Any]]:
+    """What add_argument is called with."""
+    return flags, settings
+
+
+@value
+class Command:
+    name: str
+    summary: str                # empty: not listed
+    run: Callable[[Call], int]
+    arguments: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = ()
+    description: str = ""
+
+
+JSON_OPTION = argument("--json", action="store_true", help="print JSON")
+SERVICE_OPTIONS = (
+    argument("--config", metavar="FILE", help="another config.toml"),
+    argument("--log-level", choices=("DEBUG", "INFO", "WARNING", "ERROR"), help="least level kept in service.log"),
+    argument("--take-over", action="store_true", help="use a NEXUS_HOME that another machine used, which is gone for good"),
+)
+JOB_OPTIONS = (
+    argument("command", nargs="*", metavar="COMMAND", help="a shell command, in quotes; several words are taken as they are"),
+    argument("--gpus", metavar="N", help="how many GPUs; 0 = none, it takes a CPU slot (default: [jobs] default_gpus)"),
+    argument("--gpu-ids", metavar="LIST", help="only these, like 0-3,5"),
+    argument("--priority", metavar="P", help="high, normal, low or a number; lower runs first (default: normal = 1)"),
+    argument("--name", help="a name to know it by"),
+    argument("--env", metavar="NAME=VALUE", action="append", default=[], help="a variable on top of the environment; repeatable"),
+    argument("--cwd", metavar="DIR", help="where it runs (default: here)"),
+    argument("--tty", action="store_true", help="its stdout is a terminal: progress bars and colours as when run by hand"),
+    argument("--file", metavar="FILE", help="one command a line, # comments; - is standard input"),
+)
+IDS = argument("ids", nargs="+", metavar="ID")
+ID = argument("id", metavar="ID")
+GPUS = argument("gpus", nargs="*", metavar="GPU", help="a GPU's index; none: the queue")
+
+COMMANDS = (
+    Command("status", "what runs where, and what waits (nexus alone does the same)", cmd_status, (
+        argument("--watch", action="store_true", help="redraw every second"), JSON_OPTION,
+        argument("--detailed", action="store_true", help="queue by priority, readings of GPUs and host, health"))),
+    Command("add", "queue a job; prints its id", cmd_add, (*JOB_OPTIONS, JSON_OPTION),
+            "The job runs on the next GPU that is truly free, here, with this environment, umask and these resource limits."),
+    Command("run", "queue a job, show its output, exit with its exit code", cmd_run, JOB_OPTIONS,
+            "Ctrl-C stops the showing; the job goes on."),
+    Command("queue", "pending jobs in the order they would start, and why they wait", cmd_queue, (JSON_OPTION,)),
+    Command("history", "finished jobs", cmd_history, (
+        argument("-n", "--number", type=int, default=50, metavar="N", help="the last N (default: 50; 0 = all)"), JSON_OPTION)),
+    Command("jobs", "all jobs kept", cmd_jobs, (
+        argument("--status", choices=STATUSES), argument("--user"), JSON_OPTION)),
+    Command("show", "all that is known of a job", cmd_show, (ID, JSON_OPTION)),
+    Command("wait", "wait for jobs to finish; exit with the first exit code that is not 0", cmd_wait, (IDS,)),
+    Command("logs", "what a job printed, or the service's log", cmd_logs, (
+        argument("id", metavar="ID|service"), argument("-f", "--follow", action="store_true", help="as it comes, until the job ends"),
+        argument("-n", "--number", type=int, metavar="N", help="the last N lines"),
+        argument("--stream", choices=STREAMS, default="both", help="stdout goes to stdout, stderr to stderr"))),
+    Command("kill", "stop running jobs and all they started; returns when they are gone", cmd_kill, (
+        argument("targets", nargs="+", metavar="ID|GPU"), argument("--all", action="store_true", help="also several that share a GPU"))),
+    Command("cancel", "stop jobs, pending or running", cmd_cancel, (IDS,)),
+    Command("remove", "take pending jobs out of the queue", cmd_remove, (IDS,)),
+    Command("retry", "run finished jobs again, as new ones; prints their ids", cmd_retry, (IDS,)),
+    Command("move", "change a pending job's place", cmd_move, (
+        ID, argument("--first", action="store_true", help="before all others, whatever their priority"),
+        argument("--last", action="store_true", help="behind all that wait now"), argument("--priority", metavar="P"))),
+    Command("attach", "attach to a running job's screen session (Ctrl-A D leaves)", cmd_attach, (argument("target", metavar="ID|GPU"),)),
+    Command("screens", "the screen sessions of nexus", cmd_screens),
+    Command("pause", "start nothing new, on all GPUs or some", cmd_pause, (GPUS,)),
+    Command("resume", "start jobs again", cmd_resume, (GPUS,)),
+    Command("start", "start the service (any command that needs it does)", cmd_start, SERVICE_OPTIONS),
+    Command("stop", "end the service; running jobs go on", cmd_stop),
+    Command("restart", "end it and start it again; running jobs go on", cmd_restart, SERVICE_OPTIONS),
+    Command("serve", "be the service, in the foreground", cmd_serve, SERVICE_OPTIONS),
+    Command("health", "each check with its reading; exit code 1 when one is bad", cmd_health, (JSON_OPTION,)),
+    Command("config", "show the configuration; edit it; its path; a sample", cmd_config, (
+        argument("action", nargs="?", choices=("edit", "path", "sample")),)),
+    Command("install", "put `nexus` on PATH, with completion", cmd_install, (
+        argument("--boot", action="store_true", help="also start the service at boot"),)),
+    Command("help", "this, or what a command takes", cmd_help, (argument("topic", nargs="?", metavar="COMMAND"),)),
+    Command("ids", "", cmd_ids),
+)
+
+
+def format_help() -> str:
+    rows = [f"  {command.name:<9} {command.summary}" for command in COMMANDS if command.summary]
+    return ("nexus: a queue for the GPUs of this machine\n\nnexus [command] [options]\n\n" + "\n".join(rows) +
+            "\n\nnexus help COMMAND says what it takes; nexus --version tells this copy from others.\n"
+            "Exit codes: 0; 1 internal, unhealthy; 2 usage; 3 not found; 4 conflict; 5 forbidden; 6 unavailable.\n"
+            "NEXUS_HOME moves ~/.nexus; NEXUS_MOCK_GPUS=2 tries it without a GPU; NO_COLOR=1 takes the colours away.\n")
+
+
+def find_command(name: str) -> Command:
+    """Raises: usage, with the nearest name."""
+    for command in COMMANDS:
+        if command.name == name:
+            return command
+    raise NexusError("usage", f"'{format_line(name, 40)}' is not a command", hint=suggest(name, [c.name for c in COMMANDS if c.summary]) or "nexus help lists them")
+
+
+def make_parser(command: Command) -> argparse.ArgumentParser:
+    import argparse
+
+    class Parser(argparse.ArgumentParser):
+        def error(self, message: str) -> NoReturn:
+            hint = f"nexus help {command.name}"
+            if message.startswith("unrecognized arguments") and command.name in ("add", "run"):
+                hint = f'put the command in quotes: nexus {command.name} "python train.py --lr 0.1"; options of nexus: {hint}'
+            raise NexusError("usage", f"nexus {command.name}: {message}", hint)
+
+    parser = Parser(prog=f"nexus {command.name}", description=" ".join([command.summary[:1].upper() + command.summary[1:] + ".", command.description]),
+                    allow_abbrev=False)
+    exclusive = parser.add_mutually_exclusive_group(required=True) if command.name == "move" else parser
+    for flags, settings in command.arguments:
+        (exclusive if flags[0].startswith("--") else parser).add_argument(*flags, **settings)
+    return parser
+
+
+def main(argv: Sequence[str], environ: Mapping[str, str], out: TextIO, err: TextIO) -> int:
+    """The command line; returns its exit code."""
+    try:
+        if argv and argv[0] in ("--version", "-V"):
+            out.write(f"nexus {__version__} ({file_hash()})\n")
+            return 0
+        words = ["help", *argv[1:2]] if argv and argv[0] in ("--help", "-h") else list(argv)
+        if not words or words[0].startswith("-"):
+            words = ["status", *words]
+        command = find_command(words[0])
+        options = make_parser(command).parse_args(words[1:])
+        options.subcommand = command.name
+        return command.run(Call(options, environ, out, err))
+    except NexusError as error:
+        red = Paint(is_colourful(err, environ))
+        err.write(f"nexus: {red('red', error.message)}\n" + (f"hint: {error.hint}\n" if error.hint else ""))
+        return error.exit_code
+    except SystemExit as end:               # argparse's --help
+        return int(end.code or 0)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:                 # `nexus jobs | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 0
+    except Exception:
+        import traceback
+        err.write("nexus: this is a fault of nexus itself; please report it with what follows\n" + traceback.format_exc())
+        return 1
+
+
+def entry() -> int:
+    """What the `nexus` command calls."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    return main(sys.argv[1:], os.environ, sys.stdout, sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(entry())
