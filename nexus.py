@@ -1425,7 +1425,7 @@ def format_table(headings: Sequence[str], rows: Sequence[Sequence[str]], colours
 
 def format_queue(jobs: Sequence[Mapping[str, Any]], paint: Paint, width: int) -> str:
     rows = [[job["id"], format_priority(job["priority"]), str(job["gpus"]), local_time(job["created_at"], "%m-%d %H:%M"),
-             name_or_command(job), f"waiting: {job['waiting_for']}" if job["waiting_for"] else ""] for job in jobs]
+             name_or_command(job), job["waiting_for"] or ""] for job in jobs]
     if width:                           # the reason gets a line of its own when the screen is too narrow for both
         table = format_table(("ID", "PRIORITY", "GPUS", "ADDED", "COMMAND"), [row[:5] for row in rows],
                              ("magenta", "", "", "cyan", "bright"), paint, width).splitlines()
@@ -1928,10 +1928,15 @@ class Processes:
 
     def find(self, pid: int) -> Process | None:
         try:
-            with open(f"{PROC}/{pid}/stat", encoding="utf-8", errors="replace") as file:
-                return parse_proc_stat(file.read())
+            handle = os.open(f"{PROC}/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)     # open() would double a scan's time
+        except OSError:
+            return None
+        try:
+            return parse_proc_stat(os.read(handle, 4096).decode("utf-8", "replace"))
         except (OSError, ValueError, IndexError):
             return None
+        finally:
+            os.close(handle)
 
     def is_alive(self, pid: int | None, started: int | None) -> bool:
         process = self.find(pid) if pid else None
@@ -3068,9 +3073,8 @@ class Prober:
 
     def run(self) -> None:
         known: dict[str, Gpu] = {uuid: Gpu(index, uuid, name, memory) for index, uuid, name, memory in
-                                 self.service.store.read(lambda state: state.inventory)}
-        if self.service.machine.is_mock:
-            known = {}
+                                 self.service.store.read(lambda state: state.inventory)
+                                 if uuid.startswith("MOCK-") == self.service.machine.is_mock}
         while not self.stop.is_set():
             seen = self.probe(known)
             known = {gpu.uuid: replace(gpu, fault=None) for gpu in seen.gpus} if not seen.trouble else known
@@ -3237,7 +3241,7 @@ class Service:
                 yield JobChanged(job.id, {"stop_cause": "killed", "stop_by": who})
 
         self.store.update(stop)
-        self.log.info("Job %s cancelled by %s", job_id, who)
+        self.log.info("Job %s: %s asked for its end", job_id, who)
         self.wake()
 
     def retry(self, job_id: str, who: str) -> str:
@@ -3593,10 +3597,10 @@ class Service:
         self.plan, ended, started = self.store.update(decide)
         for job_id in over:
             self.results.pop(job_id, None)
-        for job in started:
-            self.start(job)
         for job in ended:
             self.report_end(job)
+        for job in started:
+            self.start(job)
 
     def judge(self, job: Job, result: Result, last_line: str | None, now: float) -> Change:
         """The change that ends a job, with its cause."""
@@ -3789,6 +3793,8 @@ class Service:
 
     def make_hints(self) -> list[str]:
         hints = [self.observation.hint] if self.observation.trouble and self.observation.hint else []
+        if self.machine.is_mock:
+            hints.append("these GPUs are made up; for the real ones: nexus restart, without NEXUS_MOCK_GPUS")
         if not self.machine.samples.is_available:
             hints.append("psutil is not installed: memory and CPU of jobs and the names of programs are unknown (pip install psutil)")
         if self.machine.no_screen_reason and self.config.jobs.launcher == "screen":
@@ -4071,7 +4077,11 @@ class Api:
         else:
             submissions = parse_list(data) if isinstance(data, list) else [parse_submission(data)]
         ids = self.service.submit(submissions, who, key)
-        return json_response({"id": ids[0]} if isinstance(data, dict) and commands is None else {"ids": ids})
+        answer: dict[str, Any] = {"id": ids[0]} if isinstance(data, dict) and commands is None else {"ids": ids}
+        trouble = self.service.observation.trouble
+        if trouble and any(self.service.gpu_count(submission) for submission in submissions):
+            answer["warning"] = f"it waits: {trouble}"
+        return json_response(answer)
 
     def patch_queue(self, request: Request, who: str, id: str) -> Response:
         data = self.read_json(request)
@@ -4573,13 +4583,15 @@ class Client:
 
     def add(self, command: str, **options: Any) -> str:
         """Queue a command; return the job's id.  Options are the keys of POST /queue."""
-        answer = self.ask("POST", "/queue", {"command": command, **options}, key=os.urandom(16).hex())
-        return str(answer["id"])
+        return str(self.submit({"command": command, **options})["id"])
 
     def add_all(self, commands: Sequence[str], **options: Any) -> list[str]:
         """Queue many commands that share their options, all or none; return their ids."""
-        ids: list[str] = self.ask("POST", "/queue", {"commands": list(commands), **options}, key=os.urandom(16).hex())["ids"]
-        return ids
+        return list(self.submit({"commands": list(commands), **options})["ids"])
+
+    def submit(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """POST /queue: `{"id"}` or `{"ids"}`, and a `warning` when they will not start soon.  Repeated until it is done once."""
+        return dict(self.ask("POST", "/queue", body, key=os.urandom(16).hex()))
 
     def status(self) -> dict[str, Any]:
         return dict(self.ask("GET", "/status"))
@@ -4989,11 +5001,13 @@ def cmd_add(call: Call) -> int:
     commands = read_commands(call)
     client = call.client()
     options = make_options(call, client)
-    ids = client.add_all(commands, **options) if call.options.file is not None else [client.add(commands[0], **options)]
+    answer = client.submit({**options, **({"command": commands[0]} if call.options.file is None else {"commands": commands})})
     if call.options.json:
-        call.print_json({"ids": ids} if call.options.file is not None else {"id": ids[0]})
+        call.print_json(answer)
     else:
-        call.print("".join(f"{job_id}\n" for job_id in ids))
+        call.print("".join(f"{job_id}\n" for job_id in answer.get("ids") or [answer["id"]]))
+        if "warning" in answer:
+            call.say(answer["warning"])
     return 0
 
 

@@ -1,0 +1,271 @@
+#!/usr/bin/env python3
+"""What nexus costs, as a table; run by hand: python3 tests/bench/bench.py [NAME...]
+
+Speed is given as a ratio to something measured in the same run (`python3 -c pass`, the same call on an empty queue)
+wherever there is such a thing: machines differ, and are shared.  Each measure has a service of its own, in a temporary
+NEXUS_HOME, with a made-up nvidia-smi that answers in a millisecond.
+"""
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import random
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+TOP = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(TOP))
+import nexus  # noqa: E402
+
+SMI = """#!/bin/sh
+case $* in *compute-apps*) exit;; esac
+i=0
+while [ $i -lt {gpus} ]; do echo "$i, GPU-bench-$i, NVIDIA H100, 81559, 0, 0, 30, 70.00, [N/A]"; i=$((i + 1)); done
+"""
+ROWS: list[tuple[str, str, str]] = []
+
+
+def report(what: str, measured: str, limit: str = "") -> None:
+    ROWS.append((what, measured, limit))
+    print(f"{what:<66} {measured:<34} {limit}", flush=True)
+
+
+class Bench:
+    """A service of its own."""
+
+    def __init__(self, gpus: int = 1, launcher: str = "screen") -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="nexus-bench-"))
+        binaries = self.folder / "bin"
+        binaries.mkdir()
+        (binaries / "nvidia-smi").write_text(SMI.format(gpus=gpus))
+        (binaries / "nvidia-smi").chmod(0o755)
+        self.home = self.folder / "home"
+        self.home.mkdir()
+        self.port = random.randrange(20000, 30000)
+        (self.home / "config.toml").write_text(
+            f'[service]\nport = {self.port}\n[gpu]\nlease_dir = "{self.folder}/leases"\n[jobs]\nlauncher = "{launcher}"\nqueue_limit = 1000000\n')
+        self.environ = {**os.environ, "NEXUS_HOME": str(self.home), "HOME": str(self.folder), "PATH": f"{binaries}:{os.environ['PATH']}"}
+        self.environ.pop("NEXUS_MOCK_GPUS", None)
+        self.command("start")
+        self.client = nexus.Client.find(self.environ)
+
+    def command(self, *words: str) -> None:
+        subprocess.run([sys.executable, str(TOP / "nexus.py"), *words], env=self.environ, check=True, capture_output=True)
+
+    @property
+    def pid(self) -> int:
+        return int(json.loads((self.home / "service.json").read_text())["pid"])
+
+    def post(self, count: int) -> float:
+        """Seconds to queue so many jobs, in lists of at most 10,000."""
+        took = 0.0
+        for at in range(0, count, 10000):
+            body = json.dumps([{"command": f"true {n}", "gpus": 1} for n in range(at, min(count, at + 10000))]).encode()
+            began = time.perf_counter()
+            line = http.client.HTTPConnection("127.0.0.1", self.port)
+            line.request("POST", "/queue", body, {"Content-Type": "application/json"})
+            answer = line.getresponse()
+            assert answer.status == 200, answer.read()
+            answer.read()
+            took += time.perf_counter() - began
+        return took
+
+    def rss_mb(self) -> float:
+        lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS")) / 1024
+
+    def cpu_s(self) -> float:
+        cells = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(cells[11]) + int(cells[12])) / os.sysconf("SC_CLK_TCK")
+
+    def close(self) -> None:
+        with contextlib.suppress(Exception):
+            for job in self.client.jobs(status="running"):
+                self.client.kill(job["id"])
+        with contextlib.suppress(Exception):
+            self.command("stop")
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def bench(**options: object) -> Iterator[Bench]:
+    made = Bench(**options)  # type: ignore[arg-type]
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def median_ms(act: Callable[[], object], count: int = 20) -> float:
+    times = []
+    for _ in range(count):
+        began = time.perf_counter()
+        act()
+        times.append(time.perf_counter() - began)
+    return statistics.median(times) * 1000
+
+
+def measure_gap() -> None:
+    """From the end of one job to the start of the next on its GPU."""
+    for launcher, limit in (("screen", 20), ("direct", 12)):
+        medians = {}
+        for waiting in (10, 10000):
+            with bench(launcher=launcher) as it:
+                stamps = it.folder / "stamps"
+                gate = it.folder / "gate"
+                os.mkfifo(gate)
+                it.client.add(f"read line < {gate}")            # holds the GPU until all are queued
+                stamp = f'echo "start $EPOCHREALTIME" >> {stamps}; sleep 0.05; echo "end $EPOCHREALTIME" >> {stamps}'
+                it.client.add_all([stamp] * 102)
+                it.post(max(0, waiting - 10))
+                time.sleep(2 if waiting > 10 else 0.2)          # the journal's first snapshot is not what is measured
+                gate.write_text("go\n")
+                while not stamps.exists() or stamps.read_text().count("end") < 101:
+                    time.sleep(0.05)
+                it.client.pause()
+                times = [(line.split()[0], float(line.split()[1])) for line in stamps.read_text().splitlines()]
+                gaps = sorted((times[at + 1][1] - times[at][1]) * 1000 for at in range(1, 200, 2))
+                medians[waiting] = statistics.median(gaps)
+                report(f"gap with {launcher}, {waiting} waiting",
+                       f"median {medians[waiting]:.1f} ms, p95 {gaps[94]:.1f} ms", f"<= {limit} ms, p95 <= {2 * limit} ms")
+        report(f"gap with {launcher}: 10,000 waiting / 10 waiting", f"{medians[10000] / medians[10]:.2f}", "<= 1.5")
+
+
+def measure_add() -> None:
+    """`nexus add` against the start of the interpreter."""
+    with bench() as it:
+        it.command("install")
+        it.client.pause()
+        installed = [str(it.folder / ".local/bin/nexus"), "add", "true"]
+        plain = [sys.executable, str(TOP / "nexus.py"), "add", "true"]
+
+        def call(argv: list[str]) -> Callable[[], object]:
+            return lambda: subprocess.run(argv, env=it.environ, check=True, capture_output=True)
+
+        call(installed)()
+        for waiting in (0, 10000):
+            if waiting:
+                it.post(waiting)
+                time.sleep(2)
+            rounds = [(median_ms(call([sys.executable, "-c", "pass"]), 5), median_ms(call(installed), 5), median_ms(call(plain), 5)) for _ in range(6)]
+            nothing, fast, slow = (statistics.median(column) for column in zip(*rounds))
+            report(f"python3 -c pass ({waiting} waiting)", f"{nothing:.1f} ms")
+            report(f"nexus add, installed ({waiting} waiting)", f"{fast:.1f} ms = {fast / nothing:.2f} x pass", "<= 4 x")
+            report(f"python3 nexus.py add ({waiting} waiting)", f"{slow:.1f} ms = {slow / nothing:.2f} x pass", "<= 7 x")
+            if waiting:
+                report("nexus add: 10,000 waiting / none", f"{fast / first:.2f}", "<= 1.2")  # noqa: F821
+            first = fast
+
+
+def measure_bulk() -> None:
+    with bench() as it:
+        it.client.pause()
+        curl = ["curl", "-s", "-H", "Content-Type: application/json", "-d", '{"command": "true"}', f"http://127.0.0.1:{it.port}/queue"]
+
+        def post_one() -> None:
+            subprocess.run(curl, check=True, capture_output=True)
+
+        def get_status() -> None:
+            line = http.client.HTTPConnection("127.0.0.1", it.port)
+            line.request("GET", "/status")
+            line.getresponse().read()
+
+        report("one POST /queue by curl", f"{median_ms(post_one):.1f} ms", "<= 10 ms")
+        few = median_ms(get_status, 50)
+        report("POST /queue with 10,000 jobs", f"{it.post(10000):.2f} s", "<= 1 s")
+        it.post(90000)
+        time.sleep(5)
+        many = median_ms(get_status, 50)
+        report("GET /status, 100,000 waiting / none", f"{many / few:.2f} ({few:.1f} and {many:.1f} ms)", "<= 2")
+        report("service memory, 100,000 waiting", f"{it.rss_mb():.0f} MB", "<= 200 MB")
+
+        worst = measure_delay(it, lambda: it.client.queue())
+        report("longest other request during a listing of 100,000", f"{worst:.0f} ms", "<= 100 ms")
+        it.client.add("true")                                   # so that there is something to save
+        worst = measure_delay(it, lambda: force_snapshot(it))
+        report("longest other request during a snapshot of 100,000", f"{worst:.0f} ms", "<= 100 ms")
+
+        pid = it.pid
+        os.kill(pid, signal.SIGKILL)
+        began = time.perf_counter()
+        while True:
+            with contextlib.suppress(Exception):
+                line = http.client.HTTPConnection("127.0.0.1", it.port)
+                line.request("GET", "/status")
+                if json.loads(line.getresponse().read())["queued_jobs"] >= 100000:
+                    break
+            time.sleep(0.02)
+        report("kill -9 with 100,000 waiting: until it answers again", f"{time.perf_counter() - began:.1f} s (1 s of it is the supervisor's)", "<= 5 s")
+        report("service memory after that", f"{it.rss_mb():.0f} MB", "<= 200 MB")
+
+
+def force_snapshot(it: Bench) -> None:
+    """Write until the journal is long enough for a new state.json."""
+    before = (it.home / "state.json").stat().st_mtime_ns
+    size = (it.home / "state.json").stat().st_size
+    environment = {f"BENCH_{n}": "x" * 100000 for n in range(9)}
+    for n in range(1 + size // 900000):
+        it.client.add("true", environment={**environment, "N": str(n)})
+    give_up_at = time.monotonic() + 30
+    while (it.home / "state.json").stat().st_mtime_ns == before and time.monotonic() < give_up_at:
+        time.sleep(0.02)
+
+
+def measure_delay(it: Bench, act: Callable[[], object]) -> float:
+    """The longest that GET /health takes, in ms, from another process, while `act` goes on here."""
+    program = ("import http.client, sys, time\nworst = 0\nline = http.client.HTTPConnection('127.0.0.1', int(sys.argv[1]))\n"
+               "print('ready', flush=True)\n"
+               "while not sys.stdin.closed:\n import select\n began = time.perf_counter()\n line.request('GET', '/')\n"
+               " line.getresponse().read()\n worst = max(worst, time.perf_counter() - began)\n"
+               " if select.select([sys.stdin], [], [], 0.01)[0]: break\nprint(worst * 1000)\n")
+    watcher = subprocess.Popen([sys.executable, "-c", program, str(it.port)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert watcher.stdout and watcher.stdout.readline()
+    working = threading.Thread(target=act)
+    working.start()
+    working.join()
+    return float(watcher.communicate("\n")[0])
+
+
+def measure_plan() -> None:
+    state = nexus.State()
+    for number in range(10000):
+        kind = number % 50
+        nexus.apply(state, nexus.JobAdded(nexus.Job(
+            f"{number}", "true", "/", "me", 0.0, (0, number % 3, number), "", "", gpus=kind % 8 + 1, gpu_ids=None if kind < 8 else tuple(range(kind)))))
+    gpus = [nexus.Gpu(n, f"GPU-{n}", "H100", 81559.0, 0.0) for n in range(64)]
+    config = nexus.parse_config({}, "")
+    report("plan(), 10,000 waiting of 50 kinds, 64 GPUs free", f"{median_ms(lambda: nexus.plan(state, gpus, None, config, 1.0), 50):.2f} ms", "<= 5 ms")
+    busy = [nexus.replace(gpu, fault="GPU is lost") for gpu in gpus]
+    report("plan(), the same, none free", f"{median_ms(lambda: nexus.plan(state, busy, None, config, 1.0), 50):.2f} ms", "<= 5 ms")
+
+
+def measure_idle() -> None:
+    with bench(gpus=8) as it:
+        time.sleep(5)
+        before, began = it.cpu_s(), time.monotonic()
+        time.sleep(60)
+        used = (it.cpu_s() - before) / (time.monotonic() - began)
+        report("idle with 8 GPUs: CPU of the service", f"{used * 100:.2f} % of one core", "<= 0.5 %")
+        report("idle with 8 GPUs: memory", f"{it.rss_mb():.0f} MB", "<= 50 MB")
+
+
+MEASURES = {"plan": measure_plan, "gap": measure_gap, "add": measure_add, "bulk": measure_bulk, "idle": measure_idle}
+
+
+def main() -> None:
+    for name in sys.argv[1:] or MEASURES:
+        MEASURES[name]()
+
+
+if __name__ == "__main__":
+    main()
