@@ -1,0 +1,21 @@
+"""What holds for every test: where nexus.py is, one time zone, nothing of the caller's own nexus."""
+
+import os
+import sys
+import time
+
+from hypothesis import HealthCheck, settings
+
+sys.path[:0] = [os.path.dirname(os.path.dirname(os.path.abspath(__file__))), os.path.dirname(os.path.abspath(__file__))]
+
+os.environ["TZ"] = "UTC"
+time.tzset()
+for name in [name for name in os.environ if name.startswith("NEXUS_") or name in ("NO_COLOR", "CUDA_VISIBLE_DEVICES")]:
+    del os.environ[name]
+
+# The same examples at every run; HYPOTHESIS_PROFILE=search looks for new ones.
+slow_is_fine = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
+settings.register_profile("steady", derandomize=True, deadline=None, max_examples=50,
+                          suppress_health_check=slow_is_fine)
+settings.register_profile("search", deadline=None, max_examples=2000, suppress_health_check=slow_is_fine)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "steady"))

@@ -1,0 +1,149 @@
+"""Section 3: every key of config.toml, its default, its check."""
+
+import datetime
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from makers import config, json_values
+
+import nexus
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+
+def test_an_empty_file_gives_the_defaults():
+    made = nexus.parse_config({}, "config.toml")
+    for setting in nexus.SETTINGS:
+        assert getattr(getattr(made, setting.section), setting.key) == setting.default
+
+
+def test_the_sample_file_says_the_defaults():
+    sample = nexus.format_sample_config()
+    assert nexus.parse_config(tomllib.loads(sample), "config.toml.example") == nexus.parse_config({}, "config.toml")
+
+
+def test_the_sample_file_shows_and_explains_every_key():
+    lines = nexus.format_sample_config().splitlines()
+    for setting in nexus.SETTINGS:
+        line = next(line for line in lines if line.startswith(f"{setting.key} = "))
+        assert setting.comment and setting.comment in line
+
+
+def test_each_section_has_the_fields_of_its_settings():
+    for section, made in nexus.SECTION_CLASSES.items():
+        assert list(made.__slots__) == [setting.key for setting in nexus.SETTINGS if setting.section == section]
+
+
+lines_of_text = st.text(st.characters(exclude_categories=["Cc", "Cs"]))
+
+
+@given(st.fixed_dictionaries({}, optional={
+    "host": lines_of_text, "allowed_hosts": st.lists(lines_of_text), "ids": st.lists(st.integers(0, 9999)),
+    "refresh_rate_seconds": st.floats(0.1, 3600), "mem_threshold": st.floats(0, 1),
+    "share_with_others": st.booleans()}))
+def test_what_is_in_force_can_be_shown_and_read_again(keys):
+    made = config(**keys)
+    assert nexus.parse_config(tomllib.loads(nexus.format_config(made)), "config.toml") == made
+
+
+def test_a_key_has_one_home():
+    keys = [setting.key for setting in nexus.SETTINGS]
+    assert len(keys) == len(set(keys)), "the hint for a key in the wrong section names one"
+
+
+GOOD = [  # reason, TOML, section, key, value
+    ("a number", "[service]\nport = 7000", "service", "port", 7000),
+    ("times may have decimals", "[service]\nrefresh_rate_seconds = 0.5", "service", "refresh_rate_seconds", 0.5),
+    ("and need none", "[jobs]\nkill_grace_seconds = 3", "jobs", "kill_grace_seconds", 3),
+    ("no grace at all", "[jobs]\nkill_grace_seconds = 0", "jobs", "kill_grace_seconds", 0),
+    ("a list of numbers", "[gpu]\nids = [0, 2]", "gpu", "ids", (0, 2)),
+    ("a list of texts", '[service]\nallowed_hosts = ["gpu.example.org"]', "service", "allowed_hosts",
+     ("gpu.example.org",)),
+    ("the ends of a range are in it", "[gpu]\nmem_threshold = 1", "gpu", "mem_threshold", 1),
+    ("a choice", '[jobs]\nlauncher = "direct"', "jobs", "launcher", "direct"),
+    ("a switch", "[gpu]\nshare_with_others = true", "gpu", "share_with_others", True),
+]
+
+
+@pytest.mark.parametrize("reason, text, section, key, value", GOOD, ids=[case[0] for case in GOOD])
+def test_parse_config(reason, text, section, key, value):
+    made = nexus.parse_config(tomllib.loads(text), "config.toml")
+    assert getattr(getattr(made, section), key) == value, reason
+
+
+BAD = [  # reason, TOML, what the message says
+    ("a key that is none, with the nearest", "[jobs]\ncpu_slot = 2", ["jobs.cpu_slot", "did you mean 'cpu_slots'?"]),
+    ("a key in the wrong section", "[jobs]\nport = 2", ["jobs.port", "it belongs to [service]"]),
+    ("a section that is none, with the nearest", "[gpus]\nids = [0]", ["[gpus]", "did you mean 'gpu'?"]),
+    ("a key outside of any section", "port = 7000", ["port"]),
+    ("a section that is a value", "gpu = 2", ["gpu must be a section, [gpu]"]),
+    ("sections that are a list", "[[gpu]]\nids = [0]", ["gpu must be a section, [gpu]"]),
+    ("a number in quotes", '[service]\nport = "6234"', ["service.port", '"6234"', "whole number from 1 to 65535"]),
+    ("out of range", "[service]\nport = 70000", ["service.port", "70000", "from 1 to 65535"]),
+    ("decimals where there are none", "[jobs]\ncpu_slots = 1.5", ["jobs.cpu_slots", "1.5", "whole number"]),
+    ("true is no number", "[jobs]\ncpu_slots = true", ["jobs.cpu_slots", "whole number"]),
+    ("1 is not true", "[gpu]\nshare_with_others = 1", ["gpu.share_with_others", "true or false"]),
+    ("not a number", "[service]\nrefresh_rate_seconds = nan", ["service.refresh_rate_seconds", "from 0.1 to 3600"]),
+    ("no end", "[jobs]\nkill_grace_seconds = inf", ["jobs.kill_grace_seconds", "from 0 to 86400"]),
+    ("a choice that is none, with the nearest", '[jobs]\nlauncher = "sreen"',
+     ['"sreen"', '"direct"', "did you mean 'screen'?"]),
+    ("not a text", "[state]\nlog_dir = 3", ["state.log_dir", "text in quotes"]),
+    ("a text no file can have", '[state]\nlog_dir = "a\\u0000b"', ["state.log_dir", "text in quotes"]),
+    ("one where a list is asked for", "[gpu]\nids = 0", ["gpu.ids", "[0, 1]"]),
+    ("a list of the wrong things", '[gpu]\nids = ["0"]', ["gpu.ids", "[0, 1]"]),
+    ("an index below 0", "[gpu]\nids = [-1]", ["gpu.ids", "-1"]),
+    ("true is no index", "[gpu]\nids = [true]", ["gpu.ids"]),
+    ("TOML knows dates", "[state]\nlog_dir = 2024-10-24", ["state.log_dir", "2024-10-24"]),
+]
+
+
+@pytest.mark.parametrize("reason, text, parts", BAD, ids=[case[0] for case in BAD])
+def test_parse_config_refuses(reason, text, parts):
+    with pytest.raises(nexus.NexusError) as caught:
+        nexus.parse_config(tomllib.loads(text), "/home/ann/.nexus/config.toml")
+    assert caught.value.kind == "usage" and "nexus config sample" in caught.value.hint
+    for part in ["/home/ann/.nexus/config.toml", *parts]:
+        assert part in caught.value.message, reason
+
+
+def test_all_faults_are_named_at_once():
+    data = {"service": {"port": 0, "prot": 1}, "gpu": {"ids": 1}, "jobs": {"launcher": "x"}, "job": {}}
+    with pytest.raises(nexus.NexusError) as caught:
+        nexus.parse_config(data, "config.toml")
+    for part in ("service.port", "service.prot", "gpu.ids", "jobs.launcher", "[job]"):
+        assert part in caught.value.message
+
+
+def test_faults_are_named_in_the_order_of_the_file():
+    keys = [f"nonsense_{number}" for number in range(20)]
+    with pytest.raises(nexus.NexusError) as caught:
+        nexus.parse_config({"jobs": dict.fromkeys(keys, 1)}, "config.toml")
+    places = [caught.value.message.index(f"jobs.{key} ") for key in keys]
+    assert places == sorted(places), "the same file gives the same message, and one reads down both"
+
+
+near_configs = st.dictionaries(
+    st.sampled_from([*nexus.SECTION_CLASSES, "nodes", "hooks"]),
+    json_values | st.dictionaries(
+        st.sampled_from([setting.key for setting in nexus.SETTINGS] + ["prot"]),
+        json_values | st.floats() | st.just(datetime.date(2024, 10, 24)), max_size=4), max_size=4)
+
+
+@given(near_configs)
+def test_parse_config_raises_nothing_else(data):
+    try:
+        made = nexus.parse_config(data, "config.toml")
+    except nexus.NexusError as error:
+        assert error.kind == "usage" and error.message.startswith("config.toml: ")
+    else:
+        assert hash(made), "a configuration is a value through and through"
+
+
+def test_config_is_a_value():
+    with pytest.raises(AttributeError):
+        config().jobs.cpu_slots = 5

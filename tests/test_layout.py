@@ -1,0 +1,141 @@
+"""The file as a whole: its sections, who may use what."""
+
+import ast
+import pathlib
+import re
+import subprocess
+import sys
+
+import nexus
+
+SOURCE = pathlib.Path(nexus.__file__).read_text(encoding="utf-8")
+TREE = ast.parse(SOURCE)
+SECTIONS = ["ERRORS", "TEXT", "CONFIG", "MODEL", "FORMATS", "SCHEDULER", "VIEWS",
+            "CLOCK", "DISK", "MACHINE", "RUNNER",
+            "STORE", "SERVICE", "SERVER", "DASHBOARD",
+            "CLIENT", "COMMANDS", "ARGUMENTS, MAIN"]
+BANNERS = [(SOURCE[: match.start()].count("\n") + 1, int(match[1]), match[2])
+           for match in re.finditer(r"^# ==== (\d+)\. ([A-Z, ]+) ====", SOURCE, re.MULTILINE)]
+VALUES = range(BANNERS[0][0], next(line for line, number, _ in BANNERS if number == 8))      # the lines of part I
+
+
+def section_of(line):
+    return max((number for start, number, _ in BANNERS if start <= line), default=0)
+
+
+def test_sections_stand_in_their_order():
+    assert [(number, name) for _, number, name in BANNERS] == list(enumerate(SECTIONS, 1))[: len(BANNERS)]
+    assert len(re.findall("^# ====", SOURCE, re.MULTILINE)) == len(BANNERS), "grep prints the table of contents"
+
+
+def bound_names(node):
+    """Names that a function, lambda or comprehension binds for itself."""
+    found = set()
+    arguments = getattr(node, "args", None)
+    if isinstance(arguments, ast.arguments):
+        found |= {each.arg for each in ast.walk(arguments) if isinstance(each, ast.arg)}
+    body = node.body if isinstance(node, ast.Lambda) else node
+    shared = set()
+    for each in ast.walk(body):
+        if isinstance(each, ast.Name) and isinstance(each.ctx, (ast.Store, ast.Del)):
+            found.add(each.id)
+        elif isinstance(each, (ast.FunctionDef, ast.ClassDef, ast.ExceptHandler)) and each is not node:
+            found.add(each.name)
+        elif isinstance(each, ast.alias):
+            found.add((each.asname or each.name).partition(".")[0])
+        elif isinstance(each, (ast.Global, ast.Nonlocal)):
+            shared |= set(each.names)
+    return found - shared
+
+
+SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+
+
+def global_uses(node, hidden=frozenset()):
+    """(name, line) of each name that is looked up in the module, in annotations too."""
+    if isinstance(node, SCOPES):
+        hidden = hidden | bound_names(node)
+    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id not in hidden:
+        yield node.id, node.lineno
+    for child in ast.iter_child_nodes(node):
+        yield from global_uses(child, hidden)
+
+
+def definitions():
+    """{name: line of its first definition at the top of the file}."""
+    found = {}
+
+    def visit(statements):
+        for node in statements:
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+                found.setdefault(node.name, node.lineno)
+            elif isinstance(node, (ast.Import, ast.ImportFrom)):
+                for alias in node.names:
+                    found.setdefault((alias.asname or alias.name).partition(".")[0], node.lineno)
+            elif isinstance(node, (ast.If, ast.Try, ast.For, ast.While, ast.With)):
+                for part in ("body", "orelse", "handlers", "finalbody"):
+                    visit(getattr(node, part, []))
+            elif isinstance(node, ast.ExceptHandler):
+                visit(node.body)
+            for each in ast.walk(node) if isinstance(node, (ast.Assign, ast.AnnAssign, ast.For)) else ():
+                if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store):
+                    found.setdefault(each.id, node.lineno)
+
+    visit(TREE.body)
+    return found
+
+
+def test_a_section_uses_only_those_above_it():
+    home = definitions()
+    downward = sorted({(line, f"section {section_of(line)} uses {name} of section {section_of(home[name])}")
+                       for name, line in global_uses(TREE)
+                       if name in home and section_of(home[name]) > section_of(line)})
+    assert not downward, "\n".join(f"line {line}: {fault}" for line, fault in downward)
+
+
+# Part I: no clock, disk, process, socket, environment, randomness
+
+PURE_MODULES = {"__future__", "bisect", "calendar", "collections", "collections.abc", "difflib", "heapq", "itertools",
+                "json", "math", "re", "shlex", "textwrap", "typing", "typing_extensions", "hashlib", "html", "string"}
+PURE_OF_TIME = {"strftime": 2, "gmtime": 1, "localtime": 1, "strptime": 2}      # with so many arguments
+IMPURE_BUILTINS = {"open", "print", "input", "exec", "eval", "breakpoint", "__import__"}
+
+
+def nodes_of_values():
+    return [each for each in ast.walk(TREE) if getattr(each, "lineno", 0) in VALUES]
+
+
+def test_values_import_nothing_that_touches_the_world():
+    found = set()
+    for node in nodes_of_values():
+        if isinstance(node, ast.Import):
+            found |= {(alias.name, node.lineno) for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found.add((node.module, node.lineno))
+    assert {(name, line) for name, line in found if name not in PURE_MODULES} == set()
+
+
+def test_values_use_no_clock_disk_process_socket_environment_or_randomness():
+    imported = set()
+    for node in ast.walk(TREE):
+        if isinstance(node, ast.Import):
+            imported |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
+    impure = imported - PURE_MODULES - {"time"} | IMPURE_BUILTINS
+    uses = {(name, line) for name, line in global_uses(TREE) if line in VALUES}
+    assert {(name, line) for name, line in uses if name in impure} == set()
+    clock = {(node.attr, node.lineno) for node in nodes_of_values()
+             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "time"}
+    assert {(name, line) for name, line in clock if name not in PURE_OF_TIME} == set()
+    for node in nodes_of_values():
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in PURE_OF_TIME:
+            assert len(node.args) >= PURE_OF_TIME[node.func.attr], f"line {node.lineno}: it asks the clock"
+
+
+def test_the_import_is_light():
+    """What a plain `nexus add` does not need is imported where it is used."""
+    heavy = {"typing", "dataclasses", "subprocess", "http", "argparse", "asyncio", "logging", "tomllib", "tomli",
+             "psutil", "ssl", "email", "threading", "multiprocessing", "inspect", "urllib", "difflib", "random"}
+    before = "import sys; known = set(sys.modules); import nexus; print(*(set(sys.modules) - known))"
+    loaded = subprocess.run([sys.executable, "-S", "-c", before], cwd=pathlib.Path(nexus.__file__).parent,
+                            check=True, timeout=60, capture_output=True, text=True).stdout.split()
+    assert heavy & {name.partition(".")[0] for name in loaded} == set()

@@ -1,0 +1,405 @@
+"""Section 4: jobs, what may become of them, and State with its indexes."""
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from makers import NOW, finished, job, json_values, running, state, texts
+
+import nexus
+
+# What may become of a job
+
+CHANGES = [  # from, to, allowed
+    ("pending", "running", True), ("pending", "cancelled", True), ("pending", "completed", False),
+    ("pending", "failed", False),
+    ("pending", "pending", False),
+    ("running", "completed", True), ("running", "failed", True), ("running", "cancelled", True),
+    ("running", "pending", True),
+    ("running", "running", False),
+    *[(final, status, False) for final in ("completed", "failed", "cancelled")
+      for status in ("pending", "running", "completed", "failed", "cancelled")],
+]
+
+
+@pytest.mark.parametrize("old, new, allowed", CHANGES, ids=[f"{old}-{new}" for old, new, _ in CHANGES])
+def test_change_status(old, new, allowed):
+    before = job(status=old, status_history=((old, NOW - 5),))
+    if not allowed:
+        with pytest.raises(nexus.NexusError) as caught:
+            nexus.change_status(before, new, NOW)
+        assert caught.value.kind == "conflict" and "abc" in caught.value.message and old in caught.value.message
+        return
+    change = nexus.change_status(before, new, NOW, exit_code=3)
+    after = nexus.replace(before, **change.facts)
+    assert (change.id, after.status, after.exit_code) == ("abc", new, 3)
+    assert after.status_history == ((old, NOW - 5), (new, NOW))
+
+
+def test_the_table_of_changes_is_complete():
+    assert len(CHANGES) == len(nexus.STATUSES) ** 2
+    assert set(nexus.FINAL) == set(nexus.STATUSES) - set(nexus.TRANSITIONS)
+
+
+def test_replace_refuses_what_is_no_field():
+    with pytest.raises(TypeError, match="Job has no field colour"):
+        nexus.replace(job(), colour="red")
+
+
+# State and its indexes
+
+
+def check_indexes(made):
+    """That every index of State says what its jobs say."""
+    pending = {one.id: one for one in made.jobs.values() if one.status == nexus.PENDING}
+    assert made.order == sorted((one.order, one.id) for one in pending.values())
+    assert [made.position(pending[id]) for _, id in made.order] == list(range(len(made.order)))
+    kinds = {}
+    for item in made.order:
+        kinds.setdefault(nexus.kind_of(pending[item[1]]), []).append(item)
+    assert made.kinds == kinds
+    assert made.running == {id: one for id, one in made.jobs.items() if one.status == nexus.RUNNING}
+    assert made.finished == {id: one for id, one in made.jobs.items() if one.status in nexus.FINAL}
+    assert all(id == one.id for id, one in made.jobs.items())
+    assert all(one.number < made.next_number for one in made.jobs.values())
+    brought = {}
+    for one in made.jobs.values():
+        if one.key:
+            brought.setdefault(one.key, []).append(one.id)
+    assert {key: sorted(line) for key, line in made.keys.items()} == {
+        key: sorted(line) for key, line in brought.items()}
+    counts = {}
+    for one in pending.values():
+        counts[one.priority] = counts.get(one.priority, 0) + 1
+    assert made.pending_by_priority == counts
+
+
+def dump(made):
+    """Every attribute of State, copied.  The order counts where it says something."""
+    return {
+        **{name: fact for name, fact in vars(made).items() if not isinstance(fact, (dict, list))},
+        "jobs": dict(made.jobs), "environments": dict(made.environments), "order": list(made.order),
+        "kinds": {kind: list(line) for kind, line in made.kinds.items()}, "running": dict(made.running),
+        "keys": {key: sorted(line) for key, line in made.keys.items()},
+        "pending_by_priority": dict(made.pending_by_priority),
+        "finished": list(made.finished.items())}
+
+
+def letters(number):
+    """An id for a number."""
+    base = nexus.ID_LETTERS
+    return base[number // len(base) ** 2 % len(base)] + base[number // len(base) % len(base)] + base[number % len(base)]
+
+
+def random_change(made, dice, number):
+    """One that fits, as the service makes them."""
+    jobs = list(made.jobs.values())
+    pending = [one for one in jobs if one.status == nexus.PENDING]
+    deeds = ["add"] * 4 + ["status"] * 3 + ["note", "move", "priority", "remove", "environment", "pause", "paused_gpus"]
+    deed = dice.choice(deeds)
+    if deed == "add" or not jobs:
+        priority = dice.choice([0, 1, 1, 2])
+        count = dice.choice([0, 1, 1, 2])
+        return nexus.JobAdded(job(
+            letters(number), **nexus.next_place(made, priority), gpus=count,
+            gpu_ids=dice.choice([None, (0, 1)]) if count else None, key=dice.choice([None, None, "k1", "k2"])))
+    one = dice.choice(jobs)
+    if deed == "status" and one.status in nexus.TRANSITIONS:
+        return nexus.change_status(one, dice.choice(sorted(nexus.TRANSITIONS[one.status])), NOW + number)
+    if deed == "move" and pending:
+        one = dice.choice(pending)
+        change = nexus.move_job(made, one, dice.randrange(len(pending) + 2))
+        return change or nexus.JobChanged(one.id, {"name": "unmoved"})
+    if deed == "priority" and pending:
+        one = dice.choice(pending)
+        priority = dice.choice([0, 1, 2])
+        order = dice.choice([(0, priority, one.number), one.order])
+        return nexus.JobChanged(one.id, {"priority": priority, "order": order})
+    if deed == "remove":
+        return nexus.JobsRemoved(tuple(dice.sample(sorted(made.jobs), min(len(jobs), dice.randrange(4)))))
+    if deed == "environment":
+        return nexus.EnvironmentAdded(dice.choice("abc"), {"A": str(number)})
+    if deed == "pause":
+        return nexus.StateChanged({"paused": dice.random() < 0.5})
+    if deed == "paused_gpus":
+        return nexus.StateChanged({"paused_gpus": ("GPU-0",), "inventory": ((0, "GPU-0", "RTX 3090", 24576.0),)})
+    return nexus.JobChanged(one.id, {"pid": number, "peak_rss_mib": 1.5})
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_changes_keep_the_indexes_and_can_be_undone(seed):
+    dice, made = random.Random(seed), nexus.State()
+    for number in range(120):
+        change = random_change(made, dice, number)
+        before = dump(made)
+        undo = nexus.apply(made, change)
+        check_indexes(made)
+        after = dump(made)
+        undo()
+        assert dump(made) == before, f"step {number}: {change}"
+        check_indexes(made)
+        nexus.apply(made, change)
+        assert dump(made) == after, f"step {number}: {change} again"
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_many_changes_are_undone_in_reverse_order(seed):
+    dice, made = random.Random(seed), nexus.State()
+    for number in range(60):
+        nexus.apply(made, random_change(made, dice, number))
+    before, undos = dump(made), []
+    for number in range(60, 140):
+        undos.append(nexus.apply(made, random_change(made, dice, number)))
+    for undo in reversed(undos):
+        undo()
+    assert dump(made) == before
+    check_indexes(made)
+
+
+def test_finished_jobs_stand_in_the_order_in_which_they_ended():
+    made = state(job("aaa"), job("bbb", 2), job("ccc", 3))
+    for id in ("bbb", "ccc", "aaa"):
+        nexus.apply(made, nexus.change_status(made.jobs[id], nexus.RUNNING, NOW))
+    for id in ("ccc", "aaa", "bbb"):
+        nexus.apply(made, nexus.change_status(made.jobs[id], nexus.COMPLETED, NOW))
+    assert list(made.finished) == ["ccc", "aaa", "bbb"]
+
+
+def test_a_job_named_twice_is_removed_once():
+    made = state(finished("aaa"), finished("bbb", number=2))
+    before = dump(made)
+    undo = nexus.apply(made, nexus.JobsRemoved(("aaa", "aaa")))
+    assert list(made.jobs) == ["bbb"]
+    check_indexes(made)
+    undo()
+    assert dump(made) == before
+
+
+def test_a_job_that_asks_for_other_gpus_is_of_another_kind():
+    made = state(job("aaa"), job("bbb", 2))
+    undo = nexus.apply(made, nexus.JobChanged("aaa", {"gpus": 2}))
+    check_indexes(made)
+    undo()
+    check_indexes(made)
+
+
+MISFITS = [  # reason, change.  The journal is damaged, or another version's.
+    ("added twice", nexus.JobAdded(job("aaa"))),
+    ("an unknown job", nexus.JobChanged("zzz", {"pid": 1})),
+    ("an unknown job is removed", nexus.JobsRemoved(("aaa", "zzz"))),
+    ("a field that no job has", nexus.JobChanged("aaa", {"colour": "red"})),
+    ("a field that is no fact of the queue", nexus.StateChanged({"colour": "red"})),
+    ("one that is changed by jobs alone", nexus.StateChanged({"paused": True, "jobs": ()})),
+]
+
+
+@pytest.mark.parametrize("reason, change", MISFITS, ids=[case[0] for case in MISFITS])
+def test_a_change_that_does_not_fit_changes_nothing(reason, change):
+    made = state(job("aaa"), running("bbb", number=2))
+    before = dump(made)
+    with pytest.raises(KeyError):
+        nexus.apply(made, change)
+    assert dump(made) == before, reason
+
+
+def test_an_environment_is_stored_once():
+    made = nexus.State()
+    undo_first = nexus.apply(made, nexus.EnvironmentAdded("d", {"A": "1"}))
+    undo_second = nexus.apply(made, nexus.EnvironmentAdded("d", {"A": "1"}))
+    undo_second()
+    assert made.environments == {"d": {"A": "1"}}, "the first is still there: a job needs it"
+    undo_first()
+    assert made.environments == {}
+
+
+# The order of the queue
+
+orders = st.lists(st.integers(-3, 3), min_size=3, max_size=6).map(tuple)
+
+
+@given(orders, orders)
+def test_order_between_is_between(one, other):
+    first, second = sorted([one, other])
+    if first != second:
+        assert first < nexus.order_between(first, second) < second
+
+
+@given(orders)
+def test_order_between_nothing_and_the_first_is_before_it(first):
+    made = nexus.order_between(None, first)
+    assert made < first and made[2] == first[2], "the sequence number stays one that was given out"
+
+
+@pytest.mark.parametrize("seed", range(15))
+def test_move_job_puts_it_where_it_was_asked_to(seed):
+    dice = random.Random(seed)
+    names = [letters(number) for number in range(dice.randrange(1, 14))]
+    made = state(*[job(id, number) for number, id in enumerate(names, 1)])
+    for _ in range(300):
+        if dice.random() < 0.03 and len(names) < 20:
+            id = letters(len(names))
+            nexus.apply(made, nexus.JobAdded(job(id, **nexus.next_place(made, 1))))
+            names.append(id)
+            assert [id for _, id in made.order] == names, "a new job comes last, whatever was moved"
+        id, count = dice.choice(names), len(names)
+        position = dice.choice([0, 1, dice.randrange(count), count - 1, count + 5])
+        change = nexus.move_job(made, made.jobs[id], position)
+        was = names.index(id)
+        names.remove(id)
+        names.insert(position, id)
+        assert (change is None) == (names.index(id) == was), "no change, nothing to journal"
+        if change:
+            assert list(change.facts) == ["order"]
+            nexus.apply(made, change)
+        assert [id for _, id in made.order] == names
+    check_indexes(made)
+
+
+def test_the_first_passes_priorities():
+    made = state(job("low", priority=2), job("top", 2, priority=0))
+    nexus.apply(made, nexus.move_job(made, made.jobs["low"], 0))
+    nexus.apply(made, nexus.JobAdded(job("new", **nexus.next_place(made, 0))))
+    assert [id for _, id in made.order] == ["low", "top", "new"]
+
+
+def test_lower_priority_numbers_run_first_and_equal_ones_in_the_order_of_their_coming():
+    made = nexus.State()
+    for id, priority in (("aaa", 1), ("bbb", 2), ("ccc", 0), ("ddd", 1), ("eee", -5)):
+        nexus.apply(made, nexus.JobAdded(job(id, **nexus.next_place(made, priority))))
+    assert [id for _, id in made.order] == ["eee", "ccc", "aaa", "ddd", "bbb"]
+
+
+# What a submission may say
+
+ACCEPTED = [  # reason, keys beside the command, field, value
+    ("the least", {}, "gpus", None),
+    ("a CPU job", {"gpus": 0}, "gpus", 0),
+    ("GPUs by index", {"gpu_ids": [5, 0, 5]}, "gpu_ids", (0, 5)),
+    ("as the command line writes them", {"gpu_ids": "0-3,5"}, "gpu_ids", (0, 1, 2, 3, 5)),
+    ("null is as if it were not there", {"gpus": None, "gpu_ids": None, "name": None, "cwd": None, "env": None},
+     "name", None),
+    ("priority by name", {"priority": "high"}, "priority", 0),
+    ("by number", {"priority": 7}, "priority", 7),
+    ("by number as a text", {"priority": "-3"}, "priority", -3),
+    ("normal if not said", {}, "priority", 1),
+    ("a directory", {"cwd": "/home/ann/a b"}, "cwd", "/home/ann/a b"),
+    ("bytes that are no UTF-8, as Python reads them", {"cwd": "/home/\udcff"}, "cwd", "/home/\udcff"),
+    ("variables on top of the service's", {"env": {"A": "", "B": "ü=\n"}}, "env", {"A": "", "B": "ü=\n"}),
+    ("all of the environment", {"environment": {}}, "environment", {}),
+    ("an id of the caller's", {"id": "abc"}, "id", "abc"),
+    ("limits", {"limits": {"nofile": [1024, 4096], "core": [0, -1]}}, "limits",
+     (("core", 0, -1), ("nofile", 1024, 4096))),
+    ("a umask", {"umask": 0o027}, "umask", 0o027),
+    ("the longest command that Linux takes", {"command": "x" * nexus.MAX_ARGUMENT_BYTES}, "command", "x" * 131071),
+    ("several lines", {"command": "cd /tmp\nls"}, "command", "cd /tmp\nls"),
+]
+
+
+@pytest.mark.parametrize("reason, keys, field, value", ACCEPTED, ids=[case[0] for case in ACCEPTED])
+def test_parse_submission(reason, keys, field, value):
+    assert getattr(nexus.parse_submission({"command": "ls", **keys}), field) == value, reason
+
+
+REFUSED = [  # reason, submission, what the message names
+    ("a list", [], "JSON object"),
+    ("a text", "ls", "JSON object"),
+    ("no command", {}, "command"),
+    ("an empty command", {"command": " \n"}, "command"),
+    ("a command that is a list", {"command": ["ls"]}, "command"),
+    ("NUL in a command", {"command": "a\0b"}, "NUL"),
+    ("a command Linux would not take", {"command": "x" * 131072}, "131071"),
+    ("nor one with as many bytes", {"command": "ü" * 70000}, "131071"),
+    ("half a character", {"command": "echo \ud800"}, "Unicode"),
+    ("an unknown key", {"command": "ls", "gpu": 1}, "'gpu'"),
+    ("an id with digits", {"command": "ls", "id": "a1c"}, "id"),
+    ("an id that is none", {"command": "ls", "id": 5}, "id"),
+    ("negative GPUs", {"command": "ls", "gpus": -1}, "gpus"),
+    ("true GPUs", {"command": "ls", "gpus": True}, "gpus"),
+    ("GPUs as a text", {"command": "ls", "gpus": "1"}, "gpus"),
+    ("too many GPUs for any box", {"command": "ls", "gpus": 1025}, "gpus"),
+    ("no GPU named", {"command": "ls", "gpu_ids": []}, "gpu_ids"),
+    ("one GPU, not a list", {"command": "ls", "gpu_ids": 0}, "gpu_ids"),
+    ("a negative index", {"command": "ls", "gpu_ids": [-1]}, "gpu_ids"),
+    ("more GPUs than named", {"command": "ls", "gpus": 3, "gpu_ids": [0, 1, 1]}, "3 GPUs"),
+    ("GPUs named for a CPU job", {"command": "ls", "gpus": 0, "gpu_ids": [0]}, "gpu_ids"),
+    ("a priority that is none", {"command": "ls", "priority": "urgent"}, "urgent"),
+    ("a priority with decimals", {"command": "ls", "priority": 1.5}, "priority"),
+    ("a priority without bounds", {"command": "ls", "priority": 10**9}, "priority"),
+    ("a relative directory", {"command": "ls", "cwd": "src"}, "cwd"),
+    ("a name of two lines", {"command": "ls", "name": "a\nb"}, "name"),
+    ("an empty name", {"command": "ls", "name": ""}, "name"),
+    ("a long name", {"command": "ls", "name": "ü" * 101}, "name"),
+    ("variables as a list", {"command": "ls", "env": ["A=1"]}, "env"),
+    ("an empty list is a list too", {"command": "ls", "env": []}, "env"),
+    ("and an empty text no object", {"command": "ls", "env": ""}, "env"),
+    ("limits as an empty list", {"command": "ls", "limits": []}, "limits"),
+    ("a variable that is a number", {"command": "ls", "env": {"A": 1}}, "env"),
+    ("a name no variable can have", {"command": "ls", "env": {"A=B": "1"}}, "A=B"),
+    ("a variable without a name", {"command": "ls", "env": {"": "1"}}, "env"),
+    ("NUL in a variable", {"command": "ls", "env": {"A": "a\0"}}, "A"),
+    ("a variable longer than Linux takes", {"command": "ls", "env": {"A": "x" * 131070}}, "A"),
+    ("an environment that is a list", {"command": "ls", "environment": []}, "environment"),
+    ("a umask beyond the bits it has", {"command": "ls", "umask": 0o1000}, "umask"),
+    ("tty as a number", {"command": "ls", "tty": 1}, "tty"),
+    ("a limit that is none", {"command": "ls", "limits": {"files": [1, 1]}}, "limits"),
+    ("half a limit", {"command": "ls", "limits": {"nofile": [1]}}, "limits"),
+]
+
+
+@pytest.mark.parametrize("reason, data, part", REFUSED, ids=[case[0] for case in REFUSED])
+def test_parse_submission_refuses(reason, data, part):
+    with pytest.raises(nexus.NexusError) as caught:
+        nexus.parse_submission(data)
+    assert caught.value.kind == "usage" and part in caught.value.message, reason
+    assert caught.value.hint and len(caught.value.message) < 300
+
+
+def test_an_unknown_key_is_told_the_nearest():
+    with pytest.raises(nexus.NexusError) as caught:
+        nexus.parse_submission({"command": "ls", "prioritiy": 1})
+    assert caught.value.hint == "did you mean 'priority'?"
+
+
+submissions = json_values | st.fixed_dictionaries({"command": texts | json_values}, optional={
+    **{key: json_values for key in nexus.SUBMISSION_KEYS if key != "command"}, "gpus": st.integers(-1, 4) | json_values,
+    "gpu_ids": st.lists(st.integers(-1, 4)) | texts | json_values,
+    "priority": st.sampled_from(["low", "9", "٣"]) | json_values,
+    "env": st.dictionaries(texts, texts | json_values), "cwd": texts.map(lambda text: "/" + text),
+    "limits": st.dictionaries(st.sampled_from(["nofile", "core", "x"]), st.lists(st.integers(-2, 9), max_size=3))})
+
+
+@given(submissions)
+def test_parse_submission_raises_nothing_else(data):
+    try:
+        asked = nexus.parse_submission(data)
+    except nexus.NexusError as error:
+        assert error.kind == "usage" and error.message
+    else:
+        assert asked.command.strip() and "\0" not in asked.command
+        assert asked.gpu_ids is None or (asked.gpu_ids and list(asked.gpu_ids) == sorted(set(asked.gpu_ids)))
+        assert asked.cwd is None or asked.cwd.startswith("/")
+        assert all(isinstance(text, str) for text in (*asked.env, *asked.env.values()))
+
+
+@pytest.mark.parametrize("key", ["gpus", "gpu_ids", "cwd", "priority", "limits"])
+def test_what_can_be_read_can_be_refused_however_deep_it_is(key):
+    def text(depth):
+        inner = "[" * depth + "]" * depth
+        return f'{{"command": "ls", "{key}": {f"""{{"nofile": {inner}}}""" if key == "limits" else inner}}}'
+
+    def is_read(depth):
+        try:
+            return bool(nexus.parse_json(text(depth), "the body"))
+        except nexus.NexusError:
+            return False
+
+    most, least_refused = 1, 2
+    while is_read(least_refused) and least_refused < 2**16:
+        most, least_refused = least_refused, least_refused * 2
+    while least_refused - most > 1:
+        middle = (most + least_refused) // 2
+        most, least_refused = (middle, least_refused) if is_read(middle) else (most, middle)
+    for depth in range(max(2, most - 40), most + 1):
+        with pytest.raises(nexus.NexusError):
+            nexus.parse_submission(nexus.parse_json(text(depth), "the body"))

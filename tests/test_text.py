@@ -1,0 +1,211 @@
+"""Section 2: text to value and back."""
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from makers import texts
+
+import nexus
+
+DURATIONS = [  # reason, seconds, text
+    ("nothing yet", 0, "0s"),
+    ("a part of a second", 0.9, "0s"),
+    ("seconds", 45, "45s"),
+    ("minutes and seconds", 725, "12m 5s"),
+    ("a whole minute", 60, "1m"),
+    ("hours and minutes, as in the snapshot", 8100, "2h 15m"),
+    ("the third unit is dropped", 8159, "2h 15m"),
+    ("a whole hour", 3600, "1h"),
+    ("no minutes, so the seconds are not worth showing", 3605, "1h"),
+    ("days", 3 * 86400 + 4 * 3600, "3d 4h"),
+    ("a day and minutes", 86400 + 5 * 60, "1d"),
+    ("more than a year stays in days", 400 * 86400, "400d"),
+    ("a clock that went back", -5, "0s"),
+]
+
+
+@pytest.mark.parametrize("reason, seconds, text", DURATIONS)
+def test_format_duration(reason, seconds, text):
+    assert nexus.format_duration(seconds) == text, reason
+
+
+@given(st.floats(0, 1e9))
+def test_a_duration_is_never_overstated_and_loses_less_than_its_second_unit(seconds):
+    sizes = {"d": 86400, "h": 3600, "m": 60, "s": 1}
+    parts = nexus.format_duration(seconds).split()
+    assert 1 <= len(parts) <= 2
+    shown = sum(int(part[:-1]) * sizes[part[-1]] for part in parts)
+    following = {"d": 3600, "h": 60, "m": 1, "s": 1}
+    assert shown <= seconds < shown + following[parts[0][-1]]
+
+
+TIMES = [  # reason, epoch seconds, text
+    ("the example of the API", 1729783815.0, "2024-10-24T15:30:15Z"),
+    ("parts of seconds are cut", 1729783815.99, "2024-10-24T15:30:15Z"),
+    ("the beginning", 0.0, "1970-01-01T00:00:00Z"),
+    ("not yet", None, None),
+]
+
+
+@pytest.mark.parametrize("reason, at, text", TIMES)
+def test_format_time(reason, at, text):
+    assert nexus.format_time(at) == text, reason
+    if text is not None:
+        assert nexus.parse_time(text) == int(at)
+
+
+@pytest.mark.parametrize("text", ["", "2024-10-24", "2024-10-24T15:30:15", "2024-13-24T15:30:15Z", "now"])
+def test_parse_time_refuses(text):
+    with pytest.raises(ValueError):
+        nexus.parse_time(text)
+
+
+MEMORY = [  # reason, MiB, as in the API, as in a sentence
+    ("a 3090 has 24 GB", 24576, "24GB", "24GB"),
+    ("a driver that keeps some for itself", 24564, "24GB", "24GB"),
+    ("an idle GPU's own use", 11, "0GB", "11MB"),
+    ("half of one", 500, "0GB", "500MB"),
+    ("none", 0, "0GB", "0MB"),
+    ("an H200", 143771, "140GB", "140GB"),
+]
+
+
+@pytest.mark.parametrize("reason, mib, in_api, in_sentence", MEMORY)
+def test_format_memory(reason, mib, in_api, in_sentence):
+    assert nexus.format_gb(mib) == in_api, reason
+    assert nexus.format_memory(mib) == in_sentence, reason
+
+
+def test_unknown_memory_is_not_zero():
+    assert nexus.format_gb(None) is None
+
+
+@pytest.mark.parametrize("count, text", [(0, "0 jobs"), (1, "1 job"), (2, "2 jobs")])
+def test_format_count(count, text):
+    assert nexus.format_count(count, "job") == text
+
+
+LINES = [  # reason, text, width, line
+    ("plain text stays", "python train.py", 0, "python train.py"),
+    ("escape sequences reach no terminal", "\x1b[31mred\x07", 0, " [31mred "),
+    ("one line", "a\nb\r\nc\td", 0, "a b  c d"),
+    ("C1 controls are controls too", "a\x9b31mb", 0, "a 31mb"),
+    ("cut", "abcdefgh", 5, "abcd…"),
+    ("just fits", "abcde", 5, "abcde"),
+    ("other scripts stay", "größe 数据", 0, "größe 数据"),
+]
+
+
+@pytest.mark.parametrize("reason, text, width, line", LINES)
+def test_format_line(reason, text, width, line):
+    assert nexus.format_line(text, width) == line, reason
+
+
+@given(texts, st.integers(2, 40))
+def test_a_line_is_harmless_and_fits(text, width):
+    line = nexus.format_line(text, width)
+    assert len(line) <= width
+    assert not any(ord(letter) < 32 or 127 <= ord(letter) < 160 for letter in line)
+
+
+INDICES = [  # reason, text, indices
+    ("one", "0", (0,)),
+    ("a range, both ends in", "0-3", (0, 1, 2, 3)),
+    ("a list", "4,5,6,7", (4, 5, 6, 7)),
+    ("both", "0-3,5", (0, 1, 2, 3, 5)),
+    ("in any order, each once", "5, 1-2 ,2", (1, 2, 5)),
+    ("a range of one", "3-3", (3,)),
+]
+
+
+@pytest.mark.parametrize("reason, text, indices", INDICES)
+def test_parse_indices(reason, text, indices):
+    assert nexus.parse_indices(text) == indices, reason
+
+
+NO_INDICES = [  # reason, text
+    ("nothing", ""), ("a hole", "1,,2"), ("backwards", "3-1"), ("a word", "abc"), ("a sign", "-1"),
+    ("an open range", "1-"), ("decimals", "1.5"), ("more than any box has: it would fill the memory", "0-99999"),
+    ("two ranges", "1-2-3"), ("a number that is no decimal digit", "²"),
+]
+
+
+@pytest.mark.parametrize("reason, text", NO_INDICES)
+def test_parse_indices_refuses(reason, text):
+    with pytest.raises(nexus.NexusError) as caught:
+        nexus.parse_indices(text)
+    assert caught.value.kind == "usage" and "0-3,5" in caught.value.hint, reason
+
+
+@given(st.sets(st.integers(0, 9999), min_size=1, max_size=20))
+def test_indices_survive_format_and_parse(indices):
+    assert nexus.parse_indices(nexus.format_indices(indices)) == tuple(sorted(indices))
+
+
+@given(texts)
+@example("9" * 5000)
+def test_parse_indices_raises_nothing_else(text):
+    try:
+        found = nexus.parse_indices(text)
+    except nexus.NexusError as error:
+        assert error.kind == "usage" and len(error.message) < 200
+    else:
+        assert found == tuple(sorted(set(found)))
+
+
+IDS = [  # reason, text, is an id
+    ("three letters", "abc", True), ("four", "wXyz", True), ("two", "ab", False), ("five", "abcde", False),
+    ("a digit: it would be taken for a GPU", "ab1", False), ("l reads like 1", "abl", False), ("I too", "abI", False),
+    ("O reads like 0", "abO", False), ("not ASCII", "abä", False), ("a line end after it", "abc\n", False),
+    ("none", "", False),
+    ("a path", "../", False),
+]
+
+
+@pytest.mark.parametrize("reason, text, expected", IDS)
+def test_is_job_id(reason, text, expected):
+    assert nexus.is_job_id(text) is expected, reason
+
+
+def test_id_letters_are_those_of_base58_without_digits():
+    assert len(nexus.ID_LETTERS) == len(set(nexus.ID_LETTERS)) == 49
+    assert not set(nexus.ID_LETTERS) & set("0123456789lIO")
+
+
+SUGGESTIONS = [  # reason, word, known, hint
+    ("a slip", "abx", ["abc", "xyz"], "did you mean 'abc'?"),
+    ("nothing near", "qqqq", ["abc", "xyz"], ""),
+    ("nothing known", "abc", [], ""),
+]
+
+
+@pytest.mark.parametrize("reason, word, known, hint", SUGGESTIONS)
+def test_suggest(reason, word, known, hint):
+    assert nexus.suggest(word, known) == hint, reason
+
+
+BAD_JSON = [  # reason, text
+    ("nothing", ""), ("cut off", '{"command": '), ("no JSON", "command=ls"), ("NaN is none", '{"gpus": NaN}'),
+    ("neither is Infinity", '{"gpus": -Infinity}'), ("two values", "{} {}"), ("bytes that are no text", b"\xff\xfe{"),
+    ("as deep as no list is", "[" * 200000), ("a number that takes a day to read", "[" + "9" * 100000 + "]"),
+]
+
+
+@pytest.mark.parametrize("reason, text", BAD_JSON, ids=[case[0] for case in BAD_JSON])
+def test_parse_json_refuses(reason, text):
+    with pytest.raises(nexus.NexusError) as caught:
+        nexus.parse_json(text, "the body")
+    assert caught.value.kind == "usage" and caught.value.message.startswith("the body is not valid JSON: "), reason
+    assert len(caught.value.message) < 300
+
+
+@given(st.text() | st.binary())
+def test_parse_json_raises_nothing_else(text):
+    try:
+        nexus.parse_json(text, "the body")
+    except nexus.NexusError as error:
+        assert error.kind == "usage"
+
+
+def test_encode_json_is_one_line():
+    assert nexus.encode_json({"a": ["x\ny", 1]}) == '{"a":["x\\ny",1]}'

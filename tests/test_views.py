@@ -1,0 +1,319 @@
+"""Section 7: values to what people and programs read."""
+
+import json
+import re
+
+import pytest
+from hypothesis import given
+from makers import GB, NOW, config, finished, foreign, gpu, job, jobs, running, state
+
+import nexus
+
+PLAIN, COLOURFUL = nexus.Paint(False), nexus.Paint(True)
+
+# JSON of the API
+
+JOB_KEYS = {
+    "id", "name", "group", "user", "node", "command", "cwd", "status", "position", "waiting_for", "estimated_start",
+    "priority", "gpus", "gpu_ids", "gpu_mem_mib", "gpu_index", "gpu_indices", "gpu_uuids", "created_at", "started_at",
+    "finished_at", "runtime_seconds", "exit_code", "signal", "cause", "cause_line", "attempt", "retries",
+    "timeout_seconds", "expected_time", "after", "pid", "session", "log_dir", "peak_gpu_mem_mib", "mean_gpu_util",
+    "peak_rss_mib", "cpu_seconds", "snapshot", "status_history"}
+
+
+def test_a_job_has_every_key_of_the_api():
+    assert set(nexus.job_json(job(), NOW, "here")) >= JOB_KEYS
+
+
+JOBS = [  # reason, job, keys and what they say
+    ("pending", job("abc", gpu_ids=(0, 1), priority=0), {
+        "id": "abc", "status": "pending", "node": "gpu1", "position": 2, "waiting_for": "GPU 0 runs job xyz", "gpus": 1,
+        "gpu_ids": (0, 1), "gpu_index": None, "gpu_indices": (), "created_at": "2024-10-24T15:29:15Z",
+        "started_at": None, "finished_at": None, "runtime_seconds": None, "exit_code": None,
+        "cause": None, "priority": 0, "attempt": 0}),
+    ("running: its time so far", running("abc", (2, 3)), {
+        "status": "running", "gpus": 2, "gpu_index": 2, "gpu_indices": (2, 3), "gpu_uuids": ("GPU-2", "GPU-3"),
+        "started_at": "2024-10-24T15:29:15Z", "runtime_seconds": 60.0, "attempt": 1}),
+    ("a clock that went back", running("abc", started_at=NOW + 5), {"runtime_seconds": 0.0}),
+    ("done: its time as its runner measured it", finished("abc", runtime_seconds=12.34567), {
+        "status": "completed", "exit_code": 0, "runtime_seconds": 12.346, "finished_at": "2024-10-24T15:30:15Z"}),
+    ("failed", finished("abc", status="failed", exit_code=137, signal=9, cause="signal", cause_line="Killed"), {
+        "exit_code": 137, "signal": 9, "cause": "signal", "cause_line": "Killed"}),
+    ("asked to stop", running("abc", stop_cause="killed"), {"status": "running", "stopping": "killed"}),
+    ("its history", job(status_history=(("pending", NOW), ("cancelled", NOW + 1)), status="cancelled"), {
+        "status_history": [["pending", "2024-10-24T15:30:15Z"], ["cancelled", "2024-10-24T15:30:16Z"]]}),
+]
+
+
+@pytest.mark.parametrize("reason, one, expected", JOBS, ids=[case[0] for case in JOBS])
+def test_job_json(reason, one, expected):
+    made = nexus.job_json(one, NOW, "gpu1", 2, "GPU 0 runs job xyz")
+    assert {key: made[key] for key in expected} == expected, reason
+
+
+@given(jobs)
+def test_a_job_shows_as_json_without_its_environment(one):
+    marked = nexus.replace(one, environment="digest-of-secrets", nonce="nonce-of-this-attempt")
+    text = json.dumps(nexus.job_json(marked, NOW, "here"))
+    assert "digest-of-secrets" not in text and "nonce-of-this-attempt" not in text
+
+
+GPUS = [  # reason, GPU, jobs, trouble, is available, why not, used by, line of the snapshot
+    ("free", gpu(0), [], None, True, None, None, "GPU 0 (RTX 3090, 24GB): Available"),
+    ("another user's", gpu(2, processes=(foreign(),)), [], None, False, "is in use by bob (pid 4242 python, 16GB)",
+     "bob (pid 4242 python, 16GB)", "GPU 2 (RTX 3090, 24GB): In use by bob (pid 4242 python, 16GB)"),
+    ("lost", gpu(1, fault="GPU is lost", memory_total_mib=None), [], None, False, "is unusable (GPU is lost)", None,
+     "GPU 1 (RTX 3090): Unusable (GPU is lost)"),
+    ("paused", gpu(0, is_paused=True), [], None, False, "is paused", None, "GPU 0 (RTX 3090, 24GB): Paused"),
+    ("paused while bob uses it", gpu(0, is_paused=True, processes=(foreign(),)), [], None, False, "is paused", None,
+     "GPU 0 (RTX 3090, 24GB): Paused"),
+    ("its memory is in use, nobody knows by whom", gpu(0, memory_used_mib=20 * GB), [], None, False,
+     "has 20GB of its memory in use by others", None,
+     "GPU 0 (RTX 3090, 24GB): Has 20GB of its memory in use by others"),
+    ("cut in slices", gpu(0, is_mig=True), [], None, False, "is cut into MIG slices", None,
+     "GPU 0 (RTX 3090, 24GB): Cut into MIG slices"),
+    ("leased", gpu(0, lease_holder="Bob"), [], None, False, "is held by the nexus of Bob", None,
+     "GPU 0 (RTX 3090, 24GB): Held by the nexus of Bob"),
+    ("cannot be read", gpu(0), [], "nvidia-smi is silent", False, "cannot be read", None,
+     "GPU 0 (RTX 3090, 24GB): Cannot be read"),
+    ("a name of many lines", gpu(0, name="RTX\n\x1b[2J3090"), [], None, True, None, None,
+     "GPU 0 (RTX  [2J3090, 24GB): Available"),
+]
+
+
+@pytest.mark.parametrize("reason, one, jobs, trouble, is_available, unavailable, used_by, line", GPUS,
+                         ids=[case[0] for case in GPUS])
+def test_an_idle_gpu(reason, one, jobs, trouble, is_available, unavailable, used_by, line):
+    made = nexus.gpu_json(one, state(*jobs), config().gpu, trouble)
+    assert (made["is_available"], made["unavailable"], made["used_by"]) == (is_available, unavailable, used_by), reason
+    assert nexus.format_gpu(made, {}, PLAIN) == [line]
+    json.dumps(made)
+
+
+def test_a_gpu_that_runs_a_job():
+    made = nexus.gpu_json(gpu(1, memory_used_mib=11000.0), state(running("abc", (1,))), config().gpu, None)
+    assert (made["job_id"], made["job_ids"], made["is_available"], made["memory_total"], made["memory_used"]) == (
+        "abc", ["abc"], False, "24GB", "11GB")
+
+
+def test_a_gpu_is_told_by_its_uuid():
+    made = nexus.gpu_json(gpu(0, uuid="GPU-1"), state(running("abc", (1,))), config().gpu, None)
+    assert made["job_ids"] == ["abc"], "it had index 1 before the reboot"
+
+
+# The snapshot
+
+
+def status(jobs=(), gpus=None, trouble=None, **facts):
+    """What GET /status answers; of one idle GPU, if not said otherwise."""
+    made, gpus = state(*jobs), [gpu(0)] if gpus is None else gpus
+    return {
+        "is_paused": False, "queued_jobs": len(made.order), "completed_jobs": len(made.finished),
+        "gpu_trouble": trouble,
+        "gpu_status": [nexus.gpu_json(one, made, config().gpu, trouble) for one in gpus],
+        "running_jobs": [{**nexus.job_json(one, NOW, "here"), "rss_mib": 2048.0, "cpu_percent": 99.5}
+                         for one in made.running.values()],
+        "hints": [], "version": "0.1.0", "uptime_seconds": 3600.4,
+        "queued_by_priority": {"high": 1, "normal": 2, "low": 0},
+        "host": {"name": "gpu1", "cpu_percent": 12.0, "memory_used_gb": 40.25, "memory_total_gb": 128.0}, **facts}
+
+
+def test_the_snapshot_reads_as_promised():
+    made = nexus.format_snapshot(status(
+        [running("abc", (1,), command="python train.py --model gpt2", started_at=NOW - 8100),
+         *[job(f"qq{c}", number) for number, c in enumerate("abc", 2)],
+         *[finished(f"d{c}{d}", number=10) for c in "abcde" for d in "abcde"]],
+        [gpu(0), gpu(1), gpu(2, processes=(foreign(),))], is_paused=True), PLAIN)
+    assert made == """\
+Queue: 3 jobs pending [PAUSED]
+History: 25 jobs completed
+
+GPUs:
+GPU 0 (RTX 3090, 24GB): Available
+GPU 1 (RTX 3090, 24GB):
+  Job ID: abc
+  Command: python train.py --model gpt2
+  Runtime: 2h 15m
+  Started: 13:15
+GPU 2 (RTX 3090, 24GB): In use by bob (pid 4242 python, 16GB)
+"""
+
+
+SNAPSHOTS = [  # reason, status, part
+    ("one job, not 1 jobs", status([job()]), "Queue: 1 job pending [RUNNING]\nHistory: 0 jobs completed\n"),
+    ("no GPU", status(gpus=()), "GPUs:\nnone\n"),
+    ("the driver does not answer", status(gpus=(), trouble="nvidia-smi is silent"), "GPUs:\nnvidia-smi is silent\n"),
+    ("CPU jobs have a place of their own", status([running("abc", ())], ()), "\nCPU:\n  Job ID: abc\n"),
+    ("a job on a GPU that was lost under it", status([running("abc", (0,))], [gpu(0, fault="GPU is lost")]),
+     "GPU 0 (RTX 3090, 24GB): GPU is lost\n  Job ID: abc\n"),
+    ("two GPUs, one job: at both", status([running("abc", (0, 1))], [gpu(0), gpu(1)]),
+     "  Started: 15:29\nGPU 1 (RTX 3090, 24GB):\n  Job ID: abc\n"),
+    ("it is being stopped", status([running("abc", (0,), stop_cause="killed")]), "  Job ID: abc (stopping: killed)\n"),
+    ("a command that would clear the screen", status([running("abc", (0,), command="echo '\x1b[2J'\nls")]),
+     "  Command: echo ' [2J' ls\n"),
+    ("what to do next", status(hints=["nexus add"]), "\n\nhint: nexus add\n"),
+]
+
+
+@pytest.mark.parametrize("reason, given, part", SNAPSHOTS, ids=[case[0] for case in SNAPSHOTS])
+def test_format_snapshot(reason, given, part):
+    assert part in nexus.format_snapshot(given, PLAIN), reason
+
+
+COLOURS = [  # what, text with its colour
+    ("the queue", "\x1b[34mQueue: 1 job pending\x1b[0m"), ("its state", "\x1b[33m[RUNNING]\x1b[0m"),
+    ("headers", "\x1b[37mGPUs:\x1b[0m"), ("free GPUs", "\x1b[92mAvailable\x1b[0m"),
+    ("job ids", "Job ID: \x1b[35mabc\x1b[0m"),
+    ("commands", "Command: \x1b[97mpython train.py\x1b[0m"), ("runtimes", "Runtime: \x1b[36m1m\x1b[0m"),
+    ("times", "Started: \x1b[36m15:29\x1b[0m"), ("errors", "\x1b[31mUnusable (GPU is lost)\x1b[0m"),
+]
+
+
+@pytest.mark.parametrize("what, text", COLOURS, ids=[case[0] for case in COLOURS])
+def test_colours(what, text):
+    made = status([running("abc", (0,)), job("qqq", 2)], [gpu(0), gpu(1), gpu(2, fault="GPU is lost")])
+    assert text in nexus.format_snapshot(made, COLOURFUL)
+
+
+def uncoloured(text):
+    return re.sub("\x1b\\[[0-9]+m", "", text)
+
+
+def test_colour_changes_nothing_else():
+    made = status([running("abc", (0,)), running("cpu", (), number=5), job("qqq", 2)], [gpu(0), gpu(1, is_paused=True)])
+    listed = [nexus.job_json(one, NOW, "here") for one in (job("abc"), running("abd"), finished("abe"))]
+    health = {"is_healthy": False, "checks": [{"name": "disk", "is_ok": False, "reading": "full"}]}
+    for format in (lambda paint: nexus.format_snapshot(made, paint),
+                   lambda paint: nexus.format_detailed(made, health, paint),
+                   lambda paint: nexus.format_queue(listed, paint, 80),
+                   lambda paint: nexus.format_jobs(listed, paint, 80),
+                   lambda paint: nexus.format_job(listed[1], paint), lambda paint: nexus.format_health(health, paint)):
+        assert uncoloured(format(COLOURFUL)) == format(PLAIN) != format(COLOURFUL)
+
+
+def test_detailed():
+    made = nexus.format_detailed(status([running("abc", (0,))],
+                                        [gpu(0, temperature=61.0, power_watts=250.4), gpu(1, is_paused=True)]),
+                                 {"is_healthy": True}, PLAIN)
+    for line in ("Status: running", "Uptime: 3600 seconds", "  Total Jobs: 0", "  High Priority: 1",
+                 "  GPU 0: 100% allocated (memory 0GB of 24GB, 0% busy, 61°C, 250 W)",
+                 "  GPU 1: PAUSED (memory 0GB of 24GB, 0% busy)",
+                 "Host: gpu1, CPU 12%, memory 40.2GB of 128GB in use", "Active Jobs: 1",
+                 "  abc: python train.py (GPUs: [0], memory 2GB, CPU 99.5%)", "Health: HEALTHY"):
+        assert line in made.splitlines()
+
+
+def test_detailed_without_what_is_not_known():
+    made = status([running("abc", (0,))], [gpu(0, memory_used_mib=None, memory_total_mib=None, utilization=None)],
+                  host={"name": "gpu1", "cpu_percent": None, "memory_used_gb": None, "memory_total_gb": None})
+    made["running_jobs"][0].update(rss_mib=None, cpu_percent=None)
+    text = nexus.format_detailed(made, {"is_healthy": False}, PLAIN)
+    assert "GPU 0: 100% allocated (memory unknown)" in text and "None" not in text and "CPU unknown" in text
+
+
+# Lists
+
+
+def listed(*jobs, **facts):
+    return [{**nexus.job_json(one, NOW, "here"), **facts} for one in jobs]
+
+
+def test_the_queue_to_a_file_is_one_line_a_job():
+    made = nexus.format_queue(listed(job("abc", name="lr 1"), job("abd", gpus=0, priority=0),
+                                     waiting_for="GPU 0 is paused"), PLAIN, 0)
+    assert made == """\
+ID   PRIORITY  GPUS  ADDED        COMMAND                WAITING FOR
+abc  normal    1     10-24 15:29  lr 1: python train.py  GPU 0 is paused
+abd  high      0     10-24 15:29  python train.py        GPU 0 is paused
+"""
+
+
+def test_the_queue_on_a_terminal_gives_the_reason_a_line_of_its_own_once():
+    made = nexus.format_queue(listed(job("abc"), job("abd"), waiting_for="GPU 0 is paused"), PLAIN, 80)
+    assert [line.split()[0] for line in made.splitlines() if "GPU 0 is paused" not in line] == ["ID", "abc", "abd"]
+    assert [number for number, line in enumerate(made.splitlines()) if "GPU 0 is paused" in line] == [2]
+
+
+@pytest.mark.parametrize("width", [80, 100, 120])
+def test_lists_fit_the_screen(width):
+    many = listed(*[job("abc", command="python train.py " + "x" * 500 + "\n")],
+                  waiting_for="GPU 0 runs job " + "y" * 500)
+    for line in (nexus.format_queue(many, PLAIN, width) + nexus.format_jobs(many, PLAIN, width)).splitlines():
+        assert len(line) <= width
+
+
+def test_the_history():
+    made = nexus.format_jobs(listed(finished("abc"),
+                                    finished("abd", status="failed", exit_code=3, cause="exit", gpu_indices=(0, 1)),
+                                    job("abe")), PLAIN, 0)
+    assert made == """\
+ID   STATUS     GPU   RESULT  RUNTIME  STARTED      COMMAND
+abc  completed  0     exit 0  1m       10-24 15:29  python train.py
+abd  failed     0, 1  exit 3  1m       10-24 15:29  python train.py
+abe  pending    -     -       -        10-24 15:29  python train.py
+"""
+
+
+def test_an_empty_list_has_its_headings():
+    assert nexus.format_jobs([], PLAIN, 80).split() == [
+        "ID", "STATUS", "GPU", "RESULT", "RUNTIME", "STARTED", "COMMAND"]
+    assert nexus.format_queue([], PLAIN, 80).startswith("ID ")
+
+
+OUTCOMES = [  # reason, facts, words
+    ("it went well", {"exit_code": 0}, "exit 0"), ("it did not", {"exit_code": 3, "cause": "exit"}, "exit 3"),
+    ("a signal", {"exit_code": 137, "signal": 9, "cause": "signal"}, "signal 9"),
+    ("somebody killed it", {"exit_code": 143, "signal": 15, "cause": "killed"}, "killed"),
+    ("it could not be started", {"cause": "launch"}, "launch"), ("nothing yet", {}, "-"),
+]
+
+
+@pytest.mark.parametrize("reason, facts, words", OUTCOMES)
+def test_format_outcome(reason, facts, words):
+    assert nexus.format_outcome({"cause": None, "signal": None, "exit_code": None, **facts}) == words, reason
+
+
+SHOWN = [  # reason, job, line of `nexus show`
+    ("its outcome", finished("abc", exit_code=3, status="failed", cause="exit"), "Job abc: failed (exit 3)"),
+    ("exit code 0 is a fact", finished("abc"), "  exit_code: 0"),
+    ("so is GPU 0", running("abc", (0,)), "  gpu_index: 0"),
+    ("and no GPU at all", running("abc", ()), "  gpus: 0"),
+    ("and the highest priority, by its name", job("abc", priority=0), "  priority: high"),
+    ("any other priority by its number", job("abc", priority=7), "  priority: 7"),
+    ("times of the reader's clock", finished("abc"), "  finished_at: 2024-10-24 15:30:15"),
+    ("its runtime", finished("abc"), "  runtime_seconds: 1m"),
+    ("harmless", job("abc", command="a\x1b[2J\nb"), "  command: a [2J b"),
+    ("lists", running("abc", (0, 1)), "  gpu_indices: 0, 1"),
+    ("what it went through", job("abc", status_history=(("pending", NOW),)), "  history: pending 15:30:15"),
+]
+
+
+@pytest.mark.parametrize("reason, one, line", SHOWN, ids=[case[0] for case in SHOWN])
+def test_format_job(reason, one, line):
+    assert line in nexus.format_job(nexus.job_json(one, NOW, "here"), PLAIN).splitlines(), reason
+
+
+def test_show_leaves_out_what_is_not_known():
+    shown = nexus.format_job(nexus.job_json(job("abc"), NOW, "here"), PLAIN)
+    for word in ("None", "started_at", "exit_code", "gpu_indices", "tty", "retries", "()"):
+        assert word not in shown
+
+
+def test_format_health():
+    health = {"is_healthy": False, "checks": [
+        {"name": "GPUs", "is_ok": True, "reading": "4 read 2s ago"},
+        {"name": "disk", "is_ok": False, "reading": "0GB left"}]}
+    assert nexus.format_health(health, PLAIN) == "ok   GPUs: 4 read 2s ago\nBAD  disk: 0GB left\nUNHEALTHY\n"
+
+
+NUMBERS = [(None, "GB", "unknown"), (0.0, "%", "0%"), (100.0, "%", "100%"), (40.25, "GB", "40.2GB"), (3.0, "GB", "3GB"),
+           (10, "%", "10%")]
+
+
+@pytest.mark.parametrize("number, unit, text", NUMBERS)
+def test_format_known(number, unit, text):
+    assert nexus.format_known(number, unit) == text
+
+
+def test_paint_leaves_the_empty_text_alone():
+    assert COLOURFUL("red", "") == "" and PLAIN("red", "x") == "x"
