@@ -21,7 +21,6 @@ sections; each uses only those above it.  As a library: `import nexus; nexus.Cli
 from __future__ import annotations
 
 import bisect
-import heapq
 import json
 import os
 import re
@@ -56,10 +55,15 @@ else:
         """Make `cls` what dataclasses.dataclass(frozen=True, slots=True) makes of it, on Python 3.9 too."""
         names = tuple(cls.__annotations__)
         defaults = {name: vars(cls)[name] for name in names if name in vars(cls)}
-        arguments = "".join(f", {name}=_d[{name!r}]" if name in defaults else f", {name}" for name in names)
-        body = "".join(f"\n _set(self, {name!r}, {name})" for name in names) or "\n pass"
-        space = {"_d": defaults, "_set": object.__setattr__}
-        exec(f"def __init__(self{arguments}):{body}", space)
+
+        def make_init(self, *given, **named):
+            """Compiled when the first one is made: most commands make none of most kinds."""
+            arguments = "".join(f", {name}=_d[{name!r}]" if name in defaults else f", {name}" for name in names)
+            body = "".join(f"\n _set(self, {name!r}, {name})" for name in names) or "\n pass"
+            space = {"_d": defaults, "_set": object.__setattr__}
+            exec(f"def __init__(self{arguments}):{body}", space)
+            type(self).__init__ = space["__init__"]
+            self.__init__(*given, **named)
 
         def refuse(self, name, *_):
             raise AttributeError(f"{type(self).__name__} is a value: use replace() to make another {name}")
@@ -67,7 +71,8 @@ else:
         kept = {name: member for name, member in vars(cls).items()
                 if name not in defaults and name not in ("__dict__", "__weakref__")}
         return type(cls.__name__, cls.__bases__, {
-            **kept, "__slots__": names, "__init__": space["__init__"], "__setattr__": refuse, "__delattr__": refuse,
+            **kept, "__slots__": names, "__init__": make_init, "__setattr__": refuse, "__delattr__": refuse,
+            "DEFAULTS": defaults,
             "__eq__": lambda a, b: type(a) is type(b) and all(getattr(a, n) == getattr(b, n) for n in names),
             "__hash__": lambda a: hash(tuple(getattr(a, n) for n in names)),
             "__repr__": lambda a: f"{cls.__name__}({', '.join(f'{n}={getattr(a, n)!r}' for n in names)})"})
@@ -344,7 +349,7 @@ def find_unknown_keys(data: Mapping[str, Any]) -> Iterator[str]:
             yield f"{section} must be a section, [{section}]"
         else:
             known = [setting.key for setting in SETTINGS if setting.section == section]
-            for key in table.keys() - set(known):
+            for key in [key for key in table if key not in known]:
                 home = next((s.section for s in SETTINGS if s.key == key), None)
                 near = f"it belongs to [{home}]" if home else suggest(key, known)
                 yield " ".join([f"{section}.{key} is not a key", near]).strip()
@@ -422,6 +427,7 @@ class Job:
     order: tuple[int, ...]                      # its place in the queue: (rank, priority, sequence number, ...), lower first
     environment: str                            # digest of the environment it was submitted with
     content: str                                # digest of the whole submission: the same id may bring only the same
+    number: int = 0                             # its sequence number: how many were submitted before it, ever
     gpus: int = 1                               # how many whole GPUs; 0 takes a CPU slot
     gpu_ids: tuple[int, ...] | None = None      # the only GPUs it may have, by index; None = any
     priority: int = 1
@@ -519,6 +525,7 @@ if TYPE_CHECKING:
     Kind = tuple[int, Union[tuple[int, ...], None]]
 
 STATE_FACTS = ("paused", "paused_gpus", "inventory")
+INDEXED = ("status", "order", "priority", "gpus", "gpu_ids", "key")      # the fields by which State finds jobs
 
 
 class State:
@@ -541,8 +548,7 @@ class State:
 
     def index(self, job: Job) -> None:
         self.jobs[job.id] = job
-        if len(job.order) > 2:
-            self.next_number = max(self.next_number, job.order[2] + 1)
+        self.next_number = max(self.next_number, job.number + 1)
         if job.key:
             self.keys.setdefault(job.key, []).append(job.id)
         if job.status == PENDING:
@@ -560,6 +566,8 @@ class State:
                 del self.keys[job.key]
         if job.status == PENDING:
             self.pending_by_priority[job.priority] -= 1
+            if not self.pending_by_priority[job.priority]:
+                del self.pending_by_priority[job.priority]
             remove_sorted(self.order, (job.order, job.id))
             line = self.kinds[kind_of(job)]
             remove_sorted(line, (job.order, job.id))
@@ -569,7 +577,7 @@ class State:
             del (self.running if job.status == RUNNING else self.finished)[job.id]
 
     def reindex(self, old: Job, new: Job) -> None:
-        if old.status == new.status and old.order == new.order and old.priority == new.priority:     # the usual note: no index moves
+        if all(getattr(old, name) == getattr(new, name) for name in INDEXED):       # the usual note: no index moves
             self.jobs[new.id] = new
             if new.status != PENDING:
                 (self.running if new.status == RUNNING else self.finished)[new.id] = new
@@ -599,12 +607,15 @@ def kind_of(job: Job) -> Kind:
 
 
 def apply(state: State, change: Change) -> Callable[[], None]:
-    """Make one change in State; return what undoes it.  Raises: KeyError, when it does not fit (a damaged journal)."""
+    """Make one change in State; return what undoes it.
+
+    Raises: KeyError, when it does not fit (a damaged journal); then nothing has changed.
+    """
+    number = state.next_number
     if isinstance(change, JobAdded):
         job = change.job
         if job.id in state.jobs:
             raise KeyError(job.id)
-        number = state.next_number
         state.index(job)
 
         def undo() -> None:
@@ -612,13 +623,15 @@ def apply(state: State, change: Change) -> Callable[[], None]:
             state.next_number = number
     elif isinstance(change, JobChanged):
         old = state.jobs[change.id]
+        refuse_unknown(change.facts, Job.__slots__)  # type: ignore[attr-defined]
         new = replace(old, **change.facts)
         state.reindex(old, new)
 
         def undo() -> None:
             state.reindex(new, old)
+            state.next_number = number
     elif isinstance(change, JobsRemoved):
-        gone = [state.jobs[job_id] for job_id in change.ids]
+        gone = [state.jobs[job_id] for job_id in dict.fromkeys(change.ids)]
         finished = dict(state.finished)
         for job in gone:
             state.unindex(job)
@@ -635,6 +648,7 @@ def apply(state: State, change: Change) -> Callable[[], None]:
             if is_new:
                 del state.environments[change.digest]
     else:
+        refuse_unknown(change.facts, STATE_FACTS)
         before = {name: getattr(state, name) for name in change.facts}
         set_facts(state, change.facts)
 
@@ -645,9 +659,13 @@ def apply(state: State, change: Change) -> Callable[[], None]:
 
 def set_facts(state: State, facts: Mapping[str, Any]) -> None:
     for name, fact in facts.items():
-        if name not in STATE_FACTS:
-            raise KeyError(name)
         setattr(state, name, fact)
+
+
+def refuse_unknown(facts: Mapping[str, Any], known: Iterable[str]) -> None:
+    for name in facts:
+        if name not in known:
+            raise KeyError(name)
 
 
 def change_status(job: Job, status: str, now: float, **facts: Any) -> JobChanged:
@@ -683,8 +701,9 @@ def move_job(state: State, job: Job, position: int) -> JobChanged | None:
     return JobChanged(job.id, {"order": order_between(before, after)})
 
 
-def next_order(state: State, priority: int) -> tuple[int, ...]:
-    return 0, priority, state.next_number
+def next_place(state: State, priority: int) -> dict[str, Any]:
+    """The fields that put a new job behind all others of its priority."""
+    return {"number": state.next_number, "order": (0, priority, state.next_number), "priority": priority}
 
 
 # What a submission may say.  The command line sends `environment` (the whole of it); others `env`, put on top of the
@@ -709,6 +728,9 @@ class Submission:
     tty: bool
     umask: int | None
     limits: tuple[tuple[str, int, int], ...]
+
+
+SUBMISSION_FIELDS: Sequence[str] = Submission.__slots__  # type: ignore[attr-defined]
 
 
 def parse_submission(data: Any) -> Submission:
@@ -736,10 +758,10 @@ def parse_submission(data: Any) -> Submission:
     environment = data.get("environment")
     return Submission(
         command=parse_command(data["command"]), id=job_id, name=parse_name(data.get("name")), cwd=parse_cwd(data.get("cwd")),
-        env=parse_environment(data.get("env") or {}, "env"),
+        env=parse_environment({} if data.get("env") is None else data["env"], "env"),
         environment=None if environment is None else parse_environment(environment, "environment"),
         gpus=gpus, gpu_ids=parse_gpu_ids(data.get("gpu_ids"), gpus), priority=parse_priority(data.get("priority", 1)),
-        tty=tty, umask=umask, limits=parse_limits(data.get("limits") or {}))
+        tty=tty, umask=umask, limits=parse_limits({} if data.get("limits") is None else data["limits"]))
 
 
 def refuse(message: str, hint: str = "see nexus help add") -> NoReturn:
@@ -747,7 +769,10 @@ def refuse(message: str, hint: str = "see nexus help add") -> NoReturn:
 
 
 def format_json_fault(given: object) -> str:
-    return format_line(json.dumps(given), 60)
+    try:
+        return format_line(json.dumps(given), 60)
+    except RecursionError:              # it could just be read
+        return "something so deep"
 
 
 def is_whole(given: object, least: int, most: int) -> bool:
@@ -850,27 +875,39 @@ def parse_limits(given: object) -> tuple[tuple[str, int, int], ...]:
 # files.  Nothing here opens anything.
 
 SNAPSHOT_VERSION = 1
-EMPTY_JOB = Job("", "", "", "", 0.0, (), "", "")
-JOB_DEFAULTS = {name: getattr(EMPTY_JOB, name) for name in Job.__slots__}  # type: ignore[attr-defined]
-JOB_ALWAYS = ("id", "command", "cwd", "user", "created_at", "order", "environment", "content", "status")
+JOB_FIELDS: Mapping[str, Any] = {name: Job.DEFAULTS.get(name, ...) for name in Job.__slots__}  # type: ignore[attr-defined]
 
 
 def encode_job(job: Job) -> dict[str, Any]:
     """What differs from the defaults: a pending job in state.json takes some 300 bytes."""
     fields = {}
-    for name, default in JOB_DEFAULTS.items():
+    for name, default in JOB_FIELDS.items():
         fact = getattr(job, name)
-        if fact != default or name in JOB_ALWAYS:
+        if fact != default or name == "status":
             fields[name] = fact
     return fields
 
 
 def decode_job(fields: Mapping[str, Any]) -> Job:
     """Raises: KeyError, TypeError or ValueError when it is no job of encode_job."""
-    job = Job(**{name: freeze(fact) for name, fact in fields.items()})
+    job = Job(**{name: freeze(fact) for name, fact in object_of(fields).items()})
     if job.status not in STATUSES or not is_job_id(job.id) or not all(isinstance(n, int) for n in job.order):
         raise ValueError(job.id)
     return job
+
+
+def load_json(text: str | bytes) -> Any:
+    """Raises: ValueError."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def object_of(fact: Any) -> dict[str, Any]:
+    if not isinstance(fact, dict):
+        raise TypeError(f"{type(fact).__name__} where an object belongs")
+    return fact
 
 
 def freeze(fact: Any) -> Any:
@@ -896,19 +933,22 @@ def encode_change(seq: int, change: Change) -> str:
 
 def decode_change(line: str | bytes) -> tuple[int, Change]:
     """Raises: KeyError, TypeError or ValueError when it is no line of encode_change."""
-    body = json.loads(line)
+    body = load_json(line)
     seq = body["seq"]
     if not isinstance(seq, int):
         raise TypeError("seq")
     if "job" in body:
         return seq, JobAdded(decode_job(body["job"]))
     if "id" in body:
-        return seq, JobChanged(body["id"], {name: freeze(fact) for name, fact in body["set"].items()})
+        facts = {name: freeze(fact) for name, fact in object_of(body["set"]).items()}
+        if facts.get("status", PENDING) not in STATUSES or not all(isinstance(n, int) for n in facts.get("order", ())):
+            raise ValueError(body["id"])
+        return seq, JobChanged(body["id"], facts)
     if "removed" in body:
         return seq, JobsRemoved(tuple(body["removed"]))
     if "digest" in body:
         return seq, EnvironmentAdded(body["digest"], dict(body["variables"]))
-    return seq, StateChanged({name: freeze(fact) for name, fact in body["state"].items()})
+    return seq, StateChanged({name: freeze(fact) for name, fact in object_of(body["state"]).items()})
 
 
 @value
@@ -955,12 +995,12 @@ def decode_snapshot(lines: Iterable[str]) -> Snapshot:
             if line == "]}\n" and not next(rest, ""):
                 head.append("]}")
                 break
-            jobs.append(decode_job(json.loads(line.rstrip(",\n"))))
-        body = json.loads("".join(head))
+            jobs.append(decode_job(load_json(line.rstrip(",\n"))))
+        body = load_json("".join(head))
     except (ValueError, TypeError):
         if not isinstance(lines, list):
             raise
-        body, jobs = json.loads("".join(lines)), []
+        body, jobs = load_json("".join(lines)), []
     jobs += [decode_job(fields) for fields in body["jobs"]]
     if body["version"] != SNAPSHOT_VERSION or not isinstance(body["seq"], int):
         raise ValueError(f"version {body['version']}")
@@ -996,6 +1036,11 @@ def parse_csv_rows(text: str, fields: Sequence[str]) -> tuple[list[dict[str, str
     return rows, messages
 
 
+def is_number(text: str) -> bool:
+    """Digits that int() takes: no `²`, and not thousands of them."""
+    return text.isascii() and text.isdigit() and len(text) < 20
+
+
 def parse_reading(cell: str | None) -> float | None:
     """A number with or without its unit; None for what is not known ([N/A], [Insufficient Permissions], a fault)."""
     match = re.fullmatch(r"(-?\d+(?:\.\d+)?)(?: (?:MiB|%|W|MHz))?", cell or "")
@@ -1011,7 +1056,7 @@ def parse_gpus(text: str, fields: Sequence[str], known: Mapping[str, int]) -> tu
     for row in rows:
         fault = next((FAULT_CELLS[cell] for cell in row.values() if cell in FAULT_CELLS), None)
         uuid = row.get("uuid", "")
-        index = int(row["index"]) if row.get("index", "").isdigit() else known.get(uuid)
+        index = int(row["index"]) if is_number(row.get("index", "")) else known.get(uuid)
         if index is None:
             messages.append(", ".join(row.values()))
             continue
@@ -1032,7 +1077,7 @@ def clean_gpu_name(name: str) -> str:
 
 def parse_gpu_list(text: str) -> list[tuple[int, str, str]]:
     """(index, uuid, name) of the lines of `nvidia-smi -L`; slices and messages are left out."""
-    found = re.finditer(r"^GPU (\d+): (.*) \(UUID: ([\w.-]+)\)\s*$", text, re.MULTILINE)
+    found = re.finditer(r"^GPU (\d{1,4}): (.*) \(UUID: ([\w.-]+)\)\s*$", text, re.MULTILINE)
     return [(int(match[1]), match[3], clean_gpu_name(match[2])) for match in found]
 
 
@@ -1040,7 +1085,7 @@ def parse_compute_apps(text: str, fields: Sequence[str] = APP_FIELDS) -> dict[st
     """{GPU uuid: its compute processes}."""
     found: dict[str, list[GpuProcess]] = {}
     for row in parse_csv_rows(text, fields)[0]:
-        if row["pid"].isdigit():
+        if is_number(row["pid"]):
             found.setdefault(row["uuid"], []).append(GpuProcess(int(row["pid"]), parse_reading(row["used_memory"])))
     return {uuid: tuple(processes) for uuid, processes in found.items()}
 
@@ -1078,7 +1123,7 @@ def parse_screen_list(text: str) -> list[tuple[int, str, str]]:
     sessions = []
     for line in text.splitlines():
         cells = line.split("\t")
-        match = re.fullmatch(r"(\d+)\.(.+)", cells[1]) if line.startswith("\t") and len(cells) > 2 else None
+        match = re.fullmatch(r"(\d{1,10})\.(.+)", cells[1]) if line.startswith("\t") and len(cells) > 2 else None
         if match:
             sessions.append((int(match[1]), match[2], cells[-1].strip("()")))
     return sessions
@@ -1090,13 +1135,15 @@ class Result:
     exit_code: int | None
     finished_at: float | None = None            # None: now
     runtime_seconds: float | None = None
-    cause: str | None = None                    # `launch`, when the command could not be started
+    cause: str | None = None                    # `launch`, when the command could not be started; `bounce`, when a GPU was taken
     cause_line: str | None = None
 
 
 def parse_result(text: str) -> Result:
     """Raises: ValueError or TypeError when it is no result file."""
-    body = json.loads(text)
+    body = load_json(text)
+    if not isinstance(body, dict) or not {"exit_code", "finished_at", "runtime_seconds"} <= body.keys():
+        raise ValueError("no result")
     code = body["exit_code"]
     if code is not None and not is_whole(code, 0, 255):
         raise ValueError("exit_code")
@@ -1116,16 +1163,16 @@ class Saying:
 
 def parse_saying(line: str) -> Saying | None:
     words = line.split()
-    if len(words) < 3 or words[0] not in ("start", "end", "bounce", "fail") or not is_job_id(words[1]) or not words[2].isdigit():
+    if len(words) < 3 or words[0] not in ("start", "end", "bounce", "fail") or not is_job_id(words[1]) or not is_number(words[2]):
         return None
-    if words[0] in ("start", "end") and (len(words) != 5 or not all(word.isdigit() for word in words[3:])):
+    if words[0] in ("start", "end") and (len(words) != 5 or not all(map(is_number, words[3:]))):
         return None
     return Saying(words[0], words[1], int(words[2]), tuple(words[3:]))
 
 
 def parse_commands(text: str) -> list[str]:
     """The commands of a file that has one a line; empty lines and those that begin with # are left out."""
-    lines = (line.strip() for line in text.lstrip("\ufeff").splitlines())
+    lines = (line.strip() for line in text.lstrip("\ufeff").split("\n"))
     return [line for line in lines if line and not line.startswith("#")]
 
 
@@ -1151,20 +1198,26 @@ class Plan:
 
 def find_obstacle(gpu: Gpu, config: GpuConfig) -> str | None:
     """Why no job may have this GPU, whatever nexus itself runs there; None when one may."""
-    if gpu.fault:
-        return f"is unusable ({gpu.fault})"
-    if gpu.is_paused:
-        return "is paused"
-    if config.ids and gpu.index not in config.ids:
-        return "is not among [gpu] ids"
-    if gpu.is_mig:
-        return "is cut into MIG slices"
+    lasting = find_lasting_obstacle(gpu, config)
+    if lasting:
+        return lasting
     if gpu.lease_holder:
         return f"is held by the nexus of {gpu.lease_holder}"
     foreign = [process for process in gpu.processes if process.job_id is None]
     if foreign and not config.share_with_others:
         return f"is in use by {describe_processes(foreign)}"
     return find_memory_obstacle(gpu, config)
+
+
+def find_lasting_obstacle(gpu: Gpu, config: GpuConfig) -> str | None:
+    """What will still be in the way when the job that runs there has ended."""
+    if gpu.fault:
+        return f"is unusable ({gpu.fault})"
+    if gpu.is_paused:
+        return "is paused"
+    if config.ids and gpu.index not in config.ids:
+        return "is not among [gpu] ids"
+    return "is cut into MIG slices" if gpu.is_mig else None
 
 
 def find_memory_obstacle(gpu: Gpu, config: GpuConfig) -> str | None:
@@ -1199,14 +1252,16 @@ def plan(state: State, gpus: Sequence[Gpu], trouble: str | None, config: Config,
     same values give the same plan.  Its time grows with the number of kinds and of starts, not of jobs.
     """
     if state.paused:
-        return Plan((), (), {kind: "the queue is paused (nexus resume)" for kind in state.kinds})
+        return Plan((), (), dict.fromkeys(state.kinds, "the queue is paused (nexus resume)"))
     holders = {uuid: job.id for job in state.running.values() for uuid in job.gpu_uuids}
     board = {gpu.index: f"runs job {holders[gpu.uuid]}" if gpu.uuid in holders else find_obstacle(gpu, config.gpu)
              for gpu in gpus}
+    returning = {gpu.index for gpu in gpus if gpu.uuid in holders and not find_lasting_obstacle(gpu, config.gpu)}
     free = [] if trouble else [gpu for gpu in gpus if board[gpu.index] is None]
     cpu_slots = config.jobs.cpu_slots - sum(1 for job in state.running.values() if not job.gpus)
     places = config.jobs.max_running - len(state.running) if config.jobs.max_running else None
 
+    import heapq
     starts: list[Start] = []
     passed_over: list[str] = []
     heads: list[str] = []                       # the first job of each kind that cannot start, in the queue's order
@@ -1224,7 +1279,7 @@ def plan(state: State, gpus: Sequence[Gpu], trouble: str | None, config: Config,
         elif len(chosen) < count:
             reasons[kind] = trouble or describe_shortage(count, allowed, len(chosen), board)
             job = state.jobs[job_id]
-            if is_reserving(job, config.jobs, now) and can_ever_start(kind, gpus, board, holders):
+            if is_reserving(job, config.jobs, now) and can_ever_start(kind, gpus, board, returning):
                 free = [gpu for gpu in free if gpu not in chosen]
                 board.update({gpu.index: f"is kept for job {job_id}" for gpu in chosen})
             heads.append(job_id)
@@ -1234,6 +1289,7 @@ def plan(state: State, gpus: Sequence[Gpu], trouble: str | None, config: Config,
             heads = []
             free = [gpu for gpu in free if gpu not in chosen]
             board.update({gpu.index: f"runs job {job_id}" for gpu in chosen})
+            returning.update(gpu.index for gpu in chosen)
             cpu_slots -= count == 0
             places = places if places is None else places - 1
             if place + 1 < len(state.kinds[kind]):
@@ -1245,13 +1301,13 @@ def is_reserving(job: Job, config: JobsConfig, now: float) -> bool:
     return job.passed_over_at is not None and now - job.passed_over_at >= config.reserve_after_seconds
 
 
-def can_ever_start(kind: Kind, gpus: Sequence[Gpu], board: Mapping[int, str | None], holders: Mapping[str, str]) -> bool:
-    """Whether free GPUs and those of running jobs would do: to keep some for a job that also needs a lost one, or
+def can_ever_start(kind: Kind, gpus: Sequence[Gpu], board: Mapping[int, str | None], returning: set[int]) -> bool:
+    """Whether free GPUs and those that running jobs give back would do: to keep some for a job that also needs a lost one, or
     somebody else's, would leave them idle for nothing.
     """
     count, allowed = kind
     within_reach = [gpu for gpu in gpus if (allowed is None or gpu.index in allowed)
-                    and (board[gpu.index] is None or gpu.uuid in holders)]
+                    and (board[gpu.index] is None or gpu.index in returning)]
     return len(within_reach) >= count
 
 
@@ -1361,7 +1417,8 @@ def format_gpu(gpu: Mapping[str, Any], jobs: Mapping[str, Mapping[str, Any]], pa
     if gpu["used_by"]:
         return [f"{header} In use by {gpu['used_by']}"]
     why = str(gpu["unavailable"] or "is not available")
-    return [f"{header} {paint('red' if gpu['fault'] else 'yellow', why[3:4].upper() + why[4:] if why.startswith('is ') else why.capitalize())}"]
+    why = why[3:] if why.startswith("is ") else why
+    return [f"{header} {paint('red' if gpu['fault'] else 'yellow', why[:1].upper() + why[1:])}"]
 
 
 def format_running(job: Mapping[str, Any], paint: Paint) -> list[str]:
@@ -1470,7 +1527,9 @@ def format_job(job: Mapping[str, Any], paint: Paint) -> str:
     lines = [f"{paint('white', 'Job ' + job['id'])}: {job['status']}"
              + (f" ({format_outcome(job)})" if job["status"] in FINAL else "")]
     for key, fact in job.items():
-        if key in ("id", "status", "status_history") or fact in (None, [], (), "", False) or (key, fact) == ("retries", 0):
+        if key in ("id", "status", "status_history") or fact is None or fact is False or fact in ([], (), ""):
+            continue                    # 0 is a fact
+        if (key, fact) == ("retries", 0):
             continue
         if key.endswith("_at"):
             shown = paint("cyan", f"{local_time(fact, '%Y-%m-%d %H:%M:%S')}")
@@ -1650,7 +1709,7 @@ def read_json(path: str) -> dict[str, Any] | None:
     """A JSON object from a file; None when there is none or it is torn."""
     try:
         data = json.loads(read_text(path) or "")
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return data if isinstance(data, dict) else None
 
@@ -1659,7 +1718,9 @@ def write_atomic(path: str, pieces: Iterable[str], mode: int = 0o600, is_synced:
     """Replace a file by one that is whole, whatever happens on the way.  Raises: OSError, and nothing has changed."""
     aside = f"{path}.{os.getpid()}.tmp"
     try:
-        handle = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+        if os.path.lexists(aside):
+            os.unlink(aside)        # what a crash left; and in a folder that all may write nobody's link is followed
+        handle = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
         with open(handle, "w", encoding="utf-8", errors="surrogateescape") as file:
             file.writelines(pieces)
             if is_synced:
@@ -1686,14 +1747,17 @@ def sync_folder(path: str) -> None:
 
 
 def take_lock(path: str) -> int | None:
-    """Lock a file for as long as this process lives; None when another has it."""
+    """Lock a file for as long as this process lives; None when another has it.  Raises: OSError."""
     import fcntl
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except BlockingIOError:
         os.close(handle)
         return None
+    except OSError:
+        os.close(handle)
+        raise
     return handle
 
 
@@ -1851,7 +1915,10 @@ class NvidiaSmi:
             gpus, _ = parse_gpus(again.output, self.fields, indices)
         elif answer.exit_code not in (0, 14):           # newer drivers show the others beside the error
             only = ("-i", ",".join(str(gpu.index) for gpu in gpus if not gpu.fault))
+        has_any = any(not gpu.fault for gpu in gpus)
         gpus = sorted([*gpus, *find_missing(gpus, known, messages)], key=lambda gpu: gpu.index)
+        if not has_any:
+            return gpus
         apps = self.ask(*only, f"--query-compute-apps={','.join(APP_FIELDS)}", "--format=csv,noheader,nounits")
         if apps.exit_code not in (0, 3, 14):            # 3: this device does not tell
             raise NexusError("unavailable", describe_smi_failure(apps.exit_code, apps.output))
@@ -1892,11 +1959,12 @@ def smi_hint(exit_code: int) -> str:
 
 def find_missing(gpus: Sequence[Gpu], known: Mapping[str, Gpu], messages: Sequence[str]) -> list[Gpu]:
     """The GPUs that a message names or that were seen before, and that have no row now: unusable, but not forgotten."""
-    shown = {gpu.uuid for gpu in gpus}
+    shown, indices = {gpu.uuid for gpu in gpus}, {gpu.index for gpu in gpus}
     text = " ".join(messages)
-    fault = "GPU is lost" if "GPU is lost" in text else "Unknown Error" if "Unknown Error" in text else "nvidia-smi does not show it"
+    faults = {"GPU is lost": "GPU is lost", "Unknown Error": "Unknown Error", "reset must occur": "GPU requires reset"}
+    fault = next((fault for words, fault in faults.items() if words in text), "nvidia-smi does not show it")
     missing = [replace(gpu, fault=fault, processes=(), memory_used_mib=None, utilization=None, temperature=None, power_watts=None)
-               for uuid, gpu in known.items() if uuid not in shown]
+               for uuid, gpu in known.items() if uuid not in shown and gpu.index not in indices]     # a new index is a new count
     taken = {gpu.index for gpu in [*gpus, *missing]}
     named = re.findall(r"device handle for (?:GPU|gpu) ?(\d{1,4}):(?!\w)", text)
     return missing + [Gpu(int(index), f"index-{index}", "GPU", fault=fault) for index in named if int(index) not in taken]
@@ -1922,6 +1990,7 @@ class Processes:
 
     def __init__(self) -> None:
         self.uid = os.geteuid()
+        self.boot_id = read_boot_id()
         self.marks: dict[tuple[int, int, int], str | None] = {}         # (pid, started, env_start): mark
         self.owners: dict[tuple[int, int], tuple[str, str]] = {}        # (pid, started): (job id, nonce)
         self.former: dict[int, str] = {}                                # pid: job id, of those that have gone lately
@@ -1940,7 +2009,20 @@ class Processes:
 
     def is_alive(self, pid: int | None, started: int | None) -> bool:
         process = self.find(pid) if pid else None
-        return process is not None and process.started == started and process.state not in "ZX"
+        return process is not None and process.started == started and not self.is_gone(process)
+
+    def is_gone(self, process: Process) -> bool:
+        """Whether it has ended and only waits to be reaped.  When its first thread alone has ended, it reads the same."""
+        if process.state not in "ZX":
+            return False
+        try:
+            return len(os.listdir(f"{PROC}/{process.pid}/task")) < 2
+        except OSError:
+            return True
+
+    def find_age_s(self, started: int) -> float:
+        """For how long a process that began then has run, whatever the wall clock was set to."""
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - started / os.sysconf("SC_CLK_TCK")
 
     def scan(self) -> list[Process]:
         """The processes that may be ours: this user's, and for root everybody's."""
@@ -1955,7 +2037,7 @@ class Processes:
                 except OSError:
                     continue
                 process = self.find(int(entry.name))
-                if process and process.state not in "ZX":
+                if process and not self.is_gone(process):
                     found.append(process)
         return found
 
@@ -1980,10 +2062,13 @@ class Processes:
         itself still does.
         """
         by_nonce = {f"{job.id} {job.nonce}": job for job in jobs}
-        runners = {(job.pid, job.pid_started): job for job in by_nonce.values() if job.pid}
-        sessions = {job.pid: job for job in by_nonce.values() if job.pid}
         processes = {process.pid: process for process in self.scan()}
-        tidying = {job.pid for job in by_nonce.values() if job.pid and job.id in over}
+        launched = [job for job in by_nonce.values() if job.pid and job.boot_id == self.boot_id]    # pids of before mean nothing
+        runners = {(job.pid, job.pid_started): job for job in launched}
+        # A pid is not given out again while a session has it for its number; then whoever has it leads another session.
+        sessions = {job.pid: job for job in launched
+                    if job.pid not in processes or processes[job.pid].started == job.pid_started}
+        tidying = {job.pid for job in launched if job.id in over}
         members: dict[str, list[Process]] = {job.id: [] for job in by_nonce.values()}
         decided: dict[int, Job | None] = {}
 
@@ -2002,12 +2087,17 @@ class Processes:
                 owner = by_nonce[f"{known[0]} {known[1]}"]
             elif mark in by_nonce:
                 owner = by_nonce[mark]
-            elif process.session in sessions and process.started >= (sessions[process.session].pid_started or 0):
+            elif process.session in sessions and has_its_leader(process, sessions[process.session]):
                 owner = sessions[process.session]
             elif process.parent in processes and depth < 200:
                 owner = find_owner(processes[process.parent], depth + 1)
             decided[process.pid] = owner
             return owner
+
+        def has_its_leader(process: Process, job: Job) -> bool:
+            """Whether the session is still the job's: a pid that is free may become another session's."""
+            leader = processes.get(process.session)
+            return process.started >= (job.pid_started or 0) and (leader is None or leader.started == job.pid_started)
 
         for process in processes.values():
             owner = find_owner(process)
@@ -2030,17 +2120,20 @@ class Processes:
     def owner_of(self, pid: int) -> str | None:
         """The job that a pid of nvidia-smi's list belongs to, as of the last look; None when it is somebody else's."""
         process = self.find(pid)
-        if process is None:
+        if process is None or self.is_gone(process):
             return self.former.get(pid)
         owner = self.owners.get((pid, process.started))
         return owner[0] if owner else None
 
     def send(self, process: Process, number: int) -> None:
         """Signal exactly this process, or nobody."""
+        import errno
         import signal
         try:
             handle = os.pidfd_open(process.pid)
-        except OSError:
+        except (AttributeError, OSError) as error:      # Linux before 5.3, or a Python built on one
+            if isinstance(error, AttributeError) or error.errno == errno.ENOSYS:
+                self.send_by_pid(process, number)
             return
         try:
             if self.is_alive(process.pid, process.started):
@@ -2049,6 +2142,14 @@ class Processes:
             pass
         finally:
             os.close(handle)
+
+    def send_by_pid(self, process: Process, number: int) -> None:
+        """The next best: its pid would have to be given to another between two system calls."""
+        try:
+            if self.is_alive(process.pid, process.started):
+                os.kill(process.pid, number)
+        except OSError:
+            pass
 
 
 def find_user(uid: int) -> str:
@@ -2170,10 +2271,12 @@ def find_socket_uid(source: tuple[str, int], destination: tuple[str, int] | None
     """
     state = TCP_LISTEN if destination is None else TCP_ESTABLISHED
     peer = destination or (("::" if ":" in source[0] else "0.0.0.0"), 0)
-    try:
-        return ask_sock_diag(source, peer, state)
-    except OSError:
-        return read_socket_table(source, peer, state)
+    for look in (ask_sock_diag, read_socket_table):
+        try:
+            return look(source, peer, state)
+        except OSError:             # not offered, or no numeric address: a name, or fe80::1%eth0
+            continue
+    return None
 
 
 def ask_sock_diag(source: tuple[str, int], peer: tuple[str, int], state: int) -> int | None:
@@ -2203,17 +2306,20 @@ def ask_sock_diag(source: tuple[str, int], peer: tuple[str, int], state: int) ->
 
 def read_socket_table(source: tuple[str, int], peer: tuple[str, int], state: int) -> int | None:
     """The same from /proc/net/tcp, which is slow where there are thousands of connections."""
-    def encode(address: tuple[str, int]) -> str:
-        family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-        packed = socket.inet_pton(family, address[0])
+    def encode(address: tuple[str, int], table: str) -> str:
+        if table == "tcp":
+            packed = socket.inet_pton(socket.AF_INET, address[0])
+        else:                       # an IPv6 socket that speaks to an IPv4 address stands here
+            packed = socket.inet_pton(socket.AF_INET6, address[0] if ":" in address[0] else f"::ffff:{address[0]}")
         words = [packed[at:at + 4] for at in range(0, len(packed), 4)]
         return "".join((word[::-1] if sys.byteorder == "little" else word).hex() for word in words).upper() + f":{address[1]:04X}"
 
-    wanted = [encode(source), encode(peer), f"{state:02X}"]
-    for line in (read_text(f"{PROC}/net/tcp{'6' if ':' in source[0] else ''}") or "").splitlines()[1:]:
-        cells = line.split()
-        if cells[1:4] == wanted:
-            return int(cells[7]) if cells[9] != "0" else None
+    for table in ("tcp6",) if ":" in source[0] else ("tcp", "tcp6"):
+        wanted = [encode(source, table), encode(peer, table), f"{state:02X}"]
+        for line in (read_text(f"{PROC}/net/{table}") or "").splitlines()[1:]:
+            cells = line.split()
+            if cells[1:4] == wanted:
+                return int(cells[7]) if cells[9] != "0" else None
     return None
 
 
@@ -2252,7 +2358,7 @@ class Leases:
     def find_holders(self) -> dict[str, str]:
         """{GPU uuid: user} of what other services hold now."""
         holders: dict[str, str] = {}
-        for path in self.list_others():
+        for path in self.list_files(is_ours=False):
             handle, uuids = self.open(path)
             if handle is None:
                 continue
@@ -2263,13 +2369,13 @@ class Leases:
                 os.close(handle)
         return holders
 
-    def list_others(self) -> list[str]:
+    def list_files(self, is_ours: bool) -> list[str]:
         try:
             names = os.listdir(self.folder)
-        except FileNotFoundError:
+        except OSError:
             return []
         return [os.path.join(self.folder, name) for name in names
-                if name != "lock" and not name.startswith(self.service_id + ".")]
+                if name != "lock" and name.startswith(self.service_id + ".") == is_ours]
 
     def open(self, path: str) -> tuple[int | None, list[str]]:
         """A descriptor of a lease, and the GPUs it is for."""
@@ -2307,27 +2413,27 @@ class Leases:
                 handle = os.open(self.path(job_id), os.O_RDONLY | os.O_CLOEXEC)
             except OSError as error:
                 raise describe_disk_error(error, "write", self.path(job_id)) from None
-            fcntl.flock(handle, fcntl.LOCK_SH)
             self.held[job_id] = handle
+            if not lock_patiently(handle, fcntl.LOCK_SH):
+                self.drop(job_id)
+                raise NexusError("unavailable", f"somebody keeps {self.path(job_id)} locked", hint=f"who: fuser -v {self.folder}/*")
         finally:
             os.close(guard)
 
     def lock_folder(self) -> int:
         import fcntl
+        self.prepare()                  # somebody may have cleaned /tmp of it
         path = os.path.join(self.folder, "lock")
         try:
-            handle = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
-            os.fchmod(handle, 0o644)
-        except FileExistsError:
-            handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                handle = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+                os.fchmod(handle, 0o644)
+            except FileExistsError:
+                handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         except OSError as error:
             raise describe_disk_error(error, "lock", path) from None
-        for _ in range(200):
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return handle
-            except OSError:
-                time.sleep(0.005)
+        if lock_patiently(handle, fcntl.LOCK_EX):
+            return handle
         os.close(handle)
         raise NexusError("unavailable", f"somebody keeps {path} locked", hint=f"who: fuser -v {path}")
 
@@ -2338,19 +2444,42 @@ class Leases:
             os.close(handle)
 
     def drop(self, job_id: str) -> None:
+        """A job is over; what of it lives on unseen keeps its GPUs from the others."""
         self.hand_over(job_id)
+        handle, _ = self.open(self.path(job_id))
+        if handle is None:
+            return
         try:
-            os.unlink(self.path(job_id))
+            if self.is_free(handle):
+                os.unlink(self.path(job_id))
         except OSError:
             pass
+        finally:
+            os.close(handle)
 
     def touch(self, job_ids: Iterable[str]) -> None:
-        """Against those who clean /tmp of old files."""
-        for path in [os.path.join(self.folder, "lock"), *(self.path(job_id) for job_id in job_ids)]:
+        """Against those who clean /tmp of old files; and drop what was left of jobs that are over."""
+        used = {self.path(job_id) for job_id in job_ids}
+        for path in [os.path.join(self.folder, "lock"), *used]:
             try:
                 os.utime(path)
             except OSError:
                 pass
+        for path in self.list_files(is_ours=True):
+            if path not in used:
+                self.drop(path.rpartition(".")[2])
+
+
+def lock_patiently(handle: int, kind: int) -> bool:
+    """Lock an open file; False when another has kept it for a second: nobody may hold up the service for longer."""
+    import fcntl
+    for _ in range(200):
+        try:
+            fcntl.flock(handle, kind | fcntl.LOCK_NB)
+            return True
+        except OSError:
+            time.sleep(0.005)
+    return False
 
 
 def find_lease_folder(config: GpuConfig) -> str:
@@ -2365,6 +2494,7 @@ def find_lease_folder(config: GpuConfig) -> str:
     return "/tmp/nexus-leases"
 
 
+MAX_SCREENDIR = 70          # bytes: with a longer socket path screen fails without a word
 SCREEN_RC = """\
 # Written by nexus for its screen sessions; ~/.screenrc is not read for them.
 startup_message off
@@ -2394,13 +2524,19 @@ class Screen:
         """Find out how sessions can be started; say why they cannot, or None."""
         if not find_program("screen"):
             return "screen is not installed"
+        try:
+            return self.find_folder()
+        except (OSError, StillRunning) as error:
+            return f"screen: {format_line(str(error) or 'it hangs', 200)}"
+
+    def find_folder(self) -> str | None:
         answer = run(["screen", "-ls"], 10, self.environ())
-        if re.search(r"No Sockets found|\tDetached|\(Detached\)|\(Attached\)|\(Dead|There (is|are)", answer.output):
+        if len(os.environ.get("SCREENDIR", "")) <= MAX_SCREENDIR and re.search(r"No Sockets found|\tDetached|\(Detached\)|\(Attached\)|\(Dead|There (is|are)", answer.output):
             self.write_rc()
             return None
         self.folder = self.own_folder
-        if len(self.folder) > 70:               # a longer socket path fails without a word
-            return f"screen: {format_line(answer.output.strip(), 200)}"
+        if len(self.folder) > MAX_SCREENDIR:
+            return f"screen: {format_line(answer.output.strip(), 200)}; and {self.folder} is too long a path for its sockets"
         make_folder(self.folder)
         answer = run(["screen", "-ls"], 10, self.environ())
         if "No Sockets" not in answer.output and "\t" not in answer.output:
@@ -2498,14 +2634,20 @@ command_of_the_job() {
 
 say() { [ -p "$events" ] && printf '%s\n' "$*" 1<>"$events"; } 2>/dev/null
 uptime_cs() { read -r up rest < /proc/uptime; up=${up%.*}${up#*.}; }
-bounce() { say bounce "$id" "$attempt" "$@"; exit 0; }
 fail() { say fail "$id" "$attempt" "$@"; exit 0; }
+bounce() {
+  command exec 9>&-
+  say bounce "$id" "$attempt" "$@"
+  took=0
+  finish null ", \"cause\": \"bounce\", \"cause_line\": \"$*\""
+  exit 0
+}
 # Nothing is lost when the disk is full: it is tried until there is room.
 finish() {
   until printf '{"exit_code": %s, "finished_at": %s, "runtime_seconds": %s.%02d%s}\n' "$1" "$(date +%s)" \
       $((took / 100)) $((took % 100)) "$2" > "$dir/result-$attempt.tmp" && sync "$dir/result-$attempt.tmp" &&
       mv "$dir/result-$attempt.tmp" "$dir/result-$attempt.json"
-  do sleep 2; say end "$id" "$attempt" "$1" "$took"; done 2>/dev/null
+  do sleep 2; [ -d "$dir" ] || break; say end "$id" "$attempt" "$1" "$took"; done 2>/dev/null
 }
 not_launched() {
   took=0
@@ -2584,7 +2726,7 @@ def build_environment(job: Job, submitted: Mapping[str, str], gpus: Sequence[Gpu
     The indices are the driver's, which CUDA shares under PCI_BUS_ID; where they have gaps (a card that may not be opened),
     CUDA counts only what it may open, and uuids are right.
     """
-    indices = [gpu.index for gpu in gpus]
+    indices = [gpu.index for gpu in gpus if not gpu.fault]
     has_gaps = sorted(indices) != list(range(len(indices)))
     kept = {name: text for name, text in submitted.items() if not is_job_variable(name)}
     kept.setdefault("PYTHONUNBUFFERED", "1")
@@ -3040,6 +3182,8 @@ def describe_other_machine(host: str, why: str) -> NexusError:
 WATCH_INTERVAL_S = 1.0          # runners' pids are looked at so often; their words come at once
 CLEARING_INTERVAL_S = 0.02      # and the processes of jobs that are being ended
 LAUNCH_PATIENCE_S = 30.0        # a screen that ran for so long without a claim will not start its job
+LEASE_PATIENCE_S = 5.0          # until leases that could not be taken, for a reason other than their holder, are tried again
+RUNNER_PATIENCE_S = 2.0         # for job.sh to write the result of a job that was killed
 
 
 @value
@@ -3057,9 +3201,8 @@ class Clearing:
 
     def __init__(self, now: float) -> None:
         self.began_at = now         # monotonic
-        self.is_signalled = False
+        self.told: set[int] = set()     # pids that were sent SIGTERM, or came after it
         self.next_look_at = now
-        self.survivors: tuple[int, ...] = ()
 
 
 class Prober:
@@ -3126,6 +3269,7 @@ class Service:
         self.host_sample = HostSample()
         self.last_watch_at = self.last_touch_at = 0.0
         self.retry_at = 0.0                                 # no write before: the disk refused
+        self.lease_trouble, self.lease_trouble_at = "", float("-inf")       # why no GPU could be leased, and when (monotonic)
         self.turned_at = clock.monotonic()                  # the loop's last turn
         self.failure_count = 0
         self.failed_at = 0.0
@@ -3152,12 +3296,13 @@ class Service:
         for submission in submissions:
             self.check_request(submission)
         environments = self.make_environments(submissions)
-        digests = [digest_of(repr(submission)) if submission.id else "" for submission in submissions]
+        digests = [digest_of(json.dumps({name: getattr(submission, name) for name in SUBMISSION_FIELDS}, sort_keys=True))
+                   if submission.id else "" for submission in submissions]
         now = self.clock.now()
 
         def add(state: State) -> Changes:
             if key and key in state.keys:
-                return list(state.keys[key])
+                return sorted(state.keys[key], key=lambda job_id: state.jobs[job_id].number)
             ids = []
             for submission, (digest, variables), content in zip(submissions, environments, digests):
                 known = state.jobs.get(submission.id or "")
@@ -3221,9 +3366,9 @@ class Service:
     def make_job(self, submission: Submission, state: State, digest: str, content: str, key: str | None, now: float) -> Job:
         return Job(
             id=submission.id or self.clock.new_job_id(state.jobs), command=submission.command, name=submission.name, user=self.user,
-            cwd=submission.cwd or os.path.expanduser("~"), created_at=now, order=next_order(state, submission.priority),
+            cwd=submission.cwd or os.path.expanduser("~"), created_at=now, **next_place(state, submission.priority),
             environment=digest, content=content, key=key, gpus=self.gpu_count(submission), gpu_ids=submission.gpu_ids,
-            priority=submission.priority, tty=submission.tty, umask=submission.umask, limits=submission.limits,
+            tty=submission.tty, umask=submission.umask, limits=submission.limits,
             status_history=((PENDING, now),))
 
     def cancel(self, job_id: str, who: str, statuses: Sequence[str]) -> None:
@@ -3256,8 +3401,8 @@ class Service:
             if len(state.order) >= self.config.jobs.queue_limit:
                 raise NexusError("queue_full", "the queue is full", hint="raise [jobs] queue_limit")
             new = Job(id=self.clock.new_job_id(state.jobs), command=old.command, cwd=old.cwd, user=old.user, created_at=now,
-                      order=next_order(state, old.priority), environment=old.environment, content="", gpus=old.gpus,
-                      gpu_ids=old.gpu_ids, priority=old.priority, name=old.name, tty=old.tty, umask=old.umask, limits=old.limits,
+                      **next_place(state, old.priority), environment=old.environment, content="", gpus=old.gpus,
+                      gpu_ids=old.gpu_ids, name=old.name, tty=old.tty, umask=old.umask, limits=old.limits,
                       status_history=((PENDING, now),))
             yield JobAdded(new)
             return new.id
@@ -3274,7 +3419,7 @@ class Service:
             if job.status != PENDING:
                 raise NexusError("conflict", f"job {job.id} is {job.status}; only a pending one can be moved", hint=f"nexus show {job.id}")
             if priority is not None:
-                yield JobChanged(job.id, {"priority": priority, "order": (0, priority, *job.order[2:3])})
+                yield JobChanged(job.id, {"priority": priority, "order": (0, priority, job.number)})
             if position is not None:
                 change = move_job(state, state.jobs[job.id], position)
                 if change:
@@ -3328,7 +3473,6 @@ class Service:
         before, self.observation = self.observation, seen
         self.refresh_samples()
         self.annotate_gpus()
-        self.remember_inventory(seen)
         if seen.trouble != before.trouble or len(seen.gpus) != len(before.gpus):
             if seen.trouble:
                 self.log.error("GPUs: %s", seen.trouble)
@@ -3338,6 +3482,7 @@ class Service:
             if gpu.fault and gpu.fault not in [old.fault for old in before.gpus if old.uuid == gpu.uuid]:
                 self.log.error("GPU %d: %s", gpu.index, gpu.fault)
         self.first_probe.set()
+        self.remember_inventory(seen)
 
     def annotate_gpus(self) -> None:
         seen = self.observation
@@ -3367,7 +3512,7 @@ class Service:
             yield replace(process, job_id=owner, user=user, name=None if owner else self.machine.samples.find_name(process.pid))
 
     def refresh_samples(self) -> None:
-        members = self.machine.processes.find_members(self.running_jobs())
+        members = self.machine.processes.find_members(job for job in self.running_jobs() if job.boot_id == self.machine.boot_id)
         self.job_samples = self.machine.samples.sample_jobs(members)
         self.host_sample = self.machine.samples.sample_host()
         for job_id, sample in self.job_samples.items():
@@ -3467,6 +3612,8 @@ class Service:
             elif saying.verb == "end":
                 code, runtime_s = int(saying.words[0]), int(saying.words[1]) / 100
                 self.results.setdefault(job.id, Result(min(code, 255), None, runtime_s))
+                if job.id in self.clearings:
+                    self.clearings[job.id].next_look_at = 0.0
             elif saying.verb == "fail":
                 self.fail_launch(job, " ".join(saying.words))
             else:
@@ -3491,7 +3638,11 @@ class Service:
         now = self.clock.now()
 
         def put_back(state: State) -> Changes:
-            yield change_status(state.jobs[job.id], PENDING, now, **NOT_STARTED)
+            stop_cause = state.jobs[job.id].stop_cause
+            if stop_cause:                              # it need not start only to be stopped
+                yield change_status(state.jobs[job.id], CANCELLED, now, **{**NOT_STARTED, "cause": stop_cause, "finished_at": now})
+            else:
+                yield change_status(state.jobs[job.id], PENDING, now, **NOT_STARTED)
 
         self.store.update(put_back)
         self.forget(job)
@@ -3507,25 +3658,42 @@ class Service:
         self.last_watch_at = now
         for job in self.running_jobs():
             if job.id not in self.results:
-                self.look_at(job, job.id in gone)
+                try:
+                    self.look_at(job, job.id in gone)
+                except (NexusError, OSError) as error:  # the others are looked at all the same
+                    self.log.error("Job %s could not be looked at: %s", job.id, error)
         if self.machine.leases and now - self.last_touch_at > 3600:
             self.last_touch_at = now
             self.machine.leases.touch(job.id for job in self.running_jobs() if job.gpu_uuids)
 
     def look_at(self, job: Job, is_child_gone: bool) -> None:
         folder = self.layout.job_folder(job.id) if job.log_dir is None else job.log_dir
-        if job.pid is None:
+        if job.boot_id != self.machine.boot_id:
+            self.settle_after_reboot(job)
+        elif job.pid is None:
             claim = read_claim(folder, job.attempt)
             patience_is_over = self.clock.monotonic() - self.launched_at.get(job.id, self.clock.monotonic()) > LAUNCH_PATIENCE_S
             if claim and claim[0]:
                 self.note_start(job, *claim)
-            elif (is_child_gone or patience_is_over or job.id not in self.launched_at) and job.id not in self.machine.children:
-                if claim or take_claim(folder, job.attempt):     # (0, 0): a service claimed it and then was killed
-                    why = "screen or sh ended before it began" if job.id in self.launched_at else "the service ended before it began"
+            elif is_child_gone or patience_is_over or job.id not in self.launched_at:
+                try:
+                    is_mine = bool(claim) or take_claim(folder, job.attempt)    # (0, 0): a service claimed it and then was killed
+                except OSError as error:
+                    self.results[job.id] = Result(None, None, 0.0, "launch", describe_disk_error(error, "write", folder).message)
+                    return
+                if is_mine:
+                    why = "screen or sh did not begin with it" if job.id in self.launched_at else "the service ended before it began"
                     self.give_up_launch(job, why)
         elif not self.machine.processes.is_alive(job.pid, job.pid_started):
-            self.results[job.id] = read_result(folder, job.attempt) or Result(
-                None, None, None, "session-lost", "its job.sh was killed: the exit code is not known")
+            self.settle(job, read_result(folder, job.attempt) or Result(
+                None, None, None, "session-lost", "its job.sh was killed: the exit code is not known"))
+
+    def settle(self, job: Job, result: Result) -> None:
+        """A job's runner has gone, and this is what it left."""
+        if result.cause == "bounce":
+            self.bounce(job, result.cause_line or "")
+        else:
+            self.results[job.id] = result
 
     def give_up_launch(self, job: Job, why: str) -> None:
         if job.id in self.launched_at:
@@ -3539,13 +3707,14 @@ class Service:
         """Stop what is to be stopped, and what jobs that are over have left behind; SIGTERM, grace, SIGKILL."""
         running = self.running_jobs()
         wanted = [job for job in running if job.stop_cause or job.id in self.results]
+        running = [job for job in running if job.boot_id == self.machine.boot_id]       # of another boot nothing is left
         now = self.clock.monotonic()
         due = [job for job in wanted if now >= self.clearings.setdefault(job.id, Clearing(now)).next_look_at]
         if not due:
             return
         members = self.machine.processes.find_members(running, self.results)
         for job in due:
-            self.clear_job(job, members[job.id], self.clearings[job.id], now)
+            self.clear_job(job, members.get(job.id, ()), self.clearings[job.id], now)
 
     def clear_job(self, job: Job, members: Sequence[Process], clearing: Clearing, now: float) -> None:
         import signal
@@ -3555,19 +3724,20 @@ class Service:
         clearing.next_look_at = now + min(0.5, max(CLEARING_INTERVAL_S, (now - clearing.began_at) / 10))
         is_over = now - clearing.began_at >= self.config.jobs.kill_grace_seconds
         runner = self.machine.processes.find(job.pid) if job.pid else None
-        if not members and is_over and runner and runner.started == job.pid_started:
+        is_stuck = now - clearing.began_at >= self.config.jobs.kill_grace_seconds + RUNNER_PATIENCE_S
+        if not members and is_stuck and runner and runner.started == job.pid_started:
             members = [runner]                          # stopped, or stuck: nothing of the job is left but its job.sh
-        pids = tuple(sorted(process.pid for process in members))
-        if is_over or not clearing.is_signalled or not set(pids) <= set(clearing.survivors):
-            for process in members:
+        pids = {process.pid for process in members}
+        for process in members:
+            # Each is told once; what one of them runs to tidy up is left alone until the grace is over.
+            if is_over or not clearing.told or not (process.pid in clearing.told or process.parent in pids):
                 self.machine.processes.send(process, signal.SIGKILL if is_over else signal.SIGTERM)
                 self.machine.processes.send(process, signal.SIGCONT)       # a stopped one takes SIGTERM only now
         if runner and runner.state == "T":
             self.machine.processes.send(runner, signal.SIGCONT)
-        if members and not clearing.is_signalled and not job.stop_cause:
-            self.log.info("Job %s is over; ending what it left: pid %s", job.id, format_indices(pids))
-        clearing.is_signalled = clearing.is_signalled or bool(members)
-        clearing.survivors = pids
+        if members and not clearing.told and not job.stop_cause:
+            self.log.info("Job %s is over; ending what it left: pid %s", job.id, format_indices(sorted(pids)))
+        clearing.told |= pids
 
     # Recording what ended, and starting what is next
 
@@ -3579,6 +3749,8 @@ class Service:
         over = {job_id: result for job_id, result in self.results.items() if job_id not in self.clearings}
         lines = {job.id: self.find_cause_line(job) for job in self.running_jobs() if job.id in over and over[job.id].exit_code}
         gpus, trouble = self.gpus, self.observation.trouble
+        if not trouble and self.clock.monotonic() - self.lease_trouble_at < LEASE_PATIENCE_S:
+            trouble = self.lease_trouble
 
         def decide(state: State) -> Changes:
             ended = []
@@ -3613,10 +3785,16 @@ class Service:
             status, cause, line = CANCELLED, job.stop_cause, None
         return change_status(
             job, status, now, exit_code=code, signal=number, cause=cause, cause_line=line,
-            finished_at=result.finished_at or now, runtime_seconds=result.runtime_seconds if result.runtime_seconds is not None
-            else max(0.0, now - (job.started_at or now)), peak_rss_mib=self.peak_rss.get(job.id),
+            finished_at=max(result.finished_at or now, job.started_at or 0), runtime_seconds=result.runtime_seconds if result.runtime_seconds is not None
+            else self.find_runtime_s(job, now), peak_rss_mib=self.peak_rss.get(job.id),
             cpu_seconds=self.job_samples[job.id].cpu_seconds if job.id in self.job_samples else None,
             peak_gpu_mem_mib=self.peak_gpu_mem.get(job.id))
+
+    def find_runtime_s(self, job: Job, now: float) -> float:
+        """For how long a job has run; by the wall clock, which may have been set, only where nothing else is known."""
+        if job.pid_started is not None and job.boot_id == self.machine.boot_id:
+            return max(0.0, self.machine.processes.find_age_s(job.pid_started))
+        return max(0.0, now - (job.started_at or now))
 
     def find_cause_line(self, job: Job) -> str | None:
         """What a job that failed said last, or that the disk was full."""
@@ -3644,11 +3822,10 @@ class Service:
             script, notes = self.write_script(job, leases.path(job.id) if leases else None)
             self.launched_at[job.id] = self.clock.monotonic()
             self.machine.launch(job, script)
-        except NexusError as error:
-            if error.kind == "conflict":
-                self.bounce(job, error.message)
-            else:
-                self.fail_launch(job, error.message)
+        except NexusError as error:                     # of the leases: no fault of the job's
+            if error.kind != "conflict":
+                self.lease_trouble, self.lease_trouble_at = error.message, self.clock.monotonic()
+            self.bounce(job, error.message)
             return
         except OSError as error:
             self.fail_launch(job, describe_disk_error(error, "start it with", error.filename or job.log_dir or "").message)
@@ -3707,19 +3884,16 @@ class Service:
         """After a start of the service: learn what became of the jobs that are recorded as running."""
         for job in self.running_jobs():
             try:
-                if job.boot_id != self.machine.boot_id:
-                    self.settle_after_reboot(job)
-                else:
-                    self.look_at(job, False)
-                    if job.id not in self.results:
-                        self.log.info("Job %s goes on", job.id)
+                self.look_at(job, False)
+                if job.id not in self.results and self.store.read(lambda state, job=job: job.id in state.running):  # type: ignore[misc]
+                    self.log.info("Job %s goes on", job.id)
             except (NexusError, OSError) as error:
                 self.log.error("Job %s could not be looked at: %s", job.id, error)
 
     def settle_after_reboot(self, job: Job) -> None:
         result = read_result(job.log_dir or self.layout.job_folder(job.id), job.attempt)
         if result:
-            self.results[job.id] = result
+            self.settle(job, result)
         elif job.stop_cause or self.config.jobs.on_reboot == "fail":
             self.results[job.id] = Result(None, None, None, "reboot", "the machine went down while it ran")
         else:
@@ -3784,7 +3958,8 @@ class Service:
 
     def running_json(self, job: Job, now: float) -> dict[str, Any]:
         sample = self.job_samples.get(job.id)
-        return {**job_json(job, now, self.node), "rss_mib": sample.rss_mib if sample else None,
+        return {**job_json(job, now, self.node), "runtime_seconds": round(self.find_runtime_s(job, now), 3),
+                "rss_mib": sample.rss_mib if sample else None,
                 "cpu_percent": sample.cpu_percent if sample else None}
 
     def info(self) -> dict[str, Any]:
@@ -4014,7 +4189,8 @@ class Api:
         bearer = re.fullmatch(r"[Bb]earer +(\S+)", request.headers.get("authorization", ""))
         has_token = bearer is not None and hmac.compare_digest(bearer[1].encode(), self.token.encode())
         is_ip = re.fullmatch(r"[\d.]+|\[[0-9a-f:.]+\]", name) is not None
-        if name not in LOCAL_HOSTS and not (has_token and (name in self.config.allowed_hosts or (is_ip and not is_loopback(self.config.host)))):
+        names = [known.lower() for known in (*self.config.allowed_hosts, self.config.host)]
+        if name not in LOCAL_HOSTS and not (has_token and (name in names or (is_ip and not is_loopback(self.config.host)))):
             raise NexusError("forbidden", f"the Host '{format_line(host, 60)}' is not one by which nexus may be called",
                              hint="call it as 127.0.0.1 or localhost; others: [service] allowed_hosts, with a token")
         origin = request.headers.get("origin")
@@ -4027,6 +4203,9 @@ class Api:
         forwarded = [name for name in request.headers if name in ("forwarded", "via") or name.startswith("x-forwarded-")]
         if forwarded:
             raise NexusError("unauthorized", f"a forwarded request ({forwarded[0]}) needs a token", hint="send Authorization: Bearer TOKEN")
+        if not is_loopback(self.config.host):
+            raise NexusError("unauthorized", f"nexus listens on {self.config.host}, so that every request needs a token",
+                             hint=f"send Authorization: Bearer TOKEN; the owner's is in {self.service.layout.token_file}")
         if request.uid != os.geteuid() or not is_loopback(request.peer):
             raise NexusError("unauthorized", f"only {self.service.user}, on this machine, may call without a token",
                              hint=f"send Authorization: Bearer TOKEN; the owner's is in {self.service.layout.token_file}")
@@ -4088,7 +4267,7 @@ class Api:
         if not isinstance(data, dict) or not data or data.keys() - {"priority", "position"}:
             refuse('send {"priority": 0} or {"position": 0}', hint="")
         position = data.get("position")
-        if position is not None and not is_whole(position, 0, 2**53):
+        if "position" in data and not is_whole(position, 0, 2**53):
             refuse(f"position must be a whole number of 0 or more, not {format_json_fault(position)}", hint="")
         self.service.move(id, who, parse_priority(data["priority"]) if "priority" in data else None, position)
         return self.get_job(request, who, id)
@@ -4404,10 +4583,16 @@ def make_server(api: Api, host: str, port: int) -> http.server.ThreadingHTTPServ
             for piece in stream:
                 if piece:
                     self.wfile.write(b"%x\r\n%s\r\n" % (len(piece), piece) if is_chunked else piece)
-                elif select.select([self.connection], [], [], 0)[0] and not self.connection.recv(1, socket.MSG_PEEK):
+                elif self.has_gone():
                     raise ConnectionResetError
             if is_chunked:
                 self.wfile.write(b"0\r\n\r\n")
+
+        def has_gone(self) -> bool:
+            """Whether the caller has closed its end."""
+            poll = select.poll()                # select() cannot look at descriptors above 1023
+            poll.register(self.connection, select.POLLIN)
+            return bool(poll.poll(0)) and not self.connection.recv(1, socket.MSG_PEEK)
 
         def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
             """What http.server itself finds wrong with a request."""
@@ -4482,6 +4667,10 @@ def make_log(layout: Layout, config: ServiceConfig) -> logging.Logger:
     return log
 
 
+class RunsAlready(NexusError):
+    """Another service has this home, or is just starting."""
+
+
 def serve(layout: Layout, config: Config, environ: Mapping[str, str], is_taking_over: bool) -> None:
     """Be the service until stopped.  Raises: conflict, when one runs; unavailable; usage."""
     import gc
@@ -4497,7 +4686,7 @@ def serve(layout: Layout, config: Config, environ: Mapping[str, str], is_taking_
         raise describe_disk_error(error, "lock", layout.lock_file) from None
     if lock is None:
         running = read_json(layout.service_file) or {}
-        raise NexusError("conflict", f"a nexus service for {layout.home} runs already (pid {running.get('pid', 'unknown')})", hint="nexus stop ends it; nexus restart starts it anew")
+        raise RunsAlready("conflict", f"a nexus service for {layout.home} runs already (pid {running.get('pid', 'unknown')})", hint="nexus stop ends it; nexus restart starts it anew")
     log = make_log(layout, config.service)
     store = Store(layout, clock, log)
     if is_taking_over:
@@ -4577,7 +4766,8 @@ class Client:
             if not is_starting:
                 raise NexusError("unavailable", f"the nexus service for {home} does not run", hint="nexus start")
             running = start_service(layout, environ, options)
-        return cls(running["host"], running["port"], "", layout, environ)
+        token = "" if is_loopback(running["host"]) else (read_text(layout.token_file) or "").strip()
+        return cls(running["host"], running["port"], token, layout, environ)
 
     # What can be asked
 
@@ -4857,8 +5047,9 @@ def start_service(layout: Layout, environ: Mapping[str, str], options: Sequence[
 class Call:
     """One run of the command line: its options, streams and environment."""
 
-    def __init__(self, options: argparse.Namespace, environ: Mapping[str, str], out: TextIO, err: TextIO) -> None:
-        self.options, self.environ, self.out, self.err = options, environ, out, err
+    def __init__(self, options: argparse.Namespace, environ: Mapping[str, str], out: TextIO, err: TextIO,
+                 commands: Sequence[Command]) -> None:
+        self.options, self.environ, self.out, self.err, self.commands = options, environ, out, err, commands
         self.paint = Paint(is_colourful(out, environ))
         self.width = terminal_width(out)
 
@@ -4879,6 +5070,55 @@ class Call:
     @property
     def home(self) -> str:
         return find_home(self.environ)
+
+
+def argument(*flags: str, **settings: Any) -> tuple[tuple[str, ...], dict[str, Any]]:
+    """What add_argument is called with."""
+    return flags, settings
+
+
+@value
+class Command:
+    name: str
+    summary: str                # empty: not listed
+    run: Callable[[Call], int]
+    arguments: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = ()
+    description: str = ""
+
+
+def find_command(name: str, commands: Sequence[Command]) -> Command:
+    """Raises: usage, with the nearest name."""
+    for command in commands:
+        if command.name == name:
+            return command
+    listed = [command.name for command in commands if command.summary]
+    raise NexusError("usage", f"'{format_line(name, 40)}' is not a command", hint=suggest(name, listed) or "nexus help lists them")
+
+
+def make_parser(command: Command) -> argparse.ArgumentParser:
+    import argparse
+
+    class Parser(argparse.ArgumentParser):
+        def error(self, message: str) -> NoReturn:
+            hint = f"nexus help {command.name}"
+            if message.startswith("unrecognized arguments") and command.name in ("add", "run"):
+                hint = f'put the command in quotes: nexus {command.name} "python train.py --lr 0.1"; options of nexus: {hint}'
+            raise NexusError("usage", f"nexus {command.name}: {message}", hint)
+
+    parser = Parser(prog=f"nexus {command.name}", description=" ".join([command.summary[:1].upper() + command.summary[1:] + ".", command.description]),
+                    allow_abbrev=False)
+    exclusive = parser.add_mutually_exclusive_group(required=True) if command.name == "move" else parser
+    for flags, settings in command.arguments:
+        (exclusive if flags[0].startswith("--") else parser).add_argument(*flags, **settings)
+    return parser
+
+
+def format_help(commands: Sequence[Command]) -> str:
+    rows = [f"  {command.name:<9} {command.summary}" for command in commands if command.summary]
+    return ("nexus: a queue for the GPUs of this machine\n\nnexus [command] [options]\n\n" + "\n".join(rows) +
+            "\n\nnexus help COMMAND says what it takes; nexus --version tells this copy from others.\n"
+            "Exit codes: 0; 1 internal, unhealthy; 2 usage; 3 not found; 4 conflict; 5 forbidden; 6 unavailable.\n"
+            "NEXUS_HOME moves ~/.nexus; NEXUS_MOCK_GPUS=2 tries it without a GPU; NO_COLOR=1 takes the colours away.\n")
 
 
 def is_colourful(stream: TextIO, environ: Mapping[str, str]) -> bool:
@@ -5366,6 +5606,8 @@ def cmd_serve(call: Call) -> int:
         if call.out.isatty():
             call.say(f"serving; the log is in {layout.service_log}; Ctrl-C ends the service, jobs go on")
         serve(layout, config, call.environ, given.take_over)
+    except RunsAlready:
+        raise
     except NexusError as error:
         try:
             write_atomic(layout.start_error_file, [encode_json({"kind": error.kind, "message": error.message, "hint": error.hint})], is_synced=False)
@@ -5418,9 +5660,9 @@ def cmd_health(call: Call) -> int:
 
 def cmd_help(call: Call) -> int:
     if call.options.topic is None:
-        call.print(format_help())
+        call.print(format_help(call.commands))
     else:
-        command = find_command(call.options.topic)
+        command = find_command(call.options.topic, call.commands)
         call.print(make_parser(command).format_help())
     return 0
 
@@ -5449,8 +5691,8 @@ UNIT = """\
 Description=nexus, the GPU job queue
 
 [Service]
-ExecStart={python} {script} serve
-Environment=NEXUS_HOME={home} NEXUS_ROLE=service
+ExecStart="{python}" "{script}" serve
+Environment="NEXUS_HOME={home}" NEXUS_ROLE=service
 # Only the service is ended with the unit: jobs go on, and the next start adopts them.
 KillMode=process
 Restart=on-failure
@@ -5499,8 +5741,8 @@ def cmd_install(call: Call) -> int:
         source = file.read()
     files = {script: (source, 0o755),
              os.path.join(binaries, "nexus"): (LAUNCHER.format(python=sys.executable, folder=os.path.dirname(script)), 0o755),
-             os.path.join(base, "bash-completion", "completions", "nexus"): (format_completion(BASH_COMPLETION, bash_case), 0o644),
-             os.path.join(base, "zsh", "site-functions", "_nexus"): (format_completion(ZSH_COMPLETION, zsh_case), 0o644)}
+             os.path.join(base, "bash-completion", "completions", "nexus"): (format_completion(BASH_COMPLETION, bash_case, call.commands), 0o644),
+             os.path.join(base, "zsh", "site-functions", "_nexus"): (format_completion(ZSH_COMPLETION, zsh_case, call.commands), 0o644)}
     for path, (text, mode) in files.items():
         try:
             os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -5522,7 +5764,8 @@ def install_boot(call: Call, script: str) -> int:
                         "systemd", "user", "nexus.service")
     if try_program("systemctl", "--user", "show-environment") is not None:
         os.makedirs(os.path.dirname(unit), exist_ok=True)
-        write_atomic(unit, [UNIT.format(python=sys.executable, script=script, home=call.home)], 0o644)
+        paths = {"python": sys.executable, "script": script, "home": call.home}
+        write_atomic(unit, [UNIT.format(**{name: path.replace("%", "%%") for name, path in paths.items()})], 0o644)
         try_program("systemctl", "--user", "daemon-reload")
         if try_program("systemctl", "--user", "enable", "nexus.service") is None:
             raise NexusError("unavailable", "systemctl --user enable nexus.service failed", hint="try it by hand")
@@ -5567,8 +5810,8 @@ def try_program(*argv: str) -> str | None:
     return answer.output if answer.exit_code == 0 else None
 
 
-def format_completion(frame: str, case: Callable[[Command], str]) -> str:
-    shown = [command for command in COMMANDS if command.summary]
+def format_completion(frame: str, case: Callable[[Command], str], commands: Sequence[Command]) -> str:
+    shown = [command for command in commands if command.summary]
     if case is bash_case:
         names = " ".join(command.name for command in shown)
     else:
@@ -5596,20 +5839,6 @@ def takes_ids(command: Command) -> bool:
 
 
 # ==== 18. ARGUMENTS, MAIN ==== argparse from the COMMANDS table; main(argv, environ, out, err) -> exit code
-
-
-def argument(*flags: str, **settings: Any) -> tuple[tuple[str, ...], dict[str, Any]]:
-    """What add_argument is called with."""
-    return flags, settings
-
-
-@value
-class Command:
-    name: str
-    summary: str                # empty: not listed
-    run: Callable[[Call], int]
-    arguments: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = ()
-    description: str = ""
 
 
 JSON_OPTION = argument("--json", action="store_true", help="print JSON")
@@ -5678,40 +5907,6 @@ COMMANDS = (
 )
 
 
-def format_help() -> str:
-    rows = [f"  {command.name:<9} {command.summary}" for command in COMMANDS if command.summary]
-    return ("nexus: a queue for the GPUs of this machine\n\nnexus [command] [options]\n\n" + "\n".join(rows) +
-            "\n\nnexus help COMMAND says what it takes; nexus --version tells this copy from others.\n"
-            "Exit codes: 0; 1 internal, unhealthy; 2 usage; 3 not found; 4 conflict; 5 forbidden; 6 unavailable.\n"
-            "NEXUS_HOME moves ~/.nexus; NEXUS_MOCK_GPUS=2 tries it without a GPU; NO_COLOR=1 takes the colours away.\n")
-
-
-def find_command(name: str) -> Command:
-    """Raises: usage, with the nearest name."""
-    for command in COMMANDS:
-        if command.name == name:
-            return command
-    raise NexusError("usage", f"'{format_line(name, 40)}' is not a command", hint=suggest(name, [c.name for c in COMMANDS if c.summary]) or "nexus help lists them")
-
-
-def make_parser(command: Command) -> argparse.ArgumentParser:
-    import argparse
-
-    class Parser(argparse.ArgumentParser):
-        def error(self, message: str) -> NoReturn:
-            hint = f"nexus help {command.name}"
-            if message.startswith("unrecognized arguments") and command.name in ("add", "run"):
-                hint = f'put the command in quotes: nexus {command.name} "python train.py --lr 0.1"; options of nexus: {hint}'
-            raise NexusError("usage", f"nexus {command.name}: {message}", hint)
-
-    parser = Parser(prog=f"nexus {command.name}", description=" ".join([command.summary[:1].upper() + command.summary[1:] + ".", command.description]),
-                    allow_abbrev=False)
-    exclusive = parser.add_mutually_exclusive_group(required=True) if command.name == "move" else parser
-    for flags, settings in command.arguments:
-        (exclusive if flags[0].startswith("--") else parser).add_argument(*flags, **settings)
-    return parser
-
-
 def main(argv: Sequence[str], environ: Mapping[str, str], out: TextIO, err: TextIO) -> int:
     """The command line; returns its exit code."""
     try:
@@ -5721,10 +5916,10 @@ def main(argv: Sequence[str], environ: Mapping[str, str], out: TextIO, err: Text
         words = ["help", *argv[1:2]] if argv and argv[0] in ("--help", "-h") else list(argv)
         if not words or words[0].startswith("-"):
             words = ["status", *words]
-        command = find_command(words[0])
+        command = find_command(words[0], COMMANDS)
         options = make_parser(command).parse_args(words[1:])
         options.subcommand = command.name
-        return command.run(Call(options, environ, out, err))
+        return command.run(Call(options, environ, out, err, COMMANDS))
     except NexusError as error:
         red = Paint(is_colourful(err, environ))
         err.write(f"nexus: {red('red', error.message)}\n" + (f"hint: {error.hint}\n" if error.hint else ""))
