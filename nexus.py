@@ -525,7 +525,7 @@ if TYPE_CHECKING:
     Kind = tuple[int, Union[tuple[int, ...], None]]
 
 STATE_FACTS = ("paused", "paused_gpus", "inventory")
-INDEXED = ("status", "order", "priority", "gpus", "gpu_ids", "key")      # the fields by which State finds jobs
+INDEXED = ("status", "order", "priority", "gpus", "gpu_ids", "key", "environment", "number")      # the fields by which State finds jobs
 
 
 class State:
@@ -545,10 +545,12 @@ class State:
         self.next_number = 1                                # the next job's sequence number
         self.keys: dict[str, list[str]] = {}                # submission key: the ids it brought
         self.pending_by_priority: dict[int, int] = {}
+        self.environment_uses: dict[str, int] = {}          # digest: how many jobs have it
 
     def index(self, job: Job) -> None:
         self.jobs[job.id] = job
         self.next_number = max(self.next_number, job.number + 1)
+        self.environment_uses[job.environment] = self.environment_uses.get(job.environment, 0) + 1
         if job.key:
             self.keys.setdefault(job.key, []).append(job.id)
         if job.status == PENDING:
@@ -560,6 +562,9 @@ class State:
 
     def unindex(self, job: Job) -> None:
         del self.jobs[job.id]
+        self.environment_uses[job.environment] -= 1
+        if not self.environment_uses[job.environment]:
+            del self.environment_uses[job.environment]
         if job.key:
             self.keys[job.key].remove(job.id)
             if not self.keys[job.key]:
@@ -878,6 +883,9 @@ SNAPSHOT_VERSION = 1
 JOB_FIELDS: Mapping[str, Any] = {name: Job.DEFAULTS.get(name, ...) for name in Job.__slots__}  # type: ignore[attr-defined]
 
 
+SHARED_TEXTS = ("status", "cwd", "user", "environment")         # alike in many jobs: kept once
+
+
 def encode_job(job: Job) -> dict[str, Any]:
     """What differs from the defaults: a pending job in state.json takes some 300 bytes."""
     fields = {}
@@ -890,7 +898,10 @@ def encode_job(job: Job) -> dict[str, Any]:
 
 def decode_job(fields: Mapping[str, Any]) -> Job:
     """Raises: KeyError, TypeError or ValueError when it is no job of encode_job."""
-    job = Job(**{name: freeze(fact) for name, fact in object_of(fields).items()})
+    facts: dict[str, Any] = {name: freeze(fact) if isinstance(fact, list) else fact for name, fact in object_of(fields).items()}
+    for name in SHARED_TEXTS:
+        facts[name] = sys.intern(facts[name])
+    job = Job(**facts)
     if job.status not in STATUSES or not is_job_id(job.id) or not all(isinstance(n, int) for n in job.order):
         raise ValueError(job.id)
     return job
@@ -2627,14 +2638,14 @@ id=@id@ dir=@dir@ events=@events@ lease=@lease@ gpus=@gpus@ cwd=@cwd@ job_path=@
 
 command_of_the_job() {
   umask @umask@
-  exec @limits@/usr/bin/env -i \
+  exec @limits@/usr/bin/env -i -- \
 @environment@
     @launch@
 }
 
 say() { [ -p "$events" ] && printf '%s\n' "$*" 1<>"$events"; } 2>/dev/null
 uptime_cs() { read -r up rest < /proc/uptime; up=${up%.*}${up#*.}; }
-fail() { say fail "$id" "$attempt" "$@"; exit 0; }
+fail() { rm -f "$dir/claim-$$"; say fail "$id" "$attempt" "$@"; exit 0; }
 bounce() {
   command exec 9>&-
   say bounce "$id" "$attempt" "$@"
@@ -2648,6 +2659,7 @@ finish() {
       $((took / 100)) $((took % 100)) "$2" > "$dir/result-$attempt.tmp" && sync "$dir/result-$attempt.tmp" &&
       mv "$dir/result-$attempt.tmp" "$dir/result-$attempt.json"
   do sleep 2; [ -d "$dir" ] || break; say end "$id" "$attempt" "$1" "$took"; done 2>/dev/null
+  rm -f "$dir/claim-$$"
 }
 not_launched() {
   took=0
@@ -2665,11 +2677,16 @@ set -- ${stat##*) }
 started=${20}
 # Whoever links this name first has the attempt: this script, or a service that found nobody running it.
 printf '%s %s\n' "$$" "$started" > "$dir/claim-$$" || fail "the log folder $dir cannot be written"
-ln "$dir/claim-$$" "$dir/attempt-$attempt" 2>/dev/null || { rm -f "$dir/claim-$$"; exit 0; }
+ln "$dir/claim-$$" "$dir/attempt-$attempt" 2>/dev/null || {
+  [ -e "$dir/attempt-$attempt" ] || fail "$dir takes no hard links: set [state] log_dir to another file system"
+  rm -f "$dir/claim-$$"
+  exit 0
+}
 if [ -n "$lease" ]; then
   command exec 9<"$lease" && flock -s -w 5 9 && [ "$lease" -ef /proc/$$/fd/9 ] || bounce the GPU lease is gone
   for other in "${lease%/*}"/*; do
     case $other in "${lease%.*}".*|*/lock) continue;; esac
+    [ -f "$other" ] && [ ! -h "$other" ] || continue        # a FIFO would hold it up
     while read -r gpu; do
       case $gpus in *" $gpu "*) flock -n -x 8 || bounce "$gpu is held by another nexus";; esac
     done < "$other" 8<"$other"
@@ -2691,7 +2708,6 @@ uptime_cs; took=$((up - begin))
 command exec 9>&-
 say end "$id" "$attempt" "$code" "$took"
 finish "$code" ""
-rm -f "$dir/claim-$$"
 '''
 
 
@@ -2705,9 +2721,11 @@ def build_script(job: Job, environment: Mapping[str, str], layout: Layout, lease
     def line(text: str) -> str:                 # as a word of sh that is a JSON string's inside
         return quote(json.dumps(text)[1:-1])
     pairs = [f"    {quote(f'{name}={text}')} \\" for name, text in environment.items()]
-    bash = ["bash", "-c", job.command]
-    launch = bash if not job.tty else [
-        "script", "-q", "-e", "-f", "-c", "exec " + " ".join(map(quote, bash)), "/dev/null"]
+    launch = ["bash", "-c", *(["--"] if job.command[0] in "-+" else []), job.command]
+    if job.tty:                                 # script runs $SHELL, which may be fish, or /bin/false
+        shell = [f"SHELL={environment['SHELL']}"] if "SHELL" in environment else ["-u", "SHELL"]
+        inner = " ".join(map(quote, ["exec", "/usr/bin/env", *shell, *launch]))
+        launch = ["/usr/bin/env", "SHELL=/bin/sh", "script", "-q", "-e", "-f", "-c", inner, "/dev/null"]
     holes = {
         "id": job.id, "user": re.sub(r"[^\w.-]", "?", job.user), "dir": quote(layout.job_folder(job.id)),
         "events": quote(layout.events_file), "lease": quote(lease or ""), "gpus": quote(f" {' '.join(job.gpu_uuids)} "),
@@ -2875,11 +2893,15 @@ class EventLog:
                 self.changed.notify_all()
 
     def read(self, since: int, timeout_s: float) -> tuple[list[tuple[int, str, Any]], bool]:
-        """The events from number `since` on, at most 1,000, and whether some before them are no longer kept."""
+        """The events from number `since` on, at most 1,000, and whether it is unknown what came before them: no longer
+        kept, or numbered by a service whose clock was ahead.
+        """
         with self.changed:
-            if since >= self.next_number:
+            if since == self.next_number:
                 self.changed.wait(timeout_s)
             oldest = self.next_number - len(self.items)
+            if since > self.next_number:
+                return [], True
             start = max(since, oldest) - oldest
             found = [self.items[at] for at in range(start, min(start + 1000, len(self.items)))]
             return found, since < oldest
@@ -3009,9 +3031,9 @@ class Store:
     def freeze(self) -> Snapshot:
         """Immutable values of the whole State; the caller holds the lock."""
         state = self.state
-        jobs = [*state.finished.values(), *state.running.values(), *(state.jobs[job_id] for _, job_id in state.order)]
-        used = {job.environment for job in jobs}
-        state.environments = {digest: variables for digest, variables in state.environments.items() if digest in used}
+        jobs = [*state.finished.values(), *state.running.values(), *(job for job in state.jobs.values() if job.status == PENDING)]
+        for digest in [digest for digest in state.environments if digest not in state.environment_uses]:
+            del state.environments[digest]
         return Snapshot(state.seq, self.host, self.machine_id, self.service_id, state.next_number,
                         {name: getattr(state, name) for name in STATE_FACTS}, dict(state.environments), jobs)
 
@@ -3031,7 +3053,7 @@ class Store:
                 self.journal_bytes += before
                 raise
             if self.snapshot_seq >= 0:                      # a broken one never becomes .prev
-                os.replace(self.layout.state_file, self.layout.previous_state_file)
+                keep_previous(self.layout.state_file, self.layout.previous_state_file)
                 self.previous_seq = self.snapshot_seq
             os.replace(aside, self.layout.state_file)
             sync_folder(self.layout.journal_dir)
@@ -3051,38 +3073,47 @@ class Store:
         try:
             os.makedirs(self.layout.journal_dir, mode=0o700, exist_ok=True)
             segments = self.list_segments()
-            candidates = [self.load_base(path) for path in (self.layout.state_file, self.layout.previous_state_file)]
+            damage = self.rebuild(segments)
         except OSError as error:
             raise describe_disk_error(error, "read", self.layout.journal_dir) from None
-        found: tuple[State, str, list[str]] | None = None
-        for snapshot in [*[s for s in candidates if s], None]:
-            state = State()
-            if snapshot:
-                load_snapshot(state, snapshot)
-            damage = self.replay(state, segments)
-            if found is None or (found[2] and not damage):
-                found = state, snapshot.service_id if snapshot else "", damage
-            if not damage:
-                break
-        assert found
-        self.state, self.service_id, damage = found
         self.service_id = self.service_id or f"{os.geteuid()}-{self.clock.new_token()[:8]}"
-        self.snapshot_seq = candidates[0].seq if candidates[0] else -1
-        self.previous_seq = candidates[1].seq if candidates[1] else -1
         for problem in damage:
             self.log.error("Recovery: %s", problem)
         try:
             for _, path in segments if damage else ():
                 keep_aside(path, is_copy=True)
             self.begin_segment(self.state.seq + 1)
-            if damage or not candidates[0]:
+            if damage or self.snapshot_seq < 0:
                 self.snapshot_seq = -1
                 self.save_snapshot()
         except OSError as error:
             raise describe_disk_error(error, "write", self.layout.journal_dir) from None
 
-    def load_base(self, path: str) -> Snapshot | None:
-        """A state file's content; None when there is none, or it is broken and was put aside.  Raises: OSError, conflict."""
+    def rebuild(self, segments: Sequence[tuple[int, str]]) -> list[str]:
+        """Set State from the newest base whose journal has no gap, or else from the newest; return what was wrong.  Raises: OSError."""
+        seqs: dict[str, int] = {}
+        best: list[str] | None = None
+        for path in (self.layout.state_file, self.layout.previous_state_file, ""):
+            base = self.load_base(path) if path else (State(), "")
+            if base is None:
+                continue
+            state, service_id = base
+            seqs[path] = state.seq
+            damage = self.replay(state, segments)
+            if best is None or (best and not damage):
+                self.state, self.service_id, best = state, service_id, damage
+            if not damage:
+                break
+        self.snapshot_seq = seqs.get(self.layout.state_file, -1)
+        self.previous_seq = seqs.get(self.layout.previous_state_file, read_seq(self.layout.previous_state_file))
+        return best or []
+
+    def load_base(self, path: str) -> tuple[State, str] | None:
+        """The State of a state file, and the service's id; None when there is none, or it is broken and was put aside.
+
+        Raises: OSError; conflict, when it is another machine's.
+        """
+        state = State()
         try:
             with open(path, encoding="utf-8") as file:
                 try:
@@ -3090,7 +3121,7 @@ class Store:
                 except (ValueError, TypeError, KeyError, AttributeError):
                     file.seek(0)
                     snapshot = decode_snapshot(list(file))
-            load_snapshot(State(), snapshot)
+            load_snapshot(state, snapshot)
         except FileNotFoundError:
             return None
         except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -3099,7 +3130,7 @@ class Store:
             return None
         if not self.is_taking_over and snapshot.machine_id != self.machine_id and any(job.status == RUNNING for job in snapshot.jobs):
             raise describe_other_machine(snapshot.host, f"jobs of {path} run there")
-        return snapshot
+        return state, snapshot.service_id
 
     def replay(self, state: State, segments: Sequence[tuple[int, str]]) -> list[str]:
         """Apply the journal's lines after state.seq; return what was wrong with them, beside a torn end."""
@@ -3149,12 +3180,31 @@ def make_events(state: State, change: Change) -> list[tuple[str, Any]]:
     return []
 
 
+def read_seq(path: str) -> int:
+    """The change up to which a state file goes; -1 when there is none."""
+    match = re.search(r'"seq": (\d+),', (read_text(path) or "")[:4096]) if os.path.exists(path) else None
+    return int(match[1]) if match else -1
+
+
 def load_snapshot(state: State, snapshot: Snapshot) -> None:
     for job in snapshot.jobs:
         apply(state, JobAdded(job))
     set_facts(state, snapshot.facts)
     state.environments = dict(snapshot.environments)
     state.seq, state.next_number = snapshot.seq, max(state.next_number, snapshot.next_number)
+
+
+def keep_previous(path: str, previous: str) -> None:
+    """Let `previous` be what `path` is, so that `path` is there all the time.  Raises: OSError."""
+    aside = previous + ".tmp"
+    try:
+        if os.path.lexists(aside):
+            os.unlink(aside)
+        os.link(path, aside)
+    except OSError:                         # a file system without hard links
+        os.replace(path, previous)
+    else:
+        os.replace(aside, previous)
 
 
 def keep_aside(path: str, is_copy: bool = False) -> str:
@@ -4057,6 +4107,7 @@ def describe_for_event(gpu: Gpu) -> tuple[object, ...]:
 MAX_BODY_BYTES = 64 * 1024 * 1024
 FOLLOW_INTERVAL_S = (0.05, 0.5)         # how often a followed log is looked at: soon after a line, rarely when silent
 HEARTBEAT_S = 15.0
+LINGER_S = 5.0                          # so long the rest of a refused body is taken in
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 STREAMS = ("stdout", "stderr", "both")
 
@@ -4378,21 +4429,21 @@ class Api:
 
     def get_events(self, request: Request, who: str) -> Response:
         since = parse_number({**request.query, **({"since": request.headers["last-event-id"]} if "last-event-id" in request.headers else {})}, "since")
-        return Response(200, content_type="text/event-stream", headers={"Cache-Control": "no-store"}, stream=self.follow_events(since))
+        return Response(200, content_type="text/event-stream", headers={"Cache-Control": "no-store"}, stream=self.follow_events(
+            self.service.store.events.next_number if since is None else since + 1))
 
-    def follow_events(self, since: int | None) -> Iterator[bytes]:
+    def follow_events(self, following: int) -> Iterator[bytes]:
         """Server-sent events.  `reset` says that some in between are no longer kept: look at everything anew."""
         events, service = self.service.store.events, self.service
-        following = events.next_number if since is None else since + 1
         yield f": events from number {following}\n\n".encode()
         beat_at = service.clock.monotonic() + HEARTBEAT_S
         while not service.is_stopping:
+            upcoming = events.next_number
             found, is_gap = events.read(following, 1.0)
-            if is_gap and since is not None:
+            if is_gap:
                 yield f"event: reset\ndata: {encode_json({'since': following})}\n\n".encode()
-            since = following
             pieces = [f"id: {number}\nevent: {kind}\ndata: {encode_json(self.describe_event(kind, what))}\n\n" for number, kind, what in found]
-            following = found[-1][0] + 1 if found else following
+            following = found[-1][0] + 1 if found else upcoming if is_gap else following
             if service.clock.monotonic() > beat_at:
                 pieces.append(": still here\n\n")
             if pieces:
@@ -4526,7 +4577,11 @@ def make_server(api: Api, host: str, port: int) -> http.server.ThreadingHTTPServ
                     response.after()
 
         def make_request(self) -> Request:
-            split = urllib.parse.urlsplit(self.path)
+            self.unread = 0
+            try:
+                split = urllib.parse.urlsplit(self.path)
+            except ValueError:
+                raise NexusError("usage", f"{format_line(self.path, 100)} is not an address") from None
             lengths = set(self.headers.get_all("Content-Length") or ["0"])
             if "Transfer-Encoding" in self.headers:
                 raise NexusError("length_required", "a body needs a Content-Length", hint="do not send it in chunks")
@@ -4543,19 +4598,25 @@ def make_server(api: Api, host: str, port: int) -> http.server.ThreadingHTTPServ
         def read_body(self) -> bytes:
             if self.unread > MAX_BODY_BYTES:
                 raise NexusError("too_large", f"the body has {self.unread} bytes; at most {MAX_BODY_BYTES} are taken", hint="send fewer jobs at once")
-            body = self.rfile.read(self.unread)
-            if len(body) < self.unread:
+            expected, self.unread = self.unread, 0
+            try:
+                body = self.rfile.read(expected)
+            except OSError as error:
                 self.close_connection = True
-                raise NexusError("usage", f"the body ended after {len(body)} of {self.unread} bytes")
-            self.unread = 0
+                raise NexusError("usage", f"the body of {expected} bytes did not come: {error.strerror or error}") from None
+            if len(body) < expected:
+                self.close_connection = True
+                raise NexusError("usage", f"the body ended after {len(body)} of {expected} bytes")
             return body
 
         def send(self, response: Response) -> None:
-            if self.unread and response.stream is None:         # a small one is read away, so that the caller sees the answer
-                if self.unread <= 65536:
-                    self.rfile.read(self.unread)
-                else:
-                    self.close_connection = True
+            if self.request_version == "HTTP/0.9":
+                self.request_version = "HTTP/1.0"
+            if self.unread > 65536:
+                self.close_connection = True
+            elif self.unread:                   # a small body that nobody read is not the next request
+                self.rfile.read(self.unread)
+                self.unread = 0
             is_chunked = response.stream is not None and self.request_version != "HTTP/1.0"
             if response.stream is not None and not is_chunked:
                 self.close_connection = True
@@ -4575,9 +4636,19 @@ def make_server(api: Api, host: str, port: int) -> http.server.ThreadingHTTPServ
             self._headers_buffer: list[bytes] = []
             if response.stream is None or self.command == "HEAD":
                 self.wfile.write(head if self.command == "HEAD" else head + response.body)
+                if self.unread:
+                    self.linger()
                 return
             self.wfile.write(head)
             self.send_stream(response.stream, is_chunked)
+
+        def linger(self) -> None:
+            """Let the caller finish a body that nobody wants: a reset would take the answer from it."""
+            self.connection.shutdown(socket.SHUT_WR)
+            self.connection.settimeout(1)
+            give_up_at = api.service.clock.monotonic() + LINGER_S
+            while self.connection.recv(1 << 20) and api.service.clock.monotonic() < give_up_at:
+                pass
 
         def send_stream(self, stream: Iterator[bytes], is_chunked: bool) -> None:
             for piece in stream:
@@ -4596,11 +4667,9 @@ def make_server(api: Api, host: str, port: int) -> http.server.ThreadingHTTPServ
 
         def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
             """What http.server itself finds wrong with a request."""
-            self.close_connection = True
+            self.close_connection, self.unread = True, 0
             kind = next((kind for kind, (_, status) in KINDS.items() if status == code), "usage")
             body = encode_json({"error": kind, "message": message or "not a request", "hint": explain or ""}).encode()
-            if self.request_version == "HTTP/0.9":
-                self.request_version = "HTTP/1.0"
             self.send(Response(code, body))
 
         def log_message(self, format: str, *args: Any) -> None:
@@ -4630,8 +4699,8 @@ def make_server(api: Api, host: str, port: int) -> http.server.ThreadingHTTPServ
             raise NexusError("conflict", f"port {port} on {host} is in use{owner}",
                              hint="set another one: nexus config edit, [service] port") from None
         raise NexusError("usage", f"cannot listen on {host}, port {port}: {error.strerror or error}", hint="nexus config edit, [service] host and port") from None
-    except OverflowError:
-        raise NexusError("usage", f"cannot listen on {host}, port {port}") from None
+    except (OverflowError, TypeError, ValueError):          # a name that cannot be looked up
+        raise NexusError("usage", f"cannot listen on {host}, port {port}", hint="nexus config edit, [service] host and port") from None
 
 
 def unmap(address: tuple[str, int]) -> tuple[str, int]:
@@ -4676,6 +4745,7 @@ def serve(layout: Layout, config: Config, environ: Mapping[str, str], is_taking_
     import gc
     import signal
     import threading
+    gc.disable()                                # until all is recovered: it would look at 100,000 jobs over and over
     clock = Clock()
     for folder in (layout.home, layout.log_dir):
         make_folder(folder)
@@ -4700,10 +4770,12 @@ def serve(layout: Layout, config: Config, environ: Mapping[str, str], is_taking_
     server = make_server(Api(service, token), config.service.host, config.service.port)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: service.stop())
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, lambda *_: None)       # what is ignored or blocked here would be so in jobs, for ever
+    signal.signal(signal.SIGQUIT, signal.SIG_DFL)
     sys.setswitchinterval(0.002)                # a thread that makes a long list lets the others in sooner
     gc.collect()
     gc.freeze()                                 # what was recovered stays: the collector need not look at it again
+    gc.enable()
     own = machine.processes.find(os.getpid())
     try:
         write_atomic(layout.service_file, [json.dumps({
