@@ -1351,10 +1351,16 @@ def job_json(job: Job, now: float, node: str, position: int | None = None, waiti
         "gpu_indices": job.gpu_indices, "gpu_uuids": job.gpu_uuids, "created_at": format_time(job.created_at),
         "started_at": format_time(job.started_at), "finished_at": format_time(job.finished_at),
         "runtime_seconds": None if runtime is None else round(runtime, 3), "exit_code": job.exit_code,
-        "signal": job.signal, "cause": job.cause, "cause_line": job.cause_line, "stopping": job.stop_cause,
+        "signal": job.signal, "cause": job.cause, "cause_line": job.cause_line, "stopped_by": job.stop_by,
+        "stopping": job.stop_cause if job.status == RUNNING else None,
         "attempt": job.attempt, "pid": job.pid, "session": job.session, "log_dir": job.log_dir, "tty": job.tty,
-        "peak_rss_mib": job.peak_rss_mib, "cpu_seconds": job.cpu_seconds, "peak_gpu_mem_mib": job.peak_gpu_mem_mib,
+        "peak_rss_mib": round_known(job.peak_rss_mib), "cpu_seconds": round_known(job.cpu_seconds),
+        "peak_gpu_mem_mib": job.peak_gpu_mem_mib,
         "notes": job.notes, "status_history": [[status, format_time(at)] for status, at in job.status_history], **NOT_YET}
+
+
+def round_known(number: float | None) -> float | None:
+    return None if number is None else round(number, 1)
 
 
 def gpu_json(gpu: Gpu, state: State, config: GpuConfig, trouble: str | None) -> dict[str, Any]:
@@ -1626,6 +1632,10 @@ class Layout:
     @property
     def lock_file(self) -> str:
         return os.path.join(self.home, "lock")
+
+    @property
+    def stopped_file(self) -> str:
+        return os.path.join(self.home, "stopped")       # there while nobody wants a service
 
     @property
     def events_file(self) -> str:
@@ -2271,6 +2281,12 @@ def current_limits() -> dict[str, tuple[int, int]]:
     return {name: resource.getrlimit(getattr(resource, f"RLIMIT_{name.upper()}")) for name in LIMITS}
 
 
+def may_raise_limits() -> bool:
+    """Whether this process has CAP_SYS_RESOURCE; root in a container often has not.  Source: capabilities(7)."""
+    match = re.search(r"^CapEff:\s*([0-9a-f]+)", read_text(f"{PROC}/self/status") or "", re.MULTILINE)
+    return bool(match and int(match[1], 16) >> 24 & 1)
+
+
 # Whose socket is it?  Of the kernel's socket table, as `ss` reads it.  Source: sock_diag(7), linux/inet_diag.h.
 
 TCP_ESTABLISHED, TCP_LISTEN = 1, 10
@@ -2536,7 +2552,10 @@ class Screen:
         if not find_program("screen"):
             return "screen is not installed"
         try:
-            return self.find_folder()
+            reason = self.find_folder()
+            if reason is None:
+                self.wipe_dead()
+            return reason
         except (OSError, StillRunning) as error:
             return f"screen: {format_line(str(error) or 'it hangs', 200)}"
 
@@ -2581,6 +2600,12 @@ class Screen:
             run(["screen", "-wipe", session], 10, self.environ())
         except (OSError, StillRunning):
             pass
+
+    def wipe_dead(self) -> None:
+        """The same for all of nexus's.  Raises: OSError, StillRunning."""
+        for pid, name, state in self.list_sessions():
+            if state.startswith("Dead") and re.fullmatch("nexus|nexus_job_.*", name):
+                self.wipe(f"{pid}.{name}")
 
 
 def find_program(name: str) -> str | None:
@@ -2671,7 +2696,7 @@ not_launched() {
 if [ -z "$attempt" ]; then cd "$cwd" && command_of_the_job; exit; fi
 
 trap : HUP                                # it outlives screen; the command does not inherit this
-trap : INT QUIT                           # Ctrl-C ends the command, not this script
+trap : INT QUIT TERM                      # Ctrl-C, or `kill 0`, ends the command, not this script
 read -r stat < /proc/$$/stat
 set -- ${stat##*) }
 started=${20}
@@ -2702,7 +2727,7 @@ if [ -t 1 ]; then                         # under screen, its window shows the l
   NEXUS_ROLE=viewer tail -qn +1 -s 0.2 -f --pid=$$ "$dir/stdout.log" "$dir/stderr.log" </dev/null 2>/dev/null 9>&- &
 fi
 uptime_cs; begin=$up
-( trap - HUP INT QUIT; command_of_the_job ) >> "$dir/stdout.log" 2>> "$dir/stderr.log"
+( trap - HUP INT QUIT TERM; command_of_the_job ) >> "$dir/stdout.log" 2>> "$dir/stderr.log"
 code=$?
 uptime_cs; took=$((up - begin))
 command exec 9>&-
@@ -2721,7 +2746,7 @@ def build_script(job: Job, environment: Mapping[str, str], layout: Layout, lease
     def line(text: str) -> str:                 # as a word of sh that is a JSON string's inside
         return quote(json.dumps(text)[1:-1])
     pairs = [f"    {quote(f'{name}={text}')} \\" for name, text in environment.items()]
-    launch = ["bash", "-c", *(["--"] if job.command[0] in "-+" else []), job.command]
+    launch = ["bash", "-c", *(["--"] if job.command.startswith(("-", "+")) else []), job.command]
     if job.tty:                                 # script runs $SHELL, which may be fish, or /bin/false
         shell = [f"SHELL={environment['SHELL']}"] if "SHELL" in environment else ["-u", "SHELL"]
         inner = " ".join(map(quote, ["exec", "/usr/bin/env", *shell, *launch]))
@@ -2762,14 +2787,16 @@ def is_job_variable(name: str) -> bool:
 def choose_limits(job: Job) -> tuple[list[str], list[str]]:
     """prlimit's options for a job, and what of its submitter's limits could not be given."""
     options, notes = [], []
-    current = current_limits()
+    current, may_raise = current_limits(), may_raise_limits()
     top = float("inf")
     for name, soft, hard in job.limits:
         own_soft, own_hard = current[name]
         if (soft, hard) == (own_soft, own_hard):
             continue
         most = own_hard if own_hard >= 0 else top
-        given_hard = min(hard if hard >= 0 else top, most) if os.geteuid() else (hard if hard >= 0 else top)
+        given_hard = hard if hard >= 0 else top
+        if not may_raise:
+            given_hard = min(given_hard, most)
         given_soft = min(soft if soft >= 0 else top, given_hard)
         if given_soft < (soft if soft >= 0 else top):
             notes.append(f"limit {name}: {soft if soft >= 0 else 'unlimited'} wanted, {given_soft:.0f} given (the service's hard limit)")
@@ -2829,6 +2856,7 @@ while :; do
   read -r ended rest < /proc/uptime
   if [ $((${ended%.*} - ${began%.*})) -gt 10 ]; then delay=1; fi
   sleep $delay
+  [ ! -e "$home/stopped" ] || exit        # by somebody, meanwhile
   [ $delay -ge 16 ] || delay=$((delay * 2))
 done
 '''
@@ -2917,6 +2945,7 @@ class Store:
         self.state = State()
         self.service_id = ""
         self.is_taking_over = False                         # of another machine, which is gone
+        self.other_host = ""                                # of that machine, if State came from it
         self.events = EventLog(int(clock.now() * 1e6))      # numbers go on growing over restarts
         self.last_error: NexusError | None = None           # why the last write failed
         self.lock = threading.Lock()
@@ -2928,6 +2957,7 @@ class Store:
         self.journal_bytes = 0                              # since the last snapshot
         self.snapshot_bytes = 0
         self.snapshot_seq = -1                              # of state.json, if it is good
+        self.snapshot_stamp: tuple[int, ...] | None = None  # how it was left: others may edit it, or delete it
         self.previous_seq = -1                              # of state.json.prev
 
     # Changing and reading
@@ -3017,8 +3047,13 @@ class Store:
         if self.journal is not None:
             self.journal.close()
             self.journal = None
-        self.journal = AppendFile(os.path.join(self.layout.journal_dir, f"journal-{first}.jsonl"))
-        sync_folder(self.layout.journal_dir)
+        journal = AppendFile(os.path.join(self.layout.journal_dir, f"journal-{first}.jsonl"))
+        try:
+            sync_folder(self.layout.journal_dir)        # a segment whose name may get lost must hold nothing
+        except OSError:
+            journal.close()
+            raise
+        self.journal = journal
 
     def list_segments(self) -> list[tuple[int, str]]:
         folder = self.layout.journal_dir
@@ -3052,10 +3087,11 @@ class Store:
             except OSError:
                 self.journal_bytes += before
                 raise
-            if self.snapshot_seq >= 0:                      # a broken one never becomes .prev
+            if self.snapshot_seq >= 0 and stamp_of(self.layout.state_file) == self.snapshot_stamp:  # a broken one never becomes .prev
                 keep_previous(self.layout.state_file, self.layout.previous_state_file)
                 self.previous_seq = self.snapshot_seq
             os.replace(aside, self.layout.state_file)
+            self.snapshot_stamp = stamp_of(self.layout.state_file)
             sync_folder(self.layout.journal_dir)
             self.snapshot_seq, self.snapshot_bytes = frozen.seq, os.path.getsize(self.layout.state_file)
             self.drop_segments()
@@ -3076,12 +3112,16 @@ class Store:
             damage = self.rebuild(segments)
         except OSError as error:
             raise describe_disk_error(error, "read", self.layout.journal_dir) from None
+        if self.other_host and self.state.running and not self.is_taking_over:
+            raise describe_other_machine(self.other_host, f"jobs of {self.layout.state_file} run there")
         self.service_id = self.service_id or f"{os.geteuid()}-{self.clock.new_token()[:8]}"
         for problem in damage:
             self.log.error("Recovery: %s", problem)
         try:
-            for _, path in segments if damage else ():
-                keep_aside(path, is_copy=True)
+            for first, path in segments:
+                is_ahead = first > self.state.seq + 1           # it would hide what comes now
+                if damage or is_ahead:
+                    keep_aside(path, is_copy=not is_ahead)
             self.begin_segment(self.state.seq + 1)
             if damage or self.snapshot_seq < 0:
                 self.snapshot_seq = -1
@@ -3094,24 +3134,23 @@ class Store:
         seqs: dict[str, int] = {}
         best: list[str] | None = None
         for path in (self.layout.state_file, self.layout.previous_state_file, ""):
-            base = self.load_base(path) if path else (State(), "")
+            base = self.load_base(path) if path else (State(), "", "")
             if base is None:
                 continue
-            state, service_id = base
+            state, service_id, other_host = base
             seqs[path] = state.seq
             damage = self.replay(state, segments)
             if best is None or (best and not damage):
-                self.state, self.service_id, best = state, service_id, damage
+                self.state, self.service_id, self.other_host, best = state, service_id, other_host, damage
             if not damage:
                 break
-        self.snapshot_seq = seqs.get(self.layout.state_file, -1)
+        self.snapshot_seq, self.snapshot_stamp = seqs.get(self.layout.state_file, -1), stamp_of(self.layout.state_file)
         self.previous_seq = seqs.get(self.layout.previous_state_file, read_seq(self.layout.previous_state_file))
         return best or []
 
-    def load_base(self, path: str) -> tuple[State, str] | None:
-        """The State of a state file, and the service's id; None when there is none, or it is broken and was put aside.
-
-        Raises: OSError; conflict, when it is another machine's.
+    def load_base(self, path: str) -> tuple[State, str, str] | None:
+        """The State of a state file, the service's id, and the host if that is another machine; None when there is none, or it
+        is broken and was put aside.  Raises: OSError.
         """
         state = State()
         try:
@@ -3128,9 +3167,7 @@ class Store:
             aside = keep_aside(path)
             self.log.error("Recovery: %s is broken (%s); it is kept as %s", path, format_line(repr(error), 200), aside)
             return None
-        if not self.is_taking_over and snapshot.machine_id != self.machine_id and any(job.status == RUNNING for job in snapshot.jobs):
-            raise describe_other_machine(snapshot.host, f"jobs of {path} run there")
-        return state, snapshot.service_id
+        return state, snapshot.service_id, "" if snapshot.machine_id == self.machine_id else snapshot.host
 
     def replay(self, state: State, segments: Sequence[tuple[int, str]]) -> list[str]:
         """Apply the journal's lines after state.seq; return what was wrong with them, beside a torn end."""
@@ -3159,6 +3196,8 @@ class Store:
                     except (KeyError, TypeError, ValueError, AttributeError):
                         damage.append(f"{path}: change {seq} fits nothing that is known")
                     state.seq = seq
+            if unreadable > 1:                                  # one is what a write that was cut short leaves
+                damage.append(f"{path}: its last {unreadable} lines cannot be read")
         return damage
 
 
@@ -3178,6 +3217,15 @@ def make_events(state: State, change: Change) -> list[tuple[str, Any]]:
     if isinstance(change, StateChanged) and "paused" in change.facts:
         return [("queue", {"is_paused": change.facts["paused"]})]
     return []
+
+
+def stamp_of(path: str) -> tuple[int, ...] | None:
+    """What tells a file from what others make of it."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def read_seq(path: str) -> int:
@@ -3229,6 +3277,8 @@ def describe_other_machine(host: str, why: str) -> NexusError:
 # after the jobs that end or are to be stopped, record what ended and what starts next in one change, then start it.
 # nvidia-smi is asked by a thread of its own, which hands over what it saw.
 
+PROBE_REST = 10                 # nvidia-smi rests for so many times as long as it ran
+TROUBLE_INTERVAL_S = 30.0       # but one that fails is asked again within this
 WATCH_INTERVAL_S = 1.0          # runners' pids are looked at so often; their words come at once
 CLEARING_INTERVAL_S = 0.02      # and the processes of jobs that are being ended
 LAUNCH_PATIENCE_S = 30.0        # a screen that ran for so long without a claim will not start its job
@@ -3272,8 +3322,8 @@ class Prober:
             seen = self.probe(known)
             known = {gpu.uuid: replace(gpu, fault=None) for gpu in seen.gpus} if not seen.trouble else known
             self.service.observed(seen)
-            pause = max(self.service.config.service.refresh_rate_seconds, 10 * seen.took_s)
-            self.stop.wait(min(pause, max(1.0, 30 - seen.took_s)) if seen.trouble else pause)
+            pause = max(self.service.config.service.refresh_rate_seconds, PROBE_REST * seen.took_s)
+            self.stop.wait(min(pause, max(1.0, TROUBLE_INTERVAL_S - seen.took_s)) if seen.trouble else pause)
 
     def probe(self, known: Mapping[str, Gpu]) -> Observation:
         clock = self.service.clock
@@ -4077,8 +4127,8 @@ def find_job(state: State, job_id: str) -> Job:
     """Raises: not_found."""
     job = state.jobs.get(job_id)
     if job is None:
-        raise NexusError("not_found", f"no job '{format_line(job_id, 40)}'", hint=suggest(job_id, state.jobs) if len(
-            state.jobs) < 5000 else "nexus jobs lists them")
+        raise NexusError("not_found", f"no job '{format_line(job_id, 40)}'", hint=(
+            suggest(job_id, state.jobs) if len(state.jobs) < 5000 else "") or "nexus jobs lists them")
     return job
 
 
@@ -4460,6 +4510,7 @@ class Api:
         return what
 
     def get_health(self, request: Request, who: str) -> Response:
+        self.service.first_probe.wait(SMI_TIMEOUT_S + 5)
         health = self.service.health()
         return json_response(health, 200 if health["is_healthy"] else 503)
 
@@ -4750,6 +4801,7 @@ def serve(layout: Layout, config: Config, environ: Mapping[str, str], is_taking_
     for folder in (layout.home, layout.log_dir):
         make_folder(folder)
     check_machine(layout, is_taking_over)
+    mark_stopped(layout, False)
     try:
         lock = take_lock(layout.lock_file)
     except OSError as error:
@@ -4789,12 +4841,24 @@ def serve(layout: Layout, config: Config, environ: Mapping[str, str], is_taking_
     threading.Thread(target=server.serve_forever, name="http", kwargs={"poll_interval": 3600}, daemon=True).start()
     service.run()
     server.socket.close()
+    mark_stopped(layout, True)
     try:
         store.save_snapshot()
         os.unlink(layout.service_file)
     except OSError as error:
         log.warning("At the end: %s", error)
     log.info("Service ended; running jobs go on")
+
+
+def mark_stopped(layout: Layout, is_stopped: bool) -> None:
+    """Let supervisors that are waiting to start the service again know that nobody wants it."""
+    try:
+        if is_stopped:
+            os.close(os.open(layout.stopped_file, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        else:
+            os.unlink(layout.stopped_file)
+    except OSError:
+        pass
 
 
 def check_machine(layout: Layout, is_taking_over: bool) -> None:
@@ -4898,7 +4962,7 @@ class Client:
         return self.open_stream(path + query)
 
     def follow(self, job_id: str, stream: str, tail: int | None = None) -> Iterator[bytes]:
-        """A job's output until it ends; a restart of the service in between loses nothing and repeats nothing."""
+        """A job's stdout or stderr until it ends; a restart of the service in between loses and repeats nothing of it."""
         received = 0
         while True:
             skipped = received if tail is None else 0
@@ -4958,10 +5022,11 @@ class Client:
                 status, answer = self.exchange(method, path, content, key)
                 break
             except OSError as error:
-                if not is_repeatable or time.monotonic() > give_up_at or self.layout is None:
+                is_safe = is_repeatable or isinstance(error, ConnectionRefusedError)        # refused: nothing was sent
+                if not is_safe or time.monotonic() > give_up_at or self.layout is None:
                     raise NexusError("unavailable", f"{method} {path}: the connection to the service at {self.host}:{self.port} "
                                      f"failed ({error.strerror or error or 'it was closed'})",
-                                     hint="nexus start" if is_repeatable else "it may have been done or not: look before you repeat it") from None
+                                     hint="nexus start" if is_safe else "it may have been done or not: look before you repeat it") from None
                 self.find_again()
         return parse_answer(status, answer, path)
 
@@ -5129,8 +5194,12 @@ class Call:
         return Client.find(self.environ, is_starting)
 
     def print(self, text: str) -> None:
-        self.out.write(text)
-        self.out.flush()
+        """Raises: unavailable; BrokenPipeError, when nobody reads on."""
+        try:
+            self.out.write(text)
+            self.out.flush()
+        except OSError as error:
+            raise describe_output_error(error) from None
 
     def print_json(self, data: object) -> None:
         self.print(json.dumps(data, indent=2) + "\n")
@@ -5147,6 +5216,13 @@ class Call:
 def argument(*flags: str, **settings: Any) -> tuple[tuple[str, ...], dict[str, Any]]:
     """What add_argument is called with."""
     return flags, settings
+
+
+def parse_line_count(text: str) -> int:
+    """What -n takes.  Raises: usage."""
+    if not re.fullmatch(r"[0-9]{1,9}", text):
+        refuse(f"-n must be a whole number of 0 or more, not '{format_line(text, 40)}'", hint="-n 20 shows the last 20")
+    return int(text)
 
 
 @value
@@ -5167,10 +5243,13 @@ def find_command(name: str, commands: Sequence[Command]) -> Command:
     raise NexusError("usage", f"'{format_line(name, 40)}' is not a command", hint=suggest(name, listed) or "nexus help lists them")
 
 
-def make_parser(command: Command) -> argparse.ArgumentParser:
+def make_parser(command: Command, out: TextIO | None = None) -> argparse.ArgumentParser:
     import argparse
 
     class Parser(argparse.ArgumentParser):
+        def print_help(self, file: Any = None) -> None:
+            super().print_help(out or file)
+
         def error(self, message: str) -> NoReturn:
             hint = f"nexus help {command.name}"
             if message.startswith("unrecognized arguments") and command.name in ("add", "run"):
@@ -5191,6 +5270,11 @@ def format_help(commands: Sequence[Command]) -> str:
             "\n\nnexus help COMMAND says what it takes; nexus --version tells this copy from others.\n"
             "Exit codes: 0; 1 internal, unhealthy; 2 usage; 3 not found; 4 conflict; 5 forbidden; 6 unavailable.\n"
             "NEXUS_HOME moves ~/.nexus; NEXUS_MOCK_GPUS=2 tries it without a GPU; NO_COLOR=1 takes the colours away.\n")
+
+
+def describe_output_error(error: OSError) -> Exception:
+    return error if isinstance(error, BrokenPipeError) else NexusError(
+        "unavailable", f"the output cannot be written: {error.strerror}", hint="check where stdout goes")
 
 
 def is_colourful(stream: TextIO, environ: Mapping[str, str]) -> bool:
@@ -5376,12 +5460,15 @@ def follow_job(call: Call, client: Client, job_id: str, tail: int | None = None,
 
 
 def write_bytes(stream: TextIO, piece: bytes) -> None:
-    if hasattr(stream, "buffer"):
-        stream.flush()
-        stream.buffer.write(piece)
-        stream.buffer.flush()
-    else:
-        stream.write(piece.decode("utf-8", "replace"))
+    try:
+        if hasattr(stream, "buffer"):
+            stream.flush()
+            stream.buffer.write(piece)
+            stream.buffer.flush()
+        else:
+            stream.write(piece.decode("utf-8", "replace"))
+    except OSError as error:
+        raise describe_output_error(error) from None
 
 
 def exit_code_of(job: Mapping[str, Any]) -> int:
@@ -5449,15 +5536,25 @@ def cmd_show(call: Call) -> int:
 def cmd_kill(call: Call) -> int:
     """Jobs by id, or whatever runs on a GPU by its index; returns when they are gone."""
     client = call.client()
-    ids = [job_id for target in call.options.targets for job_id in find_targets(client, target, call.options.all)]
+    named = [job_id for target in call.options.targets for job_id in find_targets(client, target, call.options.all)]
+    ids = refused_first(client, named, (RUNNING,))
     for job_id in ids:
         client.kill(job_id)
     return report_ends(call, client, ids)
 
 
+def refused_first(client: Client, ids: Sequence[str], statuses: Sequence[str]) -> list[str]:
+    """The ids, each once, beginning with those of another status, so that a refusal comes before anything is done.
+
+    Raises: not_found.
+    """
+    jobs = [client.job(job_id) for job_id in dict.fromkeys(ids)]
+    return [job["id"] for job in sorted(jobs, key=lambda job: job["status"] in statuses)]
+
+
 def find_targets(client: Client, target: str, takes_all: bool) -> list[str]:
     """The running jobs that an id or a GPU index names.  Raises: not_found; conflict, when several share the GPU."""
-    if not target.isdigit():
+    if not re.fullmatch(r"[0-9]{1,9}", target):
         return [target]
     gpu = next((gpu for gpu in client.status()["gpu_status"] if gpu["index"] == int(target)), None)
     if gpu is None:
@@ -5476,9 +5573,10 @@ def report_ends(call: Call, client: Client, ids: Sequence[str]) -> int:
 
 def cmd_cancel(call: Call) -> int:
     client = call.client()
-    for job_id in call.options.ids:
+    ids = refused_first(client, call.options.ids, (PENDING, RUNNING))
+    for job_id in ids:
         cancel_job(client, job_id)
-    return report_ends(call, client, call.options.ids)
+    return report_ends(call, client, ids)
 
 
 def cancel_job(client: Client, job_id: str) -> None:
@@ -5493,7 +5591,7 @@ def cancel_job(client: Client, job_id: str) -> None:
 
 def cmd_remove(call: Call) -> int:
     client = call.client()
-    for job_id in call.options.ids:
+    for job_id in refused_first(client, call.options.ids, (PENDING,)):
         client.remove(job_id)
         call.say(f"job {job_id} removed from the queue")
     return 0
@@ -5513,7 +5611,7 @@ def cmd_move(call: Call) -> int:
 
 def cmd_retry(call: Call) -> int:
     client = call.client()
-    for job_id in call.options.ids:
+    for job_id in refused_first(client, call.options.ids, FINAL):
         call.print(client.retry(job_id) + "\n")
     return 0
 
@@ -5615,8 +5713,17 @@ def set_paused(call: Call, is_paused: bool) -> int:
     return 0
 
 
+def find_config(call: Call) -> str:
+    """The config file of --config, or the usual one, which need not exist.  Raises: usage."""
+    given = call.options.config
+    if given and not os.path.isfile(given):
+        raise NexusError("usage", f"there is no file {given}", hint="nexus config sample prints one")
+    return os.path.abspath(given) if given else Layout(call.home, "", "").config_file
+
+
 def service_options(call: Call) -> list[str]:
     given = call.options
+    find_config(call)
     return [*(["--config", os.path.abspath(given.config)] if given.config else []),
             *(["--log-level", given.log_level] if given.log_level else []), *(["--take-over"] if given.take_over else [])]
 
@@ -5648,6 +5755,7 @@ def cmd_stop(call: Call) -> int:
     except NexusError as error:
         if error.kind != "unavailable":
             raise
+        mark_stopped(Layout(call.home, "", ""), True)       # its supervisor may be about to start it again
         call.say("the service does not run")
         return 0
     running = find_service(client.layout) if client.layout else None
@@ -5662,6 +5770,7 @@ def cmd_stop(call: Call) -> int:
 
 
 def cmd_restart(call: Call) -> int:
+    load_config(find_config(call), call.environ)        # with a bad one the service that runs is not ended
     cmd_stop(call)
     return cmd_start(call)
 
@@ -5671,7 +5780,7 @@ def cmd_serve(call: Call) -> int:
     home, given = call.home, call.options
     layout = Layout(home, "", "")
     try:
-        config = load_config(given.config or layout.config_file, call.environ)
+        config = load_config(find_config(call), call.environ)
         if given.log_level:
             config = replace(config, service=replace(config.service, log_level=given.log_level))
         layout = make_layout(home, config)
@@ -5751,7 +5860,7 @@ def cmd_ids(call: Call) -> int:
 # nexus install
 
 LAUNCHER = """\
-#!{python}
+{shebang}
 # Made by nexus install.  It imports nexus.py rather than running it, so that its compiled form is kept.
 import sys
 sys.path.insert(0, {folder!r})
@@ -5812,7 +5921,7 @@ def cmd_install(call: Call) -> int:
     with open(os.path.abspath(__file__), encoding="utf-8") as file:
         source = file.read()
     files = {script: (source, 0o755),
-             os.path.join(binaries, "nexus"): (LAUNCHER.format(python=sys.executable, folder=os.path.dirname(script)), 0o755),
+             os.path.join(binaries, "nexus"): (LAUNCHER.format(shebang=format_shebang(sys.executable), folder=os.path.dirname(script)), 0o755),
              os.path.join(base, "bash-completion", "completions", "nexus"): (format_completion(BASH_COMPLETION, bash_case, call.commands), 0o644),
              os.path.join(base, "zsh", "site-functions", "_nexus"): (format_completion(ZSH_COMPLETION, zsh_case, call.commands), 0o644)}
     for path, (text, mode) in files.items():
@@ -5830,14 +5939,19 @@ def cmd_install(call: Call) -> int:
     return install_boot(call, script) if call.options.boot else 0
 
 
+def format_shebang(python: str) -> str:
+    """Linux knows no blanks in a first line, and cuts a long one; sh and Python both understand the other form."""
+    return f"#!{python}" if re.fullmatch(r"\S{1,120}", python) else f"#!/bin/sh\n'''exec' {quote(python)} \"$0\" \"$@\"\n' '''"
+
+
 def install_boot(call: Call, script: str) -> int:
     """Start the service at boot: by a systemd user unit where there is a user manager, by cron elsewhere."""
     unit = os.path.join(call.environ.get("XDG_CONFIG_HOME") or os.path.join(call.environ.get("HOME") or os.path.expanduser("~"), ".config"),
                         "systemd", "user", "nexus.service")
     if try_program("systemctl", "--user", "show-environment") is not None:
         os.makedirs(os.path.dirname(unit), exist_ok=True)
-        paths = {"python": sys.executable, "script": script, "home": call.home}
-        write_atomic(unit, [UNIT.format(**{name: path.replace("%", "%%") for name, path in paths.items()})], 0o644)
+        python, script, home = (path.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%") for path in (sys.executable, script, call.home))
+        write_atomic(unit, [UNIT.format(python=python.replace("$", "$$"), script=script.replace("$", "$$"), home=home)], 0o644)
         try_program("systemctl", "--user", "daemon-reload")
         if try_program("systemctl", "--user", "enable", "nexus.service") is None:
             raise NexusError("unavailable", "systemctl --user enable nexus.service failed", hint="try it by hand")
@@ -5854,9 +5968,14 @@ def install_boot(call: Call, script: str) -> int:
 
 def install_cron(call: Call, script: str) -> None:
     import subprocess
-    table = try_program("crontab", "-l") or ""
-    line = f"@reboot NEXUS_HOME={quote(call.home)} {quote(sys.executable)} {quote(script)} start"
-    kept = [old for old in table.splitlines() if not (old.startswith("@reboot NEXUS_HOME=") and old.endswith(" start"))]
+    line = f"@reboot NEXUS_HOME={quote(call.home)} {quote(sys.executable)} {quote(script)} start".replace("%", "\\%")
+    try:
+        table = run(["crontab", "-l"], 15)
+    except (OSError, StillRunning) as error:
+        table = Completed(1, str(error))
+    if table.exit_code and not re.search("no crontab for|No such file", table.output):     # it may hold what is not ours
+        raise NexusError("unavailable", f"crontab -l failed: {format_line(table.output.strip(), 200)}", hint=f"add it by hand: {line}")
+    kept = [old for old in table.output.splitlines() if not table.exit_code and not (old.startswith("@reboot NEXUS_HOME=") and old.endswith(" start"))]
     done = subprocess.run(["crontab", "-"], input="\n".join([*kept, line, ""]), text=True, capture_output=True)
     if done.returncode:
         raise NexusError("unavailable", f"crontab refused: {done.stderr.strip()}", hint=f"have this run at boot: {line[8:]}")
@@ -5944,14 +6063,14 @@ COMMANDS = (
             "Ctrl-C stops the showing; the job goes on."),
     Command("queue", "pending jobs in the order they would start, and why they wait", cmd_queue, (JSON_OPTION,)),
     Command("history", "finished jobs", cmd_history, (
-        argument("-n", "--number", type=int, default=50, metavar="N", help="the last N (default: 50; 0 = all)"), JSON_OPTION)),
+        argument("-n", "--number", type=parse_line_count, default=50, metavar="N", help="the last N (default: 50; 0 = all)"), JSON_OPTION)),
     Command("jobs", "all jobs kept", cmd_jobs, (
         argument("--status", choices=STATUSES), argument("--user"), JSON_OPTION)),
     Command("show", "all that is known of a job", cmd_show, (ID, JSON_OPTION)),
     Command("wait", "wait for jobs to finish; exit with the first exit code that is not 0", cmd_wait, (IDS,)),
     Command("logs", "what a job printed, or the service's log", cmd_logs, (
         argument("id", metavar="ID|service"), argument("-f", "--follow", action="store_true", help="as it comes, until the job ends"),
-        argument("-n", "--number", type=int, metavar="N", help="the last N lines"),
+        argument("-n", "--number", type=parse_line_count, metavar="N", help="the last N lines"),
         argument("--stream", choices=STREAMS, default="both", help="stdout goes to stdout, stderr to stderr"))),
     Command("kill", "stop running jobs and all they started; returns when they are gone", cmd_kill, (
         argument("targets", nargs="+", metavar="ID|GPU"), argument("--all", action="store_true", help="also several that share a GPU"))),
@@ -5989,7 +6108,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str], out: TextIO, err: Text
         if not words or words[0].startswith("-"):
             words = ["status", *words]
         command = find_command(words[0], COMMANDS)
-        options = make_parser(command).parse_args(words[1:])
+        options = make_parser(command, out).parse_args(words[1:])
         options.subcommand = command.name
         return command.run(Call(options, environ, out, err, COMMANDS))
     except NexusError as error:
@@ -6011,9 +6130,18 @@ def main(argv: Sequence[str], environ: Mapping[str, str], out: TextIO, err: Text
 
 def entry() -> int:
     """What the `nexus` command calls."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:          # closed: nothing that is opened from here on may take its number
+            os.open(os.devnull, os.O_RDWR)
+            setattr(sys, name, open(number, "w" if number else "r", closefd=False))
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
-    return main(sys.argv[1:], os.environ, sys.stdout, sys.stderr)
+    code = main(sys.argv[1:], os.environ, sys.stdout, sys.stderr)
+    try:
+        sys.stdout.flush()
+    except OSError:                             # said already; the interpreter would say it again
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    return code
 
 
 if __name__ == "__main__":

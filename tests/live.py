@@ -1,0 +1,411 @@
+"""A real service in a home of its own: start it, call it, kill it, and leave nothing of it behind.
+
+    with live.Box(gpus=2) as box:                       # made-up GPUs; a list or dict: the fake nvidia-smi shows them
+        job = box.wait(box.add("exit 3"), "failed")
+
+Everything a box starts carries its folder's name in its environment or its arguments; close() finds it by that.
+"""
+
+import contextlib
+import http.client
+import json
+import os
+import pathlib
+import pwd
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+
+TESTS = pathlib.Path(__file__).resolve().parent
+NEXUS = TESTS.parent / "nexus.py"
+PATIENCE_S = 60.0                       # for what takes a second on an idle machine; the tests run four at once on two cores
+
+
+def until(look, what="it", timeout_s=PATIENCE_S, interval_s=0.02):
+    """Ask until the answer is true, and return it."""
+    give_up_at = time.monotonic() + timeout_s
+    while True:
+        answer = look()
+        if answer:
+            return answer
+        assert time.monotonic() < give_up_at, f"waited {timeout_s:g} s for {what() if callable(what) else what}"
+        time.sleep(interval_s)
+
+
+def need_root():
+    assert os.geteuid() == 0, "this test makes users and mounts: run it as root (sudo tests/run ...)"
+
+
+def free_port():
+    """Outside of the range of which outgoing connections take theirs, so that it stays free."""
+    while True:
+        port = random.SystemRandom().randrange(10000, 32000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+
+
+def read(path):
+    try:
+        return pathlib.Path(path).read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def read_bytes(path):
+    try:
+        return pathlib.Path(path).read_bytes()
+    except OSError:
+        return b""
+
+
+def stat(pid):
+    """[state, parent, group, session, ...] of a process; [] when there is none."""
+    return read(f"/proc/{pid}/stat").rpartition(") ")[2].split()
+
+
+def is_alive(pid):
+    return bool(stat(pid)) and stat(pid)[0] not in "ZX"
+
+
+def all_pids():
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def find_processes(mark):
+    """The processes with these words in their arguments or environment."""
+    mark = mark.encode()
+    found = [pid for pid in all_pids() if pid != os.getpid()
+             and (mark in read_bytes(f"/proc/{pid}/cmdline").replace(b"\0", b" ") or mark in read_bytes(f"/proc/{pid}/environ"))]
+    return [pid for pid in found if is_alive(pid)]
+
+
+def find_commands(mark):
+    """The processes with these words in their arguments."""
+    mark = mark.encode()
+    found = [pid for pid in all_pids() if pid != os.getpid() and mark in read_bytes(f"/proc/{pid}/cmdline").replace(b"\0", b" ")]
+    return [pid for pid in found if is_alive(pid)]
+
+
+def kill(*pids, number=signal.SIGKILL):
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def kill_all(mark):
+    """Kill what has this mark, until nothing has."""
+    until(lambda: kill(*find_processes(mark)) or not find_processes(mark), f"the end of all that has {mark}")
+
+
+def descendants(pid):
+    parents = {other: int(stat(other)[1]) for other in all_pids() if stat(other)}
+    found = [pid]
+    for one in found:
+        found += [child for child, parent in parents.items() if parent == one]
+    return found[1:]
+
+
+class User:
+    """A user of this machine, made for a test, with an interpreter and a nexus.py that any user may run."""
+
+    def __init__(self, tools):
+        need_root()
+        self.name = f"nx{random.SystemRandom().getrandbits(40):010x}"
+        # Another test may have the lock of /etc/passwd
+        until(lambda: subprocess.run(["useradd", "-M", "-N", "-d", "/", self.name], capture_output=True).returncode == 0, "useradd")
+        self.uid = pwd.getpwnam(self.name).pw_uid
+        self.folder, self.python = tools.folder, tools.python
+
+    def become(self):
+        return ["setpriv", f"--reuid={self.uid}", "--regid=65534", "--clear-groups", "--inh-caps=-all"]
+
+    def remove(self):
+        """The user, and all its processes."""
+        until(lambda: kill(*(found := self.processes())) or not found, f"the end of {self.name}'s processes")
+        until(lambda: subprocess.run(["userdel", self.name], capture_output=True).returncode in (0, 6), "userdel")
+
+    def processes(self):
+        return [pid for pid in all_pids() if is_alive(pid) and find_uid(pid) == self.uid]
+
+
+def find_uid(pid):
+    with contextlib.suppress(OSError):
+        return os.stat(f"/proc/{pid}").st_uid
+    return None
+
+
+class Tools:
+    """What users need and may not read where it lies: the interpreter (mounted anew), nexus.py, the fake nvidia-smi."""
+
+    def __init__(self):
+        need_root()
+        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="nx-", dir="/tmp"))
+        self.folder.chmod(0o755)
+        for path in (NEXUS, TESTS / "fake_nvidia_smi"):
+            shutil.copy(path, self.folder / path.name)
+            (self.folder / path.name).chmod(0o755)
+        for name, mode in (("shared", 0o1777), ("open", 0o777)):
+            (self.folder / name).mkdir()
+            (self.folder / name).chmod(mode)
+        base = pathlib.Path(sys.base_prefix)
+        self.mount = self.folder / "python"
+        self.mount.mkdir()
+        subprocess.run(["mount", "--bind", base, self.mount], check=True)
+        version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+        self.python = str(self.mount / "bin" / version)
+
+    def close(self):
+        subprocess.run(["umount", "-l", self.mount], check=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class Lost(Exception):
+    """The connection failed: it may have been done or not."""
+
+
+class Box:
+    """A home, a port, GPUs, and the service that goes with them."""
+
+    def __init__(self, gpus=2, launcher="direct", user=None, environ=None, is_starting=True, **config):
+        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="nx-", dir="/tmp"))
+        self.home = self.folder / "home"
+        self.user, self.port = user, free_port()
+        self.python, self.tests = (user.python, user.folder) if user else (sys.executable, TESTS)
+        self.bin = self.folder / "bin"
+        self.bin.mkdir(exist_ok=True)
+        self.home.mkdir(mode=0o700, exist_ok=True)
+        (self.folder / "screen").mkdir(mode=0o700, exist_ok=True)
+        self.environ = {
+            "PATH": f"{self.bin}:{os.environ['PATH']}", "HOME": str(self.folder), "NEXUS_HOME": str(self.home), "TZ": "UTC",
+            "LANG": "C.UTF-8", "SCREENDIR": str(self.folder / "screen"), "FAKE_NVIDIA_SMI": str(self.folder / "state.json"),
+            "FAKE_NVIDIA_SMI_LOG": str(self.folder / "smi.log"), **(environ or {})}
+        if isinstance(gpus, int):
+            self.environ["NEXUS_MOCK_GPUS"] = str(gpus)
+        else:
+            (self.bin / "nvidia-smi").write_text(f"#!/bin/sh\nexec {self.python} -I -S {self.tests}/fake_nvidia_smi \"$@\"\n")
+            (self.bin / "nvidia-smi").chmod(0o755)
+            (self.folder / "smi.log").touch(mode=0o666)
+            self.show(gpus)
+        settings = {"refresh_rate_seconds": 0.3, "kill_grace_seconds": 5, "launcher": launcher, "lease_dir": str(self.folder / "leases")}
+        self.settings = {**settings, **config, "port": self.port}
+        self.write_config()
+        if user:
+            subprocess.run(["chown", "-R", str(user.uid), self.folder], check=True)
+        if is_starting:
+            try:
+                self.start()
+            except BaseException:
+                self.close()
+                raise
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, *_):
+        if kind:
+            print(f"---- service.log of {self.folder}\n{self.log()[-8000:]}")
+        self.close()
+
+    def close(self):
+        kill_all(f"{self.folder}/")
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def write_config(self, **changed):
+        sections = {"host": "service", "port": "service", "refresh_rate_seconds": "service", "log_level": "service",
+                    "state_file": "state", "log_dir": "state", "history_limit": "state"}
+        self.settings.update(changed)
+        tables = {}
+        for key, setting in self.settings.items():
+            gpu_keys = ("ids", "share_with_others", "min_free_mem_mib", "mem_threshold", "lease_dir")
+            section = sections.get(key) or ("gpu" if key in gpu_keys else "jobs")
+            tables.setdefault(section, []).append(f"{key} = {json.dumps(setting)}\n")
+        (self.home / "config.toml").write_text("".join(f"[{section}]\n{''.join(lines)}" for section, lines in tables.items()))
+
+    # The fake nvidia-smi
+
+    def show(self, gpus=2, **state):
+        """What nvidia-smi says from now on: a list of GPUs, or the whole state as a dict."""
+        state = {**gpus, **state} if isinstance(gpus, dict) else {"gpus": gpus, **state}
+        aside = self.folder / "state.json.new"
+        aside.write_text(json.dumps(state))
+        aside.chmod(0o644)
+        aside.replace(self.folder / "state.json")
+
+    def smi_runs(self):
+        return [json.loads(line) for line in read(self.folder / "smi.log").splitlines()]
+
+    def await_probe(self):
+        """Until the service has asked nvidia-smi anew and has seen what it said."""
+        count = len([run for run in self.smi_runs() if "--query-gpu" in str(run)])
+        until(lambda: len([run for run in self.smi_runs() if "--query-gpu" in str(run)]) >= count + 3, "two more probes")
+
+    # The service
+
+    def argv(self, *arguments):
+        if not self.user:
+            return [self.python, str(NEXUS), *arguments]
+        return [*self.user.become(), self.python, str(self.user.folder / "nexus.py"), *arguments]
+
+    def nexus(self, *arguments, timeout_s=PATIENCE_S, environ=None):
+        """Run a command of nexus; CompletedProcess with text."""
+        return subprocess.run(self.argv(*arguments), env={**self.environ, **(environ or {})}, stdin=subprocess.DEVNULL, capture_output=True,
+                              text=True, timeout=timeout_s, cwd="/")
+
+    def start(self):
+        for _ in range(5):
+            done = self.nexus("start")
+            if done.returncode == 4 and "in use" in done.stderr:        # somebody was faster
+                self.port = free_port()
+                self.write_config(port=self.port)
+                continue
+            assert done.returncode == 0, done.stderr + self.log()
+            return
+        raise AssertionError("no port stays free")
+
+    def serve(self, change=""):
+        """Start a service in the foreground, after a change to nexus; no supervisor starts it again."""
+        code = (f"import sys; sys.path.insert(0, {str(NEXUS.parent)!r}); import nexus; {change}; "
+                "sys.argv[1:] = ['serve']; sys.exit(nexus.entry())")
+        subprocess.Popen([self.python, "-c", code], env=self.environ, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                         stderr=subprocess.DEVNULL, cwd="/", start_new_session=True)
+        self.await_service()
+
+    def info(self):
+        try:
+            return json.loads(read(self.home / "service.json") or "{}")
+        except ValueError:
+            return {}
+
+    def pid(self):
+        """Of the service that runs now; None when none does."""
+        running = self.info()
+        fields = stat(running["pid"]) if running else []
+        return running["pid"] if fields and fields[0] not in "ZX" and int(fields[19]) == running["started"] else None
+
+    def kill_service(self):
+        """SIGKILL; returns the pid it had."""
+        pid = until(self.pid, "a service to kill")
+        kill(pid)
+        until(lambda: not is_alive(pid), "the service's death")
+        return pid
+
+    def await_service(self, timeout_s=PATIENCE_S):
+        """Until a service answers."""
+        def answers():
+            with contextlib.suppress(Lost):
+                return self.pid() and self.call("GET", "/jobs?limit=1")[0] == 200
+        until(answers, "the service to answer", timeout_s)
+        return self.pid()
+
+    def supervisors(self):
+        """The shells that start the service again, and the screen they run in."""
+        return [pid for pid in find_processes(f"{self.folder}/") if b"NEXUS_ROLE=service" in read_bytes(f"/proc/{pid}/environ")
+                and b"delay=1" in read_bytes(f"/proc/{pid}/cmdline")]
+
+    def kill_all_of_service(self):
+        """The service and what would start it again."""
+        kill(*self.supervisors())
+        self.kill_service()
+        until(lambda: not self.supervisors(), "the supervisor's death")
+
+    def log(self):
+        return read(self.home / "service.log")
+
+    # REST
+
+    def call(self, method, path, body=None, key=None, timeout_s=PATIENCE_S, **headers):
+        """(HTTP status, JSON or text).  Raises: Lost."""
+        line = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout_s)
+        content = None if body is None else json.dumps(body)
+        if self.user:                                   # only its owner may call without a token
+            headers["Authorization"] = f"Bearer {read(self.home / 'token').strip()}"
+        if body is not None:
+            headers["Content-Type"] = "application/json"
+        if key:
+            headers["Idempotency-Key"] = key
+        try:
+            line.request(method, path, content, headers)
+            answer = line.getresponse()
+            text = answer.read().decode()
+            return answer.status, json.loads(text) if answer.headers["Content-Type"] == "application/json" and text else text
+        except (OSError, http.client.HTTPException) as error:
+            raise Lost(error) from None
+        finally:
+            line.close()
+
+    def ask(self, method, path, body=None, key=None, timeout_s=PATIENCE_S):
+        """The answer of a call that must succeed; one that may be repeated is, while the service is away."""
+        def attempt():
+            try:
+                return (self.call(method, path, body, key),)
+            except Lost:
+                if method != "GET" and not key:
+                    raise
+        status, answer = until(attempt, f"an answer to {method} {path}", timeout_s)[0]
+        assert status < 300, (method, path, status, answer)
+        return answer
+
+    def add(self, command, **options):
+        """Queue a job; its id."""
+        return self.ask("POST", "/queue", {"command": command, **options}, key=f"key-{random.getrandbits(64):x}")["id"]
+
+    def job(self, job_id):
+        return self.ask("GET", f"/jobs/{job_id}")
+
+    def wait(self, job_id, *statuses, timeout_s=PATIENCE_S):
+        """The job, once it has one of these statuses (without any: once it is over)."""
+        wanted = statuses or ("completed", "failed", "cancelled")
+        job = {}
+
+        def look():
+            nonlocal job
+            job = self.job(job_id)
+            assert job["status"] in wanted or job["status"] not in ("completed", "failed", "cancelled"), (job, self.log())
+            return job["status"] in wanted
+
+        until(look, lambda: f"job {job_id} to become {wanted}: {job}", timeout_s)
+        return job
+
+    def wait_started(self, job_id):
+        """The job, once its command's runner is known."""
+        return until(lambda: (job := self.wait(job_id, "running"))["pid"] and job, f"the runner of {job_id}")
+
+    def status(self):
+        return self.ask("GET", "/status")
+
+    def gpu(self, index):
+        return next(gpu for gpu in self.status()["gpu_status"] if gpu["index"] == index)
+
+    def await_gpu(self, index, **facts):
+        """The GPU, once /status says this of it; a function is asked."""
+        seen = {}
+
+        def look():
+            nonlocal seen
+            seen = next((gpu for gpu in self.status()["gpu_status"] if gpu["index"] == index), None)
+            return seen and all(fact(seen[key]) if callable(fact) else seen[key] == fact for key, fact in facts.items())
+
+        until(look, lambda: f"GPU {index} to have {facts}: {seen}")
+        return seen
+
+    def await_reason(self, job_id, *words):
+        """The job's waiting_for, once these words are in it."""
+        until(lambda: all(word in str(self.job(job_id)["waiting_for"]) for word in words),
+              lambda: f"{words} in why {job_id} waits: {self.job(job_id)['waiting_for']}")
+        return self.job(job_id)["waiting_for"]
+
+    def health(self):
+        return self.call("GET", "/health")[1]
+
+    def logs(self, job_id, stream="both"):
+        return self.ask("GET", f"/jobs/{job_id}/logs?stream={stream}")
+
+    def path(self, name):
+        """A path for a job to write to."""
+        return self.folder / name

@@ -1,0 +1,719 @@
+"""Section 17: each subcommand, as its user sees it.  Data on stdout, words on stderr."""
+
+import json
+import os
+import re
+import signal
+import stat
+import subprocess
+import sys
+import time
+
+import pytest
+from console import SCRIPT, Home, wait_until
+
+import nexus
+
+
+@pytest.fixture(scope="module")
+def home():
+    """Shared: jobs come and go in it, each test looks at its own."""
+    with Home("jobs.cpu_slots = 20\njobs.kill_grace_seconds = 1") as made:
+        yield made
+
+
+@pytest.fixture
+def own_home():
+    with Home("jobs.cpu_slots = 20\njobs.kill_grace_seconds = 1") as made:
+        yield made
+
+
+def add(home, command="true", *options):
+    return home.main("add", "--gpus", "0", *options, command).id
+
+
+def add_and_wait(home, command="true", *options):
+    job_id = add(home, command, *options)
+    home.main("wait", job_id)
+    return job_id
+
+
+# Status
+
+PAUSED = """\
+Queue: 1 job pending [PAUSED]
+History: 1 job completed
+
+GPUs:
+GPU 0 (Mock GPU, 24GB):
+  Job ID: ID
+  Command: sleep 60
+  Runtime: TIME
+  Started: CLOCK
+GPU 1 (Mock GPU, 24GB): Paused
+
+hint: these GPUs are made up; for the real ones: nexus restart, without NEXUS_MOCK_GPUS
+"""
+
+
+def blur(text):
+    return re.sub(r"Started: (\x1b\[36m)?\d\d:\d\d", r"Started: \1CLOCK", re.sub(r"Runtime: (\x1b\[36m)?\d+s", r"Runtime: \1TIME", re.sub(
+        r"Job ID: (\x1b\[35m)?[A-Za-z]{3,4}", r"Job ID: \1ID", text)))
+
+
+def test_the_snapshot_plain_and_in_colour(own_home):
+    add_and_wait(own_home)
+    running = own_home.main("add", "sleep 60").id
+    own_home.wait_for(running, "running")
+    own_home.main("pause")
+    own_home.main("pause", "1")
+    own_home.main("add", "true")
+    for words in (["status"], []):
+        done = own_home.main(*words)
+        assert (done.code, blur(done.out), done.err) == (0, PAUSED, "")
+    coloured = ("\x1b[34mQueue: 1 job pending\x1b[0m \x1b[33m[PAUSED]\x1b[0m\n\x1b[37mHistory: 1 job completed\x1b[0m\n\n"
+                "\x1b[37mGPUs:\x1b[0m\n\x1b[37mGPU 0 (Mock GPU, 24GB):\x1b[0m\n  Job ID: \x1b[35mID\x1b[0m\n"
+                "  Command: \x1b[97msleep 60\x1b[0m\n  Runtime: \x1b[36mTIME\x1b[0m\n  Started: \x1b[36mCLOCK\x1b[0m\n"
+                "\x1b[37mGPU 1 (Mock GPU, 24GB):\x1b[0m \x1b[33mPaused\x1b[0m\n")
+    with own_home.terminal() as terminal:
+        code, shown = terminal.end()
+        assert code == 0 and blur(shown).startswith(coloured)
+    for environ in ({"NO_COLOR": "1"}, {"TERM": "dumb"}):
+        with own_home.terminal(**environ) as terminal:
+            code, shown = terminal.end()
+            assert blur(shown) == PAUSED, environ
+    own_home.main("kill", running)
+    own_home.main("resume", "1")
+    own_home.main("remove", own_home.main("queue", "--json").json[0]["id"])
+    with own_home.terminal("status") as terminal:
+        assert "\x1b[37mGPU 1 (Mock GPU, 24GB):\x1b[0m \x1b[92mAvailable\x1b[0m\n" in terminal.end()[1]
+
+
+def test_status_json_and_detailed(home):
+    status = home.main("status", "--json").json
+    assert {"gpu_status", "is_paused", "queued_jobs", "completed_jobs"} <= status.keys()
+    assert home.main("--json").json.keys() == status.keys()
+    detailed = home.main("status", "--detailed").out
+    for line in ("Version: ", "Status: running", "Uptime: ", "Queue Status:", "  High Priority: 0", "GPU Resources:",
+                 "  GPU 0: 0% allocated (memory 0GB of 24GB", "Active Jobs: ", "Health: HEALTHY"):
+        assert f"\n{line}" in detailed, line
+
+
+def test_status_watch_at_a_terminal(home):
+    with home.terminal("status", "--watch") as terminal:
+        terminal.wait_for("\x1b[?1049h")
+        for _ in range(2):
+            terminal.wait_for(re.compile(rb"\x1b\[H.*Queue: .*GPU 1 .*Ctrl-C ends", re.DOTALL).pattern.replace(b".*", b"[\\s\\S]*?"))
+        terminal.type("\x03")
+        code, shown = terminal.end()
+        assert code == 0 and shown.endswith("\x1b[?1049l") and "Traceback" not in shown
+    process = home.popen("status", "--watch")
+    for _ in range(2):
+        while not process.stdout.readline().startswith(b"Queue: "):
+            pass
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=10)
+    assert process.returncode == 0 and b"\x1b" not in out and err == b""
+
+
+# Adding
+
+def test_add_prints_the_id_alone(home):
+    done = home.main("add", "--gpus", "0", "echo a")
+    assert nexus.is_job_id(done.out.strip()) and done.out.count("\n") == 1 and done.err == "" and done.code == 0
+    assert home.main("add", "--gpus", "0", "--json", "echo a").json.keys() == {"id"}
+
+
+def test_options_of_add(home):
+    job_id = home.main("add", "--gpus", "1", "--gpu-ids", "0-1", "--priority", "high", "--name", "my run", "--env", "A=1=2", "--env", "B=",
+                       "--cwd", "/tmp", "echo $A.$B.$PWD.$OWN; umask").id
+    job = home.job(job_id)
+    assert (job["gpus"], job["gpu_ids"], job["priority"], job["name"], job["cwd"]) == (1, [0, 1], 0, "my run", "/tmp")
+    home.main("wait", job_id)
+    assert home.main("logs", job_id).out.splitlines()[0] == "1=2../tmp."
+
+
+def test_a_job_has_the_environment_directory_umask_and_limits_of_its_submitter(home):
+    folder = os.path.join(home.top, "a folder with 'quotes'")
+    os.makedirs(folder, exist_ok=True)
+    script = f'umask 027; ulimit -n 777; exec "{sys.executable}" "{SCRIPT}" run --gpus 0 \'pwd; echo "$OWN"; umask; ulimit -n; echo "$LD_LIBRARY_PATH"\''
+    done = subprocess.run(["bash", "-c", script], capture_output=True, cwd=folder, timeout=30, env={
+        **home.environ, "OWN": "two\nlines 'and' \"quotes\" $HOME", "LD_LIBRARY_PATH": "/opt/lib"})
+    assert done.stdout.decode().splitlines() == [folder, "two", "lines 'and' \"quotes\" $HOME", "0027", "777", "/opt/lib"], done
+
+
+WORDS = [  # what is typed, the command
+    (["echo a b"], "echo a b"),
+    (["echo", "a b", "$HOME"], "echo 'a b' '$HOME'"),
+    (["--", "python", "train.py", "--lr", "0.1"], "python train.py --lr 0.1"),
+    (["echo a; echo b | cat"], "echo a; echo b | cat"),
+    (["echo 'größe 数据 🚀'"], "echo 'größe 数据 🚀'"),
+]
+
+
+@pytest.mark.parametrize("words, command", WORDS, ids=[case[1] for case in WORDS])
+def test_how_words_become_a_command(home, words, command):
+    assert home.job(home.main("add", "--gpus", "0", *words).id)["command"] == command
+
+
+BAD_ADDS = [  # reason, words, what it says
+    ("nothing", [], "no command"),
+    ("blanks", ["  "], "command must be"),
+    ("NUL", ["a\0b"], "NUL"),
+    ("1 MB", ["x" * 2**20], "put it into a script"),
+    ("options of the command", ["python", "train.py", "--lr", "1"], "in quotes"),
+    ("no number", ["--gpus", "many", "true"], "--gpus must be"),
+    ("below 0", ["--gpus", "-1", "true"], "--gpus"),
+    ("too many", ["--gpus", "3", "true"], "3 GPUs"),
+    ("too many named", ["--gpus", "2", "--gpu-ids", "1", "true"], "gpu_ids"),
+    ("not there", ["--gpu-ids", "7", "true"], "7"),
+    ("backwards", ["--gpu-ids", "3-1", "true"], "0-3,5"),
+    ("no priority", ["--priority", "urgent", "true"], "urgent"),
+    ("no variable", ["--env", "A", "true"], "NAME=VALUE"),
+    ("a variable with NUL", ["--env", "A=\0", "true"], "A"),
+    ("no directory", ["--cwd", "/no/such/folder", "true"], "/no/such/folder"),
+    ("a name of two lines", ["--name", "a\nb", "true"], "name"),
+    ("a file and a command", ["--file", "x", "true"], "not both"),
+    ("no file", ["--file", "/no/such/file"], "/no/such/file"),
+    ("a folder", ["--file", "/tmp"], "/tmp"),
+    ("an unknown option", ["--gpu", "1", "true"], "--gpu"),
+]
+
+
+@pytest.mark.parametrize("reason, words, says", BAD_ADDS, ids=[case[0] for case in BAD_ADDS])
+def test_what_add_refuses(home, reason, words, says):
+    home.main("status")
+    before = len(home.client().jobs())
+    for command in ("add", "run"):
+        done = home.main(command, *words)
+        assert (done.code, done.out) == (2, "") and says in done.err and "\nhint: " in done.err, done
+        assert done.err.startswith("nexus: ") and "Traceback" not in done.err and len(done.err) < 1000
+    assert len(home.client().jobs()) == before
+
+
+FILES = [  # reason, content, commands
+    ("plain", b"echo a\necho b\n", ["echo a", "echo b"]),
+    ("comments, empty lines, blanks", b"# first\n\n  echo a  \n\t\n#echo x\necho '# b'\n", ["echo a", "echo '# b'"]),
+    ("no line break at the end", b"echo a\necho b", ["echo a", "echo b"]),
+    ("from Windows", b"\xef\xbb\xbfecho a\r\n\r\n# x\r\necho b\r\n", ["echo a", "echo b"]),
+    ("not UTF-8", b"echo caf\xe9\n", ["echo caf\udce9"]),
+]
+
+
+@pytest.mark.parametrize("reason, content, commands", FILES, ids=[case[0] for case in FILES])
+@pytest.mark.parametrize("by", ["file", "stdin"])
+def test_add_a_file_of_commands(home, reason, content, commands, by):
+    path = os.path.join(home.top, "commands.txt")
+    with open(path, "wb") as file:
+        file.write(content)
+    done = home.run("add", "--gpus", "0", "--json", "--file", path if by == "file" else "-", stdin=content if by == "stdin" else b"")
+    ids = done.json["ids"]
+    assert [home.client().job(job_id)["command"] for job_id in ids] == commands, reason
+
+
+BAD_FILES = [("empty", b"", "no command"), ("comments alone", b"# a\n\n", "no command"), ("NUL in its third", b"echo a\necho b\necho \0\n", "3 of 3"),
+             ("UTF-16", "echo a\r\n".encode("utf-16"), "NUL"), ("a line of 200 KB", b"echo a\n" + b"x" * 200000, "2 of 2")]
+
+
+@pytest.mark.parametrize("reason, content, says", BAD_FILES, ids=[case[0] for case in BAD_FILES])
+def test_nothing_of_a_bad_file_is_added(home, reason, content, says):
+    home.main("status")
+    before = len(home.client().jobs())
+    done = home.run("add", "--gpus", "0", "--file", "-", stdin=content)
+    assert done.code == 2 and done.out == "" and says in done.err and "hint:" in done.err, done
+    assert len(home.client().jobs()) == before
+
+
+def test_a_file_prints_one_id_a_line(home):
+    done = home.run("add", "--gpus", "0", "--file", "-", stdin=b"true\ntrue\n")
+    assert re.fullmatch(r"([A-Za-z]{3,4}\n){2}", done.out) and done.err == ""
+
+
+def test_odd_commands_run_and_show_as_one_harmless_line(home):
+    odd = {"echo one\necho two\n": b"one\ntwo\n", "printf 'a\x1b[2Jb'": b"a\x1b[2Jb", "echo caf\udce9": b"caf\xe9\n",
+           "echo '" + "y" * 100000 + "'": b"y" * 100000 + b"\n", "echo \\\n  joined": b"joined\n"}
+    for command, output in odd.items():
+        job_id = add_and_wait(home, command, "--name", "odd")
+        done = home.run("logs", job_id)
+        assert (done.code, done.bytes) == (0, output)
+        for words in (["jobs"], ["show", job_id], ["history", "-n", "0"]):
+            shown = home.main(*words)
+            assert shown.code == 0 and "\x1b" not in shown.out and "Traceback" not in shown.err
+        assert home.job(job_id)["command"] == command
+    lines = [line for line in home.run("jobs").out.split("\n") if " odd: " in line]
+    assert len(lines) == len(odd)
+
+
+# Running
+
+def test_run_passes_everything_through_and_exits_with_the_jobs_code(home):
+    done = home.run("run", "--gpus", "0", "printf 'a\\377\\000\\r\\nb'; printf 'x\\376y' >&2; exit 42")
+    assert done.code == 42 and done.bytes == b"a\xff\x00\r\nb"
+    told, _, rest = done.err_bytes.partition(b"\n")
+    assert re.fullmatch(rb"nexus: job [A-Za-z]{3,4}", told) and rest == b"x\xfey"
+    for command, code in (("true", 0), ("false", 1), ("kill -9 $$", 137), ("no-such-program", 127)):
+        assert home.run("run", "--gpus", "0", command).code == code, command
+
+
+def test_run_of_a_megabyte_on_both_streams(home):
+    done = home.run("run", "--gpus", "0", "seq 200000; seq 200000 >&2")
+    expected = "".join(f"{number}\n" for number in range(1, 200001))
+    assert done.code == 0 and done.out == expected and done.err.endswith("\n" + expected)
+
+
+def test_run_shows_lines_as_they_come(home):
+    gate = os.path.join(home.top, "gate of run")
+    process = home.popen("run", "--gpus", "0", f"echo first; until [ -e '{gate}' ]; do sleep 0.02; done; echo second")
+    assert process.stdout.readline() == b"first\n"
+    open(gate, "w").close()
+    assert process.communicate(timeout=20)[0] == b"second\n" and process.returncode == 0
+
+
+def test_ctrl_c_leaves_the_job_running(home):
+    with home.terminal("run", "--gpus", "0", "echo begun; sleep 60") as terminal:
+        job_id = terminal.wait_for(rb"nexus: job ([A-Za-z]+)")[1].decode()
+        terminal.wait_for("begun")
+        terminal.type("\x03")
+        code, shown = terminal.end()
+    assert code == 130 and f"job {job_id} goes on" in shown and f"nexus logs -f {job_id}" in shown and "Traceback" not in shown
+    assert home.job(job_id)["status"] == "running"
+    assert home.main("kill", job_id).code == 0
+
+
+def test_run_says_why_it_waits(own_home):
+    own_home.main("pause")
+    process = own_home.popen("run", "echo done")
+    assert process.stderr.readline().startswith(b"nexus: job ")
+    assert process.stderr.readline() == b"nexus: it waits: the queue is paused (nexus resume)\n"
+    own_home.main("resume")
+    assert process.communicate(timeout=20)[0] == b"done\n"
+
+
+def test_run_goes_on_over_a_restart_of_the_service(own_home):
+    gate = os.path.join(own_home.top, "gate")
+    process = own_home.popen("run", f"echo first; until [ -e {gate} ]; do sleep 0.02; done; echo second; exit 5")
+    assert process.stdout.readline() == b"first\n"
+    assert own_home.main("restart").code == 0
+    open(gate, "w").close()
+    assert process.communicate(timeout=20)[0] == b"second\n" and process.returncode == 5
+
+
+def test_wait_exits_with_the_jobs_code(home):
+    good, bad, worse = add(home), add(home, "exit 3"), add(home, "sleep 0.1; exit 4")
+    assert (home.main("wait", good).code, home.main("wait", bad).code, home.main("wait", good, worse, bad).code) == (0, 3, 4)
+    done = home.main("wait", bad)
+    assert done.out == "" and done.err.startswith(f"nexus: job {bad} failed (exit 3)")
+    assert home.main("wait", "zzz").code == 3
+    assert home.main("wait", good, good).code == 0
+
+
+# Looking
+
+def test_queue_history_jobs_and_show(own_home):
+    for words, says in ((["queue"], "no job is pending"), (["history"], "no job has finished"), (["jobs"], "nexus add")):
+        done = own_home.main(*words)
+        assert (done.code, done.out) == (0, "") and says in done.err
+        assert own_home.main(*words, "--json").json == []
+    ended = add_and_wait(own_home, "exit 3")
+    own_home.main("pause")
+    waiting = add(own_home, "python train.py", "--priority", "low", "--name", "try")
+    queue = own_home.main("queue").out.splitlines()
+    assert queue[0].split() == ["ID", "PRIORITY", "GPUS", "ADDED", "COMMAND", "WAITING", "FOR"]
+    assert queue[1].startswith(f"{waiting}  low") and "try: python train.py" in queue[1] and queue[1].endswith("the queue is paused (nexus resume)")
+    history = own_home.main("history").out.splitlines()
+    assert len(history) == 2 and history[1].startswith(f"{ended}  failed") and "exit 3" in history[1]
+    assert [line.split()[:2] for line in own_home.main("jobs").out.splitlines()[1:]] == [[ended, "failed"], [waiting, "pending"]]
+    assert [job["id"] for job in own_home.main("jobs", "--status", "pending", "--json").json] == [waiting]
+    assert own_home.main("jobs", "--user", "nobody").err == "nexus: there is no such job\n"
+    shown = own_home.main("show", waiting).out
+    assert shown.startswith(f"Job {waiting}: pending\n") and "  waiting_for: the queue is paused" in shown and "  priority: low\n" in shown
+    assert own_home.main("show", ended, "--json").json["exit_code"] == 3
+    for number in range(3):
+        own_home.main("remove", add(own_home, f"true {number}"))
+    assert len(own_home.main("history", "-n", "2").out.splitlines()) == 3 and "the last 2 of 4" in own_home.main("history", "-n", "2").err
+    assert len(own_home.main("history", "-n", "0").out.splitlines()) == 5
+
+
+@pytest.mark.parametrize("words", [["history", "-n", "-5"], ["history", "-n", "x"], ["logs", "service", "-n", "-1"]])
+def test_a_number_of_lines_is_0_or_more(home, words):
+    home.main("start")
+    done = home.main(*words)
+    assert done.code == 2 and done.out == "" and "hint:" in done.err, done
+
+
+def test_logs(home):
+    job_id = add_and_wait(home, "echo one; echo two; echo err >&2")
+    for options, out, err in ([[], "one\ntwo\n", "err\n"], [["-n", "1"], "two\n", "err\n"], [["--stream", "stdout"], "one\ntwo\n", ""],
+                              [["--stream", "stderr"], "", "err\n"], [["-f"], "one\ntwo\n", "err\n"], [["-f", "-n", "1"], "two\n", "err\n"],
+                              [["-n", "0"], "", ""]):
+        done = home.main("logs", job_id, *options)
+        assert (done.code, done.out, done.err) == (0, out, err), options
+    log = home.main("logs", "service", "-n", "2")
+    assert log.code == 0 and len(log.out.splitlines()) == 2 and re.match(r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\] ", log.out)
+
+
+def test_logs_of_a_job_that_waits_are_followed_from_its_start(own_home):
+    own_home.main("pause")
+    job_id = add(own_home, "echo begun")
+    assert own_home.main("logs", job_id).out == ""
+    process = own_home.popen("logs", "-f", job_id)
+    time.sleep(0.2)
+    own_home.main("resume")
+    assert process.communicate(timeout=20)[0] == b"begun\n" and process.returncode == 0
+
+
+# Ending and moving
+
+def test_kill_by_id_and_by_gpu(own_home):
+    first, second = own_home.main("add", "sleep 60").id, own_home.main("add", "trap '' TERM; sleep 60 & wait; wait").id
+    for job_id in (first, second):
+        own_home.wait_for(job_id, "running")
+    index = own_home.job(second)["gpu_index"]
+    done = own_home.main("kill", first)
+    assert (done.code, done.out) == (0, "") and done.err == f"nexus: job {first} cancelled (killed)\n"
+    assert own_home.job(first)["cause"] == "killed"
+    done = own_home.main("kill", str(index))
+    assert done.code == 0 and own_home.job(second)["status"] == "cancelled", "it returns when it is gone"
+    for target, code, says in ((first, 4, "cancelled"), (str(index), 3, f"GPU {index}"), ("7", 3, "GPU 7"), ("zzz", 3, "zzz"),
+                               ("²", 3, "²"), ("9" * 5000, 3, "999")):
+        done = own_home.main("kill", target)
+        assert done.code == code and says in done.err and "Traceback" not in done.err and len(done.err) < 500, done
+
+
+def test_cancel_remove_and_retry(own_home):
+    own_home.main("pause")
+    waiting, other = add(own_home), add(own_home)
+    assert own_home.main("kill", waiting).code == 4 and "nexus remove" in own_home.main("kill", waiting).err
+    assert own_home.main("remove", waiting).code == 0 and own_home.job(waiting)["status"] == "cancelled"
+    assert own_home.main("remove", waiting).code == 4
+    own_home.main("resume")
+    own_home.main("wait", other)
+    running = add(own_home, "sleep 60")
+    own_home.wait_for(running, "running")
+    assert own_home.main("remove", running).code == 4
+    own_home.main("pause")
+    waiting = add(own_home)
+    done = own_home.main("cancel", running, waiting)
+    assert done.code == 0 and {own_home.job(job_id)["status"] for job_id in (running, waiting)} == {"cancelled"}
+    done = own_home.main("retry", running, waiting)
+    assert re.fullmatch(r"([A-Za-z]{3,4}\n){2}", done.out) and done.err == "" and len(own_home.main("queue", "--json").json) == 2
+
+
+@pytest.mark.parametrize("command", ["retry", "remove", "cancel", "kill"])
+def test_one_bad_id_of_several_changes_nothing(own_home, command):
+    running = add(own_home, "sleep 60")
+    own_home.wait_for(running, "running")
+    ended = add_and_wait(own_home)
+    own_home.main("pause")
+    waiting = add(own_home)
+    good = {"retry": ended, "remove": waiting, "cancel": waiting, "kill": running}[command]
+    before = {job["id"]: job["status"] for job in own_home.main("jobs", "--json").json}
+    done = own_home.main(command, good, "zzz")
+    assert done.code == 3 and "zzz" in done.err and done.out == "", done
+    assert {job["id"]: job["status"] for job in own_home.main("jobs", "--json").json} == before
+    assert own_home.job(good).get("stopping") is None
+
+
+def test_move(own_home):
+    own_home.main("pause")
+    ids = [add(own_home, f"true {name}") for name in "abc"]
+
+    def order():
+        return [ids.index(job["id"]) for job in own_home.main("queue", "--json").json]
+    assert own_home.main("move", ids[2], "--first").err == f"nexus: job {ids[2]} is now number 0 of the queue\n"
+    assert order() == [2, 0, 1]
+    own_home.main("move", ids[2], "--last")
+    assert order() == [0, 1, 2]
+    own_home.main("move", ids[1], "--priority", "high")
+    assert order() == [1, 0, 2]
+    own_home.main("move", ids[2], "--first")
+    assert order() == [2, 1, 0], "the first passes priorities"
+    for words, code in (([ids[0]], 2), ([ids[0], "--first", "--last"], 2), ([ids[0], "--priority", "x"], 2), (["zzz", "--first"], 3)):
+        assert own_home.main("move", *words).code == code
+    own_home.main("remove", ids[0])
+    assert own_home.main("move", ids[0], "--first").code == 4
+
+
+def test_pause_and_resume(own_home):
+    done = own_home.main("pause")
+    assert (done.code, done.out) == (0, "") and "running jobs go on" in done.err
+    assert "[PAUSED]" in own_home.main().out
+    own_home.main("resume")
+    assert "[RUNNING]" in own_home.main().out
+    own_home.main("pause", "0", "1")
+    job_id = own_home.main("add", "true").id
+    time.sleep(0.2)
+    assert "paused" in own_home.job(job_id)["waiting_for"]
+    own_home.main("resume", "1")
+    own_home.main("wait", job_id)
+    assert own_home.job(job_id)["gpu_index"] == 1
+    for words, code in ((["9"], 3), (["x"], 2), (["1", "x"], 2), (["-1"], 2)):
+        assert own_home.main("pause", *words).code == code, words
+    assert [gpu["is_paused"] for gpu in own_home.main("status", "--json").json["gpu_status"]] == [True, False]
+
+
+# Screens
+
+def test_attach_and_leave(own_home):
+    job_id = add(own_home, "echo in the window; read answer; echo \"got $answer\"; sleep 60")
+    own_home.wait_for_start(job_id)
+    with own_home.terminal("attach", job_id) as terminal:
+        terminal.wait_for("in the window")
+        terminal.type("hello\r")
+        terminal.wait_for("got hello")
+        terminal.type("\x01d")
+        code, _ = terminal.end()
+        assert code == 0
+    assert own_home.job(job_id)["status"] == "running"
+    done = own_home.run("screens")
+    assert done.code == 0 and re.search(rf"^\d+\.nexus_job_{job_id} +Detached", done.out, re.MULTILINE) and re.search(r"^\d+\.nexus  ", done.out, re.MULTILINE)
+    with own_home.terminal("attach", job_id, TERM="no-such-terminal") as terminal:
+        terminal.wait_for("got hello")
+        terminal.type("\x01d")
+        assert terminal.end()[0] == 0
+    assert own_home.run("attach", job_id).code == 2, "without a terminal"
+    own_home.main("kill", job_id)
+    for target, code in ((job_id, 4), ("zzz", 3), ("1", 3)):
+        done = own_home.run("attach", target)
+        assert done.code == code and "hint:" in done.err
+
+
+def test_attach_by_gpu_and_ctrl_c_ends_the_job(own_home):
+    job_id = own_home.main("add", "echo on $NEXUS_GPU_ID; sleep 60").id
+    own_home.wait_for_start(job_id)
+    with own_home.terminal("attach", str(own_home.job(job_id)["gpu_index"])) as terminal:
+        terminal.wait_for("on 0")
+        terminal.type("\x03")
+        terminal.end()
+    ended = own_home.wait_for(job_id, "failed")
+    assert (ended["exit_code"], ended["signal"], ended["cause"]) == (130, 2, "signal")
+
+
+# The service
+
+def test_start_stop_restart(own_home):
+    done = own_home.main("stop")
+    assert (done.code, done.out) == (0, "") and "does not run" in done.err
+    done = own_home.main("start")
+    assert (done.code, done.out) == (0, "") and f"http://127.0.0.1:{own_home.port}" in done.err
+    pid = own_home.service["pid"]
+    assert "runs already" in own_home.main("start").err and own_home.service["pid"] == pid
+    job_id = add(own_home, "sleep 60")
+    own_home.wait_for_start(job_id)
+    assert own_home.main("restart").code == 0 and own_home.service["pid"] != pid
+    assert own_home.wait_for(job_id, "running")["status"] == "running"
+    done = own_home.main("stop")
+    assert done.code == 0 and "jobs go on" in done.err and not own_home.file("service.json").exists()
+
+    def sessions():
+        return subprocess.run(["screen", "-ls"], capture_output=True, env=own_home.environ).stdout.decode()
+    wait_until(lambda: ".nexus\t" not in sessions(), "the end of its session")
+    assert f".nexus_job_{job_id}" in sessions()
+    assert own_home.main("logs", "service").code == 6, "what is not there is not started to look at its log"
+
+
+def test_serve_in_the_foreground(own_home):
+    process = own_home.popen("serve", "--log-level", "DEBUG")
+    wait_until(lambda: own_home.file("service.json").exists(), "the service")
+    assert own_home.service["pid"] == process.pid
+    done = own_home.run("serve")
+    assert done.code == 4 and f"pid {process.pid}" in done.err and "nexus stop" in done.err
+    job_id = add_and_wait(own_home)
+    assert own_home.job(job_id)["status"] == "completed"
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=10)
+    assert (process.returncode, out, err) == (0, b"", b"") and not own_home.file("service.json").exists()
+
+
+def test_another_config_file(own_home):
+    path = os.path.join(own_home.top, "other.toml")
+    with open(path, "w") as file:
+        file.write(own_home.file("config.toml").read_text() + "[gpu]\nids = [1]\n")
+    assert own_home.main("start", "--config", path).code == 0
+    assert [gpu["index"] for gpu in own_home.main("status", "--json").json["gpu_status"] if gpu["is_available"]] == [1]
+    done = own_home.main("restart", "--config", "/no/such/file")
+    assert done.code == 2 and "/no/such/file" in done.err, done
+    assert own_home.file("service.json").exists(), "the one that runs is not ended for it"
+
+
+# Configuration
+
+def test_config_path_sample_and_show(own_home):
+    assert own_home.main("config", "path").out == str(own_home.file("config.toml")) + "\n"
+    sample = own_home.main("config", "sample").out
+    shown = own_home.main("config").out
+    assert f"port = {own_home.port}\n" in shown and shown.startswith(f"# {own_home.file('config.toml')}\n")
+    own_home.file("config.toml").write_text(sample)
+    assert "port = 6234\n" in own_home.main("config").out
+    own_home.file("config.toml").unlink()
+    assert "there is none" in own_home.main("config").out and not own_home.file("service.json").exists()
+
+
+def test_all_faults_of_a_config_are_listed_and_nothing_starts(own_home):
+    own_home.file("config.toml").write_text('[service]\nport = 0\nhots = "x"\n[jobs]\nlauncher = "tmux"\n[gpus]\nids = [0]\n')
+    for words in (["config"], ["start"], ["add", "true"], ["status"], ["serve"]):
+        done = own_home.main(*words)
+        assert (done.code, done.out) == (2, ""), done
+        for says in (str(own_home.file("config.toml")), "service.port = 0", "1 to 65535", "service.hots", "'host'", "tmux", "[gpus]", "'gpu'", "nexus config sample"):
+            assert says in done.err, (says, done.err)
+    own_home.file("config.toml").write_text("[service\n")
+    done = own_home.main("add", "true")
+    assert done.code == 2 and "not valid TOML" in done.err and "line 1" in done.err
+    assert not own_home.file("state.json").exists() and not own_home.file("service.json").exists()
+
+
+def test_config_edit(own_home):
+    editor = os.path.join(own_home.top, "my editor")
+    with open(editor, "w") as file:
+        file.write('#!/bin/sh\nsed -i "s/^port = .*/port = $1/" "$2"\n')
+    os.chmod(editor, 0o755)
+    done = own_home.run("config", "edit", EDITOR=f"'{editor}' 6543")
+    assert done.code == 0 and "port = 6543" in own_home.file("config.toml").read_text()
+    done = own_home.run("config", "edit", VISUAL=f"'{editor}' 99999", EDITOR="false")
+    assert done.code == 2 and "service.port = 99999" in done.err
+    done = own_home.run("config", "edit", EDITOR="no-such-editor")
+    assert done.code == 2 and "EDITOR" in done.err
+    own_home.file("config.toml").unlink()
+    assert own_home.run("config", "edit", EDITOR="true").code == 0
+    assert own_home.file("config.toml").read_text() == nexus.format_sample_config()
+
+
+def test_health(own_home):
+    done = own_home.main("health")
+    assert done.code == 0 and done.out.endswith("HEALTHY\n") and "ok   scheduler: " in done.out
+    assert own_home.main("health", "--json").json["is_healthy"] is True
+
+
+# Installing
+
+FAKES = {
+    "systemctl": '#!/bin/sh\necho "systemctl $*" >> "$RECORD"\n[ -n "$NO_USER_MANAGER" ] && exit 1\nexit 0\n',
+    "loginctl": '#!/bin/sh\necho "loginctl $*" >> "$RECORD"\necho "Linger=${LINGER:-no}"\n',
+    "busctl": '#!/bin/sh\necho "b ${KILLS:-false}"\n',
+    "crontab": '#!/bin/sh\necho "crontab $*" >> "$RECORD"\nif [ "$1" = -l ]; then [ -n "$CRON_FAULT" ] && { echo "$CRON_FAULT" >&2; exit 1; }\n'
+               'cat "$TABLE" 2>/dev/null || { echo "no crontab for $USER" >&2; exit 1; }\nelse cat > "$TABLE"; fi\n'}
+
+
+@pytest.fixture
+def installing():
+    with Home(name="nexus 'home' 100% \"x\"") as made:
+        binaries = os.path.join(made.top, "fakes")
+        os.makedirs(binaries)
+        for name, text in FAKES.items():
+            with open(os.path.join(binaries, name), "w") as file:
+                file.write(text)
+            os.chmod(os.path.join(binaries, name), 0o755)
+        made.environ.update(HOME=os.path.join(made.top, "my home"), PATH=f"{binaries}:{made.environ['PATH']}",
+                            RECORD=os.path.join(made.top, "record"), TABLE=os.path.join(made.top, "table"))
+        os.makedirs(made.environ["HOME"])
+        made.binaries = os.path.join(made.environ["HOME"], ".local", "bin")
+        yield made
+
+
+def test_install(installing):
+    done = installing.run("install")
+    command = os.path.join(installing.binaries, "nexus")
+    assert (done.code, done.out) == (0, "") and command in done.err and "not on PATH yet" in done.err
+    assert os.access(command, os.X_OK)
+    data = os.path.join(installing.environ["HOME"], ".local", "share")
+    assert open(os.path.join(data, "nexus", "nexus.py")).read() == open(SCRIPT).read()
+    assert any(name.endswith(".pyc") for name in os.listdir(os.path.join(data, "nexus", "__pycache__"))), "compiled once"
+    path = f"{installing.binaries}:{installing.environ['PATH']}"
+    ran = subprocess.run(["nexus", "run", "echo installed"], capture_output=True, timeout=30, env={**installing.environ, "PATH": path})
+    assert (ran.returncode, ran.stdout) == (0, b"installed\n"), ran
+    again = subprocess.run(["nexus", "install"], capture_output=True, timeout=30, env={**installing.environ, "PATH": path})
+    assert again.returncode == 0 and b"not on PATH" not in again.stderr, "from itself"
+    version = subprocess.run(["nexus", "--version"], capture_output=True, env={**installing.environ, "PATH": path}).stdout.decode()
+    assert version == installing.run("--version").out
+    shell = f"""source "{data}/bash-completion/completions/nexus"
+        complete() {{ COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _nexus; echo "${{COMPREPLY[*]}}"; }}
+        complete nexus re; complete nexus add --gpu; complete nexus logs ''; complete nexus config ''"""
+    answers = subprocess.run(["bash", "-ec", shell], capture_output=True, timeout=30, env={**installing.environ, "PATH": path}).stdout.decode().splitlines()
+    assert answers[0].split() == ["remove", "retry", "resume", "restart"] and answers[1].split() == ["--gpus", "--gpu-ids"]
+    job_id = json.loads(subprocess.run(["nexus", "jobs", "--json"], capture_output=True, env={**installing.environ, "PATH": path}).stdout)[0]["id"]
+    assert job_id in answers[2].split() and set(answers[3].split()) == {"edit", "path", "sample"}
+    for script, shell in (("bash-completion/completions/nexus", "bash"), ("zsh/site-functions/_nexus", "zsh")):
+        if subprocess.run(["sh", "-c", f"command -v {shell}"], capture_output=True).returncode == 0:
+            assert subprocess.run([shell, "-n", os.path.join(data, script)], capture_output=True).stderr == b""
+
+
+def test_install_with_an_interpreter_in_a_folder_with_blanks(installing):
+    folder = os.path.join(installing.top, "my python")
+    os.makedirs(folder)
+    os.symlink(sys.executable, os.path.join(folder, "python3"))
+    with open(os.path.join(os.path.dirname(folder), "pyvenv.cfg"), "w") as file:
+        file.write(f"home = {os.path.dirname(os.path.realpath(sys.executable))}\n")
+    done = installing.run("install", python=(os.path.join(folder, "python3"),))
+    assert done.code == 0, done
+    ran = subprocess.run([os.path.join(installing.binaries, "nexus"), "--version"], capture_output=True, env=installing.environ)
+    assert ran.returncode == 0 and ran.stdout.startswith(b"nexus "), ran
+
+
+def test_install_where_it_cannot_write(installing):
+    os.rmdir(installing.environ["HOME"])
+    with open(installing.environ["HOME"], "w"):
+        pass
+    done = installing.run("install")
+    assert done.code == 6 and "cannot write" in done.err and installing.environ["HOME"] in done.err
+
+
+def test_install_at_boot_by_systemd(installing):
+    done = installing.run("install", "--boot", KILLS="true")
+    assert done.code == 0 and "enable-linger" in done.err and "KillUserProcesses" in done.err, done
+    unit = os.path.join(installing.environ["HOME"], ".config", "systemd", "user", "nexus.service")
+    text = open(unit).read()
+    assert "KillMode=process\n" in text and "WantedBy=default.target" in text
+    record = open(installing.environ["RECORD"]).read()
+    assert "systemctl --user daemon-reload" in record and "systemctl --user enable nexus.service" in record
+    # systemd.syntax(7), systemd.service(5): words are quoted with C escapes, % and $ are doubled
+    command = next(line for line in text.splitlines() if line.startswith("ExecStart="))[len("ExecStart="):]
+    variables = next(line for line in text.splitlines() if line.startswith("Environment="))[len("Environment="):]
+
+    def unquote(words):
+        return [re.sub(r"\\(.)", r"\1", word[1:-1] if word.startswith('"') else word).replace("%%", "%").replace("$$", "$")
+                for word in re.findall(r'"(?:[^"\\]|\\.)*"|[^\s"]+', words)]
+    assert unquote(command)[1:] == [os.path.join(installing.environ["HOME"], ".local/share/nexus/nexus.py"), "serve"]
+    assert unquote(variables) == [f"NEXUS_HOME={installing.path}", "NEXUS_ROLE=service"]
+    done = installing.run("install", "--boot", LINGER="yes", KILLS="true")
+    assert done.code == 0 and "enable-linger" not in done.err
+
+
+def test_install_at_boot_by_cron(installing):
+    table = installing.environ["TABLE"]
+    with open(table, "w") as file:
+        file.write("# mine\n0 5 * * * backup\n")
+    for _ in range(2):
+        done = installing.run("install", "--boot", NO_USER_MANAGER="1")
+        assert done.code == 0 and "cron starts the service at boot" in done.err
+        lines = open(table).read().splitlines()
+        assert lines[:2] == ["# mine", "0 5 * * * backup"] and len(lines) == 3 and lines[2].startswith("@reboot ")
+    command = re.sub(r"\\%", "%", lines[2][len("@reboot "):])               # crontab(5): % is a line break
+    assert "%" not in re.sub(r"\\%", "", lines[2])
+    started = subprocess.run(["sh", "-c", command], capture_output=True, timeout=30, env=installing.environ)
+    assert started.returncode == 0 and installing.service["port"] == installing.port
+    os.unlink(table)
+    assert installing.run("install", "--boot", NO_USER_MANAGER="1").code == 0 and len(open(table).read().splitlines()) == 1
+
+
+def test_a_crontab_that_cannot_be_read_is_not_overwritten(installing):
+    table = installing.environ["TABLE"]
+    with open(table, "w") as file:
+        file.write("0 5 * * * backup\n")
+    done = installing.run("install", "--boot", NO_USER_MANAGER="1", CRON_FAULT="crontab: cannot open: Permission denied")
+    assert done.code == 6 and "Permission denied" in done.err and "@reboot" not in open(table).read() and "by hand: @reboot" in done.err
+    assert open(table).read() == "0 5 * * * backup\n"
+
+
+def test_install_at_boot_where_nothing_can(installing):
+    os.unlink(os.path.join(installing.top, "fakes", "crontab"))
+    if subprocess.run(["sh", "-c", "command -v crontab"], capture_output=True).returncode == 0:
+        pytest.skip("this machine has cron")
+    done = installing.run("install", "--boot", NO_USER_MANAGER="1")
+    assert done.code == 6 and "neither" in done.err and " start" in done.err
+
+
+def test_files_of_the_home_are_private(home):
+    job_id = add_and_wait(home, "echo secret")
+    for path in (home.file("token"), home.file("service.json"), home.file("logs"), home.file("logs", f"job_{job_id}"),
+                 home.file("logs", f"job_{job_id}", "job.sh"), *home.file().glob("journal-*")):
+        assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path

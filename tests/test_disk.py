@@ -1,0 +1,482 @@
+"""Section 9: writing that survives a crash, reading what may be torn.  On a real folder."""
+
+import errno
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+import nexus
+
+TOP = os.path.dirname(os.path.abspath(nexus.__file__))
+
+
+def in_child(code, *arguments, **options):
+    """Run Python code that has `nexus` in a process of its own; return what it prints."""
+    made = subprocess.run([sys.executable, "-c", "import os, resource, signal, sys\nimport nexus\n" + textwrap.dedent(code), *arguments],
+                          cwd=TOP, capture_output=True, text=True, timeout=30, **options)
+    assert made.returncode == 0, made.stderr
+    return made.stdout
+
+
+# Whole files
+
+
+def test_write_atomic_replaces_the_file(tmp_path):
+    path = tmp_path / "state.json"
+    path.write_text("old")
+    nexus.write_atomic(str(path), ["n", "ew"])
+    assert path.read_text() == "new"
+    assert path.stat().st_mode & 0o777 == 0o600, "nobody else reads the state"
+    assert os.listdir(tmp_path) == ["state.json"]
+
+
+def test_write_atomic_gives_the_mode_asked_for(tmp_path):
+    nexus.write_atomic(str(tmp_path / "job.sh"), ["exit"], 0o700, is_synced=False)
+    assert (tmp_path / "job.sh").stat().st_mode & 0o777 == 0o700
+
+
+def test_write_atomic_keeps_bytes_that_are_no_text(tmp_path):
+    nexus.write_atomic(str(tmp_path / "job.sh"), ["echo '\udcff\u00e9'"])
+    assert (tmp_path / "job.sh").read_bytes() == b"echo '\xff\xc3\xa9'"
+
+
+def pieces_that_fail():
+    yield "half of it"
+    raise KeyboardInterrupt
+
+
+WRITE_FAULTS = [  # reason, pieces, how it is broken, exception
+    ("the writer is interrupted", pieces_that_fail, None, KeyboardInterrupt),
+    ("a piece cannot be encoded", lambda: ["\ud800"], None, UnicodeEncodeError),
+    ("the disk refuses at the sync", lambda: ["new"], "fsync", OSError),
+    ("the rename fails", lambda: ["new"], "replace", OSError),
+]
+
+
+@pytest.mark.parametrize("reason, pieces, broken, exception", WRITE_FAULTS, ids=[case[0] for case in WRITE_FAULTS])
+def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path, monkeypatch, reason, pieces, broken, exception):
+    path = tmp_path / "state.json"
+    path.write_text("old")
+
+    def refuse(*_):
+        raise OSError(errno.EIO, "Input/output error")
+
+    if broken:
+        monkeypatch.setattr(os, broken, refuse)
+    with pytest.raises(exception):
+        nexus.write_atomic(str(path), pieces())
+    monkeypatch.undo()
+    assert path.read_text() == "old" and os.listdir(tmp_path) == ["state.json"]
+
+
+def test_a_write_that_the_file_size_limit_ends_leaves_the_old_file(tmp_path):
+    (tmp_path / "state.json").write_text("old")
+    said = in_child("""
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))
+        try:
+            nexus.write_atomic(sys.argv[1] + "/state.json", ["x" * 1000] * 10)
+        except OSError as error:
+            print(error.errno, os.listdir(sys.argv[1]))
+    """, str(tmp_path))
+    assert said == f"{errno.EFBIG} ['state.json']\n" and (tmp_path / "state.json").read_text() == "old"
+
+
+def test_write_atomic_says_when_the_folder_is_missing(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        nexus.write_atomic(str(tmp_path / "none" / "state.json"), ["new"])
+
+
+def test_write_atomic_does_not_follow_a_link_where_all_may_write(tmp_path):
+    (tmp_path / "precious").write_text("old")
+    os.symlink(tmp_path / "precious", tmp_path / f"lease.{os.getpid()}.tmp")
+    try:
+        nexus.write_atomic(str(tmp_path / "lease"), ["new"])
+    except OSError:
+        pass
+    assert (tmp_path / "precious").read_text() == "old"
+
+
+# Files that grow
+
+
+def test_append_file_grows_by_records(tmp_path):
+    file = nexus.AppendFile(str(tmp_path / "journal"))
+    file.append(b"one\n")
+    file.append(b"two\n")
+    file.close()
+    assert (tmp_path / "journal").read_bytes() == b"one\ntwo\n"
+    assert (tmp_path / "journal").stat().st_mode & 0o777 == 0o600
+
+
+def test_append_file_begins_anew(tmp_path):
+    (tmp_path / "journal").write_bytes(b"what a failed write left\n")
+    file = nexus.AppendFile(str(tmp_path / "journal"))
+    file.append(b"one\n")
+    file.close()
+    assert (tmp_path / "journal").read_bytes() == b"one\n"
+
+
+APPEND_FAULTS = [  # reason, calls that fail, is_damaged, what of the second record may be in the file
+    ("no room", {"pwrite": errno.ENOSPC}, False, b""),
+    ("no room for all of it", {"half": errno.ENOSPC}, False, b""),
+    ("no room, and it cannot be cut", {"half": errno.ENOSPC, "ftruncate": errno.EIO}, True, b"t"),
+    ("the sync fails", {"fdatasync": errno.EIO}, True, b""),
+    ("the sync fails, and it cannot be cut", {"fdatasync": errno.EIO, "ftruncate": errno.EIO}, True, b"two\n"),
+]
+
+
+@pytest.mark.parametrize("reason, faults, is_damaged, left", APPEND_FAULTS, ids=[case[0] for case in APPEND_FAULTS])
+def test_a_failed_record_leaves_nothing_of_itself(tmp_path, monkeypatch, reason, faults, is_damaged, left):
+    file = nexus.AppendFile(str(tmp_path / "journal"))
+    file.append(b"one\n")
+    real_pwrite = os.pwrite
+
+    def fail(name):
+        def refuse(*_):
+            raise OSError(faults[name], os.strerror(faults[name]))
+        return refuse
+
+    def write_half(handle, data, offset):
+        if len(data) < 4:
+            fail("half")()
+        return real_pwrite(handle, data[:1], offset)
+
+    for name in faults:
+        monkeypatch.setattr(os, "pwrite" if name == "half" else name, write_half if name == "half" else fail(name))
+    with pytest.raises(OSError, match=r"space|error"):
+        file.append(b"two\n")
+    assert file.is_damaged == is_damaged, "another file must be begun when it is not known what this one holds"
+    assert (tmp_path / "journal").read_bytes() == b"one\n" + left
+    monkeypatch.undo()
+    if not is_damaged:
+        file.append(b"three\n")
+        assert (tmp_path / "journal").read_bytes() == b"one\nthree\n"
+    file.close()
+
+
+def test_a_record_is_written_whole_whatever_the_kernel_takes_at_once(tmp_path, monkeypatch):
+    real_pwrite = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda handle, data, offset: real_pwrite(handle, data[:3], offset))
+    file = nexus.AppendFile(str(tmp_path / "journal"))
+    file.append(b"a longer record\n")
+    file.append(b"and one more\n")
+    file.close()
+    assert (tmp_path / "journal").read_bytes() == b"a longer record\nand one more\n"
+
+
+def test_a_full_disk_leaves_nothing_of_a_record(tmp_path):
+    """RLIMIT_FSIZE plays the disk that is full, and then has room again."""
+    said = in_child("""
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        file = nexus.AppendFile(sys.argv[1])
+        file.append(b"a" * 3000)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (5000, resource.RLIM_INFINITY))
+        try:
+            file.append(b"b" * 3000)
+        except OSError as error:
+            print(error.errno, os.path.getsize(sys.argv[1]), file.is_damaged)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        file.append(b"c" * 3000)
+    """, str(tmp_path / "journal"))
+    assert said == f"{errno.EFBIG} 3000 False\n"
+    assert (tmp_path / "journal").read_bytes() == b"a" * 3000 + b"c" * 3000
+
+
+# The end of a log
+
+
+def last_lines(content, count):
+    """The model: lines as they stand between newlines."""
+    lines = content.split(b"\n")
+    lines = [line + b"\n" for line in lines[:-1]] + ([lines[-1]] if lines[-1] else [])
+    return b"".join(lines[-count:]) if count > 0 else b""
+
+
+@given(st.lists(st.sampled_from([b"", b"a", b"a longer line", b"\r", b"\x0b", b"\xff"]), max_size=30), st.booleans(), st.integers(-1, 35))
+@example([], False, 1)
+@example([b""], True, 1)
+@example([b"", b""], True, 1)
+def test_find_tail_is_where_the_last_lines_begin(tmp_path_factory, lines, ends_with_newline, count):
+    content = b"\n".join(lines) + (b"\n" if ends_with_newline else b"")
+    path = tmp_path_factory.mktemp("tail") / "log"
+    path.write_bytes(content)
+    assert content[nexus.find_tail(str(path), count):] == last_lines(content, count)
+
+
+BLOCK = 65536
+TAILS = [  # reason, content, lines wanted
+    ("a line longer than a block", b"first\n" + b"x" * (BLOCK + 10) + b"\n", 1),
+    ("the same without its newline", b"first\n" + b"x" * (BLOCK + 10), 1),
+    ("a newline that ends a block", b"a\n" + b"x" * (BLOCK - 1) + b"\n", 1),
+    ("a newline that begins the last block", b"ab" + b"\n" + b"x" * (BLOCK - 1), 1),
+    ("a newline just before the last block", b"ab\n" + b"x" * BLOCK, 1),
+    ("a last block that is a newline only", b"x" * BLOCK + b"\n", 1),
+    ("many lines over many blocks", b"0123456\n" * 40000, 30000),
+    ("more lines wanted than there are", b"0123456\n" * 40000, 90000),
+    ("exactly one block", b"x\n" * (BLOCK // 2), 5),
+    ("an empty file", b"", 5),
+    ("only newlines", b"\n" * (2 * BLOCK + 1), BLOCK + 1),
+]
+
+
+@pytest.mark.parametrize("reason, content, count", TAILS, ids=[case[0] for case in TAILS])
+def test_find_tail_over_blocks(tmp_path, reason, content, count):
+    (tmp_path / "log").write_bytes(content)
+    assert content[nexus.find_tail(str(tmp_path / "log"), count):] == last_lines(content, count)
+
+
+def test_find_tail_reads_only_the_end(tmp_path):
+    path = tmp_path / "log"
+    with open(path, "wb") as file:
+        file.truncate(2**36)                    # 64 GiB of nothing, which take no room
+        file.seek(0, os.SEEK_END)
+        file.write(b"\nlast\n")
+    assert nexus.find_tail(str(path), 1) == 2**36 + 1
+
+
+# Log folders
+
+
+def make_folder(log_dir, name):
+    folder = log_dir / name
+    (folder / "deep" / "er").mkdir(parents=True)
+    (folder / "stdout.log").write_text("said\n")
+    return folder
+
+
+def test_remove_job_folder_removes_a_folder(tmp_path):
+    folder = make_folder(tmp_path, "job_abc")
+    make_folder(tmp_path, "job_abcd")
+    assert nexus.remove_job_folder(str(tmp_path), str(folder))
+    assert os.listdir(tmp_path) == ["job_abcd"]
+
+
+def test_remove_job_folder_leaves_what_links_point_to(tmp_path):
+    logs, outside = tmp_path / "logs", tmp_path / "data"
+    outside.mkdir()
+    (outside / "weights.pt").write_text("precious")
+    folder = make_folder(logs, "job_abc")
+    os.symlink(outside, folder / "link")
+    os.symlink(outside / "weights.pt", folder / "deep" / "link")
+    os.symlink("/nowhere", folder / "dangling")
+    assert nexus.remove_job_folder(str(logs), str(folder))
+    assert not folder.exists() and (outside / "weights.pt").read_text() == "precious"
+
+
+NOT_REMOVED = [  # reason, log_dir, folder, below a root that holds logs/job_abc, data/, link -> logs/job_abc, job_lnk -> data
+    ("not below log_dir", "logs", "data"),
+    ("log_dir itself", "logs", "logs"),
+    ("deeper than log_dir", ".", "logs/job_abc"),
+    ("another name", "logs", "logs/abc"),
+    ("by a way round", "logs", "logs/../logs/job_abc"),
+    ("above", "logs", "logs/job_abc/.."),
+    ("a slash at its end", "logs", "logs/job_abc/"),
+    ("a link", "logs", "logs/job_lnk"),
+    ("a file", "logs", "logs/job_file"),
+    ("nothing", "logs", "logs/job_none"),
+    ("no name", "logs", ""),
+]
+
+
+@pytest.mark.parametrize("reason, log_dir, folder", NOT_REMOVED, ids=[case[0] for case in NOT_REMOVED])
+def test_remove_job_folder_refuses(tmp_path, reason, log_dir, folder):
+    make_folder(tmp_path / "logs", "job_abc")
+    make_folder(tmp_path / "logs", "abc")
+    make_folder(tmp_path, "data")
+    os.symlink(tmp_path / "data", tmp_path / "logs" / "job_lnk")
+    (tmp_path / "logs" / "job_file").write_text("a file")
+    before = sorted(str(path) for path in tmp_path.rglob("*"))
+    assert not nexus.remove_job_folder(os.path.normpath(tmp_path / log_dir), f"{tmp_path}/{folder}" if folder else "")
+    assert sorted(str(path) for path in tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("name", ["job_a b", "job_'\"$(x)", "job_\n", "job_*", "job_é", "job_\udcff", "job_..", "job_-rf"])
+def test_remove_job_folder_takes_odd_names_as_they_are(tmp_path, name):
+    make_folder(tmp_path, name)
+    make_folder(tmp_path, "job_other")
+    assert nexus.remove_job_folder(str(tmp_path), os.path.join(str(tmp_path), name))
+    assert os.listdir(tmp_path) == ["job_other"]
+
+
+# Reading
+
+JSON_FILES = [  # reason, content (None: no file), what it reads as
+    ("no file", None, None),
+    ("whole", b'{"pid": 1}', {"pid": 1}),
+    ("empty", b"", None),
+    ("torn", b'{"pid": 1', None),
+    ("NUL bytes, as a crash leaves them", b"\0" * 100, None),
+    ("bytes that are no text", b"\xff\xfe", None),
+    ("a list", b"[1]", None),
+    ("null", b"null", None),
+    ("two objects", b"{}{}", None),
+    ("too deep", b"[" * 100000, None),
+]
+
+
+@pytest.mark.parametrize("reason, content, expected", JSON_FILES, ids=[case[0] for case in JSON_FILES])
+def test_read_json(tmp_path, reason, content, expected):
+    path = tmp_path / "service.json"
+    if content is not None:
+        path.write_bytes(content)
+    assert nexus.read_json(str(path)) == expected
+
+
+def test_read_text_says_what_it_could_not_read(tmp_path):
+    with pytest.raises(nexus.NexusError) as caught:
+        nexus.read_text(str(tmp_path))
+    assert caught.value.kind == "unavailable" and str(tmp_path) in caught.value.message
+
+
+DISK_ERRORS = [  # errno, a word of the hint
+    (errno.ENOSPC, "room"), (errno.EDQUOT, "quota"), (errno.EACCES, "owns"), (errno.EROFS, "read-only"), (errno.EIO, ""),
+]
+
+
+@pytest.mark.parametrize("number, word", DISK_ERRORS, ids=[errno.errorcode[case[0]] for case in DISK_ERRORS])
+def test_faults_of_the_disk_say_what_to_do(number, word):
+    error = nexus.describe_disk_error(OSError(number, os.strerror(number)), "write", "/data/state.json")
+    assert error.kind == "unavailable" and error.message == f"cannot write /data/state.json: {os.strerror(number)}"
+    assert word in error.hint
+
+
+def test_make_folder_is_private_and_says_why_it_cannot(tmp_path):
+    nexus.make_folder(str(tmp_path / "a" / "b"))
+    nexus.make_folder(str(tmp_path / "a" / "b"))
+    assert (tmp_path / "a" / "b").stat().st_mode & 0o777 == 0o700
+    (tmp_path / "file").write_text("")
+    with pytest.raises(nexus.NexusError, match="cannot make"):
+        nexus.make_folder(str(tmp_path / "file" / "b"))
+
+
+# The configuration
+
+
+def test_no_config_file_is_the_defaults(tmp_path):
+    assert nexus.load_config(str(tmp_path / "config.toml"), {}) == nexus.parse_config({}, "config.toml")
+
+
+def test_config_file_is_read(tmp_path):
+    path = tmp_path / "config.toml"
+    path.write_text('[service]\nport = 7000\n[gpu]\nids = [0, 2]\n')
+    made = nexus.load_config(str(path), {})
+    assert made.service.port == 7000 and list(made.gpu.ids) == [0, 2]
+
+
+CONFIG_FAULTS = [  # reason, content, environment, words of the message
+    ("no TOML", b"port = \n", {}, ["config.toml", "not valid TOML", "line 1"]),
+    ("a key twice", b"[service]\nport = 1\nport = 2\n", {}, ["not valid TOML"]),
+    ("an unknown key", b"[service]\nprot = 1\n", {}, ["config.toml", "prot"]),
+    ("all faults at once", b"[service]\nport = 'x'\n[jobs]\nretires = 1\n", {}, ["port", "retires"]),
+    ("a mock that is no number", b"", {"NEXUS_MOCK_GPUS": "two"}, ["NEXUS_MOCK_GPUS=two"]),
+    ("a mock that is too many", b"", {"NEXUS_MOCK_GPUS": "1025"}, ["1024"]),
+    ("a mock in other digits", b"", {"NEXUS_MOCK_GPUS": "٣x"}, ["NEXUS_MOCK_GPUS"]),
+    ("a mock does not hide a wrong section", b"gpu = 5\n[service]\nprot = 1\n", {"NEXUS_MOCK_GPUS": "2"}, ["prot"]),
+    ("bytes that are no text", b"[service]\nhost = '\xff'\nport = 'x'\n", {}, ["port"]),
+]
+
+
+@pytest.mark.parametrize("reason, content, environ, words", CONFIG_FAULTS, ids=[case[0] for case in CONFIG_FAULTS])
+def test_a_bad_config_is_refused_with_where_and_why(tmp_path, reason, content, environ, words):
+    path = tmp_path / "config.toml"
+    path.write_bytes(content)
+    with pytest.raises(nexus.NexusError) as caught:
+        nexus.load_config(str(path), environ)
+    assert caught.value.kind == "usage"
+    assert all(word in caught.value.message for word in words), caught.value.message
+
+
+def test_a_config_that_cannot_be_read_is_not_the_defaults(tmp_path):
+    (tmp_path / "config.toml").mkdir()
+    with pytest.raises(nexus.NexusError) as caught:
+        nexus.load_config(str(tmp_path / "config.toml"), {})
+    assert caught.value.kind == "unavailable"
+
+
+def test_mock_gpus_of_the_environment_keep_the_other_keys(tmp_path):
+    path = tmp_path / "config.toml"
+    path.write_text("[gpu]\nmem_threshold = 0.5\n")
+    made = nexus.load_config(str(path), {"NEXUS_MOCK_GPUS": "3"})
+    assert (made.gpu.provider, made.gpu.mock_gpus, made.gpu.mem_threshold) == ("mock", 3, 0.5)
+
+
+def test_without_a_toml_parser_the_hint_installs_one(tmp_path):
+    (tmp_path / "config.toml").write_text("[service]\nport = 7000\n")
+    said = in_child("""
+        sys.modules["tomllib"] = sys.modules["tomli"] = None
+        print(nexus.load_config(sys.argv[1] + ".none", {}).service.port)
+        try:
+            nexus.load_config(sys.argv[1], {})
+        except nexus.NexusError as error:
+            print(error.kind, error.message, error.hint, sep="|")
+    """, str(tmp_path / "config.toml"))
+    first, second = said.splitlines()
+    assert first == "6234", "without a file none is needed"
+    assert second.startswith("usage|") and "no TOML parser" in second and f"{sys.executable} -m pip install tomli" in second
+
+
+# Layout
+
+
+def test_default_paths_follow_the_home(tmp_path):
+    config = nexus.parse_config({}, "config.toml")
+    layout = nexus.make_layout("/data/nx", config)
+    assert (layout.state_file, layout.log_dir) == ("/data/nx/state.json", "/data/nx/logs")
+    assert layout.previous_state_file == "/data/nx/state.json.prev" and layout.journal_dir == "/data/nx"
+    assert layout.job_folder("abc") == "/data/nx/logs/job_abc"
+
+
+def test_named_paths_stay_where_they_are():
+    config = nexus.parse_config({"state": {"state_file": "/fast/state.json", "log_dir": "/big/logs"}}, "config.toml")
+    layout = nexus.make_layout("/data/nx", config)
+    assert (layout.state_file, layout.journal_dir, layout.log_dir) == ("/fast/state.json", "/fast", "/big/logs")
+
+
+HOMES = [  # reason, environment, home
+    ("the default", {"HOME": "/home/ann"}, "/home/ann/.nexus"),
+    ("moved", {"HOME": "/home/ann", "NEXUS_HOME": "/data/nx"}, "/data/nx"),
+    ("set to nothing", {"HOME": "/home/ann", "NEXUS_HOME": ""}, "/home/ann/.nexus"),
+    ("a slash at its end", {"NEXUS_HOME": "/data/nx/"}, "/data/nx"),
+    ("no HOME", {}, os.path.expanduser("~/.nexus")),
+]
+
+
+@pytest.mark.parametrize("reason, environ, home", HOMES, ids=[case[0] for case in HOMES])
+def test_find_home(reason, environ, home):
+    assert nexus.find_home(environ) == home
+
+
+# Locks
+
+
+def test_one_process_has_the_lock(tmp_path):
+    path = str(tmp_path / "lock")
+    holder = subprocess.Popen([sys.executable, "-c", "import nexus, sys\nhandle = nexus.take_lock(sys.argv[1])\n"
+                               "print(handle is not None, flush=True)\nsys.stdin.read()", path], cwd=TOP,
+                              stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert holder.stdout.readline() == "True\n"
+    assert nexus.take_lock(path) is None
+    holder.kill()                               # however it ends, the lock goes with it
+    holder.communicate()
+    handle = nexus.take_lock(path)
+    assert handle is not None
+    assert not os.get_inheritable(handle), "a job that outlives the service must not keep its lock"
+    assert nexus.take_lock(path) is None, "not even to itself"
+    os.close(handle)
+
+
+def test_a_lock_that_cannot_be_had_for_another_reason_is_no_running_service(tmp_path, monkeypatch):
+    import fcntl
+
+    def refuse(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(OSError, match="No locks"):
+        nexus.take_lock(str(tmp_path / "lock"))

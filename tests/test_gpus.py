@@ -1,0 +1,380 @@
+"""GPUs that fail, hang, hide and belong to others, as a running service sees them through nvidia-smi."""
+
+import os
+import signal
+import subprocess
+
+import live
+import pytest
+
+SHOW = "echo $CUDA_VISIBLE_DEVICES $NEXUS_GPU_ID $CUDA_DEVICE_ORDER"
+UUIDS = [f"GPU-{index:08x}-0000-0000-0000-{index:012x}" for index in range(9)]
+
+
+def busy(gpu, pid, memory=16384, name="python"):
+    return {"gpu": gpu, "pid": pid, "name": name, "memory": memory}
+
+
+def run_everywhere(box, count=4):
+    """Start `count` jobs that stay, and tell on which GPUs they are; the others wait."""
+    jobs = [box.add("sleep 600") for _ in range(count)]
+    live.until(lambda: box.await_probe() or all(
+        box.job(job_id)["status"] == "running" or "about to" not in box.job(job_id)["waiting_for"] for job_id in jobs))
+    found = [box.job(job_id) for job_id in jobs]
+    return sorted(job["gpu_index"] for job in found if job["status"] == "running"), [job for job in found if job["status"] == "pending"]
+
+
+UNUSABLE = [  # reason, the GPUs, those that are used, what is said of the others
+    ("healthy", [{}, {}, {}], [0, 1, 2], {}),
+    ("its readings are lost", [{}, {"error": "GPU is lost"}, {}], [0, 2], {1: "GPU is lost"}),
+    ("requires reset", [{"error": "GPU requires reset", "memory.used": 0}, {}], [1], {0: "GPU requires reset"}),
+    ("unknown error", [{"error": "Unknown Error"}, {}], [1], {0: "Unknown Error"}),
+    ("one lost hides the others", [{}, {"state": "lost"}, {}], [0, 2], {1: "GPU is lost"}),
+    ("one that needs a reset hides the others", [{"state": "reset"}, {}], [1], {}),
+    ("hidden, with a gap", [{}, {"state": "hidden"}, {}], [0, 2], {}),
+    ("memory N/A", [{"memory.used": None, "memory.total": None}, {}], [0, 1], {}),
+    ("memory may not be seen", [{"memory.used": "[Insufficient Permissions]", "memory.total": "[Insufficient Permissions]"}], [0], {}),
+    ("cut into slices", [{"mig": [{"name": "1g.10gb", "uuid": "MIG-1"}]}, {}], [1], {0: "MIG"}),
+    ("memory of unknown use", [{"memory.used": 23000}, {"memory.used": 214}], [1], {0: "22GB of its memory in use by others"}),
+]
+
+
+@pytest.mark.parametrize("reason, gpus, usable, words", UNUSABLE, ids=[case[0] for case in UNUSABLE])
+def test_where_jobs_land(reason, gpus, usable, words):
+    with live.Box(gpus=gpus) as box:
+        box.status()
+        used, waiting = run_everywhere(box)
+        assert used == usable and len(waiting) == 4 - len(usable)
+        for index, text in words.items():
+            assert text in box.gpu(index)["unavailable"] and not box.gpu(index)["is_available"]
+            assert f"GPU {index}" in waiting[0]["waiting_for"] and text in waiting[0]["waiting_for"]
+
+
+@pytest.mark.parametrize("gpus, wanted", [
+    ([{}, {"state": "hidden"}, {}], f"{UUIDS[2]} 2 PCI_BUS_ID"),
+    ([{}, {"state": "lost"}, {}], f"{UUIDS[2]} 2 PCI_BUS_ID"),
+    ([{}, {}, {}], "2 2 PCI_BUS_ID"),
+], ids=["hidden", "lost", "no gap"])
+def test_devices_where_indices_have_gaps(gpus, wanted):
+    """CUDA counts only what it may open: there an index would name another card."""
+    with live.Box(gpus=gpus) as box:
+        box.status()
+        job_id = box.add(SHOW, gpu_ids=[2])
+        box.wait(job_id, "completed")
+        assert box.logs(job_id, "stdout").split("\n")[0] == wanted
+
+
+def test_devices_where_a_gpu_hides_later():
+    with live.Box(gpus=[{}, {}, {}]) as box:
+        box.await_gpu(1, fault=None)
+        box.show([{}, {"state": "hidden"}, {}])
+        box.await_gpu(1, fault=lambda fault: fault and "does not show it" in fault)
+        jobs = [box.add(f"{SHOW}; sleep 600") for _ in range(3)]
+        live.until(lambda: all(box.logs(job_id, "stdout") for job_id in jobs[:2]))
+        assert [box.logs(job_id, "stdout").split()[0] for job_id in jobs[:2]] == [UUIDS[0], UUIDS[2]]
+        assert "does not show it" in box.await_reason(jobs[2], "GPU 1")
+        box.show([{}, {}, {}])
+        assert box.wait_started(jobs[2])["gpu_index"] == 1
+
+
+def test_several_gpus_at_once():
+    with live.Box(gpus=[{}, {}, {}, {"error": "GPU is lost"}]) as box:
+        box.status()
+        one = box.add("sleep 600", gpu_ids=[1])
+        box.wait_started(one)
+        two = box.add(f"{SHOW}; sleep 600", gpus=2)
+        assert box.wait_started(two)["gpu_indices"] == [0, 2]
+        live.until(lambda: box.logs(two, "stdout"))
+        assert box.logs(two, "stdout").split()[1] == "0,2"
+        three = box.add("true", gpus=3)
+        reason = box.await_reason(three, "3 GPUs")
+        assert f"GPU 1 runs job {one}" in reason and f"GPU 0 runs job {two}" in reason and "GPU 3 is unusable (GPU is lost)" in reason
+        assert box.call("POST", "/queue", {"command": "true", "gpus": 5})[0] == 400
+
+
+FAILURES = [  # reason, nvidia-smi's state, what is said
+    ("no driver", {"failure": "no-driver"}, "couldn't communicate with the NVIDIA driver"),
+    ("driver mismatch", {"failure": "mismatch"}, "Driver/library version mismatch"),
+    ("no library", {"failure": "no-library"}, "libnvidia-ml.so"),
+    ("no permission", {"failure": "no-permission"}, "Insufficient Permissions"),
+    ("blocked", {"failure": "blocked"}, "GPU access blocked"),
+    ("unknown error", {"failure": "unknown-error"}, "Unknown Error"),
+    ("no words", {"failure": {"stdout": "", "exit": 3}}, "no output (exit code 3)"),
+    ("killed", {"failure": {"stdout": "GPU-000", "exit": 139}}, "exit code 139"),
+]
+
+
+@pytest.mark.parametrize("reason, state, words", FAILURES, ids=[case[0] for case in FAILURES])
+def test_failing_nvidia_smi(reason, state, words):
+    """Nothing starts, what runs goes on, the reason is shown; and all goes on by itself."""
+    with live.Box(gpus=[{}, {}]) as box:
+        on = box.wait_started(box.add(f"while [ ! -e {box.path('go')} ]; do sleep 0.05; done; exit 3"))
+        box.show([{}, {}], **state)
+        live.until(lambda: words in str(box.status()["gpu_trouble"]), f"{words} in the status")
+        waits, cpu = box.add("true"), box.add("true", gpus=0)
+        assert words in box.await_reason(waits, words)
+        box.wait(cpu, "completed")
+        assert box.job(on["id"])["status"] == "running" and len(box.status()["gpu_status"]) == 2
+        assert [gpu["is_available"] for gpu in box.status()["gpu_status"]] == [False, False]
+        health = box.call("GET", "/health")
+        assert health[0] == 503 and any(words in check["reading"] and not check["is_ok"] for check in health[1]["checks"])
+        if reason == "no driver":                       # started anew, it knows no more; and still it gives nothing out
+            box.nexus("restart")
+            box.await_reason(waits, words)
+            assert [gpu["index"] for gpu in box.status()["gpu_status"]] == [0, 1]
+        box.path("go").touch()
+        assert box.wait(on["id"], "failed")["exit_code"] == 3
+        box.show([{}, {}])
+        box.wait(waits, "completed")
+        assert box.call("GET", "/health")[0] == 200
+
+
+def test_gone_from_the_bus():
+    """`No devices were found`, where there were some, is a failure; where there were none, it is the truth."""
+    with live.Box(gpus=[]) as box:
+        assert box.status()["gpu_status"] == [] and box.status()["gpu_trouble"] is None
+        status, answer = box.call("POST", "/queue", {"command": "true"})
+        assert status == 400 and "this machine has 0" in answer["message"]
+        box.wait(box.add("true", gpus=0), "completed")
+        box.show([{}])
+        box.await_gpu(0, is_available=True)
+        box.show([{"state": "hidden"}])
+        live.until(lambda: "No devices were found" in str(box.status()["gpu_trouble"]))
+        box.await_reason(box.add("true"), "No devices were found")
+
+
+def test_no_nvidia_smi():
+    with live.Box(gpus=[{}], is_starting=False, environ={"PATH": "/usr/bin:/bin"}) as box:
+        box.start()
+        assert "not found on PATH" in box.status()["gpu_trouble"]
+        box.wait(box.add("true", gpus=0), "completed")
+        job_id = box.add("true")
+        assert "not found on PATH" in box.await_reason(job_id, "nvidia-smi")
+
+
+@pytest.mark.parametrize("ignore_term", [False, True])
+def test_hanging_nvidia_smi(ignore_term):
+    """It has a time limit; nothing else waits for it, and there is never more than one."""
+    with live.Box(gpus=[{}, {}], is_starting=False) as box:
+        box.serve("nexus.NvidiaSmi.__init__.__defaults__ = (1.5,); nexus.TROUBLE_INTERVAL_S = 2")     # rather than 10 and 30 s
+        on = box.wait_started(box.add(f"while [ ! -e {box.path('go')} ]; do sleep 0.05; done"))
+        count = len(box.smi_runs())
+        box.show([{}, {}], hang=True, ignore_term=ignore_term)
+        live.until(lambda: len(box.smi_runs()) > count + 1, "a run that hangs")
+        # Meanwhile everything else goes on
+        box.path("go").touch()
+        box.wait(on["id"], "completed")
+        box.wait(box.add("true", gpus=0), "completed")
+        live.until(lambda: "did not answer within 1.5 s" in str(box.status()["gpu_trouble"]), "the time limit")
+        waits = box.add("true")
+        box.await_reason(waits, "did not answer within 1.5 s")
+        live.until(lambda: len([run for run in box.smi_runs() if live.is_alive(run["pid"])]) <= 1)
+        box.show([{}, {}])
+        box.wait(waits, "completed")
+
+
+def test_nvidia_smi_that_cannot_be_killed():
+    """Stuck in the kernel, SIGKILL does not end it: no second one is begun, and once it has ended all goes on by itself."""
+    change = ("import subprocess; nexus.NvidiaSmi.__init__.__defaults__ = (1.0,); nexus.TROUBLE_INTERVAL_S = 2; "
+              "subprocess.Popen.kill = subprocess.Popen.terminate = lambda self: None")
+    with live.Box(gpus=[{}], is_starting=False) as box:
+        box.serve(change)
+        box.await_gpu(0, is_available=True)
+        box.show([{}], hang=True)
+        live.until(lambda: "cannot be ended" in str(box.status()["gpu_trouble"]))
+        count = len(box.smi_runs())
+        waits = box.add("true")
+        box.await_reason(waits, "cannot be ended")
+        live.until(lambda: "hangs and cannot be ended" in str(box.status()["gpu_trouble"]), "another look at it")
+        assert len(box.smi_runs()) == count and box.wait(box.add("true", gpus=0), "completed")
+        box.show([{}])
+        live.kill(*(run["pid"] for run in box.smi_runs() if live.is_alive(run["pid"])))
+        box.wait(waits, "completed")
+
+
+def test_first_status_waits_for_the_first_probe():
+    with live.Box(gpus=[{}, {}], is_starting=False) as box:
+        box.show([{}, {}], delay=1.0)
+        box.start()
+        assert len(box.status()["gpu_status"]) == 2
+        snapshot = box.nexus()
+        assert "GPU 0 (RTX 3090, 24GB): Available" in snapshot.stdout, snapshot
+
+
+def test_slow_answers_slow_the_polling():
+    with live.Box(gpus=[{}], refresh_rate_seconds=0.1) as box:
+        box.status()
+        box.show([{}], delay=0.15)
+        box.await_probe()
+        runs = [run["time"] for run in box.smi_runs() if "--query-gpu" in str(run)][-2:]
+        assert runs[1] - runs[0] > 3                    # ten times what the two queries take
+
+
+def test_foreign_process():
+    """Somebody's process keeps the GPU; the status names the user, pid, program and memory; and it is free again."""
+    with live.Box(gpus=[{}, {}]) as box:
+        live.need_root()
+        with subprocess.Popen(["setpriv", "--reuid=65534", "--clear-groups", "sleep", "601.5"], env={"NX": f"{box.folder}/"}) as other:
+            live.until(lambda: live.read(f"/proc/{other.pid}/comm") == "sleep\n")
+            box.show([{"memory.used": 16400}, {}], processes=[busy(0, other.pid)])
+            gpu = box.await_gpu(0, used_by=f"nobody (pid {other.pid} sleep, 16GB)")
+            assert not gpu["is_available"] and gpu["processes"][0]["job_id"] is None
+            assert f"GPU 0 (RTX 3090, 24GB): In use by nobody (pid {other.pid} sleep, 16GB)" in box.nexus().stdout
+            first, then = box.add("sleep 600"), box.add("true")
+            assert box.wait_started(first)["gpu_index"] == 1
+            reason = box.await_reason(then, f"nobody (pid {other.pid} sleep, 16GB)")
+            assert f"GPU 1 runs job {first}" in reason
+            other.kill()
+        box.show([{}, {}])
+        assert box.wait(then, "completed")["gpu_index"] == 0
+
+
+def test_unknown_pid_is_foreign():
+    """In a container nvidia-smi names pids that are not there: the GPU is in use."""
+    with live.Box(gpus=[{}, {}]) as box:
+        box.show([{}, {}], processes=[busy(1, 4194304 + 7, memory=None, name="[Not Found]")])
+        box.await_gpu(1, used_by="somebody (pid 4194311)")
+        used, waiting = run_everywhere(box, 2)
+        assert used == [0] and "pid 4194311" in waiting[0]["waiting_for"]
+
+
+def test_own_process_is_not_foreign():
+    """A job's own process on its GPU, also one that has left the session, is the job's; and no obstacle once it has gone."""
+    with live.Box(gpus=[{}]) as box:
+        job = box.wait_started(box.add(f"setsid sleep 600 & echo $! > {box.path('pid')}; wait"))
+        pid = int(live.until(lambda: live.read(box.path("pid"))))
+        box.show([{"memory.used": 8000}], processes=[busy(0, pid, 7900)])
+        live.until(lambda: any(p["job_id"] == job["id"] for p in box.gpu(0)["processes"]))
+        assert box.gpu(0)["used_by"] is None and box.gpu(0)["job_id"] == job["id"]
+        then = box.add("sleep 600")
+        box.ask("DELETE", f"/jobs/{job['id']}")
+        box.wait(job["id"], "cancelled")
+        box.await_probe()                               # nvidia-smi still shows it, as a driver does for a moment
+        box.wait_started(then)
+        assert box.job(job["id"])["peak_gpu_mem_mib"] == 7900
+
+
+def test_somebody_joins_a_running_job():
+    """The job goes on; the next one waits for the other to go."""
+    with live.Box(gpus=[{}]) as box, subprocess.Popen(["sleep", "600"]) as other:
+        job = box.wait_started(box.add(f"while [ ! -e {box.path('go')} ]; do sleep 0.05; done"))
+        then = box.add("true")
+        box.show([{}], processes=[busy(0, other.pid)])
+        box.await_gpu(0, used_by=lambda text: text and str(other.pid) in text)
+        box.path("go").touch()
+        box.wait(job["id"], "completed")
+        box.await_reason(then, "in use by root", f"pid {other.pid}")
+        box.show([{}])
+        box.wait(then, "completed")
+        other.kill()
+
+
+def test_gpus_that_change_their_indices():
+    """After a card has gone, the driver counts anew: state keeps uuids, and nobody's job moves to another card."""
+    cards = [{"uuid": uuid} for uuid in UUIDS[:3]]
+    with live.Box(gpus=cards) as box:
+        jobs = [box.wait_started(box.add("sleep 600"))["id"] for _ in range(3)]
+        assert [box.gpu(index)["job_id"] for index in range(3)] == jobs
+        box.ask("POST", "/gpus/2/pause")
+        box.show([cards[0], cards[2]])
+        box.await_gpu(1, uuid=UUIDS[2])
+        assert box.gpu(1)["job_id"] == jobs[2] and box.gpu(0)["job_id"] == jobs[0]
+        assert box.gpu(1)["is_paused"]                  # the pause is of the card
+        waits = box.add("true", gpu_ids=[1])
+        box.await_reason(waits, f"runs job {jobs[2]}")
+        box.ask("DELETE", f"/jobs/{jobs[2]}")
+        box.await_reason(waits, "GPU 1 is paused")
+        box.ask("POST", "/gpus/1/resume")
+        box.wait(waits, "completed")
+        # And back, as it was
+        box.show(cards)
+        box.await_gpu(2, uuid=UUIDS[2], is_available=True)
+        assert box.gpu(1)["job_id"] == jobs[1]
+
+
+def test_a_lost_gpu_comes_back():
+    with live.Box(gpus=[{}]) as box:
+        box.status()
+        box.show([{"error": "GPU is lost"}])
+        job_id = box.add("true")
+        live.until(lambda: "GPU is lost" in str(box.job(job_id)["waiting_for"]) or box.job(job_id)["status"] != "pending")
+        box.show([{}])
+        box.wait(job_id, "completed")
+
+
+def test_paused_gpu():
+    with live.Box(gpus=[{}, {}]) as box:
+        box.status()
+        assert box.nexus("pause", "0").returncode == 0
+        box.await_gpu(0, is_paused=True, is_available=False)
+        used, waiting = run_everywhere(box, 2)
+        assert used == [1] and "GPU 0 is paused" in waiting[0]["waiting_for"]
+        box.nexus("restart")
+        box.await_gpu(0, is_paused=True)
+        assert box.job(waiting[0]["id"])["status"] == "pending"
+        assert box.nexus("resume", "0").returncode == 0
+        assert box.wait_started(waiting[0]["id"])["gpu_index"] == 0
+
+
+MEMORY = [  # reason, config, the GPU, whether a job may have it
+    ("below the threshold", {}, {"memory.used": 19000}, True),
+    ("above it", {}, {"memory.used": 20000}, False),
+    ("another threshold", {"mem_threshold": 0.1}, {"memory.used": 3000}, False),
+    ("enough free", {"min_free_mem_mib": 20000}, {"memory.used": 4000}, True),
+    ("too little free", {"min_free_mem_mib": 21000}, {"memory.used": 4000}, False),
+    ("not known, not asked", {}, {"memory.used": None}, True),
+    ("not known, asked", {"min_free_mem_mib": 1}, {"memory.used": None}, False),
+]
+
+
+@pytest.mark.parametrize("reason, config, gpu, may", MEMORY, ids=[case[0] for case in MEMORY])
+def test_memory(reason, config, gpu, may):
+    with live.Box(gpus=[gpu], **config) as box:
+        box.status()
+        job_id = box.add("true")
+        if may:
+            box.wait(job_id, "completed")
+        else:
+            assert "memory" in box.await_reason(job_id, "GPU 0 ") or "free" in box.job(job_id)["waiting_for"]
+            box.show([{}])
+            box.wait(job_id, "completed")
+
+
+def test_shared_with_others():
+    with live.Box(gpus=[{}], share_with_others=True) as box, subprocess.Popen(["sleep", "600"]) as other:
+        box.show([{}], processes=[busy(0, other.pid, 2000)])
+        box.await_gpu(0, processes=lambda processes: processes)
+        box.wait(box.add("true"), "completed")
+        other.kill()
+
+
+def test_leases_that_somebody_removed():
+    """Cleaners of /tmp, and people: no job fails for it."""
+    with live.Box(gpus=[{}]) as box:
+        box.wait(box.add("true"), "completed")
+        subprocess.run(["rm", "-rf", box.folder / "leases"], check=True)
+        box.wait(box.add("true"), "completed")
+        assert (box.folder / "leases").stat().st_mode & 0o7777 == 0o1777
+
+
+def test_runner_that_was_stopped_at_its_start_takes_no_gpu_twice():
+    """The service is killed before a runner's claim is known; whatever comes late leaves."""
+    with live.Box(gpus=[{}], launcher="screen") as box:
+        for _ in range(3):
+            job_id = box.add(f"echo $NEXUS_JOB_ID >> {box.path('runs')}; sleep 0.2")
+            live.until(lambda job_id=job_id: box.job(job_id)["status"] != "pending", interval_s=0)
+            box.kill_service()
+            box.start()
+            box.wait(job_id, "completed")
+        runs = live.read(box.path("runs")).split()
+        assert len(runs) == len(set(runs)) == 3
+
+
+def test_nothing_is_left_of_nvidia_smi():
+    with live.Box(gpus=[{}]) as box:
+        box.show([{}], hang=True)
+        pid = live.until(lambda: next((run["pid"] for run in box.smi_runs() if live.is_alive(run["pid"])), None))
+        box.nexus("stop")
+        live.kill(pid, number=signal.SIGTERM)
+        live.until(lambda: not live.is_alive(pid))
+        assert not os.path.exists(box.home / "service.json")

@@ -1,0 +1,1263 @@
+"""Section 10: other programs, processes, GPUs, sessions, leases.  Real processes; nvidia-smi is the fake one."""
+
+import contextlib
+import errno
+import json
+import os
+import pathlib
+import pickle
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+
+import pytest
+from makers import GB, SAMPLES, TESTS, config, gpu, running
+
+import nexus
+
+IS_ROOT = os.geteuid() == 0
+needs_root = pytest.mark.skipif(not IS_ROOT, reason="needs to become another user")
+NOBODY = 65534
+pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+
+
+def wait_until(look, timeout_s=10.0):
+    """What `look` returns as soon as it is true."""
+    end = time.monotonic() + timeout_s
+    while not (found := look()):
+        assert time.monotonic() < end, "it did not come about"
+        time.sleep(0.002)
+    return found
+
+
+@contextlib.contextmanager
+def as_user(uid, act, until_closed=False):
+    """Run `act` in a process of another user; yields (what it returned, its pid).  It lives until the block ends."""
+    out_read, out_write = os.pipe()
+    in_read, in_write = os.pipe()
+    pid = os.fork()
+    if not pid:
+        try:
+            os.close(in_write)
+            os.setgroups([])
+            os.setgid(uid)
+            os.setuid(uid)
+            try:
+                answer = act()
+            except BaseException as error:
+                answer = error
+            if isinstance(answer, nexus.NexusError):
+                answer = ("NexusError", answer.kind, answer.message)
+            os.write(out_write, pickle.dumps(answer))
+            os.close(out_write)
+            os.read(in_read, 1)
+        finally:
+            os._exit(0)
+    os.close(out_write)
+    os.close(in_read)
+    try:
+        with open(out_read, "rb") as file:
+            yield pickle.loads(file.read()), pid
+    finally:
+        os.close(in_write)
+        os.waitpid(pid, 0)
+
+
+# Running programs
+
+
+def test_run_gives_exit_code_and_both_streams():
+    done = nexus.run(["sh", "-c", "echo out; echo err >&2; exit 3"], 10)
+    assert (done.exit_code, done.output) == (3, "out\nerr\n")
+
+
+def test_run_takes_bytes_that_are_no_text_and_gives_no_input():
+    assert nexus.run(["sh", "-c", r"cat; printf '\377'"], 10).output == "\ufffd"
+
+
+def test_run_gives_the_environment_asked_for():
+    assert nexus.run(["/usr/bin/env"], 10, {"A": "b"}).output == "A=b\n"
+
+
+def test_run_says_when_there_is_no_such_program():
+    with pytest.raises(FileNotFoundError):
+        nexus.run(["no-such-program"], 10)
+
+
+def test_run_ends_by_sigterm_what_does_not_answer(tmp_path):
+    began = time.monotonic()
+    with pytest.raises(TimeoutError, match=r"did not answer within 0\.2 s"):
+        nexus.run(["sh", "-c", f"trap 'echo term > {tmp_path}/got; exit' TERM; while :; do sleep 0.01; done"], 0.2)
+    assert time.monotonic() - began < 2.0
+    assert (tmp_path / "got").read_text() == "term\n", "SIGKILL at once may freeze a card"
+
+
+class StuckPopen:
+    """A process in the kernel's D state: no signal ends it."""
+    alive = ()                      # those that were begun
+
+    def __init__(self, argv, **_):
+        self.pid, self.stdout, self.signals, self.code = 99999, None, [], None
+        StuckPopen.alive = (*StuckPopen.alive, self)
+
+    def communicate(self, timeout):
+        raise subprocess.TimeoutExpired("nvidia-smi", timeout)
+
+    wait = communicate
+
+    def terminate(self):
+        self.signals.append("TERM")
+
+    def kill(self):
+        self.signals.append("KILL")
+
+    def poll(self):
+        return self.code
+
+
+def test_one_stuck_nvidia_smi_is_enough(monkeypatch):
+    monkeypatch.setattr(StuckPopen, "alive", ())
+    monkeypatch.setattr(subprocess, "Popen", StuckPopen)
+    smi = nexus.NvidiaSmi(0.01)
+    for _ in range(3):
+        with pytest.raises(nexus.NexusError) as caught:
+            smi.query_gpus({})
+        assert caught.value.kind == "unavailable" and "cannot be ended" in caught.value.message and "reboot" in caught.value.hint
+    assert len(StuckPopen.alive) == 1, "no second one while it lives"
+    assert StuckPopen.alive[0].signals == ["TERM", "KILL"]
+    StuckPopen.alive[0].code = -9
+    with pytest.raises(nexus.NexusError):
+        smi.query_gpus({})
+    assert len(StuckPopen.alive) == 2, "it has gone at last: asked again"
+
+
+# GPUs
+
+
+@pytest.fixture
+def smi(tmp_path, monkeypatch):
+    """Sets what the fake nvidia-smi shows; `smi.runs()` are the arguments of its runs."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "nvidia-smi").write_text(f'#!/bin/sh\nexec "{sys.executable}" -S -E "{TESTS}/fake_nvidia_smi" "$@"\n')
+    (folder / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    monkeypatch.setenv("FAKE_NVIDIA_SMI_LOG", str(tmp_path / "runs"))
+
+    def show(shown):
+        (tmp_path / "runs").write_text("")
+        if isinstance(shown, str):
+            monkeypatch.setenv("FAKE_NVIDIA_SMI", str(SAMPLES / "nvidia_smi" / shown))
+        else:
+            (tmp_path / "state.json").write_text(json.dumps(shown))
+            monkeypatch.setenv("FAKE_NVIDIA_SMI", str(tmp_path / "state.json"))
+
+    show.runs = lambda: [json.loads(line)["argv"] for line in (tmp_path / "runs").read_text().splitlines()]
+    return show
+
+
+def uuid(index):
+    return f"GPU-{index:08x}-0000-0000-0000-{index:012x}"
+
+
+def known_gpus(*indices):
+    return {uuid(index): gpu(index, uuid=uuid(index), memory_used_mib=5.0, utilization=1.0) for index in indices}
+
+
+LOST, RESET, UNKNOWN, HIDDEN = ({"state": state} for state in ("lost", "reset", "unknown", "hidden"))
+GPUS = [  # reason, what nvidia-smi shows, indices seen before, {index: fault} now
+    ("two idle ones", {"gpus": 2}, (), {0: None, 1: None}),
+    ("eight", {"gpus": 8}, (), dict.fromkeys(range(8))),
+    ("no GPU at all", {"gpus": []}, (), {}),
+    ("one that may not be opened is left out, its index too", {"gpus": [{}, HIDDEN, {}]}, (), {0: None, 2: None}),
+    ("it was there before", {"gpus": [{}, HIDDEN, {}]}, (0, 1, 2), {0: None, 1: "nvidia-smi does not show it", 2: None}),
+    ("a lost one hides the others until they are asked for", {"gpus": [{}, LOST, {}]}, (0, 1, 2), {0: None, 1: "GPU is lost", 2: None}),
+    ("one that was lost before the service started", {"gpus": [{}, LOST, {}]}, (), {0: None, 1: "GPU is lost", 2: None}),
+    ("the first is lost", {"gpus": [LOST, {}]}, (), {0: "GPU is lost", 1: None}),
+    ("one that cannot be opened", {"gpus": [{}, UNKNOWN]}, (), {0: None, 1: "Unknown Error"}),
+    ("one that must be reset", {"gpus": [RESET, {}]}, (), {0: "GPU requires reset", 1: None}),
+    ("one lost and one hidden", {"gpus": [{}, LOST, HIDDEN, {}]}, (), {0: None, 1: "GPU is lost", 3: None}),
+    ("lost after it was opened: 0 MiB used, and not free", {"gpus": [{}, {"error": "GPU is lost", "memory.used": 0}]}, (),
+     {0: None, 1: "GPU is lost"}),
+    ("must be reset, beside exit code 0", {"gpus": [{"error": "GPU requires reset"}, {}]}, (), {0: "GPU requires reset", 1: None}),
+    ("an unknown error in its cells", {"gpus": [{"error": "Unknown Error"}]}, (), {0: "Unknown Error"}),
+    ("readings that are not known are no fault", {"gpus": [{"memory.used": None, "utilization.gpu": None, "memory.total": None}]}, (),
+     {0: None}),
+    ("a slow driver", {"gpus": 1, "delay": 0.2}, (), {0: None}),
+]
+
+
+@pytest.mark.parametrize("reason, shown, before, expected", GPUS, ids=[case[0] for case in GPUS])
+def test_query_gpus(smi, reason, shown, before, expected):
+    smi(shown)
+    found = nexus.NvidiaSmi().query_gpus(known_gpus(*before))
+    assert {one.index: one.fault for one in found} == expected
+    assert [one.index for one in found] == sorted(expected)
+    for one in found:
+        if one.fault:
+            assert one.memory_used_mib is None and one.processes == (), "what a dead card reads is not known"
+        else:
+            assert one.uuid == uuid(one.index)
+
+
+UNAVAILABLE = [  # reason, what nvidia-smi shows, indices seen before, words of message and hint
+    ("no driver", {"failure": "no-driver"}, (), ["communicate with the NVIDIA driver", "exit code 9", "lsmod"]),
+    ("no driver any more", {"failure": "no-driver"}, (0,), ["exit code 9"]),
+    ("no library", {"failure": "no-library"}, (), ["libnvidia-ml.so", "exit code 12"]),
+    ("upgraded under a running kernel", {"failure": "mismatch"}, (0,), ["Driver/library version mismatch", "exit code 18", "reboot"]),
+    ("no rights", {"failure": "no-permission"}, (), ["Insufficient Permissions", "exit code 4", "/dev/nvidia"]),
+    ("blocked by the system", {"failure": "blocked"}, (), ["blocked by the operating system", "exit code 17"]),
+    ("a container lost its devices", {"failure": "unknown-error"}, (), ["Unknown Error", "exit code 255", "container"]),
+    ("another version of the tool", {"failure": "tool-mismatch"}, (), ["Mismatch in versions", "exit code 255"]),
+    ("not even how many", {"failure": "count-error"}, (), ["number of GPUs"]),
+    ("no output at all", {"failure": {"stdout": "", "exit": 1}}, (), ["no output", "exit code 1"]),
+    ("the only one fell off the bus", {"gpus": []}, (0,), ["No devices were found", "exit code 6"]),
+    ("the only one is lost", {"gpus": [LOST]}, (), ["GPU is lost", "exit code 15"]),
+    ("recorded: no driver", "no_driver", (0,), ["exit code 9"]),
+    ("recorded: mismatch", "driver_library_mismatch", (0,), ["exit code 18"]),
+    ("recorded: unknown error", "nvml_unknown_error", (0,), ["exit code 255"]),
+    ("recorded: no devices, where there were some", "no_devices", (0,), ["exit code 6"]),
+    ("recorded: one of three is lost, and -L tells nothing", "one_lost_of_three", (0, 1, 2), ["exit code 15", "GPU is lost"]),
+    ("recorded: even the old fields are refused", "bad_field", (0,), ["not a valid field", "exit code 2"]),
+]
+
+
+@pytest.mark.parametrize("reason, shown, before, words", UNAVAILABLE, ids=[case[0] for case in UNAVAILABLE])
+def test_unknown_is_not_free(smi, reason, shown, before, words):
+    smi(shown)
+    with pytest.raises(nexus.NexusError) as caught:
+        nexus.NvidiaSmi().query_gpus(known_gpus(*before))
+    assert caught.value.kind == "unavailable"
+    said = f"{caught.value.message} {caught.value.hint}"
+    assert all(word in said for word in words), said
+
+
+def test_recorded_no_devices_is_no_gpus_where_none_were(smi):
+    smi("no_devices")
+    assert nexus.NvidiaSmi().query_gpus({}) == []
+
+
+HANGS = [  # reason, what nvidia-smi shows
+    ("before it prints", {"hang": True}), ("after the first row: a partial answer is none", {"hang": 1}),
+    ("recorded", "hang_after_first_row"),
+]
+
+
+@pytest.mark.parametrize("reason, shown", HANGS, ids=[case[0] for case in HANGS])
+def test_a_hang_ends_at_the_time_limit(smi, reason, shown):
+    smi(shown)
+    began = time.monotonic()
+    with pytest.raises(nexus.NexusError, match="did not answer within"):
+        nexus.NvidiaSmi(0.4).query_gpus({})
+    assert time.monotonic() - began < 2.0
+
+
+def test_a_hang_that_ignores_sigterm_is_killed(smi):
+    smi({"hang": True, "ignore_term": True})
+    asked = nexus.NvidiaSmi(0.4)
+    with pytest.raises(nexus.NexusError, match="did not answer within"):
+        asked.query_gpus({})
+    assert asked.stuck is None
+
+
+def test_an_older_driver_is_asked_for_less_from_then_on():
+    rows = "0, GPU-1, Tesla K80, 11441, 3\n"
+    asked = nexus.NvidiaSmi()
+    answers = {nexus.GPU_FIELDS: nexus.Completed(2, 'Field "mig.mode.current" is not a valid field to query.\n'),
+               nexus.BASIC_GPU_FIELDS: nexus.Completed(0, rows)}
+    runs = []
+
+    def ask(*arguments):
+        runs.append(arguments[0])
+        if "compute-apps" in arguments[0]:
+            return nexus.Completed(0, "")
+        return answers[tuple(arguments[0].partition("=")[2].split(","))]
+
+    asked.ask = ask
+    for _ in range(2):
+        assert [(one.name, one.memory_used_mib) for one in asked.query_gpus({})] == [("Tesla K80", 3.0)]
+    assert len(runs) == 5, "the fields it refused are asked for once"
+
+
+def test_an_inforom_warning_does_not_spoil_the_rows():
+    asked = nexus.NvidiaSmi()
+    warning = "WARNING: infoROM is corrupted at gpu 0000:01:00.0\n"
+    asked.ask = lambda *arguments: nexus.Completed(14, ("0, GPU-1, A10, 23028, 1, 0, 30, 10, [N/A]\n" if "--query-gpu" in arguments[0]
+                                                        else "GPU-1, 77, 500\n") + warning)
+    found, = asked.query_gpus({})
+    assert found.fault is None and found.processes == (nexus.GpuProcess(77, 500.0),)
+
+
+def test_newer_drivers_show_the_others_beside_the_error():
+    asked = nexus.NvidiaSmi()
+    runs = []
+
+    def ask(*arguments):
+        runs.append(arguments)
+        if "--query-compute-apps" in arguments[-2]:
+            return nexus.Completed(0, "GPU-2, 77, 500\n")
+        return nexus.Completed(255, "0, GPU-0, A10, 23028, 1, 0, 30, 10, [N/A]\n"
+                               "Unable to determine the device handle for GPU1: Unknown Error\n"
+                               "2, GPU-2, A10, 23028, 1, 0, 30, 10, [N/A]\n")
+
+    asked.ask = ask
+    found = asked.query_gpus({})
+    assert {one.index: one.fault for one in found} == {0: None, 1: "Unknown Error", 2: None}
+    assert found[2].processes and runs[-1][:2] == ("-i", "0,2"), "the processes of the healthy ones are asked for"
+
+
+def test_when_every_row_is_a_fault_nothing_more_is_asked():
+    asked = nexus.NvidiaSmi()
+    runs = []
+
+    def ask(*arguments):
+        runs.append(arguments)
+        return nexus.Completed(255, "0, GPU-0, A10" + ", [Unknown Error]" * 6 + "\n")
+
+    asked.ask = ask
+    assert [one.fault for one in asked.query_gpus({})] == ["Unknown Error"] and len(runs) == 1
+
+
+def test_processes_are_told_with_their_gpu(smi):
+    smi({"gpus": 3, "processes": [{"gpu": 0, "pid": 11, "memory": 100}, {"gpu": 0, "pid": 12, "memory": None},
+                                  {"gpu": 2, "pid": 11, "memory": 300, "name": "a, b"}]})
+    found = nexus.NvidiaSmi().query_gpus({})
+    assert [[(process.pid, process.memory_mib) for process in one.processes] for one in found] == [
+        [(11, 100.0), (12, None)], [], [(11, 300.0)]]
+
+
+def test_processes_beside_a_lost_gpu(smi):
+    smi({"gpus": [{}, LOST, {}], "processes": [{"gpu": 2, "pid": 11, "memory": 100}]})
+    found = nexus.NvidiaSmi().query_gpus({})
+    assert [len(one.processes) for one in found] == [0, 0, 1]
+    assert [argv[:2] for argv in smi.runs() if "-i" in argv] == [["-i", "0,2"]] * 2, "by indexes: a UUID is looked for in every card"
+
+
+def test_processes_that_cannot_be_asked_for_make_all_unknown():
+    asked = nexus.NvidiaSmi()
+    asked.ask = lambda *arguments: (nexus.Completed(0, "0, GPU-1, A10, 23028, 1, 0, 30, 10, [N/A]\n") if "--query-gpu" in arguments[0]
+                                    else nexus.Completed(255, "Unknown Error\n"))
+    with pytest.raises(nexus.NexusError, match="Unknown Error"):
+        asked.query_gpus({})
+
+
+PROGRAMS = [  # reason, how the program is made, words
+    ("not installed", None, ["not found on PATH", "NEXUS_MOCK_GPUS"]),
+    ("no right to run it", ("#!/bin/sh\n", 0o644), ["cannot be run", "Permission denied"]),
+    ("no program at all", ("\0\0", 0o755), ["cannot be run"]),
+    ("it crashes", ("#!/bin/sh\nkill -SEGV $$\n", 0o755), ["ended by signal 11"]),
+]
+
+
+@pytest.mark.parametrize("reason, made, words", PROGRAMS, ids=[case[0] for case in PROGRAMS])
+def test_a_broken_nvidia_smi_is_named(tmp_path, monkeypatch, reason, made, words):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    if made:
+        (tmp_path / "nvidia-smi").write_text(made[0])
+        (tmp_path / "nvidia-smi").chmod(made[1])
+    with pytest.raises(nexus.NexusError) as caught:
+        nexus.NvidiaSmi().query_gpus({})
+    assert all(word in f"{caught.value.message} {caught.value.hint}" for word in words), caught.value.message
+
+
+def test_mock_gpus():
+    found = nexus.MockGpus(3).query_gpus({})
+    assert [(one.index, one.uuid, one.memory_total_mib, one.fault) for one in found] == [
+        (index, f"MOCK-{index}", 24 * GB, None) for index in range(3)]
+
+
+# Processes
+
+
+class Tree:
+    """A real process tree with a runner at its top, which leads a session as job.sh does."""
+
+    def __init__(self, job_id, nonce):
+        self.job_id, self.nonce = job_id, nonce
+        self.environ = {"PATH": os.environ["PATH"], "NEXUS_JOB_ID": job_id, "NEXUS_JOB_NONCE": nonce, "PS1": "x"}
+        self.pids = []
+
+    def start(self, script, environ=None):
+        """Run a script of sh as the runner; it says pids on its stdout, one a line.
+
+        Those that it began (`echo $!`) are waited for until they are what they shall be: of itself a process says `self $$`.
+        """
+        self.runner = subprocess.Popen(["sh", "-c", script + "\nwait\nexec sleep 600"], stdout=subprocess.PIPE,
+                                       stdin=subprocess.DEVNULL, text=True, env=environ or {"PATH": os.environ["PATH"]},
+                                       start_new_session=True, cwd="/")
+        said = [self.runner.stdout.readline() for _ in range(script.count("echo $!") + script.count("echo self $$"))]
+        self.pids = [int(line.split()[-1]) for line in said]
+        for pid in [int(line) for line in said if line[0] != "s"]:
+            wait_until(lambda pid=pid: pathlib.Path(f"/proc/{pid}/comm").read_text() not in ("sh\n", "env\n", "setsid\n"))
+        self.started = nexus.Processes().find(self.runner.pid).started
+        return self.pids
+
+    def job(self, **fields):
+        return running(self.job_id, **{"nonce": self.nonce, "pid": self.runner.pid, "pid_started": self.started,
+                                       "boot_id": nexus.read_boot_id(), **fields})
+
+    def mark(self):
+        """In front of a command of sh: what job.sh gives its command."""
+        return f"env NEXUS_JOB_ID={self.job_id} NEXUS_JOB_NONCE={self.nonce}"
+
+    def end(self):
+        for pid in [*self.pids, self.runner.pid]:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        self.runner.stdout.close()
+        self.runner.wait()
+
+
+@pytest.fixture
+def tree():
+    made = []
+
+    def make(job_id="abc", nonce=None):
+        made.append(Tree(job_id, nonce or os.urandom(8).hex()))
+        return made[-1]
+
+    yield make
+    for one in made:
+        if hasattr(one, "runner"):
+            one.end()
+
+
+def member_pids(processes, *jobs, **options):
+    return {job_id: {process.pid for process in members} for job_id, members in processes.find_members(jobs, **options).items()}
+
+
+MEMBERS = [  # reason, script of the runner (MARK: the job's environment; it says pids), how many of them are the job's
+    ("a child", "MARK sleep 600 & echo $!", 1),
+    ("a child of a child", "MARK sh -c 'echo self $$; sleep 600 & echo $!; wait' &", 2),
+    ("a child in a session of its own", "setsid MARK sleep 600 & echo $!", 1),
+    ("a child without the environment", "env -i sleep 600 & echo $!", 1),
+    ("a child without it in a session of its own", "setsid env -i sleep 600 & echo $!", 1),
+    ("a daemon, forked twice, in a session of its own", "(setsid MARK sleep 600 & echo $!)", 1),
+    ("an orphan of the same session, without the environment", "(env -i sleep 600 & echo $!)", 1),
+    ("stopped", "MARK sh -c 'echo self $$; kill -STOP $$; sleep 600' &", 1),
+    ("what only shows the logs", "MARK NEXUS_ROLE=viewer sleep 600 & echo $!", 0),
+    ("a service that was started from inside", "MARK NEXUS_ROLE=service sleep 600 & echo $!", 0),
+    ("what a service that was started from inside has started",
+     "MARK NEXUS_ROLE=service sh -c 'env -i setsid sleep 600 & echo $!; wait' &", 0),
+]
+
+
+@pytest.mark.parametrize("reason, script, count", MEMBERS, ids=[case[0] for case in MEMBERS])
+def test_what_is_a_jobs(tree, reason, script, count):
+    mine = tree()
+    pids = mine.start(script.replace("MARK", mine.mark()))
+    assert pids
+    found = member_pids(nexus.Processes(), mine.job())["abc"]
+    assert (set(pids) & found) == (set(pids) if count else set()), reason
+    assert mine.runner.pid not in found, "its job.sh is not"
+
+
+def test_nothing_is_two_jobs(tree):
+    one, two = tree("aaa"), tree("bbb")
+    first = set(one.start(f"{one.mark()} sleep 600 & echo $!\nsetsid {one.mark()} sleep 600 & echo $!"))
+    second = set(two.start(f"{two.mark()} sleep 600 & echo $!\n(setsid {two.mark()} sleep 600 & echo $!)"))
+    stranger = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    try:
+        assert member_pids(nexus.Processes(), one.job(), two.job()) == {"aaa": first, "bbb": second}
+    finally:
+        stranger.kill()
+        stranger.wait()
+
+
+def test_another_attempt_of_the_same_job_is_another(tree):
+    old, new = tree("abc"), tree("abc")
+    left = set(old.start(f"(setsid {old.mark()} sleep 600 & echo $!)"))
+    current = set(new.start(f"{new.mark()} sleep 600 & echo $!"))
+    found = member_pids(nexus.Processes(), new.job())["abc"]
+    assert current <= found and not left & found
+
+
+def test_once_seen_a_process_stays_the_jobs(tree, tmp_path):
+    """Its parents have gone, its session is its own, its environment is cleared: only the memory of it is left."""
+    mine = tree()
+    os.mkfifo(tmp_path / "go")
+    pid, = mine.start(f"(setsid {mine.mark()} sh -c 'echo self $$; read x < {tmp_path}/go; exec env -i sleep 600' &)")
+    processes = nexus.Processes()
+    assert pid in member_pids(processes, mine.job())["abc"]
+    with open(tmp_path / "go", "w") as file:
+        file.write("go\n")
+    wait_until(lambda: pathlib.Path(f"/proc/{pid}/comm").read_text() == "sleep\n")
+    assert pathlib.Path(f"/proc/{pid}/environ").read_text() == ""
+    assert pid in member_pids(processes, mine.job())["abc"]
+    assert processes.owner_of(pid) == "abc"
+    assert pid not in member_pids(nexus.Processes(), mine.job())["abc"], "so this was the memory of it"
+
+
+@pytest.mark.parametrize("name", ["a) R 1 2 (b", "((", "))) 5 5 5", "a b", ")", "x\ny) Z 1"])
+def test_names_that_look_like_more_fields(tree, tmp_path, name):
+    shutil.copy(shutil.which("sleep"), tmp_path / name)
+    mine = tree()
+    pids = mine.start(f"cd {nexus.quote(str(tmp_path))}\n{mine.mark()} ./{nexus.quote(name)} 600 & echo $!")
+    processes = nexus.Processes()
+    wait_until(lambda: pathlib.Path(f"/proc/{pids[0]}/comm").read_text() == name + "\n")
+    assert member_pids(processes, mine.job())["abc"] == set(pids)
+    assert processes.find(pids[0]).parent == mine.runner.pid and processes.find(pids[0]).session == mine.runner.pid
+
+
+def test_a_zombie_is_gone(tree):
+    mine = tree()
+    pid, = mine.start(f"{mine.mark()} sleep 600 & echo $!")
+    processes = nexus.Processes()
+    assert pid in member_pids(processes, mine.job())["abc"]
+    os.kill(pid, signal.SIGSTOP)
+    os.kill(mine.runner.pid, signal.SIGSTOP)
+    os.kill(pid, signal.SIGKILL)
+    zombie = wait_until(lambda: (lambda found: found if found and found.state == "Z" else None)(processes.find(pid)))
+    assert pid not in member_pids(processes, mine.job())["abc"]
+    assert not processes.is_alive(pid, zombie.started)
+    assert processes.owner_of(pid) == "abc", "nvidia-smi may still name it"
+
+
+def test_a_process_whose_first_thread_has_ended_is_not_gone(tree):
+    """It reads as a zombie, and its other threads go on: they may hold a GPU."""
+    mine = tree()
+    code = ("import ctypes, threading, time; threading.Thread(target=time.sleep, args=(600,)).start(); "
+            "ctypes.CDLL(None).pthread_exit(None)")
+    pid, = mine.start(f"{mine.mark()} {nexus.quote(sys.executable)} -S -c {nexus.quote(code)} & echo $!")
+    processes = nexus.Processes()
+    process = wait_until(lambda: (lambda found: found if found and found.state == "Z" else None)(processes.find(pid)))
+    assert pid in member_pids(processes, mine.job())["abc"]
+    processes.send(process, signal.SIGKILL)
+    wait_until(lambda: not processes.is_alive(pid, process.started))
+
+
+def test_of_a_job_that_is_over_the_tidying_of_job_sh_is_left_alone(tree):
+    mine = tree()
+    child, orphan = mine.start(f"{mine.mark()} sleep 600 & echo $!\n(setsid {mine.mark()} sleep 600 & echo $!)")
+    assert member_pids(nexus.Processes(), mine.job(), over=["abc"])["abc"] == {orphan}
+    assert member_pids(nexus.Processes(), mine.job())["abc"] == {child, orphan}
+
+
+def test_a_session_of_a_reused_pid_is_not_the_jobs(tree):
+    """job.sh was killed, and its pid now leads a session of somebody else's."""
+    theirs = tree("bbb")
+    theirs.start("sleep 600 & echo $!")
+    job = nexus.replace(theirs.job(pid_started=theirs.started - 100), id="abc", nonce="0" * 16)
+    assert member_pids(nexus.Processes(), job)["abc"] == set()
+
+
+def test_pids_of_before_a_reboot_mean_nothing(tree):
+    """After a reboot the same small pids come again, and stand for others."""
+    theirs = tree("bbb")
+    theirs.start("sleep 600 & echo $!")
+    for started in (theirs.started, theirs.started - 100):
+        job = nexus.replace(theirs.job(pid_started=started, boot_id="the boot before"), id="abc", nonce="0" * 16)
+        assert member_pids(nexus.Processes(), job)["abc"] == set()
+
+
+def test_a_session_whose_runner_was_killed_is_still_the_jobs(tree):
+    mine = tree()
+    pid, = mine.start("(env -i sleep 600 & echo $!)")
+    job = mine.job()
+    mine.runner.kill()
+    mine.runner.wait()
+    assert member_pids(nexus.Processes(), job)["abc"] == {pid}
+
+
+def test_owner_of(tree):
+    mine = tree()
+    pid, other = mine.start(f"{mine.mark()} sleep 600 & echo $!\nsleep 600 & echo $!")
+    processes = nexus.Processes()
+    assert processes.owner_of(pid) is None, "not looked yet"
+    processes.find_members([mine.job()])
+    assert processes.owner_of(pid) == "abc" and processes.owner_of(os.getpid()) is None and processes.owner_of(2**22 + 1) is None
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: processes.find(pid) is None or processes.find(pid).state == "Z")
+    assert processes.owner_of(pid) in (None, "abc")
+    processes.find_members([mine.job()])
+    assert processes.owner_of(pid) == "abc", "its memory may be listed for a moment longer"
+    processes.find_members([])
+    assert processes.owner_of(other) == "abc", "the job is over, its process not yet gone"
+
+
+def test_former_pids_are_not_kept_for_ever():
+    processes = nexus.Processes()
+    processes.owners = {(2**23 + number, 1): ("abc", "n") for number in range(10050)}
+    processes.forget({})
+    assert len(processes.former) == 10000 and not processes.owners and 2**23 not in processes.former
+
+
+@pytest.fixture(params=["pidfd", "no such call in the kernel", "no such function in Python"])
+def pidfd(request, monkeypatch):
+    if "kernel" in request.param:
+        def refuse(*_):
+            raise OSError(errno.ENOSYS, "Function not implemented")
+        monkeypatch.setattr(os, "pidfd_open", refuse, raising=False)
+    elif "Python" in request.param:
+        monkeypatch.delattr(os, "pidfd_open", raising=False)
+
+
+def test_send_signals_this_process_and_no_other(pidfd):
+    processes = nexus.Processes()
+    with subprocess.Popen(["sleep", "600"]) as child:
+        process = processes.find(child.pid)
+        processes.send(nexus.replace(process, started=process.started - 1), signal.SIGKILL)     # the pid was reused
+        assert child.poll() is None and processes.is_alive(child.pid, process.started)
+        processes.send(process, signal.SIGKILL)
+        assert child.wait(10) == -signal.SIGKILL
+    processes.send(process, signal.SIGKILL)             # it has gone: nobody is hit, nothing is raised
+
+
+FIND_CASES = [("nobody", 2**22 + 1), ("no number of a process", -1), ("zero", 0)]
+
+
+@pytest.mark.parametrize("reason, pid", FIND_CASES, ids=[case[0] for case in FIND_CASES])
+def test_find_of_no_process(reason, pid):
+    assert nexus.Processes().find(pid) is None and not nexus.Processes().is_alive(pid, 1)
+
+
+def test_is_alive_wants_the_same_start():
+    processes = nexus.Processes()
+    own = processes.find(os.getpid())
+    assert processes.is_alive(own.pid, own.started)
+    assert not processes.is_alive(own.pid, own.started + 1) and not processes.is_alive(own.pid, None) and not processes.is_alive(None, None)
+
+
+@needs_root
+def test_a_user_sees_only_the_own_processes():
+    def look():
+        processes = nexus.Processes()
+        return [os.stat(f"/proc/{process.pid}").st_uid for process in processes.scan()]
+
+    with as_user(NOBODY, look) as (uids, _):
+        assert uids and set(uids) == {NOBODY}
+
+
+def test_users_have_names():
+    assert nexus.find_user(0) == "root" and nexus.find_user(54321) == "uid 54321"
+    assert nexus.find_process_user(os.getpid()) == pwd.getpwuid(os.geteuid()).pw_name
+    assert nexus.find_process_user(2**22 + 1) is None
+
+
+def test_this_boot_and_this_machine(monkeypatch):
+    assert len(nexus.read_boot_id()) == 36 and nexus.read_boot_id() == nexus.read_boot_id()
+    texts = {"/etc/machine-id": "uninitialized\n", "/var/lib/dbus/machine-id": "0123abcd\n"}
+    monkeypatch.setattr(nexus, "read_text", texts.get)
+    assert nexus.read_machine_id() == "0123abcd"
+    texts.clear()
+    assert nexus.read_machine_id() == f"host {socket.gethostname()}"
+
+
+def test_limits_by_prlimits_names():
+    found = nexus.current_limits()
+    assert set(found) == set(nexus.LIMITS) and all(len(pair) == 2 for pair in found.values())
+
+
+# Samples
+
+
+def test_samples_of_a_job():
+    pytest.importorskip("psutil")
+    code = "import time\nwhile time.process_time() < 0.15: pass\nblock = b'x' * (50 << 20)\nprint('ready', flush=True)\ntime.sleep(600)"
+    with subprocess.Popen([sys.executable, "-S", "-c", code], stdout=subprocess.PIPE) as child:
+        child.stdout.readline()
+        process = nexus.Processes().find(child.pid)
+        samples = nexus.Samples()
+        assert samples.is_available
+        first = samples.sample_jobs({"abc": [process], "bbb": []})
+        assert first["abc"].rss_mib > 50 and first["abc"].cpu_seconds >= 0.15
+        assert first["bbb"] == nexus.JobSample(0.0, 0.0, 0.0)
+        assert samples.find_name(child.pid).startswith("python")
+        child.kill()
+    again = samples.sample_jobs({"abc": [process]})["abc"]
+    assert again.rss_mib == 0 and again.cpu_seconds == first["abc"].cpu_seconds, "what the dead have used stays counted"
+    assert samples.find_name(child.pid) is None
+    samples.sample_jobs({})
+    assert samples.seconds == {} and samples.processes == {}
+
+
+def test_host_sample():
+    pytest.importorskip("psutil")
+    host = nexus.Samples().sample_host()
+    assert 0 <= host.cpu_percent <= 100 and 0 < host.memory_used_gb < host.memory_total_gb
+
+
+def test_without_psutil_all_is_unknown(monkeypatch):
+    monkeypatch.setitem(sys.modules, "psutil", None)
+    samples = nexus.Samples()
+    assert not samples.is_available
+    assert samples.sample_host() == nexus.HostSample() and samples.find_name(os.getpid()) is None
+    assert samples.sample_jobs({"abc": [nexus.Processes().find(os.getpid())]}) == {}
+
+
+# Whose socket is it?
+
+LOOKS = {"sock_diag": nexus.ask_sock_diag, "table": nexus.read_socket_table}
+
+
+@pytest.fixture(params=LOOKS)
+def whose(request, monkeypatch):
+    """find_socket_uid by one of its two ways."""
+    if request.param == "table":
+        def refuse(*_):
+            raise OSError(errno.EPROTONOSUPPORT, "not offered")
+        monkeypatch.setattr(nexus, "ask_sock_diag", refuse)
+    else:
+        monkeypatch.setattr(nexus, "read_socket_table", lambda *_: pytest.fail("sock_diag did not answer"))
+    return nexus.find_socket_uid
+
+
+@pytest.fixture
+def connect():
+    """Make a listener, and a connection to it: (listener, client, accepted, address of the client, of the server)."""
+    opened = []
+
+    def make(family=socket.AF_INET, host="127.0.0.1", is_accepted=True, client_family=None, to=None, is_dual=False):
+        listener = socket.socket(family)
+        if family == socket.AF_INET6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, not is_dual)
+        listener.bind((host, 0))
+        listener.listen(5)
+        client = socket.socket(client_family or family)
+        opened.extend([listener, client])
+        client.connect((to or host, listener.getsockname()[1]))
+        accepted = None
+        if is_accepted:
+            accepted, _ = listener.accept()
+            opened.append(accepted)
+        return listener, client, accepted, client.getsockname()[:2], client.getpeername()[:2]
+
+    yield make
+    for one in opened:
+        one.close()
+
+
+FAMILIES = [  # reason, options of connect
+    ("IPv4", {}), ("IPv6", {"family": socket.AF_INET6, "host": "::1"}),
+    ("IPv4 to a listener of both", {"family": socket.AF_INET6, "host": "::", "client_family": socket.AF_INET, "to": "127.0.0.1",
+                                    "is_dual": True}),
+]
+
+
+@pytest.mark.parametrize("reason, options", FAMILIES, ids=[case[0] for case in FAMILIES])
+def test_the_uid_of_a_connection(whose, connect, reason, options):
+    _, client, _, own, peer = connect(**options)
+    assert whose(own, peer) == os.geteuid()
+    assert whose(peer, own) == os.geteuid(), "the accepted end is ours too"
+    assert whose(own, (peer[0], peer[1] ^ 1)) is None and whose((own[0], own[1] ^ 1), peer) is None
+    client.close()
+    assert whose(own, peer) is None, "who sends and closes at once reads as uid 0: it is not known"
+
+
+def test_a_v6_socket_that_speaks_to_a_mapped_address(whose, connect):
+    """What Java does; the server sees an IPv4 address."""
+    _, _, _, own, peer = connect(family=socket.AF_INET, client_family=socket.AF_INET6, to="::ffff:127.0.0.1")
+    assert own[0] == "::ffff:127.0.0.1"
+    assert whose(("127.0.0.1", own[1]), ("127.0.0.1", peer[1])) == os.geteuid()
+
+
+def test_an_end_that_is_not_accepted_yet_is_nobodys(whose, connect):
+    _, _, _, own, peer = connect(is_accepted=False)
+    assert whose(peer, own) is None, "it has no inode, and its uid reads 0"
+    assert whose(own, peer) == os.geteuid()
+
+
+@pytest.mark.parametrize("family, host", [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1"), (socket.AF_INET, "0.0.0.0")])
+def test_the_uid_of_a_listener(whose, connect, family, host):
+    listener, *_ = connect(family=family, host=host, to="127.0.0.1" if host == "0.0.0.0" else host)
+    port = listener.getsockname()[1]
+    assert whose((host, port), None) == os.geteuid()
+    listener.close()
+    assert whose((host, port), None) is None
+
+
+def test_a_listener_is_no_connection(whose, connect):
+    listener, *_ = connect()
+    port = listener.getsockname()[1]
+    assert whose(("127.0.0.1", port), ("127.0.0.1", 1)) is None
+
+
+@pytest.mark.parametrize("host", ["localhost", "fe80::1%lo", "gpu1.example.org", ""])
+def test_what_is_no_address_is_not_known(host):
+    assert nexus.find_socket_uid((host, 6234), ("127.0.0.1", 5)) is None
+    assert nexus.find_socket_uid((host, 6234), None) is None
+
+
+@needs_root
+@pytest.mark.parametrize("family, host", [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")])
+def test_the_uid_of_another_user(whose, family, host):
+    with socket.socket(family) as listener:
+        listener.bind((host, 0))
+        listener.listen(5)
+        port = listener.getsockname()[1]
+
+        def call():
+            globals()["kept"] = client = socket.socket(family)
+            client.connect((host, port))
+            return client.getsockname()[:2]
+
+        with as_user(NOBODY, call) as (own, _):
+            accepted, peer = listener.accept()
+            with accepted:
+                assert peer[:2] == own
+                assert whose(peer[:2], accepted.getsockname()[:2]) == NOBODY
+
+
+def test_asking_the_kernel_is_quick_where_the_table_is_long(connect):
+    _, _, _, own, peer = connect()
+    began = time.monotonic()
+    for _ in range(100):
+        nexus.ask_sock_diag(own, peer, nexus.TCP_ESTABLISHED)
+    assert time.monotonic() - began < 1.0
+
+
+# Leases
+
+
+@pytest.fixture
+def leases():
+    """Make Leases of a service in one folder, which other users reach too."""
+    top = tempfile.mkdtemp(prefix="nexus-test-")
+    os.chmod(top, 0o755)
+    folder = os.path.join(top, "nexus-leases")
+    made = []
+
+    def make(service_id="0-aaaaaaaa"):
+        one = nexus.Leases(folder, service_id)
+        one.prepare()
+        made.append(one)
+        return one
+
+    make.folder = folder
+    yield make
+    for one in made:
+        for job_id in list(one.held):
+            one.drop(job_id)
+    shutil.rmtree(top)
+
+
+@pytest.fixture
+def protected_regular():
+    """The kernel's protection of files in sticky folders, as systemd sets it."""
+    path = "/proc/sys/fs/protected_regular"
+    before = pathlib.Path(path).read_text()
+    try:
+        with open(path, "w") as file:
+            file.write("2")
+    except OSError:
+        pytest.skip("fs.protected_regular cannot be set here")
+    yield
+    with open(path, "w") as file:
+        file.write(before)
+
+
+class Holder:
+    """What a runner does: it holds `flock -s` on the lease for as long as it lives."""
+
+    def __init__(self, path):
+        self.process = subprocess.Popen(["flock", "-s", path, "-c", "echo have; read x"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert self.process.stdout.readline() == b"have\n"
+
+    def end(self):
+        self.process.communicate(b"\n")
+
+
+def test_two_services_do_not_have_one_gpu(leases):
+    one, two = leases("0-aaaaaaaa"), leases("0-bbbbbbbb")
+    one.take("abc", ["GPU-1", "GPU-2"])
+    with pytest.raises(nexus.NexusError) as caught:
+        two.take("xyz", ["GPU-3", "GPU-2"])
+    assert caught.value.kind == "conflict" and "GPU-2" in caught.value.message and nexus.find_user(os.geteuid()) in caught.value.message
+    assert not os.path.exists(two.path("xyz")), "all or none"
+    two.take("xyz", ["GPU-3"])
+    assert one.find_holders() == {"GPU-3": nexus.find_user(os.geteuid())}
+    assert set(two.find_holders()) == {"GPU-1", "GPU-2"}
+    one.drop("abc")
+    assert two.find_holders() == {}
+    two.take("uvw", ["GPU-1"])
+
+
+def test_the_jobs_of_one_service_may_share(leases):
+    one = leases()
+    one.take("abc", ["GPU-1"])
+    one.take("xyz", ["GPU-1"])
+    assert one.find_holders() == {}
+
+
+def test_the_runner_holds_it_on(leases):
+    one, two = leases("0-aaaaaaaa"), leases("0-bbbbbbbb")
+    one.take("abc", ["GPU-1"])
+    runner = Holder(one.path("abc"))
+    one.hand_over("abc")
+    one.hand_over("abc")
+    with pytest.raises(nexus.NexusError, match="GPU-1"):
+        two.take("xyz", ["GPU-1"])
+    runner.end()
+    two.take("xyz", ["GPU-1"])                  # its file still lies there, and nobody holds it
+
+
+def test_a_service_that_was_killed_holds_nothing(leases):
+    one, two = leases("0-aaaaaaaa"), leases("0-bbbbbbbb")
+    pid = os.fork()
+    if not pid:
+        one.take("abc", ["GPU-1"])
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(pid, 0)
+    assert os.path.exists(one.path("abc"))
+    two.take("xyz", ["GPU-1"])
+
+
+def test_a_lease_is_taken_anew_where_an_old_one_lies(leases):
+    one = leases()
+    one.take("abc", ["GPU-1"])
+    one.hand_over("abc")
+    one.take("abc", ["GPU-2"])
+    assert pathlib.Path(one.path("abc")).read_text() == "GPU-2\n"
+
+
+def test_its_files_can_be_read_by_all_whatever_the_umask(leases):
+    before = os.umask(0o077)
+    try:
+        one = leases()
+        one.take("abc", ["GPU-1"])
+    finally:
+        os.umask(before)
+    modes = {name: os.stat(os.path.join(one.folder, name)).st_mode & 0o7777 for name in os.listdir(one.folder)}
+    assert modes == {"lock": 0o644, "0-aaaaaaaa.abc": 0o644} and os.stat(one.folder).st_mode & 0o7777 == 0o1777
+
+
+@needs_root
+@pytest.mark.parametrize("is_protected", [False, True], ids=["plain", "protected_regular=2"])
+def test_two_users_do_not_have_one_gpu(leases, request, is_protected):
+    if is_protected:
+        request.getfixturevalue("protected_regular")
+    import fcntl  # the other user may be unable to read where it lies
+    assert fcntl
+    one = leases("0-aaaaaaaa")
+    one.take("abc", ["GPU-1"])
+    theirs = nexus.Leases(one.folder, f"{NOBODY}-bbbbbbbb")
+
+    def take(*uuids):
+        def act():
+            theirs.prepare()
+            theirs.take("xyz", uuids)
+            return "taken"
+        return act
+
+    with as_user(NOBODY, take("GPU-2", "GPU-1")) as (said, _):
+        assert said[:2] == ("NexusError", "conflict") and "nexus of root took GPU-1" in said[2]
+    with as_user(NOBODY, take("GPU-2")) as (said, _):
+        assert said == "taken"
+        assert one.find_holders() == {"GPU-2": nexus.find_user(NOBODY)}
+        with pytest.raises(nexus.NexusError) as caught:
+            one.take("def", ["GPU-2"])
+        assert f"nexus of {nexus.find_user(NOBODY)}" in caught.value.message
+    assert one.find_holders() == {}
+    one.take("def", ["GPU-2"])
+
+
+@needs_root
+def test_another_user_may_make_the_folder(leases, protected_regular):
+    def act():
+        theirs = nexus.Leases(leases.folder, f"{NOBODY}-bbbbbbbb")
+        theirs.prepare()
+        theirs.take("xyz", ["GPU-1"])
+
+    os.chmod(os.path.dirname(leases.folder), 0o777)
+    with as_user(NOBODY, act) as (said, _):
+        assert said is None
+        assert os.stat(leases.folder).st_uid == NOBODY
+        one = leases()
+        with pytest.raises(nexus.NexusError, match="GPU-1"):
+            one.take("abc", ["GPU-1"])
+        one.take("abc", ["GPU-2"])
+
+
+PLANTED = [  # reason, how it is made
+    ("a FIFO", os.mkfifo),
+    ("a link to a file that is locked", lambda path: os.symlink(os.path.dirname(path) + "/0-bbbbbbbb.xyz", path)),
+    ("a link to nothing", lambda path: os.symlink("/nowhere", path)),
+    ("a folder", os.mkdir),
+    ("a file that may not be read", lambda path: os.close(os.open(path, os.O_CREAT, 0o000))),
+    ("bytes that are no text", lambda path: pathlib.Path(path).write_bytes(b"\xff\0GPU-1")),
+    ("much", lambda path: pathlib.Path(path).write_text("GPU-9\n" * 100000)),
+    ("a socket", lambda path: socket.socket(socket.AF_UNIX).bind(path)),
+]
+
+
+@pytest.mark.parametrize("reason, plant", PLANTED, ids=[case[0] for case in PLANTED])
+@pytest.mark.parametrize("name", ["1000-cccccccc.evl", "lock", "0-aaaaaaaa.abc", "0-aaaaaaaa.abc.PID.tmp"])
+def test_what_others_plant_does_not_hold_it_up(leases, reason, plant, name):
+    one, two = leases("0-aaaaaaaa"), leases("0-bbbbbbbb")
+    two.take("xyz", ["GPU-1"])
+    path = os.path.join(leases.folder, name.replace("PID", str(os.getpid())))
+    with contextlib.suppress(OSError):
+        os.unlink(path)
+    plant(path)
+    began = time.monotonic()
+    assert one.find_holders() == {"GPU-1": nexus.find_user(os.geteuid())}
+    with pytest.raises(nexus.NexusError) as caught:
+        one.take("abc", ["GPU-1"])
+    assert caught.value.kind in ("conflict", "unavailable")
+    try:
+        one.take("abc", ["GPU-2"])
+    except nexus.NexusError as error:
+        assert error.kind == "unavailable" and (name == "lock" or os.path.isdir(path)), "said, and not raised as another fault"
+        assert one.held == {}
+    one.drop("abc")
+    assert time.monotonic() - began < 1.0
+    assert pathlib.Path(two.path("xyz")).read_text() == "GPU-1\n", "no link was followed"
+
+
+def test_somebody_who_keeps_the_lock_holds_up_the_service_for_a_second_only(leases):
+    one = leases()
+    one.take("abc", ["GPU-1"])
+    one.drop("abc")
+    holder = Holder(os.path.join(one.folder, "lock"))
+    began = time.monotonic()
+    with pytest.raises(nexus.NexusError) as caught:
+        one.take("abc", ["GPU-1"])
+    assert caught.value.kind == "unavailable" and "fuser" in caught.value.hint
+    assert time.monotonic() - began < 5 and not one.held
+    holder.end()
+    one.take("abc", ["GPU-1"])
+
+
+FOLDERS = [  # reason, how it is made
+    ("a folder that only its owner may write", lambda path: os.mkdir(path, 0o755)),
+    ("a folder where one may remove another's files", lambda path: (os.mkdir(path), os.chmod(path, 0o777))),
+    ("a file", lambda path: pathlib.Path(path).touch()),
+    ("a link to such a folder", lambda path: (os.mkdir(path + "2"), os.chmod(path + "2", 0o1777), os.symlink(path + "2", path))),
+]
+
+
+@pytest.mark.parametrize("reason, make", FOLDERS, ids=[case[0] for case in FOLDERS])
+def test_a_folder_that_cannot_be_trusted_is_refused(tmp_path, reason, make):
+    folder = str(tmp_path / "nexus-leases")
+    make(folder)
+    with pytest.raises(nexus.NexusError) as caught:
+        nexus.Leases(folder, "0-aaaaaaaa").prepare()
+    assert caught.value.kind == "unavailable" and f"chmod 1777 {folder}" in caught.value.hint
+
+
+def test_a_folder_that_cannot_be_made_is_said(tmp_path):
+    with pytest.raises(nexus.NexusError, match="cannot make"):
+        nexus.Leases(str(tmp_path / "none" / "nexus-leases"), "0-aaaaaaaa").prepare()
+
+
+def test_touch_keeps_cleaners_away(leases):
+    one = leases()
+    one.take("abc", ["GPU-1"])
+    paths = [os.path.join(one.folder, "lock"), one.path("abc")]
+    for path in paths:
+        os.utime(path, (1, 1))
+    one.touch(["abc", "xyz"])
+    assert all(os.stat(path).st_mtime > 1000 for path in paths)
+
+
+def test_where_the_leases_are(tmp_path):
+    assert nexus.find_lease_folder(config(lease_dir=str(tmp_path)).gpu) == str(tmp_path)
+    assert nexus.find_lease_folder(config(lease_dir="~/leases").gpu) == os.path.expanduser("~/leases")
+    assert nexus.find_lease_folder(config().gpu) in ("/run/lock/nexus-leases", "/tmp/nexus-leases")
+
+
+def test_many_services_at_once(leases):
+    """Twenty ask for the same GPU at the same moment: one has it."""
+    import threading
+    gate, taken, refused = threading.Barrier(20), [], []
+    made = [leases(f"0-{number:08x}") for number in range(20)]
+
+    def ask(one):
+        gate.wait()
+        try:
+            one.take("abc", ["GPU-1"])
+            taken.append(one.service_id)
+        except nexus.NexusError as error:
+            refused.append(error.kind)
+
+    threads = [threading.Thread(target=ask, args=(one,)) for one in made]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(taken) == 1 and refused == ["conflict"] * 19
+
+
+# Screen
+
+
+@pytest.fixture
+def short():
+    """A folder with a short path: sockets must have one."""
+    path = tempfile.mkdtemp(prefix="nx", dir="/tmp")
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture
+def screens(short, monkeypatch):
+    """Make a Screen in a folder of its own, and end its sessions afterwards."""
+    os.mkdir(f"{short}/s", 0o700)
+    monkeypatch.setenv("SCREENDIR", f"{short}/s")
+    monkeypatch.delenv("STY", raising=False)
+    made, started = [], []
+
+    def make(home=short):
+        os.makedirs(home, exist_ok=True)
+        made.append(nexus.Screen(nexus.make_layout(home, config())))
+        return made[-1]
+
+    def start(screen, name, command=("sleep", "600")):
+        process = subprocess.Popen(screen.argv(name, command, is_daemon=False), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                                   stderr=subprocess.DEVNULL, env=screen.environ(), start_new_session=True, cwd="/")
+        started.append(process)
+        wait_until(lambda: (process.pid, name) in [session[:2] for session in screen.list_sessions()])
+        return process
+
+    make.start = start
+    yield make
+    for process in started:
+        process.terminate()
+        process.wait()
+
+
+needs_screen = pytest.mark.skipif(not shutil.which("screen"), reason="screen is not installed")
+
+
+@needs_screen
+def test_screen_works_where_it_usually_does(screens, short):
+    screen = screens()
+    assert screen.prepare() is None and screen.folder is None
+    assert pathlib.Path(screen.rc).read_text() == nexus.SCREEN_RC
+    assert screen.environ()["SCREENDIR"] == f"{short}/s" and screen.environ()["SYSSCREENRC"] == "/dev/null"
+    assert screen.list_sessions() == []
+
+
+@needs_screen
+def test_sessions_are_told_apart_by_pid_and_whole_name(screens):
+    screen = screens()
+    assert screen.prepare() is None
+    names = ["nexus_job_ab", "nexus_job_abc", "nexus_job_abcd", "nexus"]
+    processes = {name: screens.start(screen, name) for name in names}
+    assert {session[:2] for session in screen.list_sessions()} == {(process.pid, name) for name, process in processes.items()}
+    assert all(session[2] == "Detached" for session in screen.list_sessions())
+    assert screens().prepare() is None, "sessions that run are no fault"
+    processes["nexus_job_abc"].kill()
+    processes["nexus_job_abc"].wait()
+    states = {name: state for _, name, state in screen.list_sessions()}
+    assert states["nexus_job_abc"].startswith("Dead")
+    screen.wipe(f"{processes['nexus_job_abc'].pid}.nexus_job_abc")
+    assert {name for _, name, _ in screen.list_sessions()} == {"nexus_job_ab", "nexus_job_abcd", "nexus"}
+    screen.wipe("1.no_such_session")
+    assert len(screen.list_sessions()) == 3
+
+
+@needs_screen
+def test_a_broken_screendir_is_replaced_by_one_of_nexus(screens, short):
+    os.chmod(f"{short}/s", 0o755)               # "Directory ... must have mode 700."
+    screen = screens()
+    assert screen.prepare() is None
+    assert screen.folder == f"{short}/screen" and os.stat(screen.folder).st_mode & 0o777 == 0o700
+    process = screens.start(screen, "nexus_job_abc")
+    assert [session[:2] for session in screen.list_sessions()] == [(process.pid, "nexus_job_abc")]
+    assert os.listdir(f"{short}/screen") == [f"{process.pid}.nexus_job_abc"]
+
+
+@needs_screen
+def test_a_screendir_too_long_for_a_socket_is_replaced(screens, short, monkeypatch):
+    long = f"{short}/{'x' * 80}"
+    os.mkdir(long, 0o700)
+    monkeypatch.setenv("SCREENDIR", long)
+    screen = screens()
+    assert screen.prepare() is None and screen.folder == f"{short}/screen"
+
+
+@needs_screen
+def test_where_no_place_is_short_enough_the_reason_is_said(screens, short):
+    os.chmod(f"{short}/s", 0o755)
+    screen = screens(f"{short}/{'x' * 80}")
+    reason = screen.prepare()
+    assert reason.startswith("screen: ") and "mode 700" in reason and "too long" in reason
+
+
+NO_SCREEN = [  # reason, the program (None: none), words
+    ("not installed", None, "screen is not installed"),
+    ("it cannot be run", "\0\0", "Exec format"),
+    ("it fails as it likes", "#!/bin/sh\necho getpwuid can not identify your account >&2; exit 1\n", "getpwuid"),
+]
+
+
+@pytest.mark.parametrize("reason, program, words", NO_SCREEN, ids=[case[0] for case in NO_SCREEN])
+def test_why_screen_cannot_be_used(short, monkeypatch, reason, program, words):
+    os.mkdir(f"{short}/bin")
+    monkeypatch.setenv("PATH", f"{short}/bin")
+    if program is not None:
+        with open(f"{short}/bin/screen", "w") as file:
+            file.write(program)
+        os.chmod(f"{short}/bin/screen", 0o755)
+    assert words in nexus.Screen(nexus.make_layout(short, config())).prepare()
+
+
+def test_a_screen_that_hangs_is_not_used(short, monkeypatch):
+    def hang(argv, timeout_s, environ):
+        raise TimeoutError("screen did not answer within 10 s")
+
+    monkeypatch.setattr(nexus, "find_program", lambda name: name)
+    monkeypatch.setattr(nexus, "run", hang)
+    assert nexus.Screen(nexus.make_layout(short, config())).prepare() == "screen: screen did not answer within 10 s"
+
+
+def test_sessions_get_nothing_of_the_services_own_environment(monkeypatch):
+    for name in ("CUDA_VISIBLE_DEVICES", "NEXUS_JOB_ID", "NEXUS_ROLE", "LD_LIBRARY_PATH", "STY", "PYTHONPATH"):
+        monkeypatch.setenv(name, "x")
+    kept = nexus.Screen(nexus.make_layout("/nowhere", config())).environ()
+    assert not {"CUDA_VISIBLE_DEVICES", "NEXUS_JOB_ID", "NEXUS_ROLE", "LD_LIBRARY_PATH", "STY", "PYTHONPATH"} & set(kept)
+    assert kept["PATH"] and kept["TERM"] == "xterm-256color"
+
+
+# The machine in one hand
+
+
+@pytest.fixture
+def machine(short):
+    def make(**keys):
+        return nexus.Machine(config(provider="mock", mock_gpus=2, **keys), nexus.make_layout(short, config()), "0-aaaaaaaa")
+    return make
+
+
+def test_mock_gpus_take_no_leases(machine):
+    made = machine(launcher="direct")
+    assert made.leases is None and len(made.gpus.query_gpus({})) == 2 and made.no_screen_reason == 'launcher is "direct"'
+
+
+def test_launch_detaches(machine, short):
+    made = machine(launcher="direct")
+    with open(f"{short}/job.sh", "w") as file:
+        file.write(f'exec > {short}/said; echo $1 $(pwd) $(cut -d" " -f6 /proc/$$/stat) $$; ls -l /proc/$$/fd\n')
+    keep = os.open("/dev/null", os.O_RDONLY)
+    os.set_inheritable(keep, True)
+    job = running("abc", attempt=3)
+    made.launch(job, f"{short}/job.sh")
+    wait_until(lambda: made.reap() == ["abc"])
+    os.close(keep)
+    first, _, *rest = pathlib.Path(f"{short}/said").read_text().splitlines()
+    attempt, cwd, session, pid = first.split()
+    assert (attempt, cwd) == ("3", "/") and session == pid, "a session of its own"
+    assert not any(f" {keep} -> /dev/null" in line for line in rest), "no descriptor of the service's"
+    assert made.reap() == [] and made.session_of(job) is None
+
+
+@needs_screen
+def test_launch_under_screen(machine, screens, short):
+    made = machine()
+    assert made.no_screen_reason is None
+    with open(f"{short}/job.sh", "w") as file:
+        file.write(f"echo $$ $STY > {short}/said.tmp; mv {short}/said.tmp {short}/said; sleep 600\n")
+    job = running("abc")
+    made.launch(job, f"{short}/job.sh")
+    wait_until(lambda: os.path.exists(f"{short}/said"))
+    pid, session = pathlib.Path(f"{short}/said").read_text().split()
+    assert made.session_of(job) == session, "Popen's pid is the session's"
+    assert made.reap() == []
+    os.kill(int(pid), signal.SIGKILL)
+    wait_until(lambda: made.reap() == ["abc"])

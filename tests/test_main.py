@@ -1,0 +1,324 @@
+"""Section 18: main(argv, environ, out, err) -> exit code; and the file as a program in strange surroundings."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+from console import SCRIPT, Home, Stream, wait_until
+
+import nexus
+
+LISTED = """status add run queue history jobs show wait logs kill cancel remove retry move attach screens pause resume start stop restart
+serve health config install help""".split()
+
+
+@pytest.fixture(scope="module")
+def home():
+    with Home("jobs.cpu_slots = 20") as made:
+        yield made
+
+
+@pytest.fixture
+def own_home():
+    with Home() as made:
+        yield made
+
+
+def main(*argv, **environ):
+    out, err = Stream(), Stream()
+    code = nexus.main(argv, {"NEXUS_HOME": "/nonexistent/nexus", **environ}, out, err)
+    return code, out.text, err.text
+
+
+# Words
+
+
+def test_help():
+    for words in (["help"], ["--help"], ["-h"]):
+        code, out, err = main(*words)
+        assert (code, err) == (0, "")
+        assert re.findall(r"^  ([a-z]+) ", out, re.MULTILINE) == LISTED
+    assert all(len(line) <= 120 for line in out.splitlines())
+
+
+@pytest.mark.parametrize("command", LISTED)
+def test_help_of_each_command(command):
+    answers = [main(*words) for words in (["help", command], ["--help", command], [command, "--help"], [command, "-h"])]
+    if command != "help":
+        assert answers[0][0] == 0 and answers[0][1].startswith(f"usage: nexus {command}") and answers[0][2] == ""
+    assert answers[0] == answers[1]
+
+
+def test_help_goes_to_where_data_goes(capsys):
+    code, out, err = main("add", "--help")
+    assert code == 0 and out.startswith("usage: nexus add") and err == "" and capsys.readouterr() == ("", "")
+
+
+def test_version():
+    for flag in ("--version", "-V"):
+        code, out, err = main(flag)
+        assert (code, err) == (0, "") and re.fullmatch(rf"nexus {re.escape(nexus.__version__)} \([0-9a-f]{{8}}\)\n", out)
+
+
+WRONG = [  # words, what it says
+    (["stats"], "did you mean 'status'?"), (["quue"], "did you mean 'queue'?"), (["xyzzy"], "nexus help lists them"),
+    (["help", "ad"], "did you mean 'add'?"), (["status", "--wacth"], "--wacth"), (["--wacth"], "--wacth"), (["show"], "ID"),
+    (["show", "a", "b"], "b"), (["kill"], "ID|GPU"), (["jobs", "--status", "done"], "done"), (["logs", "abc", "--stream", "x"], "stderr"),
+    (["move", "abc"], "--first"), (["config", "delete"], "sample"), (["start", "--log-level", "LOUD"], "WARNING"), (["status", "x"], "x"),
+    (["\x1b[31mred"], "[31mred"), ([""], "''"), (["caf\udce9"], "not a command"),
+]
+
+
+@pytest.mark.parametrize("words, says", WRONG, ids=[" ".join(case[0]).encode("ascii", "backslashreplace").decode() for case in WRONG])
+def test_wrong_words_are_usage_errors(words, says):
+    code, out, err = main(*words)
+    assert (code, out) == (2, "") and says in err and err.startswith("nexus: ") and "\nhint: " in err and err.endswith("\n"), err
+    assert "\x1b" not in err and "Traceback" not in err and not os.path.exists("/nonexistent")
+
+
+EXITS = [  # kind, exit code
+    ("internal", 1), ("usage", 2), ("not_found", 3), ("conflict", 4), ("forbidden", 5), ("unauthorized", 5), ("unavailable", 6), ("queue_full", 6)]
+
+
+@pytest.mark.parametrize("kind, code", EXITS)
+def test_exit_codes(monkeypatch, kind, code):
+    def fail(call):
+        raise nexus.NexusError(kind, "what went wrong", hint="what to do")
+    monkeypatch.setattr(nexus, "COMMANDS", (nexus.Command("status", "x", fail),))
+    assert main() == (code, "", "nexus: what went wrong\nhint: what to do\n")
+
+
+def test_a_fault_of_ours_shows_its_traceback_and_is_1(monkeypatch):
+    monkeypatch.setattr(nexus, "COMMANDS", (nexus.Command("status", "x", lambda call: 1 / 0),))
+    code, out, err = main()
+    assert (code, out) == (1, "") and err.startswith("nexus: this is a fault of nexus itself") and "ZeroDivisionError" in err
+
+
+def test_ctrl_c_is_130(monkeypatch):
+    def interrupt(call):
+        raise KeyboardInterrupt
+    monkeypatch.setattr(nexus, "COMMANDS", (nexus.Command("status", "x", interrupt),))
+    assert main() == (130, "", "")
+
+
+def test_errors_are_red_at_a_terminal_alone(own_home):
+    with own_home.terminal("stats") as terminal:
+        assert terminal.end() == (2, "nexus: \x1b[31m'stats' is not a command\x1b[0m\nhint: did you mean 'status'?\n")
+    with own_home.terminal("stats", NO_COLOR="1") as terminal:
+        assert "\x1b" not in terminal.end()[1]
+
+
+# Surroundings
+
+
+def test_the_first_minute():
+    """As the README has it: an empty HOME, the file copied, nothing installed."""
+    with Home() as made:
+        folder = os.path.join(made.top, "empty home")
+        os.makedirs(os.path.join(folder, ".nexus"))
+        shutil.copy(SCRIPT, os.path.join(folder, "nexus.py"))
+        shutil.copy(made.file("config.toml"), os.path.join(folder, ".nexus", "config.toml"))
+        environ = {name: text for name, text in made.environ.items() if not name.startswith("NEXUS_")}
+        done = subprocess.run(["sh", "-c", f'NEXUS_MOCK_GPUS=2 "{sys.executable}" nexus.py run "echo hello from \\$NEXUS_GPU_ID"'],
+                              capture_output=True, cwd=folder, env={**environ, "HOME": folder}, timeout=60)
+        assert done.returncode == 0 and done.stdout == b"hello from 0\n" and re.fullmatch(rb"nexus: job [A-Za-z]+\n", done.stderr), done
+        assert sorted(os.listdir(folder)) == [".nexus", "nexus.py"]
+
+
+def test_broken_pipes_are_silent(home):
+    for number in range(3):
+        home.main("add", "--gpus", "0", f"true {number} " + "x" * 100000)
+    for words in ("jobs", "jobs --json", "help", "config sample", "status"):
+        done = subprocess.run(["bash", "-c", f'set -o pipefail; "{sys.executable}" "{SCRIPT}" {words} | head -1 > /dev/null'], capture_output=True,
+                              env=home.environ, timeout=30)
+        assert (done.returncode, done.stderr) == (0, b""), words
+    done = subprocess.run(["bash", "-c", f'"{sys.executable}" "{SCRIPT}" run --gpus 0 "seq 100000" 2>/dev/null | head -1'], capture_output=True,
+                          env=home.environ, timeout=30)
+    assert (done.stdout, done.stderr) == (b"1\n", b"")
+
+
+def test_a_full_device_is_said(home):
+    done = subprocess.run(["bash", "-c", f'"{sys.executable}" "{SCRIPT}" status > /dev/full'], capture_output=True, env=home.environ, timeout=30)
+    assert done.returncode == 6 and b"No space left" in done.stderr and b"Traceback" not in done.stderr, done
+
+
+def test_closed_streams(home):
+    for closed in (">&-", "2>&-", "<&-", "<&- >&- 2>&-"):
+        done = subprocess.run(["bash", "-c", f'"{sys.executable}" "{SCRIPT}" run --gpus 0 "echo a" {closed}'], capture_output=True,
+                              env=home.environ, timeout=30)
+        assert b"Traceback" not in done.stderr and done.returncode == 0, (closed, done)
+
+
+def block(folder, *modules):
+    """A folder for PYTHONPATH in which these modules cannot be imported."""
+    os.makedirs(folder, exist_ok=True)
+    for module in modules:
+        with open(os.path.join(folder, f"{module}.py"), "w") as file:
+            file.write(f"raise ImportError('no {module} here')\n")
+    return folder
+
+
+def test_without_psutil(own_home):
+    environ = {"PYTHONPATH": block(os.path.join(own_home.top, "stubs"), "psutil")}
+    done = own_home.run("run", "echo hello; exit 3", **environ)
+    assert (done.code, done.out) == (3, "hello\n")
+    shown = own_home.run("status", **environ).out
+    assert shown.count("psutil") == 2 and "hint: psutil is not installed" in shown
+    detailed = own_home.run("status", "--detailed", **environ).out
+    assert "CPU unknown, memory unknown" in detailed
+    job_id = own_home.run("add", "sleep 60 & setsid sleep 60 & wait", **environ).id
+    own_home.wait_for_start(job_id)
+    assert own_home.run("kill", job_id, **environ).code == 0
+    assert own_home.run("health", **environ).code == 0
+
+
+def bare_path(home, *left_out):
+    """A PATH with all of the system's programs but some."""
+    folder = os.path.join(home.top, "bin")
+    os.makedirs(folder)
+    for source in ("/bin", "/usr/bin", "/usr/local/bin"):
+        for name in os.listdir(source):
+            if name not in left_out and not os.path.lexists(os.path.join(folder, name)):
+                os.symlink(os.path.join(source, name), os.path.join(folder, name))
+    return folder
+
+
+def test_without_screen(own_home):
+    path = bare_path(own_home, "screen")
+    done = own_home.run("run", "echo hello; exit 3", PATH=path)
+    assert (done.code, done.out) == (3, "hello\n"), done
+    assert "hint: screen is not installed: jobs run directly, without attach (install it: apt install screen)" in own_home.run("status", PATH=path).out
+    job_id = own_home.run("add", "sleep 60", PATH=path).id
+    job = own_home.wait_for_start(job_id)
+    assert job["session"] is None
+    done = own_home.run("attach", job_id, PATH=path)
+    assert done.code == 4 and "screen" in done.err and f"nexus logs -f {job_id}" in done.err
+    assert own_home.run("screens", PATH=path).code == 6
+    pid = own_home.kill_service()
+    wait_until(lambda: own_home.file("service.json").exists() and own_home.service["pid"] != pid, "its return")
+    assert own_home.run("kill", job_id, PATH=path).code == 0
+    assert own_home.run("stop", PATH=path).code == 0
+    wait_until(lambda: not own_home.processes(), "the end of everything")
+
+
+def test_without_nvidia_smi(own_home):
+    path = bare_path(own_home, "nvidia-smi")
+    environ = {"PATH": path, "NEXUS_MOCK_GPUS": None}
+    done = own_home.run("run", "--gpus", "0", "echo on the CPU", **environ)
+    assert (done.code, done.out) == (0, "on the CPU\n"), done
+    shown = own_home.run("status", **environ).out
+    assert "nvidia-smi" in shown and "Available" not in shown
+    job_id = own_home.run("add", "true", **environ).id
+    assert "nvidia-smi" in own_home.job(job_id)["waiting_for"]
+
+
+OLD_PYTHONS = [path for path in (os.path.expanduser(f"~/.pyenv/versions/3.{minor}/bin/python3") for minor in ("9.18", "10.13"))
+               if os.path.exists(path)] or [path for path in (shutil.which("python3.9"), shutil.which("python3.10")) if path]
+
+
+@pytest.mark.parametrize("python", OLD_PYTHONS)
+def test_without_tomli_on_an_old_python(own_home, python):
+    environ = {"PYTHONPATH": block(os.path.join(own_home.top, "stubs"), "tomli", "psutil")}
+    for words in (["add", "true"], ["serve"], ["config"]):
+        done = own_home.run(*words, python=(python,), **environ)
+        assert (done.code, done.out) == (2, "") and "has no TOML parser" in done.err and "-m pip install tomli" in done.err, done
+        assert str(own_home.file("config.toml")) in done.err
+    own_home.file("config.toml").unlink()
+    assert own_home.run("config", python=(python,), **environ).code == 0
+    assert own_home.run("config", "sample", python=(python,), **environ).code == 0
+
+
+@pytest.mark.parametrize("python", OLD_PYTHONS[:1])
+def test_the_oldest_python_runs_a_job_with_nothing_installed(own_home, python):
+    own_home.file("config.toml").unlink()
+    text = open(SCRIPT, encoding="utf-8").read().replace('Setting("service", "port", 6234,', f'Setting("service", "port", {own_home.port},')
+    script = os.path.join(own_home.top, "nexus.py")
+    with open(script, "w", encoding="utf-8") as file:
+        file.write(text)
+    done = own_home.run("run", "echo hello; exit 3", python=(python, "-I", "-S"), script=script)
+    assert (done.code, done.out) == (3, "hello\n"), done
+
+
+def test_no_path_no_home_no_terminal(own_home):
+    environ = {"NEXUS_HOME": own_home.path, "NEXUS_MOCK_GPUS": "2", "SCREENDIR": own_home.environ["SCREENDIR"]}
+    done = subprocess.run([sys.executable, SCRIPT, "run", "echo hello; echo $HOME; echo $PATH"], capture_output=True, env=environ, timeout=30)
+    assert done.returncode == 0 and done.stdout.startswith(b"hello\n"), done
+    done = subprocess.run([sys.executable, SCRIPT], capture_output=True, env=environ, timeout=30)
+    assert done.returncode == 0 and done.stdout.startswith(b"Queue: 0 jobs"), done
+
+
+def test_home_unset_is_looked_up():
+    import pwd
+    assert nexus.find_home({}) == os.path.join(os.environ.get("HOME") or pwd.getpwuid(os.geteuid()).pw_dir, ".nexus")
+    assert nexus.find_home({"HOME": "/x"}) == "/x/.nexus"
+    assert nexus.find_home({"HOME": "/x", "NEXUS_HOME": "/y/z/"}) == "/y/z"
+
+
+@pytest.mark.parametrize("name", ["with blanks and 'quotes'", 'double "quotes" $HOME `x`', "größe 数据", "100% {name} \\n", "-n"])
+def test_a_home_of_any_name(name):
+    with Home(name=name) as made:
+        done = made.run("run", "echo hello; exit 3")
+        assert (done.code, done.out) == (3, "hello\n"), done
+        job_id = made.main("add", "sleep 60").id
+        made.wait_for_start(job_id)
+        made.kill_service()
+        assert made.run("kill", job_id).code == 0
+        assert made.run("logs", "service", "-n", "1").code == 0 and made.run("stop").code == 0
+
+
+def test_a_home_of_a_very_long_name():
+    with Home(name="long" * 50) as made:
+        made.environ.pop("SCREENDIR")
+        done = made.run("run", "echo hello; exit 3")
+        assert (done.code, done.out) == (3, "hello\n"), done
+
+
+def test_a_deleted_directory(own_home):
+    folder = os.path.join(own_home.top, "gone")
+    script = f'cd "{folder}" && rmdir "{folder}" && exec "{sys.executable}" "{SCRIPT}" "$@"'
+
+    def run(*words):
+        os.makedirs(folder)
+        return subprocess.run(["bash", "-c", script, "nexus", *words], capture_output=True, env=own_home.environ, timeout=30)
+    done = run("add", "true")
+    assert done.returncode == 2 and b"current directory has been deleted" in done.stderr and b"hint:" in done.stderr and not done.stdout
+    done = run("run", "--cwd", "/tmp", "pwd")
+    assert (done.returncode, done.stdout) == (0, b"/tmp\n")
+    done = run("add", "--cwd", "relative", "true")
+    assert done.returncode == 2 and b"Traceback" not in done.stderr
+    for words in (["status"], ["jobs"], ["config", "path"], ["stop"], ["start"]):
+        assert run(*words).returncode == 0, words
+
+
+@pytest.mark.parametrize("setting, says", [("", "Mock GPU"), ("two", "NEXUS_MOCK_GPUS=two"), ("-1", "NEXUS_MOCK_GPUS=-1"), ("99999", "1024")])
+def test_a_number_of_mock_gpus_that_is_none(own_home, setting, says):
+    done = own_home.main("status", NEXUS_MOCK_GPUS=setting)
+    assert (done.code == 2 and says in done.err and "hint:" in done.err) if setting else done.code == 0
+
+
+def test_a_home_that_cannot_be_made(own_home):
+    blocked = os.path.join(own_home.top, "file")
+    open(blocked, "w").close()
+    for path in (os.path.join(blocked, "nexus"), blocked, "/proc/nexus"):
+        done = own_home.main("add", "true", NEXUS_HOME=path)
+        assert done.code == 6 and path in done.err and "Traceback" not in done.err, done
+
+
+def test_a_service_of_another_machine_is_left_alone(own_home):
+    own_home.main("start")
+    own_home.main("stop")
+    own_home.file("service.json").write_text('{"pid": 1, "started": 1, "port": 1, "host": "127.0.0.1", "machine": "gpu7", "machine_id": "other"}')
+    done = own_home.main("add", "true")
+    assert done.code == 4 and "the service runs on gpu7" in done.err and "NEXUS_HOME=~/.nexus-$(hostname)" in done.err and "NEXUS_URL" in done.err
+
+
+def test_the_environment_of_a_job_that_starts_the_service_is_not_the_services(own_home):
+    done = own_home.run("add", "true", NEXUS_JOB_ID="abc", NEXUS_GPU_ID="7", NEXUS_JOB_NONCE="x", CUDA_VISIBLE_DEVICES="7")
+    assert done.code == 0
+    with open(f"/proc/{own_home.service['pid']}/environ", "rb") as file:
+        names = {word.partition(b"=")[0] for word in file.read().split(b"\0")}
+    assert not names & {b"NEXUS_JOB_ID", b"NEXUS_GPU_ID", b"NEXUS_JOB_NONCE", b"CUDA_VISIBLE_DEVICES"}
+    assert {os.readlink(f"/proc/{own_home.service['pid']}/fd/{number}") for number in (0, 1)} == {"/dev/null"}

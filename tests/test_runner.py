@@ -1,0 +1,976 @@
+"""Section 11: job.sh as it really runs, under each sh, with and without screen; and what keeps the service running."""
+
+import contextlib
+import json
+import os
+import pathlib
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from makers import config, gpu, running
+
+import nexus
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs to mount a file system")
+needs_screen = pytest.mark.skipif(not shutil.which("screen"), reason="screen is not installed")
+SHELLS = {"dash": shutil.which("dash") or "/bin/sh", "bash as sh": shutil.which("bash")}
+
+
+def wait_until(look, timeout_s=15.0):
+    """What `look` returns as soon as it is true."""
+    end = time.monotonic() + timeout_s
+    while not (found := look()):
+        assert time.monotonic() < end, "it did not come about"
+        time.sleep(0.002)
+    return found
+
+
+class Box:
+    """A ~/.nexus, and the runners that were started in it."""
+
+    def __init__(self, home, shell):
+        os.makedirs(home, exist_ok=True)
+        self.home = home
+        self.layout = nexus.make_layout(home, config())
+        self.shell = os.path.join(tempfile.mkdtemp(dir=home), "sh")        # bash that is called sh is another bash
+        os.symlink(shell, self.shell)
+        os.mkfifo(self.layout.events_file)
+        self.fifo = os.open(self.layout.events_file, os.O_RDWR | os.O_NONBLOCK)
+        self.heard = ""
+        self.started = []
+        self.screen = None
+
+    def use_screen(self):
+        self.screen = nexus.Screen(self.layout)
+        assert self.screen.prepare() is None
+
+    def prepare(self, command, lease=None, limits=(), environment=None, **fields):
+        """Write job.sh; return the job."""
+        given = {"cwd": self.home, "attempt": 1, "command": command, "gpu_uuids": (), **fields}
+        job = running(given.pop("id", "abc"), **given)
+        folder = self.layout.job_folder(job.id)
+        os.makedirs(folder, exist_ok=True)
+        variables = {"PATH": os.environ["PATH"]} if environment is None else environment
+        nexus.write_atomic(f"{folder}/job.sh", [nexus.build_script(job, variables, self.layout, lease, limits)], 0o700)
+        return job
+
+    def start(self, job, **options):
+        argv = [self.shell, f"{self.layout.job_folder(job.id)}/job.sh", str(job.attempt)]
+        if self.screen:
+            argv = self.screen.argv(f"nexus_job_{job.id}", argv, is_daemon=False)
+            options.setdefault("env", self.screen.environ())
+        options = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "cwd": "/",
+                   "start_new_session": True, "env": {"PATH": os.environ["PATH"]}, **options}
+        self.started.append(subprocess.Popen(argv, **options))
+        return self.started[-1]
+
+    def run(self, command, **options):
+        """Run a command as a job to its end; return its result."""
+        job = self.prepare(command, **options)
+        process = self.start(job)
+        result = wait_until(lambda: self.result(job))
+        assert process.wait(10) == 0
+        return result
+
+    def result(self, job):
+        return nexus.read_result(self.layout.job_folder(job.id), job.attempt)
+
+    def path(self, name, job_id="abc"):
+        return os.path.join(self.layout.job_folder(job_id), name)
+
+    def text(self, name, job_id="abc"):
+        with open(self.path(name, job_id), "rb") as file:
+            return file.read().decode("utf-8", "surrogateescape")
+
+    def hear(self, verb, timeout_s=15.0):
+        """Wait for a saying with this verb; return the sayings since the last call up to it."""
+        said = []
+
+        def listen():
+            with contextlib.suppress(BlockingIOError):
+                self.heard += os.read(self.fifo, 65536).decode()
+            while "\n" in self.heard:
+                line, _, self.heard = self.heard.partition("\n")
+                said.append(nexus.parse_saying(line))
+                assert said[-1], line
+                if said[-1].verb == verb:
+                    return said
+            return None
+
+        return wait_until(listen, timeout_s)
+
+    def close(self):
+        for process in self.started:
+            if process.poll() is None:
+                with contextlib.suppress(OSError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        marks = b"\0NEXUS_TEST_HOME=" + os.fsencode(self.home) + b"\0"
+        for pid in filter(str.isdigit, os.listdir("/proc")):
+            with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:
+                if marks in b"\0" + file.read():
+                    os.kill(int(pid), signal.SIGKILL)
+        os.close(self.fifo)
+
+
+@pytest.fixture(params=SHELLS)
+def box(request, monkeypatch):
+    shell = SHELLS[request.param] or pytest.skip(f"no {request.param}")
+    yield from make_box(shell, monkeypatch)
+
+
+@pytest.fixture
+def one_box(monkeypatch):
+    """The same under /bin/sh alone, for what does not depend on it."""
+    yield from make_box("/bin/sh", monkeypatch)
+
+
+def make_box(shell, monkeypatch):
+    top = tempfile.mkdtemp(prefix="nx", dir="/tmp")         # a short path: screen's sockets must have one
+    os.mkdir(f"{top}/s", 0o700)
+    monkeypatch.setenv("SCREENDIR", f"{top}/s")
+    monkeypatch.delenv("STY", raising=False)
+    made = Box(f"{top}/home", os.path.realpath(shell))
+    yield made
+    made.close()
+    shutil.rmtree(top, ignore_errors=True)
+
+
+# How a command ends
+
+COMMANDS = [  # reason, command, exit code, stdout, what its stderr matches
+    ("nothing to say", "true", 0, "", ""),
+    ("it fails", "false", 1, "", ""),
+    ("the exit code is kept", "exit 37", 37, "", ""),
+    ("the highest one", "exit 255", 255, "", ""),
+    ("SIGTERM", "kill -TERM $$", 143, "", ""),
+    ("SIGKILL", "kill -KILL $$", 137, "", ""),
+    ("SIGHUP: what job.sh survives, the command does not", "kill -HUP $$", 129, "", ""),
+    ("SIGINT", "kill -INT $$", 130, "", ""),
+    ("SIGSEGV", "kill -SEGV $$", 139, "", ""),
+    ("not found", "no-such-program", 127, "", "no-such-program"),
+    ("not to be run", "/dev/null", 126, "", "/dev/null"),
+    ("no bash", "if", 2, "", "syntax error"),
+    ("two streams", "echo out; echo err >&2", 0, "out\n", "err\n"),
+    ("bash, and not sh", "a=(x y); [[ ${a[1]} == y ]] && echo ${a[@]^^}", 0, "X Y\n", ""),
+    ("several lines", "echo a\necho b\n", 0, "a\nb\n", ""),
+    ("a comment at its end", "echo a # b", 0, "a\n", ""),
+    ("a here-document", "cat <<'EOF'\n$x `y` \"z\"\nEOF\n", 0, "$x `y` \"z\"\n", ""),
+    ("quotes of all kinds", """echo 'it'"'"'s' "a \\"b\\"" $'\\t|'""", 0, "it's a \"b\" \t|\n", ""),
+    ("holes of the template", "echo @id@ @dir@ '@environment@'", 0, "@id@ @dir@ @environment@\n", ""),
+    ("percent signs and backslashes", r"printf '%s\n' '%d\n' '\\' \$HOME", 0, "%d\\n\n\\\\\n$HOME\n", ""),
+    ("Unicode", "echo größe 数 🦊", 0, "größe 数 🦊\n", ""),
+    ("bytes that are no text", "echo '\udcff\udc81\udc88'", 0, "\udcff\udc81\udc88\n", ""),
+    ("a dash first", "-x", 127, "", "-x"),
+    ("no newline at the end", "printf x", 0, "x", ""),
+    ("no input", "cat; echo $?", 0, "0\n", ""),
+    ("set -e", "set -e; false; echo not here", 1, "", ""),
+    ("what it leaves in the background is not waited for", "sleep 600 & echo left", 0, "left\n", ""),
+]
+
+
+@pytest.mark.parametrize("reason, command, code, out, err", COMMANDS, ids=[case[0] for case in COMMANDS])
+def test_a_command_runs_to_its_end(box, reason, command, code, out, err):
+    began = time.time()
+    result = box.run(command, environment={"PATH": os.environ["PATH"], "NEXUS_TEST_HOME": box.home})
+    assert result.exit_code == code, box.text("stderr.log")
+    assert box.text("stdout.log") == out and re.search(err, box.text("stderr.log"))
+    assert result.cause is None and began - 1 <= result.finished_at <= time.time() and 0 <= result.runtime_seconds < 10
+    start, end = box.hear("end")
+    assert (start.verb, start.job_id, start.attempt) == ("start", "abc", 1)
+    assert int(start.words[0]) == box.started[0].pid and nexus.read_claim(box.layout.job_folder("abc"), 1) == tuple(map(int, start.words))
+    assert end.words[0] == str(code) and float(end.words[1]) / 100 == result.runtime_seconds
+    assert sorted(os.listdir(box.layout.job_folder("abc"))) == ["attempt-1", "job.sh", "result-1.json", "stderr.log",
+                                                                "stdout.log"], "no litter"
+
+
+@needs_screen
+@pytest.mark.parametrize("reason, command, code, out, err", [case for case in COMMANDS if case[0] in (
+    "nothing to say", "the exit code is kept", "SIGKILL", "SIGHUP: what job.sh survives, the command does not", "SIGINT", "two streams",
+    "bytes that are no text")], ids=lambda value: None)
+def test_a_command_runs_to_its_end_under_screen(box, reason, command, code, out, err):
+    box.use_screen()
+    assert box.run(command).exit_code == code
+    assert box.text("stdout.log") == out and re.search(err, box.text("stderr.log"))
+    assert [saying.verb for saying in box.hear("end")] == ["start", "end"]
+
+
+def test_the_result_file_is_json_that_says_when_and_how_long(one_box):
+    one_box.run("sleep 0.12; exit 3")
+    body = json.loads(one_box.text("result-1.json"))
+    assert set(body) == {"exit_code", "finished_at", "runtime_seconds"} and body["exit_code"] == 3
+    assert 0.1 <= body["runtime_seconds"] < 5, "to the hundredth, by a clock that does not jump"
+
+
+def test_attempts_write_one_after_the_other(one_box):
+    one_box.run("echo one; echo ONE >&2; exit 1")
+    one_box.run("echo two; echo TWO >&2", attempt=2)
+    assert one_box.text("stdout.log") == "one\ntwo\n" and one_box.text("stderr.log") == "ONE\nTWO\n"
+    folder = one_box.layout.job_folder("abc")
+    assert (nexus.read_result(folder, 1).exit_code, nexus.read_result(folder, 2).exit_code) == (1, 0)
+
+
+@pytest.mark.parametrize("is_there", [False, True], ids=["no FIFO", "a FIFO that nobody reads"])
+def test_nothing_depends_on_being_heard(box, is_there):
+    os.close(box.fifo)
+    if not is_there:
+        os.unlink(box.layout.events_file)
+    box.fifo = os.open("/dev/null", os.O_RDONLY)
+    assert box.run("exit 3").exit_code == 3
+
+
+def test_a_plain_file_in_the_place_of_the_fifo_is_not_written(one_box):
+    os.unlink(one_box.layout.events_file)
+    with open(one_box.layout.events_file, "w"):
+        pass
+    assert one_box.run("exit 3").exit_code == 3
+    assert os.path.getsize(one_box.layout.events_file) == 0
+
+
+# Claims
+
+
+def test_of_fifty_at_once_one_runs(box):
+    job = box.prepare("echo ran; sleep 0.2")
+    processes = [box.start(job) for _ in range(50)]
+    assert all(process.wait(30) == 0 for process in processes)
+    assert box.text("stdout.log") == "ran\n"
+    assert [saying.verb for saying in box.hear("end")] == ["start", "end"]
+    assert not [name for name in os.listdir(box.layout.job_folder("abc")) if name.startswith("claim")]
+
+
+def test_a_late_runner_finds_its_attempt_taken(box):
+    job = box.prepare("echo ran")
+    assert nexus.take_claim(box.layout.job_folder("abc"), 1)
+    assert not nexus.take_claim(box.layout.job_folder("abc"), 1), "neither is it taken twice"
+    assert box.start(job).wait(10) == 0
+    assert sorted(os.listdir(box.layout.job_folder("abc"))) == ["attempt-1", "job.sh"] and box.heard == ""
+    assert nexus.read_claim(box.layout.job_folder("abc"), 1) == (0, 0)
+    job = box.prepare("echo ran", attempt=2)
+    box.start(job)
+    wait_until(lambda: box.result(job))
+    assert box.text("stdout.log") == "ran\n", "the next attempt is another"
+
+
+def test_runner_and_service_race_for_the_claim(one_box):
+    outcomes = set()
+    for number in range(30):
+        job = one_box.prepare("echo ran", attempt=number + 1)
+        process = one_box.start(job)
+        time.sleep(0.0005 * (number % 10))
+        taken = nexus.take_claim(one_box.layout.job_folder("abc"), job.attempt)
+        process.wait(10)
+        assert taken == (one_box.result(job) is None), "either or"
+        outcomes.add(taken)
+    assert outcomes, "both ways are seen on most days, but need not be"
+
+
+CLAIMS = [  # reason, content (None: no file), what is read
+    ("nobody's", None, None), ("a runner's", "77 123\n", (77, 123)), ("a service's", "", (0, 0)), ("torn", "77", (0, 0)),
+    ("no numbers", "a b", (0, 0)),
+]
+
+
+@pytest.mark.parametrize("reason, content, expected", CLAIMS, ids=[case[0] for case in CLAIMS])
+def test_read_claim(tmp_path, reason, content, expected):
+    if content is not None:
+        (tmp_path / "attempt-2").write_text(content)
+    assert nexus.read_claim(str(tmp_path), 2) == expected and nexus.read_claim(str(tmp_path), 1) is None
+
+
+def test_take_claim_makes_the_folder(tmp_path):
+    assert nexus.take_claim(str(tmp_path / "job_abc"), 1)
+    assert (tmp_path / "job_abc").stat().st_mode & 0o777 == 0o700
+
+
+RESULTS = [  # reason, content (None: no file), exit code (... = no result)
+    ("none yet", None, ...), ("empty", "", ...), ("torn", '{"exit_code": 3, "fin', ...), ("no result", "[]", ...),
+    ("a code that cannot be", '{"exit_code": 300, "finished_at": 1, "runtime_seconds": 1}', ...),
+    ("whole", '{"exit_code": 3, "finished_at": 1, "runtime_seconds": 1.05}\n', 3),
+    ("not launched", '{"exit_code": null, "finished_at": 1, "runtime_seconds": 0.00, "cause": "launch", "cause_line": "x"}', None),
+]
+
+
+@pytest.mark.parametrize("reason, content, code", RESULTS, ids=[case[0] for case in RESULTS])
+def test_read_result(tmp_path, reason, content, code):
+    if content is not None:
+        (tmp_path / "result-1.json").write_text(content)
+    found = nexus.read_result(str(tmp_path), 1)
+    assert found is None if code is ... else found.exit_code == code
+
+
+# What cannot be launched
+
+ODD = "a 'b' \"c\" $(d) `e` \\ é %s @id@ *"
+NOT_LAUNCHED = [  # reason, fields of the job, environment, words of cause_line
+    ("the directory is gone", {"cwd": "/nowhere/at/all"}, None, "/nowhere/at/all cannot be entered"),
+    ("a directory with an odd name is gone", {"cwd": f"/nowhere/{ODD}"}, None, f"/nowhere/{ODD} cannot be entered"),
+    ("a directory whose name is no text is gone", {"cwd": "/nowhere/\udcff\n"}, None, "/nowhere/\udcff\n cannot be entered"),
+    ("it is a file", {"cwd": "/etc/passwd"}, None, "/etc/passwd cannot be entered"),
+    ("no bash on the job's PATH", {}, {"PATH": "/nowhere"}, "bash was not found on PATH"),
+    ("an empty PATH", {"cwd": "/"}, {"PATH": ":"}, "bash was not found on PATH"),
+]
+
+
+@pytest.mark.parametrize("reason, fields, environment, words", NOT_LAUNCHED, ids=[case[0] for case in NOT_LAUNCHED])
+def test_why_it_could_not_be_launched(box, reason, fields, environment, words):
+    result = box.run("echo ran", environment=environment, **fields)
+    assert (result.exit_code, result.cause, result.runtime_seconds) == (None, "launch", 0.0)
+    assert words in result.cause_line
+    assert words.split("\n")[0] in box.text("stderr.log"), "who looks at the log finds it too"
+    assert not os.path.exists(box.path("stdout.log"))
+
+
+def test_no_path_at_all_is_the_systems(box):
+    result = box.run("echo $0 ran", environment={"X": "y"})
+    assert result.exit_code == 0 and box.text("stdout.log") == "bash ran\n"
+
+
+def test_log_files_that_cannot_be_written(box):
+    job = box.prepare("echo ran")
+    os.mkdir(box.path("stdout.log"))
+    box.start(job)
+    result = wait_until(lambda: box.result(job))
+    assert result.cause == "launch" and "log files" in result.cause_line
+
+
+def test_a_file_system_without_hard_links(box):
+    os.mkdir(f"{box.home}/bin")
+    with open(f"{box.home}/bin/ln", "w") as file:
+        file.write("#!/bin/sh\nexit 1\n")
+    os.chmod(f"{box.home}/bin/ln", 0o755)
+    process = box.start(box.prepare("echo ran"), env={"PATH": f"{box.home}/bin:{os.environ['PATH']}"})
+    assert "takes no hard links" in " ".join(box.hear("fail")[-1].words) and process.wait(10) == 0
+    assert os.listdir(box.layout.job_folder("abc")) == ["job.sh"]
+
+
+def test_a_log_folder_that_is_gone(box):
+    job = box.prepare("echo ran")
+    script = f"{box.home}/job.sh"
+    os.rename(box.path("job.sh"), script)
+    os.rmdir(box.layout.job_folder("abc"))
+    process = subprocess.Popen([box.shell, script, "1"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    said = box.hear("fail")[-1]
+    assert "cannot be written" in " ".join(said.words) and process.wait(10) == 0 and box.result(job) is None
+
+
+def test_a_log_folder_that_is_removed_while_it_runs(box):
+    job = box.prepare("read x < go; echo ran > proof")
+    os.mkfifo(f"{box.home}/go")
+    process = box.start(job)
+    box.hear("start")
+    wait_until(lambda: os.path.exists(box.path("stderr.log")))
+    with open(f"{box.home}/go", "w") as file:
+        wait_until(lambda: not shutil.rmtree(box.layout.job_folder("abc"), ignore_errors=True) and
+                   not os.path.exists(box.layout.job_folder("abc")))
+        file.write("go\n")
+    assert box.hear("end")[-1].words[0] == "0"
+    assert process.wait(10) == 0, "there is nowhere to write to, ever: it ends"
+    assert os.path.exists(f"{box.home}/proof")
+
+
+@contextlib.contextmanager
+def mounted(path, options):
+    os.makedirs(path, exist_ok=True)
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", path], capture_output=True, text=True)
+    if made.returncode:
+        pytest.skip(f"cannot mount: {made.stderr}")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", path], check=True)
+
+
+@needs_root
+def test_a_read_only_log_folder(one_box):
+    with mounted(one_box.layout.log_dir, "size=1m"):
+        job = one_box.prepare("echo ran")
+        subprocess.run(["mount", "-o", "remount,ro", one_box.layout.log_dir], check=True)
+        one_box.start(job)
+        assert "cannot be written" in " ".join(one_box.hear("fail")[-1].words)
+
+
+@needs_root
+def test_a_disk_full_before_it_starts(box):
+    with mounted(box.layout.log_dir, "size=256k"):
+        job = box.prepare("echo ran")
+        with contextlib.suppress(OSError), open(f"{box.layout.log_dir}/big", "wb", buffering=0) as file:
+            while True:
+                file.write(b"x" * 4096)
+        process = box.start(job)
+        said = box.hear("fail")[-1]
+        assert "cannot be written" in " ".join(said.words) and process.wait(10) == 0
+        assert nexus.read_claim(box.layout.job_folder("abc"), 1) is None, "the attempt is nobody's"
+        assert os.listdir(box.layout.job_folder("abc")) == ["job.sh"], "no litter"
+
+
+@needs_root
+def test_a_disk_that_the_job_fills(box):
+    """Its result is not lost: it is written as soon as there is room."""
+    with mounted(box.layout.log_dir, "size=256k"):
+        job = box.prepare(f"cat /dev/zero > {box.layout.log_dir}/big; exit 5")
+        process = box.start(job)
+        assert box.hear("end")[-1].words[0] == "5", "the service hears of it at once"
+        assert box.result(job) is None and process.poll() is None
+        os.unlink(f"{box.layout.log_dir}/big")
+        result = wait_until(lambda: box.result(job))
+        assert result.exit_code == 5 and process.wait(10) == 0
+        assert "No space left" in box.text("stderr.log") or box.text("stderr.log") == ""
+        assert not [name for name in os.listdir(box.layout.job_folder("abc")) if name.endswith(".tmp") or name.startswith("claim")]
+
+
+# What the command is given
+
+
+def seen_environment(box):
+    with open(f"{box.home}/environ", "rb") as file:
+        return [entry.decode("utf-8", "surrogateescape") for entry in file.read().split(b"\0")[:-1]]
+
+
+ENVIRONMENT = {
+    "PATH": os.environ["PATH"], "EMPTY": "", "SPACES": "  a  b ", "NEWLINES": "a\nb\n\n", "QUOTES": "it's \"so\"", "BACKSLASH": "\\n\\",
+    "DOLLAR": "$HOME `id` $(id)", "UNICODE": "größe 数 🦊", "BYTES": "".join(chr(n) if n < 128 else chr(0xdc00 + n) for n in range(1, 256)),
+    "BASH_FUNC_x%%": "() {  echo hi\n}", "a.b-c": "dots", "1": "a digit", "equals": "a=b=c", "LD_LIBRARY_PATH": "/opt/cuda/lib64",
+    "HOLE": "@id@ @dir@", "%s": "percent", "with space": "x", "ünïcode": "x", "\udcff": "x", "BASH_ENV": "", "ENV": "/nowhere", "IFS": "x",
+    "CDPATH": "/", "PS4": "$(touch pwned)", "SHELLOPTS_": "x", "TERM": "xterm", "-i": "a dash", "--": "two", "_": "x",
+}
+
+
+def test_the_environment_is_exactly_what_it_was(box):
+    result = box.run("cat /proc/$$/environ > environ", environment=ENVIRONMENT)
+    assert result.exit_code == 0, box.text("stderr.log")
+    assert sorted(seen_environment(box)) == sorted(f"{name}={text}" for name, text in ENVIRONMENT.items())
+
+
+@pytest.mark.parametrize("name", ["-i", "--", "-u", "--help", "-S x", "-C/"])
+def test_a_variable_that_looks_like_an_option(box, name):
+    environment = {name: "x", "PATH": os.environ["PATH"]}
+    box.run("cat /proc/$$/environ > environ", environment=environment)
+    assert seen_environment(box) == [f"{name}=x", f"PATH={os.environ['PATH']}"]
+
+
+def test_the_window_adds_nothing_to_the_environment(one_box):
+    if not shutil.which("screen"):
+        pytest.skip("screen is not installed")
+    one_box.use_screen()
+    one_box.run("cat /proc/$$/environ > environ", environment=ENVIRONMENT)
+    assert sorted(seen_environment(one_box)) == sorted(f"{name}={text}" for name, text in ENVIRONMENT.items())
+
+
+def test_a_large_environment_and_command(one_box):
+    environment = {"PATH": os.environ["PATH"], "LARGE": "x" * 100000, **{f"N{n}": "y" * 1000 for n in range(300)}}
+    one_box.run("cat /proc/$$/environ > environ; echo " + "z" * 100000, environment=environment)
+    assert len(seen_environment(one_box)) == len(environment) and len(one_box.text("stdout.log")) == 100001
+
+
+def test_the_path_of_the_job_finds_its_bash(box):
+    os.mkdir(f"{box.home}/bin")
+    with open(f"{box.home}/bin/bash", "w") as file:
+        file.write("#!/bin/sh\necho my own bash: $*\n")
+    os.chmod(f"{box.home}/bin/bash", 0o755)
+    box.run("hello", environment={"PATH": f"{box.home}/bin:/usr/bin:/bin"})
+    assert box.text("stdout.log") == "my own bash: -c hello\n"
+
+
+UMASKS = [("as submitted", 0o027, "0027"), ("open", 0, "0000"), ("the service's", None, None)]
+
+
+@pytest.mark.parametrize("reason, umask, expected", UMASKS, ids=[case[0] for case in UMASKS])
+def test_umask(box, reason, umask, expected):
+    own = os.umask(0o022)
+    os.umask(own)
+    box.run("umask", umask=umask)
+    assert box.text("stdout.log") == (expected or f"{own:04o}") + "\n"
+
+
+def test_it_starts_in_its_directory_whatever_its_name(box):
+    folder = f"{box.home}/{ODD}\n\udcff"
+    os.mkdir(folder)
+    box.run("pwd -P; ls -A ..", cwd=folder)
+    assert box.text("stdout.log").startswith(os.path.realpath(box.home) + f"/{ODD}\n\udcff\n")
+
+
+def test_no_descriptor_but_the_three(box):
+    box.run("ls /proc/$$/fd > fds; true")
+    with open(f"{box.home}/fds") as file:
+        assert file.read().split() == ["0", "1", "2"]
+
+
+def test_no_signal_is_ignored(box):
+    def reset():
+        for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
+            signal.signal(number, signal.SIG_DFL)           # whoever runs the tests may ignore some
+
+    job = box.prepare("grep SigIgn /proc/$$/status")
+    box.start(job, preexec_fn=reset)
+    wait_until(lambda: box.result(job))
+    assert int(box.text("stdout.log").split()[1], 16) & 0x7fffffff == 0, "1 to 31; the C library has 32 for itself"
+
+
+def test_the_whole_runs_in_a_home_with_an_odd_name(monkeypatch):
+    top = tempfile.mkdtemp(prefix="nx", dir="/tmp")
+    for number, shell in enumerate(filter(None, SHELLS.values())):
+        box = Box(f"{top}/{number}{ODD}\n", os.path.realpath(shell))
+        try:
+            leases = nexus.Leases(f"{box.home}/leases {ODD}", "0-aaaaaaaa")
+            leases.prepare()
+            leases.take("abc", ["GPU-1"])
+            assert box.run("echo ran", lease=leases.path("abc"), gpu_uuids=("GPU-1",), user="a b'$(c)").exit_code == 0
+            assert box.text("stdout.log") == "ran\n"
+            assert [saying.verb for saying in box.hear("end")] == ["start", "end"]
+        finally:
+            box.close()
+    shutil.rmtree(top)
+
+
+# Limits
+
+
+def test_limits_reach_the_command(box):
+    job = running(limits=(("nofile", 100, 200), ("core", 0, 0), ("cpu", 60, 90)))
+    options, notes = nexus.choose_limits(job)
+    box.run("ulimit -Sn; ulimit -Hn; ulimit -Sc; ulimit -Ht", limits=options)
+    assert box.text("stdout.log").split() == ["100", "200", "0", "90"], box.text("stderr.log")
+    assert notes == []
+
+
+def test_the_same_limits_as_the_services_cost_nothing():
+    assert nexus.choose_limits(running(limits=tuple((name, *pair) for name, pair in nexus.current_limits().items()))) == ([], [])
+
+
+LIMITS = [  # reason, whether it may raise them, own (soft, hard), wanted (soft, hard), option, note
+    ("less", False, (1024, 4096), (100, 200), "--nofile=100:200", None),
+    ("more than the hard limit", False, (1024, 4096), (8192, 9000), "--nofile=4096:4096", "limit nofile: 8192 wanted, 4096 given"),
+    ("unlimited", False, (1024, 4096), (-1, -1), "--nofile=4096:4096", "limit nofile: unlimited wanted, 4096 given"),
+    ("who may raise them", True, (1024, 4096), (8192, 9000), "--nofile=8192:9000", None),
+    ("who may have it unlimited", True, (1024, 4096), (-1, -1), "--nofile=unlimited:unlimited", None),
+    ("below what is unlimited", False, (-1, -1), (5, -1), "--nofile=5:unlimited", None),
+    ("a higher hard limit alone is no loss to note", False, (1024, 4096), (1024, 9000), "--nofile=1024:4096", None),
+]
+
+
+@pytest.mark.parametrize("reason, may_raise, own, wanted, option, note", LIMITS, ids=[case[0] for case in LIMITS])
+def test_choose_limits(monkeypatch, reason, may_raise, own, wanted, option, note):
+    monkeypatch.setattr(nexus, "may_raise_limits", lambda: may_raise)
+    monkeypatch.setattr(nexus, "current_limits", lambda: {"nofile": own})
+    options, notes = nexus.choose_limits(running(limits=(("nofile", *wanted),)))
+    assert options == [option]
+    assert [said.startswith(note) for said in notes] == ([True] if note else [])
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs to lose what root may")
+def test_root_of_a_container_may_not_raise_limits():
+    code = "import nexus; print(nexus.may_raise_limits())"
+    dropped = ["setpriv", "--bounding-set=-sys_resource", "--inh-caps=-sys_resource"]
+    if not shutil.which("setpriv"):
+        pytest.skip("setpriv is not installed")
+    done = subprocess.run([*dropped, sys.executable, "-c", code], cwd=os.path.dirname(os.path.abspath(nexus.__file__)),
+                          capture_output=True, text=True)
+    assert done.stdout == "False\n", done.stderr
+
+
+def test_without_prlimit_the_limits_are_noted(monkeypatch):
+    monkeypatch.setattr(nexus, "find_program", lambda name: None)
+    options, notes = nexus.choose_limits(running(limits=(("nofile", 7, 7),)))
+    assert options == [] and "prlimit" in notes[0]
+    assert nexus.choose_limits(running()) == ([], [])
+
+
+# The environment that nexus makes
+
+DEVICES = [  # reason, submitted, GPUs of the machine, indices of the job, what it holds
+    ("indices", {}, [0, 1], (1,), {"CUDA_VISIBLE_DEVICES": "1", "NEXUS_GPU_ID": "1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+                                   "NEXUS_JOB_ID": "abc"}),
+    ("several", {}, [0, 1, 2], (0, 2), {"CUDA_VISIBLE_DEVICES": "0,2", "NEXUS_GPU_ID": "0,2"}),
+    ("uuids where the indices have a gap", {}, [0, 2], (2,), {"CUDA_VISIBLE_DEVICES": "GPU-2", "NEXUS_GPU_ID": "2"}),
+    ("uuids where the first is missing", {}, [1], (1,), {"CUDA_VISIBLE_DEVICES": "GPU-1"}),
+    ("no GPU sees none", {}, [0], (), {"CUDA_VISIBLE_DEVICES": "", "NEXUS_GPU_ID": ""}),
+    ("what the submitter saw does not count", {"CUDA_VISIBLE_DEVICES": "7", "CUDA_DEVICE_ORDER": "FASTEST_FIRST", "NEXUS_GPU_ID": "7"},
+     [0], (0,),
+     {"CUDA_VISIBLE_DEVICES": "0", "CUDA_DEVICE_ORDER": "PCI_BUS_ID", "NEXUS_GPU_ID": "0"}),
+    ("unbuffered", {}, [0], (0,), {"PYTHONUNBUFFERED": "1"}),
+    ("unless it says otherwise", {"PYTHONUNBUFFERED": ""}, [0], (0,), {"PYTHONUNBUFFERED": ""}),
+    ("LD_LIBRARY_PATH arrives", {"LD_LIBRARY_PATH": "/x"}, [0], (0,), {"LD_LIBRARY_PATH": "/x"}),
+    ("submitted from inside a job", {"NEXUS_JOB_ID": "xyz", "NEXUS_JOB_NONCE": "0", "NEXUS_ROLE": "service", "STY": "1.x",
+                                     "WINDOW": "0"}, [0],
+     (0,), {"NEXUS_JOB_ID": "abc", "NEXUS_JOB_NONCE": "cafe", "NEXUS_ROLE": None, "STY": None, "WINDOW": None}),
+]
+
+
+@pytest.mark.parametrize("reason, submitted, indices, given_indices, expected", DEVICES, ids=[case[0] for case in DEVICES])
+def test_build_environment(reason, submitted, indices, given_indices, expected):
+    made = nexus.build_environment(running("abc", given_indices, nonce="cafe"), submitted, [gpu(index) for index in indices])
+    assert {name: made.get(name) for name in expected} == expected
+    assert list(made)[-5:] == ["CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES", "NEXUS_JOB_ID", "NEXUS_JOB_NONCE", "NEXUS_GPU_ID"], "last"
+
+
+# What job.sh survives
+
+
+@pytest.mark.parametrize("name", ["HUP", "INT", "QUIT"])
+def test_job_sh_outlives_signals_of_the_terminal(box, name):
+    os.mkfifo(f"{box.home}/go")
+    job = box.prepare("read x < go; exit 7")
+    process = box.start(job)
+    box.hear("start")
+    wait_until(lambda: os.path.exists(box.path("stderr.log")))
+    os.kill(process.pid, getattr(signal, f"SIG{name}"))
+    with open(f"{box.home}/go", "w") as file:
+        file.write("go\n")
+    assert wait_until(lambda: box.result(job)).exit_code == 7
+
+
+@needs_screen
+def test_it_outlives_its_screen(box):
+    box.use_screen()
+    os.mkfifo(f"{box.home}/go")
+    job = box.prepare("echo begun; read x < go; echo ended; exit 7")
+    process = box.start(job)
+    box.hear("start")
+    wait_until(lambda: os.path.exists(box.path("stdout.log")) and box.text("stdout.log"))
+    process.kill()
+    process.wait()
+    with open(f"{box.home}/go", "w") as file:
+        file.write("go\n")
+    assert wait_until(lambda: box.result(job)).exit_code == 7
+    assert box.text("stdout.log") == "begun\nended\n" and box.hear("end")[-1].words[0] == "7"
+
+
+@needs_screen
+def test_ctrl_c_in_its_window_ends_the_command(box):
+    box.use_screen()
+    job = box.prepare("echo begun; exec sleep 600")
+    process = box.start(job)
+    wait_until(lambda: os.path.exists(box.path("stdout.log")) and box.text("stdout.log"))
+    wait_until(lambda: is_child_named(int(nexus.read_claim(box.layout.job_folder("abc"), 1)[0]), "sleep"))
+    nexus.run(["screen", "-S", f"{process.pid}.nexus_job_abc", "-p", "0", "-X", "stuff", "\x03"], 10, box.screen.environ())
+    assert wait_until(lambda: box.result(job)).exit_code == 130
+
+
+def is_child_named(parent, name):
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            text = file.read()
+            if f"({name})" in text and nexus.parse_proc_stat(text).parent == parent:
+                return True
+    return False
+
+
+@needs_screen
+def test_its_window_shows_its_logs_and_takes_input(box):
+    box.use_screen()
+    job = box.prepare("test -t 0 && echo terminal; read -r line; echo got $line; read -r line")
+    process = box.start(job)
+    wait_until(lambda: os.path.exists(box.path("stdout.log")) and box.text("stdout.log") == "terminal\n")
+
+    def tell(*words):
+        return nexus.run(["screen", "-S", f"{process.pid}.nexus_job_abc", "-p", "0", "-X", *words], 10, box.screen.environ())
+
+    def window():
+        tell("hardcopy", f"{box.home}/window")
+        with contextlib.suppress(OSError), open(f"{box.home}/window", errors="replace") as file:
+            return file.read()
+        return ""
+
+    tell("stuff", "hello\r")
+    wait_until(lambda: box.text("stdout.log") == "terminal\ngot hello\n")
+    wait_until(lambda: "got hello" in window())
+    viewers = [pid for pid in filter(str.isdigit, os.listdir("/proc")) if shows(pid, box.path("stdout.log"))]
+    assert len(viewers) == 1
+    assert os.readlink(f"/proc/{viewers[0]}/fd/0") == "/dev/null", "it does not take the input"
+    with open(f"/proc/{viewers[0]}/environ", "rb") as file:
+        assert b"NEXUS_ROLE=viewer\0" in file.read()
+    tell("stuff", "\r")
+    wait_until(lambda: box.result(job))
+    process.wait(10)
+    assert box.screen.list_sessions() == []
+
+
+def shows(pid, path):
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
+        words = file.read().split(b"\0")
+        return words[0].endswith(b"tail") and os.fsencode(path) in words
+    return False
+
+
+# A terminal for stdout
+
+
+@pytest.mark.skipif(not shutil.which("script"), reason="script is not installed")
+@pytest.mark.parametrize("place", ["direct", "screen"])
+def test_tty(box, place):
+    if place == "screen":
+        if not shutil.which("screen"):
+            pytest.skip("screen is not installed")
+        box.use_screen()
+    result = box.run("test -t 1 && echo \"it's\" $X; exit 7", tty=True, environment={"PATH": os.environ["PATH"], "X": "y"})
+    assert result.exit_code == 7 and box.text("stdout.log") == "it's y\r\n"
+
+
+@pytest.mark.skipif(not shutil.which("script"), reason="script is not installed")
+@pytest.mark.parametrize("shell", [None, "/bin/false", "/bin/bash", "/nowhere", ""])
+def test_a_terminal_whatever_the_login_shell(box, shell):
+    environment = {"PATH": os.environ["PATH"], **({} if shell is None else {"SHELL": shell})}
+    result = box.run("tr '\\0' '\\n' < /proc/$$/environ | grep ^SHELL=; exit 7", tty=True, environment=environment)
+    assert result.exit_code == 7, box.text("stderr.log")
+    assert box.text("stdout.log") == ("" if shell is None else f"SHELL={shell}\r\n")
+
+
+# By hand
+
+
+def test_by_hand_it_just_runs_the_command(box):
+    box.prepare("echo $X $(pwd); echo err >&2; umask; exit 7", cwd="/usr", umask=0o027,
+                environment={"PATH": os.environ["PATH"], "X": "it's"})
+    done = subprocess.run([box.shell, box.path("job.sh")], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (7, "it's /usr\n0027\n", "err\n")
+    assert os.listdir(box.layout.job_folder("abc")) == ["job.sh"] and box.heard == ""
+    done = subprocess.run([box.path("job.sh")], capture_output=True, text=True)
+    assert done.returncode == 7, "it can be run as it is"
+
+
+def test_by_hand_where_the_directory_is_gone(box):
+    box.prepare("echo ran", cwd="/nowhere/at/all")
+    done = subprocess.run([box.shell, box.path("job.sh")], capture_output=True, text=True)
+    assert done.returncode != 0 and done.stdout == "" and "/nowhere/at/all" in done.stderr
+
+
+@pytest.mark.parametrize("shell", ["dash", "bash"])
+def test_each_shell_finds_it_well_formed(one_box, shell):
+    if not shutil.which(shell):
+        pytest.skip(f"no {shell}")
+    one_box.prepare("echo", lease="/x/0-a.abc", tty=True, limits=["--nofile=1:1"], environment=ENVIRONMENT)
+    assert subprocess.run([shell, "-n", one_box.path("job.sh")], capture_output=True, text=True).stderr == ""
+
+
+words = st.text(st.one_of(st.characters(codec="utf-8", exclude_characters="\0"), st.sampled_from("'\"\\$`@%\n\udcff")), max_size=20)
+
+
+@given(words)
+@example("'")
+@example("@id@")
+def test_a_command_is_one_word_of_sh(command):
+    job = running(command=command or "x", attempt=1)
+    text = nexus.build_script(job, {"X": command}, nexus.make_layout("/h", config()), None, ())
+    import shlex
+    assert f"bash -c {'-- ' if job.command[0] in '-+' else ''}{shlex.quote(job.command)}\n" in text
+    assert f"    {shlex.quote('X=' + command)} \\\n" in text
+
+
+# Leases
+
+
+@pytest.fixture
+def leases(one_box):
+    made = []
+
+    def make(service_id="0-aaaaaaaa"):
+        made.append(nexus.Leases(f"{one_box.home}/leases", service_id))
+        made[-1].prepare()
+        return made[-1]
+
+    yield make
+    for one in made:
+        for job_id in list(one.held):
+            one.drop(job_id)
+
+
+@pytest.fixture(params=SHELLS)
+def leased(request, one_box):
+    """The box, under each shell."""
+    if not SHELLS[request.param]:
+        pytest.skip(f"no {request.param}")
+    os.unlink(one_box.shell)
+    os.symlink(SHELLS[request.param], one_box.shell)
+    return one_box
+
+
+def test_the_lease_is_held_while_it_runs_and_dropped_before_the_end_is_said(leased, leases):
+    mine, theirs = leases("0-aaaaaaaa"), leases("0-bbbbbbbb")
+    mine.take("abc", ["GPU-1"])
+    os.mkfifo(f"{leased.home}/go")
+    job = leased.prepare("read x < go", lease=mine.path("abc"), gpu_uuids=("GPU-1",))
+    leased.start(job)
+    leased.hear("start")
+    mine.hand_over("abc")
+    assert theirs.find_holders() == {"GPU-1": nexus.find_user(os.geteuid())}
+    with pytest.raises(nexus.NexusError, match="GPU-1"):
+        theirs.take("xyz", ["GPU-1"])
+    with open(f"{leased.home}/go", "w") as file:
+        file.write("go\n")
+    leased.hear("end")
+    assert theirs.find_holders() == {}
+    theirs.take("xyz", ["GPU-1"])
+
+
+def test_what_a_job_leaves_behind_keeps_the_gpu(leased, leases):
+    mine, theirs = leases("0-aaaaaaaa"), leases("0-bbbbbbbb")
+    mine.take("abc", ["GPU-1"])
+    leased.run("sleep 600 & echo $!", lease=mine.path("abc"), gpu_uuids=("GPU-1",))
+    mine.hand_over("abc")
+    assert set(theirs.find_holders()) == {"GPU-1"}
+    os.kill(int(leased.text("stdout.log")), signal.SIGKILL)
+    wait_until(lambda: theirs.find_holders() == {})
+
+
+def test_the_jobs_of_one_service_share_a_gpu(leased, leases):
+    mine = leases()
+    mine.take("xyz", ["GPU-1"])
+    mine.take("abc", ["GPU-1"])
+    assert leased.run("echo ran", lease=mine.path("abc"), gpu_uuids=("GPU-1",)).exit_code == 0
+
+
+def other_takes(mine, theirs):
+    theirs.take("xyz", ["GPU-2"])
+
+
+def lease_removed(mine, theirs):
+    os.unlink(mine.path("abc"))
+
+
+BOUNCES = [  # reason, what happens between the service's and the runner's turn, what is said
+    ("another took it before the runner had it", other_takes, "GPU-2 is held by another nexus"),
+    ("its lease was cleaned away", lease_removed, "the GPU lease is gone"),
+]
+
+
+@pytest.mark.parametrize("reason, happens, words", BOUNCES, ids=[case[0] for case in BOUNCES])
+def test_a_start_that_bounces(leased, leases, reason, happens, words):
+    mine, theirs = leases("0-aaaaaaaa"), leases("0-bbbbbbbb")
+    mine.take("abc", ["GPU-1", "GPU-2"])
+    mine.hand_over("abc")                       # the service was killed here
+    happens(mine, theirs)
+    job = leased.prepare("echo ran", lease=mine.path("abc"), gpu_uuids=("GPU-1", "GPU-2"))
+    process = leased.start(job)
+    said, = leased.hear("bounce")
+    assert " ".join(said.words) == words and process.wait(10) == 0
+    assert not os.path.exists(leased.path("stdout.log"))
+    assert leased.result(job) == nexus.replace(leased.result(job), exit_code=None, cause="bounce",
+                                               cause_line=words), "who did not hear it reads it"
+    assert not [name for name in os.listdir(leased.layout.job_folder("abc")) if name.startswith("claim")]
+    theirs.take("uvw", ["GPU-1"])
+
+
+PLANTED = [  # reason, how it is made
+    ("a FIFO", os.mkfifo), ("a folder", os.mkdir), ("a link to nothing", lambda path: os.symlink("/nowhere", path)),
+    ("a link to a terminal", lambda path: os.symlink("/dev/tty", path)),
+    ("bytes that are no text", lambda path: pathlib.Path(path).write_bytes(b"\xff\0GPU-1")),
+    ("a lease of another GPU", lambda path: pathlib.Path(path).write_text("GPU-10\nGPU-2\n")),
+    ("a lease that nobody holds", lambda path: pathlib.Path(path).write_text("GPU-1\n")),
+    ("an empty one", lambda path: pathlib.Path(path).touch()),
+    ("the lock, held", lambda path: os.symlink("lock", path)),
+]
+
+
+@pytest.mark.parametrize("reason, plant", PLANTED, ids=[case[0] for case in PLANTED])
+def test_what_others_plant_does_not_stop_a_job(leased, leases, reason, plant):
+    mine = leases()
+    mine.take("abc", ["GPU-1"])
+    plant(f"{leased.home}/leases/1000-cccccccc.evl")
+    assert leased.run("echo ran", lease=mine.path("abc"), gpu_uuids=("GPU-1",)).exit_code == 0
+    assert leased.text("stdout.log") == "ran\n"
+
+
+# Logs
+
+LAST_LINES = [  # reason, content (None: no file), last line
+    ("no file", None, None), ("nothing", b"", None), ("only blank lines", b"\n \n\r\n", None),
+    ("the last", b"one\ntwo\n", "two"), ("without a newline", b"one\ntwo", "two"), ("blank lines after it", b"one\n\n  \n", "one"),
+    ("a progress bar shows what is seen last", b"0%\r50%\r100%", "100%"), ("Windows' newlines", b"one\r\ntwo\r\n", "two"),
+    ("colours and bells are taken out", b"\x1b[31mred\x1b[0m\x07\n", "red"), ("bytes that are no text", b"a\xffb\n", "a\ufffdb"),
+    ("a long one", b"x" * 10000, None),
+]
+
+
+@pytest.mark.parametrize("reason, content, expected", LAST_LINES, ids=[case[0] for case in LAST_LINES])
+def test_read_last_line(tmp_path, reason, content, expected):
+    path = tmp_path / "stderr.log"
+    if content is not None:
+        path.write_bytes(content)
+    found = nexus.read_last_line(str(path))
+    if reason == "a long one":
+        assert set(found.rstrip("….")) == {"x"} and len(found) <= 301
+    elif "colours" in reason:
+        assert "red" in found and "\x1b" not in found and "\x07" not in found
+    else:
+        assert found == expected
+
+
+# What keeps the service running
+
+
+@pytest.fixture(params=SHELLS)
+def supervise(request, tmp_path):
+    """Run the supervisor with a service that ends with each of these codes in turn; return (starts, delays)."""
+    shell = SHELLS[request.param] or pytest.skip(f"no {request.param}")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "sh").symlink_to(shell)
+    for name, text in {"sleep": f'echo "$1" >> {tmp_path}/delays', "service": (
+            f'echo "$*" >> {tmp_path}/starts; echo said >&2; read code rest < {tmp_path}/codes; sed -i 1d {tmp_path}/codes; '
+            'if [ "$code" = kill ]; then kill -9 $$; fi; exit $code')}.items():
+        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+
+    def go(codes):
+        (tmp_path / "codes").write_text("".join(f"{code}\n" for code in codes))
+        (tmp_path / "delays").write_text("")
+        subprocess.run([str(tmp_path / "bin" / "sh"), "-c", nexus.SUPERVISOR_SCRIPT, "nexus", str(tmp_path), "service", "serve", "--x y"],
+                       env={"PATH": f"{tmp_path}/bin:/usr/bin:/bin"}, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                       stderr=subprocess.DEVNULL, timeout=20)
+        assert (tmp_path / "service.log").read_text().count("said\n") == len((tmp_path / "starts").read_text().splitlines())
+        return (tmp_path / "starts").read_text().splitlines(), (tmp_path / "delays").read_text().split()
+
+    return go
+
+
+SUPERVISED = [  # reason, exit codes of the service in turn, delays between them
+    ("stopped", [0], []), ("a bad config", [2], []), ("another service has it", [4], []),
+    ("killed", ["kill", 0], ["1"]), ("a fault of its own", [1, 0], ["1"]), ("unavailable", [6, 0], ["1"]),
+    ("again and again, slower and slower", [1] * 7 + [0], ["1", "2", "4", "8", "16", "16", "16"]),
+]
+
+
+@pytest.mark.parametrize("reason, codes, delays", SUPERVISED, ids=[case[0] for case in SUPERVISED])
+def test_the_supervisor(supervise, reason, codes, delays):
+    starts, waited = supervise(codes)
+    assert starts == ["serve --x y"] * len(codes) and waited == delays
+
+
+def test_service_environ():
+    made = nexus.build_service_environ({"PATH": "/bin", "CUDA_VISIBLE_DEVICES": "1", "NEXUS_JOB_ID": "abc", "NEXUS_JOB_NONCE": "x",
+                                        "NEXUS_GPU_ID": "1",
+                                        "NEXUS_ROLE": "viewer", "NEXUS_MOCK_GPUS": "2", "STY": "1.x", "WINDOW": "0"}, "/h")
+    assert made == {"PATH": "/bin", "NEXUS_MOCK_GPUS": "2", "NEXUS_HOME": "/h", "NEXUS_ROLE": "service"}
+
+
+@pytest.mark.parametrize("place", ["direct", "screen"])
+def test_start_supervisor(one_box, monkeypatch, place):
+    """What it starts is detached from everything, and knows nothing of the job that it may have been started from."""
+    if place == "screen":
+        if not shutil.which("screen"):
+            pytest.skip("screen is not installed")
+        one_box.use_screen()
+    home = one_box.home
+    fake = f"{home}/python"
+    with open(fake, "w") as file:
+        file.write(f'#!/bin/sh\ntr "\\0" "\\n" < /proc/$$/environ > {home}/environ\nfds=$(ls -l /proc/$$/fd); echo "$fds" > {home}/fds\n'
+                   f'echo "$*" > {home}/said.tmp; mv {home}/said.tmp {home}/said\n')
+    os.chmod(fake, 0o755)
+    monkeypatch.setattr(sys, "executable", fake)
+    nexus.start_supervisor(one_box.layout, one_box.screen, {**os.environ, "NEXUS_JOB_ID": "abc", "CUDA_VISIBLE_DEVICES": "1"},
+                           ["--log-level", "DEBUG"])
+    wait_until(lambda: os.path.exists(f"{home}/said"))
+    assert pathlib.Path(f"{home}/said").read_text().split() == [os.path.abspath(nexus.__file__), "serve", "--log-level", "DEBUG"]
+    environ = pathlib.Path(f"{home}/environ").read_text().splitlines()
+    assert "NEXUS_ROLE=service" in environ and f"NEXUS_HOME={home}" in environ
+    assert not [line for line in environ if line.startswith(("NEXUS_JOB", "CUDA_VISIBLE"))]
+    fds = dict(re.findall(r"(\d+) -> (.*)", pathlib.Path(f"{home}/fds").read_text()))
+    assert fds["0"] == fds["1"] == "/dev/null" and fds["2"] == one_box.layout.service_log, "it never writes to a terminal"

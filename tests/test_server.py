@@ -1,0 +1,975 @@
+"""Section 14: routes and who may call them, as a function; then the same through sockets and curl."""
+
+import contextlib
+import http.client
+import json
+import logging
+import os
+import re
+import shutil
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+
+import pytest
+from console import Home, free_port, wait_until
+from hypothesis import given
+from hypothesis import strategies as st
+from makers import config as make_config
+from makers import ids, json_values, texts
+
+import nexus
+
+TOKEN = "secret-token-of-the-owner"
+OWNER = os.geteuid()
+
+
+# Without a socket: a Service that does not run, so that jobs change only where a test changes them
+
+
+class Bench:
+    """An Api over a Service that is not run."""
+
+    def __init__(self, **keys):
+        self.folder = tempfile.mkdtemp(prefix="nx", dir="/tmp")
+        self.config = make_config(**{"provider": "mock", "mock_gpus": 2, "launcher": "direct", **keys})
+        self.layout = nexus.make_layout(self.folder, self.config)
+        nexus.make_folder(self.layout.log_dir)
+        clock, log = nexus.Clock(), logging.getLogger(f"test-{os.path.basename(self.folder)}")
+        log.propagate = False
+        self.lines = []
+        handler = logging.Handler()
+        handler.emit = lambda record: self.lines.append(record.getMessage())
+        log.handlers = [handler]
+        log.setLevel("INFO")
+        self.store = nexus.Store(self.layout, clock, log)
+        self.store.recover()
+        machine = nexus.Machine(self.config, self.layout, self.store.service_id)
+        self.service = nexus.Service(self.config, self.layout, self.store, machine, clock, log, {"HOME": "/root", "SERVICE": "1"})
+        self.service.observed(self.service.prober.probe({}))
+        self.service.take_in_observation()
+        self.api = nexus.Api(self.service, TOKEN)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        shutil.rmtree(self.folder)
+
+    def ask(self, method, path, body=None, headers=None, query=None, uid=OWNER, peer="127.0.0.1"):
+        """(status, the answer's JSON or bytes)."""
+        response = self.respond(method, path, body, headers, query, uid, peer)
+        content = response.body + b"".join(response.stream or ())
+        if response.content_type == "application/json" and content:
+            return response.status, json.loads(content)
+        return response.status, content
+
+    def respond(self, method, path, body=None, headers=None, query=None, uid=OWNER, peer="127.0.0.1"):
+        content = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
+        headers = {"host": "127.0.0.1:6234", **({} if body is None else {"content-type": "application/json"}), **(headers or {})}
+        return self.api.handle(nexus.Request(
+            method, path, query or {}, {name: text for name, text in headers.items() if text is not None}, lambda: content, peer, uid, len(content)))
+
+    def add(self, **job):
+        status, answer = self.ask("POST", "/queue", {"command": "true", **job})
+        assert status == 200, answer
+        return answer["id"]
+
+    def become(self, job_id, status, **facts):
+        """Have a pending job run, or end."""
+        def change(state):
+            job = state.jobs[job_id]
+            if job.status == "pending" and status != "cancelled":
+                yield nexus.change_status(job, "running", time.time(), started_at=time.time(), attempt=1, **facts)
+            if status != "running":
+                yield nexus.change_status(state.jobs[job_id], status, time.time(), finished_at=time.time(), **facts)
+        self.store.update(change)
+
+    @property
+    def commands(self):
+        return [job["command"] for job in self.ask("GET", "/queue")[1]]
+
+
+@pytest.fixture
+def bench():
+    with Bench() as made:
+        yield made
+
+
+def is_error(answer):
+    return (isinstance(answer, dict) and answer.keys() == {"error", "message", "hint"} and answer["error"] in nexus.KINDS
+            and all(isinstance(text, str) for text in answer.values()) and bool(answer["message"]))
+
+
+REFUSALS = [  # reason, method, path, query, body, headers, status, what its message says
+    ("a list of nothing", "POST", "/queue", {}, [], {}, 400, "empty"),
+    ("neither a job nor a list", "POST", "/queue", {}, "x", {}, 400, "object"),
+    ("no JSON", "POST", "/queue", {}, b"{", {}, 400, "not valid JSON"),
+    ("no UTF-8", "POST", "/queue", {}, b'{"command": "\xff"}', {}, 400, "UTF-8"),
+    ("nested without end", "POST", "/queue", {}, b"[" * 100000, {}, 400, "nested"),
+    ("NaN", "POST", "/queue", {}, b'{"command": "x", "gpus": NaN}', {}, 400, "NaN"),
+    ("no command", "POST", "/queue", {}, {"name": "x"}, {}, 400, "command"),
+    ("an empty command", "POST", "/queue", {}, {"command": " "}, {}, 400, "command"),
+    ("a command with NUL", "POST", "/queue", {}, {"command": "a\0b"}, {}, 400, "NUL"),
+    ("1 MB", "POST", "/queue", {}, {"command": "x" * 2**20}, {}, 400, "131071"),
+    ("half of a surrogate pair", "POST", "/queue", {}, b'{"command": "\\ud800"}', {}, 400, "Unicode"),
+    ("an unknown key", "POST", "/queue", {}, {"command": "x", "gpu": 1}, {}, 400, "'gpu'"),
+    ("a bad one in a list", "POST", "/queue", {}, [{"command": "x"}, {"command": 1}], {}, 400, "job 2 of 2"),
+    ("an id twice", "POST", "/queue", {}, [{"command": "x", "id": "abc"}] * 2, {}, 400, "twice"),
+    ("commands and command", "POST", "/queue", {}, {"commands": ["a"], "command": "b"}, {}, 400, "commands"),
+    ("no commands", "POST", "/queue", {}, {"commands": []}, {}, 400, "commands"),
+    ("more GPUs than there are", "POST", "/queue", {}, {"command": "x", "gpus": 3}, {}, 400, "2"),
+    ("a GPU that is not there", "POST", "/queue", {}, {"command": "x", "gpu_ids": [7]}, {}, 400, "7"),
+    ("a fraction", "POST", "/queue", {}, {"command": "x", "gpus": 0.5}, {}, 400, "whole"),
+    ("an id with digits", "POST", "/queue", {}, {"command": "x", "id": "a1b"}, {}, 400, "base58"),
+    ("a short key", "POST", "/queue", {}, {"command": "x"}, {"idempotency-key": "x"}, 400, "Idempotency-Key"),
+    ("an unknown parameter", "GET", "/status", {"verbose": "1"}, None, {}, 400, "'verbose'"),
+    ("an unknown parameter of a POST", "POST", "/queue", {"dry": "1"}, {"command": "x"}, {}, 400, "'dry'"),
+    ("not a status", "GET", "/jobs", {"status": "done"}, None, {}, 400, "'done'"),
+    ("not a number", "GET", "/jobs", {"limit": "-1"}, None, {}, 400, "limit"),
+    ("not a stream", "GET", "/jobs/abc/logs", {"stream": "stdin"}, None, {}, 400, "stream"),
+    ("not a number of lines", "GET", "/jobs/abc/logs", {"tail": "x"}, None, {}, 400, "tail"),
+    ("not a flag", "GET", "/service/logs", {"follow": "maybe"}, None, {}, 400, "follow"),
+    ("not a number of an event", "GET", "/events", {"since": "x"}, None, {}, 400, "since"),
+    ("not a number of an event, by its header", "GET", "/events", {}, None, {"last-event-id": "x"}, 400, "since"),
+    ("an empty change", "PATCH", "/queue/abc", {}, {}, {}, 400, "priority"),
+    ("an unknown change", "PATCH", "/queue/abc", {}, {"command": "x"}, {}, 400, "priority"),
+    ("a position below 0", "PATCH", "/queue/abc", {}, {"position": -1}, {}, 400, "position"),
+    ("a position of nothing", "PATCH", "/queue/abc", {}, {"position": None}, {}, 400, "position"),
+    ("a priority that is none", "PATCH", "/queue/abc", {}, {"priority": "urgent"}, {}, 400, "urgent"),
+    ("nothing there", "GET", "/nothing", {}, None, {}, 404, "/nothing"),
+    ("nothing below", "GET", "/jobs/abc/", {}, None, {}, 404, "/jobs/abc/"),
+    ("no such job", "GET", "/jobs/xyz", {}, None, {}, 404, "xyz"),
+    ("no such job to kill", "DELETE", "/jobs/xyz", {}, None, {}, 404, "xyz"),
+    ("no such job to remove", "DELETE", "/queue/xyz", {}, None, {}, 404, "xyz"),
+    ("no such job to move", "PATCH", "/queue/xyz", {}, {"position": 0}, {}, 404, "xyz"),
+    ("no such job to retry", "POST", "/jobs/xyz/retry", {}, None, {}, 404, "xyz"),
+    ("no such log", "GET", "/jobs/xyz/logs", {}, None, {}, 404, "xyz"),
+    ("no such log to follow", "GET", "/jobs/xyz/logs", {"follow": "true"}, None, {}, 404, "xyz"),
+    ("no such GPU", "POST", "/gpus/9/pause", {}, None, {}, 404, "9"),
+    ("no GPU at all", "POST", "/gpus/first/resume", {}, None, {}, 404, "first"),
+    ("a pending job is not killed", "DELETE", "/jobs/abc", {}, None, {}, 409, "pending"),
+    ("a running job is not removed", "DELETE", "/queue/run", {}, None, {}, 409, "running"),
+    ("a finished job is not killed", "DELETE", "/jobs/end", {}, None, {}, 409, "completed"),
+    ("a finished job is not removed", "DELETE", "/queue/end", {}, None, {}, 409, "completed"),
+    ("a running job is not moved", "PATCH", "/queue/run", {}, {"position": 0}, {}, 409, "running"),
+    ("a running job is not retried", "POST", "/jobs/run/retry", {}, None, {}, 409, "running"),
+    ("an id with another content", "POST", "/queue", {}, {"command": "other", "id": "abc"}, {}, 409, "abc"),
+    ("a body without a type", "POST", "/queue", {}, {"command": "x"}, {"content-type": None}, 415, "application/json"),
+    ("a form", "POST", "/queue", {}, b"command=x", {"content-type": "application/x-www-form-urlencoded"}, 415, "urlencoded"),
+    ("a change as text", "PATCH", "/queue/abc", {}, {"position": 0}, {"content-type": "text/plain"}, 415, "text/plain"),
+]
+
+
+@pytest.fixture(scope="module")
+def shared_bench():
+    with Bench() as made:
+        for job_id in ("abc", "run", "end"):
+            made.add(id=job_id)
+        made.become("run", "running", pid=1)
+        made.become("end", "completed", exit_code=0)
+        yield made
+
+
+@pytest.mark.parametrize("case", REFUSALS, ids=[case[0] for case in REFUSALS])
+def test_what_is_refused_says_why_and_changes_nothing(shared_bench, case):
+    reason, method, path, query, body, headers, status, says = case
+    before = shared_bench.store.state.seq
+    given_status, answer = shared_bench.ask(method, path, body, headers, query)
+    assert given_status == status and is_error(answer) and says in answer["message"] + answer["hint"], (reason, answer)
+    assert shared_bench.store.state.seq == before and shared_bench.service.failure_count == 0
+
+
+@pytest.mark.parametrize("path, allowed", [
+    ("/status", {"GET"}), ("/queue", {"GET", "POST"}), ("/queue/abc", {"PATCH", "DELETE"}), ("/jobs/abc", {"GET", "DELETE"}),
+    ("/jobs/abc/retry", {"POST"}), ("/service/stop", {"POST"}), ("/gpus/0/pause", {"POST"}), ("/events", {"GET"})])
+@pytest.mark.parametrize("method", ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "get", "TRACE"])
+def test_other_methods_are_405_with_allow(shared_bench, method, path, allowed):
+    if method in allowed:
+        return
+    response = shared_bench.respond(method, path)
+    assert response.status == 405 and is_error(json.loads(response.body))
+    assert set(response.headers["Allow"].split(", ")) == allowed
+
+
+# Who may call
+
+FOREIGN_ORIGIN, OWN_ORIGIN = {"origin": "http://evil.example"}, {"origin": "http://127.0.0.1:6234"}
+BEARER, WRONG = {"authorization": f"Bearer {TOKEN}"}, {"authorization": "Bearer secret-token-of-the-ownes"}
+LOOPBACK, PUBLIC = {}, {"host": "0.0.0.0"}
+NAMED = {"allowed_hosts": ["gpu.example.org", "GPU2.example.org"]}
+CALLERS = [  # reason, config, headers, uid, peer, status
+    ("the owner", LOOPBACK, {}, OWNER, "127.0.0.1", 200),
+    ("the owner over IPv6", LOOPBACK, {"host": "[::1]:6234"}, OWNER, "::1", 200),
+    ("another user", LOOPBACK, {}, OWNER + 1, "127.0.0.1", 401),
+    ("root, or a socket that is closed and reads as uid 0", LOOPBACK, {}, 0 if OWNER else 4242, "127.0.0.1", 401),
+    ("a socket that is not found", LOOPBACK, {}, None, "127.0.0.1", 401),
+    ("another machine, whose port is one of ours too", LOOPBACK, {}, OWNER, "192.0.2.7", 401),
+    ("another user with the token", LOOPBACK, BEARER, OWNER + 1, "127.0.0.1", 200),
+    ("an unknown socket with the token", LOOPBACK, BEARER, None, "127.0.0.1", 200),
+    ("another machine with the token", LOOPBACK, BEARER, None, "192.0.2.7", 200),
+    ("bearer in small letters", LOOPBACK, {"authorization": f"bearer  {TOKEN}"}, None, "127.0.0.1", 200),
+    ("a wrong token", LOOPBACK, WRONG, OWNER + 1, "127.0.0.1", 401),
+    ("a wrong token, though it is the owner", LOOPBACK, WRONG, OWNER, "127.0.0.1", 401),
+    ("a longer token", LOOPBACK, {"authorization": f"Bearer {TOKEN}x"}, OWNER, "127.0.0.1", 401),
+    ("an empty token", LOOPBACK, {"authorization": "Bearer "}, OWNER, "127.0.0.1", 401),
+    ("another scheme", LOOPBACK, {"authorization": f"Basic {TOKEN}"}, OWNER, "127.0.0.1", 401),
+    ("a token that is not ASCII", LOOPBACK, {"authorization": "Bearer t\xf6ken"}, OWNER, "127.0.0.1", 401),
+    ("forwarded", LOOPBACK, {"forwarded": "for=192.0.2.7"}, OWNER, "127.0.0.1", 401),
+    ("via a proxy", LOOPBACK, {"via": "1.1 proxy"}, OWNER, "127.0.0.1", 401),
+    ("x-forwarded-for", LOOPBACK, {"x-forwarded-for": "192.0.2.7"}, OWNER, "127.0.0.1", 401),
+    ("x-forwarded-anything", LOOPBACK, {"x-forwarded-proto": "https"}, OWNER, "127.0.0.1", 401),
+    ("forwarded, with the token", LOOPBACK, {"x-forwarded-for": "192.0.2.7", **BEARER}, OWNER, "127.0.0.1", 200),
+    ("localhost", LOOPBACK, {"host": "localhost:6234"}, OWNER, "127.0.0.1", 200),
+    ("in capitals", LOOPBACK, {"host": "LocalHost"}, OWNER, "127.0.0.1", 200),
+    ("another port, as of ssh -L", LOOPBACK, {"host": "localhost:9999"}, OWNER, "127.0.0.1", 200),
+    ("no port", LOOPBACK, {"host": "127.0.0.1"}, OWNER, "127.0.0.1", 200),
+    ("IPv6 without a port", LOOPBACK, {"host": "[::1]"}, OWNER, "127.0.0.1", 200),
+    ("no Host", LOOPBACK, {"host": None}, OWNER, "127.0.0.1", 403),
+    ("an empty Host", LOOPBACK, {"host": ""}, OWNER, "127.0.0.1", 403),
+    ("a Host of another site (DNS rebinding)", LOOPBACK, {"host": "evil.example:6234"}, OWNER, "127.0.0.1", 403),
+    ("a Host that begins like ours", LOOPBACK, {"host": "localhost.evil.example"}, OWNER, "127.0.0.1", 403),
+    ("a Host that ends like ours", LOOPBACK, {"host": "evil.example#localhost"}, OWNER, "127.0.0.1", 403),
+    ("a Host with a user", LOOPBACK, {"host": "localhost@evil.example"}, OWNER, "127.0.0.1", 403),
+    ("a port that is no number", LOOPBACK, {"host": "localhost:evil"}, OWNER, "127.0.0.1", 403),
+    ("a bare IPv6 address", LOOPBACK, {"host": "::1"}, OWNER, "127.0.0.1", 403),
+    ("another address of this machine", LOOPBACK, {"host": "192.0.2.1:6234"}, OWNER, "127.0.0.1", 403),
+    ("another address, with the token", LOOPBACK, {"host": "192.0.2.1:6234", **BEARER}, OWNER, "127.0.0.1", 403),
+    ("another site's Host, with the token", LOOPBACK, {"host": "evil.example", **BEARER}, OWNER, "127.0.0.1", 403),
+    ("an allowed Host without a token", NAMED, {"host": "gpu.example.org"}, OWNER, "127.0.0.1", 403),
+    ("an allowed Host with a wrong token", NAMED, {"host": "gpu.example.org", **WRONG}, OWNER, "127.0.0.1", 403),
+    ("an allowed Host with the token", NAMED, {"host": "gpu.example.org:443", **BEARER}, None, "127.0.0.1", 200),
+    ("an allowed Host in other letters", NAMED, {"host": "gpu2.Example.ORG", **BEARER}, None, "127.0.0.1", 200),
+    ("one that is not allowed, with the token", NAMED, {"host": "www.example.org", **BEARER}, None, "127.0.0.1", 403),
+    ("its own Origin", LOOPBACK, OWN_ORIGIN, OWNER, "127.0.0.1", 200),
+    ("its own Origin behind TLS", LOOPBACK, {"origin": "https://127.0.0.1:6234"}, OWNER, "127.0.0.1", 200),
+    ("another site's Origin", LOOPBACK, FOREIGN_ORIGIN, OWNER, "127.0.0.1", 403),
+    ("another site's Origin, with the token", LOOPBACK, {**FOREIGN_ORIGIN, **BEARER}, OWNER, "127.0.0.1", 403),
+    ("a file's Origin", LOOPBACK, {"origin": "null"}, OWNER, "127.0.0.1", 403),
+    ("an empty Origin", LOOPBACK, {"origin": ""}, OWNER, "127.0.0.1", 403),
+    ("another port's Origin", LOOPBACK, {"origin": "http://127.0.0.1:8888"}, OWNER, "127.0.0.1", 403),
+    ("another name of ours as Origin", LOOPBACK, {"origin": "http://localhost:6234"}, OWNER, "127.0.0.1", 403),
+    ("listening everywhere: the owner too needs a token", PUBLIC, {}, OWNER, "127.0.0.1", 401),
+    ("listening everywhere: with the token", PUBLIC, BEARER, OWNER, "127.0.0.1", 200),
+    ("listening everywhere: by address, with the token", PUBLIC, {"host": "192.0.2.1:6234", **BEARER}, None, "192.0.2.7", 200),
+    ("listening everywhere: by IPv6 address, with the token", PUBLIC, {"host": "[2001:db8::1]", **BEARER}, None, "192.0.2.7", 200),
+    ("listening everywhere: by address, without", PUBLIC, {"host": "192.0.2.1:6234"}, None, "192.0.2.7", 403),
+    ("listening everywhere: by name, with the token", PUBLIC, {"host": "evil.example", **BEARER}, None, "192.0.2.7", 403),
+    ("listening by a name: by it, with the token", {"host": "gpu1"}, {"host": "gpu1:6234", **BEARER}, None, "192.0.2.7", 200),
+    ("listening by a name: by it, without", {"host": "gpu1"}, {"host": "gpu1:6234"}, OWNER, "127.0.0.1", 403),
+]
+
+
+@pytest.mark.parametrize("case", CALLERS, ids=[case[0] for case in CALLERS])
+@pytest.mark.parametrize("method, path", [("GET", "/"), ("POST", "/service/pause")])
+def test_who_may_call(case, method, path):
+    reason, keys, headers, uid, peer, status = case
+    with Bench(**keys) as bench:
+        response = bench.respond(method, path, None, headers, None, uid, peer)
+        assert response.status == (204 if status == 200 and method == "POST" else status), (reason, response.body)
+        assert bench.store.state.paused == (status == 200 and method == "POST")
+        if status != 200:
+            assert is_error(json.loads(response.body))
+            assert any(line.startswith(f"Refused {method} {path} from {peer}") for line in bench.lines), "each refusal is in the log"
+        if status == 401:
+            assert response.headers["WWW-Authenticate"] == "Bearer"
+        assert not any(TOKEN in line for line in bench.lines)
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "OPTIONS", "FOO"])
+def test_host_is_checked_on_every_method_and_path(shared_bench, method):
+    for path in ("/", "/status", "/nothing"):
+        assert shared_bench.ask(method, path, None, {"host": "evil.example"})[0] == 403
+
+
+# What the routes answer
+
+
+def test_info_and_status(bench):
+    assert bench.ask("GET", "/")[1]["name"] == "nexus"
+    status, answer = bench.ask("GET", "/status")
+    assert status == 200 and (answer["is_paused"], answer["queued_jobs"], answer["completed_jobs"]) == (False, 0, 0)
+    first = answer["gpu_status"][0]
+    assert (first["index"], first["name"], first["memory_total"], first["memory_used"], first["job_id"], first["job_ids"]) == (
+        0, "Mock GPU", "24GB", "0GB", None, [])
+
+
+def test_a_job_from_the_queue_to_its_retry(bench):
+    status, answer = bench.ask("POST", "/queue", {"command": "python train.py", "env": {"A": "1"}, "priority": "low", "gpus": 2})
+    assert status == 200 and answer.keys() == {"id"} and nexus.is_job_id(answer["id"])
+    job_id = answer["id"]
+    job = bench.ask("GET", f"/jobs/{job_id}")[1]
+    assert (job["status"], job["position"], job["command"], job["priority"], job["gpus"]) == ("pending", 0, "python train.py", 2, 2)
+    assert job["waiting_for"] and "env" not in job and "environment" not in job
+    bench.become(job_id, "running", gpu_indices=(0, 1))
+    assert bench.ask("GET", "/queue")[1] == []
+    assert bench.ask("DELETE", f"/jobs/{job_id}") == (204, b"")
+    assert bench.ask("GET", f"/jobs/{job_id}")[1]["stopping"] == "killed"
+    assert bench.ask("DELETE", f"/jobs/{job_id}") == (204, b""), "it is already asked to end"
+    bench.become(job_id, "failed", exit_code=143, cause="killed")
+    status, answer = bench.ask("POST", f"/jobs/{job_id}/retry")
+    assert status == 200 and answer["id"] != job_id
+    again = bench.ask("GET", f"/jobs/{answer['id']}")[1]
+    assert all(again[key] == job[key] for key in ("command", "priority", "gpus", "cwd")) and again["status"] == "pending"
+    assert bench.ask("DELETE", f"/queue/{answer['id']}") == (204, b"")
+    assert [job["status"] for job in bench.ask("GET", "/jobs")[1]] == ["failed", "cancelled"]
+
+
+def test_jobs_are_chosen_by_status_user_and_limit(bench):
+    made = [bench.add(command=f"c{number}") for number in range(4)]
+    bench.become(made[0], "completed", exit_code=0)
+    bench.become(made[1], "running")
+    for query, expected in [({}, made), ({"status": "pending"}, made[2:]), ({"status": "running"}, [made[1]]),
+                            ({"status": "completed"}, [made[0]]), ({"status": "failed"}, []), ({"limit": "2"}, made[2:]),
+                            ({"limit": "0"}, []), ({"limit": "99"}, made), ({"user": bench.service.user}, made), ({"user": "x"}, [])]:
+        assert [job["id"] for job in bench.ask("GET", "/jobs", query=query)[1]] == expected, query
+
+
+def test_a_list_is_added_wholly_or_not_at_all(bench):
+    status, answer = bench.ask("POST", "/queue", [{"command": "a"}, {"command": "b", "gpus": 0}])
+    assert status == 200 and len(answer["ids"]) == 2 and bench.commands == ["a", "b"]
+    for bad in ({"command": "d", "gpus": 9}, {"command": ""}, {"command": "d", "x": 1}, 7):
+        assert bench.ask("POST", "/queue", [{"command": "c"}, bad])[0] == 400
+    bench.add(id="abc", command="e")
+    assert bench.ask("POST", "/queue", [{"command": "c"}, {"command": "f", "id": "abc"}])[0] == 409
+    assert bench.commands == ["a", "b", "e"]
+    status, answer = bench.ask("POST", "/queue", {"commands": ["g", "h"], "gpus": 0, "name": "both"})
+    assert status == 200 and len(answer["ids"]) == 2 and bench.commands == ["a", "b", "e", "g", "h"]
+    assert bench.ask("POST", "/queue", {"commands": ["i", ""]})[0] == 400 and len(bench.commands) == 5
+
+
+def test_a_full_queue_is_429_and_a_list_that_does_not_fit_is_not_begun():
+    with Bench(queue_limit=2) as bench:
+        bench.add()
+        status, answer = bench.ask("POST", "/queue", [{"command": "a"}, {"command": "b"}])
+        assert status == 429 and answer["error"] == "queue_full" and "queue_limit" in answer["message"]
+        last = bench.add()
+        assert len(bench.commands) == 2
+        bench.become(last, "failed", exit_code=1)
+        bench.add()
+        assert bench.ask("POST", f"/jobs/{last}/retry")[0] == 429
+
+
+def test_a_callers_id_is_idempotent(bench):
+    job = {"id": "Abc", "command": "a", "env": {"A": "1", "B": "2"}, "priority": 0}
+    same = {"priority": 0, "env": {"B": "2", "A": "1"}, "command": "a", "id": "Abc"}
+    assert bench.ask("POST", "/queue", job) == (200, {"id": "Abc"})
+    assert bench.ask("POST", "/queue", same) == (200, {"id": "Abc"}), "the order of keys says nothing"
+    assert bench.ask("POST", "/queue", [same, {"command": "b"}])[0] == 200
+    assert bench.commands == ["a", "b"]
+    for change in ({"command": "b"}, {"env": {"A": "2"}}, {"priority": 1}, {"gpus": 0}, {"cwd": "/tmp"}):
+        assert bench.ask("POST", "/queue", {**job, **change})[0] == 409
+    bench.become("Abc", "completed", exit_code=0)
+    assert bench.ask("POST", "/queue", job) == (200, {"id": "Abc"}), "also when it is over"
+    assert bench.commands == ["b"]
+
+
+def test_an_idempotency_key_adds_once(bench):
+    key = {"idempotency-key": "0123456789abcdef"}
+    first = bench.ask("POST", "/queue", {"commands": ["a", "b"]}, key)
+    assert bench.ask("POST", "/queue", {"commands": ["a", "b"]}, key) == first
+    assert bench.ask("POST", "/queue", {"commands": ["a", "b"]}, {"idempotency-key": "0123456789abcdeg"}) != first
+    assert bench.commands == ["a", "b"] * 2
+
+
+def test_patch_reorders(bench):
+    made = [bench.add(command=name) for name in "abcd"]
+    assert bench.ask("PATCH", f"/queue/{made[2]}", {"position": 0})[1]["position"] == 0
+    assert bench.commands == ["c", "a", "b", "d"]
+    bench.ask("PATCH", f"/queue/{made[2]}", {"position": 2**31})
+    assert bench.commands == ["a", "b", "d", "c"]
+    status, answer = bench.ask("PATCH", f"/queue/{made[3]}", {"priority": "high"})
+    assert (status, answer["priority"], answer["position"]) == (200, 0, 0) and bench.commands == ["d", "a", "b", "c"]
+    bench.ask("PATCH", f"/queue/{made[3]}", {"priority": 1, "position": 1})
+    assert bench.commands == ["a", "d", "b", "c"]
+
+
+def test_gpus_and_the_queue_are_paused_and_resumed(bench):
+    for path, look in (("/service", lambda: bench.ask("GET", "/status")[1]["is_paused"]),
+                       ("/gpus/1", lambda: bench.ask("GET", "/status")[1]["gpu_status"][1]["is_paused"])):
+        assert look() is False
+        for _ in range(2):
+            assert bench.ask("POST", f"{path}/pause") == (204, b"")
+            assert look() is True
+        for _ in range(2):
+            assert bench.ask("POST", f"{path}/resume") == (204, b"")
+            assert look() is False
+
+
+def test_stop_answers_first(bench):
+    response = bench.respond("POST", "/service/stop")
+    assert response.status == 204 and not bench.service.is_stopping
+    response.after()
+    assert bench.service.is_stopping
+
+
+def test_who_changed_something_is_in_the_log(bench):
+    job_id = bench.add(command="python train.py\n\x1b[2J")
+    bench.ask("POST", "/service/pause", None, BEARER, None, None, "192.0.2.7")
+    bench.ask("DELETE", f"/queue/{job_id}")
+    log = "\n".join(bench.lines)
+    user = bench.service.user
+    assert f"Job {job_id} added by {user}: python train.py" in log and "\x1b" not in log
+    assert f"Queue paused by {user} (token, 192.0.2.7)" in log and f"Job {job_id}: {user} asked" in log
+
+
+def test_a_disk_that_refuses_is_503(bench):
+    bench.store.append = lambda record: (_ for _ in ()).throw(OSError(28, "No space left on device"))
+    status, answer = bench.ask("POST", "/queue", {"command": "a"})
+    assert (status, answer["error"]) == (503, "unavailable") and "No space left" in answer["message"] and answer["hint"]
+    assert bench.commands == [] and bench.ask("GET", "/health")[0] == 503
+
+
+def test_health_says_each_check(bench):
+    status, answer = bench.ask("GET", "/health")
+    assert status == 200 and answer["is_healthy"] and all(check["is_ok"] and check["reading"] for check in answer["checks"])
+    bench.service.fail("a test", ValueError("x"))
+    status, answer = bench.ask("GET", "/health")
+    assert status == 503 and not answer["is_healthy"]
+
+
+def test_an_exception_of_ours_is_500_and_counted(bench):
+    bench.service.info = lambda: 1 / 0
+    status, answer = bench.ask("GET", "/")
+    assert status == 500 and is_error(answer) and answer["error"] == "internal" and bench.service.failure_count == 1
+
+
+def test_logs(bench):
+    job_id = bench.add()
+    assert bench.ask("GET", f"/jobs/{job_id}/logs") == (200, b""), "nothing yet"
+    folder = os.path.join(bench.layout.log_dir, f"job_{job_id}")
+    bench.become(job_id, "running", log_dir=folder)
+    os.mkdir(folder)
+    for name, content in (("stdout.log", b"a\nb\xff\nc"), ("stderr.log", b"x\ny\n")):
+        with open(os.path.join(folder, name), "wb") as file:
+            file.write(content)
+    for query, expected in [({}, b"a\nb\xff\ncx\ny\n"), ({"stream": "stdout"}, b"a\nb\xff\nc"), ({"stream": "stderr"}, b"x\ny\n"),
+                            ({"tail": "1"}, b"cy\n"), ({"tail": "2", "stream": "stderr"}, b"x\ny\n"), ({"tail": "0"}, b""),
+                            ({"tail": "99", "stream": "stdout"}, b"a\nb\xff\nc")]:
+        assert bench.ask("GET", f"/jobs/{job_id}/logs", query=query) == (200, expected), query
+    bench.become(job_id, "failed", exit_code=1)
+    assert bench.ask("GET", f"/jobs/{job_id}/logs", query={"follow": "true"}) == (200, b"a\nb\xff\ncx\ny\n"), "it ends"
+
+
+# Whatever comes
+
+some_paths = st.lists(st.sampled_from(["", "queue", "jobs", "status", "service", "gpus", "0", "pause", "resume", "retry", "logs",
+                                       "health", "abc", "run"]) | ids | st.text(max_size=6), max_size=4).map(lambda parts: "/" + "/".join(parts))
+latin = st.text(st.characters(max_codepoint=255), max_size=12)
+some_headers = st.dictionaries(
+    st.sampled_from(["host", "origin", "authorization", "content-type", "idempotency-key", "last-event-id", "via", "x-forwarded-for"]),
+    latin | st.sampled_from(["127.0.0.1", "localhost:6234", "application/json", f"Bearer {TOKEN}", "http://127.0.0.1"]), max_size=3)
+keys = st.sampled_from([*nexus.SUBMISSION_KEYS, "commands", "position", "x"])
+bodies = (st.binary(max_size=40) | json_values.map(lambda value: json.dumps(value).encode())
+          | st.dictionaries(keys, json_values | texts | ids, max_size=5).map(lambda value: json.dumps(value).encode())
+          | st.lists(st.dictionaries(keys, json_values, max_size=3), max_size=3).map(lambda value: json.dumps(value).encode()))
+queries = st.dictionaries(st.sampled_from(["status", "user", "limit", "follow", "stream", "tail", "since"]) | st.text(max_size=5),
+                          st.text(max_size=6) | st.sampled_from(["", "1", "both", "pending", "false", "9" * 18]), max_size=2)
+methods = st.sampled_from(["GET", "POST", "PATCH", "DELETE", "PUT", "HEAD"]) | st.text(max_size=6)
+
+
+@given(methods, some_paths, queries, some_headers, bodies)
+def test_whatever_comes_is_answered_and_never_with_500(shared_bench, method, path, query, headers, body):
+    if path == "/service/stop" or path == "/events" or "follow" in query:
+        return                                                  # these have no end, or end it
+    response = shared_bench.respond(method, path, body, {"content-type": "application/json", **headers}, query)
+    content = response.body + b"".join(response.stream or ())
+    assert response.status in (200, 204, 400, 401, 403, 404, 405, 409, 415), content
+    if response.status >= 400:
+        assert is_error(json.loads(content))
+    assert shared_bench.service.failure_count == 0
+    for name, text in response.headers.items():
+        assert not re.search("[\r\n]", name + text)
+
+
+# Through sockets: the adapter alone, before an Api over a Service that is not run
+
+
+class Listening(Bench):
+    """A Bench that listens."""
+
+    def __init__(self, timeout_s=10, **keys):
+        super().__init__(**keys)
+        self.port = free_port()
+        self.server = nexus.make_server(self.api, self.config.service.host, self.port)
+        self.server.RequestHandlerClass.timeout = timeout_s
+        threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+
+    def __exit__(self, *_):
+        self.server.shutdown()
+        self.server.server_close()
+        self.service.is_stopping = True
+        super().__exit__()
+
+    def connect(self):
+        return socket.create_connection(("127.0.0.1", self.port), timeout=20)
+
+    def exchange(self, request, is_last=True):
+        """Send bytes; return all that comes back until the other side closes."""
+        with self.connect() as line:
+            line.sendall(request)
+            if not is_last:
+                line.settimeout(1)
+            answer = b""
+            with contextlib.suppress(socket.timeout):
+                while piece := line.recv(65536):
+                    answer += piece
+            return answer
+
+
+@pytest.fixture
+def listening():
+    with Listening() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def shared_listening():
+    with Listening() as made:
+        yield made
+
+
+def split_answers(answer):
+    """[(status, headers, body)] of what came back on one connection."""
+    found = []
+    while answer:
+        head, _, rest = answer.partition(b"\r\n\r\n")
+        status_line, *lines = head.decode("latin-1").split("\r\n")
+        headers = {name.lower(): text for name, _, text in (line.partition(": ") for line in lines)}
+        if "content-length" in headers:
+            size = int(headers["content-length"])
+        elif headers.get("transfer-encoding") == "chunked":
+            body = b""
+            while True:
+                length, _, rest = rest.partition(b"\r\n")
+                piece, rest = rest[:int(length, 16)], rest[int(length, 16) + 2:]
+                body += piece
+                if not piece:
+                    break
+            found.append((int(status_line.split()[1]), headers, body))
+            answer = rest
+            continue
+        else:
+            size = 0 if headers.get("connection") != "close" else len(rest)
+        found.append((int(status_line.split()[1]), headers, rest[:size]))
+        answer = rest[size:]
+    return found
+
+
+HOST = b"Host: 127.0.0.1\r\n"
+CLOSE = HOST + b"Connection: close\r\n"
+ADD = b'{"command": "true", "gpus": 0}'
+JSON = b"Content-Type: application/json\r\n"
+
+
+def test_a_connection_is_kept_and_requests_may_be_pipelined(listening):
+    get, add = b"GET /queue HTTP/1.1\r\n" + HOST + b"\r\n", b"POST /queue HTTP/1.1\r\n" + HOST + JSON + b"Content-Length: %d\r\n\r\n" % len(ADD) + ADD
+    pause = b"POST /service/pause HTTP/1.1\r\n" + HOST + b"\r\n"
+    missing = b"GET /nothing HTTP/1.1\r\n" + HOST + b"\r\n"
+    answers = split_answers(listening.exchange(add + get + missing + pause + add + b"GET / HTTP/1.1\r\n" + CLOSE + b"\r\n"))
+    assert [status for status, _, _ in answers] == [200, 200, 404, 204, 200, 200]
+    assert json.loads(answers[0][2])["id"] == json.loads(answers[1][2])[0]["id"]
+    assert json.loads(answers[5][2])["name"] == "nexus" and answers[5][1]["connection"] == "close"
+    assert len(listening.commands) == 2
+
+
+@pytest.mark.parametrize("path", ["/queue", "/status", "/nothing", "/service/logs", "/jobs"])
+def test_a_body_nobody_asked_for_is_not_the_next_request(listening, path):
+    smuggled = b"POST /service/pause HTTP/1.1\r\n" + HOST + b"\r\n"
+    first = b"GET " + path.encode() + b" HTTP/1.1\r\n" + HOST + b"Content-Length: %d\r\n\r\n" % len(smuggled) + smuggled
+    answers = split_answers(listening.exchange(first + b"GET / HTTP/1.1\r\n" + CLOSE + b"\r\n"))
+    assert answers[0][0] in (200, 404) and not listening.store.state.paused
+    assert len(answers) == 1 or (answers[1][0] == 200 and json.loads(answers[1][2])["name"] == "nexus")
+    assert len(answers) == 2 or answers[0][1]["connection"] == "close"
+
+
+def test_a_refused_request_does_not_wait_for_an_earlier_ones_body(listening):
+    first = b"GET /status HTTP/1.1\r\n" + HOST + b"Content-Length: 5\r\n\r\nhello"
+    for second, status in ((b"POST /queue HTTP/1.1\r\n" + HOST + JSON + b"Transfer-Encoding: chunked\r\n\r\n", 411), (b"nonsense\r\n\r\n", 400)):
+        began = time.monotonic()
+        assert [answer[0] for answer in split_answers(listening.exchange(first + second))] == [200, status]
+        assert time.monotonic() - began < 3
+
+
+def test_http_1_0_and_0_9(listening):
+    listening.add()
+    answer = listening.exchange(b"GET /queue HTTP/1.0\r\n" + HOST + b"\r\n")
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert b" 200 " in head and b"chunked" not in head and len(json.loads(body)) == 1
+    kept = listening.exchange(b"GET / HTTP/1.0\r\n" + HOST + b"Connection: keep-alive\r\n\r\nGET / HTTP/1.0\r\n" + HOST + b"\r\n")
+    assert kept.count(b"200 OK") == 2
+    answer = listening.exchange(b"GET /status\r\n\r\n")
+    assert is_error(json.loads(answer.partition(b"\r\n\r\n")[2] or answer))
+    assert listening.service.failure_count == 0
+
+
+MALFORMED = [  # reason, the request, status
+    ("no request", b"hello\r\n\r\n", 400),
+    ("no version", b"POST /queue\r\n\r\n", 400),
+    ("a made-up version", b"GET / HTTP/x\r\n\r\n", 400),
+    ("HTTP/2", b"GET / HTTP/2.0\r\n\r\n", 505),
+    ("four words", b"GET / HTTP/1.1 x\r\n\r\n", 400),
+    ("bytes that are no text", b"\xff\xfe\x00 / HTTP/1.1\r\n" + CLOSE + b"\r\n", 405),
+    ("a TLS hello", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 400),
+    ("a method nobody knows", b"BREW /queue HTTP/1.1\r\n" + CLOSE + b"\r\n", 405),
+    ("a path that looks like a host", b"GET //evil.example/status HTTP/1.1\r\n" + CLOSE + b"\r\n", 404),
+    ("an address that is none", b"GET http://[x HTTP/1.1\r\n" + CLOSE + b"\r\n", 400),
+    ("a path with NUL", b"GET /\0 HTTP/1.1\r\n" + CLOSE + b"\r\n", 404),
+    ("a path escaped wrongly", b"GET /%zz%f HTTP/1.1\r\n" + CLOSE + b"\r\n", 404),
+    ("the path of an escape", b"GET /jobs/%2e%2e%2f%2e%2e%2fetc%2fpasswd HTTP/1.1\r\n" + CLOSE + b"\r\n", 404),
+    ("CR LF in a path", b"GET /a%0d%0aSet-Cookie:%20x=y HTTP/1.1\r\n" + CLOSE + b"\r\n", 404),
+    ("a line that is too long", b"GET /" + b"x" * 70000 + b" HTTP/1.1\r\n" + CLOSE + b"\r\n", 414),
+    ("a header that is too long", b"GET / HTTP/1.1\r\n" + CLOSE + b"X: " + b"x" * 70000 + b"\r\n\r\n", 431),
+    ("too many headers", b"GET / HTTP/1.1\r\n" + CLOSE + b"".join(b"X-%d: x\r\n" % number for number in range(200)) + b"\r\n", 431),
+    ("no Host", b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n", 403),
+    ("two Hosts", b"GET / HTTP/1.1\r\n" + CLOSE + HOST + b"\r\n", 400),
+    ("two lengths", b"POST /queue HTTP/1.1\r\n" + CLOSE + JSON + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\n{}", 400),
+    ("a length below 0", b"POST /queue HTTP/1.1\r\n" + CLOSE + JSON + b"Content-Length: -1\r\n\r\n", 400),
+    ("a length that is no number", b"POST /queue HTTP/1.1\r\n" + CLOSE + JSON + b"Content-Length: ten\r\n\r\n", 400),
+    ("a length with a sign", b"POST /queue HTTP/1.1\r\n" + CLOSE + JSON + b"Content-Length: +2\r\n\r\n{}", 400),
+    ("a list of lengths", b"POST /queue HTTP/1.1\r\n" + CLOSE + JSON + b"Content-Length: 2, 2\r\n\r\n{}", 400),
+    ("no body", b"POST /queue HTTP/1.1\r\n" + CLOSE + JSON + b"\r\n", 400),
+    ("a body in chunks", b"POST /queue HTTP/1.1\r\n" + CLOSE + JSON + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n", 411),
+    ("chunks and a length", b"POST /queue HTTP/1.1\r\n" + CLOSE + JSON + b"Transfer-Encoding: chunked\r\nContent-Length: 2\r\n\r\n{}", 411),
+    ("a body that is far too large", b"POST /queue HTTP/1.1\r\n" + CLOSE + JSON + b"Content-Length: 99999999999\r\n\r\n{", 413),
+    ("a body of a number that is far too large", b"POST /queue HTTP/1.1\r\n" + CLOSE + JSON + b"Content-Length: " + b"9" * 40 + b"\r\n\r\n{", 400),
+]
+
+
+@pytest.mark.parametrize("reason, request_bytes, status", MALFORMED, ids=[case[0] for case in MALFORMED])
+def test_malformed_requests(shared_listening, reason, request_bytes, status):
+    answers = split_answers(shared_listening.exchange(request_bytes))
+    assert [answer[0] for answer in answers] == [status], (reason, answers)
+    assert is_error(json.loads(answers[0][2])) and "x=y" not in answers[0][1].values()
+    assert answers[0][1]["content-type"] == "application/json"
+    assert shared_listening.service.failure_count == 0 and not shared_listening.commands
+
+
+def test_a_body_that_ends_early_or_never_comes_is_the_callers_fault():
+    with Listening(timeout_s=0.3) as listening:
+        request = b"POST /queue HTTP/1.1\r\n" + HOST + JSON + b"Content-Length: %d\r\n\r\n" % (len(ADD) + 1) + ADD
+        answer = split_answers(listening.exchange(request))
+        assert answer[0][0] == 400 and b"%d bytes" % (len(ADD) + 1) in answer[0][2], "it waited no longer"
+        with listening.connect() as line:
+            line.sendall(request)
+            line.shutdown(socket.SHUT_WR)
+            assert re.search(b" 40[01] ", line.recv(65536)), "half closed it reads as nobody's"
+        for _ in range(3):                                          # gone in the middle, with a reset
+            line = listening.connect()
+            line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
+            line.sendall(request)
+            line.close()
+        assert listening.exchange(b"GET / HT") == b"", "a request that never ends gets no answer"
+        time.sleep(0.1)
+        assert listening.commands == [] and listening.service.failure_count == 0
+
+
+def test_a_slow_body_is_waited_for(listening):
+    with listening.connect() as line:
+        line.sendall(b"POST /queue HTTP/1.1\r\n" + CLOSE + JSON + b"Content-Length: %d\r\n\r\n" % len(ADD))
+        for byte in ADD:
+            line.sendall(bytes([byte]))
+            time.sleep(0.005)
+        assert b" 200 " in line.recv(65536)
+    assert len(listening.commands) == 1
+
+
+def test_expect_100_continue(listening):
+    with listening.connect() as line:
+        line.sendall(b"POST /queue HTTP/1.1\r\n" + CLOSE + JSON + b"Expect: 100-continue\r\nContent-Length: %d\r\n\r\n" % len(ADD))
+        assert line.recv(65536) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        line.sendall(ADD)
+        assert b" 200 " in line.recv(65536)
+
+
+def test_head_says_what_get_would_without_the_body(listening):
+    head = b"HEAD /queue HTTP/1.1\r\n" + HOST + b"\r\n" + b"HEAD / HTTP/1.1\r\n" + HOST + b"\r\n" + b"HEAD /nothing HTTP/1.1\r\n" + CLOSE + b"\r\n"
+    answer = listening.exchange(head)
+    assert re.findall(rb"HTTP/1.1 (\d+)", answer) == [b"200", b"200", b"404"] and b"{" not in answer and b"[]" not in answer
+
+
+def test_an_escaped_path_and_a_whole_address_are_understood(listening):
+    job_id = listening.add()
+    for path in (f"/jobs/{job_id}", f"/jobs/%{ord(job_id[0]):02x}{job_id[1:]}", f"http://127.0.0.1/jobs/{job_id}", f"/jobs/{job_id}?"):
+        answer = split_answers(listening.exchange(f"GET {path} HTTP/1.1\r\n".encode() + CLOSE + b"\r\n"))
+        assert answer[0][0] == 200 and json.loads(answer[0][2])["id"] == job_id, path
+    answer = split_answers(listening.exchange(b"GET /jobs?status=pen%64ing&user= HTTP/1.1\r\n" + CLOSE + b"\r\n"))
+    assert (answer[0][0], answer[0][2]) == (200, b"[]\n"), "an empty user is no user"
+
+
+@pytest.mark.parametrize("path", ["/jobs/{id}/logs?follow=true", "/service/logs?follow=1", "/events"])
+def test_who_leaves_while_following_leaves_no_thread_behind(listening, path):
+    job_id = listening.add()
+    before = set(threading.enumerate())
+    lines = [listening.connect() for _ in range(5)]
+    for line in lines:
+        line.sendall(f"GET {path.format(id=job_id)} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        assert line.recv(65536).startswith(b"HTTP/1.1 200")
+    assert len(set(threading.enumerate()) - before) == 5
+    for line in lines:
+        line.close()
+    wait_until(lambda: not set(threading.enumerate()) - before, "the end of the threads")
+    assert listening.service.failure_count == 0
+
+
+def read_events(response, count):
+    """`count` events as (number, type, data), comments left out."""
+    found, event = [], {}
+    while len(found) < count:
+        line = response.readline().decode().rstrip("\n")
+        if not line and event:
+            found.append((int(event["id"]) if "id" in event else None, event["event"], json.loads(event["data"])))
+            event = {}
+        elif line and not line.startswith(":"):
+            name, _, text = line.partition(": ")
+            event[name] = text
+    return found
+
+
+def follow_events(listening, since="", headers=None):
+    line = http.client.HTTPConnection("127.0.0.1", listening.port, timeout=5)       # before the first heartbeat
+    line.request("GET", f"/events{since}", headers=headers or {})
+    response = line.getresponse()
+    assert response.status == 200 and response.getheader("Content-Type") == "text/event-stream"
+    return response
+
+
+def test_events_are_numbered_and_resumed(listening):
+    old = listening.add(command="before")
+    response = follow_events(listening)
+    job_id = listening.add(command="a")
+    listening.ask("POST", "/service/pause")
+    listening.ask("DELETE", f"/queue/{job_id}")
+    listening.ask("POST", "/gpus/0/pause")
+    events = read_events(response, 3)
+    assert [(kind, data.get("status", data.get("is_paused"))) for _, kind, data in events[:3]] == [
+        ("job", "pending"), ("queue", True), ("job", "cancelled")]
+    assert events[0][2]["command"] == "a" and "environment" not in events[0][2] and old != job_id
+    numbers = [number for number, _, _ in events]
+    assert numbers == list(range(numbers[0], numbers[0] + 3))
+    assert read_events(follow_events(listening, f"?since={numbers[0]}"), 2) == events[1:3], "those after it"
+    assert read_events(follow_events(listening, headers={"Last-Event-ID": str(numbers[1])}), 1) == events[2:3]
+    assert read_events(follow_events(listening, f"?since={numbers[0]}", {"Last-Event-ID": str(numbers[1])}), 1) == events[2:3], "the header is newer"
+
+
+def test_a_gap_in_the_events_is_told(listening):
+    listening.add()
+    assert read_events(follow_events(listening, "?since=1"), 2)[0][1] == "reset", "older than what is kept"
+    future = int(time.time() * 1e6) + 10**12                    # of a service whose clock was ahead
+    response = follow_events(listening, f"?since={future}")
+    listening.add(command="later")
+    first, second = read_events(response, 2)
+    assert first[1] == "reset" and second[2]["command"] == "later"
+
+
+def test_a_taken_port_says_whose_it_is():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", free_port()))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with Bench() as bench:
+            for host in ("127.0.0.1", "localhost"):
+                with pytest.raises(nexus.NexusError) as raised:
+                    nexus.make_server(bench.api, host, port)
+                assert raised.value.kind == "conflict" and str(port) in raised.value.message and "port" in raised.value.hint
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "no.such.host.invalid", "999.1.1.1", "::ffff:x", "ü" * 70, "x" * 100])
+def test_an_address_that_is_not_ours_is_a_usage_error(host):
+    with Bench() as bench, pytest.raises(nexus.NexusError) as raised:
+        nexus.make_server(bench.api, host, 6234)
+    assert raised.value.kind == "usage" and raised.value.hint
+
+
+@given(st.binary(max_size=300), st.booleans())
+def test_whatever_bytes_come_are_no_fault_of_ours(shared_listening, content, is_continued):
+    start = b"POST /queue HTTP/1.1\r\n" + CLOSE if is_continued else b""
+    with shared_listening.connect() as line:
+        line.sendall(start + content)
+        line.shutdown(socket.SHUT_WR)
+        answer = b""
+        with contextlib.suppress(ConnectionResetError):
+            while piece := line.recv(65536):
+                answer += piece
+    for status, _, body in split_answers(answer):
+        assert status != 500 and is_error(json.loads(body))
+    assert shared_listening.service.failure_count == 0
+
+
+# The whole service, and curl
+
+
+def curl(home, path, *options, timeout=20):
+    """(status, body) by the real curl."""
+    done = subprocess.run(["curl", "-sS", "-w", "\n%{http_code}", *options, f"http://127.0.0.1:{home.port}{path}"], capture_output=True, timeout=timeout)
+    body, _, status = done.stdout.rpartition(b"\n")
+    assert done.returncode == 0, (done.stderr, done.stdout)
+    return int(status), body.decode("utf-8", "replace")
+
+
+@pytest.fixture(scope="module")
+def home():
+    with Home("jobs.cpu_slots = 20\njobs.kill_grace_seconds = 1") as made:
+        assert made.main("start").code == 0
+        yield made
+
+
+POST_JSON = ("-H", "Content-Type: application/json", "-d")
+
+
+def add_by_curl(home, command, **keys):
+    status, answer = curl(home, "/queue", *POST_JSON, json.dumps({"command": command, "gpus": 0, **keys}))
+    assert status == 200, answer
+    return json.loads(answer)["id"]
+
+
+def test_curl_as_the_readme_has_it(home):
+    job_id = add_by_curl(home, "echo $GREETING; sleep 60", env={"GREETING": "hello"}, cwd="/tmp")
+    wait_until(lambda: curl(home, f"/jobs/{job_id}/logs")[1] == "hello\n", "its line")
+    assert curl(home, f"/jobs/{job_id}", "-X", "DELETE") == (204, "")
+    ended = wait_until(lambda: (job := json.loads(curl(home, f"/jobs/{job_id}")[1]))["status"] == "cancelled" and job, "its end")
+    assert (ended["cause"], ended["cwd"]) == ("killed", "/tmp")
+    assert curl(home, f"/jobs/{job_id}", "-X", "DELETE")[0] == 409
+    curl(home, "/service/pause", "-X", "POST")
+    try:
+        first, second = add_by_curl(home, "true"), add_by_curl(home, "true")
+        status, answer = curl(home, f"/queue/{second}", "-X", "PATCH", *POST_JSON, '{"position": 0}')
+        assert status == 200 and json.loads(answer)["position"] < json.loads(curl(home, f"/jobs/{first}")[1])["position"]
+        assert "paused" in json.loads(answer)["waiting_for"]
+        assert curl(home, f"/queue/{first}", "-X", "DELETE") == (204, "")
+        assert json.loads(curl(home, "/status")[1])["is_paused"] is True
+    finally:
+        assert curl(home, "/service/resume", "-X", "POST") == (204, "")
+    assert curl(home, "/queue", "-d", "command=true")[0] == 415
+    assert curl(home, "/queue", *POST_JSON, "[]")[0] == 400
+    assert curl(home, "/health")[0] == 200
+
+
+def test_a_job_added_over_rest_has_the_services_environment_and_the_home_directory(home):
+    job_id = add_by_curl(home, "pwd; echo $TERM.$NEXUS_ROLE.$NEXUS_JOB_ID.$NEXUS_GPU_ID.$CUDA_VISIBLE_DEVICES.$CUDA_DEVICE_ORDER.$PYTHONUNBUFFERED")
+    home.wait_for(job_id, "completed")
+    directory, variables = curl(home, f"/jobs/{job_id}/logs")[1].splitlines()
+    assert directory == home.top and variables.endswith(f".{job_id}...PCI_BUS_ID.1")
+
+
+@pytest.mark.parametrize("size_kb, options, status", [
+    (1000, ("-H", "Content-Type: text/plain"), 415), (70000, ("-H", "Content-Type: application/json"), 413),
+    (70000, ("-H", "Content-Type: application/json", "-H", "Expect:"), 413), (1000, ("-H", "Host: evil.example"), 403),
+    (1000, ("-H", "Authorization: Bearer wrong"), 401)])
+def test_the_answer_to_a_large_body_that_is_refused_arrives(home, size_kb, options, status):
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(b"x" * size_kb * 1000)
+        file.flush()
+        for _ in range(3):
+            given_status, answer = curl(home, "/queue", "--data-binary", f"@{file.name}", *options)
+            assert given_status == status and is_error(json.loads(answer))
+
+
+def test_a_follower_sees_lines_as_they_come_and_ends_with_the_job(home):
+    gate = os.path.join(home.top, "gate")
+    job_id = add_by_curl(home, f"echo one; until [ -e {gate}1 ]; do sleep 0.02; done; echo two >&2; until [ -e {gate}2 ]; do sleep 0.02; done; "
+                         "printf three; exit 3")
+    follower = subprocess.Popen(["curl", "-sSN", f"http://127.0.0.1:{home.port}/jobs/{job_id}/logs?follow=true"], stdout=subprocess.PIPE)
+    assert follower.stdout.readline() == b"one\n"
+    open(gate + "1", "w").close()
+    assert follower.stdout.readline() == b"two\n"
+    open(gate + "2", "w").close()
+    assert follower.stdout.read() == b"three" and follower.wait(10) == 0
+    assert home.job(job_id)["exit_code"] == 3
+    assert curl(home, f"/jobs/{job_id}/logs?follow=true") == (200, "one\nthreetwo\n")
+    assert curl(home, f"/jobs/{job_id}/logs?stream=stderr&tail=1") == (200, "two\n")
+
+
+def test_a_job_of_a_million_lines_is_followed_whole(home):
+    job_id = add_by_curl(home, "seq 1000000")
+    status, text = curl(home, f"/jobs/{job_id}/logs?follow=true&stream=stdout")
+    assert status == 200 and text == "".join(f"{number}\n" for number in range(1, 1000001))
+
+
+def test_events_of_a_job_as_curl_sees_them(home):
+    follower = subprocess.Popen(["curl", "-sSN", f"http://127.0.0.1:{home.port}/events"], stdout=subprocess.PIPE)
+    try:
+        assert follower.stdout.readline().startswith(b": events from")
+        job_id = add_by_curl(home, "true")
+        seen, numbers = [], []
+        while "completed" not in seen:
+            line = follower.stdout.readline()
+            if line.startswith(b"id: "):
+                numbers.append(int(line[4:]))
+            if line.startswith(b"data: ") and json.loads(line[6:]).get("id") == job_id:
+                seen.append(json.loads(line[6:])["status"])
+        assert seen[0] == "pending" and "running" in seen and numbers == sorted(set(numbers))
+    finally:
+        follower.kill()
+        follower.communicate()
+
+
+def test_the_services_log_is_followed(home):
+    follower = subprocess.Popen(["curl", "-sSN", f"http://127.0.0.1:{home.port}/service/logs?follow=true&tail=0"], stdout=subprocess.PIPE)
+    try:
+        time.sleep(0.1)
+        job_id = add_by_curl(home, "echo line-of-the-log")
+        line = follower.stdout.readline().decode()
+        assert re.fullmatch(rf"\[\d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d\] Job {job_id} added by .*: echo line-of-the-log\n", line)
+    finally:
+        follower.kill()
+        follower.communicate()
+
+
+@pytest.mark.skipif(OWNER != 0, reason="only root can become somebody else")
+@pytest.mark.parametrize("uid", [65534, 12345])
+def test_another_user_of_the_machine_is_refused(home, uid):
+    token = home.file("token").read_text().strip()
+    for options, status in (((), 401), (("-H", f"Authorization: Bearer {token}"), 200), (("-H", "Authorization: Bearer x"), 401)):
+        done = subprocess.run(["curl", "-sS", "-o", "/dev/null", "-w", "%{http_code}", *options, f"http://127.0.0.1:{home.port}/status"],
+                              capture_output=True, timeout=20, preexec_fn=lambda: os.setuid(uid))
+        assert done.stdout.decode() == str(status)
+    assert f"Refused GET /status from 127.0.0.1 ({nexus.find_user(uid)})" in home.file("service.log").read_text()
+    assert os.stat(home.file("token")).st_mode & 0o777 == 0o600 and os.stat(home.path).st_mode & 0o077 in (0, 0o055), "the home is private"
+
+
+def test_a_connection_that_sends_and_closes_at_once_is_nobodys(home):
+    before = len(home.client().jobs())
+    body = b'{"command": "true"}'
+    for _ in range(20):
+        with socket.create_connection(("127.0.0.1", home.port)) as line:
+            line.sendall(b"POST /queue HTTP/1.1\r\n" + CLOSE + JSON + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+    assert home.client().health()["is_healthy"] and len(home.client().jobs()) in range(before, before + 21)
+
+
+def test_many_connections_at_once(home):
+    answers = []
+
+    def add():
+        answers.append(home.client().add("true", gpus=0))
+    threads = [threading.Thread(target=add) for _ in range(40)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(answers)) == 40
+    assert {job["status"] for job in home.client().wait(answers)} == {"completed"}
+
+
+@pytest.mark.parametrize("host, others", [("0.0.0.0", ["127.0.0.1", "127.0.0.2"]), ("::1", ["[::1]"]), ("localhost", ["localhost", "127.0.0.1"])])
+def test_a_service_on_another_address(host, others):
+    with Home(host=host) as made:
+        done = made.run("run", "--gpus", "0", "echo hello")
+        assert (done.code, done.out) == (0, "hello\n"), done
+        token = made.file("token").read_text().strip()
+        for address in others:
+            url = f"http://{address}:{made.port}/status"
+            codes = [subprocess.run(["curl", "-sS", "-g", "-o", "/dev/null", "-w", "%{http_code}", *options, url], capture_output=True,
+                                    timeout=20).stdout.decode() for options in ((), ("-H", f"Authorization: Bearer {token}"))]
+            assert codes == ["200" if host != "0.0.0.0" else "401" if address == "127.0.0.1" else "403", "200"], (address, codes)
+        assert made.run("stop").code == 0
+
+
+def test_stop_over_rest_answers_and_ends_it():
+    with Home() as made:
+        assert made.main("start").code == 0
+        pid = made.service["pid"]
+        assert curl(made, "/service/stop", "-X", "POST") == (204, "")
+        wait_until(lambda: not os.path.exists(f"/proc/{pid}") and not made.file("service.json").exists(), "the end of the service")

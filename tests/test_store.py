@@ -1,0 +1,1004 @@
+"""Section 12: what is acknowledged is on the disk, whatever happens to it."""
+
+import contextlib
+import errno
+import json
+import logging
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from unittest import mock
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from makers import NOW, config, job
+
+import nexus
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs to mount a file system")
+IDS = [a + b + c for a in "abcde" for b in "xyz" for c in "KLM"]
+
+
+class Box:
+    """A folder with a state in it, and the Store that has it."""
+
+    def __init__(self, folder):
+        self.folder = str(folder)
+        self.layout = nexus.make_layout(self.folder, config())
+        self.said = []
+
+    def open(self, **facts):
+        log = logging.Logger("test")
+        log.addHandler(type("Keep", (logging.Handler,), {"emit": lambda _, record: self.said.append(record.getMessage())})())
+        self.store = nexus.Store(self.layout, nexus.Clock(), log)
+        for name, fact in facts.items():
+            setattr(self.store, name, fact)
+        self.store.recover()
+        return self
+
+    def update(self, *changes, answer=None):
+        return self.store.update(lambda state: made_by(changes, answer))
+
+    def add(self, *ids, **fields):
+        for job_id in ids:
+            self.update(nexus.JobAdded(job(job_id, number=len(self.store.state.jobs) + 1, **fields)))
+        return self
+
+    def dump(self):
+        return dump(self.store.state)
+
+    def path(self, name):
+        return os.path.join(self.folder, name)
+
+    def names(self):
+        return sorted(os.listdir(self.folder))
+
+    def crash(self, folder):
+        """What the disk holds at this moment, in another folder; the Store of this one goes no further."""
+        shutil.copytree(self.folder, folder)
+        return Box(folder)
+
+
+def made_by(changes, answer=None):
+    yield from changes
+    return answer
+
+
+def dump(state):
+    """All that counts of a State."""
+    used = {one.environment for one in state.jobs.values()}
+    return {"seq": state.seq, "facts": [getattr(state, name) for name in nexus.STATE_FACTS], "jobs": dict(state.jobs),
+            "environments": {digest: dict(variables) for digest, variables in state.environments.items() if digest in used},
+            "order": list(state.order), "kinds": {kind: list(line) for kind, line in state.kinds.items()},
+            "running": dict(state.running), "finished": list(state.finished.values()), "next_number": state.next_number,
+            "keys": {key: sorted(ids) for key, ids in state.keys.items()},
+            "pending_by_priority": {priority: count for priority, count in state.pending_by_priority.items() if count}}
+
+
+def set_status(job_id, status, **facts):
+    return nexus.JobChanged(job_id, {"status": status, **facts})
+
+
+@pytest.fixture
+def box(tmp_path):
+    return Box(tmp_path / "home").open()
+
+
+# Changing and reading
+
+
+def test_an_update_answers_what_it_returns(box):
+    assert box.update(nexus.JobAdded(job("abc")), answer=["abc"]) == ["abc"]
+    assert box.store.read(lambda state: list(state.jobs)) == ["abc"] and box.store.state.seq == 1
+
+
+def test_each_change_is_in_state_before_the_next(box):
+    def decide(state):
+        yield nexus.JobAdded(job("abc"))
+        yield nexus.JobChanged("abc", {"name": state.jobs["abc"].id + "!"})
+        return state.jobs["abc"].name
+
+    assert box.store.update(decide) == "abc!"
+
+
+def test_it_is_on_the_disk_before_the_answer(box, tmp_path):
+    box.add("abc", "xyz")
+    assert box.crash(tmp_path / "copy").open().dump() == box.dump()
+
+
+FAULTS = [  # reason, what the decision does
+    ("it refuses", lambda state: nexus.refuse("no")),
+    ("a fault of the code", lambda state: 1 / 0),
+    ("a change that does not fit", lambda state: nexus.JobChanged("zzz", {})),
+    ("a change that cannot be written", lambda state: nexus.JobChanged("abc", {"name": {1, 2}})),
+    ("an interrupt", lambda state: (_ for _ in ()).throw(KeyboardInterrupt)),
+]
+
+
+@pytest.mark.parametrize("reason, act", FAULTS, ids=[case[0] for case in FAULTS])
+def test_a_decision_that_fails_changes_nothing(box, tmp_path, reason, act):
+    box.add("abc")
+    before, events = box.dump(), list(box.store.events.items)
+
+    def decide(state):
+        yield nexus.JobAdded(job("xyz", number=2, key="k"))
+        yield set_status("abc", nexus.RUNNING)
+        yield nexus.StateChanged({"paused": True})
+        made = act(state)
+        if isinstance(made, nexus.JobChanged):
+            yield made
+        else:
+            next(made)
+
+    with pytest.raises(BaseException) as caught:
+        box.store.update(decide)
+    assert not isinstance(caught.value, AssertionError)
+    assert box.dump() == before and list(box.store.events.items) == events
+    assert box.crash(tmp_path / "copy").open().dump() == before
+    box.add("xyz")
+    assert box.crash(tmp_path / "copy2").open().dump() == box.dump()
+
+
+def test_a_bad_decision_does_not_spoil_others_of_its_batch(box, tmp_path):
+    def refuse(state):
+        yield nexus.JobAdded(job("bad"))
+        nexus.refuse("no")
+
+    writes = [nexus.Write(decide) for decide in (
+        lambda state: made_by([nexus.JobAdded(job("abc"))]), refuse, lambda state: made_by([nexus.JobAdded(job("xyz", 2))]))]
+    box.store.waiting = writes
+    box.store.commit()
+    assert [write.error and write.error.kind for write in writes] == [None, "usage", None]
+    assert set(box.store.state.jobs) == {"abc", "xyz"} and box.store.state.seq == 2
+    assert box.crash(tmp_path / "copy").open().dump() == box.dump()
+
+
+def test_who_only_looks_costs_no_sync(box, monkeypatch):
+    monkeypatch.setattr(os, "fdatasync", lambda _: pytest.fail("synced"))
+    assert box.update(answer=5) == 5
+
+
+def test_those_who_wait_together_share_a_sync(box, monkeypatch):
+    syncs, gate, is_syncing = [], threading.Event(), threading.Event()
+    real = os.fdatasync
+
+    def sync(handle):
+        syncs.append(handle)
+        is_syncing.set()
+        assert gate.wait(10)
+        real(handle)
+
+    monkeypatch.setattr(os, "fdatasync", sync)
+    threads = [threading.Thread(target=box.update, args=(nexus.JobAdded(job(job_id, number)),)) for number, job_id in enumerate(IDS, 1)]
+    threads[0].start()
+    assert is_syncing.wait(10)
+    for thread in threads[1:]:
+        thread.start()
+    while len(box.store.waiting) < len(threads) - 1:
+        time.sleep(0.001)
+    gate.set()
+    for thread in threads:
+        thread.join()
+    assert len(syncs) == 2 and set(box.store.state.jobs) == set(IDS)
+
+
+def test_many_threads_lose_nothing(box, tmp_path):
+    def work(number):
+        for step in range(20):
+            box.update(nexus.StateChanged({"paused_gpus": (f"{number}-{step}",)}), answer=None)
+            if step % 7 == number:
+                box.store.save_snapshot()
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert box.store.state.seq == 160
+    assert box.crash(tmp_path / "copy").open().dump() == box.dump()
+
+
+# Undoing
+
+job_ids = st.sampled_from(IDS)
+facts = st.fixed_dictionaries({}, optional={
+    "status": st.sampled_from(nexus.STATUSES), "priority": st.integers(0, 3), "name": st.text(max_size=3), "gpus": st.integers(0, 2),
+    "order": st.tuples(st.integers(-2, 2), st.integers(0, 3), st.integers(0, 99)), "finished_at": st.floats(0, 1e9)})
+steps = st.one_of(
+    st.tuples(st.just("add"), job_ids, st.fixed_dictionaries({}, optional={"key": st.sampled_from("kl"), "priority": st.integers(0, 3)})),
+    st.tuples(st.just("change"), job_ids, facts), st.tuples(st.just("remove"), st.lists(job_ids, max_size=3), st.none()),
+    st.tuples(st.just("facts"), st.booleans(), st.lists(st.sampled_from("ab"), max_size=2)))
+
+
+def changes_of(step, state):
+    """The changes that a step stands for, as far as they fit."""
+    kind, what, more = step
+    if kind == "add" and what not in state.jobs:
+        number = state.next_number
+        digest = f"env{number % 4}"
+        if digest not in state.environments:
+            yield nexus.EnvironmentAdded(digest, {"N": str(number % 4)})
+        yield nexus.JobAdded(job(what, number, environment=digest, order=(0, more.get("priority", 1), number), **more))
+    elif kind == "change" and what in state.jobs:
+        yield nexus.JobChanged(what, more)
+    elif kind == "remove":
+        gone = tuple(job_id for job_id in dict.fromkeys(what) if job_id in state.jobs)
+        if gone:
+            yield nexus.JobsRemoved(gone)
+    elif kind == "facts":
+        yield nexus.StateChanged({"paused": what, "paused_gpus": tuple(more)})
+
+
+@contextlib.contextmanager
+def quick_disk():
+    """Syncs that take no time: what is on this disk survives the tests' crashes, which are not the machine's."""
+    with mock.patch.object(os, "fsync", lambda _: None), mock.patch.object(os, "fdatasync", lambda _: None):
+        yield
+
+
+@contextlib.contextmanager
+def new_folder():
+    folder = tempfile.mkdtemp(dir="/dev/shm" if os.path.isdir("/dev/shm") else None)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder)
+
+
+class Refused(Exception):
+    pass
+
+
+@given(st.lists(steps, max_size=12), st.lists(steps, min_size=1, max_size=8))
+def test_undoing_leaves_state_as_it_was(before, undone):
+    with quick_disk(), new_folder() as folder:
+        box = Box(folder).open()
+        for step in before:
+            box.store.update(lambda state, step=step: changes_of(step, state))
+        was, shown = box.dump(), list(box.store.state.finished)
+
+        def decide(state):
+            for step in undone:
+                yield from changes_of(step, state)
+            raise Refused
+
+        with pytest.raises(Refused):
+            box.store.update(decide)
+        assert box.dump() == was and list(box.store.state.finished) == shown
+
+
+# Recovery: a history with two snapshots, then a crash
+
+
+def make_history(folder):
+    """A Store with state.json at 5, state.json.prev at 3, and changes to 8 in journal-6."""
+    box = Box(folder).open()
+    box.update(nexus.EnvironmentAdded("e" * 8, {"A": "b\udcff"}))
+    box.add("abc", "xyz")
+    box.store.save_snapshot()
+    box.update(set_status("abc", nexus.RUNNING, attempt=1))
+    box.update(nexus.StateChanged({"paused": True}))
+    box.store.save_snapshot()
+    box.add("uvw")
+    box.update(set_status("abc", nexus.COMPLETED, finished_at=NOW))
+    box.update(nexus.JobsRemoved(("xyz",)))
+    assert box.store.state.seq == 8
+    assert [name for name in box.names() if "journal" in name] == ["journal-4.jsonl", "journal-6.jsonl"]
+    return box
+
+
+def rewrite(name, change):
+    """Damage: the content of a file, changed."""
+    def act(box):
+        with open(box.path(name), "rb") as file:
+            content = file.read()
+        with open(box.path(name), "wb") as file:
+            file.write(change(content))
+    return act
+
+
+def remove(*names):
+    def act(box):
+        for name in names:
+            os.unlink(box.path(name))
+    return act
+
+
+def both(*acts):
+    def act(box):
+        for one in acts:
+            one(box)
+    return act
+
+
+def lay_out_anew(name):
+    def act(box):
+        done = subprocess.run([sys.executable, "-m", "json.tool", box.path(name)], capture_output=True, check=True)
+        with open(box.path(name), "wb") as file:
+            file.write(done.stdout)
+    return act
+
+
+def change_line(number, new):
+    def change(content):
+        lines = content.splitlines(keepends=True)
+        lines[number] = new
+        return b"".join(lines)
+    return change
+
+
+def copy(name, other, part=1.0):
+    def act(box):
+        with open(box.path(name), "rb") as file:
+            content = file.read()
+        with open(box.path(other), "wb") as file:
+            file.write(content[:int(len(content) * part)])
+    return act
+
+
+GARBAGE = bytes(range(256)) * 8
+HARMLESS = [  # reason, what happens to the files: nothing of what was acknowledged is lost
+    ("a crash", both()),
+    ("a write cut short", rewrite("journal-6.jsonl", lambda content: content + b'{"seq": 9, "state": {"pau')),
+    ("a line without its newline is no line", rewrite(
+        "journal-6.jsonl", lambda content: content + b'{"seq": 9, "state": {"paused": false}}')),
+    ("NUL bytes at the end, as a crash of the machine leaves them", rewrite("journal-6.jsonl", lambda content: content + b"\0" * 4096)),
+    ("state.json cut short", rewrite("state.json", lambda content: content[:len(content) // 2])),
+    ("state.json cut by a byte before its last brace", rewrite("state.json", lambda content: content[:-3])),
+    ("state.json emptied", rewrite("state.json", lambda content: b"")),
+    ("state.json is garbage", rewrite("state.json", lambda content: GARBAGE)),
+    ("state.json is NUL bytes", rewrite("state.json", lambda content: b"\0" * len(content))),
+    ("state.json is as deep as nothing is", rewrite("state.json", lambda content: b"[" * 200000)),
+    ("state.json is another JSON", rewrite("state.json", lambda content: b"[]")),
+    ("state.json of another version", rewrite("state.json", lambda content: content.replace(b'"version": 1', b'"version": 99'))),
+    ("state.json with a job twice", rewrite("state.json", lambda content: content.replace(b'"id":"xyz"', b'"id":"abc"'))),
+    ("state.json with a job that is none", rewrite(
+        "state.json", lambda content: content.replace(b'"status":"running"', b'"status":"walking"'))),
+    ("state.json without a key", rewrite("state.json", lambda content: content.replace(b'"paused":', b'"pausde":'))),
+    ("state.json deleted", remove("state.json")),
+    ("state.json.prev deleted", remove("state.json.prev")),
+    ("state.json.prev is garbage", rewrite("state.json.prev", lambda content: GARBAGE)),
+    ("state.json laid out by another program", lay_out_anew("state.json")),
+    ("state.json.prev laid out, state.json deleted", both(lay_out_anew("state.json.prev"), remove("state.json"))),
+    ("state.json with Windows' newlines", rewrite("state.json", lambda content: content.replace(b"\n", b"\r\n"))),
+    ("state.json without its last newline", rewrite("state.json", lambda content: content.rstrip(b"\n"))),
+    ("what is before state.json is damaged", rewrite("journal-4.jsonl", lambda content: GARBAGE)),
+    ("what is before state.json is missing", remove("journal-4.jsonl")),
+    ("before it and state.json.prev", remove("journal-4.jsonl", "state.json.prev")),
+    ("an older state.json was put back", copy("state.json.prev", "state.json")),
+    ("a crash while the next snapshot was written", copy("state.json", "state.json.new", 0.5)),
+    ("the same, under its first name", copy("state.json", f"state.json.new.{os.getpid()}.tmp", 0.5)),
+    ("a crash after .prev was made", both(copy("state.json", "state.json.prev"), copy("state.json", "state.json.new"))),
+    ("a crash between the two renames", both(copy("state.json", "state.json.prev"), remove("state.json"))),
+    ("a crash after an empty segment was begun", lambda box: pathlib.Path(box.path("journal-9.jsonl")).touch()),
+    ("what a failed write left, and then the same numbers again", lambda box: box.superseded()),
+    ("files of other programs",
+     lambda box: pathlib.Path(box.path("journal-x.jsonl")).touch() or pathlib.Path(box.path("state.json~")).touch()),
+]
+
+
+def superseded(box):
+    """journal-6 holds a line 8 and a half line 9 that were never acknowledged; journal-8 holds what was."""
+    with open(box.path("journal-6.jsonl"), "rb") as file:
+        lines = file.read().splitlines(keepends=True)
+    wrong = nexus.encode_change(8, nexus.StateChanged({"paused": False})).encode()
+    with open(box.path("journal-6.jsonl"), "wb") as file:
+        file.write(b"".join(lines[:2]) + wrong + b'{"seq": 9, "st')
+    with open(box.path("journal-8.jsonl"), "wb") as file:
+        file.write(lines[2])
+
+
+Box.superseded = superseded
+
+
+@pytest.fixture(scope="module")
+def history(tmp_path_factory):
+    return make_history(tmp_path_factory.mktemp("history") / "home")
+
+
+def live_on(box, folder):
+    """More changes, another crash, and another; with snapshots and without."""
+    for number, job_id in enumerate(["aaa", "bbb", "ccc"]):
+        box.add(job_id)
+        box.update(nexus.StateChanged({"paused": bool(number % 2)}))
+        if number:
+            box.store.save_snapshot()
+        box.update(set_status(job_id, nexus.RUNNING))
+        before = box.dump()
+        box = box.crash(f"{folder}/again-{number}").open()
+        assert box.said == [], "nothing is damaged any more"
+        assert box.dump() == before
+        if number:
+            other = box.crash(f"{folder}/other-{number}")
+            os.unlink(other.path("state.json"))
+            assert other.open().dump() == before, "and it could be done from state.json.prev"
+
+
+@pytest.mark.parametrize("reason, act", HARMLESS, ids=[case[0] for case in HARMLESS])
+def test_recovery_brings_back_what_was_acknowledged(history, tmp_path, reason, act):
+    box = history.crash(tmp_path / "copy")
+    act(box)
+    content = {name: pathlib.Path(box.path(name)).read_bytes() for name in box.names()}
+    box.open()
+    assert box.dump() == history.dump()
+    is_broken = "is broken" in " ".join(box.said)
+    asides = [name for name in box.names() if ".broken-" in name]
+    assert is_broken == bool(asides)
+    for name in asides:
+        assert pathlib.Path(box.path(name)).read_bytes() == content[name.partition(".broken-")[0]], "kept for a person to look at"
+    for name in ("state.json", "state.json.prev"):
+        if os.path.exists(box.path(name)) and not (name.endswith("prev") and "state.json.prev is garbage" in reason):
+            with open(box.path(name), "rb") as file:
+                nexus.decode_snapshot(file.read().decode().splitlines(keepends=True))
+    live_on(box, tmp_path)
+
+
+@pytest.mark.parametrize("reason, act", HARMLESS, ids=[case[0] for case in HARMLESS])
+def test_recovery_may_crash_too(history, tmp_path, reason, act):
+    """The service dies just after it has recovered, three times."""
+    box = history.crash(tmp_path / "copy")
+    act(box)
+    for number in range(3):
+        box = box.open().crash(tmp_path / f"copy{number}")
+    assert box.open().dump() == history.dump() and box.store.service_id == history.store.service_id
+
+
+DAMAGE = [  # reason, what happens, what is known to be missing
+    ("a line in the middle is garbage", rewrite("journal-6.jsonl", change_line(1, b"garbage\n")), "changes 7 to 7 are missing"),
+    ("a line in the middle was removed", rewrite("journal-6.jsonl", change_line(1, b"")), "changes 7 to 7 are missing"),
+    ("two lines became one", rewrite("journal-6.jsonl", lambda content: content.replace(b"\n", b" ", 1)), "changes 6 to 7 are missing"),
+    ("the first line is garbage", rewrite("journal-6.jsonl", change_line(0, b"\xff\n")), "changes 6 to 6 are missing"),
+    ("a change that fits nothing", rewrite("journal-6.jsonl", lambda content: content.replace(b'"id":"abc"', b'"id":"zzz"')),
+     "change 7 fits nothing"),
+    ("the last lines are garbage", both(rewrite("journal-6.jsonl", change_line(1, b"x\n")),
+                                        rewrite("journal-6.jsonl", change_line(2, b"y\n"))),
+     "its last 2 lines cannot be read"),
+    ("state.json is gone, and the segment before it", remove("state.json", "journal-4.jsonl"), "changes 4 to 5 are missing"),
+    ("both state files are gone", remove("state.json", "state.json.prev"), "changes 1 to 3 are missing"),
+    ("both are garbage", both(rewrite("state.json", lambda _: GARBAGE), rewrite("state.json.prev", lambda _: b"")),
+     "changes 1 to 3 are missing"),
+]
+
+
+@pytest.mark.parametrize("reason, act, words", DAMAGE, ids=[case[0] for case in DAMAGE])
+def test_damage_is_told_and_the_rest_is_brought_back(history, tmp_path, reason, act, words):
+    box = history.crash(tmp_path / "copy")
+    act(box)
+    content = {name: pathlib.Path(box.path(name)).read_bytes() for name in box.names() if "journal" in name}
+    box.open()
+    assert words in " ".join(box.said), box.said
+    for name, text in content.items():
+        kept = [other for other in box.names() if other.startswith(f"{name}.broken-")]
+        assert len(kept) == 1 and pathlib.Path(box.path(kept[0])).read_bytes() == text
+    live_on(box, tmp_path)
+
+
+def test_what_was_before_a_loss_is_brought_back(history, tmp_path):
+    """The last segment is gone: nobody can know what it held."""
+    box = history.crash(tmp_path / "copy")
+    remove("journal-6.jsonl")(box)
+    box.open()
+    assert box.store.state.seq == 5 and set(box.store.state.jobs) == {"abc", "xyz"} and box.said == []
+    live_on(box, tmp_path)
+
+
+def test_the_last_line_cut_by_a_byte_is_not_there(history, tmp_path):
+    box = history.crash(tmp_path / "copy")
+    rewrite("journal-6.jsonl", lambda content: content[:-1])(box)
+    box.open()
+    assert box.store.state.seq == 7 and "xyz" in box.store.state.jobs and box.said == []
+    live_on(box, tmp_path)
+
+
+def test_a_folder_that_cannot_be_used_is_said(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(nexus.NexusError) as caught:
+        Box(tmp_path / "file" / "home").open()
+    assert caught.value.kind == "unavailable"
+    box = Box(tmp_path / "home").open()
+    os.unlink(box.path("state.json"))
+    os.mkdir(box.path("state.json"))
+    with pytest.raises(nexus.NexusError) as caught:
+        Box(tmp_path / "home").open()
+    assert caught.value.kind == "unavailable", "what cannot be read is not empty"
+
+
+def test_an_empty_folder_is_an_empty_state(tmp_path):
+    box = Box(tmp_path / "home").open()
+    assert box.store.state.seq == 0 and box.said == [] and box.names() == ["journal-1.jsonl", "state.json"]
+    again = box.crash(tmp_path / "copy").open()
+    assert again.store.service_id == box.store.service_id, "the leases are this service's"
+    assert os.stat(box.path("state.json")).st_mode & 0o777 == os.stat(box.path("journal-1.jsonl")).st_mode & 0o777 == 0o600
+
+
+# Every moment at which it may be killed
+
+
+class Moments:
+    """Calls `look` before and after every call that changes the disk."""
+    CALLS = ("replace", "link", "unlink", "fsync", "fdatasync", "pwrite", "ftruncate", "open")
+
+    def __init__(self, look):
+        self.look, self.is_looking = look, False
+
+    def __enter__(self):
+        self.patches = [mock.patch.object(os, name, self.wrap(getattr(os, name))) for name in self.CALLS]
+        for patch in self.patches:
+            patch.start()
+
+    def __exit__(self, *_):
+        for patch in self.patches:
+            patch.stop()
+
+    def wrap(self, real):
+        def call(*arguments, **options):
+            self.notice()
+            try:
+                return real(*arguments, **options)
+            finally:
+                self.notice()
+        return call
+
+    def notice(self):
+        if not self.is_looking:
+            self.is_looking = True
+            try:
+                self.look()
+            finally:
+                self.is_looking = False
+
+
+BREAKS = [  # reason, the file that is cut short besides
+    ("killed", None), ("killed, and state.json is lost", "state.json"), ("killed, and state.json.prev is lost", "state.json.prev"),
+]
+
+
+def test_killed_at_any_moment_it_has_what_was_acknowledged():
+    with quick_disk(), new_folder() as folder:
+        box = Box(f"{folder}/home").open()
+        moments = []                # (folder, allowed states)
+        acknowledged = [box.dump()]
+        wanted = []
+
+        def look():
+            place = f"{folder}/{len(moments)}"
+            shutil.copytree(box.folder, place)
+            moments.append((place, [acknowledged[-1], *wanted]))
+
+        def do(*changes):
+            """An update, of which each part may be on the disk before it is acknowledged."""
+            shadow = nexus.State()
+            nexus.load_snapshot(shadow, box.store.freeze())
+            wanted[:] = []
+            for change in changes:
+                nexus.apply(shadow, change)
+                shadow.seq += 1
+                wanted.append(dump(shadow))
+            box.update(*changes)
+            acknowledged.append(box.dump())
+            wanted[:] = []
+
+        with Moments(look):
+            for number, job_id in enumerate(IDS[:8]):
+                do(nexus.EnvironmentAdded(f"env{number}", {"N": str(number)}),
+                   nexus.JobAdded(job(job_id, number + 1, environment=f"env{number}")))
+                if number % 2:
+                    box.store.save_snapshot()
+                do(set_status(job_id, nexus.RUNNING))
+                if number > 3:
+                    do(set_status(IDS[number - 3], nexus.COMPLETED))
+                    do(nexus.JobsRemoved((IDS[number - 3],)))
+        assert len(moments) > 150
+        for place, allowed in moments:
+            for reason, broken in BREAKS:
+                if broken and not os.path.exists(os.path.join(place, broken)):
+                    continue
+                copy = Box(f"{place}-{broken}")
+                shutil.copytree(place, copy.folder)
+                if broken:
+                    with open(copy.path(broken), "r+b") as file:
+                        file.truncate(os.path.getsize(copy.path(broken)) // 2)
+                copy.open()
+                assert copy.dump() in allowed, f"{reason} at {place}: {os.listdir(place)}"
+                assert not [said for said in copy.said if "missing" in said]
+                shutil.rmtree(copy.folder)
+
+
+@given(st.data())
+def test_random_changes_and_crashes(data):
+    """Crashes cut what was not acknowledged at any byte; recovery is what was acknowledged."""
+    with quick_disk(), new_folder() as folder:
+        box = Box(f"{folder}/0").open()
+        for number in range(data.draw(st.integers(1, 5), label="crashes")):
+            for _ in range(data.draw(st.integers(0, 12), label="updates")):
+                batch = data.draw(st.lists(steps, min_size=1, max_size=3))
+                how = data.draw(st.sampled_from(["well"] * 6 + ["snapshot", "refused", "no room", "no sync", "no sync, no cut",
+                                                                "no snapshot"]))
+
+                def decide(state, batch=batch, how=how):
+                    for step in batch:
+                        yield from changes_of(step, state)
+                    if how == "refused":
+                        raise Refused
+
+                before = box.dump()
+                with contextlib.ExitStack() as faults:
+                    for name in {"no room": ["pwrite"], "no sync": ["fdatasync"],
+                                 "no sync, no cut": ["fdatasync", "ftruncate"]}.get(how, []):
+                        faults.enter_context(mock.patch.object(os, name, side_effect=OSError(errno.ENOSPC, "No space left on device")))
+                    try:
+                        box.store.update(decide)
+                    except (Refused, nexus.NexusError):
+                        assert box.dump() == before
+                    if how == "snapshot":
+                        box.store.save_snapshot()
+                    if how == "no snapshot":
+                        fault = OSError(errno.EIO, "Input/output error")
+                        with mock.patch.object(os, "fsync", side_effect=fault), contextlib.suppress(OSError):
+                            box.store.save_snapshot()
+                if how == "no sync, no cut" and box.store.journal.is_damaged:
+                    box.update(nexus.StateChanged({"paused": False}))       # until this one, the disk holds more than was acknowledged
+            acknowledged = box.dump()
+            if not box.store.journal or not box.store.journal.is_damaged:
+                tail = nexus.encode_change(acknowledged["seq"] + 1, nexus.StateChanged({"paused": True})).encode()
+                cut = data.draw(st.integers(0, len(tail) - 1), label="bytes of the write that the crash cut short")
+                with open(max(box.store.list_segments())[1], "ab") as file:
+                    file.write(tail[:cut])
+            box = box.crash(f"{folder}/{number + 1}").open()
+            assert box.dump() == acknowledged and box.said == []
+            broken = box.crash(f"{folder}/{number + 1}-broken")
+            lost = data.draw(st.sampled_from(["state.json", "state.json.prev"]))
+            if os.path.exists(broken.path(lost)):
+                os.unlink(broken.path(lost))
+                assert broken.open().dump() == acknowledged, f"{lost} is lost: the rest makes it good"
+
+
+# The disk refuses
+
+
+def failing(number=errno.ENOSPC):
+    def refuse(*_):
+        raise OSError(number, os.strerror(number))
+    return refuse
+
+
+REFUSALS = [  # reason, calls of the system that fail
+    ("no room", ["pwrite"]), ("the sync fails", ["fdatasync"]), ("the sync fails, and what was written stays", ["fdatasync", "ftruncate"]),
+    ("a write is cut short and stays", ["half", "ftruncate"]),
+]
+
+
+@pytest.mark.parametrize("reason, names", REFUSALS, ids=[case[0] for case in REFUSALS])
+def test_what_the_disk_refuses_has_not_happened(box, tmp_path, monkeypatch, reason, names):
+    box.add("abc")
+    before, events = box.dump(), list(box.store.events.items)
+    real_pwrite = os.pwrite
+
+    def write_half(handle, data, offset):
+        if len(data) < 100:
+            failing()()
+        return real_pwrite(handle, data[:50], offset)
+
+    for name in names:
+        monkeypatch.setattr(os, "pwrite" if name == "half" else name, write_half if name == "half" else failing())
+    for _ in range(2):
+        with pytest.raises(nexus.NexusError) as caught:
+            box.add("xyz")
+        assert caught.value.kind == "unavailable" and "journal" in caught.value.message and "room" in caught.value.hint
+        assert box.store.last_error is caught.value
+    assert box.dump() == before and list(box.store.events.items) == events
+    assert len(box.said) == 1, "said once"
+    monkeypatch.undo()
+    box.add("uvw")
+    assert box.store.last_error is None and "can be written again" in box.said[-1]
+    box.update(set_status("uvw", nexus.RUNNING))
+    again = box.crash(tmp_path / "copy").open()
+    assert again.dump() == box.dump() and set(again.store.state.jobs) == {"abc", "uvw"} and again.said == []
+    live_on(again, tmp_path)
+
+
+def test_after_a_failed_sync_a_new_segment_begins(box, tmp_path, monkeypatch):
+    box.add("abc", "xyz")
+    monkeypatch.setattr(os, "fdatasync", failing(errno.EIO))
+    monkeypatch.setattr(os, "ftruncate", failing(errno.EIO))
+    with pytest.raises(nexus.NexusError):
+        box.add("bad")
+    monkeypatch.undo()
+    assert "bad" in pathlib.Path(box.path("journal-1.jsonl")).read_text(), "its remains are there, under number 3"
+    box.add("uvw")
+    assert [name for name in box.names() if "journal" in name] == ["journal-1.jsonl", "journal-3.jsonl"]
+    again = box.crash(tmp_path / "copy").open()
+    assert again.dump() == box.dump() and "bad" not in again.store.state.jobs and "uvw" in again.store.state.jobs
+
+
+def test_who_saw_what_is_undone_is_refused_too(box, monkeypatch):
+    monkeypatch.setattr(os, "fdatasync", failing())
+    writes = [nexus.Write(lambda state: made_by([nexus.JobAdded(job("abc"))])), nexus.Write(lambda state: made_by([], list(state.jobs)))]
+    box.store.waiting = writes
+    box.store.commit()
+    assert [write.error.kind for write in writes] == ["unavailable"] * 2
+
+
+def test_a_segment_that_cannot_be_begun(box, tmp_path, monkeypatch):
+    box.add("abc")
+    monkeypatch.setattr(os, "fdatasync", failing(errno.EIO))
+    with pytest.raises(nexus.NexusError):
+        box.add("xyz")
+    monkeypatch.undo()
+    for name in ("open", "fsync"):
+        monkeypatch.setattr(os, name, failing())
+        for _ in range(2):
+            with pytest.raises(nexus.NexusError):
+                box.add("xyz")
+        monkeypatch.undo()
+    box.add("xyz")
+    assert box.crash(tmp_path / "copy").open().dump() == box.dump()
+
+
+SNAPSHOT_REFUSALS = ["fsync", "replace", "open", "link"]
+
+
+@pytest.mark.parametrize("name", SNAPSHOT_REFUSALS)
+def test_a_snapshot_that_fails_leaves_all_as_it_was(box, tmp_path, monkeypatch, name):
+    box.add("abc")
+    box.store.save_snapshot()
+    box.add("xyz")
+    box.store.save_snapshot()
+    box.add("uvw")
+    before = box.store.snapshot_seq
+    monkeypatch.setattr(os, name, failing())
+    with contextlib.suppress(OSError):
+        box.store.save_snapshot()
+        assert name == "link", "a file system may have none"
+    monkeypatch.undo()
+    assert box.store.snapshot_seq == before or name == "link"
+    assert box.crash(tmp_path / "copy").open().dump() == box.dump()
+    box.add("rst")
+    box.store.save_snapshot()
+    assert box.store.snapshot_seq == box.store.state.seq
+    again = box.crash(tmp_path / "copy2").open()
+    assert again.dump() == box.dump() and again.said == []
+    live_on(again, tmp_path)
+
+
+def test_a_state_file_that_somebody_deletes_comes_back(box, tmp_path):
+    """Deleting it does not reset anything."""
+    box.add("abc")
+    box.store.save_snapshot()
+    os.unlink(box.path("state.json"))
+    box.add("xyz")
+    box.store.save_snapshot()
+    assert box.store.snapshot_seq == 2 and os.path.exists(box.path("state.json"))
+    again = box.crash(tmp_path / "copy").open()
+    assert again.dump() == box.dump()
+    live_on(again, tmp_path)
+
+
+def test_a_state_file_that_somebody_breaks_does_not_become_prev(box, tmp_path):
+    box.add("abc")
+    box.store.save_snapshot()
+    box.add("xyz")
+    box.store.save_snapshot()
+    with open(box.path("state.json"), "r+") as file:
+        file.truncate(100)
+    box.add("uvw")
+    box.store.save_snapshot()
+    again = box.crash(tmp_path / "copy")
+    assert again.open().dump() == box.dump() and again.said == []
+    other = box.crash(tmp_path / "other")
+    os.unlink(other.path("state.json"))
+    assert other.open().dump() == box.dump() and other.said == []
+
+
+def test_nothing_new_is_no_new_snapshot(box):
+    box.add("abc")
+    box.store.save_snapshot()
+    before = os.stat(box.path("state.json")).st_ino
+    box.store.save_snapshot()
+    assert os.stat(box.path("state.json")).st_ino == before
+
+
+def test_a_snapshot_is_wanted_when_the_journal_has_grown(box):
+    box.add("abc")
+    assert not box.store.snapshot_wanted.is_set()
+    for number in range(40):
+        box.update(nexus.JobChanged("abc", {"command": str(number) + "x" * 8000}))
+    assert box.store.snapshot_wanted.is_set()
+    box.store.save_snapshot()
+    box.store.snapshot_wanted.clear()
+    box.add("xyz")
+    assert not box.store.snapshot_wanted.is_set()
+
+
+def test_segments_go_when_prev_covers_them(box):
+    for job_id in IDS[:10]:
+        box.add(job_id)
+        box.store.save_snapshot()
+        held = set()
+        for _, path in box.store.list_segments():
+            with open(path) as file:
+                held |= {json.loads(line)["seq"] for line in file}
+        assert held >= set(range(box.store.previous_seq + 2, box.store.state.seq + 1)), "state.json.prev and these make state.json good"
+    assert len(box.store.list_segments()) <= 3
+
+
+def test_environments_go_with_their_last_job(box, tmp_path):
+    box.update(nexus.EnvironmentAdded("one", {"A": "1"}), nexus.JobAdded(job("abc", environment="one")))
+    box.update(nexus.EnvironmentAdded("two", {"A": "2"}), nexus.JobAdded(job("xyz", 2, environment="two")))
+    box.update(nexus.JobsRemoved(("abc",)))
+    box.store.save_snapshot()
+    again = box.crash(tmp_path / "copy").open()
+    assert again.store.state.environments == {"two": {"A": "2"}} and again.dump() == box.dump()
+
+
+def test_snapshots_are_made_while_changes_go_on(box, tmp_path):
+    """A snapshot that takes long holds up nobody."""
+    box.add(*IDS[:5])
+    real, is_writing, gate = nexus.encode_snapshot, threading.Event(), threading.Event()
+
+    def write_slowly(snapshot):
+        pieces = list(real(snapshot))
+        yield from pieces[:3]
+        is_writing.set()
+        assert gate.wait(10)
+        yield from pieces[3:]
+
+    with mock.patch.object(nexus, "encode_snapshot", write_slowly):
+        thread = threading.Thread(target=box.store.save_snapshot)
+        thread.start()
+        assert is_writing.wait(10)
+        box.add("abc")
+        box.update(set_status(IDS[0], nexus.RUNNING))
+        assert box.crash(tmp_path / "copy").open().dump() == box.dump(), "killed in the middle of it"
+        gate.set()
+        thread.join()
+    assert box.store.snapshot_seq == 5 and box.store.state.seq == 7
+    assert box.crash(tmp_path / "copy2").open().dump() == box.dump()
+
+
+@needs_root
+def test_a_full_disk(tmp_path):
+    """A real one, of 2 MB: what was acknowledged is there, what was refused is not, and it goes on when there is room."""
+    small = tmp_path / "small"
+    small.mkdir()
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "none", str(small)], capture_output=True, text=True)
+    if made.returncode:
+        pytest.skip(made.stderr)
+    try:
+        box = Box(small / "home").open()
+        (small / "ballast").write_bytes(b"x" * 700_000)
+        number, refused = 0, 0
+        while refused < 20 and number < 3000:
+            number += 1
+            before = box.dump()
+            try:
+                job_id = "".join(nexus.ID_LETTERS[number // 40 ** place % 40] for place in range(4))
+                box.update(nexus.JobAdded(job(job_id, number, command="x" * 3000)))
+            except nexus.NexusError as error:
+                refused += 1
+                assert error.kind == "unavailable" and "No space left" in error.message and box.dump() == before
+            if number % 60 == 0 or refused in (5, 10):
+                with contextlib.suppress(OSError):
+                    box.store.save_snapshot()
+        assert refused >= 20
+        acknowledged = box.dump()
+        assert box.crash(tmp_path / "copy").open().dump() == acknowledged
+        with contextlib.suppress(nexus.NexusError):
+            assert Box(small / "home").open().dump() == acknowledged, "where it lies, or not at all"
+        os.unlink(small / "ballast")
+        box.add("abc")
+        again = box.crash(tmp_path / "copy2").open()
+        assert again.dump() == box.dump() and again.said == []
+        for name in box.names():
+            if "journal" not in name and not name.startswith("state.json"):
+                pytest.fail(f"litter: {name}")
+    finally:
+        subprocess.run(["umount", "-l", str(small)], check=True)
+
+
+# Another machine
+
+MACHINES = [  # reason, jobs run there, a change of the journal says so, is_taking_over, whether it is refused
+    ("nothing runs there", False, False, False, False), ("jobs run there", True, False, False, True),
+    ("jobs run there, which the journal knows", False, True, False, True), ("it is gone for good", True, False, True, False),
+]
+
+
+@pytest.mark.parametrize("reason, runs, runs_later, is_taking_over, is_refused", MACHINES, ids=[case[0] for case in MACHINES])
+def test_another_machines_state(tmp_path, reason, runs, runs_later, is_taking_over, is_refused):
+    box = Box(tmp_path / "home").open(host="gpu1", machine_id="another")
+    box.add("abc", status=nexus.RUNNING if runs else nexus.PENDING)
+    box.store.save_snapshot()
+    if runs_later:
+        box.update(set_status("abc", nexus.RUNNING))
+    before = {name: pathlib.Path(box.path(name)).read_bytes() for name in box.names()}
+    if is_refused:
+        with pytest.raises(nexus.NexusError) as caught:
+            Box(tmp_path / "home").open()
+        assert caught.value.kind == "conflict" and "gpu1" in caught.value.message and "NEXUS_HOME" in caught.value.hint
+        assert {name: pathlib.Path(box.path(name)).read_bytes() for name in box.names()} == before, "nothing was touched"
+    else:
+        other = Box(tmp_path / "home").open(is_taking_over=is_taking_over)
+        assert other.dump() == box.dump()
+        other.add("xyz")
+        other.store.save_snapshot()
+        assert json.loads(pathlib.Path(other.path("state.json")).read_text())["machine_id"] == nexus.read_machine_id()
+
+
+# Events
+
+
+def test_events_are_numbered_and_published_after_the_disk(box, monkeypatch):
+    first = box.store.events.next_number
+    box.add("abc")
+    box.update(set_status("abc", nexus.RUNNING), nexus.StateChanged({"paused": True}), nexus.StateChanged({"inventory": ()}))
+    box.update(nexus.JobsRemoved(("abc",)))
+    found, is_gap = box.store.events.read(first, 0)
+    assert [number for number, _, _ in found] == list(range(first, first + 4)) and not is_gap
+    assert [(kind, what.status if kind == "job" else what) for _, kind, what in found] == [
+        ("job", "pending"), ("job", "running"), ("queue", {"is_paused": True}), ("removed", ("abc",))]
+    monkeypatch.setattr(os, "fdatasync", failing())
+    with pytest.raises(nexus.NexusError):
+        box.add("xyz")
+    assert box.store.events.read(first + 4, 0) == ([], False)
+
+
+READS = [  # reason, first number, events published, how many are kept, read since, numbers found, whether something is missing
+    ("all", 100, 3, 10, 100, [100, 101, 102], False), ("the later ones", 100, 3, 10, 102, [102], False),
+    ("none yet", 100, 0, 10, 100, [], False), ("nothing new", 100, 3, 10, 103, [], False),
+    ("some are no longer kept", 100, 5, 2, 101, [103, 104], True), ("just all that are kept", 100, 5, 2, 103, [103, 104], False),
+    ("from before this service", 100, 2, 10, 50, [100, 101], True),
+    ("of a service whose clock was ahead", 100, 2, 10, 500, [], True),
+]
+
+
+@pytest.mark.parametrize("reason, first, published, kept, since, numbers, is_gap", READS, ids=[case[0] for case in READS])
+def test_event_log(reason, first, published, kept, since, numbers, is_gap):
+    log = nexus.EventLog(first, kept)
+    for number in range(published):
+        log.publish([("queue", number)])
+    found, has_gap = log.read(since, 0)
+    assert [number for number, _, _ in found] == numbers and has_gap == is_gap
+
+
+def test_at_most_a_thousand_at_once():
+    log = nexus.EventLog(1)
+    log.publish([("queue", number) for number in range(2500)])
+    seen, since = [], 1
+    while True:
+        found, _ = log.read(since, 0)
+        if not found:
+            break
+        seen += [what for _, _, what in found]
+        since = found[-1][0] + 1
+        assert len(found) <= 1000
+    assert seen == list(range(2500))
+
+
+def test_who_follows_is_woken():
+    log, got = nexus.EventLog(1), []
+    threads = [threading.Thread(target=lambda: got.append(log.read(1, 30))) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    began = time.monotonic()
+    log.publish([])
+    log.publish([("queue", 1)])
+    for thread in threads:
+        thread.join()
+    assert got == [([(1, "queue", 1)], False)] * 3 and time.monotonic() - began < 10
+
+
+def test_who_follows_in_vain_is_let_go():
+    assert nexus.EventLog(1).read(1, 0.01) == ([], False)
+
+
+def test_numbers_go_on_growing_over_restarts(box, tmp_path):
+    box.add("abc")
+    last = box.store.events.next_number
+    assert box.crash(tmp_path / "copy").open().store.events.next_number > last

@@ -1,0 +1,614 @@
+"""What a researcher must not lose: real services, runners and screens, killed at the worst moments."""
+
+import contextlib
+import json
+import os
+import pathlib
+import random
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+import live
+import pytest
+
+import nexus
+
+
+@contextlib.contextmanager
+def small_disk(path):
+    """A real file system of 2 MB, mounted there."""
+    live.need_root()
+    path.mkdir(parents=True, exist_ok=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m,mode=0700", "nexus-test", path], check=True)
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", "-l", path], check=True)
+
+
+def fill(path):
+    """Take all room that is there."""
+    with open(path / "filler", "ab", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(b"x" * 1024)
+
+
+class Load:
+    """Submits jobs without a pause, each until it is acknowledged; what each job did is in a file."""
+
+    def __init__(self, box, pause_s=0.02):
+        self.box, self.pause_s, self.ids, self.refused = box, pause_s, [], 0
+        self.done = box.path("done")
+        self.stop = threading.Event()
+        self.thread = threading.Thread(target=self.run, daemon=True)
+        self.thread.start()
+
+    def run(self):
+        number = 0
+        while not self.stop.is_set():
+            number += 1
+            command = f'echo "$NEXUS_JOB_ID {number}" >> {self.done}; sleep 0.0{number % 7}; exit {number % 3}'
+            while True:
+                try:
+                    status, answer = self.box.call("POST", "/queue", {"command": command}, key=f"load-{number:08d}")
+                except live.Lost:
+                    time.sleep(0.02)
+                    continue
+                if status == 200:
+                    break
+                assert status == 503, (status, answer)
+                self.refused += 1
+                time.sleep(0.05)
+            self.ids.append((answer["id"], number))
+            self.stop.wait(self.pause_s)
+
+    def check(self):
+        """Every acknowledged job ran, once, and its exit code is known."""
+        self.stop.set()
+        self.thread.join(live.PATIENCE_S)
+        assert self.ids and not self.thread.is_alive()
+        jobs = live.until(lambda: (jobs := self.box.ask("GET", "/jobs")) and all(
+            job["status"] in ("completed", "failed") for job in jobs) and jobs, lambda: f"the last jobs\n{self.box.log()[-3000:]}")
+        jobs = {job["id"]: job for job in jobs}
+        ran = [tuple(line.split()) for line in self.done.read_text().splitlines()]
+        assert sorted(ran) == sorted((job_id, str(number)) for job_id, number in self.ids)
+        for job_id, number in self.ids:
+            assert (jobs[job_id]["exit_code"], jobs[job_id]["cause"]) == (number % 3, "exit" if number % 3 else None), jobs[job_id]
+        return len(self.ids)
+
+
+@pytest.mark.parametrize("launcher", ["screen", "direct"])
+def test_service_killed_at_random_moments(launcher):
+    """No acknowledged job is lost, and none is started twice."""
+    chance = random.Random(launcher)
+    with live.Box(gpus=4, launcher=launcher) as box:
+        load = Load(box)
+        for _ in range(10):
+            time.sleep(chance.random() * 0.5)           # the moment is the point
+            box.kill_service()
+            if chance.random() < 0.8:                   # somebody types a command, or the supervisor is faster
+                box.nexus("start")
+            box.await_service()
+        assert load.check() > 20
+
+
+@pytest.mark.parametrize("launcher", ["screen", "direct"])
+def test_supervisor_starts_it_again(launcher):
+    with live.Box(gpus=1, launcher=launcher) as box:
+        job = box.wait_started(box.add(f"while [ ! -e {box.path('go')} ]; do sleep 0.1; done; exit 5"))
+        waits = box.add("true")
+        for _ in range(2):
+            old = box.kill_service()
+            assert box.await_service(timeout_s=20) != old
+            assert box.job(job["id"])["status"] == "running" and box.job(waits)["status"] == "pending"
+        box.path("go").touch()
+        assert box.wait(job["id"], "failed")["exit_code"] == 5
+        box.wait(waits, "completed")
+
+
+def test_the_supervisor_keeps_out_of_the_way():
+    """Started again by a command, and by the supervisor: there is one service, and nothing else is left waiting."""
+    with live.Box(gpus=1, launcher="screen") as box:
+        box.kill_service()
+        box.nexus("start")
+        pid = box.await_service()
+        live.until(lambda: len(box.supervisors()) <= 2, "the first supervisor to see that it is not needed")    # a shell and its screen
+        assert box.pid() == pid
+
+
+@pytest.mark.parametrize("launcher", ["screen", "direct"])
+def test_stopped_while_the_supervisor_is_about_to_start_it(launcher):
+    """`stop` means stop, also in the second between a crash and the next start."""
+    with live.Box(gpus=1, launcher=launcher) as box:
+        box.kill_service()
+        assert box.nexus("stop").returncode == 0
+        live.until(lambda: not box.supervisors(), "the supervisor to give up")
+        assert not box.pid()
+        box.start()                                     # and the next start is as good as any
+        box.kill_service()
+        box.await_service(timeout_s=20)
+
+
+@pytest.mark.parametrize("launcher", ["screen", "direct"])
+def test_job_that_ends_while_the_service_is_down(launcher):
+    with live.Box(gpus=1, launcher=launcher) as box:
+        job = box.wait_started(box.add(f"echo begun; while [ ! -e {box.path('go')} ]; do sleep 0.05; done; echo ended; exit 7"))
+        box.kill_all_of_service()
+        box.path("go").touch()
+        result = pathlib.Path(job["log_dir"], "result-1.json")
+        live.until(lambda: result.exists() and not live.is_alive(job["pid"]), "the job's end")
+        time.sleep(1.2)                                 # another second on the clock
+        box.start()
+        job = box.wait(job["id"], "failed")
+        told = json.loads(result.read_text())
+        assert (job["exit_code"], job["cause"], job["runtime_seconds"]) == (7, "exit", told["runtime_seconds"])
+        assert job["finished_at"] == time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(told["finished_at"]))
+        assert box.logs(job["id"], "stdout") == "begun\nended\n"
+
+
+DEATHS = [  # who is killed, what becomes of the job
+    ("screen", ("failed", "exit", 3)),
+    ("runner", ("failed", "session-lost", None)),
+    ("screen runner", ("failed", "session-lost", None)),
+    ("service screen", ("failed", "exit", 3)),
+    ("service runner", ("failed", "session-lost", None)),
+    ("service screen runner", ("failed", "session-lost", None)),
+    ("command", ("failed", "signal", 137)),
+    ("service command", ("failed", "signal", 137)),
+]
+
+
+@pytest.mark.parametrize("victims, wanted", DEATHS, ids=[case[0] for case in DEATHS])
+def test_deaths(victims, wanted):
+    with live.Box(gpus=1, launcher="screen", kill_grace_seconds=1) as box:
+        go = box.path("go")
+        script = box.path("work.sh")
+        script.write_text(f"echo begun; while [ ! -e {go} ]; do sleep 0.05; done; echo ended; exit 3\n")
+        job = box.wait_started(box.add(f"exec sh {script}"))
+        then = box.add("true")
+        command = live.until(lambda: [pid for pid in live.find_commands(f"sh {script}") if live.stat(pid)[1] == str(job["pid"])])[0]
+        live.until(lambda: box.logs(job["id"], "stdout") == "begun\n")
+        if "service" in victims:
+            box.kill_all_of_service()
+        pids = {"screen": int(job["session"].partition(".")[0]), "runner": job["pid"], "command": command}
+        live.kill(*(pids[name] for name in victims.split() if name != "service"))
+        live.until(lambda: not any(live.is_alive(pids[name]) for name in victims.split() if name != "service"))
+        if "service" in victims:
+            box.start()
+        go.touch()
+        job = box.wait(job["id"], "failed")
+        assert (job["status"], job["cause"], job["exit_code"]) == wanted
+        assert not live.find_commands(f"sh {script}")
+        if wanted[1] == "exit":
+            assert box.logs(job["id"], "stdout") == "begun\nended\n"
+        box.wait(then, "completed")
+
+
+def test_stop_while_jobs_run():
+    with live.Box(gpus=2, launcher="screen") as box:
+        go = box.path("go")
+        jobs = [box.wait_started(box.add(f"while [ ! -e {go} ]; do sleep 0.05; done; exit {code}"))["id"] for code in (0, 9)]
+        waits = box.add("true")
+        done = box.nexus("stop")
+        assert done.returncode == 0 and not box.pid() and not (box.home / "service.json").exists()
+        live.until(lambda: not box.supervisors(), "the supervisor to end with it")
+        assert box.nexus("stop").returncode == 0        # it does not run: that is fine
+        box.start()
+        assert [box.job(job_id)["status"] for job_id in (*jobs, waits)] == ["running", "running", "pending"]
+        assert [gpu["job_id"] for gpu in box.status()["gpu_status"]] == jobs
+        go.touch()
+        assert box.wait(jobs[0], "completed")["attempt"] == 1 and box.wait(jobs[1], "failed")["exit_code"] == 9
+        box.wait(waits, "completed")
+
+
+def test_an_accepted_kill_survives_the_service():
+    with live.Box(gpus=1, kill_grace_seconds=2) as box:
+        job = box.wait_started(box.add("trap '' TERM; while :; do sleep 0.1; done"))
+        box.ask("DELETE", f"/jobs/{job['id']}")
+        box.kill_service()
+        box.start()
+        assert box.wait(job["id"], "cancelled")["cause"] == "killed"
+
+
+def test_two_services_at_once():
+    with live.Box(gpus=1, is_starting=False) as box:
+        both = [subprocess.Popen(box.argv("serve"), env=box.environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                 stderr=subprocess.PIPE, text=True) for _ in range(2)]
+        box.await_service()
+        loser = live.until(lambda: next((one for one in both if one.poll() is not None), None), "the loser to leave")
+        out, err = loser.communicate()
+        assert loser.returncode == 4 and "runs already" in err and not out
+        winner = next(one for one in both if one is not loser)
+        assert box.pid() == winner.pid and box.wait(box.add("true"), "completed")
+        done = box.nexus("serve")
+        assert done.returncode == 4 and f"pid {winner.pid}" in done.stderr
+        winner.terminate()
+        assert winner.wait(live.PATIENCE_S) == 0
+        winner.communicate()
+
+
+def test_many_commands_start_one_service():
+    with live.Box(gpus=1, is_starting=False, launcher="screen") as box:
+        adds = [subprocess.Popen(box.argv("add", f"echo {number} >> {box.path('done')}"), env=box.environ, stdin=subprocess.DEVNULL,
+                                 stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for number in range(5)]
+        answers = [(*add.communicate(timeout=live.PATIENCE_S), add.returncode) for add in adds]
+        assert all(code == 0 for _, _, code in answers), answers
+        for out, _, _ in answers:
+            box.wait(out.strip(), "completed")
+        assert sorted(live.read(box.path("done")).split()) == list("01234")
+        live.until(lambda: len(box.supervisors()) <= 2, "the other supervisors to leave")
+
+
+def edit(box, old, new):
+    """Another machine, or another boot, wrote the state: as if it had."""
+    for path in [*box.home.glob("state.json*"), *box.home.glob("journal-*.jsonl")]:
+        path.write_text(path.read_text().replace(old, new))
+
+
+@pytest.mark.parametrize("on_reboot, wanted", [("fail", ("failed", "reboot", 1)), ("requeue", ("completed", None, 2))])
+def test_the_machine_went_down(on_reboot, wanted):
+    with live.Box(gpus=2, launcher="screen", on_reboot=on_reboot) as box:
+        job = box.wait_started(box.add(f"[ -e {box.path('go')} ] || sleep 600"))
+        ended = box.wait_started(box.add(f"while [ ! -e {box.path('go')} ]; do sleep 0.05; done; exit 4"))
+        waits = box.add("true")
+        box.kill_all_of_service()
+        box.path("go").touch()
+        live.until(lambda: os.path.exists(f"{ended['log_dir']}/result-1.json"))
+        live.kill_all(f"{box.folder}/")
+        boot_id = live.read("/proc/sys/kernel/random/boot_id").strip()
+        edit(box, boot_id, "11111111-2222-3333-4444-555555555555")
+        # The pid is another process now
+        with subprocess.Popen(["sleep", "600"], start_new_session=True) as other:
+            edit(box, f'"pid":{job["pid"]},', f'"pid":{other.pid},')
+            box.start()
+            job = box.wait(job["id"], wanted[0])
+            assert (job["status"], job["cause"], job["attempt"]) == wanted
+            assert box.wait(ended["id"], "failed")["exit_code"] == 4
+            box.wait(waits, "completed")
+            assert other.poll() is None
+            other.kill()
+
+
+def test_home_shared_with_another_machine():
+    with live.Box(gpus=1) as box:
+        job = box.wait_started(box.add("sleep 600"))
+        machine_id = box.info()["machine_id"]
+        box.kill_all_of_service()
+        # It runs on gpu1
+        running = {**box.info(), "machine": "gpu1", "machine_id": "f" * 32}
+        (box.home / "service.json").write_text(json.dumps(running))
+        before = {path: path.read_bytes() for path in box.home.iterdir() if path.is_file()}
+        for command in (["start"], ["add", "true"], ["status"], ["serve"], ["stop"]):
+            done = box.nexus(*command)
+            assert done.returncode == 4, (command, done)
+            for words in ("the service runs on gpu1", "set NEXUS_HOME=~/.nexus-$(hostname) or NEXUS_URL"):
+                assert words in done.stderr, (command, done.stderr)
+        # It is not running there now, but jobs are
+        (box.home / "service.json").unlink()
+        edit(box, machine_id, "f" * 32)
+        before = {path: path.read_bytes() for path in box.home.iterdir() if path.is_file() and "state" in path.name}
+        done = box.nexus("start")
+        assert done.returncode == 4 and "the service runs on" in done.stderr and "NEXUS_URL" in done.stderr
+        assert {path: path.read_bytes() for path in box.home.iterdir() if path.is_file() and "state" in path.name} == before
+        assert live.is_alive(job["pid"])
+        edit(box, "f" * 32, machine_id)
+        box.start()
+        assert box.job(job["id"])["status"] == "running"
+
+
+def newest(box, pattern="journal-*.jsonl"):
+    """The journal's segments that hold something, in order."""
+    found = sorted(box.home.glob(pattern), key=lambda path: int(re.sub(r"\D", "", path.name)))
+    return [path for path in found if path.stat().st_size]
+
+
+def cut(path, share):
+    content = path.read_bytes()
+    path.write_bytes(content[: int(len(content) * share)])
+
+
+DAMAGE = [  # reason, what happens to the files, whether nothing is lost
+    ("nothing", lambda box: None, True),
+    ("state.json is garbage", lambda box: (box.home / "state.json").write_bytes(os.urandom(5000)), True),
+    ("state.json is empty", lambda box: (box.home / "state.json").write_bytes(b""), True),
+    ("state.json is torn", lambda box: cut(box.home / "state.json", 0.6), True),
+    ("state.json is gone", lambda box: (box.home / "state.json").unlink(), True),
+    ("state.json is another JSON", lambda box: (box.home / "state.json").write_text('{"version": 1, "jobs": [{"id": 7}]}'), True),
+    ("state.json.prev is garbage", lambda box: (box.home / "state.json.prev").write_bytes(os.urandom(5000)), True),
+    ("a torn line at the end", lambda box: newest(box)[-1].open("ab").write(b'{"seq":99999,"id":"ab'), True),
+    ("NUL bytes at the end", lambda box: newest(box)[-1].open("ab").write(b"\0" * 4096), True),
+    ("the last line is torn", lambda box: cut(newest(box)[-1], 0.97), False),
+    ("the journal is garbage", lambda box: newest(box)[-1].write_bytes(os.urandom(5000)), False),
+    ("the journal is empty", lambda box: newest(box)[-1].write_bytes(b""), False),
+    ("garbage in its middle", lambda box: newest(box)[-1].write_bytes(
+        newest(box)[-1].read_bytes().replace(b'"seq":', b"\xff\xfe", 1)), False),
+    ("all of it is garbage", lambda box: [path.write_bytes(os.urandom(500)) for path in [
+        *box.home.glob("state.json*"), *newest(box)]], False),
+    ("service.json is garbage", lambda box: (box.home / "service.json").write_bytes(os.urandom(100)), True),
+    ("the token is empty", lambda box: (box.home / "token").write_bytes(b""), True),
+    ("the FIFO is a file", lambda box: ((box.home / "events").unlink(), (box.home / "events").write_text("x")), True),
+]
+
+
+@pytest.mark.parametrize("reason, damage, is_whole", DAMAGE, ids=[case[0] for case in DAMAGE])
+def test_damaged_files(reason, damage, is_whole):
+    with live.Box(gpus=1) as box:
+        ended = box.add("exit 3")
+        box.wait(ended, "failed")
+        box.nexus("restart")                            # a snapshot
+        box.ask("POST", "/service/pause")
+        kept = [box.add(f"echo {number}") for number in range(3)]
+        box.nexus("restart")                            # and another, so that there is a state.json.prev
+        kept += [box.add(f"echo {number}") for number in range(3, 6)]
+        box.kill_all_of_service()
+        assert (box.home / "state.json.prev").exists() and newest(box)
+        damage(box)
+        box.start()
+        jobs = {job["id"]: job for job in box.ask("GET", "/jobs")}
+        if is_whole:
+            assert set(jobs) == {ended, *kept} and jobs[ended]["exit_code"] == 3
+            assert [job["id"] for job in box.ask("GET", "/queue")] == kept
+        # More changes, and another kill
+        box.ask("POST", "/service/pause")               # that too may have been lost
+        later = [box.add("true") for _ in range(3)]
+        cancelled = later.pop()
+        box.ask("DELETE", f"/queue/{cancelled}")
+        jobs = {job["id"]: job["status"] for job in box.ask("GET", "/jobs")}
+        box.kill_all_of_service()
+        box.start()
+        assert {job["id"]: job["status"] for job in box.ask("GET", "/jobs")} == jobs
+        box.ask("POST", "/service/resume")
+        for job_id in later:
+            box.wait(job_id, "completed")
+        assert box.nexus("restart").returncode == 0
+        assert {job["id"] for job in box.ask("GET", "/jobs")} == set(jobs) and box.job(cancelled)["status"] == "cancelled"
+
+
+def test_full_disk_for_the_state():
+    with contextlib.ExitStack() as stack:
+        box = live.Box(gpus=2, is_starting=False)
+        stack.callback(box.close)
+        disk = stack.enter_context(small_disk(box.folder / "disk"))
+        stack.enter_context(box)
+        box.write_config(state_file=str(disk / "state.json"))
+        box.start()
+        pid = box.pid()
+        load = Load(box)
+        for number in range(3):
+            known, refused = len(load.ids), load.refused
+            live.until(lambda known=known: len(load.ids) > known + 10, "some jobs")
+            fill(disk)
+            live.until(lambda refused=refused: load.refused > refused + 3, "refusals")
+            status, answer = box.call("POST", "/queue", {"command": "true"})
+            if status == 503:                           # a page that has room yet may take one more line
+                assert answer["error"] == "unavailable" and "No space left" in answer["message"] and answer["hint"]
+                assert any("No space left" in hint for hint in box.status()["hints"]) and not box.health()["is_healthy"]
+            else:
+                box.ask("GET", f"/jobs/{answer['id']}")
+            if number == 1:                             # killed while it is full
+                box.kill_service()
+                box.nexus("start")
+                pid = box.await_service()
+            (disk / "filler").unlink()
+            known = len(load.ids)
+            live.until(lambda known=known: len(load.ids) > known + 3, "it to go on by itself")
+            assert box.pid() == pid
+        load.stop.set()
+        load.thread.join()
+        extra = {job["id"] for job in box.ask("GET", "/jobs")} - {job_id for job_id, _ in load.ids}
+        for job_id in extra:
+            box.wait(job_id, "completed")
+        load.check()
+        assert "Internal error" not in box.log()
+
+
+def test_full_disk_for_the_logs():
+    with contextlib.ExitStack() as stack:
+        box = live.Box(gpus=0, cpu_slots=20, launcher="screen", is_starting=False)
+        stack.callback(box.close)
+        disk = stack.enter_context(small_disk(box.folder / "disk"))
+        stack.enter_context(box)
+        box.write_config(log_dir=str(disk / "logs"))
+        box.start()
+        pid = box.pid()
+        waiting = {}
+        for code in (0, 5, 6):
+            command = f"while [ ! -e {box.path(f'go{code}')} ]; do sleep 0.05; done; exit {code}"
+            waiting[code] = box.wait_started(box.add(command, gpus=0))["id"]
+        # A job that fills it with what it prints
+        noisy = box.wait(box.add("head -c 5000000 /dev/zero", gpus=0), "failed")
+        assert noisy["cause"] == "exit" and noisy["exit_code"] == 1 and "No space left on device" in noisy["cause_line"]
+        fill(disk)
+        # One that is to start now
+        late = box.wait(box.add("echo hello", gpus=0), "failed")
+        assert late["cause"] == "launch" and re.search("No space left|cannot be written", late["cause_line"]), late
+        # Those that end now
+        box.path("go0").touch()
+        box.path("go5").touch()
+        assert box.wait(waiting[0], "completed")["exit_code"] == 0
+        assert box.wait(waiting[5], "failed")["exit_code"] == 5
+        assert box.pid() == pid and not box.health()["is_healthy"]
+        # And one that ends while the service is away too
+        box.kill_all_of_service()
+        box.path("go6").touch()
+        live.until(lambda: not live.find_commands("go6"), "its command's end")
+        box.start()
+        pid = box.pid()
+        assert box.wait(waiting[6], "failed")["exit_code"] == 6
+        (disk / "filler").unlink()
+        for path in (disk / "logs").glob("*/stdout.log"):
+            path.write_bytes(b"")
+        assert box.wait(box.add("echo hello", gpus=0), "completed") and box.pid() == pid
+        live.until(lambda: (disk / "logs" / f"job_{waiting[6]}" / "result-1.json").exists(), "the results that were not written")
+        assert "Internal error" not in box.log()
+
+
+def listen(port, uid, path):
+    """In a process of that user's: take connections, and write down how many bytes came."""
+    os.setgroups([])
+    os.setgid(uid)
+    os.setuid(uid)
+    with socket.socket() as server, open(os.dup(path), "w") as heard:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server.bind(("127.0.0.1", port))
+        server.listen(50)
+        print("ready", file=heard, flush=True)
+        while True:
+            line, _ = server.accept()
+            line.settimeout(5)
+            try:
+                print("got", len(line.recv(65536)), file=heard, flush=True)
+            except OSError:
+                print("got nothing", file=heard, flush=True)
+            line.close()
+
+
+@contextlib.contextmanager
+def listener(port, uid):
+    """A program of that user's on the port; yields what it heard."""
+    live.need_root()
+    with tempfile.TemporaryFile("w+") as heard:
+        pid = os.fork()
+        if not pid:
+            try:
+                listen(port, uid, heard.fileno())
+            finally:
+                os._exit(1)
+        try:
+            live.until(lambda: "ready" in os.pread(heard.fileno(), 9999, 0).decode(), "the listener")
+            yield lambda: os.pread(heard.fileno(), 9999, 0).decode()
+        finally:
+            live.kill(pid)
+            os.waitpid(pid, 0)
+
+
+@pytest.mark.parametrize("uid", [65534, 0], ids=["another user's", "an own one"])
+def test_another_program_on_the_port(uid):
+    with live.Box(gpus=1, is_starting=False) as box, listener(box.port, uid) as heard:
+        done = box.nexus("add", "true")
+        assert done.returncode == 4 and f"port {box.port}" in done.stderr and "in use" in done.stderr and "[service] port" in done.stderr
+        # service.json names a process that lives, so that the client goes on to the port
+        own = os.getpid()
+        box.home.joinpath("service.json").write_text(json.dumps({
+            "pid": own, "started": int(live.stat(own)[19]), "host": "127.0.0.1", "port": box.port, "machine_id": nexus.read_machine_id(),
+            "machine": "here"}))
+        if uid:
+            for command in (["add", "true"], ["status"], ["logs", "-f", "abc"], ["stop"]):
+                done = box.nexus(*command)
+                assert done.returncode == 5 and "nobody" in done.stderr and "nothing was sent" in done.stderr, (command, done)
+            assert heard() == "ready\n"
+
+
+@pytest.mark.parametrize("launcher", ["screen", "direct"])
+def test_service_started_from_inside_a_job(launcher):
+    """It is not the job's: it knows nothing of the job's environment, and survives the job."""
+    with live.Box(gpus=2, kill_grace_seconds=1) as box, live.Box(gpus=1, launcher=launcher, is_starting=False) as inner:
+        start = f"NEXUS_HOME={inner.home} NEXUS_MOCK_GPUS=1 {sys.executable} {live.NEXUS}"
+        killed = box.add(f"{start} add 'echo inner $NEXUS_JOB_ID; sleep 600' > {box.path('id')}; sleep 600")
+        inner_job = live.until(lambda: live.read(box.path("id")).strip(), "the job inside")
+        pid, inner_pid = inner.await_service(), inner.wait_started(inner_job)["pid"]
+        environ = live.read_bytes(f"/proc/{pid}/environ").split(b"\0")
+        assert not [entry for entry in environ if entry.startswith((b"NEXUS_JOB_", b"CUDA_VISIBLE_DEVICES="))]
+        assert not [target for fd in os.listdir(f"/proc/{pid}/fd") if str(box.folder) in (target := read_link(f"/proc/{pid}/fd/{fd}"))]
+        box.ask("DELETE", f"/jobs/{killed}")
+        box.wait(killed, "cancelled")
+        ended = box.add("true")
+        box.wait(ended, "completed")
+        assert live.is_alive(pid) and live.is_alive(inner_pid) and inner.supervisors()
+        assert inner.job(inner_job)["status"] == "running" and f"inner {inner_job}" not in inner.logs(inner_job, "stderr")
+        inner.ask("DELETE", f"/jobs/{inner_job}")
+        inner.wait(inner_job, "cancelled")
+
+
+def read_link(path):
+    with contextlib.suppress(OSError):
+        return os.readlink(path)
+    return ""
+
+
+def test_sockets_of_dead_sessions_are_removed():
+    with live.Box(gpus=1, launcher="screen") as box:
+        job = box.wait_started(box.add("sleep 600"))
+        live.kill(int(job["session"].partition(".")[0]))
+        box.ask("DELETE", f"/jobs/{job['id']}")
+        box.wait(job["id"], "cancelled")
+        other = box.wait_started(box.add("sleep 600"))
+        box.kill_all_of_service()
+        box.start()
+        left = [path.name for path in (box.folder / "screen").iterdir()]
+        assert other["session"] in left and len(left) == 2 and job["session"] not in left
+
+
+@pytest.mark.parametrize("command, wanted", [
+    ("trap 'kill 0' EXIT; sleep 600 & exit 3", ("signal", 143)),       # many scripts end so
+    ("kill 0; sleep 9", ("signal", 143)),
+    ("kill $PPID; exit 3", ("exit", 3)),
+    ("kill -INT 0; sleep 9", ("signal", 130)),
+    ("kill -HUP 0; sleep 9", ("signal", 129)),
+])
+@pytest.mark.parametrize("launcher", ["screen", "direct"])
+def test_jobs_that_signal_their_group(launcher, command, wanted):
+    with live.Box(gpus=1, launcher=launcher) as box:
+        job = box.wait(box.add(command), "failed")
+        assert (job["cause"], job["exit_code"]) == wanted
+        box.wait(box.add("true"), "completed")
+
+
+def test_home_on_a_full_disk():
+    """Killed while its whole home is full, it comes back by itself once there is room."""
+    with contextlib.ExitStack() as stack:
+        box = live.Box(gpus=1, is_starting=False)
+        stack.callback(box.close)
+        config = live.read(box.home / "config.toml")
+        stack.enter_context(small_disk(box.home))
+        stack.enter_context(box)
+        (box.home / "config.toml").write_text(config)
+        box.start()
+        jobs = [box.add(f"exit {code}") for code in (0, 3)]
+        box.wait(jobs[1], "failed")
+        fill(box.home)
+        box.kill_service()
+        live.until(lambda: "No space left" in live.read(box.home / "service.log") or box.pid(), "a start that fails, or does not")
+        (box.home / "filler").unlink()
+        box.await_service()
+        assert [box.job(job_id)["exit_code"] for job_id in jobs] == [0, 3]
+        box.wait(box.add("true"), "completed")
+
+
+def test_without_its_fifo():
+    """Somebody removed it: starts and ends are noticed all the same."""
+    with live.Box(gpus=1) as box:
+        (box.home / "events").unlink()
+        for _ in range(2):
+            assert box.wait(box.add("exit 3"), "failed")["exit_code"] == 3
+
+
+def test_log_folder_removed_under_a_running_job():
+    with live.Box(gpus=1) as box:
+        job = box.wait_started(box.add(f"while [ ! -e {box.path('go')} ]; do sleep 0.05; done; exit 3"))
+        subprocess.run(["rm", "-rf", job["log_dir"]], check=True)
+        box.path("go").touch()
+        assert box.wait(job["id"], "failed")["exit_code"] == 3
+        live.until(lambda: not live.is_alive(job["pid"]), "its job.sh to end")
+        box.wait(box.add("true"), "completed")
+
+
+def test_stopped_service_delays_no_job():
+    """SIGSTOP: runners go on saying things to it, and what they said is heard later."""
+    with live.Box(gpus=1) as box:
+        jobs = [box.add(f"exit {code}") for code in (0, 3)]
+        running = box.wait_started(box.add(f"touch {box.path('on')}; while [ ! -e {box.path('go')} ]; do sleep 0.05; done; exit 4"))
+        live.until(lambda: box.path("on").exists())
+        pid = box.pid()
+        live.kill(pid, number=signal.SIGSTOP)
+        box.path("go").touch()
+        live.until(lambda: not live.is_alive(running["pid"]), "the job's end")
+        live.kill(pid, number=signal.SIGCONT)
+        assert box.wait(running["id"], "failed")["exit_code"] == 4
+        assert box.wait(jobs[0], "completed") and box.wait(jobs[1], "failed")["exit_code"] == 3

@@ -1,0 +1,151 @@
+"""Two users' services on one machine, which agree through the leases alone."""
+
+import contextlib
+import subprocess
+import time
+
+import live
+import pytest
+
+PROTECTED_REGULAR = "/proc/sys/fs/protected_regular"
+
+
+@contextlib.contextmanager
+def protected_regular():
+    """Forbid to open another's file in a sticky folder with O_CREAT, as distributions do; as it was, afterwards."""
+    before = live.read(PROTECTED_REGULAR).strip()
+    with contextlib.suppress(OSError), open(PROTECTED_REGULAR, "w") as setting:      # it may be read-only, in a container
+        setting.write("2")
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError), open(PROTECTED_REGULAR, "w") as setting:
+            setting.write(before)
+
+
+@pytest.fixture
+def two():
+    """Two users' boxes with the same two GPUs and the same leases."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(protected_regular())
+        tools = live.Tools()
+        stack.callback(tools.close)
+        boxes = []
+        for _ in range(2):
+            user = live.User(tools)
+            stack.callback(user.remove)
+            boxes.append(stack.enter_context(live.Box(gpus=[{}, {}], user=user, lease_dir=str(tools.folder / "shared" / "leases"))))
+            boxes[-1].status()
+        yield boxes
+
+
+def test_no_gpu_is_given_twice(two):
+    """Many short jobs of both, on one GPU and on two; each writes down when it had which."""
+    stamps = two[0].user.folder / "open" / "stamps"
+    stamps.touch()
+    stamps.chmod(0o666)
+    command = (f'echo "begin $NEXUS_JOB_ID $NEXUS_GPU_ID $(date +%s%N)" >> {stamps}; sleep 0.05; '
+               f'echo "end $NEXUS_JOB_ID $NEXUS_GPU_ID $(date +%s%N)" >> {stamps}')
+    jobs = [(box, box.add(command, gpus=2 if number % 5 == 4 else 1)) for number in range(20) for box in two]
+    for box, job_id in jobs:
+        assert box.wait(job_id, "completed")["exit_code"] == 0
+    begun, spans = {}, {}
+    for line in stamps.read_text().splitlines():
+        verb, job_id, gpus, at = line.split()
+        if verb == "begin":
+            assert job_id not in begun, "started twice"
+            begun[job_id] = int(at)
+        else:
+            for gpu in gpus.split(","):
+                spans.setdefault(gpu, []).append((begun[job_id], int(at), job_id))
+    assert len(begun) == len(jobs) and set(spans) == {"0", "1"}
+    for taken in spans.values():
+        taken.sort()
+        for (_, ended, first), (began, _, second) in zip(taken, taken[1:]):
+            assert ended <= began, f"{first} and {second} had one GPU together"
+    assert not [line for box in two for line in box.log().splitlines() if "Internal error" in line]
+
+
+def test_who_waits_is_told_for_whom(two):
+    ann, bob = two
+    held = ann.add("sleep 600", gpus=2)
+    ann.wait_started(held)
+    waits = bob.add("true")
+    words = f"held by the nexus of {ann.user.name}"
+    assert bob.await_reason(waits, f"GPU 0 is {words}", f"GPU 1 is {words}")
+    assert words in bob.await_gpu(0, is_available=False)["unavailable"]
+    ann.ask("DELETE", f"/jobs/{held}")
+    bob.wait(waits, "completed")
+
+
+def test_what_a_crash_leaves_behind_blocks_nobody(two):
+    ann, bob = two
+    job = ann.wait_started(ann.add("sleep 600", gpus=2))
+    leases = list((ann.user.folder / "shared" / "leases").glob(f"*.{job['id']}"))
+    assert len(leases) == 1 and leases[0].stat().st_mode & 0o777 == 0o644
+    waits = bob.add("true")
+    bob.await_reason(waits, "held by the nexus of")
+    live.until(lambda: live.kill(*ann.user.processes()) or not ann.user.processes(), "the end of all that is ann's")
+    assert leases[0].exists()
+    bob.wait(waits, "completed")
+    # And ann, who comes back, finds what became of her job
+    ann.start()
+    assert ann.wait(job["id"], "failed")["cause"] == "session-lost"
+    live.until(lambda: not leases[0].exists(), "the lease to be removed")
+    ann.wait(ann.add("true"), "completed")
+
+
+def test_what_lives_on_keeps_its_gpu(two):
+    """Her service, its supervisor and job.sh are dead, and the command goes on: it has the GPU."""
+    ann, bob = two
+    job = ann.wait_started(ann.add("sleep 601.25", gpus=2))
+    command = live.until(lambda: [pid for pid in live.find_commands("sleep 601.25") if pid in live.descendants(job["pid"])])
+    live.kill(*(pid for pid in ann.user.processes() if pid not in command))
+    live.until(lambda: ann.user.processes() == command)
+    waits = bob.add("true")
+    assert bob.await_reason(waits, f"held by the nexus of {ann.user.name}")
+    bob.await_probe()
+    assert bob.job(waits)["status"] == "pending"
+    live.kill(*command)
+    bob.wait(waits, "completed")
+
+
+def test_service_down_and_job_alive(two):
+    """The lease is the runner's: it holds while no service of hers runs, and ends with the job."""
+    ann, bob = two
+    job = ann.wait_started(ann.add(f"while [ ! -e {ann.path('go')} ]; do sleep 0.05; done; exit 3", gpus=2))
+    ann.kill_all_of_service()
+    waits = bob.add("true")
+    bob.await_reason(waits, f"held by the nexus of {ann.user.name}")
+    ann.path("go").touch()
+    bob.wait(waits, "completed")
+    ann.start()
+    assert ann.wait(job["id"], "failed")["exit_code"] == 3
+
+
+def test_the_other_users_files_are_out_of_reach(two):
+    """What one writes the other cannot remove, and a strange file in the folder of the leases disturbs nobody."""
+    ann, bob = two
+    job = ann.wait_started(ann.add("sleep 600"))
+    folder = ann.user.folder / "shared" / "leases"
+    lease = next(folder.glob(f"*.{job['id']}"))
+    done = subprocess.run([*bob.user.become(), "sh", "-c", f"rm -f {lease}; echo x > {lease}; cd {folder}; mkfifo pipe; mkdir folder.abc; "
+                           "ln -s /etc/passwd link.abc; ln -s nowhere lost.abc; : > empty.abc; : > 'a b'"], capture_output=True, text=True)
+    assert done.returncode == 0 and lease.exists() and lease.read_text().startswith("GPU-")
+    assert bob.wait(bob.add("true"), "completed")["gpu_index"] == 1
+    assert ann.wait(ann.add("true"), "completed")["gpu_index"] == 1
+
+
+def test_one_user_cannot_call_the_others_service(two):
+    """The kernel says whose socket it is: without ann's token nothing is answered to bob."""
+    ann, bob = two
+    script = ("import http.client, sys; line = http.client.HTTPConnection('127.0.0.1', int(sys.argv[1])); "
+              "line.request(sys.argv[2], sys.argv[3]); print(line.getresponse().status)")
+
+    def ask(user, port, method, path):
+        return subprocess.run([*user.become(), ann.python, "-I", "-c", script, str(port), method, path], capture_output=True, text=True,
+                              timeout=live.PATIENCE_S).stdout.strip()
+
+    assert ask(ann.user, ann.port, "GET", "/jobs") == "200"
+    assert ask(bob.user, ann.port, "GET", "/jobs") == "401" and ask(bob.user, ann.port, "POST", "/service/stop") == "401"
+    assert ann.pid() and time.monotonic()
