@@ -543,7 +543,7 @@ class State:
         self.running: dict[str, Job] = {}
         self.finished: dict[str, Job] = {}                  # in the order in which they ended
         self.next_number = 1                                # the next job's sequence number
-        self.keys: dict[str, list[str]] = {}                # submission key: the ids it brought
+        self.keys: dict[str, dict[str, None]] = {}                # submission key: the ids it brought
         self.pending_by_priority: dict[int, int] = {}
         self.environment_uses: dict[str, int] = {}          # digest: how many jobs have it
 
@@ -552,7 +552,7 @@ class State:
         self.next_number = max(self.next_number, job.number + 1)
         self.environment_uses[job.environment] = self.environment_uses.get(job.environment, 0) + 1
         if job.key:
-            self.keys.setdefault(job.key, []).append(job.id)
+            self.keys.setdefault(job.key, {})[job.id] = None
         if job.status == PENDING:
             self.pending_by_priority[job.priority] = self.pending_by_priority.get(job.priority, 0) + 1
             insert_sorted(self.order, (job.order, job.id))
@@ -566,7 +566,7 @@ class State:
         if not self.environment_uses[job.environment]:
             del self.environment_uses[job.environment]
         if job.key:
-            self.keys[job.key].remove(job.id)
+            del self.keys[job.key][job.id]
             if not self.keys[job.key]:
                 del self.keys[job.key]
         if job.status == PENDING:
@@ -702,8 +702,9 @@ def move_job(state: State, job: Job, position: int) -> JobChanged | None:
     if state.position(job) == position:
         return None
     before = others[position - 1][0]
-    after = others[position][0] if position < len(others) else (before[0] + 1,)
-    return JobChanged(job.id, {"order": order_between(before, after)})
+    if position == len(others):                     # behind all: the last one's place and one more
+        return JobChanged(job.id, {"order": (*before[:3], before[3] + 1 if len(before) > 3 else 0)})
+    return JobChanged(job.id, {"order": order_between(before, others[position][0])})
 
 
 def next_place(state: State, priority: int) -> dict[str, Any]:
@@ -896,11 +897,11 @@ def encode_job(job: Job) -> dict[str, Any]:
     return fields
 
 
-def decode_job(fields: Mapping[str, Any]) -> Job:
-    """Raises: KeyError, TypeError or ValueError when it is no job of encode_job."""
+def decode_job(fields: Mapping[str, Any], texts: dict[str, str]) -> Job:
+    """`texts` keeps what many jobs share once.  Raises: KeyError, TypeError or ValueError when it is no job of encode_job."""
     facts: dict[str, Any] = {name: freeze(fact) if isinstance(fact, list) else fact for name, fact in object_of(fields).items()}
     for name in SHARED_TEXTS:
-        facts[name] = sys.intern(facts[name])
+        facts[name] = texts.setdefault(facts[name], facts[name])
     job = Job(**facts)
     if job.status not in STATUSES or not is_job_id(job.id) or not all(isinstance(n, int) for n in job.order):
         raise ValueError(job.id)
@@ -949,7 +950,7 @@ def decode_change(line: str | bytes) -> tuple[int, Change]:
     if not isinstance(seq, int):
         raise TypeError("seq")
     if "job" in body:
-        return seq, JobAdded(decode_job(body["job"]))
+        return seq, JobAdded(decode_job(body["job"], {}))
     if "id" in body:
         facts = {name: freeze(fact) for name, fact in object_of(body["set"]).items()}
         if facts.get("status", PENDING) not in STATUSES or not all(isinstance(n, int) for n in facts.get("order", ())):
@@ -996,6 +997,7 @@ def decode_snapshot(lines: Iterable[str]) -> Snapshot:
     """
     head: list[str] = []
     jobs: list[Job] = []
+    texts: dict[str, str] = {}
     rest = iter(lines)
     for line in rest:
         head.append(line)
@@ -1006,13 +1008,13 @@ def decode_snapshot(lines: Iterable[str]) -> Snapshot:
             if line == "]}\n" and not next(rest, ""):
                 head.append("]}")
                 break
-            jobs.append(decode_job(load_json(line.rstrip(",\n"))))
+            jobs.append(decode_job(load_json(line.rstrip(",\n")), texts))
         body = load_json("".join(head))
     except (ValueError, TypeError):
         if not isinstance(lines, list):
             raise
         body, jobs = load_json("".join(lines)), []
-    jobs += [decode_job(fields) for fields in body["jobs"]]
+    jobs += [decode_job(fields, texts) for fields in body["jobs"]]
     if body["version"] != SNAPSHOT_VERSION or not isinstance(body["seq"], int):
         raise ValueError(f"version {body['version']}")
     return Snapshot(body["seq"], body["host"], body["machine_id"], body["service_id"], body["next_number"],
@@ -2086,9 +2088,7 @@ class Processes:
         processes = {process.pid: process for process in self.scan()}
         launched = [job for job in by_nonce.values() if job.pid and job.boot_id == self.boot_id]    # pids of before mean nothing
         runners = {(job.pid, job.pid_started): job for job in launched}
-        # A pid is not given out again while a session has it for its number; then whoever has it leads another session.
-        sessions = {job.pid: job for job in launched
-                    if job.pid not in processes or processes[job.pid].started == job.pid_started}
+        sessions = {job.pid: job for job in launched}
         tidying = {job.pid for job in launched if job.id in over}
         members: dict[str, list[Process]] = {job.id: [] for job in by_nonce.values()}
         decided: dict[int, Job | None] = {}
@@ -2227,12 +2227,11 @@ class Samples:
         return HostSample(self.psutil.cpu_percent(None), (memory.total - memory.available) / 2**30, memory.total / 2**30)
 
     def find_name(self, pid: int) -> str | None:
+        """A program's name.  Of /proc/PID/stat alone: psutil's name() may read a command line, which hangs with a stuck driver."""
         if not self.psutil:
             return None
-        try:
-            return str(self.psutil.Process(pid).name())
-        except self.psutil.Error:
-            return None
+        text = read_text(f"{PROC}/{pid}/comm") if os.path.exists(f"{PROC}/{pid}") else None
+        return text.strip() if text else None
 
     def sample_jobs(self, members: Mapping[str, Sequence[Process]]) -> dict[str, JobSample]:
         if not self.psutil:
@@ -2712,9 +2711,11 @@ if [ -n "$lease" ]; then
   for other in "${lease%/*}"/*; do
     case $other in "${lease%.*}".*|*/lock) continue;; esac
     [ -f "$other" ] && [ ! -h "$other" ] || continue        # a FIFO would hold it up
-    while read -r gpu; do
+    set -f
+    for gpu in $(head -c 65536 "$other"); do                # however large somebody has made it
       case $gpus in *" $gpu "*) flock -n -x 8 || bounce "$gpu is held by another nexus";; esac
-    done < "$other" 8<"$other"
+    done 8<"$other"
+    set +f
   done 2>/dev/null
 fi
 say start "$id" "$attempt" "$$" "$started"
@@ -2745,7 +2746,8 @@ def build_script(job: Job, environment: Mapping[str, str], layout: Layout, lease
     """job.sh of a job that is about to start.  `limits` are prlimit's options."""
     def line(text: str) -> str:                 # as a word of sh that is a JSON string's inside
         return quote(json.dumps(text)[1:-1])
-    pairs = [f"    {quote(f'{name}={text}')} \\" for name, text in environment.items()]
+    pairs = [f"    {quote(f'{name}={text}')} \\" if name != "NEXUS_JOB_NONCE" else
+             f'    "{name}=${{attempt:+{text}}}" \\' for name, text in environment.items()]     # run by hand, it is nobody's to end
     launch = ["bash", "-c", *(["--"] if job.command.startswith(("-", "+")) else []), job.command]
     if job.tty:                                 # script runs $SHELL, which may be fish, or /bin/false
         shell = [f"SHELL={environment['SHELL']}"] if "SHELL" in environment else ["-u", "SHELL"]
@@ -2809,10 +2811,11 @@ def choose_limits(job: Job) -> tuple[list[str], list[str]]:
 
 def read_claim(folder: str, attempt: int) -> tuple[int, int] | None:
     """(pid, started) of the runner that has an attempt; None when it is nobody's; (0, 0) when a service claimed it."""
-    words = (read_text(os.path.join(folder, f"attempt-{attempt}")) or "").split()
-    if not os.path.exists(os.path.join(folder, f"attempt-{attempt}")):
+    text = read_text(os.path.join(folder, f"attempt-{attempt}"))
+    if text is None:
         return None
-    return (int(words[0]), int(words[1])) if len(words) == 2 and all(map(str.isdigit, words)) else (0, 0)
+    words = text.split()
+    return (int(words[0]), int(words[1])) if len(words) == 2 and all(map(is_number, words)) else (0, 0)
 
 
 def take_claim(folder: str, attempt: int) -> bool:
@@ -2848,13 +2851,18 @@ SUPERVISOR_SCRIPT = r'''
 trap : HUP; trap '' INT QUIT
 home=$1; shift
 if [ -t 1 ]; then tail -n 100 -F --pid=$$ "$home/service.log" 2>/dev/null & fi
-delay=1
+delay=1 has_run=
 while :; do
+  rm -f "$home/start_error.json"
   read -r began rest < /proc/uptime
-  "$@" </dev/null >/dev/null 2>>"$home/service.log"
-  case $? in 0|2|4) exit;; esac           # stopped; a bad config; another service has it
+  if command : 2>>"$home/service.log"; then "$@" </dev/null >/dev/null 2>>"$home/service.log"; else "$@" </dev/null >/dev/null 2>&1; fi
+  code=$?
   read -r ended rest < /proc/uptime
-  if [ $((${ended%.*} - ${began%.*})) -gt 10 ]; then delay=1; fi
+  if [ $((${ended%.*} - ${began%.*})) -gt 10 ]; then delay=1 has_run=yes; fi
+  [ $code -ne 0 ] || exit                 # it was stopped
+  if [ -e "$home/start_error.json" ]; then
+    [ "$has_run" ] || exit                # a fault that whoever started it has been told; later it may pass
+  elif [ $code -eq 4 ]; then exit; fi     # another service has it
   sleep $delay
   [ ! -e "$home/stopped" ] || exit        # by somebody, meanwhile
   [ $delay -ge 16 ] || delay=$((delay * 2))
@@ -2905,7 +2913,7 @@ class Write:
 class EventLog:
     """The latest events, numbered; whoever follows them is woken.  An event is (number, type, value)."""
 
-    def __init__(self, first: int, kept: int = 20000) -> None:
+    def __init__(self, first: int, kept: int = 5000) -> None:
         import collections
         import threading
         self.next_number = first
@@ -3230,7 +3238,11 @@ def stamp_of(path: str) -> tuple[int, ...] | None:
 
 def read_seq(path: str) -> int:
     """The change up to which a state file goes; -1 when there is none."""
-    match = re.search(r'"seq": (\d+),', (read_text(path) or "")[:4096]) if os.path.exists(path) else None
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            match = re.search(r'"seq": (\d{1,18}),', file.read(4096))
+    except FileNotFoundError:
+        match = None
     return int(match[1]) if match else -1
 
 
@@ -3282,6 +3294,7 @@ TROUBLE_INTERVAL_S = 30.0       # but one that fails is asked again within this
 WATCH_INTERVAL_S = 1.0          # runners' pids are looked at so often; their words come at once
 CLEARING_INTERVAL_S = 0.02      # and the processes of jobs that are being ended
 LAUNCH_PATIENCE_S = 30.0        # a screen that ran for so long without a claim will not start its job
+HOLD_S = (5.0, 300.0)           # for how long nothing is started after the machine could not: at first, at most
 LEASE_PATIENCE_S = 5.0          # until leases that could not be taken, for a reason other than their holder, are tried again
 RUNNER_PATIENCE_S = 2.0         # for job.sh to write the result of a job that was killed
 
@@ -3369,10 +3382,14 @@ class Service:
         self.host_sample = HostSample()
         self.last_watch_at = self.last_touch_at = 0.0
         self.retry_at = 0.0                                 # no write before: the disk refused
+        self.start_trouble, self.hold_s, self.hold_until = "", 0.0, float("-inf")       # why nothing is started, until when (monotonic)
+        self.wants_sample = False                           # there was a look at the GPUs
+        self.wants_annotation = False                       # somebody paused or resumed a GPU
+        self.members: Mapping[str, Sequence[Process]] = {}  # of running jobs, as last looked for
         self.lease_trouble, self.lease_trouble_at = "", float("-inf")       # why no GPU could be leased, and when (monotonic)
         self.turned_at = clock.monotonic()                  # the loop's last turn
         self.failure_count = 0
-        self.failed_at = 0.0
+        self.failed_at = float("-inf")                      # monotonic
         self.last_failure = ""
         self.rubbish: queue.Queue[str] = queue.Queue()      # log folders to remove
         self.wake_read, self.wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -3436,7 +3453,8 @@ class Service:
             self.first_probe.wait(2.0)
         if not count or self.observation.trouble:
             return
-        usable = {gpu.index for gpu in self.observation.gpus}
+        allowed = self.config.gpu.ids
+        usable = {gpu.index for gpu in self.observation.gpus if not allowed or gpu.index in allowed}
         missing = sorted(set(submission.gpu_ids or ()) - usable)
         if missing:
             refuse(f"there is no GPU {format_indices(missing)} here; there {'are' if usable else 'is'} "
@@ -3549,7 +3567,7 @@ class Service:
             yield StateChanged({"paused_gpus": (*others, uuid) if is_paused else others})
 
         self.store.update(change)
-        self.annotate_gpus()
+        self.wants_annotation = True
         self.log.info("GPU %d %s by %s", index, "paused" if is_paused else "resumed", who)
         self.wake()
 
@@ -3569,9 +3587,12 @@ class Service:
         """Tell whose the processes on the GPUs are, and let the scheduler see them."""
         seen, self.fresh = self.fresh, None
         if seen is None:
+            if self.wants_annotation:
+                self.annotate_gpus()
             return
         before, self.observation = self.observation, seen
-        self.refresh_samples()
+        self.members = self.machine.processes.find_members(job for job in self.running_jobs() if job.boot_id == self.machine.boot_id)
+        self.wants_sample = True
         self.annotate_gpus()
         if seen.trouble != before.trouble or len(seen.gpus) != len(before.gpus):
             if seen.trouble:
@@ -3585,20 +3606,23 @@ class Service:
         self.remember_inventory(seen)
 
     def annotate_gpus(self) -> None:
-        seen = self.observation
+        seen, self.wants_annotation = self.observation, False
         paused = self.store.read(lambda state: state.paused_gpus)
-        held = {uuid for job in self.running_jobs() for uuid in job.gpu_uuids}
+        running = self.running_jobs()
+        held = {uuid for job in running for uuid in job.gpu_uuids}
         holders: Mapping[str, str] = {}
         if self.machine.leases and seen.gpus:
             holders = self.machine.leases.find_holders()
-        gpus = tuple(replace(gpu, processes=tuple(self.annotate_processes(gpu, held)), lease_holder=holders.get(gpu.uuid),
+        left = {uuid for uuid, at in self.released_at.items() if at >= seen.began_at}      # its memory was a job's that has ended
+        gpus = tuple(replace(gpu, memory_used_mib=None if gpu.uuid in left and not self.config.gpu.min_free_mem_mib else gpu.memory_used_mib,
+                             processes=tuple(self.annotate_processes(gpu, held)), lease_holder=holders.get(gpu.uuid),
                              is_paused=gpu.uuid in paused) for gpu in seen.gpus)
         if [describe_for_event(gpu) for gpu in gpus] != [describe_for_event(gpu) for gpu in self.gpus]:
             self.store.events.publish([("gpus", gpus)])
         self.gpus = gpus
         for gpu in gpus:
             for process in gpu.processes:
-                if process.job_id and process.memory_mib:
+                if process.job_id and process.memory_mib and any(job.id == process.job_id for job in running):
                     used = sum(p.memory_mib or 0 for p in gpu.processes if p.job_id == process.job_id)
                     self.peak_gpu_mem[process.job_id] = max(used, self.peak_gpu_mem.get(process.job_id, 0))
 
@@ -3611,9 +3635,12 @@ class Service:
             user = None if owner else find_process_user(process.pid)
             yield replace(process, job_id=owner, user=user, name=None if owner else self.machine.samples.find_name(process.pid))
 
-    def refresh_samples(self) -> None:
-        members = self.machine.processes.find_members(job for job in self.running_jobs() if job.boot_id == self.machine.boot_id)
-        self.job_samples = self.machine.samples.sample_jobs(members)
+    def sample(self) -> None:
+        """Memory and CPU of jobs and host, once for each look at the GPUs, when all else is done."""
+        if not self.wants_sample:
+            return
+        self.wants_sample = False
+        self.job_samples = self.machine.samples.sample_jobs(self.members)
         self.host_sample = self.machine.samples.sample_host()
         for job_id, sample in self.job_samples.items():
             self.peak_rss[job_id] = max(sample.rss_mib, self.peak_rss.get(job_id, 0.0))
@@ -3650,7 +3677,7 @@ class Service:
         phases: tuple[tuple[str, Callable[[], None]], ...] = (
             ("hearing runners", lambda: self.hear(sayings)), ("watching runners", self.watch),
             ("reading GPUs", self.take_in_observation), ("ending jobs", self.clear), ("scheduling", self.schedule),
-            ("trimming the history", self.trim_history))
+            ("trimming the history", self.trim_history), ("sampling", self.sample))
         for phase, act in phases:
             try:
                 act()
@@ -3664,11 +3691,14 @@ class Service:
 
     def fail(self, phase: str, error: BaseException) -> None:
         self.failure_count += 1
-        self.failed_at = self.clock.monotonic()
-        self.last_failure = f"{phase}: {error!r}"
-        self.log.error("Internal error while %s", phase, exc_info=error)
+        failure, before, self.failed_at = f"{phase}: {error!r}", self.failed_at, self.clock.monotonic()
+        if failure != self.last_failure or self.failed_at - before > 60:        # the same again and again fills no disk
+            self.log.error("Internal error while %s", phase, exc_info=error)
+        self.last_failure = failure
 
     def next_wait_s(self) -> float:
+        if self.clock.monotonic() - self.failed_at < WATCH_INTERVAL_S or (self.store.last_error and not self.clearings):
+            return WATCH_INTERVAL_S             # what has just failed is not tried at full speed
         if self.results or self.clearings:
             return CLEARING_INTERVAL_S
         if self.store.read(lambda state: bool(state.running)):
@@ -3707,17 +3737,28 @@ class Service:
             job = jobs.get(saying.job_id)
             if job is None or job.attempt != saying.attempt:
                 continue
-            if saying.verb == "start":
-                self.note_start(job, int(saying.words[0]), int(saying.words[1]))
-            elif saying.verb == "end":
-                code, runtime_s = int(saying.words[0]), int(saying.words[1]) / 100
-                self.results.setdefault(job.id, Result(min(code, 255), None, runtime_s))
-                if job.id in self.clearings:
-                    self.clearings[job.id].next_look_at = 0.0
-            elif saying.verb == "fail":
-                self.fail_launch(job, " ".join(saying.words))
-            else:
-                self.bounce(job, " ".join(saying.words))
+            try:
+                self.hear_one(job, saying)
+            except NexusError as error:                 # the others are heard all the same, and this one is looked at again
+                self.log.warning("Job %s said '%s': %s", job.id, saying.verb, error.message)
+
+    def hear_one(self, job: Job, saying: Saying) -> None:
+        if saying.verb == "start":
+            self.note_start(job, int(saying.words[0]), int(saying.words[1]))
+        elif saying.verb == "end":
+            code, runtime_s = int(saying.words[0]), int(saying.words[1]) / 100
+            self.results.setdefault(job.id, Result(min(code, 255), None, runtime_s))
+            if job.id in self.clearings:
+                self.clearings[job.id].next_look_at = 0.0
+        elif saying.verb == "fail":
+            self.fail_launch(job, " ".join(saying.words))
+        else:
+            self.bounce_back(job, " ".join(saying.words))
+
+    def bounce_back(self, job: Job, why: str) -> None:
+        """A runner found its GPU taken: somebody has it whom the plan does not see, so that not all is tried again at once."""
+        self.lease_trouble, self.lease_trouble_at = why, self.clock.monotonic()
+        self.bounce(job, why)
 
     def note_start(self, job: Job, pid: int, started: int) -> None:
         """A runner has claimed its attempt."""
@@ -3791,7 +3832,7 @@ class Service:
     def settle(self, job: Job, result: Result) -> None:
         """A job's runner has gone, and this is what it left."""
         if result.cause == "bounce":
-            self.bounce(job, result.cause_line or "")
+            self.bounce_back(job, result.cause_line or "")
         else:
             self.results[job.id] = result
 
@@ -3843,14 +3884,14 @@ class Service:
 
     def schedule(self) -> None:
         """Record the ends, decide the starts, all in one change; then start."""
-        if self.clock.monotonic() < self.retry_at and self.store.last_error:
-            return
+        if self.store.last_error:
+            if self.clock.monotonic() < self.retry_at:
+                return
+            self.store.update(touch)                    # is there room again?
         now = self.clock.now()
         over = {job_id: result for job_id, result in self.results.items() if job_id not in self.clearings}
         lines = {job.id: self.find_cause_line(job) for job in self.running_jobs() if job.id in over and over[job.id].exit_code}
-        gpus, trouble = self.gpus, self.observation.trouble
-        if not trouble and self.clock.monotonic() - self.lease_trouble_at < LEASE_PATIENCE_S:
-            trouble = self.lease_trouble
+        trouble, hold = self.find_gpu_trouble(), self.find_hold()
 
         def decide(state: State) -> Changes:
             ended = []
@@ -3859,7 +3900,7 @@ class Service:
                 if job and job.status == RUNNING:
                     yield self.judge(job, result, lines.get(job_id), now)
                     ended.append(job_id)
-            made = plan(state, gpus, trouble, self.config, now)
+            made = plan(state, self.see_gpus(state), trouble, self.config, now) if not hold else Plan((), (), dict.fromkeys(state.kinds, hold))
             for job_id in made.passed_over:
                 yield JobChanged(job_id, {"passed_over_at": now})
             for start in made.starts:
@@ -3872,7 +3913,37 @@ class Service:
         for job in ended:
             self.report_end(job)
         for job in started:
-            self.start(job)
+            try:
+                self.start(job)
+            except Exception as error:                  # the others start all the same
+                self.fail(f"starting job {job.id}", error)
+                self.fail_launch(job, repr(error))
+
+    def find_gpu_trouble(self) -> str | None:
+        """Why no GPU can be given out now."""
+        now, seen = self.clock.monotonic(), self.observation
+        if seen.trouble:
+            return seen.trouble
+        if now - self.lease_trouble_at < LEASE_PATIENCE_S:
+            return self.lease_trouble
+        pause_s = max(self.config.service.refresh_rate_seconds, 10 * seen.took_s)
+        silent_s = now - seen.began_at - seen.took_s
+        return f"nvidia-smi has not answered for {silent_s:.0f} s" if silent_s > pause_s + 2 * SMI_TIMEOUT_S else None
+
+    def find_hold(self) -> str | None:
+        """Why nothing at all can be started now."""
+        return self.start_trouble if self.clock.monotonic() < self.hold_until else None
+
+    def hold_starts(self, why: str) -> None:
+        """The machine cannot start anything just now: not each job of the queue shall find that out.  Held for longer each time."""
+        self.start_trouble = f"{why}; it is tried again"
+        self.hold_s = min(HOLD_S[1], max(HOLD_S[0], 2 * self.hold_s))
+        self.hold_until = self.clock.monotonic() + self.hold_s
+        self.log.error("Nothing is started for %.0f s: %s", self.hold_s, why)
+
+    def see_gpus(self, state: State) -> list[Gpu]:
+        """The GPUs as last observed, paused or not as of now."""
+        return [replace(gpu, is_paused=gpu.uuid in state.paused_gpus) for gpu in self.gpus]
 
     def judge(self, job: Job, result: Result, last_line: str | None, now: float) -> Change:
         """The change that ends a job, with its cause."""
@@ -3916,6 +3987,10 @@ class Service:
     def start(self, job: Job) -> None:
         """Launch a job whose start is recorded.  After a crash before its claim, the next service puts it back."""
         leases = self.machine.leases if job.gpu_uuids else None
+        hold = self.find_hold() or (self.find_gpu_trouble() if leases else None)
+        if hold:                                        # since it was planned
+            self.bounce(job, hold)
+            return
         try:
             if leases:
                 leases.take(job.id, job.gpu_uuids)
@@ -3928,8 +4003,9 @@ class Service:
             self.bounce(job, error.message)
             return
         except OSError as error:
-            self.fail_launch(job, describe_disk_error(error, "start it with", error.filename or job.log_dir or "").message)
+            self.take_launch_error(job, error)
             return
+        self.hold_s = 0.0
         place = f"GPU {format_indices(job.gpu_indices)}" if job.gpu_indices else "the CPU"
         self.log.info("Started job %s on %s: %s", job.id, place, format_line(job.command, 500))
         if notes:
@@ -3937,13 +4013,27 @@ class Service:
                 yield JobChanged(job.id, {"notes": tuple(notes)})
             self.store.update(note)
 
+    def take_launch_error(self, job: Job, error: OSError) -> None:
+        """It is the job's end when its disk is full or something of its own is wrong; not when the machine is short of something."""
+        import errno
+        why = describe_disk_error(error, "start it with", error.filename or job.log_dir or "").message
+        if error.errno in (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM, errno.EROFS, errno.ESTALE, errno.EIO):
+            self.hold_starts(why)
+            self.bounce(job, why)
+        else:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                self.hold_starts(why)
+            self.fail_launch(job, why)
+
     def write_script(self, job: Job, lease: str | None) -> tuple[str, list[str]]:
         """Make a job's log folder and its job.sh.  Raises: OSError."""
         folder = self.layout.job_folder(job.id)
         if job.attempt == 1 and os.path.lexists(folder):        # of a job long gone, whose id came again
             os.rename(folder, f"{folder}.old-{self.clock.new_token()[:8]}")
         os.makedirs(folder, mode=0o700, exist_ok=True)
-        submitted = self.store.read(lambda state: state.environments.get(job.environment, {}))
+        submitted = self.store.read(lambda state: state.environments.get(job.environment))
+        if submitted is None:
+            raise FileNotFoundError(2, "its environment was lost with a damaged state file; add the job again", "its environment")
         options, notes = choose_limits(job)
         text = build_script(job, build_environment(job, submitted, self.observation.gpus), self.layout, lease, options)
         script = os.path.join(folder, "job.sh")
@@ -4047,7 +4137,7 @@ class Service:
             for priority, count in state.pending_by_priority.items():
                 bands["high" if priority < 1 else "normal" if priority == 1 else "low"] += count
             return {
-                "gpu_status": [gpu_json(gpu, state, self.config.gpu, trouble) for gpu in self.gpus],
+                "gpu_status": [gpu_json(gpu, state, self.config.gpu, trouble) for gpu in self.see_gpus(state)],
                 "is_paused": state.paused, "queued_jobs": len(state.order), "completed_jobs": len(state.finished),
                 "running_jobs": [self.running_json(job, now) for job in state.running.values()],
                 "queued_by_priority": bands}
@@ -4123,12 +4213,17 @@ NOT_STARTED: dict[str, Any] = {"gpu_indices": (), "gpu_uuids": (), "started_at":
                                "session": None, "nonce": None, "boot_id": None}
 
 
+def touch(state: State) -> Changes:
+    """A change that changes nothing, to see whether it can be written."""
+    yield StateChanged({"paused_gpus": state.paused_gpus})
+
+
 def find_job(state: State, job_id: str) -> Job:
     """Raises: not_found."""
     job = state.jobs.get(job_id)
     if job is None:
         raise NexusError("not_found", f"no job '{format_line(job_id, 40)}'", hint=(
-            suggest(job_id, state.jobs) if len(state.jobs) < 5000 else "") or "nexus jobs lists them")
+            suggest(job_id, state.jobs) if len(state.jobs) < 500 else "") or "nexus jobs lists them")
     return job
 
 
@@ -4157,6 +4252,7 @@ def describe_for_event(gpu: Gpu) -> tuple[object, ...]:
 MAX_BODY_BYTES = 64 * 1024 * 1024
 FOLLOW_INTERVAL_S = (0.05, 0.5)         # how often a followed log is looked at: soon after a line, rarely when silent
 HEARTBEAT_S = 15.0
+MAX_FOREIGN_CONNECTIONS = 32            # of other users of this machine, who need a token for anything
 LINGER_S = 5.0                          # so long the rest of a refused body is taken in
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 STREAMS = ("stdout", "stderr", "both")
@@ -4587,6 +4683,7 @@ def make_server(api: Api, host: str, port: int) -> http.server.ThreadingHTTPServ
     import http.server
     import select
     import socketserver
+    import threading
     import urllib.parse
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -4731,10 +4828,28 @@ def make_server(api: Api, host: str, port: int) -> http.server.ThreadingHTTPServ
         block_on_close = False
         request_queue_size = 1024
         address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        guard = threading.Lock()
+        open: dict[Any, bool] = {}              # connections: whether another user's of this machine
+        most = current_limits()["nofile"][0] // 2 if current_limits()["nofile"][0] > 0 else 4096
 
         def server_bind(self) -> None:
             socketserver.TCPServer.server_bind(self)        # HTTPServer's own looks its name up, which may hang
             self.server_name, self.server_port = host, self.server_address[1]
+
+        def verify_request(self, request: Any, client_address: Any) -> bool:
+            """Whether to talk to a caller: descriptors must be left for the jobs, and other users of this machine get few."""
+            uid = find_socket_uid(unmap(client_address[:2]), unmap(request.getsockname()[:2]))
+            is_foreign = uid is not None and uid != os.geteuid()
+            with self.guard:
+                fits = len(self.open) < self.most and (not is_foreign or sum(self.open.values()) < MAX_FOREIGN_CONNECTIONS)
+                if fits:
+                    self.open[request] = is_foreign
+            return fits
+
+        def shutdown_request(self, request: Any) -> None:
+            with self.guard:
+                self.open.pop(request, None)
+            super().shutdown_request(request)
 
         def handle_error(self, request: Any, client_address: Any) -> None:
             error = sys.exc_info()[1]
@@ -4777,6 +4892,7 @@ def make_log(layout: Layout, config: ServiceConfig) -> logging.Logger:
     import logging.handlers
     logging.raiseExceptions = False
     log = logging.getLogger("nexus")
+    os.close(os.open(layout.service_log, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))       # commands are in it
     handler = logging.handlers.RotatingFileHandler(
         layout.service_log, maxBytes=int(config.log_max_mb * 2**20), backupCount=config.log_backups, encoding="utf-8",
         errors="backslashreplace")
@@ -4801,7 +4917,8 @@ def serve(layout: Layout, config: Config, environ: Mapping[str, str], is_taking_
     for folder in (layout.home, layout.log_dir):
         make_folder(folder)
     check_machine(layout, is_taking_over)
-    mark_stopped(layout, False)
+    if environ.get("NEXUS_ROLE") != "service":      # somebody wants it; a supervisor only knows that somebody did
+        mark_stopped(layout, False)
     try:
         lock = take_lock(layout.lock_file)
     except OSError as error:
@@ -4816,8 +4933,6 @@ def serve(layout: Layout, config: Config, environ: Mapping[str, str], is_taking_
     store.recover()
     token = load_token(layout, clock)
     machine = Machine(config, layout, store.service_id)
-    if machine.leases:
-        machine.leases.prepare()
     service = Service(config, layout, store, machine, clock, log, environ)
     server = make_server(Api(service, token), config.service.host, config.service.port)
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -4836,6 +4951,9 @@ def serve(layout: Layout, config: Config, environ: Mapping[str, str], is_taking_
             "machine": store.host, "machine_id": store.machine_id}) + "\n"])
     except OSError as error:
         raise describe_disk_error(error, "write", layout.service_file) from None
+    if os.path.exists(layout.stopped_file):         # looked at now that others can see the service: whoever stops it looks in the other order
+        os.unlink(layout.service_file)
+        return
     log.info("Service started: nexus %s (%s), pid %d, http://%s:%d", __version__, file_hash(), os.getpid(), config.service.host,
              server.server_address[1])
     threading.Thread(target=server.serve_forever, name="http", kwargs={"poll_interval": 3600}, daemon=True).start()
@@ -4876,7 +4994,7 @@ def check_machine(layout: Layout, is_taking_over: bool) -> None:
 # nothing.  A request that is safe to repeat is repeated while the service is being started again.
 
 START_PATIENCE_S = 30.0
-RETRY_PATIENCE_S = 15.0
+RETRY_PATIENCE_S = 30.0         # a restart may take as long as a start
 
 
 class Client:
@@ -5004,6 +5122,8 @@ class Client:
             if piece is None:
                 raise NexusError("unavailable", "the service ended", hint="nexus start")
             *blocks, rest = (rest + piece).split(b"\n\n")
+            if any(block.startswith(b"event: reset") for block in blocks):
+                raise NexusError("unavailable", "events were missed", hint="look again")
             for event in filter(None, map(parse_job_event, blocks)):
                 if event["id"] in job_ids and event["id"] not in finished and event["status"] in FINAL:
                     finished[event["id"]] = event
@@ -5041,19 +5161,33 @@ class Client:
     def connect(self) -> socket.socket:
         """Raises: OSError; forbidden, when somebody else's service listens there."""
         host = {"0.0.0.0": "127.0.0.1", "::": "::1", "localhost": "127.0.0.1"}.get(self.host, self.host)
-        if self.layout is not None:
-            uid = find_socket_uid((host, self.port), None)
-            if uid is not None and uid != os.geteuid():
-                raise NexusError("forbidden", f"port {self.port} on {host} belongs to a program of {find_user(uid)}: nothing was sent to it",
-                                 hint="set another port: nexus config edit, [service] port")
         connection = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
         connection.settimeout(120)
         try:
             connection.connect((host, self.port))
+            if self.layout is not None:
+                self.check_owner((host, self.port), connection.getsockname()[:2])
         except BaseException:
             connection.close()
             raise
         return connection
+
+    def check_owner(self, there: tuple[str, int], here: tuple[str, int]) -> None:
+        """Whose is the other end?  Known once it is accepted.  Raises: forbidden, when it is not this user's."""
+        give_up_at = time.monotonic() + 5
+        uid = find_socket_uid(there, here)
+        while uid is None and time.monotonic() < give_up_at:
+            listener = find_socket_uid(there, None)
+            if listener is not None and listener != os.geteuid():       # it need not accept to be known
+                uid = listener
+                break
+            time.sleep(0.001)
+            uid = find_socket_uid(there, here)
+        if uid is None:
+            raise ConnectionError("it did not accept the connection within 5 s")
+        if uid != os.geteuid():
+            raise NexusError("forbidden", f"port {there[1]} on {there[0]} belongs to a program of {find_user(uid)}: nothing was sent to it",
+                             hint="set another port: nexus config edit, [service] port")
 
     def exchange(self, method: str, path: str, content: bytes | None, key: str) -> tuple[int, bytes]:
         """One request on a connection of its own.  http.client would cost `nexus add` 35 ms."""
@@ -5148,6 +5282,8 @@ def find_service(layout: Layout) -> dict[str, Any] | None:
             process = parse_proc_stat(file.read())
     except (OSError, ValueError, IndexError):
         return None
+    if running.get("boot_id") != read_boot_id():
+        return None
     return running if process.started == running.get("started") and process.state not in "ZX" else None
 
 
@@ -5164,6 +5300,7 @@ def start_service(layout: Layout, environ: Mapping[str, str], options: Sequence[
     screen: Screen | None = Screen(layout)
     if config.jobs.launcher == "direct" or Screen.prepare(screen):  # type: ignore[arg-type]
         screen = None
+    mark_stopped(layout, False)
     start_supervisor(layout, screen, environ, options)
     give_up_at = time.monotonic() + START_PATIENCE_S
     while time.monotonic() < give_up_at:
@@ -5755,9 +5892,12 @@ def cmd_stop(call: Call) -> int:
     except NexusError as error:
         if error.kind != "unavailable":
             raise
-        mark_stopped(Layout(call.home, "", ""), True)       # its supervisor may be about to start it again
-        call.say("the service does not run")
-        return 0
+        mark_stopped(Layout(call.home, "", ""), True)       # its supervisor may be about to start it again, or has done so
+        try:
+            client = Client.find(call.environ, is_starting=False)
+        except NexusError:
+            call.say("the service does not run")
+            return 0
     running = find_service(client.layout) if client.layout else None
     client.stop()
     give_up_at = time.monotonic() + 60
@@ -6133,7 +6273,7 @@ def entry() -> int:
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:          # closed: nothing that is opened from here on may take its number
             os.open(os.devnull, os.O_RDWR)
-            setattr(sys, name, open(number, "w" if number else "r", closefd=False))
+            setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     code = main(sys.argv[1:], os.environ, sys.stdout, sys.stderr)

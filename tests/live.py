@@ -123,7 +123,8 @@ class User:
         self.folder, self.python = tools.folder, tools.python
 
     def become(self):
-        return ["setpriv", f"--reuid={self.uid}", "--regid=65534", "--clear-groups", "--inh-caps=-all"]
+        return ["setpriv", f"--reuid={self.uid}", "--regid=65534", "--clear-groups", "--inh-caps=-all",
+                "env", f"LD_LIBRARY_PATH={self.folder}/python/lib"]         # where the interpreter is linked to a library of its own
 
     def remove(self):
         """The user, and all its processes."""
@@ -150,6 +151,9 @@ class Tools:
         for path in (NEXUS, TESTS / "fake_nvidia_smi"):
             shutil.copy(path, self.folder / path.name)
             (self.folder / path.name).chmod(0o755)
+        if sys.version_info < (3, 11):                  # beside nexus.py, where it is looked for first
+            import tomli
+            shutil.copytree(os.path.dirname(tomli.__file__), self.folder / "tomli")
         for name, mode in (("shared", 0o1777), ("open", 0o777)):
             (self.folder / name).mkdir()
             (self.folder / name).chmod(mode)

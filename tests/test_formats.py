@@ -78,7 +78,7 @@ WRONG_JOBS = [  # reason, fields that are not as they should be
 @pytest.mark.parametrize("reason, fields", WRONG_JOBS, ids=[case[0] for case in WRONG_JOBS])
 def test_decode_job_refuses(reason, fields):
     with pytest.raises((KeyError, TypeError, ValueError)):
-        nexus.decode_job({**nexus.encode_job(job()), **fields})
+        nexus.decode_job({**nexus.encode_job(job()), **fields}, {})
 
 
 snapshots = st.builds(

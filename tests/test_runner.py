@@ -54,7 +54,7 @@ class Box:
 
     def prepare(self, command, lease=None, limits=(), environment=None, **fields):
         """Write job.sh; return the job."""
-        given = {"cwd": self.home, "attempt": 1, "command": command, "gpu_uuids": (), **fields}
+        given = {"cwd": self.home, "attempt": 1, "command": command, "gpu_uuids": (), "nonce": "cafe", **fields}
         job = running(given.pop("id", "abc"), **given)
         folder = self.layout.job_folder(job.id)
         os.makedirs(folder, exist_ok=True)
@@ -431,8 +431,11 @@ def test_a_disk_that_the_job_fills(box):
 
 
 def seen_environment(box):
+    """What a command wrote of its environment into `environ`, less the mark that job.sh gives it last."""
     with open(f"{box.home}/environ", "rb") as file:
-        return [entry.decode("utf-8", "surrogateescape") for entry in file.read().split(b"\0")[:-1]]
+        *seen, mark = [entry.decode("utf-8", "surrogateescape") for entry in file.read().split(b"\0")[:-1]]
+    assert mark == "NEXUS_JOB_NONCE=cafe"
+    return seen
 
 
 ENVIRONMENT = {
@@ -615,7 +618,7 @@ def test_build_environment(reason, submitted, indices, given_indices, expected):
 # What job.sh survives
 
 
-@pytest.mark.parametrize("name", ["HUP", "INT", "QUIT"])
+@pytest.mark.parametrize("name", ["HUP", "INT", "QUIT", "TERM"])
 def test_job_sh_outlives_signals_of_the_terminal(box, name):
     os.mkfifo(f"{box.home}/go")
     job = box.prepare("read x < go; exit 7")
@@ -728,7 +731,7 @@ def test_a_terminal_whatever_the_login_shell(box, shell):
 
 
 def test_by_hand_it_just_runs_the_command(box):
-    box.prepare("echo $X $(pwd); echo err >&2; umask; exit 7", cwd="/usr", umask=0o027,
+    box.prepare("echo $X $(pwd) $NEXUS_JOB_NONCE; echo err >&2; umask; exit 7", cwd="/usr", umask=0o027,
                 environment={"PATH": os.environ["PATH"], "X": "it's"})
     done = subprocess.run([box.shell, box.path("job.sh")], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (7, "it's /usr\n0027\n", "err\n")
@@ -915,6 +918,7 @@ def supervise(request, tmp_path):
     (tmp_path / "bin" / "sh").symlink_to(shell)
     for name, text in {"sleep": f'echo "$1" >> {tmp_path}/delays', "service": (
             f'echo "$*" >> {tmp_path}/starts; echo said >&2; read code rest < {tmp_path}/codes; sed -i 1d {tmp_path}/codes; '
+            f'case $rest in told) echo > {tmp_path}/start_error.json;; stopped) echo > {tmp_path}/stopped;; esac; '
             'if [ "$code" = kill ]; then kill -9 $$; fi; exit $code')}.items():
         (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{text}\n")
         (tmp_path / "bin" / name).chmod(0o755)
@@ -932,7 +936,8 @@ def supervise(request, tmp_path):
 
 
 SUPERVISED = [  # reason, exit codes of the service in turn, delays between them
-    ("stopped", [0], []), ("a bad config", [2], []), ("another service has it", [4], []),
+    ("stopped", [0], []), ("a bad config, which whoever started it is told", ["2 told"], []), ("another service has it", [4], []),
+    ("what was told before does not count", [1, "6 told"], ["1"]), ("stopped by somebody while it waits", ["1 stopped"], ["1"]),
     ("killed", ["kill", 0], ["1"]), ("a fault of its own", [1, 0], ["1"]), ("unavailable", [6, 0], ["1"]),
     ("again and again, slower and slower", [1] * 7 + [0], ["1", "2", "4", "8", "16", "16", "16"]),
 ]

@@ -70,7 +70,8 @@ class Bench:
         content = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
         headers = {"host": "127.0.0.1:6234", **({} if body is None else {"content-type": "application/json"}), **(headers or {})}
         return self.api.handle(nexus.Request(
-            method, path, query or {}, {name: text for name, text in headers.items() if text is not None}, lambda: content, peer, uid, len(content)))
+            method, path, query or {}, {name: text for name, text in headers.items() if text is not None},
+            lambda: content, peer, uid, len(content)))
 
     def add(self, **job):
         status, answer = self.ask("POST", "/queue", {"command": "true", **job})
@@ -456,7 +457,8 @@ def test_logs(bench):
 # Whatever comes
 
 some_paths = st.lists(st.sampled_from(["", "queue", "jobs", "status", "service", "gpus", "0", "pause", "resume", "retry", "logs",
-                                       "health", "abc", "run"]) | ids | st.text(max_size=6), max_size=4).map(lambda parts: "/" + "/".join(parts))
+                                       "health", "abc", "run"]) | ids | st.text(max_size=6),
+                      max_size=4).map(lambda parts: "/" + "/".join(parts))
 latin = st.text(st.characters(max_codepoint=255), max_size=12)
 some_headers = st.dictionaries(
     st.sampled_from(["host", "origin", "authorization", "content-type", "idempotency-key", "last-event-id", "via", "x-forwarded-for"]),
@@ -565,7 +567,8 @@ JSON = b"Content-Type: application/json\r\n"
 
 
 def test_a_connection_is_kept_and_requests_may_be_pipelined(listening):
-    get, add = b"GET /queue HTTP/1.1\r\n" + HOST + b"\r\n", b"POST /queue HTTP/1.1\r\n" + HOST + JSON + b"Content-Length: %d\r\n\r\n" % len(ADD) + ADD
+    get = b"GET /queue HTTP/1.1\r\n" + HOST + b"\r\n"
+    add = b"POST /queue HTTP/1.1\r\n" + HOST + JSON + b"Content-Length: %d\r\n\r\n" % len(ADD) + ADD
     pause = b"POST /service/pause HTTP/1.1\r\n" + HOST + b"\r\n"
     missing = b"GET /nothing HTTP/1.1\r\n" + HOST + b"\r\n"
     answers = split_answers(listening.exchange(add + get + missing + pause + add + b"GET / HTTP/1.1\r\n" + CLOSE + b"\r\n"))
@@ -587,7 +590,8 @@ def test_a_body_nobody_asked_for_is_not_the_next_request(listening, path):
 
 def test_a_refused_request_does_not_wait_for_an_earlier_ones_body(listening):
     first = b"GET /status HTTP/1.1\r\n" + HOST + b"Content-Length: 5\r\n\r\nhello"
-    for second, status in ((b"POST /queue HTTP/1.1\r\n" + HOST + JSON + b"Transfer-Encoding: chunked\r\n\r\n", 411), (b"nonsense\r\n\r\n", 400)):
+    for second, status in ((b"POST /queue HTTP/1.1\r\n" + HOST + JSON + b"Transfer-Encoding: chunked\r\n\r\n", 411),
+                           (b"nonsense\r\n\r\n", 400)):
         began = time.monotonic()
         assert [answer[0] for answer in split_answers(listening.exchange(first + second))] == [200, status]
         assert time.monotonic() - began < 3
@@ -634,7 +638,8 @@ MALFORMED = [  # reason, the request, status
     ("a body in chunks", b"POST /queue HTTP/1.1\r\n" + CLOSE + JSON + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n", 411),
     ("chunks and a length", b"POST /queue HTTP/1.1\r\n" + CLOSE + JSON + b"Transfer-Encoding: chunked\r\nContent-Length: 2\r\n\r\n{}", 411),
     ("a body that is far too large", b"POST /queue HTTP/1.1\r\n" + CLOSE + JSON + b"Content-Length: 99999999999\r\n\r\n{", 413),
-    ("a body of a number that is far too large", b"POST /queue HTTP/1.1\r\n" + CLOSE + JSON + b"Content-Length: " + b"9" * 40 + b"\r\n\r\n{", 400),
+    ("a body of a number that is far too large",
+     b"POST /queue HTTP/1.1\r\n" + CLOSE + JSON + b"Content-Length: " + b"9" * 40 + b"\r\n\r\n{", 400),
 ]
 
 
@@ -685,7 +690,8 @@ def test_expect_100_continue(listening):
 
 
 def test_head_says_what_get_would_without_the_body(listening):
-    head = b"HEAD /queue HTTP/1.1\r\n" + HOST + b"\r\n" + b"HEAD / HTTP/1.1\r\n" + HOST + b"\r\n" + b"HEAD /nothing HTTP/1.1\r\n" + CLOSE + b"\r\n"
+    head = b"HEAD /queue HTTP/1.1\r\n" + HOST + b"\r\n" + b"HEAD / HTTP/1.1\r\n" + HOST + b"\r\n"
+    head += b"HEAD /nothing HTTP/1.1\r\n" + CLOSE + b"\r\n"
     answer = listening.exchange(head)
     assert re.findall(rb"HTTP/1.1 (\d+)", answer) == [b"200", b"200", b"404"] and b"{" not in answer and b"[]" not in answer
 
@@ -751,7 +757,8 @@ def test_events_are_numbered_and_resumed(listening):
     assert numbers == list(range(numbers[0], numbers[0] + 3))
     assert read_events(follow_events(listening, f"?since={numbers[0]}"), 2) == events[1:3], "those after it"
     assert read_events(follow_events(listening, headers={"Last-Event-ID": str(numbers[1])}), 1) == events[2:3]
-    assert read_events(follow_events(listening, f"?since={numbers[0]}", {"Last-Event-ID": str(numbers[1])}), 1) == events[2:3], "the header is newer"
+    both = follow_events(listening, f"?since={numbers[0]}", {"Last-Event-ID": str(numbers[1])})
+    assert read_events(both, 1) == events[2:3], "the header is newer"
 
 
 def test_a_gap_in_the_events_is_told(listening):
@@ -803,7 +810,8 @@ def test_whatever_bytes_come_are_no_fault_of_ours(shared_listening, content, is_
 
 def curl(home, path, *options, timeout=20):
     """(status, body) by the real curl."""
-    done = subprocess.run(["curl", "-sS", "-w", "\n%{http_code}", *options, f"http://127.0.0.1:{home.port}{path}"], capture_output=True, timeout=timeout)
+    done = subprocess.run(["curl", "-sS", "-w", "\n%{http_code}", *options, f"http://127.0.0.1:{home.port}{path}"],
+                          capture_output=True, timeout=timeout)
     body, _, status = done.stdout.rpartition(b"\n")
     assert done.returncode == 0, (done.stderr, done.stdout)
     return int(status), body.decode("utf-8", "replace")
@@ -848,7 +856,8 @@ def test_curl_as_the_readme_has_it(home):
 
 
 def test_a_job_added_over_rest_has_the_services_environment_and_the_home_directory(home):
-    job_id = add_by_curl(home, "pwd; echo $TERM.$NEXUS_ROLE.$NEXUS_JOB_ID.$NEXUS_GPU_ID.$CUDA_VISIBLE_DEVICES.$CUDA_DEVICE_ORDER.$PYTHONUNBUFFERED")
+    job_id = add_by_curl(home, "pwd; echo $TERM.$NEXUS_ROLE.$NEXUS_JOB_ID."
+                               "$NEXUS_GPU_ID.$CUDA_VISIBLE_DEVICES.$CUDA_DEVICE_ORDER.$PYTHONUNBUFFERED")
     home.wait_for(job_id, "completed")
     directory, variables = curl(home, f"/jobs/{job_id}/logs")[1].splitlines()
     assert directory == home.top and variables.endswith(f".{job_id}...PCI_BUS_ID.1")
@@ -869,8 +878,9 @@ def test_the_answer_to_a_large_body_that_is_refused_arrives(home, size_kb, optio
 
 def test_a_follower_sees_lines_as_they_come_and_ends_with_the_job(home):
     gate = os.path.join(home.top, "gate")
-    job_id = add_by_curl(home, f"echo one; until [ -e {gate}1 ]; do sleep 0.02; done; echo two >&2; until [ -e {gate}2 ]; do sleep 0.02; done; "
-                         "printf three; exit 3")
+    job_id = add_by_curl(home, f"echo one; until [ -e {gate}1 ]; do sleep 0.02; done; echo two >&2; "
+                               f"until [ -e {gate}2 ]; do sleep 0.02; done; "
+                               "printf three; exit 3")
     follower = subprocess.Popen(["curl", "-sSN", f"http://127.0.0.1:{home.port}/jobs/{job_id}/logs?follow=true"], stdout=subprocess.PIPE)
     assert follower.stdout.readline() == b"one\n"
     open(gate + "1", "w").close()
@@ -953,7 +963,8 @@ def test_many_connections_at_once(home):
     assert {job["status"] for job in home.client().wait(answers)} == {"completed"}
 
 
-@pytest.mark.parametrize("host, others", [("0.0.0.0", ["127.0.0.1", "127.0.0.2"]), ("::1", ["[::1]"]), ("localhost", ["localhost", "127.0.0.1"])])
+@pytest.mark.parametrize("host, others", [
+    ("0.0.0.0", ["127.0.0.1", "127.0.0.2"]), ("::1", ["[::1]"]), ("localhost", ["localhost", "127.0.0.1"])])
 def test_a_service_on_another_address(host, others):
     with Home(host=host) as made:
         done = made.run("run", "--gpus", "0", "echo hello")

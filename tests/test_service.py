@@ -412,14 +412,14 @@ def test_bounce_that_nobody_heard(world):
     del w.machine.processes.alive[100]
     w.crash()
     w.turn(seconds=2)
-    w.turn(seconds=2)
+    assert w.job(job_id).status == "pending" and "held by another nexus" in w.api(job_id)["waiting_for"]
+    w.turn(seconds=6)                                   # somebody has it whom the plan does not see: not at once
     assert w.job(job_id).attempt == 2 and w.job(job_id).status == "running"
 
 
 LAUNCH_FAILURES = [
     ("no such program", FileNotFoundError(2, "No such file or directory", "screen"), "start it with screen"),
-    ("no memory", OSError(12, "Cannot allocate memory"), "Cannot allocate memory"),
-    ("no process", BlockingIOError(11, "Resource temporarily unavailable"), "Resource temporarily unavailable"),
+    ("a full disk", OSError(28, "No space left on device", "/logs"), "No space left on device"),
 ]
 
 
@@ -857,6 +857,38 @@ def test_leases_that_cannot_be_taken(world):
     assert w.job(job_id).status == "running"
 
 
+SHORTAGES = [
+    ("memory", OSError(12, "Cannot allocate memory")), ("processes", BlockingIOError(11, "Resource temporarily unavailable")),
+    ("descriptors", OSError(24, "Too many open files")), ("a disk that is read-only", OSError(30, "Read-only file system", "/logs")),
+]
+
+
+@pytest.mark.parametrize("reason, error", SHORTAGES, ids=[case[0] for case in SHORTAGES])
+def test_a_machine_that_is_short_of_something_fails_no_job(world, reason, error):
+    w = world(gpus=2)
+    w.machine.refusal = error
+    ids = [w.add(), w.add(gpus=0)]
+    w.turn()
+    w.turn()
+    assert {w.job(id).status for id in ids} == {"pending"}
+    assert all(error.strerror in w.api(id)["waiting_for"] for id in ids)
+    w.machine.refusal = None
+    w.turn(seconds=6)
+    assert {w.job(id).status for id in ids} == {"running"}
+
+
+def test_a_full_disk_fails_one_job_and_not_the_queue(world):
+    w = world(gpus=2)
+    w.machine.refusal = OSError(28, "No space left on device", "/logs")
+    ids = [w.add() for _ in range(10)]
+    for _ in range(5):
+        w.turn(seconds=0.5)
+    assert [w.job(id).status for id in ids].count("failed") == 1
+    w.machine.refusal = None
+    w.turn(seconds=6)
+    assert [w.job(id).status for id in ids].count("running") == 2
+
+
 # The clock jumps
 
 @pytest.mark.parametrize("jump", [-10 * 365 * 86400, -3600, 3600, 10 * 365 * 86400])
@@ -871,6 +903,7 @@ def test_wall_clock_jumps(world, jump):
     for _ in range(50):
         w.turn(seconds=1)
     assert w.job(job_id).status == "running" and not w.machine.processes.signals
+    w.probe()
     other = w.add()
     w.turn()
     assert w.job(other).status == "running"

@@ -642,7 +642,7 @@ def test_random_changes_and_crashes(data):
                         fault = OSError(errno.EIO, "Input/output error")
                         with mock.patch.object(os, "fsync", side_effect=fault), contextlib.suppress(OSError):
                             box.store.save_snapshot()
-                if how == "no sync, no cut" and box.store.journal.is_damaged:
+                if how == "no sync, no cut" and box.store.journal and box.store.journal.is_damaged:
                     box.update(nexus.StateChanged({"paused": False}))       # until this one, the disk holds more than was acknowledged
             acknowledged = box.dump()
             if not box.store.journal or not box.store.journal.is_damaged:

@@ -172,7 +172,7 @@ def test_deaths(victims, wanted):
         script.write_text(f"echo begun; while [ ! -e {go} ]; do sleep 0.05; done; echo ended; exit 3\n")
         job = box.wait_started(box.add(f"exec sh {script}"))
         then = box.add("true")
-        command = live.until(lambda: [pid for pid in live.find_commands(f"sh {script}") if live.stat(pid)[1] == str(job["pid"])])[0]
+        command = live.until(lambda: [pid for pid in live.find_commands(f"sh {script}") if live.stat(pid)[1:2] == [str(job["pid"])]])[0]
         live.until(lambda: box.logs(job["id"], "stdout") == "begun\n")
         if "service" in victims:
             box.kill_all_of_service()

@@ -2,7 +2,6 @@
 
 import contextlib
 import subprocess
-import time
 
 import live
 import pytest
@@ -130,7 +129,8 @@ def test_the_other_users_files_are_out_of_reach(two):
     folder = ann.user.folder / "shared" / "leases"
     lease = next(folder.glob(f"*.{job['id']}"))
     done = subprocess.run([*bob.user.become(), "sh", "-c", f"rm -f {lease}; echo x > {lease}; cd {folder}; mkfifo pipe; mkdir folder.abc; "
-                           "ln -s /etc/passwd link.abc; ln -s nowhere lost.abc; : > empty.abc; : > 'a b'"], capture_output=True, text=True)
+                           "ln -s /etc/passwd link.abc; ln -s nowhere lost.abc; : > empty.abc; : > 'a b'; "
+                           "truncate -s 1T large.abc"], capture_output=True, text=True)
     assert done.returncode == 0 and lease.exists() and lease.read_text().startswith("GPU-")
     assert bob.wait(bob.add("true"), "completed")["gpu_index"] == 1
     assert ann.wait(ann.add("true"), "completed")["gpu_index"] == 1
@@ -148,4 +148,4 @@ def test_one_user_cannot_call_the_others_service(two):
 
     assert ask(ann.user, ann.port, "GET", "/jobs") == "200"
     assert ask(bob.user, ann.port, "GET", "/jobs") == "401" and ask(bob.user, ann.port, "POST", "/service/stop") == "401"
-    assert ann.pid() and time.monotonic()
+    assert ann.pid()
