@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     import http.server
     import logging
     import subprocess
-    import threading
     from collections.abc import Generator
     from typing import Any, NoReturn, TextIO, TypeVar, Union
 
@@ -298,7 +297,7 @@ SETTINGS = (
     Setting("service", "log_backups", 5, (0, 1000), "rotated logs kept"),
     Setting("state", "state_file", "~/.nexus/state.json", None, "the journal lies beside it; ~/.nexus is NEXUS_HOME"),
     Setting("state", "log_dir", "~/.nexus/logs", None, "one folder for each job"),
-    Setting("state", "history_limit", 1000, (0, 1000000),
+    Setting("state", "history_limit", 1000, (1, 1000000),
             "finished jobs kept; older ones go, with their log folders"),
     Setting("gpu", "provider", "nvidia-smi", ("nvidia-smi", "mock"),
             "or \"mock\": mock_gpus made-up GPUs, for a trial and for tests"),
@@ -1719,7 +1718,8 @@ def load_config(path: str, environ: Mapping[str, str]) -> Config:
         try:
             data = tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:
-            raise NexusError("usage", f"{path} is not valid TOML: {error}", hint="nexus config edit; an example: nexus config sample") from None
+            raise NexusError("usage", f"{path} is not valid TOML: {error}",
+                             hint="nexus config edit; an example: nexus config sample") from None
     mock = environ.get("NEXUS_MOCK_GPUS")
     if mock:
         if not re.fullmatch(r"\d{1,4}", mock) or int(mock) > 1024:
@@ -2560,7 +2560,8 @@ class Screen:
 
     def find_folder(self) -> str | None:
         answer = run(["screen", "-ls"], 10, self.environ())
-        if len(os.environ.get("SCREENDIR", "")) <= MAX_SCREENDIR and re.search(r"No Sockets found|\tDetached|\(Detached\)|\(Attached\)|\(Dead|There (is|are)", answer.output):
+        works = re.search(r"No Sockets found|\((Detached|Attached|Dead)|There (is|are)", answer.output)
+        if works and len(os.environ.get("SCREENDIR", "")) <= MAX_SCREENDIR:
             self.write_rc()
             return None
         self.folder = self.own_folder
@@ -2884,7 +2885,8 @@ def start_supervisor(layout: Layout, screen: Screen | None, environ: Mapping[str
     started = build_service_environ(environ, layout.home)
     if screen:
         own = screen.environ()
-        started.update({name: own[name] for name in ("SYSSCREENRC", "TERM")}, **({"SCREENDIR": own["SCREENDIR"]} if "SCREENDIR" in own else {}))
+        started.update({name: own[name] for name in ("SYSSCREENRC", "TERM")},
+                       **({"SCREENDIR": own["SCREENDIR"]} if "SCREENDIR" in own else {}))
         command = screen.argv("nexus", command, is_daemon=True)
     else:                                       # the shell between leaves at once: the service is nobody's child
         command = ["/bin/sh", "-c", '"$@" &', "nexus", *command]
@@ -3614,7 +3616,8 @@ class Service:
         if self.machine.leases and seen.gpus:
             holders = self.machine.leases.find_holders()
         left = {uuid for uuid, at in self.released_at.items() if at >= seen.began_at}      # its memory was a job's that has ended
-        gpus = tuple(replace(gpu, memory_used_mib=None if gpu.uuid in left and not self.config.gpu.min_free_mem_mib else gpu.memory_used_mib,
+        gpus = tuple(replace(gpu, memory_used_mib=None if gpu.uuid in left and not self.config.gpu.min_free_mem_mib
+                             else gpu.memory_used_mib,
                              processes=tuple(self.annotate_processes(gpu, held)), lease_holder=holders.get(gpu.uuid),
                              is_paused=gpu.uuid in paused) for gpu in seen.gpus)
         if [describe_for_event(gpu) for gpu in gpus] != [describe_for_event(gpu) for gpu in self.gpus]:
@@ -3900,7 +3903,8 @@ class Service:
                 if job and job.status == RUNNING:
                     yield self.judge(job, result, lines.get(job_id), now)
                     ended.append(job_id)
-            made = plan(state, self.see_gpus(state), trouble, self.config, now) if not hold else Plan((), (), dict.fromkeys(state.kinds, hold))
+            held = Plan((), (), dict.fromkeys(state.kinds, hold or ""))
+            made = held if hold else plan(state, self.see_gpus(state), trouble, self.config, now)
             for job_id in made.passed_over:
                 yield JobChanged(job_id, {"passed_over_at": now})
             for start in made.starts:
@@ -3956,7 +3960,8 @@ class Service:
             status, cause, line = CANCELLED, job.stop_cause, None
         return change_status(
             job, status, now, exit_code=code, signal=number, cause=cause, cause_line=line,
-            finished_at=max(result.finished_at or now, job.started_at or 0), runtime_seconds=result.runtime_seconds if result.runtime_seconds is not None
+            finished_at=max(result.finished_at or now, job.started_at or 0),
+            runtime_seconds=result.runtime_seconds if result.runtime_seconds is not None
             else self.find_runtime_s(job, now), peak_rss_mib=self.peak_rss.get(job.id),
             cpu_seconds=self.job_samples[job.id].cpu_seconds if job.id in self.job_samples else None,
             peak_gpu_mem_mib=self.peak_gpu_mem.get(job.id))
@@ -4192,7 +4197,8 @@ class Service:
         lag = self.clock.monotonic() - self.turned_at
         checks = [
             ("scheduler", lag < 30, f"last turn {lag:.1f} s ago"),
-            ("failures", not self.failure_count or self.clock.monotonic() - self.failed_at > 300, f"{self.failure_count} internal errors" + (
+            ("failures", not self.failure_count or self.clock.monotonic() - self.failed_at > 300,
+             f"{self.failure_count} internal errors" + (
                 f", the last: {self.last_failure}" if self.last_failure else "")),
             ("GPUs", not self.observation.trouble and not any(gpu.fault for gpu in self.gpus), self.observation.trouble or
              "; ".join(f"GPU {gpu.index}: {gpu.fault}" for gpu in self.gpus if gpu.fault) or
@@ -4366,7 +4372,8 @@ class Api:
             route, holes = match_route(request.method, request.path)
             for key in request.query:
                 if key not in route.query:
-                    raise NexusError("usage", f"'{format_line(key, 40)}' is not a parameter of {route.pattern}", hint=suggest(key, route.query))
+                    raise NexusError("usage", f"'{format_line(key, 40)}' is not a parameter of {route.pattern}",
+                                     hint=suggest(key, route.query))
             response: Response = getattr(self, route.handler)(request, who, **holes)
             return response
         except NexusError as error:
@@ -4574,7 +4581,8 @@ class Api:
         return Response(204)
 
     def get_events(self, request: Request, who: str) -> Response:
-        since = parse_number({**request.query, **({"since": request.headers["last-event-id"]} if "last-event-id" in request.headers else {})}, "since")
+        since = parse_number({**request.query, **({"since": request.headers["last-event-id"]} if "last-event-id" in request.headers
+                                                  else {})}, "since")
         return Response(200, content_type="text/event-stream", headers={"Cache-Control": "no-store"}, stream=self.follow_events(
             self.service.store.events.next_number if since is None else since + 1))
 
@@ -4588,7 +4596,8 @@ class Api:
             found, is_gap = events.read(following, 1.0)
             if is_gap:
                 yield f"event: reset\ndata: {encode_json({'since': following})}\n\n".encode()
-            pieces = [f"id: {number}\nevent: {kind}\ndata: {encode_json(self.describe_event(kind, what))}\n\n" for number, kind, what in found]
+            pieces = [f"id: {number}\nevent: {kind}\ndata: {encode_json(self.describe_event(kind, what))}\n\n"
+                      for number, kind, what in found]
             following = found[-1][0] + 1 if found else upcoming if is_gap else following
             if service.clock.monotonic() > beat_at:
                 pieces.append(": still here\n\n")
@@ -4745,7 +4754,8 @@ def make_server(api: Api, host: str, port: int) -> http.server.ThreadingHTTPServ
 
         def read_body(self) -> bytes:
             if self.unread > MAX_BODY_BYTES:
-                raise NexusError("too_large", f"the body has {self.unread} bytes; at most {MAX_BODY_BYTES} are taken", hint="send fewer jobs at once")
+                raise NexusError("too_large", f"the body has {self.unread} bytes; at most {MAX_BODY_BYTES} are taken",
+                                 hint="send fewer jobs at once")
             expected, self.unread = self.unread, 0
             try:
                 body = self.rfile.read(expected)
@@ -4828,11 +4838,12 @@ def make_server(api: Api, host: str, port: int) -> http.server.ThreadingHTTPServ
         block_on_close = False
         request_queue_size = 1024
         address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        guard = threading.Lock()
-        open: dict[Any, bool] = {}              # connections: whether another user's of this machine
-        most = current_limits()["nofile"][0] // 2 if current_limits()["nofile"][0] > 0 else 4096
 
         def server_bind(self) -> None:
+            descriptors = current_limits()["nofile"][0]
+            self.most = descriptors // 2 if descriptors > 0 else 4096
+            self.open: dict[Any, bool] = {}         # connections: whether another user's of this machine
+            self.guard = threading.Lock()
             socketserver.TCPServer.server_bind(self)        # HTTPServer's own looks its name up, which may hang
             self.server_name, self.server_port = host, self.server_address[1]
 
@@ -4864,7 +4875,8 @@ def make_server(api: Api, host: str, port: int) -> http.server.ThreadingHTTPServ
             owner = f" by {find_user(uid)}" if uid is not None else ""
             raise NexusError("conflict", f"port {port} on {host} is in use{owner}",
                              hint="set another one: nexus config edit, [service] port") from None
-        raise NexusError("usage", f"cannot listen on {host}, port {port}: {error.strerror or error}", hint="nexus config edit, [service] host and port") from None
+        raise NexusError("usage", f"cannot listen on {host}, port {port}: {error.strerror or error}",
+                         hint="nexus config edit, [service] host and port") from None
     except (OverflowError, TypeError, ValueError):          # a name that cannot be looked up
         raise NexusError("usage", f"cannot listen on {host}, port {port}", hint="nexus config edit, [service] host and port") from None
 
@@ -4925,7 +4937,8 @@ def serve(layout: Layout, config: Config, environ: Mapping[str, str], is_taking_
         raise describe_disk_error(error, "lock", layout.lock_file) from None
     if lock is None:
         running = read_json(layout.service_file) or {}
-        raise RunsAlready("conflict", f"a nexus service for {layout.home} runs already (pid {running.get('pid', 'unknown')})", hint="nexus stop ends it; nexus restart starts it anew")
+        raise RunsAlready("conflict", f"a nexus service for {layout.home} runs already (pid {running.get('pid', 'unknown')})",
+                          hint="nexus stop ends it; nexus restart starts it anew")
     log = make_log(layout, config.service)
     store = Store(layout, clock, log)
     if is_taking_over:
@@ -4951,7 +4964,7 @@ def serve(layout: Layout, config: Config, environ: Mapping[str, str], is_taking_
             "machine": store.host, "machine_id": store.machine_id}) + "\n"])
     except OSError as error:
         raise describe_disk_error(error, "write", layout.service_file) from None
-    if os.path.exists(layout.stopped_file):         # looked at now that others can see the service: whoever stops it looks in the other order
+    if os.path.exists(layout.stopped_file):         # looked at now that others see the service; who stops it looks the other way round
         os.unlink(layout.service_file)
         return
     log.info("Service started: nexus %s (%s), pid %d, http://%s:%d", __version__, file_hash(), os.getpid(), config.service.host,
@@ -5000,7 +5013,8 @@ RETRY_PATIENCE_S = 30.0         # a restart may take as long as a start
 class Client:
     """The service's API for Python and for the command line.  Raises NexusError as the service does."""
 
-    def __init__(self, host: str, port: int, token: str = "", layout: Layout | None = None, environ: Mapping[str, str] | None = None) -> None:
+    def __init__(self, host: str, port: int, token: str = "", layout: Layout | None = None,
+                 environ: Mapping[str, str] | None = None) -> None:
         self.host, self.port, self.token = host, port, token
         self.layout, self.environ = layout, environ or {}       # of the service on this machine; None: another machine's
 
@@ -5256,13 +5270,15 @@ def parse_url(url: str) -> tuple[str, int]:
     """(host, port) of NEXUS_URL.  Raises: usage."""
     match = re.fullmatch(r"http://(\[[0-9a-fA-F:.]+\]|[\w.-]+)(?::(\d{1,5}))?/?", url)
     if not match:
-        raise NexusError("usage", f"NEXUS_URL={url} is not an address like http://127.0.0.1:6234", hint="unset NEXUS_URL to use this machine's service")
+        raise NexusError("usage", f"NEXUS_URL={url} is not an address like http://127.0.0.1:6234",
+                         hint="unset NEXUS_URL to use this machine's service")
     return match[1].strip("[]"), int(match[2] or 80)
 
 
 def quote_path(text: str) -> str:
     """A word as part of a path."""
-    return "".join(c if c.isalnum() and c.isascii() else "".join(f"%{byte:02X}" for byte in c.encode("utf-8", "surrogateescape")) for c in text) or "%20"
+    return "".join(c if c.isalnum() and c.isascii() else "".join(f"%{byte:02X}" for byte in c.encode("utf-8", "surrogateescape"))
+                   for c in text) or "%20"
 
 
 def encode_query(query: Mapping[str, Any]) -> str:
@@ -5309,9 +5325,11 @@ def start_service(layout: Layout, environ: Mapping[str, str], options: Sequence[
             return running
         refusal = read_json(layout.start_error_file)
         if refusal:
-            raise NexusError(str(refusal.get("kind")) if refusal.get("kind") in KINDS else "unavailable", str(refusal.get("message")), str(refusal.get("hint", "")))
+            raise NexusError(str(refusal.get("kind")) if refusal.get("kind") in KINDS else "unavailable", str(refusal.get("message")),
+                             str(refusal.get("hint", "")))
         time.sleep(0.01)
-    raise NexusError("unavailable", f"the service did not start within {START_PATIENCE_S:g} s", hint=f"see {layout.service_log}, or try it in the foreground: nexus serve")
+    raise NexusError("unavailable", f"the service did not start within {START_PATIENCE_S:g} s",
+                     hint=f"see {layout.service_log}, or try it in the foreground: nexus serve")
 
 
 # ==== 17. COMMANDS ==== one function for each subcommand: (call) -> exit code
@@ -5393,7 +5411,8 @@ def make_parser(command: Command, out: TextIO | None = None) -> argparse.Argumen
                 hint = f'put the command in quotes: nexus {command.name} "python train.py --lr 0.1"; options of nexus: {hint}'
             raise NexusError("usage", f"nexus {command.name}: {message}", hint)
 
-    parser = Parser(prog=f"nexus {command.name}", description=" ".join([command.summary[:1].upper() + command.summary[1:] + ".", command.description]),
+    parser = Parser(prog=f"nexus {command.name}", description=" ".join([command.summary[:1].upper() + command.summary[1:] + ".",
+                                                                        command.description]),
                     allow_abbrev=False)
     exclusive = parser.add_mutually_exclusive_group(required=True) if command.name == "move" else parser
     for flags, settings in command.arguments:
@@ -5438,27 +5457,29 @@ def cmd_status(call: Call) -> int:
     else:
         call.print(format_snapshot(status, call.paint))
         if status["hash"] != file_hash() and client.layout:
-            call.say(f"the service is nexus {status['version']} ({status['hash']}), this is {__version__} ({file_hash()}); nexus restart brings them together")
+            call.say(f"the service is nexus {status['version']} ({status['hash']}), this is {__version__} ({file_hash()}); "
+                     "nexus restart brings them together")
     return 0
 
 
 def watch_status(call: Call) -> int:
     """Redraw until Ctrl-C; on a terminal in its second screen, so that the first is as it was afterwards."""
     is_terminal = call.out.isatty()
-    call.print("\x1b[?1049h\x1b[?25l" if is_terminal else "")
+    call.print("\x1b[?1049h\x1b[?25l\x1b[?7l" if is_terminal else "")
     try:
         while True:
             text = format_snapshot(call.client().status(), call.paint)
             if is_terminal:
                 rows = os.get_terminal_size(call.out.fileno()).lines
-                lines = text.splitlines()[: rows - 2] + ["", time.strftime("%H:%M:%S") + "  Ctrl-C ends"]
+                lines = text.splitlines()[: rows - 2]
+                lines += ["", time.strftime("%H:%M:%S") + "  Ctrl-C ends"]
                 text = "\x1b[H" + "".join(f"{line}\x1b[K\n" for line in lines[:-1]) + lines[-1] + "\x1b[J"
             call.print(text if is_terminal else text + "\n")
             time.sleep(1)
     except KeyboardInterrupt:
         return 0
     finally:
-        call.print("\x1b[?25h\x1b[?1049l" if is_terminal else "")
+        call.print("\x1b[?7h\x1b[?25h\x1b[?1049l" if is_terminal else "")
 
 
 def make_options(call: Call, client: Client) -> dict[str, Any]:
@@ -5523,7 +5544,8 @@ def read_commands(call: Call) -> list[str]:
             with open(path, encoding="utf-8", errors="surrogateescape") as file:
                 text = file.read()
     except OSError as error:
-        raise NexusError("usage", f"cannot read {path}: {error.strerror}", hint="--file takes a file with one command a line, or - for standard input") from None
+        raise NexusError("usage", f"cannot read {path}: {error.strerror}",
+                         hint="--file takes a file with one command a line, or - for standard input") from None
     commands = parse_commands(text)
     if not commands:
         refuse(f"{path} holds no command", hint="one a line; empty lines and those that begin with # are left out")
@@ -5736,10 +5758,8 @@ def cmd_remove(call: Call) -> int:
 
 def cmd_move(call: Call) -> int:
     given = call.options
-    if given.priority is not None:
-        change = {"priority": parse_priority(given.priority)}
-    else:
-        change = {"position": 0 if given.first else 2**31}
+    place = {"position": 0 if given.first else 2**31}
+    change = place if given.priority is None else {"priority": parse_priority(given.priority)}
     client = call.client()
     client.move(given.id, **change)
     call.say(f"job {given.id} is now number {client.job(given.id)['position']} of the queue")
@@ -5779,7 +5799,8 @@ def cmd_attach(call: Call) -> int:
     if job["status"] != RUNNING:
         raise NexusError("conflict", f"job {job['id']} is {job['status']}: there is nothing to attach to", hint=f"nexus logs {job['id']}")
     if not job["session"]:
-        raise NexusError("conflict", f"job {job['id']} has no screen session", hint=f"nexus logs -f {job['id']}; with screen installed, later jobs have one")
+        raise NexusError("conflict", f"job {job['id']} has no screen session",
+                         hint=f"nexus logs -f {job['id']}; with screen installed, later jobs have one")
     screen = prepare_screen(client.layout)
     if job["session"] not in [f"{pid}.{name}" for pid, name, _ in screen.list_sessions()]:
         raise NexusError("not_found", f"the screen session of job {job['id']} is gone; the job goes on", hint=f"nexus logs -f {job['id']}")
@@ -5818,7 +5839,8 @@ def cmd_screens(call: Call) -> int:
     for pid, name, state in prepare_screen(client.layout).list_sessions():
         if name == "nexus" or name.startswith("nexus_job_"):
             job = jobs.get(f"{pid}.{name}")
-            rows.append([f"{pid}.{name}", state, "the service's log" if name == "nexus" else job["command"] if job else "over, or of another NEXUS_HOME"])
+            rows.append([f"{pid}.{name}", state, "the service's log" if name == "nexus" else job["command"] if job
+                         else "over, or of another NEXUS_HOME"])
     if rows:
         call.print(format_table(("SESSION", "STATE", "WHAT"), rows, ("magenta", "", "bright"), call.paint, call.width))
         call.say("attach to a job: nexus attach ID; to any: screen -x SESSION")
@@ -5840,7 +5862,8 @@ def set_paused(call: Call, is_paused: bool) -> int:
     act, done = (client.pause, "paused") if is_paused else (client.resume, "resumed")
     for index in call.options.gpus:
         if not re.fullmatch(r"\d{1,4}", index):
-            raise NexusError("usage", f"'{format_line(index, 40)}' is not a GPU index", hint=f"nexus {call.options.subcommand} 0; without one, the queue")
+            raise NexusError("usage", f"'{format_line(index, 40)}' is not a GPU index",
+                             hint=f"nexus {call.options.subcommand} 0; without one, the queue")
     for index in call.options.gpus:
         act(int(index))
         call.say(f"GPU {index} {done}: it gets {'no new job' if is_paused else 'jobs again'}")
@@ -5903,7 +5926,8 @@ def cmd_stop(call: Call) -> int:
     give_up_at = time.monotonic() + 60
     while client.layout and running and (find_service(client.layout) or {}).get("pid") == running["pid"]:
         if time.monotonic() > give_up_at:
-            raise NexusError("unavailable", f"the service (pid {running['pid']}) does not end", hint="see nexus logs service; kill -9 it: jobs go on")
+            raise NexusError("unavailable", f"the service (pid {running['pid']}) does not end",
+                             hint="see nexus logs service; kill -9 it: jobs go on")
         time.sleep(0.01)
     call.say("the service has ended; running jobs go on, and the next nexus command starts it again")
     return 0
@@ -5931,7 +5955,8 @@ def cmd_serve(call: Call) -> int:
         raise
     except NexusError as error:
         try:
-            write_atomic(layout.start_error_file, [encode_json({"kind": error.kind, "message": error.message, "hint": error.hint})], is_synced=False)
+            write_atomic(layout.start_error_file, [encode_json({"kind": error.kind, "message": error.message, "hint": error.hint})],
+                         is_synced=False)
         except OSError:
             pass
         raise
@@ -5963,7 +5988,8 @@ def edit_config(call: Call, path: str) -> int:
     try:
         code = subprocess.call([*shlex.split(editor), path])
     except (OSError, ValueError) as error:
-        raise NexusError("usage", f"the editor '{editor}' cannot be run: {error}", hint="set EDITOR, like EDITOR=nano nexus config edit") from None
+        raise NexusError("usage", f"the editor '{editor}' cannot be run: {error}",
+                         hint="set EDITOR, like EDITOR=nano nexus config edit") from None
     load_config(path, call.environ)
     if code == 0 and find_service(Layout(call.home, "", "")):
         call.say("the running service takes it over at its next start: nexus restart (jobs go on)")
@@ -6061,8 +6087,10 @@ def cmd_install(call: Call) -> int:
     with open(os.path.abspath(__file__), encoding="utf-8") as file:
         source = file.read()
     files = {script: (source, 0o755),
-             os.path.join(binaries, "nexus"): (LAUNCHER.format(shebang=format_shebang(sys.executable), folder=os.path.dirname(script)), 0o755),
-             os.path.join(base, "bash-completion", "completions", "nexus"): (format_completion(BASH_COMPLETION, bash_case, call.commands), 0o644),
+             os.path.join(binaries, "nexus"): (LAUNCHER.format(shebang=format_shebang(sys.executable), folder=os.path.dirname(script)),
+                                               0o755),
+             os.path.join(base, "bash-completion", "completions", "nexus"): (format_completion(BASH_COMPLETION, bash_case, call.commands),
+                                                                             0o644),
              os.path.join(base, "zsh", "site-functions", "_nexus"): (format_completion(ZSH_COMPLETION, zsh_case, call.commands), 0o644)}
     for path, (text, mode) in files.items():
         try:
@@ -6090,7 +6118,8 @@ def install_boot(call: Call, script: str) -> int:
                         "systemd", "user", "nexus.service")
     if try_program("systemctl", "--user", "show-environment") is not None:
         os.makedirs(os.path.dirname(unit), exist_ok=True)
-        python, script, home = (path.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%") for path in (sys.executable, script, call.home))
+        python, script, home = (path.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
+                                for path in (sys.executable, script, call.home))
         write_atomic(unit, [UNIT.format(python=python.replace("$", "$$"), script=script.replace("$", "$$"), home=home)], 0o644)
         try_program("systemctl", "--user", "daemon-reload")
         if try_program("systemctl", "--user", "enable", "nexus.service") is None:
@@ -6101,7 +6130,8 @@ def install_boot(call: Call, script: str) -> int:
     elif find_program("crontab"):
         install_cron(call, script)
     else:
-        raise NexusError("unavailable", "there is neither a systemd user manager nor cron here", hint=f"have this run at boot: {sys.executable} {script} start")
+        raise NexusError("unavailable", "there is neither a systemd user manager nor cron here",
+                         hint=f"have this run at boot: {sys.executable} {script} start")
     warn_of_logout(call)
     return 0
 
@@ -6115,7 +6145,8 @@ def install_cron(call: Call, script: str) -> None:
         table = Completed(1, str(error))
     if table.exit_code and not re.search("no crontab for|No such file", table.output):     # it may hold what is not ours
         raise NexusError("unavailable", f"crontab -l failed: {format_line(table.output.strip(), 200)}", hint=f"add it by hand: {line}")
-    kept = [old for old in table.output.splitlines() if not table.exit_code and not (old.startswith("@reboot NEXUS_HOME=") and old.endswith(" start"))]
+    kept = [old for old in table.output.splitlines() if not table.exit_code
+            and not (old.startswith("@reboot NEXUS_HOME=") and old.endswith(" start"))]
     done = subprocess.run(["crontab", "-"], input="\n".join([*kept, line, ""]), text=True, capture_output=True)
     if done.returncode:
         raise NexusError("unavailable", f"crontab refused: {done.stderr.strip()}", hint=f"have this run at boot: {line[8:]}")

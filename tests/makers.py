@@ -84,7 +84,8 @@ def tuples(strategy):
 
 JOB_FIELDS = {
     "id": ids, "command": texts, "cwd": texts, "user": texts, "created_at": times, "order": orders,
-    "environment": texts, "content": texts, "number": st.integers(0, 10**9), "gpus": st.integers(0, 16), "gpu_ids": maybe(tuples(st.integers(0, 99))),
+    "environment": texts, "content": texts, "number": st.integers(0, 10**9), "gpus": st.integers(0, 16),
+    "gpu_ids": maybe(tuples(st.integers(0, 99))),
     "priority": numbers, "name": maybe(texts), "key": maybe(texts), "tty": st.booleans(),
     "umask": maybe(st.integers(0, 0o777)),
     "limits": tuples(st.tuples(texts, numbers, numbers)), "status": st.sampled_from(nexus.STATUSES),

@@ -838,17 +838,18 @@ def leases():
 
 @pytest.fixture
 def protected_regular():
-    """The kernel's protection of files in sticky folders, as systemd sets it."""
-    path = "/proc/sys/fs/protected_regular"
-    before = pathlib.Path(path).read_text()
-    try:
-        with open(path, "w") as file:
-            file.write("2")
-    except OSError:
-        pytest.skip("fs.protected_regular cannot be set here")
-    yield
-    with open(path, "w") as file:
-        file.write(before)
+    """The kernel's protection of files in sticky folders, as systemd sets it; one test at a time, and as it was afterwards."""
+    import fcntl
+    path = pathlib.Path("/proc/sys/fs/protected_regular")
+    with open(path) as turn:
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        before = path.read_text()
+        try:
+            path.write_text("2")
+        except OSError:
+            pytest.skip("fs.protected_regular cannot be set here")
+        yield
+        path.write_text(before)
 
 
 class Holder:

@@ -53,7 +53,8 @@ class Bench:
         self.home.mkdir()
         self.port = random.randrange(20000, 30000)
         (self.home / "config.toml").write_text(
-            f'[service]\nport = {self.port}\n[gpu]\nlease_dir = "{self.folder}/leases"\n[jobs]\nlauncher = "{launcher}"\nqueue_limit = 1000000\n')
+            f'[service]\nport = {self.port}\n[gpu]\nlease_dir = "{self.folder}/leases"\n'
+            f'[jobs]\nlauncher = "{launcher}"\nqueue_limit = 1000000\n')
         self.environ = {**os.environ, "NEXUS_HOME": str(self.home), "HOME": str(self.folder), "PATH": f"{binaries}:{os.environ['PATH']}"}
         self.environ.pop("NEXUS_MOCK_GPUS", None)
         self.command("start")
@@ -153,24 +154,27 @@ def measure_add() -> None:
             return lambda: subprocess.run(argv, env=it.environ, check=True, capture_output=True)
 
         call(installed)()
+        first = 0.0
         for waiting in (0, 10000):
             if waiting:
                 it.post(waiting)
                 time.sleep(2)
-            rounds = [(median_ms(call([sys.executable, "-c", "pass"]), 5), median_ms(call(installed), 5), median_ms(call(plain), 5)) for _ in range(6)]
+            rounds = [(median_ms(call([sys.executable, "-c", "pass"]), 5), median_ms(call(installed), 5), median_ms(call(plain), 5))
+                      for _ in range(6)]
             nothing, fast, slow = (statistics.median(column) for column in zip(*rounds))
             report(f"python3 -c pass ({waiting} waiting)", f"{nothing:.1f} ms")
             report(f"nexus add, installed ({waiting} waiting)", f"{fast:.1f} ms = {fast / nothing:.2f} x pass", "<= 4 x")
             report(f"python3 nexus.py add ({waiting} waiting)", f"{slow:.1f} ms = {slow / nothing:.2f} x pass", "<= 7 x")
             if waiting:
-                report("nexus add: 10,000 waiting / none", f"{fast / first:.2f}", "<= 1.2")  # noqa: F821
+                report("nexus add: 10,000 waiting / none", f"{fast / first:.2f}", "<= 1.2")
             first = fast
 
 
 def measure_bulk() -> None:
     with bench() as it:
         it.client.pause()
-        curl = ["curl", "-s", "-o", "/dev/null", "-w", "%{time_total}", "-H", "Content-Type: application/json", "-d", '{"command": "true"}', f"http://127.0.0.1:{it.port}/queue"]
+        curl = ["curl", "-s", "-o", "/dev/null", "-w", "%{time_total}", "-H", "Content-Type: application/json", "-d", '{"command": "true"}',
+                f"http://127.0.0.1:{it.port}/queue"]
 
         def post_one() -> float:
             return float(subprocess.run(curl, check=True, capture_output=True).stdout)
@@ -205,7 +209,8 @@ def measure_bulk() -> None:
                 if json.loads(line.getresponse().read())["queued_jobs"] >= 100000:
                     break
             time.sleep(0.02)
-        report("kill -9 with 100,000 waiting: until it answers again", f"{time.perf_counter() - began:.1f} s (1 s of it is the supervisor's)", "<= 5 s")
+        report("kill -9 with 100,000 waiting: until it answers again",
+               f"{time.perf_counter() - began:.1f} s (1 s of it is the supervisor's)", "<= 5 s")
         report("service memory after that", f"{it.rss_mb():.0f} MB", "<= 200 MB")
 
 
@@ -241,10 +246,12 @@ def measure_plan() -> None:
     for number in range(10000):
         kind = number % 50
         nexus.apply(state, nexus.JobAdded(nexus.Job(
-            f"{number}", "true", "/", "me", 0.0, (0, number % 3, number), "", "", gpus=kind % 8 + 1, gpu_ids=None if kind < 8 else tuple(range(kind)))))
+            f"{number}", "true", "/", "me", 0.0, (0, number % 3, number), "", "", gpus=kind % 8 + 1,
+            gpu_ids=None if kind < 8 else tuple(range(kind)))))
     gpus = [nexus.Gpu(n, f"GPU-{n}", "H100", 81559.0, 0.0) for n in range(64)]
     config = nexus.parse_config({}, "")
-    report("plan(), 10,000 waiting of 50 kinds, 64 GPUs free", f"{median_ms(lambda: nexus.plan(state, gpus, None, config, 1.0), 50):.2f} ms", "<= 5 ms")
+    report("plan(), 10,000 waiting of 50 kinds, 64 GPUs free",
+           f"{median_ms(lambda: nexus.plan(state, gpus, None, config, 1.0), 50):.2f} ms", "<= 5 ms")
     busy = [nexus.replace(gpu, fault="GPU is lost") for gpu in gpus]
     report("plan(), the same, none free", f"{median_ms(lambda: nexus.plan(state, busy, None, config, 1.0), 50):.2f} ms", "<= 5 ms")
 
