@@ -342,8 +342,11 @@ def parse_config(data: Mapping[str, Any], path: str) -> Config:
 
 def find_unknown_keys(data: Mapping[str, Any]) -> Iterator[str]:
     for section, table in data.items():
-        if section not in SECTION_CLASSES:
-            yield " ".join([f"[{section}] is not a section", suggest(section, SECTION_CLASSES)]).strip()
+        homes = [setting.section for setting in SETTINGS if setting.key == section]
+        if homes and not isinstance(table, dict):
+            yield f"{section} belongs below [{homes[0]}]"
+        elif section not in SECTION_CLASSES:
+            yield ", ".join(filter(None, [f"[{section}] is not a section", suggest(section, SECTION_CLASSES)]))
         elif not isinstance(table, dict):
             yield f"{section} must be a section, [{section}]"
         else:
@@ -351,7 +354,7 @@ def find_unknown_keys(data: Mapping[str, Any]) -> Iterator[str]:
             for key in [key for key in table if key not in known]:
                 home = next((s.section for s in SETTINGS if s.key == key), None)
                 near = f"it belongs to [{home}]" if home else suggest(key, known)
-                yield " ".join([f"{section}.{key} is not a key", near]).strip()
+                yield ", ".join(filter(None, [f"{section}.{key} is not a key", near]))
 
 
 def check_setting(setting: Setting, given: Any) -> str:
@@ -748,7 +751,7 @@ def parse_submission(data: Any) -> Submission:
                              hint=suggest(key, SUBMISSION_KEYS) or f"the keys are {', '.join(SUBMISSION_KEYS)}")
     job_id = data.get("id")
     if job_id is not None and not (isinstance(job_id, str) and is_job_id(job_id)):
-        refuse("id must be 3 or 4 letters of the base58 alphabet (no digits, no I, O, l)")
+        refuse("id must be 3 or 4 letters of the base58 alphabet (no digits, no I, O, l)", hint="leave it out, and one is chosen")
     if "command" not in data:
         refuse("command is missing")
     gpus = data.get("gpus")
@@ -1402,8 +1405,8 @@ def local_time(stamp: str | None, pattern: str = "%H:%M") -> str:
     return "-" if stamp is None else time.strftime(pattern, time.localtime(parse_time(stamp)))
 
 
-def format_snapshot(status: Mapping[str, Any], paint: Paint) -> str:
-    """What `nexus` shows."""
+def format_snapshot(status: Mapping[str, Any], paint: Paint, width: int = 0) -> str:
+    """What `nexus` shows; commands cut at `width` columns, if that is given."""
     paused = "[PAUSED]" if status["is_paused"] else "[RUNNING]"
     queued = f"Queue: {format_count(status['queued_jobs'], 'job')} pending"
     lines = [f"{paint('blue', queued)} {paint('yellow', paused)}",
@@ -1414,20 +1417,23 @@ def format_snapshot(status: Mapping[str, Any], paint: Paint) -> str:
         lines.append("none")
     jobs = {job["id"]: job for job in status["running_jobs"]}
     for gpu in status["gpu_status"]:
-        lines += format_gpu(gpu, jobs, paint)
+        lines += format_gpu(gpu, jobs, paint, width)
     on_cpu = [job for job in jobs.values() if not job["gpus"]]
     if on_cpu:
         lines += ["", paint("white", "CPU:")]
         for job in on_cpu:
-            lines += format_running(job, paint)
-    lines += [""] * bool(status["hints"]) + [f"hint: {hint}" for hint in status["hints"]]
+            lines += format_running(job, paint, width)
+    hints = list(status["hints"])
+    if status["samples_hint"] and any(gpu["used_by"] for gpu in status["gpu_status"]):
+        hints.append(status["samples_hint"])            # whose program it is could be told
+    lines += [""] * bool(hints) + [f"hint: {hint}" for hint in hints]
     return "\n".join(lines) + "\n"
 
 
-def format_gpu(gpu: Mapping[str, Any], jobs: Mapping[str, Mapping[str, Any]], paint: Paint) -> list[str]:
+def format_gpu(gpu: Mapping[str, Any], jobs: Mapping[str, Mapping[str, Any]], paint: Paint, width: int = 0) -> list[str]:
     what = ", ".join(part for part in (format_line(gpu["name"]), gpu["memory_total"]) if part)
     header = paint("white", f"GPU {gpu['index']} ({what}):")
-    running = [line for job_id in gpu["job_ids"] if job_id in jobs for line in format_running(jobs[job_id], paint)]
+    running = [line for job_id in gpu["job_ids"] if job_id in jobs for line in format_running(jobs[job_id], paint, width)]
     if running:
         return [f"{header} {paint('red', gpu['fault'])}" if gpu["fault"] else header, *running]
     if gpu["is_available"]:
@@ -1439,10 +1445,11 @@ def format_gpu(gpu: Mapping[str, Any], jobs: Mapping[str, Mapping[str, Any]], pa
     return [f"{header} {paint('red' if gpu['fault'] else 'yellow', why[:1].upper() + why[1:])}"]
 
 
-def format_running(job: Mapping[str, Any], paint: Paint) -> list[str]:
+def format_running(job: Mapping[str, Any], paint: Paint, width: int) -> list[str]:
     runtime = format_duration(job["runtime_seconds"] or 0)
     stopping = f" (stopping: {job['stopping']})" if job["stopping"] else ""
-    return [f"  Job ID: {paint('magenta', job['id'])}{stopping}", f"  Command: {paint('bright', format_line(job['command']))}",
+    return [f"  Job ID: {paint('magenta', job['id'])}{stopping}",
+            f"  Command: {paint('bright', format_line(name_or_command(job), width and max(20, width - 11)))}",
             f"  Runtime: {paint('cyan', runtime)}", f"  Started: {paint('cyan', local_time(job['started_at']))}"]
 
 
@@ -1474,7 +1481,7 @@ def format_detailed(status: Mapping[str, Any], health: Mapping[str, Any], paint:
         lines.append(f"  {paint('magenta', job['id'])}: {paint('bright', format_line(job['command']))}"
                      f" (GPUs: [{format_indices(job['gpu_indices'])}]{memory})")
     lines += ["", f"Health: {paint('green', 'HEALTHY') if health['is_healthy'] else paint('red', 'UNHEALTHY')}"]
-    lines += [f"hint: {hint}" for hint in status["hints"]]
+    lines += [f"hint: {hint}" for hint in [*status["hints"], status["samples_hint"]] if hint]
     return "\n".join(lines) + "\n"
 
 
@@ -1501,14 +1508,15 @@ def format_table(headings: Sequence[str], rows: Sequence[Sequence[str]], colours
 def format_queue(jobs: Sequence[Mapping[str, Any]], paint: Paint, width: int) -> str:
     rows = [[job["id"], format_priority(job["priority"]), str(job["gpus"]), local_time(job["created_at"], "%m-%d %H:%M"),
              name_or_command(job), job["waiting_for"] or ""] for job in jobs]
-    if width:                           # the reason gets a line of its own when the screen is too narrow for both
+    if width:                           # on a terminal the reason stands below, once for those that wait for the same
+        import textwrap
         table = format_table(("ID", "PRIORITY", "GPUS", "ADDED", "COMMAND"), [row[:5] for row in rows],
                              ("magenta", "", "", "cyan", "bright"), paint, width).splitlines()
         lines, last = table[:1], ""
         for line, row in zip(table[1:], rows):
             lines.append(line)
-            if row[5] and row[5] != last:       # jobs of a kind wait for the same
-                lines.append("     " + format_line(row[5], max(20, width - 5)))
+            if row[5] and row[5] != last:
+                lines += textwrap.wrap(format_line(row[5]), max(20, width), initial_indent="     ", subsequent_indent="     ")
             last = row[5]
         return "\n".join(lines) + "\n"
     return format_table(("ID", "PRIORITY", "GPUS", "ADDED", "COMMAND", "WAITING FOR"), rows,
@@ -1527,14 +1535,25 @@ def format_jobs(jobs: Sequence[Mapping[str, Any]], paint: Paint, width: int) -> 
     rows = [[job["id"], job["status"], format_indices(job["gpu_indices"]) or "-", format_outcome(job),
              "-" if job["runtime_seconds"] is None else format_duration(job["runtime_seconds"]),
              local_time(job["started_at"] or job["created_at"], "%m-%d %H:%M"), name_or_command(job)] for job in jobs]
-    return format_table(("ID", "STATUS", "GPU", "RESULT", "RUNTIME", "STARTED", "COMMAND"), rows,
-                        ("magenta", "", "", "", "cyan", "cyan", "bright"), paint, width)
+    table = format_table(("ID", "STATUS", "GPU", "RESULT", "RUNTIME", "STARTED", "COMMAND"), rows,
+                         ("magenta", "", "", "", "cyan", "cyan", "bright"), paint, width)
+    if not width:
+        return table
+    lines = table.splitlines()                  # on a terminal, what a failed one said last stands below it
+    return "\n".join([lines[0], *(line for row, job in zip(lines[1:], jobs) for line in [row, *(
+        ["     " + format_line(job["cause_line"], max(20, width - 5))] if job["cause_line"] else [])])]) + "\n"
+
+
+SIGNAL_NAMES = {1: "SIGHUP", 2: "SIGINT", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV", 13: "SIGPIPE",
+                15: "SIGTERM", 24: "SIGXCPU", 25: "SIGXFSZ"}
 
 
 def format_outcome(job: Mapping[str, Any]) -> str:
-    """`exit 0`, `exit 3`, `signal 9`, `killed`, `launch` ... in a word or two."""
+    """`exit 0`, `exit 3`, `SIGSEGV`, `killed`, `launch` ... in a word or two."""
     if job["cause"] == "signal" and job["signal"]:
-        return f"signal {job['signal']}"
+        return SIGNAL_NAMES.get(job["signal"], f"signal {job['signal']}")
+    if job["status"] == CANCELLED and not job["started_at"]:
+        return "removed"
     if job["cause"] not in (None, "exit"):
         return str(job["cause"])
     return "-" if job["exit_code"] is None else f"exit {job['exit_code']}"
@@ -1559,7 +1578,7 @@ def format_job(job: Mapping[str, Any], paint: Paint) -> str:
             shown = ", ".join(map(str, fact))
         else:
             shown = format_line(format_priority(fact) if key == "priority" else str(fact))
-        lines.append(f"  {key}: {shown}")
+        lines.append(f"  {'runtime' if key == 'runtime_seconds' else key}: {shown}")
     history = ", ".join(f"{status} {local_time(at, '%H:%M:%S')}" for status, at in job["status_history"])
     return "\n".join([*lines, f"  history: {history}"]) + "\n"
 
@@ -4147,15 +4166,17 @@ class Service:
                 "running_jobs": [self.running_json(job, now) for job in state.running.values()],
                 "queued_by_priority": bands}
 
-        return {**self.store.read(look), "gpu_trouble": trouble, "hints": self.make_hints(), **self.info(),
+        unknown = None if self.machine.samples.is_available else (
+            "psutil is not installed: memory and CPU of jobs and the names of programs are unknown (pip install psutil)")
+        return {**self.store.read(look), "gpu_trouble": trouble, "hints": self.make_hints(), "samples_hint": unknown, **self.info(),
                 "host": {"name": self.node, "cpu_percent": self.host_sample.cpu_percent,
                          "memory_used_gb": self.host_sample.memory_used_gb, "memory_total_gb": self.host_sample.memory_total_gb}}
 
     def running_json(self, job: Job, now: float) -> dict[str, Any]:
         sample = self.job_samples.get(job.id)
         return {**job_json(job, now, self.node), "runtime_seconds": round(self.find_runtime_s(job, now), 3),
-                "rss_mib": sample.rss_mib if sample else None,
-                "cpu_percent": sample.cpu_percent if sample else None}
+                "rss_mib": round_known(sample.rss_mib) if sample else None,
+                "cpu_percent": round_known(sample.cpu_percent) if sample else None}
 
     def info(self) -> dict[str, Any]:
         return {"version": __version__, "hash": file_hash(), "pid": os.getpid(), "user": self.user, "home": self.layout.home,
@@ -4165,8 +4186,6 @@ class Service:
         hints = [self.observation.hint] if self.observation.trouble and self.observation.hint else []
         if self.machine.is_mock:
             hints.append("these GPUs are made up; for the real ones: nexus restart, without NEXUS_MOCK_GPUS")
-        if not self.machine.samples.is_available:
-            hints.append("psutil is not installed: memory and CPU of jobs and the names of programs are unknown (pip install psutil)")
         if self.machine.no_screen_reason and self.config.jobs.launcher == "screen":
             hints.append(f"{self.machine.no_screen_reason}: jobs run directly, without attach (install it: apt install screen)")
         if self.store.last_error:
@@ -4335,7 +4354,7 @@ def error_response(error: NexusError) -> Response:
     headers = {"WWW-Authenticate": "Bearer"} if error.http_status == 401 else {}
     if error.kind == "method_not_allowed":
         headers["Allow"] = error.hint.replace("it takes ", "")
-    return Response(error.http_status, encode_json({"error": error.kind, "message": error.message, "hint": error.hint}).encode(),
+    return Response(error.http_status, (encode_json({"error": error.kind, "message": error.message, "hint": error.hint}) + "\n").encode(),
                     headers=headers)
 
 
@@ -4449,7 +4468,7 @@ class Api:
         data = self.read_json(request)
         key = request.headers.get("idempotency-key")
         if key is not None and not re.fullmatch(r"[\x21-\x7e]{8,128}", key):
-            refuse("Idempotency-Key must be 8 to 128 visible characters", hint="")
+            refuse("Idempotency-Key must be 8 to 128 visible characters", hint="a random one each time: uuidgen makes them")
         if data == []:
             refuse("the list of jobs is empty")
         commands = data.pop("commands", None) if isinstance(data, dict) else None
@@ -5007,6 +5026,8 @@ def check_machine(layout: Layout, is_taking_over: bool) -> None:
 # nothing.  A request that is safe to repeat is repeated while the service is being started again.
 
 START_PATIENCE_S = 30.0
+SUPERVISOR_PATIENCE_S = 2.5
+OWNER_PATIENCE_S = 5.0
 RETRY_PATIENCE_S = 30.0         # a restart may take as long as a start
 
 
@@ -5033,7 +5054,7 @@ class Client:
         if running is None:
             if not is_starting:
                 raise NexusError("unavailable", f"the nexus service for {home} does not run", hint="nexus start")
-            running = start_service(layout, environ, options)
+            running = await_supervisor(layout) or start_service(layout, environ, options)
         token = "" if is_loopback(running["host"]) else (read_text(layout.token_file) or "").strip()
         return cls(running["host"], running["port"], token, layout, environ)
 
@@ -5061,6 +5082,8 @@ class Client:
         return list(self.ask("GET", "/jobs" + encode_query(query)))
 
     def job(self, job_id: str) -> dict[str, Any]:
+        if not re.fullmatch(r"\w+", job_id):
+            raise NexusError("not_found", f"no job '{format_line(job_id, 40)}'", hint="nexus jobs lists them")
         return dict(self.ask("GET", f"/jobs/{quote_path(job_id)}"))
 
     def kill(self, job_id: str) -> None:
@@ -5175,6 +5198,8 @@ class Client:
     def connect(self) -> socket.socket:
         """Raises: OSError; forbidden, when somebody else's service listens there."""
         host = {"0.0.0.0": "127.0.0.1", "::": "::1", "localhost": "127.0.0.1"}.get(self.host, self.host)
+        if self.layout is not None:
+            self.check_owner((host, self.port), None)   # before they even see a connection
         connection = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
         connection.settimeout(120)
         try:
@@ -5186,20 +5211,19 @@ class Client:
             raise
         return connection
 
-    def check_owner(self, there: tuple[str, int], here: tuple[str, int]) -> None:
-        """Whose is the other end?  Known once it is accepted.  Raises: forbidden, when it is not this user's."""
-        give_up_at = time.monotonic() + 5
+    def check_owner(self, there: tuple[str, int], here: tuple[str, int] | None) -> None:
+        """Whose listens there and, once connected from `here`, whose is the other end?
+
+        Raises: forbidden, when it is not this user's; ConnectionError, when it cannot be known.
+        """
         uid = find_socket_uid(there, here)
-        while uid is None and time.monotonic() < give_up_at:
-            listener = find_socket_uid(there, None)
-            if listener is not None and listener != os.geteuid():       # it need not accept to be known
-                uid = listener
-                break
+        give_up_at = time.monotonic() + OWNER_PATIENCE_S
+        while here and uid is None:                     # not accepted yet
+            if time.monotonic() > give_up_at or find_socket_uid(there, None) is None:
+                raise ConnectionError("it did not accept the connection")
             time.sleep(0.001)
             uid = find_socket_uid(there, here)
-        if uid is None:
-            raise ConnectionError("it did not accept the connection within 5 s")
-        if uid != os.geteuid():
+        if uid is not None and uid != os.geteuid():
             raise NexusError("forbidden", f"port {there[1]} on {there[0]} belongs to a program of {find_user(uid)}: nothing was sent to it",
                              hint="set another port: nexus config edit, [service] port")
 
@@ -5242,7 +5266,8 @@ class Client:
                     return
                 yield piece
         except (OSError, http.client.HTTPException) as error:
-            raise NexusError("unavailable", f"GET {path}: the connection to the service was lost ({error})", hint="nexus start") from None
+            why = error.strerror or str(error) if isinstance(error, OSError) else "it was cut"
+            raise NexusError("unavailable", f"GET {path}: the connection to the service was lost ({why})", hint="nexus start") from None
 
 
 def parse_answer(status: int, answer: bytes, path: str) -> Any:
@@ -5301,6 +5326,20 @@ def find_service(layout: Layout) -> dict[str, Any] | None:
     if running.get("boot_id") != read_boot_id():
         return None
     return running if process.started == running.get("started") and process.state not in "ZX" else None
+
+
+def await_supervisor(layout: Layout) -> dict[str, Any] | None:
+    """A service that was killed is about to be started again, as it was; None when it has not come back in a while."""
+    left = read_json(layout.service_file)
+    if not left or left.get("boot_id") != read_boot_id() or os.path.exists(layout.stopped_file):
+        return None
+    give_up_at = time.monotonic() + SUPERVISOR_PATIENCE_S
+    while time.monotonic() < give_up_at:
+        running = find_service(layout)
+        if running:
+            return running
+        time.sleep(0.02)
+    return None
 
 
 def start_service(layout: Layout, environ: Mapping[str, str], options: Sequence[str] = ()) -> dict[str, Any]:
@@ -5409,7 +5448,7 @@ def make_parser(command: Command, out: TextIO | None = None) -> argparse.Argumen
             hint = f"nexus help {command.name}"
             if message.startswith("unrecognized arguments") and command.name in ("add", "run"):
                 hint = f'put the command in quotes: nexus {command.name} "python train.py --lr 0.1"; options of nexus: {hint}'
-            raise NexusError("usage", f"nexus {command.name}: {message}", hint)
+            raise NexusError("usage", f"{command.name}: {message}", hint)
 
     parser = Parser(prog=f"nexus {command.name}", description=" ".join([command.summary[:1].upper() + command.summary[1:] + ".",
                                                                         command.description]),
@@ -5455,7 +5494,7 @@ def cmd_status(call: Call) -> int:
     elif call.options.detailed:
         call.print(format_detailed(status, client.health(), call.paint))
     else:
-        call.print(format_snapshot(status, call.paint))
+        call.print(format_snapshot(status, call.paint, call.width))
         if status["hash"] != file_hash() and client.layout:
             call.say(f"the service is nexus {status['version']} ({status['hash']}), this is {__version__} ({file_hash()}); "
                      "nexus restart brings them together")
@@ -5468,7 +5507,7 @@ def watch_status(call: Call) -> int:
     call.print("\x1b[?1049h\x1b[?25l\x1b[?7l" if is_terminal else "")
     try:
         while True:
-            text = format_snapshot(call.client().status(), call.paint)
+            text = format_snapshot(call.client().status(), call.paint, call.width)
             if is_terminal:
                 rows = os.get_terminal_size(call.out.fileno()).lines
                 lines = text.splitlines()[: rows - 2]
@@ -5482,7 +5521,7 @@ def watch_status(call: Call) -> int:
         call.print("\x1b[?7h\x1b[?25h\x1b[?1049l" if is_terminal else "")
 
 
-def make_options(call: Call, client: Client) -> dict[str, Any]:
+def make_options(call: Call) -> dict[str, Any]:
     """The keys of POST /queue that the options of add and run, and where it is called from, stand for."""
     given = call.options
     environ = {name: text for name, text in call.environ.items() if not is_job_variable(name) and name != "CUDA_VISIBLE_DEVICES"}
@@ -5555,7 +5594,7 @@ def read_commands(call: Call) -> list[str]:
 def cmd_add(call: Call) -> int:
     commands = read_commands(call)
     client = call.client()
-    options = make_options(call, client)
+    options = make_options(call)
     answer = client.submit({**options, **({"command": commands[0]} if call.options.file is None else {"commands": commands})})
     if call.options.json:
         call.print_json(answer)
@@ -5569,30 +5608,50 @@ def cmd_add(call: Call) -> int:
 def cmd_run(call: Call) -> int:
     commands = read_commands(call)
     if len(commands) != 1:
-        refuse("run takes one command", hint="nexus add --file queues many")
+        refuse(f"run takes one command, and {call.options.file} holds {len(commands)}", hint="nexus add --file queues them all")
     client = call.client()
-    job_id = client.add(commands[0], **make_options(call, client))
+    job_id = client.add(commands[0], **make_options(call))
     call.say(f"job {job_id}")
+    if has_input():
+        call.say(f"it does not get this input: its own is its terminal (nexus attach {job_id}), or, in the command, < FILE")
     try:
         announce_wait(call, client, job_id)
         follow_job(call, client, job_id)
         return exit_code_of(client.wait([job_id])[0])
     except KeyboardInterrupt:
-        call.say(f"job {job_id} goes on; follow it: nexus logs -f {job_id}; stop it: nexus kill {job_id}")
+        call.err.write("\n" if call.err.isatty() else "")
+        call.say(f"job {job_id} goes on; follow it: nexus logs -f {job_id}; stop it: nexus cancel {job_id}")
         return 130
 
 
+def has_input() -> bool:
+    """Whether somebody pipes something into this command, or gives it a file."""
+    import fcntl
+    import stat
+    import struct
+    import termios
+    try:
+        status = os.fstat(0)
+        if stat.S_ISFIFO(status.st_mode):
+            return bool(struct.unpack("i", fcntl.ioctl(0, termios.FIONREAD, bytes(4)))[0])
+        return stat.S_ISREG(status.st_mode) and status.st_size > 0
+    except (OSError, ValueError):
+        return False
+
+
 def announce_wait(call: Call, client: Client, job_id: str) -> None:
-    """Say why a job waits, each time that the reason changes, until it has started."""
-    said, began = "", time.monotonic()
+    """Say why a job waits until it has started: at first, and when the reason is another after a minute."""
+    said, said_at, began = "", float("-inf"), time.monotonic()
     while True:
         job = client.job(job_id)
+        now = time.monotonic()
         if job["status"] != PENDING:
             return
-        if job["waiting_for"] != said and time.monotonic() - began > 0.5:
-            said = job["waiting_for"]
-            call.say(f"it waits: {said}")
-        time.sleep(0.05 if time.monotonic() - began < 2 else 0.5)
+        if job["waiting_for"] != said and now - began > 0.5 and now - said_at > 60:
+            said, said_at = job["waiting_for"], now
+            before = f" ({format_count(job['position'], 'job')} before it)" if job["position"] else ""
+            call.say(f"it waits: {said}{before}")
+        time.sleep(0.05 if now - began < 2 else 0.5)
 
 
 def follow_job(call: Call, client: Client, job_id: str, tail: int | None = None, stream: str = "both") -> None:
@@ -5684,7 +5743,8 @@ def cmd_jobs(call: Call) -> int:
 
 
 def cmd_show(call: Call) -> int:
-    job = call.client().job(call.options.id)
+    client = call.client()
+    job = client.job(find_targets(client, call.options.id, False)[0])
     if call.options.json:
         call.print_json(job)
     else:
@@ -5696,19 +5756,22 @@ def cmd_kill(call: Call) -> int:
     """Jobs by id, or whatever runs on a GPU by its index; returns when they are gone."""
     client = call.client()
     named = [job_id for target in call.options.targets for job_id in find_targets(client, target, call.options.all)]
-    ids = refused_first(client, named, (RUNNING,))
-    for job_id in ids:
-        client.kill(job_id)
-    return report_ends(call, client, ids)
+    return report_ends(call, client, act_on_all(client, named, (RUNNING,), client.kill))
 
 
-def refused_first(client: Client, ids: Sequence[str], statuses: Sequence[str]) -> list[str]:
-    """The ids, each once, beginning with those of another status, so that a refusal comes before anything is done.
+def act_on_all(client: Client, ids: Sequence[str], statuses: Sequence[str], act: Callable[[str], object]) -> list[str]:
+    """Do something to jobs, or to none of them when one has another status: that one comes first, and is refused.
 
-    Raises: not_found.
+    Raises: not_found, conflict.
     """
-    jobs = [client.job(job_id) for job_id in dict.fromkeys(ids)]
-    return [job["id"] for job in sorted(jobs, key=lambda job: job["status"] in statuses)]
+    jobs = sorted([client.job(job_id) for job_id in dict.fromkeys(ids)], key=lambda job: job["status"] in statuses)
+    for number, job in enumerate(jobs):
+        try:
+            act(job["id"])
+        except NexusError as error:
+            others = "; nothing was done to the others" if not number and len(jobs) > 1 else ""
+            raise NexusError(error.kind, error.message + others, error.hint) from None
+    return [job["id"] for job in jobs]
 
 
 def find_targets(client: Client, target: str, takes_all: bool) -> list[str]:
@@ -5732,10 +5795,12 @@ def report_ends(call: Call, client: Client, ids: Sequence[str]) -> int:
 
 def cmd_cancel(call: Call) -> int:
     client = call.client()
-    ids = refused_first(client, call.options.ids, (PENDING, RUNNING))
-    for job_id in ids:
-        cancel_job(client, job_id)
-    return report_ends(call, client, ids)
+    jobs = [client.job(job_id) for job_id in dict.fromkeys(call.options.ids)]
+    for job in jobs if len(jobs) > 1 else ():
+        if job["status"] in FINAL:                      # it ended while the command was typed
+            call.say(f"{describe_end(job)} before")
+    left = [job["id"] for job in jobs if job["status"] not in FINAL or len(jobs) == 1]
+    return report_ends(call, client, act_on_all(client, left, (PENDING, RUNNING), lambda job_id: cancel_job(client, job_id)))
 
 
 def cancel_job(client: Client, job_id: str) -> None:
@@ -5750,8 +5815,7 @@ def cancel_job(client: Client, job_id: str) -> None:
 
 def cmd_remove(call: Call) -> int:
     client = call.client()
-    for job_id in refused_first(client, call.options.ids, (PENDING,)):
-        client.remove(job_id)
+    for job_id in act_on_all(client, call.options.ids, (PENDING,), client.remove):
         call.say(f"job {job_id} removed from the queue")
     return 0
 
@@ -5762,14 +5826,14 @@ def cmd_move(call: Call) -> int:
     change = place if given.priority is None else {"priority": parse_priority(given.priority)}
     client = call.client()
     client.move(given.id, **change)
-    call.say(f"job {given.id} is now number {client.job(given.id)['position']} of the queue")
+    before = client.job(given.id)["position"]
+    call.say(f"job {given.id} is now first" if before == 0 else f"job {given.id} now has {format_count(before or 0, 'job')} before it")
     return 0
 
 
 def cmd_retry(call: Call) -> int:
     client = call.client()
-    for job_id in refused_first(client, call.options.ids, FINAL):
-        call.print(client.retry(job_id) + "\n")
+    act_on_all(client, call.options.ids, FINAL, lambda job_id: call.print(client.retry(job_id) + "\n"))
     return 0
 
 
@@ -5779,14 +5843,22 @@ def cmd_logs(call: Call) -> int:
     if given.id == "service":
         for piece in client.logs("service", given.follow, tail=given.number):
             write_bytes(call.out, piece)
-    elif given.follow:
-        follow_job(call, client, given.id, given.number, given.stream)
     else:
-        for name, target in (("stdout", call.out), ("stderr", call.err)):
-            if given.stream in (name, "both"):
-                for piece in client.logs(given.id, stream=name, tail=given.number):
-                    write_bytes(target, piece)
+        job = client.job(find_targets(client, given.id, False)[0])
+        if job["status"] == PENDING:
+            call.say(f"job {job['id']} is pending: {job['waiting_for']}")
+        if given.follow:
+            follow_job(call, client, job["id"], given.number, given.stream)
+        else:
+            print_logs(call, client, job["id"])
     return 0
+
+
+def print_logs(call: Call, client: Client, job_id: str) -> None:
+    for name, target in (("stdout", call.out), ("stderr", call.err)):
+        if call.options.stream in (name, "both"):
+            for piece in client.logs(job_id, stream=name, tail=call.options.number):
+                write_bytes(target, piece)
 
 
 def cmd_attach(call: Call) -> int:
@@ -5797,7 +5869,8 @@ def cmd_attach(call: Call) -> int:
     ids = find_targets(client, call.options.target, False)
     job = client.job(ids[0])
     if job["status"] != RUNNING:
-        raise NexusError("conflict", f"job {job['id']} is {job['status']}: there is nothing to attach to", hint=f"nexus logs {job['id']}")
+        raise NexusError("conflict", f"job {job['id']} is {job['status']}: there is nothing to attach to",
+                         hint="why it waits: nexus queue" if job["status"] == PENDING else f"nexus logs {job['id']}")
     if not job["session"]:
         raise NexusError("conflict", f"job {job['id']} has no screen session",
                          hint=f"nexus logs -f {job['id']}; with screen installed, later jobs have one")
@@ -5910,6 +5983,14 @@ def forget_service(layout: Layout) -> None:
 
 
 def cmd_stop(call: Call) -> int:
+    has_run = stop_service(call)
+    call.say("the service has ended; running jobs go on, and the next nexus command starts it again" if has_run
+             else "the service does not run")
+    return 0
+
+
+def stop_service(call: Call) -> bool:
+    """End the service; return whether there was one."""
     try:
         client = Client.find(call.environ, is_starting=False)
     except NexusError as error:
@@ -5919,8 +6000,7 @@ def cmd_stop(call: Call) -> int:
         try:
             client = Client.find(call.environ, is_starting=False)
         except NexusError:
-            call.say("the service does not run")
-            return 0
+            return False
     running = find_service(client.layout) if client.layout else None
     client.stop()
     give_up_at = time.monotonic() + 60
@@ -5929,13 +6009,12 @@ def cmd_stop(call: Call) -> int:
             raise NexusError("unavailable", f"the service (pid {running['pid']}) does not end",
                              hint="see nexus logs service; kill -9 it: jobs go on")
         time.sleep(0.01)
-    call.say("the service has ended; running jobs go on, and the next nexus command starts it again")
-    return 0
+    return True
 
 
 def cmd_restart(call: Call) -> int:
     load_config(find_config(call), call.environ)        # with a bad one the service that runs is not ended
-    cmd_stop(call)
+    stop_service(call)
     return cmd_start(call)
 
 
@@ -6017,7 +6096,9 @@ def cmd_help(call: Call) -> int:
 def cmd_ids(call: Call) -> int:
     """For the shells' completion: ids, without starting anything or complaining."""
     try:
-        call.print("".join(f"{job['id']}\n" for job in Client.find(call.environ, is_starting=False).jobs(limit=200)))
+        jobs = Client.find(call.environ, is_starting=False).jobs(limit=1000)
+        call.print("".join(f"{job['id']}\n" for job in jobs if call.options.status in (None, *(
+            [job["status"]] if job["status"] not in FINAL else [job["status"], "finished"]))))
     except (NexusError, OSError):
         pass
     return 0
@@ -6182,18 +6263,23 @@ def format_completion(frame: str, case: Callable[[Command], str], commands: Sequ
 
 
 def bash_case(command: Command) -> str:
-    ids = ' $(nexus ids 2>/dev/null)' if takes_ids(command) else ""
+    ids = f' $(nexus ids {wanted_status(command)} 2>/dev/null)' if takes_ids(command) else ""
     return f'        {command.name}) COMPREPLY=($(compgen -W "{" ".join(list_options(command))}{ids}" -- "$word")) ;;'
 
 
 def zsh_case(command: Command) -> str:
-    ids = " $(nexus ids 2>/dev/null)" if takes_ids(command) else ""
+    ids = f" $(nexus ids {wanted_status(command)} 2>/dev/null)" if takes_ids(command) else ""
     return f"        {command.name}) compadd -- {' '.join(list_options(command))}{ids} ;;"
 
 
 def list_options(command: Command) -> list[str]:
     return [flag for argument in command.arguments for flag in argument[0] if flag.startswith("--")] + [
         str(choice) for argument in command.arguments for choice in argument[1].get("choices", ()) if not argument[0][0].startswith("-")]
+
+
+def wanted_status(command: Command) -> str:
+    """Of the jobs that a command is for."""
+    return {"kill": RUNNING, "attach": RUNNING, "remove": PENDING, "move": PENDING, "retry": "finished"}.get(command.name, "")
 
 
 def takes_ids(command: Command) -> bool:
@@ -6214,7 +6300,7 @@ JOB_OPTIONS = (
     argument("--gpus", metavar="N", help="how many GPUs; 0 = none, it takes a CPU slot (default: [jobs] default_gpus)"),
     argument("--gpu-ids", metavar="LIST", help="only these, like 0-3,5"),
     argument("--priority", metavar="P", help="high, normal, low or a number; lower runs first (default: normal = 1)"),
-    argument("--name", help="a name to know it by"),
+    argument("--name", help="a name, shown before its command"),
     argument("--env", metavar="NAME=VALUE", action="append", default=[], help="a variable on top of the environment; repeatable"),
     argument("--cwd", metavar="DIR", help="where it runs (default: here)"),
     argument("--tty", action="store_true", help="its stdout is a terminal: progress bars and colours as when run by hand"),
@@ -6244,7 +6330,8 @@ COMMANDS = (
         argument("-n", "--number", type=parse_line_count, metavar="N", help="the last N lines"),
         argument("--stream", choices=STREAMS, default="both", help="stdout goes to stdout, stderr to stderr"))),
     Command("kill", "stop running jobs and all they started; returns when they are gone", cmd_kill, (
-        argument("targets", nargs="+", metavar="ID|GPU"), argument("--all", action="store_true", help="also several that share a GPU"))),
+        argument("targets", nargs="+", metavar="ID|GPU"), argument("--all", action="store_true",
+                                                                   help="with a GPU: all jobs that share it"))),
     Command("cancel", "stop jobs, pending or running", cmd_cancel, (IDS,)),
     Command("remove", "take pending jobs out of the queue", cmd_remove, (IDS,)),
     Command("retry", "run finished jobs again, as new ones; prints their ids", cmd_retry, (IDS,)),
@@ -6265,7 +6352,7 @@ COMMANDS = (
     Command("install", "put `nexus` on PATH, with completion", cmd_install, (
         argument("--boot", action="store_true", help="also start the service at boot"),)),
     Command("help", "this, or what a command takes", cmd_help, (argument("topic", nargs="?", metavar="COMMAND"),)),
-    Command("ids", "", cmd_ids),
+    Command("ids", "", cmd_ids, (argument("status", nargs="?"),)),
 )
 
 

@@ -429,7 +429,7 @@ def test_move(own_home):
 
     def order():
         return [ids.index(job["id"]) for job in own_home.main("queue", "--json").json]
-    assert own_home.main("move", ids[2], "--first").err == f"nexus: job {ids[2]} is now number 0 of the queue\n"
+    assert own_home.main("move", ids[2], "--first").err == f"nexus: job {ids[2]} is now first\n"
     assert order() == [2, 0, 1]
     own_home.main("move", ids[2], "--last")
     assert order() == [0, 1, 2]

@@ -113,7 +113,7 @@ def status(jobs=(), gpus=None, trouble=None, **facts):
         "gpu_status": [nexus.gpu_json(one, made, config().gpu, trouble) for one in gpus],
         "running_jobs": [{**nexus.job_json(one, NOW, "here"), "rss_mib": 2048.0, "cpu_percent": 99.5}
                          for one in made.running.values()],
-        "hints": [], "version": "0.1.0", "uptime_seconds": 3600.4,
+        "hints": [], "samples_hint": None, "version": "0.1.0", "uptime_seconds": 3600.4,
         "queued_by_priority": {"high": 1, "normal": 2, "low": 0},
         "host": {"name": "gpu1", "cpu_percent": 12.0, "memory_used_gb": 40.25, "memory_total_gb": 128.0}, **facts}
 
@@ -262,7 +262,9 @@ def test_an_empty_list_has_its_headings():
 
 OUTCOMES = [  # reason, facts, words
     ("it went well", {"exit_code": 0}, "exit 0"), ("it did not", {"exit_code": 3, "cause": "exit"}, "exit 3"),
-    ("a signal", {"exit_code": 137, "signal": 9, "cause": "signal"}, "signal 9"),
+    ("a signal", {"exit_code": 137, "signal": 9, "cause": "signal"}, "SIGKILL"),
+    ("a signal without a usual name", {"exit_code": 162, "signal": 34, "cause": "signal"}, "signal 34"),
+    ("taken out of the queue", {"status": "cancelled", "cause": "killed"}, "removed"),
     ("somebody killed it", {"exit_code": 143, "signal": 15, "cause": "killed"}, "killed"),
     ("it could not be started", {"cause": "launch"}, "launch"), ("nothing yet", {}, "-"),
 ]
@@ -270,7 +272,8 @@ OUTCOMES = [  # reason, facts, words
 
 @pytest.mark.parametrize("reason, facts, words", OUTCOMES)
 def test_format_outcome(reason, facts, words):
-    assert nexus.format_outcome({"cause": None, "signal": None, "exit_code": None, **facts}) == words, reason
+    assert nexus.format_outcome({"cause": None, "signal": None, "exit_code": None, "status": "failed", "started_at": None,
+                                 **facts}) == words, reason
 
 
 SHOWN = [  # reason, job, line of `nexus show`
@@ -281,7 +284,7 @@ SHOWN = [  # reason, job, line of `nexus show`
     ("and the highest priority, by its name", job("abc", priority=0), "  priority: high"),
     ("any other priority by its number", job("abc", priority=7), "  priority: 7"),
     ("times of the reader's clock", finished("abc"), "  finished_at: 2024-10-24 15:30:15"),
-    ("its runtime", finished("abc"), "  runtime_seconds: 1m"),
+    ("its runtime", finished("abc"), "  runtime: 1m"),
     ("harmless", job("abc", command="a\x1b[2J\nb"), "  command: a [2J b"),
     ("lists", running("abc", (0, 1)), "  gpu_indices: 0, 1"),
     ("what it went through", job("abc", status_history=(("pending", NOW),)), "  history: pending 15:30:15"),
