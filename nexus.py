@@ -3886,9 +3886,11 @@ class Service:
             return
         clearing.next_look_at = now + min(0.5, max(CLEARING_INTERVAL_S, (now - clearing.began_at) / 10))
         is_over = now - clearing.began_at >= self.config.jobs.kill_grace_seconds
-        runner = self.machine.processes.find(job.pid) if job.pid else None
+        runner = self.machine.processes.find(job.pid) if job.pid and job.boot_id == self.machine.boot_id else None
+        if runner and runner.started != job.pid_started:
+            runner = None                               # another process has its pid by now
         is_stuck = now - clearing.began_at >= self.config.jobs.kill_grace_seconds + RUNNER_PATIENCE_S
-        if not members and is_stuck and runner and runner.started == job.pid_started:
+        if not members and is_stuck and runner:
             members = [runner]                          # stopped, or stuck: nothing of the job is left but its job.sh
         pids = {process.pid for process in members}
         for process in members:

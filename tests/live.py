@@ -111,6 +111,30 @@ def descendants(pid):
     return found[1:]
 
 
+def make_folder():
+    """A folder of this process's; what processes that were killed have left of theirs goes first."""
+    for owner in pathlib.Path("/tmp").glob("nx-*/owner"):
+        pid, _, started = read(owner).partition(" ")
+        if started and stat(pid)[19:20] != [started] and os.geteuid() in (0, owner.stat().st_uid):
+            remove_folder(owner.parent)
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="nx-", dir="/tmp"))
+    (folder / "owner.new").write_text(f"{os.getpid()} {stat(os.getpid())[19]}")
+    (folder / "owner.new").rename(folder / "owner")
+    return folder
+
+
+def remove_folder(folder):
+    """With the processes, mounts and users that go with it."""
+    kill_all(f"{folder}/")
+    for path in folder.glob("user-*"):
+        subprocess.run(["userdel", path.name.partition("-")[2]], capture_output=True)
+    for line in read("/proc/mounts").splitlines():
+        if line.split()[1].startswith(f"{folder}/"):
+            subprocess.run(["umount", "-l", line.split()[1]], capture_output=True)
+    if not [line for line in read("/proc/mounts").splitlines() if line.split()[1].startswith(f"{folder}/")]:
+        shutil.rmtree(folder, ignore_errors=True)       # never the interpreter that is mounted there
+
+
 class User:
     """A user of this machine, made for a test, with an interpreter and a nexus.py that any user may run."""
 
@@ -121,6 +145,7 @@ class User:
         until(lambda: subprocess.run(["useradd", "-M", "-N", "-d", "/", self.name], capture_output=True).returncode == 0, "useradd")
         self.uid = pwd.getpwnam(self.name).pw_uid
         self.folder, self.python = tools.folder, tools.python
+        (tools.folder / f"user-{self.name}").touch()
 
     def become(self):
         return ["setpriv", f"--reuid={self.uid}", "--regid=65534", "--clear-groups", "--inh-caps=-all",
@@ -146,7 +171,7 @@ class Tools:
 
     def __init__(self):
         need_root()
-        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="nx-", dir="/tmp"))
+        self.folder = make_folder()
         self.folder.chmod(0o755)
         for path in (NEXUS, TESTS / "fake_nvidia_smi"):
             shutil.copy(path, self.folder / path.name)
@@ -165,8 +190,7 @@ class Tools:
         self.python = str(self.mount / "bin" / version)
 
     def close(self):
-        subprocess.run(["umount", "-l", self.mount], check=True)
-        shutil.rmtree(self.folder, ignore_errors=True)
+        remove_folder(self.folder)
 
 
 class Lost(Exception):
@@ -177,7 +201,7 @@ class Box:
     """A home, a port, GPUs, and the service that goes with them."""
 
     def __init__(self, gpus=2, launcher="direct", user=None, environ=None, is_starting=True, **config):
-        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="nx-", dir="/tmp"))
+        self.folder = make_folder()
         self.home = self.folder / "home"
         self.user, self.port = user, free_port()
         self.python, self.tests = (user.python, user.folder) if user else (sys.executable, TESTS)
@@ -217,8 +241,7 @@ class Box:
         self.close()
 
     def close(self):
-        kill_all(f"{self.folder}/")
-        shutil.rmtree(self.folder, ignore_errors=True)
+        remove_folder(self.folder)
 
     def write_config(self, **changed):
         sections = {"host": "service", "port": "service", "refresh_rate_seconds": "service", "log_level": "service",
