@@ -4707,13 +4707,10 @@ def read_new(path: str, offsets: dict[str, int], tail: int | None) -> Iterator[b
         return                          # not there yet, or no more
 
 
-def make_server(api: Api, host: str, port: int) -> http.server.ThreadingHTTPServer:
-    """The socket before Api.  Raises: conflict, when the port is taken; usage, when there is no such address."""
-    import errno
+def make_handler(api: Api) -> type[http.server.BaseHTTPRequestHandler]:
+    """What speaks HTTP on one connection: bytes to Request, Response to bytes."""
     import http.server
     import select
-    import socketserver
-    import threading
     import urllib.parse
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -4854,6 +4851,16 @@ def make_server(api: Api, host: str, port: int) -> http.server.ThreadingHTTPServ
         def log_message(self, format: str, *args: Any) -> None:
             api.service.log.debug("%s " + format, self.client_address[0], *args)
 
+    return Handler
+
+
+def make_server(api: Api, host: str, port: int) -> http.server.ThreadingHTTPServer:
+    """The socket before Api.  Raises: conflict, when the port is taken; usage, when there is no such address."""
+    import errno
+    import http.server
+    import socketserver
+    import threading
+
     class Server(http.server.ThreadingHTTPServer):
         daemon_threads = True
         block_on_close = False
@@ -4889,7 +4896,7 @@ def make_server(api: Api, host: str, port: int) -> http.server.ThreadingHTTPServ
                 api.service.fail("a connection", error or Exception("unknown"))
 
     try:
-        return Server((host, port), Handler)
+        return Server((host, port), make_handler(api))
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             uid = find_socket_uid((host, port), None)
@@ -6122,7 +6129,7 @@ Description=nexus, the GPU job queue
 
 [Service]
 ExecStart="{python}" "{script}" serve
-Environment="NEXUS_HOME={home}" NEXUS_ROLE=service
+Environment="NEXUS_HOME={home}"
 # Only the service is ended with the unit: jobs go on, and the next start adopts them.
 KillMode=process
 Restart=on-failure

@@ -687,7 +687,7 @@ def test_install_at_boot_by_systemd(installing):
         return [re.sub(r"\\(.)", r"\1", word[1:-1] if word.startswith('"') else word).replace("%%", "%").replace("$$", "$")
                 for word in re.findall(r'"(?:[^"\\]|\\.)*"|[^\s"]+', words)]
     assert unquote(command)[1:] == [os.path.join(installing.environ["HOME"], ".local/share/nexus/nexus.py"), "serve"]
-    assert unquote(variables) == [f"NEXUS_HOME={installing.path}", "NEXUS_ROLE=service"]
+    assert unquote(variables) == [f"NEXUS_HOME={installing.path}"]
     done = installing.run("install", "--boot", LINGER="yes", KILLS="true")
     assert done.code == 0 and "enable-linger" not in done.err
 
