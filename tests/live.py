@@ -70,7 +70,8 @@ def stat(pid):
 
 
 def is_alive(pid):
-    return bool(stat(pid)) and stat(pid)[0] not in "ZX"
+    now = stat(pid)                     # asked once: it may go at any moment
+    return bool(now) and now[0] not in "ZX"
 
 
 def all_pids():
