@@ -3924,8 +3924,8 @@ class Service:
                 if job and job.status == RUNNING:
                     yield self.judge(job, result, lines.get(job_id), now)
                     ended.append(job_id)
-            held = Plan((), (), dict.fromkeys(state.kinds, hold or ""))
-            made = held if hold else plan(state, self.see_gpus(state), trouble, self.config, now)
+            made = (Plan((), (), dict.fromkeys(state.kinds, hold)) if hold
+                    else plan(state, self.see_gpus(state), trouble, self.config, now))
             for job_id in made.passed_over:
                 yield JobChanged(job_id, {"passed_over_at": now})
             for start in made.starts:
@@ -3940,9 +3940,12 @@ class Service:
         for job in started:
             try:
                 self.start(job)
+            except NexusError as error:                 # it could not be written; the job is looked at again, running or not
+                self.log.warning("Job %s: %s", job.id, error.message)
             except Exception as error:                  # the others start all the same
                 self.fail(f"starting job {job.id}", error)
-                self.fail_launch(job, repr(error))
+                if job.id not in self.launched_at:
+                    self.fail_launch(job, repr(error))
 
     def find_gpu_trouble(self) -> str | None:
         """Why no GPU can be given out now."""
@@ -5361,8 +5364,8 @@ def start_service(layout: Layout, environ: Mapping[str, str], options: Sequence[
         os.unlink(layout.start_error_file)
     except OSError:
         pass
-    screen: Screen | None = Screen(layout)
-    if config.jobs.launcher == "direct" or Screen.prepare(screen):  # type: ignore[arg-type]
+    screen = Screen(layout) if config.jobs.launcher == "screen" else None
+    if screen and screen.prepare():             # there is a reason against it
         screen = None
     mark_stopped(layout, False)
     start_supervisor(layout, screen, environ, options)

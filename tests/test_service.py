@@ -963,3 +963,23 @@ def test_disk_that_refuses(world, monkeypatch):
     then = w.add()
     w.turn()
     assert w.job(then).status == "running"
+
+
+def test_a_disk_that_fills_after_a_launch_ends_no_job(world, monkeypatch):
+    """What could not be noted of a job that runs is no fault of the job's."""
+    w = world()
+    job_id = w.add()
+    monkeypatch.setattr(nexus, "choose_limits", lambda job: ([], ["limit nofile: less was given"]))
+    launch = w.machine.launch
+
+    def launch_and_fill(*given):
+        launch(*given)
+        monkeypatch.setattr(w.store.journal, "append", refuse_to_write)
+
+    def refuse_to_write(record):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(w.machine, "launch", launch_and_fill)
+    w.turn()
+    assert w.machine.launched == [(job_id, 1)] and job_id not in w.service.results
+    assert w.job(job_id).status == "running" and not w.service.failure_count
