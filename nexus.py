@@ -176,6 +176,33 @@ def format_line(text: str, width: int = 0) -> str:
     return line if not width or len(line) <= width else line[: max(1, width - 1)] + "…"
 
 
+DURATION_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+MEMORY_UNITS = {"M": 1, "G": 1024, "T": 1024 * 1024}        # in MiB
+
+
+def parse_duration(text: str) -> float:
+    """Seconds of `90`, `45s`, `1.5h`, `2h 30m`.  Raises: usage."""
+    if re.fullmatch(r"[0-9]{1,9}(\.[0-9]+)?", text):
+        return float(text)
+    parts = re.findall(r"([0-9]{1,9}(?:\.[0-9]+)?) ?([smhdw])", text)
+    if not parts or not re.fullmatch(r"( *[0-9]{1,9}(\.[0-9]+)? ?[smhdw])+ *", text):
+        raise NexusError("usage", f"'{format_line(text, 40)}' is not a time", hint="write it like 90s, 30m, 2h or 1h30m")
+    return sum(float(number) * DURATION_UNITS[unit] for number, unit in parts)
+
+
+def parse_memory(text: str) -> int:
+    """MiB of `500M`, `10G`, `1.5GB`, `10GiB`.  Raises: usage."""
+    match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]+)?) ?([MGTmgt])(?:i?[Bb])?", text)
+    if not match:
+        raise NexusError("usage", f"'{format_line(text, 40)}' is not an amount of memory", hint="write it with its unit, like 10G or 500M")
+    return round(float(match[1]) * MEMORY_UNITS[match[2].upper()])
+
+
+def format_number(number: float) -> str:
+    """`2`, `0.5`: two decimals at most, and none that say nothing."""
+    return f"{number:.2f}".rstrip("0").rstrip(".")
+
+
 def format_indices(indices: Iterable[int]) -> str:
     return ", ".join(str(index) for index in indices)
 
@@ -233,6 +260,7 @@ class ServiceConfig:
     port: int
     allowed_hosts: tuple[str, ...]
     refresh_rate_seconds: float
+    log_format: str
     log_level: str
     log_max_mb: float
     log_backups: int
@@ -253,7 +281,10 @@ class GpuConfig:
     share_with_others: bool
     min_free_mem_mib: int
     mem_threshold: float
+    load_threshold: float
     lease_dir: str
+    guard_failures: int
+    guard_seconds: float
 
 
 @value
@@ -263,9 +294,26 @@ class JobsConfig:
     cpu_slots: int
     max_running: int
     queue_limit: int
+    timeout_seconds: float
+    timeout_multiplier: float
     kill_grace_seconds: float
+    retries: int
+    retry_backoff_seconds: float
+    launch_attempts: int
     on_reboot: str
     reserve_after_seconds: float
+    jobs_file: str
+    jobs_file_interval_seconds: float
+    llm_config: str
+    cuda_arg: str
+    allowed_script_paths: tuple[str, ...]
+    max_memory_gb: float
+
+
+@value
+class HooksConfig:
+    on_unhealthy: str
+    on_finish: str
 
 
 @value
@@ -274,6 +322,7 @@ class Config:
     state: StateConfig
     gpu: GpuConfig
     jobs: JobsConfig
+    hooks: HooksConfig
 
 
 @value
@@ -292,6 +341,7 @@ SETTINGS = (
             "further Host names by which it may be called (a proxy, a tunnel): with a token only"),
     Setting("service", "refresh_rate_seconds", 5, (0.1, 3600),
             "GPU polling interval; job exits are noticed at once, not polled"),
+    Setting("service", "log_format", "text", ("text", "json"), "or \"json\": one object a line"),
     Setting("service", "log_level", "INFO", ("DEBUG", "INFO", "WARNING", "ERROR"), "least level kept in service.log"),
     Setting("service", "log_max_mb", 100, (0.1, 100000), "service.log is rotated at this size"),
     Setting("service", "log_backups", 5, (0, 1000), "rotated logs kept"),
@@ -308,20 +358,42 @@ SETTINGS = (
     Setting("gpu", "min_free_mem_mib", 0, (0, 100000000), "a GPU with less free memory gets no job"),
     Setting("gpu", "mem_threshold", 0.8, (0, 1),
             "neither does one with this fraction of its memory in use by others than nexus's jobs"),
+    Setting("gpu", "load_threshold", 0.8, (0, 1), "nor, for a second job on it, one with this utilization"),
     Setting("gpu", "lease_dir", "", None,
             "where users' services agree on GPUs; default: nexus-leases in the first of /run/lock, /tmp that all may write"),
+    Setting("gpu", "guard_failures", 3, (0, 1000),
+            "so many failures in a row, each soon after its start, of two or more programs that run elsewhere, pause a GPU; 0 = off"),
+    Setting("gpu", "guard_seconds", 10, (0, 86400), "what is soon"),
     Setting("jobs", "launcher", "screen", ("screen", "direct"), "or \"direct\": no session, so no attach"),
     Setting("jobs", "default_gpus", 1, (0, 1024), "GPUs of a job that does not say"),
     Setting("jobs", "cpu_slots", 4, (0, 100000), "how many --gpus 0 jobs run at once"),
     Setting("jobs", "max_running", 0, (0, 100000), "0 = as many as fit"),
     Setting("jobs", "queue_limit", 100000, (1, 10000000), "more pending jobs are refused"),
+    Setting("jobs", "timeout_seconds", 0, (0, 31536000), "time limit of a job that has none of its own; 0 = none"),
+    Setting("jobs", "timeout_multiplier", 2, (1, 1000), "a job with an expected time is stopped at this multiple of it"),
     Setting("jobs", "kill_grace_seconds", 10, (0, 86400), "from SIGTERM to SIGKILL"),
+    Setting("jobs", "retries", 0, (0, 1000), "further attempts of a job that fails, if it does not say itself"),
+    Setting("jobs", "retry_backoff_seconds", 5, (0, 86400), "before the first of them; doubles each time"),
+    Setting("jobs", "launch_attempts", 5, (1, 100), "a job that the machine could not even launch is tried this often"),
     Setting("jobs", "on_reboot", "fail", ("fail", "requeue"),
             "or \"requeue\": what becomes of jobs that ran when the machine went down"),
     Setting("jobs", "reserve_after_seconds", 300, (0, 31536000),
             "a job passed over for so long gets the GPUs that become free"),
+    Setting("jobs", "jobs_file", "", None, "watched: each new line `priority,script,conda_env,arguments,allowed_gpus` becomes a job"),
+    Setting("jobs", "jobs_file_interval_seconds", 30, (0.1, 86400), "it is read anew at least so often"),
+    Setting("jobs", "llm_config", "", None,
+            "JSON: how much of a GPU a job with `--llm NAME` in its command gets, {\"models\": {\"qwen2.5-7b-inst\": 0.5}}"),
+    Setting("jobs", "cuda_arg", "replace", ("replace", "add"),
+            "--cuda in a row of jobs_file gets the GPU's number; or \"add\": it is added to rows without it"),
+    Setting("jobs", "allowed_script_paths", (), None,
+            "[] = any command; else only `[interpreter] SCRIPT ARGS`, with SCRIPT below one of these"),
+    Setting("jobs", "max_memory_gb", 0, (0, 1000000),
+            "host memory of a job's processes; above it the job is stopped (needs psutil); 0 = any"),
+    Setting("hooks", "on_unhealthy", "", None, "a command, run when `nexus health` turns bad, and again when it is well"),
+    Setting("hooks", "on_finish", "", None,
+            "a command, run for each finished job, with NEXUS_JOB_ID, _STATUS, _CAUSE, _EXIT_CODE, _COMMAND, _GPU"),
 )
-SECTION_CLASSES = {"service": ServiceConfig, "state": StateConfig, "gpu": GpuConfig, "jobs": JobsConfig}
+SECTION_CLASSES = {"service": ServiceConfig, "state": StateConfig, "gpu": GpuConfig, "jobs": JobsConfig, "hooks": HooksConfig}
 
 
 def parse_config(data: Mapping[str, Any], path: str) -> Config:
@@ -374,7 +446,7 @@ def check_setting(setting: Setting, given: Any) -> str:
             return "must be a text in quotes"
         return "" if not allowed or given in allowed else " ".join(
             [f"must be one of {', '.join(map(format_toml, allowed))}", suggest(given, allowed)]).strip()
-    takes_decimals = isinstance(default, float) or setting.key.endswith(("_seconds", "_mb"))
+    takes_decimals = isinstance(default, float) or setting.key.endswith(("_seconds", "_mb", "_gb", "_multiplier"))
     fits = isinstance(given, (int, float) if takes_decimals else int) and not isinstance(given, bool)
     if not fits or not allowed[0] <= given <= allowed[1]:
         return f"must be a {'' if takes_decimals else 'whole '}number from {allowed[0]} to {allowed[1]}"
@@ -430,18 +502,35 @@ class Job:
     environment: str                            # digest of the environment it was submitted with
     content: str                                # digest of the whole submission: the same id may bring only the same
     number: int = 0                             # its sequence number: how many were submitted before it, ever
-    gpus: int = 1                               # how many whole GPUs; 0 takes a CPU slot
+    gpus: float = 1                             # 0 takes a CPU slot; 0.5 shares one; 1.5 is one and half of another
     gpu_ids: tuple[int, ...] | None = None      # the only GPUs it may have, by index; None = any
+    gpu_mem_mib: int | None = None              # memory it needs on each of its GPUs; None = not said
     priority: int = 1
     name: str | None = None
+    group: str | None = None
+    after: tuple[str, ...] = ()                 # the jobs that must have completed before it starts
+    unmet: tuple[str, ...] = ()                 # those of them that have not yet
     key: str | None = None                      # of the submission that brought it, should its sender ask twice
+    env_digest: str | None = None               # of the variables chosen for it: with command, directory and conda what it is
+    conda: str | None = None                    # the environment to activate, by name or path
+    snapshot: str | None = None                 # the commit in whose checkout it runs
+    snapshot_repo: str | None = None            # the work tree that was taken of
+    cuda_arg: bool = False                      # its --cuda says the GPUs' numbers, and all GPUs are visible
     tty: bool = False                           # its stdout is a terminal
+    retries: int = 0                            # how many further attempts it gets when one fails
+    timeout_seconds: float | None = None        # its time limit; 0 = none, whatever the configuration says; None = not said
+    expected_time: float | None = None          # seconds, as its submitter expects
     umask: int | None = None                    # None = the service's
     limits: tuple[tuple[str, int, int], ...] = ()   # (name, soft, hard) of the submitter; -1 = unlimited
     status: str = PENDING
     status_history: tuple[tuple[str, float], ...] = ()
     passed_over_at: float | None = None         # since when later jobs have started before it
     attempt: int = 0                            # of the last start; 0 before the first
+    attempts: tuple[tuple[Any, ...], ...] = ()  # those before it that failed, as ATTEMPT_FIELDS
+    launch_failures: int = 0                    # how many of those could not even be launched
+    retry_at: float | None = None               # it does not start again before; None = it may
+    is_alone: bool = False                      # it ran out of GPU memory: whole GPUs from now on, the emptiest
+    log_offset: int = 0                         # where in stderr.log this attempt's part begins, in bytes
     gpu_indices: tuple[int, ...] = ()           # as the driver counts; empty unless it has started
     gpu_uuids: tuple[str, ...] = ()
     nonce: str | None = None                    # marks this attempt's processes, in their environment
@@ -459,10 +548,29 @@ class Job:
     cause_line: str | None = None               # the line that says so
     stop_cause: str | None = None               # it is to be stopped, for this cause; wanted, not yet so
     stop_by: str | None = None                  # who wanted it
+    stop_line: str | None = None                # what its cause_line will be
     notes: tuple[str, ...] = ()                 # what could not be given as asked
     peak_rss_mib: float | None = None           # host memory of its processes together
     cpu_seconds: float | None = None
-    peak_gpu_mem_mib: float | None = None
+    peak_gpu_mem_mib: float | None = None       # of its processes on all its GPUs together
+    mean_gpu_util: float | None = None          # percent, of its GPUs while it ran
+
+
+ATTEMPT_FIELDS = ("attempt", "started_at", "finished_at", "runtime_seconds", "exit_code", "cause", "gpu_indices")
+
+
+def read_attempts(job: Job) -> list[dict[str, Any]]:
+    """The attempts of a job before the present one, as {field: fact}."""
+    return [dict(zip(ATTEMPT_FIELDS, attempt)) for attempt in job.attempts]
+
+
+@value
+class Group:
+    """What is known of jobs that were submitted under one name."""
+    name: str
+    limit: int = 0                  # how many of them run at once; 0 = as many as fit
+    hold: str | None = None         # why none of them starts
+    failures: int = 0               # how many of the first that ended failed soon, while all did; -1: one did not
 
 
 @value
@@ -490,6 +598,10 @@ class Gpu:
     processes: tuple[GpuProcess, ...] = ()
     lease_holder: str | None = None             # the user whose nexus has it
     is_paused: bool = False
+    pause_reason: str | None = None             # why nexus itself paused it
+    settled: tuple[str, ...] = ()               # jobs there whose use of memory has not grown for a while
+    utilization_mean: float | None = None       # percent, over the last hour
+    utilization_peak: float | None = None
 
 
 # What happened, as the journal keeps it.  apply() is the only reader.
@@ -517,17 +629,30 @@ class EnvironmentAdded:
 
 
 @value
+class GroupChanged:
+    group: Group
+
+
+@value
+class LineSeen:
+    """How often the jobs file now holds a row of this content."""
+    digest: str
+    count: int
+
+
+@value
 class StateChanged:
-    facts: Mapping[str, Any]                    # paused, paused_gpus, inventory
+    facts: Mapping[str, Any]                    # those of STATE_FACTS
 
 
 if TYPE_CHECKING:
-    Change = Union[JobAdded, JobChanged, JobsRemoved, EnvironmentAdded, StateChanged]
+    Change = Union[JobAdded, JobChanged, JobsRemoved, EnvironmentAdded, GroupChanged, LineSeen, StateChanged]
     Changes = Generator[Change, None, Any]      # what Store.update() performs: each change as it is yielded
-    Kind = tuple[int, Union[tuple[int, ...], None]]
+    Kind = tuple[int, Union[tuple[int, ...], None], Union[int, None], bool, int]
 
-STATE_FACTS = ("paused", "paused_gpus", "inventory")
-INDEXED = ("status", "order", "priority", "gpus", "gpu_ids", "key", "environment", "number")      # the fields by which State finds jobs
+STATE_FACTS: Mapping[str, Any] = {"paused": False, "paused_gpus": (), "pause_reasons": (), "inventory": ()}     # as they are at first
+INDEXED = ("status", "order", "priority", "gpus", "gpu_ids", "gpu_mem_mib", "is_alone", "expected_time", "group", "unmet", "retry_at",
+           "key", "environment", "number")      # the fields by which State finds jobs
 
 
 class State:
@@ -537,11 +662,17 @@ class State:
         self.seq = 0                                        # of the last change applied
         self.paused = False
         self.paused_gpus: tuple[str, ...] = ()              # uuids
+        self.pause_reasons: tuple[tuple[str, str], ...] = ()    # (uuid, why nexus itself paused it)
         self.inventory: tuple[tuple[int, str, str, float | None], ...] = ()  # GPUs last seen: index, uuid, name, MiB
         self.jobs: dict[str, Job] = {}
         self.environments: dict[str, Mapping[str, str]] = {}
         self.order: list[tuple[tuple[int, ...], str]] = []  # pending jobs, (order, id), ascending
-        self.kinds: dict[Kind, list[tuple[tuple[int, ...], str]]] = {}      # the same per kind of request
+        # of those that may start, per kind of request and group
+        self.kinds: dict[Kind, dict[str | None, list[tuple[tuple[int, ...], str]]]] = {}
+        self.dependents: dict[str, dict[str, None]] = {}    # job: the pending ones that come after it
+        self.delayed: list[tuple[float, str]] = []          # (retry_at, id) of those that wait for their next attempt
+        self.groups: dict[str, Group] = {}                  # those of which something is known
+        self.seen: dict[str, int] = {}                      # rows of the jobs file: digest, how many of it
         self.running: dict[str, Job] = {}
         self.finished: dict[str, Job] = {}                  # in the order in which they ended
         self.next_number = 1                                # the next job's sequence number
@@ -558,7 +689,12 @@ class State:
         if job.status == PENDING:
             self.pending_by_priority[job.priority] = self.pending_by_priority.get(job.priority, 0) + 1
             insert_sorted(self.order, (job.order, job.id))
-            insert_sorted(self.kinds.setdefault(kind_of(job), []), (job.order, job.id))
+            for parent in job.unmet:
+                self.dependents.setdefault(parent, {})[job.id] = None
+            if job.retry_at is not None:
+                insert_sorted(self.delayed, (job.retry_at, job.id))
+            elif not job.unmet:
+                insert_sorted(self.kinds.setdefault(kind_of(job), {}).setdefault(job.group, []), (job.order, job.id))
         else:
             (self.running if job.status == RUNNING else self.finished)[job.id] = job
 
@@ -576,12 +712,25 @@ class State:
             if not self.pending_by_priority[job.priority]:
                 del self.pending_by_priority[job.priority]
             remove_sorted(self.order, (job.order, job.id))
-            line = self.kinds[kind_of(job)]
-            remove_sorted(line, (job.order, job.id))
-            if not line:
-                del self.kinds[kind_of(job)]
+            for parent in job.unmet:
+                del self.dependents[parent][job.id]
+                if not self.dependents[parent]:
+                    del self.dependents[parent]
+            if job.retry_at is not None:
+                remove_sorted(self.delayed, (job.retry_at, job.id))
+            elif not job.unmet:
+                self.unindex_kind(job)
         else:
             del (self.running if job.status == RUNNING else self.finished)[job.id]
+
+    def unindex_kind(self, job: Job) -> None:
+        kind = kind_of(job)
+        lines = self.kinds[kind]
+        remove_sorted(lines[job.group], (job.order, job.id))
+        if not lines[job.group]:
+            del lines[job.group]
+            if not lines:
+                del self.kinds[kind]
 
     def reindex(self, old: Job, new: Job) -> None:
         if all(getattr(old, name) == getattr(new, name) for name in INDEXED):       # the usual note: no index moves
@@ -609,8 +758,18 @@ def remove_sorted(items: list[Any], item: Any) -> None:
 
 
 def kind_of(job: Job) -> Kind:
-    """Jobs of one kind ask for the same; when the first of a kind cannot start, none can."""
-    return job.gpus, job.gpu_ids
+    """Jobs of one kind ask for the same; when the first of a kind cannot start, none can.
+
+    (hundredths of a GPU, allowed indices, MiB, whether alone, expected time up to which power of two; -1: not said)
+    """
+    expected = -1 if job.expected_time is None else int(job.expected_time).bit_length()
+    return round(job.gpus * 100), job.gpu_ids, job.gpu_mem_mib, job.is_alone, expected
+
+
+def list_shares(job: Job) -> list[int]:
+    """What a job takes of each of its GPUs, in hundredths and in the order of gpu_indices: `[100, 50]` for 1.5."""
+    whole, part = divmod(round(job.gpus * 100), 100)
+    return [100] * whole + ([100 if job.is_alone else part] if part else [])
 
 
 def apply(state: State, change: Change) -> Callable[[], None]:
@@ -654,6 +813,21 @@ def apply(state: State, change: Change) -> Callable[[], None]:
         def undo() -> None:
             if is_new:
                 del state.environments[change.digest]
+    elif isinstance(change, GroupChanged):
+        former = state.groups.get(change.group.name)
+        state.groups[change.group.name] = change.group
+
+        def undo() -> None:
+            if former:
+                state.groups[former.name] = former
+            else:
+                del state.groups[change.group.name]
+    elif isinstance(change, LineSeen):
+        count = state.seen.get(change.digest, 0)
+        set_count(state.seen, change.digest, change.count)
+
+        def undo() -> None:
+            set_count(state.seen, change.digest, count)
     else:
         refuse_unknown(change.facts, STATE_FACTS)
         before = {name: getattr(state, name) for name in change.facts}
@@ -662,6 +836,13 @@ def apply(state: State, change: Change) -> Callable[[], None]:
         def undo() -> None:
             set_facts(state, before)
     return undo
+
+
+def set_count(counts: dict[str, int], key: str, count: int) -> None:
+    if count:
+        counts[key] = count
+    else:
+        counts.pop(key, None)
 
 
 def set_facts(state: State, facts: Mapping[str, Any]) -> None:
@@ -681,6 +862,28 @@ def change_status(job: Job, status: str, now: float, **facts: Any) -> JobChanged
         raise NexusError("conflict", f"job {job.id} is {job.status} and cannot become {status}",
                          hint=f"see what it did: nexus show {job.id}")
     return JobChanged(job.id, {"status": status, "status_history": (*job.status_history, (status, now)), **facts})
+
+
+def end_job(state: State, job: Job, status: str, now: float, **facts: Any) -> Changes:
+    """The changes that bring a job to its end, and with it those that come after it: one wait less, or their end too.
+
+    Raises: conflict.
+    """
+    yield change_status(job, status, now, **facts)
+    ended = [job.id]
+    while ended:
+        parent = state.jobs[ended.pop()]
+        for child in [state.jobs[child_id] for child_id in state.dependents.get(parent.id, ())]:
+            if parent.status == COMPLETED:
+                yield JobChanged(child.id, {"unmet": tuple(other for other in child.unmet if other != parent.id)})
+            else:
+                yield change_status(child, CANCELLED, now, finished_at=now, cause="dependency", cause_line=describe_parent(parent))
+                ended.append(child.id)
+
+
+def describe_parent(parent: Job) -> str:
+    cause = f" ({parent.cause}{f' {parent.exit_code}' if parent.cause == 'exit' else ''})" if parent.cause else ""
+    return f"it was to come after job {parent.id}, which {'was ' if parent.status == CANCELLED else ''}{parent.status}{cause}"
 
 
 def order_between(before: tuple[int, ...] | None, after: tuple[int, ...]) -> tuple[int, ...]:
@@ -714,28 +917,38 @@ def next_place(state: State, priority: int) -> dict[str, Any]:
     return {"number": state.next_number, "order": (0, priority, state.next_number), "priority": priority}
 
 
-# What a submission may say.  The command line sends `environment` (the whole of it); others `env`, put on top of the
-# service's own.
-
-SUBMISSION_KEYS = ("id", "command", "name", "cwd", "env", "environment", "gpus", "gpu_ids", "priority", "tty", "umask",
-                   "limits")
+# What a submission may say.  The command line sends `environment` (the whole of it); others only `env`, put on top of
+# the service's own.
 
 
 @value
 class Submission:
     """A job as asked for, checked."""
     command: str
-    id: str | None
-    name: str | None
-    cwd: str | None
-    env: Mapping[str, str]
-    environment: Mapping[str, str] | None
-    gpus: int | None
-    gpu_ids: tuple[int, ...] | None
-    priority: int
-    tty: bool
-    umask: int | None
-    limits: tuple[tuple[str, int, int], ...]
+    id: str | None = None
+    name: str | None = None
+    cwd: str | None = None
+    env: Mapping[str, str] = {}
+    environment: Mapping[str, str] | None = None
+    gpus: float | None = None
+    gpu_ids: tuple[int, ...] | None = None
+    gpu_mem_mib: int | None = None
+    priority: int = 1
+    group: str | None = None
+    max_concurrent: int | None = None           # of its group
+    after: tuple[str, ...] = ()
+    retries: int | None = None
+    timeout_seconds: float | None = None
+    expected_time: float | None = None
+    conda: str | None = None
+    llm: str | None = None                      # the model whose share of a GPU llm_config.json tells
+    cuda_arg: bool = False
+    unique: bool = False
+    snapshot: str | None = None
+    snapshot_repo: str | None = None
+    tty: bool = False
+    umask: int | None = None
+    limits: tuple[tuple[str, int, int], ...] = ()
 
 
 SUBMISSION_FIELDS: Sequence[str] = Submission.__slots__  # type: ignore[attr-defined]
@@ -745,31 +958,36 @@ def parse_submission(data: Any) -> Submission:
     """Raises: usage, naming the first fault."""
     if not isinstance(data, dict):
         refuse("a job must be a JSON object")
-    for key in data:
-        if key not in SUBMISSION_KEYS:
-            raise NexusError("usage", f"'{format_line(str(key), 40)}' is not a key of a job",
-                             hint=suggest(key, SUBMISSION_KEYS) or f"the keys are {', '.join(SUBMISSION_KEYS)}")
-    job_id = data.get("id")
-    if job_id is not None and not (isinstance(job_id, str) and is_job_id(job_id)):
-        refuse("id must be 3 or 4 letters of the base58 alphabet (no digits, no I, O, l)", hint="leave it out, and one is chosen")
     if "command" not in data:
         refuse("command is missing")
-    gpus = data.get("gpus")
-    if gpus is not None and not is_whole(gpus, 0, 1024):
-        refuse(f"gpus must be a whole number from 0 to 1024, not {format_json_fault(gpus)}")
-    tty = data.get("tty", False)
-    if not isinstance(tty, bool):
-        refuse("tty must be true or false")
-    umask = data.get("umask")
-    if umask is not None and not is_whole(umask, 0, 0o777):
-        refuse("umask must be a number from 0 to 511 (0o777)")
-    environment = data.get("environment")
-    return Submission(
-        command=parse_command(data["command"]), id=job_id, name=parse_name(data.get("name")), cwd=parse_cwd(data.get("cwd")),
-        env=parse_environment({} if data.get("env") is None else data["env"], "env"),
-        environment=None if environment is None else parse_environment(environment, "environment"),
-        gpus=gpus, gpu_ids=parse_gpu_ids(data.get("gpu_ids"), gpus), priority=parse_priority(data.get("priority", 1)),
-        tty=tty, umask=umask, limits=parse_limits({} if data.get("limits") is None else data["limits"]))
+    for key in data:
+        if key not in SUBMISSION_PARSERS:
+            raise NexusError("usage", f"'{format_line(str(key), 40)}' is not a key of a job",
+                             hint=suggest(key, SUBMISSION_PARSERS) or f"the keys are {', '.join(SUBMISSION_PARSERS)}")
+    given = {key: SUBMISSION_PARSERS[key](fact) for key, fact in data.items() if fact is not None or key == "command"}
+    submission = Submission(**given)
+    check_gpus(submission.gpus, submission)
+    if submission.max_concurrent is not None and submission.group is None:
+        refuse("max_concurrent is for a group, and this job has none", hint="name one: --group NAME")
+    if (submission.snapshot is None) != (submission.snapshot_repo is None):
+        refuse("snapshot and snapshot_repo come together")
+    if submission.snapshot_repo and not ((submission.cwd or "") + "/").startswith(submission.snapshot_repo.rstrip("/") + "/"):
+        refuse("snapshot_repo must be a folder that cwd is in")
+    return submission
+
+
+def check_gpus(gpus: float | None, submission: Submission) -> None:
+    """What is asked for must go together.  `gpus` None: not known yet.  Raises: usage."""
+    for key in ("gpu_ids", "gpu_mem_mib", "cuda_arg"):
+        if gpus == 0 and getattr(submission, key):
+            refuse(f"{key} is for jobs with GPUs, and this one has gpus 0", hint="leave one of the two out")
+    if gpus is not None and submission.gpu_ids is not None and gpus > len(submission.gpu_ids):
+        refuse(f"{format_gpus(gpus)} asked for, but only {len(submission.gpu_ids)} named in gpu_ids", hint="name more, or ask for fewer")
+
+
+def format_gpus(gpus: float) -> str:
+    """`1 GPU`, `0.5 GPU`, `2 GPUs`."""
+    return f"{format_number(gpus)} GPU" + ("s" if gpus > 1 else "")
 
 
 def refuse(message: str, hint: str = "see nexus help add") -> NoReturn:
@@ -810,22 +1028,6 @@ def parse_command(given: object) -> str:
     return given
 
 
-def parse_name(given: object) -> str | None:
-    if given is None:
-        return None
-    if not isinstance(given, str) or not is_text(given, 200) or not given.strip() or CONTROL.search(given):
-        refuse("name must be one line of at most 200 bytes")
-    return given
-
-
-def parse_cwd(given: object) -> str | None:
-    if given is None:
-        return None
-    if not isinstance(given, str) or not is_text(given, 4095) or not given.startswith("/"):
-        refuse(f"cwd must be an absolute path, not {format_json_fault(given)}")
-    return given
-
-
 def parse_environment(given: object, key: str) -> dict[str, str]:
     if not isinstance(given, dict):
         refuse(f'{key} must be an object of texts, like {{"WANDB_MODE": "disabled"}}')
@@ -837,20 +1039,77 @@ def parse_environment(given: object, key: str) -> dict[str, str]:
     return given
 
 
-def parse_gpu_ids(given: object, gpus: int | None) -> tuple[int, ...] | None:
-    if given is None:
-        return None
+def parse_job_id(given: object) -> str:
+    if not isinstance(given, str) or not is_job_id(given):
+        refuse("id must be 3 or 4 letters of the base58 alphabet (no digits, no I, O, l)", hint="leave it out, and one is chosen")
+    return given
+
+
+def parse_gpus_asked(given: object) -> float:
+    """A whole number of GPUs, or one with two decimals."""
+    if isinstance(given, bool) or not isinstance(given, (int, float)) or not 0 <= given <= 1024 or (
+            abs(given * 100 - round(given * 100)) > 1e-6):
+        refuse(f"gpus must be a number from 0 to 1024 with at most two decimals, not {format_json_fault(given)}",
+               hint="1 is a whole GPU, 0.5 half of one, 0 none")
+    return int(given) if given == int(given) else round(given, 2)
+
+
+def parse_gpu_ids(given: object) -> tuple[int, ...]:
     if isinstance(given, str):
-        ids = parse_indices(given)
-    elif isinstance(given, list) and given and all(is_whole(item, 0, 9999) for item in given):
-        ids = tuple(sorted(set(given)))
-    else:
-        refuse(f"gpu_ids must be a list of GPU indices like [0, 1], not {format_json_fault(given)}")
-    if gpus == 0:
-        refuse("gpu_ids is for jobs with GPUs, and this one has gpus 0", hint="leave one of the two out")
-    if gpus is not None and gpus > len(ids):
-        refuse(f"{format_count(gpus, 'GPU')} asked for, but only {len(ids)} named in gpu_ids", hint="name more, or ask for fewer")
-    return ids
+        return parse_indices(given)
+    if isinstance(given, list) and given and all(is_whole(item, 0, 9999) for item in given):
+        return tuple(sorted(set(given)))
+    refuse(f"gpu_ids must be a list of GPU indices like [0, 1], not {format_json_fault(given)}")
+
+
+def parse_after(given: object) -> tuple[str, ...]:
+    ids = given.split(",") if isinstance(given, str) else given
+    if not isinstance(ids, list) or not all(isinstance(item, str) and is_job_id(item) for item in ids):
+        refuse(f"after must be a list of job ids like [\"abc\"], not {format_json_fault(given)}")
+    return tuple(dict.fromkeys(ids))
+
+
+def whole_parser(key: str, least: int, most: int) -> Callable[[object], int]:
+    def parse(given: object) -> int:
+        if not is_whole(given, least, most):
+            refuse(f"{key} must be a whole number from {least} to {most}, not {format_json_fault(given)}")
+        return given  # type: ignore[return-value]
+    return parse
+
+
+def seconds_parser(key: str, least: float) -> Callable[[object], float]:
+    def parse(given: object) -> float:
+        if isinstance(given, bool) or not isinstance(given, (int, float)) or not least <= given <= 31536000:
+            refuse(f"{key} must be a number of seconds from {least:g} to 31536000, not {format_json_fault(given)}")
+        return given
+    return parse
+
+
+def flag_parser(key: str) -> Callable[[object], bool]:
+    def parse(given: object) -> bool:
+        if not isinstance(given, bool):
+            refuse(f"{key} must be true or false, not {format_json_fault(given)}")
+        return given
+    return parse
+
+
+def line_parser(key: str, pattern: str = "") -> Callable[[object], str]:
+    """One line of text, of a form if `pattern` is given."""
+    def parse(given: object) -> str:
+        if not isinstance(given, str) or not is_text(given, 200) or not given.strip() or CONTROL.search(given):
+            refuse(f"{key} must be one line of at most 200 bytes, not {format_json_fault(given)}")
+        if pattern and not re.fullmatch(pattern, given):
+            refuse(f"{key} cannot be {format_json_fault(given)}")
+        return given
+    return parse
+
+
+def path_parser(key: str) -> Callable[[object], str]:
+    def parse(given: object) -> str:
+        if not isinstance(given, str) or not is_text(given, 4095) or not given.startswith("/"):
+            refuse(f"{key} must be an absolute path, not {format_json_fault(given)}")
+        return given
+    return parse
 
 
 def parse_priority(given: object) -> int:
@@ -876,6 +1135,18 @@ def parse_limits(given: object) -> tuple[tuple[str, int, int], ...]:
                 is_whole(number, -1, 2**63) for number in pair):
             refuse(f"limits: {format_json_fault({name: pair})} is not one of {', '.join(LIMITS)} with [soft, hard]")
     return tuple(sorted((name, soft, hard) for name, (soft, hard) in given.items()))
+
+
+SUBMISSION_PARSERS: Mapping[str, Callable[[Any], Any]] = {       # the keys of POST /queue
+    "command": parse_command, "id": parse_job_id, "name": line_parser("name"), "cwd": path_parser("cwd"),
+    "env": lambda given: parse_environment(given, "env"), "environment": lambda given: parse_environment(given, "environment"),
+    "gpus": parse_gpus_asked, "gpu_ids": parse_gpu_ids, "gpu_mem_mib": whole_parser("gpu_mem_mib", 1, 100000000),
+    "priority": parse_priority, "group": line_parser("group"), "max_concurrent": whole_parser("max_concurrent", 1, 100000),
+    "after": parse_after, "retries": whole_parser("retries", 0, 1000), "timeout_seconds": seconds_parser("timeout_seconds", 0),
+    "expected_time": seconds_parser("expected_time", 0.001), "conda": line_parser("conda", "[^-].*"), "llm": line_parser("llm"),
+    "cuda_arg": flag_parser("cuda_arg"), "unique": flag_parser("unique"), "snapshot": line_parser("snapshot", "[0-9a-f]{40,64}"),
+    "snapshot_repo": path_parser("snapshot_repo"), "tty": flag_parser("tty"), "umask": whole_parser("umask", 0, 0o777),
+    "limits": parse_limits}
 
 
 # ==== 5. FORMATS ==== what is read from and written for other programs and the disk, as values
@@ -924,6 +1195,12 @@ def object_of(fact: Any) -> dict[str, Any]:
     return fact
 
 
+def whole_of(fact: Any) -> int:
+    if not isinstance(fact, int):
+        raise TypeError(f"{type(fact).__name__} where a whole number belongs")
+    return fact
+
+
 def freeze(fact: Any) -> Any:
     """JSON's lists as the tuples they were."""
     return tuple(freeze(item) for item in fact) if isinstance(fact, list) else fact
@@ -940,6 +1217,10 @@ def encode_change(seq: int, change: Change) -> str:
         body = {"removed": change.ids}
     elif isinstance(change, EnvironmentAdded):
         body = {"digest": change.digest, "variables": change.variables}
+    elif isinstance(change, GroupChanged):
+        body = {"group": encode_group(change.group)}
+    elif isinstance(change, LineSeen):
+        body = {"seen": change.digest, "count": change.count}
     else:
         body = {"state": change.facts}
     return encode_json({"seq": seq, **body}) + "\n"
@@ -962,7 +1243,21 @@ def decode_change(line: str | bytes) -> tuple[int, Change]:
         return seq, JobsRemoved(tuple(body["removed"]))
     if "digest" in body:
         return seq, EnvironmentAdded(body["digest"], dict(body["variables"]))
+    if "group" in body:
+        return seq, GroupChanged(decode_group(body["group"]))
+    if "seen" in body:
+        return seq, LineSeen(str(body["seen"]), whole_of(body["count"]))
     return seq, StateChanged({name: freeze(fact) for name, fact in object_of(body["state"]).items()})
+
+
+def encode_group(group: Group) -> list[Any]:
+    return [group.name, group.limit, group.hold, group.failures]
+
+
+def decode_group(fields: Any) -> Group:
+    """Raises: TypeError or ValueError when it is none of encode_group."""
+    name, limit, hold, failures = fields
+    return Group(str(name), whole_of(limit), None if hold is None else str(hold), whole_of(failures))
 
 
 @value
@@ -976,12 +1271,15 @@ class Snapshot:
     facts: Mapping[str, Any]
     environments: Mapping[str, Mapping[str, str]]
     jobs: Sequence[Job]
+    groups: Sequence[Group] = ()
+    seen: Mapping[str, int] = {}
 
 
 def encode_snapshot(snapshot: Snapshot) -> Iterator[str]:
     """state.json, a piece for each job: encoding 100,000 at once would hold the interpreter for a second."""
     head = {"version": SNAPSHOT_VERSION, "seq": snapshot.seq, "host": snapshot.host, "machine_id": snapshot.machine_id,
-            "service_id": snapshot.service_id, "next_number": snapshot.next_number, **snapshot.facts}
+            "service_id": snapshot.service_id, "next_number": snapshot.next_number, **snapshot.facts,
+            "groups": [encode_group(group) for group in snapshot.groups], "seen": snapshot.seen}
     yield "{" + ",\n".join(f"{json.dumps(key)}: {json.dumps(fact)}" for key, fact in head.items())
     yield ',\n"environments": {'
     for number, (digest, variables) in enumerate(snapshot.environments.items()):
@@ -1019,8 +1317,12 @@ def decode_snapshot(lines: Iterable[str]) -> Snapshot:
     jobs += [decode_job(fields, texts) for fields in body["jobs"]]
     if body["version"] != SNAPSHOT_VERSION or not isinstance(body["seq"], int):
         raise ValueError(f"version {body['version']}")
-    return Snapshot(body["seq"], body["host"], body["machine_id"], body["service_id"], body["next_number"],
-                    {name: freeze(body[name]) for name in STATE_FACTS}, body["environments"], jobs)
+    facts = {name: freeze(body.get(name, default) if name == "pause_reasons" else body[name])      # which came later
+             for name, default in STATE_FACTS.items()}
+    if not isinstance(facts["paused"], bool) or not isinstance(facts["paused_gpus"], tuple):        # others may edit these
+        raise ValueError("paused must be true or false, paused_gpus a list")
+    return Snapshot(body["seq"], body["host"], body["machine_id"], body["service_id"], body["next_number"], facts, body["environments"],
+                    jobs, [decode_group(fields) for fields in body.get("groups", ())], {**body.get("seen", {})})
 
 
 # nvidia-smi.  Everything, errors too, is on its stdout; a row counts only if it has as many cells as were asked for.
@@ -1152,6 +1454,7 @@ class Result:
     runtime_seconds: float | None = None
     cause: str | None = None                    # `launch`, when the command could not be started; `bounce`, when a GPU was taken
     cause_line: str | None = None
+    may_pass: bool = False                      # of a launch: it was the machine that could not, and may be able to soon
 
 
 def parse_result(text: str) -> Result:
@@ -1191,28 +1494,224 @@ def parse_commands(text: str) -> list[str]:
     return [line for line in lines if line and not line.startswith("#")]
 
 
+LLM_OPTION = re.compile(r"(?<!\S)--llm(?:=|\s+)['\"]?([^\s'\";|&]+)")
+CUDA_OPTION = re.compile(               # with its value, if it has one; what ends the command or its quotes is none
+    r"""(?<!\S)--cuda(?:(?:=|[ \t]+(?!-(?!\d)|[;|&<>)\s]|\d*[<>]))(?:"[^"]*"|'[^']*'|[^\s;|&<>)"']+)|=?(?=[\s;|&<>)"']|$))""")
+
+
+def find_llm(command: str) -> str | None:
+    """The model that a command names with `--llm NAME`."""
+    match = LLM_OPTION.search(command)
+    return match[1] if match else None
+
+
+def has_cuda_option(command: str) -> bool:
+    return CUDA_OPTION.search(command) is not None
+
+
+def fill_cuda_option(command: str, indices: Iterable[int]) -> str:
+    """The command with `--cuda` set to these GPUs; it is added to one that has none."""
+    option = "--cuda " + ",".join(map(str, indices))
+    return CUDA_OPTION.sub(option, command) if has_cuda_option(command) else f"{command} {option}"
+
+
+def parse_llm_config(data: Any, path: str) -> dict[str | None, float]:
+    """{model: GPUs}, and under None what one that is not named gets.  Raises: usage."""
+    if not isinstance(data, dict) or data.keys() - {"default_requirement", "models"} or not isinstance(data.get("models", {}), dict):
+        raise NexusError("usage", f"{path} must be an object with default_requirement and models",
+                         hint='{"default_requirement": 1.0, "models": {"qwen2.5-7b-inst": 0.5}}')
+    made: dict[str | None, float] = {}
+    for model, given in [(None, data.get("default_requirement", 1)), *data.get("models", {}).items()]:
+        try:
+            made[model] = parse_gpus_asked(given)
+        except NexusError as error:
+            raise NexusError("usage", f"{path}: {model or 'default_requirement'}: {error.message}", error.hint) from None
+    return made
+
+
+@value
+class JobsRow:
+    """A line of the jobs file."""
+    line: int                           # its number, from 1
+    priority: int
+    script: str
+    conda: str | None
+    arguments: str
+    gpu_ids: tuple[int, ...] | None
+
+    @property
+    def content(self) -> str:
+        """What tells it from others; priority and GPUs do not."""
+        return "\0".join((self.script, self.conda or "", self.arguments))
+
+
+def parse_jobs_file(text: str) -> tuple[list[JobsRow], list[str]]:
+    """The rows `priority,script,conda_env,arguments,allowed_gpus` of a jobs file, and what is wrong with its other lines.
+
+    The last field may hold commas; arguments that do stand in double quotes.  A last line without its newline is still being written.
+    """
+    rows, faults = [], []
+    for number, line in enumerate(text.lstrip("\ufeff").split("\n")[:-1], 1):
+        if line.strip() and not line.lstrip().startswith("#"):
+            try:
+                rows.append(parse_jobs_row(number, line.strip()))
+            except NexusError as error:
+                faults.append(f"line {number}, '{format_line(line.strip(), 100)}': {error.message}")
+    return rows, faults
+
+
+def parse_jobs_row(number: int, line: str) -> JobsRow:
+    """Raises: usage."""
+    import csv
+    try:
+        cells = [cell.strip() for cell in next(csv.reader([line], skipinitialspace=True, strict=True))]
+    except csv.Error as error:
+        refuse(f"its quotes do not match ({error})")
+    if len(cells) < 2 or not cells[1]:
+        refuse("it is not like priority,script,conda_env,arguments,allowed_gpus")
+    cells += [""] * (5 - len(cells))
+    priority, (script, conda, arguments, *allowed) = parse_priority(cells[0]), cells[1:]
+    if not is_text(line, MAX_ARGUMENT_BYTES) or CONTROL.sub("", line.replace("\t", "")) != line.replace("\t", ""):
+        refuse("it holds characters that no command can have")
+    try:
+        gpu_ids = parse_indices(",".join(allowed)) if any(allowed) else None
+    except NexusError as error:
+        refuse(f"{error.message}; arguments that hold commas stand in double quotes")
+    return JobsRow(number, priority, script, SUBMISSION_PARSERS["conda"](conda) if conda else None, arguments, gpu_ids)
+
+
+def parse_sweep(text: str) -> tuple[str, tuple[str, ...]]:
+    """(name, values) of `lr=1e-3,1e-4`, `seed=0..4` (both ends in).  Raises: usage."""
+    name, equals, values = text.partition("=")
+    if not re.fullmatch(r"[A-Za-z_]\w{0,63}", name) or not equals or not all(values.split(",")):
+        raise NexusError("usage", f"--sweep {format_line(text, 60)} is not like NAME=VALUE,VALUE",
+                         hint="--sweep lr=1e-3,1e-4 --sweep seed=0..4")
+    made: list[str] = []
+    for part in values.split(","):
+        span = re.fullmatch(r"(-?[0-9]{1,9})\.\.(-?[0-9]{1,9})", part)
+        if span:
+            first, last = int(span[1]), int(span[2])
+            if abs(last - first) >= MAX_SWEEP:
+                raise NexusError("usage", f"--sweep {format_line(text, 60)} counts more than {MAX_SWEEP} values", hint="sweep over fewer")
+            made += map(str, range(first, last + 1) if first <= last else range(first, last - 1, -1))
+        else:
+            made.append(part)
+    return name, tuple(made)
+
+
+MAX_SWEEP = 100000                      # commands of one sweep
+
+
+def expand_sweep(command: str, sweeps: Sequence[tuple[str, Sequence[str]]]) -> list[str]:
+    """The commands of every combination, the last name changing fastest.  `{name}` is replaced for the names given; all
+    other braces, `${name}` too, stay what they are.  Raises: usage.
+    """
+    import itertools
+    import math
+    if not sweeps:
+        return [command]
+    names = [name for name, _ in sweeps]
+    for name in names:
+        if names.count(name) > 1:
+            raise NexusError("usage", f"--sweep {name} is given twice", hint="put all its values into one")
+        if not re.search(rf"(?<!\$)\{{{name}\}}", command):
+            raise NexusError("usage", f"--sweep {name}: there is no {{{name}}} in the command {format_line(command, 100)}",
+                             hint=f"put {{{name}}} where the value belongs")
+    if math.prod(len(values) for _, values in sweeps) > MAX_SWEEP:
+        raise NexusError("usage", f"the sweep has more than {MAX_SWEEP} combinations", hint="sweep over fewer values")
+    pattern = re.compile(rf"(?<!\$)\{{({'|'.join(names)})\}}")
+    made = []
+    for values in itertools.product(*(values for _, values in sweeps)):
+        chosen = dict(zip(names, values))
+        made.append(pattern.sub(lambda match: chosen[match[1]], command))       # noqa: B023 (used at once)
+    return made
+
+
+INTERPRETERS = re.compile(r"(?:python|pypy)[0-9.]*|bash|sh|zsh|Rscript|julia|perl|ruby|node|lua")
+SHELL_CHARACTERS = re.compile(r"[;&|<>()$`\\\"'*?\[\]{}~#!\n\r]")
+
+
+def parse_script(command: str) -> str:
+    """The script of `[interpreter] SCRIPT ARGS`.  Raises: forbidden."""
+    found = SHELL_CHARACTERS.search(command)
+    words = command.split()
+    is_named = len(words) > 1 and INTERPRETERS.fullmatch(words[0]) is not None
+    script = words[1] if is_named else words[0]
+    if found or script.startswith("-") or "=" in script or not (is_named or "/" in script):     # sh seeks `rm` in PATH
+        why = f"it holds {json.dumps(found[0])}" if found else f"{format_line(script, 60)} is not a script's path"
+        raise NexusError("forbidden", f"only `[interpreter] SCRIPT ARGUMENTS` may be run here (allowed_script_paths), and {why}",
+                         hint="put the rest into the script")
+    return script
+
+
+OUT_OF_MEMORY = re.compile(         # PyTorch, the CUDA runtime and driver, cuBLAS, JAX and TensorFlow
+    r"CUDA out of memory|CUDA error: out of memory|cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY|CUBLAS_STATUS_ALLOC_FAILED"
+    r"|cuda\.OutOfMemoryError|RESOURCE_EXHAUSTED: Out of memory|OOM when allocating tensor")
+
+
+def find_oom_line(text: str) -> str | None:
+    """The line that says that the GPU's memory was not enough."""
+    found = next((line for line in text.splitlines() if OUT_OF_MEMORY.search(line)), None)
+    return None if found is None else format_line(found.strip(), 300).strip()
+
+
+def find_last_lines(text: str, count: int) -> list[str]:
+    """The last lines that are not empty, as they would look on a terminal."""
+    found: list[str] = []
+    for line in reversed(text.split("\n")):
+        if len(found) == count:
+            break
+        shown = format_line(line.rstrip("\r").rpartition("\r")[2].strip(), 300).strip()
+        found += [shown] if shown else []
+    return found[::-1]
+
+
 # ==== 6. SCHEDULER ==== what to do next, decided from values alone
 # Jobs start in the queue's order; one that cannot start is passed over, so that later ones may.  Jobs of one kind ask
 # for the same: when the first of a kind cannot start, none of it can, and plan() need not look at the others.  A job
-# that was passed over for reserve_after_seconds keeps the GPUs that become free until it has enough.
+# that was passed over for reserve_after_seconds keeps GPUs until it has enough; others may use those only if they are
+# expected to end before.  Shares of GPUs are counted in hundredths: that is accounting, nothing keeps a job to its share.
 
 
 @value
 class Start:
     job_id: str
-    gpu_indices: tuple[int, ...]
+    gpu_indices: tuple[int, ...]                # whole GPUs first, then the one that is shared
     gpu_uuids: tuple[str, ...]
 
 
 @value
+class Stop:
+    job_id: str
+    cause: str
+    line: str
+
+
+@value
+class Usage:
+    """What a running job has taken up to now."""
+    runtime_s: float
+    rss_mib: float | None = None
+
+
+@value
 class Plan:
-    starts: tuple[Start, ...]
-    passed_over: tuple[str, ...]                # jobs before which others start, for the first time
-    reasons: Mapping[Kind, str]                 # why the jobs of a kind wait
+    starts: tuple[Start, ...] = ()
+    stops: tuple[Stop, ...] = ()
+    passed_over: tuple[str, ...] = ()           # jobs before which others start, for the first time
+    blocked: Mapping[Kind, str] = {}            # why the jobs of a kind wait; empty: the board says it
+    closed: Mapping[str, str] = {}              # groups of which none may start, and why
+    board: tuple[Slot, ...] = ()                # the GPUs as they are when all this is done
+    hold: str = ""                              # why nothing at all starts
 
 
-def find_obstacle(gpu: Gpu, config: GpuConfig) -> str | None:
-    """Why no job may have this GPU, whatever nexus itself runs there; None when one may."""
+PAUSED = "the queue is paused (nexus resume)"
+NO_USAGE: Mapping[str, Usage] = {}
+UNLIMITED = 2**63
+
+
+def find_obstacle(gpu: Gpu, config: GpuConfig, jobs: Sequence[Job] = ()) -> str | None:
+    """Why no further job may have this GPU, beside those of nexus that run there; None when one may."""
     lasting = find_lasting_obstacle(gpu, config)
     if lasting:
         return lasting
@@ -1221,7 +1720,7 @@ def find_obstacle(gpu: Gpu, config: GpuConfig) -> str | None:
     foreign = [process for process in gpu.processes if process.job_id is None]
     if foreign and not config.share_with_others:
         return f"is in use by {describe_processes(foreign)}"
-    return find_memory_obstacle(gpu, config)
+    return find_memory_obstacle(gpu, config, jobs)
 
 
 def find_lasting_obstacle(gpu: Gpu, config: GpuConfig) -> str | None:
@@ -1229,23 +1728,49 @@ def find_lasting_obstacle(gpu: Gpu, config: GpuConfig) -> str | None:
     if gpu.fault:
         return f"is unusable ({gpu.fault})"
     if gpu.is_paused:
-        return "is paused"
+        return f"is paused ({gpu.pause_reason})" if gpu.pause_reason else "is paused"
     if config.ids and gpu.index not in config.ids:
         return "is not among [gpu] ids"
     return "is cut into MIG slices" if gpu.is_mig else None
 
 
-def find_memory_obstacle(gpu: Gpu, config: GpuConfig) -> str | None:
+def find_memory_obstacle(gpu: Gpu, config: GpuConfig, jobs: Sequence[Job]) -> str | None:
     """Memory that reads N/A matters only where a minimum is asked for."""
     if gpu.memory_total_mib is None or gpu.memory_used_mib is None:
         return "does not tell its memory, and min_free_mem_mib is set" if config.min_free_mem_mib else None
-    ours = sum(process.memory_mib or 0 for process in gpu.processes if process.job_id)
-    others = max(0.0, gpu.memory_used_mib - ours)
-    if gpu.memory_total_mib - others < config.min_free_mem_mib:
-        return f"has {format_memory(gpu.memory_total_mib - others)} free, less than min_free_mem_mib"
+    room = find_room(gpu, jobs)
+    if room is not None and room < config.min_free_mem_mib:
+        return f"has {format_memory(max(0.0, room))} free, less than min_free_mem_mib"
+    others = find_foreign_memory(gpu, jobs)
     if gpu.memory_total_mib and others >= config.mem_threshold * gpu.memory_total_mib and others > 0:
         return f"has {format_memory(others)} of its memory in use by others"
     return None
+
+
+def find_foreign_memory(gpu: Gpu, jobs: Sequence[Job]) -> float:
+    """MiB in use by others than nexus's jobs; 0 when whose it is cannot be told: in a container no process shows."""
+    ours = [process.memory_mib for process in gpu.processes if process.job_id]
+    if gpu.memory_used_mib is None or (jobs and (not ours or None in ours)):
+        return 0.0
+    return max(0.0, gpu.memory_used_mib - sum(memory or 0 for memory in ours))
+
+
+def find_room(gpu: Gpu, jobs: Sequence[Job]) -> float | None:
+    """Free memory in MiB, less what the jobs there have declared and not yet taken; None when it is not told.
+
+    What a job uses counts as its need once that has settled; what ended jobs still hold is on its way back.
+    """
+    if gpu.memory_total_mib is None or gpu.memory_used_mib is None:
+        return None
+    taken = dict.fromkeys((job.id for job in jobs), 0.0)
+    returning = 0.0
+    for process in gpu.processes:
+        if process.job_id in taken:
+            taken[process.job_id] += process.memory_mib or 0
+        elif process.job_id:
+            returning += process.memory_mib or 0
+    claimed = sum(max(0.0, job.gpu_mem_mib - taken[job.id]) for job in jobs if job.gpu_mem_mib and job.id not in gpu.settled)
+    return gpu.memory_total_mib - max(0.0, gpu.memory_used_mib - returning) - claimed
 
 
 def describe_processes(processes: Sequence[GpuProcess]) -> str:
@@ -1260,107 +1785,635 @@ def describe_process(process: GpuProcess) -> str:
     return f"{process.user or 'somebody'} ({program}{memory})"
 
 
-def plan(state: State, gpus: Sequence[Gpu], trouble: str | None, config: Config, now: float) -> Plan:
-    """Decide which pending jobs start now and where, and why the others wait.
+class Slot:
+    """A GPU while plan() gives it out: what is left of it, and for whom it is kept."""
 
-    `gpus` as last observed; `trouble` says why those readings cannot be relied upon (then no GPU is given out).  The
-    same values give the same plan.  Its time grows with the number of kinds and of starts, not of jobs.
+    __slots__ = ("ends_at", "free", "gpu", "is_reachable", "jobs", "kept_for", "kept_until", "most_mib", "obstacle", "room_mib")
+
+    def __init__(self, gpu: Gpu, jobs: Sequence[tuple[Job, int]], config: GpuConfig, now: float, usage: Mapping[str, Usage]) -> None:
+        held = [job for job, _ in jobs]
+        self.gpu = gpu
+        self.jobs = [job.id for job in held]
+        self.free = 100 - sum(share for _, share in jobs)           # hundredths
+        self.obstacle = find_obstacle(gpu, config, held)
+        self.is_reachable = self.obstacle is None or (bool(jobs) and not find_lasting_obstacle(gpu, config))
+        self.room_mib = find_room(gpu, held)
+        self.most_mib = (gpu.memory_total_mib or 0) - find_foreign_memory(gpu, held)        # room when all jobs there have ended
+        self.ends_at = max([now, *(find_end(job, now, usage) for job in held)])     # when all of it may be free, at the earliest
+        self.kept_for: str | None = None
+        self.kept_until = 0.0
+
+    def take(self, job: Job, share: int, now: float) -> None:
+        self.free -= share
+        self.jobs.append(job.id)
+        self.is_reachable = True
+        if self.room_mib is not None and job.gpu_mem_mib:
+            self.room_mib -= job.gpu_mem_mib
+        self.ends_at = max(self.ends_at, now + (job.expected_time or 0))
+
+
+def find_end(job: Job, now: float, usage: Mapping[str, Usage]) -> float:
+    """The earliest end of a running job that is to be reckoned with: any moment, unless its submitter expects a time."""
+    runtime = usage[job.id].runtime_s if job.id in usage else now - (job.started_at or now)
+    return now + max(0.0, (job.expected_time or 0) - runtime)
+
+
+def make_board(running: Iterable[Job], gpus: Sequence[Gpu], config: GpuConfig, now: float, usage: Mapping[str, Usage]) -> list[Slot]:
+    held: dict[str, list[tuple[Job, int]]] = {}
+    for job in running:
+        for uuid, share in zip(job.gpu_uuids, list_shares(job)):
+            held.setdefault(uuid, []).append((job, share))
+    return [Slot(gpu, held.get(gpu.uuid, ()), config, now, usage) for gpu in gpus]
+
+
+def find_verdict(slot: Slot, share: int, job: Job, config: GpuConfig, now: float) -> str | None:
+    """Why a job cannot have so many hundredths of a GPU now; None when it can."""
+    if slot.obstacle:
+        return slot.obstacle
+    if slot.free < share:
+        names = format_jobs_there(slot.jobs)
+        return f"runs {names}" if slot.free <= 0 else f"has {slot.free / 100:g} free beside {names}"
+    if slot.kept_for not in (None, job.id) and not (job.expected_time and now + job.expected_time <= slot.kept_until):
+        return f"is kept for job {slot.kept_for}"
+    if slot.room_mib is not None and slot.room_mib < config.min_free_mem_mib:
+        return f"has {format_memory(max(0.0, slot.room_mib))} free, less than min_free_mem_mib"     # after what starts now
+    if slot.jobs and slot.gpu.utilization is not None and slot.gpu.utilization >= config.load_threshold * 100:
+        return f"is {slot.gpu.utilization:.0f}% busy with {format_jobs_there(slot.jobs)} (load_threshold)"
+    if job.gpu_mem_mib and slot.room_mib is None:
+        return "does not tell its memory, and the job says how much it needs"
+    if job.gpu_mem_mib and slot.room_mib is not None and slot.room_mib < job.gpu_mem_mib:
+        return f"has {format_memory(max(0.0, slot.room_mib))} free, less than the {format_memory(job.gpu_mem_mib)} asked for"
+    return None
+
+
+def format_jobs_there(ids: Sequence[str]) -> str:
+    return f"job {ids[0]}" if len(ids) == 1 else f"jobs {', '.join(ids)}"
+
+
+def choose_slots(job: Job, board: Sequence[Slot], config: GpuConfig, now: float) -> list[Slot] | None:
+    """Where a job fits, in the order of its shares; None when it does not.
+
+    A share goes where it fits tightest; whole GPUs by index, or where the memory fits tightest; after a CUDA out-of-memory
+    the emptiest, and rather not where that was.
     """
-    if state.paused:
-        return Plan((), (), dict.fromkeys(state.kinds, "the queue is paused (nexus resume)"))
-    holders = {uuid: job.id for job in state.running.values() for uuid in job.gpu_uuids}
-    board = {gpu.index: f"runs job {holders[gpu.uuid]}" if gpu.uuid in holders else find_obstacle(gpu, config.gpu)
-             for gpu in gpus}
-    returning = {gpu.index for gpu in gpus if gpu.uuid in holders and not find_lasting_obstacle(gpu, config.gpu)}
-    free = [] if trouble else [gpu for gpu in gpus if board[gpu.index] is None]
-    cpu_slots = config.jobs.cpu_slots - sum(1 for job in state.running.values() if not job.gpus)
-    places = config.jobs.max_running - len(state.running) if config.jobs.max_running else None
+    shares = list_shares(job)
+    open_slots = [slot for slot in board if job.gpu_ids is None or slot.gpu.index in job.gpu_ids]
+    chosen: list[Slot] = []
+    if shares[-1] < 100:
+        fitting = [slot for slot in open_slots if find_verdict(slot, shares[-1], job, config, now) is None]
+        if not fitting:
+            return None
+        chosen = [min(fitting, key=lambda slot: (slot.free, slot.room_mib or 0, slot.gpu.index))]
+    whole = [slot for slot in open_slots if slot not in chosen and find_verdict(slot, 100, job, config, now) is None]
+    if len(whole) + len(chosen) < len(shares):
+        return None
+    if job.is_alone:
+        before = read_attempts(job)[-1]["gpu_indices"] if job.attempts else ()
+        whole.sort(key=lambda slot: (-(slot.room_mib or 0), slot.gpu.index in before))
+    elif job.gpu_mem_mib:
+        whole.sort(key=lambda slot: slot.room_mib or 0)
+    return whole[: len(shares) - len(chosen)] + chosen
 
-    import heapq
-    starts: list[Start] = []
-    passed_over: list[str] = []
-    heads: list[str] = []                       # the first job of each kind that cannot start, in the queue's order
-    reasons: dict[Kind, str] = {}
-    heap = [(line[0], 0, kind) for kind, line in state.kinds.items()]
-    heapq.heapify(heap)
-    while heap:
-        (_, job_id), place, kind = heapq.heappop(heap)
-        count, allowed = kind
-        chosen = [gpu for gpu in free if allowed is None or gpu.index in allowed][:count]
-        if places is not None and places <= 0:
-            reasons[kind] = f"{format_count(len(state.running) + len(starts), 'job')} run, as many as max_running allows"
-        elif count == 0 and cpu_slots <= 0:
-            reasons[kind] = f"all {config.jobs.cpu_slots} CPU slots are taken (cpu_slots)"
-        elif len(chosen) < count:
-            reasons[kind] = trouble or describe_shortage(count, allowed, len(chosen), board)
-            job = state.jobs[job_id]
-            if is_reserving(job, config.jobs, now) and can_ever_start(kind, gpus, board, returning):
-                free = [gpu for gpu in free if gpu not in chosen]
-                board.update({gpu.index: f"is kept for job {job_id}" for gpu in chosen})
-            heads.append(job_id)
+
+def keep_slots(job: Job, board: Sequence[Slot]) -> None:
+    """Keep GPUs for a job that was passed over for long: those that are emptiest now, so that what is kept only gets
+    emptier.  None for a job that also needs a GPU that is lost or somebody else's: they would be idle for nothing.
+    """
+    count = len(list_shares(job))
+    reachable = [slot for slot in board if (job.gpu_ids is None or slot.gpu.index in job.gpu_ids) and slot.is_reachable
+                 and slot.kept_for is None and (not job.gpu_mem_mib or slot.most_mib >= job.gpu_mem_mib)]
+    if count and len(reachable) >= count:
+        kept = sorted(reachable, key=lambda slot: (-slot.free, slot.ends_at, slot.gpu.index))[:count]
+        for slot in kept:
+            slot.kept_for, slot.kept_until = job.id, max(slot.ends_at for slot in kept)
+
+
+def find_stops(running: Iterable[Job], usage: Mapping[str, Usage], config: JobsConfig) -> Iterator[Stop]:
+    """The running jobs that have used up their time, or too much of the host's memory."""
+    for job in running:
+        used = usage.get(job.id)
+        if used is None or job.stop_cause:
+            continue
+        limit_s = find_time_limit(job, config)
+        if limit_s is not None and used.runtime_s >= limit_s:
+            yield Stop(job.id, "timeout", f"stopped after {format_duration(used.runtime_s)}: {describe_time_limit(job, config)}")
+        elif config.max_memory_gb and (used.rss_mib or 0) > config.max_memory_gb * 1024:
+            yield Stop(job.id, "host-memory", f"its processes took {format_memory(used.rss_mib or 0)} of host memory; max_memory_gb is "
+                                              f"{config.max_memory_gb:g}")
+
+
+def find_time_limit(job: Job, config: JobsConfig) -> float | None:
+    """Seconds a job may run; None when there is no limit."""
+    if job.timeout_seconds is not None:
+        return job.timeout_seconds or None
+    if job.expected_time is not None:
+        return job.expected_time * config.timeout_multiplier
+    return config.timeout_seconds or None
+
+
+def describe_time_limit(job: Job, config: JobsConfig) -> str:
+    limit = format_duration(find_time_limit(job, config) or 0)
+    if job.timeout_seconds is not None:
+        return f"its time limit is {limit}"
+    if job.expected_time is not None:
+        return f"it was expected to take {format_duration(job.expected_time)}, and its limit is {limit} (timeout_multiplier)"
+    return f"timeout_seconds is {limit}"
+
+
+def find_closed_groups(state: State) -> dict[str, str]:
+    """{group of which nothing may start: why}."""
+    closed = {group.name: f"group {group.name} is held: {group.hold}" for group in state.groups.values() if group.hold}
+    if any(group.limit for group in state.groups.values()):
+        for name, count in count_running(state).items():
+            limit = state.groups[name].limit if name in state.groups else 0
+            if limit and count >= limit and name not in closed:
+                closed[name] = describe_group_limit(name, limit)
+    return closed
+
+
+def count_running(state: State) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for job in state.running.values():
+        if job.group:
+            counts[job.group] = counts.get(job.group, 0) + 1
+    return counts
+
+
+def describe_group_limit(name: str, limit: int) -> str:
+    return f"{format_count(limit, 'job')} of group {name} run, as many as its --max-concurrent allows"
+
+
+class Line:
+    """The jobs of the queue as plan() comes to them: the first of each kind, and the next once that one has started."""
+
+    def __init__(self, state: State, closed: Mapping[str, str]) -> None:
+        self.state, self.closed = state, closed
+        self.places: dict[tuple[Kind, str | None], int] = {}        # how many of a kind and group have started
+        self.heads: list[tuple[tuple[tuple[int, ...], str], Kind]] = []
+        for kind in state.kinds:
+            self.push(kind)
+
+    def push(self, kind: Kind) -> None:
+        """Put the first of a kind whose group is open into the line."""
+        first = None
+        for group, waiting in self.state.kinds[kind].items():
+            if group is None or group not in self.closed:
+                place = self.places.get((kind, group), 0) if self.places else 0
+                if place < len(waiting) and (first is None or waiting[place] < first):
+                    first = waiting[place]
+        if first is not None:
+            insert_sorted(self.heads, (first, kind))
+
+    def pop(self) -> tuple[Job, Kind] | None:
+        """The next job in the queue's order that is first of its kind; None when there is no more."""
+        while self.heads:
+            (_, job_id), kind = self.heads.pop(0)
+            job = self.state.jobs[job_id]
+            if job.group is None or job.group not in self.closed:
+                return job, kind
+            self.push(kind)                     # its group was closed by what has started
+        return None
+
+    def start(self, job: Job, kind: Kind) -> None:
+        """It has started: the next of its kind may come."""
+        self.places[kind, job.group] = self.places.get((kind, job.group), 0) + 1
+        self.push(kind)
+
+
+class Round:
+    """One run of plan(): what is left to give out, and what was decided."""
+
+    def __init__(self, state: State, gpus: Sequence[Gpu], trouble: str | None, config: Config, now: float,
+                 usage: Mapping[str, Usage]) -> None:
+        self.state, self.trouble, self.config, self.now = state, trouble, config, now
+        self.board = make_board(state.running.values(), gpus, config.gpu, now, usage)
+        self.open_slots = [slot for slot in self.board if slot.free > 0 and slot.obstacle is None]
+        self.closed = find_closed_groups(state)
+        self.counts = count_running(state) if state.groups else {}
+        self.cpu_slots = config.jobs.cpu_slots - sum(1 for job in state.running.values() if not job.gpus)
+        self.places = config.jobs.max_running - len(state.running) if config.jobs.max_running else UNLIMITED
+        self.line = Line(state, self.closed)
+        self.starts: list[Start] = []
+        self.passed_over: list[str] = []
+        self.heads: list[str] = []              # the first job of each kind that cannot start, in the queue's order
+        self.blocked: dict[Kind, str] = {}
+
+    def decide(self) -> None:
+        found = self.line.pop()
+        while found:
+            self.consider(*found)
+            found = self.line.pop()
+
+    def consider(self, job: Job, kind: Kind) -> None:
+        """Start the first job of a kind, or say why none of it can start."""
+        if self.places <= 0:
+            count = len(self.state.running) + len(self.starts)
+            self.blocked[kind] = f"{format_count(count, 'job')} run, as many as max_running allows"
+        elif not job.gpus and self.cpu_slots <= 0:
+            self.blocked[kind] = f"all {self.config.jobs.cpu_slots} CPU slots are taken (cpu_slots)"
+        elif job.gpus and self.trouble:
+            self.blocked[kind] = self.trouble
         else:
-            starts.append(Start(job_id, tuple(gpu.index for gpu in chosen), tuple(gpu.uuid for gpu in chosen)))
-            passed_over += heads
-            heads = []
-            free = [gpu for gpu in free if gpu not in chosen]
-            board.update({gpu.index: f"runs job {job_id}" for gpu in chosen})
-            returning.update(gpu.index for gpu in chosen)
-            cpu_slots -= count == 0
-            places = places if places is None else places - 1
-            if place + 1 < len(state.kinds[kind]):
-                heapq.heappush(heap, (state.kinds[kind][place + 1], place + 1, kind))
-    return Plan(tuple(starts), tuple(i for i in passed_over if state.jobs[i].passed_over_at is None), reasons)
+            chosen = choose_slots(job, self.open_slots, self.config.gpu, self.now) if job.gpus else []
+            if chosen is None:
+                self.pass_over(job, kind)
+            else:
+                self.start(job, kind, chosen)
+
+    def pass_over(self, job: Job, kind: Kind) -> None:
+        self.blocked[kind] = ""
+        self.heads.append(job.id)
+        if is_reserving(job, self.config.jobs, self.now):
+            keep_slots(job, self.board)
+
+    def start(self, job: Job, kind: Kind, chosen: Sequence[Slot]) -> None:
+        self.starts.append(Start(job.id, tuple(slot.gpu.index for slot in chosen), tuple(slot.gpu.uuid for slot in chosen)))
+        self.passed_over += self.heads
+        self.heads = []
+        for slot, share in zip(chosen, list_shares(job)):
+            slot.take(job, share, self.now)
+        self.open_slots = [slot for slot in self.open_slots if slot.free > 0]
+        self.cpu_slots -= not job.gpus
+        self.places -= 1
+        if job.group is not None and job.group in self.state.groups:
+            self.counts[job.group] = self.counts.get(job.group, 0) + 1
+            limit = self.state.groups[job.group].limit
+            if limit and self.counts[job.group] >= limit:
+                self.closed[job.group] = describe_group_limit(job.group, limit)
+        self.line.start(job, kind)
+
+
+def plan(state: State, gpus: Sequence[Gpu], trouble: str | None, config: Config, now: float, usage: Mapping[str, Usage] = NO_USAGE) -> Plan:
+    """Decide which running jobs are stopped, which pending ones start now and where, and why the others wait.
+
+    `gpus` as last observed; `trouble` says why those readings cannot be relied upon (then no GPU is given out); `usage`
+    of the running jobs that have limits.  The same values give the same plan.  Its time grows with the number of kinds
+    and of starts, not of jobs.
+    """
+    stops = tuple(find_stops(state.running.values(), usage, config.jobs)) if usage else ()
+    if state.paused:
+        return Plan(stops=stops, hold=PAUSED, board=tuple(make_board(state.running.values(), gpus, config.gpu, now, usage)))
+    made = Round(state, gpus, trouble, config, now, usage)
+    made.decide()
+    passed_over = tuple(job_id for job_id in made.passed_over if state.jobs[job_id].passed_over_at is None)
+    return Plan(tuple(made.starts), stops, passed_over, made.blocked, made.closed, tuple(made.board))
 
 
 def is_reserving(job: Job, config: JobsConfig, now: float) -> bool:
     return job.passed_over_at is not None and now - job.passed_over_at >= config.reserve_after_seconds
 
 
-def can_ever_start(kind: Kind, gpus: Sequence[Gpu], board: Mapping[int, str | None], returning: set[int]) -> bool:
-    """Whether free GPUs and those that running jobs give back would do: to keep some for a job that also needs a lost one, or
-    somebody else's, would leave them idle for nothing.
-    """
-    count, allowed = kind
-    within_reach = [gpu for gpu in gpus if (allowed is None or gpu.index in allowed)
-                    and (board[gpu.index] is None or gpu.index in returning)]
-    return len(within_reach) >= count
+# Why a job waits
+
+def describe_wait(job: Job, state: State, made: Plan, config: Config, now: float) -> str:
+    """Why a pending job does not run now, in one sentence."""
+    if made.hold:
+        return made.hold
+    if job.retry_at is not None:
+        return describe_retry(job, now)
+    if job.unmet:
+        return describe_unmet(job, state)
+    if job.group is not None and job.group in made.closed:
+        return made.closed[job.group]
+    why = made.blocked.get(kind_of(job))
+    return "it is about to start" if why is None else why or describe_shortage(job, made.board, config.gpu, now)
 
 
-def describe_shortage(count: int, allowed: tuple[int, ...] | None, found: int, board: Mapping[int, str | None]) -> str:
-    """Why `count` GPUs cannot be had, in one sentence."""
-    asked = {index: board.get(index, "is not there") for index in (board if allowed is None else allowed)}
-    taken = [f"GPU {index} {why}" for index, why in asked.items() if why]
+def describe_retry(job: Job, now: float) -> str:
+    last = read_attempts(job)[-1:]
+    failure = f"attempt {last[0]['attempt']} failed ({last[0]['cause']})" if last else "it failed"
+    return f"{failure}; it is tried again in {format_duration(max(0.0, (job.retry_at or now) - now))}"
+
+
+def describe_unmet(job: Job, state: State) -> str:
+    parents = [state.jobs[parent] for parent in job.unmet if parent in state.jobs]
+    return "it comes after " + ", ".join(f"job {parent.id} ({parent.status})" for parent in parents[:8]) + (
+        f" and {len(parents) - 8} more" if len(parents) > 8 else "")
+
+
+def describe_place(job: Job, position: int, estimate: float | None, config: JobsConfig, now: float) -> list[str]:
+    """What `nexus why` tells of a pending job, beside the GPUs."""
+    asked = f"it asks for {format_gpus(job.gpus)}" + (f" with {format_memory(job.gpu_mem_mib)} free on each" if job.gpu_mem_mib else "")
+    facts = [f"{format_count(position, 'job')} before it in the queue" if position else "it is first in the queue",
+             asked + (f", of {format_indices(job.gpu_ids)} only" if job.gpu_ids is not None else "")]
+    if job.passed_over_at is not None:
+        limit = format_duration(config.reserve_after_seconds)
+        facts.append(f"others have started before it for {format_duration(now - job.passed_over_at)}" + (
+            ": GPUs are kept for it" if is_reserving(job, config, now) else f"; after {limit} of that, GPUs are kept for it"))
+    if estimate is not None:
+        facts.append(f"it will start in about {format_duration(max(0.0, estimate - now))}")
+    return facts
+
+
+def describe_shortage(job: Job, board: Sequence[Slot], config: GpuConfig, now: float) -> str:
+    """Why a job's GPUs cannot be had, in one sentence."""
+    verdicts = list_verdicts(job, board, config, now)
+    taken = [f"GPU {index} {why}" for index, why in verdicts if why]
     shown = "; ".join(taken[:8]) + (f"; and {len(taken) - 8} more" if len(taken) > 8 else "")
-    if len(asked) < count:
-        return f"it needs {format_count(count, 'GPU')}, and there are {len(asked)}" + (f": {shown}" if shown else "")
-    return shown if count == 1 else f"it needs {count} GPUs, and {found} of {len(asked)} can be had now: {shown}"
+    count = len(list_shares(job))
+    if len(verdicts) < count:
+        return f"it needs {format_count(count, 'GPU')}, and there are {len(verdicts)}" + (f": {shown}" if shown else "")
+    if not shown:                       # it could have them, but the first of its kind could not: that one is longer
+        return "it comes after others that ask for the same"
+    needed = f"it needs {format_gpus(job.gpus)}, and " if count > 1 else ""
+    return f"{needed}{len(verdicts) - len(taken)} of {len(verdicts)} can be had now: {shown}" if needed else shown
+
+
+def list_verdicts(job: Job, board: Sequence[Slot], config: GpuConfig, now: float) -> list[tuple[int, str | None]]:
+    """(index, why a job cannot have its share of it) of each GPU that it may have; None: it could."""
+    slots = {slot.gpu.index: slot for slot in board}
+    share = max(list_shares(job), default=0)
+    return [(index, find_verdict(slots[index], share, job, config, now) if index in slots else "is not there")
+            for index in (slots if job.gpu_ids is None else job.gpu_ids)]
+
+
+# What becomes of a job whose attempt has ended
+
+@value
+class Evidence:
+    """What is known of an attempt beside its exit code."""
+    stderr: str = ""                            # the end of what it wrote there
+    stderr_size: int = 0                        # of the whole file, in bytes
+    trouble: str | None = None                  # what went wrong with its logs
+    samples: Mapping[str, Any] = {}             # fields of Job: what it took
+
+
+def judge(job: Job, result: Result, evidence: Evidence, runtime_s: float, config: JobsConfig, now: float) -> tuple[str, dict[str, Any]]:
+    """What a running job becomes, and the facts: `completed`, `failed`, `cancelled`, or `pending` for another attempt."""
+    code = result.exit_code
+    number = code - 128 if code is not None and 128 < code < 160 else None
+    cause, line = find_cause(job, result, evidence, number)
+    facts = {"exit_code": code, "signal": number, "cause": cause, "cause_line": line,
+             "finished_at": max(result.finished_at or now, job.started_at or 0), "runtime_seconds": runtime_s, **evidence.samples}
+    if cause is None:
+        return COMPLETED, facts
+    if cause == "killed":
+        return CANCELLED, facts
+    is_launch = cause == "launch"
+    failures = [attempt for attempt in read_attempts(job) if attempt["cause"] != "launch"]
+    if is_launch and not (result.may_pass and job.launch_failures + 1 < config.launch_attempts):
+        return FAILED, facts
+    if not is_launch and len(failures) >= job.retries:
+        return FAILED, facts
+    again = job.launch_failures if is_launch else len(failures)
+    return PENDING, {
+        **NOT_STARTED, "attempts": (*job.attempts, list_attempt(job, facts)), "launch_failures": job.launch_failures + is_launch,
+        "retry_at": now + config.retry_backoff_seconds * 2 ** min(again, 20), "is_alone": job.is_alone or cause == "cuda-oom",
+        "log_offset": evidence.stderr_size, "stop_cause": None, "stop_by": None, "stop_line": None}
+
+
+NOT_STARTED: dict[str, Any] = {"gpu_indices": (), "gpu_uuids": (), "started_at": None, "pid": None, "pid_started": None,
+                               "session": None, "nonce": None, "boot_id": None}
+
+
+def list_attempt(job: Job, facts: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(facts.get(name, getattr(job, name, None)) for name in ATTEMPT_FIELDS)
+
+
+def find_cause(job: Job, result: Result, evidence: Evidence, signal: int | None) -> tuple[str | None, str | None]:
+    """Why an attempt is not a success, in a word, and the line that says so."""
+    if job.stop_cause:
+        return job.stop_cause, job.stop_line
+    if result.cause:
+        return result.cause, result.cause_line
+    if result.exit_code == 0:
+        return None, None
+    if evidence.trouble:
+        return "signal" if signal else "exit", evidence.trouble
+    out_of_memory = find_oom_line(evidence.stderr)
+    if out_of_memory:
+        return "cuda-oom", out_of_memory
+    return "signal" if signal else "exit", next(iter(find_last_lines(evidence.stderr, 1)), None)
+
+
+GROUP_FAILURES = 3              # so many of a group's first jobs that fail soon hold it
+
+
+def count_group_end(group: Group, status: str, cause: str | None, is_soon: bool, line: str, has_pending: bool) -> Group:
+    """What a job's end says of its group: the first three that all fail soon hold what is left of it."""
+    if group.failures < 0 or group.hold or cause in ("killed", "dependency"):
+        return group
+    if status != FAILED or not is_soon:
+        return replace(group, failures=-1)
+    failures = group.failures + 1
+    if failures < GROUP_FAILURES:
+        return replace(group, failures=failures)
+    if not has_pending:
+        return replace(group, failures=0)
+    return replace(group, failures=0, hold=f"its first {failures} jobs failed soon after their start, the last with: {line} "
+                                           f"(mend it, then: nexus resume --group {group.name})")
+
+
+@value
+class Ended:
+    """An attempt that ended, as the guard of GPUs remembers it."""
+    gpu_uuids: tuple[str, ...]
+    program: str
+    is_success: bool
+    is_soon: bool               # it failed within guard_seconds of its start
+
+
+def find_program_name(command: str) -> str:
+    """What a command runs, without its arguments: jobs of one sweep are one program."""
+    words = [word for word in command.split() if not re.match(r"\w+=", word)]
+    script = next((word for word in words[1:] if not word.startswith("-")), "")
+    return " ".join([*words[:1], script]).strip()
+
+
+def find_bad_gpu(ended: Sequence[Ended], uuid: str, config: GpuConfig) -> str | None:
+    """Why a GPU should get no more jobs: those there fail soon, one after the other, and run elsewhere.  None when all is well."""
+    def is_here(end: Ended) -> bool:
+        return end.gpu_uuids == (uuid,)
+    latest: list[Ended] = []                    # the failures there since its last other end
+    others: list[Ended] = []
+    since = 0                                   # how many of the others ended since the first of those failures
+    for end in reversed(ended):
+        if not is_here(end):
+            others.append(end)
+        elif end.is_soon:
+            latest.append(end)
+            since = len(others)
+        else:
+            break
+    if not config.guard_failures or len(latest) < config.guard_failures:
+        return None
+    elsewhere = others[:since]
+    faulty = {end.program for end in elsewhere if end.is_soon}
+    programs = {end.program for end in latest} - faulty
+    counted = [end for end in latest if end.program in programs]
+    if len(counted) < config.guard_failures or len(programs) < 2 or not any(end.is_success for end in elsewhere):
+        return None
+    return (f"{len(counted)} jobs of {len(programs)} programs failed there within {config.guard_seconds:g} s, one after the other, "
+            "while others ran well elsewhere")
+
+
+# The scheduler on made-up time: for estimates, for simulations, for tests of what uses it
+
+class Replay:
+    """Play the queue forward: plan() decides, and each job ends when its time is up.
+
+    >>> replay = Replay([Gpu(0, "GPU-0", "H100")], parse_config({}, ""))
+    >>> replay.add("aaa", 60.0), replay.add("bbb", 60.0)
+    >>> replay.run()
+    >>> replay.started_at
+    {'aaa': 0.0, 'bbb': 60.0}
+    """
+
+    def __init__(self, gpus: Sequence[Gpu], config: Config, now: float = 0.0) -> None:
+        self.gpus, self.config, self.now = gpus, config, now
+        self.state = State()
+        self.run_times: dict[str, float | None] = {}            # job id: seconds; None: nobody knows
+        self.started_at: dict[str, float] = {}
+        self.ended_at: dict[str, float] = {}
+        self.ends: list[tuple[float, str]] = []                 # ascending
+
+    def add(self, job_id: str, run_time: float | None, **fields: Any) -> None:
+        """Queue a job that will run for so many seconds.  `fields` as in Job."""
+        self.insert(Job(id=job_id, command=fields.pop("command", job_id), cwd="/", user="", created_at=self.now, environment="", content="",
+                        **{**next_place(self.state, fields.pop("priority", 1)), **fields}), run_time)
+
+    def insert(self, job: Job, run_time: float | None) -> None:
+        """The same with a job as it is, running or pending."""
+        apply(self.state, JobAdded(job))
+        self.run_times[job.id] = run_time
+        if job.status == RUNNING and run_time is not None:
+            insert_sorted(self.ends, (max(self.now, (job.started_at or self.now) + run_time), job.id))
+
+    def decide(self) -> Plan:
+        return plan(self.state, self.gpus, None, self.config, self.now)
+
+    def start_jobs(self) -> Plan:
+        """Start what plan() says; return the plan."""
+        made = self.decide()
+        for job_id in made.passed_over:
+            apply(self.state, JobChanged(job_id, {"passed_over_at": self.now}))
+        for start in made.starts:
+            apply(self.state, JobChanged(start.job_id, {"status": RUNNING, "started_at": self.now, "gpu_indices": start.gpu_indices,
+                                                        "gpu_uuids": start.gpu_uuids}))
+            self.started_at[start.job_id] = self.now
+            run_time = self.run_times[start.job_id]
+            if run_time is not None:
+                insert_sorted(self.ends, (self.now + run_time, start.job_id))
+        return made
+
+    def next_event_at(self) -> float | None:
+        """When a job ends or may be tried again; None when nothing more is known to happen."""
+        times = [queue[0][0] for queue in (self.ends, self.state.delayed) if queue]
+        return max(self.now, min(times)) if times else None
+
+    def advance(self, until: float) -> None:
+        """Let the time pass, and end what ends in it."""
+        self.now = until
+        while self.ends and self.ends[0][0] <= until:
+            _, job_id = self.ends.pop(0)
+            for change in end_job(self.state, self.state.jobs[job_id], COMPLETED, until):
+                apply(self.state, change)
+            apply(self.state, JobsRemoved((job_id,)))
+            self.ended_at[job_id] = until
+        while self.state.delayed and self.state.delayed[0][0] <= until:
+            apply(self.state, JobChanged(self.state.delayed[0][1], {"retry_at": None}))
+
+    def run(self, most_steps: int = UNLIMITED) -> None:
+        """Until nothing more happens, or for so many steps."""
+        for _ in range(most_steps):
+            self.start_jobs()
+            upcoming = self.next_event_at()
+            if upcoming is None:
+                return
+            self.advance(upcoming)
+
+
+MAX_REPLAY_STEPS = 500
+MAX_REPLAY_JOBS = 1000
+ESTIMATE_SPREAD = 0.2           # of the wait: estimates that depend more than that on jobs of unknown run time are not given
+OVERDUE = 0.25                  # of the run time that was known: a job that is over it by more ends nobody knows when
+
+
+def estimate_starts(jobs: Iterable[Job], groups: Iterable[Group], run_times: Mapping[str, float | None], gpus: Sequence[Gpu],
+                    config: Config, now: float) -> dict[str, float]:
+    """{pending job: when it will start, UTC epoch seconds}, for those of which that can be told.
+
+    `jobs` are the running and the first pending ones, in order; `run_times` what each takes in all, None where nobody
+    knows.  An estimate is given when it is much the same whether those of unknown run time never end or end at once.
+    """
+    jobs, groups = list(jobs), list(groups)
+    known = {job.id: find_rest(job, run_times.get(job.id), now) for job in jobs}
+    latest = replay_starts(jobs, groups, known, gpus, config, now)
+    if None not in known.values():
+        return latest
+    ending = {job_id: 0.0 if run_time is None else run_time for job_id, run_time in known.items()}
+    earliest = replay_starts(jobs, groups, ending, gpus, config, now)
+    middles = {job_id: (at + earliest[job_id]) / 2 for job_id, at in latest.items() if job_id in earliest}
+    return {job_id: at for job_id, at in middles.items() if abs(latest[job_id] - earliest[job_id]) <= ESTIMATE_SPREAD * (at - now)}
+
+
+def find_rest(job: Job, run_time: float | None, now: float) -> float | None:
+    """A job's run time in all; one that is a little over what was known is taken to need as much again as it is over."""
+    over = now - (job.started_at or now) - run_time if job.status == RUNNING and run_time is not None else 0.0
+    if run_time is None or over <= 0:
+        return run_time
+    return run_time + 2 * over if over <= OVERDUE * run_time else None
+
+
+def replay_starts(jobs: Iterable[Job], groups: Iterable[Group], run_times: Mapping[str, float | None], gpus: Sequence[Gpu],
+                  config: Config, now: float) -> dict[str, float]:
+    replay = Replay(gpus, config, now)
+    for group in groups:
+        apply(replay.state, GroupChanged(group))
+    for job in jobs:
+        replay.insert(job, run_times[job.id])
+    replay.run(MAX_REPLAY_STEPS)
+    return replay.started_at
+
+
+def know_run_times(jobs: Iterable[Job], finished: Iterable[Job]) -> dict[str, float | None]:
+    """{job: how long it will take}: as its submitter expects, or the median of what the same command took, or its group."""
+    import statistics
+    past: dict[tuple[str, str], list[float]] = {}
+    for job in finished:
+        if job.status == COMPLETED and job.runtime_seconds is not None:
+            past.setdefault(("command", job.command), []).append(job.runtime_seconds)
+            if job.group:
+                past.setdefault(("group", job.group), []).append(job.runtime_seconds)
+
+    def know(job: Job) -> float | None:
+        if job.expected_time is not None:
+            return job.expected_time
+        known = past.get(("command", job.command)) or past.get(("group", job.group or ""))
+        return statistics.median(known[-100:]) if known else None
+    return {job.id: know(job) for job in jobs}
 
 
 # ==== 7. VIEWS ==== values to what people and programs read: JSON of the API, tables, the coloured snapshot
 
-# Keys of a job in the API, from the first day on; what they say stays as it is here until its option comes.
-NOT_YET = {"group": None, "gpu_mem_mib": None, "retries": 0, "timeout_seconds": None, "expected_time": None, "after": (),
-           "mean_gpu_util": None, "snapshot": None, "estimated_start": None}
-
-
-def job_json(job: Job, now: float, node: str, position: int | None = None, waiting_for: str | None = None) -> dict[str, Any]:
+def job_json(job: Job, now: float, node: str, position: int | None = None, waiting_for: str | None = None,
+             estimated_start: float | None = None) -> dict[str, Any]:
     """A job as the API shows it.  Its environment is never in it."""
     runtime = job.runtime_seconds
     if job.status == RUNNING and job.started_at is not None:
         runtime = max(0.0, now - job.started_at)
     return {
-        "id": job.id, "name": job.name, "user": job.user, "node": node, "command": job.command, "cwd": job.cwd,
-        "status": job.status, "position": position, "waiting_for": waiting_for, "priority": job.priority, "gpus": job.gpus,
-        "gpu_ids": job.gpu_ids, "gpu_index": job.gpu_indices[0] if job.gpu_indices else None,
-        "gpu_indices": job.gpu_indices, "gpu_uuids": job.gpu_uuids, "created_at": format_time(job.created_at),
+        "id": job.id, "name": job.name, "group": job.group, "user": job.user, "node": node, "command": job.command, "cwd": job.cwd,
+        "status": job.status, "position": position, "waiting_for": waiting_for, "estimated_start": format_time(estimated_start),
+        "priority": job.priority, "gpus": job.gpus, "gpu_ids": job.gpu_ids, "gpu_mem_mib": job.gpu_mem_mib,
+        "gpu_index": job.gpu_indices[0] if job.gpu_indices else None, "gpu_indices": job.gpu_indices, "gpu_uuids": job.gpu_uuids,
+        "created_at": format_time(job.created_at),
         "started_at": format_time(job.started_at), "finished_at": format_time(job.finished_at),
         "runtime_seconds": None if runtime is None else round(runtime, 3), "exit_code": job.exit_code,
         "signal": job.signal, "cause": job.cause, "cause_line": job.cause_line, "stopped_by": job.stop_by,
         "stopping": job.stop_cause if job.status == RUNNING else None,
-        "attempt": job.attempt, "pid": job.pid, "session": job.session, "log_dir": job.log_dir, "tty": job.tty,
+        "attempt": job.attempt, "attempts": [attempt_json(attempt) for attempt in read_attempts(job)], "retries": job.retries,
+        "retry_at": format_time(job.retry_at), "timeout_seconds": job.timeout_seconds, "expected_time": job.expected_time,
+        "after": job.after, "conda": job.conda, "env_digest": job.env_digest, "cuda_arg": job.cuda_arg, "snapshot": job.snapshot,
+        "pid": job.pid, "session": job.session, "log_dir": job.log_dir, "tty": job.tty,
         "peak_rss_mib": round_known(job.peak_rss_mib), "cpu_seconds": round_known(job.cpu_seconds),
-        "peak_gpu_mem_mib": job.peak_gpu_mem_mib,
-        "notes": job.notes, "status_history": [[status, format_time(at)] for status, at in job.status_history], **NOT_YET}
+        "peak_gpu_mem_mib": job.peak_gpu_mem_mib, "mean_gpu_util": round_known(job.mean_gpu_util),
+        "notes": job.notes, "status_history": [[status, format_time(at)] for status, at in job.status_history]}
+
+
+def attempt_json(attempt: Mapping[str, Any]) -> dict[str, Any]:
+    return {**attempt, "started_at": format_time(attempt["started_at"]), "finished_at": format_time(attempt["finished_at"]),
+            "runtime_seconds": round_known(attempt["runtime_seconds"])}
 
 
 def round_known(number: float | None) -> float | None:
@@ -1369,12 +2422,15 @@ def round_known(number: float | None) -> float | None:
 
 def gpu_json(gpu: Gpu, state: State, config: GpuConfig, trouble: str | None) -> dict[str, Any]:
     """A GPU as GET /status shows it."""
-    jobs = [job.id for job in state.running.values() if gpu.uuid in job.gpu_uuids]
-    obstacle = find_obstacle(gpu, config)
+    held = [(job, share) for job in state.running.values() for uuid, share in zip(job.gpu_uuids, list_shares(job)) if uuid == gpu.uuid]
+    jobs = [job.id for job, _ in held]
+    obstacle = find_obstacle(gpu, config, [job for job, _ in held])
     foreign = [process for process in gpu.processes if process.job_id is None]
     return {
         "index": gpu.index, "name": gpu.name, "memory_total": format_gb(gpu.memory_total_mib),
         "memory_used": format_gb(gpu.memory_used_mib), "job_id": jobs[0] if jobs else None, "job_ids": jobs,
+        "allocated": sum(share for _, share in held) / 100, "utilization_mean": round_known(gpu.utilization_mean),
+        "utilization_peak": round_known(gpu.utilization_peak),
         "uuid": gpu.uuid, "memory_total_mib": gpu.memory_total_mib, "memory_used_mib": gpu.memory_used_mib,
         "utilization": gpu.utilization, "temperature": gpu.temperature, "power_watts": gpu.power_watts,
         "is_paused": gpu.is_paused, "is_mig": gpu.is_mig, "is_available": not (jobs or obstacle or trouble),
@@ -1448,7 +2504,8 @@ def format_gpu(gpu: Mapping[str, Any], jobs: Mapping[str, Mapping[str, Any]], pa
 def format_running(job: Mapping[str, Any], paint: Paint, width: int) -> list[str]:
     runtime = format_duration(job["runtime_seconds"] or 0)
     stopping = f" (stopping: {job['stopping']})" if job["stopping"] else ""
-    return [f"  Job ID: {paint('magenta', job['id'])}{stopping}",
+    share = [f"  GPUs: {format_number(job['gpus'])}"] if job["gpus"] % 1 else []
+    return [f"  Job ID: {paint('magenta', job['id'])}{stopping}", *share,
             f"  Command: {paint('bright', format_line(name_or_command(job), width and max(20, width - 11)))}",
             f"  Runtime: {paint('cyan', runtime)}", f"  Started: {paint('cyan', local_time(job['started_at']))}"]
 
@@ -1464,7 +2521,7 @@ def format_detailed(status: Mapping[str, Any], health: Mapping[str, Any], paint:
     if status["gpu_trouble"]:
         lines.append("  " + paint("red", status["gpu_trouble"]))
     for gpu in status["gpu_status"]:
-        allocated = "100% allocated" if gpu["job_ids"] else "0% allocated"
+        allocated = f"{gpu['allocated'] * 100:.0f}% allocated"
         more = [f"memory {gpu['memory_used']} of {gpu['memory_total']}" if gpu["memory_used"] else "memory unknown",
                 *([f"{gpu['utilization']:.0f}% busy"] if gpu["utilization"] is not None else []),
                 *([f"{gpu['temperature']:.0f}°C"] if gpu["temperature"] is not None else []),
@@ -1506,21 +2563,21 @@ def format_table(headings: Sequence[str], rows: Sequence[Sequence[str]], colours
 
 
 def format_queue(jobs: Sequence[Mapping[str, Any]], paint: Paint, width: int) -> str:
-    rows = [[job["id"], format_priority(job["priority"]), str(job["gpus"]), local_time(job["created_at"], "%m-%d %H:%M"),
-             name_or_command(job), job["waiting_for"] or ""] for job in jobs]
+    rows = [[job["id"], format_priority(job["priority"]), format_number(job["gpus"]), local_time(job["created_at"], "%m-%d %H:%M"),
+             local_time(job["estimated_start"], "%m-%d %H:%M"), name_or_command(job), job["waiting_for"] or ""] for job in jobs]
+    headings = ("ID", "PRIORITY", "GPUS", "ADDED", "STARTS", "COMMAND")
+    colours = ("magenta", "", "", "cyan", "cyan", "bright")
     if width:                           # on a terminal the reason stands below, once for those that wait for the same
         import textwrap
-        table = format_table(("ID", "PRIORITY", "GPUS", "ADDED", "COMMAND"), [row[:5] for row in rows],
-                             ("magenta", "", "", "cyan", "bright"), paint, width).splitlines()
+        table = format_table(headings, [row[:-1] for row in rows], colours, paint, width).splitlines()
         lines, last = table[:1], ""
         for line, row in zip(table[1:], rows):
             lines.append(line)
-            if row[5] and row[5] != last:
-                lines += textwrap.wrap(format_line(row[5]), max(20, width), initial_indent="     ", subsequent_indent="     ")
-            last = row[5]
+            if row[-1] and row[-1] != last:
+                lines += textwrap.wrap(format_line(row[-1]), max(20, width), initial_indent="     ", subsequent_indent="     ")
+            last = row[-1]
         return "\n".join(lines) + "\n"
-    return format_table(("ID", "PRIORITY", "GPUS", "ADDED", "COMMAND", "WAITING FOR"), rows,
-                        ("magenta", "", "", "cyan", "bright", ""), paint, 0)
+    return format_table((*headings, "WAITING FOR"), rows, (*colours, ""), paint, 0)
 
 
 def name_or_command(job: Mapping[str, Any]) -> str:
@@ -1552,7 +2609,7 @@ def format_outcome(job: Mapping[str, Any]) -> str:
     """`exit 0`, `exit 3`, `SIGSEGV`, `killed`, `launch` ... in a word or two."""
     if job["cause"] == "signal" and job["signal"]:
         return SIGNAL_NAMES.get(job["signal"], f"signal {job['signal']}")
-    if job["status"] == CANCELLED and not job["started_at"]:
+    if job["status"] == CANCELLED and not job["started_at"] and job["cause"] == "killed":
         return "removed"
     if job["cause"] not in (None, "exit"):
         return str(job["cause"])
@@ -1568,7 +2625,12 @@ def format_job(job: Mapping[str, Any], paint: Paint) -> str:
             continue                    # 0 is a fact
         if (key, fact) == ("retries", 0):
             continue
-        if key.endswith("_at"):
+        if key == "attempts":
+            shown = "; ".join(f"{attempt['attempt']} {attempt['cause']}" + (
+                f" {attempt['exit_code']}" if attempt["cause"] == "exit" else "") + (
+                f" on GPU {format_indices(attempt['gpu_indices'])}" if attempt["gpu_indices"] else "") for attempt in fact)
+            key = "failed attempts"
+        elif key.endswith("_at") or key == "estimated_start":
             shown = paint("cyan", f"{local_time(fact, '%Y-%m-%d %H:%M:%S')}")
         elif key == "runtime_seconds":
             shown = paint("cyan", format_duration(fact))
@@ -1581,6 +2643,43 @@ def format_job(job: Mapping[str, Any], paint: Paint) -> str:
         lines.append(f"  {'runtime' if key == 'runtime_seconds' else key}: {shown}")
     history = ", ".join(f"{status} {local_time(at, '%H:%M:%S')}" for status, at in job["status_history"])
     return "\n".join([*lines, f"  history: {history}"]) + "\n"
+
+
+def format_why(told: Mapping[str, Any], paint: Paint) -> str:
+    """`nexus why ID`: the decision, and what stands behind it GPU by GPU."""
+    lines = [f"{paint('white', 'Job ' + told['id'])} {'waits' if told['status'] == PENDING else 'is ' + told['status']}: "
+             f"{format_line(told['why'])}"]
+    lines += [f"  {format_line(fact)}" for fact in told["facts"]]
+    lines += [f"  GPU {gpu['index']}: {format_line(gpu['verdict'] or paint('green', 'it could have this one'))}" for gpu in told["gpus"]]
+    return "\n".join(lines) + "\n"
+
+
+def make_metrics(status: Mapping[str, Any], jobs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What `nexus metrics` tells: run times in seconds of the finished jobs that ran, utilization in percent over the last hour."""
+    import statistics
+    run_times = [job["runtime_seconds"] for job in jobs if job["started_at"] and job["runtime_seconds"] is not None]
+    return {
+        "total_jobs": len(jobs), "mean_runtime_seconds": round(statistics.mean(run_times), 3) if run_times else None,
+        "median_runtime_seconds": round(statistics.median(run_times), 3) if run_times else None,
+        "by_status": {status: sum(job["status"] == status for job in jobs) for status in FINAL},
+        "causes": {cause: sum(job["cause"] == cause for job in jobs) for cause in sorted({job["cause"] for job in jobs if job["cause"]})},
+        "gpus": [{key: gpu[key] for key in ("index", "name", "utilization_mean", "utilization_peak", "allocated", "is_paused")}
+                 for gpu in status["gpu_status"]]}
+
+
+def format_metrics(metrics: Mapping[str, Any], paint: Paint) -> str:
+    def seconds(key: str) -> str:
+        return "unknown" if metrics[key] is None else f"{metrics[key]:.1f}s"
+    kept = ", ".join(f"{count} {word}" for word, count in metrics["by_status"].items() if count)
+    lines = [paint("white", "Performance Metrics"), "=" * 30, f"Total Jobs: {metrics['total_jobs']}" + (f" ({kept})" if kept else ""),
+             f"Avg Execution Time: {seconds('mean_runtime_seconds')}", f"Median Execution Time: {seconds('median_runtime_seconds')}"]
+    if metrics["causes"]:
+        lines.append(f"Failures: {', '.join(f'{count} {cause}' for cause, count in metrics['causes'].items())}")
+    lines += ["", paint("white", "GPU Utilization (last hour):")]
+    for gpu in metrics["gpus"]:
+        mean, peak = (f"{gpu[key]:.1f}%" if gpu[key] is not None else "unknown" for key in ("utilization_mean", "utilization_peak"))
+        lines.append(f"  GPU {gpu['index']}: {mean} avg, {peak} peak" + (f" ({paint('yellow', 'PAUSED')})" if gpu["is_paused"] else ""))
+    return "\n".join(lines + ([] if metrics["gpus"] else ["  none"])) + "\n"
 
 
 def format_health(health: Mapping[str, Any], paint: Paint) -> str:
@@ -2222,6 +3321,9 @@ class JobSample:
     cpu_percent: float
 
 
+HOST_FIELDS: Sequence[str] = HostSample.__slots__  # type: ignore[attr-defined]
+
+
 class Samples:
     """What psutil adds: memory and CPU of jobs and of the host, names of programs.  Without it, all is unknown."""
 
@@ -2670,6 +3772,174 @@ class Machine:
         return gone
 
 
+# A work tree is kept through an index of its own: git's objects and one ref, refs/nexus/COMMIT, are all that is written
+# into the user's repository.
+
+GIT_TIMEOUT_S = 600.0
+MAX_UNTRACKED_MIB = 500
+GIT_OPTIONS = [word for setting in (            # no hook, no daemon, nothing written beside; the whole tree
+    "core.hooksPath=/dev/null", "core.fsmonitor=false", "core.splitIndex=false", "core.sparseCheckout=false",
+    "core.safecrlf=false", "core.logAllRefUpdates=false", "core.filesRefLockTimeout=10000", "submodule.recurse=false", "gc.auto=0",
+    "i18n.commitEncoding=UTF-8") for word in ("-c", setting)]
+
+
+@value
+class TreeSnapshot:
+    """A git work tree as it was, kept as a commit."""
+    commit: str
+    repository: str                     # the top of the work tree, without symbolic links
+    subfolder: str                      # where in it the job runs; "." = at its top
+    empty: tuple[str, ...] = ()         # folders that are repositories of their own, and empty in a checkout
+
+
+class Git:
+    """git in one folder, with nothing of the caller's GIT_ variables: those of a hook would name another index."""
+
+    def __init__(self, folder: str, environ: Mapping[str, str], index: str | None = None) -> None:
+        self.folder = folder
+        self.environ = {**{name: text for name, text in environ.items() if not name.startswith("GIT_")},
+                        "LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0", "GIT_OPTIONAL_LOCKS": "0",
+                        **({"GIT_INDEX_FILE": index} if index else {})}
+
+    def call(self, *arguments: str, given: Iterable[str] = (), **variables: str) -> tuple[int, str, str]:
+        """(exit code, stdout, stderr).  Raises: unavailable."""
+        import subprocess
+        text = "".join(f"{path}\0" for path in given)
+        try:
+            done = subprocess.run(["git", *GIT_OPTIONS, "-C", self.folder, *arguments], input=os.fsencode(text), capture_output=True,
+                                  timeout=GIT_TIMEOUT_S, env={**self.environ, **variables}, start_new_session=True, check=False)
+        except subprocess.TimeoutExpired:
+            raise NexusError("unavailable", f"git {arguments[0]} in {self.folder} was not done after {GIT_TIMEOUT_S:g} s",
+                             hint="are there large files? add them to .gitignore") from None
+        except OSError as error:
+            why = "was not found on PATH" if isinstance(error, FileNotFoundError) else f"cannot be run: {error.strerror}"
+            raise NexusError("unavailable", f"--snapshot needs git, which {why}",
+                             hint="install git, or add the job without --snapshot") from None
+        return done.returncode, os.fsdecode(done.stdout), os.fsdecode(done.stderr)
+
+    def run(self, *arguments: str, given: Iterable[str] = (), **variables: str) -> str:
+        """Its stdout.  Raises: unavailable, with what git said."""
+        code, output, said = self.call(*arguments, given=given, **variables)
+        if code:
+            raise NexusError("unavailable", f"{self.folder} cannot be kept as it is: git {arguments[0]} says: {format_git_words(said)}",
+                             hint=f"try it by hand: git -C {self.folder} add --all --dry-run; or add the job without --snapshot")
+        return output
+
+    def names(self, *arguments: str) -> list[str]:
+        return self.run("ls-files", "-z", *arguments).split("\0")[:-1]
+
+
+def format_git_words(said: str) -> str:
+    """What git said of a failure, in one line: its faults, without its warnings and advice."""
+    faults = [line for line in said.splitlines() if line.startswith(("fatal: ", "error: "))]
+    return format_line(" ".join(faults or said.split()) or "nothing", 300)
+
+
+def take_snapshot(cwd: str, environ: Mapping[str, str]) -> TreeSnapshot:
+    """Keep the work tree that `cwd` is in as it is: its tracked files, and the others that git does not ignore.
+
+    A commit of that on top of HEAD, which no branch has; HEAD itself when nothing differs.  The same tree gives the same commit.
+    The user's index, HEAD, branches, stash, reflogs and files stay as they are.
+    Raises: usage, when there is no work tree or too much in it; unavailable.
+    """
+    import tempfile
+    top = find_work_tree(cwd, environ)
+    with tempfile.TemporaryDirectory(prefix="nexus-") as aside:
+        git = Git(top, environ, copy_index(Git(top, environ), aside))
+        modules = show_hidden(git)
+        git.run("add", "--update")
+        nested = add_untracked(git)
+        commit = write_commit(git)
+        git.run("update-ref", f"refs/nexus/{commit}", commit)
+    empty = [path for path in (*modules, *nested) if os.path.lexists(os.path.join(top, path, ".git"))]
+    return TreeSnapshot(commit, top, os.path.relpath(os.path.realpath(cwd), top), tuple(empty))
+
+
+def find_work_tree(cwd: str, environ: Mapping[str, str]) -> str:
+    """The top of the work tree that a folder is in.  Raises: usage, unavailable."""
+    code, output, said = Git(cwd, environ).call("rev-parse", "--show-toplevel")
+    if not code:
+        return output[:-1]
+    if "not a git repository" in said:
+        raise NexusError("usage", f"{cwd} is not in a git work tree, and --snapshot keeps one",
+                         hint=f"make it one: git -C {cwd} init; or add the job without --snapshot")
+    if "must be run in a work tree" in said:
+        raise NexusError("usage", f"{cwd} is inside a git repository, but not in its work tree, and --snapshot keeps one",
+                         hint="cd to a checkout (git worktree list shows them), or add the job without --snapshot")
+    raise NexusError("unavailable", f"git cannot use the repository of {cwd}: {format_git_words(said)}", hint=f"try: git -C {cwd} status")
+
+
+def copy_index(git: Git, aside: str) -> str:
+    """Copy the index, for what it knows of unchanged files; with its time, by which git tells what may have changed since."""
+    import shutil
+    copy = os.path.join(aside, "index")
+    try:
+        shutil.copy2(os.path.join(git.folder, git.run("rev-parse", "--git-path", "index")[:-1]), copy)
+    except FileNotFoundError:
+        pass                            # nothing was ever added
+    except OSError as error:
+        raise describe_disk_error(error, "copy git's index to", aside) from None
+    return copy
+
+
+def show_hidden(git: Git) -> list[str]:
+    """Make git look at files that are marked as assume-unchanged or skip-worktree, if they are there; return the submodules."""
+    assumed, skipped, modules = [], [], []
+    for entry in git.names("--stage", "-v"):
+        facts, _, path = entry.partition("\t")
+        if facts[0].islower():
+            assumed.append(path)
+        if facts[0] in "Ss" and os.path.lexists(os.path.join(git.folder, path)):
+            skipped.append(path)
+        if facts[2:8] == "160000":
+            modules.append(path)
+    for mark, paths in (("assume-unchanged", assumed), ("skip-worktree", skipped)):
+        if paths:
+            git.run("update-index", f"--no-{mark}", "-z", "--stdin", given=paths)
+    return modules
+
+
+def add_untracked(git: Git) -> list[str]:
+    """Add the files that are neither tracked nor ignored; return the repositories among them, which are left out.  Raises: usage."""
+    found = git.names("--others", "--exclude-standard")
+    files = [path for path in found if not path.endswith("/")]
+    sizes = [(find_size(os.path.join(git.folder, path)), path) for path in files]
+    total_mib = sum(size for size, _ in sizes) / 2**20
+    if total_mib > MAX_UNTRACKED_MIB:
+        size, path = max(sizes)
+        raise NexusError("usage", f"{git.folder} has {format_count(len(files), 'file')} that git neither tracks nor ignores, "
+                         f"{format_memory(total_mib)} together; a snapshot takes {MAX_UNTRACKED_MIB}MB of them",
+                         hint=f"the largest is {format_line(path)} ({format_memory(size / 2**20)}): add it to .gitignore")
+    if files:
+        git.run("update-index", "--add", "--remove", "-z", "--stdin", given=files)      # --remove: one may be gone by now
+    return [path[:-1] for path in found if path.endswith("/")]
+
+
+def find_size(path: str) -> int:
+    try:
+        return os.lstat(path).st_size
+    except OSError:
+        return 0
+
+
+def write_commit(git: Git) -> str:
+    """A commit of what the index holds: HEAD, or a child of it that depends on nothing but the two."""
+    tree = git.run("write-tree").strip()
+    code, output, _ = git.call("log", "-1", "--no-show-signature", "--no-color", "--format=%H %T %ct", "HEAD")
+    head, head_tree, date = output.split() if not code else ("", "", "0")      # there is no commit yet
+    if tree == head_tree:
+        return head
+    who = {f"GIT_{role}_{fact}": text for role in ("AUTHOR", "COMMITTER")
+           for fact, text in (("NAME", "nexus"), ("EMAIL", "nexus@localhost"), ("DATE", f"@{date} +0000"))}
+    return git.run("commit-tree", tree, *(["-p", head] if head else []), "-m", "nexus: the work tree as it was at submit", **who).strip()
+
+
+def release_snapshot(repository: str, commit: str, environ: Mapping[str, str]) -> None:
+    """Let git's gc have a snapshot that no job needs any more; nothing, when the repository has gone.  Raises: unavailable."""
+    if re.fullmatch(r"[0-9a-f]{40,64}", commit):
+        Git(repository, environ).call("update-ref", "-d", f"refs/nexus/{commit}")
+
+
 # ==== 11. RUNNER ==== job.sh: what runs around each job; and what keeps the service running
 # job.sh is sh and a few coreutils: it costs little for as long as the job lives, can be read, and can be run by hand.
 # It claims its attempt, takes the GPU lease, says `start`, runs the command with its output straight into the log
@@ -2678,7 +3948,9 @@ class Machine:
 JOB_SCRIPT = r'''#!/bin/sh
 # Job @id@ of nexus, user @user@.  Run by hand (sh job.sh) it just runs the command; nexus calls it with the attempt's number.
 attempt=${1:-}
-id=@id@ dir=@dir@ events=@events@ lease=@lease@ gpus=@gpus@ cwd=@cwd@ job_path=@job_path@
+id=@id@ dir=@dir@ events=@events@ lease=@lease@ gpus=@gpus@ job_path=@job_path@
+commit=@commit@ repo=@repo@ tree=$dir/tree-${attempt:-by-hand-$$}
+cwd=@cwd@
 
 command_of_the_job() {
   umask @umask@
@@ -2702,17 +3974,58 @@ finish() {
   until printf '{"exit_code": %s, "finished_at": %s, "runtime_seconds": %s.%02d%s}\n' "$1" "$(date +%s)" \
       $((took / 100)) $((took % 100)) "$2" > "$dir/result-$attempt.tmp" && sync "$dir/result-$attempt.tmp" &&
       mv "$dir/result-$attempt.tmp" "$dir/result-$attempt.json"
-  do sleep 2; [ -d "$dir" ] || break; say end "$id" "$attempt" "$1" "$took"; done 2>/dev/null
+  do sleep 2; drop_tree; [ -d "$dir" ] || break; say end "$id" "$attempt" "$1" "$took"; done 2>/dev/null
   rm -f "$dir/claim-$$"
 }
 not_launched() {
   took=0
   printf 'nexus: %s\n' "$1" >> "$dir/stderr.log"
   finish null ", \"cause\": \"launch\", \"cause_line\": \"$2\""
+  drop_tree
   exit 0
 }
+# A checkout of the snapshot has a .git of its own that borrows all but HEAD and index, as a linked work tree does; but
+# nothing is written into the user's repository, where `git worktree add` breaks what else runs git at that moment.
+git_there() {
+  /usr/bin/env -i PATH="$job_path" HOME="${HOME:-/}" LC_ALL=C GIT_TERMINAL_PROMPT=0 GIT_OPTIONAL_LOCKS=0 git @git_options@ \
+    -C "$@" 9>&-
+}
+make_tree() {
+  umask @umask@
+  drop_tree
+  common=$(git_there "$repo" rev-parse --git-common-dir </dev/null) || return
+  case $common in /*) ;; *) common=$repo/$common;; esac
+  mkdir -p "$tree/.git/objects" "$tree/.git/refs" && printf '%s\n' "$common" > "$tree/.git/commondir" &&
+    printf '%s\n' "$commit" > "$tree/.git/HEAD" && git_there "$tree" read-tree -u --reset HEAD </dev/null && mkdir -p "$cwd"
+}
+# What the job itself wrote into its checkout is kept beside its logs; what came out of git, and compiled Python, goes.
+# What the job has done to HEAD and index does not count.  Where git cannot tell the two apart, all of it is kept.
+git_here() { git_there . --git-dir=.git --work-tree=. "$@"; }
+keep_made() {
+  [ "$commit" ] && [ -d "$tree" ] || return 0
+  ( cd "$tree" || exit
+    rm -f .git/index.lock
+    git_here read-tree --reset "$commit" && {
+      git_here update-index -q --refresh
+      git_here diff-files -z --name-only --diff-filter=d | git_here update-index -z --force-remove --stdin
+    } && git_here ls-files -z | xargs -0 rm -f -- && rm -rf .git
+    find . -name __pycache__ -type d -prune -exec rm -rf {} +
+    find . -depth -mindepth 1 -type d -empty -delete ) 2>/dev/null
+  rmdir "$tree" 2>/dev/null || mv "$tree" "$dir/files-$attempt"
+}
+drop_tree() {
+  [ -z "$commit" ] || rm -rf --one-file-system "$tree" || {
+    find "$tree" -xdev -type d ! -perm -700 -exec chmod u+rwx {} \; ; rm -rf --one-file-system "$tree"; }
+} 2>/dev/null
 
-if [ -z "$attempt" ]; then cd "$cwd" && command_of_the_job; exit; fi
+if [ -z "$attempt" ]; then
+  [ "$commit" ] || { cd "$cwd" && command_of_the_job; exit; }
+  trap : HUP INT QUIT TERM
+  ( make_tree && trap - HUP INT QUIT TERM && cd "$cwd" && command_of_the_job )
+  code=$?
+  drop_tree
+  exit $code
+fi
 
 trap : HUP                                # it outlives screen; the command does not inherit this
 trap : INT QUIT TERM                      # Ctrl-C, or `kill 0`, ends the command, not this script
@@ -2739,6 +4052,10 @@ if [ -n "$lease" ]; then
   done 2>/dev/null
 fi
 say start "$id" "$attempt" "$$" "$started"
+if [ "$commit" ]; then
+  said=$(make_tree 2>&1) || not_launched "the snapshot of $repo cannot be checked out: $said" \
+    @no_tree@"$(printf %s "$said" | tr '"\\' "'/" | tr '\001-\037\177' ' ' | tail -c 300)"
+fi
 cd "$cwd" 2>/dev/null || not_launched "the directory $cwd cannot be entered; make it again, or add the job with --cwd" @no_cwd@
 own_path=$PATH PATH=$job_path
 command -v bash > /dev/null || { PATH=$own_path; not_launched "bash was not found on PATH ($job_path)" @no_bash@; }
@@ -2750,10 +4067,78 @@ fi
 uptime_cs; begin=$up
 ( trap - HUP INT QUIT TERM; command_of_the_job ) >> "$dir/stdout.log" 2>> "$dir/stderr.log"
 code=$?
+if [ -e "$dir/fault-$attempt" ]; then      # only CONDA_SCRIPT leaves one; ended by a signal, it is no fault of the environment
+  { read -r words; read -r line; } < "$dir/fault-$attempt"
+  rm -f "$dir/fault-$attempt"
+  [ "$code" -gt 128 ] || not_launched "$words" "$line"
+fi
 uptime_cs; took=$((up - begin))
 command exec 9>&-
 say end "$id" "$attempt" "$code" "$took"
 finish "$code" ""
+keep_made
+'''
+
+
+CONDA_SCRIPT = r'''
+# Activate the conda environment $1, a name or a path, and become the command that the other words are.
+# Each of conda's kin prints what a shell has to do for it; its own shell function evaluates the same.  `conda run` would
+# hold the output back.  All names begin with nexus_, so that neither the job's environment nor an activation script has them.
+nexus_name=$1 nexus_fault=$NEXUS_JOB_FAULT nexus_tried=()
+unset NEXUS_JOB_FAULT
+nexus_known=(~/{miniconda3,miniforge3,mambaforge,anaconda3}/bin/conda ~/.local/bin/micromamba ~/bin/micromamba
+             /opt/{conda,miniconda3,miniforge3,anaconda3}/bin/conda)
+
+# Tell job.sh why the command does not run, as text and as the inside of a JSON string; or whoever runs it by hand.
+nexus_fail() {
+  trap - EXIT
+  nexus_words=${1//[[:cntrl:]]/?}         # not `local`: the trap finds no function's context after `set -e` has ended one
+  nexus_line=${nexus_words//\\/\\\\}
+  nexus_line=${nexus_line//\"/\\\"}
+  { [ "$nexus_fault" ] && printf '%s\n' "$nexus_words" "$nexus_line" > "$nexus_fault"; } || printf 'nexus: %s\n' "$nexus_words" >&2
+  exit 1
+}
+
+nexus_explain() {
+  local exe first rest names=", "
+  [ "${#nexus_tried[@]}" -gt 0 ] || nexus_fail "no conda was found for the environment '$nexus_name': not by CONDA_EXE or\
+ MAMBA_EXE, not as conda, mamba or micromamba on PATH, and none of ${nexus_known[*]%/bin/conda} is there"
+  for exe in "${nexus_tried[@]}"; do
+    while read -r first rest; do
+      case $first in ''|'#'*|Name|─*) continue;; '*') first=$rest;; esac          # '*': it is active, and has only a path
+      [[ $names == *", $first, "* ]] || names+="$first, "
+    done < <("$exe" env list </dev/null)
+  done
+  if [ "$names" = ", " ] || [[ $names == *", $nexus_name, "* ]] || [ -d "$nexus_name/conda-meta" ]; then
+    nexus_fail "the conda environment '$nexus_name' could not be activated by ${nexus_tried[*]}: stderr.log says why"
+  fi
+  names=${names#, }
+  nexus_fail "the conda environment '$nexus_name' was not found; there are: ${names%, }"
+}
+
+if [ "$VIRTUAL_ENV" ]; then               # it was active where the job was added, and its python would come first
+  PATH=:$PATH:
+  PATH=${PATH//":$VIRTUAL_ENV/bin:"/:}
+  PATH=${PATH#:} PATH=${PATH%:}
+  unset VIRTUAL_ENV VIRTUAL_ENV_PROMPT
+fi
+
+mapfile -t nexus_path < <(type -P conda mamba micromamba)
+for nexus_exe in "$CONDA_EXE" "$MAMBA_EXE" "${nexus_path[@]}" "${nexus_known[@]}"; do
+  [ -f "$nexus_exe" ] && [ -x "$nexus_exe" ] && [[ " ${nexus_tried[*]} " != *" $nexus_exe "* ]] || continue
+  nexus_tried+=("$nexus_exe")
+  case ${nexus_exe##*/} in
+    *mamba*) nexus_text=$("$nexus_exe" shell activate "$nexus_name" --shell bash </dev/null);;
+    *) nexus_text=$("$nexus_exe" shell.posix activate "$nexus_name" </dev/null);;
+  esac && eval "nexus_activate() { $nexus_text
+}" && break
+done
+declare -F nexus_activate > /dev/null || nexus_explain
+trap "nexus_fail \"a script of the conda environment '\$nexus_name' ended the activation with exit code \$?\"" EXIT
+nexus_activate </dev/null >&2
+trap - EXIT
+[ -d "$CONDA_PREFIX" ] || nexus_explain   # old micromambas activate whatever they are told
+exec "${@:2}"
 '''
 
 
@@ -2773,13 +4158,20 @@ def build_script(job: Job, environment: Mapping[str, str], layout: Layout, lease
         shell = [f"SHELL={environment['SHELL']}"] if "SHELL" in environment else ["-u", "SHELL"]
         inner = " ".join(map(quote, ["exec", "/usr/bin/env", *shell, *launch]))
         launch = ["/usr/bin/env", "SHELL=/bin/sh", "script", "-q", "-e", "-f", "-c", inner, "/dev/null"]
+    if job.conda:                               # around the terminal; -p: no BASH_ENV, which the command's own bash will read
+        pairs.append('    "NEXUS_JOB_FAULT=${attempt:+$dir/fault-$attempt}" \\')
+        kept = [f"{name}={environment[name]}" for name in ("CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES") if name in environment]
+        launch = ["bash", "-p", "-c", CONDA_SCRIPT, "nexus", job.conda, "/usr/bin/env", *kept, *launch]
     holes = {
         "id": job.id, "user": re.sub(r"[^\w.-]", "?", job.user), "dir": quote(layout.job_folder(job.id)),
         "events": quote(layout.events_file), "lease": quote(lease or ""), "gpus": quote(f" {' '.join(job.gpu_uuids)} "),
-        "cwd": quote(job.cwd), "job_path": quote(environment.get("PATH") or os.defpath),
+        "cwd": f'"$tree"/{quote(os.path.relpath(job.cwd, job.snapshot_repo))}' if job.snapshot_repo else quote(job.cwd),
+        "commit": job.snapshot or "", "repo": quote(job.snapshot_repo or ""), "git_options": " ".join(GIT_OPTIONS),
+        "job_path": quote(environment.get("PATH") or os.defpath),
         "umask": "$(umask)" if job.umask is None else f"{job.umask:04o}",
         "limits": f"prlimit {' '.join(limits)} -- " if limits else "",
         "environment": "\n".join(pairs), "launch": " ".join(map(quote, launch)),
+        "no_tree": line(f"the snapshot of {job.snapshot_repo} cannot be checked out: "),
         "no_cwd": line(f"the directory {job.cwd} cannot be entered"), "no_bash": line("bash was not found on PATH"),
         "no_logs": line(f"the log files in {layout.job_folder(job.id)} cannot be written")}
     return re.sub("@([a-z_]+)@", lambda match: holes[match[1]], JOB_SCRIPT)
@@ -2789,16 +4181,25 @@ def build_environment(job: Job, submitted: Mapping[str, str], gpus: Sequence[Gpu
     """The submitter's environment, then what nexus sets, last.
 
     The indices are the driver's, which CUDA shares under PCI_BUS_ID; where they have gaps (a card that may not be opened),
-    CUDA counts only what it may open, and uuids are right.
+    CUDA counts only what it may open, and uuids are right.  A job whose --cuda says its GPUs sees all of them.
     """
-    indices = [gpu.index for gpu in gpus if not gpu.fault]
-    has_gaps = sorted(indices) != list(range(len(indices)))
+    usable = sorted(gpu.index for gpu in gpus if not gpu.fault)
+    has_gaps = usable != list(range(len(usable)))
     kept = {name: text for name, text in submitted.items() if not is_job_variable(name)}
     kept.setdefault("PYTHONUNBUFFERED", "1")
     own = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID",
            "CUDA_VISIBLE_DEVICES": ",".join(job.gpu_uuids if has_gaps else map(str, job.gpu_indices)),
            "NEXUS_JOB_ID": job.id, "NEXUS_JOB_NONCE": job.nonce or "", "NEXUS_GPU_ID": ",".join(map(str, job.gpu_indices))}
-    return {**{name: text for name, text in kept.items() if name not in own}, **own}
+    made = {**{name: text for name, text in kept.items() if name not in own}, **own}
+    if job.cuda_arg:
+        del made["CUDA_VISIBLE_DEVICES"]
+    return made
+
+
+def list_cuda_numbers(job: Job, gpus: Sequence[Gpu]) -> list[int]:
+    """A job's GPUs as CUDA counts them when it sees all: only those that may be opened."""
+    usable = sorted(gpu.index for gpu in gpus if not gpu.fault)
+    return [usable.index(index) if index in usable else index for index in job.gpu_indices]
 
 
 def is_job_variable(name: str) -> bool:
@@ -2855,16 +4256,15 @@ def read_result(folder: str, attempt: int) -> Result | None:
         return None
 
 
-def read_last_line(path: str) -> str | None:
-    """The last line of a log that is not empty, as it would look on a terminal."""
+def read_tail(path: str, start: int, most: int) -> tuple[str, int]:
+    """The end of a log from byte `start` on, at most `most` bytes of it, and the size of the whole file."""
     try:
         with open(path, "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - 4096))
-            lines = [line.rpartition(b"\r")[2].strip() for line in file.read().replace(b"\r\n", b"\n").split(b"\n")]
+            size = os.fstat(file.fileno()).st_size
+            file.seek(max(0, min(start, size), size - most))
+            return file.read(most).decode("utf-8", "replace"), size
     except OSError:
-        return None
-    last = next((line for line in reversed(lines) if line), None)
-    return None if last is None else format_line(last.decode("utf-8", "replace"), 300)
+        return "", 0
 
 
 SUPERVISOR_SCRIPT = r'''
@@ -2987,6 +4387,8 @@ class Store:
         self.snapshot_bytes = 0
         self.snapshot_seq = -1                              # of state.json, if it is good
         self.snapshot_stamp: tuple[int, ...] | None = None  # how it was left: others may edit it, or delete it
+        self.edit_stamp: tuple[int, ...] | None = None      # how the last edit of others left it
+        self.saved_facts: Mapping[str, Any] = dict(STATE_FACTS)     # what it says of these
         self.previous_seq = -1                              # of state.json.prev
 
     # Changing and reading
@@ -3098,14 +4500,34 @@ class Store:
         jobs = [*state.finished.values(), *state.running.values(), *(job for job in state.jobs.values() if job.status == PENDING)]
         for digest in [digest for digest in state.environments if digest not in state.environment_uses]:
             del state.environments[digest]
+        if state.groups:
+            used = {job.group for job in jobs}
+            state.groups = {name: group for name, group in state.groups.items() if name in used}
         return Snapshot(state.seq, self.host, self.machine_id, self.service_id, state.next_number,
-                        {name: getattr(state, name) for name in STATE_FACTS}, dict(state.environments), jobs)
+                        {name: getattr(state, name) for name in STATE_FACTS}, dict(state.environments), jobs,
+                        tuple(state.groups.values()), dict(state.seen))
 
-    def save_snapshot(self) -> None:
+    def read_edit(self) -> dict[str, Any] | None:
+        """What another program has changed of `paused` and `paused_gpus` in state.json; None when the file is as it was left.
+
+        Raises: ValueError, when it is not JSON (it may be half written); OSError.
+        """
+        with self.snapshot_lock:
+            if self.snapshot_seq < 0 or stamp_of(self.layout.state_file) == self.snapshot_stamp:
+                return None
+            self.edit_stamp = stamp_of(self.layout.state_file)
+            text = read_text(self.layout.state_file)
+            body = {} if text is None else load_json(text)          # deleted: that resets nothing
+            if not isinstance(body, dict):
+                raise ValueError("no object")
+            return {name: freeze(body[name]) for name in ("paused", "paused_gpus")
+                    if name in body and freeze(body[name]) != self.saved_facts[name]}
+
+    def save_snapshot(self, is_forced: bool = False) -> None:
         """Write state.json, and drop what state.json.prev makes needless.  Raises: OSError; then all is as it was."""
         with self.snapshot_lock:
             with self.lock:
-                if self.snapshot_seq == self.state.seq:
+                if self.snapshot_seq == self.state.seq and not is_forced:
                     return
                 self.begin_segment(self.state.seq + 1)
                 frozen = self.freeze()
@@ -3116,11 +4538,14 @@ class Store:
             except OSError:
                 self.journal_bytes += before
                 raise
+            if is_forced and stamp_of(self.layout.state_file) not in (self.snapshot_stamp, self.edit_stamp):
+                self.snapshot_wanted.set()              # edited again: that is taken over first
+                return
             if self.snapshot_seq >= 0 and stamp_of(self.layout.state_file) == self.snapshot_stamp:  # a broken one never becomes .prev
                 keep_previous(self.layout.state_file, self.layout.previous_state_file)
                 self.previous_seq = self.snapshot_seq
             os.replace(aside, self.layout.state_file)
-            self.snapshot_stamp = stamp_of(self.layout.state_file)
+            self.snapshot_stamp, self.saved_facts = stamp_of(self.layout.state_file), frozen.facts
             sync_folder(self.layout.journal_dir)
             self.snapshot_seq, self.snapshot_bytes = frozen.seq, os.path.getsize(self.layout.state_file)
             self.drop_segments()
@@ -3190,6 +4615,8 @@ class Store:
                     file.seek(0)
                     snapshot = decode_snapshot(list(file))
             load_snapshot(state, snapshot)
+            if path == self.layout.state_file:
+                self.saved_facts = snapshot.facts
         except FileNotFoundError:
             return None
         except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -3245,6 +4672,8 @@ def make_events(state: State, change: Change) -> list[tuple[str, Any]]:
         return [("removed", change.ids)]
     if isinstance(change, StateChanged) and "paused" in change.facts:
         return [("queue", {"is_paused": change.facts["paused"]})]
+    if isinstance(change, GroupChanged):
+        return [("group", {"name": change.group.name, "limit": change.group.limit, "hold": change.group.hold})]
     return []
 
 
@@ -3272,6 +4701,7 @@ def load_snapshot(state: State, snapshot: Snapshot) -> None:
         apply(state, JobAdded(job))
     set_facts(state, snapshot.facts)
     state.environments = dict(snapshot.environments)
+    state.groups, state.seen = {group.name: group for group in snapshot.groups}, dict(snapshot.seen)
     state.seq, state.next_number = snapshot.seq, max(state.next_number, snapshot.next_number)
 
 
@@ -3318,6 +4748,13 @@ LAUNCH_PATIENCE_S = 30.0        # a screen that ran for so long without a claim 
 HOLD_S = (5.0, 300.0)           # for how long nothing is started after the machine could not: at first, at most
 LEASE_PATIENCE_S = 5.0          # until leases that could not be taken, for a reason other than their holder, are tried again
 RUNNER_PATIENCE_S = 2.0         # for job.sh to write the result of a job that was killed
+SETTLED_S = 30.0                # a job's use of GPU memory that has not grown for so long is what it needs
+WINDOW_S = 3600.0               # over which a GPU's utilization is told
+ESTIMATE_REST = 10              # estimates are as old as this many times what they took, and at least 2 s
+HEALTH_INTERVAL_S = 5.0         # so often on_unhealthy looks
+HOOK_TIMEOUT_S = 60.0           # for a command of [hooks]
+NO_ESTIMATES: Mapping[str, float] = {}
+TAIL_BYTES = 65536              # of stderr, in which the cause of a failure is looked for
 
 
 @value
@@ -3374,17 +4811,209 @@ class Prober:
         return Observation(gpus, trouble, hint, began, clock.monotonic() - began)
 
 
+class Readings:
+    """What jobs, GPUs and the host take, as measured at each look at the GPUs."""
+
+    def __init__(self, samples: Samples) -> None:
+        import collections
+        self.samples = samples
+        self.host = HostSample()
+        self.jobs: dict[str, JobSample] = {}                # of the running ones, at the last look
+        self.peak_rss: dict[str, float] = {}
+        self.peak_gpu_mem: dict[str, float] = {}
+        self.grown_at: dict[str, tuple[float, float]] = {}  # job: its GPU memory when that last grew, and when (monotonic)
+        self.utilization: dict[str, tuple[float, int]] = {}     # job: sum and number of its GPUs' readings
+        # GPU uuid: (monotonic, utilization) over the last hour
+        self.windows: dict[str, collections.deque[tuple[float, float]]] = collections.defaultdict(collections.deque)
+
+    def note_gpus(self, gpus: Sequence[Gpu], running: Iterable[Job], now: float) -> None:
+        """Take in a fresh look at the GPUs."""
+        used: dict[str, float] = {}
+        for gpu in gpus:
+            if gpu.utilization is not None:
+                self.windows[gpu.uuid].append((now, gpu.utilization))
+                while self.windows[gpu.uuid][0][0] < now - WINDOW_S:
+                    self.windows[gpu.uuid].popleft()
+            for process in gpu.processes:
+                if process.job_id:
+                    used[process.job_id] = used.get(process.job_id, 0.0) + (process.memory_mib or 0)
+        readings = {gpu.uuid: gpu.utilization for gpu in gpus}
+        for job in running:
+            self.note_job(job, used.get(job.id, 0.0), [reading for uuid in job.gpu_uuids for reading in [readings.get(uuid)]
+                                                       if reading is not None], now)
+
+    def note_job(self, job: Job, mib: float, readings: Sequence[float], now: float) -> None:
+        if mib:
+            self.peak_gpu_mem[job.id] = max(mib, self.peak_gpu_mem.get(job.id, 0.0))
+            if mib > 1.02 * self.grown_at.get(job.id, (0.0, 0.0))[0]:
+                self.grown_at[job.id] = mib, now
+        if readings:
+            total, count = self.utilization.get(job.id, (0.0, 0))
+            self.utilization[job.id] = total + sum(readings) / len(readings), count + 1
+
+    def sample(self, members: Mapping[str, Sequence[Process]]) -> None:
+        """Memory and CPU of jobs' processes and of the host."""
+        self.jobs, self.host = self.samples.sample_jobs(members), self.samples.sample_host()
+        for job_id, sample in self.jobs.items():
+            self.peak_rss[job_id] = max(sample.rss_mib, self.peak_rss.get(job_id, 0.0))
+
+    def find_settled(self, processes: Iterable[GpuProcess], now: float) -> tuple[str, ...]:
+        """The jobs among a GPU's processes whose use of memory has not grown for a while."""
+        return tuple({process.job_id for process in processes if process.job_id and process.job_id in self.grown_at
+                      and now - self.grown_at[process.job_id][1] >= SETTLED_S})
+
+    def describe_window(self, uuid: str) -> tuple[float | None, float | None]:
+        """Mean and peak of a GPU's utilization."""
+        window = [reading for _, reading in self.windows.get(uuid, ())]
+        return (sum(window) / len(window), max(window)) if window else (None, None)
+
+    def find_rss_mib(self, job_id: str) -> float | None:
+        return self.jobs[job_id].rss_mib if job_id in self.jobs else None
+
+    def list_facts(self, job_id: str) -> dict[str, float | None]:
+        """What a job has taken, as fields of Job."""
+        total, count = self.utilization.get(job_id, (0.0, 0))
+        return {"peak_rss_mib": self.peak_rss.get(job_id), "peak_gpu_mem_mib": self.peak_gpu_mem.get(job_id),
+                "cpu_seconds": self.jobs[job_id].cpu_seconds if job_id in self.jobs else None,
+                "mean_gpu_util": total / count if count else None}
+
+    def restore(self, job: Job) -> None:
+        """Go on from what a former service has kept."""
+        for peaks, peak in ((self.peak_rss, job.peak_rss_mib), (self.peak_gpu_mem, job.peak_gpu_mem_mib)):
+            if peak is not None:
+                peaks[job.id] = peak
+
+    def forget(self, job_id: str) -> None:
+        for kept in (self.jobs, self.peak_rss, self.peak_gpu_mem, self.grown_at, self.utilization):
+            kept.pop(job_id, None)
+
+
+class JobsFile:
+    """Watches the jobs file, in a thread of its own."""
+
+    def __init__(self, service: Service, path: str) -> None:
+        self.service, self.path = service, os.path.abspath(os.path.expanduser(path))
+        self.faults: list[str] = []
+
+    def run(self) -> None:
+        stamp, read_at = None, float("-inf")
+        interval_s = self.service.config.jobs.jobs_file_interval_seconds
+        while not self.service.is_stopping:
+            now = self.service.clock.monotonic()
+            stamp, before = stamp_of(self.path), stamp
+            if stamp != before or now - read_at >= interval_s:
+                read_at = now
+                try:
+                    self.load()
+                except NexusError as error:
+                    self.report([error.message])
+                except Exception as error:
+                    self.service.fail("reading the jobs file", error)
+            self.service.clock.sleep(min(WATCH_INTERVAL_S, interval_s))
+
+    def load(self) -> None:
+        text = read_text(self.path)
+        if text is None:
+            self.report([f"there is no file {self.path}"])
+            return
+        rows, faults = parse_jobs_file(text)
+        self.report(faults + self.service.take_rows(rows, os.path.dirname(self.path)))
+
+    def report(self, faults: list[str]) -> None:
+        for fault in faults:
+            if fault not in self.faults:
+                self.service.log.warning("%s: %s", self.path, fault)
+        self.faults = faults
+
+
+class LlmShares:
+    """llm_config.json: how much of a GPU the jobs of a model get.  Read anew when it has changed."""
+
+    def __init__(self, path: str) -> None:
+        self.path = os.path.abspath(os.path.expanduser(path))
+        self.stamp: tuple[int, ...] | None = None
+        self.shares: dict[str | None, float] = {}
+
+    def find(self, model: str) -> float:
+        """Raises: usage, when the file is wrong; unavailable."""
+        stamp = stamp_of(self.path)
+        if stamp is None:
+            refuse(f"llm_config {self.path} is not there", hint="nexus config edit")
+        if stamp != self.stamp:
+            self.shares = parse_llm_config(parse_json(read_text(self.path) or "", self.path), self.path)
+            self.stamp = stamp
+        return self.shares.get(model, self.shares[None])
+
+
+class Hooks:
+    """Runs the commands of [hooks], in a thread of its own: what they do, and for how long, changes nothing else."""
+
+    def __init__(self, service: Service) -> None:
+        self.service, self.config = service, service.config.hooks
+        self.is_healthy = True
+        self.looked_at = float("-inf")
+
+    def run(self) -> None:
+        events = self.service.store.events
+        following = events.next_number
+        while not self.service.is_stopping:
+            found, is_gap = events.read(following, WATCH_INTERVAL_S)
+            if is_gap:
+                self.service.log.warning("on_finish: some jobs ended too fast to run it for each")
+            following = found[-1][0] + 1 if found else events.next_number if is_gap else following
+            for _, kind, what in found:
+                if kind == "job" and what.status in FINAL and self.config.on_finish:
+                    self.finish(what)
+            if self.config.on_unhealthy and self.service.clock.monotonic() - self.looked_at >= HEALTH_INTERVAL_S:
+                self.look_at_health()
+
+    def finish(self, job: Job) -> None:
+        self.call("on_finish", self.config.on_finish, {
+            "NEXUS_JOB_ID": job.id, "NEXUS_JOB_STATUS": job.status, "NEXUS_JOB_CAUSE": job.cause or "",
+            "NEXUS_JOB_EXIT_CODE": "" if job.exit_code is None else str(job.exit_code), "NEXUS_JOB_COMMAND": job.command,
+            "NEXUS_JOB_GPU": format_indices(job.gpu_indices).replace(" ", "")})
+
+    def look_at_health(self) -> None:
+        self.looked_at = self.service.clock.monotonic()
+        if not self.service.first_probe.is_set():
+            return
+        health = self.service.health()
+        if health["is_healthy"] != self.is_healthy:
+            self.is_healthy = health["is_healthy"]
+            bad = [f"{check['name']}: {check['reading']}" for check in health["checks"] if not check["is_ok"]]
+            self.call("on_unhealthy", self.config.on_unhealthy, {
+                "NEXUS_HEALTH": "HEALTHY" if self.is_healthy else "UNHEALTHY", "NEXUS_HEALTH_REASON": "; ".join(bad)})
+
+    def call(self, name: str, command: str, facts: Mapping[str, str]) -> None:
+        try:
+            done = run(["/bin/sh", "-c", command], HOOK_TIMEOUT_S, {**self.service.environ, **facts})
+            why = f"exit code {done.exit_code}: {format_line(done.output.strip()[-200:])}" if done.exit_code else ""
+        except (OSError, ValueError, StillRunning) as error:
+            why = str(error) or "it cannot be ended"
+        if why:
+            self.service.log.warning("%s: %s", name, why)
+
+
+@value
+class Added:
+    """What became of a submission: the ids it stands for, and which of them were there before."""
+    ids: tuple[str, ...]
+    known: tuple[str, ...] = ()
+
+
 class Service:
     """The scheduler of one machine."""
 
     def __init__(self, config: Config, layout: Layout, store: Store, machine: Machine, clock: Clock, log: logging.Logger,
                  environ: Mapping[str, str]) -> None:
+        import collections
         import queue
         import threading
         self.config, self.layout, self.store, self.machine = config, layout, store, machine
         self.clock, self.log = clock, log
         self.environ = {name: text for name, text in environ.items() if not is_job_variable(name)}
         self.user = find_user(os.geteuid())
+        self.hash = file_hash()                             # of what runs: the file may be another by and by
         self.node = store.host
         self.started_at, self.started_monotonic = clock.now(), clock.monotonic()
         self.is_stopping = False
@@ -3392,15 +5021,17 @@ class Service:
         self.observation = Observation((), "the GPUs have not been looked at yet", "", 0.0, 0.0)
         self.fresh: Observation | None = None               # not yet taken in by the loop
         self.gpus: tuple[Gpu, ...] = ()                     # as the scheduler sees them
-        self.plan = Plan((), (), {})
+        self.plan = Plan(hold="the service is about to look at the GPUs")
         self.results: dict[str, Result] = {}                # jobs that are over, but not yet recorded so
         self.clearings: dict[str, Clearing] = {}
         self.launched_at: dict[str, float] = {}             # monotonic; started, no word yet
         self.released_at: dict[str, float] = {}             # GPU uuid: monotonic, when a job of ours last left it
-        self.job_samples: dict[str, JobSample] = {}
-        self.peak_rss: dict[str, float] = {}
-        self.peak_gpu_mem: dict[str, float] = {}
-        self.host_sample = HostSample()
+        self.readings = Readings(machine.samples)
+        self.usage: Mapping[str, Usage] = {}                # of running jobs with limits
+        self.ended: collections.deque[Ended] = collections.deque(maxlen=500)    # attempts, the latest last
+        self.estimates: Mapping[str, float] = {}            # pending job: when it will start
+        self.estimated_at, self.estimate_took_s = float("-inf"), 0.0        # monotonic
+        self.estimate_lock = threading.Lock()
         self.last_watch_at = self.last_touch_at = 0.0
         self.retry_at = 0.0                                 # no write before: the disk refused
         self.start_trouble, self.hold_s, self.hold_until = "", 0.0, float("-inf")       # why nothing is started, until when (monotonic)
@@ -3412,11 +5043,14 @@ class Service:
         self.failure_count = 0
         self.failed_at = float("-inf")                      # monotonic
         self.last_failure = ""
-        self.rubbish: queue.Queue[str] = queue.Queue()      # log folders to remove
+        self.rubbish: queue.Queue[Job] = queue.Queue()      # jobs no longer kept, whose folders are to go
+        self.bad_edits = 0                                  # how often in a row state.json was no JSON
         self.wake_read, self.wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self.fifo: int | None = None
         self.heard = b""
         self.prober = Prober(self)
+        self.jobs_file = JobsFile(self, config.jobs.jobs_file) if config.jobs.jobs_file else None
+        self.llm_shares = LlmShares(config.jobs.llm_config) if config.jobs.llm_config else None
 
     # What requests ask for.  `who` asked, for the log.
 
@@ -3426,66 +5060,116 @@ class Service:
         except BlockingIOError:
             pass                                            # it has been woken already
 
-    def submit(self, submissions: Sequence[Submission], who: str, key: str | None = None) -> list[str]:
+    def submit(self, submissions: Sequence[Submission], who: str, key: str | None = None) -> Added:
         """Queue jobs, all or none; return their ids.  With the `key` of an earlier submission, that one's.
 
-        Raises: usage, conflict, queue_full, unavailable.
+        Raises: usage, not_found, conflict, queue_full, forbidden, unavailable.
         """
-        for submission in submissions:
-            self.check_request(submission)
+        prepared = [self.prepare(submission) for submission in submissions]
         environments = self.make_environments(submissions)
-        digests = [digest_of(json.dumps({name: getattr(submission, name) for name in SUBMISSION_FIELDS}, sort_keys=True))
-                   if submission.id else "" for submission in submissions]
         now = self.clock.now()
 
         def add(state: State) -> Changes:
             if key and key in state.keys:
-                return sorted(state.keys[key], key=lambda job_id: state.jobs[job_id].number)
-            ids = []
-            for submission, (digest, variables), content in zip(submissions, environments, digests):
-                known = state.jobs.get(submission.id or "")
-                if known:
-                    if known.content != content:
-                        raise NexusError("conflict", f"job {known.id} exists and is another one", hint="leave the id out, or take another")
-                    ids.append(known.id)
+                return Added(tuple(sorted(state.keys[key], key=lambda job_id: state.jobs[job_id].number)))
+            ids, known = [], []
+            has_unique = any(submission.unique for submission in prepared)
+            contents = map_contents(state) if has_unique else {}
+            for submission, (digest, variables), original in zip(prepared, environments, submissions):
+                content = digest_of(json.dumps({name: getattr(original, name) for name in SUBMISSION_FIELDS}, sort_keys=True)
+                                    ) if submission.id else ""
+                same = find_same(state, submission, content) or (contents.get(self.content_of(submission)) if submission.unique else None)
+                if same:
+                    ids.append(same)
+                    known.append(same)
                     continue
-                if len(state.order) >= self.config.jobs.queue_limit:
-                    raise NexusError("queue_full", f"the queue is full: {len(state.order)} jobs are pending, and queue_limit is "
-                                     f"{self.config.jobs.queue_limit}", hint="wait for some to end, or raise [jobs] queue_limit")
-                if digest not in state.environments:
-                    yield EnvironmentAdded(digest, variables)
-                job = self.make_job(submission, state, digest, content, key, now)
-                yield JobAdded(job)
+                job = yield from self.add_job(state, submission, digest, variables, now, content=content, key=key)
+                if has_unique:
+                    contents[content_of(job)] = job.id
                 ids.append(job.id)
-            return ids
+            return Added(tuple(ids), tuple(known))
 
-        ids: list[str] = self.store.update(add)
-        self.log.info("%s added by %s: %s", f"Job {ids[0]}" if len(ids) == 1 else f"{len(ids)} jobs", who,
-                      format_line(submissions[0].command, 300) + (" ..." if len(ids) > 1 else "") if ids else "")
-        self.wake()
-        return ids
+        added: Added = self.store.update(add)
+        count = len(added.ids) - len(added.known)
+        if count:
+            self.log.info("%s added by %s: %s", f"Job {added.ids[0]}" if len(added.ids) == 1 else format_count(count, "job"), who,
+                          format_line(submissions[0].command, 300) + (" ..." if len(submissions) > 1 else ""))
+            self.wake()
+        return added
 
-    def check_request(self, submission: Submission) -> None:
+    def add_job(self, state: State, submission: Submission, digest: str, variables: Mapping[str, str], now: float, **facts: Any) -> Changes:
+        """The changes that put a job into the queue; returns it.  Raises: queue_full, not_found."""
+        if len(state.order) >= self.config.jobs.queue_limit:
+            raise NexusError("queue_full", f"the queue is full: {len(state.order)} jobs are pending, and queue_limit is "
+                             f"{self.config.jobs.queue_limit}", hint="wait for some to end, or raise [jobs] queue_limit")
+        parents = [find_job(state, parent) for parent in submission.after]
+        if digest not in state.environments:
+            yield EnvironmentAdded(digest, variables)
+        limit = submission.max_concurrent
+        group = state.groups.get(submission.group or "")
+        if submission.group and limit and (group is None or group.limit != limit):
+            yield GroupChanged(replace(group or Group(submission.group), limit=limit))
+        unmet = tuple(parent.id for parent in parents if parent.status != COMPLETED)
+        job = self.make_job(submission, state, digest, now, unmet=unmet, **facts)
+        yield JobAdded(job)
+        lost = [parent for parent in parents if parent.status in FINAL and parent.status != COMPLETED]
+        if lost:
+            yield from end_job(state, job, CANCELLED, now, finished_at=now, cause="dependency", cause_line=describe_parent(lost[0]))
+        return job
+
+    def prepare(self, submission: Submission) -> Submission:
+        """A submission with what the configuration says of it.  Raises: usage, forbidden, what this machine can never run."""
+        if submission.gpus is None:
+            submission = replace(submission, gpus=self.find_share(submission))
+        check_gpus(submission.gpus, submission)
+        self.check_script(submission.command, submission.cwd or self.find_home_folder())
+        self.check_machine(submission)
+        return submission
+
+    def find_share(self, submission: Submission) -> float:
+        """The GPUs of a job that does not say: those of its model, or the default.  Raises: usage."""
+        model = submission.llm or (find_llm(submission.command) if self.llm_shares else None)
+        if model and not self.llm_shares:
+            refuse(f"llm {format_line(model, 40)}: there is no table of models", hint="set [jobs] llm_config in config.toml")
+        return self.llm_shares.find(model) if model and self.llm_shares else self.config.jobs.default_gpus
+
+    def check_script(self, command: str, cwd: str) -> None:
+        """With allowed_script_paths, only scripts below them, wherever links lead.  Raises: forbidden."""
+        if self.config.jobs.allowed_script_paths:
+            path = os.path.realpath(os.path.join(cwd, parse_script(command)))
+            allowed = [os.path.realpath(os.path.expanduser(folder)) for folder in self.config.jobs.allowed_script_paths]
+            if not any(path.startswith(folder.rstrip("/") + "/") for folder in allowed):
+                raise NexusError("forbidden", f"{format_line(path, 200)} may not be run here: it is not below {' or '.join(allowed)}",
+                                 hint="[jobs] allowed_script_paths says what may")
+
+    def check_machine(self, submission: Submission) -> None:
         """Refuse what this machine can never run.  What the GPUs are is known only after the first good look."""
-        count = self.gpu_count(submission)
-        if submission.gpu_ids is not None and count > len(submission.gpu_ids):
-            refuse(f"{format_count(count, 'GPU')} asked for, but only {len(submission.gpu_ids)} named in gpu_ids")
-        if count and not self.first_probe.is_set():
+        gpus = submission.gpus or 0
+        if gpus and not self.first_probe.is_set():
             self.first_probe.wait(2.0)
-        if not count or self.observation.trouble:
+        if not gpus or self.observation.trouble:
             return
         allowed = self.config.gpu.ids
-        usable = {gpu.index for gpu in self.observation.gpus if not allowed or gpu.index in allowed}
-        missing = sorted(set(submission.gpu_ids or ()) - usable)
+        usable = [gpu for gpu in self.observation.gpus if not allowed or gpu.index in allowed]
+        indices = {gpu.index for gpu in usable}
+        missing = sorted(set(submission.gpu_ids or ()) - indices)
         if missing:
-            refuse(f"there is no GPU {format_indices(missing)} here; there {'are' if usable else 'is'} "
-                   f"{format_indices(sorted(usable)) or 'none'}", hint="nexus shows them")
-        if count > len(usable):
-            refuse(f"{format_count(count, 'GPU')} asked for, and this machine has {len(usable)}",
+            refuse(f"there is no GPU {format_indices(missing)} here; there {'are' if indices else 'is'} "
+                   f"{format_indices(sorted(indices)) or 'none'}", hint="nexus shows them")
+        if gpus > len(usable):
+            refuse(f"{format_gpus(gpus)} asked for, and this machine has {len(usable)}",
                    hint="ask for fewer; --gpus 0 runs a job without one")
+        sizes = [gpu.memory_total_mib for gpu in usable if submission.gpu_ids is None or gpu.index in submission.gpu_ids]
+        large = [size for size in sizes if size is None or size >= (submission.gpu_mem_mib or 0)]
+        if len(large) < gpus and submission.gpu_mem_mib:
+            refuse(f"{format_memory(submission.gpu_mem_mib)} of GPU memory asked for, and the largest GPU has "
+                   f"{format_memory(max(size or 0 for size in sizes))}", hint="ask for less; more GPUs share it: --gpus 2")
 
-    def gpu_count(self, submission: Submission) -> int:
-        return self.config.jobs.default_gpus if submission.gpus is None else submission.gpus
+    def content_of(self, submission: Submission) -> tuple[object, ...]:
+        return submission.command, submission.cwd or self.find_home_folder(), submission.conda, digest_env(submission.env)
+
+    def find_home_folder(self) -> str:
+        return os.path.expanduser("~")
 
     def make_environments(self, submissions: Sequence[Submission]) -> list[tuple[str, Mapping[str, str]]]:
         """(digest, variables) of each: the submitter's whole environment, or the service's with `env` on top."""
@@ -3502,13 +5186,14 @@ class Service:
                 made[place] = by_text.setdefault(text, (digest_of(text), variables))
         return [made[id(submission.environment), id(submission.env) if submission.env else 0] for submission in submissions]
 
-    def make_job(self, submission: Submission, state: State, digest: str, content: str, key: str | None, now: float) -> Job:
+    def make_job(self, submission: Submission, state: State, digest: str, now: float, **facts: Any) -> Job:
+        config = self.config.jobs
+        assert submission.gpus is not None
         return Job(
-            id=submission.id or self.clock.new_job_id(state.jobs), command=submission.command, name=submission.name, user=self.user,
-            cwd=submission.cwd or os.path.expanduser("~"), created_at=now, **next_place(state, submission.priority),
-            environment=digest, content=content, key=key, gpus=self.gpu_count(submission), gpu_ids=submission.gpu_ids,
-            tty=submission.tty, umask=submission.umask, limits=submission.limits,
-            status_history=((PENDING, now),))
+            id=submission.id or self.clock.new_job_id(state.jobs), user=self.user, cwd=submission.cwd or self.find_home_folder(),
+            created_at=now, **next_place(state, submission.priority), environment=digest, **{"content": "", **facts},
+            env_digest=digest_env(submission.env), retries=config.retries if submission.retries is None else submission.retries,
+            status_history=((PENDING, now),), **{name: getattr(submission, name) for name in KEPT_AS_ASKED})
 
     def cancel(self, job_id: str, who: str, statuses: Sequence[str]) -> None:
         """Take a pending job out of the queue, or have a running one stopped.  Raises: not_found, conflict."""
@@ -3520,7 +5205,7 @@ class Service:
                 hint = {PENDING: f"take it out of the queue: nexus remove {job.id}", RUNNING: f"stop it: nexus kill {job.id}"}
                 raise NexusError("conflict", f"job {job.id} is {job.status}", hint=hint.get(job.status, f"nexus show {job.id}"))
             if job.status == PENDING:
-                yield change_status(job, CANCELLED, now, finished_at=now, cause="killed", stop_by=who)
+                yield from end_job(state, job, CANCELLED, now, finished_at=now, cause="killed", stop_by=who)
             elif not job.stop_cause:
                 yield JobChanged(job.id, {"stop_cause": "killed", "stop_by": who})
 
@@ -3528,8 +5213,11 @@ class Service:
         self.log.info("Job %s: %s asked for its end", job_id, who)
         self.wake()
 
-    def retry(self, job_id: str, who: str) -> str:
-        """Queue a finished job again, as a new one.  Raises: not_found, conflict, queue_full."""
+    def retry(self, job_id: str, who: str) -> list[str]:
+        """Queue a finished job again, as a new one, and those that its end took with it; return their ids.
+
+        Raises: not_found, conflict, queue_full.
+        """
         now = self.clock.now()
 
         def add(state: State) -> Changes:
@@ -3537,19 +5225,24 @@ class Service:
             if old.status not in FINAL:
                 raise NexusError("conflict", f"job {old.id} is {old.status}; only a finished one can be run again",
                                  hint=f"nexus show {old.id}")
-            if len(state.order) >= self.config.jobs.queue_limit:
-                raise NexusError("queue_full", "the queue is full", hint="raise [jobs] queue_limit")
-            new = Job(id=self.clock.new_job_id(state.jobs), command=old.command, cwd=old.cwd, user=old.user, created_at=now,
-                      **next_place(state, old.priority), environment=old.environment, content="", gpus=old.gpus,
-                      gpu_ids=old.gpu_ids, name=old.name, tty=old.tty, umask=old.umask, limits=old.limits,
-                      status_history=((PENDING, now),))
-            yield JobAdded(new)
-            return new.id
+            again: dict[str, str] = {}                      # old id: new id
+            for job in [old, *list_dependents(state, old.id)]:
+                if len(state.order) >= self.config.jobs.queue_limit:
+                    raise NexusError("queue_full", "the queue is full", hint="raise [jobs] queue_limit")
+                after = tuple(again.get(parent, parent) for parent in job.after) if job is not old else ()
+                kept = {name: getattr(job, name) for name in (*KEPT_AS_ASKED, "user", "cwd", "environment", "env_digest", "retries")}
+                new = Job(**{**kept, "after": after}, id=self.clock.new_job_id(state.jobs), created_at=now, content="",
+                          **next_place(state, job.priority), status_history=((PENDING, now),),
+                          unmet=tuple(parent for parent in after if parent in again.values()))
+                yield JobAdded(new)
+                again[job.id] = new.id
+            return list(again.values())
 
-        new_id: str = self.store.update(add)
-        self.log.info("Job %s added by %s, again as %s was", new_id, who, job_id)
+        ids: list[str] = self.store.update(add)
+        self.log.info("Job %s added by %s, again as %s was%s", ids[0], who, job_id,
+                      f", with {format_count(len(ids) - 1, 'job')} that came after it" if len(ids) > 1 else "")
         self.wake()
-        return new_id
+        return ids
 
     def move(self, job_id: str, who: str, priority: int | None, position: int | None) -> None:
         """Give a pending job another priority, or another place in the queue.  Raises: not_found, conflict."""
@@ -3577,6 +5270,19 @@ class Service:
         self.log.info("Queue %s by %s", "paused" if is_paused else "resumed", who)
         self.wake()
 
+    def set_group_held(self, name: str, is_held: bool, who: str) -> None:
+        """Start none of a group, or again as many as fit.  Raises: not_found."""
+        def change(state: State) -> Changes:
+            if not any(job.group == name for job in state.jobs.values()):
+                raise NexusError("not_found", f"there is no job of group '{format_line(name, 60)}'", hint=suggest(name, list_groups(state)))
+            group = state.groups.get(name) or Group(name)
+            hold = f"paused by {who} (nexus resume --group {name})" if is_held else None
+            yield GroupChanged(replace(group, hold=hold, failures=0 if group.hold and not is_held else group.failures))
+
+        self.store.update(change)
+        self.log.info("Group %s %s by %s", name, "paused" if is_held else "resumed", who)
+        self.wake()
+
     def set_gpu_paused(self, index: int, is_paused: bool, who: str) -> None:
         """Raises: not_found."""
         uuid = next((gpu.uuid for gpu in self.observation.gpus if gpu.index == index), None)
@@ -3585,9 +5291,12 @@ class Service:
 
         def change(state: State) -> Changes:
             others = tuple(other for other in state.paused_gpus if other != uuid)
-            yield StateChanged({"paused_gpus": (*others, uuid) if is_paused else others})
+            yield StateChanged({"paused_gpus": (*others, uuid) if is_paused else others,
+                                "pause_reasons": tuple(pair for pair in state.pause_reasons if pair[0] != uuid)})
 
         self.store.update(change)
+        if not is_paused:
+            self.ended.append(Ended((uuid,), "", False, False))     # the guard counts anew
         self.wants_annotation = True
         self.log.info("GPU %d %s by %s", index, "paused" if is_paused else "resumed", who)
         self.wake()
@@ -3615,6 +5324,7 @@ class Service:
         self.members = self.machine.processes.find_members(job for job in self.running_jobs() if job.boot_id == self.machine.boot_id)
         self.wants_sample = True
         self.annotate_gpus()
+        self.readings.note_gpus(self.gpus, self.running_jobs(), self.clock.monotonic())
         if seen.trouble != before.trouble or len(seen.gpus) != len(before.gpus):
             if seen.trouble:
                 self.log.error("GPUs: %s", seen.trouble)
@@ -3628,25 +5338,26 @@ class Service:
 
     def annotate_gpus(self) -> None:
         seen, self.wants_annotation = self.observation, False
-        paused = self.store.read(lambda state: state.paused_gpus)
         running = self.running_jobs()
         held = {uuid for job in running for uuid in job.gpu_uuids}
         holders: Mapping[str, str] = {}
         if self.machine.leases and seen.gpus:
             holders = self.machine.leases.find_holders()
         left = {uuid for uuid, at in self.released_at.items() if at >= seen.began_at}      # its memory was a job's that has ended
-        gpus = tuple(replace(gpu, memory_used_mib=None if gpu.uuid in left and not self.config.gpu.min_free_mem_mib
-                             else gpu.memory_used_mib,
-                             processes=tuple(self.annotate_processes(gpu, held)), lease_holder=holders.get(gpu.uuid),
-                             is_paused=gpu.uuid in paused) for gpu in seen.gpus)
+        gpus = tuple(self.annotate_gpu(gpu, held, gpu.uuid in left, holders.get(gpu.uuid)) for gpu in seen.gpus)
         if [describe_for_event(gpu) for gpu in gpus] != [describe_for_event(gpu) for gpu in self.gpus]:
             self.store.events.publish([("gpus", gpus)])
         self.gpus = gpus
-        for gpu in gpus:
-            for process in gpu.processes:
-                if process.job_id and process.memory_mib and any(job.id == process.job_id for job in running):
-                    used = sum(p.memory_mib or 0 for p in gpu.processes if p.job_id == process.job_id)
-                    self.peak_gpu_mem[process.job_id] = max(used, self.peak_gpu_mem.get(process.job_id, 0))
+
+    def annotate_gpu(self, gpu: Gpu, held: set[str], was_left: bool, lease_holder: str | None) -> Gpu:
+        """`was_left`: since the reading a job of ours has ended there; what it used is free, if that is not told apart it is not known."""
+        processes = tuple(self.annotate_processes(gpu, held))
+        is_told = bool(processes) and all(process.memory_mib is not None for process in processes)
+        mean, peak = self.readings.describe_window(gpu.uuid)
+        return replace(
+            gpu, memory_used_mib=None if was_left and not is_told and not self.config.gpu.min_free_mem_mib else gpu.memory_used_mib,
+            processes=processes, lease_holder=lease_holder, settled=self.readings.find_settled(processes, self.clock.monotonic()),
+            utilization_mean=mean, utilization_peak=peak)
 
     def annotate_processes(self, gpu: Gpu, held: set[str]) -> Iterator[GpuProcess]:
         for process in gpu.processes:
@@ -3662,10 +5373,7 @@ class Service:
         if not self.wants_sample:
             return
         self.wants_sample = False
-        self.job_samples = self.machine.samples.sample_jobs(self.members)
-        self.host_sample = self.machine.samples.sample_host()
-        for job_id, sample in self.job_samples.items():
-            self.peak_rss[job_id] = max(sample.rss_mib, self.peak_rss.get(job_id, 0.0))
+        self.readings.sample(self.members)
 
     def remember_inventory(self, seen: Observation) -> None:
         """So that a restarted service knows which GPUs to look for when the driver shows none."""
@@ -3688,11 +5396,17 @@ class Service:
         self.open_fifo()
         self.adopt()
         self.prober.thread.start()
-        for target, name in ((self.keep_snapshots, "snapshots"), (self.remove_rubbish, "rubbish")):
+        workers = [(self.keep_snapshots, "snapshots"), (self.remove_rubbish, "rubbish"), (Hooks(self).run, "hooks")]
+        for target, name in workers + ([(self.jobs_file.run, "jobs file")] if self.jobs_file else []):
             threading.Thread(target=target, name=name, daemon=True).start()
         while not self.is_stopping:
             self.turn(self.listen(self.next_wait_s()))
         self.prober.stop.set()
+        try:
+            self.look_for_edit()
+            self.keep_samples()
+        except (OSError, NexusError) as error:
+            self.log.warning("At the end: %s", error)
 
     def turn(self, sayings: Sequence[Saying]) -> None:
         """One step of the loop.  A phase that fails is logged and counted; the others go on."""
@@ -3723,9 +5437,9 @@ class Service:
             return WATCH_INTERVAL_S             # what has just failed is not tried at full speed
         if self.results or self.clearings:
             return CLEARING_INTERVAL_S
-        if self.store.read(lambda state: bool(state.running)):
-            return WATCH_INTERVAL_S
-        return 1.0 if self.store.last_error else 5.0
+        is_running, delayed = self.store.read(lambda state: (bool(state.running), state.delayed[:1]))
+        longest = WATCH_INTERVAL_S if is_running or self.store.last_error else 5.0
+        return min([longest, *(max(0.01, at - self.clock.now()) for at, _ in delayed)])
 
     def open_fifo(self) -> None:
         """Read-write, so that a runner's word never meets a FIFO that nobody has open.  Without one, pids are watched."""
@@ -3803,7 +5517,7 @@ class Service:
         def put_back(state: State) -> Changes:
             stop_cause = state.jobs[job.id].stop_cause
             if stop_cause:                              # it need not start only to be stopped
-                yield change_status(state.jobs[job.id], CANCELLED, now, **{**NOT_STARTED, "cause": stop_cause, "finished_at": now})
+                yield from end_job(state, state.jobs[job.id], CANCELLED, now, **{**NOT_STARTED, "cause": stop_cause, "finished_at": now})
             else:
                 yield change_status(state.jobs[job.id], PENDING, now, **NOT_STARTED)
 
@@ -3819,6 +5533,7 @@ class Service:
         if now - self.last_watch_at < WATCH_INTERVAL_S and not gone:
             return
         self.last_watch_at = now
+        self.usage = self.measure_usage()
         for job in self.running_jobs():
             if job.id not in self.results:
                 try:
@@ -3828,6 +5543,12 @@ class Service:
         if self.machine.leases and now - self.last_touch_at > 3600:
             self.last_touch_at = now
             self.machine.leases.touch(job.id for job in self.running_jobs() if job.gpu_uuids)
+
+    def measure_usage(self) -> dict[str, Usage]:
+        """Of the jobs that have limits."""
+        now, config = self.clock.now(), self.config.jobs
+        return {job.id: Usage(self.find_runtime_s(job, now), self.readings.find_rss_mib(job.id))
+                for job in self.running_jobs() if config.max_memory_gb or find_time_limit(job, config) is not None}
 
     def look_at(self, job: Job, is_child_gone: bool) -> None:
         folder = self.layout.job_folder(job.id) if job.log_dir is None else job.log_dir
@@ -3860,7 +5581,7 @@ class Service:
 
     def give_up_launch(self, job: Job, why: str) -> None:
         if job.id in self.launched_at:
-            self.results[job.id] = Result(None, None, 0.0, "launch", why)
+            self.results[job.id] = Result(None, None, 0.0, "launch", why, may_pass=True)
         else:
             self.bounce(job, why)
 
@@ -3914,29 +5635,37 @@ class Service:
             self.store.update(touch)                    # is there room again?
         now = self.clock.now()
         over = {job_id: result for job_id, result in self.results.items() if job_id not in self.clearings}
-        lines = {job.id: self.find_cause_line(job) for job in self.running_jobs() if job.id in over and over[job.id].exit_code}
+        evidence = {job.id: self.gather_evidence(job, over[job.id]) for job in self.running_jobs() if job.id in over}
         trouble, hold = self.find_gpu_trouble(), self.find_hold()
 
         def decide(state: State) -> Changes:
             ended = []
             for job_id, result in over.items():
                 job = state.jobs.get(job_id)
-                if job and job.status == RUNNING:
-                    yield self.judge(job, result, lines.get(job_id), now)
-                    ended.append(job_id)
-            made = (Plan((), (), dict.fromkeys(state.kinds, hold)) if hold
-                    else plan(state, self.see_gpus(state), trouble, self.config, now))
+                if job and job.status == RUNNING and job_id in evidence:
+                    yield from self.end_attempt(state, job, result, evidence[job_id], now)
+                    ended.append((job, state.jobs[job_id]))
+            for job_id in [job_id for at, job_id in state.delayed if self.is_due(state.jobs[job_id], at, now)]:
+                yield JobChanged(job_id, {"retry_at": None})
+            usage = {job_id: used for job_id, used in self.usage.items() if job_id not in self.results}     # what is over is not late
+            made = Plan(hold=hold) if hold else plan(state, self.see_gpus(state), trouble, self.config, now, usage)
+            for stop in made.stops:
+                yield JobChanged(stop.job_id, {"stop_cause": stop.cause, "stop_line": stop.line})
             for job_id in made.passed_over:
                 yield JobChanged(job_id, {"passed_over_at": now})
             for start in made.starts:
                 yield self.intend(state.jobs[start.job_id], start, now)
-            return made, [state.jobs[job_id] for job_id in ended], [state.jobs[start.job_id] for start in made.starts]
+            return made, ended, [state.jobs[start.job_id] for start in made.starts]
 
         self.plan, ended, started = self.store.update(decide)
         for job_id in over:
             self.results.pop(job_id, None)
-        for job in ended:
-            self.report_end(job)
+        for before, after in ended:
+            self.report_end(before, after)
+        self.guard_gpus([before for before, _ in ended])
+        for stop in self.plan.stops:
+            self.log.info("Job %s is stopped: %s", stop.job_id, stop.line)
+            self.wake()
         for job in started:
             try:
                 self.start(job)
@@ -3971,24 +5700,65 @@ class Service:
 
     def see_gpus(self, state: State) -> list[Gpu]:
         """The GPUs as last observed, paused or not as of now."""
-        return [replace(gpu, is_paused=gpu.uuid in state.paused_gpus) for gpu in self.gpus]
+        reasons, paused = dict(state.pause_reasons), state.paused_gpus
+        return [replace(gpu, is_paused=True, pause_reason=reasons.get(gpu.uuid)) if gpu.uuid in paused else gpu for gpu in self.gpus]
 
-    def judge(self, job: Job, result: Result, last_line: str | None, now: float) -> Change:
-        """The change that ends a job, with its cause."""
-        code = result.exit_code
-        number = code - 128 if code is not None and 128 < code < 160 else None
-        cause = result.cause or (None if code == 0 else "signal" if number else "exit")
-        status = COMPLETED if cause is None else FAILED
-        line = result.cause_line or (last_line if cause in ("exit", "signal") else None)
-        if job.stop_cause:
-            status, cause, line = CANCELLED, job.stop_cause, None
-        return change_status(
-            job, status, now, exit_code=code, signal=number, cause=cause, cause_line=line,
-            finished_at=max(result.finished_at or now, job.started_at or 0),
-            runtime_seconds=result.runtime_seconds if result.runtime_seconds is not None
-            else self.find_runtime_s(job, now), peak_rss_mib=self.peak_rss.get(job.id),
-            cpu_seconds=self.job_samples[job.id].cpu_seconds if job.id in self.job_samples else None,
-            peak_gpu_mem_mib=self.peak_gpu_mem.get(job.id))
+    def is_due(self, job: Job, retry_at: float, now: float) -> bool:
+        """Whether a job may be tried again; also when the clock was set back, and it would wait for longer than ever meant."""
+        longest = self.config.jobs.retry_backoff_seconds * 2 ** min(len(job.attempts), 20)
+        return retry_at <= now or retry_at - now > longest
+
+    def end_attempt(self, state: State, job: Job, result: Result, evidence: Evidence, now: float) -> Changes:
+        """The changes that a running job's end makes: to itself, to those after it, to its group."""
+        runtime_s = self.find_runtime_s(job, now) if result.runtime_seconds is None else result.runtime_seconds
+        status, facts = judge(job, result, evidence, runtime_s, self.config.jobs, now)
+        if status == PENDING:
+            yield change_status(job, PENDING, now, **facts)
+            return
+        yield from end_job(state, job, status, now, **facts)
+        if job.group:
+            group = state.groups.get(job.group) or Group(job.group)
+            is_soon = runtime_s <= self.config.gpu.guard_seconds and facts["cause"] not in ("timeout", "reboot")
+            has_pending = any(job.group in lines for lines in state.kinds.values())
+            said = " / ".join(find_last_lines(evidence.stderr, 3)) or facts["cause_line"] or f"{facts['cause']} {facts['exit_code']}"
+            counted = count_group_end(group, status, facts["cause"], is_soon, said, has_pending)
+            if counted != group:
+                yield GroupChanged(counted)
+
+    def gather_evidence(self, job: Job, result: Result) -> Evidence:
+        """What a failed attempt left; and what its processes took."""
+        samples = self.readings.list_facts(job.id)
+        if not result.exit_code:
+            return Evidence(samples=samples)
+        path = os.path.join(job.log_dir or "", "stderr.log")
+        text, size = read_tail(path, job.log_offset, TAIL_BYTES)
+        return Evidence(text, size, self.find_log_trouble(job), samples)
+
+    def keep_samples(self) -> None:
+        """Before a restart: what running jobs took up to now.  Raises: unavailable."""
+        def keep(state: State) -> Changes:
+            for job in list(state.running.values()):
+                samples = self.gather_evidence(job, Result(None)).samples
+                yield JobChanged(job.id, {name: sample for name, sample in samples.items() if sample is not None})
+        self.store.update(keep)
+
+    def guard_gpus(self, ended: Sequence[Job]) -> None:
+        """Pause a GPU on which jobs fail that run elsewhere; never the last one that is usable."""
+        for uuid in dict.fromkeys(uuid for job in ended for uuid in job.gpu_uuids):
+            reason = find_bad_gpu(self.ended, uuid, self.config.gpu)
+
+            def pause(state: State, uuid: str = uuid, reason: str = reason or "") -> Changes:
+                others = [gpu for gpu in self.see_gpus(state) if gpu.uuid != uuid and not find_lasting_obstacle(gpu, self.config.gpu)]
+                if others and uuid not in state.paused_gpus:
+                    yield StateChanged({"paused_gpus": (*state.paused_gpus, uuid), "pause_reasons": (*state.pause_reasons, (uuid, reason))})
+                    return True
+                return False
+
+            if reason and self.store.update(pause):
+                self.wants_annotation = True
+                index = next((gpu.index for gpu in self.gpus if gpu.uuid == uuid), uuid)
+                self.log.error("GPU %s is paused: %s; nexus resume %s clears it", index, reason, index)
+                self.wake()
 
     def find_runtime_s(self, job: Job, now: float) -> float:
         """For how long a job has run; by the wall clock, which may have been set, only where nothing else is known."""
@@ -3996,16 +5766,15 @@ class Service:
             return max(0.0, self.machine.processes.find_age_s(job.pid_started))
         return max(0.0, now - (job.started_at or now))
 
-    def find_cause_line(self, job: Job) -> str | None:
-        """What a job that failed said last, or that the disk was full."""
+    def find_log_trouble(self, job: Job) -> str | None:
+        """That the disk of a failed job's logs was full, or that they are gone."""
         folder = job.log_dir or ""
         try:
-            disk = os.statvfs(folder)
-            if disk.f_bavail == 0:
+            if os.statvfs(folder).f_bavail == 0:
                 return f"No space left on device: {folder} (the job's logs may be cut)"
         except OSError:
             return f"its log folder is gone: {folder}"
-        return read_last_line(os.path.join(folder, "stderr.log"))
+        return None
 
     def intend(self, job: Job, start: Start, now: float) -> Change:
         return change_status(
@@ -4019,6 +5788,11 @@ class Service:
         hold = self.find_hold() or (self.find_gpu_trouble() if leases else None)
         if hold:                                        # since it was planned
             self.bounce(job, hold)
+            return
+        try:
+            self.check_script(job.command, job.cwd)     # a link may lead elsewhere by now
+        except NexusError as error:
+            self.fail_launch(job, error.message)
             return
         try:
             if leases:
@@ -4036,7 +5810,7 @@ class Service:
             return
         self.hold_s = 0.0
         place = f"GPU {format_indices(job.gpu_indices)}" if job.gpu_indices else "the CPU"
-        self.log.info("Started job %s on %s: %s", job.id, place, format_line(job.command, 500))
+        self.tell(job, "Started job %s on %s: %s", job.id, place, format_line(job.command, 500))
         if notes:
             def note(state: State) -> Changes:
                 yield JobChanged(job.id, {"notes": tuple(notes)})
@@ -4050,9 +5824,10 @@ class Service:
             self.hold_starts(why)
             self.bounce(job, why)
         else:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            if is_full:
                 self.hold_starts(why)
-            self.fail_launch(job, why)
+            self.fail_launch(job, why, may_pass=not is_full and error.errno != errno.ENOENT)
 
     def write_script(self, job: Job, lease: str | None) -> tuple[str, list[str]]:
         """Make a job's log folder and its job.sh.  Raises: OSError."""
@@ -4064,44 +5839,59 @@ class Service:
         if submitted is None:
             raise FileNotFoundError(2, "its environment was lost with a damaged state file; add the job again", "its environment")
         options, notes = choose_limits(job)
-        text = build_script(job, build_environment(job, submitted, self.observation.gpus), self.layout, lease, options)
+        gpus = self.observation.gpus
+        command = fill_cuda_option(job.command, list_cuda_numbers(job, gpus)) if job.cuda_arg else job.command
+        text = build_script(replace(job, command=command), build_environment(job, submitted, gpus), self.layout, lease, options)
         script = os.path.join(folder, "job.sh")
         write_atomic(script, [text], 0o700, is_synced=False)
         return script, notes
 
-    def fail_launch(self, job: Job, why: str) -> None:
+    def fail_launch(self, job: Job, why: str, may_pass: bool = False) -> None:
         """It could not be started: nobody runs it, and a late runner must find that its attempt is taken."""
         try:
             take_claim(self.layout.job_folder(job.id), job.attempt)
         except OSError:
             pass                                        # then there is no job.sh to claim it either
-        self.results[job.id] = Result(None, None, 0.0, "launch", format_line(why, 300))
+        self.results[job.id] = Result(None, None, 0.0, "launch", format_line(why, 300), may_pass)
         self.wake()
 
     def forget(self, job: Job) -> None:
         """Let go of what was kept for a running job."""
         now = self.clock.monotonic()
         self.released_at.update(dict.fromkeys(job.gpu_uuids, now))
-        for kept in (self.results, self.clearings, self.launched_at, self.peak_rss, self.peak_gpu_mem, self.job_samples):
+        for kept in (self.results, self.clearings, self.launched_at):
             kept.pop(job.id, None)
+        self.readings.forget(job.id)
         if self.machine.leases:
             self.machine.leases.drop(job.id)
 
-    def report_end(self, job: Job) -> None:
-        self.forget(job)
-        place = f" on GPU {format_indices(job.gpu_indices)}" if job.gpu_indices else ""
+    def report_end(self, before: Job, job: Job) -> None:
+        """`before`: as it ran."""
+        self.forget(before)
+        facts = read_attempts(job)[-1] if job.status == PENDING else {name: getattr(job, name) for name in ATTEMPT_FIELDS}
+        is_soon = facts["cause"] in ("exit", "signal", "cuda-oom") and (facts["runtime_seconds"] or 0) <= self.config.gpu.guard_seconds
+        self.ended.append(Ended(before.gpu_uuids, find_program_name(job.command), job.status == COMPLETED, is_soon))
+        place = f" on GPU {format_indices(before.gpu_indices)}" if before.gpu_indices else ""
         if job.status == COMPLETED:
-            self.log.info("Job %s completed successfully%s", job.id, place)
-        else:
-            known = f", exit code {job.exit_code}" if job.exit_code is not None else ""
-            self.log.info("Job %s %s%s: %s%s%s", job.id, job.status, place, job.cause, known,
-                          f" ({format_line(job.cause_line, 300)})" if job.cause_line else "")
+            self.tell(before, "Job %s completed successfully%s", job.id, place)
+            return
+        known = f", exit code {facts['exit_code']}" if facts["exit_code"] is not None else ""
+        line = f" ({format_line(job.cause_line, 300)})" if job.cause_line else ""
+        again = f"; {describe_retry(job, self.clock.now()).partition('; ')[2]}" if job.status == PENDING else ""
+        self.tell(before, "Job %s %s%s: %s%s%s%s", job.id, "failed" if again else job.status, place, facts["cause"], known, line, again)
+
+    def tell(self, job: Job, message: str, *details: object) -> None:
+        """Log something of a running job; as JSON with its facts."""
+        self.log.info(message, *details, extra={"job_id": job.id, "gpu_ids": list(job.gpu_indices), "required_gpus": job.gpus,
+                                                "attempt": job.attempt})
 
     # Adopting what ran before
 
     def adopt(self) -> None:
         """After a start of the service: learn what became of the jobs that are recorded as running."""
+        self.take_edit(self.store.read(lambda state: {"paused_gpus": state.paused_gpus}))       # it may have been edited meanwhile
         for job in self.running_jobs():
+            self.readings.restore(job)
             try:
                 self.look_at(job, False)
                 if job.id not in self.results and self.store.read(lambda state, job=job: job.id in state.running):  # type: ignore[misc]
@@ -4132,27 +5922,132 @@ class Service:
             return gone
 
         for job in self.store.update(trim):
-            if job.log_dir:
-                self.rubbish.put(job.log_dir)
+            self.rubbish.put(job)
 
     def remove_rubbish(self) -> None:
         while True:
-            folder = self.rubbish.get()
-            if not remove_job_folder(self.layout.log_dir, folder) and os.path.lexists(folder):
-                self.log.warning("%s was left: it is not a plain folder below %s, or cannot be removed", folder, self.layout.log_dir)
+            job = self.rubbish.get()
+            try:
+                if job.log_dir and not remove_job_folder(self.layout.log_dir, job.log_dir) and os.path.lexists(job.log_dir):
+                    self.log.warning("%s was left: it is not a plain folder below %s, or cannot be removed", job.log_dir,
+                                     self.layout.log_dir)
+                if job.snapshot and job.snapshot_repo and not self.needs_snapshot(job.snapshot):
+                    release_snapshot(job.snapshot_repo, job.snapshot, self.environ)
+            except NexusError as error:
+                self.log.warning("After job %s: %s", job.id, error.message)
+            except Exception as error:
+                self.fail("removing what is left of a job", error)
+
+    def needs_snapshot(self, commit: str) -> bool:
+        return self.store.read(lambda state: any(job.snapshot == commit for job in state.jobs.values()))
 
     def keep_snapshots(self) -> None:
+        """Write state.json when the journal has grown; and take over what other programs write into it."""
         while True:
-            self.store.snapshot_wanted.wait()
+            is_wanted = self.store.snapshot_wanted.wait(WATCH_INTERVAL_S)
             self.store.snapshot_wanted.clear()
             try:
-                self.store.save_snapshot()
-            except OSError as error:
+                is_edited = self.look_for_edit()
+                if self.bad_edits:                          # it may be half written: what comes is not to be lost
+                    self.clock.sleep(WATCH_INTERVAL_S)
+                    self.store.snapshot_wanted.set()
+                elif is_wanted or is_edited:
+                    self.store.save_snapshot(is_forced=is_edited)
+            except (OSError, NexusError) as error:
                 self.log.warning("state.json could not be written (%s); the journal goes on", error)
                 self.clock.sleep(10)
                 self.store.snapshot_wanted.set()
             except Exception as error:
                 self.fail("writing state.json", error)
+
+    def look_for_edit(self) -> bool:
+        """Take over `paused` and `paused_gpus` if another program has written state.json; whether it is to be written anew."""
+        try:
+            edit = self.store.read_edit()
+            if edit is None:
+                return False
+            self.take_edit(edit)
+        except ValueError as error:
+            self.bad_edits += 1
+            if self.bad_edits < 3:
+                return False
+            self.log.warning("state.json was edited and is no JSON (%s): it is written anew", error)
+        self.bad_edits = 0
+        return True
+
+    def take_edit(self, edit: Mapping[str, Any]) -> None:
+        """`paused`: true or false; `paused_gpus`: indices or uuids.  What is neither is left."""
+        def change(state: State) -> Changes:
+            uuids = {str(index): uuid for index, uuid, _, _ in state.inventory}
+            given = edit.get("paused_gpus")
+            facts: dict[str, Any] = {"paused": edit["paused"]} if isinstance(edit.get("paused"), bool) else {}
+            if isinstance(given, tuple):
+                names = [str(item) for item in given if isinstance(item, (int, str))]
+                facts["paused_gpus"] = tuple(dict.fromkeys(uuids.get(name, name) for name in names))
+                facts["pause_reasons"] = tuple(pair for pair in state.pause_reasons if pair[0] in facts["paused_gpus"])
+            changed = {name: fact for name, fact in facts.items() if fact != getattr(state, name)}
+            if changed:
+                yield StateChanged(changed)
+            return changed
+
+        changed = self.store.update(change)
+        if changed:
+            self.wants_annotation = True
+            self.log.info("Taken over from state.json: %s", ", ".join(f"{name} = {fact}" for name, fact in changed.items()))
+            self.wake()
+
+    def take_rows(self, rows: Sequence[JobsRow], folder: str) -> list[str]:
+        """Queue what is new in the jobs file, each content once; return what was wrong with rows."""
+        counts: dict[str, int] = {}
+        for row in rows:
+            digest = digest_of(row.content)[:16]
+            counts[digest] = counts.get(digest, 0) + 1
+        seen = self.store.read(lambda state: dict(state.seen))
+        if counts == seen:
+            return []
+        latest = {digest_of(row.content)[:16]: row for row in rows}
+        faults: list[str] = []
+        prepared: dict[str, Submission] = {}
+        for digest, row in latest.items():
+            if counts[digest] > seen.get(digest, 0):
+                try:
+                    prepared[digest] = self.prepare(self.make_row_submission(row, folder))
+                except NexusError as error:
+                    faults.append(f"line {row.line}, '{format_line(row.script, 100)}': {error.message}")
+        now = self.clock.now()
+        environments = dict(zip(prepared, self.make_environments(list(prepared.values()))))
+
+        def add(state: State) -> Changes:
+            ids = []
+            contents = map_contents(state)
+            for digest, submission in prepared.items():
+                if len(state.order) >= self.config.jobs.queue_limit:
+                    faults.append(f"line {latest[digest].line}: the queue is full (queue_limit)")
+                    continue
+                if self.content_of(submission) not in contents:
+                    job = yield from self.add_job(state, submission, *environments[digest], now)
+                    ids.append(job.id)
+                yield LineSeen(digest, counts[digest])
+            for digest, count in seen.items():
+                if counts.get(digest, 0) < count:           # taken out of the file: there again, it is new
+                    yield LineSeen(digest, counts.get(digest, 0))
+            return ids
+
+        ids = self.store.update(add)
+        if ids:
+            self.log.info("%s added from the jobs file: %s", format_count(len(ids), "job"),
+                          ", ".join(ids[:20]) + (" ..." if ids[20:] else ""))
+            self.wake()
+        return faults
+
+    def make_row_submission(self, row: JobsRow, folder: str) -> Submission:
+        script = os.path.expanduser(row.script)
+        has_python = row.conda or find_program("python")
+        program = "bash" if script.endswith(".sh") else "python" if has_python else "python3"
+        is_adding = self.config.jobs.cuda_arg == "add"
+        command = " ".join(filter(None, [program, quote(script), row.arguments]))
+        return Submission(command=parse_command(command), cwd=folder, priority=row.priority, conda=row.conda, gpu_ids=row.gpu_ids,
+                          cuda_arg=is_adding or has_cuda_option(command))
 
     # What is told
 
@@ -4168,23 +6063,34 @@ class Service:
             return {
                 "gpu_status": [gpu_json(gpu, state, self.config.gpu, trouble) for gpu in self.see_gpus(state)],
                 "is_paused": state.paused, "queued_jobs": len(state.order), "completed_jobs": len(state.finished),
-                "running_jobs": [self.running_json(job, now) for job in state.running.values()],
-                "queued_by_priority": bands}
+                "running_jobs": list(state.running.values()), "queued_by_priority": bands}
 
         unknown = None if self.machine.samples.is_available else (
             "psutil is not installed: memory and CPU of jobs and the names of programs are unknown (pip install psutil)")
-        return {**self.store.read(look), "gpu_trouble": trouble, "hints": self.make_hints(), "samples_hint": unknown, **self.info(),
-                "host": {"name": self.node, "cpu_percent": self.host_sample.cpu_percent,
-                         "memory_used_gb": self.host_sample.memory_used_gb, "memory_total_gb": self.host_sample.memory_total_gb}}
+        told = self.store.read(look)
+        told["running_jobs"] = [self.brief_json(job, now) for job in told["running_jobs"]]      # of a thousand: outside the lock
+        return {**told, "gpu_trouble": trouble, "hints": self.make_hints(), "samples_hint": unknown, **self.info(),
+                "host": {"name": self.node, **{name: getattr(self.readings.host, name) for name in HOST_FIELDS}}}
 
     def running_json(self, job: Job, now: float) -> dict[str, Any]:
-        sample = self.job_samples.get(job.id)
+        sample = self.readings.jobs.get(job.id)
+        samples = self.gather_evidence(job, Result(None)).samples
         return {**job_json(job, now, self.node), "runtime_seconds": round(self.find_runtime_s(job, now), 3),
+                **{name: round_known(sample) for name, sample in samples.items()},
+                "rss_mib": round_known(sample.rss_mib) if sample else None,
+                "cpu_percent": round_known(sample.cpu_percent) if sample else None}
+
+    def brief_json(self, job: Job, now: float) -> dict[str, Any]:
+        """What /status tells of a running job."""
+        sample = self.readings.jobs.get(job.id)
+        return {"id": job.id, "name": job.name, "group": job.group, "user": job.user, "command": job.command, "status": job.status,
+                "gpus": job.gpus, "gpu_indices": job.gpu_indices, "started_at": format_time(job.started_at), "attempt": job.attempt,
+                "runtime_seconds": round(self.find_runtime_s(job, now), 3), "stopping": job.stop_cause,
                 "rss_mib": round_known(sample.rss_mib) if sample else None,
                 "cpu_percent": round_known(sample.cpu_percent) if sample else None}
 
     def info(self) -> dict[str, Any]:
-        return {"version": __version__, "hash": file_hash(), "pid": os.getpid(), "user": self.user, "home": self.layout.home,
+        return {"version": __version__, "hash": self.hash, "pid": os.getpid(), "user": self.user, "home": self.layout.home,
                 "uptime_seconds": round(self.clock.monotonic() - self.started_monotonic, 3)}
 
     def make_hints(self) -> list[str]:
@@ -4193,27 +6099,65 @@ class Service:
             hints.append("these GPUs are made up; for the real ones: nexus restart, without NEXUS_MOCK_GPUS")
         if self.machine.no_screen_reason and self.config.jobs.launcher == "screen":
             hints.append(f"{self.machine.no_screen_reason}: jobs run directly, without attach (install it: apt install screen)")
+        held = self.store.read(lambda state: [group for group in state.groups.values() if group.hold])
+        hints += [f"group {group.name} is held: {group.hold}" for group in held[:3]]
+        if self.jobs_file and self.jobs_file.faults:
+            hints.append(f"{self.jobs_file.path}: {self.jobs_file.faults[0]}" + (
+                f"; and {len(self.jobs_file.faults) - 1} more" if self.jobs_file.faults[1:] else ""))
         if self.store.last_error:
             hints.append(f"{self.store.last_error.message}: nothing new is accepted or started until there is room")
         return hints
 
-    def describe(self, job: Job, state: State) -> dict[str, Any]:
-        """A job for the API, with its place in the queue and why it waits."""
+    def describe(self, job: Job, state: State, estimates: Mapping[str, float] = NO_ESTIMATES) -> dict[str, Any]:
+        """A job for the API, with its place in the queue, why it waits and when it will start."""
+        now = self.clock.now()
         if job.status != PENDING:
-            return self.running_json(job, self.clock.now()) if job.status == RUNNING else job_json(job, self.clock.now(), self.node)
-        return job_json(job, self.clock.now(), self.node, state.position(job), self.why(job, state))
+            return self.running_json(job, now) if job.status == RUNNING else job_json(job, now, self.node)
+        return job_json(job, now, self.node, state.position(job), self.why(job, state), estimates.get(job.id))
 
-    def describe_now(self, job: Job) -> dict[str, Any]:
+    def describe_now(self, job: Job, estimates: Mapping[str, float] = NO_ESTIMATES) -> dict[str, Any]:
         """A job as it is by now."""
-        return self.store.read(lambda state: self.describe(state.jobs.get(job.id, job), state))
+        return self.store.read(lambda state: self.describe(state.jobs.get(job.id, job), state, estimates))
 
     def why(self, job: Job, state: State) -> str:
         """Why a pending job does not run now."""
         if self.store.last_error:
             return self.store.last_error.message
         if state.paused:
-            return "the queue is paused (nexus resume)"
-        return self.plan.reasons.get(kind_of(job), "it is about to start")
+            return PAUSED
+        return describe_wait(job, state, self.plan, self.config, self.clock.now())
+
+    def explain(self, job_id: str) -> dict[str, Any]:
+        """GET /jobs/{id}/why: the decision, and what stands behind it GPU by GPU.  Raises: not_found."""
+        now = self.clock.now()
+        estimates = self.estimate()
+
+        def look(state: State) -> dict[str, Any]:
+            job = find_job(state, job_id)
+            told = {"id": job.id, "status": job.status, "facts": [], "gpus": []}
+            if job.status != PENDING:
+                ran = f"on GPU {format_indices(job.gpu_indices)}" if job.gpu_indices else "without a GPU"
+                return {**told, "why": job.cause_line or job.cause or (f"it runs {ran}" if job.status == RUNNING else f"it ran {ran}")}
+            facts = describe_place(job, state.position(job), estimates.get(job.id), self.config.jobs, now)
+            gpus = list_verdicts(job, self.plan.board, self.config.gpu, now) if job.gpus else []
+            return {**told, "why": self.why(job, state), "facts": facts, "gpus": [{"index": index, "verdict": why} for index, why in gpus]}
+        return dict(self.store.read(look))
+
+    def estimate(self) -> Mapping[str, float]:
+        """{pending job: when it will start}, as far as that is known, and a few seconds old at most."""
+        with self.estimate_lock:
+            began = self.clock.monotonic()
+            if began - self.estimated_at < max(2.0, ESTIMATE_REST * self.estimate_took_s):
+                return self.estimates
+            now = self.clock.now()
+            jobs, groups, finished, gpus, is_paused = self.store.read(lambda state: (
+                [*state.running.values(), *(state.jobs[job_id] for _, job_id in state.order[:MAX_REPLAY_JOBS])],
+                list(state.groups.values()), list(state.finished.values()), self.see_gpus(state), state.paused))
+            is_known = jobs and not is_paused and not self.find_gpu_trouble() and not self.find_hold()
+            self.estimates = estimate_starts(jobs, groups, know_run_times(jobs, finished), gpus, self.config, now) if is_known else {}
+            self.estimated_at = self.clock.monotonic()
+            self.estimate_took_s = self.estimated_at - began
+            return self.estimates
 
     def health(self) -> dict[str, Any]:
         """GET /health."""
@@ -4229,6 +6173,11 @@ class Service:
              f"{format_count(len(self.gpus), 'GPU')}, asked in {self.observation.took_s:.2f} s"),
             ("state", self.store.last_error is None, self.store.last_error.message if self.store.last_error else "written"),
         ]
+        if self.jobs_file:
+            faults = self.jobs_file.faults
+            more = f"; and {len(faults) - 3} more" if faults[3:] else ""
+            is_there = os.path.exists(self.jobs_file.path)
+            checks.append(("jobs file", is_there, "; ".join(faults[:3]) + more or f"{self.jobs_file.path} is watched"))
         for name, folder in (("state disk", self.layout.journal_dir), ("log disk", self.layout.log_dir)):
             try:
                 free_mib = shutil.disk_usage(folder if os.path.isdir(folder) else self.layout.home).free / 2**20
@@ -4239,8 +6188,47 @@ class Service:
                 "checks": [{"name": name, "is_ok": is_ok, "reading": reading} for name, is_ok, reading in checks]}
 
 
-NOT_STARTED: dict[str, Any] = {"gpu_indices": (), "gpu_uuids": (), "started_at": None, "pid": None, "pid_started": None,
-                               "session": None, "nonce": None, "boot_id": None}
+KEPT_AS_ASKED = ("command", "name", "group", "gpus", "gpu_ids", "gpu_mem_mib", "after", "conda", "snapshot", "snapshot_repo", "cuda_arg",
+                 "timeout_seconds", "expected_time", "tty", "umask", "limits")      # the fields of Job that are a submission's own
+
+
+def find_same(state: State, submission: Submission, content: str) -> str | None:
+    """The job that a submission with an id of its own has brought already.  Raises: conflict, when that is another one."""
+    known = state.jobs.get(submission.id or "")
+    if known and known.content != content:
+        raise NexusError("conflict", f"job {known.id} exists and is another one", hint="leave the id out, or take another")
+    return known.id if known else None
+
+
+def content_of(job: Job) -> tuple[object, ...]:
+    """What tells a job from others for --unique."""
+    return job.command, job.cwd, job.conda, job.env_digest
+
+
+def map_contents(state: State) -> dict[tuple[object, ...], str]:
+    """{content: job} of the jobs that wait, run or have completed."""
+    return {content_of(job): job.id for job in state.jobs.values() if job.status in (PENDING, RUNNING, COMPLETED)}
+
+
+def digest_env(env: Mapping[str, str]) -> str | None:
+    return digest_of(json.dumps(env, sort_keys=True))[:16] if env else None
+
+
+def list_dependents(state: State, job_id: str) -> list[Job]:
+    """The jobs that were cancelled because this one did not complete, and those because of them; parents first."""
+    lost = sorted((job for job in state.finished.values() if job.cause == "dependency"), key=lambda job: job.number)
+    found = {job_id}
+    listed = []
+    for job in lost:
+        others = [parent for parent in job.after if parent not in found]
+        if len(others) < len(job.after) and all(parent in state.jobs and state.jobs[parent].status == COMPLETED for parent in others):
+            found.add(job.id)
+            listed.append(job)
+    return listed
+
+
+def list_groups(state: State) -> set[str]:
+    return {job.group for job in state.jobs.values() if job.group}
 
 
 def touch(state: State) -> Changes:
@@ -4322,17 +6310,18 @@ class Route:
 ROUTES = (
     Route("GET", "/", "get_info", (), "what answers here"),
     Route("GET", "/status", "get_status", (), "GPUs, running jobs, and how many wait"),
-    Route("GET", "/queue", "get_queue", (), "pending jobs in the order they would start"),
+    Route("GET", "/queue", "get_queue", ("group",), "pending jobs in the order they would start"),
     Route("POST", "/queue", "post_queue", (), "add a job, or a list of jobs, all or none"),
     Route("PATCH", "/queue/{id}", "patch_queue", (), "give a pending job another priority or position"),
     Route("DELETE", "/queue/{id}", "delete_queue", (), "take a pending job out of the queue"),
-    Route("GET", "/jobs", "get_jobs", ("status", "user", "limit"), "all jobs kept: finished, running, pending"),
+    Route("GET", "/jobs", "get_jobs", ("status", "user", "group", "limit"), "all jobs kept: finished, running, pending"),
     Route("GET", "/jobs/{id}", "get_job", (), "one job"),
     Route("DELETE", "/jobs/{id}", "delete_job", (), "kill a running job"),
-    Route("POST", "/jobs/{id}/retry", "post_retry", (), "run a finished job again, as a new one"),
+    Route("POST", "/jobs/{id}/retry", "post_retry", (), "run a finished job again, as a new one, and those cancelled for it"),
+    Route("GET", "/jobs/{id}/why", "get_why", (), "why a job waits, GPU by GPU"),
     Route("GET", "/jobs/{id}/logs", "get_logs", ("follow", "stream", "tail"), "what a job printed, or prints"),
-    Route("POST", "/service/pause", "post_pause", (), "start nothing new"),
-    Route("POST", "/service/resume", "post_resume", (), "start jobs again"),
+    Route("POST", "/service/pause", "post_pause", ("group",), "start nothing new, or nothing of a group"),
+    Route("POST", "/service/resume", "post_resume", ("group",), "start jobs again"),
     Route("POST", "/service/stop", "post_stop", (), "end the service; jobs go on"),
     Route("GET", "/service/logs", "get_service_logs", ("follow", "tail"), "the service's log"),
     Route("POST", "/gpus/{index}/pause", "post_gpu_pause", (), "give a GPU no new job"),
@@ -4461,13 +6450,21 @@ class Api:
         return json_response(self.service.status())
 
     def get_queue(self, request: Request, who: str) -> Response:
-        service = self.service
-        jobs = service.store.read(lambda state: [state.jobs[job_id] for _, job_id in state.order])
-        paused = service.store.read(lambda state: state.paused)
-        why = "the queue is paused (nexus resume)" if paused else "it is about to start"
-        reasons = {} if paused else service.plan.reasons
-        now = service.clock.now()
-        return stream_list(job_json(job, now, service.node, place, reasons.get(kind_of(job), why)) for place, job in enumerate(jobs))
+        service, group = self.service, request.query.get("group")
+        jobs = service.store.read(lambda state: [(place, state.jobs[job_id]) for place, (_, job_id) in enumerate(state.order)])
+        estimates = service.estimate() if jobs else {}
+        return stream_list(self.describe_queue([(place, job) for place, job in jobs if group in (None, job.group)], estimates))
+
+    def describe_queue(self, jobs: Sequence[tuple[int, Job]], estimates: Mapping[str, float]) -> Iterator[dict[str, Any]]:
+        """Pending jobs; those that ask for the same wait for the same, so that it is looked for once, and a long list delays nobody."""
+        service, now = self.service, self.service.clock.now()
+        kept = {slot.kept_for for slot in service.plan.board}
+        reasons: dict[object, str] = {}
+        for place, job in jobs:
+            alike = job.id if job.unmet or job.retry_at is not None or job.id in kept else (kind_of(job), job.group)
+            if alike not in reasons:
+                reasons[alike] = service.store.read(lambda state, job=job: service.why(job, state))  # type: ignore[misc]
+            yield job_json(job, now, service.node, place, reasons[alike], estimates.get(job.id))
 
     def post_queue(self, request: Request, who: str) -> Response:
         data = self.read_json(request)
@@ -4477,18 +6474,32 @@ class Api:
         if data == []:
             refuse("the list of jobs is empty")
         commands = data.pop("commands", None) if isinstance(data, dict) else None
+        is_dry = flag_parser("dry_run")(data.pop("dry_run", False)) if isinstance(data, dict) else False
         if commands is not None:                        # many commands that share everything else
             if not isinstance(commands, list) or not commands or "command" in data or "id" in data:
                 refuse("commands must be a list of texts that is not empty, without command or id beside it")
             submissions = parse_list([{**data, "command": command} for command in commands])
         else:
             submissions = parse_list(data) if isinstance(data, list) else [parse_submission(data)]
-        ids = self.service.submit(submissions, who, key)
-        answer: dict[str, Any] = {"id": ids[0]} if isinstance(data, dict) and commands is None else {"ids": ids}
-        trouble = self.service.observation.trouble
-        if trouble and any(self.service.gpu_count(submission) for submission in submissions):
-            answer["warning"] = f"it waits: {trouble}"
-        return json_response(answer)
+        if is_dry:                                      # all that would be refused is
+            prepared = [self.service.prepare(submission) for submission in submissions]
+            self.service.store.read(lambda state: [find_job(state, parent) for one in prepared for parent in one.after])
+            return json_response({"dry_run": True, "jobs": [{"command": one.command, "gpus": one.gpus} for one in prepared]})
+        added = self.service.submit(submissions, who, key)
+        answer: dict[str, Any] = {"id": added.ids[0]} if isinstance(data, dict) and commands is None else {"ids": added.ids}
+        known = [job_id for job_id in added.known if job_id not in [submission.id for submission in submissions]]
+        if known:                                       # by `unique`: what is asked for twice under its id is answered as the first time
+            answer["known"] = known
+        warning = self.find_warning(added.ids, any(submission.gpus != 0 for submission in submissions))
+        return json_response({**answer, "warning": warning} if warning else answer)
+
+    def find_warning(self, ids: Sequence[str], needs_gpus: bool) -> str | None:
+        """What whoever has added jobs should know: that they will not start soon, or never."""
+        if self.service.observation.trouble and needs_gpus:
+            return f"it waits: {self.service.observation.trouble}"
+        lost: list[Job] = self.service.store.read(lambda state: [state.jobs[job_id] for job_id in ids if job_id in state.jobs
+                                                                 and state.jobs[job_id].cause == "dependency"])
+        return f"job {lost[0].id} was cancelled at once: {lost[0].cause_line}" if lost else None
 
     def patch_queue(self, request: Request, who: str, id: str) -> Response:
         data = self.read_json(request)
@@ -4507,13 +6518,14 @@ class Api:
     def get_jobs(self, request: Request, who: str) -> Response:
         service = self.service
         status, user, limit = request.query.get("status"), request.query.get("user"), parse_number(request.query, "limit")
+        group = request.query.get("group")
         if status is not None and status not in STATUSES:
             refuse(f"'{format_line(status, 40)}' is not a status", hint=f"they are {', '.join(STATUSES)}")
 
         def look(state: State) -> list[Job]:
             pending = [state.jobs[job_id] for _, job_id in state.order] if status in (None, PENDING) else []
             jobs = [*state.finished.values(), *state.running.values(), *pending]
-            return [job for job in jobs if status in (None, job.status) and user in (None, job.user)]
+            return [job for job in jobs if status in (None, job.status) and user in (None, job.user) and group in (None, job.group)]
 
         jobs = service.store.read(look)
         if limit is not None:
@@ -4523,22 +6535,27 @@ class Api:
     def describe_jobs(self, jobs: Sequence[Job]) -> Iterator[dict[str, Any]]:
         """Each looked up by itself, so that a long list delays nobody else."""
         now, node = self.service.clock.now(), self.service.node
+        estimates = self.service.estimate() if any(job.status == PENDING for job in jobs) else {}
         for job in jobs:
             if job.status in FINAL:
                 yield job_json(job, now, node)
             else:
-                yield self.service.describe_now(job)
+                yield self.service.describe_now(job, estimates)
 
     def get_job(self, request: Request, who: str, id: str) -> Response:
         job: Job = self.service.store.read(lambda state: find_job(state, id))
-        return json_response(self.service.describe_now(job))
+        return json_response(self.service.describe_now(job, self.service.estimate() if job.status == PENDING else {}))
+
+    def get_why(self, request: Request, who: str, id: str) -> Response:
+        return json_response(self.service.explain(id))
 
     def delete_job(self, request: Request, who: str, id: str) -> Response:
         self.service.cancel(id, who, (RUNNING,))
         return Response(204)
 
     def post_retry(self, request: Request, who: str, id: str) -> Response:
-        return json_response({"id": self.service.retry(id, who)})
+        new_id, *dependents = self.service.retry(id, who)
+        return json_response({"id": new_id, **({"dependents": dependents} if dependents else {})})
 
     def get_logs(self, request: Request, who: str, id: str) -> Response:
         service = self.service
@@ -4585,11 +6602,17 @@ class Api:
         return Response(200, content_type="text/plain; charset=utf-8", stream=pieces)
 
     def post_pause(self, request: Request, who: str) -> Response:
-        self.service.set_paused(True, who)
-        return Response(204)
+        return self.set_paused(request, who, True)
 
     def post_resume(self, request: Request, who: str) -> Response:
-        self.service.set_paused(False, who)
+        return self.set_paused(request, who, False)
+
+    def set_paused(self, request: Request, who: str, is_paused: bool) -> Response:
+        group = request.query.get("group")
+        if group is None:
+            self.service.set_paused(is_paused, who)
+        else:
+            self.service.set_group_held(group, is_paused, who)
         return Response(204)
 
     def post_stop(self, request: Request, who: str) -> Response:
@@ -4939,11 +6962,28 @@ def make_log(layout: Layout, config: ServiceConfig) -> logging.Logger:
     handler = logging.handlers.RotatingFileHandler(
         layout.service_log, maxBytes=int(config.log_max_mb * 2**20), backupCount=config.log_backups, encoding="utf-8",
         errors="backslashreplace")
-    handler.setFormatter(logging.Formatter("[%(asctime)s] %(message)s", "%Y-%m-%d %H:%M:%S"))
+    handler.setFormatter(make_json_formatter() if config.log_format == "json" else
+                         logging.Formatter("[%(asctime)s] %(message)s", "%Y-%m-%d %H:%M:%S"))
     log.handlers = [handler]
     log.setLevel(config.log_level)
     log.propagate = False
     return log
+
+
+def make_json_formatter() -> logging.Formatter:
+    """One object a line."""
+    import logging
+
+    class JsonFormatter(logging.Formatter):
+        def format(self, record: logging.LogRecord) -> str:
+            facts = {name: getattr(record, name) for name in ("job_id", "gpu_ids", "required_gpus", "attempt") if hasattr(record, name)}
+            if record.exc_info:
+                facts["traceback"] = self.formatException(record.exc_info)
+            stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+            return encode_json({"timestamp": f"{stamp}.{int(record.msecs):03d}Z", "level": record.levelname, "logger": record.name,
+                                "thread": record.threadName, "message": record.getMessage(), **facts})
+
+    return JsonFormatter()
 
 
 class RunsAlready(NexusError):
@@ -4983,7 +7023,7 @@ def serve(layout: Layout, config: Config, environ: Mapping[str, str], is_taking_
         signal.signal(number, lambda *_: service.stop())
     signal.signal(signal.SIGHUP, lambda *_: None)       # what is ignored or blocked here would be so in jobs, for ever
     signal.signal(signal.SIGQUIT, signal.SIG_DFL)
-    sys.setswitchinterval(0.002)                # a thread that makes a long list lets the others in sooner
+    sys.setswitchinterval(0.0005)               # a thread that makes a long list lets the others in sooner
     gc.collect()
     gc.freeze()                                 # what was recovered stays: the collector need not look at it again
     gc.enable()
@@ -5081,14 +7121,16 @@ class Client:
         return list(self.submit({"commands": list(commands), **options})["ids"])
 
     def submit(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """POST /queue: `{"id"}` or `{"ids"}`, and a `warning` when they will not start soon.  Repeated until it is done once."""
+        """POST /queue: `{"id"}` or `{"ids"}`, `known` ones of these that `unique` found, and a `warning` when they will not
+        start soon.  Repeated until it is done once.
+        """
         return dict(self.ask("POST", "/queue", body, key=os.urandom(16).hex()))
 
     def status(self) -> dict[str, Any]:
         return dict(self.ask("GET", "/status"))
 
-    def queue(self) -> list[dict[str, Any]]:
-        return list(self.ask("GET", "/queue"))
+    def queue(self, **query: Any) -> list[dict[str, Any]]:
+        return list(self.ask("GET", "/queue" + encode_query(query)))
 
     def jobs(self, **query: Any) -> list[dict[str, Any]]:
         return list(self.ask("GET", "/jobs" + encode_query(query)))
@@ -5107,14 +7149,19 @@ class Client:
     def move(self, job_id: str, **change: int) -> None:
         self.ask("PATCH", f"/queue/{quote_path(job_id)}", change)
 
-    def retry(self, job_id: str) -> str:
-        return str(self.ask("POST", f"/jobs/{quote_path(job_id)}/retry")["id"])
+    def why(self, job_id: str) -> dict[str, Any]:
+        return dict(self.ask("GET", f"/jobs/{quote_path(job_id)}/why"))
 
-    def pause(self, gpu: int | None = None) -> None:
-        self.ask("POST", "/service/pause" if gpu is None else f"/gpus/{gpu}/pause")
+    def retry(self, job_id: str) -> list[str]:
+        """The ids of the new job, and of those that were cancelled because the old one had failed."""
+        answer = self.ask("POST", f"/jobs/{quote_path(job_id)}/retry")
+        return [answer["id"], *answer.get("dependents", ())]
 
-    def resume(self, gpu: int | None = None) -> None:
-        self.ask("POST", "/service/resume" if gpu is None else f"/gpus/{gpu}/resume")
+    def pause(self, gpu: int | None = None, group: str | None = None) -> None:
+        self.ask("POST", ("/service/pause" if gpu is None else f"/gpus/{gpu}/pause") + encode_query({"group": group}))
+
+    def resume(self, gpu: int | None = None, group: str | None = None) -> None:
+        self.ask("POST", ("/service/resume" if gpu is None else f"/gpus/{gpu}/resume") + encode_query({"group": group}))
 
     def stop(self) -> None:
         self.ask("POST", "/service/stop")
@@ -5533,26 +7580,45 @@ def watch_status(call: Call) -> int:
         call.print("\x1b[?7h\x1b[?25h\x1b[?1049l" if is_terminal else "")
 
 
+# Options of add and run: their keys in POST /queue, and what makes them of the text given.
+
+OPTION_PARSERS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
+    "gpus": ("gpus", lambda text: parse_option_number("--gpus", text)), "gpu_ids": ("gpu_ids", str),
+    "gpu_mem": ("gpu_mem_mib", parse_memory), "name": ("name", str), "priority": ("priority", str), "group": ("group", str),
+    "max_concurrent": ("max_concurrent", lambda text: parse_option_number("--max-concurrent", text)), "after": ("after", str),
+    "retries": ("retries", lambda text: parse_option_number("--retries", text)), "timeout": ("timeout_seconds", parse_duration),
+    "expect": ("expected_time", parse_duration), "conda": ("conda", str), "llm": ("llm", str)}
+
+
 def make_options(call: Call) -> dict[str, Any]:
-    """The keys of POST /queue that the options of add and run, and where it is called from, stand for."""
+    """The keys of POST /queue that the options of add and run, and where it is called from, stand for.  Raises: usage."""
     given = call.options
-    environ = {name: text for name, text in call.environ.items() if not is_job_variable(name) and name != "CUDA_VISIBLE_DEVICES"}
-    for name, text in parse_assignments(given.env):
-        environ[name] = text
-    made: dict[str, Any] = {"environment": environ, "cwd": find_cwd(given.cwd), "umask": read_umask(),
-                            "limits": {name: list(pair) for name, pair in current_limits().items()}}
-    if given.gpus is not None:
-        made["gpus"] = parse_gpu_count(given.gpus)
-    for key in ("gpu_ids", "name", "priority"):
-        if getattr(given, key) is not None:
-            made[key] = getattr(given, key)
-    return {**made, **({"tty": True} if given.tty else {})}
+    misleading = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE") if given.snapshot else ()        # of a hook that adds a job
+    environ = {name: text for name, text in call.environ.items()
+               if not is_job_variable(name) and name not in ("CUDA_VISIBLE_DEVICES", *misleading)}
+    made: dict[str, Any] = {"environment": environ, "env": dict(parse_assignments(given.env)), "cwd": find_cwd(given.cwd),
+                            "umask": read_umask(), "limits": {name: list(pair) for name, pair in current_limits().items()}}
+    for option, (key, parse) in OPTION_PARSERS.items():
+        text = getattr(given, option)
+        if text is not None:
+            made[key] = parse_option(option, text, lambda text, key=key, parse=parse: SUBMISSION_PARSERS[key](parse(text)))  # type: ignore[misc]
+    return {**made, **{key: True for key in ("tty", "cuda_arg", "unique") if getattr(given, key)}}
 
 
-def parse_gpu_count(text: str) -> int:
-    if not re.fullmatch(r"\d{1,4}", text):
-        refuse(f"--gpus must be a whole number, not '{format_line(text, 40)}'", hint="--gpus 1; --gpus 0 runs a job without a GPU")
-    return int(text)
+def parse_option(option: str, text: str, parse: Callable[[str], Any]) -> Any:
+    """Raises: usage, naming the option."""
+    try:
+        return parse(text)
+    except NexusError as error:
+        flag = "--" + option.replace("_", "-")
+        raise NexusError(error.kind, error.message if flag in error.message else f"{flag}: {error.message}", error.hint) from None
+
+
+def parse_option_number(option: str, text: str) -> float:
+    if not re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,9})?", text):
+        refuse(f"{option} must be a number, not '{format_line(text, 40)}'",
+               hint="--gpus 1; --gpus 0.5 shares one; --gpus 0 runs a job without a GPU" if option == "--gpus" else f"{option} 2")
+    return float(text) if "." in text else int(text)
 
 
 def parse_assignments(texts: Sequence[str]) -> Iterator[tuple[str, str]]:
@@ -5580,7 +7646,13 @@ def read_umask() -> int:
 
 
 def read_commands(call: Call) -> list[str]:
-    """What add and run are to queue: the words given, or the lines of --file."""
+    """What add and run are to queue: the words given, or the lines of --file, for each combination of --sweep.  Raises: usage."""
+    commands = read_plain_commands(call)
+    sweeps = [parse_sweep(text) for text in call.options.sweep]
+    return [made for command in commands for made in expand_sweep(command, sweeps)] if sweeps else commands
+
+
+def read_plain_commands(call: Call) -> list[str]:
     words, path = call.options.command, call.options.file
     if path is None:
         if not words:
@@ -5605,31 +7677,64 @@ def read_commands(call: Call) -> list[str]:
 
 def cmd_add(call: Call) -> int:
     commands = read_commands(call)
-    client = call.client()
     options = make_options(call)
-    answer = client.submit({**options, **({"command": commands[0]} if call.options.file is None else {"commands": commands})})
+    client = call.client()
+    if call.options.dry_run:
+        return show_dry_run(call, client, commands, options)
+    is_one = call.options.file is None and not call.options.sweep
+    answer = client.submit({**options, **take_code(call), **({"command": commands[0]} if is_one else {"commands": commands})})
     if call.options.json:
         call.print_json(answer)
     else:
         call.print("".join(f"{job_id}\n" for job_id in answer.get("ids") or [answer["id"]]))
+        for job_id in answer.get("known", ()):
+            call.say(f"job {job_id} is the same and is there already: nothing was added for it")
         if "warning" in answer:
             call.say(answer["warning"])
     return 0
 
 
+def show_dry_run(call: Call, client: Client, commands: Sequence[str], options: Mapping[str, Any]) -> int:
+    """Print what would be queued, once the service has found nothing wrong with it."""
+    answer = client.submit({**options, "commands": commands, "dry_run": True})
+    if getattr(call.options, "json", False):                # run has no such option
+        call.print_json(answer["jobs"])
+    else:
+        call.print("".join(f"{command}\n" for command in commands))
+        call.say(f"{format_count(len(commands), 'job')} would be added; this was a dry run")
+    return 0
+
+
+def take_code(call: Call) -> dict[str, Any]:
+    """The keys that keep the code as it is now, if --snapshot asks for that.  Raises: usage, unavailable."""
+    if not call.options.snapshot:
+        return {}
+    cwd = os.path.realpath(find_cwd(call.options.cwd))
+    kept = take_snapshot(cwd, call.environ)
+    if kept.empty:
+        call.say(f"a snapshot leaves these empty, they are repositories of their own: {', '.join(map(format_line, kept.empty))}")
+    return {"snapshot": kept.commit, "snapshot_repo": kept.repository, "cwd": cwd}
+
+
 def cmd_run(call: Call) -> int:
     commands = read_commands(call)
     if len(commands) != 1:
-        refuse(f"run takes one command, and {call.options.file} holds {len(commands)}", hint="nexus add --file queues them all")
+        refuse(f"run takes one command, and these are {len(commands)}", hint="nexus add queues them all")
+    options = make_options(call)
     client = call.client()
-    job_id = client.add(commands[0], **make_options(call))
+    if call.options.dry_run:
+        return show_dry_run(call, client, commands, options)
+    job_id = client.add(commands[0], **options, **take_code(call))
     call.say(f"job {job_id}")
     if has_input():
         call.say(f"it does not get this input: its own is its terminal (nexus attach {job_id}), or, in the command, < FILE")
     try:
         announce_wait(call, client, job_id)
         follow_job(call, client, job_id)
-        return exit_code_of(client.wait([job_id])[0])
+        job = client.wait([job_id])[0]
+        if job["cause"] not in (None, "exit"):          # the exit code alone does not say it
+            call.say(describe_end(job))
+        return exit_code_of(job)
     except KeyboardInterrupt:
         call.err.write("\n" if call.err.isatty() else "")
         call.say(f"job {job_id} goes on; follow it: nexus logs -f {job_id}; stop it: nexus cancel {job_id}")
@@ -5712,19 +7817,45 @@ def describe_end(job: Mapping[str, Any]) -> str:
 
 
 def cmd_wait(call: Call) -> int:
-    jobs = call.client().wait(call.options.ids, lambda job: call.say(describe_end(job)))
+    ids = call.options.ids
+    if call.options.group is None and not ids:
+        refuse("there is nothing to wait for", hint="nexus wait ID, or nexus wait --group NAME")
+    client = call.client()
+    if call.options.group is not None:
+        jobs = list_group(client, call.options.group)
+        ids = [*ids, *(job["id"] for job in jobs if job["status"] not in FINAL), *(job["id"] for job in find_failed(jobs))]
+    jobs = client.wait(ids, lambda job: call.say(describe_end(job)))
     codes = [exit_code_of(job) for job in jobs]
     return next((code for code in codes if code), 0)
 
 
+def list_group(client: Client, group: str) -> list[dict[str, Any]]:
+    """The jobs of a group.  Raises: not_found."""
+    jobs = client.jobs(group=group)
+    if not jobs:
+        known = {job["group"] for job in client.jobs() if job["group"]}
+        raise NexusError("not_found", f"there is no job of group '{format_line(group, 60)}'",
+                         hint=suggest(group, known) or "nexus jobs lists all")
+    return jobs
+
+
+def find_failed(jobs: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The failed jobs of which the same was not added again, or has failed again; of those the latest."""
+    def content(job: Mapping[str, Any]) -> tuple[object, ...]:
+        return job["command"], job["cwd"], job["conda"], job["env_digest"]
+    alive = {content(job) for job in jobs if job["status"] in (PENDING, RUNNING, COMPLETED)}
+    failed = {content(job): job for job in jobs if job["status"] == FAILED}
+    return [job for key, job in failed.items() if key not in alive]
+
+
 def cmd_queue(call: Call) -> int:
-    jobs = call.client().queue()
+    jobs = call.client().queue(group=call.options.group)
     if call.options.json:
         call.print_json(jobs)
     elif jobs:
         call.print(format_queue(jobs, call.paint, call.width))
     else:
-        call.say("no job is pending")
+        call.say("no job is pending" + (f" in group {call.options.group}" if call.options.group else ""))
     return 0
 
 
@@ -5744,13 +7875,14 @@ def cmd_history(call: Call) -> int:
 
 
 def cmd_jobs(call: Call) -> int:
-    jobs = call.client().jobs(status=call.options.status, user=call.options.user)
+    given = call.options
+    jobs = call.client().jobs(status=given.status, user=given.user, group=given.group)
     if call.options.json:
         call.print_json(jobs)
     elif jobs:
         call.print(format_jobs(jobs, call.paint, call.width))
     else:
-        call.say("there is no such job" if call.options.status or call.options.user else 'no job yet: nexus add "python train.py"')
+        call.say("there is no such job" if given.status or given.user or given.group else 'no job yet: nexus add "python train.py"')
     return 0
 
 
@@ -5766,9 +7898,27 @@ def cmd_show(call: Call) -> int:
 
 def cmd_kill(call: Call) -> int:
     """Jobs by id, or whatever runs on a GPU by its index; returns when they are gone."""
+    if bool(call.options.targets) == (call.options.group is not None):
+        refuse("kill takes ID|GPU, or --group", hint="nexus kill ID, nexus kill 0 for what runs on GPU 0, or nexus kill --group NAME")
     client = call.client()
+    if call.options.group is not None:
+        return kill_group(call, client, call.options.group)
     named = [job_id for target in call.options.targets for job_id in find_targets(client, target, call.options.all)]
     return report_ends(call, client, act_on_all(client, named, (RUNNING,), client.kill))
+
+
+def kill_group(call: Call, client: Client, group: str) -> int:
+    """All of a group, those that wait first, so that none of them takes a killed one's place."""
+    jobs = [job for status in (PENDING, RUNNING) for job in list_group(client, group) if job["status"] == status]
+    for job in jobs:
+        try:
+            cancel_job(client, job["id"])
+        except NexusError as error:             # it has ended by itself
+            if error.kind != "conflict":
+                raise
+    if not jobs:
+        call.say(f"no job of group {group} is pending or running")
+    return report_ends(call, client, [job["id"] for job in jobs])
 
 
 def act_on_all(client: Client, ids: Sequence[str], statuses: Sequence[str], act: Callable[[str], object]) -> list[str]:
@@ -5844,8 +7994,43 @@ def cmd_move(call: Call) -> int:
 
 
 def cmd_retry(call: Call) -> int:
+    given, ids = call.options, call.options.ids
+    if not ids and not given.failed and given.group is None:
+        refuse("there is nothing to run again", hint="nexus retry ID, nexus retry --failed, or nexus retry --group NAME")
     client = call.client()
-    act_on_all(client, call.options.ids, FINAL, lambda job_id: call.print(client.retry(job_id) + "\n"))
+    if given.failed or given.group is not None:
+        jobs = client.jobs() if given.group is None else list_group(client, given.group)
+        named = [client.job(job_id)["id"] for job_id in given.ids]
+        ids = [job["id"] for job in find_failed(jobs) if not named or job["id"] in named]
+        if not ids:
+            call.say("no failed job is left to run again")
+
+    def retry(job_id: str) -> None:
+        new_id, *dependents = client.retry(job_id)
+        call.print(new_id + "\n")
+        if dependents:
+            call.say(f"with it what came after it: {', '.join(dependents)}")
+
+    act_on_all(client, ids, FINAL, retry)
+    return 0
+
+
+def cmd_why(call: Call) -> int:
+    told = call.client().why(call.options.id)
+    if call.options.json:
+        call.print_json(told)
+    else:
+        call.print(format_why(told, call.paint))
+    return 0
+
+
+def cmd_metrics(call: Call) -> int:
+    client = call.client()
+    metrics = make_metrics(client.status(), [job for status in FINAL for job in client.jobs(status=status)])
+    if call.options.json:
+        call.print_json(metrics)
+    else:
+        call.print(format_metrics(metrics, call.paint))
     return 0
 
 
@@ -5943,12 +8128,18 @@ def cmd_resume(call: Call) -> int:
 
 
 def set_paused(call: Call, is_paused: bool) -> int:
-    client = call.client()
-    act, done = (client.pause, "paused") if is_paused else (client.resume, "resumed")
+    if call.options.gpus and call.options.group is not None:
+        refuse(f"{call.options.subcommand} takes GPUs or --group, not both", hint=f"nexus help {call.options.subcommand}")
     for index in call.options.gpus:
-        if not re.fullmatch(r"\d{1,4}", index):
+        if not re.fullmatch(r"[0-9]{1,4}", index):
             raise NexusError("usage", f"'{format_line(index, 40)}' is not a GPU index",
                              hint=f"nexus {call.options.subcommand} 0; without one, the queue")
+    client = call.client()
+    act, done = (client.pause, "paused") if is_paused else (client.resume, "resumed")
+    if call.options.group is not None:
+        act(group=call.options.group)
+        call.say(f"group {call.options.group} is {done}")
+        return 0
     for index in call.options.gpus:
         act(int(index))
         call.say(f"GPU {index} {done}: it gets {'no new job' if is_paused else 'jobs again'}")
@@ -6309,16 +8500,33 @@ SERVICE_OPTIONS = (
 )
 JOB_OPTIONS = (
     argument("command", nargs="*", metavar="COMMAND", help="a shell command, in quotes; several words are taken as they are"),
-    argument("--gpus", metavar="N", help="how many GPUs; 0 = none, it takes a CPU slot (default: [jobs] default_gpus)"),
+    argument("--gpus", metavar="N", help="how many GPUs; 0.5 shares one, 0 takes a CPU slot (default: [jobs] default_gpus)"),
     argument("--gpu-ids", metavar="LIST", help="only these, like 0-3,5"),
+    argument("--gpu-mem", metavar="SIZE", help="memory that must be free on each of its GPUs, like 10G"),
     argument("--priority", metavar="P", help="high, normal, low or a number; lower runs first (default: normal = 1)"),
     argument("--name", help="a name, shown before its command"),
+    argument("--group", metavar="G", help="jobs to be waited for, killed or retried together"),
+    argument("--max-concurrent", metavar="N", help="how many of the group run at once, from now on"),
+    argument("--after", metavar="ID,...", help="start when these have completed; cancelled when one has not"),
+    argument("--retries", metavar="N", help="further attempts when it fails, at growing intervals"),
+    argument("--timeout", metavar="TIME", help="stop it after 90s, 30m, 2h ...; 0 = no time limit"),
+    argument("--expect", metavar="TIME", help="how long it should take: for estimates and gaps; stopped at twice that"),
+    argument("--conda", metavar="ENV", help="activate this conda environment"),
+    argument("--llm", metavar="MODEL", help="the GPUs that llm_config says this model needs"),
+    argument("--cuda-arg", action="store_true", help="set --cuda in the command to the GPUs' numbers, which are physical then"),
+    argument("--unique", action="store_true", help="add nothing if the same waits, runs or has completed"),
+    argument("--snapshot", action="store_true", help="run the git work tree as it is now, whatever is edited later"),
+    argument("--sweep", metavar="NAME=A,B", action="append", default=[],
+             help="one job for each value, put where the command says {NAME}; seed=0..4 counts; repeatable: all combinations"),
     argument("--env", metavar="NAME=VALUE", action="append", default=[], help="a variable on top of the environment; repeatable"),
     argument("--cwd", metavar="DIR", help="where it runs (default: here)"),
     argument("--tty", action="store_true", help="its stdout is a terminal: progress bars and colours as when run by hand"),
     argument("--file", metavar="FILE", help="one command a line, # comments; - is standard input"),
+    argument("--dry-run", action="store_true", help="check it, show the commands, add nothing"),
 )
+GROUP = argument("--group", metavar="G", help="the jobs of this group")
 IDS = argument("ids", nargs="+", metavar="ID")
+ANY_IDS = argument("ids", nargs="*", metavar="ID")
 ID = argument("id", metavar="ID")
 GPUS = argument("gpus", nargs="*", metavar="GPU", help="a GPU's index; none: the queue")
 
@@ -6330,34 +8538,38 @@ COMMANDS = (
             "The job runs on the next GPU that is truly free, here, with this environment, umask and these resource limits."),
     Command("run", "queue a job, show its output, exit with its exit code", cmd_run, JOB_OPTIONS,
             "Ctrl-C stops the showing; the job goes on."),
-    Command("queue", "pending jobs in the order they would start, and why they wait", cmd_queue, (JSON_OPTION,)),
+    Command("queue", "pending jobs in the order they would start, and why they wait", cmd_queue, (GROUP, JSON_OPTION)),
     Command("history", "finished jobs", cmd_history, (
         argument("-n", "--number", type=parse_line_count, default=50, metavar="N", help="the last N (default: 50; 0 = all)"), JSON_OPTION)),
     Command("jobs", "all jobs kept", cmd_jobs, (
-        argument("--status", choices=STATUSES), argument("--user"), JSON_OPTION)),
+        argument("--status", choices=STATUSES), argument("--user"), GROUP, JSON_OPTION)),
     Command("show", "all that is known of a job", cmd_show, (ID, JSON_OPTION)),
-    Command("wait", "wait for jobs to finish; exit with the first exit code that is not 0", cmd_wait, (IDS,)),
+    Command("why", "why a job waits, GPU by GPU", cmd_why, (ID, JSON_OPTION)),
+    Command("wait", "wait for jobs to finish; exit with the first exit code that is not 0", cmd_wait, (ANY_IDS, GROUP)),
     Command("logs", "what a job printed, or the service's log", cmd_logs, (
         argument("id", metavar="ID|service"), argument("-f", "--follow", action="store_true", help="as it comes, until the job ends"),
         argument("-n", "--number", type=parse_line_count, metavar="N", help="the last N lines"),
         argument("--stream", choices=STREAMS, default="both", help="stdout goes to stdout, stderr to stderr"))),
     Command("kill", "stop running jobs and all they started; returns when they are gone", cmd_kill, (
-        argument("targets", nargs="+", metavar="ID|GPU"), argument("--all", action="store_true",
-                                                                   help="with a GPU: all jobs that share it"))),
+        argument("targets", nargs="*", metavar="ID|GPU"), argument("--all", action="store_true", help="with a GPU: all jobs that share it"),
+        argument("--group", metavar="G", help="all of this group, pending ones too"))),
     Command("cancel", "stop jobs, pending or running", cmd_cancel, (IDS,)),
     Command("remove", "take pending jobs out of the queue", cmd_remove, (IDS,)),
-    Command("retry", "run finished jobs again, as new ones; prints their ids", cmd_retry, (IDS,)),
+    Command("retry", "run finished jobs again, as new ones; prints their ids", cmd_retry, (
+        ANY_IDS, argument("--failed", action="store_true", help="those that failed and were not added again"),
+        argument("--group", metavar="G", help="those of this group that failed"))),
     Command("move", "change a pending job's place", cmd_move, (
         ID, argument("--first", action="store_true", help="before all others, whatever their priority"),
         argument("--last", action="store_true", help="behind all that wait now"), argument("--priority", metavar="P"))),
     Command("attach", "attach to a running job's screen session (Ctrl-A D leaves)", cmd_attach, (argument("target", metavar="ID|GPU"),)),
     Command("screens", "the screen sessions of nexus", cmd_screens),
-    Command("pause", "start nothing new, on all GPUs or some", cmd_pause, (GPUS,)),
-    Command("resume", "start jobs again", cmd_resume, (GPUS,)),
+    Command("pause", "start nothing new, on all GPUs or some, or of a group", cmd_pause, (GPUS, GROUP)),
+    Command("resume", "start jobs again", cmd_resume, (GPUS, GROUP)),
     Command("start", "start the service (any command that needs it does)", cmd_start, SERVICE_OPTIONS),
     Command("stop", "end the service; running jobs go on", cmd_stop),
     Command("restart", "end it and start it again; running jobs go on", cmd_restart, SERVICE_OPTIONS),
     Command("serve", "be the service, in the foreground", cmd_serve, SERVICE_OPTIONS),
+    Command("metrics", "run times of finished jobs, utilization of the GPUs", cmd_metrics, (JSON_OPTION,)),
     Command("health", "each check with its reading; exit code 1 when one is bad", cmd_health, (JSON_OPTION,)),
     Command("config", "show the configuration; edit it; its path; a sample", cmd_config, (
         argument("action", nargs="?", choices=("edit", "path", "sample")),)),

@@ -213,7 +213,9 @@ class Terminal:
         os.close(self.side)
 
     def read(self, timeout_s=0.05):
-        if select.select([self.side], [], [], timeout_s)[0]:
+        poll = select.poll()            # select() takes no descriptor above 1023
+        poll.register(self.side, select.POLLIN)
+        if poll.poll(timeout_s * 1000):
             try:
                 piece = os.read(self.side, 65536)
             except OSError:             # the other side is closed

@@ -246,11 +246,13 @@ class Box:
 
     def write_config(self, **changed):
         sections = {"host": "service", "port": "service", "refresh_rate_seconds": "service", "log_level": "service",
+                    "log_format": "service", "on_finish": "hooks", "on_unhealthy": "hooks",
                     "state_file": "state", "log_dir": "state", "history_limit": "state"}
         self.settings.update(changed)
         tables = {}
         for key, setting in self.settings.items():
-            gpu_keys = ("ids", "share_with_others", "min_free_mem_mib", "mem_threshold", "lease_dir")
+            gpu_keys = ("ids", "share_with_others", "min_free_mem_mib", "mem_threshold", "load_threshold", "lease_dir",
+                        "guard_failures", "guard_seconds")
             section = sections.get(key) or ("gpu" if key in gpu_keys else "jobs")
             tables.setdefault(section, []).append(f"{key} = {json.dumps(setting)}\n")
         (self.home / "config.toml").write_text("".join(f"[{section}]\n{''.join(lines)}" for section, lines in tables.items()))

@@ -38,15 +38,22 @@ def gpu(index=0, **fields):
                         "memory_used_mib": 0.0, "utilization": 0.0, **fields})
 
 
+def ours(job_id, gib, pid=77):
+    """A process of a job, and the memory it has taken."""
+    return nexus.GpuProcess(pid, gib * GB, job_id)
+
+
 def foreign(pid=4242, **fields):
     """A process of somebody else's."""
     return nexus.GpuProcess(**{"pid": pid, "memory_mib": 16 * GB, "user": "bob", "name": "python", **fields})
 
 
-def state(*jobs, **facts):
+def state(*jobs, groups=(), **facts):
     made = nexus.State()
     for one in jobs:
         nexus.apply(made, nexus.JobAdded(one))
+    for one in groups:
+        nexus.apply(made, nexus.GroupChanged(one))
     if facts:
         nexus.apply(made, nexus.StateChanged(facts))
     return made
@@ -84,8 +91,15 @@ def tuples(strategy):
 
 JOB_FIELDS = {
     "id": ids, "command": texts, "cwd": texts, "user": texts, "created_at": times, "order": orders,
-    "environment": texts, "content": texts, "number": st.integers(0, 10**9), "gpus": st.integers(0, 16),
-    "gpu_ids": maybe(tuples(st.integers(0, 99))),
+    "environment": texts, "content": texts, "number": st.integers(0, 10**9),
+    "gpus": st.integers(0, 16) | st.integers(1, 800).map(lambda cents: cents / 100),
+    "gpu_ids": maybe(tuples(st.integers(0, 99))), "gpu_mem_mib": maybe(st.integers(1, 10**6)), "group": maybe(texts),
+    "after": tuples(ids), "unmet": tuples(ids).map(lambda found: tuple(dict.fromkeys(found))), "env_digest": maybe(texts),
+    "conda": maybe(texts),
+    "snapshot": maybe(texts), "snapshot_repo": maybe(texts), "cuda_arg": st.booleans(), "retries": st.integers(0, 9),
+    "timeout_seconds": maybe(times), "expected_time": maybe(times), "launch_failures": st.integers(0, 9), "retry_at": maybe(times),
+    "attempts": tuples(st.tuples(st.integers(1, 9), times, times, times, maybe(st.integers(0, 255)), texts, tuples(st.integers(0, 99)))),
+    "is_alone": st.booleans(), "log_offset": st.integers(0, 10**9), "stop_line": maybe(texts), "mean_gpu_util": maybe(times),
     "priority": numbers, "name": maybe(texts), "key": maybe(texts), "tty": st.booleans(),
     "umask": maybe(st.integers(0, 0o777)),
     "limits": tuples(st.tuples(texts, numbers, numbers)), "status": st.sampled_from(nexus.STATUSES),
@@ -103,13 +117,16 @@ jobs = st.fixed_dictionaries(
 ).map(lambda fields: nexus.Job(**fields))
 environments = st.dictionaries(texts, texts, max_size=4)
 state_facts = {
-    "paused": st.booleans(), "paused_gpus": tuples(texts),
+    "paused": st.booleans(), "paused_gpus": tuples(texts), "pause_reasons": tuples(st.tuples(texts, texts)),
     "inventory": tuples(st.tuples(st.integers(0, 99), texts, texts, maybe(times)))}
+groups = st.builds(nexus.Group, texts, st.integers(0, 99), maybe(texts), st.integers(-1, 3))
 changes = st.one_of(
     st.builds(nexus.JobAdded, jobs),
     st.builds(nexus.JobChanged, ids, st.fixed_dictionaries({}, optional=JOB_FIELDS)),
     st.builds(nexus.JobsRemoved, tuples(ids)),
     st.builds(nexus.EnvironmentAdded, texts, environments),
+    st.builds(nexus.GroupChanged, groups),
+    st.builds(nexus.LineSeen, texts, st.integers(0, 9)),
     st.builds(nexus.StateChanged, st.fixed_dictionaries({}, optional=state_facts)))
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | texts,

@@ -10,7 +10,7 @@ import re
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from makers import NOW, SAMPLES, changes, config, environments, job, jobs, json_values, state_facts, texts
+from makers import NOW, SAMPLES, changes, config, environments, groups, job, jobs, json_values, state_facts, texts
 
 import nexus
 
@@ -46,6 +46,11 @@ WRONG_LINES = [  # reason, line
     ("variables that are a number", '{"seq": 1, "digest": "d", "variables": 1}'),
     ("a status that is none", '{"seq": 1, "id": "abc", "set": {"status": "paused"}}'),
     ("an order of texts", '{"seq": 1, "id": "abc", "set": {"order": ["a"]}}'),
+    ("a group of two words", '{"seq": 1, "group": ["g", 2]}'),
+    ("a group of many", '{"seq": 1, "group": ["g", 1e999, null, 0]}'),
+    ("half a group", '{"seq": 1, "group": ["g", 0.5, null, 0]}'),
+    ("a row seen without a number", '{"seq": 1, "seen": "d"}'),
+    ("a row seen for ever", '{"seq": 1, "seen": "d", "count": Infinity}'),
     ("as deep as nothing is", '{"seq": 1, "state": ' + "[" * 200000),
     ("NUL bytes, as a full disk leaves them", "\0" * 64),
 ]
@@ -59,7 +64,8 @@ def test_decode_change_refuses(reason, line):
 
 near_changes = json_values | st.fixed_dictionaries({"seq": st.integers() | json_values}, optional={
     "job": json_values, "id": json_values, "set": json_values, "removed": json_values, "digest": json_values,
-    "variables": json_values, "state": json_values})
+    "variables": json_values, "state": json_values, "seen": json_values, "count": json_values,
+    "group": json_values | st.lists(json_values, min_size=4, max_size=4)})
 
 
 @given(near_changes)
@@ -83,7 +89,8 @@ def test_decode_job_refuses(reason, fields):
 
 snapshots = st.builds(
     nexus.Snapshot, st.integers(0, 2**53), texts, texts, texts, st.integers(1, 2**53),
-    st.fixed_dictionaries(state_facts), st.dictionaries(texts, environments, max_size=3), st.lists(jobs, max_size=4))
+    st.fixed_dictionaries(state_facts), st.dictionaries(texts, environments, max_size=3), st.lists(jobs, max_size=4),
+    st.lists(groups, max_size=3), st.dictionaries(texts, st.integers(1, 9), max_size=3))
 
 
 def lines_of(text):
@@ -150,7 +157,7 @@ def test_decode_snapshot_refuses(reason, text):
 @given(json_values | st.fixed_dictionaries({}, optional={
     "version": st.just(1), "seq": st.integers(), "host": texts, "machine_id": texts, "service_id": texts,
     "next_number": st.integers(), "paused": st.booleans(), "paused_gpus": json_values, "inventory": json_values,
-    "environments": json_values, "jobs": json_values}))
+    "environments": json_values, "jobs": json_values, "groups": json_values, "seen": json_values}))
 def test_decode_snapshot_raises_nothing_else(body):
     with contextlib.suppress(KeyError, TypeError, ValueError):
         nexus.decode_snapshot(lines_of(json.dumps(body)))
@@ -547,6 +554,363 @@ COMMAND_FILES = [  # reason, text, commands
 @pytest.mark.parametrize("reason, text, commands", COMMAND_FILES, ids=[case[0] for case in COMMAND_FILES])
 def test_parse_commands(reason, text, commands):
     assert nexus.parse_commands(text) == commands, reason
+
+
+# What a command says of models and GPUs
+
+MODELS = [  # reason, command, model
+    ("as seed 003 writes it", "python train.py --llm qwen2.5-7b-inst --mode train", "qwen2.5-7b-inst"),
+    ("with an equals sign", "python train.py --llm=qwen2.5-7b-inst", "qwen2.5-7b-inst"),
+    ("in quotes", 'python train.py --llm "qwen2.5-7b-inst" --x', "qwen2.5-7b-inst"),
+    ("within quotes", "bash -c 'python train.py --llm q3'", "q3"), ("before a separator", "python a.py --llm q3; ls", "q3"),
+    ("none", "python train.py", None), ("no value", "python train.py --llm", None),
+    ("another option", "python train.py --llmx q --my--llm q", None), ("of several the first", "a --llm q1 && b --llm q2", "q1"),
+]
+
+
+@pytest.mark.parametrize("reason, command, model", MODELS, ids=[case[0] for case in MODELS])
+def test_find_llm(reason, command, model):
+    assert nexus.find_llm(command) == model, reason
+
+
+CUDAS = [  # reason, command, the same on GPUs 2 and 5
+    ("it is added where there is none", "python a.py", "python a.py --cuda 2,5"),
+    ("replaced", "python a.py --cuda 0 --x", "python a.py --cuda 2,5 --x"),
+    ("with an equals sign", "python a.py --cuda=0,1 --x", "python a.py --cuda 2,5 --x"),
+    ("in quotes", "python a.py --cuda '0, 1' --x", "python a.py --cuda 2,5 --x"),
+    ("a variable", "python a.py --cuda $GPUS --x", "python a.py --cuda 2,5 --x"),
+    ("-1, for the CPU", "python a.py --cuda -1 --x", "python a.py --cuda 2,5 --x"),
+    ("without a value", "python a.py --cuda --x", "python a.py --cuda 2,5 --x"),
+    ("without a value, two blanks", "python a.py --cuda  --x", "python a.py --cuda 2,5  --x"),
+    ("without a value, at the end", "python a.py --cuda", "python a.py --cuda 2,5"),
+    ("an equals sign alone", "python a.py --cuda= --x", "python a.py --cuda 2,5 --x"),
+    ("the next command is not its value", "python a.py --cuda; ls", "python a.py --cuda 2,5; ls"),
+    ("nor what comes after a blank and a semicolon", "python a.py --cuda ; ls", "python a.py --cuda 2,5 ; ls"),
+    ("nor a file it writes to", "python a.py --cuda >log 2>&1", "python a.py --cuda 2,5 >log 2>&1"),
+    ("nor its errors' file", "python a.py --cuda 2>log", "python a.py --cuda 2,5 2>log"),
+    ("a pipe", "python a.py --cuda 0|tee log", "python a.py --cuda 2,5|tee log"),
+    ("nor the next line", "python a.py --cuda\npython b.py", "python a.py --cuda 2,5\npython b.py"),
+    ("the quotes around it stay", 'bash -c "python a.py --cuda 0"', 'bash -c "python a.py --cuda 2,5"'),
+    ("and those around an empty one", "bash -c 'python a.py --cuda'", "bash -c 'python a.py --cuda 2,5'"),
+    ("brackets stay", "(python a.py --cuda 0)", "(python a.py --cuda 2,5)"),
+    ("in every command", "a --cuda 0 && b --cuda 1", "a --cuda 2,5 && b --cuda 2,5"),
+    ("another option", "a --cuda-graphs 1 --no--cuda 3", "a --cuda-graphs 1 --no--cuda 3 --cuda 2,5"),
+]
+
+
+@pytest.mark.parametrize("reason, command, filled", CUDAS, ids=[case[0] for case in CUDAS])
+def test_fill_cuda_option(reason, command, filled):
+    assert nexus.fill_cuda_option(command, (2, 5)) == filled, reason
+    assert nexus.has_cuda_option(command) is (filled != command + " --cuda 2,5" or command.endswith("--cuda"))
+    assert nexus.fill_cuda_option(filled, (2, 5)) == filled, "a second time changes nothing"
+
+
+@given(st.lists(st.sampled_from(["--cuda", "--cuda=0", "a.py", "0", "'", '"', ";", " ", "  ", "\n", "2>x", "-1", "|"]),
+                max_size=9).map("".join))
+def test_a_filled_command_names_these_gpus(command):
+    filled = nexus.fill_cuda_option(command, (7,))
+    assert "--cuda 7" in filled and nexus.fill_cuda_option(filled, (7,)) == filled
+    for letter in "'\"|>\n":
+        if not nexus.has_cuda_option(command):
+            assert filled == command + " --cuda 7"
+        elif letter in "\n|>":
+            assert filled.count(letter) == command.count(letter), "it takes only its own value"
+
+
+# llm_config.json
+
+SEED_MODELS = {"default_requirement": 1.0, "models": {"qwen2.5-3b-inst": 0.5, "qwen2.5-7b-inst": 1.0, "qwen2.5-32b-inst": 2.0}}
+TABLES = [  # reason, object, {model: GPUs}
+    ("the seeds' own", SEED_MODELS, {None: 1, "qwen2.5-3b-inst": 0.5, "qwen2.5-7b-inst": 1, "qwen2.5-32b-inst": 2}),
+    ("empty", {}, {None: 1}), ("a default alone", {"default_requirement": 0.25}, {None: 0.25}),
+    ("models alone", {"models": {"a": 1.5}}, {None: 1, "a": 1.5}), ("on the CPU", {"models": {"a": 0}}, {None: 1, "a": 0}),
+]
+
+
+@pytest.mark.parametrize("reason, data, expected", TABLES, ids=[case[0] for case in TABLES])
+def test_parse_llm_config(reason, data, expected):
+    assert nexus.parse_llm_config(data, "llm_config.json") == expected, reason
+
+
+WRONG_TABLES = [  # reason, object, what the message names
+    ("a list", [], "default_requirement"), ("nothing", None, "models"), ("another key", {"model": {}}, "models"),
+    ("models that are a list", {"models": []}, "models"), ("a share as a text", {"models": {"a": "0.5"}}, "a: gpus"),
+    ("a third decimal", {"models": {"a": 0.333}}, "a: gpus"), ("below zero", {"models": {"a": -1}}, "a: gpus"),
+    ("true", {"models": {"a": True}}, "a: gpus"), ("a default that is none", {"default_requirement": None}, "default_requirement: gpus"),
+]
+
+
+@pytest.mark.parametrize("reason, data, part", WRONG_TABLES, ids=[case[0] for case in WRONG_TABLES])
+def test_parse_llm_config_refuses(reason, data, part):
+    with pytest.raises(nexus.NexusError) as caught:
+        nexus.parse_llm_config(data, "/data/llm_config.json")
+    assert caught.value.kind == "usage" and "/data/llm_config.json" in caught.value.message and part in caught.value.message, reason
+
+
+# The jobs file
+
+Row = nexus.JobsRow
+SEED_003 = """\
+# Comments start with #
+0,/path/to/train.py,pytorch_env,--llm qwen2.5-7b-inst --epochs 100,0-3
+1,/path/to/eval.py,pytorch_env,--llm qwen2.5-3b-inst --dataset test,
+2,/path/to/inference.py,,--llm qwen2.5-32b-inst --batch_size 1,4,5,6,7
+"""
+SEED_004 = """\
+# Priority, Script, Conda_Env, Arguments, Allowed_GPUs
+0,/data3/experiments/evaluate.py,ml_env,--llm qwen2.5-3b-inst --mode test,0-3
+1,/data3/experiments/train.py,ml_env,--llm qwen2.5-7b-inst --epochs 10,4-7
+2,/data3/experiments/inference.py,,--model large --batch_size 32,
+"""
+JOBS_FILES = [  # reason, text, rows
+    ("as in seed 003", SEED_003, [
+        Row(2, 0, "/path/to/train.py", "pytorch_env", "--llm qwen2.5-7b-inst --epochs 100", (0, 1, 2, 3)),
+        Row(3, 1, "/path/to/eval.py", "pytorch_env", "--llm qwen2.5-3b-inst --dataset test", None),
+        Row(4, 2, "/path/to/inference.py", None, "--llm qwen2.5-32b-inst --batch_size 1", (4, 5, 6, 7))]),
+    ("as in seed 004", SEED_004, [
+        Row(2, 0, "/data3/experiments/evaluate.py", "ml_env", "--llm qwen2.5-3b-inst --mode test", (0, 1, 2, 3)),
+        Row(3, 1, "/data3/experiments/train.py", "ml_env", "--llm qwen2.5-7b-inst --epochs 10", (4, 5, 6, 7)),
+        Row(4, 2, "/data3/experiments/inference.py", None, "--model large --batch_size 32", None)]),
+    ("nothing", "", []), ("empty lines and comments", "\n \n # x\n0,a.py\n", [Row(4, 0, "a.py", None, "", None)]),
+    ("written on Windows", "\ufeff0,a.py,,,\r\n1,b.py,,,\r\n", [Row(1, 0, "a.py", None, "", None), Row(2, 1, "b.py", None, "", None)]),
+    ("its last line is still being written", "0,a.py,env,--x,\n0,b.py,en", [Row(1, 0, "a.py", "env", "--x", None)]),
+    ("its only line, too", "0,a.py,env,--x,0", []),
+    ("a line without its last fields", "0,a.py\n1,b.py,env\n", [Row(1, 0, "a.py", None, "", None), Row(2, 1, "b.py", "env", "", None)]),
+    ("blanks around the fields", " 0 , a.py , env , --x  1 , 0 \n", [Row(1, 0, "a.py", "env", "--x  1", (0,))]),
+    ("ranges and commas", "0,a.py,,,0-2,5\n", [Row(1, 0, "a.py", None, "", (0, 1, 2, 5))]),
+    ("in quotes, too", '0,a.py,,,"0-2,5"\n', [Row(1, 0, "a.py", None, "", (0, 1, 2, 5))]),
+    ("arguments that hold commas", '0,a.py,,"--sizes 1,2,3",0\n', [Row(1, 0, "a.py", None, "--sizes 1,2,3", (0,))]),
+    ("and quotes", '0,a.py,,"--name ""a b"", --y",\n', [Row(1, 0, "a.py", None, '--name "a b", --y', None)]),
+    ("quotes of the shell within arguments", "0,a.py,,--name \"a b\" --c 'd',\n",
+     [Row(1, 0, "a.py", None, "--name \"a b\" --c 'd'", None)]),
+    ("priorities by name, and below zero", "high,a.py\n-1,b.py\n", [Row(1, 0, "a.py", None, "", None), Row(2, -1, "b.py", None, "", None)]),
+    ("other scripts", "0,größe.py,,--数据 1,\n", [Row(1, 0, "größe.py", None, "--数据 1", None)]),
+]
+
+
+@pytest.mark.parametrize("reason, text, rows", JOBS_FILES, ids=[case[0] for case in JOBS_FILES])
+def test_parse_jobs_file(reason, text, rows):
+    assert nexus.parse_jobs_file(text) == (rows, []), reason
+
+
+BAD_ROWS = [  # reason, line, what is said of it
+    ("one word", "hello", "priority,script,conda_env,arguments,allowed_gpus"), ("no script", "0,,env,--x,", "priority,script"),
+    ("a heading without #", "priority,script,conda_env,arguments,allowed_gpus", "priority must be"),
+    ("a priority that is none", "urgent,a.py,,,", '"urgent"'), ("no priority", ",a.py,,,", "priority must be"),
+    ("half a priority", "0.5,a.py,,,", "priority must be"), ("a GPU that is none", "0,a.py,,,x", "'x' is not a list of GPU indices"),
+    ("a range backwards", "0,a.py,,,3-1", "'3-1' is not a list"), ("a hole", "0,a.py,,,1,,2", "'1,,2' is not a list"),
+    ("commas in the arguments, without quotes", "0,a.py,,--sizes 1,2,x,", "in double quotes"),
+    ("quotes that do not end", '0,a.py,,"--x,0', "quotes do not match"),
+    ("text behind the quotes", '0,a.py,,"--x" --y,0', "quotes do not match"),
+    ("an option for conda", "0,a.py,--help,,", "conda cannot be"), ("control characters", "0,a.py,,\x1b[2J,", "characters that no command"),
+    ("NUL", "0,a.py,,a\0b,", ""), ("a line end of old", "0,a.py,,--x\r--y,", ""), ("as long as no line is", f"0,a.py,,{'x' * 200000},", ""),
+]
+
+
+@pytest.mark.parametrize("reason, line, part", BAD_ROWS, ids=[case[0] for case in BAD_ROWS])
+def test_a_bad_row_is_told_and_the_others_load(reason, line, part):
+    rows, faults = nexus.parse_jobs_file(f"0,first.py\n{line}\n1,last.py\n")
+    assert [(row.line, row.script) for row in rows] == [(1, "first.py"), (3, "last.py")], reason
+    assert len(faults) == 1 and faults[0].startswith("line 2, '") and part in faults[0]
+    assert nexus.format_line(line, 100)[:40] in faults[0] and len(faults[0]) < 400 and not nexus.CONTROL.search(faults[0])
+
+
+CONTENTS = [  # reason, two lines, whether they are the same job
+    ("priority and GPUs do not count", "0,a.py,env,--x,0-3\n", "2,a.py,env,--x,5\n", True),
+    ("nor do quotes", "0,a.py,env,--x,\n", '0,a.py,env,"--x",\n', True), ("the script does", "0,a.py\n", "0,b.py\n", False),
+    ("the environment does", "0,a.py,env\n", "0,a.py\n", False), ("the arguments do", "0,a.py,,--x\n", "0,a.py,,--y\n", False),
+    ("fields do not run into each other", "0,a.py,b,c\n", "0,a.py,,bc\n", False),
+]
+
+
+@pytest.mark.parametrize("reason, one, other, expected", CONTENTS, ids=[case[0] for case in CONTENTS])
+def test_what_tells_rows_apart(reason, one, other, expected):
+    (first,), (second,) = nexus.parse_jobs_file(one)[0], nexus.parse_jobs_file(other)[0]
+    assert (first.content == second.content) is expected, reason
+
+
+row_cells = st.sampled_from(["0", "high", "x", "a.py", "", "env", '"', '"a,b"', "0-3", "#", "\ufeff", "\r", "\0", "²", "-x", " "]) | texts
+jobs_texts = st.lists(st.lists(row_cells, max_size=7).map(",".join), max_size=5).map("\n".join)
+
+
+@given(jobs_texts, st.data())
+def test_every_line_of_a_jobs_file_is_a_row_or_a_fault_or_nothing(text, data):
+    rows, faults = nexus.parse_jobs_file(text)
+    lines = text.lstrip("\ufeff").split("\n")[:-1]
+    told = [line for line in lines if line.strip() and not line.strip().startswith("#")]
+    assert len(rows) + len(faults) == len(told) and all("\n" not in fault for fault in faults)
+    cut = text[: data.draw(st.integers(0, len(text)))]
+    assert nexus.parse_jobs_file(cut)[0] == [row for row in rows if row.line <= cut.lstrip("\ufeff").count("\n")], (
+        "what is half written changes nothing")
+
+
+# Sweeps
+
+SWEEPS = [  # reason, text, name, values
+    ("values", "lr=1e-3,1e-4", "lr", ("1e-3", "1e-4")), ("one", "lr=0.1", "lr", ("0.1",)),
+    ("a range, both ends in", "seed=0..4", "seed", ("0", "1", "2", "3", "4")), ("backwards", "seed=2..0", "seed", ("2", "1", "0")),
+    ("below zero", "x=-1..1", "x", ("-1", "0", "1")), ("a range of one", "x=3..3", "x", ("3",)),
+    ("ranges among values", "x=a,0..2,b", "x", ("a", "0", "1", "2", "b")),
+    ("paths are no ranges", "x=../a,a..b,1..", "x", ("../a", "a..b", "1..")),
+    ("an equals sign in a value", "x=a=b", "x", ("a=b",)), ("blanks stay", "x=a b, c", "x", ("a b", " c")),
+    ("a name with digits", "top_5=1", "top_5", ("1",)), ("the most", "x=1..100000", "x", tuple(map(str, range(1, 100001)))),
+]
+
+
+@pytest.mark.parametrize("reason, text, name, values", SWEEPS, ids=[case[0] for case in SWEEPS])
+def test_parse_sweep(reason, text, name, values):
+    assert nexus.parse_sweep(text) == (name, values), reason
+
+
+NO_SWEEPS = [  # reason, text
+    ("nothing", ""), ("no values", "lr"), ("none after the sign", "lr="), ("a hole", "lr=1,,2"), ("a comma at the end", "lr=1,"),
+    ("no name", "=1"), ("a name that is a number", "0=1"), ("a name of two words", "l r=1"), ("a name with braces", "{lr}=1"),
+    ("a name with a minus", "learning-rate=1"), ("more values than anybody queues", "x=1..100001"),
+]
+
+
+@pytest.mark.parametrize("reason, text", NO_SWEEPS, ids=[case[0] for case in NO_SWEEPS])
+def test_parse_sweep_refuses(reason, text):
+    with pytest.raises(nexus.NexusError) as caught:
+        nexus.parse_sweep(text)
+    assert caught.value.kind == "usage" and "--sweep" in caught.value.message and caught.value.hint, reason
+
+
+LR, SEED = ("lr", ("1e-3", "1e-4")), ("seed", ("0", "1"))
+EXPANSIONS = [  # reason, command, sweeps, commands
+    ("the product, the last name changing fastest", "train.py --lr {lr} --seed {seed}", [LR, SEED], [
+        "train.py --lr 1e-3 --seed 0", "train.py --lr 1e-3 --seed 1", "train.py --lr 1e-4 --seed 0", "train.py --lr 1e-4 --seed 1"]),
+    ("twice in one command", "a {seed} > log.{seed}", [SEED], ["a 0 > log.0", "a 1 > log.1"]),
+    ("variables survive", "a {seed} ${HOME} ${seed}", [SEED], ["a 0 ${HOME} ${seed}", "a 1 ${HOME} ${seed}"]),
+    ("awk's braces survive", "awk '{print $1}' x.{seed}", [SEED], ["awk '{print $1}' x.0", "awk '{print $1}' x.1"]),
+    ("JSON survives", 'a --json \'{"lr": {lr}, "b": {}}\'', [LR],
+     ['a --json \'{"lr": 1e-3, "b": {}}\'', 'a --json \'{"lr": 1e-4, "b": {}}\'']),
+    ("undeclared names survive", "a {lr} {epochs}", [LR], ["a 1e-3 {epochs}", "a 1e-4 {epochs}"]),
+    ("doubled braces are braces around it", "a {{seed}}", [SEED], ["a {0}", "a {1}"]),
+    ("a value is not looked into", "a {x} {y}", [("x", ("{y}", "\\1")), ("y", ("1",))], ["a {y} 1", "a \\1 1"]),
+    ("a name within another", "a {l} {lr}", [("l", ("1",)), ("lr", ("2",))], ["a 1 2"]),
+    ("no sweep", "a {} {lr}", [], ["a {} {lr}"]),
+]
+
+
+@pytest.mark.parametrize("reason, command, sweeps, commands", EXPANSIONS, ids=[case[0] for case in EXPANSIONS])
+def test_expand_sweep(reason, command, sweeps, commands):
+    assert nexus.expand_sweep(command, sweeps) == commands, reason
+
+
+NO_EXPANSIONS = [  # reason, command, sweeps, part of the message
+    ("a name that is not in it", "train.py --lr 1", [LR], "there is no {lr}"),
+    ("only as a variable", "train.py --lr ${lr}", [LR], "there is no {lr}"),
+    ("given twice", "train.py {lr}", [LR, LR], "--sweep lr is given twice"),
+    ("too many together", "a {x} {y}", [("x", ("1",) * 1000), ("y", ("1",) * 101)], "more than 100000"),
+    ("so many that they cannot be counted one by one", "a {a} {b} {c} {d}", [(name, ("1",) * 100000) for name in "abcd"], "more than"),
+]
+
+
+@pytest.mark.parametrize("reason, command, sweeps, part", NO_EXPANSIONS, ids=[case[0] for case in NO_EXPANSIONS])
+def test_expand_sweep_refuses(reason, command, sweeps, part):
+    with pytest.raises(nexus.NexusError) as caught:
+        nexus.expand_sweep(command, sweeps)
+    assert caught.value.kind == "usage" and part in caught.value.message and caught.value.hint, reason
+
+
+@given(texts, texts, st.lists(st.text("ab{}$\\0", min_size=1, max_size=4), min_size=1, max_size=4))
+def test_every_value_of_a_sweep_is_put_in_as_it_is(before, after, values):
+    text = f"{before} {{q_q}}{after}"
+    assert nexus.expand_sweep(text, [("q_q", values)]) == [f"{before} {value}{after}" for value in values]
+
+
+# Commands of allowed_script_paths
+
+SCRIPTS = [  # reason, command, script
+    ("an interpreter and its script", "python train.py --lr 1e-3", "train.py"), ("a version", "python3.11 /data/a.py", "/data/a.py"),
+    ("a script alone", "/data/run.sh x y", "/data/run.sh"), ("one beside", "./run.sh", "./run.sh"), ("below", "sub/run.sh 1", "sub/run.sh"),
+    ("bash", "bash run.sh", "run.sh"), ("arguments may hold equals signs, commas, colons", "python a.py --x=1,2 b:c @d %e", "a.py"),
+    ("a way out is for whoever resolves it", "python ../../etc/x.py", "../../etc/x.py"), ("blanks around", "  python   a.py ", "a.py"),
+]
+
+
+@pytest.mark.parametrize("reason, command, script", SCRIPTS, ids=[case[0] for case in SCRIPTS])
+def test_parse_script(reason, command, script):
+    assert nexus.parse_script(command) == script, reason
+
+
+NO_SCRIPTS = [  # reason, command
+    *[(f"the shell's {letter!r}", f"python a.py {letter}x") for letter in ";&|<>()$`\\\"'*?[]{}~#!\n\r"],
+    ("an option instead of a script", "python -c 1"), ("a module", "python3 -m http.server"), ("an interpreter alone", "python"),
+    ("an option before the script", "bash -x run.sh"), ("a variable before it", "LD_PRELOAD=x.so python a.py"),
+    ("a variable alone", "A=/data/x.sh"), ("an option alone", "--help"),
+    ("a program that the shell finds elsewhere", "rm -rf x"), ("a word of the shell itself", "eval rm x"),
+    ("a file that the shell would look for in PATH", "run.sh x"),
+]
+
+
+@pytest.mark.parametrize("reason, command", NO_SCRIPTS, ids=[case[0] for case in NO_SCRIPTS])
+def test_parse_script_refuses(reason, command):
+    with pytest.raises(nexus.NexusError) as caught:
+        nexus.parse_script(command)
+    assert caught.value.kind == "forbidden" and "allowed_script_paths" in caught.value.message, reason
+    assert not nexus.CONTROL.search(caught.value.message)
+
+
+@given(st.text(min_size=1).filter(str.strip))
+def test_no_command_makes_parse_script_fail_otherwise(command):
+    try:
+        script = nexus.parse_script(command)
+    except nexus.NexusError as error:
+        assert error.kind == "forbidden"
+    else:
+        assert script in command.split()[:2]
+
+
+# What a job wrote at its end
+
+OOMS = [  # reason, the end of stderr, the line that says it
+    ("PyTorch", "Traceback (most recent call last):\n  File \"a.py\", line 3\ntorch.OutOfMemoryError: CUDA out of memory. Tried to "
+     "allocate 20.00 GiB. GPU 0 has a total capacity of 23.69 GiB\n", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate "
+     "20.00 GiB. GPU 0 has a total capacity of 23.69 GiB"),
+    ("PyTorch before 2.5", "torch.cuda.OutOfMemoryError: CUDA out of memory.", "torch.cuda.OutOfMemoryError: CUDA out of memory."),
+    ("the runtime", "RuntimeError: CUDA error: out of memory\n", "RuntimeError: CUDA error: out of memory"),
+    ("cuBLAS", "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+     "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    ("JAX", "jaxlib.xla_extension.XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate 8 bytes.",
+     "jaxlib.xla_extension.XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate 8 bytes."),
+    ("TensorFlow", "x\nOOM when allocating tensor with shape[1,2]\ny", "OOM when allocating tensor with shape[1,2]"),
+    ("lines after it", "CUDA out of memory\nslurmstepd: done\n", "CUDA out of memory"),
+    ("harmless", "\x1b[31mCUDA out of memory\x1b[0m", "[31mCUDA out of memory [0m"),
+    ("the host's memory is another", "MemoryError\nKilled\n", None), ("numpy's, too", "numpy.core._exceptions._ArrayMemoryError: Unable to "
+     "allocate 8 GiB", None), ("nothing", "", None),
+]
+
+
+@pytest.mark.parametrize("reason, text, line", OOMS, ids=[case[0] for case in OOMS])
+def test_find_oom_line(reason, text, line):
+    assert nexus.find_oom_line(text) == line, reason
+
+
+LAST_LINES = [  # reason, text, line
+    ("the last one", "a\nValueError: x\n", "ValueError: x"), ("empty ones do not count", "a\n\n  \n", "a"), ("nothing", "", None),
+    ("a progress bar as it was last", "10%\r50%\r100%\n", "100%"), ("one that ends with its return", "10%\r50%\r", "50%"),
+    ("written on Windows", "a\r\nb\r\n", "b"), ("only ends of lines", "\r\n\r\n", None),
+    ("cut", "x" * 500, "x" * 299 + "…"), ("harmless", "\x1b[31merror\x1b[0m", "[31merror [0m"),
+    ("a line is what a newline ends", "a\x0cb\u2028c\n", "a b\u2028c"),
+]
+
+
+@pytest.mark.parametrize("reason, text, line", LAST_LINES, ids=[case[0] for case in LAST_LINES])
+def test_find_last_line(reason, text, line):
+    assert nexus.find_last_lines(text, 1) == ([] if line is None else [line]), reason
+
+
+def test_find_last_lines():
+    assert nexus.find_last_lines("a\n\nb\r\n10%\r20%\n", 2) == ["b", "20%"]
+    assert nexus.find_last_lines("a\nb", 5) == ["a", "b"], "in their order"
+
+
+@given(texts | st.lists(texts, max_size=5).map("\n".join))
+def test_a_line_of_a_log_is_one_harmless_line(text):
+    for line in (*nexus.find_last_lines(text, 3), nexus.find_oom_line(text + "CUDA out of memory" + text)):
+        assert line == line.strip() and (0 < len(line) <= 300 and not nexus.CONTROL.search(line))
 
 
 def test_the_fake_nvidia_smi_is_here():

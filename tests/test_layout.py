@@ -95,8 +95,9 @@ def test_a_section_uses_only_those_above_it():
 
 # Part I: no clock, disk, process, socket, environment, randomness
 
-PURE_MODULES = {"__future__", "bisect", "calendar", "collections", "collections.abc", "difflib", "heapq", "itertools",
-                "json", "math", "re", "shlex", "textwrap", "typing", "typing_extensions", "hashlib", "html", "string"}
+PURE_MODULES = {"__future__", "bisect", "calendar", "collections", "collections.abc", "csv", "difflib", "heapq",
+                "itertools", "json", "math", "re", "shlex", "statistics", "textwrap", "typing", "typing_extensions",
+                "hashlib", "html", "string"}
 PURE_OF_TIME = {"strftime": 2, "gmtime": 1, "localtime": 1, "strptime": 2}      # with so many arguments
 IMPURE_BUILTINS = {"open", "print", "input", "exec", "eval", "breakpoint", "__import__"}
 
@@ -134,7 +135,8 @@ def test_values_use_no_clock_disk_process_socket_environment_or_randomness():
 def test_the_import_is_light():
     """What a plain `nexus add` does not need is imported where it is used."""
     heavy = {"typing", "dataclasses", "subprocess", "http", "argparse", "asyncio", "logging", "tomllib", "tomli",
-             "psutil", "ssl", "email", "threading", "multiprocessing", "inspect", "urllib", "difflib", "random"}
+             "psutil", "ssl", "email", "threading", "multiprocessing", "inspect", "urllib", "difflib", "random", "csv",
+             "statistics"}
     before = "import sys; known = set(sys.modules); import nexus; print(*(set(sys.modules) - known))"
     loaded = subprocess.run([sys.executable, "-S", "-c", before], cwd=pathlib.Path(nexus.__file__).parent,
                             check=True, timeout=60, capture_output=True, text=True).stdout.split()

@@ -55,10 +55,18 @@ def check_indexes(made):
     pending = {one.id: one for one in made.jobs.values() if one.status == nexus.PENDING}
     assert made.order == sorted((one.order, one.id) for one in pending.values())
     assert [made.position(pending[id]) for _, id in made.order] == list(range(len(made.order)))
-    kinds = {}
+    kinds, dependents, delayed = {}, {}, []
     for item in made.order:
-        kinds.setdefault(nexus.kind_of(pending[item[1]]), []).append(item)
+        one = pending[item[1]]
+        for parent in one.unmet:
+            dependents.setdefault(parent, set()).add(one.id)
+        if one.retry_at is not None:
+            delayed.append((one.retry_at, one.id))
+        elif not one.unmet:                     # what must wait is not looked at
+            kinds.setdefault(nexus.kind_of(one), {}).setdefault(one.group, []).append(item)
     assert made.kinds == kinds
+    assert made.delayed == sorted(delayed)
+    assert {parent: set(line) for parent, line in made.dependents.items()} == dependents
     assert made.running == {id: one for id, one in made.jobs.items() if one.status == nexus.RUNNING}
     assert made.finished == {id: one for id, one in made.jobs.items() if one.status in nexus.FINAL}
     assert all(id == one.id for id, one in made.jobs.items())
@@ -80,7 +88,9 @@ def dump(made):
     return {
         **{name: fact for name, fact in vars(made).items() if not isinstance(fact, (dict, list))},
         "jobs": dict(made.jobs), "environments": dict(made.environments), "order": list(made.order),
-        "kinds": {kind: list(line) for kind, line in made.kinds.items()}, "running": dict(made.running),
+        "kinds": {kind: {group: list(line) for group, line in lines.items()} for kind, lines in made.kinds.items()},
+        "dependents": {parent: sorted(line) for parent, line in made.dependents.items()}, "delayed": list(made.delayed),
+        "groups": dict(made.groups), "seen": dict(made.seen), "running": dict(made.running),
         "keys": {key: sorted(line) for key, line in made.keys.items()},
         "pending_by_priority": dict(made.pending_by_priority),
         "finished": list(made.finished.items())}
@@ -96,15 +106,26 @@ def random_change(made, dice, number):
     """One that fits, as the service makes them."""
     jobs = list(made.jobs.values())
     pending = [one for one in jobs if one.status == nexus.PENDING]
-    deeds = ["add"] * 4 + ["status"] * 3 + ["note", "move", "priority", "remove", "environment", "pause", "paused_gpus"]
+    deeds = ["add"] * 4 + ["status"] * 3 + ["note", "move", "priority", "remove", "environment", "pause", "paused_gpus",
+                                            "group", "seen", "delay", "met"]
     deed = dice.choice(deeds)
     if deed == "add" or not jobs:
         priority = dice.choice([0, 1, 1, 2])
-        count = dice.choice([0, 1, 1, 2])
+        count = dice.choice([0, 1, 1, 0.5, 2])
+        parents = tuple(dice.sample(sorted(made.jobs), min(len(jobs), dice.choice([0, 0, 1, 2]))))
         return nexus.JobAdded(job(
-            letters(number), **nexus.next_place(made, priority), gpus=count,
+            letters(number), **nexus.next_place(made, priority), gpus=count, group=dice.choice([None, "g", "h"]), after=parents,
+            unmet=parents, gpu_mem_mib=dice.choice([None, 1024]), expected_time=dice.choice([None, 60.0, 600.0]),
             gpu_ids=dice.choice([None, (0, 1)]) if count else None, key=dice.choice([None, None, "k1", "k2"])))
     one = dice.choice(jobs)
+    if deed == "group":
+        return nexus.GroupChanged(nexus.Group(dice.choice("gh"), dice.randrange(3), dice.choice([None, "held"])))
+    if deed == "seen":
+        return nexus.LineSeen(dice.choice("abc"), dice.randrange(3))
+    if deed == "delay" and pending:
+        return nexus.JobChanged(dice.choice(pending).id, {"retry_at": dice.choice([None, NOW, NOW + 5])})
+    if deed == "met" and pending:
+        return nexus.JobChanged(dice.choice(pending).id, {"unmet": ()})
     if deed == "status" and one.status in nexus.TRANSITIONS:
         return nexus.change_status(one, dice.choice(sorted(nexus.TRANSITIONS[one.status])), NOW + number)
     if deed == "move" and pending:
@@ -174,6 +195,117 @@ def test_a_job_named_twice_is_removed_once():
     check_indexes(made)
     undo()
     assert dump(made) == before
+
+
+KINDS = [  # reason, fields of two jobs, whether they are of one kind
+    ("the same", {}, {}, True),
+    ("who wants it, and in which place, is nothing to it", {"group": "g", "priority": 0}, {"name": "x", "retries": 2}, True),
+    ("a share", {"gpus": 0.5}, {"gpus": 0.51}, False), ("a hundredth more", {"gpus": 0.28}, {"gpus": 0.29}, False),
+    ("the same share", {"gpus": 0.3}, {"gpus": 0.1 + 0.2}, True),
+    ("other GPUs", {"gpu_ids": (0,)}, {}, False), ("memory", {"gpu_mem_mib": 1024}, {"gpu_mem_mib": 2048}, False),
+    ("after a CUDA out-of-memory", {"is_alone": True}, {}, False),
+    ("it says how long it takes", {"expected_time": 60}, {}, False),
+    ("about as long", {"expected_time": 40}, {"expected_time": 60}, True),
+    ("much longer", {"expected_time": 60}, {"expected_time": 600}, False),
+    ("less than a second is said, too", {"expected_time": 0.5}, {}, False),
+]
+
+
+@pytest.mark.parametrize("reason, fields, others, expected", KINDS, ids=[case[0] for case in KINDS])
+def test_kind_of(reason, fields, others, expected):
+    assert (nexus.kind_of(job(**fields)) == nexus.kind_of(job(**others))) is expected, reason
+
+
+SHARES = [  # GPUs, whether alone, hundredths of each
+    (0, False, []), (1, False, [100]), (3, False, [100, 100, 100]), (0.5, False, [50]), (0.01, False, [1]),
+    (1.5, False, [100, 50]), (2.25, False, [100, 100, 25]), (0.29, False, [29]), (1.15, False, [100, 15]),
+    (0.5, True, [100]), (1.5, True, [100, 100]), (2, True, [100, 100]), (0, True, []),
+]
+
+
+@pytest.mark.parametrize("gpus, is_alone, shares", SHARES)
+def test_list_shares(gpus, is_alone, shares):
+    assert nexus.list_shares(job(gpus=gpus, is_alone=is_alone)) == shares
+
+
+@pytest.mark.parametrize("cents", range(0, 400, 7))
+def test_shares_add_up_to_what_was_asked_for(cents):
+    assert sum(nexus.list_shares(job(gpus=cents / 100))) == cents
+
+
+# The end of a job, and of those that come after it
+
+
+def end(made, id, status, **facts):
+    """{id: status} of the jobs that are changed; each change is made as it comes."""
+    before = dict(made.jobs)
+    for change in nexus.end_job(made, made.jobs[id], status, NOW, **facts):
+        nexus.apply(made, change)
+        check_indexes(made)
+    return {one.id: one.status for one in made.jobs.values() if one != before[one.id]}
+
+
+def child(id, number, *parents, **fields):
+    return job(id, number, after=parents, unmet=parents, **fields)
+
+
+ENDS = [  # reason, jobs, status and facts of the first one's end, who is changed and what it is then, who may start then
+    ("nobody comes after it", [running("aaa"), job("bbb", 2)], "completed", {}, {"aaa": "completed"}, ["bbb"]),
+    ("it completed: the next may start", [running("aaa"), child("bbb", 2, "aaa")], "completed", {},
+     {"aaa": "completed", "bbb": "pending"}, ["bbb"]),
+    ("but not while it comes after another", [running("aaa"), running("xxx", (1,), number=9), child("bbb", 2, "aaa", "xxx")],
+     "completed", {}, {"aaa": "completed", "bbb": "pending"}, []),
+    ("it failed", [running("aaa"), child("bbb", 2, "aaa")], "failed", {"cause": "exit", "exit_code": 3},
+     {"aaa": "failed", "bbb": "cancelled"}, []),
+    ("and those after that, too", [running("aaa"), child("bbb", 2, "aaa"), child("ccc", 3, "bbb"), job("ddd", 4)],
+     "failed", {"cause": "exit", "exit_code": 3}, {"aaa": "failed", "bbb": "cancelled", "ccc": "cancelled"}, ["ddd"]),
+    ("one that comes after two of them ends once",
+     [running("aaa"), child("bbb", 2, "aaa"), child("ccc", 3, "aaa"), child("ddd", 4, "bbb", "ccc")], "failed", {},
+     {"aaa": "failed", "bbb": "cancelled", "ccc": "cancelled", "ddd": "cancelled"}, []),
+    ("it was taken out of the queue", [job("aaa"), child("bbb", 2, "aaa")], "cancelled", {"cause": "killed"},
+     {"aaa": "cancelled", "bbb": "cancelled"}, []),
+    ("of several children each", [running("aaa"), *[child(id, 2, "aaa") for id in ("bbb", "ccc")]], "completed", {},
+     {"aaa": "completed", "bbb": "pending", "ccc": "pending"}, ["bbb", "ccc"]),
+]
+
+
+@pytest.mark.parametrize("reason, jobs, status, facts, changed, free", ENDS, ids=[case[0] for case in ENDS])
+def test_end_job(reason, jobs, status, facts, changed, free):
+    made = state(*jobs)
+    assert end(made, "aaa", status, **facts) == changed, reason
+    assert sorted(id for lines in made.kinds.values() for line in lines.values() for _, id in line) == free
+
+
+PARENTS = [  # reason, what became of the parent, what its child's cause_line says
+    ("its exit code", {"status": "failed", "cause": "exit", "exit_code": 3}, "job aaa, which failed (exit 3)"),
+    ("its cause", {"status": "failed", "cause": "timeout", "exit_code": 143}, "job aaa, which failed (timeout)"),
+    ("cancelled", {"status": "cancelled", "cause": "killed"}, "job aaa, which was cancelled (killed)"),
+]
+
+
+@pytest.mark.parametrize("reason, facts, part", PARENTS)
+def test_a_cancelled_child_names_its_parent(reason, facts, part):
+    made = state(running("aaa"), child("bbb", 2, "aaa"), child("ccc", 3, "bbb"))
+    end(made, "aaa", **facts)
+    assert made.jobs["bbb"].cause == made.jobs["ccc"].cause == "dependency" and part in made.jobs["bbb"].cause_line, reason
+    assert "job bbb, which was cancelled (dependency)" in made.jobs["ccc"].cause_line, "the next one up, not the first"
+    assert made.jobs["bbb"].finished_at == NOW and made.jobs["bbb"].status_history[-1] == ("cancelled", NOW)
+    assert made.dependents == {}
+
+
+def test_a_chain_of_thousands_ends_at_once():
+    names = [letters(number) for number in range(3000)]
+    made = state(running(names[0]), *[child(id, number, names[number - 1]) for number, id in enumerate(names) if number])
+    for change in nexus.end_job(made, made.jobs[names[0]], "failed", NOW, cause="exit", exit_code=1):
+        nexus.apply(made, change)
+    assert made.order == [] and made.dependents == {} and {one.cause for one in made.finished.values()} == {"exit", "dependency"}
+
+
+def test_what_has_ended_does_not_end_again():
+    made = state(finished("aaa"))
+    with pytest.raises(nexus.NexusError) as caught:
+        list(nexus.end_job(made, made.jobs["aaa"], "failed", NOW))
+    assert caught.value.kind == "conflict"
 
 
 def test_a_job_that_asks_for_other_gpus_is_of_another_kind():
@@ -293,6 +425,22 @@ ACCEPTED = [  # reason, keys beside the command, field, value
     ("a umask", {"umask": 0o027}, "umask", 0o027),
     ("the longest command that Linux takes", {"command": "x" * nexus.MAX_ARGUMENT_BYTES}, "command", "x" * 131071),
     ("several lines", {"command": "cd /tmp\nls"}, "command", "cd /tmp\nls"),
+    ("half a GPU", {"gpus": 0.5}, "gpus", 0.5), ("one and a share", {"gpus": 1.25}, "gpus", 1.25),
+    ("a hundredth, whatever its binary form", {"gpus": 0.29}, "gpus", 0.29),
+    ("2.0 is 2", {"gpus": 2.0}, "gpus", 2), ("a share of one that is named", {"gpus": 0.5, "gpu_ids": [3]}, "gpus", 0.5),
+    ("1.5 of two", {"gpus": 1.5, "gpu_ids": [0, 1]}, "gpu_ids", (0, 1)),
+    ("memory", {"gpu_mem_mib": 10240}, "gpu_mem_mib", 10240),
+    ("a group, and how many of it at once", {"group": "g", "max_concurrent": 2}, "max_concurrent", 2),
+    ("after others", {"after": ["abc", "abd", "abc"]}, "after", ("abc", "abd")),
+    ("after others, in a text", {"after": "abc,abd"}, "after", ("abc", "abd")), ("after nobody", {"after": []}, "after", ()),
+    ("no retries, whatever the configuration says", {"retries": 0}, "retries", 0),
+    ("no time limit, whatever the configuration says", {"timeout_seconds": 0}, "timeout_seconds", 0),
+    ("half a second", {"timeout_seconds": 0.5}, "timeout_seconds", 0.5), ("as it expects", {"expected_time": 60}, "expected_time", 60),
+    ("a conda environment by path", {"conda": "/opt/envs/a b"}, "conda", "/opt/envs/a b"),
+    ("a model", {"llm": "qwen2.5-7b-inst"}, "llm", "qwen2.5-7b-inst"), ("--cuda", {"cuda_arg": True}, "cuda_arg", True),
+    ("once", {"unique": True}, "unique", True),
+    ("a snapshot", {"snapshot": "a" * 40, "snapshot_repo": "/home/ann/x", "cwd": "/home/ann/x/y"}, "snapshot", "a" * 40),
+    ("of the folder itself", {"snapshot": "a" * 40, "snapshot_repo": "/home/ann/x", "cwd": "/home/ann/x"}, "snapshot_repo", "/home/ann/x"),
 ]
 
 
@@ -344,6 +492,38 @@ REFUSED = [  # reason, submission, what the message names
     ("tty as a number", {"command": "ls", "tty": 1}, "tty"),
     ("a limit that is none", {"command": "ls", "limits": {"files": [1, 1]}}, "limits"),
     ("half a limit", {"command": "ls", "limits": {"nofile": [1]}}, "limits"),
+    ("a third decimal", {"command": "ls", "gpus": 0.125}, "two decimals"),
+    ("no number of GPUs", {"command": "ls", "gpus": float("nan")}, "gpus"),
+    ("no end of GPUs", {"command": "ls", "gpus": float("inf")}, "gpus"),
+    ("a number too long to count", {"command": "ls", "gpus": 10**400}, "gpus"),
+    ("a share more than named", {"command": "ls", "gpus": 1.5, "gpu_ids": [0]}, "1.5 GPUs"),
+    ("memory for a CPU job", {"command": "ls", "gpus": 0, "gpu_mem_mib": 5}, "gpu_mem_mib"),
+    ("--cuda for a CPU job", {"command": "ls", "gpus": 0, "cuda_arg": True}, "cuda_arg"),
+    ("memory with its unit", {"command": "ls", "gpu_mem_mib": "10G"}, "gpu_mem_mib"),
+    ("no memory", {"command": "ls", "gpu_mem_mib": 0}, "gpu_mem_mib must be a whole number from 1"),
+    ("a limit without a group", {"command": "ls", "max_concurrent": 2}, "max_concurrent"),
+    ("a limit of none", {"command": "ls", "group": "g", "max_concurrent": 0}, "max_concurrent"),
+    ("a group of two lines", {"command": "ls", "group": "a\nb"}, "group"),
+    ("an empty group", {"command": "ls", "group": " "}, "group"),
+    ("after one that is no id", {"command": "ls", "after": ["1"]}, "after"),
+    ("after an empty text", {"command": "ls", "after": ""}, "after"),
+    ("after a hole", {"command": "ls", "after": "abc,,abd"}, "after"),
+    ("after a number", {"command": "ls", "after": 5}, "after"),
+    ("less than no retries", {"command": "ls", "retries": -1}, "retries"),
+    ("half a retry", {"command": "ls", "retries": 0.5}, "retries"),
+    ("true retries", {"command": "ls", "retries": True}, "retries"),
+    ("a limit below zero", {"command": "ls", "timeout_seconds": -1}, "timeout_seconds"),
+    ("a limit in words", {"command": "ls", "timeout_seconds": "2h"}, "timeout_seconds"),
+    ("no limit at all", {"command": "ls", "timeout_seconds": float("inf")}, "timeout_seconds"),
+    ("a limit that is none", {"command": "ls", "timeout_seconds": float("nan")}, "timeout_seconds"),
+    ("no time expected", {"command": "ls", "expected_time": 0}, "expected_time"),
+    ("an option for conda", {"command": "ls", "conda": "--help"}, "conda"),
+    ("a model that is a list", {"command": "ls", "llm": ["q"]}, "llm"),
+    ("unique as a word", {"command": "ls", "unique": "yes"}, "unique must be true or false"),
+    ("a snapshot that is no commit", {"command": "ls", "snapshot": "HEAD", "snapshot_repo": "/x", "cwd": "/x"}, "snapshot"),
+    ("a snapshot of nothing", {"command": "ls", "snapshot": "a" * 40}, "snapshot_repo"),
+    ("a work tree without a snapshot", {"command": "ls", "snapshot_repo": "/x", "cwd": "/x"}, "snapshot"),
+    ("a work tree elsewhere", {"command": "ls", "snapshot": "a" * 40, "snapshot_repo": "/x", "cwd": "/xy"}, "cwd"),
 ]
 
 
@@ -362,7 +542,8 @@ def test_an_unknown_key_is_told_the_nearest():
 
 
 submissions = json_values | st.fixed_dictionaries({"command": texts | json_values}, optional={
-    **{key: json_values for key in nexus.SUBMISSION_KEYS if key != "command"}, "gpus": st.integers(-1, 4) | json_values,
+    **{key: json_values for key in nexus.SUBMISSION_PARSERS if key != "command"},
+    "gpus": st.integers(-1, 4) | st.floats(-1, 4) | json_values,
     "gpu_ids": st.lists(st.integers(-1, 4)) | texts | json_values,
     "priority": st.sampled_from(["low", "9", "٣"]) | json_values,
     "env": st.dictionaries(texts, texts | json_values), "cwd": texts.map(lambda text: "/" + text),
@@ -379,6 +560,8 @@ def test_parse_submission_raises_nothing_else(data):
         assert asked.command.strip() and "\0" not in asked.command
         assert asked.gpu_ids is None or (asked.gpu_ids and list(asked.gpu_ids) == sorted(set(asked.gpu_ids)))
         assert asked.cwd is None or asked.cwd.startswith("/")
+        assert asked.gpus is None or abs(asked.gpus * 100 - round(asked.gpus * 100)) < 1e-6
+        assert set(data) <= set(nexus.SUBMISSION_FIELDS)
         assert all(isinstance(text, str) for text in (*asked.env, *asked.env.values()))
 
 

@@ -4,7 +4,9 @@ import heapq
 import random
 
 import pytest
-from makers import GB, NOW, config, foreign, gpu, job, running, state
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from makers import GB, NOW, config, finished, foreign, gpu, job, ours, running, state, texts
 
 import nexus
 
@@ -15,6 +17,19 @@ PASSED = {"passed_over_at": LONG_AGO}
 def started(made):
     """{job id: GPU indices} of a plan."""
     return {start.job_id: start.gpu_indices for start in made.starts}
+
+
+def letters(number):
+    """An id for a number."""
+    return "".join(nexus.ID_LETTERS[number // 49**place % 49] for place in (2, 1, 0))
+
+
+def failed_attempt(number, cause="exit", indices=(0,), code=1):
+    """As judge() keeps it."""
+    return (number, NOW - 60, NOW - 30, 30.0, code, cause, tuple(indices))
+
+
+REST = running("rrr", (1,), expected_time=600)                # it runs on GPU 1 since a minute
 
 
 PLANS = [  # reason, jobs, GPUs, keys of the configuration, {job id: GPU indices} that start
@@ -100,13 +115,150 @@ PLANS = [  # reason, jobs, GPUs, keys of the configuration, {job id: GPU indices
     ("nor beside a lost one whose job still hangs",
      [running("rrr", (1,)), job("aaa", 2, gpus=2, **PASSED), job("bbb", 3)],
      [gpu(0), gpu(1, fault="GPU is lost")], {}, {"bbb": (0,)}),
+    ("what comes after others is not looked at", [running("rrr"), job("aaa", 2, unmet=("rrr",))], [gpu(0), gpu(1)], {}, {}),
+    ("nor what waits for its next attempt", [job("aaa", retry_at=NOW + 5), job("bbb", 2)], [gpu(0)], {}, {"bbb": (0,)}),
+    # shares
+    ("two halves", [job("aaa", gpus=0.5), job("bbb", 2, gpus=0.5)], [gpu(0), gpu(1)], {}, {"aaa": (0,), "bbb": (0,)}),
+    ("a half beside a running one", [running("rrr", gpus=0.5), job("aaa", 2, gpus=0.5)], [gpu(0)], {}, {"aaa": (0,)}),
+    ("never above one", [running("rrr", gpus=0.5), job("aaa", 2, gpus=0.51)], [gpu(0)], {}, {}),
+    ("ten tenths are one", [job(id, number, gpus=0.1) for number, id in enumerate([c * 3 for c in "abcdefghijk"], 1)],
+     [gpu(0)], {}, dict.fromkeys([c * 3 for c in "abcdefghij"], (0,))),
+    ("a whole GPU is not beside a share", [running("rrr", gpus=0.01), job("aaa", 2)], [gpu(0)], {}, {}),
+    ("where it fits tightest", [running("rrr", (2,), gpus=0.3), running("sss", (1,), gpus=0.6), job("aaa", 3, gpus=0.4)],
+     [gpu(0), gpu(1), gpu(2)], {}, {"aaa": (1,)}),
+    ("the next best when it does not fit there", [running("rrr", (2,), gpus=0.3), running("sss", (1,), gpus=0.6), job("aaa", 3, gpus=0.5)],
+     [gpu(0), gpu(1), gpu(2)], {}, {"aaa": (2,)}),
+    ("an empty one if it must", [running("rrr", (2,), gpus=0.3), running("sss", (1,), gpus=0.6), job("aaa", 3, gpus=0.8)],
+     [gpu(0), gpu(1), gpu(2)], {}, {"aaa": (0,)}),
+    ("of those it may have", [running("sss", (1,), gpus=0.6), job("aaa", 3, gpus=0.4, gpu_ids=(0, 2))],
+     [gpu(0), gpu(1), gpu(2)], {}, {"aaa": (0,)}),
+    ("one and a half: the whole ones first", [running("rrr", (0,), gpus=0.5), job("aaa", 2, gpus=1.5)],
+     [gpu(0), gpu(1), gpu(2)], {}, {"aaa": (1, 0)}),
+    ("two of them share a third", [job("aaa", gpus=1.5), job("bbb", 2, gpus=1.5)], [gpu(0), gpu(1), gpu(2)], {},
+     {"aaa": (1, 0), "bbb": (2, 0)}),
+    ("it takes a whole one", [running("rrr", gpus=0.5), running("sss", (1,), gpus=0.5), job("aaa", 3, gpus=1.5)],
+     [gpu(0), gpu(1)], {}, {}),
+    ("and another one", [job("aaa", gpus=1.5)], [gpu(0)], {}, {}),
+    ("a running one and a half holds a half of its last", [running("rrr", (1, 0), gpus=1.5), job("aaa", 2, gpus=0.5),
+                                                           job("bbb", 3, gpus=0.1)],
+     [gpu(0), gpu(1)], {}, {"aaa": (0,)}),
+    ("a busy GPU gets no second job", [running("rrr", gpus=0.5), job("aaa", 2, gpus=0.5)], [gpu(0, utilization=80)], {}, {}),
+    ("one that is less busy does", [running("rrr", gpus=0.5), job("aaa", 2, gpus=0.5)], [gpu(0, utilization=79)], {}, {"aaa": (0,)}),
+    ("the threshold is the configuration's", [running("rrr", gpus=0.5), job("aaa", 2, gpus=0.5)], [gpu(0, utilization=79)],
+     {"load_threshold": 0.5}, {}),
+    ("an unknown load is no obstacle", [running("rrr", gpus=0.5), job("aaa", 2, gpus=0.5)], [gpu(0, utilization=None)], {}, {"aaa": (0,)}),
+    # memory
+    ("memory enough", [job("aaa", gpu_mem_mib=19 * 1024)], [gpu(0, memory_used_mib=5 * GB)], {}, {"aaa": (0,)}),
+    ("too little", [job("aaa", gpu_mem_mib=19 * 1024 + 1)], [gpu(0, memory_used_mib=5 * GB)], {}, {}),
+    ("on each of its GPUs", [job("aaa", gpus=2, gpu_mem_mib=19 * 1024)], [gpu(0), gpu(1, memory_used_mib=6 * GB)], {}, {}),
+    ("where it fits tightest", [job("aaa", gpu_mem_mib=5 * 1024)], [gpu(0), gpu(1, memory_used_mib=9 * GB)], {}, {"aaa": (1,)}),
+    ("declared by a running job and not yet taken", [running("rrr", gpus=0.5, gpu_mem_mib=20 * 1024),
+                                                     job("aaa", 2, gpus=0.5, gpu_mem_mib=5 * 1024)],
+     [gpu(0, memory_used_mib=2 * GB, processes=(ours("rrr", 2),))], {}, {}),
+    ("what is left beside that", [running("rrr", gpus=0.5, gpu_mem_mib=20 * 1024), job("aaa", 2, gpus=0.5, gpu_mem_mib=4 * 1024)],
+     [gpu(0, memory_used_mib=2 * GB, processes=(ours("rrr", 2),))], {}, {"aaa": (0,)}),
+    ("once it has settled, what it uses counts", [running("rrr", gpus=0.5, gpu_mem_mib=20 * 1024),
+                                                  job("aaa", 2, gpus=0.5, gpu_mem_mib=5 * 1024)],
+     [gpu(0, memory_used_mib=2 * GB, processes=(ours("rrr", 2),), settled=("rrr",))], {}, {"aaa": (0,)}),
+    ("it took more than it declared", [running("rrr", gpus=0.5, gpu_mem_mib=1024), job("aaa", 2, gpus=0.5, gpu_mem_mib=5 * 1024)],
+     [gpu(0, memory_used_mib=20 * GB, processes=(ours("rrr", 20),))], {}, {}),
+    ("what an ended job still holds is on its way back", [job("aaa", gpu_mem_mib=20 * 1024)],
+     [gpu(0, memory_used_mib=20 * GB, processes=(ours("xxx", 20),))], {}, {"aaa": (0,)}),
+    ("two that start at once count against each other", [job("aaa", gpus=0.5, gpu_mem_mib=13 * 1024),
+                                                         job("bbb", 2, gpus=0.5, gpu_mem_mib=13 * 1024)],
+     [gpu(0), gpu(1)], {}, {"aaa": (0,), "bbb": (1,)}),
+    ("against the least that is to stay free, too",
+     [job("aaa", gpus=0.2, gpu_mem_mib=15 * 1024), job("bbb", 2, gpus=0.1)], [gpu(0)], {"min_free_mem_mib": 10 * 1024}, {"aaa": (0,)}),
+    ("unknown memory is not enough", [job("aaa", gpu_mem_mib=1)], [gpu(0, memory_used_mib=None)], {}, {}),
+    ("in a container, where no process shows", [running("rrr", gpus=0.5), job("aaa", 2, gpus=0.5)],
+     [gpu(0, memory_used_mib=23 * GB)], {}, {"aaa": (0,)}),
+    # after a CUDA out-of-memory
+    ("alone: another place", [job("aaa", is_alone=True, attempts=(failed_attempt(1, "cuda-oom"),))], [gpu(0), gpu(1)], {}, {"aaa": (1,)}),
+    ("alone: the emptiest", [job("aaa", is_alone=True, attempts=(failed_attempt(1, "cuda-oom"),))],
+     [gpu(0, memory_used_mib=2 * GB), gpu(1, memory_used_mib=3 * GB), gpu(2, memory_used_mib=GB), gpu(3, memory_used_mib=GB)], {},
+     {"aaa": (2,)}),
+    ("alone: the largest", [job("aaa", is_alone=True)], [gpu(0), gpu(1, memory_total_mib=80 * GB)], {}, {"aaa": (1,)}),
+    ("alone: of those it may have", [job("aaa", is_alone=True, gpu_ids=(0,), attempts=(failed_attempt(1, "cuda-oom"),))],
+     [gpu(0), gpu(1)], {}, {"aaa": (0,)}),
+    ("alone: a share is a whole GPU now", [running("rrr", gpus=0.5), job("aaa", 2, gpus=0.5, is_alone=True)], [gpu(0)], {}, {}),
+    ("alone: nobody comes beside it", [running("rrr", gpus=0.5, is_alone=True), job("aaa", 2, gpus=0.5)], [gpu(0)], {}, {}),
+    # reservation and backfill: rrr ends in 540 s, if it does as expected
+    ("it ends before the other GPU is free", [REST, job("aaa", 2, gpus=2, **PASSED), job("bbb", 3, expected_time=540)],
+     [gpu(0), gpu(1)], {}, {"bbb": (0,)}),
+    ("it does not", [REST, job("aaa", 2, gpus=2, **PASSED), job("bbb", 3, expected_time=541)], [gpu(0), gpu(1)], {}, {}),
+    ("it does not say", [REST, job("aaa", 2, gpus=2, **PASSED), job("bbb", 3)], [gpu(0), gpu(1)], {}, {}),
+    ("the running one is overdue: it may end at any moment",
+     [running("rrr", (1,), expected_time=30), job("aaa", 2, gpus=2, **PASSED), job("bbb", 3, expected_time=1)], [gpu(0), gpu(1)], {}, {}),
+    ("the running one does not say", [running("rrr", (1,)), job("aaa", 2, gpus=2, **PASSED), job("bbb", 3, expected_time=1)],
+     [gpu(0), gpu(1)], {}, {}),
+    ("who starts now counts", [job("aaa", 1, priority=0, expected_time=600), job("bbb", 2, gpus=2, **PASSED),
+                               job("ccc", 3, expected_time=500)],
+     [gpu(0), gpu(1)], {}, {"aaa": (0,), "ccc": (1,)}),
+    ("two slip in side by side", [REST, job("aaa", 2, gpus=2, **PASSED),
+                                  *[job(id, 3, gpus=0.5, expected_time=500) for id in ("bbb", "ccc")]],
+     [gpu(0), gpu(1)], {}, {"bbb": (0,), "ccc": (0,)}),
+    ("what is left of a shared GPU is kept, too",
+     [running("rrr", (0,), gpus=0.5), running("sss", (1,)), job("aaa", 3, gpus=2, **PASSED), job("bbb", 4, gpus=0.5)],
+     [gpu(0), gpu(1), gpu(2, is_paused=True)], {}, {}),
+    ("the emptiest are kept, the rest is not",
+     [running("rrr", (0,), gpus=0.5), running("sss", (1,), gpus=0.8), running("ttt", (2,)), job("aaa", 4, gpus=2, **PASSED),
+      job("bbb", 5, gpus=0.1)],
+     [gpu(0), gpu(1), gpu(2)], {}, {}),
+    ("of more than it needs some stay open",
+     [running("rrr", (0,), gpus=0.5), running("sss", (1,), gpus=0.8), running("ttt", (2,), gpus=0.4), job("aaa", 4, gpus=2, **PASSED),
+      job("bbb", 5, gpus=0.1)],
+     [gpu(0), gpu(1), gpu(2)], {}, {"bbb": (1,)}),
+    ("two keep GPUs side by side", [running("rrr", (0,)), running("sss", (1,)), job("aaa", 3, **PASSED),
+                                    job("bbb", 4, gpu_ids=(1,), **PASSED),
+                                    job("ccc", 5, gpus=0.5)], [gpu(0), gpu(1), gpu(2, memory_used_mib=23 * GB)], {}, {}),
+    ("a GPU whose memory others use is not kept for who needs it",
+     [running("rrr", (1,)), job("aaa", 2, gpu_mem_mib=20 * 1024, **PASSED), job("bbb", 3)],
+     [gpu(0, memory_used_mib=15 * GB, processes=(foreign(memory_mib=15 * GB),)), gpu(1)], {"share_with_others": True}, {"bbb": (0,)}),
+    ("nor one that is too small", [running("rrr", (1,)), job("aaa", 2, gpu_mem_mib=40 * 1024, **PASSED), job("bbb", 3)],
+     [gpu(0), gpu(1, memory_total_mib=80 * GB)], {}, {"bbb": (0,)}),
+    ("a share is kept, too", [running("rrr", gpus=0.7), job("aaa", 2, gpus=0.5, **PASSED), job("bbb", 3, gpus=0.3)], [gpu(0)], {}, {}),
 ]
 
 
 @pytest.mark.parametrize("reason, jobs, gpus, keys, expected", PLANS, ids=[case[0] for case in PLANS])
 def test_plan(reason, jobs, gpus, keys, expected):
     made = nexus.plan(state(*jobs), gpus, None, config(**keys), NOW)
-    assert started(made) == expected, (reason, made.reasons)
+    assert started(made) == expected, (reason, made.blocked)
+
+
+GROUPS = [  # reason, jobs, groups, who starts on four GPUs
+    ("no more of a group than its limit", [job(id, number, group="g") for number, id in enumerate(("aaa", "bbb", "ccc"), 1)],
+     [nexus.Group("g", limit=2)], ["aaa", "bbb"]),
+    ("those that run count", [running("rrr", group="g"), job("aaa", 2, group="g"), job("bbb", 3, group="g")], [nexus.Group("g", limit=2)],
+     ["aaa"]),
+    ("others pass it", [running("rrr", group="g"), job("aaa", 2, group="g"), job("bbb", 3), job("ccc", 4, group="h")],
+     [nexus.Group("g", limit=1), nexus.Group("h")], ["bbb", "ccc"]),
+    ("of several kinds, too", [job("aaa", 1, group="g"), job("bbb", 2, group="g", gpus=0), job("ccc", 3, group="g", gpus=0.5)],
+     [nexus.Group("g", limit=2)], ["aaa", "bbb"]),
+    ("it was lowered while more ran", [running("rrr", group="g"), running("sss", (1,), group="g"), job("aaa", 3, group="g")],
+     [nexus.Group("g", limit=1)], []),
+    ("a group that is held", [job("aaa", group="g"), job("bbb", 2)], [nexus.Group("g", hold="it fails")], ["bbb"]),
+    ("no limit, no hold", [job("aaa", group="g"), job("bbb", 2, group="g")], [nexus.Group("g")], ["aaa", "bbb"]),
+    ("nothing is known of it", [job("aaa", group="g")], [], ["aaa"]),
+    ("of one kind, in the order of their coming, whatever the group",
+     [job("aaa", 1, group="h"), job("bbb", 2, group="g"), job("ccc", 3, group="h"),
+                                                                     job("ddd", 4), job("eee", 5, group="g")],
+     [nexus.Group("g", limit=1)], ["aaa", "bbb", "ccc", "ddd"]),
+    ("a limited one keeps no GPUs", [running("rrr", (1,), group="g"), job("aaa", 2, gpus=4, group="g", **PASSED), job("bbb", 3, gpus=3)],
+     [nexus.Group("g", limit=1)], ["bbb"]),
+]
+
+
+@pytest.mark.parametrize("reason, jobs, groups, expected", GROUPS, ids=[case[0] for case in GROUPS])
+def test_groups(reason, jobs, groups, expected):
+    made = nexus.plan(state(*jobs, groups=groups), [gpu(index) for index in range(4)], None, config(), NOW)
+    assert list(started(made)) == expected, reason
+
+
+def test_a_running_jobs_time_is_that_of_its_own_clock():
+    jobs = [REST, job("aaa", 2, gpus=2, **PASSED), job("bbb", 3, expected_time=540)]
+    usage = {"rrr": nexus.Usage(500.0)}                     # the wall clock was set back meanwhile
+    assert started(nexus.plan(state(*jobs), [gpu(0), gpu(1)], None, config(), NOW, usage)) == {}
 
 
 def test_starts_name_the_gpus_by_uuid_too():
@@ -122,18 +274,22 @@ def test_starts_come_in_the_queues_order():
 
 def test_nothing_starts_when_paused():
     made = nexus.plan(state(job("aaa"), job("bbb", 2, gpus=0), paused=True), [gpu(0)], None, config(), NOW)
-    assert made.starts == () and made.passed_over == ()
-    assert set(made.reasons) == {(1, None), (0, None)} and all("paused" in reason for reason in made.reasons.values())
+    assert made.starts == () and made.passed_over == () and "paused" in made.hold
+
+
+def test_time_limits_hold_while_it_is_paused():
+    made = nexus.plan(state(running("rrr", timeout_seconds=30), paused=True), [gpu(0)], None, config(), NOW, {"rrr": nexus.Usage(31)})
+    assert [stop.job_id for stop in made.stops] == ["rrr"]
 
 
 def test_readings_that_cannot_be_relied_upon_start_no_gpu_job():
     made = nexus.plan(state(job("aaa"), job("bbb", 2, gpus=0)), [gpu(0)], "nvidia-smi is silent since 15:30", config(),
                       NOW)
     assert started(made) == {"bbb": ()}
-    assert made.reasons == {(1, None): "nvidia-smi is silent since 15:30"}
+    assert made.blocked == {nexus.kind_of(job("aaa")): "nvidia-smi is silent since 15:30"}
 
 
-REASONS = [  # what is shown, jobs, GPUs, keys, part of the reason why jobs of the kind (1, None) or another wait
+REASONS = [  # what is shown, jobs, GPUs, keys, part of the reason why the last of the jobs waits
     ("whose job it is", [running("rrr"), job("aaa", 2)], [gpu(0)], {}, "GPU 0 runs job rrr"),
     ("another user's pid, program and memory", [job("aaa")], [gpu(0, processes=(foreign(),))], {},
      "GPU 0 is in use by bob (pid 4242 python, 16GB)"),
@@ -166,14 +322,100 @@ REASONS = [  # what is shown, jobs, GPUs, keys, part of the reason why jobs of t
     ("kept for another", [running("rrr", (1,)), job("aaa", 2, gpus=2, **PASSED), job("bbb", 3, gpu_ids=(0,))],
      [gpu(0), gpu(1)], {}, "GPU 0 is kept for job aaa"),
     ("started a moment ago", [job("aaa"), job("bbb", 2)], [gpu(0)], {}, "GPU 0 runs job aaa"),
+    ("its next attempt", [job("aaa", retry_at=NOW + 9, attempts=(failed_attempt(1), failed_attempt(2, "timeout")))], [gpu(0)], {},
+     "attempt 2 failed (timeout); it is tried again in 9s"),
+    ("those before it", [running("rrr"), job("bbb", 2), job("aaa", 3, after=("rrr", "bbb"), unmet=("rrr", "bbb"))], [gpu(0)], {},
+     "it comes after job rrr (running), job bbb (pending)"),
+    ("of many before it some", [*[job(letters(number), number) for number in range(1, 13)],
+                                job("zzz", 20, unmet=tuple(letters(number) for number in range(1, 13)))], [gpu(0)], {}, "and 4 more"),
+    ("too small a share", [running("rrr", gpus=0.7), job("aaa", 2, gpus=0.5)], [gpu(0)], {}, "GPU 0 has 0.3 free beside job rrr"),
+    ("several that share it", [running("rrr", gpus=0.5), running("sss", gpus=0.5), job("aaa", 3, gpus=0.5)], [gpu(0)], {},
+     "GPU 0 runs jobs rrr, sss"),
+    ("its load", [running("rrr", gpus=0.5), job("aaa", 2, gpus=0.5)], [gpu(0, utilization=97)], {},
+     "GPU 0 is 97% busy with job rrr (load_threshold)"),
+    ("its memory", [job("aaa", gpu_mem_mib=20 * 1024)], [gpu(0, memory_used_mib=10 * GB)], {},
+     "GPU 0 has 14GB free, less than the 20GB asked for"),
+    ("memory it does not tell", [job("aaa", gpu_mem_mib=1024)], [gpu(0, memory_used_mib=None)], {}, "GPU 0 does not tell its memory"),
+    ("one and a half, and there is no whole one", [running("rrr", gpus=0.5), running("sss", (1,), gpus=0.5), job("aaa", 3, gpus=1.5)],
+     [gpu(0), gpu(1)], {}, "it needs 1.5 GPUs, and 0 of 2 can be had now: GPU 0 has 0.5 free beside job rrr; GPU 1 has"),
+    ("one and a half on a box with one", [job("aaa", gpus=1.5)], [gpu(0)], {}, "it needs 2 GPUs, and there are 1"),
+    ("what nexus itself paused, and why", [job("aaa")], [gpu(0, is_paused=True, pause_reason="3 jobs failed there")], {},
+     "GPU 0 is paused (3 jobs failed there)"),
+    ("nothing is in its way", [job("aaa")], [gpu(0)], {}, "it is about to start"),
 ]
 
 
 @pytest.mark.parametrize("reason, jobs, gpus, keys, part", REASONS, ids=[case[0] for case in REASONS])
 def test_every_wait_has_a_reason(reason, jobs, gpus, keys, part):
-    made = nexus.plan(state(*jobs), gpus, None, config(**keys), NOW)
-    waiting = jobs[-1]
-    assert part in made.reasons[nexus.kind_of(waiting)], reason
+    made = state(*jobs)
+    planned = nexus.plan(made, gpus, None, config(**keys), NOW)
+    assert part in nexus.describe_wait(jobs[-1], made, planned, config(**keys), NOW), reason
+
+
+STATE_REASONS = [  # what is shown, state, why the readings cannot be relied upon, part of the reason why aaa waits
+    ("the queue is paused", state(job("aaa"), paused=True), None, "the queue is paused (nexus resume)"),
+    ("paused, whatever else", state(job("aaa", retry_at=NOW + 5), paused=True), None, "the queue is paused"),
+    ("its group is held", state(job("aaa", group="g"), groups=[nexus.Group("g", hold="its first 3 jobs failed")]), None,
+     "group g is held: its first 3 jobs failed"),
+    ("its group's limit", state(running("rrr", group="g"), job("aaa", 2, group="g"), groups=[nexus.Group("g", limit=1)]), None,
+     "1 job of group g run, as many as its --max-concurrent allows"),
+    ("its group's limit, reached in this plan", state(job("bbb", 1, group="g"), job("aaa", 2, group="g"),
+                                                      groups=[nexus.Group("g", limit=1)]), None,
+     "as many as its --max-concurrent allows"),
+    ("the driver is silent", state(job("aaa")), "nvidia-smi is silent since 15:30", "nvidia-smi is silent since 15:30"),
+]
+
+
+@pytest.mark.parametrize("reason, made, trouble, part", STATE_REASONS, ids=[case[0] for case in STATE_REASONS])
+def test_what_holds_for_many_is_a_reason_too(reason, made, trouble, part):
+    planned = nexus.plan(made, [gpu(0), gpu(1)], trouble, config(), NOW)
+    assert part in nexus.describe_wait(made.jobs["aaa"], made, planned, config(), NOW), reason
+
+
+VERDICTS = [  # reason, job, [(index, why not)]
+    ("each GPU's own", job("aaa", 5), [(0, "runs job rrr"), (1, None), (2, "is paused")]),
+    ("only those it may have, and those that are gone", job("aaa", 5, gpu_ids=(1, 7)), [(1, None), (7, "is not there")]),
+    ("a share", job("aaa", 5, gpus=0.4), [(0, None), (1, None), (2, "is paused")]),
+]
+
+
+@pytest.mark.parametrize("reason, one, expected", VERDICTS, ids=[case[0] for case in VERDICTS])
+def test_list_verdicts(reason, one, expected):
+    gpus = [gpu(0), gpu(1), gpu(2, is_paused=True)]
+    held = running("rrr", gpus=0.5 if one.gpus == 0.4 else 1)
+    planned = nexus.plan(state(held), gpus, None, config(), NOW)
+    assert nexus.list_verdicts(one, planned.board, config().gpu, NOW) == expected, reason
+
+
+STOPS = [  # reason, fields of a job that has run for 100 s and takes 3 GB of host memory, keys, (cause, part of the line)
+    ("no limit", {}, {}, None), ("not yet", {"timeout_seconds": 100.5}, {}, None),
+    ("its own", {"timeout_seconds": 100}, {}, ("timeout", "stopped after 1m 40s: its time limit is 1m 40s")),
+    ("the configuration's", {}, {"timeout_seconds": 90}, ("timeout", "timeout_seconds is 1m 30s")),
+    ("its own before the configuration's", {"timeout_seconds": 500}, {"timeout_seconds": 90}, None),
+    ("0 is none, whatever the configuration says", {"timeout_seconds": 0}, {"timeout_seconds": 90}, None),
+    ("twice what was expected", {"expected_time": 50}, {}, ("timeout", "it was expected to take 50s, and its limit is 1m 40s")),
+    ("not yet twice", {"expected_time": 51}, {}, None), ("another multiple", {"expected_time": 51}, {"timeout_multiplier": 1.5},
+                                                         ("timeout", "51s")),
+    ("what is expected is before the configuration's", {"expected_time": 600}, {"timeout_seconds": 90}, None),
+    ("its own is before what is expected", {"expected_time": 10, "timeout_seconds": 500}, {}, None),
+    ("host memory", {}, {"max_memory_gb": 2.5}, ("host-memory", "took 3GB of host memory; max_memory_gb is 2.5")),
+    ("just as much as allowed", {}, {"max_memory_gb": 3}, None),
+    ("it is being stopped already", {"timeout_seconds": 1, "stop_cause": "killed"}, {"max_memory_gb": 1}, None),
+]
+
+
+@pytest.mark.parametrize("reason, fields, keys, expected", STOPS, ids=[case[0] for case in STOPS])
+def test_find_stops(reason, fields, keys, expected):
+    one = running("rrr", **fields)
+    made = nexus.plan(state(one), [gpu(0)], None, config(**keys), NOW, {"rrr": nexus.Usage(100.0, 3 * GB)})
+    assert [(stop.job_id, stop.cause) for stop in made.stops] == ([("rrr", expected[0])] if expected else []), reason
+    assert not expected or expected[1] in made.stops[0].line
+
+
+def test_a_job_of_which_nothing_is_known_yet_is_not_stopped():
+    made = state(running("rrr", timeout_seconds=1), running("sss", (1,), timeout_seconds=1))
+    assert [stop.job_id for stop in nexus.plan(made, [], None, config(), NOW, {"sss": nexus.Usage(5.0)}).stops] == ["sss"]
+    assert nexus.plan(made, [], None, config(), NOW).stops == ()
 
 
 PASSING = [  # reason, jobs, GPUs, who is passed over for the first time
@@ -195,6 +437,7 @@ def test_who_is_passed_over(reason, jobs, gpus, expected):
 
 def random_gpu(index, dice):
     fields = dice.choice([{}] * 6 + [
+        {"utilization": 95.0}, {"memory_used_mib": 10 * GB}, {"memory_used_mib": 10 * GB, "processes": (ours("xxx", 9),)},
         {"fault": "GPU is lost"}, {"is_paused": True}, {"is_mig": True}, {"lease_holder": "bob"},
         {"processes": (foreign(),)},
         {"memory_used_mib": 23 * GB}, {"memory_total_mib": None, "memory_used_mib": None}])
@@ -206,113 +449,210 @@ def random_case(dice):
     gpus = [random_gpu(index, dice) for index in range(dice.choice([0, 1, 2, 4, 8])) if dice.random() < 0.9]
     made, number, indices = nexus.State(), 0, [one.index for one in gpus] + [90, 91]
     dice.shuffle(indices)
+    groups = [nexus.Group("g", dice.choice([0, 1, 2])), nexus.Group("h", 0, dice.choice([None, "it fails"]))]
+    for group in groups[: dice.randrange(3)]:
+        nexus.apply(made, nexus.GroupChanged(group))
     while indices and dice.random() < 0.4:              # those that run, some on GPUs that are gone or unusable now
-        number += 1
         held, indices = indices[: dice.choice([0, 1, 1, 2])], indices[2:]
-        nexus.apply(made, nexus.JobAdded(running(letters(number), tuple(held), number=number)))
+        for share in dice.choice([(1,), (1,), (0.5,), (0.3, 0.7), (0.25, 0.25)]) if len(held) == 1 else (1,):
+            number += 1
+            nexus.apply(made, nexus.JobAdded(running(
+                letters(number), tuple(held), number=number, group=dice.choice([None, "g"]), gpu_mem_mib=dice.choice([None, 5 * 1024]),
+                expected_time=dice.choice([None, 30, 600]), gpus=len(held) if share == 1 else share)))
     for _ in range(dice.randrange(15)):
         number += 1
-        count = dice.choice([0, 1, 1, 1, 2, 2, 4, 9])
-        some = tuple(sorted(dice.sample(range(9), dice.randrange(max(1, count), 10))))
+        count = dice.choice([0, 1, 1, 1, 2, 2, 4, 9, 0.5, 0.5, 0.3, 0.75, 1.5, 2.25])
+        some = tuple(sorted(dice.sample(range(9), dice.randrange(max(1, int(count + 0.99)), 10))))
         allowed = some if count and dice.random() < 0.4 else None
         priority = dice.choice([0, 1, 1, 2])
         nexus.apply(made, nexus.JobAdded(job(
             letters(number), order=(dice.choice([0, 0, 0, -1]), priority, number), priority=priority, gpus=count,
-            gpu_ids=allowed, passed_over_at=dice.choice([None, None, NOW - 5, LONG_AGO]))))
+            gpu_ids=allowed, passed_over_at=dice.choice([None, None, NOW - 5, LONG_AGO]), group=dice.choice([None, None, "g", "h"]),
+            gpu_mem_mib=dice.choice([None, None, 5 * 1024, 20 * 1024]) if count else None, is_alone=bool(count) and dice.random() < 0.1,
+            expected_time=dice.choice([None, None, 20, 500]), retry_at=dice.choice([None] * 9 + [NOW + 5]),
+            unmet=tuple(dice.sample(sorted(made.jobs), 1)) if made.jobs and dice.random() < 0.1 else ())))
     keys = {"cpu_slots": dice.choice([0, 1, 4]), "max_running": dice.choice([0, 0, 0, 2, 5]),
-            "share_with_others": dice.random() < 0.2, "ids": dice.choice([[], [], [0, 1, 2]])}
+            "share_with_others": dice.random() < 0.2, "ids": dice.choice([[], [], [0, 1, 2]]),
+            "min_free_mem_mib": dice.choice([0, 0, 0, 8 * 1024])}
     return made, gpus, dice.choice([None] * 9 + ["nvidia-smi is silent"]), config(**keys)
 
 
-def letters(number):
-    return "".join(nexus.ID_LETTERS[number // 49**place % 49] for place in (2, 1, 0))
+def check_plan(made, gpus, trouble, settings):
+    """Everything that holds for every plan."""
+    planned = nexus.plan(made, gpus, trouble, settings, NOW)
+    again = nexus.plan(made, gpus, trouble, settings, NOW)
+    assert [getattr(planned, name) for name in COMPARED] == [getattr(again, name) for name in COMPARED], "the same values, the same plan"
+    check_shares(made, gpus, trouble, settings, planned)
+    check_memory(made, gpus, planned)
+    check_limits(made, settings, planned)
+    check_order(made, gpus, trouble, settings, planned)
+    check_lines(made, planned)
+    check_reasons(made, settings, planned)
+    check_passed_over(made, trouble, planned)
+    nexus.apply(made, nexus.StateChanged({"paused": True}))
+    paused = nexus.plan(made, gpus, trouble, settings, NOW)
+    assert (paused.starts, paused.passed_over) == ((), ()) and paused.hold, "paused means nothing starts"
+
+
+COMPARED = ("starts", "stops", "passed_over", "blocked", "closed", "hold")
 
 
 @pytest.mark.parametrize("block", range(8))
 def test_every_plan_is_sound(block):
     for seed in range(block * 150, block * 150 + 150):
-        made, gpus, trouble, settings = random_case(random.Random(seed))
-        planned = nexus.plan(made, gpus, trouble, settings, NOW)
-        assert planned == nexus.plan(made, gpus, trouble, settings, NOW), "the same values give the same plan"
-        check_gpus(made, gpus, trouble, settings, planned)
-        check_limits(made, settings, planned)
-        check_order(made, gpus, trouble, settings, planned)
-        check_reasons(made, planned)
-        check_passed_over(made, planned)
+        check_plan(*random_case(random.Random(seed)))
 
 
-def check_gpus(made, gpus, trouble, settings, planned):
-    """Each GPU is given once, to one that may have it, when nothing stands in the way."""
-    by_index = {one.index: one for one in gpus}
-    held = {uuid for one in made.running.values() for uuid in one.gpu_uuids}
-    given = [index for start in planned.starts for index in start.gpu_indices]
-    assert len(given) == len(set(given)), "no GPU twice"
-    assert not (trouble and given)
+@settings(max_examples=150)
+@given(st.randoms(use_true_random=False))
+def test_every_plan_is_sound_whatever_hypothesis_thinks_of(dice):
+    check_plan(*random_case(dice))
+
+
+def shares_held(made):
+    """{GPU uuid: [(job, hundredths)]} of the running jobs."""
+    held = {}
+    for one in made.running.values():
+        for uuid, share in zip(one.gpu_uuids, nexus.list_shares(one)):
+            held.setdefault(uuid, []).append((one, share))
+    return held
+
+
+def shares_given(made, planned):
+    """{GPU index: [(job, hundredths)]} of the jobs that start, in their order."""
+    given = {}
     for start in planned.starts:
         one = made.jobs[start.job_id]
-        assert one.status == nexus.PENDING and len(start.gpu_indices) == one.gpus
+        assert len(start.gpu_indices) == len(set(start.gpu_indices)) == len(nexus.list_shares(one)), "each GPU once"
+        for index, share in zip(start.gpu_indices, nexus.list_shares(one)):
+            given.setdefault(index, []).append((one, share))
+    return given
+
+
+def check_shares(made, gpus, trouble, settings, planned):
+    """No GPU is over-committed, none given that has an obstacle or that the job may not have."""
+    by_index, held = {one.index: one for one in gpus}, shares_held(made)
+    assert len({start.job_id for start in planned.starts}) == len(planned.starts)
+    for start in planned.starts:
+        one = made.jobs[start.job_id]
+        assert one.status == nexus.PENDING and not one.unmet and one.retry_at is None
         assert one.gpu_ids is None or set(start.gpu_indices) <= set(one.gpu_ids)
         assert start.gpu_uuids == tuple(by_index[index].uuid for index in start.gpu_indices)
-        for index in start.gpu_indices:
-            assert by_index[index].uuid not in held
-            assert nexus.find_obstacle(by_index[index], settings.gpu) is None
+    for index, new in shares_given(made, planned).items():
+        before = held.get(by_index[index].uuid, [])
+        assert not trouble and sum(share for _, share in before + new) <= 100
+        assert nexus.find_obstacle(by_index[index], settings.gpu, [one for one, _ in before]) is None
+        is_busy = (by_index[index].utilization or 0) >= 80
+        assert not (is_busy and len(before + new) > 1), "a second job on a busy GPU"
+
+
+def check_memory(made, gpus, planned):
+    """What is declared by those that start fits into what is free and not claimed."""
+    by_index, held = {one.index: one for one in gpus}, shares_held(made)
+    for index, new in shares_given(made, planned).items():
+        asked = [one.gpu_mem_mib for one, _ in new if one.gpu_mem_mib]
+        room = nexus.find_room(by_index[index], [one for one, _ in held.get(by_index[index].uuid, [])])
+        assert not asked or (room is not None and sum(asked) <= room)
 
 
 def check_limits(made, settings, planned):
-    on_cpu = [start for start in planned.starts if not made.jobs[start.job_id].gpus]
+    starting = [made.jobs[start.job_id] for start in planned.starts]
+    on_cpu = [one for one in starting if not one.gpus]
     before = [one for one in made.running.values() if not one.gpus]
     assert not on_cpu or len(before) + len(on_cpu) <= settings.jobs.cpu_slots
     most = settings.jobs.max_running
-    assert not most or not planned.starts or len(made.running) + len(planned.starts) <= most
-    assert len({start.job_id for start in planned.starts}) == len(planned.starts)
+    assert not most or not starting or len(made.running) + len(starting) <= most
+    for group in made.groups.values():
+        begun = [one for one in starting if one.group == group.name]
+        there = [one for one in made.running.values() if one.group == group.name]
+        assert not begun or not group.hold
+        assert not begun or not group.limit or len(begun) + len(there) <= group.limit
+
+
+def can_have(one, slots):
+    """Whether a job fits on these GPUs, as [(hundredths, MiB or None) that are left], each of which it may have."""
+    shares = nexus.list_shares(one)
+    roomy = [free for free, room in slots if not one.gpu_mem_mib or (room is not None and room >= one.gpu_mem_mib)]
+    whole, part = shares.count(100), min([*shares, 100])
+    return sum(free >= 100 for free in roomy) >= whole and sum(free >= part for free in roomy) >= len(shares)
 
 
 def check_order(made, gpus, trouble, settings, planned):
-    """Nobody waits whom the GPUs that were left at its turn would have done for, except for a job that keeps some."""
-    starting = {start.job_id: start for start in planned.starts}
-    held = {uuid for one in made.running.values() for uuid in one.gpu_uuids}
-    free = {one.index for one in gpus if not trouble and one.uuid not in held
-            and nexus.find_obstacle(one, settings.gpu) is None}
+    """Nobody waits for whom what was left at his turn would have done, except for a job that keeps some."""
+    starting, held = {start.job_id: start for start in planned.starts}, shares_held(made)
+    left = {}                                   # index: [hundredths, MiB, whether a second job may come]
+    for one in gpus:
+        there = held.get(one.uuid, [])
+        if not trouble and nexus.find_obstacle(one, settings.gpu, [each for each, _ in there]) is None:
+            left[one.index] = [100 - sum(share for _, share in there), nexus.find_room(one, [each for each, _ in there]),
+                               (one.utilization or 0) < 80]
     slots = settings.jobs.cpu_slots - sum(not one.gpus for one in made.running.values())
     places = settings.jobs.max_running - len(made.running) if settings.jobs.max_running else 10**9
     someone_keeps = False
     assert [start.job_id for start in planned.starts] == [id for _, id in made.order if id in starting]
     for _, id in made.order:
         one = made.jobs[id]
-        allowed = free if one.gpu_ids is None else free & set(one.gpu_ids)
         if id in starting:
-            free -= set(starting[id].gpu_indices)
+            for index, share in zip(starting[id].gpu_indices, nexus.list_shares(one)):
+                left[index][0] -= share
+                left[index][0] *= left[index][2]
+                if one.gpu_mem_mib:
+                    left[index][1] -= one.gpu_mem_mib
+                if left[index][1] is not None and left[index][1] < settings.gpu.min_free_mem_mib:
+                    left[index][0] = 0
             slots -= not one.gpus
             places -= 1
+        elif one.unmet or one.retry_at is not None:
+            continue
+        elif one.group in planned.closed:
+            someone_keeps |= one.passed_over_at == LONG_AGO         # at its turn the group may have been open
         elif one.gpus:
-            assert len(allowed) < one.gpus or places <= 0 or someone_keeps, f"{id} could have started"
+            mine = [(free, room) for index, (free, room, may_share) in left.items()
+                    if (one.gpu_ids is None or index in one.gpu_ids) and (free == 100 or may_share)]
+            assert not can_have(one, mine) or places <= 0 or someone_keeps, f"{id} could have started"
             someone_keeps |= one.passed_over_at == LONG_AGO
         else:
             assert slots <= 0 or places <= 0, f"{id} could have started"
-    for line in made.kinds.values():
-        turns = [id in starting for _, id in line]
-        assert turns == sorted(turns, reverse=True), "first come, first served within a kind"
 
 
-def check_reasons(made, planned):
+def check_lines(made, planned):
+    """First come, first served among those of a priority, kind and group; and of a kind, whatever the group."""
     starting = {start.job_id for start in planned.starts}
-    waiting = {kind for kind, line in made.kinds.items() if any(id not in starting for _, id in line)}
-    assert set(planned.reasons) == waiting
-    assert all(reason.strip() and "\n" not in reason for reason in planned.reasons.values())
+    for lines in made.kinds.values():
+        for line in lines.values():
+            turns = [id in starting for _, id in line]
+            assert turns == sorted(turns, reverse=True)
+        open_lines = [line for group, line in lines.items() if group not in planned.closed]
+        turns = [id in starting for _, id in sorted(item for line in open_lines for item in line)]
+        assert turns == sorted(turns, reverse=True)
 
 
-def check_passed_over(made, planned):
+def check_reasons(made, settings, planned):
+    starting = {start.job_id for start in planned.starts}
+    for _, id in made.order:
+        reason = nexus.describe_wait(made.jobs[id], made, planned, settings, NOW)
+        assert reason.strip() and "\n" not in reason
+        assert id in starting or made.jobs[id].expected_time or reason != "it is about to start", f"{id} waits for nothing"
+    waiting = {kind for kind, lines in made.kinds.items() if any(
+        id not in starting for group, line in lines.items() if group not in planned.closed for _, id in line)}
+    assert set(planned.blocked) >= waiting
+
+
+def check_passed_over(made, trouble, planned):
     starting = {start.job_id for start in planned.starts}
     last = max((made.jobs[id].order for id in starting), default=())
     for id in planned.passed_over:
         one = made.jobs[id]
         assert one.status == nexus.PENDING and id not in starting and one.passed_over_at is None and one.order < last
     assert len(planned.passed_over) == len(set(planned.passed_over))
-    for line in made.kinds.values():                # and nobody who was is left out
-        heads = [made.jobs[id] for _, id in line if id not in starting][:1]
-        for head in heads:
-            on_gpu = head.gpus and "max_running" not in planned.reasons[nexus.kind_of(head)]
-            assert not (on_gpu and head.order < last and head.passed_over_at is None) or head.id in planned.passed_over
+    for kind, lines in made.kinds.items():          # and nobody who was is left out
+        waiting = sorted(item for line in lines.values() for item in line if item[1] not in starting)
+        heads = [made.jobs[id] for _, id in waiting if made.jobs[id].group not in planned.closed][:1]
+        for head in heads:                          # or one of its kind before it, whose group was closed later
+            known = [id for order, id in waiting if order <= head.order and (
+                id in planned.passed_over or made.jobs[id].passed_over_at is not None)]
+            on_gpu = head.gpus and not trouble and "max_running" not in planned.blocked[kind]
+            assert not (on_gpu and head.order < last) or known
 
 
 # Through time: a service that does what is planned
@@ -429,6 +769,353 @@ def test_the_plan_looks_at_kinds_not_at_jobs():
             return super().__getitem__(place)
 
     made = state(*[job(letters(number), number) for number in range(1, 3000)])
-    made.kinds = {kind: CountingLine(line) for kind, line in made.kinds.items()}
+    made.kinds = {kind: {group: CountingLine(line) for group, line in lines.items()} for kind, lines in made.kinds.items()}
     planned = nexus.plan(made, [gpu(index) for index in range(4)], None, config(), NOW)
     assert len(planned.starts) == 4 and CountingLine.looks < 20
+
+
+# What becomes of a job whose attempt has ended
+
+OOM = "Traceback\nRuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB\n"
+LAUNCH = nexus.Result(None, cause="launch", cause_line="cannot fork", may_pass=True)
+ENDS = [  # reason, fields of the job, exit code or Result, stderr, keys, status, facts
+    ("it went well", {}, 0, "a warning\n", {}, "completed", {"exit_code": 0, "cause": None, "cause_line": None, "signal": None}),
+    ("it did not", {}, 3, "x\nValueError: y\n", {}, "failed", {"exit_code": 3, "cause": "exit", "cause_line": "ValueError: y"}),
+    ("it said nothing", {}, 1, "", {}, "failed", {"cause": "exit", "cause_line": None}),
+    ("a signal", {}, 139, "", {}, "failed", {"cause": "signal", "signal": 11, "exit_code": 139}),
+    ("128 is no signal", {}, 128, "", {}, "failed", {"cause": "exit", "signal": None}),
+    ("nor is 255", {}, 255, "", {}, "failed", {"cause": "exit", "signal": None}),
+    ("somebody stopped it", {"stop_cause": "killed", "stop_line": "by ann"}, 143, "", {}, "cancelled",
+     {"cause": "killed", "cause_line": "by ann", "signal": 15}),
+    ("it was stopped, and said that all was well", {"stop_cause": "killed"}, 0, "", {}, "cancelled", {"cause": "killed", "exit_code": 0}),
+    ("what was stopped is never retried", {"stop_cause": "killed", "retries": 5}, 143, "", {}, "cancelled", {"cause": "killed"}),
+    ("its time was up", {"stop_cause": "timeout", "stop_line": "stopped after 2h"}, 143, "", {}, "failed",
+     {"cause": "timeout", "cause_line": "stopped after 2h"}),
+    ("it is retried", {"retries": 1, "attempt": 1}, 3, "", {}, "pending",
+     {"retry_at": NOW + 5, "started_at": None, "gpu_indices": (), "pid": None,
+     "attempts": ((1, NOW - 60, NOW, 60.0, 3, "exit", (0,)),), "launch_failures": 0, "is_alone": False}),
+    ("the wait doubles", {"retries": 3, "attempt": 2, "attempts": (failed_attempt(1),)}, 3, "", {}, "pending", {"retry_at": NOW + 10}),
+    ("and doubles", {"retries": 3, "attempt": 3, "attempts": (failed_attempt(1), failed_attempt(2))}, 3, "", {}, "pending",
+     {"retry_at": NOW + 20}),
+    ("from where the configuration says", {"retries": 3, "attempts": (failed_attempt(1),)}, 3, "", {"retry_backoff_seconds": 60}, "pending",
+     {"retry_at": NOW + 120}),
+    ("a thousand retries do not wait for ever", {"retries": 1000, "attempts": tuple(failed_attempt(n) for n in range(1, 900))}, 3, "", {},
+     "pending",
+     {"retry_at": NOW + 5 * 2**20}),
+    ("no more retries", {"retries": 2, "attempts": (failed_attempt(1), failed_attempt(2))}, 3, "", {}, "failed", {"cause": "exit"}),
+    ("a success after failures is one", {"retries": 2, "attempts": (failed_attempt(1),)}, 0, "", {}, "completed", {"cause": None}),
+    ("a time limit is a failure like others", {"retries": 1, "stop_cause": "timeout"}, 143, "", {}, "pending",
+     {"stop_cause": None, "stop_line": None, "stop_by": None}),
+    ("out of the GPU's memory", {}, 1, OOM, {}, "failed", {"cause": "cuda-oom",
+                                                           "cause_line": "RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB"}),
+    ("then it is alone at its next attempt", {"retries": 1}, 1, OOM, {}, "pending", {"is_alone": True}),
+    ("and stays so", {"retries": 2, "is_alone": True, "attempts": (failed_attempt(1, "cuda-oom"),)}, 1, "", {}, "pending",
+     {"is_alone": True}),
+    ("it ran out of memory, and coped", {}, 0, OOM, {}, "completed", {"cause": None}),
+    ("out of memory while it was stopped", {"stop_cause": "killed"}, 143, OOM, {}, "cancelled", {"cause": "killed"}),
+    ("it could not be launched: again, though it has no retries", {}, LAUNCH, "", {}, "pending",
+     {"retry_at": NOW + 5, "launch_failures": 1}),
+    ("and again, later", {"launch_failures": 3, "attempts": (failed_attempt(1, "launch"),) * 3}, LAUNCH, "", {}, "pending",
+     {"retry_at": NOW + 40, "launch_failures": 4}),
+    ("but not without end", {"launch_failures": 4}, LAUNCH, "", {}, "failed", {"cause": "launch", "cause_line": "cannot fork"}),
+    ("once, if the configuration says so", {}, LAUNCH, "", {"launch_attempts": 1}, "failed", {"cause": "launch"}),
+    ("what will never pass is not tried again", {"retries": 5}, nexus.Result(None, cause="launch", cause_line="cd: no"), "", {}, "failed",
+     {"cause": "launch", "cause_line": "cd: no"}),
+    ("launches are no retries", {"retries": 1, "launch_failures": 2, "attempts": (failed_attempt(1, "launch"),) * 2}, 3, "", {}, "pending",
+     {"retry_at": NOW + 5, "launch_failures": 2}),
+    ("nor retries launches", {"retries": 2, "attempts": (failed_attempt(1), failed_attempt(2))}, LAUNCH, "", {}, "pending",
+     {"retry_at": NOW + 5, "launch_failures": 1}),
+    ("its session was lost", {}, nexus.Result(None, cause="session-lost", cause_line="no trace"), "", {}, "failed",
+     {"cause": "session-lost"}),
+    ("its own time of end", {}, nexus.Result(0, NOW - 7), "", {}, "completed", {"finished_at": NOW - 7}),
+    ("never before its start", {}, nexus.Result(0, NOW - 500), "", {}, "completed", {"finished_at": NOW - 60}),
+]
+
+
+@pytest.mark.parametrize("reason, fields, result, stderr, keys, status, facts", ENDS, ids=[case[0] for case in ENDS])
+def test_judge(reason, fields, result, stderr, keys, status, facts):
+    one = running("aaa", (0,), **fields)
+    result = result if isinstance(result, nexus.Result) else nexus.Result(result)
+    found, told = nexus.judge(one, result, nexus.Evidence(stderr), 60.0, config(**keys).jobs, NOW)
+    assert (found, {name: told[name] for name in facts}) == (status, facts), reason
+    after = nexus.replace(one, **nexus.change_status(one, found, NOW, **told).facts)
+    assert after.status == status and (status == "pending") == (after.retry_at is not None)
+    assert status == "pending" or after.runtime_seconds == 60.0
+    assert nexus.decode_change(nexus.encode_change(1, nexus.JobChanged("aaa", told)))[1].facts == told, "the journal can keep it"
+
+
+def test_what_was_seen_of_it_is_kept():
+    one, samples = running("aaa", retries=1), {"peak_rss_mib": 5.0, "cpu_seconds": 2.0}
+    told = nexus.judge(one, nexus.Result(0), nexus.Evidence(samples=samples), 60.0, config().jobs, NOW)[1]
+    assert {name: told[name] for name in samples} == samples
+    told = nexus.judge(one, nexus.Result(3), nexus.Evidence("x", 1234), 60.0, config().jobs, NOW)[1]
+    assert told["log_offset"] == 1234, "its next attempt's part of stderr.log begins there"
+
+
+def test_what_went_wrong_with_its_logs_is_told():
+    told = nexus.judge(running("aaa"), nexus.Result(1), nexus.Evidence("x\n", trouble="the disk is full"), 60.0, config().jobs, NOW)[1]
+    assert (told["cause"], told["cause_line"]) == ("exit", "the disk is full")
+
+
+@given(st.integers(0, 5), st.lists(st.sampled_from(["exit", "oom", "launch", "timeout"]), min_size=12, max_size=12), st.integers(1, 6))
+def test_a_job_gets_as_many_attempts_as_it_was_given(retries, fates, launch_attempts):
+    one, failures, launches, waits = job("aaa", retries=retries), 0, 0, []
+    for fate in fates:
+        one = nexus.replace(one, status="running", attempt=one.attempt + 1, gpu_indices=(0,), started_at=NOW,
+                            stop_cause="timeout" if fate == "timeout" else None)
+        result = LAUNCH if fate == "launch" else nexus.Result(1)
+        if fate == "timeout" and one.stop_cause is None:
+            continue
+        status, told = nexus.judge(one, result, nexus.Evidence(OOM if fate == "oom" else ""), 1.0,
+                                   config(launch_attempts=launch_attempts).jobs, NOW)
+        failures, launches = failures + (fate != "launch"), launches + (fate == "launch")
+        one = nexus.replace(one, **{**told, "status": status})
+        if status == "failed":
+            break
+        waits.append(one.retry_at - NOW)
+        assert len(one.attempts) == failures + launches
+    if one.status == "failed":
+        assert failures == retries + 1 or launches == launch_attempts
+    assert failures <= retries + 1 and launches <= launch_attempts
+    assert len(waits) == len(one.attempts) and all(wait >= 5 for wait in waits)
+
+
+GROUP_ENDS = [  # reason, group before, (status, cause, whether soon, whether more wait), failures after, part of the hold
+    ("the first fails", nexus.Group("g"), ("failed", "exit", True, True), 1, None),
+    ("the second", nexus.Group("g", failures=1), ("failed", "exit", True, True), 2, None),
+    ("the third", nexus.Group("g", failures=2), ("failed", "exit", True, True), 0,
+     "last with: ValueError: x (mend it, then: nexus resume --group g)"),
+    ("it did not fail soon", nexus.Group("g", failures=2), ("failed", "exit", False, True), -1, None),
+    ("one went well", nexus.Group("g", failures=2), ("completed", None, True, True), -1, None),
+    ("one had gone well before", nexus.Group("g", failures=-1), ("failed", "exit", True, True), -1, None),
+    ("one that was killed says nothing", nexus.Group("g", failures=2), ("cancelled", "killed", True, True), 2, None),
+    ("nor one whose parent failed", nexus.Group("g", failures=2), ("cancelled", "dependency", True, True), 2, None),
+    ("nothing is left to hold", nexus.Group("g", failures=2), ("failed", "exit", True, False), 0, None),
+    ("it is held already", nexus.Group("g", hold="x"), ("failed", "exit", True, True), 0, "x"),
+]
+
+
+@pytest.mark.parametrize("reason, group, end, failures, hold", GROUP_ENDS, ids=[case[0] for case in GROUP_ENDS])
+def test_count_group_end(reason, group, end, failures, hold):
+    status, cause, is_soon, has_pending = end
+    made = nexus.count_group_end(group, status, cause, is_soon, "ValueError: x", has_pending)
+    assert made.failures == failures and (hold in made.hold if hold else made.hold is None), reason
+    assert (made.name, made.limit) == (group.name, group.limit)
+
+
+# The guard of GPUs
+
+
+def ends(*words):
+    """`A0-` is a failure soon after its start of program A on GPU 0; `+` a success, `~` a failure later; `A01-` on both GPUs."""
+    return [nexus.Ended(tuple(f"GPU-{index}" for index in word[1:-1]), word[0], word[-1] == "+", word[-1] == "-") for word in words]
+
+
+GUARDS = [  # reason, what ended, in its order, keys, whether GPU 0 is bad
+    ("three in a row, two programs, while others ran well elsewhere", ends("A0-", "B0-", "A1+", "A0-"), {}, True),
+    ("two in a row", ends("A0-", "A1+", "B0-"), {}, False),
+    ("one went well in between", ends("A0-", "B0-", "A1+", "C0+", "A0-"), {}, False),
+    ("one failed late in between", ends("A0-", "B0-", "A1+", "C0~", "A0-"), {}, False),
+    ("one program only: it is the program", ends("A0-", "A0-", "B1+", "A0-"), {}, False),
+    ("nothing ran well elsewhere", ends("A0-", "B0-", "C0-"), {}, False),
+    ("it ran well before, not since", ends("A1+", "A0-", "B0-", "C0-"), {}, False),
+    ("the others fail there, too", ends("A0-", "A1-", "B0-", "B1-", "C1+", "A0-"), {}, False),
+    ("of three programs one fails elsewhere: it does not count", ends("A0-", "B0-", "C0-", "C1-", "D1+"), {}, False),
+    ("and the rest do", ends("A0-", "B0-", "C0-", "C1-", "D1+", "A0-"), {}, True),
+    ("on several GPUs: whose fault it is cannot be told", ends("A01-", "B01-", "C2+", "A01-"), {}, False),
+    ("more are asked for", ends("A0-", "B0-", "A1+", "A0-"), {"guard_failures": 4}, False),
+    ("fewer are", ends("A0-", "A1+", "B0-"), {"guard_failures": 2}, True),
+    ("never, if it is off", ends("A0-", "B0-", "A1+", "A0-"), {"guard_failures": 0}, False),
+    ("another GPU's failures", ends("A1-", "B1-", "A2+", "A1-"), {}, False),
+    ("nothing ended yet", [], {}, False),
+]
+
+
+@pytest.mark.parametrize("reason, ended, keys, expected", GUARDS, ids=[case[0] for case in GUARDS])
+def test_find_bad_gpu(reason, ended, keys, expected):
+    found = nexus.find_bad_gpu(ended, "GPU-0", config(**keys).gpu)
+    assert (found is not None) is expected, (reason, found)
+    assert not found or ("failed there within 10 s" in found and "programs" in found)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_many_jobs_with_one_typo_pause_no_gpu(seed):
+    dice, ended = random.Random(seed), []
+    for number in range(24):
+        command = f"python trian.py --seed {number}"
+        ended.append(nexus.Ended((f"GPU-{dice.randrange(4)}",), nexus.find_program_name(command), False, True))
+        if dice.random() < 0.3:
+            ended.append(nexus.Ended((f"GPU-{dice.randrange(4)}",), "python other.py", True, False))
+        assert [nexus.find_bad_gpu(ended, f"GPU-{index}", config().gpu) for index in range(4)] == [None] * 4
+
+
+PROGRAMS = [  # command, program
+    ("python train.py --lr 1", "python train.py"), ("python -u train.py", "python train.py"), ("CUDA=1 X=2 ./run.sh a", "./run.sh a"),
+    ("nvidia-smi", "nvidia-smi"), ("python -m pkg.train --x", "python pkg.train"), ("A=1", ""), ("ls -l", "ls")]
+
+
+@pytest.mark.parametrize("command, program", PROGRAMS)
+def test_find_program_name(command, program):
+    assert nexus.find_program_name(command) == program
+
+
+@given(texts)
+def test_every_command_has_a_program_name(command):
+    assert len(nexus.find_program_name(command).split()) <= 2
+
+
+# Replay: the scheduler on made-up time
+
+
+def replay(count, **keys):
+    return nexus.Replay([gpu(index) for index in range(count)], config(**keys))
+
+
+REPLAYS = [  # reason, GPUs, jobs as (id, run time, fields), {id: when it starts}
+    ("one after the other", 1, [("aaa", 60, {}), ("bbb", 60, {})], {"aaa": 0, "bbb": 60}),
+    ("side by side", 2, [("aaa", 60, {}), ("bbb", 50, {}), ("ccc", 5, {})], {"aaa": 0, "bbb": 0, "ccc": 50}),
+    ("halves", 1, [("aaa", 60, {"gpus": 0.5}), ("bbb", 50, {"gpus": 0.5}), ("ccc", 5, {})], {"aaa": 0, "bbb": 0, "ccc": 60}),
+    ("by priority", 1, [("aaa", 60, {"priority": 2}), ("bbb", 60, {"priority": 0})], {"bbb": 0, "aaa": 60}),
+    ("after another", 2, [("aaa", 60, {}), ("bbb", 60, {"unmet": ("aaa",)})], {"aaa": 0, "bbb": 60}),
+    ("when it is tried again", 1, [("aaa", 60, {"retry_at": 100.0})], {"aaa": 100}),
+    ("no time at all", 1, [("aaa", 0, {}), ("bbb", 0, {})], {"aaa": 0, "bbb": 0}),
+    ("one that never ends", 1, [("aaa", None, {}), ("bbb", 5, {})], {"aaa": 0}),
+    ("one that fits nowhere", 1, [("aaa", 5, {"gpus": 2}), ("bbb", 5, {})], {"bbb": 0}),
+    ("a big one, in the end", 2, [("aaa", 400, {}), ("big", 10, {"gpus": 2}), *[(letters(n), 100, {}) for n in range(1, 9)]],
+     {"aaa": 0, **{letters(n): 100 * (n - 1) for n in range(1, 4)}, "big": 400, letters(4): 410, letters(5): 410, letters(6): 510,
+      letters(7): 510, letters(8): 610}),
+]
+
+
+@pytest.mark.parametrize("reason, count, jobs, expected", REPLAYS, ids=[case[0] for case in REPLAYS])
+def test_replay(reason, count, jobs, expected):
+    made = replay(count, reserve_after_seconds=250)
+    for id, run_time, fields in jobs:
+        made.add(id, run_time, **fields)
+    made.run()
+    assert made.started_at == expected, reason
+    assert made.ended_at == {id: expected[id] + run_time for id, run_time, _ in jobs if id in expected and run_time is not None}
+
+
+def test_a_replay_can_be_driven_step_by_step():
+    made = replay(1)
+    made.add("aaa", 60)
+    assert [start.job_id for start in made.start_jobs().starts] == ["aaa"] and made.next_event_at() == 60
+    made.advance(30)
+    made.add("bbb", 10)
+    assert made.start_jobs().starts == () and made.state.jobs["bbb"].created_at == 30
+    made.advance(60)
+    made.start_jobs()
+    assert made.started_at == {"aaa": 0, "bbb": 60} and made.ended_at == {"aaa": 60}
+    made.run(0)
+    assert "bbb" not in made.ended_at
+
+
+requests = st.fixed_dictionaries({}, optional={
+    "gpus": st.sampled_from([0, 0.25, 0.5, 1, 1.5, 2, 3]), "gpu_mem_mib": st.sampled_from([5 * 1024, 23 * 1024]),
+    "group": st.sampled_from("gh"), "priority": st.sampled_from([0, 1, 2]), "expected_time": st.sampled_from([1, 20, 90]),
+    "gpu_ids": st.sampled_from([(0,), (0, 1), (1, 2)])})
+
+
+def is_feasible(fields, count):
+    allowed = [index for index in fields.get("gpu_ids", range(count)) if index < count]
+    return -(-fields.get("gpus", 1) // 1) <= len(allowed)
+
+
+def fair(fields):
+    """A CPU job asks for no GPU's memory and no place."""
+    return fields if fields.get("gpus", 1) else {name: fact for name, fact in fields.items() if name not in ("gpu_mem_mib", "gpu_ids")}
+
+
+@given(st.integers(1, 3), st.lists(st.tuples(requests.map(fair), st.integers(0, 100)), max_size=25), st.integers(0, 4), st.integers(0, 2))
+def test_every_feasible_job_starts_and_no_limit_is_broken_on_the_way(count, asked, max_running, limit):
+    made = replay(count, reserve_after_seconds=50, max_running=max_running, cpu_slots=2)
+    nexus.apply(made.state, nexus.GroupChanged(nexus.Group("g", limit)))
+    for number, (fields, run_time) in enumerate(asked):
+        made.add(letters(number), run_time, **fields)
+    for _ in range(10000):
+        made.start_jobs()
+        there = made.state.running.values()
+        held = shares_held(made.state)
+        assert all(sum(share for _, share in line) <= 100 for line in held.values())
+        assert all(sum(one.gpu_mem_mib or 0 for one, _ in line) <= 24 * 1024 for line in held.values())
+        assert not max_running or len(there) <= max_running
+        assert not limit or sum(one.group == "g" for one in there) <= limit
+        upcoming = made.next_event_at()
+        if upcoming is None:
+            break
+        made.advance(upcoming)
+    feasible = {letters(number) for number, (fields, _) in enumerate(asked) if is_feasible(fields, count)}
+    assert set(made.started_at) == set(made.ended_at) == feasible
+
+
+@settings(max_examples=40)
+@given(st.integers(1, 4), requests.map(fair), st.randoms(use_true_random=False))
+def test_no_stream_of_others_starves_a_job(count, asked, dice):
+    """Others of its priority come without end, and each may say that it is short; it starts all the same."""
+    asked = {**asked, "priority": 1, "group": None}
+    made, number, since = replay(count, reserve_after_seconds=60, cpu_slots=2), 0, None
+    while is_feasible(asked, count) and "vvv" not in made.started_at and made.now < 3000:
+        while len(made.state.order) < 7 and number % 9 != 8:        # at times there is a lull
+            number += 1
+            gpus = dice.choice([0, 0.25, 0.5, 1, 1, min(2, count)])
+            made.add(letters(number), dice.randrange(5, 60), gpus=gpus, expected_time=dice.choice([None, None, 5, 30]),
+                     gpu_mem_mib=dice.choice([None, 5 * 1024]) if gpus else None)
+        number += number % 9 == 8
+        if since is None and made.now >= 30:                        # when all GPUs have something to do
+            since = made.now
+            made.add("vvv", 50, **asked)
+        made.start_jobs()
+        made.advance(made.next_event_at() or made.now + 1)
+    assert "vvv" in made.started_at or not is_feasible(asked, count)
+    assert made.started_at.get("vvv", 0) - (since or 0) < 600, "reserve_after_seconds, and what was before it in the queue"
+
+
+# When jobs will start, as far as that can be told
+
+ESTIMATES = [  # reason, jobs, run times, keys, {pending job: seconds from now}
+    ("when the running one ends", [running("rrr"), job("aaa", 2)], {"rrr": 100, "aaa": 5}, {}, {"aaa": 40}),
+    ("one after the other", [running("rrr"), job("aaa", 2), job("bbb", 3)], {"rrr": 100, "aaa": 7, "bbb": 1}, {}, {"aaa": 40, "bbb": 47}),
+    ("its own time does not matter", [running("rrr"), job("aaa", 2)], {"rrr": 100}, {}, {"aaa": 40}),
+    ("nobody knows the running one's", [running("rrr"), job("aaa", 2)], {"aaa": 5}, {}, {}),
+    ("nor that of the one before it", [running("rrr"), job("aaa", 2), job("bbb", 3)], {"rrr": 100, "bbb": 5}, {}, {"aaa": 40}),
+    ("the running one takes longer than was known", [running("rrr"), job("aaa", 2)], {"rrr": 30, "aaa": 5}, {}, {}),
+    ("a little longer: as much again", [running("rrr"), job("aaa", 2)], {"rrr": 55, "aaa": 5}, {}, {"aaa": 5}),
+    ("an unknown one elsewhere changes nothing", [running("rrr"), running("sss", (1,)), job("aaa", 3, gpu_ids=(0,))],
+     {"rrr": 100, "aaa": 5}, {}, {"aaa": 40}),
+    ("it comes after one that is not known", [job("aaa", 2, unmet=("zzz",))], {"aaa": 5}, {}, {}),
+    ("its next attempt", [job("aaa", 2, retry_at=NOW + 30)], {"aaa": 5}, {}, {"aaa": 30}),
+    ("it fits nowhere", [job("aaa", 2, gpus=2)], {"aaa": 5}, {}, {}),
+]
+
+
+@pytest.mark.parametrize("reason, jobs, run_times, keys, expected", ESTIMATES, ids=[case[0] for case in ESTIMATES])
+def test_estimate_starts(reason, jobs, run_times, keys, expected):
+    made = nexus.estimate_starts(jobs, [], run_times, [gpu(0)], config(**keys), NOW)
+    assert made == {id: NOW + seconds for id, seconds in expected.items()}, reason
+
+
+def test_a_held_group_has_no_estimate():
+    made = nexus.estimate_starts([job("aaa", group="g"), job("bbb", 2)], [nexus.Group("g", hold="it fails")], {"aaa": 5, "bbb": 5},
+                                 [gpu(0)], config(), NOW)
+    assert made == {"bbb": NOW}
+
+
+RUN_TIMES = [  # reason, fields of the job, what has finished, seconds
+    ("as it expects", {"expected_time": 5}, [finished("fff", runtime_seconds=60.0)], 5),
+    ("as the same command took", {}, [finished("fff", runtime_seconds=60.0)], 60),
+    ("the median of them", {}, [finished(id, runtime_seconds=seconds) for id, seconds in (("ddd", 50.0), ("eee", 60.0), ("fff", 1000.0))],
+     60),
+    ("as others of its group took", {"command": "x", "group": "g"}, [finished("fff", command="y", group="g", runtime_seconds=7.0)], 7),
+    ("the command before the group", {"command": "x", "group": "g"}, [finished("eee", command="x", runtime_seconds=3.0),
+                                                                     finished("fff", command="y", group="g", runtime_seconds=7.0)], 3),
+    ("failures say nothing", {}, [finished("fff", status="failed", runtime_seconds=60.0)], None),
+    ("another group's say nothing", {"command": "x", "group": "h"}, [finished("fff", command="y", group="g")], None),
+    ("no group is no group", {"command": "x"}, [finished("fff", command="y")], None),
+    ("nothing is known", {}, [], None),
+]
+
+
+@pytest.mark.parametrize("reason, fields, done, seconds", RUN_TIMES, ids=[case[0] for case in RUN_TIMES])
+def test_know_run_times(reason, fields, done, seconds):
+    assert nexus.know_run_times([job("aaa", **fields)], done) == {"aaa": seconds}, reason

@@ -108,6 +108,83 @@ def test_a_line_is_harmless_and_fits(text, width):
     assert not any(ord(letter) < 32 or 127 <= ord(letter) < 160 for letter in line)
 
 
+LENGTHS = [  # reason, text, seconds
+    ("seconds without a unit", "90", 90), ("and with decimals", "0.5", 0.5), ("none", "0", 0), ("seconds", "45s", 45),
+    ("minutes", "30m", 1800), ("hours", "2h", 7200), ("a part of one", "1.5h", 5400), ("days", "1d", 86400),
+    ("weeks", "1w", 604800), ("several units", "1h30m", 5400), ("apart, as nexus writes them", "2h 15m", 8100),
+    ("a blank before the unit, and around", " 2 h ", 7200),
+]
+
+
+@pytest.mark.parametrize("reason, text, seconds", LENGTHS)
+def test_parse_duration(reason, text, seconds):
+    assert nexus.parse_duration(text) == seconds, reason
+
+
+NO_LENGTHS = [  # reason, text
+    ("nothing", ""), ("a blank", " "), ("a word", "soon"), ("a unit alone", "h"), ("a unit that is none", "2y"),
+    ("below zero", "-5"), ("no number", "nan"), ("no end", "inf"), ("powers of ten", "1e9"), ("a colon", "1:30"),
+    ("a number behind the last unit", "1h30"), ("two points", "1.2.3h"), ("a line end", "2h\n"),
+    ("digits of another script", "٣h"), ("longer than anything lasts", "9" * 5000),
+    ("that is no number's tail with a unit", "123456789012s"),
+]
+
+
+@pytest.mark.parametrize("reason, text", NO_LENGTHS)
+def test_parse_duration_refuses(reason, text):
+    with pytest.raises(nexus.NexusError) as caught:
+        nexus.parse_duration(text)
+    assert caught.value.kind == "usage" and len(caught.value.message) < 100 and "1h30m" in caught.value.hint, reason
+
+
+@given(st.integers(0, 10**9))
+def test_what_format_duration_writes_can_be_read(seconds):
+    text = nexus.format_duration(seconds)
+    assert nexus.format_duration(nexus.parse_duration(text)) == text
+
+
+@given(texts | st.text("0123456789.smhdw ", max_size=12))
+@example("1 " * 3000 + "x")
+def test_parse_duration_raises_nothing_else(text):
+    try:
+        assert 0 <= nexus.parse_duration(text) < 1e17
+    except nexus.NexusError as error:
+        assert error.kind == "usage"
+
+
+AMOUNTS = [  # reason, text, MiB
+    ("MiB", "500M", 500), ("GiB", "10G", 10240), ("a part of one", "1.5GB", 1536), ("as purists write", "10GiB", 10240),
+    ("small letters", "24g", 24576), ("a blank before the unit", "1 T", 1048576),
+]
+
+
+@pytest.mark.parametrize("reason, text, mib", AMOUNTS)
+def test_parse_memory(reason, text, mib):
+    assert nexus.parse_memory(text) == mib, reason
+
+
+NO_AMOUNTS = [  # reason, text
+    ("nothing", ""), ("no unit: of what?", "10"), ("a unit that is none", "10K"), ("below zero", "-1G"), ("a word", "all"),
+    ("two", "1G 500M"), ("no end", "9" * 5000 + "G"), ("a line end", "10G\n"), ("digits of another script", "٣G"),
+]
+
+
+@pytest.mark.parametrize("reason, text", NO_AMOUNTS)
+def test_parse_memory_refuses(reason, text):
+    with pytest.raises(nexus.NexusError) as caught:
+        nexus.parse_memory(text)
+    assert caught.value.kind == "usage" and len(caught.value.message) < 100 and "10G" in caught.value.hint, reason
+
+
+NUMBERS = [  # number, text
+    (2, "2"), (2.0, "2"), (0, "0"), (0.5, "0.5"), (1.25, "1.25"), (10, "10"), (100.0, "100"), (0.1 + 0.2, "0.3")]
+
+
+@pytest.mark.parametrize("number, text", NUMBERS)
+def test_format_number(number, text):
+    assert nexus.format_number(number) == text
+
+
 INDICES = [  # reason, text, indices
     ("one", "0", (0,)),
     ("a range, both ends in", "0-3", (0, 1, 2, 3)),

@@ -40,6 +40,15 @@ JOBS = [  # reason, job, keys and what they say
     ("failed", finished("abc", status="failed", exit_code=137, signal=9, cause="signal", cause_line="Killed"), {
         "exit_code": 137, "signal": 9, "cause": "signal", "cause_line": "Killed"}),
     ("asked to stop", running("abc", stop_cause="killed"), {"status": "running", "stopping": "killed"}),
+    ("when it may start", job("abc", gpus=0.5, gpu_mem_mib=1024, group="g", after=("abd",), expected_time=60.0), {
+        "estimated_start": "2024-10-24T15:30:25Z", "gpus": 0.5, "gpu_mem_mib": 1024, "group": "g", "after": ("abd",),
+        "expected_time": 60.0}),
+    ("its attempts before", job("abc", attempt=1, retries=2, retry_at=NOW + 5, attempts=((1, NOW - 60, NOW, 60.04, 3, "exit", (0,)),)), {
+        "attempt": 1, "retries": 2, "retry_at": "2024-10-24T15:30:20Z", "attempts": [
+            {"attempt": 1, "started_at": "2024-10-24T15:29:15Z", "finished_at": "2024-10-24T15:30:15Z", "runtime_seconds": 60.0,
+             "exit_code": 3, "cause": "exit", "gpu_indices": (0,)}]}),
+    ("what it took", finished("abc", peak_gpu_mem_mib=1000.0, mean_gpu_util=45.678, peak_rss_mib=2000.04, cpu_seconds=12.34), {
+        "peak_gpu_mem_mib": 1000.0, "mean_gpu_util": 45.7, "peak_rss_mib": 2000.0, "cpu_seconds": 12.3}),
     ("its history", job(status_history=(("pending", NOW), ("cancelled", NOW + 1)), status="cancelled"), {
         "status_history": [["pending", "2024-10-24T15:30:15Z"], ["cancelled", "2024-10-24T15:30:16Z"]]}),
 ]
@@ -47,7 +56,7 @@ JOBS = [  # reason, job, keys and what they say
 
 @pytest.mark.parametrize("reason, one, expected", JOBS, ids=[case[0] for case in JOBS])
 def test_job_json(reason, one, expected):
-    made = nexus.job_json(one, NOW, "gpu1", 2, "GPU 0 runs job xyz")
+    made = nexus.job_json(one, NOW, "gpu1", 2, "GPU 0 runs job xyz", NOW + 10)
     assert {key: made[key] for key in expected} == expected, reason
 
 
@@ -94,6 +103,26 @@ def test_a_gpu_that_runs_a_job():
     made = nexus.gpu_json(gpu(1, memory_used_mib=11000.0), state(running("abc", (1,))), config().gpu, None)
     assert (made["job_id"], made["job_ids"], made["is_available"], made["memory_total"], made["memory_used"]) == (
         "abc", ["abc"], False, "24GB", "11GB")
+
+
+SHARED = [  # reason, jobs, allocated, ids
+    ("nobody's", [], 0, []), ("a share", [running("abc", gpus=0.5)], 0.5, ["abc"]),
+    ("two shares", [running("abc", gpus=0.5), running("abd", gpus=0.3)], 0.8, ["abc", "abd"]),
+    ("the last of one and a half", [running("abc", (1, 0), gpus=1.5)], 0.5, ["abc"]),
+    ("after a CUDA out-of-memory", [running("abc", gpus=0.5, is_alone=True)], 1, ["abc"]),
+]
+
+
+@pytest.mark.parametrize("reason, jobs, allocated, ids", SHARED, ids=[case[0] for case in SHARED])
+def test_what_of_a_gpu_is_given_out(reason, jobs, allocated, ids):
+    made = nexus.gpu_json(gpu(0, utilization_mean=45.25, utilization_peak=99.0), state(*jobs), config().gpu, None)
+    assert (made["allocated"], made["job_ids"], made["is_available"]) == (allocated, ids, not jobs), reason
+    assert (made["utilization_mean"], made["utilization_peak"]) == (45.2, 99.0)
+
+
+def test_jobs_that_share_a_gpu_are_both_shown_with_their_shares():
+    lines = nexus.format_snapshot(status([running("abc", gpus=0.5), running("abd", gpus=0.25)]), PLAIN).splitlines()
+    assert lines[4:7] == ["GPU 0 (RTX 3090, 24GB):", "  Job ID: abc", "  GPUs: 0.5"] and lines[10:12] == ["  Job ID: abd", "  GPUs: 0.25"]
 
 
 def test_a_gpu_is_told_by_its_uuid():
@@ -219,12 +248,14 @@ def listed(*jobs, **facts):
 
 
 def test_the_queue_to_a_file_is_one_line_a_job():
-    made = nexus.format_queue(listed(job("abc", name="lr 1"), job("abd", gpus=0, priority=0),
-                                     waiting_for="GPU 0 is paused"), PLAIN, 0)
+    waiting = listed(job("abc", name="lr 1"), job("abd", gpus=0, priority=0), waiting_for="GPU 0 is paused",
+                     estimated_start="2024-10-24T15:40:15Z")
+    made = nexus.format_queue(waiting + listed(job("abe", gpus=0.5, priority=2)), PLAIN, 0)
     assert made == """\
-ID   PRIORITY  GPUS  ADDED        COMMAND                WAITING FOR
-abc  normal    1     10-24 15:29  lr 1: python train.py  GPU 0 is paused
-abd  high      0     10-24 15:29  python train.py        GPU 0 is paused
+ID   PRIORITY  GPUS  ADDED        STARTS       COMMAND                WAITING FOR
+abc  normal    1     10-24 15:29  10-24 15:40  lr 1: python train.py  GPU 0 is paused
+abd  high      0     10-24 15:29  10-24 15:40  python train.py        GPU 0 is paused
+abe  low       0.5   10-24 15:29  -            python train.py
 """
 
 
@@ -287,6 +318,10 @@ SHOWN = [  # reason, job, line of `nexus show`
     ("its runtime", finished("abc"), "  runtime: 1m"),
     ("harmless", job("abc", command="a\x1b[2J\nb"), "  command: a [2J b"),
     ("lists", running("abc", (0, 1)), "  gpu_indices: 0, 1"),
+    ("its attempts before", job("abc", attempts=((1, NOW, NOW, 5.0, 3, "exit", (0, 1)), (2, None, NOW, 0.0, None, "launch", ()))),
+     "  failed attempts: 1 exit 3 on GPU 0, 1; 2 launch"),
+    ("when it is tried again", job("abc", retry_at=NOW + 5), "  retry_at: 2024-10-24 15:30:20"),
+    ("a share", job("abc", gpus=1.5), "  gpus: 1.5"), ("those before it", job("abc", after=("abd", "abe")), "  after: abd, abe"),
     ("what it went through", job("abc", status_history=(("pending", NOW),)), "  history: pending 15:30:15"),
 ]
 
@@ -307,6 +342,46 @@ def test_format_health():
         {"name": "GPUs", "is_ok": True, "reading": "4 read 2s ago"},
         {"name": "disk", "is_ok": False, "reading": "0GB left"}]}
     assert nexus.format_health(health, PLAIN) == "ok   GPUs: 4 read 2s ago\nBAD  disk: 0GB left\nUNHEALTHY\n"
+
+
+def test_why_tells_the_decision_gpu_by_gpu():
+    told = {"id": "abc", "status": "pending", "why": "GPU 0 runs job xyz", "facts": ["it is first in the queue"],
+            "gpus": [{"index": 0, "verdict": "runs job xyz"}, {"index": 1, "verdict": None}]}
+    assert nexus.format_why(told, PLAIN) == """\
+Job abc waits: GPU 0 runs job xyz
+  it is first in the queue
+  GPU 0: runs job xyz
+  GPU 1: it could have this one
+"""
+    ended = {**told, "status": "failed", "why": "ValueError: \x1b[2Jx", "facts": [], "gpus": []}
+    assert nexus.format_why(ended, PLAIN) == "Job abc is failed: ValueError:  [2Jx\n"
+
+
+METRICS = [  # reason, jobs, part of what `nexus metrics` says
+    ("nothing yet", [], "Total Jobs: 0\nAvg Execution Time: unknown\nMedian Execution Time: unknown\n\nGPU"),
+    ("mean and median", [finished(id, runtime_seconds=seconds) for id, seconds in (("aaa", 1.0), ("bbb", 2.0), ("ccc", 6.0))],
+     "Total Jobs: 3 (3 completed)\nAvg Execution Time: 3.0s\nMedian Execution Time: 2.0s\n\nGPU"),
+    ("causes", [finished("aaa"), finished("bbb", status="failed", cause="timeout"), finished("ccc", status="failed", cause="exit"),
+                finished("ddd", status="failed", cause="exit")],
+     "Total Jobs: 4 (1 completed, 3 failed)\nAvg Execution Time: 60.0s\nMedian Execution Time: 60.0s\nFailures: 2 exit, 1 timeout\n"),
+    ("what never ran has no run time", [finished("aaa"), finished("bbb", status="cancelled", started_at=None, runtime_seconds=0.0,
+                                                                  cause="killed")],
+     "Avg Execution Time: 60.0s"),
+    ("GPUs", [], "GPU Utilization (last hour):\n  GPU 0: 45.2% avg, 99.0% peak\n  GPU 1: unknown avg, unknown peak (PAUSED)\n"),
+]
+
+
+@pytest.mark.parametrize("reason, jobs, part", METRICS, ids=[case[0] for case in METRICS])
+def test_metrics(reason, jobs, part):
+    seen = status(gpus=[gpu(0, utilization_mean=45.25, utilization_peak=99.0), gpu(1, is_paused=True)])
+    made = nexus.make_metrics(seen, listed(*jobs))
+    assert part in nexus.format_metrics(made, PLAIN), reason
+    assert uncoloured(nexus.format_metrics(made, COLOURFUL)) == nexus.format_metrics(made, PLAIN)
+    assert json.loads(json.dumps(made)) == made and made["total_jobs"] == sum(made["by_status"].values())
+
+
+def test_metrics_of_a_box_without_gpus():
+    assert nexus.format_metrics(nexus.make_metrics(status(gpus=()), []), PLAIN).endswith("GPU Utilization (last hour):\n  none\n")
 
 
 NUMBERS = [(None, "GB", "unknown"), (0.0, "%", "0%"), (100.0, "%", "100%"), (40.25, "GB", "40.2GB"), (3.0, "GB", "3GB"),
