@@ -40,7 +40,7 @@ def test_the_python_api(home):
     assert b"".join(client.logs(job_id)) == b"out\nerr\n"
     assert b"".join(client.logs(job_id, stream="stderr")) == b"err\n"
     assert b"".join(client.logs(job_id, follow=True, stream="stdout", tail=1)) == b"out\n"
-    again = client.retry(job_id)
+    again, = client.retry(job_id)
     assert again != job_id and client.wait([again])[0]["exit_code"] == 3
     assert {job_id, again} <= {job["id"] for job in client.jobs(status="failed")} and client.jobs(user="nobody-we-know") == []
     assert client.status()["queued_jobs"] == 0 and client.queue() == [] and client.health()["is_healthy"]
@@ -65,6 +65,14 @@ def test_the_queue_by_python(own_home):
     ended = client.wait([ids[0], ids[2]], on_end=seen.append)
     assert [job["id"] for job in ended] == [ids[0], ids[2]], "in the order asked for"
     assert sorted(job["id"] for job in seen) == sorted([ids[0], ids[2]])
+    held = client.add("true", gpus=0, group="a b", after=[ids[0]])
+    assert client.wait([held])[0]["status"] == "completed" and [job["id"] for job in client.jobs(group="a b")] == [held]
+    client.pause(group="a b")
+    other = client.add("true", gpus=0, group="a b")
+    assert wait_until(lambda: "held" in client.why(other)["why"])
+    assert client.queue(group="a b")[0]["id"] == other and client.queue(group="x") == []
+    client.resume(group="a b")
+    assert client.wait([other])[0]["exit_code"] == 0
     running = client.add("sleep 60", gpus=0)
     wait_until(lambda: client.job(running)["status"] == "running")
     client.kill(running)
@@ -87,6 +95,13 @@ FAULTS = [  # reason, what is asked, kind, what it says
     ("one bad of many", lambda client: client.add_all(["true", "\0"]), "usage", "job 2 of 2"),
     ("no such status", lambda client: client.jobs(status="done"), "usage", "done"),
     ("no such GPU", lambda client: client.pause(gpu=7), "not_found", "7"),
+    ("no such group", lambda client: client.pause(group="x y&z=/?"), "not_found", "'x y&z=/?'"),
+    ("no such job to ask why", lambda client: client.why("../status"), "not_found", "status"),
+    ("no such job to retry", lambda client: client.retry("zzz"), "not_found", "zzz"),
+    ("it comes after nothing", lambda client: client.add("true", after=["zzz"]), "not_found", "zzz"),
+    ("an odd share", lambda client: client.add("true", gpus=0.333), "usage", "two decimals"),
+    ("no priority", lambda client: client.add("true", priority="urgent"), "usage", "priority"),
+    ("a time below 0", lambda client: client.add("true", timeout_seconds=-1), "usage", "timeout_seconds"),
 ]
 
 

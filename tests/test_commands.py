@@ -183,6 +183,31 @@ BAD_ADDS = [  # reason, words, what it says
     ("no file", ["--file", "/no/such/file"], "/no/such/file"),
     ("a folder", ["--file", "/tmp"], "/tmp"),
     ("an unknown option", ["--gpu", "1", "true"], "--gpu"),
+    ("three decimals", ["--gpus", "0.125", "true"], "two decimals"), ("two points", ["--gpus", "1.5.1", "true"], "--gpus must be"),
+    ("no size", ["--gpu-mem", "much", "true"], "--gpu-mem"), ("a size of nothing", ["--gpu-mem", "0G", "true"], "--gpu-mem"),
+    ("more memory than there is", ["--gpu-mem", "9999G", "true"], "9999GB of GPU memory"),
+    ("memory without a GPU", ["--gpus", "0", "--gpu-mem", "1G", "true"], "gpu_mem"),
+    ("a large priority", ["--priority", "99999999", "true"], "priority must be"),
+    ("no priority at all", ["--priority", "1.5", "true"], "--priority"),
+    ("a group of two lines", ["--group", "a\nb", "true"], "--group"), ("a group of nothing", ["--group", "", "true"], "--group"),
+    ("a limit of nothing", ["--group", "g", "--max-concurrent", "0", "true"], "--max-concurrent"),
+    ("a limit of text", ["--group", "g", "--max-concurrent", "two", "true"], "--max-concurrent must be"),
+    ("a limit of no group", ["--max-concurrent", "2", "true"], "--group NAME"),
+    ("after no id", ["--after", "abc,1", "true"], "--after"), ("after nothing", ["--after", "", "true"], "--after"),
+    ("retries below 0", ["--retries", "-1", "true"], "--retries"), ("half a retry", ["--retries", "1.5", "true"], "--retries"),
+    ("no time", ["--timeout", "soon", "true"], "--timeout"), ("a time below 0", ["--timeout", "-5", "true"], "--timeout"),
+    ("a time of two years", ["--timeout", "730d", "true"], "--timeout"), ("nothing expected", ["--expect", "0", "true"], "--expect"),
+    ("no time expected", ["--expect", "2x", "true"], "--expect"),
+    ("an environment that is an option", ["--conda", "-n", "true"], "--conda"),
+    ("no environment", ["--conda", "", "true"], "--conda"), ("a model without a table", ["--llm", "qwen", "true"], "llm"),
+    ("no name", ["--name", "", "true"], "--name"), ("GPUs that are none", ["--gpu-ids", "a", "true"], "--gpu-ids"),
+    ("a sweep of nothing", ["--sweep", "lr=", "t {lr}"], "--sweep lr="), ("a sweep without a name", ["--sweep", "1,2", "t"], "NAME=VALUE"),
+    ("a sweep with a gap", ["--sweep", "lr=1,,2", "t {lr}"], "--sweep lr=1,,2"),
+    ("a sweep of another name", ["--sweep", "lr=1", "t {rl}"], "no {lr}"),
+    ("a sweep twice", ["--sweep", "a=1", "--sweep", "a=2", "t {a}"], "twice"),
+    ("too large a sweep", ["--sweep", "a=1..999999", "t {a}"], "100000"),
+    ("too many combinations", ["--sweep", "a=1..1000", "--sweep", "b=1..1000", "t {a} {b}"], "combinations"),
+    ("no git tree", ["--snapshot", "--cwd", "/", "true"], "git"),
 ]
 
 
@@ -315,6 +340,161 @@ def test_wait_exits_with_the_jobs_code(home):
     assert home.main("wait", good, good).code == 0
 
 
+def test_a_job_after_none(home):
+    before = len(home.client().jobs())
+    done = home.main("add", "--after", "zzz", "true")
+    assert (done.code, done.out) == (3, "") and "no job 'zzz'" in done.err and len(home.client().jobs()) == before
+
+
+def test_dry_run(home):
+    before = len(home.client().jobs())
+    for command in ("add", "run"):
+        done = home.main(command, "--dry-run", "--gpus", "0.5", "echo one")
+        assert (done.code, done.out) == (0, "echo one\n") and "1 job would be added" in done.err
+    done = home.main("add", "--dry-run", "--sweep", "lr=1e-3,1e-4", "--sweep", "seed=1..0",
+        'a --lr {lr} --seed {seed} ${HOME} ${lr} \'{"x": {y}}\'')
+    rest = '${HOME} ${lr} \'{"x": {y}}\''
+    assert done.out.splitlines() == [f"a --lr {lr} --seed {seed} {rest}" for lr in ("1e-3", "1e-4")
+        for seed in "10"] and "4 jobs" in done.err
+    assert home.main("add", "--dry-run", "--json", "--gpus", "0", "x").json == [{"command": "x", "gpus": 0}]
+    assert home.main("add", "--dry-run", "--gpus", "9", "x").code == 2 and home.main("add", "--dry-run", "--after", "zzz", "x").code == 3
+    assert len(home.client().jobs()) == before
+
+
+def test_a_sweep_of_a_file(home):
+    home.file("swept").write_text("echo {a}\n# not {a}\necho {a}{a}\n")
+    done = home.main("add", "--gpus", "0", "--sweep", "a=1,2", "--file", str(home.file("swept")))
+    ids = done.out.split()
+    assert [home.job(job_id)["command"] for job_id in ids] == ["echo 1", "echo 2", "echo 11", "echo 22"]
+    assert home.main("run", "--sweep", "a=1,2", "echo {a}").code == 2 and home.main("run", "--gpus", "0", "--sweep", "a=7",
+        "echo {a}").out == "7\n"
+    assert len(home.main("add", "--gpus", "0", "--sweep", "a=7", "echo {a}").out.split()) == 1
+
+
+def test_unique_is_told(home):
+    first = add(home, "echo the only one")
+    done = home.main("add", "--gpus", "0", "--unique", "echo the only one")
+    assert done.id == first and f"job {first} is the same and is there already" in done.err
+    assert home.main("add", "--gpus", "0", "--unique", "--json", "echo the only one").json == {"id": first, "known": [first]}
+    assert home.main("add", "--gpus", "0", "--unique", "--env", "A=1", "echo the only one").id != first
+
+
+def test_options_arrive(home):
+    words = ("--group", "g1", "--max-concurrent", "3", "--retries", "2", "--timeout", "2h", "--expect", "30m", "--gpu-mem", "1G",
+        "--gpus", "0.5",
+             "--gpu-ids", "0-1", "--priority", "low", "--cuda-arg", "--name", "n")
+    home.main("pause")
+    try:
+        job = home.job(add(home, "true --cuda x", *words))
+    finally:
+        home.main("resume")
+    wanted = {"group": "g1", "retries": 2, "timeout_seconds": 7200, "expected_time": 1800, "gpu_mem_mib": 1024, "gpus": 0.5,
+        "gpu_ids": [0, 1],
+              "priority": 2, "cuda_arg": True, "name": "n"}
+    assert {name: job[name] for name in wanted} == wanted
+
+
+# Groups
+
+
+def test_wait_for_a_group(home):
+    ids = [add(home, command, "--group", "waited") for command in ("true", "exit 5", "sleep 0.2")]
+    done = home.main("wait", "--group", "waited")
+    assert (done.code, done.out) == (5, "") and f"job {ids[1]} failed (exit 5)" in done.err
+    assert home.main("wait", "--group", "waited").code == 5, "as often as it is asked"
+    again = home.main("retry", "--group", "waited").id
+    home.main("wait", again)
+    assert home.main("wait", "--group", "waited").code == 5 and home.job(again)["group"] == "waited"
+    add_and_wait(home, "true", "--group", "fine")
+    assert home.main("wait", "--group", "fine").code == 0
+    done = home.main("wait", "--group", "fien")
+    assert done.code == 3 and "did you mean 'fine'?" in done.err
+
+
+def test_kill_a_group(own_home):
+    own_home.write_config("jobs.cpu_slots = 1")
+    ids = [add(own_home, "sleep 60", "--group", "g") for _ in range(3)]
+    other = add(own_home, "sleep 60")
+    own_home.wait_for_start(ids[0])
+    done = own_home.main("kill", "--group", "g")
+    assert done.code == 0 and all(f"job {job_id} cancelled" in done.err for job_id in ids)
+    jobs = [own_home.job(job_id) for job_id in ids]
+    assert [(job["status"], job["cause"], job["attempt"]) for job in jobs] == [("cancelled", "killed", 1)] + [("cancelled", "killed",
+        0)] * 2, (
+        "those that wait go first, so that none takes its place")
+    own_home.wait_for_start(other)
+    done = own_home.main("kill", "--group", "g")
+    assert done.code == 0 and "no job of group g is pending or running" in done.err and own_home.main("kill", "--group", "x").code == 3
+
+
+def test_pause_and_resume_a_group(own_home):
+    first = add_and_wait(own_home, "true", "--group", "g")
+    done = own_home.main("pause", "--group", "g")
+    assert (done.code, done.err) == (0, "nexus: group g is paused\n")
+    held = add(own_home, "true", "--group", "g")
+    own_home.main("wait", add(own_home))
+    assert own_home.job(held)["status"] == "pending" and first != held
+    assert held in own_home.main("queue", "--group", "g").out and "no job is pending in group x" in own_home.main("queue", "--group",
+        "x").err
+    done = own_home.main("why", held)
+    assert done.code == 0 and "group g is held" in done.out and own_home.main("why", held, "--json").json["id"] == held
+    assert own_home.main("resume", "--group", "g").code == 0 and own_home.main("wait", held).code == 0
+    for command in ("pause", "resume"):
+        done = own_home.main(command, "--group", "gg")
+        assert done.code == 3 and "did you mean 'g'?" in done.err
+
+
+def test_retry_failed(own_home):
+    done = own_home.main("retry", "--failed")
+    assert (done.code, done.out) == (0, "") and "no failed job" in done.err
+    flag = own_home.file("flag")
+    bad = add_and_wait(own_home, f"test -e {flag}")
+    other = add_and_wait(own_home, "exit 4", "--group", "g")
+    add_and_wait(own_home, "true")
+    child = add(own_home, "true", "--after", bad)
+    assert own_home.job(child)["cause"] == "dependency"
+    assert own_home.main("retry", "--failed", bad).id not in (bad, other)
+    flag.touch()
+    done = own_home.main("retry", "--failed", "--group", "g")
+    again = done.out.split()
+    assert [own_home.job(job_id)["command"] for job_id in again] == ["exit 4"]
+    assert own_home.main("wait", *again).code == 4
+    third = own_home.main("retry", "--failed").out.split()
+    assert "exit 4" in [own_home.job(job_id)["command"] for job_id in third], "the latest failure of it counts"
+    assert own_home.main("retry", "--group", "x").code == 3
+
+
+def of(command, status, **facts):
+    return {"command": command, "cwd": "/", "conda": None, "env_digest": None, "status": status, **facts}
+
+
+FAILED = [  # reason, jobs in order, those that have failed and are to be run again
+    ("nothing", [], []), ("one", [of("a", "failed")], [0]),
+    ("others", [of("a", "completed"), of("b", "pending"), of("c", "cancelled")], []),
+    ("the latest of the same", [of("a", "failed"), of("a", "failed")], [1]),
+    ("it was added again", [of("a", "failed"), of("a", "pending")], []), ("it runs again", [of("a", "failed"), of("a", "running")], []),
+    ("it has completed since", [of("a", "failed"), of("a", "completed")], []),
+    ("it was cancelled since", [of("a", "failed"), of("a", "cancelled")], [0]),
+    ("another directory", [of("a", "failed"), of("a", "completed", cwd="/tmp")], [0]),
+    ("another environment", [of("a", "failed"), of("a", "completed", conda="x")], [0]),
+    ("other variables", [of("a", "failed", env_digest="1"), of("a", "failed", env_digest="2")], [0, 1]),
+]
+
+
+@pytest.mark.parametrize("reason, jobs, wanted", FAILED, ids=[case[0] for case in FAILED])
+def test_find_failed(reason, jobs, wanted):
+    found = nexus.find_failed(jobs)
+    assert [next(number for number, job in enumerate(jobs) if job is one) for one in found] == wanted
+
+
+def test_metrics(own_home):
+    assert own_home.main("metrics").code == 0
+    for command in ("true", "exit 3"):
+        add_and_wait(own_home, command)
+    made = own_home.main("metrics", "--json").json
+    assert "2" in own_home.main("metrics").out and 2 in [fact for fact in made.values() if isinstance(fact, int)]
+
+
 # Looking
 
 def test_queue_history_jobs_and_show(own_home):
@@ -326,7 +506,7 @@ def test_queue_history_jobs_and_show(own_home):
     own_home.main("pause")
     waiting = add(own_home, "python train.py", "--priority", "low", "--name", "try")
     queue = own_home.main("queue").out.splitlines()
-    assert queue[0].split() == ["ID", "PRIORITY", "GPUS", "ADDED", "COMMAND", "WAITING", "FOR"]
+    assert queue[0].split() == ["ID", "PRIORITY", "GPUS", "ADDED", "STARTS", "COMMAND", "WAITING", "FOR"]
     assert queue[1].startswith(f"{waiting}  low") and "try: python train.py" in queue[1]
     assert queue[1].endswith("the queue is paused (nexus resume)")
     history = own_home.main("history").out.splitlines()
@@ -642,7 +822,7 @@ def test_install(installing):
         complete nexus re; complete nexus add --gpu; complete nexus logs ''; complete nexus config ''"""
     done = subprocess.run(["bash", "-ec", shell], capture_output=True, timeout=30, env={**installing.environ, "PATH": path})
     answers = done.stdout.decode().splitlines()
-    assert answers[0].split() == ["remove", "retry", "resume", "restart"] and answers[1].split() == ["--gpus", "--gpu-ids"]
+    assert answers[0].split() == ["remove", "retry", "resume", "restart"] and answers[1].split() == ["--gpus", "--gpu-ids", "--gpu-mem"]
     jobs = subprocess.run(["nexus", "jobs", "--json"], capture_output=True, env={**installing.environ, "PATH": path}).stdout
     job_id = json.loads(jobs)[0]["id"]
     assert job_id in answers[2].split() and set(answers[3].split()) == {"edit", "path", "sample"}

@@ -893,17 +893,36 @@ LAST_LINES = [  # reason, content (None: no file), last line
 
 
 @pytest.mark.parametrize("reason, content, expected", LAST_LINES, ids=[case[0] for case in LAST_LINES])
-def test_read_last_line(tmp_path, reason, content, expected):
+def test_the_last_line_of_a_log(tmp_path, reason, content, expected):
     path = tmp_path / "stderr.log"
     if content is not None:
         path.write_bytes(content)
-    found = nexus.read_last_line(str(path))
+    found = next(iter(nexus.find_last_lines(nexus.read_tail(str(path), 0, 65536)[0], 1)), None)
     if reason == "a long one":
         assert set(found.rstrip("….")) == {"x"} and len(found) <= 301
     elif "colours" in reason:
         assert "red" in found and "\x1b" not in found and "\x07" not in found
     else:
         assert found == expected
+
+
+TAILS = [  # reason, content (None: no file), start, most bytes, (text, size of the whole)
+    ("no file", None, 0, 9, ("", 0)), ("all of it", b"one\ntwo\n", 0, 9, ("one\ntwo\n", 8)),
+    ("the end of it", b"one\ntwo\n", 0, 4, ("two\n", 8)),
+    ("only this attempt's part", b"one\ntwo\n", 4, 9, ("two\n", 8)), ("the end of this attempt's part", b"one\ntwo\n", 4, 2, ("o\n", 8)),
+    ("this attempt wrote nothing", b"one\n", 4, 9, ("", 4)), ("it was cut short meanwhile", b"one\n", 99, 9, ("", 4)),
+    ("a letter cut in two", "xé".encode(), 0, 1, ("\ufffd", 3)), ("a folder", "folder", 0, 9, ("", 0)),
+]
+
+
+@pytest.mark.parametrize("reason, content, start, most, expected", TAILS, ids=[case[0] for case in TAILS])
+def test_read_tail(tmp_path, reason, content, start, most, expected):
+    path = tmp_path / "stderr.log"
+    if content == "folder":
+        path.mkdir()
+    elif content is not None:
+        path.write_bytes(content)
+    assert nexus.read_tail(str(path), start, most) == expected
 
 
 # What keeps the service running

@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import pathlib
+import queue
 import threading
 
 import makers
@@ -76,8 +77,11 @@ class FakeSamples:
     def sample_host(self):
         return nexus.HostSample()
 
+    def __init__(self):
+        self.taken = {}                                 # {job id: JobSample}
+
     def sample_jobs(self, members):
-        return {}
+        return {job_id: sample for job_id, sample in self.taken.items() if job_id in members}
 
     def find_name(self, pid):
         return "python"
@@ -163,7 +167,7 @@ class World:
         self.service.turn([nexus.parse_saying(saying) for saying in sayings])
 
     def add(self, command="python train.py", **options):
-        return self.service.submit([nexus.parse_submission({"command": command, "cwd": "/", **options})], "ann")[0]
+        return self.service.submit([nexus.parse_submission({"command": command, "cwd": "/", **options})], "ann").ids[0]
 
     def job(self, job_id):
         return self.store.read(lambda state: state.jobs.get(job_id))
@@ -436,7 +440,7 @@ def test_launch_failures(world, reason, error, words):
 
 
 def test_log_folder_cannot_be_made(world):
-    w = world()
+    w = world(launch_attempts=1)
     os.rmdir(w.layout.log_dir)
     pathlib.Path(w.layout.log_dir).write_text("a file")
     first, then = w.add(), w.add("true", gpus=0)
@@ -457,7 +461,7 @@ def test_runner_says_that_it_failed(world):
 
 
 def test_screen_ends_before_it_begins(world):
-    w = world()
+    w = world(launch_attempts=1)
     job_id = w.add()
     w.turn()
     w.machine.gone = [job_id]
@@ -468,7 +472,7 @@ def test_screen_ends_before_it_begins(world):
 
 def test_screen_that_hangs(world):
     """Its process lives, and no job.sh comes of it."""
-    w = world()
+    w = world(launch_attempts=1)
     job_id = w.add()
     w.turn()
     for _ in range(28):
@@ -678,8 +682,36 @@ def test_history_is_trimmed(world, tmp_path):
     w.turn()
     kept = w.store.read(lambda state: list(state.finished))
     assert kept == [jobs[5], jobs[2], jobs[3]]          # those that ended last
-    removed = sorted(w.service.rubbish.get_nowait() for _ in range(3))
-    assert removed == sorted(str(w.folder_of(jobs[number])) for number in (4, 1, 0))
+    removed = [w.service.rubbish.get_nowait() for _ in range(3)]
+    assert [job.id for job in removed] == [jobs[4], jobs[1], jobs[0]] and removed[0].log_dir == str(w.folder_of(jobs[4]))
+
+
+def remove_rubbish(w, *jobs):
+    """What the thread of that name does with these."""
+    for job in jobs:
+        w.service.rubbish.put(job)
+    w.service.rubbish.put(None)                         # it ends there: nobody has anything of nobody
+    with pytest.raises(AttributeError):
+        real, w.service.fail = w.service.fail, lambda phase, error: (_ for _ in ()).throw(error)
+        w.service.remove_rubbish()
+    w.service.fail = real
+
+
+def test_a_snapshot_goes_with_the_last_job_that_has_it(world, monkeypatch):
+    w = world(gpus=0)
+    released = []
+    monkeypatch.setattr(nexus, "release_snapshot", lambda repository, commit, environ: released.append((repository, commit)))
+    of = {"snapshot": "a" * 40, "snapshot_repo": "/repo", "cwd": "/repo/sub", "gpus": 0}
+    first, second = w.add("true", **of), w.add("true", **of)
+    gone = [w.job(job_id) for job_id in (first, second)]
+    w.service.cancel(first, "ann", ("pending",))
+    w.store.update(lambda state: iter([nexus.JobsRemoved((first,))]))
+    remove_rubbish(w, gone[0])
+    assert not released
+    w.service.cancel(second, "ann", ("pending",))
+    w.store.update(lambda state: iter([nexus.JobsRemoved((second,))]))
+    remove_rubbish(w, gone[1])
+    assert released == [("/repo", "a" * 40)]
 
 
 def test_removing_follows_no_link(world, tmp_path):
@@ -695,15 +727,8 @@ def test_removing_follows_no_link(world, tmp_path):
     (inside / "data").symlink_to(precious)
     outside = tmp_path / "job_abe"
     outside.mkdir()
-    for path in (folder, inside, outside, tmp_path / "logs" / "job_no"):
-        w.service.rubbish.put(str(path))
-    w.service.rubbish.put("end")
-    thread = threading.Thread(target=w.service.remove_rubbish, daemon=True)
-    thread.start()
-    deadline = threading.Event()
-    while not w.service.rubbish.empty():
-        deadline.wait(0.01)
-    deadline.wait(0.1)
+    remove_rubbish(w, *(makers.finished(log_dir=str(path)) for path in (folder, inside, outside, tmp_path / "logs" / "job_no")),
+                   makers.finished(log_dir=None))
     assert (precious / "thesis.tex").read_text() == "x" and outside.exists() and os.path.islink(folder) and not inside.exists()
     assert sum("was left" in line for line in w.lines) == 2
 
@@ -718,7 +743,7 @@ def test_paused_gpu_gets_no_new_job(world):
     waits = w.add()
     w.turn()
     assert w.job(on).status == "running"                # it is left alone
-    assert w.api(waits)["waiting_for"] == f"GPU 0 runs job {on}; GPU 1 is paused"
+    assert w.api(waits)["waiting_for"] == "GPU 0 is paused; GPU 1 is paused"
     w.crash()
     w.turn()
     assert w.job(waits).status == "pending"             # pauses last
@@ -983,3 +1008,1021 @@ def test_a_disk_that_fills_after_a_launch_ends_no_job(world, monkeypatch):
     w.turn()
     assert w.machine.launched == [(job_id, 1)] and job_id not in w.service.results
     assert w.job(job_id).status == "running" and not w.service.failure_count
+
+
+# What is submitted
+
+def submit(w, *jobs, key=None, **shared):
+    return w.service.submit([nexus.parse_submission({"command": "python train.py", "cwd": "/", **shared, **one}) for one in jobs or ({},)],
+                            "ann", key)
+
+
+REFUSED = [  # reason, configuration, the job, kind, what it says
+    ("a job it comes after is not there", {}, {"after": ["zzz"]}, "not_found", "zzz"),
+    ("more than the queue takes", {"queue_limit": 0 + 1}, {}, "queue_full", "queue_limit is 1"),
+    ("more GPUs than there are", {}, {"gpus": 3}, "usage", "3 GPUs asked for, and this machine has 2"),
+    ("a fraction more", {}, {"gpus": 2.5}, "usage", "2.5 GPUs"),
+    ("a GPU that is not there", {}, {"gpu_ids": [0, 5, 7]}, "usage", "no GPU 5, 7"),
+    ("a GPU that may not be used", {"ids": [1]}, {"gpu_ids": [0]}, "usage", "no GPU 0 here; there are 1"),
+    ("more memory than any has", {}, {"gpu_mem_mib": 25 * 1024}, "usage", "25GB of GPU memory asked for, and the largest GPU has 24GB"),
+    ("a model without a table", {}, {"llm": "qwen"}, "usage", "llm qwen"),
+    ("no script", {"allowed_script_paths": ["/jobs"]}, {"command": "python -c pass"}, "forbidden", "-c is not a script"),
+    ("a shell's work", {"allowed_script_paths": ["/jobs"]}, {"command": "python /jobs/a.py; rm x"}, "forbidden", "it holds \";\""),
+    ("a script of another place", {"allowed_script_paths": ["/jobs"]}, {"command": "python /other/a.py"}, "forbidden", "not below /jobs"),
+]
+
+
+@pytest.mark.parametrize("reason, config, job, kind, says", REFUSED, ids=[case[0] for case in REFUSED])
+def test_what_is_refused_adds_nothing(world, reason, config, job, kind, says):
+    w = world(**config)
+    good = {"gpus": 0} if kind != "forbidden" else {"gpus": 0, "command": "/jobs/a.sh"}
+    with pytest.raises(nexus.NexusError) as refused:
+        submit(w, good, job)
+    assert refused.value.kind == kind and says in refused.value.message and refused.value.hint
+    assert w.store.read(lambda state: (list(state.jobs), state.groups, dict(state.seen))) == ([], {}, {})
+
+
+SCRIPTS = [  # reason, command (TOP: where scripts may be), directory, whether it may run
+    ("there", "python TOP/a.py --lr 1", "/", True), ("without an interpreter", "TOP/sub/run.sh", "/", True),
+    ("by its name from there", "python3.11 a.py", "TOP", True), ("from beside", "python ../scripts/a.py", "TOP/../other", True),
+    ("one that is yet to be written", "python TOP/later.py", "/", True), ("a link inside", "python TOP/inner", "/", True),
+    (".. around it", "python TOP/../other/evil.py", "/", False), ("a link around it", "python TOP/out", "/", False),
+    ("a folder's link around it", "python TOP/away/evil.py", "/", False), ("a name that begins alike", "python TOP-2/a.py", "/", False),
+    ("the folder itself", "python TOP", "/", False), ("another directory", "python a.py", "TOP/../other", False),
+    ("a variable before it", "A=1 python TOP/a.py", "/", False), ("an option of the interpreter", "python -m a", "TOP", False),
+    ("a substitution", "python $(echo x) TOP/a.py", "/", False), ("in the arguments", "python TOP/a.py `id`", "/", False),
+    ("two lines", "python TOP/a.py\nid", "/", False), ("of the home", "python ~/a.py", "/", False),
+    ("the interpreter alone", "python", "TOP", False), ("another program", "rm TOP/a.py", "/", False),
+]
+
+
+@pytest.mark.parametrize("reason, command, cwd, is_allowed", SCRIPTS, ids=[case[0] for case in SCRIPTS])
+def test_allowed_script_paths(world, tmp_path, reason, command, cwd, is_allowed):
+    top = tmp_path / "scripts"
+    (top / "sub").mkdir(parents=True)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "scripts-2").mkdir()
+    for path in (top / "a.py", top / "sub/run.sh", tmp_path / "other/evil.py", tmp_path / "scripts-2/a.py"):
+        path.touch()
+    (top / "inner").symlink_to("a.py")
+    (top / "out").symlink_to("../other/evil.py")
+    (top / "away").symlink_to("../other")
+    (tmp_path / "link").symlink_to(top)
+    w = world(allowed_script_paths=["/no/such", str(tmp_path / "link")])       # one may be told by a link
+    job = {"command": command.replace("TOP", str(top)), "cwd": cwd.replace("TOP", str(top))}
+    if is_allowed:
+        job_id = submit(w, job).ids[0]
+        w.turn()
+        assert w.job(job_id).status == "running"
+    else:
+        with pytest.raises(nexus.NexusError) as refused:
+            submit(w, job)
+        assert refused.value.kind == "forbidden" and not w.store.read(lambda state: state.jobs)
+
+
+def test_a_script_that_becomes_a_link_elsewhere_is_not_started(world, tmp_path):
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "scripts/a.py").touch()
+    w = world(allowed_script_paths=[str(tmp_path / "scripts")])
+    job_id = w.add(f"python {tmp_path}/scripts/a.py")
+    (tmp_path / "scripts/a.py").unlink()
+    (tmp_path / "scripts/a.py").symlink_to("/etc/passwd")
+    w.turn()
+    w.turn()
+    assert (w.job(job_id).status, w.job(job_id).cause) == ("failed", "launch") and not w.machine.launched
+    assert "/etc/passwd may not be run here" in w.job(job_id).cause_line
+
+
+SAME = [  # reason, what differs from the job that is there, whether it is the same
+    ("nothing", {}, True), ("its priority, name and group", {"priority": 0, "name": "x", "group": "g"}, True),
+    ("its GPUs and time limit", {"gpus": 0, "timeout_seconds": 5}, True), ("its environment at large", {"environment": {"X": "1"}}, True),
+    ("its command", {"command": "python train.py -v"}, False), ("its directory", {"cwd": "/tmp"}, False),
+    ("its conda environment", {"conda": "base"}, False), ("its variables", {"env": {"SEED": "1"}}, False),
+]
+
+
+@pytest.mark.parametrize("reason, other, is_same", SAME, ids=[case[0] for case in SAME])
+def test_unique(world, reason, other, is_same):
+    w = world()
+    first = w.add()
+    added = submit(w, {"unique": True, **other})
+    assert added.known == ((first,) if is_same else ()) and (added.ids == (first,)) == is_same
+    assert len(w.store.read(lambda state: state.jobs)) == (1 if is_same else 2)
+
+
+@pytest.mark.parametrize("status, is_known", [("pending", True), ("running", True), ("completed", True), ("failed", False), ("cancelled",
+    False)])
+def test_unique_knows_what_waits_runs_or_has_completed(world, status, is_known):
+    w = world()
+    first = w.add()
+    if status == "cancelled":
+        w.service.cancel(first, "ann", ("pending",))
+    elif status != "pending":
+        w.run(first, 100)
+        if status != "running":
+            w.end(first, 0 if status == "completed" else 1)
+    assert w.job(first).status == status
+    assert submit(w, {"unique": True}).known == ((first,) if is_known else ())
+
+
+def test_unique_within_a_list_and_by_key(world):
+    w = world()
+    added = submit(w, {}, {"command": "b"}, {}, unique=True, key="k" * 8)
+    assert len(set(added.ids)) == 2 and added.ids[0] == added.ids[2] and added.known == (added.ids[0],)
+    assert set(submit(w, {}, {"command": "b"}, {}, unique=True, key="k" * 8).ids) == set(added.ids), "asked twice"
+    without = submit(w, {}, {})
+    assert len(set(without.ids) - set(added.ids)) == 2, "only where it is asked for"
+
+
+def test_after(world):
+    w = world()
+    first = w.add("a", gpus=0)
+    second = w.add("b", gpus=0, after=[first])
+    third = w.add("c", gpus=0, after=f"{first},{second}")
+    w.run(first, 100)
+    assert w.api(second)["waiting_for"] == f"it comes after job {first} (running)"
+    assert w.api(third)["waiting_for"] == f"it comes after job {first} (running), job {second} (pending)"
+    w.end(first)
+    assert (w.job(second).status, w.job(third).status) == ("running", "pending")
+    w.claim(second, 101)
+    w.end(second, 7)
+    job = w.job(third)
+    assert (job.status, job.cause, job.finished_at) == ("cancelled", "dependency", w.clock.wall)
+    assert job.cause_line == f"it was to come after job {second}, which failed (exit 7)"
+    late, fine = w.add("d", gpus=0, after=[third]), w.add("e", gpus=0, after=[first])
+    assert (w.job(late).status, w.job(late).cause) == ("cancelled", "dependency") and third in w.job(late).cause_line
+    assert w.job(fine).unmet == ()
+
+
+def test_shares(world):
+    w = world(gpus=2)
+    ids = [w.add(gpus=gpus) for gpus in (0.5, 0.25, 0.25, 1.5)]
+    w.turn()
+    assert [w.job(job_id).gpu_indices for job_id in ids[:3]] == [(0,), (0,), (0,)] and w.job(ids[3]).status == "pending"
+    assert w.api(ids[3])["waiting_for"].startswith("it needs 1.5 GPUs, and 1 of 2 can be had now: GPU 0 runs jobs")
+    for number, job_id in enumerate(ids[:3]):
+        w.claim(job_id, 100 + number)
+    w.end(ids[0])
+    assert w.job(ids[3]).gpu_indices == (1, 0) or w.job(ids[3]).gpu_indices == (0, 1)
+
+
+def test_gpu_mem_of_all_gpus_is_what_counts(world):
+    w = world()
+    w.machine.shown = [makers.gpu(0), makers.gpu(1, memory_total_mib=80 * makers.GB)]
+    w.probe()
+    job_id = w.add(gpu_mem_mib=40 * 1024)
+    w.turn()
+    assert w.job(job_id).gpu_indices == (1,)
+    for wrong in ({"gpu_ids": [0]}, {"gpus": 2}):
+        with pytest.raises(nexus.NexusError, match="40GB of GPU memory asked for"):
+            w.add(gpu_mem_mib=40 * 1024, **wrong)
+
+
+# Models
+
+LLM_CONFIG = {"default_requirement": 1.0, "models": {"qwen": 0.5, "large": 2}}
+LLMS = [  # reason, what is asked, the GPUs it gets
+    ("by --llm", {"llm": "qwen"}, 0.5), ("in the command", {"command": "python a.py --llm qwen"}, 0.5),
+    ("with =", {"command": "python a.py --llm=large -v"}, 2), ("one that is not named", {"llm": "other"}, 1),
+    ("GPUs are said", {"llm": "qwen", "gpus": 1}, 1), ("--llm goes before the command", {"llm": "large", "command": "a --llm qwen"}, 2),
+    ("no model", {}, 1),
+]
+
+
+@pytest.mark.parametrize("reason, job, gpus", LLMS, ids=[case[0] for case in LLMS])
+def test_llm_shares(world, tmp_path, reason, job, gpus):
+    (tmp_path / "llm.json").write_text(json.dumps(LLM_CONFIG))
+    w = world(llm_config=str(tmp_path / "llm.json"))
+    assert w.job(submit(w, job).ids[0]).gpus == gpus
+
+
+def test_llm_shares_are_read_anew_and_faults_are_told(world, tmp_path):
+    path = tmp_path / "llm.json"
+    w = world(llm_config=str(path))
+    for text, says in ((None, "is not there"), ("{", "llm.json"), ("[]", "default_requirement"), ('{"models": {"qwen": 0.333}}',
+        "qwen: gpus must be"),
+                       ('{"modles": {}}', "models"), ('{"default_requirement": "x"}', "default_requirement: gpus must be")):
+        if text is not None:
+            path.write_text(text)
+        with pytest.raises(nexus.NexusError, match=says) as refused:
+            submit(w, {"llm": "qwen"})
+        assert refused.value.kind == "usage"
+    path.write_text(json.dumps(LLM_CONFIG))
+    assert w.job(submit(w, {"llm": "qwen"}).ids[0]).gpus == 0.5
+    path.write_text('{"models": {"qwen": 0.25}}')
+    assert w.job(submit(w, {"llm": "qwen"}).ids[0]).gpus == 0.25
+
+
+# Attempts
+
+def fail(w, job_id, pid, code=1, stderr="", seconds=60.0):
+    """Let a job that is about to start fail after so long."""
+    w.claim(job_id, pid)
+    with open(w.folder_of(job_id) / "stderr.log", "a") as file:
+        file.write(stderr)
+    w.clock.pass_(seconds)
+    w.probe()
+    w.write_result(job_id, code)
+    w.machine.processes.alive.pop(pid)
+    w.turn(f"end {job_id} {w.job(job_id).attempt} {code} {int(seconds * 100)}")
+    w.turn()
+
+
+def test_retries_with_backoff(world):
+    w = world(retry_backoff_seconds=5)
+    job_id = w.add(retries=2)
+    w.turn()
+    fail(w, job_id, 100, 1, "first\n")
+    job = w.job(job_id)
+    assert (job.status, job.retry_at, job.gpu_indices, job.pid) == ("pending", w.clock.wall + 5, (), None)
+    assert w.api(job_id)["waiting_for"] == "attempt 1 failed (exit); it is tried again in 5s"
+    assert any(f"Job {job_id} failed on GPU 0: exit, exit code 1; it is tried again in 5s" in line for line in w.lines), w.lines
+    w.turn(seconds=4.9)
+    assert w.job(job_id).status == "pending"
+    w.turn(seconds=0.2)
+    assert (w.job(job_id).status, w.job(job_id).attempt) == ("running", 2)
+    fail(w, job_id, 101, 2, "second\n")
+    assert w.job(job_id).retry_at == w.clock.wall + 10
+    w.turn(seconds=10.1)
+    fail(w, job_id, 102, 3, "third\n")
+    job = w.job(job_id)
+    assert (job.status, job.exit_code, job.cause_line, job.attempt) == ("failed", 3, "third", 3)
+    assert [(attempt["attempt"], attempt["exit_code"], attempt["cause"]) for attempt in w.api(job_id)["attempts"]][:2] == [(1, 1,
+        "exit"), (2, 2, "exit")]
+
+
+def test_retry_survives_a_crash_and_a_clock_set_back(world):
+    w = world()
+    job_id = w.add(retries=1)
+    w.turn()
+    fail(w, job_id, 100)
+    w.crash()
+    w.turn()
+    assert w.job(job_id).status == "pending"
+    w.clock.wall -= 86400                               # or else it would wait for a day
+    w.turn()
+    assert w.job(job_id).attempt == 2
+
+
+@pytest.mark.parametrize("status", ["completed", "killed"])
+def test_no_retry_of_what_did_not_fail(world, status):
+    w = world()
+    job_id = w.run(w.add(retries=3), 100)
+    if status == "killed":
+        w.service.cancel(job_id, "ann", ("running",))
+    w.end(job_id, 0 if status == "completed" else 143)
+    assert w.job(job_id).status == ("completed" if status == "completed" else "cancelled")
+
+
+def test_out_of_gpu_memory_is_tried_alone_on_the_emptiest(world):
+    w = world(gpus=3)
+    w.machine.shown = [makers.gpu(0, memory_used_mib=3000.0), makers.gpu(1, memory_used_mib=100.0), makers.gpu(2, memory_used_mib=2000.0)]
+    w.probe()
+    job_id = w.add(gpus=0.5, retries=1, gpu_ids=[0, 1, 2])
+    w.turn()
+    fail(w, job_id, 100, 1, "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB\nbye\n")
+    job = w.job(job_id)
+    assert job.status == "pending" and job.is_alone and nexus.read_attempts(job)[0]["cause"] == "cuda-oom"
+    w.probe()
+    w.turn(seconds=6)
+    assert w.job(job_id).gpu_indices == (1,)
+    other = w.add(gpus=0.5, gpu_ids=[1])
+    w.turn()
+    assert w.job(other).status == "pending", "it is alone there"
+    fail(w, job_id, 101, 1, "something else\n")
+    assert (w.job(job_id).cause, w.job(job_id).cause_line) == ("exit", "something else"), "what the first attempt wrote is not this one's"
+
+
+LAUNCHES = [  # reason, what the machine answers, attempts it gets of 3
+    ("a program that is not there", FileNotFoundError(2, "No such file or directory", "screen"), 1),
+    ("a full disk", OSError(28, "No space left on device", "/logs"), 1),
+    ("something odd", OSError(71, "Protocol error", "/logs"), 3), ("no permission", PermissionError(13, "Permission denied", "/logs"), 3),
+    ("screen ends before it begins", None, 3),
+]
+
+
+@pytest.mark.parametrize("reason, error, attempts", LAUNCHES, ids=[case[0] for case in LAUNCHES])
+def test_launch_attempts(world, reason, error, attempts):
+    w = world(launch_attempts=3, retry_backoff_seconds=5)
+    w.machine.refusal = error
+    job_id = w.add()
+    waits = []
+    for _ in range(3):
+        w.turn()
+        if error is None and w.job(job_id).status == "running":
+            w.machine.gone = [job_id]
+            w.turn(seconds=1)
+        w.turn()
+        if w.job(job_id).status == "pending":
+            waits.append(w.job(job_id).retry_at - w.clock.wall)
+            w.turn(seconds=waits[-1] + 0.1)
+            if error is None:
+                continue
+    if w.job(job_id).status == "running":
+        w.machine.gone = [job_id]
+        w.turn(seconds=1)
+        w.turn()
+    job = w.job(job_id)
+    assert (job.status, job.cause, job.attempt) == ("failed", "launch", attempts) and waits == [5, 10][:attempts - 1]
+    assert not w.claim(job_id, 100) and [attempt["cause"] for attempt in nexus.read_attempts(job)] == ["launch"] * (attempts - 1)
+
+
+def test_a_launch_that_comes_to_something_later_and_costs_no_retry(world):
+    w = world(launch_attempts=2)
+    w.machine.refusal = OSError(71, "Protocol error", "/logs")
+    job_id = w.add(retries=1)
+    w.turn()
+    w.turn()
+    assert "attempt 1 failed (launch)" in w.api(job_id)["waiting_for"]
+    w.machine.refusal = None
+    w.turn(seconds=6)
+    fail(w, job_id, 100, 1)
+    assert w.job(job_id).status == "pending", "its own retry is left"
+    w.turn(seconds=6)
+    fail(w, job_id, 101, 2)
+    assert (w.job(job_id).status, w.job(job_id).exit_code, w.job(job_id).attempt) == ("failed", 2, 3)
+
+
+# Run again
+
+def test_retry_brings_along_what_was_cancelled_for_it(world):
+    w = world(gpus=0, cpu_slots=9)
+    good, bad = w.add("good", gpus=0), w.add("bad", gpus=0, name="b", retries=0, group="g", env={"A": "1"})
+    child = w.add("child", gpus=0, after=[bad, good])
+    grandchild = w.add("grandchild", gpus=0, after=[child])
+    other = w.add("other", gpus=0, after=[good])
+    w.turn()
+    w.claim(good, 100)
+    w.end(good)
+    fail(w, bad, 101, 1, seconds=60)
+    assert [w.job(job_id).cause for job_id in (child, grandchild)] == ["dependency"] * 2
+    ids = w.service.retry(bad, "ann")
+    new = [w.job(job_id) for job_id in ids]
+    assert [job.command for job in new] == ["bad", "child", "grandchild"] and other not in ids
+    assert [job.after for job in new] == [(), (ids[0], good), (ids[1],)] and [job.unmet for job in new] == [(), (ids[0],), (ids[1],)]
+    assert (new[0].name, new[0].group, new[0].env_digest, new[0].environment) == ("b", "g", w.job(bad).env_digest, w.job(bad).environment)
+    assert any(f"again as {bad} was, with 2 jobs that came after it" in line for line in w.lines)
+    w.turn()
+    w.claim(ids[0], 102)
+    w.end(ids[0])
+    assert w.job(ids[1]).status == "running" and w.job(bad).status == "failed"
+
+
+def test_retry_leaves_what_waits_for_another_that_failed(world):
+    w = world(gpus=0, cpu_slots=9)
+    one, two = w.add("one", gpus=0), w.add("two", gpus=0)
+    w.add("both", gpus=0, after=[one, two])
+    w.turn()
+    fail(w, one, 100, seconds=1)
+    fail(w, two, 101, seconds=1)
+    assert len(w.service.retry(one, "ann")) == 1
+
+
+def test_retry_of_too_many_for_the_queue_adds_none(world):
+    w = world(gpus=0, queue_limit=2, cpu_slots=1)
+    bad = w.add("bad", gpus=0)
+    w.turn()
+    child = w.add("child", gpus=0, after=[bad])
+    fail(w, bad, 100)
+    assert w.job(child).cause == "dependency"
+    w.service.set_paused(True, "ann")
+    w.add("waits", gpus=0)
+    with pytest.raises(nexus.NexusError, match="queue is full"):
+        w.service.retry(bad, "ann")
+    assert len(w.store.read(lambda state: state.jobs)) == 3
+    with pytest.raises(nexus.NexusError, match="only a finished one"):
+        w.service.retry(w.store.read(lambda state: state.order[0][1]), "ann")
+
+
+# Groups
+
+def test_a_group_is_held_and_resumed(world):
+    w = world(gpus=0, cpu_slots=9)
+    with pytest.raises(nexus.NexusError, match="no job of group 'sweeep'"):
+        w.service.set_group_held("sweeep", True, "ann")
+    inside, outside = w.add("a", gpus=0, group="sweep"), w.add("a", gpus=0, group="other")
+    w.service.set_group_held("sweep", True, "ann")
+    w.turn()
+    assert (w.job(inside).status, w.job(outside).status) == ("pending", "running")
+    assert w.api(inside)["waiting_for"] == "group sweep is held: paused by ann (nexus resume --group sweep)"
+    assert any("group sweep is held" in hint for hint in w.service.status()["hints"])
+    w.crash()
+    w.turn()
+    assert w.job(inside).status == "pending"
+    w.service.set_group_held("sweep", False, "ann")
+    w.turn()
+    assert w.job(inside).status == "running" and not any("held" in hint for hint in w.service.status()["hints"])
+
+
+def test_max_concurrent(world):
+    w = world(gpus=0, cpu_slots=9)
+    ids = [w.add("a", gpus=0, group="g", max_concurrent=2) for _ in range(4)]
+    w.turn()
+    assert [w.job(job_id).status for job_id in ids] == ["running"] * 2 + ["pending"] * 2
+    assert w.api(ids[2])["waiting_for"] == "2 jobs of group g run, as many as its --max-concurrent allows"
+    w.add("a", gpus=0, group="g", max_concurrent=3)     # from now on
+    w.turn()
+    assert [w.job(job_id).status for job_id in ids] == ["running"] * 3 + ["pending"]
+
+
+GROUP_ENDS = [  # reason, (exit code, seconds) of the first jobs, whether the group is held then
+    ("three that fail soon", [(1, 1), (2, 9), (1, 1)], True), ("two", [(1, 1), (1, 1)], False),
+    ("one of the first was well", [(1, 1), (0, 1), (1, 1), (1, 1), (1, 1)], False),
+    ("one of the first ran long", [(1, 1), (1, 11), (1, 1), (1, 1)], False),
+    ("the later ones", [(0, 60), (1, 1), (1, 1), (1, 1)], False),
+]
+
+
+@pytest.mark.parametrize("reason, ends, is_held", GROUP_ENDS, ids=[case[0] for case in GROUP_ENDS])
+def test_a_group_whose_first_jobs_fail_soon_is_held(world, reason, ends, is_held):
+    w = world(gpus=0, cpu_slots=1, guard_seconds=10)
+    ids = [w.add(f"a {number}", gpus=0, group="g") for number in range(len(ends) + 2)]
+    w.turn()
+    for number, ((code, seconds), job_id) in enumerate(zip(ends, ids)):
+        fail(w, job_id, 100 + number, code, f"no module {number}\n", seconds)
+    group = w.store.read(lambda state: state.groups["g"])
+    assert bool(group.hold) == is_held and w.job(ids[-1]).status == "pending" and (w.job(ids[-2]).status == "running") != is_held
+    if is_held:
+        assert "no module 2" in group.hold and "nexus resume --group g" in group.hold and group.hold in w.api(ids[-1])["waiting_for"]
+        w.service.set_group_held("g", False, "ann")
+        w.turn()
+        assert w.job(ids[-2]).status == "running"
+
+
+# GPUs that are bad
+
+def on_gpu(w, index, command, code, pid, seconds=1):
+    job_id = w.add(command, gpu_ids=[index])
+    w.turn()
+    assert w.job(job_id).gpu_indices == (index,), w.api(job_id)
+    fail(w, job_id, pid, code, "CUDA error\n", seconds)
+
+
+GUARDS = [  # reason, GPUs, (GPU, command, exit code, seconds) one after the other, the GPUs paused
+    ("others run elsewhere", 2, [(0, "a", 1, 1), (1, "a", 0, 60), (0, "b", 1, 1), (0, "c", 1, 1)], [0]),
+    ("nothing runs elsewhere", 2, [(0, "a", 1, 1), (0, "b", 1, 1), (0, "c", 1, 1)], []),
+    ("one command, with a fault of its own", 2, [(0, "a", 1, 1), (1, "b", 0, 60), (0, "a", 1, 1), (0, "a", 1, 1)], []),
+    ("one was well", 2, [(0, "a", 1, 1), (1, "a", 0, 60), (0, "b", 1, 1), (0, "d", 0, 1), (0, "c", 1, 1)], []),
+    ("they ran for long", 2, [(0, "a", 1, 11), (1, "a", 0, 60), (0, "b", 1, 11), (0, "c", 1, 11)], []),
+    ("the last one", 1, [(0, "a", 1, 1), (0, "b", 1, 1), (0, "c", 1, 1)], []),
+    ("it fails elsewhere too", 2, [(0, "a", 1, 1), (1, "a", 1, 1), (1, "d", 0, 9), (0, "b", 1, 1), (0, "b", 1, 1)], []),
+]
+
+
+@pytest.mark.parametrize("reason, gpus, ends, paused", GUARDS, ids=[case[0] for case in GUARDS])
+def test_a_gpu_on_which_jobs_fail_is_paused(world, reason, gpus, ends, paused):
+    w = world(gpus=gpus, guard_failures=3, guard_seconds=10)
+    for number, (index, command, code, seconds) in enumerate(ends):
+        on_gpu(w, index, command, code, 100 + number, seconds)
+    assert [gpu["index"] for gpu in w.service.status()["gpu_status"] if gpu["is_paused"]] == paused
+    if paused:
+        assert any("GPU 0 is paused: 3 jobs" in line and "nexus resume 0" in line for line in w.lines)
+        w.crash()
+        waits = w.add(gpu_ids=[0])
+        w.turn()
+        assert "GPU 0 is paused" in w.api(waits)["waiting_for"] and "3 jobs" in w.api(waits)["waiting_for"]
+        w.service.set_gpu_paused(0, False, "ann")
+        w.turn()
+        assert w.job(waits).gpu_indices == (0,) and w.store.read(lambda state: state.pause_reasons) == ()
+
+
+def test_the_last_usable_gpu_is_never_paused(world):
+    w = world(gpus=2)
+    on_gpu(w, 0, "a", 1, 100)
+    on_gpu(w, 1, "a", 0, 101, 60)
+    w.service.set_gpu_paused(1, True, "ann")
+    on_gpu(w, 0, "b", 1, 102)
+    on_gpu(w, 0, "c", 1, 103)
+    assert [gpu["is_paused"] for gpu in w.service.status()["gpu_status"]] == [False, True]
+
+
+def test_a_resumed_gpu_begins_anew(world):
+    w = world(gpus=2, guard_failures=2)
+    on_gpu(w, 0, "a", 1, 100)
+    on_gpu(w, 1, "a", 0, 101, 60)
+    on_gpu(w, 0, "b", 1, 102)
+    assert w.service.status()["gpu_status"][0]["is_paused"]
+    w.service.set_gpu_paused(0, False, "ann")
+    on_gpu(w, 1, "b", 0, 103, 60)
+    on_gpu(w, 0, "c", 1, 104)
+    assert not w.service.status()["gpu_status"][0]["is_paused"]
+
+
+def test_many_jobs_with_one_typo_pause_no_gpu(world):
+    w = world(gpus=2)
+    for number in range(24):
+        on_gpu(w, number % 2, f"python train.py --sede {number}", 2, 100 + number)
+    on_gpu(w, 1, "python other.py", 0, 200, 60)
+    on_gpu(w, 0, "python train.py --sede 99", 2, 201)
+    assert not any(gpu["is_paused"] for gpu in w.service.status()["gpu_status"])
+
+
+# Limits
+
+TIMES = [  # reason, configuration, the job, seconds it may run, words of the cause line
+    ("its own", {}, {"timeout_seconds": 20}, 20, "its time limit is 20s"),
+    ("the configured", {"timeout_seconds": 30}, {}, 30, "timeout_seconds is 30s"),
+    ("twice what was expected", {}, {"expected_time": 10}, 20, "timeout_multiplier"),
+    ("its own before what was expected", {}, {"expected_time": 10, "timeout_seconds": 40}, 40, "its time limit is 40s"),
+    ("none of its own", {"timeout_seconds": 30}, {"timeout_seconds": 0}, None, ""),
+]
+
+
+@pytest.mark.parametrize("reason, config, job, limit_s, words", TIMES, ids=[case[0] for case in TIMES])
+def test_time_limits(world, reason, config, job, limit_s, words):
+    w = world(**config)
+    job_id = w.add(**job)
+    w.turn()
+    w.claim(job_id, int(w.clock.ticks * 10))            # FakeProcesses: it began now
+    pid = w.job(job_id).pid
+    w.machine.processes.start(7, job_id)
+    for _ in range((limit_s or 100) - 1):
+        w.turn(seconds=1)
+    assert not w.machine.processes.signals
+    w.turn(seconds=1.5)
+    w.turn()
+    if limit_s is None:
+        assert not w.machine.processes.signals
+        return
+    assert (7, 15) in w.machine.processes.signals
+    w.machine.processes.alive.pop(pid)
+    w.write_result(job_id, 143)
+    w.turn(f"end {job_id} 1 143 2000")
+    w.turn()
+    job = w.job(job_id)
+    assert (job.status, job.cause) == ("failed", "timeout") and words in job.cause_line
+
+
+def test_host_memory(world):
+    w = world(gpus=0, max_memory_gb=2, cpu_slots=2)
+    large, small = w.add("large", gpus=0), w.add("small", gpus=0)
+    w.turn()
+    for number, job_id in enumerate((large, small)):
+        w.claim(job_id, 100 + number)
+        w.machine.processes.start(200 + number, job_id)
+    w.machine.samples.taken = {large: nexus.JobSample(2049.0, 5.0, 100.0), small: nexus.JobSample(2048.0, 5.0, 100.0)}
+    w.probe()
+    w.turn(seconds=1.1)
+    w.turn(seconds=1.1)
+    w.turn(seconds=0.1)
+    assert (200, 15) in w.machine.processes.signals and (201, 15) not in w.machine.processes.signals
+    w.end(large, 143)
+    job = w.job(large)
+    assert (job.status, job.cause, job.peak_rss_mib, job.cpu_seconds) == ("failed", "host-memory", 2049.0,
+        5.0) and "max_memory_gb is 2" in job.cause_line
+
+
+# What is known
+
+def test_samples_of_a_job_are_kept_over_a_restart_and_a_retry_begins_anew(world):
+    w = world()
+    job_id = w.add(retries=1)
+    w.turn()
+    w.claim(job_id, 100)
+    w.machine.processes.start(200, job_id)
+    w.machine.samples.taken = {job_id: nexus.JobSample(500.0, 3.0, 50.0)}
+    for used, busy in ((4000.0, 50.0), (9000.0, 100.0), (2000.0, 30.0)):
+        w.machine.shown = [makers.gpu(0, utilization=busy, memory_used_mib=used, processes=(nexus.GpuProcess(200, used),)), makers.gpu(1)]
+        w.probe()
+        w.turn(seconds=1)
+    told = w.api(job_id)
+    assert (told["peak_gpu_mem_mib"], told["mean_gpu_util"], told["peak_rss_mib"], told["cpu_seconds"]) == (9000, 60, 500, 3)
+    status = w.service.status()["gpu_status"][0]
+    assert status["utilization_peak"] == 100 and status["utilization_mean"] == 50      # of 0, 50, 100: up to the look before
+    w.service.keep_samples()
+    w.crash()
+    w.machine.shown = [makers.gpu(0), makers.gpu(1)]
+    w.machine.processes.alive.pop(200)
+    w.end(job_id, 1)
+    kept = w.job(job_id)
+    assert kept.status == "pending" and (kept.peak_gpu_mem_mib or 0) in (0, 9000)
+
+
+def test_estimates(world):
+    w = world(gpus=1)
+    first = w.add(expected_time=100)
+    second, third = w.add(expected_time=50), w.add()
+    fourth = w.add()
+    w.turn()
+    w.claim(first, 100)
+    began = w.clock.wall
+    w.clock.pass_(10)
+    estimates = w.service.estimate()
+    assert estimates == {second: began + 100, third: began + 150}, "nothing is known of what comes after one of unknown length"
+    assert w.api(second)["estimated_start"] is None and w.service.describe_now(w.job(second), estimates)["estimated_start"]
+    added = w.add(expected_time=1, priority=0)
+    assert added not in w.service.estimate(), "a few seconds old"
+    w.clock.pass_(3)
+    assert w.service.estimate()[added] == began + 100 and fourth not in w.service.estimate()
+    w.service.set_paused(True, "ann")
+    w.clock.pass_(3)
+    assert w.service.estimate() == {}, "nobody knows until when"
+
+
+def test_explain(world):
+    w = world(gpus=2)
+    on, waits = w.add(gpus=1), w.add(gpus=2, gpu_mem_mib=1024)
+    w.turn()
+    small = w.add(gpus=1)
+    w.turn()
+    told = w.service.explain(waits)
+    assert (told["id"], told["status"]) == (waits, "pending") and told["why"] == w.api(waits)["waiting_for"]
+    assert told["facts"][0] == "it is first in the queue" and "it asks for 2 GPUs with 1GB free" in told["facts"][1]
+    assert any("others have started before it for 0s" in fact for fact in told["facts"])
+    assert told["gpus"] == [{"index": 0, "verdict": f"runs job {on}"}, {"index": 1, "verdict": f"runs job {small}"}]
+    assert w.service.explain(on)["why"] == "it runs on GPU 0" and w.service.explain(on)["gpus"] == []
+    last = w.add(gpu_ids=[1])
+    w.turn()
+    assert [slot["index"]
+        for slot in w.service.explain(last)["gpus"]] == [1] and w.service.explain(last)["facts"][0] == "1 job before it in the queue"
+    with pytest.raises(nexus.NexusError, match="no job 'zzz'"):
+        w.service.explain("zzz")
+    w.claim(on, 100)
+    w.end(on, 3)
+    assert w.service.explain(on)["why"] in ("exit", "it broke")
+
+
+# state.json, edited by others
+
+def edit(w, act):
+    """What another program makes of state.json, and what the service makes of that; the state before it."""
+    w.store.save_snapshot(is_forced=True)
+    path = pathlib.Path(w.layout.state_file)
+    body = json.loads(path.read_text())
+    made = act(body)
+    if made is None:
+        path.unlink()
+    else:
+        path.write_text(made if isinstance(made, str) else json.dumps(made, indent=1))
+    is_edited = w.service.look_for_edit()
+    if is_edited:
+        w.store.save_snapshot(is_forced=True)
+    return is_edited
+
+
+EDITS = [  # reason, what is written, (paused, paused GPUs) then
+    ("paused", lambda body: {**body, "paused": True}, (True, [])),
+    ("a GPU by index", lambda body: {**body, "paused_gpus": [1]}, (False, [1])),
+    ("by uuid", lambda body: {**body, "paused_gpus": ["GPU-1"]}, (False, [1])), ("by index as text, and twice", lambda body: {
+        **body, "paused_gpus": ["1", 1, "GPU-1"]}, (False, [1])),
+    ("both", lambda body: {**body, "paused": True, "paused_gpus": [0, 1]}, (True, [0, 1])),
+    ("laid out anew", lambda body: json.dumps(body, indent=4), (False, [])), ("deleted", lambda body: None, (False, [])),
+    ("neither", lambda body: {**body, "paused": "yes", "paused_gpus": "0"}, (False, [])),
+    ("odd items", lambda body: {**body, "paused_gpus": [None, {}, 1]}, (False, [1])),
+    ("without them", lambda body: {name: body[name] for name in body if not name.startswith("paused")}, (False, [])),
+    ("nothing else is taken over", lambda body: {**body, "paused": True, "jobs": [], "seq": 9999, "next_number": 0, "inventory": [],
+                                                 "environments": {}, "groups": []}, (True, [])),
+    ("an empty object", lambda body: {}, (False, [])),
+]
+
+
+@pytest.mark.parametrize("reason, act, wanted", EDITS, ids=[case[0] for case in EDITS])
+def test_paused_may_be_edited(world, reason, act, wanted):
+    w = world(gpus=2)
+    job_id = w.run(w.add(), 100)
+    waits = w.add(gpus=2)
+    before = w.store.read(lambda state: (state.inventory, dict(state.environments), state.next_number))
+    assert edit(w, act)
+    w.turn()
+    status = w.service.status()
+    assert (status["is_paused"], [gpu["index"] for gpu in status["gpu_status"] if gpu["is_paused"]]) == wanted
+    assert w.store.read(lambda state: (state.inventory, dict(state.environments), state.next_number)) == before
+    assert w.job(job_id).pid == 100 and w.job(waits).status == "pending"
+    body = json.loads(pathlib.Path(w.layout.state_file).read_text())
+    assert len(body["jobs"]) == 2 and body["paused"] is wanted[0] and body["paused_gpus"] == [f"GPU-{index}" for index in wanted[1]]
+    assert not w.service.look_for_edit(), "what the service wrote itself is no edit"
+    w.crash()
+    assert w.service.status()["is_paused"] is wanted[0] and w.job(job_id).pid == 100
+
+
+def test_an_edit_unpauses_and_forgets_the_guards_reason(world):
+    w = world(gpus=2, guard_failures=2)
+    on_gpu(w, 0, "a", 1, 100)
+    on_gpu(w, 1, "a", 0, 101, 60)
+    on_gpu(w, 0, "b", 1, 102)
+    w.service.set_paused(True, "ann")
+    assert w.store.read(lambda state: state.paused_gpus) == ("GPU-0",)
+    edit(w, lambda body: {**body, "paused": False, "paused_gpus": []})
+    assert w.store.read(lambda state: (state.paused, state.paused_gpus, state.pause_reasons)) == (False, (), ())
+
+
+def test_only_what_was_edited_is_taken_over(world):
+    """The file is older than the state: what it says of the rest was true then."""
+    w = world(gpus=2)
+    w.store.save_snapshot(is_forced=True)
+    w.service.set_paused(True, "ann")
+    path = pathlib.Path(w.layout.state_file)
+    path.write_text(json.dumps({**json.loads(path.read_text()), "paused_gpus": [0]}))
+    assert w.service.look_for_edit()
+    assert w.store.read(lambda state: (state.paused, state.paused_gpus)) == (True, ("GPU-0",))
+
+
+def test_a_half_written_edit_is_waited_for(world):
+    w = world(gpus=2)
+    assert not edit(w, lambda body: json.dumps({**body, "paused": True})[:40]) and not w.service.look_for_edit()
+    path = pathlib.Path(w.layout.state_file)
+    path.write_text('{"paused": true}')                 # now it is whole
+    assert w.service.look_for_edit() and w.store.read(lambda state: state.paused)
+
+
+def test_an_edit_that_stays_broken_is_written_anew(world):
+    w = world(gpus=2)
+    job_id = w.add()
+    assert not edit(w, lambda body: "{") and not w.service.look_for_edit()
+    assert w.service.look_for_edit() and any("is no JSON" in line for line in w.lines)
+    w.store.save_snapshot(is_forced=True)
+    assert json.loads(pathlib.Path(w.layout.state_file).read_text())["jobs"][0]["id"] == job_id
+    w.crash()
+    assert w.job(job_id)
+
+
+DOWN = [  # reason, what is written while no service runs, (paused, paused GPUs)
+    ("paused", {"paused": True}, (True, [])), ("a GPU by index", {"paused_gpus": [1]}, (False, [1])),
+    ("neither", {"paused": "yes", "paused_gpus": "01"}, (False, [])),
+]
+
+
+@pytest.mark.parametrize("reason, facts, wanted", DOWN, ids=[case[0] for case in DOWN])
+def test_an_edit_while_no_service_runs(world, reason, facts, wanted):
+    w = world(gpus=2)
+    job_id = w.add()
+    w.store.save_snapshot(is_forced=True)
+    path = pathlib.Path(w.layout.state_file)
+    path.write_text(json.dumps({**json.loads(path.read_text()), **facts}))
+    w.crash()
+    status = w.service.status()
+    assert (status["is_paused"], [gpu["index"] for gpu in status["gpu_status"] if gpu["is_paused"]]) == wanted
+    assert w.job(job_id).status == "pending"
+    w.service.set_gpu_paused(0, True, "ann")
+    assert w.store.read(lambda state: set(state.paused_gpus)) == {"GPU-0", *(f"GPU-{index}" for index in wanted[1])}
+
+
+# The jobs file
+
+class File:
+    """A jobs file of a service."""
+
+    def __init__(self, world, tmp_path, **config):
+        self.path = tmp_path / "jobs.csv"
+        self.w = world(jobs_file=str(self.path), **config)
+
+    def write(self, *lines, end="\n"):
+        """Write it, and have it read; return what was wrong with it."""
+        self.path.write_text("\n".join(lines) + end)
+        self.w.service.jobs_file.load()
+        return self.w.service.jobs_file.faults
+
+    @property
+    def jobs(self):
+        return self.w.store.read(lambda state: list(state.jobs.values()))
+
+    def end(self, code):
+        """Let what waits run and end so."""
+        self.w.turn()
+        for job in self.jobs:
+            if job.status == "running":
+                fail(self.w, job.id, 100 + job.number, code)
+
+
+@pytest.fixture
+def rows(world, tmp_path):
+    return lambda **config: File(world, tmp_path, **config)
+
+
+def test_rows_become_jobs(rows, tmp_path):
+    f = rows(gpus=8)
+    assert f.write("# priority,script,conda_env,arguments,allowed_gpus", "", "0,a.py,llm,--lr 1,4,5,6,7", "2,b.sh,,x,0-3",
+        "low,c d.py") == []
+    assert [(job.command, job.cwd, job.priority, job.conda, job.gpu_ids) for job in f.jobs] == [
+        ("python a.py --lr 1", str(tmp_path), 0, "llm", (4, 5, 6, 7)), ("bash b.sh x", str(tmp_path), 2, None, (0, 1, 2, 3)),
+        (f"{'python' if nexus.find_program('python') else 'python3'} 'c d.py'", str(tmp_path), 2, None, None)]
+    assert any("3 jobs added from the jobs file" in line for line in f.w.lines)
+
+
+def test_each_content_becomes_a_job_once(rows):
+    f = rows(gpus=1)
+    f.write("1,a.py,,x")
+    for lines in (["1,a.py,,x"], ["# new", "0,a.py,,x,0"], ["1,a.py,,x", "1,a.py,,x"]):
+        f.write(*lines)
+        assert len(f.jobs) == 1
+    f.write("1,a.py,,x", "1,a.py,,y")
+    assert len(f.jobs) == 2
+    f.w.crash()
+    f.w.service.jobs_file.load()
+    assert len(f.jobs) == 2
+
+
+AGAIN = [  # reason, exit code, what the file becomes, one after the other, how many jobs there are after each
+    ("a failed one stays failed", 1, [["1,a.py"], ["# x", "1,a.py"]], [1, 1]),
+    ("a failed one whose line is added again", 1, [["1,a.py", "1,a.py"]], [2]),
+    ("a failed one whose line is taken out and put back", 1, [[], ["1,a.py"]], [1, 2]),
+    ("a completed one whose line is added again", 0, [["1,a.py", "1,a.py"]], [1]),
+    ("a completed one whose line is taken out and put back", 0, [["# none"], ["1,a.py"]], [1, 1]),
+]
+
+
+@pytest.mark.parametrize("reason, code, files, counts", AGAIN, ids=[case[0] for case in AGAIN])
+def test_a_line_that_is_added_again(rows, reason, code, files, counts):
+    f = rows(gpus=1)
+    f.write("1,a.py")
+    f.end(code)
+    made = []
+    for lines in files:
+        f.write(*lines)
+        made.append(len(f.jobs))
+    assert made == counts
+
+
+BAD_ROWS = [  # reason, configuration, the line, what is said of it
+    ("no such GPU", {}, "1,bad.py,,x,7", "there is no GPU 7"), ("no priority", {}, "urgent,bad.py", "priority"),
+    ("no script", {}, "1,", "not like"),
+    ("an odd list of GPUs", {}, "1,bad.py,,x,a-b", "double quotes"),
+    ("not allowed", {"allowed_script_paths": ["/jobs"]}, "1,bad.py", "not below /jobs"),
+    ("an option for an environment", {}, "1,bad.py,-n", "conda"), ("a quote", {}, '1,"bad.py', "quotes"),
+]
+
+
+@pytest.mark.parametrize("reason, config, line, says", BAD_ROWS, ids=[case[0] for case in BAD_ROWS])
+def test_a_bad_row_is_told_and_the_others_load(rows, reason, config, line, says):
+    f = rows(**config)
+    faults = f.write("1,/jobs/a.py", line, "1,/jobs/b.py")
+    assert len(faults) == 1 and faults[0].startswith("line 2") and says in faults[0] and ("bad.py" in faults[0] or "1," in faults[0])
+    assert [job.command.split("/")[-1] for job in f.jobs] == ["a.py", "b.py"]
+    said = len([one for one in f.w.lines if says in one])
+    assert said == 1 and f.write("1,/jobs/a.py", line, "1,/jobs/b.py") == faults
+    assert len([one for one in f.w.lines if says in one]) == said, "told once"
+    check = next(check for check in f.w.service.health()["checks"] if check["name"] == "jobs file")
+    assert check["is_ok"] and says in check["reading"] and any(says in hint for hint in f.w.service.status()["hints"])
+    assert f.write("1,/jobs/a.py", "1,/jobs/b.py") == [] and f.w.service.health()["is_healthy"] and len(f.jobs) == 2
+
+
+def test_a_half_written_last_line_waits_for_its_newline(rows):
+    f = rows()
+    assert f.write("1,a.py,,--lr 0.1", "1,b.py,,--lr 0.", end="") == [] and len(f.jobs) == 1
+    f.write("1,a.py,,--lr 0.1", "1,b.py,,--lr 0.25")
+    assert [job.command.split()[-1] for job in f.jobs] == ["0.1", "0.25"]
+
+
+def test_rows_wait_for_room_in_the_queue(rows):
+    f = rows(gpus=1, queue_limit=2)
+    f.w.service.set_paused(True, "ann")
+    faults = f.write(*(f"1,{name}.py" for name in "abcd"))
+    assert len(f.jobs) == 2 and [fault.startswith(f"line {line}: the queue is full") for line, fault in zip((3, 4), faults)] == [True, True]
+    f.w.service.cancel(f.jobs[0].id, "ann", ("pending",))
+    assert len(f.write(*(f"1,{name}.py" for name in "abcd"))) == 1
+    assert [job.command.split()[-1] for job in f.jobs if job.status == "pending"] == ["b.py", "c.py"]
+
+
+def test_a_jobs_file_that_is_not_there_is_told_and_takes_nothing_back(rows):
+    f = rows(gpus=1)
+    f.write("1,a.py")
+    f.end(1)
+    f.path.unlink()
+    f.w.service.jobs_file.load()
+    assert "there is no file" in f.w.service.jobs_file.faults[0] and not f.w.service.health()["is_healthy"]
+    f.write("1,a.py")
+    assert len(f.jobs) == 1 and f.w.service.jobs_file.faults == []
+
+
+def test_the_jobs_file_is_read_when_it_changes_and_at_intervals(rows, monkeypatch):
+    f = rows(gpus=1, jobs_file_interval_seconds=30)
+    looks = []
+    monkeypatch.setattr(f.w.service.jobs_file, "load", lambda: looks.append(f.w.clock.ticks))
+
+    def sleep(seconds):
+        f.w.clock.pass_(seconds)
+        if f.w.clock.ticks == 1010:
+            f.path.write_text("1,a.py\n")
+        f.w.service.is_stopping = f.w.clock.ticks >= 1045
+    monkeypatch.setattr(f.w.clock, "sleep", sleep)
+    f.w.service.jobs_file.run()
+    assert looks == [1000, 1010, 1040]
+
+
+CUDA = [  # reason, cuda_arg, arguments, what runs, whether its GPUs are narrowed
+    ("replaced where it stands", "replace", "--cuda 9 -v", "--cuda 1 -v", False), ("a row without", "replace", "-v", "-v", True),
+    ("added to every row", "add", "-v", "-v --cuda 1", False), ("added: it stands there", "add", "--cuda 9 -v", "--cuda 1 -v", False),
+]
+
+
+@pytest.mark.parametrize("reason, cuda_arg, arguments, ran, is_narrowed", CUDA, ids=[case[0] for case in CUDA])
+def test_cuda_arg_of_rows(rows, reason, cuda_arg, arguments, ran, is_narrowed):
+    f = rows(gpus=2, cuda_arg=cuda_arg)
+    f.write(f"1,a.py,,{arguments},1")
+    f.w.turn()
+    script = (f.w.folder_of(f.jobs[0].id) / "job.sh").read_text()
+    assert f"a.py {ran}'" in script and ("CUDA_VISIBLE_DEVICES=1" in script) == is_narrowed
+
+
+# Hooks
+
+class Hooked:
+    """The hooks of a service in their thread; what they would run comes to `calls`."""
+
+    def __init__(self, w, monkeypatch):
+        self.w, self.calls, self.answer = w, queue.Queue(), nexus.Completed(0, "")
+        is_on, read = threading.Event(), w.store.events.read
+
+        def run(argv, timeout_s, environ=None):
+            self.calls.put((argv, timeout_s, environ))
+            if isinstance(self.answer, Exception):
+                raise self.answer
+            return self.answer
+
+        def read_events(since, timeout_s):
+            is_on.set()
+            return read(since, timeout_s)
+        monkeypatch.setattr(nexus, "run", run)
+        monkeypatch.setattr(w.store.events, "read", read_events)
+        self.thread = threading.Thread(target=nexus.Hooks(w.service).run, daemon=True)
+        self.thread.start()
+        assert is_on.wait(10)
+
+    def next(self):
+        """The next command, and its variables."""
+        argv, timeout_s, environ = self.calls.get(timeout=10)
+        assert argv[:2] == ["/bin/sh", "-c"] and timeout_s == nexus.HOOK_TIMEOUT_S and environ["PATH"] == "/usr/bin"
+        return argv[2], {name: text for name, text in environ.items() if name.startswith("NEXUS_")}
+
+    def end(self):
+        self.w.service.is_stopping = True
+        self.w.store.events.publish([("queue", {})])
+        self.thread.join(10)
+        assert not self.thread.is_alive()
+
+
+@pytest.fixture
+def hooked(monkeypatch):
+    made = []
+
+    def start(w):
+        made.append(Hooked(w, monkeypatch))
+        return made[-1]
+
+    yield start
+    for one in made:
+        one.end()
+
+
+def test_on_finish(world, hooked):
+    w = world(gpus=2, on_finish="notify me")
+    hooks = hooked(w)
+    job_id, removed = w.add("python a.py; exit 3", gpus=2), w.add()
+    w.turn()
+    w.claim(job_id, 100)
+    w.service.cancel(removed, "ann", ("pending",))
+    assert hooks.next() == ("notify me", {"NEXUS_JOB_ID": removed, "NEXUS_JOB_STATUS": "cancelled", "NEXUS_JOB_CAUSE": "killed",
+                                          "NEXUS_JOB_EXIT_CODE": "", "NEXUS_JOB_COMMAND": "python train.py", "NEXUS_JOB_GPU": ""})
+    w.end(job_id, 3)
+    assert hooks.next()[1] == {"NEXUS_JOB_ID": job_id, "NEXUS_JOB_STATUS": "failed", "NEXUS_JOB_CAUSE": "exit", "NEXUS_JOB_EXIT_CODE": "3",
+                               "NEXUS_JOB_COMMAND": "python a.py; exit 3", "NEXUS_JOB_GPU": "0,1"}
+    assert hooks.calls.empty(), "each once, and not for starts"
+
+
+HOOK_FAULTS = [  # reason, what becomes of the command, what the log says
+    ("an exit code", nexus.Completed(7, "no route\nto host\n"), "on_finish: exit code 7: no route"),
+    ("too long", TimeoutError("/bin/sh had to be ended after 60 s"), "on_finish: /bin/sh had to be ended"),
+    ("not to be ended", nexus.StillRunning(None), "on_finish: it cannot be ended"),
+    ("no sh", FileNotFoundError(2, "No such file"), "No such file"),
+]
+
+
+@pytest.mark.parametrize("reason, answer, says", HOOK_FAULTS, ids=[case[0] for case in HOOK_FAULTS])
+def test_a_hook_that_fails_is_logged_and_changes_nothing(world, hooked, reason, answer, says):
+    w = world(gpus=0, on_finish="notify", cpu_slots=2)
+    hooks = hooked(w)
+    hooks.answer = answer
+    for _ in range(2):
+        job_id = w.add("true", gpus=0)
+        w.service.cancel(job_id, "ann", ("pending",))
+        assert hooks.next()[1]["NEXUS_JOB_ID"] == job_id
+    hooks.end()
+    assert len([line for line in w.lines if says in line]) == 2 and w.service.failure_count == 0
+
+
+def test_no_hook_for_each_job_without_on_finish(world, hooked):
+    w = world(gpus=0)
+    hooks = hooked(w)
+    w.service.cancel(w.add("true", gpus=0), "ann", ("pending",))
+    hooks.end()
+    assert hooks.calls.empty()
+
+
+def test_on_unhealthy_when_health_turns(world, monkeypatch):
+    w = world(gpus=1, on_unhealthy="page me")
+    calls = []
+    monkeypatch.setattr(nexus, "run", lambda argv, timeout_s, environ=None: (calls.append(environ), nexus.Completed(0, ""))[1])
+    hooks = nexus.Hooks(w.service)
+    w.turn()
+    hooks.look_at_health()
+    assert calls == [], "well from the start"
+    w.machine.shown = nexus.NexusError("unavailable", "nvidia-smi is broken")
+    w.probe()
+    for _ in range(3):
+        hooks.look_at_health()
+    assert [(call["NEXUS_HEALTH"], call["NEXUS_HEALTH_REASON"]) for call in calls] == [("UNHEALTHY", "GPUs: nvidia-smi is broken")]
+    w.machine.shown = [makers.gpu(0)]
+    w.probe()
+    hooks.look_at_health()
+    hooks.look_at_health()
+    assert [(call["NEXUS_HEALTH"], call["NEXUS_HEALTH_REASON"]) for call in calls[1:]] == [("HEALTHY", "")]

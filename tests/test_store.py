@@ -78,7 +78,10 @@ def dump(state):
             "order": list(state.order), "kinds": {kind: list(line) for kind, line in state.kinds.items()},
             "running": dict(state.running), "finished": list(state.finished.values()), "next_number": state.next_number,
             "keys": {key: sorted(ids) for key, ids in state.keys.items()},
-            "pending_by_priority": {priority: count for priority, count in state.pending_by_priority.items() if count}}
+            "pending_by_priority": {priority: count for priority, count in state.pending_by_priority.items() if count},
+            "groups": {name: group for name, group in state.groups.items() if name in {one.group for one in state.jobs.values()}},
+            "seen": {digest: count for digest, count in state.seen.items() if count},
+            "dependents": {parent: list(children) for parent, children in state.dependents.items()}, "delayed": list(state.delayed)}
 
 
 def set_status(job_id, status, **facts):
@@ -110,6 +113,54 @@ def test_each_change_is_in_state_before_the_next(box):
 def test_it_is_on_the_disk_before_the_answer(box, tmp_path):
     box.add("abc", "xyz")
     assert box.crash(tmp_path / "copy").open().dump() == box.dump()
+
+
+@pytest.mark.parametrize("has_snapshot", [False, True])
+def test_groups_rows_dependents_and_delays_come_back(box, tmp_path, has_snapshot):
+    box.add("abc", group="g").add("xyz", after=("abc",), unmet=("abc",), group="g").add("bcd", retry_at=NOW + 60)
+    box.update(nexus.GroupChanged(nexus.Group("g", 2, "held: é", -1)), nexus.GroupChanged(nexus.Group("gone")), nexus.LineSeen("a", 2),
+               nexus.LineSeen("b", 1), nexus.LineSeen("b", 0))
+    before = box.dump()
+    assert before["groups"]["g"].hold == "held: é" and before["seen"] == {"a": 2}
+    assert before["dependents"] == {"abc": ["xyz"]} and before["delayed"]
+    if has_snapshot:
+        box.store.save_snapshot()
+        assert "gone" not in box.store.state.groups, "nobody is in it any more"
+    assert box.crash(tmp_path / "copy").open().dump() == before
+
+
+READS = [  # reason, what is written into state.json (None: it is removed), what is read as edited
+    ("nothing", "same", None), ("touched", lambda body: body, {}), ("removed", None, {}),
+    ("paused", lambda body: {**body, "paused": True}, {"paused": True}),
+    ("a list", lambda body: {**body, "paused_gpus": [1, "GPU-0"]}, {"paused_gpus": (1, "GPU-0")}),
+    ("others", lambda body: {**body, "seq": 0, "jobs": [], "inventory": [1]}, {}), ("an empty object", lambda body: {}, {}),
+    ("cut short", lambda body: json.dumps(body)[:30], ValueError), ("no object", lambda body: "[]", ValueError),
+    ("nothing in it", lambda body: "", ValueError),
+    ("garbage", lambda body: "\0\0", ValueError),
+]
+
+
+@pytest.mark.parametrize("reason, act, found", READS, ids=[case[0] for case in READS])
+def test_what_others_edit_in_state_json(box, reason, act, found):
+    box.add("abc")
+    assert box.store.read_edit() is None
+    box.store.save_snapshot()
+    path = pathlib.Path(box.path("state.json"))
+    if act is None:
+        path.unlink()
+    elif act != "same":
+        made = act(json.loads(path.read_text()))
+        path.write_text(made if isinstance(made, str) else json.dumps(made))
+    if found is ValueError:
+        with pytest.raises(ValueError):
+            box.store.read_edit()
+    else:
+        assert box.store.read_edit() == found
+    box.store.save_snapshot(is_forced=True)
+    assert box.store.read_edit() is None and json.loads(path.read_text())["jobs"][0]["id"] == "abc"
+    if act != "same":
+        previous = pathlib.Path(box.path("state.json.prev"))
+        assert not previous.exists() or json.loads(previous.read_text())["seq"] == 0, "what others wrote never becomes .prev"
 
 
 FAULTS = [  # reason, what the decision does
