@@ -1,0 +1,397 @@
+"""Section 11, --conda: the environment is activated for real, and the command is none the wiser.
+
+The conda here is tests/fake_conda, unless NEXUS_TEST_CONDA names a real one: then test_a_real_conda asks that too.
+"""
+
+import json
+import os
+import pathlib
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+
+import pytest
+from makers import TESTS, config, running
+from test_runner import COMMANDS, ENVIRONMENT, box, needs_screen, one_box, seen_environment, wait_until
+
+import nexus
+
+__all__ = ["box", "one_box"]                    # fixtures, found by their names
+BIN = "/usr/local/bin:/usr/bin:/bin"
+KINDS = ["conda", "micromamba", "mamba"]
+
+
+class Conda:
+    """An installation with the environments base and ml."""
+
+    def __init__(self, root, kind="conda"):
+        self.root, self.kind, self.exe = root, kind, f"{root}/bin/{kind}"
+        make_program(self.exe, f'exec {shlex.quote(sys.executable)} -IS {shlex.quote(str(TESTS / "fake_conda"))} "$0" "$@"')
+        self.make(root)
+        self.make(f"{root}/envs/ml", activate="export ML=from_ml ML_AT=$CONDA_PREFIX", deactivate="unset ML; export ML_LEFT=yes")
+
+    def make(self, prefix, **scripts):
+        """Make an environment, with a python that says where it is; return its prefix."""
+        os.makedirs(f"{prefix}/conda-meta", exist_ok=True)
+        make_program(f"{prefix}/bin/python", 'echo "python of $0"')
+        for kind, text in scripts.items():
+            folder = pathlib.Path(prefix, "etc/conda", f"{kind}.d")
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "it.sh").write_text(f"{text}\n", encoding="utf-8", errors="surrogateescape")
+        return prefix
+
+    def environ(self, **more):
+        """Of a job that was submitted where this conda is initialized."""
+        own = {"CONDA_EXE": self.exe} if self.kind == "conda" else {"MAMBA_EXE": self.exe, "MAMBA_ROOT_PREFIX": self.root}
+        return {"PATH": BIN, "HOME": f"{self.root}/nobody", **own, **more}
+
+
+def make_program(path, text):
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path, "w") as file:
+        file.write(f"#!/bin/sh\n{text}\n")
+    os.chmod(path, 0o755)
+
+
+@pytest.fixture
+def conda(tmp_path):
+    return Conda(f"{tmp_path}/root")
+
+
+@pytest.fixture(params=KINDS)
+def each_conda(request, tmp_path):
+    return Conda(f"{tmp_path}/root", request.param)
+
+
+def folder_of(box):
+    return sorted(os.listdir(box.layout.job_folder("abc")))
+
+
+WHOLE = ["attempt-1", "job.sh", "result-1.json", "stderr.log", "stdout.log"]
+
+
+# The environment
+
+
+def test_it_is_activated(box, each_conda):
+    prefix = f"{each_conda.root}/envs/ml"
+    result = box.run('echo $CONDA_PREFIX $CONDA_DEFAULT_ENV $CONDA_SHLVL $ML $ML_AT; python; echo "$PATH"', conda="ml",
+                     environment=each_conda.environ())
+    assert result.exit_code == 0 and result.cause is None, box.text("stderr.log")
+    assert box.text("stdout.log").splitlines() == [f"{prefix} ml 1 from_ml {prefix}", f"python of {prefix}/bin/python",
+                                                   f"{prefix}/bin:{each_conda.root}/condabin:{BIN}"]
+    assert box.text("stderr.log") == "" and folder_of(box) == WHOLE, "no litter"
+
+
+PLACES = [  # reason, what --conda says ({}: the installation's root), prefix
+    ("base", "base", "{}"), ("a path", "{}/envs/ml", "{}/envs/ml"), ("a path elsewhere", "{}/own", "{}/own"),
+    ("a path from the job's directory", "./own", "{}/own"), ("a path with blanks", "{}/a  b $(c) \"d\"", None),
+    ("a name with blanks", "x  y", "{}/envs/x  y"),
+]
+
+
+@pytest.mark.parametrize("reason, said, prefix", PLACES, ids=[case[0] for case in PLACES])
+def test_by_name_or_path(one_box, each_conda, reason, said, prefix):
+    root = each_conda.root
+    said = said.replace("{}", root)
+    prefix = said if prefix is None else prefix.replace("{}", root)
+    each_conda.make(prefix)
+    one_box.run('echo "$CONDA_PREFIX"; python', conda=said, cwd=root, environment=each_conda.environ())
+    assert one_box.text("stdout.log").splitlines() == [prefix, f"python of {prefix}/bin/python"], one_box.text("stderr.log")
+
+
+def test_variables_of_the_environment_but_the_gpus_of_nexus(one_box, conda):
+    pathlib.Path(conda.root, "envs/ml/conda-meta/state").write_text(json.dumps({"env_vars": {
+        "CUDA_VISIBLE_DEVICES": "7", "CUDA_DEVICE_ORDER": "FASTEST_FIRST", "OMP_NUM_THREADS": "3"}}))
+    one_box.run("echo $CUDA_VISIBLE_DEVICES $CUDA_DEVICE_ORDER $OMP_NUM_THREADS", conda="ml",
+                environment=conda.environ(CUDA_VISIBLE_DEVICES="0,1", CUDA_DEVICE_ORDER="PCI_BUS_ID"))
+    assert one_box.text("stdout.log") == "0,1 PCI_BUS_ID 3\n"
+
+
+def test_no_gpu_stays_none(one_box, conda):
+    conda.make(f"{conda.root}/envs/ml", activate="export CUDA_VISIBLE_DEVICES=0")
+    one_box.run('echo "[$CUDA_VISIBLE_DEVICES]"', conda="ml", environment=conda.environ(CUDA_VISIBLE_DEVICES=""))
+    assert one_box.text("stdout.log") == "[]\n"
+
+
+def test_the_rest_of_the_environment_is_what_it_was(one_box, conda):
+    given = {**ENVIRONMENT, "name": "x", "words": "y", "line": "z", **conda.environ()}
+    one_box.run("cat /proc/$$/environ > environ", conda="ml", environment=given)
+    seen = dict(entry.partition("=")[::2] for entry in seen_environment(one_box))
+    changed = {"PATH", "_", "PWD", "SHLVL", "OLDPWD", "IFS", "PS4"}        # by each bash, so by the command's own too
+    assert {name: seen.get(name) for name in given if name not in changed} == {name: text for name, text in given.items()
+                                                                               if name not in changed}
+    assert {name for name in set(seen) - set(given) if not name.startswith(("CONDA_", "_CE_"))} - changed == {"ML", "ML_AT"}
+
+
+# Submitted where another environment is active
+
+
+def test_from_another_environment(one_box, each_conda):
+    other = each_conda.make(f"{each_conda.root}/envs/other", deactivate="unset OTHER")
+    result = one_box.run('echo $CONDA_PREFIX $CONDA_SHLVL [$OTHER] $ML; python; echo "$PATH"', conda="ml", environment=each_conda.environ(
+        CONDA_PREFIX=other, CONDA_SHLVL="1", CONDA_DEFAULT_ENV="other", OTHER="set", PATH=f"{other}/bin:{BIN}"))
+    prefix = f"{each_conda.root}/envs/ml"
+    assert result.exit_code == 0 and one_box.text("stdout.log").splitlines() == [
+        f"{prefix} 2 [] from_ml", f"python of {prefix}/bin/python", f"{prefix}/bin:{BIN}"]
+
+
+def test_from_the_same_environment(one_box, each_conda):
+    prefix = f"{each_conda.root}/envs/ml"
+    one_box.run('echo $CONDA_PREFIX $CONDA_SHLVL $ML; echo "$PATH"', conda="ml", environment=each_conda.environ(
+        CONDA_PREFIX=prefix, CONDA_SHLVL="1", CONDA_DEFAULT_ENV="ml", PATH=f"{prefix}/bin:{BIN}"))
+    assert one_box.text("stdout.log").splitlines() == [f"{prefix} 1 from_ml", f"{prefix}/bin:{BIN}"]
+
+
+def test_from_a_venv(one_box, conda):
+    """Its python would come before that of the environment, which took the place of base behind it."""
+    make_program(f"{conda.root}/v env/bin/python", "echo the venv")
+    one_box.run('python; echo "$PATH" [$VIRTUAL_ENV]', conda="ml", environment=conda.environ(
+        CONDA_PREFIX=conda.root, CONDA_SHLVL="1", VIRTUAL_ENV=f"{conda.root}/v env", PATH=f"{conda.root}/v env/bin:{conda.root}/bin:{BIN}"))
+    prefix = f"{conda.root}/envs/ml"
+    assert one_box.text("stdout.log").splitlines() == [f"python of {prefix}/bin/python", f"{prefix}/bin:{BIN} []"]
+
+
+# Where conda is looked for
+
+FOUND = [  # reason, program ({}: the home), variables
+    ("CONDA_EXE", "{}/x/bin/conda", {"CONDA_EXE": "{}/x/bin/conda"}),
+    ("MAMBA_EXE", "{}/x/bin/micromamba", {"MAMBA_EXE": "{}/x/bin/micromamba"}),
+    ("conda on PATH", "{}/x/bin/conda", {"PATH": f"{{}}/x/bin:{BIN}"}),
+    ("micromamba on PATH", "{}/x/bin/micromamba", {"PATH": f"{{}}/x/bin:{BIN}"}),
+    ("mamba on PATH", "{}/a b/bin/mamba", {"PATH": f"{{}}/a b/bin:{BIN}"}),
+    ("a CONDA_EXE that is gone", "{}/miniconda3/bin/conda", {"CONDA_EXE": "{}/gone/bin/conda"}),
+    *((f"~/{place}", f"{{}}/{place}", {}) for place in (
+        "miniconda3/bin/conda", "miniforge3/bin/conda", "mambaforge/bin/conda", "anaconda3/bin/conda", ".local/bin/micromamba",
+        "bin/micromamba")),
+]
+
+
+@pytest.mark.parametrize("reason, program, variables", FOUND, ids=[case[0] for case in FOUND])
+def test_where_conda_is_found(one_box, tmp_path, reason, program, variables):
+    program = pathlib.Path(program.replace("{}", str(tmp_path)))
+    made = Conda(str(program.parent.parent), program.name)
+    result = one_box.run("echo $CONDA_PREFIX", conda="ml", environment={
+        "PATH": BIN, "HOME": str(tmp_path), **{name: text.replace("{}", str(tmp_path)) for name, text in variables.items()}})
+    assert result.exit_code == 0 and one_box.text("stdout.log") == f"{made.root}/envs/ml\n", one_box.text("stderr.log")
+
+
+def test_whichever_knows_the_environment(one_box, tmp_path):
+    first, second = Conda(f"{tmp_path}/1"), Conda(f"{tmp_path}/2", "micromamba")
+    second.make(f"{second.root}/envs/deep")
+    environment = {**second.environ(), **first.environ()}
+    assert one_box.run("echo $CONDA_PREFIX", conda="deep", environment=environment).exit_code == 0
+    assert one_box.text("stdout.log") == f"{second.root}/envs/deep\n"
+    result = one_box.run("echo ran", conda="deeper", environment=environment, attempt=2)
+    assert result.cause_line == "the conda environment 'deeper' was not found; there are: base, ml, deep"
+
+
+# What cannot be launched
+
+
+def test_a_missing_environment(box, each_conda):
+    result = box.run("echo ran", conda="x", environment=each_conda.environ())
+    words = "the conda environment 'x' was not found; there are: base, ml"
+    assert (result.exit_code, result.cause, result.cause_line, result.runtime_seconds) == (None, "launch", words, 0.0)
+    said = box.text("stderr.log")
+    assert said.endswith(f"nexus: {words}\n"), "who looks at the log finds it too"
+    assert ("Could not find conda environment: x" if each_conda.kind == "conda" else "prefix does not exist") in said
+    assert box.text("stdout.log") == "" and folder_of(box) == WHOLE, "no litter"
+
+
+def test_environments_without_a_name_are_listed_by_path(one_box, each_conda):
+    paths = [each_conda.make(f"{each_conda.root}/own"), each_conda.make(f"{each_conda.root}/active")]
+    pathlib.Path(each_conda.root, "environments.txt").write_text("\n".join(paths))
+    result = one_box.run("echo ran", conda="x", environment=each_conda.environ(CONDA_PREFIX=paths[1], CONDA_SHLVL="1"))
+    assert result.cause_line == f"the conda environment 'x' was not found; there are: base, ml, {paths[0]}, {paths[1]}"
+
+
+ODD_NAMES = [  # reason, name, as it is said
+    ("quotes", "a 'b' \"c\"", "a 'b' \"c\""), ("backslashes", "\\ \\n \\\" %s", "\\ \\n \\\" %s"),
+    ("what a shell would run", "$(touch pwned) `touch pwned`; touch pwned", "$(touch pwned) `touch pwned`; touch pwned"),
+    ("control characters", "a\tb\x1b[2J", "a?b?[2J"), ("Unicode", "größe 数", "größe 数"), ("bytes that are no text", "x\udcff", "x\ufffd"),
+    ("holes of the template", "@id@", "@id@"), ("a glob", "* /*", "* /*"), ("a path", "/nowhere/at all", "/nowhere/at all"),
+]
+
+
+@pytest.mark.parametrize("reason, name, said", ODD_NAMES, ids=[case[0] for case in ODD_NAMES])
+def test_a_missing_environment_with_an_odd_name(box, conda, reason, name, said):
+    result = box.run("echo ran", conda=name, environment=conda.environ())
+    assert result.cause == "launch" and result.cause_line == f"the conda environment '{said}' was not found; there are: base, ml"
+    assert box.text("stdout.log") == "" and not os.path.exists(f"{box.home}/pwned")
+
+
+def test_no_conda_at_all(box, tmp_path):
+    result = box.run("echo ran", conda="ml", environment={"PATH": BIN, "HOME": str(tmp_path)})
+    if "was not found;" in result.cause_line:
+        pytest.skip("this machine has a conda in /opt")
+    assert result.cause == "launch" and result.exit_code is None
+    for place in ("'ml'", "CONDA_EXE", "PATH", f"{tmp_path}/miniconda3 ", f"{tmp_path}/.local/bin/micromamba ", "/opt/conda "):
+        assert place in result.cause_line
+    assert box.text("stderr.log") == f"nexus: {result.cause_line}\n" and box.text("stdout.log") == ""
+
+
+def test_a_broken_conda(one_box, conda):
+    result = one_box.run("echo ran", conda="ml", environment=conda.environ(FAKE_CONDA_BROKEN="conda"))
+    assert result.cause == "launch"
+    assert result.cause_line == f"the conda environment 'ml' could not be activated by {conda.exe}: stderr.log says why"
+    assert "ModuleNotFoundError" in one_box.text("stderr.log")
+
+
+def test_a_prefix_that_conda_itself_cannot_quote(one_box, conda):
+    prefix = conda.make(f"{conda.root}/it's")
+    result = one_box.run("echo ran", conda=prefix, environment=conda.environ())
+    assert result.cause == "launch" and "could not be activated" in result.cause_line
+    assert one_box.text("stdout.log") == ""
+
+
+def test_an_old_micromamba_activates_whatever_it_is_told(one_box, tmp_path):
+    make_program(f"{tmp_path}/micromamba", f'[ "$1" = env ] && echo "  base    {tmp_path}" || echo export CONDA_PREFIX={tmp_path}/envs/$3')
+    result = one_box.run("echo ran", conda="x", environment={"PATH": BIN, "HOME": "/", "MAMBA_EXE": f"{tmp_path}/micromamba"})
+    assert result.cause == "launch" and result.cause_line == "the conda environment 'x' was not found; there are: base"
+
+
+# What activation scripts do
+
+SCRIPTS = [  # reason, activate.d script, stdout of the job, stderr
+    ("it prints", "echo hello; echo oops >&2", "ran 0\n", "hello\noops\n"),
+    ("it fails", "no_such_program 2>/dev/null; false", "ran 0\n", ""),
+    ("it reads", "read -r line; echo \"got [$line]\"", "ran 0\n", "got []\n"),
+    ("its options", "set -euf -o pipefail; shopt -s nullglob; IFS=a", "ran 0\n", ""),
+    ("its functions and traps", "nexus() { :; }; echo() { :; }; export -f nexus; trap 'printf trapped' EXIT; set -- a b", "ran 0\n", ""),
+    ("its own names", "name=x words=y exe=z command=false; set -- z", "ran 0\n", ""),
+]
+
+
+@pytest.mark.parametrize("reason, script, out, err", SCRIPTS, ids=[case[0] for case in SCRIPTS])
+def test_activation_scripts(one_box, conda, reason, script, out, err):
+    conda.make(f"{conda.root}/envs/ml", activate=script)
+    result = one_box.run('false | true; echo $undefined ran $?', conda="ml", environment=conda.environ())
+    assert result.exit_code == 0 and one_box.text("stdout.log") == out
+    assert one_box.text("stderr.log") == err
+
+
+ENDS = [("it exits", "exit 3", 3), ("it exits as if all were well", "exit 0", 0), ("set -e", "set -e; (exit 5)", 5)]
+
+
+@pytest.mark.parametrize("reason, script, code", ENDS, ids=[case[0] for case in ENDS])
+def test_an_activation_script_that_ends_the_shell(one_box, conda, reason, script, code):
+    conda.make(f"{conda.root}/envs/ml", activate=script)
+    result = one_box.run("echo ran", conda="ml", environment=conda.environ())
+    assert result.cause == "launch" and result.exit_code is None
+    assert result.cause_line == f"a script of the conda environment 'ml' ended the activation with exit code {code}"
+    assert one_box.text("stdout.log") == "" and folder_of(one_box) == WHOLE
+
+
+def test_bash_env_is_read_once(one_box, conda):
+    pathlib.Path(one_box.home, "env.sh").write_text("echo read\n")
+    one_box.run("echo ran", conda="ml", environment=conda.environ(BASH_ENV=f"{one_box.home}/env.sh"))
+    assert one_box.text("stdout.log") == "read\nran\n", "by the command's own bash, as ever"
+
+
+# The command
+
+
+@pytest.mark.parametrize("reason, command, code, out, err", COMMANDS, ids=[case[0] for case in COMMANDS])
+def test_a_command_ends_as_without_conda(one_box, conda, reason, command, code, out, err):
+    result = one_box.run(command, conda="ml", environment=conda.environ(NEXUS_TEST_HOME=one_box.home))
+    assert (result.exit_code, result.cause) == (code, None), one_box.text("stderr.log")
+    assert one_box.text("stdout.log") == out and re.search(err, one_box.text("stderr.log")) and folder_of(one_box) == WHOLE
+    assert [saying.verb for saying in one_box.hear("end")] == ["start", "end"]
+
+
+def test_nothing_of_the_activation_stays(box, conda):
+    box.run("ls /proc/$$/fd > fds; cat /proc/$$/task/$$/children > children; true", conda="ml", environment=conda.environ())
+    assert pathlib.Path(box.home, "fds").read_text().split() == ["0", "1", "2"]
+    assert len(pathlib.Path(box.home, "children").read_text().split()) == 1, "cat; no zombie that the command would have to wait for"
+
+
+def test_no_shell_stays_between(box, conda):
+    """A signal finds the command itself."""
+    os.mkfifo(f"{box.home}/go")
+    job = box.prepare("trap 'echo told; exit 9' TERM; echo $$ $PPID; read x < go", conda="ml", environment=conda.environ())
+    process = box.start(job)
+    wait_until(lambda: os.path.exists(box.path("stdout.log")) and box.text("stdout.log").endswith("\n"))
+    pid, parent = map(int, box.text("stdout.log").split())
+    assert parent == process.pid
+    os.kill(pid, signal.SIGTERM)
+    assert wait_until(lambda: box.result(job)).exit_code == 9 and "told" in box.text("stdout.log")
+
+
+def test_a_signal_while_it_is_activated(box, conda):
+    os.mkfifo(f"{box.home}/wait")
+    conda.make(f"{conda.root}/envs/ml", activate=f"cat {box.home}/wait")
+    job = box.prepare("echo ran", conda="ml", environment=conda.environ())
+    process = box.start(job)
+    with open(f"{box.home}/wait", "w"):         # opens when cat is there
+        os.killpg(process.pid, signal.SIGTERM)
+        result = wait_until(lambda: box.result(job))
+    assert process.wait(10) == 0
+    assert (result.exit_code, result.cause) == (143, None) and box.text("stdout.log") == "" and folder_of(box) == WHOLE
+
+
+@needs_screen
+def test_under_screen_it_has_the_terminal(one_box, conda):
+    one_box.use_screen()
+    assert one_box.run("test -t 0 && echo terminal; exit 7", conda="ml", environment=conda.environ()).exit_code == 7
+    assert one_box.text("stdout.log") == "terminal\n"
+    assert one_box.run("echo ran", conda="x", environment=conda.environ(), attempt=2).cause == "launch"
+
+
+@pytest.mark.skipif(not shutil.which("script"), reason="script is not installed")
+def test_with_a_terminal_for_stdout(one_box, conda):
+    conda.make(f"{conda.root}/envs/ml", activate="echo hello; export ML=it\\'s")
+    result = one_box.run("test -t 1 && echo $ML; python; exit 7", conda="ml", tty=True, environment=conda.environ())
+    assert result.exit_code == 7
+    assert one_box.text("stdout.log") == f"it's\r\npython of {conda.root}/envs/ml/bin/python\r\n"
+    assert one_box.text("stderr.log") == "hello\n"
+    assert one_box.run("echo ran", conda="x", tty=True, environment=conda.environ(), attempt=2).cause == "launch"
+
+
+# By hand, and without
+
+
+def test_by_hand(box, conda):
+    box.prepare("echo $ML $NEXUS_JOB_FAULT; exit 7", conda="ml", environment=conda.environ())
+    done = subprocess.run([box.shell, box.path("job.sh")], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (7, "from_ml\n", "")
+    box.prepare("echo ran", conda="x", environment=conda.environ())
+    done = subprocess.run([box.shell, box.path("job.sh")], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (1, "") and "nexus: the conda environment 'x' was not found" in done.stderr
+    assert folder_of(box) == ["job.sh"]
+
+
+@pytest.mark.parametrize("shell", ["dash", "bash"])
+def test_each_shell_finds_it_well_formed(one_box, shell):
+    if not shutil.which(shell):
+        pytest.skip(f"no {shell}")
+    one_box.prepare("echo", conda="it's", tty=True, environment=ENVIRONMENT)
+    assert subprocess.run([shell, "-n", one_box.path("job.sh")], capture_output=True, text=True).stderr == ""
+    assert subprocess.run(["bash", "-n"], input=nexus.CONDA_SCRIPT, capture_output=True, text=True).stderr == ""
+
+
+def test_a_job_without_conda_has_nothing_of_it():
+    text = nexus.build_script(running(attempt=1), {"PATH": BIN}, nexus.make_layout("/h", config()), None, ())
+    assert "nexus_" not in text and "NEXUS_JOB_FAULT" not in text
+
+
+@pytest.mark.skipif("NEXUS_TEST_CONDA" not in os.environ, reason="NEXUS_TEST_CONDA names no conda or micromamba")
+@pytest.mark.parametrize("place", ["path", "base", "missing"])
+def test_a_real_conda(one_box, tmp_path, place):
+    """It needs no network: an empty environment is a folder with conda-meta in it."""
+    exe, prefix = os.environ["NEXUS_TEST_CONDA"], f"{tmp_path}/an env"
+    os.makedirs(f"{prefix}/conda-meta")
+    pathlib.Path(prefix, "conda-meta/history").touch()
+    os.makedirs(f"{prefix}/etc/conda/activate.d")
+    pathlib.Path(prefix, "etc/conda/activate.d/it.sh").write_text("export ML=from_ml; echo hello\n")
+    variable = "MAMBA_EXE" if "mamba" in os.path.basename(exe) else "CONDA_EXE"
+    result = one_box.run('echo "$ML $CONDA_PREFIX"; exit 7', conda={"path": prefix, "missing": "no-such-env"}.get(place, place),
+                         environment={**os.environ, variable: exe})
+    if place == "missing":
+        assert result.cause == "launch" and "'no-such-env' was not found; there are: " in result.cause_line
+    else:
+        assert result.exit_code == 7, one_box.text("stderr.log")
+        assert place == "base" or one_box.text("stdout.log") == f"from_ml {prefix}\n"

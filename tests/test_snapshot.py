@@ -1,0 +1,541 @@
+"""Sections 10 and 11: a git work tree kept as it is, and job.sh in a checkout of that; with the git there is."""
+
+import contextlib
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+
+import pytest
+from test_runner import SHELLS, make_box, mounted, needs_root, wait_until
+
+import nexus
+
+pytestmark = pytest.mark.skipif(not shutil.which("git"), reason="git is not installed")
+BIN = {"PATH": os.environ["PATH"]}
+
+
+class Repo:
+    """A repository with one commit: train.py, run.sh (executable), link -> train.py, sub/part.py; *.ign is ignored."""
+
+    def __init__(self, top, environ):
+        self.top, self.environ = pathlib.Path(top), environ
+        self.top.mkdir(parents=True)
+        self.git("init", "-q", "-b", "main")
+        self.write("train.py", "one\n")
+        self.write("run.sh", "#!/bin/sh\necho ran\n").chmod(0o755)
+        self.write("sub/part.py", "part\n")
+        self.write(".gitignore", "*.ign\nignored/\n")
+        (self.top / "link").symlink_to("train.py")
+        self.commit()
+
+    def git(self, *arguments, **options):
+        return subprocess.run(["git", "-C", str(self.top), *arguments], env=self.environ, check=True, capture_output=True, **options).stdout
+
+    def commit(self):
+        self.git("add", "-A")
+        self.git("commit", "-qm", "a commit")
+
+    def write(self, name, text):
+        path = self.top / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(os.fsencode(text))
+        return path
+
+    def snapshot(self, folder="", **environ):
+        return nexus.take_snapshot(os.path.join(self.top, folder) if folder else str(self.top), {**self.environ, **environ})
+
+    def files(self, commit):
+        """{path: (mode, content)} of a commit."""
+        found = {}
+        for entry in self.git("ls-tree", "-rz", commit).split(b"\0")[:-1]:
+            facts, _, path = entry.partition(b"\t")
+            mode, kind, sha = facts.split()
+            found[os.fsdecode(path)] = mode.decode(), self.git("cat-file", "blob", sha).decode() if kind == b"blob" else None
+        return found
+
+    def bytes_of_all(self):
+        """All that is the user's: every file below the top, .git's too, but for the snapshots and their objects."""
+        kept = {}
+        for folder, folders, names in os.walk(self.top):
+            if folder == str(self.top / ".git"):
+                folders.remove("objects")
+            if folder == str(self.top / ".git/refs"):
+                folders[:] = [name for name in folders if name != "nexus"]
+            for name in (*folders, *names):
+                path = os.path.join(folder, name)
+                status = os.lstat(path)
+                is_file = os.path.isfile(path) and not os.path.islink(path) and os.access(path, os.R_OK)
+                kept[path] = (status.st_mode, os.readlink(path) if os.path.islink(path) else None,
+                              (0 if name.startswith("sharedindex.") else status.st_mtime_ns,     # git marks whenever it reads one
+                               status.st_ino, pathlib.Path(path).read_bytes()) if is_file else None)
+        return kept
+
+
+@pytest.fixture
+def repo(tmp_path):
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home/.gitconfig").write_text(
+        "[user]\nname = Ann\nemail = ann@example.org\n[commit]\ngpgsign = true\n[gpg]\nprogram = false\n")
+    environ = {**BIN, "HOME": str(tmp_path / "home"), "GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "commit.gpgsign",
+               "GIT_CONFIG_VALUE_0": "false"}
+    return Repo(tmp_path / "repo", environ)
+
+
+# What is kept
+
+ODD = "a 'b' \"c\"\n\t$(d) \\ é *\udcff"
+HEAD_FILES = {"train.py": ("100644", "one\n"), "run.sh": ("100755", "#!/bin/sh\necho ran\n"), "link": ("120000", "train.py"),
+              "sub/part.py": ("100644", "part\n"), ".gitignore": ("100644", "*.ign\nignored/\n")}
+
+
+def conflict(repo):
+    """Two branches that change the same line, half merged; one of them has removed run.sh."""
+    repo.git("checkout", "-qb", "other")
+    repo.write("train.py", "theirs\n")
+    repo.write("run.sh", "theirs\n")
+    repo.commit()
+    repo.git("checkout", "-q", "main")
+    repo.write("train.py", "ours\n")
+    repo.git("rm", "-q", "run.sh")
+    repo.commit()
+    subprocess.run(["git", "-C", repo.top, "merge", "other"], env=repo.environ, capture_output=True, check=False)
+    assert b"UU train.py" in repo.git("status", "--porcelain")
+    repo.write("train.py", "resolved\n")
+    (repo.top / "run.sh").unlink()
+
+
+def hide(repo):
+    repo.git("update-index", "--assume-unchanged", "train.py")
+    repo.git("update-index", "--skip-worktree", "sub/part.py")
+    repo.write("train.py", "two\n")
+    repo.write("sub/part.py", "two\n")
+
+
+def make_sparse(repo):
+    repo.git("sparse-checkout", "set", "--no-cone", "/*", "!/sub/")
+    assert not (repo.top / "sub").exists()
+    repo.write("sub/new.py", "new\n")
+
+
+def replace_file_by_folder(repo):
+    (repo.top / "train.py").unlink()
+    repo.write("train.py/inner", "x\n")
+    shutil.rmtree(repo.top / "sub")
+    repo.write("sub", "a file now\n")
+
+
+def change_at_once(repo):
+    """The same size, within the tick of the clock in which the index was written."""
+    for text in ("aaa\n", "bbb\n"):
+        repo.write("train.py", text)
+        repo.git("add", "train.py") if text == "aaa\n" else None
+
+
+def use_crlf(repo):
+    repo.git("config", "core.autocrlf", "input")
+    repo.git("config", "core.safecrlf", "true")
+    repo.write("train.py", "one\r\ntwo\r\n")
+
+
+KEPT = [  # reason, what the user did, {path: (mode, content) or None = not there}, less what HEAD has
+    ("nothing", lambda repo: None, {}),
+    ("a change", lambda repo: repo.write("train.py", "two\n"), {"train.py": ("100644", "two\n")}),
+    ("a change that is staged, and another that is not", lambda repo: (
+        repo.write("train.py", "two\n"), repo.git("add", "train.py"), repo.write("train.py", "three\n")),
+     {"train.py": ("100644", "three\n")}),
+    ("a file is deleted", lambda repo: (repo.top / "train.py").unlink(), {"train.py": None}),
+    ("a file is no longer tracked, but there", lambda repo: repo.git("rm", "-q", "--cached", "train.py"), {}),
+    ("a new file", lambda repo: repo.write("new/a.py", "new\n"), {"new/a.py": ("100644", "new\n")}),
+    ("a new executable, and one that is none any more", lambda repo: (
+        repo.write("new", "x").chmod(0o755), (repo.top / "run.sh").chmod(0o644)),
+     {"new": ("100755", "x"), "run.sh": ("100644", "#!/bin/sh\necho ran\n")}),
+    ("a link", lambda repo: (repo.top / "new").symlink_to("/nowhere"), {"new": ("120000", "/nowhere")}),
+    ("odd names", lambda repo: repo.write(ODD, "x"), {ODD: ("100644", "x")}),
+    ("a name that is a pattern", lambda repo: repo.write(":(top)*", "x"), {":(top)*": ("100644", "x")}),
+    ("ignored files are not kept", lambda repo: (repo.write("x.ign", "x"), repo.write("ignored/x", "x")), {}),
+    ("but tracked ones are", lambda repo: (repo.write("x.ign", "x"), repo.git("add", "-f", "x.ign"), repo.write("x.ign", "y")),
+     {"x.ign": ("100644", "y")}),
+    ("ignored by the user's own list", lambda repo: (repo.write(".git/info/exclude", "*.own\n"), repo.write("x.own", "x")), {}),
+    ("intended to be added", lambda repo: (repo.write("new", "x"), repo.git("add", "-N", "new")), {"new": ("100644", "x")}),
+    ("half merged", conflict, {"train.py": ("100644", "resolved\n"), "run.sh": None}),
+    ("changes that git was told to overlook", hide, {"train.py": ("100644", "two\n"), "sub/part.py": ("100644", "two\n")}),
+    ("a sparse checkout", make_sparse, {"sub/new.py": ("100644", "new\n")}),
+    ("a file where a folder was, and the other way", replace_file_by_folder,
+     {"train.py": None, "train.py/inner": ("100644", "x\n"), "sub/part.py": None, "sub": ("100644", "a file now\n")}),
+    ("too quick for the clock", change_at_once, {"train.py": ("100644", "bbb\n")}),
+    ("line ends as git would commit them", use_crlf, {"train.py": ("100644", "one\ntwo\n")}),
+    ("a split index", lambda repo: (repo.git("update-index", "--split-index"), repo.write("train.py", "two\n"), repo.write("n", "n")),
+     {"train.py": ("100644", "two\n"), "n": ("100644", "n")}),
+    ("a FIFO is no file", lambda repo: os.mkfifo(repo.top / "fifo"), {}),
+]
+
+
+def hook_everything(repo):
+    """Hooks that leave a trace, wherever git would run one."""
+    for name in ("pre-commit", "post-commit", "post-checkout", "reference-transaction", "post-index-change", "fsmonitor"):
+        repo.write(f".git/hooks/{name}", f"#!/bin/sh\ntouch {repo.top.parent}/hooked\n").chmod(0o755)
+    repo.git("config", "core.logAllRefUpdates", "always")
+    repo.git("config", "core.fsmonitor", ".git/hooks/fsmonitor")
+
+
+@pytest.mark.parametrize("reason, change, expected", KEPT, ids=[case[0] for case in KEPT])
+def test_the_tree_is_kept_and_nothing_else_is_touched(repo, reason, change, expected):
+    repo.write("train.py", "stashed\n")
+    repo.git("stash")
+    change(repo)
+    hook_everything(repo)
+    with contextlib.suppress(FileNotFoundError):
+        (repo.top.parent / "hooked").unlink()
+    head, before = repo.git("rev-parse", "HEAD").decode().strip(), repo.bytes_of_all()
+    made = repo.snapshot()
+    assert repo.bytes_of_all() == before and not (repo.top.parent / "hooked").exists()
+    files = {**repo.files(head), **expected} if reason == "half merged" else {**HEAD_FILES, **expected}
+    assert repo.files(made.commit) == {path: fact for path, fact in files.items() if fact}
+    assert (made.repository, made.subfolder, made.empty) == (str(repo.top), ".", ())
+    assert repo.snapshot() == made, "the same tree, the same commit"
+    assert repo.git("for-each-ref", "--format=%(objectname) %(refname)", "refs/nexus").decode().split() == [
+        made.commit, f"refs/nexus/{made.commit}"]
+    if expected:
+        assert repo.git("log", "--format=%P %an %ce", "-1", made.commit).decode() == f"{head} nexus nexus@localhost\n"
+    else:
+        assert made.commit == head
+
+
+def test_git_does_not_collect_it_before_it_is_released(repo):
+    repo.write("train.py", "two\n")
+    made = repo.snapshot()
+    repo.git("gc", "-q", "--prune=now")
+    assert repo.files(made.commit)["train.py"] == ("100644", "two\n")
+    nexus.release_snapshot(made.repository, made.commit, BIN)
+    nexus.release_snapshot(made.repository, made.commit, BIN)
+    nexus.release_snapshot("/nowhere", made.commit, BIN)
+    assert repo.git("for-each-ref", "refs/nexus") == b""
+
+
+def test_before_the_first_commit(repo):
+    shutil.rmtree(repo.top / ".git")
+    repo.git("init", "-q")
+    made = repo.snapshot()
+    assert repo.files(made.commit) == HEAD_FILES and repo.git("log", "--format=%P %ct", made.commit) == b" 0\n"
+    assert not (repo.top / ".git/index").exists() and repo.snapshot() == made
+
+
+@pytest.mark.parametrize("name", ["sub", "new", "ignored", "ignored/deep"])
+def test_from_a_folder_below(repo, name):
+    (repo.top / name).mkdir(parents=True, exist_ok=True)
+    repo.write("train.py", "two\n")
+    made = repo.snapshot(name)
+    assert (made.repository, made.subfolder) == (str(repo.top), name) and made.commit == repo.snapshot().commit
+
+
+def test_through_a_link_to_the_tree(repo):
+    link = repo.top.parent / "a link"
+    link.symlink_to(repo.top / "sub")
+    made = nexus.take_snapshot(str(link), repo.environ)
+    assert (made.repository, made.subfolder) == (str(repo.top), "sub")
+
+
+def test_in_a_linked_work_tree(repo):
+    other = repo.top.parent / "other"
+    repo.git("worktree", "add", "-q", str(other), "-b", "other")
+    (other / "train.py").write_text("other\n")
+    made = nexus.take_snapshot(str(other), repo.environ)
+    assert made.repository == str(other) and repo.files(made.commit)["train.py"] == ("100644", "other\n")
+
+
+def test_from_a_hook_with_its_variables(repo):
+    repo.write("train.py", "two\n")
+    expected = repo.snapshot()
+    misled = {"GIT_DIR": "/nowhere", "GIT_WORK_TREE": "/", "GIT_INDEX_FILE": "/nowhere/index", "GIT_PREFIX": "x/",
+              "GIT_LITERAL_PATHSPECS": "1", "GIT_AUTHOR_DATE": "2001-01-01T00:00:00Z",
+              "GIT_OBJECT_DIRECTORY": "/nowhere", "GIT_TRACE": "1", "LC_ALL": "de_DE.UTF-8"}
+    assert repo.snapshot(**misled) == expected
+
+
+def test_repositories_inside(repo):
+    """Whatever is a repository of its own is empty in a checkout, and said to be."""
+    inner = Repo(repo.top.parent / "inner", repo.environ)
+    repo.git("-c", "protocol.file.allow=always", "submodule", "add", "-q", str(inner.top), "module")
+    repo.commit()
+    Repo(repo.top / "nested", repo.environ)
+    subprocess.run(["git", "init", "-q", repo.top / "fresh"], env=repo.environ, check=True)
+    (repo.top / "module/train.py").write_text("changed\n")
+    before = repo.bytes_of_all()
+    made = repo.snapshot()
+    assert repo.bytes_of_all() == before
+    assert sorted(made.empty) == ["fresh", "module", "nested"]
+    assert made.commit == repo.git("rev-parse", "HEAD").decode().strip(), "what is inside a submodule is not the tree's"
+    assert repo.snapshot("nested").repository == str(repo.top / "nested")
+
+
+# What is refused
+
+def make_bare(repo):
+    repo.git("config", "core.bare", "true")
+
+
+def make_huge(repo):
+    repo.write("small", "x")
+    with open(repo.top / "data.bin", "wb") as file:
+        file.truncate(600 * 2**20)
+
+
+def fail_to_clean(repo):
+    repo.write(".git/info/attributes", "*.py filter=odd\n")
+    repo.git("config", "filter.odd.clean", "false")
+    repo.git("config", "filter.odd.required", "true")
+    repo.write("train.py", "two\n")
+
+
+REFUSED = [  # reason, what the user did, variables, kind, words of the message, words of the hint
+    ("no work tree", lambda repo: shutil.rmtree(repo.top / ".git"), {}, "usage", "{top} is not in a git work tree", "git -C {top} init"),
+    ("a bare repository", make_bare, {}, "usage", "not in its work tree", "checkout"),
+    ("too much", make_huge, {}, "usage", "2 files that git neither tracks nor ignores, 600MB together; a snapshot takes 500MB",
+     "data.bin (600MB): add it to .gitignore"),
+    ("no git", lambda repo: None, {"PATH": "/nowhere"}, "unavailable", "git, which was not found on PATH", "install git"),
+    ("a broken index", lambda repo: repo.write(".git/index", "x" * 100), {}, "unavailable", "git ls-files says: ", "git -C {top}"),
+    ("a filter that fails", fail_to_clean, {}, "unavailable", "git add says: ", "git -C {top}"),
+    ("a repository of a later git", lambda repo: repo.git("config", "core.repositoryformatversion", "99"), {}, "unavailable",
+     "git cannot use the repository of {top}: ", "status"),
+]
+
+
+@pytest.mark.parametrize("reason, change, variables, kind, words, hint", REFUSED, ids=[case[0] for case in REFUSED])
+def test_what_is_refused(repo, reason, change, variables, kind, words, hint):
+    change(repo)
+    with pytest.raises(nexus.NexusError) as told:
+        repo.snapshot(**variables)
+    assert told.value.kind == kind and words.format(top=repo.top) in told.value.message and hint.format(top=repo.top) in told.value.hint
+    assert "\n" not in told.value.message
+    assert not (repo.top / ".git/refs/nexus").exists()
+
+
+def test_inside_the_git_folder(repo):
+    with pytest.raises(nexus.NexusError, match="not in its work tree"):
+        repo.snapshot(".git")
+
+
+# job.sh
+
+
+@pytest.fixture(params=SHELLS)
+def box(request, monkeypatch):
+    yield from make_box(SHELLS[request.param] or pytest.skip(f"no {request.param}"), monkeypatch)
+
+
+@pytest.fixture
+def one_box(monkeypatch):
+    yield from make_box("/bin/sh", monkeypatch)
+
+
+def of(made, **fields):
+    """The fields of a job that runs in a snapshot."""
+    return {"snapshot": made.commit, "snapshot_repo": made.repository,
+            "cwd": os.path.normpath(f"{made.repository}/{made.subfolder}"), **fields}
+
+
+def left(box):
+    return [name for name in os.listdir(box.layout.job_folder("abc")) if name.startswith("tree")]
+
+
+def wait_clean(box):
+    wait_until(lambda: not left(box))
+
+
+LOOK = "pwd; cat train.py; ./run.sh; readlink link; git rev-parse HEAD"
+
+
+def test_a_job_runs_in_a_checkout_of_its_own(box, repo):
+    repo.write("train.py", "two\n")
+    repo.write(ODD, "x")
+    hook_everything(repo)
+    made = repo.snapshot()
+    repo.write("train.py", "edited since\n")
+    before = repo.bytes_of_all()
+    assert box.run(f"{LOOK}; echo more > train.py; mkdir -m 555 locked; git log --format=%an -2", **of(made)).exit_code == 0
+    assert box.text("stdout.log") == (f"{box.layout.job_folder('abc')}/tree-1\ntwo\nran\ntrain.py\n{made.commit}\nnexus\nAnn\n"), box.text(
+        "stderr.log")
+    wait_clean(box)
+    assert repo.bytes_of_all() == before and not (repo.top.parent / "hooked").exists()
+    assert repo.git("worktree", "list").count(b"\n") == 1
+
+
+@pytest.mark.parametrize("name", ["sub", "ignored/deep", ODD], ids=["a tracked one", "an ignored one", "an odd one"])
+def test_in_its_folder_there(one_box, repo, name):
+    (repo.top / name).mkdir(parents=True, exist_ok=True)
+    made = repo.snapshot(name)
+    shutil.rmtree(repo.top / name)
+    assert one_box.run("pwd; cat $(git rev-parse --show-toplevel)/train.py", **of(made)).exit_code == 0, one_box.text("stderr.log")
+    assert one_box.text("stdout.log") == f"{one_box.layout.job_folder('abc')}/tree-1/{name}\none\n"
+
+
+def test_each_attempt_has_a_fresh_one(box, repo):
+    made = repo.snapshot()
+    os.makedirs(box.path("tree-1"))
+    pathlib.Path(box.path("tree-1/old")).touch()            # a killed job.sh left it, under an id that came again
+    for attempt in (1, 2):
+        assert box.run("ls; touch new; exit 3", **of(made, attempt=attempt)).exit_code == 3
+        wait_clean(box)
+    assert box.text("stdout.log") == "link\nrun.sh\nsub\ntrain.py\n" * 2
+
+
+def test_by_hand(box, repo):
+    made = repo.snapshot()
+    repo.write("train.py", "edited since\n")
+    box.prepare(f"{LOOK}; git status --porcelain; exit 5", **of(made))
+    done = subprocess.run([box.shell, box.path("job.sh")], capture_output=True, text=True, stdin=subprocess.DEVNULL, env=BIN, check=False)
+    assert done.returncode == 5 and "one\nran\n" in done.stdout and "by-hand" in done.stdout and not done.stderr
+    assert not left(box)
+
+
+def test_by_hand_and_interrupted(one_box, repo):
+    one_box.prepare("echo begun; exec sleep 60", **of(repo.snapshot()))
+    process = subprocess.Popen([one_box.shell, one_box.path("job.sh")], stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, env=BIN,
+                               start_new_session=True)
+    assert process.stdout.readline() == b"begun\n"
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.wait(10) == 130 and not left(one_box)
+    process.stdout.close()
+
+
+def test_twenty_at_once_while_the_user_works(one_box, repo):
+    for number in range(200):
+        repo.write(f"f{number}", "x")
+    made = repo.snapshot()
+    jobs = [one_box.prepare("cat f199", **of(made, id=f"a{chr(97 + number // 5)}{'abcde'[number % 5]}")) for number in range(20)]
+    for job in jobs:
+        one_box.start(job)
+    for _ in range(20):
+        repo.git("branch", "--list")
+        repo.git("gc", "-q", "--prune=now")
+    assert [wait_until(lambda job=job: one_box.result(job)).exit_code for job in jobs] == [0] * 20
+
+
+def remove_repository(repo, made):
+    shutil.rmtree(repo.top)
+
+
+def forget_commit(repo, made):
+    nexus.release_snapshot(made.repository, made.commit, BIN)
+    repo.git("gc", "-q", "--prune=now")
+
+
+def break_filter(repo, made):
+    repo.write(".git/info/attributes", "*.py filter=odd\n")
+    repo.git("config", "filter.odd.smudge", "echo 'no \"such\" \\ file' >&2; false")
+    repo.git("config", "filter.odd.required", "true")
+
+
+NOT_MADE = [  # reason, what happens between submit and start, words of the cause
+    ("the repository is gone", remove_repository, "No such file or directory"),
+    ("its commit is gone", forget_commit, "fatal: "),
+    ("a filter fails", break_filter, "smudge filter odd failed"),
+]
+
+
+@pytest.mark.parametrize("reason, change, words", NOT_MADE, ids=[case[0] for case in NOT_MADE])
+def test_a_checkout_that_fails(box, repo, reason, change, words):
+    repo.write("train.py", "two\n")
+    made = repo.snapshot()
+    change(repo, made)
+    result = box.run("echo ran", **of(made))
+    assert (result.exit_code, result.cause) == (None, "launch") and not os.path.exists(box.path("stdout.log"))
+    assert result.cause_line.startswith(f"the snapshot of {repo.top} cannot be checked out: ") and words in result.cause_line
+    assert words in box.text("stderr.log")
+    wait_clean(box)
+
+
+def test_without_git_on_the_path_of_the_job(one_box, repo):
+    os.mkdir(f"{one_box.home}/bin")
+    os.symlink(shutil.which("bash"), f"{one_box.home}/bin/bash")
+    result = one_box.run("echo ran", environment={"PATH": f"{one_box.home}/bin"}, **of(repo.snapshot()))
+    assert result.cause == "launch" and "git" in result.cause_line
+
+
+def test_stopped_while_it_is_checked_out(one_box, repo):
+    repo.write(".git/info/attributes", "*.py filter=slow\n")
+    repo.git("config", "filter.slow.smudge", f"touch {one_box.home}/begun; exec sleep 60")
+    job = one_box.prepare("echo ran", **of(repo.snapshot()))
+    process = one_box.start(job)
+    wait_until(lambda: os.path.exists(f"{one_box.home}/begun"))
+    os.killpg(process.pid, signal.SIGTERM)
+    assert process.wait(10) == 0 and one_box.result(job).cause == "launch" and not left(one_box)
+
+
+@needs_root
+def test_a_disk_that_the_job_fills_with_what_it_leaves(one_box, repo):
+    """Its checkout is removed before its result is written, when there is no room for both."""
+    made = repo.snapshot()
+    with mounted(one_box.layout.log_dir, "size=512k"):
+        assert one_box.run("cat /dev/zero > big; exit 5", **of(made)).exit_code == 5
+        assert not left(one_box)
+
+
+# What the job made
+
+MADE = [  # reason, command, what is kept beside its logs: {path: content}
+    ("nothing", "cat train.py", None),
+    ("a new file", "echo 1 > loss.txt", {"loss.txt": "1\n"}),
+    ("deep in new folders", "mkdir -p out/a out/empty; echo 1 > out/a/b", {"out/a/b": "1\n"}),
+    ("only empty folders", "mkdir -p out/a; mkdir -m 555 locked", None),
+    ("a tracked file it changed", "echo more >> train.py", {"train.py": "one\nmore\n"}),
+    ("a file that was not tracked, changed", "echo more >> notes", {"notes": "mine\nmore\n"}),
+    ("one of the same size in the same second", "printf 'two\\n' > train.py", {"train.py": "two\n"}),
+    ("one that was only touched", "touch -d tomorrow train.py run.sh", None),
+    ("tracked files that it removed", "rm train.py; rm -r sub", None),
+    ("an ignored file", "echo 1 > model.ign; mkdir ignored; echo 2 > ignored/x", {"model.ign": "1\n", "ignored/x": "2\n"}),
+    ("beside a tracked one", "echo 1 > sub/loss", {"sub/loss": "1\n"}),
+    ("compiled Python", "mkdir -p sub/__pycache__ p/__pycache__; echo x > sub/__pycache__/part.pyc; echo x > p/__pycache__/y", None),
+    ("an odd name", f"echo 1 > {nexus.quote(ODD + '2')}", {ODD + "2": "1\n"}),
+    ("names that look like options", "echo 1 > -rf; echo 2 > --", {"-rf": "1\n", "--": "2\n"}),
+    ("a link", "ln -s /etc out", {"out": "-> /etc"}),
+    ("what it added to the index", "echo 1 > a; echo 2 > train.py; git add -A", {"a": "1\n", "train.py": "2\n"}),
+    ("what it committed", "echo 1 > a; echo 2 > train.py; git add -A; git -c user.name=a -c user.email=a@b commit -qm x", {"a": "1\n",
+     "train.py": "2\n"}),
+    ("a git that was killed", "echo 1 > a; echo 2 > train.py; touch .git/index.lock", {"a": "1\n", "train.py": "2\n"}),
+    ("failed", "echo 1 > a; exit 3", {"a": "1\n"}),
+    ("killed by itself", "echo 1 > a; kill -9 $$", {"a": "1\n"}),
+]
+
+
+def kept_of(box, attempt=1, job_id="abc"):
+    """{path: content} of what is kept, None when that is nothing; once its checkout is gone."""
+    wait_clean(box)
+    top = pathlib.Path(box.path(f"files-{attempt}", job_id))
+    if not top.exists():
+        return None
+    return {str(path.relative_to(top)): f"-> {os.readlink(path)}" if path.is_symlink() else path.read_text()
+            for path in top.rglob("*") if path.is_symlink() or path.is_file()}
+
+
+@pytest.mark.parametrize("reason, command, kept", MADE, ids=[case[0] for case in MADE])
+def test_what_a_job_made_is_kept_and_nothing_else(one_box, repo, reason, command, kept):
+    repo.write("notes", "mine\n")
+    repo.write(ODD, "x")
+    made = repo.snapshot()
+    before = repo.bytes_of_all()
+    one_box.run(command, **of(made))
+    assert kept_of(one_box) == kept
+    top = one_box.path("files-1")
+    assert not os.path.exists(f"{top}/.git") and not any(not names for _, names, files in os.walk(top) for names in [names + files])
+    assert repo.bytes_of_all() == before
+
+
+def test_under_each_shell_and_of_each_attempt(box, repo):
+    made = repo.snapshot()
+    for attempt in (1, 2):
+        box.run(f"echo {attempt} > a; exit 3", **of(made, attempt=attempt))
+    assert (kept_of(box, 1), kept_of(box, 2)) == ({"a": "1\n"}, {"a": "2\n"})
+
+
+def test_a_job_that_removes_its_git_folder_touches_no_repository_around_it(one_box, repo):
+    """The log folder may lie in the very repository: a home with its dotfiles."""
+    made = repo.snapshot()
+    pathlib.Path(one_box.home, ".git").write_text(f"gitdir: {repo.top}/.git\n")
+    before = repo.bytes_of_all()
+    one_box.run("rm -rf .git; echo 1 > a; echo 2 > train.py", **of(made))
+    kept = kept_of(one_box)
+    assert kept["a"] == "1\n" and kept["train.py"] == "2\n" and kept["sub/part.py"] == "part\n", "git cannot tell what is new: all is kept"
+    assert repo.bytes_of_all() == before
