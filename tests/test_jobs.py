@@ -1,0 +1,622 @@
+"""What users ask of a queue for GPUs, with whole services: shares, memory, retries, groups, job files, hooks, estimates."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+
+import live
+import pytest
+from test_conda import Conda
+
+import nexus
+
+OOM = "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB (GPU 0; 23.69 GiB total capacity)"
+
+
+def cli(box, *words, code=0, **options):
+    """What a command prints; its exit code is as expected."""
+    done = box.nexus(*words, **options)
+    assert done.returncode == code, (words, done.stdout, done.stderr, box.log()[-3000:])
+    return done.stdout if code == 0 else done.stderr
+
+
+def held(box, name):
+    """A command that runs until release(box, name)."""
+    return f"while [ ! -e {box.path(f'go-{name}')} ]; do sleep 0.05; done"
+
+
+def release(box, *names):
+    for name in names:
+        box.path(f"go-{name}").touch()
+
+
+def statuses(box, *ids):
+    return [box.job(job_id)["status"] for job_id in ids]
+
+
+# Shares of GPUs
+
+
+def test_two_halves_share_a_gpu():
+    with live.Box(gpus=1) as box:
+        one, two, three = (cli(box, "add", "--gpus", "0.5", held(box, name)).strip() for name in "abc")
+        whole = box.add("true")
+        box.wait_started(one), box.wait_started(two)
+        assert f"jobs {one}, {two}" in box.await_reason(three, "GPU 0 runs jobs")
+        gpu = box.gpu(0)
+        assert (gpu["allocated"], gpu["job_ids"], gpu["is_available"]) == (1.0, [one, two], False)
+        refused = cli(box, "kill", "0", code=4)
+        assert one in refused and two in refused and "--all" in refused
+        release(box, "b")
+        assert box.wait_started(three)["gpu_index"] == 0 and statuses(box, one, whole) == ["running", "pending"]
+        release(box, "a", "c")
+        assert box.wait(whole, "completed")["gpu_indices"] == [0]
+
+
+PLACES = [  # reason, what is asked for, on three GPUs, where each lands (None: it waits)
+    ("halves side by side", [0.5, 0.5, 0.5], [[0], [0], [1]]),
+    ("where it fits tightest", [0.5, 0.75, 0.25, 0.5], [[0], [1], [1], [0]]),
+    ("never above one", [0.75, 0.75, 0.75, 0.3], [[0], [1], [2], None]),
+    ("two decimals", [0.33, 0.33, 0.34, 1, 1, 0.01], [[0], [0], [0], [1], [2], None]),
+    ("several at once", [2, 1, 1], [[0, 1], [2], None]),
+    ("whole ones and a share", [1.5, 0.5, 1.5], [[1, 0], [0], None]),
+]
+
+
+@pytest.mark.parametrize("reason, asked, places", PLACES, ids=[case[0] for case in PLACES])
+def test_where_shares_land(reason, asked, places):
+    with live.Box(gpus=3) as box:
+        box.status()
+        ids = box.ask("POST", "/queue", [{"command": "sleep 600", "gpus": gpus} for gpus in asked], key="where-shares-land")["ids"]
+        for job_id, place in zip(ids, places):
+            if place is None:
+                box.await_reason(job_id, "GPU 0")
+            else:
+                assert box.wait_started(job_id)["gpu_indices"] == place
+
+
+def test_memory_that_is_declared():
+    """It counts until it is taken: what is free now is not all to be had."""
+    with live.Box(gpus=[{"memory.used": 15000}, {}]) as box:
+        box.status()
+        small = box.wait_started(cli(box, "add", "--gpu-mem", "9000M", "sleep 600").strip())
+        assert small["gpu_index"] == 0 and small["gpu_mem_mib"] == 9000             # where it fits tightest
+        first = box.wait_started(box.add("sleep 600", gpus=0.5, gpu_mem_mib=10240))
+        second = box.wait_started(box.add("sleep 600", gpus=0.25, gpu_mem_mib=10240))
+        assert first["gpu_index"] == second["gpu_index"] == 1
+        third = box.add("sleep 600", gpus=0.25, gpu_mem_mib=10240)
+        assert "less than the 10GB asked for" in box.await_reason(third, "GPU 1 has")
+        box.show([{"memory.used": 15000}, {"memory.used": 2000}], processes=[{"gpu": 1, "pid": first["pid"], "name": "sh", "memory": 2000}])
+        box.await_gpu(1, memory_used_mib=2000)
+        assert box.job(third)["status"] == "pending"                                # it has taken 2 of its 10, and may want the rest
+        box.ask("DELETE", f"/jobs/{second['id']}")
+        assert box.wait_started(third)["gpu_index"] == 1
+        assert "largest GPU has 24GB" in cli(box, "add", "--gpu-mem", "30G", "true", code=2)
+
+
+# Attempts
+
+
+def test_attempts_are_kept():
+    with live.Box(gpus=1, retry_backoff_seconds=0.2) as box:
+        count = box.path("count")
+        command = f'n=$(cat {count} 2>&- || echo 0); echo $((n + 1)) > {count}; echo "try $n" >&2; [ $n -ge 2 ] || exit $((n + 3))'
+        job_id = cli(box, "add", "--retries", "2", command).strip()
+        box.wait(job_id, "completed")
+        job = json.loads(cli(box, "show", job_id, "--json"))
+        assert [(one["attempt"], one["exit_code"], one["cause"], one["gpu_indices"]) for one in job["attempts"]] == [
+            (1, 3, "exit", [0]), (2, 4, "exit", [0])]
+        assert (job["attempt"], job["exit_code"], job["cause"]) == (3, 0, None)
+        assert [status for status, _ in job["status_history"]] == [*["pending", "running"] * 3, "completed"]
+        assert box.logs(job_id, "stderr") == "try 0\ntry 1\ntry 2\n"
+        assert "1 exit 3 on GPU 0; 2 exit 4 on GPU 0" in cli(box, "show", job_id)
+
+        count.unlink()
+        job = box.wait(box.add(command, retries=1), "failed")
+        assert (job["exit_code"], job["cause_line"], len(job["attempts"])) == (4, "try 1", 1)
+        again = cli(box, "retry", "--failed").split()
+        assert len(again) == 1 and box.wait(again[0], "completed")["retries"] == 1
+        assert cli(box, "retry", "--failed") == ""
+
+
+def test_out_of_gpu_memory():
+    """The next attempt takes the emptiest card, alone."""
+    with live.Box(gpus=[{"memory.used": 3000}, {"memory.used": 6000}, {"memory.used": 100}], retry_backoff_seconds=0.1) as box:
+        box.status()
+        once = box.path("once")
+        command = f"[ -e {once} ] || {{ touch {once}; echo Traceback >&2; echo '{OOM}' >&2; echo bye >&2; exit 1; }}; sleep 600"
+        job_id = box.add(command, gpus=0.5, retries=1)
+        job = live.until(lambda: (job := box.job(job_id))["attempts"] and job["pid"] and job, "the second attempt")
+        assert [(one["cause"], one["exit_code"], one["gpu_indices"]) for one in job["attempts"]] == [("cuda-oom", 1, [1])]
+        assert job["gpu_indices"] == [2] and box.gpu(2)["allocated"] == 1.0
+        beside = box.add("true", gpus=0.5, gpu_ids=[2])
+        box.await_reason(beside, f"GPU 2 runs job {job_id}")
+        job = box.wait(box.add(f"echo '{OOM}' >&2; exit 1"), "failed")
+        assert (job["cause"], job["cause_line"]) == ("cuda-oom", OOM)
+
+
+# Time and memory
+
+
+TIMES = [  # reason, options, what is said
+    ("timeout", ["--timeout", "0.5s"], "its time limit is"),
+    ("expect", ["--expect", "0.3s"], "timeout_multiplier"),
+    ("timeout before expect", ["--expect", "1h", "--timeout", "0.5s"], "its time limit is"),
+    ("of the configuration", [], "timeout_seconds is"),
+]
+
+
+def test_time_limits():
+    with live.Box(gpus=4, timeout_seconds=1.2, kill_grace_seconds=1) as box:
+        jobs = {}
+        for number, (_, options, words) in enumerate(TIMES):
+            sleep = str(box.bin / f"sleep-{number}-")
+            shutil.copy(shutil.which("sleep"), sleep)
+            jobs[cli(box, "add", *options, f"setsid {sleep} 600 & {sleep} 601").strip()] = sleep, words
+        none = cli(box, "add", "--gpus", "0", "--timeout", "0", "sleep 600").strip()
+        for job_id, (sleep, words) in jobs.items():
+            job = box.wait(job_id, "failed")
+            assert job["cause"] == "timeout" and words in job["cause_line"] and job["runtime_seconds"] < 20, job
+            assert not live.find_commands(sleep)
+        assert statuses(box, none) == ["running"]
+
+
+def test_host_memory():
+    pytest.importorskip("psutil")
+    with live.Box(gpus=2, max_memory_gb=0.2, kill_grace_seconds=1) as box:
+        small = box.add(held(box, "small"))
+        big = box.add(f"{sys.executable} -c 'import time; x = bytearray(300 << 20); time.sleep(600)'")
+        job = box.wait(big, "failed")
+        assert job["cause"] == "host-memory" and "max_memory_gb is 0.2" in job["cause_line"] and job["peak_rss_mib"] > 204, job
+        release(box, "small")
+        box.wait(small, "completed")
+
+
+# Jobs that go together
+
+
+def test_one_after_the_other():
+    with live.Box(gpus=2) as box:
+        order, fixed = box.path("order"), box.path("fixed")
+        first = box.add(f"{held(box, 'first')}; [ -e {fixed} ] || exit 3; echo first >> {order}")
+        second = cli(box, "add", "--after", first, f"echo second >> {order}").strip()
+        third = cli(box, "add", "--after", f"{second},{first}", f"echo third >> {order}").strip()
+        other = box.add(f"echo other >> {order}")
+        box.wait(other, "completed")
+        assert f"it comes after job {first} (running)" in box.await_reason(second, first)
+        release(box, "first")
+        box.wait(first, "failed")
+        for job_id, parent in ((second, first), (third, first)):
+            job = box.wait(job_id, "cancelled")
+            assert job["cause"] == "dependency" and parent in job["cause_line"], job
+        assert "which failed (exit 3)" in box.job(second)["cause_line"]
+        late = box.add("true", after=[first])           # it can never run
+        assert box.wait(late, "cancelled")["cause"] == "dependency"
+        fixed.touch()
+        done = box.nexus("retry", first)
+        ids = [done.stdout.strip(), *done.stderr.strip().rpartition(": ")[2].split(", ")]
+        assert len(ids) == 4 and "with it what came after it" in done.stderr
+        for job_id in ids:
+            box.wait(job_id, "completed")
+        assert live.read(order).split() == ["other", "first", "second", "third"]
+        assert "no job 'Zzz'" in cli(box, "add", "--after", "Zzz", "true", code=3)
+
+
+def test_a_group_has_its_limit():
+    with live.Box(gpus=0, cpu_slots=10) as box:
+        log = box.path("log")
+        command = f"echo + >> {log}; [ {{n}} -lt 2 ] && {{ {held(box, 'g')}; }}; sleep 0.1; echo - >> {log}"
+        ids = cli(box, "add", "--gpus", "0", "--group", "g", "--max-concurrent", "2", "--sweep", "n=0..6", command).split()
+        assert len(ids) == 7
+        box.await_reason(ids[2], "2 jobs of group g run", "--max-concurrent")
+        assert statuses(box, *ids) == ["running"] * 2 + ["pending"] * 5
+        box.wait(box.add("true", gpus=0), "completed")                  # others do not mind
+        assert len(json.loads(cli(box, "queue", "--group", "g", "--json"))) == 5
+        release(box, "g")
+        cli(box, "wait", "--group", "g")
+        now = most = 0
+        for sign in live.read(log).split():
+            now += 1 if sign == "+" else -1
+            most = max(most, now)
+        assert most == 2 and now == 0
+
+
+def test_a_group_that_fails_is_held():
+    with live.Box(gpus=0, cpu_slots=1) as box:
+        fixed = box.path("fixed")
+        command = f"[ -e {fixed} ] || {{ echo 'no such file: data.csv' >&2; exit 3; }}; echo {{n}}"
+        ids = cli(box, "add", "--gpus", "0", "--group", "g", "--sweep", "n=1..6", command).split()
+        for job_id in ids[:3]:
+            box.wait(job_id, "failed")
+        reason = box.await_reason(ids[3], "group g is held", "no such file: data.csv", "nexus resume --group g")
+        assert statuses(box, *ids) == ["failed"] * 3 + ["pending"] * 3 and reason in cli(box, "why", ids[5])
+        assert "group g is held" in cli(box)
+        box.wait(box.add("true", gpus=0), "completed")
+        fixed.touch()
+        cli(box, "resume", "--group", "g")
+        for job_id in ids[3:]:
+            box.wait(job_id, "completed")
+        again = cli(box, "retry", "--group", "g").split()
+        assert len(again) == 3 and cli(box, "wait", *again) == ""
+        assert [box.logs(job_id, "stdout") for job_id in again] == ["1\n", "2\n", "3\n"]
+
+
+def test_a_group_is_killed_and_waited_for():
+    with live.Box(gpus=1) as box:
+        ids = [box.add("sleep 600", group="g") for _ in range(4)]
+        other = box.add("true")
+        box.wait_started(ids[0])
+        cli(box, "kill", "--group", "g")
+        assert statuses(box, *ids) == ["cancelled"] * 4 and box.job(ids[1])["started_at"] is None
+        box.wait(other, "completed")
+        cli(box, "add", "--group", "h", "true"), cli(box, "add", "--group", "h", "exit 5")
+        assert "exit 5" in cli(box, "wait", "--group", "h", code=5)
+        assert "did you mean 'h'" in cli(box, "kill", "--group", "hh", code=3)
+
+
+def test_the_service_is_killed_while_jobs_wait():
+    """For another attempt, for another job, for the group's limit: all goes on as it would have."""
+    with live.Box(gpus=0, cpu_slots=10, retry_backoff_seconds=3) as box:
+        once = box.path("once")
+        retried = box.add(f"[ -e {once} ] || {{ touch {once}; exit 3; }}", gpus=0, retries=1)
+        parent = box.wait_started(box.add(held(box, "parent"), gpus=0))["id"]
+        child = box.add("true", gpus=0, after=[parent])
+        limited = [box.add(held(box, "limited"), gpus=0, group="g", max_concurrent=1) for _ in range(3)]
+        box.await_reason(retried, "attempt 1 failed (exit)", "tried again in")
+        box.await_reason(limited[1], "--max-concurrent")
+        box.kill_service()
+        release(box, "parent")
+        box.await_service()
+        job = box.wait(retried, "completed")
+        assert [(one["attempt"], one["exit_code"]) for one in job["attempts"]] == [(1, 3)]
+        box.wait(parent, "completed"), box.wait(child, "completed")
+        assert statuses(box, *limited) == ["running", "pending", "pending"]
+        release(box, "limited")
+        for job_id in limited:
+            assert box.wait(job_id, "completed")["attempt"] == 1
+
+
+# Files
+
+
+SCRIPT = """import json, os, sys
+name = os.path.basename(sys.argv[0])
+words = {key: os.environ.get(key) for key in ("CUDA_VISIBLE_DEVICES", "NEXUS_GPU_ID", "CONDA_PREFIX")}
+print(json.dumps({"name": name, "arguments": sys.argv[1:], **words}))
+"""
+SHARES = {"default_requirement": 1.0, "models": {"qwen2.5-3b-inst": 0.5, "qwen2.5-7b-inst": 1.0, "qwen2.5-32b-inst": 2.0}}
+
+
+def test_the_jobs_file_of_other_schedulers():
+    folder = live.make_folder()
+    conda = Conda(f"{folder}/conda")
+    conda.make(f"{folder}/conda/envs/pytorch_env")
+    (folder / "conda/envs/pytorch_env/bin/python").unlink()
+    (folder / "conda/envs/pytorch_env/bin/python").symlink_to(sys.executable)
+    for name in ("train.py", "eval.py", "inference.py", "late.py"):
+        (folder / name).write_text(SCRIPT)
+    (folder / "llm_config.json").write_text(json.dumps(SHARES))
+    jobs = folder / "jobs.txt"
+    jobs.write_text("# Comments start with #\n"
+                    f"0,{folder}/train.py,pytorch_env,--llm qwen2.5-3b-inst --cuda 7 --epochs 100,2-3\n"
+                    f"1,{folder}/eval.py,pytorch_env,--llm qwen2.5-7b-inst --dataset test,\n"
+                    f"2,{folder}/inference.py,,--llm qwen2.5-32b-inst --batch_size 1,1,2,3\n\n")
+    try:
+        with live.Box(gpus=4, environ={"CONDA_EXE": conda.exe}, jobs_file=str(jobs), llm_config=str(folder / "llm_config.json"),
+                      jobs_file_interval_seconds=0.2) as box:
+            def named(name):
+                return live.until(lambda: [job for job in box.ask("GET", "/jobs") if name in job["command"]], name)[0]
+
+            def readings():
+                return [check["reading"] for check in box.health()["checks"]]
+
+            def said(name):
+                return json.loads(box.logs(box.wait(named(name)["id"], "completed")["id"], "stdout"))
+
+            train, evaluate, inference = named("train.py"), named("eval.py"), named("inference.py")
+            assert [(job["gpus"], job["priority"], job["gpu_ids"], job["conda"]) for job in (train, evaluate, inference)] == [
+                (0.5, 0, [2, 3], "pytorch_env"), (1, 1, None, "pytorch_env"), (2, 2, [1, 2, 3], None)]
+            told = said("train.py")
+            place = str(box.job(train["id"])["gpu_index"])
+            assert place in "23" and told["arguments"] == ["--llm", "qwen2.5-3b-inst", "--cuda", place, "--epochs", "100"]
+            assert place in (told["CUDA_VISIBLE_DEVICES"] or "0,1,2,3").split(",") and told["CUDA_VISIBLE_DEVICES"] != place
+            assert told["CONDA_PREFIX"] == f"{folder}/conda/envs/pytorch_env"
+            told = said("eval.py")
+            assert told["arguments"] == ["--llm", "qwen2.5-7b-inst", "--dataset", "test"]       # no --cuda is put there
+            assert told["CUDA_VISIBLE_DEVICES"] == told["NEXUS_GPU_ID"] == str(box.job(evaluate["id"])["gpu_index"])
+            assert said("inference.py")["CONDA_PREFIX"] is None and len(box.job(inference["id"])["gpu_indices"]) == 2
+
+            # It grows: a good line, a bad one, one that is still being written
+            with jobs.open("a") as file:
+                file.write(f"high,{folder}/late.py,,--seed 1,0\nsoon,{folder}/bad.py,,,\n0,{folder}/late.py,,--seed 2")
+                file.flush()
+                assert box.wait(named("late.py --seed 1")["id"], "completed")["priority"] == 0
+                reading = live.until(lambda: next((text for text in readings() if "line 7" in text), None), "the bad line in /health")
+                assert f"soon,{folder}/bad.py" in reading and "priority" in reading
+                assert "line 7" in cli(box) and "line 7" in cli(box, "health")
+                assert len(box.ask("GET", "/jobs")) == 4
+                file.write(" --more,0-1\n")
+                file.flush()
+            assert box.wait(named("--seed 2 --more")["id"], "completed")["gpu_ids"] == [0, 1]
+            jobs.write_text(jobs.read_text().replace(f"soon,{folder}/bad.py,,,\n", ""))
+            live.until(lambda: f"{jobs} is watched" in readings(), "the good file in /health")
+            count = len(box.ask("GET", "/jobs"))
+            cli(box, "restart")
+            with jobs.open("a") as file:                # read anew for certain: this one comes
+                file.write(f"1,{folder}/late.py,,--seed 3,\n")
+            box.wait(named("--seed 3")["id"], "completed")
+            assert len(box.ask("GET", "/jobs")) == count + 1 == 6
+    finally:
+        live.remove_folder(folder)
+
+
+def test_a_file_of_commands():
+    with live.Box(gpus=2) as box:
+        path = box.path("commands.txt")
+        path.write_text("# comments start with #\necho ${HOME:+one}\n\necho two | tr t T\n")
+        assert cli(box, "add", "--file", str(path), "--dry-run").splitlines() == ["echo ${HOME:+one}", "echo two | tr t T"]
+        assert box.ask("GET", "/jobs") == []
+        ids = cli(box, "add", "--file", str(path), "--unique").split()
+        assert [box.logs(box.wait(job_id, "completed")["id"], "stdout") for job_id in ids] == ["one\n", "Two\n"]
+        assert cli(box, "add", "--file", str(path), "--unique").split() == ids
+
+
+def test_state_is_edited_from_outside():
+    with live.Box(gpus=2) as box:
+        path = box.home / "state.json"
+
+        def edit(**facts):
+            state = {**json.loads(live.until(lambda: live.read(path))), **facts}
+            (box.home / "edited").write_text(json.dumps(state))
+            (box.home / "edited").rename(path)
+
+        edit(paused_gpus=[1])
+        box.await_gpu(1, is_paused=True)
+        edit(paused=True)
+        live.until(lambda: box.status()["is_paused"])
+        waits = box.add("true")
+        box.await_reason(waits, "the queue is paused")
+        assert box.gpu(1)["is_paused"]
+        live.until(lambda: json.loads(live.read(path))["paused"] is True and waits, "the file to be written anew")
+        edit(paused=False, paused_gpus=[0])
+        assert box.wait(waits, "completed")["gpu_index"] == 1
+        assert box.gpu(0)["is_paused"] and not box.gpu(1)["is_paused"]
+
+
+# What happens, is told
+
+
+def test_hooks_run():
+    with live.Box(gpus=[{}], is_starting=False) as box:
+        told, health = box.path("told"), box.path("health")
+        box.write_config(
+            on_finish='echo "$NEXUS_JOB_ID,$NEXUS_JOB_STATUS,$NEXUS_JOB_CAUSE,$NEXUS_JOB_EXIT_CODE,$NEXUS_JOB_COMMAND,$NEXUS_JOB_GPU" >> '
+                      f"{told}; echo oh dear; exit 9", on_unhealthy=f'echo "$NEXUS_HEALTH $NEXUS_HEALTH_REASON" >> {health}')
+        box.serve("nexus.HEALTH_INTERVAL_S = 0.2")
+        box.status()
+        good, bad = box.add("true"), box.add("exit 3")
+        waits = box.add("true", after=[bad])
+        live.until(lambda: live.read(told).count("\n") == 3, "three calls")
+        assert live.read(told).splitlines() == [
+            f"{good},completed,,0,true,0", f"{bad},failed,exit,3,exit 3,0", f"{waits},cancelled,dependency,,true,"]
+        live.until(lambda: "on_finish: exit code 9: oh dear" in box.log())
+        box.show([{}], failure="no-driver")
+        live.until(lambda: live.read(health).startswith("UNHEALTHY GPUs: ") and live.read(health).count("\n") == 1, "on_unhealthy")
+        box.show([{}])
+        live.until(lambda: live.read(health).splitlines()[1:2] == ["HEALTHY "], "on_unhealthy, once it is well")
+
+
+def test_a_hook_that_hangs():
+    with live.Box(gpus=1, is_starting=False) as box:
+        box.write_config(on_finish=f"echo $NEXUS_JOB_ID >> {box.path('told')}; sleep 600")
+        box.serve("nexus.HOOK_TIMEOUT_S = 1.5")
+        jobs = [box.add("true") for _ in range(4)]
+        for job_id in jobs:
+            box.wait(job_id, "completed")
+        assert live.read(box.path("told")).split() == jobs[:1]          # it hangs, and they did not wait for it
+        live.until(lambda: live.read(box.path("told")).split()[:2] == jobs[:2], "its time limit")
+        assert "on_finish: " in box.log() and box.health()["is_healthy"]
+
+
+def test_the_log_as_json():
+    with live.Box(gpus=2, log_format="json", retry_backoff_seconds=0.1) as box:
+        job_id = box.add("exit 3", gpus=1.5, retries=1)
+        box.wait(job_id, "failed")
+        live.until(lambda: box.log().count(job_id) >= 6, "what is said of it")
+        lines = [json.loads(line) for line in box.log().splitlines()]
+        assert all(set(line) >= {"timestamp", "level", "logger", "thread", "message"} for line in lines)
+        own = [line for line in lines if line.get("job_id") == job_id]
+        assert {line["attempt"] for line in own} == {1, 2} and all(
+            sorted(line["gpu_ids"]) == [0, 1] and line["required_gpus"] == 1.5 for line in own), own
+
+
+def test_a_gpu_on_which_jobs_fail_is_paused():
+    with live.Box(gpus=2) as box:
+        scripts = [box.path(f"{name}.sh") for name in "ab"]
+        for path in scripts:
+            path.write_text("[ $NEXUS_GPU_ID != 0 ] || { echo no kernel image >&2; exit 1; }\n")
+        # One typo, also where others run well, is no fault of a GPU's
+        typo = [box.add("python3 tpyo.py", group="typo") for _ in range(6)]
+        live.until(lambda: box.job(typo[2])["status"] == "failed")
+        cli(box, "kill", "--group", "typo")
+        assert not any(gpu["is_paused"] for gpu in box.status()["gpu_status"])
+        for number in range(60):
+            box.add(f"sh {scripts[number // 2 % 2]}")
+        gpu = box.await_gpu(0, is_paused=True)
+        assert "failed there within 10 s" in gpu["unavailable"] and "GPU 0" in box.log()
+        assert "GPU 0 (Mock GPU, 24GB): " in cli(box) and "failed there within" in cli(box)
+        left = box.ask("GET", "/queue")[-1:]
+        for job in left:
+            box.wait(job["id"], "completed")            # on the other one, which is never paused
+        cli(box, "resume", "0")
+        assert not box.gpu(0)["is_paused"] and box.wait(box.add("true", gpu_ids=[0]), "completed")
+        assert not box.gpu(0)["is_paused"]
+
+
+def test_what_is_known():
+    """Why a job waits, when it will start, and what those before it took."""
+    with live.Box(gpus=2) as box:
+        box.wait(box.add("true"), "completed"), box.wait(box.add("exit 3"), "failed")
+        one = box.wait_started(cli(box, "add", "--expect", "10m", "sleep 600").strip())
+        two = box.wait_started(cli(box, "add", "--expect", "20m", "sleep 600").strip())
+        next_id, last_id = (cli(box, "add", "--expect", "30m", "--gpus", gpus, "true").strip() for gpus in ("1", "2"))
+
+        def minutes(queue, job_id):
+            stamp = next(job for job in queue if job["id"] == job_id)["estimated_start"]
+            return stamp and (nexus.parse_time(stamp) - nexus.parse_time(one["started_at"])) / 60
+
+        queue = live.until(lambda: all(job["estimated_start"] for job in box.ask("GET", "/queue")) and
+                           json.loads(cli(box, "queue", "--json")), "estimates")
+        assert minutes(queue, next_id) == pytest.approx(10, abs=0.2) and minutes(queue, last_id) == pytest.approx(40, abs=0.3)
+        why = cli(box, "why", last_id)
+        assert "1 job before it" in why and f"GPU 0: runs job {one['id']}" in why and f"GPU 1: runs job {two['id']}" in why
+        assert json.loads(cli(box, "why", last_id, "--json"))["gpus"][0]["verdict"] == f"runs job {one['id']}"
+        for job in (one, two):
+            cli(box, "kill", job["id"])
+        box.wait(next_id, "completed")
+        box.wait(last_id, "completed")
+        unknown = [box.add("sleep 600"), box.add("sleep 600")]
+        then = box.add("true", gpus=2, expected_time=60)
+        box.wait_started(unknown[1])
+        assert live.until(lambda: box.job(then)["waiting_for"]) and box.job(then)["estimated_start"] is None     # never invented
+        metrics = json.loads(cli(box, "metrics", "--json"))
+        assert metrics["total_jobs"] == 6 and metrics["causes"] == {"exit": 1, "killed": 2} and metrics["by_status"]["completed"] == 3
+        text = cli(box, "metrics")
+        assert "Total Jobs: 6" in text and "Median Execution Time: " in text and "GPU 0: 0.0% avg, 0.0% peak" in text
+
+
+# The right code, the right environment
+
+
+@pytest.mark.skipif(not shutil.which("git"), reason="git is not installed")
+def test_a_snapshot():
+    with live.Box(gpus=1) as box:
+        tree = box.path("tree")
+        tree.mkdir()
+
+        def git(*words):
+            return subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", str(tree), *words], check=True,
+                                  capture_output=True, text=True, env=box.environ).stdout
+
+        git("init", "-q")
+        (tree / "train.py").write_text("print('committed')\n")
+        git("add", "-A"), git("commit", "-qm", "one")
+        (tree / "train.py").write_text("print('edited, as submitted')\n")
+        (tree / "helper.txt").write_text("untracked\n")
+        before, holds = git("status", "--porcelain"), box.wait_started(box.add(held(box, "a")))
+        command = f"{sys.executable} train.py; cat helper.txt; echo 0.1 > loss.txt"
+        job_id = cli(box, "add", "--snapshot", "--cwd", str(tree), command).strip()
+        assert git("status", "--porcelain") == before
+        (tree / "train.py").write_text("print('edited later')\n")
+        (tree / "helper.txt").unlink()
+        release(box, "a")
+        box.wait(holds["id"], "completed")
+        job = box.wait(job_id, "completed")
+        assert box.logs(job_id, "stdout") == "edited, as submitted\nuntracked\n", box.logs(job_id)
+        assert f"snapshot: {job['snapshot']}" in cli(box, "show", job_id)
+        assert "edited, as submitted" in git("show", f"{job['snapshot']}:train.py")
+        kept = os.path.join(job["log_dir"], "files-1", "loss.txt")
+        assert live.until(lambda: live.read(kept)) == "0.1\n" and not (tree / "loss.txt").exists()
+        assert "not in a git work tree" in cli(box, "add", "--snapshot", "--cwd", "/", "true", code=2)
+
+
+def test_a_conda_environment():
+    with live.Box(gpus=1) as box:
+        conda = Conda(str(box.path("conda")))
+        environ = {"CONDA_EXE": conda.exe}
+        job_id = cli(box, "add", "--conda", "ml", "echo $CONDA_PREFIX $ML; python", environ=environ).strip()
+        box.wait(job_id, "completed")
+        prefix = f"{conda.root}/envs/ml"
+        assert box.logs(job_id, "stdout").splitlines() == [f"{prefix} from_ml", f"python of {prefix}/bin/python"]
+        job = box.wait(cli(box, "add", "--conda", "mll", "true", environ=environ).strip(), "failed")
+        told = box.logs(job["id"], "stderr") + job["cause_line"]
+        assert "mll" in job["cause_line"] and "base" in told and " ml" in told, (job, told)
+
+
+# Several GPUs at once
+
+
+def test_a_job_for_two_gpus_is_not_starved():
+    with live.Box(gpus=2, reserve_after_seconds=0.5) as box:
+        long = box.wait_started(box.add(held(box, "long"), expected_time=600))["id"]
+        first = box.wait_started(box.add(held(box, "first")))["id"]
+        both = box.add(held(box, "both"), gpus=2)
+        stream = [box.add("sleep 0.1") for _ in range(40)]
+        release(box, "first")
+        box.wait(first, "completed")
+        box.wait(stream[0], "completed")                # until it has waited for long enough they pass it
+        reason = box.await_reason(stream[-1], f"is kept for job {both}")
+        assert f"GPU 0 runs job {long}" in reason
+        short = cli(box, "add", "--expect", "20s", "true").strip()
+        assert box.wait(short, "completed")["gpu_index"] == 1           # it ends long before
+        assert statuses(box, both, stream[-1]) == ["pending", "pending"] and "GPUs are kept for it" in cli(box, "why", both)
+        release(box, "long")
+        assert sorted(box.wait_started(both)["gpu_indices"]) == [0, 1]
+        release(box, "both")
+        box.wait(stream[-1], "completed")
+
+
+# From Python
+
+
+def test_from_python():
+    with live.Box(gpus=2) as box:
+        client = nexus.Client.find(box.environ)
+        first = client.add("echo hello", gpus=0.5, env={"A": "b"})
+        more = client.add_all(["exit 3", "sleep 600"], group="tries", after=[first])
+        done = client.wait([first, more[0]])
+        assert [(job["status"], job["exit_code"]) for job in done] == [("completed", 0), ("failed", 3)]
+        assert b"".join(client.logs(first, stream="stdout")) == b"hello\n"
+        client.kill(more[1])
+        assert client.wait(more)[1]["status"] == "cancelled" and client.status()["queued_jobs"] == 0
+        with pytest.raises(nexus.NexusError) as refused:
+            client.add("true", gpuss=1)
+        assert refused.value.kind == "usage" and "gpus" in refused.value.hint
+
+
+def test_the_scheduler_without_a_machine():
+    """A queue can be tried out with neither GPU, screen nor clock."""
+    replay = nexus.Replay([nexus.Gpu(index, f"GPU-{index}", "H100", 81559.0, 0.0) for index in range(2)],
+                          nexus.parse_config({"jobs": {"reserve_after_seconds": 60}}, ""))
+    replay.add("one", 100.0, gpus=0.5)
+    replay.add("two", 50.0, gpus=0.5)
+    replay.add("both", 10.0, gpus=2)
+    replay.add("small", 500.0)
+    replay.add("child", 5.0, gpus=0.5, after=("two",), unmet=("two",), priority=0)
+    assert [start.job_id for start in replay.start_jobs().starts] == ["one", "two", "small"]
+    replay.run()
+    assert replay.started_at == {"one": 0.0, "two": 0.0, "small": 0.0, "child": 50.0, "both": 500.0}
+    assert replay.ended_at["both"] == 510.0 and not replay.state.order
+
+
+def test_service_ends_with_sigterm_and_goes_on():
+    """What waits is where it was, after an end that was meant."""
+    with live.Box(gpus=1) as box:
+        running = box.wait_started(box.add(held(box, "a"), expected_time=100))
+        waiting = [box.add(f"echo {priority}", priority=priority) for priority in ("low", "normal", "high")]
+        os.kill(box.pid(), signal.SIGTERM)
+        live.until(lambda: not box.pid(), "its end")
+        box.start()
+        assert [job["id"] for job in box.ask("GET", "/queue")] == waiting[::-1] and box.job(running["id"])["expected_time"] == 100
+        release(box, "a")
+        for job_id in waiting:
+            box.wait(job_id, "completed")
+
+
+def test_an_upgrade_under_a_running_service_is_told():
+    with live.Box(gpus=1) as box:
+        copy = box.path("nexus.py")
+        copy.write_text(live.NEXUS.read_text())
+        cli(box, "stop")
+
+        def call(*words):
+            return subprocess.run([sys.executable, str(copy), *words], env=box.environ, check=True, capture_output=True, text=True, cwd="/")
+
+        assert call().stderr == ""                      # it starts the service
+        copy.write_text(live.NEXUS.read_text() + "# another one\n")
+        assert "nexus restart brings them together" in call().stderr
+        call("restart")
+        assert call().stderr == ""
