@@ -43,7 +43,7 @@ def report(what: str, measured: str, limit: str = "") -> None:
 class Bench:
     """A service of its own."""
 
-    def __init__(self, gpus: int = 1, launcher: str = "screen") -> None:
+    def __init__(self, gpus: int = 1, launcher: str = "screen", cpu_slots: int = 4) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="nexus-bench-"))
         binaries = self.folder / "bin"
         binaries.mkdir()
@@ -54,7 +54,7 @@ class Bench:
         self.port = random.randrange(20000, 30000)
         (self.home / "config.toml").write_text(
             f'[service]\nport = {self.port}\n[gpu]\nlease_dir = "{self.folder}/leases"\n'
-            f'[jobs]\nlauncher = "{launcher}"\nqueue_limit = 1000000\n')
+            f'[jobs]\nlauncher = "{launcher}"\nqueue_limit = 1000000\ncpu_slots = {cpu_slots}\n')
         self.environ = {**os.environ, "NEXUS_HOME": str(self.home), "HOME": str(self.folder), "PATH": f"{binaries}:{os.environ['PATH']}"}
         self.environ.pop("NEXUS_MOCK_GPUS", None)
         self.command("start")
@@ -241,19 +241,84 @@ def measure_delay(it: Bench, act: Callable[[], object]) -> float:
     return float(watcher.communicate("\n")[0])
 
 
-def measure_plan() -> None:
+def make_waiting(count: int = 10000, gpus: int = 64) -> nexus.State:
+    """So many waiting jobs of 50 kinds and 200 groups, and two half-GPU jobs on every other GPU."""
     state = nexus.State()
-    for number in range(10000):
+    for number in range(0, gpus, 2):
+        for half in range(2):
+            nexus.apply(state, nexus.JobAdded(nexus.Job(
+                f"r{number}-{half}", "true", "/", "me", 0.0, (0, 1, -number), "", "", gpus=0.5, status="running", started_at=0.0,
+                expected_time=600.0, gpu_mem_mib=10000, gpu_indices=(number,), gpu_uuids=(f"GPU-{number}",))))
+    for group in range(200):
+        nexus.apply(state, nexus.GroupChanged(nexus.Group(f"g{group}", limit=group % 3 * 4)))
+    sizes = (0.25, 0.5, 1, 1.5, 2, 4, 8, 64, 0.75, 3)
+    for number in range(count):
         kind = number % 50
         nexus.apply(state, nexus.JobAdded(nexus.Job(
-            f"{number}", "true", "/", "me", 0.0, (0, number % 3, number), "", "", gpus=kind % 8 + 1,
-            gpu_ids=None if kind < 8 else tuple(range(kind)))))
-    gpus = [nexus.Gpu(n, f"GPU-{n}", "H100", 81559.0, 0.0) for n in range(64)]
-    config = nexus.parse_config({}, "")
-    report("plan(), 10,000 waiting of 50 kinds, 64 GPUs free",
-           f"{median_ms(lambda: nexus.plan(state, gpus, None, config, 1.0), 50):.2f} ms", "<= 5 ms")
+            f"{number}", "true", "/", "me", 0.0, (0, number % 3, number), "", "", gpus=sizes[kind % 10], group=f"g{number // 50 % 200}",
+            gpu_ids=tuple(range(kind % 10 + 8)) if kind % 10 < 3 and kind > 30 else None,
+            gpu_mem_mib=(None, 8000, 20000, 40000, 79000)[kind // 10], expected_time=(None, 60.0, 600.0, 6000.0, None)[kind // 10],
+            passed_over_at=0.0 if number < 50 else None)))
+    return state
+
+
+def measure_plan() -> None:
+    state, config = make_waiting(), nexus.parse_config({}, "")
+    usage = {job_id: nexus.Usage(60.0) for job_id in state.running}
+    gpus = [nexus.Gpu(n, f"GPU-{n}", "H100", 81559.0, 0.0, 30.0) for n in range(64)]
     busy = [nexus.replace(gpu, fault="GPU is lost") for gpu in gpus]
-    report("plan(), the same, none free", f"{median_ms(lambda: nexus.plan(state, busy, None, config, 1.0), 50):.2f} ms", "<= 5 ms")
+    full = [nexus.replace(gpu, processes=(nexus.GpuProcess(1, 5000.0),)) for gpu in gpus]
+    what = f"plan(), 10,000 waiting of {len(state.kinds)} kinds, 64 GPUs, 200 groups"
+    for now, seen, text in ((1.0, gpus, "32 GPUs free"), (400.0, gpus, "the same, GPUs kept for 50 jobs"),
+                            (400.0, full, "somebody is on each GPU"), (400.0, busy, "all GPUs lost")):
+        made = nexus.plan(state, seen, None, config, now, usage)
+        report(f"{what}: {text}", f"{median_ms(lambda: nexus.plan(state, seen, None, config, now, usage), 50):.2f} ms, "    # noqa: B023
+               f"{len(made.starts)} starts", "<= 10 ms")
+    for change in (nexus.StateChanged({"paused": True}), nexus.StateChanged({"paused": False})):
+        nexus.apply(state, change)
+        if state.paused:
+            report(f"{what}: paused", f"{median_ms(lambda: nexus.plan(state, gpus, None, config, 400.0, usage), 50):.2f} ms", "<= 10 ms")
+    many = make_waiting(40000)
+    ratio = (median_ms(lambda: nexus.plan(many, full, None, config, 400.0, usage), 50)
+             / median_ms(lambda: nexus.plan(state, full, None, config, 400.0, usage), 50))
+    report("plan() when nothing can start: 40,000 waiting / 10,000 waiting", f"{ratio:.2f}", "<= 1.5")
+
+
+def measure_many() -> None:
+    """1,000 jobs at once, and what GET /status takes meanwhile."""
+    count = 1000
+    with bench(launcher="direct", gpus=0, cpu_slots=count) as it:
+        took: list[float] = []
+        watching = threading.Event()
+
+        def watch() -> None:
+            line = http.client.HTTPConnection("127.0.0.1", it.port)
+            while not watching.is_set():
+                began = time.perf_counter()
+                line.request("GET", "/status")
+                json.loads(line.getresponse().read())
+                took.append((time.perf_counter() - began) * 1000)
+                time.sleep(0.1)
+
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        began = time.perf_counter()
+        # They end 50 a second: all at once they would take both cores of a small machine from everybody
+        ids = it.client.add_all([f"touch {it.folder}/on-{number}; sleep {60 + number / 50}; exit {number % 7}"
+                                 for number in range(count)], gpus=0)
+        while len(list(it.folder.glob("on-*"))) < count:
+            time.sleep(0.2)
+        report(f"{count} jobs at once: all run", f"{time.perf_counter() - began:.1f} s", "<= 60 s")
+        assert len(it.client.jobs(status="running")) == count
+        shown = len(took)
+        jobs = it.client.wait(ids)
+        watching.set()
+        watcher.join()
+        wrong = [job["id"] for number, job in enumerate(jobs) if job["exit_code"] != number % 7]
+        report(f"{count} jobs at once: wrong exit codes", str(len(wrong)), "0")
+        for text, part in (("while they started", took[:shown]), ("while they ran and ended", took[shown:])):
+            report(f"{count} jobs at once: GET /status {text}",
+                   f"median {statistics.median(part):.0f} ms, worst {max(part):.0f} ms", "<= 100 ms")
 
 
 def measure_idle() -> None:
@@ -266,7 +331,7 @@ def measure_idle() -> None:
         report("idle with 8 GPUs: memory", f"{it.rss_mb():.0f} MB", "<= 50 MB")
 
 
-MEASURES = {"plan": measure_plan, "gap": measure_gap, "add": measure_add, "bulk": measure_bulk, "idle": measure_idle}
+MEASURES = {"plan": measure_plan, "many": measure_many, "gap": measure_gap, "add": measure_add, "bulk": measure_bulk, "idle": measure_idle}
 
 
 def main() -> None:
