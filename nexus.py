@@ -362,7 +362,7 @@ SETTINGS = (
     Setting("gpu", "lease_dir", "", None,
             "where users' services agree on GPUs; default: nexus-leases in the first of /run/lock, /tmp that all may write"),
     Setting("gpu", "guard_failures", 3, (0, 1000),
-            "so many failures in a row, each soon after its start, of two or more programs that run elsewhere, pause a GPU; 0 = off"),
+            "so many failures in a row, each soon after its start, of jobs such as run elsewhere: the GPU is paused; 0 = off"),
     Setting("gpu", "guard_seconds", 10, (0, 86400), "what is soon"),
     Setting("jobs", "launcher", "screen", ("screen", "direct"), "or \"direct\": no session, so no attach"),
     Setting("jobs", "default_gpus", 1, (0, 1024), "GPUs of a job that does not say"),
@@ -2208,43 +2208,41 @@ def count_group_end(group: Group, status: str, cause: str | None, is_soon: bool,
 class Ended:
     """An attempt that ended, as the guard of GPUs remembers it."""
     gpu_uuids: tuple[str, ...]
-    program: str
+    command: str
     is_success: bool
     is_soon: bool               # it failed within guard_seconds of its start
+    started_at: float
 
 
 def find_program_name(command: str) -> str:
     """What a command runs, without its arguments: jobs of one sweep are one program."""
     words = [word for word in command.split() if not re.match(r"\w+=", word)]
-    script = next((word for word in words[1:] if not word.startswith("-")), "")
-    return " ".join([*words[:1], script]).strip()
+    modules = [module for flag, module in zip(words, words[1:]) if flag == "-m"]
+    scripts = [word for word in words[1:] if re.search(r"\.(py|sh|R|jl|pl)$", word)]
+    return " ".join([*words[:1], *(modules + scripts)[:1]])
 
 
 def find_bad_gpu(ended: Sequence[Ended], uuid: str, config: GpuConfig) -> str | None:
-    """Why a GPU should get no more jobs: those there fail soon, one after the other, and run elsewhere.  None when all is well."""
-    def is_here(end: Ended) -> bool:
-        return end.gpu_uuids == (uuid,)
-    latest: list[Ended] = []                    # the failures there since its last other end
-    others: list[Ended] = []
-    since = 0                                   # how many of the others ended since the first of those failures
+    """Why a GPU should get no more jobs: those there fail soon, one after the other, and such as they run elsewhere.
+
+    What fails elsewhere too is no fault of the GPU's; nor is one program, unless it has run well elsewhere meanwhile.
+    """
+    latest: list[Ended] = []                    # the failures there since something else ended there
     for end in reversed(ended):
-        if not is_here(end):
-            others.append(end)
-        elif end.is_soon:
+        if uuid in end.gpu_uuids and (end.is_success or end.gpu_uuids == (uuid,)):
+            if not end.is_soon:
+                break
             latest.append(end)
-            since = len(others)
-        else:
-            break
-    if not config.guard_failures or len(latest) < config.guard_failures:
+    since = min((end.started_at for end in latest), default=0.0)
+    elsewhere = [end for end in ended if uuid not in end.gpu_uuids and end.started_at >= since]
+    faulty = {find_program_name(end.command) for end in elsewhere if end.is_soon}
+    good = {find_program_name(end.command) for end in elsewhere if end.is_success}
+    counted = [end for end in latest if find_program_name(end.command) not in faulty]
+    programs = {find_program_name(end.command) for end in counted}
+    is_proven = good if len(programs) > 1 else good & programs
+    if not config.guard_failures or len(counted) < config.guard_failures or len({end.command for end in counted}) < 2 or not is_proven:
         return None
-    elsewhere = others[:since]
-    faulty = {end.program for end in elsewhere if end.is_soon}
-    programs = {end.program for end in latest} - faulty
-    counted = [end for end in latest if end.program in programs]
-    if len(counted) < config.guard_failures or len(programs) < 2 or not any(end.is_success for end in elsewhere):
-        return None
-    return (f"{len(counted)} jobs of {len(programs)} programs failed there within {config.guard_seconds:g} s, one after the other, "
-            "while others ran well elsewhere")
+    return f"{len(counted)} jobs in a row failed there within {config.guard_seconds:g} s of their start, and run elsewhere"
 
 
 # The scheduler on made-up time: for estimates, for simulations, for tests of what uses it
@@ -5296,7 +5294,7 @@ class Service:
 
         self.store.update(change)
         if not is_paused:
-            self.ended.append(Ended((uuid,), "", False, False))     # the guard counts anew
+            self.ended.append(Ended((uuid,), "", False, False, self.clock.now()))     # the guard counts anew
         self.wants_annotation = True
         self.log.info("GPU %d %s by %s", index, "paused" if is_paused else "resumed", who)
         self.wake()
@@ -5870,7 +5868,7 @@ class Service:
         self.forget(before)
         facts = read_attempts(job)[-1] if job.status == PENDING else {name: getattr(job, name) for name in ATTEMPT_FIELDS}
         is_soon = facts["cause"] in ("exit", "signal", "cuda-oom") and (facts["runtime_seconds"] or 0) <= self.config.gpu.guard_seconds
-        self.ended.append(Ended(before.gpu_uuids, find_program_name(job.command), job.status == COMPLETED, is_soon))
+        self.ended.append(Ended(before.gpu_uuids, job.command, job.status == COMPLETED, is_soon, before.started_at or 0.0))
         place = f" on GPU {format_indices(before.gpu_indices)}" if before.gpu_indices else ""
         if job.status == COMPLETED:
             self.tell(before, "Job %s completed successfully%s", job.id, place)

@@ -2,6 +2,7 @@
 
 import heapq
 import random
+import re
 
 import pytest
 from hypothesis import given, settings
@@ -907,8 +908,15 @@ def test_count_group_end(reason, group, end, failures, hold):
 
 
 def ends(*words):
-    """`A0-` is a failure soon after its start of program A on GPU 0; `+` a success, `~` a failure later; `A01-` on both GPUs."""
-    return [nexus.Ended(tuple(f"GPU-{index}" for index in word[1:-1]), word[0], word[-1] == "+", word[-1] == "-") for word in words]
+    """`A0-` is a failure soon after its start of program A on GPU 0; `+` a success, `~` a failure later; `A01-` on both GPUs;
+    `Ax0-` the same program with another argument.  Each began when the one before it ended.
+    """
+    made = []
+    for number, word in enumerate(words):
+        command, gpus = re.fullmatch(r"([A-Z][a-z]?)(\d+).", word).groups()
+        uuids = tuple(f"GPU-{index}" for index in gpus)
+        made.append(nexus.Ended(uuids, " --x ".join(command), word[-1] == "+", word[-1] == "-", NOW + number))
+    return made
 
 
 GUARDS = [  # reason, what ended, in its order, keys, whether GPU 0 is bad
@@ -926,6 +934,12 @@ GUARDS = [  # reason, what ended, in its order, keys, whether GPU 0 is bad
     ("more are asked for", ends("A0-", "B0-", "A1+", "A0-"), {"guard_failures": 4}, False),
     ("fewer are", ends("A0-", "A1+", "B0-"), {"guard_failures": 2}, True),
     ("never, if it is off", ends("A0-", "B0-", "A1+", "A0-"), {"guard_failures": 0}, False),
+    ("a sweep: one program, which runs elsewhere", ends("Aa0-", "Ab0-", "Ac1+", "Ad0-"), {}, True),
+    ("a sweep, and another program runs elsewhere", ends("Aa0-", "Ab0-", "B1+", "Ad0-"), {}, False),
+    ("a sweep that ran elsewhere before", ends("Aa1+", "Ab0-", "Ac0-", "Ad0-"), {}, False),
+    ("a sweep with a fault that shows elsewhere too", ends("Aa0-", "Ab0-", "Ac1+", "Ae1-", "Ad0-"), {}, False),
+    ("one command again and again", ends("Aa0-", "Aa0-", "Ab1+", "Aa0-"), {}, False),
+    ("a job on several GPUs ran well there", ends("A0-", "B0-", "C01+", "A1+", "A0-"), {}, False),
     ("another GPU's failures", ends("A1-", "B1-", "A2+", "A1-"), {}, False),
     ("nothing ended yet", [], {}, False),
 ]
@@ -935,23 +949,24 @@ GUARDS = [  # reason, what ended, in its order, keys, whether GPU 0 is bad
 def test_find_bad_gpu(reason, ended, keys, expected):
     found = nexus.find_bad_gpu(ended, "GPU-0", config(**keys).gpu)
     assert (found is not None) is expected, (reason, found)
-    assert not found or ("failed there within 10 s" in found and "programs" in found)
+    assert not found or "in a row failed there within 10 s of their start" in found
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_many_jobs_with_one_typo_pause_no_gpu(seed):
     dice, ended = random.Random(seed), []
     for number in range(24):
-        command = f"python trian.py --seed {number}"
-        ended.append(nexus.Ended((f"GPU-{dice.randrange(4)}",), nexus.find_program_name(command), False, True))
+        command, on = f"python trian.py --seed {number}", f"GPU-{dice.randrange(4)}"
+        ended.append(nexus.Ended((on,), command, False, True, NOW + number))
         if dice.random() < 0.3:
-            ended.append(nexus.Ended((f"GPU-{dice.randrange(4)}",), "python other.py", True, False))
+            ended.append(nexus.Ended((f"GPU-{dice.randrange(4)}",), "python other.py", True, False, NOW + number))
         assert [nexus.find_bad_gpu(ended, f"GPU-{index}", config().gpu) for index in range(4)] == [None] * 4
 
 
 PROGRAMS = [  # command, program
-    ("python train.py --lr 1", "python train.py"), ("python -u train.py", "python train.py"), ("CUDA=1 X=2 ./run.sh a", "./run.sh a"),
-    ("nvidia-smi", "nvidia-smi"), ("python -m pkg.train --x", "python pkg.train"), ("A=1", ""), ("ls -l", "ls")]
+    ("python train.py --lr 1", "python train.py"), ("python -u train.py", "python train.py"), ("CUDA=1 X=2 ./run.sh a", "./run.sh"),
+    ("nvidia-smi", "nvidia-smi"), ("python -m pkg.train --x", "python pkg.train"), ("./run.sh --lr 1", "./run.sh"),
+    ("torchrun --nproc 2 train.py 3", "torchrun train.py"), ("A=1", ""), ("ls -l", "ls")]
 
 
 @pytest.mark.parametrize("command, program", PROGRAMS)
