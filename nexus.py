@@ -1828,11 +1828,12 @@ def make_board(running: Iterable[Job], gpus: Sequence[Gpu], config: GpuConfig, n
 
 def find_verdict(slot: Slot, share: int, job: Job, config: GpuConfig, now: float) -> str | None:
     """Why a job cannot have so many hundredths of a GPU now; None when it can."""
-    if slot.obstacle:
-        return slot.obstacle
     if slot.free < share:
         names = format_jobs_there(slot.jobs)
-        return f"runs {names}" if slot.free <= 0 else f"has {slot.free / 100:g} free beside {names}"
+        load = f"runs {names}" if slot.free <= 0 else f"has {slot.free / 100:g} free beside {names}"
+        return f"{load}, and {slot.obstacle}" if slot.obstacle else load
+    if slot.obstacle:
+        return slot.obstacle
     if slot.kept_for not in (None, job.id) and not (job.expected_time and now + job.expected_time <= slot.kept_until):
         return f"is kept for job {slot.kept_for}"
     if slot.room_mib is not None and slot.room_mib < config.min_free_mem_mib:

@@ -743,7 +743,7 @@ def test_paused_gpu_gets_no_new_job(world):
     waits = w.add()
     w.turn()
     assert w.job(on).status == "running"                # it is left alone
-    assert w.api(waits)["waiting_for"] == "GPU 0 is paused; GPU 1 is paused"
+    assert w.api(waits)["waiting_for"] == "GPU 0 runs job aaa, and is paused; GPU 1 is paused"
     w.crash()
     w.turn()
     assert w.job(waits).status == "pending"             # pauses last
