@@ -373,7 +373,7 @@ SETTINGS = (
     Setting("jobs", "timeout_multiplier", 2, (1, 1000), "a job with an expected time is stopped at this multiple of it"),
     Setting("jobs", "kill_grace_seconds", 10, (0, 86400), "from SIGTERM to SIGKILL"),
     Setting("jobs", "retries", 0, (0, 1000), "further attempts of a job that fails, if it does not say itself"),
-    Setting("jobs", "retry_backoff_seconds", 5, (0, 86400), "before the first of them; doubles each time"),
+    Setting("jobs", "retry_backoff_seconds", 5, (0, 86400), "before the first of them; doubles each time, up to an hour"),
     Setting("jobs", "launch_attempts", 5, (1, 100), "a job that the machine could not even launch is tried this often"),
     Setting("jobs", "on_reboot", "fail", ("fail", "requeue"),
             "or \"requeue\": what becomes of jobs that ran when the machine went down"),
@@ -528,6 +528,8 @@ class Job:
     attempt: int = 0                            # of the last start; 0 before the first
     attempts: tuple[tuple[Any, ...], ...] = ()  # those before it that failed, as ATTEMPT_FIELDS
     launch_failures: int = 0                    # how many of those could not even be launched
+    retried_as: str | None = None               # the job that was added to do it again
+    is_told: bool = False                       # on_finish was run for it
     retry_at: float | None = None               # it does not start again before; None = it may
     is_alone: bool = False                      # it ran out of GPU memory: whole GPUs from now on, the emptiest
     log_offset: int = 0                         # where in stderr.log this attempt's part begins, in bytes
@@ -650,7 +652,7 @@ if TYPE_CHECKING:
     Changes = Generator[Change, None, Any]      # what Store.update() performs: each change as it is yielded
     Kind = tuple[int, Union[tuple[int, ...], None], Union[int, None], bool, int]
 
-STATE_FACTS: Mapping[str, Any] = {"paused": False, "paused_gpus": (), "pause_reasons": (), "inventory": ()}     # as they are at first
+STATE_FACTS: Mapping[str, Any] = {"paused": False, "paused_gpus": (), "pause_reasons": (), "hooks_since": None, "inventory": ()}
 INDEXED = ("status", "order", "priority", "gpus", "gpu_ids", "gpu_mem_mib", "is_alone", "expected_time", "group", "unmet", "retry_at",
            "key", "environment", "number")      # the fields by which State finds jobs
 
@@ -663,6 +665,7 @@ class State:
         self.paused = False
         self.paused_gpus: tuple[str, ...] = ()              # uuids
         self.pause_reasons: tuple[tuple[str, str], ...] = ()    # (uuid, why nexus itself paused it)
+        self.hooks_since: float | None = None               # since when on_finish is configured
         self.inventory: tuple[tuple[int, str, str, float | None], ...] = ()  # GPUs last seen: index, uuid, name, MiB
         self.jobs: dict[str, Job] = {}
         self.environments: dict[str, Mapping[str, str]] = {}
@@ -973,6 +976,8 @@ def parse_submission(data: Any) -> Submission:
         refuse("snapshot and snapshot_repo come together")
     if submission.snapshot_repo and not ((submission.cwd or "") + "/").startswith(submission.snapshot_repo.rstrip("/") + "/"):
         refuse("snapshot_repo must be a folder that cwd is in")
+    if submission.snapshot_repo and ".." in (submission.cwd or "").split("/") + submission.snapshot_repo.split("/"):
+        refuse("cwd and snapshot_repo must be paths without ..")
     return submission
 
 
@@ -1114,8 +1119,8 @@ def path_parser(key: str) -> Callable[[object], str]:
 
 def parse_priority(given: object) -> int:
     """`high`, `normal`, `low`, or a number: lower runs first."""
-    if isinstance(given, str) and given in PRIORITIES:
-        return PRIORITIES[given]
+    if isinstance(given, str) and given.lower() in PRIORITIES:
+        return PRIORITIES[given.lower()]
     if isinstance(given, str) and re.fullmatch(r"-?\d{1,7}", given):
         given = int(given)
     if isinstance(given, bool) or not isinstance(given, int) or abs(given) > MAX_PRIORITY:
@@ -1317,7 +1322,7 @@ def decode_snapshot(lines: Iterable[str]) -> Snapshot:
     jobs += [decode_job(fields, texts) for fields in body["jobs"]]
     if body["version"] != SNAPSHOT_VERSION or not isinstance(body["seq"], int):
         raise ValueError(f"version {body['version']}")
-    facts = {name: freeze(body.get(name, default) if name == "pause_reasons" else body[name])      # which came later
+    facts = {name: freeze(body.get(name, default) if name in ("pause_reasons", "hooks_since") else body[name])      # which came later
              for name, default in STATE_FACTS.items()}
     if not isinstance(facts["paused"], bool) or not isinstance(facts["paused_gpus"], tuple):        # others may edit these
         raise ValueError("paused must be true or false, paused_gpus a list")
@@ -1589,6 +1594,9 @@ def parse_sweep(text: str) -> tuple[str, tuple[str, ...]]:
     made: list[str] = []
     for part in values.split(","):
         span = re.fullmatch(r"(-?[0-9]{1,9})\.\.(-?[0-9]{1,9})", part)
+        if not span and re.match(r"-?[0-9.]*[0-9]\.\.[^/]", part):
+            raise NexusError("usage", f"--sweep {format_line(text, 60)}: only whole numbers are counted, like 0..4",
+                             hint="list the others: lr=0.1,0.2")
         if span:
             first, last = int(span[1]), int(span[2])
             if abs(last - first) >= MAX_SWEEP:
@@ -1628,12 +1636,14 @@ def expand_sweep(command: str, sweeps: Sequence[tuple[str, Sequence[str]]]) -> l
 
 
 INTERPRETERS = re.compile(r"(?:python|pypy)[0-9.]*|bash|sh|zsh|Rscript|julia|perl|ruby|node|lua")
+# Variables that decide what else is run beside a script
+INTERFERING = re.compile(r"PATH|LD_\w+|ENV|BASH_\w*|PYTHON\w*|PERL\w*|RUBY\w*|R_\w+|NODE_\w+|JULIA_\w+|LUA_\w+")
 SHELL_CHARACTERS = re.compile(r"[;&|<>()$`\\\"'*?\[\]{}~#!\n\r]")
 
 
 def parse_script(command: str) -> str:
     """The script of `[interpreter] SCRIPT ARGS`.  Raises: forbidden."""
-    found = SHELL_CHARACTERS.search(command)
+    found = SHELL_CHARACTERS.search(command) or re.search(r"[^\S \t]|[\x00-\x08\x0e-\x1f\x7f-\x9f]", command)      # bash knows two blanks
     words = command.split()
     is_named = len(words) > 1 and INTERPRETERS.fullmatch(words[0]) is not None
     script = words[1] if is_named else words[0]
@@ -1728,7 +1738,7 @@ def find_lasting_obstacle(gpu: Gpu, config: GpuConfig) -> str | None:
     if gpu.fault:
         return f"is unusable ({gpu.fault})"
     if gpu.is_paused:
-        return f"is paused ({gpu.pause_reason})" if gpu.pause_reason else "is paused"
+        return f"is paused ({gpu.pause_reason}; nexus resume {gpu.index})" if gpu.pause_reason else "is paused"
     if config.ids and gpu.index not in config.ids:
         return "is not among [gpu] ids"
     return "is cut into MIG slices" if gpu.is_mig else None
@@ -1769,7 +1779,10 @@ def find_room(gpu: Gpu, jobs: Sequence[Job]) -> float | None:
             taken[process.job_id] += process.memory_mib or 0
         elif process.job_id:
             returning += process.memory_mib or 0
-    claimed = sum(max(0.0, job.gpu_mem_mib - taken[job.id]) for job in jobs if job.gpu_mem_mib and job.id not in gpu.settled)
+    if jobs and not gpu.processes:              # in a container none shows: what is used is theirs
+        claimed = max(0.0, sum(job.gpu_mem_mib or 0 for job in jobs) - gpu.memory_used_mib)
+    else:
+        claimed = sum(max(0.0, job.gpu_mem_mib - taken[job.id]) for job in jobs if job.gpu_mem_mib and job.id not in gpu.settled)
     return gpu.memory_total_mib - max(0.0, gpu.memory_used_mib - returning) - claimed
 
 
@@ -2159,12 +2172,21 @@ def judge(job: Job, result: Result, evidence: Evidence, runtime_s: float, config
     again = job.launch_failures if is_launch else len(failures)
     return PENDING, {
         **NOT_STARTED, "attempts": (*job.attempts, list_attempt(job, facts)), "launch_failures": job.launch_failures + is_launch,
-        "retry_at": now + config.retry_backoff_seconds * 2 ** min(again, 20), "is_alone": job.is_alone or cause == "cuda-oom",
-        "log_offset": evidence.stderr_size, "stop_cause": None, "stop_by": None, "stop_line": None}
+        "retry_at": now + find_backoff(again, config), "is_alone": job.is_alone or cause == "cuda-oom",
+        "log_offset": max(job.log_offset, evidence.stderr_size), "passed_over_at": None,
+        "stop_cause": None, "stop_by": None, "stop_line": None}
 
 
 NOT_STARTED: dict[str, Any] = {"gpu_indices": (), "gpu_uuids": (), "started_at": None, "pid": None, "pid_started": None,
                                "session": None, "nonce": None, "boot_id": None}
+
+
+def find_backoff(failures: int, config: JobsConfig) -> float:
+    """Seconds before the attempt that comes after so many failures and one more: it doubles, up to an hour."""
+    return min(config.retry_backoff_seconds * float(2 ** min(failures, 20)), max(MAX_BACKOFF_S, config.retry_backoff_seconds))
+
+
+MAX_BACKOFF_S = 3600.0
 
 
 def list_attempt(job: Job, facts: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -2226,7 +2248,7 @@ def find_program_name(command: str) -> str:
 def find_bad_gpu(ended: Sequence[Ended], uuid: str, config: GpuConfig) -> str | None:
     """Why a GPU should get no more jobs: those there fail soon, one after the other, and such as they run elsewhere.
 
-    What fails elsewhere too is no fault of the GPU's; nor is one program, unless it has run well elsewhere meanwhile.
+    A failure counts only if the program has run well elsewhere meanwhile, and has not failed there.
     """
     latest: list[Ended] = []                    # the failures there since something else ended there
     for end in reversed(ended):
@@ -2238,10 +2260,8 @@ def find_bad_gpu(ended: Sequence[Ended], uuid: str, config: GpuConfig) -> str | 
     elsewhere = [end for end in ended if uuid not in end.gpu_uuids and end.started_at >= since]
     faulty = {find_program_name(end.command) for end in elsewhere if end.is_soon}
     good = {find_program_name(end.command) for end in elsewhere if end.is_success}
-    counted = [end for end in latest if find_program_name(end.command) not in faulty]
-    programs = {find_program_name(end.command) for end in counted}
-    is_proven = good if len(programs) > 1 else good & programs
-    if not config.guard_failures or len(counted) < config.guard_failures or len({end.command for end in counted}) < 2 or not is_proven:
+    counted = [end for end in latest if find_program_name(end.command) in good - faulty]
+    if not config.guard_failures or len(counted) < config.guard_failures or len({end.command for end in counted}) < 2:
         return None
     return f"{len(counted)} jobs in a row failed there within {config.guard_seconds:g} s of their start, and run elsewhere"
 
@@ -2403,7 +2423,8 @@ def job_json(job: Job, now: float, node: str, position: int | None = None, waiti
         "stopping": job.stop_cause if job.status == RUNNING else None,
         "attempt": job.attempt, "attempts": [attempt_json(attempt) for attempt in read_attempts(job)], "retries": job.retries,
         "retry_at": format_time(job.retry_at), "timeout_seconds": job.timeout_seconds, "expected_time": job.expected_time,
-        "after": job.after, "conda": job.conda, "env_digest": job.env_digest, "cuda_arg": job.cuda_arg, "snapshot": job.snapshot,
+        "after": job.after, "conda": job.conda, "env_digest": job.env_digest,
+        "retried_as": job.retried_as, "cuda_arg": job.cuda_arg, "snapshot": job.snapshot,
         "pid": job.pid, "session": job.session, "log_dir": job.log_dir, "tty": job.tty,
         "peak_rss_mib": round_known(job.peak_rss_mib), "cpu_seconds": round_known(job.cpu_seconds),
         "peak_gpu_mem_mib": job.peak_gpu_mem_mib, "mean_gpu_util": round_known(job.mean_gpu_util),
@@ -2421,7 +2442,7 @@ def round_known(number: float | None) -> float | None:
 
 def gpu_json(gpu: Gpu, state: State, config: GpuConfig, trouble: str | None) -> dict[str, Any]:
     """A GPU as GET /status shows it."""
-    held = [(job, share) for job in state.running.values() for uuid, share in zip(job.gpu_uuids, list_shares(job)) if uuid == gpu.uuid]
+    held = [(job, list_shares(job)[job.gpu_uuids.index(gpu.uuid)]) for job in state.running.values() if gpu.uuid in job.gpu_uuids]
     jobs = [job.id for job, _ in held]
     obstacle = find_obstacle(gpu, config, [job for job, _ in held])
     foreign = [process for process in gpu.processes if process.job_id is None]
@@ -2473,11 +2494,11 @@ def format_snapshot(status: Mapping[str, Any], paint: Paint, width: int = 0) -> 
     jobs = {job["id"]: job for job in status["running_jobs"]}
     for gpu in status["gpu_status"]:
         lines += format_gpu(gpu, jobs, paint, width)
-    on_cpu = [job for job in jobs.values() if not job["gpus"]]
-    if on_cpu:
-        lines += ["", paint("white", "CPU:")]
-        for job in on_cpu:
-            lines += format_running(job, paint, width)
+    shown = {job_id for gpu in status["gpu_status"] for job_id in gpu["job_ids"]}
+    unseen = [job for job in jobs.values() if job["id"] not in shown]
+    for heading, is_there in (("CPU:", True), ("On GPUs that cannot be seen now:", False)):
+        running = [line for job in unseen if (not job["gpus"]) == is_there for line in format_running(job, paint, width)]
+        lines += ["", paint("white", heading), *running] if running else []
     hints = list(status["hints"])
     if status["samples_hint"] and any(gpu["used_by"] for gpu in status["gpu_status"]):
         hints.append(status["samples_hint"])            # whose program it is could be told
@@ -2490,7 +2511,8 @@ def format_gpu(gpu: Mapping[str, Any], jobs: Mapping[str, Mapping[str, Any]], pa
     header = paint("white", f"GPU {gpu['index']} ({what}):")
     running = [line for job_id in gpu["job_ids"] if job_id in jobs for line in format_running(jobs[job_id], paint, width)]
     if running:
-        return [f"{header} {paint('red', gpu['fault'])}" if gpu["fault"] else header, *running]
+        note = paint("red", gpu["fault"]) if gpu["fault"] else paint("yellow", "[PAUSED]") if gpu["is_paused"] else ""
+        return [f"{header} {note}".rstrip(), *running]
     if gpu["is_available"]:
         return [f"{header} {paint('green', 'Available')}"]
     if gpu["used_by"]:
@@ -2526,7 +2548,8 @@ def format_detailed(status: Mapping[str, Any], health: Mapping[str, Any], paint:
                 *([f"{gpu['temperature']:.0f}°C"] if gpu["temperature"] is not None else []),
                 *([f"{gpu['power_watts']:.0f} W"] if gpu["power_watts"] is not None else [])]
         why = "" if gpu["job_ids"] or gpu["is_paused"] or not gpu["unavailable"] else f"; {gpu['unavailable']}"
-        lines.append(f"  GPU {gpu['index']}: {paint('yellow', 'PAUSED') if gpu['is_paused'] else allocated}"
+        paused = paint("yellow", "PAUSED") + (f", {allocated}" if gpu["job_ids"] else "")
+        lines.append(f"  GPU {gpu['index']}: {paused if gpu['is_paused'] else allocated}"
                      f" ({', '.join(more)}){why}")
     host = status["host"]
     lines += ["", f"Host: {host['name']}, CPU {format_known(host['cpu_percent'], '%')}, memory "
@@ -2590,7 +2613,7 @@ def format_priority(priority: int) -> str:
 def format_jobs(jobs: Sequence[Mapping[str, Any]], paint: Paint, width: int) -> str:
     rows = [[job["id"], job["status"], format_indices(job["gpu_indices"]) or "-", format_outcome(job),
              "-" if job["runtime_seconds"] is None else format_duration(job["runtime_seconds"]),
-             local_time(job["started_at"] or job["created_at"], "%m-%d %H:%M"), name_or_command(job)] for job in jobs]
+             local_time(job["started_at"], "%m-%d %H:%M"), name_or_command(job)] for job in jobs]
     table = format_table(("ID", "STATUS", "GPU", "RESULT", "RUNTIME", "STARTED", "COMMAND"), rows,
                          ("magenta", "", "", "", "cyan", "cyan", "bright"), paint, width)
     if not width:
@@ -3216,7 +3239,7 @@ class Processes:
             decided[process.pid] = None                     # a ring of parents cannot be, but pids are reused
             mark = self.read_mark(process)
             owner: Job | None = None
-            if mark in ("service", "viewer"):
+            if mark in ("service", "viewer", "tidy"):
                 return None
             known = self.owners.get((process.pid, process.started))
             if (process.pid, process.started) in runners:
@@ -3986,7 +4009,7 @@ not_launched() {
 # A checkout of the snapshot has a .git of its own that borrows all but HEAD and index, as a linked work tree does; but
 # nothing is written into the user's repository, where `git worktree add` breaks what else runs git at that moment.
 git_there() {
-  /usr/bin/env -i PATH="$job_path" HOME="${HOME:-/}" LC_ALL=C GIT_TERMINAL_PROMPT=0 GIT_OPTIONAL_LOCKS=0 git @git_options@ \
+  /usr/bin/env -i NEXUS_ROLE=tidy PATH="$job_path" HOME="${HOME:-/}" LC_ALL=C GIT_TERMINAL_PROMPT=0 GIT_OPTIONAL_LOCKS=0 git @git_options@ \
     -C "$@" 9>&-
 }
 make_tree() {
@@ -4003,6 +4026,7 @@ git_here() { git_there . --git-dir=.git --work-tree=. "$@"; }
 keep_made() {
   [ "$commit" ] && [ -d "$tree" ] || return 0
   ( cd "$tree" || exit
+    export NEXUS_ROLE=tidy                # it is not the job's, and not to be ended with what that left
     rm -f .git/index.lock
     git_here read-tree --reset "$commit" && {
       git_here update-index -q --refresh
@@ -4537,7 +4561,7 @@ class Store:
             except OSError:
                 self.journal_bytes += before
                 raise
-            if is_forced and stamp_of(self.layout.state_file) not in (self.snapshot_stamp, self.edit_stamp):
+            if self.snapshot_seq >= 0 and stamp_of(self.layout.state_file) not in (self.snapshot_stamp, self.edit_stamp):
                 self.snapshot_wanted.set()              # edited again: that is taken over first
                 return
             if self.snapshot_seq >= 0 and stamp_of(self.layout.state_file) == self.snapshot_stamp:  # a broken one never becomes .prev
@@ -4749,10 +4773,12 @@ LEASE_PATIENCE_S = 5.0          # until leases that could not be taken, for a re
 RUNNER_PATIENCE_S = 2.0         # for job.sh to write the result of a job that was killed
 SETTLED_S = 30.0                # a job's use of GPU memory that has not grown for so long is what it needs
 WINDOW_S = 3600.0               # over which a GPU's utilization is told
+ESTIMATE_PATIENCE_S = 0.05      # so long a request waits for estimates that are being made
 ESTIMATE_REST = 10              # estimates are as old as this many times what they took, and at least 2 s
 HEALTH_INTERVAL_S = 5.0         # so often on_unhealthy looks
 HOOK_TIMEOUT_S = 60.0           # for a command of [hooks]
 NO_ESTIMATES: Mapping[str, float] = {}
+MAX_FAULTS_LOGGED = 20          # of one reading of the jobs file
 TAIL_BYTES = 65536              # of stderr, in which the cause of a failure is looked for
 
 
@@ -4919,9 +4945,12 @@ class JobsFile:
         self.report(faults + self.service.take_rows(rows, os.path.dirname(self.path)))
 
     def report(self, faults: list[str]) -> None:
-        for fault in faults:
-            if fault not in self.faults:
-                self.service.log.warning("%s: %s", self.path, fault)
+        before = set(self.faults)
+        new = [fault for fault in faults if fault not in before]
+        for fault in new[:MAX_FAULTS_LOGGED]:
+            self.service.log.warning("%s: %s", self.path, fault)
+        if new[MAX_FAULTS_LOGGED:]:
+            self.service.log.warning("%s: and %d more", self.path, len(new) - MAX_FAULTS_LOGGED)
         self.faults = faults
 
 
@@ -4945,26 +4974,52 @@ class LlmShares:
 
 
 class Hooks:
-    """Runs the commands of [hooks], in a thread of its own: what they do, and for how long, changes nothing else."""
+    """Runs the commands of [hooks], in a thread of its own: what they do, and for how long, changes nothing else.
+
+    on_finish is run for every job that has finished since it was first configured, also when the service ended in between.
+    """
 
     def __init__(self, service: Service) -> None:
         self.service, self.config = service, service.config.hooks
         self.is_healthy = True
         self.looked_at = float("-inf")
+        self.following = service.store.events.next_number
 
     def run(self) -> None:
-        events = self.service.store.events
-        following = events.next_number
         while not self.service.is_stopping:
-            found, is_gap = events.read(following, WATCH_INTERVAL_S)
-            if is_gap:
-                self.service.log.warning("on_finish: some jobs ended too fast to run it for each")
-            following = found[-1][0] + 1 if found else events.next_number if is_gap else following
-            for _, kind, what in found:
-                if kind == "job" and what.status in FINAL and self.config.on_finish:
-                    self.finish(what)
-            if self.config.on_unhealthy and self.service.clock.monotonic() - self.looked_at >= HEALTH_INTERVAL_S:
-                self.look_at_health()
+            try:
+                self.begin()
+                while not self.service.is_stopping:
+                    self.look()
+            except Exception as error:
+                self.service.fail("running hooks", error)
+                self.service.clock.sleep(HEALTH_INTERVAL_S)
+
+    def begin(self) -> None:
+        """Note since when on_finish is configured, and run it for what ended unheard."""
+        since = self.service.clock.now() if self.config.on_finish else None
+
+        def note(state: State) -> Changes:
+            if (state.hooks_since is None) != (since is None):
+                yield StateChanged({"hooks_since": since})
+            began = state.hooks_since
+            return [job for job in state.finished.values() if began is not None and not job.is_told and (job.finished_at or 0.0) >= began]
+
+        for job in self.service.store.update(note):
+            self.finish(job)
+
+    def look(self) -> None:
+        """Run what is due by now, or wait a moment."""
+        found, is_gap = self.service.store.events.read(self.following, WATCH_INTERVAL_S)
+        self.following = found[-1][0] + 1 if found else self.service.store.events.next_number if is_gap else self.following
+        for job_id in [what.id for _, kind, what in found if kind == "job" and what.status in FINAL]:
+            job = self.service.store.read(lambda state, job_id=job_id: state.jobs.get(job_id))  # type: ignore[misc]
+            if job and not job.is_told and self.config.on_finish:
+                self.finish(job)
+            self.look_at_health_at_times()
+        if is_gap:
+            self.begin()
+        self.look_at_health_at_times()
 
     def finish(self, job: Job) -> None:
         self.call("on_finish", self.config.on_finish, {
@@ -4972,10 +5027,19 @@ class Hooks:
             "NEXUS_JOB_EXIT_CODE": "" if job.exit_code is None else str(job.exit_code), "NEXUS_JOB_COMMAND": job.command,
             "NEXUS_JOB_GPU": format_indices(job.gpu_indices).replace(" ", "")})
 
+        def note(state: State) -> Changes:
+            if job.id in state.jobs:
+                yield JobChanged(job.id, {"is_told": True})
+
+        self.service.store.update(note)
+
+    def look_at_health_at_times(self) -> None:
+        now = self.service.clock.monotonic()
+        if self.config.on_unhealthy and now - self.looked_at >= HEALTH_INTERVAL_S and self.service.first_probe.is_set():
+            self.looked_at = now
+            self.look_at_health()
+
     def look_at_health(self) -> None:
-        self.looked_at = self.service.clock.monotonic()
-        if not self.service.first_probe.is_set():
-            return
         health = self.service.health()
         if health["is_healthy"] != self.is_healthy:
             self.is_healthy = health["is_healthy"]
@@ -5026,11 +5090,13 @@ class Service:
         self.launched_at: dict[str, float] = {}             # monotonic; started, no word yet
         self.released_at: dict[str, float] = {}             # GPU uuid: monotonic, when a job of ours last left it
         self.readings = Readings(machine.samples)
-        self.usage: Mapping[str, Usage] = {}                # of running jobs with limits
+        self.usage: dict[str, Usage] = {}                   # of running jobs with limits
         self.ended: collections.deque[Ended] = collections.deque(maxlen=500)    # attempts, the latest last
         self.estimates: Mapping[str, float] = {}            # pending job: when it will start
         self.estimated_at, self.estimate_took_s = float("-inf"), 0.0        # monotonic
         self.estimate_lock = threading.Lock()
+        self.estimates_wanted, self.estimates_made = threading.Event(), threading.Event()
+        self.is_estimating = False                          # there is a thread that does
         self.last_watch_at = self.last_touch_at = 0.0
         self.retry_at = 0.0                                 # no write before: the disk refused
         self.start_trouble, self.hold_s, self.hold_until = "", 0.0, float("-inf")       # why nothing is started, until when (monotonic)
@@ -5048,6 +5114,7 @@ class Service:
         self.fifo: int | None = None
         self.heard = b""
         self.prober = Prober(self)
+        self.hooks = Hooks(self)
         self.jobs_file = JobsFile(self, config.jobs.jobs_file) if config.jobs.jobs_file else None
         self.llm_shares = LlmShares(config.jobs.llm_config) if config.jobs.llm_config else None
 
@@ -5085,6 +5152,8 @@ class Service:
                 job = yield from self.add_job(state, submission, digest, variables, now, content=content, key=key)
                 if has_unique:
                     contents[content_of(job)] = job.id
+                    for failed in find_forerunners(state, job):
+                        yield JobChanged(failed, {"retried_as": job.id})
                 ids.append(job.id)
             return Added(tuple(ids), tuple(known))
 
@@ -5121,15 +5190,19 @@ class Service:
         if submission.gpus is None:
             submission = replace(submission, gpus=self.find_share(submission))
         check_gpus(submission.gpus, submission)
+        if submission.llm and not self.llm_shares:
+            refuse(f"llm {format_line(submission.llm, 40)}: there is no table of models", hint="set [jobs] llm_config in config.toml")
+        if submission.cuda_arg and not has_cuda_option(submission.command) and SHELL_CHARACTERS.search(submission.command):
+            refuse("cuda_arg: where --cuda belongs in this command cannot be told",
+                   hint="write it there: python train.py --cuda 0 | tee log")
         self.check_script(submission.command, submission.cwd or self.find_home_folder())
+        self.check_beside_script(submission)
         self.check_machine(submission)
         return submission
 
     def find_share(self, submission: Submission) -> float:
         """The GPUs of a job that does not say: those of its model, or the default.  Raises: usage."""
         model = submission.llm or (find_llm(submission.command) if self.llm_shares else None)
-        if model and not self.llm_shares:
-            refuse(f"llm {format_line(model, 40)}: there is no table of models", hint="set [jobs] llm_config in config.toml")
         return self.llm_shares.find(model) if model and self.llm_shares else self.config.jobs.default_gpus
 
     def check_script(self, command: str, cwd: str) -> None:
@@ -5140,6 +5213,15 @@ class Service:
             if not any(path.startswith(folder.rstrip("/") + "/") for folder in allowed):
                 raise NexusError("forbidden", f"{format_line(path, 200)} may not be run here: it is not below {' or '.join(allowed)}",
                                  hint="[jobs] allowed_script_paths says what may")
+
+    def check_beside_script(self, submission: Submission) -> None:
+        """With allowed_script_paths, nothing else may decide what is run.  Raises: forbidden."""
+        if self.config.jobs.allowed_script_paths:
+            given = [key for key in ("conda", "snapshot") if getattr(submission, key)]
+            given += [f"env {name}" for name in submission.env if INTERFERING.fullmatch(name)]
+            if given:
+                raise NexusError("forbidden", f"{', '.join(given)} may not be given here, where only some scripts may be run",
+                                 hint="[jobs] allowed_script_paths says which")
 
     def check_machine(self, submission: Submission) -> None:
         """Refuse what this machine can never run.  What the GPUs are is known only after the first good look."""
@@ -5205,8 +5287,8 @@ class Service:
                 raise NexusError("conflict", f"job {job.id} is {job.status}", hint=hint.get(job.status, f"nexus show {job.id}"))
             if job.status == PENDING:
                 yield from end_job(state, job, CANCELLED, now, finished_at=now, cause="killed", stop_by=who)
-            elif not job.stop_cause:
-                yield JobChanged(job.id, {"stop_cause": "killed", "stop_by": who})
+            elif job.stop_cause != "killed":            # also when its time is up: it shall not be tried again
+                yield JobChanged(job.id, {"stop_cause": "killed", "stop_by": who, "stop_line": None})
 
         self.store.update(stop)
         self.log.info("Job %s: %s asked for its end", job_id, who)
@@ -5228,12 +5310,14 @@ class Service:
             for job in [old, *list_dependents(state, old.id)]:
                 if len(state.order) >= self.config.jobs.queue_limit:
                     raise NexusError("queue_full", "the queue is full", hint="raise [jobs] queue_limit")
-                after = tuple(again.get(parent, parent) for parent in job.after) if job is not old else ()
+                after = tuple(again.get(parent) or find_retried(state, parent) for parent in job.after
+                              if parent in again or is_hopeful(state, parent))
                 kept = {name: getattr(job, name) for name in (*KEPT_AS_ASKED, "user", "cwd", "environment", "env_digest", "retries")}
                 new = Job(**{**kept, "after": after}, id=self.clock.new_job_id(state.jobs), created_at=now, content="",
                           **next_place(state, job.priority), status_history=((PENDING, now),),
-                          unmet=tuple(parent for parent in after if parent in again.values()))
+                          unmet=tuple(parent for parent in after if state.jobs[parent].status != COMPLETED))
                 yield JobAdded(new)
+                yield JobChanged(job.id, {"retried_as": new.id})
                 again[job.id] = new.id
             return list(again.values())
 
@@ -5266,6 +5350,7 @@ class Service:
                 yield StateChanged({"paused": is_paused})
 
         self.store.update(change)
+        self.store.snapshot_wanted.set()                    # others read it there, and edit it
         self.log.info("Queue %s by %s", "paused" if is_paused else "resumed", who)
         self.wake()
 
@@ -5297,6 +5382,7 @@ class Service:
         if not is_paused:
             self.ended.append(Ended((uuid,), "", False, False, self.clock.now()))     # the guard counts anew
         self.wants_annotation = True
+        self.store.snapshot_wanted.set()
         self.log.info("GPU %d %s by %s", index, "paused" if is_paused else "resumed", who)
         self.wake()
 
@@ -5372,7 +5458,8 @@ class Service:
         if not self.wants_sample:
             return
         self.wants_sample = False
-        self.readings.sample(self.members)
+        running = {job.id for job in self.running_jobs()}
+        self.readings.sample({job_id: members for job_id, members in self.members.items() if job_id in running})
 
     def remember_inventory(self, seen: Observation) -> None:
         """So that a restarted service knows which GPUs to look for when the driver shows none."""
@@ -5395,7 +5482,8 @@ class Service:
         self.open_fifo()
         self.adopt()
         self.prober.thread.start()
-        workers = [(self.keep_snapshots, "snapshots"), (self.remove_rubbish, "rubbish"), (Hooks(self).run, "hooks")]
+        workers = [(self.keep_snapshots, "snapshots"), (self.remove_rubbish, "rubbish"), (self.hooks.run, "hooks"),
+                   (self.keep_estimates, "estimates")]
         for target, name in workers + ([(self.jobs_file.run, "jobs file")] if self.jobs_file else []):
             threading.Thread(target=target, name=name, daemon=True).start()
         while not self.is_stopping:
@@ -5647,7 +5735,9 @@ class Service:
             for job_id in [job_id for at, job_id in state.delayed if self.is_due(state.jobs[job_id], at, now)]:
                 yield JobChanged(job_id, {"retry_at": None})
             usage = {job_id: used for job_id, used in self.usage.items() if job_id not in self.results}     # what is over is not late
-            made = Plan(hold=hold) if hold else plan(state, self.see_gpus(state), trouble, self.config, now, usage)
+            seen = self.see_gpus(state)
+            board = tuple(make_board(state.running.values(), seen, self.config.gpu, now, usage)) if hold else ()
+            made = Plan(hold=hold, board=board) if hold else plan(state, seen, trouble, self.config, now, usage)
             for stop in made.stops:
                 yield JobChanged(stop.job_id, {"stop_cause": stop.cause, "stop_line": stop.line})
             for job_id in made.passed_over:
@@ -5661,7 +5751,6 @@ class Service:
             self.results.pop(job_id, None)
         for before, after in ended:
             self.report_end(before, after)
-        self.guard_gpus([before for before, _ in ended])
         for stop in self.plan.stops:
             self.log.info("Job %s is stopped: %s", stop.job_id, stop.line)
             self.wake()
@@ -5674,6 +5763,7 @@ class Service:
                 self.fail(f"starting job {job.id}", error)
                 if job.id not in self.launched_at:
                     self.fail_launch(job, repr(error))
+        self.guard_gpus([before for before, _ in ended])
 
     def find_gpu_trouble(self) -> str | None:
         """Why no GPU can be given out now."""
@@ -5704,7 +5794,7 @@ class Service:
 
     def is_due(self, job: Job, retry_at: float, now: float) -> bool:
         """Whether a job may be tried again; also when the clock was set back, and it would wait for longer than ever meant."""
-        longest = self.config.jobs.retry_backoff_seconds * 2 ** min(len(job.attempts), 20)
+        longest = find_backoff(len(job.attempts), self.config.jobs)
         return retry_at <= now or retry_at - now > longest
 
     def end_attempt(self, state: State, job: Job, result: Result, evidence: Evidence, now: float) -> Changes:
@@ -5726,25 +5816,21 @@ class Service:
 
     def gather_evidence(self, job: Job, result: Result) -> Evidence:
         """What a failed attempt left; and what its processes took."""
-        samples = self.readings.list_facts(job.id)
-        if not result.exit_code:
-            return Evidence(samples=samples)
-        path = os.path.join(job.log_dir or "", "stderr.log")
-        text, size = read_tail(path, job.log_offset, TAIL_BYTES)
-        return Evidence(text, size, self.find_log_trouble(job), samples)
+        text, size = read_tail(os.path.join(job.log_dir or "", "stderr.log"), job.log_offset, TAIL_BYTES if result.exit_code else 0)
+        return Evidence(text, size, self.find_log_trouble(job) if result.exit_code else None, self.readings.list_facts(job.id))
 
     def keep_samples(self) -> None:
         """Before a restart: what running jobs took up to now.  Raises: unavailable."""
         def keep(state: State) -> Changes:
             for job in list(state.running.values()):
-                samples = self.gather_evidence(job, Result(None)).samples
+                samples = self.readings.list_facts(job.id)
                 yield JobChanged(job.id, {name: sample for name, sample in samples.items() if sample is not None})
         self.store.update(keep)
 
     def guard_gpus(self, ended: Sequence[Job]) -> None:
         """Pause a GPU on which jobs fail that run elsewhere; never the last one that is usable."""
         for uuid in dict.fromkeys(uuid for job in ended for uuid in job.gpu_uuids):
-            reason = find_bad_gpu(self.ended, uuid, self.config.gpu)
+            reason = find_bad_gpu(tuple(self.ended), uuid, self.config.gpu)
 
             def pause(state: State, uuid: str = uuid, reason: str = reason or "") -> Changes:
                 others = [gpu for gpu in self.see_gpus(state) if gpu.uuid != uuid and not find_lasting_obstacle(gpu, self.config.gpu)]
@@ -5858,7 +5944,7 @@ class Service:
         """Let go of what was kept for a running job."""
         now = self.clock.monotonic()
         self.released_at.update(dict.fromkeys(job.gpu_uuids, now))
-        for kept in (self.results, self.clearings, self.launched_at):
+        for kept in (self.results, self.clearings, self.launched_at, self.usage):
             kept.pop(job.id, None)
         self.readings.forget(job.id)
         if self.machine.leases:
@@ -5982,7 +6068,8 @@ class Service:
             facts: dict[str, Any] = {"paused": edit["paused"]} if isinstance(edit.get("paused"), bool) else {}
             if isinstance(given, tuple):
                 names = [str(item) for item in given if isinstance(item, (int, str))]
-                facts["paused_gpus"] = tuple(dict.fromkeys(uuids.get(name, name) for name in names))
+                known = [name for name in names if not uuids or name in uuids or name in uuids.values()]
+                facts["paused_gpus"] = tuple(dict.fromkeys(uuids.get(name, name) for name in known))
                 facts["pause_reasons"] = tuple(pair for pair in state.pause_reasons if pair[0] in facts["paused_gpus"])
             changed = {name: fact for name, fact in facts.items() if fact != getattr(state, name)}
             if changed:
@@ -6073,7 +6160,7 @@ class Service:
 
     def running_json(self, job: Job, now: float) -> dict[str, Any]:
         sample = self.readings.jobs.get(job.id)
-        samples = self.gather_evidence(job, Result(None)).samples
+        samples = self.readings.list_facts(job.id)
         return {**job_json(job, now, self.node), "runtime_seconds": round(self.find_runtime_s(job, now), 3),
                 **{name: round_known(sample) for name, sample in samples.items()},
                 "rss_mib": round_known(sample.rss_mib) if sample else None,
@@ -6103,6 +6190,8 @@ class Service:
         if self.jobs_file and self.jobs_file.faults:
             hints.append(f"{self.jobs_file.path}: {self.jobs_file.faults[0]}" + (
                 f"; and {len(self.jobs_file.faults) - 1} more" if self.jobs_file.faults[1:] else ""))
+        if self.config.jobs.max_memory_gb and not self.machine.samples.is_available:
+            hints.append("max_memory_gb has no effect: psutil is not installed (pip install psutil)")
         if self.store.last_error:
             hints.append(f"{self.store.last_error.message}: nothing new is accepted or started until there is room")
         return hints
@@ -6129,7 +6218,7 @@ class Service:
     def explain(self, job_id: str) -> dict[str, Any]:
         """GET /jobs/{id}/why: the decision, and what stands behind it GPU by GPU.  Raises: not_found."""
         now = self.clock.now()
-        estimates = self.estimate()
+        estimates = self.find_estimates()
 
         def look(state: State) -> dict[str, Any]:
             job = find_job(state, job_id)
@@ -6141,6 +6230,27 @@ class Service:
             gpus = list_verdicts(job, self.plan.board, self.config.gpu, now) if job.gpus else []
             return {**told, "why": self.why(job, state), "facts": facts, "gpus": [{"index": index, "verdict": why} for index, why in gpus]}
         return dict(self.store.read(look))
+
+    def keep_estimates(self) -> None:
+        """Make estimates when somebody asks for them: they may take a second, and nobody shall wait so long."""
+        self.is_estimating = True
+        while not self.is_stopping:
+            if self.estimates_wanted.wait(WATCH_INTERVAL_S):
+                self.estimates_wanted.clear()
+                try:
+                    self.estimate()
+                except Exception as error:
+                    self.fail("estimating", error)
+                self.estimates_made.set()
+
+    def find_estimates(self) -> Mapping[str, float]:
+        """{pending job: when it will start} as last made; it is made anew, and waited for a moment."""
+        if not self.is_estimating:
+            return self.estimate()
+        self.estimates_made.clear()
+        self.estimates_wanted.set()
+        self.estimates_made.wait(ESTIMATE_PATIENCE_S)
+        return self.estimates
 
     def estimate(self) -> Mapping[str, float]:
         """{pending job: when it will start}, as far as that is known, and a few seconds old at most."""
@@ -6209,6 +6319,12 @@ def map_contents(state: State) -> dict[tuple[object, ...], str]:
     return {content_of(job): job.id for job in state.jobs.values() if job.status in (PENDING, RUNNING, COMPLETED)}
 
 
+def find_forerunners(state: State, job: Job) -> list[str]:
+    """The failed jobs that one added with --unique does again, in the same environment."""
+    return [old.id for old in state.finished.values() if old.status == FAILED and old.retried_as not in state.jobs
+            and content_of(old) == content_of(job) and old.environment == job.environment]
+
+
 def digest_env(env: Mapping[str, str]) -> str | None:
     return digest_of(json.dumps(env, sort_keys=True))[:16] if env else None
 
@@ -6220,10 +6336,23 @@ def list_dependents(state: State, job_id: str) -> list[Job]:
     listed = []
     for job in lost:
         others = [parent for parent in job.after if parent not in found]
-        if len(others) < len(job.after) and all(parent in state.jobs and state.jobs[parent].status == COMPLETED for parent in others):
+        is_again = job.retried_as in state.jobs
+        if len(others) < len(job.after) and not is_again and all(is_hopeful(state, parent) for parent in others):
             found.add(job.id)
             listed.append(job)
     return listed
+
+
+def find_retried(state: State, job_id: str) -> str:
+    """The job that now stands for one: itself, or its latest retry."""
+    while state.jobs[job_id].retried_as in state.jobs:
+        job_id = str(state.jobs[job_id].retried_as)
+    return job_id
+
+
+def is_hopeful(state: State, job_id: str) -> bool:
+    """Whether a job, or what it was retried as, has completed or still may."""
+    return job_id in state.jobs and state.jobs[find_retried(state, job_id)].status in (PENDING, RUNNING, COMPLETED)
 
 
 def list_groups(state: State) -> set[str]:
@@ -6451,7 +6580,7 @@ class Api:
     def get_queue(self, request: Request, who: str) -> Response:
         service, group = self.service, request.query.get("group")
         jobs = service.store.read(lambda state: [(place, state.jobs[job_id]) for place, (_, job_id) in enumerate(state.order)])
-        estimates = service.estimate() if jobs else {}
+        estimates = service.find_estimates() if jobs else {}
         return stream_list(self.describe_queue([(place, job) for place, job in jobs if group in (None, job.group)], estimates))
 
     def describe_queue(self, jobs: Sequence[tuple[int, Job]], estimates: Mapping[str, float]) -> Iterator[dict[str, Any]]:
@@ -6483,7 +6612,8 @@ class Api:
         if is_dry:                                      # all that would be refused is
             prepared = [self.service.prepare(submission) for submission in submissions]
             self.service.store.read(lambda state: [find_job(state, parent) for one in prepared for parent in one.after])
-            return json_response({"dry_run": True, "jobs": [{"command": one.command, "gpus": one.gpus} for one in prepared]})
+            shown = [name for name in SUBMISSION_FIELDS if name not in ("environment", "env", "limits", "umask")]
+            return json_response({"dry_run": True, "jobs": [{name: getattr(one, name) for name in shown} for one in prepared]})
         added = self.service.submit(submissions, who, key)
         answer: dict[str, Any] = {"id": added.ids[0]} if isinstance(data, dict) and commands is None else {"ids": added.ids}
         known = [job_id for job_id in added.known if job_id not in [submission.id for submission in submissions]]
@@ -6534,7 +6664,7 @@ class Api:
     def describe_jobs(self, jobs: Sequence[Job]) -> Iterator[dict[str, Any]]:
         """Each looked up by itself, so that a long list delays nobody else."""
         now, node = self.service.clock.now(), self.service.node
-        estimates = self.service.estimate() if any(job.status == PENDING for job in jobs) else {}
+        estimates = self.service.find_estimates() if any(job.status == PENDING for job in jobs) else {}
         for job in jobs:
             if job.status in FINAL:
                 yield job_json(job, now, node)
@@ -6543,7 +6673,7 @@ class Api:
 
     def get_job(self, request: Request, who: str, id: str) -> Response:
         job: Job = self.service.store.read(lambda state: find_job(state, id))
-        return json_response(self.service.describe_now(job, self.service.estimate() if job.status == PENDING else {}))
+        return json_response(self.service.describe_now(job, self.service.find_estimates() if job.status == PENDING else {}))
 
     def get_why(self, request: Request, who: str, id: str) -> Response:
         return json_response(self.service.explain(id))
@@ -7486,13 +7616,20 @@ class Command:
     description: str = ""
 
 
+# What people type who come from elsewhere
+FOREIGN_WORDS = {"ps": "jobs", "ls": "jobs", "list": "jobs", "list-jobs": "jobs", "rm": "remove", "info": "show ID", "submit": "add",
+                 "watch": "status --watch", "top": "status --watch", "stat": "status", "gpus": "status", "tail": "logs -f ID",
+                 "config-sample": "config sample", "pause-gpu": "pause GPU", "resume-gpu": "resume GPU", "cancel-job": "cancel ID"}
+
+
 def find_command(name: str, commands: Sequence[Command]) -> Command:
     """Raises: usage, with the nearest name."""
     for command in commands:
         if command.name == name:
             return command
     listed = [command.name for command in commands if command.summary]
-    raise NexusError("usage", f"'{format_line(name, 40)}' is not a command", hint=suggest(name, listed) or "nexus help lists them")
+    hint = f"nexus {FOREIGN_WORDS[name]}" if name in FOREIGN_WORDS else suggest(name, listed) or "nexus help lists them"
+    raise NexusError("usage", f"'{format_line(name, 40)}' is not a command", hint)
 
 
 def make_parser(command: Command, out: TextIO | None = None) -> argparse.ArgumentParser:
@@ -7504,8 +7641,12 @@ def make_parser(command: Command, out: TextIO | None = None) -> argparse.Argumen
 
         def error(self, message: str) -> NoReturn:
             hint = f"nexus help {command.name}"
-            if message.startswith("unrecognized arguments") and command.name in ("add", "run"):
-                hint = f'put the command in quotes: nexus {command.name} "python train.py --lr 0.1"; options of nexus: {hint}'
+            if message.startswith("unrecognized arguments"):
+                unknown = next((word.partition("=")[0] for word in message.split()[2:] if word.startswith("--")), "")
+                near = suggest(unknown, [flag for flags, _ in command.arguments for flag in flags]) if unknown else ""
+                if command.name in ("add", "run"):
+                    hint = f'put the command in quotes: nexus {command.name} "python train.py --lr 0.1"; options of nexus: {hint}'
+                hint = "; ".join(filter(None, [near, hint]))
             raise NexusError("usage", f"{command.name}: {message}", hint)
 
     parser = Parser(prog=f"nexus {command.name}", description=" ".join([command.summary[:1].upper() + command.summary[1:] + ".",
@@ -7614,9 +7755,11 @@ def parse_option(option: str, text: str, parse: Callable[[str], Any]) -> Any:
 
 
 def parse_option_number(option: str, text: str) -> float:
-    if not re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,9})?", text):
-        refuse(f"{option} must be a number, not '{format_line(text, 40)}'",
-               hint="--gpus 1; --gpus 0.5 shares one; --gpus 0 runs a job without a GPU" if option == "--gpus" else f"{option} 2")
+    if not re.fullmatch(r"-?[0-9]{1,12}(\.[0-9]{1,9})?", text):
+        hint = "--gpus 1; --gpus 0.5 shares one; --gpus 0 runs a job without a GPU" if option == "--gpus" else f"{option} 2"
+        if option == "--gpus" and re.fullmatch(r"[0-9]+([,-][0-9]+)+", text):
+            hint = f"certain ones: --gpu-ids {text}; how many of them: --gpus N"
+        refuse(f"{option} must be a number, not '{format_line(text, 40)}'", hint)
     return float(text) if "." in text else int(text)
 
 
@@ -7669,6 +7812,9 @@ def read_plain_commands(call: Call) -> list[str]:
         raise NexusError("usage", f"cannot read {path}: {error.strerror}",
                          hint="--file takes a file with one command a line, or - for standard input") from None
     commands = parse_commands(text)
+    if commands and all(re.match(r"-?[0-9]+ *,[^,]+,", command) for command in commands):
+        refuse(f"{path} holds rows like priority,script,conda_env,arguments,allowed_gpus, and --file takes commands",
+               hint="name it in config.toml: [jobs] jobs_file (nexus config edit, nexus restart)")
     if not commands:
         refuse(f"{path} holds no command", hint="one a line; empty lines and those that begin with # are left out")
     return commands
@@ -7681,7 +7827,8 @@ def cmd_add(call: Call) -> int:
     if call.options.dry_run:
         return show_dry_run(call, client, commands, options)
     is_one = call.options.file is None and not call.options.sweep
-    answer = client.submit({**options, **take_code(call), **({"command": commands[0]} if is_one else {"commands": commands})})
+    code = take_code(call, client)
+    answer = submit_with_code(client, {**options, **code, **({"command": commands[0]} if is_one else {"commands": commands})}, code)
     if call.options.json:
         call.print_json(answer)
     else:
@@ -7695,6 +7842,8 @@ def cmd_add(call: Call) -> int:
 
 def show_dry_run(call: Call, client: Client, commands: Sequence[str], options: Mapping[str, Any]) -> int:
     """Print what would be queued, once the service has found nothing wrong with it."""
+    if call.options.snapshot:
+        find_work_tree(options["cwd"], call.environ)
     answer = client.submit({**options, "commands": commands, "dry_run": True})
     if getattr(call.options, "json", False):                # run has no such option
         call.print_json(answer["jobs"])
@@ -7704,10 +7853,25 @@ def show_dry_run(call: Call, client: Client, commands: Sequence[str], options: M
     return 0
 
 
-def take_code(call: Call) -> dict[str, Any]:
+def submit_with_code(client: Client, body: Mapping[str, Any], code: Mapping[str, Any]) -> dict[str, Any]:
+    """Queue it; a snapshot that no job came to need goes again."""
+    is_needed = False
+    try:
+        answer = client.submit(body)
+        is_needed = not answer.get("known")
+        return answer
+    finally:
+        if code and not is_needed and not any(job["snapshot"] == code["snapshot"] for job in client.jobs()):
+            release_snapshot(code["snapshot_repo"], code["snapshot"], os.environ)
+
+
+def take_code(call: Call, client: Client) -> dict[str, Any]:
     """The keys that keep the code as it is now, if --snapshot asks for that.  Raises: usage, unavailable."""
     if not call.options.snapshot:
         return {}
+    if client.layout is None:
+        raise NexusError("usage", "--snapshot keeps a work tree of the machine that runs the job",
+                         hint="add it there, or without --snapshot")
     cwd = os.path.realpath(find_cwd(call.options.cwd))
     kept = take_snapshot(cwd, call.environ)
     if kept.empty:
@@ -7723,7 +7887,8 @@ def cmd_run(call: Call) -> int:
     client = call.client()
     if call.options.dry_run:
         return show_dry_run(call, client, commands, options)
-    job_id = client.add(commands[0], **options, **take_code(call))
+    code = take_code(call, client)
+    job_id = submit_with_code(client, {**options, **code, "command": commands[0]}, code)["id"]
     call.say(f"job {job_id}")
     if has_input():
         call.say(f"it does not get this input: its own is its terminal (nexus attach {job_id}), or, in the command, < FILE")
@@ -7839,12 +8004,9 @@ def list_group(client: Client, group: str) -> list[dict[str, Any]]:
 
 
 def find_failed(jobs: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The failed jobs of which the same was not added again, or has failed again; of those the latest."""
-    def content(job: Mapping[str, Any]) -> tuple[object, ...]:
-        return job["command"], job["cwd"], job["conda"], job["env_digest"]
-    alive = {content(job) for job in jobs if job["status"] in (PENDING, RUNNING, COMPLETED)}
-    failed = {content(job): job for job in jobs if job["status"] == FAILED}
-    return [job for key, job in failed.items() if key not in alive]
+    """The failed jobs that were not added again since."""
+    known = {job["id"] for job in jobs}
+    return [job for job in jobs if job["status"] == FAILED and job["retried_as"] not in known]
 
 
 def cmd_queue(call: Call) -> int:
@@ -7903,12 +8065,14 @@ def cmd_kill(call: Call) -> int:
     if call.options.group is not None:
         return kill_group(call, client, call.options.group)
     named = [job_id for target in call.options.targets for job_id in find_targets(client, target, call.options.all)]
+    named = leave_ended(call, client, named)
     return report_ends(call, client, act_on_all(client, named, (RUNNING,), client.kill))
 
 
 def kill_group(call: Call, client: Client, group: str) -> int:
     """All of a group, those that wait first, so that none of them takes a killed one's place."""
-    jobs = [job for status in (PENDING, RUNNING) for job in list_group(client, group) if job["status"] == status]
+    jobs = [job for job in list_group(client, group) if job["status"] not in FINAL]
+    jobs.sort(key=lambda job: job["status"] == RUNNING)
     for job in jobs:
         try:
             cancel_job(client, job["id"])
@@ -7930,6 +8094,8 @@ def act_on_all(client: Client, ids: Sequence[str], statuses: Sequence[str], act:
         try:
             act(job["id"])
         except NexusError as error:
+            if number and error.kind == "conflict" and client.job(job["id"])["cause"] == "dependency":
+                continue                        # one of those before has taken it along
             others = "; nothing was done to the others" if not number and len(jobs) > 1 else ""
             raise NexusError(error.kind, error.message + others, error.hint) from None
     return [job["id"] for job in jobs]
@@ -7954,13 +8120,19 @@ def report_ends(call: Call, client: Client, ids: Sequence[str]) -> int:
     return 0
 
 
+def leave_ended(call: Call, client: Client, ids: Sequence[str]) -> list[str]:
+    """Of several jobs those that have not ended while the command was typed."""
+    jobs = [client.job(job_id) for job_id in dict.fromkeys(ids)]
+    left = [job["id"] for job in jobs if job["status"] not in FINAL or len(jobs) == 1]
+    for job in jobs:
+        if job["id"] not in left:
+            call.say(f"{describe_end(job)} before")
+    return left
+
+
 def cmd_cancel(call: Call) -> int:
     client = call.client()
-    jobs = [client.job(job_id) for job_id in dict.fromkeys(call.options.ids)]
-    for job in jobs if len(jobs) > 1 else ():
-        if job["status"] in FINAL:                      # it ended while the command was typed
-            call.say(f"{describe_end(job)} before")
-    left = [job["id"] for job in jobs if job["status"] not in FINAL or len(jobs) == 1]
+    left = leave_ended(call, client, call.options.ids)
     return report_ends(call, client, act_on_all(client, left, (PENDING, RUNNING), lambda job_id: cancel_job(client, job_id)))
 
 
@@ -8166,6 +8338,9 @@ def service_options(call: Call) -> list[str]:
 def cmd_start(call: Call) -> int:
     try:
         client = Client.find(call.environ, is_starting=False)
+        if service_options(call):
+            raise NexusError("usage", "the service runs already, and these options take effect when it starts",
+                             hint=f"nexus restart {' '.join(service_options(call))}; jobs go on")
         call.say(f"the service runs already, at http://{client.host}:{client.port}")
     except NexusError as error:
         if error.kind != "unavailable" and not (call.options.take_over and error.kind == "conflict"):

@@ -99,6 +99,7 @@ JOB_FIELDS = {
     "snapshot": maybe(texts), "snapshot_repo": maybe(texts), "cuda_arg": st.booleans(), "retries": st.integers(0, 9),
     "timeout_seconds": maybe(times), "expected_time": maybe(times), "launch_failures": st.integers(0, 9), "retry_at": maybe(times),
     "attempts": tuples(st.tuples(st.integers(1, 9), times, times, times, maybe(st.integers(0, 255)), texts, tuples(st.integers(0, 99)))),
+    "retried_as": maybe(ids), "is_told": st.booleans(),
     "is_alone": st.booleans(), "log_offset": st.integers(0, 10**9), "stop_line": maybe(texts), "mean_gpu_util": maybe(times),
     "priority": numbers, "name": maybe(texts), "key": maybe(texts), "tty": st.booleans(),
     "umask": maybe(st.integers(0, 0o777)),
@@ -117,7 +118,7 @@ jobs = st.fixed_dictionaries(
 ).map(lambda fields: nexus.Job(**fields))
 environments = st.dictionaries(texts, texts, max_size=4)
 state_facts = {
-    "paused": st.booleans(), "paused_gpus": tuples(texts), "pause_reasons": tuples(st.tuples(texts, texts)),
+    "paused": st.booleans(), "paused_gpus": tuples(texts), "pause_reasons": tuples(st.tuples(texts, texts)), "hooks_since": maybe(times),
     "inventory": tuples(st.tuples(st.integers(0, 99), texts, texts, maybe(times)))}
 groups = st.builds(nexus.Group, texts, st.integers(0, 99), maybe(texts), st.integers(-1, 3))
 changes = st.one_of(

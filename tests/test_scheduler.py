@@ -341,7 +341,7 @@ REASONS = [  # what is shown, jobs, GPUs, keys, part of the reason why the last 
      [gpu(0), gpu(1)], {}, "it needs 1.5 GPUs, and 0 of 2 can be had now: GPU 0 has 0.5 free beside job rrr; GPU 1 has"),
     ("one and a half on a box with one", [job("aaa", gpus=1.5)], [gpu(0)], {}, "it needs 2 GPUs, and there are 1"),
     ("what nexus itself paused, and why", [job("aaa")], [gpu(0, is_paused=True, pause_reason="3 jobs failed there")], {},
-     "GPU 0 is paused (3 jobs failed there)"),
+     "GPU 0 is paused (3 jobs failed there; nexus resume 0)"),
     ("nothing is in its way", [job("aaa")], [gpu(0)], {}, "it is about to start"),
 ]
 
@@ -802,7 +802,7 @@ ENDS = [  # reason, fields of the job, exit code or Result, stderr, keys, status
      {"retry_at": NOW + 120}),
     ("a thousand retries do not wait for ever", {"retries": 1000, "attempts": tuple(failed_attempt(n) for n in range(1, 900))}, 3, "", {},
      "pending",
-     {"retry_at": NOW + 5 * 2**20}),
+     {"retry_at": NOW + 3600}),
     ("no more retries", {"retries": 2, "attempts": (failed_attempt(1), failed_attempt(2))}, 3, "", {}, "failed", {"cause": "exit"}),
     ("a success after failures is one", {"retries": 2, "attempts": (failed_attempt(1),)}, 0, "", {}, "completed", {"cause": None}),
     ("a time limit is a failure like others", {"retries": 1, "stop_cause": "timeout"}, 143, "", {}, "pending",
@@ -920,7 +920,7 @@ def ends(*words):
 
 
 GUARDS = [  # reason, what ended, in its order, keys, whether GPU 0 is bad
-    ("three in a row, two programs, while others ran well elsewhere", ends("A0-", "B0-", "A1+", "A0-"), {}, True),
+    ("three in a row, two programs, while others ran well elsewhere", ends("A0-", "B0-", "A1+", "B1+", "A0-"), {}, True),
     ("two in a row", ends("A0-", "A1+", "B0-"), {}, False),
     ("one went well in between", ends("A0-", "B0-", "A1+", "C0+", "A0-"), {}, False),
     ("one failed late in between", ends("A0-", "B0-", "A1+", "C0~", "A0-"), {}, False),
@@ -929,10 +929,11 @@ GUARDS = [  # reason, what ended, in its order, keys, whether GPU 0 is bad
     ("it ran well before, not since", ends("A1+", "A0-", "B0-", "C0-"), {}, False),
     ("the others fail there, too", ends("A0-", "A1-", "B0-", "B1-", "C1+", "A0-"), {}, False),
     ("of three programs one fails elsewhere: it does not count", ends("A0-", "B0-", "C0-", "C1-", "D1+"), {}, False),
-    ("and the rest do", ends("A0-", "B0-", "C0-", "C1-", "D1+", "A0-"), {}, True),
+    ("and the rest do", ends("A0-", "B0-", "C0-", "C1-", "A1+", "B1+", "A0-"), {}, True),
+    ("what never ran well elsewhere does not count either", ends("A0-", "B0-", "C0-", "A1+", "B1+"), {}, False),
     ("on several GPUs: whose fault it is cannot be told", ends("A01-", "B01-", "C2+", "A01-"), {}, False),
     ("more are asked for", ends("A0-", "B0-", "A1+", "A0-"), {"guard_failures": 4}, False),
-    ("fewer are", ends("A0-", "A1+", "B0-"), {"guard_failures": 2}, True),
+    ("fewer are", ends("A0-", "A1+", "B1+", "B0-"), {"guard_failures": 2}, True),
     ("never, if it is off", ends("A0-", "B0-", "A1+", "A0-"), {"guard_failures": 0}, False),
     ("a sweep: one program, which runs elsewhere", ends("Aa0-", "Ab0-", "Ac1+", "Ad0-"), {}, True),
     ("a sweep, and another program runs elsewhere", ends("Aa0-", "Ab0-", "B1+", "Ad0-"), {}, False),

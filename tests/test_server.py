@@ -421,8 +421,9 @@ def test_gpus_and_the_queue_are_paused_and_resumed(bench):
 
 def test_a_dry_run_checks_and_adds_nothing(bench):
     status, answer = bench.ask("POST", "/queue", {"commands": ["a", "b"], "gpus": 0.5, "dry_run": True})
-    assert (status, answer) == (200, {"dry_run": True, "jobs": [{"command": "a", "gpus": 0.5}, {"command": "b", "gpus": 0.5}]})
-    assert bench.ask("POST", "/queue", {"command": "a", "dry_run": True})[1]["jobs"] == [{"command": "a", "gpus": 1}]
+    assert status == 200 and answer["dry_run"] and [(job["command"], job["gpus"]) for job in answer["jobs"]] == [("a", 0.5), ("b", 0.5)]
+    [job] = bench.ask("POST", "/queue", {"command": "a", "group": "g", "env": {"A": "secret"}, "dry_run": True})[1]["jobs"]
+    assert (job["command"], job["gpus"], job["group"]) == ("a", 1, "g") and "secret" not in str(job)
     assert bench.commands == [] and bench.ask("POST", "/queue", {"command": "a", "dry_run": False})[1].keys() == {"id"}
 
 

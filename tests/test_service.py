@@ -1452,7 +1452,7 @@ def test_a_group_whose_first_jobs_fail_soon_is_held(world, reason, ends, is_held
 # GPUs that are bad
 
 def on_gpu(w, index, command, code, pid, seconds=1):
-    job_id = w.add(command, gpu_ids=[index])
+    job_id = w.add(f"./program --letter {command}", gpu_ids=[index])
     w.turn()
     assert w.job(job_id).gpu_indices == (index,), w.api(job_id)
     fail(w, job_id, pid, code, "CUDA error\n", seconds)

@@ -281,7 +281,7 @@ def test_the_history():
 ID   STATUS     GPU   RESULT  RUNTIME  STARTED      COMMAND
 abc  completed  0     exit 0  1m       10-24 15:29  python train.py
 abd  failed     0, 1  exit 3  1m       10-24 15:29  python train.py
-abe  pending    -     -       -        10-24 15:29  python train.py
+abe  pending    -     -       -        -            python train.py
 """
 
 
