@@ -523,6 +523,31 @@ def test_a_snapshot():
         assert "not in a git work tree" in cli(box, "add", "--snapshot", "--cwd", "/", "true", code=2)
 
 
+def test_a_snapshot_is_tidied_while_what_the_job_left_is_ended():
+    with live.Box(gpus=1, kill_grace_seconds=2) as box:
+        tree = box.path("tree")
+        tree.mkdir()
+        for number in range(300):
+            (tree / f"file-{number}").write_text(f"{number}\n")
+
+        def git(*words):
+            return subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", str(tree), *words], check=True,
+                                  capture_output=True, text=True, env=box.environ).stdout
+
+        git("init", "-q")
+        git("add", "-A"), git("commit", "-qm", "one")
+        job_id = cli(box, "add", "--snapshot", "--cwd", str(tree), "echo 1 > made; (trap '' TERM; sleep 600) & sleep 0.1").strip()
+        job = box.wait(job_id, "completed")
+        files = os.path.join(job["log_dir"], "files-1")
+        assert live.until(lambda: os.path.isdir(files) and os.listdir(files)) == ["made"]
+        ended = box.nexus("run", "--snapshot", "--cwd", str(tree), "cat file-7")
+        assert (ended.returncode, ended.stdout) == (0, "7\n"), ended.stderr
+        refs = git("for-each-ref", "refs/nexus")
+        (tree / "file-7").write_text("other\n")
+        cli(box, "add", "--snapshot", "--gpus", "9", "--cwd", str(tree), "true", code=2)
+        assert git("for-each-ref", "refs/nexus") == refs, "no job came of it, so that nothing is kept for one"
+
+
 def test_a_conda_environment():
     with live.Box(gpus=1) as box:
         conda = Conda(str(box.path("conda")))

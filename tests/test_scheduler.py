@@ -904,6 +904,20 @@ def test_count_group_end(reason, group, end, failures, hold):
     assert (made.name, made.limit) == (group.name, group.limit)
 
 
+def test_memory_in_a_container_where_no_process_shows():
+    """What is used is the jobs' own then, and is not counted beside what they declared."""
+    one = running("aaa", (0,), gpus=0.25, gpu_mem_mib=10000)
+    assert nexus.find_room(gpu(0, memory_total_mib=24000, memory_used_mib=10000), [one]) == 14000
+    assert nexus.find_room(gpu(0, memory_total_mib=24000, memory_used_mib=0), [one]) == 14000
+    assert nexus.find_room(gpu(0, memory_total_mib=24000, memory_used_mib=12000), [one]) == 12000
+
+
+def test_what_failed_before_is_not_read_again():
+    one = running("aaa", (0,), retries=3, log_offset=500)
+    _, facts = nexus.judge(one, nexus.Result(None, cause="session-lost"), nexus.Evidence(), 60.0, config().jobs, NOW)
+    assert facts["log_offset"] == 500 and facts["passed_over_at"] is None
+
+
 # The guard of GPUs
 
 

@@ -7,6 +7,7 @@ import pathlib
 import queue
 import threading
 
+import live
 import makers
 import pytest
 
@@ -1378,6 +1379,37 @@ def test_retry_leaves_what_waits_for_another_that_failed(world):
     assert len(w.service.retry(one, "ann")) == 1
 
 
+def test_retries_of_all_that_failed_bring_along_what_waits_for_them_together(world):
+    w = world(gpus=0, cpu_slots=9)
+    one, two = w.add("one", gpus=0), w.add("two", gpus=0)
+    w.add("both", gpus=0, after=[one, two])
+    w.turn()
+    fail(w, one, 100, seconds=1)
+    fail(w, two, 101, seconds=1)
+    [again] = w.service.retry(one, "ann")
+    second, both = w.service.retry(two, "ann")
+    assert w.job(both).after == (again, second) and w.job(one).retried_as == again
+    assert len(w.service.retry(two, "ann")) == 1, "what was brought along once is not again"
+
+
+def test_a_retry_still_comes_after_what_may_complete(world):
+    w = world(gpus=0, cpu_slots=1)
+    lives, dies = w.add("lives", gpus=0), w.add("dies", gpus=0)
+    child = w.add("child", gpus=0, after=[dies, lives])
+    w.service.cancel(dies, "ann", ("pending",))
+    [again] = w.service.retry(child, "ann")
+    assert (w.job(again).after, w.job(again).unmet) == ((lives,), (lives,))
+
+
+def test_what_is_added_anew_with_unique_stands_for_what_failed(world):
+    w = world()
+    job_id = w.add("python a.py")
+    w.turn()
+    fail(w, job_id, 100)
+    [again] = submit(w, {"command": "python a.py", "cwd": "/", "unique": True}).ids
+    assert again != job_id and w.job(job_id).retried_as == again
+
+
 def test_retry_of_too_many_for_the_queue_adds_none(world):
     w = world(gpus=0, queue_limit=2, cpu_slots=1)
     bad = w.add("bad", gpus=0)
@@ -1551,6 +1583,42 @@ def test_time_limits(world, reason, config, job, limit_s, words):
     w.turn()
     job = w.job(job_id)
     assert (job.status, job.cause) == ("failed", "timeout") and words in job.cause_line
+
+
+def time_out(w, job_id, pid):
+    """A running job is told to end, since its time is up."""
+    w.claim(job_id, pid)
+    w.machine.processes.start(7, job_id)
+    for _ in range(4):
+        w.turn(seconds=1.1)
+    assert w.job(job_id).stop_cause == "timeout"
+
+
+def test_a_kill_counts_while_the_time_limit_ends_it(world):
+    w = world()
+    job_id = w.add(retries=2, timeout_seconds=2)
+    w.turn()
+    time_out(w, job_id, int(w.clock.ticks * 10))
+    w.service.cancel(job_id, "ann", ("running",))
+    w.machine.processes.alive.clear()
+    w.write_result(job_id, 143)
+    w.turn(f"end {job_id} 1 143 400")
+    w.turn()
+    job = w.job(job_id)
+    assert (job.status, job.cause, job.stop_by, job.cause_line) == ("cancelled", "killed", "ann", None)
+
+
+def test_what_an_attempt_took_is_not_the_next_ones(world):
+    w = world(retry_backoff_seconds=0)
+    job_id = w.add(retries=2, timeout_seconds=2)
+    w.turn()
+    time_out(w, job_id, int(w.clock.ticks * 10))
+    w.machine.processes.alive.clear()
+    w.write_result(job_id, 143)
+    w.turn(f"end {job_id} 1 143 400")
+    w.turn()
+    w.turn()
+    assert (w.job(job_id).status, w.job(job_id).attempt, w.job(job_id).stop_cause) == ("running", 2, None)
 
 
 def test_host_memory(world):
@@ -1977,6 +2045,29 @@ def test_on_finish(world, hooked):
     assert hooks.next()[1] == {"NEXUS_JOB_ID": job_id, "NEXUS_JOB_STATUS": "failed", "NEXUS_JOB_CAUSE": "exit", "NEXUS_JOB_EXIT_CODE": "3",
                                "NEXUS_JOB_COMMAND": "python a.py; exit 3", "NEXUS_JOB_GPU": "0,1"}
     assert hooks.calls.empty(), "each once, and not for starts"
+
+
+def test_on_finish_for_what_ended_unheard(world, hooked):
+    """Before its thread looked, or while the service was down; not for what ended before it was configured."""
+    w = world(gpus=2)
+    early = w.add(gpus=2)
+    w.turn()
+    w.claim(early, 100)
+    w.end(early)
+    w.service.config = nexus.replace(w.service.config, hooks=nexus.HooksConfig("", "notify me"))
+    w.clock.pass_(1)
+    hooks = hooked(w)
+    one, two = w.add(), w.add()
+    w.service.cancel(one, "ann", ("pending",))
+    assert hooks.next()[1]["NEXUS_JOB_ID"] == one
+    live.until(lambda: w.job(one).is_told)
+    hooks.end()
+    w.service.is_stopping = False
+    w.service.cancel(two, "ann", ("pending",))
+    hooks = hooked(w)
+    assert hooks.next()[1]["NEXUS_JOB_ID"] == two
+    live.until(lambda: w.job(two).is_told)
+    assert hooks.calls.empty() and not w.job(early).is_told
 
 
 HOOK_FAULTS = [  # reason, what becomes of the command, what the log says
