@@ -776,69 +776,90 @@ def list_shares(job: Job) -> list[int]:
 
 
 def apply(state: State, change: Change) -> Callable[[], None]:
-    """Make one change in State; return what undoes it.
+    """Make one change in State; return what undoes it.  The order of `running` may be another afterwards.
 
     Raises: KeyError, when it does not fit (a damaged journal); then nothing has changed.
     """
-    number = state.next_number
-    if isinstance(change, JobAdded):
-        job = change.job
-        if job.id in state.jobs:
-            raise KeyError(job.id)
-        state.index(job)
+    make: Callable[[State, Any], Callable[[], None]] = MAKERS[type(change)]
+    return make(state, change)
 
-        def undo() -> None:
-            state.unindex(job)
-            state.next_number = number
-    elif isinstance(change, JobChanged):
-        old = state.jobs[change.id]
-        refuse_unknown(change.facts, Job.__slots__)  # type: ignore[attr-defined]
-        new = replace(old, **change.facts)
-        state.reindex(old, new)
 
-        def undo() -> None:
-            state.reindex(new, old)
-            state.next_number = number
-    elif isinstance(change, JobsRemoved):
-        gone = [state.jobs[job_id] for job_id in dict.fromkeys(change.ids)]
-        finished = dict(state.finished)
-        for job in gone:
-            state.unindex(job)
+def make_job_added(state: State, change: JobAdded) -> Callable[[], None]:
+    number, job = state.next_number, change.job
+    if job.id in state.jobs:
+        raise KeyError(job.id)
+    state.index(job)
 
-        def undo() -> None:
-            for job in gone:
-                state.index(job)
-            state.finished = finished
-    elif isinstance(change, EnvironmentAdded):
-        is_new = change.digest not in state.environments
-        state.environments.setdefault(change.digest, change.variables)
-
-        def undo() -> None:
-            if is_new:
-                del state.environments[change.digest]
-    elif isinstance(change, GroupChanged):
-        former = state.groups.get(change.group.name)
-        state.groups[change.group.name] = change.group
-
-        def undo() -> None:
-            if former:
-                state.groups[former.name] = former
-            else:
-                del state.groups[change.group.name]
-    elif isinstance(change, LineSeen):
-        count = state.seen.get(change.digest, 0)
-        set_count(state.seen, change.digest, change.count)
-
-        def undo() -> None:
-            set_count(state.seen, change.digest, count)
-    else:
-        refuse_unknown(change.facts, STATE_FACTS)
-        before = {name: getattr(state, name) for name in change.facts}
-        set_facts(state, change.facts)
-
-        def undo() -> None:
-            set_facts(state, before)
+    def undo() -> None:
+        state.unindex(job)
+        state.next_number = number
     return undo
+
+
+def make_job_changed(state: State, change: JobChanged) -> Callable[[], None]:
+    number, old = state.next_number, state.jobs[change.id]
+    refuse_unknown(change.facts, Job.__slots__)  # type: ignore[attr-defined]
+    new = replace(old, **change.facts)
+    state.reindex(old, new)
+
+    def undo() -> None:
+        state.reindex(new, old)
+        state.next_number = number
+    return undo
+
+
+def make_jobs_removed(state: State, change: JobsRemoved) -> Callable[[], None]:
+    gone = [state.jobs[job_id] for job_id in dict.fromkeys(change.ids)]
+    finished = dict(state.finished)
+    for job in gone:
+        state.unindex(job)
+
+    def undo() -> None:
+        for job in gone:
+            state.index(job)
+        state.finished = finished
+    return undo
+
+
+def make_environment_added(state: State, change: EnvironmentAdded) -> Callable[[], None]:
+    is_new = change.digest not in state.environments
+    state.environments.setdefault(change.digest, change.variables)
+
+    def undo() -> None:
+        if is_new:
+            del state.environments[change.digest]
+    return undo
+
+
+def make_group_changed(state: State, change: GroupChanged) -> Callable[[], None]:
+    name = change.group.name
+    former = state.groups.get(name)
+    state.groups[name] = change.group
+
+    def undo() -> None:
+        if former:
+            state.groups[name] = former
+        else:
+            del state.groups[name]
+    return undo
+
+
+def make_line_seen(state: State, change: LineSeen) -> Callable[[], None]:
+    count = state.seen.get(change.digest, 0)
+    set_count(state.seen, change.digest, change.count)
+    return lambda: set_count(state.seen, change.digest, count)
+
+
+def make_state_changed(state: State, change: StateChanged) -> Callable[[], None]:
+    refuse_unknown(change.facts, STATE_FACTS)
+    before = {name: getattr(state, name) for name in change.facts}
+    set_facts(state, change.facts)
+    return lambda: set_facts(state, before)
+
+
+MAKERS: Mapping[type, Any] = {
+    JobAdded: make_job_added, JobChanged: make_job_changed, JobsRemoved: make_jobs_removed, EnvironmentAdded: make_environment_added,
+    GroupChanged: make_group_changed, LineSeen: make_line_seen, StateChanged: make_state_changed}
 
 
 def set_count(counts: dict[str, int], key: str, count: int) -> None:
