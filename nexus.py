@@ -3260,7 +3260,7 @@ class Processes:
             decided[process.pid] = None                     # a ring of parents cannot be, but pids are reused
             mark = self.read_mark(process)
             owner: Job | None = None
-            if mark in ("service", "viewer", "tidy"):
+            if mark in ("service", "viewer"):
                 return None
             known = self.owners.get((process.pid, process.started))
             if (process.pid, process.started) in runners:
@@ -3281,11 +3281,19 @@ class Processes:
             leader = processes.get(process.session)
             return process.started >= (job.pid_started or 0) and (leader is None or leader.started == job.pid_started)
 
+        def is_tidying(process: Process) -> bool:
+            """Whether job.sh itself does it, once the job is over: all that it began and that is not the job's by its environment."""
+            while process.parent not in tidying:
+                if self.read_mark(process) in by_nonce or process.parent not in processes:
+                    return False
+                process = processes[process.parent]
+            return True
+
         for process in processes.values():
             owner = find_owner(process)
             if owner:
                 self.owners[process.pid, process.started] = owner.id, owner.nonce or ""
-                if (process.pid, process.started) not in runners and process.parent not in tidying:
+                if (process.pid, process.started) not in runners and not (tidying and is_tidying(process)):
                     members[owner.id].append(process)
         self.forget(processes)
         return members
@@ -4030,7 +4038,7 @@ not_launched() {
 # A checkout of the snapshot has a .git of its own that borrows all but HEAD and index, as a linked work tree does; but
 # nothing is written into the user's repository, where `git worktree add` breaks what else runs git at that moment.
 git_there() {
-  /usr/bin/env -i NEXUS_ROLE=tidy PATH="$job_path" HOME="${HOME:-/}" LC_ALL=C GIT_TERMINAL_PROMPT=0 GIT_OPTIONAL_LOCKS=0 git @git_options@ \
+  /usr/bin/env -i PATH="$job_path" HOME="${HOME:-/}" LC_ALL=C GIT_TERMINAL_PROMPT=0 GIT_OPTIONAL_LOCKS=0 git @git_options@ \
     -C "$@" 9>&-
 }
 make_tree() {
@@ -4047,7 +4055,6 @@ git_here() { git_there . --git-dir=.git --work-tree=. "$@"; }
 keep_made() {
   [ "$commit" ] && [ -d "$tree" ] || return 0
   ( cd "$tree" || exit
-    export NEXUS_ROLE=tidy                # it is not the job's, and not to be ended with what that left
     rm -f .git/index.lock
     git_here read-tree --reset "$commit" && {
       git_here update-index -q --refresh
@@ -4963,7 +4970,65 @@ class JobsFile:
             self.report([f"there is no file {self.path}"])
             return
         rows, faults = parse_jobs_file(text)
-        self.report(faults + self.service.take_rows(rows, os.path.dirname(self.path)))
+        self.report(faults + self.take(rows))
+
+    def take(self, rows: Sequence[JobsRow]) -> list[str]:
+        """Queue what is new in the file, each content once; return what was wrong with rows."""
+        service = self.service
+        latest = {digest_of(row.content)[:16]: row for row in rows}
+        counts = dict.fromkeys(latest, 0)
+        for row in rows:
+            counts[digest_of(row.content)[:16]] += 1
+        seen: dict[str, int] = service.store.read(lambda state: dict(state.seen))
+        new = {digest: row for digest, row in latest.items() if counts[digest] > seen.get(digest, 0)}
+        prepared, faults = self.prepare(new)
+        gone = {digest: counts.get(digest, 0) for digest, count in seen.items() if counts.get(digest, 0) < count}
+        if not prepared and not gone:
+            return faults
+        environments = dict(zip(prepared, service.make_environments(list(prepared.values()))))
+        now = service.clock.now()
+
+        def add(state: State) -> Changes:
+            ids = []
+            contents = map_contents(state)
+            for digest, submission in prepared.items():
+                if len(state.order) >= service.config.jobs.queue_limit:
+                    faults.append(f"line {latest[digest].line}: the queue is full (queue_limit)")
+                    continue
+                if service.content_of(submission) not in contents:
+                    job = yield from service.add_job(state, submission, *environments[digest], now)
+                    ids.append(job.id)
+                yield LineSeen(digest, counts[digest])
+            for digest, count in gone.items():              # taken out of the file: there again, it is new
+                yield LineSeen(digest, count)
+            return ids
+
+        ids = service.store.update(add)
+        if ids:
+            service.log.info("%s added from the jobs file: %s", format_count(len(ids), "job"),
+                             ", ".join(ids[:20]) + (" ..." if ids[20:] else ""))
+            service.wake()
+        return faults
+
+    def prepare(self, rows: Mapping[str, JobsRow]) -> tuple[dict[str, Submission], list[str]]:
+        """What new rows ask for, by their digests, and what is wrong with the others."""
+        prepared, faults = {}, []
+        for digest, row in rows.items():
+            try:
+                prepared[digest] = self.service.prepare(self.make_submission(row))
+            except NexusError as error:
+                faults.append(f"line {row.line}, '{format_line(row.script, 100)}': {error.message}")
+        return prepared, faults
+
+    def make_submission(self, row: JobsRow) -> Submission:
+        script = os.path.expanduser(row.script)
+        has_python = row.conda or find_program("python")
+        program = "bash" if script.endswith(".sh") else "python" if has_python else "python3"
+        is_adding = self.service.config.jobs.cuda_arg == "add"
+        command = " ".join(filter(None, [program, quote(script), row.arguments]))
+        return Submission(
+            command=parse_command(command), cwd=os.path.dirname(self.path), priority=row.priority, conda=row.conda, gpu_ids=row.gpu_ids,
+            cuda_arg=is_adding or has_cuda_option(command))
 
     def report(self, faults: list[str]) -> None:
         before = set(self.faults)
@@ -6102,59 +6167,6 @@ class Service:
             self.wants_annotation = True
             self.log.info("Taken over from state.json: %s", ", ".join(f"{name} = {fact}" for name, fact in changed.items()))
             self.wake()
-
-    def take_rows(self, rows: Sequence[JobsRow], folder: str) -> list[str]:
-        """Queue what is new in the jobs file, each content once; return what was wrong with rows."""
-        counts: dict[str, int] = {}
-        for row in rows:
-            digest = digest_of(row.content)[:16]
-            counts[digest] = counts.get(digest, 0) + 1
-        seen = self.store.read(lambda state: dict(state.seen))
-        if counts == seen:
-            return []
-        latest = {digest_of(row.content)[:16]: row for row in rows}
-        faults: list[str] = []
-        prepared: dict[str, Submission] = {}
-        for digest, row in latest.items():
-            if counts[digest] > seen.get(digest, 0):
-                try:
-                    prepared[digest] = self.prepare(self.make_row_submission(row, folder))
-                except NexusError as error:
-                    faults.append(f"line {row.line}, '{format_line(row.script, 100)}': {error.message}")
-        now = self.clock.now()
-        environments = dict(zip(prepared, self.make_environments(list(prepared.values()))))
-
-        def add(state: State) -> Changes:
-            ids = []
-            contents = map_contents(state)
-            for digest, submission in prepared.items():
-                if len(state.order) >= self.config.jobs.queue_limit:
-                    faults.append(f"line {latest[digest].line}: the queue is full (queue_limit)")
-                    continue
-                if self.content_of(submission) not in contents:
-                    job = yield from self.add_job(state, submission, *environments[digest], now)
-                    ids.append(job.id)
-                yield LineSeen(digest, counts[digest])
-            for digest, count in seen.items():
-                if counts.get(digest, 0) < count:           # taken out of the file: there again, it is new
-                    yield LineSeen(digest, counts.get(digest, 0))
-            return ids
-
-        ids = self.store.update(add)
-        if ids:
-            self.log.info("%s added from the jobs file: %s", format_count(len(ids), "job"),
-                          ", ".join(ids[:20]) + (" ..." if ids[20:] else ""))
-            self.wake()
-        return faults
-
-    def make_row_submission(self, row: JobsRow, folder: str) -> Submission:
-        script = os.path.expanduser(row.script)
-        has_python = row.conda or find_program("python")
-        program = "bash" if script.endswith(".sh") else "python" if has_python else "python3"
-        is_adding = self.config.jobs.cuda_arg == "add"
-        command = " ".join(filter(None, [program, quote(script), row.arguments]))
-        return Submission(command=parse_command(command), cwd=folder, priority=row.priority, conda=row.conda, gpu_ids=row.gpu_ids,
-                          cuda_arg=is_adding or has_cuda_option(command))
 
     # What is told
 
