@@ -58,8 +58,8 @@ else:
         def make_init(self, *given, **named):
             """Compiled when the first one is made: most commands make none of most kinds."""
             arguments = "".join(f", {name}=_d[{name!r}]" if name in defaults else f", {name}" for name in names)
-            body = "".join(f"\n _set(self, {name!r}, {name})" for name in names) or "\n pass"
-            space = {"_d": defaults, "_set": object.__setattr__}
+            body = "".join(f"\n _set_{name}(self, {name})" for name in names) or "\n pass"
+            space = {"_d": defaults, **{f"_set_{name}": vars(type(self))[name].__set__ for name in names}}
             exec(f"def __init__(self{arguments}):{body}", space)
             type(self).__init__ = space["__init__"]
             self.__init__(*given, **named)
@@ -6612,16 +6612,18 @@ class Api:
 
     def get_queue(self, request: Request, who: str) -> Response:
         service, group = self.service, request.query.get("group")
-        jobs = service.store.read(lambda state: [(place, state.jobs[job_id]) for place, (_, job_id) in enumerate(state.order)])
+        jobs = service.store.read(lambda state: [state.jobs[job_id] for _, job_id in state.order])
         estimates = service.find_estimates() if jobs else {}
-        return stream_list(self.describe_queue([(place, job) for place, job in jobs if group in (None, job.group)], estimates))
+        return stream_list(self.describe_queue(jobs, group, estimates))
 
-    def describe_queue(self, jobs: Sequence[tuple[int, Job]], estimates: Mapping[str, float]) -> Iterator[dict[str, Any]]:
+    def describe_queue(self, jobs: Sequence[Job], group: str | None, estimates: Mapping[str, float]) -> Iterator[dict[str, Any]]:
         """Pending jobs; those that ask for the same wait for the same, so that it is looked for once, and a long list delays nobody."""
         service, now = self.service, self.service.clock.now()
         kept = {slot.kept_for for slot in service.plan.board}
         reasons: dict[object, str] = {}
-        for place, job in jobs:
+        for place, job in enumerate(jobs):
+            if group not in (None, job.group):
+                continue
             alike = job.id if job.unmet or job.retry_at is not None or job.id in kept else (kind_of(job), job.group)
             if alike not in reasons:
                 reasons[alike] = service.store.read(lambda state, job=job: service.why(job, state))  # type: ignore[misc]
