@@ -5568,8 +5568,11 @@ class Service:
         self.open_fifo()
         self.adopt()
         self.prober.thread.start()
-        workers = [(self.keep_snapshots, "snapshots"), (self.remove_rubbish, "rubbish"), (self.hooks.run, "hooks"),
-                   (self.keep_estimates, "estimates")]
+        workers = [(self.keep_snapshots, "snapshots"), (self.remove_rubbish, "rubbish"), (self.keep_estimates, "estimates")]
+        if self.config.hooks.on_finish or self.config.hooks.on_unhealthy:       # it wakes at each event, on the way to the next start
+            workers.append((self.hooks.run, "hooks"))
+        else:
+            self.hooks.begin()
         for target, name in workers + ([(self.jobs_file.run, "jobs file")] if self.jobs_file else []):
             threading.Thread(target=target, name=name, daemon=True).start()
         while not self.is_stopping:
