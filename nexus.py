@@ -3289,8 +3289,9 @@ class Processes:
                 process = processes[process.parent]
             return True
 
+        first = min((job.pid_started or 0 if job.pid else 0 for job in by_nonce.values()), default=0)
         for process in processes.values():
-            owner = find_owner(process)
+            owner = find_owner(process) if process.started >= first else None      # nobody is older than the job.sh that began it
             if owner:
                 self.owners[process.pid, process.started] = owner.id, owner.nonce or ""
                 if (process.pid, process.started) not in runners and not (tidying and is_tidying(process)):
@@ -3803,11 +3804,13 @@ class Machine:
     def launch(self, job: Job, script: str) -> None:
         """Start a job's script, detached from this process.  Raises: OSError."""
         import subprocess
-        command = ["/bin/sh", script, str(job.attempt)]
+        command, stdin = ["/bin/sh", script, str(job.attempt)], subprocess.DEVNULL
         if not self.no_screen_reason:
             command = self.screen.argv(f"nexus_job_{job.id}", command, is_daemon=False)
+        elif self.leases:
+            stdin = self.leases.held.get(job.id, stdin)             # job.sh makes it its own; screen would keep it
         self.children[job.id] = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd="/",
+            command, stdin=stdin, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd="/",
             env=self.screen.environ(), start_new_session=True)
 
     def session_of(self, job: Job) -> str | None:
@@ -4091,7 +4094,9 @@ ln "$dir/claim-$$" "$dir/attempt-$attempt" 2>/dev/null || {
   exit 0
 }
 if [ -n "$lease" ]; then
-  command exec 9<"$lease" && flock -s -w 5 9 && [ "$lease" -ef /proc/$$/fd/9 ] || bounce the GPU lease is gone
+  # Without screen in between, the service's own lock comes along as stdin, which saves the fork of flock.
+  if [ "$lease" -ef /proc/$$/fd/0 ]; then command exec 9<&0 </dev/null
+  else command exec 9<"$lease" && flock -s -w 5 9; fi && [ "$lease" -ef /proc/$$/fd/9 ] || bounce the GPU lease is gone
   for other in "${lease%/*}"/*; do
     case $other in "${lease%.*}".*|*/lock) continue;; esac
     [ -f "$other" ] && [ ! -h "$other" ] || continue        # a FIFO would hold it up
