@@ -2784,6 +2784,10 @@ class Layout:
         return os.path.join(self.home, "service.json")
 
     @property
+    def cache_dir(self) -> str:
+        return os.path.join(self.home, "cache")
+
+    @property
     def start_error_file(self) -> str:
         return os.path.join(self.home, "start_error.json")
 
@@ -4346,6 +4350,25 @@ done
 '''
 
 
+# The service runs the compiled form, kept in its own folder: to compile the file takes 28 MB, which would stay with the
+# process, so that a child does it.
+SERVICE_STARTER = """\
+import os, sys
+from importlib import util
+sys.pycache_prefix, sys.dont_write_bytecode = sys.argv.pop(1), False
+spec = util.spec_from_file_location("nexus", sys.argv.pop(1))
+child = os.fork()
+if not child:
+    spec.loader.get_code("nexus")
+    os._exit(0)
+os.waitpid(child, 0)
+sys.modules["nexus"] = nexus = util.module_from_spec(spec)
+spec.loader.exec_module(nexus)
+sys.pycache_prefix = None
+sys.exit(nexus.entry())
+"""
+
+
 def build_service_environ(environ: Mapping[str, str], home: str) -> dict[str, str]:
     """What the service is started with: nothing of a job that it may be started from."""
     kept = {name: text for name, text in environ.items() if not is_job_variable(name) and name != "CUDA_VISIBLE_DEVICES"}
@@ -4355,7 +4378,7 @@ def build_service_environ(environ: Mapping[str, str], home: str) -> dict[str, st
 def start_supervisor(layout: Layout, screen: Screen | None, environ: Mapping[str, str], options: Sequence[str]) -> None:
     """Start what starts the service, and starts it again when it dies: in the screen session `nexus`, or detached."""
     import subprocess
-    service = [sys.executable, os.path.abspath(__file__), "serve", *options]
+    service = [sys.executable, "-c", SERVICE_STARTER, layout.cache_dir, os.path.abspath(__file__), "serve", *options]
     command = ["/bin/sh", "-c", SUPERVISOR_SCRIPT, "nexus", layout.home, *service]
     started = build_service_environ(environ, layout.home)
     if screen:

@@ -991,7 +991,8 @@ def test_start_supervisor(one_box, monkeypatch, place):
     nexus.start_supervisor(one_box.layout, one_box.screen, {**os.environ, "NEXUS_JOB_ID": "abc", "CUDA_VISIBLE_DEVICES": "1"},
                            ["--log-level", "DEBUG"])
     wait_until(lambda: os.path.exists(f"{home}/said"))
-    assert pathlib.Path(f"{home}/said").read_text().split() == [os.path.abspath(nexus.__file__), "serve", "--log-level", "DEBUG"]
+    assert pathlib.Path(f"{home}/said").read_text().split()[-5:] == [
+        one_box.layout.cache_dir, os.path.abspath(nexus.__file__), "serve", "--log-level", "DEBUG"]
     environ = pathlib.Path(f"{home}/environ").read_text().splitlines()
     assert "NEXUS_ROLE=service" in environ and f"NEXUS_HOME={home}" in environ
     assert not [line for line in environ if line.startswith(("NEXUS_JOB", "CUDA_VISIBLE"))]
