@@ -576,6 +576,17 @@ class Group:
 
 
 @value
+class Token:
+    """What another user calls with.  The token itself is nowhere."""
+    user: str
+    sha256: str
+    created_at: float
+    expires_at: float | None = None     # None = never
+    revoked_at: float | None = None
+    used_at: float | None = None        # the last time, to the minute
+
+
+@value
 class GpuProcess:
     pid: int
     memory_mib: float | None
@@ -1439,6 +1450,81 @@ def describe_smi_failure(exit_code: int, text: str) -> str:
     if exit_code < 0:
         return f"nvidia-smi was ended by signal {-exit_code}"
     return f"nvidia-smi: {lines[0] if lines else 'no output'} (exit code {exit_code})"
+
+
+# Tokens, as tokens.json keeps them
+
+MIN_TOKEN_LENGTH = 12
+TOKENS_KEPT = 1000                      # of those that are over, so many are still told from unknown ones
+
+
+def hash_token(text: str) -> str:
+    import hashlib
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def parse_tokens(text: str) -> tuple[Token, ...]:
+    """Raises: ValueError."""
+    def read(row: Mapping[str, Any]) -> Token:
+        ends = {name: parse_time(row[name]) if row.get(name) else None for name in ("expires_at", "revoked_at", "used_at")}
+        return Token(str(row["user"]), str(row["sha256"]), parse_time(row["created_at"]), **ends)
+
+    try:
+        return tuple(read(row) for row in json.loads(text)["tokens"])
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{error!r}") from None
+
+
+def format_tokens(tokens: Iterable[Token]) -> str:
+    return json.dumps({"tokens": [token_json(token) for token in tokens]}, indent=1) + "\n"
+
+
+def token_json(token: Token) -> dict[str, Any]:
+    return {"user": token.user, "sha256": token.sha256, "created_at": format_time(token.created_at),
+            "expires_at": format_time(token.expires_at), "revoked_at": format_time(token.revoked_at), "used_at": format_time(token.used_at)}
+
+
+def describe_token_end(token: Token, now: float) -> str:
+    """Why a token is no longer good; "" when it is."""
+    if token.revoked_at is not None:
+        return f"revoked {format_time(token.revoked_at)}"
+    return f"expired {format_time(token.expires_at)}" if token.expires_at is not None and token.expires_at <= now else ""
+
+
+def find_token(tokens: Iterable[Token], text: str) -> Token | None:
+    """Takes as long whichever it is, and when it is none."""
+    import hmac
+    found, digest = None, hash_token(text)
+    for token in tokens:
+        if hmac.compare_digest(token.sha256, digest):
+            found = token
+    return found
+
+
+def add_token(tokens: Sequence[Token], user: str, text: str, expires_at: float | None, now: float) -> tuple[Token, ...]:
+    """Raises: usage; conflict, when the token is somebody's."""
+    if not re.fullmatch(r"[A-Za-z0-9_][\w.@+-]{0,63}", user, re.ASCII):
+        refuse(f"'{format_line(user, 80)}' cannot be a user's name", hint="up to 64 letters, digits and _ . @ + -, like bob or bob@lab.org")
+    if not re.fullmatch(r"[\x21-\x7e]+", text):
+        refuse("a token must be of visible ASCII characters, without blanks", hint="leave it out, and one is made up")
+    if not MIN_TOKEN_LENGTH <= len(text) <= 256:
+        refuse(f"the token has {len(text)} characters; it must have {MIN_TOKEN_LENGTH} to 256", hint="leave it out, and one is made up")
+    known = find_token(tokens, text)
+    if known and not describe_token_end(known, now):
+        raise NexusError("conflict", f"this token is {known.user}'s already", hint="leave it out, and one is made up")
+    over = [token for token in tokens if token != known and describe_token_end(token, now)]
+    good = [token for token in tokens if not describe_token_end(token, now)]
+    return (*over[-TOKENS_KEPT:], *good, Token(user, hash_token(text), now, expires_at))
+
+
+def revoke_tokens(tokens: Sequence[Token], given: str, now: float) -> tuple[Token, ...]:
+    """All of a user's, or the one that is given.  Raises: not_found."""
+    digest = hash_token(given)
+    revoked = [token for token in tokens if given == token.user or digest == token.sha256]
+    if not [token for token in revoked if token.revoked_at is None]:
+        users = sorted({token.user for token in tokens if token.revoked_at is None})
+        raise NexusError("not_found", "this is no token, and no user with one", hint=suggest(given, users) or "nexus token list")
+    return tuple(replace(token, revoked_at=now) if token in revoked and token.revoked_at is None else token for token in tokens)
 
 
 # /proc, screen, the runner's files
@@ -2452,6 +2538,17 @@ def job_json(job: Job, now: float, node: str, position: int | None = None, waiti
         "notes": job.notes, "status_history": [[status, format_time(at)] for status, at in job.status_history]}
 
 
+# What of a job others than its user may see: that it is there, and what it takes.
+PUBLIC_JOB_KEYS = ("id", "user", "node", "status", "position", "estimated_start", "priority", "gpus", "gpu_ids", "gpu_mem_mib", "gpu_index",
+                   "gpu_indices", "gpu_uuids", "created_at", "started_at", "finished_at", "runtime_seconds", "expected_time",
+                   "timeout_seconds")
+
+
+def hide_private(job: Mapping[str, Any]) -> dict[str, Any]:
+    """A job as the API shows it to other users: the rest is null."""
+    return {key: fact if key in PUBLIC_JOB_KEYS else None for key, fact in job.items()}
+
+
 def attempt_json(attempt: Mapping[str, Any]) -> dict[str, Any]:
     return {**attempt, "started_at": format_time(attempt["started_at"]), "finished_at": format_time(attempt["finished_at"]),
             "runtime_seconds": round_known(attempt["runtime_seconds"])}
@@ -2902,6 +2999,15 @@ def read_json(path: str) -> dict[str, Any] | None:
     return data if isinstance(data, dict) else None
 
 
+def stamp_of(path: str) -> tuple[int, ...] | None:
+    """What tells a file from what others make of it."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
 def write_atomic(path: str, pieces: Iterable[str], mode: int = 0o600, is_synced: bool = True) -> None:
     """Replace a file by one that is whole, whatever happens on the way.  Raises: OSError, and nothing has changed."""
     aside = f"{path}.{os.getpid()}.tmp"
@@ -2947,6 +3053,46 @@ def take_lock(path: str) -> int | None:
         os.close(handle)
         raise
     return handle
+
+
+class TokenFile:
+    """tokens.json: whom the owner lets in.  Read again whenever it has changed, so that the command line may write it too."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.path = os.path.join(layout.home, "tokens.json")
+        self.stamp: tuple[int, ...] | None = None
+        self.tokens: tuple[Token, ...] = ()
+
+    def read(self) -> tuple[Token, ...]:
+        """Raises: unavailable."""
+        stamp = stamp_of(self.path)
+        if stamp != self.stamp:
+            text = read_text(self.path)
+            try:
+                self.tokens = parse_tokens(text) if text is not None else ()
+            except ValueError as error:
+                raise NexusError("unavailable", f"{self.path} is not as nexus writes it: {error}",
+                                 hint="mend it, or move it away and make the tokens anew: nexus token create USER") from None
+            self.stamp = stamp
+        return self.tokens
+
+    def change(self, act: Callable[[tuple[Token, ...]], tuple[Token, ...]]) -> None:
+        """Write what `act` makes of the tokens.  Raises: unavailable, and what `act` raises."""
+        import fcntl
+        try:
+            handle = os.open(f"{self.path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX)
+                write_atomic(self.path, [format_tokens(act(self.read()))])
+            finally:
+                os.close(handle)
+        except OSError as error:
+            raise describe_disk_error(error, "write", self.path) from None
+
+    def note_use(self, token: Token, now: float) -> None:
+        """Remember when a token was used last, to the minute.  Raises: unavailable."""
+        if now - (token.used_at or 0.0) >= 60:
+            self.change(lambda tokens: tuple(replace(each, used_at=now) if each.sha256 == token.sha256 else each for each in tokens))
 
 
 class AppendFile:
@@ -4756,15 +4902,6 @@ def make_events(state: State, change: Change) -> list[tuple[str, Any]]:
     return []
 
 
-def stamp_of(path: str) -> tuple[int, ...] | None:
-    """What tells a file from what others make of it."""
-    try:
-        status = os.stat(path)
-    except OSError:
-        return None
-    return status.st_ino, status.st_size, status.st_mtime_ns
-
-
 def read_seq(path: str) -> int:
     """The change up to which a state file goes; -1 when there is none."""
     try:
@@ -5023,8 +5160,8 @@ class JobsFile:
                 if len(state.order) >= service.config.jobs.queue_limit:
                     faults.append(f"line {latest[digest].line}: the queue is full (queue_limit)")
                     continue
-                if service.content_of(submission) not in contents:
-                    job = yield from service.add_job(state, submission, *environments[digest], now)
+                if service.content_of(submission, service.user) not in contents:
+                    job = yield from service.add_job(state, submission, service.owner, *environments[digest], now)
                     ids.append(job.id)
                 yield LineSeen(digest, counts[digest])
             for digest, count in gone.items():              # taken out of the file: there again, it is new
@@ -5172,6 +5309,17 @@ class Hooks:
 
 
 @value
+class Caller:
+    """Who asks for something."""
+    user: str                   # whose jobs are its own
+    name: str                   # for the log: how it was told who this is
+    is_owner: bool = True       # of the service: all is allowed
+
+    def may_see(self, user: str) -> bool:
+        return self.is_owner or user == self.user
+
+
+@value
 class Added:
     """What became of a submission: the ids it stands for, and which of them were there before."""
     ids: tuple[str, ...]
@@ -5190,6 +5338,7 @@ class Service:
         self.clock, self.log = clock, log
         self.environ = {name: text for name, text in environ.items() if not is_job_variable(name)}
         self.user = find_user(os.geteuid())
+        self.owner = Caller(self.user, self.user)
         self.hash = file_hash()                             # of what runs: the file may be another by and by
         self.node = store.host
         self.started_at, self.started_monotonic = clock.now(), clock.monotonic()
@@ -5232,7 +5381,7 @@ class Service:
         self.jobs_file = JobsFile(self, config.jobs.jobs_file) if config.jobs.jobs_file else None
         self.llm_shares = LlmShares(config.jobs.llm_config) if config.jobs.llm_config else None
 
-    # What requests ask for.  `who` asked, for the log.
+    # What requests ask for.  `who` asked, for the log; a `caller` has its own jobs alone.
 
     def wake(self) -> None:
         try:
@@ -5240,11 +5389,12 @@ class Service:
         except BlockingIOError:
             pass                                            # it has been woken already
 
-    def submit(self, submissions: Sequence[Submission], who: str, key: str | None = None) -> Added:
+    def submit(self, submissions: Sequence[Submission], caller: Caller, key: str | None = None) -> Added:
         """Queue jobs, all or none; return their ids.  With the `key` of an earlier submission, that one's.
 
         Raises: usage, not_found, conflict, queue_full, forbidden, unavailable.
         """
+        key = key and f"{caller.user} {key}"
         prepared = [self.prepare(submission) for submission in submissions]
         environments = self.make_environments(submissions)
         now = self.clock.now()
@@ -5253,17 +5403,19 @@ class Service:
             if key and key in state.keys:
                 return Added(tuple(sorted(state.keys[key], key=lambda job_id: state.jobs[job_id].number)))
             ids, known = [], []
+            check_groups(state, prepared, caller)
             has_unique = any(submission.unique for submission in prepared)
             contents = map_contents(state) if has_unique else {}
             for submission, (digest, variables), original in zip(prepared, environments, submissions):
                 content = digest_of(json.dumps({name: getattr(original, name) for name in SUBMISSION_FIELDS}, sort_keys=True)
                                     ) if submission.id else ""
-                same = find_same(state, submission, content) or (contents.get(self.content_of(submission)) if submission.unique else None)
+                same = find_same(state, submission, caller.user, content) or (
+                    contents.get(self.content_of(submission, caller.user)) if submission.unique else None)
                 if same:
                     ids.append(same)
                     known.append(same)
                     continue
-                job = yield from self.add_job(state, submission, digest, variables, now, content=content, key=key)
+                job = yield from self.add_job(state, submission, caller, digest, variables, now, content=content, key=key)
                 if has_unique:
                     contents[content_of(job)] = job.id
                     for failed in find_forerunners(state, job):
@@ -5274,17 +5426,18 @@ class Service:
         added: Added = self.store.update(add)
         count = len(added.ids) - len(added.known)
         if count:
-            self.log.info("%s added by %s: %s", f"Job {added.ids[0]}" if len(added.ids) == 1 else format_count(count, "job"), who,
-                          format_line(submissions[0].command, 300) + (" ..." if len(submissions) > 1 else ""))
+            self.log.info("%s added by %s: %s", f"Job {added.ids[0]}" if len(added.ids) == 1 else format_count(count, "job"),
+                          caller.name, format_line(submissions[0].command, 300) + (" ..." if len(submissions) > 1 else ""))
             self.wake()
         return added
 
-    def add_job(self, state: State, submission: Submission, digest: str, variables: Mapping[str, str], now: float, **facts: Any) -> Changes:
-        """The changes that put a job into the queue; returns it.  Raises: queue_full, not_found."""
+    def add_job(self, state: State, submission: Submission, caller: Caller, digest: str, variables: Mapping[str, str], now: float,
+                **facts: Any) -> Changes:
+        """The changes that put a job into the queue; returns it.  Raises: queue_full, not_found, forbidden."""
         if len(state.order) >= self.config.jobs.queue_limit:
             raise NexusError("queue_full", f"the queue is full: {len(state.order)} jobs are pending, and queue_limit is "
                              f"{self.config.jobs.queue_limit}", hint="wait for some to end, or raise [jobs] queue_limit")
-        parents = [find_job(state, parent) for parent in submission.after]
+        parents = [find_own_job(state, parent, caller) for parent in submission.after]
         if digest not in state.environments:
             yield EnvironmentAdded(digest, variables)
         limit = submission.max_concurrent
@@ -5292,7 +5445,7 @@ class Service:
         if submission.group and limit and (group is None or group.limit != limit):
             yield GroupChanged(replace(group or Group(submission.group), limit=limit))
         unmet = tuple(parent.id for parent in parents if parent.status != COMPLETED)
-        job = self.make_job(submission, state, digest, now, unmet=unmet, **facts)
+        job = self.make_job(submission, state, digest, now, unmet=unmet, user=caller.user, **facts)
         yield JobAdded(job)
         lost = [parent for parent in parents if parent.status in FINAL and parent.status != COMPLETED]
         if lost:
@@ -5360,8 +5513,8 @@ class Service:
             refuse(f"{format_memory(submission.gpu_mem_mib)} of GPU memory asked for, and the largest GPU has "
                    f"{format_memory(max(size or 0 for size in sizes))}", hint="ask for less; more GPUs share it: --gpus 2")
 
-    def content_of(self, submission: Submission) -> tuple[object, ...]:
-        return submission.command, submission.cwd or self.find_home_folder(), submission.conda, digest_env(submission.env)
+    def content_of(self, submission: Submission, user: str) -> tuple[object, ...]:
+        return user, submission.command, submission.cwd or self.find_home_folder(), submission.conda, digest_env(submission.env)
 
     def find_home_folder(self) -> str:
         return os.path.expanduser("~")
@@ -5385,38 +5538,38 @@ class Service:
         config = self.config.jobs
         assert submission.gpus is not None
         return Job(
-            id=submission.id or self.clock.new_job_id(state.jobs), user=self.user, cwd=submission.cwd or self.find_home_folder(),
+            id=submission.id or self.clock.new_job_id(state.jobs), cwd=submission.cwd or self.find_home_folder(),
             created_at=now, **next_place(state, submission.priority), environment=digest, **{"content": "", **facts},
             env_digest=digest_env(submission.env), retries=config.retries if submission.retries is None else submission.retries,
             status_history=((PENDING, now),), **{name: getattr(submission, name) for name in KEPT_AS_ASKED})
 
-    def cancel(self, job_id: str, who: str, statuses: Sequence[str]) -> None:
-        """Take a pending job out of the queue, or have a running one stopped.  Raises: not_found, conflict."""
+    def cancel(self, job_id: str, caller: Caller, statuses: Sequence[str]) -> None:
+        """Take a pending job out of the queue, or have a running one stopped.  Raises: not_found, forbidden, conflict."""
         now = self.clock.now()
 
         def stop(state: State) -> Changes:
-            job = find_job(state, job_id)
+            job = find_own_job(state, job_id, caller)
             if job.status not in statuses:
                 hint = {PENDING: f"take it out of the queue: nexus remove {job.id}", RUNNING: f"stop it: nexus kill {job.id}"}
                 raise NexusError("conflict", f"job {job.id} is {job.status}", hint=hint.get(job.status, f"nexus show {job.id}"))
             if job.status == PENDING:
-                yield from end_job(state, job, CANCELLED, now, finished_at=now, cause="killed", stop_by=who)
+                yield from end_job(state, job, CANCELLED, now, finished_at=now, cause="killed", stop_by=caller.name)
             elif job.stop_cause != "killed":            # also when its time is up: it shall not be tried again
-                yield JobChanged(job.id, {"stop_cause": "killed", "stop_by": who, "stop_line": None})
+                yield JobChanged(job.id, {"stop_cause": "killed", "stop_by": caller.name, "stop_line": None})
 
         self.store.update(stop)
-        self.log.info("Job %s: %s asked for its end", job_id, who)
+        self.log.info("Job %s: %s asked for its end", job_id, caller.name)
         self.wake()
 
-    def retry(self, job_id: str, who: str) -> list[str]:
+    def retry(self, job_id: str, caller: Caller) -> list[str]:
         """Queue a finished job again, as a new one, and those that its end took with it; return their ids.
 
-        Raises: not_found, conflict, queue_full.
+        Raises: not_found, forbidden, conflict, queue_full.
         """
         now = self.clock.now()
 
         def add(state: State) -> Changes:
-            old = find_job(state, job_id)
+            old = find_own_job(state, job_id, caller)
             if old.status not in FINAL:
                 raise NexusError("conflict", f"job {old.id} is {old.status}; only a finished one can be run again",
                                  hint=f"nexus show {old.id}")
@@ -5436,15 +5589,18 @@ class Service:
             return list(again.values())
 
         ids: list[str] = self.store.update(add)
-        self.log.info("Job %s added by %s, again as %s was%s", ids[0], who, job_id,
+        self.log.info("Job %s added by %s, again as %s was%s", ids[0], caller.name, job_id,
                       f", with {format_count(len(ids) - 1, 'job')} that came after it" if len(ids) > 1 else "")
         self.wake()
         return ids
 
-    def move(self, job_id: str, who: str, priority: int | None, position: int | None) -> None:
-        """Give a pending job another priority, or another place in the queue.  Raises: not_found, conflict."""
+    def move(self, job_id: str, caller: Caller, priority: int | None, position: int | None) -> None:
+        """Give a pending job another priority, or another place in the queue.  Raises: not_found, forbidden, conflict."""
+        if position is not None and not caller.is_owner:
+            raise NexusError("forbidden", f"only {self.user} may give a job a place before others' ones", hint="a priority may be given")
+
         def move(state: State) -> Changes:
-            job = find_job(state, job_id)
+            job = find_own_job(state, job_id, caller)
             if job.status != PENDING:
                 raise NexusError("conflict", f"job {job.id} is {job.status}; only a pending one can be moved", hint=f"nexus show {job.id}")
             if priority is not None:
@@ -5455,7 +5611,7 @@ class Service:
                     yield change
 
         self.store.update(move)
-        self.log.info("Job %s moved by %s", job_id, who)
+        self.log.info("Job %s moved by %s", job_id, caller.name)
         self.wake()
 
     def set_paused(self, is_paused: bool, who: str) -> None:
@@ -6279,13 +6435,13 @@ class Service:
             return PAUSED
         return describe_wait(job, state, self.plan, self.config, self.clock.now())
 
-    def explain(self, job_id: str) -> dict[str, Any]:
-        """GET /jobs/{id}/why: the decision, and what stands behind it GPU by GPU.  Raises: not_found."""
+    def explain(self, job_id: str, caller: Caller) -> dict[str, Any]:
+        """GET /jobs/{id}/why: the decision, and what stands behind it GPU by GPU.  Raises: not_found, forbidden."""
         now = self.clock.now()
         estimates = self.find_estimates()
 
         def look(state: State) -> dict[str, Any]:
-            job = find_job(state, job_id)
+            job = find_own_job(state, job_id, caller)
             told = {"id": job.id, "status": job.status, "facts": [], "gpus": []}
             if job.status != PENDING:
                 ran = f"on GPU {format_indices(job.gpu_indices)}" if job.gpu_indices else "without a GPU"
@@ -6365,17 +6521,17 @@ KEPT_AS_ASKED = ("command", "name", "group", "gpus", "gpu_ids", "gpu_mem_mib", "
                  "timeout_seconds", "expected_time", "tty", "umask", "limits")      # the fields of Job that are a submission's own
 
 
-def find_same(state: State, submission: Submission, content: str) -> str | None:
+def find_same(state: State, submission: Submission, user: str, content: str) -> str | None:
     """The job that a submission with an id of its own has brought already.  Raises: conflict, when that is another one."""
     known = state.jobs.get(submission.id or "")
-    if known and known.content != content:
+    if known and (known.content != content or known.user != user):
         raise NexusError("conflict", f"job {known.id} exists and is another one", hint="leave the id out, or take another")
     return known.id if known else None
 
 
 def content_of(job: Job) -> tuple[object, ...]:
     """What tells a job from others for --unique."""
-    return job.command, job.cwd, job.conda, job.env_digest
+    return job.user, job.command, job.cwd, job.conda, job.env_digest
 
 
 def map_contents(state: State) -> dict[tuple[object, ...], str]:
@@ -6437,6 +6593,23 @@ def find_job(state: State, job_id: str) -> Job:
     return job
 
 
+def find_own_job(state: State, job_id: str, caller: Caller) -> Job:
+    """Raises: not_found; forbidden, when it is another user's."""
+    job = find_job(state, job_id)
+    if not caller.may_see(job.user):
+        raise NexusError("forbidden", f"job {job.id} is {job.user}'s", hint=f"{caller.user}'s own: nexus jobs --user {caller.user}")
+    return job
+
+
+def check_groups(state: State, submissions: Sequence[Submission], caller: Caller) -> None:
+    """A group's limit and fate are shared by its jobs, which are one user's.  Raises: forbidden."""
+    groups = {submission.group for submission in submissions if submission.group}
+    if groups and not caller.is_owner:
+        for job in state.jobs.values():
+            if job.group in groups and job.user != caller.user:
+                raise NexusError("forbidden", f"the group {job.group} is {job.user}'s", hint="take another name")
+
+
 def digest_of(text: str) -> str:
     import hashlib
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
@@ -6463,6 +6636,8 @@ MAX_BODY_BYTES = 64 * 1024 * 1024
 FOLLOW_INTERVAL_S = (0.05, 0.5)         # how often a followed log is looked at: soon after a line, rarely when silent
 HEARTBEAT_S = 15.0
 MAX_FOREIGN_CONNECTIONS = 32            # of other users of this machine, who need a token for anything
+PENALTY_S = (0.05, 5.0)                 # for a wrong token: doubled at each, at most
+PENALTY_MEMORY_S = 900.0
 LINGER_S = 5.0                          # so long the rest of a refused body is taken in
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 STREAMS = ("stdout", "stderr", "both")
@@ -6495,31 +6670,32 @@ class Route:
     method: str
     pattern: str
     handler: str                                # a method of Api
+    access: str = "owner"                       # who may: "owner"; "user", with a token for its own jobs; "anyone", without one
     query: tuple[str, ...] = ()                 # the parameters it takes
     summary: str = ""
 
 
 ROUTES = (
-    Route("GET", "/", "get_info", (), "what answers here"),
-    Route("GET", "/status", "get_status", (), "GPUs, running jobs, and how many wait"),
-    Route("GET", "/queue", "get_queue", ("group",), "pending jobs in the order they would start"),
-    Route("POST", "/queue", "post_queue", (), "add a job, or a list of jobs, all or none"),
-    Route("PATCH", "/queue/{id}", "patch_queue", (), "give a pending job another priority or position"),
-    Route("DELETE", "/queue/{id}", "delete_queue", (), "take a pending job out of the queue"),
-    Route("GET", "/jobs", "get_jobs", ("status", "user", "group", "limit"), "all jobs kept: finished, running, pending"),
-    Route("GET", "/jobs/{id}", "get_job", (), "one job"),
-    Route("DELETE", "/jobs/{id}", "delete_job", (), "kill a running job"),
-    Route("POST", "/jobs/{id}/retry", "post_retry", (), "run a finished job again, as a new one, and those cancelled for it"),
-    Route("GET", "/jobs/{id}/why", "get_why", (), "why a job waits, GPU by GPU"),
-    Route("GET", "/jobs/{id}/logs", "get_logs", ("follow", "stream", "tail"), "what a job printed, or prints"),
-    Route("POST", "/service/pause", "post_pause", ("group",), "start nothing new, or nothing of a group"),
-    Route("POST", "/service/resume", "post_resume", ("group",), "start jobs again"),
-    Route("POST", "/service/stop", "post_stop", (), "end the service; jobs go on"),
-    Route("GET", "/service/logs", "get_service_logs", ("follow", "tail"), "the service's log"),
-    Route("POST", "/gpus/{index}/pause", "post_gpu_pause", (), "give a GPU no new job"),
-    Route("POST", "/gpus/{index}/resume", "post_gpu_resume", (), "give it jobs again"),
-    Route("GET", "/events", "get_events", ("since",), "every change of a job, GPU or the queue, as it happens"),
-    Route("GET", "/health", "get_health", (), "each check with its reading; 503 when one is bad"),
+    Route("GET", "/", "get_info", "user", (), "what answers here"),
+    Route("GET", "/status", "get_status", "user", (), "GPUs, running jobs, and how many wait"),
+    Route("GET", "/queue", "get_queue", "user", ("group",), "pending jobs in the order they would start"),
+    Route("POST", "/queue", "post_queue", "user", (), "add a job, or a list of jobs, all or none"),
+    Route("PATCH", "/queue/{id}", "patch_queue", "user", (), "give a pending job another priority or position"),
+    Route("DELETE", "/queue/{id}", "delete_queue", "user", (), "take a pending job out of the queue"),
+    Route("GET", "/jobs", "get_jobs", "user", ("status", "user", "group", "limit"), "all jobs kept: finished, running, pending"),
+    Route("GET", "/jobs/{id}", "get_job", "user", (), "one job"),
+    Route("DELETE", "/jobs/{id}", "delete_job", "user", (), "kill a running job"),
+    Route("POST", "/jobs/{id}/retry", "post_retry", "user", (), "run a finished job again, as a new one, and those cancelled for it"),
+    Route("GET", "/jobs/{id}/why", "get_why", "user", (), "why a job waits, GPU by GPU"),
+    Route("GET", "/jobs/{id}/logs", "get_logs", "user", ("follow", "stream", "tail"), "what a job printed, or prints"),
+    Route("POST", "/service/pause", "post_pause", "owner", ("group",), "start nothing new, or nothing of a group"),
+    Route("POST", "/service/resume", "post_resume", "owner", ("group",), "start jobs again"),
+    Route("POST", "/service/stop", "post_stop", "owner", (), "end the service; jobs go on"),
+    Route("GET", "/service/logs", "get_service_logs", "owner", ("follow", "tail"), "the service's log"),
+    Route("POST", "/gpus/{index}/pause", "post_gpu_pause", "owner", (), "give a GPU no new job"),
+    Route("POST", "/gpus/{index}/resume", "post_gpu_resume", "owner", (), "give it jobs again"),
+    Route("GET", "/events", "get_events", "user", ("since",), "every change of a job, GPU or the queue, as it happens"),
+    Route("GET", "/health", "get_health", "user", (), "each check with its reading; 503 when one is bad"),
 )
 
 
@@ -6564,22 +6740,46 @@ def parse_number(query: Mapping[str, str], key: str) -> int | None:
     return int(given)
 
 
+class Penalties:
+    """How long callers who bring wrong tokens wait for the answer: by address, longer each time."""
+
+    def __init__(self) -> None:
+        import collections
+        self.counts: collections.OrderedDict[str, tuple[int, float]] = collections.OrderedDict()   # address: how many, the last (monotonic)
+
+    def add(self, address: str, now: float) -> float:
+        """Count one more; seconds to wait."""
+        count, at = self.counts.pop(address, (0, now))
+        count = 1 if now - at > PENALTY_MEMORY_S else count + 1
+        self.counts[address] = count, now
+        while len(self.counts) > 10000:
+            self.counts.popitem(last=False)
+        return float(min(PENALTY_S[1], PENALTY_S[0] * 2 ** min(count, 20)))
+
+
 class Api:
     """The REST interface, as a function from Request to Response."""
 
     def __init__(self, service: Service, token: str) -> None:
         self.service, self.token = service, token
         self.config = service.config.service
+        self.tokens = TokenFile(service.layout)
+        self.penalties = Penalties()
 
     def handle(self, request: Request) -> Response:
         try:
-            who = self.authorize(request)
-            route, holes = match_route(request.method, request.path)
+            self.check_site(request)
+            try:
+                route, holes = match_route(request.method, request.path)
+            except NexusError:                          # what there is and what not is not for everybody
+                self.identify(request)
+                raise
+            caller = self.authorize(request, route)
             for key in request.query:
                 if key not in route.query:
                     raise NexusError("usage", f"'{format_line(key, 40)}' is not a parameter of {route.pattern}",
                                      hint=suggest(key, route.query))
-            response: Response = getattr(self, route.handler)(request, who, **holes)
+            response: Response = getattr(self, route.handler)(request, caller, **holes)
             return response
         except NexusError as error:
             if error.http_status in (401, 403):
@@ -6590,35 +6790,64 @@ class Api:
             self.service.fail(f"answering {request.method} {format_line(request.path, 100)}", error)
             return error_response(NexusError("internal", "nexus failed to answer this", hint="nexus logs service"))
 
-    def authorize(self, request: Request) -> str:
-        """Who asks.  Raises: forbidden, unauthorized."""
-        import hmac
+    def check_site(self, request: Request) -> None:
+        """Another site's page in the owner's browser is not the owner.  Raises: forbidden."""
         host = request.headers.get("host", "")
-        name = re.sub(r":\d*$", "", host).lower()
-        bearer = re.fullmatch(r"[Bb]earer +(\S+)", request.headers.get("authorization", ""))
-        has_token = bearer is not None and hmac.compare_digest(bearer[1].encode(), self.token.encode())
+        name = find_host_name(request)
         is_ip = re.fullmatch(r"[\d.]+|\[[0-9a-f:.]+\]", name) is not None
-        names = [known.lower() for known in (*self.config.allowed_hosts, self.config.host)]
-        if name not in LOCAL_HOSTS and not (has_token and (name in names or (is_ip and not is_loopback(self.config.host)))):
+        names = [known.lower() for known in (*LOCAL_HOSTS, *self.config.allowed_hosts, self.config.host)]
+        if name not in names and not (is_ip and not is_loopback(self.config.host)):
             raise NexusError("forbidden", f"the Host '{format_line(host, 60)}' is not one by which nexus may be called",
                              hint="call it as 127.0.0.1 or localhost; others: [service] allowed_hosts, with a token")
         origin = request.headers.get("origin")
         if origin is not None and origin.lower() not in (f"http://{host}".lower(), f"https://{host}".lower()):
             raise NexusError("forbidden", f"the Origin '{format_line(origin, 60)}' is another site's", hint="")
-        if has_token:
-            return f"{self.service.user} (token, {request.peer})"
-        if "authorization" in request.headers:
-            raise NexusError("unauthorized", "the token is not right", hint=f"the owner's is in {self.service.layout.token_file}")
+
+    def authorize(self, request: Request, route: Route) -> Caller:
+        """Who asks, when he may.  Raises: unauthorized, forbidden."""
+        if route.access == "anyone":
+            return Caller("", request.peer, is_owner=False)
+        caller = self.identify(request)
+        if route.access == "owner" and not caller.is_owner:
+            raise NexusError("forbidden", f"{route.method} {route.pattern} is for {self.service.user}, whose service this is", hint="")
+        return caller
+
+    def identify(self, request: Request) -> Caller:
+        """Whose request it is: by its token, or else by the kernel.  Raises: unauthorized."""
+        given = request.headers.get("authorization")
+        if given is not None:
+            bearer = re.fullmatch(r"[Bb]earer +(\S+)", given)
+            return self.find_bearer(bearer[1] if bearer else "", request)
+        hint = f"send Authorization: Bearer TOKEN; the owner's is in {self.service.layout.token_file}, others': nexus token create USER"
         forwarded = [name for name in request.headers if name in ("forwarded", "via") or name.startswith("x-forwarded-")]
         if forwarded:
-            raise NexusError("unauthorized", f"a forwarded request ({forwarded[0]}) needs a token", hint="send Authorization: Bearer TOKEN")
+            raise NexusError("unauthorized", f"a forwarded request ({forwarded[0]}) needs a token", hint)
+        if find_host_name(request) not in LOCAL_HOSTS:
+            raise NexusError("unauthorized", f"a request to {format_line(request.headers.get('host', ''), 60)} needs a token", hint)
         if not is_loopback(self.config.host):
-            raise NexusError("unauthorized", f"nexus listens on {self.config.host}, so that every request needs a token",
-                             hint=f"send Authorization: Bearer TOKEN; the owner's is in {self.service.layout.token_file}")
+            raise NexusError("unauthorized", f"nexus listens on {self.config.host}, so that every request needs a token", hint)
         if request.uid != os.geteuid() or not is_loopback(request.peer):
-            raise NexusError("unauthorized", f"only {self.service.user}, on this machine, may call without a token",
-                             hint=f"send Authorization: Bearer TOKEN; the owner's is in {self.service.layout.token_file}")
-        return self.service.user
+            raise NexusError("unauthorized", f"only {self.service.user}, on this machine, may call without a token", hint)
+        return self.service.owner
+
+    def find_bearer(self, text: str, request: Request) -> Caller:
+        """Who has a token.  A wrong one takes as long whatever it is, and longer each time.  Raises: unauthorized."""
+        import hmac
+        is_owner = hmac.compare_digest(text.encode(), self.token.encode())
+        token = find_token(self.tokens.read(), text)
+        now = self.service.clock.now()
+        if is_owner:
+            return Caller(self.service.user, f"{self.service.user} (token, {request.peer})")
+        if token and not describe_token_end(token, now):
+            try:
+                self.tokens.note_use(token, now)
+            except NexusError as error:                 # a full disk keeps nobody out
+                self.service.log.warning("The use of %s's token: %s", token.user, error.message)
+            return Caller(token.user, f"{token.user} (token, {request.peer})", is_owner=False)
+        if token:
+            self.service.log.warning("A token of %s came from %s: %s", token.user, request.peer, describe_token_end(token, now))
+        self.service.clock.sleep(self.penalties.add(request.peer, self.service.clock.monotonic()))
+        raise NexusError("unauthorized", "the token is not right", hint=f"{self.service.user} makes them: nexus token create USER")
 
     def read_json(self, request: Request) -> Any:
         """The body.  Raises: unsupported_media_type, usage, too_large."""
@@ -6631,36 +6860,43 @@ class Api:
         except UnicodeDecodeError as error:
             raise NexusError("usage", f"the body is not UTF-8: {error.reason} at byte {error.start}") from None
 
-    # One method for each route: (request, who, holes of the pattern) -> Response
+    # One method for each route: (request, caller, holes of the pattern) -> Response
 
-    def get_info(self, request: Request, who: str) -> Response:
+    def get_info(self, request: Request, caller: Caller) -> Response:
+        if not caller.is_owner:
+            return json_response({"name": "nexus", "version": __version__, "user": caller.user})
         calls = [f"{route.method} {route.pattern}: {route.summary}" for route in ROUTES]
         return json_response({"name": "nexus", **self.service.info(), "calls": calls})
 
-    def get_status(self, request: Request, who: str) -> Response:
+    def get_status(self, request: Request, caller: Caller) -> Response:
         self.service.first_probe.wait(SMI_TIMEOUT_S + 5)
-        return json_response(self.service.status())
+        status = self.service.status()
+        if not caller.is_owner:
+            status = {**status, "home": None, "hints": [], "running_jobs": [job if caller.may_see(job["user"]) else hide_private(job)
+                                                                            for job in status["running_jobs"]]}
+        return json_response(status)
 
-    def get_queue(self, request: Request, who: str) -> Response:
+    def get_queue(self, request: Request, caller: Caller) -> Response:
         service, group = self.service, request.query.get("group")
         jobs = service.store.read(lambda state: [state.jobs[job_id] for _, job_id in state.order])
         estimates = service.find_estimates() if jobs else {}
-        return stream_list(self.describe_queue(jobs, group, estimates))
+        return stream_list(show_to(caller, self.describe_queue(jobs, group, estimates, caller)))
 
-    def describe_queue(self, jobs: Sequence[Job], group: str | None, estimates: Mapping[str, float]) -> Iterator[dict[str, Any]]:
+    def describe_queue(self, jobs: Sequence[Job], group: str | None, estimates: Mapping[str, float],
+                       caller: Caller) -> Iterator[dict[str, Any]]:
         """Pending jobs; those that ask for the same wait for the same, so that it is looked for once, and a long list delays nobody."""
         service, now = self.service, self.service.clock.now()
         kept = {slot.kept_for for slot in service.plan.board}
         reasons: dict[object, str] = {}
         for place, job in enumerate(jobs):
-            if group not in (None, job.group):
+            if group is not None and (group != job.group or not caller.may_see(job.user)):
                 continue
             alike = job.id if job.unmet or job.retry_at is not None or job.id in kept else (kind_of(job), job.group)
             if alike not in reasons:
                 reasons[alike] = service.store.read(lambda state, job=job: service.why(job, state))  # type: ignore[misc]
             yield job_json(job, now, service.node, place, reasons[alike], estimates.get(job.id))
 
-    def post_queue(self, request: Request, who: str) -> Response:
+    def post_queue(self, request: Request, caller: Caller) -> Response:
         data = self.read_json(request)
         key = request.headers.get("idempotency-key")
         if key is not None and not re.fullmatch(r"[\x21-\x7e]{8,128}", key):
@@ -6675,12 +6911,15 @@ class Api:
             submissions = parse_list([{**data, "command": command} for command in commands])
         else:
             submissions = parse_list(data) if isinstance(data, list) else [parse_submission(data)]
+        if not caller.is_owner and any(submission.environment is not None for submission in submissions):
+            raise NexusError("forbidden", f"the whole environment is for {self.service.user} to send",
+                             hint='send what is to be set as "env"')
         if is_dry:                                      # all that would be refused is
             prepared = [self.service.prepare(submission) for submission in submissions]
-            self.service.store.read(lambda state: [find_job(state, parent) for one in prepared for parent in one.after])
+            self.service.store.read(lambda state: [find_own_job(state, parent, caller) for one in prepared for parent in one.after])
             shown = [name for name in SUBMISSION_FIELDS if name not in ("environment", "env", "limits", "umask")]
             return json_response({"dry_run": True, "jobs": [{name: getattr(one, name) for name in shown} for one in prepared]})
-        added = self.service.submit(submissions, who, key)
+        added = self.service.submit(submissions, caller, key)
         answer: dict[str, Any] = {"id": added.ids[0]} if isinstance(data, dict) and commands is None else {"ids": added.ids}
         known = [job_id for job_id in added.known if job_id not in [submission.id for submission in submissions]]
         if known:                                       # by `unique`: what is asked for twice under its id is answered as the first time
@@ -6696,21 +6935,21 @@ class Api:
                                                                  and state.jobs[job_id].cause == "dependency"])
         return f"job {lost[0].id} was cancelled at once: {lost[0].cause_line}" if lost else None
 
-    def patch_queue(self, request: Request, who: str, id: str) -> Response:
+    def patch_queue(self, request: Request, caller: Caller, id: str) -> Response:
         data = self.read_json(request)
         if not isinstance(data, dict) or not data or data.keys() - {"priority", "position"}:
             refuse('send {"priority": 0} or {"position": 0}', hint="")
         position = data.get("position")
         if "position" in data and not is_whole(position, 0, 2**53):
             refuse(f"position must be a whole number of 0 or more, not {format_json_fault(position)}", hint="")
-        self.service.move(id, who, parse_priority(data["priority"]) if "priority" in data else None, position)
-        return self.get_job(request, who, id)
+        self.service.move(id, caller, parse_priority(data["priority"]) if "priority" in data else None, position)
+        return self.get_job(request, caller, id)
 
-    def delete_queue(self, request: Request, who: str, id: str) -> Response:
-        self.service.cancel(id, who, (PENDING,))
+    def delete_queue(self, request: Request, caller: Caller, id: str) -> Response:
+        self.service.cancel(id, caller, (PENDING,))
         return Response(204)
 
-    def get_jobs(self, request: Request, who: str) -> Response:
+    def get_jobs(self, request: Request, caller: Caller) -> Response:
         service = self.service
         status, user, limit = request.query.get("status"), request.query.get("user"), parse_number(request.query, "limit")
         group = request.query.get("group")
@@ -6720,12 +6959,13 @@ class Api:
         def look(state: State) -> list[Job]:
             pending = [state.jobs[job_id] for _, job_id in state.order] if status in (None, PENDING) else []
             jobs = [*state.finished.values(), *state.running.values(), *pending]
-            return [job for job in jobs if status in (None, job.status) and user in (None, job.user) and group in (None, job.group)]
+            return [job for job in jobs if status in (None, job.status) and user in (None, job.user)
+                    and (group is None or (group == job.group and caller.may_see(job.user)))]
 
         jobs = service.store.read(look)
         if limit is not None:
             jobs = jobs[len(jobs) - limit:] if limit < len(jobs) else jobs
-        return stream_list(self.describe_jobs(jobs))
+        return stream_list(show_to(caller, self.describe_jobs(jobs)))
 
     def describe_jobs(self, jobs: Sequence[Job]) -> Iterator[dict[str, Any]]:
         """Each looked up by itself, so that a long list delays nobody else."""
@@ -6737,28 +6977,28 @@ class Api:
             else:
                 yield self.service.describe_now(job, estimates)
 
-    def get_job(self, request: Request, who: str, id: str) -> Response:
-        job: Job = self.service.store.read(lambda state: find_job(state, id))
+    def get_job(self, request: Request, caller: Caller, id: str) -> Response:
+        job: Job = self.service.store.read(lambda state: find_own_job(state, id, caller))
         return json_response(self.service.describe_now(job, self.service.find_estimates() if job.status == PENDING else {}))
 
-    def get_why(self, request: Request, who: str, id: str) -> Response:
-        return json_response(self.service.explain(id))
+    def get_why(self, request: Request, caller: Caller, id: str) -> Response:
+        return json_response(self.service.explain(id, caller))
 
-    def delete_job(self, request: Request, who: str, id: str) -> Response:
-        self.service.cancel(id, who, (RUNNING,))
+    def delete_job(self, request: Request, caller: Caller, id: str) -> Response:
+        self.service.cancel(id, caller, (RUNNING,))
         return Response(204)
 
-    def post_retry(self, request: Request, who: str, id: str) -> Response:
-        new_id, *dependents = self.service.retry(id, who)
+    def post_retry(self, request: Request, caller: Caller, id: str) -> Response:
+        new_id, *dependents = self.service.retry(id, caller)
         return json_response({"id": new_id, **({"dependents": dependents} if dependents else {})})
 
-    def get_logs(self, request: Request, who: str, id: str) -> Response:
+    def get_logs(self, request: Request, caller: Caller, id: str) -> Response:
         service = self.service
         stream = request.query.get("stream", "both")
         if stream not in STREAMS:
             refuse(f"stream must be {', '.join(STREAMS)}, not '{format_line(stream, 40)}'", hint="")
         tail = parse_number(request.query, "tail")
-        job: Job = service.store.read(lambda state: find_job(state, id))
+        job: Job = service.store.read(lambda state: find_own_job(state, id, caller))
         names = [name for name in STREAMS[:2] if stream in (name, "both")]
 
         def look() -> tuple[list[str], bool]:
@@ -6790,45 +7030,45 @@ class Api:
                 self.service.clock.sleep(idle_s)
             idle_s = FOLLOW_INTERVAL_S[0] if found else min(FOLLOW_INTERVAL_S[1], idle_s * 1.2)
 
-    def get_service_logs(self, request: Request, who: str) -> Response:
+    def get_service_logs(self, request: Request, caller: Caller) -> Response:
         paths, tail = [self.service.layout.service_log], parse_number(request.query, "tail")
         follow = parse_flag(request.query, "follow")
         pieces = self.follow(lambda: (paths, self.service.is_stopping), tail) if follow else read_files(paths, tail)
         return Response(200, content_type="text/plain; charset=utf-8", stream=pieces)
 
-    def post_pause(self, request: Request, who: str) -> Response:
-        return self.set_paused(request, who, True)
+    def post_pause(self, request: Request, caller: Caller) -> Response:
+        return self.set_paused(request, caller, True)
 
-    def post_resume(self, request: Request, who: str) -> Response:
-        return self.set_paused(request, who, False)
+    def post_resume(self, request: Request, caller: Caller) -> Response:
+        return self.set_paused(request, caller, False)
 
-    def set_paused(self, request: Request, who: str, is_paused: bool) -> Response:
+    def set_paused(self, request: Request, caller: Caller, is_paused: bool) -> Response:
         group = request.query.get("group")
         if group is None:
-            self.service.set_paused(is_paused, who)
+            self.service.set_paused(is_paused, caller.name)
         else:
-            self.service.set_group_held(group, is_paused, who)
+            self.service.set_group_held(group, is_paused, caller.name)
         return Response(204)
 
-    def post_stop(self, request: Request, who: str) -> Response:
-        self.service.log.info("Service stopped by %s", who)
+    def post_stop(self, request: Request, caller: Caller) -> Response:
+        self.service.log.info("Service stopped by %s", caller.name)
         return Response(204, after=self.service.stop)
 
-    def post_gpu_pause(self, request: Request, who: str, index: str) -> Response:
-        self.service.set_gpu_paused(parse_gpu_index(index), True, who)
+    def post_gpu_pause(self, request: Request, caller: Caller, index: str) -> Response:
+        self.service.set_gpu_paused(parse_gpu_index(index), True, caller.name)
         return Response(204)
 
-    def post_gpu_resume(self, request: Request, who: str, index: str) -> Response:
-        self.service.set_gpu_paused(parse_gpu_index(index), False, who)
+    def post_gpu_resume(self, request: Request, caller: Caller, index: str) -> Response:
+        self.service.set_gpu_paused(parse_gpu_index(index), False, caller.name)
         return Response(204)
 
-    def get_events(self, request: Request, who: str) -> Response:
+    def get_events(self, request: Request, caller: Caller) -> Response:
         since = parse_number({**request.query, **({"since": request.headers["last-event-id"]} if "last-event-id" in request.headers
                                                   else {})}, "since")
         return Response(200, content_type="text/event-stream", headers={"Cache-Control": "no-store"}, stream=self.follow_events(
-            self.service.store.events.next_number if since is None else since + 1))
+            self.service.store.events.next_number if since is None else since + 1, caller))
 
-    def follow_events(self, following: int) -> Iterator[bytes]:
+    def follow_events(self, following: int, caller: Caller) -> Iterator[bytes]:
         """Server-sent events.  `reset` says that some in between are no longer kept: look at everything anew."""
         events, service = self.service.store.events, self.service
         yield f": events from number {following}\n\n".encode()
@@ -6838,8 +7078,8 @@ class Api:
             found, is_gap = events.read(following, 1.0)
             if is_gap:
                 yield f"event: reset\ndata: {encode_json({'since': following})}\n\n".encode()
-            pieces = [f"id: {number}\nevent: {kind}\ndata: {encode_json(self.describe_event(kind, what))}\n\n"
-                      for number, kind, what in found]
+            pieces = [f"id: {number}\nevent: {kind}\ndata: {encode_json(self.describe_event(kind, what, caller))}\n\n"
+                      for number, kind, what in found if kind != "group" or caller.is_owner]
             following = found[-1][0] + 1 if found else upcoming if is_gap else following
             if service.clock.monotonic() > beat_at:
                 pieces.append(": still here\n\n")
@@ -6847,18 +7087,21 @@ class Api:
                 beat_at = service.clock.monotonic() + HEARTBEAT_S
             yield "".join(pieces).encode()
 
-    def describe_event(self, kind: str, what: Any) -> object:
+    def describe_event(self, kind: str, what: Any, caller: Caller) -> object:
         if kind == "job":
-            return job_json(what, self.service.clock.now(), self.service.node)
+            told = job_json(what, self.service.clock.now(), self.service.node)
+            return told if caller.may_see(what.user) else hide_private(told)
         if kind == "removed":
             return {"ids": what}
         if kind == "gpus":
             return self.service.store.read(lambda state: [gpu_json(gpu, state, self.service.config.gpu, None) for gpu in what])
         return what
 
-    def get_health(self, request: Request, who: str) -> Response:
+    def get_health(self, request: Request, caller: Caller) -> Response:
         self.service.first_probe.wait(SMI_TIMEOUT_S + 5)
         health = self.service.health()
+        if not caller.is_owner:
+            health["checks"] = [{**check, "reading": ""} for check in health["checks"]]
         return json_response(health, 200 if health["is_healthy"] else 503)
 
 
@@ -6882,6 +7125,10 @@ def parse_gpu_index(text: str) -> int:
     return int(text)
 
 
+def show_to(caller: Caller, jobs: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    return (job if caller.may_see(job["user"]) else hide_private(job) for job in jobs)
+
+
 def stream_list(items: Iterable[dict[str, Any]]) -> Response:
     """A JSON list, made while it is sent: one json.dumps of 100,000 jobs would hold the interpreter for a second."""
     def pieces() -> Iterator[bytes]:
@@ -6894,6 +7141,11 @@ def stream_list(items: Iterable[dict[str, Any]]) -> Response:
                 batch = []
         yield ("".join(batch) + ("]\n" if opening != "[" else "[]\n")).encode()
     return Response(200, stream=pieces())
+
+
+def find_host_name(request: Request) -> str:
+    """By which name nexus is called, without the port."""
+    return re.sub(r":\d*$", "", request.headers.get("host", "")).lower()
 
 
 def is_loopback(address: str) -> bool:

@@ -259,8 +259,8 @@ CALLERS = [  # reason, config, headers, uid, peer, status
     ("another address of this machine", LOOPBACK, {"host": "192.0.2.1:6234"}, OWNER, "127.0.0.1", 403),
     ("another address, with the token", LOOPBACK, {"host": "192.0.2.1:6234", **BEARER}, OWNER, "127.0.0.1", 403),
     ("another site's Host, with the token", LOOPBACK, {"host": "evil.example", **BEARER}, OWNER, "127.0.0.1", 403),
-    ("an allowed Host without a token", NAMED, {"host": "gpu.example.org"}, OWNER, "127.0.0.1", 403),
-    ("an allowed Host with a wrong token", NAMED, {"host": "gpu.example.org", **WRONG}, OWNER, "127.0.0.1", 403),
+    ("an allowed Host without a token", NAMED, {"host": "gpu.example.org"}, OWNER, "127.0.0.1", 401),
+    ("an allowed Host with a wrong token", NAMED, {"host": "gpu.example.org", **WRONG}, OWNER, "127.0.0.1", 401),
     ("an allowed Host with the token", NAMED, {"host": "gpu.example.org:443", **BEARER}, None, "127.0.0.1", 200),
     ("an allowed Host in other letters", NAMED, {"host": "gpu2.Example.ORG", **BEARER}, None, "127.0.0.1", 200),
     ("one that is not allowed, with the token", NAMED, {"host": "www.example.org", **BEARER}, None, "127.0.0.1", 403),
@@ -276,10 +276,10 @@ CALLERS = [  # reason, config, headers, uid, peer, status
     ("listening everywhere: with the token", PUBLIC, BEARER, OWNER, "127.0.0.1", 200),
     ("listening everywhere: by address, with the token", PUBLIC, {"host": "192.0.2.1:6234", **BEARER}, None, "192.0.2.7", 200),
     ("listening everywhere: by IPv6 address, with the token", PUBLIC, {"host": "[2001:db8::1]", **BEARER}, None, "192.0.2.7", 200),
-    ("listening everywhere: by address, without", PUBLIC, {"host": "192.0.2.1:6234"}, None, "192.0.2.7", 403),
+    ("listening everywhere: by address, without", PUBLIC, {"host": "192.0.2.1:6234"}, None, "192.0.2.7", 401),
     ("listening everywhere: by name, with the token", PUBLIC, {"host": "evil.example", **BEARER}, None, "192.0.2.7", 403),
     ("listening by a name: by it, with the token", {"host": "gpu1"}, {"host": "gpu1:6234", **BEARER}, None, "192.0.2.7", 200),
-    ("listening by a name: by it, without", {"host": "gpu1"}, {"host": "gpu1:6234"}, OWNER, "127.0.0.1", 403),
+    ("listening by a name: by it, without", {"host": "gpu1"}, {"host": "gpu1:6234"}, OWNER, "127.0.0.1", 401),
 ]
 
 
@@ -1106,7 +1106,7 @@ def test_a_service_on_another_address(host, others):
             url = f"http://{address}:{made.port}/status"
             codes = [subprocess.run(["curl", "-sS", "-g", "-o", "/dev/null", "-w", "%{http_code}", *options, url], capture_output=True,
                                     timeout=20).stdout.decode() for options in ((), ("-H", f"Authorization: Bearer {token}"))]
-            assert codes == ["200" if host != "0.0.0.0" else "401" if address == "127.0.0.1" else "403", "200"], (address, codes)
+            assert codes == ["200" if host != "0.0.0.0" else "401", "200"], (address, codes)
         assert made.run("stop").code == 0
 
 

@@ -41,6 +41,9 @@ class FakeClock(nexus.Clock):
         return next(a + b + c for a in "abcdef" for b in "abcdefgh" for c in "abcdefgh" if a + b + c not in taken)
 
 
+ANN = nexus.Caller("ann", "ann")
+
+
 class FakeProcesses:
     """Processes as the test says: {pid: (started, job id)}; a job.sh is one of them, and no member."""
 
@@ -168,7 +171,7 @@ class World:
         self.service.turn([nexus.parse_saying(saying) for saying in sayings])
 
     def add(self, command="python train.py", **options):
-        return self.service.submit([nexus.parse_submission({"command": command, "cwd": "/", **options})], "ann").ids[0]
+        return self.service.submit([nexus.parse_submission({"command": command, "cwd": "/", **options})], ANN).ids[0]
 
     def job(self, job_id):
         return self.store.read(lambda state: state.jobs.get(job_id))
@@ -248,7 +251,7 @@ def test_ends(world, reason, result, stop, wanted):
     job_id = w.run(w.add(), 100)
     (w.folder_of(job_id) / "stderr.log").write_text("Traceback\nit broke\n")
     if stop:
-        w.service.cancel(job_id, "ann", (nexus.RUNNING,))
+        w.service.cancel(job_id, ANN, (nexus.RUNNING,))
     w.clock.pass_(2.5)
     w.end(job_id, result["exit_code"], is_said=False, **{key: result[key] for key in result if key != "exit_code"})
     w.turn(seconds=1.1)
@@ -280,11 +283,11 @@ def test_sayings_of_nobody_change_nothing(world):
 def test_stop_pending(world):
     w = world()
     job_id = w.add()
-    w.service.cancel(job_id, "ann", (nexus.PENDING,))
+    w.service.cancel(job_id, ANN, (nexus.PENDING,))
     job = w.job(job_id)
     assert (job.status, job.cause, job.stop_by, job.finished_at) == ("cancelled", "killed", "ann", w.clock.wall)
     with pytest.raises(nexus.NexusError, match="is cancelled"):
-        w.service.cancel(job_id, "ann", (nexus.PENDING, nexus.RUNNING))
+        w.service.cancel(job_id, ANN, (nexus.PENDING, nexus.RUNNING))
 
 
 def test_stop_asks_for_the_right_status(world):
@@ -292,13 +295,13 @@ def test_stop_asks_for_the_right_status(world):
     on, waits = w.add(), w.add()
     w.run(on, 100)
     with pytest.raises(nexus.NexusError, match="is running") as caught:
-        w.service.cancel(on, "ann", (nexus.PENDING,))
+        w.service.cancel(on, ANN, (nexus.PENDING,))
     assert caught.value.kind == "conflict" and "nexus kill" in caught.value.hint
     with pytest.raises(nexus.NexusError, match="is pending") as caught:
-        w.service.cancel(waits, "ann", (nexus.RUNNING,))
+        w.service.cancel(waits, ANN, (nexus.RUNNING,))
     assert "nexus remove" in caught.value.hint
     with pytest.raises(nexus.NexusError, match="no job 'xyz'") as caught:
-        w.service.cancel("xyz", "ann", (nexus.RUNNING,))
+        w.service.cancel("xyz", ANN, (nexus.RUNNING,))
     assert caught.value.kind == "not_found"
 
 
@@ -311,7 +314,7 @@ def test_stop_running_terminates_then_kills(world):
     processes.start(201, job_id)
     processes.start(300, None)                          # somebody else's
     processes.deaf = {200}
-    w.service.cancel(job_id, "ann", (nexus.RUNNING,))
+    w.service.cancel(job_id, ANN, (nexus.RUNNING,))
     w.turn()
     assert processes.signals == [(200, 15), (200, 18), (201, 15), (201, 18)]
     w.turn(seconds=9)
@@ -329,7 +332,7 @@ def test_what_a_job_runs_to_tidy_up_is_left_alone(world):
     processes = w.machine.processes
     processes.start(200, job_id)
     processes.deaf = {200}
-    w.service.cancel(job_id, "ann", (nexus.RUNNING,))
+    w.service.cancel(job_id, ANN, (nexus.RUNNING,))
     w.turn()
     processes.start(201, job_id, parent=200)            # cp checkpoint.pt ...
     w.turn(seconds=1)
@@ -359,7 +362,7 @@ def test_stopped_runner_is_killed_at_last(world):
     job_id = w.run(w.add(), 100)
     w.machine.processes.start(100, job_id, state="T")
     w.machine.processes.deaf = {100}
-    w.service.cancel(job_id, "ann", (nexus.RUNNING,))
+    w.service.cancel(job_id, ANN, (nexus.RUNNING,))
     w.turn()
     assert w.machine.processes.signals == [(100, 18)]   # it may go on and say what became of the job
     w.turn(seconds=13)
@@ -372,7 +375,7 @@ def test_stop_before_the_runner_is_known(world):
     w = world()
     job_id = w.add()
     w.turn()
-    w.service.cancel(job_id, "ann", (nexus.RUNNING,))
+    w.service.cancel(job_id, ANN, (nexus.RUNNING,))
     w.turn()
     assert w.job(job_id).status == "running"
     w.claim(job_id, 100)
@@ -400,7 +403,7 @@ def test_bounce_of_a_job_that_is_to_be_stopped_ends_it(world):
     w = world()
     job_id = w.add()
     w.turn()
-    w.service.cancel(job_id, "ann", (nexus.RUNNING,))
+    w.service.cancel(job_id, ANN, (nexus.RUNNING,))
     w.turn(f"bounce {job_id} 1 taken")
     w.turn()
     assert (w.job(job_id).status, w.job(job_id).cause, w.job(job_id).stop_by) == ("cancelled", "killed", "ann")
@@ -639,7 +642,7 @@ def test_other_boot(world, reason, on_reboot, has_result, is_stopped, wanted):
     w = world(on_reboot=on_reboot)
     job_id = w.run(w.add(), 100)
     if is_stopped:
-        w.service.cancel(job_id, "ann", (nexus.RUNNING,))
+        w.service.cancel(job_id, ANN, (nexus.RUNNING,))
     if has_result:
         w.write_result(job_id, 3)
     w.crash(is_reboot=True)
@@ -705,11 +708,11 @@ def test_a_snapshot_goes_with_the_last_job_that_has_it(world, monkeypatch):
     of = {"snapshot": "a" * 40, "snapshot_repo": "/repo", "cwd": "/repo/sub", "gpus": 0}
     first, second = w.add("true", **of), w.add("true", **of)
     gone = [w.job(job_id) for job_id in (first, second)]
-    w.service.cancel(first, "ann", ("pending",))
+    w.service.cancel(first, ANN, ("pending",))
     w.store.update(lambda state: iter([nexus.JobsRemoved((first,))]))
     remove_rubbish(w, gone[0])
     assert not released
-    w.service.cancel(second, "ann", ("pending",))
+    w.service.cancel(second, ANN, ("pending",))
     w.store.update(lambda state: iter([nexus.JobsRemoved((second,))]))
     remove_rubbish(w, gone[1])
     assert released == [("/repo", "a" * 40)]
@@ -1015,7 +1018,7 @@ def test_a_disk_that_fills_after_a_launch_ends_no_job(world, monkeypatch):
 
 def submit(w, *jobs, key=None, **shared):
     return w.service.submit([nexus.parse_submission({"command": "python train.py", "cwd": "/", **shared, **one}) for one in jobs or ({},)],
-                            "ann", key)
+                            ANN, key)
 
 
 REFUSED = [  # reason, configuration, the job, kind, what it says
@@ -1117,7 +1120,7 @@ def test_unique_knows_what_waits_runs_or_has_completed(world, status, is_known):
     w = world()
     first = w.add()
     if status == "cancelled":
-        w.service.cancel(first, "ann", ("pending",))
+        w.service.cancel(first, ANN, ("pending",))
     elif status != "pending":
         w.run(first, 100)
         if status != "running":
@@ -1270,7 +1273,7 @@ def test_no_retry_of_what_did_not_fail(world, status):
     w = world()
     job_id = w.run(w.add(retries=3), 100)
     if status == "killed":
-        w.service.cancel(job_id, "ann", ("running",))
+        w.service.cancel(job_id, ANN, ("running",))
     w.end(job_id, 0 if status == "completed" else 143)
     assert w.job(job_id).status == ("completed" if status == "completed" else "cancelled")
 
@@ -1357,7 +1360,7 @@ def test_retry_brings_along_what_was_cancelled_for_it(world):
     w.end(good)
     fail(w, bad, 101, 1, seconds=60)
     assert [w.job(job_id).cause for job_id in (child, grandchild)] == ["dependency"] * 2
-    ids = w.service.retry(bad, "ann")
+    ids = w.service.retry(bad, ANN)
     new = [w.job(job_id) for job_id in ids]
     assert [job.command for job in new] == ["bad", "child", "grandchild"] and other not in ids
     assert [job.after for job in new] == [(), (ids[0], good), (ids[1],)] and [job.unmet for job in new] == [(), (ids[0],), (ids[1],)]
@@ -1376,7 +1379,7 @@ def test_retry_leaves_what_waits_for_another_that_failed(world):
     w.turn()
     fail(w, one, 100, seconds=1)
     fail(w, two, 101, seconds=1)
-    assert len(w.service.retry(one, "ann")) == 1
+    assert len(w.service.retry(one, ANN)) == 1
 
 
 def test_retries_of_all_that_failed_bring_along_what_waits_for_them_together(world):
@@ -1386,18 +1389,18 @@ def test_retries_of_all_that_failed_bring_along_what_waits_for_them_together(wor
     w.turn()
     fail(w, one, 100, seconds=1)
     fail(w, two, 101, seconds=1)
-    [again] = w.service.retry(one, "ann")
-    second, both = w.service.retry(two, "ann")
+    [again] = w.service.retry(one, ANN)
+    second, both = w.service.retry(two, ANN)
     assert w.job(both).after == (again, second) and w.job(one).retried_as == again
-    assert len(w.service.retry(two, "ann")) == 1, "what was brought along once is not again"
+    assert len(w.service.retry(two, ANN)) == 1, "what was brought along once is not again"
 
 
 def test_a_retry_still_comes_after_what_may_complete(world):
     w = world(gpus=0, cpu_slots=1)
     lives, dies = w.add("lives", gpus=0), w.add("dies", gpus=0)
     child = w.add("child", gpus=0, after=[dies, lives])
-    w.service.cancel(dies, "ann", ("pending",))
-    [again] = w.service.retry(child, "ann")
+    w.service.cancel(dies, ANN, ("pending",))
+    [again] = w.service.retry(child, ANN)
     assert (w.job(again).after, w.job(again).unmet) == ((lives,), (lives,))
 
 
@@ -1420,10 +1423,10 @@ def test_retry_of_too_many_for_the_queue_adds_none(world):
     w.service.set_paused(True, "ann")
     w.add("waits", gpus=0)
     with pytest.raises(nexus.NexusError, match="queue is full"):
-        w.service.retry(bad, "ann")
+        w.service.retry(bad, ANN)
     assert len(w.store.read(lambda state: state.jobs)) == 3
     with pytest.raises(nexus.NexusError, match="only a finished one"):
-        w.service.retry(w.store.read(lambda state: state.order[0][1]), "ann")
+        w.service.retry(w.store.read(lambda state: state.order[0][1]), ANN)
 
 
 # Groups
@@ -1599,7 +1602,7 @@ def test_a_kill_counts_while_the_time_limit_ends_it(world):
     job_id = w.add(retries=2, timeout_seconds=2)
     w.turn()
     time_out(w, job_id, int(w.clock.ticks * 10))
-    w.service.cancel(job_id, "ann", ("running",))
+    w.service.cancel(job_id, ANN, ("running",))
     w.machine.processes.alive.clear()
     w.write_result(job_id, 143)
     w.turn(f"end {job_id} 1 143 400")
@@ -1693,21 +1696,21 @@ def test_explain(world):
     w.turn()
     small = w.add(gpus=1)
     w.turn()
-    told = w.service.explain(waits)
+    told = w.service.explain(waits, ANN)
     assert (told["id"], told["status"]) == (waits, "pending") and told["why"] == w.api(waits)["waiting_for"]
     assert told["facts"][0] == "it is first in the queue" and "it asks for 2 GPUs with 1GB free" in told["facts"][1]
     assert any("others have started before it for 0s" in fact for fact in told["facts"])
     assert told["gpus"] == [{"index": 0, "verdict": f"runs job {on}"}, {"index": 1, "verdict": f"runs job {small}"}]
-    assert w.service.explain(on)["why"] == "it runs on GPU 0" and w.service.explain(on)["gpus"] == []
+    assert w.service.explain(on, ANN)["why"] == "it runs on GPU 0" and w.service.explain(on, ANN)["gpus"] == []
     last = w.add(gpu_ids=[1])
     w.turn()
-    assert [slot["index"]
-        for slot in w.service.explain(last)["gpus"]] == [1] and w.service.explain(last)["facts"][0] == "1 job before it in the queue"
+    told = w.service.explain(last, ANN)
+    assert [slot["index"] for slot in told["gpus"]] == [1] and told["facts"][0] == "1 job before it in the queue"
     with pytest.raises(nexus.NexusError, match="no job 'zzz'"):
-        w.service.explain("zzz")
+        w.service.explain("zzz", ANN)
     w.claim(on, 100)
     w.end(on, 3)
-    assert w.service.explain(on)["why"] in ("exit", "it broke")
+    assert w.service.explain(on, ANN)["why"] in ("exit", "it broke")
 
 
 # state.json, edited by others
@@ -1936,7 +1939,7 @@ def test_rows_wait_for_room_in_the_queue(rows):
     f.w.service.set_paused(True, "ann")
     faults = f.write(*(f"1,{name}.py" for name in "abcd"))
     assert len(f.jobs) == 2 and [fault.startswith(f"line {line}: the queue is full") for line, fault in zip((3, 4), faults)] == [True, True]
-    f.w.service.cancel(f.jobs[0].id, "ann", ("pending",))
+    f.w.service.cancel(f.jobs[0].id, ANN, ("pending",))
     assert len(f.write(*(f"1,{name}.py" for name in "abcd"))) == 1
     assert [job.command.split()[-1] for job in f.jobs if job.status == "pending"] == ["b.py", "c.py"]
 
@@ -2038,7 +2041,7 @@ def test_on_finish(world, hooked):
     job_id, removed = w.add("python a.py; exit 3", gpus=2), w.add()
     w.turn()
     w.claim(job_id, 100)
-    w.service.cancel(removed, "ann", ("pending",))
+    w.service.cancel(removed, ANN, ("pending",))
     assert hooks.next() == ("notify me", {"NEXUS_JOB_ID": removed, "NEXUS_JOB_STATUS": "cancelled", "NEXUS_JOB_CAUSE": "killed",
                                           "NEXUS_JOB_EXIT_CODE": "", "NEXUS_JOB_COMMAND": "python train.py", "NEXUS_JOB_GPU": ""})
     w.end(job_id, 3)
@@ -2058,12 +2061,12 @@ def test_on_finish_for_what_ended_unheard(world, hooked):
     w.clock.pass_(1)
     hooks = hooked(w)
     one, two = w.add(), w.add()
-    w.service.cancel(one, "ann", ("pending",))
+    w.service.cancel(one, ANN, ("pending",))
     assert hooks.next()[1]["NEXUS_JOB_ID"] == one
     live.until(lambda: w.job(one).is_told)
     hooks.end()
     w.service.is_stopping = False
-    w.service.cancel(two, "ann", ("pending",))
+    w.service.cancel(two, ANN, ("pending",))
     hooks = hooked(w)
     assert hooks.next()[1]["NEXUS_JOB_ID"] == two
     live.until(lambda: w.job(two).is_told)
@@ -2085,7 +2088,7 @@ def test_a_hook_that_fails_is_logged_and_changes_nothing(world, hooked, reason, 
     hooks.answer = answer
     for _ in range(2):
         job_id = w.add("true", gpus=0)
-        w.service.cancel(job_id, "ann", ("pending",))
+        w.service.cancel(job_id, ANN, ("pending",))
         assert hooks.next()[1]["NEXUS_JOB_ID"] == job_id
     hooks.end()
     assert len([line for line in w.lines if says in line]) == 2 and w.service.failure_count == 0
@@ -2094,7 +2097,7 @@ def test_a_hook_that_fails_is_logged_and_changes_nothing(world, hooked, reason, 
 def test_no_hook_for_each_job_without_on_finish(world, hooked):
     w = world(gpus=0)
     hooks = hooked(w)
-    w.service.cancel(w.add("true", gpus=0), "ann", ("pending",))
+    w.service.cancel(w.add("true", gpus=0), ANN, ("pending",))
     hooks.end()
     assert hooks.calls.empty()
 
