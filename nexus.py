@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     import argparse
     import http.server
     import logging
+    import ssl
     import subprocess
     from collections.abc import Generator
     from typing import Any, NoReturn, TextIO, TypeVar, Union
@@ -264,6 +265,13 @@ class ServiceConfig:
     log_level: str
     log_max_mb: float
     log_backups: int
+    tls_cert: str
+    tls_key: str
+    max_body_mb: float
+    max_connections: int
+    max_connections_per_client: int
+    request_timeout_seconds: float
+    idle_timeout_seconds: float
 
 
 @value
@@ -308,6 +316,8 @@ class JobsConfig:
     cuda_arg: str
     allowed_script_paths: tuple[str, ...]
     max_memory_gb: float
+    max_running_per_user: int
+    max_pending_per_user: int
 
 
 @value
@@ -345,6 +355,14 @@ SETTINGS = (
     Setting("service", "log_level", "INFO", ("DEBUG", "INFO", "WARNING", "ERROR"), "least level kept in service.log"),
     Setting("service", "log_max_mb", 100, (0.1, 100000), "service.log is rotated at this size"),
     Setting("service", "log_backups", 5, (0, 1000), "rotated logs kept"),
+    Setting("service", "tls_cert", "", None, "a PEM file, and with tls_key another: https instead of http"),
+    Setting("service", "tls_key", "", None, "the certificate's private key"),
+    Setting("service", "max_body_mb", 64, (0.01, 1024), "a longer request is refused"),
+    Setting("service", "max_connections", 0, (0, 1000000), "at once; 0 = half of the descriptors that the service may open"),
+    Setting("service", "max_connections_per_client", 256, (1, 1000000),
+            "of one address, or of another user of this machine; a new one ends the longest idle"),
+    Setting("service", "request_timeout_seconds", 30, (0.1, 3600), "within which a request must have come, and a second more per 64 KB"),
+    Setting("service", "idle_timeout_seconds", 75, (0.1, 86400), "a connection without a request is closed; so is one that takes nothing"),
     Setting("state", "state_file", "~/.nexus/state.json", None, "the journal lies beside it; ~/.nexus is NEXUS_HOME"),
     Setting("state", "log_dir", "~/.nexus/logs", None, "one folder for each job"),
     Setting("state", "history_limit", 1000, (1, 1000000),
@@ -389,6 +407,8 @@ SETTINGS = (
             "[] = any command; else only `[interpreter] SCRIPT ARGS`, with SCRIPT below one of these"),
     Setting("jobs", "max_memory_gb", 0, (0, 1000000),
             "host memory of a job's processes; above it the job is stopped (needs psutil); 0 = any"),
+    Setting("jobs", "max_running_per_user", 0, (0, 100000), "how many jobs of one user run at once; 0 = no limit"),
+    Setting("jobs", "max_pending_per_user", 0, (0, 10000000), "how many of one user may wait; 0 = no limit"),
     Setting("hooks", "on_unhealthy", "", None, "a command, run when `nexus health` turns bad, and again when it is well"),
     Setting("hooks", "on_finish", "", None,
             "a command, run for each finished job, with NEXUS_JOB_ID, _STATUS, _CAUSE, _EXIT_CODE, _COMMAND, _GPU"),
@@ -515,6 +535,8 @@ class Job:
     conda: str | None = None                    # the environment to activate, by name or path
     snapshot: str | None = None                 # the commit in whose checkout it runs
     snapshot_repo: str | None = None            # the work tree that was taken of
+    code: str | None = None                     # the script that came with it, a file of Layout.code_folder; its cwd is a folder of its own
+    labels: tuple[tuple[str, str], ...] = ()    # what its submitter calls it by, for whoever asks: (name, text)
     cuda_arg: bool = False                      # its --cuda says the GPUs' numbers, and all GPUs are visible
     tty: bool = False                           # its stdout is a terminal
     retries: int = 0                            # how many further attempts it gets when one fails
@@ -661,11 +683,12 @@ class StateChanged:
 if TYPE_CHECKING:
     Change = Union[JobAdded, JobChanged, JobsRemoved, EnvironmentAdded, GroupChanged, LineSeen, StateChanged]
     Changes = Generator[Change, None, Any]      # what Store.update() performs: each change as it is yielded
+    Lane = tuple[Union[str, None], str]     # (group, user)
     Kind = tuple[int, Union[tuple[int, ...], None], Union[int, None], bool, int]
 
 STATE_FACTS: Mapping[str, Any] = {"paused": False, "paused_gpus": (), "pause_reasons": (), "hooks_since": None, "inventory": ()}
-INDEXED = ("status", "order", "priority", "gpus", "gpu_ids", "gpu_mem_mib", "is_alone", "expected_time", "group", "unmet", "retry_at",
-           "key", "environment", "number")      # the fields by which State finds jobs
+INDEXED = ("status", "order", "priority", "gpus", "gpu_ids", "gpu_mem_mib", "is_alone", "expected_time", "group", "user", "unmet",
+           "retry_at", "key", "environment", "number")      # the fields by which State finds jobs
 
 
 class State:
@@ -681,8 +704,8 @@ class State:
         self.jobs: dict[str, Job] = {}
         self.environments: dict[str, Mapping[str, str]] = {}
         self.order: list[tuple[tuple[int, ...], str]] = []  # pending jobs, (order, id), ascending
-        # of those that may start, per kind of request and group
-        self.kinds: dict[Kind, dict[str | None, list[tuple[tuple[int, ...], str]]]] = {}
+        # of those that may start, per kind of request, and per group and user
+        self.kinds: dict[Kind, dict[Lane, list[tuple[tuple[int, ...], str]]]] = {}
         self.dependents: dict[str, dict[str, None]] = {}    # job: the pending ones that come after it
         self.delayed: list[tuple[float, str]] = []          # (retry_at, id) of those that wait for their next attempt
         self.groups: dict[str, Group] = {}                  # those of which something is known
@@ -692,6 +715,8 @@ class State:
         self.next_number = 1                                # the next job's sequence number
         self.keys: dict[str, dict[str, None]] = {}                # submission key: the ids it brought
         self.pending_by_priority: dict[int, int] = {}
+        self.turns: dict[tuple[int, str], list[int]] = {}   # (priority, user): the turns of the pending ones, ascending
+        self.started_turns: dict[tuple[int, str], int] = {}     # (priority, user): the last turn that started
         self.environment_uses: dict[str, int] = {}          # digest: how many jobs have it
 
     def index(self, job: Job) -> None:
@@ -702,14 +727,18 @@ class State:
             self.keys.setdefault(job.key, {})[job.id] = None
         if job.status == PENDING:
             self.pending_by_priority[job.priority] = self.pending_by_priority.get(job.priority, 0) + 1
+            insert_sorted(self.turns.setdefault((job.priority, job.user), []), job.order[2])
             insert_sorted(self.order, (job.order, job.id))
             for parent in job.unmet:
                 self.dependents.setdefault(parent, {})[job.id] = None
             if job.retry_at is not None:
                 insert_sorted(self.delayed, (job.retry_at, job.id))
             elif not job.unmet:
-                insert_sorted(self.kinds.setdefault(kind_of(job), {}).setdefault(job.group, []), (job.order, job.id))
+                insert_sorted(self.kinds.setdefault(kind_of(job), {}).setdefault((job.group, job.user), []), (job.order, job.id))
         else:
+            if job.attempt and not was_moved(job):
+                place = job.priority, job.user
+                self.started_turns[place] = max(self.started_turns.get(place, 0), job.order[2])
             (self.running if job.status == RUNNING else self.finished)[job.id] = job
 
     def unindex(self, job: Job) -> None:
@@ -725,6 +754,9 @@ class State:
             self.pending_by_priority[job.priority] -= 1
             if not self.pending_by_priority[job.priority]:
                 del self.pending_by_priority[job.priority]
+            remove_sorted(self.turns[job.priority, job.user], job.order[2])
+            if not self.turns[job.priority, job.user]:
+                del self.turns[job.priority, job.user]
             remove_sorted(self.order, (job.order, job.id))
             for parent in job.unmet:
                 del self.dependents[parent][job.id]
@@ -739,10 +771,10 @@ class State:
 
     def unindex_kind(self, job: Job) -> None:
         kind = kind_of(job)
-        lines = self.kinds[kind]
-        remove_sorted(lines[job.group], (job.order, job.id))
-        if not lines[job.group]:
-            del lines[job.group]
+        lines, lane = self.kinds[kind], (job.group, job.user)
+        remove_sorted(lines[lane], (job.order, job.id))
+        if not lines[lane]:
+            del lines[lane]
             if not lines:
                 del self.kinds[kind]
 
@@ -943,13 +975,41 @@ def move_job(state: State, job: Job, position: int) -> JobChanged | None:
         return None
     before = others[position - 1][0]
     if position == len(others):                     # behind all: the last one's place and one more
-        return JobChanged(job.id, {"order": (*before[:3], before[3] + 1 if len(before) > 3 else 0)})
+        return JobChanged(job.id, {"order": (*before[:4], before[4] + 1 if len(before) > 4 else 0)})
     return JobChanged(job.id, {"order": order_between(before, others[position][0])})
 
 
-def next_place(state: State, priority: int) -> dict[str, Any]:
-    """The fields that put a new job behind all others of its priority."""
-    return {"number": state.next_number, "order": (0, priority, state.next_number), "priority": priority}
+def was_moved(job: Job) -> bool:
+    """Whether its place in the queue is another than its turn gave it."""
+    return job.order[0] != 0 or len(job.order) > 4
+
+
+def next_place(state: State, priority: int, user: str) -> dict[str, Any]:
+    """The fields that put a new job behind all others of its priority and user."""
+    number = state.next_number
+    return {"number": number, "order": (0, priority, next_turn(state, priority, user), number), "priority": priority}
+
+
+def next_turn(state: State, priority: int, user: str) -> int:
+    """Users of one priority take turns: each one's first jobs come before anybody's second ones.
+
+    Who comes later begins at the turn that was started last, and neither makes up for when he had nothing to run, nor
+    waits for what others have queued.
+    """
+    own = state.turns.get((priority, user))
+    last = own[-1] if own else state.started_turns.get((priority, user), 0)
+    now = max((turn for (at, _), turn in state.started_turns.items() if at == priority), default=0)
+    return max(last + 1, now)
+
+
+def place_in_priority(state: State, job: Job, priority: int) -> tuple[int, ...]:
+    """The order of a pending job that gets another priority: among its user's jobs there it stands as it was submitted."""
+    others = [(other.number, order[2]) for order, other_id in state.order if order[:2] == (0, priority)
+              for other in (state.jobs[other_id],) if other.user == job.user and other.id != job.id]
+    earlier = [turn for number, turn in others if number < job.number]
+    later = [turn for number, turn in others if number > job.number]
+    turn = min(max(earlier) + 1 if earlier else min(later), *later) if later else next_turn(state, priority, job.user)
+    return 0, priority, turn, job.number
 
 
 # What a submission may say.  The command line sends `environment` (the whole of it); others only `env`, put on top of
@@ -981,6 +1041,8 @@ class Submission:
     unique: bool = False
     snapshot: str | None = None
     snapshot_repo: str | None = None
+    code: str | None = None                     # like labels, of POST /api/submit alone
+    labels: tuple[tuple[str, str], ...] = ()
     tty: bool = False
     umask: int | None = None
     limits: tuple[tuple[str, int, int], ...] = ()
@@ -1527,6 +1589,250 @@ def revoke_tokens(tokens: Sequence[Token], given: str, now: float) -> tuple[Toke
     return tuple(replace(token, revoked_at=now) if token in revoked and token.revoked_at is None else token for token in tokens)
 
 
+# POST /api/submit: a form with a script and flat YAML
+
+MAX_FORM_PARTS = 16
+MAX_PART_HEAD_BYTES = 4096
+FORM_FIELDS = {"code": 5 * 2**20, "config_file": 64 * 2**10}        # name: how many bytes at most
+FORM_HINT = 'curl -X POST http://HOST:PORT/api/submit -F "code=@my_script.py" -F "config_file=@config.yaml"'
+HEADER_PARAMETER = re.compile(r';[ \t]*([^\s;="]+)=(?:"((?:[^"\\]|\\.)*)"|([^\s;"]*))[ \t]*')
+
+
+@value
+class FormPart:
+    """One field.  Under which name its file lay at the sender's is not kept: it is nobody's path here."""
+    name: str
+    content: bytes
+
+
+def refuse_form(why: str) -> NoReturn:
+    raise NexusError("usage", f"the form cannot be read: {why}", FORM_HINT)
+
+
+def parse_form(body: bytes, content_type: str) -> list[FormPart]:
+    """The fields of a multipart/form-data body, byte for byte as they were sent.  Source: RFC 2046 (5.1), RFC 7578.
+
+    Raises: usage; unsupported_media_type.  The email package would also end a field at its boundary after a bare newline, and takes
+    seconds for 5 MiB of short lines.
+    """
+    boundary = parse_boundary(content_type)
+    delimiter = b"\r\n--" + boundary
+    if not body.startswith(delimiter[2:]):
+        refuse_form("it does not begin with the boundary that its Content-Type names")
+    parts: list[FormPart] = []
+    at = len(delimiter) - 2
+    while not body.startswith(b"--", at):
+        if len(parts) == MAX_FORM_PARTS:
+            refuse_form(f"it has more than {MAX_FORM_PARTS} fields")
+        padding = re.compile(rb"[ \t]*\r\n").match(body, at)
+        if not padding:
+            refuse_form(f"a line begins like the boundary after {format_count(len(parts), 'field')}")
+        start, end = padding.end(), body.find(delimiter, padding.end())
+        if end < 0:
+            refuse_form(f"it ends within its field number {len(parts) + 1}: the boundary is missing there")
+        head_end = body.find(b"\r\n\r\n", start, min(end, start + MAX_PART_HEAD_BYTES))
+        if head_end < 0:
+            refuse_form(f"its field number {len(parts) + 1} has no headers, or over {MAX_PART_HEAD_BYTES} bytes of them")
+        name = parse_part_head(body[start:head_end].decode("latin-1"))
+        if any(part.name == name for part in parts):
+            refuse_form(f"it has two fields '{format_line(name, 40)}'")
+        parts.append(FormPart(name, body[head_end + 4:end]))
+        at = end + len(delimiter)
+    if body[at + 2:].strip():
+        refuse_form("something follows its last boundary")
+    return parts
+
+
+def parse_boundary(content_type: str) -> bytes:
+    """Raises: usage; unsupported_media_type."""
+    kind, semicolon, rest = content_type.partition(";")
+    if kind.strip().lower() != "multipart/form-data":
+        raise NexusError("unsupported_media_type", f"the body must be multipart/form-data, not {format_line(kind, 60) or 'nothing'}",
+                         FORM_HINT)
+    boundary = parse_header_parameters(semicolon + rest).get("boundary", "")
+    if not re.fullmatch(r"[\x20-\x7e]{0,69}[\x21-\x7e]", boundary):
+        refuse_form("its Content-Type names no boundary of 1 to 70 characters")
+    return boundary.encode()
+
+
+def parse_header_parameters(text: str) -> dict[str, str]:
+    """{name: text} of `; name="code"; filename="a.py"`.  Raises: usage."""
+    found: dict[str, str] = {}
+    at, text = 0, text.rstrip(" \t")
+    while at < len(text):
+        match = HEADER_PARAMETER.match(text, at)
+        if not match or match[1].lower() in found:
+            refuse_form(f"'{format_line(text[at:], 60)}' in a header is not like ; name=\"code\", or is there twice")
+        found[match[1].lower()] = match[3] if match[2] is None else re.sub(r"\\(.)", r"\1", match[2])
+        at = match.end()
+    return found
+
+
+def parse_part_head(text: str) -> str:
+    """The name of the field whose headers these are.  Raises: usage."""
+    headers: dict[str, str] = {}
+    for line in text.split("\r\n"):
+        match = re.fullmatch(r"([A-Za-z-]+):([^\x00-\x08\x0a-\x1f\x7f]*)", line)
+        if not match or match[1].lower() in headers:
+            refuse_form(f"'{format_line(line, 60)}' is no header of a field, or is there twice")
+        headers[match[1].lower()] = match[2].strip(" \t")
+    kind, semicolon, rest = headers.get("content-disposition", "").partition(";")
+    name = parse_header_parameters(semicolon + rest).get("name", "")
+    if kind.strip().lower() != "form-data" or not name:
+        refuse_form('a field must have Content-Disposition: form-data; name="..."')
+    if headers.get("content-type", "").lower().startswith("multipart/"):
+        refuse_form(f"its field '{format_line(name, 40)}' is a form within the form")
+    if headers.get("content-transfer-encoding", "binary").lower() not in ("binary", "8bit", "7bit"):
+        refuse_form(f"its field '{format_line(name, 40)}' is encoded; send it as it is")
+    return name
+
+
+def parse_submit_form(body: bytes, content_type: str) -> tuple[bytes, dict[str, Any]]:
+    """The script, and what config_file says.  Raises: usage, too_large, unsupported_media_type."""
+    fields = {part.name: part.content for part in parse_form(body, content_type)}
+    for name, content in fields.items():
+        if name not in FORM_FIELDS:
+            raise NexusError("usage", f"'{format_line(name, 40)}' is not a field of this form",
+                             suggest(name, FORM_FIELDS) or f"its fields are {' and '.join(FORM_FIELDS)}")
+        if len(content) > FORM_FIELDS[name]:
+            raise NexusError("too_large", f"{name} has {len(content)} bytes; at most {FORM_FIELDS[name]} are taken",
+                             "let the script read what is large from a file" if name == "code" else "")
+    for name in FORM_FIELDS:
+        if not fields.get(name, b"").strip():
+            raise NexusError("usage", f"{name} is {'empty' if name in fields else 'missing'}", FORM_HINT)
+    try:
+        text = fields["config_file"].decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise NexusError("usage", f"config_file is not UTF-8: {error.reason} at byte {error.start}") from None
+    return fields["code"], parse_submit_config(text)
+
+
+def name_parser(key: str) -> Callable[[object], str]:
+    """One line of text; digits may stand without quotes."""
+    def parse(given: object) -> str:
+        if isinstance(given, bool) or not isinstance(given, (str, int)):
+            refuse(f"{key} must be a text, not {format_json_fault(given)}", hint=f'put it in quotes: {key}: "..."')
+        return line_parser(key)(str(given))
+    return parse
+
+
+def parse_bearer(given: object) -> str:
+    """A fault does not repeat it: it is a secret, of somebody."""
+    if isinstance(given, bool) or not isinstance(given, (str, int)):
+        refuse("token must be a text", hint='put it in quotes: token: "..."')
+    return str(given)
+
+
+SUBMIT_PARSERS: Mapping[str, Callable[[Any], Any]] = {           # the keys of config_file
+    "competition_id": name_parser("competition_id"), "project_id": name_parser("project_id"), "user_id": name_parser("user_id"),
+    "expected_time": SUBMISSION_PARSERS["expected_time"], "token": parse_bearer,
+    "gpus": SUBMISSION_PARSERS["gpus"], "name": name_parser("name"), "priority": SUBMISSION_PARSERS["priority"]}
+
+
+def parse_submit_config(text: str) -> dict[str, Any]:
+    """What config_file says; what it leaves empty is not in it.  Raises: usage, naming the line."""
+    made: dict[str, Any] = {}
+    for key, (number, given) in parse_flat_yaml(text).items():
+        try:
+            if key not in SUBMIT_PARSERS:
+                refuse(f"'{format_line(key, 40)}' is not a key",
+                       hint=suggest(key, SUBMIT_PARSERS) or f"the keys are {', '.join(SUBMIT_PARSERS)}")
+            if given is not None:
+                made[key] = SUBMIT_PARSERS[key](given)
+        except NexusError as error:
+            hint = error.hint if not error.hint.startswith("see nexus") else YAML_HINT
+            raise NexusError(error.kind, f"config_file, line {number}: {error.message}", hint) from None
+    return made
+
+
+YAML_HINT = 'config_file takes lines like expected_time: 10 or user_id: "bob", and # comments'
+YAML_WORDS: Mapping[str, Any] = {"": None, "~": None, "null": None, "Null": None, "NULL": None, "true": True, "True": True, "TRUE": True,
+                                 "false": False, "False": False, "FALSE": False}
+YAML_ESCAPES = {"0": "\0", "a": "\a", "b": "\b", "t": "\t", "\t": "\t", "n": "\n", "v": "\v", "f": "\f", "r": "\r", "e": "\x1b", " ": " ",
+                '"': '"', "/": "/", "\\": "\\", "N": "\x85", "_": "\xa0", "L": "\u2028", "P": "\u2029"}
+YAML_NESTED = {"[": "a list", "{": "a mapping", "|": "a block of text", ">": "a block of text", "&": "an anchor", "*": "an alias",
+               "!": "a tag"}
+YAML_UNSEEN = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x84\x86-\x9f\ud800-\udfff\ufffe\uffff]")      # c-printable of YAML 1.2 has none of these
+
+
+def parse_flat_yaml(text: str) -> dict[str, tuple[int, Any]]:
+    """{key: (number of its line, text or number or truth or None)} of YAML that is `key: value` lines and no more.
+
+    What it takes means the same to any reader of YAML 1.2; digits such as 007, which they read as numbers, come as floats, so that
+    nobody takes them for the text they were.  Raises: usage, naming the line.
+    """
+    found: dict[str, tuple[int, Any]] = {}
+    is_begun = is_over = False
+    for number, line in enumerate(re.split(r"\r\n|[\r\n]", text[1:] if text.startswith("\ufeff") else text), 1):
+        try:
+            line = line.rstrip(" \t")
+            if not line or line.lstrip(" \t").startswith("#"):
+                continue
+            is_mark = re.fullmatch(r"(---|\.\.\.)(?:[ \t]+#.*)?", line)
+            if is_over or (is_mark and is_mark[1] == "---" and is_begun):
+                refuse("there is one document only, and it is over here")
+            is_begun, is_over = True, is_mark is not None and is_mark[1] == "..."
+            if not is_mark:
+                key, given = parse_yaml_line(line)
+                if key in found:
+                    refuse(f"{key} is there already, in line {found[key][0]}")
+                found[key] = number, given
+        except NexusError as error:
+            raise NexusError(error.kind, f"config_file, line {number}: {error.message}", YAML_HINT) from None
+    return found
+
+
+def parse_yaml_line(line: str) -> tuple[str, Any]:
+    """Raises: usage."""
+    if YAML_UNSEEN.search(line):
+        refuse("it holds a character that YAML does not allow")
+    if line[0] in " \t":
+        refuse("it is indented, and nothing may be nested")
+    match = re.fullmatch(r"([A-Za-z_][\w.-]*)[ \t]*:(?:[ \t]+(.*))?", line)
+    if not match:
+        refuse(f"'{format_line(line, 40)}' is a list, and nothing may be nested" if re.match(r"-(\s|$)", line) else
+               f"'{format_line(line, 40)}' is not like key: value")
+    return match[1], parse_yaml_value(match[2] or "")
+
+
+def parse_yaml_value(text: str) -> Any:
+    """Raises: usage."""
+    if text[:1] in ('"', "'"):
+        return parse_yaml_quoted(text)
+    text = re.split(r"(?:^|[ \t])#", text, maxsplit=1)[0].rstrip(" \t")
+    if text[:1] in YAML_NESTED:
+        refuse(f"{YAML_NESTED[text[0]]} is not taken; a text that begins with {text[0]} stands in quotes")
+    if re.match(r"[],}%@`]|[-?:](\s|$)", text) or re.search(r":(\s|$)", text):
+        refuse("a text with what means something else in YAML stands in quotes")
+    if text in YAML_WORDS:
+        return YAML_WORDS[text]
+    if re.fullmatch(r"-?(0|[1-9][0-9]{0,17})", text):
+        return int(text)
+    if re.fullmatch(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?", text):
+        return float(text)
+    return text
+
+
+def parse_yaml_quoted(text: str) -> str:
+    """Raises: usage."""
+    match = re.fullmatch(r"""(?:"((?:[^"\\]|\\.)*)"|'((?:[^']|'')*)')(?:[ \t]+#.*)?""", text)
+    if not match:
+        refuse(f"its {text[0]} must end on the same line, with nothing but a comment behind it")
+    if match[1] is None:
+        return match[2].replace("''", "'")
+    return re.sub(r"\\(x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4}|U[0-9A-Fa-f]{8}|.)", lambda escape: unescape_yaml(escape[1]), match[1])
+
+
+def unescape_yaml(escape: str) -> str:
+    """Raises: usage."""
+    if len(escape) == 1 and escape in YAML_ESCAPES:
+        return YAML_ESCAPES[escape]
+    code = int(escape[1:], 16) if len(escape) > 1 else -1
+    if code < 0 or 0xD800 <= code < 0xE000 or code > 0x10FFFF:
+        refuse(f"there is no \\{format_line(escape, 10)} in YAML")
+    return chr(code)
+
+
 # /proc, screen, the runner's files
 
 @value
@@ -1817,7 +2123,7 @@ class Plan:
     stops: tuple[Stop, ...] = ()
     passed_over: tuple[str, ...] = ()           # jobs before which others start, for the first time
     blocked: Mapping[Kind, str] = {}            # why the jobs of a kind wait; empty: the board says it
-    closed: Mapping[str, str] = {}              # groups of which none may start, and why
+    closed: Mapping[tuple[str, str], str] = {}  # ("group" or "user", name) of which none may start, and why
     board: tuple[Slot, ...] = ()                # the GPUs as they are when all this is done
     hold: str = ""                              # why nothing at all starts
 
@@ -2041,45 +2347,57 @@ def describe_time_limit(job: Job, config: JobsConfig) -> str:
     return f"timeout_seconds is {limit}"
 
 
-def find_closed_groups(state: State) -> dict[str, str]:
-    """{group of which nothing may start: why}."""
-    closed = {group.name: f"group {group.name} is held: {group.hold}" for group in state.groups.values() if group.hold}
-    if any(group.limit for group in state.groups.values()):
-        for name, count in count_running(state).items():
-            limit = state.groups[name].limit if name in state.groups else 0
-            if limit and count >= limit and name not in closed:
-                closed[name] = describe_group_limit(name, limit)
-    return closed
+class Limits:
+    """Of which groups and users nothing may start: {("group" or "user", name): why}, and how far the others are from it."""
+
+    def __init__(self, state: State, config: JobsConfig) -> None:
+        self.limits = {("group", group.name): group.limit for group in state.groups.values() if group.limit}
+        self.per_user = config.max_running_per_user
+        self.closed = {("group", group.name): f"group {group.name} is held: {group.hold}" for group in state.groups.values() if group.hold}
+        self.counts: dict[tuple[str, str], int] = {}
+        if self.limits or self.per_user:
+            for job in state.running.values():
+                self.count(job)
+
+    def count(self, job: Job) -> None:
+        """It runs, or starts now."""
+        for name, limit in ((("group", job.group or ""), self.limits.get(("group", job.group or ""), 0)),
+                            (("user", job.user), self.per_user)):
+            if limit:
+                self.counts[name] = self.counts.get(name, 0) + 1
+                if self.counts[name] >= limit and name not in self.closed:
+                    self.closed[name] = describe_limit(name, limit)
 
 
-def count_running(state: State) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for job in state.running.values():
-        if job.group:
-            counts[job.group] = counts.get(job.group, 0) + 1
-    return counts
+def describe_limit(name: tuple[str, str], limit: int) -> str:
+    if name[0] == "group":
+        return f"{format_count(limit, 'job')} of group {name[1]} run, as many as its --max-concurrent allows"
+    return f"{format_count(limit, 'job')} of {name[1]} run, as many as max_running_per_user allows"
 
 
-def describe_group_limit(name: str, limit: int) -> str:
-    return f"{format_count(limit, 'job')} of group {name} run, as many as its --max-concurrent allows"
+def find_closed(closed: Mapping[tuple[str, str], str], group: str | None, user: str) -> str | None:
+    """Why no job of a group and user may start; None when one may."""
+    if not closed:
+        return None
+    return closed.get(("group", group)) if group and ("group", group) in closed else closed.get(("user", user))
 
 
 class Line:
     """The jobs of the queue as plan() comes to them: the first of each kind, and the next once that one has started."""
 
-    def __init__(self, state: State, closed: Mapping[str, str]) -> None:
+    def __init__(self, state: State, closed: Mapping[tuple[str, str], str]) -> None:
         self.state, self.closed = state, closed
-        self.places: dict[tuple[Kind, str | None], int] = {}        # how many of a kind and group have started
+        self.places: dict[tuple[Kind, Lane], int] = {}              # how many of a kind, group and user have started
         self.heads: list[tuple[tuple[tuple[int, ...], str], Kind]] = []
         for kind in state.kinds:
             self.push(kind)
 
     def push(self, kind: Kind) -> None:
-        """Put the first of a kind whose group is open into the line."""
+        """Put the first of a kind whose group and user may start one into the line."""
         first = None
-        for group, waiting in self.state.kinds[kind].items():
-            if group is None or group not in self.closed:
-                place = self.places.get((kind, group), 0) if self.places else 0
+        for lane, waiting in self.state.kinds[kind].items():
+            if find_closed(self.closed, *lane) is None:
+                place = self.places.get((kind, lane), 0) if self.places else 0
                 if place < len(waiting) and (first is None or waiting[place] < first):
                     first = waiting[place]
         if first is not None:
@@ -2090,14 +2408,15 @@ class Line:
         while self.heads:
             (_, job_id), kind = self.heads.pop(0)
             job = self.state.jobs[job_id]
-            if job.group is None or job.group not in self.closed:
+            if find_closed(self.closed, job.group, job.user) is None:
                 return job, kind
-            self.push(kind)                     # its group was closed by what has started
+            self.push(kind)                     # its group or user was closed by what has started
         return None
 
     def start(self, job: Job, kind: Kind) -> None:
         """It has started: the next of its kind may come."""
-        self.places[kind, job.group] = self.places.get((kind, job.group), 0) + 1
+        lane = job.group, job.user
+        self.places[kind, lane] = self.places.get((kind, lane), 0) + 1
         self.push(kind)
 
 
@@ -2109,11 +2428,10 @@ class Round:
         self.state, self.trouble, self.config, self.now = state, trouble, config, now
         self.board = make_board(state.running.values(), gpus, config.gpu, now, usage)
         self.open_slots = [slot for slot in self.board if slot.free > 0 and slot.obstacle is None]
-        self.closed = find_closed_groups(state)
-        self.counts = count_running(state) if state.groups else {}
+        self.limits = Limits(state, config.jobs)
         self.cpu_slots = config.jobs.cpu_slots - sum(1 for job in state.running.values() if not job.gpus)
         self.places = config.jobs.max_running - len(state.running) if config.jobs.max_running else UNLIMITED
-        self.line = Line(state, self.closed)
+        self.line = Line(state, self.limits.closed)
         self.starts: list[Start] = []
         self.passed_over: list[str] = []
         self.heads: list[str] = []              # the first job of each kind that cannot start, in the queue's order
@@ -2156,11 +2474,7 @@ class Round:
         self.open_slots = [slot for slot in self.open_slots if slot.free > 0]
         self.cpu_slots -= not job.gpus
         self.places -= 1
-        if job.group is not None and job.group in self.state.groups:
-            self.counts[job.group] = self.counts.get(job.group, 0) + 1
-            limit = self.state.groups[job.group].limit
-            if limit and self.counts[job.group] >= limit:
-                self.closed[job.group] = describe_group_limit(job.group, limit)
+        self.limits.count(job)
         self.line.start(job, kind)
 
 
@@ -2177,7 +2491,7 @@ def plan(state: State, gpus: Sequence[Gpu], trouble: str | None, config: Config,
     made = Round(state, gpus, trouble, config, now, usage)
     made.decide()
     passed_over = tuple(job_id for job_id in made.passed_over if state.jobs[job_id].passed_over_at is None)
-    return Plan(tuple(made.starts), stops, passed_over, made.blocked, made.closed, tuple(made.board))
+    return Plan(tuple(made.starts), stops, passed_over, made.blocked, made.limits.closed, tuple(made.board))
 
 
 def is_reserving(job: Job, config: JobsConfig, now: float) -> bool:
@@ -2194,8 +2508,9 @@ def describe_wait(job: Job, state: State, made: Plan, config: Config, now: float
         return describe_retry(job, now)
     if job.unmet:
         return describe_unmet(job, state)
-    if job.group is not None and job.group in made.closed:
-        return made.closed[job.group]
+    closed = find_closed(made.closed, job.group, job.user)
+    if closed:
+        return closed
     why = made.blocked.get(kind_of(job))
     return "it is about to start" if why is None else why or describe_shortage(job, made.board, config.gpu, now)
 
@@ -2338,7 +2653,7 @@ def count_group_end(group: Group, status: str, cause: str | None, is_soon: bool,
 class Ended:
     """An attempt that ended, as the guard of GPUs remembers it."""
     gpu_uuids: tuple[str, ...]
-    command: str
+    command: str                # or what names the script that came with the job: their commands are all alike
     is_success: bool
     is_soon: bool               # it failed within guard_seconds of its start
     started_at: float
@@ -2395,8 +2710,9 @@ class Replay:
 
     def add(self, job_id: str, run_time: float | None, **fields: Any) -> None:
         """Queue a job that will run for so many seconds.  `fields` as in Job."""
-        self.insert(Job(id=job_id, command=fields.pop("command", job_id), cwd="/", user="", created_at=self.now, environment="", content="",
-                        **{**next_place(self.state, fields.pop("priority", 1)), **fields}), run_time)
+        user = fields.pop("user", "")
+        self.insert(Job(id=job_id, command=fields.pop("command", job_id), cwd="/", user=user, created_at=self.now, environment="",
+                        content="", **{**next_place(self.state, fields.pop("priority", 1), user), **fields}), run_time)
 
     def insert(self, job: Job, run_time: float | None) -> None:
         """The same with a job as it is, running or pending."""
@@ -2531,7 +2847,7 @@ def job_json(job: Job, now: float, node: str, position: int | None = None, waiti
         "attempt": job.attempt, "attempts": [attempt_json(attempt) for attempt in read_attempts(job)], "retries": job.retries,
         "retry_at": format_time(job.retry_at), "timeout_seconds": job.timeout_seconds, "expected_time": job.expected_time,
         "after": job.after, "conda": job.conda, "env_digest": job.env_digest,
-        "retried_as": job.retried_as, "cuda_arg": job.cuda_arg, "snapshot": job.snapshot,
+        "retried_as": job.retried_as, "cuda_arg": job.cuda_arg, "snapshot": job.snapshot, "labels": dict(job.labels),
         "pid": job.pid, "session": job.session, "log_dir": job.log_dir, "tty": job.tty,
         "peak_rss_mib": round_known(job.peak_rss_mib), "cpu_seconds": round_known(job.cpu_seconds),
         "peak_gpu_mem_mib": job.peak_gpu_mem_mib, "mean_gpu_util": round_known(job.mean_gpu_util),
@@ -2547,6 +2863,15 @@ PUBLIC_JOB_KEYS = ("id", "user", "node", "status", "position", "estimated_start"
 def hide_private(job: Mapping[str, Any]) -> dict[str, Any]:
     """A job as the API shows it to other users: the rest is null."""
     return {key: fact if key in PUBLIC_JOB_KEYS else None for key, fact in job.items()}
+
+
+def submitted_json(job: Mapping[str, Any]) -> dict[str, Any]:
+    """A job, as the rest of the API shows it, in the words of /api."""
+    labels = job["labels"] or {}
+    return {"job_id": job["id"], "status": job["status"], "node_id": 0, "queue_position": job["position"], "created_at": job["created_at"],
+            "started_at": job["started_at"], "finished_at": job["finished_at"], "exit_code": job["exit_code"], "cause": job["cause"],
+            "waiting_for": job["waiting_for"], "user_id": job["user"], "competition_id": labels.get("competition_id"),
+            "project_id": labels.get("project_id"), "expected_time": job["expected_time"]}
 
 
 def attempt_json(attempt: Mapping[str, Any]) -> dict[str, Any]:
@@ -2761,7 +3086,7 @@ def format_job(job: Mapping[str, Any], paint: Paint) -> str:
     lines = [f"{paint('white', 'Job ' + job['id'])}: {job['status']}"
              + (f" ({format_outcome(job)})" if job["status"] in FINAL else "")]
     for key, fact in job.items():
-        if key in ("id", "status", "status_history") or fact is None or fact is False or fact in ([], (), ""):
+        if key in ("id", "status", "status_history") or fact is None or fact is False or fact in ([], (), "", {}):
             continue                    # 0 is a fact
         if (key, fact) == ("retries", 0):
             continue
@@ -2778,6 +3103,8 @@ def format_job(job: Mapping[str, Any], paint: Paint) -> str:
             shown = paint("bright", format_line(fact))
         elif isinstance(fact, (list, tuple)):
             shown = ", ".join(map(str, fact))
+        elif isinstance(fact, dict):
+            shown = ", ".join(f"{name} {format_line(str(text))}" for name, text in fact.items())
         else:
             shown = format_line(format_priority(fact) if key == "priority" else str(fact))
         lines.append(f"  {'runtime' if key == 'runtime_seconds' else key}: {shown}")
@@ -2820,6 +3147,312 @@ def format_metrics(metrics: Mapping[str, Any], paint: Paint) -> str:
         mean, peak = (f"{gpu[key]:.1f}%" if gpu[key] is not None else "unknown" for key in ("utilization_mean", "utilization_peak"))
         lines.append(f"  GPU {gpu['index']}: {mean} avg, {peak} peak" + (f" ({paint('yellow', 'PAUSED')})" if gpu["is_paused"] else ""))
     return "\n".join(lines + ([] if metrics["gpus"] else ["  none"])) + "\n"
+
+
+# The API described, as OpenAPI 3.1.  What is sent and answered is written as shapes: a type of TYPES or another shape's name,
+# `[]` behind it for a list of such, `?` where null may stand; a key with `?` may be missing.
+
+TYPES: Mapping[str, Mapping[str, Any]] = {
+    "text": {"type": "string"}, "whole": {"type": "integer"}, "number": {"type": "number"}, "flag": {"type": "boolean"},
+    "any": {}, "time": {"type": "string", "format": "date-time"}, "id": {"type": "string", "pattern": f"^{ID_PATTERN.pattern}$"},
+    "status": {"type": "string", "enum": STATUSES}, "move": {"type": "array", "prefixItems": [{"enum": STATUSES}, {
+        "type": ["string", "null"], "format": "date-time"}], "minItems": 2, "maxItems": 2},
+    "labels": {"type": "object", "additionalProperties": {"type": "string"}},
+}
+
+JOB_SHAPE = {                               # what another user may not see of it is null
+    "id": "id", "name": "text?", "group": "text?", "user": "text", "node": "text", "command": "text", "cwd": "text", "status": "status",
+    "position": "whole?", "waiting_for": "text?", "estimated_start": "time?", "priority": "whole", "gpus": "number", "gpu_ids": "whole[]?",
+    "gpu_mem_mib": "whole?", "gpu_index": "whole?", "gpu_indices": "whole[]", "gpu_uuids": "text[]", "created_at": "time",
+    "started_at": "time?", "finished_at": "time?", "runtime_seconds": "number?", "exit_code": "whole?", "signal": "whole?",
+    "cause": "text?", "cause_line": "text?", "stopped_by": "text?", "stopping": "text?", "attempt": "whole", "attempts": "Attempt[]",
+    "retries": "whole", "retry_at": "time?", "timeout_seconds": "number?", "expected_time": "number?", "after": "id[]", "conda": "text?",
+    "env_digest": "text?", "retried_as": "id?", "cuda_arg": "flag", "snapshot": "text?", "labels": "labels", "pid": "whole?",
+    "session": "text?", "log_dir": "text?", "tty": "flag", "peak_rss_mib": "number?", "cpu_seconds": "number?",
+    "peak_gpu_mem_mib": "number?", "mean_gpu_util": "number?", "notes": "text[]", "status_history": "move[]", "rss_mib?": "number?",
+    "cpu_percent?": "number?"}
+RUNNING_JOB_KEYS = ("id", "name", "group", "user", "command", "status", "gpus", "gpu_indices", "started_at", "attempt", "runtime_seconds",
+                    "stopping")
+
+SHAPES: dict[str, Mapping[str, str]] = {
+    "Error": {"error": "text", "message": "text", "hint": "text"},
+    "Info": {"name": "text", "version": "text", "user": "text", "hash?": "text", "pid?": "whole", "home?": "text",
+             "uptime_seconds?": "number", "calls?": "text[]"},
+    "Status": {"gpu_status": "Gpu[]", "is_paused": "flag", "queued_jobs": "whole", "completed_jobs": "whole",
+               "running_jobs": "RunningJob[]", "queued_by_priority": "Bands", "gpu_trouble": "text?", "hints": "text[]",
+               "samples_hint": "text?", "version": "text", "hash": "text", "pid": "whole", "user": "text", "home": "text?",
+               "uptime_seconds": "number", "host": "Host"},
+    "Bands": {"high": "whole", "normal": "whole", "low": "whole"},
+    "Host": {"name": "text", "cpu_percent": "number?", "memory_used_gb": "number?", "memory_total_gb": "number?"},
+    "Gpu": {"index": "whole", "name": "text", "memory_total": "text?", "memory_used": "text?", "job_id": "id?", "job_ids": "id[]",
+            "allocated": "number", "utilization_mean": "number?", "utilization_peak": "number?", "uuid": "text",
+            "memory_total_mib": "number?", "memory_used_mib": "number?", "utilization": "number?", "temperature": "number?",
+            "power_watts": "number?", "is_paused": "flag", "is_mig": "flag", "is_available": "flag", "fault": "text?",
+            "unavailable": "text?", "used_by": "text?", "processes": "Process[]"},
+    "Process": {"pid": "whole", "user": "text?", "name": "text?", "memory_mib": "number?", "job_id": "id?"},
+    "GpuHistory": {"index": "whole", "uuid": "text", "interval_seconds": "number", "memory_used_mib": "number?[]",
+                   "utilization": "number?[]"},
+    "Job": {key: shape if key in PUBLIC_JOB_KEYS else f"{shape.rstrip('?')}?" for key, shape in JOB_SHAPE.items()},
+    "RunningJob": {key: f"{JOB_SHAPE[key].rstrip('?')}?" if key not in PUBLIC_JOB_KEYS else JOB_SHAPE[key] for key in RUNNING_JOB_KEYS} | {
+        "rss_mib": "number?", "cpu_percent": "number?"},
+    "Attempt": {"attempt": "whole", "started_at": "time?", "finished_at": "time?", "runtime_seconds": "number?", "exit_code": "whole?",
+                "cause": "text?", "gpu_indices": "whole[]"},
+    "Added": {"id?": "id", "ids?": "id[]", "known?": "id[]", "warning?": "text", "dry_run?": "flag", "jobs?": "any[]"},
+    "Retried": {"id": "id", "dependents?": "id[]"},
+    "Why": {"id": "id", "status": "status", "why": "text", "facts": "text[]", "gpus": "Verdict[]"},
+    "Verdict": {"index": "whole", "verdict": "text?"},
+    "FormAdded": {"job_id": "id", "node_id": "whole", "status": "status", "queue_position": "whole"},
+    "Submitted": {"job_id": "id", "status": "status", "node_id": "whole", "queue_position": "whole?", "created_at": "time",
+                  "started_at": "time?", "finished_at": "time?", "exit_code": "whole?", "cause": "text?", "waiting_for": "text?",
+                  "user_id": "text", "competition_id": "text?", "project_id": "text?", "expected_time": "number?"},
+    "Results": {"job_id": "id", "status": "status", "stdout": "text", "stderr": "text", "exit_code": "whole?", "cause": "text?",
+                "cause_line": "text?", "note?": "text"},
+    "Cancelled": {"job_id": "id", "status": "status"},
+    "Node": {"node_id": "whole", "name": "text", "gpus": "whole", "free_gpus": "whole", "running_jobs": "whole", "pending_jobs": "whole",
+             "queue_seconds": "number?", "is_healthy": "flag"},
+    "Health": {"is_healthy": "flag", "checks": "Check[]"},
+    "Check": {"name": "text", "is_ok": "flag", "reading": "text"},
+}
+
+LINE = {"type": "string", "minLength": 1, "maxLength": 200, "pattern": r"\S"}
+SECONDS = {"type": "number", "minimum": 0, "maximum": 31536000}
+PRIORITY = {"anyOf": [{"type": "integer", "minimum": -MAX_PRIORITY, "maximum": MAX_PRIORITY}, {
+    "type": "string", "pattern": r"^([Hh][Ii][Gg][Hh]|[Nn][Oo][Rr][Mm][Aa][Ll]|[Ll][Oo][Ww]|-?[0-9]{1,7})$"}]}
+PATH = {"type": "string", "pattern": "^/", "maxLength": 4095}
+VARIABLES = {"type": "object", "additionalProperties": {"type": "string"}}
+COMMAND = {"type": "string", "minLength": 1, "maxLength": MAX_ARGUMENT_BYTES, "pattern": r"\S", "examples": ["python train.py"]}
+
+# What each key of SUBMISSION_PARSERS takes, and what it means
+SUBMISSION_SCHEMAS: Mapping[str, tuple[Mapping[str, Any], str]] = {
+    "command": (COMMAND, "what bash runs"), "id": (TYPES["id"], "chosen by the caller: sent again with the same content, it adds nothing"),
+    "name": (LINE, "for people"), "cwd": (PATH, "where it runs; the home directory if not said"),
+    "env": (VARIABLES, "variables, put on top of the service's environment"),
+    "environment": (VARIABLES, "the whole environment instead; for the owner alone"),
+    "gpus": ({"type": "number", "minimum": 0, "maximum": 1024}, "how many GPUs, with two decimals: 0.5 is half of one, 0 none"),
+    "gpu_ids": ({"anyOf": [{"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 9999}, "minItems": 1}, {
+        "type": "string", "pattern": r"^[\d\s,-]+$"}]}, "the only GPUs it may have, by index: [0, 1] or \"0-1\""),
+    "gpu_mem_mib": ({"type": "integer", "minimum": 1, "maximum": 100000000}, "the memory it needs on each of its GPUs"),
+    "priority": (PRIORITY, "high, normal, low or a number: lower runs first"),
+    "group": (LINE, "jobs that are paused, listed, killed together"),
+    "max_concurrent": ({"type": "integer", "minimum": 1, "maximum": 100000}, "how many of its group run at once"),
+    "after": ({"anyOf": [{"type": "array", "items": TYPES["id"]}, {"type": "string"}]}, "it starts when these have completed"),
+    "retries": ({"type": "integer", "minimum": 0, "maximum": 1000}, "further attempts when one fails"),
+    "timeout_seconds": (SECONDS, "it is stopped after so long; 0 = never"), "expected_time": (SECONDS, "how long it will take"),
+    "conda": ({**LINE, "pattern": "^[^-]"}, "the conda environment to activate, by name or path"),
+    "llm": (LINE, "the model whose share of a GPU llm_config.json tells"),
+    "cuda_arg": ({"type": "boolean"}, "--cuda in the command is set to the GPUs' numbers"),
+    "unique": ({"type": "boolean"}, "add nothing when the same is pending, running or completed"),
+    "snapshot": ({"type": "string", "pattern": "^[0-9a-f]{40,64}$"}, "the commit in whose checkout it runs"),
+    "snapshot_repo": (PATH, "the work tree of snapshot"), "tty": ({"type": "boolean"}, "its stdout is a terminal"),
+    "umask": ({"type": "integer", "minimum": 0, "maximum": 511}, "its umask"),
+    "limits": ({"type": "object", "propertyNames": {"enum": LIMITS}, "additionalProperties": {
+        "type": "array", "items": {"type": "integer", "minimum": -1, "maximum": 2**63}, "minItems": 2, "maxItems": 2}},
+        "resource limits: {name: [soft, hard]}, -1 = unlimited"),
+}
+
+COUNT = {"type": "integer", "minimum": 0, "maximum": 10**18 - 1}
+FLAG = {"type": "string", "pattern": "^([Tt][Rr][Uu][Ee]|[Ff][Aa][Ll][Ss][Ee]|[Yy][Ee][Ss]|[Nn][Oo]|0|1|)$", "examples": ["true"]}
+
+# Those of paths, queries and headers
+PARAMETERS: Mapping[str, tuple[Mapping[str, Any], str]] = {
+    "id": ({**TYPES["id"], "examples": ["abc"]}, "the job's id"),
+    "index": ({"type": "string", "pattern": "^[0-9]{1,4}$", "examples": ["0"]}, "the GPU's index"),
+    "status": (TYPES["status"], "jobs of this status alone"), "user": (TYPES["text"], "jobs of this user alone"),
+    "user_id": (TYPES["text"], "jobs of this user alone"),
+    "group": (TYPES["text"], "of this group alone"), "limit": (COUNT, "so many at most"),
+    "follow": (FLAG, "go on as it grows, until the end"), "tail": (COUNT, "begin so many lines before the end"),
+    "stream": ({"type": "string", "enum": ["stdout", "stderr", "both"]}, "which of the two files"),
+    "since": (COUNT, "events after this number"), "Last-Event-ID": (COUNT, "the same, as browsers send it; it wins"),
+    "Idempotency-Key": ({"type": "string", "pattern": "^[\\x21-\\x7e]{8,128}$", "examples": ["0f0bd5a2-4d1e"]},
+                        "a random one: asked again with it, nothing is added twice"),
+}
+
+ERROR_MEANINGS = {
+    "usage": "malformed, or more than there is", "unauthorized": "no token where one is needed, or a wrong one",
+    "forbidden": "not yours, or a Host or Origin by which nexus may not be called", "not_found": "there is no such thing",
+    "conflict": "not in its present state", "queue_full": "no room for further jobs",
+    "unavailable": "not now: the disk refuses, or the service has just begun",
+    "method_not_allowed": "not a method of this path", "length_required": "a body needs a Content-Length",
+    "too_large": "the body is too large", "unsupported_media_type": "the body is of another type", "internal": "a fault of nexus itself",
+}
+
+API_DESCRIPTION = """A job queue for the GPUs of one machine.
+
+Whoever calls from this machine as the owner of the service needs no token; everybody else sends one as
+`Authorization: Bearer TOKEN`.  The owner's may do all; a user's may submit, read, and cancel its own jobs, and sees of
+others' jobs only that they are there: the rest is null.  Every refusal is the object Error."""
+
+
+def make_schema(shape: str) -> dict[str, Any]:
+    """The JSON Schema of a shape."""
+    if shape.endswith("?"):
+        made = make_schema(shape[:-1])
+        return {**made, "type": [made["type"], "null"]} if isinstance(made.get("type"), str) and "enum" not in made else {
+            "anyOf": [made, {"type": "null"}]}
+    if shape.endswith("[]"):
+        return {"type": "array", "items": make_schema(shape[:-2])}
+    return dict(TYPES[shape]) if shape in TYPES else {"$ref": f"#/components/schemas/{shape}"}
+
+
+def make_object_schema(keys: Mapping[str, str]) -> dict[str, Any]:
+    return {"type": "object", "required": [key for key in keys if not key.endswith("?")],
+            "properties": {key.rstrip("?"): make_schema(shape) for key, shape in keys.items()}}
+
+
+def make_submission_schemas() -> dict[str, Any]:
+    """What POST /queue and its like take."""
+    keys = {key: {**(schema if key == "command" else {"anyOf": [schema, {"type": "null"}]}), "description": meaning}
+            for key, (schema, meaning) in SUBMISSION_SCHEMAS.items()}
+    dry_run = {"type": "boolean", "description": "check, and add nothing"}
+    several = {key: schema for key, schema in keys.items() if key not in ("command", "id")}
+    example = {"command": "python train.py", "gpus": 1}
+    job = {"type": "object", "required": ["command"], "additionalProperties": False, "examples": [example]}
+    return {
+        "Submission": {**job, "properties": keys},
+        "Submissions": {"anyOf": [
+            {**job, "properties": {**keys, "dry_run": dry_run}},
+            {"type": "array", "minItems": 1, "items": {"$ref": "#/components/schemas/Submission"}},
+            {"type": "object", "required": ["commands"], "additionalProperties": False, "properties": {
+                "commands": {"type": "array", "minItems": 1, "items": COMMAND}, **several, "dry_run": dry_run}}],
+            "examples": [example]},
+        "Move": {"type": "object", "minProperties": 1, "additionalProperties": False, "examples": [{"position": 0}], "properties": {
+            "priority": PRIORITY, "position": {"type": "integer", "minimum": 0, "maximum": 2**53, "description": "0 is the first"}}},
+        "Form": {"type": "object", "required": list(FORM_FIELDS), "additionalProperties": False, "properties": {
+            "code": {"type": "string", "contentMediaType": "application/octet-stream", "minLength": 1, "description": "the script"},
+            "config_file": {"type": "string", "contentMediaType": "application/yaml", "minLength": 1, "examples": ["expected_time: 10\n"],
+                            "description": f"lines like expected_time: 10; its keys are {', '.join(SUBMIT_PARSERS)}"}}}}
+
+
+def make_openapi(routes: Sequence[Any], version: str) -> dict[str, Any]:
+    """The document of the calls in ROUTES."""
+    paths: dict[str, dict[str, Any]] = {}
+    for route in routes:
+        paths.setdefault(route.pattern, {})[route.method.lower()] = make_operation(route)
+    schemas = {**{name: make_object_schema(keys) for name, keys in SHAPES.items()}, **make_submission_schemas()}
+    schemas["Error"]["properties"]["error"] = {"type": "string", "enum": list(KINDS)}
+    error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+    return {
+        "openapi": "3.1.0", "info": {"title": "nexus", "version": version, "description": API_DESCRIPTION, "license": {"name": "MIT"}},
+        "servers": [{"url": "/"}], "paths": paths,
+        "components": {
+            "schemas": schemas, "responses": {kind: {"description": ERROR_MEANINGS.get(kind, kind), "content": error} for kind in KINDS},
+            "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer", "description": "a token of nexus token create"}}}}
+
+
+def make_operation(route: Any) -> dict[str, Any]:
+    has_token = route.access != "anyone" or "unauthorized" in route.errors
+    who = {"anyone": "", "user": "", "owner": "  For the owner alone."}[route.access]
+    places = {"path": re.findall(r"\{(\w+)\}", route.pattern), "query": route.query, "header": route.headers}
+    errors = {str(KINDS[kind][1]): {"$ref": f"#/components/responses/{kind}"} for kind in list_errors(route)}
+    made: dict[str, Any] = {
+        "operationId": route.handler, "summary": route.summary, "description": f"{route.summary[:1].upper()}{route.summary[1:]}.{who}",
+        "tags": [route.pattern.split("/")[1] or "nexus"], "security": [{}, {"bearer": []}] if has_token else [],
+        "parameters": [make_parameter(name, place) for place, names in places.items() for name in names],
+        "responses": {**make_answers(route), **errors}}
+    if route.body:
+        kind, _, name = route.body.rpartition(" ")
+        made["requestBody"] = {"required": True, "content": {kind or "application/json": {"schema": make_schema(name)}}}
+    return made
+
+
+def make_parameter(name: str, place: str) -> dict[str, Any]:
+    schema, meaning = PARAMETERS[name]
+    return {"name": name, "in": place, "required": place == "path", "description": meaning, "schema": dict(schema)}
+
+
+def make_answers(route: Any) -> dict[str, Any]:
+    """What it answers when all is well: {status: what}."""
+    if not route.answer:
+        return {"204": {"description": "done"}}
+    kinds = {part if "/" in part else "application/json": {"type": "string"} if "/" in part else make_schema(part)
+             for part in route.answer.split(" or ")}
+    answer = {"description": route.summary, "content": {kind: {"schema": schema} for kind, schema in kinds.items()}}
+    return {str(status): answer for status in route.statuses}
+
+
+def list_errors(route: Any) -> list[str]:
+    """The kinds of errors with which a call may be refused."""
+    kinds = {"usage", "forbidden", *route.errors} | ({"unauthorized"} if route.access != "anyone" else set())
+    kinds |= {"not_found"} if "{" in route.pattern else set()
+    kinds |= {"unavailable"} if route.method != "GET" else set()
+    kinds |= {"length_required", "too_large", "unsupported_media_type"} if route.body else set()
+    return sorted((kind for kind in kinds if KINDS[kind][1] not in route.statuses or not route.answer), key=lambda kind: KINDS[kind][1])
+
+
+# For Prometheus, version 0.0.4.  Source: https://prometheus.io/docs/instrumenting/exposition_formats/
+
+DURATION_BUCKETS_S = (0.1, 1, 10, 60, 300, 1800, 3600, 14400, 43200, 86400, 259200, 604800)     # of waits and run times
+TURN_BUCKETS_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 30)                                 # of the loop's turns
+
+
+class Histogram:
+    """How often something took how long, in seconds."""
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds, self.counts, self.total_s = bounds, [0] * (len(bounds) + 1), 0.0
+
+    def note(self, seconds: float) -> None:
+        self.counts[bisect.bisect_left(self.bounds, seconds)] += 1
+        self.total_s += max(0.0, seconds)
+
+
+@value
+class Metric:
+    name: str
+    kind: str                               # "gauge", "counter" or "histogram"
+    help: str
+    samples: Sequence[tuple[Mapping[str, str], Any]]        # (labels, a number or a Histogram); None is left out
+
+
+def list_gpu_metrics(gpus: Sequence[Mapping[str, Any]]) -> list[Metric]:
+    """What GET /status knows of the GPUs."""
+    labels = [{"gpu": str(gpu["index"]), "uuid": gpu["uuid"], "name": gpu["name"]} for gpu in gpus]
+
+    def gauge(name: str, help: str, look: Callable[[Mapping[str, Any]], float | None]) -> Metric:
+        return Metric(name, "gauge", help, [(label, look(gpu)) for label, gpu in zip(labels, gpus)])
+
+    def scaled(key: str, factor: float) -> Callable[[Mapping[str, Any]], float | None]:
+        return lambda gpu: None if gpu[key] is None else gpu[key] * factor
+
+    return [
+        gauge("nexus_gpu_memory_used_bytes", "GPU memory in use, by whomever.", scaled("memory_used_mib", 2**20)),
+        gauge("nexus_gpu_memory_total_bytes", "GPU memory there is.", scaled("memory_total_mib", 2**20)),
+        gauge("nexus_gpu_utilization_ratio", "Utilization of the GPU as the driver tells it, 0 to 1.", scaled("utilization", 0.01)),
+        gauge("nexus_gpu_temperature_celsius", "Temperature of the GPU.", scaled("temperature", 1)),
+        gauge("nexus_gpu_power_watts", "Power the GPU draws.", scaled("power_watts", 1)),
+        gauge("nexus_gpu_allocated_ratio", "How much of the GPU nexus has given to jobs, 0 to 1.", scaled("allocated", 1)),
+        gauge("nexus_gpu_jobs", "Jobs of nexus that have the GPU or a share of it.", lambda gpu: len(gpu["job_ids"])),
+        gauge("nexus_gpu_available", "1 when the next job could have the whole GPU.", scaled("is_available", 1)),
+        gauge("nexus_gpu_paused", "1 when the GPU gets no new job.", scaled("is_paused", 1)),
+        gauge("nexus_gpu_faulty", "1 when the driver says that the GPU cannot be used.", lambda gpu: int(bool(gpu["fault"])))]
+
+
+def format_prometheus(metrics: Sequence[Metric]) -> str:
+    """The text that GET /metrics answers."""
+    return "".join(f"# HELP {metric.name} {metric.help}\n# TYPE {metric.name} {metric.kind}\n"
+                   + "".join(line for labels, measured in metric.samples if measured is not None
+                             for line in format_samples(metric.name, labels, measured)) for metric in metrics)
+
+
+def format_samples(name: str, labels: Mapping[str, str], measured: Any) -> Iterator[str]:
+    if not isinstance(measured, Histogram):
+        yield format_sample(name, labels, measured)
+        return
+    counts, count = list(measured.counts), 0            # a copy: it may be growing
+    for bound, more in zip((*map(str, measured.bounds), "+Inf"), counts):
+        count += more
+        yield format_sample(f"{name}_bucket", {**labels, "le": bound}, count)
+    yield format_sample(f"{name}_sum", labels, measured.total_s)
+    yield format_sample(f"{name}_count", labels, count)
+
+
+def format_sample(name: str, labels: Mapping[str, str], number: float) -> str:
+    told = ",".join(f'{key}="{escape_label(text)}"' for key, text in labels.items())
+    return f"{name}{{{told}}} {number + 0}\n" if told else f"{name} {number + 0}\n"         # + 0: true is 1
+
+
+def escape_label(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
 
 
 def format_health(health: Mapping[str, Any], paint: Paint) -> str:
@@ -2920,8 +3553,18 @@ class Layout:
     def journal_dir(self) -> str:
         return os.path.dirname(self.state_file)
 
+    @property
+    def code_folder(self) -> str:
+        return os.path.join(self.journal_dir, "submitted-code")     # beside the state that says which of it is needed
+
+    def code_file(self, name: str) -> str:
+        return os.path.join(self.code_folder, f"{name}.py")
+
     def job_folder(self, job_id: str) -> str:
         return os.path.join(self.log_dir, f"job_{job_id}")
+
+    def work_folder(self, job_id: str) -> str:
+        return os.path.join(self.job_folder(job_id), "work")        # where a job runs that brought its code
 
 
 def find_home(environ: Mapping[str, str]) -> str:
@@ -3168,6 +3811,30 @@ def remove_job_folder(log_dir: str, folder: str) -> bool:
     except OSError:
         return False
     return True
+
+
+def write_code(path: str, code: bytes) -> None:
+    """Keep a script, byte for byte, for as long as a job needs it.  Raises: unavailable."""
+    make_folder(os.path.dirname(path))
+    try:
+        write_atomic(path, (code[at:at + 65536].decode("utf-8", "surrogateescape") for at in range(0, len(code), 65536)))
+    except OSError as error:
+        raise describe_disk_error(error, "write", path) from None
+
+
+def copy_code(path: str, folder: str) -> None:
+    """Put a script as main.py where a job runs; one that an earlier attempt has changed is replaced.  Raises: OSError."""
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    with open(path, encoding="utf-8", errors="surrogateescape", newline="") as file:
+        write_atomic(os.path.join(folder, "main.py"), file, is_synced=False)
+
+
+def remove_file(path: str) -> None:
+    """Raises: OSError, but not for one that is not there."""
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        pass
 
 
 # ==== 10. MACHINE ==== other programs, processes, GPUs, sessions, leases: each has one owner here
@@ -3579,6 +4246,18 @@ class Samples:
             except self.psutil.Error:
                 continue
         return JobSample(rss, sum(seconds.values()), percent)
+
+
+def sample_own() -> dict[str, float]:
+    """What this process takes, by the names that Prometheus gives it."""
+    told: dict[str, float] = {"process_cpu_seconds_total": sum(os.times()[:2])}
+    try:
+        told["process_resident_memory_bytes"] = int((read_text(f"{PROC}/self/statm") or "0 0").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        told["process_threads"] = len(os.listdir(f"{PROC}/self/task"))
+        told["process_open_fds"] = len(os.listdir(f"{PROC}/self/fd")) - 1       # that of listdir() itself
+    except OSError:                         # no descriptor is left
+        pass
+    return told
 
 
 def read_boot_id() -> str:
@@ -4601,6 +5280,8 @@ class Store:
         self.is_taking_over = False                         # of another machine, which is gone
         self.other_host = ""                                # of that machine, if State came from it
         self.events = EventLog(int(clock.now() * 1e6))      # numbers go on growing over restarts
+        self.moves: list[Job] = []                          # jobs whose status is just being changed
+        self.note_moves: Callable[[Sequence[Job]], None] = lambda jobs: None        # called with those that are on disk
         self.last_error: NexusError | None = None           # why the last write failed
         self.lock = threading.Lock()
         self.waiting: list[Write] = []
@@ -4654,7 +5335,7 @@ class Store:
         except OSError as error:
             refusal = describe_disk_error(error, "write the journal in", self.layout.journal_dir)
             undo_all(undos, 0)
-            self.state.seq = first_seq
+            self.state.seq, self.moves = first_seq, []
             for write in batch:                 # also those who only looked: they saw what is undone now
                 write.error = write.error or refusal
             if self.last_error is None:
@@ -4664,11 +5345,13 @@ class Store:
         if self.last_error is not None:
             self.log.info("The journal can be written again")
         self.last_error = None
+        self.note_moves(self.moves)
+        self.moves = []
         self.events.publish(events)
 
     def perform(self, write: Write, undos: list[Callable[[], None]], lines: list[str], events: list[tuple[str, Any]]) -> None:
         """Make one request's changes in State, or none of them."""
-        marks = len(undos), len(lines), len(events)
+        marks = len(undos), len(lines), len(events), len(self.moves)
         try:
             steps = write.decide(self.state)
             while True:
@@ -4676,13 +5359,15 @@ class Store:
                 undos.append(apply(self.state, change))
                 lines.append(encode_change(self.state.seq + len(lines) - marks[1] + 1, change))
                 events.extend(make_events(self.state, change))
+                if isinstance(change, JobChanged) and "status" in change.facts:
+                    self.moves.append(self.state.jobs[change.id])
         except StopIteration as end:
             write.answer = end.value
             self.state.seq += len(lines) - marks[1]
         except BaseException as error:
             write.error = error
             undo_all(undos, marks[0])
-            del lines[marks[1]:], events[marks[2]:]
+            del lines[marks[1]:], events[marks[2]:], self.moves[marks[3]:]
         write.is_done = True
 
     def append(self, record: bytes) -> None:
@@ -4994,6 +5679,40 @@ class Clearing:
         self.next_look_at = now
 
 
+class Counters:
+    """What has happened since this service began, for GET /metrics."""
+
+    def __init__(self) -> None:
+        self.starts = self.bounces = self.probe_failures = 0
+        self.ends: dict[tuple[str, str], int] = {(COMPLETED, ""): 0, (FAILED, "exit"): 0, (CANCELLED, "killed"): 0}    # (status, cause)
+        self.retries: dict[str, int] = {"exit": 0}              # cause: failed attempts of jobs that get another
+        self.waits, self.run_times = Histogram(DURATION_BUCKETS_S), Histogram(DURATION_BUCKETS_S)
+        self.turns = Histogram(TURN_BUCKETS_S)
+
+    def note_start(self, job: Job) -> None:
+        """It was launched; its history ends with since when it waited, and when it began to run."""
+        self.starts += 1
+        (_, waited_since), (_, began_at) = job.status_history[-2:]
+        self.waits.note(began_at - waited_since)
+
+    def note_moves(self, jobs: Iterable[Job]) -> None:
+        """Their status has changed."""
+        for job in jobs:
+            if job.status in FINAL:
+                self.ends[job.status, job.cause or ""] = self.ends.get((job.status, job.cause or ""), 0) + 1
+                self.note_run_time(job.runtime_seconds if job.started_at is not None else None)
+            elif job.status == PENDING and job.attempts and job.attempts[-1][0] == job.attempt:
+                failed = read_attempts(job)[-1]
+                self.retries[failed["cause"]] = self.retries.get(failed["cause"], 0) + 1
+                self.note_run_time(failed["runtime_seconds"])
+            elif job.status == PENDING:
+                self.bounces += 1
+
+    def note_run_time(self, seconds: float | None) -> None:
+        if seconds is not None:
+            self.run_times.note(seconds)
+
+
 class Prober:
     """Asks for the GPUs at intervals, in a thread of its own."""
 
@@ -5029,6 +5748,33 @@ class Prober:
         return Observation(gpus, trouble, hint, began, clock.monotonic() - began)
 
 
+CURVE_INTERVAL_S, CURVE_POINTS = 30, 120        # of what a GPU's curve is made: an hour
+
+
+class Curve:
+    """A GPU's memory and utilization over the last hour: a point for each CURVE_INTERVAL_S in which it was read."""
+
+    def __init__(self) -> None:
+        import collections
+        # (number of the interval, most memory in use in it, its readings of utilization, how many these are)
+        self.points: collections.deque[tuple[int, float | None, float, int]] = collections.deque(maxlen=CURVE_POINTS)
+
+    def note(self, memory_used_mib: float | None, utilization: float | None, now: float) -> None:
+        interval, memory, total, count = int(now // CURVE_INTERVAL_S), memory_used_mib, utilization or 0.0, int(utilization is not None)
+        if self.points and self.points[-1][0] == interval:
+            _, most, former_total, former_count = self.points.pop()
+            memory, total, count = most if memory is None else max(memory, most or 0.0), total + former_total, count + former_count
+        self.points.append((interval, memory, total, count))
+
+    def describe(self, now: float) -> dict[str, Any]:
+        """Oldest first, ending now; None where nothing could be read."""
+        known = {interval: (memory, round(total / count, 1) if count else None) for interval, memory, total, count in self.points}
+        last = int(now // CURVE_INTERVAL_S)
+        points = [known.get(interval, (None, None)) for interval in range(last - CURVE_POINTS + 1, last + 1)]
+        return {"interval_seconds": CURVE_INTERVAL_S, "memory_used_mib": [memory for memory, _ in points],
+                "utilization": [utilization for _, utilization in points]}
+
+
 class Readings:
     """What jobs, GPUs and the host take, as measured at each look at the GPUs."""
 
@@ -5043,11 +5789,13 @@ class Readings:
         self.utilization: dict[str, tuple[float, int]] = {}     # job: sum and number of its GPUs' readings
         # GPU uuid: (monotonic, utilization) over the last hour
         self.windows: dict[str, collections.deque[tuple[float, float]]] = collections.defaultdict(collections.deque)
+        self.curves: dict[str, Curve] = collections.defaultdict(Curve)      # GPU uuid: its last hour
 
     def note_gpus(self, gpus: Sequence[Gpu], running: Iterable[Job], now: float) -> None:
         """Take in a fresh look at the GPUs."""
         used: dict[str, float] = {}
         for gpu in gpus:
+            self.curves[gpu.uuid].note(gpu.memory_used_mib, gpu.utilization, now)
             if gpu.utilization is not None:
                 self.windows[gpu.uuid].append((now, gpu.utilization))
                 while self.windows[gpu.uuid][0][0] < now - WINDOW_S:
@@ -5157,8 +5905,10 @@ class JobsFile:
             ids = []
             contents = map_contents(state)
             for digest, submission in prepared.items():
-                if len(state.order) >= service.config.jobs.queue_limit:
-                    faults.append(f"line {latest[digest].line}: the queue is full (queue_limit)")
+                try:
+                    check_queue(state, service.user, service.config.jobs)
+                except NexusError as error:
+                    faults.append(f"line {latest[digest].line}: {error.message}")
                     continue
                 if service.content_of(submission, service.user) not in contents:
                     job = yield from service.add_job(state, submission, service.owner, *environments[digest], now)
@@ -5368,6 +6118,9 @@ class Service:
         self.members: Mapping[str, Sequence[Process]] = {}  # of running jobs, as last looked for
         self.lease_trouble, self.lease_trouble_at = "", float("-inf")       # why no GPU could be leased, and when (monotonic)
         self.turned_at = clock.monotonic()                  # the loop's last turn
+        self.due_at = self.turned_at                        # monotonic; when its next one is to begin, or the present one has begun
+        self.counters = Counters()
+        store.note_moves = self.counters.note_moves
         self.failure_count = 0
         self.failed_at = float("-inf")                      # monotonic
         self.last_failure = ""
@@ -5431,12 +6184,33 @@ class Service:
             self.wake()
         return added
 
+    def submit_code(self, submission: Submission, code: bytes, caller: Caller, key: str | None) -> str:
+        """Queue a script; return its job's id.  It is on disk before, and goes again when no job came to need it.
+
+        Raises: what submit() raises.
+        """
+        name = self.clock.new_token()
+        submission = replace(submission, command=f"{self.find_python()} main.py", code=name)
+        self.prepare(submission)                            # before anything is written
+        path, is_needed = self.layout.code_file(name), False
+        try:
+            write_code(path, code)
+            job_id = self.submit([submission], caller, key).ids[0]
+            is_needed = self.store.read(lambda state: job_id in state.jobs and state.jobs[job_id].code == name)
+        finally:
+            if not is_needed:
+                remove_file(path)
+        return job_id
+
+    def find_python(self) -> str:
+        """Some systems have only python3."""
+        import shutil
+        return "python" if shutil.which("python", path=self.environ.get("PATH") or os.defpath) else "python3"
+
     def add_job(self, state: State, submission: Submission, caller: Caller, digest: str, variables: Mapping[str, str], now: float,
                 **facts: Any) -> Changes:
         """The changes that put a job into the queue; returns it.  Raises: queue_full, not_found, forbidden."""
-        if len(state.order) >= self.config.jobs.queue_limit:
-            raise NexusError("queue_full", f"the queue is full: {len(state.order)} jobs are pending, and queue_limit is "
-                             f"{self.config.jobs.queue_limit}", hint="wait for some to end, or raise [jobs] queue_limit")
+        check_queue(state, caller.user, self.config.jobs)
         parents = [find_own_job(state, parent, caller) for parent in submission.after]
         if digest not in state.environments:
             yield EnvironmentAdded(digest, variables)
@@ -5445,7 +6219,7 @@ class Service:
         if submission.group and limit and (group is None or group.limit != limit):
             yield GroupChanged(replace(group or Group(submission.group), limit=limit))
         unmet = tuple(parent.id for parent in parents if parent.status != COMPLETED)
-        job = self.make_job(submission, state, digest, now, unmet=unmet, user=caller.user, **facts)
+        job = self.make_job(submission, state, caller.user, digest, now, unmet=unmet, **facts)
         yield JobAdded(job)
         lost = [parent for parent in parents if parent.status in FINAL and parent.status != COMPLETED]
         if lost:
@@ -5462,7 +6236,8 @@ class Service:
         if submission.cuda_arg and not has_cuda_option(submission.command) and SHELL_CHARACTERS.search(submission.command):
             refuse("cuda_arg: where --cuda belongs in this command cannot be told",
                    hint="write it there: python train.py --cuda 0 | tee log")
-        self.check_script(submission.command, submission.cwd or self.find_home_folder())
+        self.check_script(submission.command, self.layout.work_folder("ID") if submission.code else
+                          submission.cwd or self.find_home_folder())
         self.check_beside_script(submission)
         self.check_machine(submission)
         return submission
@@ -5534,12 +6309,14 @@ class Service:
                 made[place] = by_text.setdefault(text, (digest_of(text), variables))
         return [made[id(submission.environment), id(submission.env) if submission.env else 0] for submission in submissions]
 
-    def make_job(self, submission: Submission, state: State, digest: str, now: float, **facts: Any) -> Job:
+    def make_job(self, submission: Submission, state: State, user: str, digest: str, now: float, **facts: Any) -> Job:
         config = self.config.jobs
         assert submission.gpus is not None
+        job_id = submission.id or self.clock.new_job_id(state.jobs)
         return Job(
-            id=submission.id or self.clock.new_job_id(state.jobs), cwd=submission.cwd or self.find_home_folder(),
-            created_at=now, **next_place(state, submission.priority), environment=digest, **{"content": "", **facts},
+            id=job_id, cwd=self.layout.work_folder(job_id) if submission.code else submission.cwd or self.find_home_folder(),
+            created_at=now, **next_place(state, submission.priority, user), environment=digest, user=user,
+            **{"content": "", **facts},
             env_digest=digest_env(submission.env), retries=config.retries if submission.retries is None else submission.retries,
             status_history=((PENDING, now),), **{name: getattr(submission, name) for name in KEPT_AS_ASKED})
 
@@ -5575,13 +6352,14 @@ class Service:
                                  hint=f"nexus show {old.id}")
             again: dict[str, str] = {}                      # old id: new id
             for job in [old, *list_dependents(state, old.id)]:
-                if len(state.order) >= self.config.jobs.queue_limit:
-                    raise NexusError("queue_full", "the queue is full", hint="raise [jobs] queue_limit")
+                check_queue(state, job.user, self.config.jobs)
                 after = tuple(again.get(parent) or find_retried(state, parent) for parent in job.after
                               if parent in again or is_hopeful(state, parent))
                 kept = {name: getattr(job, name) for name in (*KEPT_AS_ASKED, "user", "cwd", "environment", "env_digest", "retries")}
-                new = Job(**{**kept, "after": after}, id=self.clock.new_job_id(state.jobs), created_at=now, content="",
-                          **next_place(state, job.priority), status_history=((PENDING, now),),
+                new_id = self.clock.new_job_id(state.jobs)
+                kept["cwd"] = self.layout.work_folder(new_id) if job.code else job.cwd
+                new = Job(**{**kept, "after": after}, id=new_id, created_at=now, content="",
+                          **next_place(state, job.priority, job.user), status_history=((PENDING, now),),
                           unmet=tuple(parent for parent in after if state.jobs[parent].status != COMPLETED))
                 yield JobAdded(new)
                 yield JobChanged(job.id, {"retried_as": new.id})
@@ -5604,7 +6382,7 @@ class Service:
             if job.status != PENDING:
                 raise NexusError("conflict", f"job {job.id} is {job.status}; only a pending one can be moved", hint=f"nexus show {job.id}")
             if priority is not None:
-                yield JobChanged(job.id, {"priority": priority, "order": (0, priority, job.number)})
+                yield JobChanged(job.id, {"priority": priority, "order": place_in_priority(state, job, priority)})
             if position is not None:
                 change = move_job(state, state.jobs[job.id], position)
                 if change:
@@ -5660,6 +6438,7 @@ class Service:
 
     def observed(self, seen: Observation) -> None:
         """Called by the prober's thread."""
+        self.counters.probe_failures += bool(seen.trouble)
         self.fresh = seen
         self.wake()
 
@@ -5760,7 +6539,11 @@ class Service:
         for target, name in workers + ([(self.jobs_file.run, "jobs file")] if self.jobs_file else []):
             threading.Thread(target=target, name=name, daemon=True).start()
         while not self.is_stopping:
-            self.turn(self.listen(self.next_wait_s()))
+            wait_s = self.next_wait_s()
+            self.due_at = self.clock.monotonic() + wait_s
+            sayings = self.listen(wait_s)
+            self.due_at = min(self.due_at, self.clock.monotonic())
+            self.turn(sayings)
         self.prober.stop.set()
         try:
             self.look_for_edit()
@@ -5770,6 +6553,7 @@ class Service:
 
     def turn(self, sayings: Sequence[Saying]) -> None:
         """One step of the loop.  A phase that fails is logged and counted; the others go on."""
+        began_at = self.clock.monotonic()
         phases: tuple[tuple[str, Callable[[], None]], ...] = (
             ("hearing runners", lambda: self.hear(sayings)), ("watching runners", self.watch),
             ("reading GPUs", self.take_in_observation), ("ending jobs", self.clear), ("scheduling", self.schedule),
@@ -5784,6 +6568,7 @@ class Service:
             except Exception as error:
                 self.fail(phase, error)
         self.turned_at = self.clock.monotonic()
+        self.counters.turns.note(self.turned_at - began_at)
 
     def fail(self, phase: str, error: BaseException) -> None:
         self.failure_count += 1
@@ -6081,7 +6866,7 @@ class Service:
         if job.group:
             group = state.groups.get(job.group) or Group(job.group)
             is_soon = runtime_s <= self.config.gpu.guard_seconds and facts["cause"] not in ("timeout", "reboot")
-            has_pending = any(job.group in lines for lines in state.kinds.values())
+            has_pending = any(job.group == group for lines in state.kinds.values() for group, _ in lines)
             said = " / ".join(find_last_lines(evidence.stderr, 3)) or facts["cause_line"] or f"{facts['cause']} {facts['exit_code']}"
             counted = count_group_end(group, status, facts["cause"], is_soon, said, has_pending)
             if counted != group:
@@ -6138,7 +6923,7 @@ class Service:
         return change_status(
             job, RUNNING, now, attempt=job.attempt + 1, gpu_indices=start.gpu_indices, gpu_uuids=start.gpu_uuids, started_at=now,
             nonce=self.clock.new_token()[:16], boot_id=self.machine.boot_id, log_dir=self.layout.job_folder(job.id),
-            pid=None, pid_started=None, session=None)
+            pid=None, pid_started=None, session=None, **({"cwd": self.layout.work_folder(job.id)} if job.code else {}))
 
     def start(self, job: Job) -> None:
         """Launch a job whose start is recorded.  After a crash before its claim, the next service puts it back."""
@@ -6167,6 +6952,7 @@ class Service:
             self.take_launch_error(job, error)
             return
         self.hold_s = 0.0
+        self.counters.note_start(job)
         place = f"GPU {format_indices(job.gpu_indices)}" if job.gpu_indices else "the CPU"
         self.tell(job, "Started job %s on %s: %s", job.id, place, format_line(job.command, 500))
         if notes:
@@ -6193,6 +6979,8 @@ class Service:
         if job.attempt == 1 and os.path.lexists(folder):        # of a job long gone, whose id came again
             os.rename(folder, f"{folder}.old-{self.clock.new_token()[:8]}")
         os.makedirs(folder, mode=0o700, exist_ok=True)
+        if job.code:
+            copy_code(self.layout.code_file(job.code), job.cwd)
         submitted = self.store.read(lambda state: state.environments.get(job.environment))
         if submitted is None:
             raise FileNotFoundError(2, "its environment was lost with a damaged state file; add the job again", "its environment")
@@ -6228,7 +7016,7 @@ class Service:
         self.forget(before)
         facts = read_attempts(job)[-1] if job.status == PENDING else {name: getattr(job, name) for name in ATTEMPT_FIELDS}
         is_soon = facts["cause"] in ("exit", "signal", "cuda-oom") and (facts["runtime_seconds"] or 0) <= self.config.gpu.guard_seconds
-        self.ended.append(Ended(before.gpu_uuids, job.command, job.status == COMPLETED, is_soon, before.started_at or 0.0))
+        self.ended.append(Ended(before.gpu_uuids, job.code or job.command, job.status == COMPLETED, is_soon, before.started_at or 0.0))
         place = f" on GPU {format_indices(before.gpu_indices)}" if before.gpu_indices else ""
         if job.status == COMPLETED:
             self.tell(before, "Job %s completed successfully%s", job.id, place)
@@ -6291,6 +7079,8 @@ class Service:
                                      self.layout.log_dir)
                 if job.snapshot and job.snapshot_repo and not self.needs_snapshot(job.snapshot):
                     release_snapshot(job.snapshot_repo, job.snapshot, self.environ)
+                if job.code and not self.needs_code(job.code):
+                    remove_file(self.layout.code_file(job.code))
             except NexusError as error:
                 self.log.warning("After job %s: %s", job.id, error.message)
             except Exception as error:
@@ -6298,6 +7088,23 @@ class Service:
 
     def needs_snapshot(self, commit: str) -> bool:
         return self.store.read(lambda state: any(job.snapshot == commit for job in state.jobs.values()))
+
+    def needs_code(self, name: str) -> bool:
+        """Whether a job has it; what once has no more never will, since only a retry of a kept job takes it on."""
+        return self.store.read(lambda state: any(job.code == name for job in state.jobs.values()))
+
+    def sweep_code(self) -> None:
+        """Remove the scripts that a crash left without a job.  Not while somebody may be about to submit one."""
+        try:
+            names = os.listdir(self.layout.code_folder)
+            needed = self.store.read(lambda state: {job.code for job in state.jobs.values()})
+            for name in names:
+                if re.fullmatch(r"[0-9a-f]{48}\.py(\.\d+\.tmp)?", name) and name[:48] not in needed:
+                    remove_file(os.path.join(self.layout.code_folder, name))
+        except FileNotFoundError:
+            pass                                            # nobody has submitted any
+        except OSError as error:
+            self.log.warning("Submitted scripts that no job has: %s", error)
 
     def keep_snapshots(self) -> None:
         """Write state.json when the journal has grown; and take over what other programs write into it."""
@@ -6398,6 +7205,15 @@ class Service:
     def info(self) -> dict[str, Any]:
         return {"version": __version__, "hash": self.hash, "pid": os.getpid(), "user": self.user, "home": self.layout.home,
                 "uptime_seconds": round(self.clock.monotonic() - self.started_monotonic, 3)}
+
+    def list_curves(self) -> list[dict[str, Any]]:
+        """GET /gpus/history: for each GPU that is seen, what it had to do in the last hour.
+
+        [{index, uuid, interval_seconds: 30, memory_used_mib: [...], utilization: [...]}]: a point for each 30 seconds, oldest
+        first, the last one of now; the most memory in use in MiB and the mean utilization in percent, null where nothing was read.
+        """
+        now = self.clock.monotonic()
+        return [{"index": gpu.index, "uuid": gpu.uuid, **self.readings.curves[gpu.uuid].describe(now)} for gpu in self.gpus]
 
     def make_hints(self) -> list[str]:
         hints = [self.observation.hint] if self.observation.trouble and self.observation.hint else []
@@ -6516,9 +7332,58 @@ class Service:
         return {"is_healthy": all(is_ok for _, is_ok, _ in checks),
                 "checks": [{"name": name, "is_ok": is_ok, "reading": reading} for name, is_ok, reading in checks]}
 
+    def list_metrics(self) -> list[Metric]:
+        """GET /metrics.  Counters and histograms begin at 0 with each start of the service."""
+        now, status, seen, counters = self.clock.monotonic(), self.status(), self.observation, self.counters
+        checks = self.health()["checks"]
 
-KEPT_AS_ASKED = ("command", "name", "group", "gpus", "gpu_ids", "gpu_mem_mib", "after", "conda", "snapshot", "snapshot_repo", "cuda_arg",
-                 "timeout_seconds", "expected_time", "tty", "umask", "limits")      # the fields of Job that are a submission's own
+        def gauge(name: str, help: str, number: float | None) -> Metric:
+            return Metric(name, "gauge", help, [({}, number)])
+
+        def counter(name: str, help: str, number: float | None) -> Metric:
+            return Metric(name, "counter", help, [({}, number)])
+
+        def histogram(name: str, help: str, measured: Histogram) -> Metric:
+            return Metric(name, "histogram", help, [({}, measured)])
+
+        own = sample_own()
+        return [
+            Metric("nexus_build_info", "gauge", "1; its labels say which nexus this is.", [({"version": __version__, "hash": self.hash}, 1)]),
+            *list_gpu_metrics(status["gpu_status"]),
+            Metric("nexus_jobs", "gauge", "Jobs that wait or run.", [
+                ({"status": PENDING}, status["queued_jobs"]), ({"status": RUNNING}, len(status["running_jobs"]))]),
+            Metric("nexus_jobs_pending", "gauge", "Jobs that wait, by the band of their priority.", [
+                ({"priority": band}, count) for band, count in status["queued_by_priority"].items()]),
+            gauge("nexus_jobs_kept", "Finished jobs in the history, which is trimmed.", status["completed_jobs"]),
+            gauge("nexus_queue_paused", "1 when the whole queue is paused.", status["is_paused"]),
+            counter("nexus_job_starts_total", "Attempts of jobs that were launched.", counters.starts),
+            counter("nexus_job_bounces_total", "Starts that came to nothing without a fault of the job's; it waits again.", counters.bounces),
+            Metric("nexus_jobs_finished_total", "counter", "Jobs that are over, by how; cause is empty for completed ones.", [
+                ({"status": end, "cause": cause}, count) for (end, cause), count in sorted(counters.ends.items())]),
+            Metric("nexus_job_retries_total", "counter", "Attempts that failed and are followed by another, by cause.", [
+                ({"cause": cause}, count) for cause, count in sorted(counters.retries.items())]),
+            histogram("nexus_job_wait_seconds", "How long jobs waited before they were launched.", counters.waits),
+            histogram("nexus_job_run_seconds", "How long attempts of jobs ran.", counters.run_times),
+            gauge("nexus_loop_lag_seconds", "By how much the loop's next turn is late, or for how long the present one has lasted.",
+                  max(0.0, now - self.due_at)),
+            histogram("nexus_loop_turn_seconds", "How long turns of the loop took.", counters.turns),
+            counter("nexus_loop_errors_total", "Internal errors of the service.", self.failure_count),
+            gauge("nexus_nvidia_smi_duration_seconds", "How long asking for the GPUs took the last time.", seen.took_s),
+            gauge("nexus_nvidia_smi_age_seconds", "How long ago the GPUs were asked for.", max(0.0, now - seen.began_at - seen.took_s)),
+            gauge("nexus_nvidia_smi_up", "1 when the GPUs could be read the last time.", not seen.trouble),
+            counter("nexus_nvidia_smi_failures_total", "How often the GPUs could not be read.", counters.probe_failures),
+            Metric("nexus_check_ok", "gauge", "The checks of GET /health: 1 when well.", [
+                ({"check": check["name"]}, check["is_ok"]) for check in checks]),
+            gauge("process_start_time_seconds", "When the service began, in UTC epoch seconds.", self.started_at),
+            counter("process_cpu_seconds_total", "CPU time the service has used.", own.get("process_cpu_seconds_total")),
+            gauge("process_resident_memory_bytes", "Memory of the service.", own.get("process_resident_memory_bytes")),
+            gauge("process_open_fds", "Open descriptors of the service.", own.get("process_open_fds")),
+            gauge("process_threads", "Threads of the service.", own.get("process_threads"))]
+
+
+KEPT_AS_ASKED = ("command", "name", "group", "gpus", "gpu_ids", "gpu_mem_mib", "after", "conda", "snapshot", "snapshot_repo", "code",
+                 "labels", "cuda_arg", "timeout_seconds", "expected_time", "tty", "umask",
+                 "limits")                                  # the fields of Job that are a submission's own
 
 
 def find_same(state: State, submission: Submission, user: str, content: str) -> str | None:
@@ -6601,6 +7466,17 @@ def find_own_job(state: State, job_id: str, caller: Caller) -> Job:
     return job
 
 
+def check_queue(state: State, user: str, config: JobsConfig) -> None:
+    """Raises: queue_full, when a user may queue no further job."""
+    if len(state.order) >= config.queue_limit:
+        raise NexusError("queue_full", f"the queue is full: {len(state.order)} jobs are pending, and queue_limit is {config.queue_limit}",
+                         hint="wait for some to end, or raise [jobs] queue_limit")
+    most = config.max_pending_per_user
+    if most and sum(len(turns) for (_, name), turns in state.turns.items() if name == user) >= most:
+        raise NexusError("queue_full", f"{most} jobs of {user} are pending, as many as max_pending_per_user allows",
+                         hint="wait for some to end, or raise [jobs] max_pending_per_user")
+
+
 def check_groups(state: State, submissions: Sequence[Submission], caller: Caller) -> None:
     """A group's limit and fate are shared by its jobs, which are one user's.  Raises: forbidden."""
     groups = {submission.group for submission in submissions if submission.group}
@@ -6632,15 +7508,20 @@ def describe_for_event(gpu: Gpu) -> tuple[object, ...]:
 # Everything is decided in Api.handle(), which sees a request as a value.  localhost is not a boundary: a caller is the
 # owner when the kernel says that the socket at the other end is the owner's, or when it brings the owner's token.
 
-MAX_BODY_BYTES = 64 * 1024 * 1024
+BODY_BYTES_PER_S = 65536                # at least; a slower body is not waited for
 FOLLOW_INTERVAL_S = (0.05, 0.5)         # how often a followed log is looked at: soon after a line, rarely when silent
 HEARTBEAT_S = 15.0
-MAX_FOREIGN_CONNECTIONS = 32            # of other users of this machine, who need a token for anything
+SWEEP_INTERVAL_S = 2.0                  # how often connections are looked at that have not sent their request in time
 PENALTY_S = (0.05, 5.0)                 # for a wrong token: doubled at each, at most
 PENALTY_MEMORY_S = 900.0
 LINGER_S = 5.0                          # so long the rest of a refused body is taken in
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 STREAMS = ("stdout", "stderr", "both")
+MAX_FORM_BYTES = 10 * 2**20
+MAX_UNKNOWN_FORMS = 8                   # so many are read at once of senders who are known only by what is in them
+FORM_PATIENCE_S = 10.0
+MAX_RESULT_BYTES = 2**20
+CANCEL_PATIENCE_S = 2.0                 # /api/cancel waits so long for a job to be gone
 
 
 @value
@@ -6673,29 +7554,57 @@ class Route:
     access: str = "owner"                       # who may: "owner"; "user", with a token for its own jobs; "anyone", without one
     query: tuple[str, ...] = ()                 # the parameters it takes
     summary: str = ""
+    # For OpenAPI.  A body or an answer is a shape of section 7, or a media type
+    headers: tuple[str, ...] = ()               # those it looks at
+    body: str = ""                              # what is sent, as JSON; "" = nothing
+    answer: str = ""                            # what it answers, one `or` another; "" = nothing, with 204
+    statuses: tuple[int, ...] = (200,)          # with which it answers so
+    errors: tuple[str, ...] = ()                # KINDS that it may refuse with, beside those that list_errors() knows
 
 
 ROUTES = (
-    Route("GET", "/", "get_info", "user", (), "what answers here"),
-    Route("GET", "/status", "get_status", "user", (), "GPUs, running jobs, and how many wait"),
-    Route("GET", "/queue", "get_queue", "user", ("group",), "pending jobs in the order they would start"),
-    Route("POST", "/queue", "post_queue", "user", (), "add a job, or a list of jobs, all or none"),
-    Route("PATCH", "/queue/{id}", "patch_queue", "user", (), "give a pending job another priority or position"),
-    Route("DELETE", "/queue/{id}", "delete_queue", "user", (), "take a pending job out of the queue"),
-    Route("GET", "/jobs", "get_jobs", "user", ("status", "user", "group", "limit"), "all jobs kept: finished, running, pending"),
-    Route("GET", "/jobs/{id}", "get_job", "user", (), "one job"),
-    Route("DELETE", "/jobs/{id}", "delete_job", "user", (), "kill a running job"),
-    Route("POST", "/jobs/{id}/retry", "post_retry", "user", (), "run a finished job again, as a new one, and those cancelled for it"),
-    Route("GET", "/jobs/{id}/why", "get_why", "user", (), "why a job waits, GPU by GPU"),
-    Route("GET", "/jobs/{id}/logs", "get_logs", "user", ("follow", "stream", "tail"), "what a job printed, or prints"),
-    Route("POST", "/service/pause", "post_pause", "owner", ("group",), "start nothing new, or nothing of a group"),
-    Route("POST", "/service/resume", "post_resume", "owner", ("group",), "start jobs again"),
+    Route("GET", "/", "get_info", "user", (), "what answers here; the dashboard for a browser, whoever asks", answer="Info or text/html"),
+    Route("GET", "/status", "get_status", "user", (), "GPUs, running jobs, and how many wait", answer="Status"),
+    Route("GET", "/gpus/history", "get_gpu_history", "user", (), "each GPU's memory and utilization over the last hour",
+          answer="GpuHistory[]"),
+    Route("GET", "/queue", "get_queue", "user", ("group", "limit"), "pending jobs in the order they would start", answer="Job[]"),
+    Route("POST", "/queue", "post_queue", "user", (), "add a job, or a list of jobs, all or none",
+          headers=("Idempotency-Key",), body="Submissions", answer="Added", errors=("not_found", "conflict", "queue_full")),
+    Route("PATCH", "/queue/{id}", "patch_queue", "user", (), "give a pending job another priority or position",
+          body="Move", answer="Job", errors=("conflict",)),
+    Route("DELETE", "/queue/{id}", "delete_queue", "user", (), "take a pending job out of the queue", errors=("conflict",)),
+    Route("GET", "/jobs", "get_jobs", "user", ("status", "user", "group", "limit"), "all jobs kept: finished, running, pending",
+          answer="Job[]"),
+    Route("GET", "/jobs/{id}", "get_job", "user", (), "one job", answer="Job"),
+    Route("DELETE", "/jobs/{id}", "delete_job", "user", (), "kill a running job", errors=("conflict",)),
+    Route("POST", "/jobs/{id}/retry", "post_retry", "user", (), "run a finished job again, as a new one, and those cancelled for it",
+          answer="Retried", errors=("conflict", "queue_full")),
+    Route("GET", "/jobs/{id}/why", "get_why", "user", (), "why a job waits, GPU by GPU", answer="Why"),
+    Route("GET", "/jobs/{id}/logs", "get_logs", "user", ("follow", "stream", "tail"), "what a job printed, or prints", answer="text/plain"),
+    Route("POST", "/service/pause", "post_pause", "owner", ("group",), "start nothing new, or nothing of a group", errors=("not_found",)),
+    Route("POST", "/service/resume", "post_resume", "owner", ("group",), "start jobs again", errors=("not_found",)),
     Route("POST", "/service/stop", "post_stop", "owner", (), "end the service; jobs go on"),
-    Route("GET", "/service/logs", "get_service_logs", "owner", ("follow", "tail"), "the service's log"),
+    Route("GET", "/service/logs", "get_service_logs", "owner", ("follow", "tail"), "the service's log", answer="text/plain"),
     Route("POST", "/gpus/{index}/pause", "post_gpu_pause", "owner", (), "give a GPU no new job"),
     Route("POST", "/gpus/{index}/resume", "post_gpu_resume", "owner", (), "give it jobs again"),
-    Route("GET", "/events", "get_events", "user", ("since",), "every change of a job, GPU or the queue, as it happens"),
-    Route("GET", "/health", "get_health", "user", (), "each check with its reading; 503 when one is bad"),
+    Route("GET", "/events", "get_events", "user", ("since",), "every change of a job, GPU or the queue, as it happens",
+          headers=("Last-Event-ID",), answer="text/event-stream"),
+    Route("POST", "/api/submit", "post_api_submit", "anyone", (), "queue a script: a form of code and config_file, with a token in that",
+          headers=("Idempotency-Key",), body="multipart/form-data Form", answer="FormAdded",
+          errors=("unauthorized", "conflict", "queue_full")),
+    Route("GET", "/api/status/{id}", "get_api_status", "user", (), "where a submitted script stands", answer="Submitted"),
+    Route("GET", "/api/results/{id}", "get_api_results", "user", (), "what it printed, and its exit code", answer="Results"),
+    Route("POST", "/api/cancel/{id}", "post_api_cancel", "user", (), "take it out of the queue, or stop it",
+          answer="Cancelled", errors=("conflict",)),
+    Route("GET", "/api/nodes", "get_api_nodes", "user", (), "machines: their GPUs, and how much waits", answer="Node[]"),
+    Route("GET", "/api/jobs", "get_api_jobs", "user", ("user_id", "status", "limit"), "all jobs kept: finished, running, pending",
+          answer="Submitted[]"),
+    Route("GET", "/health", "get_health", "user", (), "each check with its reading; 503 when one is bad",
+          answer="Health", statuses=(200, 503)),
+    Route("GET", "/openapi.json", "get_openapi", "anyone", (), "this description", answer="any"),
+    Route("GET", "/docs", "get_docs", "anyone", (), "the same to read, and to try", answer="text/html"),
+    Route("GET", "/metrics", "get_metrics", "user", (), "GPUs, queue, waits, run times and the service itself, for Prometheus",
+          answer="text/plain"),
 )
 
 
@@ -6722,6 +7631,31 @@ def error_response(error: NexusError) -> Response:
 
 def json_response(data: object, status: int = 200) -> Response:
     return Response(status, (encode_json(data) + "\n").encode())
+
+
+def page_response(page: str) -> Response:
+    """A page that runs and shows only what stands in it: by their hashes, its own <script> and <style>."""
+    import base64
+    import hashlib
+
+    def hashes(tag: str) -> str:
+        digests = [hashlib.sha256(text.encode()).digest() for text in re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL)]
+        return " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
+
+    policy = (f"default-src 'none'; script-src {hashes('script')}; style-src {hashes('style')}; connect-src 'self'; img-src data:; "
+              "base-uri 'none'; form-action 'none'; frame-ancestors 'none'")
+    return Response(200, page.encode(), "text/html; charset=utf-8", {
+        "Content-Security-Policy": policy, "Referrer-Policy": "no-referrer", "Cache-Control": "no-store", "Vary": "Accept"})
+
+
+def prefers_html(request: Request) -> bool:
+    """Whether a page says more to the caller than JSON: it names text/html, and nothing that it would rather have."""
+    weights: dict[str, float] = {}
+    for part in request.headers.get("accept", "").lower().split(","):
+        kind, _, rest = part.partition(";")
+        match = re.search(r"(?:^|;)\s*q=([0-9.]{1,5})\s*(?:;|$)", rest)
+        weights[kind.strip()] = float(match[1]) if match and re.fullmatch(r"\d(\.\d*)?", match[1]) else 1.0
+    return weights.get("text/html", 0.0) > weights.get("application/json", 0.0)
 
 
 def parse_flag(query: Mapping[str, str], key: str) -> bool:
@@ -6757,18 +7691,275 @@ class Penalties:
         return float(min(PENALTY_S[1], PENALTY_S[0] * 2 ** min(count, 20)))
 
 
+# GET /docs: it shows what /openapi.json says, and sends what one fills in.  As on the dashboard, text reaches the document as text nodes.
+DOCS_PAGE = r'''<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>nexus: the API</title>
+<link rel="icon" href="data:,">
+<style>
+:root { --bg: #f3f5f7; --panel: #fff; --ink: #161a1f; --muted: #57606b; --line: #dce1e6; --edge: #868f9a; --accent: #2159c9; --on-accent: #fff; --bad: #a81e18;
+  --mono: ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace; }
+@media (prefers-color-scheme: dark) {
+  :root { --bg: #0e1114; --panel: #171b20; --ink: #e5e9ee; --muted: #9ba5b0; --line: #2a3037; --edge: #6c7682; --accent: #8db4ff; --on-accent: #0b1526; --bad: #ff9990; }
+}
+* { box-sizing: border-box; }
+[hidden] { display: none !important; }
+body { margin: 0 auto; max-width: 1000px; padding: 1rem; background: var(--bg); color: var(--ink); font: 15px/1.45 system-ui, sans-serif; overflow-wrap: anywhere; }
+h1 { margin: 0 0 .5rem; font-size: 1.4rem; }
+h2 { margin: 1.5rem 0 .5rem; font-size: 1.1rem; }
+h3 { margin: 1rem 0 .3rem; font-size: 1rem; }
+a { color: var(--accent); }
+.text { white-space: pre-line; }
+.muted { color: var(--muted); }
+.bad { color: var(--bad); }
+code, pre, textarea, .path { font-family: var(--mono); font-size: .93em; }
+pre { margin: .3rem 0; padding: .6rem; max-height: 28rem; overflow: auto; white-space: pre-wrap; background: var(--bg); border: 1px solid var(--line); border-radius: 6px; }
+.bar { display: grid; gap: .8rem; grid-template-columns: repeat(auto-fit, minmax(15rem, 1fr)); margin: 1rem 0; }
+label { display: block; font-weight: 600; }
+label small { font-weight: 400; color: var(--muted); }
+input, select, textarea, button { width: 100%; min-height: 40px; padding: .3rem .6rem; font: inherit; color: inherit; background: var(--panel);
+  border: 1px solid var(--edge); border-radius: 6px; }
+textarea { min-height: 8rem; font-family: var(--mono); font-size: .93em; resize: vertical; }
+button { width: auto; min-width: 6rem; cursor: pointer; }
+button.primary { border-color: var(--accent); background: var(--accent); color: var(--on-accent); font-weight: 600; }
+button:disabled { opacity: .55; }
+:focus-visible { outline: 2px solid var(--accent); outline-offset: 2px; }
+.call { margin: .5rem 0; background: var(--panel); border: 1px solid var(--line); border-radius: 8px; }
+.call > summary { display: flex; flex-wrap: wrap; gap: .2rem .7rem; padding: .6rem .8rem; cursor: pointer; }
+.method { min-width: 4.2rem; font-weight: 700; color: var(--accent); }
+.inside { padding: 0 .8rem .8rem; }
+.fields { display: grid; gap: .7rem; grid-template-columns: repeat(auto-fit, minmax(14rem, 1fr)); }
+.actions { display: flex; gap: .6rem; margin: .8rem 0; }
+</style>
+</head>
+<body>
+<main>
+<h1>nexus: the API</h1>
+<p id="about" class="text">Loading openapi.json ...</p>
+<p><a href="openapi.json">openapi.json</a> · <a href=".">dashboard</a></p>
+<div class="bar">
+<label>Token <small>for this tab alone; none is needed on the owner's machine</small><input id="token" type="password" autocomplete="off" spellcheck="false"></label>
+<label>Find <small>in paths and what they do</small><input id="find" type="search" autocomplete="off"></label>
+</div>
+<div id="calls"></div>
+</main>
+<script>
+'use strict';
+const LIMIT = 200000;                           // of what is shown of an answer, in characters
+const token = document.getElementById('token');
+token.value = sessionStorage.getItem('nexus-token') ?? '';
+token.addEventListener('input', () => {
+  if (token.value) sessionStorage.setItem('nexus-token', token.value.trim());
+  else sessionStorage.removeItem('nexus-token');
+});
+
+function el(tag, attributes, ...children) {
+  const made = document.createElement(tag);
+  for (const [name, text] of Object.entries(attributes)) made.setAttribute(name, text);
+  made.append(...children);
+  return made;
+}
+
+const bearer = () => token.value.trim() ? {Authorization: `Bearer ${token.value.trim()}`} : {};
+const quote = (text) => `'${text.replaceAll("'", "'\\''")}'`;
+
+function typeOf(schema) {                       // a schema in a word or two
+  if (!schema) return '';
+  if (schema.$ref) return schema.$ref.split('/').pop();
+  if (schema.enum) return schema.enum.join(' | ');
+  if (schema.anyOf) return schema.anyOf.map(typeOf).join(' or ');
+  if (schema.type === 'array') return `${typeOf(schema.items) || 'any'}[]`;
+  return [schema.format ?? schema.type ?? 'any'].flat().join(' or ');
+}
+
+function describeSchema(name, schema) {
+  const needed = schema.required ?? [];
+  const rows = Object.entries(schema.properties ?? {}).map(([key, fact]) =>
+    `${key}${needed.includes(key) ? '' : '?'}: ${typeOf(fact)}${fact.description ? `   (${fact.description})` : ''}`);
+  const text = rows.length ? rows.join('\n') : JSON.stringify(schema, null, 2);
+  return el('details', {class: 'call', id: `shape-${name}`}, el('summary', {}, el('span', {class: 'path'}, name)), el('div', {class: 'inside'}, el('pre', {}, text)));
+}
+
+class Call {
+  constructor(path, method, facts) {
+    Object.assign(this, {path, method, facts, inputs: new Map()});
+    this.kind = Object.keys(facts.requestBody?.content ?? {})[0];
+    this.schema = facts.requestBody?.content[this.kind].schema;
+    this.node = el('details', {class: 'call', id: facts.operationId}, el('summary', {}, el('span', {class: 'method'}, method),
+      el('span', {class: 'path'}, path), el('span', {class: 'muted'}, facts.summary)));
+    this.node.addEventListener('toggle', () => { if (this.node.open && !this.form) this.build(); });
+  }
+
+  build() {
+    const fields = el('div', {class: 'fields'});
+    for (const parameter of this.facts.parameters) fields.append(this.makeField(parameter));
+    this.send = el('button', {type: 'submit', class: 'primary'}, 'Send');
+    this.stop = el('button', {type: 'button', hidden: ''}, 'Stop');
+    this.curl = el('pre', {'aria-label': 'the same with curl'});
+    this.answer = el('div', {'aria-live': 'polite'});
+    this.form = el('form', {}, fields, ...this.makeBody(), el('h3', {}, 'With curl'), this.curl, el('div', {class: 'actions'}, this.send, this.stop), this.answer);
+    this.form.addEventListener('input', () => this.tellCurl());
+    this.form.addEventListener('submit', (event) => { event.preventDefault(); this.ask(); });
+    this.stop.addEventListener('click', () => this.control?.abort());
+    const answers = Object.entries(this.facts.responses).map(([status, answer]) =>
+      el('li', {}, `${status}: ${answer.description ?? answer.$ref.split('/').pop()}`, ...Object.entries(answer.content ?? {}).map(
+        ([kind, {schema}]) => ` — ${kind}${kind === 'application/json' ? ` ${typeOf(schema)}` : ''}`)));
+    this.node.append(el('div', {class: 'inside'}, el('p', {class: 'text'}, this.facts.description), this.form, el('h3', {}, 'Answers'), el('ul', {}, ...answers)));
+    this.tellCurl();
+  }
+
+  makeField({name, in: place, schema, description, required}) {
+    const choices = schema.enum;
+    const input = choices ? el('select', {}, el('option', {value: ''}, ''), ...choices.map((choice) => el('option', {}, choice)))
+      : el('input', {autocomplete: 'off', spellcheck: 'false', placeholder: String(schema.examples?.[0] ?? '')});
+    if (required) input.required = true;
+    this.inputs.set(input, {name, place});
+    return el('label', {}, `${name} `, el('small', {}, `${description}${required ? '' : ' (optional)'}`), input);
+  }
+
+  makeBody() {
+    if (!this.kind) return [];
+    const schema = this.schema.$ref ? shapes[this.schema.$ref.split('/').pop()] : this.schema;
+    const area = (name, text, place, why) => {
+      const input = el('textarea', {spellcheck: 'false'});
+      input.value = text;
+      this.inputs.set(input, {name, place});
+      return el('label', {}, `${name} `, el('small', {}, why), input);
+    };
+    if (this.kind === 'application/json') return [area('Body', JSON.stringify(schema.examples?.[0] ?? {}, null, 2), 'body', `${this.kind}: ${typeOf(this.schema)}`)];
+    return Object.entries(schema.properties).map(([name, fact]) => area(name, fact.examples?.[0] ?? '', 'form', fact.description ?? ''));
+  }
+
+  request() {                                   // {url, headers, body, fields}
+    let url = this.path.slice(1);
+    const query = new URLSearchParams(), headers = bearer(), fields = [];
+    let body;
+    for (const [input, {name, place}] of this.inputs) {
+      if (place === 'path') url = url.replace(`{${name}}`, encodeURIComponent(input.value.trim()));
+      else if (place === 'body') { body = input.value; headers['Content-Type'] = this.kind; }
+      else if (place === 'form') fields.push([name, input.value]);
+      else if (input.value && place === 'query') query.set(name, input.value);
+      else if (input.value) headers[name] = input.value;
+    }
+    return {url: (url || '.') + (`${query}` && `?${query}`), headers, body, fields};
+  }
+
+  tellCurl() {
+    const {url, headers, body, fields} = this.request();
+    const parts = ['curl', ...(this.method === 'GET' ? [] : ['-X', this.method]), ...Object.entries(headers).flatMap(([name, text]) =>
+      ['-H', name === 'Authorization' ? '"Authorization: Bearer $NEXUS_TOKEN"' : quote(`${name}: ${text}`)])];
+    if (body !== undefined) parts.push('-d', quote(body));
+    for (const [name] of fields) parts.push('-F', quote(`${name}=@${name}`));
+    parts.push(quote(new URL(url, location.href).href));
+    this.curl.textContent = parts.join(' ');
+  }
+
+  async ask() {
+    if (this.facts.operationId === 'post_stop' && !confirm('End the service? Running jobs go on.')) return;
+    const {url, headers, body, fields} = this.request();
+    const control = this.control = new AbortController();
+    const form = new FormData();
+    for (const [name, text] of fields) form.append(name, new Blob([text]), name);
+    const status = el('p', {}, 'Asking ...'), shown = el('pre', {tabindex: '0', 'aria-label': 'the answer'});
+    this.answer.replaceChildren(status);
+    this.send.disabled = true;
+    this.stop.hidden = false;
+    const began = performance.now();
+    const tell = (response, how) => { status.textContent = `${response.status} ${response.statusText}, ${how} ${Math.round(performance.now() - began)} ms`; };
+    let response;
+    try {
+      response = await fetch(url, {method: this.method, headers, body: fields.length ? form : body, signal: control.signal, cache: 'no-store', credentials: 'omit'});
+      status.className = response.ok ? '' : 'bad';
+      tell(response, 'begun after');
+      const names = [...response.headers].map(([name, text]) => `${name}: ${text}`).join('\n');
+      this.answer.append(el('details', {}, el('summary', {}, 'Headers'), el('pre', {}, names)), shown);
+      await this.show(response, shown);
+      tell(response, 'whole after');
+      if (response.status === 401) token.focus();
+    } catch (error) {
+      const why = error.name === 'AbortError' ? 'stopped' : String(error.message ?? error);
+      status.textContent = response ? `${response.status} ${response.statusText}, ${why}` : why;
+      if (error.name !== 'AbortError') status.className = 'bad';
+    }
+    this.send.disabled = false;
+    this.stop.hidden = true;
+  }
+
+  async show(response, place) {
+    const isJson = (response.headers.get('Content-Type') ?? '').startsWith('application/json');
+    if (!response.body) return;
+    const reader = response.body.getReader(), decoder = new TextDecoder();
+    let text = '', isCut = false;
+    for (;;) {
+      const {done, value} = await reader.read();
+      text += done ? decoder.decode() : decoder.decode(value, {stream: true});
+      if (text.length > LIMIT && !isJson) { text = text.slice(-LIMIT); isCut = true; }
+      if (!isJson) { place.textContent = (isCut ? '...' : '') + text; place.scrollTop = place.scrollHeight; }
+      if (done) break;
+    }
+    if (!isJson || !text) return;
+    try { text = JSON.stringify(JSON.parse(text), null, 2); } catch { /* shown as it came */ }
+    place.textContent = text.length > LIMIT ? `${text.slice(0, LIMIT)}\n...` : text;
+  }
+}
+
+let shapes = {};
+
+async function begin() {
+  const answer = await fetch('openapi.json');
+  const api = await answer.json();
+  shapes = api.components.schemas;
+  document.getElementById('about').textContent = `${api.info.description}\n\nVersion ${api.info.version}`;
+  const calls = [], place = document.getElementById('calls');
+  for (const [path, methods] of Object.entries(api.paths)) {
+    for (const [method, facts] of Object.entries(methods)) calls.push(new Call(path, method.toUpperCase(), facts));
+  }
+  place.append(el('h2', {}, 'Calls'), ...calls.map((call) => call.node), el('h2', {}, 'Shapes'), ...Object.entries(shapes).map(([name, schema]) => describeSchema(name, schema)));
+  const find = document.getElementById('find');
+  find.addEventListener('input', () => {
+    const words = find.value.toLowerCase().split(/\s+/);
+    for (const call of calls) {
+      const text = `${call.method} ${call.path} ${call.facts.summary}`.toLowerCase();
+      call.node.hidden = !words.every((word) => text.includes(word));
+    }
+  });
+  token.addEventListener('input', () => calls.forEach((call) => call.form && call.tellCurl()));
+  const wanted = document.getElementById(location.hash.slice(1));
+  if (wanted?.tagName === 'DETAILS') { wanted.open = true; wanted.scrollIntoView(); }
+}
+
+begin().catch((error) => {
+  const about = document.getElementById('about');
+  about.textContent = `openapi.json could not be read: ${error.message}`;
+  about.className = 'bad';
+});
+</script>
+</body>
+</html>
+'''  # noqa: E501
+
+
 class Api:
     """The REST interface, as a function from Request to Response."""
 
-    def __init__(self, service: Service, token: str) -> None:
-        self.service, self.token = service, token
+    def __init__(self, service: Service, token: str, page: str = "") -> None:
+        """`page`: what a browser gets at /; a browser is told as all others when there is none."""
+        import threading
+        self.service, self.token, self.page = service, token, page
         self.config = service.config.service
         self.tokens = TokenFile(service.layout)
         self.penalties = Penalties()
+        self.unknown_forms = threading.BoundedSemaphore(MAX_UNKNOWN_FORMS)
 
     def handle(self, request: Request) -> Response:
         try:
             self.check_site(request)
+            if self.page and request.path == "/" and request.method in ("GET", "HEAD") and prefers_html(request):
+                return page_response(self.page)         # to anyone: it holds nothing, and asks for a token itself
             try:
                 route, holes = match_route(request.method, request.path)
             except NexusError:                          # what there is and what not is not for everybody
@@ -6860,6 +8051,13 @@ class Api:
         except UnicodeDecodeError as error:
             raise NexusError("usage", f"the body is not UTF-8: {error.reason} at byte {error.start}") from None
 
+    def read_key(self, request: Request) -> str | None:
+        """What tells a submission that is sent again from a new one.  Raises: usage."""
+        key = request.headers.get("idempotency-key")
+        if key is not None and not re.fullmatch(r"[\x21-\x7e]{8,128}", key):
+            refuse("Idempotency-Key must be 8 to 128 visible characters", hint="a random one each time: uuidgen makes them")
+        return key
+
     # One method for each route: (request, caller, holes of the pattern) -> Response
 
     def get_info(self, request: Request, caller: Caller) -> Response:
@@ -6876,11 +8074,16 @@ class Api:
                                                                             for job in status["running_jobs"]]}
         return json_response(status)
 
+    def get_gpu_history(self, request: Request, caller: Caller) -> Response:
+        return json_response(self.service.list_curves())
+
     def get_queue(self, request: Request, caller: Caller) -> Response:
+        import itertools
         service, group = self.service, request.query.get("group")
         jobs = service.store.read(lambda state: [state.jobs[job_id] for _, job_id in state.order])
         estimates = service.find_estimates() if jobs else {}
-        return stream_list(show_to(caller, self.describe_queue(jobs, group, estimates, caller)))
+        limit = parse_number(request.query, "limit")
+        return stream_list(itertools.islice(show_to(caller, self.describe_queue(jobs, group, estimates, caller)), limit))
 
     def describe_queue(self, jobs: Sequence[Job], group: str | None, estimates: Mapping[str, float],
                        caller: Caller) -> Iterator[dict[str, Any]]:
@@ -6891,16 +8094,14 @@ class Api:
         for place, job in enumerate(jobs):
             if group is not None and (group != job.group or not caller.may_see(job.user)):
                 continue
-            alike = job.id if job.unmet or job.retry_at is not None or job.id in kept else (kind_of(job), job.group)
+            alike = job.id if job.unmet or job.retry_at is not None or job.id in kept else (kind_of(job), job.group, job.user)
             if alike not in reasons:
                 reasons[alike] = service.store.read(lambda state, job=job: service.why(job, state))  # type: ignore[misc]
             yield job_json(job, now, service.node, place, reasons[alike], estimates.get(job.id))
 
     def post_queue(self, request: Request, caller: Caller) -> Response:
         data = self.read_json(request)
-        key = request.headers.get("idempotency-key")
-        if key is not None and not re.fullmatch(r"[\x21-\x7e]{8,128}", key):
-            refuse("Idempotency-Key must be 8 to 128 visible characters", hint="a random one each time: uuidgen makes them")
+        key = self.read_key(request)
         if data == []:
             refuse("the list of jobs is empty")
         commands = data.pop("commands", None) if isinstance(data, dict) else None
@@ -6917,7 +8118,7 @@ class Api:
         if is_dry:                                      # all that would be refused is
             prepared = [self.service.prepare(submission) for submission in submissions]
             self.service.store.read(lambda state: [find_own_job(state, parent, caller) for one in prepared for parent in one.after])
-            shown = [name for name in SUBMISSION_FIELDS if name not in ("environment", "env", "limits", "umask")]
+            shown = [name for name in SUBMISSION_FIELDS if name not in ("environment", "env", "limits", "umask", "code", "labels")]
             return json_response({"dry_run": True, "jobs": [{name: getattr(one, name) for name in shown} for one in prepared]})
         added = self.service.submit(submissions, caller, key)
         answer: dict[str, Any] = {"id": added.ids[0]} if isinstance(data, dict) and commands is None else {"ids": added.ids}
@@ -6950,9 +8151,11 @@ class Api:
         return Response(204)
 
     def get_jobs(self, request: Request, caller: Caller) -> Response:
-        service = self.service
         status, user, limit = request.query.get("status"), request.query.get("user"), parse_number(request.query, "limit")
-        group = request.query.get("group")
+        return stream_list(show_to(caller, self.describe_jobs(self.select_jobs(caller, status, user, request.query.get("group"), limit))))
+
+    def select_jobs(self, caller: Caller, status: str | None, user: str | None, group: str | None, limit: int | None) -> list[Job]:
+        """Finished, running, pending, in this order; the last `limit` of them.  Raises: usage."""
         if status is not None and status not in STATUSES:
             refuse(f"'{format_line(status, 40)}' is not a status", hint=f"they are {', '.join(STATUSES)}")
 
@@ -6962,10 +8165,8 @@ class Api:
             return [job for job in jobs if status in (None, job.status) and user in (None, job.user)
                     and (group is None or (group == job.group and caller.may_see(job.user)))]
 
-        jobs = service.store.read(look)
-        if limit is not None:
-            jobs = jobs[len(jobs) - limit:] if limit < len(jobs) else jobs
-        return stream_list(show_to(caller, self.describe_jobs(jobs)))
+        jobs: list[Job] = self.service.store.read(look)
+        return jobs[len(jobs) - limit:] if limit is not None and limit < len(jobs) else jobs
 
     def describe_jobs(self, jobs: Sequence[Job]) -> Iterator[dict[str, Any]]:
         """Each looked up by itself, so that a long list delays nobody else."""
@@ -7069,15 +8270,19 @@ class Api:
             self.service.store.events.next_number if since is None else since + 1, caller))
 
     def follow_events(self, following: int, caller: Caller) -> Iterator[bytes]:
-        """Server-sent events.  `reset` says that some in between are no longer kept: look at everything anew."""
+        """Server-sent events.  `reset` says that some in between are no longer kept: look at everything anew.
+
+        The opening has a number too, so that who is cut off before the first event goes on from there.
+        """
         events, service = self.service.store.events, self.service
-        yield f": events from number {following}\n\n".encode()
+        yield f": events from number {following}\nid: {following - 1}\n\n".encode()
         beat_at = service.clock.monotonic() + HEARTBEAT_S
         while not service.is_stopping:
             upcoming = events.next_number
             found, is_gap = events.read(following, 1.0)
             if is_gap:
-                yield f"event: reset\ndata: {encode_json({'since': following})}\n\n".encode()
+                after = (found[0][0] if found else upcoming) - 1
+                yield f"event: reset\nid: {after}\ndata: {encode_json({'since': following})}\n\n".encode()
             pieces = [f"id: {number}\nevent: {kind}\ndata: {encode_json(self.describe_event(kind, what, caller))}\n\n"
                       for number, kind, what in found if kind != "group" or caller.is_owner]
             following = found[-1][0] + 1 if found else upcoming if is_gap else following
@@ -7097,12 +8302,113 @@ class Api:
             return self.service.store.read(lambda state: [gpu_json(gpu, state, self.service.config.gpu, None) for gpu in what])
         return what
 
+    def get_openapi(self, request: Request, caller: Caller) -> Response:
+        return json_response(make_openapi(ROUTES, __version__))
+
+    def get_docs(self, request: Request, caller: Caller) -> Response:
+        return page_response(DOCS_PAGE)
+
+    def get_metrics(self, request: Request, caller: Caller) -> Response:
+        return Response(200, format_prometheus(self.service.list_metrics()).encode("utf-8", "replace"),
+                        "text/plain; version=0.0.4; charset=utf-8")
+
     def get_health(self, request: Request, caller: Caller) -> Response:
         self.service.first_probe.wait(SMI_TIMEOUT_S + 5)
         health = self.service.health()
         if not caller.is_owner:
             health["checks"] = [{**check, "reading": ""} for check in health["checks"]]
         return json_response(health, 200 if health["is_healthy"] else 503)
+
+    # /api: whole scripts by form, in the words of an earlier server
+
+    def post_api_submit(self, request: Request, caller: Caller) -> Response:
+        """`caller` is nobody yet: the token in config_file says who it is, and is right even where none was needed."""
+        given = request.headers.get("content-type", "")
+        parse_boundary(given)
+        if request.body_length > MAX_FORM_BYTES:
+            raise NexusError("too_large", f"the form has {request.body_length} bytes; at most {MAX_FORM_BYTES} are taken",
+                             hint="let the script read what is large from a file")
+        try:
+            known: Caller | None = self.identify(request)
+            refusal = None
+        except NexusError as error:
+            if "authorization" in request.headers:
+                raise
+            known, refusal = None, error
+        if known is None and not self.unknown_forms.acquire(timeout=FORM_PATIENCE_S):
+            raise NexusError("unavailable", "too many forms are just being read of senders not known before",
+                             hint="try again, or send the token also as Authorization: Bearer TOKEN")
+        try:
+            code, config = parse_submit_form(request.read_body(), given)
+            found = self.find_bearer(config["token"], request) if "token" in config else known
+        finally:
+            if known is None:
+                self.unknown_forms.release()
+        if found is None:
+            assert refusal
+            raise NexusError(refusal.kind, refusal.message, hint="put it into config_file: token: \"...\"")
+        return self.submit_form(code, config, found, self.read_key(request))
+
+    def submit_form(self, code: bytes, config: Mapping[str, Any], caller: Caller, key: str | None) -> Response:
+        user = config.get("user_id", caller.user)
+        if not caller.may_see(user):
+            raise NexusError("forbidden", f"the token is {caller.user}'s, and user_id is {format_line(user, 60)}",
+                             hint=f"user_id: \"{caller.user}\"")
+        if user != caller.user:
+            caller = Caller(user, f"{caller.name} for {format_line(user, 60)}")
+        labels = tuple((name, config[name]) for name in ("competition_id", "project_id") if name in config)
+        asked = {name: config[name] for name in ("expected_time", "gpus", "name", "priority") if name in config}
+        job_id = self.service.submit_code(Submission("", labels=labels, **asked), code, caller, key)
+
+        def find_place(state: State) -> int:
+            """0 for one that has started already: it was the first then."""
+            job = state.jobs.get(job_id)
+            return state.position(job) if job and job.status == PENDING else 0
+        place = self.service.store.read(find_place)
+        return json_response({"job_id": job_id, "node_id": 0, "status": PENDING, "queue_position": place})
+
+    def get_api_status(self, request: Request, caller: Caller, id: str) -> Response:
+        job: Job = self.service.store.read(lambda state: find_own_job(state, id, caller))
+        return json_response(submitted_json(self.service.describe_now(job)))
+
+    def get_api_results(self, request: Request, caller: Caller, id: str) -> Response:
+        job: Job = self.service.store.read(lambda state: find_own_job(state, id, caller))
+        told: dict[str, Any] = {"job_id": job.id, "status": job.status}
+        notes = []
+        for name in STREAMS[:2]:
+            told[name], size = read_tail(os.path.join(job.log_dir, f"{name}.log"), 0, MAX_RESULT_BYTES) if job.log_dir else ("", 0)
+            if size > MAX_RESULT_BYTES:
+                notes.append(f"{name} was cut to the last {MAX_RESULT_BYTES} of its {size} bytes; all: "
+                             f"GET /jobs/{job.id}/logs?stream={name}")
+        told.update(exit_code=job.exit_code, cause=job.cause, cause_line=job.cause_line)
+        return json_response({**told, "note": "; ".join(notes)} if notes else told)
+
+    def post_api_cancel(self, request: Request, caller: Caller, id: str) -> Response:
+        self.service.cancel(id, caller, (PENDING, RUNNING))
+        clock = self.service.clock
+        give_up_at = clock.monotonic() + CANCEL_PATIENCE_S
+        while True:                                     # most are gone at once, and nobody need ask again
+            job: Job | None = self.service.store.read(lambda state: state.jobs.get(id))
+            if job is None or job.status in FINAL or clock.monotonic() > give_up_at:
+                return json_response({"job_id": id, "status": job.status if job else CANCELLED})
+            clock.sleep(FOLLOW_INTERVAL_S[0])
+
+    def get_api_nodes(self, request: Request, caller: Caller) -> Response:
+        service = self.service
+        service.first_probe.wait(SMI_TIMEOUT_S + 5)
+        status = service.status()
+        waiting: list[Job] = service.store.read(lambda state: [state.jobs[job_id] for _, job_id in state.order])
+        times = [job.expected_time for job in waiting]
+        return json_response([{
+            "node_id": 0, "name": service.node, "gpus": len(status["gpu_status"]),
+            "free_gpus": sum(gpu["is_available"] for gpu in status["gpu_status"]), "running_jobs": len(status["running_jobs"]),
+            "pending_jobs": len(waiting), "queue_seconds": None if None in times else sum(time for time in times if time),
+            "is_healthy": service.health()["is_healthy"]}])
+
+    def get_api_jobs(self, request: Request, caller: Caller) -> Response:
+        status, user, limit = request.query.get("status"), request.query.get("user_id"), parse_number(request.query, "limit")
+        jobs = self.select_jobs(caller, status, user, None, limit)
+        return stream_list(map(submitted_json, show_to(caller, self.describe_jobs(jobs))))
 
 
 def parse_list(items: Sequence[Any]) -> list[Submission]:
@@ -7189,13 +8495,36 @@ def make_handler(api: Api) -> type[http.server.BaseHTTPRequestHandler]:
     class Handler(http.server.BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
         disable_nagle_algorithm = True
-        timeout = 75
+        timeout = api.config.idle_timeout_seconds
         uid: int | None = None
         unread = 0
 
         def setup(self) -> None:
             super().setup()
             self.has_uid = False
+            self.place: Connection = self.server.open[self.request]  # type: ignore[attr-defined]
+            if hasattr(self.connection, "do_handshake"):
+                self.expect(0)
+                self.connection.do_handshake()
+            # What is sent and not taken for so long has no reader: its machine is off, asleep or cut off
+            self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(self.timeout * 1000))
+
+        def expect(self, length: int) -> None:
+            """So many bytes, a request's head or body, must come within their time: the server ends the connection otherwise."""
+            self.place.idle_since = None
+            self.place.deadline = api.service.clock.monotonic() + api.config.request_timeout_seconds + length / BODY_BYTES_PER_S
+
+        def handle_one_request(self) -> None:
+            self.place.deadline, self.place.idle_since = None, api.service.clock.monotonic()
+            try:
+                if not self.rfile.peek(1):  # type: ignore[attr-defined]
+                    self.close_connection = True
+                    return
+            except OSError:                     # it was silent for too long, or has gone
+                self.close_connection = True
+                return
+            self.expect(0)
+            super().handle_one_request()
 
         def __getattr__(self, name: str) -> Any:
             if name.startswith("do_"):          # whatever the method: Api says whether it takes it
@@ -7210,7 +8539,9 @@ def make_handler(api: Api) -> type[http.server.BaseHTTPRequestHandler]:
 
         def respond(self) -> None:
             try:
-                response = api.handle(self.make_request())
+                request = self.make_request()
+                self.place.deadline = None      # its head is there
+                response = api.handle(request)
             except NexusError as error:
                 self.close_connection = True
                 response = error_response(error)
@@ -7244,10 +8575,11 @@ def make_handler(api: Api) -> type[http.server.BaseHTTPRequestHandler]:
                            unmap(self.client_address[:2])[0], self.find_uid(), self.unread)
 
         def read_body(self) -> bytes:
-            if self.unread > MAX_BODY_BYTES:
-                raise NexusError("too_large", f"the body has {self.unread} bytes; at most {MAX_BODY_BYTES} are taken",
+            if self.unread > api.config.max_body_mb * 2**20:
+                raise NexusError("too_large", f"the body has {self.unread} bytes; at most {api.config.max_body_mb:g} MB are taken",
                                  hint="send fewer jobs at once")
             expected, self.unread = self.unread, 0
+            self.expect(expected)
             try:
                 body = self.rfile.read(expected)
             except OSError as error:
@@ -7256,6 +8588,7 @@ def make_handler(api: Api) -> type[http.server.BaseHTTPRequestHandler]:
             if len(body) < expected:
                 self.close_connection = True
                 raise NexusError("usage", f"the body ended after {len(body)} of {expected} bytes")
+            self.place.deadline = None
             return body
 
         def send(self, response: Response) -> None:
@@ -7311,8 +8644,8 @@ def make_handler(api: Api) -> type[http.server.BaseHTTPRequestHandler]:
         def has_gone(self) -> bool:
             """Whether the caller has closed its end."""
             poll = select.poll()                # select() cannot look at descriptors above 1023
-            poll.register(self.connection, select.POLLIN)
-            return bool(poll.poll(0)) and not self.connection.recv(1, socket.MSG_PEEK)
+            poll.register(self.connection, select.POLLRDHUP)
+            return bool(poll.poll(0))
 
         def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
             """What http.server itself finds wrong with a request."""
@@ -7327,7 +8660,16 @@ def make_handler(api: Api) -> type[http.server.BaseHTTPRequestHandler]:
     return Handler
 
 
-def make_server(api: Api, host: str, port: int) -> http.server.ThreadingHTTPServer:
+class Connection:
+    """What the server knows of one that is open.  All times are monotonic."""
+
+    def __init__(self, client: str | None, now: float) -> None:
+        self.client = client                        # whose it is, where the number of his is limited
+        self.idle_since: float | None = now         # None while there is a request
+        self.deadline: float | None = None          # until when it must have sent what is expected of it
+
+
+def make_server(api: Api, host: str, port: int, tls: ssl.SSLContext | None = None) -> http.server.ThreadingHTTPServer:
     """The socket before Api.  Raises: conflict, when the port is taken; usage, when there is no such address."""
     import errno
     import http.server
@@ -7342,21 +8684,62 @@ def make_server(api: Api, host: str, port: int) -> http.server.ThreadingHTTPServ
 
         def server_bind(self) -> None:
             descriptors = current_limits()["nofile"][0]
-            self.most = descriptors // 2 if descriptors > 0 else 4096
-            self.open: dict[Any, bool] = {}         # connections: whether another user's of this machine
+            self.most = api.config.max_connections or (descriptors // 2 if descriptors > 0 else 4096)
+            self.open: dict[Any, Connection] = {}           # by socket
             self.guard = threading.Lock()
+            self.closed = threading.Event()
             socketserver.TCPServer.server_bind(self)        # HTTPServer's own looks its name up, which may hang
             self.server_name, self.server_port = host, self.server_address[1]
 
+        def get_request(self) -> tuple[Any, Any]:
+            request, address = super().get_request()
+            if tls:                                         # the handshake comes later, in the connection's own thread
+                request = tls.wrap_socket(request, server_side=True, do_handshake_on_connect=False)
+            return request, address
+
         def verify_request(self, request: Any, client_address: Any) -> bool:
-            """Whether to talk to a caller: descriptors must be left for the jobs, and other users of this machine get few."""
-            uid = find_socket_uid(unmap(client_address[:2]), unmap(request.getsockname()[:2]))
-            is_foreign = uid is not None and uid != os.geteuid()
+            """Whether to talk to a caller: descriptors must be left for the jobs, and nobody may take all connections."""
+            made = Connection(find_client(request, client_address), api.service.clock.monotonic())
             with self.guard:
-                fits = len(self.open) < self.most and (not is_foreign or sum(self.open.values()) < MAX_FOREIGN_CONNECTIONS)
+                alike = [key for key, known in self.open.items() if known.client == made.client] if made.client else []
+                fits = (self.has_room(alike, api.config.max_connections_per_client) and
+                        self.has_room(list(self.open) if len(self.open) >= self.most else [], self.most))
                 if fits:
-                    self.open[request] = is_foreign
+                    self.open[request] = made
             return fits
+
+        def has_room(self, there: list[Any], most: int) -> bool:
+            """Whether one more fits; the one that is idle for the longest gives way."""
+            if len(there) < most:
+                return True
+            idle = [(known.idle_since, place) for place, key in enumerate(there) if (known := self.open[key]).idle_since is not None]
+            if idle:
+                self.end(there[min(idle)[1]])
+            return bool(idle)
+
+        def end(self, request: Any) -> None:
+            """Let a connection's thread find it closed."""
+            self.open[request].idle_since = self.open[request].deadline = None
+            try:
+                socket.socket.shutdown(request, socket.SHUT_RDWR)
+            except OSError:
+                pass
+
+        def sweep(self) -> None:
+            """End, again and again, the connections that have not sent in time what was expected of them."""
+            while not self.closed.wait(SWEEP_INTERVAL_S):
+                now = api.service.clock.monotonic()
+                with self.guard:
+                    for request in [key for key, known in self.open.items() if known.deadline is not None and now > known.deadline]:
+                        self.end(request)
+
+        def serve_forever(self, poll_interval: float = 3600) -> None:
+            threading.Thread(target=self.sweep, name="connections", daemon=True).start()
+            super().serve_forever(poll_interval)
+
+        def server_close(self) -> None:
+            self.closed.set()
+            super().server_close()
 
         def shutdown_request(self, request: Any) -> None:
             with self.guard:
@@ -7380,6 +8763,37 @@ def make_server(api: Api, host: str, port: int) -> http.server.ThreadingHTTPServ
                          hint="nexus config edit, [service] host and port") from None
     except (OverflowError, TypeError, ValueError):          # a name that cannot be looked up
         raise NexusError("usage", f"cannot listen on {host}, port {port}", hint="nexus config edit, [service] host and port") from None
+
+
+def find_client(request: Any, address: Any) -> str | None:
+    """For whom a connection counts: another user of this machine, or another address.  None: the owner's do not."""
+    peer = unmap(address[:2])
+    uid = find_socket_uid(peer, unmap(request.getsockname()[:2]))
+    return None if uid == os.geteuid() else f"uid {uid}" if uid is not None else peer[0]
+
+
+def load_tls(config: ServiceConfig) -> ssl.SSLContext | None:
+    """What https needs; None for http.  Raises: usage."""
+    if not config.tls_cert and not config.tls_key:
+        return None
+    import ssl
+    if not config.tls_cert or not config.tls_key:
+        raise NexusError("usage", "[service] tls_cert and tls_key belong together", hint="set both, or neither")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(os.path.expanduser(config.tls_cert), os.path.expanduser(config.tls_key), lambda: "")
+    except (OSError, ValueError) as error:              # an SSLError is an OSError
+        why = getattr(error, "strerror", None) or str(error)
+        raise NexusError("usage", f"[service] tls_cert {config.tls_cert} and tls_key {config.tls_key} cannot be used: {why}",
+                         hint="both must be PEM files that can be read, of one key, without a passphrase") from None
+    return context
+
+
+def check_exposure(config: ServiceConfig, tokens: Sequence[Token], now: float) -> None:
+    """Nobody listens to other machines by mistake.  Raises: usage."""
+    if not is_loopback(config.host) and all(describe_token_end(token, now) for token in tokens):
+        raise NexusError("usage", f"[service] host = {config.host} lets other machines call, and no token was made for anybody yet",
+                         hint="make one for each who may: nexus token create USER; or set host = \"127.0.0.1\"")
 
 
 def unmap(address: tuple[str, int]) -> tuple[str, int]:
@@ -7437,8 +8851,8 @@ class RunsAlready(NexusError):
     """Another service has this home, or is just starting."""
 
 
-def serve(layout: Layout, config: Config, environ: Mapping[str, str], is_taking_over: bool) -> None:
-    """Be the service until stopped.  Raises: conflict, when one runs; unavailable; usage."""
+def serve(layout: Layout, config: Config, environ: Mapping[str, str], is_taking_over: bool, page: str) -> None:
+    """Be the service until stopped; browsers get `page`.  Raises: conflict, when one runs; unavailable; usage."""
     import gc
     import signal
     import threading
@@ -7447,6 +8861,8 @@ def serve(layout: Layout, config: Config, environ: Mapping[str, str], is_taking_
     for folder in (layout.home, layout.log_dir):
         make_folder(folder)
     check_machine(layout, is_taking_over)
+    tls = load_tls(config.service)
+    check_exposure(config.service, TokenFile(layout).read(), clock.now())
     if environ.get("NEXUS_ROLE") != "service":      # somebody wants it; a supervisor only knows that somebody did
         mark_stopped(layout, False)
     try:
@@ -7465,7 +8881,8 @@ def serve(layout: Layout, config: Config, environ: Mapping[str, str], is_taking_
     token = load_token(layout, clock)
     machine = Machine(config, layout, store.service_id)
     service = Service(config, layout, store, machine, clock, log, environ)
-    server = make_server(Api(service, token), config.service.host, config.service.port)
+    service.sweep_code()                        # nobody can submit any yet
+    server = make_server(Api(service, token, page), config.service.host, config.service.port, tls)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: service.stop())
     signal.signal(signal.SIGHUP, lambda *_: None)       # what is ignored or blocked here would be so in jobs, for ever
@@ -7478,18 +8895,18 @@ def serve(layout: Layout, config: Config, environ: Mapping[str, str], is_taking_
     try:
         write_atomic(layout.service_file, [json.dumps({
             "pid": os.getpid(), "started": own.started if own else 0, "boot_id": machine.boot_id, "host": config.service.host,
-            "port": server.server_address[1], "instance": clock.new_token(), "version": __version__, "hash": file_hash(),
+            "port": server.server_address[1], "tls_cert": os.path.expanduser(config.service.tls_cert), "instance": clock.new_token(), "version": __version__, "hash": file_hash(),
             "machine": store.host, "machine_id": store.machine_id}) + "\n"])
     except OSError as error:
         raise describe_disk_error(error, "write", layout.service_file) from None
     if os.path.exists(layout.stopped_file):         # looked at now that others see the service; who stops it looks the other way round
         os.unlink(layout.service_file)
         return
-    log.info("Service started: nexus %s (%s), pid %d, http://%s:%d", __version__, file_hash(), os.getpid(), config.service.host,
-             server.server_address[1])
-    threading.Thread(target=server.serve_forever, name="http", kwargs={"poll_interval": 3600}, daemon=True).start()
+    log.info("Service started: nexus %s (%s), pid %d, %s://%s:%d", __version__, file_hash(), os.getpid(), "https" if tls else "http",
+             config.service.host, server.server_address[1])
+    threading.Thread(target=server.serve_forever, name="http", daemon=True).start()
     service.run()
-    server.socket.close()
+    server.server_close()
     mark_stopped(layout, True)
     try:
         store.save_snapshot()
@@ -7517,7 +8934,1528 @@ def check_machine(layout: Layout, is_taking_over: bool) -> None:
         raise describe_other_machine(str(running.get("machine")), f"{layout.service_file} says so")
 
 
-# ==== 15. DASHBOARD ==== none yet: GET / answers with JSON
+# ==== 15. DASHBOARD ==== the page at GET /, one string of HTML, CSS and JavaScript
+# It is a client of the API as any other: it has no data of its own, and asks for a token where the API does.  Every
+# text reaches the document as a text node, and the answer's Content-Security-Policy lets nothing run but this script.
+
+DASHBOARD_PAGE = r'''<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>nexus</title>
+<link rel="icon" href="data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'%3E%3Crect width='16' height='16' rx='4' fill='%232159c9'/%3E%3Cpath d='M4.5 12V4l7 8V4' fill='none' stroke='%23fff' stroke-width='2'/%3E%3C/svg%3E">
+<style>
+:root {
+  color-scheme: light dark;
+  --bg: #f3f5f7; --panel: #fff; --sunk: #f0f2f5; --ink: #161a1f; --muted: #57606b; --line: #dce1e6; --edge: #868f9a;
+  --accent: #2159c9; --on-accent: #fff; --accent-soft: #e4edfc; --fill: #3f78e6; --memory: #9a5fd0;
+  --ok: #0c6636; --ok-soft: #dff3e7; --warn: #754a00; --warn-soft: #fcefd2; --bad: #a81e18; --bad-soft: #fde7e5;
+  --mono: ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace;
+  --paper: #10141a; --print: #d5dbe3;
+}
+@media (prefers-color-scheme: dark) {
+  :root {
+    --bg: #0e1114; --panel: #171b20; --sunk: #1e2329; --ink: #e5e9ee; --muted: #9ba5b0; --line: #2a3037; --edge: #6c7682;
+    --accent: #8db4ff; --on-accent: #0b1526; --accent-soft: #1b2a45; --fill: #5a8ff0; --memory: #b98ae6;
+    --ok: #6fd19a; --ok-soft: #12301f; --warn: #e8b75a; --warn-soft: #352811; --bad: #ff9990; --bad-soft: #3b1a18;
+    --paper: #090c0f;
+  }
+}
+* { box-sizing: border-box; }
+[hidden] { display: none !important; }
+html { scroll-padding-top: 4.5rem; }
+body { margin: 0; background: var(--bg); color: var(--ink); font: 14px/1.45 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif;
+  font-variant-numeric: tabular-nums; -webkit-text-size-adjust: 100%; }
+h1, h2, h3, p, dl, dd, ul, ol { margin: 0; padding: 0; }
+ul, ol { list-style: none; }
+h1 { font-size: 1.3rem; line-height: 1.3; }
+h2 { font-size: 1rem; line-height: 1.3; }
+a { color: var(--accent); text-decoration: none; }
+a:hover { text-decoration: underline; }
+code, pre, .mono { font-family: var(--mono); font-size: .93em; }
+pre { margin: 0; white-space: pre-wrap; overflow-wrap: anywhere; }
+:focus-visible { outline: 2px solid var(--accent); outline-offset: 2px; border-radius: 4px; }
+main:focus, h1:focus, h2:focus { outline: none; }
+.muted { color: var(--muted); }
+.small { font-size: .88em; }
+.skip { position: absolute; left: -999px; top: .5rem; z-index: 9; padding: .6rem 1rem; background: var(--panel); border-radius: 6px; }
+.skip:focus { left: .5rem; }
+.unseen { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); white-space: nowrap; }
+
+button, input, select, textarea { font: inherit; color: inherit; border-radius: 6px; }
+button { min-height: 30px; padding: .15rem .7rem; border: 1px solid var(--line); background: var(--panel); cursor: pointer; white-space: nowrap; }
+button:hover { border-color: var(--edge); background: var(--sunk); }
+button:disabled { opacity: .55; cursor: default; }
+button.primary { background: var(--accent); border-color: var(--accent); color: var(--on-accent); font-weight: 600; }
+button.primary:hover { filter: brightness(1.08); }
+button.danger { color: var(--bad); }
+button.danger.primary { background: var(--bad); border-color: var(--bad); color: var(--panel); }
+button.link { border: 0; background: none; color: var(--accent); padding: 0 .2rem; }
+input, select, textarea { min-height: 34px; width: 100%; padding: .3rem .6rem; border: 1px solid var(--edge); background: var(--panel); }
+textarea { resize: vertical; font-family: var(--mono); font-size: .93em; }
+input[type=checkbox] { width: 18px; min-height: 18px; height: 18px; margin: 0; accent-color: var(--accent); }
+label { font-weight: 600; font-size: .9em; }
+label.check { display: flex; gap: .5rem; align-items: center; font-weight: 400; }
+
+header { position: sticky; top: 0; z-index: 5; background: var(--panel); border-bottom: 1px solid var(--line); }
+.bar { display: flex; flex-wrap: wrap; align-items: center; gap: .5rem 1rem; max-width: 1240px; margin: 0 auto; padding: .5rem 1.25rem; }
+.brand { display: flex; align-items: center; gap: .5rem; font-size: 1.1rem; font-weight: 700; color: var(--ink); letter-spacing: -.01em; }
+.brand svg { width: 22px; height: 22px; }
+.brand:hover { text-decoration: none; }
+nav { display: flex; gap: .15rem; margin-right: auto; }
+nav a { display: flex; align-items: center; gap: .4rem; min-height: 32px; padding: 0 .6rem; border-radius: 6px; color: var(--ink); }
+nav a:hover { background: var(--sunk); text-decoration: none; }
+.count { min-width: 1.5em; padding: 0 .4em; border-radius: 1em; background: var(--sunk); color: var(--muted); text-align: center; font-size: .86em; font-weight: 600; }
+.tools { display: flex; align-items: center; gap: .5rem; }
+.state { display: inline-flex; align-items: center; gap: .4rem; color: var(--muted); white-space: nowrap; }
+.state::before { content: ""; width: 8px; height: 8px; border-radius: 50%; background: var(--edge); }
+.state.live::before { background: #2da160; }
+.state.lost { color: var(--bad); font-weight: 600; }
+.state.lost::before { background: currentColor; animation: pulse 1.2s infinite; }
+@keyframes pulse { 50% { opacity: .25; } }
+
+main, footer { display: block; max-width: 1240px; margin: 0 auto; padding: 1.1rem 1.25rem; }
+footer { padding-top: 0; color: var(--muted); font-size: .88em; display: flex; flex-wrap: wrap; gap: .3rem 1.5rem; justify-content: space-between; }
+kbd { padding: 0 .35em; border: 1px solid var(--line); border-bottom-width: 2px; border-radius: 4px; background: var(--panel); font: inherit; font-family: var(--mono); font-size: .92em; color: var(--ink); }
+section { margin-bottom: 1.5rem; }
+.head { display: flex; flex-wrap: wrap; align-items: center; gap: .3rem .6rem; margin-bottom: .6rem; min-height: 30px; }
+.head .grow, .grow { flex: 1; }
+.panel { background: var(--panel); border: 1px solid var(--line); border-radius: 10px; }
+.empty { padding: 1.1rem; color: var(--muted); text-align: center; }
+.banner { display: block; margin-bottom: .8rem; padding: .6rem .9rem; border-radius: 8px; background: var(--warn-soft); color: var(--warn); }
+.banner.bad { background: var(--bad-soft); color: var(--bad); }
+.banner.note { background: var(--accent-soft); color: var(--ink); }
+.badge { display: inline-block; padding: .02rem .5rem; border-radius: 1em; background: var(--sunk); color: var(--muted); font-size: .86em; font-weight: 600; white-space: nowrap; }
+.badge.ok { background: var(--ok-soft); color: var(--ok); }
+.badge.warn { background: var(--warn-soft); color: var(--warn); }
+.badge.bad { background: var(--bad-soft); color: var(--bad); }
+.badge.busy { background: var(--accent-soft); color: var(--accent); }
+.id { font-family: var(--mono); font-weight: 600; }
+.command { font-family: var(--mono); font-size: .93em; }
+.command, .what, .cause, td strong, td .small, td.whole, #job, .banner { overflow-wrap: anywhere; }
+.clip { display: -webkit-box; -webkit-box-orient: vertical; -webkit-line-clamp: 2; overflow: hidden; }
+
+#notices { position: fixed; z-index: 8; right: 1rem; bottom: 1rem; width: min(26rem, calc(100vw - 2rem)); display: grid; gap: .5rem; }
+.notice { display: flex; gap: .6rem; align-items: start; padding: .6rem .5rem .6rem .9rem; border: 1px solid var(--line); border-left: 4px solid var(--ok);
+  border-radius: 8px; background: var(--panel); box-shadow: 0 6px 24px rgb(0 0 0 / .18); overflow-wrap: anywhere; }
+.notice.bad { border-left-color: var(--bad); }
+.notice div { flex: 1; min-width: 0; }
+
+#gpu-list { display: grid; gap: .75rem; grid-template-columns: repeat(auto-fill, minmax(min(280px, 100%), 1fr)); }
+.gpu { display: flex; flex-direction: column; gap: .5rem; padding: .8rem .9rem .7rem; }
+.gpu .top { display: flex; align-items: baseline; gap: .5rem; }
+.gpu .top .name { flex: 1; min-width: 0; overflow: hidden; text-overflow: ellipsis; white-space: nowrap; }
+.gauge { display: grid; grid-template-columns: 1fr auto; gap: .15rem .6rem; }
+.track { grid-column: 1 / -1; height: 7px; border-radius: 4px; background: var(--sunk); box-shadow: inset 0 0 0 1px var(--line); overflow: hidden; }
+.track i { display: block; width: 0; height: 100%; background: var(--fill); transition: width .4s; }
+.track.memory i { background: var(--memory); }
+.curve { display: block; width: 100%; height: 46px; border-bottom: 1px solid var(--line); }
+.curve .area { fill: var(--fill); opacity: .18; }
+.curve path { fill: none; stroke: var(--fill); stroke-width: 1.4; vector-effect: non-scaling-stroke; stroke-linejoin: round; }
+.curve path.area { stroke: none; fill: var(--fill); }
+.curve path.memory { stroke: var(--memory); }
+.curve line { stroke: var(--line); stroke-width: 1; vector-effect: non-scaling-stroke; stroke-dasharray: 2 3; }
+.axis { display: flex; justify-content: space-between; margin-top: .15rem; font-size: .8em; color: var(--muted); }
+.axis b { font-weight: 400; } .axis b::before { content: ""; display: inline-block; width: .8em; height: 3px; margin-right: .35em; vertical-align: middle; background: var(--fill); border-radius: 2px; }
+.axis b + b { margin-left: .9em; } .axis b + b::before { background: var(--memory); }
+.users { flex: 1; display: grid; gap: .15rem; align-content: start; }
+.users li { display: flex; gap: .5rem; align-items: baseline; min-width: 0; }
+.users .command { flex: 1; min-width: 0; overflow: hidden; text-overflow: ellipsis; white-space: nowrap; }
+.gpu .bottom { display: flex; align-items: center; gap: .6rem; }
+
+.filters { display: grid; grid-template-columns: minmax(10rem, 1fr) repeat(3, minmax(0, 10rem)) auto; gap: .5rem; margin-bottom: 1.2rem; align-items: center; }
+#running-list { display: grid; gap: .6rem; grid-template-columns: minmax(0, 1fr); }
+.run { padding: .65rem .9rem; }
+.run .line { display: grid; grid-template-columns: 3.2rem minmax(0, 1fr) auto auto; gap: .3rem .9rem; align-items: center; }
+.run .facts { display: flex; flex-wrap: wrap; gap: 0 .9rem; }
+.run .clock { font-size: 1.05rem; font-weight: 600; text-align: right; min-width: 5rem; }
+.run .actions, td .actions { display: flex; gap: .35rem; justify-content: flex-end; align-items: center; }
+.run .log { margin-top: .6rem; }
+
+.scroll { overflow-x: auto; }
+table { width: 100%; border-collapse: collapse; }
+th { padding: .45rem .7rem; text-align: left; font-size: .82em; font-weight: 600; color: var(--muted); border-bottom: 1px solid var(--line); white-space: nowrap; }
+td { padding: .45rem .7rem; vertical-align: top; border-bottom: 1px solid var(--line); }
+tbody tr:last-child td { border-bottom: 0; }
+tbody tr:hover { background: var(--sunk); }
+td.number, th.number { text-align: right; }
+td.fit { white-space: nowrap; }
+td.command { width: 34%; min-width: 14rem; font: inherit; }
+.starts { display: block; }
+td select { width: auto; min-height: 30px; padding: 0 .3rem; border-color: var(--line); }
+.cause { display: block; margin-top: .1rem; color: var(--bad); font-family: var(--mono); font-size: .86em; overflow-wrap: anywhere; }
+.more { display: flex; justify-content: center; padding: .5rem; border-top: 1px solid var(--line); }
+
+.log { border-radius: 8px; overflow: hidden; background: var(--paper); color: var(--print); border: 1px solid var(--line); }
+.log .head { margin: 0; padding: .35rem .5rem .35rem .8rem; background: var(--panel); color: var(--ink); border-bottom: 1px solid var(--line); }
+.log .head select { width: auto; }
+.log label { white-space: nowrap; }
+.log .told { flex: 1 1 8rem; color: var(--muted); font-size: .88em; }
+.lines { height: 22rem; overflow: auto; padding: .5rem .8rem; font: 12.5px/1.5 var(--mono); white-space: pre-wrap; overflow-wrap: anywhere; tab-size: 8; overflow-anchor: none; contain: strict; }
+#job .lines { height: min(65vh, 44rem); }
+.lines.long { white-space: pre; overflow-wrap: normal; }
+.lines:focus-visible { outline-offset: -3px; }
+.lines div { min-height: 1.5em; }
+.lines .err { margin-left: -.8rem; padding-left: calc(.8rem - 3px); border-left: 3px solid #8e3b36; }
+.bold { font-weight: 700; } .dim { opacity: .72; } .italic { font-style: italic; } .under { text-decoration: underline; } .strike { text-decoration: line-through; }
+.fg0 { color: #7f8a97; } .fg1 { color: #ff7b72; } .fg2 { color: #5fcf80; } .fg3 { color: #e3b341; } .fg4 { color: #79b0ff; } .fg5 { color: #d79bff; } .fg6 { color: #4fd0d8; } .fg7 { color: #d5dbe3; }
+.fg8 { color: #98a3b0; } .fg9 { color: #ffa198; } .fg10 { color: #7ee79b; } .fg11 { color: #f5d067; } .fg12 { color: #a5ccff; } .fg13 { color: #e8c0ff; } .fg14 { color: #7fe5ec; } .fg15 { color: #fff; }
+.bg0 { background: #30363d; } .bg1 { background: #8e1519; } .bg2 { background: #0f5a28; } .bg3 { background: #6b4a00; } .bg4 { background: #0d4a99; } .bg5 { background: #6a2fa0; } .bg6 { background: #0b5a63; } .bg7 { background: #b6bec8; }
+.bg8 { background: #4a525b; } .bg9 { background: #b52a2a; } .bg10 { background: #1a7a3a; } .bg11 { background: #8a6100; } .bg12 { background: #1f63c4; } .bg13 { background: #8a4bc4; } .bg14 { background: #12767f; } .bg15 { background: #fff; }
+.fgp { color: var(--paper); } .bgp { background: var(--print); }
+
+.facts-list { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(19rem, 100%), 1fr)); gap: 0 1.6rem; padding: .5rem .95rem; }
+.facts-list div { display: grid; grid-template-columns: 8.5rem minmax(0, 1fr); gap: .6rem; padding: .3rem 0; border-bottom: 1px solid var(--line); }
+.facts-list .wide { grid-column: 1 / -1; }
+.facts-list dt { color: var(--muted); }
+.facts-list dd { overflow-wrap: anywhere; }
+.pad { padding: .7rem .95rem; }
+.steps { display: flex; flex-wrap: wrap; gap: .4rem .5rem; align-items: center; }
+.steps li + li::before { content: "\2192"; margin-right: .5rem; color: var(--muted); }
+.reasons li { padding: .15rem 0; }
+
+dialog { width: min(38rem, calc(100vw - 1.5rem)); max-height: calc(100dvh - 2rem); overflow: auto; padding: 1.2rem 1.3rem; border: 1px solid var(--line); border-radius: 12px;
+  background: var(--panel); color: var(--ink); box-shadow: 0 20px 60px rgb(0 0 0 / .35); }
+dialog::backdrop { background: rgb(8 12 18 / .5); }
+dialog h2 { margin-bottom: .5rem; font-size: 1.15rem; }
+dialog pre { margin: .7rem 0; padding: .5rem .7rem; max-height: 9rem; overflow: auto; border-radius: 6px; background: var(--sunk); }
+.form { display: grid; grid-template-columns: repeat(6, minmax(0, 1fr)); gap: .7rem; margin-top: .6rem; }
+.form > * { grid-column: span 3; display: grid; gap: .2rem; align-content: start; }
+.form > .third { grid-column: span 2; } .form > .all { grid-column: 1 / -1; }
+.form .help { font-size: .85em; color: var(--muted); font-weight: 400; }
+summary { cursor: pointer; padding: .3rem 0; color: var(--accent); }
+.buttons { display: flex; justify-content: flex-end; gap: .5rem; margin-top: 1.1rem; }
+.fault { color: var(--bad); overflow-wrap: anywhere; }
+.locked nav, .locked .tools button, .locked .keys { display: none; }
+.steps select { width: auto; min-height: 30px; }
+#job > p { margin-bottom: .5rem; }
+#login { max-width: 26rem; margin: 8vh auto 0; padding: 1.4rem; }
+#login form { display: grid; gap: .6rem; margin-top: .8rem; }
+
+@media (max-width: 900px) { .filters { grid-template-columns: repeat(3, minmax(0, 1fr)) auto; } .filters .text { grid-column: 1 / -1; } }
+@media (max-width: 640px) {
+  .bar { gap: .3rem .6rem; padding: .4rem .8rem; }
+  .brand { margin-right: auto; } #host { display: none; }
+  nav { order: 3; width: 100%; justify-content: space-between; } nav a { padding: 0 .35rem; min-height: 40px; }
+  main, footer { padding: .8rem; }
+  button, input, select, textarea, td select { min-height: 40px; }
+  button.link { padding: 0 .5rem; }
+  .count { font-size: .82em; }
+  .run .line { grid-template-columns: minmax(0, 1fr) auto; } .run .line .what { grid-column: 1 / -1; grid-row: 2; } .run .actions { grid-column: 1 / -1; justify-content: stretch; }
+  .run .actions button { flex: 1; }
+  .scroll { overflow: visible; }
+  table.cards, .cards tbody, .cards tr, .cards td { display: block; }
+  .cards thead { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); }
+  .cards tr { display: flex; flex-wrap: wrap; align-items: baseline; gap: .15rem 1rem; padding: .7rem .9rem; border-bottom: 1px solid var(--line); }
+  .cards tr:last-child { border-bottom: 0; }
+  .cards td { padding: 0; border: 0; white-space: normal; }
+  .cards td::before { content: attr(data-label) "\00a0"; color: var(--muted); font-size: .88em; }
+  .cards td.bare, .cards td.whole { flex: 0 0 100%; width: auto; min-width: 0; } .cards td.bare::before, .cards td.bare-label::before { content: none; }
+  .cards td:empty { display: none; }
+  .cards td .actions { justify-content: stretch; margin-top: .3rem; } .cards td .actions > * { flex: 0 1 8rem; }
+  .facts-list div { grid-template-columns: 7rem minmax(0, 1fr); }
+  .lines { height: 18rem; padding: .5rem .8rem; font-size: 11.5px; } .log .head .told { flex-basis: 100%; }
+  .gpu { gap: .4rem; } .curve { height: 38px; }
+  .form { grid-template-columns: 1fr 1fr; } .form > *, .form > .third { grid-column: span 1; } .form > .wide { grid-column: 1 / -1; }
+  footer .keys, #filter-clear:disabled { display: none; }
+}
+@media (pointer: coarse) { button, input, select, textarea, td select, nav a { min-height: 40px; } }
+@media (prefers-reduced-motion: reduce) { * { transition: none !important; animation: none !important; scroll-behavior: auto !important; } }
+</style>
+</head>
+<body>
+<a class="skip" href="#/main">Skip to the content</a>
+<header>
+  <div class="bar">
+    <a class="brand" href="#/"><svg viewBox="0 0 16 16" aria-hidden="true"><rect width="16" height="16" rx="4" fill="#2159c9"/><path d="M4.5 12V4l7 8V4" fill="none" stroke="#fff" stroke-width="2"/></svg>nexus</a>
+    <span id="host" class="muted"></span>
+    <nav aria-label="Parts of the page">
+      <a href="#/gpus">GPUs</a>
+      <a href="#/running">Running <span class="count" id="running-count">-</span></a>
+      <a href="#/queue">Queue <span class="count" id="queue-count">-</span></a>
+      <a href="#/history">History <span class="count" id="history-count">-</span></a>
+    </nav>
+    <div class="tools">
+      <span id="paused" class="badge warn" hidden>PAUSED</span>
+      <span id="connection" class="state" role="status">connecting</span>
+      <button id="pause" type="button">Pause</button>
+      <button id="add" type="button" class="primary" aria-keyshortcuts="a">Add job</button>
+    </div>
+  </div>
+</header>
+<main id="main" tabindex="-1">
+  <section id="login" class="panel" hidden>
+    <h1>This service asks for a token</h1>
+    <p id="login-why" class="muted" role="alert"></p>
+    <form autocomplete="off">
+      <label for="token">Token</label>
+      <input id="token" type="password" autocomplete="off" spellcheck="false" required>
+      <p class="small muted">It is kept for this tab alone, until the tab is closed.</p>
+      <button class="primary">Continue</button>
+    </form>
+  </section>
+  <div id="overview" hidden>
+    <h1 class="unseen">nexus: GPUs and jobs</h1>
+    <div id="banners"></div>
+    <section aria-labelledby="gpus"><div class="head"><h2 id="gpus" tabindex="-1">GPUs</h2><span id="gpus-told" class="muted"></span></div><ul id="gpu-list"></ul></section>
+    <search class="filters" aria-label="Filter jobs">
+      <input class="text" id="filter" type="search" placeholder="Filter by id, name, command, cause&hellip;" aria-label="Filter by text" aria-keyshortcuts="/">
+      <select id="filter-status" aria-label="Filter by status"></select>
+      <select id="filter-user" aria-label="Filter by user"></select>
+      <select id="filter-group" aria-label="Filter by group"></select>
+      <button id="filter-clear" type="button" disabled>Clear</button>
+    </search>
+    <section id="running-part" aria-labelledby="running"><div class="head"><h2 id="running" tabindex="-1">Running</h2><span id="running-told" class="muted"></span></div><ul id="running-list"></ul></section>
+    <section id="queue-part" aria-labelledby="queue"><div class="head"><h2 id="queue" tabindex="-1">Queue</h2><span id="queue-told" class="muted"></span></div></section>
+    <section id="history-part" aria-labelledby="history"><div class="head"><h2 id="history" tabindex="-1">History</h2><span id="history-told" class="muted"></span></div></section>
+  </div>
+  <article id="job" hidden></article>
+</main>
+<footer>
+  <span class="keys">Keys: <kbd>/</kbd> filter &nbsp; <kbd>a</kbd> add a job &nbsp; <kbd>h</kbd> home &nbsp; <kbd>g</kbd> <kbd>r</kbd> <kbd>q</kbd> <kbd>y</kbd> GPUs, running, queue, history &nbsp; <kbd>Esc</kbd> closes</span>
+  <span><span id="version"></span> <button id="forget" type="button" class="link" hidden>Forget the token</button></span>
+</footer>
+<div id="notices" aria-live="polite"></div>
+<dialog id="confirm" aria-labelledby="confirm-title"></dialog>
+<dialog id="add-dialog" aria-labelledby="add-title"></dialog>
+<noscript><p class="banner">This page needs JavaScript. Without it: nexus on the command line, or GET /status.</p></noscript>
+<script>
+'use strict';
+const QUEUE_LIMIT = 1000, HISTORY_LIMIT = 1000, PAGE = 100;      // rows asked for; rows shown at once
+const LOG_TAIL = 2000, LOG_LINES = 5000, LINE_LENGTH = 20000;    // lines at first; lines kept; characters kept of a line
+const FINAL = ['completed', 'failed', 'cancelled'], STATUSES = ['running', 'pending', ...FINAL];
+const SIGNALS = {1: 'SIGHUP', 2: 'SIGINT', 6: 'SIGABRT', 7: 'SIGBUS', 8: 'SIGFPE', 9: 'SIGKILL', 11: 'SIGSEGV', 13: 'SIGPIPE', 15: 'SIGTERM'};
+const PRIORITIES = ['high', 'normal', 'low'];
+
+// ---- The document.  Every text goes in as a text node; there is no innerHTML here.
+
+const at = (id) => document.getElementById(id);
+
+function el(tag, facts = {}, ...children) {
+  return dress(document.createElement(tag), facts, children);
+}
+
+function svg(tag, facts = {}, ...children) {
+  return dress(document.createElementNS('http://www.w3.org/2000/svg', tag), facts, children);
+}
+
+function dress(node, facts, children) {
+  for (const [name, fact] of Object.entries(facts)) {
+    if (name.startsWith('on')) node.addEventListener(name.slice(2), fact);
+    else if (fact === true) node.setAttribute(name, '');
+    else if (fact !== false && fact !== null && fact !== undefined) node.setAttribute(name, fact);
+  }
+  node.append(...children.filter((child) => child !== null && child !== undefined));
+  return node;
+}
+
+const button = (text, act, kind = '', label = null) => el('button', {type: 'button', class: kind, 'aria-label': label, onclick: act}, text);
+
+function write(node, text) {                    // touched only when it changes: a selection in it survives
+  text = text ?? '';
+  if (node.textContent !== String(text)) node.textContent = text;
+}
+
+function mark(node, name, text) {
+  if (node.getAttribute(name) !== text) node.setAttribute(name, text);
+}
+
+// Makes the children of `parent` be one row for each item, in order.  Rows are kept, moved and updated, never made anew.
+function sync(parent, items, keyOf, make, update) {
+  const rows = parent.keptRows ??= new Map(), focused = document.activeElement, keys = new Set(items.map(keyOf));
+  const hadFocus = parent.contains(focused);
+  for (const [key, row] of rows) {
+    if (!keys.has(key)) { row.close?.(); row.node.remove(); rows.delete(key); }
+  }
+  let next = parent.firstChild;
+  for (const item of items) {
+    const key = keyOf(item);
+    if (!rows.has(key)) rows.set(key, make(item));
+    const row = rows.get(key);
+    update(row, item);
+    if (row.node === next) next = next.nextSibling;
+    else parent.insertBefore(row.node, next);
+  }
+  if (hadFocus && document.activeElement !== focused) {
+    if (focused.isConnected) focused.focus({preventScroll: true});
+    else parent.closest('section')?.querySelector('h2')?.focus({preventScroll: true});
+  }
+}
+
+// ---- Words
+
+function duration(seconds) {
+  let left = Math.max(0, Math.floor(seconds));
+  const parts = [];
+  for (const [unit, size] of [['d', 86400], ['h', 3600], ['m', 60], ['s', 1]]) {
+    const count = Math.floor(left / size);
+    left -= count * size;
+    if (count || (parts.length === 1)) parts.push(count + unit);
+    if (parts.length === 2) break;
+  }
+  return parts.filter((part) => !/^0/.test(part)).join(' ') || '0s';
+}
+
+const PLURALS = {job: 'jobs', line: 'lines', GPU: 'GPUs'};
+const number = (count) => count.toLocaleString('en-US');
+const counted = (count, word) => `${number(count)} ${count === 1 ? word : PLURALS[word]}`;
+const gib = (mib) => (mib / 1024).toFixed(1);
+const size = (mib) => mib >= 1024 ? `${gib(mib)} GiB` : `${Math.round(mib)} MiB`;
+const known = (fact) => fact !== null && fact !== undefined;
+const serverNow = () => Date.now() + clockOffset;
+const clock = (stamp) => new Date(stamp).toLocaleString([], {month: 'short', day: 'numeric', hour: '2-digit', minute: '2-digit', second: '2-digit'});
+const gpuList = (job) => job.gpu_indices && job.gpu_indices.length ? `GPU ${job.gpu_indices.join(', ')}` : 'CPU';
+const commandOf = (job) => job.command ?? "(another user's job)";
+const priorityOf = (job) => PRIORITIES[job.priority] ?? String(job.priority);
+
+function ago(stamp) {
+  const seconds = (serverNow() - Date.parse(stamp)) / 1000;
+  return seconds < 10 ? 'just now' : `${duration(seconds).split(' ')[0]} ago`;
+}
+
+function starts(job) {
+  if (!job.estimated_start) return 'at a time not known';
+  const seconds = (Date.parse(job.estimated_start) - serverNow()) / 1000;
+  return seconds < 5 ? 'any moment' : `in about ${duration(seconds)}`;
+}
+
+function outcome(job) {
+  if (job.cause === 'signal' && job.signal) return SIGNALS[job.signal] ?? `signal ${job.signal}`;
+  if (job.status === 'cancelled' && !job.started_at && job.cause === 'killed') return 'removed';
+  if (job.cause && job.cause !== 'exit') return job.cause;
+  return known(job.exit_code) ? `exit ${job.exit_code}` : '-';
+}
+
+const KINDS = {completed: 'ok', failed: 'bad', cancelled: 'warn', running: 'busy', pending: ''};
+
+function wear(badge, status, text = status) {
+  write(badge, text);
+  badge.className = `badge ${KINDS[status] ?? ''}`;
+}
+
+function runtimeOf(job) {
+  if (job.status !== 'running' || !known(job.seenAt)) return job.runtime_seconds;
+  return (job.runtime_seconds ?? 0) + (performance.now() - job.seenAt) / 1000;
+}
+
+// ---- Asking the service
+
+let token = sessionStorage.getItem('nexus-token'), clockOffset = 0;
+
+class Trouble extends Error {
+  constructor(message, hint, status) {
+    super(message);
+    this.hint = hint;
+    this.status = status;
+  }
+}
+
+async function request(method, path, {body, signal, headers = {}} = {}) {
+  const given = token;
+  if (given) headers.Authorization = `Bearer ${given}`;
+  if (body !== undefined) headers['Content-Type'] = 'application/json';
+  let answer;
+  try {
+    answer = await fetch(path, {method, headers, signal, cache: 'no-store', body: body === undefined ? undefined : JSON.stringify(body)});
+  } catch (error) {
+    if (error.name === 'AbortError') throw error;
+    throw new Trouble('The service cannot be reached.', 'Is it running? On its machine: nexus start', 0);
+  }
+  const date = Date.parse(answer.headers.get('Date') ?? '');
+  if (date && Math.abs(date - Date.now() - clockOffset) > 2000) clockOffset = date - Date.now();
+  if (answer.ok) return answer;
+  const told = await answer.json().catch(() => ({}));
+  const trouble = new Trouble(told.message ?? `The service answered ${answer.status}.`, told.hint ?? '', answer.status);
+  if (answer.status === 401 && given === token) askForToken(trouble);
+  throw trouble;
+}
+
+async function ask(method, path, body, headers) {
+  const answer = await request(method, path, {body, headers});
+  return answer.status === 204 ? null : answer.json();
+}
+
+// Does what a button is for; says when it is done, and why when it cannot be.
+async function act(method, path, body, done) {
+  try {
+    const answer = await ask(method, path, body);
+    if (done) tell(typeof done === 'function' ? done(answer) : done);
+    refreshSoon();
+    return answer ?? true;
+  } catch (error) {
+    complain(error);
+    return null;
+  }
+}
+
+function tell(text) {
+  const notice = el('div', {class: 'notice'}, el('div', {}, text));
+  at('notices').append(notice);
+  setTimeout(() => notice.remove(), 6000);
+}
+
+function complain(error) {
+  if (error.name === 'AbortError') return;
+  const notice = el('div', {class: 'notice bad'}, el('div', {}, el('strong', {}, error.message), error.hint ? el('div', {class: 'muted'}, error.hint) : null));
+  notice.append(button('Close', () => notice.remove(), 'link'));
+  while (at('notices').children.length > 3) at('notices').firstChild.remove();
+  at('notices').append(notice);
+}
+
+function askForToken(trouble) {
+  stopFollowing();
+  const wasWrong = token !== null;
+  token = null;
+  sessionStorage.removeItem('nexus-token');
+  for (const id of ['overview', 'job']) at(id).hidden = true;
+  closeLogs();
+  write(at('login-why'), `${trouble.message}. ${wasWrong && trouble.hint ? trouble.hint : 'nexus token create makes one; the owner\u2019s is in ~/.nexus/token.'}`);
+  at('login').hidden = false;
+  document.body.className = 'locked';
+  connectionIs('', 'token needed');
+  at('token').focus();
+}
+
+at('login').querySelector('form').addEventListener('submit', (event) => {
+  event.preventDefault();
+  token = at('token').value.trim();
+  if (!/^[\x21-\x7e]+$/.test(token)) { token = ''; return write(at('login-why'), 'A token has no spaces and no other letters than ASCII.'); }
+  sessionStorage.setItem('nexus-token', token);
+  at('token').value = '';
+  at('login').hidden = true;
+  document.body.className = '';
+  follow();
+  route();
+});
+
+at('forget').addEventListener('click', () => {
+  sessionStorage.removeItem('nexus-token');
+  location.reload();
+});
+
+// ---- What is known of the service
+
+const jobs = new Map();                         // id: job, of all that were loaded or told of by an event
+let service = null, queue = [], curves = new Map(), finished = null, isLoaded = false, openLog = null;
+
+function take(job) {
+  const before = jobs.get(job.id);
+  if (job.status === 'pending' && before && !known(job.position)) {
+    for (const name of ['position', 'waiting_for', 'estimated_start']) job[name] = before[name];
+  }
+  job.seenAt = performance.now();
+  if (FINAL.includes(job.status) || FINAL.includes(before?.status)) finished = null;
+  jobs.set(job.id, {...before, ...job});
+}
+
+function takeStatus(status) {
+  service = status;
+  for (const job of status.running_jobs) {
+    if (jobs.has(job.id) && jobs.get(job.id).status === 'running') take({...jobs.get(job.id), ...job});
+  }
+}
+
+function takeQueue(list) {
+  queue = list.map((job) => job.id);
+  for (const job of list) if (!FINAL.includes(jobs.get(job.id)?.status)) take(job);
+}
+
+function history() {
+  return finished ??= [...jobs.values()].filter((job) => FINAL.includes(job.status))
+    .sort((a, b) => a.finished_at < b.finished_at ? 1 : a.finished_at > b.finished_at ? -1 : 0);
+}
+
+async function load() {
+  const lists = await Promise.all([ask('GET', 'status'), ask('GET', `queue?limit=${QUEUE_LIMIT}`),
+    ...['running', ...FINAL].map((status) => ask('GET', `jobs?status=${status}&limit=${HISTORY_LIMIT}`))]);
+  jobs.clear();
+  finished = null;
+  for (const list of lists.slice(2)) list.forEach(take);
+  takeQueue(lists[1]);
+  takeStatus(lists[0]);
+  isLoaded = true;
+  loadCurves();
+}
+
+async function loadCurves() {
+  try {
+    curves = new Map((await ask('GET', 'gpus/history')).map((curve) => [curve.uuid, curve]));
+    draw();
+  } catch { /* the page does without */ }
+}
+
+// GPUs, the order of the queue, reasons and estimates are asked for after events, not more often than the service can take.
+let refreshTimer = null, refreshNotBefore = 0;
+
+function refreshSoon(delay = 120) {
+  if (refreshTimer === null) refreshTimer = setTimeout(refresh, Math.max(delay, refreshNotBefore - performance.now()));
+}
+
+async function refresh() {
+  const began = performance.now();
+  try {
+    const [status, list] = await Promise.all([ask('GET', 'status'), ask('GET', `queue?limit=${QUEUE_LIMIT}`)]);
+    takeQueue(list);
+    takeStatus(status);
+    draw();
+    jobPage?.refresh();
+  } catch { /* the event stream tells whether it is gone */ }
+  refreshTimer = null;
+  refreshNotBefore = performance.now() + Math.max(400, 4 * (performance.now() - began));
+}
+
+// ---- Events: one stream, read with fetch so that the token can be sent; resumed where it broke.
+
+let following = null, lastEvent = null, retryDelay = 500;
+
+function connectionIs(kind, text) {
+  at('connection').className = `state ${kind}`;
+  write(at('connection'), text);
+}
+
+function stopFollowing() {
+  following?.abort();
+  following = null;
+}
+
+async function follow() {
+  stopFollowing();
+  const control = following = new AbortController();
+  let watchdog = null, held = [], isLoading = true;
+  const patience = () => { clearTimeout(watchdog); watchdog = setTimeout(() => control.abort('silent'), 45000); };
+  const settle = (events) => { for (const event of events) takeEvent(event); draw(); };
+  try {
+    patience();
+    const answer = await request('GET', lastEvent === null ? 'events' : `events?since=${lastEvent}`, {signal: control.signal});
+    const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+    let text = '';
+    for (;;) {
+      const {done, value} = await reader.read();
+      if (done) break;
+      patience();
+      text += value;
+      const pieces = text.split('\n\n');
+      text = pieces.pop();
+      const events = pieces.map(parseEvent).filter(Boolean);
+      if (isLoading && held !== null && !held.begun) {        // loaded once events are being told, so that nothing is missed in between
+        held.begun = true;
+        load().then(() => {
+          const late = held;
+          held = null;
+          isLoading = false;
+          retryDelay = 500;
+          connectionIs('live', 'live');
+          settle(late);
+          jobPage?.refresh();
+          reopenLog();
+        }).catch((error) => { if (following === control) control.abort(error); });
+      }
+      if (isLoading) held.push(...events);
+      else if (events.some((event) => event.kind === 'reset')) { lastEvent = null; await load(); draw(); }
+      else if (events.length) settle(events);
+    }
+  } catch { /* said below */ }
+  clearTimeout(watchdog);
+  if (following !== control) return;              // stopped on purpose
+  connectionIs('lost', 'reconnecting');
+  draw();
+  await new Promise((resolve) => setTimeout(resolve, retryDelay * (0.75 + Math.random() / 2)));
+  retryDelay = Math.min(15000, retryDelay * 1.7);
+  if (following === control) follow();
+}
+
+function parseEvent(piece) {
+  const event = {kind: 'message', data: ''};
+  for (const line of piece.split('\n')) {
+    const match = /^(id|event|data): ?(.*)$/.exec(line);
+    if (match) event[{id: 'id', event: 'kind', data: 'data'}[match[1]]] = match[2];
+  }
+  if (!event.data) return null;
+  event.data = JSON.parse(event.data);
+  return event;
+}
+
+function takeEvent({id, kind, data}) {
+  if (id) lastEvent = Number(id);
+  if (kind === 'job') {
+    take(data);
+    if (data.status !== 'pending') queue = queue.filter((each) => each !== data.id);
+    else if (!queue.includes(data.id) && queue.length < QUEUE_LIMIT) queue.push(data.id);
+    jobPage?.hear(data);
+  } else if (kind === 'removed') {
+    for (const each of data.ids) jobs.delete(each);
+    finished = null;
+  } else if (kind === 'queue' && service) {
+    Object.assign(service, data);
+  } else if (kind === 'gpus' && service) {
+    service.gpu_status = data.map((gpu) => ({...service.gpu_status.find((old) => old.uuid === gpu.uuid), ...gpu}));
+  }
+  if (kind !== 'removed') refreshSoon();
+}
+
+document.addEventListener('visibilitychange', () => {         // a hidden tab gives its connection back
+  if (document.hidden) hideTimer = setTimeout(() => { stopFollowing(); connectionIs('', 'resting'); }, 60000);
+  else { clearTimeout(hideTimer); if (!following && at('login').hidden) follow(); }
+});
+let hideTimer = null;
+setInterval(() => { if (following && isLoaded && !document.hidden && at('connection').className.includes('live')) refreshSoon(); }, 5000);
+setInterval(() => { if (following && isLoaded && !document.hidden) loadCurves(); }, 30000);
+setInterval(tick, 1000);
+
+function tick() {
+  for (const node of document.querySelectorAll('[data-runs]')) write(node, duration(runtimeOf(jobs.get(node.dataset.runs)) ?? 0));
+}
+
+// ---- The overview
+
+let drawing = false;
+
+function draw() {
+  if (drawing) return;
+  drawing = true;
+  requestAnimationFrame(() => { drawing = false; drawNow(); });
+}
+
+function drawNow() {
+  if (!isLoaded || !at('login').hidden) return;
+  const running = [...jobs.values()].filter((job) => job.status === 'running').sort((a, b) => a.started_at < b.started_at ? 1 : -1);
+  const pendingCount = Math.max(service.queued_jobs, queue.length);
+  write(at('host'), service.host.name);
+  write(at('version'), `nexus ${service.version}, ${service.user} on ${service.host.name}, up ${duration(service.uptime_seconds)}`);
+  write(at('running-count'), number(running.length));
+  write(at('queue-count'), number(pendingCount));
+  write(at('history-count'), number(service.completed_jobs));
+  at('paused').hidden = !service.is_paused;
+  write(at('pause'), service.is_paused ? 'Resume' : 'Pause');
+  mark(at('pause'), 'aria-label', service.is_paused ? 'Resume starting jobs' : 'Pause: start no more jobs');
+  at('forget').hidden = !token;
+  document.title = jobPage ? `${jobPage.id} \u00b7 nexus` : `${running.length} running, ${pendingCount} pending \u00b7 nexus`;
+  drawBanners();
+  drawGpus();
+  drawFilters();
+  const picked = [running, queue.map((id) => jobs.get(id)).filter((job) => job?.status === 'pending'), history()].map((list) => list.filter(matches));
+  drawRunning(picked[0], running.length);
+  drawTable(queueTable, picked[1], pendingCount);
+  drawTable(historyTable, picked[2], service.completed_jobs);
+  tick();
+}
+
+function drawBanners() {
+  const told = [];
+  if (service.is_paused) told.push(['warn', 'The queue is paused: running jobs go on, nothing new starts.']);
+  if (service.gpu_trouble) told.push(['bad', service.gpu_trouble]);
+  for (const hint of service.hints) told.push(['note', hint]);
+  sync(at('banners'), told, ([, text]) => text, () => ({node: el('p', {class: 'banner'})}), (row, [kind, text]) => {
+    row.node.className = `banner ${kind}`;
+    write(row.node, text);
+  });
+}
+
+function drawGpus() {
+  const gpus = service.gpu_status, free = gpus.filter((gpu) => gpu.is_available).length;
+  write(at('gpus-told'), gpus.length ? `${free} of ${gpus.length} available` : service.gpu_trouble ? '' : 'none');
+  sync(at('gpu-list'), gpus, (gpu) => gpu.uuid, makeGpu, updateGpu);
+}
+
+function makeGauge(name, kind) {
+  const fill = el('i'), track = el('div', {class: `track ${kind}`, role: 'meter', 'aria-valuemin': 0, 'aria-valuemax': 100}, fill), told = el('output', {'aria-hidden': 'true'});
+  return {node: el('div', {class: 'gauge'}, el('span', {class: 'muted', 'aria-hidden': 'true'}, name), told, track), show(label, share, text) {
+    mark(track, 'aria-label', label);
+    mark(track, 'aria-valuenow', String(Math.round(100 * (share ?? 0))));
+    mark(track, 'aria-valuetext', text);
+    fill.style.setProperty('width', `${Math.min(100, 100 * (share ?? 0))}%`);
+    write(told, text);
+  }};
+}
+
+function makeGpu(gpu) {
+  const row = {title: el('h3'), name: el('span', {class: 'name muted'}), badge: el('span'), memory: makeGauge('Memory', 'memory'), load: makeGauge('Load', ''),
+    paths: ['area', 'load', 'memory'].map((kind) => svg('path', {class: kind})), users: el('ul', {class: 'users'}), told: el('span', {class: 'muted grow small'})};
+  row.curve = svg('svg', {class: 'curve', viewBox: '0 0 119 100', preserveAspectRatio: 'none', role: 'img'},
+    svg('line', {x1: 0, y1: 50, x2: 119, y2: 50}), ...row.paths);
+  row.toggle = button('Pause', () => act('POST', `gpus/${row.gpu.index}/${row.gpu.is_paused ? 'resume' : 'pause'}`, undefined,
+    row.gpu.is_paused ? `GPU ${row.gpu.index} takes jobs again.` : `GPU ${row.gpu.index} gets no new job.`));
+  row.node = el('li', {class: 'gpu panel', 'data-gpu': gpu.index}, el('div', {class: 'top'}, row.title, row.name, row.badge), row.memory.node, row.load.node,
+    el('div', {}, row.curve, el('div', {class: 'axis', 'aria-hidden': 'true'}, el('span', {}, 'last hour'), el('span', {}, el('b', {}, 'load'), el('b', {}, 'memory')))),
+    row.users, el('div', {class: 'bottom'}, row.told, row.toggle));
+  return row;
+}
+
+function updateGpu(row, gpu) {
+  row.gpu = gpu;
+  const total = gpu.memory_total_mib, used = gpu.memory_used_mib, name = `GPU ${gpu.index}`;
+  const foreign = gpu.processes.filter((process) => !process.job_id);
+  write(row.title, name);
+  write(row.name, gpu.name);
+  const [kind, state] = gpu.fault ? ['bad', 'Fault'] : gpu.is_paused ? ['warn', 'Paused'] : gpu.job_ids.length ? ['busy', 'Busy']
+    : gpu.is_available ? ['ok', 'Available'] : foreign.length ? ['warn', 'In use'] : ['warn', 'Unavailable'];
+  row.badge.className = `badge ${kind}`;
+  write(row.badge, state);
+  row.memory.show(`${name} memory`, total && known(used) ? used / total : null, !known(used) ? 'unknown' : total ? `${gib(used)} / ${gib(total)} GiB` : size(used));
+  row.load.show(`${name} load`, known(gpu.utilization) ? gpu.utilization / 100 : null, known(gpu.utilization) ? `${Math.round(gpu.utilization)} %` : 'unknown');
+  drawCurve(row, curves.get(gpu.uuid), total, name);
+  const users = gpu.job_ids.map((id) => ({id, text: jobs.get(id)?.name || (jobs.has(id) ? commandOf(jobs.get(id)) : '')}));
+  for (const process of foreign) {
+    users.push({id: null, key: `pid ${process.pid}`, text: `${process.user ?? 'somebody'}: ${process.name ?? 'a program'} (pid ${process.pid}${known(process.memory_mib) ? `, ${size(process.memory_mib)}` : ''})`});
+  }
+  const why = gpu.fault ?? (users.length || gpu.is_available || gpu.is_paused ? null : gpu.unavailable);
+  if (why) users.unshift({id: null, key: 'why', text: why, kind: gpu.fault ? 'fault' : 'muted'});
+  sync(row.users, users, (user) => user.id ?? user.key, (user) => {
+    const text = el('span', {class: user.id ? 'command' : ''});
+    return {node: el('li', {}, user.id ? el('a', {class: 'id', href: `#/jobs/${encodeURIComponent(user.id)}`}, user.id) : null, text), text};
+  }, (line, user) => {
+    write(line.text, user.text);
+    mark(line.text, 'title', user.text);
+    if (user.kind) line.text.className = user.kind;
+  });
+  write(row.told, [known(gpu.temperature) ? `${Math.round(gpu.temperature)} \u00b0C` : null, known(gpu.power_watts) ? `${Math.round(gpu.power_watts)} W` : null,
+    gpu.allocated % 1 ? `${Math.round(gpu.allocated * 100)} % given out` : null].filter(Boolean).join(' \u00b7 '));
+  write(row.toggle, gpu.is_paused ? 'Resume' : 'Pause');
+  mark(row.toggle, 'aria-label', `${gpu.is_paused ? 'Resume' : 'Pause'} ${name}`);
+}
+
+function drawCurve(row, curve, total, name) {
+  const load = curve?.utilization ?? [], memory = total ? (curve?.memory_used_mib ?? []).map((mib) => known(mib) ? 100 * mib / total : null) : [];
+  const line = (points, isArea) => {              // a gap where nothing was read
+    let path = '', start = null;
+    for (let i = 0; i <= points.length; i++) {
+      const x = i + 119 - (points.length - 1);
+      if (known(points[i])) {
+        path += start === null ? `M${x} ${isArea ? 100 : (98 - .96 * points[i]).toFixed(1)}` : '';
+        start ??= x;
+        path += `L${x} ${(98 - .96 * points[i]).toFixed(1)}`;
+      } else if (start !== null) {
+        path += isArea ? `V100Z` : x - start === 1 ? 'h-.8' : '';
+        start = null;
+      }
+    }
+    return path;
+  };
+  mark(row.paths[0], 'd', line(load, true));
+  mark(row.paths[1], 'd', line(load, false));
+  mark(row.paths[2], 'd', line(memory, false));
+  const told = (points) => {
+    const seen = points.filter(known);
+    return seen.length ? `${Math.round(seen.reduce((a, b) => a + b) / seen.length)} % on average, ${Math.round(Math.max(...seen))} % at most` : 'unknown';
+  };
+  mark(row.curve, 'aria-label', `${name} over the last hour: load ${told(load)}; memory ${told(memory)}`);
+}
+
+// ---- Filters
+
+const filter = {text: '', status: '', user: '', group: ''};
+
+function matches(job) {
+  return (!filter.status || job.status === filter.status) && (!filter.user || job.user === filter.user) && (!filter.group || job.group === filter.group)
+    && (!filter.text || [job.id, job.name, job.command, job.user, job.group, job.cause, job.cause_line, job.waiting_for, job.cwd].join('\n').toLowerCase().includes(filter.text));
+}
+
+function drawFilters() {
+  const options = {status: STATUSES, user: [...new Set([...jobs.values()].map((job) => job.user))].filter(Boolean).sort(),
+    group: [...new Set([...jobs.values()].map((job) => job.group))].filter(Boolean).sort()};
+  for (const [name, list] of Object.entries(options)) {
+    const select = at(`filter-${name}`), words = ['', ...(list.includes(filter[name]) || !filter[name] ? list : [filter[name], ...list])];
+    sync(select, words, (word) => word, (word) => ({node: el('option', {value: word}, word || `any ${name}`)}), () => {});
+    if (select.value !== filter[name]) select.value = filter[name];
+  }
+  for (const [part, statuses] of [['running', ['running']], ['queue', ['pending']], ['history', FINAL]]) {
+    at(`${part}-part`).hidden = Boolean(filter.status) && !statuses.includes(filter.status);
+  }
+  at('filter-clear').disabled = !Object.values(filter).some(Boolean);
+}
+
+function setFilter(name, text) {
+  filter[name] = text;
+  queueTable.shown = historyTable.shown = PAGE;
+  draw();
+}
+
+at('filter').addEventListener('input', (event) => setFilter('text', event.target.value.trim().toLowerCase()));
+for (const name of ['status', 'user', 'group']) at(`filter-${name}`).addEventListener('change', (event) => setFilter(name, event.target.value));
+at('filter-clear').addEventListener('click', () => {
+  Object.assign(filter, {text: '', status: '', user: '', group: ''});
+  at('filter').value = '';
+  at('filter').focus();
+  draw();
+});
+
+const isFiltered = () => Object.values(filter).some(Boolean);
+const toldOf = (shown, all) => isFiltered() ? `${number(shown)} of ${number(all)}` : '';
+
+// ---- Running jobs
+
+function drawRunning(list, all) {
+  write(at('running-told'), toldOf(list.length, all));
+  const shown = list.slice(0, 200);
+  sync(at('running-list'), shown.length ? shown : [null], (job) => job?.id ?? '', makeRun, updateRun);
+}
+
+function jobLink(job, row) {
+  return row.link = el('a', {class: 'id', href: `#/jobs/${encodeURIComponent(job.id)}`, 'aria-label': `Job ${job.id}`}, job.id);
+}
+
+function makeRun(job) {
+  if (!job) return {node: el('li', {class: 'panel empty'}), isEmpty: true};
+  const row = {what: el('div', {class: 'command clip'}), facts: el('div', {class: 'facts muted small'}), name: el('strong'),
+    clock: el('div', {class: 'clock', 'data-runs': job.id, title: 'runs for'}), log: null};
+  row.opener = button('Log', () => row.toggle(), '', `Log of job ${job.id}`);
+  mark(row.opener, 'aria-expanded', 'false');
+  row.kill = button('Kill', () => killJob(jobs.get(job.id)), 'danger', `Kill job ${job.id}`);
+  row.toggle = () => {
+    if (row.log) return row.close();
+    openLog?.();
+    row.log = new LogView(job.id, LOG_TAIL);
+    row.node.append(row.log.node);
+    row.node.scrollIntoView({block: 'nearest'});
+    mark(row.opener, 'aria-expanded', 'true');
+    openLog = row.close;
+  };
+  row.close = () => {
+    if (!row.log) return;
+    row.log.close();
+    row.log.node.remove();
+    row.log = null;
+    mark(row.opener, 'aria-expanded', 'false');
+    openLog = null;
+  };
+  row.node = el('li', {class: 'run panel', 'data-job': job.id}, el('div', {class: 'line'}, jobLink(job, row), el('div', {class: 'what'}, row.name, row.what, row.facts),
+    row.clock, el('div', {class: 'actions'}, row.opener, row.kill)));
+  return row;
+}
+
+function updateRun(row, job) {
+  if (!job) return write(row.node, isFiltered() ? 'No running job matches the filter.' : 'No job is running.');
+  write(row.name, job.name);
+  row.name.hidden = !job.name;
+  write(row.what, commandOf(job));
+  write(row.facts, [gpuList(job) + (job.gpus % 1 ? ` (${job.gpus})` : ''), job.user, job.group ? `group ${job.group}` : null, job.attempt > 1 ? `attempt ${job.attempt}` : null,
+    known(job.rss_mib) ? `${size(job.rss_mib)} of memory` : null, known(job.cpu_percent) ? `CPU ${Math.round(job.cpu_percent)} %` : null,
+    job.started_at ? `since ${clock(job.started_at)}` : null].filter(Boolean).join('  \u00b7  '));
+  write(row.kill, job.stopping ? 'Stopping\u2026' : 'Kill');
+  row.kill.disabled = Boolean(job.stopping);
+}
+
+// ---- Tables of the queue and of the history
+
+const COLUMNS = {
+  queue: [['#', 'fit'], ['Job', 'fit bare-label'], ['Command', 'bare command'], ['GPUs', 'fit'], ['Waits because', 'whole'],
+    ['Priority', 'fit'], ['', 'bare fit']],
+  history: [['Job', 'fit bare-label'], ['Result', 'fit bare-label'], ['Command', 'bare'], ['Where', 'fit bare-label'], ['Runtime', 'fit'],
+    ['Finished', 'fit'], ['', 'bare fit']]};
+
+function makeTable(part, makeCells, updateCells) {
+  const body = el('tbody', {role: 'rowgroup'}), more = button('', () => { table.shown += PAGE; draw(); });
+  const heads = COLUMNS[part].map(([name]) => el('th', {scope: 'col', role: 'columnheader'}, name || el('span', {class: 'unseen'}, 'Actions')));
+  const grid = el('table', {class: 'cards', role: 'table', 'aria-labelledby': part}, el('thead', {role: 'rowgroup'}, el('tr', {role: 'row'}, ...heads)), body);
+  const table = {part, body, more, shown: PAGE, empty: el('p', {class: 'empty'}), scroll: el('div', {class: 'scroll'}, grid), foot: el('div', {class: 'more'}, more)};
+  table.make = (job) => {
+    const row = makeCells(job);
+    row.node = el('tr', {role: 'row', 'data-job': job.id}, ...row.cells.map((cell, i) => el('td', {role: 'cell', class: COLUMNS[part][i][1], 'data-label': COLUMNS[part][i][0]}, cell)));
+    return row;
+  };
+  table.update = updateCells;
+  at(`${part}-part`).append(el('div', {class: 'panel'}, table.empty, table.scroll, table.foot));
+  return table;
+}
+
+function drawTable(table, list, all) {
+  const shown = list.slice(0, table.shown), left = list.length - shown.length;
+  sync(table.body, shown, (job) => job.id, table.make, table.update);
+  table.empty.hidden = shown.length > 0;
+  table.scroll.hidden = !shown.length;
+  write(table.empty, isFiltered() ? 'No job matches the filter.' : table.part === 'queue' ? 'Nothing waits.' : 'No job has finished yet.');
+  table.foot.hidden = left <= 0;
+  write(table.more, `Show ${Math.min(PAGE, left)} more of ${number(left)}`);
+  const kept = table.part === 'queue' ? queue.length : history().length;
+  write(at(`${table.part}-told`), [toldOf(list.length, all), kept < all ? `the ${table.part === 'queue' ? 'first' : 'latest'} ${number(kept)} of ${number(all)} are here` : ''].filter(Boolean).join('; '));
+}
+
+const what = (row) => el('div', {}, row.name = el('strong'), row.command = el('div', {class: 'command clip'}), row.cause = el('span', {class: 'cause'}), row.facts = el('span', {class: 'muted small'}));
+
+function updateWhat(row, job) {
+  write(row.name, job.name);
+  write(row.command, commandOf(job));
+  write(row.facts, [job.user === service.user ? null : job.user, job.group ? `group ${job.group}` : null, job.attempt > 1 ? `attempt ${job.attempt}` : null].filter(Boolean).join('  \u00b7  '));
+}
+
+const queueTable = makeTable('queue', (job) => {
+  const row = {place: el('span', {class: 'muted'}), gpus: el('span'), reason: el('span'), starts: el('span', {class: 'muted starts'}), priority: prioritySelect(job.id)};
+  row.first = button('First', () => moveJob(job.id, 0), '', `Move job ${job.id} to the front`);
+  row.last = button('Last', () => moveJob(job.id, Math.max(0, service.queued_jobs - 1)), '', `Move job ${job.id} to the end`);
+  const cancel = button('Cancel', () => cancelJob(jobs.get(job.id)), 'danger', `Cancel job ${job.id}`);
+  row.cells = [row.place, jobLink(job, row), what(row), row.gpus, el('div', {}, row.reason, ' ', row.starts), row.priority, el('div', {class: 'actions'}, row.first, row.last, cancel)];
+  return row;
+}, (row, job) => {
+  updateWhat(row, job);
+  write(row.place, known(job.position) ? job.position + 1 : '');
+  write(row.gpus, job.gpus);
+  write(row.reason, job.waiting_for);
+  write(row.starts, `Starts ${starts(job)}.`);
+  setPriority(row.priority, job.priority);
+  row.first.disabled = job.position === 0;
+  row.last.disabled = job.position === service.queued_jobs - 1;
+});
+
+const historyTable = makeTable('history', (job) => {
+  const row = {badge: el('span'), gpus: el('span'), runtime: el('span'), finished: el('time')};
+  const again = button('Retry', () => retryJob(job.id), '', `Retry job ${job.id}`);
+  row.cells = [jobLink(job, row), row.badge, what(row), row.gpus, row.runtime, row.finished, el('div', {class: 'actions'}, again)];
+  return row;
+}, (row, job) => {
+  updateWhat(row, job);
+  wear(row.badge, job.status, job.status === 'completed' ? 'completed' : outcome(job));
+  mark(row.badge, 'title', job.status);
+  write(row.cause, job.cause_line);
+  write(row.gpus, job.started_at ? gpuList(job) : '-');
+  write(row.runtime, known(job.runtime_seconds) ? duration(job.runtime_seconds) : '-');
+  write(row.finished, ago(job.finished_at));
+  mark(row.finished, 'datetime', job.finished_at);
+  mark(row.finished, 'title', clock(job.finished_at));
+});
+
+function prioritySelect(id) {
+  return el('select', {'aria-label': `Priority of job ${id}`, onchange: (event) => act('PATCH', `queue/${id}`, {priority: Number(event.target.value)}, `Job ${id} has another priority.`)},
+    ...PRIORITIES.map((word, i) => el('option', {value: i}, word)));
+}
+
+function setPriority(select, priority) {
+  if (select === document.activeElement && select.matches(':open')) return;
+  if (![...select.options].some((option) => option.value === String(priority))) select.append(el('option', {value: priority}, String(priority)));
+  if (select.value !== String(priority)) select.value = String(priority);
+}
+
+// ---- What may be done with a job
+
+const moveJob = (id, position) => act('PATCH', `queue/${id}`, {position}, `Job ${id} was moved ${position ? 'to the end' : 'to the front'}.`);
+const retryJob = (id) => act('POST', `jobs/${id}/retry`, undefined, (answer) => `Job ${id} runs again as ${answer.id}.`);
+
+async function killJob(job) {
+  if (await confirmed(`Kill job ${job.id}?`, 'All its processes are stopped: first asked to end, then killed. What it has not saved is lost.', commandOf(job), 'Kill job', 'Let it run')) {
+    await act('DELETE', `jobs/${job.id}`, undefined, `Job ${job.id} is being stopped.`);
+  }
+}
+
+async function cancelJob(job) {
+  if (await confirmed(`Cancel job ${job.id}?`, 'It is taken out of the queue, and so are jobs that run after it.', commandOf(job), 'Cancel job', 'Keep it')) {
+    await act('DELETE', `queue/${job.id}`, undefined, `Job ${job.id} was taken out of the queue.`);
+  }
+}
+
+function confirmed(title, text, detail, verb, refusal) {
+  const dialog = at('confirm'), from = document.activeElement;
+  return new Promise((resolve) => {
+    const keep = button(refusal, () => dialog.close('no')), go = button(verb, () => dialog.close('yes'), 'primary danger');
+    dialog.replaceChildren(el('h2', {id: 'confirm-title'}, title), el('p', {}, text), el('pre', {tabindex: 0}, detail), el('div', {class: 'buttons'}, keep, go));
+    dialog.returnValue = 'no';
+    dialog.addEventListener('close', () => { giveFocusBack(from); resolve(dialog.returnValue === 'yes'); }, {once: true});
+    dialog.showModal();
+    keep.focus();
+  });
+}
+
+const giveFocusBack = (from) => (from?.isConnected ? from : at('main')).focus({preventScroll: true});
+
+at('pause').addEventListener('click', () => service && act('POST', `service/${service.is_paused ? 'resume' : 'pause'}`, undefined,
+  service.is_paused ? 'Jobs are started again.' : 'Paused: running jobs go on, nothing new starts.'));
+
+// ---- Adding a job
+
+function parseSeconds(text) {                   // 90, 90s, 30m, 2h, 1h30m, 1d
+  if (!text) return undefined;
+  const parts = [...text.matchAll(/(\d+(?:\.\d+)?)\s*([dhms]?)\s*/g)];
+  if (!parts.length || parts.map((part) => part[0]).join('') !== text) throw new Trouble(`'${text}' is not a time.`, 'Write it like 90, 30m, 2h or 1h30m.');
+  return parts.reduce((sum, [, count, unit]) => sum + count * {d: 86400, h: 3600, m: 60, s: 1, '': 1}[unit], 0);
+}
+
+function parseVariables(text) {
+  const lines = text.split('\n').filter((line) => line.trim());
+  const bad = lines.find((line) => !/^[^=]+=/.test(line));
+  if (bad) throw new Trouble(`'${bad}' is not NAME=VALUE.`, 'One variable a line.');
+  return lines.length ? Object.fromEntries(lines.map((line) => [line.slice(0, line.indexOf('=')).trim(), line.slice(line.indexOf('=') + 1)])) : undefined;
+}
+
+const FIELDS = [                                // name, label, class, facts, help
+  ['command', 'Command', 'all', {rows: 3, required: true, spellcheck: 'false', autocapitalize: 'off', placeholder: 'python train.py --lr 3e-4'}, 'A shell command, as you would type it.'],
+  ['gpus', 'GPUs', 'third', {type: 'number', min: 0, step: 'any', placeholder: 'default'}, '0, a share like 0.5, or more'],
+  ['priority', 'Priority', 'third', {}, null],
+  ['timeout', 'Time limit', 'third', {placeholder: 'none'}, 'like 30m or 2h'],
+  ['name', 'Name', '', {}, null],
+  ['group', 'Group', '', {}, null],
+  ['cwd', 'Directory', 'all', {placeholder: '~', spellcheck: 'false'}, null],
+  ['after', 'After jobs', '', {placeholder: 'abc, xyz', spellcheck: 'false'}, 'starts when these completed'],
+  ['retries', 'Retries', '', {type: 'number', min: 0, step: 1, placeholder: 'default'}, null],
+  ['env', 'Environment', 'all', {rows: 2, spellcheck: 'false', placeholder: 'WANDB_MODE=offline'}, 'NAME=VALUE, one a line'],
+];
+
+function openAddForm(given = {}) {
+  const dialog = at('add-dialog'), from = document.activeElement, inputs = {}, key = randomKey();
+  if (dialog.open) return;
+  const fields = FIELDS.map(([name, label, kind, facts, help]) => {
+    const id = `add-${name}`, more = {id, name, autocomplete: 'off', 'aria-describedby': help ? `${id}-help` : null, ...facts};
+    inputs[name] = name === 'priority' ? el('select', more, ...PRIORITIES.map((word, i) => el('option', {value: i, selected: i === 1}, word)))
+      : facts.rows ? el('textarea', more) : el('input', {type: 'text', ...more});
+    if (known(given[name])) inputs[name].value = given[name];
+    return el('div', {class: `${kind} ${['all', ''].includes(kind) ? 'wide' : ''}`}, el('label', {for: id}, label), inputs[name], help ? el('span', {class: 'help', id: `${id}-help`}, help) : null);
+  });
+  const fault = el('p', {class: 'fault', role: 'alert'}), send = el('button', {class: 'primary'}, 'Add job');
+  const form = el('form', {onsubmit: submit}, el('div', {class: 'form'}, ...fields.slice(0, 6)),
+    el('details', {}, el('summary', {}, 'More: directory, order, retries, environment'), el('div', {class: 'form'}, ...fields.slice(6))),
+    fault, el('div', {class: 'buttons'}, button('Cancel', () => dialog.close()), send));
+  async function submit(event) {
+    event.preventDefault();
+    send.disabled = true;
+    write(fault, '');
+    try {
+      const text = (name) => inputs[name].value.trim() || undefined, count = (name) => text(name) && Number(text(name));
+      const after = text('after')?.split(/[\s,]+/).filter(Boolean);
+      const answer = await ask('POST', 'queue', {command: inputs.command.value, gpus: count('gpus'), priority: Number(inputs.priority.value), timeout_seconds: parseSeconds(text('timeout')),
+        name: text('name'), group: text('group'), cwd: text('cwd'), after, retries: count('retries'), env: parseVariables(inputs.env.value)}, {'Idempotency-Key': key});
+      dialog.close();
+      tell(`Job ${answer.id} was added.${answer.warning ? ` ${answer.warning}` : ''}`);
+      refreshSoon();
+    } catch (error) {
+      write(fault, [error.message, error.hint].filter(Boolean).join(' '));
+    }
+    send.disabled = false;
+  }
+  inputs.command.addEventListener('keydown', (event) => { if (event.key === 'Enter' && (event.ctrlKey || event.metaKey)) form.requestSubmit(); });
+  dialog.replaceChildren(el('h2', {id: 'add-title'}, 'Add a job'), form);
+  dialog.addEventListener('close', () => giveFocusBack(from), {once: true});
+  dialog.showModal();
+  inputs.command.focus();
+}
+
+const randomKey = () => [...crypto.getRandomValues(new Uint8Array(16))].map((byte) => byte.toString(16).padStart(2, '0')).join('');
+at('add').addEventListener('click', () => openAddForm());
+
+// ---- Logs.  A small terminal: colours, \r, \b and "erase the line"; all other escapes are dropped.
+
+const TOKENS = /\x1b\[([0-?]*)[ -\/]*([@-~])|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[PX^_][^\x1b]*\x1b\\|\x1b[ -\/]*[0-OQ-WYZ`-~]|[\x00-\x08\x0a-\x1f\x7f]|[^\x00-\x08\x0a-\x1f\x7f]+/g;
+const TORN = /\x1b(?:[ -\/]*|\[[0-?]*[ -\/]*|\][^\x07\x1b]{0,4000}\x1b?|[PX^_][^\x1b]{0,4000}\x1b?)$/;
+const PLAIN = {classes: '', fg: null, bg: null, fgText: null, bgText: null, isInverse: false, flags: 0};
+const FLAGS = {1: ['bold', 1], 2: ['dim', 2], 3: ['italic', 4], 4: ['under', 8], 9: ['strike', 16]}, UNFLAGS = {22: 3, 23: 4, 24: 8, 29: 16};
+
+function colourOf(index) {                      // of the 256: a class for the first 16, else a colour
+  if (index < 16) return index;
+  if (index > 231) return `rgb(${Array(3).fill(8 + 10 * (index - 232)).join(' ')})`;
+  const steps = [0, 95, 135, 175, 215, 255], cube = index - 16;
+  return `rgb(${steps[Math.floor(cube / 36)]} ${steps[Math.floor(cube / 6) % 6]} ${steps[cube % 6]})`;
+}
+
+function restyle(style, parameters) {
+  const next = {...style}, codes = parameters.split(';');
+  for (let i = 0; i < codes.length; i++) {
+    let code = codes[i], rest = null;
+    if (code.includes(':')) [code, ...rest] = code.split(':');
+    code = Number(code);
+    if (code === 0) Object.assign(next, PLAIN);
+    else if (FLAGS[code]) next.flags = code === 4 && rest && rest[0] === '0' ? next.flags & ~8 : next.flags | FLAGS[code][1];
+    else if (UNFLAGS[code]) next.flags &= ~UNFLAGS[code];
+    else if (code === 7 || code === 27) next.isInverse = code === 7;
+    else if (code === 39) next.fg = null;
+    else if (code === 49) next.bg = null;
+    else if (code === 38 || code === 48) {
+      const given = rest ?? codes.slice(i + 1), kind = Number(given[0]), values = (rest && kind === 2 ? given.slice(-3) : given.slice(1, kind === 2 ? 4 : 2)).map((part) => Number(part) & 255);
+      if (!rest) i += kind === 2 ? 4 : 2;
+      const colour = kind === 5 && values.length ? colourOf(values[0]) : kind === 2 && values.length === 3 ? `rgb(${values.join(' ')})` : null;
+      if (colour !== null) next[code === 38 ? 'fg' : 'bg'] = colour;
+    } else if (code >= 30 && code < 38) next.fg = code - 30;
+    else if (code >= 40 && code < 48) next.bg = code - 40;
+    else if (code >= 90 && code < 98) next.fg = code - 82;
+    else if (code >= 100 && code < 108) next.bg = code - 92;
+  }
+  const [fg, bg] = next.isInverse ? [next.bg ?? 'p', next.fg ?? 'p'] : [next.fg, next.bg];
+  next.fgText = typeof fg === 'string' && fg !== 'p' ? fg : null;
+  next.bgText = typeof bg === 'string' && bg !== 'p' ? bg : null;
+  next.classes = [...Object.values(FLAGS).filter(([, bit]) => next.flags & bit).map(([name]) => name),
+    fg !== null && next.fgText === null ? `fg${fg}` : '', bg !== null && next.bgText === null ? `bg${bg}` : ''].filter(Boolean).join(' ');
+  return next;
+}
+
+class Terminal {
+  constructor(lines, kind) {
+    this.lines = lines;                         // where finished ones go: [runs, kind], runs being [text, style] one after the other
+    this.kind = kind;
+    this.carry = '';                            // an escape of which the end has not come
+    this.style = PLAIN;
+    this.clear();
+  }
+
+  clear() {
+    this.runs = [];
+    this.length = this.cursor = 0;
+  }
+
+  feed(text) {
+    text = this.carry + text;
+    const torn = TORN.exec(text.slice(-4100));
+    this.carry = torn ? torn[0] : '';
+    if (torn) text = text.slice(0, text.length - torn[0].length);
+    for (const [whole, parameters, final] of text.matchAll(TOKENS)) {
+      const code = whole.charCodeAt(0);
+      if (code === 10) {
+        this.lines.push([this.runs, this.kind]);
+        this.clear();
+      } else if (code === 13) this.cursor = 0;
+      else if (code === 8) this.cursor = Math.max(0, this.cursor - 1);
+      else if (final === 'm') this.style = restyle(this.style, parameters);
+      else if (final === 'K') this.erase(parameters);
+      else if (code > 31 && code !== 127 || code === 9) this.put(whole);
+    }
+  }
+
+  put(text) {
+    text = text.slice(0, Math.max(0, LINE_LENGTH - this.cursor));
+    const end = this.cursor + text.length;
+    if (!text) return;
+    if (this.cursor === 0 && end >= this.length) this.runs = [[text, this.style]];
+    else this.runs = [...this.cut(0, this.cursor), [text, this.style], ...this.cut(end, this.length)];
+    this.cursor = end;
+    this.length = Math.max(this.length, end);
+  }
+
+  cut(from, to) {
+    if (from === 0 && to === this.length) return this.runs;
+    const kept = [];
+    let place = 0;
+    for (const [text, style] of this.runs) {
+      const part = text.slice(Math.max(0, from - place), Math.max(0, to - place));
+      if (part) kept.push([part, style]);
+      place += text.length;
+    }
+    return kept;
+  }
+
+  erase(parameters) {
+    if (parameters === '1') return;
+    this.runs = parameters === '2' ? [] : this.cut(0, this.cursor);
+    this.length = parameters === '2' ? 0 : Math.min(this.length, this.cursor);
+    if (parameters === '2') this.cursor = 0;
+  }
+}
+
+function lineNode(runs, kind) {
+  return el('div', {class: kind}, ...runs.map(([text, style]) => {
+    if (!style.classes && !style.fgText && !style.bgText) return text;
+    const span = el('span', {class: style.classes || null}, text);
+    if (style.fgText) span.style.setProperty('color', style.fgText);
+    if (style.bgText) span.style.setProperty('background-color', style.bgText);
+    return span;
+  }));
+}
+
+// stdout and stderr are read each by itself, so that a progress bar on one and lines on the other do not run into each other.
+
+class LogView {
+  constructor(id, tail) {
+    this.id = id;
+    this.tail = tail;
+    this.told = el('span', {class: 'told'});
+    this.stream = el('select', {'aria-label': 'Which output', onchange: () => this.open()}, ...['both', 'stdout', 'stderr'].map((name) => el('option', {value: name}, name)));
+    this.sticky = el('input', {type: 'checkbox', checked: true, onchange: () => this.stick(this.sticky.checked)});
+    this.box = el('div', {class: 'lines', role: 'log', 'aria-live': 'off', 'aria-label': `Log of job ${id}`, tabindex: 0});
+    const wrap = el('input', {type: 'checkbox', checked: true, onchange: () => this.box.classList.toggle('long', !wrap.checked)});
+    this.node = el('div', {class: 'log'}, el('div', {class: 'head'}, this.told, el('label', {class: 'check'}, this.sticky, 'Follow'), el('label', {class: 'check'}, wrap, 'Wrap'),
+      this.stream, button('Download', () => this.download(), '', `Download the log of job ${id}`)), this.box);
+    this.box.addEventListener('scroll', () => this.scrolled(), {passive: true});
+    this.open();
+  }
+
+  async open() {
+    this.close();
+    const control = this.control = new AbortController(), isBoth = this.stream.value === 'both';
+    const names = isBoth ? ['stdout', 'stderr'] : [this.stream.value];
+    this.ready = [];
+    this.terminals = names.map((name) => new Terminal(this.ready, isBoth && name === 'stderr' ? 'err' : null));
+    this.box.replaceChildren();
+    this.partials = [];
+    this.dropped = 0;
+    this.isOver = this.isBroken = false;
+    this.isSticky = this.sticky.checked = true;
+    this.tell('opening');
+    try {
+      const reads = names.map((name, i) => () => this.read(name, this.terminals[i], control));
+      if (FINAL.includes(jobs.get(this.id)?.status)) for (const read of reads) await read();
+      else await Promise.all(reads.map((read) => read()));
+      if (this.control !== control) return;
+      this.isOver = true;
+    } catch (error) {
+      if (this.control !== control || error.name === 'AbortError') return;
+      this.isBroken = true;
+      this.trouble = error.status ? error.message : 'the connection is lost';
+    }
+    this.tell();
+    this.draw();
+  }
+
+  async read(name, terminal, control) {
+    const path = `jobs/${encodeURIComponent(this.id)}/logs?follow=true&stream=${name}&tail=${this.tail}`;
+    const reader = (await request('GET', path, {signal: control.signal})).body.getReader(), decoder = new TextDecoder();
+    this.tell();
+    for (;;) {
+      const {done, value} = await reader.read();
+      if (this.control !== control) return;
+      terminal.feed(done ? decoder.decode() : decoder.decode(value, {stream: true}));
+      this.draw();
+      if (done) return;
+      if (this.ready.length > LOG_LINES) await this.drawn;            // the page comes first: the service waits
+    }
+  }
+
+  close() {
+    this.control?.abort();
+    this.control = null;
+  }
+
+  draw() {
+    this.drawn ??= new Promise((resolve) => requestAnimationFrame(() => { this.drawn = null; this.drawNow(); resolve(); }));
+  }
+
+  drawNow() {
+    const {box} = this, ready = this.ready.splice(0), isAtEnd = this.isSticky;
+    for (const node of this.partials) node.remove();
+    const surplus = box.children.length + ready.length - LOG_LINES;
+    if (surplus > 0) {
+      const fromBox = Math.min(surplus, box.children.length);
+      const height = isAtEnd ? 0 : box.scrollHeight;
+      if (fromBox === box.children.length) box.replaceChildren();
+      else for (let i = 0; i < fromBox; i++) box.firstChild.remove();
+      if (!isAtEnd) box.scrollTop -= height - box.scrollHeight;       // what is read stays where it is
+      ready.splice(0, surplus - fromBox);
+      this.dropped += surplus;
+    }
+    const fresh = document.createDocumentFragment();
+    for (const [runs, kind] of ready) fresh.append(lineNode(runs, kind));
+    this.partials = this.terminals.filter((terminal) => terminal.runs.length).map((terminal) => lineNode(terminal.runs, terminal.kind));
+    fresh.append(...this.partials);
+    box.append(fresh);
+    if (isAtEnd) box.scrollTop = box.scrollHeight;
+    this.tell();
+  }
+
+  tell(text) {
+    const count = this.box.children.length, job = jobs.get(this.id);
+    const parts = [text ?? (this.isBroken ? this.trouble : this.isOver ? (count ? 'complete' : 'it has printed nothing') : count ? 'live' : 'nothing printed yet')];
+    if (count) parts.push(counted(count, 'line'));
+    if (this.dropped) parts.push(`${number(this.dropped)} before are left out`);
+    else if (count >= this.tail) parts.push('earlier ones are left out');
+    if (job?.status === 'pending') parts[0] = 'it has not started';
+    write(this.told, parts.join(' \u00b7 '));
+  }
+
+  scrolled() {
+    const isAtEnd = this.box.scrollHeight - this.box.scrollTop - this.box.clientHeight < 24;
+    if (isAtEnd !== this.isSticky) { this.isSticky = isAtEnd; this.sticky.checked = isAtEnd; }
+  }
+
+  stick(isSticky) {
+    this.isSticky = isSticky;
+    if (isSticky) this.box.scrollTop = this.box.scrollHeight;
+  }
+
+  async download() {
+    try {
+      const answer = await request('GET', `jobs/${encodeURIComponent(this.id)}/logs?stream=${this.stream.value}`);
+      const address = URL.createObjectURL(await answer.blob());
+      el('a', {href: address, download: `nexus-${this.id}.log`}).click();
+      setTimeout(() => URL.revokeObjectURL(address), 60000);
+    } catch (error) {
+      complain(error);
+    }
+  }
+}
+
+function closeLogs() {
+  openLog?.();
+  jobPage?.log?.close();
+}
+
+function reopenLog() {                          // a log whose connection broke is opened anew
+  for (const row of at('running-list').keptRows?.values() ?? []) if (row.log?.isBroken) row.log.open();
+  if (jobPage?.log?.isBroken) jobPage.log.open();
+}
+
+// ---- A job's page
+
+const SHOWN_ELSEWHERE = ['id', 'status', 'command', 'name', 'status_history', 'seenAt', 'position', 'waiting_for', 'attempts', 'cause_line', 'stopping'];
+const LABELS = {cpu_seconds: 'CPU time', cpu_percent: 'CPU', peak_rss_mib: 'peak memory', rss_mib: 'memory', cwd: 'directory'};
+const WIDE = ['cwd', 'log_dir', 'gpu_uuids', 'notes', 'snapshot', 'session', 'env_digest'];
+
+function describeFact(name, fact) {
+  if (/_at$|^estimated_start$/.test(name)) return `${clock(fact)}${name === 'estimated_start' ? '' : ` (${ago(fact)})`}`;
+  if (/_seconds$|^expected_time$/.test(name)) return duration(fact);
+  if (/_mib$/.test(name)) return size(fact);
+  if (name === 'mean_gpu_util' || name === 'cpu_percent') return `${Math.round(fact)} %`;
+  if (name === 'priority') return PRIORITIES[fact] ?? String(fact);
+  if (Array.isArray(fact)) return fact.join(', ');
+  return fact === true ? 'yes' : typeof fact === 'object' ? JSON.stringify(fact) : String(fact);
+}
+
+class JobPage {
+  constructor(id) {
+    this.id = id;
+    this.title = el('h1', {tabindex: -1}, `Job ${id}`);
+    this.badge = el('span');
+    this.name = el('p', {class: 'muted'});
+    this.command = el('pre', {class: 'pad'});
+    this.actions = el('div', {class: 'steps'});
+    this.cause = el('p', {class: 'banner bad', hidden: true});
+    this.facts = el('dl', {class: 'facts-list'});
+    this.steps = el('ol', {class: 'steps pad'});
+    this.attempts = el('ol', {class: 'reasons pad'});
+    this.why = el('div', {class: 'pad'});
+    this.whyPart = el('section', {'aria-label': 'Why it waits', hidden: true}, el('div', {class: 'head'}, el('h2', {}, 'Why it waits')), el('div', {class: 'panel'}, this.why));
+    this.attemptsPart = el('section', {'aria-label': 'Failed attempts', hidden: true}, el('div', {class: 'head'}, el('h2', {}, 'Failed attempts')), el('div', {class: 'panel'}, this.attempts));
+    this.runtime = el('span', {class: 'muted'});
+    this.log = null;
+    this.logPart = el('section', {'aria-label': 'Log'}, el('div', {class: 'head'}, el('h2', {}, 'Log')));
+    at('job').replaceChildren(
+      el('p', {}, el('a', {href: '#/'}, '\u2190 All jobs')),
+      el('div', {class: 'head'}, this.title, this.badge, this.runtime, el('span', {class: 'grow'}), this.actions), this.name,
+      el('section', {class: 'panel', 'aria-label': 'Command'}, this.command), this.cause, this.whyPart, this.logPart, this.attemptsPart,
+      el('section', {'aria-label': 'Facts'}, el('div', {class: 'head'}, el('h2', {}, 'Facts')), el('div', {class: 'panel'}, this.steps, this.facts)));
+    this.refresh();
+  }
+
+  hear(job) {
+    if (job.id === this.id) this.refresh();
+  }
+
+  async refresh() {
+    if (this.isAsking) { this.isStale = true; return; }
+    this.isAsking = true;
+    try {
+      const job = await ask('GET', `jobs/${encodeURIComponent(this.id)}`);
+      const why = job.status === 'pending' ? await ask('GET', `jobs/${encodeURIComponent(this.id)}/why`) : null;
+      if (jobPage === this) { take(job); this.draw(job, why); }
+    } catch (error) {
+      if (jobPage === this && error.status === 404) {
+        at('job').replaceChildren(el('p', {}, el('a', {href: '#/'}, '\u2190 All jobs')), el('h1', {tabindex: -1}, error.message), el('p', {class: 'muted'}, error.hint));
+        this.isGone = true;
+      } else if (error.status) complain(error);
+    }
+    this.isAsking = false;
+    if (this.isStale && !this.isGone) { this.isStale = false; this.refresh(); }
+  }
+
+  draw(job, why) {
+    const isFinal = FINAL.includes(job.status);
+    wear(this.badge, job.status, job.stopping ? 'stopping' : isFinal ? `${job.status}${job.status === 'completed' ? '' : `: ${outcome(job)}`}` : job.status);
+    write(this.name, [job.name, job.user, job.started_at ? gpuList(job) : `asks for ${(job.gpus === 0 ? 'no GPU' : job.gpus > 1 ? `${job.gpus} GPUs` : `${job.gpus} GPU`)}`].filter(Boolean).join(' \u00b7 '));
+    write(this.command, commandOf(job));
+    if (job.status === 'running') this.runtime.dataset.runs = job.id;
+    else delete this.runtime.dataset.runs;
+    write(this.runtime, known(job.runtime_seconds) && job.started_at ? duration(runtimeOf(jobs.get(job.id))) : '');
+    const wanted = [job.status === 'running' && !job.stopping ? 'kill' : null, ...(job.status === 'pending' ? ['first', 'last', 'priority', 'cancel'] : []),
+      isFinal ? 'retry' : null, isFinal ? 'again' : null].filter(Boolean);
+    const makers = {
+      kill: () => button('Kill', () => killJob(jobs.get(job.id)), 'danger'), cancel: () => button('Cancel', () => cancelJob(jobs.get(job.id)), 'danger'),
+      first: () => button('Move first', () => moveJob(job.id, 0)), last: () => button('Move last', () => moveJob(job.id, Math.max(0, service.queued_jobs - 1))),
+      priority: () => prioritySelect(job.id),
+      retry: () => button('Retry', () => this.retry()),
+      again: () => button('Change and add', () => openAddForm({command: job.command ?? '', gpus: job.gpus, priority: job.priority, name: job.name, group: job.group, cwd: job.cwd}))};
+    sync(this.actions, wanted, (name) => name, (name) => ({node: makers[name]()}), (row, name) => { if (name === 'priority') setPriority(row.node, job.priority); });
+    this.cause.hidden = !job.cause_line;
+    write(this.cause, job.cause_line);
+    this.drawWhy(why);
+    this.drawFacts(job);
+    if (job.started_at || isFinal || job.attempt > 1) {
+      if (!this.log) { this.log = new LogView(job.id, LOG_TAIL); this.logPart.append(this.log.node); }
+      else if (this.log.isOver && job.status === 'running') this.log.open();
+    }
+    this.logPart.hidden = !this.log;
+    this.log?.tell();
+  }
+
+  async retry() {
+    const answer = await act('POST', `jobs/${this.id}/retry`, undefined, (told) => `Job ${this.id} runs again as ${told.id}.`);
+    if (answer) location.hash = `#/jobs/${answer.id}`;
+  }
+
+  drawWhy(why) {
+    this.whyPart.hidden = !why;
+    if (!why) return;
+    this.why.replaceChildren(el('p', {}, why.why), el('ul', {class: 'reasons'}, ...why.facts.map((fact) => el('li', {}, fact)),
+      ...why.gpus.map((gpu) => el('li', {class: 'muted'}, `GPU ${gpu.index}: ${gpu.verdict ?? 'it could have this one'}`))));
+  }
+
+  drawFacts(job) {
+    const facts = Object.entries(job).filter(([name, fact]) => !SHOWN_ELSEWHERE.includes(name) && known(fact) && fact !== false && fact !== '' && !(Array.isArray(fact) && !fact.length))
+      .sort(([a], [b]) => WIDE.includes(a) - WIDE.includes(b));
+    sync(this.facts, facts, ([name]) => name, ([name]) => {
+      const told = el('dd', {class: WIDE.includes(name) ? 'mono' : ''});
+      return {node: el('div', {class: WIDE.includes(name) ? 'wide' : ''}, el('dt', {}, LABELS[name] ?? name.replace(/_(seconds|mib)$/, '').replaceAll('_', ' ')), told), told};
+    }, (row, [name, fact]) => {
+      if (name === 'after' || name === 'retried_as') {
+        row.told.replaceChildren(...[fact].flat().flatMap((id) => [el('a', {class: 'id', href: `#/jobs/${encodeURIComponent(id)}`}, id), ' ']));
+      } else write(row.told, describeFact(name, fact));
+    });
+    sync(this.steps, job.status_history, (step) => step.join(), () => ({node: el('li'), badge: el('span'), when: el('span', {class: 'muted small'})}), (row, [status, when]) => {
+      if (!row.node.firstChild) row.node.append(row.badge, ' ', row.when);
+      wear(row.badge, status);
+      write(row.when, clock(when));
+    });
+    this.attemptsPart.hidden = !job.attempts?.length;
+    sync(this.attempts, job.attempts ?? [], (attempt) => attempt.attempt, () => ({node: el('li')}), (row, attempt) => write(row.node,
+      `${attempt.attempt}: ${attempt.cause}${attempt.cause === 'exit' ? ` ${attempt.exit_code}` : ''}${attempt.gpu_indices?.length ? ` on GPU ${attempt.gpu_indices.join(', ')}` : ''}${
+        known(attempt.runtime_seconds) ? ` after ${duration(attempt.runtime_seconds)}` : ''}`));
+  }
+}
+
+// ---- Which view; keys
+
+let jobPage = null;
+
+function route() {
+  const match = /^#\/jobs\/([^/]+)$/.exec(location.hash), part = /^#\/(gpus|running|queue|history)$/.exec(location.hash);
+  if (!at('login').hidden) return;
+  closeLogs();
+  jobPage = null;
+  at('overview').hidden = Boolean(match);
+  at('job').hidden = !match;
+  if (match) {
+    jobPage = new JobPage(decodeURIComponent(match[1]));
+    jobPage.title.focus();
+    scrollTo(0, 0);
+  } else if (part) {
+    const head = at(part[1]);
+    head.scrollIntoView({block: 'start'});
+    head.focus({preventScroll: true});
+  }
+  draw();
+}
+
+function go(place) {
+  if (location.hash === place) route();
+  else location.hash = place;
+}
+
+addEventListener('hashchange', route);
+document.querySelector('.skip').addEventListener('click', (event) => { event.preventDefault(); at('main').focus(); });
+
+document.addEventListener('keydown', (event) => {
+  if (event.ctrlKey || event.metaKey || event.altKey || document.querySelector('dialog[open]') || !at('login').hidden) return;
+  if (event.target.closest('input, select, textarea')) {
+    if (event.key === 'Escape') {
+      if (event.target === at('filter')) { at('filter').value = ''; setFilter('text', ''); }
+      event.target.blur();
+      event.preventDefault();
+    }
+    return;
+  }
+  const keys = {'/': () => { if (jobPage) go('#/'); at('overview').hidden = false; at('filter').focus(); at('filter').select(); }, a: () => openAddForm(), h: () => go('#/'),
+    g: () => go('#/gpus'), r: () => go('#/running'), q: () => go('#/queue'), y: () => go('#/history')};
+  if (keys[event.key]) { event.preventDefault(); keys[event.key](); }
+});
+
+route();
+follow();
+</script>
+</body>
+</html>
+'''
 
 
 # ==== 16. CLIENT ==== one method for each thing that can be asked; finds, checks and starts the service
@@ -7534,8 +10472,9 @@ class Client:
     """The service's API for Python and for the command line.  Raises NexusError as the service does."""
 
     def __init__(self, host: str, port: int, token: str = "", layout: Layout | None = None,
-                 environ: Mapping[str, str] | None = None) -> None:
-        self.host, self.port, self.token = host, port, token
+                 environ: Mapping[str, str] | None = None, tls_cert: str | None = None) -> None:
+        """`tls_cert`: None speaks http; "" trusts whom this machine trusts; else the one certificate in that file."""
+        self.host, self.port, self.token, self.tls_cert = host, port, token, tls_cert
         self.layout, self.environ = layout, environ or {}       # of the service on this machine; None: another machine's
 
     @classmethod
@@ -7546,7 +10485,8 @@ class Client:
         """
         environ = os.environ if environ is None else environ
         if environ.get("NEXUS_URL"):
-            return cls(*parse_url(environ["NEXUS_URL"]), environ.get("NEXUS_TOKEN", ""))
+            host, port, is_secure = parse_url(environ["NEXUS_URL"])
+            return cls(host, port, environ.get("NEXUS_TOKEN", ""), tls_cert="" if is_secure else None)
         home = find_home(environ)
         layout = Layout(home, "", "")
         running = find_service(layout)
@@ -7555,7 +10495,11 @@ class Client:
                 raise NexusError("unavailable", f"the nexus service for {home} does not run", hint="nexus start")
             running = await_supervisor(layout) or start_service(layout, environ, options)
         token = "" if is_loopback(running["host"]) else (read_text(layout.token_file) or "").strip()
-        return cls(running["host"], running["port"], token, layout, environ)
+        return cls(running["host"], running["port"], token, layout, environ, running.get("tls_cert") or None)
+
+    @property
+    def url(self) -> str:
+        return f"{'http' if self.tls_cert is None else 'https'}://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
 
     # What can be asked
 
@@ -7612,6 +10556,10 @@ class Client:
 
     def stop(self) -> None:
         self.ask("POST", "/service/stop")
+
+    def metrics(self) -> str:
+        """For Prometheus."""
+        return b"".join(self.open_stream("/metrics")).decode()
 
     def health(self) -> dict[str, Any]:
         return dict(self.ask("GET", "/health"))
@@ -7685,11 +10633,14 @@ class Client:
                 status, answer = self.exchange(method, path, content, key)
                 break
             except OSError as error:
-                is_safe = is_repeatable or isinstance(error, ConnectionRefusedError)        # refused: nothing was sent
+                is_safe = is_repeatable or isinstance(error, ConnectionRefusedError) or "CERTIFICATE" in str(error)    # nothing was sent
                 if not is_safe or time.monotonic() > give_up_at or self.layout is None:
-                    raise NexusError("unavailable", f"{method} {path}: the connection to the service at {self.host}:{self.port} "
+                    hint = "nexus start" if self.layout else "check NEXUS_URL, and whether nexus runs there"
+                    if "CERTIFICATE" in str(error):
+                        hint = "SSL_CERT_FILE=cert.pem trusts a certificate of your own"
+                    raise NexusError("unavailable", f"{method} {path}: the connection to the service at {self.url} "
                                      f"failed ({error.strerror or error or 'it was closed'})",
-                                     hint="nexus start" if is_safe else "it may have been done or not: look before you repeat it") from None
+                                     hint=hint if is_safe else "it may have been done or not: look before you repeat it") from None
                 self.find_again()
         return parse_answer(status, answer, path)
 
@@ -7699,7 +10650,7 @@ class Client:
         time.sleep(0.1)
         running = find_service(self.layout)
         if running:
-            self.host, self.port = running["host"], running["port"]
+            self.host, self.port, self.tls_cert = running["host"], running["port"], running.get("tls_cert") or None
 
     def connect(self) -> socket.socket:
         """Raises: OSError; forbidden, when somebody else's service listens there."""
@@ -7712,10 +10663,17 @@ class Client:
             connection.connect((host, self.port))
             if self.layout is not None:
                 self.check_owner((host, self.port), connection.getsockname()[:2])
+            return connection if self.tls_cert is None else self.secure(connection)
         except BaseException:
             connection.close()
             raise
-        return connection
+
+    def secure(self, connection: socket.socket) -> ssl.SSLSocket:
+        """Speak TLS.  Raises: OSError, when the other end is not whom its name says."""
+        import ssl
+        context = ssl.create_default_context(cafile=self.tls_cert or None)
+        context.check_hostname = self.layout is None        # of the service on this machine it is known whose it is
+        return context.wrap_socket(connection, server_hostname=self.host)
 
     def check_owner(self, there: tuple[str, int], here: tuple[str, int] | None) -> None:
         """Whose listens there and, once connected from `here`, whose is the other end?
@@ -7797,13 +10755,13 @@ def parse_job_event(block: bytes) -> dict[str, Any] | None:
     return job if isinstance(job, dict) else None
 
 
-def parse_url(url: str) -> tuple[str, int]:
-    """(host, port) of NEXUS_URL.  Raises: usage."""
-    match = re.fullmatch(r"http://(\[[0-9a-fA-F:.]+\]|[\w.-]+)(?::(\d{1,5}))?/?", url)
+def parse_url(url: str) -> tuple[str, int, bool]:
+    """(host, port, whether it is https) of NEXUS_URL.  Raises: usage."""
+    match = re.fullmatch(r"(https?)://(\[[0-9a-fA-F:.]+\]|[\w.-]+)(?::(\d{1,5}))?/?", url)
     if not match:
-        raise NexusError("usage", f"NEXUS_URL={url} is not an address like http://127.0.0.1:6234",
+        raise NexusError("usage", f"NEXUS_URL={url} is not an address like http://gpu1:6234 or https://gpu1.example.org",
                          hint="unset NEXUS_URL to use this machine's service")
-    return match[1].strip("[]"), int(match[2] or 80)
+    return match[2].strip("[]"), int(match[3] or (443 if match[1] == "https" else 80)), match[1] == "https"
 
 
 def quote_path(text: str) -> str:
@@ -8054,8 +11012,12 @@ def make_options(call: Call) -> dict[str, Any]:
     misleading = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE") if given.snapshot else ()        # of a hook that adds a job
     environ = {name: text for name, text in call.environ.items()
                if not is_job_variable(name) and name not in ("CUDA_VISIBLE_DEVICES", *misleading)}
-    made: dict[str, Any] = {"environment": environ, "env": dict(parse_assignments(given.env)), "cwd": find_cwd(given.cwd),
-                            "umask": read_umask(), "limits": {name: list(pair) for name, pair in current_limits().items()}}
+    made: dict[str, Any] = {"env": dict(parse_assignments(given.env))}
+    if not call.environ.get("NEXUS_URL"):
+        made.update(environment=environ, cwd=find_cwd(given.cwd), umask=read_umask(),
+                    limits={name: list(pair) for name, pair in current_limits().items()})
+    elif given.cwd:                             # what this machine is like says nothing of that one
+        made["cwd"] = given.cwd
     for option, (key, parse) in OPTION_PARSERS.items():
         text = getattr(given, option)
         if text is not None:
@@ -8155,6 +11117,8 @@ def cmd_add(call: Call) -> int:
             call.say(f"job {job_id} is the same and is there already: nothing was added for it")
         if "warning" in answer:
             call.say(answer["warning"])
+        if client.layout is None and not call.options.cwd:
+            call.say(f"it runs in the home directory at {client.host}; --cwd DIR names another")
     return 0
 
 
@@ -8515,6 +11479,9 @@ def cmd_why(call: Call) -> int:
 
 def cmd_metrics(call: Call) -> int:
     client = call.client()
+    if call.options.prometheus:
+        call.print(client.metrics())
+        return 0
     metrics = make_metrics(client.status(), [job for status in FINAL for job in client.jobs(status=status)])
     if call.options.json:
         call.print_json(metrics)
@@ -8659,14 +11626,14 @@ def cmd_start(call: Call) -> int:
         if service_options(call):
             raise NexusError("usage", "the service runs already, and these options take effect when it starts",
                              hint=f"nexus restart {' '.join(service_options(call))}; jobs go on")
-        call.say(f"the service runs already, at http://{client.host}:{client.port}")
+        call.say(f"the service runs already, at {client.url}")
     except NexusError as error:
         if error.kind != "unavailable" and not (call.options.take_over and error.kind == "conflict"):
             raise
         if call.options.take_over:
             forget_service(Layout(call.home, "", ""))
         client = Client.find(call.environ, options=service_options(call))
-        call.say(f"the service runs at http://{client.host}:{client.port}")
+        call.say(f"the service runs at {client.url}")
     return 0
 
 
@@ -8724,7 +11691,7 @@ def cmd_serve(call: Call) -> int:
         layout = make_layout(home, config)
         if call.out.isatty():
             call.say(f"serving; the log is in {layout.service_log}; Ctrl-C ends the service, jobs go on")
-        serve(layout, config, call.environ, given.take_over)
+        serve(layout, config, call.environ, given.take_over, DASHBOARD_PAGE)
     except RunsAlready:
         raise
     except NexusError as error:
@@ -8777,6 +11744,67 @@ def cmd_health(call: Call) -> int:
     else:
         call.print(format_health(health, call.paint))
     return 0 if health["is_healthy"] else 1
+
+
+def cmd_token(call: Call) -> int:
+    """Tokens are a file's rows, so that the first can be made before a service runs that needs them."""
+    if call.environ.get("NEXUS_URL"):
+        raise NexusError("usage", "tokens are made on the service's own machine", hint="ssh there; or unset NEXUS_URL")
+    make_folder(call.home)
+    file, given = TokenFile(Layout(call.home, "", "")), call.options
+    act = {"create": create_token, "list": list_tokens, "revoke": revoke_token}[given.action]
+    return act(call, file)
+
+
+def create_token(call: Call, file: TokenFile) -> int:
+    given, now = call.options, time.time()
+    if not 1 <= len(given.words) <= 2:
+        raise NexusError("usage", "token create takes a user, and the token if it is not to be made up", hint="nexus token create bob")
+    user, text = given.words[0], given.words[1] if given.words[1:] else Clock().new_token()
+    expires_at = now + given.days * 86400 if given.days is not None else None
+    file.change(lambda tokens: add_token(tokens, user, text, expires_at, now))
+    call.print(text + "\n")
+    call.say(f"{user} calls with it until {format_time(expires_at) if expires_at else 'it is revoked'}: it is shown only now\n"
+             f"NEXUS_TOKEN=..., or curl -H 'Authorization: Bearer ...'; an end: nexus token revoke {user}")
+    return 0
+
+
+def list_tokens(call: Call, file: TokenFile) -> int:
+    if call.options.words:
+        raise NexusError("usage", "token list takes nothing more", hint="nexus token list")
+    tokens, now = file.read(), time.time()
+    if call.options.json:
+        call.print_json([token_json(token) for token in tokens])
+        return 0
+    rows = [[token.user, token.sha256[:12], local_time(format_time(token.created_at), "%Y-%m-%d %H:%M"),
+             local_time(format_time(token.used_at), "%Y-%m-%d %H:%M") if token.used_at else "never",
+             describe_token_end(token, now) or (f"good until {format_time(token.expires_at)}" if token.expires_at else "good")]
+            for token in tokens]
+    if rows:
+        call.print(format_table(("USER", "SHA-256", "MADE", "USED", "STATE"), rows, ("bright", "", "cyan", "cyan", ""), call.paint, call.width))
+    else:
+        call.say("nobody has a token; nexus token create USER makes one")
+    return 0
+
+
+def revoke_token(call: Call, file: TokenFile) -> int:
+    if len(call.options.words) != 1:
+        raise NexusError("usage", "token revoke takes a user or a token", hint="nexus token list")
+    given, now = call.options.words[0], time.time()
+    file.change(lambda tokens: revoke_tokens(tokens, given, now))
+    call.say("revoked: it is refused from now on")
+    return 0
+
+
+def parse_days(text: str) -> float:
+    try:
+        days = float(text)
+    except ValueError:
+        days = 0.0
+    if not 0 < days <= 36500:
+        import argparse
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number of days above 0, like 30")
+    return days
 
 
 def cmd_help(call: Call) -> int:
@@ -9061,8 +12089,13 @@ COMMANDS = (
     Command("stop", "end the service; running jobs go on", cmd_stop),
     Command("restart", "end it and start it again; running jobs go on", cmd_restart, SERVICE_OPTIONS),
     Command("serve", "be the service, in the foreground", cmd_serve, SERVICE_OPTIONS),
-    Command("metrics", "run times of finished jobs, utilization of the GPUs", cmd_metrics, (JSON_OPTION,)),
+    Command("metrics", "run times of finished jobs, utilization of the GPUs", cmd_metrics, (
+        JSON_OPTION, argument("--prometheus", action="store_true", help="print GET /metrics, for Prometheus"))),
     Command("health", "each check with its reading; exit code 1 when one is bad", cmd_health, (JSON_OPTION,)),
+    Command("token", "let others in: make a token for a user, list, revoke", cmd_token, (
+        argument("action", choices=("create", "list", "revoke")), argument("words", nargs="*", metavar="USER|TOKEN"),
+        argument("--days", type=parse_days, metavar="N", help="until when it is good; without: until it is revoked"),
+        argument("--json", action="store_true", help="as JSON"))),
     Command("config", "show the configuration; edit it; its path; a sample", cmd_config, (
         argument("action", nargs="?", choices=("edit", "path", "sample")),)),
     Command("install", "put `nexus` on PATH, with completion", cmd_install, (

@@ -299,13 +299,14 @@ def test_nexus_url_and_nexus_token(home):
 @pytest.mark.parametrize("url", ["127.0.0.1:6234", "ftp://x", "http://", "http://a b", "http://x:99999999", "http://x/path", "http://u@x"])
 def test_an_url_that_is_none(home, url):
     done = home.main("status", NEXUS_URL=url)
-    assert done.code == 2 and url in done.err and "http://127.0.0.1:6234" in done.err
+    assert done.code == 2 and url in done.err and "http://gpu1:6234" in done.err
 
 
 def test_urls():
-    assert nexus.parse_url("http://gpu1") == ("gpu1", 80)
-    assert nexus.parse_url("http://gpu1.example.org:6234/") == ("gpu1.example.org", 6234)
-    assert nexus.parse_url("http://[::1]:6234") == ("::1", 6234)
+    assert nexus.parse_url("http://gpu1") == ("gpu1", 80, False)
+    assert nexus.parse_url("http://gpu1.example.org:6234/") == ("gpu1.example.org", 6234, False)
+    assert nexus.parse_url("http://[::1]:6234") == ("::1", 6234, False)
+    assert nexus.parse_url("https://gpu1.example.org") == ("gpu1.example.org", 443, True)
 
 
 def test_a_service_that_is_gone_for_good_is_told_soon(own_home, monkeypatch):

@@ -480,3 +480,50 @@ def test_a_lock_that_cannot_be_had_for_another_reason_is_no_running_service(tmp_
     monkeypatch.setattr(fcntl, "flock", refuse)
     with pytest.raises(OSError, match="No locks"):
         nexus.take_lock(str(tmp_path / "lock"))
+
+
+# tokens.json
+
+
+def token_file(tmp_path):
+    return nexus.TokenFile(nexus.Layout(str(tmp_path), "", ""))
+
+
+def test_tokens_are_read_again_when_another_has_written_them(tmp_path):
+    service, command_line = token_file(tmp_path), token_file(tmp_path)
+    assert service.read() == ()
+    command_line.change(lambda tokens: nexus.add_token(tokens, "bob", "secret-of-bob", None, 1000.0))
+    assert [token.user for token in service.read()] == ["bob"]
+    command_line.change(lambda tokens: nexus.revoke_tokens(tokens, "bob", 2000.0))
+    assert service.read()[0].revoked_at == 2000.0
+    assert os.stat(service.path).st_mode & 0o777 == 0o600
+
+
+def test_tokens_made_at_once_are_all_kept(tmp_path):
+    code = """
+        file = nexus.TokenFile(nexus.Layout(sys.argv[1], "", ""))
+        for number in range(10):
+            file.change(lambda tokens: nexus.add_token(tokens, f"user{sys.argv[2]}", f"token-{sys.argv[2]}-{number:06}", None, 1000.0))
+    """
+    children = [subprocess.Popen([sys.executable, "-c", "import sys\nimport nexus\n" + textwrap.dedent(code), str(tmp_path), str(number)],
+                                 cwd=TOP) for number in range(4)]
+    assert [child.wait(30) for child in children] == [0] * 4
+    assert len(token_file(tmp_path).read()) == 40
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"tokens": [{"user": "bob"}]}', '{"tokens": 5}'])
+def test_tokens_that_are_garbage_let_nobody_in(tmp_path, text):
+    (tmp_path / "tokens.json").write_text(text)
+    for act in (token_file(tmp_path).read, lambda: token_file(tmp_path).change(lambda tokens: tokens)):
+        with pytest.raises(nexus.NexusError, match="not as nexus writes it") as raised:
+            act()
+        assert raised.value.kind == "unavailable"
+    assert (tmp_path / "tokens.json").read_text() == text
+
+
+def test_a_use_is_noted_once_a_minute(tmp_path):
+    file = token_file(tmp_path)
+    file.change(lambda tokens: nexus.add_token(tokens, "bob", "secret-of-bob", None, 1000.0))
+    for now, noted in ((5000.0, 5000.0), (5059.0, 5000.0), (5060.0, 5060.0)):
+        file.note_use(file.read()[0], now)
+        assert file.read()[0].used_at == noted

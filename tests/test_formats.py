@@ -6,6 +6,7 @@ import json
 import os
 import pathlib
 import re
+import time
 
 import pytest
 from hypothesis import example, given
@@ -913,6 +914,330 @@ def test_a_line_of_a_log_is_one_harmless_line(text):
         assert line == line.strip() and (0 < len(line) <= 300 and not nexus.CONTROL.search(line))
 
 
+# POST /api/submit: the form, and the flat YAML in it
+
+PLAIN_TYPE = "multipart/form-data; boundary=B"
+
+
+def make_form(fields, boundary="B", **headers):
+    """A multipart body as curl writes it: [(name, file name or None, content)]."""
+    made = b""
+    for name, file_name, content in fields:
+        file = f'; filename="{file_name}"\r\nContent-Type: application/octet-stream' if file_name is not None else ""
+        made += f'--{boundary}\r\nContent-Disposition: form-data; name="{name}"{file}\r\n\r\n'.encode() + content + b"\r\n"
+    return made + f"--{boundary}--\r\n".encode()
+
+
+def list_parts(body, content_type=PLAIN_TYPE):
+    return [(part.name, part.content) for part in nexus.parse_form(body, content_type)]
+
+
+contents = st.binary(max_size=60) | st.lists(st.sampled_from([b"\r", b"\n", b"\r\n", b"--", b"-", b"\0", b"\xff", b"\n--B--\n", b"\r--B",
+                                                              b"x",
+                                                              b"\r\n\r\n", b"--B",
+                                                              b" "])).map(b"".join)
+
+
+@given(st.dictionaries(st.text("abcdefg_", min_size=1, max_size=8), contents, min_size=1, max_size=4),
+       st.sampled_from(["B", "------------------------d74496d66958873e", "a b'()+_,-./:=?"]))
+def test_a_form_is_taken_byte_for_byte(fields, boundary):
+    if any(f"\r\n--{boundary}".encode() in b"\r\n" + content + b"\r\n" for content in fields.values()):
+        return                                                  # a sender chooses another
+    body = make_form([(name, "../../etc/passwd", content) for name, content in fields.items()], boundary)
+    assert list_parts(body, f'multipart/form-data; boundary="{boundary}"') == list(fields.items())
+
+
+def field(name='"code"', headers="", content="x", end="\r\n--B--\r\n"):
+    return f"--B\r\nContent-Disposition: form-data; name={name}{headers}\r\n\r\n{content}{end}".encode()
+
+
+FORMS = [  # reason, body, content type, its parts
+    ("as curl sends it", make_form([("code", "a.py", b"print()\n"), ("config_file", "c.yaml", b"a: 1")]), PLAIN_TYPE,
+     [("code", b"print()\n"), ("config_file", b"a: 1")]),
+    ("a path for a file name", make_form([("code", "../../etc/passwd", b"x")]), PLAIN_TYPE, [("code", b"x")]),
+    ("without quotes", field("code"), PLAIN_TYPE, [("code", b"x")]),
+    ("quotes within", field(r'"co\"de"'), PLAIN_TYPE, [('co"de', b"x")]),
+    ("a file name with quotes, in two encodings", field(headers="; filename=\"a\\\"b\xe9.py\"; filename*=UTF-8''a%22.py"), PLAIN_TYPE,
+     [("code", b"x")]),
+    ("blanks behind the boundary", field().replace(b"--B\r\n", b"--B \t\r\n", 1), PLAIN_TYPE, [("code", b"x")]),
+    ("any case", field().replace(b"Content-Disposition: form-data", b"content-disposition:Form-Data"),
+     "Multipart/Form-Data; Charset=utf-8; Boundary=B", [("code", b"x")]),
+    ("an empty field", field(content=""), PLAIN_TYPE, [("code", b"")]),
+    ("no line end behind it", field(end="\r\n--B--"), PLAIN_TYPE, [("code", b"x")]),
+    ("lines without a return are no ends", field(content="a\n--B--\nb"), PLAIN_TYPE, [("code", b"a\n--B--\nb")]),
+    ("sent as it is", field(headers="\r\nContent-Transfer-Encoding: Binary"), PLAIN_TYPE, [("code", b"x")]),
+    ("no field", b"--B--\r\n", PLAIN_TYPE, []),
+]
+
+
+@pytest.mark.parametrize("reason, body, content_type, parts", FORMS, ids=[case[0] for case in FORMS])
+def test_parse_form(reason, body, content_type, parts):
+    assert list_parts(body, content_type) == parts
+
+
+WRONG_FORMS = [  # reason, body, content type, kind, words
+    ("no type", field(), "", "unsupported_media_type", "nothing"),
+    ("JSON", field(), "application/json", "unsupported_media_type", "application/json"),
+    ("another multipart", field(), "multipart/mixed; boundary=B", "unsupported_media_type", "multipart/mixed"),
+    ("no boundary", field(), "multipart/form-data", "usage", "boundary"),
+    ("a boundary of nothing", field(), "multipart/form-data; boundary=", "usage", "boundary"),
+    ("too long a boundary", field(), f"multipart/form-data; boundary={'B' * 71}", "usage", "boundary"),
+    ("two boundaries", field(), "multipart/form-data; boundary=B; boundary=C", "usage", "twice"),
+    ("no end of a quote", field(), 'multipart/form-data; boundary="B', "usage", "header"),
+    ("another boundary", field(), "multipart/form-data; boundary=C", "usage", "begin"),
+    ("nothing", b"", PLAIN_TYPE, "usage", "begin"),
+    ("something before it", b"hello\r\n" + field(), PLAIN_TYPE, "usage", "begin"),
+    ("something behind it", field() + b"x", PLAIN_TYPE, "usage", "follows"),
+    ("cut in a field", field()[:-9], PLAIN_TYPE, "usage", "field number 1"),
+    ("cut behind a boundary", field()[:-4], PLAIN_TYPE, "usage", "boundary"),
+    ("cut in the headers", field()[:30], PLAIN_TYPE, "usage", "field number 1"),
+    ("a longer boundary", field(content="a\r\n--Bx"), PLAIN_TYPE, "usage", "begins like the boundary"),
+    ("two of a name", field(end="\r\n") + field(), PLAIN_TYPE, "usage", "two fields 'code'"),
+    ("no headers", b"--B\r\n\r\nx\r\n--B--\r\n", PLAIN_TYPE, "usage", "no header"),
+    ("endless headers", field(headers=f"\r\nX: {'x' * 5000}"), PLAIN_TYPE, "usage", "4096"),
+    ("a header twice", field(headers="\r\nX: 1\r\nx: 2"), PLAIN_TYPE, "usage", "twice"),
+    ("a folded header", field(headers="\r\n filename=x"), PLAIN_TYPE, "usage", "no header"),
+    ("a header with NUL", field(headers="\r\nX: \0"), PLAIN_TYPE, "usage", "no header"),
+    ("no name", field('""'), PLAIN_TYPE, "usage", "name="),
+    ("a name twice", field(headers="; name=x"), PLAIN_TYPE, "usage", "twice"),
+    ("what is no parameter", field(headers="; x"), PLAIN_TYPE, "usage", "header"),
+    ("no form field", field().replace(b"form-data", b"attachment"), PLAIN_TYPE, "usage", "Content-Disposition"),
+    ("a form within", field(headers="\r\nContent-Type: multipart/mixed; boundary=C"), PLAIN_TYPE, "usage", "within"),
+    ("base64", field(headers="\r\nContent-Transfer-Encoding: base64"), PLAIN_TYPE, "usage", "encoded"),
+    ("17 fields", make_form([(f"f{number}", None, b"") for number in range(17)]), PLAIN_TYPE, "usage", "16"),
+]
+
+
+@pytest.mark.parametrize("reason, body, content_type, kind, words", WRONG_FORMS, ids=[case[0] for case in WRONG_FORMS])
+def test_parse_form_refuses(reason, body, content_type, kind, words):
+    with pytest.raises(nexus.NexusError) as caught:
+        nexus.parse_form(body, content_type)
+    assert caught.value.kind == kind and words in caught.value.message and caught.value.hint, reason
+
+
+@given(st.lists(st.sampled_from([b"--B", b"--", b"\r\n", b"\r", b"\n", b'Content-Disposition: form-data; name="a"',
+                                 b"Content-Disposition: form-data", b"; filename=", b'"', b"\\", b"\0", b" ", b"x", b"\xff",
+                                 b"Content-Type: multipart/x", b":"])).map(b"".join),
+       texts | st.just(PLAIN_TYPE))
+def test_whatever_comes_is_a_form_or_refused(body, content_type):
+    with contextlib.suppress(nexus.NexusError):
+        for part in nexus.parse_form(body, content_type):
+            assert part.name and part.content in body
+
+
+def test_a_large_form_takes_no_time():
+    code = b"\r\n-" * (5 * 2**20 // 3)
+    began = time.monotonic()
+    assert list_parts(make_form([("code", "a.py", code)])) == [("code", code)]
+    with pytest.raises(nexus.NexusError):
+        nexus.parse_form(b"--B\r\n" + b"\r\n--Bx" * 2**20, PLAIN_TYPE)
+    with pytest.raises(nexus.NexusError):
+        nexus.parse_flat_yaml('a: "' + "\\" * 65536 + "\nb: '" + "'" * 65537)
+    assert time.monotonic() - began < 5
+
+
+CONFIG_FILE = (b'competition_id: "comp123"\nproject_id: "proj456"\nuser_id: "myuser"\nexpected_time: 10  # seconds\n'
+               b'token: "my-secret-token"\n')
+
+
+def test_parse_submit_form():
+    body = make_form([("code", "my_script.py", b"print('\xe9')\r\n"), ("config_file", "config.yaml", CONFIG_FILE)])
+    assert nexus.parse_submit_form(body, PLAIN_TYPE) == (b"print('\xe9')\r\n", {
+        "competition_id": "comp123", "project_id": "proj456", "user_id": "myuser", "expected_time": 10, "token": "my-secret-token"})
+
+
+WRONG_SUBMISSIONS = [  # reason, fields, kind, words
+    ("no code", [("config_file", "c", CONFIG_FILE)], "usage", "code is missing"),
+    ("no config_file", [("code", "c", b"x")], "usage", "config_file is missing"),
+    ("nothing", [], "usage", "code is missing"),
+    ("empty code", [("code", "c", b" \n"), ("config_file", "c", CONFIG_FILE)], "usage", "code is empty"),
+    ("another field", [("code", "c", b"x"), ("config-file", "c", CONFIG_FILE)], "usage", "'config-file'"),
+    ("large code", [("code", "c", b"x" * (5 * 2**20 + 1)), ("config_file", "c", CONFIG_FILE)], "too_large", "5242880"),
+    ("a large config_file", [("code", "c", b"x"), ("config_file", "c", b"#" * 65537)], "too_large", "65536"),
+    ("no UTF-8", [("code", "c", b"x"), ("config_file", "c", b"name: \xff")], "usage", "byte 6"),
+]
+
+
+@pytest.mark.parametrize("reason, fields, kind, words", WRONG_SUBMISSIONS, ids=[case[0] for case in WRONG_SUBMISSIONS])
+def test_parse_submit_form_refuses(reason, fields, kind, words):
+    with pytest.raises(nexus.NexusError) as caught:
+        nexus.parse_submit_form(make_form(fields), PLAIN_TYPE)
+    assert caught.value.kind == kind and words in caught.value.message, reason
+
+
+YAML = [  # reason, text, {key: value}
+    ("nothing", "", {}), ("comments alone", "# a\n\n  # b\n\t\n", {}),
+    ("the seed's", 'user_id: "myuser"\nexpected_time: 10  # seconds\n', {"user_id": "myuser", "expected_time": 10}),
+    ("numbers", "a: 0\nb: -7\nc: 1.5\nd: .5\ne: 1e3\nf: -2.\ng: +5", {
+        "a": 0, "b": -7, "c": 1.5, "d": 0.5, "e": 1000.0, "f": -2.0, "g": 5.0}),
+    ("numbers that lose something are no whole ones", "a: 007\nb: 12345678901234567890", {"a": 7.0, "b": 12345678901234567890.0}),
+    ("texts that look like numbers", "a: 1_000\nb: 0x10\nc: 12:30\nd: 1.2.3\ne: '12'\nf: .inf", {
+        "a": "1_000", "b": "0x10", "c": "12:30", "d": "1.2.3", "e": "12", "f": ".inf"}),
+    ("truth", "a: true\nb: False\nc: yes\nd: tRue", {"a": True, "b": False, "c": "yes", "d": "tRue"}),
+    ("nothing said", "a:\nb: ~\nc: null\nd: # later\ne: ''", {"a": None, "b": None, "c": None, "d": None, "e": ""}),
+    ("single quotes", "a: 'it''s # no comment'  # one\nb: '\\n'", {"a": "it's # no comment", "b": "\\n"}),
+    ("double quotes", r'a: "a\"b\\c\td\x41\u00e9\U0001F600\/ # : {"', {"a": 'a"b\\c\td\x41\u00e9\U0001F600/ # : {'}),
+    ("comments", "a: b#c\nd: e #f\ng: h\t# i", {"a": "b#c", "d": "e", "g": "h"}),
+    ("plain texts", "a: b c, d]\ne: -x\nf: a-b:c\ng: http://x/y?z\nh: größe 🚀", {
+        "a": "b c, d]", "e": "-x", "f": "a-b:c", "g": "http://x/y?z", "h": "größe 🚀"}),
+    ("marks of a document", "\ufeff--- # begins\na: 1\n...\n# over\n", {"a": 1}),
+    ("ends of lines", "a: 1\r\nb: 2\rc: 3\n", {"a": 1, "b": 2, "c": 3}),
+    ("blanks", "a :  1  \nb:\t2\t\n", {"a": 1, "b": 2}),
+    ("only ends of lines end one", "a: x\u2028b\x85c", {"a": "x\u2028b\x85c"}),
+]
+
+
+@pytest.mark.parametrize("reason, text, expected", YAML, ids=[case[0] for case in YAML])
+def test_parse_flat_yaml(reason, text, expected):
+    made = {key: value for key, (_, value) in nexus.parse_flat_yaml(text).items()}
+    assert made == expected and [type(value) for value in made.values()] == [type(value) for value in expected.values()], reason
+
+
+WRONG_YAML = [  # reason, text, line, words
+    ("a list", "a: 1\n- b", 2, "list"), ("a list as a value", "a: [1, 2]", 1, "a list"), ("a list in lines", "a:\n  - b", 2, "indented"),
+    ("a mapping", "a: {b: 1}", 1, "a mapping"), ("a mapping in lines", "a:\n  b: 1", 2, "indented"),
+    ("a mapping in a line", "a: b: c", 1, "quotes"),
+    ("a colon at the end", "a: b:", 1, "quotes"), ("a block", "a: |\n  text", 1, "block"), ("a folded block", "a: >-\n  text", 1, "block"),
+    ("an anchor", "a: &x 1", 1, "anchor"), ("an alias", "a: *x", 1, "alias"), ("a tag", "a: !!python/object:os.system x", 1, "tag"),
+    ("a directive", "%YAML 1.2\n---", 1, "key: value"), ("a reserved sign", "a: @x", 1, "quotes"), ("another", "a: `x`", 1, "quotes"),
+    ("a list in one line", "a: - b", 1, "quotes"), ("a complex key", "? a", 1, "key: value"),
+    ("a key in quotes", '"a": 1', 1, "key: value"),
+    ("no blank behind the colon", "a:1", 1, "key: value"), ("a text", "hello", 1, "key: value"), ("JSON", '{"a": 1}', 1, "key: value"),
+    ("a key twice", "a: 1\nb: 2\n\na: 1", 4, "line 1"), ("two documents", "a: 1\n---\nb: 2", 2, "one document"),
+    ("two marks", "---\n---", 2, "one document"), ("more behind the end", "a: 1\n...\nb: 2", 3, "over"),
+    ("indented", "  a: 1", 1, "indented"), ("a tab", "\ta: 1", 1, "indented"), ("a text in two lines", "a: b\n c", 2, "indented"),
+    ("a quote without an end", 'a: "b', 1, "same line"), ("over two lines", "a: 'b\nc'", 1, "same line"),
+    ("more behind a quote", 'a: "b" c', 1, "same line"), ("no blank before the comment", 'a: "b"#c', 1, "same line"),
+    ("an escape that is none", r'a: "\d"', 1, r"\d"), ("half an escape", r'a: "\x4"', 1, r"\x"),
+    ("half of a pair", r'a: "\ud83d\ude00"', 1, "ud83d"),
+    ("beyond Unicode", r'a: "\U00110000"', 1, "U00110000"), ("NUL", "a: b\0", 1, "character"),
+    ("an escape of terminals", "a: \x1b[2J", 1, "character"),
+]
+
+
+@pytest.mark.parametrize("reason, text, line, words", WRONG_YAML, ids=[case[0] for case in WRONG_YAML])
+def test_parse_flat_yaml_refuses(reason, text, line, words):
+    with pytest.raises(nexus.NexusError) as caught:
+        nexus.parse_flat_yaml(text)
+    message = caught.value.message
+    assert caught.value.kind == "usage" and message.startswith(f"config_file, line {line}: ") and words in message, (reason, message)
+
+
+WRONG_CONFIGS = [  # reason, text, words of the message, of the hint
+    ("an unknown key", "user_id: x\nexpectedtime: 5", "line 2: 'expectedtime'", "expected_time"),
+    ("one like no other", "zzz: 5", "line 1: 'zzz'", "competition_id, project_id, user_id, expected_time, token"),
+    ("no time", "expected_time: ten", "line 1: expected_time must be a number of seconds", "config_file"),
+    ("no time at all", "expected_time: 0", "expected_time", "config_file"),
+    ("truth for a time", "expected_time: true", "expected_time", ""),
+    ("time without end", "expected_time: 1e999", "expected_time", ""),
+    ("a name that is a number of its own", "user_id: 1.10", "user_id", 'user_id: "'),
+    ("truth for a name", "project_id: true", "project_id", "quotes"), ("an empty name", 'name: ""', "name", "config_file"),
+    ("two lines", r'competition_id: "a\nb"', "competition_id", ""),
+    ("too long", f"user_id: {'x' * 201}", "user_id", ""),
+    ("GPUs by name", "gpus: all", "gpus", ""), ("no priority", "priority: urgent", "priority", ""),
+]
+
+
+@pytest.mark.parametrize("reason, text, words, hint", WRONG_CONFIGS, ids=[case[0] for case in WRONG_CONFIGS])
+def test_parse_submit_config_refuses(reason, text, words, hint):
+    with pytest.raises(nexus.NexusError) as caught:
+        nexus.parse_submit_config(text)
+    assert caught.value.kind == "usage" and words in caught.value.message and hint in caught.value.hint, (reason, caught.value.message)
+
+
+def test_parse_submit_config():
+    assert nexus.parse_submit_config("user_id: 42\ngpus: 0.5\npriority: high\nname: x\nproject_id:\ntoken: 123456789012") == {
+        "user_id": "42", "gpus": 0.5, "priority": 0, "name": "x", "token": "123456789012"}
+    with pytest.raises(nexus.NexusError) as caught:
+        nexus.parse_submit_config("token: 1.5e300")
+    assert "1.5e300" not in caught.value.message + caught.value.hint, "a secret is not said again"
+
+
+@given(st.dictionaries(st.text("abc_", min_size=1, max_size=4), st.text(st.characters(blacklist_categories=["Cs"]), max_size=20)))
+def test_quoted_texts_survive(pairs):
+    """JSON's texts are YAML's, but for surrogate pairs; and single quotes hold all that is printed and stands on one line."""
+    lines = [f"{key}: {json.dumps(text, ensure_ascii=False)}" for key, text in pairs.items()]
+    if not any(nexus.YAML_UNSEEN.search(line) for line in lines):
+        assert {key: text for key, (_, text) in nexus.parse_flat_yaml("\n".join(lines)).items()} == pairs
+    single = {key: text for key, text in pairs.items() if not nexus.YAML_UNSEEN.search(text) and not re.search("[\r\n]", text)}
+    text = "\r\n".join(f"{key}: '{value.replace(chr(39), chr(39) * 2)}' # '" for key, value in single.items())
+    assert {key: value for key, (_, value) in nexus.parse_flat_yaml(text).items()} == single
+
+
+@given(texts | st.lists(st.sampled_from(["a", "b: ", ": ", "\n", "\r", '"', "'", "\\", "#", " ", "\t", "---", "...", "-", "[", "|", "1", "e9",
+                                         "\\u",
+                                         "0041", "token: ", "expected_time: ", "\ufeff", "\ud800"])).map("".join))
+def test_whatever_comes_is_flat_yaml_or_refused(text):
+    for parse in (nexus.parse_flat_yaml, nexus.parse_submit_config):
+        try:
+            assert all(isinstance(key, str) for key in parse(text))
+        except nexus.NexusError as error:
+            assert error.kind == "usage" and re.match(r"config_file, line \d+: .", error.message) and error.hint
+            assert not nexus.CONTROL.search(error.message)
+
+
 def test_the_fake_nvidia_smi_is_here():
     fake = pathlib.Path(__file__).with_name("fake_nvidia_smi")
     assert fake.stat().st_mode & 0o111 and fake.read_text().startswith("#!")
+
+
+# Tokens
+
+DAY = 86400.0
+TOKENS = (nexus.Token("ann", nexus.hash_token("secret-of-ann"), NOW - DAY),
+          nexus.Token("bob", nexus.hash_token("secret-of-bob"), NOW, NOW + DAY),
+          nexus.Token("bob", nexus.hash_token("second-of-bob"), NOW, None, NOW),
+          nexus.Token("cyd", nexus.hash_token("past-of-cyd1"), NOW, NOW))
+
+
+def test_tokens_are_written_and_read():
+    text = nexus.format_tokens(TOKENS)
+    assert nexus.parse_tokens(text) == TOKENS and "secret" not in text and "second" not in text
+
+
+@given(st.one_of(st.text(max_size=60), json_values.map(json.dumps)))
+def test_tokens_that_are_none_are_an_error(text):
+    try:
+        nexus.parse_tokens(text)
+    except ValueError:
+        pass
+
+
+@pytest.mark.parametrize("text, user, end", [
+    ("secret-of-ann", "ann", ""), ("secret-of-bob", "bob", ""), ("second-of-bob", "bob", "revoked 2024-10-24T15:30:15Z"),
+    ("past-of-cyd1", "cyd", "expired 2024-10-24T15:30:15Z"), ("secret-of-an", None, None), ("", None, None), ("\udcff", None, None)])
+def test_find_token(text, user, end):
+    found = nexus.find_token(TOKENS, text)
+    assert (found.user, nexus.describe_token_end(found, NOW)) == (user, end) if user else found is None
+
+
+@pytest.mark.parametrize("user, text, kind, words", [
+    ("bob", "short", "usage", "5 characters; it must have 12"), ("bob", "x" * 257, "usage", "12 to 256"),
+    ("bob", "with a blank in", "usage", "without blanks"), ("bob", "with-\u00fcmlaut-in", "usage", "ASCII"),
+    ("", "long-enough-one", "usage", "user's name"), ("-x", "long-enough-one", "usage", "user's name"),
+    ("a b", "long-enough-one", "usage", "user's name"), ("x" * 65, "long-enough-one", "usage", "user's name"),
+    ("dan", "secret-of-ann", "conflict", "ann's already")])
+def test_tokens_that_cannot_be(user, text, kind, words):
+    with pytest.raises(nexus.NexusError, match=words) as raised:
+        nexus.add_token(TOKENS, user, text, None, NOW)
+    assert raised.value.kind == kind
+
+
+def test_a_token_that_is_over_may_be_given_again():
+    made = nexus.add_token(TOKENS, "dan@lab.org", "second-of-bob", None, NOW)
+    assert nexus.find_token(made, "second-of-bob").user == "dan@lab.org" and len(made) == len(TOKENS)
+
+
+@pytest.mark.parametrize("given, gone", [
+    ("bob", {"secret-of-bob", "second-of-bob"}), ("secret-of-ann", {"secret-of-ann", "second-of-bob"})])
+def test_revoke(given, gone):
+    left = nexus.revoke_tokens(TOKENS, given, NOW + 5)
+    ends = {text for text in ("secret-of-ann", "secret-of-bob", "second-of-bob") if nexus.find_token(left, text).revoked_at is not None}
+    assert ends == gone and nexus.find_token(left, "second-of-bob").revoked_at == NOW, "what was revoked stays as it was"
+
+
+@pytest.mark.parametrize("given", ["nobody", "second-of-bob", "", "secret-of"])
+def test_revoke_of_none(given):
+    with pytest.raises(nexus.NexusError, match="no token") as raised:
+        nexus.revoke_tokens(TOKENS, given, NOW)
+    assert raised.value.kind == "not_found"

@@ -63,7 +63,7 @@ def check_indexes(made):
         if one.retry_at is not None:
             delayed.append((one.retry_at, one.id))
         elif not one.unmet:                     # what must wait is not looked at
-            kinds.setdefault(nexus.kind_of(one), {}).setdefault(one.group, []).append(item)
+            kinds.setdefault(nexus.kind_of(one), {}).setdefault((one.group, one.user), []).append(item)
     assert made.kinds == kinds
     assert made.delayed == sorted(delayed)
     assert {parent: set(line) for parent, line in made.dependents.items()} == dependents
@@ -81,6 +81,10 @@ def check_indexes(made):
     for one in pending.values():
         counts[one.priority] = counts.get(one.priority, 0) + 1
     assert made.pending_by_priority == counts
+    turns = {}
+    for one in pending.values():
+        turns.setdefault((one.priority, one.user), []).append(one.order[2])
+    assert made.turns == {place: sorted(line) for place, line in turns.items()}
 
 
 def dump(made):
@@ -92,7 +96,7 @@ def dump(made):
         "dependents": {parent: sorted(line) for parent, line in made.dependents.items()}, "delayed": list(made.delayed),
         "groups": dict(made.groups), "seen": dict(made.seen), "running": dict(made.running),
         "keys": {key: sorted(line) for key, line in made.keys.items()},
-        "pending_by_priority": dict(made.pending_by_priority),
+        "pending_by_priority": dict(made.pending_by_priority), "turns": {place: list(line) for place, line in made.turns.items()},
         "finished": list(made.finished.items())}
 
 
@@ -108,13 +112,14 @@ def random_change(made, dice, number):
     pending = [one for one in jobs if one.status == nexus.PENDING]
     deeds = ["add"] * 4 + ["status"] * 3 + ["note", "move", "priority", "remove", "environment", "pause", "paused_gpus",
                                             "group", "seen", "delay", "met"]
-    deed = dice.choice(deeds)
+    deed, user = dice.choice(deeds), dice.choice(["ann", "ann", "bob"])
     if deed == "add" or not jobs:
         priority = dice.choice([0, 1, 1, 2])
         count = dice.choice([0, 1, 1, 0.5, 2])
         parents = tuple(dice.sample(sorted(made.jobs), min(len(jobs), dice.choice([0, 0, 1, 2]))))
         return nexus.JobAdded(job(
-            letters(number), **nexus.next_place(made, priority), gpus=count, group=dice.choice([None, "g", "h"]), after=parents,
+            letters(number), user=user, **nexus.next_place(made, priority, user), gpus=count,
+            group=dice.choice([None, "g", "h"]), after=parents,
             unmet=parents, gpu_mem_mib=dice.choice([None, 1024]), expected_time=dice.choice([None, 60.0, 600.0]),
             gpu_ids=dice.choice([None, (0, 1)]) if count else None, key=dice.choice([None, None, "k1", "k2"])))
     one = dice.choice(jobs)
@@ -371,7 +376,7 @@ def test_move_job_puts_it_where_it_was_asked_to(seed):
     for _ in range(300):
         if dice.random() < 0.03 and len(names) < 20:
             id = letters(len(names))
-            nexus.apply(made, nexus.JobAdded(job(id, **nexus.next_place(made, 1))))
+            nexus.apply(made, nexus.JobAdded(job(id, **nexus.next_place(made, 1, "ann"))))
             names.append(id)
             assert [id for _, id in made.order] == names, "a new job comes last, whatever was moved"
         id, count = dice.choice(names), len(names)
@@ -391,15 +396,83 @@ def test_move_job_puts_it_where_it_was_asked_to(seed):
 def test_the_first_passes_priorities():
     made = state(job("low", priority=2), job("top", 2, priority=0))
     nexus.apply(made, nexus.move_job(made, made.jobs["low"], 0))
-    nexus.apply(made, nexus.JobAdded(job("new", **nexus.next_place(made, 0))))
+    nexus.apply(made, nexus.JobAdded(job("new", **nexus.next_place(made, 0, "ann"))))
     assert [id for _, id in made.order] == ["low", "top", "new"]
 
 
 def test_lower_priority_numbers_run_first_and_equal_ones_in_the_order_of_their_coming():
     made = nexus.State()
     for id, priority in (("aaa", 1), ("bbb", 2), ("ccc", 0), ("ddd", 1), ("eee", -5)):
-        nexus.apply(made, nexus.JobAdded(job(id, **nexus.next_place(made, priority))))
+        nexus.apply(made, nexus.JobAdded(job(id, **nexus.next_place(made, priority, "ann"))))
     assert [id for _, id in made.order] == ["eee", "ccc", "aaa", "ddd", "bbb"]
+
+
+def queue_of(*deeds):
+    """The queue after `ann a` (she adds job a), `start a`, `cancel a`, `low a` (it gets priority 2), `front a`."""
+    made = nexus.State()
+    for deed in deeds:
+        verb, id = deed.split()
+        if verb == "start":
+            nexus.apply(made, nexus.change_status(made.jobs[id], nexus.RUNNING, NOW, attempt=1))
+        elif verb == "cancel":
+            nexus.apply(made, nexus.change_status(made.jobs[id], nexus.CANCELLED, NOW))
+        elif verb in ("low", "normal"):
+            priority = {"low": 2, "normal": 1}[verb]
+            nexus.apply(made, nexus.JobChanged(id, {"priority": priority, "order": nexus.place_in_priority(made, made.jobs[id], priority)}))
+        elif verb == "front":
+            nexus.apply(made, nexus.move_job(made, made.jobs[id], 0))
+        else:
+            nexus.apply(made, nexus.JobAdded(job(id, user=verb, **nexus.next_place(made, 1, verb))))
+    check_indexes(made)
+    return " ".join(id for _, id in made.order)
+
+
+TURNS = [  # reason, what happens, the queue then
+    ("one user: in the order of their coming", ["ann a", "ann b", "ann c"], "a b c"),
+    ("users take turns", ["ann a", "ann b", "ann c", "bob d", "bob e"], "a d b e c"),
+    ("a third one too", ["ann a", "ann b", "bob c", "cyd d"], "a c d b"),
+    ("who comes later begins where the others are", ["ann a", "ann b", "ann c", "ann d", "start a", "start b", "bob e"], "e c d"),
+    ("and makes up for nothing", ["ann a", "ann b", "ann c", "ann d", "start a", "start b", "bob e", "bob f", "bob g"], "e c f d g"),
+    ("nor does one whose queue was empty", ["ann a", "start a", "bob b", "bob c", "bob d", "start b", "start c", "ann e", "ann f"],
+     "e d f"),
+    ("whose last one runs is not before those who have none", ["ann a", "start a", "ann b", "bob c"], "c b"),
+    ("what was cancelled counts for nothing", ["ann a", "ann b", "ann c", "ann d", "cancel b", "cancel c", "cancel d", "bob e", "ann f"],
+     "a e f"),
+    ("all cancelled", ["ann a", "ann b", "ann c", "cancel a", "cancel b", "cancel c", "bob d", "bob e", "ann f"], "d f e"),
+    ("a passed-over job makes none slow", ["ann x", "ann a", "ann b", "start a", "start b", "bob c", "bob d"], "x c d"),
+    ("each priority has its turns", ["ann a", "ann b", "bob c", "low a"], "c b a"),
+    ("back in the priority, back in the place", ["ann a", "ann b", "ann c", "low b", "normal b"], "a b c"),
+    ("back as the first one", ["ann a", "ann b", "ann c", "low a", "normal a"], "a b c"),
+    ("another's place is not taken", ["ann a", "ann b", "bob c", "bob d", "low b", "normal b"], "a c b d"),
+    ("what was moved to the front takes no turn from the others", ["ann a", "ann b", "ann c", "front c", "start c", "bob d"], "a d b"),
+]
+
+
+@pytest.mark.parametrize("reason, deeds, queue", TURNS, ids=[case[0] for case in TURNS])
+def test_turns_of_users(reason, deeds, queue):
+    assert queue_of(*deeds) == queue, reason
+
+
+@given(st.lists(st.tuples(st.sampled_from(["ann", "bob", "cyd"]), st.booleans()), max_size=40))
+def test_whoever_waits_is_never_more_than_one_turn_behind(deeds):
+    """Between two starts of a user who has jobs waiting all along, nobody else starts more than two."""
+    made, starts = nexus.State(), []
+    for number, (user, is_start) in enumerate([*deeds, *[("ann", True)] * 40]):
+        if is_start and made.order:
+            waiting = {made.jobs[id].user for _, id in made.order}
+            first = made.jobs[made.order[0][1]]
+            nexus.apply(made, nexus.change_status(first, nexus.RUNNING, NOW, attempt=1))
+            starts.append((first.user, waiting))
+        elif not is_start:
+            nexus.apply(made, nexus.JobAdded(job(letters(number), user=user, **nexus.next_place(made, 1, user))))
+    for user in ("ann", "bob", "cyd"):
+        others = {}
+        for starter, waiting in starts:
+            if starter == user or user not in waiting:
+                others = {}
+            else:
+                others[starter] = others.get(starter, 0) + 1
+                assert others[starter] <= 2, starts
 
 
 # What a submission may say

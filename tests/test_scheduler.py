@@ -85,6 +85,8 @@ PLANS = [  # reason, jobs, GPUs, keys of the configuration, {job id: GPU indices
     ("no more than max_running", [job("aaa"), job("bbb", 2), job("ccc", 3, gpus=0)], [gpu(0), gpu(1)],
      {"max_running": 1}, {"aaa": (0,)}),
     ("running ones count", [running("rrr"), job("aaa", 2)], [gpu(0), gpu(1)], {"max_running": 1}, {}),
+    ("no more of one user than max_running_per_user; another's may", [running("rrr"), job("aaa", 2), job("bbb", 3, user="bob"),
+     job("ccc", 4, user="bob")], [gpu(0), gpu(1), gpu(2)], {"max_running_per_user": 1}, {"bbb": (1,)}),
     ("it was lowered while more ran", [running("rrr"), running("sss", (1,), number=2), job("aaa", 3)],
      [gpu(0), gpu(1), gpu(2)], {"max_running": 1}, {}),
     ("passed over long enough: the free GPU is kept",
@@ -320,6 +322,7 @@ REASONS = [  # what is shown, jobs, GPUs, keys, part of the reason why the last 
     ("the slots", [running("rrr", ()), job("aaa", 2, gpus=0)], [], {"cpu_slots": 1},
      "all 1 CPU slots are taken (cpu_slots)"),
     ("max_running", [running("rrr"), job("aaa", 2)], [gpu(0), gpu(1)], {"max_running": 1}, "1 job run"),
+    ("max_running_per_user", [running("rrr"), job("aaa", 2)], [gpu(0), gpu(1)], {"max_running_per_user": 1}, "1 job of ann run"),
     ("kept for another", [running("rrr", (1,)), job("aaa", 2, gpus=2, **PASSED), job("bbb", 3, gpu_ids=(0,))],
      [gpu(0), gpu(1)], {}, "GPU 0 is kept for job aaa"),
     ("started a moment ago", [job("aaa"), job("bbb", 2)], [gpu(0)], {}, "GPU 0 runs job aaa"),
@@ -458,7 +461,8 @@ def random_case(dice):
         for share in dice.choice([(1,), (1,), (0.5,), (0.3, 0.7), (0.25, 0.25)]) if len(held) == 1 else (1,):
             number += 1
             nexus.apply(made, nexus.JobAdded(running(
-                letters(number), tuple(held), number=number, group=dice.choice([None, "g"]), gpu_mem_mib=dice.choice([None, 5 * 1024]),
+                letters(number), tuple(held), number=number, user=dice.choice(["ann", "bob"]),
+                group=dice.choice([None, "g"]), gpu_mem_mib=dice.choice([None, 5 * 1024]),
                 expected_time=dice.choice([None, 30, 600]), gpus=len(held) if share == 1 else share)))
     for _ in range(dice.randrange(15)):
         number += 1
@@ -468,13 +472,14 @@ def random_case(dice):
         priority = dice.choice([0, 1, 1, 2])
         nexus.apply(made, nexus.JobAdded(job(
             letters(number), order=(dice.choice([0, 0, 0, -1]), priority, number), priority=priority, gpus=count,
+            user=dice.choice(["ann", "ann", "bob"]),
             gpu_ids=allowed, passed_over_at=dice.choice([None, None, NOW - 5, LONG_AGO]), group=dice.choice([None, None, "g", "h"]),
             gpu_mem_mib=dice.choice([None, None, 5 * 1024, 20 * 1024]) if count else None, is_alone=bool(count) and dice.random() < 0.1,
             expected_time=dice.choice([None, None, 20, 500]), retry_at=dice.choice([None] * 9 + [NOW + 5]),
             unmet=tuple(dice.sample(sorted(made.jobs), 1)) if made.jobs and dice.random() < 0.1 else ())))
     keys = {"cpu_slots": dice.choice([0, 1, 4]), "max_running": dice.choice([0, 0, 0, 2, 5]),
             "share_with_others": dice.random() < 0.2, "ids": dice.choice([[], [], [0, 1, 2]]),
-            "min_free_mem_mib": dice.choice([0, 0, 0, 8 * 1024])}
+            "min_free_mem_mib": dice.choice([0, 0, 0, 8 * 1024]), "max_running_per_user": dice.choice([0, 0, 1, 3])}
     return made, gpus, dice.choice([None] * 9 + ["nvidia-smi is silent"]), config(**keys)
 
 
@@ -568,6 +573,9 @@ def check_limits(made, settings, planned):
         there = [one for one in made.running.values() if one.group == group.name]
         assert not begun or not group.hold
         assert not begun or not group.limit or len(begun) + len(there) <= group.limit
+    most = settings.jobs.max_running_per_user
+    for user in {one.user for one in starting} if most else ():
+        assert sum(one.user == user for one in [*starting, *made.running.values()]) <= most
 
 
 def can_have(one, slots):
@@ -605,7 +613,7 @@ def check_order(made, gpus, trouble, settings, planned):
             places -= 1
         elif one.unmet or one.retry_at is not None:
             continue
-        elif one.group in planned.closed:
+        elif nexus.find_closed(planned.closed, one.group, one.user):
             someone_keeps |= one.passed_over_at == LONG_AGO         # at its turn the group may have been open
         elif one.gpus:
             mine = [(free, room) for index, (free, room, may_share) in left.items()
@@ -623,7 +631,7 @@ def check_lines(made, planned):
         for line in lines.values():
             turns = [id in starting for _, id in line]
             assert turns == sorted(turns, reverse=True)
-        open_lines = [line for group, line in lines.items() if group not in planned.closed]
+        open_lines = [line for lane, line in lines.items() if not nexus.find_closed(planned.closed, *lane)]
         turns = [id in starting for _, id in sorted(item for line in open_lines for item in line)]
         assert turns == sorted(turns, reverse=True)
 
@@ -635,7 +643,7 @@ def check_reasons(made, settings, planned):
         assert reason.strip() and "\n" not in reason
         assert id in starting or made.jobs[id].expected_time or reason != "it is about to start", f"{id} waits for nothing"
     waiting = {kind for kind, lines in made.kinds.items() if any(
-        id not in starting for group, line in lines.items() if group not in planned.closed for _, id in line)}
+        id not in starting for lane, line in lines.items() if not nexus.find_closed(planned.closed, *lane) for _, id in line)}
     assert set(planned.blocked) >= waiting
 
 
@@ -648,7 +656,8 @@ def check_passed_over(made, trouble, planned):
     assert len(planned.passed_over) == len(set(planned.passed_over))
     for kind, lines in made.kinds.items():          # and nobody who was is left out
         waiting = sorted(item for line in lines.values() for item in line if item[1] not in starting)
-        heads = [made.jobs[id] for _, id in waiting if made.jobs[id].group not in planned.closed][:1]
+        heads = [made.jobs[id] for _, id in waiting
+                 if not nexus.find_closed(planned.closed, made.jobs[id].group, made.jobs[id].user)][:1]
         for head in heads:                          # or one of its kind before it, whose group was closed later
             known = [id for order, id in waiting if order <= head.order and (
                 id in planned.passed_over or made.jobs[id].passed_over_at is not None)]
@@ -672,7 +681,7 @@ class Box:
         self.number += 1
         id = letters(self.number)
         self.lengths[id] = length
-        nexus.apply(self.state, nexus.JobAdded(job(id, **nexus.next_place(self.state, priority), **fields)))
+        nexus.apply(self.state, nexus.JobAdded(job(id, **nexus.next_place(self.state, priority, "ann"), **fields)))
         return id
 
     def tick(self, seconds):

@@ -1,6 +1,7 @@
 """Section 14: routes and who may call them, as a function; then the same through sockets and curl."""
 
 import contextlib
+import errno
 import http.client
 import json
 import logging
@@ -617,6 +618,292 @@ def test_whatever_comes_is_answered_and_never_with_500(shared_bench, method, pat
         assert not re.search("[\r\n]", name + text)
 
 
+# /api: a script by form
+
+FORM_TYPE = {"content-type": "multipart/form-data; boundary=B"}
+MINE = 'token: "my-secret-token"\n'
+ME = nexus.find_user(OWNER)
+
+
+def make_form(config=MINE, code=b"print()\n"):
+    return b"".join(f'--B\r\nContent-Disposition: form-data; name="{name}"; filename="../../x"\r\n\r\n'.encode() + content + b"\r\n"
+                    for name, content in (("code", code), ("config_file", config.encode()))) + b"--B--\r\n"
+
+
+def add_tokens(bench):
+    """myuser's, and two of hers that are over."""
+    def change(tokens):
+        tokens = nexus.add_token(tokens, "myuser", "my-secret-token", None, 1e9)
+        tokens = nexus.add_token(tokens, "myuser", "my-expired-token", 1.1e9, 1e9)
+        return nexus.revoke_tokens(nexus.add_token(tokens, "myuser", "my-revoked-token", None, 1e9), "my-revoked-token", 1.1e9)
+    nexus.TokenFile(bench.layout).change(change)
+
+
+def submit(bench, config=MINE, code=b"print()\n", headers=None, uid=OWNER + 1, peer="127.0.0.1"):
+    return bench.ask("POST", "/api/submit", make_form(config, code), {**FORM_TYPE, **(headers or {})}, uid=uid, peer=peer)
+
+
+def kept_code(bench):
+    folder = bench.layout.code_folder
+    return sorted(os.listdir(folder)) if os.path.exists(folder) else []
+
+
+@pytest.fixture
+def lab():
+    """A Bench that myuser has a token for."""
+    with Bench(allowed_hosts=["gpu.example.org"], queue_limit=3) as made:
+        add_tokens(made)
+        yield made
+
+
+MY_BEARER = {"authorization": "Bearer my-secret-token"}
+FORWARDED = {"x-forwarded-for": "192.0.2.7"}
+SUBMITTERS = [  # reason, config_file, headers, uid, status, whose job it is (or a word of the refusal)
+    ("another user of the machine, by her token", MINE, {}, OWNER + 1, 200, "myuser"),
+    ("so does one whose socket is unknown", MINE, {}, None, 200, "myuser"),
+    ("she says who she is", MINE + "user_id: myuser", {}, OWNER + 1, 200, "myuser"),
+    ("she says that she is another", MINE + "user_id: bob", {}, OWNER + 1, 403, "bob"),
+    ("she is not the owner either", MINE + f"user_id: {ME}", {}, OWNER + 1, 403, "myuser"),
+    ("no token", "user_id: myuser", {}, OWNER + 1, 401, "this machine"),
+    ("a token that is nothing", "token: ''", {}, OWNER + 1, 401, "not right"),
+    ("a wrong token", "token: my-secret-tokem", {}, OWNER + 1, 401, "not right"),
+    ("a wrong token, though it is the owner", "token: my-secret-tokem", {}, OWNER, 401, "not right"),
+    ("a token that is not ASCII", "token: größe", {}, OWNER + 1, 401, "not right"),
+    ("an expired token", "token: my-expired-token", {}, OWNER + 1, 401, "not right"),
+    ("a revoked token", "token: my-revoked-token", {}, OWNER, 401, "not right"),
+    ("the owner", "name: x", {}, OWNER, 200, ME),
+    ("the owner, for another", "user_id: bob", {}, OWNER, 200, "bob"),
+    ("the owner's token", f"token: {TOKEN}\nuser_id: bob", {}, OWNER + 1, 200, "bob"),
+    ("the owner, with her token", MINE, {}, OWNER, 200, "myuser"),
+    ("her token in the header", "name: x", MY_BEARER, OWNER + 1, 200, "myuser"),
+    ("the owner's in the header, hers in the file", MINE, BEARER, OWNER + 1, 200, "myuser"),
+    ("a wrong one in the header", MINE, WRONG, OWNER + 1, 401, "not right"),
+    ("through a proxy", MINE, FORWARDED, OWNER, 200, "myuser"),
+    ("through a proxy, without a token", "name: x", FORWARDED, OWNER, 401, "forwarded"),
+    ("through a tunnel", MINE, {"host": "gpu.example.org"}, None, 200, "myuser"),
+    ("through a tunnel, without a token", "name: x", {"host": "gpu.example.org"}, OWNER, 401, "gpu.example.org"),
+    ("through another tunnel", MINE, {"host": "evil.example"}, OWNER, 403, "evil.example"),
+    ("another site's page", MINE, {"origin": "http://evil.example"}, OWNER, 403, "Origin"),
+]
+
+
+@pytest.mark.parametrize("reason, config, headers, uid, status, word", SUBMITTERS, ids=[case[0] for case in SUBMITTERS])
+def test_who_may_submit_a_script(lab, reason, config, headers, uid, status, word):
+    given, answer = submit(lab, config, headers=headers, uid=uid)
+    assert given == status, answer
+    if status == 200:
+        assert answer == {"job_id": answer["job_id"], "node_id": 0, "status": "pending", "queue_position": 0}
+        assert lab.ask("GET", f"/jobs/{answer['job_id']}")[1]["user"] == word and len(kept_code(lab)) == 1
+        assert f"added by {'myuser (token' if word == 'myuser' else ME}" in lab.lines[-1]
+    else:
+        assert is_error(answer) and word in answer["message"] and kept_code(lab) == [] and lab.commands == []
+        assert "Refused POST /api/submit" in lab.lines[-1] and "my-" not in lab.lines[-1] + answer["message"] + answer["hint"]
+
+
+FORM_REFUSALS = [  # reason, body, headers, status, words
+    ("JSON", b"{}", {"content-type": "application/json"}, 415, "multipart/form-data"),
+    ("nothing", b"", {"content-type": None}, 415, "nothing"),
+    ("no boundary", make_form(), {"content-type": "multipart/form-data"}, 400, "boundary"),
+    ("no form", b"hello", {}, 400, "begin"),
+    ("no code", make_form().replace(b'name="code"', b'name="name"'), {}, 400, "'name'"),
+    ("empty code", make_form(code=b""), {}, 400, "code is empty"),
+    ("too large a script", make_form(code=b"x" * (5 * 2**20 + 1)), {}, 413, "code"),
+    ("too large a form", b"x" * (10 * 2**20 + 1), {}, 413, "10485760"),
+    ("nested YAML", make_form(MINE + "gpus: [1]"), {}, 400, "config_file, line 2: a list"),
+    ("an unknown key", make_form(MINE + "expectedtime: 1"), {}, 400, "config_file, line 2: 'expectedtime'"),
+    ("more GPUs than there are", make_form(MINE + "gpus: 3"), {}, 400, "3 GPUs"),
+    ("a bad key", make_form(), {"idempotency-key": "x"}, 400, "Idempotency-Key"),
+]
+
+
+@pytest.mark.parametrize("reason, body, headers, status, words", FORM_REFUSALS, ids=[case[0] for case in FORM_REFUSALS])
+def test_forms_are_refused(lab, reason, body, headers, status, words):
+    given, answer = lab.ask("POST", "/api/submit", body, {**FORM_TYPE, **headers}, uid=OWNER + 1)
+    assert given == status and is_error(answer) and words in answer["message"], answer
+    assert kept_code(lab) == [] and lab.commands == []
+
+
+def test_a_submitted_script(lab):
+    config = ('competition_id: "comp123"\nproject_id: proj456\nuser_id: "myuser"\nexpected_time: 10  # s\n'
+              "gpus: 0.5\npriority: high\nname: x\n")
+    code = b"\xff\xfe\r\n\0\r--B\n"
+    first = submit(lab)[1]["job_id"]
+    job_id = submit(lab, config + MINE, code)[1]["job_id"]
+    job = lab.ask("GET", f"/jobs/{job_id}")[1]
+    assert (job["user"], job["expected_time"], job["gpus"], job["priority"], job["name"]) == ("myuser", 10, 0.5, 0, "x")
+    assert job["labels"] == {"competition_id": "comp123", "project_id": "proj456"} and job["timeout_seconds"] is None
+    assert job["cwd"] == lab.layout.work_folder(job_id) and re.fullmatch("python3? main.py", job["command"])
+    kept = lab.store.read(lambda state: state.jobs[job_id])
+    assert nexus.find_time_limit(kept, lab.config.jobs) == 20, "twice what is expected"
+    with open(lab.layout.code_file(kept.code), "rb") as file:
+        assert file.read() == code
+    assert os.stat(file.name).st_mode & 0o777 == 0o600 and os.stat(lab.layout.code_folder).st_mode & 0o777 == 0o700
+    lab.become(job_id, "running", log_dir=lab.layout.job_folder(job_id))
+    lab.service.write_script(lab.store.read(lambda state: state.jobs[job_id]), None)
+    main = os.path.join(job["cwd"], "main.py")
+    os.unlink(main)
+    os.symlink("/etc/passwd", main)                             # what the first attempt made of it
+    lab.service.write_script(nexus.replace(lab.store.read(lambda state: state.jobs[job_id]), attempt=2), None)
+    with open(main, "rb") as file:
+        assert file.read() == code and not os.path.islink(main)
+    seen = {"job_id": job_id, "status": "running", "node_id": 0, "queue_position": None, "user_id": "myuser", "competition_id": "comp123",
+            "project_id": "proj456", "expected_time": 10, "exit_code": None, "cause": None, "waiting_for": None, "finished_at": None}
+    status = lab.ask("GET", f"/api/status/{job_id}", headers=MY_BEARER, uid=None)[1]
+    assert seen.items() <= status.items() and status["created_at"] and status["started_at"]
+    pending = lab.ask("GET", f"/api/status/{first}", headers=MY_BEARER, uid=None)[1]
+    assert pending["queue_position"] == 0 and pending["waiting_for"] and pending["competition_id"] is None
+    assert [each["job_id"] for each in lab.ask("GET", "/api/jobs")[1]] == [job_id, first]
+
+
+def test_a_script_that_is_gone_is_told(lab):
+    job_id = submit(lab)[1]["job_id"]
+    os.unlink(os.path.join(lab.layout.code_folder, kept_code(lab)[0]))
+    lab.become(job_id, "running", log_dir=lab.layout.job_folder(job_id))
+    job = lab.store.read(lambda state: state.jobs[job_id])
+    with pytest.raises(FileNotFoundError):
+        lab.service.write_script(job, None)
+
+
+def test_a_script_that_cannot_be_kept_is_no_job(lab, monkeypatch):
+    def fail(path, *_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device", path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(nexus, "write_atomic", fail)
+        status, answer = submit(lab, "name: x", uid=OWNER)
+    assert status == 503 and "No space" in answer["message"] and lab.commands == [] and kept_code(lab) == []
+    for _ in range(3):
+        assert submit(lab)[0] == 200
+    assert submit(lab)[0] == 429 and len(kept_code(lab)) == 3, "what no job came to need goes again"
+    key = {"idempotency-key": "12345678"}
+    lab.ask("DELETE", f"/queue/{lab.ask('GET', '/queue')[1][0]['id']}")
+    answers = [submit(lab, headers=key)[1]["job_id"] for _ in range(2)]
+    assert answers[0] == answers[1] and len(kept_code(lab)) == 4
+
+
+def test_a_retry_has_the_script_and_a_folder_of_its_own(lab):
+    job_id = submit(lab, MINE + "project_id: p\n")[1]["job_id"]
+    lab.become(job_id, "failed", cause="exit", exit_code=1)
+    again = lab.ask("POST", f"/jobs/{job_id}/retry", headers=MY_BEARER, uid=None)[1]["id"]
+    old, new = lab.store.read(lambda state: (state.jobs[job_id], state.jobs[again]))
+    assert old.code == new.code and new.cwd == lab.layout.work_folder(again) and new.labels == (("project_id", "p"),)
+    assert lab.service.needs_code(new.code) and not lab.service.needs_code("x")
+
+
+def test_the_scripts_of_a_crash_are_swept(lab):
+    submit(lab)
+    kept = kept_code(lab)
+    for name in (f"{'0' * 48}.py", f"{'1' * 48}.py.123.tmp", "mine.py", "README"):
+        with open(os.path.join(lab.layout.code_folder, name), "w"):
+            pass
+    lab.service.sweep_code()
+    assert kept_code(lab) == sorted([*kept, "mine.py", "README"]), "what is not ours stays"
+
+
+def test_only_allowed_scripts_may_be_submitted():
+    for allowed, status in (("/data", 403), ("/tmp", 200)):
+        with Bench(allowed_script_paths=[allowed]) as bench:
+            assert submit(bench, "name: x", uid=OWNER)[0] == status and len(kept_code(bench)) == (status == 200)
+
+
+def test_which_python(bench, tmp_path):
+    bench.service.environ["PATH"] = str(tmp_path)
+    for name, command in (("python3", "python3 main.py"), ("python", "python main.py")):
+        (tmp_path / name).touch(mode=0o755)
+        job_id = submit(bench, "name: x", uid=OWNER)[1]["job_id"]
+        assert bench.ask("GET", f"/jobs/{job_id}")[1]["command"] == command
+
+
+def test_results(lab):
+    job_id = submit(lab)[1]["job_id"]
+    path = f"/api/results/{job_id}"
+    assert lab.ask("GET", path)[1] == {"job_id": job_id, "status": "pending", "stdout": "", "stderr": "", "exit_code": None, "cause": None,
+                                       "cause_line": None}
+    folder = lab.layout.job_folder(job_id)
+    os.makedirs(folder)
+    for name, content in (("stdout", b"caf\xe9 \xc3\xa9\n"), ("stderr", b"x" * 2**20 + b"end")):
+        with open(os.path.join(folder, f"{name}.log"), "wb") as file:
+            file.write(content)
+    lab.become(job_id, "failed", log_dir=folder, exit_code=3, cause="exit", cause_line="ValueError: x")
+    told = lab.ask("GET", path, headers=MY_BEARER, uid=None)[1]
+    assert told["stdout"] == "caf\ufffd \u00e9\n" and len(told["stderr"]) == 2**20 and told["stderr"].endswith("xend")
+    assert told["exit_code"] == 3 and told["cause_line"] == "ValueError: x"
+    assert "stderr was cut" in told["note"] and f"GET /jobs/{job_id}/logs?stream=stderr" in told["note"] and "stdout" not in told["note"]
+
+
+def test_cancel(lab):
+    ids = [submit(lab)[1]["job_id"] for _ in range(2)]
+    assert lab.ask("POST", f"/api/cancel/{ids[0]}", headers=MY_BEARER, uid=None) == (200, {"job_id": ids[0], "status": "cancelled"})
+    lab.become(ids[1], "running")
+    assert lab.ask("POST", f"/api/cancel/{ids[1]}") == (200, {"job_id": ids[1], "status": "running"}), "nobody is there to stop it"
+    assert lab.store.read(lambda state: state.jobs[ids[1]].stop_cause) == "killed"
+    assert lab.ask("POST", f"/api/cancel/{ids[0]}")[0] == 409 and lab.ask("POST", "/api/cancel/xyz")[0] == 404
+    assert [line for line in lab.lines if f"Job {ids[0]}: myuser (token, 127.0.0.1) asked for its end" in line]
+
+
+def test_nodes(lab):
+    seen = {"node_id": 0, "name": lab.service.node, "gpus": 2, "free_gpus": 2, "running_jobs": 0, "pending_jobs": 0, "queue_seconds": 0,
+            "is_healthy": True}
+    assert lab.ask("GET", "/api/nodes", headers=MY_BEARER, uid=None) == (200, [seen])
+    for seconds in (10, 2.5):
+        submit(lab, f"{MINE}expected_time: {seconds}")
+    assert lab.ask("GET", "/api/nodes")[1] == [{**seen, "pending_jobs": 2, "queue_seconds": 12.5}]
+    submit(lab)
+    assert lab.ask("GET", "/api/nodes")[1][0]["queue_seconds"] is None, "one does not say"
+
+
+def test_jobs_of_others_are_seen_from_outside(lab):
+    mine, others = (submit(lab, config, uid=OWNER)[1]["job_id"] for config in (MINE + "project_id: p", "user_id: bob\nproject_id: p"))
+    rows = lab.ask("GET", "/api/jobs", headers=MY_BEARER, uid=None)[1]
+    assert [(row["job_id"], row["user_id"], row["project_id"], row["waiting_for"] is None) for row in rows] == [
+        (mine, "myuser", "p", False), (others, "bob", None, True)]
+    for path in ("/api/status/", "/api/results/"):
+        assert lab.ask("GET", path + others, headers=MY_BEARER, uid=None)[0] == 403
+        assert lab.ask("GET", path + mine, uid=OWNER + 1)[0] == 401 and lab.ask("GET", path + "xyz")[0] == 404
+        assert lab.ask("HEAD", path + mine)[0] == 200
+    assert lab.ask("POST", f"/api/cancel/{others}", headers=MY_BEARER, uid=None)[0] == 403
+
+    def list_ids(**query):
+        return [row["job_id"] for row in lab.ask("GET", "/api/jobs", query=query)[1]]
+
+    assert list_ids(user_id="bob") == [others] and list_ids(status="pending") == [mine, others] and list_ids(status="running") == []
+    assert list_ids(limit="1") == [others] and list_ids(user_id="x") == []
+    assert lab.ask("GET", "/api/jobs", query={"status": "done"})[0] == 400 and lab.ask("GET", "/api/jobs", query={"user": "bob"})[0] == 400
+
+
+def test_forms_of_the_unknown_are_read_few_at_a_time(lab, monkeypatch):
+    monkeypatch.setattr(nexus, "FORM_PATIENCE_S", 0.01)
+    for _ in range(nexus.MAX_UNKNOWN_FORMS):
+        lab.api.unknown_forms.acquire()
+    status, answer = submit(lab)
+    assert status == 503 and "Authorization" in answer["hint"]
+    assert submit(lab, headers=MY_BEARER)[0] == submit(lab, "name: x", uid=OWNER)[0] == 200
+    lab.api.unknown_forms.release()
+    assert [submit(lab, config)[0] for config in ("[", "token: wrong-wrong", MINE)] == [400, 401, 200], "each is given back"
+
+
+form_pieces = st.sampled_from([b"--B", b"--B--", b"\r\n", b"\n", b'Content-Disposition: form-data; name="code"', b"x", b"\xff",
+                               b"token: x\n", b'Content-Disposition: form-data; name="config_file"; filename="c"', b"a: 1",
+                               b'"', b"\0", b": ", b"\r\n\r\n"])
+yaml_pieces = st.sampled_from(["expected_time: ", "user_id: ", "gpus: ", "name: ", "priority: ", "\n", "1", "-1", "1e400", "9" * 40,
+                               '"\\0"', "'x'",
+                               "null", "true", " # x", "\ufeff", "---\n", "ü", "../../x", "0.5", " "])
+forms = (st.lists(form_pieces, max_size=12).map(b"".join)
+         | st.lists(yaml_pieces, max_size=8).map(lambda pieces: make_form("".join(pieces)))
+         | st.tuples(st.integers(0, 200), st.binary(max_size=3)).map(lambda cut: make_form()[:cut[0]] + cut[1] + make_form()[cut[0]:]))
+
+
+@given(forms, st.sampled_from([FORM_TYPE["content-type"], 'multipart/form-data; boundary="B"', "multipart/form-data"]) | latin)
+def test_whatever_form_comes_is_answered_and_never_with_500(shared_bench, body, content_type):
+    status, answer = shared_bench.ask("POST", "/api/submit", body, {"content-type": content_type})
+    if status == 200:
+        assert shared_bench.ask("POST", f"/api/cancel/{answer['job_id']}")[1]["status"] == "cancelled"
+    else:
+        assert status in (400, 401, 413, 415) and is_error(answer), answer
+        assert not nexus.CONTROL.search(answer["message"] + answer["hint"])
+    assert shared_bench.service.failure_count == 0
+
+
 # Through sockets: the adapter alone, before an Api over a Service that is not run
 
 
@@ -856,7 +1143,7 @@ def read_events(response, count):
     found, event = [], {}
     while len(found) < count:
         line = response.readline().decode().rstrip("\n")
-        if not line and event:
+        if not line and "event" in event:
             found.append((int(event["id"]) if "id" in event else None, event["event"], json.loads(event["data"])))
             event = {}
         elif line and not line.startswith(":"):
@@ -1099,6 +1386,10 @@ def test_many_connections_at_once(home):
     ("0.0.0.0", ["127.0.0.1", "127.0.0.2"]), ("::1", ["[::1]"]), ("localhost", ["localhost", "127.0.0.1"])])
 def test_a_service_on_another_address(host, others):
     with Home(host=host) as made:
+        if host == "0.0.0.0":                   # nobody listens to other machines by mistake
+            done = made.run("start")
+            assert done.code == 2 and "nexus token create USER" in done.err and "host = 0.0.0.0" in done.err, done
+            assert made.run("token", "create", "bob").code == 0
         done = made.run("run", "--gpus", "0", "echo hello")
         assert (done.code, done.out) == (0, "hello\n"), done
         token = made.file("token").read_text().strip()
@@ -1116,3 +1407,231 @@ def test_stop_over_rest_answers_and_ends_it():
         pid = made.service["pid"]
         assert curl(made, "/service/stop", "-X", "POST") == (204, "")
         wait_until(lambda: not os.path.exists(f"/proc/{pid}") and not made.file("service.json").exists(), "the end of the service")
+
+
+# Tokens of other users
+
+
+BOB, ANN = {"authorization": "Bearer secret-of-bob"}, {"authorization": "Bearer secret-of-ann"}
+
+
+@contextlib.contextmanager
+def lab_bench(**keys):
+    """A Bench that bob and ann may call, each with a token, and each with a job: bob's, then ann's, then the owner's."""
+    with Bench(**keys) as bench:
+        for user in ("bob", "ann"):
+            bench.api.tokens.change(lambda tokens, user=user: nexus.add_token(tokens, user, f"secret-of-{user}", None, time.time()))
+        bench.ids = [bench.ask("POST", "/queue", {"command": f"echo {word}", "name": word}, headers)[1]["id"]
+                     for word, headers in (("bobs", BOB), ("anns", ANN), ("own", {}))]
+        yield bench
+
+
+def test_a_user_has_its_own_jobs():
+    with lab_bench() as bench:
+        for headers, user, own in ((BOB, "bob", 0), (ANN, "ann", 1)):
+            for at, id in enumerate(bench.ids):
+                for method, path, body, status in (
+                        ("GET", f"/jobs/{id}", None, 200), ("GET", f"/jobs/{id}/why", None, 200), ("GET", f"/jobs/{id}/logs", None, 200),
+                        ("PATCH", f"/queue/{id}", {"priority": 2}, 200), ("DELETE", f"/jobs/{id}", None, 409),
+                        ("POST", f"/jobs/{id}/retry", {}, 409)):
+                    code, answer = bench.ask(method, path, body, headers)
+                    assert code == (status if at == own else 403), (method, path, user, answer)
+            assert bench.ask("GET", f"/jobs/{bench.ids[own]}", None, headers)[1]["user"] == user
+        assert bench.ask("DELETE", f"/queue/{bench.ids[1]}", None, BOB)[0] == 403
+        assert bench.ask("DELETE", f"/queue/{bench.ids[0]}", None, BOB)[0] == 204
+        assert bench.ask("POST", f"/jobs/{bench.ids[0]}/retry", {}, BOB)[0] == 200
+        assert bench.ask("GET", f"/jobs/{bench.ids[0]}", None)[1]["stopped_by"] == "bob (token, 127.0.0.1)"
+
+
+def test_a_user_sees_of_others_that_they_are_there():
+    with lab_bench() as bench:
+        for path in ("/jobs", "/queue"):
+            listed = bench.ask("GET", path, None, BOB)[1]
+            assert [job["id"] for job in listed] == bench.ids and [job["position"] for job in listed] == [0, 1, 2]
+            assert [job["command"] for job in listed] == ["echo bobs", None, None]
+            assert {key for key, fact in listed[1].items() if fact is not None} <= set(nexus.PUBLIC_JOB_KEYS)
+            assert {job["user"] for job in listed} == {"bob", "ann", bench.service.user}
+            assert set(listed[1]) == set(listed[0]), "the same keys"
+        text = b"".join(bench.api.follow_events(0, nexus.Caller("bob", "bob", False)).__next__() for _ in range(1))
+        assert text.startswith(b":")
+        told = [bench.api.describe_event("job", bench.store.state.jobs[id], nexus.Caller("bob", "bob", False)) for id in bench.ids]
+        assert [job["command"] for job in told] == ["echo bobs", None, None]
+
+
+OWNERS = [("POST", "/service/pause"), ("POST", "/service/resume"), ("POST", "/service/stop"), ("GET", "/service/logs"),
+          ("POST", "/gpus/0/pause"), ("POST", "/gpus/0/resume"), ("POST", "/service/pause?group=g")]
+
+
+@pytest.mark.parametrize("method, path", OWNERS)
+def test_what_is_the_owners(method, path):
+    path, _, query = path.partition("?")
+    with lab_bench() as bench:
+        code, answer = bench.ask(method, path, None, BOB, dict([query.split("=")]) if query else None)
+        assert code == 403 and is_error(answer) and bench.service.user in answer["message"]
+        assert not bench.store.state.paused and not bench.service.is_stopping and not bench.store.state.paused_gpus
+
+
+@pytest.mark.parametrize("reason, body, code", [
+    ("a whole environment", {"environment": {"PATH": "/bob"}}, 403), ("another's group", {"group": "theirs"}, 403),
+    ("after another's job", {"after": ["{ann}"]}, 403), ("his own group", {"group": "his"}, 200), ("variables", {"env": {"A": "1"}}, 200),
+    ("after his own", {"after": ["{bob}"]}, 200), ("another's id", {"id": "{ann}"}, 409)])
+def test_what_a_user_may_submit(reason, body, code):
+    with lab_bench() as bench:
+        assert bench.ask("POST", "/queue", {"command": "true", "group": "theirs"}, ANN)[0] == 200
+        text = json.dumps({"command": "true", **body}).replace("{bob}", bench.ids[0]).replace("{ann}", bench.ids[1])
+        got, answer = bench.ask("POST", "/queue", json.loads(text), BOB)
+        assert got == code, (reason, answer)
+        assert len(bench.store.state.jobs) == (5 if code == 200 else 4)
+
+
+def test_a_user_takes_no_place_before_others():
+    with lab_bench() as bench:
+        assert bench.ask("PATCH", f"/queue/{bench.ids[0]}", {"position": 0}, BOB)[0] == 403
+        assert bench.ask("PATCH", f"/queue/{bench.ids[0]}", {"position": 0})[0] == 200
+
+
+def test_the_same_key_of_another_user_is_another_key():
+    with lab_bench() as bench:
+        key = {"idempotency-key": "0123456789abcdef"}
+        ids = [bench.ask("POST", "/queue", {"command": "true"}, {**who, **key})[1]["id"] for who in (BOB, ANN, BOB, {})]
+        assert ids[0] == ids[2] and len(set(ids)) == 3
+
+
+def test_unique_is_among_ones_own():
+    with lab_bench() as bench:
+        first = bench.ask("POST", "/queue", {"command": "true", "unique": True}, ANN)[1]["id"]
+        assert bench.ask("POST", "/queue", {"command": "true", "unique": True}, BOB)[1]["id"] != first
+        assert bench.ask("POST", "/queue", {"command": "true", "unique": True}, ANN)[1] == {"id": first, "known": [first]}
+
+
+def test_how_much_a_user_may_queue():
+    with lab_bench(max_pending_per_user=3) as bench:
+        assert bench.ask("POST", "/queue", [{"command": "true"}] * 3, BOB)[0] == 429, "one is there: all or none"
+        assert bench.ask("POST", "/queue", [{"command": "true"}] * 2, BOB)[0] == 200
+        code, answer = bench.ask("POST", "/queue", {"command": "true"}, BOB)
+        assert code == 429 and "3 jobs of bob are pending" in answer["message"]
+        assert bench.ask("POST", "/queue", {"command": "true"}, ANN)[0] == 200
+
+
+def test_turns_over_rest():
+    with lab_bench() as bench:
+        ids = bench.ask("POST", "/queue", [{"command": f"echo {n}"} for n in range(50)], ANN)[1]["ids"]
+        late = bench.ask("POST", "/queue", {"command": "echo late"}, BOB)[1]["id"]
+        order = [job["id"] for job in bench.ask("GET", "/queue")[1]]
+        assert order.index(late) == 4 and order.index(ids[1]) == 5, "one of each before it, and one of ann's"
+
+
+ENDS = [
+    ("unknown", None, "not right"), ("revoked", lambda tokens, now: nexus.revoke_tokens(tokens, "bob", now), "revoked"),
+    ("expired", lambda tokens, now: tuple(nexus.replace(token, expires_at=now - 1) for token in tokens), "expired")]
+
+
+@pytest.mark.parametrize("reason, change, word", ENDS, ids=[case[0] for case in ENDS])
+def test_tokens_that_are_over(reason, change, word):
+    with lab_bench() as bench:
+        slept = []
+        bench.service.clock.sleep = slept.append
+        headers = BOB if change else {"authorization": "Bearer secret-of-bop"}
+        if change:
+            bench.api.tokens.change(lambda tokens: change(tokens, time.time()))
+        answers = [bench.ask("GET", "/jobs", None, headers) for _ in range(9)]
+        assert {code for code, _ in answers} == {401} and {answer["message"] for _, answer in answers} == {"the token is not right"}
+        assert slept == sorted(slept) and slept[0] <= 0.2 and slept[-1] == 5.0, "slower each time"
+        assert any(word in line for line in bench.lines) and not any("secret-of" in line for line in bench.lines), bench.lines
+        assert bench.ask("GET", "/jobs", None, BEARER)[0] == 200 and len(slept) == 9, "a right one is not slowed"
+
+
+def test_the_use_of_a_token_is_noted():
+    with lab_bench() as bench:
+        [used] = [token.used_at for token in bench.api.tokens.read() if token.user == "bob"]
+        assert abs(used - time.time()) < 60
+
+
+def test_a_token_file_that_is_garbage_keeps_only_users_out():
+    with lab_bench() as bench:
+        with open(bench.api.tokens.path, "w") as file:
+            file.write("{")
+        assert bench.ask("GET", "/jobs", None, BOB)[0] == 503
+        assert bench.ask("GET", "/jobs")[0] == 200
+
+
+# Limits of connections, through sockets
+
+
+def is_open(line):
+    """Whether the other side still listens: it answers a request."""
+    try:
+        line.sendall(b"HEAD /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        return line.recv(4096).startswith(b"HTTP/1.1 200")
+    except OSError:
+        return False
+
+
+def test_the_longest_idle_connection_gives_way():
+    with Listening(max_connections=10) as it, contextlib.ExitStack() as held:
+        lines = [held.enter_context(it.connect()) for _ in range(10)]
+        assert all(map(is_open, lines))
+        for _ in range(3):
+            lines.append(held.enter_context(it.connect()))
+            assert is_open(lines[-1])
+        assert [is_open(line) for line in lines] == [False] * 3 + [True] * 10
+        wait_until(lambda: len(it.server.open) == 10)
+
+
+def test_of_those_that_are_busy_none_gives_way():
+    with Listening(max_connections=3) as it, contextlib.ExitStack() as held:
+        lines = [held.enter_context(it.connect()) for _ in range(3)]
+        for line in lines:
+            line.sendall(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert line.recv(1000).startswith(b"HTTP/1.1 200")
+        assert not is_open(held.enter_context(it.connect()))
+        lines.pop().close()
+        wait_until(lambda: is_open(held.enter_context(it.connect())))
+
+
+def test_an_address_has_so_many_connections(monkeypatch):
+    monkeypatch.setattr(nexus, "find_client", lambda request, address: "192.0.2.1")
+    with Listening(max_connections_per_client=4) as it, contextlib.ExitStack() as held:
+        lines = [held.enter_context(it.connect()) for _ in range(6)]
+        assert is_open(lines[-1]) and [is_open(line) for line in lines] == [False] * 2 + [True] * 4
+
+
+SLOW = [("the request line", b"GET /hea", b"l"), ("the head", b"GET /health HTTP/1.1\r\nHost: localhost\r\n", b"X: y\r\n"),
+        ("the body", b"POST /queue HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n", b" ")]
+
+
+@pytest.mark.parametrize("reason, begin, drip", SLOW, ids=[case[0] for case in SLOW])
+def test_a_request_that_drips_in_is_not_waited_for(monkeypatch, reason, begin, drip):
+    monkeypatch.setattr(nexus, "SWEEP_INTERVAL_S", 0.05)
+    with Listening(request_timeout_seconds=0.5) as it, it.connect() as line:
+        line.sendall(begin)
+        began = time.monotonic()
+        with contextlib.suppress(ConnectionError):
+            while time.monotonic() - began < 15:
+                line.sendall(drip)
+                line.settimeout(0.02)
+                with contextlib.suppress(socket.timeout):
+                    if not line.recv(1000):
+                        break
+        assert 0.3 < time.monotonic() - began < 10
+        with it.connect() as other:
+            assert is_open(other)
+        assert not it.service.failure_count
+
+
+def test_a_thousand_idle_connections():
+    with Listening() as it, contextlib.ExitStack() as held:
+        import resource
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 8192), hard))
+        try:
+            it.server.most = 300
+            lines = [held.enter_context(it.connect()) for _ in range(1000)]
+            assert is_open(lines[-1]) and not is_open(lines[0])
+            with it.connect() as line:
+                assert is_open(line)
+            wait_until(lambda: len(it.server.open) <= 300)
+        finally:
+            held.close()
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        wait_until(lambda: not it.server.open)
