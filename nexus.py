@@ -1752,7 +1752,7 @@ YAML_ESCAPES = {"0": "\0", "a": "\a", "b": "\b", "t": "\t", "\t": "\t", "n": "\n
                 '"': '"', "/": "/", "\\": "\\", "N": "\x85", "_": "\xa0", "L": "\u2028", "P": "\u2029"}
 YAML_NESTED = {"[": "a list", "{": "a mapping", "|": "a block of text", ">": "a block of text", "&": "an anchor", "*": "an alias",
                "!": "a tag"}
-YAML_UNSEEN = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x84\x86-\x9f\ud800-\udfff\ufffe\uffff]")      # c-printable of YAML 1.2 has none of these
+YAML_UNSEEN = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]")    # some take the end of a line for it
 
 
 def parse_flat_yaml(text: str) -> dict[str, tuple[int, Any]]:
@@ -1785,7 +1785,7 @@ def parse_flat_yaml(text: str) -> dict[str, tuple[int, Any]]:
 def parse_yaml_line(line: str) -> tuple[str, Any]:
     """Raises: usage."""
     if YAML_UNSEEN.search(line):
-        refuse("it holds a character that YAML does not allow")
+        refuse("it holds a character that may not be there as it is")
     if line[0] in " \t":
         refuse("it is indented, and nothing may be nested")
     match = re.fullmatch(r"([A-Za-z_][\w.-]*)[ \t]*:(?:[ \t]+(.*))?", line)
@@ -1802,7 +1802,7 @@ def parse_yaml_value(text: str) -> Any:
     text = re.split(r"(?:^|[ \t])#", text, maxsplit=1)[0].rstrip(" \t")
     if text[:1] in YAML_NESTED:
         refuse(f"{YAML_NESTED[text[0]]} is not taken; a text that begins with {text[0]} stands in quotes")
-    if re.match(r"[],}%@`]|[-?:](\s|$)", text) or re.search(r":(\s|$)", text):
+    if re.match(r"[],}%@`]|[-?:](\s|$)|0[xo]|[-+]?\.(inf|nan)", text, re.IGNORECASE) or re.search(r":(\s|$)", text):
         refuse("a text with what means something else in YAML stands in quotes")
     if text in YAML_WORDS:
         return YAML_WORDS[text]
@@ -3000,7 +3000,7 @@ def format_detailed(status: Mapping[str, Any], health: Mapping[str, Any], paint:
               f"Active Jobs: {len(status['running_jobs'])}"]
     for job in status["running_jobs"]:
         memory = f", memory {format_known(job['rss_mib'] and job['rss_mib'] / 1024, 'GB')}, CPU {format_known(job['cpu_percent'], '%')}"
-        lines.append(f"  {paint('magenta', job['id'])}: {paint('bright', format_line(job['command']))}"
+        lines.append(f"  {paint('magenta', job['id'])}: {paint('bright', format_line(name_or_command(job)))}"
                      f" (GPUs: [{format_indices(job['gpu_indices'])}]{memory})")
     lines += ["", f"Health: {paint('green', 'HEALTHY') if health['is_healthy'] else paint('red', 'UNHEALTHY')}"]
     lines += [f"hint: {hint}" for hint in [*status["hints"], status["samples_hint"]] if hint]
@@ -3046,6 +3046,8 @@ def format_queue(jobs: Sequence[Mapping[str, Any]], paint: Paint, width: int) ->
 
 
 def name_or_command(job: Mapping[str, Any]) -> str:
+    if job["command"] is None:                  # as users' tokens are told of others' jobs
+        return f"({job['user']}'s)"
     return f"{job['name']}: {job['command']}" if job["name"] else str(job["command"])
 
 

@@ -21,6 +21,8 @@ import sys
 import tempfile
 import time
 
+import nexus
+
 TESTS = pathlib.Path(__file__).resolve().parent
 NEXUS = TESTS.parent / "nexus.py"
 PATIENCE_S = 60.0                       # for what takes a second on an idle machine; the tests run four at once on two cores
@@ -245,16 +247,11 @@ class Box:
         remove_folder(self.folder)
 
     def write_config(self, **changed):
-        sections = {"host": "service", "port": "service", "refresh_rate_seconds": "service", "log_level": "service",
-                    "log_format": "service", "on_finish": "hooks", "on_unhealthy": "hooks",
-                    "state_file": "state", "log_dir": "state", "history_limit": "state"}
+        sections = {setting.key: setting.section for setting in nexus.SETTINGS}
         self.settings.update(changed)
         tables = {}
         for key, setting in self.settings.items():
-            gpu_keys = ("ids", "share_with_others", "min_free_mem_mib", "mem_threshold", "load_threshold", "lease_dir",
-                        "guard_failures", "guard_seconds")
-            section = sections.get(key) or ("gpu" if key in gpu_keys else "jobs")
-            tables.setdefault(section, []).append(f"{key} = {json.dumps(setting)}\n")
+            tables.setdefault(sections[key], []).append(f"{key} = {json.dumps(setting)}\n")
         (self.home / "config.toml").write_text("".join(f"[{section}]\n{''.join(lines)}" for section, lines in tables.items()))
 
     # The fake nvidia-smi

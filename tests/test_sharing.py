@@ -1,0 +1,202 @@
+"""A service for other people and machines: tokens, https, NEXUS_URL, turns.  Real services, users and clients."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+
+import live
+import pytest
+
+CURL = ["curl", "-sS", "-g", "--max-time", "20"]
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory):
+    """(certificate, key) for localhost, made by openssl."""
+    folder = tmp_path_factory.mktemp("tls")
+    cert, key = folder / "cert.pem", folder / "key.pem"
+    subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
+                    "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1", "-keyout", key, "-out", cert],
+                   check=True, capture_output=True)
+    return cert, key
+
+
+def curl(*words):
+    done = subprocess.run([*CURL, "-w", "\n%{http_code}", *words], capture_output=True, text=True, timeout=60)
+    body, _, code = done.stdout.rpartition("\n")
+    return int(code), json.loads(body) if body.startswith(("{", "[")) else body, done.stderr
+
+
+# From another machine
+
+
+def test_the_commands_by_nexus_url(tmp_path):
+    """What a user does on a laptop: nothing of that machine's is sent or looked at but what is asked for."""
+    with live.Box(gpus=2) as box:
+        theirs = box.add("sleep 600", gpus=1)
+        box.wait(theirs, "running")
+        token = box.nexus("token", "create", "bob").stdout.strip()
+        there = {"NEXUS_URL": f"http://127.0.0.1:{box.port}", "NEXUS_TOKEN": token, "NEXUS_HOME": str(tmp_path / "none"), "LAPTOP": "yes"}
+
+        def nexus(*words):
+            return box.nexus(*words, environ=there)
+
+        done = nexus("run", "--env", "A=1", "--cwd", "/tmp", "echo $A $LAPTOP; pwd; echo err >&2; exit 3")
+        assert (done.returncode, done.stdout) == (3, "1\n/tmp\n") and "err" in done.stderr, done
+        added = nexus("add", "echo hello; sleep 600")
+        job_id = added.stdout.strip()
+        assert "home directory" in added.stderr and "--cwd" in added.stderr
+        box.wait(job_id, "running")
+        live.until(lambda: nexus("logs", job_id).stdout == "hello\n", "its output")
+        assert f"Job ID: {job_id}" in nexus().stdout and "(root's)" in nexus().stdout and "None" not in nexus("status", "--detailed").stdout
+        assert [job["user"] for job in json.loads(nexus("jobs", "--json").stdout)] == ["bob", "root", "bob"]
+        assert "sleep 600" not in nexus("jobs", "--user", "root").stdout
+        assert nexus("kill", job_id).returncode == 0 and box.wait(job_id)["stopped_by"].startswith("bob (token")
+        assert nexus("wait", job_id).returncode != 0
+        for words in (["kill", theirs], ["pause"], ["stop"], ["logs", "service"], ["show", theirs], ["logs", theirs]):
+            done = nexus(*words)
+            assert done.returncode == 5 and "root" in done.stderr and "Traceback" not in done.stderr, (words, done)
+        assert not (tmp_path / "none").exists(), "no service was started here"
+        assert box.nexus("token", "revoke", "bob").returncode == 0
+        done = nexus("status")
+        assert done.returncode == 5 and "token is not right" in done.stderr, done
+
+
+@pytest.mark.parametrize("url, words", [
+    ("http://127.0.0.1:1", "check NEXUS_URL"), ("https://127.0.0.1:1", "check NEXUS_URL"), ("http://nowhere.invalid", "nowhere.invalid")])
+def test_a_service_elsewhere_that_does_not_answer(tmp_path, url, words):
+    done = subprocess.run([sys.executable, live.NEXUS, "add", "true"], capture_output=True, text=True, timeout=60,
+                          env={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "NEXUS_URL": url, "NEXUS_TOKEN": "x" * 20})
+    assert done.returncode == 6 and words in done.stderr and "Traceback" not in done.stderr, done
+
+
+# https
+
+
+def test_https(certificate, tmp_path):
+    cert, key = certificate
+    with live.Box(gpus=1, is_starting=False, tls_cert=str(cert), tls_key=str(key)) as box:
+        done = box.nexus("run", "--gpus", "0", "echo hello")
+        assert (done.returncode, done.stdout) == (0, "hello\n"), done
+        token = box.nexus("token", "create", "bob").stdout.strip()
+        url = f"https://localhost:{box.port}"
+        assert curl("--cacert", cert, f"{url}/status")[0] == 200, "the owner needs no token here either"
+        assert curl("--cacert", cert, "-H", f"Authorization: Bearer {token}", f"{url}/jobs")[1][0]["user"] == "root"
+        assert curl(f"{url}/status")[0] == 0, "nobody trusts it unasked"
+        assert curl(f"http://localhost:{box.port}/status")[0] == 0
+        there = {"NEXUS_URL": url, "NEXUS_TOKEN": token, "NEXUS_HOME": str(tmp_path / "none")}
+        done = box.nexus("status", environ=there)
+        assert done.returncode == 6 and "SSL_CERT_FILE" in done.stderr, done
+        trusting = {**there, "SSL_CERT_FILE": str(cert)}
+        done = box.nexus("run", "--gpus", "0", "echo over; sleep 0.3; echo tls", environ=trusting)
+        assert (done.returncode, done.stdout) == (0, "over\ntls\n"), done
+        assert box.nexus("restart").returncode == 0 and f"https://127.0.0.1:{box.port}" in box.log()
+        events = subprocess.Popen([*CURL, "-N", "--cacert", cert, f"{url}/events"], stdout=subprocess.PIPE, text=True)
+        assert events.stdout.readline().startswith(": events")
+        job_id = box.nexus("add", "--gpus", "0", "true").stdout.strip()
+        while job_id not in events.stdout.readline():
+            pass
+        events.kill()
+        events.wait()
+        assert box.nexus("stop").returncode == 0
+
+
+@pytest.mark.parametrize("reason, keys, words", [
+    ("no key", ["cert"], "belong together"), ("no certificate", ["key"], "belong together"),
+    ("another key", ["cert", "other"], "cannot be used"), ("no such file", ["cert", "none"], "No such file")])
+def test_a_certificate_that_cannot_be_used(certificate, tmp_path, reason, keys, words):
+    cert, key = certificate
+    other = tmp_path / "other.pem"
+    subprocess.run(["openssl", "genpkey", "-algorithm", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-out", other], check=True,
+                   capture_output=True)
+    files = {"cert": {"tls_cert": str(cert)}, "key": {"tls_key": str(key)}, "other": {"tls_key": str(other)},
+             "none": {"tls_key": str(tmp_path / "none.pem")}}
+    with live.Box(is_starting=False, **{name: path for word in keys for name, path in files[word].items()}) as box:
+        done = box.nexus("start")
+        assert done.returncode == 2 and words in done.stderr and "tls_cert" in done.stderr, (reason, done)
+
+
+# Whom the service lets in
+
+
+def test_every_address_only_with_a_token():
+    with live.Box(is_starting=False, host="0.0.0.0") as box:
+        done = box.nexus("start")
+        assert done.returncode == 2 and "no token was made" in done.stderr and "nexus token create USER" in done.stderr, done
+        box.nexus("token", "create", "old", "long-enough-one", "--days", "0.0000001")
+        assert box.nexus("start").returncode == 2, "one that has expired is none"
+        token = box.nexus("token", "create", "bob").stdout.strip()
+        assert box.nexus("start").returncode == 0
+        for host in ("127.0.0.1", "127.0.0.2"):
+            url = f"http://{host}:{box.port}/jobs"
+            assert [curl(*words, url)[0] for words in ((), ("-H", f"Authorization: Bearer {token}"))] == [401, 200]
+        assert curl("-H", "Host: evil.example", "-H", f"Authorization: Bearer {token}", f"http://127.0.0.1:{box.port}/jobs")[0] == 403
+
+
+def test_a_proxy_that_is_named_only_with_a_token():
+    with live.Box(allowed_hosts=["abc123.ngrok.example"]) as box:
+        token = box.nexus("token", "create", "bob").stdout.strip()
+        url, named = f"http://127.0.0.1:{box.port}/jobs", ("-H", "Host: abc123.ngrok.example", "-H", "X-Forwarded-For: 192.0.2.7")
+        assert curl(*named, url)[0] == 401 and curl("-H", "X-Forwarded-For: 192.0.2.7", url)[0] == 401
+        assert curl(*named, "-H", f"Authorization: Bearer {token}", url)[0] == 200
+        assert curl("-H", "Host: other.example", "-H", f"Authorization: Bearer {token}", url)[0] == 403
+
+
+def test_a_revoked_token_is_refused_at_once_and_its_jobs_go_on():
+    with live.Box() as box:
+        token = box.nexus("token", "create", "bob").stdout.strip()
+        header, url = ("-H", f"Authorization: Bearer {token}"), f"http://127.0.0.1:{box.port}"
+        code, answer, _ = curl(*header, "-H", "Content-Type: application/json", "-d", '{"command": "sleep 600"}', f"{url}/queue")
+        assert code == 200
+        box.wait(answer["id"], "running")
+        box.nexus("token", "revoke", "bob")
+        assert curl(*header, f"{url}/jobs")[0] == 401 and box.job(answer["id"])["status"] == "running"
+        assert "A token of bob came from 127.0.0.1: revoked" in box.log() and token not in box.log()
+        listed = json.loads(box.nexus("token", "list", "--json").stdout)
+        assert listed[0]["user"] == "bob" and listed[0]["used_at"] and listed[0]["revoked_at"] and token not in json.dumps(listed)
+
+
+def test_one_users_thousand_jobs_do_not_hold_up_anothers_one():
+    with live.Box(gpus=1, max_running_per_user=1) as box:
+        tokens = {user: box.nexus("token", "create", user).stdout.strip() for user in ("ann", "bob")}
+
+        def post(user, body):
+            return box.call("POST", "/queue", body, Authorization=f"Bearer {tokens[user]}")[1]
+
+        box.ask("POST", "/service/pause")
+        many = post("ann", {"commands": ["true"] * 1000})["ids"]
+        box.ask("POST", "/service/resume")
+        box.wait(many[3])
+        one = post("bob", {"command": "true"})["id"]
+        box.wait(one, timeout_s=20)
+        assert len([job for job in box.ask("GET", "/jobs?user=ann&status=pending")]) > 500, "long before ann's are through"
+        box.ask("POST", "/service/pause")
+
+
+# Many at once
+
+
+def test_followers_and_streams_beside_short_requests():
+    """What a whole group's browsers and scripts do at once; bench.py load measures it."""
+    with live.Box(gpus=1) as box:
+        job_id = box.add("for n in $(seq 20); do echo line $n; sleep 0.1; done")
+        box.wait(job_id, "running")
+        texts, errors = [], []
+
+        def follow():
+            try:
+                texts.append(box.call("GET", f"/jobs/{job_id}/logs?follow=true")[1])
+            except Exception as error:
+                errors.append(error)
+
+        followers = [threading.Thread(target=follow) for _ in range(100)]
+        for follower in followers:
+            follower.start()
+        for _ in range(100):
+            assert box.call("GET", "/status")[0] == 200
+        for follower in followers:
+            follower.join(60)
+        assert not errors and len(texts) == 100 and set(texts) == {"".join(f"line {n}\n" for n in range(1, 21))}
+        live.until(lambda: len(os.listdir(f"/proc/{box.pid()}/task")) < 20, "the threads' end")
