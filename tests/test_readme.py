@@ -45,3 +45,41 @@ def test_config_keys_exist():
     ours = {"jobs_file", "llm_config", "log_format", "allowed_script_paths", "max_memory_gb", "max_running", "guard_failures",
             "reserve_after_seconds", "launch_attempts", "jobs_file_interval_seconds"}
     assert ours <= named & keys
+
+
+# What is typed at a shell: as it stands there, but for the port, the host and the ids of the jobs
+
+SHELL = [block for block in re.findall(r"```bash\n(.*?)```", README, re.DOTALL) if re.search(r"^(curl|wget) ", block, re.MULTILINE)]
+
+
+def list_calls(block):
+    """The statements of a block: a here-document belongs to what it is given to."""
+    block = re.sub(r"(<<'END'\n.*?\nEND)\n", lambda match: match[1].replace("\n", "\0") + "\n", block, flags=re.DOTALL)
+    return [line.replace("\0", "\n") for line in block.splitlines() if line.strip()]
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("block", SHELL, ids=[block.split("\n")[0][:40] for block in SHELL])
+def test_curl_and_wget_lines(block):
+    with live.Box(gpus=4) as box:
+        (box.folder / "my_script.py").write_text("print('hello')\n")
+        box.nexus("token", "create", "bob", "bobs-secret-token")
+        bobs = box.call("POST", "/queue", {"command": "sleep 600"}, Authorization="Bearer bobs-secret-token")[1]["id"]
+        box.wait(bobs, "running")
+        (box.bin / "nexus").write_text(f'#!/bin/sh\nexec {sys.executable} {live.NEXUS} "$@"\n')
+        (box.bin / "nexus").chmod(0o755)
+        setting = ""
+        for line in list_calls(block):
+            if line.startswith("export "):
+                setting = line.replace("http://gpubox:6234", f"http://localhost:{box.port}") + "; "
+                continue
+            line = line.replace("6234", str(box.port)).replace("--cwd /data/bob", "--cwd /tmp").replace('"python train.py"', '"true"')
+            line = line.replace("/home/me/exp", "/tmp")
+            line = re.sub(r"(/jobs/|/results/)abc\b", rf"\g<1>{bobs}", line)
+            if "/queue/abc" in line:
+                line = line.replace("/queue/abc", f"/queue/{box.add('sleep 600')}")
+            if line.startswith("curl "):
+                line = line.replace("curl ", "curl -sS --fail-with-body --max-time 3 ", 1)
+            done = subprocess.run(["bash", "-c", setting + line], env=box.environ, cwd=box.folder, capture_output=True, text=True, timeout=60)
+            is_stream = "follow=true" in line or "-N " in line
+            assert done.returncode in ((28,) if is_stream else (0,)), (line, done)

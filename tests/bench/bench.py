@@ -7,6 +7,7 @@ NEXUS_HOME, with a made-up nvidia-smi that answers in a millisecond.
 """
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import http.client
 import json
@@ -331,7 +332,109 @@ def measure_idle() -> None:
         report("idle with 8 GPUs: memory", f"{it.rss_mb():.0f} MB", "<= 50 MB")
 
 
-MEASURES = {"plan": measure_plan, "many": measure_many, "gap": measure_gap, "add": measure_add, "bulk": measure_bulk, "idle": measure_idle}
+FOLLOWERS, STREAMS, REQUESTS_PER_S, LOAD_S = 200, 50, 100, 15.0
+
+
+class Load:
+    """What a group's browsers and scripts ask at once, all from this process, in a thread of its own."""
+
+    def __init__(self, port: int, job_id: str) -> None:
+        self.port, self.job_id = port, job_id
+        self.failures: list[str] = []
+        self.delays: list[float] = []               # of the short requests, in ms
+        self.received = 0
+        self.begun, self.is_over = threading.Event(), False
+        self.thread = threading.Thread(target=lambda: asyncio.run(self.run()))
+
+    async def run(self) -> None:
+        streams = [asyncio.create_task(self.stream(f"/jobs/{self.job_id}/logs?follow=true")) for _ in range(FOLLOWERS)]
+        streams += [asyncio.create_task(self.stream("/events")) for _ in range(STREAMS)]
+        while self.received < FOLLOWERS + STREAMS and not self.failures:
+            await asyncio.sleep(0.05)
+        self.begun.set()
+        asked, began = [], time.perf_counter()
+        while not self.is_over:
+            asked.append(asyncio.create_task(self.ask("/jobs?limit=1" if len(asked) % 2 else "/status")))
+            await asyncio.sleep(max(0.0, began + len(asked) / REQUESTS_PER_S - time.perf_counter()))
+        await asyncio.gather(*asked)
+        for task in streams:
+            task.cancel()
+        await asyncio.gather(*streams, return_exceptions=True)
+
+    async def ask(self, path: str) -> None:
+        began = time.perf_counter()
+        try:
+            reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+            writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
+            answer = await reader.read()
+            writer.close()
+            if b" 200 " not in answer[:20] or not answer.rstrip().endswith((b"}", b"]", b"0")):
+                self.failures.append(repr(answer[:100]))
+        except OSError as error:
+            self.failures.append(f"{path}: {error}")
+        self.delays.append((time.perf_counter() - began) * 1000)
+
+    async def stream(self, path: str) -> None:
+        try:
+            reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+            writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+            if b" 200 " not in await reader.readline():
+                self.failures.append(f"{path} was refused")
+            self.received += 1
+            while await reader.read(65536):
+                pass
+            self.failures.append(f"{path} ended")
+        except OSError as error:
+            self.failures.append(f"{path}: {error}")
+
+
+def measure_load() -> None:
+    """Starts of jobs beside many followers, streams and requests; three times, to see what memory stays."""
+    with bench(gpus=2, launcher="direct") as it:
+        talker = it.client.add("while :; do echo a line of some length, as a training loop prints it; sleep 0.1; done")
+        while it.client.job(talker)["status"] != "running":
+            time.sleep(0.05)
+        memory_mb = [it.rss_mb()]
+        failures, delays, ratios, shares = [], [], [], []
+        for _ in range(3):
+            quiet = measure_starts(it, 100)
+            load = Load(it.port, talker)
+            load.thread.start()
+            assert load.begun.wait(60), load.failures[:3]
+            at_s, cpu_s = time.perf_counter(), it.cpu_s()
+            ratios.append(measure_starts(it, 100) / quiet)
+            while time.perf_counter() - at_s < LOAD_S:
+                time.sleep(0.1)
+            shares.append((it.cpu_s() - cpu_s) / (time.perf_counter() - at_s))
+            memory_mb.append(it.rss_mb())
+            load.is_over = True
+            load.thread.join(60)
+            time.sleep(5)
+            memory_mb.append(it.rss_mb())
+            failures += load.failures
+            delays += load.delays
+        report(f"{FOLLOWERS} followers, {STREAMS} event streams, {REQUESTS_PER_S} requests/s: failures", f"{len(failures)}", "0")
+        report(f"{len(delays)} short requests meanwhile", f"median {statistics.median(delays):.1f} ms, "
+               f"p99 {sorted(delays)[len(delays) * 99 // 100]:.0f} ms")
+        report("CPU of the service meanwhile", f"{100 * statistics.median(shares):.0f} % of one core")
+        report("end of a job to the next start, meanwhile / before", f"{statistics.median(ratios):.2f}", "<= 2")
+        report("service memory before, then meanwhile and after", f"{', '.join(f'{size:.0f}' for size in memory_mb)} MB")
+        for failure in failures[:5]:
+            print("   ", failure)
+
+
+def measure_starts(it: Bench, count: int) -> float:
+    """The median of the gaps between so many short jobs on one GPU, in ms."""
+    stamps = it.folder / f"stamps-{time.perf_counter()}"
+    stamps.touch()
+    it.client.add_all([f'echo "start $EPOCHREALTIME" >> {stamps}; sleep 0.05; echo "end $EPOCHREALTIME" >> {stamps}'] * (count + 1))
+    while stamps.read_text().count("end") <= count:
+        time.sleep(0.05)
+    times = [float(line.split()[1]) for line in stamps.read_text().splitlines()]
+    return statistics.median((times[at + 1] - times[at]) * 1000 for at in range(1, 2 * count, 2))
+
+
+MEASURES = {"load": measure_load, "plan": measure_plan, "many": measure_many, "gap": measure_gap, "add": measure_add, "bulk": measure_bulk, "idle": measure_idle}
 
 
 def main() -> None:
