@@ -6066,6 +6066,7 @@ class Caller:
     user: str                   # whose jobs are its own
     name: str                   # for the log: how it was told who this is
     is_owner: bool = True       # of the service: all is allowed
+    sha256: str | None = None   # of the user's token
 
     def may_see(self, user: str) -> bool:
         return self.is_owner or user == self.user
@@ -7513,6 +7514,7 @@ def describe_for_event(gpu: Gpu) -> tuple[object, ...]:
 BODY_BYTES_PER_S = 65536                # at least; a slower body is not waited for
 FOLLOW_INTERVAL_S = (0.05, 0.5)         # how often a followed log is looked at: soon after a line, rarely when silent
 HEARTBEAT_S = 15.0
+CROWD_SIZE, CROWD_PAUSE_S, CROWD_LOOKS_PER_S = 10, 1.0, 400.0       # more followers than that share so many looks
 SWEEP_INTERVAL_S = 2.0                  # how often connections are looked at that have not sent their request in time
 PENALTY_S = (0.05, 5.0)                 # for a wrong token: doubled at each, at most
 PENALTY_MEMORY_S = 900.0
@@ -7674,6 +7676,26 @@ def parse_number(query: Mapping[str, str], key: str) -> int | None:
     if not re.fullmatch(r"\d{1,18}", given):
         refuse(f"{key} must be a whole number of 0 or more, not '{format_line(given, 40)}'", hint="")
     return int(given)
+
+
+class Crowd:
+    """How many follow logs and events now.  Many are told at intervals: a hundred threads that each line wakes hold up the starts of jobs."""
+
+    def __init__(self) -> None:
+        import threading
+        self.count, self.guard = 0, threading.Lock()
+
+    def __enter__(self) -> None:
+        with self.guard:
+            self.count += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self.guard:
+            self.count -= 1
+
+    def find_pause_s(self) -> float:
+        """Between two looks of each."""
+        return 0.0 if self.count <= CROWD_SIZE else min(CROWD_PAUSE_S, self.count / CROWD_LOOKS_PER_S)
 
 
 class Penalties:
@@ -7955,6 +7977,8 @@ class Api:
         self.config = service.config.service
         self.tokens = TokenFile(service.layout)
         self.penalties = Penalties()
+        self.crowd = Crowd()
+        self.encoded: dict[tuple[int, str | None], str] = {}        # (event's number, for which user): as it is sent
         self.unknown_forms = threading.BoundedSemaphore(MAX_UNKNOWN_FORMS)
 
     def handle(self, request: Request) -> Response:
@@ -7973,7 +7997,7 @@ class Api:
                     raise NexusError("usage", f"'{format_line(key, 40)}' is not a parameter of {route.pattern}",
                                      hint=suggest(key, route.query))
             response: Response = getattr(self, route.handler)(request, caller, **holes)
-            return response
+            return replace(response, stream=self.while_good(caller.sha256, response.stream)) if response.stream and caller.sha256 else response
         except NexusError as error:
             if error.http_status in (401, 403):
                 self.service.log.warning("Refused %s %s from %s: %s", request.method, format_line(request.path, 100),
@@ -8023,6 +8047,13 @@ class Api:
             raise NexusError("unauthorized", f"only {self.service.user}, on this machine, may call without a token", hint)
         return self.service.owner
 
+    def while_good(self, sha256: str, stream: Iterator[bytes]) -> Iterator[bytes]:
+        """A stream for a user, cut off when the token is revoked."""
+        for piece in stream:
+            if not any(token.sha256 == sha256 and not describe_token_end(token, self.service.clock.now()) for token in self.tokens.read()):
+                return
+            yield piece
+
     def find_bearer(self, text: str, request: Request) -> Caller:
         """Who has a token.  A wrong one takes as long whatever it is, and longer each time.  Raises: unauthorized."""
         import hmac
@@ -8036,7 +8067,7 @@ class Api:
                 self.tokens.note_use(token, now)
             except NexusError as error:                 # a full disk keeps nobody out
                 self.service.log.warning("The use of %s's token: %s", token.user, error.message)
-            return Caller(token.user, f"{token.user} (token, {request.peer})", is_owner=False)
+            return Caller(token.user, f"{token.user} (token, {request.peer})", False, token.sha256)
         if token:
             self.service.log.warning("A token of %s came from %s: %s", token.user, request.peer, describe_token_end(token, now))
         self.service.clock.sleep(self.penalties.add(request.peer, self.service.clock.monotonic()))
@@ -8219,19 +8250,20 @@ class Api:
         """
         offsets: dict[str, int] = {}
         idle_s = FOLLOW_INTERVAL_S[0]
-        while True:
-            paths, was_over = look()
-            found = False
-            for path in paths:
-                for piece in read_new(path, offsets, tail):
-                    found = True
-                    yield piece
-            if was_over and not found:
-                return
-            if not found:
-                yield b""
-                self.service.clock.sleep(idle_s)
-            idle_s = FOLLOW_INTERVAL_S[0] if found else min(FOLLOW_INTERVAL_S[1], idle_s * 1.2)
+        with self.crowd:
+            while True:
+                paths, was_over = look()
+                found = False
+                for path in paths:
+                    for piece in read_new(path, offsets, tail):
+                        found = True
+                        yield piece
+                if was_over and not found:
+                    return
+                if not found:
+                    yield b""
+                self.service.clock.sleep(max(0.0 if found else idle_s, self.crowd.find_pause_s()))
+                idle_s = FOLLOW_INTERVAL_S[0] if found else min(FOLLOW_INTERVAL_S[1], idle_s * 1.2)
 
     def get_service_logs(self, request: Request, caller: Caller) -> Response:
         paths, tail = [self.service.layout.service_log], parse_number(request.query, "tail")
@@ -8279,20 +8311,34 @@ class Api:
         events, service = self.service.store.events, self.service
         yield f": events from number {following}\nid: {following - 1}\n\n".encode()
         beat_at = service.clock.monotonic() + HEARTBEAT_S
-        while not service.is_stopping:
-            upcoming = events.next_number
-            found, is_gap = events.read(following, 1.0)
-            if is_gap:
-                after = (found[0][0] if found else upcoming) - 1
-                yield f"event: reset\nid: {after}\ndata: {encode_json({'since': following})}\n\n".encode()
-            pieces = [f"id: {number}\nevent: {kind}\ndata: {encode_json(self.describe_event(kind, what, caller))}\n\n"
-                      for number, kind, what in found if kind != "group" or caller.is_owner]
-            following = found[-1][0] + 1 if found else upcoming if is_gap else following
-            if service.clock.monotonic() > beat_at:
-                pieces.append(": still here\n\n")
-            if pieces:
-                beat_at = service.clock.monotonic() + HEARTBEAT_S
-            yield "".join(pieces).encode()
+        with self.crowd:
+            while not service.is_stopping:
+                pause_s = self.crowd.find_pause_s()
+                service.clock.sleep(pause_s)
+                upcoming = events.next_number
+                found, is_gap = events.read(following, 0.0 if pause_s else 1.0)
+                pieces = []
+                if is_gap:
+                    after = (found[0][0] if found else upcoming) - 1
+                    pieces.append(f"event: reset\nid: {after}\ndata: {encode_json({'since': following})}\n\n")
+                pieces += [self.encode_event(*event, caller) for event in found if event[1] != "group" or caller.is_owner]
+                following = found[-1][0] + 1 if found else upcoming if is_gap else following
+                if service.clock.monotonic() > beat_at:
+                    pieces.append(": still here\n\n")
+                if pieces:
+                    beat_at = service.clock.monotonic() + HEARTBEAT_S
+                yield "".join(pieces).encode()
+
+    def encode_event(self, number: int, kind: str, what: Any, caller: Caller) -> str:
+        """Made once for all who follow."""
+        key = number, None if caller.is_owner else caller.user
+        text = self.encoded.get(key)
+        if text is None:
+            text = f"id: {number}\nevent: {kind}\ndata: {encode_json(self.describe_event(kind, what, caller))}\n\n"
+            if len(self.encoded) >= 1000:
+                self.encoded.clear()
+            self.encoded[key] = text
+        return text
 
     def describe_event(self, kind: str, what: Any, caller: Caller) -> object:
         if kind == "job":
@@ -8947,7 +8993,10 @@ DASHBOARD_PAGE = r'''<!doctype html>
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
 <title>nexus</title>
-<link rel="icon" href="data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'%3E%3Crect width='16' height='16' rx='4' fill='%232159c9'/%3E%3Cpath d='M4.5 12V4l7 8V4' fill='none' stroke='%23fff' stroke-width='2'/%3E%3C/svg%3E">
+<link rel="icon"
+  href="data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'%3E
+  %3Crect width='16' height='16' rx='4' fill='%232159c9'/%3E
+  %3Cpath d='M4.5 12V4l7 8V4' fill='none' stroke='%23fff' stroke-width='2'/%3E%3C/svg%3E">
 <style>
 :root {
   color-scheme: light dark;
@@ -8987,7 +9036,8 @@ main:focus, h1:focus, h2:focus { outline: none; }
 .unseen { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); white-space: nowrap; }
 
 button, input, select, textarea { font: inherit; color: inherit; border-radius: 6px; }
-button { min-height: 30px; padding: .15rem .7rem; border: 1px solid var(--line); background: var(--panel); cursor: pointer; white-space: nowrap; }
+button { min-height: 30px; padding: .15rem .7rem; border: 1px solid var(--line); background: var(--panel); cursor: pointer;
+  white-space: nowrap; }
 button:hover { border-color: var(--edge); background: var(--sunk); }
 button:disabled { opacity: .55; cursor: default; }
 button.primary { background: var(--accent); border-color: var(--accent); color: var(--on-accent); font-weight: 600; }
@@ -9009,7 +9059,8 @@ header { position: sticky; top: 0; z-index: 5; background: var(--panel); border-
 nav { display: flex; gap: .15rem; margin-right: auto; }
 nav a { display: flex; align-items: center; gap: .4rem; min-height: 32px; padding: 0 .6rem; border-radius: 6px; color: var(--ink); }
 nav a:hover { background: var(--sunk); text-decoration: none; }
-.count { min-width: 1.5em; padding: 0 .4em; border-radius: 1em; background: var(--sunk); color: var(--muted); text-align: center; font-size: .86em; font-weight: 600; }
+.count { min-width: 1.5em; padding: 0 .4em; border-radius: 1em; background: var(--sunk); color: var(--muted); text-align: center;
+  font-size: .86em; font-weight: 600; }
 .tools { display: flex; align-items: center; gap: .5rem; }
 .state { display: inline-flex; align-items: center; gap: .4rem; color: var(--muted); white-space: nowrap; }
 .state::before { content: ""; width: 8px; height: 8px; border-radius: 50%; background: var(--edge); }
@@ -9019,17 +9070,21 @@ nav a:hover { background: var(--sunk); text-decoration: none; }
 @keyframes pulse { 50% { opacity: .25; } }
 
 main, footer { display: block; max-width: 1240px; margin: 0 auto; padding: 1.1rem 1.25rem; }
-footer { padding-top: 0; color: var(--muted); font-size: .88em; display: flex; flex-wrap: wrap; gap: .3rem 1.5rem; justify-content: space-between; }
-kbd { padding: 0 .35em; border: 1px solid var(--line); border-bottom-width: 2px; border-radius: 4px; background: var(--panel); font: inherit; font-family: var(--mono); font-size: .92em; color: var(--ink); }
+footer { padding-top: 0; color: var(--muted); font-size: .88em; display: flex; flex-wrap: wrap; gap: .3rem 1.5rem;
+  justify-content: space-between; }
+kbd { padding: 0 .35em; border: 1px solid var(--line); border-bottom-width: 2px; border-radius: 4px; background: var(--panel);
+  font: inherit; font-family: var(--mono); font-size: .92em; color: var(--ink); }
 section { margin-bottom: 1.5rem; }
 .head { display: flex; flex-wrap: wrap; align-items: center; gap: .3rem .6rem; margin-bottom: .6rem; min-height: 30px; }
 .head .grow, .grow { flex: 1; }
 .panel { background: var(--panel); border: 1px solid var(--line); border-radius: 10px; }
 .empty { padding: 1.1rem; color: var(--muted); text-align: center; }
-.banner { display: block; margin-bottom: .8rem; padding: .6rem .9rem; border-radius: 8px; background: var(--warn-soft); color: var(--warn); }
+.banner { display: block; margin-bottom: .8rem; padding: .6rem .9rem; border-radius: 8px; background: var(--warn-soft);
+  color: var(--warn); }
 .banner.bad { background: var(--bad-soft); color: var(--bad); }
 .banner.note { background: var(--accent-soft); color: var(--ink); }
-.badge { display: inline-block; padding: .02rem .5rem; border-radius: 1em; background: var(--sunk); color: var(--muted); font-size: .86em; font-weight: 600; white-space: nowrap; }
+.badge { display: inline-block; padding: .02rem .5rem; border-radius: 1em; background: var(--sunk); color: var(--muted);
+  font-size: .86em; font-weight: 600; white-space: nowrap; }
 .badge.ok { background: var(--ok-soft); color: var(--ok); }
 .badge.warn { background: var(--warn-soft); color: var(--warn); }
 .badge.bad { background: var(--bad-soft); color: var(--bad); }
@@ -9040,7 +9095,8 @@ section { margin-bottom: 1.5rem; }
 .clip { display: -webkit-box; -webkit-box-orient: vertical; -webkit-line-clamp: 2; overflow: hidden; }
 
 #notices { position: fixed; z-index: 8; right: 1rem; bottom: 1rem; width: min(26rem, calc(100vw - 2rem)); display: grid; gap: .5rem; }
-.notice { display: flex; gap: .6rem; align-items: start; padding: .6rem .5rem .6rem .9rem; border: 1px solid var(--line); border-left: 4px solid var(--ok);
+.notice { display: flex; gap: .6rem; align-items: start; padding: .6rem .5rem .6rem .9rem; border: 1px solid var(--line);
+  border-left: 4px solid var(--ok);
   border-radius: 8px; background: var(--panel); box-shadow: 0 6px 24px rgb(0 0 0 / .18); overflow-wrap: anywhere; }
 .notice.bad { border-left-color: var(--bad); }
 .notice div { flex: 1; min-width: 0; }
@@ -9050,7 +9106,8 @@ section { margin-bottom: 1.5rem; }
 .gpu .top { display: flex; align-items: baseline; gap: .5rem; }
 .gpu .top .name { flex: 1; min-width: 0; overflow: hidden; text-overflow: ellipsis; white-space: nowrap; }
 .gauge { display: grid; grid-template-columns: 1fr auto; gap: .15rem .6rem; }
-.track { grid-column: 1 / -1; height: 7px; border-radius: 4px; background: var(--sunk); box-shadow: inset 0 0 0 1px var(--line); overflow: hidden; }
+.track { grid-column: 1 / -1; height: 7px; border-radius: 4px; background: var(--sunk); box-shadow: inset 0 0 0 1px var(--line);
+  overflow: hidden; }
 .track i { display: block; width: 0; height: 100%; background: var(--fill); transition: width .4s; }
 .track.memory i { background: var(--memory); }
 .curve { display: block; width: 100%; height: 46px; border-bottom: 1px solid var(--line); }
@@ -9060,14 +9117,17 @@ section { margin-bottom: 1.5rem; }
 .curve path.memory { stroke: var(--memory); }
 .curve line { stroke: var(--line); stroke-width: 1; vector-effect: non-scaling-stroke; stroke-dasharray: 2 3; }
 .axis { display: flex; justify-content: space-between; margin-top: .15rem; font-size: .8em; color: var(--muted); }
-.axis b { font-weight: 400; } .axis b::before { content: ""; display: inline-block; width: .8em; height: 3px; margin-right: .35em; vertical-align: middle; background: var(--fill); border-radius: 2px; }
+.axis b { font-weight: 400; }
+.axis b::before { content: ""; display: inline-block; width: .8em; height: 3px; margin-right: .35em; vertical-align: middle;
+  background: var(--fill); border-radius: 2px; }
 .axis b + b { margin-left: .9em; } .axis b + b::before { background: var(--memory); }
 .users { flex: 1; display: grid; gap: .15rem; align-content: start; }
 .users li { display: flex; gap: .5rem; align-items: baseline; min-width: 0; }
 .users .command { flex: 1; min-width: 0; overflow: hidden; text-overflow: ellipsis; white-space: nowrap; }
 .gpu .bottom { display: flex; align-items: center; gap: .6rem; }
 
-.filters { display: grid; grid-template-columns: minmax(10rem, 1fr) repeat(3, minmax(0, 10rem)) auto; gap: .5rem; margin-bottom: 1.2rem; align-items: center; }
+.filters { display: grid; grid-template-columns: minmax(10rem, 1fr) repeat(3, minmax(0, 10rem)) auto; gap: .5rem; margin-bottom: 1.2rem;
+  align-items: center; }
 #running-list { display: grid; gap: .6rem; grid-template-columns: minmax(0, 1fr); }
 .run { padding: .65rem .9rem; }
 .run .line { display: grid; grid-template-columns: 3.2rem minmax(0, 1fr) auto auto; gap: .3rem .9rem; align-items: center; }
@@ -9078,7 +9138,8 @@ section { margin-bottom: 1.5rem; }
 
 .scroll { overflow-x: auto; }
 table { width: 100%; border-collapse: collapse; }
-th { padding: .45rem .7rem; text-align: left; font-size: .82em; font-weight: 600; color: var(--muted); border-bottom: 1px solid var(--line); white-space: nowrap; }
+th { padding: .45rem .7rem; text-align: left; font-size: .82em; font-weight: 600; color: var(--muted);
+  border-bottom: 1px solid var(--line); white-space: nowrap; }
 td { padding: .45rem .7rem; vertical-align: top; border-bottom: 1px solid var(--line); }
 tbody tr:last-child td { border-bottom: 0; }
 tbody tr:hover { background: var(--sunk); }
@@ -9091,25 +9152,34 @@ td select { width: auto; min-height: 30px; padding: 0 .3rem; border-color: var(-
 .more { display: flex; justify-content: center; padding: .5rem; border-top: 1px solid var(--line); }
 
 .log { border-radius: 8px; overflow: hidden; background: var(--paper); color: var(--print); border: 1px solid var(--line); }
-.log .head { margin: 0; padding: .35rem .5rem .35rem .8rem; background: var(--panel); color: var(--ink); border-bottom: 1px solid var(--line); }
+.log .head { margin: 0; padding: .35rem .5rem .35rem .8rem; background: var(--panel); color: var(--ink);
+  border-bottom: 1px solid var(--line); }
 .log .head select { width: auto; }
 .log label { white-space: nowrap; }
 .log .told { flex: 1 1 8rem; color: var(--muted); font-size: .88em; }
-.lines { height: 22rem; overflow: auto; padding: .5rem .8rem; font: 12.5px/1.5 var(--mono); white-space: pre-wrap; overflow-wrap: anywhere; tab-size: 8; overflow-anchor: none; contain: strict; }
+.lines { height: 22rem; overflow: auto; padding: .5rem .8rem; font: 12.5px/1.5 var(--mono); white-space: pre-wrap;
+  overflow-wrap: anywhere; tab-size: 8; overflow-anchor: none; contain: strict; }
 #job .lines { height: min(65vh, 44rem); }
 .lines.long { white-space: pre; overflow-wrap: normal; }
 .lines:focus-visible { outline-offset: -3px; }
 .lines div { min-height: 1.5em; }
 .lines .err { margin-left: -.8rem; padding-left: calc(.8rem - 3px); border-left: 3px solid #8e3b36; }
-.bold { font-weight: 700; } .dim { opacity: .72; } .italic { font-style: italic; } .under { text-decoration: underline; } .strike { text-decoration: line-through; }
-.fg0 { color: #7f8a97; } .fg1 { color: #ff7b72; } .fg2 { color: #5fcf80; } .fg3 { color: #e3b341; } .fg4 { color: #79b0ff; } .fg5 { color: #d79bff; } .fg6 { color: #4fd0d8; } .fg7 { color: #d5dbe3; }
-.fg8 { color: #98a3b0; } .fg9 { color: #ffa198; } .fg10 { color: #7ee79b; } .fg11 { color: #f5d067; } .fg12 { color: #a5ccff; } .fg13 { color: #e8c0ff; } .fg14 { color: #7fe5ec; } .fg15 { color: #fff; }
-.bg0 { background: #30363d; } .bg1 { background: #8e1519; } .bg2 { background: #0f5a28; } .bg3 { background: #6b4a00; } .bg4 { background: #0d4a99; } .bg5 { background: #6a2fa0; } .bg6 { background: #0b5a63; } .bg7 { background: #b6bec8; }
-.bg8 { background: #4a525b; } .bg9 { background: #b52a2a; } .bg10 { background: #1a7a3a; } .bg11 { background: #8a6100; } .bg12 { background: #1f63c4; } .bg13 { background: #8a4bc4; } .bg14 { background: #12767f; } .bg15 { background: #fff; }
+.bold { font-weight: 700; } .dim { opacity: .72; } .italic { font-style: italic; } .under { text-decoration: underline; }
+.strike { text-decoration: line-through; }
+.fg0 { color: #7f8a97; } .fg1 { color: #ff7b72; } .fg2 { color: #5fcf80; } .fg3 { color: #e3b341; } .fg4 { color: #79b0ff; }
+.fg5 { color: #d79bff; } .fg6 { color: #4fd0d8; } .fg7 { color: #d5dbe3; }
+.fg8 { color: #98a3b0; } .fg9 { color: #ffa198; } .fg10 { color: #7ee79b; } .fg11 { color: #f5d067; } .fg12 { color: #a5ccff; }
+.fg13 { color: #e8c0ff; } .fg14 { color: #7fe5ec; } .fg15 { color: #fff; }
+.bg0 { background: #30363d; } .bg1 { background: #8e1519; } .bg2 { background: #0f5a28; } .bg3 { background: #6b4a00; }
+.bg4 { background: #0d4a99; } .bg5 { background: #6a2fa0; } .bg6 { background: #0b5a63; } .bg7 { background: #b6bec8; }
+.bg8 { background: #4a525b; } .bg9 { background: #b52a2a; } .bg10 { background: #1a7a3a; } .bg11 { background: #8a6100; }
+.bg12 { background: #1f63c4; } .bg13 { background: #8a4bc4; } .bg14 { background: #12767f; } .bg15 { background: #fff; }
 .fgp { color: var(--paper); } .bgp { background: var(--print); }
 
-.facts-list { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(19rem, 100%), 1fr)); gap: 0 1.6rem; padding: .5rem .95rem; }
-.facts-list div { display: grid; grid-template-columns: 8.5rem minmax(0, 1fr); gap: .6rem; padding: .3rem 0; border-bottom: 1px solid var(--line); }
+.facts-list { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(19rem, 100%), 1fr)); gap: 0 1.6rem;
+  padding: .5rem .95rem; }
+.facts-list div { display: grid; grid-template-columns: 8.5rem minmax(0, 1fr); gap: .6rem; padding: .3rem 0;
+  border-bottom: 1px solid var(--line); }
 .facts-list .wide { grid-column: 1 / -1; }
 .facts-list dt { color: var(--muted); }
 .facts-list dd { overflow-wrap: anywhere; }
@@ -9118,7 +9188,8 @@ td select { width: auto; min-height: 30px; padding: 0 .3rem; border-color: var(-
 .steps li + li::before { content: "\2192"; margin-right: .5rem; color: var(--muted); }
 .reasons li { padding: .15rem 0; }
 
-dialog { width: min(38rem, calc(100vw - 1.5rem)); max-height: calc(100dvh - 2rem); overflow: auto; padding: 1.2rem 1.3rem; border: 1px solid var(--line); border-radius: 12px;
+dialog { width: min(38rem, calc(100vw - 1.5rem)); max-height: calc(100dvh - 2rem); overflow: auto; padding: 1.2rem 1.3rem;
+  border: 1px solid var(--line); border-radius: 12px;
   background: var(--panel); color: var(--ink); box-shadow: 0 20px 60px rgb(0 0 0 / .35); }
 dialog::backdrop { background: rgb(8 12 18 / .5); }
 dialog h2 { margin-bottom: .5rem; font-size: 1.15rem; }
@@ -9145,16 +9216,19 @@ summary { cursor: pointer; padding: .3rem 0; color: var(--accent); }
   button, input, select, textarea, td select { min-height: 40px; }
   button.link { padding: 0 .5rem; }
   .count { font-size: .82em; }
-  .run .line { grid-template-columns: minmax(0, 1fr) auto; } .run .line .what { grid-column: 1 / -1; grid-row: 2; } .run .actions { grid-column: 1 / -1; justify-content: stretch; }
+  .run .line { grid-template-columns: minmax(0, 1fr) auto; } .run .line .what { grid-column: 1 / -1; grid-row: 2; }
+  .run .actions { grid-column: 1 / -1; justify-content: stretch; }
   .run .actions button { flex: 1; }
   .scroll { overflow: visible; }
   table.cards, .cards tbody, .cards tr, .cards td { display: block; }
   .cards thead { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); }
-  .cards tr { display: flex; flex-wrap: wrap; align-items: baseline; gap: .15rem 1rem; padding: .7rem .9rem; border-bottom: 1px solid var(--line); }
+  .cards tr { display: flex; flex-wrap: wrap; align-items: baseline; gap: .15rem 1rem; padding: .7rem .9rem;
+    border-bottom: 1px solid var(--line); }
   .cards tr:last-child { border-bottom: 0; }
   .cards td { padding: 0; border: 0; white-space: normal; }
   .cards td::before { content: attr(data-label) "\00a0"; color: var(--muted); font-size: .88em; }
-  .cards td.bare, .cards td.whole { flex: 0 0 100%; width: auto; min-width: 0; } .cards td.bare::before, .cards td.bare-label::before { content: none; }
+  .cards td.bare, .cards td.whole { flex: 0 0 100%; width: auto; min-width: 0; }
+  .cards td.bare::before, .cards td.bare-label::before { content: none; }
   .cards td:empty { display: none; }
   .cards td .actions { justify-content: stretch; margin-top: .3rem; } .cards td .actions > * { flex: 0 1 8rem; }
   .facts-list div { grid-template-columns: 7rem minmax(0, 1fr); }
@@ -9171,7 +9245,8 @@ summary { cursor: pointer; padding: .3rem 0; color: var(--accent); }
 <a class="skip" href="#/main">Skip to the content</a>
 <header>
   <div class="bar">
-    <a class="brand" href="#/"><svg viewBox="0 0 16 16" aria-hidden="true"><rect width="16" height="16" rx="4" fill="#2159c9"/><path d="M4.5 12V4l7 8V4" fill="none" stroke="#fff" stroke-width="2"/></svg>nexus</a>
+    <a class="brand" href="#/"><svg viewBox="0 0 16 16" aria-hidden="true"><rect width="16" height="16" rx="4" fill="#2159c9"/><path
+      d="M4.5 12V4l7 8V4" fill="none" stroke="#fff" stroke-width="2"/></svg>nexus</a>
     <span id="host" class="muted"></span>
     <nav aria-label="Parts of the page">
       <a href="#/gpus">GPUs</a>
@@ -9201,22 +9276,28 @@ summary { cursor: pointer; padding: .3rem 0; color: var(--accent); }
   <div id="overview" hidden>
     <h1 class="unseen">nexus: GPUs and jobs</h1>
     <div id="banners"></div>
-    <section aria-labelledby="gpus"><div class="head"><h2 id="gpus" tabindex="-1">GPUs</h2><span id="gpus-told" class="muted"></span></div><ul id="gpu-list"></ul></section>
+    <section aria-labelledby="gpus"><div class="head"><h2 id="gpus" tabindex="-1">GPUs</h2><span id="gpus-told" class="muted"></span>
+      </div><ul id="gpu-list"></ul></section>
     <search class="filters" aria-label="Filter jobs">
-      <input class="text" id="filter" type="search" placeholder="Filter by id, name, command, cause&hellip;" aria-label="Filter by text" aria-keyshortcuts="/">
+      <input class="text" id="filter" type="search" placeholder="Filter by id, name, command, cause&hellip;"
+        aria-label="Filter by text" aria-keyshortcuts="/">
       <select id="filter-status" aria-label="Filter by status"></select>
       <select id="filter-user" aria-label="Filter by user"></select>
       <select id="filter-group" aria-label="Filter by group"></select>
       <button id="filter-clear" type="button" disabled>Clear</button>
     </search>
-    <section id="running-part" aria-labelledby="running"><div class="head"><h2 id="running" tabindex="-1">Running</h2><span id="running-told" class="muted"></span></div><ul id="running-list"></ul></section>
-    <section id="queue-part" aria-labelledby="queue"><div class="head"><h2 id="queue" tabindex="-1">Queue</h2><span id="queue-told" class="muted"></span></div></section>
-    <section id="history-part" aria-labelledby="history"><div class="head"><h2 id="history" tabindex="-1">History</h2><span id="history-told" class="muted"></span></div></section>
+    <section id="running-part" aria-labelledby="running"><div class="head"><h2 id="running" tabindex="-1">Running</h2><span
+      id="running-told" class="muted"></span></div><ul id="running-list"></ul></section>
+    <section id="queue-part" aria-labelledby="queue"><div class="head"><h2 id="queue" tabindex="-1">Queue</h2><span
+      id="queue-told" class="muted"></span></div></section>
+    <section id="history-part" aria-labelledby="history"><div class="head"><h2 id="history" tabindex="-1">History</h2><span
+      id="history-told" class="muted"></span></div></section>
   </div>
   <article id="job" hidden></article>
 </main>
 <footer>
-  <span class="keys">Keys: <kbd>/</kbd> filter &nbsp; <kbd>a</kbd> add a job &nbsp; <kbd>h</kbd> home &nbsp; <kbd>g</kbd> <kbd>r</kbd> <kbd>q</kbd> <kbd>y</kbd> GPUs, running, queue, history &nbsp; <kbd>Esc</kbd> closes</span>
+  <span class="keys">Keys: <kbd>/</kbd> filter &nbsp; <kbd>a</kbd> add a job &nbsp; <kbd>h</kbd> home &nbsp; <kbd>g</kbd> <kbd>r</kbd>
+    <kbd>q</kbd> <kbd>y</kbd> GPUs, running, queue, history &nbsp; <kbd>Esc</kbd> closes</span>
   <span><span id="version"></span> <button id="forget" type="button" class="link" hidden>Forget the token</button></span>
 </footer>
 <div id="notices" aria-live="polite"></div>
@@ -9227,8 +9308,10 @@ summary { cursor: pointer; padding: .3rem 0; color: var(--accent); }
 'use strict';
 const QUEUE_LIMIT = 1000, HISTORY_LIMIT = 1000, PAGE = 100;      // rows asked for; rows shown at once
 const LOG_TAIL = 2000, LOG_LINES = 5000, LINE_LENGTH = 20000;    // lines at first; lines kept; characters kept of a line
+const FRAME_MS = 12, FRAME_LINES = 500;                          // of a log, spent and drawn in one frame
 const FINAL = ['completed', 'failed', 'cancelled'], STATUSES = ['running', 'pending', ...FINAL];
-const SIGNALS = {1: 'SIGHUP', 2: 'SIGINT', 6: 'SIGABRT', 7: 'SIGBUS', 8: 'SIGFPE', 9: 'SIGKILL', 11: 'SIGSEGV', 13: 'SIGPIPE', 15: 'SIGTERM'};
+const SIGNALS = {1: 'SIGHUP', 2: 'SIGINT', 6: 'SIGABRT', 7: 'SIGBUS', 8: 'SIGFPE', 9: 'SIGKILL', 11: 'SIGSEGV', 13: 'SIGPIPE',
+  15: 'SIGTERM'};
 const PRIORITIES = ['high', 'normal', 'low'];
 
 // ---- The document.  Every text goes in as a text node; there is no innerHTML here.
@@ -9307,7 +9390,8 @@ const gib = (mib) => (mib / 1024).toFixed(1);
 const size = (mib) => mib >= 1024 ? `${gib(mib)} GiB` : `${Math.round(mib)} MiB`;
 const known = (fact) => fact !== null && fact !== undefined;
 const serverNow = () => Date.now() + clockOffset;
-const clock = (stamp) => new Date(stamp).toLocaleString([], {month: 'short', day: 'numeric', hour: '2-digit', minute: '2-digit', second: '2-digit'});
+const clock = (stamp) => new Date(stamp).toLocaleString([],
+  {month: 'short', day: 'numeric', hour: '2-digit', minute: '2-digit', second: '2-digit'});
 const gpuList = (job) => job.gpu_indices && job.gpu_indices.length ? `GPU ${job.gpu_indices.join(', ')}` : 'CPU';
 const commandOf = (job) => job.command ?? "(another user's job)";
 const priorityOf = (job) => PRIORITIES[job.priority] ?? String(job.priority);
@@ -9318,9 +9402,9 @@ function ago(stamp) {
 }
 
 function starts(job) {
-  if (!job.estimated_start) return 'at a time not known';
+  if (!job.estimated_start) return 'Its start is not known yet.';
   const seconds = (Date.parse(job.estimated_start) - serverNow()) / 1000;
-  return seconds < 5 ? 'any moment' : `in about ${duration(seconds)}`;
+  return seconds < 5 ? 'Starts any moment.' : `Starts in about ${duration(seconds)}.`;
 }
 
 function outcome(job) {
@@ -9400,7 +9484,8 @@ function tell(text) {
 
 function complain(error) {
   if (error.name === 'AbortError') return;
-  const notice = el('div', {class: 'notice bad'}, el('div', {}, el('strong', {}, error.message), error.hint ? el('div', {class: 'muted'}, error.hint) : null));
+  const notice = el('div', {class: 'notice bad'}, el('div', {}, el('strong', {}, error.message), error.hint
+    ? el('div', {class: 'muted'}, error.hint) : null));
   notice.append(button('Close', () => notice.remove(), 'link'));
   while (at('notices').children.length > 3) at('notices').firstChild.remove();
   at('notices').append(notice);
@@ -9413,7 +9498,8 @@ function askForToken(trouble) {
   sessionStorage.removeItem('nexus-token');
   for (const id of ['overview', 'job']) at(id).hidden = true;
   closeLogs();
-  write(at('login-why'), `${trouble.message}. ${wasWrong && trouble.hint ? trouble.hint : 'nexus token create makes one; the owner\u2019s is in ~/.nexus/token.'}`);
+  const hint = wasWrong && trouble.hint ? trouble.hint : 'nexus token create makes one; the owner\u2019s is in ~/.nexus/token.';
+  write(at('login-why'), `${trouble.message}. ${hint}`);
   at('login').hidden = false;
   document.body.className = 'locked';
   connectionIs('', 'token needed');
@@ -9423,7 +9509,10 @@ function askForToken(trouble) {
 at('login').querySelector('form').addEventListener('submit', (event) => {
   event.preventDefault();
   token = at('token').value.trim();
-  if (!/^[\x21-\x7e]+$/.test(token)) { token = ''; return write(at('login-why'), 'A token has no spaces and no other letters than ASCII.'); }
+  if (!/^[\x21-\x7e]+$/.test(token)) {
+    token = null;
+    return write(at('login-why'), 'A token has no spaces and no other letters than ASCII.');
+  }
   sessionStorage.setItem('nexus-token', token);
   at('token').value = '';
   at('login').hidden = true;
@@ -9637,7 +9726,8 @@ function drawNow() {
   drawBanners();
   drawGpus();
   drawFilters();
-  const picked = [running, queue.map((id) => jobs.get(id)).filter((job) => job?.status === 'pending'), history()].map((list) => list.filter(matches));
+  const picked = [running, queue.map((id) => jobs.get(id)).filter((job) => job?.status === 'pending'),
+    history()].map((list) => list.filter(matches));
   drawRunning(picked[0], running.length);
   drawTable(queueTable, picked[1], pendingCount);
   drawTable(historyTable, picked[2], service.completed_jobs);
@@ -9662,8 +9752,10 @@ function drawGpus() {
 }
 
 function makeGauge(name, kind) {
-  const fill = el('i'), track = el('div', {class: `track ${kind}`, role: 'meter', 'aria-valuemin': 0, 'aria-valuemax': 100}, fill), told = el('output', {'aria-hidden': 'true'});
-  return {node: el('div', {class: 'gauge'}, el('span', {class: 'muted', 'aria-hidden': 'true'}, name), told, track), show(label, share, text) {
+  const fill = el('i'), track = el('div', {class: `track ${kind}`, role: 'meter', 'aria-valuemin': 0, 'aria-valuemax': 100}, fill),
+    told = el('output', {'aria-hidden': 'true'});
+  return {node: el('div', {class: 'gauge'}, el('span', {class: 'muted', 'aria-hidden': 'true'}, name), told, track),
+    show(label, share, text) {
     mark(track, 'aria-label', label);
     mark(track, 'aria-valuenow', String(Math.round(100 * (share ?? 0))));
     mark(track, 'aria-valuetext', text);
@@ -9673,14 +9765,18 @@ function makeGauge(name, kind) {
 }
 
 function makeGpu(gpu) {
-  const row = {title: el('h3'), name: el('span', {class: 'name muted'}), badge: el('span'), memory: makeGauge('Memory', 'memory'), load: makeGauge('Load', ''),
-    paths: ['area', 'load', 'memory'].map((kind) => svg('path', {class: kind})), users: el('ul', {class: 'users'}), told: el('span', {class: 'muted grow small'})};
+  const row = {title: el('h3'), name: el('span', {class: 'name muted'}), badge: el('span'), memory: makeGauge('Memory', 'memory'),
+    load: makeGauge('Load', ''),
+    paths: ['area', 'load', 'memory'].map((kind) => svg('path', {class: kind})), users: el('ul', {class: 'users'}),
+      told: el('span', {class: 'muted grow small'})};
   row.curve = svg('svg', {class: 'curve', viewBox: '0 0 119 100', preserveAspectRatio: 'none', role: 'img'},
     svg('line', {x1: 0, y1: 50, x2: 119, y2: 50}), ...row.paths);
   row.toggle = button('Pause', () => act('POST', `gpus/${row.gpu.index}/${row.gpu.is_paused ? 'resume' : 'pause'}`, undefined,
     row.gpu.is_paused ? `GPU ${row.gpu.index} takes jobs again.` : `GPU ${row.gpu.index} gets no new job.`));
-  row.node = el('li', {class: 'gpu panel', 'data-gpu': gpu.index}, el('div', {class: 'top'}, row.title, row.name, row.badge), row.memory.node, row.load.node,
-    el('div', {}, row.curve, el('div', {class: 'axis', 'aria-hidden': 'true'}, el('span', {}, 'last hour'), el('span', {}, el('b', {}, 'load'), el('b', {}, 'memory')))),
+  row.node = el('li', {class: 'gpu panel', 'data-gpu': gpu.index}, el('div', {class: 'top'}, row.title, row.name, row.badge),
+    row.memory.node, row.load.node,
+    el('div', {}, row.curve, el('div', {class: 'axis', 'aria-hidden': 'true'}, el('span', {}, 'last hour'),
+      el('span', {}, el('b', {}, 'load'), el('b', {}, 'memory')))),
     row.users, el('div', {class: 'bottom'}, row.told, row.toggle));
   return row;
 }
@@ -9695,31 +9791,38 @@ function updateGpu(row, gpu) {
     : gpu.is_available ? ['ok', 'Available'] : foreign.length ? ['warn', 'In use'] : ['warn', 'Unavailable'];
   row.badge.className = `badge ${kind}`;
   write(row.badge, state);
-  row.memory.show(`${name} memory`, total && known(used) ? used / total : null, !known(used) ? 'unknown' : total ? `${gib(used)} / ${gib(total)} GiB` : size(used));
-  row.load.show(`${name} load`, known(gpu.utilization) ? gpu.utilization / 100 : null, known(gpu.utilization) ? `${Math.round(gpu.utilization)} %` : 'unknown');
+  row.memory.show(`${name} memory`, total && known(used) ? used / total : null,
+    !known(used) ? 'unknown' : total ? `${gib(used)} / ${gib(total)} GiB` : size(used));
+  row.load.show(`${name} load`, known(gpu.utilization) ? gpu.utilization / 100 : null,
+    known(gpu.utilization) ? `${Math.round(gpu.utilization)} %` : 'unknown');
   drawCurve(row, curves.get(gpu.uuid), total, name);
   const users = gpu.job_ids.map((id) => ({id, text: jobs.get(id)?.name || (jobs.has(id) ? commandOf(jobs.get(id)) : '')}));
   for (const process of foreign) {
-    users.push({id: null, key: `pid ${process.pid}`, text: `${process.user ?? 'somebody'}: ${process.name ?? 'a program'} (pid ${process.pid}${known(process.memory_mib) ? `, ${size(process.memory_mib)}` : ''})`});
+    const memory = known(process.memory_mib) ? `, ${size(process.memory_mib)}` : '';
+    users.push({id: null, key: `pid ${process.pid}`,
+      text: `${process.user ?? 'somebody'}: ${process.name ?? 'a program'} (pid ${process.pid}${memory})`});
   }
   const why = gpu.fault ?? (users.length || gpu.is_available || gpu.is_paused ? null : gpu.unavailable);
   if (why) users.unshift({id: null, key: 'why', text: why, kind: gpu.fault ? 'fault' : 'muted'});
   sync(row.users, users, (user) => user.id ?? user.key, (user) => {
     const text = el('span', {class: user.id ? 'command' : ''});
-    return {node: el('li', {}, user.id ? el('a', {class: 'id', href: `#/jobs/${encodeURIComponent(user.id)}`}, user.id) : null, text), text};
+    return {node: el('li', {}, user.id ? el('a', {class: 'id', href: `#/jobs/${encodeURIComponent(user.id)}`}, user.id) : null, text),
+      text};
   }, (line, user) => {
     write(line.text, user.text);
     mark(line.text, 'title', user.text);
     if (user.kind) line.text.className = user.kind;
   });
-  write(row.told, [known(gpu.temperature) ? `${Math.round(gpu.temperature)} \u00b0C` : null, known(gpu.power_watts) ? `${Math.round(gpu.power_watts)} W` : null,
+  write(row.told, [known(gpu.temperature) ? `${Math.round(gpu.temperature)} \u00b0C` : null, known(gpu.power_watts)
+    ? `${Math.round(gpu.power_watts)} W` : null,
     gpu.allocated % 1 ? `${Math.round(gpu.allocated * 100)} % given out` : null].filter(Boolean).join(' \u00b7 '));
   write(row.toggle, gpu.is_paused ? 'Resume' : 'Pause');
   mark(row.toggle, 'aria-label', `${gpu.is_paused ? 'Resume' : 'Pause'} ${name}`);
 }
 
 function drawCurve(row, curve, total, name) {
-  const load = curve?.utilization ?? [], memory = total ? (curve?.memory_used_mib ?? []).map((mib) => known(mib) ? 100 * mib / total : null) : [];
+  const load = curve?.utilization ?? [];
+  const memory = total ? (curve?.memory_used_mib ?? []).map((mib) => known(mib) ? 100 * mib / total : null) : [];
   const line = (points, isArea) => {              // a gap where nothing was read
     let path = '', start = null;
     for (let i = 0; i <= points.length; i++) {
@@ -9740,7 +9843,8 @@ function drawCurve(row, curve, total, name) {
   mark(row.paths[2], 'd', line(memory, false));
   const told = (points) => {
     const seen = points.filter(known);
-    return seen.length ? `${Math.round(seen.reduce((a, b) => a + b) / seen.length)} % on average, ${Math.round(Math.max(...seen))} % at most` : 'unknown';
+    const mean = seen.reduce((a, b) => a + b, 0) / seen.length;
+    return seen.length ? `${Math.round(mean)} % on average, ${Math.round(Math.max(...seen))} % at most` : 'unknown';
   };
   mark(row.curve, 'aria-label', `${name} over the last hour: load ${told(load)}; memory ${told(memory)}`);
 }
@@ -9750,8 +9854,10 @@ function drawCurve(row, curve, total, name) {
 const filter = {text: '', status: '', user: '', group: ''};
 
 function matches(job) {
-  return (!filter.status || job.status === filter.status) && (!filter.user || job.user === filter.user) && (!filter.group || job.group === filter.group)
-    && (!filter.text || [job.id, job.name, job.command, job.user, job.group, job.cause, job.cause_line, job.waiting_for, job.cwd].join('\n').toLowerCase().includes(filter.text));
+  return (!filter.status || job.status === filter.status) && (!filter.user || job.user === filter.user)
+    && (!filter.group || job.group === filter.group)
+    && (!filter.text || [job.id, job.name, job.command, job.user, job.group, job.cause, job.cause_line, job.waiting_for,
+      job.cwd].join('\n').toLowerCase().includes(filter.text));
 }
 
 function drawFilters() {
@@ -9775,7 +9881,8 @@ function setFilter(name, text) {
 }
 
 at('filter').addEventListener('input', (event) => setFilter('text', event.target.value.trim().toLowerCase()));
-for (const name of ['status', 'user', 'group']) at(`filter-${name}`).addEventListener('change', (event) => setFilter(name, event.target.value));
+for (const name of ['status', 'user', 'group']) at(`filter-${name}`).addEventListener('change',
+  (event) => setFilter(name, event.target.value));
 at('filter-clear').addEventListener('click', () => {
   Object.assign(filter, {text: '', status: '', user: '', group: ''});
   at('filter').value = '';
@@ -9822,7 +9929,8 @@ function makeRun(job) {
     mark(row.opener, 'aria-expanded', 'false');
     openLog = null;
   };
-  row.node = el('li', {class: 'run panel', 'data-job': job.id}, el('div', {class: 'line'}, jobLink(job, row), el('div', {class: 'what'}, row.name, row.what, row.facts),
+  row.node = el('li', {class: 'run panel', 'data-job': job.id},
+    el('div', {class: 'line'}, jobLink(job, row), el('div', {class: 'what'}, row.name, row.what, row.facts),
     row.clock, el('div', {class: 'actions'}, row.opener, row.kill)));
   return row;
 }
@@ -9832,7 +9940,8 @@ function updateRun(row, job) {
   write(row.name, job.name);
   row.name.hidden = !job.name;
   write(row.what, commandOf(job));
-  write(row.facts, [gpuList(job) + (job.gpus % 1 ? ` (${job.gpus})` : ''), job.user, job.group ? `group ${job.group}` : null, job.attempt > 1 ? `attempt ${job.attempt}` : null,
+  write(row.facts, [gpuList(job) + (job.gpus % 1 ? ` (${job.gpus})` : ''), job.user, job.group ? `group ${job.group}` : null,
+    job.attempt > 1 ? `attempt ${job.attempt}` : null,
     known(job.rss_mib) ? `${size(job.rss_mib)} of memory` : null, known(job.cpu_percent) ? `CPU ${Math.round(job.cpu_percent)} %` : null,
     job.started_at ? `since ${clock(job.started_at)}` : null].filter(Boolean).join('  \u00b7  '));
   write(row.kill, job.stopping ? 'Stopping\u2026' : 'Kill');
@@ -9849,12 +9958,16 @@ const COLUMNS = {
 
 function makeTable(part, makeCells, updateCells) {
   const body = el('tbody', {role: 'rowgroup'}), more = button('', () => { table.shown += PAGE; draw(); });
-  const heads = COLUMNS[part].map(([name]) => el('th', {scope: 'col', role: 'columnheader'}, name || el('span', {class: 'unseen'}, 'Actions')));
-  const grid = el('table', {class: 'cards', role: 'table', 'aria-labelledby': part}, el('thead', {role: 'rowgroup'}, el('tr', {role: 'row'}, ...heads)), body);
-  const table = {part, body, more, shown: PAGE, empty: el('p', {class: 'empty'}), scroll: el('div', {class: 'scroll'}, grid), foot: el('div', {class: 'more'}, more)};
+  const heads = COLUMNS[part].map(([name]) => el('th', {scope: 'col', role: 'columnheader'}, name
+    || el('span', {class: 'unseen'}, 'Actions')));
+  const grid = el('table', {class: 'cards', role: 'table', 'aria-labelledby': part},
+    el('thead', {role: 'rowgroup'}, el('tr', {role: 'row'}, ...heads)), body);
+  const table = {part, body, more, shown: PAGE, empty: el('p', {class: 'empty'}), scroll: el('div', {class: 'scroll'}, grid),
+    foot: el('div', {class: 'more'}, more)};
   table.make = (job) => {
     const row = makeCells(job);
-    row.node = el('tr', {role: 'row', 'data-job': job.id}, ...row.cells.map((cell, i) => el('td', {role: 'cell', class: COLUMNS[part][i][1], 'data-label': COLUMNS[part][i][0]}, cell)));
+    row.node = el('tr', {role: 'row', 'data-job': job.id},
+      ...row.cells.map((cell, i) => el('td', {role: 'cell', class: COLUMNS[part][i][1], 'data-label': COLUMNS[part][i][0]}, cell)));
     return row;
   };
   table.update = updateCells;
@@ -9871,30 +9984,35 @@ function drawTable(table, list, all) {
   table.foot.hidden = left <= 0;
   write(table.more, `Show ${Math.min(PAGE, left)} more of ${number(left)}`);
   const kept = table.part === 'queue' ? queue.length : history().length;
-  write(at(`${table.part}-told`), [toldOf(list.length, all), kept < all ? `the ${table.part === 'queue' ? 'first' : 'latest'} ${number(kept)} of ${number(all)} are here` : ''].filter(Boolean).join('; '));
+  write(at(`${table.part}-told`), [toldOf(list.length, all), kept < all
+    ? `the ${table.part === 'queue' ? 'first' : 'latest'} ${number(kept)} of ${number(all)} are here` : ''].filter(Boolean).join('; '));
 }
 
-const what = (row) => el('div', {}, row.name = el('strong'), row.command = el('div', {class: 'command clip'}), row.cause = el('span', {class: 'cause'}), row.facts = el('span', {class: 'muted small'}));
+const what = (row) => el('div', {}, row.name = el('strong'), row.command = el('div', {class: 'command clip'}),
+  row.cause = el('span', {class: 'cause'}), row.facts = el('span', {class: 'muted small'}));
 
 function updateWhat(row, job) {
   write(row.name, job.name);
   write(row.command, commandOf(job));
-  write(row.facts, [job.user === service.user ? null : job.user, job.group ? `group ${job.group}` : null, job.attempt > 1 ? `attempt ${job.attempt}` : null].filter(Boolean).join('  \u00b7  '));
+  write(row.facts, [job.user === service.user ? null : job.user, job.group ? `group ${job.group}` : null, job.attempt > 1
+    ? `attempt ${job.attempt}` : null].filter(Boolean).join('  \u00b7  '));
 }
 
 const queueTable = makeTable('queue', (job) => {
-  const row = {place: el('span', {class: 'muted'}), gpus: el('span'), reason: el('span'), starts: el('span', {class: 'muted starts'}), priority: prioritySelect(job.id)};
+  const row = {place: el('span', {class: 'muted'}), gpus: el('span'), reason: el('span'), starts: el('span', {class: 'muted starts'}),
+    priority: prioritySelect(job.id)};
   row.first = button('First', () => moveJob(job.id, 0), '', `Move job ${job.id} to the front`);
   row.last = button('Last', () => moveJob(job.id, Math.max(0, service.queued_jobs - 1)), '', `Move job ${job.id} to the end`);
   const cancel = button('Cancel', () => cancelJob(jobs.get(job.id)), 'danger', `Cancel job ${job.id}`);
-  row.cells = [row.place, jobLink(job, row), what(row), row.gpus, el('div', {}, row.reason, ' ', row.starts), row.priority, el('div', {class: 'actions'}, row.first, row.last, cancel)];
+  row.cells = [row.place, jobLink(job, row), what(row), row.gpus, el('div', {}, row.reason, ' ', row.starts), row.priority,
+    el('div', {class: 'actions'}, row.first, row.last, cancel)];
   return row;
 }, (row, job) => {
   updateWhat(row, job);
   write(row.place, known(job.position) ? job.position + 1 : '');
   write(row.gpus, job.gpus);
   write(row.reason, job.waiting_for);
-  write(row.starts, `Starts ${starts(job)}.`);
+  write(row.starts, starts(job));
   setPriority(row.priority, job.priority);
   row.first.disabled = job.position === 0;
   row.last.disabled = job.position === service.queued_jobs - 1;
@@ -9918,29 +10036,35 @@ const historyTable = makeTable('history', (job) => {
 });
 
 function prioritySelect(id) {
-  return el('select', {'aria-label': `Priority of job ${id}`, onchange: (event) => act('PATCH', `queue/${id}`, {priority: Number(event.target.value)}, `Job ${id} has another priority.`)},
+  return el('select', {'aria-label': `Priority of job ${id}`,
+    onchange: (event) => act('PATCH', `queue/${id}`, {priority: Number(event.target.value)}, `Job ${id} has another priority.`)},
     ...PRIORITIES.map((word, i) => el('option', {value: i}, word)));
 }
 
 function setPriority(select, priority) {
   if (select === document.activeElement && select.matches(':open')) return;
-  if (![...select.options].some((option) => option.value === String(priority))) select.append(el('option', {value: priority}, String(priority)));
+  if (![...select.options].some((option) => option.value === String(priority))) select.append(el('option', {value: priority},
+    String(priority)));
   if (select.value !== String(priority)) select.value = String(priority);
 }
 
 // ---- What may be done with a job
 
-const moveJob = (id, position) => act('PATCH', `queue/${id}`, {position}, `Job ${id} was moved ${position ? 'to the end' : 'to the front'}.`);
+const moveJob = (id, position) => act('PATCH', `queue/${id}`, {position},
+  `Job ${id} was moved ${position ? 'to the end' : 'to the front'}.`);
 const retryJob = (id) => act('POST', `jobs/${id}/retry`, undefined, (answer) => `Job ${id} runs again as ${answer.id}.`);
 
 async function killJob(job) {
-  if (await confirmed(`Kill job ${job.id}?`, 'All its processes are stopped: first asked to end, then killed. What it has not saved is lost.', commandOf(job), 'Kill job', 'Let it run')) {
+  if (await confirmed(`Kill job ${job.id}?`,
+    'All its processes are stopped: first asked to end, then killed. What it has not saved is lost.', commandOf(job), 'Kill job',
+    'Let it run')) {
     await act('DELETE', `jobs/${job.id}`, undefined, `Job ${job.id} is being stopped.`);
   }
 }
 
 async function cancelJob(job) {
-  if (await confirmed(`Cancel job ${job.id}?`, 'It is taken out of the queue, and so are jobs that run after it.', commandOf(job), 'Cancel job', 'Keep it')) {
+  if (await confirmed(`Cancel job ${job.id}?`, 'It is taken out of the queue, and so are jobs that run after it.', commandOf(job),
+    'Cancel job', 'Keep it')) {
     await act('DELETE', `queue/${job.id}`, undefined, `Job ${job.id} was taken out of the queue.`);
   }
 }
@@ -9949,7 +10073,8 @@ function confirmed(title, text, detail, verb, refusal) {
   const dialog = at('confirm'), from = document.activeElement;
   return new Promise((resolve) => {
     const keep = button(refusal, () => dialog.close('no')), go = button(verb, () => dialog.close('yes'), 'primary danger');
-    dialog.replaceChildren(el('h2', {id: 'confirm-title'}, title), el('p', {}, text), el('pre', {tabindex: 0}, detail), el('div', {class: 'buttons'}, keep, go));
+    dialog.replaceChildren(el('h2', {id: 'confirm-title'}, title), el('p', {}, text), el('pre', {tabindex: 0}, detail),
+      el('div', {class: 'buttons'}, keep, go));
     dialog.returnValue = 'no';
     dialog.addEventListener('close', () => { giveFocusBack(from); resolve(dialog.returnValue === 'yes'); }, {once: true});
     dialog.showModal();
@@ -9967,7 +10092,8 @@ at('pause').addEventListener('click', () => service && act('POST', `service/${se
 function parseSeconds(text) {                   // 90, 90s, 30m, 2h, 1h30m, 1d
   if (!text) return undefined;
   const parts = [...text.matchAll(/(\d+(?:\.\d+)?)\s*([dhms]?)\s*/g)];
-  if (!parts.length || parts.map((part) => part[0]).join('') !== text) throw new Trouble(`'${text}' is not a time.`, 'Write it like 90, 30m, 2h or 1h30m.');
+  if (!parts.length || parts.map((part) => part[0]).join('') !== text) throw new Trouble(`'${text}' is not a time.`,
+    'Write it like 90, 30m, 2h or 1h30m.');
   return parts.reduce((sum, [, count, unit]) => sum + count * {d: 86400, h: 3600, m: 60, s: 1, '': 1}[unit], 0);
 }
 
@@ -9975,11 +10101,13 @@ function parseVariables(text) {
   const lines = text.split('\n').filter((line) => line.trim());
   const bad = lines.find((line) => !/^[^=]+=/.test(line));
   if (bad) throw new Trouble(`'${bad}' is not NAME=VALUE.`, 'One variable a line.');
-  return lines.length ? Object.fromEntries(lines.map((line) => [line.slice(0, line.indexOf('=')).trim(), line.slice(line.indexOf('=') + 1)])) : undefined;
+  return lines.length ? Object.fromEntries(lines.map((line) => [line.slice(0, line.indexOf('=')).trim(),
+    line.slice(line.indexOf('=') + 1)])) : undefined;
 }
 
 const FIELDS = [                                // name, label, class, facts, help
-  ['command', 'Command', 'all', {rows: 3, required: true, spellcheck: 'false', autocapitalize: 'off', placeholder: 'python train.py --lr 3e-4'}, 'A shell command, as you would type it.'],
+  ['command', 'Command', 'all', {rows: 3, required: true, spellcheck: 'false', autocapitalize: 'off',
+    placeholder: 'python train.py --lr 3e-4'}, 'A shell command, as you would type it.'],
   ['gpus', 'GPUs', 'third', {type: 'number', min: 0, step: 'any', placeholder: 'default'}, '0, a share like 0.5, or more'],
   ['priority', 'Priority', 'third', {}, null],
   ['timeout', 'Time limit', 'third', {placeholder: 'none'}, 'like 30m or 2h'],
@@ -9996,10 +10124,12 @@ function openAddForm(given = {}) {
   if (dialog.open) return;
   const fields = FIELDS.map(([name, label, kind, facts, help]) => {
     const id = `add-${name}`, more = {id, name, autocomplete: 'off', 'aria-describedby': help ? `${id}-help` : null, ...facts};
-    inputs[name] = name === 'priority' ? el('select', more, ...PRIORITIES.map((word, i) => el('option', {value: i, selected: i === 1}, word)))
+    inputs[name] = name === 'priority' ? el('select', more,
+      ...PRIORITIES.map((word, i) => el('option', {value: i, selected: i === 1}, word)))
       : facts.rows ? el('textarea', more) : el('input', {type: 'text', ...more});
     if (known(given[name])) inputs[name].value = given[name];
-    return el('div', {class: `${kind} ${['all', ''].includes(kind) ? 'wide' : ''}`}, el('label', {for: id}, label), inputs[name], help ? el('span', {class: 'help', id: `${id}-help`}, help) : null);
+    return el('div', {class: `${kind} ${['all', ''].includes(kind) ? 'wide' : ''}`}, el('label', {for: id}, label), inputs[name], help
+      ? el('span', {class: 'help', id: `${id}-help`}, help) : null);
   });
   const fault = el('p', {class: 'fault', role: 'alert'}), send = el('button', {class: 'primary'}, 'Add job');
   const form = el('form', {onsubmit: submit}, el('div', {class: 'form'}, ...fields.slice(0, 6)),
@@ -10012,8 +10142,10 @@ function openAddForm(given = {}) {
     try {
       const text = (name) => inputs[name].value.trim() || undefined, count = (name) => text(name) && Number(text(name));
       const after = text('after')?.split(/[\s,]+/).filter(Boolean);
-      const answer = await ask('POST', 'queue', {command: inputs.command.value, gpus: count('gpus'), priority: Number(inputs.priority.value), timeout_seconds: parseSeconds(text('timeout')),
-        name: text('name'), group: text('group'), cwd: text('cwd'), after, retries: count('retries'), env: parseVariables(inputs.env.value)}, {'Idempotency-Key': key});
+      const answer = await ask('POST', 'queue', {command: inputs.command.value, gpus: count('gpus'),
+        priority: Number(inputs.priority.value), timeout_seconds: parseSeconds(text('timeout')),
+        name: text('name'), group: text('group'), cwd: text('cwd'), after, retries: count('retries'),
+          env: parseVariables(inputs.env.value)}, {'Idempotency-Key': key});
       dialog.close();
       tell(`Job ${answer.id} was added.${answer.warning ? ` ${answer.warning}` : ''}`);
       refreshSoon();
@@ -10022,7 +10154,8 @@ function openAddForm(given = {}) {
     }
     send.disabled = false;
   }
-  inputs.command.addEventListener('keydown', (event) => { if (event.key === 'Enter' && (event.ctrlKey || event.metaKey)) form.requestSubmit(); });
+  inputs.command.addEventListener('keydown',
+    (event) => { if (event.key === 'Enter' && (event.ctrlKey || event.metaKey)) form.requestSubmit(); });
   dialog.replaceChildren(el('h2', {id: 'add-title'}, 'Add a job'), form);
   dialog.addEventListener('close', () => giveFocusBack(from), {once: true});
   dialog.showModal();
@@ -10034,10 +10167,13 @@ at('add').addEventListener('click', () => openAddForm());
 
 // ---- Logs.  A small terminal: colours, \r, \b and "erase the line"; all other escapes are dropped.
 
-const TOKENS = /\x1b\[([0-?]*)[ -\/]*([@-~])|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[PX^_][^\x1b]*\x1b\\|\x1b[ -\/]*[0-OQ-WYZ`-~]|[\x00-\x08\x0a-\x1f\x7f]|[^\x00-\x08\x0a-\x1f\x7f]+/g;
+// CSI, of which two are obeyed; OSC; DCS and the like; other escapes; control characters; text
+const TOKENS = new RegExp([/\x1b\[([0-?]*)[ -/]*([@-~])/, /\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)/, /\x1b[PX^_][^\x1b]*\x1b\\/,
+  /\x1b[ -/]*[0-OQ-WYZ`-~]/, /[\x00-\x08\x0a-\x1f\x7f]/, /[^\x00-\x08\x0a-\x1f\x7f]+/].map((part) => part.source).join('|'), 'g');
 const TORN = /\x1b(?:[ -\/]*|\[[0-?]*[ -\/]*|\][^\x07\x1b]{0,4000}\x1b?|[PX^_][^\x1b]{0,4000}\x1b?)$/;
 const PLAIN = {classes: '', fg: null, bg: null, fgText: null, bgText: null, isInverse: false, flags: 0};
-const FLAGS = {1: ['bold', 1], 2: ['dim', 2], 3: ['italic', 4], 4: ['under', 8], 9: ['strike', 16]}, UNFLAGS = {22: 3, 23: 4, 24: 8, 29: 16};
+const FLAGS = {1: ['bold', 1], 2: ['dim', 2], 3: ['italic', 4], 4: ['under', 8], 9: ['strike', 16]},
+  UNFLAGS = {22: 3, 23: 4, 24: 8, 29: 16};
 
 function colourOf(index) {                      // of the 256: a class for the first 16, else a colour
   if (index < 16) return index;
@@ -10059,9 +10195,11 @@ function restyle(style, parameters) {
     else if (code === 39) next.fg = null;
     else if (code === 49) next.bg = null;
     else if (code === 38 || code === 48) {
-      const given = rest ?? codes.slice(i + 1), kind = Number(given[0]), values = (rest && kind === 2 ? given.slice(-3) : given.slice(1, kind === 2 ? 4 : 2)).map((part) => Number(part) & 255);
+      const given = rest ?? codes.slice(i + 1), kind = Number(given[0]),
+        values = (rest && kind === 2 ? given.slice(-3) : given.slice(1, kind === 2 ? 4 : 2)).map((part) => Number(part) & 255);
       if (!rest) i += kind === 2 ? 4 : 2;
-      const colour = kind === 5 && values.length ? colourOf(values[0]) : kind === 2 && values.length === 3 ? `rgb(${values.join(' ')})` : null;
+      const colour = kind === 5 && values.length ? colourOf(values[0]) : kind === 2 && values.length === 3 ? `rgb(${values.join(' ')})`
+        : null;
       if (colour !== null) next[code === 38 ? 'fg' : 'bg'] = colour;
     } else if (code >= 30 && code < 38) next.fg = code - 30;
     else if (code >= 40 && code < 48) next.bg = code - 40;
@@ -10155,11 +10293,13 @@ class LogView {
     this.id = id;
     this.tail = tail;
     this.told = el('span', {class: 'told'});
-    this.stream = el('select', {'aria-label': 'Which output', onchange: () => this.open()}, ...['both', 'stdout', 'stderr'].map((name) => el('option', {value: name}, name)));
+    this.stream = el('select', {'aria-label': 'Which output', onchange: () => this.open()},
+      ...['both', 'stdout', 'stderr'].map((name) => el('option', {value: name}, name)));
     this.sticky = el('input', {type: 'checkbox', checked: true, onchange: () => this.stick(this.sticky.checked)});
     this.box = el('div', {class: 'lines', role: 'log', 'aria-live': 'off', 'aria-label': `Log of job ${id}`, tabindex: 0});
     const wrap = el('input', {type: 'checkbox', checked: true, onchange: () => this.box.classList.toggle('long', !wrap.checked)});
-    this.node = el('div', {class: 'log'}, el('div', {class: 'head'}, this.told, el('label', {class: 'check'}, this.sticky, 'Follow'), el('label', {class: 'check'}, wrap, 'Wrap'),
+    this.node = el('div', {class: 'log'}, el('div', {class: 'head'}, this.told, el('label', {class: 'check'}, this.sticky, 'Follow'),
+      el('label', {class: 'check'}, wrap, 'Wrap'),
       this.stream, button('Download', () => this.download(), '', `Download the log of job ${id}`)), this.box);
     this.box.addEventListener('scroll', () => this.scrolled(), {passive: true});
     this.open();
@@ -10202,7 +10342,7 @@ class LogView {
       terminal.feed(done ? decoder.decode() : decoder.decode(value, {stream: true}));
       this.draw();
       if (done) return;
-      if (this.ready.length > LOG_LINES) await this.drawn;            // the page comes first: the service waits
+      if (this.ready.length > 4 * LOG_LINES) await this.drawn;            // the page comes first: the service waits
     }
   }
 
@@ -10216,7 +10356,7 @@ class LogView {
   }
 
   drawNow() {
-    const {box} = this, ready = this.ready.splice(0), isAtEnd = this.isSticky;
+    const {box, ready} = this, isAtEnd = this.isSticky, patience = performance.now() + FRAME_MS;
     for (const node of this.partials) node.remove();
     const surplus = box.children.length + ready.length - LOG_LINES;
     if (surplus > 0) {
@@ -10229,17 +10369,22 @@ class LogView {
       this.dropped += surplus;
     }
     const fresh = document.createDocumentFragment();
-    for (const [runs, kind] of ready) fresh.append(lineNode(runs, kind));
-    this.partials = this.terminals.filter((terminal) => terminal.runs.length).map((terminal) => lineNode(terminal.runs, terminal.kind));
+    let drawn = 0;
+    for (; drawn < ready.length && drawn < FRAME_LINES && performance.now() < patience; drawn++) fresh.append(lineNode(...ready[drawn]));
+    ready.splice(0, drawn);
+    this.partials = ready.length ? [] : this.terminals.filter((terminal) => terminal.runs.length).map((terminal) => lineNode(terminal.runs, terminal.kind));
     fresh.append(...this.partials);
     box.append(fresh);
     if (isAtEnd) box.scrollTop = box.scrollHeight;
+    if (ready.length) setTimeout(() => this.draw());         // the rest in the next frame
     this.tell();
   }
 
   tell(text) {
     const count = this.box.children.length, job = jobs.get(this.id);
-    const parts = [text ?? (this.isBroken ? this.trouble : this.isOver ? (count ? 'complete' : 'it has printed nothing') : count ? 'live' : 'nothing printed yet')];
+    const state = this.isBroken ? this.trouble : this.isOver ? (count ? 'complete' : 'it has printed nothing')
+      : count ? 'live' : 'nothing printed yet';
+    const parts = [text ?? state];
     if (count) parts.push(counted(count, 'line'));
     if (this.dropped) parts.push(`${number(this.dropped)} before are left out`);
     else if (count >= this.tail) parts.push('earlier ones are left out');
@@ -10281,7 +10426,8 @@ function reopenLog() {                          // a log whose connection broke 
 
 // ---- A job's page
 
-const SHOWN_ELSEWHERE = ['id', 'status', 'command', 'name', 'status_history', 'seenAt', 'position', 'waiting_for', 'attempts', 'cause_line', 'stopping'];
+const SHOWN_ELSEWHERE = ['id', 'status', 'command', 'name', 'status_history', 'seenAt', 'position', 'waiting_for', 'attempts',
+  'cause_line', 'stopping'];
 const LABELS = {cpu_seconds: 'CPU time', cpu_percent: 'CPU', peak_rss_mib: 'peak memory', rss_mib: 'memory', cwd: 'directory'};
 const WIDE = ['cwd', 'log_dir', 'gpu_uuids', 'notes', 'snapshot', 'session', 'env_digest'];
 
@@ -10292,7 +10438,7 @@ function describeFact(name, fact) {
   if (name === 'mean_gpu_util' || name === 'cpu_percent') return `${Math.round(fact)} %`;
   if (name === 'priority') return PRIORITIES[fact] ?? String(fact);
   if (Array.isArray(fact)) return fact.join(', ');
-  return fact === true ? 'yes' : typeof fact === 'object' ? JSON.stringify(fact) : String(fact);
+  return fact === true ? 'yes' : typeof fact === 'object' ? Object.entries(fact).map((pair) => pair.join('=')).join(', ') : String(fact);
 }
 
 class JobPage {
@@ -10308,8 +10454,10 @@ class JobPage {
     this.steps = el('ol', {class: 'steps pad'});
     this.attempts = el('ol', {class: 'reasons pad'});
     this.why = el('div', {class: 'pad'});
-    this.whyPart = el('section', {'aria-label': 'Why it waits', hidden: true}, el('div', {class: 'head'}, el('h2', {}, 'Why it waits')), el('div', {class: 'panel'}, this.why));
-    this.attemptsPart = el('section', {'aria-label': 'Failed attempts', hidden: true}, el('div', {class: 'head'}, el('h2', {}, 'Failed attempts')), el('div', {class: 'panel'}, this.attempts));
+    this.whyPart = el('section', {'aria-label': 'Why it waits', hidden: true}, el('div', {class: 'head'}, el('h2', {}, 'Why it waits')),
+      el('div', {class: 'panel'}, this.why));
+    this.attemptsPart = el('section', {'aria-label': 'Failed attempts', hidden: true},
+      el('div', {class: 'head'}, el('h2', {}, 'Failed attempts')), el('div', {class: 'panel'}, this.attempts));
     this.runtime = el('span', {class: 'muted'});
     this.log = null;
     this.logPart = el('section', {'aria-label': 'Log'}, el('div', {class: 'head'}, el('h2', {}, 'Log')));
@@ -10317,7 +10465,8 @@ class JobPage {
       el('p', {}, el('a', {href: '#/'}, '\u2190 All jobs')),
       el('div', {class: 'head'}, this.title, this.badge, this.runtime, el('span', {class: 'grow'}), this.actions), this.name,
       el('section', {class: 'panel', 'aria-label': 'Command'}, this.command), this.cause, this.whyPart, this.logPart, this.attemptsPart,
-      el('section', {'aria-label': 'Facts'}, el('div', {class: 'head'}, el('h2', {}, 'Facts')), el('div', {class: 'panel'}, this.steps, this.facts)));
+      el('section', {'aria-label': 'Facts'}, el('div', {class: 'head'}, el('h2', {}, 'Facts')),
+        el('div', {class: 'panel'}, this.steps, this.facts)));
     this.refresh();
   }
 
@@ -10334,7 +10483,8 @@ class JobPage {
       if (jobPage === this) { take(job); this.draw(job, why); }
     } catch (error) {
       if (jobPage === this && error.status === 404) {
-        at('job').replaceChildren(el('p', {}, el('a', {href: '#/'}, '\u2190 All jobs')), el('h1', {tabindex: -1}, error.message), el('p', {class: 'muted'}, error.hint));
+        at('job').replaceChildren(el('p', {}, el('a', {href: '#/'}, '\u2190 All jobs')), el('h1', {tabindex: -1}, error.message),
+          el('p', {class: 'muted'}, error.hint));
         this.isGone = true;
       } else if (error.status) complain(error);
     }
@@ -10344,21 +10494,29 @@ class JobPage {
 
   draw(job, why) {
     const isFinal = FINAL.includes(job.status);
-    wear(this.badge, job.status, job.stopping ? 'stopping' : isFinal ? `${job.status}${job.status === 'completed' ? '' : `: ${outcome(job)}`}` : job.status);
-    write(this.name, [job.name, job.user, job.started_at ? gpuList(job) : `asks for ${(job.gpus === 0 ? 'no GPU' : job.gpus > 1 ? `${job.gpus} GPUs` : `${job.gpus} GPU`)}`].filter(Boolean).join(' \u00b7 '));
+    wear(this.badge, job.status, job.stopping ? 'stopping'
+      : isFinal && job.status !== 'completed' ? `${job.status}: ${outcome(job)}` : job.status);
+    const asked = job.gpus === 0 ? 'no GPU' : `${job.gpus} GPU${job.gpus > 1 ? 's' : ''}`;
+    write(this.name, [job.name, job.user, job.started_at ? gpuList(job) : `asks for ${asked}`].filter(Boolean).join(' \u00b7 '));
     write(this.command, commandOf(job));
     if (job.status === 'running') this.runtime.dataset.runs = job.id;
     else delete this.runtime.dataset.runs;
     write(this.runtime, known(job.runtime_seconds) && job.started_at ? duration(runtimeOf(jobs.get(job.id))) : '');
-    const wanted = [job.status === 'running' && !job.stopping ? 'kill' : null, ...(job.status === 'pending' ? ['first', 'last', 'priority', 'cancel'] : []),
+    const wanted = [job.status === 'running' && !job.stopping ? 'kill' : null,
+      ...(job.status === 'pending' ? ['first', 'last', 'priority', 'cancel'] : []),
       isFinal ? 'retry' : null, isFinal ? 'again' : null].filter(Boolean);
     const makers = {
-      kill: () => button('Kill', () => killJob(jobs.get(job.id)), 'danger'), cancel: () => button('Cancel', () => cancelJob(jobs.get(job.id)), 'danger'),
-      first: () => button('Move first', () => moveJob(job.id, 0)), last: () => button('Move last', () => moveJob(job.id, Math.max(0, service.queued_jobs - 1))),
+      kill: () => button('Kill', () => killJob(jobs.get(job.id)), 'danger'),
+        cancel: () => button('Cancel', () => cancelJob(jobs.get(job.id)), 'danger'),
+      first: () => button('Move first', () => moveJob(job.id, 0)),
+        last: () => button('Move last', () => moveJob(job.id, Math.max(0, service.queued_jobs - 1))),
       priority: () => prioritySelect(job.id),
       retry: () => button('Retry', () => this.retry()),
-      again: () => button('Change and add', () => openAddForm({command: job.command ?? '', gpus: job.gpus, priority: job.priority, name: job.name, group: job.group, cwd: job.cwd}))};
-    sync(this.actions, wanted, (name) => name, (name) => ({node: makers[name]()}), (row, name) => { if (name === 'priority') setPriority(row.node, job.priority); });
+      again: () => button('Change and add',
+        () => openAddForm({command: job.command ?? '', gpus: job.gpus, priority: job.priority, name: job.name, group: job.group,
+        cwd: job.cwd}))};
+    sync(this.actions, wanted, (name) => name, (name) => ({node: makers[name]()}),
+      (row, name) => { if (name === 'priority') setPriority(row.node, job.priority); });
     this.cause.hidden = !job.cause_line;
     write(this.cause, job.cause_line);
     this.drawWhy(why);
@@ -10384,25 +10542,31 @@ class JobPage {
   }
 
   drawFacts(job) {
-    const facts = Object.entries(job).filter(([name, fact]) => !SHOWN_ELSEWHERE.includes(name) && known(fact) && fact !== false && fact !== '' && !(Array.isArray(fact) && !fact.length))
+    const facts = Object.entries(job).filter(([name, fact]) => !SHOWN_ELSEWHERE.includes(name) && known(fact) && fact !== false
+      && fact !== '' && !(typeof fact === 'object' && !Object.keys(fact).length))
       .sort(([a], [b]) => WIDE.includes(a) - WIDE.includes(b));
     sync(this.facts, facts, ([name]) => name, ([name]) => {
       const told = el('dd', {class: WIDE.includes(name) ? 'mono' : ''});
-      return {node: el('div', {class: WIDE.includes(name) ? 'wide' : ''}, el('dt', {}, LABELS[name] ?? name.replace(/_(seconds|mib)$/, '').replaceAll('_', ' ')), told), told};
+      return {node: el('div', {class: WIDE.includes(name) ? 'wide' : ''},
+        el('dt', {}, LABELS[name] ?? name.replace(/_(seconds|mib)$/, '').replaceAll('_', ' ')), told), told};
     }, (row, [name, fact]) => {
       if (name === 'after' || name === 'retried_as') {
-        row.told.replaceChildren(...[fact].flat().flatMap((id) => [el('a', {class: 'id', href: `#/jobs/${encodeURIComponent(id)}`}, id), ' ']));
+        row.told.replaceChildren(...[fact].flat().flatMap((id) => [el('a', {class: 'id', href: `#/jobs/${encodeURIComponent(id)}`}, id),
+          ' ']));
       } else write(row.told, describeFact(name, fact));
     });
-    sync(this.steps, job.status_history, (step) => step.join(), () => ({node: el('li'), badge: el('span'), when: el('span', {class: 'muted small'})}), (row, [status, when]) => {
+    sync(this.steps, job.status_history, (step) => step.join(),
+      () => ({node: el('li'), badge: el('span'), when: el('span', {class: 'muted small'})}), (row, [status, when]) => {
       if (!row.node.firstChild) row.node.append(row.badge, ' ', row.when);
       wear(row.badge, status);
       write(row.when, clock(when));
     });
     this.attemptsPart.hidden = !job.attempts?.length;
-    sync(this.attempts, job.attempts ?? [], (attempt) => attempt.attempt, () => ({node: el('li')}), (row, attempt) => write(row.node,
-      `${attempt.attempt}: ${attempt.cause}${attempt.cause === 'exit' ? ` ${attempt.exit_code}` : ''}${attempt.gpu_indices?.length ? ` on GPU ${attempt.gpu_indices.join(', ')}` : ''}${
-        known(attempt.runtime_seconds) ? ` after ${duration(attempt.runtime_seconds)}` : ''}`));
+    sync(this.attempts, job.attempts ?? [], (attempt) => attempt.attempt, () => ({node: el('li')}), (row, attempt) => {
+      const ended = attempt.cause === 'exit' ? `exit ${attempt.exit_code}` : attempt.cause;
+      write(row.node, [`${attempt.attempt}: ${ended}`, attempt.gpu_indices?.length ? `on GPU ${attempt.gpu_indices.join(', ')}` : null,
+        known(attempt.runtime_seconds) ? `after ${duration(attempt.runtime_seconds)}` : null].filter(Boolean).join(' '));
+    });
   }
 }
 
@@ -10447,7 +10611,8 @@ document.addEventListener('keydown', (event) => {
     }
     return;
   }
-  const keys = {'/': () => { if (jobPage) go('#/'); at('overview').hidden = false; at('filter').focus(); at('filter').select(); }, a: () => openAddForm(), h: () => go('#/'),
+  const keys = {'/': () => { if (jobPage) go('#/'); at('overview').hidden = false; at('filter').focus(); at('filter').select(); },
+    a: () => openAddForm(), h: () => go('#/'),
     g: () => go('#/gpus'), r: () => go('#/running'), q: () => go('#/queue'), y: () => go('#/history')};
   if (keys[event.key]) { event.preventDefault(); keys[event.key](); }
 });

@@ -66,6 +66,7 @@ def test_curl_and_wget_lines(block):
         box.nexus("token", "create", "bob", "bobs-secret-token")
         bobs = box.call("POST", "/queue", {"command": "sleep 600"}, Authorization="Bearer bobs-secret-token")[1]["id"]
         box.wait(bobs, "running")
+        box.wait(box.add("sleep 600"), "running")
         (box.bin / "nexus").write_text(f'#!/bin/sh\nexec {sys.executable} {live.NEXUS} "$@"\n')
         (box.bin / "nexus").chmod(0o755)
         setting = ""
@@ -77,9 +78,10 @@ def test_curl_and_wget_lines(block):
             line = line.replace("/home/me/exp", "/tmp")
             line = re.sub(r"(/jobs/|/results/)abc\b", rf"\g<1>{bobs}", line)
             if "/queue/abc" in line:
-                line = line.replace("/queue/abc", f"/queue/{box.add('sleep 600')}")
+                line = line.replace("/queue/abc", f"/queue/{box.add('true', gpus=4)}")
             if line.startswith("curl "):
                 line = line.replace("curl ", "curl -sS --fail-with-body --max-time 3 ", 1)
-            done = subprocess.run(["bash", "-c", setting + line], env=box.environ, cwd=box.folder, capture_output=True, text=True, timeout=60)
+            done = subprocess.run(["bash", "-c", setting + line], env=box.environ, cwd=box.folder, capture_output=True, text=True,
+                                  timeout=60)
             is_stream = "follow=true" in line or "-N " in line
             assert done.returncode in ((28,) if is_stream else (0,)), (line, done)

@@ -1635,3 +1635,58 @@ def test_a_thousand_idle_connections():
             held.close()
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         wait_until(lambda: not it.server.open)
+
+
+# What the dashboard needs: its page for those who would rather have one, the last hour of each GPU, the head of a long queue
+
+ACCEPTED = [  # reason, Accept, whether the page is the answer
+    ("chromium", "text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,image/webp,*/*;q=0.8", True),
+    ("curl", "*/*", False),
+    ("nothing said", "", False),
+    ("JSON alone", "application/json", False),
+    ("JSON rather", "text/html;q=0.5, application/json", False),
+    ("both alike", "text/html, application/json", False),
+    ("not at all", "text/html;q=0", False),
+    ("a weight that is none", "text/html;q=....", True),
+]
+
+
+@pytest.mark.parametrize(("reason", "accept", "is_page"), ACCEPTED, ids=[case[0] for case in ACCEPTED])
+def test_a_browser_gets_the_page(reason, accept, is_page):
+    with Bench() as bench:
+        bench.api.page = "<style>a</style><script>b</script>"
+        response = bench.respond("GET", "/", headers={"accept": accept})
+        assert response.status == 200 and response.content_type.startswith("text/html") == is_page
+        if is_page:
+            policy = response.headers["Content-Security-Policy"]
+            assert "default-src 'none'" in policy and "unsafe" not in policy
+            assert "script-src 'sha256-PiPoFgA5WUoziU9lZOGxNIu9egCI1CxKy3PurtWcAJ0='" in policy      # of b
+        assert bench.respond("GET", "/status", headers={"accept": accept}).content_type == "application/json"
+
+
+def test_the_page_needs_no_token_and_what_it_asks_for_does():
+    with Bench() as bench:
+        bench.api.page = "<p>"
+        assert bench.ask("GET", "/", headers={"accept": "text/html"}, uid=None) == (200, b"<p>")
+        assert bench.ask("GET", "/gpus/history", uid=None)[0] == 401
+        assert bench.ask("GET", "/", headers={"accept": "text/html", "host": "evil.example"})[0] == 403
+
+
+def test_the_head_of_a_long_queue():
+    with Bench() as bench:
+        bench.ask("POST", "/queue", [{"command": f"true {number}"} for number in range(5)])
+        assert [job["command"] for job in bench.ask("GET", "/queue", query={"limit": "2"})[1]] == ["true 0", "true 1"]
+        assert bench.ask("GET", "/queue", query={"limit": "0"})[1] == [] and len(bench.ask("GET", "/queue")[1]) == 5
+
+
+def test_the_last_hour_of_each_gpu():
+    with Bench() as bench:
+        curves = bench.ask("GET", "/gpus/history")[1]
+        assert [(curve["index"], curve["uuid"], curve["interval_seconds"]) for curve in curves] == [(0, "MOCK-0", 30), (1, "MOCK-1", 30)]
+        assert curves[0]["utilization"][:-2] == [None] * 118 and curves[0]["utilization"][-1] in (0.0, None)
+    curve = nexus.Curve()
+    for now, memory, utilization in ((0, 100.0, 10.0), (20, 50.0, 20.0), (29.9, None, None), (31, None, None), (95, 7.0, 40.0)):
+        curve.note(memory, utilization, now)
+    told = curve.describe(125.0)
+    assert (told["memory_used_mib"][-5:], told["utilization"][-5:]) == ([100.0, None, None, 7.0, None], [15.0, None, None, 40.0, None])
+    assert len(told["memory_used_mib"]) == 120 and curve.describe(1e6)["utilization"] == [None] * 120

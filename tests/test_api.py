@@ -1,0 +1,227 @@
+"""Seed 001: its session, typed into a shell as it stands there; and what a submitted script lives through."""
+
+import contextlib
+import hashlib
+import os
+import re
+import subprocess
+
+import live
+import pytest
+
+import nexus
+
+SCRIPT = '''import time
+print("Hello from GPU!")
+time.sleep(5)
+print("Job complete!")
+'''
+CONFIG = '''competition_id: "comp123"
+project_id: "proj456"
+user_id: "myuser"
+expected_time: 10  # seconds
+token: "my-secret-token"
+'''
+SUBMIT = '''curl -X POST http://localhost:8000/api/submit \\
+  -F "code=@my_script.py" \\
+  -F "config_file=@config.yaml"
+'''
+STATUS = "curl http://localhost:8000/api/status/abc-123-uuid"
+RESULTS = "curl http://localhost:8000/api/results/abc-123-uuid"
+CANCEL = '''curl -X POST http://localhost:8000/api/cancel/abc-123-uuid \\
+  -H "Authorization: Bearer my-secret-token"
+'''
+NODES = "curl http://localhost:8000/api/nodes"
+JOBS = "curl http://localhost:8000/api/jobs"
+JOBS_OF_USER = "curl http://localhost:8000/api/jobs?user_id=myuser"
+JOBS_RUNNING = "curl http://localhost:8000/api/jobs?status=running"
+BEARER = ' -H "Authorization: Bearer my-secret-token"'
+
+
+@pytest.fixture
+def box():
+    with make_box() as made:
+        yield made
+
+
+@contextlib.contextmanager
+def make_box(**settings):
+    with live.Box(gpus=2, **settings) as made:
+        layout = nexus.make_layout(str(made.home), nexus.parse_config({}, ""))
+        nexus.TokenFile(layout).change(lambda tokens: nexus.add_token(tokens, "myuser", "my-secret-token", None, 1e9))
+        made.desk = made.folder / "desk"
+        made.desk.mkdir()
+        write_files(made)
+        yield made
+
+
+def write_files(box, script=SCRIPT, config=CONFIG):
+    (box.desk / "my_script.py").write_bytes(script if isinstance(script, bytes) else script.encode())
+    (box.desk / "config.yaml").write_text(config)
+
+
+def shell(box, line, job_id="", user=None):
+    """What a line of the seed prints, as JSON; typed by the owner, or another user of the machine."""
+    line = line.replace(":8000", f":{box.port}").replace("abc-123-uuid", job_id).replace("curl ", "curl -sS ", 1)
+    done = subprocess.run([*(user.become() if user else ()), "bash", "-c", line], cwd=box.desk, capture_output=True, text=True,
+                          timeout=live.PATIENCE_S)
+    assert done.returncode == 0, done.stderr
+    return nexus.parse_json(done.stdout, line)
+
+
+def submit(box, script=SCRIPT, config=CONFIG):
+    write_files(box, script, config)
+    answer = shell(box, SUBMIT)
+    assert answer.keys() == {"job_id", "node_id", "status", "queue_position"}, answer
+    return answer["job_id"]
+
+
+def list_code(box):
+    return sorted(path.name for path in (box.home / "submitted-code").glob("*"))
+
+
+def test_the_session_of_the_seed(box):
+    answer = shell(box, SUBMIT)
+    job_id = answer["job_id"]
+    assert answer == {"job_id": job_id, "node_id": 0, "status": "pending", "queue_position": 0}
+    box.wait_started(job_id)
+    [running] = shell(box, JOBS_RUNNING)
+    assert shell(box, STATUS, job_id) == running and running["status"] == "running"
+    assert (running["user_id"], running["competition_id"], running["project_id"], running["expected_time"]) == (
+        "myuser", "comp123", "proj456", 10)
+    [node] = shell(box, NODES)
+    assert (node["node_id"], node["gpus"], node["free_gpus"], node["running_jobs"], node["is_healthy"]) == (0, 2, 1, 1, True)
+    live.until(lambda: shell(box, RESULTS, job_id)["stdout"] == "Hello from GPU!\n", "what it prints at once")
+    box.wait(job_id, "completed")
+    seen = {"job_id": job_id, "status": "completed", "stdout": "Hello from GPU!\nJob complete!\n", "stderr": "", "exit_code": 0}
+    assert seen.items() <= shell(box, RESULTS, job_id).items()
+    assert shell(box, CANCEL, job_id)["error"] == "conflict", "it is over"
+    assert shell(box, JOBS) == shell(box, JOBS_OF_USER) == [shell(box, STATUS, job_id)] and shell(box, JOBS_RUNNING) == []
+    assert re.search(rf"Job {job_id} added by myuser \(token, 127.0.0.1\): python3? main.py", box.log())
+
+
+def test_cancel(box):
+    ids = [submit(box, "import time\ntime.sleep(600)\n") for _ in range(3)]
+    box.wait_started(ids[0])
+    waits = shell(box, STATUS, ids[2])
+    assert (waits["status"], waits["queue_position"]) == ("pending", 0) and waits["waiting_for"]
+    for job_id in (ids[2], ids[0]):
+        assert shell(box, CANCEL, job_id) == {"job_id": job_id, "status": "cancelled"}
+    assert shell(box, STATUS, ids[0])["cause"] == "killed"
+
+
+def test_another_user_of_the_machine(box):
+    """The token in config.yaml alone lets her submit; all else needs it in the header."""
+    with contextlib.ExitStack() as stack:
+        tools = live.Tools()
+        stack.callback(tools.close)
+        user = live.User(tools)
+        stack.callback(user.remove)
+        for folder in (box.folder, box.desk):
+            folder.chmod(0o755)
+        job_id = shell(box, SUBMIT, user=user)["job_id"]
+        box.wait_started(job_id)
+        for line in (STATUS, RESULTS, NODES, JOBS, JOBS_OF_USER):
+            assert shell(box, line, job_id, user)["error"] == "unauthorized"
+            shell(box, line + BEARER, job_id, user)
+        assert shell(box, STATUS + BEARER, job_id, user)["user_id"] == "myuser"
+        other = box.add("sleep 600")
+        assert shell(box, RESULTS + BEARER, other, user)["error"] == shell(box, CANCEL, other, user)["error"] == "forbidden"
+        assert [(row["user_id"], row["waiting_for"]) for row in shell(box, JOBS + BEARER, user=user) if row["job_id"] == other] == [
+            (nexus.find_user(os.geteuid()), None)]
+        assert shell(box, CANCEL, job_id, user)["status"] == "cancelled"
+        for config, kind in ((CONFIG.replace("my-secret-token", "another-token"), "unauthorized"),
+                             (CONFIG.split("token")[0], "unauthorized"), (CONFIG.replace("myuser", "bob"), "forbidden")):
+            write_files(box, config=config)
+            assert shell(box, SUBMIT, user=user)["error"] == kind
+        nexus.TokenFile(nexus.make_layout(str(box.home), nexus.parse_config({}, ""))).change(
+            lambda tokens: nexus.revoke_tokens(tokens, "myuser", 2e9))
+        write_files(box)
+        assert shell(box, SUBMIT, user=user)["error"] == shell(box, SUBMIT)["error"] == "unauthorized", "it is revoked"
+
+
+def test_through_a_tunnel():
+    with make_box(allowed_hosts=["gpu.example.org"]) as box:
+        for header in ("Host: gpu.example.org", "X-Forwarded-For: 192.0.2.7"):
+            write_files(box)
+            job_id = shell(box, SUBMIT.replace("-X POST", f"-X POST -H '{header}'"))["job_id"]
+            assert shell(box, f"{STATUS} -H '{header}'", job_id)["error"] == "unauthorized"
+            assert shell(box, f"{STATUS} -H '{header}'{BEARER}", job_id)["job_id"] == job_id
+            write_files(box, config="user_id: myuser\n")
+            assert shell(box, SUBMIT.replace("-X POST", f"-X POST -H '{header}'"))["error"] == "unauthorized"
+
+
+def test_the_script_runs_as_it_was_sent_in_a_folder_of_its_own(box):
+    script = (b"# -*- coding: latin-1 -*-\r\n# gr\xfc\xdfe\nimport hashlib, os\r"
+              b"print(hashlib.sha256(open('main.py', 'rb').read()).hexdigest())\n"
+              b"print(os.getcwd()); open('model.bin', 'w').close(); open('main.py', 'w').close(); raise SystemExit(3)")
+    job_id = submit(box, script)
+    job = box.wait(job_id, "failed")
+    folder = f"{box.home}/logs/job_{job_id}/work"
+    expected = f"{hashlib.sha256(script).hexdigest()}\n{folder}\n"
+    assert (job["exit_code"], box.logs(job_id, "stdout"), job["cwd"]) == (3, expected, folder)
+    assert sorted(os.listdir(folder)) == ["main.py", "model.bin"], "what it wrote is kept beside its logs"
+    again = box.ask("POST", f"/jobs/{job_id}/retry")["id"]
+    box.wait(again, "failed")
+    assert box.logs(again, "stdout") == expected.replace(job_id, again), "as it was sent, not as it made itself"
+
+
+def test_a_path_for_a_file_name(box):
+    line = SUBMIT.replace("my_script.py", "my_script.py;filename=../../../etc/passwd")
+    write_files(box, "print('x')")
+    before = live.read("/etc/passwd")
+    job_id = shell(box, line)["job_id"]
+    box.wait(job_id, "completed")
+    assert live.read("/etc/passwd") == before and os.listdir(f"{box.home}/logs/job_{job_id}/work") == ["main.py"]
+
+
+def test_twice_the_expected_time(box):
+    job_id = submit(box, "import time\ntime.sleep(600)", CONFIG.replace("10", "0.5"))
+    job = box.wait(job_id, "failed")
+    assert job["cause"] == "timeout" and 1 <= job["runtime_seconds"] < 20 and "timeout_multiplier" in job["cause_line"]
+    assert shell(box, RESULTS, job_id)["cause_line"] == job["cause_line"]
+
+
+def test_too_much(box):
+    write_files(box, "x = 1\n" * 10**6)
+    assert shell(box, SUBMIT)["error"] == "too_large"
+    write_files(box, b"#" * (11 * 2**20))
+    answer = shell(box, SUBMIT)
+    assert answer["error"] == "too_large" and "10485760" in answer["message"]
+    job_id = submit(box, "import sys\nprint('x' * 2**21)\nprint('end')\nprint('e' * 2**20, file=sys.stderr)", CONFIG)
+    box.wait(job_id, "completed")
+    told = shell(box, RESULTS, job_id)
+    assert len(told["stdout"]) == len(told["stderr"]) == 2**20 and told["stdout"].endswith("x\nend\n")
+    assert "stdout was cut" in told["note"] and f"/jobs/{job_id}/logs?stream=stdout" in told["note"]
+    assert list_code(box) == [f"{nexus_code(box, job_id)}.py"]
+
+
+def nexus_code(box, job_id):
+    """The name of a job's script, as the journal has it."""
+    text = "".join(path.read_text() for path in box.home.glob("journal-*.jsonl")) + live.read(box.home / "state.json")
+    return re.search(rf'"id":"{job_id}".*?"code":"(\w+)"', text)[1]
+
+
+def test_restart_retry_and_the_end_of_the_history():
+    with make_box(history_limit=2) as box:
+        job_id = submit(box, "print('once')")
+        box.wait(job_id, "completed")
+        [kept] = list_code(box)
+        (box.home / "submitted-code" / f"{'0' * 48}.py").touch()         # as a crash leaves it
+        held = [box.add("sleep 600") for _ in range(2)]
+        waits = submit(box, "print('after the restart')")
+        box.kill_service()
+        box.await_service()
+        assert len(list_code(box)) == 2 and kept in list_code(box), "what a crash left is swept, what jobs have stays"
+        for each in held:
+            box.ask("DELETE", f"/jobs/{each}")
+        box.wait(waits, "completed")
+        live.until(lambda: not (box.home / "logs" / f"job_{job_id}").exists(), "the first job's end")
+        live.until(lambda: kept not in list_code(box), "its script's end")
+        again = box.ask("POST", f"/jobs/{waits}/retry")["id"]
+        box.wait(again, "completed")
+        assert box.logs(again) == "after the restart\n"
+        for _ in range(2):
+            box.wait(box.add("true"), "completed")
+        live.until(lambda: list_code(box) == [], "the end of all scripts")
+        assert box.call("GET", f"/api/status/{again}")[0] == 404
