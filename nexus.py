@@ -7351,7 +7351,8 @@ class Service:
 
         own = sample_own()
         return [
-            Metric("nexus_build_info", "gauge", "1; its labels say which nexus this is.", [({"version": __version__, "hash": self.hash}, 1)]),
+            Metric("nexus_build_info", "gauge", "1; its labels say which nexus this is.",
+                   [({"version": __version__, "hash": self.hash}, 1)]),
             *list_gpu_metrics(status["gpu_status"]),
             Metric("nexus_jobs", "gauge", "Jobs that wait or run.", [
                 ({"status": PENDING}, status["queued_jobs"]), ({"status": RUNNING}, len(status["running_jobs"]))]),
@@ -7360,7 +7361,8 @@ class Service:
             gauge("nexus_jobs_kept", "Finished jobs in the history, which is trimmed.", status["completed_jobs"]),
             gauge("nexus_queue_paused", "1 when the whole queue is paused.", status["is_paused"]),
             counter("nexus_job_starts_total", "Attempts of jobs that were launched.", counters.starts),
-            counter("nexus_job_bounces_total", "Starts that came to nothing without a fault of the job's; it waits again.", counters.bounces),
+            counter("nexus_job_bounces_total", "Starts that came to nothing without a fault of the job's; it waits again.",
+                    counters.bounces),
             Metric("nexus_jobs_finished_total", "counter", "Jobs that are over, by how; cause is empty for completed ones.", [
                 ({"status": end, "cause": cause}, count) for (end, cause), count in sorted(counters.ends.items())]),
             Metric("nexus_job_retries_total", "counter", "Attempts that failed and are followed by another, by cause.", [
@@ -7679,7 +7681,10 @@ def parse_number(query: Mapping[str, str], key: str) -> int | None:
 
 
 class Crowd:
-    """How many follow logs and events now.  Many are told at intervals: a hundred threads that each line wakes hold up the starts of jobs."""
+    """How many follow logs and events now.
+
+    Many are told at intervals: a hundred threads that each line wakes would hold up the starts of jobs.
+    """
 
     def __init__(self) -> None:
         import threading
@@ -7805,7 +7810,7 @@ function describeSchema(name, schema) {
   const rows = Object.entries(schema.properties ?? {}).map(([key, fact]) =>
     `${key}${needed.includes(key) ? '' : '?'}: ${typeOf(fact)}${fact.description ? `   (${fact.description})` : ''}`);
   const text = rows.length ? rows.join('\n') : JSON.stringify(schema, null, 2);
-  return el('details', {class: 'call', id: `shape-${name}`}, el('summary', {}, el('span', {class: 'path'}, name)), el('div', {class: 'inside'}, el('pre', {}, text)));
+  return el('details', {class: 'call', id: `shape-${name}`}, el('summary', {}, el('span', {class: 'path'}, name)), el('div', {class: 'inside'}, el('pre', {tabindex: '0'}, text)));
 }
 
 class Call {
@@ -7823,7 +7828,7 @@ class Call {
     for (const parameter of this.facts.parameters) fields.append(this.makeField(parameter));
     this.send = el('button', {type: 'submit', class: 'primary'}, 'Send');
     this.stop = el('button', {type: 'button', hidden: ''}, 'Stop');
-    this.curl = el('pre', {'aria-label': 'the same with curl'});
+    this.curl = el('pre', {tabindex: '0', 'aria-label': 'the same with curl'});
     this.answer = el('div', {'aria-live': 'polite'});
     this.form = el('form', {}, fields, ...this.makeBody(), el('h3', {}, 'With curl'), this.curl, el('div', {class: 'actions'}, this.send, this.stop), this.answer);
     this.form.addEventListener('input', () => this.tellCurl());
@@ -7900,7 +7905,7 @@ class Call {
       status.className = response.ok ? '' : 'bad';
       tell(response, 'begun after');
       const names = [...response.headers].map(([name, text]) => `${name}: ${text}`).join('\n');
-      this.answer.append(el('details', {}, el('summary', {}, 'Headers'), el('pre', {}, names)), shown);
+      this.answer.append(el('details', {}, el('summary', {}, 'Headers'), el('pre', {tabindex: '0'}, names)), shown);
       await this.show(response, shown);
       tell(response, 'whole after');
       if (response.status === 401) token.focus();
@@ -7997,7 +8002,9 @@ class Api:
                     raise NexusError("usage", f"'{format_line(key, 40)}' is not a parameter of {route.pattern}",
                                      hint=suggest(key, route.query))
             response: Response = getattr(self, route.handler)(request, caller, **holes)
-            return replace(response, stream=self.while_good(caller.sha256, response.stream)) if response.stream and caller.sha256 else response
+            if response.stream and caller.sha256:
+                response = replace(response, stream=self.while_good(caller.sha256, response.stream))
+            return response
         except NexusError as error:
             if error.http_status in (401, 403):
                 self.service.log.warning("Refused %s %s from %s: %s", request.method, format_line(request.path, 100),
@@ -8943,7 +8950,8 @@ def serve(layout: Layout, config: Config, environ: Mapping[str, str], is_taking_
     try:
         write_atomic(layout.service_file, [json.dumps({
             "pid": os.getpid(), "started": own.started if own else 0, "boot_id": machine.boot_id, "host": config.service.host,
-            "port": server.server_address[1], "tls_cert": os.path.expanduser(config.service.tls_cert), "instance": clock.new_token(), "version": __version__, "hash": file_hash(),
+            "port": server.server_address[1], "tls_cert": os.path.expanduser(config.service.tls_cert),
+            "instance": clock.new_token(), "version": __version__, "hash": file_hash(),
             "machine": store.host, "machine_id": store.machine_id}) + "\n"])
     except OSError as error:
         raise describe_disk_error(error, "write", layout.service_file) from None
@@ -9160,6 +9168,7 @@ td select { width: auto; min-height: 30px; padding: 0 .3rem; border-color: var(-
 .lines { height: 22rem; overflow: auto; padding: .5rem .8rem; font: 12.5px/1.5 var(--mono); white-space: pre-wrap;
   overflow-wrap: anywhere; tab-size: 8; overflow-anchor: none; contain: strict; }
 #job .lines { height: min(65vh, 44rem); }
+#job .lines.over { height: auto; min-height: 5rem; max-height: min(65vh, 44rem); contain: content; }
 .lines.long { white-space: pre; overflow-wrap: normal; }
 .lines:focus-visible { outline-offset: -3px; }
 .lines div { min-height: 1.5em; }
@@ -10372,7 +10381,8 @@ class LogView {
     let drawn = 0;
     for (; drawn < ready.length && drawn < FRAME_LINES && performance.now() < patience; drawn++) fresh.append(lineNode(...ready[drawn]));
     ready.splice(0, drawn);
-    this.partials = ready.length ? [] : this.terminals.filter((terminal) => terminal.runs.length).map((terminal) => lineNode(terminal.runs, terminal.kind));
+    const open = ready.length ? [] : this.terminals.filter((terminal) => terminal.runs.length);       // lines without their end
+    this.partials = open.map((terminal) => lineNode(terminal.runs, terminal.kind));
     fresh.append(...this.partials);
     box.append(fresh);
     if (isAtEnd) box.scrollTop = box.scrollHeight;
@@ -10389,6 +10399,7 @@ class LogView {
     if (this.dropped) parts.push(`${number(this.dropped)} before are left out`);
     else if (count >= this.tail) parts.push('earlier ones are left out');
     if (job?.status === 'pending') parts[0] = 'it has not started';
+    this.box.classList.toggle('over', this.isOver);
     write(this.told, parts.join(' \u00b7 '));
   }
 
@@ -11948,7 +11959,8 @@ def list_tokens(call: Call, file: TokenFile) -> int:
              describe_token_end(token, now) or (f"good until {format_time(token.expires_at)}" if token.expires_at else "good")]
             for token in tokens]
     if rows:
-        call.print(format_table(("USER", "SHA-256", "MADE", "USED", "STATE"), rows, ("bright", "", "cyan", "cyan", ""), call.paint, call.width))
+        headings, colours = ("USER", "SHA-256", "MADE", "USED", "STATE"), ("bright", "", "cyan", "cyan", "")
+        call.print(format_table(headings, rows, colours, call.paint, call.width))
     else:
         call.say("nobody has a token; nexus token create USER makes one")
     return 0

@@ -1,0 +1,563 @@
+"""Section 15: the page in a real browser (Debian's chromium), before a real service."""
+
+import contextlib
+import hashlib
+import json
+import re
+import shutil
+import subprocess
+import time
+
+import live
+import pytest
+from playwright.sync_api import expect, sync_playwright
+
+import nexus
+
+CHROMIUM = shutil.which("chromium")
+PATIENCE_MS = 30000
+expect.set_options(timeout=PATIENCE_MS)
+
+# What the browser itself says of a service that is away, of a refusal and of a missing job: expected where a test brings it about
+EXPECTED = re.compile("net::ERR_(CONNECTION|EMPTY|INCOMPLETE|SOCKET)|status of (401|403|404|400|409)")
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture(scope="module")
+def box():
+    with live.Box(gpus=2) as shared:
+        yield shared
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(request):
+    """Of one test's jobs for the next one in the same box."""
+    yield
+    if "box" in request.fixturenames:
+        shared = request.getfixturevalue("box")
+        shared.ask("POST", "/service/resume")
+        for job in shared.ask("GET", "/queue")[::-1]:
+            shared.call("DELETE", f"/queue/{job['id']}")
+        for job in shared.ask("GET", "/jobs?status=running"):
+            shared.call("DELETE", f"/jobs/{job['id']}")
+            shared.wait(job["id"])
+
+
+@contextlib.contextmanager
+def visit(browser, box, path="", is_expecting_errors=False, width=1280, height=900, is_waiting=True, **options):
+    """A page of its own; at the end, nothing must have been said on its console, thrown, or kept out by the policy."""
+    context = browser.new_context(viewport={"width": width, "height": height}, **options)
+    context.set_default_timeout(PATIENCE_MS)
+    faults = []
+    context.add_init_script("""
+        window.violations = [];
+        addEventListener('securitypolicyviolation', (event) => violations.push(`${event.violatedDirective} ${event.blockedURI}`));
+        window.loadedAt = Math.random();
+    """)
+    page = context.new_page()
+    page.on("console", lambda message: message.type in ("error", "warning") and faults.append(message.text))
+    page.on("pageerror", lambda error: faults.append(str(error)))
+    page.on("dialog", lambda dialog: (faults.append(f"a dialog: {dialog.message}"), dialog.dismiss()))
+    page.goto(f"http://127.0.0.1:{box.port}/{path}")
+    if is_waiting:
+        expect(page.locator("#connection")).to_have_text("live")
+    yield page
+    assert page.evaluate("violations") == []
+    assert [fault for fault in faults if not (is_expecting_errors and EXPECTED.search(fault))] == []
+    context.close()
+
+
+def curl(box, command, **more):
+    """Submit a job as the README says; its id."""
+    done = subprocess.run(["curl", "-sS", "-H", "Content-Type: application/json", "-d", json.dumps({"command": command, **more}),
+                           f"http://127.0.0.1:{box.port}/queue"], capture_output=True, text=True, check=True, timeout=30)
+    return json.loads(done.stdout)["id"]
+
+
+def row(page, job_id):
+    return page.locator(f"[data-job={job_id}]")
+
+
+# The answer itself
+
+def test_browsers_get_the_page_and_all_others_json(box):
+    status, text = box.call("GET", "/", Accept="text/html,application/xhtml+xml,*/*;q=0.8")
+    assert status == 200 and text.startswith("<!doctype html>")
+    assert box.call("GET", "/")[1]["name"] == "nexus"
+    assert box.call("GET", "/", Accept="application/json, text/html;q=0.9")[1]["name"] == "nexus"
+    assert not re.search(r"(?:src|href)=[\"']?(?:https?:)?//|@import|url\(", text), "no outside resource"
+    assert not re.search(r"\son\w+=|style=|innerHTML\s*=|insertAdjacentHTML|document\.write\b|\beval\(", text.replace("no innerHTML", ""))
+
+
+# Jobs come, print and go
+
+def test_a_job_submitted_with_curl_appears_streams_its_log_and_is_killed(browser, box):
+    with visit(browser, box) as page:
+        loaded_at = page.evaluate("loadedAt")
+        go = box.path("go")
+        job_id = curl(box, f"echo first; until [ -e {go} ]; do sleep 0.05; done; echo second; echo oops >&2; sleep 1000", name="streams")
+        running = row(page, job_id)
+        expect(running).to_contain_text("streams")
+        expect(page.locator(".gpu").first).to_contain_text(job_id)
+        expect(page.locator(".gpu").first).to_contain_text("Busy")
+        expect(page.locator("#running-count")).to_have_text("1")
+        running.get_by_role("button", name=f"Log of job {job_id}").click()
+        lines = running.get_by_role("log")
+        expect(lines).to_have_text("first")
+        go.touch()
+        expect(lines.locator("div:not(.err)")).to_have_text(["first", "second"])
+        expect(lines.locator("div.err")).to_have_text("oops")
+        kill = running.get_by_role("button", name=f"Kill job {job_id}")
+        kill.click()
+        dialog = page.get_by_role("dialog")
+        expect(dialog).to_contain_text(f"Kill job {job_id}?")
+        expect(dialog.get_by_role("button", name="Let it run")).to_be_focused()
+        page.keyboard.press("Escape")
+        expect(dialog).to_be_hidden()
+        expect(kill).to_be_focused()
+        kill.click()
+        dialog.get_by_role("button", name="Kill job").click()
+        over = page.locator("#history-part").locator(f"[data-job={job_id}]")
+        expect(over).to_contain_text("killed")
+        expect(page.locator("#notices")).to_contain_text(f"Job {job_id} is being stopped.")
+        assert box.job(job_id)["cause"] == "killed"
+        assert page.evaluate("loadedAt") == loaded_at, "without a reload"
+
+
+def test_texts_stay_texts(browser, box):
+    evil = "<img src=x onerror=alert(1)>"
+    with visit(browser, box, is_expecting_errors=True) as page:
+        quoted = f"echo '{evil}'; echo '<script>alert(2)</script>' >&2; sleep 1000 # {evil}"
+        job_id = curl(box, quoted, name=evil, group=evil, gpus=0)
+        waiting = curl(box, evil, after=[job_id], name=evil)
+        running = row(page, job_id)
+        expect(running).to_contain_text(evil)
+        expect(row(page, waiting)).to_contain_text(evil)
+        running.get_by_role("button", name=f"Log of job {job_id}").click()
+        expect(running.get_by_role("log").locator("div:not(.err)")).to_have_text(evil)
+        running.get_by_role("button", name=f"Kill job {job_id}").click()
+        expect(page.get_by_role("dialog")).to_contain_text(evil)
+        page.keyboard.press("Escape")
+        page.goto(page.url.split("#")[0] + f"#/jobs/{job_id}")
+        expect(page.locator("#job .log [role=log]")).to_contain_text("<script>alert(2)</script>")
+        expect(page.locator("#job")).to_contain_text(quoted)
+        page.goto(page.url.split("#")[0] + "#/jobs/%3Cimg%20src%3Dx%20onerror%3Dalert(3)%3E")
+        expect(page.locator("#job h1")).to_contain_text("no job")
+        assert page.evaluate("document.images.length") == 0
+
+
+
+# Logs
+
+def test_colours_and_progress_bars(browser, box):
+    text = (r"plain \033[31mred\033[0m \033[1;4mbold\033[0m \033[38;5;214mamber\033[0m \033[48;2;1;2;3mdeep\033[0m \033[7mturned\033[0m\n"
+            r" 10%%|#   |\r 50%%|##  |\r100%%|####|\n"
+            r"a long first one\rshort\033[K\nab\b\bxy\n\033]0;a title\007after\033[2J\n")
+    with visit(browser, box) as page:
+        job_id = curl(box, f"printf '{text}'; sleep 1000", gpus=0)
+        row(page, job_id).get_by_role("button", name="Log").click()
+        lines = row(page, job_id).get_by_role("log")
+        expect(lines.locator("div")).to_have_text(["plain red bold amber deep turned", "100%|####|", "short", "xy", "after"])
+        assert page.evaluate("""[...document.querySelectorAll('.lines span')].map(
+            (span) => [span.textContent, span.className, span.style.color, span.style.backgroundColor])""") == [
+            ["red", "fg1", "", ""], ["bold", "bold under", "", ""], ["amber", "", "rgb(255, 175, 0)", ""],
+            ["deep", "", "", "rgb(1, 2, 3)"], ["turned", "fgp bgp", "", ""]]
+
+
+TERMINALS = [  # reason, what is printed, the lines then
+    ("an escape over three chunks", ["\x1b", "[3", "1mred"], ["red"]),
+    ("a progress bar", ["1%\r", "2%\r", "3%\n"], ["3%"]),
+    ("CR LF", ["a\r\nb\r", "\nc"], ["a", "b", "c"]),
+    ("a shorter text leaves what it does not cover", ["abcdef\rxy"], ["xycdef"]),
+    ("the end of the line is erased", ["abcdef\rxy\x1b[K"], ["xy"]),
+    ("the whole line is erased", ["abcdef\x1b[2Kxy"], ["xy"]),
+    ("backspaces", ["abc\b\bX"], ["aXc"]),
+    ("coloured pieces are overwritten piece by piece", ["\x1b[31mabc\x1b[32mdef\x1b[0m\r\x1b[1mAB\x1b[0m"], ["ABcdef"]),
+    ("what a terminal does beside its lines is dropped", ["\x1b[2J\x1b[Ha\x1b]0;title\x07b\x1b(Bc\x1bPq\x1b\\d\x07\x00e"], ["abcde"]),
+    ("an empty line stays", ["a\n\nb\n"], ["a", "", "b"]),
+    ("tabs stay", ["a\tb"], ["a\tb"]),
+    ("half a colour", ["\x1b[38;5mx\x1b[38;2;1mx\x1b[mx"], ["xxx"]),
+]
+
+
+def test_the_terminal_whatever_the_chunks(browser, box):
+    with visit(browser, box) as page:
+        run = """(chunks) => {
+            const lines = [], terminal = new Terminal(lines, null);
+            chunks.forEach((chunk) => terminal.feed(chunk));
+            const all = [...lines.map(([runs]) => runs), ...(terminal.runs.length ? [terminal.runs] : [])];
+            return all.map((runs) => runs.map(([text]) => text).join('')); }"""
+        for reason, chunks, wanted in TERMINALS:
+            assert page.evaluate(run, chunks) == wanted, reason
+            assert page.evaluate(run, list("".join(chunks))) == wanted, f"{reason}, a letter at a time"
+        long = page.evaluate(run, ["x" * 1_000_000 + "\nnext"])
+        assert len(long[0]) == 20000 and long[1] == "next"
+
+
+def test_100000_lines_leave_the_page_responsive(browser, box):
+    with visit(browser, box) as page:
+        go = box.path("flood")
+        flood = "seq -f 'line %.0f of a log that is in a hurry' 1 100000"
+        job_id = curl(box, f"until [ -e {go} ]; do sleep 0.05; done; {flood}; echo done; sleep 1000", gpus=0)
+        row(page, job_id).get_by_role("button", name="Log").click()
+        page.evaluate("""() => { window.longest = 0; let last = performance.now();
+            const look = () => {
+                const now = performance.now(); longest = Math.max(longest, now - last); last = now; requestAnimationFrame(look); };
+            requestAnimationFrame(look); }""")
+        go.touch()
+        expect(row(page, job_id).locator(".lines > div").last).to_have_text("done")
+        assert page.evaluate("document.querySelectorAll('.lines > div').length") <= 5000
+        expect(row(page, job_id).locator(".told")).to_contain_text("95,001 before are left out")
+        assert page.evaluate("longest") < 1500, "milliseconds without a frame, on two busy cores"
+        began = time.monotonic()
+        page.evaluate("new Promise((resolve) => requestAnimationFrame(resolve))")
+        assert time.monotonic() - began < 1
+
+
+def test_the_log_stays_where_its_reader_is(browser, box):
+    with visit(browser, box) as page:
+        go = box.path("scrolled")
+        job_id = curl(box, f"seq 1 500; until [ -e {go} ]; do sleep 0.05; done; seq 501 600; sleep 1000", gpus=0)
+        row(page, job_id).get_by_role("button", name="Log").click()
+        lines = row(page, job_id).locator(".lines")
+        expect(lines.locator("div").last).to_have_text("500")
+        expect(lines.locator("div").last).to_be_in_viewport()
+        lines.evaluate("(node) => { node.scrollTop = 100; }")
+        expect(page.get_by_label("Follow")).not_to_be_checked()
+        go.touch()
+        expect(lines.locator("div").last).to_have_text("600")
+        assert lines.evaluate("(node) => node.scrollTop") == 100
+        page.get_by_label("Follow").check()
+        expect(lines.locator("div").last).to_be_in_viewport()
+
+
+# Who may look
+
+FORWARDED = {"X-Forwarded-For": "192.0.2.7"}
+
+
+def test_the_token_is_asked_for_and_kept_for_the_tab(browser, box):
+    owner = live.read(box.home / "token").strip()
+    job_id = box.add("sleep 1000", gpus=0, name="seen by the owner")
+    with visit(browser, box, is_expecting_errors=True, is_waiting=False, extra_http_headers=FORWARDED) as page:
+        field = page.get_by_label("Token")
+        expect(field).to_be_focused()
+        expect(page.locator("#login-why")).to_contain_text("needs a token")
+        assert field.get_attribute("type") == "password"
+        field.fill("wrong")
+        field.press("Enter")
+        expect(page.locator("#login-why")).to_contain_text("the token is not right")
+        field.fill(owner)
+        page.get_by_role("button", name="Continue").click()
+        expect(page.locator("#connection")).to_have_text("live")
+        expect(row(page, job_id)).to_contain_text("seen by the owner")
+        late = box.add("sleep 1000", gpus=0)
+        expect(row(page, late)).to_be_visible()         # the stream carries the token as well
+        page.reload()
+        expect(row(page, job_id)).to_be_visible()
+        assert page.evaluate("[localStorage.length, document.cookie, sessionStorage.length]") == [0, "", 1]
+        other = page.context.new_page()
+        other.goto(page.url)
+        expect(other.get_by_label("Token")).to_be_visible()
+        other.close()
+        page.get_by_role("button", name="Forget the token").click()
+        expect(field).to_be_visible()
+        assert page.evaluate("sessionStorage.length") == 0
+
+
+def test_a_user_sees_what_is_his_and_why_he_may_not(browser, box):
+    text = "a-token-of-alices-000"
+    token = nexus.Token("alice", hashlib.sha256(text.encode()).hexdigest(), time.time())
+    (box.home / "tokens.json").write_text(nexus.format_tokens((token,)))
+    job_id = box.add("sleep 1000 # secret", gpus=0)
+    with visit(browser, box, is_expecting_errors=True, is_waiting=False, extra_http_headers=FORWARDED) as page:
+        page.get_by_label("Token").fill(text)
+        page.get_by_label("Token").press("Enter")
+        expect(row(page, job_id)).to_contain_text("(another user's job)")
+        assert "secret" not in page.content()
+        page.get_by_role("button", name="Pause: start no more jobs").click()
+        expect(page.locator("#notices")).to_contain_text("is for")
+        assert not box.status()["is_paused"]
+
+
+# The queue, the history, the GPUs
+
+def test_pause_and_resume(browser, box):
+    with visit(browser, box) as page:
+        page.get_by_role("button", name="Pause: start no more jobs").click()
+        expect(page.get_by_text("PAUSED", exact=True)).to_be_visible()
+        job_id = curl(box, "sleep 1000")
+        expect(row(page, job_id)).to_contain_text("paused")
+        page.get_by_role("button", name="Resume starting jobs").click()
+        expect(page.locator("#running-list")).to_contain_text(job_id)
+        expect(page.get_by_text("PAUSED", exact=True)).to_be_hidden()
+        gpu = page.locator("[data-gpu='1']")
+        gpu.get_by_role("button", name="Pause GPU 1").click()
+        expect(gpu).to_contain_text("Paused")
+        assert box.gpu(1)["is_paused"]
+        gpu.get_by_role("button", name="Resume GPU 1").click()
+        expect(gpu).to_contain_text("Available")
+        assert not box.gpu(1)["is_paused"]
+
+
+def test_the_queue_is_moved_and_cancelled(browser, box):
+    box.ask("POST", "/service/pause")
+    ids = [box.add(f"true {number}") for number in range(3)]
+    with visit(browser, box) as page:
+        def expect_order(*places):
+            expect(page.locator("#queue-part tbody .id")).to_have_text([ids[place] for place in places])
+            assert [job["id"] for job in box.ask("GET", "/queue")] == [ids[place] for place in places]
+        expect_order(0, 1, 2)
+        page.get_by_role("button", name=f"Move job {ids[2]} to the front").click()
+        expect_order(2, 0, 1)
+        page.get_by_role("button", name=f"Move job {ids[2]} to the end").click()
+        expect_order(0, 1, 2)
+        page.get_by_label(f"Priority of job {ids[1]}").select_option("high")
+        expect_order(1, 0, 2)
+        page.get_by_role("button", name=f"Cancel job {ids[0]}").click()
+        page.get_by_role("dialog").get_by_role("button", name="Cancel job").click()
+        expect_order(1, 2)
+        expect(page.locator("#history-part").locator(f"[data-job={ids[0]}]")).to_contain_text("removed")
+
+
+def test_the_reason_and_the_estimate_stand_in_the_queue(browser, box):
+    for _ in range(2):
+        box.wait_started(box.add("sleep 1000", expected_time=600))
+    waits = box.add("true")
+    with visit(browser, box) as page:
+        expect(row(page, waits)).to_contain_text("GPU 0 runs job")
+        expect(row(page, waits)).to_contain_text(re.compile(r"Starts in about \d+m"))
+        page.goto(page.url.split("#")[0] + f"#/jobs/{waits}")
+        expect(page.locator("#job")).to_contain_text("it is first in the queue")
+
+
+def test_a_failure_tells_its_cause_and_is_tried_again(browser, box):
+    failed = box.wait(box.add("echo 'ValueError: bad learning rate' >&2; exit 3", gpus=0), "failed")["id"]
+    with visit(browser, box) as page:
+        expect(row(page, failed)).to_contain_text("exit 3")
+        expect(row(page, failed)).to_contain_text("ValueError: bad learning rate")
+        row(page, failed).get_by_role("link", name=f"Job {failed}").click()
+        expect(page.get_by_role("heading", name=f"Job {failed}")).to_be_focused()
+        expect(page.locator("#job")).to_contain_text("exit code")
+        expect(page.locator("#job [role=log]")).to_contain_text("ValueError: bad learning rate")
+        with page.expect_download() as download:
+            page.get_by_role("button", name="Download").click()
+        assert "ValueError" in download.value.path().read_text()
+        page.get_by_role("button", name="Retry").click()
+        expect(page.locator("#notices")).to_contain_text(f"Job {failed} runs again as")
+        expect(page.locator("#job h1")).not_to_have_text(f"Job {failed}")
+        expect(page.locator("#job")).to_contain_text("failed: exit 3")
+
+
+def test_filters(browser, box):
+    box.ask("POST", "/service/pause")
+    first, second = box.add("python alpha.py", group="one"), box.add("python beta.py", name="Second")
+    with visit(browser, box) as page:
+        expect(row(page, second)).to_be_visible()
+        page.get_by_label("Filter by text").fill("ALPHA")
+        expect(row(page, second)).to_be_hidden()
+        expect(row(page, first)).to_be_visible()
+        expect(page.locator("#queue-told")).to_have_text("1 of 2")
+        page.get_by_role("button", name="Clear").click()
+        page.get_by_label("Filter by group").select_option("one")
+        expect(row(page, second)).to_be_hidden()
+        page.get_by_role("button", name="Clear").click()
+        page.get_by_label("Filter by status").select_option("running")
+        expect(page.locator("#queue-part")).to_be_hidden()
+        expect(page.locator("#running-part")).to_contain_text("No running job matches")
+        page.get_by_role("button", name="Clear").click()
+        expect(row(page, second)).to_be_visible()
+
+
+def test_long_lists_come_in_pages(browser, box):
+    box.ask("POST", "/service/pause")
+    box.ask("POST", "/queue", [{"command": f"true {number}"} for number in range(150)])
+    with visit(browser, box) as page:
+        rows = page.locator("#queue-part tbody tr")
+        expect(rows).to_have_count(100)
+        expect(page.locator("#queue-count")).to_have_text("150")
+        page.get_by_role("button", name="Show 50 more of 50").click()
+        expect(rows).to_have_count(150)
+
+
+def test_a_job_is_added(browser, box):
+    with visit(browser, box, is_expecting_errors=True) as page:
+        page.keyboard.press("a")
+        dialog = page.get_by_role("dialog")
+        expect(dialog.get_by_label("Command")).to_be_focused()
+        dialog.get_by_label("Command").fill("sleep $LENGTH")
+        dialog.get_by_label("GPUs").fill("77")
+        dialog.get_by_label("Name").fill("by hand")
+        dialog.get_by_label("Time limit").fill("soon")
+        dialog.get_by_role("button", name="Add job").click()
+        expect(dialog.get_by_role("alert")).to_contain_text("'soon' is not a time.")
+        dialog.get_by_label("Time limit").fill("1h30m")
+        dialog.get_by_role("button", name="Add job").click()
+        expect(dialog.get_by_role("alert")).to_contain_text("77")
+        dialog.get_by_label("GPUs").fill("0")
+        dialog.get_by_label("Priority").select_option("high")
+        dialog.get_by_text("More: directory").click()
+        dialog.get_by_label("Directory").fill("/tmp")
+        dialog.get_by_label("Environment").fill("LENGTH=1000")
+        dialog.get_by_role("button", name="Add job").click()
+        expect(dialog).to_be_hidden()
+        expect(page.locator("#running-list")).to_contain_text("by hand")
+        job = box.ask("GET", "/jobs?status=running")[0]
+        assert (job["cwd"], job["timeout_seconds"], job["priority"], job["gpus"]) == ("/tmp", 5400, 0, 0)
+
+
+def test_by_keyboard(browser, box):
+    job_id = box.wait_started(box.add("echo hello; sleep 1000", gpus=0))["id"]
+    with visit(browser, box) as page:
+        page.keyboard.press("Tab")
+        expect(page.get_by_text("Skip to the content")).to_be_focused()
+        page.keyboard.press("Enter")
+        expect(page.locator("main")).to_be_focused()
+        page.keyboard.press("/")
+        expect(page.get_by_label("Filter by text")).to_be_focused()
+        page.keyboard.type("a/q")                       # here these are letters
+        expect(page.get_by_label("Filter by text")).to_have_value("a/q")
+        page.keyboard.press("Escape")
+        expect(page.get_by_label("Filter by text")).to_have_value("")
+        page.keyboard.press("r")
+        expect(page.get_by_role("heading", name="Running")).to_be_focused()
+        page.keyboard.press("Tab")
+        expect(page.get_by_role("link", name=f"Job {job_id}")).to_be_focused()
+        page.keyboard.press("Tab")
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("log")).to_have_text("hello")
+        page.keyboard.press("h")
+        expect(page.get_by_role("log")).to_have_count(0)
+
+
+# When the service goes
+
+def test_it_reconnects_after_a_restart(browser):
+    with live.Box(gpus=1) as box, visit(browser, box, is_expecting_errors=True) as page:
+        job_id = box.add("echo before; sleep 1000", gpus=0)
+        row(page, job_id).get_by_role("button", name="Log").click()
+        expect(row(page, job_id).get_by_role("log")).to_have_text("before")
+        loaded_at = page.evaluate("loadedAt")
+        box.kill_service()
+        expect(page.locator("#connection")).to_have_text("reconnecting")
+        expect(page.locator("#connection")).to_have_text("live")
+        late = box.add("sleep 1000", gpus=0)
+        expect(row(page, late)).to_be_visible()
+        expect(row(page, job_id).get_by_role("log")).to_have_text("before")
+        assert page.evaluate("loadedAt") == loaded_at
+
+
+# For everybody
+
+def axe(page):
+    """What axe finds against WCAG 2.1 A and AA."""
+    from axe_playwright_python.sync_playwright import Axe
+    found = Axe().run(page, options={"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"]}).response["violations"]
+    return [(rule["id"], [node["target"] for node in rule["nodes"]][:5], rule["nodes"][0]["failureSummary"]) for rule in found]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 360])
+def test_accessible_and_no_wider_than_the_screen(browser, box, scheme, width):
+    box.wait(box.add("echo 'RuntimeError: CUDA out of memory' >&2; exit 1", gpus=0, name="fails"), "failed")
+    job_id = box.add("printf '\\033[31mred\\033[0m \\033[90mgrey\\033[0m\\n'; sleep 1000 # " + "long" * 60, gpus=0, group="g" * 60)
+    box.wait_started(job_id)
+    waiting = box.add("python train.py --" + "x" * 200, after=[job_id], name="n" * 80)
+    with visit(browser, box, width=width, color_scheme=scheme, bypass_csp=True, reduced_motion="reduce") as page:
+        def check(where):
+            assert axe(page) == [], where
+            assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, f"{where} is too wide"
+        row(page, job_id).get_by_role("button", name="Log").click()
+        expect(page.get_by_role("log")).to_contain_text("red grey")
+        expect(row(page, waiting)).to_be_visible()
+        check("the overview")
+        for each in (job_id, waiting):
+            page.goto(page.url.split("#")[0] + f"#/jobs/{each}")
+            expect(page.locator("#job dl")).to_contain_text("created at")
+            check(f"the page of {each}")
+        page.keyboard.press("a")
+        check("the form")
+        page.keyboard.press("Escape")
+        page.goto(page.url.split("#")[0] + "#/")
+        page.get_by_role("button", name=f"Kill job {job_id}").click()
+        check("the question")
+        page.keyboard.press("Escape")
+
+
+# /docs
+
+def try_call(page, name):
+    """The form of an operation, opened."""
+    call = page.locator(f"#{name}")
+    if not call.evaluate("call => call.open"):
+        call.locator("summary").first.click()
+    return call
+
+
+def test_docs_show_every_call_and_let_one_try_them(browser, box):
+    with visit(browser, box, "docs", is_waiting=False) as page:
+        expect(page.locator("#calls > details:has(.method)")).to_have_count(len(nexus.ROUTES))
+        box.ask("POST", "/service/pause")
+        call = try_call(page, "post_queue")
+        call.get_by_label("Body").fill('{"command": "echo it\'s", "gpus": 0}')
+        expect(call.locator("form > pre")).to_contain_text("echo it'\\''s")
+        call.get_by_role("button", name="Send").click()
+        expect(call.locator("form [aria-live]")).to_contain_text("200 OK, whole")
+        job_id = json.loads(call.get_by_label("the answer").text_content())["id"]
+        call = try_call(page, "get_job")
+        call.get_by_label("id").fill(job_id)
+        call.get_by_label("id").press("Enter")
+        expect(call.get_by_label("the answer")).to_contain_text('"command": "echo it\'s"')
+        expect(call.locator("form [aria-live]")).to_contain_text("Headers")
+        call = try_call(page, "get_events")
+        call.get_by_role("button", name="Send").click()
+        expect(call.get_by_label("the answer")).to_contain_text("events from")
+        box.call("DELETE", f"/queue/{job_id}")
+        expect(call.get_by_label("the answer")).to_contain_text('"status":"cancelled"')
+        call.get_by_role("button", name="Stop").click()
+        expect(call.locator("form [aria-live]")).to_contain_text("stopped")
+        call = try_call(page, "post_api_submit")
+        call.get_by_label("code").fill("print(1)")
+        call.get_by_role("button", name="Send").click()
+        expect(call.get_by_label("the answer")).to_contain_text('"queue_position"')
+        page.get_by_label("Find").fill("gpus pause")
+        expect(page.locator("#calls > details:has(.method):visible")).to_have_count(1)
+
+
+def test_docs_keep_the_token_for_the_tab_and_send_it(browser, box):
+    with visit(browser, box, "docs", is_expecting_errors=True, is_waiting=False) as page:
+        page.get_by_label("Token").fill("wrong")
+        call = try_call(page, "get_jobs")
+        call.get_by_role("button", name="Send").click()
+        expect(call.locator("form [aria-live]")).to_contain_text("401")
+        expect(page.get_by_label("Token")).to_be_focused()
+        expect(call.locator("form > pre")).to_contain_text("Bearer $NEXUS_TOKEN")
+        page.get_by_label("Token").fill((box.home / "token").read_text().strip())
+        page.reload()
+        call = try_call(page, "get_jobs")
+        call.get_by_role("button", name="Send").click()
+        expect(call.locator("form [aria-live]")).to_contain_text("200 OK")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 360])
+def test_docs_are_for_everybody(browser, box, scheme, width):
+    with visit(browser, box, "docs", width=width, color_scheme=scheme, bypass_csp=True, is_waiting=False) as page:
+        expect(page.locator("#post_queue")).to_be_visible()
+        page.locator("#get_jobs > summary").focus()
+        page.keyboard.press("Enter")            # by keyboard alone
+        page.locator("#get_jobs").get_by_label("limit").focus()
+        page.keyboard.type("1")
+        page.keyboard.press("Enter")
+        expect(page.locator("#get_jobs form [aria-live]")).to_contain_text("200 OK")
+        try_call(page, "post_queue")
+        try_call(page, "shape-Job")
+        assert axe(page) == []
+        assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
