@@ -2118,12 +2118,23 @@ class Usage:
 
 
 @value
+class Closed:
+    """Of which groups and users nothing may start, and why."""
+    groups: dict[str, str]
+    users: dict[str, str]
+
+    def find(self, group: str | None, user: str) -> str | None:
+        """Why no job of a group and user may start; None when one may."""
+        return self.groups.get(group or "") or self.users.get(user)
+
+
+@value
 class Plan:
     starts: tuple[Start, ...] = ()
     stops: tuple[Stop, ...] = ()
     passed_over: tuple[str, ...] = ()           # jobs before which others start, for the first time
     blocked: Mapping[Kind, str] = {}            # why the jobs of a kind wait; empty: the board says it
-    closed: Mapping[tuple[str, str], str] = {}  # ("group" or "user", name) of which none may start, and why
+    closed: Closed = Closed({}, {})
     board: tuple[Slot, ...] = ()                # the GPUs as they are when all this is done
     hold: str = ""                              # why nothing at all starts
 
@@ -2348,44 +2359,37 @@ def describe_time_limit(job: Job, config: JobsConfig) -> str:
 
 
 class Limits:
-    """Of which groups and users nothing may start: {("group" or "user", name): why}, and how far the others are from it."""
+    """How many of each group and user may run, and which of them have as many."""
 
     def __init__(self, state: State, config: JobsConfig) -> None:
-        self.limits = {("group", group.name): group.limit for group in state.groups.values() if group.limit}
-        self.per_user = config.max_running_per_user
-        self.closed = {("group", group.name): f"group {group.name} is held: {group.hold}" for group in state.groups.values() if group.hold}
-        self.counts: dict[tuple[str, str], int] = {}
-        if self.limits or self.per_user:
+        self.of_groups = {group.name: group.limit for group in state.groups.values() if group.limit}
+        self.of_users = config.max_running_per_user
+        self.closed = Closed({group.name: f"group {group.name} is held: {group.hold}" for group in state.groups.values() if group.hold}, {})
+        self.groups: dict[str, int] = {}                # how many of it run
+        self.users: dict[str, int] = {}
+        if self.of_groups or self.of_users:
             for job in state.running.values():
                 self.count(job)
 
     def count(self, job: Job) -> None:
         """It runs, or starts now."""
-        for name, limit in ((("group", job.group or ""), self.limits.get(("group", job.group or ""), 0)),
-                            (("user", job.user), self.per_user)):
-            if limit:
-                self.counts[name] = self.counts.get(name, 0) + 1
-                if self.counts[name] >= limit and name not in self.closed:
-                    self.closed[name] = describe_limit(name, limit)
-
-
-def describe_limit(name: tuple[str, str], limit: int) -> str:
-    if name[0] == "group":
-        return f"{format_count(limit, 'job')} of group {name[1]} run, as many as its --max-concurrent allows"
-    return f"{format_count(limit, 'job')} of {name[1]} run, as many as max_running_per_user allows"
-
-
-def find_closed(closed: Mapping[tuple[str, str], str], group: str | None, user: str) -> str | None:
-    """Why no job of a group and user may start; None when one may."""
-    if not closed:
-        return None
-    return closed.get(("group", group)) if group and ("group", group) in closed else closed.get(("user", user))
+        limit = self.of_groups.get(job.group, 0) if job.group else 0
+        if job.group and limit:
+            self.groups[job.group] = self.groups.get(job.group, 0) + 1
+            if self.groups[job.group] >= limit:
+                self.closed.groups.setdefault(
+                    job.group, f"{format_count(limit, 'job')} of group {job.group} run, as many as its --max-concurrent allows")
+        if self.of_users:
+            self.users[job.user] = self.users.get(job.user, 0) + 1
+            if self.users[job.user] >= self.of_users:
+                self.closed.users.setdefault(
+                    job.user, f"{format_count(self.of_users, 'job')} of {job.user} run, as many as max_running_per_user allows")
 
 
 class Line:
     """The jobs of the queue as plan() comes to them: the first of each kind, and the next once that one has started."""
 
-    def __init__(self, state: State, closed: Mapping[tuple[str, str], str]) -> None:
+    def __init__(self, state: State, closed: Closed) -> None:
         self.state, self.closed = state, closed
         self.places: dict[tuple[Kind, Lane], int] = {}              # how many of a kind, group and user have started
         self.heads: list[tuple[tuple[tuple[int, ...], str], Kind]] = []
@@ -2394,9 +2398,9 @@ class Line:
 
     def push(self, kind: Kind) -> None:
         """Put the first of a kind whose group and user may start one into the line."""
-        first = None
+        first, groups, users = None, self.closed.groups, self.closed.users
         for lane, waiting in self.state.kinds[kind].items():
-            if find_closed(self.closed, *lane) is None:
+            if lane[0] not in groups and lane[1] not in users:
                 place = self.places.get((kind, lane), 0) if self.places else 0
                 if place < len(waiting) and (first is None or waiting[place] < first):
                     first = waiting[place]
@@ -2408,7 +2412,7 @@ class Line:
         while self.heads:
             (_, job_id), kind = self.heads.pop(0)
             job = self.state.jobs[job_id]
-            if find_closed(self.closed, job.group, job.user) is None:
+            if self.closed.find(job.group, job.user) is None:
                 return job, kind
             self.push(kind)                     # its group or user was closed by what has started
         return None
@@ -2508,7 +2512,7 @@ def describe_wait(job: Job, state: State, made: Plan, config: Config, now: float
         return describe_retry(job, now)
     if job.unmet:
         return describe_unmet(job, state)
-    closed = find_closed(made.closed, job.group, job.user)
+    closed = made.closed.find(job.group, job.user)
     if closed:
         return closed
     why = made.blocked.get(kind_of(job))

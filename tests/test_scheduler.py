@@ -613,7 +613,7 @@ def check_order(made, gpus, trouble, settings, planned):
             places -= 1
         elif one.unmet or one.retry_at is not None:
             continue
-        elif nexus.find_closed(planned.closed, one.group, one.user):
+        elif planned.closed.find(one.group, one.user):
             someone_keeps |= one.passed_over_at == LONG_AGO         # at its turn the group may have been open
         elif one.gpus:
             mine = [(free, room) for index, (free, room, may_share) in left.items()
@@ -631,7 +631,7 @@ def check_lines(made, planned):
         for line in lines.values():
             turns = [id in starting for _, id in line]
             assert turns == sorted(turns, reverse=True)
-        open_lines = [line for lane, line in lines.items() if not nexus.find_closed(planned.closed, *lane)]
+        open_lines = [line for lane, line in lines.items() if not planned.closed.find(*lane)]
         turns = [id in starting for _, id in sorted(item for line in open_lines for item in line)]
         assert turns == sorted(turns, reverse=True)
 
@@ -643,7 +643,7 @@ def check_reasons(made, settings, planned):
         assert reason.strip() and "\n" not in reason
         assert id in starting or made.jobs[id].expected_time or reason != "it is about to start", f"{id} waits for nothing"
     waiting = {kind for kind, lines in made.kinds.items() if any(
-        id not in starting for lane, line in lines.items() if not nexus.find_closed(planned.closed, *lane) for _, id in line)}
+        id not in starting for lane, line in lines.items() if not planned.closed.find(*lane) for _, id in line)}
     assert set(planned.blocked) >= waiting
 
 
@@ -657,7 +657,7 @@ def check_passed_over(made, trouble, planned):
     for kind, lines in made.kinds.items():          # and nobody who was is left out
         waiting = sorted(item for line in lines.values() for item in line if item[1] not in starting)
         heads = [made.jobs[id] for _, id in waiting
-                 if not nexus.find_closed(planned.closed, made.jobs[id].group, made.jobs[id].user)][:1]
+                 if not planned.closed.find(made.jobs[id].group, made.jobs[id].user)][:1]
         for head in heads:                          # or one of its kind before it, whose group was closed later
             known = [id for order, id in waiting if order <= head.order and (
                 id in planned.passed_over or made.jobs[id].passed_over_at is not None)]
