@@ -2391,19 +2391,20 @@ class Line:
 
     def __init__(self, state: State, closed: Closed) -> None:
         self.state, self.closed = state, closed
-        self.places: dict[tuple[Kind, Lane], int] = {}              # how many of a kind, group and user have started
+        self.places: dict[Kind, dict[Lane, int]] = {}               # how many of a kind, per group and user, have started
         self.heads: list[tuple[tuple[tuple[int, ...], str], Kind]] = []
         for kind in state.kinds:
             self.push(kind)
 
     def push(self, kind: Kind) -> None:
         """Put the first of a kind whose group and user may start one into the line."""
-        first, groups, users = None, self.closed.groups, self.closed.users
+        first, groups, users, places = None, self.closed.groups, self.closed.users, self.places.get(kind)
         for lane, waiting in self.state.kinds[kind].items():
-            if lane[0] not in groups and lane[1] not in users:
-                place = self.places.get((kind, lane), 0) if self.places else 0
-                if place < len(waiting) and (first is None or waiting[place] < first):
-                    first = waiting[place]
+            if groups and lane[0] in groups or users and lane[1] in users:
+                continue
+            place = places.get(lane, 0) if places else 0
+            if place < len(waiting) and (first is None or waiting[place] < first):
+                first = waiting[place]
         if first is not None:
             insert_sorted(self.heads, (first, kind))
 
@@ -2419,8 +2420,8 @@ class Line:
 
     def start(self, job: Job, kind: Kind) -> None:
         """It has started: the next of its kind may come."""
-        lane = job.group, job.user
-        self.places[kind, lane] = self.places.get((kind, lane), 0) + 1
+        places, lane = self.places.setdefault(kind, {}), (job.group, job.user)
+        places[lane] = places.get(lane, 0) + 1
         self.push(kind)
 
 
