@@ -1,0 +1,289 @@
+"""/openapi.json and /docs: the document is valid and complete, and the service does what it says, whoever asks and whatever comes."""
+
+import functools
+import itertools
+import json
+import re
+import time
+
+import live
+import openapi_spec_validator
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+from makers import json_values, texts
+from test_server import TOKEN, Bench, is_error
+
+import nexus
+
+schemathesis = pytest.importorskip("schemathesis", minversion="4.30", reason="the last schemathesis for Python 3.9 judges otherwise")
+
+from schemathesis import GenerationMode  # noqa: E402
+from schemathesis.specs.openapi.checks import positive_data_acceptance  # noqa: E402
+
+DOCUMENT = json.loads(json.dumps(nexus.make_openapi(nexus.ROUTES, nexus.__version__)))
+ENDLESS = ("/events",)                          # asked apart
+LEFT_OUT = {"post_stop", "post_resume"}         # what is submitted here is no command anybody should run
+
+
+def test_the_document_is_valid():
+    openapi_spec_validator.validate(DOCUMENT, cls=openapi_spec_validator.OpenAPIV31SpecValidator)
+    for schema in DOCUMENT["components"]["schemas"].values():
+        Draft202012Validator.check_schema(schema)
+
+
+def test_every_route_is_in_it():
+    told = {(method.upper(), path) for path, methods in DOCUMENT["paths"].items() for method in methods}
+    assert told == {(route.method, route.pattern) for route in nexus.ROUTES} and len(told) == len(nexus.ROUTES)
+    for route in nexus.ROUTES:
+        operation = DOCUMENT["paths"][route.pattern][route.method.lower()]
+        assert callable(getattr(nexus.Api, route.handler)) and operation["summary"]
+        assert {each["name"] for each in operation["parameters"] if each["in"] == "query"} == set(route.query)
+        assert {each["name"] for each in operation["parameters"] if each["in"] == "path"} == set(re.findall(r"{(\w+)}", route.pattern))
+        assert all(each["description"] for each in operation["parameters"])
+    names = [operation["operationId"] for methods in DOCUMENT["paths"].values() for operation in methods.values()]
+    assert len(set(names)) == len(names)
+    assert set(nexus.ERROR_MEANINGS) == set(nexus.KINDS)
+
+
+def test_its_references_lead_somewhere():
+    schemas = DOCUMENT["components"]["schemas"]
+    named = set(re.findall(r'"#/components/schemas/(\w+)"', json.dumps(DOCUMENT)))
+    assert named == set(schemas), "each is there, and none is without use"
+
+
+def test_a_submission_is_described_key_by_key():
+    assert list(nexus.SUBMISSION_SCHEMAS) == list(nexus.SUBMISSION_PARSERS)
+
+
+def takes(parse, value):
+    try:
+        parse(value)
+    except nexus.NexusError:
+        return False
+    return True
+
+
+some_facts = (json_values | texts | st.integers(-10**9, 10**9) | st.floats(0, 2000) | st.lists(st.integers(0, 20), max_size=3)
+              | st.sampled_from(["high", "LOW", "-3", "0-3", "1,2", "abc", "abc,xyz", "/tmp", "a" * 40, "", " ", "x" * 201, True, False, 0,
+                                 0.001])
+              | st.lists(st.sampled_from(["abc", "xyz", "a1"]), max_size=2) | st.dictionaries(texts, texts | st.integers(), max_size=2)
+              | st.dictionaries(st.sampled_from(nexus.LIMITS), st.lists(st.integers(-1, 2**63), min_size=1, max_size=3), max_size=2))
+
+
+@pytest.mark.parametrize("key", nexus.SUBMISSION_PARSERS)
+@given(value=some_facts)
+@settings(max_examples=150)
+def test_what_the_service_takes_its_description_allows(key, value):
+    schema, _ = nexus.SUBMISSION_SCHEMAS[key]
+    if takes(nexus.SUBMISSION_PARSERS[key], value):
+        assert Draft202012Validator(json.loads(json.dumps(schema))).is_valid(value)
+
+
+EXACT = ["id", "gpu_mem_mib", "max_concurrent", "retries", "timeout_seconds", "cuda_arg", "unique", "tty", "snapshot", "umask", "limits"]
+
+
+@pytest.mark.parametrize("key", EXACT)
+@given(value=some_facts.filter(lambda value: not isinstance(value, float)))      # 2.0 is whole to JSON Schema, and to us it is not
+@settings(max_examples=150)
+def test_what_is_no_more_than_a_schema_is_taken(key, value):
+    schema, _ = nexus.SUBMISSION_SCHEMAS[key]
+    assert Draft202012Validator(json.loads(json.dumps(schema))).is_valid(value) == takes(nexus.SUBMISSION_PARSERS[key], value)
+
+
+# The service does what the document says
+
+
+class Fleet:
+    """A paused service with jobs of every status, of the owner's and of ann's."""
+
+    def __init__(self, box):
+        self.box = box
+        done = box.add("echo out; echo err >&2", gpus=0)
+        failed = box.add("exit 3", gpus=0, retries=1)
+        box.wait(done, "completed")
+        box.wait(failed, "failed")
+        self.token = box.nexus("token", "create", "ann").stdout.strip().splitlines()[-1]
+        self.running = [box.add("sleep 1000", gpus=gpus) for gpus in (0, 1)]
+        for job_id in self.running:
+            box.wait_started(job_id)
+        box.ask("POST", "/service/pause")
+        self.ids = [done, failed, *self.running, *(box.add("true", name="mine") for _ in range(12)), *self.add_for_ann(12)]
+
+    def add_for_ann(self, count):
+        body = {"command": "true", "name": "secret", "group": "g"}
+        return [self.box.call("POST", "/queue", body, Authorization=f"Bearer {self.token}")[1]["id"] for _ in range(count)]
+
+
+@pytest.fixture(scope="module")
+def fleet():
+    with live.Box(gpus=2, retry_backoff_seconds=0.05, refresh_rate_seconds=2) as box:
+        yield Fleet(box)
+
+
+def list_operations():
+    schema = schemathesis.openapi.from_dict(DOCUMENT)
+    found = [result.ok() for result in schema.get_all_operations()]
+    return [operation for operation in found if operation.definition.raw["operationId"] not in LEFT_OUT and operation.path not in ENDLESS]
+
+
+def has_what_can_be_wrong(operation):
+    raw = operation.definition.raw
+    return bool(raw["parameters"] or "requestBody" in raw)
+
+
+def check_answer(response):
+    """What holds for every answer."""
+    assert response.status_code < 500, response.text
+    if response.status_code >= 400:
+        answer = response.json()
+        assert is_error(answer) and nexus.KINDS[answer["error"]][1] == response.status_code
+        assert response.status_code != 401 or response.headers["www-authenticate"] == ["Bearer"]
+
+
+def is_following(query):
+    try:
+        return nexus.parse_flag({name: str(fact) for name, fact in query.items()}, "follow")
+    except nexus.NexusError:
+        return False
+
+
+def for_each(strategy, count, look):
+    @settings(max_examples=count, derandomize=True, database=None, deadline=None, phases=[Phase.generate],
+              suppress_health_check=list(HealthCheck))
+    @given(strategy)
+    def run(case):
+        look(case)
+
+    run()
+
+
+CALLERS = {"the owner": (lambda fleet: {}, 20), "a user": (lambda fleet: {"Authorization": f"Bearer {fleet.token}"}, 8),
+           "nobody": (lambda fleet: {"Via": "1.1 proxy"}, 2)}
+
+
+@pytest.mark.parametrize("who", CALLERS)
+def test_schemathesis(fleet, who):
+    """Valid and invalid calls of every route, checked by schemathesis against the document."""
+    make_headers, count = CALLERS[who]
+    headers, base_url = make_headers(fleet), f"http://127.0.0.1:{fleet.box.port}"
+    statuses, turn = {}, itertools.count()
+
+    def ask(case, excluded):
+        if is_following(case.query or {}):
+            return                              # a pending job's log has no end while the queue is paused
+        if case.path_parameters and "id" in case.path_parameters and next(turn) % 3:
+            case.path_parameters["id"] = fleet.ids[next(turn) % len(fleet.ids)]
+        case.headers.pop("Authorization", None)         # made up, and each wrong token waits longer
+        response = case.call(base_url=base_url, headers=headers, timeout=10)
+        check_answer(response)
+        statuses.setdefault(case.operation.label, set()).add(response.status_code)
+        case.validate_response(response, excluded_checks=excluded)
+
+    for operation in list_operations():
+        # What goes with what is not in a schema: 400 may be the answer to what it allows
+        excluded = [positive_data_acceptance] if "requestBody" in operation.definition.raw else []
+        for mode in [GenerationMode.POSITIVE, GenerationMode.NEGATIVE] if has_what_can_be_wrong(operation) else [GenerationMode.POSITIVE]:
+            for_each(operation.as_strategy(generation_mode=mode), count, functools.partial(ask, excluded=excluded))
+    secrets = {"GET /openapi.json", "GET /docs"}
+    if who == "nobody":
+        assert all(seen <= {401} for label, seen in statuses.items() if label not in {*secrets, "POST /api/submit"}), statuses
+        assert all(seen == {200} for label, seen in statuses.items() if label in secrets)
+    else:
+        assert {200} == statuses["GET /status"] == statuses["GET /metrics"] and 200 in statuses["POST /queue"]
+    owners = {f"{route.method} {route.pattern}" for route in nexus.ROUTES if route.access == "owner"}
+    if who == "a user":
+        assert all(seen <= {400, 403, 404} for label, seen in statuses.items() if label in owners), statuses
+    assert fleet.box.ask("GET", "/health")["is_healthy"]
+
+
+def conforms(answer, name):
+    """Against the shape of this name, in which no key is missing."""
+    schema = {"$ref": f"#/components/schemas/{name}", "components": DOCUMENT["components"]}
+    Draft202012Validator(schema, format_checker=Draft202012Validator.FORMAT_CHECKER).validate(answer)
+    assert set(answer) <= set(DOCUMENT["components"]["schemas"][name]["properties"]), "each key is described"
+
+
+def test_answers_have_the_keys_that_are_described(fleet):
+    box = fleet.box
+    for headers in ({}, {"Authorization": f"Bearer {fleet.token}"}):
+        get = lambda path, headers=headers: box.call("GET", path, **headers)[1]  # noqa: E731
+        for name, path in [("Status", "/status"), ("Info", "/"), ("Health", "/health")]:
+            conforms(get(path), name)
+        for name, path in [("Job", "/jobs"), ("Job", "/queue"), ("GpuHistory", "/gpus/history"),
+                           ("Submitted", "/api/jobs"), ("Node", "/api/nodes")]:
+            for one in get(path):
+                conforms(one, name)
+        for gpu in get("/status")["gpu_status"]:
+            conforms(gpu, "Gpu")
+        for job in get("/status")["running_jobs"]:
+            conforms(job, "RunningJob")
+    for job_id in fleet.ids[:4]:
+        conforms(box.ask("GET", f"/jobs/{job_id}"), "Job")
+        conforms(box.ask("GET", f"/jobs/{job_id}/why"), "Why")
+        conforms(box.ask("GET", f"/api/status/{job_id}"), "Submitted")
+        conforms(box.ask("GET", f"/api/results/{job_id}"), "Results")
+    for body in ({"command": "true"}, [{"command": "true"}], {"command": "true", "dry_run": True}):
+        conforms(box.ask("POST", "/queue", body), "Added")
+    hidden = [job for job in box.call("GET", "/jobs", Authorization=f"Bearer {fleet.token}")[1] if job["user"] != "ann"]
+    assert hidden and all(job["command"] is None and job["log_dir"] is None for job in hidden)
+
+
+def test_stop_is_answered_as_described():
+    with live.Box(gpus=1) as box:
+        assert box.call("POST", "/service/stop?group=x")[0] == 400 and box.call("POST", "/service/stop") == (204, "")
+
+
+# Whatever comes, on every route
+
+junk = texts | st.sampled_from(["", "0", "-1", "abc", "true", "pending", "1e3", "9" * 30, "\0", "%00", "../..", "a" * 5000])
+junk = junk.map(lambda text: text.encode("utf-8", "replace").decode())          # as it comes off a socket
+filled = st.builds(lambda route, fill: (route, re.sub(r"{\w+}", lambda _: fill or "x", route.pattern)), st.sampled_from(nexus.ROUTES), junk)
+some_bodies = st.binary(max_size=60) | json_values.map(lambda value: json.dumps(value).encode()) | st.dictionaries(
+    st.sampled_from([*nexus.SUBMISSION_PARSERS, "commands", "dry_run", "position"]), json_values | junk, max_size=4).map(
+        lambda value: json.dumps(value).encode())
+some_headers = st.dictionaries(
+    st.sampled_from(["authorization", "content-type", "last-event-id", "idempotency-key", "accept", "origin"]),
+    junk | st.sampled_from(["application/json", "multipart/form-data; boundary=x", "text/html", f"Bearer {TOKEN}"]), max_size=3)
+
+
+@pytest.fixture(scope="module")
+def bench():
+    with Bench() as made:
+        made.service.clock.sleep = lambda seconds: None         # wrong tokens wait
+        made.service.stop = lambda: None
+        made.api.page = nexus.DASHBOARD_PAGE
+        yield made
+
+
+@given(place=filled, query=st.dictionaries(st.sampled_from(sorted(nexus.PARAMETERS)) | junk, junk, max_size=3), headers=some_headers,
+       body=some_bodies, uid=st.sampled_from([0, 12345]))
+@settings(max_examples=600)
+def test_whatever_comes_on_every_route(bench, place, query, headers, body, uid):
+    route, path = place
+    response = bench.respond(route.method, path, body, headers, query, uid)
+    content = response.body + b"".join(itertools.islice(response.stream or (), 1))       # of those without an end, the beginning
+    documented = DOCUMENT["paths"][route.pattern][route.method.lower()]["responses"]
+    assert response.status < 500 or (response.status == 503 and "503" in documented), content
+    if path.count("/") == route.pattern.count("/"):
+        assert str(response.status) in documented, (response.status, content)
+    if response.status >= 400:
+        assert is_error(json.loads(content))
+    assert bench.service.failure_count == 0
+
+
+def test_docs_bring_all_they_need():
+    with Bench() as bench:
+        response = bench.respond("GET", "/docs", uid=12345)
+        page = response.body.decode()
+        assert response.status == 200 and response.content_type.startswith("text/html")
+        policy = response.headers["Content-Security-Policy"]
+        for part in ("default-src 'none'", "connect-src 'self'", "base-uri 'none'", "form-action 'none'", "frame-ancestors 'none'",
+                     "script-src 'sha256-"):
+            assert part in policy
+        assert "unsafe" not in policy
+        assert not re.search(r"https?://|innerHTML|outerHTML|insertAdjacent|document\.write|eval\(| style=| on[a-z]+=", page)
+        assert not re.search(r"<(?:link|script|img|iframe)[^>]+(?:src|href)=\"(?!data:)", page)
+        began = time.monotonic()
+        assert bench.ask("GET", "/openapi.json", uid=12345)[1] == DOCUMENT and time.monotonic() - began < 1
