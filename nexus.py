@@ -7476,14 +7476,15 @@ def find_own_job(state: State, job_id: str, caller: Caller) -> Job:
     return job
 
 
-def check_queue(state: State, user: str, config: JobsConfig) -> None:
-    """Raises: queue_full, when a user may queue no further job."""
-    if len(state.order) >= config.queue_limit:
+def check_queue(state: State, user: str, config: JobsConfig, count: int = 1) -> None:
+    """Raises: queue_full, when a user may not queue so many further jobs."""
+    if len(state.order) + count > config.queue_limit:
         raise NexusError("queue_full", f"the queue is full: {len(state.order)} jobs are pending, and queue_limit is {config.queue_limit}",
                          hint="wait for some to end, or raise [jobs] queue_limit")
     most = config.max_pending_per_user
-    if most and sum(len(turns) for (_, name), turns in state.turns.items() if name == user) >= most:
-        raise NexusError("queue_full", f"{most} jobs of {user} are pending, as many as max_pending_per_user allows",
+    pending = sum(len(turns) for (_, name), turns in state.turns.items() if name == user) if most else 0
+    if most and pending + count > most:
+        raise NexusError("queue_full", f"{format_count(pending, 'job')} of {user} are pending, and max_pending_per_user is {most}",
                          hint="wait for some to end, or raise [jobs] max_pending_per_user")
 
 
@@ -8163,6 +8164,7 @@ class Api:
         if is_dry:                                      # all that would be refused is
             prepared = [self.service.prepare(submission) for submission in submissions]
             self.service.store.read(lambda state: [find_own_job(state, parent, caller) for one in prepared for parent in one.after])
+            self.service.store.read(lambda state: check_queue(state, caller.user, self.service.config.jobs, len(prepared)))
             shown = [name for name in SUBMISSION_FIELDS if name not in ("environment", "env", "limits", "umask", "code", "labels")]
             return json_response({"dry_run": True, "jobs": [{name: getattr(one, name) for name in shown} for one in prepared]})
         added = self.service.submit(submissions, caller, key)
@@ -11641,8 +11643,14 @@ def cmd_retry(call: Call) -> int:
         if not ids:
             call.say("no failed job is left to run again")
 
+    added: set[str] = set()
+
     def retry(job_id: str) -> None:
+        again = client.job(job_id)["retried_as"]
+        if again in added:                      # it was cancelled because of one before it, and came along
+            return
         new_id, *dependents = client.retry(job_id)
+        added.update((new_id, *dependents))
         call.print(new_id + "\n")
         if dependents:
             call.say(f"with it what came after it: {', '.join(dependents)}")
@@ -12037,6 +12045,7 @@ RestartPreventExitStatus=2 4
 [Install]
 WantedBy=default.target
 """
+BASH_COMPLETION_PLACES = ("/usr/share/bash-completion/bash_completion", "/etc/bash_completion", "/usr/local/share/bash-completion")
 BASH_COMPLETION = """\
 _nexus() {{
     local word=${{COMP_WORDS[COMP_CWORD]}}
@@ -12090,6 +12099,8 @@ def cmd_install(call: Call) -> int:
     import py_compile
     py_compile.compile(script, doraise=True)
     call.say(f"installed {os.path.join(binaries, 'nexus')}; its completion for bash, and for zsh in {base}/zsh/site-functions")
+    if not any(map(os.path.exists, BASH_COMPLETION_PLACES)):
+        call.say("bash completes it once its own completion is there: apt install bash-completion, and log in again")
     if binaries not in call.environ.get("PATH", "").split(":"):
         call.say(f"{binaries} is not on PATH yet: add  export PATH=\"{binaries}:$PATH\"  to ~/.profile and log in again")
     return install_boot(call, script) if call.options.boot else 0

@@ -196,7 +196,7 @@ def test_one_after_the_other():
         late = box.add("true", after=[first])           # it can never run
         assert box.wait(late, "cancelled")["cause"] == "dependency"
         fixed.touch()
-        done = box.nexus("retry", first)
+        done = box.nexus("retry", first, second)        # the second comes along with the first, once
         ids = [done.stdout.strip(), *done.stderr.strip().rpartition(": ")[2].split(", ")]
         assert len(ids) == 4 and "with it what came after it" in done.stderr
         for job_id in ids:

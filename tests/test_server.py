@@ -1510,6 +1510,7 @@ def test_how_much_a_user_may_queue():
         assert bench.ask("POST", "/queue", [{"command": "true"}] * 2, BOB)[0] == 200
         code, answer = bench.ask("POST", "/queue", {"command": "true"}, BOB)
         assert code == 429 and "3 jobs of bob are pending" in answer["message"]
+        assert bench.ask("POST", "/queue", {"command": "true", "dry_run": True}, BOB)[0] == 429, "a dry run says so too"
         assert bench.ask("POST", "/queue", {"command": "true"}, ANN)[0] == 200
 
 
