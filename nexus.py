@@ -998,8 +998,13 @@ def next_turn(state: State, priority: int, user: str) -> int:
     """
     own = state.turns.get((priority, user))
     last = own[-1] if own else state.started_turns.get((priority, user), 0)
-    now = max((turn for (at, _), turn in state.started_turns.items() if at == priority), default=0)
-    return max(last + 1, now)
+    return max(last + 1, current_turn(state, priority))
+
+
+def current_turn(state: State, priority: int) -> int:
+    """The last turn that has started; where that is no longer known, the one before the first that waits."""
+    first = min((turns[0] for (at, _), turns in state.turns.items() if at == priority), default=1)
+    return max([turn for (at, _), turn in state.started_turns.items() if at == priority] + [first - 1])
 
 
 def place_in_priority(state: State, job: Job, priority: int) -> tuple[int, ...]:
@@ -1008,7 +1013,9 @@ def place_in_priority(state: State, job: Job, priority: int) -> tuple[int, ...]:
               for other in (state.jobs[other_id],) if other.user == job.user and other.id != job.id]
     earlier = [turn for number, turn in others if number < job.number]
     later = [turn for number, turn in others if number > job.number]
-    turn = min(max(earlier) + 1 if earlier else min(later), *later) if later else next_turn(state, priority, job.user)
+    turn = min(max(earlier) + 1 if earlier else min(later) - 1, *later) if later else next_turn(state, priority, job.user)
+    if turn in earlier or turn in later or turn < max(1, current_turn(state, priority)):        # no two of a user's jobs share one
+        turn = next_turn(state, priority, job.user)
     return 0, priority, turn, job.number
 
 
@@ -2400,7 +2407,7 @@ class Line:
         """Put the first of a kind whose group and user may start one into the line."""
         first, groups, users, places = None, self.closed.groups, self.closed.users, self.places.get(kind)
         for lane, waiting in self.state.kinds[kind].items():
-            if groups and lane[0] in groups or users and lane[1] in users:
+            if lane[0] in groups or lane[1] in users:
                 continue
             place = places.get(lane, 0) if places else 0
             if place < len(waiting) and (first is None or waiting[place] < first):
@@ -3710,21 +3717,19 @@ class TokenFile:
 
     def __init__(self, layout: Layout) -> None:
         self.path = os.path.join(layout.home, "tokens.json")
-        self.stamp: tuple[int, ...] | None = None
-        self.tokens: tuple[Token, ...] = ()
+        self.seen: tuple[tuple[int, ...] | None, tuple[Token, ...]] = None, ()      # of one moment: many threads read
 
     def read(self) -> tuple[Token, ...]:
         """Raises: unavailable."""
-        stamp = stamp_of(self.path)
-        if stamp != self.stamp:
+        stamp, seen = stamp_of(self.path), self.seen
+        if stamp != seen[0]:
             text = read_text(self.path)
             try:
-                self.tokens = parse_tokens(text) if text is not None else ()
+                seen = self.seen = stamp, parse_tokens(text) if text is not None else ()
             except ValueError as error:
                 raise NexusError("unavailable", f"{self.path} is not as nexus writes it: {error}",
                                  hint="mend it, or move it away and make the tokens anew: nexus token create USER") from None
-            self.stamp = stamp
-        return self.tokens
+        return seen[1]
 
     def change(self, act: Callable[[tuple[Token, ...]], tuple[Token, ...]]) -> None:
         """Write what `act` makes of the tokens.  Raises: unavailable, and what `act` raises."""
@@ -6155,7 +6160,10 @@ class Service:
 
         Raises: usage, not_found, conflict, queue_full, forbidden, unavailable.
         """
-        key = key and f"{caller.user} {key}"
+        if key and caller.user != self.user:
+            key = f"{caller.user} {key}"
+        for submission in submissions:
+            check_priority(submission.priority, caller)
         prepared = [self.prepare(submission) for submission in submissions]
         environments = self.make_environments(submissions)
         now = self.clock.now()
@@ -6168,8 +6176,8 @@ class Service:
             has_unique = any(submission.unique for submission in prepared)
             contents = map_contents(state) if has_unique else {}
             for submission, (digest, variables), original in zip(prepared, environments, submissions):
-                content = digest_of(json.dumps({name: getattr(original, name) for name in SUBMISSION_FIELDS}, sort_keys=True)
-                                    ) if submission.id else ""
+                asked = {name: getattr(original, name) for name in SUBMISSION_FIELDS if name not in ("code", "labels")}
+                content = digest_of(json.dumps(asked, sort_keys=True)) if submission.id else ""
                 same = find_same(state, submission, caller.user, content) or (
                     contents.get(self.content_of(submission, caller.user)) if submission.unique else None)
                 if same:
@@ -6359,7 +6367,7 @@ class Service:
                 raise NexusError("conflict", f"job {old.id} is {old.status}; only a finished one can be run again",
                                  hint=f"nexus show {old.id}")
             again: dict[str, str] = {}                      # old id: new id
-            for job in [old, *list_dependents(state, old.id)]:
+            for job in [old, *(child for child in list_dependents(state, old.id) if caller.may_see(child.user))]:
                 check_queue(state, job.user, self.config.jobs)
                 after = tuple(again.get(parent) or find_retried(state, parent) for parent in job.after
                               if parent in again or is_hopeful(state, parent))
@@ -6382,6 +6390,7 @@ class Service:
 
     def move(self, job_id: str, caller: Caller, priority: int | None, position: int | None) -> None:
         """Give a pending job another priority, or another place in the queue.  Raises: not_found, forbidden, conflict."""
+        check_priority(priority, caller)
         if position is not None and not caller.is_owner:
             raise NexusError("forbidden", f"only {self.user} may give a job a place before others' ones", hint="a priority may be given")
 
@@ -6389,7 +6398,7 @@ class Service:
             job = find_own_job(state, job_id, caller)
             if job.status != PENDING:
                 raise NexusError("conflict", f"job {job.id} is {job.status}; only a pending one can be moved", hint=f"nexus show {job.id}")
-            if priority is not None:
+            if priority is not None and (priority != job.priority or was_moved(job)):
                 yield JobChanged(job.id, {"priority": priority, "order": place_in_priority(state, job, priority)})
             if position is not None:
                 change = move_job(state, state.jobs[job.id], position)
@@ -7476,6 +7485,13 @@ def find_own_job(state: State, job_id: str, caller: Caller) -> Job:
     return job
 
 
+def check_priority(priority: int | None, caller: Caller) -> None:
+    """Users of one priority take turns; the owner alone says who goes before them.  Raises: forbidden."""
+    if priority is not None and priority < PRIORITIES["normal"] and not caller.is_owner:
+        raise NexusError("forbidden", "a priority before normal is for the owner of the service to give",
+                         hint="normal, low, or a number above 1")
+
+
 def check_queue(state: State, user: str, config: JobsConfig, count: int = 1) -> None:
     """Raises: queue_full, when a user may not queue so many further jobs."""
     if len(state.order) + count > config.queue_limit:
@@ -7529,9 +7545,9 @@ PENALTY_MEMORY_S = 900.0
 LINGER_S = 5.0                          # so long the rest of a refused body is taken in
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 STREAMS = ("stdout", "stderr", "both")
+FORWARDING = ("forwarded", "via", "x-real-ip", "x-client-ip", "true-client-ip", "cf-connecting-ip")      # headers that proxies add
 MAX_FORM_BYTES = 10 * 2**20
 MAX_UNKNOWN_FORMS = 8                   # so many are read at once of senders who are known only by what is in them
-FORM_PATIENCE_S = 10.0
 MAX_RESULT_BYTES = 2**20
 CANCEL_PATIENCE_S = 2.0                 # /api/cancel waits so long for a job to be gone
 
@@ -7707,6 +7723,27 @@ class Crowd:
     def find_pause_s(self) -> float:
         """Between two looks of each."""
         return 0.0 if self.count <= CROWD_SIZE else min(CROWD_PAUSE_S, self.count / CROWD_LOOKS_PER_S)
+
+
+class Places:
+    """How many may do something at once, and how many of one client."""
+
+    def __init__(self, most: int, most_each: int) -> None:
+        import threading
+        self.most, self.most_each, self.guard = most, most_each, threading.Lock()
+        self.taken: list[str] = []
+
+    def take(self, client: str) -> None:
+        """Raises: unavailable, when all are taken."""
+        with self.guard:
+            if len(self.taken) >= self.most or self.taken.count(client) >= self.most_each:
+                raise NexusError("unavailable", "too many forms are just being read of senders not known before",
+                                 hint="try again, or send the token also as Authorization: Bearer TOKEN")
+            self.taken.append(client)
+
+    def leave(self, client: str) -> None:
+        with self.guard:
+            self.taken.remove(client)
 
 
 class Penalties:
@@ -7983,14 +8020,13 @@ class Api:
 
     def __init__(self, service: Service, token: str, page: str = "") -> None:
         """`page`: what a browser gets at /; a browser is told as all others when there is none."""
-        import threading
         self.service, self.token, self.page = service, token, page
         self.config = service.config.service
         self.tokens = TokenFile(service.layout)
         self.penalties = Penalties()
         self.crowd = Crowd()
         self.encoded: dict[tuple[int, str | None], str] = {}        # (event's number, for which user): as it is sent
-        self.unknown_forms = threading.BoundedSemaphore(MAX_UNKNOWN_FORMS)
+        self.unknown_forms = Places(MAX_UNKNOWN_FORMS, 2)
 
     def handle(self, request: Request) -> Response:
         try:
@@ -8013,11 +8049,11 @@ class Api:
             return response
         except NexusError as error:
             if error.http_status in (401, 403):
-                self.service.log.warning("Refused %s %s from %s: %s", request.method, format_line(request.path, 100),
+                self.service.log.warning("Refused %s %s from %s: %s", format_line(request.method, 20), format_line(request.path, 100),
                                          describe_peer(request), error.message)
             return error_response(error)
         except Exception as error:
-            self.service.fail(f"answering {request.method} {format_line(request.path, 100)}", error)
+            self.service.fail(f"answering {format_line(request.method, 20)} {format_line(request.path, 100)}", error)
             return error_response(NexusError("internal", "nexus failed to answer this", hint="nexus logs service"))
 
     def check_site(self, request: Request) -> None:
@@ -8032,6 +8068,8 @@ class Api:
         origin = request.headers.get("origin")
         if origin is not None and origin.lower() not in (f"http://{host}".lower(), f"https://{host}".lower()):
             raise NexusError("forbidden", f"the Origin '{format_line(origin, 60)}' is another site's", hint="")
+        if request.headers.get("sec-fetch-site") in ("cross-site", "same-site") and request.method not in ("GET", "HEAD"):
+            raise NexusError("forbidden", "another site's page sent this", hint="")
 
     def authorize(self, request: Request, route: Route) -> Caller:
         """Who asks, when he may.  Raises: unauthorized, forbidden."""
@@ -8049,7 +8087,7 @@ class Api:
             bearer = re.fullmatch(r"[Bb]earer +(\S+)", given)
             return self.find_bearer(bearer[1] if bearer else "", request)
         hint = f"send Authorization: Bearer TOKEN; the owner's is in {self.service.layout.token_file}, others': nexus token create USER"
-        forwarded = [name for name in request.headers if name in ("forwarded", "via") or name.startswith("x-forwarded-")]
+        forwarded = [name for name in request.headers if name in FORWARDING or name.startswith("x-forwarded-")]
         if forwarded:
             raise NexusError("unauthorized", f"a forwarded request ({forwarded[0]}) needs a token", hint)
         if find_host_name(request) not in LOCAL_HOSTS:
@@ -8070,11 +8108,9 @@ class Api:
     def find_bearer(self, text: str, request: Request) -> Caller:
         """Who has a token.  A wrong one takes as long whatever it is, and longer each time.  Raises: unauthorized."""
         import hmac
-        is_owner = hmac.compare_digest(text.encode(), self.token.encode())
-        token = find_token(self.tokens.read(), text)
-        now = self.service.clock.now()
-        if is_owner:
+        if hmac.compare_digest(text.encode(), self.token.encode()):
             return Caller(self.service.user, f"{self.service.user} (token, {request.peer})")
+        token, now = find_token(self.tokens.read(), text), self.service.clock.now()
         if token and not describe_token_end(token, now):
             try:
                 self.tokens.note_use(token, now)
@@ -8164,6 +8200,7 @@ class Api:
         if is_dry:                                      # all that would be refused is
             prepared = [self.service.prepare(submission) for submission in submissions]
             self.service.store.read(lambda state: [find_own_job(state, parent, caller) for one in prepared for parent in one.after])
+            self.service.store.read(lambda state: check_groups(state, prepared, caller))
             self.service.store.read(lambda state: check_queue(state, caller.user, self.service.config.jobs, len(prepared)))
             shown = [name for name in SUBMISSION_FIELDS if name not in ("environment", "env", "limits", "umask", "code", "labels")]
             return json_response({"dry_run": True, "jobs": [{name: getattr(one, name) for name in shown} for one in prepared]})
@@ -8252,6 +8289,8 @@ class Api:
         def look() -> tuple[list[str], bool]:
             """The files, none before it has started (there may be a former job's), and whether it is over."""
             now: Job | None = service.store.read(lambda state: state.jobs.get(id))
+            if now and now.number != job.number:        # another one that was given its id
+                now = None
             folder = now.log_dir if now else job.log_dir
             return [os.path.join(folder, f"{name}.log") for name in names] if folder else [], now is None or now.status in FINAL
         pieces = self.follow(look, tail) if parse_flag(request.query, "follow") else read_files(look()[0], tail)
@@ -8397,15 +8436,15 @@ class Api:
             if "authorization" in request.headers:
                 raise
             known, refusal = None, error
-        if known is None and not self.unknown_forms.acquire(timeout=FORM_PATIENCE_S):
-            raise NexusError("unavailable", "too many forms are just being read of senders not known before",
-                             hint="try again, or send the token also as Authorization: Bearer TOKEN")
+        client = f"{request.peer} {request.uid}"
+        if known is None:
+            self.unknown_forms.take(client)
         try:
             code, config = parse_submit_form(request.read_body(), given)
-            found = self.find_bearer(config["token"], request) if "token" in config else known
         finally:
             if known is None:
-                self.unknown_forms.release()
+                self.unknown_forms.leave(client)
+        found = self.find_bearer(config["token"], request) if "token" in config else known
         if found is None:
             assert refusal
             raise NexusError(refusal.kind, refusal.message, hint="put it into config_file: token: \"...\"")
@@ -8609,7 +8648,7 @@ def make_handler(api: Api) -> type[http.server.BaseHTTPRequestHandler]:
                 response = error_response(error)
             try:
                 self.send(response)
-            except (OSError, ValueError):
+            except (OSError, ValueError, NexusError):
                 self.close_connection = True    # the caller has gone
             finally:
                 if response.stream is not None:
@@ -8628,8 +8667,11 @@ def make_handler(api: Api) -> type[http.server.BaseHTTPRequestHandler]:
                 raise NexusError("length_required", "a body needs a Content-Length", hint="do not send it in chunks")
             if len(lengths) != 1 or not re.fullmatch(r"\d{1,18}", min(lengths)):
                 raise NexusError("usage", "Content-Length must be one number")
-            if len(self.headers.get_all("Host") or []) > 1:
-                raise NexusError("usage", "a request has one Host")
+            for name in ("Host", "Origin", "Authorization", "Content-Type"):
+                if len(self.headers.get_all(name) or []) > 1:
+                    raise NexusError("usage", f"a request has one {name}")
+            if self.headers.get_payload():      # the parser has taken the rest of the head for a body
+                raise NexusError("usage", "a line of the request's head is not like Name: text")
             self.unread = int(min(lengths))
             return Request(self.command, urllib.parse.unquote(split.path),
                            dict(urllib.parse.parse_qsl(split.query, keep_blank_values=True)),
@@ -8659,8 +8701,9 @@ def make_handler(api: Api) -> type[http.server.BaseHTTPRequestHandler]:
             if self.unread > 65536:
                 self.close_connection = True
             elif self.unread:                   # a small body that nobody read is not the next request
+                self.expect(self.unread)
                 self.rfile.read(self.unread)
-                self.unread = 0
+                self.unread, self.place.deadline = 0, None
             is_chunked = response.stream is not None and self.request_version != "HTTP/1.0"
             if response.stream is not None and not is_chunked:
                 self.close_connection = True
@@ -8774,7 +8817,7 @@ def make_server(api: Api, host: str, port: int, tls: ssl.SSLContext | None = Non
             """Whether one more fits; the one that is idle for the longest gives way."""
             if len(there) < most:
                 return True
-            idle = [(known.idle_since, place) for place, key in enumerate(there) if (known := self.open[key]).idle_since is not None]
+            idle = [(since, place) for place, key in enumerate(there) if (since := self.open[key].idle_since) is not None]
             if idle:
                 self.end(there[min(idle)[1]])
             return bool(idle)
@@ -8792,7 +8835,7 @@ def make_server(api: Api, host: str, port: int, tls: ssl.SSLContext | None = Non
             while not self.closed.wait(SWEEP_INTERVAL_S):
                 now = api.service.clock.monotonic()
                 with self.guard:
-                    for request in [key for key, known in self.open.items() if known.deadline is not None and now > known.deadline]:
+                    for request in [key for key, known in self.open.items() if (until := known.deadline) is not None and now > until]:
                         self.end(request)
 
         def serve_forever(self, poll_interval: float = 3600) -> None:
@@ -8834,6 +8877,10 @@ def find_client(request: Any, address: Any) -> str | None:
     return None if uid == os.geteuid() else f"uid {uid}" if uid is not None else peer[0]
 
 
+def find_file(path: str) -> str:
+    return os.path.abspath(os.path.expanduser(path)) if path else ""
+
+
 def load_tls(config: ServiceConfig) -> ssl.SSLContext | None:
     """What https needs; None for http.  Raises: usage."""
     if not config.tls_cert and not config.tls_key:
@@ -8843,7 +8890,7 @@ def load_tls(config: ServiceConfig) -> ssl.SSLContext | None:
         raise NexusError("usage", "[service] tls_cert and tls_key belong together", hint="set both, or neither")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
-        context.load_cert_chain(os.path.expanduser(config.tls_cert), os.path.expanduser(config.tls_key), lambda: "")
+        context.load_cert_chain(find_file(config.tls_cert), find_file(config.tls_key), lambda: "")
     except (OSError, ValueError) as error:              # an SSLError is an OSError
         why = getattr(error, "strerror", None) or str(error)
         raise NexusError("usage", f"[service] tls_cert {config.tls_cert} and tls_key {config.tls_key} cannot be used: {why}",
@@ -8957,7 +9004,7 @@ def serve(layout: Layout, config: Config, environ: Mapping[str, str], is_taking_
     try:
         write_atomic(layout.service_file, [json.dumps({
             "pid": os.getpid(), "started": own.started if own else 0, "boot_id": machine.boot_id, "host": config.service.host,
-            "port": server.server_address[1], "tls_cert": os.path.expanduser(config.service.tls_cert),
+            "port": server.server_address[1], "tls_cert": find_file(config.service.tls_cert),
             "instance": clock.new_token(), "version": __version__, "hash": file_hash(),
             "machine": store.host, "machine_id": store.machine_id}) + "\n"])
     except OSError as error:
@@ -10819,9 +10866,9 @@ class Client:
                 break
             except OSError as error:
                 is_safe = is_repeatable or isinstance(error, ConnectionRefusedError) or "CERTIFICATE" in str(error)    # nothing was sent
-                if not is_safe or time.monotonic() > give_up_at or self.layout is None:
+                if not is_safe or time.monotonic() > give_up_at or self.layout is None or "CERTIFICATE" in str(error):
                     hint = "nexus start" if self.layout else "check NEXUS_URL, and whether nexus runs there"
-                    if "CERTIFICATE" in str(error):
+                    if "CERTIFICATE" in str(error) and self.layout is None:
                         hint = "SSL_CERT_FILE=cert.pem trusts a certificate of your own"
                     raise NexusError("unavailable", f"{method} {path}: the connection to the service at {self.url} "
                                      f"failed ({error.strerror or error or 'it was closed'})",
@@ -10858,6 +10905,8 @@ class Client:
         import ssl
         context = ssl.create_default_context(cafile=self.tls_cert or None)
         context.check_hostname = self.layout is None        # of the service on this machine it is known whose it is
+        if self.tls_cert:
+            context.verify_flags |= 0x80000                 # VERIFY_X509_PARTIAL_CHAIN: that very one, whoever signed it
         return context.wrap_socket(connection, server_hostname=self.host)
 
     def check_owner(self, there: tuple[str, int], here: tuple[str, int] | None) -> None:

@@ -419,6 +419,10 @@ def queue_of(*deeds):
         elif verb in ("low", "normal"):
             priority = {"low": 2, "normal": 1}[verb]
             nexus.apply(made, nexus.JobChanged(id, {"priority": priority, "order": nexus.place_in_priority(made, made.jobs[id], priority)}))
+        elif verb == "forget":
+            nexus.apply(made, nexus.change_status(made.jobs[id], nexus.COMPLETED, NOW))
+            nexus.apply(made, nexus.JobsRemoved((id,)))
+            made.started_turns.clear()          # as after a restart
         elif verb == "front":
             nexus.apply(made, nexus.move_job(made, made.jobs[id], 0))
         else:
@@ -444,6 +448,9 @@ TURNS = [  # reason, what happens, the queue then
     ("back in the priority, back in the place", ["ann a", "ann b", "ann c", "low b", "normal b"], "a b c"),
     ("back as the first one", ["ann a", "ann b", "ann c", "low a", "normal a"], "a b c"),
     ("another's place is not taken", ["ann a", "ann b", "bob c", "bob d", "low b", "normal b"], "a c b d"),
+    ("changes of priority win no turn", ["ann a", "ann b", "bob c", "bob d", "low c", "low d", "normal d", "normal c"], "a d b c"),
+    ("who comes where only others wait begins with them", ["ann a", "ann b", "ann c", "start a", "start b", "forget a", "forget b", "bob d",
+     "bob e"], "d c e"),
     ("what was moved to the front takes no turn from the others", ["ann a", "ann b", "ann c", "front c", "start c", "bob d"], "a d b"),
 ]
 

@@ -725,12 +725,12 @@ def test_forms_are_refused(lab, reason, body, headers, status, words):
 
 def test_a_submitted_script(lab):
     config = ('competition_id: "comp123"\nproject_id: proj456\nuser_id: "myuser"\nexpected_time: 10  # s\n'
-              "gpus: 0.5\npriority: high\nname: x\n")
+              "gpus: 0.5\npriority: low\nname: x\n")
     code = b"\xff\xfe\r\n\0\r--B\n"
     first = submit(lab)[1]["job_id"]
     job_id = submit(lab, config + MINE, code)[1]["job_id"]
     job = lab.ask("GET", f"/jobs/{job_id}")[1]
-    assert (job["user"], job["expected_time"], job["gpus"], job["priority"], job["name"]) == ("myuser", 10, 0.5, 0, "x")
+    assert (job["user"], job["expected_time"], job["gpus"], job["priority"], job["name"]) == ("myuser", 10, 0.5, 2, "x")
     assert job["labels"] == {"competition_id": "comp123", "project_id": "proj456"} and job["timeout_seconds"] is None
     assert job["cwd"] == lab.layout.work_folder(job_id) and re.fullmatch("python3? main.py", job["command"])
     kept = lab.store.read(lambda state: state.jobs[job_id])
@@ -871,15 +871,20 @@ def test_jobs_of_others_are_seen_from_outside(lab):
     assert lab.ask("GET", "/api/jobs", query={"status": "done"})[0] == 400 and lab.ask("GET", "/api/jobs", query={"user": "bob"})[0] == 400
 
 
-def test_forms_of_the_unknown_are_read_few_at_a_time(lab, monkeypatch):
-    monkeypatch.setattr(nexus, "FORM_PATIENCE_S", 0.01)
-    for _ in range(nexus.MAX_UNKNOWN_FORMS):
-        lab.api.unknown_forms.acquire()
+def test_forms_of_the_unknown_are_read_few_at_a_time(lab):
+    places = lab.api.unknown_forms
+    for _ in range(2):
+        places.take(f"127.0.0.1 {OWNER + 1}")
     status, answer = submit(lab)
-    assert status == 503 and "Authorization" in answer["hint"]
+    assert status == 503 and "Authorization" in answer["hint"], "two of one client"
     assert submit(lab, headers=MY_BEARER)[0] == submit(lab, "name: x", uid=OWNER)[0] == 200
-    lab.api.unknown_forms.release()
+    places.leave(f"127.0.0.1 {OWNER + 1}")
     assert [submit(lab, config)[0] for config in ("[", "token: wrong-wrong", MINE)] == [400, 401, 200], "each is given back"
+    for number in range(nexus.MAX_UNKNOWN_FORMS - 1):
+        places.take(f"192.0.2.{number} None")
+    assert submit(lab)[0] == 503, "so many of all"
+    places.leave("192.0.2.3 None")
+    assert submit(lab)[0] == 429, "its form is read; the queue is full by now"
 
 
 form_pieces = st.sampled_from([b"--B", b"--B--", b"\r\n", b"\n", b'Content-Disposition: form-data; name="code"', b"x", b"\xff",
@@ -1692,3 +1697,76 @@ def test_the_last_hour_of_each_gpu():
     told = curve.describe(125.0)
     assert (told["memory_used_mib"][-5:], told["utilization"][-5:]) == ([100.0, None, None, 7.0, None], [15.0, None, None, 40.0, None])
     assert len(told["memory_used_mib"]) == 120 and curve.describe(1e6)["utilization"] == [None] * 120
+
+
+# What a stranger may try
+
+
+@pytest.mark.parametrize("reason, head", [
+    ("a name that ends in a blank", "X-Foo : a\r\nX-Forwarded-For: 192.0.2.7\r\n"), ("no colon", "garbage\r\nOrigin: http://evil.example\r\n"),
+    ("two Origins", "Origin: http://evil.example\r\nOrigin: http://localhost\r\n"),
+    ("two tokens", "Authorization: Bearer a\r\nAuthorization: Bearer b\r\n"), ("two types", "Content-Type: a/b\r\nContent-Type: c/d\r\n")])
+def test_a_head_that_hides_something(reason, head):
+    with Listening() as it:
+        answer = it.exchange(f"POST /service/pause HTTP/1.1\r\nHost: localhost\r\n{head}Content-Length: 0\r\n\r\n".encode())
+        assert answer.startswith(b"HTTP/1.1 400"), (reason, answer)
+        assert not it.store.state.paused
+
+
+def test_a_refused_body_that_drips_in_is_not_waited_for(monkeypatch):
+    monkeypatch.setattr(nexus, "SWEEP_INTERVAL_S", 0.05)
+    monkeypatch.setattr(nexus, "BODY_BYTES_PER_S", 1e9)
+    with Listening(request_timeout_seconds=0.5) as it, it.connect() as line:
+        line.sendall(b"POST /queue HTTP/1.1\r\nHost: evil.example\r\nContent-Length: 60000\r\n\r\n")
+        wait_until(lambda: it.server.open)
+        began = time.monotonic()
+        with contextlib.suppress(ConnectionError):
+            while time.monotonic() - began < 15 and it.server.open:
+                line.sendall(b" ")
+                time.sleep(0.02)
+        assert 0.3 < time.monotonic() - began < 10
+
+
+@pytest.mark.parametrize("headers, status", [
+    ({"sec-fetch-site": "cross-site"}, 403), ({"sec-fetch-site": "same-site"}, 403), ({"sec-fetch-site": "same-origin"}, 204),
+    ({"sec-fetch-site": "none"}, 204), ({"x-real-ip": "192.0.2.7"}, 401), ({"cf-connecting-ip": "192.0.2.7"}, 401)])
+def test_what_a_page_or_a_proxy_sends(headers, status):
+    with Bench() as bench:
+        assert bench.ask("POST", "/service/pause", None, headers)[0] == status
+        assert bench.store.state.paused == (status == 204)
+
+
+def test_a_user_goes_before_nobody():
+    with lab_bench() as bench:
+        for body, code in (({"priority": "high"}, 403), ({"priority": -5}, 403), ({"priority": "low"}, 200), ({}, 200)):
+            assert bench.ask("POST", "/queue", {"command": "true", **body}, BOB)[0] == code
+        assert bench.ask("PATCH", f"/queue/{bench.ids[0]}", {"priority": 0}, BOB)[0] == 403
+        assert bench.ask("PATCH", f"/queue/{bench.ids[0]}", {"priority": 0})[0] == 200, "the owner may"
+
+
+def test_a_user_does_not_run_again_what_the_owner_put_after():
+    with lab_bench() as bench:
+        bench.ask("POST", "/queue", {"command": "echo the owner's", "after": [bench.ids[0]]})
+        bench.ask("DELETE", f"/queue/{bench.ids[0]}", None, BOB)
+        assert list(bench.ask("POST", f"/jobs/{bench.ids[0]}/retry", {}, BOB)[1]) == ["id"]
+
+
+def test_a_log_that_is_followed_is_not_the_next_jobs_of_that_id():
+    with lab_bench() as bench:
+        stream = bench.respond("GET", f"/jobs/{bench.ids[0]}/logs", None, BOB, {"follow": "true"}).stream
+        assert next(stream) == b""
+        job = bench.store.state.jobs[bench.ids[0]]
+
+        def swap(state):
+            yield nexus.JobsRemoved((job.id,))
+            yield nexus.JobAdded(nexus.replace(job, user="ann", number=999, log_dir="/etc"))
+        bench.store.update(swap)
+        assert list(stream) == []
+
+
+def test_a_revoked_token_ends_its_streams():
+    with lab_bench() as bench:
+        stream = bench.respond("GET", "/events", None, BOB).stream
+        assert next(stream).startswith(b": events")
+        bench.api.tokens.change(lambda tokens: nexus.revoke_tokens(tokens, "bob", time.time()))
+        assert list(stream) == []

@@ -434,7 +434,9 @@ def measure_starts(it: Bench, count: int) -> float:
     return statistics.median((times[at + 1] - times[at]) * 1000 for at in range(1, 2 * count, 2))
 
 
-MEASURES = {"load": measure_load, "plan": measure_plan, "many": measure_many, "gap": measure_gap, "add": measure_add, "bulk": measure_bulk, "idle": measure_idle}
+MEASURES = {
+    "plan": measure_plan, "many": measure_many, "gap": measure_gap,
+    "add": measure_add, "bulk": measure_bulk, "idle": measure_idle, "load": measure_load}
 
 
 def main() -> None:
