@@ -366,7 +366,7 @@ SETTINGS = (
     Setting("state", "state_file", "~/.nexus/state.json", None, "the journal lies beside it; ~/.nexus is NEXUS_HOME"),
     Setting("state", "log_dir", "~/.nexus/logs", None, "one folder for each job"),
     Setting("state", "history_limit", 1000, (1, 1000000),
-            "finished jobs kept; older ones go, with their log folders"),
+            "finished jobs kept; beyond it the oldest of the user with the most go, with their log folders"),
     Setting("gpu", "provider", "nvidia-smi", ("nvidia-smi", "mock"),
             "or \"mock\": mock_gpus made-up GPUs, for a trial and for tests"),
     Setting("gpu", "mock_gpus", 0, (0, 1024), "NEXUS_MOCK_GPUS=2 in the service's environment sets both"),
@@ -712,6 +712,7 @@ class State:
         self.seen: dict[str, int] = {}                      # rows of the jobs file: digest, how many of it
         self.running: dict[str, Job] = {}
         self.finished: dict[str, Job] = {}                  # in the order in which they ended
+        self.finished_by_user: dict[str, int] = {}          # how many of them
         self.next_number = 1                                # the next job's sequence number
         self.keys: dict[str, dict[str, None]] = {}                # submission key: the ids it brought
         self.pending_by_priority: dict[int, int] = {}
@@ -740,6 +741,8 @@ class State:
                 place = job.priority, job.user
                 self.started_turns[place] = max(self.started_turns.get(place, 0), job.order[2])
             (self.running if job.status == RUNNING else self.finished)[job.id] = job
+            if job.status in FINAL:
+                set_count(self.finished_by_user, job.user, self.finished_by_user.get(job.user, 0) + 1)
 
     def unindex(self, job: Job) -> None:
         del self.jobs[job.id]
@@ -768,6 +771,8 @@ class State:
                 self.unindex_kind(job)
         else:
             del (self.running if job.status == RUNNING else self.finished)[job.id]
+            if job.status in FINAL:
+                set_count(self.finished_by_user, job.user, self.finished_by_user[job.user] - 1)
 
     def unindex_kind(self, job: Job) -> None:
         kind = kind_of(job)
@@ -946,6 +951,24 @@ def end_job(state: State, job: Job, status: str, now: float, **facts: Any) -> Ch
             else:
                 yield change_status(child, CANCELLED, now, finished_at=now, cause="dependency", cause_line=describe_parent(parent))
                 ended.append(child.id)
+
+
+def choose_trimmed(state: State, limit: int) -> list[Job]:
+    """The finished jobs that are no longer kept: the oldest of whoever has the most, so that one's thousand end nobody else's."""
+    left, losses = dict(state.finished_by_user), dict.fromkeys(state.finished_by_user, 0)
+    excess = len(state.finished) - limit
+    for _ in range(excess):
+        user = max(left, key=lambda name: left[name])
+        left[user] -= 1
+        losses[user] += 1
+    gone: list[Job] = []
+    for job in state.finished.values():
+        if len(gone) >= excess:
+            break
+        if losses[job.user]:
+            losses[job.user] -= 1
+            gone.append(job)
+    return gone
 
 
 def describe_parent(parent: Job) -> str:
@@ -1587,9 +1610,10 @@ def add_token(tokens: Sequence[Token], user: str, text: str, expires_at: float |
 
 
 def revoke_tokens(tokens: Sequence[Token], given: str, now: float) -> tuple[Token, ...]:
-    """All of a user's, or the one that is given.  Raises: not_found."""
+    """All of a user's; or one, given as it is or by its hash's beginning.  Raises: not_found."""
     digest = hash_token(given)
-    revoked = [token for token in tokens if given == token.user or digest == token.sha256]
+    is_hash = re.fullmatch("[0-9a-f]{12,64}", given) is not None
+    revoked = [token for token in tokens if given == token.user or digest == token.sha256 or (is_hash and token.sha256.startswith(given))]
     if not [token for token in revoked if token.revoked_at is None]:
         users = sorted({token.user for token in tokens if token.revoked_at is None})
         raise NexusError("not_found", "this is no token, and no user with one", hint=suggest(given, users) or "nexus token list")
@@ -2390,7 +2414,7 @@ class Limits:
             self.users[job.user] = self.users.get(job.user, 0) + 1
             if self.users[job.user] >= self.of_users:
                 self.closed.users.setdefault(
-                    job.user, f"{format_count(self.of_users, 'job')} of {job.user} run, as many as max_running_per_user allows")
+                    job.user, f"{job.user} has {format_count(self.of_users, 'job')} running, as many as max_running_per_user allows")
 
 
 class Line:
@@ -3040,10 +3064,12 @@ def format_table(headings: Sequence[str], rows: Sequence[Sequence[str]], colours
 
 
 def format_queue(jobs: Sequence[Mapping[str, Any]], paint: Paint, width: int) -> str:
+    is_shared = has_users(jobs)
     rows = [[job["id"], format_priority(job["priority"]), format_number(job["gpus"]), local_time(job["created_at"], "%m-%d %H:%M"),
-             local_time(job["estimated_start"], "%m-%d %H:%M"), name_or_command(job), job["waiting_for"] or ""] for job in jobs]
-    headings = ("ID", "PRIORITY", "GPUS", "ADDED", "STARTS", "COMMAND")
-    colours = ("magenta", "", "", "cyan", "cyan", "bright")
+             local_time(job["estimated_start"], "%m-%d %H:%M"), *([job["user"]] * is_shared), name_or_command(job),
+             job["waiting_for"] or ""] for job in jobs]
+    headings = ("ID", "PRIORITY", "GPUS", "ADDED", "STARTS", *(["USER"] * is_shared), "COMMAND")
+    colours = ("magenta", "", "", "cyan", "cyan", *([""] * is_shared), "bright")
     if width:                           # on a terminal the reason stands below, once for those that wait for the same
         import textwrap
         table = format_table(headings, [row[:-1] for row in rows], colours, paint, width).splitlines()
@@ -3057,6 +3083,10 @@ def format_queue(jobs: Sequence[Mapping[str, Any]], paint: Paint, width: int) ->
     return format_table((*headings, "WAITING FOR"), rows, (*colours, ""), paint, 0)
 
 
+def has_users(jobs: Iterable[Mapping[str, Any]]) -> bool:
+    return len({job["user"] for job in jobs}) > 1
+
+
 def name_or_command(job: Mapping[str, Any]) -> str:
     if job["command"] is None:                  # as users' tokens are told of others' jobs
         return f"({job['user']}'s)"
@@ -3068,11 +3098,12 @@ def format_priority(priority: int) -> str:
 
 
 def format_jobs(jobs: Sequence[Mapping[str, Any]], paint: Paint, width: int) -> str:
+    is_shared = has_users(jobs)
     rows = [[job["id"], job["status"], format_indices(job["gpu_indices"]) or "-", format_outcome(job),
              "-" if job["runtime_seconds"] is None else format_duration(job["runtime_seconds"]),
-             local_time(job["started_at"], "%m-%d %H:%M"), name_or_command(job)] for job in jobs]
-    table = format_table(("ID", "STATUS", "GPU", "RESULT", "RUNTIME", "STARTED", "COMMAND"), rows,
-                         ("magenta", "", "", "", "cyan", "cyan", "bright"), paint, width)
+             local_time(job["started_at"], "%m-%d %H:%M"), *([job["user"]] * is_shared), name_or_command(job)] for job in jobs]
+    table = format_table(("ID", "STATUS", "GPU", "RESULT", "RUNTIME", "STARTED", *(["USER"] * is_shared), "COMMAND"), rows,
+                         ("magenta", "", "", "", "cyan", "cyan", *([""] * is_shared), "bright"), paint, width)
     if not width:
         return table
     lines = table.splitlines()                  # on a terminal, what a failed one said last stands below it
@@ -3192,7 +3223,7 @@ SHAPES: dict[str, Mapping[str, str]] = {
     "Error": {"error": "text", "message": "text", "hint": "text"},
     "Info": {"name": "text", "version": "text", "user": "text", "hash?": "text", "pid?": "whole", "home?": "text",
              "uptime_seconds?": "number", "calls?": "text[]"},
-    "Status": {"gpu_status": "Gpu[]", "is_paused": "flag", "queued_jobs": "whole", "completed_jobs": "whole",
+    "Status": {"gpu_status": "Gpu[]", "is_owner": "flag", "is_paused": "flag", "queued_jobs": "whole", "completed_jobs": "whole",
                "running_jobs": "RunningJob[]", "queued_by_priority": "Bands", "gpu_trouble": "text?", "hints": "text[]",
                "samples_hint": "text?", "version": "text", "hash": "text", "pid": "whole", "user": "text", "home": "text?",
                "uptime_seconds": "number", "host": "Host"},
@@ -3470,7 +3501,8 @@ def escape_label(text: str) -> str:
 
 
 def format_health(health: Mapping[str, Any], paint: Paint) -> str:
-    lines = [f"{'ok  ' if check['is_ok'] else paint('red', 'BAD ')} {check['name']}: {check['reading']}" for check in health["checks"]]
+    lines = [f"{'ok  ' if check['is_ok'] else paint('red', 'BAD ')} {check['name']}{check['reading'] and ': '}{check['reading']}"
+             for check in health["checks"]]
     return "\n".join([*lines, paint("green", "HEALTHY") if health["is_healthy"] else paint("red", "UNHEALTHY")]) + "\n"
 
 
@@ -7074,13 +7106,13 @@ class Service:
     # Beside the loop
 
     def trim_history(self) -> None:
-        """Drop the oldest finished jobs beyond history_limit; their folders once that is on disk."""
+        """Drop finished jobs beyond history_limit; their folders once that is on disk."""
         limit = self.config.state.history_limit
         if self.store.read(lambda state: len(state.finished)) <= limit:
             return
 
         def trim(state: State) -> Changes:
-            gone = [job for job, _ in zip(state.finished.values(), range(len(state.finished) - limit))]
+            gone = choose_trimmed(state, limit)
             yield JobsRemoved(tuple(job.id for job in gone))
             return gone
 
@@ -8062,9 +8094,12 @@ class Api:
         name = find_host_name(request)
         is_ip = re.fullmatch(r"[\d.]+|\[[0-9a-f:.]+\]", name) is not None
         names = [known.lower() for known in (*LOCAL_HOSTS, *self.config.allowed_hosts, self.config.host)]
-        if name not in names and not (is_ip and not is_loopback(self.config.host)):
+        own = self.service.node.lower().partition(".")[0]
+        is_own = not is_loopback(self.config.host) and (is_ip or name.partition(".")[0] == own)
+        if name not in names and not is_own:
             raise NexusError("forbidden", f"the Host '{format_line(host, 60)}' is not one by which nexus may be called",
-                             hint="call it as 127.0.0.1 or localhost; others: [service] allowed_hosts, with a token")
+                             hint=f"its owner can allow it: [service] allowed_hosts = [{format_toml(format_line(name, 60))}]; "
+                                  "on this machine call it localhost")
         origin = request.headers.get("origin")
         if origin is not None and origin.lower() not in (f"http://{host}".lower(), f"https://{host}".lower()):
             raise NexusError("forbidden", f"the Origin '{format_line(origin, 60)}' is another site's", hint="")
@@ -8150,7 +8185,7 @@ class Api:
 
     def get_status(self, request: Request, caller: Caller) -> Response:
         self.service.first_probe.wait(SMI_TIMEOUT_S + 5)
-        status = self.service.status()
+        status = {**self.service.status(), "is_owner": caller.is_owner}
         if not caller.is_owner:
             status = {**status, "home": None, "hints": [], "running_jobs": [job if caller.may_see(job["user"]) else hide_private(job)
                                                                             for job in status["running_jobs"]]}
@@ -8889,6 +8924,10 @@ def load_tls(config: ServiceConfig) -> ssl.SSLContext | None:
     if not config.tls_cert or not config.tls_key:
         raise NexusError("usage", "[service] tls_cert and tls_key belong together", hint="set both, or neither")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    for path in (config.tls_cert, config.tls_key):
+        if not os.access(find_file(path), os.R_OK):
+            raise NexusError("usage", f"[service] tls_cert or tls_key: {find_file(path)} is not there, or cannot be read",
+                             hint="both name PEM files")
     try:
         context.load_cert_chain(find_file(config.tls_cert), find_file(config.tls_key), lambda: "")
     except (OSError, ValueError) as error:              # an SSLError is an OSError
@@ -9456,7 +9495,8 @@ const serverNow = () => Date.now() + clockOffset;
 const clock = (stamp) => new Date(stamp).toLocaleString([],
   {month: 'short', day: 'numeric', hour: '2-digit', minute: '2-digit', second: '2-digit'});
 const gpuList = (job) => job.gpu_indices && job.gpu_indices.length ? `GPU ${job.gpu_indices.join(', ')}` : 'CPU';
-const commandOf = (job) => job.command ?? "(another user's job)";
+const isOthers = (job) => job.command === null;         // as users' tokens are told of it
+const commandOf = (job) => job.command ?? `(${job.user}'s)`;
 const priorityOf = (job) => PRIORITIES[job.priority] ?? String(job.priority);
 
 function ago(stamp) {
@@ -9782,6 +9822,7 @@ function drawNow() {
   write(at('queue-count'), number(pendingCount));
   write(at('history-count'), number(service.completed_jobs));
   at('paused').hidden = !service.is_paused;
+  at('pause').hidden = !service.is_owner;
   write(at('pause'), service.is_paused ? 'Resume' : 'Pause');
   mark(at('pause'), 'aria-label', service.is_paused ? 'Resume starting jobs' : 'Pause: start no more jobs');
   at('forget').hidden = !token;
@@ -9879,6 +9920,7 @@ function updateGpu(row, gpu) {
   write(row.told, [known(gpu.temperature) ? `${Math.round(gpu.temperature)} \u00b0C` : null, known(gpu.power_watts)
     ? `${Math.round(gpu.power_watts)} W` : null,
     gpu.allocated % 1 ? `${Math.round(gpu.allocated * 100)} % given out` : null].filter(Boolean).join(' \u00b7 '));
+  row.toggle.hidden = !service.is_owner;
   write(row.toggle, gpu.is_paused ? 'Resume' : 'Pause');
   mark(row.toggle, 'aria-label', `${gpu.is_paused ? 'Resume' : 'Pause'} ${name}`);
 }
@@ -10007,6 +10049,7 @@ function updateRun(row, job) {
     job.attempt > 1 ? `attempt ${job.attempt}` : null,
     known(job.rss_mib) ? `${size(job.rss_mib)} of memory` : null, known(job.cpu_percent) ? `CPU ${Math.round(job.cpu_percent)} %` : null,
     job.started_at ? `since ${clock(job.started_at)}` : null].filter(Boolean).join('  \u00b7  '));
+  row.opener.hidden = row.kill.hidden = isOthers(job);
   write(row.kill, job.stopping ? 'Stopping\u2026' : 'Kill');
   row.kill.disabled = Boolean(job.stopping);
 }
@@ -10066,9 +10109,9 @@ const queueTable = makeTable('queue', (job) => {
     priority: prioritySelect(job.id)};
   row.first = button('First', () => moveJob(job.id, 0), '', `Move job ${job.id} to the front`);
   row.last = button('Last', () => moveJob(job.id, Math.max(0, service.queued_jobs - 1)), '', `Move job ${job.id} to the end`);
-  const cancel = button('Cancel', () => cancelJob(jobs.get(job.id)), 'danger', `Cancel job ${job.id}`);
+  row.cancel = button('Cancel', () => cancelJob(jobs.get(job.id)), 'danger', `Cancel job ${job.id}`);
   row.cells = [row.place, jobLink(job, row), what(row), row.gpus, el('div', {}, row.reason, ' ', row.starts), row.priority,
-    el('div', {class: 'actions'}, row.first, row.last, cancel)];
+    el('div', {class: 'actions'}, row.first, row.last, row.cancel)];
   return row;
 }, (row, job) => {
   updateWhat(row, job);
@@ -10077,18 +10120,21 @@ const queueTable = makeTable('queue', (job) => {
   write(row.reason, job.waiting_for);
   write(row.starts, starts(job));
   setPriority(row.priority, job.priority);
+  row.first.hidden = row.last.hidden = !service.is_owner;
+  row.priority.hidden = row.cancel.hidden = isOthers(job);
   row.first.disabled = job.position === 0;
   row.last.disabled = job.position === service.queued_jobs - 1;
 });
 
 const historyTable = makeTable('history', (job) => {
   const row = {badge: el('span'), gpus: el('span'), runtime: el('span'), finished: el('time')};
-  const again = button('Retry', () => retryJob(job.id), '', `Retry job ${job.id}`);
-  row.cells = [jobLink(job, row), row.badge, what(row), row.gpus, row.runtime, row.finished, el('div', {class: 'actions'}, again)];
+  row.again = button('Retry', () => retryJob(job.id), '', `Retry job ${job.id}`);
+  row.cells = [jobLink(job, row), row.badge, what(row), row.gpus, row.runtime, row.finished, el('div', {class: 'actions'}, row.again)];
   return row;
 }, (row, job) => {
   updateWhat(row, job);
-  wear(row.badge, job.status, job.status === 'completed' ? 'completed' : outcome(job));
+  row.again.hidden = isOthers(job);
+  wear(row.badge, job.status, job.status === 'completed' || isOthers(job) ? job.status : outcome(job));
   mark(row.badge, 'title', job.status);
   write(row.cause, job.cause_line);
   write(row.gpus, job.started_at ? gpuList(job) : '-');
@@ -11351,9 +11397,13 @@ def cmd_add(call: Call) -> int:
             call.say(f"job {job_id} is the same and is there already: nothing was added for it")
         if "warning" in answer:
             call.say(answer["warning"])
-        if client.layout is None and not call.options.cwd:
-            call.say(f"it runs in the home directory at {client.host}; --cwd DIR names another")
+        say_where(call, client)
     return 0
+
+
+def say_where(call: Call, client: Client) -> None:
+    if client.layout is None and not call.options.cwd:
+        call.say(f"it runs in the home directory at {client.host}, with the environment there; --cwd DIR names another")
 
 
 def show_dry_run(call: Call, client: Client, commands: Sequence[str], options: Mapping[str, Any]) -> int:
@@ -11406,6 +11456,7 @@ def cmd_run(call: Call) -> int:
     code = take_code(call, client)
     job_id = submit_with_code(client, {**options, **code, "command": commands[0]}, code)["id"]
     call.say(f"job {job_id}")
+    say_where(call, client)
     if has_input():
         call.say(f"it does not get this input: its own is its terminal (nexus attach {job_id}), or, in the command, < FILE")
     try:
@@ -11915,7 +11966,9 @@ def stop_service(call: Call) -> bool:
 
 
 def cmd_restart(call: Call) -> int:
-    load_config(find_config(call), call.environ)        # with a bad one the service that runs is not ended
+    config = load_config(find_config(call), call.environ).service       # with a bad one the service that runs is not ended
+    load_tls(config)
+    check_exposure(config, TokenFile(Layout(call.home, "", "")).read(), time.time())
     stop_service(call)
     return cmd_start(call)
 
@@ -12032,8 +12085,10 @@ def revoke_token(call: Call, file: TokenFile) -> int:
     if len(call.options.words) != 1:
         raise NexusError("usage", "token revoke takes a user or a token", hint="nexus token list")
     given, now = call.options.words[0], time.time()
+    before = file.read()
     file.change(lambda tokens: revoke_tokens(tokens, given, now))
-    call.say("revoked: it is refused from now on")
+    gone = [token for token in file.read() if token.revoked_at is not None and replace(token, revoked_at=None) in before]
+    call.say(f"{format_count(len(gone), 'token')} of {gone[0].user if gone else given} revoked: refused from now on; jobs go on")
     return 0
 
 

@@ -1242,3 +1242,10 @@ def test_revoke_of_none(given):
     with pytest.raises(nexus.NexusError, match="no token") as raised:
         nexus.revoke_tokens(TOKENS, given, NOW)
     assert raised.value.kind == "not_found"
+
+
+def test_revoke_by_the_hash_that_is_listed():
+    digest = nexus.hash_token("secret-of-bob")
+    assert [token.sha256 for token in nexus.revoke_tokens(TOKENS, digest[:12], NOW + 5) if token.revoked_at == NOW + 5] == [digest]
+    with pytest.raises(nexus.NexusError):
+        nexus.revoke_tokens(TOKENS, digest[:8], NOW)

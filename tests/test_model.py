@@ -81,6 +81,10 @@ def check_indexes(made):
     for one in pending.values():
         counts[one.priority] = counts.get(one.priority, 0) + 1
     assert made.pending_by_priority == counts
+    kept = {}
+    for one in made.finished.values():
+        kept[one.user] = kept.get(one.user, 0) + 1
+    assert made.finished_by_user == kept
     turns = {}
     for one in pending.values():
         turns.setdefault((one.priority, one.user), []).append(one.order[2])
@@ -666,3 +670,17 @@ def test_what_can_be_read_can_be_refused_however_deep_it_is(key):
     for depth in range(max(2, most - 40), most + 1):
         with pytest.raises(nexus.NexusError):
             nexus.parse_submission(nexus.parse_json(text(depth), "the body"))
+
+
+def test_of_whom_the_history_is_shortened():
+    """One user's thousand end nobody else's."""
+    made = nexus.State()
+    for number in range(30):
+        user = "bob" if number in (0, 7, 20) else "ann" if number < 12 else "cyd"
+        nexus.apply(made, nexus.JobAdded(job(letters(number), number, user=user, status="completed")))
+    gone = nexus.choose_trimmed(made, 12)
+    assert [one.user for one in gone].count("bob") == 0 and len(gone) == 18
+    left = [one.user for one in made.finished.values() if one not in gone]
+    assert (left.count("ann"), left.count("bob"), left.count("cyd")) in ((4, 3, 5), (5, 3, 4))
+    assert [one.number for one in gone if one.user == "cyd"] == sorted(one.number for one in made.finished.values() if one.user == "cyd")[
+        :len([one for one in gone if one.user == "cyd"])], "the oldest of each"

@@ -322,7 +322,7 @@ REASONS = [  # what is shown, jobs, GPUs, keys, part of the reason why the last 
     ("the slots", [running("rrr", ()), job("aaa", 2, gpus=0)], [], {"cpu_slots": 1},
      "all 1 CPU slots are taken (cpu_slots)"),
     ("max_running", [running("rrr"), job("aaa", 2)], [gpu(0), gpu(1)], {"max_running": 1}, "1 job run"),
-    ("max_running_per_user", [running("rrr"), job("aaa", 2)], [gpu(0), gpu(1)], {"max_running_per_user": 1}, "1 job of ann run"),
+    ("max_running_per_user", [running("rrr"), job("aaa", 2)], [gpu(0), gpu(1)], {"max_running_per_user": 1}, "ann has 1 job running"),
     ("kept for another", [running("rrr", (1,)), job("aaa", 2, gpus=2, **PASSED), job("bbb", 3, gpu_ids=(0,))],
      [gpu(0), gpu(1)], {}, "GPU 0 is kept for job aaa"),
     ("started a moment ago", [job("aaa"), job("bbb", 2)], [gpu(0)], {}, "GPU 0 runs job aaa"),

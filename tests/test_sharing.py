@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -105,7 +106,7 @@ def test_https(certificate, tmp_path):
 
 @pytest.mark.parametrize("reason, keys, words", [
     ("no key", ["cert"], "belong together"), ("no certificate", ["key"], "belong together"),
-    ("another key", ["cert", "other"], "cannot be used"), ("no such file", ["cert", "none"], "No such file")])
+    ("another key", ["cert", "other"], "cannot be used"), ("no such file", ["cert", "none"], "none.pem is not there")])
 def test_a_certificate_that_cannot_be_used(certificate, tmp_path, reason, keys, words):
     cert, key = certificate
     other = tmp_path / "other.pem"
@@ -116,6 +117,15 @@ def test_a_certificate_that_cannot_be_used(certificate, tmp_path, reason, keys, 
     with live.Box(is_starting=False, **{name: path for word in keys for name, path in files[word].items()}) as box:
         done = box.nexus("start")
         assert done.returncode == 2 and words in done.stderr and "tls_cert" in done.stderr, (reason, done)
+
+
+def test_a_restart_that_cannot_be_ends_no_service(certificate):
+    with live.Box() as box:
+        box.write_config(tls_cert=str(certificate[0]), tls_key="/nowhere/key.pem")
+        done = box.nexus("restart")
+        assert done.returncode == 2 and "/nowhere/key.pem is not there" in done.stderr and box.status()
+        box.write_config(tls_cert="", tls_key="", host="0.0.0.0")
+        assert box.nexus("restart").returncode == 2 and box.status()
 
 
 # Whom the service lets in
@@ -129,7 +139,7 @@ def test_every_address_only_with_a_token():
         assert box.nexus("start").returncode == 2, "one that has expired is none"
         token = box.nexus("token", "create", "bob").stdout.strip()
         assert box.nexus("start").returncode == 0
-        for host in ("127.0.0.1", "127.0.0.2"):
+        for host in ("127.0.0.1", "127.0.0.2", socket.gethostname()):
             url = f"http://{host}:{box.port}/jobs"
             assert [curl(*words, url)[0] for words in ((), ("-H", f"Authorization: Bearer {token}"))] == [401, 200]
         assert curl("-H", "Host: evil.example", "-H", f"Authorization: Bearer {token}", f"http://127.0.0.1:{box.port}/jobs")[0] == 403
