@@ -1600,6 +1600,7 @@ def test_an_address_has_so_many_connections(monkeypatch):
     monkeypatch.setattr(nexus, "find_client", lambda request, address: "192.0.2.1")
     with Listening(max_connections_per_client=4) as it, contextlib.ExitStack() as held:
         lines = [held.enter_context(it.connect()) for _ in range(6)]
+        assert is_open(lines[-1])               # by now all have been accepted
         answers = [is_open(line) for line in lines]
         assert answers.count(True) == 4 and answers[-1], "two of those that were there gave way"
 
