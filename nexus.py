@@ -8644,6 +8644,9 @@ def make_handler(api: Api) -> type[http.server.BaseHTTPRequestHandler]:
                 self.connection.do_handshake()
             # What is sent and not taken for so long has no reader: its machine is off, asleep or cut off
             self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(self.timeout * 1000))
+            # and whether there still is one is asked for while there is nothing to send: of a job that is silent for days
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, max(1, int(self.timeout)))
 
         def expect(self, length: int) -> None:
             """So many bytes, a request's head or body, must come within their time: the server ends the connection otherwise."""

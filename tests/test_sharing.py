@@ -210,3 +210,27 @@ def test_followers_and_streams_beside_short_requests():
             follower.join(60)
         assert not errors and len(texts) == 100 and set(texts) == {"".join(f"line {n}\n" for n in range(1, 21))}
         live.until(lambda: len(os.listdir(f"/proc/{box.pid()}/task")) < 20, "the threads' end")
+
+
+TCP_REPAIR = 19             # closed in repair mode, a socket goes without a word, as when its machine loses power
+
+
+def test_a_follower_whose_machine_has_gone_is_not_waited_for():
+    """Of a silent job nothing is sent that would tell."""
+    with live.Box(gpus=1, idle_timeout_seconds=1) as box:
+        job_id = box.add("sleep 600")
+        box.wait(job_id, "running")
+
+        def threads():
+            return len(os.listdir(f"/proc/{box.pid()}/task"))
+
+        before = threads()
+        lines = [socket.create_connection(("127.0.0.1", box.port)) for _ in range(20)]
+        for line in lines:
+            line.sendall(f"GET /jobs/{job_id}/logs?follow=true HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+            assert line.recv(1000).startswith(b"HTTP/1.1 200")
+        assert threads() >= before + 15
+        for line in lines:
+            line.setsockopt(socket.IPPROTO_TCP, TCP_REPAIR, 1)
+            line.close()
+        live.until(lambda: threads() < before + 5, "the end of their threads")
