@@ -8121,7 +8121,9 @@ class Api:
         if given is not None:
             bearer = re.fullmatch(r"[Bb]earer +(\S+)", given)
             return self.find_bearer(bearer[1] if bearer else "", request)
-        hint = f"send Authorization: Bearer TOKEN; the owner's is in {self.service.layout.token_file}, others': nexus token create USER"
+        is_here = is_loopback(request.peer)
+        where = f"the owner's is in {self.service.layout.token_file}, others'" if is_here else f"{self.service.user} makes it"
+        hint = f"send Authorization: Bearer TOKEN; {where}: nexus token create USER"
         forwarded = [name for name in request.headers if name in FORWARDING or name.startswith("x-forwarded-")]
         if forwarded:
             raise NexusError("unauthorized", f"a forwarded request ({forwarded[0]}) needs a token", hint)
