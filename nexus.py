@@ -1550,7 +1550,7 @@ MIN_TOKEN_LENGTH = 12
 TOKENS_KEPT = 1000                      # of those that are over, so many are still told from unknown ones
 
 
-def hash_token(text: str) -> str:
+def hash_text(text: str) -> str:
     import hashlib
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
@@ -1586,7 +1586,7 @@ def describe_token_end(token: Token, now: float) -> str:
 def find_token(tokens: Iterable[Token], text: str) -> Token | None:
     """Takes as long whichever it is, and when it is none."""
     import hmac
-    found, digest = None, hash_token(text)
+    found, digest = None, hash_text(text)
     for token in tokens:
         if hmac.compare_digest(token.sha256, digest):
             found = token
@@ -1606,12 +1606,12 @@ def add_token(tokens: Sequence[Token], user: str, text: str, expires_at: float |
         raise NexusError("conflict", f"this token is {known.user}'s already", hint="leave it out, and one is made up")
     over = [token for token in tokens if token != known and describe_token_end(token, now)]
     good = [token for token in tokens if not describe_token_end(token, now)]
-    return (*over[-TOKENS_KEPT:], *good, Token(user, hash_token(text), now, expires_at))
+    return (*over[-TOKENS_KEPT:], *good, Token(user, hash_text(text), now, expires_at))
 
 
 def revoke_tokens(tokens: Sequence[Token], given: str, now: float) -> tuple[Token, ...]:
     """All of a user's; or one, given as it is or by its hash's beginning.  Raises: not_found."""
-    digest = hash_token(given)
+    digest = hash_text(given)
     is_hash = re.fullmatch("[0-9a-f]{12,64}", given) is not None
     revoked = [token for token in tokens if given == token.user or digest == token.sha256 or (is_hash and token.sha256.startswith(given))]
     if not [token for token in revoked if token.revoked_at is None]:
@@ -7546,8 +7546,7 @@ def check_groups(state: State, submissions: Sequence[Submission], caller: Caller
 
 
 def digest_of(text: str) -> str:
-    import hashlib
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+    return hash_text(text)[:32]
 
 
 def file_hash() -> str:

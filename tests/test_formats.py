@@ -1185,10 +1185,10 @@ def test_the_fake_nvidia_smi_is_here():
 # Tokens
 
 DAY = 86400.0
-TOKENS = (nexus.Token("ann", nexus.hash_token("secret-of-ann"), NOW - DAY),
-          nexus.Token("bob", nexus.hash_token("secret-of-bob"), NOW, NOW + DAY),
-          nexus.Token("bob", nexus.hash_token("second-of-bob"), NOW, None, NOW),
-          nexus.Token("cyd", nexus.hash_token("past-of-cyd1"), NOW, NOW))
+TOKENS = (nexus.Token("ann", nexus.hash_text("secret-of-ann"), NOW - DAY),
+          nexus.Token("bob", nexus.hash_text("secret-of-bob"), NOW, NOW + DAY),
+          nexus.Token("bob", nexus.hash_text("second-of-bob"), NOW, None, NOW),
+          nexus.Token("cyd", nexus.hash_text("past-of-cyd1"), NOW, NOW))
 
 
 def test_tokens_are_written_and_read():
@@ -1245,7 +1245,7 @@ def test_revoke_of_none(given):
 
 
 def test_revoke_by_the_hash_that_is_listed():
-    digest = nexus.hash_token("secret-of-bob")
+    digest = nexus.hash_text("secret-of-bob")
     assert [token.sha256 for token in nexus.revoke_tokens(TOKENS, digest[:12], NOW + 5) if token.revoked_at == NOW + 5] == [digest]
     with pytest.raises(nexus.NexusError):
         nexus.revoke_tokens(TOKENS, digest[:8], NOW)
