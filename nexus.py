@@ -8871,7 +8871,12 @@ def make_server(api: Api, host: str, port: int, tls: ssl.SSLContext | None = Non
 
         def sweep(self) -> None:
             """End, again and again, the connections that have not sent in time what was expected of them."""
+            most = 0
             while not self.closed.wait(SWEEP_INTERVAL_S):
+                most = max(most, len(self.open))
+                if most > 50 and len(self.open) < most // 4:        # a crowd has gone
+                    most = len(self.open)
+                    tell_malloc("malloc_trim", 0)
                 now = api.service.clock.monotonic()
                 with self.guard:
                     for request in [key for key, known in self.open.items() if (until := known.deadline) is not None and now > until]:
@@ -8914,6 +8919,18 @@ def find_client(request: Any, address: Any) -> str | None:
     peer = unmap(address[:2])
     uid = find_socket_uid(peer, unmap(request.getsockname()[:2]))
     return None if uid == os.geteuid() else f"uid {uid}" if uid is not None else peer[0]
+
+
+M_ARENA_MAX = -8                        # Source: mallopt(3)
+
+
+def tell_malloc(call: str, *arguments: int) -> None:
+    """Where the C library is glibc: its malloc gives back memory only when told to."""
+    import ctypes
+    try:
+        getattr(ctypes.CDLL(None), call)(*arguments)
+    except (AttributeError, OSError):
+        pass
 
 
 def find_file(path: str) -> str:
@@ -9034,6 +9051,7 @@ def serve(layout: Layout, config: Config, environ: Mapping[str, str], is_taking_
     machine = Machine(config, layout, store.service_id)
     service = Service(config, layout, store, machine, clock, log, environ)
     service.sweep_code()                        # nobody can submit any yet
+    tell_malloc("mallopt", M_ARENA_MAX, 1)      # one for each thread would keep what a crowd of them took
     server = make_server(Api(service, token, page), config.service.host, config.service.port, tls)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: service.stop())
