@@ -297,9 +297,10 @@ class Box:
 
     def serve(self, change=""):
         """Start a service in the foreground, after a change to nexus; no supervisor starts it again."""
-        code = (f"import sys; sys.path.insert(0, {str(NEXUS.parent)!r}); import nexus; {change}; "
+        become, folder = (self.user.become(), self.user.folder) if self.user else ([], NEXUS.parent)
+        code = (f"import sys; sys.path.insert(0, {str(folder)!r}); import nexus; {change}; "
                 "sys.argv[1:] = ['serve']; sys.exit(nexus.entry())")
-        subprocess.Popen([self.python, "-c", code], env=self.environ, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+        subprocess.Popen([*become, self.python, "-c", code], env=self.environ, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
                          stderr=subprocess.DEVNULL, cwd="/", start_new_session=True)
         self.await_service()
 
@@ -346,9 +347,12 @@ class Box:
 
     # REST
 
+    def line(self, timeout_s):
+        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout_s)
+
     def call(self, method, path, body=None, key=None, timeout_s=PATIENCE_S, **headers):
         """(HTTP status, JSON or text).  Raises: Lost."""
-        line = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout_s)
+        line = self.line(timeout_s)
         content = None if body is None else json.dumps(body)
         if self.user:                                   # only its owner may call without a token
             headers["Authorization"] = f"Bearer {read(self.home / 'token').strip()}"

@@ -1,0 +1,404 @@
+"""A head and GPU nodes as computers of their own: real OpenSSH servers in network namespaces, on a switch of the test's.
+
+    with network.Net(nodes=2, gpus=2, jump=True) as net:        # nodes n1 and n2, which only the host `jump` reaches
+        net.head.ssh("n1", "true")                              # net.head is a live.Box, whose service runs on the head
+        net.nodes[0].cut()
+
+Nodes and jump host have each their own processes, user, host name, machine-id, boot_id, /etc, /tmp, /run and sshd.  Nothing
+of it is in the namespaces of the test: no name, address or user.  Namespaces end with the processes in them, devices with
+the switch, and all of those are found as the processes of a box are, by the folder's name.
+"""
+
+import concurrent.futures
+import ctypes
+import fcntl
+import http.client
+import os
+import random
+import shlex
+import shutil
+import socket
+import struct
+import subprocess
+import sys
+import types
+
+import live
+import psutil
+
+CLONE_NEWNET = 0x40000000
+TUNSETIFF, IFF_TAP, IFF_NO_PI = 0x400454ca, 0x0002, 0x1000
+FRONT, BACK = "10.77.0", "10.77.1"          # the head and what it reaches; what only the jump host reaches
+STANDARD_PATH = "/usr/local/bin:/usr/bin:/bin"
+SSHD = "/usr/sbin/sshd"                     # which wants to be called by its whole path
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+# Namespaces, which belong to threads
+
+def in_a_thread(function, *arguments):
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        return pool.submit(function, *arguments).result()
+
+
+def check(result):
+    if result < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+def make_namespace():
+    """A file descriptor of a new one, which ends with the last process in it and the last descriptor."""
+    def make():
+        check(libc.unshare(CLONE_NEWNET))
+        return os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    return in_a_thread(make)
+
+
+def inside(namespace, function, *arguments):
+    """What the function returns in a network namespace."""
+    def enter():
+        check(libc.setns(namespace, CLONE_NEWNET))
+        return function(*arguments)
+    return in_a_thread(enter)
+
+
+def open_tap(name):
+    device = os.open("/dev/net/tun", os.O_RDWR | os.O_CLOEXEC)
+    fcntl.ioctl(device, TUNSETIFF, struct.pack("16sH22x", name.encode(), IFF_TAP | IFF_NO_PI))
+    return device
+
+
+class Line(http.client.HTTPConnection):
+    """HTTP to a port of 127.0.0.1 in a namespace."""
+
+    def __init__(self, namespace, port, timeout_s):
+        super().__init__("127.0.0.1", port, timeout=timeout_s)
+        self.namespace = namespace
+
+    def connect(self):
+        self.sock = inside(self.namespace, socket.create_connection, ("127.0.0.1", self.port), self.timeout)
+
+
+# Machines
+
+BOOT = """\
+mount --bind /etc {folder}/etc
+mount --bind {machine}/etc /etc
+mount --bind {machine}/boot_id /proc/sys/kernel/random/boot_id
+echo {name} > /proc/sys/kernel/hostname
+echo 0 > /proc/sys/net/ipv4/ip_forward
+ip -batch {machine}/addresses
+"""
+BOOT_NODE = """\
+mount -t tmpfs -o mode=755 none /run
+mkdir -m 1777 /run/lock /run/screen
+mkdir -m 755 /run/sshd
+for hidden in {hidden}; do mount --bind /dev/null $hidden; done
+mount --rbind {folder} {machine}/tmp/{folder.name}
+mount --rbind {machine}/tmp /tmp
+{start_sshd}
+"""
+STAY = """\
+touch {machine}/is-up
+while :; do sleep 100000 & wait; done
+"""
+
+
+class Machine:
+    """A network namespace, a user with a Python, and what makes a host of its own of them."""
+
+    is_own_pids = True
+    signs = ("is-up",)                      # the files that are there once it is up
+
+    def __init__(self, net, name, user, addresses):
+        self.net, self.name, self.user, self.addresses = net, name, user, addresses
+        self.address = addresses[0]
+        self.folder = net.folder / name
+        self.uid = net.uid + len(net.machines)
+        self.home = self.folder / "home"
+        self.python = str(self.folder / "bin" / "python3")
+        self.namespace = make_namespace()
+        self.process = None
+        for inner in ("bin", "etc", "home", f"tmp/{net.folder.name}"):
+            (self.folder / inner).mkdir(parents=True)
+        (self.folder / "tmp").chmod(0o1777)
+        self.home.chmod(0o700)
+        self.change_boot_id()
+        self.write_addresses()
+        self.make_python()
+
+    def close(self):
+        os.close(self.namespace)
+
+    def write_addresses(self):
+        lines = ["link set lo up"]
+        for number, address in enumerate(self.addresses):
+            lines += [f"address replace {address}/24 dev eth{number}", f"link set eth{number} txqueuelen 10000 up"]
+        (self.folder / "addresses").write_text("".join(f"{line}\n" for line in lines))
+
+    def open_taps(self):
+        """[(descriptor, segment)]: its end of the links is in the namespace, the other is the switch's."""
+        return [(inside(self.namespace, open_tap, f"eth{number}"), address.rpartition(".")[0])
+                for number, address in enumerate(self.addresses)]
+
+    def packages(self):
+        """The folder for Python packages; the machine's folder is a virtual environment."""
+        folder = self.folder / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    def make_python(self):
+        (self.folder / "pyvenv.cfg").write_text(f"home = {self.net.tools.mount}/bin\ninclude-system-site-packages = false\n")
+        os.symlink(self.net.tools.python, self.python)
+        os.symlink(self.net.folder / "psutil", self.packages() / "psutil")
+        if (self.net.folder / "tomli").exists():
+            os.symlink(self.net.folder / "tomli", self.packages() / "tomli")
+
+    def write_etc(self):
+        """The test's own /etc, but for what makes a machine; the real one is seen from within, in the net's folder."""
+        own = {
+            "hostname": f"{self.name}\n", "machine-id": f"{random.getrandbits(128):032x}\n", "hosts": self.net.hosts(),
+            "passwd": f"root:x:0:0:root:/root:/bin/sh\nsshd:x:103:65534::/run/sshd:/usr/sbin/nologin\n"
+                      f"{self.user}:x:{self.uid}:{self.uid}::{self.home}:/bin/bash\n",
+            "group": f"root:x:0:\nnogroup:x:65534:\n{self.user}:x:{self.uid}:\n", "shadow": f"root:*:::::::\n{self.user}:*:::::::\n"}
+        for name in os.listdir("/etc"):
+            if name not in own:
+                os.symlink(self.net.folder / "etc" / name, self.folder / "etc" / name)
+        for name, content in own.items():
+            (self.folder / "etc" / name).write_text(content)
+
+    def change_boot_id(self):
+        text = f"{random.getrandbits(128):032x}"
+        self.boot_id = "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
+        (self.folder / "boot_id").write_text(f"{self.boot_id}\n")
+
+    def boot_script(self):
+        return (BOOT + STAY).format(folder=self.net.folder, machine=self.folder, name=self.name)
+
+    def boot(self):
+        """Begin to; await_boot() ends it."""
+        for name in self.signs:
+            (self.folder / name).unlink(missing_ok=True)
+        (self.folder / "boot").write_text(self.boot_script())
+        pids = ["--pid", "--fork", "--kill-child", "--mount-proc"] if self.is_own_pids else []
+        with open(self.folder / "boot.log", "ab") as log:
+            self.process = subprocess.Popen(
+                ["nsenter", f"--net={self.net_path()}", "unshare", "--mount", "--uts", "--ipc", *pids, "sh", "-e", self.folder / "boot"],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+
+    def await_boot(self):
+        def is_up():
+            assert self.process.poll() is None, f"{self.name} does not boot: {live.read(self.folder / 'boot.log')}"
+            return all((self.folder / name).exists() for name in self.signs)
+        live.until(is_up, f"{self.name} to boot", interval_s=0.005)
+        self.init = live.descendants(self.process.pid)[0] if self.is_own_pids else self.process.pid
+
+    def net_path(self):
+        return f"/proc/{os.getpid()}/fd/{self.namespace}"
+
+    def enter(self):
+        """The start of a command line that runs there, as root."""
+        return ["nsenter", "-t", str(self.init), "--net", "--mount", "--uts", "--ipc", *(["--pid"] if self.is_own_pids else []), "--"]
+
+    def become(self):
+        """And as its user."""
+        return [*self.enter(), "setpriv", f"--reuid={self.uid}", f"--regid={self.uid}", "--clear-groups", "--inh-caps=-all",
+                "env", f"LD_LIBRARY_PATH={self.net.tools.mount}/lib"]
+
+    def root(self, command):
+        """Run a shell command there as root; its output."""
+        return subprocess.run([*self.enter(), "sh", "-c", command], check=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                              text=True, cwd="/").stdout
+
+    def run(self, command, timeout_s=live.PATIENCE_S):
+        """Run a shell command as its user, with what a login has in its environment; CompletedProcess with text."""
+        return subprocess.run([*self.become(), "-i", *(f"{name}={text}" for name, text in self.login().items()), "bash", "-c", command],
+                              stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout_s, cwd="/")
+
+    def login(self):
+        return {"PATH": f"{self.folder}/bin:{STANDARD_PATH}", "LD_LIBRARY_PATH": f"{self.net.tools.mount}/lib", "HOME": str(self.home),
+                "USER": self.user, "LOGNAME": self.user, "LANG": "C.UTF-8", "TZ": "UTC"}
+
+    def own(self, *paths):
+        for path in paths:
+            subprocess.run(["chown", "-R", f"{self.uid}:{self.uid}", path], check=True)
+
+    # Its links
+
+    def links(self, state):
+        self.root("".join(f"ip link set eth{number} {state};" for number in range(len(self.addresses))))
+
+    def cut(self):
+        """Pull its cables."""
+        self.links("down")
+
+    def mend(self):
+        """Whatever was wrong with its links."""
+        self.links("up")
+
+
+class Head(Machine):
+    """The machine, not the box: it shares pids and /tmp with the tests, as any box does, so that all that a box has works."""
+
+    is_own_pids = False
+
+    def __init__(self, net):
+        super().__init__(net, "head", "ann", [f"{FRONT}.1"])
+
+
+class HeadBox(live.Box):
+    def __init__(self, machine, **options):
+        self.machine = machine
+        user = types.SimpleNamespace(name=machine.user, uid=machine.uid, python=machine.python, folder=machine.net.folder,
+                                     become=machine.become)
+        super().__init__(user=user, is_starting=False, **options)
+        machine.home = self.folder
+        self.environ["PATH"] = f"{self.bin}:{machine.folder}/bin:{STANDARD_PATH}"
+
+    def line(self, timeout_s):
+        return Line(self.machine.namespace, self.port, timeout_s)
+
+    def ssh(self, *arguments, timeout_s=live.PATIENCE_S):
+        """Run ssh as the head's user; CompletedProcess with text."""
+        return subprocess.run([*self.machine.become(), "ssh", "-o", "BatchMode=yes", *arguments], env=self.environ,
+                              stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout_s, cwd="/")
+
+
+class Node(Machine):
+    """A machine with an sshd, which lets the head's user in; the jump host is one, too."""
+
+    signs = ("is-up", "sshd.pid")
+
+    def __init__(self, net, name, user, addresses, gpus=2, is_behind_jump=False):
+        super().__init__(net, name, user, addresses)
+        self.gpus, self.is_behind_jump = gpus, is_behind_jump
+        self.target = f"{self.user}@{self.address}"
+        self.hidden = []
+
+    def login(self):
+        return {**super().login(), "NEXUS_MOCK_GPUS": str(self.gpus)}
+
+    def boot_script(self):
+        return (BOOT + BOOT_NODE + STAY).format(
+            folder=self.net.folder, machine=self.folder, name=self.name, hidden=" ".join(self.hidden), start_sshd=self.sshd())
+
+    def sshd(self):
+        return shlex.join([SSHD, "-f", f"{self.folder}/sshd_config", "-E", f"{self.folder}/sshd.log"])
+
+    def make_sshd(self, public_key):
+        """MaxSessions, MaxStartups and the like are what sshd takes them to be, as on its users' machines."""
+        (self.home / ".ssh").mkdir(mode=0o700)
+        (self.home / ".ssh" / "authorized_keys").write_text(public_key)
+        self.own(self.home)
+        environ = {name: text for name, text in self.login().items() if name not in ("HOME", "USER", "LOGNAME")}
+        (self.folder / "sshd_config").write_text(
+            f"HostKey {self.folder}/host_key\nPidFile {self.folder}/sshd.pid\nLogLevel VERBOSE\nUsePAM no\nPasswordAuthentication no\n"
+            f"KbdInteractiveAuthentication no\nSubsystem sftp internal-sftp\n"
+            f"SetEnv {' '.join(f'{name}={text}' for name, text in environ.items())}\n")
+
+    def ssh_config(self):
+        via = "    ProxyJump jump\n" if self.is_behind_jump else ""
+        return f"Host {self.name}\n    HostName {self.address}\n    User {self.user}\n{via}"
+
+    def host_line(self):
+        return f"{self.name},{self.address} {live.read(self.folder / 'host_key.pub')}"
+
+
+class Net:
+    """The head (.head), the nodes (.nodes), .jump, and a switch between them.
+
+    `nodes`: how many, or a list of dicts with options of Node; `gpus`, of each node.  `jump`: nodes are behind a jump host, but for
+    those with is_behind_jump=False.  `known_hosts`: the head's user knows the nodes' keys.  The rest is for the head's box.
+    """
+
+    def __init__(self, nodes=2, gpus=2, jump=False, known_hosts=True, head_gpus=0, is_starting=True, **config):
+        live.need_root()
+        self.tools = live.Tools()
+        self.folder = self.tools.folder
+        self.uid = random.SystemRandom().randrange(1_000_000, 1_000_000_000)
+        self.machines, self.switch, self.head = [], None, None
+        try:
+            self.make_machines([{}] * nodes if isinstance(nodes, int) else nodes, gpus, jump)
+            self.start_switch()
+            self.head = HeadBox(self.head_machine, gpus=head_gpus, **config)
+            self.make_keys(known_hosts)
+            self.boot()
+            if is_starting:
+                self.head.start()
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, *_):
+        if kind:
+            for machine in self.machines:
+                print(f"---- {machine.name}\n{live.read(machine.folder / 'boot.log')}{live.read(machine.folder / 'sshd.log')[-4000:]}")
+            print(f"---- service.log of the head\n{self.head.log()[-8000:]}")
+        self.close()
+
+    def close(self):
+        if self.head:
+            self.head.close()
+        live.kill_all(f"{self.folder}/")
+        for process in [machine.process for machine in self.machines] + [self.switch]:
+            if process:
+                process.wait(live.PATIENCE_S)
+        if self.switch:
+            self.switch.stdin.close()
+            self.switch.stdout.close()
+        for machine in self.machines:
+            machine.close()
+        self.tools.close()
+
+    def make_machines(self, options, gpus, jump):
+        shutil.copytree(os.path.dirname(psutil.__file__), self.folder / "psutil", ignore=shutil.ignore_patterns("tests", "__pycache__"))
+        (self.folder / "etc").mkdir()
+        self.head_machine = self.add(Head(self))
+        self.jump = self.add(Node(self, "jump", "hop", [f"{FRONT}.2", f"{BACK}.2"], gpus=0)) if jump else None
+        self.nodes = []
+        for number, given in enumerate(options, 1):
+            given = {"gpus": gpus, "is_behind_jump": bool(jump), **given}
+            address = f"{BACK if given['is_behind_jump'] else FRONT}.{10 + number}"
+            self.nodes.append(self.add(Node(self, f"n{number}", f"user{number}", [address], **given)))
+
+    def add(self, machine):
+        self.machines.append(machine)
+        return machine
+
+    def hosts(self):
+        named = [f"{address} {machine.name}\n" for machine in self.machines for address in machine.addresses]
+        return "".join(["127.0.0.1 localhost\n", *named])
+
+    def start_switch(self):
+        taps = [tap for machine in self.machines for tap in machine.open_taps()]
+        arguments = [f"{device}:{segment}" for device, segment in taps]
+        try:
+            self.switch = subprocess.Popen([sys.executable, "-I", "-S", live.TESTS / "fake_switch", *arguments], stdin=subprocess.PIPE,
+                                           stdout=subprocess.PIPE, text=True, pass_fds=[device for device, _ in taps],
+                                           env={"FAKE_SWITCH": f"{self.folder}/"}, start_new_session=True)
+        finally:
+            for device, _ in taps:
+                os.close(device)
+
+    def make_keys(self, is_known):
+        box, sshds = self.head, [machine for machine in self.machines if isinstance(machine, Node)]
+        keys = box.folder / ".ssh"
+        keys.mkdir(mode=0o700)
+        making = [subprocess.Popen(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", path])
+                  for path in (keys / "id_ed25519", *(node.folder / "host_key" for node in sshds))]
+        assert {process.wait(live.PATIENCE_S) for process in making} == {0}, "ssh-keygen"
+        for node in sshds:
+            node.make_sshd(live.read(keys / "id_ed25519.pub"))
+        (keys / "config").write_text("".join(node.ssh_config() for node in sshds))
+        (keys / "known_hosts").write_text("".join(node.host_line() for node in sshds if is_known))
+        self.head_machine.own(keys)
+
+    def boot(self):
+        for machine in self.machines:
+            machine.write_etc()
+            machine.boot()
+        for machine in self.machines:
+            machine.await_boot()
