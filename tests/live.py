@@ -196,8 +196,43 @@ class Tools:
         remove_folder(self.folder)
 
 
+def make_nvidia_smi(bin_folder, folder, python, tests):
+    """The fake one: it shows the folder's state.json, and writes its runs down in smi.log."""
+    path = bin_folder / "nvidia-smi"
+    path.write_text(f"#!/bin/sh\nexport FAKE_NVIDIA_SMI={folder}/state.json FAKE_NVIDIA_SMI_LOG={folder}/smi.log\n"
+                    f"exec {python} -I -S {tests}/fake_nvidia_smi \"$@\"\n")
+    path.chmod(0o755)
+    (folder / "smi.log").touch()
+    (folder / "smi.log").chmod(0o666)
+
+
+def show_gpus(folder, gpus, **state):
+    """What it shows from now on: a list of GPUs, or the whole state as a dict."""
+    state = {**gpus, **state} if isinstance(gpus, dict) else {"gpus": gpus, **state}
+    aside = folder / "state.json.new"
+    aside.write_text(json.dumps(state))
+    aside.chmod(0o644)
+    aside.replace(folder / "state.json")
+
+
 class Lost(Exception):
     """The connection failed: it may have been done or not."""
+
+
+def ask_service(line, method, path, body, headers):
+    """(HTTP status, JSON or text).  Raises: Lost."""
+    content = None if body is None else json.dumps(body)
+    if body is not None:
+        headers = {**headers, "Content-Type": "application/json"}
+    try:
+        line.request(method, path, content, headers)
+        answer = line.getresponse()
+        text = answer.read().decode()
+        return answer.status, json.loads(text) if answer.headers["Content-Type"] == "application/json" and text else text
+    except (OSError, http.client.HTTPException) as error:
+        raise Lost(error) from None
+    finally:
+        line.close()
 
 
 class Box:
@@ -214,14 +249,11 @@ class Box:
         (self.folder / "screen").mkdir(mode=0o700, exist_ok=True)
         self.environ = {
             "PATH": f"{self.bin}:{os.environ['PATH']}", "HOME": str(self.folder), "NEXUS_HOME": str(self.home), "TZ": "UTC",
-            "LANG": "C.UTF-8", "SCREENDIR": str(self.folder / "screen"), "FAKE_NVIDIA_SMI": str(self.folder / "state.json"),
-            "FAKE_NVIDIA_SMI_LOG": str(self.folder / "smi.log"), **(environ or {})}
+            "LANG": "C.UTF-8", "SCREENDIR": str(self.folder / "screen"), **(environ or {})}
         if isinstance(gpus, int):
             self.environ["NEXUS_MOCK_GPUS"] = str(gpus)
         else:
-            (self.bin / "nvidia-smi").write_text(f"#!/bin/sh\nexec {self.python} -I -S {self.tests}/fake_nvidia_smi \"$@\"\n")
-            (self.bin / "nvidia-smi").chmod(0o755)
-            (self.folder / "smi.log").touch(mode=0o666)
+            make_nvidia_smi(self.bin, self.folder, self.python, self.tests)
             self.show(gpus)
         settings = {"refresh_rate_seconds": 0.3, "kill_grace_seconds": 5, "launcher": launcher, "lease_dir": str(self.folder / "leases")}
         self.settings = {**settings, **config, "port": self.port}
@@ -258,11 +290,7 @@ class Box:
 
     def show(self, gpus=2, **state):
         """What nvidia-smi says from now on: a list of GPUs, or the whole state as a dict."""
-        state = {**gpus, **state} if isinstance(gpus, dict) else {"gpus": gpus, **state}
-        aside = self.folder / "state.json.new"
-        aside.write_text(json.dumps(state))
-        aside.chmod(0o644)
-        aside.replace(self.folder / "state.json")
+        show_gpus(self.folder, gpus, **state)
 
     def smi_runs(self):
         return [json.loads(line) for line in read(self.folder / "smi.log").splitlines()]
@@ -352,23 +380,11 @@ class Box:
 
     def call(self, method, path, body=None, key=None, timeout_s=PATIENCE_S, **headers):
         """(HTTP status, JSON or text).  Raises: Lost."""
-        line = self.line(timeout_s)
-        content = None if body is None else json.dumps(body)
         if self.user:                                   # only its owner may call without a token
             headers["Authorization"] = f"Bearer {read(self.home / 'token').strip()}"
-        if body is not None:
-            headers["Content-Type"] = "application/json"
         if key:
             headers["Idempotency-Key"] = key
-        try:
-            line.request(method, path, content, headers)
-            answer = line.getresponse()
-            text = answer.read().decode()
-            return answer.status, json.loads(text) if answer.headers["Content-Type"] == "application/json" and text else text
-        except (OSError, http.client.HTTPException) as error:
-            raise Lost(error) from None
-        finally:
-            line.close()
+        return ask_service(self.line(timeout_s), method, path, body, headers)
 
     def ask(self, method, path, body=None, key=None, timeout_s=PATIENCE_S):
         """The answer of a call that must succeed; one that may be repeated is, while the service is away."""

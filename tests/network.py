@@ -2,7 +2,7 @@
 
     with network.Net(nodes=2, gpus=2, jump=True) as net:        # nodes n1 and n2, which only the host `jump` reaches
         net.head.ssh("n1", "true")                              # net.head is a live.Box, whose service runs on the head
-        net.nodes[0].cut()
+        net.nodes[0].cut()                                      # .mend(), .delay(100), .drop(), .reboot(), .stop_sshd() ...
 
 Nodes and jump host have each their own processes, user, host name, machine-id, boot_id, /etc, /tmp, /run and sshd.  Nothing
 of it is in the namespaces of the test: no name, address or user.  Namespaces end with the processes in them, devices with
@@ -10,10 +10,14 @@ the switch, and all of those are found as the processes of a box are, by the fol
 """
 
 import concurrent.futures
+import contextlib
 import ctypes
 import fcntl
+import fnmatch
 import http.client
+import json
 import os
+import pathlib
 import random
 import shlex
 import shutil
@@ -79,8 +83,32 @@ class Line(http.client.HTTPConnection):
         self.sock = inside(self.namespace, socket.create_connection, ("127.0.0.1", self.port), self.timeout)
 
 
+# Processes, which have a pid within their machine and another here
+
+def pid_space(pid):
+    with contextlib.suppress(OSError):
+        return os.readlink(f"/proc/{pid}/ns/pid")
+    return None
+
+
+def inner_pid(pid):
+    lines = [line for line in live.read(f"/proc/{pid}/status").splitlines() if line.startswith("NSpid:")]
+    return int(lines[0].split()[-1]) if lines else None
+
+
+def is_service(pid):
+    """A service of nexus, and not the shell that starts it again."""
+    words = live.read_bytes(f"/proc/{pid}/cmdline").split(b"\0")
+    return b"serve" in words and b"delay=1" not in b" ".join(words) and b"NEXUS_ROLE=service" in live.read_bytes(f"/proc/{pid}/environ")
+
+
 # Machines
 
+OLD_PYTHON_SAYS = """\
+import collections, sys
+numbers = collections.namedtuple("version_info", "major minor micro releaselevel serial")
+sys.version_info, sys.hexversion, sys.version = numbers(3, 8, 10, "final", 0), 0x03080af0, "3.8.10 (default)"
+"""
 BOOT = """\
 mount --bind /etc {folder}/etc
 mount --bind {machine}/etc /etc
@@ -90,10 +118,9 @@ echo 0 > /proc/sys/net/ipv4/ip_forward
 ip -batch {machine}/addresses
 """
 BOOT_NODE = """\
-mount -t tmpfs -o mode=755 none /run
+{hide}mount -t tmpfs -o mode=755 none /run
 mkdir -m 1777 /run/lock /run/screen
 mkdir -m 755 /run/sshd
-for hidden in {hidden}; do mount --bind /dev/null $hidden; done
 mount --rbind {folder} {machine}/tmp/{folder.name}
 mount --rbind {machine}/tmp /tmp
 {start_sshd}
@@ -118,7 +145,7 @@ class Machine:
         self.home = self.folder / "home"
         self.python = str(self.folder / "bin" / "python3")
         self.namespace = make_namespace()
-        self.process = None
+        self.process, self.delay_s, self.is_lossy = None, 0.0, False
         for inner in ("bin", "etc", "home", f"tmp/{net.folder.name}"):
             (self.folder / inner).mkdir(parents=True)
         (self.folder / "tmp").chmod(0o1777)
@@ -138,6 +165,8 @@ class Machine:
 
     def open_taps(self):
         """[(descriptor, segment)]: its end of the links is in the namespace, the other is the switch's."""
+        first = sum(len(machine.addresses) for machine in self.net.machines[:self.net.machines.index(self)])
+        self.ports = range(first, first + len(self.addresses))
         return [(inside(self.namespace, open_tap, f"eth{number}"), address.rpartition(".")[0])
                 for number, address in enumerate(self.addresses)]
 
@@ -212,8 +241,9 @@ class Machine:
 
     def run(self, command, timeout_s=live.PATIENCE_S):
         """Run a shell command as its user, with what a login has in its environment; CompletedProcess with text."""
-        return subprocess.run([*self.become(), "-i", *(f"{name}={text}" for name, text in self.login().items()), "bash", "-c", command],
-                              stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout_s, cwd="/")
+        environ = [f"{name}={text}" for name, text in self.login().items()]
+        return subprocess.run([*self.become(), "env", "-i", *environ, "bash", "-c", f"cd\n{command}"], stdin=subprocess.DEVNULL,
+                              capture_output=True, text=True, timeout=timeout_s, cwd="/")
 
     def login(self):
         return {"PATH": f"{self.folder}/bin:{STANDARD_PATH}", "LD_LIBRARY_PATH": f"{self.net.tools.mount}/lib", "HOME": str(self.home),
@@ -223,18 +253,79 @@ class Machine:
         for path in paths:
             subprocess.run(["chown", "-R", f"{self.uid}:{self.uid}", path], check=True)
 
+    def call(self, method, path, body=None, folder=".nexus", timeout_s=live.PATIENCE_S):
+        """Ask the service in this folder of its home; (HTTP status, JSON or text).  Raises: live.Lost."""
+        port = json.loads(live.read(self.home / folder / "service.json") or '{"port": 9}')["port"]
+        headers = {"Authorization": f"Bearer {live.read(self.home / folder / 'token').strip()}"}
+        return live.ask_service(Line(self.namespace, port, timeout_s), method, path, body, headers)
+
+    # Its processes, by the pids that the test sees
+
+    def processes(self):
+        space = pid_space(self.init)
+        return [pid for pid in live.all_pids() if space and pid_space(pid) == space and live.is_alive(pid)]
+
+    def find(self, words):
+        """Those with these words in their arguments."""
+        here = self.processes()
+        return [pid for pid in live.find_commands(words) if pid in here]
+
+    def find_pid(self, own_pid):
+        """The pid that the test sees of what has this one there; None when there is none."""
+        return next((pid for pid in self.processes() if inner_pid(pid) == own_pid), None)
+
+    def service_pids(self):
+        """The service that runs there: none, or one."""
+        return [pid for pid in self.processes() if is_service(pid)]
+
+    def kill_service(self):
+        """SIGKILL; whatever would start it again lives on."""
+        pids = live.until(self.service_pids, f"a service on {self.name}")
+        live.kill(*pids)
+        live.until(lambda: not any(live.is_alive(pid) for pid in pids), "the service's death")
+
+    def power_off(self):
+        """Everything there ends at once, and says goodbye to nobody."""
+        self.cut()
+        victims = self.processes()
+        live.until(lambda: live.kill(*victims) or not any(live.is_alive(pid) for pid in victims), f"the end of {self.name}")
+        self.process.wait(live.PATIENCE_S)
+
+    def power_on(self):
+        """Boot anew; what is on its disk, also in /tmp, is there still."""
+        self.change_boot_id()
+        self.boot()
+        self.await_boot()
+
+    def reboot(self):
+        self.power_off()
+        self.power_on()
+
     # Its links
 
-    def links(self, state):
-        self.root("".join(f"ip link set eth{number} {state};" for number in range(len(self.addresses))))
-
     def cut(self):
-        """Pull its cables."""
-        self.links("down")
+        """Pull its cables: down with the links."""
+        self.root("".join(f"ip link set eth{number} down;" for number in range(len(self.addresses))))
+
+    def drop(self):
+        """From now on all packets vanish on the way, and nobody is told."""
+        self.is_lossy = True
+        self.tell_switch()
 
     def mend(self):
-        """Whatever was wrong with its links."""
-        self.links("up")
+        """After cut() or drop()."""
+        self.is_lossy = False
+        self.tell_switch()
+        self.root("".join(f"ip link set eth{number} up;" for number in range(len(self.addresses))))
+
+    def delay(self, round_trip_ms):
+        """To and fro, half of it each way."""
+        self.delay_s = round_trip_ms / 2000
+        self.tell_switch()
+
+    def tell_switch(self):
+        for port in self.ports:
+            self.net.tell_switch(f"{port} {self.delay_s} {int(self.is_lossy)}")
 
 
 class Head(Machine):
@@ -244,6 +335,9 @@ class Head(Machine):
 
     def __init__(self, net):
         super().__init__(net, "head", "ann", [f"{FRONT}.1"])
+
+    def processes(self):
+        return [pid for pid in live.all_pids() if (pid == self.init or live.find_uid(pid) == self.uid) and live.is_alive(pid)]
 
 
 class HeadBox(live.Box):
@@ -265,29 +359,69 @@ class HeadBox(live.Box):
 
 
 class Node(Machine):
-    """A machine with an sshd, which lets the head's user in; the jump host is one, too."""
+    """A machine with an sshd, which lets the head's user in; the jump host is one, too.
+
+    `gpus`: how many made-up ones; what the fake nvidia-smi shows, as for a box; None: there is no nvidia-smi.  `python`: "old", or None.
+    `disk_mib`: the home has a file system of its own, so small.  `twin`: the node that has the same user with the same home.
+    """
 
     signs = ("is-up", "sshd.pid")
 
-    def __init__(self, net, name, user, addresses, gpus=2, is_behind_jump=False):
+    def __init__(self, net, name, user, addresses, gpus=2, is_behind_jump=False, python="new", has_screen=True, has_psutil=True,
+                 disk_mib=None, twin=None):
         super().__init__(net, name, user, addresses)
-        self.gpus, self.is_behind_jump = gpus, is_behind_jump
+        self.is_behind_jump, self.gpus = is_behind_jump, gpus if isinstance(gpus, int) else None
+        if twin:
+            self.user, self.uid, self.home = twin.user, twin.uid, twin.home
         self.target = f"{self.user}@{self.address}"
-        self.hidden = []
+        if not has_psutil:
+            (self.packages() / "psutil").unlink()
+        if python != "new":
+            self.make_old_python() if python == "old" else os.unlink(self.python)
+        if disk_mib:
+            subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={disk_mib}m,mode=0700", "nexus-test", self.home], check=True)
+        if isinstance(gpus, (list, dict)):
+            live.make_nvidia_smi(self.folder / "bin", self.folder, net.tools.python, net.folder)
+            self.show(gpus)
+        hidden = [*(["python*"] if python != "new" else []), *([] if has_screen else ["screen"]), *(["nvidia-smi"] if gpus is None else [])]
+        self.hide = "".join(self.hide_programs(folder, hidden) for folder in ("/usr/local/bin", "/usr/bin")) if hidden else ""
+
+    def make_old_python(self):
+        """Python 3.8 in all that it says of itself."""
+        (self.folder / "real").mkdir()
+        os.rename(self.python, self.folder / "real" / "python3")
+        (self.packages() / "sitecustomize.py").write_text(OLD_PYTHON_SAYS)
+        pathlib.Path(self.python).write_text(
+            f'#!/bin/sh\ncase "$1" in -V|--version) echo "Python 3.8.10"; exit;; esac\nexec {self.folder}/real/python3 "$@"\n')
+        os.chmod(self.python, 0o755)
+
+    def hide_programs(self, folder, patterns):
+        """A shadow of a folder of programs has links to all but those; what to mount, to see it instead."""
+        shadow, real = self.folder / "shadow" / folder[1:], self.folder / "programs" / folder[1:]
+        shadow.mkdir(parents=True)
+        real.mkdir(parents=True)
+        for name in os.listdir(folder):
+            if not any(fnmatch.fnmatch(name, pattern) for pattern in patterns):
+                os.symlink(real / name, shadow / name)
+        return f"mount --bind {folder} {real}; mount --bind {shadow} {folder}\n"
+
+    def show(self, gpus=2, **state):
+        """What nvidia-smi says from now on, as in a box."""
+        live.show_gpus(self.folder, gpus, **state)
 
     def login(self):
-        return {**super().login(), "NEXUS_MOCK_GPUS": str(self.gpus)}
+        return {**super().login(), **({} if self.gpus is None else {"NEXUS_MOCK_GPUS": str(self.gpus)})}
 
     def boot_script(self):
-        return (BOOT + BOOT_NODE + STAY).format(
-            folder=self.net.folder, machine=self.folder, name=self.name, hidden=" ".join(self.hidden), start_sshd=self.sshd())
+        return (BOOT + BOOT_NODE + STAY).format(folder=self.net.folder, machine=self.folder, name=self.name, hide=self.hide,
+                                                start_sshd=self.sshd())
 
     def sshd(self):
         return shlex.join([SSHD, "-f", f"{self.folder}/sshd_config", "-E", f"{self.folder}/sshd.log"])
 
     def make_sshd(self, public_key):
         """MaxSessions, MaxStartups and the like are what sshd takes them to be, as on its users' machines."""
-        (self.home / ".ssh").mkdir(mode=0o700)
+        (self.home / ".ssh").mkdir(mode=0o700, exist_ok=True)
         (self.home / ".ssh" / "authorized_keys").write_text(public_key)
         self.own(self.home)
         environ = {name: text for name, text in self.login().items() if name not in ("HOME", "USER", "LOGNAME")}
@@ -295,6 +429,21 @@ class Node(Machine):
             f"HostKey {self.folder}/host_key\nPidFile {self.folder}/sshd.pid\nLogLevel VERBOSE\nUsePAM no\nPasswordAuthentication no\n"
             f"KbdInteractiveAuthentication no\nSubsystem sftp internal-sftp\n"
             f"SetEnv {' '.join(f'{name}={text}' for name, text in environ.items())}\n")
+
+    def start_sshd(self):
+        self.root(self.sshd())
+        live.until((self.folder / "sshd.pid").exists, "sshd to listen")
+
+    def stop_sshd(self):
+        """Who is logged in remains so."""
+        self.root(f"kill $(cat {self.folder}/sshd.pid)")
+        live.until(lambda: not (self.folder / "sshd.pid").exists(), "sshd to end")
+
+    def close_sessions(self):
+        """All connections end; sshd takes new ones."""
+        sessions = [pid for pid in self.find("sshd: ") if b"[listener]" not in live.read_bytes(f"/proc/{pid}/cmdline")]
+        live.kill(*sessions)
+        live.until(lambda: not any(live.is_alive(pid) for pid in sessions), "the end of the sessions")
 
     def ssh_config(self):
         via = "    ProxyJump jump\n" if self.is_behind_jump else ""
@@ -307,18 +456,19 @@ class Node(Machine):
 class Net:
     """The head (.head), the nodes (.nodes), .jump, and a switch between them.
 
-    `nodes`: how many, or a list of dicts with options of Node; `gpus`, of each node.  `jump`: nodes are behind a jump host, but for
-    those with is_behind_jump=False.  `known_hosts`: the head's user knows the nodes' keys.  The rest is for the head's box.
+    `nodes`: how many, or a list of dicts with options of Node; `gpus`, of each.  `jump`: nodes are behind a jump host, but for those with
+    is_behind_jump=False.  `shared_home`: all nodes have one user with one home.  `known_hosts`: the head's user knows the nodes' keys.
+    The rest is for the head's box.
     """
 
-    def __init__(self, nodes=2, gpus=2, jump=False, known_hosts=True, head_gpus=0, is_starting=True, **config):
+    def __init__(self, nodes=2, gpus=2, jump=False, shared_home=False, known_hosts=True, head_gpus=0, is_starting=True, **config):
         live.need_root()
         self.tools = live.Tools()
         self.folder = self.tools.folder
         self.uid = random.SystemRandom().randrange(1_000_000, 1_000_000_000)
         self.machines, self.switch, self.head = [], None, None
         try:
-            self.make_machines([{}] * nodes if isinstance(nodes, int) else nodes, gpus, jump)
+            self.make_machines([{}] * nodes if isinstance(nodes, int) else nodes, gpus, jump, shared_home)
             self.start_switch()
             self.head = HeadBox(self.head_machine, gpus=head_gpus, **config)
             self.make_keys(known_hosts)
@@ -353,14 +503,14 @@ class Net:
             machine.close()
         self.tools.close()
 
-    def make_machines(self, options, gpus, jump):
+    def make_machines(self, options, gpus, jump, is_shared):
         shutil.copytree(os.path.dirname(psutil.__file__), self.folder / "psutil", ignore=shutil.ignore_patterns("tests", "__pycache__"))
         (self.folder / "etc").mkdir()
         self.head_machine = self.add(Head(self))
         self.jump = self.add(Node(self, "jump", "hop", [f"{FRONT}.2", f"{BACK}.2"], gpus=0)) if jump else None
         self.nodes = []
         for number, given in enumerate(options, 1):
-            given = {"gpus": gpus, "is_behind_jump": bool(jump), **given}
+            given = {"gpus": gpus, "is_behind_jump": bool(jump), "twin": self.nodes[0] if is_shared and self.nodes else None, **given}
             address = f"{BACK if given['is_behind_jump'] else FRONT}.{10 + number}"
             self.nodes.append(self.add(Node(self, f"n{number}", f"user{number}", [address], **given)))
 
@@ -382,6 +532,11 @@ class Net:
         finally:
             for device, _ in taps:
                 os.close(device)
+
+    def tell_switch(self, words):
+        self.switch.stdin.write(f"{words}\n")
+        self.switch.stdin.flush()
+        assert self.switch.stdout.readline() == "ok\n", "the switch is gone"
 
     def make_keys(self, is_known):
         box, sshds = self.head, [machine for machine in self.machines if isinstance(machine, Node)]
