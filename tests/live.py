@@ -107,7 +107,7 @@ def kill_all(mark):
 
 
 def descendants(pid):
-    parents = {other: int(stat(other)[1]) for other in all_pids() if stat(other)}
+    parents = {other: int(now[1]) for other in all_pids() if (now := stat(other))}     # asked once, as above
     found = [pid]
     for one in found:
         found += [child for child, parent in parents.items() if parent == one]
