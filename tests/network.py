@@ -26,6 +26,7 @@ import struct
 import subprocess
 import sys
 import types
+import uuid
 
 import live
 import psutil
@@ -186,8 +187,10 @@ class Machine:
     def write_etc(self):
         """The test's own /etc, but for what makes a machine; the real one is seen from within, in the net's folder."""
         own = {
-            "hostname": f"{self.name}\n", "machine-id": f"{random.getrandbits(128):032x}\n", "hosts": self.net.hosts(),
-            "passwd": f"root:x:0:0:root:/root:/bin/sh\nsshd:x:103:65534::/run/sshd:/usr/sbin/nologin\n"
+            "hostname": f"{self.name}\n", "machine-id": f"{uuid.uuid4().hex}\n", "hosts": self.net.hosts(),
+            "profile": f"export PATH={self.login()['PATH']}\n",
+            "passwd": "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534::/:/usr/sbin/nologin\n"
+                      "sshd:x:103:65534::/run/sshd:/usr/sbin/nologin\n"
                       f"{self.user}:x:{self.uid}:{self.uid}::{self.home}:/bin/bash\n",
             "group": f"root:x:0:\nnogroup:x:65534:\n{self.user}:x:{self.uid}:\n", "shadow": f"root:*:::::::\n{self.user}:*:::::::\n"}
         for name in os.listdir("/etc"):
@@ -197,8 +200,7 @@ class Machine:
             (self.folder / "etc" / name).write_text(content)
 
     def change_boot_id(self):
-        text = f"{random.getrandbits(128):032x}"
-        self.boot_id = "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
+        self.boot_id = str(uuid.uuid4())
         (self.folder / "boot_id").write_text(f"{self.boot_id}\n")
 
     def boot_script(self):
@@ -246,6 +248,7 @@ class Machine:
                               capture_output=True, text=True, timeout=timeout_s, cwd="/")
 
     def login(self):
+        """What sshd puts into the environment."""
         return {"PATH": f"{self.folder}/bin:{STANDARD_PATH}", "LD_LIBRARY_PATH": f"{self.net.tools.mount}/lib", "HOME": str(self.home),
                 "USER": self.user, "LOGNAME": self.user, "LANG": "C.UTF-8", "TZ": "UTC"}
 
@@ -305,7 +308,7 @@ class Machine:
 
     def cut(self):
         """Pull its cables: down with the links."""
-        self.root("".join(f"ip link set eth{number} down;" for number in range(len(self.addresses))))
+        self.set_links("down")
 
     def drop(self):
         """From now on all packets vanish on the way, and nobody is told."""
@@ -313,13 +316,18 @@ class Machine:
         self.tell_switch()
 
     def mend(self):
-        """After cut() or drop()."""
+        """After cut() or drop(); a delay stays."""
         self.is_lossy = False
         self.tell_switch()
-        self.root("".join(f"ip link set eth{number} up;" for number in range(len(self.addresses))))
+        self.set_links("up")
+
+    def set_links(self, state):
+        """Also while it has no power."""
+        lines = "".join(f"link set eth{number} {state}\n" for number in range(len(self.addresses)))
+        subprocess.run(["nsenter", f"--net={self.net_path()}", "ip", "-batch", "-"], input=lines, text=True, check=True)
 
     def delay(self, round_trip_ms):
-        """To and fro, half of it each way."""
+        """To and fro, half of it each way; 0 ends it."""
         self.delay_s = round_trip_ms / 2000
         self.tell_switch()
 
@@ -376,8 +384,10 @@ class Node(Machine):
         self.target = f"{self.user}@{self.address}"
         if not has_psutil:
             (self.packages() / "psutil").unlink()
-        if python != "new":
-            self.make_old_python() if python == "old" else os.unlink(self.python)
+        if python == "old":
+            self.make_old_python()
+        elif not python:
+            os.unlink(self.python)
         if disk_mib:
             subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={disk_mib}m,mode=0700", "nexus-test", self.home], check=True)
         if isinstance(gpus, (list, dict)):
@@ -387,7 +397,7 @@ class Node(Machine):
         self.hide = "".join(self.hide_programs(folder, hidden) for folder in ("/usr/local/bin", "/usr/bin")) if hidden else ""
 
     def make_old_python(self):
-        """Python 3.8 in all that it says of itself."""
+        """Python 3.8 in all that it says of itself, but for `python3 -S`."""
         (self.folder / "real").mkdir()
         os.rename(self.python, self.folder / "real" / "python3")
         (self.packages() / "sitecustomize.py").write_text(OLD_PYTHON_SAYS)

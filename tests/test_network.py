@@ -20,11 +20,15 @@ def connect_s(net, node, timeout_s=live.PATIENCE_S):
 
 
 def test_the_head_logs_in():
-    with network.Net(nodes=2, gpus=3) as net:
+    with network.Net(nodes=2, gpus=3, head_gpus=1) as net:
         for node in net.nodes:
             done = net.head.ssh(node.target, "id -un; hostname; echo $NEXUS_MOCK_GPUS; python3 -c 'import psutil'")
             assert (done.returncode, done.stdout) == (0, f"{node.user}\n{node.name}\n3\n"), done.stderr
-        assert net.head.status()["gpu_status"] == [] and net.head.nexus("jobs").returncode == 0
+        assert net.head.nexus("jobs").returncode == 0 and net.head.wait(net.head.add("hostname"), "completed")
+        net.head.machine.reboot()
+        assert not net.head.pid()
+        net.head.start()
+        assert net.head.wait(net.head.add("ssh n2 hostname"), "completed")
 
 
 def test_through_the_jump_host_only():
@@ -106,6 +110,7 @@ def test_reboot():
         node, other = net.nodes
         assert node.run("cat /proc/sys/kernel/random/boot_id").stdout.strip() == node.boot_id != nexus.read_boot_id() != other.boot_id
         before = node.boot_id
+        assert node.run("bash -lc 'command -v python3'").stdout.strip() == node.python
         sleeper = subprocess.Popen([*node.become(), "sleep", "600.5"], stdin=subprocess.DEVNULL)
         live.until(lambda: node.find("sleep 600.5"))
         assert not other.find("sleep 600.5")
