@@ -316,13 +316,13 @@ class Machine:
         self.tell_switch()
 
     def mend(self):
-        """After cut() or drop(); a delay stays."""
+        """After cut() or drop(); a delay stays.  Without power the links stay down, too."""
         self.is_lossy = False
         self.tell_switch()
-        self.set_links("up")
+        if self.process.poll() is None:
+            self.set_links("up")
 
     def set_links(self, state):
-        """Also while it has no power."""
         lines = "".join(f"link set eth{number} {state}\n" for number in range(len(self.addresses)))
         subprocess.run(["nsenter", f"--net={self.net_path()}", "ip", "-batch", "-"], input=lines, text=True, check=True)
 

@@ -122,6 +122,18 @@ def test_reboot():
         assert "kept" in done.stdout and "gone" not in done.stdout
 
 
+def test_without_power_nobody_answers():
+    with network.Net(nodes=1, is_starting=False) as net:
+        node = net.nodes[0]
+        node.power_off()
+        node.mend()
+        with pytest.raises(OSError) as caught:
+            connect_s(net, node, timeout_s=0.3)
+        assert not isinstance(caught.value, ConnectionRefusedError)
+        node.power_on()
+        connect_s(net, node)
+
+
 def test_no_machine_is_another():
     """They share neither /tmp nor /run/lock, neither names nor pids."""
     with network.Net(nodes=2, is_starting=False) as net:
