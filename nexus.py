@@ -36,6 +36,7 @@ __version__ = "0.1.0"
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
+    import http.client
     import http.server
     import logging
     import ssl
@@ -221,6 +222,16 @@ def parse_indices(text: str) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
+def quote(text: str) -> str:
+    import shlex
+    return shlex.quote(text)
+
+
+def join_paths(first: str, second: str) -> str:
+    """Two lists like PATH as one, each entry once."""
+    return ":".join(dict.fromkeys([*first.split(":"), *second.split(":")]))
+
+
 def is_job_id(text: str) -> bool:
     return ID_PATTERN.fullmatch(text) is not None
 
@@ -272,6 +283,7 @@ class ServiceConfig:
     max_connections_per_client: int
     request_timeout_seconds: float
     idle_timeout_seconds: float
+    node_lost_after_seconds: float
 
 
 @value
@@ -327,12 +339,28 @@ class HooksConfig:
 
 
 @value
+class NodeConfig:
+    """Another machine, as OpenSSH is told of it; "" and 0: what its own configuration says."""
+    name: str
+    host: str
+    user: str = ""
+    port: int = 0
+    jump: str = ""                  # [user@]host[:port] through which it is reached
+    identity_file: str = ""
+
+    @property
+    def destination(self) -> str:
+        return f"{self.user}@{self.host}" if self.user else self.host
+
+
+@value
 class Config:
     service: ServiceConfig
     state: StateConfig
     gpu: GpuConfig
     jobs: JobsConfig
     hooks: HooksConfig
+    nodes: tuple[NodeConfig, ...] = ()
 
 
 @value
@@ -363,6 +391,8 @@ SETTINGS = (
             "of one address, or of another user of this machine; a new one ends the longest idle"),
     Setting("service", "request_timeout_seconds", 30, (0.1, 3600), "within which a request must have come, and a second more per 64 KB"),
     Setting("service", "idle_timeout_seconds", 75, (0.1, 86400), "a connection without a request is closed; so is one that takes nothing"),
+    Setting("service", "node_lost_after_seconds", 0, (0, 31536000),
+            "a job on a machine that cannot be reached for so long is given up; 0 = never"),
     Setting("state", "state_file", "~/.nexus/state.json", None, "the journal lies beside it; ~/.nexus is NEXUS_HOME"),
     Setting("state", "log_dir", "~/.nexus/logs", None, "one folder for each job"),
     Setting("state", "history_limit", 1000, (1, 1000000),
@@ -427,14 +457,51 @@ def parse_config(data: Mapping[str, Any], path: str) -> Config:
         if fault:
             faults.append(f"{setting.section}.{setting.key} = {format_toml(given)}: {fault}")
         chosen[setting.section][setting.key] = tuple(given) if isinstance(given, list) else given
+    nodes: list[NodeConfig] = []
+    tables = data.get("nodes", [])
+    for number, table in enumerate(tables if isinstance(tables, list) else [tables], 1):
+        try:
+            node = parse_node(table)
+            if node.name in [other.name for other in nodes]:
+                raise NexusError("usage", f"another one has the name {node.name}")
+            nodes.append(node)
+        except NexusError as error:
+            faults.append(f"nodes, number {number}: {error.message}" + (f" ({error.hint})" if error.hint else ""))
     if faults:
         raise NexusError("usage", f"{path}: " + "; ".join(faults), hint="all keys and what they mean: nexus config sample")
-    return Config(**{section: made(**chosen[section]) for section, made in SECTION_CLASSES.items()})
+    return Config(**{section: made(**chosen[section]) for section, made in SECTION_CLASSES.items()}, nodes=tuple(nodes))
+
+
+# What a node's facts may look like: they become words of ssh's command line, where one that began with - would be an option.
+NODE_PATTERNS = {"name": r"\w[\w.-]{0,62}", "host": r"\w[\w.:%-]{0,252}", "user": r"(\w[\w.@+-]{0,63})?",
+                 "jump": r"(\w[\w.@+-]{0,63}@)?\w[\w.%-]{0,252}(:[0-9]{1,5})?|", "identity_file": r"([~/][^\x00-\x1f\x7f%]{0,4000})?"}
+
+
+def parse_node(data: Any) -> NodeConfig:
+    """Of a table [[nodes]], or the body of POST /nodes.  Raises: usage."""
+    known: Sequence[str] = NodeConfig.__slots__  # type: ignore[attr-defined]
+    if not isinstance(data, dict):
+        raise NexusError("usage", "a node must be an object with a host", hint='{"name": "n1", "host": "10.0.0.5", "user": "gpuuser"}')
+    for key in data:
+        if key not in known:
+            raise NexusError("usage", f"'{format_line(str(key), 40)}' is not a key of a node", hint=f"the keys are {', '.join(known)}")
+    given = {"name": data.get("host"), **data}
+    for key, pattern in NODE_PATTERNS.items():
+        fact = given.get(key, "")
+        if not isinstance(fact, str) or not re.fullmatch(pattern, fact, re.ASCII if key != "identity_file" else 0):
+            raise NexusError("usage", f"{key} of a node cannot be {format_line(format_toml(fact), 60)}", hint=(
+                "name it: --name n1" if key == "name" else "an absolute path, or one below ~" if key == "identity_file" else ""))
+    port = given.get("port", 0)
+    if not isinstance(port, int) or isinstance(port, bool) or not 0 <= port <= 65535:
+        raise NexusError("usage", f"port of a node must be a whole number up to 65535, not {format_line(format_toml(port), 60)}")
+    return NodeConfig(**given)
 
 
 def find_unknown_keys(data: Mapping[str, Any]) -> Iterator[str]:
     for section, table in data.items():
         homes = [setting.section for setting in SETTINGS if setting.key == section]
+        if section == "nodes":
+            continue
         if homes and not isinstance(table, dict):
             yield f"{section} belongs below [{homes[0]}]"
         elif section not in SECTION_CLASSES:
@@ -483,6 +550,9 @@ def format_config(config: Config) -> str:
     for section in SECTION_CLASSES:
         table = getattr(config, section)
         lines += [f"[{section}]", *(f"{s.key} = {format_toml(getattr(table, s.key))}" for s in SETTINGS if s.section == section), ""]
+    for node in config.nodes:
+        keys: Sequence[str] = NodeConfig.__slots__  # type: ignore[attr-defined]
+        lines += ["[[nodes]]", *(f"{key} = {format_toml(getattr(node, key))}" for key in keys if getattr(node, key)), ""]
     return "\n".join(lines)
 
 
@@ -493,7 +563,13 @@ def format_sample_config() -> str:
     for section in SECTION_CLASSES:
         lines.append(f"\n[{section}]")
         lines += [f"{f'{s.key} = {format_toml(s.default)}':<36} # {s.comment}" for s in SETTINGS if s.section == section]
-    return "\n".join(lines) + "\n"
+    lines += ["", "# Other machines with GPUs, by OpenSSH, whose own configuration, agent and known_hosts apply.  Those of",
+              "# `nexus node add` need no lines here.", "# [[nodes]]",
+              *(f"# {line:<34} # {comment}" for line, comment in (
+                  ('name = "n1"', "what it is called here"), ('host = "10.0.0.5"', "or a Host of ~/.ssh/config"),
+                  ('user = "gpuuser"', "whose nexus runs there"), ("port = 22", ""), ('jump = "me@gateway"', "through which it is reached"),
+                  ('identity_file = "~/.ssh/id_ed25519"', "")))]
+    return "\n".join(line.rstrip(" #") if line.endswith("# ") else line for line in lines) + "\n"
 
 
 # ==== 4. MODEL ==== Job, Gpu, State; what may become of a job; changes and what they do to State
@@ -524,6 +600,8 @@ class Job:
     number: int = 0                             # its sequence number: how many were submitted before it, ever
     gpus: float = 1                             # 0 takes a CPU slot; 0.5 shares one; 1.5 is one and half of another
     gpu_ids: tuple[int, ...] | None = None      # the only GPUs it may have, by index; None = any
+    only_node: str | None = None                # the machine it is to run on, by name; "" = this one; None = any
+    unfit: tuple[tuple[str, str], ...] = ()     # (node, why) of those that cannot run it
     gpu_mem_mib: int | None = None              # memory it needs on each of its GPUs; None = not said
     priority: int = 1
     name: str | None = None
@@ -555,6 +633,12 @@ class Job:
     retry_at: float | None = None               # it does not start again before; None = it may
     is_alone: bool = False                      # it ran out of GPU memory: whole GPUs from now on, the emptiest
     log_offset: int = 0                         # where in stderr.log this attempt's part begins, in bytes
+    node: str = ""                              # where it was started last; "" = on this machine
+    remote_id: str | None = None                # its id on that node
+    log_base: tuple[int, int] = (0, 0)          # bytes of stdout.log and stderr.log when its attempt there began
+    head: str | None = None                     # the service_id of the nexus that has sent it here; None = nobody has
+    head_attempt: int = 0                       # which attempt that is there
+    is_collected: bool = False                  # that nexus has all of it
     gpu_indices: tuple[int, ...] = ()           # as the driver counts; empty unless it has started
     gpu_uuids: tuple[str, ...] = ()
     nonce: str | None = None                    # marks this attempt's processes, in their environment
@@ -631,6 +715,9 @@ class Gpu:
     is_mig: bool = False
     fault: str | None = None                    # why it cannot be used: what the driver says
     processes: tuple[GpuProcess, ...] = ()
+    node: str = ""                              # the machine it is in; "" = this one
+    taken: int = 0                              # hundredths that jobs of the node's own have
+    taken_by: tuple[str, ...] = ()              # their ids there
     lease_holder: str | None = None             # the user whose nexus has it
     is_paused: bool = False
     pause_reason: str | None = None             # why nexus itself paused it
@@ -684,11 +771,12 @@ if TYPE_CHECKING:
     Change = Union[JobAdded, JobChanged, JobsRemoved, EnvironmentAdded, GroupChanged, LineSeen, StateChanged]
     Changes = Generator[Change, None, Any]      # what Store.update() performs: each change as it is yielded
     Lane = tuple[Union[str, None], str]     # (group, user)
-    Kind = tuple[int, Union[tuple[int, ...], None], Union[int, None], bool, int]
+    Kind = tuple[int, Union[tuple[int, ...], None], Union[int, None], bool, int, Union[str, None], tuple[str, ...]]
 
-STATE_FACTS: Mapping[str, Any] = {"paused": False, "paused_gpus": (), "pause_reasons": (), "hooks_since": None, "inventory": ()}
+STATE_FACTS: Mapping[str, Any] = {"paused": False, "paused_gpus": (), "pause_reasons": (), "hooks_since": None, "inventory": (),
+                                  "nodes": ()}
 INDEXED = ("status", "order", "priority", "gpus", "gpu_ids", "gpu_mem_mib", "is_alone", "expected_time", "group", "user", "unmet",
-           "retry_at", "key", "environment", "number")      # the fields by which State finds jobs
+           "retry_at", "key", "environment", "number", "only_node", "unfit")    # the fields by which State finds jobs
 
 
 class State:
@@ -701,6 +789,7 @@ class State:
         self.pause_reasons: tuple[tuple[str, str], ...] = ()    # (uuid, why nexus itself paused it)
         self.hooks_since: float | None = None               # since when on_finish is configured
         self.inventory: tuple[tuple[int, str, str, float | None], ...] = ()  # GPUs last seen: index, uuid, name, MiB
+        self.nodes: tuple[tuple[Any, ...], ...] = ()        # those that were added: the fields of NodeConfig, and whether it is to go
         self.jobs: dict[str, Job] = {}
         self.environments: dict[str, Mapping[str, str]] = {}
         self.order: list[tuple[tuple[int, ...], str]] = []  # pending jobs, (order, id), ascending
@@ -811,10 +900,12 @@ def remove_sorted(items: list[Any], item: Any) -> None:
 def kind_of(job: Job) -> Kind:
     """Jobs of one kind ask for the same; when the first of a kind cannot start, none can.
 
-    (hundredths of a GPU, allowed indices, MiB, whether alone, expected time up to which power of two; -1: not said)
+    (hundredths of a GPU, allowed indices, MiB, whether alone, expected time up to which power of two; -1: not said,
+    the only node, those that cannot run it)
     """
     expected = -1 if job.expected_time is None else int(job.expected_time).bit_length()
-    return round(job.gpus * 100), job.gpu_ids, job.gpu_mem_mib, job.is_alone, expected
+    unfit = tuple(node for node, _ in job.unfit) if job.unfit else ()
+    return round(job.gpus * 100), job.gpu_ids, job.gpu_mem_mib, job.is_alone, expected, job.only_node, unfit
 
 
 def list_shares(job: Job) -> list[int]:
@@ -954,7 +1045,10 @@ def end_job(state: State, job: Job, status: str, now: float, **facts: Any) -> Ch
 
 
 def choose_trimmed(state: State, limit: int) -> list[Job]:
-    """The finished jobs that are no longer kept: the oldest of whoever has the most, so that one's thousand end nobody else's."""
+    """The finished jobs that are no longer kept: the oldest of whoever has the most, so that one's thousand end nobody else's.
+
+    One that another nexus has sent stays until that has all of it: sent once more, it would run a second time.
+    """
     left, losses = dict(state.finished_by_user), dict.fromkeys(state.finished_by_user, 0)
     excess = len(state.finished) - limit
     for _ in range(excess):
@@ -965,7 +1059,7 @@ def choose_trimmed(state: State, limit: int) -> list[Job]:
     for job in state.finished.values():
         if len(gone) >= excess:
             break
-        if losses[job.user]:
+        if losses[job.user] and (job.head is None or job.is_collected):
             losses[job.user] -= 1
             gone.append(job)
     return gone
@@ -1058,6 +1152,7 @@ class Submission:
     gpus: float | None = None
     gpu_ids: tuple[int, ...] | None = None
     gpu_mem_mib: int | None = None
+    node: str | None = None                     # the only machine it may run on
     priority: int = 1
     group: str | None = None
     max_concurrent: int | None = None           # of its group
@@ -1252,6 +1347,70 @@ def parse_priority(given: object) -> int:
     return given
 
 
+# What a nexus whose node this machine is asks of it
+
+@value
+class Order:
+    """A job to be queued here for another nexus, once."""
+    id: str
+    attempt: int                                # which that is there
+    user: str
+    is_stopped: bool                            # it is not to begin any more: so that it never will
+    path: str                                   # its submitter's PATH
+    submission: Submission
+    code: bytes | None                          # the script that came with it
+
+
+@value
+class Orders:
+    head: str                                   # that nexus's service_id
+    submit: tuple[Order, ...]
+    stop: tuple[tuple[str, int], ...]           # (id here, attempt there)
+    withdraw: tuple[tuple[str, int], ...]
+    collected: tuple[tuple[str, int], ...]
+
+
+@value
+class SyncAsked:
+    head: str
+    since: int | None                           # the next event to be told of; None: everything
+    logs: Mapping[str, tuple[int, int, int]]    # {id here: attempt there, bytes of stdout.log and stderr.log that it has}
+    wait_seconds: float
+
+
+def parse_orders(data: Any) -> Orders:
+    """Raises: usage."""
+    import base64
+
+    def parse_keys(pairs: Any) -> tuple[tuple[str, int], ...]:
+        return tuple((parse_job_id(job_id), whole_parser("attempt", 0, 2**53)(attempt)) for job_id, attempt in pairs)
+
+    def parse_order(order: Any) -> Order:
+        key, = parse_keys([(order["id"], order["attempt"])])
+        code = order["code"]
+        return Order(*key, line_parser("user")(order["user"]), flag_parser("is_stopped")(order["is_stopped"]),
+                     parse_environment({"PATH": order["path"]}, "path")["PATH"], parse_submission({**order["job"], "id": order["id"]}),
+                     None if code is None else base64.b64decode(code, validate=True))
+    try:
+        return Orders(line_parser("head")(data["head"]), tuple(map(parse_order, data["submit"])), parse_keys(data["stop"]),
+                      parse_keys(data["withdraw"]), parse_keys(data["collected"]))
+    except (KeyError, TypeError, ValueError) as error:
+        refuse(f"these are no orders of a nexus: {error!r}", hint="")
+
+
+def parse_sync(data: Any) -> SyncAsked:
+    """Raises: usage."""
+    parse_whole = whole_parser("a number", 0, 2**53)
+    try:
+        logs: dict[str, tuple[int, int, int]] = {}
+        for job_id, (attempt, stdout, stderr) in data["logs"].items():
+            logs[parse_job_id(job_id)] = parse_whole(attempt), parse_whole(stdout), parse_whole(stderr)
+        return SyncAsked(line_parser("head")(data["head"]), None if data["since"] is None else parse_whole(data["since"]), logs,
+                         min(60.0, seconds_parser("wait_seconds", 0)(data["wait_seconds"])))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        refuse(f"this is no question of a nexus: {error!r}", hint="")
+
+
 LIMITS = ("as", "core", "cpu", "data", "fsize", "memlock", "nofile", "nproc", "rss", "stack")     # prlimit's own names
 
 
@@ -1270,6 +1429,7 @@ SUBMISSION_PARSERS: Mapping[str, Callable[[Any], Any]] = {       # the keys of P
     "command": parse_command, "id": parse_job_id, "name": line_parser("name"), "cwd": path_parser("cwd"),
     "env": lambda given: parse_environment(given, "env"), "environment": lambda given: parse_environment(given, "environment"),
     "gpus": parse_gpus_asked, "gpu_ids": parse_gpu_ids, "gpu_mem_mib": whole_parser("gpu_mem_mib", 1, 100000000),
+    "node": line_parser("node", NODE_PATTERNS["name"]),
     "priority": parse_priority, "group": line_parser("group"), "max_concurrent": whole_parser("max_concurrent", 1, 100000),
     "after": parse_after, "retries": whole_parser("retries", 0, 1000), "timeout_seconds": seconds_parser("timeout_seconds", 0),
     "expected_time": seconds_parser("expected_time", 0.001), "conda": line_parser("conda", "[^-].*"), "llm": line_parser("llm"),
@@ -1446,12 +1606,29 @@ def decode_snapshot(lines: Iterable[str]) -> Snapshot:
     jobs += [decode_job(fields, texts) for fields in body["jobs"]]
     if body["version"] != SNAPSHOT_VERSION or not isinstance(body["seq"], int):
         raise ValueError(f"version {body['version']}")
-    facts = {name: freeze(body.get(name, default) if name in ("pause_reasons", "hooks_since") else body[name])      # which came later
+    facts = {name: freeze(body.get(name, default) if name in ("pause_reasons", "hooks_since", "nodes") else body[name])   # which came later
              for name, default in STATE_FACTS.items()}
     if not isinstance(facts["paused"], bool) or not isinstance(facts["paused_gpus"], tuple):        # others may edit these
         raise ValueError("paused must be true or false, paused_gpus a list")
     return Snapshot(body["seq"], body["host"], body["machine_id"], body["service_id"], body["next_number"], facts, body["environments"],
                     jobs, [decode_group(fields) for fields in body.get("groups", ())], {**body.get("seen", {})})
+
+
+# What a nexus tells another of its GPUs
+
+def encode_value(item: Any) -> dict[str, Any]:
+    """{field: fact} of a value."""
+    return {name: getattr(item, name) for name in item.__slots__}
+
+
+def encode_gpu(gpu: Gpu) -> dict[str, Any]:
+    return {**encode_value(gpu), "processes": [[p.pid, p.memory_mib, p.job_id, p.user, p.name] for p in gpu.processes]}
+
+
+def decode_gpu(fields: Mapping[str, Any]) -> Gpu:
+    """Raises: TypeError, when it is none of encode_gpu."""
+    processes = tuple(GpuProcess(*row) for row in fields["processes"])
+    return Gpu(**{**{name: freeze(fact) for name, fact in fields.items()}, "processes": processes})
 
 
 # nvidia-smi.  Everything, errors too, is on its stdout; a row counts only if it has as many cells as were asked for.
@@ -2132,6 +2309,7 @@ class Start:
     job_id: str
     gpu_indices: tuple[int, ...]                # whole GPUs first, then the one that is shared
     gpu_uuids: tuple[str, ...]
+    node: str = ""                              # "" = on this machine
 
 
 @value
@@ -2157,6 +2335,14 @@ class Closed:
     def find(self, group: str | None, user: str) -> str | None:
         """Why no job of a group and user may start; None when one may."""
         return self.groups.get(group or "") or self.users.get(user)
+
+
+@value
+class NodeView:
+    """Another machine that may be given jobs, as plan() sees it."""
+    name: str
+    cpu_slots: int = 0                          # how many further jobs without a GPU it takes
+    closed: str | None = None                   # why it gets no job now
 
 
 @value
@@ -2258,13 +2444,15 @@ class Slot:
 
     __slots__ = ("ends_at", "free", "gpu", "is_reachable", "jobs", "kept_for", "kept_until", "most_mib", "obstacle", "room_mib")
 
-    def __init__(self, gpu: Gpu, jobs: Sequence[tuple[Job, int]], config: GpuConfig, now: float, usage: Mapping[str, Usage]) -> None:
+    def __init__(self, gpu: Gpu, jobs: Sequence[tuple[Job, int]], config: GpuConfig, now: float, usage: Mapping[str, Usage],
+                 closed: str | None = None) -> None:
+        """`closed`: why its machine gets no job."""
         held = [job for job, _ in jobs]
         self.gpu = gpu
-        self.jobs = [job.id for job in held]
-        self.free = 100 - sum(share for _, share in jobs)           # hundredths
-        self.obstacle = find_obstacle(gpu, config, held)
-        self.is_reachable = self.obstacle is None or (bool(jobs) and not find_lasting_obstacle(gpu, config))
+        self.jobs = [*(job.id for job in held), *gpu.taken_by]
+        self.free = 100 - gpu.taken - sum(share for _, share in jobs)           # hundredths
+        self.obstacle = closed or find_obstacle(gpu, config, held)
+        self.is_reachable = self.obstacle is None or (bool(jobs) and not closed and not find_lasting_obstacle(gpu, config))
         self.room_mib = find_room(gpu, held)
         self.most_mib = (gpu.memory_total_mib or 0) - find_foreign_memory(gpu, held)        # room when all jobs there have ended
         self.ends_at = max([now, *(find_end(job, now, usage) for job in held)])     # when all of it may be free, at the earliest
@@ -2286,12 +2474,26 @@ def find_end(job: Job, now: float, usage: Mapping[str, Usage]) -> float:
     return now + max(0.0, (job.expected_time or 0) - runtime)
 
 
-def make_board(running: Iterable[Job], gpus: Sequence[Gpu], config: GpuConfig, now: float, usage: Mapping[str, Usage]) -> list[Slot]:
+NO_NODES: Mapping[str, str | None] = {}
+
+
+def make_board(running: Iterable[Job], gpus: Sequence[Gpu], config: GpuConfig, now: float, usage: Mapping[str, Usage],
+               closed: Mapping[str, str | None] = NO_NODES) -> list[Slot]:
+    """`closed`: {machine: why it gets no job}."""
     held: dict[str, list[tuple[Job, int]]] = {}
     for job in running:
         for uuid, share in zip(job.gpu_uuids, list_shares(job)):
             held.setdefault(uuid, []).append((job, share))
-    return [Slot(gpu, held.get(gpu.uuid, ()), config, now, usage) for gpu in gpus]
+    return [Slot(gpu, held.get(gpu.uuid, ()), config, now, usage, closed.get(gpu.node)) for gpu in gpus]
+
+
+def format_gpu_place(gpu: Gpu) -> str:
+    """`GPU 0`, or on another machine `GPU n1:0`."""
+    return f"GPU {gpu.node}:{gpu.index}" if gpu.node else f"GPU {gpu.index}"
+
+
+def may_run_on(job: Job, node: str) -> bool:
+    return job.only_node in (None, node) and all(name != node for name, _ in job.unfit)
 
 
 def find_verdict(slot: Slot, share: int, job: Job, config: GpuConfig, now: float) -> str | None:
@@ -2320,7 +2522,7 @@ def format_jobs_there(ids: Sequence[str]) -> str:
 
 
 def choose_slots(job: Job, board: Sequence[Slot], config: GpuConfig, now: float) -> list[Slot] | None:
-    """Where a job fits, in the order of its shares; None when it does not.
+    """Where on one machine a job fits, in the order of its shares; None when it does not.
 
     A share goes where it fits tightest; whole GPUs by index, or where the memory fits tightest; after a CUDA out-of-memory
     the emptiest, and rather not where that was.
@@ -2347,12 +2549,18 @@ def choose_slots(job: Job, board: Sequence[Slot], config: GpuConfig, now: float)
 def keep_slots(job: Job, board: Sequence[Slot]) -> None:
     """Keep GPUs for a job that was passed over for long: those that are emptiest now, so that what is kept only gets
     emptier.  None for a job that also needs a GPU that is lost or somebody else's: they would be idle for nothing.
+    All of them on one machine: the one that is expected to have them first.
     """
     count = len(list_shares(job))
-    reachable = [slot for slot in board if (job.gpu_ids is None or slot.gpu.index in job.gpu_ids) and slot.is_reachable
-                 and slot.kept_for is None and (not job.gpu_mem_mib or slot.most_mib >= job.gpu_mem_mib)]
-    if count and len(reachable) >= count:
-        kept = sorted(reachable, key=lambda slot: (-slot.free, slot.ends_at, slot.gpu.index))[:count]
+    reachable: dict[str, list[Slot]] = {}
+    for slot in board:
+        if (job.gpu_ids is None or slot.gpu.index in job.gpu_ids) and slot.is_reachable and slot.kept_for is None and (
+                not job.gpu_mem_mib or slot.most_mib >= job.gpu_mem_mib) and may_run_on(job, slot.gpu.node):
+            reachable.setdefault(slot.gpu.node, []).append(slot)
+    choices = [sorted(slots, key=lambda slot: (-slot.free, slot.ends_at, slot.gpu.index))[:count]
+               for slots in reachable.values() if len(slots) >= count > 0]
+    if choices:
+        kept = min(choices, key=lambda slots: (max(slot.ends_at for slot in slots), -sum(slot.free for slot in slots)))
         for slot in kept:
             slot.kept_for, slot.kept_until = job.id, max(slot.ends_at for slot in kept)
 
@@ -2460,12 +2668,22 @@ class Round:
     """One run of plan(): what is left to give out, and what was decided."""
 
     def __init__(self, state: State, gpus: Sequence[Gpu], trouble: str | None, config: Config, now: float,
-                 usage: Mapping[str, Usage]) -> None:
+                 usage: Mapping[str, Usage], nodes: Sequence[NodeView]) -> None:
         self.state, self.trouble, self.config, self.now = state, trouble, config, now
-        self.board = make_board(state.running.values(), gpus, config.gpu, now, usage)
-        self.open_slots = [slot for slot in self.board if slot.free > 0 and slot.obstacle is None]
+        self.closed = {"": trouble, **{node.name: node.closed for node in nodes}}
+        self.board = make_board(state.running.values(), gpus, config.gpu, now, usage, self.closed)
+        self.cpu_slots = {"": config.jobs.cpu_slots, **{node.name: 0 if node.closed else node.cpu_slots for node in nodes}}
+        self.open_slots: dict[str, list[Slot]] = {name: [] for name in self.cpu_slots}
+        for slot in self.board:
+            if slot.free > 0 and slot.obstacle is None and slot.gpu.node in self.open_slots:
+                self.open_slots[slot.gpu.node].append(slot)
+        self.loads = dict.fromkeys(self.cpu_slots, (0.0, 0.0))          # machine: expected seconds of what runs there, and its GPUs
+        for job in state.running.values():
+            if not job.gpus and job.node in self.cpu_slots:
+                self.cpu_slots[job.node] -= 1
+            if nodes:
+                self.load(job, job.node, find_end(job, now, usage) - now)
         self.limits = Limits(state, config.jobs)
-        self.cpu_slots = config.jobs.cpu_slots - sum(1 for job in state.running.values() if not job.gpus)
         self.places = config.jobs.max_running - len(state.running) if config.jobs.max_running else UNLIMITED
         self.line = Line(state, self.limits.closed)
         self.starts: list[Start] = []
@@ -2479,52 +2697,89 @@ class Round:
             self.consider(*found)
             found = self.line.pop()
 
+    def load(self, job: Job, node: str, rest_s: float) -> None:
+        """A job runs on a machine for so many seconds yet."""
+        if node in self.loads:
+            seconds, gpus = self.loads[node]
+            self.loads[node] = seconds + rest_s, gpus + job.gpus
+
     def consider(self, job: Job, kind: Kind) -> None:
         """Start the first job of a kind, or say why none of it can start."""
         if self.places <= 0:
             count = len(self.state.running) + len(self.starts)
             self.blocked[kind] = f"{format_count(count, 'job')} run, as many as max_running allows"
-        elif not job.gpus and self.cpu_slots <= 0:
-            self.blocked[kind] = f"all {self.config.jobs.cpu_slots} CPU slots are taken (cpu_slots)"
-        elif job.gpus and self.trouble:
-            self.blocked[kind] = self.trouble
+            return
+        machines = self.list_machines(job)
+        place = self.find_place(job, machines)
+        if place:
+            self.start(job, kind, *place)
         else:
-            chosen = choose_slots(job, self.open_slots, self.config.gpu, self.now) if job.gpus else []
-            if chosen is None:
+            self.blocked[kind] = self.explain_closed(job, machines)
+            if not self.blocked[kind]:
                 self.pass_over(job, kind)
-            else:
-                self.start(job, kind, chosen)
+
+    def list_machines(self, job: Job) -> list[str]:
+        """Where a job may run, the machine with the least to do first."""
+        if len(self.loads) == 1:
+            return [] if job.only_node or job.unfit else [""]
+        return sorted((name for name in self.loads if may_run_on(job, name)), key=lambda name: self.loads[name])
+
+    def find_place(self, job: Job, machines: Sequence[str]) -> tuple[str, list[Slot]] | None:
+        """The machine that a job can start on now, and the GPUs it gets there."""
+        for name in machines:
+            if job.gpus:
+                chosen = choose_slots(job, self.open_slots[name], self.config.gpu, self.now)
+                if chosen is not None:
+                    return name, chosen
+            elif self.cpu_slots[name] > 0:
+                return name, []
+        return None
+
+    def explain_closed(self, job: Job, machines: Sequence[str]) -> str:
+        """Why a job that could not start could not, whichever GPUs it asks for; "" when its GPUs are the reason."""
+        if not machines:
+            return "; ".join(f"{name or 'this machine'}: {why}" for name, why in job.unfit) or f"there is no node {job.only_node}"
+        closed = [self.closed[name] for name in machines]
+        if len(machines) == 1 and closed[0] and (job.gpus or machines[0]):
+            return closed[0]
+        if job.gpus:
+            return ""
+        if machines == [""]:
+            return f"all {self.config.jobs.cpu_slots} CPU slots are taken (cpu_slots)"
+        return "all CPU slots are taken" + "".join(f"; {name}: {why}" for name, why in zip(machines, closed) if name and why)
 
     def pass_over(self, job: Job, kind: Kind) -> None:
-        self.blocked[kind] = ""
         self.heads.append(job.id)
         if is_reserving(job, self.config.jobs, self.now):
             keep_slots(job, self.board)
 
-    def start(self, job: Job, kind: Kind, chosen: Sequence[Slot]) -> None:
-        self.starts.append(Start(job.id, tuple(slot.gpu.index for slot in chosen), tuple(slot.gpu.uuid for slot in chosen)))
+    def start(self, job: Job, kind: Kind, node: str, chosen: Sequence[Slot]) -> None:
+        self.starts.append(Start(job.id, tuple(slot.gpu.index for slot in chosen), tuple(slot.gpu.uuid for slot in chosen), node))
         self.passed_over += self.heads
         self.heads = []
         for slot, share in zip(chosen, list_shares(job)):
             slot.take(job, share, self.now)
-        self.open_slots = [slot for slot in self.open_slots if slot.free > 0]
-        self.cpu_slots -= not job.gpus
+        self.open_slots[node] = [slot for slot in self.open_slots[node] if slot.free > 0]
+        self.cpu_slots[node] -= not job.gpus
+        self.load(job, node, job.expected_time or 0.0)
         self.places -= 1
         self.limits.count(job)
         self.line.start(job, kind)
 
 
-def plan(state: State, gpus: Sequence[Gpu], trouble: str | None, config: Config, now: float, usage: Mapping[str, Usage] = NO_USAGE) -> Plan:
+def plan(state: State, gpus: Sequence[Gpu], trouble: str | None, config: Config, now: float, usage: Mapping[str, Usage] = NO_USAGE,
+         nodes: Sequence[NodeView] = ()) -> Plan:
     """Decide which running jobs are stopped, which pending ones start now and where, and why the others wait.
 
-    `gpus` as last observed; `trouble` says why those readings cannot be relied upon (then no GPU is given out); `usage`
-    of the running jobs that have limits.  The same values give the same plan.  Its time grows with the number of kinds
-    and of starts, not of jobs.
+    `gpus` as last observed; `trouble` says why the readings of this machine cannot be relied upon (then none of its GPUs is
+    given out); `usage` of the running jobs that have limits; `nodes` are the other machines.  A job starts on the machine
+    that can take it now, among those on the one with the least to do.  The same values give the same plan.  Its time
+    grows with the number of kinds and of starts, not of jobs.
     """
     stops = tuple(find_stops(state.running.values(), usage, config.jobs)) if usage else ()
     if state.paused:
         return Plan(stops=stops, hold=PAUSED, board=tuple(make_board(state.running.values(), gpus, config.gpu, now, usage)))
-    made = Round(state, gpus, trouble, config, now, usage)
+    made = Round(state, gpus, trouble, config, now, usage, nodes)
     made.decide()
     passed_over = tuple(job_id for job_id in made.passed_over if state.jobs[job_id].passed_over_at is None)
     return Plan(tuple(made.starts), stops, passed_over, made.blocked, made.limits.closed, tuple(made.board))
@@ -2580,23 +2835,33 @@ def describe_place(job: Job, position: int, estimate: float | None, config: Jobs
 def describe_shortage(job: Job, board: Sequence[Slot], config: GpuConfig, now: float) -> str:
     """Why a job's GPUs cannot be had, in one sentence."""
     verdicts = list_verdicts(job, board, config, now)
-    taken = [f"GPU {index} {why}" for index, why in verdicts if why]
+    taken = [f"GPU {f'{node}:' if node else ''}{index} {why}" for node, index, why in verdicts if why]
     shown = "; ".join(taken[:8]) + (f"; and {len(taken) - 8} more" if len(taken) > 8 else "")
+    shown = "; ".join(filter(None, [shown, *(f"{name or 'this machine'} cannot run it: {why}" for name, why in job.unfit)]))
     count = len(list_shares(job))
-    if len(verdicts) < count:
-        return f"it needs {format_count(count, 'GPU')}, and there are {len(verdicts)}" + (f": {shown}" if shown else "")
+    sizes: dict[str, int] = {}
+    for node, _, _ in verdicts:
+        sizes[node] = sizes.get(node, 0) + 1
+    most = max(sizes.values(), default=0)
+    if most < count:
+        there = f"there are {most}" if len(sizes) < 2 else f"no machine has more than {most}"
+        return f"it needs {format_count(count, 'GPU')}, and {there}" + (f": {shown}" if shown else "")
     if not shown:                       # it could have them, but the first of its kind could not: that one is longer
         return "it comes after others that ask for the same"
-    needed = f"it needs {format_gpus(job.gpus)}, and " if count > 1 else ""
+    needed = f"it needs {format_gpus(job.gpus)}{' of one machine' if len(sizes) > 1 else ''}, and " if count > 1 else ""
     return f"{needed}{len(verdicts) - len(taken)} of {len(verdicts)} can be had now: {shown}" if needed else shown
 
 
-def list_verdicts(job: Job, board: Sequence[Slot], config: GpuConfig, now: float) -> list[tuple[int, str | None]]:
-    """(index, why a job cannot have its share of it) of each GPU that it may have; None: it could."""
-    slots = {slot.gpu.index: slot for slot in board}
+def list_verdicts(job: Job, board: Sequence[Slot], config: GpuConfig, now: float) -> list[tuple[str, int, str | None]]:
+    """(machine, index, why a job cannot have its share of it) of each GPU that it may have; None: it could."""
+    slots = {(slot.gpu.node, slot.gpu.index): slot for slot in board if may_run_on(job, slot.gpu.node)}
     share = max(list_shares(job), default=0)
-    return [(index, find_verdict(slots[index], share, job, config, now) if index in slots else "is not there")
-            for index in (slots if job.gpu_ids is None else job.gpu_ids)]
+    if job.gpu_ids is None:
+        places = list(slots)
+    else:
+        machines = dict.fromkeys(node for node, _ in slots) or {job.only_node or "": None}
+        places = [(node, index) for node in machines for index in job.gpu_ids if (node, index) in slots or len(machines) == 1]
+    return [(*place, find_verdict(slots[place], share, job, config, now) if place in slots else "is not there") for place in places]
 
 
 # What becomes of a job whose attempt has ended
@@ -2636,7 +2901,7 @@ def judge(job: Job, result: Result, evidence: Evidence, runtime_s: float, config
 
 
 NOT_STARTED: dict[str, Any] = {"gpu_indices": (), "gpu_uuids": (), "started_at": None, "pid": None, "pid_started": None,
-                               "session": None, "nonce": None, "boot_id": None}
+                               "session": None, "nonce": None, "boot_id": None, "node": ""}
 
 
 def find_backoff(failures: int, config: JobsConfig) -> float:
@@ -2736,8 +3001,8 @@ class Replay:
     {'aaa': 0.0, 'bbb': 60.0}
     """
 
-    def __init__(self, gpus: Sequence[Gpu], config: Config, now: float = 0.0) -> None:
-        self.gpus, self.config, self.now = gpus, config, now
+    def __init__(self, gpus: Sequence[Gpu], config: Config, now: float = 0.0, nodes: Sequence[NodeView] = ()) -> None:
+        self.gpus, self.config, self.now, self.nodes = gpus, config, now, nodes
         self.state = State()
         self.run_times: dict[str, float | None] = {}            # job id: seconds; None: nobody knows
         self.started_at: dict[str, float] = {}
@@ -2758,7 +3023,7 @@ class Replay:
             insert_sorted(self.ends, (max(self.now, (job.started_at or self.now) + run_time), job.id))
 
     def decide(self) -> Plan:
-        return plan(self.state, self.gpus, None, self.config, self.now)
+        return plan(self.state, self.gpus, None, self.config, self.now, NO_USAGE, self.nodes)
 
     def start_jobs(self) -> Plan:
         """Start what plan() says; return the plan."""
@@ -2767,7 +3032,7 @@ class Replay:
             apply(self.state, JobChanged(job_id, {"passed_over_at": self.now}))
         for start in made.starts:
             apply(self.state, JobChanged(start.job_id, {"status": RUNNING, "started_at": self.now, "gpu_indices": start.gpu_indices,
-                                                        "gpu_uuids": start.gpu_uuids}))
+                                                        "gpu_uuids": start.gpu_uuids, "node": start.node}))
             self.started_at[start.job_id] = self.now
             run_time = self.run_times[start.job_id]
             if run_time is not None:
@@ -2808,7 +3073,7 @@ OVERDUE = 0.25                  # of the run time that was known: a job that is 
 
 
 def estimate_starts(jobs: Iterable[Job], groups: Iterable[Group], run_times: Mapping[str, float | None], gpus: Sequence[Gpu],
-                    config: Config, now: float) -> dict[str, float]:
+                    config: Config, now: float, nodes: Sequence[NodeView] = ()) -> dict[str, float]:
     """{pending job: when it will start, UTC epoch seconds}, for those of which that can be told.
 
     `jobs` are the running and the first pending ones, in order; `run_times` what each takes in all, None where nobody
@@ -2816,11 +3081,11 @@ def estimate_starts(jobs: Iterable[Job], groups: Iterable[Group], run_times: Map
     """
     jobs, groups = list(jobs), list(groups)
     known = {job.id: find_rest(job, run_times.get(job.id), now) for job in jobs}
-    latest = replay_starts(jobs, groups, known, gpus, config, now)
+    latest = replay_starts(jobs, groups, known, gpus, config, now, nodes)
     if None not in known.values():
         return latest
     ending = {job_id: 0.0 if run_time is None else run_time for job_id, run_time in known.items()}
-    earliest = replay_starts(jobs, groups, ending, gpus, config, now)
+    earliest = replay_starts(jobs, groups, ending, gpus, config, now, nodes)
     middles = {job_id: (at + earliest[job_id]) / 2 for job_id, at in latest.items() if job_id in earliest}
     return {job_id: at for job_id, at in middles.items() if abs(latest[job_id] - earliest[job_id]) <= ESTIMATE_SPREAD * (at - now)}
 
@@ -2834,8 +3099,8 @@ def find_rest(job: Job, run_time: float | None, now: float) -> float | None:
 
 
 def replay_starts(jobs: Iterable[Job], groups: Iterable[Group], run_times: Mapping[str, float | None], gpus: Sequence[Gpu],
-                  config: Config, now: float) -> dict[str, float]:
-    replay = Replay(gpus, config, now)
+                  config: Config, now: float, nodes: Sequence[NodeView]) -> dict[str, float]:
+    replay = Replay(gpus, config, now, nodes)
     for group in groups:
         apply(replay.state, GroupChanged(group))
     for job in jobs:
@@ -2864,7 +3129,7 @@ def know_run_times(jobs: Iterable[Job], finished: Iterable[Job]) -> dict[str, fl
 
 # ==== 7. VIEWS ==== values to what people and programs read: JSON of the API, tables, the coloured snapshot
 
-def job_json(job: Job, now: float, node: str, position: int | None = None, waiting_for: str | None = None,
+def job_json(job: Job, now: float, node: str | None, position: int | None = None, waiting_for: str | None = None,
              estimated_start: float | None = None) -> dict[str, Any]:
     """A job as the API shows it.  Its environment is never in it."""
     runtime = job.runtime_seconds
@@ -2887,7 +3152,8 @@ def job_json(job: Job, now: float, node: str, position: int | None = None, waiti
         "pid": job.pid, "session": job.session, "log_dir": job.log_dir, "tty": job.tty,
         "peak_rss_mib": round_known(job.peak_rss_mib), "cpu_seconds": round_known(job.cpu_seconds),
         "peak_gpu_mem_mib": job.peak_gpu_mem_mib, "mean_gpu_util": round_known(job.mean_gpu_util),
-        "notes": job.notes, "status_history": [[status, format_time(at)] for status, at in job.status_history]}
+        "notes": job.notes, "status_history": [[status, format_time(at)] for status, at in job.status_history],
+        "remote_id": job.remote_id, "unknown_since": None}
 
 
 # What of a job others than its user may see: that it is there, and what it takes.
@@ -2919,16 +3185,18 @@ def round_known(number: float | None) -> float | None:
     return None if number is None else round(number, 1)
 
 
-def gpu_json(gpu: Gpu, state: State, config: GpuConfig, trouble: str | None) -> dict[str, Any]:
-    """A GPU as GET /status shows it."""
+def gpu_json(gpu: Gpu, state: State, config: GpuConfig, trouble: str | None, node: str = "") -> dict[str, Any]:
+    """A GPU as GET /status shows it.  `trouble`: why its machine's readings cannot be relied upon."""
     held = [(job, list_shares(job)[job.gpu_uuids.index(gpu.uuid)]) for job in state.running.values() if gpu.uuid in job.gpu_uuids]
     jobs = [job.id for job, _ in held]
     obstacle = find_obstacle(gpu, config, [job for job, _ in held])
+    if gpu.taken and not obstacle:
+        obstacle = f"runs {format_jobs_there(gpu.taken_by)} of its own queue"
     foreign = [process for process in gpu.processes if process.job_id is None]
     return {
-        "index": gpu.index, "name": gpu.name, "memory_total": format_gb(gpu.memory_total_mib),
+        "index": gpu.index, "node": node, "name": gpu.name, "memory_total": format_gb(gpu.memory_total_mib),
         "memory_used": format_gb(gpu.memory_used_mib), "job_id": jobs[0] if jobs else None, "job_ids": jobs,
-        "allocated": sum(share for _, share in held) / 100, "utilization_mean": round_known(gpu.utilization_mean),
+        "allocated": (gpu.taken + sum(share for _, share in held)) / 100, "utilization_mean": round_known(gpu.utilization_mean),
         "utilization_peak": round_known(gpu.utilization_peak),
         "uuid": gpu.uuid, "memory_total_mib": gpu.memory_total_mib, "memory_used_mib": gpu.memory_used_mib,
         "utilization": gpu.utilization, "temperature": gpu.temperature, "power_watts": gpu.power_watts,
@@ -2971,8 +3239,11 @@ def format_snapshot(status: Mapping[str, Any], paint: Paint, width: int = 0) -> 
     elif not status["gpu_status"]:
         lines.append("none")
     jobs = {job["id"]: job for job in status["running_jobs"]}
+    here = status["host"]["name"]
     for gpu in status["gpu_status"]:
-        lines += format_gpu(gpu, jobs, paint, width)
+        lines += format_gpu(gpu, jobs, paint, width, gpu["node"] if gpu["node"] != here and status["nodes"] else "")
+    lines += [paint("red", f"{node['name']}: unknown since {local_time(node['unknown_since'])}: {format_line(node['trouble'])}")
+              for node in status["nodes"] if node["unknown_since"]]
     shown = {job_id for gpu in status["gpu_status"] for job_id in gpu["job_ids"]}
     unseen = [job for job in jobs.values() if job["id"] not in shown]
     for heading, is_there in (("CPU:", True), ("On GPUs that cannot be seen now:", False)):
@@ -2985,9 +3256,10 @@ def format_snapshot(status: Mapping[str, Any], paint: Paint, width: int = 0) -> 
     return "\n".join(lines) + "\n"
 
 
-def format_gpu(gpu: Mapping[str, Any], jobs: Mapping[str, Mapping[str, Any]], paint: Paint, width: int = 0) -> list[str]:
+def format_gpu(gpu: Mapping[str, Any], jobs: Mapping[str, Mapping[str, Any]], paint: Paint, width: int = 0, node: str = "") -> list[str]:
+    """`node`: the name of its machine, when that is another."""
     what = ", ".join(part for part in (format_line(gpu["name"]), gpu["memory_total"]) if part)
-    header = paint("white", f"GPU {gpu['index']} ({what}):")
+    header = paint("white", f"GPU {node and node + ':'}{gpu['index']} ({what}):")
     running = [line for job_id in gpu["job_ids"] if job_id in jobs for line in format_running(jobs[job_id], paint, width)]
     if running:
         note = paint("red", gpu["fault"]) if gpu["fault"] else paint("yellow", "[PAUSED]") if gpu["is_paused"] else ""
@@ -3004,6 +3276,8 @@ def format_gpu(gpu: Mapping[str, Any], jobs: Mapping[str, Mapping[str, Any]], pa
 def format_running(job: Mapping[str, Any], paint: Paint, width: int) -> list[str]:
     runtime = format_duration(job["runtime_seconds"] or 0)
     stopping = f" (stopping: {job['stopping']})" if job["stopping"] else ""
+    if job["unknown_since"]:
+        stopping += paint("red", f" unknown since {local_time(job['unknown_since'])}")
     share = [f"  GPUs: {format_number(job['gpus'])}"] if job["gpus"] % 1 else []
     return [f"  Job ID: {paint('magenta', job['id'])}{stopping}", *share,
             f"  Command: {paint('bright', format_line(name_or_command(job), width and max(20, width - 11)))}",
@@ -3206,7 +3480,7 @@ TYPES: Mapping[str, Mapping[str, Any]] = {
 }
 
 JOB_SHAPE = {                               # what another user may not see of it is null
-    "id": "id", "name": "text?", "group": "text?", "user": "text", "node": "text", "command": "text", "cwd": "text", "status": "status",
+    "id": "id", "name": "text?", "group": "text?", "user": "text", "node": "text?", "command": "text", "cwd": "text", "status": "status",
     "position": "whole?", "waiting_for": "text?", "estimated_start": "time?", "priority": "whole", "gpus": "number", "gpu_ids": "whole[]?",
     "gpu_mem_mib": "whole?", "gpu_index": "whole?", "gpu_indices": "whole[]", "gpu_uuids": "text[]", "created_at": "time",
     "started_at": "time?", "finished_at": "time?", "runtime_seconds": "number?", "exit_code": "whole?", "signal": "whole?",
@@ -3214,10 +3488,10 @@ JOB_SHAPE = {                               # what another user may not see of i
     "retries": "whole", "retry_at": "time?", "timeout_seconds": "number?", "expected_time": "number?", "after": "id[]", "conda": "text?",
     "env_digest": "text?", "retried_as": "id?", "cuda_arg": "flag", "snapshot": "text?", "labels": "labels", "pid": "whole?",
     "session": "text?", "log_dir": "text?", "tty": "flag", "peak_rss_mib": "number?", "cpu_seconds": "number?",
-    "peak_gpu_mem_mib": "number?", "mean_gpu_util": "number?", "notes": "text[]", "status_history": "move[]", "rss_mib?": "number?",
-    "cpu_percent?": "number?"}
-RUNNING_JOB_KEYS = ("id", "name", "group", "user", "command", "status", "gpus", "gpu_indices", "started_at", "attempt", "runtime_seconds",
-                    "stopping")
+    "peak_gpu_mem_mib": "number?", "mean_gpu_util": "number?", "notes": "text[]", "status_history": "move[]", "remote_id": "id?",
+    "unknown_since": "time?", "rss_mib?": "number?", "cpu_percent?": "number?"}
+RUNNING_JOB_KEYS = ("id", "name", "group", "user", "node", "command", "status", "gpus", "gpu_indices", "started_at", "attempt",
+                    "runtime_seconds", "stopping", "unknown_since")
 
 SHAPES: dict[str, Mapping[str, str]] = {
     "Error": {"error": "text", "message": "text", "hint": "text"},
@@ -3226,10 +3500,15 @@ SHAPES: dict[str, Mapping[str, str]] = {
     "Status": {"gpu_status": "Gpu[]", "is_owner": "flag", "is_paused": "flag", "queued_jobs": "whole", "completed_jobs": "whole",
                "running_jobs": "RunningJob[]", "queued_by_priority": "Bands", "gpu_trouble": "text?", "hints": "text[]",
                "samples_hint": "text?", "version": "text", "hash": "text", "pid": "whole", "user": "text", "home": "text?",
-               "uptime_seconds": "number", "host": "Host"},
+               "uptime_seconds": "number", "host": "Host", "nodes": "NodeInfo[]"},
     "Bands": {"high": "whole", "normal": "whole", "low": "whole"},
     "Host": {"name": "text", "cpu_percent": "number?", "memory_used_gb": "number?", "memory_total_gb": "number?"},
-    "Gpu": {"index": "whole", "name": "text", "memory_total": "text?", "memory_used": "text?", "job_id": "id?", "job_ids": "id[]",
+    "NodeInfo": {"name": "text", "gpus": "whole", "gpu_names": "text[]", "running_jobs": "whole", "host": "text?", "user": "text?",
+                 "port": "whole?", "jump": "text?", "identity_file": "text?", "is_reachable": "flag", "is_leaving": "flag",
+                 "trouble": "text?", "hint": "text?",
+                 "unknown_since": "time?", "python": "text?", "path": "text?", "control": "text?"},
+    "Gpu": {"index": "whole", "node": "text", "name": "text", "memory_total": "text?", "memory_used": "text?", "job_id": "id?",
+            "job_ids": "id[]",
             "allocated": "number", "utilization_mean": "number?", "utilization_peak": "number?", "uuid": "text",
             "memory_total_mib": "number?", "memory_used_mib": "number?", "utilization": "number?", "temperature": "number?",
             "power_watts": "number?", "is_paused": "flag", "is_mig": "flag", "is_available": "flag", "fault": "text?",
@@ -3245,7 +3524,7 @@ SHAPES: dict[str, Mapping[str, str]] = {
     "Added": {"id?": "id", "ids?": "id[]", "known?": "id[]", "warning?": "text", "dry_run?": "flag", "jobs?": "any[]"},
     "Retried": {"id": "id", "dependents?": "id[]"},
     "Why": {"id": "id", "status": "status", "why": "text", "facts": "text[]", "gpus": "Verdict[]"},
-    "Verdict": {"index": "whole", "verdict": "text?"},
+    "Verdict": {"node": "text", "index": "whole", "verdict": "text?"},
     "FormAdded": {"job_id": "id", "node_id": "whole", "status": "status", "queue_position": "whole"},
     "Submitted": {"job_id": "id", "status": "status", "node_id": "whole", "queue_position": "whole?", "created_at": "time",
                   "started_at": "time?", "finished_at": "time?", "exit_code": "whole?", "cause": "text?", "waiting_for": "text?",
@@ -3255,6 +3534,8 @@ SHAPES: dict[str, Mapping[str, str]] = {
     "Cancelled": {"job_id": "id", "status": "status"},
     "Node": {"node_id": "whole", "name": "text", "gpus": "whole", "free_gpus": "whole", "running_jobs": "whole", "pending_jobs": "whole",
              "queue_seconds": "number?", "is_healthy": "flag"},
+    "SyncAsked": {"head": "text", "since": "whole?", "logs": "any", "wait_seconds": "number"},
+    "Orders": {"head": "text", "submit": "any[]", "stop": "any[]", "withdraw": "any[]", "collected": "any[]"},
     "Health": {"is_healthy": "flag", "checks": "Check[]"},
     "Check": {"name": "text", "is_ok": "flag", "reading": "text"},
 }
@@ -3277,6 +3558,7 @@ SUBMISSION_SCHEMAS: Mapping[str, tuple[Mapping[str, Any], str]] = {
     "gpu_ids": ({"anyOf": [{"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 9999}, "minItems": 1}, {
         "type": "string", "pattern": r"^[\d\s,-]+$"}]}, "the only GPUs it may have, by index: [0, 1] or \"0-1\""),
     "gpu_mem_mib": ({"type": "integer", "minimum": 1, "maximum": 100000000}, "the memory it needs on each of its GPUs"),
+    "node": ({"type": "string", "pattern": r"^\w[\w.-]{0,62}$"}, "the only machine it may run on, by name"),
     "priority": (PRIORITY, "high, normal, low or a number: lower runs first"),
     "group": (LINE, "jobs that are paused, listed, killed together"),
     "max_concurrent": ({"type": "integer", "minimum": 1, "maximum": 100000}, "how many of its group run at once"),
@@ -3301,7 +3583,8 @@ FLAG = {"type": "string", "pattern": "^([Tt][Rr][Uu][Ee]|[Ff][Aa][Ll][Ss][Ee]|[Y
 # Those of paths, queries and headers
 PARAMETERS: Mapping[str, tuple[Mapping[str, Any], str]] = {
     "id": ({**TYPES["id"], "examples": ["abc"]}, "the job's id"),
-    "index": ({"type": "string", "pattern": "^[0-9]{1,4}$", "examples": ["0"]}, "the GPU's index"),
+    "index": ({"type": "string", "pattern": r"^(\w[\w.-]{0,62}:)?[0-9]{1,4}$", "examples": ["0"]}, "the GPU's index; elsewhere n1:0"),
+    "name": ({"type": "string", "examples": ["n1"]}, "the node's name"), "force": (FLAG, "at once: its jobs are given up"),
     "status": (TYPES["status"], "jobs of this status alone"), "user": (TYPES["text"], "jobs of this user alone"),
     "user_id": (TYPES["text"], "jobs of this user alone"),
     "group": (TYPES["text"], "of this group alone"), "limit": (COUNT, "so many at most"),
@@ -3362,6 +3645,9 @@ def make_submission_schemas() -> dict[str, Any]:
             "examples": [example]},
         "Move": {"type": "object", "minProperties": 1, "additionalProperties": False, "examples": [{"position": 0}], "properties": {
             "priority": PRIORITY, "position": {"type": "integer", "minimum": 0, "maximum": 2**53, "description": "0 is the first"}}},
+        "NodeAdded": {**job, "required": ["host"], "examples": [{"host": "10.0.0.5"}], "properties": {
+            **{key: {"type": "string", "pattern": rf"^(?:{pattern})$"} for key, pattern in NODE_PATTERNS.items()},
+            "port": {"type": "integer", "minimum": 0, "maximum": 65535}}},
         "Form": {"type": "object", "required": list(FORM_FIELDS), "additionalProperties": False, "properties": {
             "code": {"type": "string", "contentMediaType": "application/octet-stream", "minLength": 1, "description": "the script"},
             "config_file": {"type": "string", "contentMediaType": "application/yaml", "minLength": 1, "examples": ["expected_time: 10\n"],
@@ -3526,9 +3812,9 @@ class Clock:
     def new_token(self) -> str:
         return os.urandom(24).hex()
 
-    def new_job_id(self, taken: Mapping[str, Any]) -> str:
-        """An id that no kept job has: three letters while they are plenty, then four."""
-        length = 3 if len(taken) < 20000 else 4
+    def new_job_id(self, taken: Mapping[str, Any], length: int = 0) -> str:
+        """An id that no kept job has: three letters while they are plenty, then four; or as many as are asked for."""
+        length = length or (3 if len(taken) < 20000 else 4)
         while True:
             number = int.from_bytes(os.urandom(8), "big")
             letters = []
@@ -3590,6 +3876,12 @@ class Layout:
     @property
     def screen_rc(self) -> str:
         return os.path.join(self.home, "screenrc")
+
+    @property
+    def ssh_folder(self) -> str:
+        """For the sockets of connections to nodes; a path of one may have 108 bytes, and ssh adds to it."""
+        folder = os.path.join(self.home, "ssh")
+        return folder if len(os.fsencode(folder)) <= 60 else f"/tmp/nexus-ssh-{os.geteuid()}-{hash_text(self.home)[:12]}"
 
     @property
     def previous_state_file(self) -> str:
@@ -3866,11 +4158,65 @@ def write_code(path: str, code: bytes) -> None:
         raise describe_disk_error(error, "write", path) from None
 
 
+def read_code(path: str) -> bytes:
+    """Raises: unavailable."""
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError as error:
+        raise describe_disk_error(error, "read", path) from None
+
+
 def copy_code(path: str, folder: str) -> None:
     """Put a script as main.py where a job runs; one that an earlier attempt has changed is replaced.  Raises: OSError."""
     os.makedirs(folder, mode=0o700, exist_ok=True)
     with open(path, encoding="utf-8", errors="surrogateescape", newline="") as file:
         write_atomic(os.path.join(folder, "main.py"), file, is_synced=False)
+
+
+def measure_logs(folder: str | None) -> tuple[int, int]:
+    """Bytes of a job's stdout.log and stderr.log; 0 of one that is not there."""
+    def measure(name: str) -> int:
+        try:
+            return os.stat(os.path.join(folder or "", name)).st_size
+        except OSError:
+            return 0
+    return measure("stdout.log"), measure("stderr.log")
+
+
+def append_log(folder: str, name: str, piece: bytes) -> None:
+    """Append to a job's log; all of it or nothing.  Raises: OSError."""
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    handle = os.open(os.path.join(folder, f"{name}.log"), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        end = os.lseek(handle, 0, os.SEEK_END)
+        try:
+            written = 0
+            while written < len(piece):
+                written += os.pwrite(handle, piece[written:], end + written)
+        except OSError:
+            os.ftruncate(handle, end)
+            raise
+    finally:
+        os.close(handle)
+
+
+def read_piece(folder: str | None, name: str, start: int, most: int) -> bytes:
+    """At most so many bytes of a job's log, from byte `start` on."""
+    try:
+        with open(os.path.join(folder or "", f"{name}.log"), "rb") as file:
+            file.seek(start)
+            return file.read(most)
+    except OSError:
+        return b""
+
+
+def remove_folder(path: str) -> None:
+    """An empty one; any other stays."""
+    try:
+        os.rmdir(path)
+    except OSError:
+        pass
 
 
 def remove_file(path: str) -> None:
@@ -4867,6 +5213,272 @@ def release_snapshot(repository: str, commit: str, environ: Mapping[str, str]) -
         Git(repository, environ).call("update-ref", "-d", f"refs/nexus/{commit}")
 
 
+# Another machine, by OpenSSH, which knows keys, agents, jump hosts and host keys.  One connection for each: what is run
+# there and what is forwarded goes through it.  It ends with this process, since its remote end reads from us until then.
+
+SSH_PATIENCE_S = 40.0           # for a connection to be made, also through a jump host
+SSH_CALL_TIMEOUT_S = 120.0      # for what is run there
+SSH_OPTIONS = ("BatchMode=yes", "ConnectTimeout=15", "ServerAliveInterval=5", "ServerAliveCountMax=3", "ForwardAgent=no", "ForwardX11=no",
+               "PermitLocalCommand=no", "ControlPersist=no", "StreamLocalBindUnlink=yes")
+SSH_HINTS = (                   # words of ssh, and what to do
+    ("IDENTIFICATION HAS CHANGED", "its host key is another than before: find out why; then ssh-keygen -R {host} forgets the old one"),
+    ("Host key verification failed", "accept its host key once, after you have checked it: {ssh} true"),
+    ("Permission denied", "log in by key, without a password: {copy}"),
+    ("Too many authentication failures", "name the key that is right: --identity FILE"),
+    ("administratively prohibited", "its sshd must allow it: AllowTcpForwarding yes in sshd_config"))
+
+
+class Ssh:
+    """The OpenSSH connection to a node."""
+
+    def __init__(self, node: NodeConfig, folder: str, environ: Mapping[str, str]) -> None:
+        self.node = node
+        stem = os.path.join(folder, hash_text(node.name)[:12])
+        self.control, self.socket = f"{stem}.control", f"{stem}.{os.getpid()}.api"
+        self.environ = {**environ, "SSH_ASKPASS_REQUIRE": "never", "LC_ALL": "C"}
+        self.process: subprocess.Popen[bytes] | None = None
+        self.forwarded = ""                             # what the API's socket leads to
+
+    def list_options(self) -> list[str]:
+        node, options = self.node, [word for option in SSH_OPTIONS for word in ("-o", option)]
+        identity = ["-i", os.path.expanduser(node.identity_file)] if node.identity_file else []
+        if node.jump:                                   # -J would ask questions, and knows no -i
+            user, _, place = node.jump.rpartition("@")
+            host, _, port = place.partition(":")
+            jump = ["ssh", *options, *identity, *(["-p", port] if port else []), *(["-l", user] if user else []), "-W", "[%h]:%p", host]
+            options += ["-o", "ProxyCommand=" + " ".join(word if word == "[%h]:%p" else quote(word) for word in jump)]
+        return [*options, *identity, *(["-p", str(node.port)] if node.port else [])]
+
+    @property
+    def by_hand(self) -> str:
+        """How a person reaches the node."""
+        node = self.node
+        words = ["ssh", *(["-J", node.jump] if node.jump else []), *(["-p", str(node.port)] if node.port else []),
+                 *(["-i", node.identity_file] if node.identity_file else []), node.destination]
+        return " ".join(words)
+
+    def fault(self, what: str, said: str) -> NexusError:
+        """With ssh's own words."""
+        lines = [line.strip() for line in said.splitlines() if line.strip() and not line.startswith(("@", "Warning: Permanently added"))]
+        hint = next((hint for words, hint in SSH_HINTS if words in said), "try it by hand: {ssh}").format(
+            host=self.node.host, ssh=self.by_hand, copy=self.by_hand.replace("ssh ", "ssh-copy-id ", 1).replace(" -J ", " -o ProxyJump="))
+        return NexusError("unavailable", f"{what} {self.node.name}: {format_line('; '.join(lines[-3:]), 300) or 'ssh said nothing'}", hint)
+
+    @property
+    def is_open(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    def open(self) -> None:
+        """Raises: unavailable, with ssh's words."""
+        import subprocess
+        import tempfile
+        self.close()
+        make_folder(os.path.dirname(self.control))
+        remove_file(self.control)
+        with tempfile.TemporaryFile() as said:
+            try:
+                self.process = subprocess.Popen(
+                    ["ssh", *self.list_options(), "-o", "ClearAllForwardings=yes", "-M", "-S", self.control, "-T", self.node.destination,
+                     "exec cat >/dev/null"],
+                    stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=said, env=self.environ, start_new_session=True)
+            except OSError as error:
+                raise NexusError("unavailable", f"ssh cannot be run: {error.strerror}", hint="install OpenSSH's client: "
+                                 "apt install openssh-client") from None
+            give_up_at = time.monotonic() + SSH_PATIENCE_S
+            while not os.path.exists(self.control):
+                if self.process.poll() is not None or time.monotonic() > give_up_at:
+                    is_late = self.process.poll() is None
+                    self.close()
+                    said.seek(0)
+                    words = said.read().decode("utf-8", "replace")
+                    raise self.fault("cannot reach", words or (f"no answer within {SSH_PATIENCE_S:g} s" if is_late else ""))
+                time.sleep(0.01)
+
+    def call(self, command: str, given: bytes = b"", timeout_s: float = SSH_CALL_TIMEOUT_S) -> tuple[int, str, str]:
+        """Run a command there: (exit code, stdout, stderr).  Raises: unavailable."""
+        import subprocess
+        try:
+            done = subprocess.run([*self.through(), self.node.destination, command], input=given, capture_output=True, timeout=timeout_s,
+                                  env=self.environ, start_new_session=True, check=False)
+        except subprocess.TimeoutExpired:
+            raise NexusError("unavailable", f"{self.node.name} was not done with {format_line(command, 60)} within {timeout_s:g} s",
+                             hint=f"try it by hand: {self.by_hand}") from None
+        output, said = (text.decode("utf-8", "replace") for text in (done.stdout, done.stderr))
+        if done.returncode == 255:
+            raise self.fault("lost the connection to", said)
+        return done.returncode, output, said
+
+    def through(self) -> list[str]:
+        """ssh by way of the open connection, and no other."""
+        return ["ssh", "-S", self.control, "-o", "ControlMaster=no", "-o", "BatchMode=yes", "-o", "ProxyCommand=false"]
+
+    def forward(self, host: str, port: int) -> None:
+        """Let self.socket lead to an address there.  Raises: unavailable."""
+        import subprocess
+        place = f"{self.socket}:{f'[{host}]' if ':' in host else host}:{port}"
+        if place == self.forwarded and os.path.exists(self.socket):
+            return
+        asked = [("cancel", self.forwarded)] if self.forwarded else []
+        for act, where in [*asked, ("forward", place)]:
+            remove_file(self.socket)
+            done = subprocess.run([*self.through(), "-O", act, "-o", "StreamLocalBindUnlink=yes", "-L", where, self.node.destination],
+                                  stdin=subprocess.DEVNULL, capture_output=True, timeout=SSH_CALL_TIMEOUT_S, env=self.environ, check=False)
+        if done.returncode:
+            raise self.fault("cannot forward to", done.stderr.decode("utf-8", "replace"))
+        self.forwarded = place
+
+    def close(self) -> None:
+        process, self.process, self.forwarded = self.process, None, ""
+        if process:
+            import subprocess
+            assert process.stdin
+            process.kill()
+            process.wait()
+            try:
+                process.stdin.close()
+            except (OSError, subprocess.SubprocessError):
+                pass
+        for path in (self.control, self.socket):
+            remove_file(path)
+
+
+# What is run on a node: find a Python, tell which nexus is there, and start its service if that is the one wanted.
+PROBE_SCRIPT = r'''
+home=${NEXUS_HOME:-$HOME/.nexus} found='' seen=''
+for name in python3 python3.14 python3.13 python3.12 python3.11 python3.10 python3.9 /opt/conda/bin/python3 ~/miniconda3/bin/python3; do
+  path=$(command -v "$name") || continue
+  version=$("$path" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null) || continue
+  seen="$seen $version"
+  case $version in 3.9|3.1[0-9]|3.[2-9][0-9]) found=$path; break;; esac
+done
+[ "$found" ] || { printf 'nexus-probe {"seen": "%s"}\n' "$seen"; exit; }
+exec "$found" - "$home" @wanted@ <<'END'
+import hashlib, json, os, subprocess, sys
+home, wanted = sys.argv[1:]
+path = os.path.join(home, "nexus.py")
+told = {"python": sys.executable, "path": path, "hash": None, "version": "%d.%d.%d" % sys.version_info[:3]}
+def read(name):
+    try:
+        with open(os.path.join(home, name), "rb") as file:
+            return file.read()
+    except OSError:
+        return b""
+def call(verb):
+    done = subprocess.run([sys.executable, path, verb], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    told["fault"] = done.stderr.decode("utf-8", "replace") if done.returncode else ""
+    return json.loads(read("service.json") or b"{}")
+told["hash"] = hashlib.sha256(read("nexus.py")).hexdigest()[:8] if read("nexus.py") else None
+if told["hash"] == wanted:
+    service = call("start")
+    if not told["fault"] and service.get("hash") != wanted:
+        service = call("restart")
+    told["service"], told["token"] = service, read("token").decode("utf-8", "replace").strip()
+print("nexus-probe " + json.dumps(told))
+END
+'''
+
+
+def probe_node(ssh: Ssh, wanted: str) -> dict[str, Any]:
+    """{python, path, hash} of the nexus on a node; and if its hash is the one wanted its {service, token}, running.
+
+    Raises: unavailable.
+    """
+    code, output, said = ssh.call("sh -s", PROBE_SCRIPT.replace("@wanted@", quote(wanted)).encode())
+    line = next((line for line in output.splitlines() if line.startswith("nexus-probe {")), "")
+    try:
+        told: dict[str, Any] = json.loads(line.partition(" ")[2])
+    except ValueError:
+        raise ssh.fault("cannot look at", said or output or f"exit code {code}") from None
+    if "python" not in told:
+        seen = told.get("seen", "").strip()
+        raise NexusError("unavailable", f"{ssh.node.name} has {f'Python {seen}' if seen else 'no python3'}; nexus needs 3.9 or newer there",
+                         hint=f"install one and put it on PATH as python3.9, python3.10 ...: {ssh.by_hand}")
+    if told.get("fault"):
+        lines = told["fault"].strip().splitlines() or [""]
+        raise NexusError("unavailable", f"the service on {ssh.node.name} cannot be started: {format_line(lines[0], 300)}",
+                         hint=f"try it there: {ssh.by_hand} {told['python']} {told['path']} start")
+    return told
+
+
+def install_on_node(ssh: Ssh, content: bytes) -> None:
+    """Put a nexus.py there.  Raises: unavailable."""
+    script = ('umask 077; home=${NEXUS_HOME:-$HOME/.nexus}; mkdir -p "$home" && cat > "$home/nexus.py.new" && '
+              'mv "$home/nexus.py.new" "$home/nexus.py"')
+    code, output, said = ssh.call(f"sh -c {quote(script)}", content)
+    if code:
+        raise ssh.fault("cannot write nexus.py on", said or output)
+
+
+class NodeApi:
+    """A node's API, by the forwarded socket; one connection, kept."""
+
+    def __init__(self, path: str, token: str, is_tls: bool) -> None:
+        self.path, self.token, self.is_tls = path, token, is_tls
+        self.line: http.client.HTTPConnection | None = None
+
+    def ask(self, method: str, path: str, body: object, timeout_s: float) -> Any:
+        """The answer's JSON.  Raises: OSError, when the line is cut; what the node answers."""
+        import http.client
+        try:
+            if self.line is None:
+                self.line = self.connect(timeout_s)
+            if self.line.sock:
+                self.line.sock.settimeout(timeout_s)
+            self.line.request(method, path, encode_json(body).encode("ascii"), {
+                "Content-Type": "application/json", "Authorization": f"Bearer {self.token}"})
+            answer = self.line.getresponse()
+            data = json.loads(answer.read() or b"null")
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            self.close()
+            raise ConnectionError(str(error) or "the line was cut") from None
+        if answer.status >= 400:
+            told = data if isinstance(data, dict) else {}
+            kind = told["error"] if told.get("error") in KINDS else "internal"
+            raise NexusError(kind, str(told.get("message")), str(told.get("hint", "")))
+        return data
+
+    def connect(self, timeout_s: float) -> http.client.HTTPConnection:
+        """Raises: OSError."""
+        import http.client
+        import ssl
+        made = socket.socket(socket.AF_UNIX)
+        try:
+            made.settimeout(timeout_s)
+            made.connect(self.path)
+            if self.is_tls:                             # whose it is ssh has seen to
+                context = ssl.create_default_context()
+                context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+                made = context.wrap_socket(made)
+        except BaseException:
+            made.close()
+            raise
+        line = http.client.HTTPConnection("localhost")
+        line.sock, line.auto_open = made, 0
+        return line
+
+    def close(self) -> None:
+        line, self.line = self.line, None
+        if line:
+            line.close()
+
+
+def push_snapshot(ssh: Ssh, repository: str, commit: str, name: str, environ: Mapping[str, str]) -> str:
+    """Bring a snapshot to a node, into a repository of its own called `name`; its path there.  Raises: unavailable."""
+    script = (f'd=${{NEXUS_HOME:-$HOME/.nexus}}/snapshots/{name}.git; umask 077; mkdir -p "$d" && cd "$d" && '
+              "{ [ -e HEAD ] || git init -q --bare .; } && pwd -P")
+    code, output, said = ssh.call(f"sh -c {quote(script)}")
+    path = output.strip().rpartition("\n")[2]
+    if code or not path.startswith("/"):
+        raise ssh.fault("cannot keep the snapshot on", said or output)
+    code, _, said = Git(repository, environ).call(
+        "push", "-q", f"ssh://{ssh.node.destination}{path}", f"{commit}:refs/nexus/{commit}",
+        GIT_SSH_COMMAND=" ".join(map(quote, ssh.through())), GIT_SSH_VARIANT="ssh")
+    if code:
+        raise NexusError("unavailable", f"the snapshot of {repository} cannot be brought to {ssh.node.name}: {format_git_words(said)}",
+                         hint=f"is git there?  {ssh.by_hand} git --version")
+    return path
+
+
 # ==== 11. RUNNER ==== job.sh: what runs around each job; and what keeps the service running
 # job.sh is sh and a few coreutils: it costs little for as long as the job lives, can be read, and can be run by hand.
 # It claims its attempt, takes the GPU lease, says `start`, runs the command with its output straight into the log
@@ -5069,11 +5681,6 @@ trap - EXIT
 [ -d "$CONDA_PREFIX" ] || nexus_explain   # old micromambas activate whatever they are told
 exec "${@:2}"
 '''
-
-
-def quote(text: str) -> str:
-    import shlex
-    return shlex.quote(text)
 
 
 def build_script(job: Job, environment: Mapping[str, str], layout: Layout, lease: str | None, limits: Sequence[str]) -> str:
@@ -5785,7 +6392,8 @@ class Prober:
         try:
             gpus = tuple(self.service.machine.gpus.query_gpus(known))
         except NexusError as error:
-            trouble, hint = error.message, error.hint
+            if not self.service.nodes or find_program("nvidia-smi"):        # a head need not have a GPU
+                trouble, hint = error.message, error.hint
         except Exception as error:                  # one failure stays one failure
             self.service.fail("asking for the GPUs", error)
             trouble = f"asking for the GPUs failed: {error!r}"
@@ -6102,6 +6710,337 @@ class Hooks:
             self.service.log.warning("%s: %s", name, why)
 
 
+RECONNECT_S = (1.0, 30.0)       # between two attempts to reach a node: at first, at most
+SYNC_WAIT_S = 10.0              # a node answers when there is news, and after so long in any case
+SYNC_PATIENCE_S = 15.0          # beyond that, the line is taken to be cut
+SYNC_LOOK_S = (0.05, 0.5)       # how often logs are looked at there: soon after a line, rarely when silent
+LOG_PIECE_BYTES = 2**20         # of one log, in one answer
+WITHDRAW_PATIENCE_S = 3.0       # a node that has not begun a job within this gives it back
+REFUSAL_REST_S = 5.0            # and gets no other one for a while
+SENT_AS_ASKED = ("command", "name", "group", "gpu_mem_mib", "conda", "cuda_arg", "expected_time", "tty", "umask")
+# What a job on another machine has from there, and not from its submitter's
+OWN_VARIABLES = re.compile(r"HOME|USER|LOGNAME|SHELL|PWD|OLDPWD|SHLVL|_|TMPDIR|TMP|TEMP|MAIL|HOSTNAME|DISPLAY|XAUTHORITY|WAYLAND_DISPLAY|"
+                           r"PATH|(XDG|SSH|DBUS|SYSTEMD|NEXUS|SLURM|TMUX|SCREEN)_?\w*|INVOCATION_ID|JOURNAL_STREAM|CUDA_VISIBLE_DEVICES")
+
+
+@value
+class Remote:
+    """A job that another nexus has sent here, as that hears of it."""
+    id: str                             # here
+    attempt: int                        # there
+    status: str
+    pid: int | None
+    session: str | None
+    log_dir: str | None
+    started_at: float | None            # by the clock here
+    finished_at: float | None
+    runtime_seconds: float | None
+    exit_code: int | None
+    cause: str | None
+    cause_line: str | None
+    waiting_for: str | None
+    notes: tuple[str, ...]
+    gpu_indices: tuple[int, ...]
+    log_sizes: tuple[int, int]
+    samples: Mapping[str, Any]
+
+
+class Node:
+    """Another machine's nexus, to which this one's service gives jobs.
+
+    One thread follows what happens there and writes the jobs' output into their log files here; another tells it what to
+    do.  Both only note what they hear: the service's loop decides.  An order may be given twice: the node does it once.
+    """
+
+    def __init__(self, service: Service, config: NodeConfig, is_leaving: bool) -> None:
+        import collections
+        import threading
+        self.service, self.config, self.name, self.is_leaving = service, config, config.name, is_leaving
+        self.ssh = Ssh(config, service.layout.ssh_folder, service.environ)
+        self.told: Mapping[str, Any] = {}                   # what the probe found
+        self.api: NodeApi | None = None                     # to follow
+        self.orders_api: NodeApi | None = None
+        self.trouble: NexusError | None = NexusError("unavailable", f"{self.name} has not been reached yet")
+        self.silent_since = service.clock.now()             # when it was heard last
+        self.silent_at = service.clock.monotonic()          # the same, monotonic
+        self.clock_offset_s = 0.0                           # its clock less ours
+        self.number: int | None = None                      # of the next event there; None: all is to be told anew
+        self.gpus: tuple[Gpu, ...] = ()
+        self.cpu_slots, self.hold = 0, ""
+        self.has_news = False
+        self.news: collections.deque[Remote | Refusal] = collections.deque()    # for the loop
+        self.jobs: dict[tuple[str, int], Remote] = {}       # what was heard last of those that run there
+        self.is_listed = False                              # all that it has is in `jobs`
+        self.offsets: dict[tuple[str, int], list[int]] = {}     # (id here, attempt): bytes of its logs that have come
+        self.ended: dict[tuple[str, int], Remote] = {}      # whose logs have not come whole
+        self.known: set[tuple[str, int]] = set()            # (id there, attempt) that it has
+        self.stopped: set[tuple[str, int]] = set()          # that it was told to end
+        self.withdrawn: set[tuple[str, int]] = set()
+        self.strays: set[tuple[str, int]] = set()           # that run there, and are not wanted any more
+        self.collected: set[tuple[str, int]] = set()        # that are over and recorded here, and it does not know so
+        self.pending_at: dict[tuple[str, int], float] = {}  # monotonic: since when they wait there
+        self.trees: dict[str, str] = {}                     # commit: where on the node it is; "" = on its way
+        self.refused_at, self.refusal = float("-inf"), ""
+        self.is_ended = False
+        self.wanted, self.retry = threading.Event(), threading.Event()
+        for target in (self.follow, self.command):
+            threading.Thread(target=target, name=f"node {self.name}", daemon=True).start()
+
+    # Following
+
+    def follow(self) -> None:
+        pause_s = RECONNECT_S[0]
+        while not self.is_ended:
+            try:
+                self.connect()
+                while not self.is_ended:
+                    self.sync()
+                    pause_s = RECONNECT_S[0]
+            except (NexusError, OSError) as error:
+                self.lose(error)
+            except Exception as error:
+                self.service.fail(f"following node {self.name}", error)
+                self.lose(ConnectionError(repr(error)))
+            if not self.is_ended:
+                self.retry.wait(pause_s)
+                self.retry.clear()
+                pause_s = min(2 * pause_s, RECONNECT_S[1])
+        self.ssh.close()
+
+    def connect(self) -> None:
+        """Raises: unavailable; conflict, when another nexus is there."""
+        if not self.ssh.is_open:
+            self.ssh.open()
+        told = probe_node(self.ssh, self.service.hash)
+        if told["hash"] is None:
+            raise NexusError("conflict", f"there is no nexus on {self.name}", hint=f"nexus node add {self.name} puts it there")
+        if told["hash"] != self.service.hash:
+            raise NexusError("conflict", f"{self.name} has another nexus ({told['hash']}; this one is {self.service.hash})",
+                             hint=f"nexus node add {self.name} brings it up to date; if this one is older: nexus restart")
+        there = told["service"]
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(there["host"], there["host"])
+        self.ssh.forward(host, there["port"])
+        self.told, self.number = told, None
+        self.api, self.orders_api = (NodeApi(self.ssh.socket, told["token"], bool(there.get("tls_cert"))) for _ in range(2))
+
+    def lose(self, error: NexusError | OSError) -> None:
+        """It cannot be reached, or not be used."""
+        if isinstance(error, TimeoutError):
+            self.ssh.close()                                # the line is silent: a new one may not be
+        fault = error if isinstance(error, NexusError) else NexusError(
+            "unavailable", f"the connection to {self.name} was lost ({error})", hint=f"try it by hand: {self.ssh.by_hand}")
+        if self.trouble is None or self.trouble.message != fault.message:
+            self.service.log.warning("Node %s: %s", self.name, fault.message)
+        if self.trouble is None:
+            self.service.wake()
+        self.trouble, self.is_listed = fault, False
+
+    def sync(self) -> None:
+        """Hear what is new there, or that nothing is.  Raises: OSError, when the line is cut; what the node answers."""
+        assert self.api
+        clock, is_full = self.service.clock, self.number is None
+        began = clock.now()
+        told = self.api.ask("POST", "/node/sync", {
+            "head": self.service.store.service_id, "since": self.number, "logs": self.list_offsets(),
+            "wait_seconds": 0 if is_full else SYNC_WAIT_S}, SYNC_WAIT_S + SYNC_PATIENCE_S)
+        if is_full:
+            self.clock_offset_s = told["now"] - (began + clock.now()) / 2
+            self.stopped.clear()
+        self.number = told["number"]
+        self.take_logs(told["logs"])
+        if "gpus" in told:
+            ours = {job.remote_id: job.id for job in self.list_jobs()}
+            self.gpus = tuple(self.adopt_gpu(decode_gpu(fields), ours) for fields in told["gpus"])
+            self.cpu_slots, self.hold = told["cpu_slots"], told["hold"]
+            self.has_news = True
+        self.take_jobs([Remote(**{name: freeze(fact) for name, fact in fields.items()}) for fields in told["jobs"]], is_full)
+        self.silent_since, self.silent_at = clock.now(), clock.monotonic()
+        if self.trouble is not None:
+            self.trouble, self.has_news = None, True
+            self.service.log.info("Node %s: connected, %s", self.name, format_count(len(self.gpus), "GPU"))
+        if self.has_news or self.news:
+            self.service.wake()
+        if is_full:
+            self.wanted.set()
+
+    def adopt_gpu(self, gpu: Gpu, ours: Mapping[str | None, str]) -> Gpu:
+        """A GPU there as it is seen here: under a name that no other machine's has, with the jobs' ids here."""
+        processes = tuple(replace(process, job_id=ours.get(process.job_id, process.job_id)) for process in gpu.processes)
+        return replace(gpu, node=self.name, uuid=f"{self.name}/{gpu.uuid}", processes=processes,
+                       settled=tuple(ours.get(job_id, job_id) for job_id in gpu.settled))
+
+    def list_jobs(self) -> list[Job]:
+        """Those that run there, as recorded here."""
+        return [job for job in self.service.running_jobs() if job.node == self.name]
+
+    def list_offsets(self) -> dict[str, list[int]]:
+        """{id there: attempt, bytes of stdout.log and stderr.log that have come}."""
+        wanted = {(job.id, job.attempt): job for job in self.list_jobs()}
+        for key, job in wanted.items():
+            if key not in self.offsets:
+                sizes = measure_logs(job.log_dir)
+                self.offsets[key] = [max(0, size - base) for size, base in zip(sizes, job.log_base)]
+        self.offsets = {key: offsets for key, offsets in self.offsets.items() if key in wanted}
+        return {str(job.remote_id): [job.attempt, *self.offsets[key]] for key, job in wanted.items()}
+
+    def take_logs(self, logs: Mapping[str, Mapping[str, str]]) -> None:
+        """Append what has come of jobs' output to their log files here."""
+        import base64
+        if not logs:
+            return
+        jobs = {job.remote_id: job for job in self.list_jobs()}
+        for remote_id, pieces in logs.items():
+            job = jobs.get(remote_id)
+            offsets = self.offsets.get((job.id, job.attempt)) if job else None
+            for number, name in enumerate(("stdout", "stderr")):
+                piece = base64.b64decode(pieces.get(name, ""))
+                if job and job.log_dir and offsets and piece:
+                    try:
+                        append_log(job.log_dir, name, piece)
+                        offsets[number] += len(piece)
+                    except OSError as error:
+                        self.service.log.warning("Job %s: its output cannot be kept (%s); it is tried again", job.id, error)
+                        self.service.clock.sleep(1.0)
+
+    def take_jobs(self, jobs: Sequence[Remote], is_full: bool) -> None:
+        """Hand on what has become of jobs there; of one that is over once its whole output is here."""
+        for remote in jobs:
+            if remote.status in FINAL:
+                self.ended[remote.id, remote.attempt] = remote
+            else:
+                self.jobs[remote.id, remote.attempt] = remote
+                self.news.append(remote)
+            self.known.add((remote.id, remote.attempt))
+        if is_full:
+            there = {(remote.id, remote.attempt) for remote in jobs}
+            for key in set(self.known) - there:
+                self.known.discard(key)
+                self.jobs.pop(key, None)
+            self.is_listed = True
+        offsets = {(job.remote_id, job.attempt): self.offsets.get((job.id, job.attempt)) for job in self.list_jobs()}
+        for key, remote in list(self.ended.items()):
+            came = offsets.get(key)
+            if came is None or all(have >= size for have, size in zip(came, remote.log_sizes)):
+                del self.ended[key]
+                self.jobs.pop(key, None)
+                self.news.append(remote)
+
+    # Telling it what to do
+
+    def command(self) -> None:
+        while not self.is_ended:
+            self.wanted.wait(WATCH_INTERVAL_S)
+            self.wanted.clear()
+            if self.trouble is not None or self.orders_api is None or self.is_ended:
+                continue
+            try:
+                self.send_orders(self.orders_api)
+            except (OSError, NexusError) as error:          # the other thread finds out what is wrong, and all is sent again
+                self.service.log.warning("Node %s: orders: %s", self.name, error)
+                self.service.clock.sleep(WATCH_INTERVAL_S)
+            except Exception as error:
+                self.service.fail(f"giving orders to node {self.name}", error)
+                self.service.clock.sleep(WATCH_INTERVAL_S)
+
+    def send_orders(self, api: NodeApi) -> None:
+        """Raises: OSError, when the line is cut; what the node answers."""
+        submitted = [order for job in self.list_jobs() if (job.remote_id, job.attempt) not in self.known and self.is_listed
+                     for order in self.make_order(job)]
+        stops = {(str(job.remote_id), job.attempt) for job in self.list_jobs() if job.stop_cause} & self.known - self.stopped
+        strays, withdrawn, collected = set(self.strays), set(self.withdrawn), set(self.collected)
+        if not (submitted or stops or strays or withdrawn or collected):
+            return
+        answer = api.ask("POST", "/node/orders", {
+            "head": self.service.store.service_id, "submit": submitted, "stop": sorted(stops | strays), "withdraw": sorted(withdrawn),
+            "collected": sorted(collected)}, 60.0)
+        for order in submitted:
+            key, fault = (order["id"], order["attempt"]), answer["submitted"].get(order["id"])
+            if fault is None:
+                self.known.add(key)
+            else:
+                self.news.append(Refusal(*key, fault["kind"], fault["message"], fault["hint"]))
+        self.stopped |= stops
+        self.strays -= strays
+        self.withdrawn -= withdrawn
+        self.collected -= collected
+        self.known -= collected
+        if self.news:
+            self.service.wake()
+
+    def make_order(self, job: Job) -> Iterator[dict[str, Any]]:
+        """What a node is sent of a job; nothing while its snapshot is on its way there."""
+        import base64
+        service = self.service
+        tree = self.find_tree(job) if job.snapshot and job.snapshot_repo else None
+        submitted = service.store.read(lambda state: state.environments.get(job.environment)) or {}
+        if tree == "":
+            return
+        asked: dict[str, Any] = {name: getattr(job, name) for name in SENT_AS_ASKED if getattr(job, name) is not None}
+        if job.gpus:
+            asked["gpu_ids"] = list(job.gpu_indices)
+        if tree:
+            asked.update(snapshot=job.snapshot, snapshot_repo=tree, cwd=os.path.normpath(os.path.join(
+                tree, os.path.relpath(job.cwd, job.snapshot_repo))))
+        elif not job.code and job.cwd != service.find_home_folder():
+            asked["cwd"] = job.cwd
+        yield {"id": job.remote_id, "attempt": job.attempt, "user": job.user, "is_stopped": bool(job.stop_cause),
+               "path": submitted.get("PATH", ""), "job": {
+                   **asked, "gpus": len(list_shares(job)) if job.is_alone else job.gpus, "retries": 0,
+                   "timeout_seconds": find_time_limit(job, service.config.jobs) or 0,
+                   "env": {name: text for name, text in submitted.items() if not OWN_VARIABLES.fullmatch(name)}},
+               "code": base64.b64encode(read_code(service.layout.code_file(job.code))).decode() if job.code else None}
+
+    def find_tree(self, job: Job) -> str:
+        """Where on the node a job's snapshot is; "" while it is brought there."""
+        import threading
+        assert job.snapshot and job.snapshot_repo
+        commit, repository = job.snapshot, job.snapshot_repo
+        if commit not in self.trees:
+            self.trees[commit] = ""
+
+            def push() -> None:
+                try:
+                    name = hash_text(f"{self.service.store.service_id} {repository}")[:16]
+                    self.trees[commit] = push_snapshot(self.ssh, repository, commit, name, self.service.environ)
+                except NexusError as error:
+                    del self.trees[commit]
+                    self.news.append(Refusal(str(job.remote_id), job.attempt, error.kind, error.message, error.hint))
+                    self.service.wake()
+                self.wanted.set()
+            threading.Thread(target=push, name="snapshot", daemon=True).start()
+        return self.trees[commit]
+
+    def end(self) -> None:
+        self.is_ended = True
+        self.wanted.set()
+        self.retry.set()
+        self.ssh.close()                                    # whoever waits for an answer is told
+
+    @property
+    def since(self) -> str:
+        return format_time(self.silent_since) or ""
+
+    def find_closed(self, now: float) -> str | None:
+        """Why it gets no job now."""
+        if self.is_leaving:
+            return f"{self.name} is being removed"
+        if self.trouble is not None:
+            return f"{self.name} cannot be used since {self.since}: {self.trouble.message}"
+        if self.hold:
+            return f"{self.name}: {self.hold}"
+        return f"{self.name}: {self.refusal}" if now - self.refused_at < REFUSAL_REST_S else None
+
+
+@value
+class Refusal:
+    """A job that a node did not take."""
+    id: str                             # there
+    attempt: int
+    kind: str                           # of KINDS
+    message: str
+    hint: str
+
+
 @value
 class Caller:
     """Who asks for something."""
@@ -6149,6 +7088,7 @@ class Service:
         self.released_at: dict[str, float] = {}             # GPU uuid: monotonic, when a job of ours last left it
         self.readings = Readings(machine.samples)
         self.usage: dict[str, Usage] = {}                   # of running jobs with limits
+        self.remote_samples: dict[str, Mapping[str, Any]] = {}      # job: what it takes on another machine
         self.ended: collections.deque[Ended] = collections.deque(maxlen=500)    # attempts, the latest last
         self.estimates: Mapping[str, float] = {}            # pending job: when it will start
         self.estimated_at, self.estimate_took_s = float("-inf"), 0.0        # monotonic
@@ -6175,6 +7115,7 @@ class Service:
         self.fifo: int | None = None
         self.heard = b""
         self.prober = Prober(self)
+        self.nodes: Mapping[str, Node] = {}                 # other machines, by name, in the order in which they came
         self.hooks = Hooks(self)
         self.jobs_file = JobsFile(self, config.jobs.jobs_file) if config.jobs.jobs_file else None
         self.llm_shares = LlmShares(config.jobs.llm_config) if config.jobs.llm_config else None
@@ -6275,7 +7216,9 @@ class Service:
         return job
 
     def prepare(self, submission: Submission) -> Submission:
-        """A submission with what the configuration says of it.  Raises: usage, forbidden, what this machine can never run."""
+        """A submission with what the configuration says of it.  Raises: usage, forbidden, what no machine can ever run."""
+        if submission.node is not None and submission.node != self.node and submission.node not in self.nodes:
+            refuse(f"there is no node {submission.node}", hint=suggest(submission.node, [self.node, *self.nodes]) or "nexus node list")
         if submission.gpus is None:
             submission = replace(submission, gpus=self.find_share(submission))
         check_gpus(submission.gpus, submission)
@@ -6314,27 +7257,18 @@ class Service:
                                  hint="[jobs] allowed_script_paths says which")
 
     def check_machine(self, submission: Submission) -> None:
-        """Refuse what this machine can never run.  What the GPUs are is known only after the first good look."""
+        """Refuse what no machine can ever run.  What the GPUs are is known only after the first good look."""
         gpus = submission.gpus or 0
         if gpus and not self.first_probe.is_set():
             self.first_probe.wait(2.0)
-        if not gpus or self.observation.trouble:
-            return
+        machines = [name for name in ("", *self.nodes) if submission.node in (None, name or self.node)]
+        if not gpus or any(self.observation.trouble if not name else not self.nodes[name].gpus for name in machines):
+            return                              # what that one has is not known now
         allowed = self.config.gpu.ids
-        usable = [gpu for gpu in self.observation.gpus if not allowed or gpu.index in allowed]
-        indices = {gpu.index for gpu in usable}
-        missing = sorted(set(submission.gpu_ids or ()) - indices)
-        if missing:
-            refuse(f"there is no GPU {format_indices(missing)} here; there {'are' if indices else 'is'} "
-                   f"{format_indices(sorted(indices)) or 'none'}", hint="nexus shows them")
-        if gpus > len(usable):
-            refuse(f"{format_gpus(gpus)} asked for, and this machine has {len(usable)}",
-                   hint="ask for fewer; --gpus 0 runs a job without one")
-        sizes = [gpu.memory_total_mib for gpu in usable if submission.gpu_ids is None or gpu.index in submission.gpu_ids]
-        large = [size for size in sizes if size is None or size >= (submission.gpu_mem_mib or 0)]
-        if len(large) < gpus and submission.gpu_mem_mib:
-            refuse(f"{format_memory(submission.gpu_mem_mib)} of GPU memory asked for, and the largest GPU has "
-                   f"{format_memory(max(size or 0 for size in sizes))}", hint="ask for less; more GPUs share it: --gpus 2")
+        refusals = [find_refusal(submission, self.nodes[name].gpus if name else [
+            gpu for gpu in self.observation.gpus if not allowed or gpu.index in allowed], name) for name in machines]
+        if None not in refusals:
+            refuse(*max(filter(None, refusals), key=lambda refusal: refusals.count(refusal)))
 
     def content_of(self, submission: Submission, user: str) -> tuple[object, ...]:
         return user, submission.command, submission.cwd or self.find_home_folder(), submission.conda, digest_env(submission.env)
@@ -6364,7 +7298,7 @@ class Service:
         return Job(
             id=job_id, cwd=self.layout.work_folder(job_id) if submission.code else submission.cwd or self.find_home_folder(),
             created_at=now, **next_place(state, submission.priority, user), environment=digest, user=user,
-            **{"content": "", **facts},
+            **{"content": "", **facts}, only_node="" if submission.node == self.node else submission.node,
             env_digest=digest_env(submission.env), retries=config.retries if submission.retries is None else submission.retries,
             status_history=((PENDING, now),), **{name: getattr(submission, name) for name in KEPT_AS_ASKED})
 
@@ -6403,7 +7337,8 @@ class Service:
                 check_queue(state, job.user, self.config.jobs)
                 after = tuple(again.get(parent) or find_retried(state, parent) for parent in job.after
                               if parent in again or is_hopeful(state, parent))
-                kept = {name: getattr(job, name) for name in (*KEPT_AS_ASKED, "user", "cwd", "environment", "env_digest", "retries")}
+                kept = {name: getattr(job, name) for name in (*KEPT_AS_ASKED, "user", "cwd", "environment", "env_digest", "retries",
+                                                              "only_node")}
                 new_id = self.clock.new_job_id(state.jobs)
                 kept["cwd"] = self.layout.work_folder(new_id) if job.code else job.cwd
                 new = Job(**{**kept, "after": after}, id=new_id, created_at=now, content="",
@@ -6464,11 +7399,13 @@ class Service:
         self.log.info("Group %s %s by %s", name, "paused" if is_held else "resumed", who)
         self.wake()
 
-    def set_gpu_paused(self, index: int, is_paused: bool, who: str) -> None:
+    def set_gpu_paused(self, index: int, is_paused: bool, who: str, node: str = "") -> None:
         """Raises: not_found."""
-        uuid = next((gpu.uuid for gpu in self.observation.gpus if gpu.index == index), None)
-        if uuid is None:
-            raise NexusError("not_found", f"there is no GPU {index}", hint="nexus shows them")
+        gpus = self.find_node(node).gpus if node and node != self.node else self.observation.gpus
+        gpu = next((gpu for gpu in gpus if gpu.index == index), None)
+        if gpu is None:
+            raise NexusError("not_found", f"there is no GPU {index}{f' on {node}' if node else ''}", hint="nexus shows them")
+        uuid = gpu.uuid
 
         def change(state: State) -> Changes:
             others = tuple(other for other in state.paused_gpus if other != uuid)
@@ -6480,7 +7417,7 @@ class Service:
             self.ended.append(Ended((uuid,), "", False, False, self.clock.now()))     # the guard counts anew
         self.wants_annotation = True
         self.store.snapshot_wanted.set()
-        self.log.info("GPU %d %s by %s", index, "paused" if is_paused else "resumed", who)
+        self.log.info("%s %s by %s", format_gpu_place(gpu), "paused" if is_paused else "resumed", who)
         self.wake()
 
     # Observing
@@ -6529,7 +7466,7 @@ class Service:
         left = {uuid for uuid, at in self.released_at.items() if at >= seen.began_at}      # its memory was a job's that has ended
         gpus = tuple(self.annotate_gpu(gpu, held, gpu.uuid in left, holders.get(gpu.uuid)) for gpu in seen.gpus)
         if [describe_for_event(gpu) for gpu in gpus] != [describe_for_event(gpu) for gpu in self.gpus]:
-            self.store.events.publish([("gpus", gpus)])
+            self.store.events.publish([("gpus", None)])
         self.gpus = gpus
 
     def annotate_gpu(self, gpu: Gpu, held: set[str], was_left: bool, lease_holder: str | None) -> Gpu:
@@ -6580,6 +7517,7 @@ class Service:
         self.open_fifo()
         self.adopt()
         self.prober.thread.start()
+        self.begin_nodes()
         workers = [(self.keep_snapshots, "snapshots"), (self.remove_rubbish, "rubbish"), (self.keep_estimates, "estimates")]
         if self.config.hooks.on_finish or self.config.hooks.on_unhealthy:       # it wakes at each event, on the way to the next start
             workers.append((self.hooks.run, "hooks"))
@@ -6594,6 +7532,8 @@ class Service:
             self.due_at = min(self.due_at, self.clock.monotonic())
             self.turn(sayings)
         self.prober.stop.set()
+        for node in self.nodes.values():
+            node.end()
         try:
             self.look_for_edit()
             self.keep_samples()
@@ -6604,7 +7544,7 @@ class Service:
         """One step of the loop.  A phase that fails is logged and counted; the others go on."""
         began_at = self.clock.monotonic()
         phases: tuple[tuple[str, Callable[[], None]], ...] = (
-            ("hearing runners", lambda: self.hear(sayings)), ("watching runners", self.watch),
+            ("hearing runners", lambda: self.hear(sayings)), ("watching runners", self.watch), ("hearing nodes", self.hear_nodes),
             ("reading GPUs", self.take_in_observation), ("ending jobs", self.clear), ("scheduling", self.schedule),
             ("trimming the history", self.trim_history), ("sampling", self.sample))
         for phase, act in phases:
@@ -6729,20 +7669,20 @@ class Service:
         self.last_watch_at = now
         self.usage = self.measure_usage()
         for job in self.running_jobs():
-            if job.id not in self.results:
+            if job.id not in self.results and not job.node:
                 try:
                     self.look_at(job, job.id in gone)
                 except (NexusError, OSError) as error:  # the others are looked at all the same
                     self.log.error("Job %s could not be looked at: %s", job.id, error)
         if self.machine.leases and now - self.last_touch_at > 3600:
             self.last_touch_at = now
-            self.machine.leases.touch(job.id for job in self.running_jobs() if job.gpu_uuids)
+            self.machine.leases.touch(job.id for job in self.running_jobs() if job.gpu_uuids and not job.node)
 
     def measure_usage(self) -> dict[str, Usage]:
         """Of the jobs that have limits."""
         now, config = self.clock.now(), self.config.jobs
         return {job.id: Usage(self.find_runtime_s(job, now), self.readings.find_rss_mib(job.id))
-                for job in self.running_jobs() if config.max_memory_gb or find_time_limit(job, config) is not None}
+                for job in self.running_jobs() if not job.node and (config.max_memory_gb or find_time_limit(job, config) is not None)}
 
     def look_at(self, job: Job, is_child_gone: bool) -> None:
         folder = self.layout.job_folder(job.id) if job.log_dir is None else job.log_dir
@@ -6784,7 +7724,7 @@ class Service:
     def clear(self) -> None:
         """Stop what is to be stopped, and what jobs that are over have left behind; SIGTERM, grace, SIGKILL."""
         running = self.running_jobs()
-        wanted = [job for job in running if job.stop_cause or job.id in self.results]
+        wanted = [job for job in running if (job.stop_cause or job.id in self.results) and not job.node]
         running = [job for job in running if job.boot_id == self.machine.boot_id]       # of another boot nothing is left
         now = self.clock.monotonic()
         due = [job for job in wanted if now >= self.clearings.setdefault(job.id, Clearing(now)).next_look_at]
@@ -6830,7 +7770,7 @@ class Service:
         now = self.clock.now()
         over = {job_id: result for job_id, result in self.results.items() if job_id not in self.clearings}
         evidence = {job.id: self.gather_evidence(job, over[job.id]) for job in self.running_jobs() if job.id in over}
-        trouble, hold = self.find_gpu_trouble(), self.find_hold()
+        trouble, hold, nodes = self.find_gpu_trouble(), self.find_hold(), self.view_nodes()
 
         def decide(state: State) -> Changes:
             ended = []
@@ -6844,7 +7784,7 @@ class Service:
             usage = {job_id: used for job_id, used in self.usage.items() if job_id not in self.results}     # what is over is not late
             seen = self.see_gpus(state)
             board = tuple(make_board(state.running.values(), seen, self.config.gpu, now, usage)) if hold else ()
-            made = Plan(hold=hold, board=board) if hold else plan(state, seen, trouble, self.config, now, usage)
+            made = Plan(hold=hold, board=board) if hold else plan(state, seen, trouble, self.config, now, usage, nodes)
             for stop in made.stops:
                 yield JobChanged(stop.job_id, {"stop_cause": stop.cause, "stop_line": stop.line})
             for job_id in made.passed_over:
@@ -6895,9 +7835,10 @@ class Service:
         self.log.error("Nothing is started for %.0f s: %s", self.hold_s, why)
 
     def see_gpus(self, state: State) -> list[Gpu]:
-        """The GPUs as last observed, paused or not as of now."""
+        """The GPUs of all machines as last observed, paused or not as of now."""
         reasons, paused = dict(state.pause_reasons), state.paused_gpus
-        return [replace(gpu, is_paused=True, pause_reason=reasons.get(gpu.uuid)) if gpu.uuid in paused else gpu for gpu in self.gpus]
+        return [replace(gpu, is_paused=True, pause_reason=reasons.get(gpu.uuid)) if gpu.uuid in paused else gpu
+                for gpu in (*self.gpus, *(gpu for node in self.nodes.values() for gpu in node.gpus))]
 
     def is_due(self, job: Job, retry_at: float, now: float) -> bool:
         """Whether a job may be tried again; also when the clock was set back, and it would wait for longer than ever meant."""
@@ -6924,12 +7865,13 @@ class Service:
     def gather_evidence(self, job: Job, result: Result) -> Evidence:
         """What a failed attempt left; and what its processes took."""
         text, size = read_tail(os.path.join(job.log_dir or "", "stderr.log"), job.log_offset, TAIL_BYTES if result.exit_code else 0)
-        return Evidence(text, size, self.find_log_trouble(job) if result.exit_code else None, self.readings.list_facts(job.id))
+        samples = self.remote_samples.get(job.id, {}) if job.node else self.readings.list_facts(job.id)
+        return Evidence(text, size, self.find_log_trouble(job) if result.exit_code and not job.node else None, samples)
 
     def keep_samples(self) -> None:
         """Before a restart: what running jobs took up to now.  Raises: unavailable."""
         def keep(state: State) -> Changes:
-            for job in list(state.running.values()):
+            for job in [job for job in state.running.values() if not job.node]:
                 samples = self.readings.list_facts(job.id)
                 yield JobChanged(job.id, {name: sample for name, sample in samples.items() if sample is not None})
         self.store.update(keep)
@@ -6969,13 +7911,20 @@ class Service:
         return None
 
     def intend(self, job: Job, start: Start, now: float) -> Change:
+        folder = self.layout.job_folder(job.id)
+        where: dict[str, Any] = {"nonce": self.clock.new_token()[:16], "boot_id": self.machine.boot_id}
+        if start.node:
+            where = {"remote_id": job.remote_id or job.id, "log_base": measure_logs(folder) if job.attempt else (0, 0)}
         return change_status(
             job, RUNNING, now, attempt=job.attempt + 1, gpu_indices=start.gpu_indices, gpu_uuids=start.gpu_uuids, started_at=now,
-            nonce=self.clock.new_token()[:16], boot_id=self.machine.boot_id, log_dir=self.layout.job_folder(job.id),
-            pid=None, pid_started=None, session=None, **({"cwd": self.layout.work_folder(job.id)} if job.code else {}))
+            log_dir=folder, pid=None, pid_started=None, session=None, node=start.node, **where,
+            **({"cwd": self.layout.work_folder(job.id)} if job.code else {}))
 
     def start(self, job: Job) -> None:
         """Launch a job whose start is recorded.  After a crash before its claim, the next service puts it back."""
+        if job.node:
+            self.send(job)
+            return
         leases = self.machine.leases if job.gpu_uuids else None
         hold = self.find_hold() or (self.find_gpu_trouble() if leases else None)
         if hold:                                        # since it was planned
@@ -7022,12 +7971,20 @@ class Service:
                 self.hold_starts(why)
             self.fail_launch(job, why, may_pass=not is_full and error.errno != errno.ENOENT)
 
-    def write_script(self, job: Job, lease: str | None) -> tuple[str, list[str]]:
-        """Make a job's log folder and its job.sh.  Raises: OSError."""
+    def make_job_folder(self, job: Job) -> str:
+        """Make a job's log folder.  Raises: OSError."""
         folder = self.layout.job_folder(job.id)
         if job.attempt == 1 and os.path.lexists(folder):        # of a job long gone, whose id came again
-            os.rename(folder, f"{folder}.old-{self.clock.new_token()[:8]}")
+            former = f"{folder}.old-{self.clock.new_token()[:8]}"
+            os.rename(folder, former)
+            if job.head_attempt > 1:                            # the attempt before, of which the other nexus has all
+                remove_job_folder(self.layout.log_dir, former)
         os.makedirs(folder, mode=0o700, exist_ok=True)
+        return folder
+
+    def write_script(self, job: Job, lease: str | None) -> tuple[str, list[str]]:
+        """Make a job's log folder and its job.sh.  Raises: OSError."""
+        folder = self.make_job_folder(job)
         if job.code:
             copy_code(self.layout.code_file(job.code), job.cwd)
         submitted = self.store.read(lambda state: state.environments.get(job.environment))
@@ -7053,6 +8010,11 @@ class Service:
     def forget(self, job: Job) -> None:
         """Let go of what was kept for a running job."""
         now = self.clock.monotonic()
+        if job.node:
+            self.remote_samples.pop(job.id, None)
+            self.results.pop(job.id, None)
+            self.collect(job)
+            return
         self.released_at.update(dict.fromkeys(job.gpu_uuids, now))
         for kept in (self.results, self.clearings, self.launched_at, self.usage):
             kept.pop(job.id, None)
@@ -7085,7 +8047,7 @@ class Service:
     def adopt(self) -> None:
         """After a start of the service: learn what became of the jobs that are recorded as running."""
         self.take_edit(self.store.read(lambda state: {"paused_gpus": state.paused_gpus}))       # it may have been edited meanwhile
-        for job in self.running_jobs():
+        for job in [job for job in self.running_jobs() if not job.node]:
             self.readings.restore(job)
             try:
                 self.look_at(job, False)
@@ -7102,6 +8064,348 @@ class Service:
             self.results[job.id] = Result(None, None, None, "reboot", "the machine went down while it ran")
         else:
             self.bounce(job, "the machine went down while it ran")
+
+    # Other machines
+
+    def begin_nodes(self) -> None:
+        kept: Sequence[str] = NodeConfig.__slots__  # type: ignore[attr-defined]
+        added = [(NodeConfig(**dict(zip(kept, row))), bool(row[len(kept)])) for row in self.store.read(lambda state: state.nodes)]
+        for node, is_leaving in [*((node, False) for node in self.config.nodes), *added]:
+            if node.name not in self.nodes:
+                self.nodes = {**self.nodes, node.name: Node(self, node, is_leaving)}
+
+    def add_node(self, config: NodeConfig, who: str) -> None:
+        """Give jobs to another machine too; one that is there already is reached anew.  Raises: conflict, unavailable."""
+        if config.name == self.node:
+            raise NexusError("conflict", f"{config.name} is this machine's name", hint="name it otherwise: --name n1")
+        former = self.nodes.get(config.name)
+        if former and any(node.name == config.name for node in self.config.nodes) and former.config != config:
+            raise NexusError("conflict", f"{config.name} stands in config.toml, otherwise", hint="nexus config edit, then nexus restart")
+        if former and former.config.host != config.host and any(job.node == config.name for job in self.running_jobs()):
+            raise NexusError("conflict", f"{config.name} is another machine, {former.config.destination}, and jobs run there",
+                             hint="name it otherwise: --name n1")
+        if not former or not any(node.name == config.name for node in self.config.nodes):
+            self.record_nodes({config.name: (*encode_value(config).values(), False)})
+        if former and former.config == config and not former.is_ended:
+            former.is_leaving = False
+            former.retry.set()
+        else:
+            if former:
+                former.end()
+            self.nodes = {**self.nodes, config.name: Node(self, config, False)}
+        self.log.info("Node %s (%s) added by %s", config.name, config.destination, who)
+        self.wake()
+
+    def remove_node(self, name: str, is_forced: bool, who: str) -> None:
+        """Give a node no more jobs, and forget it when its last one is over.  `is_forced`: now, and its jobs are given up.
+
+        Raises: not_found, conflict.
+        """
+        node = self.find_node(name)
+        if any(other.name == name for other in self.config.nodes):
+            raise NexusError("conflict", f"{name} stands in config.toml", hint="take it out there, then nexus restart")
+        node.is_leaving = True
+        self.record_nodes({name: (*encode_value(node.config).values(), True)})
+        self.log.info("Node %s is being removed by %s", name, who)
+        if is_forced:
+            for job in node.list_jobs():
+                self.results[job.id] = Result(None, None, None, "node-lost", f"its node {name} was removed by {who}")
+        self.wake()
+
+    def find_node(self, name: str) -> Node:
+        """Raises: not_found."""
+        if name not in self.nodes:
+            raise NexusError("not_found", f"there is no node '{format_line(name, 60)}'",
+                             hint=suggest(name, self.nodes) or "nexus node list")
+        return self.nodes[name]
+
+    def record_nodes(self, changed: Mapping[str, tuple[Any, ...] | None]) -> None:
+        def change(state: State) -> Changes:
+            kept = tuple(row for row in state.nodes if row[0] not in changed)
+            yield StateChanged({"nodes": (*kept, *(row for row in changed.values() if row is not None))})
+        self.store.update(change)
+
+    def view_nodes(self) -> list[NodeView]:
+        """The other machines as plan() sees them."""
+        now = self.clock.monotonic()
+        return [NodeView(node.name, node.cpu_slots, node.find_closed(now)) for node in self.nodes.values()]
+
+    def list_nodes(self) -> list[dict[str, Any]]:
+        """GET /nodes: this machine, then the others."""
+        running = self.running_jobs()
+
+        def describe(name: str, gpus: Sequence[Gpu], **facts: Any) -> dict[str, Any]:
+            return {"name": name, "gpus": len(gpus), "gpu_names": sorted({gpu.name for gpu in gpus}),
+                    "running_jobs": sum(job.node == ("" if name == self.node else name) for job in running), **facts}
+
+        def address(config: NodeConfig) -> dict[str, Any]:
+            return {"host": config.host, "user": config.user or None, "port": config.port or None, "jump": config.jump or None,
+                    "identity_file": config.identity_file or None}
+
+        local = describe(self.node, self.gpus, host=None, user=self.user, port=None, jump=None, identity_file=None, is_reachable=True,
+                         is_leaving=False,
+                         trouble=self.observation.trouble, hint=None, unknown_since=None, python=None, path=None, control=None)
+        return [local, *(describe(
+            node.name, node.gpus, **address(node.config), is_reachable=node.trouble is None, is_leaving=node.is_leaving,
+            trouble=node.trouble.message if node.trouble else node.hold or None, hint=node.trouble.hint if node.trouble else None,
+            unknown_since=node.since if node.trouble else None, python=node.told.get("python"), path=node.told.get("path"),
+            control=node.ssh.control) for node in self.nodes.values())]
+
+    def send(self, job: Job) -> None:
+        """Have a job started on another machine, as is recorded.  What becomes of it hear_nodes() hears."""
+        try:
+            self.make_job_folder(job)
+        except OSError as error:
+            self.results[job.id] = Result(None, None, 0.0, "launch", describe_disk_error(error, "write", job.log_dir or "").message)
+            return
+        node = self.nodes.get(job.node)
+        if node is None:
+            self.bounce(job, f"there is no node {job.node} any more")
+            return
+        self.counters.note_start(job)
+        place = f"GPU {format_indices(job.gpu_indices)}" if job.gpu_indices else "the CPU"
+        self.tell(job, "Started job %s on %s, %s: %s", job.id, job.node, place, format_line(job.command, 500))
+        node.wanted.set()
+
+    def collect(self, job: Job) -> None:
+        """All of an attempt on another machine is recorded here: that one need not keep it."""
+        node = self.nodes.get(job.node)
+        if node:
+            node.collected.add((str(job.remote_id), job.attempt))
+            node.wanted.set()
+
+    def hear_nodes(self) -> None:
+        """Take in what nodes have told, and look after the jobs there."""
+        now = self.clock.monotonic()
+        for node in list(self.nodes.values()):
+            if node.has_news:
+                node.has_news = False
+                self.store.events.publish([("gpus", None)])
+            jobs = {(str(job.remote_id), job.attempt): job for job in node.list_jobs()}
+            while node.news:
+                told = node.news.popleft()
+                job = jobs.get((told.id, told.attempt))
+                if isinstance(told, Refusal):
+                    if job:
+                        self.take_refusal(node, job, told)
+                elif job and job.id not in self.results:
+                    self.take_remote(node, job, told)
+                elif not job:                               # it was given up, and is there all the same
+                    (node.collected if told.status in FINAL else node.strays).add((told.id, told.attempt))
+                    node.wanted.set()
+            self.watch_node(node, now)
+
+    def watch_node(self, node: Node, now: float) -> None:
+        """What nobody tells: that a node is silent for too long, or does nothing with a job, or knows nothing of one."""
+        jobs = [job for job in node.list_jobs() if job.id not in self.results]
+        limit_s = self.config.service.node_lost_after_seconds
+        for job in jobs:
+            key = str(job.remote_id), job.attempt
+            if node.trouble is not None and limit_s and now - node.silent_at >= limit_s:
+                self.results[job.id] = Result(None, None, None, "node-lost", f"{node.name} could not be reached for "
+                                              f"{format_duration(now - node.silent_at)}: {node.trouble.message}")
+            elif node.is_listed and key not in node.known and job.pid is not None:
+                self.results[job.id] = Result(None, None, None, "session-lost", f"{node.name} knows nothing of it any more")
+            elif now - node.pending_at.get(key, now) > WITHDRAW_PATIENCE_S:
+                node.withdrawn.add(key)
+                node.pending_at[key] = now
+                node.wanted.set()
+            elif job.stop_cause and key not in node.stopped:
+                node.wanted.set()
+        if node.is_leaving and not any(job.node == node.name for job in self.running_jobs()):
+            self.record_nodes({node.name: None})
+            node.end()
+            self.nodes = {name: other for name, other in self.nodes.items() if name != node.name}
+            self.log.info("Node %s is removed", node.name)
+            self.store.events.publish([("gpus", None)])
+
+    def take_refusal(self, node: Node, job: Job, refusal: Refusal) -> None:
+        """A node did not take a job: it never can, or not now."""
+        if refusal.kind == "conflict":                      # it has another job of that id
+            def rename(state: State) -> Changes:
+                yield JobChanged(job.id, {"remote_id": self.clock.new_job_id(state.jobs, 4)})
+            self.store.update(rename)
+            node.wanted.set()
+            return
+        why = refusal.message + (f" ({refusal.hint})" if refusal.hint else "")
+        if refusal.kind not in ("usage", "forbidden", "not_found"):
+            node.refused_at, node.refusal = self.clock.monotonic(), refusal.message
+            self.bounce(job, f"{node.name}: {why}")
+            return
+        unfit = (*job.unfit, (node.name, why))
+        gpus: list[Gpu] = self.store.read(self.see_gpus)
+        others = [name for name in ("", *self.nodes) if may_run_on(replace(job, unfit=unfit), name)
+                  and sum(gpu.node == name for gpu in gpus) >= len(list_shares(job))]
+        if not others:
+            self.results[job.id] = Result(None, None, 0.0, "launch", f"{node.name}: {why}")
+            return
+
+        def note(state: State) -> Changes:
+            yield JobChanged(job.id, {"unfit": unfit})
+        self.store.update(note)
+        self.bounce(job, f"{node.name}: {why}")
+
+    def take_remote(self, node: Node, job: Job, told: Remote) -> None:
+        """What has become of a job on another machine."""
+        key = told.id, told.attempt
+        self.remote_samples[job.id] = told.samples
+        if told.status == PENDING:
+            node.pending_at.setdefault(key, self.clock.monotonic())
+            return
+        node.pending_at.pop(key, None)
+        started_at = None if told.started_at is None else told.started_at - node.clock_offset_s
+        if told.status == RUNNING:
+            facts = {"pid": told.pid, "session": told.session, "notes": told.notes}
+            if any(getattr(job, name) != fact for name, fact in facts.items()):
+                def note(state: State) -> Changes:
+                    yield JobChanged(job.id, {**facts, "started_at": job.started_at if started_at is None else started_at})
+                self.store.update(note)
+        elif told.cause == "bounce":
+            self.bounce(job, f"{node.name}: {told.cause_line}")
+            node.refused_at, node.refusal = self.clock.monotonic(), told.cause_line or ""
+        else:
+            cause = None if told.status == COMPLETED else told.cause
+            finished_at = None if told.finished_at is None else told.finished_at - node.clock_offset_s
+            self.results[job.id] = Result(told.exit_code, finished_at, told.runtime_seconds, cause, told.cause_line)
+
+    # What another machine's nexus asks for, whose node this one is
+
+    def take_orders(self, orders: Orders, caller: Caller) -> dict[str, Any]:
+        """POST /node/orders: what was done is done once, however often it is asked for."""
+        answers: dict[str, dict[str, str] | None] = {}
+        for order in orders.submit:
+            try:
+                self.take_job(orders.head, order, caller)
+                answers[order.id] = None
+            except NexusError as error:
+                answers[order.id] = {"kind": error.kind, "message": error.message, "hint": error.hint}
+        now = self.clock.now()
+
+        def obey(state: State) -> Changes:
+            def find(keys: Iterable[tuple[str, int]], *statuses: str) -> list[Job]:
+                jobs = [(state.jobs.get(job_id), attempt) for job_id, attempt in keys]
+                return [job for job, attempt in jobs
+                        if job and (job.head, job.head_attempt) == (orders.head, attempt) and job.status in statuses]
+            for job in find(orders.stop, PENDING):
+                yield from end_job(state, job, CANCELLED, now, finished_at=now, cause="killed", stop_by=caller.name)
+            for job in find(orders.stop, RUNNING):
+                if job.stop_cause != "killed":
+                    yield JobChanged(job.id, {"stop_cause": "killed", "stop_by": caller.name, "stop_line": None})
+            for job in find(orders.withdraw, PENDING):
+                yield from end_job(state, job, CANCELLED, now, finished_at=now, cause="bounce", cause_line=self.why(job, state))
+            for job in find(orders.collected, *FINAL):
+                if not job.is_collected:
+                    yield JobChanged(job.id, {"is_collected": True})
+
+        self.store.update(obey)
+        self.wake()
+        return {"submitted": answers}
+
+    def take_job(self, head: str, order: Order, caller: Caller) -> None:
+        """Queue a job for another nexus; an attempt that is here already, or was, is not begun again.
+
+        Raises: usage, not_found, forbidden, when it can never run here; conflict, when another job has its id; queue_full; unavailable.
+        """
+        path = join_paths(order.path, self.environ.get("PATH") or os.defpath)
+        submission = replace(order.submission, env={**order.submission.env, **({"PATH": path} if order.path else {})})
+        name = self.clock.new_token() if order.code is not None else None
+        if name:
+            submission = replace(submission, command=f"{self.find_python()} main.py", code=name)
+        elif submission.cwd and not submission.snapshot and not os.path.isdir(submission.cwd):
+            # said now, the job may still go to another machine
+            refuse(f"the directory {submission.cwd} does not exist on {self.node}",
+                   hint="make it there, share it (NFS), or send the work tree along: nexus add --snapshot")
+        prepared = self.prepare(submission)
+        environments = self.make_environments([submission])
+        now, user, key = self.clock.now(), Caller(order.user, caller.name), (head, order.attempt)
+
+        def add(state: State) -> Changes:
+            known = state.jobs.get(order.id)
+            if known and (known.head, known.head_attempt) == key:
+                return False
+            if known and known.head != head:
+                raise NexusError("conflict", f"there is another job {known.id} on {self.node}")
+            if known and (known.head_attempt > order.attempt or known.status not in FINAL):
+                raise NexusError("unavailable", f"job {known.id} is at its attempt {known.head_attempt} on {self.node}")
+            if known:
+                yield JobsRemoved((known.id,))
+            job = yield from self.add_job(state, prepared, user, *environments[0], now, head=head, head_attempt=order.attempt)
+            if order.is_stopped:
+                yield from end_job(state, state.jobs[job.id], CANCELLED, now, finished_at=now, cause="killed", stop_by=caller.name)
+            return True
+
+        if name and order.code is not None:
+            write_code(self.layout.code_file(name), order.code)
+        is_new = self.store.update(add)
+        if is_new:
+            self.log.info("Job %s added by %s for another machine's nexus: %s", order.id, caller.name, format_line(submission.command, 300))
+        elif name:
+            remove_file(self.layout.code_file(name))
+
+    def sync(self, head: str, since: int | None, offsets: Mapping[str, Sequence[int]], wait_s: float) -> dict[str, Any]:
+        """POST /node/sync: what is new for another nexus since event `since`, as soon as something is.
+
+        `offsets`: {id: attempt, bytes of its stdout.log and stderr.log that are known there}.
+        """
+        began = self.clock.monotonic()
+        number = self.store.events.next_number if since is None else since
+        pause_s, changed, is_gap, is_news = SYNC_LOOK_S[0], set[str](), since is None, False
+        while True:
+            found, is_missing = ([], True) if is_gap else self.store.events.read(number, pause_s)
+            if is_missing:
+                is_gap, number = True, self.store.events.next_number
+            number = found[-1][0] + 1 if found else number
+            changed |= {what.id for _, kind, what in found if kind == "job" and what.head == head}
+            is_news = is_news or any(kind in ("gpus", "queue") for _, kind, _ in found) or bool(changed)
+            logs = self.read_new_logs(head, offsets)
+            if is_gap or is_news or logs or self.clock.monotonic() - began >= wait_s or self.is_stopping:
+                break
+            pause_s = min(2 * pause_s, SYNC_LOOK_S[1])
+        now = self.clock.now()
+        jobs = self.store.read(lambda state: [job for job in state.jobs.values() if job.head == head and not job.is_collected
+                                              and (is_gap or job.id in changed)])
+        told = {"number": number, "now": now, "logs": logs, "jobs": [encode_value(self.describe_remote(job)) for job in jobs]}
+        return {**told, **self.describe_place(head)} if is_gap or is_news or not logs else told
+
+    def read_new_logs(self, head: str, offsets: Mapping[str, Sequence[int]]) -> dict[str, dict[str, str]]:
+        import base64
+        found: dict[str, dict[str, str]] = {}
+        jobs = self.store.read(lambda state: [state.jobs[job_id] for job_id in offsets if job_id in state.jobs])
+        for job in jobs:
+            attempt, *starts = offsets[job.id]
+            if (job.head, job.head_attempt) == (head, attempt) and job.log_dir:
+                for name, start, size in zip(("stdout", "stderr"), starts, measure_logs(job.log_dir)):
+                    if size > start:
+                        piece = read_piece(job.log_dir, name, start, LOG_PIECE_BYTES)
+                        found.setdefault(job.id, {})[name] = base64.b64encode(piece).decode()
+        return found
+
+    def describe_remote(self, job: Job) -> Remote:
+        samples = {name: getattr(job, name) for name in ("peak_rss_mib", "cpu_seconds", "peak_gpu_mem_mib", "mean_gpu_util")}
+        if job.status == RUNNING:
+            samples = {**samples, **self.readings.list_facts(job.id)}
+        is_waiting = job.status == PENDING
+        return Remote(
+            job.id, job.head_attempt, job.status, job.pid, job.session, job.log_dir, job.started_at, job.finished_at,
+            self.find_runtime_s(job, self.clock.now()) if job.status == RUNNING else job.runtime_seconds, job.exit_code, job.cause,
+            job.cause_line, self.store.read(lambda state: self.why(job, state)) if is_waiting else None, job.notes, job.gpu_indices,
+            measure_logs(job.log_dir), samples)
+
+    def describe_place(self, head: str) -> dict[str, Any]:
+        """What another nexus need know to give jobs to this machine."""
+        def look(state: State) -> tuple[list[Gpu], list[Job], bool]:
+            return self.see_gpus(state), [job for job in state.running.values() if job.head != head], state.paused
+        gpus, own, is_paused = self.store.read(look)
+        trouble, config = self.find_gpu_trouble(), self.config
+        taken: dict[str, list[tuple[str, int]]] = {}
+        for job in own:
+            for uuid, share in zip(job.gpu_uuids, list_shares(job)):
+                taken.setdefault(uuid, []).append((job.id, share))
+        hold = "its queue is paused" if is_paused else self.find_hold() or (self.store.last_error.message if self.store.last_error else "")
+        return {"hold": hold, "cpu_slots": config.jobs.cpu_slots - sum(not job.gpus for job in own), "gpus": [encode_gpu(replace(
+            gpu, fault=gpu.fault or trouble or ("not among its [gpu] ids" if config.gpu.ids and gpu.index not in config.gpu.ids else None),
+            taken=sum(share for _, share in taken.get(gpu.uuid, ())), taken_by=tuple(job_id for job_id, _ in taken.get(gpu.uuid, ()))))
+            for gpu in gpus if not gpu.node]}
 
     # Beside the loop
 
@@ -7223,7 +8527,7 @@ class Service:
             for priority, count in state.pending_by_priority.items():
                 bands["high" if priority < 1 else "normal" if priority == 1 else "low"] += count
             return {
-                "gpu_status": [gpu_json(gpu, state, self.config.gpu, trouble) for gpu in self.see_gpus(state)],
+                "gpu_status": self.list_gpus(state),
                 "is_paused": state.paused, "queued_jobs": len(state.order), "completed_jobs": len(state.finished),
                 "running_jobs": list(state.running.values()), "queued_by_priority": bands}
 
@@ -7232,20 +8536,42 @@ class Service:
         told = self.store.read(look)
         told["running_jobs"] = [self.brief_json(job, now) for job in told["running_jobs"]]      # of a thousand: outside the lock
         return {**told, "gpu_trouble": trouble, "hints": self.make_hints(), "samples_hint": unknown, **self.info(),
-                "host": {"name": self.node, **{name: getattr(self.readings.host, name) for name in HOST_FIELDS}}}
+                "host": {"name": self.node, **{name: getattr(self.readings.host, name) for name in HOST_FIELDS}},
+                "nodes": self.list_nodes() if self.nodes else []}
+
+    def list_gpus(self, state: State) -> list[dict[str, Any]]:
+        """The GPUs of all machines, for the API."""
+        now, told = self.clock.monotonic(), []
+        closed = {node.name: node.find_closed(now) if node.trouble else None for node in list(self.nodes.values())}
+        for gpu in self.see_gpus(state):
+            trouble = closed.get(gpu.node) if gpu.node else self.observation.trouble
+            told.append(gpu_json(gpu, state, self.config.gpu, trouble, gpu.node or self.node))
+        return told
+
+    def find_place(self, job: Job) -> str | None:
+        """The machine that a job ran or runs on, or is to; None while it may be any."""
+        if job.status != PENDING or not self.nodes or job.only_node is not None:
+            return (job.only_node if job.status == PENDING else job.node) or self.node
+        return None
+
+    def find_silence(self, job: Job) -> str | None:
+        """Since when nothing is known of a running job."""
+        node = self.nodes.get(job.node) if job.status == RUNNING else None
+        return node.since if node and node.trouble else None
 
     def running_json(self, job: Job, now: float) -> dict[str, Any]:
         sample = self.readings.jobs.get(job.id)
-        samples = self.readings.list_facts(job.id)
-        return {**job_json(job, now, self.node), "runtime_seconds": round(self.find_runtime_s(job, now), 3),
-                **{name: round_known(sample) for name, sample in samples.items()},
+        samples = self.remote_samples.get(job.id, {}) if job.node else self.readings.list_facts(job.id)
+        return {**job_json(job, now, self.find_place(job)), "runtime_seconds": round(self.find_runtime_s(job, now), 3),
+                **{name: round_known(sample) for name, sample in samples.items()}, "unknown_since": self.find_silence(job),
                 "rss_mib": round_known(sample.rss_mib) if sample else None,
                 "cpu_percent": round_known(sample.cpu_percent) if sample else None}
 
     def brief_json(self, job: Job, now: float) -> dict[str, Any]:
         """What /status tells of a running job."""
         sample = self.readings.jobs.get(job.id)
-        return {"id": job.id, "name": job.name, "group": job.group, "user": job.user, "command": job.command, "status": job.status,
+        return {"id": job.id, "name": job.name, "group": job.group, "user": job.user, "node": self.find_place(job), "command": job.command,
+                "status": job.status, "unknown_since": self.find_silence(job),
                 "gpus": job.gpus, "gpu_indices": job.gpu_indices, "started_at": format_time(job.started_at), "attempt": job.attempt,
                 "runtime_seconds": round(self.find_runtime_s(job, now), 3), "stopping": job.stop_cause,
                 "rss_mib": round_known(sample.rss_mib) if sample else None,
@@ -7285,8 +8611,8 @@ class Service:
         """A job for the API, with its place in the queue, why it waits and when it will start."""
         now = self.clock.now()
         if job.status != PENDING:
-            return self.running_json(job, now) if job.status == RUNNING else job_json(job, now, self.node)
-        return job_json(job, now, self.node, state.position(job), self.why(job, state), estimates.get(job.id))
+            return self.running_json(job, now) if job.status == RUNNING else job_json(job, now, self.find_place(job))
+        return job_json(job, now, self.find_place(job), state.position(job), self.why(job, state), estimates.get(job.id))
 
     def describe_now(self, job: Job, estimates: Mapping[str, float] = NO_ESTIMATES) -> dict[str, Any]:
         """A job as it is by now."""
@@ -7313,7 +8639,8 @@ class Service:
                 return {**told, "why": job.cause_line or job.cause or (f"it runs {ran}" if job.status == RUNNING else f"it ran {ran}")}
             facts = describe_place(job, state.position(job), estimates.get(job.id), self.config.jobs, now)
             gpus = list_verdicts(job, self.plan.board, self.config.gpu, now) if job.gpus else []
-            return {**told, "why": self.why(job, state), "facts": facts, "gpus": [{"index": index, "verdict": why} for index, why in gpus]}
+            return {**told, "why": self.why(job, state), "facts": facts,
+                    "gpus": [{"node": node or self.node, "index": index, "verdict": why} for node, index, why in gpus]}
         return dict(self.store.read(look))
 
     def keep_estimates(self) -> None:
@@ -7348,7 +8675,8 @@ class Service:
                 [*state.running.values(), *(state.jobs[job_id] for _, job_id in state.order[:MAX_REPLAY_JOBS])],
                 list(state.groups.values()), list(state.finished.values()), self.see_gpus(state), state.paused))
             is_known = jobs and not is_paused and not self.find_gpu_trouble() and not self.find_hold()
-            self.estimates = estimate_starts(jobs, groups, know_run_times(jobs, finished), gpus, self.config, now) if is_known else {}
+            self.estimates = estimate_starts(jobs, groups, know_run_times(jobs, finished), gpus, self.config, now,
+                                             self.view_nodes()) if is_known else {}
             self.estimated_at = self.clock.monotonic()
             self.estimate_took_s = self.estimated_at - began
             return self.estimates
@@ -7430,6 +8758,25 @@ class Service:
             gauge("process_resident_memory_bytes", "Memory of the service.", own.get("process_resident_memory_bytes")),
             gauge("process_open_fds", "Open descriptors of the service.", own.get("process_open_fds")),
             gauge("process_threads", "Threads of the service.", own.get("process_threads"))]
+
+
+def find_refusal(submission: Submission, usable: Sequence[Gpu], node: str) -> tuple[str, str] | None:
+    """Why a machine with these GPUs can never run a job, and what to do; None when it may."""
+    gpus, where = submission.gpus or 0, f"on {node}" if node else "here"
+    indices = {gpu.index for gpu in usable}
+    missing = sorted(set(submission.gpu_ids or ()) - indices)
+    if missing:
+        return (f"there is no GPU {format_indices(missing)} {where}; there {'are' if indices else 'is'} "
+                f"{format_indices(sorted(indices)) or 'none'}", "nexus shows them")
+    if gpus > len(usable):
+        return (f"{format_gpus(gpus)} asked for, and {node or 'this machine'} has {len(usable)}",
+                "ask for fewer; --gpus 0 runs a job without one")
+    sizes = [gpu.memory_total_mib for gpu in usable if submission.gpu_ids is None or gpu.index in submission.gpu_ids]
+    large = [size for size in sizes if size is None or size >= (submission.gpu_mem_mib or 0)]
+    if len(large) < gpus and submission.gpu_mem_mib:
+        return (f"{format_memory(submission.gpu_mem_mib)} of GPU memory asked for, and the largest GPU {where + ' ' if node else ''}has "
+                f"{format_memory(max(size or 0 for size in sizes))}", "ask for less; more GPUs share it: --gpus 2")
+    return None
 
 
 KEPT_AS_ASKED = ("command", "name", "group", "gpus", "gpu_ids", "gpu_mem_mib", "after", "conda", "snapshot", "snapshot_repo", "code",
@@ -7640,6 +8987,15 @@ ROUTES = (
           answer="Retried", errors=("conflict", "queue_full")),
     Route("GET", "/jobs/{id}/why", "get_why", "user", (), "why a job waits, GPU by GPU", answer="Why"),
     Route("GET", "/jobs/{id}/logs", "get_logs", "user", ("follow", "stream", "tail"), "what a job printed, or prints", answer="text/plain"),
+    Route("GET", "/nodes", "get_nodes", "owner", (), "this machine and the others that jobs are given to", answer="NodeInfo[]"),
+    Route("POST", "/nodes", "post_nodes", "owner", (), "give jobs to another machine too, on which nexus is", body="NodeAdded",
+          errors=("conflict",)),
+    Route("DELETE", "/nodes/{name}", "delete_node", "owner", ("force",), "no more jobs for a machine, which is forgotten after its last",
+          errors=("conflict",)),
+    Route("POST", "/node/sync", "post_node_sync", "owner", (), "between nexuses: what is new here for the one that gives this machine jobs",
+          body="SyncAsked", answer="any"),
+    Route("POST", "/node/orders", "post_node_orders", "owner", (), "between nexuses: jobs to run, and to end",
+          body="Orders", answer="any"),
     Route("POST", "/service/pause", "post_pause", "owner", ("group",), "start nothing new, or nothing of a group", errors=("not_found",)),
     Route("POST", "/service/resume", "post_resume", "owner", ("group",), "start jobs again", errors=("not_found",)),
     Route("POST", "/service/stop", "post_stop", "owner", (), "end the service; jobs go on"),
@@ -8215,7 +9571,7 @@ class Api:
             alike = job.id if job.unmet or job.retry_at is not None or job.id in kept else (kind_of(job), job.group, job.user)
             if alike not in reasons:
                 reasons[alike] = service.store.read(lambda state, job=job: service.why(job, state))  # type: ignore[misc]
-            yield job_json(job, now, service.node, place, reasons[alike], estimates.get(job.id))
+            yield job_json(job, now, service.find_place(job), place, reasons[alike], estimates.get(job.id))
 
     def post_queue(self, request: Request, caller: Caller) -> Response:
         data = self.read_json(request)
@@ -8290,11 +9646,11 @@ class Api:
 
     def describe_jobs(self, jobs: Sequence[Job]) -> Iterator[dict[str, Any]]:
         """Each looked up by itself, so that a long list delays nobody else."""
-        now, node = self.service.clock.now(), self.service.node
+        now = self.service.clock.now()
         estimates = self.service.find_estimates() if any(job.status == PENDING for job in jobs) else {}
         for job in jobs:
             if job.status in FINAL:
-                yield job_json(job, now, node)
+                yield job_json(job, now, self.service.find_place(job))
             else:
                 yield self.service.describe_now(job, estimates)
 
@@ -8360,6 +9716,24 @@ class Api:
         pieces = self.follow(lambda: (paths, self.service.is_stopping), tail) if follow else read_files(paths, tail)
         return Response(200, content_type="text/plain; charset=utf-8", stream=pieces)
 
+    def get_nodes(self, request: Request, caller: Caller) -> Response:
+        return json_response(self.service.list_nodes())
+
+    def post_nodes(self, request: Request, caller: Caller) -> Response:
+        self.service.add_node(parse_node(self.read_json(request)), caller.name)
+        return Response(204)
+
+    def delete_node(self, request: Request, caller: Caller, name: str) -> Response:
+        self.service.remove_node(name, parse_flag(request.query, "force"), caller.name)
+        return Response(204)
+
+    def post_node_sync(self, request: Request, caller: Caller) -> Response:
+        asked = parse_sync(self.read_json(request))
+        return json_response(self.service.sync(asked.head, asked.since, asked.logs, asked.wait_seconds))
+
+    def post_node_orders(self, request: Request, caller: Caller) -> Response:
+        return json_response(self.service.take_orders(parse_orders(self.read_json(request)), caller))
+
     def post_pause(self, request: Request, caller: Caller) -> Response:
         return self.set_paused(request, caller, True)
 
@@ -8379,11 +9753,13 @@ class Api:
         return Response(204, after=self.service.stop)
 
     def post_gpu_pause(self, request: Request, caller: Caller, index: str) -> Response:
-        self.service.set_gpu_paused(parse_gpu_index(index), True, caller.name)
+        node, number = parse_gpu_place(index)
+        self.service.set_gpu_paused(number, True, caller.name, node)
         return Response(204)
 
     def post_gpu_resume(self, request: Request, caller: Caller, index: str) -> Response:
-        self.service.set_gpu_paused(parse_gpu_index(index), False, caller.name)
+        node, number = parse_gpu_place(index)
+        self.service.set_gpu_paused(number, False, caller.name, node)
         return Response(204)
 
     def get_events(self, request: Request, caller: Caller) -> Response:
@@ -8431,12 +9807,12 @@ class Api:
 
     def describe_event(self, kind: str, what: Any, caller: Caller) -> object:
         if kind == "job":
-            told = job_json(what, self.service.clock.now(), self.service.node)
+            told = job_json(what, self.service.clock.now(), self.service.find_place(what))
             return told if caller.may_see(what.user) else hide_private(told)
         if kind == "removed":
             return {"ids": what}
         if kind == "gpus":
-            return self.service.store.read(lambda state: [gpu_json(gpu, state, self.service.config.gpu, None) for gpu in what])
+            return self.service.store.read(self.service.list_gpus)
         return what
 
     def get_openapi(self, request: Request, caller: Caller) -> Response:
@@ -8562,10 +9938,12 @@ def parse_list(items: Sequence[Any]) -> list[Submission]:
     return submissions
 
 
-def parse_gpu_index(text: str) -> int:
-    if not re.fullmatch(r"\d{1,4}", text):
-        raise NexusError("not_found", f"there is no GPU '{format_line(text, 40)}'", hint="GPUs are told by their index, like 0")
-    return int(text)
+def parse_gpu_place(text: str) -> tuple[str, int]:
+    """(machine, index) of `0`, `n1:0`; "" is this machine.  Raises: not_found."""
+    node, _, index = text.rpartition(":")
+    if not re.fullmatch(r"\d{1,4}", index):
+        raise NexusError("not_found", f"there is no GPU '{format_line(text, 40)}'", hint="GPUs are told by their index, like 0 or n1:0")
+    return node, int(index)
 
 
 def show_to(caller: Caller, jobs: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -10848,11 +12226,23 @@ class Client:
         answer = self.ask("POST", f"/jobs/{quote_path(job_id)}/retry")
         return [answer["id"], *answer.get("dependents", ())]
 
-    def pause(self, gpu: int | None = None, group: str | None = None) -> None:
-        self.ask("POST", ("/service/pause" if gpu is None else f"/gpus/{gpu}/pause") + encode_query({"group": group}))
+    def pause(self, gpu: int | str | None = None, group: str | None = None) -> None:
+        """The queue, or a GPU: 0, or of another machine "n1:0"."""
+        self.ask("POST", ("/service/pause" if gpu is None else f"/gpus/{quote_path(str(gpu))}/pause") + encode_query({"group": group}))
 
-    def resume(self, gpu: int | None = None, group: str | None = None) -> None:
-        self.ask("POST", ("/service/resume" if gpu is None else f"/gpus/{gpu}/resume") + encode_query({"group": group}))
+    def resume(self, gpu: int | str | None = None, group: str | None = None) -> None:
+        self.ask("POST", ("/service/resume" if gpu is None else f"/gpus/{quote_path(str(gpu))}/resume") + encode_query({"group": group}))
+
+    def nodes(self) -> list[dict[str, Any]]:
+        """This machine, and the others that jobs are given to."""
+        return list(self.ask("GET", "/nodes"))
+
+    def add_node(self, **facts: Any) -> None:
+        """`facts` as in [[nodes]]: nexus is there already."""
+        self.ask("POST", "/nodes", facts)
+
+    def remove_node(self, name: str, force: bool = False) -> None:
+        self.ask("DELETE", f"/nodes/{quote_path(name)}" + encode_query({"force": "true" if force else None}))
 
     def stop(self) -> None:
         self.ask("POST", "/service/stop")
@@ -11305,7 +12695,7 @@ OPTION_PARSERS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
     "gpu_mem": ("gpu_mem_mib", parse_memory), "name": ("name", str), "priority": ("priority", str), "group": ("group", str),
     "max_concurrent": ("max_concurrent", lambda text: parse_option_number("--max-concurrent", text)), "after": ("after", str),
     "retries": ("retries", lambda text: parse_option_number("--retries", text)), "timeout": ("timeout_seconds", parse_duration),
-    "expect": ("expected_time", parse_duration), "conda": ("conda", str), "llm": ("llm", str)}
+    "expect": ("expected_time", parse_duration), "conda": ("conda", str), "llm": ("llm", str), "node": ("node", str)}
 
 
 def make_options(call: Call) -> dict[str, Any]:
@@ -11316,7 +12706,8 @@ def make_options(call: Call) -> dict[str, Any]:
                if not is_job_variable(name) and name not in ("CUDA_VISIBLE_DEVICES", *misleading)}
     made: dict[str, Any] = {"env": dict(parse_assignments(given.env))}
     if not call.environ.get("NEXUS_URL"):
-        made.update(environment=environ, cwd=find_cwd(given.cwd), umask=read_umask(),
+        is_there = given.node and (given.cwd or "").startswith("/")         # on that machine
+        made.update(environment=environ, cwd=given.cwd if is_there else find_cwd(given.cwd), umask=read_umask(),
                     limits={name: list(pair) for name, pair in current_limits().items()})
     elif given.cwd:                             # what this machine is like says nothing of that one
         made["cwd"] = given.cwd
@@ -11691,10 +13082,12 @@ def act_on_all(client: Client, ids: Sequence[str], statuses: Sequence[str], act:
 
 
 def find_targets(client: Client, target: str, takes_all: bool) -> list[str]:
-    """The running jobs that an id or a GPU index names.  Raises: not_found; conflict, when several share the GPU."""
-    if not re.fullmatch(r"[0-9]{1,9}", target):
+    """The running jobs that an id or a GPU names, `0` or `n1:0`.  Raises: not_found; conflict, when several share the GPU."""
+    node, _, index = target.rpartition(":")
+    if not re.fullmatch(r"[0-9]{1,9}", index):
         return [target]
-    gpu = next((gpu for gpu in client.status()["gpu_status"] if gpu["index"] == int(target)), None)
+    status = client.status()
+    gpu = next((gpu for gpu in status["gpu_status"] if (gpu["node"], gpu["index"]) == (node or status["host"]["name"], int(index))), None)
     if gpu is None:
         raise NexusError("not_found", f"there is no GPU {target}", hint="nexus shows them")
     if not gpu["job_ids"]:
@@ -11840,6 +13233,8 @@ def cmd_attach(call: Call) -> int:
     if not job["session"]:
         raise NexusError("conflict", f"job {job['id']} has no screen session",
                          hint=f"nexus logs -f {job['id']}; with screen installed, later jobs have one")
+    if job["remote_id"]:
+        attach_remote(call, client, job)
     screen = prepare_screen(client.layout)
     if job["session"] not in [f"{pid}.{name}" for pid, name, _ in screen.list_sessions()]:
         raise NexusError("not_found", f"the screen session of job {job['id']} is gone; the job goes on", hint=f"nexus logs -f {job['id']}")
@@ -11848,6 +13243,19 @@ def cmd_attach(call: Call) -> int:
     environ = {**call.environ, **screen.environ(), "TERM": find_terminal(call.environ.get("TERM", ""))}
     call.say("Ctrl-A D leaves; Ctrl-C ends the job")
     os.execvpe("screen", ["screen", "-x", job["session"]], environ)
+
+
+def attach_remote(call: Call, client: Client, job: Mapping[str, Any]) -> NoReturn:
+    """Replace this process by ssh, and the nexus of the job's node in it.  Raises: usage, unavailable."""
+    node = next(node for node in client.nodes() if node["name"] == job["node"])
+    if not node["is_reachable"]:
+        raise NexusError("unavailable", f"{node['name']} cannot be reached now: {node['trouble']}", hint=node["hint"] or "nexus node list")
+    if not sys.stdin.isatty():
+        raise NexusError("usage", "attach needs a terminal", hint=f"nexus logs -f {job['id']}")
+    there = " ".join(map(quote, [node["python"], node["path"], "attach", job["remote_id"]]))
+    call.say(f"on {node['name']}: Ctrl-A D leaves; Ctrl-C ends the job")
+    os.execvpe("ssh", ["ssh", "-S", node["control"], "-o", "ControlMaster=no", "-o", "ProxyCommand=false", "-t",
+                       f"{node['user']}@{node['host']}" if node["user"] else node["host"], there], dict(call.environ))
 
 
 def prepare_screen(layout: Layout) -> Screen:
@@ -11900,9 +13308,9 @@ def set_paused(call: Call, is_paused: bool) -> int:
     if call.options.gpus and call.options.group is not None:
         refuse(f"{call.options.subcommand} takes GPUs or --group, not both", hint=f"nexus help {call.options.subcommand}")
     for index in call.options.gpus:
-        if not re.fullmatch(r"[0-9]{1,4}", index):
+        if not re.fullmatch(r"([\w.-]+:)?[0-9]{1,4}", index):
             raise NexusError("usage", f"'{format_line(index, 40)}' is not a GPU index",
-                             hint=f"nexus {call.options.subcommand} 0; without one, the queue")
+                             hint=f"nexus {call.options.subcommand} 0, or n1:0; without one, the queue")
     client = call.client()
     act, done = (client.pause, "paused") if is_paused else (client.resume, "resumed")
     if call.options.group is not None:
@@ -11910,7 +13318,7 @@ def set_paused(call: Call, is_paused: bool) -> int:
         call.say(f"group {call.options.group} is {done}")
         return 0
     for index in call.options.gpus:
-        act(int(index))
+        act(index)
         call.say(f"GPU {index} {done}: it gets {'no new job' if is_paused else 'jobs again'}")
     if not call.options.gpus:
         act()
@@ -12101,6 +13509,127 @@ def list_tokens(call: Call, file: TokenFile) -> int:
     else:
         call.say("nobody has a token; nexus token create USER makes one")
     return 0
+
+
+def cmd_node(call: Call) -> int:
+    """Whoever may type here may log in there: what is done on the other machine is done by ssh, from here."""
+    client = call.client()
+    if client.layout is None:
+        raise NexusError("usage", "nodes are added on the service's own machine", hint="ssh there; or unset NEXUS_URL")
+    act = {"add": add_node, "list": list_nodes, "remove": remove_node}[call.options.action]
+    return act(call, client)
+
+
+def add_node(call: Call, client: Client) -> int:
+    """Bring this nexus to another machine, start it there, and let the service give it jobs."""
+    config, assured = choose_node(call, client), False
+    assert client.layout
+    call.say(f"reaching {config.destination}")
+    with open(os.path.abspath(__file__), "rb") as file:
+        content = file.read()
+    ssh = Ssh(config, f"{client.layout.ssh_folder}/{os.getpid()}", call.environ)
+    try:
+        ssh.open()
+        wanted = file_hash()
+        told = probe_node(ssh, wanted)
+        if told["hash"] != wanted:
+            install_on_node(ssh, content)
+            call.say(f"copied nexus {__version__} ({wanted}) to {told['path']}" + (f", which was {told['hash']}" if told["hash"] else ""))
+            told = probe_node(ssh, wanted)
+            assured = told["hash"] == wanted
+            if not assured:
+                raise NexusError("unavailable", f"{told['path']} on {config.name} is not what was copied there", hint=ssh.by_hand)
+        ssh.forward({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(told["service"]["host"], told["service"]["host"]), told["service"]["port"])
+        api = NodeApi(ssh.socket, told["token"], bool(told["service"].get("tls_cert")))
+        status = api.ask("GET", "/status", None, 60.0)
+    except OSError as error:
+        raise NexusError("unavailable", f"the nexus on {config.name} does not answer: {error}",
+                         hint="its sshd must allow AllowTcpForwarding; what nexus says there: ~/.nexus/service.log") from None
+    finally:
+        ssh.close()
+        remove_folder(os.path.dirname(ssh.control))
+    client.add_node(**{key: fact for key, fact in encode_value(config).items() if fact})
+    await_node(client, config.name)
+    gpus = [gpu for gpu in status["gpu_status"] if gpu["node"] == status["host"]["name"]]
+    names = "; ".join(sorted({f"{format_line(gpu['name'])}, {gpu['memory_total']}" for gpu in gpus}))
+    call.print(f"{config.name}: {format_count(len(gpus), 'GPU')}{f' ({names})' if names else ''}, Python {told['version']}\n")
+    for hint in [status["gpu_trouble"], *status["hints"]]:
+        if hint:
+            call.say(f"{config.name}: {hint}")
+    return 0
+
+
+def await_node(client: Client, name: str) -> None:
+    """Until the service has reached it too.  Raises: unavailable."""
+    give_up_at = time.monotonic() + SSH_PATIENCE_S
+    while True:
+        node = next(node for node in client.nodes() if node["name"] == name)
+        if node["is_reachable"]:
+            return
+        if time.monotonic() > give_up_at:
+            raise NexusError("unavailable", f"{name} was added, but the service cannot use it: {node['trouble']}", hint=node["hint"] or "")
+        time.sleep(0.05)
+
+
+def choose_node(call: Call, client: Client) -> NodeConfig:
+    """The node that is meant: one that is known by its name, or a new one.  Raises: usage."""
+    given = call.options
+    if len(given.words) != 1:
+        raise NexusError("usage", "node add takes one machine", hint="nexus node add gpuuser@10.0.0.5 --name n1")
+    known = next((node for node in client.nodes()[1:] if node["name"] == given.words[0]), None)
+    options = {"name": given.name, "jump": given.jump, "port": given.port, "identity_file": given.identity}
+    if known and not any(options.values()):
+        row = {key: known[key] for key in ("name", "host", "user", "port", "jump", "identity_file")}
+        return parse_node({key: fact for key, fact in row.items() if fact})
+    user, _, host = given.words[0].rpartition("@")
+    if options["port"]:
+        options["port"] = parse_option("port", options["port"], lambda text: int(text) if is_number(text) else refuse(
+            f"'{format_line(text, 40)}' is not a port"))
+    if options["identity_file"]:
+        options["identity_file"] = os.path.abspath(os.path.expanduser(options["identity_file"]))
+        if not os.path.isfile(options["identity_file"]):
+            refuse(f"--identity {options['identity_file']} is not there", hint="the private key's file, like ~/.ssh/id_ed25519")
+    return parse_node({"host": host, **({"user": user} if user else {}), **{key: fact for key, fact in options.items() if fact}})
+
+
+def list_nodes(call: Call, client: Client) -> int:
+    nodes = client.nodes()
+    if call.options.json:
+        call.print_json(nodes)
+        return 0
+    rows = [[node["name"], f"{node['user']}@{node['host']}" if node["host"] and node["user"] else node["host"] or "here", str(node["gpus"]),
+             ", ".join(map(format_line, node["gpu_names"])), str(node["running_jobs"]), describe_node_state(node)] for node in nodes]
+    call.print(format_table(("NODE", "ADDRESS", "GPUS", "MODEL", "JOBS", "STATE"), rows, ("bright", "", "", "", "", "yellow"), call.paint,
+                            call.width))
+    for node in nodes:
+        if node["hint"]:
+            call.say(f"{node['name']}: {node['hint']}")
+    return 0
+
+
+def describe_node_state(node: Mapping[str, Any]) -> str:
+    if node["unknown_since"]:
+        return f"unknown since {local_time(node['unknown_since'])}: {format_line(node['trouble'])}"
+    return "is being removed" if node["is_leaving"] else format_line(node["trouble"] or "ok")
+
+
+def remove_node(call: Call, client: Client) -> int:
+    """Returns when it is gone: its last job is over."""
+    if len(call.options.words) != 1:
+        raise NexusError("usage", "node remove takes a node's name", hint="nexus node list")
+    name = call.options.words[0]
+    client.remove_node(name, call.options.force)
+    told = -1
+    while True:
+        node = next((node for node in client.nodes()[1:] if node["name"] == name), None)
+        if node is None:
+            call.say(f"{name} is removed; its nexus and what it kept are still there")
+            return 0
+        if node["running_jobs"] != told:
+            told = node["running_jobs"]
+            call.say(f"{name} gets no more jobs; {format_count(told, 'job')} there still "
+                     f"{'runs' if told == 1 else 'run'} (Ctrl-C leaves it to end by itself; --force gives them up)")
+        time.sleep(0.2)
 
 
 def revoke_token(call: Call, file: TokenFile) -> int:
@@ -12361,6 +13890,7 @@ JOB_OPTIONS = (
              help="one job for each value, put where the command says {NAME}; seed=0..4 counts; repeatable: all combinations"),
     argument("--env", metavar="NAME=VALUE", action="append", default=[], help="a variable on top of the environment; repeatable"),
     argument("--cwd", metavar="DIR", help="where it runs (default: here)"),
+    argument("--node", metavar="NAME", help="only on this machine (nexus node list; default: wherever it can start first)"),
     argument("--tty", action="store_true", help="its stdout is a terminal: progress bars and colours as when run by hand"),
     argument("--file", metavar="FILE", help="one command a line, # comments; - is standard input"),
     argument("--dry-run", action="store_true", help="check it, show the commands, add nothing"),
@@ -12417,6 +13947,13 @@ COMMANDS = (
         argument("action", choices=("create", "list", "revoke")), argument("words", nargs="*", metavar="USER|TOKEN"),
         argument("--days", type=parse_days, metavar="N", help="until when it is good; without: until it is revoked"),
         argument("--json", action="store_true", help="as JSON"))),
+    Command("node", "give jobs to other machines too, over ssh: add, list, remove one", cmd_node, (
+        argument("action", choices=("add", "list", "remove")), argument("words", nargs="*", metavar="[USER@]HOST|NAME"),
+        argument("--name", help="what it is called here (default: its host)"),
+        argument("--jump", metavar="[USER@]HOST", help="the machine through which it is reached"),
+        argument("--port", help="its sshd's port"), argument("--identity", metavar="FILE", help="the private key to log in with"),
+        argument("--force", action="store_true", help="remove: at once; the jobs there are given up"), JSON_OPTION),
+            "Its nexus is this one, copied there; its GPUs and this machine's are one pool."),
     Command("config", "show the configuration; edit it; its path; a sample", cmd_config, (
         argument("action", nargs="?", choices=("edit", "path", "sample")),)),
     Command("install", "put `nexus` on PATH, with completion", cmd_install, (

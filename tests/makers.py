@@ -120,7 +120,8 @@ jobs = st.fixed_dictionaries(
 environments = st.dictionaries(texts, texts, max_size=4)
 state_facts = {
     "paused": st.booleans(), "paused_gpus": tuples(texts), "pause_reasons": tuples(st.tuples(texts, texts)), "hooks_since": maybe(times),
-    "inventory": tuples(st.tuples(st.integers(0, 99), texts, texts, maybe(times)))}
+    "inventory": tuples(st.tuples(st.integers(0, 99), texts, texts, maybe(times))),
+    "nodes": tuples(st.tuples(texts, texts, texts, st.integers(0, 65535), texts, texts, st.booleans()))}
 groups = st.builds(nexus.Group, texts, st.integers(0, 99), maybe(texts), st.integers(-1, 3))
 changes = st.one_of(
     st.builds(nexus.JobAdded, jobs),

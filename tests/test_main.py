@@ -15,7 +15,7 @@ import nexus
 LISTED = [
     "status", "add", "run", "queue", "history", "jobs", "show", "why", "wait", "logs", "kill", "cancel", "remove", "retry", "move",
         "attach",
-    "screens", "pause", "resume", "start", "stop", "restart", "serve", "metrics", "health", "token", "config", "install", "help"]
+    "screens", "pause", "resume", "start", "stop", "restart", "serve", "metrics", "health", "token", "node", "config", "install", "help"]
 
 
 @pytest.fixture(scope="module")

@@ -376,10 +376,10 @@ def test_what_holds_for_many_is_a_reason_too(reason, made, trouble, part):
     assert part in nexus.describe_wait(made.jobs["aaa"], made, planned, config(), NOW), reason
 
 
-VERDICTS = [  # reason, job, [(index, why not)]
-    ("each GPU's own", job("aaa", 5), [(0, "runs job rrr"), (1, None), (2, "is paused")]),
-    ("only those it may have, and those that are gone", job("aaa", 5, gpu_ids=(1, 7)), [(1, None), (7, "is not there")]),
-    ("a share", job("aaa", 5, gpus=0.4), [(0, None), (1, None), (2, "is paused")]),
+VERDICTS = [  # reason, job, [(machine, index, why not)]
+    ("each GPU's own", job("aaa", 5), [("", 0, "runs job rrr"), ("", 1, None), ("", 2, "is paused")]),
+    ("only those it may have, and those that are gone", job("aaa", 5, gpu_ids=(1, 7)), [("", 1, None), ("", 7, "is not there")]),
+    ("a share", job("aaa", 5, gpus=0.4), [("", 0, None), ("", 1, None), ("", 2, "is paused")]),
 ]
 
 

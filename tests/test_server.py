@@ -463,8 +463,8 @@ def test_why(bench):
     bench.decide()
     status, told = bench.ask("GET", f"/jobs/{job_id}/why")
     assert status == 200 and told["why"] == "it needs 2 GPUs, and 1 of 2 can be had now: GPU 1 is paused"
-    assert told["facts"][0] == "it is first in the queue" and told["gpus"] == [{"index": 0, "verdict": None}, {"index": 1,
-        "verdict": "is paused"}]
+    assert told["facts"][0] == "it is first in the queue" and [(gpu["index"], gpu["verdict"]) for gpu in told["gpus"]] == [
+        (0, None), (1, "is paused")]
     bench.ask("POST", "/service/pause")
     assert bench.ask("GET", f"/jobs/{job_id}/why")[1]["why"] == "the queue is paused (nexus resume)"
 

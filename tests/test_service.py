@@ -1700,7 +1700,7 @@ def test_explain(world):
     assert (told["id"], told["status"]) == (waits, "pending") and told["why"] == w.api(waits)["waiting_for"]
     assert told["facts"][0] == "it is first in the queue" and "it asks for 2 GPUs with 1GB free" in told["facts"][1]
     assert any("others have started before it for 0s" in fact for fact in told["facts"])
-    assert told["gpus"] == [{"index": 0, "verdict": f"runs job {on}"}, {"index": 1, "verdict": f"runs job {small}"}]
+    assert [(gpu["index"], gpu["verdict"]) for gpu in told["gpus"]] == [(0, f"runs job {on}"), (1, f"runs job {small}")]
     assert w.service.explain(on, ANN)["why"] == "it runs on GPU 0" and w.service.explain(on, ANN)["gpus"] == []
     last = w.add(gpu_ids=[1])
     w.turn()
