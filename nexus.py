@@ -2743,7 +2743,8 @@ class Round:
         if len(machines) == 1 and closed[0] and (job.gpus or machines[0]):
             return closed[0]
         if job.gpus:
-            return ""
+            is_any_seen = any(slot.gpu.node in machines for slot in self.board)
+            return "" if is_any_seen else "; ".join(filter(None, closed))
         if machines == [""]:
             return f"all {self.config.jobs.cpu_slots} CPU slots are taken (cpu_slots)"
         return "all CPU slots are taken" + "".join(f"; {name}: {why}" for name, why in zip(machines, closed) if name and why)
@@ -3506,7 +3507,7 @@ SHAPES: dict[str, Mapping[str, str]] = {
     "NodeInfo": {"name": "text", "gpus": "whole", "gpu_names": "text[]", "running_jobs": "whole", "host": "text?", "user": "text?",
                  "port": "whole?", "jump": "text?", "identity_file": "text?", "is_reachable": "flag", "is_leaving": "flag",
                  "trouble": "text?", "hint": "text?",
-                 "unknown_since": "time?", "python": "text?", "path": "text?", "control": "text?"},
+                 "unknown_since": "time?", "python": "text?", "path": "text?", "home": "text?", "control": "text?"},
     "Gpu": {"index": "whole", "node": "text", "name": "text", "memory_total": "text?", "memory_used": "text?", "job_id": "id?",
             "job_ids": "id[]",
             "allocated": "number", "utilization_mean": "number?", "utilization_peak": "number?", "uuid": "text",
@@ -3932,6 +3933,13 @@ def make_folder(path: str) -> None:
         os.makedirs(path, mode=0o700, exist_ok=True)
     except OSError as error:
         raise describe_disk_error(error, "make", path) from None
+
+
+def check_private(path: str) -> None:
+    """A folder that others may have made before must be this user's alone.  Raises: unavailable."""
+    status = os.lstat(path)
+    if status.st_uid != os.geteuid() or status.st_mode & 0o022:
+        raise NexusError("unavailable", f"{path} is not this user's alone", hint=f"whose is it?  ls -ld {path}")
 
 
 def read_text(path: str) -> str | None:
@@ -5219,7 +5227,7 @@ def release_snapshot(repository: str, commit: str, environ: Mapping[str, str]) -
 SSH_PATIENCE_S = 40.0           # for a connection to be made, also through a jump host
 SSH_CALL_TIMEOUT_S = 120.0      # for what is run there
 SSH_OPTIONS = ("BatchMode=yes", "ConnectTimeout=15", "ServerAliveInterval=5", "ServerAliveCountMax=3", "ForwardAgent=no", "ForwardX11=no",
-               "PermitLocalCommand=no", "ControlPersist=no", "StreamLocalBindUnlink=yes")
+               "PermitLocalCommand=no", "RemoteCommand=none", "ControlPersist=no", "StreamLocalBindUnlink=yes")
 SSH_HINTS = (                   # words of ssh, and what to do
     ("IDENTIFICATION HAS CHANGED", "its host key is another than before: find out why; then ssh-keygen -R {host} forgets the old one"),
     ("Host key verification failed", "accept its host key once, after you have checked it: {ssh} true"),
@@ -5274,10 +5282,11 @@ class Ssh:
         import tempfile
         self.close()
         make_folder(os.path.dirname(self.control))
+        check_private(os.path.dirname(self.control))
         remove_file(self.control)
         with tempfile.TemporaryFile() as said:
             try:
-                self.process = subprocess.Popen(
+                process = self.process = subprocess.Popen(
                     ["ssh", *self.list_options(), "-o", "ClearAllForwardings=yes", "-M", "-S", self.control, "-T", self.node.destination,
                      "exec cat >/dev/null"],
                     stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=said, env=self.environ, start_new_session=True)
@@ -5286,8 +5295,8 @@ class Ssh:
                                  "apt install openssh-client") from None
             give_up_at = time.monotonic() + SSH_PATIENCE_S
             while not os.path.exists(self.control):
-                if self.process.poll() is not None or time.monotonic() > give_up_at:
-                    is_late = self.process.poll() is None
+                if process.poll() is not None or time.monotonic() > give_up_at:
+                    is_late = process.poll() is None
                     self.close()
                     said.seek(0)
                     words = said.read().decode("utf-8", "replace")
@@ -5353,7 +5362,7 @@ for name in python3 python3.14 python3.13 python3.12 python3.11 python3.10 pytho
 done
 [ "$found" ] || { printf 'nexus-probe {"seen": "%s"}\n' "$seen"; exit; }
 exec "$found" - "$home" @wanted@ <<'END'
-import hashlib, json, os, subprocess, sys
+import hashlib, json, os, socket, subprocess, sys
 home, wanted = sys.argv[1:]
 path = os.path.join(home, "nexus.py")
 told = {"python": sys.executable, "path": path, "hash": None, "version": "%d.%d.%d" % sys.version_info[:3]}
@@ -5364,15 +5373,19 @@ def read(name):
     except OSError:
         return b""
 def call(verb):
-    done = subprocess.run([sys.executable, path, verb], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    done = subprocess.run([sys.executable, path, verb], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                          env=dict(os.environ, NEXUS_HOME=home))
     told["fault"] = done.stderr.decode("utf-8", "replace") if done.returncode else ""
     return json.loads(read("service.json") or b"{}")
 told["hash"] = hashlib.sha256(read("nexus.py")).hexdigest()[:8] if read("nexus.py") else None
 if told["hash"] == wanted:
     service = call("start")
+    if "NEXUS_HOME=" in told["fault"]:          # a home directory that machines share, and another one's nexus is there
+        home += "-" + socket.gethostname()
+        service = call("start")
     if not told["fault"] and service.get("hash") != wanted:
         service = call("restart")
-    told["service"], told["token"] = service, read("token").decode("utf-8", "replace").strip()
+    told["service"], told["token"], told["home"] = service, read("token").decode("utf-8", "replace").strip(), home
 print("nexus-probe " + json.dumps(told))
 END
 '''
@@ -5417,7 +5430,22 @@ class NodeApi:
         self.line: http.client.HTTPConnection | None = None
 
     def ask(self, method: str, path: str, body: object, timeout_s: float) -> Any:
-        """The answer's JSON.  Raises: OSError, when the line is cut; what the node answers."""
+        """The answer's JSON.  What is asked may be asked twice.  Raises: OSError, when the line is cut; what the node answers."""
+        is_kept = self.line is not None
+        try:
+            status, data = self.exchange(method, path, body, timeout_s)
+        except ConnectionError:
+            if not is_kept:
+                raise
+            status, data = self.exchange(method, path, body, timeout_s)         # it was idle for so long that it was closed
+        if status >= 400:
+            told = data if isinstance(data, dict) else {}
+            kind = told["error"] if told.get("error") in KINDS else "internal"
+            raise NexusError(kind, str(told.get("message")), str(told.get("hint", "")))
+        return data
+
+    def exchange(self, method: str, path: str, body: object, timeout_s: float) -> tuple[int, Any]:
+        """Raises: TimeoutError; ConnectionError."""
         import http.client
         try:
             if self.line is None:
@@ -5427,15 +5455,12 @@ class NodeApi:
             self.line.request(method, path, encode_json(body).encode("ascii"), {
                 "Content-Type": "application/json", "Authorization": f"Bearer {self.token}"})
             answer = self.line.getresponse()
-            data = json.loads(answer.read() or b"null")
+            return answer.status, json.loads(answer.read() or b"null")
         except (OSError, ValueError, http.client.HTTPException) as error:
             self.close()
-            raise ConnectionError(str(error) or "the line was cut") from None
-        if answer.status >= 400:
-            told = data if isinstance(data, dict) else {}
-            kind = told["error"] if told.get("error") in KINDS else "internal"
-            raise NexusError(kind, str(told.get("message")), str(told.get("hint", "")))
-        return data
+            if isinstance(error, socket.timeout):
+                raise TimeoutError(f"no answer within {timeout_s:g} s") from None
+            raise ConnectionError(str(error) or "it was closed") from None
 
     def connect(self, timeout_s: float) -> http.client.HTTPConnection:
         """Raises: OSError."""
@@ -6717,7 +6742,7 @@ SYNC_LOOK_S = (0.05, 0.5)       # how often logs are looked at there: soon after
 LOG_PIECE_BYTES = 2**20         # of one log, in one answer
 WITHDRAW_PATIENCE_S = 3.0       # a node that has not begun a job within this gives it back
 REFUSAL_REST_S = 5.0            # and gets no other one for a while
-SENT_AS_ASKED = ("command", "name", "group", "gpu_mem_mib", "conda", "cuda_arg", "expected_time", "tty", "umask")
+SENT_AS_ASKED = ("command", "name", "gpu_mem_mib", "conda", "cuda_arg", "expected_time", "tty", "umask")
 # What a job on another machine has from there, and not from its submitter's
 OWN_VARIABLES = re.compile(r"HOME|USER|LOGNAME|SHELL|PWD|OLDPWD|SHLVL|_|TMPDIR|TMP|TEMP|MAIL|HOSTNAME|DISPLAY|XAUTHORITY|WAYLAND_DISPLAY|"
                            r"PATH|(XDG|SSH|DBUS|SYSTEMD|NEXUS|SLURM|TMUX|SCREEN)_?\w*|INVOCATION_ID|JOURNAL_STREAM|CUDA_VISIBLE_DEVICES")
@@ -6769,8 +6794,7 @@ class Node:
         self.cpu_slots, self.hold = 0, ""
         self.has_news = False
         self.news: collections.deque[Remote | Refusal] = collections.deque()    # for the loop
-        self.jobs: dict[tuple[str, int], Remote] = {}       # what was heard last of those that run there
-        self.is_listed = False                              # all that it has is in `jobs`
+        self.is_listed = False                              # all that it has is in `known`
         self.offsets: dict[tuple[str, int], list[int]] = {}     # (id here, attempt): bytes of its logs that have come
         self.ended: dict[tuple[str, int], Remote] = {}      # whose logs have not come whole
         self.known: set[tuple[str, int]] = set()            # (id there, attempt) that it has
@@ -6799,8 +6823,9 @@ class Node:
             except (NexusError, OSError) as error:
                 self.lose(error)
             except Exception as error:
-                self.service.fail(f"following node {self.name}", error)
-                self.lose(ConnectionError(repr(error)))
+                if not self.is_ended:
+                    self.service.fail(f"following node {self.name}", error)
+                    self.lose(ConnectionError(repr(error)))
             if not self.is_ended:
                 self.retry.wait(pause_s)
                 self.retry.clear()
@@ -6908,21 +6933,16 @@ class Node:
             if remote.status in FINAL:
                 self.ended[remote.id, remote.attempt] = remote
             else:
-                self.jobs[remote.id, remote.attempt] = remote
                 self.news.append(remote)
             self.known.add((remote.id, remote.attempt))
         if is_full:
-            there = {(remote.id, remote.attempt) for remote in jobs}
-            for key in set(self.known) - there:
-                self.known.discard(key)
-                self.jobs.pop(key, None)
+            self.known &= {(remote.id, remote.attempt) for remote in jobs}
             self.is_listed = True
         offsets = {(job.remote_id, job.attempt): self.offsets.get((job.id, job.attempt)) for job in self.list_jobs()}
         for key, remote in list(self.ended.items()):
             came = offsets.get(key)
             if came is None or all(have >= size for have, size in zip(came, remote.log_sizes)):
                 del self.ended[key]
-                self.jobs.pop(key, None)
                 self.news.append(remote)
 
     # Telling it what to do
@@ -6983,6 +7003,8 @@ class Node:
                 tree, os.path.relpath(job.cwd, job.snapshot_repo))))
         elif not job.code and job.cwd != service.find_home_folder():
             asked["cwd"] = job.cwd
+        if job.code:
+            submitted = {}                                  # of this service alone: who sent the script said nothing of it
         yield {"id": job.remote_id, "attempt": job.attempt, "user": job.user, "is_stopped": bool(job.stop_cause),
                "path": submitted.get("PATH", ""), "job": {
                    **asked, "gpus": len(list_shares(job)) if job.is_alone else job.gpus, "retries": 0,
@@ -8028,7 +8050,8 @@ class Service:
         facts = read_attempts(job)[-1] if job.status == PENDING else {name: getattr(job, name) for name in ATTEMPT_FIELDS}
         is_soon = facts["cause"] in ("exit", "signal", "cuda-oom") and (facts["runtime_seconds"] or 0) <= self.config.gpu.guard_seconds
         self.ended.append(Ended(before.gpu_uuids, job.code or job.command, job.status == COMPLETED, is_soon, before.started_at or 0.0))
-        place = f" on GPU {format_indices(before.gpu_indices)}" if before.gpu_indices else ""
+        places = [before.node, f"GPU {format_indices(before.gpu_indices)}" if before.gpu_indices else ""]
+        place = f" on {', '.join(filter(None, places))}" if any(places) else ""
         if job.status == COMPLETED:
             self.tell(before, "Job %s completed successfully%s", job.id, place)
             return
@@ -8144,11 +8167,11 @@ class Service:
 
         local = describe(self.node, self.gpus, host=None, user=self.user, port=None, jump=None, identity_file=None, is_reachable=True,
                          is_leaving=False,
-                         trouble=self.observation.trouble, hint=None, unknown_since=None, python=None, path=None, control=None)
+                         trouble=self.observation.trouble, hint=None, unknown_since=None, python=None, path=None, home=None, control=None)
         return [local, *(describe(
             node.name, node.gpus, **address(node.config), is_reachable=node.trouble is None, is_leaving=node.is_leaving,
             trouble=node.trouble.message if node.trouble else node.hold or None, hint=node.trouble.hint if node.trouble else None,
-            unknown_since=node.since if node.trouble else None, python=node.told.get("python"), path=node.told.get("path"),
+            unknown_since=node.since if node.trouble else None, **{key: node.told.get(key) for key in ("python", "path", "home")},
             control=node.ssh.control) for node in self.nodes.values())]
 
     def send(self, job: Job) -> None:
@@ -8417,7 +8440,8 @@ class Service:
 
         def trim(state: State) -> Changes:
             gone = choose_trimmed(state, limit)
-            yield JobsRemoved(tuple(job.id for job in gone))
+            if gone:
+                yield JobsRemoved(tuple(job.id for job in gone))
             return gone
 
         for job in self.store.update(trim):
@@ -13252,7 +13276,7 @@ def attach_remote(call: Call, client: Client, job: Mapping[str, Any]) -> NoRetur
         raise NexusError("unavailable", f"{node['name']} cannot be reached now: {node['trouble']}", hint=node["hint"] or "nexus node list")
     if not sys.stdin.isatty():
         raise NexusError("usage", "attach needs a terminal", hint=f"nexus logs -f {job['id']}")
-    there = " ".join(map(quote, [node["python"], node["path"], "attach", job["remote_id"]]))
+    there = " ".join(map(quote, ["env", f"NEXUS_HOME={node['home']}", node["python"], node["path"], "attach", job["remote_id"]]))
     call.say(f"on {node['name']}: Ctrl-A D leaves; Ctrl-C ends the job")
     os.execvpe("ssh", ["ssh", "-S", node["control"], "-o", "ControlMaster=no", "-o", "ProxyCommand=false", "-t",
                        f"{node['user']}@{node['host']}" if node["user"] else node["host"], there], dict(call.environ))
@@ -13527,6 +13551,7 @@ def add_node(call: Call, client: Client) -> int:
     call.say(f"reaching {config.destination}")
     with open(os.path.abspath(__file__), "rb") as file:
         content = file.read()
+    make_folder(client.layout.ssh_folder)
     ssh = Ssh(config, f"{client.layout.ssh_folder}/{os.getpid()}", call.environ)
     try:
         ssh.open()
@@ -13567,7 +13592,9 @@ def await_node(client: Client, name: str) -> None:
         if node["is_reachable"]:
             return
         if time.monotonic() > give_up_at:
-            raise NexusError("unavailable", f"{name} was added, but the service cannot use it: {node['trouble']}", hint=node["hint"] or "")
+            hint = "the service has another ssh agent than this shell: nexus restart from here, or --identity FILE without a passphrase"
+            raise NexusError("unavailable", f"{name} was added, but the service cannot use it: {node['trouble']}",
+                             hint=hint if "Permission denied" in node["trouble"] else node["hint"] or "nexus node list")
         time.sleep(0.05)
 
 

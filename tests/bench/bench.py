@@ -434,9 +434,50 @@ def measure_starts(it: Bench, count: int) -> float:
     return statistics.median((times[at + 1] - times[at]) * 1000 for at in range(1, 2 * count, 2))
 
 
+def measure_nodes() -> None:
+    """As root: 8 machines with 8 GPUs each, as network namespaces with real OpenSSH servers, 10 ms away."""
+    sys.path.insert(0, str(TOP / "tests"))
+    import network
+    round_trip_ms = 10
+    with network.Net(nodes=8, gpus=8, refresh_rate_seconds=5) as net:
+        for node in net.nodes:
+            assert net.head.nexus("node", "add", node.target, "--name", node.name).returncode == 0
+        for node in net.nodes:
+            node.delay(round_trip_ms)
+        asked = [{"command": "sleep 4", "cwd": "/"} for _ in range(64)]
+        began = time.monotonic()
+        ids = net.head.ask("POST", "/queue", asked, key="sixty-four")["ids"]
+        while len([job for job in net.head.ask("GET", "/jobs?status=running") if job["pid"]]) < 64:
+            time.sleep(0.02)
+        report("64 waiting jobs on 64 idle GPUs of 8 nodes 10 ms away", f"{time.monotonic() - began:.2f} s", "<= 2 s")
+        jobs = [net.head.wait(job_id) for job_id in ids]
+        assert {job["status"] for job in jobs} == {"completed"}
+        lines = {node.name: len([pid for pid in net.head.machine.processes() if f"{node.address}" in describe_command(pid)
+                                 or node.target in describe_command(pid)]) for node in net.nodes}
+        report("ssh processes of the head, one for each node", str(sorted(lines.values())), "[1, 1, ...]")
+        folder = net.nodes[0].home
+        ids = net.head.ask("POST", "/queue", [{"command": f"echo $(date +%s.%N) >> {folder}/$NEXUS_JOB_ID; sleep 0.2; date +%s.%N >> "
+                                                          f"{folder}/$NEXUS_JOB_ID", "cwd": "/", "node": "n1", "gpu_ids": [0]}
+                                              for _ in range(20)], key="one-after-the-other")["ids"]
+        for job_id in ids:
+            net.head.wait(job_id)
+        times = [[float(line) for line in (folder / job_id).read_text().split()] for job_id in ids]
+        gaps = [1000 * (later[0] - earlier[1]) for earlier, later in zip(times, times[1:])]
+        report("end of a remote job to the next start on its GPU, 10 ms away", f"median {statistics.median(gaps):.0f} ms, worst "
+               f"{max(gaps):.0f} ms", f"<= {100 + 2 * round_trip_ms} ms")
+
+
+def describe_command(pid: int) -> str:
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return ""
+    return " ".join(word.decode() for word in words) if words[0] == b"ssh" else ""
+
+
 MEASURES = {
     "plan": measure_plan, "many": measure_many, "gap": measure_gap,
-    "add": measure_add, "bulk": measure_bulk, "idle": measure_idle, "load": measure_load}
+    "add": measure_add, "bulk": measure_bulk, "idle": measure_idle, "load": measure_load, "nodes": measure_nodes}
 
 
 def main() -> None:
