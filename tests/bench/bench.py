@@ -196,7 +196,6 @@ def measure_bulk() -> None:
 
         worst = measure_delay(it, lambda: it.client.queue())
         report("longest other request during a listing of 100,000", f"{worst:.0f} ms", "<= 100 ms")
-        it.client.add("true")                                   # so that there is something to save
         worst = measure_delay(it, lambda: force_snapshot(it))
         report("longest other request during a snapshot of 100,000", f"{worst:.0f} ms", "<= 100 ms")
 
@@ -216,12 +215,10 @@ def measure_bulk() -> None:
 
 
 def force_snapshot(it: Bench) -> None:
-    """Write until the journal is long enough for a new state.json."""
+    """Have state.json written: a pause is to be seen there at once."""
     before = (it.home / "state.json").stat().st_mtime_ns
-    size = (it.home / "state.json").stat().st_size
-    environment = {f"BENCH_{n}": "x" * 100000 for n in range(9)}
-    for n in range(1 + size // 900000):
-        it.client.add("true", environment={**environment, "N": str(n)})
+    it.client.add("true")                                       # so that there is something to save
+    it.client.pause()
     give_up_at = time.monotonic() + 30
     while (it.home / "state.json").stat().st_mtime_ns == before and time.monotonic() < give_up_at:
         time.sleep(0.02)
