@@ -1960,7 +1960,7 @@ YAML_ESCAPES = {"0": "\0", "a": "\a", "b": "\b", "t": "\t", "\t": "\t", "n": "\n
                 '"': '"', "/": "/", "\\": "\\", "N": "\x85", "_": "\xa0", "L": "\u2028", "P": "\u2029"}
 YAML_NESTED = {"[": "a list", "{": "a mapping", "|": "a block of text", ">": "a block of text", "&": "an anchor", "*": "an alias",
                "!": "a tag"}
-YAML_UNSEEN = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]")    # some take the end of a line for it
+YAML_UNSEEN = "[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]"    # some take the end of a line for it
 
 
 def parse_flat_yaml(text: str) -> dict[str, tuple[int, Any]]:
@@ -1992,7 +1992,7 @@ def parse_flat_yaml(text: str) -> dict[str, tuple[int, Any]]:
 
 def parse_yaml_line(line: str) -> tuple[str, Any]:
     """Raises: usage."""
-    if YAML_UNSEEN.search(line):
+    if re.search(YAML_UNSEEN, line):
         refuse("it holds a character that may not be there as it is")
     if line[0] in " \t":
         refuse("it is indented, and nothing may be nested")
@@ -2120,25 +2120,25 @@ def parse_commands(text: str) -> list[str]:
     return [line for line in lines if line and not line.startswith("#")]
 
 
-LLM_OPTION = re.compile(r"(?<!\S)--llm(?:=|\s+)['\"]?([^\s'\";|&]+)")
-CUDA_OPTION = re.compile(               # with its value, if it has one; what ends the command or its quotes is none
+LLM_OPTION = r"(?<!\S)--llm(?:=|\s+)['\"]?([^\s'\";|&]+)"
+CUDA_OPTION = (                     # with its value, if it has one; what ends the command or its quotes is none
     r"""(?<!\S)--cuda(?:(?:=|[ \t]+(?!-(?!\d)|[;|&<>)\s]|\d*[<>]))(?:"[^"]*"|'[^']*'|[^\s;|&<>)"']+)|=?(?=[\s;|&<>)"']|$))""")
 
 
 def find_llm(command: str) -> str | None:
     """The model that a command names with `--llm NAME`."""
-    match = LLM_OPTION.search(command)
+    match = re.search(LLM_OPTION, command)
     return match[1] if match else None
 
 
 def has_cuda_option(command: str) -> bool:
-    return CUDA_OPTION.search(command) is not None
+    return re.search(CUDA_OPTION, command) is not None
 
 
 def fill_cuda_option(command: str, indices: Iterable[int]) -> str:
     """The command with `--cuda` set to these GPUs; it is added to one that has none."""
     option = "--cuda " + ",".join(map(str, indices))
-    return CUDA_OPTION.sub(option, command) if has_cuda_option(command) else f"{command} {option}"
+    return re.sub(CUDA_OPTION, option, command) if has_cuda_option(command) else f"{command} {option}"
 
 
 def parse_llm_config(data: Any, path: str) -> dict[str | None, float]:
@@ -2256,17 +2256,17 @@ def expand_sweep(command: str, sweeps: Sequence[tuple[str, Sequence[str]]]) -> l
     return made
 
 
-INTERPRETERS = re.compile(r"(?:python|pypy)[0-9.]*|bash|sh|zsh|Rscript|julia|perl|ruby|node|lua")
+INTERPRETERS = r"(?:python|pypy)[0-9.]*|bash|sh|zsh|Rscript|julia|perl|ruby|node|lua"
 # Variables that decide what else is run beside a script
-INTERFERING = re.compile(r"PATH|LD_\w+|ENV|BASH_\w*|PYTHON\w*|PERL\w*|RUBY\w*|R_\w+|NODE_\w+|JULIA_\w+|LUA_\w+")
-SHELL_CHARACTERS = re.compile(r"[;&|<>()$`\\\"'*?\[\]{}~#!\n\r]")
+INTERFERING = r"PATH|LD_\w+|ENV|BASH_\w*|PYTHON\w*|PERL\w*|RUBY\w*|R_\w+|NODE_\w+|JULIA_\w+|LUA_\w+"
+SHELL_CHARACTERS = r"[;&|<>()$`\\\"'*?\[\]{}~#!\n\r]"
 
 
 def parse_script(command: str) -> str:
     """The script of `[interpreter] SCRIPT ARGS`.  Raises: forbidden."""
-    found = SHELL_CHARACTERS.search(command) or re.search(r"[^\S \t]|[\x00-\x08\x0e-\x1f\x7f-\x9f]", command)      # bash knows two blanks
+    found = re.search(SHELL_CHARACTERS, command) or re.search(r"[^\S \t]|[\x00-\x08\x0e-\x1f\x7f-\x9f]", command)  # bash knows two blanks
     words = command.split()
-    is_named = len(words) > 1 and INTERPRETERS.fullmatch(words[0]) is not None
+    is_named = len(words) > 1 and re.fullmatch(INTERPRETERS, words[0]) is not None
     script = words[1] if is_named else words[0]
     if found or script.startswith("-") or "=" in script or not (is_named or "/" in script):     # sh seeks `rm` in PATH
         why = f"it holds {json.dumps(found[0])}" if found else f"{format_line(script, 60)} is not a script's path"
@@ -2275,14 +2275,14 @@ def parse_script(command: str) -> str:
     return script
 
 
-OUT_OF_MEMORY = re.compile(         # PyTorch, the CUDA runtime and driver, cuBLAS, JAX and TensorFlow
+OUT_OF_MEMORY = (         # PyTorch, the CUDA runtime and driver, cuBLAS, JAX and TensorFlow
     r"CUDA out of memory|CUDA error: out of memory|cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY|CUBLAS_STATUS_ALLOC_FAILED"
     r"|cuda\.OutOfMemoryError|RESOURCE_EXHAUSTED: Out of memory|OOM when allocating tensor")
 
 
 def find_oom_line(text: str) -> str | None:
     """The line that says that the GPU's memory was not enough."""
-    found = next((line for line in text.splitlines() if OUT_OF_MEMORY.search(line)), None)
+    found = next((line for line in text.splitlines() if re.search(OUT_OF_MEMORY, line)), None)
     return None if found is None else format_line(found.strip(), 300).strip()
 
 
@@ -6744,8 +6744,9 @@ WITHDRAW_PATIENCE_S = 3.0       # a node that has not begun a job within this gi
 REFUSAL_REST_S = 5.0            # and gets no other one for a while
 SENT_AS_ASKED = ("command", "name", "gpu_mem_mib", "conda", "cuda_arg", "expected_time", "tty", "umask")
 # What a job on another machine has from there, and not from its submitter's
-OWN_VARIABLES = re.compile(r"HOME|USER|LOGNAME|SHELL|PWD|OLDPWD|SHLVL|_|TMPDIR|TMP|TEMP|MAIL|HOSTNAME|DISPLAY|XAUTHORITY|WAYLAND_DISPLAY|"
-                           r"PATH|(XDG|SSH|DBUS|SYSTEMD|NEXUS|SLURM|TMUX|SCREEN)_?\w*|INVOCATION_ID|JOURNAL_STREAM|CUDA_VISIBLE_DEVICES")
+OWN_VARIABLES = (
+    r"HOME|USER|LOGNAME|SHELL|PWD|OLDPWD|SHLVL|_|TMPDIR|TMP|TEMP|MAIL|HOSTNAME|DISPLAY|XAUTHORITY|WAYLAND_DISPLAY|"
+    r"PATH|(XDG|SSH|DBUS|SYSTEMD|NEXUS|SLURM|TMUX|SCREEN)_?\w*|INVOCATION_ID|JOURNAL_STREAM|CUDA_VISIBLE_DEVICES")
 
 
 @value
@@ -7009,7 +7010,7 @@ class Node:
                "path": submitted.get("PATH", ""), "job": {
                    **asked, "gpus": len(list_shares(job)) if job.is_alone else job.gpus, "retries": 0,
                    "timeout_seconds": find_time_limit(job, service.config.jobs) or 0,
-                   "env": {name: text for name, text in submitted.items() if not OWN_VARIABLES.fullmatch(name)}},
+                   "env": {name: text for name, text in submitted.items() if not re.fullmatch(OWN_VARIABLES, name)}},
                "code": base64.b64encode(read_code(service.layout.code_file(job.code))).decode() if job.code else None}
 
     def find_tree(self, job: Job) -> str:
@@ -7246,7 +7247,7 @@ class Service:
         check_gpus(submission.gpus, submission)
         if submission.llm and not self.llm_shares:
             refuse(f"llm {format_line(submission.llm, 40)}: there is no table of models", hint="set [jobs] llm_config in config.toml")
-        if submission.cuda_arg and not has_cuda_option(submission.command) and SHELL_CHARACTERS.search(submission.command):
+        if submission.cuda_arg and not has_cuda_option(submission.command) and re.search(SHELL_CHARACTERS, submission.command):
             refuse("cuda_arg: where --cuda belongs in this command cannot be told",
                    hint="write it there: python train.py --cuda 0 | tee log")
         self.check_script(submission.command, self.layout.work_folder("ID") if submission.code else
@@ -7273,7 +7274,7 @@ class Service:
         """With allowed_script_paths, nothing else may decide what is run.  Raises: forbidden."""
         if self.config.jobs.allowed_script_paths:
             given = [key for key in ("conda", "snapshot") if getattr(submission, key)]
-            given += [f"env {name}" for name in submission.env if INTERFERING.fullmatch(name)]
+            given += [f"env {name}" for name in submission.env if re.fullmatch(INTERFERING, name)]
             if given:
                 raise NexusError("forbidden", f"{', '.join(given)} may not be given here, where only some scripts may be run",
                                  hint="[jobs] allowed_script_paths says which")

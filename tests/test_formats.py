@@ -1158,9 +1158,9 @@ def test_parse_submit_config():
 def test_quoted_texts_survive(pairs):
     """JSON's texts are YAML's, but for surrogate pairs; and single quotes hold all that is printed and stands on one line."""
     lines = [f"{key}: {json.dumps(text, ensure_ascii=False)}" for key, text in pairs.items()]
-    if not any(nexus.YAML_UNSEEN.search(line) for line in lines):
+    if not any(re.search(nexus.YAML_UNSEEN, line) for line in lines):
         assert {key: text for key, (_, text) in nexus.parse_flat_yaml("\n".join(lines)).items()} == pairs
-    single = {key: text for key, text in pairs.items() if not nexus.YAML_UNSEEN.search(text) and not re.search("[\r\n]", text)}
+    single = {key: text for key, text in pairs.items() if not re.search(nexus.YAML_UNSEEN, text) and not re.search("[\r\n]", text)}
     text = "\r\n".join(f"{key}: '{value.replace(chr(39), chr(39) * 2)}' # '" for key, value in single.items())
     assert {key: value for key, (_, value) in nexus.parse_flat_yaml(text).items()} == single
 
