@@ -1,0 +1,338 @@
+"""Jobs on other machines: real services on hosts of their own, reached by real OpenSSH, whose lines are cut at the worst moments."""
+
+import json
+import os
+import pathlib
+import re
+import subprocess
+import threading
+import time
+
+import live
+import network
+import pytest
+
+import nexus
+
+COUNTED = 'echo "$NEXUS_JOB_ID" >> ~/ran; '         # what each job begins with: how often it ran is counted on the machine it ran on
+
+
+def add_node(net, node, *options):
+    """Have the head give jobs to a node, by its name in ~/.ssh/config unless told otherwise; CompletedProcess."""
+    done = net.head.nexus("node", "add", *(options or (node.name,)))
+    assert done.returncode == 0, done.stderr + net.head.log()[-3000:]
+    return done
+
+
+def make_net(**options):
+    net = network.Net(**options)
+    try:
+        adding = [threading.Thread(target=add_node, args=(net, node)) for node in net.nodes]
+        for thread in adding:
+            thread.start()
+        for thread in adding:
+            thread.join()
+        assert [info["name"] for info in net.head.ask("GET", "/nodes")][1:]
+    except BaseException:
+        net.close()
+        raise
+    return net
+
+
+def info(net, node):
+    """What GET /nodes says of a node."""
+    return next(told for told in net.head.ask("GET", "/nodes") if told["name"] == node.name)
+
+
+def is_reached(net, node):
+    told = info(net, node)
+    return told["is_reachable"] and not told["trouble"]
+
+
+def hurry(net, node):
+    """Let the head try to reach a node now, and not at the end of a pause."""
+    net.head.ask("POST", "/nodes", {"name": node.name, "host": node.name})
+
+
+def await_nodes(net):
+    """Until all nodes can be used."""
+    for node in net.nodes:
+        live.until(lambda node=node: is_reached(net, node) or (hurry(net, node), time.sleep(0.3))[0], lambda node=node: info(net, node))
+
+
+def runs(net, job_id):
+    """The names of the nodes on which a job has begun, as often as it has."""
+    return [node.name for node in net.nodes for line in live.read(node.home / "ran").splitlines() if line == job_id]
+
+
+def is_idle(net):
+    return not net.head.ask("GET", "/jobs?status=running") and not net.head.ask("GET", "/queue")
+
+
+def log_of(net, job, stream="stdout"):
+    return live.read_bytes(pathlib.Path(job["log_dir"]) / f"{stream}.log")
+
+
+@pytest.fixture(scope="module")
+def shared():
+    net = make_net(nodes=2, gpus=2)
+    with net:
+        yield net
+
+
+@pytest.fixture
+def net(shared):
+    """A head without a GPU and two nodes with two each, which tests use one after the other."""
+    yield shared
+    for node in shared.nodes:
+        node.delay(0)
+        node.mend()
+    shared.head.await_service()
+    await_nodes(shared)
+    for job in shared.head.ask("GET", "/jobs"):
+        if job["status"] in ("pending", "running"):
+            shared.head.call("POST", f"/api/cancel/{job['id']}")
+    live.until(lambda: is_idle(shared), "an idle queue")
+    shared.head.ask("POST", "/service/resume")
+
+
+# Adding and removing
+
+def test_a_node_is_added_and_listed():
+    with network.Net(nodes=1, gpus=2, jump=True) as net:
+        node, head = net.nodes[0], net.head
+        for name in ("config", "known_hosts"):                       # nothing but what is said here
+            if name == "config":
+                (head.folder / ".ssh" / name).unlink()
+        done = head.nexus("node", "add", node.target, "--name", "n1", "--jump", net.jump.target, "--identity",
+                          str(head.folder / ".ssh" / "id_ed25519"), "--port", "22")
+        assert done.returncode == 0, done.stderr
+        assert done.stdout == f"n1: 2 GPUs (Mock GPU, 24GB), Python {'.'.join(map(str, os.sys.version_info[:3]))}\n"
+        assert f"copied nexus {nexus.__version__}" in done.stderr
+        told = head.nexus("node", "list").stdout.splitlines()
+        assert told[0].split() == ["NODE", "ADDRESS", "GPUS", "MODEL", "JOBS", "STATE"]
+        assert told[1].split() == ["head", "here", "0", "0", "ok"] and told[2].split() == ["n1", node.target, "2", "Mock", "GPU", "0", "ok"]
+        assert "GPU n1:1 (Mock GPU, 24GB): Available" in head.nexus().stdout
+        file = node.home / ".nexus" / "nexus.py"
+        assert file.read_bytes() == live.NEXUS.read_bytes()
+        before = file.stat()
+        again = head.nexus("node", "add", "n1")
+        assert again.returncode == 0 and "copied" not in again.stderr and file.stat().st_ino == before.st_ino, again.stderr
+        file.write_bytes(b"# another\n")
+        third = head.nexus("node", "add", "n1")
+        assert third.returncode == 0 and "copied" in third.stderr and file.read_bytes() == live.NEXUS.read_bytes()
+        assert head.wait(head.add("true"), "completed")["node"] == "n1"
+        assert head.nexus("restart").returncode == 0                # it is kept
+        head.await_service()
+        assert head.wait(head.add("true"), "completed")["node"] == "n1"
+        assert (node.home / ".nexus").stat().st_mode & 0o777 == 0o700
+
+
+REFUSED = [  # words on the command line, what is said, what to do
+    (["n1", "n2"], "node add takes one machine", "nexus node add gpuuser@10.0.0.5"),
+    (["-oProxyCommand=true"], "name of a node cannot be", ""),
+    (["-oProxyCommand=true", "--name", "n9"], "host of a node cannot be", ""),
+    (["n1", "--port", "seven"], "'seven' is not a port", ""),
+    (["n1", "--port", "70000"], "port of a node must be", ""),
+    (["n1", "--name", "a b"], "name of a node cannot be", "--name n1"),
+    (["n1", "--identity", "/nowhere/key"], "--identity /nowhere/key is not there", "id_ed25519"),
+    (["n1", "--name", "head"], "head is this machine's name", "--name n1"),
+]
+
+
+def test_a_node_that_cannot_be_added(net):
+    for words, said, hint in REFUSED:
+        done = net.head.nexus("node", "add", "--", *words) if words[0][0] == "-" else net.head.nexus("node", "add", *words)
+        assert done.returncode in (2, 4) and said in done.stderr and hint in done.stderr, (words, done)
+
+
+def test_remove_drains(net):
+    head, node = net.head, net.nodes[1]
+    job = head.add(f"{COUNTED} until [ -e ~/go ]; do sleep 0.05; done", node="n2")
+    head.wait_started(job)
+    removing = subprocess.Popen(head.argv("node", "remove", "n2"), env=head.environ, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE,
+                                text=True, cwd="/")
+    assert "1 job there still runs" in removing.stderr.readline()
+    waiting = head.add("true", node="n2")
+    assert "n2 is being removed" in head.await_reason(waiting, "removed")
+    assert head.wait(head.add("true"), "completed")["node"] == "n1"
+    (node.home / "go").touch()
+    assert removing.wait(live.PATIENCE_S) == 0 and "n2 is removed" in removing.stderr.read()
+    assert head.wait(job, "completed") and runs(net, job) == ["n2"]
+    assert "n2" not in head.nexus("node", "list").stdout and "there is no node n2" in head.await_reason(waiting, "no node")
+    assert head.nexus("node", "remove", "n2").returncode == 3
+    assert head.nexus("add", "true", "--node", "n2").returncode == 2
+    assert all(told["is_collected"] for told in kept_jobs(node)), "it need not keep them"
+    add_node(net, node)
+    assert head.wait(waiting, "completed")["node"] == "n2"
+
+
+def kept_jobs(node):
+    """The jobs in the state of a node's nexus that another's sent there."""
+    node.run(f"python3 {node.home}/.nexus/nexus.py restart")         # a snapshot of its state is made
+    state = json.loads(live.read(node.home / ".nexus" / "state.json"))
+    return [job for job in state["jobs"] if job.get("head")]
+
+
+def test_remove_by_force(net):
+    head, node = net.head, net.nodes[1]
+    job = head.add(f"{COUNTED} sleep 600.5", node="n2")
+    other = head.add(f"{COUNTED} sleep 600.5", retries=1)
+    head.wait_started(job), head.wait_started(other)
+    moved = head.job(other)["node"] == "n2"
+    assert head.nexus("node", "remove", "n2", "--force").returncode == 0
+    assert head.wait(job, "failed")["cause"] == "node-lost"
+    live.until(lambda: not node.find("sleep 600.5"), "what ran there to be ended")
+    assert head.job(other)["status"] == ("pending" if moved else "running") or moved
+    head.call("POST", f"/api/cancel/{other}")
+    add_node(net, node)
+
+
+# Jobs
+
+def test_a_job_runs_there_as_here(net):
+    head = net.head
+    job = head.wait(head.add("echo out; hostname; pwd; echo $HOME $USER; echo err >&2; exit 3", env={"MINE": "1"}, node="n2"), "failed")
+    node = net.nodes[1]
+    assert (job["exit_code"], job["cause"], job["node"], job["gpu_indices"]) == (3, "exit", "n2", [0])
+    out = f"out\nn2\n{node.home}\n{node.home} {node.user}\n"
+    assert head.logs(job["id"], "stdout") == out and head.logs(job["id"], "stderr") == "err\n"
+    assert head.ask("GET", f"/api/results/{job['id']}")["stdout"] == out
+    done = head.nexus("logs", job["id"])
+    assert (done.stdout, done.stderr) == (out, "err\n")
+    assert head.nexus("wait", job["id"]).returncode == 3
+    done = head.nexus("run", "echo run; exit 5", "--node", "n1", "--cwd", "/tmp")
+    assert (done.returncode, done.stdout) == (5, "run\n"), done.stderr
+    assert "n2" in head.nexus("show", job["id"]).stdout
+    assert head.nexus("run", "hostname", "--node", "nowhere").returncode == 2
+
+
+def test_the_environment_is_the_submitters_and_the_machines(net):
+    head, node = net.head, net.nodes[0]
+    environ = {"WANDB_MODE": "disabled", "PATH": f"/opt/only-here/bin:{head.environ['PATH']}", "BASH_FUNC_module%%": "() {  echo mod\n}",
+               "SSH_AUTH_SOCK": "/tmp/agent", "XDG_RUNTIME_DIR": "/run/user/1", "LC_ALL": "C"}
+    done = subprocess.run(head.argv("run", "env", "--node", "n1", "--env", "MORE=1"), env={**head.environ, **environ}, cwd="/tmp",
+                          capture_output=True, text=True)
+    told = dict(line.split("=", 1) for line in done.stdout.splitlines() if re.match(r"\w+=", line))
+    assert told["WANDB_MODE"] == "disabled" and told["LC_ALL"] == "C" and told["MORE"] == "1", done.stderr
+    assert told["HOME"] == str(node.home) and told["USER"] == node.user
+    assert "SSH_AUTH_SOCK" not in told and "XDG_RUNTIME_DIR" not in told
+    path = told["PATH"].split(":")
+    assert path[0] == "/opt/only-here/bin" and f"{node.folder}/bin" in path and len(path) == len(set(path))
+    assert (told["CUDA_VISIBLE_DEVICES"], told["NEXUS_GPU_ID"]) == ("0", "0")
+
+
+def test_follow_and_run_see_lines_at_once(net):
+    head = net.head
+    job = head.add("echo first; until [ -e ~/next ]; do sleep 0.02; done; echo second", node="n1")
+    follower = subprocess.Popen(head.argv("logs", "-f", job), env=head.environ, stdout=subprocess.PIPE, text=True, cwd="/")
+    assert follower.stdout.readline() == "first\n"
+    (net.nodes[0].home / "next").touch()
+    assert follower.stdout.readline() == "second\n" and follower.wait(live.PATIENCE_S) == 0
+    (net.nodes[0].home / "next").unlink()
+
+
+def test_kill_ends_all_of_it(net):
+    head, node = net.head, net.nodes[0]
+    job = head.add("setsid sleep 601.5 & sleep 601.25", node="n1")
+    live.until(lambda: node.find("sleep 601.5") and node.find("sleep 601.25"), "the job's processes")
+    assert head.nexus("kill", job).returncode == 0
+    assert head.wait(job, "cancelled")["cause"] == "killed"
+    assert not node.find("sleep 601.5") and not node.find("sleep 601.25")
+    job = head.add("sleep 601.5", node="n2")
+    head.wait_started(job)
+    assert head.nexus("kill", "n2:0").returncode == 0 and head.wait(job, "cancelled")
+
+
+def test_time_limits_hold_there(net):
+    job = net.head.wait(net.head.add("sleep 602.5", timeout_seconds=0.5, node="n1"), "failed")
+    assert job["cause"] == "timeout" and 0.4 < job["runtime_seconds"] < 10
+
+
+def test_shares_and_several_gpus(net):
+    head = net.head
+    shared = [head.add("echo $CUDA_VISIBLE_DEVICES; sleep 603.5", gpus=0.5, node="n1") for _ in range(4)]
+    for job in shared:
+        head.wait_started(job)
+    assert sorted(head.job(job)["gpu_indices"] for job in shared) == [[0], [0], [1], [1]]
+    both = head.add("echo $CUDA_VISIBLE_DEVICES; hostname", gpus=2)
+    assert head.wait(both, "completed")["node"] == "n2" and head.logs(both) == "0,1\nn2\n"
+    whole = head.add("true", gpus=1, node="n1")
+    assert "runs" in head.await_reason(whole, "GPU n1:0 runs", "GPU n1:1 runs")
+    head.ask("DELETE", f"/queue/{whole}")
+    one = head.add("echo $CUDA_VISIBLE_DEVICES", gpu_ids=[1], node="n2")
+    assert head.wait(one, "completed")["gpu_indices"] == [1] and head.logs(one) == "1\n"
+    status, told = head.call("POST", "/queue", {"command": "true", "gpus": 3})
+    assert status == 400 and "3 GPUs asked for" in told["message"], told
+    status, told = head.call("POST", "/queue", {"command": "true", "gpu_ids": [5]})
+    assert status == 400 and "there is no GPU 5" in told["message"], told
+    assert head.call("POST", "/queue", {"command": "true", "gpus": 1.5})[0] == 200
+
+
+def test_gpus_are_shared_out_and_paused(net):
+    head = net.head
+    jobs = [head.add("sleep 604.5") for _ in range(4)]
+    for job in jobs:
+        head.wait_started(job)
+    assert sorted((head.job(job)["node"], head.job(job)["gpu_index"]) for job in jobs) == [("n1", 0), ("n1", 1), ("n2", 0), ("n2", 1)]
+    head.nexus("kill", *jobs)
+    assert head.nexus("pause", "n1:0", "n1:1").returncode == 0
+    assert head.wait(head.add("true"), "completed")["node"] == "n2"
+    assert "paused" in head.await_reason(head.add("true", node="n1"), "GPU n1:0")
+    assert head.nexus("resume", "n1:0", "n1:1").returncode == 0
+
+
+def test_a_job_without_a_gpu(net):
+    jobs = [net.head.add("hostname", gpus=0, node=name) for name in ("n1", "n2", "head")]
+    assert [(net.head.wait(job, "completed")["node"], net.head.logs(job)) for job in jobs] == [
+        ("n1", "n1\n"), ("n2", "n2\n"), ("head", "head\n")]
+
+
+def test_dependencies_across_machines(net):
+    head = net.head
+    first = head.add("until [ -e ~/first ]; do sleep 0.02; done", node="n1")
+    second = head.add("hostname", node="n2", after=[first])
+    third = head.add("true", node="n1", after=[head.add("exit 1", node="n2")])
+    assert head.wait(third, "cancelled")["cause"] == "dependency"
+    assert head.job(second)["status"] == "pending"
+    (net.nodes[0].home / "first").touch()
+    assert head.wait(second, "completed") and head.job(first)["status"] == "completed"
+
+
+def test_a_directory_that_is_not_there(net):
+    head, node = net.head, net.nodes[1]
+    folder = f"/tmp/only-on-n2-{os.getpid()}"
+    node.run(f"mkdir {folder}")
+    for _ in range(3):                                              # whichever is tried first
+        job = head.wait(head.add("pwd", cwd=folder), "completed")
+        assert job["node"] == "n2" and head.logs(job["id"]) == f"{folder}\n"
+    job = head.wait(head.add("pwd", cwd=folder, node="n1"), "failed")
+    assert job["cause"] == "launch" and f"the directory {folder} does not exist on n1" in job["cause_line"]
+    assert "--snapshot" in job["cause_line"]
+    job = head.wait(head.add("pwd", cwd="/nowhere"), "failed")
+    assert job["cause"] == "launch" and "/nowhere does not exist on n" in job["cause_line"]
+
+
+def test_output_of_all_sizes_arrives_whole(net):
+    head, node = net.head, net.nodes[0]
+    job = head.add("head -c 50000000 /dev/urandom | tee ~/big; head -c 3000000 /dev/urandom | tee ~/more >&2", node="n1")
+    told = head.wait(job, "completed")
+    assert log_of(net, told) == (node.home / "big").read_bytes() and log_of(net, told, "stderr") == (node.home / "more").read_bytes()
+    job = head.wait(head.add("printf 'no newline \\303'", node="n1"), "completed")
+    assert log_of(net, job) == b"no newline \xc3"
+
+
+def test_code_of_the_api_travels(net):
+    head = net.head
+    (head.folder / "train.py").write_text("import os, socket, sys\nprint(socket.gethostname(), os.environ['NEXUS_JOB_ID'])\nsys.exit(4)\n")
+    (head.folder / "config.yaml").write_text(f"expected_time: 10\ntoken: {live.read(head.home / 'token').strip()}\n")
+    done = net.head.machine.run(f"curl -s -X POST http://localhost:{head.port}/api/submit -F code=@{head.folder}/train.py "
+                                f"-F config_file=@{head.folder}/config.yaml")
+    told = json.loads(done.stdout)
+    job = head.wait(told["job_id"], "failed")
+    number = {"n1": 1, "n2": 2}[job["node"]]
+    results = head.ask("GET", f"/api/results/{job['id']}")
+    assert (results["stdout"], results["exit_code"]) == (f"{job['node']} {job['id']}\n", 4), results
+    assert head.ask("GET", f"/api/status/{job['id']}")["node_id"] == number
+    seen = head.ask("GET", "/api/nodes")
+    assert [(node["node_id"], node["name"], node["gpus"], node["is_healthy"]) for node in seen] == [(1, "n1", 2, True), (2, "n2", 2, True)]
