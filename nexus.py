@@ -2360,12 +2360,12 @@ SLURM_REASONS = {               # those that say little by themselves, or that s
     "launch failed requeued held": "it could not be started and is held; scontrol release {id}"}
 
 
-def describe_handed(job: Job, seen: SlurmJob | None) -> str:
-    """Why a job waits that Slurm has."""
+def describe_handed(job: Job, seen: SlurmJob | None, trouble: str = "") -> str:
+    """Why a job waits that Slurm has.  `trouble`: why Slurm cannot be asked."""
     if job.slurm_id is None:
-        return "it is being handed to Slurm"
-    if seen is None:
-        return f"Slurm has it as {job.slurm_id}"
+        return "it is being handed to Slurm" + (f"; {trouble}" if trouble else "")
+    if seen is None or trouble:
+        return f"Slurm has it as {job.slurm_id}" + (f"; {trouble}" if trouble else "")
     if seen.state not in SLURM_WAITING:
         return f"Slurm has it as {job.slurm_id}: {seen.state}"
     reason = seen.reason.strip("()") or "None"
@@ -2979,18 +2979,19 @@ def judge_slurm(job: Job, seen: SlurmJob | None, evidence: SlurmEvidence, folder
     if seen and cause:
         who = f" by {evidence.stopped_by}" if evidence.stopped_by else ""
         reason = f" ({seen.reason})" if seen.reason not in ("", "None", "NonZeroExitCode") else ""
-        line = evidence.words if evidence.words and not who else f"Slurm: job {seen.id} was {seen.state}{who}{reason}{node}"
+        line = f"Slurm: {evidence.words}" if evidence.words and not who else f"Slurm: job {seen.id} was {seen.state}{who}{reason}{node}"
         return Result(code, ended_at, took_s, cause, line)
     if evidence.is_claimed:
-        line = evidence.words or f"its job.sh was killed{node}: the exit code is not known"
-        return Result(None, ended_at, took_s, "session-lost", line)
+        line = f"Slurm: {evidence.words}" if evidence.words else f"its job.sh was killed{node}: the exit code is not known"
+        is_memory = re.search("memory limit|oom.kill|out.of.memory", evidence.words, re.IGNORECASE)      # where no cgroup tells it apart
+        return Result(None, ended_at, took_s, "host-memory" if is_memory else "session-lost", line)
     if seen and seen.reason == "BadConstraints":
         line = f"Slurm: job {seen.id} was {seen.state} (BadConstraints): no node can ever give what it asks for"
         return Result(None, ended_at, 0.0, "launch", line)
     said = f" ({evidence.words})" if evidence.words else ""
-    line = f"Slurm knows nothing of job {job.slurm_id}, and it has not begun{said}" if seen is None else (
-        f"Slurm ran job {seen.id}{node} ({seen.state}), and its job.sh did not begin: {folder} must be on a file system that the nodes share"
-        f"{said}")
+    line = f"Slurm no longer has job {job.slurm_id}, which had not begun: somebody cancelled it there{said}" if seen is None else (
+        f"Slurm ran job {seen.id}{node} ({seen.state}), and its job.sh did not begin: {folder} must be on a file system that the nodes "
+        f"share{said}")
     return Result(None, ended_at, 0.0, "launch", line)
 
 
@@ -6612,6 +6613,7 @@ class SlurmView:
     jobs: Mapping[str, SlurmJob]                        # by its id
     accounts: Mapping[str, SlurmJob | None]             # of those that sacct was asked for: what it knew
     asked_at: float                                     # monotonic
+    next_id: int = 0                                    # of the next job; less than that of one it had: it has lost its state
 
 
 class Cluster:
@@ -6688,7 +6690,7 @@ class Cluster:
             lookups, self.lookups = list(self.lookups), {}
         began_at = clock.monotonic()
         try:
-            if not self.settings:
+            if lookups or not self.settings:
                 self.settings = self.slurm.query_settings()
             if began_at - self.nodes_at >= NODES_INTERVAL_S:
                 self.partitions, self.nodes = self.slurm.query_nodes()
@@ -6697,7 +6699,9 @@ class Cluster:
             jobs = {job.id: job for job in self.slurm.query_jobs()}
             known = {job.id: job for at in range(0, len(lookups), SLURM_IDS_AT_ONCE)
                      for job in self.slurm.query_accounts(lookups[at:at + SLURM_IDS_AT_ONCE])}
-            self.view = SlurmView(jobs, {slurm_id: known.get(slurm_id) for slurm_id in lookups}, asked_at)
+            next_id = self.settings.get("NEXT_JOB_ID", "0")
+            self.view = SlurmView(jobs, {slurm_id: known.get(slurm_id) for slurm_id in lookups}, asked_at,
+                                  int(next_id) if next_id.isdigit() else 0)
             if self.trouble:
                 self.service.log.info("Slurm answers: %s", self.describe_size())
             self.trouble, self.hint = "", ""
@@ -6965,7 +6969,7 @@ class Cluster:
         recorded = {job.id: job for job in self.record(moves)}
         for job, one in ended:
             try:
-                self.take_end(recorded.get(job.id, job), one)
+                self.take_end(recorded.get(job.id, job), one, view)
             except NexusError as error:                     # the others are looked at all the same
                 self.service.log.warning("Job %s: %s", job.id, error.message)
         ids = {job.id for job in live}
@@ -6974,7 +6978,7 @@ class Cluster:
         self.cancel_orphans({job.slurm_key for job in live}, view)
 
     def look_up(self, job: Job, view: SlurmView) -> SlurmJob | None:
-        """What can be told of a job that squeue does not show: GONE when there is nothing, None when that is not known yet."""
+        """What the accounting tells of a job: GONE when there is nothing, None when that is not known yet."""
         if job.slurm_id is None:
             return SlurmJob("", GONE)
         if job.slurm_id not in view.accounts:
@@ -6985,12 +6989,18 @@ class Cluster:
         known = view.accounts[job.slurm_id]
         return known if known and known.state in SLURM_ENDS else SlurmJob(job.slurm_id, GONE)
 
-    def take_end(self, job: Job, one: SlurmJob) -> None:
+    def take_end(self, job: Job, one: SlurmJob, view: SlurmView) -> None:
         """Slurm says that a job is over, or does not know it: judge by what it has left.  Raises: unavailable."""
         service, is_gone = self.service, one.state == GONE
+        if one.state == "CANCELLED" and not job.stop_cause and self.slurm.has_accounts:      # sacct knows by whom
+            if one.id not in view.accounts:
+                self.look_up(job, view)
+                return
+            one = view.accounts[one.id] or one
         folder, now = service.layout.job_folder(job.id), service.clock.monotonic()
         claim, result = read_claim(folder, job.attempt), read_result(folder, job.attempt)
-        is_unbegun = not result and (is_gone if not claim else one.state in ("COMPLETED", GONE) and claim == (0, 0))
+        is_lost = not one.id or int(one.id.partition("_")[0]) >= view.next_id       # or else somebody has taken it out there
+        is_unbegun = not result and (is_gone and is_lost if not claim else one.state in ("COMPLETED", GONE) and claim == (0, 0))
         if is_unbegun and self.put_back([job]):
             service.log.warning("Job %s has not begun as Slurm's %s, which is %s: it is handed over again", job.id, job.slurm_id or "job",
                                 "not there" if is_gone else one.state)
@@ -7004,7 +7014,7 @@ class Cluster:
         evidence = SlurmEvidence(result, claim is not None and claim != (0, 0), self.read_words(job), stopped_by)
         ended = judge_slurm(job, None if is_gone else one, evidence, folder)
         if job.status == PENDING:
-            if one.state == "CANCELLED" and not one.nodes and not claim:
+            if one.state in ("CANCELLED", GONE) and not one.nodes and not claim:        # tasks of arrays just vanish
                 self.end_unrun(job, ended)
                 return
             self.record([(job, {**BEGUN, "started_at": one.started_at or service.clock.now(), "slurm_node": one.nodes or None})])
@@ -8339,7 +8349,7 @@ class Service:
         if self.store.last_error:
             return self.store.last_error.message
         if self.cluster and job.slurm_key is not None:
-            return describe_handed(job, self.cluster.find(job))
+            return describe_handed(job, self.cluster.find(job), self.cluster.trouble)
         if state.paused:
             return PAUSED
         return describe_wait(job, state, self.plan, self.config, self.clock.now())
@@ -12896,6 +12906,9 @@ def cmd_attach(call: Call) -> int:
     if job["status"] != RUNNING:
         raise NexusError("conflict", f"job {job['id']} is {job['status']}: there is nothing to attach to",
                          hint="why it waits: nexus queue" if job["status"] == PENDING else f"nexus logs {job['id']}")
+    if job.get("slurm_id"):
+        raise NexusError("conflict", f"job {job['id']} runs as Slurm's {job['slurm_id']} on {job['node']}, without a terminal",
+                         hint=f"nexus logs -f {job['id']}, or a shell beside it: srun --jobid={job['slurm_id']} --overlap --pty bash")
     if not job["session"]:
         raise NexusError("conflict", f"job {job['id']} has no screen session",
                          hint=f"nexus logs -f {job['id']}; with screen installed, later jobs have one")
