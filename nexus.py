@@ -354,12 +354,22 @@ class NodeConfig:
 
 
 @value
+class SlurmConfig:
+    partition: str
+    account: str
+    qos: str
+    extra_args: tuple[str, ...]
+    max_submitted: int
+
+
+@value
 class Config:
     service: ServiceConfig
     state: StateConfig
     gpu: GpuConfig
     jobs: JobsConfig
     hooks: HooksConfig
+    slurm: SlurmConfig
     nodes: tuple[NodeConfig, ...] = ()
 
 
@@ -412,7 +422,8 @@ SETTINGS = (
     Setting("gpu", "guard_failures", 3, (0, 1000),
             "so many failures in a row, each soon after its start, of jobs such as run elsewhere: the GPU is paused; 0 = off"),
     Setting("gpu", "guard_seconds", 10, (0, 86400), "what is soon"),
-    Setting("jobs", "launcher", "screen", ("screen", "direct"), "or \"direct\": no session, so no attach"),
+    Setting("jobs", "launcher", "screen", ("screen", "direct", "slurm"),
+            "or \"direct\": no session, so no attach; or \"slurm\": a cluster runs them, see [slurm]"),
     Setting("jobs", "default_gpus", 1, (0, 1024), "GPUs of a job that does not say"),
     Setting("jobs", "cpu_slots", 4, (0, 100000), "how many --gpus 0 jobs run at once"),
     Setting("jobs", "max_running", 0, (0, 100000), "0 = as many as fit"),
@@ -442,8 +453,17 @@ SETTINGS = (
     Setting("hooks", "on_unhealthy", "", None, "a command, run when `nexus health` turns bad, and again when it is well"),
     Setting("hooks", "on_finish", "", None,
             "a command, run for each finished job, with NEXUS_JOB_ID, _STATUS, _CAUSE, _EXIT_CODE, _COMMAND, _GPU"),
+    Setting("slurm", "partition", "", None, "where sbatch puts the jobs; \"\" = the cluster's default, here and below"),
+    Setting("slurm", "account", "", None, "who is charged for them"),
+    Setting("slurm", "qos", "", None, "their quality of service"),
+    Setting("slurm", "extra_args", (), None, "further options of sbatch, like [\"--cpus-per-task=8\", \"--constraint=a100\"]"),
+    Setting("slurm", "max_submitted", 1000, (1, 1000000),
+            "so many at once are Slurm's, waiting or running; among those Slurm's order holds, among the others nexus's"),
 )
-SECTION_CLASSES = {"service": ServiceConfig, "state": StateConfig, "gpu": GpuConfig, "jobs": JobsConfig, "hooks": HooksConfig}
+SECTION_CLASSES = {"service": ServiceConfig, "state": StateConfig, "gpu": GpuConfig, "jobs": JobsConfig, "hooks": HooksConfig,
+                   "slurm": SlurmConfig}
+OWN_SBATCH_OPTIONS = ("array", "chdir", "comment", "error", "export", "job-name", "output", "parsable", "requeue", "no-requeue", "wait",
+                      "wrap", "D", "J", "W", "a", "e", "o")      # what nexus itself says to sbatch
 
 
 def parse_config(data: Mapping[str, Any], path: str) -> Config:
@@ -467,6 +487,7 @@ def parse_config(data: Mapping[str, Any], path: str) -> Config:
             nodes.append(node)
         except NexusError as error:
             faults.append(f"nodes, number {number}: {error.message}" + (f" ({error.hint})" if error.hint else ""))
+    faults += [] if faults else find_sbatch_faults(chosen["slurm"]["extra_args"])
     if faults:
         raise NexusError("usage", f"{path}: " + "; ".join(faults), hint="all keys and what they mean: nexus config sample")
     return Config(**{section: made(**chosen[section]) for section, made in SECTION_CLASSES.items()}, nodes=tuple(nodes))
@@ -538,6 +559,18 @@ def check_setting(setting: Setting, given: Any) -> str:
     if not fits or not allowed[0] <= given <= allowed[1]:
         return f"must be a {'' if takes_decimals else 'whole '}number from {allowed[0]} to {allowed[1]}"
     return ""
+
+
+def find_sbatch_faults(extra_args: Sequence[str]) -> list[str]:
+    """What is wrong with [slurm] extra_args: each is an option, and none is one of nexus's own."""
+    faults = []
+    for option in extra_args:
+        match = re.match(r"--([a-z][a-z-]*)(=|$)|-([A-Za-z])", option)
+        if not match:
+            faults.append(f"slurm.extra_args: {format_toml(option)} is not an option; write it with its value, like \"--cpus-per-task=8\"")
+        elif (match[1] or match[3]) in OWN_SBATCH_OPTIONS:
+            faults.append(f"slurm.extra_args: {format_toml(option)} cannot be given: nexus itself says it to sbatch")
+    return faults
 
 
 def format_toml(given: Any) -> str:
@@ -662,6 +695,9 @@ class Job:
     cpu_seconds: float | None = None
     peak_gpu_mem_mib: float | None = None       # of its processes on all its GPUs together
     mean_gpu_util: float | None = None          # percent, of its GPUs while it ran
+    slurm_key: str | None = None                # in the comment by which Slurm has it: TOKEN, or TOKEN_TASK of an array; None: it has not
+    slurm_id: str | None = None                 # Slurm's own, 123 or 123_4; None while it is handed over
+    slurm_node: str | None = None               # where Slurm runs it, as Slurm lists nodes: n[1-2]
 
 
 ATTEMPT_FIELDS = ("attempt", "started_at", "finished_at", "runtime_seconds", "exit_code", "cause", "gpu_indices")
@@ -776,7 +812,7 @@ if TYPE_CHECKING:
 STATE_FACTS: Mapping[str, Any] = {"paused": False, "paused_gpus": (), "pause_reasons": (), "hooks_since": None, "inventory": (),
                                   "nodes": ()}
 INDEXED = ("status", "order", "priority", "gpus", "gpu_ids", "gpu_mem_mib", "is_alone", "expected_time", "group", "user", "unmet",
-           "retry_at", "key", "environment", "number", "only_node", "unfit")    # the fields by which State finds jobs
+           "retry_at", "key", "environment", "number", "only_node", "unfit", "slurm_key")    # the fields by which State finds jobs
 
 
 class State:
@@ -800,6 +836,7 @@ class State:
         self.groups: dict[str, Group] = {}                  # those of which something is known
         self.seen: dict[str, int] = {}                      # rows of the jobs file: digest, how many of it
         self.running: dict[str, Job] = {}
+        self.handed: dict[str, Job] = {}                    # pending ones that wait in Slurm's queue, and not in ours
         self.finished: dict[str, Job] = {}                  # in the order in which they ended
         self.finished_by_user: dict[str, int] = {}          # how many of them
         self.next_number = 1                                # the next job's sequence number
@@ -821,7 +858,9 @@ class State:
             insert_sorted(self.order, (job.order, job.id))
             for parent in job.unmet:
                 self.dependents.setdefault(parent, {})[job.id] = None
-            if job.retry_at is not None:
+            if job.slurm_key is not None:
+                self.handed[job.id] = job
+            elif job.retry_at is not None:
                 insert_sorted(self.delayed, (job.retry_at, job.id))
             elif not job.unmet:
                 insert_sorted(self.kinds.setdefault(kind_of(job), {}).setdefault((job.group, job.user), []), (job.order, job.id))
@@ -854,7 +893,9 @@ class State:
                 del self.dependents[parent][job.id]
                 if not self.dependents[parent]:
                     del self.dependents[parent]
-            if job.retry_at is not None:
+            if job.slurm_key is not None:
+                del self.handed[job.id]
+            elif job.retry_at is not None:
                 remove_sorted(self.delayed, (job.retry_at, job.id))
             elif not job.unmet:
                 self.unindex_kind(job)
@@ -875,7 +916,9 @@ class State:
     def reindex(self, old: Job, new: Job) -> None:
         if all(getattr(old, name) == getattr(new, name) for name in INDEXED):       # the usual note: no index moves
             self.jobs[new.id] = new
-            if new.status != PENDING:
+            if new.status == PENDING and new.slurm_key is not None:
+                self.handed[new.id] = new
+            elif new.status != PENDING:
                 (self.running if new.status == RUNNING else self.finished)[new.id] = new
         else:
             self.unindex(old)
@@ -2297,6 +2340,218 @@ def find_last_lines(text: str, count: int) -> list[str]:
     return found[::-1]
 
 
+# What Slurm says, and what is said to it.  Times are asked for in UTC; fields are parted by |, and what may hold one comes last.
+# Source: squeue(1), sbatch(1), scontrol(1), sacct(1), src/common/slurm_errno.c and slurm_protocol_defs.c.
+
+SQUEUE_FORMAT = "%i|%T|%S|%e|%N|%r|%k"          # id, state, start, end, nodes, reason, comment
+SACCT_FORMAT = "JobID,State,Start,End,NodeList"
+SLURM_WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD")
+SLURM_ENDS: Mapping[str, str | None] = {        # the states in which a job is over: why it is no success; None: its exit code says it
+    "COMPLETED": None, "FAILED": None, "CANCELLED": "killed", "TIMEOUT": "timeout", "DEADLINE": "timeout", "OUT_OF_MEMORY": "host-memory",
+    "NODE_FAIL": "node-fail", "BOOT_FAIL": "node-fail", "PREEMPTED": "preempted", "REVOKED": "killed"}
+
+
+@value
+class SlurmJob:
+    """A job of Slurm's, or a task of an array."""
+    id: str                                     # 123, or 123_4
+    state: str                                  # in Slurm's word; between those of SLURM_WAITING and SLURM_ENDS it runs
+    reason: str = ""
+    nodes: str = ""
+    started_at: float | None = None             # of one that waits: when Slurm thinks it will
+    ended_at: float | None = None
+    key: str | None = None                      # Job.slurm_key, if this service has handed it over
+    stopped_by: int | None = None               # uid of who cancelled it, if that is known
+
+
+def parse_slurm_jobs(text: str, service_id: str) -> list[SlurmJob]:
+    """Of `squeue -h -r -o SQUEUE_FORMAT`."""
+    found = []
+    for line in text.splitlines():
+        cells = line.split("|", 6)
+        if len(cells) < 7 or not re.fullmatch(r"\d+(_\d+)?", cells[0]):
+            continue                            # a warning among them
+        owner, _, token = cells[6].partition(f"nexus:{service_id}:")
+        task = cells[0].partition("_")[2]
+        found.append(SlurmJob(cells[0], cells[1], cells[5], cells[4], parse_slurm_time(cells[2]), parse_slurm_time(cells[3]),
+                              (f"{token}_{task}" if task else token) if token and not owner else None))
+    return found
+
+
+def parse_slurm_accounts(text: str) -> list[SlurmJob]:
+    """Of `sacct -n -P -X -o SACCT_FORMAT`.  Its states may say more: `CANCELLED by 1000`."""
+    found = []
+    for line in text.splitlines():
+        cells = line.split("|", 4)
+        if len(cells) == 5 and re.fullmatch(r"\d+(_\d+)?", cells[0]) and cells[1]:
+            state, _, who = cells[1].partition(" by ")
+            nodes = "" if cells[4] == "None assigned" else cells[4]
+            found.append(SlurmJob(cells[0], state.rstrip("+"), "", nodes, parse_slurm_time(cells[2]), parse_slurm_time(cells[3]),
+                                  stopped_by=int(who) if who.isdigit() else None))
+    return found
+
+
+def parse_slurm_time(text: str) -> float | None:
+    """UTC epoch seconds of `2024-10-24T15:30:15`; None of `N/A`, `Unknown`, `None`."""
+    try:
+        return parse_time(f"{text}Z")
+    except ValueError:
+        return None
+
+
+@value
+class SlurmNode:
+    name: str
+    state: str                  # in Slurm's words: idle, mixed, down+drain
+    gpus: int
+    gpus_used: int
+    partitions: tuple[str, ...]
+    reason: str                 # why it takes no jobs, if somebody said it
+
+
+@value
+class SlurmPartition:
+    name: str
+    state: str                  # up, down, drain, inactive
+    is_default: bool
+    time_limit: str             # in Slurm's words: 1-00:00:00, UNLIMITED
+    nodes: str
+
+
+def parse_scontrol(line: str) -> dict[str, str]:
+    """The fields of a line of `scontrol show ... -o`; some hold blanks."""
+    marks = list(re.finditer(r"(?:^|(?<=\s))([A-Z][A-Za-z:/&-]*)=", line))
+    ends = [mark.start() for mark in marks[1:]] + [len(line)]
+    return {mark[1]: line[mark.end():end].strip() for mark, end in zip(marks, ends)}
+
+
+def parse_slurm_nodes(text: str) -> list[SlurmNode]:
+    """Of `scontrol show node -d -o`."""
+    found = []
+    for facts in map(parse_scontrol, text.splitlines()):
+        if "NodeName" in facts:
+            partitions = tuple(filter(None, facts.get("Partitions", "").split(",")))
+            found.append(SlurmNode(facts["NodeName"], facts.get("State", "unknown").lower(), count_gres(facts.get("Gres", "")),
+                                   count_gres(facts.get("GresUsed", "")), partitions, re.sub(r" \[.*\]$", "", facts.get("Reason", ""))))
+    return found
+
+
+def count_gres(text: str) -> int:
+    """GPUs of `gpu:a100:2(S:0-1),gpu:1,shard:8` or `gpu:a100:1(IDX:0,2)`."""
+    return sum(int(number) for number in re.findall(r"(?:^|,)gpu(?::[^:,]+)?:(\d+)", re.sub(r"\([^)]*\)", "", text)))
+
+
+def parse_slurm_partitions(text: str) -> list[SlurmPartition]:
+    """Of `scontrol show partition -o`."""
+    return [SlurmPartition(facts["PartitionName"], facts.get("State", "unknown").lower(), facts.get("Default") == "YES",
+                           facts.get("MaxTime", ""), facts.get("Nodes", "")) for facts in map(parse_scontrol, text.splitlines())
+            if "PartitionName" in facts]
+
+
+def parse_slurm_settings(text: str) -> dict[str, str]:
+    """Of `scontrol show config`."""
+    return {name.strip(): setting.strip() for name, mark, setting in (line.partition("=") for line in text.splitlines()) if mark}
+
+
+def parse_sbatch(text: str) -> str | None:
+    """The id that `sbatch --parsable` tells, maybe among warnings; None when there is none."""
+    match = re.search(r"^(\d+)(;\S*)?$", text, re.MULTILINE)
+    return match[1] if match else None
+
+
+def build_sbatch(job: Job, tasks: int, token: str, service_id: str, folder: str, minutes: int | None, config: Config) -> list[str]:
+    """What hands a job over; or `tasks` of them that ask for the same, as an array whose tasks are links in `folder`."""
+    own, task = config.slurm, "/$SLURM_ARRAY_TASK_ID" if tasks else ""
+    memory_gb = config.jobs.max_memory_gb
+    options = {"partition": own.partition, "account": own.account, "qos": own.qos, "gres": f"gpu:{job.gpus}" if job.gpus else "",
+               "time": str(minutes) if minutes else "", "mem": f"{memory_gb * 1024:.0f}M" if memory_gb else "",
+               "array": f"1-{tasks}" if tasks else ""}
+    import shlex
+    return ["sbatch", "--parsable", "--export=ALL", "--no-requeue", "--open-mode=append", "--chdir=/",
+            f"--job-name=nexus_{f'{tasks}_jobs' if tasks else job.id}", f"--comment=nexus:{service_id}:{token}",
+            f"--output={escape_slurm_path(folder)}{'/%a' if tasks else ''}/slurm-{job.attempt}.log",
+            *(f"--{name}={text}" for name, text in options.items() if text), *own.extra_args,
+            "--wrap", f"exec /bin/sh {shlex.quote(folder)}{task}/job.sh {job.attempt}"]
+
+
+def escape_slurm_path(path: str) -> str:
+    """In the path of --output, % stands for something, and \\ switches that off for the whole of it."""
+    return path.replace("%", "%%")
+
+
+# Why sbatch refuses: (Slurm's words, what it is the fault of, what to do).  `cluster`: it cannot be asked now; `config`: nothing of ours
+# would be taken; `limit`: not so many at once; `job`: what this one asks for.  What is none of these may pass.
+SLURM_REFUSALS = (
+    ("[Mm]unge|Protocol authentication error|authentication plugin", "cluster",
+     "munged must run here, with the cluster's key: munge -n | unmunge"),
+    ("Unable to contact slurm controller|Socket timed out|Connection (refused|timed out)|Zero Bytes|Communication (connection|shut)"
+     "|not responding|Unable to establish|in standby mode|temporarily unable", "cluster",
+     "nexus goes on by itself when Slurm answers; see: scontrol ping"),
+    (r"establish a configuration source|[Uu]nable to process configuration|slurm\.conf", "cluster",
+     "this machine must be a client of the cluster: its slurm.conf in /etc/slurm, or SLURM_CONF"),
+    ("[Ii]nvalid partition|partition not available", "config", "set [slurm] partition (nexus config edit), then nexus restart"),
+    ("Invalid account", "config", "set [slurm] account (nexus config edit), then nexus restart; yours: sacctmgr show assoc user=$USER"),
+    ("[Ii]nvalid qos", "config",
+     "set [slurm] qos (nexus config edit), then nexus restart; yours: sacctmgr show assoc user=$USER format=qos"),
+    ("group not permitted|Access/permission denied|not authorized|Invalid user id", "config",
+     "ask the cluster's administrators, or choose another [slurm] partition or account"),
+    ("unrecognized option|unknown option|invalid option|requires an argument|Invalid --|Invalid node name|Invalid feature"
+     "|reservation is invalid", "config", "see [slurm] extra_args (nexus config edit), then nexus restart"),
+    ("job submit limit|violates accounting/QOS policy|Too many jobs|[Ll]imit on number of jobs|job limit|Slurm temporarily", "limit",
+     "nexus tries it again as jobs end; lower [slurm] max_submitted to hand over fewer at once"),
+    ("node configuration is not available|Memory specification|time limit is invalid|Invalid generic resource|More processors requested"
+     "|Node count specification|CPU count", "job", "ask for less, or choose another [slurm] partition: sinfo -o '%P %l %G %m'"),
+)
+
+
+def read_refusal(words: str) -> tuple[str, str]:
+    """(what it is the fault of, what to do) of what sbatch or squeue said; empty when that is not known."""
+    return next(((fault, hint) for pattern, fault, hint in SLURM_REFUSALS if re.search(pattern, words)), ("", ""))
+
+
+def clean_slurm_words(text: str) -> str:
+    """What a program of Slurm's said, as one line without its own name."""
+    lines = [re.sub(r"^\w+: (error: |fatal: )?", "", line.strip()) for line in text.splitlines()]
+    lines = [re.sub(r"^(Batch job submission failed|slurm_load_jobs error): ", "", line) for line in lines if line]
+    return format_line("; ".join(dict.fromkeys(line for line in lines if not line.startswith("Try "))), 400)
+
+
+def find_slurm_line(text: str) -> str:
+    """The line of a slurm.log that says the most: what slurmstepd has done to the job, or else the last."""
+    lines = find_last_lines(text, 50)
+    own = [match[1] for line in lines for match in [re.match(r"slurmstepd\S*: error: (.+)", line)] if match]
+    told = [line for line in own if re.search(r"\*\*\*|oom|memory", line)]
+    return format_line((told or own or lines or [""])[-1].strip("* "), 300)
+
+
+SLURM_REASONS = {               # those that say little by themselves, or that somebody must do something about
+    "None": "it is about to be looked at", "Resources": "what it asks for is in use", "Priority": "others come before it there",
+    "JobHeldUser": "it is held; release it: scontrol release {id}", "JobHeldAdmin": "the cluster's administrators hold it; ask them",
+    "BeginTime": "its begin time has not come", "Dependency": "it waits for another job of Slurm's",
+    "JobArrayTaskLimit": "as many tasks of its array run as may", "PartitionDown": "the partition is down",
+    "PartitionInactive": "the partition is inactive",
+    "PartitionTimeLimit": "it may run for longer than the partition allows: nexus remove it, and add it with a shorter --timeout",
+    "PartitionNodeLimit": "it asks for more nodes than the partition allows", "BadConstraints": "no node can ever give what it asks for",
+    "AccountNotAllowed": "the partition does not take its account; see [slurm] account",
+    "QOSNotAllowed": "the partition does not take its QOS; see [slurm] qos",
+    "launch failed requeued held": "it could not be started and is held; scontrol release {id}"}
+
+
+def describe_handed(job: Job, seen: SlurmJob | None, trouble: str = "") -> str:
+    """Why a job waits that Slurm has.  `trouble`: why Slurm cannot be asked."""
+    if job.slurm_id is None:
+        return "it is being handed to Slurm" + (f"; {trouble}" if trouble else "")
+    if seen is None or trouble:
+        return f"Slurm has it as {job.slurm_id}" + (f"; {trouble}" if trouble else "")
+    if seen.state not in SLURM_WAITING:
+        return f"Slurm has it as {job.slurm_id}: {seen.state}"
+    reason = seen.reason.strip("()") or "None"
+    known = SLURM_REASONS.get(reason) or next(
+        (words for start, words in (("Assoc", "a limit of the account is reached"), ("QOS", "a limit of the QOS is reached"),
+                                    ("ReqNodeNotAvail", "nodes it asks for are down or kept")) if reason.startswith(start)), "")
+    return f"Slurm has it as {job.slurm_id}: {reason}" + (f" ({known.format(id=job.slurm_id)})" if known else "")
+
+
 # ==== 6. SCHEDULER ==== what to do next, decided from values alone
 # Jobs start in the queue's order; one that cannot start is passed over, so that later ones may.  Jobs of one kind ask
 # for the same: when the first of a kind cannot start, none of it can, and plan() need not look at the others.  A job
@@ -2607,7 +2862,7 @@ class Limits:
         self.groups: dict[str, int] = {}                # how many of it run
         self.users: dict[str, int] = {}
         if self.of_groups or self.of_users:
-            for job in state.running.values():
+            for job in (*state.running.values(), *state.handed.values()):
                 self.count(job)
 
     def count(self, job: Job) -> None:
@@ -2768,6 +3023,38 @@ class Round:
         self.line.start(job, kind)
 
 
+class SlurmRound(Round):
+    """The same where Slurm places the jobs: each that may start is handed over, while Slurm has fewer than max_submitted."""
+
+    def __init__(self, state: State, gpus: Sequence[Gpu], trouble: str | None, config: Config, now: float,
+                 usage: Mapping[str, Usage], nodes: Sequence[NodeView]) -> None:
+        super().__init__(state, gpus, trouble, config, now, usage, ())
+        if config.jobs.max_running:
+            self.places -= len(state.handed)
+        self.submitted = len(state.handed) + sum(1 for job in state.running.values() if job.slurm_key)
+
+    def consider(self, job: Job, kind: Kind) -> None:
+        most, obstacle = self.config.slurm.max_submitted, find_slurm_obstacle(job)
+        if self.places <= 0:
+            count = len(self.state.running) + len(self.state.handed) + len(self.starts)
+            self.blocked[kind] = f"{format_count(count, 'job')} run or are Slurm's, as many as max_running allows"
+        elif self.trouble or obstacle:
+            self.blocked[kind] = self.trouble or obstacle
+        elif self.submitted >= most:
+            self.blocked[kind] = f"Slurm has {format_count(most, 'job')} of nexus, as many as [slurm] max_submitted allows"
+        else:
+            self.submitted += 1
+            self.start(job, kind, "", [])
+
+
+def find_slurm_obstacle(job: Job | Submission) -> str:
+    """What a job asks for that Slurm cannot be asked for; empty when there is nothing."""
+    if (job.gpus or 0) % 1:
+        return f"{format_number(job.gpus or 0)} GPUs asked for, and Slurm gives out whole ones"
+    asked = [key for key in ("gpu_ids", "gpu_mem_mib", "cuda_arg") if getattr(job, key)]
+    return f"{asked[0]} asked for, and which GPUs a job gets is Slurm's to choose" if asked else ""
+
+
 def plan(state: State, gpus: Sequence[Gpu], trouble: str | None, config: Config, now: float, usage: Mapping[str, Usage] = NO_USAGE,
          nodes: Sequence[NodeView] = ()) -> Plan:
     """Decide which running jobs are stopped, which pending ones start now and where, and why the others wait.
@@ -2780,7 +3067,7 @@ def plan(state: State, gpus: Sequence[Gpu], trouble: str | None, config: Config,
     stops = tuple(find_stops(state.running.values(), usage, config.jobs)) if usage else ()
     if state.paused:
         return Plan(stops=stops, hold=PAUSED, board=tuple(make_board(state.running.values(), gpus, config.gpu, now, usage)))
-    made = Round(state, gpus, trouble, config, now, usage, nodes)
+    made = (SlurmRound if config.jobs.launcher == "slurm" else Round)(state, gpus, trouble, config, now, usage, nodes)
     made.decide()
     passed_over = tuple(job_id for job_id in made.passed_over if state.jobs[job_id].passed_over_at is None)
     return Plan(tuple(made.starts), stops, passed_over, made.blocked, made.limits.closed, tuple(made.board))
@@ -2796,6 +3083,8 @@ def describe_wait(job: Job, state: State, made: Plan, config: Config, now: float
     """Why a pending job does not run now, in one sentence."""
     if made.hold:
         return made.hold
+    if job.slurm_key is not None:
+        return describe_handed(job, None)
     if job.retry_at is not None:
         return describe_retry(job, now)
     if job.unmet:
@@ -2902,7 +3191,8 @@ def judge(job: Job, result: Result, evidence: Evidence, runtime_s: float, config
 
 
 NOT_STARTED: dict[str, Any] = {"gpu_indices": (), "gpu_uuids": (), "started_at": None, "pid": None, "pid_started": None,
-                               "session": None, "nonce": None, "boot_id": None, "node": ""}
+                               "session": None, "nonce": None, "boot_id": None, "node": "", "slurm_key": None, "slurm_id": None,
+                               "slurm_node": None}
 
 
 def find_backoff(failures: int, config: JobsConfig) -> float:
@@ -2931,6 +3221,59 @@ def find_cause(job: Job, result: Result, evidence: Evidence, signal: int | None)
     if out_of_memory:
         return "cuda-oom", out_of_memory
     return "signal" if signal else "exit", next(iter(find_last_lines(evidence.stderr, 1)), None)
+
+
+# What becomes of a job that Slurm has
+
+@value
+class SlurmEvidence:
+    """What is known of an attempt that was Slurm's, beside its state."""
+    result: Result | None                       # what its job.sh left
+    is_claimed: bool                            # its job.sh began with it
+    words: str = ""                             # the last of Slurm's own, from slurm.log
+    stopped_by: str = ""                        # who cancelled it, if that is known
+
+
+def judge_slurm(job: Job, seen: SlurmJob | None, evidence: SlurmEvidence, folder: str) -> Result:
+    """How an attempt has ended that Slurm says is over, or no longer knows (None)."""
+    result, node = evidence.result, f" on {seen.nodes}" if seen and seen.nodes else ""
+    cause = SLURM_ENDS.get(seen.state) if seen else None
+    ran_s = max(0.0, seen.ended_at - seen.started_at) if seen and seen.ended_at and seen.started_at else None
+    code, took_s = (result.exit_code, result.runtime_seconds) if result else (None, ran_s)
+    if result and (result.cause or not cause):
+        return result
+    ended_at = seen.ended_at if seen else None
+    if seen and cause:
+        who = f" by {evidence.stopped_by}" if evidence.stopped_by else ""
+        reason = f" ({seen.reason})" if seen.reason not in ("", "None", "NonZeroExitCode") else ""
+        line = f"Slurm: {evidence.words}" if evidence.words and not who else f"Slurm: job {seen.id} was {seen.state}{who}{reason}{node}"
+        return Result(code, ended_at, took_s, cause, line)
+    if evidence.is_claimed:
+        line = f"Slurm: {evidence.words}" if evidence.words else f"its job.sh was killed{node}: the exit code is not known"
+        is_memory = re.search("memory limit|oom.kill|out.of.memory", evidence.words, re.IGNORECASE)      # where no cgroup tells it apart
+        return Result(None, ended_at, took_s, "host-memory" if is_memory else "session-lost", line)
+    if seen and seen.reason == "BadConstraints":
+        line = f"Slurm: job {seen.id} was {seen.state} (BadConstraints): no node can ever give what it asks for"
+        return Result(None, ended_at, 0.0, "launch", line)
+    said = f" ({evidence.words})" if evidence.words else ""
+    line = f"Slurm no longer has job {job.slurm_id}, which had not begun: somebody cancelled it there{said}" if seen is None else (
+        f"Slurm ran job {seen.id}{node} ({seen.state}), and its job.sh did not begin: {folder} must be on a file system that the nodes "
+        f"share{said}")
+    return Result(None, ended_at, 0.0, "launch", line)
+
+
+def find_slurm_minutes(job: Job, config: JobsConfig) -> int | None:
+    """What sbatch is told of a job's time limit: Slurm counts in minutes."""
+    limit_s = find_time_limit(job, config)
+    return None if limit_s is None else max(1, int(-(-limit_s // 60)))
+
+
+def group_for_slurm(jobs: Iterable[Job], most: int, config: JobsConfig) -> list[list[Job]]:
+    """The jobs that can be handed over together, as arrays of at most so many; each list in the queue's order."""
+    alike: dict[tuple[object, ...], list[Job]] = {}
+    for job in jobs:
+        alike.setdefault((job.gpus, find_slurm_minutes(job, config), job.attempt), []).append(job)
+    return [group[at:at + max(1, most)] for group in alike.values() for at in range(0, len(group), max(1, most))]
 
 
 GROUP_FAILURES = 3              # so many of a group's first jobs that fail soon hold it
@@ -3137,7 +3480,8 @@ def job_json(job: Job, now: float, node: str | None, position: int | None = None
     if job.status == RUNNING and job.started_at is not None:
         runtime = max(0.0, now - job.started_at)
     return {
-        "id": job.id, "name": job.name, "group": job.group, "user": job.user, "node": node, "command": job.command, "cwd": job.cwd,
+        "id": job.id, "name": job.name, "group": job.group, "user": job.user, "node": node, "command": job.command,
+        "cwd": job.cwd,
         "status": job.status, "position": position, "waiting_for": waiting_for, "estimated_start": format_time(estimated_start),
         "priority": job.priority, "gpus": job.gpus, "gpu_ids": job.gpu_ids, "gpu_mem_mib": job.gpu_mem_mib,
         "gpu_index": job.gpu_indices[0] if job.gpu_indices else None, "gpu_indices": job.gpu_indices, "gpu_uuids": job.gpu_uuids,
@@ -3154,7 +3498,7 @@ def job_json(job: Job, now: float, node: str | None, position: int | None = None
         "peak_rss_mib": round_known(job.peak_rss_mib), "cpu_seconds": round_known(job.cpu_seconds),
         "peak_gpu_mem_mib": job.peak_gpu_mem_mib, "mean_gpu_util": round_known(job.mean_gpu_util),
         "notes": job.notes, "status_history": [[status, format_time(at)] for status, at in job.status_history],
-        "remote_id": job.remote_id, "unknown_since": None}
+        "remote_id": job.remote_id, "slurm_id": job.slurm_id, "unknown_since": None}
 
 
 # What of a job others than its user may see: that it is there, and what it takes.
@@ -3234,10 +3578,11 @@ def format_snapshot(status: Mapping[str, Any], paint: Paint, width: int = 0) -> 
     paused = "[PAUSED]" if status["is_paused"] else "[RUNNING]"
     queued = f"Queue: {format_count(status['queued_jobs'], 'job')} pending"
     lines = [f"{paint('blue', queued)} {paint('yellow', paused)}",
-             paint("white", f"History: {format_count(status['completed_jobs'], 'job')} completed"), "", paint("white", "GPUs:")]
+             paint("white", f"History: {format_count(status['completed_jobs'], 'job')} completed"), ""]
+    lines += format_slurm(status["slurm"], paint) if status.get("slurm") else [paint("white", "GPUs:")]
     if status["gpu_trouble"]:
         lines.append(paint("red", status["gpu_trouble"]))
-    elif not status["gpu_status"]:
+    elif not status["gpu_status"] and not status.get("slurm"):
         lines.append("none")
     jobs = {job["id"]: job for job in status["running_jobs"]}
     here = status["host"]["name"]
@@ -3246,7 +3591,9 @@ def format_snapshot(status: Mapping[str, Any], paint: Paint, width: int = 0) -> 
     lines += [paint("red", f"{node['name']}: unknown since {local_time(node['unknown_since'])}: {format_line(node['trouble'])}")
               for node in status["nodes"] if node["unknown_since"]]
     shown = {job_id for gpu in status["gpu_status"] for job_id in gpu["job_ids"]}
-    unseen = [job for job in jobs.values() if job["id"] not in shown]
+    unseen = [job for job in jobs.values() if job["id"] not in shown and not job.get("slurm_id")]
+    ours = [line for job in jobs.values() if job.get("slurm_id") for line in format_running(job, paint, width)]
+    lines += ["", paint("white", "Running there:"), *ours] if ours else []
     for heading, is_there in (("CPU:", True), ("On GPUs that cannot be seen now:", False)):
         running = [line for job in unseen if (not job["gpus"]) == is_there for line in format_running(job, paint, width)]
         lines += ["", paint("white", heading), *running] if running else []
@@ -3282,7 +3629,31 @@ def format_running(job: Mapping[str, Any], paint: Paint, width: int) -> list[str
     share = [f"  GPUs: {format_number(job['gpus'])}"] if job["gpus"] % 1 else []
     return [f"  Job ID: {paint('magenta', job['id'])}{stopping}", *share,
             f"  Command: {paint('bright', format_line(name_or_command(job), width and max(20, width - 11)))}",
+            *([f"  Slurm: {job['slurm_id']} on {job['node']}"] if job.get("slurm_id") else []),
             f"  Runtime: {paint('cyan', runtime)}", f"  Started: {paint('cyan', local_time(job['started_at']))}"]
+
+
+MAX_NODES_SHOWN = 40
+
+
+def format_slurm(slurm: Mapping[str, Any], paint: Paint) -> list[str]:
+    """Of `nexus`: the cluster's partitions, and its nodes with GPUs."""
+    submitted = slurm["handed_jobs"] + slurm["running_jobs"]
+    lines = [paint("white", f"Slurm{f' ({slurm_name})' if (slurm_name := slurm['cluster']) else ''}:")
+             + f" {format_count(submitted, 'job')} of nexus there, {slurm['running_jobs']} running"]
+    if slurm["trouble"]:
+        lines.append(paint("red", format_line(slurm["trouble"])))
+    for partition in slurm["partitions"]:
+        nodes = [node for node in slurm["nodes"] if partition["name"] in node["partitions"]]
+        state, gpus = partition["state"], format_count(sum(node["gpus"] for node in nodes), "GPU")
+        lines.append(f"Partition {partition['name']}{' (default)' if partition['is_default'] else ''}: "
+                     + paint("green" if state == "up" else "red", state)
+                     + f", {sum(node['gpus_used'] for node in nodes)} of {gpus} in use, time limit {partition['time_limit']}")
+    shown = [node for node in slurm["nodes"] if node["gpus"]]
+    for node in shown[:MAX_NODES_SHOWN]:
+        reason = f" ({format_line(node['reason'])})" if node["reason"] not in ("", "none") else ""
+        lines.append(f"  Node {node['name']}: {node['gpus_used']} of {format_count(node['gpus'], 'GPU')} in use, {node['state']}{reason}")
+    return lines + ([f"  and {len(shown) - MAX_NODES_SHOWN} more: nexus status --json"] if shown[MAX_NODES_SHOWN:] else [])
 
 
 def format_detailed(status: Mapping[str, Any], health: Mapping[str, Any], paint: Paint) -> str:
@@ -3490,18 +3861,22 @@ JOB_SHAPE = {                               # what another user may not see of i
     "env_digest": "text?", "retried_as": "id?", "cuda_arg": "flag", "snapshot": "text?", "labels": "labels", "pid": "whole?",
     "session": "text?", "log_dir": "text?", "tty": "flag", "peak_rss_mib": "number?", "cpu_seconds": "number?",
     "peak_gpu_mem_mib": "number?", "mean_gpu_util": "number?", "notes": "text[]", "status_history": "move[]", "remote_id": "id?",
-    "unknown_since": "time?", "rss_mib?": "number?", "cpu_percent?": "number?"}
+    "unknown_since": "time?", "slurm_id": "text?", "rss_mib?": "number?", "cpu_percent?": "number?"}
 RUNNING_JOB_KEYS = ("id", "name", "group", "user", "node", "command", "status", "gpus", "gpu_indices", "started_at", "attempt",
-                    "runtime_seconds", "stopping", "unknown_since")
+                    "runtime_seconds", "stopping", "unknown_since", "slurm_id")
 
 SHAPES: dict[str, Mapping[str, str]] = {
     "Error": {"error": "text", "message": "text", "hint": "text"},
     "Info": {"name": "text", "version": "text", "user": "text", "hash?": "text", "pid?": "whole", "home?": "text",
              "uptime_seconds?": "number", "calls?": "text[]"},
     "Status": {"gpu_status": "Gpu[]", "is_owner": "flag", "is_paused": "flag", "queued_jobs": "whole", "completed_jobs": "whole",
-               "running_jobs": "RunningJob[]", "queued_by_priority": "Bands", "gpu_trouble": "text?", "hints": "text[]",
+               "running_jobs": "RunningJob[]", "queued_by_priority": "Bands", "gpu_trouble": "text?", "slurm": "Slurm?", "hints": "text[]",
                "samples_hint": "text?", "version": "text", "hash": "text", "pid": "whole", "user": "text", "home": "text?",
                "uptime_seconds": "number", "host": "Host", "nodes": "NodeInfo[]"},
+    "Slurm": {"cluster": "text?", "trouble": "text?", "handed_jobs": "whole", "running_jobs": "whole", "max_submitted": "whole",
+              "partitions": "SlurmPartition[]", "nodes": "SlurmNode[]"},
+    "SlurmPartition": {"name": "text", "state": "text", "is_default": "flag", "time_limit": "text", "nodes": "text"},
+    "SlurmNode": {"name": "text", "state": "text", "gpus": "whole", "gpus_used": "whole", "partitions": "text[]", "reason": "text"},
     "Bands": {"high": "whole", "normal": "whole", "low": "whole"},
     "Host": {"name": "text", "cpu_percent": "number?", "memory_used_gb": "number?", "memory_total_gb": "number?"},
     "NodeInfo": {"name": "text", "gpus": "whole", "gpu_names": "text[]", "running_jobs": "whole", "host": "text?", "user": "text?",
@@ -3759,6 +4134,18 @@ def list_gpu_metrics(gpus: Sequence[Mapping[str, Any]]) -> list[Metric]:
         gauge("nexus_gpu_faulty", "1 when the driver says that the GPU cannot be used.", lambda gpu: int(bool(gpu["fault"])))]
 
 
+def list_slurm_metrics(slurm: Mapping[str, Any]) -> list[Metric]:
+    """What GET /status knows of the cluster."""
+    nodes = [(node, {"node": node["name"], "partitions": ",".join(node["partitions"])}) for node in slurm["nodes"]]
+    return [
+        Metric("nexus_slurm_up", "gauge", "1 when Slurm answers and takes jobs.", [({}, not slurm["trouble"])]),
+        Metric("nexus_slurm_jobs", "gauge", "Jobs that Slurm has of nexus.", [
+            ({"status": PENDING}, slurm["handed_jobs"]), ({"status": RUNNING}, slurm["running_jobs"])]),
+        Metric("nexus_slurm_gpus", "gauge", "GPUs of the cluster's nodes.", [(labels, node["gpus"]) for node, labels in nodes]),
+        Metric("nexus_slurm_gpus_used", "gauge", "Those that Slurm has given to jobs, anybody's.", [
+            (labels, node["gpus_used"]) for node, labels in nodes])]
+
+
 def format_prometheus(metrics: Sequence[Metric]) -> str:
     """The text that GET /metrics answers."""
     return "".join(f"# HELP {metric.name} {metric.help}\n# TYPE {metric.name} {metric.kind}\n"
@@ -3904,6 +4291,9 @@ class Layout:
 
     def work_folder(self, job_id: str) -> str:
         return os.path.join(self.job_folder(job_id), "work")        # where a job runs that brought its code
+
+    def array_folder(self, token: str) -> str:
+        return os.path.join(self.log_dir, f"slurm_{token}")         # of links: the tasks of an array that Slurm has
 
 
 def find_home(environ: Mapping[str, str]) -> str:
@@ -5019,6 +5409,84 @@ class Screen:
                 self.wipe(f"{pid}.{name}")
 
 
+SLURM_TIMEOUT_S = 60.0          # with slurmctld or munged gone, Slurm's programs try for up to 50 s
+SLURM_VARIABLES = re.compile(r"PATH|HOME|USER|LOGNAME|LANG|LC_\w+|KRB5\w+|SLURM_CONF|SBATCH_\w+")
+
+
+class Slurm:
+    """The programs of Slurm, each run to its end."""
+
+    def __init__(self, service_id: str, environ: Mapping[str, str]) -> None:
+        """Jobs get the environment of sbatch, which has nothing secret: --export=NONE would have the nodes run each user's login shell."""
+        self.service_id = service_id
+        self.environ = {**{name: text for name, text in environ.items() if SLURM_VARIABLES.fullmatch(name)}, "TZ": "UTC"}
+        self.has_accounts = True
+
+    def ask(self, *argv: str) -> Completed:
+        """Raises: unavailable, in Slurm's words or because there is none."""
+        import shutil
+        program = shutil.which(argv[0], path=self.environ.get("PATH") or os.defpath)
+        if program is None:
+            raise NexusError("unavailable", f"{argv[0]} was not found on PATH: Slurm's programs are not here",
+                             hint="run nexus where sbatch works (apt install slurm-client), or set [jobs] launcher (nexus config edit)")
+        try:
+            return run([program, *argv[1:]], SLURM_TIMEOUT_S, self.environ)
+        except (TimeoutError, StillRunning):
+            raise NexusError("unavailable", f"Slurm does not answer: {argv[0]} ran for {SLURM_TIMEOUT_S:g} s",
+                             hint="nexus goes on by itself when it does; see: scontrol ping") from None
+        except OSError as error:
+            raise NexusError("unavailable", f"{program} cannot be run: {error.strerror or error}") from None
+
+    def read(self, *argv: str) -> str:
+        """What a program says that must succeed.  Raises: unavailable."""
+        done = self.ask(*argv)
+        if done.exit_code:
+            words = clean_slurm_words(done.output) or f"{argv[0]} ended with exit code {done.exit_code}"
+            raise NexusError("unavailable", f"Slurm does not answer: {words}", hint=read_refusal(words)[1])
+        return done.output
+
+    def submit(self, argv: Sequence[str]) -> tuple[str | None, str]:
+        """The id of what was handed over, or None and Slurm's words.  Raises: unavailable, and then it may be there all the same."""
+        done = self.ask(*argv)
+        slurm_id = None if done.exit_code else parse_sbatch(done.output)
+        words = clean_slurm_words(done.output) or f"sbatch ended with exit code {done.exit_code}"
+        if slurm_id is None and (done.exit_code <= 0 or read_refusal(words)[0] == "cluster"):
+            raise NexusError("unavailable", f"Slurm does not answer: {words}", hint=read_refusal(words)[1])
+        return slurm_id, "" if slurm_id else words
+
+    def query_jobs(self) -> list[SlurmJob]:
+        """All of this user's that slurmctld knows: those that have ended too, for its MinJobAge.  Raises: unavailable."""
+        return parse_slurm_jobs(self.read("squeue", "-h", "-r", "-t", "all", "-u", str(os.geteuid()), "-o", SQUEUE_FORMAT), self.service_id)
+
+    def query_accounts(self, ids: Sequence[str]) -> list[SlurmJob]:
+        """What the accounting knows of jobs; nothing where there is none."""
+        if not self.has_accounts:
+            return []
+        done = self.ask("sacct", "-n", "-P", "-X", "-j", ",".join(ids), "-o", SACCT_FORMAT)
+        if "accounting storage is disabled" in done.output:
+            self.has_accounts = False
+        return [] if done.exit_code else parse_slurm_accounts(done.output)
+
+    def cancel(self, ids: Sequence[str]) -> str:
+        """Slurm's words, if it refuses.  Raises: unavailable."""
+        done = self.ask("scancel", *ids)
+        return clean_slurm_words(done.output) if done.exit_code else ""
+
+    def query_settings(self) -> dict[str, str]:
+        return parse_slurm_settings(self.read("scontrol", "show", "config"))
+
+    def query_nodes(self) -> tuple[list[SlurmPartition], list[SlurmNode]]:
+        return (parse_slurm_partitions(self.read("scontrol", "show", "partition", "-o")),
+                parse_slurm_nodes(self.read("scontrol", "show", "node", "-d", "-o")))
+
+
+class NoGpus:
+    """Of this machine nothing is used: Slurm has the GPUs."""
+
+    def query_gpus(self, known: Mapping[str, Gpu]) -> list[Gpu]:
+        return []
+
+
 def find_program(name: str) -> str | None:
     import shutil
     return shutil.which(name)
@@ -5029,13 +5497,17 @@ class Machine:
 
     def __init__(self, config: Config, layout: Layout, service_id: str) -> None:
         self.layout = layout
-        self.is_mock = config.gpu.provider == "mock"
-        self.gpus: NvidiaSmi | MockGpus = MockGpus(config.gpu.mock_gpus) if self.is_mock else NvidiaSmi()
+        is_slurm = config.jobs.launcher == "slurm"
+        self.is_mock = config.gpu.provider == "mock" and not is_slurm
+        self.gpus: NvidiaSmi | MockGpus | NoGpus = (
+            NoGpus() if is_slurm else MockGpus(config.gpu.mock_gpus) if self.is_mock else NvidiaSmi())
         self.processes = Processes()
         self.samples = Samples()
-        self.leases = None if self.is_mock else Leases(find_lease_folder(config.gpu), service_id)
+        self.leases = None if self.is_mock or is_slurm else Leases(find_lease_folder(config.gpu), service_id)
         self.screen = Screen(layout)
-        self.no_screen_reason: str | None = "launcher is \"direct\"" if config.jobs.launcher == "direct" else self.screen.prepare()
+        self.no_screen_reason: str | None = f'launcher is "{config.jobs.launcher}"'
+        if config.jobs.launcher == "screen":
+            self.no_screen_reason = self.screen.prepare()
         self.children: dict[str, subprocess.Popen[bytes]] = {}          # job id: screen or job.sh, to be reaped
         self.boot_id = read_boot_id()
 
@@ -5531,10 +6003,10 @@ commit=@commit@ repo=@repo@ tree=$dir/tree-${attempt:-by-hand-$$}
 cwd=@cwd@
 
 command_of_the_job() {
-  umask @umask@
+@slurm@  umask @umask@
   exec @limits@/usr/bin/env -i -- \
 @environment@
-    @launch@
+    "$@" @launch@
 }
 
 say() { [ -p "$events" ] && printf '%s\n' "$*" 1<>"$events"; } 2>/dev/null
@@ -5722,12 +6194,23 @@ exec "${@:2}"
 '''
 
 
+# What Slurm gives a job goes on to its command: its GPUs, and which job and node it is.
+SLURM_SCRIPT = r'''  slurms='SLURM[A-Z0-9_]*|[A-Z]+_VISIBLE_DEVICES|GPU_DEVICE_ORDINAL|ZE_AFFINITY_MASK'
+  for name in $(/usr/bin/env | sed -En "s/^($slurms)=.*/\1/p"); do
+    eval "set -- \"\$@\" \"$name=\$$name\""
+  done
+'''
+
+
 def build_script(job: Job, environment: Mapping[str, str], layout: Layout, lease: str | None, limits: Sequence[str]) -> str:
     """job.sh of a job that is about to start.  `limits` are prlimit's options."""
     def line(text: str) -> str:                 # as a word of sh that is a JSON string's inside
         return quote(json.dumps(text)[1:-1])
     pairs = [f"    {quote(f'{name}={text}')} \\" if name != "NEXUS_JOB_NONCE" else
              f'    "{name}=${{attempt:+{text}}}" \\' for name, text in environment.items()]     # run by hand, it is nobody's to end
+    if job.slurm_key is not None:
+        pairs += ['    "CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES-}" \\',
+                  '    "NEXUS_GPU_ID=${SLURM_JOB_GPUS:-${CUDA_VISIBLE_DEVICES-}}" \\']
     launch = ["bash", "-c", *(["--"] if job.command.startswith(("-", "+")) else []), job.command]
     if job.tty:                                 # script runs $SHELL, which may be fish, or /bin/false
         shell = [f"SHELL={environment['SHELL']}"] if "SHELL" in environment else ["-u", "SHELL"]
@@ -5745,7 +6228,7 @@ def build_script(job: Job, environment: Mapping[str, str], layout: Layout, lease
         "job_path": quote(environment.get("PATH") or os.defpath),
         "umask": "$(umask)" if job.umask is None else f"{job.umask:04o}",
         "limits": f"prlimit {' '.join(limits)} -- " if limits else "",
-        "environment": "\n".join(pairs), "launch": " ".join(map(quote, launch)),
+        "slurm": SLURM_SCRIPT if job.slurm_key is not None else "", "environment": "\n".join(pairs), "launch": " ".join(map(quote, launch)),
         "no_tree": line(f"the snapshot of {job.snapshot_repo} cannot be checked out: "),
         "no_cwd": line(f"the directory {job.cwd} cannot be entered"), "no_bash": line("bash was not found on PATH"),
         "no_logs": line(f"the log files in {layout.job_folder(job.id)} cannot be written")}
@@ -5768,6 +6251,9 @@ def build_environment(job: Job, submitted: Mapping[str, str], gpus: Sequence[Gpu
     made = {**{name: text for name, text in kept.items() if name not in own}, **own}
     if job.cuda_arg:
         del made["CUDA_VISIBLE_DEVICES"]
+    if job.slurm_key is not None:               # which GPUs it has is known only where it runs; job.sh says it
+        made = {name: text for name, text in made.items()
+                if name not in ("CUDA_VISIBLE_DEVICES", "NEXUS_GPU_ID") and not name.startswith("SLURM_")}
     return made
 
 
@@ -7140,6 +7626,532 @@ class Refusal:
 
 
 @value
+class Handing:
+    """Jobs on their way to Slurm: one, or the tasks 1, 2, 3 ... of an array.  Their slurm_key is in the journal."""
+    token: str
+    jobs: tuple[Job, ...]
+    is_array: bool
+
+
+@value
+class Handed:
+    """What became of them."""
+    handing: Handing
+    slurm_id: str | None = None
+    fault: str = ""             # of read_refusal()
+    words: str = ""             # why not
+    is_unsure: bool = False     # Slurm may have them all the same
+    faults: Mapping[str, OSError | NexusError] = {}     # job id: why its job.sh could not be made; it is not among them
+
+
+@value
+class SlurmView:
+    """What Slurm has said."""
+    jobs: Mapping[str, SlurmJob]                        # by its id
+    accounts: Mapping[str, SlurmJob | None]             # of those that sacct was asked for: what it knew
+    asked_at: float                                     # monotonic
+    next_id: int = 0                                    # of the next job; less than that of one it had: it has lost its state
+
+
+class Cluster:
+    """The Slurm of `launcher = "slurm"`: jobs are handed over, asked for and cancelled in a thread of its own.
+
+    The loop says what it wants by intend(), hand() and hear(), and in follow() takes in what the thread has learned; it alone
+    decides and records.  A job is handed over at most once at a time: its key is in the journal before, Slurm's id after.  What
+    Slurm does not have although its key is there was never handed over, or is too late: its attempt is claimed before it goes back.
+    """
+
+    def __init__(self, service: Service) -> None:
+        import collections
+        import threading
+        self.service = service
+        self.slurm = Slurm(service.store.service_id, service.environ)
+        self.changed = threading.Condition()                # guards what the thread takes from the loop
+        self.handings: collections.deque[Handing] = collections.deque()
+        self.cancels: dict[str, None] = {}                  # Slurm's ids
+        self.lookups: dict[str, None] = {}                  # those that squeue no longer shows
+        self.look_at = 0.0                                  # monotonic; when squeue is asked next
+        self.outcomes: collections.deque[Handed] = collections.deque()
+        self.in_hand: set[str] = set()                      # jobs whose outcome has not been taken in
+        self.handed_at: dict[str, float] = {}               # job: monotonic, when sbatch was done; what was seen before says nothing
+        self.view = SlurmView({}, {}, float("-inf"))        # as last seen
+        self.taken_at = float("-inf")                       # asked_at of the view that was taken in
+        self.took_s = 0.0
+        self.trouble, self.hint = "Slurm has not been asked yet", ""
+        self.refusal, self.refusal_hint, self.refused_until, self.rest_s = "", "", float("-inf"), 0.0   # why it takes no jobs
+        self.settings: Mapping[str, str] = {}
+        self.partitions: Sequence[SlurmPartition] = ()
+        self.nodes: Sequence[SlurmNode] = ()
+        self.nodes_at = float("-inf")                       # monotonic; when those were asked for
+        self.hasty_until = float("-inf")                    # monotonic; something is about to change
+        self.cancelled_at: dict[str, float] = {}            # Slurm's id: monotonic
+        self.over_at: dict[str, float] = {}                 # job id: monotonic, when Slurm first said that it is over
+        self.arrays: set[str] = set()                       # tokens of arrays that have a folder
+        self.thread = threading.Thread(target=self.run, name="slurm", daemon=True)
+
+    # The thread
+
+    def run(self) -> None:
+        self.list_arrays()
+        while not self.service.is_stopping:
+            try:
+                self.step()
+            except Exception as error:                      # one failure stays one failure
+                self.service.fail("talking to Slurm", error)
+                self.service.clock.sleep(WATCH_INTERVAL_S)
+            with self.changed:
+                if not (self.handings or self.cancels):
+                    self.changed.wait(min(WATCH_INTERVAL_S, max(0.0, self.look_at - self.service.clock.monotonic())))
+
+    def step(self) -> None:
+        """Do what is wanted by now."""
+        with self.changed:
+            cancels, self.cancels = list(self.cancels), {}
+            handings = list(self.handings)
+            self.handings.clear()
+        try:
+            for at in range(0, len(cancels), SLURM_IDS_AT_ONCE):
+                self.cancel(cancels[at:at + SLURM_IDS_AT_ONCE])
+        except NexusError as error:
+            self.take_trouble(error)
+        for handing in handings:
+            self.outcomes.append(self.hand_over(handing))
+            self.service.wake()
+        if handings or cancels or self.service.clock.monotonic() >= self.look_at:
+            self.look()
+            self.service.wake()
+
+    def look(self) -> None:
+        clock, refresh_s = self.service.clock, self.service.config.service.refresh_rate_seconds
+        with self.changed:
+            lookups, self.lookups = list(self.lookups), {}
+        began_at = clock.monotonic()
+        try:
+            if lookups or not self.settings:
+                self.settings = self.slurm.query_settings()
+            if began_at - self.nodes_at >= NODES_INTERVAL_S:
+                self.partitions, self.nodes = self.slurm.query_nodes()
+                self.nodes_at = began_at
+            asked_at = clock.monotonic()
+            jobs = {job.id: job for job in self.slurm.query_jobs()}
+            known = {job.id: job for at in range(0, len(lookups), SLURM_IDS_AT_ONCE)
+                     for job in self.slurm.query_accounts(lookups[at:at + SLURM_IDS_AT_ONCE])}
+            next_id = self.settings.get("NEXT_JOB_ID", "0")
+            self.view = SlurmView(jobs, {slurm_id: known.get(slurm_id) for slurm_id in lookups}, asked_at,
+                                  int(next_id) if next_id.isdigit() else 0)
+            if self.trouble:
+                self.service.log.info("Slurm answers: %s", self.describe_size())
+            self.trouble, self.hint = "", ""
+        except NexusError as error:
+            self.take_trouble(error)
+        now = clock.monotonic()
+        self.took_s = now - began_at
+        pause_s = refresh_s if self.trouble else max(HASTE_S if now < self.hasty_until else refresh_s, SLURM_REST * self.took_s)
+        with self.changed:
+            self.look_at = now + min(pause_s, max(TROUBLE_INTERVAL_S, refresh_s))
+
+    def take_trouble(self, error: NexusError) -> None:
+        if error.message != self.trouble:
+            self.service.log.error("Slurm: %s", error.message)
+        self.trouble, self.hint = error.message, error.hint
+
+    def describe_size(self) -> str:
+        gpus = sum(node.gpus for node in self.nodes)
+        version = self.settings.get("SLURM_VERSION", "?")
+        return f"{format_count(len(self.nodes), 'node')} with {format_count(gpus, 'GPU')}, version {version}"
+
+    def cancel(self, ids: Sequence[str]) -> None:
+        words = self.slurm.cancel(ids)
+        if words and not re.search("Invalid job id|already completing|already finished", words):
+            self.service.log.warning("scancel %s: %s", " ".join(ids), words)
+
+    def hand_over(self, handing: Handing) -> Handed:
+        """Write the jobs' scripts and call sbatch."""
+        service, faults = self.service, {}
+        for job in handing.jobs:
+            try:
+                service.check_script(job.command, job.cwd)          # a link may lead elsewhere by now
+                service.write_script(job, None)
+            except (OSError, NexusError) as error:
+                faults[job.id] = error
+        jobs = [job for job in handing.jobs if job.id not in faults]
+        if not jobs:
+            return Handed(handing, faults=faults)
+        first, folder = jobs[0], service.layout.job_folder(jobs[0].id)
+        try:
+            if handing.is_array:
+                folder = self.make_array_folder(handing, faults)
+            argv = build_sbatch(first, len(handing.jobs) if handing.is_array else 0, handing.token, service.store.service_id, folder,
+                                find_slurm_minutes(first, service.config.jobs), service.config)
+            slurm_id, words = self.slurm.submit(argv)
+        except OSError as error:
+            return Handed(handing, words=describe_disk_error(error, "write", folder).message, faults=faults)
+        except NexusError as error:
+            self.take_trouble(error)
+            return Handed(handing, words=error.message, is_unsure=True, faults=faults)
+        return Handed(handing, slurm_id, "" if slurm_id else read_refusal(words)[0], words, faults=faults)
+
+    def make_array_folder(self, handing: Handing, faults: Mapping[str, object]) -> str:
+        """A folder of links, by which each task of an array finds its job's.  Raises: OSError."""
+        folder = self.service.layout.array_folder(handing.token)
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        self.arrays.add(handing.token)
+        for task, job in enumerate(handing.jobs, 1):
+            if job.id in faults:
+                continue
+            os.symlink(f"../{os.path.basename(self.service.layout.job_folder(job.id))}", os.path.join(folder, str(task)))
+        return folder
+
+    def list_arrays(self) -> None:
+        """The folders of arrays that a former service has left."""
+        try:
+            names = os.listdir(self.service.layout.log_dir)
+        except OSError:
+            names = []
+        self.arrays |= {name[len("slurm_"):] for name in names if re.fullmatch("slurm_[0-9a-f]{12}", name)}
+
+    # What the loop wants
+
+    def find_trouble(self) -> str | None:
+        """Why no job can be handed over now."""
+        if self.trouble:
+            return self.trouble
+        if self.service.clock.monotonic() < self.refused_until:
+            return f"{self.refusal}; it is tried again"
+        return "the jobs before it are being handed to Slurm" if self.in_hand else None
+
+    def intend(self, state: State, starts: Iterable[Start], now: float) -> Iterator[Change]:
+        """The changes that must be on disk before jobs are handed over."""
+        service = self.service
+        jobs = [state.jobs[start.job_id] for start in starts]
+        for group in group_for_slurm(jobs, self.find_most_tasks(), service.config.jobs):
+            token = service.clock.new_token()[:12]
+            for task, job in enumerate(group, 1):
+                yield JobChanged(job.id, {
+                    "slurm_key": f"{token}_{task}" if len(group) > 1 else token, "attempt": job.attempt + 1,
+                    "nonce": service.clock.new_token()[:16], "log_dir": service.layout.job_folder(job.id),
+                    **({"cwd": service.layout.work_folder(job.id)} if job.code else {})})
+
+    def find_most_tasks(self) -> int:
+        """Of one array: its highest index is one less than MaxArraySize; 0 of those means that there are none."""
+        most = self.settings.get("MaxArraySize", "0")
+        return max(1, int(most) - 1) if most.isdigit() else 1
+
+    def hand(self, jobs: Sequence[Job]) -> None:
+        """Hand over jobs whose intent is recorded."""
+        groups: dict[str, list[Job]] = {}
+        for job in jobs:
+            groups.setdefault(str(job.slurm_key).partition("_")[0], []).append(job)
+        self.in_hand |= {job.id for job in jobs}
+        with self.changed:
+            self.handings += [Handing(token, tuple(group), "_" in str(group[0].slurm_key)) for token, group in groups.items()]
+            self.changed.notify()
+
+    def look_soon(self, delay_s: float = 0.0) -> None:
+        """Ask squeue before its time, but not all the time."""
+        with self.changed:
+            earliest = self.view.asked_at + max(HASTE_S, SLURM_REST * self.took_s)
+            self.look_at = min(self.look_at, max(earliest, self.service.clock.monotonic() + delay_s))
+            self.changed.notify()
+
+    def hurry(self) -> None:
+        """Ask often for a while."""
+        self.hasty_until = self.service.clock.monotonic() + HURRY_S
+
+    def hears(self, saying: Saying) -> bool:
+        """Whether a runner that Slurm began said it: then Slurm is asked."""
+        job = self.service.store.read(lambda state: state.jobs.get(saying.job_id))
+        if job is None or job.slurm_key is None:
+            return False
+        if job.status not in FINAL and job.attempt == saying.attempt:
+            self.hurry()
+            self.look_soon(HEARD_DELAY_S if saying.verb == "end" else 0.0)
+        return True
+
+    def find(self, job: Job) -> SlurmJob | None:
+        return self.view.jobs.get(job.slurm_id or "")
+
+    def list_estimates(self) -> dict[str, float]:
+        """{waiting job: when Slurm thinks that it will start}"""
+        handed = self.service.store.read(lambda state: list(state.handed.values()))
+        found = ((job.id, self.find(job)) for job in handed)
+        return {job_id: seen.started_at for job_id, seen in found if seen and seen.state in SLURM_WAITING and seen.started_at}
+
+    # The loop takes in what was learned
+
+    def follow(self) -> None:
+        """One turn's part: what became of what was handed over, and of what Slurm has."""
+        while self.outcomes:
+            outcome = self.outcomes.popleft()
+            ids = [job.id for job in outcome.handing.jobs]
+            self.handed_at.update(dict.fromkeys(ids, self.service.clock.monotonic()))
+            try:
+                self.take_outcome(outcome)
+            finally:
+                self.in_hand.difference_update(ids)
+        live = self.service.store.read(lambda state: [*state.handed.values(), *(job for job in state.running.values() if job.slurm_key)])
+        view = self.view
+        if view.asked_at > self.taken_at:
+            self.take_view(live, view)
+            self.taken_at = view.asked_at
+            self.drop_arrays({str(job.slurm_key).partition("_")[0] for job in live})
+        self.stop_jobs(live)
+
+    def take_outcome(self, done: Handed) -> None:
+        jobs = [job for job in done.handing.jobs if job.id not in done.faults]
+        faulty = [job for job in done.handing.jobs if job.id in done.faults]
+        self.record([(job, BEGUN) for job in faulty])
+        for job in faulty:
+            self.fail(job, done.faults[job.id])
+        if done.slurm_id:
+            self.record([(job, {"slurm_id": join_task(done.slurm_id, job)}) for job in jobs])
+            self.rest_s = 0.0
+            self.hurry()
+            self.service.log.info("Handed to Slurm as %s: %s", done.slurm_id, f"job {jobs[0].id}: {format_line(jobs[0].command, 500)}"
+                                  if len(jobs) == 1 else f"{format_count(len(jobs), 'job')}, {jobs[0].id} to {jobs[-1].id}")
+        elif jobs and not done.is_unsure:
+            self.take_refusal(jobs, done)
+
+    def take_refusal(self, jobs: Sequence[Job], done: Handed) -> None:
+        """Slurm does not take them: it is their own fault, or they wait until it does."""
+        service, hint = self.service, read_refusal(done.words)[1]
+        if done.fault in ("job", ""):
+            line = f"Slurm refuses it: {done.words}" + (f" ({hint})" if hint else "")
+            for job in self.record([(job, BEGUN) for job in jobs if self.claim(job)]):
+                service.results[job.id] = Result(None, None, 0.0, "launch", format_line(line, 400), may_pass=not done.fault)
+            service.wake()
+            return
+        self.rest_s = min(HOLD_S[1], max(HOLD_S[0], 2 * self.rest_s))
+        self.refusal, self.refusal_hint = f"Slurm takes no jobs: {done.words}", hint
+        self.refused_until = service.clock.monotonic() + self.rest_s
+        service.log.error("%s%s", self.refusal, f" ({hint})" if hint else "")
+        self.put_back(jobs)
+
+    def fail(self, job: Job, error: OSError | NexusError) -> None:
+        """The job.sh of one that runs, as far as is recorded, could not be made."""
+        if isinstance(error, OSError):
+            self.service.take_launch_error(job, error)
+        else:
+            self.service.fail_launch(job, error.message)
+
+    def claim(self, job: Job) -> bool:
+        """Whether nobody has begun an attempt, and nobody will any more.  Raises: unavailable."""
+        folder = self.service.layout.job_folder(job.id)
+        try:
+            return take_claim(folder, job.attempt) or read_claim(folder, job.attempt) == (0, 0)
+        except OSError as error:
+            raise describe_disk_error(error, "write", folder) from None
+
+    def put_back(self, jobs: Iterable[Job]) -> list[Job]:
+        """Jobs that Slurm has not begun, and if it came to them would not begin, wait in nexus's queue again; return these."""
+        return self.record([(job, NOT_STARTED) for job in jobs if self.claim(job)])
+
+    def record(self, moves: Sequence[tuple[Job, Mapping[str, Any]]]) -> list[Job]:
+        """Record facts of jobs that are still what they were when they were handed over; return these as they are then."""
+        now = self.service.clock.now()
+
+        def change(state: State) -> Changes:
+            done = []
+            for job, facts in moves:
+                current = state.jobs.get(job.id)
+                if current is None or current.slurm_key != job.slurm_key or current.status in FINAL:
+                    continue
+                status = facts.get("status", current.status) if "slurm_key" not in facts else PENDING
+                others = {name: fact for name, fact in facts.items() if name != "status"}
+                if status == PENDING and "slurm_key" in facts and current.stop_cause:       # it need not go there only to be cancelled
+                    yield from end_job(state, current, CANCELLED, now, finished_at=now, cause=current.stop_cause)
+                elif status != current.status:
+                    yield change_status(current, status, now, **{"started_at": now, **others})
+                elif others:
+                    yield JobChanged(current.id, others)
+                done.append((current, state.jobs[job.id]))
+            return done
+
+        recorded: list[tuple[Job, Job]] = self.service.store.update(change) if moves else []
+        for before, job in recorded:
+            if job.status == RUNNING and before.status == PENDING and job.slurm_node:
+                self.service.counters.note_start(job)
+                self.service.tell(job, "Started job %s as Slurm's %s on %s: %s", job.id, job.slurm_id, job.slurm_node,
+                                  format_line(job.command, 500))
+        return [job for _, job in recorded]
+
+    def take_view(self, live: Sequence[Job], view: SlurmView) -> None:
+        """Bring what is recorded in step with what Slurm has said."""
+        by_key = {one.key: one for one in view.jobs.values() if one.key}
+        moves: list[tuple[Job, dict[str, Any]]] = []
+        ended: list[tuple[Job, SlurmJob]] = []
+        followed = [job for job in live if job.id not in self.in_hand and job.id not in self.service.results
+                    and self.handed_at.get(job.id, float("-inf")) < view.asked_at]
+        for job in followed:
+            facts: dict[str, Any] = {}
+            one = view.jobs.get(job.slurm_id) if job.slurm_id else by_key.get(str(job.slurm_key))
+            if one is None:
+                one = self.look_up(job, view)
+            elif not job.slurm_id:
+                facts["slurm_id"] = one.id
+                self.service.log.info("Job %s is Slurm's %s", job.id, one.id)
+            if one is None:
+                continue
+            if one.state in SLURM_ENDS or one.state == GONE:
+                ended.append((job, one))
+            elif one.state not in SLURM_WAITING:
+                if one.state == "COMPLETING":
+                    self.hurry()
+                if job.status == PENDING:
+                    facts.update(status=RUNNING, started_at=one.started_at or self.service.clock.now(), slurm_node=one.nodes or "a node")
+            elif job.status == RUNNING:                     # taken from its node, and queued again
+                ended.append((job, replace(one, state="NODE_FAIL", reason=f"queued again: {one.reason}", started_at=None)))
+            if facts:
+                moves.append((job, facts))
+        recorded = {job.id: job for job in self.record(moves)}
+        for job, one in ended:
+            try:
+                self.take_end(recorded.get(job.id, job), one, view)
+            except NexusError as error:                     # the others are looked at all the same
+                self.service.log.warning("Job %s: %s", job.id, error.message)
+        ids = {job.id for job in live}
+        self.over_at = {job_id: at for job_id, at in self.over_at.items() if job_id in ids}
+        self.handed_at = {job_id: at for job_id, at in self.handed_at.items() if job_id in ids}
+        self.cancel_orphans({job.slurm_key for job in live}, view)
+
+    def look_up(self, job: Job, view: SlurmView) -> SlurmJob | None:
+        """What the accounting tells of a job: GONE when there is nothing, None when that is not known yet."""
+        if job.slurm_id is None:
+            return SlurmJob("", GONE)
+        if job.slurm_id not in view.accounts:
+            with self.changed:
+                self.lookups[job.slurm_id] = None
+            self.look_soon()
+            return None
+        known = view.accounts[job.slurm_id]
+        return known if known and known.state in SLURM_ENDS else SlurmJob(job.slurm_id, GONE)
+
+    def take_end(self, job: Job, one: SlurmJob, view: SlurmView) -> None:
+        """Slurm says that a job is over, or does not know it: judge by what it has left.  Raises: unavailable."""
+        service, is_gone = self.service, one.state == GONE
+        if one.state == "CANCELLED" and not job.stop_cause and self.slurm.has_accounts:      # sacct knows by whom
+            if one.id not in view.accounts:
+                self.look_up(job, view)
+                return
+            one = view.accounts[one.id] or one
+        folder, now = service.layout.job_folder(job.id), service.clock.monotonic()
+        claim, result = read_claim(folder, job.attempt), read_result(folder, job.attempt)
+        is_lost = not one.id or int(one.id.partition("_")[0]) >= view.next_id       # or else somebody has taken it out there
+        is_unbegun = not result and (is_gone and is_lost if not claim else one.state in ("COMPLETED", GONE) and claim == (0, 0))
+        if is_unbegun and self.put_back([job]):
+            service.log.warning("Job %s has not begun as Slurm's %s, which is %s: it is handed over again", job.id, job.slurm_id or "job",
+                                "not there" if is_gone else one.state)
+            return
+        patience_s = RESULT_PATIENCE_S if one.state == "COMPLETED" and claim else CLAIM_PATIENCE_S
+        may_come = not result and one.state != "NODE_FAIL" and (claim or one.nodes)
+        if may_come and now - self.over_at.setdefault(job.id, now) < patience_s:
+            self.hurry()                                    # it may be on its way from another machine
+            return
+        stopped_by = find_user(one.stopped_by) if one.stopped_by is not None else ""
+        evidence = SlurmEvidence(result, claim is not None and claim != (0, 0), self.read_words(job), stopped_by)
+        ended = judge_slurm(job, None if is_gone else one, evidence, folder)
+        if job.status == PENDING:
+            if one.state in ("CANCELLED", GONE) and not one.nodes and not claim:        # tasks of arrays just vanish
+                self.end_unrun(job, ended)
+                return
+            self.record([(job, {**BEGUN, "started_at": one.started_at or service.clock.now(), "slurm_node": one.nodes or None})])
+        service.results[job.id] = ended
+        service.wake()
+
+    def end_unrun(self, job: Job, ended: Result) -> None:
+        """Somebody took it out of Slurm's queue."""
+        now = self.service.clock.now()
+
+        def end(state: State) -> Changes:
+            current = state.jobs.get(job.id)
+            if current and current.status == PENDING and current.slurm_key == job.slurm_key:
+                line = None if current.stop_cause else ended.cause_line
+                yield from end_job(state, current, CANCELLED, now, finished_at=now, cause="killed", cause_line=line)
+
+        self.service.store.update(end)
+        self.service.log.info("Job %s cancelled: %s", job.id, ended.cause_line)
+
+    def read_words(self, job: Job) -> str:
+        """The last of what Slurm itself wrote about an attempt."""
+        text, _ = read_tail(os.path.join(self.service.layout.job_folder(job.id), f"slurm-{job.attempt}.log"), 0, TAIL_BYTES)
+        return find_slurm_line(text)
+
+    def stop_jobs(self, live: Sequence[Job]) -> None:
+        """Have those cancelled that are to end; again after a while, should Slurm not have heard."""
+        now = self.service.clock.monotonic()
+        wanted = [job.slurm_id for job in live if job.stop_cause and job.slurm_id and job.id not in self.service.results
+                  and now - self.cancelled_at.get(job.slurm_id, float("-inf")) >= CANCEL_AGAIN_S]
+        self.ask_to_cancel(wanted)
+
+    def cancel_orphans(self, keys: set[str | None], view: SlurmView) -> None:
+        """Of what this service has handed over, Slurm shall have nothing that no job of ours stands for."""
+        now = self.service.clock.monotonic()
+        self.ask_to_cancel([one.id for one in view.jobs.values() if one.key and one.key not in keys and one.state not in SLURM_ENDS
+                            and one.state != "COMPLETING" and now - self.cancelled_at.get(one.id, float("-inf")) >= CANCEL_AGAIN_S])
+
+    def ask_to_cancel(self, ids: Sequence[str]) -> None:
+        if ids:
+            now = self.service.clock.monotonic()
+            self.cancelled_at = {slurm_id: at for slurm_id, at in self.cancelled_at.items() if now - at < CANCEL_AGAIN_S}
+            self.cancelled_at.update(dict.fromkeys(ids, now))
+            self.hurry()
+            with self.changed:
+                self.cancels.update(dict.fromkeys(ids))
+                self.changed.notify()
+
+    def drop_arrays(self, tokens: set[str]) -> None:
+        """Remove the links of arrays of which nothing is left."""
+        for token in [token for token in self.arrays if token not in tokens]:
+            folder = self.service.layout.array_folder(token)
+            try:
+                with os.scandir(folder) as entries:
+                    for path in [entry.path for entry in entries if entry.is_symlink()]:
+                        os.unlink(path)
+                os.rmdir(folder)
+            except OSError as error:
+                self.service.log.warning("%s was left: %s", folder, error)
+            self.arrays.discard(token)
+
+    # What is told
+
+    def describe(self) -> dict[str, Any]:
+        """Of GET /status: what Slurm has, by partition and node."""
+        handed, running = self.service.store.read(lambda state: (
+            len(state.handed), sum(1 for job in state.running.values() if job.slurm_key)))
+        def fields(one: Any) -> dict[str, Any]:
+            return {name: getattr(one, name) for name in one.__slots__}
+
+        return {"cluster": self.settings.get("ClusterName"), "trouble": self.find_lasting_trouble(), "handed_jobs": handed,
+                "running_jobs": running, "max_submitted": self.service.config.slurm.max_submitted,
+                "partitions": list(map(fields, self.partitions)), "nodes": list(map(fields, self.nodes))}
+
+    def find_lasting_trouble(self) -> str | None:
+        return self.trouble or (self.refusal if self.service.clock.monotonic() < self.refused_until else None)
+
+    def find_hint(self) -> str:
+        return self.hint if self.trouble else self.refusal_hint if self.find_lasting_trouble() else ""
+
+
+GONE = "GONE"                   # the state of what Slurm does not know
+BEGUN: Mapping[str, Any] = {"status": RUNNING}
+HASTE_S = 0.2                   # between two calls of squeue when something is about to change
+HURRY_S = 3.0                   # for so long
+HEARD_DELAY_S = 0.05            # from a job's word that it has ended until Slurm knows
+SLURM_REST = 10                 # squeue rests for so many times as long as it ran
+NODES_INTERVAL_S = 10.0         # between two looks at partitions and nodes
+SLURM_IDS_AT_ONCE = 500         # in one call of scancel or sacct
+CANCEL_AGAIN_S = 30.0           # a cancelled job that has not ended is cancelled again after so long
+RESULT_PATIENCE_S = 60.0        # for a result to come through a shared file system, from a job.sh that Slurm says has ended well
+CLAIM_PATIENCE_S = 3.0          # and of one that was killed, or did not begin
+
+
+def join_task(slurm_id: str, job: Job) -> str:
+    """Slurm's id of a job that was handed over, maybe as a task of an array."""
+    task = str(job.slurm_key).partition("_")[2]
+    return f"{slurm_id}_{task}" if task else slurm_id
+
+
+@value
 class Caller:
     """Who asks for something."""
     user: str                   # whose jobs are its own
@@ -7215,6 +8227,9 @@ class Service:
         self.prober = Prober(self)
         self.nodes: Mapping[str, Node] = {}                 # other machines, by name, in the order in which they came
         self.hooks = Hooks(self)
+        self.is_slurm = config.jobs.launcher == "slurm"
+        has_jobs = store.read(lambda state: bool(state.handed) or any(job.slurm_key for job in state.running.values()))
+        self.cluster = Cluster(self) if self.is_slurm or has_jobs else None
         self.jobs_file = JobsFile(self, config.jobs.jobs_file) if config.jobs.jobs_file else None
         self.llm_shares = LlmShares(config.jobs.llm_config) if config.jobs.llm_config else None
 
@@ -7354,8 +8369,22 @@ class Service:
                 raise NexusError("forbidden", f"{', '.join(given)} may not be given here, where only some scripts may be run",
                                  hint="[jobs] allowed_script_paths says which")
 
+    def check_cluster(self, submission: Submission, nodes: Sequence[SlurmNode]) -> None:
+        """Refuse what Slurm cannot be asked for, or has nowhere.  Raises: usage."""
+        obstacle, gpus = find_slurm_obstacle(submission), submission.gpus or 0
+        if obstacle:
+            refuse(obstacle, hint="[jobs] launcher is \"slurm\"; the kind of GPU is chosen by [slurm] partition, or by extra_args = "
+                   "[\"--constraint=a100\"]")
+        most = max((node.gpus for node in nodes), default=0)
+        if nodes and gpus > most:
+            refuse(f"{format_gpus(gpus)} asked for, and no node of the cluster has more than {most}",
+                   hint="ask for fewer; nexus status shows them")
+
     def check_machine(self, submission: Submission) -> None:
         """Refuse what no machine can ever run.  What the GPUs are is known only after the first good look."""
+        if self.cluster and self.is_slurm:
+            self.check_cluster(submission, self.cluster.nodes)
+            return
         gpus = submission.gpus or 0
         if gpus and not self.first_probe.is_set():
             self.first_probe.wait(2.0)
@@ -7409,7 +8438,7 @@ class Service:
             if job.status not in statuses:
                 hint = {PENDING: f"take it out of the queue: nexus remove {job.id}", RUNNING: f"stop it: nexus kill {job.id}"}
                 raise NexusError("conflict", f"job {job.id} is {job.status}", hint=hint.get(job.status, f"nexus show {job.id}"))
-            if job.status == PENDING:
+            if job.status == PENDING and (job.slurm_key is None or is_withdrawn(job, self.layout.job_folder(job.id))):
                 yield from end_job(state, job, CANCELLED, now, finished_at=now, cause="killed", stop_by=caller.name)
             elif job.stop_cause != "killed":            # also when its time is up: it shall not be tried again
                 yield JobChanged(job.id, {"stop_cause": "killed", "stop_by": caller.name, "stop_line": None})
@@ -7463,6 +8492,10 @@ class Service:
             job = find_own_job(state, job_id, caller)
             if job.status != PENDING:
                 raise NexusError("conflict", f"job {job.id} is {job.status}; only a pending one can be moved", hint=f"nexus show {job.id}")
+            if job.slurm_key is not None:
+                there = job.slurm_id or "one that is just being handed over"
+                raise NexusError("conflict", f"Slurm has job {job.id} as {there}, and orders it among its own",
+                                 hint=f"there: scontrol top {job.slurm_id or 'ID'}; [slurm] max_submitted says how many are handed over")
             if priority is not None and (priority != job.priority or was_moved(job)):
                 yield JobChanged(job.id, {"priority": priority, "order": place_in_priority(state, job, priority)})
             if position is not None:
@@ -7616,6 +8649,8 @@ class Service:
         self.adopt()
         self.prober.thread.start()
         self.begin_nodes()
+        if self.cluster:
+            self.cluster.thread.start()
         workers = [(self.keep_snapshots, "snapshots"), (self.remove_rubbish, "rubbish"), (self.keep_estimates, "estimates")]
         if self.config.hooks.on_finish or self.config.hooks.on_unhealthy:       # it wakes at each event, on the way to the next start
             workers.append((self.hooks.run, "hooks"))
@@ -7643,6 +8678,7 @@ class Service:
         began_at = self.clock.monotonic()
         phases: tuple[tuple[str, Callable[[], None]], ...] = (
             ("hearing runners", lambda: self.hear(sayings)), ("watching runners", self.watch), ("hearing nodes", self.hear_nodes),
+            ("following Slurm", self.cluster.follow if self.cluster else lambda: None),
             ("reading GPUs", self.take_in_observation), ("ending jobs", self.clear), ("scheduling", self.schedule),
             ("trimming the history", self.trim_history), ("sampling", self.sample))
         for phase, act in phases:
@@ -7702,6 +8738,8 @@ class Service:
     def hear(self, sayings: Sequence[Saying]) -> None:
         jobs = {job.id: job for job in self.running_jobs()} if sayings else {}
         for saying in sayings:
+            if self.cluster and self.cluster.hears(saying):
+                continue
             job = jobs.get(saying.job_id)
             if job is None or job.attempt != saying.attempt:
                 continue
@@ -7780,10 +8818,13 @@ class Service:
         """Of the jobs that have limits."""
         now, config = self.clock.now(), self.config.jobs
         return {job.id: Usage(self.find_runtime_s(job, now), self.readings.find_rss_mib(job.id))
-                for job in self.running_jobs() if not job.node and (config.max_memory_gb or find_time_limit(job, config) is not None)}
+                for job in self.running_jobs() if not job.node and (config.max_memory_gb or find_time_limit(job, config) is not None)
+                and not (job.slurm_key and (find_time_limit(job, config) or 0) % 60 == 0)}      # whole minutes are Slurm's to count
 
     def look_at(self, job: Job, is_child_gone: bool) -> None:
         folder = self.layout.job_folder(job.id) if job.log_dir is None else job.log_dir
+        if job.slurm_key is not None:
+            return                                      # the cluster looks after it
         if job.boot_id != self.machine.boot_id:
             self.settle_after_reboot(job)
         elif job.pid is None:
@@ -7821,7 +8862,7 @@ class Service:
 
     def clear(self) -> None:
         """Stop what is to be stopped, and what jobs that are over have left behind; SIGTERM, grace, SIGKILL."""
-        running = self.running_jobs()
+        running = [job for job in self.running_jobs() if job.slurm_key is None]
         wanted = [job for job in running if (job.stop_cause or job.id in self.results) and not job.node]
         running = [job for job in running if job.boot_id == self.machine.boot_id]       # of another boot nothing is left
         now = self.clock.monotonic()
@@ -7887,8 +8928,11 @@ class Service:
                 yield JobChanged(stop.job_id, {"stop_cause": stop.cause, "stop_line": stop.line})
             for job_id in made.passed_over:
                 yield JobChanged(job_id, {"passed_over_at": now})
-            for start in made.starts:
-                yield self.intend(state.jobs[start.job_id], start, now)
+            if self.cluster and self.is_slurm:
+                yield from self.cluster.intend(state, made.starts, now)
+            else:
+                for start in made.starts:
+                    yield self.intend(state.jobs[start.job_id], start, now)
             return made, ended, [state.jobs[start.job_id] for start in made.starts]
 
         self.plan, ended, started = self.store.update(decide)
@@ -7899,6 +8943,9 @@ class Service:
         for stop in self.plan.stops:
             self.log.info("Job %s is stopped: %s", stop.job_id, stop.line)
             self.wake()
+        if self.cluster and self.is_slurm and started:
+            self.cluster.hand(started)
+            started = []
         for job in started:
             try:
                 self.start(job)
@@ -7912,6 +8959,8 @@ class Service:
 
     def find_gpu_trouble(self) -> str | None:
         """Why no GPU can be given out now."""
+        if self.cluster and self.is_slurm:
+            return self.cluster.find_trouble()
         now, seen = self.clock.monotonic(), self.observation
         if seen.trouble:
             return seen.trouble
@@ -8088,7 +9137,7 @@ class Service:
         submitted = self.store.read(lambda state: state.environments.get(job.environment))
         if submitted is None:
             raise FileNotFoundError(2, "its environment was lost with a damaged state file; add the job again", "its environment")
-        options, notes = choose_limits(job)
+        options, notes = choose_limits(job) if job.slurm_key is None else ([], [])
         gpus = self.observation.gpus
         command = fill_cuda_option(job.command, list_cuda_numbers(job, gpus)) if job.cuda_arg else job.command
         text = build_script(replace(job, command=command), build_environment(job, submitted, gpus), self.layout, lease, options)
@@ -8643,7 +9692,8 @@ class Service:
             "psutil is not installed: memory and CPU of jobs and the names of programs are unknown (pip install psutil)")
         told = self.store.read(look)
         told["running_jobs"] = [self.brief_json(job, now) for job in told["running_jobs"]]      # of a thousand: outside the lock
-        return {**told, "gpu_trouble": trouble, "hints": self.make_hints(), "samples_hint": unknown, **self.info(),
+        return {**told, "gpu_trouble": trouble, "slurm": self.cluster.describe() if self.cluster else None, "hints": self.make_hints(),
+                "samples_hint": unknown, **self.info(),
                 "host": {"name": self.node, **{name: getattr(self.readings.host, name) for name in HOST_FIELDS}},
                 "nodes": self.list_nodes() if self.nodes else []}
 
@@ -8662,6 +9712,8 @@ class Service:
 
     def find_place(self, job: Job) -> str | None:
         """The machine that a job ran or runs on, or is to; None while it may be any."""
+        if job.slurm_node:
+            return job.slurm_node
         if job.status != PENDING or not self.nodes or job.only_node is not None:
             return (job.only_node if job.status == PENDING else job.node) or self.node
         return None
@@ -8685,6 +9737,7 @@ class Service:
         return {"id": job.id, "name": job.name, "group": job.group, "user": job.user, "node": self.find_place(job), "command": job.command,
                 "status": job.status, "unknown_since": self.find_silence(job),
                 "gpus": job.gpus, "gpu_indices": job.gpu_indices, "started_at": format_time(job.started_at), "attempt": job.attempt,
+                "slurm_id": job.slurm_id,
                 "runtime_seconds": round(self.find_runtime_s(job, now), 3), "stopping": job.stop_cause,
                 "rss_mib": round_known(sample.rss_mib) if sample else None,
                 "cpu_percent": round_known(sample.cpu_percent) if sample else None}
@@ -8704,6 +9757,7 @@ class Service:
 
     def make_hints(self) -> list[str]:
         hints = [self.observation.hint] if self.observation.trouble and self.observation.hint else []
+        hints += [self.cluster.find_hint()] if self.cluster and self.cluster.find_hint() else []
         if self.machine.is_mock:
             hints.append("these GPUs are made up; for the real ones: nexus restart, without NEXUS_MOCK_GPUS")
         if self.machine.no_screen_reason and self.config.jobs.launcher == "screen":
@@ -8734,6 +9788,8 @@ class Service:
         """Why a pending job does not run now."""
         if self.store.last_error:
             return self.store.last_error.message
+        if self.cluster and job.slurm_key is not None:
+            return describe_handed(job, self.cluster.find(job), self.cluster.trouble)
         if state.paused:
             return PAUSED
         return describe_wait(job, state, self.plan, self.config, self.clock.now())
@@ -8748,9 +9804,10 @@ class Service:
             told = {"id": job.id, "status": job.status, "facts": [], "gpus": []}
             if job.status != PENDING:
                 ran = f"on GPU {format_indices(job.gpu_indices)}" if job.gpu_indices else "without a GPU"
+                ran = f"as Slurm's {job.slurm_id} on {job.slurm_node or 'a node'}" if job.slurm_id else ran
                 return {**told, "why": job.cause_line or job.cause or (f"it runs {ran}" if job.status == RUNNING else f"it ran {ran}")}
             facts = describe_place(job, state.position(job), estimates.get(job.id), self.config.jobs, now)
-            gpus = list_verdicts(job, self.plan.board, self.config.gpu, now) if job.gpus else []
+            gpus = list_verdicts(job, self.plan.board, self.config.gpu, now) if job.gpus and not self.is_slurm else []
             return {**told, "why": self.why(job, state), "facts": facts,
                     "gpus": [{"node": node or self.node, "index": index, "verdict": why} for node, index, why in gpus]}
         return dict(self.store.read(look))
@@ -8769,6 +9826,8 @@ class Service:
 
     def find_estimates(self) -> Mapping[str, float]:
         """{pending job: when it will start} as last made; it is made anew, and waited for a moment."""
+        if self.cluster and self.is_slurm:
+            return self.cluster.list_estimates()
         if not self.is_estimating:
             return self.estimate()
         self.estimates_made.clear()
@@ -8807,6 +9866,10 @@ class Service:
              f"{format_count(len(self.gpus), 'GPU')}, asked in {self.observation.took_s:.2f} s"),
             ("state", self.store.last_error is None, self.store.last_error.message if self.store.last_error else "written"),
         ]
+        if self.cluster:
+            trouble = self.cluster.find_lasting_trouble()
+            checks = [check for check in checks if check[0] != "GPUs" or not self.is_slurm]
+            checks.append(("Slurm", not trouble, trouble or f"{self.cluster.describe_size()}, asked in {self.cluster.took_s:.2f} s"))
         if self.jobs_file:
             faults = self.jobs_file.faults
             more = f"; and {len(faults) - 3} more" if faults[3:] else ""
@@ -8839,7 +9902,7 @@ class Service:
         return [
             Metric("nexus_build_info", "gauge", "1; its labels say which nexus this is.",
                    [({"version": __version__, "hash": self.hash}, 1)]),
-            *list_gpu_metrics(status["gpu_status"]),
+            *list_gpu_metrics(status["gpu_status"]), *(list_slurm_metrics(status["slurm"]) if status["slurm"] else []),
             Metric("nexus_jobs", "gauge", "Jobs that wait or run.", [
                 ({"status": PENDING}, status["queued_jobs"]), ({"status": RUNNING}, len(status["running_jobs"]))]),
             Metric("nexus_jobs_pending", "gauge", "Jobs that wait, by the band of their priority.", [
@@ -8902,6 +9965,14 @@ def find_same(state: State, submission: Submission, user: str, content: str) -> 
     if known and (known.content != content or known.user != user):
         raise NexusError("conflict", f"job {known.id} exists and is another one", hint="leave the id out, or take another")
     return known.id if known else None
+
+
+def is_withdrawn(job: Job, folder: str) -> bool:
+    """Whether a job that Slurm has will not run any more, whatever Slurm does: its attempt was not begun, and is claimed now."""
+    try:
+        return take_claim(folder, job.attempt) or read_claim(folder, job.attempt) == (0, 0)
+    except OSError:
+        return False                        # then Slurm ends it
 
 
 def content_of(job: Job) -> tuple[object, ...]:
@@ -13348,6 +14419,9 @@ def cmd_attach(call: Call) -> int:
     if job["status"] != RUNNING:
         raise NexusError("conflict", f"job {job['id']} is {job['status']}: there is nothing to attach to",
                          hint="why it waits: nexus queue" if job["status"] == PENDING else f"nexus logs {job['id']}")
+    if job.get("slurm_id"):
+        raise NexusError("conflict", f"job {job['id']} runs as Slurm's {job['slurm_id']} on {job['node']}, without a terminal",
+                         hint=f"nexus logs -f {job['id']}, or a shell beside it: srun --jobid={job['slurm_id']} --overlap --pty bash")
     if not job["session"]:
         raise NexusError("conflict", f"job {job['id']} has no screen session",
                          hint=f"nexus logs -f {job['id']}; with screen installed, later jobs have one")

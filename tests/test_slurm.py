@@ -1,0 +1,417 @@
+"""`launcher = "slurm"` against a real Slurm: munged, slurmctld and slurmds of the test's own, with GPUs that are links to /dev/null."""
+
+import json
+import os
+import shutil
+import subprocess
+import time
+
+import jsonschema
+import live
+import pytest
+import slurm
+
+import nexus
+
+PARTITIONS = {"main": "Nodes=ALL Default=YES MaxTime=INFINITE PriorityTier=1", "urgent": "Nodes=ALL PriorityTier=10",
+              "short": "Nodes=ALL MaxTime=10 PriorityTier=1", "closed": "Nodes=ALL AllowAccounts=good PriorityTier=1"}
+
+
+def ids_of(cluster, *job_ids):
+    """What Slurm has under the names of these jobs: [(id, state), ...]."""
+    return [(slurm_id, state) for slurm_id, state, name, _ in cluster.jobs() if name in [f"nexus_{job_id}" for job_id in job_ids]]
+
+
+def folder_of(box, job_id):
+    return box.home / "logs" / f"job_{job_id}"
+
+
+def drain(cluster):
+    for node in cluster.nodes:
+        cluster.say("scontrol", "update", f"nodename={node}", "state=drain", "reason=test")
+
+
+def resume(cluster):
+    for node in cluster.nodes:
+        cluster.ask("scontrol", "update", f"nodename={node}", "state=resume")
+
+
+# What a job is given, and how it ends
+
+def test_exit_codes_output_and_what_a_job_sees():
+    with slurm.Cluster(nodes={"n1": 2, "n2": 2}) as cluster, cluster.box() as box:
+        show = 'echo "$CUDA_VISIBLE_DEVICES|$NEXUS_GPU_ID|$NEXUS_JOB_ID|$SLURM_JOB_ID|$SLURMD_NODENAME|$MY|$(pwd)|$(umask)|$SECRET"'
+        seen = box.add(show, gpus=2, env={"MY": "a b'c\"d"}, cwd="/usr", umask=0o027)
+        good, bad, dead = box.add("echo out; echo err >&2"), box.add("echo why >&2; exit 3"), box.add("kill -SEGV $$", gpus=0)
+        nowhere = box.add("true", cwd="/nowhere")
+        job = box.wait(seen, "completed")
+        gpus, nexus_gpus, job_id, slurm_id, node, mine, cwd, umask, _ = box.logs(seen).strip().split("|")
+        assert gpus == nexus_gpus == "0,1" and (job_id, slurm_id, node) == (seen, job["slurm_id"], job["node"]) and node in ("n1", "n2")
+        assert (mine, cwd, umask) == ("a b'c\"d", "/usr", "0027") and job["exit_code"] == 0 and job["runtime_seconds"] < 5
+        assert cluster.fact(slurm_id, "TresPerNode") == "gres:gpu:2" and cluster.fact(slurm_id, "Requeue") == "0"
+        assert cluster.fact(slurm_id, "JobName") == f"nexus_{seen}" and "nexus:0-" in cluster.fact(slurm_id, "Comment")
+        assert box.logs(box.wait(good, "completed")["id"], "stdout") == "out\n" and box.logs(good, "stderr") == "err\n"
+        failed = box.wait(bad, "failed")
+        assert (failed["exit_code"], failed["cause"], failed["cause_line"]) == (3, "exit", "why")
+        assert (box.wait(dead, "failed")["signal"], box.job(dead)["cause"]) == (11, "signal")
+        assert (box.wait(nowhere, "failed")["cause"], "/nowhere" in box.job(nowhere)["cause_line"]) == ("launch", True)
+        assert [status for status, _ in box.job(good)["status_history"]] == ["pending", "running", "completed"]
+        follow = subprocess.run(box.argv("run", "--gpus", "1", "for i in 1 2 3; do echo $i; sleep 0.2; done; exit 5"), env=box.environ,
+                                capture_output=True, text=True, timeout=live.PATIENCE_S, cwd="/")
+        assert (follow.returncode, follow.stdout) == (5, "1\n2\n3\n"), follow.stderr
+
+
+def test_what_the_service_has_in_its_environment_stays_there():
+    environ = {"SECRET": "x", "SLURM_JOB_ID": "77", "SLURM_GPUS": "9", "SBATCH_PARTITION": "short"}
+    with slurm.Cluster(partitions=PARTITIONS) as cluster, cluster.box(environ=environ) as box:
+        job = box.wait(box.add("echo $SLURM_JOB_ID"), "completed")
+        assert box.logs(job["id"]).strip() == job["slurm_id"] != "77"
+        assert cluster.fact(job["slurm_id"], "Partition") == "short"            # sbatch's own variables hold, as everywhere
+        assert "SECRET=x" not in cluster.say("scontrol", "show", "job", "-d", job["slurm_id"])
+
+
+def test_time_limit_memory_and_the_rest_are_said_to_slurm():
+    with slurm.Cluster(partitions=PARTITIONS) as cluster, cluster.box(
+            max_memory_gb=0.5, partition="short", extra_args=["--cpus-per-task=3", "--nice=7"]) as box:
+        job = box.wait(box.add("true", timeout_seconds=61, gpus=2), "completed")
+        wanted = {"TimeLimit": "00:02:00", "MinMemoryNode": "512M", "Partition": "short", "NumCPUs": "3", "Nice": "7"}
+        assert {name: cluster.fact(job["slurm_id"], name) for name in wanted} == wanted
+
+
+def test_time_limits():
+    """Slurm looks at its limits twice a minute."""
+    with slurm.Cluster() as cluster, cluster.box() as box:
+        theirs = box.add("trap 'echo tidy; exit 0' TERM; sleep 1000 & wait", timeout_seconds=60)
+        cluster.take_time(box.wait(theirs, "running")["slurm_id"], 1)
+        ours = box.add("sleep 1000", timeout_seconds=1.5)
+        job = box.wait(ours, "failed")
+        assert job["cause"] == "timeout" and "its time limit is 1s" in job["cause_line"] and 1.4 < job["runtime_seconds"] < 6
+        job = box.wait(theirs, "failed", timeout_s=90)
+        assert job["cause"] == "timeout" and "DUE TO TIME LIMIT" in job["cause_line"] and box.logs(theirs) == "tidy\n"
+
+
+def test_killed_here_and_there():
+    with slurm.Cluster(nodes={"n1": 1}) as cluster, cluster.box() as box:
+        here, there, waits, taken = (box.add("sleep 1234.5") for _ in range(4))
+        box.wait(here, "running")
+        box.await_reason(waits, "Slurm has it as")
+        box.ask("DELETE", f"/queue/{waits}")                                    # at once: it will not run, whatever Slurm does
+        assert box.job(waits)["status"] == "cancelled" and box.job(waits)["started_at"] is None
+        live.until(lambda: box.job(waits)["slurm_id"] not in [slurm_id for slurm_id, state, *_ in cluster.jobs() if state == "PENDING"],
+                   "scancel of what waits no more")
+        cluster.say("scancel", box.job(taken)["slurm_id"])
+        job = box.wait(taken, "cancelled")
+        assert job["cause"] == "killed" and "cancelled" in job["cause_line"].lower() and not job["started_at"] and not job["stopped_by"]
+        assert box.nexus("kill", here).returncode == 0
+        job = box.wait(here, "cancelled")
+        assert (job["cause"], job["exit_code"], job["stopped_by"], job["cause_line"]) == ("killed", 143, "root", None)
+        cluster.say("scancel", box.wait(there, "running")["slurm_id"])
+        job = box.wait(there, "cancelled")
+        assert job["cause"] == "killed" and "CANCELLED AT" in job["cause_line"]
+        assert not live.find_commands("sleep 1234.5")
+
+
+def test_node_fails_and_a_more_urgent_job_comes():
+    with slurm.Cluster(nodes={"n1": 1}, partitions=PARTITIONS) as cluster, cluster.box(retry_backoff_seconds=0.1) as box:
+        job = box.wait(box.add("sleep 1000"), "running")
+        cluster.say("scontrol", "update", "nodename=n1", "state=down", "reason=broken")
+        job = box.wait(job["id"], "failed")
+        assert job["cause"] == "node-fail" and "NODE FAILURE" in job["cause_line"] and job["node"] == "n1"
+        resume(cluster)
+        job = box.wait(box.add("sleep 1000", retries=1), "running")
+        urgent = cluster.say("sbatch", "--parsable", "-p", "urgent", "--gres=gpu:1", "-o", "/dev/null", "--wrap", "sleep 1")
+        job = live.until(lambda: (now := box.job(job["id"]))["attempt"] == 2 and now["status"] == "running" and now, "the second attempt")
+        assert [attempt["cause"] for attempt in job["attempts"]] == ["preempted"]
+        assert cluster.fact(urgent, "JobState") == "COMPLETED"
+
+
+def test_memory():
+    settings = {"JobAcctGatherType": "jobacct_gather/linux", "JobAcctGatherFrequency": "task=1", "JobAcctGatherParams": "OverMemoryKill"}
+    with slurm.Cluster(**settings) as cluster, cluster.box(max_memory_gb=0.05) as box:
+        job = box.wait(box.add("python3 -c 'x = bytearray(300 * 2**20); import time; time.sleep(100)'"), "failed")
+        assert job["cause"] == "host-memory" and "memory limit" in job["cause_line"]
+
+
+def test_a_log_folder_that_the_nodes_do_not_see():
+    with slurm.Cluster() as cluster, cluster.box() as box:
+        drain(cluster)
+        job_id = box.add("true")
+        assert "DRAINED" in box.await_reason(job_id, "Slurm has it as", "DRAINED")
+        os.rename(folder_of(box, job_id), box.path("gone"))
+        resume(cluster)
+        job = box.wait(job_id, "failed")
+        assert job["cause"] == "launch" and "must be on a file system that the nodes share" in job["cause_line"]
+
+
+# Nothing is lost, nothing runs twice
+
+def test_service_is_killed_while_slurm_goes_on():
+    with slurm.Cluster(nodes={"n1": 2}) as cluster, cluster.box() as box:
+        runs = box.add(f"until [ -e {box.path('go')} ]; do sleep 0.1; done; echo ran >> {box.path('runs')}; exit 4")
+        ends = box.add("sleep 1; exit 6")
+        box.wait(ends, "running")
+        waits = [box.add(f"echo {number} >> {box.path('runs')}") for number in range(5)]
+        box.await_reason(waits[-1], "Slurm has it as")
+        cluster_ids = [box.job(job_id)["slurm_id"] for job_id in (runs, ends, *waits)]
+        box.kill_all_of_service()
+        live.until(lambda: cluster.fact(cluster_ids[1], "JobState") in ("COMPLETED", "FAILED"), "the end while nobody looks")
+        live.until(lambda: live.read(box.path("runs")).split() == ["0", "1", "2", "3", "4"], "what waited to run, meanwhile")
+        box.start()
+        assert box.wait(ends, "failed")["exit_code"] == 6 and box.job(runs)["status"] == "running"
+        for job_id in waits:
+            box.wait(job_id, "completed")
+        box.path("go").touch()
+        assert box.wait(runs, "failed")["exit_code"] == 4
+        assert [box.job(job_id)["slurm_id"] for job_id in (runs, ends, *waits)] == cluster_ids
+        assert sorted(live.read(box.path("runs")).split()) == ["0", "1", "2", "3", "4", "ran"]
+        assert len(cluster.jobs()) == 7
+
+
+KILL = "import os; submit = nexus.Slurm.submit; nexus.Slurm.submit = lambda self, argv: {}"
+CRASHES = [  # when, what is put in the place of submit(), how often Slurm is asked for it in the end
+    ("between the intent and sbatch", "os.kill(os.getpid(), 9)", 1),
+    ("between sbatch and its record", "submit(self, argv) and os.kill(os.getpid(), 9)", 1),
+    ("sbatch gets through after the next service has looked",
+     "os.spawnlp(os.P_NOWAIT, 'sh', 'sh', '-c', 'sleep 9; exec \"$0\" \"$@\"', *argv) and os.kill(os.getpid(), 9)", 2),
+]
+
+
+@pytest.mark.parametrize("when, crash, count", CRASHES, ids=[case[0] for case in CRASHES])
+@pytest.mark.parametrize("jobs", [1, 3])
+def test_service_is_killed_while_it_hands_over(when, crash, count, jobs):
+    with slurm.Cluster(nodes={"n1": 4}) as cluster, cluster.box(is_starting=False) as box:
+        box.serve(KILL.format(crash))
+        command = f"echo $NEXUS_JOB_ID >> {box.path('runs')}"
+        ids = box.ask("POST", "/queue", [{"command": command} for _ in range(jobs)], key="key-00000001")["ids"]
+        live.until(lambda: not box.pid(), "the service's death")
+        box.start()
+        for job_id in ids:
+            box.wait(job_id, "completed")
+        if count > 1:
+            live.until(lambda: len({slurm_id.partition("_")[0] for slurm_id, *_ in cluster.jobs()}) == count, "the late sbatch")
+            live.until(lambda: all(state in ("COMPLETED", "CANCELLED") for _, state, *_ in cluster.jobs()), "its end")
+        assert len({slurm_id.partition("_")[0] for slurm_id, *_ in cluster.jobs()}) == count
+        assert sorted(live.read(box.path("runs")).split()) == sorted(ids)
+        live.until(lambda: not list((box.home / "logs").glob("slurm_*")), "the links of arrays to go")
+
+
+def test_slurmctld_goes_and_comes_back():
+    with slurm.Cluster(nodes={"n1": 1}, MessageTimeout="2") as cluster, cluster.box() as box:
+        runs = box.add("sleep 8; exit 7")
+        box.wait(runs, "running")
+        waits = box.add("echo done")
+        box.await_reason(waits, "Slurm has it as")
+        cluster.stop_slurmctld()
+        late = box.add("echo late")
+        box.await_reason(late, "Slurm does not answer: Unable to contact slurm controller")
+        check = next(check for check in box.health()["checks"] if check["name"] == "Slurm")
+        assert not check["is_ok"] and "Unable to contact" in check["reading"]
+        assert "Unable to contact" in box.nexus().stdout and "scontrol ping" in box.nexus().stdout
+        assert box.job(runs)["status"] == "running"
+        cluster.start_slurmctld()
+        assert box.wait(runs, "failed")["exit_code"] == 7
+        box.wait(waits, "completed")
+        box.wait(late, "completed")
+        assert len(cluster.jobs()) == 3 and box.health()["is_healthy"]
+
+
+def test_slurmctld_has_forgotten_everything():
+    with slurm.Cluster(nodes={"n1": 1}) as cluster, cluster.box() as box:
+        drain(cluster)
+        lost = box.add(f"echo ran >> {box.path('runs')}")
+        box.await_reason(lost, "Slurm has it as")
+        cluster.stop_slurmctld()
+        shutil.rmtree(cluster.folder / "state")
+        (cluster.folder / "state").mkdir()
+        cluster.start_slurmctld("-c")
+        resume(cluster)
+        assert box.wait(lost, "completed")["attempt"] == 2 and live.read(box.path("runs")) == "ran\n"
+
+
+def test_ended_jobs_that_slurm_has_forgotten():
+    """MinJobAge is over before the service comes back."""
+    with slurm.Cluster(nodes={"n1": 2}, MinJobAge="2") as cluster, cluster.box() as box:
+        ended, killed = box.add("sleep 1; exit 9"), box.add("sleep 1000")
+        box.wait(ended, "running")
+        box.wait(killed, "running")
+        box.kill_all_of_service()
+        live.kill(int(live.read(folder_of(box, killed) / "attempt-1").split()[0]))
+        live.until(lambda: not cluster.jobs(), "Slurm to forget them", timeout_s=120)
+        box.start()
+        assert box.wait(ended, "failed")["exit_code"] == 9
+        assert box.wait(killed, "failed")["cause"] == "session-lost"
+
+
+def test_the_launcher_is_changed_while_slurm_has_jobs():
+    with slurm.Cluster(nodes={"n1": 1}) as cluster, cluster.box() as box:
+        job_id, then = box.add("sleep 2; exit 3"), box.add("echo ${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}")
+        box.await_reason(then, "Slurm has it as")
+        box.write_config(launcher="direct")
+        box.environ["NEXUS_MOCK_GPUS"] = "1"
+        assert box.nexus("restart").returncode == 0
+        here = box.add("echo here $SLURM_JOB_ID.")
+        assert box.logs(box.wait(here, "completed")["id"]) == "here .\n"
+        assert box.wait(job_id, "failed")["exit_code"] == 3
+        assert box.logs(box.wait(then, "completed")["id"]).strip() == box.job(then)["slurm_id"].partition("_")[0]
+
+
+# What Slurm refuses, and why a job waits
+
+REFUSALS = [  # reason, settings, what the job waits for, what the hints say
+    ("a wrong partition", {"partition": "nope"}, "Slurm takes no jobs: invalid partition specified: nope; Invalid partition name specified",
+     "set [slurm] partition"),
+    ("a refused account", {"partition": "closed", "account": "nobody's"}, "Invalid account or account/partition combination specified",
+     "set [slurm] account"),
+    ("an option that there is not", {"extra_args": ["--nonsense"]}, "unrecognized option '--nonsense'", "see [slurm] extra_args"),
+]
+
+
+@pytest.mark.parametrize("reason, settings, waits_for, hint", REFUSALS, ids=[case[0] for case in REFUSALS])
+def test_slurm_takes_no_jobs(reason, settings, waits_for, hint):
+    with slurm.Cluster(partitions=PARTITIONS) as cluster, cluster.box(**settings) as box:
+        ids = box.ask("POST", "/queue", [{"command": "true"} for _ in range(3)], key="key-00000001")["ids"]
+        for job_id in ids:
+            box.await_reason(job_id, waits_for)
+        status = box.status()
+        assert any(hint in one for one in status["hints"]) and waits_for in status["slurm"]["trouble"]
+        assert not box.health()["is_healthy"] and not cluster.jobs()
+        box.write_config(partition="main", account="", extra_args=[])
+        assert box.nexus("restart").returncode == 0
+        for job_id in ids:
+            box.wait(job_id, "completed")
+
+
+def test_what_a_job_cannot_have():
+    with slurm.Cluster(nodes={"n1": 2}, partitions=PARTITIONS) as cluster, cluster.box(partition="short", retry_backoff_seconds=0.1) as box:
+        live.until(lambda: box.status()["slurm"]["nodes"], "the nodes")
+        for options, words in (({"gpus": 0.5}, "whole ones"), ({"gpu_ids": [0]}, "gpu_ids"), ({"gpu_mem_mib": 100}, "gpu_mem_mib"),
+                               ({"gpus": 3}, "no node of the cluster has more than 2")):
+            status, answer = box.call("POST", "/queue", {"command": "true", **options})
+            assert status == 400 and words in answer["message"], answer
+        job = box.wait(box.add("true", timeout_seconds=1200), "failed")
+        assert job["cause"] == "launch" and "Requested time limit is invalid" in job["cause_line"] and "ask for less" in job["cause_line"]
+        assert box.wait(box.add("true"), "completed")
+
+
+def test_held_jobs_and_other_reasons():
+    with slurm.Cluster(nodes={"n1": 1}, partitions=PARTITIONS) as cluster, cluster.box() as box:
+        first, held = box.add("sleep 1000"), box.add("true")
+        box.wait(first, "running")
+        box.await_reason(held, "Slurm has it as", "what it asks for is in use")
+        slurm_id = box.job(held)["slurm_id"]
+        cluster.say("scontrol", "uhold", slurm_id)
+        box.await_reason(held, f"Slurm has it as {slurm_id}: JobHeldUser", f"scontrol release {slurm_id}")
+        why = box.nexus("why", held).stdout
+        assert f"Slurm has it as {slurm_id}" in why and "GPU 0" not in why
+        status, answer = box.call("PATCH", f"/queue/{held}", {"position": 0})
+        assert status == 409 and slurm_id in answer["message"] and "scontrol top" in answer["hint"]
+        cluster.say("scontrol", "release", slurm_id)
+        box.ask("DELETE", f"/jobs/{first}")
+        box.wait(held, "completed")
+
+
+def test_no_slurm_here():
+    with live.Box(gpus={}, launcher="slurm", is_starting=False) as box:
+        for name in ("python3", "sh", "bash", "ps"):
+            (box.bin / name).symlink_to(subprocess.run(["which", name], capture_output=True, text=True).stdout.strip())
+        box.environ["PATH"] = str(box.bin)
+        box.start()
+        job_id = box.add("true")
+        box.await_reason(job_id, "scontrol was not found on PATH: Slurm's programs are not here")
+        assert any("run nexus where sbatch works" in hint for hint in box.status()["hints"])
+        assert not box.health()["is_healthy"]
+        box.ask("DELETE", f"/queue/{job_id}")
+        assert box.job(job_id)["status"] == "cancelled"
+
+
+def test_munged_goes():
+    with slurm.Cluster(MessageTimeout="2") as cluster, cluster.box() as box:
+        box.wait(box.add("true"), "completed")
+        cluster.stop("munged.pid", 9)
+        job_id = box.add("true")
+        box.await_reason(job_id, "Slurm does not answer", "unge")
+
+
+# Order and limits
+
+def test_nexus_order_and_limits_hold():
+    with slurm.Cluster(nodes={"n1": 4}) as cluster, cluster.box(max_submitted=3) as box:
+        box.ask("POST", "/service/pause")
+        late = [box.add(f"echo {number} >> {box.path('runs')}", gpus=4) for number in range(4)]
+        first = box.add(f"echo first >> {box.path('runs')}", gpus=4, priority="high")
+        after = box.add(f"echo after >> {box.path('runs')}", after=[late[0]])
+        grouped = [box.add("sleep 1000", group="g", max_concurrent=1) for _ in range(2)]
+        time.sleep(0.5)
+        assert not cluster.jobs() and "paused" in box.job(late[0])["waiting_for"]
+        box.ask("POST", "/service/resume")
+        for job_id in (*late, first, after):
+            box.wait(job_id, "completed")
+        order = live.read(box.path("runs")).split()
+        assert order[0] == "first" and order.index("after") > order.index("0") and len(order) == 6
+        box.wait(grouped[0], "running")
+        box.await_reason(grouped[1], "group g")
+        assert box.status()["slurm"]["running_jobs"] == 1
+        more = [box.add("sleep 1000", gpus=0) for _ in range(3)]
+        box.await_reason(more[2], "Slurm has 3 jobs of nexus, as many as [slurm] max_submitted allows")
+
+
+def test_many_jobs_are_few_arrays():
+    with slurm.Cluster(nodes={"n1": 8}, MaxArraySize="41") as cluster, cluster.box() as box:
+        command = f"echo $NEXUS_JOB_ID $SLURM_ARRAY_TASK_ID >> {box.path('runs')}; [ $SLURM_ARRAY_TASK_ID != 7 ]"
+        ids = box.ask("POST", "/queue", [{"command": command, "gpus": 0} for _ in range(100)], key="key-00000001")["ids"]
+        jobs = [box.wait(job_id, "completed", "failed") for job_id in ids]
+        assert [job["slurm_id"].partition("_")[2] for job in jobs] == [str(n) for n in [*range(1, 41), *range(1, 41), *range(1, 21)]]
+        assert len({job["slurm_id"].partition("_")[0] for job in jobs}) == 3
+        assert [job["status"] == "failed" for job in jobs] == [job["slurm_id"].endswith("_7") for job in jobs]
+        ran = dict(line.split() for line in live.read(box.path("runs")).splitlines())
+        assert ran == {job["id"]: job["slurm_id"].partition("_")[2] for job in jobs}
+        live.until(lambda: not list((box.home / "logs").glob("slurm_*")), "the links of arrays to go")
+
+
+# What is told
+
+def test_status_names_partitions_and_gpus_by_node():
+    with slurm.Cluster(nodes={"n1": 2, "n2": 1, "n3": 0}, partitions=PARTITIONS) as cluster, cluster.box() as box:
+        cluster.say("scontrol", "update", "nodename=n2", "state=drain", "reason=fan broken")
+        job_id = box.add("sleep 1000", gpus=2)
+        box.wait(job_id, "running")
+        live.until(lambda: [node["gpus_used"] for node in box.status()["slurm"]["nodes"]] == [2, 0, 0], "two GPUs in use")
+        told = box.status()["slurm"]
+        assert (told["cluster"], told["trouble"], told["running_jobs"], told["handed_jobs"]) == ("nx", None, 1, 0)
+        assert {"name": "short", "state": "up", "is_default": False, "time_limit": "00:10:00", "nodes": "n[1-3]"} in told["partitions"]
+        assert [(node["name"], node["gpus"], node["gpus_used"]) for node in told["nodes"]] == [("n1", 2, 2), ("n2", 1, 0), ("n3", 0, 0)]
+        text = box.nexus().stdout
+        assert "Partition main (default): up, 2 of 3 GPUs in use, time limit UNLIMITED\n" in text
+        assert "  Node n1: 2 of 2 GPUs in use, mixed\n" in text and "drain" in text and "(fan broken)" in text and "n3" not in text
+        assert f"  Job ID: {job_id}\n" in text and f"  Slurm: {box.job(job_id)['slurm_id']} on n1\n" in text
+        assert "on n1" in box.nexus("why", job_id).stdout and "slurm_id" in box.nexus("show", job_id).stdout
+        metrics = box.call("GET", "/metrics")[1]
+        assert 'nexus_slurm_gpus_used{node="n1",partitions="main,urgent,short,closed"} 2\n' in metrics and "nexus_slurm_up 1\n" in metrics
+        done = box.nexus("attach", job_id)
+        assert done.returncode == 4 and "srun --jobid=" in done.stderr
+        assert json.loads(box.nexus("status", "--json").stdout)["slurm"]["cluster"] == "nx"
+
+
+def test_nothing_listens_beyond_loopback():
+    with slurm.Cluster(nodes={"n1": 1, "n2": 1}) as cluster:
+        ports = {f"{port:04X}" for port in cluster.ports.values()}
+        rows = [line.split() for name in ("tcp", "tcp6") for line in live.read(f"/proc/net/{name}").splitlines()[1:]]
+        listening = {row[1].rpartition(":")[2]: row[1].rpartition(":")[0] for row in rows if row[3] == "0A"}
+        assert {listening[port] for port in ports} == {"0100007F"}
+
+
+def test_the_schema_of_status_holds():
+    with slurm.Cluster(partitions=PARTITIONS) as cluster, cluster.box() as box:
+        box.wait(box.add("sleep 100"), "running")
+        api = box.ask("GET", "/openapi.json")
+        schema = {"$ref": "#/components/schemas/Status", "components": api["components"]}
+        jsonschema.validate(box.status(), schema)
+        jsonschema.validate(box.ask("GET", "/jobs"), {
+            "type": "array", "items": {"$ref": "#/components/schemas/Job"}, "components": api["components"]})
+
+
+def test_config_refuses_what_nexus_says_itself():
+    for option, words in (("--output=x", "nexus itself says it"), ("-a1-3", "nexus itself says it"), ("main", "is not an option")):
+        with pytest.raises(nexus.NexusError, match=words):
+            nexus.parse_config({"slurm": {"extra_args": [option]}}, "config.toml")
+    assert nexus.parse_config({"slurm": {"extra_args": ["--mem=4G", "-c4"]}}, "config.toml").slurm.extra_args == ("--mem=4G", "-c4")
