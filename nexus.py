@@ -209,6 +209,13 @@ def format_indices(indices: Iterable[int]) -> str:
     return ", ".join(str(index) for index in indices)
 
 
+def format_ranges(indices: Sequence[int]) -> str:
+    """Ascending ones as parse_indices() takes them: `0-3,5`."""
+    import itertools
+    runs = [[index for _, index in run] for _, run in itertools.groupby(enumerate(indices), lambda pair: pair[1] - pair[0])]
+    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+
+
 def parse_indices(text: str) -> tuple[int, ...]:
     """GPU indices of `0`, `0-3,5`: ascending, each once.  Raises: usage."""
     found: set[int] = set()
@@ -700,12 +707,12 @@ class Job:
     slurm_node: str | None = None               # where Slurm runs it, as Slurm lists nodes: n[1-2]
 
 
-ATTEMPT_FIELDS = ("attempt", "started_at", "finished_at", "runtime_seconds", "exit_code", "cause", "gpu_indices")
+ATTEMPT_FIELDS = ("attempt", "started_at", "finished_at", "runtime_seconds", "exit_code", "cause", "gpu_indices", "node")
 
 
 def read_attempts(job: Job) -> list[dict[str, Any]]:
-    """The attempts of a job before the present one, as {field: fact}."""
-    return [dict(zip(ATTEMPT_FIELDS, attempt)) for attempt in job.attempts]
+    """The attempts of a job before the present one, as {field: fact}; `node` is "" for this machine."""
+    return [{"node": "", **dict(zip(ATTEMPT_FIELDS, attempt))} for attempt in job.attempts]     # which came later
 
 
 @value
@@ -760,6 +767,11 @@ class Gpu:
     settled: tuple[str, ...] = ()               # jobs there whose use of memory has not grown for a while
     utilization_mean: float | None = None       # percent, over the last hour
     utilization_peak: float | None = None
+
+    @property
+    def place(self) -> str:
+        """What it is called in commands and paths: `0`, or on another machine `n1:0`."""
+        return f"{self.node}:{self.index}" if self.node else str(self.index)
 
 
 # What happened, as the journal keeps it.  apply() is the only reader.
@@ -2612,6 +2624,7 @@ class Plan:
 
 
 PAUSED = "the queue is paused (nexus resume)"
+PAUSED_THERE = "there"          # a node's GPU is paused by the nexus there, which alone can resume it
 NO_USAGE: Mapping[str, Usage] = {}
 UNLIMITED = 2**63
 
@@ -2633,9 +2646,11 @@ def find_lasting_obstacle(gpu: Gpu, config: GpuConfig) -> str | None:
     """What will still be in the way when the job that runs there has ended."""
     if gpu.fault:
         return f"is unusable ({gpu.fault})"
+    if gpu.is_paused and gpu.pause_reason == PAUSED_THERE:
+        return f"is paused by {gpu.node}'s own nexus (there: nexus resume {gpu.index})"
     if gpu.is_paused:
-        return f"is paused ({gpu.pause_reason}; nexus resume {gpu.index})" if gpu.pause_reason else "is paused"
-    if config.ids and gpu.index not in config.ids:
+        return f"is paused ({gpu.pause_reason}; nexus resume {gpu.place})" if gpu.pause_reason else "is paused"
+    if config.ids and not gpu.node and gpu.index not in config.ids:
         return "is not among [gpu] ids"
     return "is cut into MIG slices" if gpu.is_mig else None
 
@@ -2697,14 +2712,14 @@ def describe_process(process: GpuProcess) -> str:
 class Slot:
     """A GPU while plan() gives it out: what is left of it, and for whom it is kept."""
 
-    __slots__ = ("ends_at", "free", "gpu", "is_reachable", "jobs", "kept_for", "kept_until", "most_mib", "obstacle", "room_mib")
+    __slots__ = ("closed", "ends_at", "free", "gpu", "is_reachable", "jobs", "kept_for", "kept_until", "most_mib", "obstacle", "room_mib")
 
     def __init__(self, gpu: Gpu, jobs: Sequence[tuple[Job, int]], config: GpuConfig, now: float, usage: Mapping[str, Usage],
                  closed: str | None = None) -> None:
         """`closed`: why its machine gets no job."""
         held = [job for job, _ in jobs]
-        self.gpu = gpu
-        self.jobs = [*(job.id for job in held), *gpu.taken_by]
+        self.gpu, self.closed = gpu, closed
+        self.jobs = [*(job.id for job in held), *(f"{job_id} of {gpu.node}'s own queue" for job_id in gpu.taken_by)]
         self.free = 100 - gpu.taken - sum(share for _, share in jobs)           # hundredths
         self.obstacle = closed or find_obstacle(gpu, config, held)
         self.is_reachable = self.obstacle is None or (bool(jobs) and not closed and not find_lasting_obstacle(gpu, config))
@@ -2740,11 +2755,6 @@ def make_board(running: Iterable[Job], gpus: Sequence[Gpu], config: GpuConfig, n
         for uuid, share in zip(job.gpu_uuids, list_shares(job)):
             held.setdefault(uuid, []).append((job, share))
     return [Slot(gpu, held.get(gpu.uuid, ()), config, now, usage, closed.get(gpu.node)) for gpu in gpus]
-
-
-def format_gpu_place(gpu: Gpu) -> str:
-    """`GPU 0`, or on another machine `GPU n1:0`."""
-    return f"GPU {gpu.node}:{gpu.index}" if gpu.node else f"GPU {gpu.index}"
 
 
 def may_run_on(job: Job, node: str) -> bool:
@@ -2997,12 +3007,13 @@ class Round:
         closed = [self.closed[name] for name in machines]
         if len(machines) == 1 and closed[0] and (job.gpus or machines[0]):
             return closed[0]
+        elsewhere = [why for name, why in zip(machines, closed) if name and why]
         if job.gpus:
-            is_any_seen = any(slot.gpu.node in machines for slot in self.board)
-            return "" if is_any_seen else "; ".join(filter(None, closed))
+            is_told = any(slot.gpu.node in machines and not slot.closed for slot in self.board)     # GPU by GPU
+            return "" if is_told else "; ".join(filter(None, closed))
         if machines == [""]:
             return f"all {self.config.jobs.cpu_slots} CPU slots are taken (cpu_slots)"
-        return "all CPU slots are taken" + "".join(f"; {name}: {why}" for name, why in zip(machines, closed) if name and why)
+        return "; ".join(["all CPU slots are taken", *elsewhere])
 
     def pass_over(self, job: Job, kind: Kind) -> None:
         self.heads.append(job.id)
@@ -3125,9 +3136,12 @@ def describe_place(job: Job, position: int, estimate: float | None, config: Jobs
 def describe_shortage(job: Job, board: Sequence[Slot], config: GpuConfig, now: float) -> str:
     """Why a job's GPUs cannot be had, in one sentence."""
     verdicts = list_verdicts(job, board, config, now)
-    taken = [f"GPU {f'{node}:' if node else ''}{index} {why}" for node, index, why in verdicts if why]
-    shown = "; ".join(taken[:8]) + (f"; and {len(taken) - 8} more" if len(taken) > 8 else "")
-    shown = "; ".join(filter(None, [shown, *(f"{name or 'this machine'} cannot run it: {why}" for name, why in job.unfit)]))
+    closed = {slot.gpu.node: slot.closed for slot in board if slot.closed and slot.gpu.node}
+    taken = [(node, f"GPU {f'{node}:' if node else ''}{index} {why}") for node, index, why in verdicts if why]
+    told = [why for node, why in taken if node not in closed]
+    shown = "; ".join(filter(None, [
+        *told[:8], f"and {len(told) - 8} more" if len(told) > 8 else "", *(why for node, why in closed.items() if may_run_on(job, node)),
+        *(f"{name or 'this machine'} cannot run it: {why}" for name, why in job.unfit)]))
     count = len(list_shares(job))
     sizes: dict[str, int] = {}
     for node, _, _ in verdicts:
@@ -3498,7 +3512,8 @@ def job_json(job: Job, now: float, node: str | None, position: int | None = None
         "peak_rss_mib": round_known(job.peak_rss_mib), "cpu_seconds": round_known(job.cpu_seconds),
         "peak_gpu_mem_mib": job.peak_gpu_mem_mib, "mean_gpu_util": round_known(job.mean_gpu_util),
         "notes": job.notes, "status_history": [[status, format_time(at)] for status, at in job.status_history],
-        "remote_id": job.remote_id, "slurm_id": job.slurm_id, "unknown_since": None}
+        "only_node": job.only_node or (None if job.only_node is None else node), "remote_id": job.remote_id, "slurm_id": job.slurm_id,
+        "unknown_since": None}
 
 
 # What of a job others than its user may see: that it is there, and what it takes.
@@ -3512,34 +3527,49 @@ def hide_private(job: Mapping[str, Any]) -> dict[str, Any]:
     return {key: fact if key in PUBLIC_JOB_KEYS else None for key, fact in job.items()}
 
 
-def submitted_json(job: Mapping[str, Any], nodes: Mapping[str | None, int]) -> dict[str, Any]:
-    """A job, as the rest of the API shows it, in the words of /api.  `nodes`: {name: number}."""
+def hide_address(node: Mapping[str, Any]) -> dict[str, Any]:
+    """A node as the API shows it to others than the owner: how it is reached is null."""
+    shown = ("name", "gpus", "gpu_names", "running_jobs", "is_reachable", "is_leaving", "unknown_since")
+    return {key: fact if key in shown else None for key, fact in node.items()}
+
+
+def submitted_json(job: Mapping[str, Any], nodes: Sequence[str]) -> dict[str, Any]:
+    """A job, as the rest of the API shows it, in the words of /api.  `nodes`: the machines' names."""
     labels = job["labels"] or {}
-    return {"job_id": job["id"], "status": job["status"], "node_id": nodes.get(job["node"]), "queue_position": job["position"],
+    return {"job_id": job["id"], "status": job["status"], "node_id": find_node_id(job["node"], nodes), "queue_position": job["position"],
             "created_at": job["created_at"], "started_at": job["started_at"], "finished_at": job["finished_at"],
             "exit_code": job["exit_code"], "cause": job["cause"], "waiting_for": job["waiting_for"], "user_id": job["user"],
             "competition_id": labels.get("competition_id"), "project_id": labels.get("project_id"), "expected_time": job["expected_time"]}
 
 
+def find_node_id(node: str | None, nodes: Sequence[str]) -> int | None:
+    """The number of a machine in /api; None while a job has none, and for one that is a node no more."""
+    return nodes.index(node) if node in nodes else None
+
+
 def attempt_json(attempt: Mapping[str, Any]) -> dict[str, Any]:
     return {**attempt, "started_at": format_time(attempt["started_at"]), "finished_at": format_time(attempt["finished_at"]),
-            "runtime_seconds": round_known(attempt["runtime_seconds"])}
+            "runtime_seconds": round_known(attempt["runtime_seconds"]), "node": attempt["node"] or None}
 
 
 def round_known(number: float | None) -> float | None:
     return None if number is None else round(number, 1)
 
 
-def gpu_json(gpu: Gpu, state: State, config: GpuConfig, trouble: str | None, node: str = "") -> dict[str, Any]:
-    """A GPU as GET /status shows it.  `trouble`: why its machine's readings cannot be relied upon."""
+def gpu_json(gpu: Gpu, state: State, config: GpuConfig, trouble: str | None, node: str = "", closed: str | None = None) -> dict[str, Any]:
+    """A GPU as GET /status shows it.
+
+    `trouble`: why its machine's readings cannot be relied upon; `closed`: why that gets no job, whatever its GPUs.
+    """
     held = [(job, list_shares(job)[job.gpu_uuids.index(gpu.uuid)]) for job in state.running.values() if gpu.uuid in job.gpu_uuids]
     jobs = [job.id for job, _ in held]
     obstacle = find_obstacle(gpu, config, [job for job, _ in held])
     if gpu.taken and not obstacle:
-        obstacle = f"runs {format_jobs_there(gpu.taken_by)} of its own queue"
+        obstacle = f"runs {format_jobs_there(gpu.taken_by)} of {gpu.node}'s own queue"
+    obstacle = obstacle or closed
     foreign = [process for process in gpu.processes if process.job_id is None]
     return {
-        "index": gpu.index, "node": node, "name": gpu.name, "memory_total": format_gb(gpu.memory_total_mib),
+        "index": gpu.index, "node": node, "place": gpu.place, "name": gpu.name, "memory_total": format_gb(gpu.memory_total_mib),
         "memory_used": format_gb(gpu.memory_used_mib), "job_id": jobs[0] if jobs else None, "job_ids": jobs,
         "allocated": (gpu.taken + sum(share for _, share in held)) / 100, "utilization_mean": round_known(gpu.utilization_mean),
         "utilization_peak": round_known(gpu.utilization_peak),
@@ -3580,22 +3610,19 @@ def format_snapshot(status: Mapping[str, Any], paint: Paint, width: int = 0) -> 
     lines = [f"{paint('blue', queued)} {paint('yellow', paused)}",
              paint("white", f"History: {format_count(status['completed_jobs'], 'job')} completed"), ""]
     lines += format_slurm(status["slurm"], paint) if status.get("slurm") else [paint("white", "GPUs:")]
+    jobs, gpus = {job["id"]: job for job in status["running_jobs"]}, status["gpu_status"]
+    told = format_machines(status, jobs, paint, width) if status["nodes"] else [
+        line for gpu in gpus for line in format_gpu(gpu, jobs, paint, width)]
     if status["gpu_trouble"]:
         lines.append(paint("red", status["gpu_trouble"]))
-    elif not status["gpu_status"] and not status.get("slurm"):
-        lines.append("none")
-    jobs = {job["id"]: job for job in status["running_jobs"]}
-    here = status["host"]["name"]
-    for gpu in status["gpu_status"]:
-        lines += format_gpu(gpu, jobs, paint, width, gpu["node"] if gpu["node"] != here and status["nodes"] else "")
-    lines += [paint("red", f"{node['name']}: unknown since {local_time(node['unknown_since'])}: {format_line(node['trouble'])}")
-              for node in status["nodes"] if node["unknown_since"]]
+    lines += told or ([] if status["gpu_trouble"] or status.get("slurm") else ["none"])
     shown = {job_id for gpu in status["gpu_status"] for job_id in gpu["job_ids"]}
     unseen = [job for job in jobs.values() if job["id"] not in shown and not job.get("slurm_id")]
     ours = [line for job in jobs.values() if job.get("slurm_id") for line in format_running(job, paint, width)]
     lines += ["", paint("white", "Running there:"), *ours] if ours else []
     for heading, is_there in (("CPU:", True), ("On GPUs that cannot be seen now:", False)):
-        running = [line for job in unseen if (not job["gpus"]) == is_there for line in format_running(job, paint, width)]
+        running = [line for job in unseen if (not job["gpus"]) == is_there
+                   for line in format_running(job, paint, width, bool(status["nodes"]))]
         lines += ["", paint("white", heading), *running] if running else []
     hints = list(status["hints"])
     if status["samples_hint"] and any(gpu["used_by"] for gpu in status["gpu_status"]):
@@ -3604,10 +3631,37 @@ def format_snapshot(status: Mapping[str, Any], paint: Paint, width: int = 0) -> 
     return "\n".join(lines) + "\n"
 
 
-def format_gpu(gpu: Mapping[str, Any], jobs: Mapping[str, Mapping[str, Any]], paint: Paint, width: int = 0, node: str = "") -> list[str]:
-    """`node`: the name of its machine, when that is another."""
+def format_machines(status: Mapping[str, Any], jobs: Mapping[str, Mapping[str, Any]], paint: Paint, width: int) -> list[str]:
+    """The GPUs of this machine and of nodes.  Those of one machine of which the same is to be said share a line; of a node that
+    gets no jobs there is that, and what runs there.
+    """
+    import itertools
+    lines = []
+    for node in status["nodes"]:
+        gpus, state = [gpu for gpu in status["gpu_status"] if gpu["node"] == node["name"]], describe_node_state(node)
+        if node is not status["nodes"][0] and state != "ok":
+            lines.append(paint("red" if node["unknown_since"] else "yellow", f"{node['name']}: {state}"))
+            lines += [f"  {node['hint']}"] if node["hint"] else []
+            gpus = [gpu for gpu in gpus if gpu["job_ids"]]
+        for _, group in itertools.groupby(gpus, lambda gpu: gpu["uuid"] if gpu["job_ids"] else format_gpu(gpu, {}, paint, 0, "GPU")):
+            alike = list(group)
+            machine = alike[0]["place"].rpartition(":")
+            label = f"GPUs {''.join(machine[:2])}{format_ranges([gpu['index'] for gpu in alike])}" if alike[1:] else ""
+            lines += format_gpu(alike[0], jobs, paint, width, label)
+    return lines
+
+
+def describe_node_state(node: Mapping[str, Any]) -> str:
+    why = format_line(node["trouble"] or "")
+    if node["unknown_since"]:
+        return f"unknown since {local_time(node['unknown_since'], '%m-%d %H:%M')}{why and f': {why}'}"
+    return "is being removed: it gets no more jobs" if node["is_leaving"] else why or "ok"
+
+
+def format_gpu(gpu: Mapping[str, Any], jobs: Mapping[str, Mapping[str, Any]], paint: Paint, width: int = 0, label: str = "") -> list[str]:
+    """`label`: for several of which the same is to be said."""
     what = ", ".join(part for part in (format_line(gpu["name"]), gpu["memory_total"]) if part)
-    header = paint("white", f"GPU {node and node + ':'}{gpu['index']} ({what}):")
+    header = paint("white", f"{label or 'GPU ' + gpu['place']} ({what}):")
     running = [line for job_id in gpu["job_ids"] if job_id in jobs for line in format_running(jobs[job_id], paint, width)]
     if running:
         note = paint("red", gpu["fault"]) if gpu["fault"] else paint("yellow", "[PAUSED]") if gpu["is_paused"] else ""
@@ -3621,13 +3675,14 @@ def format_gpu(gpu: Mapping[str, Any], jobs: Mapping[str, Mapping[str, Any]], pa
     return [f"{header} {paint('red' if gpu['fault'] else 'yellow', why[:1].upper() + why[1:])}"]
 
 
-def format_running(job: Mapping[str, Any], paint: Paint, width: int) -> list[str]:
+def format_running(job: Mapping[str, Any], paint: Paint, width: int, has_node: bool = False) -> list[str]:
+    """`has_node`: its machine is to be told."""
     runtime = format_duration(job["runtime_seconds"] or 0)
     stopping = f" (stopping: {job['stopping']})" if job["stopping"] else ""
     if job["unknown_since"]:
-        stopping += paint("red", f" unknown since {local_time(job['unknown_since'])}")
+        stopping += paint("red", f" unknown since {local_time(job['unknown_since'], '%m-%d %H:%M')}")
     share = [f"  GPUs: {format_number(job['gpus'])}"] if job["gpus"] % 1 else []
-    return [f"  Job ID: {paint('magenta', job['id'])}{stopping}", *share,
+    return [f"  Job ID: {paint('magenta', job['id'])}{stopping}", *([f"  Node: {job['node']}"] if has_node else []), *share,
             f"  Command: {paint('bright', format_line(name_or_command(job), width and max(20, width - 11)))}",
             *([f"  Slurm: {job['slurm_id']} on {job['node']}"] if job.get("slurm_id") else []),
             f"  Runtime: {paint('cyan', runtime)}", f"  Started: {paint('cyan', local_time(job['started_at']))}"]
@@ -3674,8 +3729,12 @@ def format_detailed(status: Mapping[str, Any], health: Mapping[str, Any], paint:
                 *([f"{gpu['power_watts']:.0f} W"] if gpu["power_watts"] is not None else [])]
         why = "" if gpu["job_ids"] or gpu["is_paused"] or not gpu["unavailable"] else f"; {gpu['unavailable']}"
         paused = paint("yellow", "PAUSED") + (f", {allocated}" if gpu["job_ids"] else "")
-        lines.append(f"  GPU {gpu['index']}: {paused if gpu['is_paused'] else allocated}"
+        lines.append(f"  GPU {gpu['place']}: {paused if gpu['is_paused'] else allocated}"
                      f" ({', '.join(more)}){why}")
+    if status["nodes"]:
+        lines += ["", paint("white", "Nodes:"), *(
+            f"  {node['name']}: {paint('red', describe_node_state(node)) if node['unknown_since'] else describe_node_state(node)}"
+            f" ({format_count(node['gpus'], 'GPU')}, {format_count(node['running_jobs'], 'job')})" for node in status["nodes"])]
     host = status["host"]
     lines += ["", f"Host: {host['name']}, CPU {format_known(host['cpu_percent'], '%')}, memory "
               f"{format_known(host['memory_used_gb'], 'GB')} of {format_known(host['memory_total_gb'], 'GB')} in use", "",
@@ -3683,7 +3742,7 @@ def format_detailed(status: Mapping[str, Any], health: Mapping[str, Any], paint:
     for job in status["running_jobs"]:
         memory = f", memory {format_known(job['rss_mib'] and job['rss_mib'] / 1024, 'GB')}, CPU {format_known(job['cpu_percent'], '%')}"
         lines.append(f"  {paint('magenta', job['id'])}: {paint('bright', format_line(name_or_command(job)))}"
-                     f" (GPUs: [{format_indices(job['gpu_indices'])}]{memory})")
+                     f" ({job['node'] + ', ' if status['nodes'] else ''}GPUs: [{format_indices(job['gpu_indices'])}]{memory})")
     lines += ["", f"Health: {paint('green', 'HEALTHY') if health['is_healthy'] else paint('red', 'UNHEALTHY')}"]
     lines += [f"hint: {hint}" for hint in [*status["hints"], status["samples_hint"]] if hint]
     return "\n".join(lines) + "\n"
@@ -3710,12 +3769,12 @@ def format_table(headings: Sequence[str], rows: Sequence[Sequence[str]], colours
 
 
 def format_queue(jobs: Sequence[Mapping[str, Any]], paint: Paint, width: int) -> str:
-    is_shared = has_users(jobs)
-    rows = [[job["id"], format_priority(job["priority"]), format_number(job["gpus"]), local_time(job["created_at"], "%m-%d %H:%M"),
-             local_time(job["estimated_start"], "%m-%d %H:%M"), *([job["user"]] * is_shared), name_or_command(job),
-             job["waiting_for"] or ""] for job in jobs]
-    headings = ("ID", "PRIORITY", "GPUS", "ADDED", "STARTS", *(["USER"] * is_shared), "COMMAND")
-    colours = ("magenta", "", "", "cyan", "cyan", *([""] * is_shared), "bright")
+    is_shared, is_bound = has_users(jobs), any(job["only_node"] for job in jobs)
+    rows = [[job["id"], format_priority(job["priority"]), *([job["only_node"] or "any"] * is_bound), format_number(job["gpus"]),
+             local_time(job["created_at"], "%m-%d %H:%M"), local_time(job["estimated_start"], "%m-%d %H:%M"), *([job["user"]] * is_shared),
+             name_or_command(job), job["waiting_for"] or ""] for job in jobs]
+    headings = ("ID", "PRIORITY", *(["NODE"] * is_bound), "GPUS", "ADDED", "STARTS", *(["USER"] * is_shared), "COMMAND")
+    colours = ("magenta", "", *([""] * is_bound), "", "cyan", "cyan", *([""] * is_shared), "bright")
     if width:                           # on a terminal the reason stands below, once for those that wait for the same
         import textwrap
         table = format_table(headings, [row[:-1] for row in rows], colours, paint, width).splitlines()
@@ -3733,6 +3792,11 @@ def has_users(jobs: Iterable[Mapping[str, Any]]) -> bool:
     return len({job["user"] for job in jobs}) > 1
 
 
+def has_nodes(jobs: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether their machines need be told: some ran, or may run, on another than this."""
+    return any(job["node"] is None or job["remote_id"] or job["only_node"] for job in jobs)
+
+
 def name_or_command(job: Mapping[str, Any]) -> str:
     if job["command"] is None:                  # as users' tokens are told of others' jobs
         return f"({job['user']}'s)"
@@ -3744,12 +3808,14 @@ def format_priority(priority: int) -> str:
 
 
 def format_jobs(jobs: Sequence[Mapping[str, Any]], paint: Paint, width: int) -> str:
-    is_shared = has_users(jobs)
-    rows = [[job["id"], job["status"], format_indices(job["gpu_indices"]) or "-", format_outcome(job),
+    is_shared, is_apart = has_users(jobs), has_nodes(jobs)
+    rows = [[job["id"], job["status"], *([job["node"] or "-"] * is_apart), format_indices(job["gpu_indices"]) or "-",
+             "unknown" if job["unknown_since"] else format_outcome(job),
              "-" if job["runtime_seconds"] is None else format_duration(job["runtime_seconds"]),
              local_time(job["started_at"], "%m-%d %H:%M"), *([job["user"]] * is_shared), name_or_command(job)] for job in jobs]
-    table = format_table(("ID", "STATUS", "GPU", "RESULT", "RUNTIME", "STARTED", *(["USER"] * is_shared), "COMMAND"), rows,
-                         ("magenta", "", "", "", "cyan", "cyan", *([""] * is_shared), "bright"), paint, width)
+    table = format_table(
+        ("ID", "STATUS", *(["NODE"] * is_apart), "GPU", "RESULT", "RUNTIME", "STARTED", *(["USER"] * is_shared), "COMMAND"), rows,
+        ("magenta", "", *([""] * is_apart), "", "", "cyan", "cyan", *([""] * is_shared), "bright"), paint, width)
     if not width:
         return table
     lines = table.splitlines()                  # on a terminal, what a failed one said last stands below it
@@ -3784,8 +3850,11 @@ def format_job(job: Mapping[str, Any], paint: Paint) -> str:
         if key == "attempts":
             shown = "; ".join(f"{attempt['attempt']} {attempt['cause']}" + (
                 f" {attempt['exit_code']}" if attempt["cause"] == "exit" else "") + (
-                f" on GPU {format_indices(attempt['gpu_indices'])}" if attempt["gpu_indices"] else "") for attempt in fact)
+                f" on GPU {format_indices(attempt['gpu_indices'])}" if attempt["gpu_indices"] else "") + (
+                f" of {attempt['node']}" if attempt["node"] else "") for attempt in fact)
             key = "failed attempts"
+        elif key == "unknown_since":
+            shown = paint("red", local_time(fact, "%Y-%m-%d %H:%M:%S"))
         elif key.endswith("_at") or key == "estimated_start":
             shown = paint("cyan", f"{local_time(fact, '%Y-%m-%d %H:%M:%S')}")
         elif key == "runtime_seconds":
@@ -3805,10 +3874,15 @@ def format_job(job: Mapping[str, Any], paint: Paint) -> str:
 
 def format_why(told: Mapping[str, Any], paint: Paint) -> str:
     """`nexus why ID`: the decision, and what stands behind it GPU by GPU."""
+    import itertools
     lines = [f"{paint('white', 'Job ' + told['id'])} {'waits' if told['status'] == PENDING else 'is ' + told['status']}: "
              f"{format_line(told['why'])}"]
     lines += [f"  {format_line(fact)}" for fact in told["facts"]]
-    lines += [f"  GPU {gpu['index']}: {format_line(gpu['verdict'] or paint('green', 'it could have this one'))}" for gpu in told["gpus"]]
+    for _, group in itertools.groupby(told["gpus"], lambda gpu: (gpu["node"], gpu["verdict"], ":" in gpu["place"] or gpu["index"])):
+        alike = list(group)
+        machine = "".join(alike[0]["place"].rpartition(":")[:2])
+        lines.append(f"  GPU{'s' if alike[1:] else ''} {machine}{format_ranges([gpu['index'] for gpu in alike])}: "
+                     + format_line(alike[0]["verdict"] or paint("green", f"it could have {'any of these' if alike[1:] else 'this one'}")))
     return "\n".join(lines) + "\n"
 
 
@@ -3821,8 +3895,8 @@ def make_metrics(status: Mapping[str, Any], jobs: Sequence[Mapping[str, Any]]) -
         "median_runtime_seconds": round(statistics.median(run_times), 3) if run_times else None,
         "by_status": {status: sum(job["status"] == status for job in jobs) for status in FINAL},
         "causes": {cause: sum(job["cause"] == cause for job in jobs) for cause in sorted({job["cause"] for job in jobs if job["cause"]})},
-        "gpus": [{key: gpu[key] for key in ("index", "name", "utilization_mean", "utilization_peak", "allocated", "is_paused")}
-                 for gpu in status["gpu_status"]]}
+        "gpus": [{key: gpu[key] for key in ("index", "node", "place", "name", "utilization_mean", "utilization_peak", "allocated",
+                                            "is_paused")} for gpu in status["gpu_status"]]}
 
 
 def format_metrics(metrics: Mapping[str, Any], paint: Paint) -> str:
@@ -3836,7 +3910,7 @@ def format_metrics(metrics: Mapping[str, Any], paint: Paint) -> str:
     lines += ["", paint("white", "GPU Utilization (last hour):")]
     for gpu in metrics["gpus"]:
         mean, peak = (f"{gpu[key]:.1f}%" if gpu[key] is not None else "unknown" for key in ("utilization_mean", "utilization_peak"))
-        lines.append(f"  GPU {gpu['index']}: {mean} avg, {peak} peak" + (f" ({paint('yellow', 'PAUSED')})" if gpu["is_paused"] else ""))
+        lines.append(f"  GPU {gpu['place']}: {mean} avg, {peak} peak" + (f" ({paint('yellow', 'PAUSED')})" if gpu["is_paused"] else ""))
     return "\n".join(lines + ([] if metrics["gpus"] else ["  none"])) + "\n"
 
 
@@ -3860,8 +3934,8 @@ JOB_SHAPE = {                               # what another user may not see of i
     "retries": "whole", "retry_at": "time?", "timeout_seconds": "number?", "expected_time": "number?", "after": "id[]", "conda": "text?",
     "env_digest": "text?", "retried_as": "id?", "cuda_arg": "flag", "snapshot": "text?", "labels": "labels", "pid": "whole?",
     "session": "text?", "log_dir": "text?", "tty": "flag", "peak_rss_mib": "number?", "cpu_seconds": "number?",
-    "peak_gpu_mem_mib": "number?", "mean_gpu_util": "number?", "notes": "text[]", "status_history": "move[]", "remote_id": "id?",
-    "unknown_since": "time?", "slurm_id": "text?", "rss_mib?": "number?", "cpu_percent?": "number?"}
+    "peak_gpu_mem_mib": "number?", "mean_gpu_util": "number?", "notes": "text[]", "status_history": "move[]", "only_node": "text?",
+    "remote_id": "id?", "unknown_since": "time?", "slurm_id": "text?", "rss_mib?": "number?", "cpu_percent?": "number?"}
 RUNNING_JOB_KEYS = ("id", "name", "group", "user", "node", "command", "status", "gpus", "gpu_indices", "started_at", "attempt",
                     "runtime_seconds", "stopping", "unknown_since", "slurm_id")
 
@@ -3881,26 +3955,25 @@ SHAPES: dict[str, Mapping[str, str]] = {
     "Host": {"name": "text", "cpu_percent": "number?", "memory_used_gb": "number?", "memory_total_gb": "number?"},
     "NodeInfo": {"name": "text", "gpus": "whole", "gpu_names": "text[]", "running_jobs": "whole", "host": "text?", "user": "text?",
                  "port": "whole?", "jump": "text?", "identity_file": "text?", "is_reachable": "flag", "is_leaving": "flag",
-                 "trouble": "text?", "hint": "text?",
-                 "unknown_since": "time?", "python": "text?", "path": "text?", "home": "text?", "control": "text?"},
-    "Gpu": {"index": "whole", "node": "text", "name": "text", "memory_total": "text?", "memory_used": "text?", "job_id": "id?",
-            "job_ids": "id[]",
-            "allocated": "number", "utilization_mean": "number?", "utilization_peak": "number?", "uuid": "text",
-            "memory_total_mib": "number?", "memory_used_mib": "number?", "utilization": "number?", "temperature": "number?",
+                 "trouble": "text?", "hint": "text?", "unknown_since": "time?", "python": "text?", "path": "text?", "home": "text?",
+                 "control": "text?"},
+    "Gpu": {"index": "whole", "node": "text", "place": "text", "name": "text", "memory_total": "text?", "memory_used": "text?",
+            "job_id": "id?", "job_ids": "id[]", "allocated": "number", "utilization_mean": "number?", "utilization_peak": "number?",
+            "uuid": "text", "memory_total_mib": "number?", "memory_used_mib": "number?", "utilization": "number?", "temperature": "number?",
             "power_watts": "number?", "is_paused": "flag", "is_mig": "flag", "is_available": "flag", "fault": "text?",
             "unavailable": "text?", "used_by": "text?", "processes": "Process[]"},
     "Process": {"pid": "whole", "user": "text?", "name": "text?", "memory_mib": "number?", "job_id": "id?"},
-    "GpuHistory": {"index": "whole", "uuid": "text", "interval_seconds": "number", "memory_used_mib": "number?[]",
+    "GpuHistory": {"index": "whole", "node": "text", "uuid": "text", "interval_seconds": "number", "memory_used_mib": "number?[]",
                    "utilization": "number?[]"},
     "Job": {key: shape if key in PUBLIC_JOB_KEYS else f"{shape.rstrip('?')}?" for key, shape in JOB_SHAPE.items()},
     "RunningJob": {key: f"{JOB_SHAPE[key].rstrip('?')}?" if key not in PUBLIC_JOB_KEYS else JOB_SHAPE[key] for key in RUNNING_JOB_KEYS} | {
         "rss_mib": "number?", "cpu_percent": "number?"},
     "Attempt": {"attempt": "whole", "started_at": "time?", "finished_at": "time?", "runtime_seconds": "number?", "exit_code": "whole?",
-                "cause": "text?", "gpu_indices": "whole[]"},
+                "cause": "text?", "gpu_indices": "whole[]", "node": "text?"},
     "Added": {"id?": "id", "ids?": "id[]", "known?": "id[]", "warning?": "text", "dry_run?": "flag", "jobs?": "any[]"},
     "Retried": {"id": "id", "dependents?": "id[]"},
     "Why": {"id": "id", "status": "status", "why": "text", "facts": "text[]", "gpus": "Verdict[]"},
-    "Verdict": {"node": "text", "index": "whole", "verdict": "text?"},
+    "Verdict": {"node": "text", "place": "text", "index": "whole", "verdict": "text?"},
     "FormAdded": {"job_id": "id", "node_id": "whole?", "status": "status", "queue_position": "whole"},
     "Submitted": {"job_id": "id", "status": "status", "node_id": "whole?", "queue_position": "whole?", "created_at": "time",
                   "started_at": "time?", "finished_at": "time?", "exit_code": "whole?", "cause": "text?", "waiting_for": "text?",
@@ -4113,7 +4186,7 @@ class Metric:
 
 def list_gpu_metrics(gpus: Sequence[Mapping[str, Any]]) -> list[Metric]:
     """What GET /status knows of the GPUs."""
-    labels = [{"gpu": str(gpu["index"]), "uuid": gpu["uuid"], "name": gpu["name"]} for gpu in gpus]
+    labels = [{"node": gpu["node"], "gpu": str(gpu["index"]), "uuid": gpu["uuid"].rpartition("/")[2], "name": gpu["name"]} for gpu in gpus]
 
     def gauge(name: str, help: str, look: Callable[[Mapping[str, Any]], float | None]) -> Metric:
         return Metric(name, "gauge", help, [(label, look(gpu)) for label, gpu in zip(labels, gpus)])
@@ -7244,6 +7317,8 @@ ORDER_PATIENCE_S = 60.0         # for what it is told, to be done
 ORDER_BYTES = 2**20             # about so much is told at once
 WITHDRAW_PATIENCE_S = 3.0       # a node that has not begun a job within this gives it back
 REFUSAL_REST_S = 5.0            # and gets no other one for a while
+NODE_ALARM_S = 30.0             # a node that is not heard for so long is bad for health
+NODE_PAUSED = "its queue is paused"
 SENT_AS_ASKED = ("command", "name", "gpu_mem_mib", "conda", "cuda_arg", "expected_time", "tty", "umask")
 # What a job on another machine has from there, and not from its submitter's
 OWN_VARIABLES = (
@@ -7297,6 +7372,7 @@ class Node:
         self.gpus: tuple[Gpu, ...] = ()
         self.cpu_slots, self.hold = 0, ""
         self.has_news = False
+        self.shown: object = None                           # what the last event of its GPUs was made of
         self.news: collections.deque[Remote | Refusal] = collections.deque()    # for the loop
         self.is_listed = False                              # all that it has is in `known`
         self.prepared = {(job.id, job.attempt) for job in service.running_jobs()}     # that may be sent: they have a folder here
@@ -7370,9 +7446,11 @@ class Node:
             "unavailable", f"the connection to {self.name} was lost ({error})", hint=f"try it by hand: {self.ssh.by_hand}")
         if self.trouble is None or self.trouble.message != fault.message:
             self.service.log.warning("Node %s: %s", self.name, fault.message)
-        if self.trouble is None:
-            self.service.wake()
+        is_news = self.trouble is None or self.trouble.message != fault.message
         self.trouble, self.is_listed = fault, False
+        if is_news:
+            self.has_news = True
+            self.service.wake()
 
     def sync(self) -> None:
         """Hear what is new there, or that nothing is.  Raises: OSError, when the line is cut; what the node answers."""
@@ -7416,7 +7494,7 @@ class Node:
     def adopt_gpu(self, gpu: Gpu, ours: Mapping[str | None, str]) -> Gpu:
         """A GPU there as it is seen here: under a name that no other machine's has, with the jobs' ids here."""
         processes = tuple(replace(process, job_id=ours.get(process.job_id, process.job_id)) for process in gpu.processes)
-        return replace(gpu, node=self.name, uuid=f"{self.name}/{gpu.uuid}", processes=processes,
+        return replace(gpu, node=self.name, uuid=f"{self.name}/{gpu.uuid}", processes=processes, pause_reason=PAUSED_THERE,
                        settled=tuple(ours.get(job_id, job_id) for job_id in gpu.settled))
 
     def list_jobs(self) -> list[Job]:
@@ -7609,7 +7687,7 @@ class Node:
         if self.is_leaving:
             return f"{self.name} is being removed"
         if self.trouble is not None:
-            return f"{self.name} cannot be used since {self.since}: {self.trouble.message}"
+            return self.trouble.message                     # which names it
         if self.hold:
             return f"{self.name}: {self.hold}"
         return f"{self.name}: {self.refusal}" if now - self.refused_at < REFUSAL_REST_S else None
@@ -8226,6 +8304,7 @@ class Service:
         self.heard = b""
         self.prober = Prober(self)
         self.nodes: Mapping[str, Node] = {}                 # other machines, by name, in the order in which they came
+        self.told_at: dict[str, float] = {}                 # another nexus: when it was told last of the GPUs here, monotonic
         self.hooks = Hooks(self)
         self.is_slurm = config.jobs.launcher == "slurm"
         has_jobs = store.read(lambda state: bool(state.handed) or any(job.slurm_key for job in state.running.values()))
@@ -8537,6 +8616,8 @@ class Service:
         if gpu is None:
             raise NexusError("not_found", f"there is no GPU {index}{f' on {node}' if node else ''}", hint="nexus shows them")
         uuid = gpu.uuid
+        if gpu.node and gpu.is_paused and not is_paused and uuid not in self.store.read(lambda state: state.paused_gpus):
+            raise NexusError("conflict", f"GPU {gpu.place} is paused by {node}'s own nexus", hint=f"there: nexus resume {index}")
 
         def change(state: State) -> Changes:
             others = tuple(other for other in state.paused_gpus if other != uuid)
@@ -8548,7 +8629,7 @@ class Service:
             self.ended.append(Ended((uuid,), "", False, False, self.clock.now()))     # the guard counts anew
         self.wants_annotation = True
         self.store.snapshot_wanted.set()
-        self.log.info("%s %s by %s", format_gpu_place(gpu), "paused" if is_paused else "resumed", who)
+        self.log.info("GPU %s %s by %s", gpu.place, "paused" if is_paused else "resumed", who)
         self.wake()
 
     # Observing
@@ -8984,8 +9065,11 @@ class Service:
     def see_gpus(self, state: State) -> list[Gpu]:
         """The GPUs of all machines as last observed, paused or not as of now."""
         reasons, paused = dict(state.pause_reasons), state.paused_gpus
-        return [replace(gpu, is_paused=True, pause_reason=reasons.get(gpu.uuid)) if gpu.uuid in paused else gpu
-                for gpu in (*self.gpus, *(gpu for node in self.nodes.values() for gpu in node.gpus))]
+        return [replace(gpu, is_paused=True, pause_reason=reasons.get(gpu.uuid)) if gpu.uuid in paused else gpu for gpu in self.all_gpus()]
+
+    def all_gpus(self) -> tuple[Gpu, ...]:
+        """Of this machine, then of the nodes."""
+        return (*self.gpus, *(gpu for node in self.nodes.values() for gpu in node.gpus))
 
     def is_due(self, job: Job, retry_at: float, now: float) -> bool:
         """Whether a job may be tried again; also when the clock was set back, and it would wait for longer than ever meant."""
@@ -9037,8 +9121,8 @@ class Service:
 
             if reason and self.store.update(pause):
                 self.wants_annotation = True
-                index = next((gpu.index for gpu in self.gpus if gpu.uuid == uuid), uuid)
-                self.log.error("GPU %s is paused: %s; nexus resume %s clears it", index, reason, index)
+                place = next((gpu.place for gpu in self.all_gpus() if gpu.uuid == uuid), uuid)
+                self.log.error("GPU %s is paused: %s; nexus resume %s clears it", place, reason, place)
                 self.wake()
 
     def find_runtime_s(self, job: Job, now: float) -> float:
@@ -9333,7 +9417,7 @@ class Service:
         for node in list(self.nodes.values()):
             if node.has_news:
                 node.has_news = False
-                self.store.events.publish([("gpus", None)])
+                self.take_report(node)
             while node.news:
                 told = node.news.popleft()
                 job = next((job for job in node.list_jobs() if (job.remote_id, job.attempt) == (told.id, told.attempt)), None)
@@ -9346,6 +9430,16 @@ class Service:
                     (node.collected if told.status in FINAL else node.strays).add((told.id, told.attempt))
                     node.wanted.set()
             self.watch_node(node, now)
+
+    def take_report(self, node: Node) -> None:
+        """It has told of its GPUs, or is not heard any more."""
+        if node.trouble is None:
+            for gpu in node.gpus:
+                self.readings.curves[gpu.uuid].note(gpu.memory_used_mib, gpu.utilization, self.clock.monotonic())
+        shown = node.is_leaving, node.hold, node.trouble and node.trouble.message, [describe_for_event(gpu) for gpu in node.gpus]
+        if shown != node.shown:
+            node.shown = shown
+            self.store.events.publish([("gpus", None)])
 
     def watch_node(self, node: Node, now: float) -> None:
         """What nobody tells: that a node is silent for too long, or does nothing with a job, or knows nothing of one."""
@@ -9522,7 +9616,11 @@ class Service:
             if job.head == head and not job.is_collected])
         told = {"service_id": self.store.service_id, "number": number, "now": now, "logs": logs,
                 "jobs": [encode_value(self.describe_remote(job)) for job in jobs]}
-        return {**told, **self.describe_place(head)} if is_gap or is_news or not logs else told
+        is_due = self.clock.monotonic() - self.told_at.get(head, float("-inf")) >= self.config.service.refresh_rate_seconds
+        if not (is_gap or is_news or is_due or not logs):       # of logs alone there may be much
+            return told
+        self.told_at[head] = self.clock.monotonic()
+        return {**told, **self.describe_place(head)}
 
     def read_new_logs(self, head: str, offsets: Mapping[str, Sequence[int]]) -> dict[str, dict[str, str]]:
         """{id: {stream: what has come to it, in base64}}; each has its share of what one answer takes."""
@@ -9557,11 +9655,11 @@ class Service:
         for job in own:
             for uuid, share in zip(job.gpu_uuids, list_shares(job)):
                 taken.setdefault(uuid, []).append((job.id, share))
-        hold = "its queue is paused" if is_paused else self.find_hold() or (self.store.last_error.message if self.store.last_error else "")
+        hold = NODE_PAUSED if is_paused else self.find_hold() or (self.store.last_error.message if self.store.last_error else "")
         return {"hold": hold, "cpu_slots": config.jobs.cpu_slots - sum(not job.gpus for job in own), "gpus": [encode_gpu(replace(
-            gpu, fault=gpu.fault or trouble or ("not among its [gpu] ids" if config.gpu.ids and gpu.index not in config.gpu.ids else None),
+            gpu, fault=gpu.fault or trouble,
             taken=sum(share for _, share in taken.get(gpu.uuid, ())), taken_by=tuple(job_id for job_id, _ in taken.get(gpu.uuid, ()))))
-            for gpu in gpus if not gpu.node]}
+            for gpu in gpus if not gpu.node and (not config.gpu.ids or gpu.index in config.gpu.ids)]}
 
     # Beside the loop
 
@@ -9700,23 +9798,28 @@ class Service:
     def list_gpus(self, state: State) -> list[dict[str, Any]]:
         """The GPUs of all machines, for the API."""
         now, told = self.clock.monotonic(), []
-        closed = {node.name: node.find_closed(now) if node.trouble else None for node in list(self.nodes.values())}
+        nodes = self.nodes
+        closed = {node.name: node.find_closed(now) for node in nodes.values()}
         for gpu in self.see_gpus(state):
-            trouble = closed.get(gpu.node) if gpu.node else self.observation.trouble
-            told.append(gpu_json(gpu, state, self.config.gpu, trouble, gpu.node or self.node))
+            why = self.observation.trouble if not gpu.node else closed.get(gpu.node)
+            is_unread = bool(why) and (not gpu.node or gpu.node not in nodes or nodes[gpu.node].trouble is not None)
+            if gpu.node and is_unread:                  # what it had to do last says nothing of now
+                gpu = replace(gpu, memory_used_mib=None, utilization=None, temperature=None, power_watts=None, processes=())
+            trouble, hold = (why, None) if is_unread else (None, why)
+            told.append(gpu_json(gpu, state, self.config.gpu, trouble, gpu.node or self.node, hold))
         return told
 
-    def number_nodes(self) -> dict[str | None, int]:
-        """{machine: its number for /api}; this one is 0."""
-        return {name: number for number, name in enumerate((self.node, *self.nodes))}
+    def node_names(self) -> list[str]:
+        """Of all machines, this one first: their numbers in /api."""
+        return [self.node, *self.nodes]
 
     def find_place(self, job: Job) -> str | None:
-        """The machine that a job ran or runs on, or is to; None while it may be any."""
+        """The machine that a job ran or runs on, or is to; None where it might have been any."""
         if job.slurm_node:
             return job.slurm_node
-        if job.status != PENDING or not self.nodes or job.only_node is not None:
-            return (job.only_node if job.status == PENDING else job.node) or self.node
-        return None
+        has_begun = job.status == RUNNING or (job.status in FINAL and job.started_at is not None)
+        name = job.node if has_begun or not self.nodes else job.only_node
+        return None if name is None else name or self.node
 
     def find_silence(self, job: Job) -> str | None:
         """Since when nothing is known of a running job."""
@@ -9749,11 +9852,12 @@ class Service:
     def list_curves(self) -> list[dict[str, Any]]:
         """GET /gpus/history: for each GPU that is seen, what it had to do in the last hour.
 
-        [{index, uuid, interval_seconds: 30, memory_used_mib: [...], utilization: [...]}]: a point for each 30 seconds, oldest
+        [{index, node, uuid, interval_seconds: 30, memory_used_mib: [...], utilization: [...]}]: a point for each 30 seconds, oldest
         first, the last one of now; the most memory in use in MiB and the mean utilization in percent, null where nothing was read.
         """
         now = self.clock.monotonic()
-        return [{"index": gpu.index, "uuid": gpu.uuid, **self.readings.curves[gpu.uuid].describe(now)} for gpu in self.gpus]
+        return [{"index": gpu.index, "node": gpu.node or self.node, "uuid": gpu.uuid, **self.readings.curves[gpu.uuid].describe(now)}
+                for gpu in self.all_gpus()]
 
     def make_hints(self) -> list[str]:
         hints = [self.observation.hint] if self.observation.trouble and self.observation.hint else []
@@ -9804,12 +9908,14 @@ class Service:
             told = {"id": job.id, "status": job.status, "facts": [], "gpus": []}
             if job.status != PENDING:
                 ran = f"on GPU {format_indices(job.gpu_indices)}" if job.gpu_indices else "without a GPU"
+                ran += f" of {job.node}" if job.node and job.gpu_indices else f" on {job.node}" if job.node else ""
                 ran = f"as Slurm's {job.slurm_id} on {job.slurm_node or 'a node'}" if job.slurm_id else ran
                 return {**told, "why": job.cause_line or job.cause or (f"it runs {ran}" if job.status == RUNNING else f"it ran {ran}")}
             facts = describe_place(job, state.position(job), estimates.get(job.id), self.config.jobs, now)
             gpus = list_verdicts(job, self.plan.board, self.config.gpu, now) if job.gpus and not self.is_slurm else []
             return {**told, "why": self.why(job, state), "facts": facts,
-                    "gpus": [{"node": node or self.node, "index": index, "verdict": why} for node, index, why in gpus]}
+                    "gpus": [{"node": node or self.node, "place": f"{node and node + ':'}{index}", "index": index, "verdict": why}
+                             for node, index, why in gpus]}
         return dict(self.store.read(look))
 
     def keep_estimates(self) -> None:
@@ -9870,6 +9976,7 @@ class Service:
             trouble = self.cluster.find_lasting_trouble()
             checks = [check for check in checks if check[0] != "GPUs" or not self.is_slurm]
             checks.append(("Slurm", not trouble, trouble or f"{self.cluster.describe_size()}, asked in {self.cluster.took_s:.2f} s"))
+        checks += [(f"node {node.name}", *self.check_node(node)) for node in self.nodes.values() if not node.is_leaving]
         if self.jobs_file:
             faults = self.jobs_file.faults
             more = f"; and {len(faults) - 3} more" if faults[3:] else ""
@@ -9884,10 +9991,21 @@ class Service:
         return {"is_healthy": all(is_ok for _, is_ok, _ in checks),
                 "checks": [{"name": name, "is_ok": is_ok, "reading": reading} for name, is_ok, reading in checks]}
 
+    def check_node(self, node: Node) -> tuple[bool, str]:
+        """Whether a node is well, and what is to be said of it.  One that is silent for a moment is."""
+        silence_s, trouble = self.clock.monotonic() - node.silent_at, node.trouble
+        if trouble:
+            return silence_s < NODE_ALARM_S, f"not heard for {format_duration(silence_s)}: {trouble.message}"
+        faults = [f"GPU {gpu.index}: {gpu.fault}" for gpu in node.gpus if gpu.fault]
+        if node.hold and node.hold != NODE_PAUSED:
+            faults.append(node.hold)
+        return not faults, "; ".join(faults) or node.hold or format_count(len(node.gpus), "GPU")
+
     def list_metrics(self) -> list[Metric]:
         """GET /metrics.  Counters and histograms begin at 0 with each start of the service."""
         now, status, seen, counters = self.clock.monotonic(), self.status(), self.observation, self.counters
-        checks = self.health()["checks"]
+        checks, nodes = self.health()["checks"], self.list_nodes()
+        silences = {node.name: max(0.0, now - node.silent_at) for node in self.nodes.values()}
 
         def gauge(name: str, help: str, number: float | None) -> Metric:
             return Metric(name, "gauge", help, [({}, number)])
@@ -9903,6 +10021,12 @@ class Service:
             Metric("nexus_build_info", "gauge", "1; its labels say which nexus this is.",
                    [({"version": __version__, "hash": self.hash}, 1)]),
             *list_gpu_metrics(status["gpu_status"]), *(list_slurm_metrics(status["slurm"]) if status["slurm"] else []),
+            Metric("nexus_node_up", "gauge", "1 when the machine can be reached: this one, and each node.", [
+                ({"node": node["name"]}, node["is_reachable"]) for node in nodes]),
+            Metric("nexus_node_jobs", "gauge", "Jobs that run on the machine, as far as is known.", [
+                ({"node": node["name"]}, node["running_jobs"]) for node in nodes]),
+            Metric("nexus_node_silence_seconds", "gauge", "For how long the machine has not been heard.", [
+                ({"node": node["name"]}, silences.get(node["name"], 0.0)) for node in nodes]),
             Metric("nexus_jobs", "gauge", "Jobs that wait or run.", [
                 ({"status": PENDING}, status["queued_jobs"]), ({"status": RUNNING}, len(status["running_jobs"]))]),
             Metric("nexus_jobs_pending", "gauge", "Jobs that wait, by the band of their priority.", [
@@ -10727,8 +10851,8 @@ class Api:
         self.service.first_probe.wait(SMI_TIMEOUT_S + 5)
         status = {**self.service.status(), "is_owner": caller.is_owner}
         if not caller.is_owner:
-            status = {**status, "home": None, "hints": [], "running_jobs": [job if caller.may_see(job["user"]) else hide_private(job)
-                                                                            for job in status["running_jobs"]]}
+            status = {**status, "home": None, "hints": [], "nodes": list(map(hide_address, status["nodes"])),
+                      "running_jobs": [job if caller.may_see(job["user"]) else hide_private(job) for job in status["running_jobs"]]}
         return json_response(status)
 
     def get_gpu_history(self, request: Request, caller: Caller) -> Response:
@@ -11056,17 +11180,18 @@ class Api:
         asked = {name: config[name] for name in ("expected_time", "gpus", "name", "priority") if name in config}
         job_id = self.service.submit_code(Submission("", labels=labels, **asked), code, caller, key)
 
-        def find_place(state: State) -> tuple[str | None, int]:
+        def find_place(state: State) -> int:
             """0 for one that has started already: it was the first then."""
             job = state.jobs.get(job_id)
-            return self.service.find_place(job) if job else None, state.position(job) if job and job.status == PENDING else 0
-        node, place = self.service.store.read(find_place)
-        return json_response({"job_id": job_id, "node_id": self.service.number_nodes().get(node), "status": PENDING,
-                              "queue_position": place})
+            return state.position(job) if job and job.status == PENDING else 0
+        place = self.service.store.read(find_place)
+        job: Job | None = self.service.store.read(lambda state: state.jobs.get(job_id))
+        node_id = find_node_id(self.service.find_place(job) if job else None, self.service.node_names())
+        return json_response({"job_id": job_id, "node_id": node_id, "status": PENDING, "queue_position": place})
 
     def get_api_status(self, request: Request, caller: Caller, id: str) -> Response:
         job: Job = self.service.store.read(lambda state: find_own_job(state, id, caller))
-        return json_response(submitted_json(self.service.describe_now(job), self.service.number_nodes()))
+        return json_response(submitted_json(self.service.describe_now(job), self.service.node_names()))
 
     def get_api_results(self, request: Request, caller: Caller, id: str) -> Response:
         job: Job = self.service.store.read(lambda state: find_own_job(state, id, caller))
@@ -11091,26 +11216,34 @@ class Api:
             clock.sleep(FOLLOW_INTERVAL_S[0])
 
     def get_api_nodes(self, request: Request, caller: Caller) -> Response:
+        """A job that may run on any machine waits in the queue of this one, number 0; one for a node alone in that node's."""
         service = self.service
         service.first_probe.wait(SMI_TIMEOUT_S + 5)
-        gpus, running, waiting = service.store.read(lambda state: (
-            service.list_gpus(state), list(state.running.values()), [state.jobs[job_id] for _, job_id in state.order]))
-        told = []
-        for number, name in enumerate(("", *service.nodes)):
-            own = [gpu for gpu in gpus if gpu["node"] == (name or service.node)]
-            times = [job.expected_time for job in waiting if may_run_on(job, name)]
-            told.append({
-                "node_id": number, "name": name or service.node, "gpus": len(own), "free_gpus": sum(gpu["is_available"] for gpu in own),
-                "running_jobs": sum(job.node == name for job in running), "pending_jobs": len(times),
-                "queue_seconds": None if None in times else sum(time for time in times if time),
-                "is_healthy": service.nodes[name].find_fault() is None if name else service.health()["is_healthy"]})
-        return json_response(told if len(told) == 1 or told[0]["gpus"] else told[1:])       # a head without a GPU is none of them
+        names, now = service.node_names(), service.clock.now()
+        gpus: list[dict[str, Any]] = service.store.read(service.list_gpus)
+        running = service.running_jobs()
+        waiting: list[Job] = service.store.read(lambda state: [state.jobs[job_id] for _, job_id in state.order])
+        bad = {check["name"] for check in service.health()["checks"] if not check["is_ok"]}
+        heard = [node.name for node in service.nodes.values() if node.trouble is None]
+
+        def describe(number: int, name: str) -> dict[str, Any]:
+            own = [gpu for gpu in gpus if gpu["node"] == name]
+            run = [job for job in running if (job.node or service.node) == name]
+            wait = [job for job in waiting if (job.only_node if job.only_node in service.nodes else service.node) == name]
+            times = [None if job.expected_time is None else max(0.0, job.expected_time - service.find_runtime_s(job, now)) for job in run]
+            times += [job.expected_time for job in wait]
+            is_well = name in heard and f"node {name}" not in bad if number else all(check.startswith("node ") for check in bad)
+            return {"node_id": number, "name": name, "gpus": len(own), "free_gpus": sum(gpu["is_available"] for gpu in own),
+                    "running_jobs": len(run), "pending_jobs": len(wait),
+                    "queue_seconds": None if None in times else round(sum(filter(None, times)), 3),
+                    "is_healthy": is_well}
+        return json_response([describe(number, name) for number, name in enumerate(names)])
 
     def get_api_jobs(self, request: Request, caller: Caller) -> Response:
         status, user, limit = request.query.get("status"), request.query.get("user_id"), parse_number(request.query, "limit")
         jobs = self.select_jobs(caller, status, user, None, limit)
-        nodes = self.service.number_nodes()
-        return stream_list(submitted_json(job, nodes) for job in show_to(caller, self.describe_jobs(jobs)))
+        names = self.service.node_names()
+        return stream_list(submitted_json(job, names) for job in show_to(caller, self.describe_jobs(jobs)))
 
 
 def parse_list(items: Sequence[Any]) -> list[Submission]:
@@ -14800,12 +14933,6 @@ def list_nodes(call: Call, client: Client) -> int:
         if node["hint"]:
             call.say(f"{node['name']}: {node['hint']}")
     return 0
-
-
-def describe_node_state(node: Mapping[str, Any]) -> str:
-    if node["unknown_since"]:
-        return f"unknown since {local_time(node['unknown_since'])}: {format_line(node['trouble'])}"
-    return "is being removed" if node["is_leaving"] else format_line(node["trouble"] or "ok")
 
 
 def remove_node(call: Call, client: Client) -> int:

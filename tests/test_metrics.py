@@ -82,15 +82,26 @@ def test_gpus_as_the_status_tells_them():
     silent = gpu(1, memory_used_mib=None, memory_total_mib=None, utilization=None, is_paused=True)
     lost = gpu(2, fault="it is lost")
     known = state(running("abc", (0,)))
-    seen = [nexus.gpu_json(one, known, config().gpu, None) for one in (busy, silent, lost)]
+    seen = [nexus.gpu_json(one, known, config().gpu, None, "gpu1") for one in (busy, silent, lost)]
     families = check_rules(nexus.format_prometheus(nexus.list_gpu_metrics(seen)))
-    place = ("0", "GPU-0", 'A "B" \\ C')
+    place = ("gpu1", "0", "GPU-0", 'A "B" \\ C')
     assert samples(families, "nexus_gpu_memory_used_bytes")[place] == 2**30
-    assert samples(families, "nexus_gpu_utilization_ratio") == {place: 0.5, ("2", "GPU-2", "RTX 3090"): 0}, "what is not known is left out"
+    known = {place: 0.5, ("gpu1", "2", "GPU-2", "RTX 3090"): 0}
+    assert samples(families, "nexus_gpu_utilization_ratio") == known, "what is not known is left out"
     assert list(samples(families, "nexus_gpu_power_watts").values()) == [100.5]
     expected = {"jobs": [1, 0, 0], "allocated_ratio": [1, 0, 0], "available": [0, 0, 0], "paused": [0, 1, 0], "faulty": [0, 0, 1]}
     for name, told in expected.items():
         assert list(samples(families, f"nexus_gpu_{name}").values()) == told, name
+
+
+def test_gpus_of_several_machines():
+    """By machine, under the UUID that their driver tells, and by which other exporters there know them."""
+    seen = [nexus.gpu_json(one, state(), config().gpu, None, node) for node, one in (
+        ("gpu1", gpu(0)), ("n1", gpu(0, node="n1", uuid="n1/GPU-0")), ("n2", gpu(0, node="n2", uuid="n2/GPU-7", memory_used_mib=None)))]
+    families = check_rules(nexus.format_prometheus(nexus.list_gpu_metrics(seen)))
+    assert samples(families, "nexus_gpu_available") == {
+        ("gpu1", "0", "GPU-0", "RTX 3090"): 1, ("n1", "0", "GPU-0", "RTX 3090"): 1, ("n2", "0", "GPU-7", "RTX 3090"): 1}
+    assert ("n2", "0", "GPU-7", "RTX 3090") not in samples(families, "nexus_gpu_memory_used_bytes")
 
 
 def test_a_box_without_gpus_has_valid_metrics():
@@ -142,6 +153,9 @@ def test_metrics_over_http_without_a_loop():
         assert samples(families, "nexus_jobs") == {("pending",): 2, ("running",): 0}
         assert samples(families, "nexus_jobs_pending") == {("high",): 1, ("normal",): 0, ("low",): 1}
         assert samples(families, "nexus_build_info") == {(nexus.__version__, bench.service.hash): 1}
+        here = (bench.service.node,)
+        assert samples(families, "nexus_node_up") == {here: 1} and samples(families, "nexus_node_jobs") == {here: 0}
+        assert samples(families, "nexus_node_silence_seconds") == {here: 0}
         assert number(families, "nexus_nvidia_smi_up") == 1 and set(samples(families, "nexus_gpu_available").values()) == {1}
         bench.service.observation = nexus.replace(bench.service.observation, trouble="nvidia-smi is silent")
         families = check_rules(bench.respond("GET", "/metrics").body.decode())

@@ -803,7 +803,7 @@ ENDS = [  # reason, fields of the job, exit code or Result, stderr, keys, status
      {"cause": "timeout", "cause_line": "stopped after 2h"}),
     ("it is retried", {"retries": 1, "attempt": 1}, 3, "", {}, "pending",
      {"retry_at": NOW + 5, "started_at": None, "gpu_indices": (), "pid": None,
-     "attempts": ((1, NOW - 60, NOW, 60.0, 3, "exit", (0,)),), "launch_failures": 0, "is_alone": False}),
+     "attempts": ((1, NOW - 60, NOW, 60.0, 3, "exit", (0,), ""),), "launch_failures": 0, "is_alone": False}),
     ("the wait doubles", {"retries": 3, "attempt": 2, "attempts": (failed_attempt(1),)}, 3, "", {}, "pending", {"retry_at": NOW + 10}),
     ("and doubles", {"retries": 3, "attempt": 3, "attempts": (failed_attempt(1), failed_attempt(2))}, 3, "", {}, "pending",
      {"retry_at": NOW + 20}),

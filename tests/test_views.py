@@ -46,7 +46,7 @@ JOBS = [  # reason, job, keys and what they say
     ("its attempts before", job("abc", attempt=1, retries=2, retry_at=NOW + 5, attempts=((1, NOW - 60, NOW, 60.04, 3, "exit", (0,)),)), {
         "attempt": 1, "retries": 2, "retry_at": "2024-10-24T15:30:20Z", "attempts": [
             {"attempt": 1, "started_at": "2024-10-24T15:29:15Z", "finished_at": "2024-10-24T15:30:15Z", "runtime_seconds": 60.0,
-             "exit_code": 3, "cause": "exit", "gpu_indices": (0,)}]}),
+             "exit_code": 3, "cause": "exit", "gpu_indices": (0,), "node": None}]}),
     ("what it took", finished("abc", peak_gpu_mem_mib=1000.0, mean_gpu_util=45.678, peak_rss_mib=2000.04, cpu_seconds=12.34), {
         "peak_gpu_mem_mib": 1000.0, "mean_gpu_util": 45.7, "peak_rss_mib": 2000.0, "cpu_seconds": 12.3}),
     ("its history", job(status_history=(("pending", NOW), ("cancelled", NOW + 1)), status="cancelled"), {
@@ -346,7 +346,8 @@ def test_format_health():
 
 def test_why_tells_the_decision_gpu_by_gpu():
     told = {"id": "abc", "status": "pending", "why": "GPU 0 runs job xyz", "facts": ["it is first in the queue"],
-            "gpus": [{"index": 0, "verdict": "runs job xyz"}, {"index": 1, "verdict": None}]}
+            "gpus": [{"node": "here", "place": "0", "index": 0, "verdict": "runs job xyz"},
+                     {"node": "here", "place": "1", "index": 1, "verdict": None}]}
     assert nexus.format_why(told, PLAIN) == """\
 Job abc waits: GPU 0 runs job xyz
   it is first in the queue
@@ -355,6 +356,157 @@ Job abc waits: GPU 0 runs job xyz
 """
     ended = {**told, "status": "failed", "why": "ValueError: \x1b[2Jx", "facts": [], "gpus": []}
     assert nexus.format_why(ended, PLAIN) == "Job abc is failed: ValueError:  [2Jx\n"
+
+
+# Where there are nodes
+
+
+def node(name, **facts):
+    """What GET /nodes tells of one."""
+    return {"name": name, "gpus": 0, "gpu_names": [], "running_jobs": 0, "is_reachable": True, "is_leaving": False, "trouble": None,
+            "hint": None, "unknown_since": None, **facts}
+
+
+def gpu_of(name, index, **fields):
+    return gpu(index, node=name, uuid=f"{name}/GPU-{index}", name="H100", memory_total_mib=80 * GB, **fields)
+
+
+def pool(gpus, *nodes, jobs=(), **facts):
+    """What GET /status answers where there are nodes, beside this machine, which is called gpu1."""
+    made = status(jobs, gpus, nodes=[node("gpu1"), *nodes], **facts)
+    for told in made["gpu_status"]:
+        told["node"] = told["place"].rpartition(":")[0] or "gpu1"
+    for told in made["running_jobs"]:
+        one = next(one for one in jobs if one.id == told["id"])
+        told["node"], told["unknown_since"] = one.node or "gpu1", next((
+            each["unknown_since"] for each in nodes if each["name"] == one.node), None)
+    return made
+
+
+AWAY = {"unknown_since": "2024-10-24T14:02:00Z", "is_reachable": False, "trouble": "cannot reach n2: No route to host",
+        "hint": "try it by hand: ssh n2"}
+
+
+def test_the_snapshot_of_many_machines():
+    """GPUs of which the same is to be said share a line; of a node that cannot be reached there is why, and what runs there."""
+    gpus = [gpu(0), gpu(1), *(gpu_of("n1", index, **({"processes": (foreign(),)} if index == 3 else {})) for index in range(8)),
+            *(gpu_of("n2", index) for index in range(8)), *(gpu_of("n3", index) for index in range(2))]
+    away = running("abc", (1,), node="n2", gpu_uuids=("n2/GPU-1",))
+    made = pool(gpus, node("n1"), node("n2", **AWAY), node("n3", is_leaving=True), jobs=[
+        away, running("cpu", (), node="n1", number=2), running("abd", (5,), node="n1", gpu_uuids=("n1/GPU-5",), number=3)])
+    assert nexus.format_snapshot(made, PLAIN) == """\
+Queue: 0 jobs pending [RUNNING]
+History: 0 jobs completed
+
+GPUs:
+GPUs 0-1 (RTX 3090, 24GB): Available
+GPUs n1:0-2 (H100, 80GB): Available
+GPU n1:3 (H100, 80GB): In use by bob (pid 4242 python, 16GB)
+GPU n1:4 (H100, 80GB): Available
+GPU n1:5 (H100, 80GB):
+  Job ID: abd
+  Command: python train.py
+  Runtime: 1m
+  Started: 15:29
+GPUs n1:6-7 (H100, 80GB): Available
+n2: unknown since 10-24 14:02: cannot reach n2: No route to host
+  try it by hand: ssh n2
+GPU n2:1 (H100, 80GB):
+  Job ID: abc unknown since 10-24 14:02
+  Command: python train.py
+  Runtime: 1m
+  Started: 15:29
+n3: is being removed: it gets no more jobs
+
+CPU:
+  Job ID: cpu
+  Node: n1
+  Command: python train.py
+  Runtime: 1m
+  Started: 15:29
+"""
+    painted = nexus.format_snapshot(made, COLOURFUL)
+    assert "\x1b[31mn2: unknown since 10-24 14:02: cannot reach n2: No route to host\x1b[0m" in painted
+    assert "\x1b[33mn3: is being removed: it gets no more jobs\x1b[0m" in painted and "\x1b[31m unknown since 10-24 14:02" in painted
+    assert uncoloured(painted) == nexus.format_snapshot(made, PLAIN)
+
+
+POOLS = [  # reason, status, part of the snapshot
+    ("a head without a GPU", pool([gpu_of("n1", 0)], node("n1")), "GPUs:\nGPU n1:0 (H100, 80GB): Available\n"),
+    ("nobody has one", pool([], node("n1")), "GPUs:\nnone\n"),
+    ("never reached", pool([], node("n2", **AWAY)), "GPUs:\nn2: unknown since 10-24 14:02: cannot reach"),
+    ("others may not know why", pool([], node("n2", **{**AWAY, "trouble": None, "hint": None})), "n2: unknown since 10-24 14:02\n"),
+    ("its own queue is paused", pool([gpu_of("n1", 0)], node("n1", trouble="its queue is paused")), "GPUs:\nn1: its queue is paused\n"),
+    ("the head's driver is silent", pool([gpu_of("n1", 0)], node("n1"), trouble="nvidia-smi is silent"), "GPUs:\nnvidia-smi is silent\n"),
+    ("a job of the node's own", pool([gpu_of("n1", 0, taken=100, taken_by=("xyz",))], node("n1")),
+     "GPU n1:0 (H100, 80GB): Runs job xyz of n1's own queue\n"),
+    ("paused by the node's own", pool([gpu_of("n1", 0, is_paused=True, pause_reason=nexus.PAUSED_THERE)], node("n1")),
+     "GPU n1:0 (H100, 80GB): Paused by n1's own nexus (there: nexus resume 0)\n"),
+]
+
+
+@pytest.mark.parametrize("reason, given, part", POOLS, ids=[case[0] for case in POOLS])
+def test_format_snapshot_of_many_machines(reason, given, part):
+    assert part in nexus.format_snapshot(given, PLAIN), reason
+
+
+def test_detailed_with_nodes():
+    away = running("abc", (1,), node="n2", gpu_uuids=("n2/GPU-1",))
+    made = pool([gpu(0), gpu_of("n1", 0), gpu_of("n2", 1)], node("n1", gpus=1), node("n2", gpus=1, running_jobs=1, **AWAY), jobs=[away])
+    text = nexus.format_detailed(made, {"is_healthy": True}, COLOURFUL)
+    for line in ("  GPU 0: 0% allocated (memory 0GB of 24GB, 0% busy)", "  GPU n1:0: 0% allocated (memory 0GB of 80GB, 0% busy)",
+                 "Nodes:", "  n1: ok (1 GPU, 0 jobs)", "  n2: unknown since 10-24 14:02: cannot reach n2: No route to host (1 GPU, 1 job)",
+                 "  abc: python train.py (n2, GPUs: [1], memory 2GB, CPU 99.5%)"):
+        assert line in uncoloured(text).splitlines()
+
+
+def test_lists_tell_the_machine_where_there_are_several():
+    here, there, waits = job("abd", only_node="", number=2), job("abe", only_node="n1", number=3), job("abc")
+    made = [nexus.job_json(one, NOW, where) for one, where in ((waits, None), (here, "gpu1"), (there, "n1"))]
+    assert nexus.format_queue(made, PLAIN, 0) == """\
+ID   PRIORITY  NODE  GPUS  ADDED        STARTS  COMMAND          WAITING FOR
+abc  normal    any   1     10-24 15:29  -       python train.py
+abd  normal    gpu1  1     10-24 15:29  -       python train.py
+abe  normal    n1    1     10-24 15:29  -       python train.py
+"""
+    ran = [nexus.job_json(finished("abf", node="n1", remote_id="abf"), NOW, "n1"), nexus.job_json(finished("abg"), NOW, "gpu1"),
+           {**nexus.job_json(running("abh", (1,), node="n1", remote_id="abh"), NOW, "n1"), "unknown_since": "2024-10-24T14:02:00Z"}]
+    assert nexus.format_jobs([made[0], *ran], PLAIN, 0) == """\
+ID   STATUS     NODE  GPU  RESULT   RUNTIME  STARTED      COMMAND
+abc  pending    -     -    -        -        -            python train.py
+abf  completed  n1    0    exit 0   1m       10-24 15:29  python train.py
+abg  completed  gpu1  0    exit 0   1m       10-24 15:29  python train.py
+abh  running    n1    1    unknown  1m       10-24 15:29  python train.py
+"""
+
+
+def test_show_of_a_job_elsewhere():
+    one = running("abc", (1,), node="n1", remote_id="abz", only_node="n1", attempts=((1, NOW, NOW, 5.0, 3, "exit", (0,), "n2"),))
+    lines = nexus.format_job({**nexus.job_json(one, NOW, "n1"), "unknown_since": "2024-10-24T14:02:00Z"}, PLAIN).splitlines()
+    assert {"  node: n1", "  only_node: n1", "  remote_id: abz", "  unknown_since: 2024-10-24 14:02:00",
+            "  failed attempts: 1 exit 3 on GPU 0 of n2"} <= set(lines)
+
+
+def test_why_takes_gpus_of_a_node_together():
+    told = {"id": "abc", "status": "pending", "why": "so", "facts": [], "gpus": [
+        {"node": name, "place": f"{'' if name == 'gpu1' else name + ':'}{index}", "index": index, "verdict": verdict}
+        for name, indices, verdict in (("gpu1", (0, 1), "is paused"), ("n1", range(8), "cannot reach n1"), ("n2", (0,), "cannot reach n1"),
+                                       ("n2", (2, 3), None)) for index in indices]}
+    assert nexus.format_why(told, PLAIN) == """\
+Job abc waits: so
+  GPU 0: is paused
+  GPU 1: is paused
+  GPUs n1:0-7: cannot reach n1
+  GPU n2:0: cannot reach n1
+  GPUs n2:2-3: it could have any of these
+"""
+
+
+def test_how_a_node_is_reached_is_for_the_owner():
+    keys = nexus.SHAPES["NodeInfo"]
+    shown = nexus.hide_address(dict.fromkeys(keys, "10.0.0.5 gpuuser"))
+    assert shown.keys() == keys.keys() and {key for key, fact in shown.items() if fact} == {
+        "name", "gpus", "gpu_names", "running_jobs", "is_reachable", "is_leaving", "unknown_since"}
 
 
 METRICS = [  # reason, jobs, part of what `nexus metrics` says
