@@ -10355,8 +10355,18 @@ def json_response(data: object, status: int = 200) -> Response:
     return Response(status, (encode_json(data) + "\n").encode())
 
 
+PAGE_POLICIES: dict[str, str] = {}              # a page, which anyone may ask for: its Content-Security-Policy
+
+
 def page_response(page: str) -> Response:
-    """A page that runs and shows only what stands in it: by their hashes, its own <script> and <style>."""
+    if page not in PAGE_POLICIES:
+        PAGE_POLICIES[page] = make_policy(page)
+    return Response(200, page.encode(), "text/html; charset=utf-8", {
+        "Content-Security-Policy": PAGE_POLICIES[page], "Referrer-Policy": "no-referrer", "Cache-Control": "no-store", "Vary": "Accept"})
+
+
+def make_policy(page: str) -> str:
+    """A page runs and shows only what stands in it: by their hashes, its own <script> and <style>."""
     import base64
     import hashlib
 
@@ -10364,10 +10374,8 @@ def page_response(page: str) -> Response:
         digests = [hashlib.sha256(text.encode()).digest() for text in re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL)]
         return " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
 
-    policy = (f"default-src 'none'; script-src {hashes('script')}; style-src {hashes('style')}; connect-src 'self'; img-src data:; "
-              "base-uri 'none'; form-action 'none'; frame-ancestors 'none'")
-    return Response(200, page.encode(), "text/html; charset=utf-8", {
-        "Content-Security-Policy": policy, "Referrer-Policy": "no-referrer", "Cache-Control": "no-store", "Vary": "Accept"})
+    return (f"default-src 'none'; script-src {hashes('script')}; style-src {hashes('style')}; connect-src 'self'; img-src data:; "
+            "base-uri 'none'; form-action 'none'; frame-ancestors 'none'")
 
 
 def prefers_html(request: Request) -> bool:
@@ -10721,6 +10729,7 @@ class Api:
         self.crowd = Crowd()
         self.encoded: dict[tuple[int, str | None], str] = {}        # (event's number, for which user): as it is sent
         self.unknown_forms = Places(MAX_UNKNOWN_FORMS, 2)
+        self.openapi: Response | None = None                        # made when somebody first asks for it
 
     def handle(self, request: Request) -> Response:
         try:
@@ -11123,7 +11132,9 @@ class Api:
         return what
 
     def get_openapi(self, request: Request, caller: Caller) -> Response:
-        return json_response(make_openapi(ROUTES, __version__))
+        if self.openapi is None:                        # anyone may ask, as often as he likes
+            self.openapi = json_response(make_openapi(ROUTES, __version__))
+        return self.openapi
 
     def get_docs(self, request: Request, caller: Caller) -> Response:
         return page_response(DOCS_PAGE)
