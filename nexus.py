@@ -6881,8 +6881,9 @@ class Cluster:
     def list_estimates(self) -> dict[str, float]:
         """{waiting job: when Slurm thinks that it will start}"""
         handed = self.service.store.read(lambda state: list(state.handed.values()))
-        found = ((job.id, self.find(job)) for job in handed)
-        return {job_id: seen.started_at for job_id, seen in found if seen and seen.state in SLURM_WAITING and seen.started_at}
+        found, latest = ((job.id, self.find(job)) for job in handed), self.service.clock.now() + FAR_S
+        return {job_id: seen.started_at for job_id, seen in found
+                if seen and seen.state in SLURM_WAITING and seen.started_at and seen.started_at < latest}
 
     # The loop takes in what was learned
 
@@ -7146,6 +7147,7 @@ class Cluster:
 
 GONE = "GONE"                   # the state of what Slurm does not know
 BEGUN: Mapping[str, Any] = {"status": RUNNING}
+FAR_S = 30 * 86400.0            # a start that Slurm thinks is further away is none: jobs without a time limit count as a year
 HASTE_S = 0.2                   # between two calls of squeue when something is about to change
 HURRY_S = 3.0                   # for so long
 HEARD_DELAY_S = 0.05            # from a job's word that it has ended until Slurm knows

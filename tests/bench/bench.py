@@ -327,7 +327,7 @@ def measure_many() -> None:
 
 
 def measure_slurm() -> None:
-    """1,000 jobs handed to a real Slurm of its own, beside a loop of sbatch; as root, with slurm-wlm and munge (tests/run installs them)."""
+    """1,000 jobs handed to a real Slurm of its own, beside a loop of sbatch; as root, with what tests/run installs."""
     sys.path.insert(0, str(TOP / "tests"))
     import slurm
     count = 1000
@@ -339,8 +339,8 @@ def measure_slurm() -> None:
         loop_s = time.perf_counter() - began
         report(f"a loop of {count} sbatch", f"{loop_s:.2f} s")
         os.environ["SLURM_CONF"] = cluster.environ["SLURM_CONF"]
-        for text, changes in ((f"{count} alike: one array", [{}] * count),
-                              (f"{count}, each with another time limit of 100", [{"timeout_seconds": 60 * (1 + n % 100)} for n in range(count)])):
+        mixed = [{"timeout_seconds": 60 * (1 + number % 100)} for number in range(count)]
+        for text, changes in ((f"{count} alike, in one array", [{}] * count), (f"{count} with 100 time limits, in 100 arrays", mixed)):
             with bench(launcher="slurm") as it:
                 took: list[float] = []
                 is_over = threading.Event()
