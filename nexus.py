@@ -9338,7 +9338,8 @@ class Api:
         for place, job in enumerate(jobs):
             if group is not None and (group != job.group or not caller.may_see(job.user)):
                 continue
-            alike = job.id if job.unmet or job.retry_at is not None or job.id in kept else (kind_of(job), job.group, job.user)
+            is_apart = job.unmet or job.retry_at is not None or job.slurm_key is not None or job.id in kept
+            alike = job.id if is_apart else (kind_of(job), job.group, job.user)
             if alike not in reasons:
                 reasons[alike] = service.store.read(lambda state, job=job: service.why(job, state))  # type: ignore[misc]
             yield job_json(job, now, service.node, place, reasons[alike], estimates.get(job.id))
@@ -9662,9 +9663,11 @@ class Api:
         status = service.status()
         waiting: list[Job] = service.store.read(lambda state: [state.jobs[job_id] for _, job_id in state.order])
         times = [job.expected_time for job in waiting]
+        gpus, free = len(status["gpu_status"]), sum(gpu["is_available"] for gpu in status["gpu_status"])
+        for node in status["slurm"]["nodes"] if status["slurm"] else ():
+            gpus, free = gpus + node["gpus"], free + node["gpus"] - node["gpus_used"]
         return json_response([{
-            "node_id": 0, "name": service.node, "gpus": len(status["gpu_status"]),
-            "free_gpus": sum(gpu["is_available"] for gpu in status["gpu_status"]), "running_jobs": len(status["running_jobs"]),
+            "node_id": 0, "name": service.node, "gpus": gpus, "free_gpus": free, "running_jobs": len(status["running_jobs"]),
             "pending_jobs": len(waiting), "queue_seconds": None if None in times else sum(time for time in times if time),
             "is_healthy": service.health()["is_healthy"]}])
 
@@ -10990,6 +10993,7 @@ function drawBanners() {
   const told = [];
   if (service.is_paused) told.push(['warn', 'The queue is paused: running jobs go on, nothing new starts.']);
   if (service.gpu_trouble) told.push(['bad', service.gpu_trouble]);
+  if (service.slurm?.trouble) told.push(['bad', service.slurm.trouble]);
   for (const hint of service.hints) told.push(['note', hint]);
   sync(at('banners'), told, ([, text]) => text, () => ({node: el('p', {class: 'banner'})}), (row, [kind, text]) => {
     row.node.className = `banner ${kind}`;
@@ -10999,7 +11003,9 @@ function drawBanners() {
 
 function drawGpus() {
   const gpus = service.gpu_status, free = gpus.filter((gpu) => gpu.is_available).length;
-  write(at('gpus-told'), gpus.length ? `${free} of ${gpus.length} available` : service.gpu_trouble ? '' : 'none');
+  const nodes = service.slurm?.nodes ?? [], sum = (key) => nodes.reduce((total, node) => total + node[key], 0);
+  write(at('gpus-told'), service.slurm ? `${sum('gpus_used')} of ${sum('gpus')} of the Slurm cluster in use` :
+    gpus.length ? `${free} of ${gpus.length} available` : service.gpu_trouble ? '' : 'none');
   sync(at('gpu-list'), gpus, (gpu) => gpu.uuid, makeGpu, updateGpu);
 }
 

@@ -102,7 +102,7 @@ class Cluster:
         gres, first = ["AutoDetect=off"], 0
         for name, count in self.nodes.items():
             lines.append(f"NodeName={name} NodeAddr=127.0.0.1 NodeHostname={host} Port={self.ports[name]} CPUs={self.cpus} "
-                         f"RealMemory=100000 {f'Gres=gpu:a100:{count} ' if count else ''}State=UNKNOWN")
+                         f"RealMemory=100000 Feature=a100 {f'Gres=gpu:a100:{count} ' if count else ''}State=UNKNOWN")
             for index in range(first, first + count):
                 with contextlib.suppress(FileExistsError):
                     os.symlink("/dev/null", folder / f"gpus/gpu{index}")

@@ -138,7 +138,8 @@ def random_change(made, dice, number):
     if deed == "delay" and pending:
         return nexus.JobChanged(dice.choice(pending).id, {"retry_at": dice.choice([None, NOW, NOW + 5])})
     if deed == "hand" and pending:
-        return nexus.JobChanged(dice.choice(pending).id, {"slurm_key": dice.choice([None, "k", "k_2"]), "slurm_id": dice.choice([None, "12"])})
+        return nexus.JobChanged(dice.choice(pending).id, {
+            "slurm_key": dice.choice([None, "k", "k_2"]), "slurm_id": dice.choice([None, "12"])})
     if deed == "met" and pending:
         return nexus.JobChanged(dice.choice(pending).id, {"unmet": ()})
     if deed == "status" and one.status in nexus.TRANSITIONS:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import time
@@ -436,6 +437,30 @@ def test_the_schema_of_status_holds():
         jsonschema.validate(box.status(), schema)
         jsonschema.validate(box.ask("GET", "/jobs"), {
             "type": "array", "items": {"$ref": "#/components/schemas/Job"}, "components": api["components"]})
+
+
+def test_the_section_of_the_readme():
+    """As it stands there, but for the command and the ids."""
+    text = (live.TESTS.parent / "README.md").read_text().partition("## With Slurm\n")[2].partition("\n## ")[0]
+    block = text.partition("```toml\n")[2].partition("```")[0]
+    chosen = {key: json.loads(fact.partition("#")[0]) for key, mark, fact in (line.partition(" = ") for line in block.splitlines()) if mark}
+    assert chosen.pop("launcher") == "slurm"
+    partitions = {"gpu": "Nodes=ALL Default=YES"}
+    with slurm.Cluster(nodes={"n1": 4}, partitions=partitions, account="lab") as cluster, cluster.box(**chosen) as box:
+        shown = {}
+        for line in text.partition("```bash\n")[2].partition("```")[0].splitlines():
+            command = line.partition("  #")[0].replace("python train.py", "echo trains; sleep 3").replace("abc", shown.get("add", ""))
+            words = shlex.split(command)[1:]
+            done = box.nexus(*words)
+            assert done.returncode == (4 if words[:1] == ["kill"] else 0), (command, done.stdout, done.stderr)     # it has ended by then
+            shown[words[0] if words else ""] = done.stdout.strip()
+            if words[:1] == ["add"]:
+                box.wait(shown["add"], "running")
+        job = box.wait(shown["add"], "completed")
+        wanted = {"Partition": "gpu", "Account": "lab", "TimeLimit": "02:00:00", "TresPerNode": "gres:gpu:2", "NumCPUs": "8",
+                  "Features": "a100"}
+        assert {name: cluster.fact(job["slurm_id"], name) for name in wanted} == wanted
+        assert "Partition gpu (default): up" in shown[""] and shown["logs"] == "trains"
 
 
 def test_config_refuses_what_nexus_says_itself():
