@@ -2471,16 +2471,27 @@ def parse_sbatch(text: str) -> str | None:
     return match[1] if match else None
 
 
-def build_sbatch(job: Job, tasks: int, token: str, service_id: str, folder: str, minutes: int | None, config: Config) -> list[str]:
-    """What hands a job over; or `tasks` of them that ask for the same, as an array whose tasks are links in `folder`."""
+def format_ranges(numbers: Iterable[int]) -> str:
+    """`1-3,5` of ascending numbers."""
+    ranges: list[list[int]] = []
+    for number in numbers:
+        if ranges and ranges[-1][-1] == number - 1:
+            ranges[-1][1:] = [number]
+        else:
+            ranges.append([number])
+    return ",".join("-".join(map(str, ends)) for ends in ranges)
+
+
+def build_sbatch(job: Job, tasks: str, token: str, service_id: str, folder: str, minutes: int | None, config: Config) -> list[str]:
+    """What hands a job over; or with `tasks`, 1-3,5, those that ask for the same, as an array whose tasks are links in `folder`."""
     own, task = config.slurm, "/$SLURM_ARRAY_TASK_ID" if tasks else ""
     memory_gb = config.jobs.max_memory_gb
     options = {"partition": own.partition, "account": own.account, "qos": own.qos, "gres": f"gpu:{job.gpus}" if job.gpus else "",
                "time": str(minutes) if minutes else "", "mem": f"{memory_gb * 1024:.0f}M" if memory_gb else "",
-               "array": f"1-{tasks}" if tasks else ""}
+               "array": tasks}
     import shlex
     return ["sbatch", "--parsable", "--export=ALL", "--no-requeue", "--open-mode=append", "--chdir=/",
-            f"--job-name=nexus_{f'{tasks}_jobs' if tasks else job.id}", f"--comment=nexus:{service_id}:{token}",
+            f"--job-name=nexus_{'array' if tasks else job.id}", f"--comment=nexus:{service_id}:{token}",
             f"--output={escape_slurm_path(folder)}{'/%a' if tasks else ''}/slurm-{job.attempt}.log",
             *(f"--{name}={text}" for name, text in options.items() if text), *own.extra_args,
             "--wrap", f"exec /bin/sh {shlex.quote(folder)}{task}/job.sh {job.attempt}"]
@@ -3052,7 +3063,7 @@ class SlurmRound(Round):
         elif self.trouble or obstacle:
             self.blocked[kind] = self.trouble or obstacle
         elif self.submitted >= most:
-            self.blocked[kind] = f"Slurm has {format_count(most, 'job')} of nexus, as many as [slurm] max_submitted allows"
+            self.blocked[kind] = f"Slurm has {format_count(most, 'job')} of nexus, as many as it takes or [slurm] max_submitted allows"
         else:
             self.submitted += 1
             self.start(job, kind, "", [])
@@ -7713,13 +7724,13 @@ class Handing:
 
 @value
 class Handed:
-    """What became of them."""
-    handing: Handing
+    """What became of some of them."""
+    jobs: tuple[Job, ...]
     slurm_id: str | None = None
     fault: str = ""             # of read_refusal()
     words: str = ""             # why not
     is_unsure: bool = False     # Slurm may have them all the same
-    faults: Mapping[str, OSError | NexusError] = {}     # job id: why its job.sh could not be made; it is not among them
+    error: OSError | NexusError | None = None       # why the job.sh could not be made
 
 
 @value
@@ -7757,6 +7768,8 @@ class Cluster:
         self.took_s = 0.0
         self.trouble, self.hint = "Slurm has not been asked yet", ""
         self.refusal, self.refusal_hint, self.refused_until, self.rest_s = "", "", float("-inf"), 0.0   # why it takes no jobs
+        self.most: int | None = None                        # so many jobs Slurm has taken at once, and not one more; None: not known
+        self.most_at, self.limit_words = float("-inf"), ""  # when that was found (monotonic), and its words
         self.settings: Mapping[str, str] = {}
         self.partitions: Sequence[SlurmPartition] = ()
         self.nodes: Sequence[SlurmNode] = ()
@@ -7792,8 +7805,11 @@ class Cluster:
                 self.cancel(cancels[at:at + SLURM_IDS_AT_ONCE])
         except NexusError as error:
             self.take_trouble(error)
-        for handing in handings:
-            self.outcomes.append(self.hand_over(handing))
+        refusal: Handed | None = None
+        for handing in handings:                            # what would be refused for the same reason is not even tried
+            done = [replace(refusal, jobs=handing.jobs, is_unsure=False)] if refusal else self.hand_over(handing)
+            refusal = next((one for one in done if one.fault in ("cluster", "config", "limit")), None)
+            self.outcomes += done
             self.service.wake()
         if handings or cancels or self.service.clock.monotonic() >= self.look_at:
             self.look()
@@ -7843,7 +7859,7 @@ class Cluster:
         if words and not re.search("Invalid job id|already completing|already finished", words):
             self.service.log.warning("scancel %s: %s", " ".join(ids), words)
 
-    def hand_over(self, handing: Handing) -> Handed:
+    def hand_over(self, handing: Handing) -> list[Handed]:
         """Write the jobs' scripts and call sbatch."""
         service, faults = self.service, {}
         for job in handing.jobs:
@@ -7852,33 +7868,43 @@ class Cluster:
                 service.write_script(job, None)
             except (OSError, NexusError) as error:
                 faults[job.id] = error
-        jobs = [job for job in handing.jobs if job.id not in faults]
-        if not jobs:
-            return Handed(handing, faults=faults)
-        first, folder = jobs[0], service.layout.job_folder(jobs[0].id)
+        done = [Handed((job,), error=faults[job.id]) for job in handing.jobs if job.id in faults]
+        jobs = tuple(job for job in handing.jobs if job.id not in faults)
         try:
-            if handing.is_array:
-                folder = self.make_array_folder(handing, faults)
-            argv = build_sbatch(first, len(handing.jobs) if handing.is_array else 0, handing.token, service.store.service_id, folder,
-                                find_slurm_minutes(first, service.config.jobs), service.config)
-            slurm_id, words = self.slurm.submit(argv)
+            if handing.is_array and jobs:
+                self.make_array_folder(handing.token, jobs)
         except OSError as error:
-            return Handed(handing, words=describe_disk_error(error, "write", folder).message, faults=faults)
+            return [*done, *(Handed((job,), error=error) for job in jobs)]
+        return done + (self.submit(handing, jobs) if jobs else [])
+
+    def submit(self, handing: Handing, jobs: tuple[Job, ...]) -> list[Handed]:
+        """In one call of sbatch; in halves, where Slurm does not take so many."""
+        layout, config = self.service.layout, self.service.config
+        tasks = format_ranges(int(find_task(job)) for job in jobs) if handing.is_array else ""
+        folder = layout.array_folder(handing.token) if handing.is_array else layout.job_folder(jobs[0].id)
+        argv = build_sbatch(jobs[0], tasks, handing.token, self.slurm.service_id, folder, find_slurm_minutes(jobs[0], config.jobs), config)
+        try:
+            slurm_id, words = self.slurm.submit(argv)
         except NexusError as error:
             self.take_trouble(error)
-            return Handed(handing, words=error.message, is_unsure=True, faults=faults)
-        return Handed(handing, slurm_id, "" if slurm_id else read_refusal(words)[0], words, faults=faults)
+            return [Handed(jobs, None, "cluster", error.message, is_unsure=True)]
+        if slurm_id:
+            return [Handed(jobs, slurm_id)]
+        fault, half = read_refusal(words)[0], len(jobs) // 2
+        if fault != "limit" or not half:
+            return [Handed(jobs, None, fault, words)]
+        first = self.submit(handing, jobs[:half])
+        if first[-1].words:
+            return [*first, replace(first[-1], jobs=jobs[half:], is_unsure=False)]
+        return first + self.submit(handing, jobs[half:])
 
-    def make_array_folder(self, handing: Handing, faults: Mapping[str, object]) -> str:
+    def make_array_folder(self, token: str, jobs: Iterable[Job]) -> None:
         """A folder of links, by which each task of an array finds its job's.  Raises: OSError."""
-        folder = self.service.layout.array_folder(handing.token)
-        os.makedirs(folder, mode=0o700, exist_ok=True)
-        self.arrays.add(handing.token)
-        for task, job in enumerate(handing.jobs, 1):
-            if job.id in faults:
-                continue
-            os.symlink(f"../{os.path.basename(self.service.layout.job_folder(job.id))}", os.path.join(folder, str(task)))
-        return folder
+        layout = self.service.layout
+        os.makedirs(layout.array_folder(token), mode=0o700, exist_ok=True)
+        self.arrays.add(token)
+        for job in jobs:
+            os.symlink(f"../{os.path.basename(layout.job_folder(job.id))}", os.path.join(layout.array_folder(token), find_task(job)))
 
     def list_arrays(self) -> None:
         """The folders of arrays that a former service has left."""
@@ -7896,7 +7922,25 @@ class Cluster:
             return self.trouble
         if self.service.clock.monotonic() < self.refused_until:
             return f"{self.refusal}; it is tried again"
-        return "the jobs before it are being handed to Slurm" if self.in_hand else None
+        if self.in_hand:
+            return "the jobs before it are being handed to Slurm"
+        if self.most is not None and self.count_submitted() >= self.most:
+            return f"Slurm has {format_count(self.most, 'job')} of nexus and takes no more now: {self.limit_words}"
+        return None
+
+    def count_submitted(self) -> int:
+        handed, running = self.service.store.read(lambda state: (len(state.handed), [job.slurm_key for job in state.running.values()]))
+        return int(handed) + sum(key is not None for key in running)
+
+    def find_config(self) -> Config:
+        """The configuration, less what Slurm has lately not taken."""
+        config, now = self.service.config, self.service.clock.monotonic()
+        if self.most is not None and now - self.most_at >= LIMIT_PATIENCE_S:        # it may be more by now: try
+            self.most, self.most_at = 2 * self.most + 1, now
+        if self.most is None or self.most >= config.slurm.max_submitted:
+            self.most = None
+            return config
+        return replace(config, slurm=replace(config.slurm, max_submitted=self.most))
 
     def intend(self, state: State, starts: Iterable[Start], now: float) -> Iterator[Change]:
         """The changes that must be on disk before jobs are handed over."""
@@ -7952,8 +7996,9 @@ class Cluster:
     def list_estimates(self) -> dict[str, float]:
         """{waiting job: when Slurm thinks that it will start}"""
         handed = self.service.store.read(lambda state: list(state.handed.values()))
-        found = ((job.id, self.find(job)) for job in handed)
-        return {job_id: seen.started_at for job_id, seen in found if seen and seen.state in SLURM_WAITING and seen.started_at}
+        found, latest = ((job.id, self.find(job)) for job in handed), self.service.clock.now() + FAR_S
+        return {job_id: seen.started_at for job_id, seen in found
+                if seen and seen.state in SLURM_WAITING and seen.started_at and seen.started_at < latest}
 
     # The loop takes in what was learned
 
@@ -7961,7 +8006,7 @@ class Cluster:
         """One turn's part: what became of what was handed over, and of what Slurm has."""
         while self.outcomes:
             outcome = self.outcomes.popleft()
-            ids = [job.id for job in outcome.handing.jobs]
+            ids = [job.id for job in outcome.jobs]
             self.handed_at.update(dict.fromkeys(ids, self.service.clock.monotonic()))
             try:
                 self.take_outcome(outcome)
@@ -7976,41 +8021,41 @@ class Cluster:
         self.stop_jobs(live)
 
     def take_outcome(self, done: Handed) -> None:
-        jobs = [job for job in done.handing.jobs if job.id not in done.faults]
-        faulty = [job for job in done.handing.jobs if job.id in done.faults]
-        self.record([(job, BEGUN) for job in faulty])
-        for job in faulty:
-            self.fail(job, done.faults[job.id])
-        if done.slurm_id:
+        service, jobs = self.service, done.jobs
+        if done.error:
+            for job in self.record([(job, BEGUN) for job in jobs]):
+                if isinstance(done.error, OSError):
+                    service.take_launch_error(job, done.error)
+                else:
+                    service.fail_launch(job, done.error.message)
+        elif done.slurm_id:
             self.record([(job, {"slurm_id": join_task(done.slurm_id, job)}) for job in jobs])
             self.rest_s = 0.0
             self.hurry()
-            self.service.log.info("Handed to Slurm as %s: %s", done.slurm_id, f"job {jobs[0].id}: {format_line(jobs[0].command, 500)}"
-                                  if len(jobs) == 1 else f"{format_count(len(jobs), 'job')}, {jobs[0].id} to {jobs[-1].id}")
-        elif jobs and not done.is_unsure:
-            self.take_refusal(jobs, done)
+            service.log.info("Handed to Slurm as %s: %s", done.slurm_id, f"job {jobs[0].id}: {format_line(jobs[0].command, 500)}"
+                             if len(jobs) == 1 else f"{format_count(len(jobs), 'job')}, {jobs[0].id} to {jobs[-1].id}")
+        elif not done.is_unsure:
+            self.take_refusal(done)
 
-    def take_refusal(self, jobs: Sequence[Job], done: Handed) -> None:
+    def take_refusal(self, done: Handed) -> None:
         """Slurm does not take them: it is their own fault, or they wait until it does."""
-        service, hint = self.service, read_refusal(done.words)[1]
+        service, hint, now = self.service, read_refusal(done.words)[1], self.service.clock.monotonic()
         if done.fault in ("job", ""):
             line = f"Slurm refuses it: {done.words}" + (f" ({hint})" if hint else "")
-            for job in self.record([(job, BEGUN) for job in jobs if self.claim(job)]):
+            for job in self.record([(job, BEGUN) for job in done.jobs if self.claim(job)]):
                 service.results[job.id] = Result(None, None, 0.0, "launch", format_line(line, 400), may_pass=not done.fault)
             service.wake()
             return
-        self.rest_s = min(HOLD_S[1], max(HOLD_S[0], 2 * self.rest_s))
-        self.refusal, self.refusal_hint = f"Slurm takes no jobs: {done.words}", hint
-        self.refused_until = service.clock.monotonic() + self.rest_s
-        service.log.error("%s%s", self.refusal, f" ({hint})" if hint else "")
-        self.put_back(jobs)
-
-    def fail(self, job: Job, error: OSError | NexusError) -> None:
-        """The job.sh of one that runs, as far as is recorded, could not be made."""
-        if isinstance(error, OSError):
-            self.service.take_launch_error(job, error)
-        else:
-            self.service.fail_launch(job, error.message)
+        self.put_back(done.jobs)
+        there = self.count_submitted()
+        if done.fault == "limit" and there:
+            if self.limit_words != done.words:
+                service.log.warning("Slurm has %s and takes no more: %s", format_count(there, "job"), done.words)
+            self.most, self.most_at, self.limit_words = there, now, done.words
+        elif done.fault != "cluster":
+            self.rest_s = min(HOLD_S[1], max(HOLD_S[0], 2 * self.rest_s))
+            self.refusal, self.refusal_hint, self.refused_until = f"Slurm takes no jobs: {done.words}", hint, now + self.rest_s
+            service.log.error("%s%s", self.refusal, f" ({hint})" if hint else "")
 
     def claim(self, job: Job) -> bool:
         """Whether nobody has begun an attempt, and nobody will any more.  Raises: unavailable."""
@@ -8076,7 +8121,7 @@ class Cluster:
                 if one.state == "COMPLETING":
                     self.hurry()
                 if job.status == PENDING:
-                    facts.update(status=RUNNING, started_at=one.started_at or self.service.clock.now(), slurm_node=one.nodes or "a node")
+                    facts.update(status=RUNNING, started_at=self.find_start(one), slurm_node=one.nodes or "a node")
             elif job.status == RUNNING:                     # taken from its node, and queued again
                 ended.append((job, replace(one, state="NODE_FAIL", reason=f"queued again: {one.reason}", started_at=None)))
             if facts:
@@ -8091,6 +8136,11 @@ class Cluster:
         self.over_at = {job_id: at for job_id, at in self.over_at.items() if job_id in ids}
         self.handed_at = {job_id: at for job_id, at in self.handed_at.items() if job_id in ids}
         self.cancel_orphans({job.slurm_key for job in live}, view)
+
+    def find_start(self, one: SlurmJob) -> float:
+        """Slurm tells whole seconds: the end of that one, so that no time limit is up too early."""
+        now = self.service.clock.now()
+        return now if one.started_at is None else min(now, one.started_at + 1)
 
     def look_up(self, job: Job, view: SlurmView) -> SlurmJob | None:
         """What the accounting tells of a job: GONE when there is nothing, None when that is not known yet."""
@@ -8132,7 +8182,7 @@ class Cluster:
             if one.state in ("CANCELLED", GONE) and not one.nodes and not claim:        # tasks of arrays just vanish
                 self.end_unrun(job, ended)
                 return
-            self.record([(job, {**BEGUN, "started_at": one.started_at or service.clock.now(), "slurm_node": one.nodes or None})])
+            self.record([(job, {**BEGUN, "started_at": self.find_start(one), "slurm_node": one.nodes or None})])
         service.results[job.id] = ended
         service.wake()
 
@@ -8212,6 +8262,7 @@ class Cluster:
 
 GONE = "GONE"                   # the state of what Slurm does not know
 BEGUN: Mapping[str, Any] = {"status": RUNNING}
+FAR_S = 30 * 86400.0            # a start that Slurm thinks is further away is none: jobs without a time limit count as a year
 HASTE_S = 0.2                   # between two calls of squeue when something is about to change
 HURRY_S = 3.0                   # for so long
 HEARD_DELAY_S = 0.05            # from a job's word that it has ended until Slurm knows
@@ -8219,14 +8270,19 @@ SLURM_REST = 10                 # squeue rests for so many times as long as it r
 NODES_INTERVAL_S = 10.0         # between two looks at partitions and nodes
 SLURM_IDS_AT_ONCE = 500         # in one call of scancel or sacct
 CANCEL_AGAIN_S = 30.0           # a cancelled job that has not ended is cancelled again after so long
+LIMIT_PATIENCE_S = 60.0         # until more jobs are handed over than Slurm has lately taken at once
 RESULT_PATIENCE_S = 60.0        # for a result to come through a shared file system, from a job.sh that Slurm says has ended well
 CLAIM_PATIENCE_S = 3.0          # and of one that was killed, or did not begin
 
 
+def find_task(job: Job) -> str:
+    """Which task of an array a job is; empty when it is none."""
+    return str(job.slurm_key).partition("_")[2]
+
+
 def join_task(slurm_id: str, job: Job) -> str:
     """Slurm's id of a job that was handed over, maybe as a task of an array."""
-    task = str(job.slurm_key).partition("_")[2]
-    return f"{slurm_id}_{task}" if task else slurm_id
+    return f"{slurm_id}_{find_task(job)}" if find_task(job) else slurm_id
 
 
 @value
@@ -8991,6 +9047,7 @@ class Service:
         over = {job_id: result for job_id, result in self.results.items() if job_id not in self.clearings}
         evidence = {job.id: self.gather_evidence(job, over[job.id]) for job in self.running_jobs() if job.id in over}
         trouble, hold, nodes = self.find_gpu_trouble(), self.find_hold(), self.view_nodes()
+        config = self.cluster.find_config() if self.cluster and self.is_slurm else self.config
 
         def decide(state: State) -> Changes:
             ended = []
@@ -9004,7 +9061,7 @@ class Service:
             usage = {job_id: used for job_id, used in self.usage.items() if job_id not in self.results}     # what is over is not late
             seen = self.see_gpus(state)
             board = tuple(make_board(state.running.values(), seen, self.config.gpu, now, usage)) if hold else ()
-            made = Plan(hold=hold, board=board) if hold else plan(state, seen, trouble, self.config, now, usage, nodes)
+            made = Plan(hold=hold, board=board) if hold else plan(state, seen, trouble, config, now, usage, nodes)
             for stop in made.stops:
                 yield JobChanged(stop.job_id, {"stop_cause": stop.cause, "stop_line": stop.line})
             for job_id in made.passed_over:
@@ -10884,7 +10941,8 @@ class Api:
         for place, job in enumerate(jobs):
             if group is not None and (group != job.group or not caller.may_see(job.user)):
                 continue
-            alike = job.id if job.unmet or job.retry_at is not None or job.id in kept else (kind_of(job), job.group, job.user)
+            is_apart = job.unmet or job.retry_at is not None or job.slurm_key is not None or job.id in kept
+            alike = job.id if is_apart else (kind_of(job), job.group, job.user)
             if alike not in reasons:
                 reasons[alike] = service.store.read(lambda state, job=job: service.why(job, state))  # type: ignore[misc]
             yield job_json(job, now, service.find_place(job), place, reasons[alike], estimates.get(job.id))
@@ -11244,7 +11302,10 @@ class Api:
             times = [None if job.expected_time is None else max(0.0, job.expected_time - service.find_runtime_s(job, now)) for job in run]
             times += [job.expected_time for job in wait]
             is_well = name in heard and f"node {name}" not in bad if number else all(check.startswith("node ") for check in bad)
-            return {"node_id": number, "name": name, "gpus": len(own), "free_gpus": sum(gpu["is_available"] for gpu in own),
+            gpus_there, free = len(own), sum(gpu["is_available"] for gpu in own)
+            for node in service.cluster.nodes if service.cluster and not number else ():
+                gpus_there, free = gpus_there + node.gpus, free + node.gpus - node.gpus_used
+            return {"node_id": number, "name": name, "gpus": gpus_there, "free_gpus": free,
                     "running_jobs": len(run), "pending_jobs": len(wait),
                     "queue_seconds": None if None in times else round(sum(filter(None, times)), 3),
                     "is_healthy": is_well}
@@ -12575,6 +12636,7 @@ function drawBanners() {
   const told = [];
   if (service.is_paused) told.push(['warn', 'The queue is paused: running jobs go on, nothing new starts.']);
   if (service.gpu_trouble) told.push(['bad', service.gpu_trouble]);
+  if (service.slurm?.trouble) told.push(['bad', service.slurm.trouble]);
   for (const hint of service.hints) told.push(['note', hint]);
   sync(at('banners'), told, ([, text]) => text, () => ({node: el('p', {class: 'banner'})}), (row, [kind, text]) => {
     row.node.className = `banner ${kind}`;
@@ -12584,7 +12646,9 @@ function drawBanners() {
 
 function drawGpus() {
   const gpus = service.gpu_status, free = gpus.filter((gpu) => gpu.is_available).length;
-  write(at('gpus-told'), gpus.length ? `${free} of ${gpus.length} available` : service.gpu_trouble ? '' : 'none');
+  const nodes = service.slurm?.nodes ?? [], sum = (key) => nodes.reduce((total, node) => total + node[key], 0);
+  write(at('gpus-told'), service.slurm ? `${sum('gpus_used')} of ${sum('gpus')} of the Slurm cluster in use` :
+    gpus.length ? `${free} of ${gpus.length} available` : service.gpu_trouble ? '' : 'none');
   sync(at('gpu-list'), gpus, (gpu) => gpu.uuid, makeGpu, updateGpu);
 }
 

@@ -112,7 +112,8 @@ JOB_FIELDS = {
     "runtime_seconds": maybe(times),
     "exit_code": maybe(st.integers(0, 255)), "signal": maybe(st.integers(1, 64)), "cause": maybe(texts),
     "cause_line": maybe(texts), "stop_cause": maybe(texts), "stop_by": maybe(texts), "notes": tuples(texts),
-    "peak_rss_mib": maybe(times), "cpu_seconds": maybe(times), "peak_gpu_mem_mib": maybe(times)}
+    "peak_rss_mib": maybe(times), "cpu_seconds": maybe(times), "peak_gpu_mem_mib": maybe(times),
+    "slurm_key": maybe(texts), "slurm_id": maybe(texts), "slurm_node": maybe(texts)}
 jobs = st.fixed_dictionaries(
     {name: made for name, made in JOB_FIELDS.items() if name not in nexus.Job.DEFAULTS},
     optional={name: made for name, made in JOB_FIELDS.items() if name in nexus.Job.DEFAULTS},

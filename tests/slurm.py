@@ -9,6 +9,7 @@ its environment or its arguments, as a live.Box's has.
 
 import contextlib
 import os
+import pathlib
 import shutil
 import signal
 import socket
@@ -31,18 +32,40 @@ SETTINGS = {
 PARTITIONS = {"main": "Nodes=ALL Default=YES MaxTime=INFINITE PriorityTier=1"}
 
 
-class Cluster:
-    """Partitions are {name: the rest of the line}; a setting None is left out."""
+DATABASE = """[mysqld]
+user = root
+datadir = {folder}/data
+socket = {folder}/mariadb.socket
+pid-file = {folder}/mariadb.pid
+tmpdir = {folder}
+log-error = {folder}/log/mariadb.log
+skip-networking
+skip-grant-tables
+innodb_log_file_size = 8M
+innodb_flush_log_at_trx_commit = 0
+"""
 
-    def __init__(self, nodes=None, partitions=None, cpus=64, is_starting=True, **settings):
+
+class Cluster:
+    """Partitions are {name: the rest of the line}; a setting None is left out.
+
+    With `account`, the only one whose jobs are taken, there is accounting too: slurmdbd, and MariaDB without a network.
+    """
+
+    def __init__(self, nodes=None, partitions=None, cpus=64, account=None, is_starting=True, **settings):
         live.need_root()
         self.folder = live.make_folder()
         self.folder.chmod(0o755)                        # slurmd runs jobs of other users from there
         self.nodes = {"n1": 2} if nodes is None else nodes
         self.partitions = PARTITIONS if partitions is None else partitions
-        self.cpus = cpus
-        self.ports = {name: live.free_port() for name in ("slurmctld", *self.nodes)}
+        self.cpus, self.account = cpus, account
+        self.ports = {name: live.free_port() for name in ("slurmctld", *(["slurmdbd"] if account else []), *self.nodes)}
         self.settings = {**SETTINGS, **settings}
+        if account:
+            self.settings.update({
+                "AccountingStorageType": "accounting_storage/slurmdbd", "AccountingStorageHost": "127.0.0.1",
+                "AccountingStoragePort": str(self.ports["slurmdbd"]), "AccountingStoragePass": f"{self.folder}/munge.socket",
+                "AccountingStorageEnforce": "associations,limits,qos"})
         self.environ = {"PATH": os.environ["PATH"], "SLURM_CONF": str(self.folder / "slurm.conf"), "TZ": "UTC", "LANG": "C.UTF-8"}
         for name in ("state", "spool", "log", "gpus"):
             (self.folder / name).mkdir()
@@ -79,7 +102,7 @@ class Cluster:
         gres, first = ["AutoDetect=off"], 0
         for name, count in self.nodes.items():
             lines.append(f"NodeName={name} NodeAddr=127.0.0.1 NodeHostname={host} Port={self.ports[name]} CPUs={self.cpus} "
-                         f"RealMemory=100000 {f'Gres=gpu:a100:{count} ' if count else ''}State=UNKNOWN")
+                         f"RealMemory=100000 Feature=a100 {f'Gres=gpu:a100:{count} ' if count else ''}State=UNKNOWN")
             for index in range(first, first + count):
                 with contextlib.suppress(FileExistsError):
                     os.symlink("/dev/null", folder / f"gpus/gpu{index}")
@@ -98,16 +121,45 @@ class Cluster:
         key.chmod(0o600)
         self.begin("munged", f"--key-file={key}", f"--socket={self.folder}/munge.socket", f"--pid-file={self.folder}/munged.pid",
                    f"--log-file={self.folder}/log/munged.log", f"--seed-file={self.folder}/munge.seed", "--num-threads=2", "--force")
+        if self.account:
+            self.start_database()
         self.start_slurmctld("-c")
         for name in self.nodes:
             self.start_slurmd(name)
         self.await_idle()
 
+    def find(self, program):
+        return shutil.which(program, path=f"{os.environ['PATH']}:/usr/sbin:/sbin") or program
+
     def begin(self, *argv):
         """Start a daemon, which goes to the background by itself."""
-        done = subprocess.run([shutil.which(argv[0], path=f"{os.environ['PATH']}:/usr/sbin:/sbin") or argv[0], *argv[1:]],
-                              env=self.environ, capture_output=True, text=True, cwd="/", timeout=live.PATIENCE_S)
+        done = subprocess.run([self.find(argv[0]), *argv[1:]], env=self.environ, capture_output=True, text=True, cwd="/",
+                              timeout=live.PATIENCE_S)
         assert done.returncode == 0, done.stderr
+
+    def start_database(self):
+        folder, share = self.folder, pathlib.Path("/usr/share/mysql")
+        (folder / "data").mkdir()
+        (folder / "my.cnf").write_text(DATABASE.format(folder=folder))
+        tables = "".join((share / f"mysql_system_tables{name}.sql").read_text() for name in ("", "_data"))
+        mariadb = [self.find("mariadbd"), f"--defaults-file={folder}/my.cnf"]
+        subprocess.run([*mariadb, "--bootstrap"], input=f"create database mysql;\nuse mysql;\n{tables}", text=True, env=self.environ,
+                       check=True, capture_output=True)
+        subprocess.Popen(mariadb, env=self.environ, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        live.until(lambda: (folder / "mariadb.socket").exists(), "MariaDB")
+        host = socket.gethostname().partition(".")[0]
+        (folder / "slurmdbd.conf").write_text(
+            f"AuthType=auth/munge\nAuthInfo=socket={folder}/munge.socket\nDbdAddr=127.0.0.1\nDbdHost={host}\n"
+            f"DbdPort={self.ports['slurmdbd']}\nSlurmUser=root\nStorageType=accounting_storage/mysql\nStorageHost=localhost\n"
+            f"StorageUser=root\nStoragePass=none\nLogFile={folder}/log/slurmdbd.log\nPidFile={folder}/slurmdbd.pid\n"
+            "CommunicationParameters=NoInAddrAny\n")
+        (folder / "slurmdbd.conf").chmod(0o600)
+        subprocess.Popen([self.find("slurmdbd"), "-D"], env={**self.environ, "MYSQL_UNIX_PORT": f"{folder}/mariadb.socket"},
+                         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        live.until(lambda: self.ask("sacctmgr", "-n", "show", "cluster").returncode == 0, "slurmdbd")
+        self.say("sacctmgr", "-i", "add", "cluster", "nx")
+        self.say("sacctmgr", "-i", "add", "account", self.account, "Description=test", "Organization=test")
+        self.say("sacctmgr", "-i", "add", "user", "root", f"Account={self.account}")
 
     def start_slurmctld(self, *options):
         self.begin("slurmctld", "-f", str(self.folder / "slurm.conf"), *options)

@@ -1249,3 +1249,153 @@ def test_revoke_by_the_hash_that_is_listed():
     assert [token.sha256 for token in nexus.revoke_tokens(TOKENS, digest[:12], NOW + 5) if token.revoked_at == NOW + 5] == [digest]
     with pytest.raises(nexus.NexusError):
         nexus.revoke_tokens(TOKENS, digest[:8], NOW)
+
+
+# Slurm, as 22.05.8 says it
+
+def slurm_sample(name):
+    return (SAMPLES / "slurm" / f"22.05.8_{name}.stdout").read_text()
+
+
+def test_parse_slurm_jobs():
+    found = {one.id: one for one in nexus.parse_slurm_jobs(slurm_sample("squeue"), "0-0a1b2c3d")}
+    assert {one.id: (one.state, one.key) for one in found.values()} == {
+        "1": ("COMPLETED", "aaaaaaaaaaaa"), "2": ("FAILED", "bbbbbbbbbbbb"), "3": ("RUNNING", None), "4": ("RUNNING", None),
+        "5": ("TIMEOUT", "eeeeeeeeeeee"), "6": ("PREEMPTED", "ffffffffffff"), "7": ("COMPLETED", None),
+        "8_1": ("RUNNING", "0123456789ab_1"), "8_2": ("RUNNING", "0123456789ab_2"), "8_3": ("PENDING", "0123456789ab_3"),
+        "8_4": ("PENDING", "0123456789ab_4"), "8_5": ("PENDING", "0123456789ab_5"), "9": ("PENDING", "111111111111"),
+        "10": ("CANCELLED", "222222222222")}
+    assert found["5"] == nexus.SlurmJob("5", "TIMEOUT", "TimeLimit", "n1", 1795282788.0, 1795282817.0, "eeeeeeeeeeee")
+    assert found["9"] == nexus.SlurmJob("9", "PENDING", "JobHeldUser", key="111111111111")
+    assert not any(one.key for one in nexus.parse_slurm_jobs(slurm_sample("squeue"), "0-other")), "another service's"
+
+
+def test_parse_slurm_accounts():
+    found = {one.id: (one.state, one.nodes, one.stopped_by) for one in nexus.parse_slurm_accounts(slurm_sample("sacct"))}
+    assert found == {"1": ("COMPLETED", "n1", None), "2": ("FAILED", "n1", None), "3": ("RUNNING", "n1", None),
+                     "4": ("RUNNING", "n1", None), "5": ("TIMEOUT", "n1", None), "6": ("PREEMPTED", "n1", None),
+                     "7": ("COMPLETED", "n1", None), "10": ("CANCELLED", "n1", 0), "8_1": ("RUNNING", "n1", None),
+                     "8_2": ("RUNNING", "n1", None)}
+
+
+def test_parse_slurm_nodes_and_partitions():
+    assert nexus.parse_slurm_nodes(slurm_sample("nodes")) == [
+        nexus.SlurmNode("n1", "mixed", 2, 2, ("main", "urgent", "short"), ""),
+        nexus.SlurmNode("n2", "idle+drain", 1, 0, ("main", "short"), "fan broken = loud"),
+        nexus.SlurmNode("n3", "idle", 0, 0, ("main", "short"), "")]
+    assert nexus.parse_slurm_partitions(slurm_sample("partitions")) == [
+        nexus.SlurmPartition("main", "up", True, "UNLIMITED", "n[1-3]"), nexus.SlurmPartition("urgent", "up", False, "UNLIMITED", "n1"),
+        nexus.SlurmPartition("short", "up", False, "00:10:00", "n[1-3]")]
+    settings = nexus.parse_slurm_settings(slurm_sample("config"))
+    assert (settings["MaxArraySize"], settings["NEXT_JOB_ID"], settings["ClusterName"]) == ("1001", "13", "nx")
+
+
+@pytest.mark.parametrize("text, count", [
+    ("(null)", 0), ("", 0), ("gpu:2", 2), ("gpu:a100:4(S:0-1)", 4), ("gpu:a100:1(IDX:0,2)", 1), ("gpu:a100:2,gpu:h100:3", 5),
+    ("gpu:2(S:0,1),shard:8,mps:100", 2), ("gpu:a100:0(IDX:N/A)", 0), ("shard:gpu:3", 0)])
+def test_count_gres(text, count):
+    assert nexus.count_gres(text) == count
+
+
+@given(texts | st.text("|\n 12_=:NnodeaP", max_size=60))
+def test_no_text_makes_slurms_parsers_fail(text):
+    for parse in (nexus.parse_slurm_accounts, nexus.parse_slurm_nodes, nexus.parse_slurm_partitions, nexus.parse_slurm_settings,
+                  nexus.parse_sbatch, nexus.read_refusal, nexus.clean_slurm_words, nexus.find_slurm_line):
+        parse(text)
+    nexus.parse_slurm_jobs(text, "0-aaaaaaaa")
+
+
+@pytest.mark.parametrize("text, slurm_id", [
+    ("12\n", "12"), ("12;nx\n", "12"), ("sbatch: warning: a new rule from 2025 on\n12\n", "12"), ("", None),
+    ("sbatch: error: Batch job submission failed: Invalid partition name specified\n", None)])
+def test_parse_sbatch(text, slurm_id):
+    assert nexus.parse_sbatch(text) == slurm_id
+
+
+SLURM_FAULTS = [  # what sbatch or squeue said, as one line, what it is the fault of, what is in the hint
+    ("sbatch: error: invalid partition specified: nope\nsbatch: error: Batch job submission failed: Invalid partition name specified\n",
+     "invalid partition specified: nope; Invalid partition name specified", "config", "[slurm] partition"),
+    ("sbatch: error: Batch job submission failed: Invalid account or account/partition combination specified\n",
+     "Invalid account or account/partition combination specified", "config", "[slurm] account"),
+    ("sbatch: error: Batch job submission failed: Invalid qos specification\n", "Invalid qos specification", "config", "[slurm] qos"),
+    ("sbatch: unrecognized option '--nonsense'\nTry \"sbatch --help\" for more information\n",
+     "unrecognized option '--nonsense'", "config", "extra_args"),
+    ("sbatch: error: Invalid --time specification\n", "Invalid --time specification", "config", "extra_args"),
+    ("sbatch: error: Batch job submission failed: Invalid feature specification\n", "Invalid feature specification", "config",
+     "extra_args"),
+    ("sbatch: error: Batch job submission failed: Requested reservation is invalid\n", "Requested reservation is invalid", "config",
+     "extra_args"),
+    ("sbatch: error: Batch job submission failed: Requested node configuration is not available\n",
+     "Requested node configuration is not available", "job", "ask for less"),
+    ("sbatch: error: Memory specification can not be satisfied\n"
+     "sbatch: error: Batch job submission failed: Requested node configuration is not available\n",
+     "Memory specification can not be satisfied; Requested node configuration is not available", "job", "ask for less"),
+    ("sbatch: error: Batch job submission failed: Requested time limit is invalid (missing or exceeds some limit)\n",
+     "Requested time limit is invalid (missing or exceeds some limit)", "job", "ask for less"),
+    ("sbatch: error: AssocMaxSubmitJobLimit\nsbatch: error: Batch job submission failed: Job violates accounting/QOS policy (job submit "
+     "limit, user's size and/or time limits)\n", "AssocMaxSubmitJobLimit; Job violates accounting/QOS policy (job submit limit, user's "
+     "size and/or time limits)", "limit", "max_submitted"),
+    ("slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n",
+     "Unable to contact slurm controller (connect failure)", "cluster", "scontrol ping"),
+    ("squeue: error: If munged is up, restart with --num-threads=10\nslurm_load_jobs error: Protocol authentication error\n",
+     "If munged is up, restart with --num-threads=10; Protocol authentication error", "cluster", "munge -n"),
+    ("sbatch: error: something new\n", "something new", "", ""),
+]
+
+
+@pytest.mark.parametrize("said, words, fault, hint", SLURM_FAULTS, ids=[case[1][:40] for case in SLURM_FAULTS])
+def test_why_slurm_refuses(said, words, fault, hint):
+    assert nexus.clean_slurm_words(said) == words
+    assert nexus.read_refusal(words)[0] == fault and hint in nexus.read_refusal(words)[1]
+
+
+def test_build_sbatch():
+    made = nexus.build_sbatch(job("abc", gpus=2, attempt=3), "", "0123456789ab", "0-0a1b2c3d", "/h/it's 100%/job_abc", 90, config(
+        partition="main", account="good", qos="fast", extra_args=["--nice=7"], max_memory_gb=1.5))
+    assert made == [
+        "sbatch", "--parsable", "--export=ALL", "--no-requeue", "--open-mode=append", "--chdir=/", "--job-name=nexus_abc",
+        "--comment=nexus:0-0a1b2c3d:0123456789ab", "--output=/h/it's 100%%/job_abc/slurm-3.log", "--partition=main", "--account=good",
+        "--qos=fast", "--gres=gpu:2", "--time=90", "--mem=1536M", "--nice=7", "--wrap",
+        "exec /bin/sh '/h/it'\"'\"'s 100%/job_abc'/job.sh 3"]
+    made = nexus.build_sbatch(job("abc", gpus=0, attempt=1), "1-3,5", "0123456789ab", "0-0a1b2c3d", "/h/slurm_0123456789ab", None, config())
+    assert made[6:] == ["--job-name=nexus_array", "--comment=nexus:0-0a1b2c3d:0123456789ab",
+                        "--output=/h/slurm_0123456789ab/%a/slurm-1.log", "--array=1-3,5", "--wrap",
+                        "exec /bin/sh /h/slurm_0123456789ab/$SLURM_ARRAY_TASK_ID/job.sh 1"]
+
+
+@pytest.mark.parametrize("numbers, text", [([], ""), ([4], "4"), ([1, 2, 3], "1-3"), ([1, 3, 4, 9], "1,3-4,9")])
+def test_format_ranges(numbers, text):
+    assert nexus.format_ranges(numbers) == text
+
+
+SLURM_LOGS = [  # reason, slurm-1.log, the line that is told
+    ("nothing", "", ""),
+    ("the time is up", "slurmstepd-n1: error: *** JOB 17 ON n1 CANCELLED AT 2026-11-21T16:42:39 DUE TO TIME LIMIT ***\nTerminated\n",
+     "JOB 17 ON n1 CANCELLED AT 2026-11-21T16:42:39 DUE TO TIME LIMIT"),
+    ("out of memory", "slurmstepd: error: Detected 1 oom-kill event(s) in StepId=12.batch. Some of your processes may have been killed.\n",
+     "Detected 1 oom-kill event(s) in StepId=12.batch. Some of your processes may have been killed."),
+    ("no job.sh", "/bin/sh: 0: cannot open /h/job_abc/job.sh: No such file\n", "/bin/sh: 0: cannot open /h/job_abc/job.sh: No such file"),
+]
+
+
+@pytest.mark.parametrize("reason, text, line", SLURM_LOGS, ids=[case[0] for case in SLURM_LOGS])
+def test_find_slurm_line(reason, text, line):
+    assert nexus.find_slurm_line(text) == line
+
+
+HANDED = [  # reason, Slurm's id, what Slurm says, trouble, what is told
+    ("on its way", None, None, "", "it is being handed to Slurm"),
+    ("on its way, and Slurm is down", None, None, "Slurm does not answer", "it is being handed to Slurm; Slurm does not answer"),
+    ("not seen yet", "12", None, "", "Slurm has it as 12"),
+    ("waits", "12", nexus.SlurmJob("12", "PENDING", "Resources"), "", "Slurm has it as 12: Resources (what it asks for is in use)"),
+    ("held", "12_3", nexus.SlurmJob("12_3", "PENDING", "JobHeldUser"), "",
+     "Slurm has it as 12_3: JobHeldUser (it is held; release it: scontrol release 12_3)"),
+    ("a limit of many", "12", nexus.SlurmJob("12", "PENDING", "AssocGrpGRES"), "",
+     "Slurm has it as 12: AssocGrpGRES (a limit of the account is reached)"),
+    ("a reason nobody has told of", "12", nexus.SlurmJob("12", "PENDING", "Moonphase"), "", "Slurm has it as 12: Moonphase"),
+]
+
+
+@pytest.mark.parametrize("reason, slurm_id, seen, trouble, wanted", HANDED, ids=[case[0] for case in HANDED])
+def test_describe_handed(reason, slurm_id, seen, trouble, wanted):
+    assert nexus.describe_handed(job(slurm_key="k", slurm_id=slurm_id), seen, trouble) == wanted

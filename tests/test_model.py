@@ -55,16 +55,19 @@ def check_indexes(made):
     pending = {one.id: one for one in made.jobs.values() if one.status == nexus.PENDING}
     assert made.order == sorted((one.order, one.id) for one in pending.values())
     assert [made.position(pending[id]) for _, id in made.order] == list(range(len(made.order)))
-    kinds, dependents, delayed = {}, {}, []
+    kinds, dependents, delayed, handed = {}, {}, [], {}
     for item in made.order:
         one = pending[item[1]]
         for parent in one.unmet:
             dependents.setdefault(parent, set()).add(one.id)
-        if one.retry_at is not None:
+        if one.slurm_key is not None:           # nor what waits in Slurm's queue
+            handed[one.id] = one
+        elif one.retry_at is not None:
             delayed.append((one.retry_at, one.id))
         elif not one.unmet:                     # what must wait is not looked at
             kinds.setdefault(nexus.kind_of(one), {}).setdefault((one.group, one.user), []).append(item)
     assert made.kinds == kinds
+    assert made.handed == handed
     assert made.delayed == sorted(delayed)
     assert {parent: set(line) for parent, line in made.dependents.items()} == dependents
     assert made.running == {id: one for id, one in made.jobs.items() if one.status == nexus.RUNNING}
@@ -99,6 +102,7 @@ def dump(made):
         "kinds": {kind: {group: list(line) for group, line in lines.items()} for kind, lines in made.kinds.items()},
         "dependents": {parent: sorted(line) for parent, line in made.dependents.items()}, "delayed": list(made.delayed),
         "groups": dict(made.groups), "seen": dict(made.seen), "running": dict(made.running),
+        "handed": dict(made.handed),
         "keys": {key: sorted(line) for key, line in made.keys.items()},
         "pending_by_priority": dict(made.pending_by_priority), "turns": {place: list(line) for place, line in made.turns.items()},
         "finished": list(made.finished.items())}
@@ -115,7 +119,7 @@ def random_change(made, dice, number):
     jobs = list(made.jobs.values())
     pending = [one for one in jobs if one.status == nexus.PENDING]
     deeds = ["add"] * 4 + ["status"] * 3 + ["note", "move", "priority", "remove", "environment", "pause", "paused_gpus",
-                                            "group", "seen", "delay", "met"]
+                                            "group", "seen", "delay", "met", "hand"]
     deed, user = dice.choice(deeds), dice.choice(["ann", "ann", "bob"])
     if deed == "add" or not jobs:
         priority = dice.choice([0, 1, 1, 2])
@@ -133,6 +137,9 @@ def random_change(made, dice, number):
         return nexus.LineSeen(dice.choice("abc"), dice.randrange(3))
     if deed == "delay" and pending:
         return nexus.JobChanged(dice.choice(pending).id, {"retry_at": dice.choice([None, NOW, NOW + 5])})
+    if deed == "hand" and pending:
+        return nexus.JobChanged(dice.choice(pending).id, {
+            "slurm_key": dice.choice([None, "k", "k_2"]), "slurm_id": dice.choice([None, "12"])})
     if deed == "met" and pending:
         return nexus.JobChanged(dice.choice(pending).id, {"unmet": ()})
     if deed == "status" and one.status in nexus.TRANSITIONS:
@@ -684,3 +691,18 @@ def test_of_whom_the_history_is_shortened():
     assert (left.count("ann"), left.count("bob"), left.count("cyd")) in ((4, 3, 5), (5, 3, 4))
     assert [one.number for one in gone if one.user == "cyd"] == sorted(one.number for one in made.finished.values() if one.user == "cyd")[
         :len([one for one in gone if one.user == "cyd"])], "the oldest of each"
+
+
+def test_what_slurm_has_waits_there_and_not_here():
+    made = state(job("aaa", 1), job("bbb", 2, slurm_key="k", attempt=1))
+    assert list(made.handed) == ["bbb"] and [job_id for _, job_id in made.order] == ["aaa", "bbb"]
+    assert [job_id for lanes in made.kinds.values() for waiting in lanes.values() for _, job_id in waiting] == ["aaa"]
+    undo = nexus.apply(made, nexus.JobChanged("bbb", {"slurm_id": "12"}))
+    assert made.handed["bbb"].slurm_id == "12"
+    undo()
+    assert made.handed["bbb"].slurm_id is None
+    nexus.apply(made, nexus.JobChanged("bbb", {"slurm_key": None}))
+    assert not made.handed and len(next(iter(next(iter(made.kinds.values())).values()))) == 2
+    nexus.apply(made, nexus.JobChanged("aaa", {"slurm_key": "k"}))
+    nexus.apply(made, nexus.change_status(made.jobs["aaa"], nexus.RUNNING, 1.0))
+    assert not made.handed and list(made.running) == ["aaa"]

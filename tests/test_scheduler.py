@@ -1158,3 +1158,94 @@ RUN_TIMES = [  # reason, fields of the job, what has finished, seconds
 @pytest.mark.parametrize("reason, fields, done, seconds", RUN_TIMES, ids=[case[0] for case in RUN_TIMES])
 def test_know_run_times(reason, fields, done, seconds):
     assert nexus.know_run_times([job("aaa", **fields)], done) == {"aaa": seconds}, reason
+
+
+# Where Slurm places the jobs
+
+def handed(id, number=1, **fields):
+    return job(id, number, **{"slurm_key": "0123456789ab", "slurm_id": "12", "attempt": 1, **fields})
+
+
+SLURM_PLANS = [  # reason, jobs, trouble, keys of the configuration, the jobs that are handed over, (a job, a word of why it waits)
+    ("all that wait, whatever they ask for", [job("aaa", 1), job("bbb", 2, gpus=8), job("ccc", 3, gpus=0)], None, {},
+     ["aaa", "bbb", "ccc"], None),
+    ("in the queue's order, up to max_submitted", [job("aaa", 1), job("bbb", 2, gpus=2), job("ccc", 3), job("ddd", 4, priority=0)], None,
+     {"max_submitted": 2}, ["ddd", "aaa"], ("bbb", "max_submitted")),
+    ("those that Slurm has count", [handed("hhh", 1), running("rrr", slurm_key="k", gpus=1), job("aaa", 2), job("bbb", 3)], None,
+     {"max_submitted": 3}, ["aaa"], ("bbb", "max_submitted")),
+    ("those that run here do not", [running("rrr"), job("aaa", 2)], None, {"max_submitted": 1}, ["aaa"], None),
+    ("max_running counts both", [running("rrr"), handed("hhh", 1), job("aaa", 2), job("bbb", 3)], None, {"max_running": 3}, ["aaa"],
+     ("bbb", "max_running")),
+    ("so does a user's limit", [handed("hhh", 1), job("aaa", 2)], None, {"max_running_per_user": 1}, [], ("aaa", "max_running_per_user")),
+    ("CPU slots are this machine's", [job("aaa", gpus=0)], None, {"cpu_slots": 0}, ["aaa"], None),
+    ("Slurm does not answer", [job("aaa")], "Slurm does not answer", {}, [], ("aaa", "Slurm does not answer")),
+    ("a share, from before the launcher was changed", [job("aaa", 1, gpus=0.5), job("bbb", 2)], None, {}, ["bbb"], ("aaa", "whole ones")),
+    ("chosen GPUs", [job("aaa", gpu_ids=(0,))], None, {}, [], ("aaa", "Slurm's to choose")),
+]
+
+
+@pytest.mark.parametrize("reason, jobs, trouble, keys, wanted, waits", SLURM_PLANS, ids=[case[0] for case in SLURM_PLANS])
+def test_plan_with_slurm(reason, jobs, trouble, keys, wanted, waits):
+    made_of, keys = state(*jobs), config(**{"launcher": "slurm", **keys})
+    made = nexus.plan(made_of, [], trouble, keys, NOW)
+    assert [start.job_id for start in made.starts] == wanted and all(start.gpu_indices == () for start in made.starts)
+    if waits:
+        assert waits[1] in nexus.describe_wait(made_of.jobs[waits[0]], made_of, made, keys, NOW)
+
+
+def test_a_group_counts_what_slurm_has():
+    made_of = state(handed("hhh", 1, group="g"), job("aaa", 2, group="g"), job("bbb", 3), groups=[nexus.Group("g", limit=1)])
+    assert started(nexus.plan(made_of, [], None, config(launcher="slurm"), NOW)) == {"bbb": ()}
+
+
+def test_group_for_slurm():
+    jobs = [job("aaa", 1), job("bbb", 2, gpus=2), job("ccc", 3), job("ddd", 4, timeout_seconds=61), job("eee", 5, timeout_seconds=120),
+            job("fff", 6, attempt=1), job("ggg", 7)]
+    groups = nexus.group_for_slurm(jobs, 2, config().jobs)
+    assert [[one.id for one in group] for group in groups] == [["aaa", "ccc"], ["ggg"], ["bbb"], ["ddd", "eee"], ["fff"]]
+
+
+@pytest.mark.parametrize("fields, minutes", [
+    ({}, None), ({"timeout_seconds": 0}, None), ({"timeout_seconds": 0.5}, 1), ({"timeout_seconds": 60}, 1), ({"timeout_seconds": 60.1}, 2),
+    ({"expected_time": 60}, 2)])
+def test_find_slurm_minutes(fields, minutes):
+    assert nexus.find_slurm_minutes(job(**fields), config().jobs) == minutes
+
+
+def ended(state, reason="None", **fields):
+    return nexus.SlurmJob("12", state, reason, "n1", NOW - 10, NOW, **fields)
+
+
+GOOD, BAD, TERMINATED = (nexus.Result(code, NOW, 2.5) for code in (0, 3, 143))
+NO_TREE = nexus.Result(None, NOW, 0.0, "launch", "no tree")
+SLURM_ENDS = [  # reason, what Slurm says, job.sh's result, whether it began, Slurm's words, (exit code, cause, a word of the line)
+    ("well", ended("COMPLETED"), GOOD, True, "", (0, None, None)),
+    ("an exit code", ended("COMPLETED"), BAD, True, "", (3, None, None)),
+    ("it could not be launched there", ended("COMPLETED"), NO_TREE, True, "", (None, "launch", "no tree")),
+    ("the time was up", ended("TIMEOUT", "TimeLimit"), TERMINATED, True, "JOB 12 DUE TO TIME LIMIT", (143, "timeout", "DUE TO TIME LIMIT")),
+    ("the time was up, without words", ended("TIMEOUT", "TimeLimit"), None, True, "", (None, "timeout", "was TIMEOUT (TimeLimit) on n1")),
+    ("and it ended well all the same", ended("TIMEOUT"), GOOD, True, "", (0, "timeout", "TIMEOUT")),
+    ("a deadline", ended("DEADLINE"), TERMINATED, True, "", (143, "timeout", "DEADLINE")),
+    ("memory", ended("OUT_OF_MEMORY"), nexus.Result(137, NOW, 2.5), True, "Detected 1 oom-kill event(s)", (137, "host-memory", "oom-kill")),
+    ("memory, where no cgroup tells", ended("FAILED", "JobLaunchFailure"), None, True, "Exceeded job memory limit",
+     (None, "host-memory", "memory limit")),
+    ("its node", ended("NODE_FAIL", "NodeDown"), None, True, "", (None, "node-fail", "NODE_FAIL (NodeDown) on n1")),
+    ("its node, before it began", ended("BOOT_FAIL"), None, False, "", (None, "node-fail", "BOOT_FAIL")),
+    ("a more urgent job", ended("PREEMPTED"), TERMINATED, True, "", (143, "preempted", "PREEMPTED")),
+    ("somebody", ended("CANCELLED"), TERMINATED, True, "JOB 12 CANCELLED AT", (143, "killed", "CANCELLED AT")),
+    ("somebody known", ended("CANCELLED", stopped_by=1000), TERMINATED, True, "JOB 12 CANCELLED AT", (143, "killed", "CANCELLED by bob")),
+    ("job.sh was killed", ended("FAILED", "NonZeroExitCode"), None, True, "", (None, "session-lost", "killed on n1")),
+    ("nobody saw the log folder", ended("FAILED", "NonZeroExitCode"), None, False, "cannot open",
+     (None, "launch", "file system that the nodes")),
+    ("no node can", ended("FAILED", "BadConstraints"), None, False, "", (None, "launch", "BadConstraints")),
+    ("forgotten, with a result", None, BAD, True, "", (3, None, None)),
+    ("forgotten, without", None, None, True, "", (None, "session-lost", "not known")),
+    ("forgotten before it began", None, None, False, "", (None, "launch", "no longer has job 12")),
+]
+
+
+@pytest.mark.parametrize("reason, seen, result, is_claimed, words, wanted", SLURM_ENDS, ids=[case[0] for case in SLURM_ENDS])
+def test_judge_slurm(reason, seen, result, is_claimed, words, wanted):
+    evidence = nexus.SlurmEvidence(result, is_claimed, words, "bob" if seen and seen.stopped_by else "")
+    made = nexus.judge_slurm(job(slurm_id="12"), seen, evidence, "/h/logs/job_abc")
+    assert (made.exit_code, made.cause) == wanted[:2] and (wanted[2] or "") in (made.cause_line or "")

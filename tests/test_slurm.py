@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import time
@@ -255,6 +256,34 @@ def test_the_launcher_is_changed_while_slurm_has_jobs():
         assert box.logs(box.wait(then, "completed")["id"]).strip() == box.job(then)["slurm_id"].partition("_")[0]
 
 
+def test_accounting_knows_more():
+    """A real slurmdbd: who cancelled a job; what became of one that slurmctld has forgotten; an account's limit, and a refused one."""
+    with slurm.Cluster(nodes={"n1": 4}, account="good", MinJobAge="2") as cluster, cluster.box(account="good") as box:
+        job = box.wait(box.add("sleep 1000"), "running")
+        cluster.say("scancel", job["slurm_id"])
+        job = box.wait(job["id"], "cancelled")
+        assert job["cause"] == "killed" and job["cause_line"] == f"Slurm: job {job['slurm_id']} was CANCELLED by root on n1"
+        job = box.wait(box.add("sleep 1000"), "running")
+        box.kill_all_of_service()
+        cluster.say("scontrol", "update", "nodename=n1", "state=down", "reason=broken")
+        resume(cluster)
+        live.until(lambda: not cluster.jobs(), "slurmctld to forget it", timeout_s=120)
+        box.start()
+        job = box.wait(job["id"], "failed")
+        assert job["cause"] == "node-fail" and job["exit_code"] == 143
+        cluster.say("sacctmgr", "-i", "modify", "account", "good", "set", "MaxSubmitJobs=6")
+        ids = box.ask("POST", "/queue", [{"command": f"echo {number} >> {box.path('runs')}; sleep 1", "gpus": 0} for number in range(20)],
+                      key="key-00000001")["ids"]
+        box.await_reason(ids[-1], "Slurm has 6 jobs of nexus and takes no more now: AssocMaxSubmitJobLimit")
+        for job_id in ids:
+            box.wait(job_id, "completed")
+        assert sorted(map(int, live.read(box.path("runs")).split())) == list(range(20))
+        box.write_config(account="bad")
+        assert box.nexus("restart").returncode == 0
+        box.await_reason(box.add("true"), "Slurm takes no jobs: Invalid account or account/partition combination specified")
+        assert any("sacctmgr show assoc" in hint for hint in box.status()["hints"])
+
+
 # What Slurm refuses, and why a job waits
 
 REFUSALS = [  # reason, settings, what the job waits for, what the hints say
@@ -352,7 +381,7 @@ def test_nexus_order_and_limits_hold():
         box.await_reason(grouped[1], "group g")
         assert box.status()["slurm"]["running_jobs"] == 1
         more = [box.add("sleep 1000", gpus=0) for _ in range(3)]
-        box.await_reason(more[2], "Slurm has 3 jobs of nexus, as many as [slurm] max_submitted allows")
+        box.await_reason(more[2], "Slurm has 3 jobs of nexus, as many as", "[slurm] max_submitted allows")
 
 
 def test_many_jobs_are_few_arrays():
@@ -408,6 +437,30 @@ def test_the_schema_of_status_holds():
         jsonschema.validate(box.status(), schema)
         jsonschema.validate(box.ask("GET", "/jobs"), {
             "type": "array", "items": {"$ref": "#/components/schemas/Job"}, "components": api["components"]})
+
+
+def test_the_section_of_the_readme():
+    """As it stands there, but for the command and the ids."""
+    text = (live.TESTS.parent / "README.md").read_text().partition("## With Slurm\n")[2].partition("\n## ")[0]
+    block = text.partition("```toml\n")[2].partition("```")[0]
+    chosen = {key: json.loads(fact.partition("#")[0]) for key, mark, fact in (line.partition(" = ") for line in block.splitlines()) if mark}
+    assert chosen.pop("launcher") == "slurm"
+    partitions = {"gpu": "Nodes=ALL Default=YES"}
+    with slurm.Cluster(nodes={"n1": 4}, partitions=partitions, account="lab") as cluster, cluster.box(**chosen) as box:
+        shown = {}
+        for line in text.partition("```bash\n")[2].partition("```")[0].splitlines():
+            command = line.partition("  #")[0].replace("python train.py", "echo trains; sleep 3").replace("abc", shown.get("add", ""))
+            words = shlex.split(command)[1:]
+            done = box.nexus(*words)
+            assert done.returncode == (4 if words[:1] == ["kill"] else 0), (command, done.stdout, done.stderr)     # it has ended by then
+            shown[words[0] if words else ""] = done.stdout.strip()
+            if words[:1] == ["add"]:
+                box.wait(shown["add"], "running")
+        job = box.wait(shown["add"], "completed")
+        wanted = {"Partition": "gpu", "Account": "lab", "TimeLimit": "02:00:00", "TresPerNode": "gres:gpu:2", "NumCPUs": "8",
+                  "Features": "a100"}
+        assert {name: cluster.fact(job["slurm_id"], name) for name in wanted} == wanted
+        assert "Partition gpu (default): up" in shown[""] and shown["logs"] == "trains"
 
 
 def test_config_refuses_what_nexus_says_itself():

@@ -13,6 +13,7 @@ import http.client
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import statistics
@@ -63,6 +64,9 @@ class Bench:
 
     def command(self, *words: str) -> None:
         subprocess.run([sys.executable, str(TOP / "nexus.py"), *words], env=self.environ, check=True, capture_output=True)
+
+    def log(self) -> str:
+        return (self.home / "service.log").read_text()
 
     @property
     def pid(self) -> int:
@@ -319,6 +323,51 @@ def measure_many() -> None:
                    f"median {statistics.median(part):.0f} ms, worst {max(part):.0f} ms", "<= 100 ms")
 
 
+def measure_slurm() -> None:
+    """1,000 jobs handed to a real Slurm of its own, beside a loop of sbatch; as root, with what tests/run installs."""
+    sys.path.insert(0, str(TOP / "tests"))
+    import slurm
+    count = 1000
+    with slurm.Cluster(nodes={"n1": 8}, MaxJobCount="10000") as cluster:
+        cluster.say("scontrol", "update", "nodename=n1", "state=drain", "reason=bench")     # what runs would take CPU
+        loop = f"for number in $(seq {count}); do sbatch --parsable --gres=gpu:1 --wrap 'exit 0' -o /dev/null; done"
+        began = time.perf_counter()
+        subprocess.run(["sh", "-c", loop], env=cluster.environ, check=True, capture_output=True, cwd="/")
+        loop_s = time.perf_counter() - began
+        report(f"a loop of {count} sbatch", f"{loop_s:.2f} s")
+        os.environ["SLURM_CONF"] = cluster.environ["SLURM_CONF"]
+        mixed = [{"timeout_seconds": 60 * (1 + number % 100)} for number in range(count)]
+        for text, changes in ((f"{count} alike, in one array", [{}] * count), (f"{count} with 100 time limits, in 100 arrays", mixed)):
+            with bench(launcher="slurm") as it:
+                took: list[float] = []
+                is_over = threading.Event()
+
+                def watch(port: int = it.port, took: list[float] = took, is_over: threading.Event = is_over) -> None:
+                    line = http.client.HTTPConnection("127.0.0.1", port)
+                    while not is_over.is_set():
+                        began = time.perf_counter()
+                        line.request("GET", "/status")
+                        json.loads(line.getresponse().read())
+                        took.append((time.perf_counter() - began) * 1000)
+                        time.sleep(0.02)
+
+                while it.client.status()["slurm"]["trouble"]:
+                    time.sleep(0.05)
+                watcher = threading.Thread(target=watch)
+                watcher.start()
+                began = time.perf_counter()
+                it.client.ask("POST", "/queue", [{"command": f"exit {n % 7}", **change} for n, change in enumerate(changes)])
+                while sum(map(int, re.findall(r"Handed to Slurm as \d+: (\d+) jobs", it.log()))) < count:
+                    time.sleep(0.02)
+                own_s = time.perf_counter() - began
+                is_over.set()
+                watcher.join()
+                report(f"{text}: handed to Slurm", f"{own_s:.2f} s", "")
+                report(f"{text}: nexus / the loop", f"{own_s / loop_s:.2f}", "<= 1")
+                report(f"{text}: GET /status meanwhile", f"median {statistics.median(took):.0f} ms, worst {max(took):.0f} ms", "<= 100 ms")
+        del os.environ["SLURM_CONF"]
+
+
 def measure_idle() -> None:
     with bench(gpus=8) as it:
         time.sleep(5)
@@ -473,8 +522,8 @@ def describe_command(pid: int) -> str:
 
 
 MEASURES = {
-    "plan": measure_plan, "many": measure_many, "gap": measure_gap,
-    "add": measure_add, "bulk": measure_bulk, "idle": measure_idle, "load": measure_load, "nodes": measure_nodes}
+    "plan": measure_plan, "many": measure_many, "slurm": measure_slurm, "nodes": measure_nodes, "gap": measure_gap,
+    "add": measure_add, "bulk": measure_bulk, "idle": measure_idle, "load": measure_load}
 
 
 def main() -> None:
