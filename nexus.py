@@ -7604,7 +7604,6 @@ class Service:
         self.open_fifo()
         self.adopt()
         self.prober.thread.start()
-        self.begin_nodes()
         workers = [(self.keep_snapshots, "snapshots"), (self.remove_rubbish, "rubbish"), (self.keep_estimates, "estimates")]
         if self.config.hooks.on_finish or self.config.hooks.on_unhealthy:       # it wakes at each event, on the way to the next start
             workers.append((self.hooks.run, "hooks"))
@@ -10558,6 +10557,7 @@ def serve(layout: Layout, config: Config, environ: Mapping[str, str], is_taking_
         return
     log.info("Service started: nexus %s (%s), pid %d, %s://%s:%d", __version__, file_hash(), os.getpid(), "https" if tls else "http",
              config.service.host, server.server_address[1])
+    service.begin_nodes()                       # whoever asks from now on may name them
     threading.Thread(target=server.serve_forever, name="http", daemon=True).start()
     service.run()
     server.server_close()

@@ -336,3 +336,244 @@ def test_code_of_the_api_travels(net):
     assert head.ask("GET", f"/api/status/{job['id']}")["node_id"] == number
     seen = head.ask("GET", "/api/nodes")
     assert [(node["node_id"], node["name"], node["gpus"], node["is_healthy"]) for node in seen] == [(1, "n1", 2, True), (2, "n2", 2, True)]
+
+
+# Faults
+
+def reach_not(node):
+    """From now on whoever comes is refused, and those who are there are thrown out: a fault that is noticed at once."""
+    node.stop_sshd()
+    node.close_sessions()
+
+
+def reach(net, node):
+    node.start_sshd()
+    hurry(net, node)
+
+
+def fail_both(net, node):
+    node.kill_service()
+    net.head.kill_service()
+
+
+def fail_all(net, node):
+    fail_both(net, node)
+    node.close_sessions()
+
+
+def pull_and_plug(net, node):
+    node.cut()
+    time.sleep(0.5)                                     # packets are lost, and TCP sends them again
+    node.mend()
+
+
+FAULTS = {
+    "the line is cut": lambda net, node: node.close_sessions(),
+    "packets are lost": pull_and_plug,
+    "the node's service is killed": lambda net, node: node.kill_service(),
+    "the head's service is killed": lambda net, node: net.head.kill_service(),
+    "both services are killed": fail_both,
+    "all of that": fail_all,
+}
+
+
+@pytest.fixture(params=FAULTS)
+def fault(request):
+    return FAULTS[request.param]
+
+
+def there(node, job_id):
+    """What the node's own nexus says of a job."""
+    with_id = [job for job in node.call("GET", "/jobs")[1] if job["id"] == job_id]
+    return with_id[0] if with_id else None
+
+
+def test_fault_before_the_order_is_sent(net, fault):
+    node = net.nodes[0]
+    job = net.head.add(f"{COUNTED} echo done", node="n1")
+    fault(net, node)
+    await_nodes(net)
+    told = net.head.wait(job, "completed")
+    assert runs(net, job) == ["n1"] and log_of(net, told) == b"done\n" and told["attempt"] == 1
+
+
+def test_fault_before_the_answer(net, fault):
+    """The node has the job, and the head does not know."""
+    node = net.nodes[0]
+    node.delay(400)
+    job = net.head.add(f"{COUNTED} echo done", node="n1")
+    live.until(lambda: there(node, job), "the order to arrive", interval_s=0.005)
+    fault(net, node)
+    node.delay(0)
+    await_nodes(net)
+    told = net.head.wait(job, "completed")
+    assert runs(net, job) == ["n1"] and log_of(net, told) == b"done\n"
+
+
+def test_fault_while_it_runs_and_prints(net, fault):
+    head, node = net.head, net.nodes[0]
+    job = head.add(f'{COUNTED} for i in $(seq 1 100); do seq -f "$i-%g" 1 300; echo "$i" >&2; sleep 0.02; done; exit 3', node="n1")
+    live.until(lambda: len(head.logs(job)) > 20_000, "a part of the log")
+    fault(net, node)
+    await_nodes(net)
+    told = head.wait(job, "failed")
+    assert (told["exit_code"], told["cause"], runs(net, job)) == (3, "exit", ["n1"])
+    assert log_of(net, told) == "".join(f"{i}-{k}\n" for i in range(1, 101) for k in range(1, 301)).encode()
+    assert log_of(net, told, "stderr") == "".join(f"{i}\n" for i in range(1, 101)).encode()
+
+
+def test_fault_as_it_ends(net, fault):
+    head, node = net.head, net.nodes[0]
+    go = node.home / "end-it"
+    job = head.add(f"{COUNTED} until [ -e ~/end-it ]; do sleep 0.01; done; rm -f ~/end-it; echo last; exit 7", node="n1")
+    head.wait_started(job)
+    live.until(lambda: runs(net, job), "it to begin")
+    go.touch()
+    fault(net, node)
+    await_nodes(net)
+    told = head.wait(job, "failed")
+    assert (told["exit_code"], runs(net, job), log_of(net, told)) == (7, ["n1"], b"last\n")
+
+
+def test_silence_is_unknown_and_then_the_truth(net):
+    """Packets vanish: one job has not been sent yet, one runs, one ends meanwhile."""
+    head, node = net.head, net.nodes[0]
+    ends = head.add(f"{COUNTED} until [ -e ~/end-silent ]; do sleep 0.02; done; echo ended; exit 5", node="n1")
+    head.wait_started(ends)
+    node.drop()
+    sent = head.add(f"{COUNTED} echo hello", node="n1")
+    head.wait(sent, "running")
+    (node.home / "end-silent").touch()
+    live.until(lambda: head.job(ends)["unknown_since"], "the silence to be noticed")
+    assert head.job(ends)["status"] == head.job(sent)["status"] == "running" and head.job(sent)["unknown_since"]
+    assert not runs(net, sent)
+    for words in (["node", "list"], []):
+        assert "unknown since" in head.nexus(*words).stdout
+    assert "n1 cannot be used since" in head.await_reason(head.add("true", node="n1"), "n1")
+    assert head.wait(head.add("true"), "completed")["node"] == "n2"
+    node.mend()
+    await_nodes(net)
+    told = head.wait(ends, "failed")
+    assert (told["exit_code"], told["unknown_since"], log_of(net, told)) == (5, None, b"ended\n")
+    assert head.wait(sent, "completed") and runs(net, sent) == runs(net, ends) == ["n1"]
+
+
+def test_kill_while_it_cannot_be_reached(net):
+    head, node = net.head, net.nodes[0]
+    job = head.add("sleep 605.5", node="n1")
+    live.until(lambda: node.find("sleep 605.5"), "it to begin")
+    reach_not(node)
+    live.until(lambda: head.job(job)["unknown_since"], "the head to notice")
+    assert head.nexus("kill", job, "--no-wait").returncode in (0, 2)
+    head.call("DELETE", f"/jobs/{job}")
+    assert head.job(job)["status"] == "running" and head.job(job)["stopping"] == "killed"
+    reach(net, node)
+    assert head.wait(job, "cancelled")["cause"] == "killed"
+    assert not node.find("sleep 605.5")
+
+
+def test_a_job_that_was_never_sent_is_killed(net):
+    """It was recorded as sent, and nothing came through."""
+    head, node = net.head, net.nodes[0]
+    node.cut()
+    job = head.add(f"{COUNTED} true", node="n1")
+    head.wait(job, "running")
+    head.ask("DELETE", f"/jobs/{job}")
+    node.mend()
+    assert head.wait(job, "cancelled")["cause"] == "killed"
+    assert runs(net, job) in ([], ["n1"])               # it may have been on its way
+    job = head.add(f"{COUNTED} true", node="n1")
+    assert head.wait(job, "completed")
+
+
+@pytest.mark.parametrize("there, here", [("fail", "requeue"), ("requeue", "fail")])
+def test_a_node_reboots(net, there, here):
+    """What becomes of its jobs is the head's to decide."""
+    head, node = net.head, net.nodes[0]
+    (node.home / ".nexus" / "config.toml").write_text(f'[jobs]\non_reboot = "{there}"\n')
+    node.own(node.home / ".nexus" / "config.toml")
+    assert node.run("python3 ~/.nexus/nexus.py restart").returncode == 0
+    head.write_config(on_reboot=here)
+    assert head.nexus("restart").returncode == 0
+    await_nodes(net)
+    job = head.add(f"{COUNTED} echo begun; [ -e ~/second ] || sleep 606.5; echo done", node="n1")
+    live.until(lambda: "begun" in head.logs(job), "it to begin")
+    (node.home / "second").touch()
+    node.reboot()
+    await_nodes(net)
+    if here == "fail":
+        assert head.wait(job, "failed")["cause"] == "reboot" and runs(net, job) == ["n1"]
+        again = head.add("true", node="n1")
+        assert head.wait(again, "completed") and runs(net, job) == ["n1"]
+    else:
+        told = head.wait(job, "completed")
+        assert runs(net, job) == ["n1", "n1"] and log_of(net, told) == b"begun\nbegun\ndone\n"
+    (node.home / "second").unlink()
+    (node.home / ".nexus" / "config.toml").unlink()
+    assert node.run("python3 ~/.nexus/nexus.py restart").returncode == 0
+    head.write_config(on_reboot="fail")
+
+
+def test_retries_on_the_same_node(net):
+    head = net.head
+    head.write_config(retry_backoff_seconds=0.1)
+    assert head.nexus("restart").returncode == 0
+    await_nodes(net)
+    command = f'{COUNTED} n=$(grep -c "^$NEXUS_JOB_ID$" ~/ran); echo "attempt $n"; echo "error $n" >&2; [ $n = 3 ]'
+    job = head.wait(head.add(command, node="n1", retries=4), "completed")
+    assert runs(net, job["id"]) == ["n1"] * 3 and job["attempt"] == 3
+    assert log_of(net, job) == b"attempt 1\nattempt 2\nattempt 3\n" and log_of(net, job, "stderr") == b"error 1\nerror 2\nerror 3\n"
+    assert [attempt["cause"] for attempt in job["attempts"]] == ["exit", "exit"]
+    head.write_config(retry_backoff_seconds=5)
+
+
+def test_a_lost_node_and_another_attempt(net):
+    """What still runs of the attempt that was given up ends when the node is back."""
+    head = net.head
+    head.write_config(node_lost_after_seconds=1, retry_backoff_seconds=0.1)
+    assert head.nexus("restart").returncode == 0
+    await_nodes(net)
+    script = f"{COUNTED} echo on $(hostname); [ $(hostname) = {{}} ] && exit 0; sleep 607.5"
+    head.ask("POST", "/gpus/n2:0/pause"), head.ask("POST", "/gpus/n2:1/pause")
+    retried, given_up = head.add(script.format("n2"), retries=1), head.add("sleep 607.75", node="n1")
+    live.until(lambda: runs(net, retried) and net.nodes[0].find("sleep 607.75"), "both to begin on n1")
+    live.until(lambda: "on n1" in head.logs(retried), "its output")
+    head.ask("POST", "/gpus/n2:0/resume"), head.ask("POST", "/gpus/n2:1/resume")
+    reach_not(net.nodes[0])
+    told = head.wait(given_up, "failed")
+    assert told["cause"] == "node-lost" and "n1 could not be reached for" in told["cause_line"]
+    told = head.wait(retried, "completed")
+    assert runs(net, retried) == ["n1", "n2"] and log_of(net, told) == b"on n1\non n2\n" and told["node"] == "n2"
+    assert net.nodes[0].find("sleep 607.5") and net.nodes[0].find("sleep 607.75")
+    reach(net, net.nodes[0])
+    live.until(lambda: not net.nodes[0].find("sleep 607.5") and not net.nodes[0].find("sleep 607.75"), "the end of what was given up")
+    assert head.job(retried)["status"] == "completed" and log_of(net, told) == b"on n1\non n2\n"
+    head.write_config(node_lost_after_seconds=0, retry_backoff_seconds=5)
+    assert head.nexus("restart").returncode == 0
+    await_nodes(net)
+
+
+def test_a_storm(net):
+    """Lines and services die at random while many jobs come and go: each runs once, and nothing of its output is lost."""
+    import random
+    head, chance, over = net.head, random.Random(7), threading.Event()
+    ids = []
+
+    def submit():
+        for number in range(60):
+            command = f"{COUNTED} echo {number}; sleep 0.{number % 4}; seq {number * 50}; exit {number % 3}"
+            ids.append((head.add(command), number))
+        over.set()
+
+    submitting = threading.Thread(target=submit)
+    submitting.start()
+    faults = list(FAULTS.values())
+    while not over.is_set():
+        chance.choice(faults)(net, chance.choice(net.nodes))
+        over.wait(chance.uniform(0.2, 1.0))
+    submitting.join()
+    live.until(lambda: is_idle(net) or (await_nodes(net), False)[1], "all jobs to end")
+    for job_id, number in ids:
+        job = head.job(job_id)
+        assert job["exit_code"] == number % 3 and len(runs(net, job_id)) == 1, (job, runs(net, job_id))
+        assert log_of(net, job).decode() == f"{number}\n" + "".join(f"{k}\n" for k in range(1, number * 50 + 1)), job
