@@ -5406,9 +5406,10 @@ def probe_node(ssh: Ssh, wanted: str) -> dict[str, Any]:
         raise NexusError("unavailable", f"{ssh.node.name} has {f'Python {seen}' if seen else 'no python3'}; nexus needs 3.9 or newer there",
                          hint=f"install one and put it on PATH as python3.9, python3.10 ...: {ssh.by_hand}")
     if told.get("fault"):
-        lines = told["fault"].strip().splitlines() or [""]
-        raise NexusError("unavailable", f"the service on {ssh.node.name} cannot be started: {format_line(lines[0], 300)}",
-                         hint=f"try it there: {ssh.by_hand} {told['python']} {told['path']} start")
+        said, _, hint = told["fault"].strip().rpartition("hint: ") if "hint: " in told["fault"] else (told["fault"], "", "")
+        lines = [line for line in said.strip().splitlines() if line] or [""]
+        raise NexusError("unavailable", f"the service on {ssh.node.name} cannot be started: {format_line(lines[-1], 300)}", hint="; ".join(
+            filter(None, (format_line(hint, 300), f"by hand: {ssh.by_hand} {told['python']} {told['path']} start"))))
     return told
 
 
@@ -13649,7 +13650,8 @@ def add_node(call: Call, client: Client) -> int:
         status = api.ask("GET", "/status", None, 60.0)
     except OSError as error:
         raise NexusError("unavailable", f"the nexus on {config.name} does not answer: {error}",
-                         hint="its sshd must allow AllowTcpForwarding; what nexus says there: ~/.nexus/service.log") from None
+                         hint="its sshd must allow it: AllowTcpForwarding yes in sshd_config; what nexus says there: "
+                         "~/.nexus/service.log") from None
     finally:
         ssh.close()
         remove_folder(os.path.dirname(ssh.control))
@@ -13658,19 +13660,25 @@ def add_node(call: Call, client: Client) -> int:
     gpus = [gpu for gpu in status["gpu_status"] if gpu["node"] == status["host"]["name"]]
     names = "; ".join(sorted({f"{format_line(gpu['name'])}, {gpu['memory_total']}" for gpu in gpus}))
     call.print(f"{config.name}: {format_count(len(gpus), 'GPU')}{f' ({names})' if names else ''}, Python {told['version']}\n")
-    for hint in [status["gpu_trouble"], *status["hints"]]:
+    for hint in [status["gpu_trouble"], *status["hints"], status["samples_hint"]]:
         if hint:
             call.say(f"{config.name}: {hint}")
     return 0
 
 
+AGAIN_S = 5.0
+
+
 def await_node(client: Client, name: str) -> None:
     """Until the service has reached it too.  Raises: unavailable."""
-    give_up_at = time.monotonic() + SSH_PATIENCE_S
+    give_up_at, first = time.monotonic() + SSH_PATIENCE_S, None
     while True:
         node = next(node for node in client.nodes() if node["name"] == name)
         if node["is_reachable"]:
             return
+        first = first or node["trouble"]
+        if node["trouble"] != first:                        # it has tried since, in vain; it tries once more
+            first, give_up_at = node["trouble"], min(give_up_at, time.monotonic() + AGAIN_S)
         if time.monotonic() > give_up_at:
             raise NexusError("unavailable", f"{name} was added, but the service cannot use it: {node['trouble']}", hint=node["hint"] or "")
         time.sleep(0.05)
