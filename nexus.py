@@ -209,7 +209,7 @@ def format_indices(indices: Iterable[int]) -> str:
     return ", ".join(str(index) for index in indices)
 
 
-def format_ranges(indices: Sequence[int]) -> str:
+def format_ranges(indices: Iterable[int]) -> str:
     """Ascending ones as parse_indices() takes them: `0-3,5`."""
     import itertools
     runs = [[index for _, index in run] for _, run in itertools.groupby(enumerate(indices), lambda pair: pair[1] - pair[0])]
@@ -2469,17 +2469,6 @@ def parse_sbatch(text: str) -> str | None:
     """The id that `sbatch --parsable` tells, maybe among warnings; None when there is none."""
     match = re.search(r"^(\d+)(;\S*)?$", text, re.MULTILINE)
     return match[1] if match else None
-
-
-def format_ranges(numbers: Iterable[int]) -> str:
-    """`1-3,5` of ascending numbers."""
-    ranges: list[list[int]] = []
-    for number in numbers:
-        if ranges and ranges[-1][-1] == number - 1:
-            ranges[-1][1:] = [number]
-        else:
-            ranges.append([number])
-    return ",".join("-".join(map(str, ends)) for ends in ranges)
 
 
 def build_sbatch(job: Job, tasks: str, token: str, service_id: str, folder: str, minutes: int | None, config: Config) -> list[str]:
@@ -5975,9 +5964,10 @@ def probe_node(ssh: Ssh, wanted: str) -> dict[str, Any]:
         raise NexusError("unavailable", f"{ssh.node.name} has {f'Python {seen}' if seen else 'no python3'}; nexus needs 3.9 or newer there",
                          hint=f"install one and put it on PATH as python3.9, python3.10 ...: {ssh.by_hand}")
     if told.get("fault"):
-        lines = told["fault"].strip().splitlines() or [""]
-        raise NexusError("unavailable", f"the service on {ssh.node.name} cannot be started: {format_line(lines[0], 300)}",
-                         hint=f"try it there: {ssh.by_hand} {told['python']} {told['path']} start")
+        said, _, hint = told["fault"].strip().rpartition("hint: ") if "hint: " in told["fault"] else (told["fault"], "", "")
+        lines = [line for line in said.strip().splitlines() if line] or [""]
+        raise NexusError("unavailable", f"the service on {ssh.node.name} cannot be started: {format_line(lines[-1], 300)}", hint="; ".join(
+            filter(None, (format_line(hint, 300), f"by hand: {ssh.by_hand} {told['python']} {told['path']} start"))))
     return told
 
 
@@ -8785,7 +8775,6 @@ class Service:
         self.open_fifo()
         self.adopt()
         self.prober.thread.start()
-        self.begin_nodes()
         if self.cluster:
             self.cluster.thread.start()
         workers = [(self.keep_snapshots, "snapshots"), (self.remove_rubbish, "rubbish"), (self.keep_estimates, "estimates")]
@@ -11847,6 +11836,7 @@ def serve(layout: Layout, config: Config, environ: Mapping[str, str], is_taking_
         return
     log.info("Service started: nexus %s (%s), pid %d, %s://%s:%d", __version__, file_hash(), os.getpid(), "https" if tls else "http",
              config.service.host, server.server_address[1])
+    service.begin_nodes()                       # whoever asks from now on may name them
     threading.Thread(target=server.serve_forever, name="http", daemon=True).start()
     service.run()
     server.server_close()
@@ -14922,7 +14912,7 @@ def cmd_node(call: Call) -> int:
 
 def add_node(call: Call, client: Client) -> int:
     """Bring this nexus to another machine, start it there, and let the service give it jobs."""
-    config, assured = choose_node(call, client), False
+    config = choose_node(call, client)
     assert client.layout
     call.say(f"reaching {config.destination}")
     with open(os.path.abspath(__file__), "rb") as file:
@@ -14937,15 +14927,15 @@ def add_node(call: Call, client: Client) -> int:
             install_on_node(ssh, content)
             call.say(f"copied nexus {__version__} ({wanted}) to {told['path']}" + (f", which was {told['hash']}" if told["hash"] else ""))
             told = probe_node(ssh, wanted)
-            assured = told["hash"] == wanted
-            if not assured:
+            if told["hash"] != wanted:
                 raise NexusError("unavailable", f"{told['path']} on {config.name} is not what was copied there", hint=ssh.by_hand)
         ssh.forward({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(told["service"]["host"], told["service"]["host"]), told["service"]["port"])
         api = NodeApi(ssh.socket, told["token"], bool(told["service"].get("tls_cert")))
         status = api.ask("GET", "/status", None, 60.0)
     except OSError as error:
         raise NexusError("unavailable", f"the nexus on {config.name} does not answer: {error}",
-                         hint="its sshd must allow AllowTcpForwarding; what nexus says there: ~/.nexus/service.log") from None
+                         hint="its sshd must allow it: AllowTcpForwarding yes in sshd_config; what nexus says there: "
+                         "~/.nexus/service.log") from None
     finally:
         ssh.close()
         remove_folder(os.path.dirname(ssh.control))
@@ -14954,19 +14944,25 @@ def add_node(call: Call, client: Client) -> int:
     gpus = [gpu for gpu in status["gpu_status"] if gpu["node"] == status["host"]["name"]]
     names = "; ".join(sorted({f"{format_line(gpu['name'])}, {gpu['memory_total']}" for gpu in gpus}))
     call.print(f"{config.name}: {format_count(len(gpus), 'GPU')}{f' ({names})' if names else ''}, Python {told['version']}\n")
-    for hint in [status["gpu_trouble"], *status["hints"]]:
+    for hint in [status["gpu_trouble"], *status["hints"], status["samples_hint"]]:
         if hint:
             call.say(f"{config.name}: {hint}")
     return 0
 
 
+AGAIN_S = 5.0
+
+
 def await_node(client: Client, name: str) -> None:
     """Until the service has reached it too.  Raises: unavailable."""
-    give_up_at = time.monotonic() + SSH_PATIENCE_S
+    give_up_at, first = time.monotonic() + SSH_PATIENCE_S, None
     while True:
         node = next(node for node in client.nodes() if node["name"] == name)
         if node["is_reachable"]:
             return
+        first = first or node["trouble"]
+        if node["trouble"] != first:                        # it has tried since, in vain; it tries once more
+            first, give_up_at = node["trouble"], min(give_up_at, time.monotonic() + AGAIN_S)
         if time.monotonic() > give_up_at:
             hint = "the service has another ssh agent than this shell: nexus restart from here, or --identity FILE without a passphrase"
             raise NexusError("unavailable", f"{name} was added, but the service cannot use it: {node['trouble']}",
