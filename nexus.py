@@ -3655,8 +3655,9 @@ FLAG = {"type": "string", "pattern": "^([Tt][Rr][Uu][Ee]|[Ff][Aa][Ll][Ss][Ee]|[Y
 # Those of paths, queries and headers
 PARAMETERS: Mapping[str, tuple[Mapping[str, Any], str]] = {
     "id": ({**TYPES["id"], "examples": ["abc"]}, "the job's id"),
-    "index": ({"type": "string", "pattern": r"^(\w[\w.-]{0,62}:)?[0-9]{1,4}$", "examples": ["0"]}, "the GPU's index; elsewhere n1:0"),
-    "name": ({"type": "string", "examples": ["n1"]}, "the node's name"), "force": (FLAG, "at once: its jobs are given up"),
+    "index": ({"type": "string", "pattern": r"^(\w[\w.-]{0,62}:)?[0-9]{1,4}$", "examples": ["0"]},
+              "the GPU's index; of a node, with its name: n1:0"),
+    "name": ({"type": "string", "examples": ["n1"]}, "the node's name"), "force": (FLAG, "forget it at once: its jobs are given up"),
     "status": (TYPES["status"], "jobs of this status alone"), "user": (TYPES["text"], "jobs of this user alone"),
     "user_id": (TYPES["text"], "jobs of this user alone"),
     "group": (TYPES["text"], "of this group alone"), "limit": (COUNT, "so many at most"),
@@ -3676,11 +3677,18 @@ ERROR_MEANINGS = {
     "too_large": "the body is too large", "unsupported_media_type": "the body is of another type", "internal": "a fault of nexus itself",
 }
 
-API_DESCRIPTION = """A job queue for the GPUs of one machine.
+API_DESCRIPTION = """A job queue for the GPUs of one machine, and of others that it reaches by ssh.
 
 Whoever calls from this machine as the owner of the service needs no token; everybody else sends one as
 `Authorization: Bearer TOKEN`.  The owner's may do all; a user's may submit, read, and cancel its own jobs, and sees of
-others' jobs only that they are there: the rest is null.  Every refusal is the object Error."""
+others' jobs only that they are there: the rest is null.  Every refusal is the object Error.
+
+GET /events is a stream of server-sent events: `job` (a Job that has changed), `removed` (`{ids}` that are kept no more), `gpus` (those
+of all machines, as in /status), `queue` (what has changed of /status), `group` (`{name, limit, hold}`, for the owner), and `reset` when
+some were missed: ask for all anew.
+
+The machines under /api have numbers: 0 is this one, then come the nodes in the order of GET /nodes; null is none yet, or one that
+is a node no more.  Jobs for any machine wait in the queue of number 0, those for a node alone in that node's."""
 
 
 def make_schema(shape: str) -> dict[str, Any]:
@@ -5292,7 +5300,8 @@ SSH_PATIENCE_S = 40.0           # for a connection to be made, also through a ju
 SSH_CALL_TIMEOUT_S = 120.0      # for what is run there
 SSH_OPTIONS = ("BatchMode=yes", "ConnectTimeout=15", "ServerAliveInterval=5", "ServerAliveCountMax=3", "ForwardAgent=no", "ForwardX11=no",
                "PermitLocalCommand=no", "ControlPersist=no", "StreamLocalBindUnlink=yes")
-SSH_NOISE = ("@", "Warning: Permanently added", "mux_client", "kex_exchange_identification", "Connection closed by UNKNOWN")
+SSH_NOISE = ("@", "Warning: Permanently added", "mux_client", "kex_exchange_identification", "Connection closed by UNKNOWN",
+             "Connection to UNKNOWN")
 SSH_HINTS = (                   # words of ssh, and what to do
     ("IDENTIFICATION HAS CHANGED", "its host key is another than before: find out why; then ssh-keygen -R {host} forgets the old one"),
     ("Host key verification failed", "accept its host key once, after you have checked it: {ssh} true"),
@@ -7345,8 +7354,12 @@ class Service:
         if not gpus or any(self.observation.trouble if not name else not self.nodes[name].gpus for name in machines):
             return                              # what that one has is not known now
         allowed = self.config.gpu.ids
-        refusals = [find_refusal(submission, self.nodes[name].gpus if name else [
-            gpu for gpu in self.observation.gpus if not allowed or gpu.index in allowed], name) for name in machines]
+        usable = {name: self.nodes[name].gpus if name else [
+            gpu for gpu in self.observation.gpus if not allowed or gpu.index in allowed] for name in machines}
+        most, refusals = max(map(len, usable.values())), [find_refusal(submission, gpus, name) for name, gpus in usable.items()]
+        if len(machines) > 1 and gpus > most:
+            refuse(f"{format_gpus(gpus)} of one machine asked for, and none has more than {most}",
+                   hint="ask for fewer; nexus node list has the machines")
         if None not in refusals:
             refuse(*max(filter(None, refusals), key=lambda refusal: refusals.count(refusal)))
 
@@ -9118,9 +9131,9 @@ ROUTES = (
     Route("GET", "/jobs/{id}/why", "get_why", "user", (), "why a job waits, GPU by GPU", answer="Why"),
     Route("GET", "/jobs/{id}/logs", "get_logs", "user", ("follow", "stream", "tail"), "what a job printed, or prints", answer="text/plain"),
     Route("GET", "/nodes", "get_nodes", "owner", (), "this machine and the others that jobs are given to", answer="NodeInfo[]"),
-    Route("POST", "/nodes", "post_nodes", "owner", (), "give jobs to another machine too, on which nexus is", body="NodeAdded",
-          errors=("conflict",)),
-    Route("DELETE", "/nodes/{name}", "delete_node", "owner", ("force",), "no more jobs for a machine, which is forgotten after its last",
+    Route("POST", "/nodes", "post_nodes", "owner", (), "give jobs to another machine too, on which nexus is (nexus node add puts it there)",
+          body="NodeAdded", errors=("conflict",)),
+    Route("DELETE", "/nodes/{name}", "delete_node", "owner", ("force",), "give a machine no more jobs; it is forgotten after its last one",
           errors=("conflict",)),
     Route("POST", "/node/sync", "post_node_sync", "owner", (), "between nexuses: what is new here for the one that gives this machine jobs",
           body="SyncAsked", answer="any"),
@@ -9131,7 +9144,7 @@ ROUTES = (
     Route("POST", "/service/stop", "post_stop", "owner", (), "end the service; jobs go on"),
     Route("GET", "/service/logs", "get_service_logs", "owner", ("follow", "tail"), "the service's log", answer="text/plain"),
     Route("POST", "/gpus/{index}/pause", "post_gpu_pause", "owner", (), "give a GPU no new job"),
-    Route("POST", "/gpus/{index}/resume", "post_gpu_resume", "owner", (), "give it jobs again"),
+    Route("POST", "/gpus/{index}/resume", "post_gpu_resume", "owner", (), "give it jobs again", errors=("conflict",)),
     Route("GET", "/events", "get_events", "user", ("since",), "every change of a job, GPU or the queue, as it happens",
           headers=("Last-Event-ID",), answer="text/event-stream"),
     Route("POST", "/api/submit", "post_api_submit", "anyone", (), "queue a script: a form of code and config_file, with a token in that",
@@ -9141,7 +9154,7 @@ ROUTES = (
     Route("GET", "/api/results/{id}", "get_api_results", "user", (), "what it printed, and its exit code", answer="Results"),
     Route("POST", "/api/cancel/{id}", "post_api_cancel", "user", (), "take it out of the queue, or stop it",
           answer="Cancelled", errors=("conflict",)),
-    Route("GET", "/api/nodes", "get_api_nodes", "user", (), "machines: their GPUs, and how much waits", answer="Node[]"),
+    Route("GET", "/api/nodes", "get_api_nodes", "user", (), "machines: their GPUs, what runs there, and what waits", answer="Node[]"),
     Route("GET", "/api/jobs", "get_api_jobs", "user", ("user_id", "status", "limit"), "all jobs kept: finished, running, pending",
           answer="Submitted[]"),
     Route("GET", "/health", "get_health", "user", (), "each check with its reading; 503 when one is bad",
@@ -13937,9 +13950,13 @@ def cmd_help(call: Call) -> int:
 
 
 def cmd_ids(call: Call) -> int:
-    """For the shells' completion: ids, without starting anything or complaining."""
+    """For the shells' completion: ids, or the nodes' names, without starting anything or complaining."""
     try:
-        jobs = Client.find(call.environ, is_starting=False).jobs(limit=1000)
+        client = Client.find(call.environ, is_starting=False)
+        if call.options.status == "nodes":
+            call.print("".join(f"{node['name']}\n" for node in client.status()["nodes"][1:]))
+            return 0
+        jobs = client.jobs(limit=1000)
         call.print("".join(f"{job['id']}\n" for job in jobs if call.options.status in (None, *(
             [job["status"]] if job["status"] not in FINAL else [job["status"], "finished"]))))
     except (NexusError, OSError):
@@ -14124,12 +14141,13 @@ def list_options(command: Command) -> list[str]:
 
 
 def wanted_status(command: Command) -> str:
-    """Of the jobs that a command is for."""
-    return {"kill": RUNNING, "attach": RUNNING, "remove": PENDING, "move": PENDING, "retry": "finished"}.get(command.name, "")
+    """Of the jobs that a command is for; `nodes` for the names of these."""
+    wanted = {"kill": RUNNING, "attach": RUNNING, "remove": PENDING, "move": PENDING, "retry": "finished", "node": "nodes"}
+    return wanted.get(command.name, "")
 
 
 def takes_ids(command: Command) -> bool:
-    return any(argument[0][0] in ("id", "ids", "target", "targets") for argument in command.arguments)
+    return command.name == "node" or any(argument[0][0] in ("id", "ids", "target", "targets") for argument in command.arguments)
 
 
 # ==== 18. ARGUMENTS, MAIN ==== argparse from the COMMANDS table; main(argv, environ, out, err) -> exit code
