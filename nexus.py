@@ -3733,8 +3733,8 @@ def format_detailed(status: Mapping[str, Any], health: Mapping[str, Any], paint:
                      f" ({', '.join(more)}){why}")
     if status["nodes"]:
         lines += ["", paint("white", "Nodes:"), *(
-            f"  {node['name']}: {paint('red', describe_node_state(node)) if node['unknown_since'] else describe_node_state(node)}"
-            f" ({format_count(node['gpus'], 'GPU')}, {format_count(node['running_jobs'], 'job')})" for node in status["nodes"])]
+            f"  {node['name']}: {format_count(node['gpus'], 'GPU')}, {format_count(node['running_jobs'], 'job')}, "
+            + paint("red" if node["unknown_since"] else "bright", describe_node_state(node)) for node in status["nodes"])]
     host = status["host"]
     lines += ["", f"Host: {host['name']}, CPU {format_known(host['cpu_percent'], '%')}, memory "
               f"{format_known(host['memory_used_gb'], 'GB')} of {format_known(host['memory_total_gb'], 'GB')} in use", "",
@@ -4032,8 +4032,9 @@ FLAG = {"type": "string", "pattern": "^([Tt][Rr][Uu][Ee]|[Ff][Aa][Ll][Ss][Ee]|[Y
 # Those of paths, queries and headers
 PARAMETERS: Mapping[str, tuple[Mapping[str, Any], str]] = {
     "id": ({**TYPES["id"], "examples": ["abc"]}, "the job's id"),
-    "index": ({"type": "string", "pattern": r"^(\w[\w.-]{0,62}:)?[0-9]{1,4}$", "examples": ["0"]}, "the GPU's index; elsewhere n1:0"),
-    "name": ({"type": "string", "examples": ["n1"]}, "the node's name"), "force": (FLAG, "at once: its jobs are given up"),
+    "index": ({"type": "string", "pattern": r"^(\w[\w.-]{0,62}:)?[0-9]{1,4}$", "examples": ["0"]},
+              "the GPU's index; of a node, with its name: n1:0"),
+    "name": ({"type": "string", "examples": ["n1"]}, "the node's name"), "force": (FLAG, "forget it at once: its jobs are given up"),
     "status": (TYPES["status"], "jobs of this status alone"), "user": (TYPES["text"], "jobs of this user alone"),
     "user_id": (TYPES["text"], "jobs of this user alone"),
     "group": (TYPES["text"], "of this group alone"), "limit": (COUNT, "so many at most"),
@@ -4053,11 +4054,18 @@ ERROR_MEANINGS = {
     "too_large": "the body is too large", "unsupported_media_type": "the body is of another type", "internal": "a fault of nexus itself",
 }
 
-API_DESCRIPTION = """A job queue for the GPUs of one machine.
+API_DESCRIPTION = """A job queue for the GPUs of one machine, and of others that it reaches by ssh.
 
 Whoever calls from this machine as the owner of the service needs no token; everybody else sends one as
 `Authorization: Bearer TOKEN`.  The owner's may do all; a user's may submit, read, and cancel its own jobs, and sees of
-others' jobs only that they are there: the rest is null.  Every refusal is the object Error."""
+others' jobs only that they are there: the rest is null.  Every refusal is the object Error.
+
+GET /events is a stream of server-sent events: `job` (a Job that has changed), `removed` (`{ids}` that are kept no more), `gpus` (those
+of all machines, as in /status), `queue` (what has changed of /status), `group` (`{name, limit, hold}`, for the owner), and `reset` when
+some were missed: ask for all anew.
+
+The machines under /api have numbers: 0 is this one, then come the nodes in the order of GET /nodes; null is none yet, or one that
+is a node no more.  Jobs for any machine wait in the queue of number 0, those for a node alone in that node's."""
 
 
 def make_schema(shape: str) -> dict[str, Any]:
@@ -5784,6 +5792,8 @@ SSH_PATIENCE_S = 40.0           # for a connection to be made, also through a ju
 SSH_CALL_TIMEOUT_S = 120.0      # for what is run there
 SSH_OPTIONS = ("BatchMode=yes", "ConnectTimeout=15", "ServerAliveInterval=5", "ServerAliveCountMax=3", "ForwardAgent=no", "ForwardX11=no",
                "PermitLocalCommand=no", "ControlPersist=no", "RemoteCommand=none", "StreamLocalBindUnlink=yes")
+SSH_NOISE = ("@", "Warning: Permanently added", "mux_client", "kex_exchange_identification", "Connection closed by UNKNOWN",
+             "Connection to UNKNOWN")
 SSH_HINTS = (                   # words of ssh, and what to do
     ("IDENTIFICATION HAS CHANGED", "its host key is another than before: find out why; then ssh-keygen -R {host} forgets the old one"),
     ("Host key verification failed", "accept its host key once, after you have checked it: {ssh} true"),
@@ -5824,10 +5834,11 @@ class Ssh:
 
     def fault(self, what: str, said: str) -> NexusError:
         """With ssh's own words."""
-        lines = [line.strip() for line in said.splitlines() if line.strip() and not line.startswith(("@", "Warning: Permanently added"))]
+        lines = [line.strip() for line in said.splitlines() if line.strip() and not line.startswith(SSH_NOISE)]
+        why = "the line was cut" if said.strip() else "ssh said nothing"
         hint = next((hint for words, hint in SSH_HINTS if words in said), "try it by hand: {ssh}").format(
             host=self.node.host, ssh=self.by_hand, copy=self.by_hand.replace("ssh ", "ssh-copy-id ", 1).replace(" -J ", " -o ProxyJump="))
-        return NexusError("unavailable", f"{what} {self.node.name}: {format_line('; '.join(lines[-3:]), 300) or 'ssh said nothing'}", hint)
+        return NexusError("unavailable", f"{what} {self.node.name}: {format_line('; '.join(lines[-3:]), 300) or why}", hint)
 
     @property
     def is_open(self) -> bool:
@@ -8517,8 +8528,12 @@ class Service:
         if not gpus or any(self.observation.trouble if not name else not self.nodes[name].gpus for name in machines):
             return                              # what that one has is not known now
         allowed = self.config.gpu.ids
-        refusals = [find_refusal(submission, self.nodes[name].gpus if name else [
-            gpu for gpu in self.observation.gpus if not allowed or gpu.index in allowed], name) for name in machines]
+        usable = {name: self.nodes[name].gpus if name else [
+            gpu for gpu in self.observation.gpus if not allowed or gpu.index in allowed] for name in machines}
+        most, refusals = max(map(len, usable.values())), [find_refusal(submission, gpus, name) for name, gpus in usable.items()]
+        if len(machines) > 1 and gpus > most:
+            refuse(f"{format_gpus(gpus)} of one machine asked for, and none has more than {most}",
+                   hint="ask for fewer; nexus node list has the machines")
         if None not in refusals:
             refuse(*max(filter(None, refusals), key=lambda refusal: refusals.count(refusal)))
 
@@ -10341,9 +10356,9 @@ ROUTES = (
     Route("GET", "/jobs/{id}/why", "get_why", "user", (), "why a job waits, GPU by GPU", answer="Why"),
     Route("GET", "/jobs/{id}/logs", "get_logs", "user", ("follow", "stream", "tail"), "what a job printed, or prints", answer="text/plain"),
     Route("GET", "/nodes", "get_nodes", "owner", (), "this machine and the others that jobs are given to", answer="NodeInfo[]"),
-    Route("POST", "/nodes", "post_nodes", "owner", (), "give jobs to another machine too, on which nexus is", body="NodeAdded",
-          errors=("conflict",)),
-    Route("DELETE", "/nodes/{name}", "delete_node", "owner", ("force",), "no more jobs for a machine, which is forgotten after its last",
+    Route("POST", "/nodes", "post_nodes", "owner", (), "give jobs to another machine too, on which nexus is (nexus node add puts it there)",
+          body="NodeAdded", errors=("conflict",)),
+    Route("DELETE", "/nodes/{name}", "delete_node", "owner", ("force",), "give a machine no more jobs; it is forgotten after its last one",
           errors=("conflict",)),
     Route("POST", "/node/sync", "post_node_sync", "owner", (), "between nexuses: what is new here for the one that gives this machine jobs",
           body="SyncAsked", answer="any"),
@@ -10354,7 +10369,7 @@ ROUTES = (
     Route("POST", "/service/stop", "post_stop", "owner", (), "end the service; jobs go on"),
     Route("GET", "/service/logs", "get_service_logs", "owner", ("follow", "tail"), "the service's log", answer="text/plain"),
     Route("POST", "/gpus/{index}/pause", "post_gpu_pause", "owner", (), "give a GPU no new job"),
-    Route("POST", "/gpus/{index}/resume", "post_gpu_resume", "owner", (), "give it jobs again"),
+    Route("POST", "/gpus/{index}/resume", "post_gpu_resume", "owner", (), "give it jobs again", errors=("conflict",)),
     Route("GET", "/events", "get_events", "user", ("since",), "every change of a job, GPU or the queue, as it happens",
           headers=("Last-Event-ID",), answer="text/event-stream"),
     Route("POST", "/api/submit", "post_api_submit", "anyone", (), "queue a script: a form of code and config_file, with a token in that",
@@ -10364,7 +10379,7 @@ ROUTES = (
     Route("GET", "/api/results/{id}", "get_api_results", "user", (), "what it printed, and its exit code", answer="Results"),
     Route("POST", "/api/cancel/{id}", "post_api_cancel", "user", (), "take it out of the queue, or stop it",
           answer="Cancelled", errors=("conflict",)),
-    Route("GET", "/api/nodes", "get_api_nodes", "user", (), "machines: their GPUs, and how much waits", answer="Node[]"),
+    Route("GET", "/api/nodes", "get_api_nodes", "user", (), "machines: their GPUs, what runs there, and what waits", answer="Node[]"),
     Route("GET", "/api/jobs", "get_api_jobs", "user", ("user_id", "status", "limit"), "all jobs kept: finished, running, pending",
           answer="Submitted[]"),
     Route("GET", "/health", "get_health", "user", (), "each check with its reading; 503 when one is bad",
@@ -11904,10 +11919,11 @@ DASHBOARD_PAGE = r'''<!doctype html>
 html { scroll-padding-top: 4.5rem; }
 body { margin: 0; background: var(--bg); color: var(--ink); font: 14px/1.45 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif;
   font-variant-numeric: tabular-nums; -webkit-text-size-adjust: 100%; }
-h1, h2, h3, p, dl, dd, ul, ol { margin: 0; padding: 0; }
+h1, h2, h3, h4, p, dl, dd, ul, ol { margin: 0; padding: 0; }
 ul, ol { list-style: none; }
 h1 { font-size: 1.3rem; line-height: 1.3; }
 h2 { font-size: 1rem; line-height: 1.3; }
+h4 { font-size: 1.1em; }
 a { color: var(--accent); text-decoration: none; }
 a:hover { text-decoration: underline; }
 code, pre, .mono { font-family: var(--mono); font-size: .93em; }
@@ -11986,7 +12002,25 @@ section { margin-bottom: 1.5rem; }
 .notice.bad { border-left-color: var(--bad); }
 .notice div { flex: 1; min-width: 0; }
 
-#gpu-list { display: grid; gap: .75rem; grid-template-columns: repeat(auto-fill, minmax(min(280px, 100%), 1fr)); }
+.gpus { display: grid; gap: .75rem; grid-template-columns: repeat(auto-fill, minmax(min(280px, 100%), 1fr)); }
+.machine + .machine { margin-top: 1.1rem; }
+.machine .head { margin-bottom: .45rem; }
+.machine .head .muted { flex: 1 1 10rem; overflow-wrap: anywhere; }
+.machine .fold { padding: 0 .3rem 0 0; border-color: transparent; background: none; font-size: 1rem; font-weight: 600; }
+.machine .fold::before { content: "\25b8"; content: "\25b8" / ""; display: inline-block; width: 1.1em; color: var(--muted);
+  font-weight: 400; }
+.machine .fold[aria-expanded=true]::before { content: "\25be"; content: "\25be" / ""; }
+.machine .banner { margin-bottom: .5rem; }
+.tiles { display: grid; gap: .4rem; grid-template-columns: repeat(auto-fill, minmax(min(8.2rem, 100%), 1fr)); }
+.tile { display: grid; grid-template-columns: auto minmax(0, 1fr) auto; gap: .2rem .45rem; align-items: baseline;
+  padding: .35rem .6rem .5rem; border-left: 3px solid var(--edge); border-radius: 8px; }
+.tile .state-of { overflow: hidden; text-overflow: ellipsis; white-space: nowrap; }
+.tile .track { height: 4px; }
+.tile .tracks { grid-column: 1 / -1; display: grid; gap: 3px; }
+.tile.ok { border-left-color: #2da160; } .tile.ok .state-of { color: var(--ok); }
+.tile.busy { border-left-color: var(--fill); }
+.tile.warn { border-left-color: #c08a1e; } .tile.warn .state-of { color: var(--warn); }
+.tile.bad { border-left-color: var(--bad); } .tile.bad .state-of { color: var(--bad); }
 .gpu { display: flex; flex-direction: column; gap: .5rem; padding: .8rem .9rem .7rem; }
 .gpu .top { display: flex; align-items: baseline; gap: .5rem; }
 .gpu .top .name { flex: 1; min-width: 0; overflow: hidden; text-overflow: ellipsis; white-space: nowrap; }
@@ -12120,6 +12154,8 @@ summary { cursor: pointer; padding: .3rem 0; color: var(--accent); }
   .facts-list div { grid-template-columns: 7rem minmax(0, 1fr); }
   .lines { height: 18rem; padding: .5rem .8rem; font-size: 11.5px; } .log .head .told { flex-basis: 100%; }
   .gpu { gap: .4rem; } .curve { height: 38px; }
+  .tiles { grid-template-columns: repeat(auto-fill, minmax(min(5rem, 100%), 1fr)); gap: .35rem; }
+  .tile { grid-template-columns: auto minmax(0, 1fr); padding: .3rem .45rem .45rem; } .tile .load-of { display: none; }
   .form { grid-template-columns: 1fr 1fr; } .form > *, .form > .third { grid-column: span 1; } .form > .wide { grid-column: 1 / -1; }
   footer .keys, #filter-clear:disabled { display: none; }
 }
@@ -12163,7 +12199,7 @@ summary { cursor: pointer; padding: .3rem 0; color: var(--accent); }
     <h1 class="unseen">nexus: GPUs and jobs</h1>
     <div id="banners"></div>
     <section aria-labelledby="gpus"><div class="head"><h2 id="gpus" tabindex="-1">GPUs</h2><span id="gpus-told" class="muted"></span>
-      </div><ul id="gpu-list"></ul></section>
+      </div><div id="gpu-list"></div></section>
     <search class="filters" aria-label="Filter jobs">
       <input class="text" id="filter" type="search" placeholder="Filter by id, name, command, cause&hellip;"
         aria-label="Filter by text" aria-keyshortcuts="/">
@@ -12279,6 +12315,8 @@ const serverNow = () => Date.now() + clockOffset;
 const clock = (stamp) => new Date(stamp).toLocaleString([],
   {month: 'short', day: 'numeric', hour: '2-digit', minute: '2-digit', second: '2-digit'});
 const gpuList = (job) => job.gpu_indices && job.gpu_indices.length ? `GPU ${job.gpu_indices.join(', ')}` : 'CPU';
+const hasNodes = () => service.nodes.length > 0;
+const where = (job) => (hasNodes() || job.remote_id) && job.node ? `${job.node} \u00b7 ${gpuList(job)}` : gpuList(job);
 const isOthers = (job) => job.command === null;         // as users' tokens are told of it
 const commandOf = (job) => job.command ?? `(${job.user}'s)`;
 const priorityOf = (job) => PRIORITIES[job.priority] ?? String(job.priority);
@@ -12634,12 +12672,91 @@ function drawBanners() {
   });
 }
 
+// GPUs stand together by machine.  Of many there are tiles, until one wants to see more of a machine's.
+
+const TILES_BEYOND = 16, folds = new Map();     // so many GPUs are cards at first; machine: whether it is unfolded, as one has chosen
+
 function drawGpus() {
   const gpus = service.gpu_status, free = gpus.filter((gpu) => gpu.is_available).length;
+  const machines = hasNodes() ? service.nodes.filter((node, i) => i || node.gpus) : [{name: service.host.name}];
+  const away = machines.filter((machine) => machine.unknown_since).length;
   const nodes = service.slurm?.nodes ?? [], sum = (key) => nodes.reduce((total, node) => total + node[key], 0);
-  write(at('gpus-told'), service.slurm ? `${sum('gpus_used')} of ${sum('gpus')} of the Slurm cluster in use` :
-    gpus.length ? `${free} of ${gpus.length} available` : service.gpu_trouble ? '' : 'none');
-  sync(at('gpu-list'), gpus, (gpu) => gpu.uuid, makeGpu, updateGpu);
+  write(at('gpus-told'), service.slurm ? `${sum('gpus_used')} of ${sum('gpus')} of the Slurm cluster in use` : gpus.length ? [`${free} of ${gpus.length} available`, machines.length > 1 ? `${machines.length} machines` : null,
+    away ? `${away} not heard` : null].filter(Boolean).join(' \u00b7 ') : service.gpu_trouble ? '' : 'none');
+  sync(at('gpu-list'), machines, (machine) => machine.name, makeMachine, updateMachine);
+}
+
+function makeMachine(machine) {
+  const row = {badge: el('span'), told: el('span', {class: 'muted'}), why: el('p', {class: 'banner bad'}),
+    cards: el('ul', {class: 'gpus'}), tiles: el('ul', {class: 'tiles'})};
+  row.fold = button(machine.name, () => { folds.set(machine.name, !row.isOpen); draw(); }, 'fold');
+  row.head = el('div', {class: 'head'}, el('h3', {class: 'fold-head'}, row.fold), row.badge, row.told);
+  row.node = el('div', {class: 'machine', 'data-machine': machine.name}, row.head, row.why, row.tiles, row.cards);
+  return row;
+}
+
+function updateMachine(row, machine) {
+  const gpus = service.gpu_status.filter((gpu) => gpu.node === machine.name), free = gpus.filter((gpu) => gpu.is_available).length;
+  row.isOpen = !hasNodes() || (folds.get(machine.name) ?? (service.gpu_status.length <= TILES_BEYOND && !machine.unknown_since));
+  row.head.hidden = !hasNodes();
+  row.why.hidden = !machine.unknown_since;
+  if (hasNodes()) {
+    mark(row.fold, 'aria-expanded', String(row.isOpen));
+    const [kind, state] = machine.unknown_since ? ['bad', 'Unknown'] : machine.is_leaving ? ['warn', 'Being removed']
+      : machine.trouble ? ['warn', 'Closed'] : ['', ''];
+    row.badge.className = `badge ${kind}`;
+    row.badge.hidden = !state;
+    write(row.badge, state);
+    const count = machine.unknown_since ? gpus.length && counted(gpus.length, 'GPU')
+      : gpus.length ? `${free} of ${gpus.length} available` : 'no GPU';
+    write(row.told, [count,
+      machine.running_jobs ? counted(machine.running_jobs, 'job') : null, machine.gpu_names.join(', '),
+      machine.unknown_since ? null : machine.trouble].filter(Boolean).join(' \u00b7 '));
+    if (machine.unknown_since) {
+      write(row.why, `Not heard since ${clock(machine.unknown_since)} (${ago(machine.unknown_since)})${machine.trouble
+        ? `: ${machine.trouble}` : ''}.${machine.hint ? ` To do: ${machine.hint}.` : ''}`);
+    }
+  }
+  row.cards.hidden = !row.isOpen || !gpus.length;
+  row.tiles.hidden = row.isOpen || !gpus.length;
+  sync(row.cards, row.isOpen ? gpus : [], (gpu) => gpu.uuid, makeGpu, updateGpu);
+  sync(row.tiles, row.isOpen ? [] : gpus, (gpu) => gpu.uuid, makeTile, updateTile);
+}
+
+const isAway = (gpu) => service.nodes.some((node) => node.name === gpu.node && node.unknown_since);
+const foreignOf = (gpu) => gpu.processes.filter((process) => !process.job_id);
+
+function stateOf(gpu) {
+  return isAway(gpu) ? ['bad', 'Unknown'] : gpu.fault ? ['bad', 'Fault'] : gpu.is_paused ? ['warn', 'Paused']
+    : gpu.job_ids.length ? ['busy', 'Busy'] : gpu.is_available ? ['ok', 'Available']
+    : foreignOf(gpu).length || gpu.allocated ? ['warn', 'In use'] : ['warn', 'Unavailable'];
+}
+
+function makeTile() {
+  const row = {index: el('strong'), state: el('span', {class: 'state-of small'}), load: el('span', {class: 'load-of small muted'}),
+    bars: [el('i'), el('i')], job: el('a', {class: 'id'}), word: el('span')};
+  row.state.append(row.job, row.word);
+  row.node = el('li', {class: 'tile panel'}, row.index, row.state, row.load, el('span', {class: 'tracks', 'aria-hidden': 'true'},
+    el('span', {class: 'track'}, row.bars[0]), el('span', {class: 'track memory'}, row.bars[1])));
+  return row;
+}
+
+function updateTile(row, gpu) {
+  const [kind, state] = stateOf(gpu), [id, ...others] = gpu.job_ids, total = gpu.memory_total_mib, used = gpu.memory_used_mib;
+  row.node.className = `tile panel ${kind}`;
+  mark(row.node, 'data-gpu', gpu.place);
+  write(row.index, gpu.index);
+  row.job.hidden = !id;
+  if (id) mark(row.job, 'href', `#/jobs/${encodeURIComponent(id)}`);
+  write(row.job, id);
+  write(row.word, !id ? state.replace('Available', 'Free') : (others.length ? ` +${others.length}` : '')
+    + (['Busy', 'Unknown'].includes(state) ? '' : ` ${state}`));
+  write(row.load, known(gpu.utilization) ? `${Math.round(gpu.utilization)} %` : '');
+  row.bars[0].style.setProperty('width', `${Math.min(100, gpu.utilization ?? 0)}%`);
+  row.bars[1].style.setProperty('width', `${total && known(used) ? Math.min(100, 100 * used / total) : 0}%`);
+  mark(row.node, 'title', [`GPU ${gpu.place}: ${state}`, gpu.name, known(gpu.utilization) ? `load ${Math.round(gpu.utilization)} %` : null,
+    known(used) ? `memory ${total ? `${gib(used)} / ${gib(total)} GiB` : size(used)}` : null, ...gpu.job_ids.map((each) => `job ${each}`),
+    gpu.job_ids.length ? null : gpu.unavailable].filter(Boolean).join('\n'));
 }
 
 function makeGauge(name, kind) {
@@ -12656,15 +12773,15 @@ function makeGauge(name, kind) {
 }
 
 function makeGpu(gpu) {
-  const row = {title: el('h3'), name: el('span', {class: 'name muted'}), badge: el('span'), memory: makeGauge('Memory', 'memory'),
-    load: makeGauge('Load', ''),
+  const row = {title: el(hasNodes() ? 'h4' : 'h3'), name: el('span', {class: 'name muted'}), badge: el('span'),
+    memory: makeGauge('Memory', 'memory'), load: makeGauge('Load', ''),
     paths: ['area', 'load', 'memory'].map((kind) => svg('path', {class: kind})), users: el('ul', {class: 'users'}),
       told: el('span', {class: 'muted grow small'})};
   row.curve = svg('svg', {class: 'curve', viewBox: '0 0 119 100', preserveAspectRatio: 'none', role: 'img'},
     svg('line', {x1: 0, y1: 50, x2: 119, y2: 50}), ...row.paths);
-  row.toggle = button('Pause', () => act('POST', `gpus/${row.gpu.index}/${row.gpu.is_paused ? 'resume' : 'pause'}`, undefined,
-    row.gpu.is_paused ? `GPU ${row.gpu.index} takes jobs again.` : `GPU ${row.gpu.index} gets no new job.`));
-  row.node = el('li', {class: 'gpu panel', 'data-gpu': gpu.index}, el('div', {class: 'top'}, row.title, row.name, row.badge),
+  row.toggle = button('Pause', () => act('POST', `gpus/${encodeURIComponent(row.gpu.place)}/${row.gpu.is_paused ? 'resume' : 'pause'}`,
+    undefined, row.gpu.is_paused ? `GPU ${row.gpu.place} takes jobs again.` : `GPU ${row.gpu.place} gets no new job.`));
+  row.node = el('li', {class: 'gpu panel', 'data-gpu': gpu.place}, el('div', {class: 'top'}, row.title, row.name, row.badge),
     row.memory.node, row.load.node,
     el('div', {}, row.curve, el('div', {class: 'axis', 'aria-hidden': 'true'}, el('span', {}, 'last hour'),
       el('span', {}, el('b', {}, 'load'), el('b', {}, 'memory')))),
@@ -12674,12 +12791,11 @@ function makeGpu(gpu) {
 
 function updateGpu(row, gpu) {
   row.gpu = gpu;
-  const total = gpu.memory_total_mib, used = gpu.memory_used_mib, name = `GPU ${gpu.index}`;
-  const foreign = gpu.processes.filter((process) => !process.job_id);
+  const total = gpu.memory_total_mib, used = gpu.memory_used_mib, name = `GPU ${gpu.place}`;
+  const foreign = foreignOf(gpu);
   write(row.title, name);
   write(row.name, gpu.name);
-  const [kind, state] = gpu.fault ? ['bad', 'Fault'] : gpu.is_paused ? ['warn', 'Paused'] : gpu.job_ids.length ? ['busy', 'Busy']
-    : gpu.is_available ? ['ok', 'Available'] : foreign.length ? ['warn', 'In use'] : ['warn', 'Unavailable'];
+  const [kind, state] = stateOf(gpu);
   row.badge.className = `badge ${kind}`;
   write(row.badge, state);
   row.memory.show(`${name} memory`, total && known(used) ? used / total : null,
@@ -12748,7 +12864,7 @@ const filter = {text: '', status: '', user: '', group: ''};
 function matches(job) {
   return (!filter.status || job.status === filter.status) && (!filter.user || job.user === filter.user)
     && (!filter.group || job.group === filter.group)
-    && (!filter.text || [job.id, job.name, job.command, job.user, job.group, job.cause, job.cause_line, job.waiting_for,
+    && (!filter.text || [job.id, job.name, job.command, job.user, job.group, job.node, job.cause, job.cause_line, job.waiting_for,
       job.cwd].join('\n').toLowerCase().includes(filter.text));
 }
 
@@ -12800,7 +12916,7 @@ function jobLink(job, row) {
 function makeRun(job) {
   if (!job) return {node: el('li', {class: 'panel empty'}), isEmpty: true};
   const row = {what: el('div', {class: 'command clip'}), facts: el('div', {class: 'facts muted small'}), name: el('strong'),
-    clock: el('div', {class: 'clock', 'data-runs': job.id, title: 'runs for'}), log: null};
+    away: el('span', {class: 'badge bad'}), clock: el('div', {class: 'clock', 'data-runs': job.id, title: 'runs for'}), log: null};
   row.opener = button('Log', () => row.toggle(), '', `Log of job ${job.id}`);
   mark(row.opener, 'aria-expanded', 'false');
   row.kill = button('Kill', () => killJob(jobs.get(job.id)), 'danger', `Kill job ${job.id}`);
@@ -12822,7 +12938,7 @@ function makeRun(job) {
     openLog = null;
   };
   row.node = el('li', {class: 'run panel', 'data-job': job.id},
-    el('div', {class: 'line'}, jobLink(job, row), el('div', {class: 'what'}, row.name, row.what, row.facts),
+    el('div', {class: 'line'}, jobLink(job, row), el('div', {class: 'what'}, row.name, row.what, row.facts, row.away),
     row.clock, el('div', {class: 'actions'}, row.opener, row.kill)));
   return row;
 }
@@ -12832,7 +12948,9 @@ function updateRun(row, job) {
   write(row.name, job.name);
   row.name.hidden = !job.name;
   write(row.what, commandOf(job));
-  write(row.facts, [gpuList(job) + (job.gpus % 1 ? ` (${job.gpus})` : ''), job.user, job.group ? `group ${job.group}` : null,
+  row.away.hidden = !job.unknown_since;
+  write(row.away, job.unknown_since ? `unknown since ${clock(job.unknown_since)}` : '');
+  write(row.facts, [where(job) + (job.gpus % 1 ? ` (${job.gpus})` : ''), job.user, job.group ? `group ${job.group}` : null,
     job.attempt > 1 ? `attempt ${job.attempt}` : null,
     known(job.rss_mib) ? `${size(job.rss_mib)} of memory` : null, known(job.cpu_percent) ? `CPU ${Math.round(job.cpu_percent)} %` : null,
     job.started_at ? `since ${clock(job.started_at)}` : null].filter(Boolean).join('  \u00b7  '));
@@ -12903,7 +13021,7 @@ const queueTable = makeTable('queue', (job) => {
 }, (row, job) => {
   updateWhat(row, job);
   write(row.place, known(job.position) ? job.position + 1 : '');
-  write(row.gpus, job.gpus);
+  write(row.gpus, job.only_node && hasNodes() ? `${job.gpus} on ${job.only_node}` : job.gpus);
   write(row.reason, job.waiting_for);
   write(row.starts, starts(job));
   setPriority(row.priority, job.priority);
@@ -12924,7 +13042,7 @@ const historyTable = makeTable('history', (job) => {
   wear(row.badge, job.status, job.status === 'completed' || isOthers(job) ? job.status : outcome(job));
   mark(row.badge, 'title', job.status);
   write(row.cause, job.cause_line);
-  write(row.gpus, job.started_at ? gpuList(job) : '-');
+  write(row.gpus, job.started_at ? where(job) : '-');
   write(row.runtime, known(job.runtime_seconds) ? duration(job.runtime_seconds) : '-');
   write(row.finished, ago(job.finished_at));
   mark(row.finished, 'datetime', job.finished_at);
@@ -13009,6 +13127,7 @@ const FIELDS = [                                // name, label, class, facts, he
   ['timeout', 'Time limit', 'third', {placeholder: 'none'}, 'like 30m or 2h'],
   ['name', 'Name', '', {}, null],
   ['group', 'Group', '', {}, null],
+  ['node', 'Machine', 'all', {}, null],
   ['cwd', 'Directory', 'all', {placeholder: '~', spellcheck: 'false'}, null],
   ['after', 'After jobs', '', {placeholder: 'abc, xyz', spellcheck: 'false'}, 'starts when these completed'],
   ['retries', 'Retries', '', {type: 'number', min: 0, step: 1, placeholder: 'default'}, null],
@@ -13018,18 +13137,22 @@ const FIELDS = [                                // name, label, class, facts, he
 function openAddForm(given = {}) {
   const dialog = at('add-dialog'), from = document.activeElement, inputs = {}, key = randomKey();
   if (dialog.open) return;
-  const fields = FIELDS.map(([name, label, kind, facts, help]) => {
+  const fields = FIELDS.filter(([name]) => name !== 'node' || hasNodes()).map(([name, label, kind, facts, help]) => {
     const id = `add-${name}`, more = {id, name, autocomplete: 'off', 'aria-describedby': help ? `${id}-help` : null, ...facts};
     inputs[name] = name === 'priority' ? el('select', more,
       ...PRIORITIES.map((word, i) => el('option', {value: i, selected: i === 1}, word)))
+      : name === 'node' ? el('select', more, el('option', {value: ''}, 'any, wherever it can start first'),
+        ...service.nodes.map((node) => el('option', {value: node.name}, node.name)))
       : facts.rows ? el('textarea', more) : el('input', {type: 'text', ...more});
-    if (known(given[name])) inputs[name].value = given[name];
+    if (known(given[name]) && inputs[name]) inputs[name].value = given[name];
     return el('div', {class: `${kind} ${['all', ''].includes(kind) ? 'wide' : ''}`}, el('label', {for: id}, label), inputs[name], help
       ? el('span', {class: 'help', id: `${id}-help`}, help) : null);
   });
+  const shown = hasNodes() ? 7 : 6;
   const fault = el('p', {class: 'fault', role: 'alert'}), send = el('button', {class: 'primary'}, 'Add job');
-  const form = el('form', {onsubmit: submit}, el('div', {class: 'form'}, ...fields.slice(0, 6)),
-    el('details', {}, el('summary', {}, 'More: directory, order, retries, environment'), el('div', {class: 'form'}, ...fields.slice(6))),
+  const form = el('form', {onsubmit: submit}, el('div', {class: 'form'}, ...fields.slice(0, shown)),
+    el('details', {}, el('summary', {}, 'More: directory, order, retries, environment'),
+      el('div', {class: 'form'}, ...fields.slice(shown))),
     fault, el('div', {class: 'buttons'}, button('Cancel', () => dialog.close()), send));
   async function submit(event) {
     event.preventDefault();
@@ -13040,7 +13163,7 @@ function openAddForm(given = {}) {
       const after = text('after')?.split(/[\s,]+/).filter(Boolean);
       const answer = await ask('POST', 'queue', {command: inputs.command.value, gpus: count('gpus'),
         priority: Number(inputs.priority.value), timeout_seconds: parseSeconds(text('timeout')),
-        name: text('name'), group: text('group'), cwd: text('cwd'), after, retries: count('retries'),
+        name: text('name'), group: text('group'), node: inputs.node && text('node'), cwd: text('cwd'), after, retries: count('retries'),
           env: parseVariables(inputs.env.value)}, {'Idempotency-Key': key});
       dialog.close();
       tell(`Job ${answer.id} was added.${answer.warning ? ` ${answer.warning}` : ''}`);
@@ -13325,8 +13448,9 @@ function reopenLog() {                          // a log whose connection broke 
 // ---- A job's page
 
 const SHOWN_ELSEWHERE = ['id', 'status', 'command', 'name', 'status_history', 'seenAt', 'position', 'waiting_for', 'attempts',
-  'cause_line', 'stopping'];
-const LABELS = {cpu_seconds: 'CPU time', cpu_percent: 'CPU', peak_rss_mib: 'peak memory', rss_mib: 'memory', cwd: 'directory'};
+  'cause_line', 'stopping', 'unknown_since'];
+const LABELS = {cpu_seconds: 'CPU time', cpu_percent: 'CPU', peak_rss_mib: 'peak memory', rss_mib: 'memory', cwd: 'directory',
+  node: 'machine', only_node: 'only on', remote_id: 'id there'};
 const WIDE = ['cwd', 'log_dir', 'gpu_uuids', 'notes', 'snapshot', 'session', 'env_digest'];
 
 function describeFact(name, fact) {
@@ -13339,6 +13463,16 @@ function describeFact(name, fact) {
   return fact === true ? 'yes' : typeof fact === 'object' ? Object.entries(fact).map((pair) => pair.join('=')).join(', ') : String(fact);
 }
 
+function takeTogether(verdicts) {               // [first, last, verdict] of GPUs of a node, next to each other, of which the same is said
+  const rows = [];
+  for (const gpu of verdicts) {
+    const last = rows[rows.length - 1];
+    if (last && last.node === gpu.node && last[2] === gpu.verdict && gpu.place.includes(':')) last[1] = gpu.place;
+    else rows.push(Object.assign([gpu.place, gpu.place, gpu.verdict], {node: gpu.node}));
+  }
+  return rows;
+}
+
 class JobPage {
   constructor(id) {
     this.id = id;
@@ -13348,6 +13482,7 @@ class JobPage {
     this.command = el('pre', {class: 'pad'});
     this.actions = el('div', {class: 'steps'});
     this.cause = el('p', {class: 'banner bad', hidden: true});
+    this.away = el('p', {class: 'banner bad', hidden: true});
     this.facts = el('dl', {class: 'facts-list'});
     this.steps = el('ol', {class: 'steps pad'});
     this.attempts = el('ol', {class: 'reasons pad'});
@@ -13362,7 +13497,8 @@ class JobPage {
     at('job').replaceChildren(
       el('p', {}, el('a', {href: '#/'}, '\u2190 All jobs')),
       el('div', {class: 'head'}, this.title, this.badge, this.runtime, el('span', {class: 'grow'}), this.actions), this.name,
-      el('section', {class: 'panel', 'aria-label': 'Command'}, this.command), this.cause, this.whyPart, this.logPart, this.attemptsPart,
+      el('section', {class: 'panel', 'aria-label': 'Command'}, this.command), this.away, this.cause, this.whyPart, this.logPart,
+      this.attemptsPart,
       el('section', {'aria-label': 'Facts'}, el('div', {class: 'head'}, el('h2', {}, 'Facts')),
         el('div', {class: 'panel'}, this.steps, this.facts)));
     this.refresh();
@@ -13395,7 +13531,7 @@ class JobPage {
     wear(this.badge, job.status, job.stopping ? 'stopping'
       : isFinal && job.status !== 'completed' ? `${job.status}: ${outcome(job)}` : job.status);
     const asked = job.gpus === 0 ? 'no GPU' : `${job.gpus} GPU${job.gpus > 1 ? 's' : ''}`;
-    write(this.name, [job.name, job.user, job.started_at ? gpuList(job) : `asks for ${asked}`].filter(Boolean).join(' \u00b7 '));
+    write(this.name, [job.name, job.user, job.started_at ? where(job) : `asks for ${asked}`].filter(Boolean).join(' \u00b7 '));
     write(this.command, commandOf(job));
     if (job.status === 'running') this.runtime.dataset.runs = job.id;
     else delete this.runtime.dataset.runs;
@@ -13412,9 +13548,12 @@ class JobPage {
       retry: () => button('Retry', () => this.retry()),
       again: () => button('Change and add',
         () => openAddForm({command: job.command ?? '', gpus: job.gpus, priority: job.priority, name: job.name, group: job.group,
-        cwd: job.cwd}))};
+        cwd: job.cwd, node: job.only_node}))};
     sync(this.actions, wanted, (name) => name, (name) => ({node: makers[name]()}),
       (row, name) => { if (name === 'priority') setPriority(row.node, job.priority); });
+    this.away.hidden = !job.unknown_since;
+    write(this.away, job.unknown_since ? `${job.node} has not been heard since ${clock(job.unknown_since)}: nothing is known of this job `
+      + 'until it is back.' : '');
     this.cause.hidden = !job.cause_line;
     write(this.cause, job.cause_line);
     this.drawWhy(why);
@@ -13436,7 +13575,8 @@ class JobPage {
     this.whyPart.hidden = !why;
     if (!why) return;
     this.why.replaceChildren(el('p', {}, why.why), el('ul', {class: 'reasons'}, ...why.facts.map((fact) => el('li', {}, fact)),
-      ...why.gpus.map((gpu) => el('li', {class: 'muted'}, `GPU ${gpu.index}: ${gpu.verdict ?? 'it could have this one'}`))));
+      ...takeTogether(why.gpus).map(([first, last, verdict]) => el('li', {class: 'muted'}, first === last ? `GPU ${first}: ${verdict
+        ?? 'it could have this one'}` : `GPUs ${first} to ${last}: ${verdict ?? 'it could have any of these'}`))));
   }
 
   drawFacts(job) {
@@ -13463,6 +13603,7 @@ class JobPage {
     sync(this.attempts, job.attempts ?? [], (attempt) => attempt.attempt, () => ({node: el('li')}), (row, attempt) => {
       const ended = attempt.cause === 'exit' ? `exit ${attempt.exit_code}` : attempt.cause;
       write(row.node, [`${attempt.attempt}: ${ended}`, attempt.gpu_indices?.length ? `on GPU ${attempt.gpu_indices.join(', ')}` : null,
+        attempt.node ? `of ${attempt.node}` : null,
         known(attempt.runtime_seconds) ? `after ${duration(attempt.runtime_seconds)}` : null].filter(Boolean).join(' '));
     });
   }
@@ -14485,6 +14626,10 @@ def find_targets(client: Client, target: str, takes_all: bool) -> list[str]:
 
 
 def report_ends(call: Call, client: Client, ids: Sequence[str]) -> int:
+    for job in map(client.job, ids):
+        if job["unknown_since"]:
+            call.say(f"job {job['id']} is on {job['node']}, not heard since {local_time(job['unknown_since'], '%m-%d %H:%M')}: it is ended "
+                     f"once that is back (Ctrl-C leaves it so; nexus node remove {job['node']} --force gives it up)")
     client.wait(ids, lambda job: call.say(describe_end(job)))
     return 0
 
@@ -14593,6 +14738,9 @@ def cmd_logs(call: Call) -> int:
         job = client.job(find_targets(client, given.id, False)[0])
         if job["status"] == PENDING:
             call.say(f"job {job['id']} is pending: {job['waiting_for']}")
+        if job["unknown_since"]:
+            call.say(f"{job['node']} has not been heard since {local_time(job['unknown_since'], '%m-%d %H:%M')}: what job {job['id']} "
+                     "has printed since then comes when it is back")
         if given.follow:
             follow_job(call, client, job["id"], given.number, given.stream)
         else:
@@ -15057,9 +15205,13 @@ def cmd_help(call: Call) -> int:
 
 
 def cmd_ids(call: Call) -> int:
-    """For the shells' completion: ids, without starting anything or complaining."""
+    """For the shells' completion: ids, or the nodes' names, without starting anything or complaining."""
     try:
-        jobs = Client.find(call.environ, is_starting=False).jobs(limit=1000)
+        client = Client.find(call.environ, is_starting=False)
+        if call.options.status == "nodes":
+            call.print("".join(f"{node['name']}\n" for node in client.status()["nodes"][1:]))
+            return 0
+        jobs = client.jobs(limit=1000)
         call.print("".join(f"{job['id']}\n" for job in jobs if call.options.status in (None, *(
             [job["status"]] if job["status"] not in FINAL else [job["status"], "finished"]))))
     except (NexusError, OSError):
@@ -15244,12 +15396,13 @@ def list_options(command: Command) -> list[str]:
 
 
 def wanted_status(command: Command) -> str:
-    """Of the jobs that a command is for."""
-    return {"kill": RUNNING, "attach": RUNNING, "remove": PENDING, "move": PENDING, "retry": "finished"}.get(command.name, "")
+    """Of the jobs that a command is for; `nodes` for the names of these."""
+    wanted = {"kill": RUNNING, "attach": RUNNING, "remove": PENDING, "move": PENDING, "retry": "finished", "node": "nodes"}
+    return wanted.get(command.name, "")
 
 
 def takes_ids(command: Command) -> bool:
-    return any(argument[0][0] in ("id", "ids", "target", "targets") for argument in command.arguments)
+    return command.name == "node" or any(argument[0][0] in ("id", "ids", "target", "targets") for argument in command.arguments)
 
 
 # ==== 18. ARGUMENTS, MAIN ==== argparse from the COMMANDS table; main(argv, environ, out, err) -> exit code

@@ -25,6 +25,7 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 import types
 import uuid
 
@@ -82,6 +83,35 @@ class Line(http.client.HTTPConnection):
 
     def connect(self):
         self.sock = inside(self.namespace, socket.create_connection, ("127.0.0.1", self.port), self.timeout)
+
+
+@contextlib.contextmanager
+def relay(net):
+    """A port of this machine that leads to the head's service, for a browser."""
+    def serve():
+        with contextlib.suppress(OSError):
+            while True:
+                near = server.accept()[0]
+                try:
+                    far = inside(net.head.machine.namespace, socket.create_connection, ("127.0.0.1", net.head.port))
+                except OSError:
+                    near.close()
+                    continue
+                for ends in ((near, far), (far, near)):
+                    threading.Thread(target=pass_on, args=ends, daemon=True).start()
+
+    def pass_on(source, target):
+        with contextlib.suppress(OSError):
+            while piece := source.recv(65536):
+                target.sendall(piece)
+        for end in (source, target):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=serve, daemon=True).start()
+        yield server.getsockname()[1]
+        server.shutdown(socket.SHUT_RDWR)
 
 
 # Processes, which have a pid within their machine and another here

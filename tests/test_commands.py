@@ -815,13 +815,15 @@ def test_install(installing):
     assert version == installing.run("--version").out
     shell = f"""source "{data}/bash-completion/completions/nexus"
         complete() {{ COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _nexus; echo "${{COMPREPLY[*]}}"; }}
-        complete nexus re; complete nexus add --gpu; complete nexus logs ''; complete nexus config ''"""
+        complete nexus re; complete nexus add --gpu; complete nexus logs ''; complete nexus config ''
+        complete nexus node ''"""
     done = subprocess.run(["bash", "-ec", shell], capture_output=True, timeout=30, env={**installing.environ, "PATH": path})
     answers = done.stdout.decode().splitlines()
     assert answers[0].split() == ["remove", "retry", "resume", "restart"] and answers[1].split() == ["--gpus", "--gpu-ids", "--gpu-mem"]
     jobs = subprocess.run(["nexus", "jobs", "--json"], capture_output=True, env={**installing.environ, "PATH": path}).stdout
     job_id = json.loads(jobs)[0]["id"]
     assert job_id in answers[2].split() and set(answers[3].split()) == {"edit", "path", "sample"}
+    assert {"add", "list", "remove"} <= set(answers[4].split()), "and the nodes' names, where there are any"
     for script, shell in (("bash-completion/completions/nexus", "bash"), ("zsh/site-functions/_nexus", "zsh")):
         if subprocess.run(["sh", "-c", f"command -v {shell}"], capture_output=True).returncode == 0:
             assert subprocess.run([shell, "-n", os.path.join(data, script)], capture_output=True).stderr == b""

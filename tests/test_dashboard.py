@@ -9,6 +9,7 @@ import subprocess
 import time
 
 import live
+import network
 import pytest
 from playwright.sync_api import expect, sync_playwright
 
@@ -434,6 +435,136 @@ def test_by_keyboard(browser, box):
         expect(page.get_by_role("log")).to_have_text("hello")
         page.keyboard.press("h")
         expect(page.get_by_role("log")).to_have_count(0)
+
+
+# Where there are nodes
+
+def show_pool(page, box, gpus=8, away="n6"):
+    """Let the page see eight nodes with so many GPUs each, of which one is not heard; what runs here runs on n1."""
+    status = box.status()
+    [mould, *_] = status["gpu_status"]
+    ids = [job["id"] for job in status["running_jobs"]]
+    paused, busy, names = ("n2", 1), ("n1", 0), ["gpu1", *(f"n{number}" for number in range(1, 9))]
+    status["host"]["name"] = names[0]
+    status["gpu_status"] = [
+        {**mould, "index": index, "node": name, "place": f"{name}:{index}", "uuid": f"{name}/GPU-{index}", "utilization": 40.0,
+         "job_ids": ids if (name, index) == busy else [], "is_paused": (name, index) == paused,
+         "is_available": name != away and (name, index) not in (busy, paused)} for name in names[1:] for index in range(gpus)]
+    status["nodes"] = [
+        {"name": name, "gpus": gpus if number else 0, "gpu_names": ["H100"], "running_jobs": 0, "is_leaving": name == "n8",
+         **({"unknown_since": "2024-10-24T14:02:00Z", "trouble": "cannot reach n6: No route to host", "hint": "try it by hand: ssh n6"}
+            if name == away else {"unknown_since": None, "trouble": None, "hint": None})} for number, name in enumerate(names)]
+    page.route("**/status", lambda route: route.fulfill(json=status))
+
+
+def machine(page, name):
+    return page.locator(f"[data-machine={name}]")
+
+
+def test_many_gpus_are_tiles_by_machine_until_one_wants_more(browser, box):
+    job_id = box.wait_started(box.add("sleep 1000", gpus=0))["id"]
+    with visit(browser, box) as page:
+        show_pool(page, box)
+        page.reload()
+        expect(page.locator("#gpus-told")).to_have_text("54 of 64 available · 8 machines · 1 not heard")
+        expect(page.locator(".machine")).to_have_count(8)           # this one has no GPU
+        expect(page.locator(".tile")).to_have_count(64)
+        expect(page.locator("[data-gpu='n1:0']")).to_contain_text(job_id)
+        expect(page.locator("[data-gpu='n2:1']")).to_contain_text("Paused")
+        expect(machine(page, "n8")).to_contain_text("Being removed")
+        expect(machine(page, "n6")).to_contain_text("cannot reach n6: No route to host. To do: try it by hand: ssh n6.")
+        expect(machine(page, "n6").locator(".tile.bad")).to_have_count(8)
+        page.get_by_role("button", name="n2", exact=True).focus()
+        page.keyboard.press("Enter")
+        expect(machine(page, "n2").locator(".gpu")).to_have_count(8)
+        expect(page.get_by_role("button", name="Resume GPU n2:1")).to_be_visible()
+        expect(page.get_by_role("button", name="n2", exact=True)).to_have_attribute("aria-expanded", "true")
+        page.keyboard.press("Enter")
+        expect(page.locator(".gpu")).to_have_count(0)
+        show_pool(page, box, gpus=2, away="")
+        expect(page.locator(".gpu")).to_have_count(14)              # few are cards, but for those one has folded
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 360])
+def test_many_machines_are_accessible_and_no_wider_than_the_screen(browser, box, scheme, width):
+    with visit(browser, box, width=width, color_scheme=scheme, bypass_csp=True, reduced_motion="reduce") as page:
+        show_pool(page, box)
+        page.reload()
+        expect(page.locator(".tile")).to_have_count(64)
+
+        def check(where):
+            assert axe(page) == [], where
+            assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, f"{where} is too wide"
+        check("tiles")
+        page.get_by_role("button", name="n6", exact=True).click()
+        expect(machine(page, "n6").locator(".gpu")).to_have_count(8)
+        check("cards")
+        page.keyboard.press("a")
+        expect(page.get_by_label("Machine")).to_have_value("")
+        check("the form")
+
+
+@pytest.fixture(scope="module")
+def net():
+    with network.Net(nodes=1, gpus=2, head_gpus=1) as made, contextlib.ExitStack() as stack:
+        done = made.head.nexus("node", "add", "n1")
+        assert done.returncode == 0, done.stderr
+        made.port = stack.enter_context(network.relay(made))
+        yield made
+
+
+def visit_net(browser, net, path=""):
+    token = live.read(net.head.home / "token").strip()
+    return visit(browser, net, path, extra_http_headers={"Authorization": f"Bearer {token}"})
+
+
+def test_a_job_of_a_node_from_the_form_to_its_end(browser, net):
+    with visit_net(browser, net) as page:
+        page.keyboard.press("a")
+        dialog = page.get_by_role("dialog")
+        dialog.get_by_label("Command").fill("hostname; sleep 1000")
+        dialog.get_by_label("Name").fill("elsewhere")
+        dialog.get_by_label("Machine").select_option("n1")
+        dialog.get_by_role("button", name="Add job").click()
+        running = page.locator(".run", has_text="elsewhere")
+        expect(running).to_contain_text("n1 · GPU 0")
+        expect(page.locator("[data-gpu='n1:0']")).to_contain_text("Busy")
+        running.get_by_role("button", name="Log").click()
+        expect(running.get_by_role("log")).to_have_text("n1")
+        job_id = running.get_attribute("data-job")
+        running.get_by_role("button", name="Kill").click()
+        page.get_by_role("dialog").get_by_role("button", name="Kill job").click()
+        expect(page.locator("#history-part").locator(f"[data-job={job_id}]")).to_contain_text("n1 · GPU 0")
+        expect(page.locator("[data-gpu='n1:0']")).to_contain_text("Available")
+
+
+def test_a_gpu_of_a_node_is_paused_and_has_a_history(browser, net):
+    with visit_net(browser, net) as page:
+        gpu = page.locator("[data-gpu='n1:1']")
+        gpu.get_by_role("button", name="Pause GPU n1:1").click()
+        expect(gpu).to_contain_text("Paused")
+        assert [each["place"] for each in net.head.status()["gpu_status"] if each["is_paused"]] == ["n1:1"]
+        gpu.get_by_role("button", name="Resume GPU n1:1").click()
+        expect(gpu).to_contain_text("Available")
+        expect(gpu.get_by_role("img")).to_have_attribute("aria-label", re.compile("GPU n1:1 over the last hour: load 0 % on average"))
+
+
+def test_a_node_that_is_cut_off_and_comes_back(browser, net):
+    job_id = net.head.wait_started(net.head.add("sleep 1000", node="n1", name="far away"))["id"]
+    with visit_net(browser, net, f"#/jobs/{job_id}") as page:
+        expect(page.locator("#job")).to_contain_text("n1 · GPU 0")
+        net.nodes[0].cut()
+        net.nodes[0].close_sessions()
+        expect(page.locator("#job")).to_contain_text("n1 has not been heard since")
+        page.keyboard.press("h")
+        expect(row(page, job_id)).to_contain_text("unknown since")
+        expect(machine(page, "n1")).to_contain_text("Not heard since")
+        expect(machine(page, "n1").locator(".tile").first).to_contain_text(job_id)
+        net.nodes[0].mend()
+        expect(machine(page, "n1").get_by_text("Not heard since")).to_be_hidden()
+        expect(row(page, job_id).get_by_text("unknown since")).to_be_hidden()
+        net.head.call("DELETE", f"/jobs/{job_id}")
 
 
 # When the service goes

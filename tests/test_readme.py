@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import live
+import network
 import pytest
 
 import nexus
@@ -85,3 +86,33 @@ def test_curl_and_wget_lines(block):
                                   timeout=60)
             is_stream = "follow=true" in line or "-N " in line
             assert done.returncode in ((28,) if is_stream else (0,)), (line, done)
+
+
+def test_nodes_are_added_as_it_says():
+    block = next(block for block in re.findall(r"```bash\n(.*?)```", README, re.DOTALL) if "nexus node add" in block)
+    front = {"is_behind_jump": False}
+    with network.Net(nodes=[front, front, {}], jump=True) as net:
+        head, names = net.head, {"gpuuser@10.0.0.5": net.nodes[0].target, "gpuuser@10.1.0.7": net.nodes[2].target,
+                                 "me@gateway": net.jump.target, '"python train.py"': '"hostname; cat model"'}
+        (head.bin / "nexus").write_text(f'#!/bin/sh\nexec {head.python} {net.folder}/nexus.py "$@"\n')
+        (head.bin / "nexus").chmod(0o755)
+
+        def run(line):
+            done = subprocess.run([*head.machine.become(), "bash", "-ec", f"mkdir -p ~/exp; cd ~/exp; {line}"], env=head.environ,
+                                  capture_output=True, text=True, timeout=120)
+            assert done.returncode == 0, (line, done)
+            return done.stdout
+        git = "git -c user.name=ann -c user.email=ann@x"
+        run(f"git init -q .; echo first > model; git add .; {git} commit -qm first; echo second > model")
+        told = {}
+        for line in list_calls(block):
+            for name, ours in names.items():
+                line = line.replace(name, ours)
+            told[line.partition("#")[0].strip()] = run(line)
+        assert [name for name in ("n1", "n2", "n3") if f"{name}: 2 GPUs" in "".join(told.values())] == ["n1", "n2", "n3"]
+        [snapshot] = [answer.strip() for line, answer in told.items() if "--snapshot" in line]
+        [bound] = [answer.strip() for line, answer in told.items() if "--node" in line]
+        head.wait(snapshot, "completed")
+        assert re.fullmatch(r"n[123]\nsecond\n", head.logs(snapshot))
+        assert head.wait(bound, "failed")["cause_line"].startswith("n1: the directory ") and head.job(bound)["node"] == "n1"
+        assert "GPUs n1:0-1 (Mock GPU, 24GB): Available" in run("nexus")

@@ -455,7 +455,7 @@ def test_detailed_with_nodes():
     made = pool([gpu(0), gpu_of("n1", 0), gpu_of("n2", 1)], node("n1", gpus=1), node("n2", gpus=1, running_jobs=1, **AWAY), jobs=[away])
     text = nexus.format_detailed(made, {"is_healthy": True}, COLOURFUL)
     for line in ("  GPU 0: 0% allocated (memory 0GB of 24GB, 0% busy)", "  GPU n1:0: 0% allocated (memory 0GB of 80GB, 0% busy)",
-                 "Nodes:", "  n1: ok (1 GPU, 0 jobs)", "  n2: unknown since 10-24 14:02: cannot reach n2: No route to host (1 GPU, 1 job)",
+                 "Nodes:", "  n1: 1 GPU, 0 jobs, ok", "  n2: 1 GPU, 1 job, unknown since 10-24 14:02: cannot reach n2: No route to host",
                  "  abc: python train.py (n2, GPUs: [1], memory 2GB, CPU 99.5%)"):
         assert line in uncoloured(text).splitlines()
 

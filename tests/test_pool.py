@@ -1,0 +1,208 @@
+"""What people and programs see of several machines: the command line, /status, /events, /health and /metrics."""
+
+import contextlib
+import json
+import subprocess
+import threading
+
+import live
+import network
+import pytest
+from test_metrics import check_rules, samples
+
+import nexus
+
+
+@pytest.fixture(scope="module")
+def net():
+    with network.Net(nodes=2, gpus=2, head_gpus=1) as made:
+        for name in ("n1", "n2"):
+            done = made.head.nexus("node", "add", name)
+            assert done.returncode == 0, done.stderr
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(net):
+    yield
+    for node in net.nodes:
+        node.mend()
+    for job in net.head.ask("GET", "/queue")[::-1]:
+        net.head.call("DELETE", f"/queue/{job['id']}")
+    for job in net.head.ask("GET", "/jobs?status=running"):
+        net.head.call("DELETE", f"/jobs/{job['id']}")
+        net.head.wait(job["id"])
+    live.until(lambda: all(node["is_reachable"] for node in net.head.ask("GET", "/nodes")), "all nodes to be heard")
+
+
+@contextlib.contextmanager
+def cut_off(net, node):
+    node.cut()
+    node.close_sessions()
+    live.until(lambda: any(not each["is_reachable"] for each in net.head.ask("GET", "/nodes")), f"{node.name} to be missed")
+    yield
+    node.mend()
+    live.until(lambda: all(each["is_reachable"] for each in net.head.ask("GET", "/nodes")), f"{node.name} to be heard again")
+
+
+def show(net, *words):
+    done = net.head.nexus(*words)
+    assert done.returncode == 0, done
+    return done.stdout
+
+
+def test_the_snapshot_and_lists(net):
+    assert "GPU 0 (Mock GPU, 24GB): Available\nGPUs n1:0-1 (Mock GPU, 24GB): Available\nGPUs n2:0-1 (Mock GPU" in show(net)
+    job_id = net.head.wait_started(net.head.add("sleep 600", node="n2"))["id"]
+    waits = net.head.add("true", gpus=2, node="n2")
+    cpu = net.head.wait_started(net.head.add("sleep 600", gpus=0, node="n1"))["id"]
+    shown = show(net)
+    assert f"GPU n2:0 (Mock GPU, 24GB):\n  Job ID: {job_id}\n" in shown and "GPU n2:1 (Mock GPU, 24GB): Available\n" in shown
+    assert f"CPU:\n  Job ID: {cpu}\n  Node: n1\n" in shown
+    [line] = [line for line in show(net, "jobs").splitlines() if line.startswith(job_id)]
+    assert line.split()[:4] == [job_id, "running", "n2", "0"]
+    assert show(net, "queue").splitlines()[0].split()[:3] == ["ID", "PRIORITY", "NODE"]
+    assert show(net, "why", waits).splitlines()[-2:] == [f"  GPU n2:0: runs job {job_id}", "  GPU n2:1: it could have this one"]
+    assert "  node: n2\n" in show(net, "show", job_id) and f"  remote_id: {job_id}\n" in show(net, "show", "n2:0")
+    assert "  GPU n2:0: 100% allocated" in show(net, "status", "--detailed") and "  GPU n2:0: " in show(net, "metrics")
+    show(net, "kill", "n2:0")
+    assert net.head.job(job_id)["cause"] == "killed"
+
+
+def test_a_gpu_of_a_node_is_paused(net):
+    show(net, "pause", "n1:1")
+    assert "GPU n1:1 (Mock GPU, 24GB): Paused\n" in show(net)
+    show(net, "resume", "n1:1")
+    for words, message in ((("pause", "n1:7"), "there is no GPU 7 on n1"), (("pause", "n7:0"), "there is no node 'n7'")):
+        done = net.head.nexus(*words)
+        assert done.returncode == 3 and message in done.stderr
+    net.nodes[0].call("POST", "/gpus/0/pause")
+    live.until(lambda: "GPU n1:0 (Mock GPU, 24GB): Paused by n1's own nexus (there: nexus resume 0)\n" in show(net))
+    done = net.head.nexus("resume", "n1:0")
+    assert done.returncode == 4 and "GPU n1:0 is paused by n1's own nexus\nhint: there: nexus resume 0" in done.stderr
+    net.nodes[0].call("POST", "/gpus/0/resume")
+    live.until(lambda: "GPUs n1:0-1 (Mock GPU, 24GB): Available\n" in show(net))
+
+
+def test_a_job_of_the_nodes_own_and_its_pause(net):
+    own = net.nodes[1].call("POST", "/queue", {"command": "sleep 600"})[1]["id"]
+    live.until(lambda: f"GPU n2:0 (Mock GPU, 24GB): Runs job {own} of n2's own queue\n" in show(net), "the head to hear of it")
+    net.nodes[1].call("DELETE", f"/jobs/{own}")
+    net.nodes[1].call("POST", "/service/pause")
+    live.until(lambda: "n2: its queue is paused\n" in show(net), "the head to hear of the pause")
+    waits = net.head.add("true", node="n2")
+    assert net.head.await_reason(waits, "n2: its queue is paused")
+    assert net.head.health()["is_healthy"], "somebody has meant it so"
+    net.nodes[1].call("POST", "/service/resume")
+    net.head.wait(waits, "completed")
+
+
+def test_more_gpus_than_one_machine_has(net):
+    done = net.head.nexus("add", "--gpus", "3", "true")
+    assert done.returncode == 2 and "3 GPUs of one machine asked for, and none has more than 2" in done.stderr
+
+
+def test_a_node_that_is_not_heard(net):
+    """Red, with why; its jobs are unknown, not failed; monitoring hears of it."""
+    head = net.head
+    job_id = head.wait_started(head.add("echo before; sleep 600", node="n1"))["id"]
+    waits = head.add("true", node="n1", gpus=2)
+    live.until(lambda: head.logs(job_id) == "before\n")
+    events = follow(net)
+    with cut_off(net, net.nodes[0]):
+        shown = show(net)
+        assert "\nn1: unknown since " in shown and "try it by hand: ssh n1\n" in shown
+        assert f"GPU n1:0 (Mock GPU, 24GB):\n  Job ID: {job_id} unknown since " in shown and "GPU n1:1" not in shown
+        assert head.job(job_id)["status"] == "running" and head.job(job_id)["unknown_since"]
+        assert "  unknown_since: " in show(net, "show", job_id) and " unknown " in show(net, "jobs")
+        assert "UNKNOWN" not in shown and "mux" not in shown, "ssh's words, where they say something"
+        assert head.await_reason(waits, "n1").count("n1") < 4, "said once, not GPU by GPU"
+        assert "  GPU n1:1: " in show(net, "why", waits)
+        done = head.nexus("logs", job_id)
+        assert done.stdout == "before\n" and "n1 has not been heard since" in done.stderr
+        gpus = [gpu for gpu in head.status()["gpu_status"] if gpu["node"] == "n1"]
+        assert {(gpu["memory_used_mib"], gpu["utilization"], gpu["is_available"]) for gpu in gpus} == {(None, None, False)}
+        [check] = [check for check in head.health()["checks"] if check["name"] == "node n1"]
+        assert check["is_ok"] and check["reading"].startswith("not heard for "), "for a moment"
+        families = check_rules(show(net, "metrics", "--prometheus"))
+        assert samples(families, "nexus_node_up") == {("head",): 1, ("n1",): 0, ("n2",): 1}
+        assert samples(families, "nexus_node_jobs") == {("head",): 0, ("n1",): 1, ("n2",): 0}
+        silence = samples(families, "nexus_node_silence_seconds")
+        assert silence["n1",] > 0 == silence["head",] and silence["n2",] < 15
+        assert ("n1", "0", "MOCK-0", "Mock GPU") not in samples(families, "nexus_gpu_utilization_ratio")
+        killing = subprocess.Popen([*head.argv("kill", job_id)], env=head.environ, stderr=subprocess.PIPE, text=True, cwd="/")
+        assert f"job {job_id} is on n1, not heard since" in killing.stderr.readline()
+    assert killing.wait(live.PATIENCE_S) == 0 and head.job(job_id)["cause"] == "killed"
+    head.wait(waits, "completed")
+    live.until(lambda: "gpus" in events, "an event of the GPUs")
+    assert "\nn1" not in show(net).replace("GPUs n1:0-1", "")
+
+
+def follow(net):
+    """The kinds of what GET /events says from now on."""
+    kinds = []
+    token = live.read(net.head.home / "token").strip()
+    line = network.Line(net.head.machine.namespace, net.head.port, live.PATIENCE_S)
+    line.request("GET", "/events", headers={"Authorization": f"Bearer {token}"})
+    answer = line.getresponse()
+
+    def read():
+        with contextlib.suppress(OSError, ValueError):
+            for text in answer:
+                if text.startswith(b"event: "):
+                    kinds.append(text[7:].decode().strip())
+    threading.Thread(target=read, daemon=True).start()
+    return kinds
+
+
+def test_a_node_that_is_silent_for_long_is_bad_for_health():
+    class Silent:
+        name, trouble, hold, gpus, silent_at = "n1", nexus.NexusError("unavailable", "cannot reach n1"), "", (), 1000.0
+
+    class Clock:
+        at = 1000.0
+
+        def monotonic(self):
+            return self.at
+
+    class Service:
+        clock, check_node = Clock(), nexus.Service.check_node
+    service = Service()
+    for silence_s, is_ok in ((1, True), (29, True), (31, False)):
+        service.clock.at = 1000.0 + silence_s
+        assert service.check_node(Silent) == (is_ok, f"not heard for {silence_s}s: cannot reach n1")
+    Silent.trouble = None
+    for hold, is_ok in (("", True), (nexus.NODE_PAUSED, True), ("the disk is full", False)):
+        Silent.hold = hold
+        assert service.check_node(Silent)[0] == is_ok
+
+
+def test_readings_of_nodes_come_while_a_job_prints_all_the_time(net):
+    """Of the GPUs there is a history, by machine, also when each answer of the node's is one of logs."""
+    job_id = net.head.wait_started(net.head.add("while :; do date; sleep 0.01; done", node="n1"))["id"]
+
+    def history():
+        return {(one["node"], one["index"]): one["utilization"] for one in net.head.ask("GET", "/gpus/history")}
+    assert list(history()) == [("head", 0), ("n1", 0), ("n1", 1), ("n2", 0), ("n2", 1)]
+    live.until(lambda: history()["n1", 0][-1] is not None, "readings of n1")
+    [row] = [row for row in net.head.ask("GET", "/gpus/history") if (row["node"], row["index"]) == ("n1", 1)]
+    assert row["uuid"] == "n1/MOCK-1" and len(row["utilization"]) == len(row["memory_used_mib"])
+    net.head.call("DELETE", f"/jobs/{job_id}")
+
+
+def test_others_do_not_hear_how_nodes_are_reached(net):
+    token = show(net, "token", "create", "bob").strip().splitlines()[-1]
+    answer = live.ask_service(net.head.line(live.PATIENCE_S), "GET", "/status", None, {"Authorization": f"Bearer {token}"})[1]
+    assert [node["name"] for node in answer["nodes"]] == ["head", "n1", "n2"]
+    assert not any(node[key] for node in answer["nodes"] for key in ("host", "user", "control", "path", "python", "trouble"))
+    assert live.ask_service(net.head.line(live.PATIENCE_S), "GET", "/nodes", None, {"Authorization": f"Bearer {token}"})[0] == 403
+
+
+def test_names_of_nodes_are_completed(net):
+    assert show(net, "ids", "nodes") == "n1\nn2\n"
+
+
+def test_the_list_of_nodes(net):
+    rows = json.loads(show(net, "node", "list", "--json"))
+    assert [(row["name"], row["gpus"], row["is_reachable"]) for row in rows] == [("head", 1, True), ("n1", 2, True), ("n2", 2, True)]
+    assert show(net, "node", "list").splitlines()[1].split() == ["head", "here", "1", "Mock", "GPU", "0", "ok"]
