@@ -3374,7 +3374,7 @@ MAX_NODES_SHOWN = 40
 def format_slurm(slurm: Mapping[str, Any], paint: Paint) -> list[str]:
     """Of `nexus`: the cluster's partitions, and its nodes with GPUs."""
     submitted = slurm["handed_jobs"] + slurm["running_jobs"]
-    lines = [paint("white", f"Slurm{f' ({slurm_name})' if (slurm_name := slurm['cluster']) else ''}:")
+    lines = [paint("white", f"Slurm ({slurm['cluster']}):" if slurm["cluster"] else "Slurm:")
              + f" {format_count(submitted, 'job')} of nexus there, {slurm['running_jobs']} running"]
     if slurm["trouble"]:
         lines.append(paint("red", format_line(slurm["trouble"])))
