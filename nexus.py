@@ -3694,7 +3694,7 @@ MAX_NODES_SHOWN = 40
 def format_slurm(slurm: Mapping[str, Any], paint: Paint) -> list[str]:
     """Of `nexus`: the cluster's partitions, and its nodes with GPUs."""
     submitted = slurm["handed_jobs"] + slurm["running_jobs"]
-    lines = [paint("white", f"Slurm{f' ({slurm_name})' if (slurm_name := slurm['cluster']) else ''}:")
+    lines = [paint("white", f"Slurm ({slurm['cluster']}):" if slurm["cluster"] else "Slurm:")
              + f" {format_count(submitted, 'job')} of nexus there, {slurm['running_jobs']} running"]
     if slurm["trouble"]:
         lines.append(paint("red", format_line(slurm["trouble"])))
@@ -5539,14 +5539,19 @@ class Slurm:
         """All of this user's that slurmctld knows: those that have ended too, for its MinJobAge.  Raises: unavailable."""
         return parse_slurm_jobs(self.read("squeue", "-h", "-r", "-t", "all", "-u", str(os.geteuid()), "-o", SQUEUE_FORMAT), self.service_id)
 
-    def query_accounts(self, ids: Sequence[str]) -> list[SlurmJob]:
-        """What the accounting knows of jobs; nothing where there is none."""
-        if not self.has_accounts:
+    def query_accounts(self, ids: Sequence[str]) -> list[SlurmJob] | None:
+        """What the accounting knows of jobs; nothing where there is none, None while it does not answer."""
+        if not self.has_accounts or not ids:
             return []
-        done = self.ask("sacct", "-n", "-P", "-X", "-j", ",".join(ids), "-o", SACCT_FORMAT)
+        try:
+            done = self.ask("sacct", "-n", "-P", "-X", "-j", ",".join(ids), "-o", SACCT_FORMAT)
+        except NexusError as error:
+            self.has_accounts = "not found" not in error.message
+            return None if self.has_accounts else []
         if "accounting storage is disabled" in done.output:
             self.has_accounts = False
-        return [] if done.exit_code else parse_slurm_accounts(done.output)
+            return []
+        return None if done.exit_code else parse_slurm_accounts(done.output)
 
     def cancel(self, ids: Sequence[str]) -> str:
         """Slurm's words, if it refuses.  Raises: unavailable."""
@@ -7829,11 +7834,13 @@ class Cluster:
                 self.nodes_at = began_at
             asked_at = clock.monotonic()
             jobs = {job.id: job for job in self.slurm.query_jobs()}
-            known = {job.id: job for at in range(0, len(lookups), SLURM_IDS_AT_ONCE)
-                     for job in self.slurm.query_accounts(lookups[at:at + SLURM_IDS_AT_ONCE])}
+            accounts: dict[str, SlurmJob | None] = {}
+            for ids in [lookups[at:at + SLURM_IDS_AT_ONCE] for at in range(0, len(lookups), SLURM_IDS_AT_ONCE)]:
+                found = self.slurm.query_accounts(ids)
+                if found is not None:
+                    accounts.update({**dict.fromkeys(ids), **{job.id: job for job in found}})
             next_id = self.settings.get("NEXT_JOB_ID", "0")
-            self.view = SlurmView(jobs, {slurm_id: known.get(slurm_id) for slurm_id in lookups}, asked_at,
-                                  int(next_id) if next_id.isdigit() else 0)
+            self.view = SlurmView(jobs, accounts, asked_at, int(next_id) if next_id.isdigit() else 0)
             if self.trouble:
                 self.service.log.info("Slurm answers: %s", self.describe_size())
             self.trouble, self.hint = "", ""
@@ -7948,7 +7955,7 @@ class Cluster:
         service = self.service
         jobs = [state.jobs[start.job_id] for start in starts]
         for group in group_for_slurm(jobs, self.find_most_tasks(), service.config.jobs):
-            token = service.clock.new_token()[:12]
+            token = service.clock.new_token()[-12:]
             for task, job in enumerate(group, 1):
                 yield JobChanged(job.id, {
                     "slurm_key": f"{token}_{task}" if len(group) > 1 else token, "attempt": job.attempt + 1,
@@ -8158,12 +8165,12 @@ class Cluster:
     def take_end(self, job: Job, one: SlurmJob, view: SlurmView) -> None:
         """Slurm says that a job is over, or does not know it: judge by what it has left.  Raises: unavailable."""
         service, is_gone = self.service, one.state == GONE
+        folder, now = service.layout.job_folder(job.id), service.clock.monotonic()
         if one.state == "CANCELLED" and not job.stop_cause and self.slurm.has_accounts:      # sacct knows by whom
-            if one.id not in view.accounts:
+            if one.id not in view.accounts and now - self.over_at.setdefault(job.id, now) < CLAIM_PATIENCE_S:
                 self.look_up(job, view)
                 return
-            one = view.accounts[one.id] or one
-        folder, now = service.layout.job_folder(job.id), service.clock.monotonic()
+            one = view.accounts.get(one.id) or one
         claim, result = read_claim(folder, job.attempt), read_result(folder, job.attempt)
         is_lost = not one.id or int(one.id.partition("_")[0]) >= view.next_id       # or else somebody has taken it out there
         is_unbegun = not result and (is_gone and is_lost if not claim else one.state in ("COMPLETED", GONE) and claim == (0, 0))
@@ -8718,7 +8725,7 @@ class Service:
         self.wants_sample = True
         self.annotate_gpus()
         self.readings.note_gpus(self.gpus, self.running_jobs(), self.clock.monotonic())
-        if seen.trouble != before.trouble or len(seen.gpus) != len(before.gpus):
+        if (seen.trouble != before.trouble or len(seen.gpus) != len(before.gpus)) and not self.is_slurm:
             if seen.trouble:
                 self.log.error("GPUs: %s", seen.trouble)
             else:

@@ -2120,3 +2120,280 @@ def test_on_unhealthy_when_health_turns(world, monkeypatch):
     hooks.look_at_health()
     hooks.look_at_health()
     assert [(call["NEXUS_HEALTH"], call["NEXUS_HEALTH_REASON"]) for call in calls[1:]] == [("HEALTHY", "")]
+
+
+# With Slurm.  tests/test_slurm.py has a real one; here it does what a real one does seldom.
+
+class FakeSlurm:
+    """What Slurm has: {id: SlurmJob}.  `answer` is called at each sbatch, and raises, or returns words of refusal."""
+
+    def __init__(self, world):
+        self.world, self.service_id, self.jobs, self.next_id = world, world.store.service_id, {}, 1
+        self.has_accounts, self.accounts, self.cancelled, self.submitted, self.is_down = False, {}, [], [], False
+        self.answer = lambda tasks: ""
+
+    def submit(self, argv):
+        options = dict(word[2:].partition("=")[::2] for word in argv if word.startswith("--"))
+        tasks = nexus.parse_indices(options["array"]) if "array" in options else ()
+        words = self.answer(tasks)
+        self.submitted.append(options.get("array", options["job-name"]))
+        if words:
+            return None, words
+        slurm_id, token = str(self.next_id), options["comment"].rpartition(":")[2]
+        self.next_id += 1
+        for task in tasks or ("",):
+            tail = f"_{task}" if task else ""
+            one = nexus.SlurmJob(slurm_id + tail, "PENDING", "Resources", key=token + tail)
+            self.jobs[one.id] = one
+        return slurm_id, ""
+
+    def query_jobs(self):
+        if self.is_down:
+            raise nexus.NexusError("unavailable", "Slurm does not answer: down")
+        return list(self.jobs.values())
+
+    def query_accounts(self, ids):
+        return [self.accounts[slurm_id] for slurm_id in ids if slurm_id in self.accounts]
+
+    def query_settings(self):
+        return {"MaxArraySize": "1001", "NEXT_JOB_ID": str(self.next_id), "ClusterName": "nx"}
+
+    def query_nodes(self):
+        return [], [nexus.SlurmNode("n1", "idle", 8, 0, ("main",), "")]
+
+    def cancel(self, ids):
+        self.cancelled += ids
+        return ""
+
+    def set(self, slurm_id, state, **fields):
+        fields = {"nodes": "n1", "started_at": self.world.clock.wall, "ended_at": self.world.clock.wall, **fields}
+        self.jobs[slurm_id] = nexus.replace(self.jobs[slurm_id], state=state, **fields)
+
+
+@pytest.fixture
+def cluster(world):
+    """A world with a Slurm; go(): a while passes, in which everything is asked and told that is to be."""
+    w = world(launcher="slurm")
+    w.slurm = FakeSlurm(w)
+
+    def take_slurm():
+        w.slurm.service_id, w.service.cluster.slurm = w.store.service_id, w.slurm
+
+    def go(turns=6, seconds=6.0):
+        for _ in range(turns):
+            w.clock.pass_(seconds / turns)
+            w.service.cluster.look_at = 0.0
+            w.service.cluster.step()
+            w.turn()
+
+    def crash():
+        World.crash(w)
+        take_slurm()
+
+    w.go, w.crash = go, crash
+    take_slurm()
+    go(1)
+    return w
+
+
+def result_of(w, job_id, code):
+    w.folder_of(job_id).mkdir(exist_ok=True)
+    (w.folder_of(job_id) / f"attempt-{w.job(job_id).attempt}").write_text("77 770\n")
+    w.write_result(job_id, code)
+
+
+def test_slurm_jobs_are_handed_over_run_and_end(cluster):
+    w, job_id = cluster, cluster.add()
+    w.go()
+    assert w.slurm.submitted == [f"nexus_{job_id}"] and w.job(job_id).slurm_id == "1" and w.job(job_id).status == "pending"
+    assert w.api(job_id)["waiting_for"] == "Slurm has it as 1: Resources (what it asks for is in use)"
+    w.slurm.set("1", "RUNNING")
+    w.go()
+    assert (w.job(job_id).status, w.api(job_id)["node"]) == ("running", "n1")
+    result_of(w, job_id, 3)
+    w.slurm.set("1", "COMPLETED")
+    w.go()
+    assert (w.job(job_id).status, w.job(job_id).exit_code, w.slurm.cancelled) == ("failed", 3, [])
+
+
+@pytest.mark.parametrize("reason, has_come, attempts", [("the answer alone was lost", True, 1), ("it never came there", False, 2)])
+def test_slurm_answers_nothing_to_sbatch(cluster, reason, has_come, attempts):
+    w = cluster
+
+    def fail(tasks):
+        w.slurm.answer = lambda tasks: ""
+        if has_come:
+            w.slurm.jobs["9"] = nexus.SlurmJob("9", "PENDING", key=w.job(job_id).slurm_key)
+        raise nexus.NexusError("unavailable", "Slurm does not answer: Socket timed out on send/recv operation")
+
+    w.slurm.answer = fail
+    job_id = w.add()
+    w.go(12)
+    assert (w.job(job_id).attempt, w.job(job_id).slurm_id) == (attempts, "9" if has_come else "1"), reason
+    assert w.folder_of(job_id).joinpath("attempt-1").exists() == (not has_come), "what comes late finds its attempt taken"
+
+
+def test_slurm_is_handed_what_was_intended_once(cluster):
+    """The service dies after the intent, before anything is handed over; and again after."""
+    w = cluster
+    job_id = w.add()
+    w.turn()                                                # intended, and with the thread
+    assert w.job(job_id).slurm_key and not w.slurm.submitted
+    w.crash()
+    w.go(12)
+    assert w.slurm.submitted == [f"nexus_{job_id}"] and w.job(job_id).attempt == 2
+    w.crash()
+    w.go(12)
+    assert w.slurm.submitted == [f"nexus_{job_id}"] and w.job(job_id).slurm_id == "1"
+
+
+def test_slurm_is_not_judged_by_what_it_said_before(cluster):
+    w = cluster
+    job_id = w.add()
+    w.turn()
+    w.service.cluster.look()                                # before sbatch: there is nothing
+    w.service.cluster.outcomes += w.service.cluster.hand_over(w.service.cluster.handings.popleft())
+    w.clock.pass_(1)
+    w.turn()
+    assert w.job(job_id).slurm_id == "1" and w.job(job_id).attempt == 1
+    w.go()
+    assert w.slurm.submitted == [f"nexus_{job_id}"]
+
+
+def test_slurm_queues_a_running_job_again(cluster):
+    w = cluster
+    job_id = w.add(retries=1)
+    w.go()
+    w.slurm.set("1", "RUNNING")
+    w.go()
+    w.slurm.set("1", "PENDING", reason="BeginTime")
+    w.go(12, seconds=4)
+    assert w.job(job_id).attempts[-1][5] == "node-fail" and w.slurm.cancelled == ["1"]
+    w.go(12)
+    assert w.job(job_id).slurm_id == "2"
+
+
+@pytest.mark.parametrize("state, patience_s", [("COMPLETED", 30), ("TIMEOUT", 1)])
+def test_slurm_is_ahead_of_the_file_system(cluster, state, patience_s):
+    w = cluster
+    job_id = w.add()
+    w.go()
+    w.slurm.set("1", "RUNNING")
+    w.go()
+    (w.folder_of(job_id) / "attempt-1").write_text("77 770\n")
+    w.slurm.set("1", state)
+    w.go(seconds=patience_s)
+    assert w.job(job_id).status == "running"
+    result_of(w, job_id, 5)
+    w.go()
+    assert w.job(job_id).exit_code == 5 and w.job(job_id).cause == ("timeout" if state == "TIMEOUT" else "exit")
+
+
+def test_slurm_has_what_nobody_wants_any_more(cluster):
+    w = cluster
+    ids = [w.add() for _ in range(3)]
+    w.go()
+    w.service.cancel(ids[1], ANN, (nexus.PENDING,))
+    assert w.job(ids[1]).status == "cancelled" and (w.folder_of(ids[1]) / "attempt-1").read_text() == ""
+    w.go()
+    assert w.slurm.cancelled == ["1_2"], "once, and no other"
+    w.slurm.set("1_1", "RUNNING")
+    (w.folder_of(ids[0]) / "attempt-1").write_text("77 770\n")
+    w.service.cancel(ids[0], ANN, (nexus.PENDING,))         # it has begun, which is not seen yet
+    assert w.job(ids[0]).status == "pending" and w.job(ids[0]).stop_cause == "killed"
+    w.go()
+    assert w.slurm.cancelled == ["1_2", "1_1"]
+    w.slurm.set("1_1", "CANCELLED")
+    w.go(12, seconds=8)
+    assert (w.job(ids[0]).status, w.job(ids[0]).cause) == ("cancelled", "killed")
+
+
+def test_slurm_takes_only_so_many(cluster):
+    w = cluster
+
+    def limit(tasks):
+        there = sum(one.state in ("PENDING", "RUNNING") for one in w.slurm.jobs.values())
+        return "AssocMaxSubmitJobLimit; Job violates accounting/QOS policy" if there + max(1, len(tasks)) > 3 else ""
+
+    w.slurm.answer = limit
+    ids = [w.add() for _ in range(10)]
+    w.go()
+    assert len(w.slurm.jobs) == 3 and w.job(ids[2]).slurm_id and not w.job(ids[3]).slurm_key
+    assert w.api(ids[9])["waiting_for"] == (
+        "Slurm has 3 jobs of nexus and takes no more now: AssocMaxSubmitJobLimit; Job violates accounting/QOS policy")
+    asked = len(w.slurm.submitted)
+    w.go(30, seconds=30)
+    assert len(w.slurm.submitted) == asked, "it is not asked again and again"
+    result_of(w, ids[0], 0)
+    w.slurm.set(w.job(ids[0]).slurm_id, "COMPLETED")
+    w.go(12)
+    assert w.job(ids[0]).status == "completed" and w.job(ids[3]).slurm_id and len(w.slurm.submitted) == asked + 1
+    w.slurm.answer = lambda tasks: ""
+    w.go(60, seconds=200)
+    assert all(w.job(job_id).slurm_id for job_id in ids), "when it takes more, that is found out"
+
+
+def test_slurm_is_down(cluster):
+    w = cluster
+    job_id = w.add()
+    w.go()
+    w.slurm.is_down = True
+    w.go()
+    late = w.add()
+    w.go()
+    assert w.api(job_id)["waiting_for"] == "Slurm has it as 1; Slurm does not answer: down"
+    assert w.api(late)["waiting_for"] == "Slurm does not answer: down" and not w.job(late).slurm_key
+    w.slurm.is_down = False
+    w.go()
+    assert w.job(late).slurm_id == "2" and w.job(late).attempt == 1
+
+
+def test_slurm_has_forgotten_a_job(cluster):
+    w = cluster
+    waits, ran, known = (w.add(timeout_seconds=60 * number) for number in (1, 2, 3))
+    w.go()
+    for slurm_id in ("2", "3"):
+        w.slurm.set(slurm_id, "RUNNING")
+    w.go()
+    for job_id in (ran, known):
+        (w.folder_of(job_id) / "attempt-1").write_text("77 770\n")
+    w.slurm.jobs.clear()
+    w.slurm.accounts["3"] = nexus.SlurmJob("3", "NODE_FAIL", nodes="n1")
+    w.go(12)
+    assert (w.job(waits).status, w.job(waits).cause) == ("cancelled", "killed") and "no longer has job 1" in w.job(waits).cause_line
+    assert (w.job(ran).cause, w.job(known).cause) == ("session-lost", "node-fail")
+
+
+def test_slurm_has_lost_its_state(cluster):
+    w = cluster
+    job_id = w.add()
+    w.go()
+    w.slurm.jobs.clear()
+    w.slurm.next_id = 1
+    w.go(12)
+    assert w.job(job_id).attempt == 2 and w.job(job_id).slurm_id == "1" and w.slurm.submitted == [f"nexus_{job_id}"] * 2
+
+
+def test_slurm_refuses_what_this_one_asks_for(cluster):
+    w = cluster
+    w.slurm.answer = lambda tasks: "Requested time limit is invalid (missing or exceeds some limit)"
+    job_id = w.add()
+    w.go()
+    job = w.job(job_id)
+    assert (job.status, job.cause) == ("failed", "launch") and "Slurm refuses it: Requested time limit" in job.cause_line
+    w.slurm.answer = lambda tasks: "something that nobody has heard of"
+    job_id = w.add()
+    w.go(40, seconds=200)
+    assert w.job(job_id).status == "failed" and w.job(job_id).launch_failures == 4, "that may pass, and is tried again for a while"
+
+
+def test_slurm_cannot_be_given_a_script(cluster):
+    w = cluster
+    job_id = w.add()
+    w.folder_of(job_id).mkdir()
+    os.rename(w.folder_of(job_id), w.folder / "aside")
+    pathlib.Path(w.layout.log_dir).rmdir()
+    pathlib.Path(w.layout.log_dir).write_text("")
+    w.go()
+    assert (w.job(job_id).status, w.job(job_id).cause) == ("failed", "launch") or w.job(job_id).launch_failures, w.lines
+    assert not w.slurm.submitted
