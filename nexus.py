@@ -2677,7 +2677,7 @@ class Round:
         for slot in self.board:
             if slot.free > 0 and slot.obstacle is None and slot.gpu.node in self.open_slots:
                 self.open_slots[slot.gpu.node].append(slot)
-        self.loads = dict.fromkeys(self.cpu_slots, (0.0, 0.0))          # machine: expected seconds of what runs there, and its GPUs
+        self.loads = dict.fromkeys(self.cpu_slots, (0.0, 0.0, 0))       # machine: expected seconds of what runs there, its GPUs, jobs
         for job in state.running.values():
             if not job.gpus and job.node in self.cpu_slots:
                 self.cpu_slots[job.node] -= 1
@@ -2700,8 +2700,8 @@ class Round:
     def load(self, job: Job, node: str, rest_s: float) -> None:
         """A job runs on a machine for so many seconds yet."""
         if node in self.loads:
-            seconds, gpus = self.loads[node]
-            self.loads[node] = seconds + rest_s, gpus + job.gpus
+            seconds, gpus, jobs = self.loads[node]
+            self.loads[node] = seconds + rest_s, gpus + job.gpus, jobs + 1
 
     def consider(self, job: Job, kind: Kind) -> None:
         """Start the first job of a kind, or say why none of it can start."""
@@ -5267,7 +5267,7 @@ class Ssh:
         node = self.node
         words = ["ssh", *(["-J", node.jump] if node.jump else []), *(["-p", str(node.port)] if node.port else []),
                  *(["-i", node.identity_file] if node.identity_file else []), node.destination]
-        return " ".join(words)
+        return " ".join(map(quote, words))
 
     def fault(self, what: str, said: str) -> NexusError:
         """With ssh's own words."""
