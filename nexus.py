@@ -8062,10 +8062,7 @@ class Service:
         """Make a job's log folder.  Raises: OSError."""
         folder = self.layout.job_folder(job.id)
         if job.attempt == 1 and os.path.lexists(folder):        # of a job long gone, whose id came again
-            former = f"{folder}.old-{self.clock.new_token()[:8]}"
-            os.rename(folder, former)
-            if job.head_attempt > 1:                            # the attempt before, of which the other nexus has all
-                remove_job_folder(self.layout.log_dir, former)
+            os.rename(folder, f"{folder}.old-{self.clock.new_token()[:8]}")
         os.makedirs(folder, mode=0o700, exist_ok=True)
         return folder
 
@@ -8428,6 +8425,7 @@ class Service:
                 yield from end_job(state, state.jobs[job.id], CANCELLED, now, finished_at=now, cause="killed", stop_by=caller.name)
             return True
 
+        self.put_away(head, order)
         if name and order.code is not None:
             write_code(self.layout.code_file(name), order.code)
         is_new = self.store.update(add)
@@ -8435,6 +8433,22 @@ class Service:
             self.log.info("Job %s added by %s for another machine's nexus: %s", order.id, caller.name, format_line(submission.command, 300))
         elif name:
             remove_file(self.layout.code_file(name))
+
+    def put_away(self, head: str, order: Order) -> None:
+        """The logs of the attempt before, of which the other nexus has all: they must not be taken for this one's.
+
+        Raises: unavailable.
+        """
+        former: Job | None = self.store.read(lambda state: state.jobs.get(order.id))
+        if former and former.head == head and former.head_attempt < order.attempt and former.status in FINAL and former.log_dir:
+            try:
+                aside = f"{former.log_dir}.old-{self.clock.new_token()[:8]}"
+                os.rename(former.log_dir, aside)
+                remove_job_folder(self.layout.log_dir, aside)
+            except FileNotFoundError:
+                pass
+            except OSError as error:
+                raise describe_disk_error(error, "put away", former.log_dir) from None
 
     def sync(self, head: str, since: int | None, offsets: Mapping[str, Sequence[int]], wait_s: float) -> dict[str, Any]:
         """POST /node/sync: what is new for another nexus since event `since`, as soon as something is.
