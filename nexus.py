@@ -2374,13 +2374,18 @@ def find_obstacle(gpu: Gpu, config: GpuConfig, jobs: Sequence[Job] = ()) -> str 
     return find_memory_obstacle(gpu, config, jobs)
 
 
+def name_gpu(gpu: Gpu) -> str:
+    """`0`, or on another machine `n1:0`."""
+    return f"{gpu.node}:{gpu.index}" if gpu.node else str(gpu.index)
+
+
 def find_lasting_obstacle(gpu: Gpu, config: GpuConfig) -> str | None:
     """What will still be in the way when the job that runs there has ended."""
     if gpu.fault:
         return f"is unusable ({gpu.fault})"
     if gpu.is_paused:
-        return f"is paused ({gpu.pause_reason}; nexus resume {gpu.index})" if gpu.pause_reason else "is paused"
-    if config.ids and gpu.index not in config.ids:
+        return f"is paused ({gpu.pause_reason}; nexus resume {name_gpu(gpu)})" if gpu.pause_reason else "is paused"
+    if config.ids and not gpu.node and gpu.index not in config.ids:
         return "is not among [gpu] ids"
     return "is cut into MIG slices" if gpu.is_mig else None
 
@@ -2485,11 +2490,6 @@ def make_board(running: Iterable[Job], gpus: Sequence[Gpu], config: GpuConfig, n
         for uuid, share in zip(job.gpu_uuids, list_shares(job)):
             held.setdefault(uuid, []).append((job, share))
     return [Slot(gpu, held.get(gpu.uuid, ()), config, now, usage, closed.get(gpu.node)) for gpu in gpus]
-
-
-def format_gpu_place(gpu: Gpu) -> str:
-    """`GPU 0`, or on another machine `GPU n1:0`."""
-    return f"GPU {gpu.node}:{gpu.index}" if gpu.node else f"GPU {gpu.index}"
 
 
 def may_run_on(job: Job, node: str) -> bool:
@@ -6917,6 +6917,8 @@ class Node:
     def adopt_gpu(self, gpu: Gpu, ours: Mapping[str | None, str]) -> Gpu:
         """A GPU there as it is seen here: under a name that no other machine's has, with the jobs' ids here."""
         processes = tuple(replace(process, job_id=ours.get(process.job_id, process.job_id)) for process in gpu.processes)
+        if gpu.is_paused:                               # that is not to be resumed here
+            gpu = replace(gpu, is_paused=False, pause_reason=None, fault=f"paused on {self.name} itself")
         return replace(gpu, node=self.name, uuid=f"{self.name}/{gpu.uuid}", processes=processes,
                        settled=tuple(ours.get(job_id, job_id) for job_id in gpu.settled))
 
@@ -7505,7 +7507,7 @@ class Service:
             self.ended.append(Ended((uuid,), "", False, False, self.clock.now()))     # the guard counts anew
         self.wants_annotation = True
         self.store.snapshot_wanted.set()
-        self.log.info("%s %s by %s", format_gpu_place(gpu), "paused" if is_paused else "resumed", who)
+        self.log.info("GPU %s %s by %s", name_gpu(gpu), "paused" if is_paused else "resumed", who)
         self.wake()
 
     # Observing
@@ -7977,8 +7979,8 @@ class Service:
 
             if reason and self.store.update(pause):
                 self.wants_annotation = True
-                index = next((gpu.index for gpu in self.gpus if gpu.uuid == uuid), uuid)
-                self.log.error("GPU %s is paused: %s; nexus resume %s clears it", index, reason, index)
+                name = next((name_gpu(gpu) for gpu in self.store.read(self.see_gpus) if gpu.uuid == uuid), uuid)
+                self.log.error("GPU %s is paused: %s; nexus resume %s clears it", name, reason, name)
                 self.wake()
 
     def find_runtime_s(self, job: Job, now: float) -> float:
@@ -8111,7 +8113,9 @@ class Service:
         self.forget(before)
         facts = read_attempts(job)[-1] if job.status == PENDING else {name: getattr(job, name) for name in ATTEMPT_FIELDS}
         is_soon = facts["cause"] in ("exit", "signal", "cuda-oom") and (facts["runtime_seconds"] or 0) <= self.config.gpu.guard_seconds
-        self.ended.append(Ended(before.gpu_uuids, job.code or job.command, job.status == COMPLETED, is_soon, before.started_at or 0.0))
+        if before.head is None:                         # another nexus looks after its jobs' GPUs itself
+            self.ended.append(Ended(before.gpu_uuids, job.code or job.command, job.status == COMPLETED, is_soon,
+                                    before.started_at or 0.0))
         place = f" on GPU {format_indices(before.gpu_indices)}" if before.gpu_indices else ""
         if job.status == COMPLETED:
             self.tell(before, "Job %s completed successfully%s", job.id, place)
@@ -14100,7 +14104,9 @@ def main(argv: Sequence[str], environ: Mapping[str, str], out: TextIO, err: Text
         if not words or words[0].startswith("-"):
             words = ["status", *words]
         command = find_command(words[0], COMMANDS)
-        options = make_parser(command, out).parse_args(words[1:])
+        parser = make_parser(command, out)
+        has_verb = command.name in ("node", "token")        # whose words may come after options: node add --name n1 HOST
+        options = (parser.parse_intermixed_args if has_verb else parser.parse_args)(words[1:])
         options.subcommand = command.name
         return command.run(Call(options, environ, out, err, COMMANDS))
     except NexusError as error:

@@ -74,7 +74,7 @@ def log_of(net, job, stream="stdout"):
 
 @pytest.fixture(scope="module")
 def shared():
-    net = make_net(nodes=2, gpus=2)
+    net = make_net(nodes=2, gpus=2, guard_failures=0)       # jobs fail here on purpose
     with net:
         yield net
 
@@ -130,7 +130,7 @@ def test_a_node_is_added_and_listed():
 REFUSED = [  # words on the command line, what is said, what to do
     (["n1", "n2"], "node add takes one machine", "nexus node add gpuuser@10.0.0.5"),
     (["--", "-oProxyCommand=true"], "name of a node cannot be", ""),
-    (["--name", "n9", "--", "-oProxyCommand=true"], "host of a node cannot be", ""),
+    (["--name", "n9", "me@-oProxyCommand=true"], "host of a node cannot be", ""),
     (["n1", "--port", "seven"], "'seven' is not a port", ""),
     (["n1", "--port", "70000"], "port of a node must be", ""),
     (["n1", "--name", "a b"], "name of a node cannot be", "--name n1"),
@@ -279,6 +279,24 @@ def test_gpus_are_shared_out_and_paused(net):
     assert head.wait(head.add("true"), "completed")["node"] == "n2"
     assert "paused" in head.await_reason(head.add("true", node="n1"), "GPU n1:0")
     assert head.nexus("resume", "n1:0", "n1:1").returncode == 0
+    on_node(net.nodes[0], "pause 0")
+    head.await_reason(head.add("true", node="n1", gpu_ids=[0]), "GPU n1:0 is unusable (paused on n1 itself)")
+    on_node(net.nodes[0], "resume 0")
+
+
+def test_a_gpu_on_which_jobs_fail_is_paused_here(net):
+    """It runs elsewhere, they do not: the head sees that, and whoever may resume there may resume it."""
+    head = net.head
+    head.write_config(guard_failures=2)
+    assert head.nexus("restart").returncode == 0
+    await_nodes(net)
+    (net.nodes[0].home / "train.sh").write_text("[ $NEXUS_GPU_ID = 1 ]\n")
+    for number, gpu in enumerate((0, 1, 0)):
+        assert head.wait(head.add(f"sh train.sh {number}", node="n1", gpu_ids=[gpu]))["status"] == ("completed" if gpu else "failed")
+    head.await_reason(head.add("true", node="n1", gpu_ids=[0]), "GPU n1:0 is paused (2 jobs in a row failed there", "nexus resume n1:0)")
+    assert head.nexus("resume", "n1:0").returncode == 0
+    head.write_config(guard_failures=0)
+    assert head.nexus("restart").returncode == 0
 
 
 def test_a_job_without_a_gpu(net):

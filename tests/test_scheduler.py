@@ -1241,6 +1241,11 @@ def test_trouble_with_ones_own_gpus_closes_no_other_machine():
     assert placed(made) == {"aaa": ("n1", (0,))}
 
 
+def test_gpu_ids_of_the_configuration_are_this_machines():
+    made = nexus.plan(state(job("aaa"), job("bbb", 2)), [gpu(0), gpu(1), *there("n1", 0)], None, config(ids=[1]), NOW, {}, TWO)
+    assert placed(made) == {"aaa": ("", (1,)), "bbb": ("n1", (0,))}
+
+
 FAR_REASONS = [  # what is shown, job that waits, GPUs, machines, part of the reason
     ("the machine it is for is away", job("aaa", only_node="n1"), BOTH, [view("n1", closed="n1 cannot be used since 15:30: cut"), TWO[1]],
      "n1 cannot be used since 15:30: cut"),
