@@ -2942,7 +2942,7 @@ class Round:
         for slot in self.board:
             if slot.free > 0 and slot.obstacle is None and slot.gpu.node in self.open_slots:
                 self.open_slots[slot.gpu.node].append(slot)
-        self.loads = dict.fromkeys(self.cpu_slots, (0.0, 0.0))          # machine: expected seconds of what runs there, and its GPUs
+        self.loads = dict.fromkeys(self.cpu_slots, (0.0, 0.0, 0))       # machine: expected seconds of what runs there, its GPUs, jobs
         for job in state.running.values():
             if not job.gpus and job.node in self.cpu_slots:
                 self.cpu_slots[job.node] -= 1
@@ -2965,8 +2965,8 @@ class Round:
     def load(self, job: Job, node: str, rest_s: float) -> None:
         """A job runs on a machine for so many seconds yet."""
         if node in self.loads:
-            seconds, gpus = self.loads[node]
-            self.loads[node] = seconds + rest_s, gpus + job.gpus
+            seconds, gpus, jobs = self.loads[node]
+            self.loads[node] = seconds + rest_s, gpus + job.gpus, jobs + 1
 
     def consider(self, job: Job, kind: Kind) -> None:
         """Start the first job of a kind, or say why none of it can start."""
@@ -5835,7 +5835,7 @@ class Ssh:
         node = self.node
         words = ["ssh", *(["-J", node.jump] if node.jump else []), *(["-p", str(node.port)] if node.port else []),
                  *(["-i", node.identity_file] if node.identity_file else []), node.destination]
-        return " ".join(words)
+        return " ".join(map(quote, words))
 
     def fault(self, what: str, said: str) -> NexusError:
         """With ssh's own words."""
@@ -9274,10 +9274,7 @@ class Service:
         """Make a job's log folder.  Raises: OSError."""
         folder = self.layout.job_folder(job.id)
         if job.attempt == 1 and os.path.lexists(folder):        # of a job long gone, whose id came again
-            former = f"{folder}.old-{self.clock.new_token()[:8]}"
-            os.rename(folder, former)
-            if job.head_attempt > 1:                            # the attempt before, of which the other nexus has all
-                remove_job_folder(self.layout.log_dir, former)
+            os.rename(folder, f"{folder}.old-{self.clock.new_token()[:8]}")
         os.makedirs(folder, mode=0o700, exist_ok=True)
         return folder
 
@@ -9326,7 +9323,9 @@ class Service:
         self.forget(before)
         facts = read_attempts(job)[-1] if job.status == PENDING else {name: getattr(job, name) for name in ATTEMPT_FIELDS}
         is_soon = facts["cause"] in ("exit", "signal", "cuda-oom") and (facts["runtime_seconds"] or 0) <= self.config.gpu.guard_seconds
-        self.ended.append(Ended(before.gpu_uuids, job.code or job.command, job.status == COMPLETED, is_soon, before.started_at or 0.0))
+        if before.head is None:                         # another nexus looks after its jobs' GPUs itself
+            self.ended.append(Ended(before.gpu_uuids, job.code or job.command, job.status == COMPLETED, is_soon,
+                                    before.started_at or 0.0))
         places = [before.node, f"GPU {format_indices(before.gpu_indices)}" if before.gpu_indices else ""]
         place = f" on {', '.join(filter(None, places))}" if any(places) else ""
         if job.status == COMPLETED:
@@ -9651,6 +9650,7 @@ class Service:
                 yield from end_job(state, state.jobs[job.id], CANCELLED, now, finished_at=now, cause="killed", stop_by=caller.name)
             return True
 
+        self.put_away(head, order)
         if name and order.code is not None:
             write_code(self.layout.code_file(name), order.code)
         is_new = self.store.update(add)
@@ -9658,6 +9658,22 @@ class Service:
             self.log.info("Job %s added by %s for another machine's nexus: %s", order.id, caller.name, format_line(submission.command, 300))
         elif name:
             remove_file(self.layout.code_file(name))
+
+    def put_away(self, head: str, order: Order) -> None:
+        """The logs of the attempt before, of which the other nexus has all: they must not be taken for this one's.
+
+        Raises: unavailable.
+        """
+        former: Job | None = self.store.read(lambda state: state.jobs.get(order.id))
+        if former and former.head == head and former.head_attempt < order.attempt and former.status in FINAL and former.log_dir:
+            try:
+                aside = f"{former.log_dir}.old-{self.clock.new_token()[:8]}"
+                os.rename(former.log_dir, aside)
+                remove_job_folder(self.layout.log_dir, aside)
+            except FileNotFoundError:
+                pass
+            except OSError as error:
+                raise describe_disk_error(error, "put away", former.log_dir) from None
 
     def sync(self, head: str, since: int | None, offsets: Mapping[str, Sequence[int]], wait_s: float) -> dict[str, Any]:
         """POST /node/sync: what is new for another nexus since event `since`, as soon as something is.
@@ -12688,8 +12704,8 @@ function drawGpus() {
   const machines = hasNodes() ? service.nodes.filter((node, i) => i || node.gpus) : [{name: service.host.name}];
   const away = machines.filter((machine) => machine.unknown_since).length;
   const nodes = service.slurm?.nodes ?? [], sum = (key) => nodes.reduce((total, node) => total + node[key], 0);
-  write(at('gpus-told'), service.slurm ? `${sum('gpus_used')} of ${sum('gpus')} of the Slurm cluster in use` : gpus.length ? [`${free} of ${gpus.length} available`, machines.length > 1 ? `${machines.length} machines` : null,
-    away ? `${away} not heard` : null].filter(Boolean).join(' \u00b7 ') : service.gpu_trouble ? '' : 'none');
+  write(at('gpus-told'), service.slurm ? `${sum('gpus_used')} of ${sum('gpus')} of the Slurm cluster in use` : gpus.length ? [
+    `${free} of ${gpus.length} available`, machines.length > 1 ? `${machines.length} machines` : null, away ? `${away} not heard` : null].filter(Boolean).join(' \u00b7 ') : service.gpu_trouble ? '' : 'none');
   sync(at('gpu-list'), machines, (machine) => machine.name, makeMachine, updateMachine);
 }
 
@@ -15526,7 +15542,9 @@ def main(argv: Sequence[str], environ: Mapping[str, str], out: TextIO, err: Text
         if not words or words[0].startswith("-"):
             words = ["status", *words]
         command = find_command(words[0], COMMANDS)
-        options = make_parser(command, out).parse_args(words[1:])
+        parser = make_parser(command, out)
+        has_verb = command.name in ("node", "token")        # whose words may come after options: node add --name n1 HOST
+        options = (parser.parse_intermixed_args if has_verb else parser.parse_args)(words[1:])
         options.subcommand = command.name
         return command.run(Call(options, environ, out, err, COMMANDS))
     except NexusError as error:
