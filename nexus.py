@@ -12705,7 +12705,8 @@ function drawGpus() {
   const away = machines.filter((machine) => machine.unknown_since).length;
   const nodes = service.slurm?.nodes ?? [], sum = (key) => nodes.reduce((total, node) => total + node[key], 0);
   write(at('gpus-told'), service.slurm ? `${sum('gpus_used')} of ${sum('gpus')} of the Slurm cluster in use` : gpus.length ? [
-    `${free} of ${gpus.length} available`, machines.length > 1 ? `${machines.length} machines` : null, away ? `${away} not heard` : null].filter(Boolean).join(' \u00b7 ') : service.gpu_trouble ? '' : 'none');
+    `${free} of ${gpus.length} available`, machines.length > 1 ? `${machines.length} machines` : null, away ? `${away} not heard` : null,
+  ].filter(Boolean).join(' \u00b7 ') : service.gpu_trouble ? '' : 'none');
   sync(at('gpu-list'), machines, (machine) => machine.name, makeMachine, updateMachine);
 }
 

@@ -694,7 +694,6 @@ def test_of_whom_the_history_is_shortened():
         :len([one for one in gone if one.user == "cyd"])], "the oldest of each"
 
 
-<<<<<<< HEAD
 def test_what_slurm_has_waits_there_and_not_here():
     made = state(job("aaa", 1), job("bbb", 2, slurm_key="k", attempt=1))
     assert list(made.handed) == ["bbb"] and [job_id for _, job_id in made.order] == ["aaa", "bbb"]
@@ -708,7 +707,8 @@ def test_what_slurm_has_waits_there_and_not_here():
     nexus.apply(made, nexus.JobChanged("aaa", {"slurm_key": "k"}))
     nexus.apply(made, nexus.change_status(made.jobs["aaa"], nexus.RUNNING, 1.0))
     assert not made.handed and list(made.running) == ["aaa"]
-=======
+
+
 # What another nexus asks for
 
 ORDER = {"id": "abc", "attempt": 1, "user": "ann", "is_stopped": False, "path": "/usr/bin", "job": {"command": "true"}, "code": None}
@@ -769,4 +769,3 @@ def test_what_another_nexus_has_not_collected_stays():
     jobs = [finished("aaa", head="0-1234"), finished("aab", head="0-1234", is_collected=True), finished("aac"), finished("aad")]
     assert [job.id for job in nexus.choose_trimmed(state(*jobs), 2)] == ["aab", "aac"]
     assert [job.id for job in nexus.choose_trimmed(state(*jobs), 0)] == ["aab", "aac", "aad"]
->>>>>>> 85e4dbc41b4162fc1bee3b44e80ca5cbc43b067e

@@ -111,7 +111,7 @@ def test_a_node_is_added_and_listed():
         told = head.nexus("node", "list").stdout.splitlines()
         assert told[0].split() == ["NODE", "ADDRESS", "GPUS", "MODEL", "JOBS", "STATE"]
         assert told[1].split() == ["head", "here", "0", "0", "ok"] and told[2].split() == ["n1", node.target, "2", "Mock", "GPU", "0", "ok"]
-        assert "GPU n1:1 (Mock GPU, 24GB): Available" in head.nexus().stdout
+        assert "GPUs n1:0-1 (Mock GPU, 24GB): Available" in head.nexus().stdout
         file = node.home / ".nexus" / "nexus.py"
         assert file.read_bytes() == live.NEXUS.read_bytes()
         before = file.stat()
@@ -262,7 +262,7 @@ def test_shares_and_several_gpus(net):
     one = head.add("echo $CUDA_VISIBLE_DEVICES", gpu_ids=[1], node="n2")
     assert head.wait(one, "completed")["gpu_indices"] == [1] and head.logs(one) == "1\n"
     status, told = head.call("POST", "/queue", {"command": "true", "gpus": 3})
-    assert status == 400 and "3 GPUs asked for" in told["message"], told
+    assert status == 400 and "3 GPUs of one machine asked for" in told["message"], told
     status, told = head.call("POST", "/queue", {"command": "true", "gpu_ids": [5]})
     assert status == 400 and "there is no GPU 5" in told["message"], told
     assert head.call("POST", "/queue", {"command": "true", "gpus": 1.5})[0] == 200
@@ -280,7 +280,7 @@ def test_gpus_are_shared_out_and_paused(net):
     assert "paused" in head.await_reason(head.add("true", node="n1"), "GPU n1:0")
     assert head.nexus("resume", "n1:0", "n1:1").returncode == 0
     on_node(net.nodes[0], "pause 0")
-    head.await_reason(head.add("true", node="n1", gpu_ids=[0]), "GPU n1:0 is unusable (paused on n1 itself)")
+    head.await_reason(head.add("true", node="n1", gpu_ids=[0]), "GPU n1:0 is paused by n1's own nexus (there: nexus resume 0)")
     on_node(net.nodes[0], "resume 0")
 
 
@@ -352,7 +352,8 @@ def test_code_of_the_api_travels(net):
     assert (results["stdout"], results["exit_code"]) == (f"{job['node']} {job['id']}\n", 4), results
     assert head.ask("GET", f"/api/status/{job['id']}")["node_id"] == number
     seen = head.ask("GET", "/api/nodes")
-    assert [(node["node_id"], node["name"], node["gpus"], node["is_healthy"]) for node in seen] == [(1, "n1", 2, True), (2, "n2", 2, True)]
+    assert [(node["node_id"], node["name"], node["gpus"], node["is_healthy"]) for node in seen] == [
+        (0, "head", 0, True), (1, "n1", 2, True), (2, "n2", 2, True)]
 
 
 # Faults

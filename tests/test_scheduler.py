@@ -1160,7 +1160,6 @@ def test_know_run_times(reason, fields, done, seconds):
     assert nexus.know_run_times([job("aaa", **fields)], done) == {"aaa": seconds}, reason
 
 
-<<<<<<< HEAD
 # Where Slurm places the jobs
 
 def handed(id, number=1, **fields):
@@ -1250,7 +1249,8 @@ def test_judge_slurm(reason, seen, result, is_claimed, words, wanted):
     evidence = nexus.SlurmEvidence(result, is_claimed, words, "bob" if seen and seen.stopped_by else "")
     made = nexus.judge_slurm(job(slurm_id="12"), seen, evidence, "/h/logs/job_abc")
     assert (made.exit_code, made.cause) == wanted[:2] and (wanted[2] or "") in (made.cause_line or "")
-=======
+
+
 # Several machines
 
 def there(node, *indices, **fields):
@@ -1387,4 +1387,3 @@ def test_no_plan_of_several_machines_gives_a_gpu_twice(seed):
             assert next(each.node for each in gpus if each.uuid == uuid) == start.node, "all of one machine"
     assert all(share <= 100 for share in given_out.values())
     assert all(nexus.describe_wait(one, made, planned, config(), NOW) for one in waiting if one.id not in started(planned))
->>>>>>> 85e4dbc41b4162fc1bee3b44e80ca5cbc43b067e
