@@ -2687,7 +2687,7 @@ class Round:
         for slot in self.board:
             if slot.free > 0 and slot.obstacle is None and slot.gpu.node in self.open_slots:
                 self.open_slots[slot.gpu.node].append(slot)
-        self.loads = dict.fromkeys(self.cpu_slots, (0.0, 0.0))          # machine: expected seconds of what runs there, and its GPUs
+        self.loads = dict.fromkeys(self.cpu_slots, (0.0, 0.0, 0))       # machine: expected seconds of what runs there, its GPUs, jobs
         for job in state.running.values():
             if not job.gpus and job.node in self.cpu_slots:
                 self.cpu_slots[job.node] -= 1
@@ -2710,8 +2710,8 @@ class Round:
     def load(self, job: Job, node: str, rest_s: float) -> None:
         """A job runs on a machine for so many seconds yet."""
         if node in self.loads:
-            seconds, gpus = self.loads[node]
-            self.loads[node] = seconds + rest_s, gpus + job.gpus
+            seconds, gpus, jobs = self.loads[node]
+            self.loads[node] = seconds + rest_s, gpus + job.gpus, jobs + 1
 
     def consider(self, job: Job, kind: Kind) -> None:
         """Start the first job of a kind, or say why none of it can start."""
@@ -3188,18 +3188,13 @@ def hide_address(node: Mapping[str, Any]) -> dict[str, Any]:
     return {key: fact if key in shown else None for key, fact in node.items()}
 
 
-def submitted_json(job: Mapping[str, Any], nodes: Sequence[str]) -> dict[str, Any]:
-    """A job, as the rest of the API shows it, in the words of /api.  `nodes`: the machines' names."""
+def submitted_json(job: Mapping[str, Any], nodes: Mapping[str | None, int]) -> dict[str, Any]:
+    """A job, as the rest of the API shows it, in the words of /api.  `nodes`: {name: number}."""
     labels = job["labels"] or {}
-    return {"job_id": job["id"], "status": job["status"], "node_id": find_node_id(job["node"], nodes), "queue_position": job["position"],
+    return {"job_id": job["id"], "status": job["status"], "node_id": nodes.get(job["node"]), "queue_position": job["position"],
             "created_at": job["created_at"], "started_at": job["started_at"], "finished_at": job["finished_at"],
             "exit_code": job["exit_code"], "cause": job["cause"], "waiting_for": job["waiting_for"], "user_id": job["user"],
             "competition_id": labels.get("competition_id"), "project_id": labels.get("project_id"), "expected_time": job["expected_time"]}
-
-
-def find_node_id(node: str | None, nodes: Sequence[str]) -> int | None:
-    """The number of a machine in /api; None while a job has none, and for one that is a node no more."""
-    return nodes.index(node) if node in nodes else None
 
 
 def attempt_json(attempt: Mapping[str, Any]) -> dict[str, Any]:
@@ -3961,7 +3956,7 @@ class Layout:
     def ssh_folder(self) -> str:
         """For the sockets of connections to nodes; a path of one may have 108 bytes, and ssh adds to it."""
         folder = os.path.join(self.home, "ssh")
-        return folder if len(os.fsencode(folder)) <= 60 else f"/tmp/nexus-ssh-{os.geteuid()}-{hash_text(self.home)[:12]}"
+        return folder if len(os.fsencode(folder)) <= 50 else f"/tmp/nexus-ssh-{os.geteuid()}-{hash_text(self.home)[:12]}"
 
     @property
     def previous_state_file(self) -> str:
@@ -4297,6 +4292,17 @@ def remove_folder(path: str) -> None:
         os.rmdir(path)
     except OSError:
         pass
+
+
+def remove_sockets(folder: str) -> None:
+    """Those that processes before this one have left in a folder."""
+    import stat
+    try:
+        for entry in list(os.scandir(folder)):
+            if stat.S_ISSOCK(entry.stat(follow_symlinks=False).st_mode):
+                os.unlink(entry.path)
+    except OSError:
+        pass                                            # none was ever made
 
 
 def remove_file(path: str) -> None:
@@ -5299,7 +5305,7 @@ def release_snapshot(repository: str, commit: str, environ: Mapping[str, str]) -
 SSH_PATIENCE_S = 40.0           # for a connection to be made, also through a jump host
 SSH_CALL_TIMEOUT_S = 120.0      # for what is run there
 SSH_OPTIONS = ("BatchMode=yes", "ConnectTimeout=15", "ServerAliveInterval=5", "ServerAliveCountMax=3", "ForwardAgent=no", "ForwardX11=no",
-               "PermitLocalCommand=no", "ControlPersist=no", "StreamLocalBindUnlink=yes")
+               "PermitLocalCommand=no", "ControlPersist=no", "RemoteCommand=none", "StreamLocalBindUnlink=yes")
 SSH_NOISE = ("@", "Warning: Permanently added", "mux_client", "kex_exchange_identification", "Connection closed by UNKNOWN",
              "Connection to UNKNOWN")
 SSH_HINTS = (                   # words of ssh, and what to do
@@ -5316,7 +5322,8 @@ class Ssh:
     def __init__(self, node: NodeConfig, folder: str, environ: Mapping[str, str]) -> None:
         self.node = node
         stem = os.path.join(folder, hash_text(node.name)[:12])
-        self.control, self.socket = f"{stem}.control", f"{stem}.{os.getpid()}.api"
+        stem += f".{os.getpid()}"                       # an ssh of a former service that ends late removes its own sockets
+        self.control, self.socket = f"{stem}.control", f"{stem}.api"
         self.environ = {**environ, "SSH_ASKPASS_REQUIRE": "never", "LC_ALL": "C"}
         self.process: subprocess.Popen[bytes] | None = None
         self.forwarded = ""                             # what the API's socket leads to
@@ -5337,7 +5344,7 @@ class Ssh:
         node = self.node
         words = ["ssh", *(["-J", node.jump] if node.jump else []), *(["-p", str(node.port)] if node.port else []),
                  *(["-i", node.identity_file] if node.identity_file else []), node.destination]
-        return " ".join(words)
+        return " ".join(map(quote, words))
 
     def fault(self, what: str, said: str) -> NexusError:
         """With ssh's own words."""
@@ -5393,7 +5400,7 @@ class Ssh:
 
     def through(self) -> list[str]:
         """ssh by way of the open connection, and no other."""
-        return ["ssh", "-S", self.control, "-o", "ControlMaster=no", "-o", "BatchMode=yes", "-o", "ProxyCommand=false"]
+        return ["ssh", "-F", "none", "-T", "-S", self.control, "-o", "ControlMaster=no", "-o", "BatchMode=yes", "-o", "ProxyCommand=false"]
 
     def forward(self, host: str, port: int) -> None:
         """Let self.socket lead to an address there.  Raises: unavailable."""
@@ -5477,16 +5484,17 @@ def probe_node(ssh: Ssh, wanted: str) -> dict[str, Any]:
         raise NexusError("unavailable", f"{ssh.node.name} has {f'Python {seen}' if seen else 'no python3'}; nexus needs 3.9 or newer there",
                          hint=f"install one and put it on PATH as python3.9, python3.10 ...: {ssh.by_hand}")
     if told.get("fault"):
-        lines = told["fault"].strip().splitlines() or [""]
-        raise NexusError("unavailable", f"the service on {ssh.node.name} cannot be started: {format_line(lines[0], 300)}",
-                         hint=f"try it there: {ssh.by_hand} {told['python']} {told['path']} start")
+        said, _, hint = told["fault"].strip().rpartition("hint: ") if "hint: " in told["fault"] else (told["fault"], "", "")
+        lines = [line for line in said.strip().splitlines() if line] or [""]
+        raise NexusError("unavailable", f"the service on {ssh.node.name} cannot be started: {format_line(lines[-1], 300)}", hint="; ".join(
+            filter(None, (format_line(hint, 300), f"by hand: {ssh.by_hand} {told['python']} {told['path']} start"))))
     return told
 
 
 def install_on_node(ssh: Ssh, content: bytes) -> None:
     """Put a nexus.py there.  Raises: unavailable."""
-    script = ('umask 077; home=${NEXUS_HOME:-$HOME/.nexus}; mkdir -p "$home" && cat > "$home/nexus.py.new" && '
-              'mv "$home/nexus.py.new" "$home/nexus.py"')
+    script = ('umask 077; home=${NEXUS_HOME:-$HOME/.nexus}; new=$home/nexus.py.new; mkdir -p "$home" && '
+              '{ cat > "$new" && mv "$new" "$home/nexus.py" || { rm -f "$new"; exit 1; }; }')
     code, output, said = ssh.call(f"sh -c {quote(script)}", content)
     if code:
         raise ssh.fault("cannot write nexus.py on", said or output)
@@ -5500,25 +5508,39 @@ class NodeApi:
         self.line: http.client.HTTPConnection | None = None
 
     def ask(self, method: str, path: str, body: object, timeout_s: float) -> Any:
-        """The answer's JSON.  Raises: OSError, when the line is cut; what the node answers."""
-        import http.client
+        """The answer's JSON.  What is asked may be asked twice.
+
+        Raises: OSError, when the line is cut (TimeoutError: when it is silent); what the node answers.
+        """
+        content, was_kept = encode_json(body).encode("ascii"), self.line is not None
         try:
-            if self.line is None:
-                self.line = self.connect(timeout_s)
-            if self.line.sock:
-                self.line.sock.settimeout(timeout_s)
-            self.line.request(method, path, encode_json(body).encode("ascii"), {
-                "Content-Type": "application/json", "Authorization": f"Bearer {self.token}"})
-            answer = self.line.getresponse()
-            data = json.loads(answer.read() or b"null")
-        except (OSError, ValueError, http.client.HTTPException) as error:
-            self.close()
-            raise ConnectionError(str(error) or "the line was cut") from None
-        if answer.status >= 400:
+            status, data = self.exchange(method, path, content, timeout_s)
+        except ConnectionError:
+            if not was_kept:
+                raise
+            status, data = self.exchange(method, path, content, timeout_s)      # there it had been idle for too long
+        if status >= 400:
             told = data if isinstance(data, dict) else {}
             kind = told["error"] if told.get("error") in KINDS else "internal"
             raise NexusError(kind, str(told.get("message")), str(told.get("hint", "")))
         return data
+
+    def exchange(self, method: str, path: str, content: bytes, timeout_s: float) -> tuple[int, Any]:
+        """(HTTP status, JSON).  Raises: TimeoutError; ConnectionError."""
+        import http.client
+        try:
+            self.line = self.line or self.connect(timeout_s)
+            if self.line.sock:
+                self.line.sock.settimeout(timeout_s)
+            self.line.request(method, path, content, {"Content-Type": "application/json", "Authorization": f"Bearer {self.token}"})
+            answer = self.line.getresponse()
+            return answer.status, json.loads(answer.read() or b"null")
+        except socket.timeout:
+            self.close()
+            raise TimeoutError(f"no answer within {timeout_s:g} s") from None
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            self.close()
+            raise ConnectionError(str(error) or "the line was cut") from None
 
     def connect(self, timeout_s: float) -> http.client.HTTPConnection:
         """Raises: OSError."""
@@ -6793,11 +6815,13 @@ class Hooks:
             self.service.log.warning("%s: %s", name, why)
 
 
-RECONNECT_S = (1.0, 30.0)       # between two attempts to reach a node: at first, at most
+RECONNECT_S = (1.0, 10.0)       # between two attempts to reach a node: at first, at most
 SYNC_WAIT_S = 10.0              # a node answers when there is news, and after so long in any case
 SYNC_PATIENCE_S = 15.0          # beyond that, the line is taken to be cut
 SYNC_LOOK_S = (0.05, 0.5)       # how often logs are looked at there: soon after a line, rarely when silent
-LOG_PIECE_BYTES = 2**20         # of one log, in one answer
+LOG_BYTES = 2**20               # of all logs together, in one answer: a slow line has it within SYNC_PATIENCE_S
+ORDER_PATIENCE_S = 60.0         # for what it is told, to be done
+ORDER_BYTES = 2**20             # about so much is told at once
 WITHDRAW_PATIENCE_S = 3.0       # a node that has not begun a job within this gives it back
 REFUSAL_REST_S = 5.0            # and gets no other one for a while
 NODE_ALARM_S = 30.0             # a node that is not heard for so long is bad for health
@@ -6843,6 +6867,7 @@ class Node:
         self.service, self.config, self.name, self.is_leaving = service, config, config.name, is_leaving
         self.ssh = Ssh(config, service.layout.ssh_folder, service.environ)
         self.told: Mapping[str, Any] = {}                   # what the probe found
+        self.service_id = ""                                # of the nexus there; "" = not known
         self.api: NodeApi | None = None                     # to follow
         self.orders_api: NodeApi | None = None
         self.trouble: NexusError | None = NexusError("unavailable", f"{self.name} has not been reached yet")
@@ -6857,6 +6882,7 @@ class Node:
         self.news: collections.deque[Remote | Refusal] = collections.deque()    # for the loop
         self.jobs: dict[tuple[str, int], Remote] = {}       # what was heard last of those that run there
         self.is_listed = False                              # all that it has is in `jobs`
+        self.prepared = {(job.id, job.attempt) for job in service.running_jobs()}     # that may be sent: they have a folder here
         self.offsets: dict[tuple[str, int], list[int]] = {}     # (id here, attempt): bytes of its logs that have come
         self.ended: dict[tuple[str, int], Remote] = {}      # whose logs have not come whole
         self.known: set[tuple[str, int]] = set()            # (id there, attempt) that it has
@@ -6883,7 +6909,8 @@ class Node:
                     self.sync()
                     pause_s = RECONNECT_S[0]
             except (NexusError, OSError) as error:
-                self.lose(error)
+                if not self.is_ended:
+                    self.lose(error)
             except Exception as error:
                 self.service.fail(f"following node {self.name}", error)
                 self.lose(ConnectionError(repr(error)))
@@ -6897,6 +6924,14 @@ class Node:
         """Raises: unavailable; conflict, when another nexus is there."""
         if not self.ssh.is_open:
             self.ssh.open()
+        try:
+            self.find_service()
+        except NexusError:
+            self.ssh.close()                                # it may be the connection: the next attempt has a new one
+            raise
+
+    def find_service(self) -> None:
+        """Raises: unavailable, conflict."""
         told = probe_node(self.ssh, self.service.hash)
         if told["hash"] is None:
             raise NexusError("conflict", f"there is no nexus on {self.name}", hint=f"nexus node add {self.name} puts it there")
@@ -6932,6 +6967,7 @@ class Node:
             "head": self.service.store.service_id, "since": self.number, "logs": self.list_offsets(),
             "wait_seconds": 0 if is_full else SYNC_WAIT_S}, SYNC_WAIT_S + SYNC_PATIENCE_S)
         if is_full:
+            self.check_identity(told["service_id"])
             self.clock_offset_s = told["now"] - (began + clock.now()) / 2
             self.stopped.clear()
         self.number = told["number"]
@@ -6951,6 +6987,16 @@ class Node:
         if is_full:
             self.wanted.set()
 
+    def check_identity(self, service_id: str) -> None:
+        """One machine under two names would be given each GPU twice.  Raises: conflict."""
+        self.service_id = service_id
+        if service_id == self.service.store.service_id:
+            raise NexusError("conflict", f"{self.name} is this very nexus", hint=f"nexus node remove {self.name} --force")
+        twin = next((node.name for node in list(self.service.nodes.values()) if node is not self and node.service_id == service_id), None)
+        if twin:
+            self.service_id = ""
+            raise NexusError("conflict", f"{self.name} is {twin}: the same nexus is there", hint=f"nexus node remove {self.name} --force")
+
     def adopt_gpu(self, gpu: Gpu, ours: Mapping[str | None, str]) -> Gpu:
         """A GPU there as it is seen here: under a name that no other machine's has, with the jobs' ids here."""
         processes = tuple(replace(process, job_id=ours.get(process.job_id, process.job_id)) for process in gpu.processes)
@@ -6958,8 +7004,8 @@ class Node:
                        settled=tuple(ours.get(job_id, job_id) for job_id in gpu.settled))
 
     def list_jobs(self) -> list[Job]:
-        """Those that run there, as recorded here."""
-        return [job for job in self.service.running_jobs() if job.node == self.name]
+        """Those that run there, as recorded here, or may be sent there now."""
+        return [job for job in self.service.running_jobs() if job.node == self.name and (job.id, job.attempt) in self.prepared]
 
     def list_offsets(self) -> dict[str, list[int]]:
         """{id there: attempt, bytes of stdout.log and stderr.log that have come}."""
@@ -7032,28 +7078,61 @@ class Node:
 
     def send_orders(self, api: NodeApi) -> None:
         """Raises: OSError, when the line is cut; what the node answers."""
-        submitted = [order for job in self.list_jobs() if (job.remote_id, job.attempt) not in self.known and self.is_listed
-                     for order in self.make_order(job)]
         stops = {(str(job.remote_id), job.attempt) for job in self.list_jobs() if job.stop_cause} & self.known - self.stopped
         strays, withdrawn, collected = set(self.strays), set(self.withdrawn), set(self.collected)
-        if not (submitted or stops or strays or withdrawn or collected):
-            return
-        answer = api.ask("POST", "/node/orders", {
-            "head": self.service.store.service_id, "submit": submitted, "stop": sorted(stops | strays), "withdraw": sorted(withdrawn),
-            "collected": sorted(collected)}, 60.0)
-        for order in submitted:
-            key, fault = (order["id"], order["attempt"]), answer["submitted"].get(order["id"])
+        if stops or strays or withdrawn or collected:
+            self.order(api, stop=sorted(stops | strays), withdraw=sorted(withdrawn), collected=sorted(collected))
+            self.stopped |= stops
+            self.strays -= strays
+            self.withdrawn -= withdrawn
+            self.collected -= collected
+            self.known -= collected
+            if self.is_leaving:
+                self.service.wake()
+        if self.is_listed:
+            for batch in self.make_batches([job for job in self.list_jobs() if (job.remote_id, job.attempt) not in self.known]):
+                self.submit(api, batch)
+        if self.news:
+            self.service.wake()
+
+    def order(self, api: NodeApi, submit: Sequence[Any] = (), **keys: Any) -> dict[str, Any]:
+        """{id: fault or None} of what was submitted.  Raises: OSError, when the line is cut; what the node answers."""
+        asked = {"head": self.service.store.service_id, "stop": (), "withdraw": (), "collected": (), **keys, "submit": submit}
+        return dict(api.ask("POST", "/node/orders", asked, ORDER_PATIENCE_S)["submitted"])
+
+    def submit(self, api: NodeApi, orders: Sequence[Mapping[str, Any]]) -> None:
+        """Raises: OSError, when the line is cut; what the node answers."""
+        try:
+            faults = self.order(api, orders)
+        except NexusError as error:
+            if error.kind not in ("usage", "too_large"):
+                raise
+            if len(orders) > 1:                             # which of them is it?
+                for order in orders:
+                    self.submit(api, [order])
+                return
+            faults = {orders[0]["id"]: {"kind": error.kind, "message": error.message, "hint": error.hint}}
+        for order in orders:
+            key, fault = (order["id"], order["attempt"]), faults.get(order["id"])
             if fault is None:
                 self.known.add(key)
             else:
                 self.news.append(Refusal(*key, fault["kind"], fault["message"], fault["hint"]))
-        self.stopped |= stops
-        self.strays -= strays
-        self.withdrawn -= withdrawn
-        self.collected -= collected
-        self.known -= collected
-        if self.news:
-            self.service.wake()
+
+    def make_batches(self, jobs: Sequence[Job]) -> Iterator[list[dict[str, Any]]]:
+        """The orders to start them, as many at once as a request may hold."""
+        batch: list[dict[str, Any]] = []
+        size = 0
+        for job in jobs:
+            try:
+                for order in self.make_order(job):
+                    batch.append(order)
+                    size += len(order["code"] or "") + sum(len(text) for text in order["job"]["env"].values())
+            except NexusError as error:                     # what it needs is not here any more
+                self.news.append(Refusal(str(job.remote_id), job.attempt, "not_found", error.message, error.hint))
+            if batch and (size > ORDER_BYTES or job is jobs[-1]):
+                yield batch
+                batch, size = [], 0
 
     def make_order(self, job: Job) -> Iterator[dict[str, Any]]:
         """What a node is sent of a job; nothing while its snapshot is on its way there."""
@@ -7107,6 +7186,10 @@ class Node:
     @property
     def since(self) -> str:
         return format_time(self.silent_since) or ""
+
+    def find_fault(self) -> str | None:
+        """Why it is not well."""
+        return self.trouble.message if self.trouble else self.hold or None
 
     def find_closed(self, now: float) -> str | None:
         """Why it gets no job now."""
@@ -7612,7 +7695,6 @@ class Service:
         self.open_fifo()
         self.adopt()
         self.prober.thread.start()
-        self.begin_nodes()
         workers = [(self.keep_snapshots, "snapshots"), (self.remove_rubbish, "rubbish"), (self.keep_estimates, "estimates")]
         if self.config.hooks.on_finish or self.config.hooks.on_unhealthy:       # it wakes at each event, on the way to the next start
             workers.append((self.hooks.run, "hooks"))
@@ -8159,7 +8241,7 @@ class Service:
         result = read_result(job.log_dir or self.layout.job_folder(job.id), job.attempt)
         if result:
             self.settle(job, result)
-        elif job.stop_cause or self.config.jobs.on_reboot == "fail":
+        elif job.stop_cause or job.head or self.config.jobs.on_reboot == "fail":     # another nexus's jobs it queues again itself
             self.results[job.id] = Result(None, None, None, "reboot", "the machine went down while it ran")
         else:
             self.bounce(job, "the machine went down while it ran")
@@ -8167,6 +8249,7 @@ class Service:
     # Other machines
 
     def begin_nodes(self) -> None:
+        remove_sockets(self.layout.ssh_folder)
         kept: Sequence[str] = NodeConfig.__slots__  # type: ignore[attr-defined]
         added = [(NodeConfig(**dict(zip(kept, row))), bool(row[len(kept)])) for row in self.store.read(lambda state: state.nodes)]
         for node, is_leaving in [*((node, False) for node in self.config.nodes), *added]:
@@ -8180,7 +8263,8 @@ class Service:
         former = self.nodes.get(config.name)
         if former and any(node.name == config.name for node in self.config.nodes) and former.config != config:
             raise NexusError("conflict", f"{config.name} stands in config.toml, otherwise", hint="nexus config edit, then nexus restart")
-        if former and former.config.host != config.host and any(job.node == config.name for job in self.running_jobs()):
+        if former and (former.config.destination, former.config.port) != (config.destination, config.port) and any(
+                job.node == config.name for job in self.running_jobs()):
             raise NexusError("conflict", f"{config.name} is another machine, {former.config.destination}, and jobs run there",
                              hint="name it otherwise: --name n1")
         if not former or not any(node.name == config.name for node in self.config.nodes):
@@ -8209,6 +8293,7 @@ class Service:
         if is_forced:
             for job in node.list_jobs():
                 self.results[job.id] = Result(None, None, None, "node-lost", f"its node {name} was removed by {who}")
+                node.strays.add((str(job.remote_id), job.attempt))      # what can still be told to end shall
         self.wake()
 
     def find_node(self, name: str) -> Node:
@@ -8246,7 +8331,7 @@ class Service:
                          trouble=self.observation.trouble, hint=None, unknown_since=None, python=None, path=None, control=None)
         return [local, *(describe(
             node.name, node.gpus, **address(node.config), is_reachable=node.trouble is None, is_leaving=node.is_leaving,
-            trouble=node.trouble.message if node.trouble else node.hold or None, hint=node.trouble.hint if node.trouble else None,
+            trouble=node.find_fault(), hint=node.trouble.hint if node.trouble else None,
             unknown_since=node.since if node.trouble else None, python=node.told.get("python"), path=node.told.get("path"),
             control=node.ssh.control) for node in self.nodes.values())]
 
@@ -8258,9 +8343,10 @@ class Service:
             self.results[job.id] = Result(None, None, 0.0, "launch", describe_disk_error(error, "write", job.log_dir or "").message)
             return
         node = self.nodes.get(job.node)
-        if node is None:
-            self.bounce(job, f"there is no node {job.node} any more")
+        if node is None or node.trouble is not None:    # since it was planned; nobody has sent it
+            self.bounce(job, f"there is no node {job.node} any more" if node is None else f"{job.node} cannot be reached")
             return
+        node.prepared.add((job.id, job.attempt))
         self.counters.note_start(job)
         place = f"GPU {format_indices(job.gpu_indices)}" if job.gpu_indices else "the CPU"
         self.tell(job, "Started job %s on %s, %s: %s", job.id, job.node, place, format_line(job.command, 500))
@@ -8270,6 +8356,7 @@ class Service:
         """All of an attempt on another machine is recorded here: that one need not keep it."""
         node = self.nodes.get(job.node)
         if node:
+            node.prepared.discard((job.id, job.attempt))
             node.collected.add((str(job.remote_id), job.attempt))
             node.wanted.set()
 
@@ -8280,10 +8367,9 @@ class Service:
             if node.has_news:
                 node.has_news = False
                 self.take_report(node)
-            jobs = {(str(job.remote_id), job.attempt): job for job in node.list_jobs()}
             while node.news:
                 told = node.news.popleft()
-                job = jobs.get((told.id, told.attempt))
+                job = next((job for job in node.list_jobs() if (job.remote_id, job.attempt) == (told.id, told.attempt)), None)
                 if isinstance(told, Refusal):
                     if job:
                         self.take_refusal(node, job, told)
@@ -8321,7 +8407,8 @@ class Service:
                 node.wanted.set()
             elif job.stop_cause and key not in node.stopped:
                 node.wanted.set()
-        if node.is_leaving and not any(job.node == node.name for job in self.running_jobs()):
+        is_told = node.trouble is not None or not (node.collected or node.strays)
+        if node.is_leaving and is_told and not any(job.node == node.name for job in self.running_jobs()):
             self.record_nodes({node.name: None})
             node.end()
             self.nodes = {name: other for name, other in self.nodes.items() if name != node.name}
@@ -8337,7 +8424,7 @@ class Service:
             node.wanted.set()
             return
         why = refusal.message + (f" ({refusal.hint})" if refusal.hint else "")
-        if refusal.kind not in ("usage", "forbidden", "not_found"):
+        if refusal.kind not in ("usage", "too_large", "forbidden", "not_found"):
             node.refused_at, node.refusal = self.clock.monotonic(), refusal.message
             self.bounce(job, f"{node.name}: {why}")
             return
@@ -8372,6 +8459,8 @@ class Service:
         elif told.cause == "bounce":
             self.bounce(job, f"{node.name}: {told.cause_line}")
             node.refused_at, node.refusal = self.clock.monotonic(), told.cause_line or ""
+        elif told.cause == "reboot" and not job.stop_cause and self.config.jobs.on_reboot == "requeue":
+            self.bounce(job, f"{node.name} went down while it ran")
         else:
             cause = None if told.status == COMPLETED else told.cause
             finished_at = None if told.finished_at is None else told.finished_at - node.clock_offset_s
@@ -8471,9 +8560,11 @@ class Service:
                 break
             pause_s = min(2 * pause_s, SYNC_LOOK_S[1])
         now = self.clock.now()
-        jobs = self.store.read(lambda state: [job for job in state.jobs.values() if job.head == head and not job.is_collected
-                                              and (is_gap or job.id in changed)])
-        told = {"number": number, "now": now, "logs": logs, "jobs": [encode_value(self.describe_remote(job)) for job in jobs]}
+        jobs = self.store.read(lambda state: [job for job in (
+            state.jobs.values() if is_gap else [state.jobs[job_id] for job_id in changed if job_id in state.jobs])
+            if job.head == head and not job.is_collected])
+        told = {"service_id": self.store.service_id, "number": number, "now": now, "logs": logs,
+                "jobs": [encode_value(self.describe_remote(job)) for job in jobs]}
         is_due = self.clock.monotonic() - self.told_at.get(head, float("-inf")) >= self.config.service.refresh_rate_seconds
         if not (is_gap or is_news or is_due or not logs):       # of logs alone there may be much
             return told
@@ -8481,16 +8572,15 @@ class Service:
         return {**told, **self.describe_place(head)}
 
     def read_new_logs(self, head: str, offsets: Mapping[str, Sequence[int]]) -> dict[str, dict[str, str]]:
+        """{id: {stream: what has come to it, in base64}}; each has its share of what one answer takes."""
         import base64
-        found: dict[str, dict[str, str]] = {}
         jobs = self.store.read(lambda state: [state.jobs[job_id] for job_id in offsets if job_id in state.jobs])
-        for job in jobs:
-            attempt, *starts = offsets[job.id]
-            if (job.head, job.head_attempt) == (head, attempt) and job.log_dir:
-                for name, start, size in zip(("stdout", "stderr"), starts, measure_logs(job.log_dir)):
-                    if size > start:
-                        piece = read_piece(job.log_dir, name, start, LOG_PIECE_BYTES)
-                        found.setdefault(job.id, {})[name] = base64.b64encode(piece).decode()
+        grown = [(job, name, start) for job in jobs if job.log_dir and (job.head, job.head_attempt) == (head, offsets[job.id][0])
+                 for name, start, size in zip(("stdout", "stderr"), offsets[job.id][1:], measure_logs(job.log_dir)) if size > start]
+        found: dict[str, dict[str, str]] = {}
+        for job, name, start in grown:
+            piece = read_piece(job.log_dir, name, start, LOG_BYTES // len(grown))
+            found.setdefault(job.id, {})[name] = base64.b64encode(piece).decode()
         return found
 
     def describe_remote(self, job: Job) -> Remote:
@@ -8666,9 +8756,9 @@ class Service:
             told.append(gpu_json(gpu, state, self.config.gpu, trouble, gpu.node or self.node, hold))
         return told
 
-    def node_names(self) -> list[str]:
-        """Of all machines, this one first: their numbers in /api."""
-        return [self.node, *self.nodes]
+    def number_nodes(self) -> dict[str | None, int]:
+        """{machine: its number for /api}; this one is 0."""
+        return {name: number for number, name in enumerate((self.node, *self.nodes))}
 
     def find_place(self, job: Job) -> str | None:
         """The machine that a job ran or runs on, or is to; None where it might have been any."""
@@ -10016,18 +10106,17 @@ class Api:
         asked = {name: config[name] for name in ("expected_time", "gpus", "name", "priority") if name in config}
         job_id = self.service.submit_code(Submission("", labels=labels, **asked), code, caller, key)
 
-        def find_place(state: State) -> int:
+        def find_place(state: State) -> tuple[str | None, int]:
             """0 for one that has started already: it was the first then."""
             job = state.jobs.get(job_id)
-            return state.position(job) if job and job.status == PENDING else 0
-        place = self.service.store.read(find_place)
-        job: Job | None = self.service.store.read(lambda state: state.jobs.get(job_id))
-        node_id = find_node_id(self.service.find_place(job) if job else None, self.service.node_names())
-        return json_response({"job_id": job_id, "node_id": node_id, "status": PENDING, "queue_position": place})
+            return self.service.find_place(job) if job else None, state.position(job) if job and job.status == PENDING else 0
+        node, place = self.service.store.read(find_place)
+        return json_response({"job_id": job_id, "node_id": self.service.number_nodes().get(node), "status": PENDING,
+                              "queue_position": place})
 
     def get_api_status(self, request: Request, caller: Caller, id: str) -> Response:
         job: Job = self.service.store.read(lambda state: find_own_job(state, id, caller))
-        return json_response(submitted_json(self.service.describe_now(job), self.service.node_names()))
+        return json_response(submitted_json(self.service.describe_now(job), self.service.number_nodes()))
 
     def get_api_results(self, request: Request, caller: Caller, id: str) -> Response:
         job: Job = self.service.store.read(lambda state: find_own_job(state, id, caller))
@@ -10055,7 +10144,7 @@ class Api:
         """A job that may run on any machine waits in the queue of this one, number 0; one for a node alone in that node's."""
         service = self.service
         service.first_probe.wait(SMI_TIMEOUT_S + 5)
-        names, now = service.node_names(), service.clock.now()
+        now = service.clock.now()
         gpus: list[dict[str, Any]] = service.store.read(service.list_gpus)
         running = service.running_jobs()
         waiting: list[Job] = service.store.read(lambda state: [state.jobs[job_id] for _, job_id in state.order])
@@ -10073,13 +10162,13 @@ class Api:
                     "running_jobs": len(run), "pending_jobs": len(wait),
                     "queue_seconds": None if None in times else round(sum(filter(None, times)), 3),
                     "is_healthy": is_well}
-        return json_response([describe(number, name) for number, name in enumerate(names)])
+        return json_response([describe(number, name) for number, name in enumerate([service.node, *service.nodes])])
 
     def get_api_jobs(self, request: Request, caller: Caller) -> Response:
         status, user, limit = request.query.get("status"), request.query.get("user_id"), parse_number(request.query, "limit")
         jobs = self.select_jobs(caller, status, user, None, limit)
-        names = self.service.node_names()
-        return stream_list(submitted_json(job, names) for job in show_to(caller, self.describe_jobs(jobs)))
+        nodes = self.service.number_nodes()
+        return stream_list(submitted_json(job, nodes) for job in show_to(caller, self.describe_jobs(jobs)))
 
 
 def parse_list(items: Sequence[Any]) -> list[Submission]:
@@ -10611,6 +10700,7 @@ def serve(layout: Layout, config: Config, environ: Mapping[str, str], is_taking_
         return
     log.info("Service started: nexus %s (%s), pid %d, %s://%s:%d", __version__, file_hash(), os.getpid(), "https" if tls else "http",
              config.service.host, server.server_address[1])
+    service.begin_nodes()                       # whoever asks from now on may name them
     threading.Thread(target=server.serve_forever, name="http", daemon=True).start()
     service.run()
     server.server_close()
@@ -13836,7 +13926,8 @@ def add_node(call: Call, client: Client) -> int:
         status = api.ask("GET", "/status", None, 60.0)
     except OSError as error:
         raise NexusError("unavailable", f"the nexus on {config.name} does not answer: {error}",
-                         hint="its sshd must allow AllowTcpForwarding; what nexus says there: ~/.nexus/service.log") from None
+                         hint="its sshd must allow it: AllowTcpForwarding yes in sshd_config; what nexus says there: "
+                         "~/.nexus/service.log") from None
     finally:
         ssh.close()
         remove_folder(os.path.dirname(ssh.control))
@@ -13845,19 +13936,25 @@ def add_node(call: Call, client: Client) -> int:
     gpus = [gpu for gpu in status["gpu_status"] if gpu["node"] == status["host"]["name"]]
     names = "; ".join(sorted({f"{format_line(gpu['name'])}, {gpu['memory_total']}" for gpu in gpus}))
     call.print(f"{config.name}: {format_count(len(gpus), 'GPU')}{f' ({names})' if names else ''}, Python {told['version']}\n")
-    for hint in [status["gpu_trouble"], *status["hints"]]:
+    for hint in [status["gpu_trouble"], *status["hints"], status["samples_hint"]]:
         if hint:
             call.say(f"{config.name}: {hint}")
     return 0
 
 
+AGAIN_S = 5.0
+
+
 def await_node(client: Client, name: str) -> None:
     """Until the service has reached it too.  Raises: unavailable."""
-    give_up_at = time.monotonic() + SSH_PATIENCE_S
+    give_up_at, first = time.monotonic() + SSH_PATIENCE_S, None
     while True:
         node = next(node for node in client.nodes() if node["name"] == name)
         if node["is_reachable"]:
             return
+        first = first or node["trouble"]
+        if node["trouble"] != first:                        # it has tried since, in vain; it tries once more
+            first, give_up_at = node["trouble"], min(give_up_at, time.monotonic() + AGAIN_S)
         if time.monotonic() > give_up_at:
             raise NexusError("unavailable", f"{name} was added, but the service cannot use it: {node['trouble']}", hint=node["hint"] or "")
         time.sleep(0.05)
@@ -13911,11 +14008,11 @@ def remove_node(call: Call, client: Client) -> int:
         if node is None:
             call.say(f"{name} is removed; its nexus and what it kept are still there")
             return 0
-        if node["running_jobs"] != told:
+        if node["running_jobs"] and node["running_jobs"] != told:
             told = node["running_jobs"]
             call.say(f"{name} gets no more jobs; {format_count(told, 'job')} there still "
                      f"{'runs' if told == 1 else 'run'} (Ctrl-C leaves it to end by itself; --force gives them up)")
-        time.sleep(0.2)
+        time.sleep(0.1)
 
 
 def revoke_token(call: Call, file: TokenFile) -> int:

@@ -1,5 +1,6 @@
 """Section 3: every key of config.toml, its default, its check."""
 
+import contextlib
 import datetime
 import sys
 
@@ -160,3 +161,69 @@ def test_parse_config_raises_nothing_else(data):
 def test_config_is_a_value():
     with pytest.raises(AttributeError):
         config().jobs.cpu_slots = 5
+
+
+NODES = [  # reason, table, (name, host, user, port, jump, identity_file)
+    ("a host is enough", {"host": "10.0.0.5"}, ("10.0.0.5", "10.0.0.5", "", 0, "", "")),
+    ("all of it", {"name": "n1", "host": "gpu1.lab", "user": "ann", "port": 2222, "jump": "me@gate:2200", "identity_file": "~/.ssh/id"},
+     ("n1", "gpu1.lab", "ann", 2222, "me@gate:2200", "~/.ssh/id")),
+    ("IPv6, with a name of its own", {"name": "six", "host": "fe80::1%eth0"}, ("six", "fe80::1%eth0", "", 0, "", "")),
+    ("a user of a directory service", {"name": "n", "host": "h", "user": "ann@lab.org"}, ("n", "h", "ann@lab.org", 0, "", "")),
+    ("a path with spaces", {"name": "n", "host": "h", "identity_file": "/keys/my key"}, ("n", "h", "", 0, "", "/keys/my key")),
+]
+
+
+@pytest.mark.parametrize("reason, table, facts", NODES, ids=[case[0] for case in NODES])
+def test_parse_node(reason, table, facts):
+    node = nexus.parse_node(table)
+    assert tuple(nexus.encode_value(node).values()) == facts
+    assert node.destination == (f"{facts[2]}@{facts[1]}" if facts[2] else facts[1])
+
+
+WRONG_NODES = [  # reason, table, words
+    ("no table", "n1", "an object with a host"),
+    ("no host", {"name": "n1"}, "host of a node cannot be"),
+    ("an option of ssh", {"name": "n", "host": "-oProxyCommand=touch /tmp/x"}, "host of a node cannot be"),
+    ("an option as user", {"name": "n", "host": "h", "user": "-oProxyCommand=x"}, "user of a node cannot be"),
+    ("an option as jump", {"name": "n", "host": "h", "jump": "-oProxyCommand=x"}, "jump of a node cannot be"),
+    ("a command in jump", {"name": "n", "host": "h", "jump": "gate;reboot"}, "jump of a node cannot be"),
+    ("two jumps", {"name": "n", "host": "h", "jump": "a,b"}, "jump of a node cannot be"),
+    ("a relative path", {"name": "n", "host": "h", "identity_file": "id"}, "identity_file of a node cannot be"),
+    ("what ssh would fill in", {"name": "n", "host": "h", "identity_file": "/%d/id"}, "identity_file of a node cannot be"),
+    ("a port that is none", {"host": "h", "port": 70000}, "port of a node must be"),
+    ("a port in quotes", {"host": "h", "port": "22"}, "port of a node must be"),
+    ("yes is no port", {"host": "h", "port": True}, "port of a node must be"),
+    ("an unknown key", {"host": "h", "password": "x"}, "'password' is not a key of a node"),
+    ("a name with a slash", {"name": "a/b", "host": "h"}, "name of a node cannot be"),
+    ("an IPv6 address needs a name", {"host": "::1"}, "name of a node cannot be"),
+    ("a line break", {"name": "n", "host": "h\nh"}, "host of a node cannot be"),
+]
+
+
+@pytest.mark.parametrize("reason, table, words", WRONG_NODES, ids=[case[0] for case in WRONG_NODES])
+def test_parse_node_refuses(reason, table, words):
+    with pytest.raises(nexus.NexusError) as caught:
+        nexus.parse_node(table)
+    assert caught.value.kind == "usage" and words in caught.value.message
+
+
+node_keys = ("name", "host", "user", "port", "jump", "identity_file")
+
+
+@given(json_values | st.fixed_dictionaries({}, optional=dict.fromkeys(node_keys, json_values)))
+def test_whatever_comes_is_a_node_or_refused(table):
+    with contextlib.suppress(nexus.NexusError):
+        node = nexus.parse_node(table)
+        assert not any(str(fact).startswith("-") for fact in nexus.encode_value(node).values())
+
+
+def test_nodes_of_the_file():
+    text = '[[nodes]]\nname = "n1"\nhost = "10.0.0.5"\nuser = "gpu"\n[[nodes]]\nhost = "n2"\nport = 22\n'
+    made = nexus.parse_config(tomllib.loads(text), "config.toml")
+    assert [(node.name, node.destination, node.port) for node in made.nodes] == [("n1", "gpu@10.0.0.5", 0), ("n2", "n2", 22)]
+    assert nexus.parse_config(tomllib.loads(nexus.format_config(made)), "config.toml") == made
+    with pytest.raises(nexus.NexusError) as caught:
+        nexus.parse_config(tomllib.loads(text + '[[nodes]]\nname = "n1"\nhost = "h"\n[[nodes]]\nname = "x"\n'), "config.toml")
+    assert "nodes, number 3: another one has the name n1" in caught.value.message and "nodes, number 4: host" in caught.value.message
+    with pytest.raises(nexus.NexusError):
+        nexus.parse_config({"nodes": {"host": 1}}, "config.toml")

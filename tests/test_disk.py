@@ -2,6 +2,7 @@
 
 import errno
 import os
+import socket
 import subprocess
 import sys
 import textwrap
@@ -527,3 +528,44 @@ def test_a_use_is_noted_once_a_minute(tmp_path):
     for now, noted in ((5000.0, 5000.0), (5059.0, 5000.0), (5060.0, 5060.0)):
         file.note_use(file.read()[0], now)
         assert file.read()[0].used_at == noted
+
+
+# Logs of jobs elsewhere
+
+def test_what_comes_is_appended(tmp_path):
+    folder = str(tmp_path / "job_abc")
+    assert nexus.measure_logs(folder) == nexus.measure_logs(None) == (0, 0)
+    nexus.append_log(folder, "stdout", b"one\n")
+    nexus.append_log(folder, "stdout", b"tw\xff")
+    nexus.append_log(folder, "stderr", b"")
+    assert nexus.measure_logs(folder) == (7, 0)
+    assert (tmp_path / "job_abc" / "stdout.log").read_bytes() == b"one\ntw\xff"
+    assert (tmp_path / "job_abc" / "stdout.log").stat().st_mode & 0o777 == 0o600
+    assert nexus.read_piece(folder, "stdout", 2, 3) == b"e\nt" and nexus.read_piece(folder, "stdout", 99, 3) == b""
+    assert nexus.read_piece(folder, "nothing", 0, 3) == nexus.read_piece(None, "stdout", 0, 3) == b""
+
+
+def test_a_piece_is_appended_whole_or_not_at_all(tmp_path, monkeypatch):
+    folder = str(tmp_path)
+    nexus.append_log(folder, "stdout", b"before")
+    real, calls = os.pwrite, []
+
+    def write(handle, piece, offset):
+        calls.append(offset)
+        if len(calls) == 3:
+            raise OSError(28, "No space left on device")
+        return real(handle, piece[:2], offset)
+    monkeypatch.setattr(os, "pwrite", write)
+    with pytest.raises(OSError, match="No space"):
+        nexus.append_log(folder, "stdout", b"abcdefgh")
+    assert (tmp_path / "stdout.log").read_bytes() == b"before" and calls == [6, 8, 10]
+
+
+def test_sockets_that_were_left_go_and_nothing_else(tmp_path):
+    nexus.remove_sockets(str(tmp_path / "none"))
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(tmp_path / "a.control"))
+    (tmp_path / "file").touch()
+    (tmp_path / "folder").mkdir()
+    nexus.remove_sockets(str(tmp_path))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]

@@ -11,7 +11,23 @@ import time
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from makers import NOW, SAMPLES, changes, config, environments, groups, job, jobs, json_values, state_facts, texts
+from makers import (
+    NOW,
+    SAMPLES,
+    changes,
+    config,
+    environments,
+    groups,
+    ids,
+    job,
+    jobs,
+    json_values,
+    maybe,
+    state_facts,
+    texts,
+    times,
+    tuples,
+)
 
 import nexus
 
@@ -1249,3 +1265,16 @@ def test_revoke_by_the_hash_that_is_listed():
     assert [token.sha256 for token in nexus.revoke_tokens(TOKENS, digest[:12], NOW + 5) if token.revoked_at == NOW + 5] == [digest]
     with pytest.raises(nexus.NexusError):
         nexus.revoke_tokens(TOKENS, digest[:8], NOW)
+
+
+# What a nexus tells another of its GPUs
+
+gpus = st.builds(
+    nexus.Gpu, st.integers(0, 99), texts, texts, maybe(times), maybe(times), maybe(times),
+    is_mig=st.booleans(), fault=maybe(texts), node=texts, taken=st.integers(0, 100), taken_by=tuples(ids), is_paused=st.booleans(),
+    processes=tuples(st.builds(nexus.GpuProcess, st.integers(1, 2**22), maybe(times), maybe(ids), maybe(texts), maybe(texts))))
+
+
+@given(gpus)
+def test_a_gpu_survives_the_way_to_another_nexus(gpu):
+    assert nexus.decode_gpu(json.loads(nexus.encode_json(nexus.encode_gpu(gpu)))) == gpu

@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 import pytest
@@ -1262,3 +1263,118 @@ def test_launch_under_screen(machine, screens, short):
     assert made.reap() == []
     os.kill(int(pid), signal.SIGKILL)
     wait_until(lambda: made.reap() == ["abc"])
+
+
+# OpenSSH
+
+def ssh_to(**facts):
+    return nexus.Ssh(nexus.NodeConfig(**{"name": "n1", "host": "10.0.0.5", **facts}), "/tmp/ssh", {"PATH": "/bin", "HOME": "/root"})
+
+
+WAYS = [  # facts of a node, how a person reaches it
+    ({}, "ssh 10.0.0.5"),
+    ({"user": "gpu", "port": 2222}, "ssh -p 2222 gpu@10.0.0.5"),
+    ({"user": "gpu", "jump": "me@gate:2200", "identity_file": "/k/id"}, "ssh -J me@gate:2200 -i /k/id gpu@10.0.0.5"),
+    ({"identity_file": "/my keys/id"}, "ssh -i '/my keys/id' 10.0.0.5"),
+]
+
+
+@pytest.mark.parametrize("facts, words", WAYS, ids=[case[1] for case in WAYS])
+def test_how_a_person_reaches_a_node(facts, words):
+    assert ssh_to(**facts).by_hand == words
+
+
+def test_ssh_through_a_jump_host_asks_nothing_and_uses_the_same_key():
+    words = ssh_to(jump="me@gate:2200", identity_file="/my keys/id").list_options()
+    assert "BatchMode=yes" in words and "ForwardAgent=no" in words and words[-2:] == ["-i", "/my keys/id"]
+    proxy = next(word for word in words if word.startswith("ProxyCommand="))
+    assert "BatchMode=yes" in proxy and "-i '/my keys/id' -p 2200 -l me -W [%h]:%p gate" in proxy
+    assert not any("StrictHostKeyChecking" in word or "assword" in word for word in words), "as OpenSSH itself has it"
+
+
+SAID = [  # what ssh says, what is said, what to do
+    ("gpu@10.0.0.5: Permission denied (publickey,password).\n", "Permission denied (publickey,password).",
+     "log in by key, without a password: ssh-copy-id 10.0.0.5"),
+    ("No ED25519 host key is known for 10.0.0.5 and you have requested strict checking.\nHost key verification failed.\n",
+     "Host key verification failed.", "accept its host key once, after you have checked it: ssh 10.0.0.5 true"),
+    ("@@@@@@@@\n@    WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED!     @\n@@@@@@@\nHost key verification failed.\n",
+     "Host key verification failed.", "ssh-keygen -R 10.0.0.5 forgets the old one"),
+    ("Received disconnect: Too many authentication failures\n", "Too many authentication failures", "--identity FILE"),
+    ("channel 2: open failed: administratively prohibited: open failed\n", "administratively prohibited", "AllowTcpForwarding yes"),
+    ("ssh: connect to host 10.0.0.5 port 22: No route to host\r\n", "No route to host", "try it by hand: ssh 10.0.0.5"),
+    ("", "ssh said nothing", "try it by hand: ssh 10.0.0.5"),
+    ("\x1b[2Jhello\n", "?[2Jhello", "try it by hand"),
+]
+
+
+@pytest.mark.parametrize("said, words, hint", SAID, ids=[case[1] for case in SAID])
+def test_what_ssh_says_is_passed_on_with_what_to_do(said, words, hint):
+    fault = ssh_to().fault("cannot reach", said)
+    assert fault.kind == "unavailable" and fault.message.startswith("cannot reach n1: ") and hint in fault.hint
+    assert words.replace("?", "") in fault.message.replace("\\x1b", "") and "\x1b" not in fault.message and "@@@" not in fault.message
+
+
+def test_ssh_that_is_not_there(tmp_path):
+    made = nexus.Ssh(nexus.NodeConfig("n1", "10.0.0.5"), str(tmp_path / "ssh"), {"PATH": str(tmp_path)})
+    with pytest.raises(nexus.NexusError) as caught:
+        made.open()
+    assert caught.value.kind == "unavailable" and "openssh-client" in caught.value.hint
+
+
+class Answers:
+    """A server on a Unix socket that answers each request with what comes next: bytes, or None, which closes the line."""
+
+    def __init__(self, path, *answers):
+        self.asked, self.answers = [], list(answers)
+        self.listener = socket.socket(socket.AF_UNIX)
+        self.listener.bind(path)
+        self.listener.listen()
+        threading.Thread(target=self.serve, daemon=True).start()
+
+    @staticmethod
+    def hear(line):
+        """A whole request, whose body is {}; nothing when the line ends."""
+        heard = b" "
+        while not heard.endswith(b"{}"):
+            piece = line.recv(65536)
+            if not piece:
+                return b""
+            heard += piece
+        return heard
+
+    def serve(self):
+        while self.answers:
+            line, _ = self.listener.accept()
+            with line:
+                while self.answers and self.hear(line):
+                    answer = self.answers.pop(0)
+                    self.asked.append(answer)
+                    if answer is None:
+                        break
+                    line.sendall(answer)
+
+
+def answer(status, body):
+    text = json.dumps(body).encode()
+    return b"HTTP/1.1 %d X\r\nContent-Length: %d\r\n\r\n%s" % (status, len(text), text)
+
+
+def test_a_kept_line_that_was_closed_is_made_anew(tmp_path):
+    server = Answers(f"{tmp_path}/api", answer(200, [1]), None, answer(200, [2]), answer(409, {
+        "error": "conflict", "message": "no", "hint": "h"}), None, None)
+    api = nexus.NodeApi(f"{tmp_path}/api", "token", False)
+    assert api.ask("POST", "/x", {}, 30) == [1] and api.ask("POST", "/x", {}, 30) == [2]
+    with pytest.raises(nexus.NexusError, match="no"):
+        api.ask("POST", "/x", {}, 30)
+    with pytest.raises(ConnectionError):                # twice in a row
+        api.ask("POST", "/x", {}, 30)
+    assert len(server.asked) == 6
+    api.close()
+
+
+def test_a_silent_line_is_no_cut_one(tmp_path):
+    server = Answers(f"{tmp_path}/api", b"", b"")
+    api = nexus.NodeApi(f"{tmp_path}/api", "token", False)
+    with pytest.raises(TimeoutError):
+        api.ask("POST", "/x", {}, 0.1)
+    assert server.asked == [b""]

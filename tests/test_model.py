@@ -1,5 +1,6 @@
 """Section 4: jobs, what may become of them, and State with its indexes."""
 
+import contextlib
 import random
 
 import pytest
@@ -684,3 +685,65 @@ def test_of_whom_the_history_is_shortened():
     assert (left.count("ann"), left.count("bob"), left.count("cyd")) in ((4, 3, 5), (5, 3, 4))
     assert [one.number for one in gone if one.user == "cyd"] == sorted(one.number for one in made.finished.values() if one.user == "cyd")[
         :len([one for one in gone if one.user == "cyd"])], "the oldest of each"
+
+
+# What another nexus asks for
+
+ORDER = {"id": "abc", "attempt": 1, "user": "ann", "is_stopped": False, "path": "/usr/bin", "job": {"command": "true"}, "code": None}
+ORDERS = {"head": "0-1234", "submit": [ORDER], "stop": [["abd", 1]], "withdraw": [["abe", 2]], "collected": []}
+SYNC = {"head": "0-1234", "since": None, "logs": {"abc": [1, 0, 5]}, "wait_seconds": 10}
+
+
+def test_parse_orders():
+    orders = nexus.parse_orders(ORDERS)
+    assert (orders.head, orders.stop, orders.withdraw, orders.collected) == ("0-1234", (("abd", 1),), (("abe", 2),), ())
+    order, = orders.submit
+    assert (order.id, order.attempt, order.user, order.is_stopped, order.path, order.code) == ("abc", 1, "ann", False, "/usr/bin", None)
+    assert order.submission.id == "abc" and order.submission.command == "true"
+    assert nexus.parse_orders({**ORDERS, "submit": [{**ORDER, "code": "cHJpbnQ="}]}).submit[0].code == b"print"
+
+
+def test_parse_sync():
+    asked = nexus.parse_sync(SYNC)
+    assert (asked.head, asked.since, asked.logs, asked.wait_seconds) == ("0-1234", None, {"abc": (1, 0, 5)}, 10)
+    assert nexus.parse_sync({**SYNC, "since": 7, "wait_seconds": 1e6}) == nexus.SyncAsked("0-1234", 7, asked.logs, 60.0)
+
+
+WRONG_ORDERS = [  # reason, what is otherwise
+    ("no head", {"head": None}), ("jobs that are none", {"submit": 5}), ("a job without an attempt", {"submit": [{"id": "abc"}]}),
+    ("an id that is none", {"submit": [{**ORDER, "id": "0"}]}), ("an attempt below 0", {"submit": [{**ORDER, "attempt": -1}]}),
+    ("a command that is none", {"submit": [{**ORDER, "job": {"command": 5}}]}), ("no job", {"submit": [{**ORDER, "job": []}]}),
+    ("code that is no base64", {"submit": [{**ORDER, "code": "%"}]}), ("half a pair", {"stop": [["abc"]]}),
+    ("no pairs", {"withdraw": ["abc"]}), ("an unknown key of a job", {"submit": [{**ORDER, "job": {"command": "x", "host": "y"}}]}),
+]
+
+
+@pytest.mark.parametrize("reason, keys", WRONG_ORDERS, ids=[case[0] for case in WRONG_ORDERS])
+def test_parse_orders_refuses(reason, keys):
+    with pytest.raises(nexus.NexusError) as caught:
+        nexus.parse_orders({**ORDERS, **keys})
+    assert caught.value.kind == "usage"
+
+
+def changed(known):
+    """A good value of JSON with something else at one place or more."""
+    return st.fixed_dictionaries({key: st.just(good) | json_values for key, good in known.items()})
+
+
+@given(json_values | changed(ORDERS) | changed(ORDER).map(lambda order: {**ORDERS, "submit": [order]}))
+def test_whatever_comes_is_orders_or_refused(data):
+    with contextlib.suppress(nexus.NexusError):
+        assert isinstance(nexus.parse_orders(data), nexus.Orders)
+
+
+@given(json_values | changed(SYNC) | json_values.map(lambda logs: {**SYNC, "logs": logs})
+       | json_values.map(lambda offsets: {**SYNC, "logs": {"abc": offsets}}))
+def test_whatever_comes_is_a_question_or_refused(data):
+    with contextlib.suppress(nexus.NexusError):
+        assert isinstance(nexus.parse_sync(data), nexus.SyncAsked)
+
+
+def test_what_another_nexus_has_not_collected_stays():
+    jobs = [finished("aaa", head="0-1234"), finished("aab", head="0-1234", is_collected=True), finished("aac"), finished("aad")]
+    assert [job.id for job in nexus.choose_trimmed(state(*jobs), 2)] == ["aab", "aac"]
+    assert [job.id for job in nexus.choose_trimmed(state(*jobs), 0)] == ["aab", "aac", "aad"]

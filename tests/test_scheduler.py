@@ -1158,3 +1158,136 @@ RUN_TIMES = [  # reason, fields of the job, what has finished, seconds
 @pytest.mark.parametrize("reason, fields, done, seconds", RUN_TIMES, ids=[case[0] for case in RUN_TIMES])
 def test_know_run_times(reason, fields, done, seconds):
     assert nexus.know_run_times([job("aaa", **fields)], done) == {"aaa": seconds}, reason
+
+
+# Several machines
+
+def there(node, *indices, **fields):
+    """GPUs of another machine."""
+    return [gpu(index, node=node, uuid=f"{node}/GPU-{index}", **fields) for index in indices]
+
+
+def running_there(id, node, indices=(0,), **fields):
+    return running(id, indices, node=node, gpu_uuids=tuple(f"{node}/GPU-{index}" for index in indices), **fields)
+
+
+def view(name, **facts):
+    return nexus.NodeView(name, **{"cpu_slots": 2, **facts})
+
+
+TWO = [view("n1"), view("n2")]
+OWN = [gpu(0)]
+BOTH = [*there("n1", 0, 1), *there("n2", 0, 1)]
+
+PLACES = [  # reason, jobs, GPUs, machines, {job id: (machine, GPU indices)} that start
+    ("this machine first, all being equal", [job("aaa")], [*OWN, *BOTH], TWO, {"aaa": ("", (0,))}),
+    ("a head without a GPU", [job("aaa")], BOTH, TWO, {"aaa": ("n1", (0,))}),
+    ("one after the other", [job("aaa"), job("bbb", 2), job("ccc", 3)], BOTH, TWO,
+     {"aaa": ("n1", (0,)), "bbb": ("n2", (0,)), "ccc": ("n1", (1,))}),
+    ("the one with the least to do", [running_there("rrr", "n1", expected_time=600), running_there("sss", "n2", expected_time=300),
+                                      job("aaa", 3)], BOTH, TWO, {"aaa": ("n2", (1,))}),
+    ("what runs counts by what is left of it", [running_there("rrr", "n1", expected_time=100),
+                                                running_there("sss", "n2", expected_time=90, started_at=NOW), job("aaa", 3)], BOTH, TWO,
+     {"aaa": ("n1", (1,))}),
+    ("when nobody says how long, the one with fewer GPUs taken", [running_there("rrr", "n1"), job("aaa", 2)], BOTH, TWO,
+     {"aaa": ("n2", (0,))}),
+    ("where it can start, however much there is to do", [
+        running_there("rrr", "n1", expected_time=10**6), running_there("sss", "n2", (0, 1), expected_time=70), job("aaa", 3)], BOTH, TWO,
+     {"aaa": ("n1", (1,))}),
+    ("pinned", [job("aaa", only_node="n2")], [*OWN, *BOTH], TWO, {"aaa": ("n2", (0,))}),
+    ("pinned to this one", [job("aaa", only_node="")], [*OWN, *BOTH], TWO, {"aaa": ("", (0,))}),
+    ("pinned to one that is full, while others are free", [running_there("rrr", "n2", (0, 1)), job("aaa", 2, only_node="n2")], BOTH, TWO,
+     {}),
+    ("pinned to one that is gone", [job("aaa", only_node="n3")], BOTH, TWO, {}),
+    ("pinned, on a machine alone", [job("aaa", only_node="n1"), job("bbb", 2)], OWN, [], {"bbb": ("", (0,))}),
+    ("one that cannot run it", [job("aaa", unfit=(("", "no directory"), ("n1", "no directory")))], [*OWN, *BOTH], TWO,
+     {"aaa": ("n2", (0,))}),
+    ("none can", [job("aaa", unfit=(("n1", "x"), ("n2", "y")))], BOTH, TWO, {}),
+    ("a machine that is closed", [job("aaa")], BOTH, [view("n1", closed="it is away"), view("n2")], {"aaa": ("n2", (0,))}),
+    ("GPUs of a machine that is none of them", [job("aaa")], there("n3", 0), TWO, {}),
+    ("all GPUs of a job are in one machine", [job("aaa", gpus=2)], [*there("n1", 0), *there("n2", 0)], TWO, {}),
+    ("where there are as many", [job("aaa", gpus=2)], [*there("n1", 0), *there("n2", 0, 1)], TWO, {"aaa": ("n2", (0, 1))}),
+    ("an index is one of each machine", [job("aaa", gpu_ids=(1,)), job("bbb", 2, gpu_ids=(1,))], BOTH, TWO,
+     {"aaa": ("n1", (1,)), "bbb": ("n2", (1,))}),
+    ("shares beside each other", [running_there("rrr", "n1", gpus=0.5), job("aaa", 2, gpus=0.5, only_node="n1")], BOTH, TWO,
+     {"aaa": ("n1", (0,))}),
+    ("what the node's own jobs have is taken", [job("aaa", only_node="n1"), job("bbb", 2, gpus=0.5, only_node="n2")],
+     [*there("n1", 0, taken=100, taken_by=("xxx",)), *there("n2", 0, taken=50, taken_by=("yyy",))], TWO, {"bbb": ("n2", (0,))}),
+    ("without a GPU: CPU slots of each", [job(letters(k), k, gpus=0) for k in range(9)], [], TWO,
+     {letters(k): (name, ()) for k, name in enumerate(("", "n1", "n2", "", "n1", "n2", "", ""))}),
+    ("running ones have theirs", [running("rrr", (), node="n1"), running("sss", (), node="n1", number=2),
+                                  job("aaa", 3, gpus=0, only_node="n1")], [], TWO, {}),
+    ("no other machine's GPUs are kept for one that is passed over", [
+        running_there("rrr", "n1", (0,), expected_time=61), running_there("sss", "n2", (0,), expected_time=600),
+        job("aaa", 3, gpus=2, **PASSED), job("bbb", 4), job("ccc", 5)], BOTH, TWO, {"bbb": ("n2", (1,))}),
+    ("nor are any where it cannot run", [running_there("rrr", "n1", (0,)), job("aaa", 2, gpus=2, unfit=(("n2", "x"),), **PASSED),
+                                         job("bbb", 3, gpus=2)], BOTH, TWO, {"bbb": ("n2", (0, 1))}),
+]
+
+
+def placed(made):
+    """{job id: (machine, GPU indices)} of a plan."""
+    return {start.job_id: (start.node, start.gpu_indices) for start in made.starts}
+
+
+@pytest.mark.parametrize("reason, jobs, gpus, nodes, expected", PLACES, ids=[case[0] for case in PLACES])
+def test_plan_of_several_machines(reason, jobs, gpus, nodes, expected):
+    made = nexus.plan(state(*jobs), gpus, None, config(), NOW, {}, nodes)
+    assert placed(made) == expected, (reason, made.blocked)
+
+
+def test_trouble_with_ones_own_gpus_closes_no_other_machine():
+    made = nexus.plan(state(job("aaa"), job("bbb", 2, only_node="")), [*OWN, *BOTH], "nvidia-smi is silent", config(), NOW, {}, TWO)
+    assert placed(made) == {"aaa": ("n1", (0,))}
+
+
+FAR_REASONS = [  # what is shown, job that waits, GPUs, machines, part of the reason
+    ("the machine it is for is away", job("aaa", only_node="n1"), BOTH, [view("n1", closed="n1 cannot be used since 15:30: cut"), TWO[1]],
+     "n1 cannot be used since 15:30: cut"),
+    ("there is no such machine any more", job("aaa", only_node="n7"), BOTH, TWO, "there is no node n7"),
+    ("none can run it", job("aaa", unfit=(("n1", "no directory"), ("n2", "no git"), ("", "no GPU"))), BOTH, TWO,
+     "n1: no directory; n2: no git; this machine: no GPU"),
+    ("which GPU of which machine", job("aaa"), [*there("n1", 0, fault="GPU is lost"), *there("n2", 0, taken=100, taken_by=("xxx",))], TWO,
+     "GPU n1:0 is unusable (GPU is lost); GPU n2:0 runs job xxx"),
+    ("no machine has as many", job("aaa", gpus=3), BOTH, TWO, "it needs 3 GPUs, and no machine has more than 2"),
+    ("some cannot run it, the others are full", job("aaa", unfit=(("n1", "no directory"),)),
+     [*there("n1", 0), *there("n2", 0, taken=100, taken_by=("xxx",))], TWO, "GPU n2:0 runs job xxx; n1 cannot run it: no directory"),
+    ("CPU slots", job("aaa", gpus=0), [], [view("n1", cpu_slots=0), view("n2", closed="n2 is away")],
+     "all CPU slots are taken; n2: n2 is away"),
+]
+
+
+@pytest.mark.parametrize("reason, one, gpus, nodes, part", FAR_REASONS, ids=[case[0] for case in FAR_REASONS])
+def test_every_wait_for_other_machines_has_a_reason(reason, one, gpus, nodes, part):
+    made, keys = state(one), {"cpu_slots": 0}
+    planned = nexus.plan(made, gpus, None, config(**keys), NOW, {}, nodes)
+    assert not planned.starts and part in nexus.describe_wait(one, made, planned, config(**keys), NOW), reason
+
+
+def test_estimates_know_other_machines():
+    jobs = [running_there("rrr", "n1"), job("aaa", 2, only_node="n1"), job("bbb", 3)]
+    made = nexus.estimate_starts(jobs, [], {"rrr": 100, "aaa": 5, "bbb": 5}, [*there("n1", 0), *there("n2", 0)], config(), NOW, TWO)
+    assert made == {"aaa": NOW + 40, "bbb": NOW}
+
+
+@given(st.integers(0, 2**32))
+def test_no_plan_of_several_machines_gives_a_gpu_twice(seed):
+    chance = random.Random(seed)
+    names = ["", *(f"n{k}" for k in range(chance.randrange(4)))]
+    gpus = [one for name in names for one in (there(name, *range(chance.randrange(4))) if name else [gpu(k) for k in range(2)])]
+    waiting = [job(letters(k), k, gpus=chance.choice([0, 0.25, 0.5, 1, 1, 2, 3]), only_node=chance.choice([None, None, *names, "gone"]),
+                   unfit=tuple((name, "x") for name in names if chance.random() < 0.1), expected_time=chance.choice([None, 5, 600]))
+               for k in range(chance.randrange(20))]
+    views = [view(name, closed=chance.choice([None, None, "away"]), cpu_slots=chance.randrange(3)) for name in names[1:]]
+    made = state(*waiting)
+    planned = nexus.plan(made, gpus, None, config(), NOW, {}, views)
+    given_out = {}
+    for start in planned.starts:
+        one = made.jobs[start.job_id]
+        assert nexus.may_run_on(one, start.node) and start.node not in [node.name for node in views if node.closed]
+        assert len(set(start.gpu_uuids)) == len(start.gpu_uuids) == len(nexus.list_shares(one))
+        for uuid, share in zip(start.gpu_uuids, nexus.list_shares(one)):
+            given_out[uuid] = given_out.get(uuid, 0) + share
+            assert next(each.node for each in gpus if each.uuid == uuid) == start.node, "all of one machine"
+    assert all(share <= 100 for share in given_out.values())
+    assert all(nexus.describe_wait(one, made, planned, config(), NOW) for one in waiting if one.id not in started(planned))

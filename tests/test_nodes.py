@@ -1,0 +1,919 @@
+"""Jobs on other machines: real services on hosts of their own, reached by real OpenSSH, whose lines are cut at the worst moments."""
+
+import itertools
+import json
+import os
+import pathlib
+import random
+import re
+import subprocess
+import threading
+import time
+
+import console
+import live
+import network
+import pytest
+
+import nexus
+
+COUNTED = 'echo "$NEXUS_JOB_ID" >> ~/ran; '         # what each job begins with: how often it ran is counted on the machine it ran on
+
+
+def add_node(net, node, *options):
+    """Have the head give jobs to a node, by its name in ~/.ssh/config unless told otherwise; CompletedProcess."""
+    done = net.head.nexus("node", "add", *(options or (node.name,)))
+    assert done.returncode == 0, done.stderr + net.head.log()[-3000:]
+    return done
+
+
+def make_net(**options):
+    net = network.Net(**options)
+    try:
+        adding = [threading.Thread(target=add_node, args=(net, node)) for node in net.nodes]
+        for thread in adding:
+            thread.start()
+        for thread in adding:
+            thread.join()
+        assert [info["name"] for info in net.head.ask("GET", "/nodes")][1:]
+    except BaseException:
+        net.close()
+        raise
+    return net
+
+
+def info(net, node):
+    """What GET /nodes says of a node."""
+    return next(told for told in net.head.ask("GET", "/nodes") if told["name"] == node.name)
+
+
+def is_reached(net, node):
+    told = info(net, node)
+    return told["is_reachable"] and not told["trouble"]
+
+
+def hurry(net, node):
+    """Let the head try to reach a node now, and not at the end of a pause."""
+    net.head.ask("POST", "/nodes", {"name": node.name, "host": node.name})
+
+
+def await_nodes(net):
+    """Until all nodes can be used."""
+    for node in net.nodes:
+        live.until(lambda node=node: is_reached(net, node) or (hurry(net, node), time.sleep(0.3))[0], lambda node=node: info(net, node))
+
+
+def runs(net, job_id):
+    """The names of the nodes on which a job has begun, as often as it has."""
+    return [node.name for node in net.nodes for line in live.read(node.home / "ran").splitlines() if line == job_id]
+
+
+def is_idle(net):
+    return not net.head.ask("GET", "/jobs?status=running") and not net.head.ask("GET", "/queue")
+
+
+def log_of(net, job, stream="stdout"):
+    return live.read_bytes(pathlib.Path(job["log_dir"]) / f"{stream}.log")
+
+
+@pytest.fixture(scope="module")
+def shared():
+    net = make_net(nodes=2, gpus=2)
+    with net:
+        yield net
+
+
+@pytest.fixture
+def net(shared):
+    """A head without a GPU and two nodes with two each, which tests use one after the other."""
+    yield shared
+    for node in shared.nodes:
+        node.delay(0)
+        node.mend()
+    shared.head.await_service()
+    await_nodes(shared)
+    for job in shared.head.ask("GET", "/jobs"):
+        if job["status"] in ("pending", "running"):
+            shared.head.call("POST", f"/api/cancel/{job['id']}")
+    live.until(lambda: is_idle(shared), "an idle queue")
+    shared.head.ask("POST", "/service/resume")
+
+
+# Adding and removing
+
+def test_a_node_is_added_and_listed():
+    with network.Net(nodes=1, gpus=2, jump=True) as net:
+        node, head = net.nodes[0], net.head
+        for name in ("config", "known_hosts"):                       # nothing but what is said here
+            if name == "config":
+                (head.folder / ".ssh" / name).unlink()
+        done = head.nexus("node", "add", node.target, "--name", "n1", "--jump", net.jump.target, "--identity",
+                          str(head.folder / ".ssh" / "id_ed25519"), "--port", "22")
+        assert done.returncode == 0, done.stderr
+        assert done.stdout == f"n1: 2 GPUs (Mock GPU, 24GB), Python {'.'.join(map(str, os.sys.version_info[:3]))}\n"
+        assert f"copied nexus {nexus.__version__}" in done.stderr
+        told = head.nexus("node", "list").stdout.splitlines()
+        assert told[0].split() == ["NODE", "ADDRESS", "GPUS", "MODEL", "JOBS", "STATE"]
+        assert told[1].split() == ["head", "here", "0", "0", "ok"] and told[2].split() == ["n1", node.target, "2", "Mock", "GPU", "0", "ok"]
+        assert "GPU n1:1 (Mock GPU, 24GB): Available" in head.nexus().stdout
+        file = node.home / ".nexus" / "nexus.py"
+        assert file.read_bytes() == live.NEXUS.read_bytes()
+        before = file.stat()
+        again = head.nexus("node", "add", "n1")
+        assert again.returncode == 0 and "copied" not in again.stderr and file.stat().st_ino == before.st_ino, again.stderr
+        file.write_bytes(b"# another\n")
+        third = head.nexus("node", "add", "n1")
+        assert third.returncode == 0 and "copied" in third.stderr and file.read_bytes() == live.NEXUS.read_bytes()
+        assert head.wait(head.add("true"), "completed")["node"] == "n1"
+        assert head.nexus("restart").returncode == 0                # it is kept
+        head.await_service()
+        assert head.wait(head.add("true"), "completed")["node"] == "n1"
+        assert (node.home / ".nexus").stat().st_mode & 0o777 == 0o700
+
+
+REFUSED = [  # words on the command line, what is said, what to do
+    (["n1", "n2"], "node add takes one machine", "nexus node add gpuuser@10.0.0.5"),
+    (["-oProxyCommand=true"], "name of a node cannot be", ""),
+    (["-oProxyCommand=true", "--name", "n9"], "host of a node cannot be", ""),
+    (["n1", "--port", "seven"], "'seven' is not a port", ""),
+    (["n1", "--port", "70000"], "port of a node must be", ""),
+    (["n1", "--name", "a b"], "name of a node cannot be", "--name n1"),
+    (["n1", "--identity", "/nowhere/key"], "--identity /nowhere/key is not there", "id_ed25519"),
+    (["n1", "--name", "head"], "head is this machine's name", "--name n1"),
+]
+
+
+def test_a_node_that_cannot_be_added(net):
+    for words, said, hint in REFUSED:
+        done = net.head.nexus("node", "add", "--", *words) if words[0][0] == "-" else net.head.nexus("node", "add", *words)
+        assert done.returncode in (2, 4) and said in done.stderr and hint in done.stderr, (words, done)
+
+
+def test_remove_drains(net):
+    head, node = net.head, net.nodes[1]
+    job = head.add(f"{COUNTED} until [ -e ~/go ]; do sleep 0.05; done", node="n2")
+    head.wait_started(job)
+    removing = subprocess.Popen(head.argv("node", "remove", "n2"), env=head.environ, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE,
+                                text=True, cwd="/")
+    assert "1 job there still runs" in removing.stderr.readline()
+    waiting = head.add("true", node="n2")
+    assert "n2 is being removed" in head.await_reason(waiting, "removed")
+    assert head.wait(head.add("true"), "completed")["node"] == "n1"
+    (node.home / "go").touch()
+    assert removing.wait(live.PATIENCE_S) == 0 and "n2 is removed" in removing.stderr.read()
+    assert head.wait(job, "completed") and runs(net, job) == ["n2"]
+    assert "n2" not in head.nexus("node", "list").stdout and "there is no node n2" in head.await_reason(waiting, "no node")
+    assert head.nexus("node", "remove", "n2").returncode == 3
+    assert head.nexus("add", "true", "--node", "n2").returncode == 2
+    assert all(told["is_collected"] for told in kept_jobs(node)), "it need not keep them"
+    add_node(net, node)
+    assert head.wait(waiting, "completed")["node"] == "n2"
+
+
+def kept_jobs(node):
+    """The jobs in the state of a node's nexus that another's sent there."""
+    node.run(f"python3 {node.home}/.nexus/nexus.py restart")         # a snapshot of its state is made
+    state = json.loads(live.read(node.home / ".nexus" / "state.json"))
+    return [job for job in state["jobs"] if job.get("head")]
+
+
+def test_remove_by_force(net):
+    head, node = net.head, net.nodes[1]
+    job = head.add(f"{COUNTED} sleep 600.5", node="n2")
+    other = head.add(f"{COUNTED} sleep 600.5", retries=1)
+    head.wait_started(job), head.wait_started(other)
+    moved = head.job(other)["node"] == "n2"
+    assert head.nexus("node", "remove", "n2", "--force").returncode == 0
+    assert head.wait(job, "failed")["cause"] == "node-lost"
+    live.until(lambda: not node.find("sleep 600.5"), "what ran there to be ended")
+    assert head.job(other)["status"] == ("pending" if moved else "running") or moved
+    head.call("POST", f"/api/cancel/{other}")
+    add_node(net, node)
+
+
+# Jobs
+
+def test_a_job_runs_there_as_here(net):
+    head = net.head
+    job = head.wait(head.add("echo out; hostname; pwd; echo $HOME $USER; echo err >&2; exit 3", env={"MINE": "1"}, node="n2"), "failed")
+    node = net.nodes[1]
+    assert (job["exit_code"], job["cause"], job["node"], job["gpu_indices"]) == (3, "exit", "n2", [0])
+    out = f"out\nn2\n{node.home}\n{node.home} {node.user}\n"
+    assert head.logs(job["id"], "stdout") == out and head.logs(job["id"], "stderr") == "err\n"
+    assert head.ask("GET", f"/api/results/{job['id']}")["stdout"] == out
+    done = head.nexus("logs", job["id"])
+    assert (done.stdout, done.stderr) == (out, "err\n")
+    assert head.nexus("wait", job["id"]).returncode == 3
+    done = head.nexus("run", "echo run; exit 5", "--node", "n1", "--cwd", "/tmp")
+    assert (done.returncode, done.stdout) == (5, "run\n"), done.stderr
+    assert "n2" in head.nexus("show", job["id"]).stdout
+    assert head.nexus("run", "hostname", "--node", "nowhere").returncode == 2
+
+
+def test_the_environment_is_the_submitters_and_the_machines(net):
+    head, node = net.head, net.nodes[0]
+    environ = {"WANDB_MODE": "disabled", "PATH": f"/opt/only-here/bin:{head.environ['PATH']}", "BASH_FUNC_module%%": "() {  echo mod\n}",
+               "SSH_AUTH_SOCK": "/tmp/agent", "XDG_RUNTIME_DIR": "/run/user/1", "LC_ALL": "C"}
+    done = subprocess.run(head.argv("run", "env", "--node", "n1", "--env", "MORE=1"), env={**head.environ, **environ}, cwd="/tmp",
+                          capture_output=True, text=True)
+    told = dict(line.split("=", 1) for line in done.stdout.splitlines() if re.match(r"\w+=", line))
+    assert told["WANDB_MODE"] == "disabled" and told["LC_ALL"] == "C" and told["MORE"] == "1", done.stderr
+    assert told["HOME"] == str(node.home) and told["USER"] == node.user
+    assert "SSH_AUTH_SOCK" not in told and "XDG_RUNTIME_DIR" not in told
+    path = told["PATH"].split(":")
+    assert path[0] == "/opt/only-here/bin" and f"{node.folder}/bin" in path and len(path) == len(set(path))
+    assert (told["CUDA_VISIBLE_DEVICES"], told["NEXUS_GPU_ID"]) == ("0", "0")
+
+
+def test_follow_and_run_see_lines_at_once(net):
+    head = net.head
+    job = head.add("echo first; until [ -e ~/next ]; do sleep 0.02; done; echo second", node="n1")
+    follower = subprocess.Popen(head.argv("logs", "-f", job), env=head.environ, stdout=subprocess.PIPE, text=True, cwd="/")
+    assert follower.stdout.readline() == "first\n"
+    (net.nodes[0].home / "next").touch()
+    assert follower.stdout.readline() == "second\n" and follower.wait(live.PATIENCE_S) == 0
+    (net.nodes[0].home / "next").unlink()
+
+
+def test_kill_ends_all_of_it(net):
+    head, node = net.head, net.nodes[0]
+    job = head.add("setsid sleep 601.5 & sleep 601.25", node="n1")
+    live.until(lambda: node.find("sleep 601.5") and node.find("sleep 601.25"), "the job's processes")
+    assert head.nexus("kill", job).returncode == 0
+    assert head.wait(job, "cancelled")["cause"] == "killed"
+    assert not node.find("sleep 601.5") and not node.find("sleep 601.25")
+    job = head.add("sleep 601.5", node="n2")
+    head.wait_started(job)
+    assert head.nexus("kill", "n2:0").returncode == 0 and head.wait(job, "cancelled")
+
+
+def test_time_limits_hold_there(net):
+    job = net.head.wait(net.head.add("sleep 602.5", timeout_seconds=0.5, node="n1"), "failed")
+    assert job["cause"] == "timeout" and 0.4 < job["runtime_seconds"] < 10
+
+
+def test_shares_and_several_gpus(net):
+    head = net.head
+    shared = [head.add("echo $CUDA_VISIBLE_DEVICES; sleep 603.5", gpus=0.5, node="n1") for _ in range(4)]
+    for job in shared:
+        head.wait_started(job)
+    assert sorted(head.job(job)["gpu_indices"] for job in shared) == [[0], [0], [1], [1]]
+    both = head.add("echo $CUDA_VISIBLE_DEVICES; hostname", gpus=2)
+    assert head.wait(both, "completed")["node"] == "n2" and head.logs(both) == "0,1\nn2\n"
+    whole = head.add("true", gpus=1, node="n1")
+    assert "runs" in head.await_reason(whole, "GPU n1:0 runs", "GPU n1:1 runs")
+    head.ask("DELETE", f"/queue/{whole}")
+    one = head.add("echo $CUDA_VISIBLE_DEVICES", gpu_ids=[1], node="n2")
+    assert head.wait(one, "completed")["gpu_indices"] == [1] and head.logs(one) == "1\n"
+    status, told = head.call("POST", "/queue", {"command": "true", "gpus": 3})
+    assert status == 400 and "3 GPUs asked for" in told["message"], told
+    status, told = head.call("POST", "/queue", {"command": "true", "gpu_ids": [5]})
+    assert status == 400 and "there is no GPU 5" in told["message"], told
+    assert head.call("POST", "/queue", {"command": "true", "gpus": 1.5})[0] == 200
+
+
+def test_gpus_are_shared_out_and_paused(net):
+    head = net.head
+    jobs = [head.add("sleep 604.5") for _ in range(4)]
+    for job in jobs:
+        head.wait_started(job)
+    assert sorted((head.job(job)["node"], head.job(job)["gpu_index"]) for job in jobs) == [("n1", 0), ("n1", 1), ("n2", 0), ("n2", 1)]
+    head.nexus("kill", *jobs)
+    assert head.nexus("pause", "n1:0", "n1:1").returncode == 0
+    assert head.wait(head.add("true"), "completed")["node"] == "n2"
+    assert "paused" in head.await_reason(head.add("true", node="n1"), "GPU n1:0")
+    assert head.nexus("resume", "n1:0", "n1:1").returncode == 0
+
+
+def test_a_job_without_a_gpu(net):
+    jobs = [net.head.add("hostname", gpus=0, node=name) for name in ("n1", "n2", "head")]
+    assert [(net.head.wait(job, "completed")["node"], net.head.logs(job)) for job in jobs] == [
+        ("n1", "n1\n"), ("n2", "n2\n"), ("head", "head\n")]
+
+
+def test_dependencies_across_machines(net):
+    head = net.head
+    first = head.add("until [ -e ~/first ]; do sleep 0.02; done", node="n1")
+    second = head.add("hostname", node="n2", after=[first])
+    third = head.add("true", node="n1", after=[head.add("exit 1", node="n2")])
+    assert head.wait(third, "cancelled")["cause"] == "dependency"
+    assert head.job(second)["status"] == "pending"
+    (net.nodes[0].home / "first").touch()
+    assert head.wait(second, "completed") and head.job(first)["status"] == "completed"
+
+
+def test_a_directory_that_is_not_there(net):
+    head, node = net.head, net.nodes[1]
+    folder = f"/tmp/only-on-n2-{os.getpid()}"
+    node.run(f"mkdir {folder}")
+    for _ in range(3):                                              # whichever is tried first
+        job = head.wait(head.add("pwd", cwd=folder), "completed")
+        assert job["node"] == "n2" and head.logs(job["id"]) == f"{folder}\n"
+    job = head.wait(head.add("pwd", cwd=folder, node="n1"), "failed")
+    assert job["cause"] == "launch" and f"the directory {folder} does not exist on n1" in job["cause_line"]
+    assert "--snapshot" in job["cause_line"]
+    job = head.wait(head.add("pwd", cwd="/nowhere"), "failed")
+    assert job["cause"] == "launch" and "/nowhere does not exist on n" in job["cause_line"]
+
+
+def test_output_of_all_sizes_arrives_whole(net):
+    head, node = net.head, net.nodes[0]
+    job = head.add("head -c 50000000 /dev/urandom | tee ~/big; head -c 3000000 /dev/urandom | tee ~/more >&2", node="n1")
+    told = head.wait(job, "completed")
+    assert log_of(net, told) == (node.home / "big").read_bytes() and log_of(net, told, "stderr") == (node.home / "more").read_bytes()
+    job = head.wait(head.add("printf 'no newline \\303'", node="n1"), "completed")
+    assert log_of(net, job) == b"no newline \xc3"
+
+
+def test_code_of_the_api_travels(net):
+    head = net.head
+    (head.folder / "train.py").write_text("import os, socket, sys\nprint(socket.gethostname(), os.environ['NEXUS_JOB_ID'])\nsys.exit(4)\n")
+    (head.folder / "config.yaml").write_text(f"expected_time: 10\ntoken: {live.read(head.home / 'token').strip()}\n")
+    done = net.head.machine.run(f"curl -s -X POST http://localhost:{head.port}/api/submit -F code=@{head.folder}/train.py "
+                                f"-F config_file=@{head.folder}/config.yaml")
+    told = json.loads(done.stdout)
+    job = head.wait(told["job_id"], "failed")
+    number = {"n1": 1, "n2": 2}[job["node"]]
+    results = head.ask("GET", f"/api/results/{job['id']}")
+    assert (results["stdout"], results["exit_code"]) == (f"{job['node']} {job['id']}\n", 4), results
+    assert head.ask("GET", f"/api/status/{job['id']}")["node_id"] == number
+    seen = head.ask("GET", "/api/nodes")
+    assert [(node["node_id"], node["name"], node["gpus"], node["is_healthy"]) for node in seen] == [
+        (0, "head", 0, True), (1, "n1", 2, True), (2, "n2", 2, True)]
+
+
+# Faults
+
+def reach_not(node):
+    """From now on whoever comes is refused, and those who are there are thrown out: a fault that is noticed at once."""
+    node.stop_sshd()
+    node.close_sessions()
+
+
+def reach(net, node):
+    node.start_sshd()
+    hurry(net, node)
+
+
+def fail_both(net, node):
+    node.kill_service()
+    net.head.kill_service()
+
+
+def fail_all(net, node):
+    fail_both(net, node)
+    node.close_sessions()
+
+
+def pull_and_plug(net, node):
+    node.cut()
+    time.sleep(0.5)                                     # packets are lost, and TCP sends them again
+    node.mend()
+
+
+FAULTS = {
+    "the line is cut": lambda net, node: node.close_sessions(),
+    "packets are lost": pull_and_plug,
+    "the node's service is killed": lambda net, node: node.kill_service(),
+    "the head's service is killed": lambda net, node: net.head.kill_service(),
+    "both services are killed": fail_both,
+    "all of that": fail_all,
+}
+
+
+@pytest.fixture(params=FAULTS)
+def fault(request):
+    return FAULTS[request.param]
+
+
+def there(node, job_id):
+    """What the node's own nexus says of a job."""
+    with_id = [job for job in node.call("GET", "/jobs")[1] if job["id"] == job_id]
+    return with_id[0] if with_id else None
+
+
+def test_fault_before_the_order_is_sent(net, fault):
+    node = net.nodes[0]
+    job = net.head.add(f"{COUNTED} echo done", node="n1")
+    fault(net, node)
+    await_nodes(net)
+    told = net.head.wait(job, "completed")
+    assert runs(net, job) == ["n1"] and log_of(net, told) == b"done\n" and told["attempt"] == 1
+
+
+def test_fault_before_the_answer(net, fault):
+    """The node has the job, and the head does not know."""
+    node = net.nodes[0]
+    node.delay(400)
+    job = net.head.add(f"{COUNTED} echo done", node="n1")
+    live.until(lambda: there(node, job), "the order to arrive", interval_s=0.005)
+    fault(net, node)
+    node.delay(0)
+    await_nodes(net)
+    told = net.head.wait(job, "completed")
+    assert runs(net, job) == ["n1"] and log_of(net, told) == b"done\n"
+
+
+def test_fault_while_it_runs_and_prints(net, fault):
+    head, node = net.head, net.nodes[0]
+    job = head.add(f'{COUNTED} for i in $(seq 1 100); do seq -f "$i-%g" 1 300; echo "$i" >&2; sleep 0.02; done; exit 3', node="n1")
+    live.until(lambda: len(head.logs(job)) > 20_000, "a part of the log")
+    fault(net, node)
+    await_nodes(net)
+    told = head.wait(job, "failed")
+    assert (told["exit_code"], told["cause"], runs(net, job)) == (3, "exit", ["n1"])
+    assert log_of(net, told) == "".join(f"{i}-{k}\n" for i in range(1, 101) for k in range(1, 301)).encode()
+    assert log_of(net, told, "stderr") == "".join(f"{i}\n" for i in range(1, 101)).encode()
+
+
+def test_fault_as_it_ends(net, fault):
+    head, node = net.head, net.nodes[0]
+    go = node.home / "end-it"
+    job = head.add(f"{COUNTED} until [ -e ~/end-it ]; do sleep 0.01; done; rm -f ~/end-it; echo last; exit 7", node="n1")
+    head.wait_started(job)
+    live.until(lambda: runs(net, job), "it to begin")
+    go.touch()
+    fault(net, node)
+    await_nodes(net)
+    told = head.wait(job, "failed")
+    assert (told["exit_code"], runs(net, job), log_of(net, told)) == (7, ["n1"], b"last\n")
+
+
+def test_silence_is_unknown_and_then_the_truth(net):
+    """Packets vanish: one job has not been sent yet, one runs, one ends meanwhile."""
+    head, node = net.head, net.nodes[0]
+    ends = head.add(f"{COUNTED} until [ -e ~/end-silent ]; do sleep 0.02; done; echo ended; exit 5", node="n1")
+    head.wait_started(ends)
+    node.drop()
+    sent = head.add(f"{COUNTED} echo hello", node="n1")
+    head.wait(sent, "running")
+    (node.home / "end-silent").touch()
+    live.until(lambda: head.job(ends)["unknown_since"], "the silence to be noticed")
+    assert head.job(ends)["status"] == head.job(sent)["status"] == "running" and head.job(sent)["unknown_since"]
+    assert not runs(net, sent)
+    for words in (["node", "list"], []):
+        assert "unknown since" in head.nexus(*words).stdout
+    assert "cannot reach n1" in head.await_reason(head.add("true", node="n1"), "n1")
+    assert head.wait(head.add("true"), "completed")["node"] == "n2"
+    node.mend()
+    await_nodes(net)
+    told = head.wait(ends, "failed")
+    assert (told["exit_code"], told["unknown_since"], log_of(net, told)) == (5, None, b"ended\n")
+    assert head.wait(sent, "completed") and runs(net, sent) == runs(net, ends) == ["n1"]
+
+
+def test_kill_while_it_cannot_be_reached(net):
+    head, node = net.head, net.nodes[0]
+    job = head.add("sleep 605.5", node="n1")
+    live.until(lambda: node.find("sleep 605.5"), "it to begin")
+    reach_not(node)
+    live.until(lambda: head.job(job)["unknown_since"], "the head to notice")
+    head.ask("DELETE", f"/jobs/{job}")
+    assert head.job(job)["status"] == "running" and head.job(job)["stopping"] == "killed"
+    reach(net, node)
+    assert head.wait(job, "cancelled")["cause"] == "killed"
+    assert not node.find("sleep 605.5")
+
+
+def test_a_job_that_was_never_sent_is_killed(net):
+    """It was recorded as sent, and nothing came through."""
+    head, node = net.head, net.nodes[0]
+    node.cut()
+    job = head.add(f"{COUNTED} true", node="n1")
+    head.wait(job, "running")
+    head.ask("DELETE", f"/jobs/{job}")
+    node.mend()
+    assert head.wait(job, "cancelled")["cause"] == "killed"
+    assert runs(net, job) in ([], ["n1"])               # it may have been on its way
+    job = head.add(f"{COUNTED} true", node="n1")
+    assert head.wait(job, "completed")
+
+
+@pytest.mark.parametrize("there, here", [("fail", "requeue"), ("requeue", "fail")])
+def test_a_node_reboots(net, there, here):
+    """What becomes of its jobs is the head's to decide."""
+    head, node = net.head, net.nodes[0]
+    (node.home / ".nexus" / "config.toml").write_text(f'[jobs]\non_reboot = "{there}"\n')
+    node.own(node.home / ".nexus" / "config.toml")
+    assert node.run("python3 ~/.nexus/nexus.py restart").returncode == 0
+    head.write_config(on_reboot=here)
+    assert head.nexus("restart").returncode == 0
+    await_nodes(net)
+    job = head.add(f"{COUNTED} echo begun; [ -e ~/second ] || sleep 606.5; echo done", node="n1")
+    live.until(lambda: "begun" in head.logs(job), "it to begin")
+    (node.home / "second").touch()
+    node.reboot()
+    await_nodes(net)
+    if here == "fail":
+        assert head.wait(job, "failed")["cause"] == "reboot" and runs(net, job) == ["n1"]
+        again = head.add("true", node="n1")
+        assert head.wait(again, "completed") and runs(net, job) == ["n1"]
+    else:
+        told = head.wait(job, "completed")
+        assert runs(net, job) == ["n1", "n1"] and log_of(net, told) == b"begun\nbegun\ndone\n"
+    (node.home / "second").unlink()
+    (node.home / ".nexus" / "config.toml").unlink()
+    assert node.run("python3 ~/.nexus/nexus.py restart").returncode == 0
+    head.write_config(on_reboot="fail")
+
+
+def test_retries_on_the_same_node(net):
+    head = net.head
+    head.write_config(retry_backoff_seconds=0.1)
+    assert head.nexus("restart").returncode == 0
+    await_nodes(net)
+    command = f'{COUNTED} n=$(grep -c "^$NEXUS_JOB_ID$" ~/ran); echo "attempt $n"; echo "error $n" >&2; [ $n = 3 ]'
+    job = head.wait(head.add(command, node="n1", retries=4), "completed")
+    assert runs(net, job["id"]) == ["n1"] * 3 and job["attempt"] == 3
+    assert log_of(net, job) == b"attempt 1\nattempt 2\nattempt 3\n" and log_of(net, job, "stderr") == b"error 1\nerror 2\nerror 3\n"
+    assert [attempt["cause"] for attempt in job["attempts"]] == ["exit", "exit"]
+    head.write_config(retry_backoff_seconds=5)
+
+
+def test_a_lost_node_and_another_attempt(net):
+    """What still runs of the attempt that was given up ends when the node is back."""
+    head = net.head
+    head.write_config(node_lost_after_seconds=1, retry_backoff_seconds=0.1)
+    assert head.nexus("restart").returncode == 0
+    await_nodes(net)
+    script = f"{COUNTED} echo on $(hostname); [ $(hostname) = {{}} ] && exit 0; sleep 607.5"
+    head.ask("POST", "/gpus/n2:0/pause"), head.ask("POST", "/gpus/n2:1/pause")
+    retried, given_up = head.add(script.format("n2"), retries=1), head.add("sleep 607.75", node="n1")
+    live.until(lambda: runs(net, retried) and net.nodes[0].find("sleep 607.75"), "both to begin on n1")
+    live.until(lambda: "on n1" in head.logs(retried), "its output")
+    head.ask("POST", "/gpus/n2:0/resume"), head.ask("POST", "/gpus/n2:1/resume")
+    reach_not(net.nodes[0])
+    told = head.wait(given_up, "failed")
+    assert told["cause"] == "node-lost" and "n1 could not be reached for" in told["cause_line"]
+    told = head.wait(retried, "completed")
+    assert runs(net, retried) == ["n1", "n2"] and log_of(net, told) == b"on n1\non n2\n" and told["node"] == "n2"
+    assert net.nodes[0].find("sleep 607.5") and net.nodes[0].find("sleep 607.75")
+    reach(net, net.nodes[0])
+    live.until(lambda: not net.nodes[0].find("sleep 607.5") and not net.nodes[0].find("sleep 607.75"), "the end of what was given up")
+    assert head.job(retried)["status"] == "completed" and log_of(net, told) == b"on n1\non n2\n"
+    head.write_config(node_lost_after_seconds=0, retry_backoff_seconds=5)
+    assert head.nexus("restart").returncode == 0
+    await_nodes(net)
+
+
+def test_a_storm(net):
+    """Lines and services die at random while many jobs come and go: each runs once, and nothing of its output is lost."""
+    head, chance, over = net.head, random.Random(7), threading.Event()
+    ids = []
+
+    def submit():
+        for number in itertools.count():
+            if over.is_set():
+                return
+            command = f"{COUNTED} echo {number}; sleep 0.{number % 4}; seq {number * 50}; exit {number % 3}"
+            ids.append((head.add(command), number))
+            over.wait(0.05)
+
+    submitting = threading.Thread(target=submit)
+    submitting.start()
+    line, lost, service, own, *_ = FAULTS.values()
+    faults = [*[line] * 6, *[lost] * 2, *[service] * 4, *[own] * 2]      # a service that dies often is started ever later
+    chance.shuffle(faults)
+    for fault in faults:
+        fault(net, chance.choice(net.nodes))
+        time.sleep(chance.uniform(0, 1))
+    over.set()
+    submitting.join()
+    live.until(lambda: is_idle(net) or (await_nodes(net), False)[1], "all jobs to end")
+    for job_id, number in ids:
+        job = head.job(job_id)
+        assert job["exit_code"] == number % 3 and len(runs(net, job_id)) == 1, (job, runs(net, job_id))
+        assert log_of(net, job).decode() == f"{number}\n" + "".join(f"{k}\n" for k in range(1, number * 50 + 1)), job
+
+
+# What nodes do of their own
+
+def on_node(node, *words):
+    """Run nexus on a node; CompletedProcess."""
+    return node.run("python3 ~/.nexus/nexus.py " + " ".join(words))
+
+
+def test_a_nodes_own_jobs_are_seen_and_left_alone(net):
+    head, node = net.head, net.nodes[0]
+    own = on_node(node, "add", "'sleep 608.5'").stdout.strip()
+    live.until(lambda: there(node, own)["status"] == "running", "the node's own job")
+    head.await_gpu(0, node="n1", allocated=1, unavailable=lambda why: why == f"runs job {own} of its own queue")
+    assert head.wait(head.add("echo $CUDA_VISIBLE_DEVICES", node="n1"), "completed")["gpu_indices"] == [1]
+    assert f"GPU n1:0 runs job {own}" in head.await_reason(head.add("true", gpu_ids=[0], node="n1"), own)
+    both = head.add("true", gpus=2)
+    assert head.wait(both, "completed")["node"] == "n2"
+    on_node(node, "kill", own)
+    head.await_gpu(0, node="n1", allocated=0)
+
+
+def test_a_paused_node_gets_no_job(net):
+    head, node = net.head, net.nodes[0]
+    assert on_node(node, "pause").returncode == 0
+    live.until(lambda: info(net, node)["trouble"], "the pause to be told")
+    job = head.add(f"{COUNTED} true", node="n1")
+    assert head.await_reason(job, "paused") == "n1: its queue is paused"
+    assert head.wait(head.add("true"), "completed")["node"] == "n2"
+    assert on_node(node, "resume").returncode == 0
+    assert head.wait(job, "completed") and runs(net, job) == ["n1"]
+
+
+def test_a_job_that_a_node_cannot_begin_comes_back(net):
+    """Between plan and order somebody else took the GPU."""
+    head, node = net.head, net.nodes[0]
+    node.delay(600)                                     # what the head knows is old
+    own = [on_node(node, "add", "'sleep 609.5'").stdout.strip() for _ in range(2)]
+    job = head.add(f"{COUNTED} hostname")
+    told = head.wait(job, "completed")
+    assert len(runs(net, job)) == 1 and head.logs(job) == f"{told['node']}\n"
+    pinned = head.add(f"{COUNTED} hostname", node="n1")
+    node.delay(0)
+    on_node(node, "kill", *own)
+    assert head.wait(pinned, "completed") and runs(net, pinned) == ["n1"]
+
+
+def test_an_id_that_the_node_has_already(net):
+    head, node = net.head, net.nodes[0]
+    own = on_node(node, "add", "'echo own'", "--gpus", "0").stdout.strip()
+    live.until(lambda: there(node, own)["status"] == "completed", "the node's own job")
+    status, told = head.call("POST", "/queue", {"command": f"{COUNTED} echo the heads", "id": own, "node": "n1"})
+    assert status == 200, told
+    job = head.wait(own, "completed")
+    assert head.logs(own) == "the heads\n" and job["remote_id"] != own and len(job["remote_id"]) == 4
+    assert runs(net, job["remote_id"]) == ["n1"] and not runs(net, own)
+    assert on_node(node, "logs", own).stdout == "own\n"
+
+
+def test_who_ends_a_job_on_the_node(net):
+    head, node = net.head, net.nodes[0]
+    job = head.add("sleep 610.5", node="n1")
+    head.wait_started(job)
+    assert on_node(node, "kill", job).returncode == 0
+    assert head.wait(job, "cancelled")["cause"] == "killed"
+    assert on_node(node, "stop").returncode == 0
+    live.until(lambda: not is_reached(net, node) or info(net, node)["is_reachable"], "either way")
+    await_nodes(net)
+    assert head.wait(head.add("true", node="n1"), "completed")
+
+
+def test_a_connection_that_was_idle(net):
+    """The node's service closes it after a while."""
+    head, node = net.head, net.nodes[0]
+    (node.home / ".nexus" / "config.toml").write_text("[service]\nidle_timeout_seconds = 0.3\n")
+    node.own(node.home / ".nexus" / "config.toml")
+    assert on_node(node, "restart").returncode == 0
+    await_nodes(net)
+    before = len(head.log())
+    for _ in range(3):
+        assert head.wait(head.add("true", node="n1"), "completed")
+        time.sleep(0.6)                                 # idle for longer
+    assert "orders:" not in head.log()[before:] and "lost" not in head.log()[before:]
+    (node.home / ".nexus" / "config.toml").unlink()
+    assert on_node(node, "restart").returncode == 0
+
+
+# Snapshots, terminals
+
+def test_a_snapshot_travels(net):
+    head = net.head
+    tree = head.folder / "tree"
+    head.machine.run(f"mkdir -p {tree}/sub && cd {tree} && git init -q && echo first > sub/file && git add -A && "
+                     "git -c user.name=a -c user.email=a@b commit -qm one && echo kept > sub/file && echo new > sub/untracked")
+    done = head.nexus("add", "--snapshot", "--cwd", str(tree / "sub"), "cat file untracked; pwd; hostname; sleep 0.2")
+    assert done.returncode == 0, done.stderr
+    head.machine.run(f"echo edited > {tree}/sub/file; rm {tree}/sub/untracked")
+    job = head.wait(done.stdout.strip(), "completed")
+    kept, new, where, name = head.logs(job["id"]).splitlines()
+    assert (kept, new, name) == ("kept", "new", job["node"]) and where.endswith("/sub") and str(tree) not in where
+    later = [head.nexus("add", "--snapshot", "--cwd", f"{tree}/sub", "--node", name, "cat file").stdout.strip() for name in ("n1", "n2")]
+    assert [head.logs(head.wait(job, "completed")["id"]) for job in later] == ["edited\n"] * 2
+
+
+def test_attach_at_a_terminal(net):
+    head, node = net.head, net.nodes[0]
+    job = head.add("read line; echo got $line", node="n1")
+    head.wait_started(job)
+    assert "attach needs a terminal" in head.nexus("attach", job).stderr
+    with console.Terminal(head.argv("attach", job), {**head.environ, "TERM": "xterm"}) as terminal:
+        terminal.wait_for("on n1: Ctrl-A D leaves")
+        live.until(lambda: node.find("screen -x"), "screen there")
+        terminal.type("hello\n")
+        head.wait(job, "completed")
+        assert head.logs(job) == "got hello\n"
+    job = head.add("sleep 611.5", node="n1")
+    head.wait_started(job)
+    reach_not(node)
+    live.until(lambda: not info(net, node)["is_reachable"], "the loss to be noticed")
+    assert "n1 cannot be reached now" in head.nexus("attach", job).stderr
+    reach(net, node)
+    await_nodes(net)
+
+
+# Machines that lack something
+
+def refused(net, *words):
+    """What `node add` says when it fails."""
+    done = net.head.nexus("node", "add", *words)
+    assert done.returncode == 6 and not done.stdout, done
+    assert len(net.head.ask("GET", "/nodes")) == 1, "it is not added"
+    return done.stderr
+
+
+def test_ssh_says_what_is_wrong():
+    with network.Net(nodes=2, gpus=1) as net:
+        node, head = net.nodes[0], net.head
+        said = refused(net, node.target, "--port", "2222")
+        assert "cannot reach" in said and "Connection refused" in said and f"try it by hand: ssh -p 2222 {node.target}" in said
+        said = refused(net, "nobody@n1", "--name", "x")
+        assert "Permission denied (publickey)" in said and "log in by key, without a password: ssh-copy-id nobody@n1" in said
+        said = refused(net, "10.77.9.9")
+        assert "unreachable" in said
+        said = refused(net, "no-such-host.invalid")
+        assert "Could not resolve hostname no-such-host.invalid" in said
+        node.stop_sshd()
+        assert "Connection refused" in refused(net, "n1")
+        node.start_sshd()
+        known = head.folder / ".ssh" / "known_hosts"
+        kept = known.read_text()
+        known.write_text("")
+        said = refused(net, "n1")
+        assert "Host key verification failed" in said and "accept its host key once, after you have checked it: ssh n1 true" in said
+        keys = {line.split()[0]: line.split(" ", 1)[1] for line in kept.splitlines()}
+        ours, other = (next(names for names in keys if names.startswith(f"{name},")) for name in ("n1", "n2"))
+        known.write_text(f"{ours} {keys[other]}\n")                 # its key has changed
+        said = refused(net, "n1")
+        assert "ssh-keygen -R" in said and "find out why" in said, said
+        known.write_text(kept)
+        with open(node.folder / "sshd_config", "a") as file:
+            file.write("AllowTcpForwarding no\n")
+        node.stop_sshd(), node.start_sshd()
+        said = refused(net, "n1")
+        assert "AllowTcpForwarding yes" in said, said
+        add_node(net, net.nodes[1])
+
+
+def test_nodes_that_lack_something():
+    nodes = [{"python": "old"}, {"python": None}, {"has_screen": False, "has_psutil": False}, {"gpus": None}, {"disk_mib": 2}]
+    with network.Net(nodes=nodes, gpus=1) as net:
+        head = net.head
+        said = refused(net, "n1")
+        assert "n1 has Python 3.8; nexus needs 3.9 or newer there" in said and "install one and put it on PATH" in said
+        assert "n2 has no python3; nexus needs 3.9 or newer there" in refused(net, "n2")
+        net.nodes[4].run("head -c 1800000 /dev/zero > ~/filler")
+        said = refused(net, "n5")
+        assert "No space left on device" in said and not (net.nodes[4].home / ".nexus" / "nexus.py.new").exists(), said
+        done = add_node(net, net.nodes[2])
+        assert "screen" in done.stderr and "psutil" in done.stderr, done.stderr
+        job = head.wait(head.add("echo without; hostname"), "completed")
+        assert head.logs(job["id"]) == "without\nn3\n" and job["session"] is None
+        done = add_node(net, net.nodes[3])
+        assert "n4: 0 GPUs" in done.stdout and "nvidia-smi" in done.stderr
+        assert head.wait(head.add("hostname", gpus=0, node="n4"), "completed")
+        status, told = head.call("POST", "/queue", {"command": "true", "node": "n4"})
+        assert status == 400 and "n4 has 0" in told["message"], told
+
+
+def test_a_full_disk_there():
+    with network.Net(nodes=[{"disk_mib": 4}, {}], gpus=1) as net:
+        head, node = net.head, net.nodes[0]
+        for each in net.nodes:
+            add_node(net, each)
+        job = head.add(f"{COUNTED} echo begun; until [ -e ~/end ]; do sleep 0.05; done; echo done", node="n1")
+        live.until(lambda: "begun" in head.logs(job), "it to begin")
+        node.run("cat /dev/zero > ~/filler")
+        (node.home / "end").touch()
+        waiting = head.add(f"{COUNTED} true", node="n1")
+        live.until(lambda: "No space left" in str(info(net, node)["trouble"]), lambda: info(net, node))
+        assert head.wait(head.add("true"), "completed")["node"] == "n2"
+        (node.home / "filler").unlink()
+        assert head.wait(job, "completed", "failed") and runs(net, job) == ["n1"]
+        told = head.wait(waiting)                       # as on this machine, a full disk may be a job's end
+        assert runs(net, waiting) == ["n1"] if told["status"] == "completed" else (
+            told["cause"] == "launch" and "No space left" in told["cause_line"] and not runs(net, waiting))
+
+
+def test_one_home_on_two_machines():
+    """Their nexus would be one: the second is refused, with what to do."""
+    with network.Net(nodes=2, gpus=1, shared_home=True) as net:
+        add_node(net, net.nodes[0])
+        done = net.head.nexus("node", "add", "n2")
+        assert done.returncode == 6 and "the service runs on n1" in done.stderr and "NEXUS_HOME=~/.nexus-$(hostname)" in done.stderr, done
+        assert net.head.wait(net.head.add("hostname"), "completed")["node"] == "n1"
+        assert on_node(net.nodes[0], "stop").returncode == 0
+        (net.nodes[0].home / ".bashrc").write_text("export NEXUS_HOME=~/.nexus-$(hostname)\n")
+        for node in net.nodes:                          # now each has its own
+            add_node(net, node)
+        jobs = [net.head.add("hostname", node=name) for name in ("n1", "n2")]
+        assert [net.head.logs(net.head.wait(job, "completed")["id"]) for job in jobs] == ["n1\n", "n2\n"]
+
+
+def test_two_names_for_one_machine(net):
+    head = net.head
+    job = head.add(f"{COUNTED} until [ -e ~/twin ]; do sleep 0.05; done", node="n1")
+    head.wait_started(job)
+    done = head.nexus("node", "add", net.nodes[0].target, "--name", "twin")
+    assert done.returncode == 6 and "twin is n1: the same nexus is there" in done.stderr, done.stderr
+    (net.nodes[0].home / "twin").touch()
+    assert head.wait(job, "completed") and runs(net, job) == ["n1"]
+    assert head.nexus("node", "remove", "twin").returncode == 0
+
+
+def test_another_version_there(net):
+    """It is refused with the way to update, and its jobs go on meanwhile."""
+    head, node = net.head, net.nodes[0]
+    job = head.add(f"{COUNTED} until [ -e ~/update ]; do sleep 0.05; done; exit 6", node="n1")
+    head.wait_started(job)
+    file = node.home / ".nexus" / "nexus.py"
+    file.write_text(file.read_text() + "# another\n")
+    assert on_node(node, "restart").returncode == 0
+    live.until(lambda: "another nexus" in str(info(net, node)["trouble"]), lambda: info(net, node))
+    done = head.nexus("node", "list")
+    assert f"this one is {nexus.file_hash()}" in done.stdout and "nexus node add n1 brings it up to date" in done.stderr
+    assert head.job(job)["unknown_since"]
+    (node.home / "update").touch()
+    add_node(net, node)
+    assert head.wait(job, "failed")["exit_code"] == 6 and runs(net, job) == ["n1"]
+
+
+def test_clocks_that_differ():
+    """The node's clock is ahead by an hour."""
+    with network.Net(nodes=1, gpus=1) as net:
+        node, head = net.nodes[0], net.head
+        (node.packages() / "sitecustomize.py").write_text(
+            "import time\nreal, real_ns = time.time, time.time_ns\n"
+            "time.time, time.time_ns = lambda: real() + 3600, lambda: real_ns() + 3600 * 10**9\n")
+        (node.folder / "bin" / "date").write_text('#!/bin/sh\n[ "$1" = +%s ] && exec expr $(/usr/bin/date +%s) + 3600\n'
+                                                  'exec /usr/bin/date "$@"\n')
+        (node.folder / "bin" / "date").chmod(0o755)
+        add_node(net, node)
+        before = time.time()
+        job = head.wait(head.add("sleep 1"), "completed")
+        assert there(node, job["id"])["started_at"] > job["started_at"], "its clock is another"
+        began, ended = (nexus.parse_time(job[name]) for name in ("started_at", "finished_at"))
+        assert before - 2 < began < time.time() and began < ended < time.time() + 2 and 0.9 < job["runtime_seconds"] < 20
+
+
+# The whole picture: a head, a jump host, eight machines with eight GPUs
+
+def test_eight_nodes_behind_a_jump_host():
+    """What the README of such systems promises, with curl; and a thousand jobs."""
+    with network.Net(nodes=8, gpus=8, jump=True, history_limit=5000) as net:
+        head = net.head
+        for node in net.nodes:
+            add_node(net, node)
+        token = head.nexus("token", "create", "myuser", "my-secret-token", "--days", "30")
+        assert token.returncode == 0, token.stderr
+        (head.folder / "my_script.py").write_text('import time\nprint("Hello from GPU!")\ntime.sleep(0.5)\nprint("Job complete!")\n')
+        (head.folder / "config.yaml").write_text(
+            'competition_id: "comp123"\nproject_id: "proj456"\nuser_id: "myuser"\nexpected_time: 10\ntoken: "my-secret-token"\n')
+
+        def curl(words, path):
+            done = head.machine.run(f"cd {head.folder}; curl -s {words} http://localhost:{head.port}{path}")
+            return json.loads(done.stdout)
+
+        ids = [curl("-X POST -F code=@my_script.py -F config_file=@config.yaml", "/api/submit")["job_id"] for _ in range(16)]
+        for job_id in ids:
+            head.wait(job_id, "completed")
+            told = curl("", f"/api/results/{job_id}")
+            assert (told["stdout"], told["exit_code"]) == ("Hello from GPU!\nJob complete!\n", 0)
+        assert {curl("", f"/api/status/{job_id}")["node_id"] for job_id in ids} == set(range(1, 9)), "each machine had some"
+        seen = curl("", "/api/nodes")
+        assert [(node["node_id"], node["name"], node["free_gpus"]) for node in seen[1:]] == [(k, f"n{k}", 8) for k in range(1, 9)]
+        long_one = head.add("sleep 612.5")
+        head.wait_started(long_one)
+        curl(f"-X POST -H 'Authorization: Bearer {live.read(head.home / 'token').strip()}'", f"/api/cancel/{long_one}")
+        assert head.wait(long_one, "cancelled")
+        assert len(curl("", "/api/jobs?user_id=myuser")) == 16
+
+        began = time.monotonic()
+        many = head.ask("POST", "/queue", [{"command": f"{COUNTED} echo {number}"} for number in range(1000)])["ids"]
+        live.until(lambda: is_idle(net), "a thousand jobs", timeout_s=240, interval_s=0.5)
+        took_s = time.monotonic() - began
+        print(f"1,000 jobs on 8 machines: {took_s:.1f} s")
+        ran = sorted(line for node in net.nodes for line in live.read(node.home / "ran").splitlines())
+        assert ran == sorted(many), "each once"
+        jobs = {job["id"]: job for job in head.ask("GET", "/jobs") if job["id"] in set(many)}
+        assert {job["status"] for job in jobs.values()} == {"completed"}
+        wrong = [(job_id, number, log_of(net, jobs[job_id])) for number, job_id in enumerate(many)
+                 if log_of(net, jobs[job_id]) != f"{number}\n".encode()]
+        assert not wrong
+
+
+def test_a_slow_line():
+    """200 ms to the jump host and back."""
+    with network.Net(nodes=1, gpus=2, jump=True) as net:
+        head, node = net.head, net.nodes[0]
+        net.jump.delay(200)
+        add_node(net, node)
+        began = time.monotonic()
+        job = head.add("echo quick")
+        live.until(lambda: head.logs(job), "its line")
+        line_s = time.monotonic() - began
+        head.wait(job, "completed")
+        print(f"a line after {line_s:.2f} s, the end after {time.monotonic() - began:.2f} s")
+        assert line_s < 5
+        job = head.wait(head.add("head -c 2000000 /dev/urandom | tee ~/big"), "completed")
+        assert log_of(net, job) == (node.home / "big").read_bytes()
+        jobs = [head.add(f"{COUNTED} true") for _ in range(8)]
+        for job in jobs:
+            head.wait(job, "completed")
+            assert runs(net, job) == ["n1"]
