@@ -8175,7 +8175,7 @@ class Service:
             raise NexusError("conflict", f"{config.name} is another machine, {former.config.destination}, and jobs run there",
                              hint="name it otherwise: --name n1")
         if not former or not any(node.name == config.name for node in self.config.nodes):
-            self.record_nodes({config.name: (*encode_value(config).values(), False)})
+            self.record_node(config.name, (*encode_value(config).values(), False))
         if former and former.config == config and not former.is_ended:
             former.is_leaving = False
             former.retry.set()
@@ -8195,7 +8195,7 @@ class Service:
         if any(other.name == name for other in self.config.nodes):
             raise NexusError("conflict", f"{name} stands in config.toml", hint="take it out there, then nexus restart")
         node.is_leaving = True
-        self.record_nodes({name: (*encode_value(node.config).values(), True)})
+        self.record_node(name, (*encode_value(node.config).values(), True))
         self.log.info("Node %s is being removed by %s", name, who)
         if is_forced:
             for job in node.list_jobs():
@@ -8210,10 +8210,12 @@ class Service:
                              hint=suggest(name, self.nodes) or "nexus node list")
         return self.nodes[name]
 
-    def record_nodes(self, changed: Mapping[str, tuple[Any, ...] | None]) -> None:
+    def record_node(self, name: str, row: tuple[Any, ...] | None) -> None:
+        """Keep what is known of an added node, in its place: /api tells them by their number.  None: forget it."""
         def change(state: State) -> Changes:
-            kept = tuple(row for row in state.nodes if row[0] not in changed)
-            yield StateChanged({"nodes": (*kept, *(row for row in changed.values() if row is not None))})
+            rows = {kept[0]: kept for kept in state.nodes}
+            rows[name] = row or ()
+            yield StateChanged({"nodes": tuple(filter(None, rows.values()))})
         self.store.update(change)
 
     def view_nodes(self) -> list[NodeView]:
@@ -8306,7 +8308,7 @@ class Service:
                 node.wanted.set()
         is_told = node.trouble is not None or not (node.collected or node.strays)
         if node.is_leaving and is_told and not any(job.node == node.name for job in self.running_jobs()):
-            self.record_nodes({node.name: None})
+            self.record_node(node.name, None)
             node.end()
             self.nodes = {name: other for name, other in self.nodes.items() if name != node.name}
             self.log.info("Node %s is removed", node.name)
@@ -8468,7 +8470,8 @@ class Service:
                 is_gap, number = True, self.store.events.next_number
             number = found[-1][0] + 1 if found else number
             changed |= {what.id for _, kind, what in found if kind == "job" and what.head == head}
-            is_news = is_news or any(kind in ("gpus", "queue") for _, kind, _ in found) or bool(changed)
+            is_news = is_news or bool(changed) or any(
+                kind in ("gpus", "queue") or (kind == "job" and what.status != PENDING) for _, kind, what in found)   # own ones take GPUs
             logs = self.read_new_logs(head, offsets)
             if is_gap or is_news or logs or self.clock.monotonic() - began >= wait_s or self.is_stopping:
                 break

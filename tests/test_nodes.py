@@ -911,10 +911,10 @@ def test_eight_nodes_behind_a_jump_host():
 
 
 def test_a_slow_line():
-    """200 ms to the jump host and back."""
+    """200 ms to the node and back."""
     with network.Net(nodes=1, gpus=2, jump=True) as net:
         head, node = net.head, net.nodes[0]
-        net.jump.delay(200)
+        net.jump.delay(100)                             # it is passed on both halves of the way
         add_node(net, node)
         began = time.monotonic()
         job = head.add("echo quick")
