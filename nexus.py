@@ -6878,6 +6878,7 @@ class Node:
         self.gpus: tuple[Gpu, ...] = ()
         self.cpu_slots, self.hold = 0, ""
         self.has_news = False
+        self.is_seen = False                                # it has told of its GPUs
         self.shown: object = None                           # what the last event of its GPUs was made of
         self.news: collections.deque[Remote | Refusal] = collections.deque()    # for the loop
         self.jobs: dict[tuple[str, int], Remote] = {}       # what was heard last of those that run there
@@ -6976,7 +6977,7 @@ class Node:
             ours = {job.remote_id: job.id for job in self.list_jobs()}
             self.gpus = tuple(self.adopt_gpu(decode_gpu(fields), ours) for fields in told["gpus"])
             self.cpu_slots, self.hold = told["cpu_slots"], told["hold"]
-            self.has_news = True
+            self.has_news = self.is_seen = True
         self.take_jobs([Remote(**{name: freeze(fact) for name, fact in fields.items()}) for fields in told["jobs"]], is_full)
         self.silent_since, self.silent_at = clock.now(), clock.monotonic()
         if self.trouble is not None:
@@ -7434,14 +7435,14 @@ class Service:
         if gpus and not self.first_probe.is_set():
             self.first_probe.wait(2.0)
         machines = [name for name in ("", *self.nodes) if submission.node in (None, name or self.node)]
-        if not gpus or any(self.observation.trouble if not name else not self.nodes[name].gpus for name in machines):
+        if not gpus or any(self.observation.trouble if not name else not self.nodes[name].is_seen for name in machines):
             return                              # what that one has is not known now
         allowed = self.config.gpu.ids
         usable = {name: self.nodes[name].gpus if name else [
             gpu for gpu in self.observation.gpus if not allowed or gpu.index in allowed] for name in machines}
         most, refusals = max(map(len, usable.values())), [find_refusal(submission, gpus, name) for name, gpus in usable.items()]
         if len(machines) > 1 and gpus > most:
-            refuse(f"{format_gpus(gpus)} of one machine asked for, and none has more than {most}",
+            refuse(f"{format_gpus(gpus)} asked for, and no machine has more than {most}",
                    hint="ask for fewer; nexus node list has the machines")
         if None not in refusals:
             refuse(*max(filter(None, refusals), key=lambda refusal: refusals.count(refusal)))
@@ -8155,10 +8156,7 @@ class Service:
         """Make a job's log folder.  Raises: OSError."""
         folder = self.layout.job_folder(job.id)
         if job.attempt == 1 and os.path.lexists(folder):        # of a job long gone, whose id came again
-            former = f"{folder}.old-{self.clock.new_token()[:8]}"
-            os.rename(folder, former)
-            if job.head_attempt > 1:                            # the attempt before, of which the other nexus has all
-                remove_job_folder(self.layout.log_dir, former)
+            os.rename(folder, f"{folder}.old-{self.clock.new_token()[:8]}")
         os.makedirs(folder, mode=0o700, exist_ok=True)
         return folder
 
@@ -8207,7 +8205,9 @@ class Service:
         self.forget(before)
         facts = read_attempts(job)[-1] if job.status == PENDING else {name: getattr(job, name) for name in ATTEMPT_FIELDS}
         is_soon = facts["cause"] in ("exit", "signal", "cuda-oom") and (facts["runtime_seconds"] or 0) <= self.config.gpu.guard_seconds
-        self.ended.append(Ended(before.gpu_uuids, job.code or job.command, job.status == COMPLETED, is_soon, before.started_at or 0.0))
+        if before.head is None:                         # another nexus looks after its jobs' GPUs itself
+            self.ended.append(Ended(before.gpu_uuids, job.code or job.command, job.status == COMPLETED, is_soon,
+                                    before.started_at or 0.0))
         places = [before.node, f"GPU {format_indices(before.gpu_indices)}" if before.gpu_indices else ""]
         place = f" on {', '.join(filter(None, places))}" if any(places) else ""
         if job.status == COMPLETED:
@@ -8268,7 +8268,7 @@ class Service:
             raise NexusError("conflict", f"{config.name} is another machine, {former.config.destination}, and jobs run there",
                              hint="name it otherwise: --name n1")
         if not former or not any(node.name == config.name for node in self.config.nodes):
-            self.record_nodes({config.name: (*encode_value(config).values(), False)})
+            self.record_node(config.name, (*encode_value(config).values(), False))
         if former and former.config == config and not former.is_ended:
             former.is_leaving = False
             former.retry.set()
@@ -8288,7 +8288,7 @@ class Service:
         if any(other.name == name for other in self.config.nodes):
             raise NexusError("conflict", f"{name} stands in config.toml", hint="take it out there, then nexus restart")
         node.is_leaving = True
-        self.record_nodes({name: (*encode_value(node.config).values(), True)})
+        self.record_node(name, (*encode_value(node.config).values(), True))
         self.log.info("Node %s is being removed by %s", name, who)
         if is_forced:
             for job in node.list_jobs():
@@ -8303,10 +8303,12 @@ class Service:
                              hint=suggest(name, self.nodes) or "nexus node list")
         return self.nodes[name]
 
-    def record_nodes(self, changed: Mapping[str, tuple[Any, ...] | None]) -> None:
+    def record_node(self, name: str, row: tuple[Any, ...] | None) -> None:
+        """Keep what is known of an added node, in its place: /api tells them by their number.  None: forget it."""
         def change(state: State) -> Changes:
-            kept = tuple(row for row in state.nodes if row[0] not in changed)
-            yield StateChanged({"nodes": (*kept, *(row for row in changed.values() if row is not None))})
+            rows = {kept[0]: kept for kept in state.nodes}
+            rows[name] = row or ()
+            yield StateChanged({"nodes": tuple(filter(None, rows.values()))})
         self.store.update(change)
 
     def view_nodes(self) -> list[NodeView]:
@@ -8409,7 +8411,7 @@ class Service:
                 node.wanted.set()
         is_told = node.trouble is not None or not (node.collected or node.strays)
         if node.is_leaving and is_told and not any(job.node == node.name for job in self.running_jobs()):
-            self.record_nodes({node.name: None})
+            self.record_node(node.name, None)
             node.end()
             self.nodes = {name: other for name, other in self.nodes.items() if name != node.name}
             self.log.info("Node %s is removed", node.name)
@@ -8532,6 +8534,7 @@ class Service:
                 yield from end_job(state, state.jobs[job.id], CANCELLED, now, finished_at=now, cause="killed", stop_by=caller.name)
             return True
 
+        self.put_away(head, order)
         if name and order.code is not None:
             write_code(self.layout.code_file(name), order.code)
         is_new = self.store.update(add)
@@ -8539,6 +8542,22 @@ class Service:
             self.log.info("Job %s added by %s for another machine's nexus: %s", order.id, caller.name, format_line(submission.command, 300))
         elif name:
             remove_file(self.layout.code_file(name))
+
+    def put_away(self, head: str, order: Order) -> None:
+        """The logs of the attempt before, of which the other nexus has all: they must not be taken for this one's.
+
+        Raises: unavailable.
+        """
+        former: Job | None = self.store.read(lambda state: state.jobs.get(order.id))
+        if former and former.head == head and former.head_attempt < order.attempt and former.status in FINAL and former.log_dir:
+            try:
+                aside = f"{former.log_dir}.old-{self.clock.new_token()[:8]}"
+                os.rename(former.log_dir, aside)
+                remove_job_folder(self.layout.log_dir, aside)
+            except FileNotFoundError:
+                pass
+            except OSError as error:
+                raise describe_disk_error(error, "put away", former.log_dir) from None
 
     def sync(self, head: str, since: int | None, offsets: Mapping[str, Sequence[int]], wait_s: float) -> dict[str, Any]:
         """POST /node/sync: what is new for another nexus since event `since`, as soon as something is.
@@ -8554,7 +8573,8 @@ class Service:
                 is_gap, number = True, self.store.events.next_number
             number = found[-1][0] + 1 if found else number
             changed |= {what.id for _, kind, what in found if kind == "job" and what.head == head}
-            is_news = is_news or any(kind in ("gpus", "queue") for _, kind, _ in found) or bool(changed)
+            is_news = is_news or bool(changed) or any(
+                kind in ("gpus", "queue") or (kind == "job" and what.status != PENDING) for _, kind, what in found)   # own ones take GPUs
             logs = self.read_new_logs(head, offsets)
             if is_gap or is_news or logs or self.clock.monotonic() - began >= wait_s or self.is_stopping:
                 break
@@ -14361,7 +14381,9 @@ def main(argv: Sequence[str], environ: Mapping[str, str], out: TextIO, err: Text
         if not words or words[0].startswith("-"):
             words = ["status", *words]
         command = find_command(words[0], COMMANDS)
-        options = make_parser(command, out).parse_args(words[1:])
+        parser = make_parser(command, out)
+        has_verb = command.name in ("node", "token")        # whose words may come after options: node add --name n1 HOST
+        options = (parser.parse_intermixed_args if has_verb else parser.parse_args)(words[1:])
         options.subcommand = command.name
         return command.run(Call(options, environ, out, err, COMMANDS))
     except NexusError as error:

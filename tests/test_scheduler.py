@@ -1241,6 +1241,11 @@ def test_trouble_with_ones_own_gpus_closes_no_other_machine():
     assert placed(made) == {"aaa": ("n1", (0,))}
 
 
+def test_gpu_ids_of_the_configuration_are_this_machines():
+    made = nexus.plan(state(job("aaa"), job("bbb", 2)), [gpu(0), gpu(1), *there("n1", 0)], None, config(ids=[1]), NOW, {}, TWO)
+    assert placed(made) == {"aaa": ("", (1,)), "bbb": ("n1", (0,))}
+
+
 FAR_REASONS = [  # what is shown, job that waits, GPUs, machines, part of the reason
     ("the machine it is for is away", job("aaa", only_node="n1"), BOTH, [view("n1", closed="n1 cannot be used since 15:30: cut"), TWO[1]],
      "n1 cannot be used since 15:30: cut"),
@@ -1248,12 +1253,16 @@ FAR_REASONS = [  # what is shown, job that waits, GPUs, machines, part of the re
     ("none can run it", job("aaa", unfit=(("n1", "no directory"), ("n2", "no git"), ("", "no GPU"))), BOTH, TWO,
      "n1: no directory; n2: no git; this machine: no GPU"),
     ("which GPU of which machine", job("aaa"), [*there("n1", 0, fault="GPU is lost"), *there("n2", 0, taken=100, taken_by=("xxx",))], TWO,
-     "GPU n1:0 is unusable (GPU is lost); GPU n2:0 runs job xxx"),
+     "GPU n1:0 is unusable (GPU is lost); GPU n2:0 runs job xxx of n2's own queue"),
     ("no machine has as many", job("aaa", gpus=3), BOTH, TWO, "it needs 3 GPUs, and no machine has more than 2"),
     ("some cannot run it, the others are full", job("aaa", unfit=(("n1", "no directory"),)),
-     [*there("n1", 0), *there("n2", 0, taken=100, taken_by=("xxx",))], TWO, "GPU n2:0 runs job xxx; n1 cannot run it: no directory"),
+     [*there("n1", 0), *there("n2", 0, taken=100, taken_by=("xxx",))], TWO,
+     "GPU n2:0 runs job xxx of n2's own queue; n1 cannot run it: no directory"),
     ("CPU slots", job("aaa", gpus=0), [], [view("n1", cpu_slots=0), view("n2", closed="n2 is away")],
-     "all CPU slots are taken; n2: n2 is away"),
+     "all CPU slots are taken; n2 is away"),
+    ("a machine that is away is told once", job("aaa"), [*there("n1", *range(8)), *there("n2", 0, is_paused=True)],
+     [view("n1", closed="n1 is away"), TWO[1]], "GPU n2:0 is paused; n1 is away"),
+    ("all are away", job("aaa"), BOTH, [view("n1", closed="n1 is away"), view("n2", closed="n2 is away")], "n1 is away; n2 is away"),
 ]
 
 

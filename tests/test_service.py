@@ -2120,3 +2120,135 @@ def test_on_unhealthy_when_health_turns(world, monkeypatch):
     hooks.look_at_health()
     hooks.look_at_health()
     assert [(call["NEXUS_HEALTH"], call["NEXUS_HEALTH_REASON"]) for call in calls[1:]] == [("HEALTHY", "")]
+
+
+# Another nexus, whose node this is
+
+HEAD = "0-12345678"
+
+
+def order(job_id="abc", attempt=1, is_stopped=False, **job):
+    return {"id": job_id, "attempt": attempt, "user": "ann", "is_stopped": is_stopped, "path": "/usr/bin", "code": None,
+            "job": {"command": "python train.py", "cwd": "/", **job}}
+
+
+def give(w, *orders, head=HEAD, **keys):
+    """What the other nexus is told of its orders, by job: None, or the kind of fault."""
+    asked = {"head": head, "submit": orders, "stop": [], "withdraw": [], "collected": [], **keys}
+    told = w.service.take_orders(nexus.parse_orders(asked), ANN)["submitted"]
+    return {job_id: fault and fault["kind"] for job_id, fault in told.items()}
+
+
+def hear(w, since=None, head=HEAD, wait_s=0.0, **offsets):
+    return w.service.sync(head, since, offsets, wait_s)
+
+
+def test_an_order_that_is_given_twice_is_done_once(world):
+    w = world()
+    assert give(w, order()) == give(w, order()) == {"abc": None}
+    w.run("abc", 100)
+    assert give(w, order()) == {"abc": None} and w.machine.launched == [("abc", 1)]
+    w.end("abc", 3)
+    w.crash()
+    assert give(w, order()) == {"abc": None}
+    w.turn()
+    assert w.machine.launched == [("abc", 1)] and w.job("abc").exit_code == 3
+
+
+def test_the_next_attempt_is_another_job(world):
+    w = world()
+    give(w, order())
+    w.run("abc", 100)
+    assert give(w, order(attempt=2)) == {"abc": "unavailable"}, "the first is not over"
+    (w.folder_of("abc") / "stdout.log").write_text("first\n")
+    w.end("abc", 1)
+    assert hear(w, abc=(1, 0, 0))["logs"] == {"abc": {"stdout": "Zmlyc3QK"}}
+    assert give(w, order(attempt=2)) == {"abc": None}
+    assert hear(w, abc=(2, 0, 0))["logs"] == {}, "not the first one's"
+    assert w.job("abc").attempt == 0 and give(w, order(attempt=1)) == {"abc": "unavailable"}
+    w.turn()
+    assert w.machine.launched == [("abc", 1), ("abc", 1)] and hear(w, abc=(2, 0, 0))["logs"] == {}
+    assert not list(w.folder_of("abc").parent.glob("*.old-*"))
+
+
+def test_an_id_of_somebody_else(world):
+    w = world()
+    own = w.add()
+    assert give(w, order(own)) == {own: "conflict"} and give(w, order("zzz"), head="0-87654321") == {"zzz": None}
+    assert give(w, order("zzz")) == {"zzz": "conflict"} and w.job(own).head is None
+    give(w, stop=[["zzz", 1], [own, 1]], withdraw=[["zzz", 1], [own, 1]])
+    assert w.job("zzz").status == w.job(own).status == "pending", "they are not this one's to end"
+
+
+def test_what_can_never_run_here_is_refused(world):
+    w = world(gpus=1)
+    told = give(w, order("aaa", cwd="/nowhere"), order("bbb", gpus=2), order("ccc", gpu_ids=[7]), order("ddd"))
+    assert told == {"aaa": "usage", "bbb": "usage", "ccc": "usage", "ddd": None}
+    assert w.job("aaa") is None and w.job("ddd")
+
+
+def test_stop_and_withdraw(world):
+    w = world(gpus=1)
+    give(w, order("aaa"), order("bbb"), order("ccc"), order("ddd", is_stopped=True))
+    assert (w.job("ddd").status, w.job("ddd").cause) == ("cancelled", "killed")
+    w.run("aaa", 100)
+    give(w, stop=[["aaa", 2], ["bbb", 1]], withdraw=[["aaa", 1], ["ccc", 1]])
+    assert w.job("aaa").status == "running" and w.job("aaa").stop_cause is None, "another attempt is meant, or it runs already"
+    assert (w.job("bbb").status, w.job("bbb").cause) == ("cancelled", "killed")
+    assert (w.job("ccc").status, w.job("ccc").cause, w.job("ccc").cause_line) == ("cancelled", "bounce", "GPU 0 runs job aaa")
+    give(w, stop=[["aaa", 1]])
+    w.end("aaa", 143, is_said=False)
+    w.turn(seconds=1.1)
+    w.turn()
+    assert (w.job("aaa").status, w.job("aaa").cause) == ("cancelled", "killed") and give(w, order("bbb")) == {"bbb": None}
+    w.turn()
+    assert w.machine.launched == [("aaa", 1)], "what was ended never begins"
+
+
+def test_what_another_nexus_hears(world):
+    w = world()
+    told = hear(w)
+    assert (told["jobs"], told["hold"], told["service_id"], len(told["gpus"])) == ([], "", w.store.service_id, 2)
+    give(w, order())
+    own = w.add(gpus=0.5)
+    w.run("abc", 100)
+    told = hear(w, since=told["number"])
+    assert [(job["id"], job["attempt"], job["status"], job["pid"]) for job in told["jobs"]] == [("abc", 1, "running", 100)]
+    assert sorted((gpu["taken"], tuple(gpu["taken_by"])) for gpu in told["gpus"]) == [(0, ()), (50, (own,))]
+    assert hear(w, since=told["number"])["jobs"] == [] and hear(w, head="0-87654321")["jobs"] == []
+    before = w.clock.ticks
+    w.end(own)
+    told = hear(w, since=told["number"], wait_s=60)
+    assert [gpu["taken"] for gpu in told["gpus"]] == [0, 0] and w.clock.ticks == before, "told at once"
+    (w.folder_of("abc") / "stderr.log").write_bytes(b"\xff\n")
+    told = hear(w, since=told["number"], abc=(1, 0, 1))
+    assert told["logs"] == {"abc": {"stderr": "Cg=="}} and "gpus" not in told
+    w.end("abc", 5)
+    job, = hear(w, since=told["number"])["jobs"]
+    assert (job["status"], job["exit_code"], job["runtime_seconds"], job["log_sizes"]) == ("failed", 5, 2.5, (0, 2))
+    give(w, collected=[["abc", 1]])
+    assert hear(w)["jobs"] == [] and w.job("abc").is_collected
+    w.service.set_paused(True, "ann")
+    assert hear(w)["hold"] == "its queue is paused"
+
+
+def test_each_log_has_its_share_of_an_answer(world):
+    w = world(gpus=2)
+    give(w, order("aaa"), order("bbb"))
+    w.turn()
+    for job_id in ("aaa", "bbb"):
+        w.folder_of(job_id).mkdir(exist_ok=True)
+        (w.folder_of(job_id) / "stdout.log").write_bytes(b"x" * 2 * nexus.LOG_BYTES)
+    logs = hear(w, aaa=(1, 0, 0), bbb=(1, 5, 0))["logs"]
+    assert [len(logs[job_id]["stdout"]) * 3 // 4 // 1000 for job_id in ("aaa", "bbb")] == [nexus.LOG_BYTES // 2000] * 2
+
+
+def test_a_reboot_ends_another_nexus_job_whatever_the_setting_here(world):
+    w = world(on_reboot="requeue")
+    give(w, order())
+    own = w.add()
+    w.turn()
+    w.claim("abc", 100), w.claim(own, 101)
+    w.crash(is_reboot=True)
+    w.turn()
+    assert (w.job("abc").status, w.job("abc").cause) == ("failed", "reboot") and w.job(own).status in ("pending", "running")
