@@ -3533,18 +3533,13 @@ def hide_address(node: Mapping[str, Any]) -> dict[str, Any]:
     return {key: fact if key in shown else None for key, fact in node.items()}
 
 
-def submitted_json(job: Mapping[str, Any], nodes: Sequence[str]) -> dict[str, Any]:
-    """A job, as the rest of the API shows it, in the words of /api.  `nodes`: the machines' names."""
+def submitted_json(job: Mapping[str, Any], nodes: Mapping[str | None, int]) -> dict[str, Any]:
+    """A job, as the rest of the API shows it, in the words of /api.  `nodes`: {name: number}."""
     labels = job["labels"] or {}
-    return {"job_id": job["id"], "status": job["status"], "node_id": find_node_id(job["node"], nodes), "queue_position": job["position"],
+    return {"job_id": job["id"], "status": job["status"], "node_id": nodes.get(job["node"]), "queue_position": job["position"],
             "created_at": job["created_at"], "started_at": job["started_at"], "finished_at": job["finished_at"],
             "exit_code": job["exit_code"], "cause": job["cause"], "waiting_for": job["waiting_for"], "user_id": job["user"],
             "competition_id": labels.get("competition_id"), "project_id": labels.get("project_id"), "expected_time": job["expected_time"]}
-
-
-def find_node_id(node: str | None, nodes: Sequence[str]) -> int | None:
-    """The number of a machine in /api; None while a job has none, and for one that is a node no more."""
-    return nodes.index(node) if node in nodes else None
 
 
 def attempt_json(attempt: Mapping[str, Any]) -> dict[str, Any]:
@@ -7389,6 +7384,7 @@ class Node:
         self.gpus: tuple[Gpu, ...] = ()
         self.cpu_slots, self.hold = 0, ""
         self.has_news = False
+        self.is_seen = False                                # it has told of its GPUs
         self.shown: object = None                           # what the last event of its GPUs was made of
         self.news: collections.deque[Remote | Refusal] = collections.deque()    # for the loop
         self.is_listed = False                              # all that it has is in `known`
@@ -7487,7 +7483,7 @@ class Node:
             ours = {job.remote_id: job.id for job in self.list_jobs()}
             self.gpus = tuple(self.adopt_gpu(decode_gpu(fields), ours) for fields in told["gpus"])
             self.cpu_slots, self.hold = told["cpu_slots"], told["hold"]
-            self.has_news = True
+            self.has_news = self.is_seen = True
         self.take_jobs([Remote(**{name: freeze(fact) for name, fact in fields.items()}) for fields in told["jobs"]], is_full)
         self.silent_since, self.silent_at = clock.now(), clock.monotonic()
         if self.trouble is not None:
@@ -8532,14 +8528,14 @@ class Service:
         if gpus and not self.first_probe.is_set():
             self.first_probe.wait(2.0)
         machines = [name for name in ("", *self.nodes) if submission.node in (None, name or self.node)]
-        if not gpus or any(self.observation.trouble if not name else not self.nodes[name].gpus for name in machines):
+        if not gpus or any(self.observation.trouble if not name else not self.nodes[name].is_seen for name in machines):
             return                              # what that one has is not known now
         allowed = self.config.gpu.ids
         usable = {name: self.nodes[name].gpus if name else [
             gpu for gpu in self.observation.gpus if not allowed or gpu.index in allowed] for name in machines}
         most, refusals = max(map(len, usable.values())), [find_refusal(submission, gpus, name) for name, gpus in usable.items()]
         if len(machines) > 1 and gpus > most:
-            refuse(f"{format_gpus(gpus)} of one machine asked for, and none has more than {most}",
+            refuse(f"{format_gpus(gpus)} asked for, and no machine has more than {most}",
                    hint="ask for fewer; nexus node list has the machines")
         if None not in refusals:
             refuse(*max(filter(None, refusals), key=lambda refusal: refusals.count(refusal)))
@@ -9386,7 +9382,7 @@ class Service:
             raise NexusError("conflict", f"{config.name} is another machine, {former.config.destination}, and jobs run there",
                              hint="name it otherwise: --name n1")
         if not former or not any(node.name == config.name for node in self.config.nodes):
-            self.record_nodes({config.name: (*encode_value(config).values(), False)})
+            self.record_node(config.name, (*encode_value(config).values(), False))
         if former and former.config == config and not former.is_ended:
             former.is_leaving = False
             former.retry.set()
@@ -9406,7 +9402,7 @@ class Service:
         if any(other.name == name for other in self.config.nodes):
             raise NexusError("conflict", f"{name} stands in config.toml", hint="take it out there, then nexus restart")
         node.is_leaving = True
-        self.record_nodes({name: (*encode_value(node.config).values(), True)})
+        self.record_node(name, (*encode_value(node.config).values(), True))
         self.log.info("Node %s is being removed by %s", name, who)
         if is_forced:
             for job in node.list_jobs():
@@ -9421,10 +9417,12 @@ class Service:
                              hint=suggest(name, self.nodes) or "nexus node list")
         return self.nodes[name]
 
-    def record_nodes(self, changed: Mapping[str, tuple[Any, ...] | None]) -> None:
+    def record_node(self, name: str, row: tuple[Any, ...] | None) -> None:
+        """Keep what is known of an added node, in its place: /api tells them by their number.  None: forget it."""
         def change(state: State) -> Changes:
-            kept = tuple(row for row in state.nodes if row[0] not in changed)
-            yield StateChanged({"nodes": (*kept, *(row for row in changed.values() if row is not None))})
+            rows = {kept[0]: kept for kept in state.nodes}
+            rows[name] = row or ()
+            yield StateChanged({"nodes": tuple(filter(None, rows.values()))})
         self.store.update(change)
 
     def view_nodes(self) -> list[NodeView]:
@@ -9527,7 +9525,7 @@ class Service:
                 node.wanted.set()
         is_told = node.trouble is not None or not (node.collected or node.strays)
         if node.is_leaving and is_told and not any(job.node == node.name for job in self.running_jobs()):
-            self.record_nodes({node.name: None})
+            self.record_node(node.name, None)
             node.end()
             self.nodes = {name: other for name, other in self.nodes.items() if name != node.name}
             self.log.info("Node %s is removed", node.name)
@@ -9689,7 +9687,8 @@ class Service:
                 is_gap, number = True, self.store.events.next_number
             number = found[-1][0] + 1 if found else number
             changed |= {what.id for _, kind, what in found if kind == "job" and what.head == head}
-            is_news = is_news or any(kind in ("gpus", "queue") for _, kind, _ in found) or bool(changed)
+            is_news = is_news or bool(changed) or any(
+                kind in ("gpus", "queue") or (kind == "job" and what.status != PENDING) for _, kind, what in found)   # own ones take GPUs
             logs = self.read_new_logs(head, offsets)
             if is_gap or is_news or logs or self.clock.monotonic() - began >= wait_s or self.is_stopping:
                 break
@@ -9893,9 +9892,9 @@ class Service:
             told.append(gpu_json(gpu, state, self.config.gpu, trouble, gpu.node or self.node, hold))
         return told
 
-    def node_names(self) -> list[str]:
-        """Of all machines, this one first: their numbers in /api."""
-        return [self.node, *self.nodes]
+    def number_nodes(self) -> dict[str | None, int]:
+        """{machine: its number for /api}; this one is 0."""
+        return {name: number for number, name in enumerate((self.node, *self.nodes))}
 
     def find_place(self, job: Job) -> str | None:
         """The machine that a job ran or runs on, or is to; None where it might have been any."""
@@ -11276,18 +11275,17 @@ class Api:
         asked = {name: config[name] for name in ("expected_time", "gpus", "name", "priority") if name in config}
         job_id = self.service.submit_code(Submission("", labels=labels, **asked), code, caller, key)
 
-        def find_place(state: State) -> int:
+        def find_place(state: State) -> tuple[str | None, int]:
             """0 for one that has started already: it was the first then."""
             job = state.jobs.get(job_id)
-            return state.position(job) if job and job.status == PENDING else 0
-        place = self.service.store.read(find_place)
-        job: Job | None = self.service.store.read(lambda state: state.jobs.get(job_id))
-        node_id = find_node_id(self.service.find_place(job) if job else None, self.service.node_names())
-        return json_response({"job_id": job_id, "node_id": node_id, "status": PENDING, "queue_position": place})
+            return self.service.find_place(job) if job else None, state.position(job) if job and job.status == PENDING else 0
+        node, place = self.service.store.read(find_place)
+        return json_response({"job_id": job_id, "node_id": self.service.number_nodes().get(node), "status": PENDING,
+                              "queue_position": place})
 
     def get_api_status(self, request: Request, caller: Caller, id: str) -> Response:
         job: Job = self.service.store.read(lambda state: find_own_job(state, id, caller))
-        return json_response(submitted_json(self.service.describe_now(job), self.service.node_names()))
+        return json_response(submitted_json(self.service.describe_now(job), self.service.number_nodes()))
 
     def get_api_results(self, request: Request, caller: Caller, id: str) -> Response:
         job: Job = self.service.store.read(lambda state: find_own_job(state, id, caller))
@@ -11315,7 +11313,7 @@ class Api:
         """A job that may run on any machine waits in the queue of this one, number 0; one for a node alone in that node's."""
         service = self.service
         service.first_probe.wait(SMI_TIMEOUT_S + 5)
-        names, now = service.node_names(), service.clock.now()
+        now = service.clock.now()
         gpus: list[dict[str, Any]] = service.store.read(service.list_gpus)
         running = service.running_jobs()
         waiting: list[Job] = service.store.read(lambda state: [state.jobs[job_id] for _, job_id in state.order])
@@ -11336,13 +11334,13 @@ class Api:
                     "running_jobs": len(run), "pending_jobs": len(wait),
                     "queue_seconds": None if None in times else round(sum(filter(None, times)), 3),
                     "is_healthy": is_well}
-        return json_response([describe(number, name) for number, name in enumerate(names)])
+        return json_response([describe(number, name) for number, name in enumerate([service.node, *service.nodes])])
 
     def get_api_jobs(self, request: Request, caller: Caller) -> Response:
         status, user, limit = request.query.get("status"), request.query.get("user_id"), parse_number(request.query, "limit")
         jobs = self.select_jobs(caller, status, user, None, limit)
-        names = self.service.node_names()
-        return stream_list(submitted_json(job, names) for job in show_to(caller, self.describe_jobs(jobs)))
+        nodes = self.service.number_nodes()
+        return stream_list(submitted_json(job, nodes) for job in show_to(caller, self.describe_jobs(jobs)))
 
 
 def parse_list(items: Sequence[Any]) -> list[Submission]:

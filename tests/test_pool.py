@@ -99,7 +99,7 @@ def test_a_job_of_the_nodes_own_and_its_pause(net):
 
 def test_more_gpus_than_one_machine_has(net):
     done = net.head.nexus("add", "--gpus", "3", "true")
-    assert done.returncode == 2 and "3 GPUs of one machine asked for, and none has more than 2" in done.stderr
+    assert done.returncode == 2 and "3 GPUs asked for, and no machine has more than 2" in done.stderr
 
 
 def test_a_node_that_is_not_heard(net):

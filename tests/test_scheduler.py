@@ -1344,12 +1344,16 @@ FAR_REASONS = [  # what is shown, job that waits, GPUs, machines, part of the re
     ("none can run it", job("aaa", unfit=(("n1", "no directory"), ("n2", "no git"), ("", "no GPU"))), BOTH, TWO,
      "n1: no directory; n2: no git; this machine: no GPU"),
     ("which GPU of which machine", job("aaa"), [*there("n1", 0, fault="GPU is lost"), *there("n2", 0, taken=100, taken_by=("xxx",))], TWO,
-     "GPU n1:0 is unusable (GPU is lost); GPU n2:0 runs job xxx"),
+     "GPU n1:0 is unusable (GPU is lost); GPU n2:0 runs job xxx of n2's own queue"),
     ("no machine has as many", job("aaa", gpus=3), BOTH, TWO, "it needs 3 GPUs, and no machine has more than 2"),
     ("some cannot run it, the others are full", job("aaa", unfit=(("n1", "no directory"),)),
-     [*there("n1", 0), *there("n2", 0, taken=100, taken_by=("xxx",))], TWO, "GPU n2:0 runs job xxx; n1 cannot run it: no directory"),
+     [*there("n1", 0), *there("n2", 0, taken=100, taken_by=("xxx",))], TWO,
+     "GPU n2:0 runs job xxx of n2's own queue; n1 cannot run it: no directory"),
     ("CPU slots", job("aaa", gpus=0), [], [view("n1", cpu_slots=0), view("n2", closed="n2 is away")],
-     "all CPU slots are taken; n2: n2 is away"),
+     "all CPU slots are taken; n2 is away"),
+    ("a machine that is away is told once", job("aaa"), [*there("n1", *range(8)), *there("n2", 0, is_paused=True)],
+     [view("n1", closed="n1 is away"), TWO[1]], "GPU n2:0 is paused; n1 is away"),
+    ("all are away", job("aaa"), BOTH, [view("n1", closed="n1 is away"), view("n2", closed="n2 is away")], "n1 is away; n2 is away"),
 ]
 
 

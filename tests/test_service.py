@@ -2493,6 +2493,10 @@ def test_what_another_nexus_hears(world):
     assert [(job["id"], job["attempt"], job["status"], job["pid"]) for job in told["jobs"]] == [("abc", 1, "running", 100)]
     assert sorted((gpu["taken"], tuple(gpu["taken_by"])) for gpu in told["gpus"]) == [(0, ()), (50, (own,))]
     assert hear(w, since=told["number"])["jobs"] == [] and hear(w, head="0-87654321")["jobs"] == []
+    before = w.clock.ticks
+    w.end(own)
+    told = hear(w, since=told["number"], wait_s=60)
+    assert [gpu["taken"] for gpu in told["gpus"]] == [0, 0] and w.clock.ticks == before, "told at once"
     (w.folder_of("abc") / "stderr.log").write_bytes(b"\xff\n")
     told = hear(w, since=told["number"], abc=(1, 0, 1))
     assert told["logs"] == {"abc": {"stderr": "Cg=="}} and "gpus" not in told
