@@ -7384,7 +7384,6 @@ class Node:
         self.gpus: tuple[Gpu, ...] = ()
         self.cpu_slots, self.hold = 0, ""
         self.has_news = False
-        self.is_seen = False                                # it has told of its GPUs
         self.shown: object = None                           # what the last event of its GPUs was made of
         self.news: collections.deque[Remote | Refusal] = collections.deque()    # for the loop
         self.is_listed = False                              # all that it has is in `known`
@@ -7483,7 +7482,7 @@ class Node:
             ours = {job.remote_id: job.id for job in self.list_jobs()}
             self.gpus = tuple(self.adopt_gpu(decode_gpu(fields), ours) for fields in told["gpus"])
             self.cpu_slots, self.hold = told["cpu_slots"], told["hold"]
-            self.has_news = self.is_seen = True
+            self.has_news = True
         self.take_jobs([Remote(**{name: freeze(fact) for name, fact in fields.items()}) for fields in told["jobs"]], is_full)
         self.silent_since, self.silent_at = clock.now(), clock.monotonic()
         if self.trouble is not None:
@@ -8528,7 +8527,7 @@ class Service:
         if gpus and not self.first_probe.is_set():
             self.first_probe.wait(2.0)
         machines = [name for name in ("", *self.nodes) if submission.node in (None, name or self.node)]
-        if not gpus or any(self.observation.trouble if not name else not self.nodes[name].is_seen for name in machines):
+        if not gpus or any(self.observation.trouble if not name else not self.nodes[name].gpus for name in machines):
             return                              # what that one has is not known now
         allowed = self.config.gpu.ids
         usable = {name: self.nodes[name].gpus if name else [
