@@ -262,7 +262,7 @@ def test_shares_and_several_gpus(net):
     one = head.add("echo $CUDA_VISIBLE_DEVICES", gpu_ids=[1], node="n2")
     assert head.wait(one, "completed")["gpu_indices"] == [1] and head.logs(one) == "1\n"
     status, told = head.call("POST", "/queue", {"command": "true", "gpus": 3})
-    assert status == 400 and "3 GPUs of one machine asked for" in told["message"], told
+    assert status == 400 and "3 GPUs asked for, and no machine has more than 2" in told["message"], told
     status, told = head.call("POST", "/queue", {"command": "true", "gpu_ids": [5]})
     assert status == 400 and "there is no GPU 5" in told["message"], told
     assert head.call("POST", "/queue", {"command": "true", "gpus": 1.5})[0] == 200
