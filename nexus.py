@@ -3,11 +3,12 @@
 # requires-python = ">=3.9"
 # dependencies = ["psutil", "tomli; python_version < '3.11'"]
 # ///
-"""nexus: a job queue for the GPUs of one machine, in one file.
+"""nexus: a job queue for the GPUs of one machine or of many, in one file.
 
     python3 nexus.py add "python train.py"     queue a job; it runs on the next GPU that is truly free
     python3 nexus.py                           what runs where, what waits
     python3 nexus.py logs -f ID                what it prints
+    python3 nexus.py node add me@gpu2          its GPUs too, by ssh
     python3 nexus.py install                   put `nexus` on PATH
     python3 nexus.py help                      everything else
 

@@ -217,11 +217,11 @@ def test_over_a_restart_the_numbers_grow_and_a_reset_is_told():
 
         line = open_stream(box.port)
         box.add("true", gpus=0)
-        found, last = read(line, lambda events: any(data.get("status") == "completed" for _, _, data in events))
+        found, last = read(line, lambda events: any(kind == "job" and data["status"] == "completed" for _, kind, data in events))
         line.close()
         with open_stream(box.port, since=last) as again:            # the same service: nothing was missed
             job_id = box.add("true", gpus=0)
-            events, _ = read(again, lambda events: any(data.get("status") == "completed" for _, _, data in events))
+            events, _ = read(again, lambda events: any(kind == "job" and data["status"] == "completed" for _, kind, data in events))
             assert {data["id"] for _, kind, data in events if kind == "job"} == {job_id} and "reset" not in [kind for _, kind, _ in events]
         box.kill_service()
         box.await_service()
