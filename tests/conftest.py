@@ -1,12 +1,17 @@
 """What holds for every test: where nexus.py is, one time zone, nothing of the caller's own nexus."""
 
 import os
+import signal
 import sys
 import time
 
 from hypothesis import HealthCheck, settings
 
 sys.path[:0] = [os.path.dirname(os.path.dirname(os.path.abspath(__file__))), os.path.dirname(os.path.abspath(__file__))]
+
+for ignored in (signal.SIGHUP, signal.SIGINT):          # by `nohup tests/run &`, and then by all that is started
+    if signal.getsignal(ignored) == signal.SIG_IGN:
+        signal.signal(ignored, signal.default_int_handler if ignored == signal.SIGINT else signal.SIG_DFL)
 
 os.environ["TZ"] = "UTC"
 time.tzset()
