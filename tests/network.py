@@ -158,7 +158,7 @@ mount --rbind {machine}/tmp /tmp
 """
 STAY = """\
 touch {machine}/is-up
-while :; do sleep 100000 & wait; done
+while :; do MACHINE={machine}/ sleep 100000 & wait; done
 """
 
 
