@@ -1859,7 +1859,7 @@ MAX_FORM_PARTS = 16
 MAX_PART_HEAD_BYTES = 4096
 FORM_FIELDS = {"code": 5 * 2**20, "config_file": 64 * 2**10}        # name: how many bytes at most
 FORM_HINT = 'curl -X POST http://HOST:PORT/api/submit -F "code=@my_script.py" -F "config_file=@config.yaml"'
-HEADER_PARAMETER = re.compile(r';[ \t]*([^\s;="]+)=(?:"((?:[^"\\]|\\.)*)"|([^\s;"]*))[ \t]*')
+HEADER_PARAMETER = r';[ \t]*([^\s;="]+)=(?:"((?:[^"\\]|\\.)*)"|([^\s;"]*))[ \t]*'
 
 
 @value
@@ -1924,7 +1924,7 @@ def parse_header_parameters(text: str) -> dict[str, str]:
     found: dict[str, str] = {}
     at, text = 0, text.rstrip(" \t")
     while at < len(text):
-        match = HEADER_PARAMETER.match(text, at)
+        match = re.compile(HEADER_PARAMETER).match(text, at)
         if not match or match[1].lower() in found:
             refuse_form(f"'{format_line(text[at:], 60)}' in a header is not like ; name=\"code\", or is there twice")
         found[match[1].lower()] = match[3] if match[2] is None else re.sub(r"\\(.)", r"\1", match[2])
@@ -5487,7 +5487,7 @@ class Screen:
 
 
 SLURM_TIMEOUT_S = 60.0          # with slurmctld or munged gone, Slurm's programs try for up to 50 s
-SLURM_VARIABLES = re.compile(r"PATH|HOME|USER|LOGNAME|LANG|LC_\w+|KRB5\w+|SLURM_CONF|SBATCH_\w+")
+SLURM_VARIABLES = r"PATH|HOME|USER|LOGNAME|LANG|LC_\w+|KRB5\w+|SLURM_CONF|SBATCH_\w+"
 
 
 class Slurm:
@@ -5496,7 +5496,7 @@ class Slurm:
     def __init__(self, service_id: str, environ: Mapping[str, str]) -> None:
         """Jobs get the environment of sbatch, which has nothing secret: --export=NONE would have the nodes run each user's login shell."""
         self.service_id = service_id
-        self.environ = {**{name: text for name, text in environ.items() if SLURM_VARIABLES.fullmatch(name)}, "TZ": "UTC"}
+        self.environ = {**{name: text for name, text in environ.items() if re.fullmatch(SLURM_VARIABLES, name)}, "TZ": "UTC"}
         self.has_accounts = True
 
     def ask(self, *argv: str) -> Completed:
