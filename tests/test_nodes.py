@@ -879,7 +879,9 @@ def test_eight_nodes_behind_a_jump_host():
             done = head.machine.run(f"cd {head.folder}; curl -s {words} http://localhost:{head.port}{path}")
             return json.loads(done.stdout)
 
+        head.ask("POST", "/service/pause")              # so that all of them start together, however slow curl is
         ids = [curl("-X POST -F code=@my_script.py -F config_file=@config.yaml", "/api/submit")["job_id"] for _ in range(16)]
+        head.ask("POST", "/service/resume")
         for job_id in ids:
             head.wait(job_id, "completed")
             told = curl("", f"/api/results/{job_id}")
