@@ -496,6 +496,8 @@ def parse_config(data: Mapping[str, Any], path: str) -> Config:
         except NexusError as error:
             faults.append(f"nodes, number {number}: {error.message}" + (f" ({error.hint})" if error.hint else ""))
     faults += [] if faults else find_sbatch_faults(chosen["slurm"]["extra_args"])
+    if nodes and chosen["jobs"]["launcher"] == "slurm":
+        faults.append("jobs.launcher = \"slurm\" and [[nodes]]: with Slurm, where jobs run is Slurm's to choose; take one of the two out")
     if faults:
         raise NexusError("usage", f"{path}: " + "; ".join(faults), hint="all keys and what they mean: nexus config sample")
     return Config(**{section: made(**chosen[section]) for section, made in SECTION_CLASSES.items()}, nodes=tuple(nodes))
@@ -3063,6 +3065,8 @@ def find_slurm_obstacle(job: Job | Submission) -> str:
     """What a job asks for that Slurm cannot be asked for; empty when there is nothing."""
     if (job.gpus or 0) % 1:
         return f"{format_number(job.gpus or 0)} GPUs asked for, and Slurm gives out whole ones"
+    if (job.only_node if isinstance(job, Job) else job.node) is not None:
+        return "a node asked for, and where a job runs is Slurm's to choose"
     asked = [key for key in ("gpu_ids", "gpu_mem_mib", "cuda_arg") if getattr(job, key)]
     return f"{asked[0]} asked for, and which GPUs a job gets is Slurm's to choose" if asked else ""
 
@@ -5803,6 +5807,16 @@ SSH_HINTS = (                   # words of ssh, and what to do
     ("administratively prohibited", "its sshd must allow it: AllowTcpForwarding yes in sshd_config"))
 
 
+def call_through(control: str) -> list[str]:
+    """ssh by way of an open connection, and no other."""
+    return ["ssh", "-F", "none", "-S", control, "-o", "ControlMaster=no", "-o", "ProxyCommand=false"]
+
+
+def find_address(host: str) -> str:
+    """By which a service that listens on `host` is reached on its own machine."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1", "localhost": "127.0.0.1"}.get(host, host)
+
+
 class Ssh:
     """The OpenSSH connection to a node."""
 
@@ -5887,12 +5901,12 @@ class Ssh:
         return done.returncode, output, said
 
     def through(self) -> list[str]:
-        """ssh by way of the open connection, and no other."""
-        return ["ssh", "-F", "none", "-T", "-S", self.control, "-o", "ControlMaster=no", "-o", "BatchMode=yes", "-o", "ProxyCommand=false"]
+        return [*call_through(self.control), "-T", "-o", "BatchMode=yes"]
 
     def forward(self, host: str, port: int) -> None:
-        """Let self.socket lead to an address there.  Raises: unavailable."""
+        """Let self.socket lead to where a service listens there.  Raises: unavailable."""
         import subprocess
+        host = find_address(host)
         place = f"{self.socket}:{f'[{host}]' if ':' in host else host}:{port}"
         if place == self.forwarded and os.path.exists(self.socket):
             return
@@ -7324,7 +7338,7 @@ class Hooks:
 RECONNECT_S = (1.0, 10.0)       # between two attempts to reach a node: at first, at most
 SYNC_WAIT_S = 10.0              # a node answers when there is news, and after so long in any case
 SYNC_PATIENCE_S = 15.0          # beyond that, the line is taken to be cut
-SYNC_LOOK_S = (0.05, 0.5)       # how often logs are looked at there: soon after a line, rarely when silent
+FOLLOW_INTERVAL_S = (0.05, 0.5)      # how often a followed log is looked at: soon after a line, rarely when silent
 LOG_BYTES = 2**20               # of all logs together, in one answer: a slow line has it within SYNC_PATIENCE_S
 ORDER_PATIENCE_S = 60.0         # for what it is told, to be done
 ORDER_BYTES = 2**20             # about so much is told at once
@@ -7446,8 +7460,7 @@ class Node:
             raise NexusError("conflict", f"{self.name} has another nexus ({told['hash']}; this one is {self.service.hash})",
                              hint=f"nexus node add {self.name} brings it up to date; if this one is older: nexus restart")
         there = told["service"]
-        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(there["host"], there["host"])
-        self.ssh.forward(host, there["port"])
+        self.ssh.forward(there["host"], there["port"])
         self.told, self.number = told, None
         self.api, self.orders_api = (NodeApi(self.ssh.socket, told["token"], bool(there.get("tls_cert"))) for _ in range(2))
 
@@ -7627,7 +7640,8 @@ class Node:
         size = 0
         for job in jobs:
             try:
-                for order in self.make_order(job):
+                order = self.make_order(job)
+                if order:
                     batch.append(order)
                     size += len(order["code"] or "") + sum(len(text) for text in order["job"]["env"].values())
             except NexusError as error:                     # what it needs is not here any more
@@ -7636,14 +7650,14 @@ class Node:
                 yield batch
                 batch, size = [], 0
 
-    def make_order(self, job: Job) -> Iterator[dict[str, Any]]:
-        """What a node is sent of a job; nothing while its snapshot is on its way there."""
+    def make_order(self, job: Job) -> dict[str, Any] | None:
+        """What a node is sent of a job; None while its snapshot is on its way there."""
         import base64
         service = self.service
         tree = self.find_tree(job) if job.snapshot and job.snapshot_repo else None
         submitted = service.store.read(lambda state: state.environments.get(job.environment)) or {}
         if tree == "":
-            return
+            return None
         asked: dict[str, Any] = {name: getattr(job, name) for name in SENT_AS_ASKED if getattr(job, name) is not None}
         if job.gpus:
             asked["gpu_ids"] = list(job.gpu_indices)
@@ -7654,12 +7668,12 @@ class Node:
             asked["cwd"] = job.cwd
         if job.code:
             submitted = {}                                  # of this service alone: who sent the script said nothing of it
-        yield {"id": job.remote_id, "attempt": job.attempt, "user": job.user, "is_stopped": bool(job.stop_cause),
-               "path": submitted.get("PATH", ""), "job": {
-                   **asked, "gpus": len(list_shares(job)) if job.is_alone else job.gpus, "retries": 0,
-                   "timeout_seconds": find_time_limit(job, service.config.jobs) or 0,
-                   "env": {name: text for name, text in submitted.items() if not re.fullmatch(OWN_VARIABLES, name)}},
-               "code": base64.b64encode(read_code(service.layout.code_file(job.code))).decode() if job.code else None}
+        return {"id": job.remote_id, "attempt": job.attempt, "user": job.user, "is_stopped": bool(job.stop_cause),
+                "path": submitted.get("PATH", ""), "job": {
+                    **asked, "gpus": len(list_shares(job)) if job.is_alone else job.gpus, "retries": 0,
+                    "timeout_seconds": find_time_limit(job, service.config.jobs) or 0,
+                    "env": {name: text for name, text in submitted.items() if not re.fullmatch(OWN_VARIABLES, name)}},
+                "code": base64.b64encode(read_code(service.layout.code_file(job.code))).decode() if job.code else None}
 
     def find_tree(self, job: Job) -> str:
         """Where on the node a job's snapshot is; "" while it is brought there."""
@@ -9372,6 +9386,8 @@ class Service:
 
     def add_node(self, config: NodeConfig, who: str) -> None:
         """Give jobs to another machine too; one that is there already is reached anew.  Raises: conflict, unavailable."""
+        if self.is_slurm:
+            raise NexusError("conflict", "Slurm has the machines here (launcher = \"slurm\")", hint="[jobs] launcher: nexus config edit")
         if config.name == self.node:
             raise NexusError("conflict", f"{config.name} is this machine's name", hint="name it otherwise: --name n1")
         former = self.nodes.get(config.name)
@@ -9680,7 +9696,7 @@ class Service:
         """
         began = self.clock.monotonic()
         number = self.store.events.next_number if since is None else since
-        pause_s, changed, is_gap, is_news = SYNC_LOOK_S[0], set[str](), since is None, False
+        pause_s, changed, is_gap, is_news = FOLLOW_INTERVAL_S[0], set[str](), since is None, False
         while True:
             found, is_missing = ([], True) if is_gap else self.store.events.read(number, pause_s)
             if is_missing:
@@ -9692,7 +9708,7 @@ class Service:
             logs = self.read_new_logs(head, offsets)
             if is_gap or is_news or logs or self.clock.monotonic() - began >= wait_s or self.is_stopping:
                 break
-            pause_s = min(2 * pause_s, SYNC_LOOK_S[1])
+            pause_s = min(2 * pause_s, FOLLOW_INTERVAL_S[1])
         now = self.clock.now()
         jobs = self.store.read(lambda state: [job for job in (
             state.jobs.values() if is_gap else [state.jobs[job_id] for job_id in changed if job_id in state.jobs])
@@ -10304,7 +10320,6 @@ def describe_for_event(gpu: Gpu) -> tuple[object, ...]:
 # owner when the kernel says that the socket at the other end is the owner's, or when it brings the owner's token.
 
 BODY_BYTES_PER_S = 65536                # at least; a slower body is not waited for
-FOLLOW_INTERVAL_S = (0.05, 0.5)         # how often a followed log is looked at: soon after a line, rarely when silent
 HEARTBEAT_S = 15.0
 CROWD_SIZE, CROWD_PAUSE_S, CROWD_LOOKS_PER_S = 10, 1.0, 400.0       # more followers than that share so many looks
 SWEEP_INTERVAL_S = 2.0                  # how often connections are looked at that have not sent their request in time
@@ -13894,7 +13909,7 @@ class Client:
 
     def connect(self) -> socket.socket:
         """Raises: OSError; forbidden, when somebody else's service listens there."""
-        host = {"0.0.0.0": "127.0.0.1", "::": "::1", "localhost": "127.0.0.1"}.get(self.host, self.host)
+        host = find_address(self.host)
         if self.layout is not None:
             self.check_owner((host, self.port), None)   # before they even see a connection
         connection = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
@@ -14814,8 +14829,7 @@ def attach_remote(call: Call, client: Client, job: Mapping[str, Any]) -> NoRetur
         raise NexusError("usage", "attach needs a terminal", hint=f"nexus logs -f {job['id']}")
     there = " ".join(map(quote, ["env", f"NEXUS_HOME={node['home']}", node["python"], node["path"], "attach", job["remote_id"]]))
     call.say(f"on {node['name']}: Ctrl-A D leaves; Ctrl-C ends the job")
-    os.execvpe("ssh", ["ssh", "-S", node["control"], "-o", "ControlMaster=no", "-o", "ProxyCommand=false", "-t",
-                       f"{node['user']}@{node['host']}" if node["user"] else node["host"], there], dict(call.environ))
+    os.execvpe("ssh", [*call_through(node["control"]), "-t", node["host"], there], dict(call.environ))
 
 
 def prepare_screen(layout: Layout) -> Screen:
@@ -15036,6 +15050,7 @@ def cmd_token(call: Call) -> int:
     make_folder(call.home)
     file, given = TokenFile(Layout(call.home, "", "")), call.options
     act = {"create": create_token, "list": list_tokens, "revoke": revoke_token}[given.action]
+    refuse_others(call, {"create": ("days",), "list": ("json",), "revoke": ()})
     return act(call, file)
 
 
@@ -15077,7 +15092,17 @@ def cmd_node(call: Call) -> int:
     if client.layout is None:
         raise NexusError("usage", "nodes are added on the service's own machine", hint="ssh there; or unset NEXUS_URL")
     act = {"add": add_node, "list": list_nodes, "remove": remove_node}[call.options.action]
+    refuse_others(call, {"add": ("name", "jump", "port", "identity"), "list": ("json",), "remove": ("force",)})
     return act(call, client)
+
+
+def refuse_others(call: Call, taken: Mapping[str, Sequence[str]]) -> None:
+    """Options that are for another of a command's actions are not for this one.  `taken`: {action: its options}.  Raises: usage."""
+    command, action = call.options.subcommand, call.options.action
+    for option in [option for options in taken.values() for option in options]:
+        if option not in taken[action] and getattr(call.options, option) not in (None, False):
+            home = next(other for other, options in taken.items() if option in options)
+            raise NexusError("usage", f"{command} {action} takes no --{option}", hint=f"it is for: nexus {command} {home}")
 
 
 def add_node(call: Call, client: Client) -> int:
@@ -15099,7 +15124,7 @@ def add_node(call: Call, client: Client) -> int:
             told = probe_node(ssh, wanted)
             if told["hash"] != wanted:
                 raise NexusError("unavailable", f"{told['path']} on {config.name} is not what was copied there", hint=ssh.by_hand)
-        ssh.forward({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(told["service"]["host"], told["service"]["host"]), told["service"]["port"])
+        ssh.forward(told["service"]["host"], told["service"]["port"])
         api = NodeApi(ssh.socket, told["token"], bool(told["service"].get("tls_cert")))
         status = api.ask("GET", "/status", None, 60.0)
     except OSError as error:

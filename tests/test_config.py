@@ -227,3 +227,8 @@ def test_nodes_of_the_file():
     assert "nodes, number 3: another one has the name n1" in caught.value.message and "nodes, number 4: host" in caught.value.message
     with pytest.raises(nexus.NexusError):
         nexus.parse_config({"nodes": {"host": 1}}, "config.toml")
+
+
+def test_slurm_and_nodes_exclude_each_other():
+    with pytest.raises(nexus.NexusError, match="where jobs run is Slurm's to choose"):
+        nexus.parse_config({"jobs": {"launcher": "slurm"}, "nodes": [{"host": "n1"}]}, "config.toml")

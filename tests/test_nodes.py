@@ -129,6 +129,7 @@ def test_a_node_is_added_and_listed():
 
 REFUSED = [  # words on the command line, what is said, what to do
     (["n1", "n2"], "node add takes one machine", "nexus node add gpuuser@10.0.0.5"),
+    (["n1", "--force"], "node add takes no --force", "nexus node remove"),
     (["--", "-oProxyCommand=true"], "name of a node cannot be", ""),
     (["--name", "n9", "me@-oProxyCommand=true"], "host of a node cannot be", ""),
     (["n1", "--port", "seven"], "'seven' is not a port", ""),
