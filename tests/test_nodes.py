@@ -929,3 +929,17 @@ def test_a_slow_line():
         for job in jobs:
             head.wait(job, "completed")
             assert runs(net, job) == ["n1"]
+
+
+def test_a_node_of_the_configuration():
+    with network.Net(nodes=1, gpus=1) as net:
+        head = net.head
+        add_node(net, net.nodes[0])                     # puts nexus there
+        assert head.nexus("node", "remove", "n1").returncode == 0
+        with open(head.home / "config.toml", "a") as file:
+            file.write(f'\n[[nodes]]\nname = "box"\nhost = "{net.nodes[0].address}"\nuser = "{net.nodes[0].user}"\n')
+        assert head.nexus("restart").returncode == 0
+        head.await_service()
+        assert head.wait(head.add("true"), "completed")["node"] == "box"
+        refused = head.nexus("node", "remove", "box")
+        assert refused.returncode == 4 and "config.toml" in refused.stderr, refused
