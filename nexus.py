@@ -6709,6 +6709,11 @@ class Store:
             return {name: freeze(body[name]) for name in ("paused", "paused_gpus")
                     if name in body and freeze(body[name]) != self.saved_facts[name]}
 
+    def note_edit(self, edit: Mapping[str, Any]) -> None:
+        """What read_edit gave is taken over: should the next edit come before the file is written anew, it is of this."""
+        with self.snapshot_lock:
+            self.saved_facts = {**self.saved_facts, **edit}
+
     def save_snapshot(self, is_forced: bool = False) -> None:
         """Write state.json, and drop what state.json.prev makes needless.  Raises: OSError; then all is as it was."""
         with self.snapshot_lock:
@@ -9839,6 +9844,7 @@ class Service:
             if edit is None:
                 return False
             self.take_edit(edit)
+            self.store.note_edit(edit)
         except ValueError as error:
             self.bad_edits += 1
             if self.bad_edits < 3:

@@ -831,6 +831,18 @@ def test_a_state_file_that_somebody_deletes_comes_back(box, tmp_path):
     live_on(again, tmp_path)
 
 
+def test_an_edit_of_an_edit(box):
+    """The second comes before the service has written its own: what it takes back differs from the first alone."""
+    box.store.save_snapshot()
+    path = pathlib.Path(box.path("state.json"))
+    body = json.loads(path.read_text())
+    path.write_text(json.dumps({**body, "paused": True}))
+    assert box.store.read_edit() == {"paused": True}
+    box.store.note_edit({"paused": True})
+    path.write_text(json.dumps({**body, "paused": False, "paused_gpus": [0]}))
+    assert box.store.read_edit() == {"paused": False, "paused_gpus": (0,)}
+
+
 def test_a_state_file_that_somebody_breaks_does_not_become_prev(box, tmp_path):
     box.add("abc")
     box.store.save_snapshot()
