@@ -464,14 +464,15 @@ SETTINGS = (
     Setting("slurm", "partition", "", None, "where sbatch puts the jobs; \"\" = the cluster's default, here and below"),
     Setting("slurm", "account", "", None, "who is charged for them"),
     Setting("slurm", "qos", "", None, "their quality of service"),
-    Setting("slurm", "extra_args", (), None, "further options of sbatch, like [\"--cpus-per-task=8\", \"--constraint=a100\"]"),
+    Setting("slurm", "extra_args", (), None,
+            "further options of sbatch, like [\"--cpus-per-task=8\", \"--constraint=a100\"]; what a job asks for counts more"),
     Setting("slurm", "max_submitted", 1000, (1, 1000000),
             "so many at once are Slurm's, waiting or running; among those Slurm's order holds, among the others nexus's"),
 )
 SECTION_CLASSES = {"service": ServiceConfig, "state": StateConfig, "gpu": GpuConfig, "jobs": JobsConfig, "hooks": HooksConfig,
                    "slurm": SlurmConfig}
-OWN_SBATCH_OPTIONS = ("array", "chdir", "comment", "error", "export", "job-name", "output", "parsable", "requeue", "no-requeue", "wait",
-                      "wrap", "D", "J", "W", "a", "e", "o")      # what nexus itself says to sbatch
+OWN_SBATCH_OPTIONS = ("array", "chdir", "clusters", "comment", "error", "export", "job-name", "output", "parsable", "requeue", "no-requeue",
+                      "test-only", "wait", "wrap", "D", "J", "M", "W", "a", "e", "o")      # what nexus itself says to sbatch
 
 
 def parse_config(data: Mapping[str, Any], path: str) -> Config:
@@ -2358,8 +2359,8 @@ def find_last_lines(text: str, count: int) -> list[str]:
 # What Slurm says, and what is said to it.  Times are asked for in UTC; fields are parted by |, and what may hold one comes last.
 # Source: squeue(1), sbatch(1), scontrol(1), sacct(1), src/common/slurm_errno.c and slurm_protocol_defs.c.
 
-SQUEUE_FORMAT = "%i|%T|%S|%e|%N|%r|%k"          # id, state, start, end, nodes, reason, comment
-SACCT_FORMAT = "JobID,State,Start,End,NodeList"
+SQUEUE_FORMAT = "%i|%T|%S|%e|%N|%r|%j|%k"       # id, state, start, end, nodes, reason, name, comment
+SACCT_FORMAT = "JobID,State,ExitCode,Start,End,NodeList"
 SLURM_WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD")
 SLURM_ENDS: Mapping[str, str | None] = {        # the states in which a job is over: why it is no success; None: its exit code says it
     "COMPLETED": None, "FAILED": None, "CANCELLED": "killed", "TIMEOUT": "timeout", "DEADLINE": "timeout", "OUT_OF_MEMORY": "host-memory",
@@ -2375,35 +2376,46 @@ class SlurmJob:
     nodes: str = ""
     started_at: float | None = None             # of one that waits: when Slurm thinks it will
     ended_at: float | None = None
-    key: str | None = None                      # Job.slurm_key, if this service has handed it over
+    key: str | None = None                      # Job.slurm_key; "" = this service has not handed it over; None = that is not known
     stopped_by: int | None = None               # uid of who cancelled it, if that is known
+    exit_code: int | None = None                # if that is known; 128 and more: killed by that signal
 
 
 def parse_slurm_jobs(text: str, service_id: str) -> list[SlurmJob]:
     """Of `squeue -h -r -o SQUEUE_FORMAT`."""
     found = []
     for line in text.splitlines():
-        cells = line.split("|", 6)
-        if len(cells) < 7 or not re.fullmatch(r"\d+(_\d+)?", cells[0]):
+        cells = line.split("|", 7)
+        if len(cells) < 8 or not re.fullmatch(r"\d+(_\d+)?", cells[0]):
             continue                            # a warning among them
-        owner, _, token = cells[6].partition(f"nexus:{service_id}:")
-        task = cells[0].partition("_")[2]
-        found.append(SlurmJob(cells[0], cells[1], cells[5], cells[4], parse_slurm_time(cells[2]), parse_slurm_time(cells[3]),
-                              (f"{token}_{task}" if task else token) if token and not owner else None))
+        owner, _, token = cells[7].partition(f"nexus:{service_id}:")
+        task, key = cells[0].partition("_")[2], None if cells[6].startswith("nexus_") and "nexus:" not in cells[7] else ""
+        if token and not owner:
+            key = f"{token}_{task}" if task else token
+        found.append(SlurmJob(cells[0], cells[1], cells[5], cells[4], parse_slurm_time(cells[2]), parse_slurm_time(cells[3]), key))
     return found
 
 
 def parse_slurm_accounts(text: str) -> list[SlurmJob]:
-    """Of `sacct -n -P -X -o SACCT_FORMAT`.  Its states may say more: `CANCELLED by 1000`."""
+    """Of `sacct -n -P -X -o SACCT_FORMAT`.  Its states may say more: `CANCELLED by 1000`.
+
+    Tasks of an array that wait share a line; those that were cancelled before they began have none.
+    """
     found = []
     for line in text.splitlines():
-        cells = line.split("|", 4)
-        if len(cells) == 5 and re.fullmatch(r"\d+(_\d+)?", cells[0]) and cells[1]:
+        cells = line.split("|", 5)
+        if len(cells) == 6 and re.fullmatch(r"\d+(_\d+)?", cells[0]) and cells[1]:
             state, _, who = cells[1].partition(" by ")
-            nodes = "" if cells[4] == "None assigned" else cells[4]
-            found.append(SlurmJob(cells[0], state.rstrip("+"), "", nodes, parse_slurm_time(cells[2]), parse_slurm_time(cells[3]),
-                                  stopped_by=int(who) if who.isdigit() else None))
+            nodes = "" if cells[5] == "None assigned" else cells[5]
+            found.append(SlurmJob(cells[0], state.rstrip("+"), "", nodes, parse_slurm_time(cells[3]), parse_slurm_time(cells[4]),
+                                  stopped_by=int(who) if who.isdigit() else None, exit_code=parse_slurm_exit(cells[2])))
     return found
+
+
+def parse_slurm_exit(text: str) -> int | None:
+    """The exit code of `3:0`, or of `0:9`, which is one that signal 9 ended."""
+    match = re.fullmatch(r"(\d+):(\d+)", text)
+    return (128 + int(match[2]) if int(match[2]) else int(match[1])) if match else None
 
 
 def parse_slurm_time(text: str) -> float | None:
@@ -2452,8 +2464,8 @@ def parse_slurm_nodes(text: str) -> list[SlurmNode]:
 
 
 def count_gres(text: str) -> int:
-    """GPUs of `gpu:a100:2(S:0-1),gpu:1,shard:8` or `gpu:a100:1(IDX:0,2)`."""
-    return sum(int(number) for number in re.findall(r"(?:^|,)gpu(?::[^:,]+)?:(\d+)", re.sub(r"\([^)]*\)", "", text)))
+    """GPUs of `gpu:a100:2(S:0-1),gpu:1,shard:8`, `gpu:a100:1(IDX:0,2)` or `gpu:(null):1(IDX:0)`."""
+    return sum(int(number) for number in re.findall(r"(?:^|,)gpu(?::[^:,]*)?:(\d+)", re.sub(r"\([^)]*\)", "", text)))
 
 
 def parse_slurm_partitions(text: str) -> list[SlurmPartition]:
@@ -2485,7 +2497,7 @@ def build_sbatch(job: Job, tasks: str, token: str, service_id: str, folder: str,
     return ["sbatch", "--parsable", "--export=ALL", "--no-requeue", "--open-mode=append", "--chdir=/",
             f"--job-name=nexus_{'array' if tasks else job.id}", f"--comment=nexus:{service_id}:{token}",
             f"--output={escape_slurm_path(folder)}{'/%a' if tasks else ''}/slurm-{job.attempt}.log",
-            *(f"--{name}={text}" for name, text in options.items() if text), *own.extra_args,
+            *own.extra_args, *(f"--{name}={text}" for name, text in options.items() if text),       # of two the last counts
             "--wrap", f"exec /bin/sh {shlex.quote(folder)}{task}/job.sh {job.attempt}"]
 
 
@@ -2497,10 +2509,11 @@ def escape_slurm_path(path: str) -> str:
 # Why sbatch refuses: (Slurm's words, what it is the fault of, what to do).  `cluster`: it cannot be asked now; `config`: nothing of ours
 # would be taken; `limit`: not so many at once; `job`: what this one asks for.  What is none of these may pass.
 SLURM_REFUSALS = (
+    ("job queue full|temporarily unable to accept", "limit", "nexus tries it again as jobs end; see MaxJobCount: scontrol show config"),
     ("[Mm]unge|Protocol authentication error|authentication plugin", "cluster",
      "munged must run here, with the cluster's key: munge -n | unmunge"),
     ("Unable to contact slurm controller|Socket timed out|Connection (refused|timed out)|Zero Bytes|Communication (connection|shut)"
-     "|not responding|Unable to establish|in standby mode|temporarily unable", "cluster",
+     "|not responding|Unable to establish|in standby mode", "cluster",
      "nexus goes on by itself when Slurm answers; see: scontrol ping"),
     (r"establish a configuration source|[Uu]nable to process configuration|slurm\.conf", "cluster",
      "this machine must be a client of the cluster: its slurm.conf in /etc/slurm, or SLURM_CONF"),
@@ -2512,7 +2525,9 @@ SLURM_REFUSALS = (
      "ask the cluster's administrators, or choose another [slurm] partition or account"),
     ("unrecognized option|unknown option|invalid option|requires an argument|Invalid --|Invalid node name|Invalid feature"
      "|reservation is invalid", "config", "see [slurm] extra_args (nexus config edit), then nexus restart"),
-    ("job submit limit|violates accounting/QOS policy|Too many jobs|[Ll]imit on number of jobs|job limit|Slurm temporarily", "limit",
+    (r"\b(Assoc|QOS)(?!\w*Submit)\w*(GRES|TRES|C[Pp][Uu]|Node|Mem|Wall|Billing)", "job",      # by itself it is more than one job may have
+     "ask for less, or choose another [slurm] qos or account: sacctmgr show qos"),
+    ("job submit limit|violates accounting/QOS policy|Too many jobs|[Ll]imit on number of jobs|job limit", "limit",
      "nexus tries it again as jobs end; lower [slurm] max_submitted to hand over fewer at once"),
     ("node configuration is not available|Memory specification|time limit is invalid|Invalid generic resource|More processors requested"
      "|Node count specification|CPU count", "job", "ask for less, or choose another [slurm] partition: sinfo -o '%P %l %G %m'"),
@@ -2555,7 +2570,8 @@ SLURM_REASONS = {               # those that say little by themselves, or that s
 def describe_handed(job: Job, seen: SlurmJob | None, trouble: str = "") -> str:
     """Why a job waits that Slurm has.  `trouble`: why Slurm cannot be asked."""
     if job.slurm_id is None:
-        return "it is being handed to Slurm" + (f"; {trouble}" if trouble else "")
+        return ("it is on its way to Slurm, and is taken out again there" if job.stop_cause else "it is being handed to Slurm") + (
+            f"; {trouble}" if trouble else "")
     if seen is None or trouble:
         return f"Slurm has it as {job.slurm_id}" + (f"; {trouble}" if trouble else "")
     if seen.state not in SLURM_WAITING:
@@ -3268,16 +3284,18 @@ def judge_slurm(job: Job, seen: SlurmJob | None, evidence: SlurmEvidence, folder
         line = f"Slurm: {evidence.words}" if evidence.words and not who else f"Slurm: job {seen.id} was {seen.state}{who}{reason}{node}"
         return Result(code, ended_at, took_s, cause, line)
     if evidence.is_claimed:
-        line = f"Slurm: {evidence.words}" if evidence.words else f"its job.sh was killed{node}: the exit code is not known"
+        code = seen.exit_code if seen else None
+        line = f"Slurm: {evidence.words}" if evidence.words else (
+            f"its job.sh was killed{node}" + (": the exit code is not known" if code is None else ""))
         is_memory = re.search("memory limit|oom.kill|out.of.memory", evidence.words, re.IGNORECASE)      # where no cgroup tells it apart
-        return Result(None, ended_at, took_s, "host-memory" if is_memory else "session-lost", line)
+        return Result(code, ended_at, took_s, "host-memory" if is_memory else "session-lost", line)
     if seen and seen.reason == "BadConstraints":
         line = f"Slurm: job {seen.id} was {seen.state} (BadConstraints): no node can ever give what it asks for"
         return Result(None, ended_at, 0.0, "launch", line)
     said = f" ({evidence.words})" if evidence.words else ""
+    advice = evidence.words if "[state] log_dir" in evidence.words else f"{folder} must be on a file system that the nodes share{said}"
     line = f"Slurm no longer has job {job.slurm_id}, which had not begun: somebody cancelled it there{said}" if seen is None else (
-        f"Slurm ran job {seen.id}{node} ({seen.state}), and its job.sh did not begin: {folder} must be on a file system that the nodes "
-        f"share{said}")
+        f"Slurm ran job {seen.id}{node} ({seen.state}), and its job.sh did not begin: {advice}")
     return Result(None, ended_at, 0.0, "launch", line)
 
 
@@ -3508,7 +3526,7 @@ def job_json(job: Job, now: float, node: str | None, position: int | None = None
         "started_at": format_time(job.started_at), "finished_at": format_time(job.finished_at),
         "runtime_seconds": None if runtime is None else round(runtime, 3), "exit_code": job.exit_code,
         "signal": job.signal, "cause": job.cause, "cause_line": job.cause_line, "stopped_by": job.stop_by,
-        "stopping": job.stop_cause if job.status == RUNNING else None,
+        "stopping": job.stop_cause if job.status not in FINAL else None,
         "attempt": job.attempt, "attempts": [attempt_json(attempt) for attempt in read_attempts(job)], "retries": job.retries,
         "retry_at": format_time(job.retry_at), "timeout_seconds": job.timeout_seconds, "expected_time": job.expected_time,
         "after": job.after, "conda": job.conda, "env_digest": job.env_digest,
@@ -4750,6 +4768,14 @@ class Completed:
     output: str                 # stdout and stderr
 
 
+class TookTooLong(TimeoutError):
+    """A program had to be ended.  `output` is what it had said."""
+
+    def __init__(self, message: str, output: str) -> None:
+        super().__init__(message)
+        self.output = output
+
+
 class StillRunning(Exception):
     """A program outlived its time limit, SIGTERM and SIGKILL.  `process` is left behind."""
 
@@ -4761,16 +4787,17 @@ class StillRunning(Exception):
 def run(argv: Sequence[str], timeout_s: float, environ: Mapping[str, str] | None = None) -> Completed:
     """Run a program to its end.
 
-    Raises: FileNotFoundError, PermissionError; TimeoutError, when it had to be ended; StillRunning, when it would not end.
+    Raises: FileNotFoundError, PermissionError; TookTooLong, when it had to be ended; StillRunning, when it would not end.
     """
     import subprocess
+    said = b""
     process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                                env=environ, start_new_session=True)
     try:
         output, _ = process.communicate(timeout=timeout_s)
         return Completed(process.returncode, output.decode("utf-8", "replace"))
-    except subprocess.TimeoutExpired:
-        pass
+    except subprocess.TimeoutExpired as expired:
+        said = expired.output or b""
     for end, patience_s in ((process.terminate, 2.0), (process.kill, 1.0)):     # SIGKILL at once may freeze a card
         end()
         try:
@@ -4779,7 +4806,7 @@ def run(argv: Sequence[str], timeout_s: float, environ: Mapping[str, str] | None
             continue
         if process.stdout:
             process.stdout.close()
-        raise TimeoutError(f"{argv[0]} did not answer within {timeout_s:g} s")
+        raise TookTooLong(f"{argv[0]} did not answer within {timeout_s:g} s", said.decode("utf-8", "replace"))
     raise StillRunning(process)
 
 
@@ -5510,7 +5537,7 @@ class Screen:
 
 
 SLURM_TIMEOUT_S = 60.0          # with slurmctld or munged gone, Slurm's programs try for up to 50 s
-SLURM_VARIABLES = r"PATH|HOME|USER|LOGNAME|LANG|LC_\w+|KRB5\w+|SLURM_CONF|SBATCH_\w+"
+SLURM_VARIABLES = r"PATH|HOME|USER|LOGNAME|LANG|LC_\w+|KRB5\w+|SLURM_CONF|SBATCH_(?!CLUSTERS$|ARRAY_INX$|WAIT$)\w+"
 
 
 class Slurm:
@@ -5531,8 +5558,9 @@ class Slurm:
                              hint="run nexus where sbatch works (apt install slurm-client), or set [jobs] launcher (nexus config edit)")
         try:
             return run([program, *argv[1:]], SLURM_TIMEOUT_S, self.environ)
-        except (TimeoutError, StillRunning):
-            raise NexusError("unavailable", f"Slurm does not answer: {argv[0]} ran for {SLURM_TIMEOUT_S:g} s",
+        except (TimeoutError, StillRunning) as error:
+            words = clean_slurm_words(error.output) if isinstance(error, TookTooLong) else ""
+            raise NexusError("unavailable", f"Slurm does not answer: {argv[0]} ran for {SLURM_TIMEOUT_S:g} s{words and ': '}{words}",
                              hint="nexus goes on by itself when it does; see: scontrol ping") from None
         except OSError as error:
             raise NexusError("unavailable", f"{program} cannot be run: {error.strerror or error}") from None
@@ -5556,21 +5584,20 @@ class Slurm:
 
     def query_jobs(self) -> list[SlurmJob]:
         """All of this user's that slurmctld knows: those that have ended too, for its MinJobAge.  Raises: unavailable."""
-        return parse_slurm_jobs(self.read("squeue", "-h", "-r", "-t", "all", "-u", str(os.geteuid()), "-o", SQUEUE_FORMAT), self.service_id)
+        text = self.read("squeue", "-h", "-a", "-r", "-t", "all", "-u", str(os.geteuid()), "-o", SQUEUE_FORMAT)
+        return parse_slurm_jobs(text, self.service_id)
 
-    def query_accounts(self, ids: Sequence[str]) -> list[SlurmJob] | None:
-        """What the accounting knows of jobs; nothing where there is none, None while it does not answer."""
-        if not self.has_accounts or not ids:
+    def query_accounts(self, ids: Sequence[str]) -> list[SlurmJob]:
+        """What the accounting knows of jobs; nothing where there is none.  Raises: unavailable, while it does not answer."""
+        if not self.has_accounts:
             return []
         try:
-            done = self.ask("sacct", "-n", "-P", "-X", "-j", ",".join(ids), "-o", SACCT_FORMAT)
+            return parse_slurm_accounts(self.read("sacct", "-n", "-P", "-X", "-j", ",".join(ids), "-o", SACCT_FORMAT))
         except NexusError as error:
-            self.has_accounts = "not found" not in error.message
-            return None if self.has_accounts else []
-        if "accounting storage is disabled" in done.output:
-            self.has_accounts = False
+            self.has_accounts = not re.search("not found|accounting storage is disabled", error.message)
+            if self.has_accounts:
+                raise
             return []
-        return None if done.exit_code else parse_slurm_accounts(done.output)
 
     def cancel(self, ids: Sequence[str]) -> str:
         """Slurm's words, if it refuses.  Raises: unavailable."""
@@ -6130,7 +6157,7 @@ command_of_the_job() {
 
 say() { [ -p "$events" ] && printf '%s\n' "$*" 1<>"$events"; } 2>/dev/null
 uptime_cs() { read -r up rest < /proc/uptime; up=${up%.*}${up#*.}; }
-fail() { rm -f "$dir/claim-$$"; say fail "$id" "$attempt" "$@"; exit 0; }
+fail() { rm -f "$dir/claim-$$"; say fail "$id" "$attempt" "$@"; printf '%s\n' "$*" >&2; exit 0; }
 bounce() {
   command exec 9>&-
   say bounce "$id" "$attempt" "$@"
@@ -7774,6 +7801,7 @@ class SlurmView:
     accounts: Mapping[str, SlurmJob | None]             # of those that sacct was asked for: what it knew
     asked_at: float                                     # monotonic
     next_id: int = 0                                    # of the next job; less than that of one it had: it has lost its state
+    began_at: float = 0.0                               # when slurmctld began; after a crash it may have lost the latest jobs
 
 
 class Cluster:
@@ -7808,6 +7836,7 @@ class Cluster:
         self.partitions: Sequence[SlurmPartition] = ()
         self.nodes: Sequence[SlurmNode] = ()
         self.nodes_at = float("-inf")                       # monotonic; when those were asked for
+        self.accounts_at = float("-inf")                    # monotonic; when sacct may be asked again
         self.hasty_until = float("-inf")                    # monotonic; something is about to change
         self.cancelled_at: dict[str, float] = {}            # Slurm's id: monotonic
         self.over_at: dict[str, float] = {}                 # job id: monotonic, when Slurm first said that it is over
@@ -7829,46 +7858,54 @@ class Cluster:
                     self.changed.wait(min(WATCH_INTERVAL_S, max(0.0, self.look_at - self.service.clock.monotonic())))
 
     def step(self) -> None:
-        """Do what is wanted by now."""
+        """Do what is wanted by now: cancel, hand over once, which may take long, and look."""
         with self.changed:
             cancels, self.cancels = list(self.cancels), {}
-            handings = list(self.handings)
-            self.handings.clear()
+            handing = self.handings.popleft() if self.handings else None
         try:
             for at in range(0, len(cancels), SLURM_IDS_AT_ONCE):
                 self.cancel(cancels[at:at + SLURM_IDS_AT_ONCE])
         except NexusError as error:
             self.take_trouble(error)
-        refusal: Handed | None = None
-        for handing in handings:                            # what would be refused for the same reason is not even tried
-            done = [replace(refusal, jobs=handing.jobs, is_unsure=False)] if refusal else self.hand_over(handing)
-            refusal = next((one for one in done if one.fault in ("cluster", "config", "limit")), None)
-            self.outcomes += done
-            self.service.wake()
-        if handings or cancels or self.service.clock.monotonic() >= self.look_at:
+        if handing:
+            done = [Handed(handing.jobs, None, "cluster", is_unsure=True)]      # should that end with an exception
+            try:
+                done = self.hand_over(handing)
+            finally:
+                self.outcomes += done + self.give_up_handings(done)
+                self.service.wake()
+        if self.service.clock.monotonic() >= self.look_at or ((handing or cancels) and not self.handings):
             self.look()
             self.service.wake()
 
+    def give_up_handings(self, done: Sequence[Handed]) -> list[Handed]:
+        """What would be refused for the same reason is not even tried."""
+        refusal = next((one for one in done if one.fault in ("cluster", "config", "limit")), None)
+        if refusal is None:
+            return []
+        with self.changed:
+            rest = list(self.handings)
+            self.handings.clear()
+        return [replace(refusal, jobs=handing.jobs, is_unsure=False) for handing in rest]
+
     def look(self) -> None:
         clock, refresh_s = self.service.clock, self.service.config.service.refresh_rate_seconds
-        with self.changed:
-            lookups, self.lookups = list(self.lookups), {}
         began_at = clock.monotonic()
+        with self.changed:
+            lookups = list(self.lookups) if began_at >= self.accounts_at else []
+            self.lookups = {} if lookups else self.lookups
         try:
             if lookups or not self.settings:
                 self.settings = self.slurm.query_settings()
             if began_at - self.nodes_at >= NODES_INTERVAL_S:
-                self.partitions, self.nodes = self.slurm.query_nodes()
+                self.look_at_nodes()
                 self.nodes_at = began_at
             asked_at = clock.monotonic()
             jobs = {job.id: job for job in self.slurm.query_jobs()}
-            accounts: dict[str, SlurmJob | None] = {}
-            for ids in [lookups[at:at + SLURM_IDS_AT_ONCE] for at in range(0, len(lookups), SLURM_IDS_AT_ONCE)]:
-                found = self.slurm.query_accounts(ids)
-                if found is not None:
-                    accounts.update({**dict.fromkeys(ids), **{job.id: job for job in found}})
+            accounts = self.look_at_accounts(lookups)
             next_id = self.settings.get("NEXT_JOB_ID", "0")
-            self.view = SlurmView(jobs, accounts, asked_at, int(next_id) if next_id.isdigit() else 0)
+            self.view = SlurmView(jobs, accounts, asked_at, int(next_id) if next_id.isdigit() else 0,
+                                  parse_slurm_time(self.settings.get("BOOT_TIME", "")) or 0.0)
             if self.trouble:
                 self.service.log.info("Slurm answers: %s", self.describe_size())
             self.trouble, self.hint = "", ""
@@ -7879,6 +7916,30 @@ class Cluster:
         pause_s = refresh_s if self.trouble else max(HASTE_S if now < self.hasty_until else refresh_s, SLURM_REST * self.took_s)
         with self.changed:
             self.look_at = now + min(pause_s, max(TROUBLE_INTERVAL_S, refresh_s))
+
+    def look_at_nodes(self) -> None:
+        """Some clusters show them to operators alone: jobs can go there all the same.  Raises: unavailable."""
+        try:
+            self.partitions, self.nodes = self.slurm.query_nodes()
+        except NexusError as error:
+            if not re.search("denied", error.message):
+                raise
+            if self.nodes_at == float("-inf"):
+                self.service.log.warning("Slurm does not show its nodes: %s", error.message)
+
+    def look_at_accounts(self, ids: Sequence[str]) -> dict[str, SlurmJob | None]:
+        """What the accounting knows of each; less while it does not answer, and then it is left alone for a while."""
+        found: dict[str, SlurmJob | None] = {}
+        began_at = self.service.clock.monotonic()
+        try:
+            for at in range(0, len(ids), SLURM_IDS_AT_ONCE):
+                some = ids[at:at + SLURM_IDS_AT_ONCE]
+                found.update({**dict.fromkeys(some), **{job.id: job for job in self.slurm.query_accounts(some)}})
+        except NexusError as error:
+            now = self.service.clock.monotonic()
+            self.accounts_at = now + max(TROUBLE_INTERVAL_S, SLURM_REST * (now - began_at))
+            self.service.log.warning("Slurm's accounting: %s", error.message)
+        return found
 
     def take_trouble(self, error: NexusError) -> None:
         if error.message != self.trouble:
@@ -7896,16 +7957,20 @@ class Cluster:
             self.service.log.warning("scancel %s: %s", " ".join(ids), words)
 
     def hand_over(self, handing: Handing) -> list[Handed]:
-        """Write the jobs' scripts and call sbatch."""
+        """Write the scripts of the jobs that are still wanted, and call sbatch."""
         service, faults = self.service, {}
-        for job in handing.jobs:
+        wanted = service.store.read(lambda state: {job.id for job in map(state.jobs.get, [job.id for job in handing.jobs])
+                                                   if job and not job.stop_cause})
+        withdrawn = tuple(job for job in handing.jobs if job.id not in wanted)
+        for job in [job for job in handing.jobs if job.id in wanted]:
             try:
                 service.check_script(job.command, job.cwd)          # a link may lead elsewhere by now
                 service.write_script(job, None)
             except (OSError, NexusError) as error:
                 faults[job.id] = error
-        done = [Handed((job,), error=faults[job.id]) for job in handing.jobs if job.id in faults]
-        jobs = tuple(job for job in handing.jobs if job.id not in faults)
+        done = [Handed(withdrawn, None, WITHDRAWN)] if withdrawn else []
+        done += [Handed((job,), error=faults[job.id]) for job in handing.jobs if job.id in faults]
+        jobs = tuple(job for job in handing.jobs if job.id in wanted and job.id not in faults)
         try:
             if handing.is_array and jobs:
                 self.make_array_folder(handing.token, jobs)
@@ -7922,12 +7987,14 @@ class Cluster:
         try:
             slurm_id, words = self.slurm.submit(argv)
         except NexusError as error:
-            self.take_trouble(error)
-            return [Handed(jobs, None, "cluster", error.message, is_unsure=True)]
+            fault = read_refusal(error.message)[0]
+            if fault != "limit":                            # sbatch was told to wait, and tried for as long as it may
+                self.take_trouble(error)
+            return [Handed(jobs, None, "limit" if fault == "limit" else "cluster", error.message, is_unsure=True)]
         if slurm_id:
             return [Handed(jobs, slurm_id)]
         fault, half = read_refusal(words)[0], len(jobs) // 2
-        if fault != "limit" or not half:
+        if not half or (fault != "limit" and "Invalid job array" not in words):
             return [Handed(jobs, None, fault, words)]
         first = self.submit(handing, jobs[:half])
         if first[-1].words:
@@ -7993,7 +8060,8 @@ class Cluster:
     def find_most_tasks(self) -> int:
         """Of one array: its highest index is one less than MaxArraySize; 0 of those means that there are none."""
         most = self.settings.get("MaxArraySize", "0")
-        return max(1, int(most) - 1) if most.isdigit() else 1
+        own = re.search(r"max_array_tasks=(\d+)", self.settings.get("SchedulerParameters", ""))
+        return max(1, min(int(most) - 1, int(own[1]) if own else UNLIMITED)) if most.isdigit() else 1
 
     def hand(self, jobs: Sequence[Job]) -> None:
         """Hand over jobs whose intent is recorded."""
@@ -8070,25 +8138,30 @@ class Cluster:
             self.hurry()
             service.log.info("Handed to Slurm as %s: %s", done.slurm_id, f"job {jobs[0].id}: {format_line(jobs[0].command, 500)}"
                              if len(jobs) == 1 else f"{format_count(len(jobs), 'job')}, {jobs[0].id} to {jobs[-1].id}")
-        elif not done.is_unsure:
-            self.take_refusal(done)
+        elif done.fault in ("job", ""):
+            self.take_own_fault(done)
+        else:
+            if not done.is_unsure:
+                self.put_back(jobs)
+            self.rest(done)
 
-    def take_refusal(self, done: Handed) -> None:
-        """Slurm does not take them: it is their own fault, or they wait until it does."""
+    def take_own_fault(self, done: Handed) -> None:
+        """Slurm does not take them for what they ask for."""
+        hint = read_refusal(done.words)[1]
+        line = f"Slurm refuses it: {done.words}" + (f" ({hint})" if hint else "")
+        for job in self.record([(job, BEGUN) for job in done.jobs if self.claim(job)]):
+            self.service.results[job.id] = Result(None, None, 0.0, "launch", format_line(line, 400), may_pass=not done.fault)
+        self.service.wake()
+
+    def rest(self, done: Handed) -> None:
+        """Slurm would take no other either: until jobs have ended there, or for a while.  When it does not answer, look() finds out."""
         service, hint, now = self.service, read_refusal(done.words)[1], self.service.clock.monotonic()
-        if done.fault in ("job", ""):
-            line = f"Slurm refuses it: {done.words}" + (f" ({hint})" if hint else "")
-            for job in self.record([(job, BEGUN) for job in done.jobs if self.claim(job)]):
-                service.results[job.id] = Result(None, None, 0.0, "launch", format_line(line, 400), may_pass=not done.fault)
-            service.wake()
-            return
-        self.put_back(done.jobs)
-        there = self.count_submitted()
+        there = self.count_submitted() - (len(done.jobs) if done.is_unsure else 0)
         if done.fault == "limit" and there:
             if self.limit_words != done.words:
                 service.log.warning("Slurm has %s and takes no more: %s", format_count(there, "job"), done.words)
             self.most, self.most_at, self.limit_words = there, now, done.words
-        elif done.fault != "cluster":
+        elif done.fault in ("config", "limit"):
             self.rest_s = min(HOLD_S[1], max(HOLD_S[0], 2 * self.rest_s))
             self.refusal, self.refusal_hint, self.refused_until = f"Slurm takes no jobs: {done.words}", hint, now + self.rest_s
             service.log.error("%s%s", self.refusal, f" ({hint})" if hint else "")
@@ -8146,6 +8219,8 @@ class Cluster:
             one = view.jobs.get(job.slurm_id) if job.slurm_id else by_key.get(str(job.slurm_key))
             if one is None:
                 one = self.look_up(job, view)
+            elif one.key not in (None, job.slurm_key):      # slurmctld crashed and forgot it, and gave its id to another
+                one = SlurmJob("", GONE)
             elif not job.slurm_id:
                 facts["slurm_id"] = one.id
                 self.service.log.info("Job %s is Slurm's %s", job.id, one.id)
@@ -8183,6 +8258,9 @@ class Cluster:
         if job.slurm_id is None:
             return SlurmJob("", GONE)
         if job.slurm_id not in view.accounts:
+            now, folder = self.service.clock.monotonic(), self.service.layout.job_folder(job.id)
+            if now - self.over_at.setdefault(job.id, now) >= RESULT_PATIENCE_S and read_result(folder, job.attempt):
+                return SlurmJob(job.slurm_id, GONE)         # the accounting does not answer; its own result will do
             with self.changed:
                 self.lookups[job.slurm_id] = None
             self.look_soon()
@@ -8194,13 +8272,14 @@ class Cluster:
         """Slurm says that a job is over, or does not know it: judge by what it has left.  Raises: unavailable."""
         service, is_gone = self.service, one.state == GONE
         folder, now = service.layout.job_folder(job.id), service.clock.monotonic()
-        if one.state == "CANCELLED" and not job.stop_cause and self.slurm.has_accounts:      # sacct knows by whom
-            if one.id not in view.accounts and now - self.over_at.setdefault(job.id, now) < CLAIM_PATIENCE_S:
-                self.look_up(job, view)
-                return
-            one = view.accounts.get(one.id) or one
         claim, result = read_claim(folder, job.attempt), read_result(folder, job.attempt)
-        is_lost = not one.id or int(one.id.partition("_")[0]) >= view.next_id       # or else somebody has taken it out there
+        if self.slurm.has_accounts and not job.stop_cause and (one.state == "CANCELLED" or (claim and not result and not is_gone)):
+            if one.id not in view.accounts and now - self.over_at.setdefault(job.id, now) < CLAIM_PATIENCE_S:
+                self.look_up(job, view)                     # sacct knows by whom, and the exit code
+                return
+            known = view.accounts.get(one.id)
+            one = known if known and known.state in SLURM_ENDS else one
+        is_lost = not one.id or int(one.id.partition("_")[0]) >= view.next_id or self.may_be_lost(job, view)
         is_unbegun = not result and (is_gone and is_lost if not claim else one.state in ("COMPLETED", GONE) and claim == (0, 0))
         if is_unbegun and self.put_back([job]):
             service.log.warning("Job %s has not begun as Slurm's %s, which is %s: it is handed over again", job.id, job.slurm_id or "job",
@@ -8216,11 +8295,23 @@ class Cluster:
         ended = judge_slurm(job, None if is_gone else one, evidence, folder)
         if job.status == PENDING:
             if one.state in ("CANCELLED", GONE) and not one.nodes and not claim:        # tasks of arrays just vanish
-                self.end_unrun(job, ended)
+                if self.claim(job):
+                    self.end_unrun(job, ended)
                 return
             self.record([(job, {**BEGUN, "started_at": self.find_start(one), "slurm_node": one.nodes or None})])
         service.results[job.id] = ended
         service.wake()
+
+    def may_be_lost(self, job: Job, view: SlurmView) -> bool:
+        """Of a job that Slurm no longer knows, and that has not begun.
+
+        If not, somebody has cancelled it there: squeue shows such a job for a while, and sacct for ever, but a task of an array vanishes.
+        """
+        try:
+            handed_at = os.path.getmtime(os.path.join(self.service.layout.job_folder(job.id), "job.sh"))
+        except OSError:
+            return True
+        return not find_task(job) or handed_at < view.began_at
 
     def end_unrun(self, job: Job, ended: Result) -> None:
         """Somebody took it out of Slurm's queue."""
@@ -8265,7 +8356,7 @@ class Cluster:
 
     def drop_arrays(self, tokens: set[str]) -> None:
         """Remove the links of arrays of which nothing is left."""
-        for token in [token for token in self.arrays if token not in tokens]:
+        for token in [token for token in list(self.arrays) if token not in tokens]:        # the thread adds to them
             folder = self.service.layout.array_folder(token)
             try:
                 with os.scandir(folder) as entries:
@@ -8297,6 +8388,7 @@ class Cluster:
 
 
 GONE = "GONE"                   # the state of what Slurm does not know
+WITHDRAWN = "withdrawn"         # the fault of a handing: it is not wanted any more
 BEGUN: Mapping[str, Any] = {"status": RUNNING}
 FAR_S = 30 * 86400.0            # a start that Slurm thinks is further away is none: jobs without a time limit count as a year
 HASTE_S = 0.2                   # between two calls of squeue when something is about to change
@@ -8613,7 +8705,8 @@ class Service:
             if job.status not in statuses:
                 hint = {PENDING: f"take it out of the queue: nexus remove {job.id}", RUNNING: f"stop it: nexus kill {job.id}"}
                 raise NexusError("conflict", f"job {job.id} is {job.status}", hint=hint.get(job.status, f"nexus show {job.id}"))
-            if job.status == PENDING and (job.slurm_key is None or is_withdrawn(job, self.layout.job_folder(job.id))):
+            is_in_queue = job.slurm_key is None or (job.slurm_id and is_withdrawn(job, self.layout.job_folder(job.id)))
+            if job.status == PENDING and is_in_queue:       # one on its way to Slurm is stopped when it is there
                 yield from end_job(state, job, CANCELLED, now, finished_at=now, cause="killed", stop_by=caller.name)
             elif job.stop_cause != "killed":            # also when its time is up: it shall not be tried again
                 yield JobChanged(job.id, {"stop_cause": "killed", "stop_by": caller.name, "stop_line": None})

@@ -1276,22 +1276,24 @@ def slurm_sample(name):
 def test_parse_slurm_jobs():
     found = {one.id: one for one in nexus.parse_slurm_jobs(slurm_sample("squeue"), "0-0a1b2c3d")}
     assert {one.id: (one.state, one.key) for one in found.values()} == {
-        "1": ("COMPLETED", "aaaaaaaaaaaa"), "2": ("FAILED", "bbbbbbbbbbbb"), "3": ("RUNNING", None), "4": ("RUNNING", None),
-        "5": ("TIMEOUT", "eeeeeeeeeeee"), "6": ("PREEMPTED", "ffffffffffff"), "7": ("COMPLETED", None),
+        "1": ("COMPLETED", "aaaaaaaaaaaa"), "2": ("FAILED", "bbbbbbbbbbbb"), "3": ("RUNNING", ""), "4": ("RUNNING", ""),
+        "5": ("TIMEOUT", "eeeeeeeeeeee"), "6": ("PREEMPTED", "ffffffffffff"), "7": ("COMPLETED", ""),
         "8_1": ("RUNNING", "0123456789ab_1"), "8_2": ("RUNNING", "0123456789ab_2"), "8_3": ("PENDING", "0123456789ab_3"),
         "8_4": ("PENDING", "0123456789ab_4"), "8_5": ("PENDING", "0123456789ab_5"), "9": ("PENDING", "111111111111"),
         "10": ("CANCELLED", "222222222222")}
     assert found["5"] == nexus.SlurmJob("5", "TIMEOUT", "TimeLimit", "n1", 1795282788.0, 1795282817.0, "eeeeeeeeeeee")
     assert found["9"] == nexus.SlurmJob("9", "PENDING", "JobHeldUser", key="111111111111")
     assert not any(one.key for one in nexus.parse_slurm_jobs(slurm_sample("squeue"), "0-other")), "another service's"
+    assert nexus.parse_slurm_jobs("5|RUNNING|N/A|N/A||None|nexus_abc|billing: 7", "0-0a1b2c3d")[0].key is None, "somebody has rewritten it"
 
 
 def test_parse_slurm_accounts():
-    found = {one.id: (one.state, one.nodes, one.stopped_by) for one in nexus.parse_slurm_accounts(slurm_sample("sacct"))}
-    assert found == {"1": ("COMPLETED", "n1", None), "2": ("FAILED", "n1", None), "3": ("RUNNING", "n1", None),
-                     "4": ("RUNNING", "n1", None), "5": ("TIMEOUT", "n1", None), "6": ("PREEMPTED", "n1", None),
-                     "7": ("COMPLETED", "n1", None), "10": ("CANCELLED", "n1", 0), "8_1": ("RUNNING", "n1", None),
-                     "8_2": ("RUNNING", "n1", None)}
+    found = {one.id: (one.state, one.nodes, one.stopped_by, one.exit_code)
+             for one in nexus.parse_slurm_accounts(slurm_sample("sacct"))}
+    assert found == {
+        "1": ("COMPLETED", "n1", None, 0), "2": ("FAILED", "n1", None, 3), "3": ("FAILED", "n1", None, 137),
+        "4": ("TIMEOUT", "n1", None, 0), "5": ("CANCELLED", "n1", 0, 0), "6": ("RUNNING", "n1", None, 0), "7_1": ("RUNNING", "n1", None, 0),
+        "7_2": ("RUNNING", "n1", None, 0), "10": ("CANCELLED", "", 0, 0)}
 
 
 def test_parse_slurm_nodes_and_partitions():
@@ -1307,7 +1309,8 @@ def test_parse_slurm_nodes_and_partitions():
 
 
 @pytest.mark.parametrize("text, count", [
-    ("(null)", 0), ("", 0), ("gpu:2", 2), ("gpu:a100:4(S:0-1)", 4), ("gpu:a100:1(IDX:0,2)", 1), ("gpu:a100:2,gpu:h100:3", 5),
+    ("(null)", 0), ("", 0), ("gpu:2", 2), ("gpu:(null):3(IDX:0,5-6)", 3),
+    ("gpu:a100:4(S:0-1)", 4), ("gpu:a100:1(IDX:0,2)", 1), ("gpu:a100:2,gpu:h100:3", 5),
     ("gpu:2(S:0,1),shard:8,mps:100", 2), ("gpu:a100:0(IDX:N/A)", 0), ("shard:gpu:3", 0)])
 def test_count_gres(text, count):
     assert nexus.count_gres(text) == count
@@ -1351,6 +1354,13 @@ SLURM_FAULTS = [  # what sbatch or squeue said, as one line, what it is the faul
     ("sbatch: error: AssocMaxSubmitJobLimit\nsbatch: error: Batch job submission failed: Job violates accounting/QOS policy (job submit "
      "limit, user's size and/or time limits)\n", "AssocMaxSubmitJobLimit; Job violates accounting/QOS policy (job submit limit, user's "
      "size and/or time limits)", "limit", "max_submitted"),
+    ("sbatch: error: QOSMaxGRESPerUser\nsbatch: error: Batch job submission failed: Job violates accounting/QOS policy (job submit "
+     "limit, user's size and/or time limits)\n", "QOSMaxGRESPerUser; Job violates accounting/QOS policy (job submit limit, user's "
+     "size and/or time limits)", "job", "ask for less"),
+    ("sbatch: error: QOSMaxSubmitJobPerUserLimit\n", "QOSMaxSubmitJobPerUserLimit", "", ""),
+    ("sbatch: error: Slurm job queue full, sleeping and retrying\n", "Slurm job queue full, sleeping and retrying", "limit", "MaxJobCount"),
+    ("sbatch: error: Slurm temporarily unable to accept job, sleeping and retrying\n",
+     "Slurm temporarily unable to accept job, sleeping and retrying", "limit", "MaxJobCount"),
     ("slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n",
      "Unable to contact slurm controller (connect failure)", "cluster", "scontrol ping"),
     ("squeue: error: If munged is up, restart with --num-threads=10\nslurm_load_jobs error: Protocol authentication error\n",
@@ -1370,8 +1380,8 @@ def test_build_sbatch():
         partition="main", account="good", qos="fast", extra_args=["--nice=7"], max_memory_gb=1.5))
     assert made == [
         "sbatch", "--parsable", "--export=ALL", "--no-requeue", "--open-mode=append", "--chdir=/", "--job-name=nexus_abc",
-        "--comment=nexus:0-0a1b2c3d:0123456789ab", "--output=/h/it's 100%%/job_abc/slurm-3.log", "--partition=main", "--account=good",
-        "--qos=fast", "--gres=gpu:2", "--time=90", "--mem=1536M", "--nice=7", "--wrap",
+        "--comment=nexus:0-0a1b2c3d:0123456789ab", "--output=/h/it's 100%%/job_abc/slurm-3.log", "--nice=7", "--partition=main",
+        "--account=good", "--qos=fast", "--gres=gpu:2", "--time=90", "--mem=1536M", "--wrap",
         "exec /bin/sh '/h/it'\"'\"'s 100%/job_abc'/job.sh 3"]
     made = nexus.build_sbatch(job("abc", gpus=0, attempt=1), "1-3,5", "0123456789ab", "0-0a1b2c3d", "/h/slurm_0123456789ab", None, config())
     assert made[6:] == ["--job-name=nexus_array", "--comment=nexus:0-0a1b2c3d:0123456789ab",

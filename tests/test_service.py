@@ -6,6 +6,7 @@ import os
 import pathlib
 import queue
 import threading
+import time
 
 import live
 import makers
@@ -2130,6 +2131,7 @@ class FakeSlurm:
     def __init__(self, world):
         self.world, self.service_id, self.jobs, self.next_id = world, world.store.service_id, {}, 1
         self.has_accounts, self.accounts, self.cancelled, self.submitted, self.is_down = False, {}, [], [], False
+        self.began_at = 0.0
         self.answer = lambda tasks: ""
 
     def submit(self, argv):
@@ -2156,7 +2158,8 @@ class FakeSlurm:
         return [self.accounts[slurm_id] for slurm_id in ids if slurm_id in self.accounts]
 
     def query_settings(self):
-        return {"MaxArraySize": "1001", "NEXT_JOB_ID": str(self.next_id), "ClusterName": "nx"}
+        began_at = nexus.format_time(self.began_at)[:-1]
+        return {"MaxArraySize": "1001", "NEXT_JOB_ID": str(self.next_id), "ClusterName": "nx", "BOOT_TIME": began_at}
 
     def query_nodes(self):
         return [], [nexus.SlurmNode("n1", "idle", 8, 0, ("main",), "")]
@@ -2184,6 +2187,8 @@ def cluster(world):
             w.clock.pass_(seconds / turns)
             w.service.cluster.look_at = 0.0
             w.service.cluster.step()
+            while w.service.cluster.handings:
+                w.service.cluster.step()
             w.turn()
 
     def crash():
@@ -2351,6 +2356,7 @@ def test_slurm_is_down(cluster):
 def test_slurm_has_forgotten_a_job(cluster):
     w = cluster
     waits, ran, known = (w.add(timeout_seconds=60 * number) for number in (1, 2, 3))
+    tasks = [w.add(timeout_seconds=240) for _ in range(2)]
     w.go()
     for slurm_id in ("2", "3"):
         w.slurm.set(slurm_id, "RUNNING")
@@ -2360,8 +2366,121 @@ def test_slurm_has_forgotten_a_job(cluster):
     w.slurm.jobs.clear()
     w.slurm.accounts["3"] = nexus.SlurmJob("3", "NODE_FAIL", nodes="n1")
     w.go(12)
-    assert (w.job(waits).status, w.job(waits).cause) == ("cancelled", "killed") and "no longer has job 1" in w.job(waits).cause_line
+    assert [(w.job(job_id).status, w.job(job_id).cause) for job_id in tasks] == [("cancelled", "killed")] * 2, "such vanish when cancelled"
+    assert "no longer has job 4_1" in w.job(tasks[0]).cause_line and (w.folder_of(tasks[0]) / "attempt-1").read_text() == ""
     assert (w.job(ran).cause, w.job(known).cause) == ("session-lost", "node-fail")
+    assert (w.job(waits).status, w.job(waits).slurm_id) == ("pending", "5"), "when it is cancelled, squeue tells it for a while"
+
+
+@pytest.mark.parametrize("count, others", [(1, 0), (1, 5), (3, 0), (3, 5)])
+def test_slurmctld_crashed_and_forgot_the_latest_jobs(cluster, count, others):
+    """Others have submitted since, or the forgotten ids are given to jobs of nexus's own."""
+    w = cluster
+    ids = [w.add() for _ in range(count)]
+    w.go()
+    w.slurm.jobs.clear()
+    w.slurm.next_id, w.slurm.began_at = 1 + others, time.time() + 60            # job.sh is of now
+    later = w.add(timeout_seconds=60)
+    w.go(12)
+    assert all(w.job(job_id).status == "pending" and w.job(job_id).attempt == 2 for job_id in ids)
+    assert sorted(w.slurm.jobs) == sorted(w.job(job_id).slurm_id for job_id in [*ids, later]), "each is there once"
+    assert w.slurm.cancelled == []
+
+
+def test_slurm_has_given_the_id_of_a_forgotten_job_to_another(cluster):
+    w = cluster
+    lost, other = w.add(), w.add(timeout_seconds=60)
+    w.go()
+    w.slurm.jobs = {"1": nexus.replace(w.slurm.jobs[w.job(other).slurm_id], id="1")}
+    w.service.store.update(lambda state: (yield nexus.JobChanged(other, {"slurm_id": "1"})))
+    w.go()
+    assert w.job(other).slurm_id == "1" and w.job(lost).attempt == 2 and w.job(lost).slurm_id == "3"
+
+
+def test_slurm_job_is_killed_on_its_way(cluster):
+    """Before its sbatch, and while that runs."""
+    w = cluster
+    ids = [w.add() for _ in range(3)]
+    w.turn()                                                # intended, and with the thread
+    w.service.cancel(ids[1], ANN, (nexus.PENDING,))
+    assert w.job(ids[1]).status == "pending" and w.api(ids[1])["stopping"] == "killed"
+    w.slurm.answer = lambda tasks: w.service.cancel(ids[2], ANN, (nexus.PENDING,)) or ""
+    w.go()
+    assert w.slurm.submitted == ["1,3"] and w.slurm.cancelled == ["1_3"]
+    assert (w.job(ids[1]).status, w.job(ids[1]).cause) == ("cancelled", "killed")
+    assert (w.folder_of(ids[1]) / "attempt-1").read_text() == "", "should it come there all the same"
+    w.slurm.set("1_3", "CANCELLED", nodes="")
+    w.go()
+    assert w.job(ids[2]).status == "cancelled" and w.job(ids[0]).slurm_id == "1_1"
+
+
+def test_slurm_is_handed_the_next_jobs_after_an_exception(cluster, monkeypatch):
+    w = cluster
+    job_id = w.add()
+    monkeypatch.setattr(w.service.cluster, "hand_over", lambda handing: 1 / 0)
+    w.turn()
+    with pytest.raises(ZeroDivisionError):
+        w.service.cluster.step()
+    monkeypatch.undo()
+    w.go(12)
+    assert w.job(job_id).slurm_id == "1" and w.job(job_id).attempt == 2
+
+
+def test_slurm_does_not_show_its_nodes(cluster, monkeypatch):
+    """PrivateData=nodes: that is no reason not to go there."""
+    w = cluster
+    fail = nexus.NexusError("unavailable", "Slurm does not answer: Access/permission denied")
+    monkeypatch.setattr(w.slurm, "query_nodes", lambda: (_ for _ in ()).throw(fail))
+    w.service.cluster.nodes_at = float("-inf")
+    job_id = w.add()
+    w.go()
+    assert w.job(job_id).slurm_id == "1" and not w.service.cluster.trouble
+    assert sum("does not show its nodes" in line for line in w.lines) == 1
+
+
+def test_slurm_accounting_does_not_answer(cluster, monkeypatch):
+    w = cluster
+    job_id = w.add()
+    w.go()
+    result_of(w, job_id, 3)
+    w.slurm.jobs.clear()
+    asked = []
+
+    def fail(ids):
+        asked.append(ids)
+        raise nexus.NexusError("unavailable", "Slurm does not answer: Connection refused")
+
+    monkeypatch.setattr(w.slurm, "query_accounts", fail)
+    w.go(30, seconds=30)
+    assert w.job(job_id).status == "pending" and 1 <= len(asked) <= 3, "it is let rest in between"
+    w.go(30, seconds=60)
+    assert (w.job(job_id).status, w.job(job_id).exit_code) == ("failed", 3), "its own result will do"
+
+
+def test_slurm_queue_is_full(cluster):
+    """sbatch waits and tries again by itself, until it is ended."""
+    w = cluster
+    first = w.add()
+    w.go()
+
+    def full(tasks):
+        raise nexus.NexusError("unavailable", "Slurm does not answer: sbatch ran for 60 s: Slurm job queue full, sleeping and retrying")
+
+    w.slurm.answer = full
+    late = w.add(timeout_seconds=60)
+    w.go(30, seconds=30)
+    assert len(w.slurm.submitted) == 1 and w.job(late).attempt == 1 and w.job(first).slurm_id == "1" and not w.service.cluster.trouble
+    assert "Slurm has 1 job of nexus and takes no more now" in w.api(late)["waiting_for"] and "queue full" in w.api(late)["waiting_for"]
+
+
+def test_slurm_takes_arrays_of_few_tasks(cluster):
+    w = cluster
+    w.slurm.answer = lambda tasks: "Invalid job array specification" if len(tasks) > 2 else ""
+    ids = [w.add() for _ in range(5)]
+    w.go()
+    assert all(w.job(job_id).slurm_id for job_id in ids)
+    w.service.cluster.settings = {"MaxArraySize": "1001", "SchedulerParameters": "bf_window=1,max_array_tasks=100"}
+    assert w.service.cluster.find_most_tasks() == 100
 
 
 def test_slurm_has_lost_its_state(cluster):

@@ -229,6 +229,32 @@ def test_slurmctld_has_forgotten_everything():
         assert box.wait(lost, "completed")["attempt"] == 2 and live.read(box.path("runs")) == "ran\n"
 
 
+@pytest.mark.parametrize("count", [1, 3])
+def test_slurmctld_crashes_and_forgets_the_latest_jobs(count):
+    """It saves some seconds late; others get the ids that it has forgotten."""
+    with slurm.Cluster(nodes={"n1": 4}) as cluster, cluster.box() as box:
+        drain(cluster)
+        cluster.say("scontrol", "reconfigure")              # has it save
+        cluster.stop_slurmctld()
+        shutil.copytree(cluster.folder / "state", cluster.folder / "saved")
+        cluster.start_slurmctld()
+        command = f"echo $NEXUS_JOB_ID >> {box.path('runs')}"
+        ids = box.ask("POST", "/queue", [{"command": command} for _ in range(count)], key="key-00000001")["ids"]
+        for job_id in ids:
+            box.await_reason(job_id, "Slurm has it as")
+        cluster.stop_slurmctld(9)
+        shutil.rmtree(cluster.folder / "state")
+        (cluster.folder / "saved").rename(cluster.folder / "state")
+        time.sleep(1)                                       # Slurm tells when it began in whole seconds
+        cluster.start_slurmctld()
+        others = [cluster.say("sbatch", "--parsable", "--chdir=/", "--output=/dev/null", "--wrap", "true") for _ in range(2)]
+        resume(cluster)
+        for job_id in ids:
+            assert box.wait(job_id, "completed")["attempt"] == 2
+        assert sorted(live.read(box.path("runs")).split()) == sorted(ids)
+        live.until(lambda: {state for slurm_id, state, *_ in cluster.jobs() if slurm_id in others} == {"COMPLETED"}, "those of others")
+
+
 def test_ended_jobs_that_slurm_has_forgotten():
     """MinJobAge is over before the service comes back."""
     with slurm.Cluster(nodes={"n1": 2}, MinJobAge="2") as cluster, cluster.box() as box:
