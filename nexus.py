@@ -859,7 +859,7 @@ class State:
         self.keys: dict[str, dict[str, None]] = {}                # submission key: the ids it brought
         self.pending_by_priority: dict[int, int] = {}
         self.turns: dict[tuple[int, str], list[int]] = {}   # (priority, user): the turns of the pending ones, ascending
-        self.started_turns: dict[tuple[int, str], int] = {}     # (priority, user): the last turn that started
+        self.started_turns: dict[tuple[int, str], int] = {}     # (priority, user): the last turn that started, if none was later
         self.environment_uses: dict[str, int] = {}          # digest: how many jobs have it
 
     def index(self, job: Job) -> None:
@@ -882,11 +882,19 @@ class State:
                 insert_sorted(self.kinds.setdefault(kind_of(job), {}).setdefault((job.group, job.user), []), (job.order, job.id))
         else:
             if job.attempt and not was_moved(job):
-                place = job.priority, job.user
-                self.started_turns[place] = max(self.started_turns.get(place, 0), job.order[2])
+                self.note_turn(job.priority, job.user, job.order[2])
             (self.running if job.status == RUNNING else self.finished)[job.id] = job
             if job.status in FINAL:
                 set_count(self.finished_by_user, job.user, self.finished_by_user.get(job.user, 0) + 1)
+
+    def note_turn(self, priority: int, user: str, turn: int) -> None:
+        """Of the turns that have started only the last says something, and who has had it."""
+        others = [place for place in self.started_turns if place[0] == priority]
+        if all(turn >= self.started_turns[place] for place in others):
+            for place in others:
+                if self.started_turns[place] < turn:
+                    del self.started_turns[place]
+            self.started_turns[priority, user] = turn
 
     def unindex(self, job: Job) -> None:
         del self.jobs[job.id]
@@ -3101,7 +3109,8 @@ def plan(state: State, gpus: Sequence[Gpu], trouble: str | None, config: Config,
         return Plan(stops=stops, hold=PAUSED, board=tuple(make_board(state.running.values(), gpus, config.gpu, now, usage)))
     made = (SlurmRound if config.jobs.launcher == "slurm" else Round)(state, gpus, trouble, config, now, usage, nodes)
     made.decide()
-    passed_over = tuple(job_id for job_id in made.passed_over if state.jobs[job_id].passed_over_at is None)
+    since = {job_id: state.jobs[job_id].passed_over_at for job_id in made.passed_over}
+    passed_over = tuple(job_id for job_id, at in since.items() if at is None or at > now)      # a clock that was set back
     return Plan(tuple(made.starts), stops, passed_over, made.blocked, made.limits.closed, tuple(made.board))
 
 
@@ -5130,7 +5139,7 @@ class Samples:
         except ImportError:
             pass
         self.processes: dict[tuple[int, int], Any] = {}         # psutil counts CPU since its last look at a process
-        self.seconds: dict[str, dict[tuple[int, int], float]] = {}      # job: process: CPU seconds, of the dead too
+        self.seconds: dict[str, dict[tuple[int, int], float]] = {}      # job: process, or all THE_DEAD: CPU seconds
 
     @property
     def is_available(self) -> bool:
@@ -5171,7 +5180,12 @@ class Samples:
                     seconds[key] = times.user + times.system
             except self.psutil.Error:
                 continue
+        for key in [key for key in seconds if key != THE_DEAD and not self.psutil.pid_exists(key[0])]:
+            seconds[THE_DEAD] = seconds.get(THE_DEAD, 0.0) + seconds.pop(key)
         return JobSample(rss, sum(seconds.values()), percent)
+
+
+THE_DEAD = (0, 0)
 
 
 def sample_own() -> dict[str, float]:
@@ -6545,6 +6559,7 @@ def start_supervisor(layout: Layout, screen: Screen | None, environ: Mapping[str
 # background; state.json.prev the one before, and the journal goes back to it.
 
 MIN_SNAPSHOT_BYTES = 256 * 1024
+SAVED_FACTS_KEPT = 20
 
 
 class Write:
@@ -6616,7 +6631,8 @@ class Store:
         self.snapshot_seq = -1                              # of state.json, if it is good
         self.snapshot_stamp: tuple[int, ...] | None = None  # how it was left: others may edit it, or delete it
         self.edit_stamp: tuple[int, ...] | None = None      # how the last edit of others left it
-        self.saved_facts: Mapping[str, Any] = dict(STATE_FACTS)     # what it says of these
+        self.edit_seq = -1                                  # and from which state.json it was made
+        self.saved_facts: dict[int, Mapping[str, Any]] = {}     # {seq: what state.json said then} of the latest
         self.previous_seq = -1                              # of state.json.prev
 
     # Changing and reading
@@ -6736,23 +6752,38 @@ class Store:
     def read_edit(self) -> dict[str, Any] | None:
         """What another program has changed of `paused` and `paused_gpus` in state.json; None when the file is as it was left.
 
+        Changed is what differs from the state.json that it has read, which need not be the latest.
         Raises: ValueError, when it is not JSON (it may be half written); OSError.
         """
         with self.snapshot_lock:
-            if self.snapshot_seq < 0 or stamp_of(self.layout.state_file) == self.snapshot_stamp:
+            stamp = stamp_of(self.layout.state_file)
+            if self.snapshot_seq < 0 or stamp == self.snapshot_stamp:
                 return None
-            self.edit_stamp = stamp_of(self.layout.state_file)
             text = read_text(self.layout.state_file)
             body = {} if text is None else load_json(text)          # deleted: that resets nothing
             if not isinstance(body, dict):
                 raise ValueError("no object")
+            seq = body.get("seq")
+            self.edit_stamp, self.edit_seq = stamp, seq if isinstance(seq, int) and seq in self.saved_facts else self.snapshot_seq
             return {name: freeze(body[name]) for name in ("paused", "paused_gpus")
-                    if name in body and freeze(body[name]) != self.saved_facts[name]}
+                    if name in body and freeze(body[name]) != self.saved_facts[self.edit_seq][name]}
 
     def note_edit(self, edit: Mapping[str, Any]) -> None:
         """What read_edit gave is taken over: should the next edit come before the file is written anew, it is of this."""
         with self.snapshot_lock:
-            self.saved_facts = {**self.saved_facts, **edit}
+            self.saved_facts[self.edit_seq] = {**self.saved_facts[self.edit_seq], **edit}
+
+    def give_up_edit(self) -> None:
+        """Write state.json anew, though it is broken."""
+        with self.snapshot_lock:
+            self.edit_stamp = stamp_of(self.layout.state_file)
+
+    def note_saved(self, seq: int, facts: Mapping[str, Any], stamp: tuple[int, ...] | None) -> None:
+        """state.json is this now."""
+        self.saved_facts[seq] = facts
+        for old in sorted(self.saved_facts)[:-SAVED_FACTS_KEPT]:
+            del self.saved_facts[old]
+        self.snapshot_seq, self.snapshot_stamp = seq, stamp
 
     def save_snapshot(self, is_forced: bool = False) -> None:
         """Write state.json, and drop what state.json.prev makes needless.  Raises: OSError; then all is as it was."""
@@ -6775,10 +6806,11 @@ class Store:
             if self.snapshot_seq >= 0 and stamp_of(self.layout.state_file) == self.snapshot_stamp:  # a broken one never becomes .prev
                 keep_previous(self.layout.state_file, self.layout.previous_state_file)
                 self.previous_seq = self.snapshot_seq
+            stamp = stamp_of(aside)                     # it keeps that, and may be edited at once
             os.replace(aside, self.layout.state_file)
-            self.snapshot_stamp, self.saved_facts = stamp_of(self.layout.state_file), frozen.facts
+            self.note_saved(frozen.seq, frozen.facts, stamp)
             sync_folder(self.layout.journal_dir)
-            self.snapshot_seq, self.snapshot_bytes = frozen.seq, os.path.getsize(self.layout.state_file)
+            self.snapshot_bytes = stamp[1] if stamp else 0
             self.drop_segments()
 
     def drop_segments(self) -> None:
@@ -6793,6 +6825,7 @@ class Store:
         """Bring State back from the disk.  Raises: conflict, when it is another machine's; unavailable."""
         try:
             os.makedirs(self.layout.journal_dir, mode=0o700, exist_ok=True)
+            self.sweep()
             segments = self.list_segments()
             damage = self.rebuild(segments)
         except OSError as error:
@@ -6814,10 +6847,18 @@ class Store:
         except OSError as error:
             raise describe_disk_error(error, "write", self.layout.journal_dir) from None
 
+    def sweep(self) -> None:
+        """Remove the halves of state.json that services left which were killed as they wrote it.  Raises: OSError."""
+        folder, name = os.path.split(self.layout.state_file)
+        for left in os.listdir(folder):
+            if re.fullmatch(re.escape(name) + r"\.new\.\d+\.tmp", left):
+                os.unlink(os.path.join(folder, left))
+
     def rebuild(self, segments: Sequence[tuple[int, str]]) -> list[str]:
         """Set State from the newest base whose journal has no gap, or else from the newest; return what was wrong.  Raises: OSError."""
         seqs: dict[str, int] = {}
         best: list[str] | None = None
+        stamp = stamp_of(self.layout.state_file)        # who edits it from now on, is heard when this is done
         for path in (self.layout.state_file, self.layout.previous_state_file, ""):
             base = self.load_base(path) if path else (State(), "", "")
             if base is None:
@@ -6829,7 +6870,7 @@ class Store:
                 self.state, self.service_id, self.other_host, best = state, service_id, other_host, damage
             if not damage:
                 break
-        self.snapshot_seq, self.snapshot_stamp = seqs.get(self.layout.state_file, -1), stamp_of(self.layout.state_file)
+        self.snapshot_seq, self.snapshot_stamp = seqs.get(self.layout.state_file, -1), stamp
         self.previous_seq = seqs.get(self.layout.previous_state_file, read_seq(self.layout.previous_state_file))
         return best or []
 
@@ -6847,7 +6888,7 @@ class Store:
                     snapshot = decode_snapshot(list(file))
             load_snapshot(state, snapshot)
             if path == self.layout.state_file:
-                self.saved_facts = snapshot.facts
+                self.saved_facts = {snapshot.seq: snapshot.facts}
         except FileNotFoundError:
             return None
         except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -7184,31 +7225,34 @@ class JobsFile:
         self.faults: list[str] = []
 
     def run(self) -> None:
-        stamp, read_at = None, float("-inf")
+        stamp, changed_at, read_at = None, float("-inf"), float("-inf")
         interval_s = self.service.config.jobs.jobs_file_interval_seconds
         while not self.service.is_stopping:
             now = self.service.clock.monotonic()
             stamp, before = stamp_of(self.path), stamp
+            if stamp != before:
+                changed_at = now
             if stamp != before or now - read_at >= interval_s:
                 read_at = now
                 try:
-                    self.load()
+                    self.load(now - changed_at >= interval_s)
                 except NexusError as error:
                     self.report([error.message])
                 except Exception as error:
                     self.service.fail("reading the jobs file", error)
             self.service.clock.sleep(min(WATCH_INTERVAL_S, interval_s))
 
-    def load(self) -> None:
+    def load(self, is_whole: bool) -> None:
+        """`is_whole`: nobody is just writing it."""
         text = read_text(self.path)
         if text is None:
             self.report([f"there is no file {self.path}"])
             return
         rows, faults = parse_jobs_file(text)
-        self.report(faults + self.take(rows))
+        self.report(faults + self.take(rows, is_whole and bool(text)))        # one that a program has opened to write is empty for a while
 
-    def take(self, rows: Sequence[JobsRow]) -> list[str]:
-        """Queue what is new in the file, each content once; return what was wrong with rows."""
+    def take(self, rows: Sequence[JobsRow], is_whole: bool) -> list[str]:
+        """Queue what is new in the file, each content once, and if it `is_whole`, see what is gone; return what was wrong with rows."""
         service = self.service
         latest = {digest_of(row.content)[:16]: row for row in rows}
         counts = dict.fromkeys(latest, 0)
@@ -7217,7 +7261,7 @@ class JobsFile:
         seen: dict[str, int] = service.store.read(lambda state: dict(state.seen))
         new = {digest: row for digest, row in latest.items() if counts[digest] > seen.get(digest, 0)}
         prepared, faults = self.prepare(new)
-        gone = {digest: counts.get(digest, 0) for digest, count in seen.items() if counts.get(digest, 0) < count}
+        gone = {digest: counts.get(digest, 0) for digest, count in seen.items() if counts.get(digest, 0) < count and is_whole}
         if not prepared and not gone:
             return faults
         environments = dict(zip(prepared, service.make_environments(list(prepared.values()))))
@@ -7335,9 +7379,9 @@ class Hooks:
         """Run what is due by now, or wait a moment."""
         found, is_gap = self.service.store.events.read(self.following, WATCH_INTERVAL_S)
         self.following = found[-1][0] + 1 if found else self.service.store.events.next_number if is_gap else self.following
-        for job_id in [what.id for _, kind, what in found if kind == "job" and what.status in FINAL]:
-            job = self.service.store.read(lambda state, job_id=job_id: state.jobs.get(job_id))  # type: ignore[misc]
-            if job and not job.is_told and self.config.on_finish:
+        for ended in [what for _, kind, what in found if kind == "job" and what.status in FINAL]:
+            job = self.service.store.read(lambda state, ended=ended: state.jobs.get(ended.id, ended))  # type: ignore[misc]
+            if not job.is_told and self.config.on_finish:       # also of one that is no longer kept
                 self.finish(job)
             self.look_at_health_at_times()
         if is_gap:
@@ -8474,6 +8518,7 @@ class Service:
         self.wants_annotation = False                       # somebody paused or resumed a GPU
         self.members: Mapping[str, Sequence[Process]] = {}  # of running jobs, as last looked for
         self.lease_trouble, self.lease_trouble_at = "", float("-inf")       # why no GPU could be leased, and when (monotonic)
+        self.lease_rest_s = 0.0                             # for how long none is tried after that
         self.turned_at = clock.monotonic()                  # the loop's last turn
         self.due_at = self.turned_at                        # monotonic; when its next one is to begin, or the present one has begun
         self.counters = Counters()
@@ -9032,8 +9077,13 @@ class Service:
 
     def bounce_back(self, job: Job, why: str) -> None:
         """A runner found its GPU taken: somebody has it whom the plan does not see, so that not all is tried again at once."""
-        self.lease_trouble, self.lease_trouble_at = why, self.clock.monotonic()
+        self.rest_leases(why)
         self.bounce(job, why)
+
+    def rest_leases(self, why: str) -> None:
+        """For longer from time to time: what is in the way may be there for days."""
+        self.lease_rest_s = min(HOLD_S[1], max(LEASE_PATIENCE_S, 2 * self.lease_rest_s))
+        self.lease_trouble, self.lease_trouble_at = why, self.clock.monotonic()
 
     def note_start(self, job: Job, pid: int, started: int) -> None:
         """A runner has claimed its attempt."""
@@ -9058,7 +9108,7 @@ class Service:
             if stop_cause:                              # it need not start only to be stopped
                 yield from end_job(state, state.jobs[job.id], CANCELLED, now, **{**NOT_STARTED, "cause": stop_cause, "finished_at": now})
             else:
-                yield change_status(state.jobs[job.id], PENDING, now, **NOT_STARTED)
+                yield change_status(state.jobs[job.id], PENDING, now, **NOT_STARTED, status_history=state.jobs[job.id].status_history[:-1])
 
         self.store.update(put_back)
         self.forget(job)
@@ -9234,7 +9284,7 @@ class Service:
         now, seen = self.clock.monotonic(), self.observation
         if seen.trouble:
             return seen.trouble
-        if now - self.lease_trouble_at < LEASE_PATIENCE_S:
+        if now - self.lease_trouble_at < self.lease_rest_s:
             return self.lease_trouble
         pause_s = max(self.config.service.refresh_rate_seconds, 10 * seen.took_s)
         silent_s = now - seen.began_at - seen.took_s
@@ -9363,7 +9413,7 @@ class Service:
             self.machine.launch(job, script)
         except NexusError as error:                     # of the leases: no fault of the job's
             if error.kind != "conflict":
-                self.lease_trouble, self.lease_trouble_at = error.message, self.clock.monotonic()
+                self.rest_leases(error.message)
             self.bounce(job, error.message)
             return
         except OSError as error:
@@ -9928,7 +9978,8 @@ class Service:
         """Write state.json when the journal has grown; and take over what other programs write into it."""
         while True:
             is_wanted = self.store.snapshot_wanted.wait(WATCH_INTERVAL_S)
-            self.store.snapshot_wanted.clear()
+            if is_wanted:
+                self.store.snapshot_wanted.clear()
             try:
                 is_edited = self.look_for_edit()
                 if self.bad_edits:                          # it may be half written: what comes is not to be lost
@@ -9956,6 +10007,7 @@ class Service:
             if self.bad_edits < 3:
                 return False
             self.log.warning("state.json was edited and is no JSON (%s): it is written anew", error)
+            self.store.give_up_edit()
         self.bad_edits = 0
         return True
 
@@ -11940,12 +11992,18 @@ def make_json_formatter() -> logging.Formatter:
     return JsonFormatter()
 
 
+LOCK_PATIENCE_S = 10.0          # for a service that ends, or is just starting
+
+
 class RunsAlready(NexusError):
-    """Another service has this home, or is just starting."""
+    """Another service has this home."""
 
 
-def serve(layout: Layout, config: Config, environ: Mapping[str, str], is_taking_over: bool, page: str) -> None:
-    """Be the service until stopped; browsers get `page`.  Raises: conflict, when one runs; unavailable; usage."""
+def serve(layout: Layout, config: Config, environ: Mapping[str, str], is_taking_over: bool, page: str, config_file: str | None) -> None:
+    """Be the service until stopped; browsers get `page`.  `config_file`: if it is not the usual one.
+
+    Raises: conflict, when one runs; unavailable; usage.
+    """
     import gc
     import signal
     import threading
@@ -11958,14 +12016,7 @@ def serve(layout: Layout, config: Config, environ: Mapping[str, str], is_taking_
     check_exposure(config.service, TokenFile(layout).read(), clock.now())
     if environ.get("NEXUS_ROLE") != "service":      # somebody wants it; a supervisor only knows that somebody did
         mark_stopped(layout, False)
-    try:
-        lock = take_lock(layout.lock_file)
-    except OSError as error:
-        raise describe_disk_error(error, "lock", layout.lock_file) from None
-    if lock is None:
-        running = read_json(layout.service_file) or {}
-        raise RunsAlready("conflict", f"a nexus service for {layout.home} runs already (pid {running.get('pid', 'unknown')})",
-                          hint="nexus stop ends it; nexus restart starts it anew")
+    take_service_lock(layout, clock)            # for as long as this process lives
     log = make_log(layout, config.service)
     store = Store(layout, clock, log)
     if is_taking_over:
@@ -11989,7 +12040,7 @@ def serve(layout: Layout, config: Config, environ: Mapping[str, str], is_taking_
     try:
         write_atomic(layout.service_file, [json.dumps({
             "pid": os.getpid(), "started": own.started if own else 0, "boot_id": machine.boot_id, "host": config.service.host,
-            "port": server.server_address[1], "tls_cert": find_file(config.service.tls_cert),
+            "port": server.server_address[1], "config": config_file, "tls_cert": find_file(config.service.tls_cert),
             "instance": clock.new_token(), "version": __version__, "hash": file_hash(),
             "machine": store.host, "machine_id": store.machine_id}) + "\n"])
     except OSError as error:
@@ -12010,6 +12061,22 @@ def serve(layout: Layout, config: Config, environ: Mapping[str, str], is_taking_
     except OSError as error:
         log.warning("At the end: %s", error)
     log.info("Service ended; running jobs go on")
+
+
+def take_service_lock(layout: Layout, clock: Clock) -> None:
+    """Raises: conflict, when another service has it.  One that has taken its service.json away is about to let go."""
+    give_up_at = clock.monotonic() + LOCK_PATIENCE_S
+    while True:
+        try:
+            if take_lock(layout.lock_file) is not None:
+                return
+        except OSError as error:
+            raise describe_disk_error(error, "lock", layout.lock_file) from None
+        running = read_json(layout.service_file)
+        if running or clock.monotonic() > give_up_at:
+            raise RunsAlready("conflict", f"a nexus service for {layout.home} runs already (pid {(running or {}).get('pid', 'unknown')})",
+                              hint="nexus stop ends it; nexus restart starts it anew")
+        clock.sleep(0.02)
 
 
 def mark_stopped(layout: Layout, is_stopped: bool) -> None:
@@ -13957,19 +14024,21 @@ class Client:
 
     def wait(self, job_ids: Sequence[str], on_end: Callable[[dict[str, Any]], None] = lambda job: None) -> list[dict[str, Any]]:
         """Wait until jobs have finished; return them.  A restart of the service in between is waited for."""
-        while True:
+        finished: dict[str, dict[str, Any]] = {}
+        while len(finished) < len(set(job_ids)):
             try:
-                return self.wait_once(job_ids, on_end)
+                self.wait_once(job_ids, finished, on_end)
             except NexusError as error:
                 if error.kind != "unavailable":
                     raise
                 self.ask("GET", "/")                    # it is back, or this says that it is not
+        return [finished[job_id] for job_id in job_ids]
 
-    def wait_once(self, job_ids: Sequence[str], on_end: Callable[[dict[str, Any]], None]) -> list[dict[str, Any]]:
+    def wait_once(self, job_ids: Sequence[str], finished: dict[str, dict[str, Any]], on_end: Callable[[dict[str, Any]], None]) -> None:
+        """Raises: unavailable, when the service ends; what has `finished` by then need not be there any more."""
         events = self.open_stream("/events")
         next(events)                                    # from here on nothing is missed
-        finished: dict[str, dict[str, Any]] = {}
-        for job_id in dict.fromkeys(job_ids):
+        for job_id in [job_id for job_id in dict.fromkeys(job_ids) if job_id not in finished]:
             job = self.job(job_id)
             if job["status"] in FINAL:
                 finished[job_id] = job
@@ -13986,7 +14055,6 @@ class Client:
                 if event["id"] in job_ids and event["id"] not in finished and event["status"] in FINAL:
                     finished[event["id"]] = event
                     on_end(event)
-        return [finished[job_id] for job_id in job_ids]
 
     # The wire
 
@@ -14151,14 +14219,17 @@ def find_service(layout: Layout) -> dict[str, Any] | None:
         return None
     if running.get("machine_id") != read_machine_id():
         raise describe_other_machine(str(running.get("machine")), f"{layout.service_file} says so")
+    return running if is_alive(running) else None
+
+
+def is_alive(running: Mapping[str, Any]) -> bool:
+    """Whether the process of which a service.json tells still is."""
     try:
         with open(f"{PROC}/{running['pid']}/stat", encoding="utf-8", errors="replace") as file:
             process = parse_proc_stat(file.read())
     except (OSError, ValueError, IndexError):
-        return None
-    if running.get("boot_id") != read_boot_id():
-        return None
-    return running if process.started == running.get("started") and process.state not in "ZX" else None
+        return False
+    return running.get("boot_id") == read_boot_id() and process.started == running.get("started") and process.state not in "ZX"
 
 
 def await_supervisor(layout: Layout) -> dict[str, Any] | None:
@@ -14297,7 +14368,8 @@ def make_parser(command: Command, out: TextIO | None = None) -> argparse.Argumen
     parser = Parser(prog=f"nexus {command.name}", description=" ".join([command.summary[:1].upper() + command.summary[1:] + ".",
                                                                         command.description]),
                     allow_abbrev=False)
-    exclusive = parser.add_mutually_exclusive_group(required=True) if command.name == "move" else parser
+    is_one_of = command.name in ("status", "metrics", "kill", "move")
+    exclusive = parser.add_mutually_exclusive_group(required=command.name == "move") if is_one_of else parser
     for flags, settings in command.arguments:
         (exclusive if flags[0].startswith("--") else parser).add_argument(*flags, **settings)
     return parser
@@ -14628,8 +14700,8 @@ def write_bytes(stream: TextIO, piece: bytes) -> None:
 
 
 def exit_code_of(job: Mapping[str, Any]) -> int:
-    """What `run` and `wait` end with: the job's own exit code; 1 when it has none."""
-    return int(job["exit_code"]) if job["exit_code"] is not None else 1
+    """What `run` and `wait` end with: the job's own exit code; 1 when it has none, or ended well only because it was stopped."""
+    return int(job["exit_code"] or job["status"] != COMPLETED)
 
 
 def describe_end(job: Mapping[str, Any]) -> str:
@@ -14718,6 +14790,8 @@ def cmd_kill(call: Call) -> int:
     """Jobs by id, or whatever runs on a GPU by its index; returns when they are gone."""
     if bool(call.options.targets) == (call.options.group is not None):
         refuse("kill takes ID|GPU, or --group", hint="nexus kill ID, nexus kill 0 for what runs on GPU 0, or nexus kill --group NAME")
+    if call.options.all and not any(target.isdigit() or ":" in target for target in call.options.targets):
+        refuse("--all is for GPUs: all jobs that share one", hint="nexus kill 0 --all, or nexus kill --group NAME")
     client = call.client()
     if call.options.group is not None:
         return kill_group(call, client, call.options.group)
@@ -14881,6 +14955,8 @@ def cmd_logs(call: Call) -> int:
     given = call.options
     client = call.client(is_starting=given.id != "service")
     if given.id == "service":
+        if given.stream != "both":
+            refuse("the service's log is one stream: --stream is for jobs", hint="nexus logs service")
         for piece in client.logs("service", given.follow, tail=given.number):
             write_bytes(call.out, piece)
     else:
@@ -15027,7 +15103,14 @@ def service_options(call: Call) -> list[str]:
             *(["--log-level", given.log_level] if given.log_level else []), *(["--take-over"] if given.take_over else [])]
 
 
+def refuse_remote(call: Call) -> None:
+    """Raises: usage."""
+    if call.environ.get("NEXUS_URL"):
+        refuse("NEXUS_URL is set, and a service is started on its own machine", hint="ssh there; or unset NEXUS_URL")
+
+
 def cmd_start(call: Call) -> int:
+    refuse_remote(call)
     try:
         client = Client.find(call.environ, is_starting=False)
         if service_options(call):
@@ -15073,7 +15156,7 @@ def stop_service(call: Call) -> bool:
     running = find_service(client.layout) if client.layout else None
     client.stop()
     give_up_at = time.monotonic() + 60
-    while client.layout and running and (find_service(client.layout) or {}).get("pid") == running["pid"]:
+    while client.layout and running and is_alive(running):
         if time.monotonic() > give_up_at:
             raise NexusError("unavailable", f"the service (pid {running['pid']}) does not end",
                              hint="see nexus logs service; kill -9 it: jobs go on")
@@ -15082,6 +15165,9 @@ def stop_service(call: Call) -> bool:
 
 
 def cmd_restart(call: Call) -> int:
+    refuse_remote(call)
+    running = find_service(Layout(call.home, "", "")) or {}
+    call.options.config = call.options.config or running.get("config")      # its jobs are where that says
     config = load_config(find_config(call), call.environ).service       # with a bad one the service that runs is not ended
     load_tls(config)
     check_exposure(config, TokenFile(Layout(call.home, "", "")).read(), time.time())
@@ -15100,7 +15186,7 @@ def cmd_serve(call: Call) -> int:
         layout = make_layout(home, config)
         if call.out.isatty():
             call.say(f"serving; the log is in {layout.service_log}; Ctrl-C ends the service, jobs go on")
-        serve(layout, config, call.environ, given.take_over, DASHBOARD_PAGE)
+        serve(layout, config, call.environ, given.take_over, DASHBOARD_PAGE, os.path.abspath(given.config) if given.config else None)
     except RunsAlready:
         raise
     except NexusError as error:

@@ -161,6 +161,49 @@ def test_following_over_a_sigkill_of_the_service_loses_and_repeats_nothing(own_h
     assert own_home.service["pid"] != pid
 
 
+def test_waiting_over_a_restart_for_what_is_no_longer_kept():
+    with Home("jobs.cpu_slots = 20\nstate.history_limit = 2") as own_home:
+        client = own_home.client()
+        ended, going = client.add("true", gpus=0), client.add("sleep 60", gpus=0)
+        seen, answer = [], []
+        waiting = threading.Thread(target=lambda: answer.extend(client.wait([ended, going], lambda job: seen.append(job["id"]))))
+        waiting.start()
+        wait_until(lambda: seen == [ended], "the first to end")
+        others = own_home.client()
+        for _ in range(3):
+            wait_out(others)
+        assert own_home.main("restart").code == 0
+        others = own_home.client()
+        others.kill(going)
+        waiting.join(30)
+        assert [job["id"] for job in answer] == [ended, going] and seen == [ended, going], "each is told once"
+
+
+def test_a_service_that_ends_lets_the_next_have_its_home(tmp_path):
+    """It takes its service.json away before the last of its memory is given back, and its lock with it."""
+    layout = nexus.Layout(str(tmp_path), "", "")
+    held = [nexus.take_lock(layout.lock_file)]
+
+    class Clock:
+        ticks = 0.0
+
+        def monotonic(self):
+            return self.ticks
+
+        def sleep(self, seconds):
+            self.ticks += seconds
+            if self.ticks > 1 and held:
+                os.close(held.pop())
+
+    nexus.take_service_lock(layout, Clock())
+    assert Clock.ticks == 0 and not held
+    with pytest.raises(nexus.RunsAlready, match="pid unknown"):
+        nexus.take_service_lock(layout, Clock())
+    (tmp_path / "service.json").write_text('{"pid": 77}')
+    with pytest.raises(nexus.RunsAlready, match="pid 77"):
+        nexus.take_service_lock(layout, Clock())
+
+
 def test_adding_while_the_service_is_killed_adds_exactly_once(own_home):
     client = own_home.client()
     client.pause()

@@ -338,6 +338,8 @@ def test_wait_exits_with_the_jobs_code(home):
     assert done.out == "" and done.err.startswith(f"nexus: job {bad} failed (exit 3)")
     assert home.main("wait", "zzz").code == 3
     assert home.main("wait", good, good).code == 0
+    stopped = add(home, "trap 'exit 0' TERM; sleep 60 & wait", "--timeout", "0.5")
+    assert home.main("wait", stopped).code == 1, "that it ended well is no success"
 
 
 def test_a_job_after_none(home):
@@ -720,6 +722,30 @@ def test_another_config_file(own_home):
     done = own_home.main("restart", "--config", "/no/such/file")
     assert done.code == 2 and "/no/such/file" in done.err, done
     assert own_home.file("service.json").exists(), "the one that runs is not ended for it"
+    assert own_home.main("restart").code == 0
+    assert [gpu["index"] for gpu in own_home.main("status", "--json").json["gpu_status"] if gpu["is_available"]] == [1], "as before"
+
+
+@pytest.mark.parametrize("command", ["start", "restart"])
+def test_a_service_is_started_on_its_own_machine(own_home, command):
+    assert own_home.main("start").code == 0
+    own_home.environ["NEXUS_URL"] = f"http://127.0.0.1:{own_home.port}"
+    done = own_home.main(command)
+    assert done.code == 2 and "own machine" in done.err and "unset NEXUS_URL" in done.err
+    assert own_home.main("status").code == 0, "it was not ended"
+
+
+REFUSED_TOGETHER = [
+    ("status --watch --json", "not allowed with argument"), ("status --json --detailed", "not allowed with argument"),
+    ("metrics --json --prometheus", "not allowed with argument"), ("kill --group x --all", "not allowed with argument"),
+    ("kill abc --all", "--all is for GPUs"), ("logs service --stream stderr", "--stream is for jobs"),
+]
+
+
+@pytest.mark.parametrize("line, says", REFUSED_TOGETHER, ids=[case[0] for case in REFUSED_TOGETHER])
+def test_options_that_would_be_ignored(home, line, says):
+    done = home.main(*line.split())
+    assert done.code == 2 and says in done.err
 
 
 # Configuration

@@ -411,6 +411,22 @@ def test_bounce_of_a_job_that_is_to_be_stopped_ends_it(world):
     assert w.machine.launched == [(job_id, 1)] and not w.service.results and not w.service.clearings
 
 
+def test_starts_that_come_to_nothing_leave_no_trail(world):
+    """Whatever is in their way may be there for days: neither the job grows, nor is it tried all the time."""
+    w = world(gpus=1)
+    w.machine.leases = BrokenLeases()
+    job_id = w.add()
+    for _ in range(600):
+        w.probe()
+        w.turn(seconds=1)
+    assert len(w.job(job_id).status_history) == 1 and 5 <= w.job(job_id).attempt <= 10
+    w.machine.leases.error = None
+    while w.job(job_id).status == "pending":
+        w.probe()
+        w.turn(seconds=1)
+    assert [status for status, _ in w.job(job_id).status_history] == ["pending", "running"]
+
+
 def test_bounce_that_nobody_heard(world):
     """Its runner said so while no service was there: its result file says it too."""
     w = world()
@@ -1838,10 +1854,10 @@ class File:
         self.path = tmp_path / "jobs.csv"
         self.w = world(jobs_file=str(self.path), **config)
 
-    def write(self, *lines, end="\n"):
+    def write(self, *lines, end="\n", is_whole=True):
         """Write it, and have it read; return what was wrong with it."""
         self.path.write_text("\n".join(lines) + end)
-        self.w.service.jobs_file.load()
+        self.w.service.jobs_file.load(True)
         return self.w.service.jobs_file.faults
 
     @property
@@ -1880,7 +1896,7 @@ def test_each_content_becomes_a_job_once(rows):
     f.write("1,a.py,,x", "1,a.py,,y")
     assert len(f.jobs) == 2
     f.w.crash()
-    f.w.service.jobs_file.load()
+    f.w.service.jobs_file.load(True)
     assert len(f.jobs) == 2
 
 
@@ -1903,6 +1919,18 @@ def test_a_line_that_is_added_again(rows, reason, code, files, counts):
         f.write(*lines)
         made.append(len(f.jobs))
     assert made == counts
+
+
+@pytest.mark.parametrize("left, is_whole", [("", True), ("1,a.py\n", False)], ids=["nothing is written yet", "not all of it"])
+def test_a_jobs_file_that_is_written_anew_has_lost_no_line(rows, left, is_whole):
+    f = rows(gpus=1)
+    f.write("1,a.py", "1,b.py")
+    f.end(1)
+    f.end(1)
+    f.path.write_text(left)
+    f.w.service.jobs_file.load(is_whole)
+    f.write("1,a.py", "1,b.py")
+    assert len(f.jobs) == 2
 
 
 BAD_ROWS = [  # reason, configuration, the line, what is said of it
@@ -1950,7 +1978,7 @@ def test_a_jobs_file_that_is_not_there_is_told_and_takes_nothing_back(rows):
     f.write("1,a.py")
     f.end(1)
     f.path.unlink()
-    f.w.service.jobs_file.load()
+    f.w.service.jobs_file.load(True)
     assert "there is no file" in f.w.service.jobs_file.faults[0] and not f.w.service.health()["is_healthy"]
     f.write("1,a.py")
     assert len(f.jobs) == 1 and f.w.service.jobs_file.faults == []
@@ -1959,7 +1987,7 @@ def test_a_jobs_file_that_is_not_there_is_told_and_takes_nothing_back(rows):
 def test_the_jobs_file_is_read_when_it_changes_and_at_intervals(rows, monkeypatch):
     f = rows(gpus=1, jobs_file_interval_seconds=30)
     looks = []
-    monkeypatch.setattr(f.w.service.jobs_file, "load", lambda: looks.append(f.w.clock.ticks))
+    monkeypatch.setattr(f.w.service.jobs_file, "load", lambda is_whole: looks.append((f.w.clock.ticks, is_whole)))
 
     def sleep(seconds):
         f.w.clock.pass_(seconds)
@@ -1968,7 +1996,7 @@ def test_the_jobs_file_is_read_when_it_changes_and_at_intervals(rows, monkeypatc
         f.w.service.is_stopping = f.w.clock.ticks >= 1045
     monkeypatch.setattr(f.w.clock, "sleep", sleep)
     f.w.service.jobs_file.run()
-    assert looks == [1000, 1010, 1040]
+    assert looks == [(1000, True), (1010, False), (1040, True)]
 
 
 CUDA = [  # reason, cuda_arg, arguments, what runs, whether its GPUs are narrowed
@@ -2049,6 +2077,16 @@ def test_on_finish(world, hooked):
     assert hooks.next()[1] == {"NEXUS_JOB_ID": job_id, "NEXUS_JOB_STATUS": "failed", "NEXUS_JOB_CAUSE": "exit", "NEXUS_JOB_EXIT_CODE": "3",
                                "NEXUS_JOB_COMMAND": "python a.py; exit 3", "NEXUS_JOB_GPU": "0,1"}
     assert hooks.calls.empty(), "each once, and not for starts"
+
+
+def test_on_finish_of_a_job_that_is_no_longer_kept(world, hooked):
+    w = world(gpus=2, on_finish="notify me", history_limit=1)
+    ids = [w.add() for _ in range(3)]
+    hooks = hooked(w)
+    for job_id in ids:
+        w.service.cancel(job_id, ANN, ("pending",))
+    w.turn()
+    assert [hooks.next()[1]["NEXUS_JOB_ID"] for _ in ids] == ids
 
 
 def test_on_finish_for_what_ended_unheard(world, hooked):

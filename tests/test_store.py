@@ -154,6 +154,7 @@ def test_what_others_edit_in_state_json(box, reason, act, found):
     if found is ValueError:
         with pytest.raises(ValueError):
             box.store.read_edit()
+        box.store.give_up_edit()
     else:
         assert box.store.read_edit() == found
     box.store.save_snapshot(is_forced=True)
@@ -843,6 +844,47 @@ def test_an_edit_of_an_edit(box):
     assert box.store.read_edit() == {"paused": False, "paused_gpus": (0,)}
 
 
+def test_an_edit_of_an_older_state_json(box):
+    """Somebody reads it, the service writes a newer one, and what was read is written back with one thing changed."""
+    box.store.save_snapshot()
+    path = pathlib.Path(box.path("state.json"))
+    body = json.loads(path.read_text())
+    box.store.update(lambda state: (yield nexus.StateChanged({"paused": True})))
+    box.store.save_snapshot()
+    path.write_text(json.dumps({**body, "paused_gpus": [0]}))
+    assert box.store.read_edit() == {"paused_gpus": (0,)}, "not that the queue is resumed"
+
+
+def test_an_edit_while_the_service_starts(box, tmp_path, monkeypatch):
+    box.store.save_snapshot()
+    again, path = box.crash(tmp_path / "copy"), None
+
+    def replay(store, state, segments, replay=nexus.Store.replay):
+        path.write_text(json.dumps({**json.loads(path.read_text()), "paused": True}))
+        return replay(store, state, segments)
+
+    path = pathlib.Path(again.path("state.json"))
+    pathlib.Path(again.path("state.json.new.77.tmp")).write_text("half of it")
+    monkeypatch.setattr(nexus.Store, "replay", replay)
+    assert again.open().store.read_edit() == {"paused": True}
+    assert not os.path.exists(again.path("state.json.new.77.tmp"))
+
+
+def test_an_edit_just_as_state_json_is_written(box, monkeypatch):
+    box.add("abc")
+    path, rename = pathlib.Path(box.path("state.json")), os.replace
+
+    def replace(source, target):
+        rename(source, target)
+        if target == str(path):
+            path.write_text(json.dumps({**json.loads(path.read_text()), "paused": True}))
+
+    monkeypatch.setattr(os, "replace", replace)
+    box.store.save_snapshot()
+    monkeypatch.undo()
+    assert box.store.read_edit() == {"paused": True}
+
+
 def test_a_state_file_that_somebody_breaks_does_not_become_prev(box, tmp_path):
     box.add("abc")
     box.store.save_snapshot()
@@ -855,6 +897,9 @@ def test_a_state_file_that_somebody_breaks_does_not_become_prev(box, tmp_path):
     assert box.store.snapshot_wanted.is_set(), "it may be an edit, half written: that is looked at first"
     with pytest.raises(ValueError):
         box.store.read_edit()
+    box.store.save_snapshot()
+    assert os.path.getsize(box.path("state.json")) == 100, "it may still be being written"
+    box.store.give_up_edit()
     box.store.save_snapshot()
     again = box.crash(tmp_path / "copy")
     assert again.open().dump() == box.dump() and again.said == []
