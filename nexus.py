@@ -14367,11 +14367,12 @@ def make_parser(command: Command, out: TextIO | None = None) -> argparse.Argumen
 
     parser = Parser(prog=f"nexus {command.name}", description=" ".join([command.summary[:1].upper() + command.summary[1:] + ".",
                                                                         command.description]),
-                    allow_abbrev=False)
+                    allow_abbrev=False, formatter_class=lambda prog: argparse.HelpFormatter(prog, width=80))
     is_one_of = command.name in ("status", "metrics", "kill", "move")
     exclusive = parser.add_mutually_exclusive_group(required=command.name == "move") if is_one_of else parser
     for flags, settings in command.arguments:
         (exclusive if flags[0].startswith("--") else parser).add_argument(*flags, **settings)
+    parser.formatter_class = argparse.HelpFormatter     # it asks for the terminal's width, at each add_argument too, by a slow import
     return parser
 
 
@@ -15469,9 +15470,12 @@ def cmd_ids(call: Call) -> int:
 LAUNCHER = """\
 {shebang}
 # Made by nexus install.  It imports nexus.py rather than running it, so that its compiled form is kept.
+import gc
 import sys
+gc.disable()                    # until there is something to collect
 sys.path.insert(0, {folder!r})
 import nexus
+gc.enable()
 sys.exit(nexus.entry())
 """
 UNIT = """\
@@ -15788,6 +15792,8 @@ def main(argv: Sequence[str], environ: Mapping[str, str], out: TextIO, err: Text
 
 def entry() -> int:
     """What the `nexus` command calls."""
+    import gc
+    gc.freeze()                                 # what was imported stays: to look through it, also at the end, takes a tenth of `nexus add`
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:          # closed: nothing that is opened from here on may take its number
             os.open(os.devnull, os.O_RDWR)
