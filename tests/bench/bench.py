@@ -202,6 +202,9 @@ def measure_bulk() -> None:
         report("longest other request during a listing of 100,000", f"{worst:.0f} ms", "<= 100 ms")
         worst = measure_delay(it, lambda: force_snapshot(it))
         report("longest other request during a snapshot of 100,000", f"{worst:.0f} ms", "<= 100 ms")
+        calm = measure_delay(it, lambda: time.sleep(3), "POST")
+        worst = measure_delay(it, lambda: force_snapshot(it), "POST")
+        report("longest POST /queue during one / in 3 s without", f"{worst:.0f} / {calm:.0f} ms", "<= 100 ms more")
 
         pid = it.pid
         os.kill(pid, signal.SIGKILL)
@@ -228,11 +231,12 @@ def force_snapshot(it: Bench) -> None:
         time.sleep(0.02)
 
 
-def measure_delay(it: Bench, act: Callable[[], object]) -> float:
-    """The longest that GET /health takes, in ms, from another process, while `act` goes on here."""
+def measure_delay(it: Bench, act: Callable[[], object], method: str = "GET") -> float:
+    """The longest that GET / takes, or the POST of a job, in ms, from another process, while `act` goes on here."""
+    request = "'GET', '/'" if method == "GET" else "'POST', '/queue', '{\"command\": \"true\"}', {'Content-Type': 'application/json'}"
     program = ("import http.client, sys, time\nworst = 0\nline = http.client.HTTPConnection('127.0.0.1', int(sys.argv[1]))\n"
                "print('ready', flush=True)\n"
-               "while not sys.stdin.closed:\n import select\n began = time.perf_counter()\n line.request('GET', '/')\n"
+               f"while not sys.stdin.closed:\n import select\n began = time.perf_counter()\n line.request({request})\n"
                " line.getresponse().read()\n worst = max(worst, time.perf_counter() - began)\n"
                " if select.select([sys.stdin], [], [], 0.01)[0]: break\nprint(worst * 1000)\n")
     watcher = subprocess.Popen([sys.executable, "-c", program, str(it.port)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
