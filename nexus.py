@@ -404,7 +404,7 @@ SETTINGS = (
     Setting("service", "tls_cert", "", None, "a PEM file, and with tls_key another: https instead of http"),
     Setting("service", "tls_key", "", None, "the certificate's private key"),
     Setting("service", "max_body_mb", 64, (0.01, 1024), "a longer request is refused"),
-    Setting("service", "max_connections", 0, (0, 1000000), "at once; 0 = half of the descriptors that the service may open"),
+    Setting("service", "max_connections", 0, (0, 1000000), "at once; 0 = a third of the descriptors that the service may open"),
     Setting("service", "max_connections_per_client", 256, (1, 1000000),
             "of one address, or of another user of this machine; a new one ends the longest idle"),
     Setting("service", "request_timeout_seconds", 30, (0.1, 3600), "within which a request must have come, and a second more per 64 KB"),
@@ -5242,7 +5242,7 @@ def find_socket_uid(source: tuple[str, int], destination: tuple[str, int] | None
     for look in (ask_sock_diag, read_socket_table):
         try:
             return look(source, peer, state)
-        except OSError:             # not offered, or no numeric address: a name, or fe80::1%eth0
+        except (OSError, NexusError):   # not offered, no descriptor left, or no numeric address: a name, or fe80::1%eth0
             continue
     return None
 
@@ -10486,6 +10486,7 @@ def describe_for_event(gpu: Gpu) -> tuple[object, ...]:
 BODY_BYTES_PER_S = 65536                # at least; a slower body is not waited for
 HEARTBEAT_S = 15.0
 CROWD_SIZE, CROWD_PAUSE_S, CROWD_LOOKS_PER_S = 10, 1.0, 400.0       # more followers than that share so many looks
+ACCEPT_PAUSE_S = 0.1                    # when no connection can be taken, as without a free descriptor
 SWEEP_INTERVAL_S = 2.0                  # how often connections are looked at that have not sent their request in time
 PENALTY_S = (0.05, 5.0)                 # for a wrong token: doubled at each, at most
 PENALTY_MEMORY_S = 900.0
@@ -11804,7 +11805,7 @@ def make_server(api: Api, host: str, port: int, tls: ssl.SSLContext | None = Non
 
         def server_bind(self) -> None:
             descriptors = current_limits()["nofile"][0]
-            self.most = api.config.max_connections or (descriptors // 2 if descriptors > 0 else 4096)
+            self.most = api.config.max_connections or (descriptors // 3 if descriptors > 0 else 4096)      # who reads a file takes two
             self.open: dict[Any, Connection] = {}           # by socket
             self.guard = threading.Lock()
             self.closed = threading.Event()
@@ -11812,12 +11813,25 @@ def make_server(api: Api, host: str, port: int, tls: ssl.SSLContext | None = Non
             self.server_name, self.server_port = host, self.server_address[1]
 
         def get_request(self) -> tuple[Any, Any]:
-            request, address = super().get_request()
+            try:
+                request, address = super().get_request()
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE):
+                    api.service.fail("taking a connection", error)
+                api.service.clock.sleep(ACCEPT_PAUSE_S)     # at once it would only fail again
+                raise
             if tls:                                         # the handshake comes later, in the connection's own thread
                 request = tls.wrap_socket(request, server_side=True, do_handshake_on_connect=False)
             return request, address
 
         def verify_request(self, request: Any, client_address: Any) -> bool:
+            try:
+                return self.admit(request, client_address)
+            except Exception as error:                      # the next one may fare better
+                api.service.fail("taking a connection", error)
+                return False
+
+        def admit(self, request: Any, client_address: Any) -> bool:
             """Whether to talk to a caller: descriptors must be left for the jobs, and nobody may take all connections."""
             made = Connection(find_client(request, client_address), api.service.clock.monotonic())
             with self.guard:
@@ -11860,7 +11874,12 @@ def make_server(api: Api, host: str, port: int, tls: ssl.SSLContext | None = Non
 
         def serve_forever(self, poll_interval: float = 3600) -> None:
             threading.Thread(target=self.sweep, name="connections", daemon=True).start()
-            super().serve_forever(poll_interval)
+            while not self.closed.is_set():
+                try:
+                    return super().serve_forever(poll_interval)
+                except Exception as error:                  # without it the service would be deaf until its end
+                    api.service.fail("serving", error)
+                    api.service.clock.sleep(ACCEPT_PAUSE_S)
 
         def server_close(self) -> None:
             self.closed.set()

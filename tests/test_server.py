@@ -1646,6 +1646,57 @@ def test_a_thousand_idle_connections():
         wait_until(lambda: not it.server.open)
 
 
+@contextlib.contextmanager
+def descriptors_left(count):
+    """So many more may be opened, by anyone in this process."""
+    import resource
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    probes = [os.open(os.devnull, os.O_RDONLY) for _ in range(count + 1)]
+    for probe in probes:
+        os.close(probe)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (probes[count], limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+@pytest.mark.parametrize("count", [0, 1, 2])
+def test_with_the_last_descriptor_the_server_does_not_end(count):
+    with Listening() as it, socket.socket() as line:
+        looked, pauses = [], []
+        it.service.clock.sleep = lambda seconds: (pauses.append(seconds), time.sleep(seconds))
+        find, nexus.find_socket_uid = nexus.find_socket_uid, lambda *asked: looked.append(find(*asked)) or looked[-1]
+        try:
+            with descriptors_left(count):
+                line.connect(("127.0.0.1", it.port))            # its own descriptor is there
+                wait_until(lambda: pauses if count == 0 else looked)
+        finally:
+            nexus.find_socket_uid = find
+        assert len(pauses) < 3, "it waits for a free one, and not at full speed"
+        with it.connect() as other:
+            other.sendall(b"GET /queue HTTP/1.0\r\nHost: localhost\r\n\r\n")
+            assert other.recv(4096).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize("name, is_taken", [("find_client", False), ("get_request", True)])
+def test_a_fault_while_accepting_ends_one_connection_at_most(monkeypatch, name, is_taken):
+    with Listening() as it:
+        place = it.server if name == "get_request" else nexus
+        faults, works = [ZeroDivisionError("a fault of ours")], getattr(place, name)
+
+        def fail_once(*given):
+            if faults:
+                raise faults.pop()
+            return works(*given)
+
+        monkeypatch.setattr(place, name, fail_once)
+        for is_answered in (is_taken, True):
+            answer = it.exchange(b"GET /queue HTTP/1.0\r\nHost: localhost\r\n\r\n" if is_answered else b"")
+            assert answer.startswith(b"HTTP/1.1 200") == is_answered
+        assert it.service.failure_count == 1 and "a fault of ours" in it.service.last_failure
+
+
 # What the dashboard needs: its page for those who would rather have one, the last hour of each GPU, the head of a long queue
 
 ACCEPTED = [  # reason, Accept, whether the page is the answer
