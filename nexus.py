@@ -11628,7 +11628,6 @@ def make_handler(api: Api) -> type[http.server.BaseHTTPRequestHandler]:
 
         def expect(self, length: int) -> None:
             """So many bytes, a request's head or body, must come within their time: the server ends the connection otherwise."""
-            self.place.idle_since = None
             self.place.deadline = api.service.clock.monotonic() + api.config.request_timeout_seconds + length / BODY_BYTES_PER_S
 
         def handle_one_request(self) -> None:
@@ -11657,7 +11656,7 @@ def make_handler(api: Api) -> type[http.server.BaseHTTPRequestHandler]:
         def respond(self) -> None:
             try:
                 request = self.make_request()
-                self.place.deadline = None      # its head is there
+                self.place.deadline = self.place.idle_since = None      # its head is there
                 response = api.handle(request)
             except NexusError as error:
                 self.close_connection = True
@@ -11786,7 +11785,7 @@ class Connection:
 
     def __init__(self, client: str | None, now: float) -> None:
         self.client = client                        # whose it is, where the number of his is limited
-        self.idle_since: float | None = now         # None while there is a request
+        self.idle_since: float | None = now         # None while there is a request, whose head is there
         self.deadline: float | None = None          # until when it must have sent what is expected of it
 
 
@@ -11835,8 +11834,10 @@ def make_server(api: Api, host: str, port: int, tls: ssl.SSLContext | None = Non
             """Whether to talk to a caller: descriptors must be left for the jobs, and nobody may take all connections."""
             made = Connection(find_client(request, client_address), api.service.clock.monotonic())
             with self.guard:
-                alike = [key for key, known in self.open.items() if known.client == made.client] if made.client else []
+                others = [key for key, known in self.open.items() if known.client] if made.client else []
+                alike = [key for key in others if self.open[key].client == made.client]
                 fits = (self.has_room(alike, api.config.max_connections_per_client) and
+                        self.has_room(others, self.most - self.most // 4) and          # the rest is left for the owner
                         self.has_room(list(self.open) if len(self.open) >= self.most else [], self.most))
                 if fits:
                     self.open[request] = made

@@ -1605,6 +1605,26 @@ def test_an_address_has_so_many_connections(monkeypatch):
         assert answers.count(True) == 4 and answers[-1], "two of those that were there gave way"
 
 
+@pytest.mark.parametrize("reason, request_bytes", [
+    ("a byte", b"G"), ("a head without its end", b"GET /health HTTP/1.1\r\nHost: localhost\r\n"),
+    ("requests that are being answered", b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")])
+def test_others_leave_room_for_the_owner(monkeypatch, reason, request_bytes):
+    monkeypatch.setattr(nexus, "find_client", lambda request, address: None if address[0] == "127.0.0.1" else address[0])
+    with Listening(max_connections=8, max_connections_per_client=4) as it, contextlib.ExitStack() as held:
+        def count_busy():
+            return sum(place.deadline is not None or place.idle_since is None for place in it.server.open.values())
+
+        for count in range(1, 9):
+            source = ("127.0.0.2" if count % 2 else "127.0.0.3", 0)
+            line = held.enter_context(socket.create_connection(("127.0.0.1", it.port), 20, source))
+            with contextlib.suppress(ConnectionError):
+                line.sendall(request_bytes)
+            wait_until(lambda count=count: count_busy() >= min(count, 6))
+        own = [held.enter_context(it.connect()) for _ in range(2)]
+        assert all(map(is_open, own)), reason
+        wait_until(lambda: len(it.server.open) <= 8)
+
+
 SLOW = [("the request line", b"GET /hea", b"l"), ("the head", b"GET /health HTTP/1.1\r\nHost: localhost\r\n", b"X: y\r\n"),
         ("the body", b"POST /queue HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n", b" ")]
 
