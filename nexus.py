@@ -175,7 +175,7 @@ def format_count(count: int, noun: str) -> str:
 
 def format_line(text: str, width: int = 0) -> str:
     """Text as one harmless line for a terminal: control characters shown as blanks, cut at `width` if that is given."""
-    line = CONTROL.sub(" ", text)
+    line = CONTROL.sub(" ", text[: width + 1] if width else text)
     return line if not width or len(line) <= width else line[: max(1, width - 1)] + "…"
 
 
@@ -247,7 +247,7 @@ def is_job_id(text: str) -> bool:
 def suggest(word: str, known: Iterable[str]) -> str:
     """`did you mean 'abc'?`, or nothing when no known word is near."""
     import difflib
-    near = difflib.get_close_matches(word, list(known), n=1)
+    near = difflib.get_close_matches(word, list(known), n=1) if len(word) <= 100 else []     # of megabytes it would make gigabytes
     return f"did you mean '{near[0]}'?" if near else ""
 
 

@@ -13,6 +13,7 @@ import subprocess
 import tempfile
 import threading
 import time
+import tracemalloc
 
 import pytest
 from console import Home, free_port, wait_until
@@ -307,6 +308,17 @@ def test_host_is_checked_on_every_method_and_path(shared_bench, method):
 
 
 # What the routes answer
+
+
+def test_a_long_key_costs_little(bench):
+    body = json.dumps({"command": "true", "k" * 2_000_000: 1}).encode()
+    tracemalloc.start()
+    try:
+        status, answer = bench.ask("POST", "/queue", body, {"content-type": "application/json"})
+        assert tracemalloc.get_traced_memory()[1] < 8 * len(body)
+    finally:
+        tracemalloc.stop()
+    assert status == 400 and answer["hint"].startswith("the keys are")
 
 
 def test_info_and_status(bench):

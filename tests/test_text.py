@@ -253,6 +253,7 @@ SUGGESTIONS = [  # reason, word, known, hint
     ("a slip", "abx", ["abc", "xyz"], "did you mean 'abc'?"),
     ("nothing near", "qqqq", ["abc", "xyz"], ""),
     ("nothing known", "abc", [], ""),
+    ("longer than words are", "x" * 101, ["x" * 101], ""),
 ]
 
 
