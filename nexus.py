@@ -8779,10 +8779,11 @@ class Service:
                               if parent in again or is_hopeful(state, parent))
                 kept = {name: getattr(job, name) for name in (*KEPT_AS_ASKED, "user", "cwd", "environment", "env_digest", "retries",
                                                               "only_node")}
+                priority = job.priority if caller.is_owner else max(job.priority, PRIORITIES["normal"])     # see check_priority()
                 new_id = self.clock.new_job_id(state.jobs)
                 kept["cwd"] = self.layout.work_folder(new_id) if job.code else job.cwd
                 new = Job(**{**kept, "after": after}, id=new_id, created_at=now, content="",
-                          **next_place(state, job.priority, job.user), status_history=((PENDING, now),),
+                          **next_place(state, priority, job.user), status_history=((PENDING, now),),
                           unmet=tuple(parent for parent in after if state.jobs[parent].status != COMPLETED))
                 yield JobAdded(new)
                 yield JobChanged(job.id, {"retried_as": new.id})

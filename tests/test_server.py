@@ -1829,6 +1829,20 @@ def test_a_user_goes_before_nobody():
         assert bench.ask("PATCH", f"/queue/{bench.ids[0]}", {"priority": 0})[0] == 200, "the owner may"
 
 
+@pytest.mark.parametrize("who, given, expected", [
+    (BOB, "high", 1), (BOB, "normal", 1), (BOB, "low", 2), ({}, "high", 0), ({}, "low", 2)])
+def test_a_retry_goes_before_others_for_the_owner_alone(who, given, expected):
+    with lab_bench() as bench:
+        child = bench.ask("POST", "/queue", {"command": "true", "after": [bench.ids[0]]}, BOB)[1]["id"]
+        for id in (bench.ids[0], child):
+            assert bench.ask("PATCH", f"/queue/{id}", {"priority": given})[0] == 200
+        assert bench.ask("DELETE", f"/queue/{bench.ids[0]}")[0] == 204
+        answer = bench.ask("POST", f"/jobs/{bench.ids[0]}/retry", {}, who)[1]
+        assert len(answer["dependents"]) == 1
+        for id in (answer["id"], *answer["dependents"]):
+            assert bench.ask("GET", f"/jobs/{id}")[1]["priority"] == expected
+
+
 def test_a_user_does_not_run_again_what_the_owner_put_after():
     with lab_bench() as bench:
         bench.ask("POST", "/queue", {"command": "echo the owner's", "after": [bench.ids[0]]})
