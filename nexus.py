@@ -653,6 +653,7 @@ class Job:
     after: tuple[str, ...] = ()                 # the jobs that must have completed before it starts
     unmet: tuple[str, ...] = ()                 # those of them that have not yet
     key: str | None = None                      # of the submission that brought it, should its sender ask twice
+    key_content: str | None = None              # digest of all that came with this key: it may bring only the same; None = not known
     env_digest: str | None = None               # of the variables chosen for it: with command, directory and conda what it is
     conda: str | None = None                    # the environment to activate, by name or path
     snapshot: str | None = None                 # the commit in whose checkout it runs
@@ -4069,7 +4070,7 @@ PARAMETERS: Mapping[str, tuple[Mapping[str, Any], str]] = {
     "stream": ({"type": "string", "enum": ["stdout", "stderr", "both"]}, "which of the two files"),
     "since": (COUNT, "events after this number"), "Last-Event-ID": (COUNT, "the same, as browsers send it; it wins"),
     "Idempotency-Key": ({"type": "string", "pattern": "^[\\x21-\\x7e]{8,128}$", "examples": ["0f0bd5a2-4d1e"]},
-                        "a random one: asked again with it, nothing is added twice"),
+                        "a random one for each submission: the same again adds nothing twice, and another with it is refused"),
 }
 
 ERROR_MEANINGS = {
@@ -8549,8 +8550,8 @@ class Service:
         except BlockingIOError:
             pass                                            # it has been woken already
 
-    def submit(self, submissions: Sequence[Submission], caller: Caller, key: str | None = None) -> Added:
-        """Queue jobs, all or none; return their ids.  With the `key` of an earlier submission, that one's.
+    def submit(self, submissions: Sequence[Submission], caller: Caller, key: str | None = None, key_content: str | None = None) -> Added:
+        """Queue jobs, all or none; return their ids.  With the `key` of an earlier submission, that one's, if its content was the same.
 
         Raises: usage, not_found, conflict, queue_full, forbidden, unavailable.
         """
@@ -8564,7 +8565,7 @@ class Service:
 
         def add(state: State) -> Changes:
             if key and key in state.keys:
-                return Added(tuple(sorted(state.keys[key], key=lambda job_id: state.jobs[job_id].number)))
+                return Added(find_keyed(state, key, key_content))
             ids, known = [], []
             check_groups(state, prepared, caller)
             has_unique = any(submission.unique for submission in prepared)
@@ -8578,7 +8579,8 @@ class Service:
                     ids.append(same)
                     known.append(same)
                     continue
-                job = yield from self.add_job(state, submission, caller, digest, variables, now, content=content, key=key)
+                job = yield from self.add_job(state, submission, caller, digest, variables, now, content=content, key=key,
+                                              key_content=key_content)
                 if has_unique:
                     contents[content_of(job)] = job.id
                     for failed in find_forerunners(state, job):
@@ -8594,7 +8596,7 @@ class Service:
             self.wake()
         return added
 
-    def submit_code(self, submission: Submission, code: bytes, caller: Caller, key: str | None) -> str:
+    def submit_code(self, submission: Submission, code: bytes, caller: Caller, key: str | None, key_content: str | None) -> str:
         """Queue a script; return its job's id.  It is on disk before, and goes again when no job came to need it.
 
         Raises: what submit() raises.
@@ -8605,7 +8607,7 @@ class Service:
         path, is_needed = self.layout.code_file(name), False
         try:
             write_code(path, code)
-            job_id = self.submit([submission], caller, key).ids[0]
+            job_id = self.submit([submission], caller, key, key_content).ids[0]
             is_needed = self.store.read(lambda state: job_id in state.jobs and state.jobs[job_id].code == name)
         finally:
             if not is_needed:
@@ -10355,6 +10357,15 @@ def find_same(state: State, submission: Submission, user: str, content: str) -> 
     return known.id if known else None
 
 
+def find_keyed(state: State, key: str, content: str | None) -> tuple[str, ...]:
+    """The jobs that a submission with this key has brought.  Raises: conflict, when that was another one."""
+    jobs = sorted((state.jobs[job_id] for job_id in state.keys[key]), key=lambda job: job.number)
+    if jobs[0].key_content not in (None, content):
+        raise NexusError("conflict", f"this Idempotency-Key came with another submission before, which brought job {jobs[0].id}",
+                         hint="a new one for each: uuidgen makes them")
+    return tuple(job.id for job in jobs)
+
+
 def is_withdrawn(job: Job, folder: str) -> bool:
     """Whether a job that Slurm has will not run any more, whatever Slurm does: its attempt was not begun, and is claimed now."""
     try:
@@ -11177,7 +11188,8 @@ class Api:
             self.service.store.read(lambda state: check_queue(state, caller.user, self.service.config.jobs, len(prepared)))
             shown = [name for name in SUBMISSION_FIELDS if name not in ("environment", "env", "limits", "umask", "code", "labels")]
             return json_response({"dry_run": True, "jobs": [{name: getattr(one, name) for name in shown} for one in prepared]})
-        added = self.service.submit(submissions, caller, key)
+        content = digest_of(json.dumps([data, commands], sort_keys=True)) if key else None
+        added = self.service.submit(submissions, caller, key, content)
         answer: dict[str, Any] = {"id": added.ids[0]} if isinstance(data, dict) and commands is None else {"ids": added.ids}
         known = [job_id for job_id in added.known if job_id not in [submission.id for submission in submissions]]
         if known:                                       # by `unique`: what is asked for twice under its id is answered as the first time
@@ -11454,7 +11466,8 @@ class Api:
             caller = Caller(user, f"{caller.name} for {format_line(user, 60)}")
         labels = tuple((name, config[name]) for name in ("competition_id", "project_id") if name in config)
         asked = {name: config[name] for name in ("expected_time", "gpus", "name", "priority") if name in config}
-        job_id = self.service.submit_code(Submission("", labels=labels, **asked), code, caller, key)
+        content = digest_of(json.dumps({**config, "token": None}, sort_keys=True) + code.decode("latin-1")) if key else None
+        job_id = self.service.submit_code(Submission("", labels=labels, **asked), code, caller, key, content)
 
         def find_place(state: State) -> tuple[str | None, int]:
             """0 for one that has started already: it was the first then."""

@@ -408,6 +408,20 @@ def test_an_idempotency_key_adds_once(bench):
     assert bench.commands == ["a", "b"] * 2
 
 
+def test_an_idempotency_key_brings_only_the_same(bench):
+    key = {"idempotency-key": "0123456789abcdef"}
+    first = bench.ask("POST", "/queue", {"command": "a", "gpus": 0, "env": {"A": "1", "B": "2"}}, key)
+    assert bench.ask("POST", "/queue", {"env": {"B": "2", "A": "1"}, "gpus": 0, "command": "a"}, key) == first
+    bench.store = bench.service.store = nexus.Store(bench.layout, nexus.Clock(), bench.service.log)
+    bench.store.recover()
+    assert bench.ask("POST", "/queue", {"command": "a", "gpus": 0, "env": {"A": "1", "B": "2"}}, key) == first, "the next service knows"
+    for other in ({"command": "b"}, {"command": "a"}, {"command": "a", "gpus": 0, "env": {"A": "1"}}, [{"command": "a", "gpus": 0}],
+                  {"command": "a", "id": "abcd"}):
+        status, answer = bench.ask("POST", "/queue", other, key)
+        assert status == 409 and first[1]["id"] in answer["message"] and answer["hint"]
+    assert bench.commands == ["a"]
+
+
 def test_patch_reorders(bench):
     made = [bench.add(command=name) for name in "abcd"]
     assert bench.ask("PATCH", f"/queue/{made[2]}", {"position": 0})[1]["position"] == 0
@@ -791,6 +805,8 @@ def test_a_script_that_cannot_be_kept_is_no_job(lab, monkeypatch):
     lab.ask("DELETE", f"/queue/{lab.ask('GET', '/queue')[1][0]['id']}")
     answers = [submit(lab, headers=key)[1]["job_id"] for _ in range(2)]
     assert answers[0] == answers[1] and len(kept_code(lab)) == 4
+    for other in ({"code": b"print(1)\n"}, {"config": MINE + "name: y\n"}):
+        assert submit(lab, **other, headers=key)[0] == 409 and len(kept_code(lab)) == 4, "the key has brought another script"
 
 
 def test_a_retry_has_the_script_and_a_folder_of_its_own(lab):
