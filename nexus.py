@@ -11617,8 +11617,18 @@ def read_new(path: str, offsets: dict[str, int], tail: int | None) -> Iterator[b
 def make_handler(api: Api) -> type[http.server.BaseHTTPRequestHandler]:
     """What speaks HTTP on one connection: bytes to Request, Response to bytes."""
     import http.server
+    import io
     import select
     import urllib.parse
+
+    class Reader(io.BufferedReader):
+        """Of a connection.  It sees whether each line of a head is one for whoever reads it: the parser ends lines at a \r alone too."""
+        is_torn = False
+
+        def readline(self, size: int | None = -1) -> bytes:
+            line = super().readline(size)
+            self.is_torn = self.is_torn or b"\r" in line[:-2] or not line.endswith(b"\n")
+            return line
 
     class Handler(http.server.BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -11629,6 +11639,7 @@ def make_handler(api: Api) -> type[http.server.BaseHTTPRequestHandler]:
 
         def setup(self) -> None:
             super().setup()
+            self.rfile: Reader = Reader(self.rfile.detach())
             self.has_uid = False
             self.place: Connection = self.server.open[self.request]  # type: ignore[attr-defined]
             if hasattr(self.connection, "do_handshake"):
@@ -11647,7 +11658,7 @@ def make_handler(api: Api) -> type[http.server.BaseHTTPRequestHandler]:
         def handle_one_request(self) -> None:
             self.place.deadline, self.place.idle_since = None, api.service.clock.monotonic()
             try:
-                if not self.rfile.peek(1):  # type: ignore[attr-defined]
+                if not self.rfile.peek(1):
                     self.close_connection = True
                     return
             except OSError:                     # it was silent for too long, or has gone
@@ -11699,7 +11710,7 @@ def make_handler(api: Api) -> type[http.server.BaseHTTPRequestHandler]:
             for name in ("Host", "Origin", "Authorization", "Content-Type"):
                 if len(self.headers.get_all(name) or []) > 1:
                     raise NexusError("usage", f"a request has one {name}")
-            if self.headers.get_payload():      # the parser has taken the rest of the head for a body
+            if self.rfile.is_torn or self.headers.get_payload():    # the parser has taken the rest of the head for a body
                 raise NexusError("usage", "a line of the request's head is not like Name: text")
             self.unread = int(min(lengths))
             return Request(self.command, urllib.parse.unquote(split.path),

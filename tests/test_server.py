@@ -1806,12 +1806,21 @@ def test_the_last_hour_of_each_gpu():
 @pytest.mark.parametrize("reason, head", [
     ("a name that ends in a blank", "X-Foo : a\r\nX-Forwarded-For: 192.0.2.7\r\n"), ("no colon", "garbage\r\nOrigin: http://evil.example\r\n"),
     ("two Origins", "Origin: http://evil.example\r\nOrigin: http://localhost\r\n"),
+    ("a CR within a line", "X: a\rAccept: text/html\r\n"), ("two CRs", "X: a\r\r\n"), ("a CR before a line", "\rX: a\r\n"),
     ("two tokens", "Authorization: Bearer a\r\nAuthorization: Bearer b\r\n"), ("two types", "Content-Type: a/b\r\nContent-Type: c/d\r\n")])
 def test_a_head_that_hides_something(reason, head):
     with Listening() as it:
         answer = it.exchange(f"POST /service/pause HTTP/1.1\r\nHost: localhost\r\n{head}Content-Length: 0\r\n\r\n".encode())
         assert answer.startswith(b"HTTP/1.1 400"), (reason, answer)
         assert not it.store.state.paused
+
+
+def test_a_head_that_is_cut_off_is_no_request():
+    with Listening() as it, it.connect() as line:
+        assert is_open(line)                    # from now on it is known whose the connection is
+        line.sendall(b"POST /service/pause HTTP/1.1\r\nHost: localhost\r\n")
+        line.shutdown(socket.SHUT_WR)
+        assert line.recv(4096).startswith(b"HTTP/1.1 400") and not it.store.state.paused
 
 
 def test_a_refused_body_that_drips_in_is_not_waited_for(monkeypatch):
