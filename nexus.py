@@ -4068,6 +4068,7 @@ PARAMETERS: Mapping[str, tuple[Mapping[str, Any], str]] = {
     "group": (TYPES["text"], "of this group alone"), "limit": (COUNT, "so many at most"),
     "follow": (FLAG, "go on as it grows, until the end"), "tail": (COUNT, "begin so many lines before the end"),
     "stream": ({"type": "string", "enum": ["stdout", "stderr", "both"]}, "which of the two files"),
+    "offset": (COUNT, "nothing before this byte of a file, unless that is shorter: a new one; the header Log-Offset says where it begins"),
     "since": (COUNT, "events after this number"), "Last-Event-ID": (COUNT, "the same, as browsers send it; it wins"),
     "Idempotency-Key": ({"type": "string", "pattern": "^[\\x21-\\x7e]{8,128}$", "examples": ["0f0bd5a2-4d1e"]},
                         "a random one for each submission: the same again adds nothing twice, and another with it is refused"),
@@ -10568,7 +10569,8 @@ ROUTES = (
     Route("POST", "/jobs/{id}/retry", "post_retry", "user", (), "run a finished job again, as a new one, and those cancelled for it",
           answer="Retried", errors=("conflict", "queue_full")),
     Route("GET", "/jobs/{id}/why", "get_why", "user", (), "why a job waits, GPU by GPU", answer="Why"),
-    Route("GET", "/jobs/{id}/logs", "get_logs", "user", ("follow", "stream", "tail"), "what a job printed, or prints", answer="text/plain"),
+    Route("GET", "/jobs/{id}/logs", "get_logs", "user", ("follow", "stream", "tail", "offset"), "what a job printed, or prints",
+          answer="text/plain"),
     Route("GET", "/nodes", "get_nodes", "owner", (), "this machine and the others that jobs are given to", answer="NodeInfo[]"),
     Route("POST", "/nodes", "post_nodes", "owner", (), "give jobs to another machine too, on which nexus is (nexus node add puts it there)",
           body="NodeAdded", errors=("conflict",)),
@@ -11267,7 +11269,7 @@ class Api:
         stream = request.query.get("stream", "both")
         if stream not in STREAMS:
             refuse(f"stream must be {', '.join(STREAMS)}, not '{format_line(stream, 40)}'", hint="")
-        tail = parse_number(request.query, "tail")
+        tail, offset = parse_number(request.query, "tail"), parse_number(request.query, "offset") or 0
         job: Job = service.store.read(lambda state: find_own_job(state, id, caller))
         names = [name for name in STREAMS[:2] if stream in (name, "both")]
 
@@ -11278,11 +11280,14 @@ class Api:
                 now = None
             folder = now.log_dir if now else job.log_dir
             return [os.path.join(folder, f"{name}.log") for name in names] if folder else [], now is None or now.status in FINAL
-        pieces = self.follow(look, tail) if parse_flag(request.query, "follow") else read_files(look()[0], tail)
-        return Response(200, content_type="text/plain; charset=utf-8", stream=pieces)
+        if parse_flag(request.query, "follow"):
+            return Response(200, content_type="text/plain; charset=utf-8", stream=self.follow(look, tail, offset))
+        starts = {path: find_log_start(path, tail, offset) for path in look()[0]}
+        return Response(200, content_type="text/plain; charset=utf-8", headers={"Log-Offset": ", ".join(map(str, starts.values())) or "0"},
+                        stream=(piece for path in list(starts) for piece in read_new(path, starts)))
 
-    def follow(self, look: Callable[[], tuple[list[str], bool]], tail: int | None) -> Iterator[bytes]:
-        """What files hold from their last `tail` lines on, and what is appended, until it is over and all was sent.
+    def follow(self, look: Callable[[], tuple[list[str], bool]], tail: int | None, offset: int = 0) -> Iterator[bytes]:
+        """What files hold from find_log_start() on, and what is appended, until it is over and all was sent.
 
         `look` says which files, and whether it is over.
         """
@@ -11293,7 +11298,7 @@ class Api:
                 paths, was_over = look()
                 found = False
                 for path in paths:
-                    for piece in read_new(path, offsets, tail):
+                    for piece in read_new(path, offsets, tail, offset):
                         found = True
                         yield piece
                 if was_over and not found:
@@ -11595,12 +11600,21 @@ def read_files(paths: Sequence[str], tail: int | None) -> Iterator[bytes]:
         yield from read_new(path, {}, tail)
 
 
-def read_new(path: str, offsets: dict[str, int], tail: int | None) -> Iterator[bytes]:
-    """What a file has beyond offsets[path], which is moved on; begins at its last `tail` lines.  A shorter file is a new one."""
+def find_log_start(path: str, tail: int | None, offset: int) -> int:
+    """Where in a log begins what is asked for: its last `tail` lines, but nothing before `offset`.  A shorter file is a new one."""
     try:
-        if path not in offsets:
-            offsets[path] = find_tail(path, tail) if tail is not None else 0
+        start = 0 if tail is None else find_tail(path, tail)
+        return max(start, offset) if offset <= os.stat(path).st_size else start
+    except OSError:
+        return 0                        # not there yet, or no more
+
+
+def read_new(path: str, offsets: dict[str, int], tail: int | None = None, offset: int = 0) -> Iterator[bytes]:
+    """What a file has beyond offsets[path], which is moved on; begins at find_log_start().  A shorter file is a new one."""
+    try:
         with open(path, "rb") as file:
+            if path not in offsets:
+                offsets[path] = find_log_start(path, tail, offset)
             if os.fstat(file.fileno()).st_size < offsets[path]:
                 offsets[path] = 0
             file.seek(offsets[path])
@@ -12491,6 +12505,9 @@ summary { cursor: pointer; padding: .3rem 0; color: var(--accent); }
 const QUEUE_LIMIT = 1000, HISTORY_LIMIT = 1000, PAGE = 100;      // rows asked for; rows shown at once
 const LOG_TAIL = 2000, LOG_LINES = 5000, LINE_LENGTH = 20000;    // lines at first; lines kept; characters kept of a line
 const FRAME_MS = 12, FRAME_LINES = 500;                          // of a log, spent and drawn in one frame
+const LOG_PAUSES_MS = [200, 1000, 5000];                         // before it is read again: after news, without any, after a failure
+const ANSWER_MS = 20000, SILENCE_MS = 45000;                     // waited for an answer; for the next sign of life of the events
+const HIDDEN_MS = 10000;                                         // so long a tab that is not seen keeps its connection
 const FINAL = ['completed', 'failed', 'cancelled'], STATUSES = ['running', 'pending', ...FINAL];
 const SIGNALS = {1: 'SIGHUP', 2: 'SIGINT', 6: 'SIGABRT', 7: 'SIGBUS', 8: 'SIGFPE', 9: 'SIGKILL', 11: 'SIGSEGV', 13: 'SIGPIPE',
   15: 'SIGTERM'};
@@ -12643,9 +12660,24 @@ async function request(method, path, {body, signal, headers = {}} = {}) {
   throw trouble;
 }
 
+// What `control` is of ends when this is not called again in time.
+function patience(control, time) {
+  let timer = null;
+  return (isOver = false) => { clearTimeout(timer); if (!isOver) timer = setTimeout(() => control.abort(), time); };
+}
+
 async function ask(method, path, body, headers) {
-  const answer = await request(method, path, {body, headers});
-  return answer.status === 204 ? null : answer.json();
+  const control = new AbortController(), wait = patience(control, ANSWER_MS);
+  wait();
+  try {
+    const answer = await request(method, path, {body, headers, signal: control.signal});
+    return answer.status === 204 ? null : await answer.json();
+  } catch (error) {
+    if (error.name !== 'AbortError') throw error;
+    throw new Trouble(`The service has not answered for ${ANSWER_MS / 1000} seconds.`, 'What was asked of it may be done all the same.', 0);
+  } finally {
+    wait(true);
+  }
 }
 
 // Does what a button is for; says when it is done, and why when it cannot be.
@@ -12777,7 +12809,9 @@ async function refresh() {
     takeStatus(status);
     draw();
     jobPage?.refresh();
-  } catch { /* the event stream tells whether it is gone */ }
+  } catch (error) {
+    if (!error.status) following?.abort();        // it connects anew, and tells until it has
+  }
   refreshTimer = null;
   refreshNotBefore = performance.now() + Math.max(400, 4 * (performance.now() - began));
 }
@@ -12799,18 +12833,18 @@ function stopFollowing() {
 async function follow() {
   stopFollowing();
   const control = following = new AbortController();
-  let watchdog = null, held = [], isLoading = true;
-  const patience = () => { clearTimeout(watchdog); watchdog = setTimeout(() => control.abort('silent'), 45000); };
+  const wait = patience(control, SILENCE_MS);
+  let held = [], isLoading = true;
   const settle = (events) => { for (const event of events) takeEvent(event); draw(); };
   try {
-    patience();
+    wait();
     const answer = await request('GET', lastEvent === null ? 'events' : `events?since=${lastEvent}`, {signal: control.signal});
     const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
     let text = '';
     for (;;) {
       const {done, value} = await reader.read();
       if (done) break;
-      patience();
+      wait();
       text += value;
       const pieces = text.split('\n\n');
       text = pieces.pop();
@@ -12825,7 +12859,6 @@ async function follow() {
           connectionIs('live', 'live');
           settle(late);
           jobPage?.refresh();
-          reopenLog();
         }).catch((error) => { if (following === control) control.abort(error); });
       }
       if (isLoading) held.push(...events);
@@ -12833,7 +12866,7 @@ async function follow() {
       else if (events.length) settle(events);
     }
   } catch { /* said below */ }
-  clearTimeout(watchdog);
+  wait(true);
   if (following !== control) return;              // stopped on purpose
   connectionIs('lost', 'reconnecting');
   draw();
@@ -12871,11 +12904,20 @@ function takeEvent({id, kind, data}) {
   if (kind !== 'removed') refreshSoon();
 }
 
-document.addEventListener('visibilitychange', () => {         // a hidden tab gives its connection back
-  if (document.hidden) hideTimer = setTimeout(() => { stopFollowing(); connectionIs('', 'resting'); }, 60000);
-  else { clearTimeout(hideTimer); if (!following && at('login').hidden) follow(); }
-});
 let hideTimer = null;
+
+function rest() {                               // a browser has six connections to a host, for all tabs
+  stopFollowing();
+  clearTimeout(refreshTimer);
+  refreshTimer = null;
+  if (at('login').hidden) connectionIs('', 'resting');
+}
+
+document.addEventListener('visibilitychange', () => {
+  clearTimeout(hideTimer);
+  if (document.hidden) hideTimer = setTimeout(rest, HIDDEN_MS);
+  else if (!following && at('login').hidden) follow();
+});
 setInterval(() => { if (following && isLoaded && !document.hidden && at('connection').className.includes('live')) refreshSoon(); }, 5000);
 setInterval(() => { if (following && isLoaded && !document.hidden) loadCurves(); }, 30000);
 setInterval(tick, 1000);
@@ -13567,6 +13609,7 @@ function lineNode(runs, kind) {
 }
 
 // stdout and stderr are read each by itself, so that a progress bar on one and lines on the other do not run into each other.
+// What is new is asked for again and again: a log that is open holds no connection, and one that fails harms nothing.
 
 class LogView {
   constructor(id, tail) {
@@ -13587,43 +13630,67 @@ class LogView {
 
   async open() {
     this.close();
-    const control = this.control = new AbortController(), isBoth = this.stream.value === 'both';
-    const names = isBoth ? ['stdout', 'stderr'] : [this.stream.value];
+    const isBoth = this.stream.value === 'both', names = isBoth ? ['stdout', 'stderr'] : [this.stream.value];
+    let control = this.control = new AbortController(), [pause, longest, longestOfTrouble] = LOG_PAUSES_MS;
     this.ready = [];
-    this.terminals = names.map((name) => new Terminal(this.ready, isBoth && name === 'stderr' ? 'err' : null));
+    this.sources = names.map((name) => ({name, offset: null, decoder: new TextDecoder(),
+      terminal: new Terminal(this.ready, isBoth && name === 'stderr' ? 'err' : null)}));
     this.box.replaceChildren();
     this.partials = [];
     this.dropped = 0;
-    this.isOver = this.isBroken = false;
+    this.isOver = false;
+    this.trouble = null;
     this.isSticky = this.sticky.checked = true;
     this.tell('opening');
-    try {
-      const reads = names.map((name, i) => () => this.read(name, this.terminals[i], control));
-      if (FINAL.includes(jobs.get(this.id)?.status)) for (const read of reads) await read();
-      else await Promise.all(reads.map((read) => read()));
+    while (!this.isOver) {
+      while (document.hidden) await new Promise((resolve) => document.addEventListener('visibilitychange', resolve, {once: true}));
       if (this.control !== control) return;
-      this.isOver = true;
-    } catch (error) {
-      if (this.control !== control || error.name === 'AbortError') return;
-      this.isBroken = true;
-      this.trouble = error.status ? error.message : 'the connection is lost';
+      control = this.control = new AbortController();
+      const isFinal = FINAL.includes(jobs.get(this.id)?.status);
+      let isNews = false;
+      try {
+        for (const source of this.sources) isNews = await this.read(source, control) || isNews;
+        if (this.control !== control) return;
+        this.trouble = null;
+        this.isOver = isFinal;
+        pause = isNews ? LOG_PAUSES_MS[0] : Math.min(longest, 1.5 * pause);
+      } catch (error) {
+        if (this.control !== control) return;
+        this.trouble = error.status ? error.message : 'the connection is lost';
+        this.isOver = error.status >= 400 && error.status < 500;
+        pause = Math.min(longestOfTrouble, 2 * pause);
+      }
+      this.tell();
+      this.draw();
+      await new Promise((resolve) => setTimeout(resolve, pause));
     }
-    this.tell();
-    this.draw();
   }
 
-  async read(name, terminal, control) {
-    const path = `jobs/${encodeURIComponent(this.id)}/logs?follow=true&stream=${name}&tail=${this.tail}`;
-    const reader = (await request('GET', path, {signal: control.signal})).body.getReader(), decoder = new TextDecoder();
-    this.tell();
-    for (;;) {
-      const {done, value} = await reader.read();
-      if (this.control !== control) return;
-      terminal.feed(done ? decoder.decode() : decoder.decode(value, {stream: true}));
-      this.draw();
-      if (done) return;
-      if (this.ready.length > 4 * LOG_LINES) await this.drawn;            // the page comes first: the service waits
+  async read(source, control) {
+    const {name, terminal, decoder} = source, wait = patience(control, ANSWER_MS);
+    const path = `jobs/${encodeURIComponent(this.id)}/logs?stream=${name}&`;
+    let isNews = false;
+    wait();
+    try {
+      const answer = await request('GET', path + (source.offset === null ? `tail=${this.tail}` : `offset=${source.offset}`),
+        {signal: control.signal});
+      const start = Number(answer.headers.get('Log-Offset')), reader = answer.body.getReader();
+      if (source.offset !== null && source.offset !== start) this.open();       // another file
+      source.offset = start;
+      while (this.control === control) {
+        wait();
+        const {done, value} = await reader.read();
+        if (done) break;
+        isNews = true;
+        source.offset += value.length;
+        terminal.feed(decoder.decode(value, {stream: true}));
+        this.draw();
+        if (this.ready.length > 4 * LOG_LINES) await this.drawn;          // the page comes first: the service waits
+      }
+    } finally {
+      wait(true);
     }
+    return isNews;
   }
 
   close() {
@@ -13652,7 +13719,7 @@ class LogView {
     let drawn = 0;
     for (; drawn < ready.length && drawn < FRAME_LINES && performance.now() < patience; drawn++) fresh.append(lineNode(...ready[drawn]));
     ready.splice(0, drawn);
-    const open = ready.length ? [] : this.terminals.filter((terminal) => terminal.runs.length);       // lines without their end
+    const open = ready.length ? [] : this.sources.map((source) => source.terminal).filter((terminal) => terminal.runs.length);
     this.partials = open.map((terminal) => lineNode(terminal.runs, terminal.kind));
     fresh.append(...this.partials);
     box.append(fresh);
@@ -13663,8 +13730,7 @@ class LogView {
 
   tell(text) {
     const count = this.box.children.length, job = jobs.get(this.id);
-    const state = this.isBroken ? this.trouble : this.isOver ? (count ? 'complete' : 'it has printed nothing')
-      : count ? 'live' : 'nothing printed yet';
+    const state = this.trouble ?? (this.isOver ? (count ? 'complete' : 'it has printed nothing') : count ? 'live' : 'nothing printed yet');
     const parts = [text ?? state];
     if (count) parts.push(counted(count, 'line'));
     if (this.dropped) parts.push(`${number(this.dropped)} before are left out`);
@@ -13699,11 +13765,6 @@ class LogView {
 function closeLogs() {
   openLog?.();
   jobPage?.log?.close();
-}
-
-function reopenLog() {                          // a log whose connection broke is opened anew
-  for (const row of at('running-list').keptRows?.values() ?? []) if (row.log?.isBroken) row.log.open();
-  if (jobPage?.log?.isBroken) jobPage.log.open();
 }
 
 // ---- A job's page
@@ -13918,7 +13979,8 @@ document.addEventListener('keydown', (event) => {
 });
 
 route();
-follow();
+if (document.hidden) rest();                    // of many that are opened beside this one
+else follow();
 </script>
 </body>
 </html>

@@ -239,6 +239,90 @@ def test_the_log_stays_where_its_reader_is(browser, box):
         expect(lines.locator("div").last).to_be_in_viewport()
 
 
+# Many tabs: a browser has six connections to a host, for all of them
+
+HURRY = """
+    const patient = setTimeout;
+    window.setTimeout = (act, time, ...more) => patient(act, {10000: 300, 20000: 1000}[time] ?? time, ...more);
+    Object.defineProperty(document, 'hidden', {get: () => window.isHidden ?? false});
+    window.hide = (isHidden) => { window.isHidden = isHidden; document.dispatchEvent(new Event('visibilitychange')); };
+"""
+
+
+def hurry(page):
+    """Load the page again with shorter waits, and with hide(true) for what another tab before it does."""
+    page.add_init_script(HURRY)
+    page.reload()
+    expect(page.locator("#connection")).to_have_text("live")
+
+
+def add_printing(box, go):
+    """A job that prints on both, and on both again when `go` is there."""
+    command = f"say() {{ echo $*; echo $* >&2; }}; say begins; until [ -e {go} ]; do sleep 0.05; done; say goes on; sleep 1000"
+    return box.wait_started(box.add(command, gpus=0))["id"]
+
+
+def test_four_tabs_with_live_logs_go_on_and_can_kill(browser, box):
+    go = box.path("four")
+    ids = [add_printing(box, go) for _ in range(4)]
+    with visit(browser, box, f"#/jobs/{ids[0]}") as page:
+        tabs = [page, *(page.context.new_page() for _ in ids[1:])]
+        for tab, job_id in zip(tabs[1:], ids[1:]):
+            tab.goto(page.url.replace(ids[0], job_id))
+        for tab in tabs:
+            expect(tab.locator("#connection")).to_have_text("live")
+            expect(tab.get_by_role("log").locator("div.err")).to_have_text("begins")
+        go.touch()
+        for tab in tabs:
+            expect(tab.get_by_role("log").locator("div:not(.err)")).to_have_text(["begins", "goes on"])
+            expect(tab.get_by_role("log").locator("div.err")).to_have_text(["begins", "goes on"])
+        for tab in tabs:
+            tab.bring_to_front()
+            tab.get_by_role("button", name="Kill").click()
+            tab.get_by_role("dialog").get_by_role("button", name="Kill job").click()
+            expect(tab.locator("#job .head .badge")).to_have_text("cancelled: killed")
+            expect(tab.get_by_role("log").locator("..").locator(".told")).to_contain_text("complete")
+
+
+def test_a_tab_that_nobody_sees_asks_for_nothing(browser, box):
+    go = box.path("unseen")
+    job_id = add_printing(box, go)
+    with visit(browser, box, f"#/jobs/{job_id}") as page:
+        hurry(page)
+        expect(page.get_by_role("log").locator("div")).to_have_count(2)
+        page.evaluate("hide(true)")
+        expect(page.locator("#connection")).to_have_text("resting")
+        asked = []
+        page.on("request", lambda request: asked.append(request.url))
+        go.touch()
+        page.wait_for_timeout(2000)
+        assert asked == []
+        page.evaluate("hide(false)")
+        expect(page.locator("#connection")).to_have_text("live")
+        expect(page.get_by_role("log").locator("div")).to_have_text(["begins", "begins", "goes on", "goes on"])
+        page.add_init_script("isHidden = true")
+        page.reload()                                   # as a link that is opened in another tab
+        expect(page.locator("#connection")).to_have_text("resting")
+        page.evaluate("hide(false)")
+        expect(page.get_by_role("log").locator("div")).to_have_count(4)
+
+
+def test_what_is_never_answered_is_told_and_asked_again(browser, box):
+    job_id = box.wait_started(box.add("sleep 1000", gpus=0))["id"]
+    with visit(browser, box) as page:
+        hurry(page)
+        page.route("**/status", lambda route: None)
+        box.add("true", gpus=0)
+        expect(page.locator("#connection")).to_have_text("reconnecting")
+        page.unroute("**/status")
+        expect(page.locator("#connection")).to_have_text("live")
+        page.route(f"**/jobs/{job_id}", lambda route: None)
+        row(page, job_id).get_by_role("button", name="Kill").click()
+        page.get_by_role("dialog").get_by_role("button", name="Kill job").click()
+        expect(page.locator("#notices")).to_contain_text("The service has not answered for 20 seconds.")
+        expect(page.locator("#connection")).to_have_text("live")
+
+
 # Who may look
 
 FORWARDED = {"X-Forwarded-For": "192.0.2.7"}

@@ -611,8 +611,15 @@ def test_logs(bench):
                             ({"tail": "1"}, b"cy\n"), ({"tail": "2", "stream": "stderr"}, b"x\ny\n"), ({"tail": "0"}, b""),
                             ({"tail": "99", "stream": "stdout"}, b"a\nb\xff\nc")]:
         assert bench.ask("GET", f"/jobs/{job_id}/logs", query=query) == (200, expected), query
+    for query, start, expected in [({"offset": "2"}, 2, b"b\xff\nc"), ({"offset": "6"}, 6, b""), ({"offset": "7"}, 0, b"a\nb\xff\nc"),
+                                   ({"tail": "2"}, 2, b"b\xff\nc"), ({}, 0, b"a\nb\xff\nc")]:
+        response = bench.respond("GET", f"/jobs/{job_id}/logs", query={"stream": "stdout", **query})
+        assert (response.headers["Log-Offset"], b"".join(response.stream)) == (str(start), expected), query
+    both = bench.respond("GET", f"/jobs/{job_id}/logs", query={"offset": "1", "tail": "2"})
+    assert (both.headers["Log-Offset"], b"".join(both.stream)) == ("2, 1", b"b\xff\nc\ny\n"), "what begins later counts"
     bench.become(job_id, "failed", exit_code=1)
     assert bench.ask("GET", f"/jobs/{job_id}/logs", query={"follow": "true"}) == (200, b"a\nb\xff\ncx\ny\n"), "it ends"
+    assert bench.ask("GET", f"/jobs/{job_id}/logs", query={"follow": "true", "offset": "5"}) == (200, b"cx\ny\n")
 
 
 # Whatever comes
@@ -628,7 +635,8 @@ keys = st.sampled_from([*nexus.SUBMISSION_PARSERS, "commands", "position", "dry_
 bodies = (st.binary(max_size=40) | json_values.map(lambda value: json.dumps(value).encode())
           | st.dictionaries(keys, json_values | texts | ids, max_size=5).map(lambda value: json.dumps(value).encode())
           | st.lists(st.dictionaries(keys, json_values, max_size=3), max_size=3).map(lambda value: json.dumps(value).encode()))
-queries = st.dictionaries(st.sampled_from(["status", "user", "group", "limit", "follow", "stream", "tail", "since"]) | st.text(max_size=5),
+queries = st.dictionaries(st.sampled_from(["status", "user", "group", "limit", "follow", "stream", "tail", "offset", "since"])
+                          | st.text(max_size=5),
                           st.text(max_size=6) | st.sampled_from(["", "1", "both", "pending", "false", "9" * 18]), max_size=2)
 methods = st.sampled_from(["GET", "POST", "PATCH", "DELETE", "PUT", "HEAD"]) | st.text(max_size=6)
 
