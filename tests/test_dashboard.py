@@ -323,6 +323,22 @@ def test_what_is_never_answered_is_told_and_asked_again(browser, box):
         expect(page.locator("#connection")).to_have_text("live")
 
 
+def test_a_log_whose_connection_breaks_or_hangs_comes_back(browser, box):
+    go = box.path("breaks")
+    job_id = add_printing(box, go)
+    with visit(browser, box, f"#/jobs/{job_id}", is_expecting_errors=True) as page:
+        hurry(page)
+        expect(page.get_by_role("log").locator("div")).to_have_count(2)
+        for break_it in (lambda route: route.abort("connectionreset"), lambda route: None):
+            page.route("**/logs?*", break_it)
+            expect(page.locator(".told")).to_contain_text("the connection is lost")
+            expect(page.locator("#connection")).to_have_text("live")
+            go.touch()
+            page.unroute("**/logs?*")
+            expect(page.locator(".told")).to_contain_text("live")
+        expect(page.get_by_role("log").locator("div")).to_have_text(["begins", "begins", "goes on", "goes on"])
+
+
 # Who may look
 
 FORWARDED = {"X-Forwarded-For": "192.0.2.7"}
