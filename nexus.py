@@ -12758,16 +12758,18 @@ function take(job) {
   jobs.set(job.id, {...before, ...job});
 }
 
-function takeStatus(status) {
+// Of an answer asked for at `began`.  A job of which an event has told since then may stand in it as it was before.
+
+const isAsHeard = (job, began) => jobs.get(job.id)?.heardAt > began;
+
+function takeStatus(status, began) {
   service = status;
-  for (const job of status.running_jobs) {
-    if (jobs.has(job.id) && jobs.get(job.id).status === 'running') take({...jobs.get(job.id), ...job});
-  }
+  for (const job of status.running_jobs) if (!isAsHeard(job, began)) take({...jobs.get(job.id), ...job});
 }
 
-function takeQueue(list) {
-  queue = list.map((job) => job.id);
-  for (const job of list) if (!FINAL.includes(jobs.get(job.id)?.status)) take(job);
+function takeQueue(list, began) {
+  for (const job of list) if (!isAsHeard(job, began)) take(job);
+  queue = list.map((job) => job.id).filter((id) => jobs.get(id).status === 'pending');
 }
 
 function history() {
@@ -12780,9 +12782,9 @@ async function load() {
     ...['running', ...FINAL].map((status) => ask('GET', `jobs?status=${status}&limit=${HISTORY_LIMIT}`))]);
   jobs.clear();
   finished = null;
-  for (const list of lists.slice(2)) list.forEach(take);
   takeQueue(lists[1]);
   takeStatus(lists[0]);
+  for (const list of lists.slice(2)) list.forEach(take);          // a job may stand in several: what it is later counts
   isLoaded = true;
   loadCurves();
 }
@@ -12805,8 +12807,8 @@ async function refresh() {
   const began = performance.now();
   try {
     const [status, list] = await Promise.all([ask('GET', 'status'), ask('GET', `queue?limit=${QUEUE_LIMIT}`)]);
-    takeQueue(list);
-    takeStatus(status);
+    takeQueue(list, began);
+    takeStatus(status, began);
     draw();
     jobPage?.refresh();
   } catch (error) {
@@ -12889,7 +12891,7 @@ function parseEvent(piece) {
 function takeEvent({id, kind, data}) {
   if (id) lastEvent = Number(id);
   if (kind === 'job') {
-    take(data);
+    take({...data, heardAt: performance.now()});
     if (data.status !== 'pending') queue = queue.filter((each) => each !== data.id);
     else if (!queue.includes(data.id) && queue.length < QUEUE_LIMIT) queue.push(data.id);
     jobPage?.hear(data);

@@ -339,6 +339,32 @@ def test_a_log_whose_connection_breaks_or_hangs_comes_back(browser, box):
         expect(page.get_by_role("log").locator("div")).to_have_text(["begins", "begins", "goes on", "goes on"])
 
 
+# What an answer and an event say of one job
+
+def test_an_answer_that_is_older_than_an_event_changes_nothing(browser, box):
+    box.ask("POST", "/service/pause")
+    job_id = box.add("sleep 1000", gpus=0)
+    held = []
+    with visit(browser, box) as page:
+        expect(row(page, job_id)).to_contain_text("paused")
+        page.route(re.compile(r"/queue\?limit"), lambda route: held.append((route, route.fetch())))
+        box.add("true", group="second")
+        until(page, lambda: held)
+        box.ask("POST", "/service/resume")
+        until(page, lambda: page.evaluate(f"jobs.get('{job_id}').pid"))             # the last that is told of its start
+        [(route, answer)] = held
+        assert job_id in answer.text(), "it was read while the job waited"
+        route.fulfill(response=answer)
+        until(page, lambda: len(held) > 1)              # what the answer said is drawn
+        page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+        assert job_id in page.locator("#running-list").text_content()
+        assert job_id not in page.locator("#queue-part").text_content()
+
+
+def until(page, look):
+    live.until(lambda: page.wait_for_timeout(20) or look())
+
+
 # Who may look
 
 FORWARDED = {"X-Forwarded-For": "192.0.2.7"}
