@@ -13833,6 +13833,7 @@ class JobPage {
   }
 
   async refresh() {
+    if (this.isGone) return;
     if (this.isAsking) { this.isStale = true; return; }
     this.isAsking = true;
     try {
@@ -13840,14 +13841,14 @@ class JobPage {
       const why = job.status === 'pending' ? await ask('GET', `jobs/${encodeURIComponent(this.id)}/why`) : null;
       if (jobPage === this) { take(job); this.draw(job, why); }
     } catch (error) {
-      if (jobPage === this && error.status === 404) {
+      if (jobPage === this && [403, 404].includes(error.status)) {
         at('job').replaceChildren(el('p', {}, el('a', {href: '#/'}, '\u2190 All jobs')), el('h1', {tabindex: -1}, error.message),
           el('p', {class: 'muted'}, error.hint));
         this.isGone = true;
       } else if (error.status) complain(error);
     }
     this.isAsking = false;
-    if (this.isStale && !this.isGone) { this.isStale = false; this.refresh(); }
+    if (this.isStale) { this.isStale = false; this.refresh(); }
   }
 
   draw(job, why) {
@@ -13861,7 +13862,7 @@ class JobPage {
     else delete this.runtime.dataset.runs;
     write(this.runtime, known(job.runtime_seconds) && job.started_at ? duration(runtimeOf(jobs.get(job.id))) : '');
     const wanted = [job.status === 'running' && !job.stopping ? 'kill' : null,
-      ...(job.status === 'pending' ? ['first', 'last', 'priority', 'cancel'] : []),
+      ...(job.status === 'pending' ? [...(service.is_owner ? ['first', 'last'] : []), 'priority', 'cancel'] : []),
       isFinal ? 'retry' : null, isFinal ? 'again' : null].filter(Boolean);
     const makers = {
       kill: () => button('Kill', () => killJob(jobs.get(job.id)), 'danger'),

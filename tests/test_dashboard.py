@@ -403,7 +403,9 @@ def test_a_user_sees_what_is_his_and_is_offered_nothing_else(browser, box):
     text = "a-token-of-alices-000"
     token = nexus.Token("alice", hashlib.sha256(text.encode()).hexdigest(), time.time())
     (box.home / "tokens.json").write_text(nexus.format_tokens((token,)))
-    job_id = box.add("sleep 1000 # secret", gpus=0)
+    job_id = box.wait_started(box.add("sleep 1000 # secret", gpus=0))["id"]
+    box.ask("POST", "/service/pause")
+    own = box.call("POST", "/queue", {"command": "true", "gpus": 0}, Authorization=f"Bearer {text}", **FORWARDED)[1]["id"]
     with visit(browser, box, is_expecting_errors=True, is_waiting=False, extra_http_headers=FORWARDED) as page:
         page.get_by_label("Token").fill(text)
         page.get_by_label("Token").press("Enter")
@@ -411,6 +413,20 @@ def test_a_user_sees_what_is_his_and_is_offered_nothing_else(browser, box):
         assert "secret" not in page.content()
         for name in ("Pause: start no more jobs", f"Kill job {job_id}", f"Log of job {job_id}", "Pause GPU 0"):
             expect(page.get_by_role("button", name=name)).to_be_hidden()
+        asked = []
+        page.on("request", lambda request: asked.append(request.url))
+        page.goto(page.url.split("#")[0] + f"#/jobs/{job_id}")
+        expect(page.locator("#job h1")).to_have_text(f"job {job_id} is root's")
+        expect(page.locator("#job")).to_contain_text("alice's own: nexus jobs --user alice")
+        box.add("true", gpus=0)
+        until(page, lambda: any(url.endswith("/status") for url in asked))      # the page goes on to refresh, but for this job
+        page.wait_for_timeout(200)
+        assert len([url for url in asked if job_id in url]) == 1
+        expect(page.locator(".notice")).to_have_count(0)
+        page.goto(page.url.split("#")[0] + f"#/jobs/{own}")
+        expect(page.locator("#job").get_by_role("button", name="Cancel")).to_be_visible()
+        expect(page.locator("#job").get_by_label(f"Priority of job {own}")).to_be_visible()
+        expect(page.get_by_role("button", name="Move")).to_have_count(0)
 
 
 # The queue, the history, the GPUs
