@@ -13737,7 +13737,7 @@ class LogView {
     if (count) parts.push(counted(count, 'line'));
     if (this.dropped) parts.push(`${number(this.dropped)} before are left out`);
     else if (count >= this.tail) parts.push('earlier ones are left out');
-    if (job?.status === 'pending') parts[0] = 'it has not started';
+    if (job?.status === 'pending') parts[0] = 'the next attempt has not started';
     this.box.classList.toggle('over', this.isOver);
     write(this.told, parts.join(' \u00b7 '));
   }
@@ -13883,7 +13883,7 @@ class JobPage {
     write(this.cause, job.cause_line);
     this.drawWhy(why);
     this.drawFacts(job);
-    if (job.started_at || isFinal || job.attempt > 1) {
+    if (job.started_at || isFinal || job.attempt > 0) {
       if (!this.log) { this.log = new LogView(job.id, LOG_TAIL); this.logPart.append(this.log.node); }
       else if (this.log.isOver && job.status === 'running') this.log.open();
     }

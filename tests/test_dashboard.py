@@ -498,6 +498,19 @@ def test_a_failure_tells_its_cause_and_is_tried_again(browser, box):
         expect(page.locator("#job")).to_contain_text("failed: exit 3")
 
 
+def test_the_log_of_a_failed_attempt_is_shown_before_the_next_one(browser, box):
+    go = box.path("attempts")
+    job_id = box.add(f"until [ -e {go} ]; do sleep 0.05; done; echo the first one fails; exit 1", gpus=0, retries=1)
+    box.wait_started(job_id)
+    box.ask("POST", "/service/pause")
+    go.touch()
+    assert box.wait(job_id, "pending")["attempt"] == 1
+    with visit(browser, box, f"#/jobs/{job_id}") as page:
+        expect(page.get_by_role("log")).to_have_text("the first one fails")
+        expect(page.locator(".told")).to_contain_text("the next attempt has not started")
+        expect(page.locator("#job")).to_contain_text("1: exit 1")
+
+
 def test_filters(browser, box):
     box.ask("POST", "/service/pause")
     first, second = box.add("python alpha.py", group="one"), box.add("python beta.py", name="Second")
