@@ -13440,7 +13440,8 @@ const FIELDS = [                                // name, label, class, facts, he
 ];
 
 function openAddForm(given = {}) {
-  const dialog = at('add-dialog'), from = document.activeElement, inputs = {}, key = randomKey();
+  const dialog = at('add-dialog'), from = document.activeElement, inputs = {};
+  let key = null, sent = null;                  // the same is sent again with the same key, so that it is added once
   if (dialog.open) return;
   const fields = FIELDS.filter(([name]) => name !== 'node' || hasNodes()).map(([name, label, kind, facts, help]) => {
     const id = `add-${name}`, more = {id, name, autocomplete: 'off', 'aria-describedby': help ? `${id}-help` : null, ...facts};
@@ -13466,10 +13467,11 @@ function openAddForm(given = {}) {
     try {
       const text = (name) => inputs[name].value.trim() || undefined, count = (name) => text(name) && Number(text(name));
       const after = text('after')?.split(/[\s,]+/).filter(Boolean);
-      const answer = await ask('POST', 'queue', {command: inputs.command.value, gpus: count('gpus'),
-        priority: Number(inputs.priority.value), timeout_seconds: parseSeconds(text('timeout')),
-        name: text('name'), group: text('group'), node: inputs.node && text('node'), cwd: text('cwd'), after, retries: count('retries'),
-          env: parseVariables(inputs.env.value)}, {'Idempotency-Key': key});
+      const job = {command: inputs.command.value, gpus: count('gpus'), priority: Number(inputs.priority.value),
+        timeout_seconds: parseSeconds(text('timeout')), name: text('name'), group: text('group'), node: inputs.node && text('node'),
+        cwd: text('cwd'), after, retries: count('retries'), env: parseVariables(inputs.env.value)};
+      if (sent !== JSON.stringify(job)) [sent, key] = [JSON.stringify(job), randomKey()];
+      const answer = await ask('POST', 'queue', job, {'Idempotency-Key': key});
       dialog.close();
       tell(`Job ${answer.id} was added.${answer.warning ? ` ${answer.warning}` : ''}`);
       refreshSoon();

@@ -568,6 +568,28 @@ def test_a_job_is_added(browser, box):
         assert (job["cwd"], job["timeout_seconds"], job["priority"], job["gpus"]) == ("/tmp", 5400, 0, 0)
 
 
+def test_what_is_sent_again_is_added_once_and_what_was_changed_is_another_job(browser, box):
+    box.ask("POST", "/service/pause")
+    with visit(browser, box, is_expecting_errors=True) as page:
+        def lose(route):
+            route.fetch()
+            route.abort("connectionreset")
+        page.keyboard.press("a")
+        dialog = page.get_by_role("dialog")
+        dialog.get_by_label("Command").fill("echo one")
+        dialog.get_by_label("GPUs").fill("0")
+        page.route("**/queue", lose)
+        dialog.get_by_role("button", name="Add job").click()
+        expect(dialog.get_by_role("alert")).to_contain_text("cannot be reached")
+        dialog.get_by_role("button", name="Add job").click()
+        expect(dialog.get_by_role("button", name="Add job")).to_be_enabled()
+        page.unroute("**/queue")
+        dialog.get_by_label("Command").fill("echo two")
+        dialog.get_by_role("button", name="Add job").click()
+        expect(dialog).to_be_hidden()
+        assert [job["command"] for job in box.ask("GET", "/queue")] == ["echo one", "echo two"]
+
+
 def test_by_keyboard(browser, box):
     job_id = box.wait_started(box.add("echo hello; sleep 1000", gpus=0))["id"]
     with visit(browser, box) as page:
