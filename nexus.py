@@ -12222,7 +12222,7 @@ button.danger.primary { background: var(--bad); border-color: var(--bad); color:
 button.link { border: 0; background: none; color: var(--accent); padding: 0 .2rem; }
 input, select, textarea { min-height: 34px; width: 100%; padding: .3rem .6rem; border: 1px solid var(--edge); background: var(--panel); }
 textarea { resize: vertical; font-family: var(--mono); font-size: .93em; }
-input[type=checkbox] { width: 18px; min-height: 18px; height: 18px; margin: 0; accent-color: var(--accent); }
+input[type=checkbox] { flex: none; width: 18px; min-height: 18px; height: 18px; margin: 0; accent-color: var(--accent); }
 label { font-weight: 600; font-size: .9em; }
 label.check { display: flex; gap: .5rem; align-items: center; font-weight: 400; }
 
@@ -12394,6 +12394,7 @@ dialog pre { margin: .7rem 0; padding: .5rem .7rem; max-height: 9rem; overflow: 
 .form .help { font-size: .85em; color: var(--muted); font-weight: 400; }
 summary { cursor: pointer; padding: .3rem 0; color: var(--accent); }
 .buttons { display: flex; justify-content: flex-end; gap: .5rem; margin-top: 1.1rem; }
+dialog .check, .lost { margin-top: .7rem; }
 .fault { color: var(--bad); overflow-wrap: anywhere; }
 .locked nav, .locked .tools button, .locked .keys { display: none; }
 .steps select { width: auto; min-height: 30px; }
@@ -13439,26 +13440,31 @@ const FIELDS = [                                // name, label, class, facts, he
   ['env', 'Environment', 'all', {rows: 2, spellcheck: 'false', placeholder: 'WANDB_MODE=offline'}, 'NAME=VALUE, one a line'],
 ];
 
-function openAddForm(given = {}) {
+// `given`: what its fields hold at first; `kept`: what has no field, and is sent too; `lost`: what is not sent
+function openAddForm(given = {}, kept = {}, lost = []) {
   const dialog = at('add-dialog'), from = document.activeElement, inputs = {};
   let key = null, sent = null;                  // the same is sent again with the same key, so that it is added once
   if (dialog.open) return;
   const fields = FIELDS.filter(([name]) => name !== 'node' || hasNodes()).map(([name, label, kind, facts, help]) => {
     const id = `add-${name}`, more = {id, name, autocomplete: 'off', 'aria-describedby': help ? `${id}-help` : null, ...facts};
-    inputs[name] = name === 'priority' ? el('select', more,
-      ...PRIORITIES.map((word, i) => el('option', {value: i, selected: i === 1}, word)))
+    inputs[name] = name === 'priority' ? el('select', more, ...PRIORITIES.map((word, i) => el('option', {value: i}, word)))
       : name === 'node' ? el('select', more, el('option', {value: ''}, 'any, wherever it can start first'),
         ...service.nodes.map((node) => el('option', {value: node.name}, node.name)))
       : facts.rows ? el('textarea', more) : el('input', {type: 'text', ...more});
-    if (known(given[name]) && inputs[name]) inputs[name].value = given[name];
+    if (name === 'priority') setPriority(inputs.priority, given.priority ?? 1);
+    else if (known(given[name])) inputs[name].value = given[name];
     return el('div', {class: `${kind} ${['all', ''].includes(kind) ? 'wide' : ''}`}, el('label', {for: id}, label), inputs[name], help
       ? el('span', {class: 'help', id: `${id}-help`}, help) : null);
   });
   const shown = hasNodes() ? 7 : 6;
   const fault = el('p', {class: 'fault', role: 'alert'}), send = el('button', {class: 'primary'}, 'Add job');
+  const keep = el('input', {type: 'checkbox', checked: true}), also = Object.entries(kept).map(
+    ([name, fact]) => `${labelOf(name)} ${describeFact(name, fact)}`);
   const form = el('form', {onsubmit: submit}, el('div', {class: 'form'}, ...fields.slice(0, shown)),
-    el('details', {}, el('summary', {}, 'More: directory, order, retries, environment'),
+    el('details', {open: Boolean(given.command)}, el('summary', {}, 'More: directory, order, retries, environment'),
       el('div', {class: 'form'}, ...fields.slice(shown))),
+    also.length ? el('label', {class: 'check'}, keep, `As before: ${also.join(' \u00b7 ')}`) : null,
+    lost.length ? el('p', {class: 'small muted lost'}, `Left out: ${lost.join('; ')}.`) : null,
     fault, el('div', {class: 'buttons'}, button('Cancel', () => dialog.close()), send));
   async function submit(event) {
     event.preventDefault();
@@ -13467,9 +13473,9 @@ function openAddForm(given = {}) {
     try {
       const text = (name) => inputs[name].value.trim() || undefined, count = (name) => text(name) && Number(text(name));
       const after = text('after')?.split(/[\s,]+/).filter(Boolean);
-      const job = {command: inputs.command.value, gpus: count('gpus'), priority: Number(inputs.priority.value),
-        timeout_seconds: parseSeconds(text('timeout')), name: text('name'), group: text('group'), node: inputs.node && text('node'),
-        cwd: text('cwd'), after, retries: count('retries'), env: parseVariables(inputs.env.value)};
+      const job = {...(keep.checked ? kept : {}), command: inputs.command.value, gpus: count('gpus'),
+        priority: Number(inputs.priority.value), timeout_seconds: parseSeconds(text('timeout')), name: text('name'), group: text('group'),
+        node: inputs.node && text('node'), cwd: text('cwd'), after, retries: count('retries'), env: parseVariables(inputs.env.value)};
       if (sent !== JSON.stringify(job)) [sent, key] = [JSON.stringify(job), randomKey()];
       const answer = await ask('POST', 'queue', job, {'Idempotency-Key': key});
       dialog.close();
@@ -13486,6 +13492,17 @@ function openAddForm(given = {}) {
   dialog.addEventListener('close', () => giveFocusBack(from), {once: true});
   dialog.showModal();
   inputs.command.focus();
+}
+
+const KEPT = ['gpu_ids', 'gpu_mem_mib', 'conda', 'expected_time', 'cuda_arg', 'tty'];
+
+function changeAndAdd(job) {
+  const timeout = duration(job.timeout_seconds ?? 0);
+  openAddForm({...job, node: job.only_node, after: job.after.join(', '),
+    timeout: parseSeconds(timeout) === job.timeout_seconds ? timeout : job.timeout_seconds},
+    Object.fromEntries(KEPT.filter((name) => job[name]).map((name) => [name, job[name]])),
+    [job.env_digest ? 'its environment variables, which the service does not tell' : null,
+      job.snapshot ? 'its snapshot: it runs in the directory as that is now' : null].filter(Boolean));
 }
 
 const randomKey = () => [...crypto.getRandomValues(new Uint8Array(16))].map((byte) => byte.toString(16).padStart(2, '0')).join('');
@@ -13779,6 +13796,8 @@ const LABELS = {cpu_seconds: 'CPU time', cpu_percent: 'CPU', peak_rss_mib: 'peak
   node: 'machine', only_node: 'only on', remote_id: 'id there'};
 const WIDE = ['cwd', 'log_dir', 'gpu_uuids', 'notes', 'snapshot', 'session', 'env_digest'];
 
+const labelOf = (name) => LABELS[name] ?? name.replace(/_(seconds|mib)$/, '').replaceAll('_', ' ');
+
 function describeFact(name, fact) {
   if (/_at$|^estimated_start$/.test(name)) return `${clock(fact)}${name === 'estimated_start' ? '' : ` (${ago(fact)})`}`;
   if (/_seconds$|^expected_time$/.test(name)) return duration(fact);
@@ -13873,9 +13892,7 @@ class JobPage {
         last: () => button('Move last', () => moveJob(job.id, Math.max(0, service.queued_jobs - 1))),
       priority: () => prioritySelect(job.id),
       retry: () => button('Retry', () => this.retry()),
-      again: () => button('Change and add',
-        () => openAddForm({command: job.command ?? '', gpus: job.gpus, priority: job.priority, name: job.name, group: job.group,
-        cwd: job.cwd, node: job.only_node}))};
+      again: () => button('Change and add', () => changeAndAdd(job))};
     sync(this.actions, wanted, (name) => name, (name) => ({node: makers[name]()}),
       (row, name) => { if (name === 'priority') setPriority(row.node, job.priority); });
     this.away.hidden = !job.unknown_since;
@@ -13913,7 +13930,7 @@ class JobPage {
     sync(this.facts, facts, ([name]) => name, ([name]) => {
       const told = el('dd', {class: WIDE.includes(name) ? 'mono' : ''});
       return {node: el('div', {class: WIDE.includes(name) ? 'wide' : ''},
-        el('dt', {}, LABELS[name] ?? name.replace(/_(seconds|mib)$/, '').replaceAll('_', ' ')), told), told};
+        el('dt', {}, labelOf(name)), told), told};
     }, (row, [name, fact]) => {
       if (name === 'after' || name === 'retried_as') {
         row.told.replaceChildren(...[fact].flat().flatMap((id) => [el('a', {class: 'id', href: `#/jobs/${encodeURIComponent(id)}`}, id),

@@ -590,6 +590,42 @@ def test_what_is_sent_again_is_added_once_and_what_was_changed_is_another_job(br
         assert [job["command"] for job in box.ask("GET", "/queue")] == ["echo one", "echo two"]
 
 
+def test_a_job_is_changed_and_added_and_the_rest_stays(browser, box):
+    box.ask("POST", "/service/pause")
+    parent = box.add("true")
+    given = {"priority": 5, "timeout_seconds": 5405, "retries": 2, "after": [parent], "conda": "ml", "gpus": 1, "gpu_ids": [1],
+             "gpu_mem_mib": 100, "expected_time": 60, "name": "n", "group": "g", "cwd": "/tmp"}
+    job_id = box.add("python a.py", env={"A": "1"}, **given)
+    plain = box.add("python b.py", timeout_seconds=0)
+    for each in (job_id, plain):
+        box.call("DELETE", f"/queue/{each}")
+    with visit(browser, box, f"#/jobs/{job_id}") as page:
+        def change():
+            page.get_by_role("button", name="Change and add").click()
+            return page.get_by_role("dialog")
+        dialog = change()
+        expect(dialog).to_contain_text("As before: gpu ids 1 · gpu mem 100 MiB · conda ml · expected time 1m")
+        expect(dialog).to_contain_text("Left out: its environment variables, which the service does not tell.")
+        dialog.get_by_label("Command").fill("python c.py")
+        dialog.get_by_role("button", name="Add job").click()
+        expect(dialog).to_be_hidden()
+        job = box.ask("GET", "/queue")[1]
+        assert {name: job[name] for name in given} == given and job["command"] == "python c.py" and job["env_digest"] is None
+        dialog = change()
+        expect(dialog.get_by_label("Time limit")).to_have_value("5405")
+        dialog.get_by_label("As before").uncheck()
+        dialog.get_by_label("Priority").select_option("low")
+        dialog.get_by_role("button", name="Add job").click()
+        expect(dialog).to_be_hidden()
+        job = box.ask("GET", "/queue")[1]
+        assert (job["priority"], job["gpu_ids"], job["conda"], job["after"]) == (2, None, None, [parent])
+        page.goto(page.url.replace(job_id, plain))
+        dialog = change()
+        expect(dialog.get_by_label("Time limit")).to_have_value("0s")
+        expect(dialog).not_to_contain_text("As before")
+        expect(dialog).not_to_contain_text("Left out")
+
+
 def test_by_keyboard(browser, box):
     job_id = box.wait_started(box.add("echo hello; sleep 1000", gpus=0))["id"]
     with visit(browser, box) as page:
