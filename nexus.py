@@ -11269,7 +11269,6 @@ class Api:
         stream = request.query.get("stream", "both")
         if stream not in STREAMS:
             refuse(f"stream must be {', '.join(STREAMS)}, not '{format_line(stream, 40)}'", hint="")
-        tail, offset = parse_number(request.query, "tail"), parse_number(request.query, "offset") or 0
         job: Job = service.store.read(lambda state: find_own_job(state, id, caller))
         names = [name for name in STREAMS[:2] if stream in (name, "both")]
 
@@ -11280,25 +11279,25 @@ class Api:
                 now = None
             folder = now.log_dir if now else job.log_dir
             return [os.path.join(folder, f"{name}.log") for name in names] if folder else [], now is None or now.status in FINAL
-        if parse_flag(request.query, "follow"):
-            return Response(200, content_type="text/plain; charset=utf-8", stream=self.follow(look, tail, offset))
-        starts = {path: find_log_start(path, tail, offset) for path in look()[0]}
-        return Response(200, content_type="text/plain; charset=utf-8", headers={"Log-Offset": ", ".join(map(str, starts.values())) or "0"},
-                        stream=(piece for path in list(starts) for piece in read_new(path, starts)))
+        return self.send_logs(request, look)
 
-    def follow(self, look: Callable[[], tuple[list[str], bool]], tail: int | None, offset: int = 0) -> Iterator[bytes]:
-        """What files hold from find_log_start() on, and what is appended, until it is over and all was sent.
+    def send_logs(self, request: Request, look: Callable[[], tuple[list[str], bool]]) -> Response:
+        """What files hold, and what is appended if that is asked for.  `look` says which files, and whether it is over."""
+        tail, offset = parse_number(request.query, "tail"), parse_number(request.query, "offset") or 0
+        offsets = {path: find_log_start(path, tail, offset) for path in look()[0]}
+        is_followed = parse_flag(request.query, "follow")
+        return Response(200, content_type="text/plain; charset=utf-8", headers={"Log-Offset": ", ".join(map(str, offsets.values())) or "0"},
+                        stream=self.follow(look, offsets) if is_followed else read_files(offsets))
 
-        `look` says which files, and whether it is over.
-        """
-        offsets: dict[str, int] = {}
+    def follow(self, look: Callable[[], tuple[list[str], bool]], offsets: dict[str, int]) -> Iterator[bytes]:
+        """What files hold beyond their offsets, and what is appended, until it is over and all was sent."""
         idle_s = FOLLOW_INTERVAL_S[0]
         with self.crowd:
             while True:
                 paths, was_over = look()
                 found = False
                 for path in paths:
-                    for piece in read_new(path, offsets, tail, offset):
+                    for piece in read_new(path, offsets):
                         found = True
                         yield piece
                 if was_over and not found:
@@ -11309,10 +11308,7 @@ class Api:
                 idle_s = FOLLOW_INTERVAL_S[0] if found else min(FOLLOW_INTERVAL_S[1], idle_s * 1.2)
 
     def get_service_logs(self, request: Request, caller: Caller) -> Response:
-        paths, tail = [self.service.layout.service_log], parse_number(request.query, "tail")
-        follow = parse_flag(request.query, "follow")
-        pieces = self.follow(lambda: (paths, self.service.is_stopping), tail) if follow else read_files(paths, tail)
-        return Response(200, content_type="text/plain; charset=utf-8", stream=pieces)
+        return self.send_logs(request, lambda: ([self.service.layout.service_log], self.service.is_stopping))
 
     def get_nodes(self, request: Request, caller: Caller) -> Response:
         return json_response(self.service.list_nodes())
@@ -11595,9 +11591,9 @@ def describe_peer(request: Request) -> str:
     return f"{request.peer}" + (f" ({find_user(request.uid)})" if request.uid is not None else "")
 
 
-def read_files(paths: Sequence[str], tail: int | None) -> Iterator[bytes]:
-    for path in paths:
-        yield from read_new(path, {}, tail)
+def read_files(offsets: dict[str, int]) -> Iterator[bytes]:
+    for path in offsets:
+        yield from read_new(path, offsets)
 
 
 def find_log_start(path: str, tail: int | None, offset: int) -> int:
@@ -11609,13 +11605,11 @@ def find_log_start(path: str, tail: int | None, offset: int) -> int:
         return 0                        # not there yet, or no more
 
 
-def read_new(path: str, offsets: dict[str, int], tail: int | None = None, offset: int = 0) -> Iterator[bytes]:
-    """What a file has beyond offsets[path], which is moved on; begins at find_log_start().  A shorter file is a new one."""
+def read_new(path: str, offsets: dict[str, int]) -> Iterator[bytes]:
+    """What a file has beyond offsets[path], which is moved on.  A shorter file is a new one."""
     try:
         with open(path, "rb") as file:
-            if path not in offsets:
-                offsets[path] = find_log_start(path, tail, offset)
-            if os.fstat(file.fileno()).st_size < offsets[path]:
+            if os.fstat(file.fileno()).st_size < offsets.setdefault(path, 0):
                 offsets[path] = 0
             file.seek(offsets[path])
             while True:
@@ -14135,20 +14129,21 @@ class Client:
 
     def follow(self, job_id: str, stream: str, tail: int | None = None) -> Iterator[bytes]:
         """A job's stdout or stderr until it ends; a restart of the service in between loses and repeats nothing of it."""
-        received = 0
+        begin, received = None, 0                       # of the file: where that begins what was asked for, and how much of it has come
         while True:
-            skipped = received if tail is None else 0
+            where = {"tail": tail} if begin is None else {"offset": begin + received}
+            told: dict[str, str] = {}
             try:
-                for piece in self.logs(job_id, True, stream, tail):
-                    if len(piece) > skipped:
-                        yield piece[skipped:]
-                        received += len(piece) - skipped
-                    skipped = max(0, skipped - len(piece))
+                for piece in self.open_stream(f"/jobs/{quote_path(job_id)}/logs" + encode_query(
+                        {"follow": "true", "stream": stream, **where}), told):
+                    received += len(piece)
+                    yield piece
                 return
             except NexusError as error:
                 if error.kind != "unavailable":
                     raise
-                tail = None if tail is None else 0
+                if begin is None and "Log-Offset" in told:
+                    begin = int(told["Log-Offset"])
                 self.ask("GET", "/")
 
     def wait(self, job_ids: Sequence[str], on_end: Callable[[dict[str, Any]], None] = lambda job: None) -> list[dict[str, Any]]:
@@ -14280,8 +14275,11 @@ class Client:
             raise ConnectionError("it closed the connection before its answer was complete")
         return int(head_text.split(None, 2)[1]), body
 
-    def open_stream(self, path: str) -> Iterator[bytes]:
-        """The pieces of an answer as they come.  Raises: what the service answers; unavailable, when the line is cut."""
+    def open_stream(self, path: str, told: dict[str, str] | None = None) -> Iterator[bytes]:
+        """The pieces of an answer as they come, and before the first its headers in `told`.
+
+        Raises: what the service answers; unavailable, when the line is cut.
+        """
         import http.client
         try:
             line = http.client.HTTPConnection(self.host, self.port, timeout=120)
@@ -14290,6 +14288,8 @@ class Client:
             response = line.getresponse()
             if response.status >= 400:
                 parse_answer(response.status, response.read(), path)
+            if told is not None:
+                told.update(response.getheaders())
             while True:
                 piece = response.read1(65536)
                 if not piece:

@@ -161,6 +161,33 @@ def test_following_over_a_sigkill_of_the_service_loses_and_repeats_nothing(own_h
     assert own_home.service["pid"] != pid
 
 
+@pytest.mark.parametrize("tail, expected", [(2, range(4, 11)), (0, range(6, 11))])
+def test_following_the_end_over_a_restart_loses_nothing(own_home, tail, expected):
+    """What is printed while there is no service comes too."""
+    client = own_home.client()
+    gates = [os.path.join(own_home.top, name) for name in ("first", "second")]
+    wait = "until [ -e {} ]; do sleep 0.02; done"
+    job_id = client.add(f"seq 1 5; {wait.format(gates[0])}; seq 6 8; touch {gates[0]}.done; {wait.format(gates[1])}; seq 9 10", gpus=0)
+    wait_until(lambda: b"".join(client.logs(job_id)) == b"1\n2\n3\n4\n5\n", "the first lines")
+    pieces, heads, open_stream = [], [], client.open_stream
+
+    def note_stream(path, told):
+        heads.append(told)
+        return open_stream(path, told)
+
+    client.open_stream = note_stream
+    follower = threading.Thread(target=lambda: pieces.extend(client.follow(job_id, "stdout", tail)))
+    follower.start()
+    wait_until(lambda: heads and heads[0], "its first answer")
+    assert own_home.main("stop").code == 0
+    open(gates[0], "w").close()
+    wait_until(lambda: os.path.exists(f"{gates[0]}.done"), "the lines of the time without a service")
+    own_home.client().status()
+    open(gates[1], "w").close()
+    follower.join(30)
+    assert b"".join(pieces) == b"".join(b"%d\n" % number for number in expected)
+
+
 def test_waiting_over_a_restart_for_what_is_no_longer_kept():
     with Home("jobs.cpu_slots = 20\nstate.history_limit = 2") as own_home:
         client = own_home.client()
