@@ -4497,6 +4497,11 @@ def stamp_of(path: str) -> tuple[int, ...] | None:
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 
+# Who writes little by little lets go of the interpreter so often, and for so short a time, that no other thread's wait for it is ever
+# over: 100 ms and more of 0.5.
+WRITE_STEP = 2**20              # bytes
+
+
 def write_atomic(path: str, pieces: Iterable[str], mode: int = 0o600, is_synced: bool = True) -> None:
     """Replace a file by one that is whole, whatever happens on the way.  Raises: OSError, and nothing has changed."""
     aside = f"{path}.{os.getpid()}.tmp"
@@ -4504,12 +4509,11 @@ def write_atomic(path: str, pieces: Iterable[str], mode: int = 0o600, is_synced:
         if os.path.lexists(aside):
             os.unlink(aside)        # what a crash left; and in a folder that all may write nobody's link is followed
         handle = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
-        with open(handle, "w", encoding="utf-8", errors="surrogateescape") as file:
+        with open(handle, "w", WRITE_STEP, encoding="utf-8", errors="surrogateescape") as file:
+            file.writelines(pieces)
             if is_synced:
-                write_steadily(file, pieces)
+                file.flush()
                 os.fsync(handle)
-            else:
-                file.writelines(pieces)
         os.replace(aside, path)
     except BaseException:
         try:
@@ -4519,22 +4523,6 @@ def write_atomic(path: str, pieces: Iterable[str], mode: int = 0o600, is_synced:
         raise
     if is_synced:
         sync_folder(os.path.dirname(path))
-
-
-SYNC_STEP = 4 * 1024 * 1024         # characters
-
-
-def write_steadily(file: TextIO, pieces: Iterable[str]) -> None:
-    """Write and flush, with a sync every few MiB: the disk would put all of a big file before the next small record that is synced."""
-    unsynced = 0
-    for piece in pieces:
-        file.write(piece)
-        unsynced += len(piece)
-        if unsynced >= SYNC_STEP:
-            file.flush()
-            os.fdatasync(file.fileno())
-            unsynced = 0
-    file.flush()
 
 
 def sync_folder(path: str) -> None:
@@ -4619,8 +4607,6 @@ class AppendFile:
             raise
         try:
             os.fdatasync(self.handle)
-            if self.size == 0:
-                sync_folder(os.path.dirname(self.path))     # nothing is kept in a file whose name may get lost
         except OSError:
             self.is_damaged = True
             self.cut()
@@ -6728,7 +6714,13 @@ class Store:
         if self.journal is not None:
             self.journal.close()
             self.journal = None
-        self.journal = AppendFile(os.path.join(self.layout.journal_dir, f"journal-{first}.jsonl"))
+        journal = AppendFile(os.path.join(self.layout.journal_dir, f"journal-{first}.jsonl"))
+        try:
+            sync_folder(self.layout.journal_dir)        # a segment whose name may get lost must hold nothing
+        except OSError:
+            journal.close()
+            raise
+        self.journal = journal
 
     def list_segments(self) -> list[tuple[int, str]]:
         folder = self.layout.journal_dir
