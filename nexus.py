@@ -682,7 +682,7 @@ class Job:
     remote_id: str | None = None                # its id on that node
     log_base: tuple[int, int] = (0, 0)          # bytes of stdout.log and stderr.log when its attempt there began
     head: str | None = None                     # the service_id of the nexus that has sent it here; None = nobody has
-    head_attempt: int = 0                       # which attempt that is there
+    head_attempt: int = 0                       # which attempt that is there, of all its jobs'
     is_collected: bool = False                  # that nexus has all of it
     gpu_indices: tuple[int, ...] = ()           # as the driver counts; empty unless it has started
     gpu_uuids: tuple[str, ...] = ()
@@ -3014,7 +3014,7 @@ class Round:
     def list_machines(self, job: Job) -> list[str]:
         """Where a job may run, the machine with the least to do first."""
         if len(self.loads) == 1:
-            return [] if job.only_node or job.unfit else [""]
+            return [""] if may_run_on(job, "") else []
         return sorted((name for name in self.loads if may_run_on(job, name)), key=lambda name: self.loads[name])
 
     def find_place(self, job: Job, machines: Sequence[str]) -> tuple[str, list[Slot]] | None:
@@ -3223,7 +3223,7 @@ def judge(job: Job, result: Result, evidence: Evidence, runtime_s: float, config
         return CANCELLED, facts
     is_launch = cause == "launch"
     failures = [attempt for attempt in read_attempts(job) if attempt["cause"] != "launch"]
-    if is_launch and not (result.may_pass and job.launch_failures + 1 < config.launch_attempts):
+    if is_launch and not (result.may_pass and job.head is None and job.launch_failures + 1 < config.launch_attempts):
         return FAILED, facts
     if not is_launch and len(failures) >= job.retries:
         return FAILED, facts
@@ -6122,18 +6122,23 @@ class NodeApi:
 
 
 def push_snapshot(ssh: Ssh, repository: str, commit: str, name: str, environ: Mapping[str, str]) -> str:
-    """Bring a snapshot to a node, into a repository of its own called `name`; its path there.  Raises: unavailable."""
+    """Bring a snapshot to a node, into a repository of its own called `name`; its path there.
+
+    Raises: unavailable, when the line is cut; not_found, when that is not what it fails at.
+    """
     script = (f'd=${{NEXUS_HOME:-$HOME/.nexus}}/snapshots/{name}.git; umask 077; mkdir -p "$d" && cd "$d" && '
               "{ [ -e HEAD ] || git init -q --bare .; } && pwd -P")
     code, output, said = ssh.call(f"sh -c {quote(script)}")
     path = output.strip().rpartition("\n")[2]
     if code or not path.startswith("/"):
-        raise ssh.fault("cannot keep the snapshot on", said or output)
+        fault = ssh.fault("cannot keep the snapshot on", said or output)
+        raise NexusError("not_found", fault.message, fault.hint) if ssh.is_open else fault
     code, _, said = Git(repository, environ).call(
         "push", "-q", f"ssh://{ssh.node.destination}{path}", f"{commit}:refs/nexus/{commit}",
         GIT_SSH_COMMAND=" ".join(map(quote, ssh.through())), GIT_SSH_VARIANT="ssh")
     if code:
-        raise NexusError("unavailable", f"the snapshot of {repository} cannot be brought to {ssh.node.name}: {format_git_words(said)}",
+        raise NexusError("not_found" if ssh.is_open else "unavailable",
+                         f"the snapshot of {repository} cannot be brought to {ssh.node.name}: {format_git_words(said)}",
                          hint=f"is git there?  {ssh.by_hand} git --version")
     return path
 
@@ -7440,7 +7445,7 @@ OWN_VARIABLES = (
 class Remote:
     """A job that another nexus has sent here, as that hears of it."""
     id: str                             # here
-    attempt: int                        # there
+    attempt: int                        # there, as find_order_key() counts
     status: str
     pid: int | None
     session: str | None
@@ -7456,6 +7461,23 @@ class Remote:
     gpu_indices: tuple[int, ...]
     log_sizes: tuple[int, int]
     samples: Mapping[str, Any]
+
+
+def read_node_row(row: Sequence[Any]) -> tuple[NodeConfig, bool, bool]:
+    """What State keeps of a node: its address, whether it is being removed, and whether it stood in config.toml."""
+    fields: Sequence[str] = NodeConfig.__slots__  # type: ignore[attr-defined]
+    return NodeConfig(**dict(zip(fields, row))), bool(row[len(fields)]), bool(row[len(fields) + 1])
+
+
+def find_order_key(job: Job) -> tuple[str, int]:
+    """By what a job's attempt is known on its node: the id there, and a number that grows with jobs and attempts.
+
+    The node keeps what is over for longer than this nexus may: the id can have come again, and its attempt 1.
+    """
+    return str(job.remote_id), job.number * ORDERS_OF_A_JOB + job.attempt
+
+
+ORDERS_OF_A_JOB = 10**6
 
 
 class Node:
@@ -7537,6 +7559,7 @@ class Node:
     def find_service(self) -> None:
         """Raises: unavailable, conflict."""
         told = probe_node(self.ssh, self.service.hash)
+        self.silent_at = self.service.clock.monotonic()     # the machine is there, whatever is the matter with its nexus
         if told["hash"] is None:
             raise NexusError("conflict", f"there is no nexus on {self.name}", hint=f"nexus node add {self.name} puts it there")
         if told["hash"] != self.service.hash:
@@ -7618,7 +7641,7 @@ class Node:
                 sizes = measure_logs(job.log_dir)
                 self.offsets[key] = [max(0, size - base) for size, base in zip(sizes, job.log_base)]
         self.offsets = {key: offsets for key, offsets in self.offsets.items() if key in wanted}
-        return {str(job.remote_id): [job.attempt, *self.offsets[key]] for key, job in wanted.items()}
+        return {str(job.remote_id): [find_order_key(job)[1], *self.offsets[key]] for key, job in wanted.items()}
 
     def take_logs(self, logs: Mapping[str, Mapping[str, str]]) -> None:
         """Append what has come of jobs' output to their log files here."""
@@ -7650,9 +7673,9 @@ class Node:
         if is_full:
             self.known &= {(remote.id, remote.attempt) for remote in jobs}
             self.is_listed = True
-        offsets = {(job.remote_id, job.attempt): self.offsets.get((job.id, job.attempt)) for job in self.list_jobs()}
+        offsets = {find_order_key(job): self.offsets.get((job.id, job.attempt), (0, 0)) for job in self.list_jobs()}
         for key, remote in list(self.ended.items()):
-            came = offsets.get(key)
+            came = offsets.get(key)                         # None: it is not ours any more
             if came is None or all(have >= size for have, size in zip(came, remote.log_sizes)):
                 del self.ended[key]
                 self.news.append(remote)
@@ -7676,7 +7699,7 @@ class Node:
 
     def send_orders(self, api: NodeApi) -> None:
         """Raises: OSError, when the line is cut; what the node answers."""
-        stops = {(str(job.remote_id), job.attempt) for job in self.list_jobs() if job.stop_cause} & self.known - self.stopped
+        stops = {find_order_key(job) for job in self.list_jobs() if job.stop_cause} & self.known - self.stopped
         strays, withdrawn, collected = set(self.strays), set(self.withdrawn), set(self.collected)
         if stops or strays or withdrawn or collected:
             self.order(api, stop=sorted(stops | strays), withdraw=sorted(withdrawn), collected=sorted(collected))
@@ -7688,7 +7711,7 @@ class Node:
             if self.is_leaving:
                 self.service.wake()
         if self.is_listed:
-            for batch in self.make_batches([job for job in self.list_jobs() if (job.remote_id, job.attempt) not in self.known]):
+            for batch in self.make_batches([job for job in self.list_jobs() if find_order_key(job) not in self.known]):
                 self.submit(api, batch)
         if self.news:
             self.service.wake()
@@ -7728,7 +7751,7 @@ class Node:
                     batch.append(order)
                     size += len(order["code"] or "") + sum(len(text) for text in order["job"]["env"].values())
             except NexusError as error:                     # what it needs is not here any more
-                self.news.append(Refusal(str(job.remote_id), job.attempt, "not_found", error.message, error.hint))
+                self.news.append(Refusal(*find_order_key(job), "not_found", error.message, error.hint))
             if batch and (size > ORDER_BYTES or job is jobs[-1]):
                 yield batch
                 batch, size = [], 0
@@ -7751,7 +7774,7 @@ class Node:
             asked["cwd"] = job.cwd
         if job.code:
             submitted = {}                                  # of this service alone: who sent the script said nothing of it
-        return {"id": job.remote_id, "attempt": job.attempt, "user": job.user, "is_stopped": bool(job.stop_cause),
+        return {"id": job.remote_id, "attempt": find_order_key(job)[1], "user": job.user, "is_stopped": bool(job.stop_cause),
                 "path": submitted.get("PATH", ""), "job": {
                     **asked, "gpus": len(list_shares(job)) if job.is_alone else job.gpus, "retries": 0,
                     "timeout_seconds": find_time_limit(job, service.config.jobs) or 0,
@@ -7770,13 +7793,14 @@ class Node:
                 try:
                     name = hash_text(f"{self.service.store.service_id} {repository}")[:16]
                     self.trees[commit] = push_snapshot(self.ssh, repository, commit, name, self.service.environ)
-                except NexusError as error:
+                except Exception as error:                  # whatever it is, the job does not wait for ever
+                    fault = error if isinstance(error, NexusError) else NexusError("unavailable", f"its snapshot: {error!r}")
                     del self.trees[commit]
-                    self.news.append(Refusal(str(job.remote_id), job.attempt, error.kind, error.message, error.hint))
+                    self.news.append(Refusal(*find_order_key(job), fault.kind, fault.message, fault.hint))
                     self.service.wake()
                 self.wanted.set()
             threading.Thread(target=push, name="snapshot", daemon=True).start()
-        return self.trees[commit]
+        return self.trees.get(commit, "")                   # it may have failed by now
 
     def end(self) -> None:
         self.is_ended = True
@@ -9534,12 +9558,24 @@ class Service:
     # Other machines
 
     def begin_nodes(self) -> None:
+        """Those of config.toml, and those added; and where jobs run, also those that config.toml has lost, or has elsewhere now."""
         remove_sockets(self.layout.ssh_folder)
-        kept: Sequence[str] = NodeConfig.__slots__  # type: ignore[attr-defined]
-        added = [(NodeConfig(**dict(zip(kept, row))), bool(row[len(kept)])) for row in self.store.read(lambda state: state.nodes)]
-        for node, is_leaving in [*((node, False) for node in self.config.nodes), *added]:
-            if node.name not in self.nodes:
-                self.nodes = {**self.nodes, node.name: Node(self, node, is_leaving)}
+        busy = {job.node for job in self.running_jobs() if job.node}
+        configured = {node.name: node for node in self.config.nodes}
+        kept = {row[0]: read_node_row(row) for row in self.store.read(lambda state: state.nodes)}
+        for name, (config, _, was_configured) in kept.items():
+            if name in configured and name in busy and (config.destination, config.port) != (
+                    configured[name].destination, configured[name].port):
+                self.log.error("Node %s is %s in config.toml, and jobs run on %s: that is left first; then nexus restart", name,
+                               configured.pop(name).destination, config.destination)
+            if name not in configured and was_configured and name not in busy:
+                self.record_node(name, None)                # it was taken out there
+        for name, config in configured.items():
+            self.record_node(name, (*encode_value(config).values(), False, True))
+            self.nodes = {**self.nodes, name: Node(self, config, False)}
+        for name, (config, is_leaving, was_configured) in kept.items():
+            if name not in configured and (name in busy or not was_configured):
+                self.nodes = {**self.nodes, name: Node(self, config, is_leaving or was_configured)}
 
     def add_node(self, config: NodeConfig, who: str) -> None:
         """Give jobs to another machine too; one that is there already is reached anew.  Raises: conflict, unavailable."""
@@ -9555,7 +9591,7 @@ class Service:
             raise NexusError("conflict", f"{config.name} is another machine, {former.config.destination}, and jobs run there",
                              hint="name it otherwise: --name n1")
         if not former or not any(node.name == config.name for node in self.config.nodes):
-            self.record_node(config.name, (*encode_value(config).values(), False))
+            self.record_node(config.name, (*encode_value(config).values(), False, False))
         if former and former.config == config and not former.is_ended:
             former.is_leaving = False
             former.retry.set()
@@ -9575,12 +9611,12 @@ class Service:
         if any(other.name == name for other in self.config.nodes):
             raise NexusError("conflict", f"{name} stands in config.toml", hint="take it out there, then nexus restart")
         node.is_leaving = True
-        self.record_node(name, (*encode_value(node.config).values(), True))
+        self.record_node(name, (*encode_value(node.config).values(), True, False))
         self.log.info("Node %s is being removed by %s", name, who)
         if is_forced:
             for job in node.list_jobs():
                 self.results[job.id] = Result(None, None, None, "node-lost", f"its node {name} was removed by {who}")
-                node.strays.add((str(job.remote_id), job.attempt))      # what can still be told to end shall
+                node.strays.add(find_order_key(job))        # what can still be told to end shall
         self.wake()
 
     def find_node(self, name: str) -> Node:
@@ -9595,7 +9631,9 @@ class Service:
         def change(state: State) -> Changes:
             rows = {kept[0]: kept for kept in state.nodes}
             rows[name] = row or ()
-            yield StateChanged({"nodes": tuple(filter(None, rows.values()))})
+            nodes = tuple(filter(None, rows.values()))
+            if nodes != state.nodes:
+                yield StateChanged({"nodes": nodes})
         self.store.update(change)
 
     def view_nodes(self) -> list[NodeView]:
@@ -9632,8 +9670,15 @@ class Service:
             self.results[job.id] = Result(None, None, 0.0, "launch", describe_disk_error(error, "write", job.log_dir or "").message)
             return
         node = self.nodes.get(job.node)
-        if node is None or node.trouble is not None:    # since it was planned; nobody has sent it
-            self.bounce(job, f"there is no node {job.node} any more" if node is None else f"{job.node} cannot be reached")
+        if node is None:
+            self.bounce(job, f"there is no node {job.node} any more")
+            return
+        if node.trouble is not None:                    # since it was planned; nobody has sent it
+            try:
+                self.bounce(job, f"{job.node} cannot be reached")
+            except NexusError:                          # the disk is full; then it goes there when that can be reached
+                node.prepared.add((job.id, job.attempt))
+                raise
             return
         node.prepared.add((job.id, job.attempt))
         self.counters.note_start(job)
@@ -9646,7 +9691,7 @@ class Service:
         node = self.nodes.get(job.node)
         if node:
             node.prepared.discard((job.id, job.attempt))
-            node.collected.add((str(job.remote_id), job.attempt))
+            node.collected.add(find_order_key(job))
             node.wanted.set()
 
     def hear_nodes(self) -> None:
@@ -9658,16 +9703,24 @@ class Service:
                 self.take_report(node)
             while node.news:
                 told = node.news.popleft()
-                job = next((job for job in node.list_jobs() if (job.remote_id, job.attempt) == (told.id, told.attempt)), None)
-                if isinstance(told, Refusal):
-                    if job:
-                        self.take_refusal(node, job, told)
-                elif job and job.id not in self.results:
-                    self.take_remote(node, job, told)
-                elif not job:                               # it was given up, and is there all the same
-                    (node.collected if told.status in FINAL else node.strays).add((told.id, told.attempt))
-                    node.wanted.set()
+                try:
+                    self.take_news(node, told)
+                except NexusError:                          # the disk is full: it comes again
+                    node.news.appendleft(told)
+                    raise
             self.watch_node(node, now)
+
+    def take_news(self, node: Node, told: Remote | Refusal) -> None:
+        """Raises: unavailable."""
+        job = next((job for job in node.list_jobs() if find_order_key(job) == (told.id, told.attempt)), None)
+        if isinstance(told, Refusal):
+            if job:
+                self.take_refusal(node, job, told)
+        elif job and job.id not in self.results:
+            self.take_remote(node, job, told)
+        elif not job:                                       # it was given up, and is there all the same
+            (node.collected if told.status in FINAL else node.strays).add((told.id, told.attempt))
+            node.wanted.set()
 
     def take_report(self, node: Node) -> None:
         """It has told of its GPUs, or is not heard any more."""
@@ -9684,7 +9737,7 @@ class Service:
         jobs = [job for job in node.list_jobs() if job.id not in self.results]
         limit_s = self.config.service.node_lost_after_seconds
         for job in jobs:
-            key = str(job.remote_id), job.attempt
+            key = find_order_key(job)
             if node.trouble is not None and limit_s and now - node.silent_at >= limit_s:
                 self.results[job.id] = Result(None, None, None, "node-lost", f"{node.name} could not be reached for "
                                               f"{format_duration(now - node.silent_at)}: {node.trouble.message}")
@@ -9753,7 +9806,8 @@ class Service:
         else:
             cause = None if told.status == COMPLETED else told.cause
             finished_at = None if told.finished_at is None else told.finished_at - node.clock_offset_s
-            self.results[job.id] = Result(told.exit_code, finished_at, told.runtime_seconds, cause, told.cause_line)
+            self.results[job.id] = Result(told.exit_code, finished_at, told.runtime_seconds, cause, told.cause_line,
+                                          may_pass=cause == "launch")       # there it is not tried again
 
     # What another machine's nexus asks for, whose node this one is
 
@@ -9813,7 +9867,7 @@ class Service:
             if known and known.head != head:
                 raise NexusError("conflict", f"there is another job {known.id} on {self.node}")
             if known and (known.head_attempt > order.attempt or known.status not in FINAL):
-                raise NexusError("unavailable", f"job {known.id} is at its attempt {known.head_attempt} on {self.node}")
+                raise NexusError("unavailable", f"job {known.id} is on {self.node} already, and is {known.status}")
             if known:
                 yield JobsRemoved((known.id,))
             job = yield from self.add_job(state, prepared, user, *environments[0], now, head=head, head_attempt=order.attempt)

@@ -2686,3 +2686,183 @@ def test_a_reboot_ends_another_nexus_job_whatever_the_setting_here(world):
     w.crash(is_reboot=True)
     w.turn()
     assert (w.job("abc").status, w.job("abc").cause) == ("failed", "reboot") and w.job(own).status in ("pending", "running")
+
+
+# This nexus, and a node whose line the test itself is
+
+@pytest.fixture
+def head(world, monkeypatch):
+    """A world whose node n1 has one GPU, and is well; remote(): what it tells of a job."""
+    monkeypatch.setattr(nexus.Node, "follow", lambda node: None)
+    monkeypatch.setattr(nexus.Node, "command", lambda node: None)
+
+    def make(nodes=("n1",), **config):
+        w = world(gpus=config.pop("gpus", 0), **config)
+        for name in nodes:
+            w.service.add_node(nexus.NodeConfig(name, "10.0.0.5"), "ann")
+            connect(w, name)
+        return w
+
+    def connect(w, name="n1"):
+        node = w.service.nodes[name]
+        node.trouble, node.is_listed, node.number, node.cpu_slots = None, True, 1, 4
+        node.gpus = (nexus.replace(makers.gpu(0), node=name, uuid=f"{name}/G0", pause_reason=nexus.PAUSED_THERE),)
+        return node
+
+    make.connect = connect
+    return make
+
+
+def remote(job, status, **facts):
+    key = nexus.find_order_key(job)
+    return nexus.Remote(*key, **{
+        "status": status, "pid": None, "session": None, "log_dir": None, "started_at": None, "finished_at": None, "runtime_seconds": 1.0,
+        "exit_code": None, "cause": None, "cause_line": None, "waiting_for": None, "notes": (), "gpu_indices": (0,), "log_sizes": (0, 0),
+        "samples": {}, **facts})
+
+
+def test_an_id_that_comes_again_is_another_order(head):
+    """The node still has the first job, of which this nexus has forgotten all."""
+    w = head()
+    first = w.add()
+    w.turn()
+    key = nexus.find_order_key(w.job(first))
+    w.service.nodes["n1"].news.append(remote(w.job(first), "completed", exit_code=0))
+    w.turn()
+    w.turn()
+    w.store.update(lambda state: (yield nexus.JobsRemoved((first,))))
+    again = w.service.submit([nexus.parse_submission({"command": "true", "id": first})], ANN).ids[0]
+    w.turn()
+    order_key = nexus.find_order_key(w.job(again))
+    assert again == first and w.job(again).attempt == 1 and order_key[0] == key[0] and order_key[1] > key[1]
+
+
+def test_the_end_comes_before_the_first_question_for_the_log(head):
+    w = head()
+    job_id = w.add()
+    node = w.service.nodes["n1"]
+    node.list_offsets()                                     # asked before the job is there
+    w.turn()
+    node.take_jobs([remote(w.job(job_id), "failed", exit_code=1, log_sizes=(0, 6), cause="exit")], False)
+    w.turn()
+    assert w.job(job_id).status == "running", "its output has not come"
+    node.list_offsets()
+    node.take_logs({job_id: {"stderr": "d3Jvbmc="}})
+    node.take_jobs([], False)
+    assert not node.news
+    node.take_logs({job_id: {"stderr": "Cg=="}})
+    node.take_jobs([], False)
+    w.turn()
+    w.turn()
+    assert w.job(job_id).status == "failed" and (w.folder_of(job_id) / "stderr.log").read_text() == "wrong\n"
+
+
+def test_news_that_comes_while_the_disk_is_full_is_not_lost(head, monkeypatch):
+    w = head()
+    job_id = w.add()
+    w.turn()
+
+    def full(record):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(w.store, "append", full)
+    w.service.nodes["n1"].news.append(remote(w.job(job_id), "cancelled", cause="bounce", cause_line="GPU 0 runs job zzz"))
+    w.turn()
+    w.turn()
+    monkeypatch.undo()
+    assert w.job(job_id).status == "running"
+    w.turn()
+    assert w.job(job_id).status == "pending" and w.job(job_id).attempt == 1
+
+
+def test_a_job_cannot_be_begun_there(head):
+    """It is tried as often as one here, and there only once each time."""
+    w = head(launch_attempts=2)
+    job_id = w.add()
+    for failures in (1, 2):
+        w.turn()
+        assert w.job(job_id).status == "running"
+        w.service.nodes["n1"].news.append(remote(w.job(job_id), "failed", cause="launch", cause_line="/logs: Permission denied"))
+        w.turn()
+        w.turn()
+        assert w.job(job_id).status == ("pending" if failures == 1 else "failed")
+        w.turn(seconds=60)
+    job, result = makers.job("abc", status="running", head="0-1", attempt=1), nexus.Result(None, None, 0.0, "launch", "", may_pass=True)
+    assert nexus.judge(job, result, nexus.Evidence(), 0.0, makers.config().jobs, 0.0)[0] == "failed"
+
+
+def test_another_nexus_there_is_no_machine_that_cannot_be_reached(head, monkeypatch):
+    w = head(node_lost_after_seconds=60)
+    job_id, node = w.add(), w.service.nodes["n1"]
+    w.turn()
+    node.take_jobs([remote(w.job(job_id), "running", pid=5)], False)
+    w.turn()
+    monkeypatch.setattr(nexus, "probe_node", lambda ssh, wanted: {"hash": "another"})
+    for _ in range(10):
+        w.clock.pass_(20)
+        with pytest.raises(nexus.NexusError, match="has another nexus") as caught:
+            node.find_service()
+        node.lose(caught.value)
+        w.turn()
+    assert w.job(job_id).status == "running"
+    monkeypatch.setattr(nexus, "probe_node", lambda ssh, wanted: 1 / 0)
+    w.turn(seconds=120)
+    w.turn()
+    assert (w.job(job_id).status, w.job(job_id).cause) == ("failed", "node-lost")
+
+
+def test_what_a_node_could_not_take_runs_here_when_that_is_gone(head):
+    w = head(gpus=1)
+    job_id = w.add()
+    w.service.set_paused(True, "ann")
+    w.store.update(lambda state: (yield nexus.JobChanged(job_id, {"unfit": (("n1", "there is no /data"),)})))
+    w.service.remove_node("n1", True, "ann")
+    w.turn()
+    w.service.set_paused(False, "ann")
+    w.turn()
+    assert not w.service.nodes and w.job(job_id).status == "running"
+
+
+@pytest.mark.parametrize("now", [(), (nexus.NodeConfig("n1", "10.0.0.77"),)], ids=["gone", "elsewhere"])
+def test_a_node_that_config_toml_has_lost_is_seen_to_until_its_jobs_are_over(head, now):
+    w = head(nodes=())
+
+    def begin(*nodes):
+        w.service.config = nexus.replace(w.service.config, nodes=nodes)
+        w.service.nodes = {}
+        w.service.begin_nodes()
+
+    begin(nexus.NodeConfig("n1", "10.0.0.5"))
+    head.connect(w)
+    job_id = w.add()
+    w.turn()
+    begin(*now)
+    node = head.connect(w)
+    assert (node.config.host, node.is_leaving) == ("10.0.0.5", True)
+    node.news.append(remote(w.job(job_id), "completed", exit_code=0))
+    w.turn()
+    w.turn()
+    assert w.job(job_id).status == "completed"
+    node.collected.clear()
+    w.turn()
+    assert not w.service.nodes and w.store.read(lambda state: state.nodes) == ()
+    begin(*now)
+    assert [node.config.host for node in w.service.nodes.values()] == [config.host for config in now]
+
+
+def test_a_snapshot_that_cannot_be_brought_there(head, monkeypatch):
+    """Whatever it fails at, the job does not wait for ever, nor others for it."""
+    w = head(gpus=1)
+    brought = []
+
+    def push(ssh, repository, commit, name, environ):
+        brought.append(commit)
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(nexus, "push_snapshot", push)
+    job = makers.job("abc", node="n1", remote_id="abc", snapshot="a" * 40, snapshot_repo="/repo")
+    node = w.service.nodes["n1"]
+    for count in (1, 2):
+        assert node.find_tree(job) == ""
+        live.until(lambda count=count: len(node.news) == count, "the refusal")
+    assert len(brought) == 2 and "temporarily unavailable" in node.news[0].message
