@@ -14892,7 +14892,9 @@ def cmd_wait(call: Call) -> int:
     client = call.client()
     if call.options.group is not None:
         jobs = list_group(client, call.options.group)
-        ids = [*ids, *(job["id"] for job in jobs if job["status"] not in FINAL), *(job["id"] for job in find_failed(jobs))]
+        is_elsewhere = not {job["retried_as"] for job in jobs} <= {None, *(job["id"] for job in jobs)}      # in no group, or another
+        kept = {job["id"] for job in (client.jobs() if is_elsewhere else jobs)}
+        ids = [*ids, *(job["id"] for job in jobs if job["status"] != COMPLETED and job["retried_as"] not in kept)]
     jobs = client.wait(ids, lambda job: call.say(describe_end(job)))
     codes = [exit_code_of(job) for job in jobs]
     return next((code for code in codes if code), 0)

@@ -413,6 +413,28 @@ def test_wait_for_a_group(home):
     assert done.code == 3 and "did you mean 'fine'?" in done.err
 
 
+@pytest.mark.parametrize("how", ["cancelled with another", "killed", "taken out of the queue"])
+def test_wait_for_a_group_says_the_same_whenever_it_is_asked(home, how):
+    failed = add(home, "sleep 0.1; false")
+    job_id = add(home, "sleep 60", "--group", how, *(["--after", failed] if how == "cancelled with another" else []))
+    if how == "killed":
+        home.wait_for_start(job_id)
+    if how != "cancelled with another":
+        home.main("cancel", job_id)
+    codes = [home.main("wait", "--group", how).code for _ in range(2)]
+    assert codes[0] != 0 and codes[1] == codes[0]
+
+
+def test_what_was_run_again_does_not_count_for_its_group(home):
+    mark = home.file("mended")
+    failed = add_and_wait(home, f"test -e {mark}", "--group", "mended")
+    child = add_and_wait(home, "true", "--group", "mended", "--after", failed)
+    assert home.job(child)["cause"] == "dependency" and home.main("wait", "--group", "mended").code == 1
+    mark.touch()
+    home.main("retry", "--group", "mended")
+    assert home.main("wait", "--group", "mended").code == 0
+
+
 def test_kill_a_group(own_home):
     own_home.write_config("jobs.cpu_slots = 1")
     ids = [add(own_home, "sleep 60", "--group", "g") for _ in range(3)]
