@@ -14793,11 +14793,11 @@ def cmd_run(call: Call) -> int:
         return show_dry_run(call, client, commands, options)
     code = take_code(call, client)
     job_id = submit_with_code(client, {**options, **code, "command": commands[0]}, code)["id"]
-    call.say(f"job {job_id}")
-    say_where(call, client)
-    if has_input():
-        call.say(f"it does not get this input: its own is its terminal (nexus attach {job_id}), or, in the command, < FILE")
     try:
+        call.say(f"job {job_id}")
+        say_where(call, client)
+        if has_input():
+            call.say(f"it does not get this input: its own is its terminal (nexus attach {job_id}), or, in the command, < FILE")
         announce_wait(call, client, job_id)
         follow_job(call, client, job_id)
         job = client.wait([job_id])[0]
@@ -14806,8 +14806,20 @@ def cmd_run(call: Call) -> int:
         return exit_code_of(job)
     except KeyboardInterrupt:
         call.err.write("\n" if call.err.isatty() else "")
-        call.say(f"job {job_id} goes on; follow it: nexus logs -f {job_id}; stop it: nexus cancel {job_id}")
+        call.say(describe_going_on(client.job(job_id)))
         return 130
+    except BrokenPipeError:                             # `nexus run ... | head`
+        try:
+            call.say(describe_going_on(client.job(job_id)))
+        except BrokenPipeError:                         # stderr goes there too
+            pass
+        return 141                                      # 128 + SIGPIPE
+
+
+def describe_going_on(job: Mapping[str, Any]) -> str:
+    """What becomes of a job that is no longer looked at."""
+    return describe_end(job) if job["status"] in FINAL else (
+        f"job {job['id']} goes on; follow it: nexus logs -f {job['id']}; stop it: nexus cancel {job['id']}")
 
 
 def has_input() -> bool:
@@ -14857,7 +14869,7 @@ def follow_job(call: Call, client: Client, job_id: str, tail: int | None = None,
     for thread in threads:
         thread.start()
     for thread in threads:
-        while thread.is_alive():
+        while thread.is_alive() and not faults:     # when nobody reads the one, the other may go on for days
             thread.join(0.5)                # with a time limit, so that Ctrl-C is heard
     if faults:
         raise faults[0]
@@ -15978,10 +15990,11 @@ def entry() -> int:
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     code = main(sys.argv[1:], os.environ, sys.stdout, sys.stderr)
-    try:
-        sys.stdout.flush()
-    except OSError:                             # said already; the interpreter would say it again
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    for number, stream in ((1, sys.stdout), (2, sys.stderr)):
+        try:
+            stream.flush()
+        except OSError:                         # said already; the interpreter would say it again
+            os.dup2(os.open(os.devnull, os.O_WRONLY), number)
     return code
 
 
