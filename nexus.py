@@ -2890,13 +2890,17 @@ def describe_time_limit(job: Job, config: JobsConfig) -> str:
     return f"timeout_seconds is {limit}"
 
 
+def describe_hold(group: Group) -> str:
+    return f"group {group.name} is held: {group.hold}"
+
+
 class Limits:
     """How many of each group and user may run, and which of them have as many."""
 
     def __init__(self, state: State, config: JobsConfig) -> None:
         self.of_groups = {group.name: group.limit for group in state.groups.values() if group.limit}
         self.of_users = config.max_running_per_user
-        self.closed = Closed({group.name: f"group {group.name} is held: {group.hold}" for group in state.groups.values() if group.hold}, {})
+        self.closed = Closed({group.name: describe_hold(group) for group in state.groups.values() if group.hold}, {})
         self.groups: dict[str, int] = {}                # how many of it run
         self.users: dict[str, int] = {}
         if self.of_groups or self.of_users:
@@ -3131,7 +3135,8 @@ def describe_wait(job: Job, state: State, made: Plan, config: Config, now: float
         return describe_retry(job, now)
     if job.unmet:
         return describe_unmet(job, state)
-    closed = made.closed.find(job.group, job.user)
+    group = state.groups.get(job.group or "")
+    closed = describe_hold(group) if group and group.hold else made.closed.find(job.group, job.user)
     if closed:
         return closed
     why = made.blocked.get(kind_of(job))
@@ -10209,7 +10214,8 @@ class Service:
             return describe_handed(job, self.cluster.find(job), self.cluster.trouble)
         if state.paused:
             return PAUSED
-        return describe_wait(job, state, self.plan, self.config, self.clock.now())
+        made = replace(self.plan, hold="") if self.plan.hold == PAUSED else self.plan      # it was resumed since
+        return describe_wait(job, state, made, self.config, self.clock.now())
 
     def explain(self, job_id: str, caller: Caller) -> dict[str, Any]:
         """GET /jobs/{id}/why: the decision, and what stands behind it GPU by GPU.  Raises: not_found, forbidden."""
@@ -14192,19 +14198,24 @@ class Client:
                     begin = int(told["Log-Offset"])
                 self.ask("GET", "/")
 
-    def wait(self, job_ids: Sequence[str], on_end: Callable[[dict[str, Any]], None] = lambda job: None) -> list[dict[str, Any]]:
-        """Wait until jobs have finished; return them.  A restart of the service in between is waited for."""
+    def wait(self, job_ids: Sequence[str], on_end: Callable[[dict[str, Any]], None] = lambda job: None,
+             on_wait: Callable[[dict[str, Any]], None] = lambda job: None) -> list[dict[str, Any]]:
+        """Wait until jobs have finished; return them.  A restart of the service in between is waited for.
+
+        `on_wait` gets those that are pending: at first, and when the queue or a group was paused or resumed.
+        """
         finished: dict[str, dict[str, Any]] = {}
         while len(finished) < len(set(job_ids)):
             try:
-                self.wait_once(job_ids, finished, on_end)
+                self.wait_once(job_ids, finished, on_end, on_wait)
             except NexusError as error:
                 if error.kind != "unavailable":
                     raise
                 self.ask("GET", "/")                    # it is back, or this says that it is not
         return [finished[job_id] for job_id in job_ids]
 
-    def wait_once(self, job_ids: Sequence[str], finished: dict[str, dict[str, Any]], on_end: Callable[[dict[str, Any]], None]) -> None:
+    def wait_once(self, job_ids: Sequence[str], finished: dict[str, dict[str, Any]], on_end: Callable[[dict[str, Any]], None],
+                  on_wait: Callable[[dict[str, Any]], None]) -> None:
         """Raises: unavailable, when the service ends; what has `finished` by then need not be there any more."""
         events = self.open_stream("/events")
         next(events)                                    # from here on nothing is missed
@@ -14213,6 +14224,8 @@ class Client:
             if job["status"] in FINAL:
                 finished[job_id] = job
                 on_end(job)
+            elif job["status"] == PENDING:
+                on_wait(job)
         rest = b""
         while len(finished) < len(set(job_ids)):
             piece = next(events, None)
@@ -14225,6 +14238,10 @@ class Client:
                 if event["id"] in job_ids and event["id"] not in finished and event["status"] in FINAL:
                     finished[event["id"]] = event
                     on_end(event)
+            if any(block.partition(b"event: ")[2].startswith((b"queue", b"group")) for block in blocks):
+                for job in self.queue():
+                    if job["id"] in job_ids:
+                        on_wait(job)
 
     # The wire
 
@@ -14907,7 +14924,16 @@ def cmd_wait(call: Call) -> int:
         is_elsewhere = not {job["retried_as"] for job in jobs} <= {None, *(job["id"] for job in jobs)}      # in no group, or another
         kept = {job["id"] for job in (client.jobs() if is_elsewhere else jobs)}
         ids = [*ids, *(job["id"] for job in jobs if job["status"] != COMPLETED and job["retried_as"] not in kept)]
-    jobs = client.wait(ids, lambda job: call.say(describe_end(job)))
+    said: set[str] = set()
+
+    def say_hold(job: Mapping[str, Any]) -> None:
+        """Once, that it waits for somebody to resume."""
+        why = job["waiting_for"]
+        if why not in said and (why == PAUSED or str(why).startswith(f"group {job['group']} is held: ")):
+            said.add(why)
+            call.say(f"job {job['id']} waits: {why}")
+
+    jobs = client.wait(ids, lambda job: call.say(describe_end(job)), say_hold)
     codes = [exit_code_of(job) for job in jobs]
     return next((code for code in codes if code), 0)
 

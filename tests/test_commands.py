@@ -360,6 +360,22 @@ def test_wait_exits_with_the_jobs_code(home):
     assert home.main("wait", stopped).code == 1, "that it ended well is no success"
 
 
+def test_wait_says_that_the_queue_is_paused_or_the_group_held(own_home):
+    words = ("--gpus", "0", "--group", "g")
+    own_home.main("pause")
+    job_id = own_home.main("add", *words, "true").id
+    waiting = own_home.popen("wait", job_id)
+    assert waiting.stderr.readline().decode() == f"nexus: job {job_id} waits: the queue is paused (nexus resume)\n"
+    own_home.main("pause", "--group", "g")
+    own_home.main("resume")
+    assert waiting.stderr.readline().decode().startswith(f"nexus: job {job_id} waits: group g is held: ")
+    own_home.main("pause")
+    own_home.main("resume")
+    own_home.main("resume", "--group", "g")
+    out, err = waiting.communicate(timeout=20)
+    assert (waiting.returncode, out) == (0, b"") and err.decode() == f"nexus: job {job_id} completed\n"
+
+
 def test_a_job_after_none(home):
     before = len(home.client().jobs())
     done = home.main("add", "--after", "zzz", "true")
