@@ -3155,15 +3155,16 @@ def describe_unmet(job: Job, state: State) -> str:
         f" and {len(parents) - 8} more" if len(parents) > 8 else "")
 
 
-def describe_place(job: Job, position: int, estimate: float | None, config: JobsConfig, now: float) -> list[str]:
+def describe_place(job: Job, position: int, estimate: float | None, board: Sequence[Slot], config: JobsConfig, now: float) -> list[str]:
     """What `nexus why` tells of a pending job, beside the GPUs."""
     asked = f"it asks for {format_gpus(job.gpus)}" + (f" with {format_memory(job.gpu_mem_mib)} free on each" if job.gpu_mem_mib else "")
     facts = [f"{format_count(position, 'job')} before it in the queue" if position else "it is first in the queue",
              asked + (f", of {format_indices(job.gpu_ids)} only" if job.gpu_ids is not None else "")]
     if job.passed_over_at is not None:
         limit = format_duration(config.reserve_after_seconds)
+        kept = ": GPUs are kept for it" if any(slot.kept_for == job.id for slot in board) else ""   # none, where one it needs is lost
         facts.append(f"others have started before it for {format_duration(now - job.passed_over_at)}" + (
-            ": GPUs are kept for it" if is_reserving(job, config, now) else f"; after {limit} of that, GPUs are kept for it"))
+            kept if is_reserving(job, config, now) else f"; after {limit} of that, GPUs are kept for it"))
     if estimate is not None:
         facts.append(f"it will start in about {format_duration(max(0.0, estimate - now))}")
     return facts
@@ -10230,7 +10231,7 @@ class Service:
                 ran += f" of {job.node}" if job.node and job.gpu_indices else f" on {job.node}" if job.node else ""
                 ran = f"as Slurm's {job.slurm_id} on {job.slurm_node or 'a node'}" if job.slurm_id else ran
                 return {**told, "why": job.cause_line or job.cause or (f"it runs {ran}" if job.status == RUNNING else f"it ran {ran}")}
-            facts = describe_place(job, state.position(job), estimates.get(job.id), self.config.jobs, now)
+            facts = describe_place(job, state.position(job), estimates.get(job.id), self.plan.board, self.config.jobs, now)
             gpus = list_verdicts(job, self.plan.board, self.config.gpu, now) if job.gpus and not self.is_slurm else []
             return {**told, "why": self.why(job, state), "facts": facts,
                     "gpus": [{"node": node or self.node, "place": f"{node and node + ':'}{index}", "index": index, "verdict": why}

@@ -391,6 +391,22 @@ def test_list_verdicts(reason, one, expected):
     assert nexus.list_verdicts(one, planned.board, config().gpu, NOW) == expected, reason
 
 
+PLACES = [  # reason, fields of a job before which others have started, GPUs, the last fact told of it
+    ("GPUs are kept for it", {"gpus": 2}, [gpu(0), gpu(1)], "others have started before it for 1h: GPUs are kept for it"),
+    ("not yet", {"gpus": 2, "passed_over_at": NOW - 60}, [gpu(0), gpu(1)],
+     "others have started before it for 1m; after 5m of that, GPUs are kept for it"),
+    ("none, since one is paused", {"gpus": 2}, [gpu(0), gpu(1, is_paused=True)], "others have started before it for 1h"),
+    ("none, since it asks for none", {"gpus": 0}, [gpu(0)], "others have started before it for 1h"),
+]
+
+
+@pytest.mark.parametrize("reason, fields, gpus, expected", PLACES, ids=[case[0] for case in PLACES])
+def test_describe_place(reason, fields, gpus, expected):
+    one = job("aaa", 5, **{**PASSED, **fields})
+    planned = nexus.plan(state(running("rrr"), one), gpus, None, config(cpu_slots=0), NOW)
+    assert nexus.describe_place(one, 0, None, planned.board, config().jobs, NOW)[-1] == expected, reason
+
+
 STOPS = [  # reason, fields of a job that has run for 100 s and takes 3 GB of host memory, keys, (cause, part of the line)
     ("no limit", {}, {}, None), ("not yet", {"timeout_seconds": 100.5}, {}, None),
     ("its own", {"timeout_seconds": 100}, {}, ("timeout", "stopped after 1m 40s: its time limit is 1m 40s")),
