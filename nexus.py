@@ -2766,9 +2766,14 @@ class Slot:
         self.ends_at = max(self.ends_at, now + (job.expected_time or 0))
 
 
+def find_age(job: Job, now: float) -> float:
+    """For how long a job has run by the clock on the wall; 0 when it has not started."""
+    return 0.0 if job.started_at is None else now - job.started_at
+
+
 def find_end(job: Job, now: float, usage: Mapping[str, Usage]) -> float:
     """The earliest end of a running job that is to be reckoned with: any moment, unless its submitter expects a time."""
-    runtime = usage[job.id].runtime_s if job.id in usage else now - (job.started_at or now)
+    runtime = usage[job.id].runtime_s if job.id in usage else find_age(job, now)
     return now + max(0.0, (job.expected_time or 0) - runtime)
 
 
@@ -3417,7 +3422,7 @@ class Replay:
         apply(self.state, JobAdded(job))
         self.run_times[job.id] = run_time
         if job.status == RUNNING and run_time is not None:
-            insert_sorted(self.ends, (max(self.now, (job.started_at or self.now) + run_time), job.id))
+            insert_sorted(self.ends, (max(self.now, (self.now if job.started_at is None else job.started_at) + run_time), job.id))
 
     def decide(self) -> Plan:
         return plan(self.state, self.gpus, None, self.config, self.now, NO_USAGE, self.nodes)
@@ -3489,7 +3494,7 @@ def estimate_starts(jobs: Iterable[Job], groups: Iterable[Group], run_times: Map
 
 def find_rest(job: Job, run_time: float | None, now: float) -> float | None:
     """A job's run time in all; one that is a little over what was known is taken to need as much again as it is over."""
-    over = now - (job.started_at or now) - run_time if job.status == RUNNING and run_time is not None else 0.0
+    over = find_age(job, now) - run_time if job.status == RUNNING and run_time is not None else 0.0
     if run_time is None or over <= 0:
         return run_time
     return run_time + 2 * over if over <= OVERDUE * run_time else None
@@ -9394,7 +9399,7 @@ class Service:
         """For how long a job has run; by the wall clock, which may have been set, only where nothing else is known."""
         if job.pid_started is not None and job.boot_id == self.machine.boot_id:
             return max(0.0, self.machine.processes.find_age_s(job.pid_started))
-        return max(0.0, now - (job.started_at or now))
+        return max(0.0, find_age(job, now))
 
     def find_log_trouble(self, job: Job) -> str | None:
         """That the disk of a failed job's logs was full, or that they are gone."""

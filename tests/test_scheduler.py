@@ -1052,6 +1052,16 @@ def test_replay(reason, count, jobs, expected):
     assert made.ended_at == {id: expected[id] + run_time for id, run_time, _ in jobs if id in expected and run_time is not None}
 
 
+def test_a_job_that_started_at_time_0_has_run_since_then():
+    first, second = running("rrr", expected_time=60, started_at=0.0), job("aaa", 5, created_at=0.0)
+    made = nexus.Replay([gpu(0)], config(), 40.0)
+    made.insert(first, 60)
+    made.insert(second, 10)
+    made.run()
+    assert made.started_at == {"aaa": 60}
+    assert nexus.find_end(first, 40.0, {}) == 60 and nexus.find_rest(first, 35, 40.0) == 45
+
+
 def test_a_replay_can_be_driven_step_by_step():
     made = replay(1)
     made.add("aaa", 60)
