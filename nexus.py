@@ -168,6 +168,12 @@ def format_memory(mib: float) -> str:
     return f"{mib / 1024:.0f}GB" if mib >= 1024 else f"{mib:.0f}MB"
 
 
+def format_memories(mib: float, other_mib: float) -> tuple[str, str]:
+    """Two that a sentence compares: in MB where they differ and would look the same."""
+    shown = format_memory(mib), format_memory(other_mib)
+    return shown if shown[0] != shown[1] or mib == other_mib else (f"{mib:.0f}MB", f"{other_mib:.0f}MB")
+
+
 def format_count(count: int, noun: str) -> str:
     """`1 job`, `3 jobs`."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
@@ -2689,11 +2695,16 @@ def find_memory_obstacle(gpu: Gpu, config: GpuConfig, jobs: Sequence[Job]) -> st
         return "does not tell its memory, and min_free_mem_mib is set" if config.min_free_mem_mib else None
     room = find_room(gpu, jobs)
     if room is not None and room < config.min_free_mem_mib:
-        return f"has {format_memory(max(0.0, room))} free, less than min_free_mem_mib"
+        return describe_little_room(room, config)
     others = find_foreign_memory(gpu, jobs)
     if gpu.memory_total_mib and others >= config.mem_threshold * gpu.memory_total_mib and others > 0:
         return f"has {format_memory(others)} of its memory in use by others"
     return None
+
+
+def describe_little_room(room_mib: float, config: GpuConfig) -> str:
+    room, least = format_memories(max(0.0, room_mib), config.min_free_mem_mib)
+    return f"has {room} free, less than min_free_mem_mib ({least})"
 
 
 def find_foreign_memory(gpu: Gpu, jobs: Sequence[Job]) -> float:
@@ -2805,13 +2816,14 @@ def find_verdict(slot: Slot, share: int, job: Job, config: GpuConfig, now: float
     if slot.kept_for not in (None, job.id) and not (job.expected_time and now + job.expected_time <= slot.kept_until):
         return f"is kept for job {slot.kept_for}"
     if slot.room_mib is not None and slot.room_mib < config.min_free_mem_mib:
-        return f"has {format_memory(max(0.0, slot.room_mib))} free, less than min_free_mem_mib"     # after what starts now
+        return describe_little_room(slot.room_mib, config)      # after what starts now
     if slot.jobs and slot.gpu.utilization is not None and slot.gpu.utilization >= config.load_threshold * 100:
         return f"is {slot.gpu.utilization:.0f}% busy with {format_jobs_there(slot.jobs)} (load_threshold)"
     if job.gpu_mem_mib and slot.room_mib is None:
         return "does not tell its memory, and the job says how much it needs"
     if job.gpu_mem_mib and slot.room_mib is not None and slot.room_mib < job.gpu_mem_mib:
-        return f"has {format_memory(max(0.0, slot.room_mib))} free, less than the {format_memory(job.gpu_mem_mib)} asked for"
+        room, asked = format_memories(max(0.0, slot.room_mib), job.gpu_mem_mib)
+        return f"has {room} free, less than the {asked} asked for"
     return None
 
 
@@ -2873,8 +2885,8 @@ def find_stops(running: Iterable[Job], usage: Mapping[str, Usage], config: JobsC
         if limit_s is not None and used.runtime_s >= limit_s:
             yield Stop(job.id, "timeout", f"stopped after {format_duration(used.runtime_s)}: {describe_time_limit(job, config)}")
         elif config.max_memory_gb and (used.rss_mib or 0) > config.max_memory_gb * 1024:
-            yield Stop(job.id, "host-memory", f"its processes took {format_memory(used.rss_mib or 0)} of host memory; max_memory_gb is "
-                                              f"{config.max_memory_gb:g}")
+            taken, _ = format_memories(used.rss_mib or 0, config.max_memory_gb * 1024)
+            yield Stop(job.id, "host-memory", f"its processes took {taken} of host memory; max_memory_gb is {config.max_memory_gb:g}")
 
 
 def find_time_limit(job: Job, config: JobsConfig) -> float | None:
@@ -10398,8 +10410,9 @@ def find_refusal(submission: Submission, usable: Sequence[Gpu], node: str) -> tu
     sizes = [gpu.memory_total_mib for gpu in usable if submission.gpu_ids is None or gpu.index in submission.gpu_ids]
     large = [size for size in sizes if size is None or size >= (submission.gpu_mem_mib or 0)]
     if len(large) < gpus and submission.gpu_mem_mib:
-        return (f"{format_memory(submission.gpu_mem_mib)} of GPU memory asked for, and the largest GPU {where + ' ' if node else ''}has "
-                f"{format_memory(max(size or 0 for size in sizes))}", "ask for less; more GPUs share it: --gpus 2")
+        asked, most = format_memories(submission.gpu_mem_mib, max(size or 0 for size in sizes))
+        return (f"{asked} of GPU memory asked for, and the largest GPU {where + ' ' if node else ''}has {most}",
+                "ask for less; more GPUs share it: --gpus 2")
     return None
 
 

@@ -339,6 +339,10 @@ REASONS = [  # what is shown, jobs, GPUs, keys, part of the reason why the last 
      "GPU 0 is 97% busy with job rrr (load_threshold)"),
     ("its memory", [job("aaa", gpu_mem_mib=20 * 1024)], [gpu(0, memory_used_mib=10 * GB)], {},
      "GPU 0 has 14GB free, less than the 20GB asked for"),
+    ("a little less memory than asked for", [job("aaa", gpu_mem_mib=20 * 1024)], [gpu(0, memory_used_mib=4 * GB + 200)],
+     {"mem_threshold": 1}, "GPU 0 has 20280MB free, less than the 20480MB asked for"),
+    ("a little less than the minimum", [job("aaa")], [gpu(0, memory_used_mib=4 * GB + 200)], {"min_free_mem_mib": 20 * 1024},
+     "GPU 0 has 20280MB free, less than min_free_mem_mib (20480MB)"),
     ("memory it does not tell", [job("aaa", gpu_mem_mib=1024)], [gpu(0, memory_used_mib=None)], {}, "GPU 0 does not tell its memory"),
     ("one and a half, and there is no whole one", [running("rrr", gpus=0.5), running("sss", (1,), gpus=0.5), job("aaa", 3, gpus=1.5)],
      [gpu(0), gpu(1)], {}, "it needs 1.5 GPUs, and 0 of 2 can be had now: GPU 0 has 0.5 free beside job rrr; GPU 1 has"),
@@ -420,6 +424,7 @@ STOPS = [  # reason, fields of a job that has run for 100 s and takes 3 GB of ho
     ("its own is before what is expected", {"expected_time": 10, "timeout_seconds": 500}, {}, None),
     ("host memory", {}, {"max_memory_gb": 2.5}, ("host-memory", "took 3GB of host memory; max_memory_gb is 2.5")),
     ("just as much as allowed", {}, {"max_memory_gb": 3}, None),
+    ("a little more than allowed", {}, {"max_memory_gb": 2.99}, ("host-memory", "took 3072MB of host memory; max_memory_gb is 2.99")),
     ("it is being stopped already", {"timeout_seconds": 1, "stop_cause": "killed"}, {"max_memory_gb": 1}, None),
 ]
 

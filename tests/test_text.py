@@ -76,6 +76,17 @@ def test_format_memory(reason, mib, in_api, in_sentence):
     assert nexus.format_memory(mib) == in_sentence, reason
 
 
+COMPARED = [  # reason, two amounts in MiB, as a sentence shows them
+    ("they look different", 12 * 1024, 24 * 1024, ("12GB", "24GB")), ("they would look the same", 12000, 12288, ("12000MB", "12288MB")),
+    ("they are the same", 12288, 12288, ("12GB", "12GB")), ("below a GB", 500, 600, ("500MB", "600MB")),
+]
+
+
+@pytest.mark.parametrize("reason, mib, other_mib, shown", COMPARED, ids=[case[0] for case in COMPARED])
+def test_format_memories(reason, mib, other_mib, shown):
+    assert nexus.format_memories(mib, other_mib) == shown, reason
+
+
 def test_unknown_memory_is_not_zero():
     assert nexus.format_gb(None) is None
 
