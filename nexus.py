@@ -14785,7 +14785,7 @@ def show_dry_run(call: Call, client: Client, commands: Sequence[str], options: M
     if call.options.snapshot:
         find_work_tree(options["cwd"], call.environ)
     answer = client.submit({**options, "commands": commands, "dry_run": True})
-    if getattr(call.options, "json", False):                # run has no such option
+    if call.options.json:
         call.print_json(answer["jobs"])
     else:
         call.print("".join(f"{command}\n" for command in commands))
@@ -14820,6 +14820,9 @@ def take_code(call: Call, client: Client) -> dict[str, Any]:
 
 
 def cmd_run(call: Call) -> int:
+    if call.options.json and not call.options.dry_run:
+        refuse("run shows what the job prints, which is not JSON: --json goes with --dry-run",
+               hint='nexus add --json tells the id; a --json of the command belongs in its quotes: nexus run "python train.py --json"')
     commands = read_commands(call)
     if len(commands) != 1:
         refuse(f"run takes one command, and these are {len(commands)}", hint="nexus add queues them all")
@@ -15936,7 +15939,8 @@ COMMANDS = (
         argument("--detailed", action="store_true", help="queue by priority, readings of GPUs and host, health"))),
     Command("add", "queue a job; prints its id", cmd_add, (*JOB_OPTIONS, JSON_OPTION),
             "The job runs on the next GPU that is truly free, here, with this environment, umask and these resource limits."),
-    Command("run", "queue a job, show its output, exit with its exit code", cmd_run, JOB_OPTIONS,
+    Command("run", "queue a job, show its output, exit with its exit code", cmd_run, (
+        *JOB_OPTIONS, argument("--json", action="store_true", help="with --dry-run: print JSON")),
             "Ctrl-C stops the showing; the job goes on."),
     Command("queue", "pending jobs in the order they would start, and why they wait", cmd_queue, (GROUP, JSON_OPTION)),
     Command("history", "finished jobs", cmd_history, (

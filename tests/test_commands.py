@@ -392,7 +392,11 @@ def test_dry_run(home):
     rest = '${HOME} ${lr} \'{"x": {y}}\''
     assert done.out.splitlines() == [f"a --lr {lr} --seed {seed} {rest}" for lr in ("1e-3", "1e-4")
         for seed in "10"] and "4 jobs" in done.err
-    assert home.main("add", "--dry-run", "--json", "--gpus", "0", "x").json[0].items() >= {"command": "x", "gpus": 0, "priority": 1}.items()
+    for command in ("add", "run"):
+        done = home.main(command, "--dry-run", "--json", "--gpus", "0", "x")
+        assert done.json[0].items() >= {"command": "x", "gpus": 0, "priority": 1}.items()
+    done = home.main("run", "--json", "--gpus", "0", "x")
+    assert (done.code, done.out) == (2, "") and "--json goes with --dry-run" in done.err and "nexus add --json" in done.err
     assert home.main("add", "--dry-run", "--gpus", "9", "x").code == 2 and home.main("add", "--dry-run", "--after", "zzz", "x").code == 3
     assert len(home.client().jobs()) == before
 
