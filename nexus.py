@@ -147,6 +147,11 @@ def format_duration(seconds: float) -> str:
     return " ".join(shown) or "0s"
 
 
+def format_limit(seconds: float) -> str:
+    """A time limit, and what is held against it: below 10 s one decimal, where it is not whole."""
+    return format_duration(seconds) if seconds >= 10 else f"{max(0.0, seconds):.2g}s"
+
+
 def format_time(at: float | None) -> str | None:
     """`2024-10-24T15:30:15Z`, or None."""
     return None if at is None else time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))
@@ -2883,7 +2888,7 @@ def find_stops(running: Iterable[Job], usage: Mapping[str, Usage], config: JobsC
             continue
         limit_s = find_time_limit(job, config)
         if limit_s is not None and used.runtime_s >= limit_s:
-            yield Stop(job.id, "timeout", f"stopped after {format_duration(used.runtime_s)}: {describe_time_limit(job, config)}")
+            yield Stop(job.id, "timeout", f"stopped after {format_limit(used.runtime_s)}: {describe_time_limit(job, config)}")
         elif config.max_memory_gb and (used.rss_mib or 0) > config.max_memory_gb * 1024:
             taken, _ = format_memories(used.rss_mib or 0, config.max_memory_gb * 1024)
             yield Stop(job.id, "host-memory", f"its processes took {taken} of host memory; max_memory_gb is {config.max_memory_gb:g}")
@@ -2899,11 +2904,11 @@ def find_time_limit(job: Job, config: JobsConfig) -> float | None:
 
 
 def describe_time_limit(job: Job, config: JobsConfig) -> str:
-    limit = format_duration(find_time_limit(job, config) or 0)
+    limit = format_limit(find_time_limit(job, config) or 0)
     if job.timeout_seconds is not None:
         return f"its time limit is {limit}"
     if job.expected_time is not None:
-        return f"it was expected to take {format_duration(job.expected_time)}, and its limit is {limit} (timeout_multiplier)"
+        return f"it was expected to take {format_limit(job.expected_time)}, and its limit is {limit} (timeout_multiplier)"
     return f"timeout_seconds is {limit}"
 
 

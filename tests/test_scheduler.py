@@ -414,6 +414,8 @@ def test_describe_place(reason, fields, gpus, expected):
 STOPS = [  # reason, fields of a job that has run for 100 s and takes 3 GB of host memory, keys, (cause, part of the line)
     ("no limit", {}, {}, None), ("not yet", {"timeout_seconds": 100.5}, {}, None),
     ("its own", {"timeout_seconds": 100}, {}, ("timeout", "stopped after 1m 40s: its time limit is 1m 40s")),
+    ("below a second", {"timeout_seconds": 0.5}, {}, ("timeout", "its time limit is 0.5s")),
+    ("below a second, expected", {"expected_time": 0.3}, {}, ("timeout", "it was expected to take 0.3s, and its limit is 0.6s")),
     ("the configuration's", {}, {"timeout_seconds": 90}, ("timeout", "timeout_seconds is 1m 30s")),
     ("its own before the configuration's", {"timeout_seconds": 500}, {"timeout_seconds": 90}, None),
     ("0 is none, whatever the configuration says", {"timeout_seconds": 0}, {"timeout_seconds": 90}, None),

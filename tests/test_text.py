@@ -76,6 +76,12 @@ def test_format_memory(reason, mib, in_api, in_sentence):
     assert nexus.format_memory(mib) == in_sentence, reason
 
 
+@pytest.mark.parametrize("seconds, text", [(0, "0s"), (0.04, "0.04s"), (0.5, "0.5s"), (1.25, "1.2s"), (2.0, "2s"), (9.94, "9.9s"),
+                                           (9.99, "10s"), (10.5, "10s"), (90, "1m 30s")])
+def test_format_limit(seconds, text):
+    assert nexus.format_limit(seconds) == text
+
+
 COMPARED = [  # reason, two amounts in MiB, as a sentence shows them
     ("they look different", 12 * 1024, 24 * 1024, ("12GB", "24GB")), ("they would look the same", 12000, 12288, ("12000MB", "12288MB")),
     ("they are the same", 12288, 12288, ("12GB", "12GB")), ("below a GB", 500, 600, ("500MB", "600MB")),
