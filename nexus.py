@@ -14694,7 +14694,7 @@ def parse_option(option: str, text: str, parse: Callable[[str], Any]) -> Any:
 
 
 def parse_option_number(option: str, text: str) -> float:
-    if not re.fullmatch(r"-?[0-9]{1,12}(\.[0-9]{1,9})?", text):
+    if not re.fullmatch(r"-?([0-9]{1,12}(\.[0-9]{0,9})?|\.[0-9]{1,9})", text):
         hint = "--gpus 1; --gpus 0.5 shares one; --gpus 0 runs a job without a GPU" if option == "--gpus" else f"{option} 2"
         if option == "--gpus" and re.fullmatch(r"[0-9]+([,-][0-9]+)+", text):
             hint = f"certain ones: --gpu-ids {text}; how many of them: --gpus N"
@@ -14841,7 +14841,7 @@ def cmd_run(call: Call) -> int:
         call.say(f"job {job_id}")
         say_where(call, client)
         if has_input():
-            call.say(f"it does not get this input: its own is its terminal (nexus attach {job_id}), or, in the command, < FILE")
+            call.say(f"it does not get this input: put < FILE into the command, or type at its terminal, if any (nexus attach {job_id})")
         announce_wait(call, client, job_id)
         follow_job(call, client, job_id)
         job = client.wait([job_id])[0]
@@ -14988,13 +14988,14 @@ def cmd_queue(call: Call) -> int:
     elif jobs:
         call.print(format_queue(jobs, call.paint, call.width))
     else:
-        call.say("no job is pending" + (f" in group {call.options.group}" if call.options.group else ""))
+        group = call.options.group
+        call.say("no job is pending" + ("" if group is None else f" in group {group or quote(group)}"))
     return 0
 
 
 def cmd_history(call: Call) -> int:
-    jobs = [job for status in FINAL for job in call.client().jobs(status=status)]
-    jobs.sort(key=lambda job: job["finished_at"] or "")
+    jobs = [job for job in call.client().jobs() if job["status"] in FINAL]
+    jobs.sort(key=lambda job: job["finished_at"] or "")         # within a second in the service's order: as they ended
     shown = jobs[-call.options.number:] if call.options.number else jobs
     if call.options.json:
         call.print_json(shown)
@@ -15015,7 +15016,8 @@ def cmd_jobs(call: Call) -> int:
     elif jobs:
         call.print(format_jobs(jobs, call.paint, call.width))
     else:
-        call.say("there is no such job" if given.status or given.user or given.group else 'no job yet: nexus add "python train.py"')
+        is_choice = (given.status, given.user, given.group) != (None, None, None)
+        call.say("there is no such job" if is_choice else 'no job yet: nexus add "python train.py"')
     return 0
 
 

@@ -287,6 +287,11 @@ def test_run_passes_everything_through_and_exits_with_the_jobs_code(home):
         assert home.run("run", "--gpus", "0", command).code == code, command
 
 
+def test_run_says_that_the_job_does_not_get_its_input(home):
+    done = home.run("run", "--gpus", "0", "echo done", stdin=b"hi\n")
+    assert (done.code, done.out) == (0, "done\n") and "it does not get this input: put < FILE into the command" in done.err
+
+
 def test_run_of_a_megabyte_on_both_streams(home):
     done = home.run("run", "--gpus", "0", "seq 200000; seq 200000 >&2")
     expected = "".join(f"{number}\n" for number in range(1, 200001))
@@ -397,6 +402,10 @@ def test_dry_run(home):
         assert done.json[0].items() >= {"command": "x", "gpus": 0, "priority": 1}.items()
     done = home.main("run", "--json", "--gpus", "0", "x")
     assert (done.code, done.out) == (2, "") and "--json goes with --dry-run" in done.err and "nexus add --json" in done.err
+    for text, gpus in ((".5", 0.5), ("1.", 1)):
+        assert home.main("add", "--dry-run", "--json", "--gpus", text, "x").json[0]["gpus"] == gpus
+    for text in (".", "1..", ""):
+        assert "--gpus must be a number" in home.main("add", "--dry-run", "--gpus", text, "x").err
     assert home.main("add", "--dry-run", "--gpus", "9", "x").code == 2 and home.main("add", "--dry-run", "--after", "zzz", "x").code == 3
     assert len(home.client().jobs()) == before
 
@@ -571,7 +580,9 @@ def test_queue_history_jobs_and_show(own_home):
     assert len(history) == 2 and history[1].startswith(f"{ended}  failed") and "exit 3" in history[1]
     assert [line.split()[:2] for line in own_home.main("jobs").out.splitlines()[1:]] == [[ended, "failed"], [waiting, "pending"]]
     assert [job["id"] for job in own_home.main("jobs", "--status", "pending", "--json").json] == [waiting]
-    assert own_home.main("jobs", "--user", "nobody").err == "nexus: there is no such job\n"
+    for choice in (["--user", "nobody"], ["--user", ""], ["--group", ""]):
+        assert own_home.main("jobs", *choice).err == "nexus: there is no such job\n", choice
+    assert own_home.main("queue", "--group", "").err == "nexus: no job is pending in group ''\n"
     shown = own_home.main("show", waiting).out
     assert shown.startswith(f"Job {waiting}: pending\n") and "  waiting_for: the queue is paused" in shown and "  priority: low\n" in shown
     assert own_home.main("show", ended, "--json").json["exit_code"] == 3
@@ -579,6 +590,11 @@ def test_queue_history_jobs_and_show(own_home):
         own_home.main("remove", add(own_home, f"true {number}"))
     assert len(own_home.main("history", "-n", "2").out.splitlines()) == 3 and "the last 2 of 4" in own_home.main("history", "-n", "2").err
     assert len(own_home.main("history", "-n", "0").out.splitlines()) == 5
+
+
+def test_history_is_in_the_order_of_ending_within_a_second_too(home):
+    ids = [add_and_wait(home, f"exit {number % 2}") for number in range(4)]
+    assert [job["id"] for job in home.main("history", "-n", "4", "--json").json] == ids
 
 
 @pytest.mark.parametrize("words", [["history", "-n", "-5"], ["history", "-n", "x"], ["logs", "service", "-n", "-1"]])
