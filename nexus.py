@@ -8641,6 +8641,29 @@ class Service:
             self.wake()
         return added
 
+    def preview(self, submissions: Sequence[Submission], caller: Caller) -> tuple[list[Submission], dict[str, Any]]:
+        """What submit() would add that may run, and of the others what its answer would tell.  Raises: what submit() raises."""
+        prepared = [self.prepare(submission) for submission in submissions]
+
+        def look(state: State) -> tuple[list[Submission], dict[str, Any]]:
+            check_groups(state, prepared, caller)
+            contents = map_contents(state) if any(submission.unique for submission in prepared) else {}
+            fresh, known, lost = [], [], []
+            for submission in prepared:
+                parents = [find_own_job(state, parent, caller) for parent in submission.after]
+                content = self.content_of(submission, caller.user)
+                is_there = submission.unique and content in contents
+                known += [contents[content]] if is_there else []
+                ended = [] if is_there else [parent for parent in parents if parent.status in FINAL and parent.status != COMPLETED]
+                lost += ended[:1]
+                fresh += [] if is_there or ended else [submission]
+                contents.setdefault(content, "")                # one that is the same and comes behind it
+            check_queue(state, caller.user, self.config.jobs, len(fresh))
+            facts: dict[str, Any] = {"known": list(filter(None, known))} if any(known) else {}
+            return fresh, {**facts, "warning": f"it would be cancelled at once: {describe_parent(lost[0])}"} if lost else facts
+        found: tuple[list[Submission], dict[str, Any]] = self.store.read(look)
+        return found
+
     def submit_code(self, submission: Submission, code: bytes, caller: Caller, key: str | None, key_content: str | None) -> str:
         """Queue a script; return its job's id.  It is on disk before, and goes again when no job came to need it.
 
@@ -11260,12 +11283,9 @@ class Api:
             raise NexusError("forbidden", f"the whole environment is for {self.service.user} to send",
                              hint='send what is to be set as "env"')
         if is_dry:                                      # all that would be refused is
-            prepared = [self.service.prepare(submission) for submission in submissions]
-            self.service.store.read(lambda state: [find_own_job(state, parent, caller) for one in prepared for parent in one.after])
-            self.service.store.read(lambda state: check_groups(state, prepared, caller))
-            self.service.store.read(lambda state: check_queue(state, caller.user, self.service.config.jobs, len(prepared)))
+            fresh, facts = self.service.preview(submissions, caller)
             shown = [name for name in SUBMISSION_FIELDS if name not in ("environment", "env", "limits", "umask", "code", "labels")]
-            return json_response({"dry_run": True, "jobs": [{name: getattr(one, name) for name in shown} for one in prepared]})
+            return json_response({"dry_run": True, "jobs": [{name: getattr(one, name) for name in shown} for one in fresh], **facts})
         content = digest_of(json.dumps([data, commands], sort_keys=True)) if key else None
         added = self.service.submit(submissions, caller, key, content)
         answer: dict[str, Any] = {"id": added.ids[0]} if isinstance(data, dict) and commands is None else {"ids": added.ids}
@@ -14772,10 +14792,7 @@ def cmd_add(call: Call) -> int:
         call.print_json(answer)
     else:
         call.print("".join(f"{job_id}\n" for job_id in answer.get("ids") or [answer["id"]]))
-        for job_id in answer.get("known", ()):
-            call.say(f"job {job_id} is the same and is there already: nothing was added for it")
-        if "warning" in answer:
-            call.say(answer["warning"])
+        say_not_added(call, answer)
         say_where(call, client)
     return 0
 
@@ -14793,9 +14810,17 @@ def show_dry_run(call: Call, client: Client, commands: Sequence[str], options: M
     if call.options.json:
         call.print_json(answer["jobs"])
     else:
-        call.print("".join(f"{command}\n" for command in commands))
-        call.say(f"{format_count(len(commands), 'job')} would be added; this was a dry run")
+        call.print("".join(f"{job['command']}\n" for job in answer["jobs"]))
+        say_not_added(call, answer)
+        call.say(f"{format_count(len(answer['jobs']), 'job')} would be added; this was a dry run")
     return 0
+
+
+def say_not_added(call: Call, answer: Mapping[str, Any]) -> None:
+    for job_id in answer.get("known", ()):
+        call.say(f"job {job_id} is the same and is there already: nothing was added for it")
+    if "warning" in answer:
+        call.say(answer["warning"])
 
 
 def submit_with_code(client: Client, body: Mapping[str, Any], code: Mapping[str, Any]) -> dict[str, Any]:

@@ -410,6 +410,16 @@ def test_dry_run(home):
     assert len(home.client().jobs()) == before
 
 
+def test_a_dry_run_leaves_out_what_would_not_be_added_or_would_not_run(home):
+    first, failed = add_and_wait(home, "echo 1"), add_and_wait(home, "false")
+    words = ("add", "--dry-run", "--gpus", "0")
+    done = home.main(*words, "--unique", "--sweep", "n=1,2,2", "echo {n}")
+    assert done.out == "echo 2\n" and f"job {first} is the same and is there already" in done.err and "1 job would be added" in done.err
+    done = home.main(*words, "--after", failed, "echo 3")
+    assert (done.code, done.out) == (0, "") and "0 jobs would be added" in done.err
+    assert f"it would be cancelled at once: {home.job(add_and_wait(home, 'true', '--after', failed))['cause_line']}" in done.err
+
+
 def test_a_sweep_of_a_file(home):
     home.file("swept").write_text("echo {a}\n# not {a}\necho {a}{a}\n")
     done = home.main("add", "--gpus", "0", "--sweep", "a=1,2", "--file", str(home.file("swept")))
