@@ -977,7 +977,7 @@ def remove_sorted(items: list[Any], item: Any) -> None:
 
 
 def kind_of(job: Job) -> Kind:
-    """Jobs of one kind ask for the same; when the first of a kind cannot start, none can.
+    """Jobs of one kind ask for the same; when the first of a kind cannot start, none can, but into a gap (Round.try_gap).
 
     (hundredths of a GPU, allowed indices, MiB, whether alone, expected time up to which power of two; -1: not said,
     the only node, those that cannot run it)
@@ -2949,7 +2949,7 @@ class Line:
 
     def __init__(self, state: State, closed: Closed) -> None:
         self.state, self.closed = state, closed
-        self.places: dict[Kind, dict[Lane, int]] = {}               # how many of a kind, per group and user, have started
+        self.places: dict[Kind, dict[Lane, int]] = {}               # how many of a kind, per group and user, were gone by
         self.heads: list[tuple[tuple[tuple[int, ...], str], Kind]] = []
         for kind in state.kinds:
             self.push(kind)
@@ -2976,11 +2976,14 @@ class Line:
             self.push(kind)                     # its group or user was closed by what has started
         return None
 
-    def start(self, job: Job, kind: Kind) -> None:
-        """It has started: the next of its kind may come."""
+    def go_on(self, job: Job, kind: Kind) -> None:
+        """It has started, or does not fit where the next of its kind may, which comes now."""
         places, lane = self.places.setdefault(kind, {}), (job.group, job.user)
         places[lane] = places.get(lane, 0) + 1
         self.push(kind)
+
+
+MAX_GAP_TRIES = 20              # so many of a kind, and five times as many of all, are tried for GPUs that are kept for another
 
 
 class Round:
@@ -3009,6 +3012,7 @@ class Round:
         self.passed_over: list[str] = []
         self.heads: list[str] = []              # the first job of each kind that cannot start, in the queue's order
         self.blocked: dict[Kind, str] = {}
+        self.tries: dict[Kind, int] = {}        # how many of a kind did not fit into a gap
 
     def decide(self) -> None:
         found = self.line.pop()
@@ -3033,9 +3037,12 @@ class Round:
         if place:
             self.start(job, kind, *place)
         else:
+            is_first = kind not in self.blocked
             self.blocked[kind] = self.explain_closed(job, machines)
             if not self.blocked[kind]:
-                self.pass_over(job, kind)
+                if is_first:
+                    self.pass_over(job, kind)
+                self.try_gap(job, kind)
 
     def list_machines(self, job: Job) -> list[str]:
         """Where a job may run, the machine with the least to do first."""
@@ -3074,6 +3081,17 @@ class Round:
         if is_reserving(job, self.config.jobs, self.now):
             keep_slots(job, self.board)
 
+    def try_gap(self, job: Job, kind: Kind) -> None:
+        """The jobs of a kind are about as long, not equally: a shorter one behind may end before GPUs kept for another are needed."""
+        if not job.expected_time:
+            return
+        gap_s = max((slot.kept_until - self.now for slots in self.open_slots.values() for slot in slots if slot.kept_for), default=0.0)
+        tries = self.tries.get(kind, 0)
+        may_try = tries < MAX_GAP_TRIES and sum(self.tries.values()) < 5 * MAX_GAP_TRIES
+        if may_try and gap_s >= 2 ** (kind[4] - 1):             # long enough for the shortest of the kind
+            self.tries[kind] = tries + 1
+            self.line.go_on(job, kind)
+
     def start(self, job: Job, kind: Kind, node: str, chosen: Sequence[Slot]) -> None:
         self.starts.append(Start(job.id, tuple(slot.gpu.index for slot in chosen), tuple(slot.gpu.uuid for slot in chosen), node))
         self.passed_over += self.heads
@@ -3085,7 +3103,7 @@ class Round:
         self.load(job, node, job.expected_time or 0.0)
         self.places -= 1
         self.limits.count(job)
-        self.line.start(job, kind)
+        self.line.go_on(job, kind)
 
 
 class SlurmRound(Round):
