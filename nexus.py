@@ -6218,12 +6218,12 @@ bounce() {
   finish null ", \"cause\": \"bounce\", \"cause_line\": \"$*\""
   exit 0
 }
-# Nothing is lost when the disk is full: it is tried until there is room.
+# Nothing is lost when the disk is full: it is tried until there is room.  A checkout goes only where the command never ran.
 finish() {
   until printf '{"exit_code": %s, "finished_at": %s, "runtime_seconds": %s.%02d%s}\n' "$1" "$(date +%s)" \
       $((took / 100)) $((took % 100)) "$2" > "$dir/result-$attempt.tmp" && sync "$dir/result-$attempt.tmp" &&
       mv "$dir/result-$attempt.tmp" "$dir/result-$attempt.json"
-  do sleep 2; drop_tree; [ -d "$dir" ] || break; say end "$id" "$attempt" "$1" "$took"; done 2>/dev/null
+  do sleep 2; [ "$1" != null ] || drop_tree; [ -d "$dir" ] || break; say end "$id" "$attempt" "$1" "$took"; done 2>/dev/null
   rm -f "$dir/claim-$$"
 }
 not_launched() {

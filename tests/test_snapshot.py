@@ -465,12 +465,28 @@ def test_stopped_while_it_is_checked_out(one_box, repo):
 
 
 @needs_root
-def test_a_disk_that_the_job_fills_with_what_it_leaves(one_box, repo):
-    """Its checkout is removed before its result is written, when there is no room for both."""
+def test_a_disk_that_the_job_fills_costs_it_nothing_of_what_it_made(one_box, repo):
+    """Until there is room for its result, its checkout stays; then what it made is kept."""
     made = repo.snapshot()
     with mounted(one_box.layout.log_dir, "size=512k"):
-        assert one_box.run("cat /dev/zero > big; exit 5", **of(made)).exit_code == 5
-        assert not left(one_box)
+        job = one_box.prepare("echo 1 > checkpoint; cat /dev/zero > $DIR/big; exit 5", environment={
+            "PATH": os.environ["PATH"], "DIR": one_box.layout.log_dir}, **of(made))
+        one_box.start(job)
+        for _ in range(2):
+            one_box.hear("end")                         # at once, and after an attempt to write it
+        assert one_box.result(job) is None and left(one_box)
+        os.unlink(f"{one_box.layout.log_dir}/big")
+        assert wait_until(lambda: one_box.result(job)).exit_code == 5 and kept_of(one_box) == {"checkpoint": "1\n"}
+
+
+@needs_root
+def test_a_disk_that_a_checkout_fills(one_box, repo):
+    """What nothing has run in is removed, and so there is room for its result."""
+    repo.write("data", "x" * 2**20)
+    made = repo.snapshot()
+    with mounted(one_box.layout.log_dir, "size=512k"):
+        assert one_box.run("echo ran", **of(made)).cause == "launch"
+        wait_clean(one_box)
 
 
 # What the job made
