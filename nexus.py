@@ -5163,7 +5163,7 @@ HOST_FIELDS: Sequence[str] = HostSample.__slots__  # type: ignore[attr-defined]
 
 
 class Samples:
-    """What psutil adds: memory and CPU of jobs and of the host, names of programs.  Without it, all is unknown."""
+    """What psutil adds: memory and CPU of jobs and of the host; without it these are unknown.  And names of programs."""
 
     def __init__(self) -> None:
         self.psutil: Any = None
@@ -5186,11 +5186,11 @@ class Samples:
         return HostSample(self.psutil.cpu_percent(None), (memory.total - memory.available) / 2**30, memory.total / 2**30)
 
     def find_name(self, pid: int) -> str | None:
-        """A program's name.  Of /proc/PID/stat alone: psutil's name() may read a command line, which hangs with a stuck driver."""
-        if not self.psutil:
+        """A program's name.  Of /proc/PID/comm alone: psutil's name() may read a command line, which hangs with a stuck driver."""
+        try:
+            return (read_text(f"{PROC}/{pid}/comm") or "").strip() or None
+        except NexusError:                      # it has just ended, or /proc hides what is others' (hidepid)
             return None
-        text = read_text(f"{PROC}/{pid}/comm") if os.path.exists(f"{PROC}/{pid}") else None
-        return text.strip() if text else None
 
     def sample_jobs(self, members: Mapping[str, Sequence[Process]]) -> dict[str, JobSample]:
         if not self.psutil:

@@ -687,8 +687,19 @@ def test_without_psutil_all_is_unknown(monkeypatch):
     monkeypatch.setitem(sys.modules, "psutil", None)
     samples = nexus.Samples()
     assert not samples.is_available
-    assert samples.sample_host() == nexus.HostSample() and samples.find_name(os.getpid()) is None
+    assert samples.sample_host() == nexus.HostSample()
     assert samples.sample_jobs({"abc": [nexus.Processes().find(os.getpid())]}) == {}
+    assert samples.find_name(os.getpid()), "this needs none"
+
+
+@pytest.mark.parametrize("code", [errno.EPERM, errno.EACCES, errno.ESRCH])
+def test_the_name_of_a_process_that_is_hidden_or_just_gone(monkeypatch, code):
+    """/proc mounted with hidepid=1 shows that it is there, and no more."""
+    def refuse(*_, **__):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr("builtins.open", refuse)
+    assert nexus.Samples().find_name(1) is None
 
 
 # Whose socket is it?
