@@ -2747,6 +2747,13 @@ def describe_processes(processes: Sequence[GpuProcess]) -> str:
         f" and {len(processes) - 3} more" if len(processes) > 3 else "")
 
 
+ASTRAY = " of job "             # between a program's name and the id of the job it is of, on a GPU that this was not given
+
+
+def format_astray(name: str | None, job_id: str) -> str:
+    return f"{name or 'a process'}{ASTRAY}{job_id}"
+
+
 def describe_process(process: GpuProcess) -> str:
     program = f"pid {process.pid}" + (f" {format_line(process.name, 30)}" if process.name else "")
     memory = "" if process.memory_mib is None else f", {format_memory(process.memory_mib)}"
@@ -7671,7 +7678,12 @@ class Node:
 
     def adopt_gpu(self, gpu: Gpu, ours: Mapping[str | None, str]) -> Gpu:
         """A GPU there as it is seen here: under a name that no other machine's has, with the jobs' ids here."""
-        processes = tuple(replace(process, job_id=ours.get(process.job_id, process.job_id)) for process in gpu.processes)
+        def adopt(process: GpuProcess) -> GpuProcess:
+            name, _, there = (process.name or "").rpartition(ASTRAY)
+            return replace(process, job_id=ours.get(process.job_id, process.job_id),
+                           name=format_astray(name, ours[there]) if name and there in ours else process.name)
+
+        processes = tuple(map(adopt, gpu.processes))
         return replace(gpu, node=self.name, uuid=f"{self.name}/{gpu.uuid}", processes=processes, pause_reason=PAUSED_THERE,
                        settled=tuple(ours.get(job_id, job_id) for job_id in gpu.settled))
 
@@ -8993,20 +9005,20 @@ class Service:
 
     def annotate_gpus(self) -> None:
         seen, self.wants_annotation = self.observation, False
-        running = self.running_jobs()
-        held = {uuid for job in running for uuid in job.gpu_uuids}
+        running = {job.id: job for job in self.running_jobs()}
         holders: Mapping[str, str] = {}
         if self.machine.leases and seen.gpus:
             holders = self.machine.leases.find_holders()
         left = {uuid for uuid, at in self.released_at.items() if at >= seen.began_at}      # its memory was a job's that has ended
-        gpus = tuple(self.annotate_gpu(gpu, held, gpu.uuid in left, holders.get(gpu.uuid)) for gpu in seen.gpus)
+        gpus = tuple(self.annotate_gpu(gpu, running, gpu.uuid in left, holders.get(gpu.uuid)) for gpu in seen.gpus)
         if [describe_for_event(gpu) for gpu in gpus] != [describe_for_event(gpu) for gpu in self.gpus]:
             self.store.events.publish([("gpus", None)])
         self.gpus = gpus
 
-    def annotate_gpu(self, gpu: Gpu, held: set[str], was_left: bool, lease_holder: str | None) -> Gpu:
+    def annotate_gpu(self, gpu: Gpu, running: Mapping[str, Job], was_left: bool, lease_holder: str | None) -> Gpu:
         """`was_left`: since the reading a job of ours has ended there; what it used is free, if that is not told apart it is not known."""
-        processes = tuple(self.annotate_processes(gpu, held))
+        is_held = any(gpu.uuid in job.gpu_uuids for job in running.values())
+        processes = tuple(self.annotate_processes(gpu, running, is_held))
         is_told = bool(processes) and all(process.memory_mib is not None for process in processes)
         mean, peak = self.readings.describe_window(gpu.uuid)
         return replace(
@@ -9014,14 +9026,18 @@ class Service:
             processes=processes, lease_holder=lease_holder, settled=self.readings.find_settled(processes, self.clock.monotonic()),
             utilization_mean=mean, utilization_peak=peak)
 
-    def annotate_processes(self, gpu: Gpu, held: set[str]) -> Iterator[GpuProcess]:
+    def annotate_processes(self, gpu: Gpu, running: Mapping[str, Job], is_held: bool) -> Iterator[GpuProcess]:
         for process in gpu.processes:
-            owner = self.machine.processes.owner_of(process.pid)
-            if owner is None and self.machine.processes.find(process.pid) is None and (
-                    gpu.uuid in held or self.released_at.get(gpu.uuid, -1.0) >= self.observation.began_at):
+            owner, is_there = self.machine.processes.owner_of(process.pid), self.machine.processes.find(process.pid) is not None
+            if owner is None and not is_there and (is_held or self.released_at.get(gpu.uuid, -1.0) >= self.observation.began_at):
                 continue            # a process of our job that came and went between two looks
-            user = None if owner else find_process_user(process.pid)
-            yield replace(process, job_id=owner, user=user, name=None if owner else self.machine.samples.find_name(process.pid))
+            # A running job that uses a GPU which it was not given, whatever CUDA_VISIBLE_DEVICES said, is there as anybody else is.
+            job = running.get(owner or "") if is_there else None
+            if owner and (job is None or gpu.uuid in job.gpu_uuids):
+                yield replace(process, job_id=owner)
+                continue
+            name = self.machine.samples.find_name(process.pid)
+            yield replace(process, user=find_process_user(process.pid), name=format_astray(name, owner) if owner else name)
 
     def sample(self) -> None:
         """Memory and CPU of jobs and host, once for each look at the GPUs, when all else is done."""

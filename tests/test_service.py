@@ -7,6 +7,7 @@ import pathlib
 import queue
 import threading
 import time
+import types
 
 import live
 import makers
@@ -787,6 +788,36 @@ def test_paused_queue(world):
     w.service.set_paused(False, "ann")
     w.turn()
     assert w.job(job_id).status == "running"
+
+
+def test_a_job_on_a_gpu_that_it_was_not_given(world, monkeypatch):
+    """Its script sets CUDA_VISIBLE_DEVICES itself: there it is as anybody else is, until it ends."""
+    w = world(gpus=2)
+    monkeypatch.setattr(nexus, "find_process_user", lambda pid: "ann")
+    astray = w.run(w.add(), 100)
+    w.machine.processes.start(101, astray)
+    used = (nexus.GpuProcess(101, 8192.0),)
+    w.machine.shown = [makers.gpu(index, processes=used, memory_used_mib=8192.0) for index in range(2)]
+    w.probe()
+    assert [gpu.processes[0].job_id for gpu in w.service.gpus] == [astray, None]
+    then = w.add()
+    w.turn()
+    assert w.job(then).status == "pending"
+    assert f"GPU 1 is in use by ann (pid 101 python of job {astray}, 8GB)" in w.api(then)["waiting_for"]
+    del w.machine.processes.alive[101]
+    w.machine.processes.owner_of = lambda pid: astray           # it has gone, and nvidia-smi still shows it
+    w.probe()
+    w.turn()
+    assert w.job(then).gpu_indices == (1,)
+
+
+def test_a_job_astray_on_a_node_is_named_by_its_id_here():
+    processes = [nexus.GpuProcess(7, 1.0, job_id, "ann", name) for job_id, name in (
+        ("aaa", None), (None, "python of job aaa"), (None, "python of job zzz"), (None, "python"), (None, None))]
+    node = types.SimpleNamespace(name="n1")
+    seen = nexus.Node.adopt_gpu(node, makers.gpu(0, processes=processes), {"aaa": "bbb"})
+    assert [process.job_id for process in seen.processes] == ["bbb", None, None, None, None]
+    assert [process.name for process in seen.processes] == [None, "python of job bbb", "python of job zzz", "python", None]
 
 
 REASONS = [  # reason, GPUs, config, job, the words
