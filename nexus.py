@@ -2666,6 +2666,7 @@ PAUSED = "the queue is paused (nexus resume)"
 PAUSED_THERE = "there"          # a node's GPU is paused by the nexus there, which alone can resume it
 NO_USAGE: Mapping[str, Usage] = {}
 UNLIMITED = 2**63
+MPS_SERVER = "nvidia-cuda-mps"  # -server: the kernel keeps 15 characters of a name
 
 
 def find_obstacle(gpu: Gpu, config: GpuConfig, jobs: Sequence[Job] = ()) -> str | None:
@@ -2675,10 +2676,15 @@ def find_obstacle(gpu: Gpu, config: GpuConfig, jobs: Sequence[Job] = ()) -> str 
         return lasting
     if gpu.lease_holder:
         return f"is held by the nexus of {gpu.lease_holder}"
-    foreign = [process for process in gpu.processes if process.job_id is None]
+    foreign = find_foreign(gpu)
     if foreign and not config.share_with_others:
         return f"is in use by {describe_processes(foreign)}"
     return find_memory_obstacle(gpu, config, jobs)
+
+
+def find_foreign(gpu: Gpu) -> list[GpuProcess]:
+    """The processes there that are somebody else's.  That of MPS is nobody's: jobs compute through it, and it stays."""
+    return [process for process in gpu.processes if process.job_id is None and not (process.name or "").startswith(MPS_SERVER)]
 
 
 def find_lasting_obstacle(gpu: Gpu, config: GpuConfig) -> str | None:
@@ -3648,7 +3654,7 @@ def gpu_json(gpu: Gpu, state: State, config: GpuConfig, trouble: str | None, nod
     if gpu.taken and not obstacle:
         obstacle = f"runs {format_jobs_there(gpu.taken_by)} of {gpu.node}'s own queue"
     obstacle = obstacle or closed
-    foreign = [process for process in gpu.processes if process.job_id is None]
+    foreign = find_foreign(gpu)
     return {
         "index": gpu.index, "node": node, "place": gpu.place, "name": gpu.name, "memory_total": format_gb(gpu.memory_total_mib),
         "memory_used": format_gb(gpu.memory_used_mib), "job_id": jobs[0] if jobs else None, "job_ids": jobs,

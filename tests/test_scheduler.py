@@ -54,6 +54,11 @@ PLANS = [  # reason, jobs, GPUs, keys of the configuration, {job id: GPU indices
      [gpu(0), gpu(1)], {}, {"aaa": (0,)}),
     ("another user's process", [job("aaa")], [gpu(0, processes=(foreign(),))], {}, {}),
     ("shared with others", [job("aaa")], [gpu(0, processes=(foreign(),))], {"share_with_others": True}, {"aaa": (0,)}),
+    ("a job astray, on a GPU that it was not given", [job("aaa")], [gpu(0, processes=(foreign(name="python of job abc"),))], {}, {}),
+    ("MPS, which stays", [job("aaa")], [gpu(0, memory_used_mib=30.0, processes=(
+        foreign(name="nvidia-cuda-mps", memory_mib=30.0),))], {}, {"aaa": (0,)}),
+    ("what others use through MPS", [job("aaa")], [gpu(0, memory_used_mib=20.0 * GB, processes=(
+        foreign(name="nvidia-cuda-mps", memory_mib=20.0 * GB),))], {}, {}),
     ("a process of ours that is ending", [job("aaa")], [gpu(0, processes=(foreign(job_id="xxx"),))], {}, {"aaa": (0,)}),
     ("a desktop's 200 MiB", [job("aaa")], [gpu(0, memory_used_mib=214)], {}, {"aaa": (0,)}),
     ("memory in use, whoever's", [job("aaa")], [gpu(0, memory_used_mib=20 * GB)], {}, {}),
