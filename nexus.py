@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     import ssl
     import subprocess
     from collections.abc import Generator
-    from typing import Any, NoReturn, TextIO, TypeVar, Union
+    from typing import IO, Any, NoReturn, TextIO, TypeVar, Union
 
     from typing_extensions import dataclass_transform
 
@@ -4833,7 +4833,7 @@ class TookTooLong(TimeoutError):
 
 
 class StillRunning(Exception):
-    """A program outlived its time limit, SIGTERM and SIGKILL.  `process` is left behind."""
+    """A program, or what it began, outlived its time limit, SIGTERM and SIGKILL.  `process` is left behind."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         super().__init__()
@@ -4845,25 +4845,56 @@ def run(argv: Sequence[str], timeout_s: float, environ: Mapping[str, str] | None
 
     Raises: FileNotFoundError, PermissionError; TookTooLong, when it had to be ended; StillRunning, when it would not end.
     """
+    import signal
     import subprocess
-    said = b""
-    process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                               env=environ, start_new_session=True)
-    try:
-        output, _ = process.communicate(timeout=timeout_s)
-        return Completed(process.returncode, output.decode("utf-8", "replace"))
-    except subprocess.TimeoutExpired as expired:
-        said = expired.output or b""
-    for end, patience_s in ((process.terminate, 2.0), (process.kill, 1.0)):     # SIGKILL at once may freeze a card
-        end()
+    with open_scratch() as said:            # and no pipe, which whatever it leaves in the background would keep open
+        process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT, env=environ,
+                                   start_new_session=True)
         try:
-            process.wait(patience_s)
+            return Completed(process.wait(timeout_s), read_scratch(said))
         except subprocess.TimeoutExpired:
-            continue
-        if process.stdout:
-            process.stdout.close()
-        raise TookTooLong(f"{argv[0]} did not answer within {timeout_s:g} s", said.decode("utf-8", "replace"))
+            pass
+        for number, patience_s in ((signal.SIGTERM, 2.0), (signal.SIGKILL, 1.0)):       # SIGKILL at once may freeze a card
+            if end_session(process, number, patience_s):
+                raise TookTooLong(f"{argv[0]} did not answer within {timeout_s:g} s", read_scratch(said))
     raise StillRunning(process)
+
+
+def open_scratch() -> IO[bytes]:
+    """A file without a name; in memory where that can be had, so that a full disk cuts off no answer."""
+    try:
+        return os.fdopen(os.memfd_create("nexus"), "w+b")
+    except (AttributeError, OSError):                   # a Python built for an older C library
+        import tempfile
+        return tempfile.TemporaryFile()
+
+
+def read_scratch(file: IO[bytes]) -> str:
+    """All that is in it.  It shares its position with whoever writes to it, and that stays."""
+    return os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0).decode("utf-8", "replace")
+
+
+def end_session(process: subprocess.Popen[bytes], number: int, patience_s: float) -> bool:
+    """Signal a program and what it began, a wrapper's nvidia-smi; whether all of them have gone then."""
+    try:
+        os.killpg(process.pid, number)
+    except OSError:                                     # they have gone, or are somebody else's
+        pass
+    give_up_at = time.monotonic() + patience_s
+    while has_session(process):
+        if time.monotonic() > give_up_at:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def has_session(process: subprocess.Popen[bytes]) -> bool:
+    """Whether a program that run() began, or anything that it began in turn, is still there."""
+    if process.poll() is None:
+        return True
+    processes = Processes()
+    found = [processes.find(int(name)) for name in os.listdir(PROC) if name.isdigit()]
+    return any(one.session == process.pid and not processes.is_gone(one) for one in found if one)
 
 
 class NvidiaSmi:
@@ -4916,7 +4947,7 @@ class NvidiaSmi:
         return answer
 
     def ask(self, *arguments: str) -> Completed:
-        if self.stuck and self.stuck.poll() is None:
+        if self.stuck and has_session(self.stuck):
             raise NexusError("unavailable", f"nvidia-smi (pid {self.stuck.pid}) hangs and cannot be ended",
                              hint="the driver is stuck: see dmesg; a reboot may be needed")
         self.stuck = None

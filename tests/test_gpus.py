@@ -175,8 +175,8 @@ def test_hanging_nvidia_smi(ignore_term):
 
 def test_nvidia_smi_that_cannot_be_killed():
     """Stuck in the kernel, SIGKILL does not end it: no second one is begun, and once it has ended all goes on by itself."""
-    change = ("import subprocess; nexus.NvidiaSmi.__init__.__defaults__ = (1.0,); nexus.TROUBLE_INTERVAL_S = 2; "
-              "subprocess.Popen.kill = subprocess.Popen.terminate = lambda self: None")
+    change = ("import os; nexus.NvidiaSmi.__init__.__defaults__ = (1.0,); nexus.TROUBLE_INTERVAL_S = 2; "
+              "os.killpg = lambda pid, number: None")
     with live.Box(gpus=[{}], is_starting=False) as box:
         box.serve(change)
         box.await_gpu(0, is_available=True)

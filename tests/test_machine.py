@@ -98,24 +98,65 @@ def test_run_ends_by_sigterm_what_does_not_answer(tmp_path):
     assert (tmp_path / "got").read_text() == "term\n", "SIGKILL at once may freeze a card"
 
 
+def test_run_does_not_wait_for_what_is_left_in_the_background(tmp_path):
+    """A hook's `notify &` goes on, and may speak as before."""
+    os.mkfifo(tmp_path / "go")
+    done = nexus.run(["sh", "-c", f"( read x < {tmp_path}/go; echo more; echo said > {tmp_path}/done ) & echo begun"], 10)
+    assert (done.exit_code, done.output) == (0, "begun\n")
+    (tmp_path / "go").write_text("x\n")
+    wait_until((tmp_path / "done").exists)
+
+
+def test_run_keeps_what_was_said_by_what_it_ends():
+    with pytest.raises(nexus.TookTooLong) as caught:
+        nexus.run(["sh", "-c", "echo said; sleep 600"], 0.2)
+    assert caught.value.output == "said\n"
+
+
+def test_run_without_files_in_memory(monkeypatch):
+    monkeypatch.delattr(os, "memfd_create", raising=False)
+    assert nexus.run(["echo", "said"], 10).output == "said\n"
+
+
+@pytest.mark.parametrize("wrapper", ["{0} & echo $! > {1}; wait", "trap '' TERM; {0} & echo $! > {1}; wait; wait", "{0} & echo $! > {1}"])
+def test_run_ends_what_a_wrapper_began(tmp_path, wrapper):
+    """A script called nvidia-smi that calls the real one."""
+    pid_file = tmp_path / "pid"
+    if wrapper.endswith("{1}"):
+        wrapper += "; exec sleep 600"
+    with pytest.raises(nexus.TookTooLong):
+        nexus.run(["sh", "-c", wrapper.format("sleep 600", pid_file)], 0.3)
+    process = nexus.Processes().find(int(pid_file.read_text()))
+    assert process is None or process.state in "ZX"
+
+
+def test_a_wrapped_nvidia_smi_that_cannot_be_ended_is_not_asked_again(tmp_path, monkeypatch):
+    """The wrapper has gone, what it began has not."""
+    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\necho run >> {tmp_path}/runs\nsleep 600 &\necho $! > {tmp_path}/pid\nwait\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(os, "killpg", os.kill)          # the wrapper alone hears of it
+    smi = nexus.NvidiaSmi(0.3)
+    try:
+        for words in ("and cannot be ended", "hangs and cannot be ended"):
+            with pytest.raises(nexus.NexusError, match=words):
+                smi.query_gpus({})
+        assert smi.stuck.poll() is not None and (tmp_path / "runs").read_text() == "run\n"
+    finally:
+        os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+    wait_until(lambda: not nexus.has_session(smi.stuck))
+
+
 class StuckPopen:
     """A process in the kernel's D state: no signal ends it."""
     alive = ()                      # those that were begun
 
     def __init__(self, argv, **_):
-        self.pid, self.stdout, self.signals, self.code = 99999, None, [], None
+        self.pid, self.signals, self.code = 4194304 + len(StuckPopen.alive), [], None
         StuckPopen.alive = (*StuckPopen.alive, self)
 
-    def communicate(self, timeout):
+    def wait(self, timeout):
         raise subprocess.TimeoutExpired("nvidia-smi", timeout)
-
-    wait = communicate
-
-    def terminate(self):
-        self.signals.append("TERM")
-
-    def kill(self):
-        self.signals.append("KILL")
 
     def poll(self):
         return self.code
@@ -124,13 +165,14 @@ class StuckPopen:
 def test_one_stuck_nvidia_smi_is_enough(monkeypatch):
     monkeypatch.setattr(StuckPopen, "alive", ())
     monkeypatch.setattr(subprocess, "Popen", StuckPopen)
+    monkeypatch.setattr(os, "killpg", lambda pid, number: StuckPopen.alive[pid - 4194304].signals.append(number))
     smi = nexus.NvidiaSmi(0.01)
     for _ in range(3):
         with pytest.raises(nexus.NexusError) as caught:
             smi.query_gpus({})
         assert caught.value.kind == "unavailable" and "cannot be ended" in caught.value.message and "reboot" in caught.value.hint
     assert len(StuckPopen.alive) == 1, "no second one while it lives"
-    assert StuckPopen.alive[0].signals == ["TERM", "KILL"]
+    assert StuckPopen.alive[0].signals == [signal.SIGTERM, signal.SIGKILL]
     StuckPopen.alive[0].code = -9
     with pytest.raises(nexus.NexusError):
         smi.query_gpus({})
