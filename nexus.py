@@ -1717,8 +1717,9 @@ GPU_FIELDS = ("index", "uuid", "name", "memory.total", "memory.used", "utilizati
 BASIC_GPU_FIELDS = GPU_FIELDS[:5]               # what every driver knows; one unknown field voids the query
 APP_FIELDS = ("gpu_uuid", "pid", "used_memory")
 FIELD_ALIASES = {"gpu_name": "name", "gpu_uuid": "uuid", "used_gpu_memory": "used_memory"}
-FAULT_CELLS = {"[GPU is lost]": "GPU is lost", "[GPU requires reset]": "GPU requires reset",
-               "[Unknown Error]": "Unknown Error"}
+UNKNOWN_ERROR = "[Unknown Error]"
+FAULT_CELLS = {"[GPU is lost]": "GPU is lost", "[GPU requires reset]": "GPU requires reset", UNKNOWN_ERROR: "Unknown Error"}
+NEEDED_FIELDS = ("index", "uuid", "memory.total", "memory.used")       # in any other, an unknown error is but a sensor's
 
 
 def parse_csv_rows(text: str, fields: Sequence[str]) -> tuple[list[dict[str, str]], list[str]]:
@@ -1756,7 +1757,8 @@ def parse_gpus(text: str, fields: Sequence[str], known: Mapping[str, int]) -> tu
     rows, messages = parse_csv_rows(text, fields)
     gpus = []
     for row in rows:
-        fault = next((FAULT_CELLS[cell] for cell in row.values() if cell in FAULT_CELLS), None)
+        fault = next((FAULT_CELLS[cell] for name, cell in row.items()
+                      if cell in FAULT_CELLS and (cell != UNKNOWN_ERROR or name in NEEDED_FIELDS)), None)
         uuid = row.get("uuid", "")
         index = int(row["index"]) if is_number(row.get("index", "")) else known.get(uuid)
         if index is None:

@@ -308,6 +308,20 @@ def test_parse_csv_rows(case, reason, expected):
     assert len(rows) == len(expected) and messages == []
 
 
+CELLS = [  # cell, in which field, is it a fault of the GPU
+    *(("[Unknown Error]", field, field in ("index", "uuid", "memory.total", "memory.used")) for field in nexus.GPU_FIELDS),
+    *((cell, field, True) for cell in ("[GPU is lost]", "[GPU requires reset]") for field in nexus.GPU_FIELDS),
+    ("[N/A]", "memory.used", False),
+]
+
+
+@pytest.mark.parametrize("cell, field, is_fault", CELLS)
+def test_a_broken_sensor_is_no_broken_gpu(cell, field, is_fault):
+    healthy = dict(zip(nexus.GPU_FIELDS, ("0", "GPU-1", "A10", "24576", "5", "0", "30", "20.5", "[N/A]")))
+    gpus, _ = nexus.parse_gpus(", ".join({**healthy, field: cell}.values()), nexus.GPU_FIELDS, {"GPU-1": 0})
+    assert [gpu.fault for gpu in gpus] == [cell.strip("[]") if is_fault else None]
+
+
 READINGS = [  # cell, number
     ("24576 MiB", 24576), ("24576", 24576), ("0 %", 0), ("627.40 W", 627.4), ("627.40", 627.4), ("1936 MHz", 1936),
     ("-3", -3), ("[N/A]", None), ("N/A", None), ("[Not Supported]", None), ("[Insufficient Permissions]", None),
