@@ -6359,7 +6359,7 @@ command -v bash > /dev/null || { PATH=$own_path; not_launched "bash was not foun
 PATH=$own_path
 command : >> "$dir/stdout.log" && command : >> "$dir/stderr.log" || not_launched "the log files cannot be written" @no_logs@
 if [ -t 1 ]; then                         # under screen, its window shows the logs
-  NEXUS_ROLE=viewer tail -qn +1 -s 0.2 -f --pid=$$ "$dir/stdout.log" "$dir/stderr.log" </dev/null 2>/dev/null 9>&- &
+  NEXUS_ROLE=viewer tail -qn 100 -s 0.2 -f --pid=$$ "$dir/stdout.log" "$dir/stderr.log" </dev/null 2>/dev/null 9>&- &
 fi
 uptime_cs; begin=$up
 ( trap - HUP INT QUIT TERM; command_of_the_job ) >> "$dir/stdout.log" 2>> "$dir/stderr.log"

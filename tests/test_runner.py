@@ -696,6 +696,27 @@ def test_its_window_shows_its_logs_and_takes_input(box):
     assert box.screen.list_sessions() == []
 
 
+@needs_screen
+def test_its_window_begins_with_the_end_of_former_attempts(one_box):
+    """Not with all of a log that may have gigabytes; of a first attempt that has just begun nothing is missing."""
+    one_box.use_screen()
+    job = one_box.prepare("seq -f 'new %g' 50; read -r line", attempt=2)
+    with open(one_box.path("stdout.log"), "w") as file:
+        file.writelines(f"former {number}\n" for number in range(1000))
+    process = one_box.start(job)
+
+    def window():
+        nexus.run(["screen", "-S", f"{process.pid}.nexus_job_abc", "-p", "0", "-X", "hardcopy", "-h", f"{one_box.home}/window"], 10,
+                  one_box.screen.environ())
+        with contextlib.suppress(OSError), open(f"{one_box.home}/window", errors="replace") as file:
+            lines = [line.strip() for line in file]
+            return lines if "new 50" in lines else None
+        return None
+
+    lines = wait_until(window)
+    assert {f"new {number}" for number in range(1, 51)} <= set(lines) and "former 899" not in lines and "former 999" in lines
+
+
 def shows(pid, path):
     with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
         words = file.read().split(b"\0")
