@@ -5303,9 +5303,16 @@ def current_limits() -> dict[str, tuple[int, int]]:
 
 
 def may_raise_limits() -> bool:
-    """Whether this process has CAP_SYS_RESOURCE; root in a container often has not.  Source: capabilities(7)."""
+    """Whether this process has CAP_SYS_RESOURCE where it counts: outside of every user namespace.
+
+    Root in a container often has it not, or only there.  Source: capabilities(7), user_namespaces(7).
+    """
     match = re.search(r"^CapEff:\s*([0-9a-f]+)", read_text(f"{PROC}/self/status") or "", re.MULTILINE)
-    return bool(match and int(match[1], 16) >> 24 & 1)
+    mapped = (read_text(f"{PROC}/self/uid_map") or EVERY_UID).split()[:3]               # none: a kernel without namespaces
+    return bool(match and int(match[1], 16) >> 24 & 1 and mapped == EVERY_UID.split())
+
+
+EVERY_UID = "0 0 4294967295"            # a uid_map of whoever is in no user namespace
 
 
 # Whose socket is it?  Of the kernel's socket table, as `ss` reads it.  Source: sock_diag(7), linux/inet_diag.h.

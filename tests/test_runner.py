@@ -579,6 +579,17 @@ def test_root_of_a_container_may_not_raise_limits():
     assert done.stdout == "False\n", done.stderr
 
 
+@pytest.mark.parametrize("reason, mapped, may", [
+    ("no user namespace", "         0          0 4294967295\n", True), ("a kernel without them", None, True),
+    ("rootless", "         0       1000          1\n         1     100000      65536\n", False),
+    ("a root that is mapped elsewhere", "         0     100000      65536\n", False)])
+def test_root_of_a_user_namespace_may_not_raise_limits(monkeypatch, reason, mapped, may):
+    """It has all capabilities, and the kernel asks outside."""
+    shown = {"/proc/self/status": "Name:\tnexus\nCapEff:\t000001ffffffffff\n", "/proc/self/uid_map": mapped}
+    monkeypatch.setattr(nexus, "read_text", shown.get)
+    assert nexus.may_raise_limits() == may
+
+
 def test_without_prlimit_the_limits_are_noted(monkeypatch):
     monkeypatch.setattr(nexus, "find_program", lambda name: None)
     options, notes = nexus.choose_limits(running(limits=(("nofile", 7, 7),)))
