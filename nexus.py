@@ -4816,7 +4816,10 @@ def remove_file(path: str) -> None:
 # nvidia-smi may hang in the kernel, where SIGKILL does not help: a run that outlives its time limit is left alone, and
 # no second one is begun while it lives.  A process is named by pid and start time, never by its pid alone.
 
-SMI_TIMEOUT_S = 10.0
+SMI_TIMEOUT_S = 60.0            # without persistence mode the driver loads each card at each run: 30 s for eight
+SMI_PATIENCE_S = 10.0           # but for so long at most it is waited for, and what it said last is relied upon
+SMI_SLOW_S = 2.0
+SMI_SLOW_HINT = "nvidia-smi is slow while the driver loads the cards at each run: start nvidia-persistenced, or nvidia-smi -pm 1"
 PROC = "/proc"
 
 
@@ -4960,7 +4963,8 @@ class NvidiaSmi:
                              "a GPU, try NEXUS_MOCK_GPUS=2, or nexus add --gpus 0") from None
         except OSError as error:
             reason = str(error) if isinstance(error, TimeoutError) else f"nvidia-smi cannot be run: {error.strerror}"
-            raise NexusError("unavailable", reason, hint="try it by hand: nvidia-smi") from None
+            raise NexusError("unavailable", reason, hint="try it by hand: nvidia-smi" + (
+                f"; {SMI_SLOW_HINT}" if isinstance(error, TimeoutError) else "")) from None
         except StillRunning as stuck:
             self.stuck = stuck.process
             raise NexusError("unavailable", f"nvidia-smi did not answer within {self.timeout_s:g} s and cannot be ended",
@@ -7191,7 +7195,7 @@ class Prober:
             known = {gpu.uuid: replace(gpu, fault=None) for gpu in seen.gpus} if not seen.trouble else known
             self.service.observed(seen)
             pause = max(self.service.config.service.refresh_rate_seconds, PROBE_REST * seen.took_s)
-            self.stop.wait(min(pause, max(1.0, TROUBLE_INTERVAL_S - seen.took_s)) if seen.trouble else pause)
+            self.stop.wait(min(pause, max(TROUBLE_INTERVAL_S / 3, TROUBLE_INTERVAL_S - seen.took_s)) if seen.trouble else pause)
 
     def probe(self, known: Mapping[str, Gpu]) -> Observation:
         clock = self.service.clock
@@ -8616,7 +8620,7 @@ class Service:
         self.started_at, self.started_monotonic = clock.now(), clock.monotonic()
         self.is_stopping = False
         self.first_probe = threading.Event()
-        self.observation = Observation((), "the GPUs have not been looked at yet", "", 0.0, 0.0)
+        self.observation = Observation((), "nvidia-smi has not answered yet", SMI_SLOW_HINT, 0.0, 0.0)
         self.fresh: Observation | None = None               # not yet taken in by the loop
         self.gpus: tuple[Gpu, ...] = ()                     # as the scheduler sees them
         self.plan = Plan(hold="the service is about to look at the GPUs")
@@ -9432,14 +9436,18 @@ class Service:
         """Why no GPU can be given out now."""
         if self.cluster and self.is_slurm:
             return self.cluster.find_trouble()
-        now, seen = self.clock.monotonic(), self.observation
-        if seen.trouble:
-            return seen.trouble
-        if now - self.lease_trouble_at < self.lease_rest_s:
+        if self.observation.trouble:
+            return self.observation.trouble
+        if self.clock.monotonic() - self.lease_trouble_at < self.lease_rest_s:
             return self.lease_trouble
-        pause_s = max(self.config.service.refresh_rate_seconds, 10 * seen.took_s)
-        silent_s = now - seen.began_at - seen.took_s
-        return f"nvidia-smi has not answered for {silent_s:.0f} s" if silent_s > pause_s + 2 * SMI_TIMEOUT_S else None
+        return self.find_smi_silence()
+
+    def find_smi_silence(self) -> str | None:
+        """That nvidia-smi takes much longer than it did."""
+        seen = self.observation
+        pause_s = max(self.config.service.refresh_rate_seconds, PROBE_REST * seen.took_s)
+        silent_s = self.clock.monotonic() - seen.began_at - seen.took_s
+        return f"nvidia-smi has not answered for {silent_s:.0f} s" if silent_s > pause_s + max(SMI_PATIENCE_S, 2 * seen.took_s) else None
 
     def find_hold(self) -> str | None:
         """Why nothing at all can be started now."""
@@ -10218,7 +10226,7 @@ class Service:
 
     def status(self) -> dict[str, Any]:
         """GET /status."""
-        trouble = self.observation.trouble
+        trouble = self.observation.trouble or self.find_smi_silence()
         now = self.clock.now()
 
         def look(state: State) -> dict[str, Any]:
@@ -10231,7 +10239,7 @@ class Service:
                 "running_jobs": list(state.running.values()), "queued_by_priority": bands}
 
         unknown = None if self.machine.samples.is_available else (
-            "psutil is not installed: memory and CPU of jobs and the names of programs are unknown (pip install psutil)")
+            "psutil is not installed: memory and CPU of jobs are unknown (pip install psutil)")
         told = self.store.read(look)
         told["running_jobs"] = [self.brief_json(job, now) for job in told["running_jobs"]]      # of a thousand: outside the lock
         return {**told, "gpu_trouble": trouble, "slurm": self.cluster.describe() if self.cluster else None, "hints": self.make_hints(),
@@ -10304,7 +10312,8 @@ class Service:
                 for gpu in self.all_gpus()]
 
     def make_hints(self) -> list[str]:
-        hints = [self.observation.hint] if self.observation.trouble and self.observation.hint else []
+        seen = self.observation
+        hints = [seen.hint] if seen.trouble and seen.hint else [SMI_SLOW_HINT] if seen.took_s > SMI_SLOW_S and not seen.trouble else []
         hints += [self.cluster.find_hint()] if self.cluster and self.cluster.find_hint() else []
         if self.machine.is_mock:
             hints.append("these GPUs are made up; for the real ones: nexus restart, without NEXUS_MOCK_GPUS")
@@ -10407,14 +10416,15 @@ class Service:
         """GET /health."""
         import shutil
         lag = self.clock.monotonic() - self.turned_at
+        trouble, took_s = self.observation.trouble or self.find_smi_silence(), self.observation.took_s
         checks = [
             ("scheduler", lag < 30, f"last turn {lag:.1f} s ago"),
             ("failures", not self.failure_count or self.clock.monotonic() - self.failed_at > 300,
              f"{self.failure_count} internal errors" + (
                 f", the last: {self.last_failure}" if self.last_failure else "")),
-            ("GPUs", not self.observation.trouble and not any(gpu.fault for gpu in self.gpus), self.observation.trouble or
+            ("GPUs", not trouble and not any(gpu.fault for gpu in self.gpus), trouble or
              "; ".join(f"GPU {gpu.index}: {gpu.fault}" for gpu in self.gpus if gpu.fault) or
-             f"{format_count(len(self.gpus), 'GPU')}, asked in {self.observation.took_s:.2f} s"),
+             f"{format_count(len(self.gpus), 'GPU')}, asked in {took_s:.2f} s"),
             ("state", self.store.last_error is None, self.store.last_error.message if self.store.last_error else "written"),
         ]
         if self.cluster:
@@ -11313,7 +11323,7 @@ class Api:
         return json_response({"name": "nexus", **self.service.info(), "calls": calls})
 
     def get_status(self, request: Request, caller: Caller) -> Response:
-        self.service.first_probe.wait(SMI_TIMEOUT_S + 5)
+        self.service.first_probe.wait(SMI_PATIENCE_S + 5)
         status = {**self.service.status(), "is_owner": caller.is_owner}
         if not caller.is_owner:
             status = {**status, "home": None, "hints": [], "nodes": list(map(hide_address, status["nodes"])),
@@ -11598,7 +11608,7 @@ class Api:
                         "text/plain; version=0.0.4; charset=utf-8")
 
     def get_health(self, request: Request, caller: Caller) -> Response:
-        self.service.first_probe.wait(SMI_TIMEOUT_S + 5)
+        self.service.first_probe.wait(SMI_PATIENCE_S + 5)
         health = self.service.health()
         if not caller.is_owner:
             health["checks"] = [{**check, "reading": ""} for check in health["checks"]]
@@ -11683,7 +11693,7 @@ class Api:
     def get_api_nodes(self, request: Request, caller: Caller) -> Response:
         """A job that may run on any machine waits in the queue of this one, number 0; one for a node alone in that node's."""
         service = self.service
-        service.first_probe.wait(SMI_TIMEOUT_S + 5)
+        service.first_probe.wait(SMI_PATIENCE_S + 5)
         now = service.clock.now()
         gpus: list[dict[str, Any]] = service.store.read(service.list_gpus)
         running = service.running_jobs()

@@ -156,7 +156,7 @@ def test_no_nvidia_smi():
 def test_hanging_nvidia_smi(ignore_term):
     """It has a time limit; nothing else waits for it, and there is never more than one."""
     with live.Box(gpus=[{}, {}], is_starting=False) as box:
-        box.serve("nexus.NvidiaSmi.__init__.__defaults__ = (1.5,); nexus.TROUBLE_INTERVAL_S = 2")     # rather than 10 and 30 s
+        box.serve("nexus.NvidiaSmi.__init__.__defaults__ = (1.5,); nexus.TROUBLE_INTERVAL_S = 2")     # rather than 60 and 30 s
         on = box.wait_started(box.add(f"while [ ! -e {box.path('go')} ]; do sleep 0.05; done"))
         count = len(box.smi_runs())
         box.show([{}, {}], hang=True, ignore_term=ignore_term)
@@ -199,6 +199,17 @@ def test_first_status_waits_for_the_first_probe():
         assert len(box.status()["gpu_status"]) == 2
         snapshot = box.nexus()
         assert "GPU 0 (RTX 3090, 24GB): Available" in snapshot.stdout, snapshot
+
+
+def test_first_status_where_nvidia_smi_hangs():
+    """It comes all the same, with what is known, long before nvidia-smi is given up."""
+    with live.Box(gpus=[{}], is_starting=False) as box:
+        box.show([{}], hang=True)
+        box.serve("nexus.SMI_PATIENCE_S = -4.5")        # a first status waits for 5 s more
+        status = box.status()
+        assert status["gpu_trouble"] == "nvidia-smi has not answered yet" and "nvidia-persistenced" in " ".join(status["hints"])
+        box.await_reason(box.add("true"), "nvidia-smi has not answered yet")
+        box.wait(box.add("true", gpus=0), "completed")
 
 
 def test_slow_answers_slow_the_polling():

@@ -820,6 +820,28 @@ def test_a_job_astray_on_a_node_is_named_by_its_id_here():
     assert [process.name for process in seen.processes] == [None, "python of job bbb", "python of job zzz", "python", None]
 
 
+def test_until_nvidia_smi_answers(world):
+    """What it said last is not relied upon for as long as a slow driver may take."""
+    w = world(gpus=1, refresh_rate_seconds=5)
+    w.turn(seconds=14)
+    assert w.service.status()["gpu_trouble"] is None and w.service.health()["is_healthy"]
+    w.turn(seconds=2)
+    job_id = w.add()
+    w.turn()
+    words = "nvidia-smi has not answered for 16 s"
+    assert w.service.status()["gpu_trouble"] == words and words in w.api(job_id)["waiting_for"] and not w.service.health()["is_healthy"]
+    w.probe()
+    w.turn()
+    assert w.job(job_id).status == "running" and w.service.status()["gpu_trouble"] is None
+
+
+def test_a_slow_nvidia_smi_is_waited_for_and_said(world):
+    w = world(gpus=1, refresh_rate_seconds=5)
+    w.service.observation = nexus.replace(w.service.observation, took_s=24.0, began_at=w.clock.monotonic() - 24.0)
+    w.turn(seconds=240 + 30)
+    assert w.service.status()["gpu_trouble"] is None and "nvidia-persistenced" in " ".join(w.service.status()["hints"])
+
+
 REASONS = [  # reason, GPUs, config, job, the words
     ("somebody else's process", [makers.gpu(0, processes=(makers.foreign(),), memory_used_mib=16384.0)], {}, {},
      "GPU 0 is in use by bob (pid 4242 python, 16GB)"),
@@ -1369,7 +1391,9 @@ def test_launch_attempts(world, reason, error, attempts):
         w.turn()
         if w.job(job_id).status == "pending":
             waits.append(w.job(job_id).retry_at - w.clock.wall)
-            w.turn(seconds=waits[-1] + 0.1)
+            w.clock.pass_(waits[-1] + 0.1)
+            w.probe()
+            w.turn()
             if error is None:
                 continue
     if w.job(job_id).status == "running":
