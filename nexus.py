@@ -8620,6 +8620,19 @@ class Added:
     known: tuple[str, ...] = ()
 
 
+class DryRun(Exception):
+    """Ends a submission that is only tried: as all that ends with an exception, it has changed nothing.
+
+    `fresh`: what would be queued; `known`: the jobs that are the same as what would not be; `lost`: why one would be cancelled at once.
+    """
+
+    def __init__(self, made: Sequence[tuple[Submission, Job]], known: Iterable[str]) -> None:
+        super().__init__()
+        self.fresh = [submission for submission, job in made if job.status == PENDING]
+        self.lost = next((job.cause_line for _, job in made if job.status != PENDING), None)
+        self.known = [job_id for job_id in known if job_id not in [job.id for _, job in made]]
+
+
 class Service:
     """The scheduler of one machine."""
 
@@ -8693,10 +8706,11 @@ class Service:
         except BlockingIOError:
             pass                                            # it has been woken already
 
-    def submit(self, submissions: Sequence[Submission], caller: Caller, key: str | None = None, key_content: str | None = None) -> Added:
+    def submit(self, submissions: Sequence[Submission], caller: Caller, key: str | None = None, key_content: str | None = None,
+               is_dry: bool = False) -> Added:
         """Queue jobs, all or none; return their ids.  With the `key` of an earlier submission, that one's, if its content was the same.
 
-        Raises: usage, not_found, conflict, queue_full, forbidden, unavailable.
+        Raises: usage, not_found, conflict, queue_full, forbidden, unavailable; and DryRun, when all of these were not, and it `is_dry`.
         """
         if key and caller.user != self.user:
             key = f"{caller.user} {key}"
@@ -8709,7 +8723,7 @@ class Service:
         def add(state: State) -> Changes:
             if key and key in state.keys:
                 return Added(find_keyed(state, key, key_content))
-            ids, known = [], []
+            ids, known, made = [], [], []
             check_groups(state, prepared, caller)
             has_unique = any(submission.unique for submission in prepared)
             contents = map_contents(state) if has_unique else {}
@@ -8729,6 +8743,9 @@ class Service:
                     for failed in find_forerunners(state, job):
                         yield JobChanged(failed, {"retried_as": job.id})
                 ids.append(job.id)
+                made.append((submission, state.jobs[job.id]))
+            if is_dry:
+                raise DryRun(made, known)
             return Added(tuple(ids), tuple(known))
 
         added: Added = self.store.update(add)
@@ -8738,29 +8755,6 @@ class Service:
                           caller.name, format_line(submissions[0].command, 300) + (" ..." if len(submissions) > 1 else ""))
             self.wake()
         return added
-
-    def preview(self, submissions: Sequence[Submission], caller: Caller) -> tuple[list[Submission], dict[str, Any]]:
-        """What submit() would add that may run, and of the others what its answer would tell.  Raises: what submit() raises."""
-        prepared = [self.prepare(submission) for submission in submissions]
-
-        def look(state: State) -> tuple[list[Submission], dict[str, Any]]:
-            check_groups(state, prepared, caller)
-            contents = map_contents(state) if any(submission.unique for submission in prepared) else {}
-            fresh, known, lost = [], [], []
-            for submission in prepared:
-                parents = [find_own_job(state, parent, caller) for parent in submission.after]
-                content = self.content_of(submission, caller.user)
-                is_there = submission.unique and content in contents
-                known += [contents[content]] if is_there else []
-                ended = [] if is_there else [parent for parent in parents if parent.status in FINAL and parent.status != COMPLETED]
-                lost += ended[:1]
-                fresh += [] if is_there or ended else [submission]
-                contents.setdefault(content, "")                # one that is the same and comes behind it
-            check_queue(state, caller.user, self.config.jobs, len(fresh))
-            facts: dict[str, Any] = {"known": list(filter(None, known))} if any(known) else {}
-            return fresh, {**facts, "warning": f"it would be cancelled at once: {describe_parent(lost[0])}"} if lost else facts
-        found: tuple[list[Submission], dict[str, Any]] = self.store.read(look)
-        return found
 
     def submit_code(self, submission: Submission, code: bytes, caller: Caller, key: str | None, key_content: str | None) -> str:
         """Queue a script; return its job's id.  It is on disk before, and goes again when no job came to need it.
@@ -11390,12 +11384,14 @@ class Api:
         if not caller.is_owner and any(submission.environment is not None for submission in submissions):
             raise NexusError("forbidden", f"the whole environment is for {self.service.user} to send",
                              hint='send what is to be set as "env"')
-        if is_dry:                                      # all that would be refused is
-            fresh, facts = self.service.preview(submissions, caller)
-            shown = [name for name in SUBMISSION_FIELDS if name not in ("environment", "env", "limits", "umask", "code", "labels")]
-            return json_response({"dry_run": True, "jobs": [{name: getattr(one, name) for name in shown} for one in fresh], **facts})
         content = digest_of(json.dumps([data, commands], sort_keys=True)) if key else None
-        added = self.service.submit(submissions, caller, key, content)
+        try:
+            added = self.service.submit(submissions, caller, None if is_dry else key, content, is_dry)
+        except DryRun as tried:
+            shown = [name for name in SUBMISSION_FIELDS if name not in ("environment", "env", "limits", "umask", "code", "labels")]
+            return json_response({"dry_run": True, "jobs": [{name: getattr(one, name) for name in shown} for one in tried.fresh],
+                                  **({"known": tried.known} if tried.known else {}),
+                                  **({"warning": f"it would be cancelled at once: {tried.lost}"} if tried.lost else {})})
         answer: dict[str, Any] = {"id": added.ids[0]} if isinstance(data, dict) and commands is None else {"ids": added.ids}
         known = [job_id for job_id in added.known if job_id not in [submission.id for submission in submissions]]
         if known:                                       # by `unique`: what is asked for twice under its id is answered as the first time

@@ -1555,6 +1555,7 @@ def test_how_much_a_user_may_queue():
         code, answer = bench.ask("POST", "/queue", {"command": "true"}, BOB)
         assert code == 429 and "3 jobs of bob are pending" in answer["message"]
         assert bench.ask("POST", "/queue", {"command": "true", "dry_run": True}, BOB)[0] == 429, "a dry run says so too"
+        assert bench.ask("POST", "/queue", {"command": "true", "priority": 0, "dry_run": True}, BOB)[0] == 403
         assert bench.ask("POST", "/queue", {"command": "true"}, ANN)[0] == 200
 
 
