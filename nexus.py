@@ -9068,19 +9068,19 @@ class Service:
     def annotate_gpus(self) -> None:
         seen, self.wants_annotation = self.observation, False
         running = {job.id: job for job in self.running_jobs()}
+        held = {uuid for job in running.values() for uuid in job.gpu_uuids}
         holders: Mapping[str, str] = {}
         if self.machine.leases and seen.gpus:
             holders = self.machine.leases.find_holders()
         left = {uuid for uuid, at in self.released_at.items() if at >= seen.began_at}      # its memory was a job's that has ended
-        gpus = tuple(self.annotate_gpu(gpu, running, gpu.uuid in left, holders.get(gpu.uuid)) for gpu in seen.gpus)
+        gpus = tuple(self.annotate_gpu(gpu, tuple(self.annotate_processes(gpu, running, gpu.uuid in held)), gpu.uuid in left,
+                                       holders.get(gpu.uuid)) for gpu in seen.gpus)
         if [describe_for_event(gpu) for gpu in gpus] != [describe_for_event(gpu) for gpu in self.gpus]:
             self.store.events.publish([("gpus", None)])
         self.gpus = gpus
 
-    def annotate_gpu(self, gpu: Gpu, running: Mapping[str, Job], was_left: bool, lease_holder: str | None) -> Gpu:
+    def annotate_gpu(self, gpu: Gpu, processes: tuple[GpuProcess, ...], was_left: bool, lease_holder: str | None) -> Gpu:
         """`was_left`: since the reading a job of ours has ended there; what it used is free, if that is not told apart it is not known."""
-        is_held = any(gpu.uuid in job.gpu_uuids for job in running.values())
-        processes = tuple(self.annotate_processes(gpu, running, is_held))
         is_told = bool(processes) and all(process.memory_mib is not None for process in processes)
         mean, peak = self.readings.describe_window(gpu.uuid)
         return replace(

@@ -90,7 +90,11 @@ def test_run_says_when_there_is_no_such_program():
         nexus.run(["no-such-program"], 10)
 
 
-def test_run_ends_by_sigterm_what_does_not_answer(tmp_path):
+@pytest.mark.parametrize("has_pidfd", [True, False])
+def test_run_ends_by_sigterm_what_does_not_answer(tmp_path, monkeypatch, has_pidfd):
+    if not has_pidfd:                       # as with an old kernel, or a Python built for one
+        monkeypatch.delattr(os, "pidfd_open", raising=False)
+    assert nexus.run(["sh", "-c", "sleep 0.1; exit 3"], 10).exit_code == 3
     began = time.monotonic()
     with pytest.raises(TimeoutError, match=r"did not answer within 0\.2 s"):
         nexus.run(["sh", "-c", f"trap 'echo term > {tmp_path}/got; exit' TERM; while :; do sleep 0.01; done"], 0.2)
