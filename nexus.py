@@ -2124,6 +2124,9 @@ def unescape_yaml(escape: str) -> str:
 
 # /proc, screen, the runner's files
 
+PF_KTHREAD = 0x00200000         # source: include/linux/sched.h
+
+
 @value
 class Process:
     """Who a process is and whose child.  pid and started together name one process of this boot, for ever."""
@@ -2132,14 +2135,15 @@ class Process:
     parent: int
     session: int
     state: str                  # R, S, D, Z, T ...
-    env_start: int              # where its environment lies; another after each exec
+    env_start: int              # where its environment lies; another after each exec, 0 in the middle of one
+    is_kernel: bool = False     # a thread of the kernel's own
 
 
 def parse_proc_stat(text: str) -> Process:
     """Of /proc/PID/stat.  The name, in parentheses, may hold blanks and parentheses.  Source: proc(5)."""
     pid, _, rest = text.partition(" ")
     cells = rest[rest.rindex(")") + 2:].split()
-    return Process(int(pid), int(cells[19]), int(cells[1]), int(cells[3]), cells[0], int(cells[47]))
+    return Process(int(pid), int(cells[19]), int(cells[1]), int(cells[3]), cells[0], int(cells[47]), bool(int(cells[6]) & PF_KTHREAD))
 
 
 def parse_screen_list(text: str) -> list[tuple[int, str, str]]:
@@ -4819,6 +4823,7 @@ def remove_file(path: str) -> None:
 SMI_TIMEOUT_S = 60.0            # without persistence mode the driver loads each card at each run: 30 s for eight
 SMI_PATIENCE_S = 10.0           # but for so long at most it is waited for, and what it said last is relied upon
 SMI_SLOW_S = 2.0
+EXEC_PATIENCE_S = 0.25          # a process is for so long at most without an environment
 SMI_SLOW_HINT = "nvidia-smi is slow while the driver loads the cards at each run: start nvidia-persistenced, or nvidia-smi -pm 1"
 PROC = "/proc"
 
@@ -5075,18 +5080,36 @@ class Processes:
                 except OSError:
                     continue
                 process = self.find(int(entry.name))
-                if process and not self.is_gone(process):
+                if process and not process.is_kernel and not self.is_gone(process):
                     found.append(process)
         return found
+
+    def read_environment(self, process: Process) -> bytes | None:
+        """As of its last exec.  In the middle of one a process has none, and would seem to be nobody's: that is waited out."""
+        give_up_at = time.monotonic() + EXEC_PATIENCE_S
+        while True:
+            try:
+                with open(f"{PROC}/{process.pid}/environ", "rb") as file:
+                    content = file.read()
+            except OSError:
+                return None
+            now = self.find(process.pid)
+            if now is None or now.started != process.started:
+                return None
+            if now.env_start == process.env_start and (content or now.env_start or now.state in "ZX"):
+                return content                          # the same before and after, so that it is whole
+            if time.monotonic() > give_up_at:
+                return None
+            if not now.env_start:
+                time.sleep(0.0005)
+            process = now
 
     def read_mark(self, process: Process) -> str | None:
         """`service`, `viewer`, or `JOB NONCE`, of a process's environment as it was at its last exec."""
         key = process.pid, process.started, process.env_start
         if key not in self.marks:
-            try:
-                with open(f"{PROC}/{process.pid}/environ", "rb") as file:
-                    content = file.read()
-            except OSError:
+            content = self.read_environment(process)
+            if content is None:
                 return None
             marks = dict(entry.partition(b"=")[::2] for entry in content.split(b"\0") if entry.startswith(b"NEXUS_"))
             role, job_id = marks.get(b"NEXUS_ROLE", b"").decode("ascii", "replace"), marks.get(b"NEXUS_JOB_ID", b"")

@@ -16,7 +16,9 @@ import tempfile
 import threading
 import time
 
+import live
 import pytest
+from live import until
 from makers import GB, SAMPLES, TESTS, config, gpu, running
 
 import nexus
@@ -25,15 +27,6 @@ IS_ROOT = os.geteuid() == 0
 needs_root = pytest.mark.skipif(not IS_ROOT, reason="needs to become another user")
 NOBODY = 65534
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-
-
-def wait_until(look, timeout_s=10.0):
-    """What `look` returns as soon as it is true."""
-    end = time.monotonic() + timeout_s
-    while not (found := look()):
-        assert time.monotonic() < end, "it did not come about"
-        time.sleep(0.002)
-    return found
 
 
 @contextlib.contextmanager
@@ -98,7 +91,7 @@ def test_run_ends_by_sigterm_what_does_not_answer(tmp_path, monkeypatch, has_pid
     began = time.monotonic()
     with pytest.raises(TimeoutError, match=r"did not answer within 0\.2 s"):
         nexus.run(["sh", "-c", f"trap 'echo term > {tmp_path}/got; exit' TERM; while :; do sleep 0.01; done"], 0.2)
-    assert time.monotonic() - began < 2.0
+    assert time.monotonic() - began < 20
     assert (tmp_path / "got").read_text() == "term\n", "SIGKILL at once may freeze a card"
 
 
@@ -108,7 +101,7 @@ def test_run_does_not_wait_for_what_is_left_in_the_background(tmp_path):
     done = nexus.run(["sh", "-c", f"( read x < {tmp_path}/go; echo more; echo said > {tmp_path}/done ) & echo begun"], 10)
     assert (done.exit_code, done.output) == (0, "begun\n")
     (tmp_path / "go").write_text("x\n")
-    wait_until((tmp_path / "done").exists)
+    until((tmp_path / "done").exists)
 
 
 def test_run_keeps_what_was_said_by_what_it_ends():
@@ -148,7 +141,7 @@ def test_a_wrapped_nvidia_smi_that_cannot_be_ended_is_not_asked_again(tmp_path, 
         assert smi.stuck.poll() is not None and (tmp_path / "runs").read_text() == "run\n"
     finally:
         os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
-    wait_until(lambda: not nexus.has_session(smi.stuck))
+    until(lambda: not nexus.has_session(smi.stuck))
 
 
 class StuckPopen:
@@ -301,7 +294,7 @@ def test_a_hang_ends_at_the_time_limit(smi, reason, shown):
     began = time.monotonic()
     with pytest.raises(nexus.NexusError, match="did not answer within"):
         nexus.NvidiaSmi(0.4).query_gpus({})
-    assert time.monotonic() - began < 2.0
+    assert time.monotonic() - began < 20
 
 
 def test_a_hang_that_ignores_sigterm_is_killed(smi):
@@ -440,7 +433,7 @@ class Tree:
         said = [self.runner.stdout.readline() for _ in range(script.count("echo $!") + script.count("echo self $$"))]
         self.pids = [int(line.split()[-1]) for line in said]
         for pid in [int(line) for line in said if line[0] != "s"]:
-            wait_until(lambda pid=pid: pathlib.Path(f"/proc/{pid}/comm").read_text() not in ("sh\n", "env\n", "setsid\n"))
+            until(lambda pid=pid: pathlib.Path(f"/proc/{pid}/comm").read_text() not in ("sh\n", "env\n", "setsid\n"))
         self.started = nexus.Processes().find(self.runner.pid).started
         return self.pids
 
@@ -504,6 +497,26 @@ def test_what_is_a_jobs(tree, reason, script, count):
     assert mine.runner.pid not in found, "its job.sh is not"
 
 
+def test_what_is_in_the_middle_of_an_exec_is_a_jobs(tree, monkeypatch):
+    """For a moment it has no environment.  Its parents are gone and its session is its own: nothing else tells."""
+    monkeypatch.setattr(nexus, "EXEC_PATIENCE_S", 30)
+    mine = tree()
+    pid, = mine.start(f"(setsid {mine.mark()} sh -c 'echo self $$; exec {'env ' * 800} sleep 600' &)")
+    count = 0
+    while pathlib.Path(f"/proc/{pid}/comm").read_text() != "sleep\n":
+        assert pid in member_pids(nexus.Processes(), mine.job())["abc"]
+        count += 1
+    assert count > 3
+
+
+def test_the_kernels_threads_are_nobodys():
+    processes = nexus.Processes()
+    shown = [process for name in os.listdir("/proc") if name.isdigit() and (process := processes.find(int(name)))]
+    kernel = {process.pid for process in shown if process.is_kernel}
+    assert os.getpid() not in kernel and not kernel & {process.pid for process in processes.scan()}
+    assert all(not live.read_bytes(f"/proc/{pid}/cmdline") for pid in kernel)
+
+
 def test_nothing_is_two_jobs(tree):
     one, two = tree("aaa"), tree("bbb")
     first = set(one.start(f"{one.mark()} sleep 600 & echo $!\nsetsid {one.mark()} sleep 600 & echo $!"))
@@ -533,7 +546,7 @@ def test_once_seen_a_process_stays_the_jobs(tree, tmp_path):
     assert pid in member_pids(processes, mine.job())["abc"]
     with open(tmp_path / "go", "w") as file:
         file.write("go\n")
-    wait_until(lambda: pathlib.Path(f"/proc/{pid}/comm").read_text() == "sleep\n")
+    until(lambda: pathlib.Path(f"/proc/{pid}/comm").read_text() == "sleep\n")
     assert pathlib.Path(f"/proc/{pid}/environ").read_text() == ""
     assert pid in member_pids(processes, mine.job())["abc"]
     assert processes.owner_of(pid) == "abc"
@@ -546,7 +559,7 @@ def test_names_that_look_like_more_fields(tree, tmp_path, name):
     mine = tree()
     pids = mine.start(f"cd {nexus.quote(str(tmp_path))}\n{mine.mark()} ./{nexus.quote(name)} 600 & echo $!")
     processes = nexus.Processes()
-    wait_until(lambda: pathlib.Path(f"/proc/{pids[0]}/comm").read_text() == name + "\n")
+    until(lambda: pathlib.Path(f"/proc/{pids[0]}/comm").read_text() == name + "\n")
     assert member_pids(processes, mine.job())["abc"] == set(pids)
     assert processes.find(pids[0]).parent == mine.runner.pid and processes.find(pids[0]).session == mine.runner.pid
 
@@ -559,7 +572,7 @@ def test_a_zombie_is_gone(tree):
     os.kill(pid, signal.SIGSTOP)
     os.kill(mine.runner.pid, signal.SIGSTOP)
     os.kill(pid, signal.SIGKILL)
-    zombie = wait_until(lambda: (lambda found: found if found and found.state == "Z" else None)(processes.find(pid)))
+    zombie = until(lambda: (lambda found: found if found and found.state == "Z" else None)(processes.find(pid)))
     assert pid not in member_pids(processes, mine.job())["abc"]
     assert not processes.is_alive(pid, zombie.started)
     assert processes.owner_of(pid) == "abc", "nvidia-smi may still name it"
@@ -572,10 +585,10 @@ def test_a_process_whose_first_thread_has_ended_is_not_gone(tree):
             "ctypes.CDLL(None).pthread_exit(None)")
     pid, = mine.start(f"{mine.mark()} {nexus.quote(sys.executable)} -S -c {nexus.quote(code)} & echo $!")
     processes = nexus.Processes()
-    process = wait_until(lambda: (lambda found: found if found and found.state == "Z" else None)(processes.find(pid)))
+    process = until(lambda: (lambda found: found if found and found.state == "Z" else None)(processes.find(pid)))
     assert pid in member_pids(processes, mine.job())["abc"]
     processes.send(process, signal.SIGKILL)
-    wait_until(lambda: not processes.is_alive(pid, process.started))
+    until(lambda: not processes.is_alive(pid, process.started))
 
 
 def test_of_a_job_that_is_over_the_tidying_of_job_sh_is_left_alone(tree):
@@ -619,7 +632,7 @@ def test_owner_of(tree):
     processes.find_members([mine.job()])
     assert processes.owner_of(pid) == "abc" and processes.owner_of(os.getpid()) is None and processes.owner_of(2**22 + 1) is None
     os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: processes.find(pid) is None or processes.find(pid).state == "Z")
+    until(lambda: processes.find(pid) is None or processes.find(pid).state == "Z")
     assert processes.owner_of(pid) in (None, "abc")
     processes.find_members([mine.job()])
     assert processes.owner_of(pid) == "abc", "its memory may be listed for a moment longer"
@@ -651,7 +664,7 @@ def test_send_signals_this_process_and_no_other(pidfd):
         processes.send(nexus.replace(process, started=process.started - 1), signal.SIGKILL)     # the pid was reused
         assert child.poll() is None and processes.is_alive(child.pid, process.started)
         processes.send(process, signal.SIGKILL)
-        assert child.wait(10) == -signal.SIGKILL
+        assert child.wait(60) == -signal.SIGKILL
     processes.send(process, signal.SIGKILL)             # it has gone: nobody is hit, nothing is raised
 
 
@@ -1170,7 +1183,7 @@ def screens(short, monkeypatch):
         process = subprocess.Popen(screen.argv(name, command, is_daemon=False), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
                                    stderr=subprocess.DEVNULL, env=screen.environ(), start_new_session=True, cwd="/")
         started.append(process)
-        wait_until(lambda: (process.pid, name) in [session[:2] for session in screen.list_sessions()])
+        until(lambda: (process.pid, name) in [session[:2] for session in screen.list_sessions()])
         return process
 
     make.start = start
@@ -1297,7 +1310,7 @@ def test_launch_detaches(machine, short):
     os.set_inheritable(keep, True)
     job = running("abc", attempt=3)
     made.launch(job, f"{short}/job.sh")
-    wait_until(lambda: made.reap() == ["abc"])
+    until(lambda: made.reap() == ["abc"])
     os.close(keep)
     first, _, *rest = pathlib.Path(f"{short}/said").read_text().splitlines()
     attempt, cwd, session, pid = first.split()
@@ -1314,12 +1327,12 @@ def test_launch_under_screen(machine, screens, short):
         file.write(f"echo $$ $STY > {short}/said.tmp; mv {short}/said.tmp {short}/said; sleep 600\n")
     job = running("abc")
     made.launch(job, f"{short}/job.sh")
-    wait_until(lambda: os.path.exists(f"{short}/said"))
+    until(lambda: os.path.exists(f"{short}/said"))
     pid, session = pathlib.Path(f"{short}/said").read_text().split()
     assert made.session_of(job) == session, "Popen's pid is the session's"
     assert made.reap() == []
     os.kill(int(pid), signal.SIGKILL)
-    wait_until(lambda: made.reap() == ["abc"])
+    until(lambda: made.reap() == ["abc"])
 
 
 # OpenSSH
