@@ -6,41 +6,20 @@ import json
 import os
 import pathlib
 import pty
-import random
 import re
 import select
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 
+from live import PATIENCE_S, free_port, until
+
 import nexus
 
 SCRIPT = os.path.abspath(nexus.__file__)
-PATIENCE_S = 30.0                       # for what is expected; nothing waits so long when all is well
-
-
-def free_port():
-    """A port that nobody listens on, below those that the system hands out by itself."""
-    while True:
-        port = random.SystemRandom().randrange(20000, 32000)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
-
-
-def wait_until(look, what="it", patience_s=PATIENCE_S):
-    """Ask until the answer is true; return it."""
-    give_up_at = time.monotonic() + patience_s
-    while True:
-        answer = look()
-        if answer:
-            return answer
-        assert time.monotonic() < give_up_at, f"{what} did not come within {patience_s:g} s"
-        time.sleep(0.01)
 
 
 class Stream(io.StringIO):
@@ -146,11 +125,11 @@ class Home:
         return self.main("show", job_id, "--json").json
 
     def wait_for(self, job_id, status):
-        return wait_until(lambda: (job := self.job(job_id))["status"] == status and job, f"{job_id} {status}")
+        return until(lambda: (job := self.job(job_id))["status"] == status and job, f"{job_id} {status}")
 
     def wait_for_start(self, job_id):
         """Until its runner has said that it runs: `running` alone is only what the service is about to do."""
-        return wait_until(lambda: (job := self.job(job_id))["pid"] and job, f"the start of {job_id}")
+        return until(lambda: (job := self.job(job_id))["pid"] and job, f"the start of {job_id}")
 
     @property
     def service(self):

@@ -178,7 +178,7 @@ def test_a_path_for_a_file_name(box):
 def test_twice_the_expected_time(box):
     job_id = submit(box, "import time\ntime.sleep(600)", CONFIG.replace("10", "0.5"))
     job = box.wait(job_id, "failed")
-    assert job["cause"] == "timeout" and 1 <= job["runtime_seconds"] < 20 and "timeout_multiplier" in job["cause_line"]
+    assert job["cause"] == "timeout" and 0.9 < job["runtime_seconds"] < 60 and "timeout_multiplier" in job["cause_line"]
     assert shell(box, RESULTS, job_id)["cause_line"] == job["cause_line"]
 
 

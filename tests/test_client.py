@@ -9,7 +9,8 @@ import threading
 import time
 
 import pytest
-from console import Home, free_port, wait_until
+from console import Home
+from live import free_port, until
 
 import nexus
 
@@ -69,12 +70,12 @@ def test_the_queue_by_python(own_home):
     assert client.wait([held])[0]["status"] == "completed" and [job["id"] for job in client.jobs(group="a b")] == [held]
     client.pause(group="a b")
     other = client.add("true", gpus=0, group="a b")
-    assert wait_until(lambda: "held" in client.why(other)["why"])
+    assert until(lambda: "held" in client.why(other)["why"])
     assert client.queue(group="a b")[0]["id"] == other and client.queue(group="x") == []
     client.resume(group="a b")
     assert client.wait([other])[0]["exit_code"] == 0
     running = client.add("sleep 60", gpus=0)
-    wait_until(lambda: client.job(running)["status"] == "running")
+    until(lambda: client.job(running)["status"] == "running")
     client.kill(running)
     assert client.wait([running])[0]["cause"] == "killed"
 
@@ -151,11 +152,11 @@ def test_following_over_a_sigkill_of_the_service_loses_and_repeats_nothing(own_h
     waiter = threading.Thread(target=lambda: waited.extend(own_home.client().wait([job_id])))
     follower.start()
     waiter.start()
-    wait_until(lambda: b"".join(pieces) == b"1\n2\n3\n4\n5\n", "the first half")
+    until(lambda: b"".join(pieces) == b"1\n2\n3\n4\n5\n", "the first half")
     pid = own_home.kill_service()
     open(gate, "w").close()
-    follower.join(30)
-    waiter.join(30)
+    follower.join(60)
+    waiter.join(60)
     assert b"".join(pieces) == b"".join(b"%d\n" % number for number in range(1, 11))
     assert [(job["status"], job["exit_code"]) for job in waited] == [("failed", 4)]
     assert own_home.service["pid"] != pid
@@ -168,7 +169,7 @@ def test_following_the_end_over_a_restart_loses_nothing(own_home, tail, expected
     gates = [os.path.join(own_home.top, name) for name in ("first", "second")]
     wait = "until [ -e {} ]; do sleep 0.02; done"
     job_id = client.add(f"seq 1 5; {wait.format(gates[0])}; seq 6 8; touch {gates[0]}.done; {wait.format(gates[1])}; seq 9 10", gpus=0)
-    wait_until(lambda: b"".join(client.logs(job_id)) == b"1\n2\n3\n4\n5\n", "the first lines")
+    until(lambda: b"".join(client.logs(job_id)) == b"1\n2\n3\n4\n5\n", "the first lines")
     pieces, heads, open_stream = [], [], client.open_stream
 
     def note_stream(path, told):
@@ -178,13 +179,13 @@ def test_following_the_end_over_a_restart_loses_nothing(own_home, tail, expected
     client.open_stream = note_stream
     follower = threading.Thread(target=lambda: pieces.extend(client.follow(job_id, "stdout", tail)))
     follower.start()
-    wait_until(lambda: heads and heads[0], "its first answer")
+    until(lambda: heads and heads[0], "its first answer")
     assert own_home.main("stop").code == 0
     open(gates[0], "w").close()
-    wait_until(lambda: os.path.exists(f"{gates[0]}.done"), "the lines of the time without a service")
+    until(lambda: os.path.exists(f"{gates[0]}.done"), "the lines of the time without a service")
     own_home.client().status()
     open(gates[1], "w").close()
-    follower.join(30)
+    follower.join(60)
     assert b"".join(pieces) == b"".join(b"%d\n" % number for number in expected)
 
 
@@ -195,14 +196,14 @@ def test_waiting_over_a_restart_for_what_is_no_longer_kept():
         seen, answer = [], []
         waiting = threading.Thread(target=lambda: answer.extend(client.wait([ended, going], lambda job: seen.append(job["id"]))))
         waiting.start()
-        wait_until(lambda: seen == [ended], "the first to end")
+        until(lambda: seen == [ended], "the first to end")
         others = own_home.client()
         for _ in range(3):
             wait_out(others)
         assert own_home.main("restart").code == 0
         others = own_home.client()
         others.kill(going)
-        waiting.join(30)
+        waiting.join(60)
         assert [job["id"] for job in answer] == [ended, going] and seen == [ended, going], "each is told once"
 
 
@@ -244,12 +245,12 @@ def test_adding_while_the_service_is_killed_adds_exactly_once(own_home):
     for thread in threads:
         thread.start()
     for count in (20, 40):
-        wait_until(lambda count=count: len(added) > count, "jobs")
+        until(lambda count=count: len(added) > count, "jobs")
         own_home.kill_service()
-    wait_until(lambda: len(added) > 60, "jobs after it is back")
+    until(lambda: len(added) > 60, "jobs after it is back")
     stop.set()
     for thread in threads:
-        thread.join(30)
+        thread.join(60)
     assert sorted(job["id"] for job in client.queue()) == sorted(added) and len(set(added)) == len(added)
 
 
@@ -394,4 +395,4 @@ def test_a_service_that_is_gone_for_good_is_told_soon(own_home, monkeypatch):
 def test_stop_by_python(own_home):
     client = own_home.client()
     client.stop()
-    wait_until(lambda: nexus.find_service(client.layout) is None, "its end")
+    until(lambda: nexus.find_service(client.layout) is None, "its end")

@@ -10,7 +10,8 @@ import sys
 import time
 
 import pytest
-from console import SCRIPT, Home, wait_until
+from console import SCRIPT, Home
+from live import until
 
 import nexus
 
@@ -117,7 +118,7 @@ def test_status_watch_at_a_terminal(home):
         while not process.stdout.readline().startswith(b"Queue: "):
             pass
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=10)
+    out, err = process.communicate(timeout=60)
     assert process.returncode == 0 and b"\x1b" not in out and err == b""
 
 
@@ -143,7 +144,7 @@ def test_a_job_has_the_environment_directory_umask_and_limits_of_its_submitter(h
     os.makedirs(folder, exist_ok=True)
     script = (f'umask 027; ulimit -n 777; exec "{sys.executable}" "{SCRIPT}" run --gpus 0 '
               '\'pwd; echo "$OWN"; umask; ulimit -n; echo "$LD_LIBRARY_PATH"\'')
-    done = subprocess.run(["bash", "-c", script], capture_output=True, cwd=folder, timeout=30, env={
+    done = subprocess.run(["bash", "-c", script], capture_output=True, cwd=folder, timeout=60, env={
         **home.environ, "OWN": "two\nlines 'and' \"quotes\" $HOME", "LD_LIBRARY_PATH": "/opt/lib"})
     assert done.stdout.decode().splitlines() == [folder, "two", "lines 'and' \"quotes\" $HOME", "0027", "777", "/opt/lib"], done
 
@@ -303,7 +304,7 @@ def test_run_shows_lines_as_they_come(home):
     process = home.popen("run", "--gpus", "0", f"echo first; until [ -e '{gate}' ]; do sleep 0.02; done; echo second")
     assert process.stdout.readline() == b"first\n"
     open(gate, "w").close()
-    assert process.communicate(timeout=20)[0] == b"second\n" and process.returncode == 0
+    assert process.communicate(timeout=60)[0] == b"second\n" and process.returncode == 0
 
 
 def test_ctrl_c_leaves_the_job_running(home):
@@ -328,7 +329,7 @@ def test_run_tells_when_nobody_reads_on(home, is_both):
     if is_both:
         process.stderr.close()
     gate.touch()
-    assert process.wait(timeout=20) == 141
+    assert process.wait(timeout=60) == 141
     job_id = told.split()[-1].decode()
     assert is_both or process.stderr.read().decode() == (
         f"nexus: job {job_id} goes on; follow it: nexus logs -f {job_id}; stop it: nexus cancel {job_id}\n")
@@ -341,7 +342,7 @@ def test_run_says_why_it_waits(own_home):
     assert process.stderr.readline().startswith(b"nexus: job ")
     assert process.stderr.readline() == b"nexus: it waits: the queue is paused (nexus resume)\n"
     own_home.main("resume")
-    assert process.communicate(timeout=20)[0] == b"done\n"
+    assert process.communicate(timeout=60)[0] == b"done\n"
 
 
 def test_run_goes_on_over_a_restart_of_the_service(own_home):
@@ -350,7 +351,7 @@ def test_run_goes_on_over_a_restart_of_the_service(own_home):
     assert process.stdout.readline() == b"first\n"
     assert own_home.main("restart").code == 0
     open(gate, "w").close()
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (5, b"second\n"), err
 
 
@@ -377,7 +378,7 @@ def test_wait_says_that_the_queue_is_paused_or_the_group_held(own_home):
     own_home.main("pause")
     own_home.main("resume")
     own_home.main("resume", "--group", "g")
-    out, err = waiting.communicate(timeout=20)
+    out, err = waiting.communicate(timeout=60)
     assert (waiting.returncode, out) == (0, b"") and err.decode() == f"nexus: job {job_id} completed\n"
 
 
@@ -632,7 +633,7 @@ def test_logs_of_a_job_that_waits_are_followed_from_its_start(own_home):
     process = own_home.popen("logs", "-f", job_id)
     time.sleep(0.2)
     own_home.main("resume")
-    assert process.communicate(timeout=20)[0] == b"begun\n" and process.returncode == 0
+    assert process.communicate(timeout=60)[0] == b"begun\n" and process.returncode == 0
 
 
 # Ending and moving
@@ -781,21 +782,21 @@ def test_start_stop_restart(own_home):
 
     def sessions():
         return subprocess.run(["screen", "-ls"], capture_output=True, env=own_home.environ).stdout.decode()
-    wait_until(lambda: ".nexus\t" not in sessions(), "the end of its session")
+    until(lambda: ".nexus\t" not in sessions(), "the end of its session")
     assert f".nexus_job_{job_id}" in sessions()
     assert own_home.main("logs", "service").code == 6, "what is not there is not started to look at its log"
 
 
 def test_serve_in_the_foreground(own_home):
     process = own_home.popen("serve", "--log-level", "DEBUG")
-    wait_until(lambda: own_home.file("service.json").exists(), "the service")
+    until(lambda: own_home.file("service.json").exists(), "the service")
     assert own_home.service["pid"] == process.pid
     done = own_home.run("serve")
     assert done.code == 4 and f"pid {process.pid}" in done.err and "nexus stop" in done.err
     job_id = add_and_wait(own_home)
     assert own_home.job(job_id)["status"] == "completed"
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=10)
+    out, err = process.communicate(timeout=60)
     assert (process.returncode, out, err) == (0, b"", b"") and not own_home.file("service.json").exists()
 
 
@@ -919,9 +920,9 @@ def test_install(installing):
     assert read(os.path.join(data, "nexus", "nexus.py")) == read(SCRIPT)
     assert any(name.endswith(".pyc") for name in os.listdir(os.path.join(data, "nexus", "__pycache__"))), "compiled once"
     path = f"{installing.binaries}:{installing.environ['PATH']}"
-    ran = subprocess.run(["nexus", "run", "echo installed"], capture_output=True, timeout=30, env={**installing.environ, "PATH": path})
+    ran = subprocess.run(["nexus", "run", "echo installed"], capture_output=True, timeout=60, env={**installing.environ, "PATH": path})
     assert (ran.returncode, ran.stdout) == (0, b"installed\n"), ran
-    again = subprocess.run(["nexus", "install"], capture_output=True, timeout=30, env={**installing.environ, "PATH": path})
+    again = subprocess.run(["nexus", "install"], capture_output=True, timeout=60, env={**installing.environ, "PATH": path})
     assert again.returncode == 0 and b"not on PATH" not in again.stderr, "from itself"
     version = subprocess.run(["nexus", "--version"], capture_output=True, env={**installing.environ, "PATH": path}).stdout.decode()
     assert version == installing.run("--version").out
@@ -929,7 +930,7 @@ def test_install(installing):
         complete() {{ COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _nexus; echo "${{COMPREPLY[*]}}"; }}
         complete nexus re; complete nexus add --gpu; complete nexus logs ''; complete nexus config ''
         complete nexus node ''"""
-    done = subprocess.run(["bash", "-ec", shell], capture_output=True, timeout=30, env={**installing.environ, "PATH": path})
+    done = subprocess.run(["bash", "-ec", shell], capture_output=True, timeout=60, env={**installing.environ, "PATH": path})
     answers = done.stdout.decode().splitlines()
     assert answers[0].split() == ["remove", "retry", "resume", "restart"] and answers[1].split() == ["--gpus", "--gpu-ids", "--gpu-mem"]
     jobs = subprocess.run(["nexus", "jobs", "--json"], capture_output=True, env={**installing.environ, "PATH": path}).stdout
@@ -993,7 +994,7 @@ def test_install_at_boot_by_cron(installing):
         assert lines[:2] == ["# mine", "0 5 * * * backup"] and len(lines) == 3 and lines[2].startswith("@reboot ")
     command = re.sub(r"\\%", "%", lines[2][len("@reboot "):])               # crontab(5): % is a line break
     assert "%" not in re.sub(r"\\%", "", lines[2])
-    started = subprocess.run(["sh", "-c", command], capture_output=True, timeout=30, env=installing.environ)
+    started = subprocess.run(["sh", "-c", command], capture_output=True, timeout=60, env=installing.environ)
     assert started.returncode == 0 and installing.service["port"] == installing.port
     os.unlink(table)
     assert installing.run("install", "--boot", NO_USER_MANAGER="1").code == 0 and len(read(table).splitlines()) == 1

@@ -15,8 +15,9 @@ import subprocess
 import sys
 
 import pytest
+from live import until
 from makers import TESTS, config, running
-from test_runner import COMMANDS, ENVIRONMENT, box, needs_screen, one_box, seen_environment, wait_until
+from test_runner import COMMANDS, ENVIRONMENT, box, needs_screen, one_box, seen_environment
 
 import nexus
 
@@ -315,7 +316,7 @@ def test_no_shell_stays_between(box, conda):
     os.mkfifo(f"{box.home}/go")
     job = box.prepare("trap 'echo told; exit 9' TERM; echo $$ $PPID; read x < go", conda="ml", environment=conda.environ())
     process = box.start(job)
-    wait_until(lambda: os.path.exists(box.path("stdout.log")) and box.text("stdout.log").endswith("\n"))
+    until(lambda: os.path.exists(box.path("stdout.log")) and box.text("stdout.log").endswith("\n"))
     pid, parent = map(int, box.text("stdout.log").split())
     assert parent == process.pid
 
@@ -324,7 +325,7 @@ def test_no_shell_stays_between(box, conda):
             os.kill(pid, signal.SIGTERM)
         return box.result(job)
 
-    assert wait_until(signal_it).exit_code == 9 and "told" in box.text("stdout.log")
+    assert until(signal_it).exit_code == 9 and "told" in box.text("stdout.log")
 
 
 def test_a_signal_while_it_is_activated(box, conda):
@@ -334,8 +335,8 @@ def test_a_signal_while_it_is_activated(box, conda):
     process = box.start(job)
     with open(f"{box.home}/wait", "w"):         # opens when cat is there
         os.killpg(process.pid, signal.SIGTERM)
-        result = wait_until(lambda: box.result(job))
-    assert process.wait(10) == 0
+        result = until(lambda: box.result(job))
+    assert process.wait(60) == 0
     assert (result.exit_code, result.cause) == (143, None) and box.text("stdout.log") == "" and folder_of(box) == WHOLE
 
 

@@ -19,7 +19,7 @@ TOP = os.path.dirname(os.path.abspath(nexus.__file__))
 def in_child(code, *arguments, **options):
     """Run Python code that has `nexus` in a process of its own; return what it prints."""
     made = subprocess.run([sys.executable, "-c", "import os, resource, signal, sys\nimport nexus\n" + textwrap.dedent(code), *arguments],
-                          cwd=TOP, capture_output=True, text=True, timeout=30, **options)
+                          cwd=TOP, capture_output=True, text=True, timeout=60, **options)
     assert made.returncode == 0, made.stderr
     return made.stdout
 
@@ -508,7 +508,7 @@ def test_tokens_made_at_once_are_all_kept(tmp_path):
     """
     children = [subprocess.Popen([sys.executable, "-c", "import sys\nimport nexus\n" + textwrap.dedent(code), str(tmp_path), str(number)],
                                  cwd=TOP) for number in range(4)]
-    assert [child.wait(30) for child in children] == [0] * 4
+    assert [child.wait(60) for child in children] == [0] * 4
     assert len(token_file(tmp_path).read()) == 40
 
 

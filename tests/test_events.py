@@ -10,7 +10,6 @@ import time
 
 import live
 import pytest
-from console import wait_until
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_server import Bench, Listening
@@ -152,7 +151,7 @@ def test_a_client_that_does_not_read_delays_nobody_and_is_dropped():
             return piece
 
         slow = open_stream(listening.port, receive_buffer=2048)
-        thread_of_slow = wait_until(lambda: set(threading.enumerate()) - before, "the slow one's thread").pop()
+        thread_of_slow = live.until(lambda: set(threading.enumerate()) - before, "the slow one's thread").pop()
         quick = open_stream(listening.port)
         assert quick.recv(65536).startswith(b"HTTP/1.1 200")
         text, received, slowest = "x" * 5000, b"", 0.0
@@ -163,14 +162,14 @@ def test_a_client_that_does_not_read_delays_nobody_and_is_dropped():
         while nexus.encode_json({"n": 1999})[:-1].encode() not in received[-200000:]:
             received += read_more(quick)
         assert slowest < 1
-        wait_until(lambda: not thread_of_slow.is_alive(), "the end of the slow one's thread")
+        live.until(lambda: not thread_of_slow.is_alive(), "the end of the slow one's thread")
         listening.store.events.publish([("queue", {"n": "later"})])
         while b'"later"' not in received[-1000:]:
             received += read_more(quick)
         assert listening.service.failure_count == 0 and len(listening.store.events.items) <= 5000
         for line in (slow, quick):
             line.close()
-        wait_until(lambda: not set(threading.enumerate()) - before, "the end of all")
+        live.until(lambda: not set(threading.enumerate()) - before, "the end of all")
 
 
 def count_of(box):

@@ -159,7 +159,7 @@ def test_time_limits():
         none = cli(box, "add", "--gpus", "0", "--timeout", "0", "sleep 600").strip()
         for job_id, (sleep, words) in jobs.items():
             job = box.wait(job_id, "failed")
-            assert job["cause"] == "timeout" and words in job["cause_line"] and job["runtime_seconds"] < 20, job
+            assert job["cause"] == "timeout" and words in job["cause_line"] and job["runtime_seconds"] < 60, job
             assert not live.find_commands(sleep)
         assert statuses(box, none) == ["running"]
 

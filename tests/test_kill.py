@@ -8,7 +8,8 @@ import time
 import live
 import pytest
 
-# what it does, its command, how many of its processes must be there before it is killed.  {sleep} is a program of the job's own.
+# what it does, its command, how many of its processes must be there before it is killed.  {sleep} is a program of the job's own,
+# {folder} one of the test's: other tests run beside it.
 NASTY = [
     ("plain", "{sleep} 600", 1),
     ("leaves the session", "setsid {sleep} 600 & {sleep} 601", 2),
@@ -22,7 +23,7 @@ NASTY = [
     ("200 processes", "for i in $(seq 200); do {sleep} 600 & done; wait", 200),
     ("a deep tree", "f() { if [ $1 -gt 0 ]; then (f $(($1 - 1)); :); else {sleep} 600; fi; }; f 30", 1),
     ("screen inside", "screen -dmS {id}inner {sleep} 600; {sleep} 601", 2),
-    ("tmux inside", "tmux -L {id} -f /dev/null new-session -d '{sleep} 600'; {sleep} 601", 2),
+    ("tmux inside", "tmux -S {folder}/{id} -f /dev/null new-session -d '{sleep} 600'; {sleep} 601", 2),
     ("begins something when it is told to end", "trap '{sleep} 600 & {sleep} 601 &' TERM; {sleep} 602 & wait; {sleep} 603", 1),
     ("begins something in a session of its own when told to end", "trap 'setsid {sleep} 600 & exit' TERM; {sleep} 602 & wait", 1),
 ]
@@ -37,6 +38,10 @@ def make_sleep(box, name):
     return str(path)
 
 
+def fill(command, box, sleep, job_id):
+    return command.replace("{sleep}", sleep).replace("{id}", job_id).replace("{folder}", str(box.folder))
+
+
 def nothing_left(sleep):
     left = live.find_commands(sleep)
     return [(pid, live.read_bytes(f"/proc/{pid}/cmdline"), live.stat(pid)[:4]) for pid in left if live.is_alive(pid)]
@@ -49,7 +54,7 @@ def test_kill_leaves_nothing_and_touches_nothing_else(launcher):
         for number, (_, command, count) in enumerate(NASTY):
             job_id = f"Z{NAMES[number]}"
             sleeps[job_id] = make_sleep(box, job_id), count
-            box.add(command.replace("{sleep}", sleeps[job_id][0]).replace("{id}", job_id), id=job_id, gpus=0)
+            box.add(fill(command, box, sleeps[job_id][0], job_id), id=job_id, gpus=0)
         for job_id, (sleep, count) in sleeps.items():
             live.until(lambda sleep=sleep, count=count: len(live.find_commands(sleep)) >= count, f"the processes of {job_id}")
         members = {job_id: set(live.find_commands(sleep)) for job_id, (sleep, _) in sleeps.items()}
@@ -72,7 +77,7 @@ def test_all_at_once():
         for number, (_, command, count) in enumerate(NASTY):
             job_id = f"Y{NAMES[number]}"
             sleeps[job_id] = make_sleep(box, job_id), count
-            box.add(command.replace("{sleep}", sleeps[job_id][0]).replace("{id}", job_id), id=job_id, gpus=0)
+            box.add(fill(command, box, sleeps[job_id][0], job_id), id=job_id, gpus=0)
         for job_id, (sleep, count) in sleeps.items():
             live.until(lambda sleep=sleep, count=count: len(live.find_commands(sleep)) >= count, f"the processes of {job_id}")
         for job_id in sleeps:
@@ -90,7 +95,7 @@ LEFT_BEHIND = [
     ("stopped", "{sleep} 600 & kill -STOP $!; exit 0"),
     ("without an environment, in the session", "env -i {sleep} 600 & exit 0"),
     ("without an environment, seen before its parent went", "env -i setsid {sleep} 600 & {sleep} 3; exit 0"),
-    ("tmux", "tmux -L {id} -f /dev/null new-session -d '{sleep} 600'; exit 0"),
+    ("tmux", "tmux -S {folder}/{id} -f /dev/null new-session -d '{sleep} 600'; exit 0"),
     ("many", "for i in $(seq 100); do setsid {sleep} 600 & done; exit 0"),
 ]
 
@@ -101,7 +106,7 @@ def test_what_outlives_a_job_ends_with_it():
         for number, (_, command) in enumerate(LEFT_BEHIND):
             job_id = f"X{NAMES[number]}"
             sleeps[job_id] = make_sleep(box, job_id)
-            box.add(command.replace("{sleep}", sleeps[job_id]).replace("{id}", job_id), id=job_id, gpus=0)
+            box.add(fill(command, box, sleeps[job_id], job_id), id=job_id, gpus=0)
         for job_id, sleep in sleeps.items():
             assert box.wait(job_id, "completed")["exit_code"] == 0
             assert not nothing_left(sleep), job_id
@@ -109,7 +114,7 @@ def test_what_outlives_a_job_ends_with_it():
 
 def test_completed_waits_for_what_is_left():
     """The next job on the GPU starts when the memory of the last is free, not before."""
-    with live.Box(gpus=1, kill_grace_seconds=1.5) as box:
+    with live.Box(gpus=1, kill_grace_seconds=4) as box:
         sleep = make_sleep(box, "left")
         first = box.add(f"trap '' TERM; setsid {sleep} 600 & echo $! > {box.path('pid')}; exit 0")
         then = box.add(f"[ -z \"$(tr -d '\\0' < /proc/$(cat {box.path('pid')})/cmdline)\" ] || echo still there")     # a zombie's is empty
@@ -117,7 +122,7 @@ def test_completed_waits_for_what_is_left():
         began = time.monotonic()
         job = box.wait(first, "completed")
         assert time.monotonic() - began > 1 and not live.find_commands(sleep)
-        assert job["runtime_seconds"] < 1.5 and job["exit_code"] == 0       # the job's own, not what it left
+        assert job["runtime_seconds"] < 3 and job["exit_code"] == 0       # the job's own, not what it left
         assert box.wait(then, "completed") and "still there" not in box.logs(then, "stdout")
 
 
@@ -187,7 +192,7 @@ def test_grace_is_respected():
         box.ask("DELETE", f"/jobs/{deaf}")
         job = box.wait(saves, "cancelled")
         assert live.read(box.path("saved")) == "saved\n" and job["exit_code"] == 7
-        assert time.monotonic() - began < 3 or box.job(deaf)["status"] == "running"
+        assert box.job(deaf)["status"] == "running" or time.monotonic() - began >= 3
         job = box.wait(deaf, "cancelled")
         assert time.monotonic() - began >= 3 and (job["exit_code"], job["signal"]) == (137, 9)
 

@@ -8,7 +8,8 @@ import subprocess
 import sys
 
 import pytest
-from console import SCRIPT, Home, Stream, wait_until
+from console import SCRIPT, Home, Stream
+from live import until
 
 import nexus
 
@@ -141,23 +142,23 @@ def test_broken_pipes_are_silent(home):
         home.main("add", "--gpus", "0", f"true {number} " + "x" * 100000)
     for words in ("jobs", "jobs --json", "help", "config sample", "status"):
         done = subprocess.run(["bash", "-c", f'set -o pipefail; "{sys.executable}" "{SCRIPT}" {words} | head -1 > /dev/null'],
-                              capture_output=True, env=home.environ, timeout=30)
+                              capture_output=True, env=home.environ, timeout=60)
         assert (done.returncode, done.stderr) == (0, b""), words
     done = subprocess.run(["bash", "-c", f'"{sys.executable}" "{SCRIPT}" run --gpus 0 "seq 100000" 2>/dev/null | head -1'],
-                          capture_output=True, env=home.environ, timeout=30)
+                          capture_output=True, env=home.environ, timeout=60)
     assert (done.stdout, done.stderr) == (b"1\n", b"")
 
 
 def test_a_full_device_is_said(home):
     done = subprocess.run(["bash", "-c", f'"{sys.executable}" "{SCRIPT}" status > /dev/full'],
-                          capture_output=True, env=home.environ, timeout=30)
+                          capture_output=True, env=home.environ, timeout=60)
     assert done.returncode == 6 and b"No space left" in done.stderr and b"Traceback" not in done.stderr, done
 
 
 def test_closed_streams(home):
     for closed in (">&-", "2>&-", "<&-", "<&- >&- 2>&-"):
         done = subprocess.run(["bash", "-c", f'"{sys.executable}" "{SCRIPT}" run --gpus 0 "echo a" {closed}'], capture_output=True,
-                              env=home.environ, timeout=30)
+                              env=home.environ, timeout=60)
         assert b"Traceback" not in done.stderr and done.returncode == 0, (closed, done)
 
 
@@ -207,10 +208,10 @@ def test_without_screen(own_home):
     assert done.code == 4 and "screen" in done.err and f"nexus logs -f {job_id}" in done.err
     assert own_home.run("screens", PATH=path).code == 6
     pid = own_home.kill_service()
-    wait_until(lambda: own_home.file("service.json").exists() and own_home.service["pid"] != pid, "its return")
+    until(lambda: own_home.file("service.json").exists() and own_home.service["pid"] != pid, "its return")
     assert own_home.run("kill", job_id, PATH=path).code == 0
     assert own_home.run("stop", PATH=path).code == 0
-    wait_until(lambda: not own_home.processes(), "the end of everything")
+    until(lambda: not own_home.processes(), "the end of everything")
 
 
 def test_without_nvidia_smi(own_home):
@@ -260,9 +261,9 @@ def test_the_oldest_python_runs_a_job_with_nothing_installed(own_home, python):
 def test_no_path_no_home_no_terminal(own_home):
     environ = {"NEXUS_HOME": own_home.path, "NEXUS_MOCK_GPUS": "2", "SCREENDIR": own_home.environ["SCREENDIR"]}
     done = subprocess.run([sys.executable, SCRIPT, "run", "echo hello; echo $HOME; echo $PATH"], capture_output=True, env=environ,
-                          timeout=30)
+                          timeout=60)
     assert done.returncode == 0 and done.stdout.startswith(b"hello\n"), done
-    done = subprocess.run([sys.executable, SCRIPT], capture_output=True, env=environ, timeout=30)
+    done = subprocess.run([sys.executable, SCRIPT], capture_output=True, env=environ, timeout=60)
     assert done.returncode == 0 and done.stdout.startswith(b"Queue: 0 jobs"), done
 
 
@@ -298,7 +299,7 @@ def test_a_deleted_directory(own_home):
 
     def run(*words):
         os.makedirs(folder)
-        return subprocess.run(["bash", "-c", script, "nexus", *words], capture_output=True, env=own_home.environ, timeout=30)
+        return subprocess.run(["bash", "-c", script, "nexus", *words], capture_output=True, env=own_home.environ, timeout=60)
     done = run("add", "true")
     assert done.returncode == 2 and b"current directory has been deleted" in done.stderr and b"hint:" in done.stderr and not done.stdout
     done = run("run", "--cwd", "/tmp", "pwd")

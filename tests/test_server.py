@@ -16,9 +16,10 @@ import time
 import tracemalloc
 
 import pytest
-from console import Home, free_port, wait_until
+from console import Home
 from hypothesis import given
 from hypothesis import strategies as st
+from live import free_port, until
 from makers import config as make_config
 from makers import ids, json_values, texts
 
@@ -968,7 +969,7 @@ class Listening(Bench):
         super().__exit__()
 
     def connect(self):
-        return socket.create_connection(("127.0.0.1", self.port), timeout=20)
+        return socket.create_connection(("127.0.0.1", self.port), timeout=60)
 
     def exchange(self, request, is_last=True):
         """Send bytes; return all that comes back until the other side closes."""
@@ -1056,7 +1057,7 @@ def test_a_refused_request_does_not_wait_for_an_earlier_ones_body(listening):
                            (b"nonsense\r\n\r\n", 400)):
         began = time.monotonic()
         assert [answer[0] for answer in split_answers(listening.exchange(first + second))] == [200, status]
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - began < 8
 
 
 def test_http_1_0_and_0_9(listening):
@@ -1178,7 +1179,7 @@ def test_who_leaves_while_following_leaves_no_thread_behind(listening, path):
     assert len(set(threading.enumerate()) - before) == 5
     for line in lines:
         line.close()
-    wait_until(lambda: not set(threading.enumerate()) - before, "the end of the threads")
+    until(lambda: not set(threading.enumerate()) - before, "the end of the threads")
     assert listening.service.failure_count == 0
 
 
@@ -1271,7 +1272,7 @@ def test_whatever_bytes_come_are_no_fault_of_ours(shared_listening, content, is_
 # The whole service, and curl
 
 
-def curl(home, path, *options, timeout=20):
+def curl(home, path, *options, timeout=60):
     """(status, body) by the real curl."""
     done = subprocess.run(["curl", "-sS", "-w", "\n%{http_code}", *options, f"http://127.0.0.1:{home.port}{path}"],
                           capture_output=True, timeout=timeout)
@@ -1298,9 +1299,9 @@ def add_by_curl(home, command, **keys):
 
 def test_curl_as_the_readme_has_it(home):
     job_id = add_by_curl(home, "echo $GREETING; sleep 60", env={"GREETING": "hello"}, cwd="/tmp")
-    wait_until(lambda: curl(home, f"/jobs/{job_id}/logs")[1] == "hello\n", "its line")
+    until(lambda: curl(home, f"/jobs/{job_id}/logs")[1] == "hello\n", "its line")
     assert curl(home, f"/jobs/{job_id}", "-X", "DELETE") == (204, "")
-    ended = wait_until(lambda: (job := json.loads(curl(home, f"/jobs/{job_id}")[1]))["status"] == "cancelled" and job, "its end")
+    ended = until(lambda: (job := json.loads(curl(home, f"/jobs/{job_id}")[1]))["status"] == "cancelled" and job, "its end")
     assert (ended["cause"], ended["cwd"]) == ("killed", "/tmp")
     assert curl(home, f"/jobs/{job_id}", "-X", "DELETE")[0] == 409
     curl(home, "/service/pause", "-X", "POST")
@@ -1349,7 +1350,7 @@ def test_a_follower_sees_lines_as_they_come_and_ends_with_the_job(home):
     open(gate + "1", "w").close()
     assert follower.stdout.readline() == b"two\n"
     open(gate + "2", "w").close()
-    assert follower.stdout.read() == b"three" and follower.wait(10) == 0
+    assert follower.stdout.read() == b"three" and follower.wait(60) == 0
     assert home.job(job_id)["exit_code"] == 3
     assert curl(home, f"/jobs/{job_id}/logs?follow=true") == (200, "one\nthreetwo\n")
     assert curl(home, f"/jobs/{job_id}/logs?stream=stderr&tail=1") == (200, "two\n")
@@ -1397,7 +1398,7 @@ def test_another_user_of_the_machine_is_refused(home, uid):
     token = home.file("token").read_text().strip()
     for options, status in (((), 401), (("-H", f"Authorization: Bearer {token}"), 200), (("-H", "Authorization: Bearer x"), 401)):
         done = subprocess.run(["curl", "-sS", "-o", "/dev/null", "-w", "%{http_code}", *options, f"http://127.0.0.1:{home.port}/status"],
-                              capture_output=True, timeout=20, preexec_fn=lambda: os.setuid(uid))
+                              capture_output=True, timeout=60, preexec_fn=lambda: os.setuid(uid))
         assert done.stdout.decode() == str(status)
     assert f"Refused GET /status from 127.0.0.1 ({nexus.find_user(uid)})" in home.file("service.log").read_text()
     assert os.stat(home.file("token")).st_mode & 0o777 == 0o600 and os.stat(home.path).st_mode & 0o077 in (0, 0o055), "the home is private"
@@ -1440,7 +1441,7 @@ def test_a_service_on_another_address(host, others):
         for address in others:
             url = f"http://{address}:{made.port}/status"
             codes = [subprocess.run(["curl", "-sS", "-g", "-o", "/dev/null", "-w", "%{http_code}", *options, url], capture_output=True,
-                                    timeout=20).stdout.decode() for options in ((), ("-H", f"Authorization: Bearer {token}"))]
+                                    timeout=60).stdout.decode() for options in ((), ("-H", f"Authorization: Bearer {token}"))]
             assert codes == ["200" if host != "0.0.0.0" else "401", "200"], (address, codes)
         assert made.run("stop").code == 0
 
@@ -1450,7 +1451,7 @@ def test_stop_over_rest_answers_and_ends_it():
         assert made.main("start").code == 0
         pid = made.service["pid"]
         assert curl(made, "/service/stop", "-X", "POST") == (204, "")
-        wait_until(lambda: not os.path.exists(f"/proc/{pid}") and not made.file("service.json").exists(), "the end of the service")
+        until(lambda: not os.path.exists(f"/proc/{pid}") and not made.file("service.json").exists(), "the end of the service")
 
 
 # Tokens of other users
@@ -1622,7 +1623,7 @@ def test_the_longest_idle_connection_gives_way():
             assert is_open(lines[-1])
         answers = [is_open(line) for line in lines]
         assert answers.count(True) == 10 and all(answers[-3:]), "three of those that were there gave way"
-        wait_until(lambda: len(it.server.open) == 10)
+        until(lambda: len(it.server.open) == 10)
 
 
 def test_of_those_that_are_busy_none_gives_way():
@@ -1633,7 +1634,7 @@ def test_of_those_that_are_busy_none_gives_way():
             assert line.recv(1000).startswith(b"HTTP/1.1 200")
         assert not is_open(held.enter_context(it.connect()))
         lines.pop().close()
-        wait_until(lambda: is_open(held.enter_context(it.connect())))
+        until(lambda: is_open(held.enter_context(it.connect())))
 
 
 def test_an_address_has_so_many_connections(monkeypatch):
@@ -1659,10 +1660,10 @@ def test_others_leave_room_for_the_owner(monkeypatch, reason, request_bytes):
             line = held.enter_context(socket.create_connection(("127.0.0.1", it.port), 20, source))
             with contextlib.suppress(ConnectionError):
                 line.sendall(request_bytes)
-            wait_until(lambda count=count: count_busy() >= min(count, 6))
+            until(lambda count=count: count_busy() >= min(count, 6))
         own = [held.enter_context(it.connect()) for _ in range(2)]
         assert all(map(is_open, own)), reason
-        wait_until(lambda: len(it.server.open) <= 8)
+        until(lambda: len(it.server.open) <= 8)
 
 
 SLOW = [("the request line", b"GET /hea", b"l"), ("the head", b"GET /health HTTP/1.1\r\nHost: localhost\r\n", b"X: y\r\n"),
@@ -1699,11 +1700,11 @@ def test_a_thousand_idle_connections():
             assert is_open(lines[-1])
             with it.connect() as line:
                 assert is_open(line)
-            wait_until(lambda: len(it.server.open) <= 300)
+            until(lambda: len(it.server.open) <= 300)
         finally:
             held.close()
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        wait_until(lambda: not it.server.open)
+        until(lambda: not it.server.open)
 
 
 @contextlib.contextmanager
@@ -1730,7 +1731,7 @@ def test_with_the_last_descriptor_the_server_does_not_end(count):
         try:
             with descriptors_left(count):
                 line.connect(("127.0.0.1", it.port))            # its own descriptor is there
-                wait_until(lambda: pauses if count == 0 else looked)
+                until(lambda: pauses if count == 0 else looked)
         finally:
             nexus.find_socket_uid = find
         assert len(pauses) < 3, "it waits for a free one, and not at full speed"
@@ -1840,7 +1841,7 @@ def test_a_refused_body_that_drips_in_is_not_waited_for(monkeypatch):
     monkeypatch.setattr(nexus, "BODY_BYTES_PER_S", 1e9)
     with Listening(request_timeout_seconds=0.5) as it, it.connect() as line:
         line.sendall(b"POST /queue HTTP/1.1\r\nHost: evil.example\r\nContent-Length: 60000\r\n\r\n")
-        wait_until(lambda: it.server.open)
+        until(lambda: it.server.open)
         began = time.monotonic()
         with contextlib.suppress(ConnectionError):
             while time.monotonic() - began < 15 and it.server.open:

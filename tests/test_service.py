@@ -161,6 +161,7 @@ class World:
 
     def close(self):
         self.store.journal.close()
+        self.service.wake = bool                        # nobody listens any more to a thread that is not through
         os.close(self.service.wake_read)
         os.close(self.service.wake_write)
 
@@ -2093,18 +2094,18 @@ class Hooked:
         monkeypatch.setattr(w.store.events, "read", read_events)
         self.thread = threading.Thread(target=nexus.Hooks(w.service).run, daemon=True)
         self.thread.start()
-        assert is_on.wait(10)
+        assert is_on.wait(60)
 
     def next(self):
         """The next command, and its variables."""
-        argv, timeout_s, environ = self.calls.get(timeout=10)
+        argv, timeout_s, environ = self.calls.get(timeout=60)
         assert argv[:2] == ["/bin/sh", "-c"] and timeout_s == nexus.HOOK_TIMEOUT_S and environ["PATH"] == "/usr/bin"
         return argv[2], {name: text for name, text in environ.items() if name.startswith("NEXUS_")}
 
     def end(self):
         self.w.service.is_stopping = True
         self.w.store.events.publish([("queue", {})])
-        self.thread.join(10)
+        self.thread.join(60)
         assert not self.thread.is_alive()
 
 

@@ -8,7 +8,8 @@ import signal
 import subprocess
 
 import pytest
-from test_runner import SHELLS, make_box, mounted, needs_root, wait_until
+from live import until
+from test_runner import SHELLS, make_box, mounted, needs_root
 
 import nexus
 
@@ -341,7 +342,7 @@ def left(box):
 
 
 def wait_clean(box):
-    wait_until(lambda: not left(box))
+    until(lambda: not left(box))
 
 
 LOOK = "pwd; cat train.py; ./run.sh; readlink link; git rev-parse HEAD"
@@ -396,7 +397,7 @@ def test_by_hand_and_interrupted(one_box, repo):
                                start_new_session=True)
     assert process.stdout.readline() == b"begun\n"
     os.killpg(process.pid, signal.SIGINT)
-    assert process.wait(10) == 130 and not left(one_box)
+    assert process.wait(60) == 130 and not left(one_box)
     process.stdout.close()
 
 
@@ -410,7 +411,7 @@ def test_twenty_at_once_while_the_user_works(one_box, repo):
     for _ in range(20):
         repo.git("branch", "--list")
         repo.git("gc", "-q", "--prune=now")
-    assert [wait_until(lambda job=job: one_box.result(job)).exit_code for job in jobs] == [0] * 20
+    assert [until(lambda job=job: one_box.result(job)).exit_code for job in jobs] == [0] * 20
 
 
 def remove_repository(repo, made):
@@ -459,9 +460,9 @@ def test_stopped_while_it_is_checked_out(one_box, repo):
     repo.git("config", "filter.slow.smudge", f"touch {one_box.home}/begun; exec sleep 60")
     job = one_box.prepare("echo ran", **of(repo.snapshot()))
     process = one_box.start(job)
-    wait_until(lambda: os.path.exists(f"{one_box.home}/begun"))
+    until(lambda: os.path.exists(f"{one_box.home}/begun"))
     os.killpg(process.pid, signal.SIGTERM)
-    assert process.wait(10) == 0 and one_box.result(job).cause == "launch" and not left(one_box)
+    assert process.wait(60) == 0 and one_box.result(job).cause == "launch" and not left(one_box)
 
 
 @needs_root
@@ -476,7 +477,7 @@ def test_a_disk_that_the_job_fills_costs_it_nothing_of_what_it_made(one_box, rep
             one_box.hear("end")                         # at once, and after an attempt to write it
         assert one_box.result(job) is None and left(one_box)
         os.unlink(f"{one_box.layout.log_dir}/big")
-        assert wait_until(lambda: one_box.result(job)).exit_code == 5 and kept_of(one_box) == {"checkpoint": "1\n"}
+        assert until(lambda: one_box.result(job)).exit_code == 5 and kept_of(one_box) == {"checkpoint": "1\n"}
 
 
 @needs_root

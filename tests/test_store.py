@@ -223,13 +223,13 @@ def test_those_who_wait_together_share_a_sync(box, monkeypatch):
     def sync(handle):
         syncs.append(handle)
         is_syncing.set()
-        assert gate.wait(10)
+        assert gate.wait(60)
         real(handle)
 
     monkeypatch.setattr(os, "fdatasync", sync)
     threads = [threading.Thread(target=box.update, args=(nexus.JobAdded(job(job_id, number)),)) for number, job_id in enumerate(IDS, 1)]
     threads[0].start()
-    assert is_syncing.wait(10)
+    assert is_syncing.wait(60)
     for thread in threads[1:]:
         thread.start()
     while len(box.store.waiting) < len(threads) - 1:
@@ -958,13 +958,13 @@ def test_snapshots_are_made_while_changes_go_on(box, tmp_path):
         pieces = list(real(snapshot))
         yield from pieces[:3]
         is_writing.set()
-        assert gate.wait(10)
+        assert gate.wait(60)
         yield from pieces[3:]
 
     with mock.patch.object(nexus, "encode_snapshot", write_slowly):
         thread = threading.Thread(target=box.store.save_snapshot)
         thread.start()
-        assert is_writing.wait(10)
+        assert is_writing.wait(60)
         box.add("abc")
         box.update(set_status(IDS[0], nexus.RUNNING))
         assert box.crash(tmp_path / "copy").open().dump() == box.dump(), "killed in the middle of it"

@@ -105,7 +105,7 @@ def test_supervisor_starts_it_again(launcher):
         waits = box.add("true")
         for _ in range(2):
             old = box.kill_service()
-            assert box.await_service(timeout_s=20) != old
+            assert box.await_service() != old
             assert box.job(job["id"])["status"] == "running" and box.job(waits)["status"] == "pending"
         box.path("go").touch()
         assert box.wait(job["id"], "failed")["exit_code"] == 5
@@ -132,7 +132,7 @@ def test_stopped_while_the_supervisor_is_about_to_start_it(launcher):
         assert not box.pid()
         box.start()                                     # and the next start is as good as any
         box.kill_service()
-        box.await_service(timeout_s=20)
+        box.await_service()
 
 
 @pytest.mark.parametrize("launcher", ["screen", "direct"])
