@@ -141,6 +141,7 @@ class World:
         self.log.setLevel("INFO")
         os.makedirs(self.layout.log_dir, exist_ok=True)
         self.service = None
+        self.threads = set(threading.enumerate())
         self.boot()
 
     def boot(self):
@@ -161,7 +162,8 @@ class World:
 
     def close(self):
         self.store.journal.close()
-        self.service.wake = bool                        # nobody listens any more to a thread that is not through
+        for thread in set(threading.enumerate()) - self.threads:        # they wake it when they are through
+            thread.join(live.PATIENCE_S)
         os.close(self.service.wake_read)
         os.close(self.service.wake_write)
 
