@@ -2635,7 +2635,7 @@ class Stop:
 class Usage:
     """What a running job has taken up to now."""
     runtime_s: float
-    rss_mib: float | None = None
+    memory_mib: float | None = None             # of the host
 
 
 @value
@@ -2908,8 +2908,8 @@ def find_stops(running: Iterable[Job], usage: Mapping[str, Usage], config: JobsC
         limit_s = find_time_limit(job, config)
         if limit_s is not None and used.runtime_s >= limit_s:
             yield Stop(job.id, "timeout", f"stopped after {format_limit(used.runtime_s)}: {describe_time_limit(job, config)}")
-        elif config.max_memory_gb and (used.rss_mib or 0) > config.max_memory_gb * 1024:
-            taken, _ = format_memories(used.rss_mib or 0, config.max_memory_gb * 1024)
+        elif config.max_memory_gb and (used.memory_mib or 0) > config.max_memory_gb * 1024:
+            taken, _ = format_memories(used.memory_mib or 0, config.max_memory_gb * 1024)
             yield Stop(job.id, "host-memory", f"its processes took {taken} of host memory; max_memory_gb is {config.max_memory_gb:g}")
 
 
@@ -5245,9 +5245,10 @@ class HostSample:
 @value
 class JobSample:
     """What a job's processes take, together."""
-    rss_mib: float
+    rss_mib: float              # a page that n of them share counts n times
     cpu_seconds: float
     cpu_percent: float
+    largest_mib: float = 0.0    # of rss_mib, the largest process's
 
 
 HOST_FIELDS: Sequence[str] = HostSample.__slots__  # type: ignore[attr-defined]
@@ -5292,14 +5293,14 @@ class Samples:
         return {job_id: self.sample_job(job_id, processes) for job_id, processes in members.items()}
 
     def sample_job(self, job_id: str, processes: Sequence[Process]) -> JobSample:
-        rss = percent = 0.0
+        sizes, percent = [0.0], 0.0
         seconds = self.seconds.setdefault(job_id, {})
         for process in processes:
             key = process.pid, process.started
             try:
                 known = self.processes.setdefault(key, self.psutil.Process(process.pid))
                 with known.oneshot():
-                    rss += known.memory_info().rss / 2**20
+                    sizes.append(known.memory_info().rss / 2**20)
                     percent += known.cpu_percent(None)
                     times = known.cpu_times()
                     seconds[key] = times.user + times.system
@@ -5307,7 +5308,21 @@ class Samples:
                 continue
         for key in [key for key in seconds if key != THE_DEAD and not self.psutil.pid_exists(key[0])]:
             seconds[THE_DEAD] = seconds.get(THE_DEAD, 0.0) + seconds.pop(key)
-        return JobSample(rss, sum(seconds.values()), percent)
+        return JobSample(sum(sizes), sum(seconds.values()), percent, max(sizes))
+
+    def weigh(self, processes: Sequence[Process]) -> float:
+        """MiB of the host's memory that processes take together, what they share counted once.  With 100 GB it takes seconds."""
+        total = 0.0
+        for process in processes:
+            try:
+                known = self.psutil.Process(process.pid)
+                try:
+                    total += known.memory_full_info().pss / 2**20
+                except self.psutil.AccessDenied:        # another user's: root in a container may not look
+                    total += known.memory_info().rss / 2**20
+            except self.psutil.Error:
+                continue
+        return total
 
 
 THE_DEAD = (0, 0)
@@ -7339,9 +7354,6 @@ class Readings:
         window = [reading for _, reading in self.windows.get(uuid, ())]
         return (sum(window) / len(window), max(window)) if window else (None, None)
 
-    def find_rss_mib(self, job_id: str) -> float | None:
-        return self.jobs[job_id].rss_mib if job_id in self.jobs else None
-
     def list_facts(self, job_id: str) -> dict[str, float | None]:
         """What a job has taken, as fields of Job."""
         total, count = self.utilization.get(job_id, (0.0, 0))
@@ -7358,6 +7370,52 @@ class Readings:
     def forget(self, job_id: str) -> None:
         for kept in (self.jobs, self.peak_rss, self.peak_gpu_mem, self.grown_at, self.utilization):
             kept.pop(job_id, None)
+
+
+class Scales:
+    """How much of the host's memory the jobs take that may be above their limit, in a thread of its own.
+
+    The workers of a data loader are forked and share what was loaded before.  Their sizes added up say too much, and what
+    they share is known only by asking the kernel for each page: that is done where it decides about a job, and only there.
+    """
+
+    def __init__(self, service: Service, limit_mib: float) -> None:
+        import threading
+        self.service, self.limit_mib = service, limit_mib
+        self.doubtful: Mapping[tuple[str, str | None], Sequence[Process]] = {}     # by job and nonce
+        self.weights: dict[tuple[str, str | None], float] = {}                     # MiB, likewise, as last weighed
+        self.wanted = threading.Event()
+
+    def run(self) -> None:
+        while not self.service.is_stopping:
+            if self.wanted.wait(WATCH_INTERVAL_S):
+                self.wanted.clear()
+                self.weigh()
+
+    def weigh(self) -> None:
+        for start, members in self.doubtful.items():
+            try:
+                self.weights[start] = self.service.machine.samples.weigh(members)
+            except Exception as error:
+                self.service.fail("measuring a job's memory", error)
+
+    def look(self, jobs: Iterable[Job], samples: Mapping[str, JobSample], members: Mapping[str, Sequence[Process]]) -> None:
+        """There are new samples: some of them are to be looked at more closely."""
+        self.doubtful = {(job.id, job.nonce): members.get(job.id, ()) for job in jobs
+                         if job.id in samples and self.is_doubtful(samples[job.id])}
+        for start in [start for start in list(self.weights) if start not in self.doubtful]:
+            del self.weights[start]
+        if self.doubtful:
+            self.wanted.set()
+
+    def is_doubtful(self, sample: JobSample) -> bool:
+        """Whether its processes are above the limit together, and none of them is so alone."""
+        return sample.rss_mib > self.limit_mib >= sample.largest_mib > 0
+
+    def find_memory_mib(self, job: Job, sample: JobSample | None) -> float | None:
+        if sample and self.limit_mib and self.is_doubtful(sample):
+            return self.weights.get((job.id, job.nonce))
+        return sample.rss_mib if sample else None
 
 
 class JobsFile:
@@ -8683,6 +8741,7 @@ class Service:
         self.launched_at: dict[str, float] = {}             # monotonic; started, no word yet
         self.released_at: dict[str, float] = {}             # GPU uuid: monotonic, when a job of ours last left it
         self.readings = Readings(machine.samples)
+        self.scales = Scales(self, config.jobs.max_memory_gb * 1024)
         self.usage: dict[str, Usage] = {}                   # of running jobs with limits
         self.remote_samples: dict[str, Mapping[str, Any]] = {}      # job: what it takes on another machine
         self.ended: collections.deque[Ended] = collections.deque(maxlen=500)    # attempts, the latest last
@@ -9129,8 +9188,10 @@ class Service:
         if not self.wants_sample:
             return
         self.wants_sample = False
-        running = {job.id for job in self.running_jobs()}
-        self.readings.sample({job_id: members for job_id, members in self.members.items() if job_id in running})
+        running = self.running_jobs()
+        self.readings.sample({job.id: self.members[job.id] for job in running if job.id in self.members})
+        if self.config.jobs.max_memory_gb:
+            self.scales.look(running, self.readings.jobs, self.members)
 
     def remember_inventory(self, seen: Observation) -> None:
         """So that a restarted service knows which GPUs to look for when the driver shows none."""
@@ -9160,6 +9221,8 @@ class Service:
             workers.append((self.hooks.run, "hooks"))
         else:
             self.hooks.begin()
+        if self.config.jobs.max_memory_gb:
+            workers.append((self.scales.run, "memory"))
         for target, name in workers + ([(self.jobs_file.run, "jobs file")] if self.jobs_file else []):
             threading.Thread(target=target, name=name, daemon=True).start()
         while not self.is_stopping:
@@ -9326,7 +9389,7 @@ class Service:
     def measure_usage(self) -> dict[str, Usage]:
         """Of the jobs that have limits."""
         now, config = self.clock.now(), self.config.jobs
-        return {job.id: Usage(self.find_runtime_s(job, now), self.readings.find_rss_mib(job.id))
+        return {job.id: Usage(self.find_runtime_s(job, now), self.scales.find_memory_mib(job, self.readings.jobs.get(job.id)))
                 for job in self.running_jobs() if not job.node and (config.max_memory_gb or find_time_limit(job, config) is not None)
                 and not (job.slurm_key and (find_time_limit(job, config) or 0) % 60 == 0)}      # whole minutes are Slurm's to count
 

@@ -175,6 +175,36 @@ def test_host_memory():
         box.wait(small, "completed")
 
 
+SHARING = """
+import os, time
+block = bytearray(os.urandom(1 << 20) * 100)
+for _ in range(3):
+    if not os.fork():
+        own = bytearray(b"x") * (OWN << 20)
+        sum(block[::4096])
+        time.sleep(600)
+time.sleep(600)
+"""
+
+
+def test_host_memory_that_is_shared_is_no_reason_to_stop_a_job():
+    """Four times 100 MB that are the same 100 MB, as the workers of a data loader share them; and four that are not."""
+    pytest.importorskip("psutil")
+    with live.Box(gpus=0, cpu_slots=2, max_memory_gb=0.25, refresh_rate_seconds=0.5, kill_grace_seconds=1) as box:
+
+        def add(name, own):
+            script = box.folder / f"{name}.py"
+            script.write_text(SHARING.replace("OWN", str(own)))
+            return box.add(f"{sys.executable} {script}", gpus=0)
+
+        shares = add("shares", 0)
+        live.until(lambda: (box.job(shares)["rss_mib"] or 0) > 400, "its processes, added up")
+        does_not = add("does-not", 100)
+        job = box.wait(does_not, "failed")
+        assert job["cause"] == "host-memory" and "max_memory_gb is 0.25" in job["cause_line"]
+        assert box.job(shares)["status"] == "running", "it was looked at just as closely, and earlier"
+
+
 # Jobs that go together
 
 

@@ -89,6 +89,9 @@ class FakeSamples:
     def sample_jobs(self, members):
         return {job_id: sample for job_id, sample in self.taken.items() if job_id in members}
 
+    def weigh(self, processes):
+        return sum(self.weights[process.pid] for process in processes)
+
     def find_name(self, pid):
         return "python"
 
@@ -1708,7 +1711,7 @@ def test_host_memory(world):
     for number, job_id in enumerate((large, small)):
         w.claim(job_id, 100 + number)
         w.machine.processes.start(200 + number, job_id)
-    w.machine.samples.taken = {large: nexus.JobSample(2049.0, 5.0, 100.0), small: nexus.JobSample(2048.0, 5.0, 100.0)}
+    w.machine.samples.taken = {large: nexus.JobSample(2049.0, 5.0, 100.0, 2049.0), small: nexus.JobSample(2048.0, 5.0, 100.0, 2048.0)}
     w.probe()
     w.turn(seconds=1.1)
     w.turn(seconds=1.1)
@@ -1718,6 +1721,32 @@ def test_host_memory(world):
     job = w.job(large)
     assert (job.status, job.cause, job.peak_rss_mib, job.cpu_seconds) == ("failed", "host-memory", 2049.0,
         5.0) and "max_memory_gb is 2" in job.cause_line
+
+
+def test_host_memory_that_processes_share_counts_once(world):
+    """16 workers of a data loader, forked, with what was loaded before: no reason to stop the job."""
+    w = world(gpus=0, max_memory_gb=2, cpu_slots=2)
+    sharing, large = w.add("sharing", gpus=0), w.add("large", gpus=0)
+    w.turn()
+    for number, job_id in enumerate((sharing, large)):
+        w.claim(job_id, 100 + number)
+        w.machine.processes.start(200 + number, job_id)
+    w.machine.samples.taken = {job_id: nexus.JobSample(17000.0, 5.0, 100.0, 1000.0) for job_id in (sharing, large)}
+    w.machine.samples.weights = {200: 1100.0, 201: 2100.0}
+    w.probe()
+    w.turn(seconds=1.1)
+    w.turn(seconds=1.1)
+    assert not w.machine.processes.signals and w.service.scales.wanted.is_set(), "nothing is done before it is known"
+    w.service.scales.weigh()
+    w.turn(seconds=1.1)
+    w.turn(seconds=0.1)
+    assert {pid for pid, _ in w.machine.processes.signals} == {201}
+    w.end(large, 143)
+    assert w.job(large).cause == "host-memory" and "took 2100MB of host memory" in w.job(large).cause_line
+    w.machine.samples.taken[sharing] = nexus.JobSample(2000.0, 5.0, 100.0, 1000.0)
+    w.probe()
+    w.turn(seconds=1.1)
+    assert not w.service.scales.weights and not w.service.scales.doubtful
 
 
 # What is known
