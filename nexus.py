@@ -131,7 +131,7 @@ class NexusError(Exception):
 
 ID_LETTERS = "ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"      # base58 without its digits
 ID_PATTERN = re.compile(f"[{ID_LETTERS}]{{3,4}}")
-CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
+CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")      # those that end lines or turn their direction too
 MAX_ARGUMENT_BYTES = 128 * 1024 - 1        # Linux refuses to exec with a longer one (MAX_ARG_STRLEN)
 
 
@@ -185,9 +185,21 @@ def format_count(count: int, noun: str) -> str:
 
 
 def format_line(text: str, width: int = 0) -> str:
-    """Text as one harmless line for a terminal: control characters shown as blanks, cut at `width` if that is given."""
-    line = CONTROL.sub(" ", text[: width + 1] if width else text)
-    return line if not width or len(line) <= width else line[: max(1, width - 1)] + "…"
+    """Text as one harmless line for a terminal: control characters shown as blanks, cut at `width` columns if that is given."""
+    line = CONTROL.sub(" ", text[: 4 * width] if width else text)        # a letter and three marks take one column
+    if not width or (len(text) == len(line) and count_columns(line) <= width):
+        return line
+    while count_columns(line) >= max(2, width):
+        line = line[:-1]
+    return line + "…"
+
+
+def count_columns(text: str) -> int:
+    """How many columns of a terminal a line takes."""
+    if text.isascii():
+        return len(text)
+    import unicodedata
+    return sum(0 if unicodedata.combining(letter) else 2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in text)
 
 
 DURATION_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
@@ -3849,12 +3861,12 @@ def format_table(headings: Sequence[str], rows: Sequence[Sequence[str]], colours
                  width: int) -> str:
     """Columns padded to their widest cell; the last takes what `width` leaves (0: all it needs)."""
     clean = [[format_line(cell) for cell in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(headings, *clean)]
+    widths = [max(map(count_columns, column)) for column in zip(headings, *clean)]
     used = sum(widths[:-1]) + 2 * (len(widths) - 1)
     last = max(20, width - used) if width else 0
     lines = []
     for number, row in enumerate([list(headings), *clean]):
-        cells = [cell.ljust(size) for cell, size in zip(row[:-1], widths)] + [format_line(row[-1], last)]
+        cells = [cell + " " * (size - count_columns(cell)) for cell, size in zip(row[:-1], widths)] + [format_line(row[-1], last)]
         painted = [paint("white", cell) if not number else paint(colour, cell) if colour else cell
                    for cell, colour in zip(cells, colours)]
         lines.append("  ".join(painted).rstrip())

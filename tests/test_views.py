@@ -259,6 +259,11 @@ abe  low       0.5   10-24 15:29  -            python train.py
 """
 
 
+def test_columns_stand_below_each_other_in_any_script():
+    lines = nexus.format_queue(listed(job("abc", name="训练"), job("abd", name="cafe\u0301"), waiting_for="-"), PLAIN, 0).splitlines()
+    assert len({nexus.count_columns(line[: len(line) - len(last)]) for line, last in zip(lines, ("WAITING FOR", "-", "-"))}) == 1
+
+
 def test_the_queue_on_a_terminal_gives_the_reason_a_line_of_its_own_once():
     made = nexus.format_queue(listed(job("abc"), job("abd"), waiting_for="GPU 0 is paused"), PLAIN, 80)
     assert [line.split()[0] for line in made.splitlines() if "GPU 0 is paused" not in line] == ["ID", "abc", "abd"]
@@ -267,10 +272,10 @@ def test_the_queue_on_a_terminal_gives_the_reason_a_line_of_its_own_once():
 
 @pytest.mark.parametrize("width", [80, 100, 120])
 def test_lists_fit_the_screen(width):
-    many = listed(*[job("abc", command="python train.py " + "x" * 500 + "\n")],
+    many = listed(job("abc", command="python train.py " + "x" * 500 + "\n"), job("abd", command="python 训练.py " + "数" * 500),
                   waiting_for="GPU 0 runs job " + "y" * 500)
     for line in (nexus.format_queue(many, PLAIN, width) + nexus.format_jobs(many, PLAIN, width)).splitlines():
-        assert len(line) <= width
+        assert nexus.count_columns(line) <= width
 
 
 def test_the_history():
