@@ -928,7 +928,7 @@ LAST_LINES = [  # reason, text, line
     ("a progress bar as it was last", "10%\r50%\r100%\n", "100%"), ("one that ends with its return", "10%\r50%\r", "50%"),
     ("written on Windows", "a\r\nb\r\n", "b"), ("only ends of lines", "\r\n\r\n", None),
     ("cut", "x" * 500, "x" * 299 + "…"), ("harmless", "\x1b[31merror\x1b[0m", "[31merror [0m"),
-    ("a line is what a newline ends", "a\x0cb\u2028c\n", "a b\u2028c"),
+    ("a line is what a newline ends", "a\x0cb\u2028c\n", "a b c"),
 ]
 
 
