@@ -189,6 +189,7 @@ def format_line(text: str, width: int = 0) -> str:
     line = CONTROL.sub(" ", text[: 4 * width] if width else text)        # a letter and three marks take one column
     if not width or (len(text) == len(line) and count_columns(line) <= width):
         return line
+    line = line[: max(1, width - 1)]
     while count_columns(line) >= max(2, width):
         line = line[:-1]
     return line + "…"

@@ -113,7 +113,7 @@ LINES = [  # reason, text, width, line
     ("some letters take two columns", "数据集", 6, "数据集"),
     ("and are cut by columns", "数据集训练", 6, "数据…"),
     ("marks take none", "e\u0301" * 5, 5, "e\u0301" * 5),
-    ("but are not let through without end", "e" + "\u0301" * 100, 5, "e" + "\u0301" * 19 + "…"),
+    ("but are not let through without end", "e" + "\u0301" * 100, 5, "e" + "\u0301" * 3 + "…"),
     ("what turns the direction of all that follows", "a\u202egp.exe\u2066", 0, "a gp.exe "),
 ]
 
