@@ -196,6 +196,15 @@ class Tools:
         remove_folder(self.folder)
 
 
+def make_certificate(folder):
+    """(certificate, key) for localhost, two files made by openssl."""
+    cert, key = folder / "cert.pem", folder / "key.pem"
+    subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
+                    "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1", "-keyout", key, "-out", cert],
+                   check=True, capture_output=True)
+    return cert, key
+
+
 def make_nvidia_smi(bin_folder, folder, python, tests):
     """The fake one: it shows the folder's state.json, and writes its runs down in smi.log."""
     path = bin_folder / "nvidia-smi"

@@ -786,6 +786,41 @@ def test_nodes_that_lack_something():
         assert "it needs 1 GPU, and there are 0" in head.await_reason(head.add("true", node="n4"), "GPU")
 
 
+def test_a_node_without_git():
+    with make_net(nodes=[{"has_git": False}, {}], gpus=1) as net:
+        head = net.head
+        tree = head.folder / "tree"
+        head.machine.run(f"mkdir -p {tree} && cd {tree} && git init -q && echo first > file && git add -A && "
+                         "git -c user.name=a -c user.email=a@b commit -qm one")
+
+        def add(*options):
+            done = head.nexus("add", "--snapshot", "--cwd", str(tree), *options, "cat file; hostname")
+            assert done.returncode == 0, done.stderr
+            return done.stdout.strip()
+
+        jobs = [add() for _ in range(3)]                            # whichever is tried first
+        assert [head.logs(head.wait(job, "completed")["id"]) for job in jobs] == ["first\nn2\n"] * 3
+        job = head.wait(add("--node", "n1"), "failed")
+        assert job["cause"] == "launch" and "cannot keep the snapshot on n1: sh: 1: git: not found" in job["cause_line"]
+        assert head.logs(head.wait(head.add("hostname", node="n1"), "completed")["id"]) == "n1\n", "else it is as good as the other"
+
+
+def test_a_node_that_speaks_https():
+    with network.Net(nodes=[{}], gpus=1) as net:
+        head, node = net.head, net.nodes[0]
+        node.run("mkdir -m 700 ~/.nexus")
+        live.make_certificate(node.home / ".nexus")
+        config = f'[service]\ntls_cert = "{node.home}/.nexus/cert.pem"\ntls_key = "{node.home}/.nexus/key.pem"\n'
+        (node.home / ".nexus" / "config.toml").write_text(config)
+        node.own(node.home)
+        add_node(net, node)
+        job = head.wait(head.add("echo begun; exit 3", node="n1"), "failed")
+        assert job["exit_code"] == 3 and head.logs(job["id"]) == "begun\n"
+        assert node.run("curl -sk https://127.0.0.1:6234/").stdout.startswith("{"), "it does"
+        node.run("python3 ~/.nexus/nexus.py restart")
+        assert head.wait(head.add("true", node="n1"), "completed")
+
+
 def test_a_full_disk_there():
     with network.Net(nodes=[{"disk_mib": 4}, {}], gpus=1) as net:
         head, node = net.head, net.nodes[0]

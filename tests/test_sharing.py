@@ -16,12 +16,7 @@ CURL = ["curl", "-sS", "-g", "--max-time", "20"]
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory):
     """(certificate, key) for localhost, made by openssl."""
-    folder = tmp_path_factory.mktemp("tls")
-    cert, key = folder / "cert.pem", folder / "key.pem"
-    subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
-                    "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1", "-keyout", key, "-out", cert],
-                   check=True, capture_output=True)
-    return cert, key
+    return live.make_certificate(tmp_path_factory.mktemp("tls"))
 
 
 def curl(*words):
