@@ -696,7 +696,7 @@ class Job:
     passed_over_at: float | None = None         # since when later jobs have started before it
     attempt: int = 0                            # of the last start; 0 before the first
     attempts: tuple[tuple[Any, ...], ...] = ()  # those before it that failed, as ATTEMPT_FIELDS
-    launch_failures: int = 0                    # how many of those could not even be launched
+    launch_failures: int = 0                    # how often it could not even be launched, and might have been
     retried_as: str | None = None               # the job that was added to do it again
     is_told: bool = False                       # on_finish was run for it
     retry_at: float | None = None               # it does not start again before; None = it may
@@ -3302,7 +3302,7 @@ def judge(job: Job, result: Result, evidence: Evidence, runtime_s: float, config
     is_launch = cause == "launch"
     failures = [attempt for attempt in read_attempts(job) if attempt["cause"] != "launch"]
     if is_launch and not (result.may_pass and job.head is None and job.launch_failures + 1 < config.launch_attempts):
-        return FAILED, facts
+        return FAILED, {**facts, "launch_failures": job.launch_failures + result.may_pass}
     if not is_launch and len(failures) >= job.retries:
         return FAILED, facts
     again = job.launch_failures if is_launch else len(failures)
@@ -7671,6 +7671,7 @@ class Remote:
     exit_code: int | None
     cause: str | None
     cause_line: str | None
+    may_pass: bool                      # a launch that failed, because the machine could not just then
     waiting_for: str | None
     notes: tuple[str, ...]
     gpu_indices: tuple[int, ...]
@@ -10053,6 +10054,8 @@ class Service:
             node.refused_at, node.refusal = self.clock.monotonic(), told.cause_line or ""
         elif told.cause == "reboot" and not job.stop_cause and self.config.jobs.on_reboot == "requeue":
             self.bounce(job, f"{node.name} went down while it ran")
+        elif told.cause == "launch" and not told.may_pass:      # another may have what is missing there
+            self.take_refusal(node, job, Refusal(told.id, told.attempt, "not_found", told.cause_line or "it could not be started", ""))
         else:
             cause = None if told.status == COMPLETED else told.cause
             finished_at = None if told.finished_at is None else told.finished_at - node.clock_offset_s
@@ -10202,8 +10205,8 @@ class Service:
         return Remote(
             job.id, job.head_attempt, job.status, job.pid, job.session, job.log_dir, job.started_at, job.finished_at,
             self.find_runtime_s(job, self.clock.now()) if job.status == RUNNING else job.runtime_seconds, job.exit_code, job.cause,
-            job.cause_line, self.store.read(lambda state: self.why(job, state)) if is_waiting else None, job.notes, job.gpu_indices,
-            measure_logs(job.log_dir), samples)
+            job.cause_line, job.launch_failures > 0, self.store.read(lambda state: self.why(job, state)) if is_waiting else None,
+            job.notes, job.gpu_indices, measure_logs(job.log_dir), samples)
 
     def describe_place(self, head: str) -> dict[str, Any]:
         """What another nexus need know to give jobs to this machine."""

@@ -6,6 +6,7 @@ import os
 import pathlib
 import random
 import re
+import shutil
 import subprocess
 import threading
 import time
@@ -14,6 +15,8 @@ import console
 import live
 import network
 import pytest
+from makers import TESTS
+from test_conda import Conda, make_program
 
 import nexus
 
@@ -803,6 +806,20 @@ def test_a_node_without_git():
         job = head.wait(add("--node", "n1"), "failed")
         assert job["cause"] == "launch" and "cannot keep the snapshot on n1: sh: 1: git: not found" in job["cause_line"]
         assert head.logs(head.wait(head.add("hostname", node="n1"), "completed")["id"]) == "n1\n", "else it is as good as the other"
+
+
+def test_a_conda_environment_that_only_one_node_has():
+    with make_net(nodes=[{}, {}], gpus=1) as net:
+        head, node = net.head, net.nodes[1]
+        shutil.copy(TESTS / "fake_conda", net.folder)
+        conda = Conda(f"{node.home}/miniconda3")
+        make_program(conda.exe, f'exec {node.python} -IS {net.folder}/fake_conda "$0" "$@"')
+        node.own(node.home)
+        jobs = [head.add("hostname; echo $CONDA_DEFAULT_ENV $ML", conda="ml") for _ in range(3)]       # whichever is tried first
+        assert [head.logs(head.wait(job, "completed")["id"], "stdout") for job in jobs] == ["n2\nml from_ml\n"] * 3
+        job = head.wait(head.add("true", conda="ml", node="n1"), "failed")
+        assert job["cause"] == "launch" and job["cause_line"].startswith("n1: no conda was found for the environment 'ml'")
+        assert not job["attempts"], "it is not tried again"
 
 
 def test_a_node_that_speaks_https():

@@ -2630,7 +2630,7 @@ def test_slurm_refuses_what_this_one_asks_for(cluster):
     w.slurm.answer = lambda tasks: "something that nobody has heard of"
     job_id = w.add()
     w.go(40, seconds=200)
-    assert w.job(job_id).status == "failed" and w.job(job_id).launch_failures == 4, "that may pass, and is tried again for a while"
+    assert w.job(job_id).status == "failed" and w.job(job_id).launch_failures == 5, "that may pass, and is tried again for a while"
 
 
 def test_slurm_cannot_be_given_a_script(cluster):
@@ -2806,8 +2806,8 @@ def remote(job, status, **facts):
     key = nexus.find_order_key(job)
     return nexus.Remote(*key, **{
         "status": status, "pid": None, "session": None, "log_dir": None, "started_at": None, "finished_at": None, "runtime_seconds": 1.0,
-        "exit_code": None, "cause": None, "cause_line": None, "waiting_for": None, "notes": (), "gpu_indices": (0,), "log_sizes": (0, 0),
-        "samples": {}, **facts})
+        "exit_code": None, "cause": None, "cause_line": None, "may_pass": False, "waiting_for": None, "notes": (), "gpu_indices": (0,),
+        "log_sizes": (0, 0), "samples": {}, **facts})
 
 
 def test_an_id_that_comes_again_is_another_order(head):
@@ -2871,13 +2871,34 @@ def test_a_job_cannot_be_begun_there(head):
     for failures in (1, 2):
         w.turn()
         assert w.job(job_id).status == "running"
-        w.service.nodes["n1"].news.append(remote(w.job(job_id), "failed", cause="launch", cause_line="/logs: Permission denied"))
+        w.service.nodes["n1"].news.append(remote(
+            w.job(job_id), "failed", cause="launch", cause_line="/logs: Permission denied", may_pass=True))
         w.turn()
         w.turn()
         assert w.job(job_id).status == ("pending" if failures == 1 else "failed")
         w.turn(seconds=60)
     job, result = makers.job("abc", status="running", head="0-1", attempt=1), nexus.Result(None, None, 0.0, "launch", "", may_pass=True)
-    assert nexus.judge(job, result, nexus.Evidence(), 0.0, makers.config().jobs, 0.0)[0] == "failed"
+    status, facts = nexus.judge(job, result, nexus.Evidence(), 0.0, makers.config().jobs, 0.0)
+    assert status == "failed" and facts["launch_failures"] == 1, "which the other one is told"
+
+
+def test_a_job_that_lacks_something_there_goes_to_another_machine(head):
+    w = head(nodes=("n1", "n2"))
+    job_id, pinned = w.add(), w.add(node="n1")
+    words = "the conda environment 'ml' was not found"
+
+    def fail():
+        for _ in range(2):
+            w.turn()
+            for each in (job_id, pinned):
+                if w.job(each).status == "running" and w.job(each).node == "n1":
+                    w.service.nodes["n1"].news.append(remote(w.job(each), "failed", cause="launch", cause_line=words))
+                    w.turn()
+
+    fail()
+    fail()
+    assert (w.job(job_id).status, w.job(job_id).node, w.job(job_id).unfit) == ("running", "n2", (("n1", words),))
+    assert (w.job(pinned).status, w.job(pinned).cause, w.job(pinned).cause_line) == ("failed", "launch", f"n1: {words}")
 
 
 def test_another_nexus_there_is_no_machine_that_cannot_be_reached(head, monkeypatch):
