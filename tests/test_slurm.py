@@ -174,7 +174,8 @@ CRASHES = [  # when, what is put in the place of submit(), how often Slurm is as
     ("between the intent and sbatch", "os.kill(os.getpid(), 9)", 1),
     ("between sbatch and its record", "submit(self, argv) and os.kill(os.getpid(), 9)", 1),
     ("sbatch gets through after the next service has looked",
-     "os.spawnlp(os.P_NOWAIT, 'sh', 'sh', '-c', 'sleep 9; exec \"$0\" \"$@\"', *argv) and os.kill(os.getpid(), 9)", 2),
+     "os.spawnlp(os.P_NOWAIT, 'sh', 'sh', '-c', 'until [ -e GO ]; do sleep 0.05; done; exec \"$0\" \"$@\"', *argv) and "
+     "os.kill(os.getpid(), 9)", 2),
 ]
 
 
@@ -182,11 +183,13 @@ CRASHES = [  # when, what is put in the place of submit(), how often Slurm is as
 @pytest.mark.parametrize("jobs", [1, 3])
 def test_service_is_killed_while_it_hands_over(when, crash, count, jobs):
     with slurm.Cluster(nodes={"n1": 4}) as cluster, cluster.box(is_starting=False) as box:
-        box.serve(KILL.format(crash))
+        box.serve(KILL.format(crash.replace("GO", str(box.path("go")))))
         command = f"echo $NEXUS_JOB_ID >> {box.path('runs')}"
         ids = box.ask("POST", "/queue", [{"command": command} for _ in range(jobs)], key="key-00000001")["ids"]
         live.until(lambda: not box.pid(), "the service's death")
         box.start()
+        live.until(cluster.jobs, "it to be handed over")
+        box.path("go").touch()
         for job_id in ids:
             box.wait(job_id, "completed")
         if count > 1:
