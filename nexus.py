@@ -5261,7 +5261,7 @@ class JobSample:
     rss_mib: float              # a page that n of them share counts n times
     cpu_seconds: float
     cpu_percent: float
-    largest_mib: float = 0.0    # of rss_mib, the largest process's
+    largest_mib: float          # of rss_mib, the largest process's
 
 
 HOST_FIELDS: Sequence[str] = HostSample.__slots__  # type: ignore[attr-defined]
@@ -7423,10 +7423,10 @@ class Scales:
 
     def is_doubtful(self, sample: JobSample) -> bool:
         """Whether its processes are above the limit together, and none of them is so alone."""
-        return sample.rss_mib > self.limit_mib >= sample.largest_mib > 0
+        return sample.rss_mib > self.limit_mib >= sample.largest_mib
 
     def find_memory_mib(self, job: Job, sample: JobSample | None) -> float | None:
-        if sample and self.limit_mib and self.is_doubtful(sample):
+        if sample and self.is_doubtful(sample):
             return self.weights.get((job.id, job.nonce))
         return sample.rss_mib if sample else None
 
@@ -9204,8 +9204,7 @@ class Service:
         self.wants_sample = False
         running = self.running_jobs()
         self.readings.sample({job.id: self.members[job.id] for job in running if job.id in self.members})
-        if self.config.jobs.max_memory_gb:
-            self.scales.look(running, self.readings.jobs, self.members)
+        self.scales.look(running, self.readings.jobs, self.members)
 
     def remember_inventory(self, seen: Observation) -> None:
         """So that a restarted service knows which GPUs to look for when the driver shows none."""
@@ -10060,7 +10059,7 @@ class Service:
             cause = None if told.status == COMPLETED else told.cause
             finished_at = None if told.finished_at is None else told.finished_at - node.clock_offset_s
             self.results[job.id] = Result(told.exit_code, finished_at, told.runtime_seconds, cause, told.cause_line,
-                                          may_pass=cause == "launch")       # there it is not tried again
+                                          may_pass=told.may_pass)           # there it is not tried again
 
     # What another machine's nexus asks for, whose node this one is
 

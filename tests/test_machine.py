@@ -726,7 +726,7 @@ def test_samples_of_a_job():
         assert samples.is_available
         first = samples.sample_jobs({"abc": [process], "bbb": []})
         assert first["abc"].rss_mib > 50 and first["abc"].cpu_seconds >= 0.15
-        assert first["bbb"] == nexus.JobSample(0.0, 0.0, 0.0)
+        assert first["bbb"] == nexus.JobSample(0.0, 0.0, 0.0, 0.0)
         assert samples.find_name(child.pid).startswith("python")
         child.kill()
     again = samples.sample_jobs({"abc": [process]})["abc"]

@@ -1704,13 +1704,19 @@ def test_what_an_attempt_took_is_not_the_next_ones(world):
     assert (w.job(job_id).status, w.job(job_id).attempt, w.job(job_id).stop_cause) == ("running", 2, None)
 
 
-def test_host_memory(world):
+def run_two(world, *names):
+    """A world where jobs may take 2 GB, and two that run: processes 200 and 201."""
     w = world(gpus=0, max_memory_gb=2, cpu_slots=2)
-    large, small = w.add("large", gpus=0), w.add("small", gpus=0)
+    jobs = [w.add(name, gpus=0) for name in names]
     w.turn()
-    for number, job_id in enumerate((large, small)):
+    for number, job_id in enumerate(jobs):
         w.claim(job_id, 100 + number)
         w.machine.processes.start(200 + number, job_id)
+    return w, *jobs
+
+
+def test_host_memory(world):
+    w, large, small = run_two(world, "large", "small")
     w.machine.samples.taken = {large: nexus.JobSample(2049.0, 5.0, 100.0, 2049.0), small: nexus.JobSample(2048.0, 5.0, 100.0, 2048.0)}
     w.probe()
     w.turn(seconds=1.1)
@@ -1725,12 +1731,7 @@ def test_host_memory(world):
 
 def test_host_memory_that_processes_share_counts_once(world):
     """16 workers of a data loader, forked, with what was loaded before: no reason to stop the job."""
-    w = world(gpus=0, max_memory_gb=2, cpu_slots=2)
-    sharing, large = w.add("sharing", gpus=0), w.add("large", gpus=0)
-    w.turn()
-    for number, job_id in enumerate((sharing, large)):
-        w.claim(job_id, 100 + number)
-        w.machine.processes.start(200 + number, job_id)
+    w, sharing, large = run_two(world, "sharing", "large")
     w.machine.samples.taken = {job_id: nexus.JobSample(17000.0, 5.0, 100.0, 1000.0) for job_id in (sharing, large)}
     w.machine.samples.weights = {200: 1100.0, 201: 2100.0}
     w.probe()
@@ -1757,7 +1758,7 @@ def test_samples_of_a_job_are_kept_over_a_restart_and_a_retry_begins_anew(world)
     w.turn()
     w.claim(job_id, 100)
     w.machine.processes.start(200, job_id)
-    w.machine.samples.taken = {job_id: nexus.JobSample(500.0, 3.0, 50.0)}
+    w.machine.samples.taken = {job_id: nexus.JobSample(500.0, 3.0, 50.0, 500.0)}
     for used, busy in ((4000.0, 50.0), (9000.0, 100.0), (2000.0, 30.0)):
         w.machine.shown = [makers.gpu(0, utilization=busy, memory_used_mib=used, processes=(nexus.GpuProcess(200, used),)), makers.gpu(1)]
         w.probe()
