@@ -71,7 +71,7 @@ class Home:
         self.top = tempfile.mkdtemp(prefix="nx", dir="/tmp")
         self.port = free_port()
         self.path = os.path.join(self.top, name)
-        os.makedirs(self.path)
+        os.makedirs(self.path, mode=0o700)
         os.makedirs(os.path.join(self.top, "screens"), mode=0o700)
         self.write_config(config, host)
         self.environ = {

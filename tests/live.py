@@ -43,13 +43,35 @@ def need_root():
     assert os.geteuid() == 0, "this test makes users and mounts: run it as root (sudo tests/run ...)"
 
 
+def blocks_of_ports():
+    """Blocks of 64 ports for this process alone: whoever has a block has the abstract socket of its name for as long as he lives.
+
+    They lie outside of the range of which outgoing connections take theirs.
+    """
+    firsts = list(range(10000, 32000, 64))
+    random.SystemRandom().shuffle(firsts)
+    marks = []
+    for first in firsts:
+        mark = socket.socket(socket.AF_UNIX)
+        marks.append(mark)
+        try:
+            mark.bind(f"\0nexus-tests-{first}")
+        except OSError:
+            continue
+        yield from range(first, first + 64)
+
+
+PORTS = blocks_of_ports()
+
+
 def free_port():
-    """Outside of the range of which outgoing connections take theirs, so that it stays free."""
-    while True:
-        port = random.SystemRandom().randrange(10000, 32000)
-        with socket.socket() as probe, contextlib.suppress(OSError):
+    """A port that nobody listens on, and that no other test is given: it stays free until it is used, however late."""
+    for port in PORTS:
+        with socket.socket() as probe, socket.socket(socket.AF_INET6) as other, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
+            other.bind(("::1", port))
             return port
+    raise RuntimeError("no port from 10000 to 32000 is free")
 
 
 def read(path):
@@ -179,7 +201,7 @@ class Tools:
         for path in (NEXUS, TESTS / "fake_nvidia_smi"):
             shutil.copy(path, self.folder / path.name)
             (self.folder / path.name).chmod(0o755)
-        if sys.version_info < (3, 11):                  # beside nexus.py, where it is looked for first
+        if sys.version_info < (3, 11):                  # found by PYTHONPATH, as a user's own packages are
             import tomli
             shutil.copytree(os.path.dirname(tomli.__file__), self.folder / "tomli")
         for name, mode in (("shared", 0o1777), ("open", 0o777)):
@@ -259,6 +281,8 @@ class Box:
         self.environ = {
             "PATH": f"{self.bin}:{os.environ['PATH']}", "HOME": str(self.folder), "NEXUS_HOME": str(self.home), "TZ": "UTC",
             "LANG": "C.UTF-8", "SCREENDIR": str(self.folder / "screen"), **(environ or {})}
+        if user:
+            self.environ.setdefault("PYTHONPATH", str(user.folder))
         if isinstance(gpus, int):
             self.environ["NEXUS_MOCK_GPUS"] = str(gpus)
         else:
@@ -288,7 +312,7 @@ class Box:
         remove_folder(self.folder)
 
     def write_config(self, **changed):
-        sections = {setting.key: setting.section for setting in nexus.SETTINGS}
+        sections = {key: name for name, table in nexus.SECTIONS.items() for key in nexus.fields_of(type(table))}
         self.settings.update(changed)
         tables = {}
         for key, setting in self.settings.items():
@@ -365,7 +389,7 @@ class Box:
         def answers():
             with contextlib.suppress(Lost):
                 return self.pid() and self.call("GET", "/jobs?limit=1")[0] == 200
-        until(answers, "the service to answer", timeout_s)
+        until(answers, lambda: f"the service to answer, whose log ends with: {read(self.home / 'service.log')[-1500:]}", timeout_s)
         return self.pid()
 
     def supervisors(self):
@@ -451,10 +475,13 @@ class Box:
         return seen
 
     def await_reason(self, job_id, *words):
-        """The job's waiting_for, once these words are in it."""
-        until(lambda: all(word in str(self.job(job_id)["waiting_for"]) for word in words),
-              lambda: f"{words} in why {job_id} waits: {self.job(job_id)['waiting_for']}")
-        return self.job(job_id)["waiting_for"]
+        """Why a job waits, and what is told of each GPU, once these words are in it."""
+        def look():
+            told = self.ask("GET", f"/jobs/{job_id}/why")
+            return "; ".join([told["why"], *(f"GPU {gpu['place']} {gpu['verdict']}" for gpu in told["gpus"])])
+
+        until(lambda: all(word in look() for word in words), lambda: f"{words} in why {job_id} waits: {look()}")
+        return look()
 
     def health(self):
         return self.call("GET", "/health")[1]

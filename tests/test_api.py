@@ -49,7 +49,7 @@ def box():
 def make_box(**settings):
     with live.Box(gpus=2, **settings) as made:
         layout = nexus.make_layout(str(made.home), nexus.parse_config({}, ""))
-        nexus.TokenFile(layout).change(lambda tokens: nexus.add_token(tokens, "myuser", "my-secret-token", None, 1e9))
+        nexus.change_tokens(layout.home, lambda tokens: nexus.add_token(tokens, "myuser", "my-secret-token", None, 1e9))
         made.desk = made.folder / "desk"
         made.desk.mkdir()
         write_files(made)
@@ -135,8 +135,7 @@ def test_another_user_of_the_machine(box):
                              (CONFIG.split("token")[0], "unauthorized"), (CONFIG.replace("myuser", "bob"), "forbidden")):
             write_files(box, config=config)
             assert shell(box, SUBMIT, user=user)["error"] == kind
-        nexus.TokenFile(nexus.make_layout(str(box.home), nexus.parse_config({}, ""))).change(
-            lambda tokens: nexus.revoke_tokens(tokens, "myuser", 2e9))
+        nexus.change_tokens(str(box.home), lambda tokens: nexus.revoke_tokens(tokens, "myuser"))
         write_files(box)
         assert shell(box, SUBMIT, user=user)["error"] == shell(box, SUBMIT)["error"] == "unauthorized", "it is revoked"
 
@@ -199,14 +198,15 @@ def test_too_much(box):
 def nexus_code(box, job_id):
     """The name of a job's script, as the journal has it."""
     text = "".join(path.read_text() for path in box.home.glob("journal-*.jsonl")) + live.read(box.home / "state.json")
-    return re.search(rf'"id":"{job_id}".*?"code":"(\w+)"', text)[1]
+    return re.search(rf'"{job_id}":{{.*?"code":"(\w+)"', text)[1]
 
 
 def test_restart_retry_and_the_end_of_the_history():
     with make_box(history_limit=2) as box:
-        job_id = submit(box, "print('once')")
+        job_id = submit(box, "open('model.pt', 'w').write('a week of work')")
         box.wait(job_id, "completed")
         [kept] = list_code(box)
+        folder = box.home / "logs" / f"job_{job_id}"
         (box.home / "submitted-code" / f"{'0' * 48}.py").touch()         # as a crash leaves it
         held = [box.add("sleep 600") for _ in range(2)]
         waits = submit(box, "print('after the restart')")
@@ -216,7 +216,9 @@ def test_restart_retry_and_the_end_of_the_history():
         for each in held:
             box.ask("DELETE", f"/jobs/{each}")
         box.wait(waits, "completed")
-        live.until(lambda: not (box.home / "logs" / f"job_{job_id}").exists(), "the first job's end")
+        live.until(lambda: list(folder.rglob("*")) == [folder / "work", folder / "work/model.pt"], "the end of the first job's logs")
+        trimmed = rf"history_limit = 2, with their logs: [^;]*{job_id}[^;]*; what they made themselves stays in {folder}\n"
+        live.until(lambda: re.search(trimmed, box.log()))
         live.until(lambda: kept not in list_code(box), "its script's end")
         again = box.ask("POST", f"/jobs/{waits}/retry")["id"]
         box.wait(again, "completed")

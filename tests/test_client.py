@@ -1,5 +1,8 @@
 """Section 16: Client as the Python API, and what it does when the service goes away or is not ours."""
 
+import contextlib
+import http.server
+import json
 import os
 import signal
 import socket
@@ -41,7 +44,7 @@ def test_the_python_api(home):
     assert b"".join(client.logs(job_id)) == b"out\nerr\n"
     assert b"".join(client.logs(job_id, stream="stderr")) == b"err\n"
     assert b"".join(client.logs(job_id, follow=True, stream="stdout", tail=1)) == b"out\n"
-    again, = client.retry(job_id)
+    again = client.retry(job_id)
     assert again != job_id and client.wait([again])[0]["exit_code"] == 3
     assert {job_id, again} <= {job["id"] for job in client.jobs(status="failed")} and client.jobs(user="nobody-we-know") == []
     assert client.status()["queued_jobs"] == 0 and client.queue() == [] and client.health()["is_healthy"]
@@ -93,7 +96,7 @@ FAULTS = [  # reason, what is asked, kind, what it says
     ("an unknown option", lambda client: client.add("true", gpu=1), "usage", "'gpu'"),
     ("more GPUs than there are", lambda client: client.add("true", gpus=3), "usage", "3 GPUs"),
     ("nothing to add", lambda client: client.add_all([]), "usage", "commands"),
-    ("one bad of many", lambda client: client.add_all(["true", "\0"]), "usage", "job 2 of 2"),
+    ("one bad of many", lambda client: client.add_all(["true", "\0"]), "usage", "commands[1] must be"),
     ("no such status", lambda client: client.jobs(status="done"), "usage", "done"),
     ("no such GPU", lambda client: client.pause(gpu=7), "not_found", "7"),
     ("no such group", lambda client: client.pause(group="x y&z=/?"), "not_found", "'x y&z=/?'"),
@@ -170,16 +173,16 @@ def test_following_the_end_over_a_restart_loses_nothing(own_home, tail, expected
     wait = "until [ -e {} ]; do sleep 0.02; done"
     job_id = client.add(f"seq 1 5; {wait.format(gates[0])}; seq 6 8; touch {gates[0]}.done; {wait.format(gates[1])}; seq 9 10", gpus=0)
     until(lambda: b"".join(client.logs(job_id)) == b"1\n2\n3\n4\n5\n", "the first lines")
-    pieces, heads, open_stream = [], [], client.open_stream
+    pieces, streams, open_stream = [], [], client.open_stream
 
-    def note_stream(path, told):
-        heads.append(told)
-        return open_stream(path, told)
+    def note_stream(path, **how):
+        streams.append(open_stream(path, **how))
+        return streams[-1]
 
     client.open_stream = note_stream
     follower = threading.Thread(target=lambda: pieces.extend(client.follow(job_id, "stdout", tail)))
     follower.start()
-    until(lambda: heads and heads[0], "its first answer")
+    until(lambda: streams, "its first answer")
     assert own_home.main("stop").code == 0
     open(gates[0], "w").close()
     until(lambda: os.path.exists(f"{gates[0]}.done"), "the lines of the time without a service")
@@ -254,6 +257,91 @@ def test_adding_while_the_service_is_killed_adds_exactly_once(own_home):
     assert sorted(job["id"] for job in client.queue()) == sorted(added) and len(set(added)) == len(added)
 
 
+def test_what_is_silent_is_followed_for_as_long_as_it_takes(own_home, monkeypatch):
+    client = own_home.client()
+    gate = os.path.join(own_home.top, "gate")
+    job_id = client.add(f"echo a; until [ -e {gate} ]; do sleep 0.05; done; echo b", gpus=0)
+    until(lambda: b"".join(client.logs(job_id)) == b"a\n", "its first line")
+    monkeypatch.setattr(nexus, "ANSWER_PATIENCE_S", 0.3)
+    pieces, log = [], []
+
+    def follow_service():
+        with contextlib.suppress(nexus.NexusError):         # it ends with the service
+            log.extend(client.logs("service", follow=True, tail=0))
+    followers = [threading.Thread(target=lambda: pieces.extend(client.logs(job_id, follow=True)), daemon=True),
+                 threading.Thread(target=follow_service, daemon=True)]
+    for follower in followers:
+        follower.start()
+    followers[0].join(1)
+    assert pieces == [b"a\n"] and all(follower.is_alive() for follower in followers)
+    open(gate, "w").close()
+    followers[0].join(60)
+    assert b"".join(pieces) == b"a\nb\n"
+    until(lambda: job_id.encode() in b"".join(log), "a line of the service's log")
+    own_home.main("stop")
+    followers[1].join(60)
+    own_home.main("start")
+    with nexus.Client(f"http://127.0.0.1:{own_home.port}").connect() as connection:
+        assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE), "or the end of another machine would never be noticed"
+
+
+class Wire:
+    """A wire to a service's port, which is cut `breaks` times when a request has come, or its answer."""
+
+    def __init__(self, port, is_answer, breaks):
+        self.target, self.is_answer, self.breaks, self.port = port, is_answer, breaks, free_port()
+        self.server = socket.create_server(("127.0.0.1", self.port))
+        threading.Thread(target=self.serve, daemon=True).start()
+
+    def serve(self):
+        while True:
+            try:
+                line, _ = self.server.accept()
+            except OSError:
+                return
+            threading.Thread(target=self.pass_on, args=(line,), daemon=True).start()
+
+    def pass_on(self, line):
+        with line, contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.target)) as service:
+            request = line.recv(1 << 20)
+            is_cut, self.breaks = self.breaks > 0, self.breaks - 1
+            if is_cut and not self.is_answer:
+                return
+            service.sendall(request)
+            while piece := service.recv(1 << 20):
+                if is_cut:
+                    return
+                line.sendall(piece)
+
+
+@pytest.mark.parametrize("is_answer", [False, True], ids=["the request is lost", "the answer is lost"])
+def test_what_may_be_repeated_is_repeated_over_nexus_url(own_home, is_answer):
+    own_home.main("pause")
+    token = own_home.file("token").read_text().strip()
+    wire = Wire(own_home.port, is_answer, 2)
+    try:
+        client = nexus.Client.find({"NEXUS_URL": f"http://127.0.0.1:{wire.port}", "NEXUS_TOKEN": token})
+        job_id = client.add("true", gpus=0)
+        assert [job["id"] for job in own_home.client().queue()] == [job_id], "once"
+        for look in (lambda: client.job(job_id), lambda: list(client.logs(job_id)), client.metrics):
+            wire.breaks = 2
+            look()
+        wire.breaks = 1
+        with pytest.raises(nexus.NexusError, match="DELETE") as raised:
+            client.remove(job_id)
+        assert raised.value.hint == "it may have been done or not: look before you repeat it"
+        waited = []
+        waiter = threading.Thread(target=lambda: waited.extend(client.wait([client.add("true", gpus=0)])))
+        waiter.start()
+        until(lambda: own_home.client().queue(), "what is waited for")
+        own_home.main("restart")
+        own_home.main("resume")
+        waiter.join(60)
+        assert [job["status"] for job in waited] == ["completed"]
+    finally:
+        wire.server.close()
+
+
 class Listener:
     """Somebody who listens on a port, and what he was sent."""
 
@@ -284,9 +372,11 @@ class Listener:
 LISTEN_AS_ANOTHER = """
 import os, socket, sys
 os.setuid(65534)
-server = socket.socket()
+host = sys.argv[2] if sys.argv[2:] else "127.0.0.1"
+server = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
 server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-server.bind(("127.0.0.1", int(sys.argv[1])))
+if ":" in host: server.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+server.bind((host, int(sys.argv[1])))
 server.listen()
 server.settimeout(30)
 print("listens", flush=True)
@@ -299,44 +389,263 @@ print("received", line.recv(65536), flush=True)
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
 def test_another_users_listener_on_the_port_is_sent_nothing(own_home):
     client = own_home.client()
-    service = own_home.service
-    supervisors = [pid for pid in own_home.processes() if pid != service["pid"]]
-    for pid in supervisors:                                     # so that it does not come back
-        os.kill(pid, signal.SIGKILL)
-    os.kill(service["pid"], signal.SIGSTOP)                     # service.json still says that it runs, and where
     other = free_port()
-    text = own_home.file("service.json").read_text()
-    own_home.file("service.json").write_text(text.replace(f'"port": {own_home.port}', f'"port": {other}'))
+    text = own_home.file("service.json").read_text()                # as of a service that had that port
+    own_home.file("service.json").write_text(text.replace(f":{own_home.port}", f":{other}").replace(f" {own_home.port}", f" {other}"))
     listener = subprocess.Popen([sys.executable, "-c", LISTEN_AS_ANOTHER, str(other)], stdout=subprocess.PIPE)
     try:
         assert listener.stdout.readline() == b"listens\n"
         client = nexus.Client.find(own_home.environ, is_starting=False)
-        assert client.port == other
-        for ask in (lambda: client.add("echo $SECRET", env={"SECRET": "x"}), client.status, lambda: list(client.logs("service")),
-                    lambda: client.wait(["abc"])):
-            with pytest.raises(nexus.NexusError) as raised:
-                ask()
-            assert raised.value.kind == "forbidden"
-            assert nexus.find_user(65534) in raised.value.message and str(other) in raised.value.message
-        done = own_home.run("add", "echo")
-        assert done.code == 5 and "nothing was sent" in done.err and not done.out
+        assert client.url.endswith(f":{other}")
+        job_id = client.add("echo $SECRET", env={"SECRET": "x"}, gpus=0)
+        assert client.wait([job_id])[0]["status"] == "completed" and client.status() and b"".join(client.logs(job_id)) == b"x\n"
+        done = own_home.run("add", "--gpus", "0", "echo")
+        assert done.code == 0, "the service is asked by its socket, whoever has its port"
         assert listener.poll() is None, "nobody connected"
     finally:
         listener.kill()
         assert b"received" not in listener.communicate()[0]
 
 
+def test_the_socket_is_its_owners(own_home):
+    own_home.client()
+    path = own_home.file("api.sock")
+    assert path.stat().st_mode & 0o777 == 0o600
+    ask = ["curl", "-sS", "--unix-socket", str(path), "http://localhost/status"]
+    assert json.loads(subprocess.run(ask, capture_output=True, text=True, timeout=60).stdout)["queued_jobs"] == 0
+    if os.geteuid() == 0:                                           # even if he is let through to it
+        for folder in (own_home.top, *list(path.parents)[:2]):
+            os.chmod(folder, 0o755)
+        os.chmod(path, 0o666)
+        done = subprocess.run(ask, capture_output=True, text=True, timeout=60, preexec_fn=lambda: os.setuid(65534))
+        assert json.loads(done.stdout)["error"] == "unauthorized" and nexus.find_user(os.geteuid()) in done.stdout
+
+
+@pytest.mark.parametrize("name", ["a" * 150, "one: two"], ids=["too long for a socket", "odd"])
+def test_any_home_will_do(name):
+    with Home(name=name) as made:
+        done = made.run("run", "--gpus", "0", "echo it runs")
+        assert (done.code, done.out) == (0, "it runs\n"), done
+        pid = made.service["pid"]
+        assert made.run("restart").code == 0 and made.service["pid"] != pid and made.run("stop").code == 0
+
+
+def test_a_service_from_before_the_socket_is_told(own_home):
+    own_home.client()
+    told = own_home.service
+    own_home.file("service.json").write_text(json.dumps({name: fact for name, fact in told.items() if name != "socket"}))
+    for words in (["status"], ["add", "true"], ["restart"]):
+        done = own_home.run(*words)
+        assert done.code == 4 and f"kill {told['pid']} ends it" in done.err, done
+    os.kill(told["pid"], signal.SIGTERM)
+    until(lambda: own_home.run("status").code == 0, "the next one")
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
-def test_a_port_that_another_user_has_is_named_at_the_start(own_home):
-    listener = subprocess.Popen([sys.executable, "-c", LISTEN_AS_ANOTHER, str(own_home.port)], stdout=subprocess.PIPE)
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "0.0.0.0", "::"])
+def test_a_port_that_another_user_has_is_named_at_the_start(own_home, host):
+    listener = subprocess.Popen([sys.executable, "-c", LISTEN_AS_ANOTHER, str(own_home.port), host], stdout=subprocess.PIPE)
     try:
         assert listener.stdout.readline() == b"listens\n"
         done = own_home.run("add", "true")
         assert done.code == 4 and not done.out
-        assert f"port {own_home.port}" in done.err and nexus.find_user(65534) in done.err and "nexus config edit" in done.err
+        address = "::1" if ":" in host else "127.0.0.1"
+        assert f"port {own_home.port} on {address} is in use by {nexus.find_user(65534)}\n" in done.err and "nexus config edit" in done.err
+        assert f"http://localhost:{own_home.port} in a browser" in done.err
     finally:
         listener.kill()
         assert b"received" not in listener.communicate()[0]
+    with contextlib.closing(socket.socket()) as both:           # nothing is kept of the one that was free
+        both.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        both.bind(("127.0.0.1", own_home.port))
+        both.listen()
+
+
+HOLD_AS_ANOTHER = """
+import os, socket, sys
+os.setuid(65534)
+holder = socket.socket()
+if sys.argv[2] == "device": holder.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"lo")
+holder.bind(("127.0.0.1", int(sys.argv[1])))
+if sys.argv[2] == "device": holder.listen()
+print("holds", flush=True)
+input()
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+@pytest.mark.parametrize("how", ["device", "without listening"])
+def test_a_port_that_is_held_in_another_way_is_told_too(own_home, how):
+    holder = subprocess.Popen([sys.executable, "-c", HOLD_AS_ANOTHER, str(own_home.port), how], stdin=subprocess.PIPE,
+                              stdout=subprocess.PIPE)
+    try:
+        assert holder.stdout.readline() == b"holds\n"
+        done = own_home.run("add", "true")
+        who = f" by {nexus.find_user(65534)}" if how == "device" else ""        # the kernel does not list what only has a port
+        assert done.code == 4 and f"port {own_home.port} on 127.0.0.1 is in use{who}\n" in done.err, done
+        assert f"http://localhost:{own_home.port} in a browser" in done.err
+    finally:
+        holder.communicate(b"\n")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+def test_nexus_url_on_this_machine_sends_nothing_to_whom_it_does_not_name(home):
+    port, user = free_port(), nexus.find_user(65534)
+    listener = subprocess.Popen([sys.executable, "-c", LISTEN_AS_ANOTHER, str(port)], stdout=subprocess.PIPE)
+    try:
+        assert listener.stdout.readline() == b"listens\n"
+        for command in (["status"], ["add", "true"], ["logs", "service"], ["logs", "-f", "abc"], ["wait", "abc"]):
+            for url in (f"http://127.0.0.1:{port}", f"http://localhost:{port}", f"http://root@127.0.0.1:{port}"):
+                done = home.main(*command, NEXUS_URL=url, NEXUS_TOKEN="secret-token")
+                assert done.code == 5 and f"belongs to a program of {user}: nothing was sent" in done.err and f"//{user}@" in done.err, done
+        assert listener.poll() is None, "nobody connected"
+        assert home.main("status", NEXUS_URL=f"http://no-such-user@127.0.0.1:{port}").code == 2
+        with contextlib.suppress(nexus.NexusError):             # but who is named gets it
+            nexus.Client.find({"NEXUS_URL": f"http://{user}@127.0.0.1:{port}", "NEXUS_TOKEN": "secret-token"}).status()
+        assert b"Bearer secret-token" in listener.stdout.readline()
+    finally:
+        listener.kill()
+        listener.communicate()
+
+
+def find_own_addresses():
+    """This machine's that are not loopback, as far as a connection shows them."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as line, contextlib.suppress(OSError):
+        line.connect(("192.0.2.1", 9))
+        return [line.getsockname()[0]]
+    return []
+
+
+def name_in_hosts():
+    """This machine's name, where it can be looked up."""
+    with contextlib.suppress(OSError):
+        socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)
+        return [socket.gethostname()]
+    return []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+@pytest.mark.parametrize("host", ["LOCALHOST", "0.0.0.0", "0", "[::ffff:127.0.0.1]", "2130706433", "127.0.0.9", *name_in_hosts(),
+                                  *find_own_addresses()])
+def test_however_this_machine_is_called_another_users_program_is_sent_nothing(host):
+    port, user = free_port(), nexus.find_user(65534)
+    listener = subprocess.Popen([sys.executable, "-c", LISTEN_AS_ANOTHER, str(port), "0.0.0.0"], stdout=subprocess.PIPE)
+    try:
+        assert listener.stdout.readline() == b"listens\n"
+        with pytest.raises(nexus.NexusError, match=f"belongs to a program of {user}: nothing was sent") as raised:
+            nexus.Client.find({"NEXUS_URL": f"http://{host}:{port}", "NEXUS_TOKEN": "secret-token"}).status()
+        assert raised.value.kind == "forbidden"
+    finally:
+        listener.kill()
+        assert b"Bearer" not in listener.communicate()[0]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+@pytest.mark.parametrize("host", ["LOCALHOST", "0.0.0.0", "[::ffff:127.0.0.1]", *name_in_hosts(), *find_own_addresses()])
+def test_who_is_named_is_sent_it_by_any_name_of_this_machine(host):
+    port, user = free_port(), nexus.find_user(65534)
+    listener = subprocess.Popen([sys.executable, "-c", LISTEN_AS_ANOTHER, str(port), "0.0.0.0"], stdout=subprocess.PIPE)
+    try:
+        assert listener.stdout.readline() == b"listens\n"
+        with contextlib.suppress(nexus.NexusError):
+            nexus.Client.find({"NEXUS_URL": f"http://{user}@{host}:{port}", "NEXUS_TOKEN": "secret-token"}).status()
+        assert b"Bearer secret-token" in listener.stdout.readline()
+    finally:
+        listener.kill()
+        listener.communicate()
+
+
+SECOND_ADDRESS = """
+import sys, nexus
+try:
+    nexus.Client.find({"NEXUS_URL": f"http://10.9.0.2:{sys.argv[1]}", "NEXUS_TOKEN": "secret-token"}).status()
+except nexus.NexusError as error:
+    print(error.kind, error.message)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a network of its own")
+def test_a_second_address_of_a_network_card_is_this_machine_too():
+    """A connection to it comes from the first one."""
+    setup = ('ip link set lo up; ip addr add 10.9.0.1/24 dev lo; ip addr add 10.9.0.2/24 dev lo; "$1" -c "$2" 5555 10.9.0.2 >/dev/null & '
+             'until ss -Hltn | grep -q :5555; do sleep 0.05; done; "$1" -c "$3" 5555; kill $!')
+    done = subprocess.run(["unshare", "-n", "sh", "-c", setup, "sh", sys.executable, LISTEN_AS_ANOTHER, SECOND_ADDRESS], timeout=60,
+                          capture_output=True, text=True, cwd=os.path.dirname(nexus.__file__))
+    assert done.stdout.startswith("forbidden port 5555 on 10.9.0.2 belongs to"), done
+
+
+def test_a_user_of_another_machine_is_not_known_here(monkeypatch):
+    for name in ("is_loopback", "is_own_address"):
+        monkeypatch.setattr(nexus, name, lambda *_: False)
+    listener = Listener(free_port())
+    try:
+        with pytest.raises(nexus.NexusError, match=r"127\.0\.0\.1 is not this machine") as raised:
+            nexus.Client.find({"NEXUS_URL": f"http://root@127.0.0.1:{listener.server.getsockname()[1]}", "NEXUS_TOKEN": "x"}).status()
+        assert raised.value.kind == "usage" and not listener.received
+    finally:
+        listener.server.close()
+
+
+class Stranger(http.server.BaseHTTPRequestHandler):
+    """What answers at NEXUS_URL: each request with `server.answer`, again and again if it is endless."""
+
+    def handle(self):
+        self.request.recv(65536)
+        with contextlib.suppress(OSError):
+            self.request.sendall(self.server.answer)
+            while self.server.is_endless:
+                self.request.sendall(b"1," * 500000)
+
+
+@pytest.fixture
+def stranger():
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Stranger)
+    server.daemon_threads, server.is_endless = True, False
+    server.environ = {"NEXUS_URL": f"http://127.0.0.1:{server.server_address[1]}"}
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+OK = b"HTTP/1.0 200 OK\r\n\r\n"
+STRANGE = [("no HTTP", b"220 smtp.example.org\r\n\r\n"), ("a strange status", b"HTTP/1.0 " + b"9" * 5000 + b" x\r\n\r\n{}"),
+           ("a list", OK + b"[1]"),
+           ("a text", OK + b'"x"'), ("null", OK + b"null"), ("a number", OK + b"1"), ("other keys", OK + b'{"id": {"x": 1}, "ids": 5}'),
+           ("deep", OK + b"[" * 100000),
+           ("a long head", b"HTTP/1.0 200 OK\r\nX: " + b"a" * 70000 + b"\r\n\r\n{}"),
+           ("types", OK + b'{"queued_jobs": "x", "gpu_status": [], "running_jobs": [], "nodes": [], "is_paused": "x", "hints": 5}'),
+           ("rows", OK + b'[{"id": [], "status": {}, "exit_code": "x"}]')]
+
+
+@pytest.mark.parametrize("reason, answer", STRANGE, ids=[case[0] for case in STRANGE])
+def test_an_answer_that_is_none_of_nexus_is_no_fault_of_nexus(home, stranger, reason, answer):
+    stranger.answer = answer
+    for words in (["status"], ["add", "true"], ["wait", "abc"], ["health"], ["jobs"], ["queue"], ["complete", "kill", ""],
+                  ["logs", "abc"], ["show", "abc"], ["metrics"], ["retry", "--failed"], ["kill", "0"]):
+        done = home.main(*words, **stranger.environ)
+        assert "fault of nexus itself" not in done.err and "Traceback" not in done.err and done.code in (0, 3, 6), (words, done)
+        assert done.code != 6 or "not nexus" in done.err or "failed" in done.err or "lost" in done.err, (words, done)
+
+
+@pytest.mark.parametrize("kind", ['["usage"]', '{"usage": 1}', "5", "null", '"no-such-kind"'])
+def test_an_error_of_no_kind(home, stranger, kind):
+    stranger.answer = b'HTTP/1.0 400 x\r\n\r\n{"error": %s, "message": {"a": 1}, "hint": [2]}' % kind.encode()
+    for words in (["status"], ["logs", "abc"]):
+        done = home.main(*words, **stranger.environ)
+        assert done.code == 1 and "{'a': 1}" in done.err and "Traceback" not in done.err, done
+
+
+@pytest.mark.parametrize("head", [OK + b"[", OK + b"id: ", b"HTTP/1.0 400 x\r\n\r\n"], ids=["a list", "an event", "an error"])
+def test_an_answer_without_end_is_not_waited_for(stranger, monkeypatch, head):
+    monkeypatch.setattr(nexus, "MAX_TOLD_BYTES", 2**20)
+    monkeypatch.setattr(nexus, "MAX_EVENT_BYTES", 2**20)
+    stranger.answer, stranger.is_endless = head, True
+    client = nexus.Client.find(stranger.environ)
+    for ask in (client.status, client.metrics, lambda: client.wait(["abc"])):
+        with pytest.raises(nexus.NexusError) as raised:
+            ask()
+        assert "not nexus" in raised.value.message or raised.value.kind == "internal"
 
 
 def test_what_is_no_nexus_is_told():
@@ -364,20 +673,23 @@ def test_nexus_url_and_nexus_token(home):
     assert not os.path.exists(away["NEXUS_HOME"]), "nothing is started here"
     for command in (["attach", "abc"], ["screens"]):
         done = home.run(*command, **away)
-        assert done.code == 2 and "on the machine itself" in done.err
+        assert done.code == 2 and "own machine" in done.err
 
 
-@pytest.mark.parametrize("url", ["127.0.0.1:6234", "ftp://x", "http://", "http://a b", "http://x:99999999", "http://x/path", "http://u@x"])
+@pytest.mark.parametrize("url", ["127.0.0.1:6234", "ftp://x", "http://", "http://a b", "http://x:99999999", "http://x/path",
+                                 "https://u@127.0.0.1", "http://u:p@127.0.0.1"])
 def test_an_url_that_is_none(home, url):
     done = home.main("status", NEXUS_URL=url)
     assert done.code == 2 and url in done.err and "http://gpu1:6234" in done.err
 
 
 def test_urls():
-    assert nexus.parse_url("http://gpu1") == ("gpu1", 80, False)
-    assert nexus.parse_url("http://gpu1.example.org:6234/") == ("gpu1.example.org", 6234, False)
-    assert nexus.parse_url("http://[::1]:6234") == ("::1", 6234, False)
-    assert nexus.parse_url("https://gpu1.example.org") == ("gpu1.example.org", 443, True)
+    assert nexus.parse_url("http://gpu1") == ("gpu1", 80, False, "")
+    assert nexus.parse_url("http://gpu1.example.org:6234/") == ("gpu1.example.org", 6234, False, "")
+    assert nexus.parse_url("http://[::1]:6234") == ("::1", 6234, False, "")
+    assert nexus.parse_url("https://gpu1.example.org") == ("gpu1.example.org", 443, True, "")
+    assert nexus.parse_url("http://ann@[::1]:6234") == ("::1", 6234, False, "ann")
+    assert nexus.parse_url("http://ann@gpubox:6234") == ("gpubox", 6234, False, "ann")
 
 
 def test_a_service_that_is_gone_for_good_is_told_soon(own_home, monkeypatch):
@@ -389,7 +701,15 @@ def test_a_service_that_is_gone_for_good_is_told_soon(own_home, monkeypatch):
         with pytest.raises(nexus.NexusError) as raised:
             ask()
         assert raised.value.kind == "unavailable" and "nexus" in raised.value.hint + raised.value.message
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 20
+
+
+def test_a_refused_connection_at_nexus_url_is_told_at_once():
+    client = nexus.Client.find({"NEXUS_URL": f"http://127.0.0.1:{free_port()}"})
+    began = time.monotonic()
+    with pytest.raises(nexus.NexusError, match="refused") as raised:
+        client.status()
+    assert raised.value.kind == "unavailable" and "NEXUS_URL" in raised.value.hint and time.monotonic() - began < nexus.STRANGER_PATIENCE_S
 
 
 def test_stop_by_python(own_home):

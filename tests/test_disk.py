@@ -1,8 +1,8 @@
 """Section 9: writing that survives a crash, reading what may be torn.  On a real folder."""
 
+import contextlib
 import errno
 import os
-import socket
 import subprocess
 import sys
 import textwrap
@@ -244,30 +244,58 @@ def test_find_tail_reads_only_the_end(tmp_path):
 # Log folders
 
 
-def make_folder(log_dir, name):
-    folder = log_dir / name
-    (folder / "deep" / "er").mkdir(parents=True)
-    (folder / "stdout.log").write_text("said\n")
-    return folder
+OWN = ("stdout.log", "stderr.log", "job.sh", "job.sh.77.tmp", "attempt-1", "attempt-12", "claim-77", "result-1.json", "result-2.tmp",
+       "fault-1", "slurm-1.log")
+MADE = ("work/model.pt", "files-1/out/loss.txt", "tree/train.py", "core.77", "stdout.log.bak", "my job.sh")
 
 
-def test_remove_job_folder_removes_a_folder(tmp_path):
-    folder = make_folder(tmp_path, "job_abc")
-    make_folder(tmp_path, "job_abcd")
-    assert nexus.remove_job_folder(str(tmp_path), str(folder))
-    assert os.listdir(tmp_path) == ["job_abcd"]
+def fill(folder, *names):
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("x")
 
 
-def test_remove_job_folder_leaves_what_links_point_to(tmp_path):
-    logs, outside = tmp_path / "logs", tmp_path / "data"
-    outside.mkdir()
-    (outside / "weights.pt").write_text("precious")
-    folder = make_folder(logs, "job_abc")
-    os.symlink(outside, folder / "link")
-    os.symlink(outside / "weights.pt", folder / "deep" / "link")
-    os.symlink("/nowhere", folder / "dangling")
-    assert nexus.remove_job_folder(str(logs), str(folder))
-    assert not folder.exists() and (outside / "weights.pt").read_text() == "precious"
+def files_of(folder):
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir() or path.is_symlink())
+
+
+def test_of_a_job_all_that_is_nexus_own_is_removed(tmp_path):
+    fill(tmp_path, *(f"job_abc/{name}" for name in OWN), "job_abcd/stdout.log")
+    assert nexus.remove_job_files(str(tmp_path), str(tmp_path / "job_abc")) == [] and os.listdir(tmp_path) == ["job_abcd"]
+    assert nexus.remove_job_files(str(tmp_path), str(tmp_path / "job_abc")) == [], "again"
+
+
+def test_what_a_job_made_is_never_removed(tmp_path):
+    fill(tmp_path / "job_abc", *OWN, *MADE)
+    assert sorted(nexus.remove_job_files(str(tmp_path), str(tmp_path / "job_abc"))) == sorted({name.partition("/")[0] for name in MADE})
+    assert files_of(tmp_path / "job_abc") == sorted(MADE)
+
+
+CODE = [  # reason, main.py in its folder, what else is there, what stays
+    ("as it was sent", b"print(1)\n", (), []), ("it has made something", b"print(1)\n", ("work/a",), ["work/a"]),
+    ("changed", b"print(2)\n", (), ["work/main.py"]),
+]
+
+
+@pytest.mark.parametrize("reason, main, made, stays", CODE, ids=[case[0] for case in CODE])
+def test_a_script_that_came_with_a_job_is_nexus_own(tmp_path, reason, main, made, stays):
+    fill(tmp_path, "code.py")
+    (tmp_path / "code.py").write_bytes(b"print(1)\n")
+    fill(tmp_path / "job_abc", "stdout.log", "work/main.py", *made)
+    (tmp_path / "job_abc/work/main.py").write_bytes(main)
+    nexus.remove_job_files(str(tmp_path), str(tmp_path / "job_abc"), nexus.OWN_FILES, str(tmp_path / "code.py"))
+    assert files_of(tmp_path / "job_abc") == stays and (tmp_path / "job_abc").exists() == bool(stays)
+
+
+def test_what_links_point_to_stays(tmp_path):
+    outside = tmp_path / "data"
+    fill(outside, "weights.pt")
+    fill(tmp_path / "logs/job_abc", "stdout.log")
+    os.symlink(outside, tmp_path / "logs/job_abc/stderr.log")
+    os.symlink(outside / "weights.pt", tmp_path / "logs/job_abc/attempt-1")
+    os.symlink("/nowhere", tmp_path / "logs/job_abc/job.sh")
+    assert nexus.remove_job_files(str(tmp_path / "logs"), str(tmp_path / "logs/job_abc")) == []
+    assert not (tmp_path / "logs/job_abc").exists() and files_of(outside) == ["weights.pt"]
 
 
 NOT_REMOVED = [  # reason, log_dir, folder, below a root that holds logs/job_abc, data/, link -> logs/job_abc, job_lnk -> data
@@ -286,22 +314,21 @@ NOT_REMOVED = [  # reason, log_dir, folder, below a root that holds logs/job_abc
 
 
 @pytest.mark.parametrize("reason, log_dir, folder", NOT_REMOVED, ids=[case[0] for case in NOT_REMOVED])
-def test_remove_job_folder_refuses(tmp_path, reason, log_dir, folder):
-    make_folder(tmp_path / "logs", "job_abc")
-    make_folder(tmp_path / "logs", "abc")
-    make_folder(tmp_path, "data")
+def test_no_other_folder_is_touched(tmp_path, reason, log_dir, folder):
+    for name in ("logs/job_abc", "logs/abc", "data"):
+        fill(tmp_path / name, "stdout.log")
     os.symlink(tmp_path / "data", tmp_path / "logs" / "job_lnk")
     (tmp_path / "logs" / "job_file").write_text("a file")
     before = sorted(str(path) for path in tmp_path.rglob("*"))
-    assert not nexus.remove_job_folder(os.path.normpath(tmp_path / log_dir), f"{tmp_path}/{folder}" if folder else "")
+    with pytest.raises(nexus.NexusError) if reason != "nothing" else contextlib.nullcontext():
+        nexus.remove_job_files(os.path.normpath(tmp_path / log_dir), f"{tmp_path}/{folder}" if folder else "")
     assert sorted(str(path) for path in tmp_path.rglob("*")) == before
 
 
 @pytest.mark.parametrize("name", ["job_a b", "job_'\"$(x)", "job_\n", "job_*", "job_é", "job_\udcff", "job_..", "job_-rf"])
-def test_remove_job_folder_takes_odd_names_as_they_are(tmp_path, name):
-    make_folder(tmp_path, name)
-    make_folder(tmp_path, "job_other")
-    assert nexus.remove_job_folder(str(tmp_path), os.path.join(str(tmp_path), name))
+def test_odd_names_are_taken_as_they_are(tmp_path, name):
+    fill(tmp_path, f"{name}/stdout.log", "job_other/stdout.log")
+    nexus.remove_job_files(str(tmp_path), os.path.join(str(tmp_path), name))
     assert os.listdir(tmp_path) == ["job_other"]
 
 
@@ -393,11 +420,18 @@ def test_a_bad_config_is_refused_with_where_and_why(tmp_path, reason, content, e
     assert all(word in caught.value.message for word in words), caught.value.message
 
 
-def test_a_config_that_cannot_be_read_is_not_the_defaults(tmp_path):
-    (tmp_path / "config.toml").mkdir()
-    with pytest.raises(nexus.NexusError) as caught:
+NO_FILES = [  # reason, how it is made
+    ("a link that leads nowhere", lambda path: path.symlink_to("gone.toml")), ("a FIFO", lambda path: os.mkfifo(path)),
+    ("a folder", lambda path: path.mkdir()), ("text that is nested too deeply", lambda path: path.write_text("a = " + "[" * 5000)),
+]
+
+
+@pytest.mark.parametrize("reason, make", NO_FILES, ids=[case[0] for case in NO_FILES])
+def test_what_stands_in_the_place_of_the_file_is_not_taken_for_none(tmp_path, reason, make):
+    make(tmp_path / "config.toml")
+    with pytest.raises(nexus.NexusError, match=r"config\.toml is no") as caught:
         nexus.load_config(str(tmp_path / "config.toml"), {})
-    assert caught.value.kind == "unavailable"
+    assert caught.value.kind == "usage" and caught.value.hint
 
 
 def test_mock_gpus_of_the_environment_keep_the_other_keys(tmp_path):
@@ -486,48 +520,36 @@ def test_a_lock_that_cannot_be_had_for_another_reason_is_no_running_service(tmp_
 # tokens.json
 
 
-def token_file(tmp_path):
-    return nexus.TokenFile(nexus.Layout(str(tmp_path), "", ""))
-
-
 def test_tokens_are_read_again_when_another_has_written_them(tmp_path):
-    service, command_line = token_file(tmp_path), token_file(tmp_path)
-    assert service.read() == ()
-    command_line.change(lambda tokens: nexus.add_token(tokens, "bob", "secret-of-bob", None, 1000.0))
-    assert [token.user for token in service.read()] == ["bob"]
-    command_line.change(lambda tokens: nexus.revoke_tokens(tokens, "bob", 2000.0))
-    assert service.read()[0].revoked_at == 2000.0
-    assert os.stat(service.path).st_mode & 0o777 == 0o600
+    home = str(tmp_path)
+    assert nexus.read_tokens(home) == {}
+    nexus.change_tokens(str(tmp_path), lambda tokens: nexus.add_token(tokens, "bob", "secret-of-bob", None, 1000.0))
+    assert [token.user for token in nexus.read_tokens(home).values()] == ["bob"]
+    nexus.change_tokens(str(tmp_path), lambda tokens: nexus.revoke_tokens(tokens, "bob"))
+    assert nexus.read_tokens(home) == {}
+    assert os.stat(tmp_path / "tokens.json").st_mode & 0o777 == 0o600
 
 
 def test_tokens_made_at_once_are_all_kept(tmp_path):
     code = """
-        file = nexus.TokenFile(nexus.Layout(sys.argv[1], "", ""))
         for number in range(10):
-            file.change(lambda tokens: nexus.add_token(tokens, f"user{sys.argv[2]}", f"token-{sys.argv[2]}-{number:06}", None, 1000.0))
+            nexus.change_tokens(sys.argv[1], lambda tokens: nexus.add_token(
+                tokens, f"user{sys.argv[2]}", f"token-{sys.argv[2]}-{number:06}", None, 1000.0))
     """
     children = [subprocess.Popen([sys.executable, "-c", "import sys\nimport nexus\n" + textwrap.dedent(code), str(tmp_path), str(number)],
                                  cwd=TOP) for number in range(4)]
     assert [child.wait(60) for child in children] == [0] * 4
-    assert len(token_file(tmp_path).read()) == 40
+    assert len(nexus.read_tokens(str(tmp_path))) == 40
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"tokens": [{"user": "bob"}]}', '{"tokens": 5}'])
 def test_tokens_that_are_garbage_let_nobody_in(tmp_path, text):
     (tmp_path / "tokens.json").write_text(text)
-    for act in (token_file(tmp_path).read, lambda: token_file(tmp_path).change(lambda tokens: tokens)):
+    for act in (lambda: nexus.read_tokens(str(tmp_path)), lambda: nexus.change_tokens(str(tmp_path), lambda tokens: tokens)):
         with pytest.raises(nexus.NexusError, match="not as nexus writes it") as raised:
             act()
         assert raised.value.kind == "unavailable"
     assert (tmp_path / "tokens.json").read_text() == text
-
-
-def test_a_use_is_noted_once_a_minute(tmp_path):
-    file = token_file(tmp_path)
-    file.change(lambda tokens: nexus.add_token(tokens, "bob", "secret-of-bob", None, 1000.0))
-    for now, noted in ((5000.0, 5000.0), (5059.0, 5000.0), (5060.0, 5060.0)):
-        file.note_use(file.read()[0], now)
-        assert file.read()[0].used_at == noted
 
 
 # Logs of jobs elsewhere
@@ -541,8 +563,8 @@ def test_what_comes_is_appended(tmp_path):
     assert nexus.measure_logs(folder) == (7, 0)
     assert (tmp_path / "job_abc" / "stdout.log").read_bytes() == b"one\ntw\xff"
     assert (tmp_path / "job_abc" / "stdout.log").stat().st_mode & 0o777 == 0o600
-    assert nexus.read_piece(folder, "stdout", 2, 3) == b"e\nt" and nexus.read_piece(folder, "stdout", 99, 3) == b""
-    assert nexus.read_piece(folder, "nothing", 0, 3) == nexus.read_piece(None, "stdout", 0, 3) == b""
+    assert nexus.read_part(f"{folder}/stdout.log", 2, 3) == b"e\nt" and nexus.read_part(f"{folder}/stdout.log", 99, 3) == b""
+    assert nexus.read_part(f"{folder}/nothing.log", 0, 3) == b"" and nexus.measure(f"{folder}/nothing.log") == 0
 
 
 def test_a_piece_is_appended_whole_or_not_at_all(tmp_path, monkeypatch):
@@ -559,13 +581,3 @@ def test_a_piece_is_appended_whole_or_not_at_all(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space"):
         nexus.append_log(folder, "stdout", b"abcdefgh")
     assert (tmp_path / "stdout.log").read_bytes() == b"before" and calls == [6, 8, 10]
-
-
-def test_sockets_that_were_left_go_and_nothing_else(tmp_path):
-    nexus.remove_sockets(str(tmp_path / "none"))
-    with socket.socket(socket.AF_UNIX) as left:
-        left.bind(str(tmp_path / "a.control"))
-    (tmp_path / "file").touch()
-    (tmp_path / "folder").mkdir()
-    nexus.remove_sockets(str(tmp_path))
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]

@@ -141,8 +141,9 @@ def open_stream(port, since=None, receive_buffer=None):
     return line
 
 
-def test_a_client_that_does_not_read_delays_nobody_and_is_dropped():
-    with Listening(timeout_s=4) as listening:
+def test_a_client_that_does_not_read_delays_nobody_and_is_dropped(monkeypatch):
+    monkeypatch.setattr(nexus, "IDLE_TIMEOUT_S", 4.0)
+    with Listening() as listening:
         before = set(threading.enumerate())
 
         def read_more(line):
@@ -161,7 +162,7 @@ def test_a_client_that_does_not_read_delays_nobody_and_is_dropped():
             slowest = max(slowest, time.monotonic() - began)
         while nexus.encode_json({"n": 1999})[:-1].encode() not in received[-200000:]:
             received += read_more(quick)
-        assert slowest < 1
+        assert slowest < 3, "the slow one is waited for: 4 s"
         live.until(lambda: not thread_of_slow.is_alive(), "the end of the slow one's thread")
         listening.store.events.publish([("queue", {"n": "later"})])
         while b'"later"' not in received[-1000:]:

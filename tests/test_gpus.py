@@ -35,7 +35,7 @@ UNUSABLE = [  # reason, the GPUs, those that are used, what is said of the other
     ("memory N/A", [{"memory.used": None, "memory.total": None}, {}], [0, 1], {}),
     ("memory may not be seen", [{"memory.used": "[Insufficient Permissions]", "memory.total": "[Insufficient Permissions]"}], [0], {}),
     ("cut into slices", [{"mig": [{"name": "1g.10gb", "uuid": "MIG-1"}]}, {}], [1], {0: "MIG"}),
-    ("memory of unknown use", [{"memory.used": 23000}, {"memory.used": 214}], [1], {0: "22GB of its memory in use by others"}),
+    ("memory of unknown use", [{"memory.used": 23000}, {"memory.used": 214}], [1], {0: "22.5GB of its memory in use by others"}),
 ]
 
 
@@ -47,7 +47,7 @@ def test_where_jobs_land(reason, gpus, usable, words):
         assert used == usable and len(waiting) == 4 - len(usable)
         for index, text in words.items():
             assert text in box.gpu(index)["unavailable"] and not box.gpu(index)["is_available"]
-            assert f"GPU {index}" in waiting[0]["waiting_for"] and text in waiting[0]["waiting_for"]
+            assert text in box.await_reason(waiting[0]["id"], f"GPU {index} ")
 
 
 @pytest.mark.parametrize("gpus, wanted", [
@@ -346,7 +346,7 @@ def test_memory(reason, config, gpu, may):
         if may:
             box.wait(job_id, "completed")
         else:
-            assert "memory" in box.await_reason(job_id, "GPU 0 ") or "free" in box.job(job_id)["waiting_for"]
+            assert "memory" in box.await_reason(job_id, "GPU 0 ") or "free" in box.await_reason(job_id, "GPU 0 ")
             box.show([{}])
             box.wait(job_id, "completed")
 

@@ -10,7 +10,7 @@ import nexus
 
 SOURCE = pathlib.Path(nexus.__file__).read_text(encoding="utf-8")
 TREE = ast.parse(SOURCE)
-SECTIONS = ["ERRORS", "TEXT", "CONFIG", "MODEL", "FORMATS", "SCHEDULER", "VIEWS",
+SECTIONS = ["ERRORS", "TEXT", "SCHEMA", "MODEL", "FORMATS", "SCHEDULER", "VIEWS",
             "CLOCK", "DISK", "MACHINE", "RUNNER",
             "STORE", "SERVICE", "SERVER", "DASHBOARD",
             "CLIENT", "COMMANDS", "ARGUMENTS, MAIN"]
@@ -95,9 +95,9 @@ def test_a_section_uses_only_those_above_it():
 
 # Part I: no clock, disk, process, socket, environment, randomness
 
-PURE_MODULES = {"base64", "__future__", "bisect", "calendar", "collections", "collections.abc", "csv", "difflib", "heapq",
-                "itertools", "json", "math", "re", "shlex", "statistics", "textwrap", "typing", "typing_extensions",
-                "hashlib", "hmac", "html", "string", "unicodedata"}
+PURE_MODULES = {"base64", "__future__", "bisect", "calendar", "collections", "collections.abc", "contextlib", "csv", "difflib", "email",
+                "heapq", "itertools", "json", "operator", "math", "re", "shlex", "statistics", "textwrap", "typing", "typing_extensions",
+                "functools", "hashlib", "hmac", "html", "string", "unicodedata"}
 PURE_OF_TIME = {"strftime": 2, "gmtime": 1, "localtime": 1, "strptime": 2}      # with so many arguments
 IMPURE_BUILTINS = {"open", "print", "input", "exec", "eval", "breakpoint", "__import__"}
 

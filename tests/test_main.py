@@ -222,7 +222,7 @@ def test_without_nvidia_smi(own_home):
     shown = own_home.run("status", **environ).out
     assert "nvidia-smi" in shown and "Available" not in shown
     job_id = own_home.run("add", "true", **environ).id
-    assert "nvidia-smi" in own_home.job(job_id)["waiting_for"]
+    until(lambda: "nvidia-smi" in own_home.job(job_id)["waiting_for"], "the reason, once the queue was looked at")
 
 
 def runs(python):
@@ -250,7 +250,7 @@ def test_without_tomli_on_an_old_python(own_home, python):
 def test_the_oldest_python_runs_a_job_with_nothing_installed(own_home, python):
     own_home.file("config.toml").unlink()
     text = pathlib.Path(SCRIPT).read_text(encoding="utf-8").replace(
-        'Setting("service", "port", 6234,', f'Setting("service", "port", {own_home.port},')
+        'default=6234)', f"default={own_home.port})")
     script = os.path.join(own_home.top, "nexus.py")
     with open(script, "w", encoding="utf-8") as file:
         file.write(text)

@@ -58,7 +58,7 @@ def check_rules(text):
 @given(st.dictionaries(st.sampled_from(["gpu", "name", "cause"]), st.text(st.characters(exclude_categories=["Cs"])), max_size=3),
        st.floats(allow_nan=False) | st.integers(-2**53, 2**53) | st.booleans())
 def test_whatever_labels_say_the_parser_reads_it(labels, number):
-    text = nexus.format_prometheus([nexus.Metric("nexus_x", "gauge", "A test.", [(labels, number), ({}, None)])])
+    text = nexus.format_prometheus([nexus.Metric("nexus_x", "gauge", "A test.", lambda seen: [(labels, number), ({}, None)])], {})
     (family,) = text_string_to_metric_families(text)
     (sample,) = family.samples
     assert (sample.labels, sample.value) == (labels, float(number))
@@ -69,11 +69,16 @@ def test_a_histogram_counts_what_is_at_most_its_bounds(durations):
     measured = nexus.Histogram((1, 5, 10))
     for seconds in durations:
         measured.note(seconds)
-    families = check_rules(nexus.format_prometheus([nexus.Metric("nexus_x_seconds", "histogram", "A test.", [({}, measured)])]))
+    metric = nexus.one("nexus_x_seconds", "histogram", "A test.", "x")
+    families = check_rules(nexus.format_prometheus([metric], {"x": measured}))
     found = {sample.labels.get("le", sample.name): sample.value for sample in families["nexus_x_seconds"].samples}
     for bound in (1, 5, 10):
         assert found[str(bound)] == sum(seconds <= bound for seconds in durations)
     assert found["nexus_x_seconds_count"] == len(durations) and found["nexus_x_seconds_sum"] == pytest.approx(sum(durations))
+
+
+def format_gpus(gpus):
+    return nexus.format_prometheus([metric for metric in nexus.METRICS if metric.name.startswith("nexus_gpu_")], {"gpu_status": gpus})
 
 
 def test_gpus_as_the_status_tells_them():
@@ -83,7 +88,7 @@ def test_gpus_as_the_status_tells_them():
     lost = gpu(2, fault="it is lost")
     known = state(running("abc", (0,)))
     seen = [nexus.gpu_json(one, known, config().gpu, None, "gpu1") for one in (busy, silent, lost)]
-    families = check_rules(nexus.format_prometheus(nexus.list_gpu_metrics(seen)))
+    families = check_rules(format_gpus(seen))
     place = ("gpu1", "0", "GPU-0", 'A "B" \\ C')
     assert samples(families, "nexus_gpu_memory_used_bytes")[place] == 2**30
     known = {place: 0.5, ("gpu1", "2", "GPU-2", "RTX 3090"): 0}
@@ -98,14 +103,14 @@ def test_gpus_of_several_machines():
     """By machine, under the UUID that their driver tells, and by which other exporters there know them."""
     seen = [nexus.gpu_json(one, state(), config().gpu, None, node) for node, one in (
         ("gpu1", gpu(0)), ("n1", gpu(0, node="n1", uuid="n1/GPU-0")), ("n2", gpu(0, node="n2", uuid="n2/GPU-7", memory_used_mib=None)))]
-    families = check_rules(nexus.format_prometheus(nexus.list_gpu_metrics(seen)))
+    families = check_rules(format_gpus(seen))
     assert samples(families, "nexus_gpu_available") == {
         ("gpu1", "0", "GPU-0", "RTX 3090"): 1, ("n1", "0", "GPU-0", "RTX 3090"): 1, ("n2", "0", "GPU-7", "RTX 3090"): 1}
     assert ("n2", "0", "GPU-7", "RTX 3090") not in samples(families, "nexus_gpu_memory_used_bytes")
 
 
 def test_a_box_without_gpus_has_valid_metrics():
-    families = check_rules(nexus.format_prometheus(nexus.list_gpu_metrics([])))
+    families = check_rules(format_gpus([]))
     assert not any(family.samples for family in families.values())
 
 
@@ -113,8 +118,8 @@ MOVES = [  # reason, jobs as they have become, [status, cause, count], retries, 
     ("completed", [finished()], ("completed", "", 1), {}, 0, 1),
     ("failed", [finished(status="failed", cause="cuda-oom", exit_code=1)], ("failed", "cuda-oom", 1), {}, 0, 1),
     ("removed before it ran", [job(status="cancelled", cause="killed")], ("cancelled", "killed", 1), {}, 0, 0),
-    ("tried again", [job(attempt=1, attempts=((1, 0.0, 5.0, 5.0, 1, "exit", (0,)),))], ("failed", "exit", 0), {"exit": 1}, 0, 1),
-    ("back in the queue", [job(attempt=2, attempts=((1, 0.0, 5.0, 5.0, 1, "exit", (0,)),))], ("failed", "exit", 0), {}, 1, 0),
+    ("tried again", [job(started_at=0.0, finished_at=5.0, runtime_seconds=5.0, cause="exit")], ("failed", "exit", 0), {"exit": 1}, 0, 1),
+    ("back in the queue", [job(finished_at=5.0, cause=nexus.REQUEUED)], ("failed", "exit", 0), {}, 1, 0),
     ("started", [running()], ("completed", "", 0), {}, 0, 0),
 ]
 
@@ -131,7 +136,8 @@ def test_what_becomes_of_jobs_is_counted(reason, jobs, end, retries, bounces, ru
 def test_a_change_that_the_disk_refuses_is_not_counted(monkeypatch):
     with Bench() as bench:
         job_id = bench.add()
-        monkeypatch.setattr(bench.store, "append", lambda record: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+        full = OSError(28, "No space left on device")
+        monkeypatch.setattr(bench.store.journal.file, "append", lambda record: (_ for _ in ()).throw(full))
         assert bench.ask("DELETE", f"/queue/{job_id}")[0] == 503
         monkeypatch.undo()
         assert bench.service.counters.ends["cancelled", "killed"] == 0
@@ -155,12 +161,14 @@ def test_metrics_over_http_without_a_loop():
         assert samples(families, "nexus_build_info") == {(nexus.__version__, bench.service.hash): 1}
         here = (bench.service.node,)
         assert samples(families, "nexus_node_up") == {here: 1} and samples(families, "nexus_node_jobs") == {here: 0}
-        assert samples(families, "nexus_node_silence_seconds") == {here: 0}
+        assert samples(families, "nexus_node_silence_seconds") == {here: 0} and number(families, "nexus_nvidia_smi_failures_total") == 0
         assert number(families, "nexus_nvidia_smi_up") == 1 and set(samples(families, "nexus_gpu_available").values()) == {1}
-        bench.service.observation = nexus.replace(bench.service.observation, trouble="nvidia-smi is silent")
+        bench.service.gpu_watch.observation = nexus.replace(bench.service.gpu_watch.observation, trouble="nvidia-smi is silent", took_s=2.5)
+        bench.service.gpu_watch.observed(bench.service.gpu_watch.observation)
         families = check_rules(bench.respond("GET", "/metrics").body.decode())
         assert number(families, "nexus_nvidia_smi_up") == 0 and set(samples(families, "nexus_gpu_available").values()) == {0}
         assert samples(families, "nexus_check_ok")["GPUs",] == 0
+        assert number(families, "nexus_nvidia_smi_failures_total") == 1 and number(families, "nexus_nvidia_smi_duration_seconds") == 2.5
 
 
 @pytest.mark.smoke
@@ -182,6 +190,8 @@ def test_metrics_of_a_service_that_works():
         assert (count["nexus_job_wait_seconds"], count["nexus_job_run_seconds"]) == (6, 5) and count["nexus_loop_turn_seconds"] > 5
         assert 0 <= number(before, "nexus_loop_lag_seconds") < 5 and 0 <= number(before, "nexus_nvidia_smi_age_seconds") < 30
         assert number(before, "process_resident_memory_bytes") > 10**7 and number(before, "process_open_fds") > 5
+        assert number(before, "process_cpu_seconds_total") > 0 and number(before, "process_threads") > 2
+        assert number(before, "nexus_loop_errors_total") == 0
         assert list(samples(before, "nexus_gpu_jobs").values()) == [1, 1]
         shown = box.nexus("metrics", "--prometheus")
         assert shown.returncode == 0 and parse(shown.stdout).keys() == before.keys()

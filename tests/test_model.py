@@ -1,12 +1,12 @@
 """Section 4: jobs, what may become of them, and State with its indexes."""
 
-import contextlib
+import json
 import random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from makers import NOW, finished, job, json_values, running, state, texts
+from makers import NOW, facts_put, finished, indexes_of, job, json_values, put, running, state, texts
 
 import nexus
 
@@ -26,15 +26,15 @@ CHANGES = [  # from, to, allowed
 
 @pytest.mark.parametrize("old, new, allowed", CHANGES, ids=[f"{old}-{new}" for old, new, _ in CHANGES])
 def test_change_status(old, new, allowed):
-    before = job(status=old, status_history=((old, NOW - 5),))
+    before = job(status=old, status_history=((old, NOW - 5),), started_at=NOW - 5)
     if not allowed:
         with pytest.raises(nexus.NexusError) as caught:
             nexus.change_status(before, new, NOW)
         assert caught.value.kind == "conflict" and "abc" in caught.value.message and old in caught.value.message
         return
     change = nexus.change_status(before, new, NOW, exit_code=3)
-    after = nexus.replace(before, **change.facts)
-    assert (change.id, after.status, after.exit_code) == ("abc", new, 3)
+    after = change.value
+    assert (change.table, change.key, after.status, after.attempts[-1].exit_code) == ("jobs", "abc", new, 3)
     assert after.status_history == ((old, NOW - 5), (new, NOW))
 
 
@@ -44,7 +44,7 @@ def test_the_table_of_changes_is_complete():
 
 
 def test_replace_refuses_what_is_no_field():
-    with pytest.raises(TypeError, match="Job has no field colour"):
+    with pytest.raises(TypeError, match="colour"):
         nexus.replace(job(), colour="red")
 
 
@@ -54,59 +54,41 @@ def test_replace_refuses_what_is_no_field():
 def check_indexes(made):
     """That every index of State says what its jobs say."""
     pending = {one.id: one for one in made.jobs.values() if one.status == nexus.PENDING}
-    assert made.order == sorted((one.order, one.id) for one in pending.values())
-    assert [made.position(pending[id]) for _, id in made.order] == list(range(len(made.order)))
-    kinds, dependents, delayed, handed = {}, {}, [], {}
-    for item in made.order:
-        one = pending[item[1]]
-        for parent in one.unmet:
+    ordered = nexus.list_pending(made)
+    assert {one.id: one for one in ordered} == pending and len(ordered) == len(pending) == nexus.count_pending(made)
+    assert [nexus.find_position(made, one) for one in ordered] == list(range(len(ordered)))
+    bands, classes, dependents, delayed, handed = {}, {}, {}, [], {}
+    for one in sorted(pending.values(), key=lambda one: (one.queue_key, one.id)):
+        item = one.queue_key, one.id
+        bands.setdefault(one.queue_key[:2], {}).setdefault(one.user, []).append(item)
+        for parent in one.pending_dependencies:
             dependents.setdefault(parent, set()).add(one.id)
-        if one.slurm_key is not None:           # nor what waits in Slurm's queue
+        if one.current.slurm_key is not None:   # nor what waits in Slurm's queue
             handed[one.id] = one
         elif one.retry_at is not None:
             delayed.append((one.retry_at, one.id))
-        elif not one.unmet:                     # what must wait is not looked at
-            kinds.setdefault(nexus.kind_of(one), {}).setdefault((one.group, one.user), []).append(item)
-    assert made.kinds == kinds
+        elif not one.pending_dependencies:                     # what must wait is not looked at
+            classes.setdefault(nexus.request_class(one), {}).setdefault(one.user, {}).setdefault(one.group, []).append(item)
+    assert made.classes == classes and made.pending == bands
     assert made.handed == handed
     assert made.delayed == sorted(delayed)
     assert {parent: set(line) for parent, line in made.dependents.items()} == dependents
     assert made.running == {id: one for id, one in made.jobs.items() if one.status == nexus.RUNNING}
-    assert made.finished == {id: one for id, one in made.jobs.items() if one.status in nexus.FINAL}
+    ended = {id: one for id, one in made.jobs.items() if one.status in nexus.FINAL}
+    assert {one.id: one for one in nexus.list_finished(made)} == ended and len(made.finished) == len(ended)
     assert all(id == one.id for id, one in made.jobs.items())
     assert all(one.number < made.next_number for one in made.jobs.values())
     brought = {}
     for one in made.jobs.values():
         if one.key:
             brought.setdefault(one.key, []).append(one.id)
-    assert {key: sorted(line) for key, line in made.keys.items()} == {
-        key: sorted(line) for key, line in brought.items()}
-    counts = {}
-    for one in pending.values():
-        counts[one.priority] = counts.get(one.priority, 0) + 1
-    assert made.pending_by_priority == counts
-    kept = {}
-    for one in made.finished.values():
-        kept[one.user] = kept.get(one.user, 0) + 1
-    assert made.finished_by_user == kept
-    turns = {}
-    for one in pending.values():
-        turns.setdefault((one.priority, one.user), []).append(one.order[2])
-    assert made.turns == {place: sorted(line) for place, line in turns.items()}
+    assert made.keys == {key: sorted(line) for key, line in brought.items()}
 
 
 def dump(made):
-    """Every attribute of State, copied.  The order counts where it says something."""
-    return {
-        **{name: fact for name, fact in vars(made).items() if not isinstance(fact, (dict, list))},
-        "jobs": dict(made.jobs), "environments": dict(made.environments), "order": list(made.order),
-        "kinds": {kind: {group: list(line) for group, line in lines.items()} for kind, lines in made.kinds.items()},
-        "dependents": {parent: sorted(line) for parent, line in made.dependents.items()}, "delayed": list(made.delayed),
-        "groups": dict(made.groups), "seen": dict(made.seen), "running": dict(made.running),
-        "handed": dict(made.handed),
-        "keys": {key: sorted(line) for key, line in made.keys.items()},
-        "pending_by_priority": dict(made.pending_by_priority), "turns": {place: list(line) for place, line in made.turns.items()},
-        "finished": list(made.finished.items())}
+    """All of a State, copied."""
+    return {**{name: getattr(made, name) for name in nexus.FACTS}, "tables": {name: dict(made.tables[name]) for name in nexus.ROWS},
+            **indexes_of(made)}
 
 
 def letters(number):
@@ -116,7 +98,7 @@ def letters(number):
 
 
 def random_change(made, dice, number):
-    """One that fits, as the service makes them."""
+    """Puts as the service makes them."""
     jobs = list(made.jobs.values())
     pending = [one for one in jobs if one.status == nexus.PENDING]
     deeds = ["add"] * 4 + ["status"] * 3 + ["note", "move", "priority", "remove", "environment", "pause", "paused_gpus",
@@ -126,71 +108,73 @@ def random_change(made, dice, number):
         priority = dice.choice([0, 1, 1, 2])
         count = dice.choice([0, 1, 1, 0.5, 2])
         parents = tuple(dice.sample(sorted(made.jobs), min(len(jobs), dice.choice([0, 0, 1, 2]))))
-        return nexus.JobAdded(job(
-            letters(number), user=user, **nexus.next_place(made, priority, user), gpus=count,
+        return nexus.add_job(job(
+            letters(number), user=user, **nexus.next_place(made, priority), gpus=count,
             group=dice.choice([None, "g", "h"]), after=parents,
-            unmet=parents, gpu_mem_mib=dice.choice([None, 1024]), expected_time=dice.choice([None, 60.0, 600.0]),
+            pending_dependencies=parents, gpu_mem_mib=dice.choice([None, 1024]), expected_time=dice.choice([None, 60.0, 600.0]),
             gpu_ids=dice.choice([None, (0, 1)]) if count else None, key=dice.choice([None, None, "k1", "k2"])))
     one = dice.choice(jobs)
     if deed == "group":
-        return nexus.GroupChanged(nexus.Group(dice.choice("gh"), dice.randrange(3), dice.choice([None, "held"])))
+        name = dice.choice("gh")
+        return [nexus.Put("groups", name, nexus.Group(name, dice.randrange(3), dice.choice([None, "held"])))]
     if deed == "seen":
-        return nexus.LineSeen(dice.choice("abc"), dice.randrange(3))
+        return [nexus.Put("seen", dice.choice("abc"), dice.choice([None, 1, 2]))]
     if deed == "delay" and pending:
-        return nexus.JobChanged(dice.choice(pending).id, {"retry_at": dice.choice([None, NOW, NOW + 5])})
+        return [nexus.change_job(dice.choice(pending), retry_at=dice.choice([None, NOW, NOW + 5]))]
     if deed == "hand" and pending:
-        return nexus.JobChanged(dice.choice(pending).id, {
-            "slurm_key": dice.choice([None, "k", "k_2"]), "slurm_id": dice.choice([None, "12"])})
+        begun = nexus.begin_attempt(dice.choice(pending))
+        return [nexus.change_job(begun, slurm_key=dice.choice([None, "k", "k_2"]), slurm_id=dice.choice([None, "12"]))]
     if deed == "met" and pending:
-        return nexus.JobChanged(dice.choice(pending).id, {"unmet": ()})
+        return [nexus.change_job(dice.choice(pending), pending_dependencies=())]
     if deed == "status" and one.status in nexus.TRANSITIONS:
-        return nexus.change_status(one, dice.choice(sorted(nexus.TRANSITIONS[one.status])), NOW + number)
+        status = dice.choice(sorted(nexus.TRANSITIONS[one.status]))
+        return [nexus.change_status(nexus.begin_attempt(one, finished_at=None if status == "running" else NOW), status, NOW + number)]
     if deed == "move" and pending:
         one = dice.choice(pending)
         change = nexus.move_job(made, one, dice.randrange(len(pending) + 2))
-        return change or nexus.JobChanged(one.id, {"name": "unmoved"})
+        return [change or nexus.change_job(one, name="unmoved")]
     if deed == "priority" and pending:
         one = dice.choice(pending)
         priority = dice.choice([0, 1, 2])
-        order = dice.choice([(0, priority, one.number), one.order])
-        return nexus.JobChanged(one.id, {"priority": priority, "order": order})
+        queue_key = dice.choice([(0, priority, one.number), one.queue_key])
+        return [nexus.change_job(one, priority=priority, queue_key=queue_key)]
     if deed == "remove":
-        return nexus.JobsRemoved(tuple(dice.sample(sorted(made.jobs), min(len(jobs), dice.randrange(4)))))
+        return [nexus.Put("jobs", id, None) for id in dice.sample(sorted(made.jobs), min(len(jobs), dice.randrange(4)))]
     if deed == "environment":
-        return nexus.EnvironmentAdded(dice.choice("abc"), {"A": str(number)})
+        return [nexus.Put("environments", dice.choice("abc"), {"A": str(number)})]
     if deed == "pause":
-        return nexus.StateChanged({"paused": dice.random() < 0.5})
+        return facts_put(paused=dice.random() < 0.5)
     if deed == "paused_gpus":
-        return nexus.StateChanged({"paused_gpus": ("GPU-0",), "inventory": ((0, "GPU-0", "RTX 3090", 24576.0),)})
-    return nexus.JobChanged(one.id, {"pid": number, "peak_rss_mib": 1.5})
+        return facts_put(paused_gpus=("GPU-0",), inventory=((0, "GPU-0", "RTX 3090", 24576.0),))
+    return [nexus.change_job(one if one.attempts else nexus.begin_attempt(one), pid=number, peak_rss_mib=1.5)]
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_changes_keep_the_indexes_and_can_be_undone(seed):
+def test_puts_keep_the_indexes_and_puts_undo_them(seed):
     dice, made = random.Random(seed), nexus.State()
     for number in range(120):
-        change = random_change(made, dice, number)
-        before = dump(made)
-        undo = nexus.apply(made, change)
+        changes, before = random_change(made, dice, number), dump(made)
+        undo = put(made, *changes)
         check_indexes(made)
         after = dump(made)
-        undo()
-        assert dump(made) == before, f"step {number}: {change}"
+        put(made, *undo)
+        assert dump(made) == before, f"step {number}: {changes}"
         check_indexes(made)
-        nexus.apply(made, change)
-        assert dump(made) == after, f"step {number}: {change} again"
+        put(made, *changes)
+        assert dump(made) == after, f"step {number}: {changes} again"
+    rebuilt = state(*made.jobs.values(), groups=made.groups.values(), **{name: getattr(made, name) for name in nexus.FACTS})
+    assert indexes_of(rebuilt) == indexes_of(made), "they say nothing that the jobs do not say"
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_many_changes_are_undone_in_reverse_order(seed):
-    dice, made = random.Random(seed), nexus.State()
+def test_many_puts_are_undone_in_reverse_order(seed):
+    dice, made, undo = random.Random(seed), nexus.State(), []
     for number in range(60):
-        nexus.apply(made, random_change(made, dice, number))
-    before, undos = dump(made), []
+        put(made, *random_change(made, dice, number))
+    before = dump(made)
     for number in range(60, 140):
-        undos.append(nexus.apply(made, random_change(made, dice, number)))
-    for undo in reversed(undos):
-        undo()
+        undo = put(made, *random_change(made, dice, number)) + undo
+    put(made, *undo)
     assert dump(made) == before
     check_indexes(made)
 
@@ -198,29 +182,37 @@ def test_many_changes_are_undone_in_reverse_order(seed):
 def test_finished_jobs_stand_in_the_order_in_which_they_ended():
     made = state(job("aaa"), job("bbb", 2), job("ccc", 3))
     for id in ("bbb", "ccc", "aaa"):
-        nexus.apply(made, nexus.change_status(made.jobs[id], nexus.RUNNING, NOW))
-    for id in ("ccc", "aaa", "bbb"):
-        nexus.apply(made, nexus.change_status(made.jobs[id], nexus.COMPLETED, NOW))
-    assert list(made.finished) == ["ccc", "aaa", "bbb"]
+        put(made, nexus.change_status(made.jobs[id], nexus.RUNNING, NOW))
+    for at, id in enumerate(("ccc", "aaa", "bbb")):
+        put(made, nexus.change_status(made.jobs[id], nexus.COMPLETED, NOW + at))
+    assert [one.id for one in nexus.list_finished(made)] == ["ccc", "aaa", "bbb"]
 
 
-def test_a_job_named_twice_is_removed_once():
+def test_what_is_put_away_twice_is_gone():
     made = state(finished("aaa"), finished("bbb", number=2))
     before = dump(made)
-    undo = nexus.apply(made, nexus.JobsRemoved(("aaa", "aaa")))
+    undo = put(made, *[nexus.Put("jobs", "aaa", None)] * 2)
     assert list(made.jobs) == ["bbb"]
     check_indexes(made)
-    undo()
+    put(made, *undo)
     assert dump(made) == before
 
 
-KINDS = [  # reason, fields of two jobs, whether they are of one kind
+def test_a_fact_that_is_put_away_has_its_default():
+    made = state(paused=True)
+    undo = put(made, nexus.Put("facts", "paused", None))
+    assert made.paused is False
+    put(made, *undo)
+    assert made.paused is True
+
+
+CLASSES = [  # reason, fields of two jobs, whether they are of one request class
     ("the same", {}, {}, True),
     ("who wants it, and in which place, is nothing to it", {"group": "g", "priority": 0}, {"name": "x", "retries": 2}, True),
     ("a share", {"gpus": 0.5}, {"gpus": 0.51}, False), ("a hundredth more", {"gpus": 0.28}, {"gpus": 0.29}, False),
     ("the same share", {"gpus": 0.3}, {"gpus": 0.1 + 0.2}, True),
     ("other GPUs", {"gpu_ids": (0,)}, {}, False), ("memory", {"gpu_mem_mib": 1024}, {"gpu_mem_mib": 2048}, False),
-    ("after a CUDA out-of-memory", {"is_alone": True}, {}, False),
+    ("after a CUDA out-of-memory", {"exclusive": True}, {}, False),
     ("it says how long it takes", {"expected_time": 60}, {}, False),
     ("about as long", {"expected_time": 40}, {"expected_time": 60}, True),
     ("much longer", {"expected_time": 60}, {"expected_time": 600}, False),
@@ -228,9 +220,9 @@ KINDS = [  # reason, fields of two jobs, whether they are of one kind
 ]
 
 
-@pytest.mark.parametrize("reason, fields, others, expected", KINDS, ids=[case[0] for case in KINDS])
-def test_kind_of(reason, fields, others, expected):
-    assert (nexus.kind_of(job(**fields)) == nexus.kind_of(job(**others))) is expected, reason
+@pytest.mark.parametrize("reason, fields, others, expected", CLASSES, ids=[case[0] for case in CLASSES])
+def test_request_class(reason, fields, others, expected):
+    assert (nexus.request_class(job(**fields)) == nexus.request_class(job(**others))) is expected, reason
 
 
 SHARES = [  # GPUs, whether alone, hundredths of each
@@ -240,9 +232,9 @@ SHARES = [  # GPUs, whether alone, hundredths of each
 ]
 
 
-@pytest.mark.parametrize("gpus, is_alone, shares", SHARES)
-def test_list_shares(gpus, is_alone, shares):
-    assert nexus.list_shares(job(gpus=gpus, is_alone=is_alone)) == shares
+@pytest.mark.parametrize("gpus, exclusive, shares", SHARES)
+def test_list_shares(gpus, exclusive, shares):
+    assert nexus.list_shares(job(gpus=gpus, exclusive=exclusive)) == shares
 
 
 @pytest.mark.parametrize("cents", range(0, 400, 7))
@@ -253,17 +245,21 @@ def test_shares_add_up_to_what_was_asked_for(cents):
 # The end of a job, and of those that come after it
 
 
+def list_startable(made):
+    return sorted(id for users in made.classes.values() for groups in users.values() for line in groups.values() for _, id in line)
+
+
 def end(made, id, status, **facts):
     """{id: status} of the jobs that are changed; each change is made as it comes."""
     before = dict(made.jobs)
     for change in nexus.end_job(made, made.jobs[id], status, NOW, **facts):
-        nexus.apply(made, change)
+        put(made, change)
         check_indexes(made)
     return {one.id: one.status for one in made.jobs.values() if one != before[one.id]}
 
 
 def child(id, number, *parents, **fields):
-    return job(id, number, after=parents, unmet=parents, **fields)
+    return job(id, number, after=parents, pending_dependencies=parents, **fields)
 
 
 ENDS = [  # reason, jobs, status and facts of the first one's end, who is changed and what it is then, who may start then
@@ -290,7 +286,7 @@ ENDS = [  # reason, jobs, status and facts of the first one's end, who is change
 def test_end_job(reason, jobs, status, facts, changed, free):
     made = state(*jobs)
     assert end(made, "aaa", status, **facts) == changed, reason
-    assert sorted(id for lines in made.kinds.values() for line in lines.values() for _, id in line) == free
+    assert list_startable(made) == free
 
 
 PARENTS = [  # reason, what became of the parent, what its child's cause_line says
@@ -304,9 +300,10 @@ PARENTS = [  # reason, what became of the parent, what its child's cause_line sa
 def test_a_cancelled_child_names_its_parent(reason, facts, part):
     made = state(running("aaa"), child("bbb", 2, "aaa"), child("ccc", 3, "bbb"))
     end(made, "aaa", **facts)
-    assert made.jobs["bbb"].cause == made.jobs["ccc"].cause == "dependency" and part in made.jobs["bbb"].cause_line, reason
-    assert "job bbb, which was cancelled (dependency)" in made.jobs["ccc"].cause_line, "the next one up, not the first"
-    assert made.jobs["bbb"].finished_at == NOW and made.jobs["bbb"].status_history[-1] == ("cancelled", NOW)
+    assert made.jobs["bbb"].current.cause == made.jobs["ccc"].current.cause == "dependency"
+    assert part in made.jobs["bbb"].current.cause_line, reason
+    assert "job bbb, which was cancelled (dependency)" in made.jobs["ccc"].current.cause_line, "the next one up, not the first"
+    assert made.jobs["bbb"].current.finished_at == NOW and made.jobs["bbb"].status_history[-1] == ("cancelled", NOW)
     assert made.dependents == {}
 
 
@@ -314,8 +311,9 @@ def test_a_chain_of_thousands_ends_at_once():
     names = [letters(number) for number in range(3000)]
     made = state(running(names[0]), *[child(id, number, names[number - 1]) for number, id in enumerate(names) if number])
     for change in nexus.end_job(made, made.jobs[names[0]], "failed", NOW, cause="exit", exit_code=1):
-        nexus.apply(made, change)
-    assert made.order == [] and made.dependents == {} and {one.cause for one in made.finished.values()} == {"exit", "dependency"}
+        put(made, change)
+    causes = {one.current.cause for one in nexus.list_finished(made)}
+    assert not made.pending and made.dependents == {} and causes == {"exit", "dependency"}
 
 
 def test_what_has_ended_does_not_end_again():
@@ -327,57 +325,26 @@ def test_what_has_ended_does_not_end_again():
 
 def test_a_job_that_asks_for_other_gpus_is_of_another_kind():
     made = state(job("aaa"), job("bbb", 2))
-    undo = nexus.apply(made, nexus.JobChanged("aaa", {"gpus": 2}))
+    undo = put(made, nexus.change_job(made.jobs["aaa"], gpus=2))
     check_indexes(made)
-    undo()
+    put(made, *undo)
     check_indexes(made)
-
-
-MISFITS = [  # reason, change.  The journal is damaged, or another version's.
-    ("added twice", nexus.JobAdded(job("aaa"))),
-    ("an unknown job", nexus.JobChanged("zzz", {"pid": 1})),
-    ("an unknown job is removed", nexus.JobsRemoved(("aaa", "zzz"))),
-    ("a field that no job has", nexus.JobChanged("aaa", {"colour": "red"})),
-    ("a field that is no fact of the queue", nexus.StateChanged({"colour": "red"})),
-    ("one that is changed by jobs alone", nexus.StateChanged({"paused": True, "jobs": ()})),
-]
-
-
-@pytest.mark.parametrize("reason, change", MISFITS, ids=[case[0] for case in MISFITS])
-def test_a_change_that_does_not_fit_changes_nothing(reason, change):
-    made = state(job("aaa"), running("bbb", number=2))
-    before = dump(made)
-    with pytest.raises(KeyError):
-        nexus.apply(made, change)
-    assert dump(made) == before, reason
-
-
-def test_an_environment_is_stored_once():
-    made = nexus.State()
-    undo_first = nexus.apply(made, nexus.EnvironmentAdded("d", {"A": "1"}))
-    undo_second = nexus.apply(made, nexus.EnvironmentAdded("d", {"A": "1"}))
-    undo_second()
-    assert made.environments == {"d": {"A": "1"}}, "the first is still there: a job needs it"
-    undo_first()
-    assert made.environments == {}
 
 
 # The order of the queue
 
-orders = st.lists(st.integers(-3, 3), min_size=3, max_size=6).map(tuple)
+queue_keys = st.lists(st.integers(-3, 3), min_size=3, max_size=6).map(tuple)
 
 
-@given(orders, orders)
-def test_order_between_is_between(one, other):
+@given(queue_keys, queue_keys)
+def test_key_between_is_between(one, other):
     first, second = sorted([one, other])
     if first != second:
-        assert first < nexus.order_between(first, second) < second
+        assert first < nexus.key_between(first, second) < second
 
 
-@given(orders)
-def test_order_between_nothing_and_the_first_is_before_it(first):
-    made = nexus.order_between(None, first)
-    assert made < first and made[2] == first[2], "the sequence number stays one that was given out"
+def listed(made):
+    return [one.id for one in nexus.list_pending(made)]
 
 
 @pytest.mark.parametrize("seed", range(15))
@@ -388,9 +355,9 @@ def test_move_job_puts_it_where_it_was_asked_to(seed):
     for _ in range(300):
         if dice.random() < 0.03 and len(names) < 20:
             id = letters(len(names))
-            nexus.apply(made, nexus.JobAdded(job(id, **nexus.next_place(made, 1, "ann"))))
+            put(made, *nexus.add_job(job(id, **nexus.next_place(made, 1))))
             names.append(id)
-            assert [id for _, id in made.order] == names, "a new job comes last, whatever was moved"
+            assert listed(made) == names, "a new job comes last, whatever was moved"
         id, count = dice.choice(names), len(names)
         position = dice.choice([0, 1, dice.randrange(count), count - 1, count + 5])
         change = nexus.move_job(made, made.jobs[id], position)
@@ -399,105 +366,89 @@ def test_move_job_puts_it_where_it_was_asked_to(seed):
         names.insert(position, id)
         assert (change is None) == (names.index(id) == was), "no change, nothing to journal"
         if change:
-            assert list(change.facts) == ["order"]
-            nexus.apply(made, change)
-        assert [id for _, id in made.order] == names
+            assert change.value == nexus.replace(made.jobs[id], queue_key=change.value.queue_key)
+            put(made, change)
+        assert listed(made) == names
     check_indexes(made)
 
 
 def test_the_first_passes_priorities():
     made = state(job("low", priority=2), job("top", 2, priority=0))
-    nexus.apply(made, nexus.move_job(made, made.jobs["low"], 0))
-    nexus.apply(made, nexus.JobAdded(job("new", **nexus.next_place(made, 0, "ann"))))
-    assert [id for _, id in made.order] == ["low", "top", "new"]
+    put(made, nexus.move_job(made, made.jobs["low"], 0))
+    put(made, *nexus.add_job(job("new", **nexus.next_place(made, 0))))
+    assert listed(made) == ["low", "top", "new"]
 
 
 def test_lower_priority_numbers_run_first_and_equal_ones_in_the_order_of_their_coming():
     made = nexus.State()
     for id, priority in (("aaa", 1), ("bbb", 2), ("ccc", 0), ("ddd", 1), ("eee", -5)):
-        nexus.apply(made, nexus.JobAdded(job(id, **nexus.next_place(made, priority, "ann"))))
-    assert [id for _, id in made.order] == ["eee", "ccc", "aaa", "ddd", "bbb"]
+        put(made, *nexus.add_job(job(id, **nexus.next_place(made, priority))))
+    assert listed(made) == ["eee", "ccc", "aaa", "ddd", "bbb"]
 
 
-def queue_of(*deeds):
-    """The queue after `ann a` (she adds job a), `start a`, `cancel a`, `low a` (it gets priority 2), `front a`."""
-    made = nexus.State()
-    for deed in deeds:
-        verb, id = deed.split()
-        if verb == "start":
-            nexus.apply(made, nexus.change_status(made.jobs[id], nexus.RUNNING, NOW, attempt=1))
-        elif verb == "cancel":
-            nexus.apply(made, nexus.change_status(made.jobs[id], nexus.CANCELLED, NOW))
-        elif verb in ("low", "normal"):
-            priority = {"low": 2, "normal": 1}[verb]
-            nexus.apply(made, nexus.JobChanged(id, {"priority": priority, "order": nexus.place_in_priority(made, made.jobs[id], priority)}))
-        elif verb == "forget":
-            nexus.apply(made, nexus.change_status(made.jobs[id], nexus.COMPLETED, NOW))
-            nexus.apply(made, nexus.JobsRemoved((id,)))
-            made.started_turns.clear()          # as after a restart
-        elif verb == "front":
-            nexus.apply(made, nexus.move_job(made, made.jobs[id], 0))
-        else:
-            nexus.apply(made, nexus.JobAdded(job(id, user=verb, **nexus.next_place(made, 1, verb))))
-    check_indexes(made)
-    return " ".join(id for _, id in made.order)
-
-
-TURNS = [  # reason, what happens, the queue then
-    ("one user: in the order of their coming", ["ann a", "ann b", "ann c"], "a b c"),
-    ("users take turns", ["ann a", "ann b", "ann c", "bob d", "bob e"], "a d b e c"),
-    ("a third one too", ["ann a", "ann b", "bob c", "cyd d"], "a c d b"),
-    ("who comes later begins where the others are", ["ann a", "ann b", "ann c", "ann d", "start a", "start b", "bob e"], "e c d"),
-    ("and makes up for nothing", ["ann a", "ann b", "ann c", "ann d", "start a", "start b", "bob e", "bob f", "bob g"], "e c f d g"),
-    ("nor does one whose queue was empty", ["ann a", "start a", "bob b", "bob c", "bob d", "start b", "start c", "ann e", "ann f"],
-     "e d f"),
-    ("whose last one runs is not before those who have none", ["ann a", "start a", "ann b", "bob c"], "c b"),
-    ("what was cancelled counts for nothing", ["ann a", "ann b", "ann c", "ann d", "cancel b", "cancel c", "cancel d", "bob e", "ann f"],
-     "a e f"),
-    ("all cancelled", ["ann a", "ann b", "ann c", "cancel a", "cancel b", "cancel c", "bob d", "bob e", "ann f"], "d f e"),
-    ("a passed-over job makes none slow", ["ann x", "ann a", "ann b", "start a", "start b", "bob c", "bob d"], "x c d"),
-    ("each priority has its turns", ["ann a", "ann b", "bob c", "low a"], "c b a"),
-    ("back in the priority, back in the place", ["ann a", "ann b", "ann c", "low b", "normal b"], "a b c"),
-    ("back as the first one", ["ann a", "ann b", "ann c", "low a", "normal a"], "a b c"),
-    ("another's place is not taken", ["ann a", "ann b", "bob c", "bob d", "low b", "normal b"], "a c b d"),
-    ("changes of priority win no turn", ["ann a", "ann b", "bob c", "bob d", "low c", "low d", "normal d", "normal c"], "a d b c"),
-    ("who comes where only others wait begins with them", ["ann a", "ann b", "ann c", "start a", "start b", "forget a", "forget b", "bob d",
-     "bob e"], "d c e"),
-    ("what was moved to the front takes no turn from the others", ["ann a", "ann b", "ann c", "front c", "start c", "bob d"], "a d b"),
+MOVES = [  # reason, jobs as user and number, the one that is moved, position, the queue then
+    ("one user: where it was asked to", "a1 a2 a3", "a3", 1, "a1 a3 a2"),
+    ("the first is before everybody's", "a1 a2 b3 b4", "a2", 0, "a2 b3 a1 b4"),
+    ("the last of many users' is the last of its own", "a1 a2 b3 b4", "b3", 99, "a1 b4 a2 b3"),
+    ("also where its user has only this one", "a1 a2 b3", "b3", 99, "a1 b3 a2"),
+    ("between its user's own", "a1 a2 a3 b4", "a3", 1, "a1 b4 a3 a2"),
 ]
 
 
-@pytest.mark.parametrize("reason, deeds, queue", TURNS, ids=[case[0] for case in TURNS])
-def test_turns_of_users(reason, deeds, queue):
-    assert queue_of(*deeds) == queue, reason
+@pytest.mark.parametrize("reason, jobs, moved, position, expected", MOVES, ids=[case[0] for case in MOVES])
+def test_moves_among_several_users(reason, jobs, moved, position, expected):
+    made = state(*[job(name, int(name[1]), user=name[0]) for name in jobs.split()])
+    change = nexus.move_job(made, made.jobs[moved], position)
+    if change:
+        put(made, change)
+    assert " ".join(listed(made)) == expected, reason
 
 
-@given(st.lists(st.tuples(st.sampled_from(["ann", "bob", "cyd"]), st.booleans()), max_size=40))
-def test_whoever_waits_is_never_more_than_one_turn_behind(deeds):
-    """Between two starts of a user who has jobs waiting all along, nobody else starts more than two."""
-    made, starts = nexus.State(), []
-    for number, (user, is_start) in enumerate([*deeds, *[("ann", True)] * 40]):
-        if is_start and made.order:
-            waiting = {made.jobs[id].user for _, id in made.order}
-            first = made.jobs[made.order[0][1]]
-            nexus.apply(made, nexus.change_status(first, nexus.RUNNING, NOW, attempt=1))
-            starts.append((first.user, waiting))
-        elif not is_start:
-            nexus.apply(made, nexus.JobAdded(job(letters(number), user=user, **nexus.next_place(made, 1, user))))
-    for user in ("ann", "bob", "cyd"):
-        others = {}
-        for starter, waiting in starts:
-            if starter == user or user not in waiting:
-                others = {}
-            else:
-                others[starter] = others.get(starter, 0) + 1
-                assert others[starter] <= 2, starts
+@pytest.mark.parametrize("moved", ["a1", "a2", "a3", "a4"])
+@pytest.mark.parametrize("position", [1, 2, 3, 4])
+def test_a_move_among_jobs_with_and_without_gpus(moved, position):
+    """Where several users wait, one's jobs without a GPU may stand before his others: it counts where those of its kind stand."""
+    made = state(*[job(name, int(name[1]), user=name[0], gpus=gpus) for name, gpus in zip(("a1", "a2", "a3", "a4", "b5"), (1, 1, 0, 0, 1))])
+    others = [id for id in listed(made) if id != moved]
+    own = {id for id in others if nexus.share_key(made.jobs[id]) == nexus.share_key(made.jobs[moved])}
+    change = nexus.move_job(made, made.jobs[moved], position)
+    if change:
+        put(made, change)
+    place = listed(made).index(moved)
+    assert own & set(listed(made)[:place]) == own & set(others[:position])
+
+
+def test_who_has_just_had_a_gpu_comes_after_who_has_not():
+    waiting = [job("w1", 1, user="ann"), job("w2", 2, user="bob")]
+    assert listed(state(*waiting, finished("abc", user="ann"))) == ["w2", "w1"]
+    assert listed(state(*waiting, finished("abc", user="ann"), finished("abd", user="bob", started_at=NOW - 50))) == ["w1", "w2"]
+
+
+SHARING = [  # reason, running jobs (user, GPUs), waiting ones (user, GPUs, priority) in the order of their coming, the users as they start
+    ("one user: in the order of their coming", [], [("a", 1, 1), ("a", 2, 1), ("a", 1, 1)], "a a a"),
+    ("by turns, who came first begins", [], [("a", 1, 1), ("a", 1, 1), ("a", 1, 1), ("b", 1, 1), ("b", 1, 1)], "a b a b a"),
+    ("a third one, too", [], [("a", 1, 1), ("a", 1, 1), ("b", 1, 1), ("c", 1, 1)], "a b c a"),
+    ("who has fewer GPUs in use", [("a", 2)], [("a", 1, 1), ("b", 1, 1), ("b", 1, 1), ("b", 1, 1)], "b b b a"),
+    ("large jobs count as what they take", [], [("a", 4, 1), ("a", 1, 1), *[("b", 1, 1)] * 5], "a b b b b a b"),
+    ("shares, too", [], [("a", 0.5, 1), ("a", 0.5, 1), ("a", 0.5, 1), ("b", 1, 1), ("b", 1, 1)], "a b a a b"),
+    ("a priority is before all shares", [("a", 8)], [("b", 1, 1), ("a", 1, 0), ("b", 1, 1)], "a b b"),
+    ("what starts in one priority counts in the next", [], [("a", 2, 0), ("a", 1, 1), ("b", 1, 1), ("b", 1, 1)], "a b b a"),
+    ("GPUs in use do not count for CPU slots", [("a", 8)], [("a", 0, 1), ("a", 0, 1), ("b", 0, 1), ("b", 0, 1)], "a b a b"),
+]
+
+
+@pytest.mark.parametrize("reason, busy, waiting, expected", SHARING, ids=[case[0] for case in SHARING])
+def test_users_share_the_gpus(reason, busy, waiting, expected):
+    made = state(*[running(f"r{n}", tuple(range(gpus)), user=user) for n, (user, gpus) in enumerate(busy)],
+                 *[job(f"w{n}", n, user=user, gpus=gpus, priority=priority) for n, (user, gpus, priority) in enumerate(waiting)])
+    assert " ".join(one.user for one in nexus.list_pending(made)) == expected, reason
+    check_indexes(made)
 
 
 # What a submission may say
 
 ACCEPTED = [  # reason, keys beside the command, field, value
-    ("the least", {}, "gpus", None),
+    ("the least", {}, "job", {"command": "ls"}),
     ("a CPU job", {"gpus": 0}, "gpus", 0),
     ("GPUs by index", {"gpu_ids": [5, 0, 5]}, "gpu_ids", (0, 5)),
     ("as the command line writes them", {"gpu_ids": "0-3,5"}, "gpu_ids", (0, 1, 2, 3, 5)),
@@ -529,6 +480,8 @@ ACCEPTED = [  # reason, keys beside the command, field, value
     ("no time limit, whatever the configuration says", {"timeout_seconds": 0}, "timeout_seconds", 0),
     ("half a second", {"timeout_seconds": 0.5}, "timeout_seconds", 0.5), ("as it expects", {"expected_time": 60}, "expected_time", 60),
     ("a conda environment by path", {"conda": "/opt/envs/a b"}, "conda", "/opt/envs/a b"),
+    ("a time in words", {"timeout_seconds": "1h30m"}, "timeout_seconds", 5400),
+    ("memory in words", {"gpu_mem_mib": "10G"}, "gpu_mem_mib", 10240),
     ("a model", {"llm": "qwen2.5-7b-inst"}, "llm", "qwen2.5-7b-inst"), ("--cuda", {"cuda_arg": True}, "cuda_arg", True),
     ("once", {"unique": True}, "unique", True),
     ("a snapshot", {"snapshot": "a" * 40, "snapshot_repo": "/home/ann/x", "cwd": "/home/ann/x/y"}, "snapshot", "a" * 40),
@@ -538,12 +491,20 @@ ACCEPTED = [  # reason, keys beside the command, field, value
 
 @pytest.mark.parametrize("reason, keys, field, value", ACCEPTED, ids=[case[0] for case in ACCEPTED])
 def test_parse_submission(reason, keys, field, value):
-    assert getattr(nexus.parse_submission({"command": "ls", **keys}), field) == value, reason
+    [asked] = nexus.parse_submission({"command": "ls", **keys})
+    assert getattr(asked if field in nexus.Asked.__slots__ else asked_job(asked), field) == value, reason
+
+
+def asked_job(asked):
+    """The job that is asked for; by default with one GPU."""
+    made = job(**{"name": None, "cwd": None, **asked.job})
+    nexus.check_gpus(made)
+    return made
 
 
 REFUSED = [  # reason, submission, what the message names
-    ("a list", [], "JSON object"),
-    ("a text", "ls", "JSON object"),
+    ("a list", [], "a job must be an object"),
+    ("a text", "ls", "a job must be an object"),
     ("no command", {}, "command"),
     ("an empty command", {"command": " \n"}, "command"),
     ("a command that is a list", {"command": ["ls"]}, "command"),
@@ -591,7 +552,7 @@ REFUSED = [  # reason, submission, what the message names
     ("a share more than named", {"command": "ls", "gpus": 1.5, "gpu_ids": [0]}, "1.5 GPUs"),
     ("memory for a CPU job", {"command": "ls", "gpus": 0, "gpu_mem_mib": 5}, "gpu_mem_mib"),
     ("--cuda for a CPU job", {"command": "ls", "gpus": 0, "cuda_arg": True}, "cuda_arg"),
-    ("memory with its unit", {"command": "ls", "gpu_mem_mib": "10G"}, "gpu_mem_mib"),
+    ("memory with its unit", {"command": "ls", "gpu_mem_mib": "10"}, "gpu_mem_mib"),
     ("no memory", {"command": "ls", "gpu_mem_mib": 0}, "gpu_mem_mib must be a whole number from 1"),
     ("a limit without a group", {"command": "ls", "max_concurrent": 2}, "max_concurrent"),
     ("a limit of none", {"command": "ls", "group": "g", "max_concurrent": 0}, "max_concurrent"),
@@ -605,7 +566,8 @@ REFUSED = [  # reason, submission, what the message names
     ("half a retry", {"command": "ls", "retries": 0.5}, "retries"),
     ("true retries", {"command": "ls", "retries": True}, "retries"),
     ("a limit below zero", {"command": "ls", "timeout_seconds": -1}, "timeout_seconds"),
-    ("a limit in words", {"command": "ls", "timeout_seconds": "2h"}, "timeout_seconds"),
+    ("a limit of years in words", {"command": "ls", "timeout_seconds": "99w"}, "timeout_seconds must be a number from 0 to"),
+    ("a limit in words", {"command": "ls", "timeout_seconds": "two hours"}, "timeout_seconds"),
     ("no limit at all", {"command": "ls", "timeout_seconds": float("inf")}, "timeout_seconds"),
     ("a limit that is none", {"command": "ls", "timeout_seconds": float("nan")}, "timeout_seconds"),
     ("no time expected", {"command": "ls", "expected_time": 0}, "expected_time"),
@@ -622,7 +584,7 @@ REFUSED = [  # reason, submission, what the message names
 @pytest.mark.parametrize("reason, data, part", REFUSED, ids=[case[0] for case in REFUSED])
 def test_parse_submission_refuses(reason, data, part):
     with pytest.raises(nexus.NexusError) as caught:
-        nexus.parse_submission(data)
+        asked_job(nexus.parse_submission(data)[0])
     assert caught.value.kind == "usage" and part in caught.value.message, reason
     assert caught.value.hint and len(caught.value.message) < 300
 
@@ -634,7 +596,7 @@ def test_an_unknown_key_is_told_the_nearest():
 
 
 submissions = json_values | st.fixed_dictionaries({"command": texts | json_values}, optional={
-    **{key: json_values for key in nexus.SUBMISSION_PARSERS if key != "command"},
+    **{key: json_values for key in nexus.ASKED if key != "command"},
     "gpus": st.integers(-1, 4) | st.floats(-1, 4) | json_values,
     "gpu_ids": st.lists(st.integers(-1, 4)) | texts | json_values,
     "priority": st.sampled_from(["low", "9", "٣"]) | json_values,
@@ -645,15 +607,16 @@ submissions = json_values | st.fixed_dictionaries({"command": texts | json_value
 @given(submissions)
 def test_parse_submission_raises_nothing_else(data):
     try:
-        asked = nexus.parse_submission(data)
+        asked = nexus.parse_submission(data)[0]
+        made = asked_job(asked)
     except nexus.NexusError as error:
         assert error.kind == "usage" and error.message
     else:
-        assert asked.command.strip() and "\0" not in asked.command
-        assert asked.gpu_ids is None or (asked.gpu_ids and list(asked.gpu_ids) == sorted(set(asked.gpu_ids)))
-        assert asked.cwd is None or asked.cwd.startswith("/")
-        assert asked.gpus is None or abs(asked.gpus * 100 - round(asked.gpus * 100)) < 1e-6
-        assert set(data) <= set(nexus.SUBMISSION_FIELDS)
+        assert made.command.strip() and "\0" not in made.command
+        assert made.gpu_ids is None or (made.gpu_ids and list(made.gpu_ids) == sorted(set(made.gpu_ids)))
+        assert made.cwd is None or made.cwd.startswith("/")
+        assert abs(made.gpus * 100 - round(made.gpus * 100)) < 1e-6
+        assert set(data) <= set(nexus.ASKED)
         assert all(isinstance(text, str) for text in (*asked.env, *asked.env.values()))
 
 
@@ -680,92 +643,52 @@ def test_what_can_be_read_can_be_refused_however_deep_it_is(key):
             nexus.parse_submission(nexus.parse_json(text(depth), "the body"))
 
 
-def test_of_whom_the_history_is_shortened():
+def test_of_whom_the_history_is_shortened(monkeypatch):
     """One user's thousand end nobody else's."""
     made = nexus.State()
     for number in range(30):
         user = "bob" if number in (0, 7, 20) else "ann" if number < 12 else "cyd"
-        nexus.apply(made, nexus.JobAdded(job(letters(number), number, user=user, status="completed")))
+        put(made, *nexus.add_job(job(letters(number), number, user=user, status="completed")))
+    monkeypatch.setattr(nexus, "TRIMMED_AT_ONCE", 4)
+    assert len(nexus.choose_trimmed(made, 12)) == 4, "no more at once"
+    monkeypatch.undo()
     gone = nexus.choose_trimmed(made, 12)
     assert [one.user for one in gone].count("bob") == 0 and len(gone) == 18
-    left = [one.user for one in made.finished.values() if one not in gone]
+    left = [one.user for one in nexus.list_finished(made) if one not in gone]
     assert (left.count("ann"), left.count("bob"), left.count("cyd")) in ((4, 3, 5), (5, 3, 4))
-    assert [one.number for one in gone if one.user == "cyd"] == sorted(one.number for one in made.finished.values() if one.user == "cyd")[
-        :len([one for one in gone if one.user == "cyd"])], "the oldest of each"
+    cyds = [one.number for one in nexus.list_finished(made) if one.user == "cyd"]
+    lost = [one.number for one in gone if one.user == "cyd"]
+    assert lost == cyds[: len(lost)], "the oldest of each"
 
 
 def test_what_slurm_has_waits_there_and_not_here():
     made = state(job("aaa", 1), job("bbb", 2, slurm_key="k", attempt=1))
-    assert list(made.handed) == ["bbb"] and [job_id for _, job_id in made.order] == ["aaa", "bbb"]
-    assert [job_id for lanes in made.kinds.values() for waiting in lanes.values() for _, job_id in waiting] == ["aaa"]
-    undo = nexus.apply(made, nexus.JobChanged("bbb", {"slurm_id": "12"}))
-    assert made.handed["bbb"].slurm_id == "12"
-    undo()
-    assert made.handed["bbb"].slurm_id is None
-    nexus.apply(made, nexus.JobChanged("bbb", {"slurm_key": None}))
-    assert not made.handed and len(next(iter(next(iter(made.kinds.values())).values()))) == 2
-    nexus.apply(made, nexus.JobChanged("aaa", {"slurm_key": "k"}))
-    nexus.apply(made, nexus.change_status(made.jobs["aaa"], nexus.RUNNING, 1.0))
+    assert list(made.handed) == ["bbb"] and listed(made) == ["aaa", "bbb"]
+    assert list_startable(made) == ["aaa"]
+    undo = put(made, nexus.change_job(made.jobs["bbb"], slurm_id="12"))
+    assert made.handed["bbb"].current.slurm_id == "12"
+    put(made, *undo)
+    assert made.handed["bbb"].current.slurm_id is None
+    put(made, nexus.change_job(made.jobs["bbb"], slurm_key=None))
+    assert not made.handed and list_startable(made) == ["aaa", "bbb"]
+    put(made, nexus.change_job(nexus.begin_attempt(made.jobs["aaa"]), slurm_key="k"))
+    put(made, nexus.change_status(made.jobs["aaa"], nexus.RUNNING, 1.0))
     assert not made.handed and list(made.running) == ["aaa"]
-
-
-# What another nexus asks for
-
-ORDER = {"id": "abc", "attempt": 1, "user": "ann", "is_stopped": False, "path": "/usr/bin", "job": {"command": "true"}, "code": None}
-ORDERS = {"head": "0-1234", "submit": [ORDER], "stop": [["abd", 1]], "withdraw": [["abe", 2]], "collected": []}
-SYNC = {"head": "0-1234", "since": None, "logs": {"abc": [1, 0, 5]}, "wait_seconds": 10}
-
-
-def test_parse_orders():
-    orders = nexus.parse_orders(ORDERS)
-    assert (orders.head, orders.stop, orders.withdraw, orders.collected) == ("0-1234", (("abd", 1),), (("abe", 2),), ())
-    order, = orders.submit
-    assert (order.id, order.attempt, order.user, order.is_stopped, order.path, order.code) == ("abc", 1, "ann", False, "/usr/bin", None)
-    assert order.submission.id == "abc" and order.submission.command == "true"
-    assert nexus.parse_orders({**ORDERS, "submit": [{**ORDER, "code": "cHJpbnQ="}]}).submit[0].code == b"print"
-
-
-def test_parse_sync():
-    asked = nexus.parse_sync(SYNC)
-    assert (asked.head, asked.since, asked.logs, asked.wait_seconds) == ("0-1234", None, {"abc": (1, 0, 5)}, 10)
-    assert nexus.parse_sync({**SYNC, "since": 7, "wait_seconds": 1e6}) == nexus.SyncAsked("0-1234", 7, asked.logs, 60.0)
-
-
-WRONG_ORDERS = [  # reason, what is otherwise
-    ("no head", {"head": None}), ("jobs that are none", {"submit": 5}), ("a job without an attempt", {"submit": [{"id": "abc"}]}),
-    ("an id that is none", {"submit": [{**ORDER, "id": "0"}]}), ("an attempt below 0", {"submit": [{**ORDER, "attempt": -1}]}),
-    ("a command that is none", {"submit": [{**ORDER, "job": {"command": 5}}]}), ("no job", {"submit": [{**ORDER, "job": []}]}),
-    ("code that is no base64", {"submit": [{**ORDER, "code": "%"}]}), ("half a pair", {"stop": [["abc"]]}),
-    ("no pairs", {"withdraw": ["abc"]}), ("an unknown key of a job", {"submit": [{**ORDER, "job": {"command": "x", "host": "y"}}]}),
-]
-
-
-@pytest.mark.parametrize("reason, keys", WRONG_ORDERS, ids=[case[0] for case in WRONG_ORDERS])
-def test_parse_orders_refuses(reason, keys):
-    with pytest.raises(nexus.NexusError) as caught:
-        nexus.parse_orders({**ORDERS, **keys})
-    assert caught.value.kind == "usage"
-
-
-def changed(known):
-    """A good value of JSON with something else at one place or more."""
-    return st.fixed_dictionaries({key: st.just(good) | json_values for key, good in known.items()})
-
-
-@given(json_values | changed(ORDERS) | changed(ORDER).map(lambda order: {**ORDERS, "submit": [order]}))
-def test_whatever_comes_is_orders_or_refused(data):
-    with contextlib.suppress(nexus.NexusError):
-        assert isinstance(nexus.parse_orders(data), nexus.Orders)
-
-
-@given(json_values | changed(SYNC) | json_values.map(lambda logs: {**SYNC, "logs": logs})
-       | json_values.map(lambda offsets: {**SYNC, "logs": {"abc": offsets}}))
-def test_whatever_comes_is_a_question_or_refused(data):
-    with contextlib.suppress(nexus.NexusError):
-        assert isinstance(nexus.parse_sync(data), nexus.SyncAsked)
 
 
 def test_what_another_nexus_has_not_collected_stays():
     jobs = [finished("aaa", head="0-1234"), finished("aab", head="0-1234", is_collected=True), finished("aac"), finished("aad")]
     assert [job.id for job in nexus.choose_trimmed(state(*jobs), 2)] == ["aab", "aac"]
     assert [job.id for job in nexus.choose_trimmed(state(*jobs), 0)] == ["aab", "aac", "aad"]
+
+
+ORDERS_BEFORE = [  # what was kept as `order` (rank, priority, turn, sequence number, ...), queue_key
+    ([0, 1, 5, 9], (0, 1, 9)), ([-1, 1, 5, 9], (-1, 1, 9)), ([0, 1, 5, 9, 0, -1], (0, 1, 9, 0, -1)), ([0, 1, 9], (0, 1, 9))]
+
+
+@pytest.mark.parametrize("order, queue_key", ORDERS_BEFORE)
+def test_the_order_of_an_older_nexus_is_the_queue_key(order, queue_key):
+    fields = json.loads(nexus.encode_json(job(number=9)))
+    del fields["queue_key"]
+    kept = nexus.decode_job({**fields, "order": order, "passed_over_at": NOW})
+    assert kept.queue_key == queue_key

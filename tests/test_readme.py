@@ -34,18 +34,24 @@ def test_commands_exist(name):
 
 
 def test_options_exist():
-    known = {flag for command in nexus.COMMANDS for argument in command.arguments for flag in argument[0]}
+    commands = [each for command in nexus.COMMANDS for each in (command, *command.verbs)]
+    known = {flag for command in commands for argument in command.arguments for flag in argument[0]}
     blocks = "\n".join(line for line in README.splitlines() if line.startswith("nexus "))
     used = set(re.findall(r"(?<!\S)(--[a-z-]+)", re.sub(r'"[^"]*"', "", blocks)))
     assert used <= known
 
 
 def test_config_keys_exist():
-    keys = {setting.key for setting in nexus.SETTINGS}
+    keys = {key for table in nexus.SECTIONS.values() for key in nexus.fields_of(type(table))}
     named = set(re.findall(r"`(?:\[[a-z]+\] )?([a-z]+_[a-z_]+)(?: = [^`]*)?`", README))
     ours = {"jobs_file", "llm_config", "log_format", "allowed_script_paths", "max_memory_gb", "max_running", "guard_failures",
             "reserve_after_seconds", "launch_attempts", "jobs_file_interval_seconds"}
     assert ours <= named & keys
+
+
+def test_addresses_are_those_nexus_has():
+    """`localhost` may be an address that another user has."""
+    assert "127.0.0.1:6234" in README and "localhost:" not in README
 
 
 # What is typed at a shell: as it stands there, but for the port, the host and the ids of the jobs
@@ -73,7 +79,7 @@ def test_curl_and_wget_lines(block):
         setting = ""
         for line in list_calls(block):
             if line.startswith("export "):
-                setting = line.replace("http://gpubox:6234", f"http://localhost:{box.port}") + "; "
+                setting = line.replace("http://gpubox:6234", f"http://127.0.0.1:{box.port}") + "; "
                 continue
             line = line.replace("6234", str(box.port)).replace("--cwd /data/bob", "--cwd /tmp").replace('"python train.py"', '"true"')
             line = line.replace("/home/me/exp", "/tmp")

@@ -1,18 +1,28 @@
 """Section 6: what to do next, decided from values alone."""
 
 import heapq
+import json
 import random
 import re
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from makers import GB, NOW, config, finished, foreign, gpu, job, ours, running, state, texts
+from makers import GB, NOW, config, finished, foreign, gpu, job, ours, put, running, state
 
 import nexus
 
 LONG_AGO = NOW - 3600
-PASSED = {"passed_over_at": LONG_AGO}
+WAITED = {"created_at": LONG_AGO}
+
+
+def words(one, made, settings=None):
+    """Why a job waits, as lists say it."""
+    return nexus.format_reason(nexus.find_reason(one, made, settings or config(), NOW))
+
+
+def verdicts(one, made):
+    return [(there.node, there.index, why and why.detail) for there, why in nexus.list_verdicts(one, made.board, config().gpu, NOW)]
 
 
 def started(made):
@@ -26,8 +36,8 @@ def letters(number):
 
 
 def failed_attempt(number, cause="exit", indices=(0,), code=1):
-    """As judge() keeps it."""
-    return (number, NOW - 60, NOW - 30, 30.0, code, cause, tuple(indices))
+    return nexus.Attempt(number, gpu_indices=tuple(indices), started_at=NOW - 60, finished_at=NOW - 30, runtime_seconds=30.0,
+                         exit_code=code, cause=cause)
 
 
 REST = running("rrr", (1,), expected_time=600)                # it runs on GPU 1 since a minute
@@ -38,7 +48,7 @@ PLANS = [  # reason, jobs, GPUs, keys of the configuration, {job id: GPU indices
     ("a free GPU", [job("aaa")], [gpu(0)], {}, {"aaa": (0,)}),
     ("first come, first served", [job("bbb", 2), job("aaa", 1)], [gpu(0)], {}, {"aaa": (0,)}),
     ("priority before age", [job("aaa", 1), job("bbb", 2, priority=0)], [gpu(0)], {}, {"bbb": (0,)}),
-    ("the rank before priority: it was moved to the front", [job("aaa", 1, priority=0), job("bbb", order=(-1, 2, 2))],
+    ("the rank before priority: it was moved to the front", [job("aaa", 1, priority=0), job("bbb", queue_key=(-1, 2, 2))],
      [gpu(0)], {}, {"bbb": (0,)}),
     ("two jobs, two GPUs", [job("aaa", 1), job("bbb", 2)], [gpu(0), gpu(1)], {}, {"aaa": (0,), "bbb": (1,)}),
     ("several GPUs for one", [job("aaa", gpus=2)], [gpu(0), gpu(1), gpu(2)], {}, {"aaa": (0, 1)}),
@@ -54,7 +64,7 @@ PLANS = [  # reason, jobs, GPUs, keys of the configuration, {job id: GPU indices
      [gpu(0), gpu(1)], {}, {"aaa": (0,)}),
     ("another user's process", [job("aaa")], [gpu(0, processes=(foreign(),))], {}, {}),
     ("shared with others", [job("aaa")], [gpu(0, processes=(foreign(),))], {"share_with_others": True}, {"aaa": (0,)}),
-    ("a job astray, on a GPU that it was not given", [job("aaa")], [gpu(0, processes=(foreign(name="python of job abc"),))], {}, {}),
+    ("a job astray, on a GPU that it was not given", [job("aaa")], [gpu(0, processes=(foreign(stray_job="abc"),))], {}, {}),
     ("MPS, which stays", [job("aaa")], [gpu(0, memory_used_mib=30.0, processes=(
         foreign(name="nvidia-cuda-mps", memory_mib=30.0),))], {}, {"aaa": (0,)}),
     ("what others use through MPS", [job("aaa")], [gpu(0, memory_used_mib=20.0 * GB, processes=(
@@ -95,35 +105,35 @@ PLANS = [  # reason, jobs, GPUs, keys of the configuration, {job id: GPU indices
     ("it was lowered while more ran", [running("rrr"), running("sss", (1,), number=2), job("aaa", 3)],
      [gpu(0), gpu(1), gpu(2)], {"max_running": 1}, {}),
     ("passed over long enough: the free GPU is kept",
-     [running("rrr", (1,)), job("aaa", 2, gpus=2, **PASSED), job("bbb", 3)], [gpu(0), gpu(1)], {}, {}),
-    ("passed over not long enough", [running("rrr", (1,)), job("aaa", 2, gpus=2, passed_over_at=NOW - 299),
+     [running("rrr", (1,)), job("aaa", 2, gpus=2, **WAITED), job("bbb", 3)], [gpu(0), gpu(1)], {}, {}),
+    ("passed over not long enough", [running("rrr", (1,)), job("aaa", 2, gpus=2, created_at=NOW - 299),
                                      job("bbb", 3)],
      [gpu(0), gpu(1)], {}, {"bbb": (0,)}),
-    ("only as many are kept as it needs", [running("rrr", (3,)), job("aaa", 2, gpus=4, **PASSED), job("bbb", 3)],
+    ("only as many are kept as it needs", [running("rrr", (3,)), job("aaa", 2, gpus=4, **WAITED), job("bbb", 3)],
      [gpu(0), gpu(1), gpu(2), gpu(3), gpu(4)], {}, {"aaa": (0, 1, 2, 4)}),
     ("nothing is kept of those it may not have",
-     [running("rrr", (0,)), job("aaa", 2, gpu_ids=(0,), **PASSED), job("bbb", 3)], [gpu(0), gpu(1)], {}, {"bbb": (1,)}),
-    ("CPU jobs pass a job that keeps GPUs", [running("rrr", (1,)), job("aaa", 2, gpus=2, **PASSED),
+     [running("rrr", (0,)), job("aaa", 2, gpu_ids=(0,), **WAITED), job("bbb", 3)], [gpu(0), gpu(1)], {}, {"bbb": (1,)}),
+    ("CPU jobs pass a job that keeps GPUs", [running("rrr", (1,)), job("aaa", 2, gpus=2, **WAITED),
                                              job("bbb", 3, gpus=0)],
      [gpu(0), gpu(1)], {}, {"bbb": ()}),
     ("who stands before it takes what is free",
-     [running("rrr", (1,)), job("aaa", 1, priority=0), job("bbb", 2, gpus=2, **PASSED),
+     [running("rrr", (1,)), job("aaa", 1, priority=0), job("bbb", 2, gpus=2, **WAITED),
      job("ccc", 3)], [gpu(0), gpu(1)], {}, {"aaa": (0,)}),
     ("one that starts now gives its GPU back too, so the other is kept",
-     [job("aaa", 1, priority=0), job("bbb", 2, gpus=2, **PASSED), job("ccc", 3)], [gpu(0), gpu(1)], {}, {"aaa": (0,)}),
-    ("nothing is kept for a job that asks for more than there are", [job("aaa", 1, gpus=3, **PASSED), job("bbb", 2)],
+     [job("aaa", 1, priority=0), job("bbb", 2, gpus=2, **WAITED), job("ccc", 3)], [gpu(0), gpu(1)], {}, {"aaa": (0,)}),
+    ("nothing is kept for a job that asks for more than there are", [job("aaa", 1, gpus=3, **WAITED), job("bbb", 2)],
      [gpu(0), gpu(1)], {}, {"bbb": (0,)}),
-    ("nor beside a lost GPU", [job("aaa", 1, gpus=2, **PASSED), job("bbb", 2)], [gpu(0), gpu(1, fault="GPU is lost")],
+    ("nor beside a lost GPU", [job("aaa", 1, gpus=2, **WAITED), job("bbb", 2)], [gpu(0), gpu(1, fault="GPU is lost")],
      {}, {"bbb": (0,)}),
-    ("nor beside another user's", [job("aaa", 1, gpus=2, **PASSED), job("bbb", 2)],
+    ("nor beside another user's", [job("aaa", 1, gpus=2, **WAITED), job("bbb", 2)],
      [gpu(0), gpu(1, processes=(foreign(),))], {}, {"bbb": (0,)}),
     ("nor beside one that is paused when its job has ended",
-     [running("rrr", (1,)), job("aaa", 2, gpus=2, **PASSED), job("bbb", 3)],
+     [running("rrr", (1,)), job("aaa", 2, gpus=2, **WAITED), job("bbb", 3)],
      [gpu(0), gpu(1, is_paused=True)], {}, {"bbb": (0,)}),
     ("nor beside a lost one whose job still hangs",
-     [running("rrr", (1,)), job("aaa", 2, gpus=2, **PASSED), job("bbb", 3)],
+     [running("rrr", (1,)), job("aaa", 2, gpus=2, **WAITED), job("bbb", 3)],
      [gpu(0), gpu(1, fault="GPU is lost")], {}, {"bbb": (0,)}),
-    ("what comes after others is not looked at", [running("rrr"), job("aaa", 2, unmet=("rrr",))], [gpu(0), gpu(1)], {}, {}),
+    ("what comes after others is not looked at", [running("rrr"), job("aaa", 2, pending_dependencies=("rrr",))], [gpu(0), gpu(1)], {}, {}),
     ("nor what waits for its next attempt", [job("aaa", retry_at=NOW + 5), job("bbb", 2)], [gpu(0)], {}, {"bbb": (0,)}),
     # shares
     ("two halves", [job("aaa", gpus=0.5), job("bbb", 2, gpus=0.5)], [gpu(0), gpu(1)], {}, {"aaa": (0,), "bbb": (0,)}),
@@ -181,55 +191,50 @@ PLANS = [  # reason, jobs, GPUs, keys of the configuration, {job id: GPU indices
     ("in a container, where no process shows", [running("rrr", gpus=0.5), job("aaa", 2, gpus=0.5)],
      [gpu(0, memory_used_mib=23 * GB)], {}, {"aaa": (0,)}),
     # after a CUDA out-of-memory
-    ("alone: another place", [job("aaa", is_alone=True, attempts=(failed_attempt(1, "cuda-oom"),))], [gpu(0), gpu(1)], {}, {"aaa": (1,)}),
-    ("alone: the emptiest", [job("aaa", is_alone=True, attempts=(failed_attempt(1, "cuda-oom"),))],
+    ("alone: another place", [job("aaa", exclusive=True, attempts=(failed_attempt(1, "cuda-oom"),))], [gpu(0), gpu(1)], {}, {"aaa": (1,)}),
+    ("alone: the emptiest", [job("aaa", exclusive=True, attempts=(failed_attempt(1, "cuda-oom"),))],
      [gpu(0, memory_used_mib=2 * GB), gpu(1, memory_used_mib=3 * GB), gpu(2, memory_used_mib=GB), gpu(3, memory_used_mib=GB)], {},
      {"aaa": (2,)}),
-    ("alone: the largest", [job("aaa", is_alone=True)], [gpu(0), gpu(1, memory_total_mib=80 * GB)], {}, {"aaa": (1,)}),
-    ("alone: of those it may have", [job("aaa", is_alone=True, gpu_ids=(0,), attempts=(failed_attempt(1, "cuda-oom"),))],
+    ("alone: the largest", [job("aaa", exclusive=True)], [gpu(0), gpu(1, memory_total_mib=80 * GB)], {}, {"aaa": (1,)}),
+    ("alone: of those it may have", [job("aaa", exclusive=True, gpu_ids=(0,), attempts=(failed_attempt(1, "cuda-oom"),))],
      [gpu(0), gpu(1)], {}, {"aaa": (0,)}),
-    ("alone: a share is a whole GPU now", [running("rrr", gpus=0.5), job("aaa", 2, gpus=0.5, is_alone=True)], [gpu(0)], {}, {}),
-    ("alone: nobody comes beside it", [running("rrr", gpus=0.5, is_alone=True), job("aaa", 2, gpus=0.5)], [gpu(0)], {}, {}),
+    ("alone: a share is a whole GPU now", [running("rrr", gpus=0.5), job("aaa", 2, gpus=0.5, exclusive=True)], [gpu(0)], {}, {}),
+    ("alone: nobody comes beside it", [running("rrr", gpus=0.5, exclusive=True), job("aaa", 2, gpus=0.5)], [gpu(0)], {}, {}),
     # reservation and backfill: rrr ends in 540 s, if it does as expected
-    ("it ends before the other GPU is free", [REST, job("aaa", 2, gpus=2, **PASSED), job("bbb", 3, expected_time=540)],
+    ("it ends before the other GPU is free", [REST, job("aaa", 2, gpus=2, **WAITED), job("bbb", 3, expected_time=540)],
      [gpu(0), gpu(1)], {}, {"bbb": (0,)}),
-    ("it does not", [REST, job("aaa", 2, gpus=2, **PASSED), job("bbb", 3, expected_time=541)], [gpu(0), gpu(1)], {}, {}),
-    ("it does not say", [REST, job("aaa", 2, gpus=2, **PASSED), job("bbb", 3)], [gpu(0), gpu(1)], {}, {}),
-    ("the first of about that time is too long, one behind it is not", [REST, job("aaa", 2, gpus=2, **PASSED),
-     *[job(letters(n), n, expected_time=1000 - n) for n in range(3, 9)], job("bbb", 9, expected_time=540), job("ccc", 10)],
-     [gpu(0), gpu(1)], {}, {"bbb": (0,)}),
-    ("nor is it looked for without end", [REST, job("aaa", 2, gpus=2, **PASSED),
-     *[job(letters(n), n, expected_time=600) for n in range(3, 30)], job("bbb", 40, expected_time=540)], [gpu(0), gpu(1)], {}, {}),
+    ("it does not", [REST, job("aaa", 2, gpus=2, **WAITED), job("bbb", 3, expected_time=541)], [gpu(0), gpu(1)], {}, {}),
+    ("it does not say", [REST, job("aaa", 2, gpus=2, **WAITED), job("bbb", 3)], [gpu(0), gpu(1)], {}, {}),
     ("the running one is overdue: it may end at any moment",
-     [running("rrr", (1,), expected_time=30), job("aaa", 2, gpus=2, **PASSED), job("bbb", 3, expected_time=1)], [gpu(0), gpu(1)], {}, {}),
-    ("the running one does not say", [running("rrr", (1,)), job("aaa", 2, gpus=2, **PASSED), job("bbb", 3, expected_time=1)],
+     [running("rrr", (1,), expected_time=30), job("aaa", 2, gpus=2, **WAITED), job("bbb", 3, expected_time=1)], [gpu(0), gpu(1)], {}, {}),
+    ("the running one does not say", [running("rrr", (1,)), job("aaa", 2, gpus=2, **WAITED), job("bbb", 3, expected_time=1)],
      [gpu(0), gpu(1)], {}, {}),
-    ("who starts now counts", [job("aaa", 1, priority=0, expected_time=600), job("bbb", 2, gpus=2, **PASSED),
+    ("who starts now counts", [job("aaa", 1, priority=0, expected_time=600), job("bbb", 2, gpus=2, **WAITED),
                                job("ccc", 3, expected_time=500)],
      [gpu(0), gpu(1)], {}, {"aaa": (0,), "ccc": (1,)}),
-    ("two slip in side by side", [REST, job("aaa", 2, gpus=2, **PASSED),
+    ("two slip in side by side", [REST, job("aaa", 2, gpus=2, **WAITED),
                                   *[job(id, 3, gpus=0.5, expected_time=500) for id in ("bbb", "ccc")]],
      [gpu(0), gpu(1)], {}, {"bbb": (0,), "ccc": (0,)}),
     ("what is left of a shared GPU is kept, too",
-     [running("rrr", (0,), gpus=0.5), running("sss", (1,)), job("aaa", 3, gpus=2, **PASSED), job("bbb", 4, gpus=0.5)],
+     [running("rrr", (0,), gpus=0.5), running("sss", (1,)), job("aaa", 3, gpus=2, **WAITED), job("bbb", 4, gpus=0.5)],
      [gpu(0), gpu(1), gpu(2, is_paused=True)], {}, {}),
     ("the emptiest are kept, the rest is not",
-     [running("rrr", (0,), gpus=0.5), running("sss", (1,), gpus=0.8), running("ttt", (2,)), job("aaa", 4, gpus=2, **PASSED),
+     [running("rrr", (0,), gpus=0.5), running("sss", (1,), gpus=0.8), running("ttt", (2,)), job("aaa", 4, gpus=2, **WAITED),
       job("bbb", 5, gpus=0.1)],
      [gpu(0), gpu(1), gpu(2)], {}, {}),
     ("of more than it needs some stay open",
-     [running("rrr", (0,), gpus=0.5), running("sss", (1,), gpus=0.8), running("ttt", (2,), gpus=0.4), job("aaa", 4, gpus=2, **PASSED),
+     [running("rrr", (0,), gpus=0.5), running("sss", (1,), gpus=0.8), running("ttt", (2,), gpus=0.4), job("aaa", 4, gpus=2, **WAITED),
       job("bbb", 5, gpus=0.1)],
      [gpu(0), gpu(1), gpu(2)], {}, {"bbb": (1,)}),
-    ("two keep GPUs side by side", [running("rrr", (0,)), running("sss", (1,)), job("aaa", 3, **PASSED),
-                                    job("bbb", 4, gpu_ids=(1,), **PASSED),
+    ("two keep GPUs side by side", [running("rrr", (0,)), running("sss", (1,)), job("aaa", 3, **WAITED),
+                                    job("bbb", 4, gpu_ids=(1,), **WAITED),
                                     job("ccc", 5, gpus=0.5)], [gpu(0), gpu(1), gpu(2, memory_used_mib=23 * GB)], {}, {}),
     ("a GPU whose memory others use is not kept for who needs it",
-     [running("rrr", (1,)), job("aaa", 2, gpu_mem_mib=20 * 1024, **PASSED), job("bbb", 3)],
+     [running("rrr", (1,)), job("aaa", 2, gpu_mem_mib=20 * 1024, **WAITED), job("bbb", 3)],
      [gpu(0, memory_used_mib=15 * GB, processes=(foreign(memory_mib=15 * GB),)), gpu(1)], {"share_with_others": True}, {"bbb": (0,)}),
-    ("nor one that is too small", [running("rrr", (1,)), job("aaa", 2, gpu_mem_mib=40 * 1024, **PASSED), job("bbb", 3)],
+    ("nor one that is too small", [running("rrr", (1,)), job("aaa", 2, gpu_mem_mib=40 * 1024, **WAITED), job("bbb", 3)],
      [gpu(0), gpu(1, memory_total_mib=80 * GB)], {}, {"bbb": (0,)}),
-    ("a share is kept, too", [running("rrr", gpus=0.7), job("aaa", 2, gpus=0.5, **PASSED), job("bbb", 3, gpus=0.3)], [gpu(0)], {}, {}),
+    ("a share is kept, too", [running("rrr", gpus=0.7), job("aaa", 2, gpus=0.5, **WAITED), job("bbb", 3, gpus=0.3)], [gpu(0)], {}, {}),
 ]
 
 
@@ -257,7 +262,7 @@ GROUPS = [  # reason, jobs, groups, who starts on four GPUs
      [job("aaa", 1, group="h"), job("bbb", 2, group="g"), job("ccc", 3, group="h"),
                                                                      job("ddd", 4), job("eee", 5, group="g")],
      [nexus.Group("g", limit=1)], ["aaa", "bbb", "ccc", "ddd"]),
-    ("a limited one keeps no GPUs", [running("rrr", (1,), group="g"), job("aaa", 2, gpus=4, group="g", **PASSED), job("bbb", 3, gpus=3)],
+    ("a limited one keeps no GPUs", [running("rrr", (1,), group="g"), job("aaa", 2, gpus=4, group="g", **WAITED), job("bbb", 3, gpus=3)],
      [nexus.Group("g", limit=1)], ["bbb"]),
 ]
 
@@ -269,7 +274,7 @@ def test_groups(reason, jobs, groups, expected):
 
 
 def test_a_running_jobs_time_is_that_of_its_own_clock():
-    jobs = [REST, job("aaa", 2, gpus=2, **PASSED), job("bbb", 3, expected_time=540)]
+    jobs = [REST, job("aaa", 2, gpus=2, **WAITED), job("bbb", 3, expected_time=540)]
     usage = {"rrr": nexus.Usage(500.0)}                     # the wall clock was set back meanwhile
     assert started(nexus.plan(state(*jobs), [gpu(0), gpu(1)], None, config(), NOW, usage)) == {}
 
@@ -287,7 +292,7 @@ def test_starts_come_in_the_queues_order():
 
 def test_nothing_starts_when_paused():
     made = nexus.plan(state(job("aaa"), job("bbb", 2, gpus=0), paused=True), [gpu(0)], None, config(), NOW)
-    assert made.starts == () and made.passed_over == () and "paused" in made.hold
+    assert made.starts == () and made.hold == nexus.PAUSED
 
 
 def test_time_limits_hold_while_it_is_paused():
@@ -295,11 +300,25 @@ def test_time_limits_hold_while_it_is_paused():
     assert [stop.job_id for stop in made.stops] == ["rrr"]
 
 
+def test_limits_hold_while_nothing_can_be_started():
+    made = nexus.plan(state(running("rrr", timeout_seconds=30), running("sss", (1,)), job("aaa", 3, gpus=0)), [gpu(0), gpu(1)], None,
+                      config(max_memory_gb=1), NOW, {"rrr": nexus.Usage(31), "sss": nexus.Usage(1, 2048)}, hold="fork: no memory")
+    assert ([(stop.job_id, stop.cause) for stop in made.stops], made.starts) == ([("rrr", "timeout"), ("sss", "host-memory")], ())
+    assert words(job("aaa", 3, gpus=0), made) == "fork: no memory"
+
+
+def test_a_gpu_that_gets_no_job_is_so_while_it_is_paused_too():
+    """`nexus why` said that the job could have it."""
+    gpus, nodes = [gpu(0), gpu(0, node="n1", uuid="n1/GPU-0")], [nexus.NodeView("n1", closed="n1 is silent")]
+    made = nexus.plan(state(paused=True), gpus, "nvidia-smi is silent", config(), NOW, nodes=nodes)
+    assert verdicts(job("aaa"), made) == [("", 0, "nvidia-smi is silent"), ("n1", 0, "n1 is silent")]
+
+
 def test_readings_that_cannot_be_relied_upon_start_no_gpu_job():
     made = nexus.plan(state(job("aaa"), job("bbb", 2, gpus=0)), [gpu(0)], "nvidia-smi is silent since 15:30", config(),
                       NOW)
     assert started(made) == {"bbb": ()}
-    assert made.blocked == {nexus.kind_of(job("aaa")): "nvidia-smi is silent since 15:30"}
+    assert made.blocked == {nexus.request_class(job("aaa")): nexus.Reason("node-down", "", "nvidia-smi is silent since 15:30")}
 
 
 REASONS = [  # what is shown, jobs, GPUs, keys, part of the reason why the last of the jobs waits
@@ -320,28 +339,39 @@ REASONS = [  # what is shown, jobs, GPUs, keys, part of the reason why the last 
     ("a pause", [job("aaa")], [gpu(0, is_paused=True)], {}, "GPU 0 is paused"),
     ("slices", [job("aaa")], [gpu(0, is_mig=True)], {}, "GPU 0 is cut into MIG slices"),
     ("a lease", [job("aaa")], [gpu(0, lease_holder="bob")], {}, "GPU 0 is held by the nexus of bob"),
-    ("not ours to give", [job("aaa")], [gpu(0)], {"ids": [1]}, "GPU 0 is not among [gpu] ids"),
+    ("not ours to give", [running("rrr", (1,)), job("aaa", 2)], [gpu(0), gpu(1)], {"ids": [1]}, "GPU 0 is not among [gpu] ids"),
     ("every GPU's", [running("rrr"), job("aaa", 2)], [gpu(0), gpu(1, is_paused=True)], {},
-     "GPU 0 runs job rrr; GPU 1 is paused"),
-    ("of many GPUs some", [job("aaa")], [gpu(index, is_paused=True) for index in range(12)], {}, "and 4 more"),
-    ("not there", [job("aaa", gpu_ids=(5,))], [gpu(0)], {}, "GPU 5 is not there"),
-    ("none there", [job("aaa")], [], {}, "it needs 1 GPU, and there are 0"),
-    ("too many asked for", [job("aaa", gpus=4)], [gpu(0), gpu(1)], {}, "it needs 4 GPUs, and there are 2"),
+     "1 of 2 GPUs are busy; GPU 1 is paused"),
+    ("all of them", [running("rrr", (0, 1)), job("aaa", 2)], [gpu(0), gpu(1)], {}, "all 2 GPUs are busy"),
+    ("of many GPUs some", [job("aaa")], [gpu(index, is_paused=True) for index in range(12)], {},
+     "GPU 0 is paused; GPU 1 is paused; and 10 more"),
+    ("not there", [job("aaa", gpu_ids=(5,))], [gpu(0)], {}, "never: wants GPU 5, there is 0"),
+    ("one of them not there", [running("rrr"), job("aaa", gpu_ids=(0, 5))], [gpu(0)], {}, "GPU 0 runs job rrr"),
+    ("none there", [job("aaa")], [], {}, "never: wants 1 GPU, this machine has 0"),
+    ("too many asked for", [job("aaa", gpus=4)], [gpu(0), gpu(1)], {}, "never: wants 4 GPUs, this machine has 2"),
+    ("more memory than any has", [job("aaa", gpu_mem_mib=200 * 1024)], [gpu(0), gpu(1, memory_total_mib=80 * GB)], {},
+     "never: wants 200GB, the largest GPU has 80GB: GPU 1 (RTX 3090)"),
+    ("memory on each of several", [job("aaa", gpus=2, gpu_mem_mib=40 * 1024)], [gpu(0), gpu(1, memory_total_mib=80 * GB)], {},
+     "never: wants 40GB on each of 2 GPUs, no machine has so many with more than 24GB"),
     ("some of several", [running("rrr"), job("aaa", 2, gpus=2)], [gpu(0), gpu(1)], {},
-     "it needs 2 GPUs, and 1 of 2 can be had now: GPU 0 runs job rrr"),
+     "needs 2 GPUs; 1 of 2 is free"),
     ("the slots", [running("rrr", ()), job("aaa", 2, gpus=0)], [], {"cpu_slots": 1},
      "all 1 CPU slots are taken (cpu_slots)"),
     ("max_running", [running("rrr"), job("aaa", 2)], [gpu(0), gpu(1)], {"max_running": 1}, "1 job run"),
-    ("max_running_per_user", [running("rrr"), job("aaa", 2)], [gpu(0), gpu(1)], {"max_running_per_user": 1}, "ann has 1 job running"),
-    ("kept for another", [running("rrr", (1,)), job("aaa", 2, gpus=2, **PASSED), job("bbb", 3, gpu_ids=(0,))],
+    ("max_running_per_user", [running("rrr"), job("aaa", 2)], [gpu(0), gpu(1)], {"max_running_per_user": 1},
+     "1 job of ann run, as many as max_running_per_user allows"),
+    ("kept for another", [running("rrr", (1,)), job("aaa", 2, gpus=2, **WAITED), job("bbb", 3, gpu_ids=(0,))],
      [gpu(0), gpu(1)], {}, "GPU 0 is kept for job aaa"),
+    ("not ours to give, and no other", [job("aaa")], [gpu(0)], {"ids": [1]}, "never: wants 1 GPU, this machine has 0"),
     ("started a moment ago", [job("aaa"), job("bbb", 2)], [gpu(0)], {}, "GPU 0 runs job aaa"),
     ("its next attempt", [job("aaa", retry_at=NOW + 9, attempts=(failed_attempt(1), failed_attempt(2, "timeout")))], [gpu(0)], {},
      "attempt 2 failed (timeout); it is tried again in 9s"),
-    ("those before it", [running("rrr"), job("bbb", 2), job("aaa", 3, after=("rrr", "bbb"), unmet=("rrr", "bbb"))], [gpu(0)], {},
-     "it comes after job rrr (running), job bbb (pending)"),
+    ("those before it",
+     [running("rrr"), job("bbb", 2), job("aaa", 3, after=("rrr", "bbb"), pending_dependencies=("rrr", "bbb"))], [gpu(0)], {},
+     "after jobs rrr, bbb"),
     ("of many before it some", [*[job(letters(number), number) for number in range(1, 13)],
-                                job("zzz", 20, unmet=tuple(letters(number) for number in range(1, 13)))], [gpu(0)], {}, "and 4 more"),
+                                job("zzz", 20, pending_dependencies=tuple(letters(number) for number in range(1, 13)))], [gpu(0)], {},
+     "and 4 more"),
     ("too small a share", [running("rrr", gpus=0.7), job("aaa", 2, gpus=0.5)], [gpu(0)], {}, "GPU 0 has 0.3 free beside job rrr"),
     ("several that share it", [running("rrr", gpus=0.5), running("sss", gpus=0.5), job("aaa", 3, gpus=0.5)], [gpu(0)], {},
      "GPU 0 runs jobs rrr, sss"),
@@ -350,13 +380,13 @@ REASONS = [  # what is shown, jobs, GPUs, keys, part of the reason why the last 
     ("its memory", [job("aaa", gpu_mem_mib=20 * 1024)], [gpu(0, memory_used_mib=10 * GB)], {},
      "GPU 0 has 14GB free, less than the 20GB asked for"),
     ("a little less memory than asked for", [job("aaa", gpu_mem_mib=20 * 1024)], [gpu(0, memory_used_mib=4 * GB + 200)],
-     {"mem_threshold": 1}, "GPU 0 has 20280MB free, less than the 20480MB asked for"),
+     {"mem_threshold": 1}, "GPU 0 has 19.8GB free, less than the 20GB asked for"),
     ("a little less than the minimum", [job("aaa")], [gpu(0, memory_used_mib=4 * GB + 200)], {"min_free_mem_mib": 20 * 1024},
-     "GPU 0 has 20280MB free, less than min_free_mem_mib (20480MB)"),
+     "GPU 0 has 19.8GB free, less than min_free_mem_mib (20GB)"),
     ("memory it does not tell", [job("aaa", gpu_mem_mib=1024)], [gpu(0, memory_used_mib=None)], {}, "GPU 0 does not tell its memory"),
     ("one and a half, and there is no whole one", [running("rrr", gpus=0.5), running("sss", (1,), gpus=0.5), job("aaa", 3, gpus=1.5)],
-     [gpu(0), gpu(1)], {}, "it needs 1.5 GPUs, and 0 of 2 can be had now: GPU 0 has 0.5 free beside job rrr; GPU 1 has"),
-    ("one and a half on a box with one", [job("aaa", gpus=1.5)], [gpu(0)], {}, "it needs 2 GPUs, and there are 1"),
+     [gpu(0), gpu(1)], {}, "needs 1.5 GPUs; 0 of 2 are free"),
+    ("one and a half on a box with one", [job("aaa", gpus=1.5)], [gpu(0)], {}, "never: wants 1.5 GPUs, this machine has 1"),
     ("what nexus itself paused, and why", [job("aaa")], [gpu(0, is_paused=True, pause_reason="3 jobs failed there")], {},
      "GPU 0 is paused (3 jobs failed there; nexus resume 0)"),
     ("nothing is in its way", [job("aaa")], [gpu(0)], {}, "it is about to start"),
@@ -367,7 +397,8 @@ REASONS = [  # what is shown, jobs, GPUs, keys, part of the reason why the last 
 def test_every_wait_has_a_reason(reason, jobs, gpus, keys, part):
     made = state(*jobs)
     planned = nexus.plan(made, gpus, None, config(**keys), NOW)
-    assert part in nexus.describe_wait(jobs[-1], made, planned, config(**keys), NOW), reason
+    found = nexus.find_reason(jobs[-1], planned, config(**keys), NOW)
+    assert part in nexus.format_reason(found) and found.code in nexus.REASON_CODES, reason
 
 
 STATE_REASONS = [  # what is shown, state, why the readings cannot be relied upon, part of the reason why aaa waits
@@ -387,12 +418,12 @@ STATE_REASONS = [  # what is shown, state, why the readings cannot be relied upo
 @pytest.mark.parametrize("reason, made, trouble, part", STATE_REASONS, ids=[case[0] for case in STATE_REASONS])
 def test_what_holds_for_many_is_a_reason_too(reason, made, trouble, part):
     planned = nexus.plan(made, [gpu(0), gpu(1)], trouble, config(), NOW)
-    assert part in nexus.describe_wait(made.jobs["aaa"], made, planned, config(), NOW), reason
+    assert part in words(made.jobs["aaa"], planned), reason
 
 
 VERDICTS = [  # reason, job, [(machine, index, why not)]
     ("each GPU's own", job("aaa", 5), [("", 0, "runs job rrr"), ("", 1, None), ("", 2, "is paused")]),
-    ("only those it may have, and those that are gone", job("aaa", 5, gpu_ids=(1, 7)), [("", 1, None), ("", 7, "is not there")]),
+    ("only those it may have, of those that are there", job("aaa", 5, gpu_ids=(1, 7)), [("", 1, None)]),
     ("a share", job("aaa", 5, gpus=0.4), [("", 0, None), ("", 1, None), ("", 2, "is paused")]),
 ]
 
@@ -402,23 +433,37 @@ def test_list_verdicts(reason, one, expected):
     gpus = [gpu(0), gpu(1), gpu(2, is_paused=True)]
     held = running("rrr", gpus=0.5 if one.gpus == 0.4 else 1)
     planned = nexus.plan(state(held), gpus, None, config(), NOW)
-    assert nexus.list_verdicts(one, planned.board, config().gpu, NOW) == expected, reason
+    assert verdicts(one, planned) == expected, reason
 
 
-PLACES = [  # reason, fields of a job before which others have started, GPUs, the last fact told of it
-    ("GPUs are kept for it", {"gpus": 2}, [gpu(0), gpu(1)], "others have started before it for 1h: GPUs are kept for it"),
-    ("not yet", {"gpus": 2, "passed_over_at": NOW - 60}, [gpu(0), gpu(1)],
-     "others have started before it for 1m; after 5m of that, GPUs are kept for it"),
-    ("none, since one is paused", {"gpus": 2}, [gpu(0), gpu(1, is_paused=True)], "others have started before it for 1h"),
-    ("none, since it asks for none", {"gpus": 0}, [gpu(0)], "others have started before it for 1h"),
+PLACES = [  # reason, fields of a job that has waited for an hour, GPUs, the last fact told of it
+    ("GPUs are kept for it", {"gpus": 2}, [gpu(0), gpu(1)], "it has waited for over 5m: GPUs are kept for it"),
+    ("not yet", {"gpus": 2, "created_at": NOW - 60}, [gpu(0), gpu(1)], "it asks for 2 GPUs"),
+    ("none, since one is paused", {"gpus": 2}, [gpu(0), gpu(1, is_paused=True)], "it asks for 2 GPUs"),
+    ("none, since it asks for none", {"gpus": 0}, [gpu(0)], "it asks for no GPU"),
 ]
 
 
 @pytest.mark.parametrize("reason, fields, gpus, expected", PLACES, ids=[case[0] for case in PLACES])
 def test_describe_place(reason, fields, gpus, expected):
-    one = job("aaa", 5, **{**PASSED, **fields})
+    one = job("aaa", 5, **{**WAITED, **fields})
     planned = nexus.plan(state(running("rrr"), one), gpus, None, config(cpu_slots=0), NOW)
     assert nexus.describe_place(one, 0, None, planned.board, config().jobs, NOW)[-1] == expected, reason
+
+
+ELIGIBLE = [  # reason, fields of a job that came 60 s ago, other jobs, seconds since it could have started
+    ("since it came", {}, [], 60),
+    ("since it is pending again", {"status_history": (("pending", NOW - 60), ("running", NOW - 50), ("pending", NOW - 20))}, [], 20),
+    ("since its last parent ended", {"after": ("aaa", "bbb")},
+     [finished("aaa", finished_at=NOW - 9), finished("bbb", finished_at=NOW - 7)], 7),
+    ("its parents had ended before it came", {"after": ("aaa",)}, [finished("aaa", finished_at=NOW - 900)], 60),
+    ("its parent is no longer known", {"after": ("zzz",)}, [], 60),
+]
+
+
+@pytest.mark.parametrize("reason, fields, others, seconds", ELIGIBLE, ids=[case[0] for case in ELIGIBLE])
+def test_find_eligible_since(reason, fields, others, seconds):
+    assert nexus.find_eligible_since(job("xxx", 9, **fields), {one.id: one for one in others}) == NOW - seconds, reason
 
 
 STOPS = [  # reason, fields of a job that has run for 100 s and takes 3 GB of host memory, keys, (cause, part of the line)
@@ -455,20 +500,6 @@ def test_a_job_of_which_nothing_is_known_yet_is_not_stopped():
     assert nexus.plan(made, [], None, config(), NOW).stops == ()
 
 
-PASSING = [  # reason, jobs, GPUs, who is passed over for the first time
-    ("a smaller one starts first", [job("aaa", 1, gpus=2), job("bbb", 2)], [gpu(0)], ("aaa",)),
-    ("nobody starts", [job("aaa", 1, gpus=2), job("bbb", 2, gpus=3)], [gpu(0)], ()),
-    ("who started before it does not pass it", [job("aaa", 1), job("bbb", 2, gpus=2)], [gpu(0)], ()),
-    ("it was passed over already", [job("aaa", 1, gpus=2, passed_over_at=NOW - 5), job("bbb", 2)], [gpu(0)], ()),
-    ("two kinds", [job("aaa", 1, gpus=2), job("bbb", 2, gpus=3), job("ccc", 3)], [gpu(0)], ("aaa", "bbb")),
-]
-
-
-@pytest.mark.parametrize("reason, jobs, gpus, expected", PASSING, ids=[case[0] for case in PASSING])
-def test_who_is_passed_over(reason, jobs, gpus, expected):
-    assert nexus.plan(state(*jobs), gpus, None, config(), NOW).passed_over == expected, reason
-
-
 # What holds for every plan
 
 
@@ -488,12 +519,12 @@ def random_case(dice):
     dice.shuffle(indices)
     groups = [nexus.Group("g", dice.choice([0, 1, 2])), nexus.Group("h", 0, dice.choice([None, "it fails"]))]
     for group in groups[: dice.randrange(3)]:
-        nexus.apply(made, nexus.GroupChanged(group))
+        made.put(nexus.Put("groups", group.name, group))
     while indices and dice.random() < 0.4:              # those that run, some on GPUs that are gone or unusable now
         held, indices = indices[: dice.choice([0, 1, 1, 2])], indices[2:]
         for share in dice.choice([(1,), (1,), (0.5,), (0.3, 0.7), (0.25, 0.25)]) if len(held) == 1 else (1,):
             number += 1
-            nexus.apply(made, nexus.JobAdded(running(
+            put(made, *nexus.add_job(running(
                 letters(number), tuple(held), number=number, user=dice.choice(["ann", "bob"]),
                 group=dice.choice([None, "g"]), gpu_mem_mib=dice.choice([None, 5 * 1024]),
                 expected_time=dice.choice([None, 30, 600]), gpus=len(held) if share == 1 else share)))
@@ -503,13 +534,13 @@ def random_case(dice):
         some = tuple(sorted(dice.sample(range(9), dice.randrange(max(1, int(count + 0.99)), 10))))
         allowed = some if count and dice.random() < 0.4 else None
         priority = dice.choice([0, 1, 1, 2])
-        nexus.apply(made, nexus.JobAdded(job(
-            letters(number), order=(dice.choice([0, 0, 0, -1]), priority, number), priority=priority, gpus=count,
+        put(made, *nexus.add_job(job(
+            letters(number), queue_key=(dice.choice([0, 0, 0, -1]), priority, number), priority=priority, gpus=count,
             user=dice.choice(["ann", "ann", "bob"]),
-            gpu_ids=allowed, passed_over_at=dice.choice([None, None, NOW - 5, LONG_AGO]), group=dice.choice([None, None, "g", "h"]),
-            gpu_mem_mib=dice.choice([None, None, 5 * 1024, 20 * 1024]) if count else None, is_alone=bool(count) and dice.random() < 0.1,
+            gpu_ids=allowed, created_at=dice.choice([NOW - 60, NOW - 60, LONG_AGO]), group=dice.choice([None, None, "g", "h"]),
+            gpu_mem_mib=dice.choice([None, None, 5 * 1024, 20 * 1024]) if count else None, exclusive=bool(count) and dice.random() < 0.1,
             expected_time=dice.choice([None, None, 20, 500]), retry_at=dice.choice([None] * 9 + [NOW + 5]),
-            unmet=tuple(dice.sample(sorted(made.jobs), 1)) if made.jobs and dice.random() < 0.1 else ())))
+            pending_dependencies=tuple(dice.sample(sorted(made.jobs), 1)) if made.jobs and dice.random() < 0.1 else ())))
     keys = {"cpu_slots": dice.choice([0, 1, 4]), "max_running": dice.choice([0, 0, 0, 2, 5]),
             "share_with_others": dice.random() < 0.2, "ids": dice.choice([[], [], [0, 1, 2]]),
             "min_free_mem_mib": dice.choice([0, 0, 0, 8 * 1024]), "max_running_per_user": dice.choice([0, 0, 1, 3])}
@@ -525,15 +556,13 @@ def check_plan(made, gpus, trouble, settings):
     check_memory(made, gpus, planned)
     check_limits(made, settings, planned)
     check_order(made, gpus, trouble, settings, planned)
-    check_lines(made, planned)
     check_reasons(made, settings, planned)
-    check_passed_over(made, trouble, planned)
-    nexus.apply(made, nexus.StateChanged({"paused": True}))
+    made.put(nexus.Put("facts", "paused", True))
     paused = nexus.plan(made, gpus, trouble, settings, NOW)
-    assert (paused.starts, paused.passed_over) == ((), ()) and paused.hold, "paused means nothing starts"
+    assert paused.starts == () and paused.hold, "paused means nothing starts"
 
 
-COMPARED = ("starts", "stops", "passed_over", "blocked", "closed", "hold")
+COMPARED = ("starts", "stops", "blocked", "hold")
 
 
 @pytest.mark.parametrize("block", range(8))
@@ -552,7 +581,7 @@ def shares_held(made):
     """{GPU uuid: [(job, hundredths)]} of the running jobs."""
     held = {}
     for one in made.running.values():
-        for uuid, share in zip(one.gpu_uuids, nexus.list_shares(one)):
+        for uuid, share in zip(one.current.gpu_uuids, nexus.list_shares(one)):
             held.setdefault(uuid, []).append((one, share))
     return held
 
@@ -574,7 +603,7 @@ def check_shares(made, gpus, trouble, settings, planned):
     assert len({start.job_id for start in planned.starts}) == len(planned.starts)
     for start in planned.starts:
         one = made.jobs[start.job_id]
-        assert one.status == nexus.PENDING and not one.unmet and one.retry_at is None
+        assert one.status == nexus.PENDING and not one.pending_dependencies and one.retry_at is None
         assert one.gpu_ids is None or set(start.gpu_indices) <= set(one.gpu_ids)
         assert start.gpu_uuids == tuple(by_index[index].uuid for index in start.gpu_indices)
     for index, new in shares_given(made, planned).items():
@@ -619,8 +648,15 @@ def can_have(one, slots):
     return sum(free >= 100 for free in roomy) >= whole and sum(free >= part for free in roomy) >= len(shares)
 
 
+def is_closed(planned, group, user):
+    return group in planned.quotas.closed_groups or user in planned.quotas.closed_users
+
+
 def check_order(made, gpus, trouble, settings, planned):
-    """Nobody waits for whom what was left at his turn would have done, except for a job that keeps some."""
+    """Nobody waits for whom what was left at his turn would have done, except for a starving job that keeps some.
+
+    The order is made anew here: of all that may start, by rank and priority, then the user with the least in use.
+    """
     starting, held = {start.job_id: start for start in planned.starts}, shares_held(made)
     left = {}                                   # index: [hundredths, MiB, whether a second job may come]
     for one in gpus:
@@ -630,12 +666,19 @@ def check_order(made, gpus, trouble, settings, planned):
                                (one.utilization or 0) < 80]
     slots = settings.jobs.cpu_slots - sum(not one.gpus for one in made.running.values())
     places = settings.jobs.max_running - len(made.running) if settings.jobs.max_running else 10**9
-    someone_keeps = False
-    assert [start.job_id for start in planned.starts] == [id for _, id in made.order if id in starting]
-    for _, id in made.order:
-        one = made.jobs[id]
-        if id in starting:
-            for index, share in zip(starting[id].gpu_indices, nexus.list_shares(one)):
+    waiting = [one for one in made.jobs.values() if one.status == nexus.PENDING and not one.pending_dependencies and one.retry_at is None]
+    used, order, someone_keeps = {}, [], False
+    is_shared = len({one.user for one in made.jobs.values() if one.status == nexus.PENDING}) > 1
+    for one in made.running.values():
+        used[one.user, one.gpus > 0] = used.get((one.user, one.gpus > 0), 0) + (one.gpus or 1)
+    while waiting:
+        one = min(waiting, key=lambda one: (
+            one.queue_key[:2], is_shared and used.get((one.user, one.gpus > 0), 0), one.queue_key))
+        waiting.remove(one)
+        if one.id in starting:
+            order.append(one.id)
+            used[one.user, one.gpus > 0] = used.get((one.user, one.gpus > 0), 0) + (one.gpus or 1)
+            for index, share in zip(starting[one.id].gpu_indices, nexus.list_shares(one)):
                 left[index][0] -= share
                 left[index][0] *= left[index][2]
                 if one.gpu_mem_mib:
@@ -644,61 +687,63 @@ def check_order(made, gpus, trouble, settings, planned):
                     left[index][0] = 0
             slots -= not one.gpus
             places -= 1
-        elif one.unmet or one.retry_at is not None:
-            continue
-        elif planned.closed.find(one.group, one.user):
-            someone_keeps |= one.passed_over_at == LONG_AGO         # at its turn the group may have been open
+        elif is_closed(planned, one.group, one.user):
+            someone_keeps |= one.created_at == LONG_AGO             # at its turn the group may have been open
         elif one.gpus:
             mine = [(free, room) for index, (free, room, may_share) in left.items()
                     if (one.gpu_ids is None or index in one.gpu_ids) and (free == 100 or may_share)]
-            assert not can_have(one, mine) or places <= 0 or someone_keeps, f"{id} could have started"
-            someone_keeps |= one.passed_over_at == LONG_AGO
+            assert not can_have(one, mine) or places <= 0 or someone_keeps, f"{one.id} could have started"
+            someone_keeps |= one.created_at == LONG_AGO
         else:
-            assert slots <= 0 or places <= 0, f"{id} could have started"
-
-
-def check_lines(made, planned):
-    """First come, first served among those of a priority, kind and group; and of a kind, whatever the group; except into gaps."""
-    starting = {start.job_id for start in planned.starts}
-    has_gap = any(slot.kept_for for slot in planned.board)
-    for kind, lines in made.kinds.items():
-        if has_gap and kind[4] >= 0:
-            continue
-        for line in lines.values():
-            turns = [id in starting for _, id in line]
-            assert turns == sorted(turns, reverse=True)
-        open_lines = [line for lane, line in lines.items() if not planned.closed.find(*lane)]
-        turns = [id in starting for _, id in sorted(item for line in open_lines for item in line)]
-        assert turns == sorted(turns, reverse=True)
+            assert slots <= 0 or places <= 0, f"{one.id} could have started"
+    assert [start.job_id for start in planned.starts] == order
 
 
 def check_reasons(made, settings, planned):
     starting = {start.job_id for start in planned.starts}
-    for _, id in made.order:
-        reason = nexus.describe_wait(made.jobs[id], made, planned, settings, NOW)
+    for one in nexus.list_pending(made):
+        reason = words(one, planned, settings)
         assert reason.strip() and "\n" not in reason
-        assert id in starting or made.jobs[id].expected_time or reason != "it is about to start", f"{id} waits for nothing"
-    waiting = {kind for kind, lines in made.kinds.items() if any(
-        id not in starting for lane, line in lines.items() if not planned.closed.find(*lane) for _, id in line)}
+        assert one.id in starting or one.expected_time or reason != "it is about to start", f"{one.id} waits for nothing"
+    waiting = {request for request, users in made.classes.items() for user, groups in users.items() for group, line in groups.items()
+               if not planned.quotas.check(group, user) and any(id not in starting for _, id in line)}
     assert set(planned.blocked) >= waiting
 
 
-def check_passed_over(made, trouble, planned):
-    starting = {start.job_id for start in planned.starts}
-    last = max((made.jobs[id].order for id in starting), default=())
-    for id in planned.passed_over:
+waiting_users = st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from([0, 1, 1, 1, 2])), max_size=30)
+
+
+@given(st.lists(st.sampled_from("abc"), max_size=6), waiting_users, st.integers(0, 8))
+def test_whoever_waits_has_as_many_gpus_as_whoever_got_one(busy, waiting, free):
+    """Within a priority; and what starts is the front of the queue as it is listed."""
+    made = state(*[running(f"r{n}", (90 + n,), user=user) for n, user in enumerate(busy)],
+                 *[job(f"w{n}", n, user=user, priority=priority) for n, (user, priority) in enumerate(waiting)])
+    starts = [start.job_id for start in nexus.plan(made, [gpu(index) for index in range(free)], None, config(), NOW).starts]
+    assert starts == [one.id for one in nexus.list_pending(made)][:free]
+    used = {user: busy.count(user) for user in "abc"}
+    for id in starts:
         one = made.jobs[id]
-        assert one.status == nexus.PENDING and id not in starting and one.passed_over_at is None and one.order < last
-    assert len(planned.passed_over) == len(set(planned.passed_over))
-    for kind, lines in made.kinds.items():          # and nobody who was is left out
-        waiting = sorted(item for line in lines.values() for item in line if item[1] not in starting)
-        heads = [made.jobs[id] for _, id in waiting
-                 if not planned.closed.find(made.jobs[id].group, made.jobs[id].user)][:1]
-        for head in heads:                          # or one of its kind before it, whose group was closed later
-            known = [id for order, id in waiting if order <= head.order and (
-                id in planned.passed_over or made.jobs[id].passed_over_at is not None)]
-            on_gpu = head.gpus and not trouble and "max_running" not in planned.blocked[kind]
-            assert not (on_gpu and head.order < last) or known
+        rivals = {made.jobs[f"w{n}"].user for n, (_, priority) in enumerate(waiting) if priority == one.priority} & {
+            other.user for other in nexus.list_pending(made) if other.id not in starts and other.priority == one.priority}
+        assert all(used[one.user] <= used[rival] for rival in rivals)
+        used[one.user] += 1
+
+
+mixed_users = st.tuples(st.sampled_from("abc"), st.sampled_from([0, 0, 1, 1, 0.5]))
+
+
+@given(st.lists(st.tuples(mixed_users, st.integers(1, 50)), max_size=6),
+       st.lists(st.tuples(mixed_users, st.sampled_from([0, 1])), max_size=20))
+def test_jobs_are_listed_in_the_order_in_which_they_start(busy, waiting):
+    """Users who wait with jobs on GPUs and with others: lists took one's kinds for one queue, the plan did not."""
+    made = state(*[running(f"r{n}", (90 + n,), user=user, gpus=gpus, started_at=NOW - ago) for n, ((user, gpus), ago) in enumerate(busy)],
+                 *[job(f"w{n}", n, user=user, gpus=gpus, priority=priority) for n, ((user, gpus), priority) in enumerate(waiting)])
+    planned = nexus.plan(made, [gpu(index) for index in range(20)], None, config(cpu_slots=30), NOW)
+    listed = nexus.list_pending(made)
+    assert [start.job_id for start in planned.starts] == [one.id for one in listed]
+    for kind in {nexus.share_key(one) for one in listed}:
+        keys = [one.queue_key for one in listed if nexus.share_key(one) == kind]
+        assert keys == sorted(keys), "of one user and kind by queue_key"
 
 
 # Through time: a service that does what is planned
@@ -717,22 +762,20 @@ class Box:
         self.number += 1
         id = letters(self.number)
         self.lengths[id] = length
-        nexus.apply(self.state, nexus.JobAdded(job(id, **nexus.next_place(self.state, priority, "ann"), **fields)))
+        place = nexus.next_place(self.state, priority)
+        put(self.state, *nexus.add_job(job(**{"id": id, **place, "created_at": self.now, **fields})))
         return id
 
     def tick(self, seconds):
         self.now += seconds
         while self.ends and self.ends[0][0] <= self.now:
             id = heapq.heappop(self.ends)[1]
-            nexus.apply(self.state, nexus.change_status(self.state.jobs[id], nexus.COMPLETED, self.now))
-            nexus.apply(self.state, nexus.JobsRemoved((id,)))
+            self.state.put(nexus.change_status(self.state.jobs[id], nexus.COMPLETED, self.now))
+            self.state.put(nexus.Put("jobs", id, None))
         planned = nexus.plan(self.state, self.gpus, None, self.config, self.now)
-        for id in planned.passed_over:
-            nexus.apply(self.state, nexus.JobChanged(id, {"passed_over_at": self.now}))
         for start in planned.starts:
-            nexus.apply(self.state, nexus.change_status(
-                self.state.jobs[start.job_id], nexus.RUNNING, self.now, gpu_indices=start.gpu_indices,
-                gpu_uuids=start.gpu_uuids))
+            begun = nexus.begin_attempt(self.state.jobs[start.job_id], gpu_indices=start.gpu_indices, gpu_uuids=start.gpu_uuids)
+            self.state.put(nexus.change_status(begun, nexus.RUNNING, self.now))
             heapq.heappush(self.ends, (self.now + self.lengths[start.job_id], start.job_id))
             self.began[start.job_id] = self.now
         return planned
@@ -755,11 +798,25 @@ def test_a_big_job_starts_in_spite_of_a_stream_of_small_ones(reason, count, aske
     box.tick(10)
     big, added_at = box.add(100, **asked), box.now
     while big not in box.began and box.now < added_at + 5000:
-        while len(box.state.order) < 8:
+        while nexus.count_pending(box.state) < 8:
             box.add(dice.randrange(50, longest), **dice.choice([{}, {}, {"gpu_ids": (0, 1)}]))
         box.tick(10)
     queue_before = longest * 10 / count
     assert big in box.began and box.began[big] - added_at <= 300 + 2 * longest + queue_before, reason
+
+
+def test_jobs_that_ask_for_the_same_do_not_wait_one_after_the_other():
+    """Each has waited since it came: who comes to be the first of them need not wait as long once more."""
+    box = Box(2, reserve_after_seconds=300)
+    box.add(100)
+    box.tick(10)
+    bigs = [box.add(20, gpus=2) for _ in range(3)]
+    while not all(big in box.began for big in bigs) and box.now < NOW + 3000:
+        while nexus.count_pending(box.state) < 8:
+            box.add(50)
+        box.tick(10)
+    first, second, third = (box.began[big] for big in bigs)
+    assert first - NOW >= 300 and second - first <= 130 and third - second <= 130
 
 
 def test_small_jobs_run_beside_it_until_then():
@@ -775,8 +832,7 @@ def test_small_jobs_run_beside_it_until_then():
 
 def test_a_stream_of_urgent_jobs_does_not_let_the_unimportant_pass_a_job_that_waited():
     box = Box(2, reserve_after_seconds=300)
-    big = box.add(100, gpus=2)
-    nexus.apply(box.state, nexus.JobChanged(big, {"passed_over_at": NOW - 301}))
+    big = box.add(100, gpus=2, created_at=NOW - 301)
     for _ in range(50):
         if big in box.began:
             return
@@ -806,7 +862,7 @@ def test_every_job_that_can_run_does(seed):
     assert set(box.began) == set(added) and not box.state.jobs
 
 
-def test_the_plan_looks_at_kinds_not_at_jobs():
+def test_the_plan_looks_at_classes_not_at_jobs():
     class CountingLine(list):
         looks = 0
 
@@ -815,7 +871,8 @@ def test_the_plan_looks_at_kinds_not_at_jobs():
             return super().__getitem__(place)
 
     made = state(*[job(letters(number), number) for number in range(1, 3000)])
-    made.kinds = {kind: {group: CountingLine(line) for group, line in lines.items()} for kind, lines in made.kinds.items()}
+    made.classes = {request: {user: {group: CountingLine(line) for group, line in groups.items()} for user, groups in users.items()}
+                    for request, users in made.classes.items()}
     planned = nexus.plan(made, [gpu(index) for index in range(4)], None, config(), NOW)
     assert len(planned.starts) == 4 and CountingLine.looks < 20
 
@@ -838,10 +895,9 @@ ENDS = [  # reason, fields of the job, exit code or Result, stderr, keys, status
     ("its time was up", {"stop_cause": "timeout", "stop_line": "stopped after 2h"}, 143, "", {}, "failed",
      {"cause": "timeout", "cause_line": "stopped after 2h"}),
     ("it is retried", {"retries": 1, "attempt": 1}, 3, "", {}, "pending",
-     {"retry_at": NOW + 5, "started_at": None, "gpu_indices": (), "pid": None,
-     "attempts": ((1, NOW - 60, NOW, 60.0, 3, "exit", (0,), ""),), "launch_failures": 0, "is_alone": False}),
-    ("the wait doubles", {"retries": 3, "attempt": 2, "attempts": (failed_attempt(1),)}, 3, "", {}, "pending", {"retry_at": NOW + 10}),
-    ("and doubles", {"retries": 3, "attempt": 3, "attempts": (failed_attempt(1), failed_attempt(2))}, 3, "", {}, "pending",
+     {"retry_at": NOW + 5, "finished_at": NOW, "runtime_seconds": 60.0, "exit_code": 3, "cause": "exit", "exclusive": False}),
+    ("the wait doubles", {"retries": 3, "attempts": (failed_attempt(1),)}, 3, "", {}, "pending", {"retry_at": NOW + 10}),
+    ("and doubles", {"retries": 3, "attempts": (failed_attempt(1), failed_attempt(2))}, 3, "", {}, "pending",
      {"retry_at": NOW + 20}),
     ("from where the configuration says", {"retries": 3, "attempts": (failed_attempt(1),)}, 3, "", {"retry_backoff_seconds": 60}, "pending",
      {"retry_at": NOW + 120}),
@@ -851,26 +907,28 @@ ENDS = [  # reason, fields of the job, exit code or Result, stderr, keys, status
     ("no more retries", {"retries": 2, "attempts": (failed_attempt(1), failed_attempt(2))}, 3, "", {}, "failed", {"cause": "exit"}),
     ("a success after failures is one", {"retries": 2, "attempts": (failed_attempt(1),)}, 0, "", {}, "completed", {"cause": None}),
     ("a time limit is a failure like others", {"retries": 1, "stop_cause": "timeout"}, 143, "", {}, "pending",
-     {"stop_cause": None, "stop_line": None, "stop_by": None}),
+     {"cause": "timeout"}),
     ("out of the GPU's memory", {}, 1, OOM, {}, "failed", {"cause": "cuda-oom",
                                                            "cause_line": "RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB"}),
-    ("then it is alone at its next attempt", {"retries": 1}, 1, OOM, {}, "pending", {"is_alone": True}),
-    ("and stays so", {"retries": 2, "is_alone": True, "attempts": (failed_attempt(1, "cuda-oom"),)}, 1, "", {}, "pending",
-     {"is_alone": True}),
+    ("then it is alone at its next attempt", {"retries": 1}, 1, OOM, {}, "pending", {"exclusive": True}),
+    ("and stays so", {"retries": 2, "exclusive": True, "attempts": (failed_attempt(1, "cuda-oom"),)}, 1, "", {}, "pending",
+     {"exclusive": True}),
     ("it ran out of memory, and coped", {}, 0, OOM, {}, "completed", {"cause": None}),
     ("out of memory while it was stopped", {"stop_cause": "killed"}, 143, OOM, {}, "cancelled", {"cause": "killed"}),
     ("it could not be launched: again, though it has no retries", {}, LAUNCH, "", {}, "pending",
-     {"retry_at": NOW + 5, "launch_failures": 1}),
-    ("and again, later", {"launch_failures": 3, "attempts": (failed_attempt(1, "launch"),) * 3}, LAUNCH, "", {}, "pending",
-     {"retry_at": NOW + 40, "launch_failures": 4}),
-    ("but not without end", {"launch_failures": 4}, LAUNCH, "", {}, "failed", {"cause": "launch", "cause_line": "cannot fork"}),
+     {"retry_at": NOW + 5}),
+    ("and again, later", {"attempts": (failed_attempt(1, "launch"),) * 3}, LAUNCH, "", {}, "pending", {"retry_at": NOW + 40}),
+    ("but not without end", {"attempts": (failed_attempt(1, "launch"),) * 4}, LAUNCH, "", {}, "failed",
+     {"cause": "launch", "cause_line": "cannot fork"}),
     ("once, if the configuration says so", {}, LAUNCH, "", {"launch_attempts": 1}, "failed", {"cause": "launch"}),
     ("what will never pass is not tried again", {"retries": 5}, nexus.Result(None, cause="launch", cause_line="cd: no"), "", {}, "failed",
      {"cause": "launch", "cause_line": "cd: no"}),
-    ("launches are no retries", {"retries": 1, "launch_failures": 2, "attempts": (failed_attempt(1, "launch"),) * 2}, 3, "", {}, "pending",
-     {"retry_at": NOW + 5, "launch_failures": 2}),
+    ("launches are no retries", {"retries": 1, "attempts": (failed_attempt(1, "launch"),) * 2}, 3, "", {}, "pending",
+     {"retry_at": NOW + 5}),
     ("nor retries launches", {"retries": 2, "attempts": (failed_attempt(1), failed_attempt(2))}, LAUNCH, "", {}, "pending",
-     {"retry_at": NOW + 5, "launch_failures": 1}),
+     {"retry_at": NOW + 5}),
+    ("what was requeued is no failure", {"retries": 1, "attempts": (failed_attempt(1, nexus.REQUEUED),)}, 3, "", {}, "pending",
+     {"retry_at": NOW + 5}),
     ("its session was lost", {}, nexus.Result(None, cause="session-lost", cause_line="no trace"), "", {}, "failed",
      {"cause": "session-lost"}),
     ("its own time of end", {}, nexus.Result(0, NOW - 7), "", {}, "completed", {"finished_at": NOW - 7}),
@@ -884,18 +942,20 @@ def test_judge(reason, fields, result, stderr, keys, status, facts):
     result = result if isinstance(result, nexus.Result) else nexus.Result(result)
     found, told = nexus.judge(one, result, nexus.Evidence(stderr), 60.0, config(**keys).jobs, NOW)
     assert (found, {name: told[name] for name in facts}) == (status, facts), reason
-    after = nexus.replace(one, **nexus.change_status(one, found, NOW, **told).facts)
+    after = nexus.change_job(one, status=found, **told).value
     assert after.status == status and (status == "pending") == (after.retry_at is not None)
-    assert status == "pending" or after.runtime_seconds == 60.0
-    assert nexus.decode_change(nexus.encode_change(1, nexus.JobChanged("aaa", told)))[1].facts == told, "the journal can keep it"
+    assert after.attempts[-1].runtime_seconds == 60.0 and len(after.attempts) == len(one.attempts)
+    assert (after.current == nexus.NO_ATTEMPT) == (status == "pending"), "a job that waits again has nothing of its last attempt"
+    kept = json.loads(nexus.encode_json(after))
+    assert nexus.decode_row("jobs", "aaa", kept) == after, "the journal can keep it"
 
 
 def test_what_was_seen_of_it_is_kept():
     one, samples = running("aaa", retries=1), {"peak_rss_mib": 5.0, "cpu_seconds": 2.0}
     told = nexus.judge(one, nexus.Result(0), nexus.Evidence(samples=samples), 60.0, config().jobs, NOW)[1]
     assert {name: told[name] for name in samples} == samples
-    told = nexus.judge(one, nexus.Result(3), nexus.Evidence("x", 1234), 60.0, config().jobs, NOW)[1]
-    assert told["log_offset"] == 1234, "its next attempt's part of stderr.log begins there"
+    told = nexus.judge(one, nexus.Result(3), nexus.Evidence("x", (12, 1234)), 60.0, config().jobs, NOW)[1]
+    assert told["log_base"] == (12, 1234), "its next attempt's part of the logs begins there"
 
 
 def test_what_went_wrong_with_its_logs_is_told():
@@ -907,23 +967,21 @@ def test_what_went_wrong_with_its_logs_is_told():
 def test_a_job_gets_as_many_attempts_as_it_was_given(retries, fates, launch_attempts):
     one, failures, launches, waits = job("aaa", retries=retries), 0, 0, []
     for fate in fates:
-        one = nexus.replace(one, status="running", attempt=one.attempt + 1, gpu_indices=(0,), started_at=NOW,
-                            stop_cause="timeout" if fate == "timeout" else None)
+        one = nexus.begin_attempt(nexus.replace(one, status="running"), gpu_indices=(0,), started_at=NOW,
+                                  stop_cause="timeout" if fate == "timeout" else None)
         result = LAUNCH if fate == "launch" else nexus.Result(1)
-        if fate == "timeout" and one.stop_cause is None:
-            continue
         status, told = nexus.judge(one, result, nexus.Evidence(OOM if fate == "oom" else ""), 1.0,
                                    config(launch_attempts=launch_attempts).jobs, NOW)
         failures, launches = failures + (fate != "launch"), launches + (fate == "launch")
-        one = nexus.replace(one, **{**told, "status": status})
+        one = nexus.change_job(one, **{**told, "status": status}).value
+        assert len(one.attempts) == one.attempt == failures + launches
         if status == "failed":
             break
         waits.append(one.retry_at - NOW)
-        assert len(one.attempts) == failures + launches
     if one.status == "failed":
         assert failures == retries + 1 or launches == launch_attempts
     assert failures <= retries + 1 and launches <= launch_attempts
-    assert len(waits) == len(one.attempts) and all(wait >= 5 for wait in waits)
+    assert len(waits) == len(one.attempts) - (one.status == "failed") and all(wait >= 5 for wait in waits)
 
 
 GROUP_ENDS = [  # reason, group before, (status, cause, whether soon, whether more wait), failures after, part of the hold
@@ -958,9 +1016,9 @@ def test_memory_in_a_container_where_no_process_shows():
 
 
 def test_what_failed_before_is_not_read_again():
-    one = running("aaa", (0,), retries=3, log_offset=500)
+    one = running("aaa", (0,), retries=3, log_base=(7, 500))
     _, facts = nexus.judge(one, nexus.Result(None, cause="session-lost"), nexus.Evidence(), 60.0, config().jobs, NOW)
-    assert facts["log_offset"] == 500 and facts["passed_over_at"] is None
+    assert facts["log_base"] == (7, 500)
 
 
 # The guard of GPUs
@@ -1023,21 +1081,6 @@ def test_many_jobs_with_one_typo_pause_no_gpu(seed):
         assert [nexus.find_bad_gpu(ended, f"GPU-{index}", config().gpu) for index in range(4)] == [None] * 4
 
 
-PROGRAMS = [  # command, program
-    ("python train.py --lr 1", "python train.py"), ("python -u train.py", "python train.py"), ("CUDA=1 X=2 ./run.sh a", "./run.sh"),
-    ("nvidia-smi", "nvidia-smi"), ("python -m pkg.train --x", "python pkg.train"), ("./run.sh --lr 1", "./run.sh"),
-    ("torchrun --nproc 2 train.py 3", "torchrun train.py"), ("A=1", ""), ("ls -l", "ls")]
-
-
-@pytest.mark.parametrize("command, program", PROGRAMS)
-def test_find_program_name(command, program):
-    assert nexus.find_program_name(command) == program
-
-
-@given(texts)
-def test_every_command_has_a_program_name(command):
-    assert len(nexus.find_program_name(command).split()) <= 2
-
 
 # Replay: the scheduler on made-up time
 
@@ -1051,7 +1094,7 @@ REPLAYS = [  # reason, GPUs, jobs as (id, run time, fields), {id: when it starts
     ("side by side", 2, [("aaa", 60, {}), ("bbb", 50, {}), ("ccc", 5, {})], {"aaa": 0, "bbb": 0, "ccc": 50}),
     ("halves", 1, [("aaa", 60, {"gpus": 0.5}), ("bbb", 50, {"gpus": 0.5}), ("ccc", 5, {})], {"aaa": 0, "bbb": 0, "ccc": 60}),
     ("by priority", 1, [("aaa", 60, {"priority": 2}), ("bbb", 60, {"priority": 0})], {"bbb": 0, "aaa": 60}),
-    ("after another", 2, [("aaa", 60, {}), ("bbb", 60, {"unmet": ("aaa",)})], {"aaa": 0, "bbb": 60}),
+    ("after another", 2, [("aaa", 60, {}), ("bbb", 60, {"pending_dependencies": ("aaa",)})], {"aaa": 0, "bbb": 60}),
     ("when it is tried again", 1, [("aaa", 60, {"retry_at": 100.0})], {"aaa": 100}),
     ("no time at all", 1, [("aaa", 0, {}), ("bbb", 0, {})], {"aaa": 0, "bbb": 0}),
     ("one that never ends", 1, [("aaa", None, {}), ("bbb", 5, {})], {"aaa": 0}),
@@ -1072,6 +1115,18 @@ def test_replay(reason, count, jobs, expected):
     assert made.ended_at == {id: expected[id] + run_time for id, run_time, _ in jobs if id in expected and run_time is not None}
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_of_users_with_as_many_gpus_whoever_waited_longest_is_next(count):
+    """Whose job has just ended has none in use either: the others come before his next one."""
+    made = replay(count)
+    for number in range(12):
+        made.add(letters(number), 60, user="abc"[number // 4])
+    made.run()
+    starts = sorted(made.started_at, key=made.started_at.get)
+    for at in range(8):
+        assert {made.state.jobs[id].user for id in starts[at:at + 4]} == set("abc"), starts
+
+
 def test_a_job_that_started_at_time_0_has_run_since_then():
     first, second = running("rrr", expected_time=60, started_at=0.0), job("aaa", 5, created_at=0.0)
     made = nexus.Replay([gpu(0)], config(), 40.0)
@@ -1079,7 +1134,7 @@ def test_a_job_that_started_at_time_0_has_run_since_then():
     made.insert(second, 10)
     made.run()
     assert made.started_at == {"aaa": 60}
-    assert nexus.find_end(first, 40.0, {}) == 60 and nexus.find_rest(first, 35, 40.0) == 45
+    assert nexus.find_end(first, 40.0, {}) == 60 and nexus.find_run_time(first, 35, 40.0) == 45
 
 
 def test_a_replay_can_be_driven_step_by_step():
@@ -1092,8 +1147,6 @@ def test_a_replay_can_be_driven_step_by_step():
     made.advance(60)
     made.start_jobs()
     assert made.started_at == {"aaa": 0, "bbb": 60} and made.ended_at == {"aaa": 60}
-    made.run(0)
-    assert "bbb" not in made.ended_at
 
 
 requests = st.fixed_dictionaries({}, optional={
@@ -1115,7 +1168,7 @@ def fair(fields):
 @given(st.integers(1, 3), st.lists(st.tuples(requests.map(fair), st.integers(0, 100)), max_size=25), st.integers(0, 4), st.integers(0, 2))
 def test_every_feasible_job_starts_and_no_limit_is_broken_on_the_way(count, asked, max_running, limit):
     made = replay(count, reserve_after_seconds=50, max_running=max_running, cpu_slots=2)
-    nexus.apply(made.state, nexus.GroupChanged(nexus.Group("g", limit)))
+    made.state.put(nexus.Put("groups", "g", nexus.Group("g", limit)))
     for number, (fields, run_time) in enumerate(asked):
         made.add(letters(number), run_time, **fields)
     for _ in range(10000):
@@ -1141,7 +1194,7 @@ def test_no_stream_of_others_starves_a_job(count, asked, dice):
     asked = {**asked, "priority": 1, "group": None}
     made, number, since = replay(count, reserve_after_seconds=60, cpu_slots=2), 0, None
     while is_feasible(asked, count) and "vvv" not in made.started_at and made.now < 3000:
-        while len(made.state.order) < 7 and number % 9 != 8:        # at times there is a lull
+        while nexus.count_pending(made.state) < 7 and number % 9 != 8:        # at times there is a lull
             number += 1
             gpus = dice.choice([0, 0.25, 0.5, 1, 1, min(2, count)])
             made.add(letters(number), dice.randrange(5, 60), gpus=gpus, expected_time=dice.choice([None, None, 5, 30]),
@@ -1168,7 +1221,9 @@ ESTIMATES = [  # reason, jobs, run times, keys, {pending job: seconds from now}
     ("a little longer: as much again", [running("rrr"), job("aaa", 2)], {"rrr": 55, "aaa": 5}, {}, {"aaa": 5}),
     ("an unknown one elsewhere changes nothing", [running("rrr"), running("sss", (1,)), job("aaa", 3, gpu_ids=(0,))],
      {"rrr": 100, "aaa": 5}, {}, {"aaa": 40}),
-    ("it comes after one that is not known", [job("aaa", 2, unmet=("zzz",))], {"aaa": 5}, {}, {}),
+    ("what comes after one that nobody knows anything of", [running("rrr"), job("aaa", 2), job("bbb", 3), job("ccc", 4)],
+     {"rrr": 100, "aaa": 5, "ccc": 5}, {}, {"aaa": 40, "bbb": 45}),
+    ("it comes after one that is not known", [job("aaa", 2, pending_dependencies=("zzz",))], {"aaa": 5}, {}, {}),
     ("its next attempt", [job("aaa", 2, retry_at=NOW + 30)], {"aaa": 5}, {}, {"aaa": 30}),
     ("it fits nowhere", [job("aaa", 2, gpus=2)], {"aaa": 5}, {}, {}),
 ]
@@ -1213,12 +1268,11 @@ def handed(id, number=1, **fields):
 
 
 SLURM_PLANS = [  # reason, jobs, trouble, keys of the configuration, the jobs that are handed over, (a job, a word of why it waits)
-    ("all that wait, whatever they ask for", [job("aaa", 1), job("bbb", 2, gpus=8), job("ccc", 3, gpus=0)], None, {},
-     ["aaa", "bbb", "ccc"], None),
-    ("in the queue's order, up to max_submitted", [job("aaa", 1), job("bbb", 2, gpus=2), job("ccc", 3), job("ddd", 4, priority=0)], None,
-     {"max_submitted": 2}, ["ddd", "aaa"], ("bbb", "max_submitted")),
-    ("those that Slurm has count", [handed("hhh", 1), running("rrr", slurm_key="k", gpus=1), job("aaa", 2), job("bbb", 3)], None,
-     {"max_submitted": 3}, ["aaa"], ("bbb", "max_submitted")),
+    ("one at a time, whatever it asks for", [job("aaa", 1, gpus=8), job("bbb", 2)], None, {}, ["aaa"], ("bbb", "the job before it")),
+    ("in the queue's order", [job("aaa", 1), job("bbb", 2, priority=0)], None, {}, ["bbb"], None),
+    ("those that Slurm has count", [handed("hhh", 1), running("rrr", slurm_key="k", gpus=1), job("aaa", 2)], None,
+     {"max_submitted": 2}, [], ("aaa", "max_submitted")),
+    ("there is room for one more", [handed("hhh", 1), job("aaa", 2)], None, {"max_submitted": 2}, ["aaa"], None),
     ("those that run here do not", [running("rrr"), job("aaa", 2)], None, {"max_submitted": 1}, ["aaa"], None),
     ("max_running counts both", [running("rrr"), handed("hhh", 1), job("aaa", 2), job("bbb", 3)], None, {"max_running": 3}, ["aaa"],
      ("bbb", "max_running")),
@@ -1236,19 +1290,12 @@ def test_plan_with_slurm(reason, jobs, trouble, keys, wanted, waits):
     made = nexus.plan(made_of, [], trouble, keys, NOW)
     assert [start.job_id for start in made.starts] == wanted and all(start.gpu_indices == () for start in made.starts)
     if waits:
-        assert waits[1] in nexus.describe_wait(made_of.jobs[waits[0]], made_of, made, keys, NOW)
+        assert waits[1] in words(made_of.jobs[waits[0]], made, keys)
 
 
 def test_a_group_counts_what_slurm_has():
     made_of = state(handed("hhh", 1, group="g"), job("aaa", 2, group="g"), job("bbb", 3), groups=[nexus.Group("g", limit=1)])
     assert started(nexus.plan(made_of, [], None, config(launcher="slurm"), NOW)) == {"bbb": ()}
-
-
-def test_group_for_slurm():
-    jobs = [job("aaa", 1), job("bbb", 2, gpus=2), job("ccc", 3), job("ddd", 4, timeout_seconds=61), job("eee", 5, timeout_seconds=120),
-            job("fff", 6, attempt=1), job("ggg", 7)]
-    groups = nexus.group_for_slurm(jobs, 2, config().jobs)
-    assert [[one.id for one in group] for group in groups] == [["aaa", "ccc"], ["ggg"], ["bbb"], ["ddd", "eee"], ["fff"]]
 
 
 @pytest.mark.parametrize("fields, minutes", [
@@ -1279,22 +1326,56 @@ SLURM_ENDS = [  # reason, what Slurm says, job.sh's result, whether it began, Sl
     ("its node, before it began", ended("BOOT_FAIL"), None, False, "", (None, "node-fail", "BOOT_FAIL")),
     ("a more urgent job", ended("PREEMPTED"), TERMINATED, True, "", (143, "preempted", "PREEMPTED")),
     ("somebody", ended("CANCELLED"), TERMINATED, True, "JOB 12 CANCELLED AT", (143, "killed", "CANCELLED AT")),
-    ("somebody known", ended("CANCELLED", stopped_by=1000), TERMINATED, True, "JOB 12 CANCELLED AT", (143, "killed", "CANCELLED by bob")),
     ("job.sh was killed", ended("FAILED", "NonZeroExitCode"), None, True, "", (None, "session-lost", "killed on n1")),
     ("nobody saw the log folder", ended("FAILED", "NonZeroExitCode"), None, False, "cannot open",
      (None, "launch", "file system that the nodes")),
     ("no node can", ended("FAILED", "BadConstraints"), None, False, "", (None, "launch", "BadConstraints")),
     ("forgotten, with a result", None, BAD, True, "", (3, None, None)),
     ("forgotten, without", None, None, True, "", (None, "session-lost", "not known")),
-    ("forgotten before it began", None, None, False, "", (None, "launch", "no longer has job 12")),
+    ("forgotten, and somebody had cancelled it", None, TERMINATED, True, "JOB 12 CANCELLED AT 17:01", (143, "killed", "CANCELLED AT")),
+    ("it ended well all the same", None, GOOD, True, "JOB 12 CANCELLED AT 17:01", (0, "killed", "CANCELLED AT")),
+    ("its job.sh too was killed", None, None, True, "JOB 12 CANCELLED AT 17:01", (None, "killed", "CANCELLED AT")),
+    ("forgotten, and the time was up", None, TERMINATED, True, "CANCELLED AT 17:01 DUE TO TIME LIMIT", (143, "timeout", "TIME LIMIT")),
+    ("forgotten, and its node was down", None, None, True, "CANCELLED AT 17:01 DUE TO NODE FAILURE, SEE", (None, "node-fail", "NODE")),
+    ("forgotten, and a more urgent job came", None, TERMINATED, True, "CANCELLED AT 17:01 DUE TO PREEMPTION", (143, "preempted", "DUE")),
+    ("forgotten, and out of memory", None, nexus.Result(137), True, "Detected 1 oom-kill event(s)", (137, "host-memory", "oom-kill")),
 ]
 
 
-@pytest.mark.parametrize("reason, seen, result, is_claimed, words, wanted", SLURM_ENDS, ids=[case[0] for case in SLURM_ENDS])
-def test_judge_slurm(reason, seen, result, is_claimed, words, wanted):
-    evidence = nexus.SlurmEvidence(result, is_claimed, words, "bob" if seen and seen.stopped_by else "")
-    made = nexus.judge_slurm(job(slurm_id="12"), seen, evidence, "/h/logs/job_abc")
+@pytest.mark.parametrize("reason, seen, result, has_begun, words, wanted", SLURM_ENDS, ids=[case[0] for case in SLURM_ENDS])
+def test_find_slurm_end(reason, seen, result, has_begun, words, wanted):
+    made = nexus.find_slurm_end(seen, nexus.BEGUN if has_begun else nexus.NOT_BEGUN, result, words, "/h/logs/job_abc")
     assert (made.exit_code, made.cause) == wanted[:2] and (wanted[2] or "") in (made.cause_line or "")
+
+
+ENDED, KILLED = (nexus.SlurmJob("12", state, nodes="n1") for state in ("COMPLETED", "CANCELLED"))
+DECISIONS = [  # reason, what Slurm says, who has claimed the attempt, result, so long ago (s), what to do
+    ("it ended", ENDED, "begun", GOOD, 0, "end"),
+    ("its result is on its way", ENDED, "begun", None, 59, "wait"),
+    ("its result has not come", ENDED, "begun", None, 60, "end"),
+    ("it ended before it began", ENDED, "not begun", None, 3, "end"),
+    ("or is that only not seen yet", ENDED, "not begun", None, 2, "wait"),
+    ("it found its attempt taken", ENDED, "ours", None, 0, "requeue"),
+    ("its node went down", ended("NODE_FAIL"), "begun", None, 0, "end"),
+    ("somebody cancelled it", KILLED, "begun", TERMINATED, 0, "end"),
+    ("it was cancelled before it began", KILLED, "not begun", None, 3, "end"),
+    ("it never came there", None, "not begun", None, 0, "requeue"),
+    ("the claim was the last that a service did", None, "ours", None, 0, "requeue"),
+    ("forgotten, with a result", None, "begun", BAD, 0, "end"),
+    ("forgotten, without", None, "begun", None, 3, "end"),
+]
+
+
+@pytest.mark.parametrize("reason, seen, claim, result, waited_s, wanted", DECISIONS, ids=[case[0] for case in DECISIONS])
+def test_decide(reason, seen, claim, result, waited_s, wanted):
+    assert nexus.decide(seen, claim, result, waited_s) == wanted
+
+
+def test_match_slurm_jobs():
+    """By the key in the comment; by the id only where somebody has rewritten the comment."""
+    live = [job("aaa", slurm_key="k1", slurm_id="1"), job("bbb", slurm_key="k2", slurm_id="2"), job("ccc", slurm_key="k3", slurm_id="3")]
+    one, two, three = nexus.SlurmJob("9", "PENDING", key="k1"), nexus.SlurmJob("2", "RUNNING"), nexus.SlurmJob("3", "RUNNING", key="")
+    assert nexus.match_slurm_jobs(live, [one, two, three]) == {"k1": one, "k2": two}
 
 
 # Several machines
@@ -1337,9 +1418,9 @@ PLACES = [  # reason, jobs, GPUs, machines, {job id: (machine, GPU indices)} tha
      {}),
     ("pinned to one that is gone", [job("aaa", only_node="n3")], BOTH, TWO, {}),
     ("pinned, on a machine alone", [job("aaa", only_node="n1"), job("bbb", 2)], OWN, [], {"bbb": ("", (0,))}),
-    ("one that cannot run it", [job("aaa", unfit=(("", "no directory"), ("n1", "no directory")))], [*OWN, *BOTH], TWO,
+    ("one that cannot run it", [job("aaa", excluded_nodes=(("", "no directory"), ("n1", "no directory")))], [*OWN, *BOTH], TWO,
      {"aaa": ("n2", (0,))}),
-    ("none can", [job("aaa", unfit=(("n1", "x"), ("n2", "y")))], BOTH, TWO, {}),
+    ("none can", [job("aaa", excluded_nodes=(("n1", "x"), ("n2", "y")))], BOTH, TWO, {}),
     ("a machine that is closed", [job("aaa")], BOTH, [view("n1", closed="it is away"), view("n2")], {"aaa": ("n2", (0,))}),
     ("GPUs of a machine that is none of them", [job("aaa")], there("n3", 0), TWO, {}),
     ("all GPUs of a job are in one machine", [job("aaa", gpus=2)], [*there("n1", 0), *there("n2", 0)], TWO, {}),
@@ -1354,10 +1435,10 @@ PLACES = [  # reason, jobs, GPUs, machines, {job id: (machine, GPU indices)} tha
      {letters(k): (name, ()) for k, name in enumerate(("", "n1", "n2", "", "n1", "n2", "", ""))}),
     ("running ones have theirs", [running("rrr", (), node="n1"), running("sss", (), node="n1", number=2),
                                   job("aaa", 3, gpus=0, only_node="n1")], [], TWO, {}),
-    ("no other machine's GPUs are kept for one that is passed over", [
+    ("no other machine's GPUs are kept for one that is starving", [
         running_there("rrr", "n1", (0,), expected_time=61), running_there("sss", "n2", (0,), expected_time=600),
-        job("aaa", 3, gpus=2, **PASSED), job("bbb", 4), job("ccc", 5)], BOTH, TWO, {"bbb": ("n2", (1,))}),
-    ("nor are any where it cannot run", [running_there("rrr", "n1", (0,)), job("aaa", 2, gpus=2, unfit=(("n2", "x"),), **PASSED),
+        job("aaa", 3, gpus=2, **WAITED), job("bbb", 4), job("ccc", 5)], BOTH, TWO, {"bbb": ("n2", (1,))}),
+    ("nor are any where it cannot run", [running_there("rrr", "n1", (0,)), job("aaa", 2, gpus=2, excluded_nodes=(("n2", "x"),), **WAITED),
                                          job("bbb", 3, gpus=2)], BOTH, TWO, {"bbb": ("n2", (0, 1))}),
 ]
 
@@ -1387,16 +1468,16 @@ FAR_REASONS = [  # what is shown, job that waits, GPUs, machines, part of the re
     ("the machine it is for is away", job("aaa", only_node="n1"), BOTH, [view("n1", closed="n1 cannot be used since 15:30: cut"), TWO[1]],
      "n1 cannot be used since 15:30: cut"),
     ("there is no such machine any more", job("aaa", only_node="n7"), BOTH, TWO, "there is no node n7"),
-    ("none can run it", job("aaa", unfit=(("n1", "no directory"), ("n2", "no git"), ("", "no GPU"))), BOTH, TWO,
-     "n1: no directory; n2: no git; this machine: no GPU"),
+    ("none can run it", job("aaa", excluded_nodes=(("n1", "no directory"), ("n2", "no git"), ("", "no GPU"))), BOTH, TWO,
+     "never: n1 cannot run it: no directory; n2 cannot run it: no git; this machine cannot run it: no GPU"),
     ("which GPU of which machine", job("aaa"), [*there("n1", 0, fault="GPU is lost"), *there("n2", 0, taken=100, taken_by=("xxx",))], TWO,
-     "GPU n1:0 is unusable (GPU is lost); GPU n2:0 runs job xxx of n2's own queue"),
-    ("no machine has as many", job("aaa", gpus=3), BOTH, TWO, "it needs 3 GPUs, and no machine has more than 2"),
-    ("some cannot run it, the others are full", job("aaa", unfit=(("n1", "no directory"),)),
+     "1 of 2 GPUs are busy; GPU n1:0 is unusable (GPU is lost)"),
+    ("no machine has as many", job("aaa", gpus=3), BOTH, TWO, "never: wants 3 GPUs, no machine has more than 2"),
+    ("some cannot run it, the others are full", job("aaa", excluded_nodes=(("n1", "no directory"),)),
      [*there("n1", 0), *there("n2", 0, taken=100, taken_by=("xxx",))], TWO,
      "GPU n2:0 runs job xxx of n2's own queue; n1 cannot run it: no directory"),
     ("CPU slots", job("aaa", gpus=0), [], [view("n1", cpu_slots=0), view("n2", closed="n2 is away")],
-     "all CPU slots are taken; n2 is away"),
+     "all 0 CPU slots are taken (cpu_slots); all CPU slots of n1 are taken; n2 is away"),
     ("a machine that is away is told once", job("aaa"), [*there("n1", *range(8)), *there("n2", 0, is_paused=True)],
      [view("n1", closed="n1 is away"), TWO[1]], "GPU n2:0 is paused; n1 is away"),
     ("all are away", job("aaa"), BOTH, [view("n1", closed="n1 is away"), view("n2", closed="n2 is away")], "n1 is away; n2 is away"),
@@ -1407,7 +1488,7 @@ FAR_REASONS = [  # what is shown, job that waits, GPUs, machines, part of the re
 def test_every_wait_for_other_machines_has_a_reason(reason, one, gpus, nodes, part):
     made, keys = state(one), {"cpu_slots": 0}
     planned = nexus.plan(made, gpus, None, config(**keys), NOW, {}, nodes)
-    assert not planned.starts and part in nexus.describe_wait(one, made, planned, config(**keys), NOW), reason
+    assert not planned.starts and part in words(one, planned, config(**keys)), reason
 
 
 def test_estimates_know_other_machines():
@@ -1422,7 +1503,8 @@ def test_no_plan_of_several_machines_gives_a_gpu_twice(seed):
     names = ["", *(f"n{k}" for k in range(chance.randrange(4)))]
     gpus = [one for name in names for one in (there(name, *range(chance.randrange(4))) if name else [gpu(k) for k in range(2)])]
     waiting = [job(letters(k), k, gpus=chance.choice([0, 0.25, 0.5, 1, 1, 2, 3]), only_node=chance.choice([None, None, *names, "gone"]),
-                   unfit=tuple((name, "x") for name in names if chance.random() < 0.1), expected_time=chance.choice([None, 5, 600]))
+                   excluded_nodes=tuple((name, "x") for name in names if chance.random() < 0.1),
+                   expected_time=chance.choice([None, 5, 600]))
                for k in range(chance.randrange(20))]
     views = [view(name, closed=chance.choice([None, None, "away"]), cpu_slots=chance.randrange(3)) for name in names[1:]]
     made = state(*waiting)
@@ -1436,4 +1518,4 @@ def test_no_plan_of_several_machines_gives_a_gpu_twice(seed):
             given_out[uuid] = given_out.get(uuid, 0) + share
             assert next(each.node for each in gpus if each.uuid == uuid) == start.node, "all of one machine"
     assert all(share <= 100 for share in given_out.values())
-    assert all(nexus.describe_wait(one, made, planned, config(), NOW) for one in waiting if one.id not in started(planned))
+    assert all(words(one, planned) for one in waiting if one.id not in started(planned))

@@ -169,6 +169,8 @@ KEPT = [  # reason, what the user did, {path: (mode, content) or None = not ther
     ("line ends as git would commit them", use_crlf, {"train.py": ("100644", "one\ntwo\n")}),
     ("a split index", lambda repo: (repo.git("update-index", "--split-index"), repo.write("train.py", "two\n"), repo.write("n", "n")),
      {"train.py": ("100644", "two\n"), "n": ("100644", "n")}),
+    ("a link to a device is a link", lambda repo: ((repo.top / "train.py").unlink(), (repo.top / "train.py").symlink_to("/dev/zero")),
+     {"train.py": ("120000", "/dev/zero")}),
     ("a FIFO is no file", lambda repo: os.mkfifo(repo.top / "fifo"), {}),
 ]
 
@@ -194,7 +196,7 @@ def test_the_tree_is_kept_and_nothing_else_is_touched(repo, reason, change, expe
     assert repo.bytes_of_all() == before and not (repo.top.parent / "hooked").exists()
     files = {**repo.files(head), **expected} if reason == "half merged" else {**HEAD_FILES, **expected}
     assert repo.files(made.commit) == {path: fact for path, fact in files.items() if fact}
-    assert (made.repository, made.subfolder, made.empty) == (str(repo.top), ".", ())
+    assert (made.repository, made.empty) == (str(repo.top), ())
     assert repo.snapshot() == made, "the same tree, the same commit"
     assert repo.git("for-each-ref", "--format=%(objectname) %(refname)", "refs/nexus").decode().split() == [
         made.commit, f"refs/nexus/{made.commit}"]
@@ -228,14 +230,14 @@ def test_from_a_folder_below(repo, name):
     (repo.top / name).mkdir(parents=True, exist_ok=True)
     repo.write("train.py", "two\n")
     made = repo.snapshot(name)
-    assert (made.repository, made.subfolder) == (str(repo.top), name) and made.commit == repo.snapshot().commit
+    assert made.repository == str(repo.top) and made.commit == repo.snapshot().commit
 
 
 def test_through_a_link_to_the_tree(repo):
     link = repo.top.parent / "a link"
     link.symlink_to(repo.top / "sub")
     made = nexus.take_snapshot(str(link), repo.environ)
-    assert (made.repository, made.subfolder) == (str(repo.top), "sub")
+    assert made.repository == str(repo.top)
 
 
 def test_in_a_linked_work_tree(repo):
@@ -283,21 +285,37 @@ def make_huge(repo):
         file.truncate(600 * 2**20)
 
 
+def put_link(path, target):
+    path.unlink()
+    path.symlink_to(target)
+
+
+def put_fifo(path):
+    path.unlink()
+    os.mkfifo(path)
+
+
 def fail_to_clean(repo):
     repo.write(".git/info/attributes", "*.py filter=odd\n")
-    repo.git("config", "filter.odd.clean", "false")
-    repo.git("config", "filter.odd.required", "true")
+    repo.git("config", "--global", "filter.odd.clean", "false")
+    repo.git("config", "--global", "filter.odd.required", "true")
     repo.write("train.py", "two\n")
 
 
 REFUSED = [  # reason, what the user did, variables, kind, words of the message, words of the hint
     ("no work tree", lambda repo: shutil.rmtree(repo.top / ".git"), {}, "usage", "{top} is not in a git work tree", "git -C {top} init"),
-    ("a bare repository", make_bare, {}, "usage", "not in its work tree", "checkout"),
+    ("a bare repository", make_bare, {}, "usage", "{top} is not in a git work tree", "checkout"),
     ("too much", make_huge, {}, "usage", "2 files that git neither tracks nor ignores, 600MB together; a snapshot takes 500MB",
      "data.bin (600MB): add it to .gitignore"),
-    ("no git", lambda repo: None, {"PATH": "/nowhere"}, "unavailable", "git, which was not found on PATH", "install git"),
+    ("no git", lambda repo: None, {"PATH": "/nowhere"}, "unavailable", "git was not found on PATH", "install git"),
     ("a broken index", lambda repo: repo.write(".git/index", "x" * 100), {}, "unavailable", "git ls-files says: ", "git -C {top}"),
-    ("a filter that fails", fail_to_clean, {}, "unavailable", "git add says: ", "git -C {top}"),
+    ("an index that is a device", lambda repo: put_link(repo.top / ".git/index", "/dev/null"), {}, "unavailable",
+     "{top}/.git/index, git's index, is no file", "ls -l {top}/.git/index"),
+    ("an index that is a FIFO", lambda repo: put_fifo(repo.top / ".git/index"), {}, "unavailable",
+     "{top}/.git/index, git's index, is no file", "ls -l {top}/.git/index"),
+    ("a tracked file that is a FIFO now", lambda repo: put_fifo(repo.top / "train.py"), {}, "unavailable",
+     "train.py: unsupported file type", "git -C {top}"),
+    ("a filter that fails", fail_to_clean, {}, "unavailable", "says: ", "git -C {top}"),
     ("a repository of a later git", lambda repo: repo.git("config", "core.repositoryformatversion", "99"), {}, "unavailable",
      "git cannot use the repository of {top}: ", "status"),
 ]
@@ -313,8 +331,128 @@ def test_what_is_refused(repo, reason, change, variables, kind, words, hint):
     assert not (repo.top / ".git/refs/nexus").exists()
 
 
+def trap(repo):
+    """A command that leaves a trace."""
+    return f"touch {repo.top.parent}/trapped; cat"
+
+
+def filter_odd(repo, *scope, key="filter.odd.clean", of="*.py filter=odd"):
+    repo.write(".git/info/attributes", f"{of}\n")
+    repo.git("config", *scope, key, trap(repo))
+    repo.write("train.py", "two\n")
+
+
+def filter_by_include(repo):
+    filter_odd(repo, "--file", f"{repo.top}/.git/more")
+    repo.git("config", "include.path", "more")
+
+
+def filter_new_files(repo):
+    repo.git("config", "filter.odd.clean", trap(repo))
+    repo.write(".gitattributes", "*.new filter=odd\n")
+    repo.write("a.new", "x\n")
+
+
+def override_the_users(repo):
+    repo.git("config", "--global", "filter.odd.clean", "cat")
+    filter_odd(repo)
+
+
+def filter_nothing_new(repo):
+    filter_odd(repo)
+    repo.write("train.py", "one\n")
+    os.utime(repo.top / "train.py", (1, 1))
+    repo.git("update-index", "--refresh")
+    (repo.top.parent / "trapped").unlink()
+    repo.write("new", "x\n")
+
+
+def filter_in_a_submodule(repo):
+    inner = Repo(repo.top.parent / "inner", repo.environ)
+    repo.git("-c", "protocol.file.allow=always", "submodule", "add", "-q", str(inner.top), "module")
+    repo.commit()
+    subprocess.run(["git", "-C", repo.top / "module", "config", "filter.odd.clean", trap(repo)], env=repo.environ, check=True)
+    repo.write(".git/modules/module/info/attributes", "*.py filter=odd\n")
+    (repo.top / "module/train.py").write_text("changed\n")
+    repo.git("config", "submodule.module.ignore", "none")
+
+
+def lack_what_is_ignored(repo):
+    """A partial clone, in whose sparse checkout a .gitignore is not there: git would fetch it."""
+    repo.write("far/.gitignore", "x\n")
+    repo.commit()
+    repo.git("config", "uploadpack.allowFilter", "true")
+    repo.git("config", "uploadpack.allowAnySHA1InWant", "true")
+    part = repo.top.parent / "part"
+    subprocess.run(["git", "-c", "protocol.file.allow=always", "clone", "-q", "--filter=blob:none", "-n", f"file://{repo.top}", part],
+                   env=repo.environ, check=True)
+    repo.top = part
+    for words in (["sparse-checkout", "set", "--cone", "sub"], ["-c", "protocol.file.allow=always", "checkout", "-q"]):
+        repo.git(*words)
+    repo.write("far/new", "x")
+    repo.git("config", "remote.origin.url", "ext::sh -c touch% " + str(repo.top.parent / "trapped"))
+    repo.git("config", "protocol.ext.allow", "always")
+
+
+FOREIGN = [  # reason, what the repository has, words; None: it is kept
+    ("a filter", filter_odd, "train.py goes through the filter 'odd'"),
+    ("a filter that is a process", lambda repo: filter_odd(repo, key="filter.odd.process"), "the filter 'odd'"),
+    ("a filter of another file's", filter_by_include, "the filter 'odd'"),
+    ("a filter for a new file", filter_new_files, "a.new goes through the filter 'odd'"),
+    ("a filter under the name of one of the user's", override_the_users, "the filter 'odd'"),
+    ("one that cannot be turned off", lambda repo: filter_odd(repo, key="filter.a=b.clean", of="*.py filter=a=b"), "filter.a=b.clean"),
+    ("a filter of files that have not changed", filter_nothing_new, None),
+    ("a filter in a submodule", filter_in_a_submodule, None),
+    ("what is to be fetched", lack_what_is_ignored, "from promisor remote"),
+]
+
+
+@pytest.mark.parametrize("reason, change, words", FOREIGN, ids=[case[0] for case in FOREIGN])
+def test_no_command_of_the_repository_is_run(repo, reason, change, words):
+    change(repo)
+    refused = ""
+    try:
+        assert repo.snapshot().commit != repo.git("rev-parse", "HEAD").decode().strip() or reason.endswith("submodule")
+    except nexus.NexusError as error:
+        refused = error.message
+    assert not (repo.top.parent / "trapped").exists()
+    assert words in refused if words else not refused, refused
+
+
+def test_a_filter_of_the_users_own_is_run(repo):
+    """git-lfs, in most cases."""
+    repo.git("config", "--global", "filter.up.clean", "tr a-z A-Z")
+    repo.git("config", "filter.up.smudge", "false")
+    repo.write(".git/info/attributes", "*.py filter=up\n")
+    repo.write("train.py", "two\n")
+    assert repo.files(repo.snapshot().commit)["train.py"] == ("100644", "TWO\n")
+
+
+PUSHED = [  # what the repository's configuration says
+    ("url.ext::sh -c touch% {trap} .insteadOf", "ssh://"), ("core.sshCommand", "touch {trap};"), ("gpg.program", "{top}/trap.sh"),
+    ("remote.ssh://n1/repo.receivepack", "touch {trap};"), ("core.gitProxy", "{top}/trap.sh"), ("remote.ssh://n1/repo.vcs", "trap"),
+]
+
+
+@pytest.mark.parametrize("key, said", PUSHED, ids=[key.split(" ")[0] for key, _ in PUSHED])
+def test_no_command_of_the_repository_is_run_on_the_way_to_a_node(repo, monkeypatch, key, said):
+    said, key = (text.format(trap=repo.top.parent / "trapped", top=repo.top) for text in (said, key))
+    made = repo.snapshot()
+    repo.write("trap.sh", f"#!/bin/sh\ntouch {repo.top.parent}/trapped\n").chmod(0o755)
+    for name, text in ((key, said), ("protocol.allow", "always"), ("protocol.ext.allow", "always"), ("push.gpgSign", "true")):
+        repo.git("config", name, text)
+    there = repo.top.parent / "there"
+    subprocess.run(["git", "init", "-q", "--bare", there], env=repo.environ, check=True)
+    ssh = nexus.Ssh(nexus.NodeConfig("n1", "n1"), repo.environ)
+    ssh.call = lambda *_: nexus.Completed(0, f"{there}\n")
+    monkeypatch.setattr(nexus, "call_through", lambda control: ["sh", "-c", 'shift; eval "$1"', "ssh"])
+    with contextlib.suppress(nexus.NexusError):
+        nexus.push_snapshot(ssh, made.repository, made.commit, "x", repo.environ)
+    assert not (repo.top.parent / "trapped").exists()
+
+
 def test_inside_the_git_folder(repo):
-    with pytest.raises(nexus.NexusError, match="not in its work tree"):
+    with pytest.raises(nexus.NexusError, match="is not in a git work tree"):
         repo.snapshot(".git")
 
 
@@ -333,8 +471,7 @@ def one_box(monkeypatch):
 
 def of(made, **fields):
     """The fields of a job that runs in a snapshot."""
-    return {"snapshot": made.commit, "snapshot_repo": made.repository,
-            "cwd": os.path.normpath(f"{made.repository}/{made.subfolder}"), **fields}
+    return {"snapshot": made.commit, "snapshot_repo": made.repository, "cwd": made.repository, **fields}
 
 
 def left(box):
@@ -356,7 +493,7 @@ def test_a_job_runs_in_a_checkout_of_its_own(box, repo):
     repo.write("train.py", "edited since\n")
     before = repo.bytes_of_all()
     assert box.run(f"{LOOK}; echo more > train.py; mkdir -m 555 locked; git log --format=%an -2", **of(made)).exit_code == 0
-    assert box.text("stdout.log") == (f"{box.layout.job_folder('abc')}/tree-1\ntwo\nran\ntrain.py\n{made.commit}\nnexus\nAnn\n"), box.text(
+    assert box.text("stdout.log") == (f"{box.layout.job_folder('abc')}/tree\ntwo\nran\ntrain.py\n{made.commit}\nnexus\nAnn\n"), box.text(
         "stderr.log")
     wait_clean(box)
     assert repo.bytes_of_all() == before and not (repo.top.parent / "hooked").exists()
@@ -368,18 +505,92 @@ def test_in_its_folder_there(one_box, repo, name):
     (repo.top / name).mkdir(parents=True, exist_ok=True)
     made = repo.snapshot(name)
     shutil.rmtree(repo.top / name)
-    assert one_box.run("pwd; cat $(git rev-parse --show-toplevel)/train.py", **of(made)).exit_code == 0, one_box.text("stderr.log")
-    assert one_box.text("stdout.log") == f"{one_box.layout.job_folder('abc')}/tree-1/{name}\none\n"
+    result = one_box.run("pwd; cat $(git rev-parse --show-toplevel)/train.py", **of(made, cwd=str(repo.top / name)))
+    assert result.exit_code == 0, one_box.text("stderr.log")
+    assert one_box.text("stdout.log") == f"{one_box.layout.job_folder('abc')}/tree/{name}\none\n"
 
 
-def test_each_attempt_has_a_fresh_one(box, repo):
+def test_the_first_attempt_has_a_fresh_one(box, repo):
+    os.makedirs(box.path("tree"))
+    pathlib.Path(box.path("tree/old")).touch()
+    assert box.run("ls", **of(repo.snapshot())).exit_code == 0
+    assert box.text("stdout.log") == "link\nrun.sh\nsub\ntrain.py\n"
+
+
+STEP = "pwd; mkdir -p out; echo step >> out/checkpoint; wc -l < out/checkpoint; cat train.py"
+
+
+def attempts_of(box):
+    """What STEP has printed, an attempt a line: [lines of the checkpoint, train.py, ...]."""
+    place = f"{box.layout.job_folder('abc')}/tree\n"
+    first, *others = box.text("stdout.log").split(place)
+    assert not first, "each attempt is in the same place"
+    return [one.split() for one in others]
+
+
+def test_a_further_attempt_goes_on_in_the_tree_of_the_one_before(box, repo):
+    """With what it made and changed; what it has removed comes back, and what it has put elsewhere stays."""
+    repo.write("data", "x")
     made = repo.snapshot()
-    os.makedirs(box.path("tree-1"))
-    pathlib.Path(box.path("tree-1/old")).touch()            # a killed job.sh left it, under an id that came again
-    for attempt in (1, 2):
-        assert box.run("ls; touch new; exit 3", **of(made, attempt=attempt)).exit_code == 3
-        wait_clean(box)
-    assert box.text("stdout.log") == "link\nrun.sh\nsub\ntrain.py\n" * 2
+    for attempt, more in ((1, "echo two > train.py; rm run.sh; rm data; mkdir data; touch data/made"), (2, "ls run.sh sub data; exit 1"),
+                          (4, "ls run.sh sub data")):
+        box.run(f"{STEP}; {more}; exit 1", **of(made, attempt=attempt))
+    assert attempts_of(box) == [["1", "one"], *([str(number), "two", "run.sh", "data:", "made", "sub:", "part.py"] for number in (2, 3))]
+    assert kept_of(box, 4) == {"out/checkpoint": "step\n" * 3, "train.py": "two\n", "data/made": ""} and not kept_of(box, 1)
+
+
+def test_it_waits_until_that_is_put_away(box, repo):
+    """Its job.sh is at it still, when the next attempt begins."""
+    os.mkdir(f"{box.home}/bin")
+    gate = pathlib.Path(f"{box.home}/gate")
+    gate.touch()
+    git = pathlib.Path(f"{box.home}/bin/git")
+    git.write_text(f"#!/bin/sh\ncase $* in *diff-files*) touch {gate}.met; while [ -e {gate} ]; do sleep 0.01; done;; esac\n"
+                   f"exec {shutil.which('git')} \"$@\"\n")
+    git.chmod(0o755)
+    of_it = {**of(repo.snapshot()), "environment": {"PATH": f"{box.home}/bin:{os.environ['PATH']}"}}
+    first = box.start(box.prepare(f"{STEP}; exit 1", attempt=1, **of_it))
+    until(lambda: os.path.exists(f"{gate}.met"))
+    second = box.start(box.prepare(STEP, attempt=2, **of_it))
+    box.hear("start")
+    box.hear("start")
+    until(lambda: "sleep" in find_children(second.pid))
+    assert first.poll() is None and len(attempts_of(box)) == 1
+    os.killpg(second.pid, signal.SIGTERM)
+    assert second.wait(60) == 0 and os.path.exists(box.path("tree/out/checkpoint")), "that is the first one's still"
+    third = box.start(box.prepare(STEP, attempt=3, **of_it))
+    gate.unlink()
+    assert third.wait(60) == 0 and attempts_of(box) == [["1", "one"], ["2", "one"]]
+    assert [nexus.read_result(box.layout.job_folder("abc"), attempt).cause for attempt in (1, 2, 3)] == [None, "launch", None]
+
+
+def find_children(pid):
+    """What the children of a process are called."""
+    listed = subprocess.run(["ps", "-o", "comm=", "--ppid", str(pid)], capture_output=True, text=True)
+    return listed.stdout.split()
+
+
+def test_after_an_attempt_whose_job_sh_was_killed(box, repo):
+    """Before it could put away anything; git was in the middle of something."""
+    made = repo.snapshot()
+    process = box.start(box.prepare(f"{STEP}; touch .git/index.lock; rm train.py; sleep 60", **of(made)))
+    until(lambda: os.path.exists(box.path("tree/out/checkpoint")) and not os.path.exists(box.path("tree/train.py")))
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait(60)
+    assert box.run(STEP, **of(made, attempt=2)).exit_code == 0
+    assert attempts_of(box) == [["1", "one"], ["2", "one"]] and kept_of(box, 2) == {"out/checkpoint": "step\n" * 2}
+
+
+def test_a_checkout_that_fails_costs_nothing_of_what_was_made(box, repo):
+    made = repo.snapshot()
+    box.run(f"{STEP}; exit 1", **of(made))
+    wait_clean(box)
+    os.rename(repo.top, f"{repo.top}-away")
+    assert box.run(STEP, **of(made, attempt=2)).cause == "launch"
+    wait_clean(box)
+    os.rename(f"{repo.top}-away", repo.top)
+    assert box.run(STEP, **of(made, attempt=3)).exit_code == 0
+    assert attempts_of(box) == [["1", "one"], ["2", "one"]] and kept_of(box, 3) == {"out/checkpoint": "step\n" * 2}
 
 
 def test_by_hand(box, repo):
@@ -538,13 +749,6 @@ def test_what_a_job_made_is_kept_and_nothing_else(one_box, repo, reason, command
     top = one_box.path("files-1")
     assert not os.path.exists(f"{top}/.git") and not any(not names for _, names, files in os.walk(top) for names in [names + files])
     assert repo.bytes_of_all() == before
-
-
-def test_under_each_shell_and_of_each_attempt(box, repo):
-    made = repo.snapshot()
-    for attempt in (1, 2):
-        box.run(f"echo {attempt} > a; exit 3", **of(made, attempt=attempt))
-    assert (kept_of(box, 1), kept_of(box, 2)) == ({"a": "1\n"}, {"a": "2\n"})
 
 
 def test_a_job_that_removes_its_git_folder_touches_no_repository_around_it(one_box, repo):

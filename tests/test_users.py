@@ -1,7 +1,9 @@
 """Two users' services on one machine, which agree through the leases alone."""
 
 import contextlib
+import json
 import subprocess
+import time
 
 import live
 import pytest
@@ -149,3 +151,123 @@ def test_one_user_cannot_call_the_others_service(two):
     assert ask(ann.user, ann.port, "GET", "/jobs") == "200"
     assert ask(bob.user, ann.port, "GET", "/jobs") == "401" and ask(bob.user, ann.port, "POST", "/service/stop") == "401"
     assert ann.pid()
+
+
+# What others put into the folder
+
+
+def lease_folder(box):
+    return box.user.folder / "shared" / "leases"
+
+
+def python_of(user, code, *words):
+    """Run Python code as a user until it says so; it goes on until its standard input ends."""
+    code += "\nprint('ready', flush=True)\ninput()"
+    process = subprocess.Popen([*user.become(), user.python, "-I", "-c", code, *map(str, words)], stdin=subprocess.PIPE,
+                               stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+def run_ten(box):
+    """The seconds that ten short jobs take, one after the other."""
+    began = time.monotonic()
+    for job_id in [box.add("true", gpus=2) for _ in range(10)]:
+        box.wait(job_id, "completed")
+    return time.monotonic() - began
+
+
+CROWDS = [  # reason, how one of them is made: `folder`, `path`, `uuid`
+    ("links to a file of 64 KiB", "os.symlink('big', path)"),
+    ("small files", "open(path, 'w').write(uuid)"),
+    ("FIFOs", "os.mkfifo(path)"),
+    ("endless files", "os.truncate(os.open(path, os.O_CREAT | os.O_RDWR), 1 << 40)"),
+]
+
+
+@pytest.mark.parametrize("reason, make", CROWDS, ids=[case[0] for case in CROWDS])
+def test_thousands_of_files_delay_nobody(two, reason, make):
+    ann, bob = two
+    alone_s = run_ten(ann)
+    python_of(bob.user, f"import os, sys; folder, uuid = sys.argv[1:]; os.chdir(folder)\n"
+              "open('big', 'w').write((uuid + ' ') * 1600)\n"
+              f"for number in range(3000):\n path = f'{{os.getuid()}}-{{number:08x}}.abc'; {make}",
+              lease_folder(ann), ann.status()["gpu_status"][0]["uuid"]).communicate("\n")
+    assert run_ten(ann) < 2 * alone_s + 10
+
+
+def test_a_file_that_holds_up_whoever_opens_it(two):
+    """Its owner has a write lease on it: an open waits for 45 s, unless it asks not to wait."""
+    ann, bob = two
+    uuid = ann.status()["gpu_status"][0]["uuid"]
+    ann.wait(ann.add("true"), "completed")
+    holder = python_of(bob.user, "import fcntl, os, signal, sys\nsignal.signal(signal.SIGIO, signal.SIG_IGN)\n"
+                       "file = open(sys.argv[1], 'w'); file.write(sys.argv[2]); file.flush()\n"
+                       "fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)",
+                       lease_folder(ann) / f"{bob.user.uid}-00000000.abc", uuid)
+    assert ann.wait(ann.add("true", gpus=2), "completed", timeout_s=20)
+    holder.communicate("\n")
+
+
+def test_no_name_is_taken_away_beforehand(two):
+    ann, bob = two
+    ann.wait(ann.add("true"), "completed")
+    ann.ask("POST", "/service/pause")
+    job_id = ann.add("true")
+    service = json.loads(live.read(ann.home / "state.json"))["service_id"]
+    subprocess.run([*bob.user.become(), "mkdir", lease_folder(ann) / f"{service}.{job_id}"], check=True)
+    ann.ask("POST", "/service/resume")
+    ann.wait(job_id, "completed")
+
+
+def test_who_keeps_a_lease_locked_does_not_speak_for_its_owner(two):
+    """bob locks the lease of ann's job, which ends: ann has the GPU no more, whatever bob does."""
+    ann, bob = two
+    job = ann.wait_started(ann.add("sleep 600", gpus=2))
+    lease, = lease_folder(ann).glob(f"*.{job['id']}")
+    holder = python_of(bob.user, "import fcntl, sys; file = open(sys.argv[1]); fcntl.flock(file, fcntl.LOCK_SH)", lease)
+    ann.ask("DELETE", f"/jobs/{job['id']}")
+    ann.wait(job["id"])
+    live.until(lambda: not lease.exists(), "the lease to be removed")
+    bob.wait(bob.add("true", gpus=2), "completed")
+    holder.communicate("\n")
+
+
+def test_who_keeps_the_lock_is_named(two):
+    """No GPU is given out meanwhile, and that is not well; it is again as soon as the lock is free."""
+    ann, bob = two
+    ann.wait(ann.add("true"), "completed")
+    holder = python_of(bob.user, "import fcntl, sys; file = open(sys.argv[1]); fcntl.flock(file, fcntl.LOCK_EX)",
+                       lease_folder(ann) / "lock")
+    waits = ann.add("true")
+    ann.await_reason(waits, f"{bob.user.name} (pid ", f"keeps {lease_folder(ann)}/lock locked")
+    ann.wait(ann.add("true", gpus=0), "completed")
+    status, health = ann.call("GET", "/health")
+    check, = [check for check in health["checks"] if not check["is_ok"]]
+    assert status == 503 and check["name"] == "GPU leases"
+    assert bob.user.name in check["reading"] and "fuser" in check["reading"]
+    holder.communicate("\n")
+    ann.wait(waits, "completed")
+    live.until(lambda: ann.call("GET", "/health")[0] == 200, "it to be well")
+
+
+def test_a_folder_that_cannot_be_used_is_said(two):
+    ann, _ = two
+    ann.wait(ann.add("true"), "completed")
+    lease_folder(ann).chmod(0o755)
+    waits = ann.add("true")
+    ann.await_reason(waits, str(lease_folder(ann)), "not a folder that all may write")
+    status, health = ann.call("GET", "/health")
+    assert status == 503 and "chmod 1777" in str([check for check in health["checks"] if not check["is_ok"]])
+    lease_folder(ann).chmod(0o1777)
+    ann.wait(waits, "completed")
+
+
+def test_what_a_service_that_never_comes_back_has_left_goes(two):
+    """Its user's other service removes it."""
+    ann, _ = two
+    with live.Box(gpus=[{}, {}], user=ann.user, lease_dir=str(lease_folder(ann))) as gone:
+        job = gone.wait_started(gone.add("sleep 600"))
+        lease, = lease_folder(ann).glob(f"*.{job['id']}")
+        live.kill_all(f"{gone.folder}/")
+        live.until(lambda: not lease.exists(), "the lease to be removed")

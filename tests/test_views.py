@@ -9,12 +9,12 @@ from makers import GB, NOW, config, finished, foreign, gpu, job, jobs, running, 
 
 import nexus
 
-PLAIN, COLOURFUL = nexus.Paint(False), nexus.Paint(True)
+PLAIN, COLOURFUL = nexus.Paint(""), nexus.Paint("a-mark")
 
 # JSON of the API
 
 JOB_KEYS = {
-    "id", "name", "group", "user", "node", "command", "cwd", "status", "position", "waiting_for", "estimated_start",
+    "id", "name", "group", "user", "node", "command", "cwd", "status", "position", "waiting_for", "reason", "estimated_start",
     "priority", "gpus", "gpu_ids", "gpu_mem_mib", "gpu_index", "gpu_indices", "gpu_uuids", "created_at", "started_at",
     "finished_at", "runtime_seconds", "exit_code", "signal", "cause", "cause_line", "attempt", "retries",
     "timeout_seconds", "expected_time", "after", "pid", "session", "log_dir", "peak_gpu_mem_mib", "mean_gpu_util",
@@ -25,6 +25,8 @@ def test_a_job_has_every_key_of_the_api():
     assert set(nexus.job_json(job(), NOW, "here")) >= JOB_KEYS
 
 
+FAILED = nexus.Attempt(1, "n2", gpu_indices=(0, 1), started_at=NOW - 60, finished_at=NOW, runtime_seconds=60.04, exit_code=3,
+                       cause="exit", cause_line="no data", peak_rss_mib=512.0)
 JOBS = [  # reason, job, keys and what they say
     ("pending", job("abc", gpu_ids=(0, 1), priority=0), {
         "id": "abc", "status": "pending", "node": "gpu1", "position": 2, "waiting_for": "GPU 0 runs job xyz", "gpus": 1,
@@ -43,10 +45,14 @@ JOBS = [  # reason, job, keys and what they say
     ("when it may start", job("abc", gpus=0.5, gpu_mem_mib=1024, group="g", after=("abd",), expected_time=60.0), {
         "estimated_start": "2024-10-24T15:30:25Z", "gpus": 0.5, "gpu_mem_mib": 1024, "group": "g", "after": ("abd",),
         "expected_time": 60.0}),
-    ("its attempts before", job("abc", attempt=1, retries=2, retry_at=NOW + 5, attempts=((1, NOW - 60, NOW, 60.04, 3, "exit", (0,)),)), {
-        "attempt": 1, "retries": 2, "retry_at": "2024-10-24T15:30:20Z", "attempts": [
-            {"attempt": 1, "started_at": "2024-10-24T15:29:15Z", "finished_at": "2024-10-24T15:30:15Z", "runtime_seconds": 60.0,
-             "exit_code": 3, "cause": "exit", "gpu_indices": (0,), "node": None}]}),
+    ("its attempts before", job("abc", retries=2, retry_at=NOW + 5, attempts=(FAILED,)), {
+        "attempt": 1, "retries": 2, "retry_at": "2024-10-24T15:30:20Z", "started_at": None, "exit_code": None, "gpu_indices": (),
+        "attempts": [{
+            "attempt": 1, "started_at": "2024-10-24T15:29:15Z", "finished_at": "2024-10-24T15:30:15Z", "runtime_seconds": 60.04,
+            "exit_code": 3, "signal": None, "cause": "exit", "cause_line": "no data", "outcome": "exit 3",
+            "gpu_indices": (0, 1), "gpu_uuids": (), "node": "n2",
+            "stopped_by": None, "pid": None, "session": None, "peak_rss_mib": 512.0, "cpu_seconds": None,
+            "peak_gpu_mem_mib": None, "mean_gpu_util": None, "notes": (), "remote_id": None, "slurm_id": None}]}),
     ("what it took", finished("abc", peak_gpu_mem_mib=1000.0, mean_gpu_util=45.678, peak_rss_mib=2000.04, cpu_seconds=12.34), {
         "peak_gpu_mem_mib": 1000.0, "mean_gpu_util": 45.7, "peak_rss_mib": 2000.0, "cpu_seconds": 12.3}),
     ("its history", job(status_history=(("pending", NOW), ("cancelled", NOW + 1)), status="cancelled"), {
@@ -56,13 +62,22 @@ JOBS = [  # reason, job, keys and what they say
 
 @pytest.mark.parametrize("reason, one, expected", JOBS, ids=[case[0] for case in JOBS])
 def test_job_json(reason, one, expected):
-    made = nexus.job_json(one, NOW, "gpu1", 2, "GPU 0 runs job xyz", NOW + 10)
+    made = nexus.job_json(one, NOW, "gpu1", position=2, waiting_for="GPU 0 runs job xyz", estimated_start=nexus.format_time(NOW + 10))
     assert {key: made[key] for key in expected} == expected, reason
+
+
+def test_what_is_known_just_now_is_its_last_attempts_too():
+    one = running("abc", (0,), attempts=(FAILED,), retries=1)
+    made = nexus.job_json(one, NOW, "here", runtime_seconds=7.5, peak_rss_mib=512.0, cpu_seconds=3.0, rss_mib=100.0)
+    last = made["attempts"][-1]
+    assert {name: made[name] for name in last if name not in ("node", "stopped_by")} == {
+        name: fact for name, fact in last.items() if name not in ("node", "stopped_by")}
+    assert (last["runtime_seconds"], last["peak_rss_mib"], made["rss_mib"], made["attempts"][0]["cause"]) == (7.5, 512.0, 100.0, "exit")
 
 
 @given(jobs)
 def test_a_job_shows_as_json_without_its_environment(one):
-    marked = nexus.replace(one, environment="digest-of-secrets", nonce="nonce-of-this-attempt")
+    marked = nexus.begin_attempt(nexus.replace(one, environment="digest-of-secrets"), nonce="nonce-of-this-attempt", started_at=NOW)
     text = json.dumps(nexus.job_json(marked, NOW, "here"))
     assert "digest-of-secrets" not in text and "nonce-of-this-attempt" not in text
 
@@ -95,7 +110,7 @@ GPUS = [  # reason, GPU, jobs, trouble, is available, why not, used by, line of 
 def test_an_idle_gpu(reason, one, jobs, trouble, is_available, unavailable, used_by, line):
     made = nexus.gpu_json(one, state(*jobs), config().gpu, trouble)
     assert (made["is_available"], made["unavailable"], made["used_by"]) == (is_available, unavailable, used_by), reason
-    assert nexus.format_gpu(made, {}, PLAIN) == [line]
+    assert PLAIN.join(nexus.format_gpu(made, {}, PLAIN)) == line + "\n"
     json.dumps(made)
 
 
@@ -109,7 +124,7 @@ SHARED = [  # reason, jobs, allocated, ids
     ("nobody's", [], 0, []), ("a share", [running("abc", gpus=0.5)], 0.5, ["abc"]),
     ("two shares", [running("abc", gpus=0.5), running("abd", gpus=0.3)], 0.8, ["abc", "abd"]),
     ("the last of one and a half", [running("abc", (1, 0), gpus=1.5)], 0.5, ["abc"]),
-    ("after a CUDA out-of-memory", [running("abc", gpus=0.5, is_alone=True)], 1, ["abc"]),
+    ("after a CUDA out-of-memory", [running("abc", gpus=0.5, exclusive=True)], 1, ["abc"]),
 ]
 
 
@@ -137,7 +152,7 @@ def status(jobs=(), gpus=None, trouble=None, **facts):
     """What GET /status answers; of one idle GPU, if not said otherwise."""
     made, gpus = state(*jobs), [gpu(0)] if gpus is None else gpus
     return {
-        "is_paused": False, "queued_jobs": len(made.order), "completed_jobs": len(made.finished),
+        "is_paused": False, "queued_jobs": nexus.count_pending(made), "completed_jobs": len(made.finished),
         "gpu_trouble": trouble,
         "gpu_status": [nexus.gpu_json(one, made, config().gpu, trouble) for one in gpus],
         "running_jobs": [{**nexus.job_json(one, NOW, "here"), "rss_mib": 2048.0, "cpu_percent": 99.5}
@@ -300,16 +315,17 @@ OUTCOMES = [  # reason, facts, words
     ("it went well", {"exit_code": 0}, "exit 0"), ("it did not", {"exit_code": 3, "cause": "exit"}, "exit 3"),
     ("a signal", {"exit_code": 137, "signal": 9, "cause": "signal"}, "SIGKILL"),
     ("a signal without a usual name", {"exit_code": 162, "signal": 34, "cause": "signal"}, "signal 34"),
-    ("taken out of the queue", {"status": "cancelled", "cause": "killed"}, "removed"),
+    ("taken out of the queue", {"status": "cancelled", "cause": "killed", "started_at": None}, "removed"),
     ("somebody killed it", {"exit_code": 143, "signal": 15, "cause": "killed"}, "killed"),
-    ("it could not be started", {"cause": "launch"}, "launch"), ("nothing yet", {}, "-"),
+    ("it could not be started", {"cause": "launch"}, "launch"), ("nothing yet", {"status": "running", "finished_at": None}, None),
 ]
 
 
 @pytest.mark.parametrize("reason, facts, words", OUTCOMES)
-def test_format_outcome(reason, facts, words):
-    assert nexus.format_outcome({"cause": None, "signal": None, "exit_code": None, "status": "failed", "started_at": None,
-                                 **facts}) == words, reason
+def test_find_outcome(reason, facts, words):
+    ended = finished("abc", **{"status": "failed", "exit_code": None, **facts})
+    shown = nexus.job_json(ended, NOW, "here")
+    assert shown["outcome"] == words and all(attempt["outcome"] == words for attempt in shown["attempts"]), reason
 
 
 SHOWN = [  # reason, job, line of `nexus show`
@@ -323,8 +339,9 @@ SHOWN = [  # reason, job, line of `nexus show`
     ("its runtime", finished("abc"), "  runtime: 1m"),
     ("harmless", job("abc", command="a\x1b[2J\nb"), "  command: a [2J b"),
     ("lists", running("abc", (0, 1)), "  gpu_indices: 0, 1"),
-    ("its attempts before", job("abc", attempts=((1, NOW, NOW, 5.0, 3, "exit", (0, 1)), (2, None, NOW, 0.0, None, "launch", ()))),
-     "  failed attempts: 1 exit 3 on GPU 0, 1; 2 launch"),
+    ("its attempts before", job("abc", attempts=(FAILED,)), "  attempt 1: exit 3 on GPU 0, 1 of n2, 2024-10-24 15:29:15, 1m (no data)"),
+    ("and the present one", running("abc", attempts=(FAILED,)), "  attempt 2: running on GPU 0, 2024-10-24 15:29:15, 1m"),
+    ("and the last one", finished("abc", attempts=(FAILED,)), "  attempt 2: exit 0 on GPU 0, 2024-10-24 15:29:15, 1m"),
     ("when it is tried again", job("abc", retry_at=NOW + 5), "  retry_at: 2024-10-24 15:30:20"),
     ("a share", job("abc", gpus=1.5), "  gpus: 1.5"), ("those before it", job("abc", after=("abd", "abe")), "  after: abd, abe"),
     ("what it went through", job("abc", status_history=(("pending", NOW),)), "  history: pending 15:30:15"),
@@ -383,8 +400,8 @@ def pool(gpus, *nodes, jobs=(), **facts):
         told["node"] = told["place"].rpartition(":")[0] or "gpu1"
     for told in made["running_jobs"]:
         one = next(one for one in jobs if one.id == told["id"])
-        told["node"], told["unknown_since"] = one.node or "gpu1", next((
-            each["unknown_since"] for each in nodes if each["name"] == one.node), None)
+        told["node"], told["unknown_since"] = one.current.node or "gpu1", next((
+            each["unknown_since"] for each in nodes if each["name"] == one.current.node), None)
     return made
 
 
@@ -486,10 +503,10 @@ abh  running    n1    1    unknown  1m       10-24 15:29  python train.py
 
 
 def test_show_of_a_job_elsewhere():
-    one = running("abc", (1,), node="n1", remote_id="abz", only_node="n1", attempts=((1, NOW, NOW, 5.0, 3, "exit", (0,), "n2"),))
+    one = running("abc", (1,), node="n1", remote_id="abz", only_node="n1", attempts=(FAILED,))
     lines = nexus.format_job({**nexus.job_json(one, NOW, "n1"), "unknown_since": "2024-10-24T14:02:00Z"}, PLAIN).splitlines()
     assert {"  node: n1", "  only_node: n1", "  remote_id: abz", "  unknown_since: 2024-10-24 14:02:00",
-            "  failed attempts: 1 exit 3 on GPU 0 of n2"} <= set(lines)
+            "  attempt 2: running on GPU 1 of n1, 2024-10-24 15:29:15, 1m"} <= set(lines)
 
 
 def test_why_takes_gpus_of_a_node_together():
@@ -508,8 +525,8 @@ Job abc waits: so
 
 
 def test_how_a_node_is_reached_is_for_the_owner():
-    keys = nexus.SHAPES["NodeInfo"]
-    shown = nexus.hide_address(dict.fromkeys(keys, "10.0.0.5 gpuuser"))
+    keys = nexus.NODE_INFO
+    shown = nexus.hide(keys, dict.fromkeys(keys, "10.0.0.5 gpuuser"))
     assert shown.keys() == keys.keys() and {key for key, fact in shown.items() if fact} == {
         "name", "gpus", "gpu_names", "running_jobs", "is_reachable", "is_leaving", "unknown_since"}
 
@@ -517,14 +534,14 @@ def test_how_a_node_is_reached_is_for_the_owner():
 METRICS = [  # reason, jobs, part of what `nexus metrics` says
     ("nothing yet", [], "Total Jobs: 0\nAvg Execution Time: unknown\nMedian Execution Time: unknown\n\nGPU"),
     ("mean and median", [finished(id, runtime_seconds=seconds) for id, seconds in (("aaa", 1.0), ("bbb", 2.0), ("ccc", 6.0))],
-     "Total Jobs: 3 (3 completed)\nAvg Execution Time: 3.0s\nMedian Execution Time: 2.0s\n\nGPU"),
+     "Total Jobs: 3 (3 completed)\nAvg Execution Time: 3s\nMedian Execution Time: 2s\n\nGPU"),
     ("causes", [finished("aaa"), finished("bbb", status="failed", cause="timeout"), finished("ccc", status="failed", cause="exit"),
                 finished("ddd", status="failed", cause="exit")],
-     "Total Jobs: 4 (1 completed, 3 failed)\nAvg Execution Time: 60.0s\nMedian Execution Time: 60.0s\nFailures: 2 exit, 1 timeout\n"),
+     "Total Jobs: 4 (1 completed, 3 failed)\nAvg Execution Time: 60s\nMedian Execution Time: 60s\nFailures: 2 exit, 1 timeout\n"),
     ("what never ran has no run time", [finished("aaa"), finished("bbb", status="cancelled", started_at=None, runtime_seconds=0.0,
                                                                   cause="killed")],
-     "Avg Execution Time: 60.0s"),
-    ("GPUs", [], "GPU Utilization (last hour):\n  GPU 0: 45.2% avg, 99.0% peak\n  GPU 1: unknown avg, unknown peak (PAUSED)\n"),
+     "Avg Execution Time: 60s"),
+    ("GPUs", [], "GPU Utilization (last hour):\n  GPU 0: 45.2% avg, 99% peak\n  GPU 1: unknown avg, unknown peak (PAUSED)\n"),
 ]
 
 

@@ -2,7 +2,7 @@
 """A made-up day of a machine with 64 GPUs, played through plan(); run by hand: python3 tests/bench/simulate.py [SEED]
 
 10,000 jobs of all sizes come with the rhythm of a day, for 92 % of what the GPUs can do in it.  The same day is played by
-nexus (a job passed over for reserve_after_seconds gets GPUs kept for it, and short jobs slip in), by plain FIFO (nobody
+nexus (a job that has waited for reserve_after_seconds gets GPUs kept for it, and short jobs slip in), by plain FIFO (nobody
 overtakes the head of the queue) and by plain skip-ahead (whatever fits starts: nothing is ever kept).
 
 Then the estimates: at the submission of every 25th job with --expect, nexus is asked when it will start, as `nexus queue`
@@ -67,9 +67,8 @@ class Fifo(nexus.Replay):
 
     def decide(self) -> nexus.Plan:
         starts = []
-        board = nexus.make_board(self.state.running.values(), self.gpus, self.config.gpu, self.now, {})
-        for _, job_id in list(self.state.order):
-            job = self.state.jobs[job_id]
+        board = nexus.make_board(self.state.running.values(), self.gpus, self.config.gpu, self.now, {}, {})
+        for job in nexus.list_pending(self.state):
             chosen = nexus.choose_slots(job, board, self.config.gpu, self.now)
             if chosen is None:
                 break
@@ -125,7 +124,7 @@ def play(name: str, day: list[Arrival], replay: nexus.Replay, samples: Sequence[
 def estimate_wait(replay: nexus.Replay, job_id: str) -> float | None:
     """In how many seconds a job will start, as GET /queue would say; None when it says nothing."""
     state = replay.state
-    jobs = [*state.running.values(), *(state.jobs[other] for _, other in state.order[:nexus.MAX_REPLAY_JOBS])]
+    jobs = [*state.running.values(), *nexus.list_pending(state)[:nexus.MAX_REPLAY_JOBS]]
     found = nexus.estimate_starts(jobs, (), nexus.know_run_times(jobs, ()), replay.gpus, replay.config, replay.now)
     return found[job_id] - replay.now if job_id in found else None
 

@@ -1,0 +1,321 @@
+"""A node that says what no nexus does, over real HTTP: it is closed with the reason, and nothing else of its head suffers."""
+
+import contextlib
+import http.server
+import json
+import os
+import socketserver
+import threading
+import types
+
+import live
+import makers
+import pytest
+import test_service
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import nexus
+
+world = test_service.world
+
+
+class Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
+    daemon_threads, request_queue_size = True, 16
+
+
+class BadNode:
+    """What stands at the other end of a node's line: `change(answer)` makes what it says of what a nexus would say."""
+
+    def __init__(self, path):
+        self.path, self.change, self.orders, self.number, self.sent = path, lambda answer: answer, {}, 0, 0
+        node = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_POST(self):
+                asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                answer = node.orders if self.path == "/node/orders" else node.change(node.answer(asked))
+                if isinstance(answer, types.GeneratorType):
+                    self.close_connection, node.sent = True, 0
+                    with contextlib.suppress(OSError):
+                        for piece in answer:
+                            self.wfile.write(piece)
+                            node.sent += len(piece)
+                    return
+                text = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
+                self.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(text), text))
+
+            def log_message(self, *_):
+                pass
+
+        self.server = Server(path, Handler)
+        threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True).start()
+
+    def answer(self, asked):
+        self.number += 1
+        if self.number > 1:
+            threading.Event().wait(0.02)
+        return answer(self.number)
+
+    def close(self):
+        self.server.shutdown()
+        self.server.server_close()
+
+
+def answer(number=1, jobs=(), gpus=None):
+    """What a nexus with a GPU says."""
+    return {"service_id": "0-12345678", "number": number, "now": makers.NOW, "logs": {}, "jobs": list(jobs), "cpu_slots": 4, "hold": "",
+            "gpus": [json.loads(nexus.encode_json(gpu)) for gpu in gpus or [makers.gpu(0, uuid="G0")]]}
+
+
+@pytest.fixture
+def bad(world, tmp_path, monkeypatch):
+    """(a world with a GPU of its own and the node n1, what is at n1)."""
+    there = BadNode(f"{tmp_path}/n1")
+
+    def connect(node):
+        node.number = None
+        node.socket = there.path
+
+    monkeypatch.setattr(nexus.Node, "connect", connect)
+    monkeypatch.setattr(nexus, "RECONNECT_S", (0.01, 0.05))
+    w = world(gpus=1)
+    w.service.pool.add_node(nexus.NodeConfig("n1", "10.0.0.5"), "ann")
+    w.node = w.service.pool.nodes["n1"]
+    live.until(lambda: w.node.trouble is None, "n1")
+    yield w, there
+    w.node.end()
+    there.close()
+
+
+def told(w, words):
+    live.until(lambda: w.node.trouble is not None and words in w.node.trouble.message, lambda: w.node.trouble)
+
+
+def of_gpu(**fields):
+    return lambda answer: {**answer, "gpus": [{**answer["gpus"][0], **fields}]}
+
+
+JOB = json.loads(nexus.encode_json(test_service.remote(makers.job("zzz", remote_id="zzz"), "running", pid=5, started_at=makers.NOW,
+                                                       finished_at=makers.NOW, cause="exit", session="5.s", cpu_seconds=1.0)))
+
+
+def of_job(**fields):
+    return lambda answer: {**answer, "jobs": [{**JOB, **fields}]}
+
+
+def of_attempt(**fields):
+    return of_job(attempt={**JOB["attempt"], **fields})
+
+
+def without(key):
+    return lambda answer: {name: fact for name, fact in answer.items() if name != key}
+
+
+def endless(answer):
+    yield b"HTTP/1.1 200 OK\r\nContent-Length: 400000000\r\n\r\n"
+    while True:
+        yield b" " * 65536
+
+
+def endless_chunks(answer):
+    yield b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+    while True:
+        yield b"10000\r\n" + b" " * 65536 + b"\r\n"
+
+
+def endless_chunk(answer):
+    """http.client would take a size of -1 for all that comes."""
+    yield b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n-1\r\n"
+    while True:
+        yield b" " * 65536
+
+
+BAD = [  # reason, what it says, words
+    ("a text for a number", of_gpu(memory_total_mib="x"), "memory_total_mib is 'x', and not float | None"),
+    ("no number", of_gpu(memory_used_mib=float("nan")), "memory_used_mib is nan"),
+    ("true", of_gpu(index=True), "index is True, and not int"),
+    ("too large a number", of_gpu(utilization=1e300), "utilization is"),
+    ("a whole number beyond all", of_gpu(taken=10**400), "taken is"),
+    ("no list", of_gpu(processes={}), "processes is dict, and not tuple"),
+    ("an odd process", of_gpu(processes=[{"pid": 1, "memory_mib": "x"}]), "memory_mib is 'x', and not float | None"),
+    ("half a surrogate", of_gpu(name="\ud800"), "name is '\\ud800'"),
+    ("no GPU", lambda answer: {**answer, "gpus": [None]}, "it is None, and not dict"),
+    ("half a GPU", lambda answer: {**answer, "gpus": [{"index": 0, "processes": []}]}, "'uuid'"),
+    ("the same GPU twice", lambda answer: {**answer, "gpus": answer["gpus"] * 2}, "two GPUs have the same index"),
+    ("GPUs without number", lambda answer: {**answer, "gpus": [{**answer["gpus"][0], "index": i, "uuid": str(i)} for i in range(1025)]},
+     "more than 1024"),
+    ("an odd status", of_job(status="gone"), "the status gone"),
+    ("an odd exit code", of_attempt(exit_code="1"), "exit_code is '1'"),
+    ("an odd time", of_attempt(started_at=1e99), "started_at is 1e+99"),
+    ("odd sizes", of_job(log_sizes=[1]), "log_sizes is list, and not tuple[int, int]"),
+    ("a sample that is none", of_attempt(cpu_seconds=[]), "cpu_seconds is list, and not float | None"),
+    ("no attempt", of_job(attempt=None), "it is None, and not dict"),
+    ("no base64", lambda answer: {**answer, "logs": {"abc": {"stdout": "?"}}}, "base64"),
+    ("no number of events", without("number"), "'number'"),
+    ("an odd clock", lambda answer: {**answer, "now": "soon"}, "now is 'soon'"),
+    ("a list", lambda answer: [], "it is list, and not dict"),
+    ("nothing", lambda answer: b"", "it is None, and not dict"),
+    ("no JSON", lambda answer: b"<html>", "n1 answers what no nexus does: Expecting value"),
+    ("too deep", lambda answer: b"[" * 10**6, "nested too deeply"),
+    ("more than there is room for", endless, "more than 8MB"),
+    ("in pieces", endless_chunks, "more than 8MB"),
+    ("a chunk of -1", endless_chunk, "it does not speak HTTP"),
+    ("notes without end", of_attempt(notes=["x" * 40000]), "over 32768 characters"),
+    ("a NUL", of_attempt(session="a\0b"), "a NUL character"),
+    ("an id that is none", of_job(id="../x"), "a job has the id ../x"), ("a cause with escapes", of_attempt(cause="\x1b[2J"), "the cause"),
+    ("a time long before all others", of_attempt(started_at=-9e14), "started at -9"), ("a clock of another age", lambda answer: {
+        **answer, "now": 9e14}, "now is 9"), ("a GPU's name without end", of_gpu(name="x" * 300000), "over 262144 characters"),
+    ("an error of odd types", lambda answer: iter_bytes(
+        b'HTTP/1.1 500 X\r\nContent-Length: 48\r\n\r\n{"error": ["x"], "message": {"a": 1}, "hint": 1}'), "{'a': 1}"),
+    ("no HTTP", lambda answer: iter_bytes(b"SSH-2.0-x\r\n"), "the connection to n1 was lost"),
+]
+
+
+def iter_bytes(*pieces):
+    yield from pieces
+
+
+@pytest.mark.parametrize("reason, change, words", BAD, ids=[case[0] for case in BAD])
+def test_a_bad_answer_closes_its_node_alone(bad, reason, change, words):
+    w, there = bad
+    away = w.add(node="n1")
+    w.turn()
+    assert w.job(away).current.node == "n1"
+    there.change = change
+    told(w, words)
+    assert there.sent < 2 * nexus.MAX_ANSWER_BYTES
+    here, waits = w.add(), w.add(node="n1")
+    w.turn(seconds=40)
+    w.probe()
+    w.turn()
+    assert w.service.failure_count == 0 and w.job(here).status == w.job(away).status == "running"
+    assert words in w.api(waits)["waiting_for"] and w.api(away)["unknown_since"]
+    node, = (node for node in w.service.pool.list_nodes() if node["name"] == "n1")
+    assert words in node["trouble"] and not node["is_reachable"]
+    check, = (check for check in w.service.views.health()["checks"] if check["name"] == "node n1")
+    assert not check["is_ok"] and words in check["reading"]
+    there.change = lambda answer: answer
+    live.until(lambda: w.node.trouble is None, "n1 to be well again")
+
+
+def test_an_answer_that_drips_in_is_cut(bad, monkeypatch):
+    w, there = bad
+
+    def drip(answer):
+        yield b"HTTP/1.1 200 OK\r\n"
+        for number in range(10**6):
+            yield b"X-%d: 1\r\n" % (number % 9)
+            threading.Event().wait(0.01)
+
+    monkeypatch.setattr(nexus, "SYNC_WAIT_S", 0.0)
+    monkeypatch.setattr(nexus, "SYNC_PATIENCE_S", 0.1)
+    there.change = drip
+    live.until(lambda: w.node.trouble is not None, "the end of patience")
+    assert w.service.failure_count == 0
+
+
+@pytest.mark.parametrize("orders", [{"abc": [1]}, None, [], {"abc": {"error": 1}}])
+def test_a_bad_answer_to_orders_closes_the_node_until_it_is_well(bad, orders):
+    w, there = bad
+    there.orders = orders
+    job_id = w.add(node="n1")
+    w.turn()
+    live.until(lambda: w.node.orders_fault, "the fault")
+    waits = w.add(node="n1")
+    w.turn()
+    assert w.job(job_id).status == "running" and w.node.trouble is None
+    assert "n1: it takes no orders: n1 answers what no nexus does: " in w.api(waits)["waiting_for"]
+    assert w.service.failure_count == 0
+    there.orders = {}
+    live.until(lambda: not w.node.orders_fault, "n1 to be well again")
+
+
+def test_a_line_that_is_cut_as_orders_are_given_is_no_fault_of_the_node(bad, monkeypatch):
+    """The node is well, for health too, as long as it is heard; what was not sent is sent again."""
+    w, _ = bad
+
+    def cut(**orders):
+        raise ConnectionError("the line was cut")
+
+    monkeypatch.setattr(w.node, "order", cut)
+    job_id = w.add(node="n1")
+    w.turn()
+    live.until(lambda: "Node n1: orders: the line was cut" in w.lines, "the cut")
+    check, = (check for check in w.service.views.health()["checks"] if check["name"] == "node n1")
+    assert check["is_ok"] and not w.node.orders_fault
+    monkeypatch.undo()
+    live.until(lambda: w.node.there[nexus.find_order_key(w.job(job_id))].is_known, "the order")
+
+
+def test_output_leaves_room_on_the_disk(bad, monkeypatch):
+    w, _ = bad
+    job_id, room = w.add(node="n1"), types.SimpleNamespace(f_bavail=2**18 + 100, f_frsize=4096, f_blocks=2**40)
+    w.turn()
+    log = w.folder_of(job_id) / "stdout.log"
+    monkeypatch.setattr(os, "statvfs", lambda path: room)
+    w.node.take_logs(w.node.list_offsets(), {w.job(job_id).current.remote_id: {"stdout": b"a" * 4096 * 100}})
+    assert log.stat().st_size == 4096 * 100
+    room.f_bavail -= 100
+    for _ in range(3):
+        w.node.take_logs(w.node.list_offsets(), {w.job(job_id).current.remote_id: {"stdout": b"b"}})
+    assert log.stat().st_size == 4096 * 100 and [line for line in w.lines if "cannot be kept" in line] == [
+        f"Node n1: output of jobs there, like {job_id}, cannot be kept ([Errno 28] the disk is nearly full: "
+        f"'{w.folder_of(job_id)}'); it is tried again"]
+    room.f_bavail += 100
+    w.node.take_logs(w.node.list_offsets(), {w.job(job_id).current.remote_id: {"stdout": b"b"}})
+    assert log.stat().st_size == 4096 * 100 + 1
+
+
+def test_one_node_whose_news_cannot_be_taken_in_keeps_no_other_waiting(world, monkeypatch):
+    monkeypatch.setattr(nexus.Node, "follow", lambda node: node.follower.end())
+    monkeypatch.setattr(nexus.Node, "command", lambda node: node.commander.end())
+    w = world(gpus=1)
+    for name in ("n1", "n2"):
+        w.service.pool.add_node(nexus.NodeConfig(name, "10.0.0.5"), "ann")
+    heard = []
+    monkeypatch.setattr(w.service.pool, "hear_node", lambda node: heard.append(1 / (node.name != "n1")))
+    w.turn()
+    assert heard == [1] and w.service.failure_count == 1 and "ZeroDivision" in w.service.last_failure
+
+
+GOOD = answer(jobs=[JOB], gpus=[makers.gpu(0, uuid="G0", processes=(nexus.GpuProcess(5, 1.0, "abc", "ann", "python"),), settled=("abc",),
+                                           taken_by=("abc",)), makers.gpu(1, uuid="G1")])
+GOOD["logs"] = {"abc": {"stdout": "eA=="}}
+odd = makers.json_values | st.floats() | st.integers() | st.sampled_from([10**400, "\ud800", [[]] * 9, {"": {}}, "n1", "\x1b[2J", -0.0])
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(st.data())
+def test_no_answer_gets_through_that_does_harm(world, data):
+    """A good answer in which anything is something else is refused, or the head can live with it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(nexus.Node, "follow", lambda node: node.follower.end())
+        patch.setattr(nexus.Node, "command", lambda node: node.commander.end())
+        w = getattr(world, "kept", None)
+        if w is None:
+            w = world.kept = world(gpus=1)
+            w.service.pool.add_node(nexus.NodeConfig("n1", "10.0.0.5"), "ann")
+            w.add(node="n1")
+            w.turn()
+        ours = next((job for job in w.service.running_jobs() if job.current.node == "n1"), None)
+        key = nexus.find_order_key(ours) if ours else ("zzz", 1)
+        said = {**GOOD, "jobs": [{**JOB, "id": key[0], "attempt": key[1], "status": data.draw(st.sampled_from(nexus.STATUSES))}]}
+        for _ in range(data.draw(st.integers(1, 3))):
+            said = makers.put_at(said, data.draw(st.sampled_from(sorted(makers.paths_of(said), key=repr))), data.draw(odd))
+        node = w.service.pool.nodes["n1"]
+        try:
+            parsed = nexus.decode("Synced", json.loads(json.dumps(said)))
+        except (KeyError, TypeError, ValueError) as error:
+            assert len(nexus.describe_bad_node("n1", error).message) < 300
+            return
+        patch.setattr(nexus, "ask_node", lambda *_: parsed)
+        with contextlib.suppress(nexus.NexusError):         # it is this very nexus, say
+            node.sync()
+        job_id = w.add(node="n1")
+        w.turn(seconds=1)
+        for shown in (w.service.views.status(), w.service.pool.list_nodes(), w.service.views.health(), w.api(job_id)):
+            json.dumps(shown).encode()
+        assert w.service.failure_count == 0, w.service.last_failure

@@ -1,0 +1,220 @@
+"""Section 3: one checker, for the very schemas that openapi.json shows."""
+
+import importlib.util
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import types
+import urllib.error
+import urllib.request
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+from live import free_port, kill_all, until
+from makers import find_faults
+
+import nexus
+from nexus import FLAG, JOB_ID, LINE, LIST, NULL, NUMBER, OBJECT, PATH, SECONDS, TEXT, TEXTS, WHOLE, WORD
+
+
+@nexus.value
+class Place:
+    """A table of fields, among them one that is no row."""
+    host: str = nexus.field(LINE, "its name")
+    port: int = nexus.optional(22, WHOLE(0, 65535), "its sshd's")
+    seen: tuple = ()
+    user: "str | None" = nexus.optional(None, LINE, "who logs in", "public")
+
+
+PLACE = OBJECT(nexus.fields_of(Place), "a place")
+
+
+def test_a_value_class_is_a_table():
+    rows = nexus.fields_of(Place)
+    assert list(rows) == ["host", "port", "user"] and (rows["host"].default, rows["port"].default) == (..., 22)
+    assert rows["user"].public and not rows["port"].public
+    assert Place("a") == Place(host="a", port=22, seen=(), user=None) and Place.DEFAULTS == {"port": 22, "seen": (), "user": None}
+    with pytest.raises(TypeError):
+        Place()
+    assert PLACE["required"] == ["host"] and PLACE["properties"]["port"]["description"] == "its sshd's"
+
+
+KEPT = [  # reason, schema, given, kept
+    ("a list is kept as a tuple", LIST(LIST(WHOLE(0, 9))), [[1], []], ((1,), ())),
+    ("what is whole is kept so", WHOLE(0, 9), 2.0, 2),
+    ("a bound is allowed", NUMBER(0, 1), 1, 1),
+    ("null where it may stand", NULL(WHOLE(0, 9)), None, None),
+    ("null beside words", NULL(WORD("a", "b")), None, None),
+    ("one of two schemas", {"anyOf": [WHOLE(0, 9), LINE]}, "x", "x"),
+    ("an object of what was given", PLACE, {"host": "a", "port": None}, {"host": "a", "port": None}),
+    ("bytes that are no UTF-8", TEXT, "\udc80", "\udc80"),
+]
+
+
+@pytest.mark.parametrize("reason, schema, given, kept", KEPT, ids=[case[0] for case in KEPT])
+def test_check_keeps(reason, schema, given, kept):
+    found = nexus.check(schema, given, "it")
+    assert found == kept and type(found) is type(kept) and not find_faults(schema, given)
+
+
+FAULTS = [  # reason, schema, given, message, hint
+    ("out of range", WHOLE(1, 65535), 0, "it must be a whole number from 1 to 65535, not 0", ""),
+    ("no truth is a number", WHOLE(0, 1), True, "it must be a whole number from 0 to 1, not true", ""),
+    ("half of one", WHOLE(0, 9), 0.5, "it must be a whole number from 0 to 9, not 0.5", ""),
+    ("no number at all", NUMBER(0.1, 9), float("nan"), "it must be a number from 0.1 to 9, not NaN", ""),
+    ("a number too long to count", NUMBER(0, 9), 10**400, f"it must be a number from 0 to 9, not {'1' + 58 * '0'}…", ""),
+    ("a word", FLAG, "yes", 'it must be true or false, not "yes"', ""),
+    ("nearly a word", WORD("screen", "slurm"), "sluurm", 'it must be one of screen, slurm, not "sluurm"', "did you mean 'slurm'?"),
+    ("too many bytes", LINE, "ü" * 101, "it must be one line of at most 200 bytes, not ", ""),
+    ("no letter is so", TEXT, "\ud800", 'it must be a text without NUL, not "\\ud800"', ""),
+    ("a line's end is no end", JOB_ID, "abc\n",
+     "it must be 3 or 4 letters of the base58 alphabet (no digits, no I, O, l), not ", 'like "abc"'),
+    ("an item", LIST(WHOLE(0, 9)), [1, "a"], 'it[1] must be a whole number from 0 to 9, not "a"', ""),
+    ("too many", LIST(TEXT, 1, 2), [], "it must be a list of at least 1 of at most 2, each a text without NUL, not []", ""),
+    ("a wrong type beside null", NULL(FLAG), 3, "it must be true or false or null, not 3", ""),
+    ("neither", {"anyOf": [WHOLE(0, 9), TEXTS]}, "x",
+     'it must be a whole number from 0 to 9 or a list, each a text without NUL, not "x"', ""),
+    ("the type says which was meant", {"anyOf": [WHOLE(0, 9), TEXTS]}, [1], "it[0] must be a text without NUL, not 1", ""),
+    ("no object", PLACE, [], "it must be an object, not []", ""),
+    ("a key is missing", PLACE, {}, "host is missing in it", ""),
+    ("an unknown key", PLACE, {"host": "a", "prot": 1}, "'prot' is not a key of a place", "did you mean 'port'?"),
+    ("a key like no other", PLACE, {"host": "a", "x": 1}, "'x' is not a key of a place", "the keys are host, port, user"),
+    ("all of it", PLACE, {"host": 1, "port": -1}, "it.host must be one line of at most 200 bytes, not 1; "
+     "it.port must be a whole number from 0 to 65535, not -1", ""),
+    ("a key's form", {"type": "object", "propertyNames": WORD("a", "b")}, {"c": 1}, 'a key of it must be one of a, b, not "c"', ""),
+    ("nothing said", {**PLACE, "required": [], "minProperties": 1}, {}, "a place needs one of host, port, user", ""),
+]
+
+
+@pytest.mark.parametrize("reason, schema, given, message, hint", FAULTS, ids=[case[0] for case in FAULTS])
+def test_check_refuses(reason, schema, given, message, hint):
+    with pytest.raises(nexus.NexusError) as caught:
+        nexus.check(schema, given, "it")
+    assert caught.value.kind == "usage" and caught.value.message.startswith(message) and caught.value.hint == hint
+
+
+def test_millions_of_faults_cost_no_more_than_a_few():
+    with pytest.raises(nexus.NexusError) as caught:
+        nexus.check(LIST(PLACE), [{"host": "a", f"prt{number}": 1} for number in range(100000)], "it")
+    assert len(caught.value.message) < 2000
+
+
+# What check() takes is what JSON Schema says
+
+texts = st.text(st.sampled_from("aB0/ \t\n\x00üß€-=,"), max_size=6).map(lambda text: text.rstrip("\n"))     # $ is before one too, to Python
+values = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 12) | st.floats(-3, 12) | st.sampled_from([10**30, 0.5, 2.0]) | texts,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts, inner, max_size=3), max_leaves=8)
+bounds = st.tuples(st.integers(-2, 10), st.integers(-2, 10)).map(sorted)
+sizes = st.tuples(st.integers(0, 3), st.integers(0, 4)).map(sorted)
+plain = st.one_of(
+    st.sampled_from([FLAG, TEXT, SECONDS, JOB_ID, {}, WORD("a", "B"), {"type": "string", "pattern": "^[^a]+$"}]),
+    bounds.map(lambda pair: WHOLE(*pair)), bounds.map(lambda pair: NUMBER(*pair)))
+schemas = st.recursive(plain, lambda inner: st.one_of(
+    inner.map(NULL), st.lists(inner, min_size=1, max_size=3).map(lambda some: {"anyOf": some}),
+    st.tuples(inner, sizes).map(lambda pair: LIST(pair[0], *pair[1])),
+    st.fixed_dictionaries({"properties": st.dictionaries(st.sampled_from("aB0"), inner, max_size=2)}, optional={
+        "type": st.just("object"), "required": st.lists(st.sampled_from("aB"), max_size=1), "additionalProperties": inner | st.just(False),
+        "propertyNames": st.just({"pattern": "."}) | st.just(WORD("a", "B")), "minProperties": st.integers(0, 2)})), max_leaves=6)
+
+
+@given(schemas, values)
+@settings(max_examples=1000, deadline=None)
+def test_check_takes_what_json_schema_allows(schema, value):
+    assert (not find_faults(schema, value)) == Draft202012Validator(json.loads(json.dumps(schema))).is_valid(value)
+
+
+@pytest.mark.parametrize("schema", [LINE, PATH, TEXT], ids=["line", "path", "text"])
+@given(value=(st.text(st.sampled_from("aü/ \n\t\x00\x85\u202e"), max_size=3)
+              | st.text(st.characters(codec="utf-8"), min_size=90, max_size=210)).map(lambda text: text.rstrip("\n")))
+def test_no_more_is_taken_than_json_schema_allows(schema, value):
+    """But for the bytes of a text, of which it knows nothing."""
+    is_valid = Draft202012Validator(json.loads(json.dumps(schema))).is_valid(value)
+    is_short = len(value.encode()) <= schema.get("x-max-bytes", 9999)
+    assert (not find_faults(schema, value)) == (is_valid and is_short)
+
+
+# A field that is added to the table is everywhere
+
+ROW = '''    made_up: str | None = optional(
+        None, LINE, "a meaning of its own", "asked kept sent public brief", flag="--made-up WORD")
+'''
+
+
+def read_order(path, **facts):
+    """What a node takes a job of these facts for, by that nexus.py."""
+    spec = importlib.util.spec_from_file_location("made_up_nexus", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    scripts = types.SimpleNamespace(restrain=lambda job, submitted: (job, submitted), find_script=lambda *_: (None, ()))
+    service = types.SimpleNamespace(store=types.SimpleNamespace(read=lambda look: {}), scripts=scripts, find_home_folder=lambda: "/",
+                                    config=module.Config())
+    job = module.Job("abc", "true", "/", "ann", 0.0, (0, 1, 1), environment="", content="", **facts)
+    job = module.begin_attempt(job, remote_id="abd", gpu_indices=(0,))
+    order = module.Node.make_order(types.SimpleNamespace(service=service), module.replace(job, status="running"))
+    return module.parse_submission(module.decode("Order", json.loads(module.encode_json(order))).job)[0].job
+
+
+def test_a_row_is_all_that_a_field_of_a_job_takes(tmp_path):
+    """Its option, help, check, JSON, description, who sees it, what a retry keeps, what a node is sent, what a restart finds.
+
+    And the page's form.
+    """
+    source = pathlib.Path(nexus.__file__).read_text(encoding="utf-8")
+    place = source.index("    tty: bool = optional(", source.index("class Job:"))
+    (tmp_path / "nexus.py").write_text(source[:place] + ROW + source[place:], encoding="utf-8")
+    assert read_order(tmp_path / "nexus.py", made_up="blue")["made_up"] == "blue", "a node is sent it"
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "config.toml").write_text(f'[service]\nport = {free_port()}\n[jobs]\nlauncher = "direct"\n')
+    environ = {**os.environ, "NEXUS_HOME": str(home), "NEXUS_MOCK_GPUS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+
+    def run(*words, code=0):
+        argv = [sys.executable, str(tmp_path / "nexus.py"), *words]
+        done = subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=120)
+        assert done.returncode == code, (words, done)
+        return done.stderr if code else done.stdout
+
+    def read(path, **headers):
+        request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", headers={"Accept": "text/html", **headers})
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return answer.read().decode()
+
+    def ask(path, **headers):
+        return json.loads(read(path, **headers))
+
+    port = re.search(r"port = (\d+)", (home / "config.toml").read_text())[1]
+    help = " ".join(run("help", "add").split())
+    assert "--made-up WORD a meaning of its own" in help
+    assert "--made-up must be one line of at most 200 bytes" in run("add", "--made-up", " ", "true", code=2)
+    try:
+        job_id = run("add", "--made-up", "blue", "exit 3").strip()
+        run("wait", job_id, code=3)
+        assert json.loads(run("show", job_id, "--json"))["made_up"] == "blue" and "  made_up: blue\n" in run("show", job_id)
+        again = run("retry", job_id).strip()
+        sleeper = run("add", "--made-up", "red", "sleep 1000").strip()
+        token = run("token", "create", "ann").strip().splitlines()[-1]
+        run("restart")
+        until(lambda: ask(f"/jobs/{sleeper}")["status"] == "running")
+        assert ask(f"/jobs/{again}")["made_up"] == "blue", "a retry keeps it, and so does the disk"
+        assert [job["made_up"] for job in ask("/status")["running_jobs"]] == ["red"]
+        told = {"Authorization": f"Bearer {token}", "X-Forwarded-For": "192.0.2.7"}
+        assert [job["made_up"] for job in ask("/jobs", **told)].count("blue") == 2, "others see it"
+        assert '"name": "made_up", "help": "a meaning of its own"' in read("/"), "the page's form asks for it"
+        schemas = ask("/openapi.json")["components"]["schemas"]
+        for name in ("Submission", "Job", "RunningJob"):
+            assert schemas[name]["properties"]["made_up"]["description"] == "a meaning of its own", name
+        body = json.dumps({"command": "true", "made_up": "a\nb"}).encode()
+        request = urllib.request.Request(f"http://127.0.0.1:{port}/queue", body, {"Content-Type": "application/json"})
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(request, timeout=60)
+        assert "made_up must be one line" in json.loads(refused.value.read())["message"]
+    finally:
+        run("kill", sleeper)
+        run("stop")
+        kill_all(str(home))

@@ -1,0 +1,223 @@
+"""Starting the service: with which configuration, after what, in which container; and what must not stop the one that runs."""
+
+import contextlib
+import json
+import os
+import pathlib
+import socket
+import subprocess
+import time
+
+import live
+import pytest
+
+
+def other_config(box, name="other.toml", **settings):
+    """A config file beside the home's, which has all of that and these settings."""
+    path = box.path(name)
+    usual = (box.home / "config.toml").read_text()
+    box.write_config(**settings)
+    (box.home / "config.toml").rename(path)
+    (box.home / "config.toml").write_text(usual)
+    return str(path)
+
+
+@contextlib.contextmanager
+def taken(address):
+    """A port that somebody has there, and the setting for it."""
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as other:
+        other.bind((address, live.free_port()))
+        other.listen()
+        yield {"port": other.getsockname()[1]}
+
+
+@contextlib.contextmanager
+def full_disk(box):
+    place = box.path("small")
+    place.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k,mode=700", "nexus-test", place], check=True)
+    (place / "state").mkdir(mode=0o700)
+    with contextlib.suppress(OSError), open(place / "full", "wb") as file:
+        file.write(bytes(2**17))
+    yield {"log_dir": str(place / "state")}
+
+
+@contextlib.contextmanager
+def newer_state(box):
+    folder = box.path("newer")
+    folder.mkdir(mode=0o700, exist_ok=True)
+    (folder / "state.json").write_text('{"version": 999,\n"seq": 1}')
+    yield {"state_file": str(folder / "state.json")}
+
+
+BAD = [  # reason, what makes the settings, what is said
+    ("a port that is taken", lambda box: taken("127.0.0.1"), "is in use"), ("on ::1 alone", lambda box: taken("::1"), "::1 is in use"),
+    ("no such address", lambda box: contextlib.nullcontext({"host": "203.0.113.7"}), "cannot listen on 203.0.113.7"),
+    ("a log folder that cannot be made", lambda box: contextlib.nullcontext({"log_dir": "/proc/none"}), "/proc/none"),
+    ("a log folder on a full disk", full_disk, "No space left"),
+    ("a state folder that is a file", lambda box: contextlib.nullcontext({"state_file": "/etc/passwd/state.json"}), "/etc/passwd"),
+    ("a state of a newer nexus", newer_state, "state.json is a newer nexus's"),
+    ("a certificate that is missing", lambda box: contextlib.nullcontext({"tls_cert": "/no/cert.pem", "tls_key": "/no/key.pem"}),
+     "/no/cert.pem is not there"),
+    ("a value out of range", lambda box: contextlib.nullcontext({"cpu_slots": -1}), "cpu_slots"),
+]
+
+
+@pytest.fixture(scope="module")
+def running():
+    with live.Box(gpus=1) as box:
+        assert box.nexus("token", "create", "bob").returncode == 0      # so that other machines may be let in
+        yield box
+
+
+@pytest.mark.parametrize("is_chosen", [False, True], ids=["config.toml", "--config"])
+@pytest.mark.parametrize("reason, make, says", BAD, ids=[case[0] for case in BAD])
+def test_a_restart_that_cannot_succeed_stops_nothing(running, reason, make, says, is_chosen):
+    box, pid, usual = running, running.pid(), dict(running.settings)
+    with make(box) as settings:
+        if is_chosen:
+            done = box.nexus("restart", "--config", other_config(box, **settings))
+        else:
+            box.write_config(**settings)
+            done = box.nexus("restart")
+    box.settings = usual
+    box.write_config()
+    subprocess.run(["umount", "-l", box.path("small")], stderr=subprocess.DEVNULL)
+    with contextlib.suppress(OSError):
+        box.path("small").rmdir()
+    assert done.returncode not in (0, 1) and says in done.stderr and "hint: " in done.stderr, done
+    assert box.pid() == pid and box.call("GET", "/jobs?limit=1")[0] == 200
+
+
+def test_a_restart_on_another_address_of_the_same_port(running):
+    """Which its own service has."""
+    usual = dict(running.settings)
+    for host in ("127.0.0.1", "0.0.0.0", "localhost", "::1", "127.0.0.1"):
+        done = running.nexus("restart", "--config", other_config(running, host=host))
+        assert done.returncode == 0, (host, done)
+        assert running.info()["url"].startswith(f"http://[{host}]:" if ":" in host else f"http://{host}:")
+    running.settings = usual
+    running.write_config()
+    assert running.nexus("restart", "--config", str(running.home / "config.toml")).returncode == 0
+
+
+def test_the_chosen_config_is_used_until_another_is_chosen():
+    with live.Box(gpus=2, is_starting=False) as box:
+        chosen, usual = other_config(box, ids=[1]), str(box.home / "config.toml")
+
+        def used(*command):
+            done = box.nexus(*command)
+            assert done.returncode == 0, done
+            return box.info().get("config")
+        assert used("start", "--config", chosen) == chosen
+        box.kill_service()
+        assert used("status") == chosen                     # the supervisor started it again
+        assert used("restart") == chosen
+        box.nexus("stop")
+        assert box.nexus("config", "path").stdout == f"{chosen}\n"
+        assert used("status") == chosen                     # a command started it
+        box.kill_all_of_service()
+        assert used("start") == chosen
+        assert used("restart", "--config", usual) == usual
+        box.nexus("stop")
+        assert used("status") == usual and box.nexus("config", "path").stdout == f"{usual}\n"
+        assert used("restart", "--config", chosen) == chosen
+        box.nexus("stop")
+        pathlib.Path(chosen).unlink()
+        done = box.nexus("status")
+        assert done.returncode == 2 and f"there is no file {chosen}" in done.stderr and usual in done.stderr
+        assert used("start", "--config", usual) == usual
+
+
+def test_a_choice_that_cannot_be_used_is_not_remembered():
+    with live.Box(gpus=1, is_starting=False) as box, taken("127.0.0.1") as settings:
+        assert box.nexus("start", "--config", other_config(box, **settings)).returncode == 4
+        done = box.nexus("status")
+        assert done.returncode == 0 and box.info()["config"] == str(box.home / "config.toml"), done
+
+
+@pytest.mark.parametrize("delay_s", [0, 0.55])
+def test_another_config_right_after_a_crash(delay_s):
+    """The supervisor is about to start the old one again, or is just doing it."""
+    with live.Box(gpus=2) as box:
+        chosen = other_config(box, ids=[1])
+
+        def start():
+            box.kill_service()
+            time.sleep(delay_s)
+            done = box.nexus("start", "--config", chosen)
+            assert done.returncode == 0 or "the service runs already" in done.stderr, done
+            return done.returncode == 0
+        live.until(start, "a start that is faster than the supervisor")
+        assert box.info()["config"] == chosen
+        live.until(lambda: len(box.supervisors()) == 1, "the end of the former supervisor")
+        box.kill_service()
+        box.await_service()
+        assert box.info()["config"] == chosen
+
+
+def test_a_supervisor_that_nobody_has_reaped_is_gone():
+    """The latest one has ended, in a container whose init leaves zombies: whose service was killed starts it again."""
+    with live.Box(gpus=1) as box, subprocess.Popen(["true"]) as ended:
+        live.until(lambda: live.stat(ended.pid)[0] == "Z", "a zombie")
+        box.home.joinpath("supervisor").write_text(f"{ended.pid}\n")
+        killed = box.kill_service()
+        assert box.await_service() != killed
+
+
+class Container:
+    """Processes, a host name and a machine-id, or none, on this machine's files."""
+
+    def __init__(self, box, name, machine_id):
+        own = box.path("machine-id")
+        own.write_text(machine_id)
+        hide = "; ".join(f"[ ! -e {path} ] || mount --bind {own} {path}" for path in ("/etc/machine-id", "/var/lib/dbus/machine-id"))
+        self.process = subprocess.Popen(
+            ["unshare", "--mount", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c",
+             f"{hide}; hostname {name}; echo ready; exec sleep 100000"], stdout=subprocess.PIPE, env=box.environ)
+        assert self.process.stdout.readline() == b"ready\n"
+        self.box, self.init = box, live.descendants(self.process.pid)[0]
+
+    def nexus(self, *arguments):
+        return subprocess.run(["nsenter", "--target", str(self.init), "--mount", "--uts", "--pid", *self.box.argv(*arguments)],
+                              env=self.box.environ, capture_output=True, text=True, timeout=60, cwd="/", stdin=subprocess.DEVNULL)
+
+    def end(self):
+        live.kill(self.init, self.process.pid)
+        self.process.wait()
+        self.process.stdout.close()
+        live.until(lambda: not live.is_alive(self.init), "the end of all that runs in it")
+
+
+@pytest.mark.parametrize("machine_id", ["", "0123456789abcdef0123456789abcdef\n"], ids=["no id", "one id"])
+@pytest.mark.parametrize("launcher", ["direct", "screen"])
+def test_a_new_container_with_the_same_files(launcher, machine_id):
+    """One container after the other has the home, and none while a service or a job of another one is alive."""
+    live.need_root()
+    if machine_id and not os.path.exists("/etc/machine-id"):
+        pytest.skip("there is no /etc/machine-id to put another in place of")
+    with live.Box(gpus=1, launcher=launcher, is_starting=False) as box:
+        one, two, three = (Container(box, name, machine_id) for name in ("one", "two", "three"))
+        try:
+            job_id = one.nexus("add", "sleep 600").stdout.strip()
+            live.until(lambda: json.loads(one.nexus("show", job_id, "--json").stdout)["pid"], "the job's start")
+            for command in ("status", "start"):
+                done = two.nexus(command)
+                assert done.returncode == 4 and "the service runs on one" in done.stderr, done
+            assert one.nexus("stop").returncode == 0
+            done = two.nexus("start")                       # its job goes on there
+            assert done.returncode == 4 and "runs on one" in done.stderr, done
+            assert one.nexus("start").returncode == 0
+            one.end()                                       # with all that ran there
+            assert (box.home / "service.json").exists()
+            done = two.nexus("show", job_id, "--json")
+            assert done.returncode == 0, done
+            live.until(lambda: json.loads(two.nexus("show", job_id, "--json").stdout)["cause"] == "session-lost")
+            assert two.nexus("run", "echo hello").stdout == "hello\n"
+            assert three.nexus("status").returncode == 4
+            two.nexus("stop")
+            assert three.nexus("run", "echo hello").stdout == "hello\n"
+            three.nexus("stop")
+        finally:
+            for container in (one, two, three):
+                container.end()
