@@ -42,7 +42,6 @@ __version__ = "0.1.0"
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
-    import http.server
     import logging
     import ssl
     import subprocess
@@ -10662,8 +10661,6 @@ SINGLE_HEADERS = ("host", "origin", "authorization", "content-type", "content-le
 class Connection:
     """One of a caller's: a request, its answer, and the end."""
 
-    http: Any                                       # http.server's handler of it
-
     def __init__(self, api: Api, opened: socket.socket, peer: str, uid: int | None) -> None:
         self.api, self.socket, self.peer, self.uid = api, opened, peer, uid
         self.client = find_client(peer, uid)        # whose it is, where the number of his is limited
@@ -10736,29 +10733,27 @@ class Connection:
 
     def read_request(self, head: bytes) -> Request:
         """Raises: usage; length_required."""
-        import io
         import urllib.parse
-        self.http.raw_requestline, _, lines = head.partition(b"\r\n")
-        self.http.rfile = io.BytesIO(lines + b"\r\n\r\n")
-        # Looked at first: the parser takes more for a line's end, or for a line, than whoever checks a head may
-        wrong = next((line for line in lines.decode("latin-1").split("\r\n") if line and not HEADER.fullmatch(line)), None)
-        if wrong is None and (not self.http.parse_request() or self.http.request_version == "HTTP/0.9"):
-            wrong = self.http.requestline
-        names = [name.lower() for name in self.http.headers] if wrong is None else []
-        doubled = next((name for name in SINGLE_HEADERS if names.count(name) > 1), wrong)
-        if doubled is not None:
-            raise NexusError("usage", f"a request begins like `GET /status HTTP/1.1`, and each line after it is `Name: text`, once: "
-                             f"{format_line(doubled, 100)}")
-        headers = {name.lower(): text for name, text in self.http.headers.items()}
+        first, *lines = head.decode("latin-1").split("\r\n")
+        asked, headers, faults = re.fullmatch(r"(\S+) (\S+) HTTP/1\.[01]", first), {}, []
+        for line in lines:
+            match = HEADER.fullmatch(line)
+            name = match[1].lower() if match else ""
+            faults += [line] if not match or (name in headers and name in SINGLE_HEADERS) else []
+            headers[name] = match[2].strip() if match else ""
+        if asked is None or faults:
+            raise NexusError("usage", "a request begins like `GET /status HTTP/1.1`, and each line after it is `Name: text`"
+                             f", once: {format_line(faults[0] if asked else first, 100)}")
         length = headers.get("content-length", "0")
         if "transfer-encoding" in headers:
             raise NexusError("length_required", "a body needs a Content-Length", hint="do not send it in chunks")
         if not re.fullmatch("[0-9]{1,18}", length):
             raise NexusError("usage", "Content-Length must be one number")
         self.body_length, self.is_expecting = int(length), headers.get("expect", "").lower() == "100-continue"
-        path, _, query = re.sub("^https?://[^/?]*", "", self.http.path).partition("?")
-        return Request(self.http.command, urllib.parse.unquote(path), urllib.parse.parse_qs(query, keep_blank_values=True), headers,
-                       self.read_body, self.peer, self.uid, self.body_length)
+        path, _, rest = re.sub("^https?://[^/?]*", "", asked[2]).partition("?")
+        query = urllib.parse.parse_qs(rest, keep_blank_values=True)
+        path = urllib.parse.unquote(path)
+        return Request(asked[1], path, query, headers, self.read_body, self.peer, self.uid, self.body_length)
 
     def read_body(self) -> bytes:
         """Raises: usage; too_large."""
@@ -10782,22 +10777,21 @@ class Connection:
 
     def send(self, response: Response, head: bytes) -> None:
         """Raises: OSError; what making the answer raises."""
-        import io
+        import email.utils
+        import http
         is_head, is_chunked = head.startswith(b"HEAD "), head.partition(b"\r\n")[0].endswith(b"HTTP/1.1")
-        headers = {"X-Content-Type-Options": "nosniff", "Connection": "close", **response.headers}
+        headers = {"Server": "nexus", "Date": email.utils.formatdate(usegmt=True), "X-Content-Type-Options": "nosniff",
+                   "Connection": "close", **response.headers}       # whoever asks need not know which version it is
         if response.status != 204:
             headers["Content-Type"] = response.content_type
         if response.stream is not None and is_chunked:
             headers["Transfer-Encoding"] = "chunked"
         elif response.stream is None and response.status != 204:
             headers["Content-Length"] = str(len(response.body))
-        self.http.wfile, self.http.request_version = io.BytesIO(), "HTTP/1.1"
-        self.http.send_response(response.status)
-        for name, text in headers.items():
-            self.http.send_header(name, text)
-        self.http.end_headers()
+        first = f"HTTP/1.1 {response.status} {http.HTTPStatus(response.status).phrase}"
+        lines = [first, *map(": ".join, headers.items()), "", ""]
         self.socket.settimeout(IDLE_TIMEOUT_S)
-        self.socket.sendall(self.http.wfile.getvalue() + (b"" if is_head else response.body))
+        self.socket.sendall("\r\n".join(lines).encode("latin-1") + (b"" if is_head else response.body))
         if response.stream is None or is_head:
             return
         for piece in response.stream:
@@ -10883,68 +10877,15 @@ def describe_taken_port(address: str, port: int) -> NexusError:
     return NexusError("conflict", f"port {port} on {address} is in use" + (f" by {users}" if users else ""), hint)
 
 
-def make_http_server(server: Server) -> http.server.ThreadingHTTPServer:
-    """What http.server does for `server`: it waits for callers, gives each a thread, and reads and writes the heads of HTTP."""
-    import http.server
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-        request: Connection
-
-        def setup(self) -> None:
-            self.request.http = self
-
-        def handle(self) -> None:
-            self.request.run(server.tls)
-
-        def finish(self) -> None: ...
-
-        def handle_expect_100(self) -> bool:
-            return True                         # it is told so when its body is read: not all of them are wanted
-
-        def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> NoReturn:
-            """What http.server itself finds wrong with a head."""
-            raise NexusError("usage", format_line(f"not a request: {message or explain}", 200))
-
-        def version_string(self) -> str:
-            return "nexus"                      # whoever asks need not know which version, of it and of Python
-
-        def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
-            """Nothing: anybody could fill the log.  Changes and refusals are logged where it is known whose they are."""
-
-    class HttpServer(http.server.ThreadingHTTPServer):
-        daemon_threads, block_on_close, timeout = True, False, ACCEPT_WAIT_S
-
-        def fileno(self) -> int:
-            return server.arrivals.fileno()
-
-        def get_request(self) -> Any:
-            return server.accept()
-
-        def verify_request(self, request: Any, client_address: Any) -> bool:
-            return server.admit(request)
-
-        def shutdown_request(self, request: Any) -> None:
-            server.end(request)
-
-        def handle_error(self, request: Any, client_address: Any) -> None:
-            error = sys.exc_info()[1]
-            if error and not isinstance(error, OSError):
-                server.api.service.fail("a connection", error)
-
-    made = HttpServer(("", 0), Handler, bind_and_activate=False)
-    made.socket.close()                         # it listens on several
-    return made
-
-
 class Server:
     """The sockets before Api, and who has them."""
 
     def __init__(self, api: Api, host: str, port: int, tls: ssl.SSLContext | None = None) -> None:
         """Raises: conflict, when the port is taken; usage, when there is no such address."""
+        import http.server
         import select
         import threading
-        self.api, self.tls, self.listeners = api, tls, listen(host, port)
+        self.api, self.listeners = api, listen(host, port)
         self.port: int = self.listeners[0].getsockname()[1]
         own, self.socket_path = listen_to_own(api.service.layout)
         self.listeners.append(own)
@@ -10954,7 +10895,13 @@ class Server:
         descriptors = current_limits()["nofile"][0]
         self.most = descriptors // 3 if descriptors > 0 else 4096      # who reads a file takes two
         self.open: list[Connection] = []            # in the order in which they came
-        self.guard, self.closed, self.http = threading.Lock(), threading.Event(), make_http_server(self)
+        self.guard, self.closed = threading.Lock(), threading.Event()
+        # http.server waits for callers, and gives each a thread
+        self.http = http.server.ThreadingHTTPServer(("", 0), lambda made, *_: made.run(tls), bind_and_activate=False)
+        self.http.socket.close()                    # it listens on several
+        vars(self.http).update(
+            timeout=ACCEPT_WAIT_S, daemon_threads=True, block_on_close=False, fileno=self.arrivals.fileno,
+            get_request=self.accept, verify_request=self.admit, handle_error=self.note_fault, shutdown_request=self.end)
 
     def serve(self) -> None:
         """Until close()."""
@@ -10987,30 +10934,36 @@ class Server:
             opened.close()
             raise
 
-    def admit(self, made: Connection) -> bool:
-        """Whether to talk to a caller: descriptors must be left for the jobs, and nobody may take all connections."""
-        with self.guard:
-            room, client = self.most - self.most // 4, made.client      # the rest is left for the owner
-            fits = self.has_room(self.most, lambda each: True) if client is None else (
-                self.has_room(min(MAX_CONNECTIONS_PER_CLIENT, max(1, room // 4)), lambda each: each.client == client)
-                and self.has_room(room, lambda each: each.client is not None) and self.has_room(self.most, lambda each: True))
-            if fits:
-                self.open.append(made)
-            return fits
+    def admit(self, made: Connection, _: object) -> bool:
+        """Whether to talk to a caller: descriptors must be left for the jobs, and nobody may take all connections.
 
-    def has_room(self, most: int, counts: Callable[[Connection], bool]) -> bool:
-        """Whether one more fits; of those that have not asked yet the first gives way."""
-        there = [each for each in self.open if counts(each)]
-        idle = next((each for each in there if each.is_waiting), None) if len(there) >= most else None
-        if idle:
-            self.open.remove(idle)              # at once: it cannot give way to a second one
-            idle.give_way()
-        return idle is not None or len(there) < most
+        Where there is no room, the first gives way of those that have not asked yet.
+        """
+        room = self.most - self.most // 4               # the rest is left for the owner
+        limits: list[tuple[int, Callable[[Connection], bool]]] = [
+            (min(MAX_CONNECTIONS_PER_CLIENT, max(1, room // 4)), lambda each: each.client == made.client),
+            (room, lambda each: each.client is not None), (self.most, lambda each: True)]
+        with self.guard:
+            for most, counts in limits if made.client is not None else limits[2:]:
+                there = list(filter(counts, self.open))
+                idle = next((each for each in there if each.is_waiting), None)
+                if len(there) >= most and idle is None:
+                    return False
+                if len(there) >= most and idle:
+                    self.open.remove(idle)              # at once: it cannot give way to a second one
+                    idle.give_way()
+            self.open.append(made)
+            return True
 
     def end(self, connection: Connection) -> None:
         connection.socket.close()
         with self.guard:
             self.open = [each for each in self.open if each is not connection]
+
+    def note_fault(self, *_: object) -> None:
+        error = sys.exc_info()[1]
+        if error and not isinstance(error, OSError):
+            self.api.service.fail("a connection", error)
 
     def close(self) -> None:
         self.closed.set()

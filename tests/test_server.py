@@ -1822,17 +1822,17 @@ def test_with_the_last_descriptor_the_server_does_not_end(count):
             assert other.recv(4096).startswith(b"HTTP/1.1 200")
 
 
-@pytest.mark.parametrize("name, place", [("find_client", nexus), ("accept", nexus.Server)])
-def test_a_fault_while_accepting_ends_one_connection_at_most(monkeypatch, name, place):
+@pytest.mark.parametrize("name", ["find_client", "find_peer_uid"])
+def test_a_fault_while_accepting_ends_one_connection_at_most(monkeypatch, name):
     with Listening() as it:
-        faults, works = [ZeroDivisionError("a fault of ours")], getattr(place, name)
+        faults, works = [ZeroDivisionError("a fault of ours")], getattr(nexus, name)
 
         def fail_once(*given):
             if faults:
                 raise faults.pop()
             return works(*given)
 
-        monkeypatch.setattr(place, name, fail_once)
+        monkeypatch.setattr(nexus, name, fail_once)
         for is_answered in (False, True):
             answer = it.exchange(b"GET /queue HTTP/1.0\r\nHost: localhost\r\n\r\n" if is_answered else b"")
             assert answer.startswith(b"HTTP/1.1 200") == is_answered
