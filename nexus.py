@@ -3514,10 +3514,11 @@ class Paint:
 
     `mark` is a word that nobody can guess, and empty for no colours.  It stands for the escape character until join() has cleaned the
     lines: so nexus's own colours stay, and an escape sequence in a job's command or in an answer from NEXUS_URL does nothing.
+    `width`: its columns; 0 for a file or a pipe, where nothing is cut.
     """
 
-    def __init__(self, mark: str) -> None:
-        self.mark = mark
+    def __init__(self, mark: str, width: int = 0) -> None:
+        self.mark, self.width = mark, width
 
     def __call__(self, colour: str, text: str) -> str:
         return f"{self.mark}[{COLOURS[colour]}m{text}{self.mark}[0m" if self.mark and text and colour else text
@@ -3533,8 +3534,8 @@ def local_time(stamp: str | None, pattern: str = "%H:%M") -> str:
     return "-" if stamp is None else time.strftime(pattern, time.localtime(parse_time(stamp)))
 
 
-def format_snapshot(status: Mapping[str, Any], paint: Paint, width: int = 0) -> str:
-    """What `nexus` shows; commands cut at `width` columns, if that is given."""
+def format_snapshot(status: Mapping[str, Any], paint: Paint) -> str:
+    """What `nexus` shows."""
     paused = "[PAUSED]" if status["is_paused"] else "[RUNNING]"
     queued = f"Queue: {format_count(status['queued_jobs'], 'job')} pending"
     lines = [f"{paint('blue', queued)} {paint('yellow', paused)}",
@@ -3548,8 +3549,8 @@ def format_snapshot(status: Mapping[str, Any], paint: Paint, width: int = 0) -> 
     else:
         lines.append(paint("white", "GPUs:"))
     jobs, gpus = {job["id"]: job for job in status["running_jobs"]}, status["gpu_status"]
-    told = format_machines(status, jobs, paint, width) if status["nodes"] else [
-        line for gpu in gpus for line in format_gpu(gpu, jobs, paint, width)]
+    told = format_machines(status, jobs, paint) if status["nodes"] else [
+        line for gpu in gpus for line in format_gpu(gpu, jobs, paint)]
     if status["gpu_trouble"]:
         lines.append(paint("red", status["gpu_trouble"]))
     lines += told or ([] if status["gpu_trouble"] or status.get("slurm") else ["none"])
@@ -3559,15 +3560,14 @@ def format_snapshot(status: Mapping[str, Any], paint: Paint, width: int = 0) -> 
         here = [job for job in jobs.values() if is_there(job)]
         jobs = {job_id: job for job_id, job in jobs.items() if not is_there(job)}
         lines += ["", paint("white", heading)] if here else []
-        lines += [line for job in here for line in format_running(job, paint, width, bool(status["nodes"]))]
+        lines += [line for job in here for line in format_running(job, paint, bool(status["nodes"]))]
     could_tell = [status["samples_hint"]] if any(gpu["used_by"] for gpu in gpus) else []          # whose program it is
     hints = [f"hint: {hint}" for hint in (*status["hints"], *could_tell) if hint]
     lines += ["", *hints] if hints else []
     return paint.join(lines)
 
 
-def format_machines(status: Mapping[str, Any], jobs: Mapping[str, Mapping[str, Any]], paint: Paint,
-                    width: int) -> list[str]:
+def format_machines(status: Mapping[str, Any], jobs: Mapping[str, Mapping[str, Any]], paint: Paint) -> list[str]:
     """The GPUs of this machine and of nodes.  Of a node that gets no jobs there is why, and what runs there."""
     lines = []
     for node in status["nodes"]:
@@ -3576,8 +3576,8 @@ def format_machines(status: Mapping[str, Any], jobs: Mapping[str, Mapping[str, A
             lines.append(paint("red" if node["unknown_since"] else "yellow", f"{node['name']}: {state}"))
             lines += [f"  {node['hint']}"] if node["hint"] else []
             gpus = [gpu for gpu in gpus if gpu["job_ids"]]
-        for label, gpu, _ in group_gpus(gpus, lambda gpu: gpu["uuid"] if gpu["job_ids"] else format_gpu(gpu, {}, paint, 0, "")):
-            lines += format_gpu(gpu, jobs, paint, width, label)
+        for label, gpu, _ in group_gpus(gpus, lambda gpu: gpu["uuid"] if gpu["job_ids"] else format_gpu(gpu, {}, paint, "")):
+            lines += format_gpu(gpu, jobs, paint, label)
     return lines
 
 
@@ -3597,12 +3597,11 @@ def describe_node_state(node: Mapping[str, Any]) -> str:
     return "is being removed: it gets no more jobs" if node["is_leaving"] else why or "ok"
 
 
-def format_gpu(gpu: Mapping[str, Any], jobs: Mapping[str, Mapping[str, Any]], paint: Paint, width: int = 0,
-               label: str | None = None) -> list[str]:
+def format_gpu(gpu: Mapping[str, Any], jobs: Mapping[str, Mapping[str, Any]], paint: Paint, label: str | None = None) -> list[str]:
     """`label`: of several of which the same is to be said."""
     what = ", ".join(part for part in (gpu["name"], gpu["memory_total"]) if part)
     header = paint("white", f"{'GPU ' + gpu['place'] if label is None else label} ({what}):")
-    running = [line for job_id in gpu["job_ids"] if job_id in jobs for line in format_running(jobs[job_id], paint, width)]
+    running = [line for job_id in gpu["job_ids"] if job_id in jobs for line in format_running(jobs[job_id], paint)]
     if running:
         note = paint("red", gpu["fault"]) if gpu["fault"] else paint("yellow", "[PAUSED]") if gpu["is_paused"] else ""
         return [f"{header} {note}".rstrip(), *running]
@@ -3614,7 +3613,7 @@ def format_gpu(gpu: Mapping[str, Any], jobs: Mapping[str, Mapping[str, Any]], pa
     return [f"{header} {paint('red' if gpu['fault'] else 'yellow', why[:1].upper() + why[1:])}"]
 
 
-def format_running(job: Mapping[str, Any], paint: Paint, width: int, has_node: bool = False) -> list[str]:
+def format_running(job: Mapping[str, Any], paint: Paint, has_node: bool = False) -> list[str]:
     """`has_node`: its machine is to be told."""
     runtime = format_duration(job["runtime_seconds"] or 0)
     stopping = f" (stopping: {job['stopping']})" if job["stopping"] else ""
@@ -3622,7 +3621,7 @@ def format_running(job: Mapping[str, Any], paint: Paint, width: int, has_node: b
         stopping += paint("red", f" unknown since {local_time(job['unknown_since'], '%m-%d %H:%M')}")
     share = [f"  GPUs: {format_known(job['gpus'], '', 2)}"] if job["gpus"] % 1 else []
     return [f"  Job ID: {paint('magenta', job['id'])}{stopping}", *([f"  Node: {job['node']}"] if has_node else []), *share,
-            f"  Command: {paint('bright', format_line(name_or_command(job), width and max(20, width - 11)))}",
+            f"  Command: {paint('bright', format_line(name_or_command(job), paint.width and max(20, paint.width - 11)))}",
             *([f"  Slurm: {job['slurm_id']} on {job['node']}"] if job.get("slurm_id") else []),
             f"  Runtime: {paint('cyan', runtime)}", f"  Started: {paint('cyan', local_time(job['started_at']))}"]
 
@@ -3674,13 +3673,10 @@ class Column:
     shown_if: Callable[[Sequence[Any]], bool] | None = None     # whether these rows need it; None: always
 
 
-def format_table(columns: Iterable[Column], rows: Sequence[Any], paint: Paint, width: int,
-                 below: Sequence[str] = ()) -> str:
-    """Columns padded to their widest cell; the last takes what `width` leaves (0: all it needs).
-
-    `below`: on a terminal, what stands under each row.
-    """
+def format_table(columns: Iterable[Column], rows: Sequence[Any], paint: Paint, below: Sequence[str] = ()) -> str:
+    """Columns padded to their widest cell; the last takes what is left of a line.  `below`: on a terminal, what stands under each row."""
     import textwrap
+    width = paint.width
     shown = [column for column in columns if column.shown_if is None or column.shown_if(rows)]
     table = [[column.heading for column in shown]]
     table += [[format_line(column.show(row)) for column in shown] for row in rows]
@@ -3738,18 +3734,18 @@ JOB_COLUMNS = (
 )
 
 
-def format_queue(jobs: Sequence[Mapping[str, Any]], paint: Paint, width: int) -> str:
+def format_queue(jobs: Sequence[Mapping[str, Any]], paint: Paint) -> str:
     """On a terminal the reason stands below, once for those that wait for the same; in a file it is the last column."""
     reasons = [job["waiting_for"] or "" for job in jobs]
     below = [reason if reason != former else "" for reason, former in zip(reasons, ["", *reasons])]
-    columns = QUEUE_COLUMNS if width else (*QUEUE_COLUMNS, Column("WAITING FOR", lambda job: job["waiting_for"] or ""))
-    return format_table(columns, jobs, paint, width, below)
+    columns = QUEUE_COLUMNS if paint.width else (*QUEUE_COLUMNS, Column("WAITING FOR", lambda job: job["waiting_for"] or ""))
+    return format_table(columns, jobs, paint, below)
 
 
-def format_jobs(jobs: Sequence[Mapping[str, Any]], paint: Paint, width: int) -> str:
+def format_jobs(jobs: Sequence[Mapping[str, Any]], paint: Paint) -> str:
     """On a terminal, what a failed one said last stands below it."""
-    causes = [format_line(job["cause_line"] or "", max(20, width - 5)) for job in jobs]
-    return format_table(JOB_COLUMNS, jobs, paint, width, causes)
+    causes = [format_line(job["cause_line"] or "", max(20, paint.width - 5)) for job in jobs]
+    return format_table(JOB_COLUMNS, jobs, paint, causes)
 
 
 def format_attempt(attempt: Mapping[str, Any]) -> str:
@@ -13118,7 +13114,7 @@ def start_service(layout: Layout, environ: Mapping[str, str], options: Sequence[
                      hint=f"see {layout.service_log}, or try it in the foreground: nexus serve")
 
 
-# ==== 17. COMMANDS ==== one function for each subcommand: (call) -> exit code
+# ==== 17. COMMANDS ==== one function for each subcommand: (call) -> exit code; None is 0
 # Data goes to stdout, words about it to stderr.  What a command takes is said in COMMANDS, in the next section.
 
 
@@ -13129,19 +13125,16 @@ class Call:
                  commands: Sequence[Command]) -> None:
         self.options, self.environ, self.out, self.err, self.commands = options, environ, out, err, commands
         self.paint = make_paint(out, environ)
-        self.width = terminal_width(out)
 
-    def client(self, is_starting: bool = True) -> Client:
-        return Client.find(self.environ, is_starting)
+    @functools.cached_property
+    def client(self) -> Client:
+        """Of the service, which is started unless it runs."""
+        return Client.find(self.environ)
 
     def find_running(self) -> Client | None:
         """The client of a service that runs, without starting one."""
-        try:
-            return self.client(is_starting=False)
-        except NexusError as error:
-            if error.kind != "unavailable":
-                raise
-            return None
+        is_there = self.environ.get("NEXUS_URL") or find_service(self.layout)
+        return Client.find(self.environ, is_starting=False) if is_there else None
 
     def print(self, *lines: str) -> None:
         self.write(self.paint.join(lines))
@@ -13149,33 +13142,25 @@ class Call:
     def write(self, text: str) -> None:
         write_to(self.out, text)
 
-    def show(self, data: Any, make_text: Callable[[], str], when_empty: str = "") -> int:
+    def show(self, data: Any, make_text: Callable[[Any, Paint], str], when_empty: str = "") -> None:
         """What was asked for: its JSON with --json, else its text, or what there is to say where there is nothing."""
         if self.options.json:
             self.write(json.dumps(data, indent=2).replace("\x7f", "\\u007f") + "\n")   # json escapes what else is not printable
         elif data or not when_empty:
-            self.write(make_text())
+            self.write(make_text(data, self.paint))
         else:
             self.say(when_empty)
-        return 0
-
-    def show_table(self, rows: Sequence[Any], columns: Sequence[Column], when_empty: str = "", data: Any = None) -> int:
-        """`data`: their JSON, where that is another than themselves."""
-        return self.show(rows if data is None else data, lambda: format_table(columns, rows, self.paint, self.width), when_empty)
 
     def need_local(self, what: str) -> None:
         """Raises: usage, where the service is another machine's."""
         if what and self.environ.get("NEXUS_URL"):
             refuse(f"NEXUS_URL is set, and {what} on the service's own machine", hint="ssh there; or unset NEXUS_URL")
 
-    def note(self, text: str) -> None:
-        """What goes with an answer that is not JSON."""
-        if not self.options.json:
-            self.say(text)
-
     def say(self, text: str) -> None:
-        self.err.write(f"nexus: {format_line(text)}\n")
-        self.err.flush()
+        """Words, for people: none with --json."""
+        if not self.options.json:
+            self.err.write(f"nexus: {format_line(text)}\n")
+            self.err.flush()
 
     @property
     def layout(self) -> Layout:
@@ -13183,23 +13168,33 @@ class Call:
         return Layout(find_home(self.environ), "", "")
 
 
-def argument(*flags: str, **settings: Any) -> tuple[tuple[str, ...], dict[str, Any]]:
-    """What add_argument is called with."""
-    return flags, settings
+def argument(*flags: str, row: Field | None = None, **settings: Any) -> tuple[tuple[str, ...], dict[str, Any]]:
+    """What add_argument is called with.  `row`: what its text must be."""
+    return flags, {**settings, "type": functools.partial(parse_option, row, flags[0])} if row else settings
 
 
-def parse_line_count(text: str) -> int:
-    """What -n takes.  Raises: usage."""
-    if not re.fullmatch(r"[0-9]{1,9}", text):
-        refuse(f"-n must be a whole number of 0 or more, not '{format_line(text, 40)}'", hint="-n 20 shows the last 20")
-    return int(text)
+def parse_option(row: Field, flag: str, text: str) -> Any:
+    """Raises: usage, naming the option."""
+    try:
+        return parse_field(row, text, flag)
+    except NexusError as error:
+        message = error.message if flag in error.message else f"{flag}: {error.message}"
+        raise NexusError(error.kind, message, error.hint or (f"like {flag} {row.like}" if row.like else "see nexus help add")) from None
+
+
+def parse_assignment(text: str) -> tuple[str, str]:
+    """What --env takes.  Raises: usage."""
+    name, equals, fact = text.partition("=")
+    if not name or not equals:
+        refuse(f"--env {format_line(text, 60)} is not like NAME=VALUE", hint="--env WANDB_MODE=disabled")
+    return name, fact
 
 
 @value
 class Command:
     name: str
     summary: str                # empty: not listed
-    run: Callable[[Call], int] | None = None    # None: one of its verbs is
+    run: Callable[[Call], int | None] | None = None     # None: one of its verbs is
     arguments: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = ()
     description: str = ""
     verbs: tuple[Command, ...] = ()     # of which one is named after it
@@ -13242,6 +13237,7 @@ def make_parser(command: Command, out: TextIO | None = None) -> argparse.Argumen
     parser = Parser(prog=f"nexus {command.name}", description=" ".join([command.summary[:1].upper() + command.summary[1:] + ".",
                                                                         command.description]),
                     allow_abbrev=False, formatter_class=lambda prog: argparse.HelpFormatter(prog, width=80))
+    parser.set_defaults(json=False)
     is_one_of = command.name in ("status", "metrics", "kill", "move")
     exclusive = parser.add_mutually_exclusive_group(required=command.name == "move") if is_one_of else parser
     for flags, settings in command.arguments:
@@ -13282,41 +13278,30 @@ def write_to(stream: TextIO, piece: str | bytes) -> None:
 
 def make_paint(stream: TextIO, environ: Mapping[str, str]) -> Paint:
     is_colourful = stream.isatty() and not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
-    return Paint(Clock().new_token() if is_colourful else "")
+    return Paint(Clock().new_token() if is_colourful else "", os.get_terminal_size(stream.fileno()).columns if stream.isatty() else 0)
 
 
-def terminal_width(stream: TextIO) -> int:
-    """Columns of a terminal; 0 for a file or a pipe, where nothing is cut."""
-    try:
-        return os.get_terminal_size(stream.fileno()).columns if stream.isatty() else 0
-    except (OSError, ValueError):
-        return 0
-
-
-def cmd_status(call: Call) -> int:
+def cmd_status(call: Call) -> None:
     if call.options.watch:
         return watch_status(call)
-    client = call.client()
-    status = client.status()
+    status = call.client.status()
     if call.options.detailed:
-        call.write(format_detailed(status, client.health(), call.paint))
-        return 0
-    call.show(status, lambda: format_snapshot(status, call.paint, call.width))
-    if status["hash"] != file_hash() and client.layout:
-        call.note(f"the service is nexus {status['version']} ({status['hash']}), this is {__version__} ({file_hash()}); "
+        return call.write(format_detailed(status, call.client.health(), call.paint))
+    call.show(status, format_snapshot)
+    if status["hash"] != file_hash() and call.client.layout:
+        call.say(f"the service is nexus {status['version']} ({status['hash']}), this is {__version__} ({file_hash()}); "
                   "nexus restart brings them together")
-    return 0
 
 
-def watch_status(call: Call) -> int:
+def watch_status(call: Call) -> None:
     """Redraw until Ctrl-C; on a terminal in its second screen, so that the first is as it was afterwards."""
     is_terminal = call.out.isatty()
-    call.client()                               # started now, and not again: somebody may stop it
+    _ = call.client                             # started now, and not again: somebody may stop it
     call.write("\x1b[?1049h\x1b[?25l\x1b[?7l" if is_terminal else "")
     try:
         while True:
             try:
-                text = format_snapshot(call.client(is_starting=False).status(), call.paint, call.width)
+                text = format_snapshot(Client.find(call.environ, is_starting=False).status(), call.paint)
             except NexusError as error:
                 if error.kind != "unavailable":
                     raise
@@ -13329,7 +13314,7 @@ def watch_status(call: Call) -> int:
             call.write(text if is_terminal else text + "\n")
             time.sleep(1)
     except KeyboardInterrupt:
-        return 0
+        pass
     finally:
         call.write("\x1b[?7h\x1b[?25h\x1b[?1049l" if is_terminal else "")
 
@@ -13342,35 +13327,20 @@ def make_options(call: Call) -> dict[str, Any]:
     misleading = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE") if given.snapshot else ()        # of a hook that adds a job
     environ = {name: text for name, text in call.environ.items()
                if not is_job_variable(name) and name not in ("CUDA_VISIBLE_DEVICES", *misleading)}
-    made: dict[str, Any] = {"env": dict(parse_assignments(given.env))}
+    made: dict[str, Any] = {"env": dict(given.env)}
     if not call.environ.get("NEXUS_URL"):
-        is_there = given.node and (given.cwd or "").startswith("/")         # on that machine
-        made.update(environment=environ, cwd=given.cwd if is_there else find_cwd(given.cwd), umask=read_umask(),
+        is_there = given.node and not given.snapshot and (given.cwd or "").startswith("/")      # on that machine
+        umask = os.umask(0o077)
+        os.umask(umask)
+        made.update(environment=environ, cwd=given.cwd if is_there else find_cwd(given.cwd), umask=umask,
                     limits={name: list(pair) for name, pair in current_limits().items()})
     elif given.cwd:                             # what this machine is like says nothing of that one
         made["cwd"] = given.cwd
     for name, row in ASKED.items():
         said = getattr(given, name, None) if row.flag and name not in made else None
         if said is not None and said is not False:
-            made[name] = said if row.schema is FLAG else parse_option(row, said)
+            made[name] = said
     return made
-
-
-def parse_option(row: Field, text: str, hint: str = "see nexus help add") -> Any:
-    """Raises: usage, naming the option."""
-    try:
-        return parse_field(row, text, row.flag)
-    except NexusError as error:
-        message = error.message if row.flag in error.message else f"{row.flag}: {error.message}"
-        raise NexusError(error.kind, message, error.hint or hint) from None
-
-
-def parse_assignments(texts: Sequence[str]) -> Iterator[tuple[str, str]]:
-    for text in texts:
-        name, equals, fact = text.partition("=")
-        if not name or not equals:
-            refuse(f"--env {format_line(text, 60)} is not like NAME=VALUE", hint="--env WANDB_MODE=disabled")
-        yield name, fact
 
 
 def find_cwd(given: str | None) -> str:
@@ -13383,17 +13353,10 @@ def find_cwd(given: str | None) -> str:
     return path
 
 
-def read_umask() -> int:
-    umask = os.umask(0o077)
-    os.umask(umask)
-    return umask
-
-
 def read_commands(call: Call) -> list[str]:
     """What add and run are to queue: the words given, or the lines of --file, for each combination of --sweep.  Raises: usage."""
-    commands = read_plain_commands(call)
-    sweeps = [parse_sweep(text) for text in call.options.sweep]
-    return [made for command in commands for made in expand_sweep(command, sweeps)] if sweeps else commands
+    plain, sweeps = read_plain_commands(call), call.options.sweep
+    return [made for command in plain for made in expand_sweep(command, sweeps)] if sweeps else plain
 
 
 def read_plain_commands(call: Call) -> list[str]:
@@ -13429,54 +13392,44 @@ def read_plain_commands(call: Call) -> list[str]:
     return commands
 
 
-def cmd_add(call: Call) -> int:
-    commands = read_commands(call)
-    if call.options.dry_run:
-        return show_dry_run(call, commands)
-    _, answer = submit(call, commands, call.options.file is None and not call.options.sweep)
-    return call.show(answer, lambda: "".join(f"{job_id}\n" for job_id in answer.get("ids") or [answer["id"]]))
+def cmd_add(call: Call) -> None:
+    show_added(call, submit(call, read_commands(call), call.options.file is None and not call.options.sweep))
 
 
-def show_dry_run(call: Call, commands: Sequence[str]) -> int:
-    """Print what would be queued, once the service has found nothing wrong with it."""
-    options = make_options(call)
-    client = call.client()
-    if call.options.snapshot:
-        find_work_tree(options["cwd"], call.environ)
-    answer = client.submit({**options, "commands": commands, "dry_run": True})
-    call.show(answer["jobs"], lambda: call.paint.join([job["command"] for job in answer["jobs"]]))
-    say_not_added(call, answer)
-    call.note(f"{format_count(len(answer['jobs']), 'job')} would be added; this was a dry run")
-    return 0
-
-
-def say_not_added(call: Call, answer: Mapping[str, Any]) -> None:
-    for job_id in answer.get("known", ()):
-        call.note(f"job {job_id} is the same and is there already: nothing was added for it")
-    if "warning" in answer:
-        call.note(answer["warning"])
-
-
-def submit(call: Call, commands: Sequence[str], is_one: bool) -> tuple[Client, dict[str, Any]]:
-    """Queue them, and tell what is not as one may expect; a snapshot that no job came to need goes again."""
-    body = {**make_options(call), **({"command": commands[0]} if is_one else {"commands": commands})}
-    client, kept, is_needed = call.client(), None, False
-    if call.options.snapshot:
-        body["cwd"] = os.path.realpath(find_cwd(call.options.cwd))
-        kept = take_snapshot(body["cwd"], call.environ)
-        body.update(snapshot=kept.commit, snapshot_repo=kept.repository)
-        if kept.empty:
-            call.say(f"a snapshot leaves these empty, they are repositories of their own: {', '.join(map(format_line, kept.empty))}")
+def submit(call: Call, commands: Sequence[str], is_one: bool) -> dict[str, Any]:
+    """Queue them, or with --dry-run try that, and tell what is not as one may expect; a snapshot that no job came to need goes again."""
+    given, kept, is_needed = call.options, None, False
+    body = {**make_options(call), "dry_run": given.dry_run, **({"command": commands[0]} if is_one else {"commands": commands})}
+    if given.snapshot:
+        body["cwd"] = os.path.realpath(body["cwd"])
+        if given.dry_run:
+            find_work_tree(body["cwd"], call.environ)
+        else:
+            kept = take_snapshot(body["cwd"], call.environ)
+            body.update(snapshot=kept.commit, snapshot_repo=kept.repository)
+            if kept.empty:
+                call.say(f"a snapshot leaves these empty, they are repositories of their own: {', '.join(map(format_line, kept.empty))}")
     try:
-        answer = client.submit(body)
+        answer = call.client.submit(body)
         is_needed = not answer.get("known")
     finally:
-        if kept and not is_needed and not any(job["snapshot"] == kept.commit for job in client.jobs()):
+        if kept and not is_needed and not any(job["snapshot"] == kept.commit for job in call.client.jobs()):
             release_snapshot(kept.repository, kept.commit, os.environ)
-    say_not_added(call, answer)
-    if client.layout is None and not call.options.cwd:
-        call.note(f"it runs in the home directory at {client.host}, with the environment there; --cwd DIR names another")
-    return client, answer
+    for job_id in answer.get("known", ()):
+        call.say(f"job {job_id} is the same and is there already: nothing was added for it")
+    if "warning" in answer:
+        call.say(answer["warning"])
+    if call.client.layout is None and not given.cwd:
+        call.say(f"it runs in the home directory at {call.client.host}, with the environment there; --cwd DIR names another")
+    return answer
+
+
+def show_added(call: Call, answer: Mapping[str, Any]) -> None:
+    if call.options.dry_run:
+        call.show(answer["jobs"], lambda jobs, paint: paint.join([job["command"] for job in jobs]))
+        call.say(f"{format_count(len(answer['jobs']), 'job')} would be added; this was a dry run")
+    else:
+        call.show(answer, lambda answer, paint: paint.join(answer.get("ids") or [answer["id"]]))
 
 
 def cmd_run(call: Call) -> int:
@@ -13486,25 +13439,26 @@ def cmd_run(call: Call) -> int:
     commands = read_commands(call)
     if len(commands) != 1:
         refuse(f"run takes one command, and these are {len(commands)}", hint="nexus add queues them all")
+    answer = submit(call, commands, True)
     if call.options.dry_run:
-        return show_dry_run(call, commands)
-    client, answer = submit(call, commands, True)
+        show_added(call, answer)
+        return 0
     job_id = answer["id"]
     try:
         call.say(f"job {job_id}")
-        announce_wait(call, client, job_id)
-        pass_on_logs(call, client, job_id, client.layout is not None)
-        job = client.wait([job_id])[0]
+        announce_wait(call, job_id)
+        pass_on_logs(call, job_id, call.client.layout is not None)
+        job = call.client.wait([job_id])[0]
         if job["cause"] not in (None, "exit"):          # the exit code alone does not say it
             call.say(describe_end(job))
         return exit_code_of(job)
     except KeyboardInterrupt:
         call.err.write("\n" if call.err.isatty() else "")
-        call.say(describe_going_on(client.job(job_id)))
+        call.say(describe_going_on(call.client.job(job_id)))
         return 130
     except BrokenPipeError:                             # `nexus run ... | head`
         try:
-            call.say(describe_going_on(client.job(job_id)))
+            call.say(describe_going_on(call.client.job(job_id)))
         except BrokenPipeError:                         # stderr goes there too
             pass
         return 141                                      # 128 + SIGPIPE
@@ -13516,11 +13470,11 @@ def describe_going_on(job: Mapping[str, Any]) -> str:
         f"job {job['id']} goes on; follow it: nexus logs -f {job['id']}; stop it: nexus cancel {job['id']}")
 
 
-def announce_wait(call: Call, client: Client, job_id: str) -> None:
+def announce_wait(call: Call, job_id: str) -> None:
     """Say why a job waits until it has started: at first, and when the reason is another after a minute."""
     said, said_at, began = "", float("-inf"), time.monotonic()
     while True:
-        job = client.job(job_id)
+        job = call.client.job(job_id)
         now = time.monotonic()
         if job["status"] != PENDING:
             return
@@ -13531,15 +13485,14 @@ def announce_wait(call: Call, client: Client, job_id: str) -> None:
         time.sleep(0.05 if now - began < 2 else 0.5)
 
 
-def pass_on_logs(call: Call, client: Client, job_id: str, is_own: bool, is_following: bool = True, stream: str = "both",
-                 tail: int | None = None) -> None:
+def pass_on_logs(call: Call, job_id: str, is_own: bool, is_following: bool = True, stream: str = "both", tail: int | None = None) -> None:
     """A job's stdout to stdout and its stderr to stderr, until it ends if it is followed."""
     import threading
     faults: list[BaseException] = []
 
     def pass_on(name: str, target: TextIO) -> None:
         try:
-            pieces = client.follow(job_id, name, tail) if is_following else client.logs(job_id, False, name, tail)
+            pieces = call.client.follow(job_id, name, tail) if is_following else call.client.logs(job_id, False, name, tail)
             for piece in pieces if is_own else filter_output(pieces, target):
                 write_to(target, piece)
         except BaseException as error:
@@ -13585,11 +13538,8 @@ def cmd_wait(call: Call) -> int:
     ids = call.options.ids
     if call.options.group is None and not ids:
         refuse("there is nothing to wait for", hint="nexus wait ID, or nexus wait --group NAME")
-    client = call.client()
     if call.options.group is not None:
-        jobs = list_group(client, call.options.group)
-        kept = {job["id"] for job in client.jobs()}             # what a job was retried as may be in no group, or another
-        ids = [*ids, *(job["id"] for job in jobs if job["status"] != COMPLETED and job["retried_as"] not in kept)]
+        ids = [*ids, *(job["id"] for job in list_jobs(call) if job["status"] != COMPLETED and not job["retried_as"])]
     said: set[str] = set()
 
     def say_hold(job: Mapping[str, Any]) -> None:
@@ -13599,16 +13549,16 @@ def cmd_wait(call: Call) -> int:
             said.add(why)
             call.say(f"job {job['id']} waits: {why}")
 
-    jobs = client.wait(ids, lambda job: call.say(describe_end(job)), say_hold)
-    codes = [exit_code_of(job) for job in jobs]
-    return next((code for code in codes if code), 0)
+    jobs = call.client.wait(ids, lambda job: call.say(describe_end(job)), say_hold)
+    return next(filter(None, map(exit_code_of, jobs)), 0)
 
 
-def list_group(client: Client, group: str) -> list[dict[str, Any]]:
-    """The jobs of a group.  Raises: not_found."""
-    jobs = client.jobs(group=group)
-    if not jobs:
-        known = {job["group"] for job in client.jobs() if job["group"]}
+def list_jobs(call: Call) -> list[dict[str, Any]]:
+    """All jobs, or those of --group.  Raises: not_found."""
+    group = call.options.group
+    jobs = call.client.jobs(group=group)
+    if group is not None and not jobs:
+        known = {job["group"] for job in call.client.jobs() if job["group"]}
         raise NexusError("not_found", f"there is no job of group '{format_line(group, 60)}'",
                          hint=suggest(group, known) or "nexus jobs lists all")
     return jobs
@@ -13616,63 +13566,54 @@ def list_group(client: Client, group: str) -> list[dict[str, Any]]:
 
 def find_failed(jobs: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """The jobs that failed, or were cancelled for one that did, and were not added again since."""
-    known = {job["id"] for job in jobs}
-    return [job for job in jobs if (job["status"] == FAILED or job["cause"] == "dependency") and job["retried_as"] not in known]
+    return [job for job in jobs if (job["status"] == FAILED or job["cause"] == "dependency") and not job["retried_as"]]
 
 
-def cmd_queue(call: Call) -> int:
+def cmd_queue(call: Call) -> None:
     group = call.options.group
-    jobs = call.client().queue(group=group)
-    return call.show(jobs, lambda: format_queue(jobs, call.paint, call.width),
-                     "no job is pending" + ("" if group is None else f" in group {group or quote(group)}"))
+    call.show(call.client.queue(group=group), format_queue,
+              "no job is pending" + ("" if group is None else f" in group {group or quote(group)}"))
 
 
-def cmd_history(call: Call) -> int:
-    jobs = [job for job in call.client().jobs() if job["status"] in FINAL]
+def cmd_history(call: Call) -> None:
+    jobs = [job for job in call.client.jobs() if job["status"] in FINAL]
     jobs.sort(key=lambda job: job["finished_at"] or "")         # within a second in the service's order: as they ended
     shown = jobs[-call.options.number:] if call.options.number else jobs
-    call.show(shown, lambda: format_jobs(shown, call.paint, call.width), "no job has finished yet")
+    call.show(shown, format_jobs, "no job has finished yet")
     if len(shown) < len(jobs):
-        call.note(f"the last {len(shown)} of {len(jobs)}; nexus history -n 0 shows all")
-    return 0
+        call.say(f"the last {len(shown)} of {len(jobs)}; nexus history -n 0 shows all")
 
 
-def cmd_jobs(call: Call) -> int:
+def cmd_jobs(call: Call) -> None:
     choice = {name: getattr(call.options, name) for name in ("status", "user", "group")}
-    jobs = call.client().jobs(**choice)
     is_choice = any(chosen is not None for chosen in choice.values())
-    return call.show(jobs, lambda: format_jobs(jobs, call.paint, call.width),
-                     "there is no such job" if is_choice else 'no job yet: nexus add "python train.py"')
+    call.show(call.client.jobs(**choice), format_jobs, "there is no such job" if is_choice else 'no job yet: nexus add "python train.py"')
 
 
-def cmd_show(call: Call) -> int:
-    client = call.client()
-    job = client.job(find_targets(client, call.options.id, False)[0])
-    return call.show(job, lambda: format_job(job, call.paint))
-
-
-def cmd_kill(call: Call) -> int:
+def cmd_kill(call: Call) -> None:
     """Jobs by id, or whatever runs on a GPU by its index; returns when they are gone."""
-    if bool(call.options.targets) == (call.options.group is not None):
+    targets, group, takes_all = call.options.ids, call.options.group, call.options.all
+    if bool(targets) == (group is not None):
         refuse("kill takes ID|GPU, or --group", hint="nexus kill ID, nexus kill 0 for what runs on GPU 0, or nexus kill --group NAME")
-    if call.options.all and not any(target.isdigit() or ":" in target for target in call.options.targets):
+    if takes_all and not any(target.isdigit() or ":" in target for target in targets):
         refuse("--all is for GPUs: all jobs that share one", hint="nexus kill 0 --all, or nexus kill --group NAME")
-    client = call.client()
-    if call.options.group is None:
-        named = [job_id for target in call.options.targets for job_id in find_targets(client, target, call.options.all)]
-        return end_jobs(call, client, named, [RUNNING])
-    ids = [job["id"] for job in list_group(client, call.options.group) if job["status"] not in FINAL]
-    if not ids:
-        call.say(f"no job of group {call.options.group} is pending or running")
-    return end_jobs(call, client, ids)
+    if group is None:
+        end_jobs(call, [job_id for target in targets for job_id in find_targets(call, target, takes_all)], [RUNNING])
+    else:
+        end_jobs(call, [job["id"] for job in list_jobs(call) if job["status"] not in FINAL])
 
 
-def find_targets(client: Client, target: str, takes_all: bool) -> list[str]:
+def find_job(call: Call) -> dict[str, Any]:
+    """The one that an id or a GPU names."""
+    return call.client.job(find_targets(call, call.options.id)[0])
+
+
+def find_targets(call: Call, target: str, takes_all: bool = False) -> list[str]:
     """The running jobs that an id or a GPU names, `0` or `n1:0`.  Raises: not_found; conflict, when several share the GPU."""
     node, _, index = target.rpartition(":")
     if not re.fullmatch(r"[0-9]{1,9}", index):
         return [target]
-    status = client.status()
+    status = call.client.status()
     gpu = next((gpu for gpu in status["gpu_status"] if (gpu["node"], gpu["index"]) == (node or status["host"]["name"], int(index))), None)
     if gpu is None:
         raise NexusError("not_found", f"there is no GPU {target}", hint="nexus shows them")
@@ -13683,93 +13624,64 @@ def find_targets(client: Client, target: str, takes_all: bool) -> list[str]:
     return list(gpu["job_ids"])
 
 
-def end_jobs(call: Call, client: Client, ids: Sequence[str], statuses: Sequence[str] = (PENDING, RUNNING)) -> int:
+def end_jobs(call: Call, ids: Sequence[str], statuses: Sequence[str] = (PENDING, RUNNING)) -> None:
     """Have jobs ended, all or none; return when they are over."""
-    if ids:
-        client.cancel(ids, statuses)
-    for job in map(client.job, ids):
+    if not ids:
+        return call.say(f"no job of group {call.options.group} is pending or running")
+    call.client.cancel(ids, statuses)
+    for job in map(call.client.job, ids):
         if job["unknown_since"]:
             call.say(f"job {job['id']} is on {job['node']}, not heard since {local_time(job['unknown_since'], '%m-%d %H:%M')}: it is ended "
                      f"once that is back (Ctrl-C leaves it so; nexus node remove {job['node']} --force gives it up)")
-    client.wait(ids, lambda job: call.say(describe_end(job)))
-    return 0
+    call.client.wait(ids, lambda job: call.say(describe_end(job)))
 
 
-def cmd_cancel(call: Call) -> int:
-    return end_jobs(call, call.client(), call.options.ids)
-
-
-def cmd_remove(call: Call) -> int:
-    client = call.client()
-    client.cancel(call.options.ids, [PENDING])
-    for job_id in dict.fromkeys(call.options.ids):
-        call.say(f"job {job_id} removed from the queue")
-    return 0
-
-
-def cmd_move(call: Call) -> int:
+def cmd_move(call: Call) -> None:
     given = call.options
-    place = {"position": 0 if given.first else 2**31}
-    change = place if given.priority is None else {"priority": parse_option(JOB_FIELDS["priority"], given.priority)}
-    client = call.client()
-    client.move(given.id, **change)
-    before = client.job(given.id)["position"]
+    call.client.move(given.id, **{"position": 0 if given.first else 2**31} if given.priority is None else {"priority": given.priority})
+    before = call.client.job(given.id)["position"]
     call.say(f"job {given.id} is now first" if before == 0 else f"job {given.id} now has {format_count(before or 0, 'job')} before it")
-    return 0
 
 
-def cmd_retry(call: Call) -> int:
+def cmd_retry(call: Call) -> None:
     given, ids = call.options, call.options.ids
     if not ids and not given.failed and given.group is None:
         refuse("there is nothing to run again", hint="nexus retry ID, nexus retry --failed, or nexus retry --group NAME")
-    client = call.client()
     if given.failed or given.group is not None:
-        jobs = client.jobs() if given.group is None else list_group(client, given.group)
-        named = [client.job(job_id)["id"] for job_id in given.ids]
-        ids = [job["id"] for job in find_failed(jobs) if not named or job["id"] in named]
+        named = [call.client.job(job_id)["id"] for job_id in given.ids]
+        ids = [job["id"] for job in find_failed(list_jobs(call)) if not named or job["id"] in named]
         if not ids:
             call.say("no failed job is left to run again")
-    call.print(*(client.retry_all(ids) if ids else []))
-    return 0
+    call.print(*(call.client.retry_all(ids) if ids else []))
 
 
-def cmd_why(call: Call) -> int:
-    told = call.client().why(call.options.id)
-    return call.show(told, lambda: format_why(told, call.paint))
-
-
-def cmd_metrics(call: Call) -> int:
-    client = call.client()
+def cmd_metrics(call: Call) -> None:
     if call.options.prometheus:
-        call.print(*client.metrics().rstrip("\n").split("\n"))
-        return 0
-    metrics = make_metrics(client.status(), client.jobs(status=list(FINAL)))
-    return call.show(metrics, lambda: format_metrics(metrics, call.paint))
+        return call.print(*call.client.metrics().rstrip("\n").split("\n"))
+    call.show(make_metrics(call.client.status(), call.client.jobs(status=list(FINAL))), format_metrics)
 
 
-def cmd_logs(call: Call) -> int:
+def cmd_logs(call: Call) -> None:
     given = call.options
     if given.id == "service":
         if given.stream != "both":
             refuse("the service's log is one stream: --stream is for jobs", hint="nexus logs service")
         is_remote = bool(call.environ.get("NEXUS_URL"))
-        pieces = call.client().logs("service", given.follow, tail=given.number) if is_remote else read_service_log(call)
+        pieces = call.client.logs("service", given.follow, tail=given.number) if is_remote else read_service_log(call)
         rest = b""
         for piece in pieces:                            # its lines hold words of others: paths that were asked for, causes, names
             *lines, rest = (rest + piece).split(b"\n")
             call.print(*(line.decode("utf-8", "replace") for line in lines))
         call.print(*([rest.decode("utf-8", "replace")] if rest else []))
     else:
-        client = call.client()
-        job = client.job(find_targets(client, given.id, False)[0])
-        is_own = client.layout is not None and job["user"] == find_user(os.geteuid())
+        job = find_job(call)
+        is_own = call.client.layout is not None and job["user"] == find_user(os.geteuid())
         if job["status"] == PENDING:
             call.say(f"job {job['id']} is pending: {job['waiting_for']}")
         if job["unknown_since"]:
             call.say(f"{job['node']} has not been heard since {local_time(job['unknown_since'], '%m-%d %H:%M')}: what job {job['id']} "
                      "has printed since then comes when it is back")
-        pass_on_logs(call, client, job["id"], is_own, given.follow, given.stream, given.number)
-    return 0
+        pass_on_logs(call, job["id"], is_own, given.follow, given.stream, given.number)
 
 
 def read_service_log(call: Call) -> Iterator[bytes]:
@@ -13788,10 +13700,8 @@ def read_service_log(call: Call) -> Iterator[bytes]:
 
 def cmd_attach(call: Call) -> int:
     """Replace this process by screen, attached to a job's session."""
-    client = call.client()
-    assert client.layout
-    ids = find_targets(client, call.options.target, False)
-    job = client.job(ids[0])
+    assert call.client.layout
+    job = find_job(call)
     if job["status"] != RUNNING:
         raise NexusError("conflict", f"job {job['id']} is {job['status']}: there is nothing to attach to",
                          hint="why it waits: nexus queue" if job["status"] == PENDING else f"nexus logs {job['id']}")
@@ -13804,14 +13714,14 @@ def cmd_attach(call: Call) -> int:
     if not sys.stdin.isatty():
         refuse("attach needs a terminal", hint=f"nexus logs -f {job['id']}")
     if job["remote_id"]:                        # ssh, and the nexus of its node in it
-        node = next(node for node in client.nodes() if node["name"] == job["node"])
+        node = next(node for node in call.client.nodes() if node["name"] == job["node"])
         if not node["is_reachable"]:
             raise NexusError("unavailable", f"{node['name']} cannot be reached now: {node['trouble']}",
                              hint=node["hint"] or "nexus node list")
         words = ["env", f"NEXUS_HOME={node['home']}", node["python"], node["path"], "attach", job["remote_id"]]
         call.say(f"on {node['name']}: Ctrl-A D leaves; Ctrl-C ends the job")
         os.execvpe("ssh", [*call_through(node["control"]), "-t", node["host"], " ".join(map(quote, words))], dict(call.environ))
-    screen = prepare_screen(client.layout)
+    screen = prepare_screen(call.client.layout)
     if job["session"] not in screen.list_sessions():
         raise NexusError("not_found", f"the screen session of job {job['id']} is gone; the job goes on", hint=f"nexus logs -f {job['id']}")
     terminal = call.environ.get("TERM")
@@ -13833,25 +13743,21 @@ def prepare_screen(layout: Layout) -> Screen:
 TERMINALS = ("linux", "rxvt", "screen", "screen-256color", "vt100", "vt220", "xterm", "xterm-256color")
 
 
-def cmd_screens(call: Call) -> int:
-    client = call.client()
-    assert client.layout
-    commands = {job["session"]: job["command"] for job in client.jobs(status=RUNNING)}
+def cmd_screens(call: Call) -> None:
+    assert call.client.layout
+    commands = {job["session"]: job["command"] for job in call.client.jobs(status=RUNNING)}
     rows = [(session, state, "the service's log" if session.endswith(".nexus") else "over, or of another NEXUS_HOME")
-            for session, state in prepare_screen(client.layout).list_sessions().items() if re.match(r"\d+\.nexus(_job_|$)", session)]
-    if not rows:
-        call.say("there is no screen session of nexus")
-        return 0
-    call.write(format_table((
+            for session, state in prepare_screen(call.client.layout).list_sessions().items() if re.match(r"\d+\.nexus(_job_|$)", session)]
+    call.show(rows, functools.partial(format_table, (
         Column("SESSION", lambda row: row[0], "magenta"),
         Column("STATE", lambda row: row[1]),
         Column("WHAT", lambda row: commands.get(row[0], row[2]), "bright"),
-    ), rows, call.paint, call.width))
-    call.say("attach to a job: nexus attach ID; to any: screen -x SESSION")
-    return 0
+    )), "there is no screen session of nexus")
+    if rows:
+        call.say("attach to a job: nexus attach ID; to any: screen -x SESSION")
 
 
-def cmd_pause(call: Call) -> int:
+def cmd_pause(call: Call) -> None:
     """pause and resume: the queue, GPUs, or a group."""
     verb, gpus, group = call.options.subcommand, call.options.gpus, call.options.group
     if gpus and group is not None:
@@ -13859,17 +13765,16 @@ def cmd_pause(call: Call) -> int:
     for index in gpus:
         if not re.fullmatch(r"([\w.-]+:)?[0-9]{1,4}", index):
             refuse(f"'{format_line(index, 40)}' is not a GPU index", hint=f"nexus {verb} 0, or n1:0; without one, the queue")
-    client, is_pause = call.client(), verb == "pause"
+    is_pause = verb == "pause"
     done = "paused" if is_pause else "resumed"
     for index in gpus or [None]:
-        client.pause(index, group, verb)
+        call.client.pause(index, group, verb)
         if index is not None:
             call.say(f"GPU {index} {done}: it gets {'no new job' if is_pause else 'jobs again'}")
     if group is not None:
         call.say(f"group {group} is {done}")
     elif not gpus:
         call.say(f"the queue is {done}: " + ("nothing new starts, running jobs go on" if is_pause else "jobs start again"))
-    return 0
 
 
 def find_config(call: Call) -> str:
@@ -13887,21 +13792,19 @@ def service_options(call: Call) -> list[str]:
             *(["--log-level", given.log_level] if given.log_level else [])]
 
 
-def cmd_start(call: Call) -> int:
+def cmd_start(call: Call) -> None:
     client, options = call.find_running(), service_options(call)
     if client and options:
         refuse("the service runs already, and these options take effect when it starts",
                hint=f"nexus restart {' '.join(options)}; jobs go on")
     call.say(f"the service runs already, at {client.url}" if client else
              f"the service runs at {Client.find(call.environ, options=options).url}")
-    return 0
 
 
-def cmd_stop(call: Call) -> int:
+def cmd_stop(call: Call) -> None:
     has_run = stop_service(call)
     again = "nexus start on its own machine" if call.environ.get("NEXUS_URL") else "the next nexus command"
     call.say(f"the service has ended; running jobs go on, and {again} starts it again" if has_run else "the service does not run")
-    return 0
 
 
 def stop_service(call: Call) -> bool:
@@ -13928,7 +13831,7 @@ def answers(client: Client, running: Mapping[str, Any]) -> bool:
         return False
 
 
-def cmd_restart(call: Call) -> int:
+def cmd_restart(call: Call) -> None:
     running = find_service(call.layout)
     call.options.config = call.options.config or (running or {}).get("config")      # its jobs are where that says
     config = load_config(find_config(call), call.environ)
@@ -13939,10 +13842,10 @@ def cmd_restart(call: Call) -> int:
             raise NexusError(error.kind, f"not restarted, the service goes on as it was: {error.message}",
                              error.hint or "nexus config edit, then nexus restart") from None
     stop_service(call)
-    return cmd_start(call)
+    cmd_start(call)
 
 
-def cmd_serve(call: Call) -> int:
+def cmd_serve(call: Call) -> None:
     """The service, in the foreground.  What keeps it from starting is also left for the command that waits for it."""
     given, layout, path = call.options, call.layout, None
     try:
@@ -13962,7 +13865,6 @@ def cmd_serve(call: Call) -> int:
         except OSError:
             pass
         raise
-    return 0
 
 
 def cmd_config(call: Call) -> int:
@@ -14000,44 +13902,41 @@ def edit_config(call: Call, path: str) -> int:
 
 
 def cmd_health(call: Call) -> int:
-    health = call.client().health()
-    call.show(health, lambda: format_health(health, call.paint))
-    return 0 if health["is_healthy"] else 1
+    health = call.client.health()
+    call.show(health, format_health)
+    return int(not health["is_healthy"])
 
 
 # Tokens are a file's rows, so that the first can be made before a service runs that needs them.
 
-def cmd_token_create(call: Call) -> int:
+def cmd_token_create(call: Call) -> None:
     given, now = call.options, time.time()
     user, text = given.user, given.token or Clock().new_token()
     if user == find_user(os.geteuid()):
         raise NexusError("usage", f"{user} owns this service, and a token in that name would be good for all of its jobs",
                          hint=f"choose another name; the owner's own token is in {call.layout.token_file}")
-    days = parse_option(Field(NUMBER(1e-9, 36500), flag="--days"), given.days, "like --days 30") if given.days is not None else None
-    expires_at = None if days is None else now + days * 86400
+    expires_at = None if given.days is None else now + given.days * 86400
     change_tokens(call.layout.home, lambda tokens: add_token(tokens, user, text, expires_at, now))
     call.print(text)
     call.say(f"{user} calls with it until {format_time(expires_at) if expires_at else 'it is revoked'}: it is shown only now")
     call.say(f"NEXUS_TOKEN=..., or curl -H 'Authorization: Bearer ...'; an end: nexus token revoke {user}")
-    return 0
 
 
-def cmd_token_list(call: Call) -> int:
-    tokens, now = list(read_tokens(call.layout.home).values()), time.time()
-    return call.show_table(tokens, (
-        Column("USER", lambda token: token.user, "bright"),
-        Column("SHA-256", lambda token: token.sha256[:12]),
-        Column("MADE", lambda token: local_time(format_time(token.created_at), "%Y-%m-%d %H:%M"), "cyan"),
-        Column("STATE", lambda token: f"{'good until' if token.is_good(now) else 'expired'} {format_time(token.expires_at)}"
-               if token.expires_at else "good"),
-    ), "nobody has a token; nexus token create USER makes one", [token_json(token) for token in tokens])
+def cmd_token_list(call: Call) -> None:
+    now = format_time(time.time()) or ""
+    call.show([token_json(token) for token in read_tokens(call.layout.home).values()], functools.partial(format_table, (
+        Column("USER", lambda token: token["user"], "bright"),
+        Column("SHA-256", lambda token: token["sha256"][:12]),
+        Column("MADE", lambda token: local_time(token["created_at"], "%Y-%m-%d %H:%M"), "cyan"),
+        Column("STATE", lambda token: f"{'good until' if token['expires_at'] > now else 'expired'} {token['expires_at']}"
+               if token["expires_at"] else "good"),
+    )), "nobody has a token; nexus token create USER makes one")
 
 
-def cmd_node_add(call: Call) -> int:
+def cmd_node_add(call: Call) -> None:
     """Bring this nexus to another machine, start it there, and let the service give it jobs."""
-    client = call.client()
-    config = choose_node(call, client)
-    assert client.layout
+    config = choose_node(call)
+    assert call.client.layout
     call.say(f"reaching {config.destination}")
     content = read_bytes(os.path.abspath(__file__))
     ssh = Ssh(config, call.environ)
@@ -14058,21 +13957,20 @@ def cmd_node_add(call: Call) -> int:
                          "~/.nexus/service.log") from None
     finally:
         ssh.close()
-    client.add_node(**encode_value(config))
-    await_node(client, config.name)
-    gpus = [gpu for gpu in client.status()["gpu_status"] if gpu["node"] == config.name]
+    call.client.add_node(**encode_value(config))
+    await_node(call, config.name)
+    gpus = [gpu for gpu in call.client.status()["gpu_status"] if gpu["node"] == config.name]
     names = "; ".join(sorted({f"{format_line(gpu['name'])}, {gpu['memory_total']}" for gpu in gpus}))
     call.print(f"{config.name}: {format_count(len(gpus), 'GPU')}{f' ({names})' if names else ''}, Python {probe.version}")
     for hint in [status.get("gpu_trouble"), *(status.get("hints") or ()), status.get("samples_hint")]:
         if hint:
             call.say(f"{config.name}: {format_line(str(hint), 300)}")
-    return 0
 
 
-def await_node(client: Client, name: str) -> None:
+def await_node(call: Call, name: str) -> None:
     """Until the service has reached it too.  Raises: unavailable."""
     def look() -> dict[str, Any]:
-        return next(node for node in client.nodes() if node["name"] == name)
+        return next(node for node in call.client.nodes() if node["name"] == name)
 
     if not wait_until(lambda: look()["is_reachable"], SSH_PATIENCE_S, 0.05):
         node = look()
@@ -14081,17 +13979,15 @@ def await_node(client: Client, name: str) -> None:
                          hint=hint if "Permission denied" in (node["trouble"] or "") else node["hint"] or "nexus node list")
 
 
-def choose_node(call: Call, client: Client) -> NodeConfig:
+def choose_node(call: Call) -> NodeConfig:
     """The node that is meant: one that is known by its name, or a new one.  Raises: usage."""
     given = call.options
-    known = next((node for node in client.nodes()[1:] if node["name"] == given.host), None)
+    known = next((node for node in call.client.nodes()[1:] if node["name"] == given.host), None)
     options = {"name": given.name, "jump": given.jump, "port": given.port, "identity_file": given.identity}
     if known and not any(options.values()):
         row = {key: known[key] for key in ("name", "host", "user", "port", "jump", "identity_file")}
         return parse_node({key: fact for key, fact in row.items() if fact})
     user, _, host = given.host.rpartition("@")
-    if options["port"]:
-        options["port"] = parse_option(Field(WHOLE(1, 65535), flag="--port"), options["port"], "like --port 22")
     if options["identity_file"]:
         options["identity_file"] = os.path.abspath(os.path.expanduser(options["identity_file"]))
         if not os.path.isfile(options["identity_file"]):
@@ -14099,32 +13995,30 @@ def choose_node(call: Call, client: Client) -> NodeConfig:
     return parse_node({"host": host, **({"user": user} if user else {}), **{key: fact for key, fact in options.items() if fact}})
 
 
-def cmd_node_list(call: Call) -> int:
-    nodes = call.client().nodes()
-    call.show_table(nodes, (
+def cmd_node_list(call: Call) -> None:
+    nodes = call.client.nodes()
+    call.show(nodes, functools.partial(format_table, (
         Column("NODE", lambda node: node["name"], "bright"),
         Column("ADDRESS", lambda node: "@".join(filter(None, (node["user"], node["host"]))) if node["host"] else "here"),
         Column("GPUS", lambda node: str(node["gpus"])),
         Column("MODEL", lambda node: ", ".join(node["gpu_names"])),
         Column("JOBS", lambda node: str(node["running_jobs"])),
         Column("STATE", describe_node_state, "yellow"),
-    ))
+    )))
     for node in nodes:
         if node["hint"]:
-            call.note(f"{node['name']}: {node['hint']}")
-    return 0
+            call.say(f"{node['name']}: {node['hint']}")
 
 
-def cmd_node_remove(call: Call) -> int:
+def cmd_node_remove(call: Call) -> None:
     """Returns when it is gone: its last job is over."""
-    client, name = call.client(), call.options.name
-    client.remove_node(name, call.options.force)
+    name = call.options.name
+    call.client.remove_node(name, call.options.force)
     told = -1
     while True:
-        node = next((node for node in client.nodes()[1:] if node["name"] == name), None)
+        node = next((node for node in call.client.nodes()[1:] if node["name"] == name), None)
         if node is None:
-            call.say(f"{name} is removed; its nexus and what it kept are still there")
-            return 0
+            return call.say(f"{name} is removed; its nexus and what it kept are still there")
         if node["running_jobs"] and node["running_jobs"] != told:
             told = node["running_jobs"]
             call.say(f"{name} gets no more jobs; {format_count(told, 'job')} there still "
@@ -14132,25 +14026,23 @@ def cmd_node_remove(call: Call) -> int:
         time.sleep(0.1)
 
 
-def cmd_token_revoke(call: Call) -> int:
+def cmd_token_revoke(call: Call) -> None:
     given, before = call.options.token, read_tokens(call.layout.home)
     change_tokens(call.layout.home, lambda tokens: revoke_tokens(tokens, given))
     kept = read_tokens(call.layout.home)
     gone = [token for digest, token in before.items() if digest not in kept]
     call.say(f"{format_count(len(gone), 'token')} of {gone[0].user if gone else given} revoked: refused from now on; jobs go on")
-    return 0
 
 
-def cmd_help(call: Call) -> int:
+def cmd_help(call: Call) -> None:
     if call.options.topic is None:
         call.write(format_help(call.commands))
     else:
         command = find_command(call.options.topic, call.commands)
         call.write(make_parser(command).format_help())
-    return 0
 
 
-def cmd_complete(call: Call) -> int:
+def cmd_complete(call: Call) -> None:
     """For the shells: what the last of these words may become, without starting anything or complaining."""
     *before, begun = call.options.words or [""]
     commands, command = call.commands, None
@@ -14165,7 +14057,6 @@ def cmd_complete(call: Call) -> int:
         words = [str(choice) for flags, settings in command.arguments if not flags[0].startswith("-")
                  for choice in settings.get("choices", ())] + list_completed(call, command)
     call.print(*(word for word in words if word.startswith(begun)))
-    return 0
 
 
 # {command: the statuses of the jobs that it is for}; others that take jobs take all
@@ -14174,7 +14065,7 @@ COMPLETED_STATUSES = {"kill": [RUNNING], "attach": [RUNNING], "remove": [PENDING
 
 def list_completed(call: Call, command: Command) -> list[str]:
     """The jobs, or the nodes, that a command may be given."""
-    takes_jobs = any(flags[0] in ("id", "ids", "target", "targets") for flags, _ in command.arguments)
+    takes_jobs = any(flags[0] in ("id", "ids") for flags, _ in command.arguments)
     try:
         client = Client.find(call.environ, is_starting=False)
         if any(flags[0] in ("host", "name") for flags, _ in command.arguments):
@@ -14224,7 +14115,7 @@ compadd -- $(nexus complete "${(@)words[2,CURRENT]}" 2>/dev/null) || _files
 """
 
 
-def cmd_install(call: Call) -> int:
+def cmd_install(call: Call) -> None:
     """Put `nexus` on PATH with its completion; with --boot, have the service started at boot."""
     home = call.environ.get("HOME") or os.path.expanduser("~")
     base = call.environ.get("XDG_DATA_HOME") or os.path.join(home, ".local", "share")
@@ -14242,7 +14133,8 @@ def cmd_install(call: Call) -> int:
     call.say(f"installed {binaries}/nexus; its completion for bash, and for zsh in {base}/zsh/site-functions")
     if binaries not in call.environ.get("PATH", "").split(":"):
         call.say(f"{binaries} is not on PATH yet: add  export PATH=\"{binaries}:$PATH\"  to ~/.profile and log in again")
-    return install_boot(call, home, script) if call.options.boot else 0
+    if call.options.boot:
+        install_boot(call, home, script)
 
 
 def install_file(path: str, text: str, mode: int = 0o644) -> None:
@@ -14253,13 +14145,12 @@ def install_file(path: str, text: str, mode: int = 0o644) -> None:
         os.chmod(path, mode)
 
 
-def install_boot(call: Call, home: str, script: str) -> int:
+def install_boot(call: Call, home: str, script: str) -> None:
     """Start the service at boot: by a systemd user unit where there is a user manager; elsewhere cron's line for it is printed."""
     if not calls_systemctl("show-environment"):
         line = f"@reboot NEXUS_HOME={quote(call.layout.home)} {quote(sys.executable)} {quote(script)} start"
         call.say("there is no systemd user manager here; this line starts the service at boot, after crontab -e:")
-        call.print(line.replace("%", "\\%"))
-        return 0
+        return call.print(line.replace("%", "\\%"))
     unit = os.path.join(call.environ.get("XDG_CONFIG_HOME") or os.path.join(home, ".config"), "systemd", "user", "nexus.service")
     python, script, home = (path.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
                             for path in (sys.executable, script, call.layout.home))
@@ -14268,7 +14159,6 @@ def install_boot(call: Call, home: str, script: str) -> int:
         raise NexusError("unavailable", "systemctl --user enable nexus.service failed", hint="try it by hand")
     call.say(f"the service starts with your user manager: {unit}; loginctl enable-linger starts that at boot, not at your first "
              "login, and lets it and the jobs outlive your logout")
-    return 0
 
 
 def calls_systemctl(*words: str) -> bool:
@@ -14290,16 +14180,19 @@ SERVICE_OPTIONS = (
 JOB_OPTIONS = (
     argument("command", nargs="*", metavar="COMMAND", help="a shell command, in quotes; several words are taken as they are"),
     *(argument(row.flag, dest=name, action="store_true", help=row.help) if row.schema is FLAG else
-      argument(row.flag, dest=name, metavar=row.metavar or None, help=row.help + (f", like {row.like}" if row.like else ""))
+      argument(row.flag, dest=name, row=None if name == "cwd" else row, metavar=row.metavar or None,      # a cwd may be relative
+               help=row.help + (f", like {row.like}" if row.like else ""))
       for name, row in ASKED.items() if row.flag),
     argument("--snapshot", action="store_true", help="run the git work tree as it is now, whatever is edited later"),
-    argument("--sweep", metavar="NAME=A,B", action="append", default=[],
+    argument("--sweep", metavar="NAME=A,B", action="append", default=[], type=parse_sweep,
              help="one job for each value, put where the command says {NAME}; seed=0..4 counts; repeatable: all combinations"),
-    argument("--env", metavar="NAME=VALUE", action="append", default=[], help="a variable on top of the environment; repeatable"),
+    argument("--env", metavar="NAME=VALUE", action="append", default=[], type=parse_assignment,
+             help="a variable on top of the environment; repeatable"),
     argument("--file", metavar="FILE", help="one command a line, # comments; - is standard input"),
     argument("--dry-run", action="store_true", help="check it, show the commands, add nothing"),
 )
 GROUP = argument("--group", metavar="G", help="the jobs of this group")
+LINES = Field(WHOLE(0, 10**9), like="20")
 IDS = argument("ids", nargs="+", metavar="ID")
 ANY_IDS = argument("ids", nargs="*", metavar="ID")
 ID = argument("id", metavar="ID")
@@ -14316,28 +14209,29 @@ COMMANDS = (
             "Ctrl-C stops the showing; the job goes on.  Its input is its own terminal (nexus attach), or < FILE in the command."),
     Command("queue", "pending jobs in the order they would start, and why they wait", cmd_queue, (GROUP, JSON_OPTION)),
     Command("history", "finished jobs", cmd_history, (
-        argument("-n", "--number", type=parse_line_count, default=50, metavar="N", help="the last N (default: 50; 0 = all)"), JSON_OPTION)),
+        argument("-n", "--number", row=LINES, default=50, metavar="N", help="the last N (default: 50; 0 = all)"), JSON_OPTION)),
     Command("jobs", "all jobs kept", cmd_jobs, (
         argument("--status", choices=STATUSES), argument("--user"), GROUP, JSON_OPTION)),
-    Command("show", "all that is known of a job", cmd_show, (ID, JSON_OPTION)),
-    Command("why", "why a job waits, GPU by GPU", cmd_why, (ID, JSON_OPTION)),
+    Command("show", "all that is known of a job", lambda call: call.show(find_job(call), format_job), (ID, JSON_OPTION)),
+    Command("why", "why a job waits, GPU by GPU", lambda call: call.show(call.client.why(call.options.id), format_why), (ID, JSON_OPTION)),
     Command("wait", "wait for jobs to finish; exit with the first exit code that is not 0", cmd_wait, (ANY_IDS, GROUP)),
     Command("logs", "what a job printed, or the service's log", cmd_logs, (
         argument("id", metavar="ID|service"), argument("-f", "--follow", action="store_true", help="as it comes, until the job ends"),
-        argument("-n", "--number", type=parse_line_count, metavar="N", help="the last N lines"),
+        argument("-n", "--number", row=LINES, metavar="N", help="the last N lines"),
         argument("--stream", choices=STREAMS, default="both", help="stdout goes to stdout, stderr to stderr"))),
     Command("kill", "stop running jobs and all they started; returns when they are gone", cmd_kill, (
-        argument("targets", nargs="*", metavar="ID|GPU"), argument("--all", action="store_true", help="with a GPU: all jobs that share it"),
+        argument("ids", nargs="*", metavar="ID|GPU"), argument("--all", action="store_true", help="with a GPU: all jobs that share it"),
         argument("--group", metavar="G", help="all of this group, pending ones too"))),
-    Command("cancel", "stop jobs, pending or running", cmd_cancel, (IDS,)),
-    Command("remove", "take pending jobs out of the queue", cmd_remove, (IDS,)),
+    Command("cancel", "stop jobs, pending or running", lambda call: end_jobs(call, call.options.ids), (IDS,)),
+    Command("remove", "take pending jobs out of the queue", lambda call: end_jobs(call, call.options.ids, [PENDING]), (IDS,)),
     Command("retry", "run finished jobs again, as new ones; prints their ids", cmd_retry, (
         ANY_IDS, argument("--failed", action="store_true", help="those that failed and were not added again"),
         argument("--group", metavar="G", help="those of this group that failed"))),
     Command("move", "change a pending job's place", cmd_move, (
         ID, argument("--first", action="store_true", help="before all others, whatever their priority"),
-        argument("--last", action="store_true", help="behind all that wait now"), argument("--priority", metavar="P"))),
-    Command("attach", "attach to a running job's screen session (Ctrl-A D leaves)", cmd_attach, (argument("target", metavar="ID|GPU"),),
+        argument("--last", action="store_true", help="behind all that wait now"),
+        argument("--priority", metavar="P", row=JOB_FIELDS["priority"]))),
+    Command("attach", "attach to a running job's screen session (Ctrl-A D leaves)", cmd_attach, (argument("id", metavar="ID|GPU"),),
             local="attach works"),
     Command("screens", "the screen sessions of nexus", cmd_screens, local="screens are listed"),
     Command("pause", "start nothing new, on all GPUs or some, or of a group", cmd_pause, (GPUS, GROUP)),
@@ -14352,7 +14246,8 @@ COMMANDS = (
     Command("token", "let others in: make a token for a user, list, revoke", verbs=(
         Command("create", "make a token; prints it", cmd_token_create, (
             argument("user", metavar="USER"), argument("token", nargs="?", metavar="TOKEN", help="default: one is made up"),
-            argument("--days", metavar="N", help="until when it is good; without: until it is revoked"))),
+            argument("--days", metavar="N", row=Field(NUMBER(1e-9, 36500), like="30"),
+                     help="until when it is good; without: until it is revoked"))),
         Command("list", "who has one, and until when", cmd_token_list, (JSON_OPTION,)),
         Command("revoke", "end a token, or all of a user", cmd_token_revoke, (argument("token", metavar="USER|TOKEN"),))),
             local="tokens are made"),
@@ -14361,7 +14256,7 @@ COMMANDS = (
             argument("host", metavar="[USER@]HOST|NAME"),
             argument("--name", help="what it is called here (default: its host)"),
             argument("--jump", metavar="[USER@]HOST", help="the machine through which it is reached"),
-            argument("--port", help="its sshd's port"),
+            argument("--port", row=Field(WHOLE(1, 65535), like="22"), help="its sshd's port"),
             argument("--identity", metavar="FILE", help="the private key to log in with"))),
         Command("list", "machines, their GPUs and states", cmd_node_list, (JSON_OPTION,)),
         Command("remove", "give it no more jobs; returns after its last one", cmd_node_remove, (
@@ -14392,7 +14287,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str], out: TextIO, err: Text
         call = Call(options, environ, out, err, COMMANDS)
         chosen: Any = getattr(options, "verb", command)
         call.need_local(command.local)
-        return int(chosen.run(call))
+        return chosen.run(call) or 0
     except NexusError as error:
         return tell_error(error, environ, err)
     except SystemExit as end:               # argparse's --help

@@ -590,7 +590,7 @@ FAILED = [  # reason, jobs, those that have failed and are to be run again
     ("it was to come after one that failed", [of("a", "failed"), of("b", "cancelled", cause="dependency")], [0, 1]),
     ("it was added again", [of("a", "failed", "b"), of("b", "pending")], []),
     ("and failed again", [of("a", "failed", "b"), of("b", "failed")], [1]),
-    ("what it was added as is no longer kept", [of("a", "failed", "b")], [0]),
+    ("it was added again, and that is no longer kept", [of("a", "failed", "b")], []),
 ]
 
 

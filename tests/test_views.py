@@ -9,7 +9,7 @@ from makers import GB, NOW, config, finished, foreign, gpu, job, jobs, running, 
 
 import nexus
 
-PLAIN, COLOURFUL = nexus.Paint(""), nexus.Paint("a-mark")
+PLAIN, COLOURFUL, TERMINAL = nexus.Paint(""), nexus.Paint("a-mark"), nexus.Paint("", 80)
 
 # JSON of the API
 
@@ -229,8 +229,8 @@ def test_colour_changes_nothing_else():
     health = {"is_healthy": False, "checks": [{"name": "disk", "is_ok": False, "reading": "full"}]}
     for format in (lambda paint: nexus.format_snapshot(made, paint),
                    lambda paint: nexus.format_detailed(made, health, paint),
-                   lambda paint: nexus.format_queue(listed, paint, 80),
-                   lambda paint: nexus.format_jobs(listed, paint, 80),
+                   lambda paint: nexus.format_queue(listed, nexus.Paint(paint.mark, 80)),
+                   lambda paint: nexus.format_jobs(listed, nexus.Paint(paint.mark, 80)),
                    lambda paint: nexus.format_job(listed[1], paint), lambda paint: nexus.format_health(health, paint)):
         assert uncoloured(format(COLOURFUL)) == format(PLAIN) != format(COLOURFUL)
 
@@ -265,7 +265,7 @@ def listed(*jobs, **facts):
 def test_the_queue_to_a_file_is_one_line_a_job():
     waiting = listed(job("abc", name="lr 1"), job("abd", gpus=0, priority=0), waiting_for="GPU 0 is paused",
                      estimated_start="2024-10-24T15:40:15Z")
-    made = nexus.format_queue(waiting + listed(job("abe", gpus=0.5, priority=2)), PLAIN, 0)
+    made = nexus.format_queue(waiting + listed(job("abe", gpus=0.5, priority=2)), PLAIN)
     assert made == """\
 ID   PRIORITY  GPUS  ADDED        STARTS       COMMAND                WAITING FOR
 abc  normal    1     10-24 15:29  10-24 15:40  lr 1: python train.py  GPU 0 is paused
@@ -275,12 +275,12 @@ abe  low       0.5   10-24 15:29  -            python train.py
 
 
 def test_columns_stand_below_each_other_in_any_script():
-    lines = nexus.format_queue(listed(job("abc", name="训练"), job("abd", name="cafe\u0301"), waiting_for="-"), PLAIN, 0).splitlines()
+    lines = nexus.format_queue(listed(job("abc", name="训练"), job("abd", name="cafe\u0301"), waiting_for="-"), PLAIN).splitlines()
     assert len({nexus.count_columns(line[: len(line) - len(last)]) for line, last in zip(lines, ("WAITING FOR", "-", "-"))}) == 1
 
 
 def test_the_queue_on_a_terminal_gives_the_reason_a_line_of_its_own_once():
-    made = nexus.format_queue(listed(job("abc"), job("abd"), waiting_for="GPU 0 is paused"), PLAIN, 80)
+    made = nexus.format_queue(listed(job("abc"), job("abd"), waiting_for="GPU 0 is paused"), TERMINAL)
     assert [line.split()[0] for line in made.splitlines() if "GPU 0 is paused" not in line] == ["ID", "abc", "abd"]
     assert [number for number, line in enumerate(made.splitlines()) if "GPU 0 is paused" in line] == [2]
 
@@ -289,14 +289,14 @@ def test_the_queue_on_a_terminal_gives_the_reason_a_line_of_its_own_once():
 def test_lists_fit_the_screen(width):
     many = listed(job("abc", command="python train.py " + "x" * 500 + "\n"), job("abd", command="python 训练.py " + "数" * 500),
                   waiting_for="GPU 0 runs job " + "y" * 500)
-    for line in (nexus.format_queue(many, PLAIN, width) + nexus.format_jobs(many, PLAIN, width)).splitlines():
+    for line in (nexus.format_queue(many, nexus.Paint("", width)) + nexus.format_jobs(many, nexus.Paint("", width))).splitlines():
         assert nexus.count_columns(line) <= width
 
 
 def test_the_history():
     made = nexus.format_jobs(listed(finished("abc"),
                                     finished("abd", status="failed", exit_code=3, cause="exit", gpu_indices=(0, 1)),
-                                    job("abe")), PLAIN, 0)
+                                    job("abe")), PLAIN)
     assert made == """\
 ID   STATUS     GPU   RESULT  RUNTIME  STARTED      COMMAND
 abc  completed  0     exit 0  1m       10-24 15:29  python train.py
@@ -306,9 +306,9 @@ abe  pending    -     -       -        -            python train.py
 
 
 def test_an_empty_list_has_its_headings():
-    assert nexus.format_jobs([], PLAIN, 80).split() == [
+    assert nexus.format_jobs([], TERMINAL).split() == [
         "ID", "STATUS", "GPU", "RESULT", "RUNTIME", "STARTED", "COMMAND"]
-    assert nexus.format_queue([], PLAIN, 80).startswith("ID ")
+    assert nexus.format_queue([], TERMINAL).startswith("ID ")
 
 
 OUTCOMES = [  # reason, facts, words
@@ -485,7 +485,7 @@ def test_detailed_with_nodes():
 def test_lists_tell_the_machine_where_there_are_several():
     here, there, waits = job("abd", only_node="", number=2), job("abe", only_node="n1", number=3), job("abc")
     made = [nexus.job_json(one, NOW, where) for one, where in ((waits, None), (here, "gpu1"), (there, "n1"))]
-    assert nexus.format_queue(made, PLAIN, 0) == """\
+    assert nexus.format_queue(made, PLAIN) == """\
 ID   PRIORITY  NODE  GPUS  ADDED        STARTS  COMMAND          WAITING FOR
 abc  normal    any   1     10-24 15:29  -       python train.py
 abd  normal    gpu1  1     10-24 15:29  -       python train.py
@@ -493,7 +493,7 @@ abe  normal    n1    1     10-24 15:29  -       python train.py
 """
     ran = [nexus.job_json(finished("abf", node="n1", remote_id="abf"), NOW, "n1"), nexus.job_json(finished("abg"), NOW, "gpu1"),
            {**nexus.job_json(running("abh", (1,), node="n1", remote_id="abh"), NOW, "n1"), "unknown_since": "2024-10-24T14:02:00Z"}]
-    assert nexus.format_jobs([made[0], *ran], PLAIN, 0) == """\
+    assert nexus.format_jobs([made[0], *ran], PLAIN) == """\
 ID   STATUS     NODE  GPU  RESULT   RUNTIME  STARTED      COMMAND
 abc  pending    -     -    -        -        -            python train.py
 abf  completed  n1    0    exit 0   1m       10-24 15:29  python train.py
