@@ -1039,11 +1039,11 @@ class State:
 
     def move(self, old: Job | None, new: Job | None) -> None:
         """Let the indexes follow a job."""
-        for name, is_in in (("running", is_running), ("handed", is_handed)):
-            if new and is_in(new):
-                getattr(self, name)[new.id] = new
+        for index, is_in in ((self.running, new and new.status == RUNNING), (self.handed, new and is_handed(new))):
+            if new and is_in:
+                index[new.id] = new
             elif old:
-                getattr(self, name).pop(old.id, None)
+                index.pop(old.id, None)
         before, after = list(list_entries(old)) if old else [], list(list_entries(new)) if new else []
         if before != after:
             for entries, is_new in ((before, False), (after, True)):
@@ -1052,10 +1052,6 @@ class State:
 
 
 FACTS: Mapping[str, Any] = {name: getattr(State, name) for name in State.__annotations__}       # and their defaults
-
-
-def is_running(job: Job) -> bool:
-    return job.status == RUNNING
 
 
 def is_handed(job: Job) -> bool:
@@ -1240,7 +1236,6 @@ def count_pending(state: State) -> int:
 
 def list_pending(state: State) -> list[Job]:
     """The pending jobs in the order in which they would start if all fitted."""
-    import heapq
     turns, jobs, ordered = Turns(state), state.jobs, []
     for _, users in sorted(state.pending.items()):
         if not turns.is_shared:
@@ -1250,16 +1245,13 @@ def list_pending(state: State) -> list[Job]:
         for waiting in users.values():
             for item in reversed(waiting):
                 queues.setdefault(share_key(jobs[item[1]]), []).append(item)
-        heads = [(turns.find_turn(key, queue[-1]), key) for key, queue in queues.items()]
-        heapq.heapify(heads)
+        heads = sorted((turns.find_turn(key, queue[-1]), key) for key, queue in queues.items())
         while heads:
-            _, key = heads[0]
+            _, key = heads.pop(0)
             ordered.append(jobs[queues[key].pop()[1]])
             turns.count(ordered[-1])
             if queues[key]:
-                heapq.heapreplace(heads, (turns.find_turn(key, queues[key][-1]), key))
-            else:
-                heapq.heappop(heads)
+                bisect.insort(heads, (turns.find_turn(key, queues[key][-1]), key))
     return ordered
 
 
@@ -1474,16 +1466,14 @@ def find_decoder(kind: str) -> Callable[[Any], Any]:
     kinds = re.split(r", (?![^\[]*\])", inside[:-1])
     items = [find_decoder(item) for item in kinds if item != "..."]
 
-    def decode_dict(given: Any) -> Any:
-        if type(given) is not dict:
-            raise TypeError
-        return {items[0](key): items[1](item) for key, item in given.items()}
+    if name != "tuple":
+        return lambda given: {items[0](key): items[1](item) for key, item in DECODERS["dict"](given).items()}
 
     def decode_tuple(given: Any) -> Any:
         if type(given) not in (list, tuple) or (kinds[-1] != "..." and len(given) != len(items)):
             raise TypeError
         return tuple(map(items[0], given) if kinds[-1] == "..." else [decode_item(item) for decode_item, item in zip(items, given)])
-    return decode_tuple if name == "tuple" else decode_dict
+    return decode_tuple
 
 
 def leaf_decoder(*types: type, fits: Callable[[Any], bool] = lambda given: True) -> Callable[[Any], Any]:
@@ -2596,6 +2586,14 @@ def find_verdict(slot: Slot, share: int, job: Job, config: GpuConfig, now: float
     return Reason("resources", slot.gpu.place, why) if why else None
 
 
+def list_verdicts(job: Job, board: Iterable[Slot], config: GpuConfig, now: float,
+                  share: int = 0) -> list[tuple[Slot, Reason | None]]:
+    """Each GPU that a job may have, and why it cannot have its share of it, or another one; None: it could."""
+    share = share or max(list_shares(job), default=0)
+    return [(slot, find_verdict(slot, share, job, config, now)) for slot in board
+            if (job.gpu_ids is None or slot.gpu.index in job.gpu_ids) and may_run_on(job, slot.gpu.node)]
+
+
 def format_jobs_there(ids: Sequence[str]) -> str:
     return f"job {ids[0]}" if len(ids) == 1 else f"jobs {', '.join(ids)}"
 
@@ -2606,15 +2604,14 @@ def choose_slots(job: Job, board: Sequence[Slot], config: GpuConfig, now: float)
     A share goes where it fits tightest; whole GPUs by index, or where the memory fits tightest; after a CUDA out-of-memory
     the emptiest, and rather not where that was.
     """
+    def list_fitting(share: int) -> list[Slot]:
+        return [slot for slot, why in list_verdicts(job, board, config, now, share) if not why]
+
     shares = list_shares(job)
-    open_slots = [slot for slot in board if job.gpu_ids is None or slot.gpu.index in job.gpu_ids]
     chosen: list[Slot] = []
     if shares[-1] < 100:
-        fitting = [slot for slot in open_slots if find_verdict(slot, shares[-1], job, config, now) is None]
-        if not fitting:
-            return None
-        chosen = [min(fitting, key=lambda slot: (slot.free, slot.room_mib or 0, slot.gpu.index))]
-    whole = [slot for slot in open_slots if slot not in chosen and find_verdict(slot, 100, job, config, now) is None]
+        chosen = sorted(list_fitting(shares[-1]), key=lambda slot: (slot.free, slot.room_mib or 0, slot.gpu.index))[:1]
+    whole = [slot for slot in list_fitting(100) if slot not in chosen]
     if len(whole) + len(chosen) < len(shares):
         return None
     if job.exclusive:
@@ -2708,9 +2705,8 @@ class PendingQueue:
     def push(self, request: RequestClass, user: str) -> None:
         """Put the first that may start among the heads."""
         closed, started = self.quotas.closed_groups, self.started.get((request, user), {})
-        groups = self.state.classes[request][user].items()
-        firsts = [waiting[started.get(group, 0) if started else 0] for group, waiting in groups
-                  if group not in closed and (not started or started.get(group, 0) < len(waiting))]
+        firsts = [waiting[count] for group, waiting in self.state.classes[request][user].items()
+                  if group not in closed and (count := started.get(group, 0)) < len(waiting)]
         if firsts and not self.quotas.check(None, user):
             bisect.insort(self.heads, (self.turns.find_turn((user, request[0] > 0), min(firsts)), request))
 
@@ -2920,7 +2916,8 @@ def explain_shortage(job: Job, made: Plan, config: GpuConfig, now: float) -> Rea
     if never:
         return never
     closed = [why.detail for name in machines for why in (made.machines[name],) if why]
-    verdicts = [(gpu.place, why) for gpu, why in list_verdicts(job, made.board, config, now) if not made.machines.get(gpu.node)]
+    verdicts = [(slot.gpu.place, why) for slot, why in list_verdicts(job, made.board, config, now)
+                if not made.machines.get(slot.gpu.node)]
     total, free = len(verdicts), sum(why is None for _, why in verdicts)
     only = verdicts[0][1] if total == 1 else None
     others = [f"GPU {place} {why.detail}" for place, why in verdicts if why and (only or why.subject == place)]    # not in a job's hands
@@ -2934,13 +2931,6 @@ def explain_shortage(job: Job, made: Plan, config: GpuConfig, now: float) -> Rea
         told = [f"{'all' if busy == total else f'{busy} of'} {total} GPUs are busy"]
     more = [f"and {len(others) - 2} more"] if len(others) > 2 else []
     return replace(only or SHORTAGE, detail="; ".join([*told, *others[:2], *more, *closed, *excluded_nodes]))
-
-
-def list_verdicts(job: Job, board: Sequence[Slot], config: GpuConfig, now: float) -> list[tuple[Gpu, Reason | None]]:
-    """Each GPU that a job may have, and why it cannot have its share of it; None: it could."""
-    share = max(list_shares(job), default=0)
-    return [(slot.gpu, find_verdict(slot, share, job, config, now)) for slot in board
-            if may_run_on(job, slot.gpu.node) and (job.gpu_ids is None or slot.gpu.index in job.gpu_ids)]
 
 
 # What becomes of a job whose attempt has ended
@@ -9465,8 +9455,8 @@ class Views(Part):
             return {**told, "why": last.cause_line or last.cause or f"it {'runs' if job.status == RUNNING else 'ran'} {place}"}
         facts = describe_place(job, position, estimates.get(job.id), board, self.config.jobs, now)
         verdicts = list_verdicts(job, board, self.config.gpu, now) if job.gpus and not self.service.is_slurm else []
-        gpus = [{"node": gpu.node or self.service.node, "place": gpu.place, "index": gpu.index, "verdict": why and why.detail}
-                for gpu, why in verdicts]
+        gpus = [{"node": slot.gpu.node or self.service.node, "place": slot.gpu.place, "index": slot.gpu.index,
+                 "verdict": why and why.detail} for slot, why in verdicts]
         reason = self.find_reason(job, is_paused)
         return {**told, "why": format_reason(reason), "reason": show(OBJECTS["Reason"], reason), "facts": facts, "gpus": gpus,
                 "verdicts": format_verdicts(gpus, Paint(""))}

@@ -22,7 +22,8 @@ def words(one, made, settings=None):
 
 
 def verdicts(one, made):
-    return [(there.node, there.index, why and why.detail) for there, why in nexus.list_verdicts(one, made.board, config().gpu, NOW)]
+    return [(slot.gpu.node, slot.gpu.index, why and why.detail)
+            for slot, why in nexus.list_verdicts(one, made.board, config().gpu, NOW)]
 
 
 def started(made):
