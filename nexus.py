@@ -10090,12 +10090,10 @@ class Api:
 
     def __init__(self, service: Service, token: str, page: str = "") -> None:
         """`page`: what a browser gets at /; a browser is told as all others when there is none."""
-        import threading
         self.service, self.token, self.page = service, token, page
         self.config = service.config.service
         self.encoded: dict[tuple[int, str | None], str] = {}        # (event's number, for which user): as it is sent
         self.form_senders: list[Sender] = []                        # not known before, whose forms are being read
-        self.guard = threading.Lock()                               # of them
         self.refusals = RefusalLog(service.log)
         self.openapi: Response | None = None                        # made when somebody first asks for it
 
@@ -10496,12 +10494,11 @@ class Api:
     @contextlib.contextmanager
     def read_of_unknown(self, sender: Sender) -> Iterator[None]:
         """Forms are large, and some senders are known only by what is in them.  Raises: unavailable, when too many are being read."""
-        with self.guard:
-            if len(self.form_senders) >= MAX_UNKNOWN_FORMS or self.form_senders.count(sender) >= 2:
+        self.form_senders.append(sender)
+        try:
+            if len(self.form_senders) > MAX_UNKNOWN_FORMS or self.form_senders.count(sender) > 2:
                 raise NexusError("unavailable", "too many forms are just being read of senders not known before",
                                  hint="try again, or send the token also as Authorization: Bearer TOKEN")
-            self.form_senders.append(sender)
-        try:
             yield
         finally:
             self.form_senders.remove(sender)
@@ -10669,18 +10666,16 @@ class Connection:
         self.is_waiting = True
         self.linger()
 
-    def give_way(self) -> None:
-        """Let its thread find it closed."""
-        with contextlib.suppress(OSError):
-            socket.socket.shutdown(self.socket, socket.SHUT_RDWR)
-
-    def receive(self, give_up_at: float) -> bytes:
-        """What comes next; nothing at the end.  Raises: OSError, when there is nothing by then."""
-        left_s = give_up_at - self.api.service.clock.monotonic()
-        if left_s <= 0:
-            raise TimeoutError("nothing came in time")
-        self.socket.settimeout(left_s)
-        return self.socket.recv(65536)
+    def receive(self, timeout_s: float) -> Iterator[bytes]:
+        """What comes, until the end.  Raises: OSError, when that has not come in time."""
+        clock = self.api.service.clock
+        give_up_at = clock.monotonic() + timeout_s
+        while (left_s := give_up_at - clock.monotonic()) > 0:
+            self.socket.settimeout(left_s)
+            if not (piece := self.socket.recv(65536)):
+                return
+            yield piece
+        raise TimeoutError("nothing came in time")
 
     def answer(self) -> None:
         """Answer a request, if one comes.  Raises: OSError, NexusError, when a part was sent."""
@@ -10702,19 +10697,17 @@ class Connection:
 
     def read_head(self) -> bytes:
         """All of a request before its body; nothing when none comes.  Raises: usage."""
-        give_up_at = self.api.service.clock.monotonic() + REQUEST_TIMEOUT_S
-        while (end := self.received.find(b"\r\n\r\n")) < 0 and len(self.received) <= MAX_HEAD_BYTES:
-            try:
-                piece = self.receive(give_up_at)
-            except OSError:
-                return b""
-            if not piece:
-                break
-            self.received += piece
+        try:
+            for piece in self.receive(REQUEST_TIMEOUT_S):
+                self.received += piece
+                if b"\r\n\r\n" in self.received or len(self.received) > MAX_HEAD_BYTES:
+                    break
+        except OSError:
+            return b""
         self.is_waiting = False
-        if self.received and not 0 <= end <= MAX_HEAD_BYTES:
+        head, end, self.received = self.received.partition(b"\r\n\r\n")
+        if len(head) > MAX_HEAD_BYTES or (head and not end):
             raise NexusError("usage", f"the head of a request ends with an empty line, and has at most {MAX_HEAD_BYTES} bytes")
-        head, _, self.received = self.received.partition(b"\r\n\r\n")
         return head
 
     def read_request(self, head: bytes) -> Request:
@@ -10747,24 +10740,24 @@ class Connection:
         if expected > MAX_BODY_BYTES:
             raise NexusError("too_large", f"the body has {expected} bytes; at most {MAX_BODY_BYTES} are taken",
                              hint="send fewer jobs at once")
-        give_up_at = self.api.service.clock.monotonic() + REQUEST_TIMEOUT_S + expected / BODY_BYTES_PER_S
         body = bytearray(self.received)
         try:
             if self.is_expecting:
                 self.socket.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
-            while len(body) < expected:
-                piece = self.receive(give_up_at)
-                if not piece:
-                    raise NexusError("usage", f"the body ended after {len(body)} of {expected} bytes")
+            pieces = self.receive(REQUEST_TIMEOUT_S + expected / BODY_BYTES_PER_S)
+            while len(body) < expected and (piece := next(pieces, b"")):
                 body += piece
         except OSError as error:
             raise NexusError("usage", f"the body of {expected} bytes did not come: {error.strerror or error}") from None
+        if len(body) < expected:
+            raise NexusError("usage", f"the body ended after {len(body)} of {expected} bytes")
         return bytes(body[:expected])
 
     def send(self, response: Response, head: bytes) -> None:
         """Raises: OSError; what making the answer raises."""
         import email.utils
         import http
+        import select
         is_head, is_chunked = head.startswith(b"HEAD "), head.partition(b"\r\n")[0].endswith(b"HTTP/1.1")
         headers = {"Server": "nexus", "Date": email.utils.formatdate(usegmt=True), "X-Content-Type-Options": "nosniff",
                    "Connection": "close", **response.headers}       # whoever asks need not know which version it is
@@ -10780,27 +10773,21 @@ class Connection:
         self.socket.sendall("\r\n".join(lines).encode("latin-1") + (b"" if is_head else response.body))
         if response.stream is None or is_head:
             return
+        poll = select.poll()                    # select() cannot look at descriptors above 1023
+        poll.register(self.socket, select.POLLRDHUP)
         for piece in response.stream:
             if piece:
                 self.socket.sendall(b"%x\r\n%s\r\n" % (len(piece), piece) if is_chunked else piece)
-            elif self.has_gone():
+            elif poll.poll(0):                  # the caller has closed its end
                 raise ConnectionResetError
         if is_chunked:
             self.socket.sendall(b"0\r\n\r\n")
 
-    def has_gone(self) -> bool:
-        """Whether the caller has closed its end."""
-        import select
-        poll = select.poll()                    # select() cannot look at descriptors above 1023
-        poll.register(self.socket, select.POLLRDHUP)
-        return bool(poll.poll(0))
-
     def linger(self) -> None:
         """Let the caller finish what it sends, though nobody wants it: a reset would take the answer from it."""
-        give_up_at = self.api.service.clock.monotonic() + LINGER_S
         with contextlib.suppress(OSError):      # it has gone, or sends nothing more
             self.socket.shutdown(socket.SHUT_WR)
-            while self.receive(give_up_at):
+            for _ in self.receive(LINGER_S):
                 pass
 
 
@@ -10937,7 +10924,8 @@ class Server:
                     return False
                 if len(there) >= most and idle:
                     self.open.remove(idle)              # at once: it cannot give way to a second one
-                    idle.give_way()
+                    with contextlib.suppress(OSError):  # its thread finds it closed
+                        socket.socket.shutdown(idle.socket, socket.SHUT_RDWR)
             self.open.append(made)
             return True
 
@@ -12782,8 +12770,7 @@ class Client:
 
     def metrics(self) -> str:
         """For Prometheus."""
-        status, answer = self.call("GET", "/metrics")
-        return answer.decode() if status < 400 else str(parse_answer(status, answer, "/metrics"))
+        return str(self.ask("GET", "/metrics"))
 
     def health(self) -> dict[str, Any]:
         return dict(self.ask("GET", "/health"))
@@ -12869,16 +12856,9 @@ class Client:
             raise describe_stranger(self.url, "it does not say that it is nexus")
 
     def ask(self, method: str, path: str, body: object = None, key: str = "") -> Any:
-        """One call; its answer's JSON, or None.  Raises: what the service answers; unavailable."""
-        status, answer = self.call(method, path, None if body is None else encode_json(body).encode("ascii"), key)
-        return parse_answer(status, answer, path)
-
-    def call(self, method: str, path: str, content: bytes | None = None, key: str = "") -> tuple[int, bytes]:
-        """(HTTP status, body).  Raises: unavailable."""
-        def act() -> tuple[int, bytes]:
-            answer = self.send(method, path, content, key)[1]
-            return answer.status, answer.read(MAX_TOLD_BYTES)
-        return self.repeat(f"{method} {path}", act, method == "GET" or bool(key))
+        """One call; what is answered: JSON, a text, or None.  Raises: what the service answers; unavailable."""
+        is_repeatable = method == "GET" or bool(key)
+        return self.repeat(f"{method} {path}", lambda: read_answer(self.send(method, path, body, key)), is_repeatable)
 
     def open_stream(self, path: str, may_be_silent: bool = False) -> tuple[Mapping[str, str], Iterator[bytes]]:
         """An answer's headers, and its pieces as they come.
@@ -12888,11 +12868,9 @@ class Client:
         what = f"GET {path}"
 
         def begin() -> Answer:
-            line, answer = self.send("GET", path)
+            answer = self.send("GET", path, may_be_silent=may_be_silent)
             if answer.status >= 400:
-                parse_answer(answer.status, answer.read(MAX_HEAD_BYTES), path)
-            if may_be_silent:
-                line.settimeout(None)
+                read_answer(answer)
             return answer
 
         def pieces() -> Iterator[bytes]:
@@ -12955,13 +12933,12 @@ class Client:
             connection.settimeout(ANSWER_PATIENCE_S)
             connection.connect(address)
             return connection if self.layout else self.secure(connection)
-        except FileNotFoundError:
+        except BaseException as error:
             connection.close()
+            if not isinstance(error, FileNotFoundError):
+                raise
             raise NexusError("unavailable", f"the service (pid {running['pid']}) cannot be reached: {address} is gone",
                              hint=f"kill {running['pid']} ends it, and the next command starts it again; jobs go on") from None
-        except BaseException:
-            connection.close()
-            raise
 
     def secure(self, connection: socket.socket) -> socket.socket:
         """Make sure who is at the other end, and notice when it is no longer there.  Raises: as connect()."""
@@ -13002,13 +12979,16 @@ class Client:
                              hint=f"if you mean the nexus of {user}: NEXUS_URL="
                                   + re.sub("//(.*@)?", f"//{user}@", self.url))
 
-    def send(self, method: str, path: str, content: bytes | None = None, key: str = "") -> tuple[socket.socket, Answer]:
+    def send(self, method: str, path: str, body: object = None, key: str = "", may_be_silent: bool = False) -> Answer:
         """One request, on a connection of its own.  Raises: as connect() and send_request() do."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        line = self.connect()
-        return line, send_request(line, method, path, {
+        host, line = f"[{self.host}]" if ":" in self.host else self.host, self.connect()
+        answer = send_request(line, method, path, {
             "Host": f"{host}:{self.port}" if self.port else host, "Idempotency-Key": key,
-            "Authorization": f"Bearer {self.token}" if self.token else ""}, content)
+            "Authorization": f"Bearer {self.token}" if self.token else ""},
+            None if body is None else encode_json(body).encode("ascii"))
+        if may_be_silent:
+            line.settimeout(None)
+        return answer
 
 
 def describe_stranger(url: str, why: str) -> NexusError:
@@ -13016,15 +12996,14 @@ def describe_stranger(url: str, why: str) -> NexusError:
                       hint="check NEXUS_URL, and nexus --version here and there")
 
 
-def parse_answer(status: int, answer: bytes, path: str) -> Any:
-    try:
-        data = json.loads(answer) if answer.strip() else None
-    except (ValueError, RecursionError):
-        raise NexusError("unavailable", f"{path}: what answers there is not nexus", hint="check NEXUS_URL and the port") from None
-    if status == 503 and isinstance(data, dict) and "checks" in data:
-        return data
-    if status >= 400:
-        raise decode_error(data, f"HTTP status {status}")
+def read_answer(answer: Answer) -> Any:
+    """JSON, a text, or None.  Raises: what the service answers; OSError; ValueError, when it is no nexus."""
+    content = answer.read(MAX_TOLD_BYTES)
+    if answer.status < 400 and answer.headers.get("content-type", "").startswith("text/plain"):
+        return content.decode()
+    data = load_json(content.strip() or b"null")
+    if answer.status >= 400 and not (isinstance(data, dict) and "checks" in data):      # of GET /health
+        raise decode_error(data, f"HTTP status {answer.status}")
     return data
 
 
@@ -13079,29 +13058,29 @@ def start_service(layout: Layout, environ: Mapping[str, str], options: Sequence[
     path = options[list(options).index("--config") + 1] if "--config" in options else choose_config(layout)
     config = load_config(path, environ)
     check_start(make_layout(layout.home, config), config)     # before code of there is run
-    with contextlib.suppress(OSError):
-        os.unlink(layout.start_error_file)
+    with disk("remove", layout.start_error_file):
+        remove_file(layout.start_error_file)
     screen = Screen(layout) if config.jobs.launcher == "screen" else None
     if screen and screen.prepare():             # there is a reason against it
         screen = None
     mark_stopped(layout, False)
-    others = [word for word in options if word not in ("--config", path)]
-    start_supervisor(layout, screen, environ, ["--config", path, *others])
-    give_up_at = time.monotonic() + START_PATIENCE_S
-    while time.monotonic() < give_up_at:
-        running = find_service(layout)
-        if running and running.get("config") == path:
-            return running
-        if running:                             # a supervisor of before was just starting its service again
-            os.kill(running["pid"], signal.SIGTERM)
-            wait_until(lambda former=running: not is_alive(former), START_PATIENCE_S)  # type: ignore[misc]
-            return start_service(layout, environ, options)
+    start_supervisor(layout, screen, environ, [*options, "--config", path])
+
+    def look() -> dict[str, Any] | None:
         refusal = read_json(layout.start_error_file)
         if refusal and refusal.get("config") == path:
             raise decode_error(refusal)
-        time.sleep(0.01)
-    raise NexusError("unavailable", f"the service did not start within {START_PATIENCE_S:g} s",
-                     hint=f"see {layout.service_log}, or try it in the foreground: nexus serve")
+        return find_service(layout)
+
+    running = wait_until(look, START_PATIENCE_S)
+    if not running:
+        raise NexusError("unavailable", f"the service did not start within {START_PATIENCE_S:g} s",
+                         hint=f"see {layout.service_log}, or try it in the foreground: nexus serve")
+    if running.get("config") == path:
+        return running
+    os.kill(running["pid"], signal.SIGTERM)     # a supervisor of before was just starting its service again
+    wait_until(lambda: find_service(layout) != running, START_PATIENCE_S)
+    return start_service(layout, environ, options)
 
 
 # ==== 17. COMMANDS ==== one function for each subcommand: (call) -> exit code; None is 0
@@ -13816,7 +13795,7 @@ def stop_service(call: Call) -> bool:
 def answers(client: Client, running: Mapping[str, Any]) -> bool:
     """Whether this very service is still there at NEXUS_URL."""
     try:
-        return bool(json.loads(client.send("GET", "/")[1].read(MAX_HEAD_BYTES))["pid"] == running["pid"])
+        return bool(json.loads(client.send("GET", "/").read(MAX_HEAD_BYTES))["pid"] == running["pid"])
     except (OSError, NexusError, ValueError, KeyError, TypeError):
         return False
 
