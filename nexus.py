@@ -4073,6 +4073,7 @@ class Layout:
     cache_dir = in_home("cache")
     start_error_file = in_home("start_error.json")
     token_file = in_home("token")
+    tokens_file = in_home("tokens.json")            # whom the owner lets in
     lock_file = in_home("lock")
     jobs_lock_file = in_home("jobs.lock")           # held by running jobs where has_locks()
     stopped_file = in_home("stopped")               # there while nobody wants a service
@@ -4338,9 +4339,14 @@ def stamp_of(path: str) -> tuple[int, ...] | None:
     return None
 
 
-# Who writes little by little lets go of the interpreter so often, and for so short a time, that no other thread's wait for it is ever
-# over: 100 ms and more of 0.5.
-WRITE_STEP = 2**20              # bytes
+@contextlib.contextmanager
+def opened(path: str, flags: int, mode: int = 0o600, folder: int | None = None) -> Iterator[int]:
+    """A descriptor of a file, below an open folder if there is one; no child has it.  Raises: OSError."""
+    handle = os.open(path, flags, mode, dir_fd=folder)
+    try:
+        yield handle
+    finally:
+        os.close(handle)
 
 
 def write_atomic(path: str, pieces: Iterable[str], mode: int = 0o600, is_synced: bool = True) -> None:
@@ -4348,8 +4354,9 @@ def write_atomic(path: str, pieces: Iterable[str], mode: int = 0o600, is_synced:
     aside = f"{path}.{os.getpid()}.tmp"
     try:
         remove_file(aside)          # what a crash left; and in a folder that all may write nobody's link is followed
-        handle = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
-        with open(handle, "w", WRITE_STEP, encoding="utf-8", errors="surrogateescape") as file:
+        handle = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        # In steps of MiB: many small writes starve other threads, since each lets go of the interpreter for too short a time.
+        with open(handle, "w", 2**20, encoding="utf-8", errors="surrogateescape") as file:
             file.writelines(pieces)
             if is_synced:
                 file.flush()
@@ -4365,11 +4372,8 @@ def write_atomic(path: str, pieces: Iterable[str], mode: int = 0o600, is_synced:
 
 def sync_folder(path: str) -> None:
     """Make renames in a folder last."""
-    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with opened(path, os.O_DIRECTORY) as handle:
         os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def try_lock(handle: int, is_shared: bool = False) -> bool:
@@ -4384,7 +4388,7 @@ def try_lock(handle: int, is_shared: bool = False) -> bool:
 
 def take_lock(path: str) -> int | None:
     """Lock a file for as long as this process lives; None when another has it.  Raises: OSError."""
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     if try_lock(handle):
         return handle
     os.close(handle)
@@ -4394,21 +4398,16 @@ def take_lock(path: str) -> int | None:
 def is_locked(path: str) -> bool:
     """Whether anybody, also in another container, has locked a file."""
     try:
-        with open(path, "r+b") as file:
-            return not try_lock(file.fileno())
+        with opened(path, os.O_RDWR) as handle:
+            return not try_lock(handle)
     except FileNotFoundError:
         return False
     except OSError:
         return True                     # it cannot be known
 
 
-def find_tokens_file(home: str) -> str:
-    return os.path.join(home, "tokens.json")
-
-
-def read_tokens(home: str) -> dict[str, Token]:
-    """{sha256: token} of whom the owner lets in, as the command line has written it.  Raises: unavailable."""
-    path = find_tokens_file(home)
+def read_tokens(path: str) -> dict[str, Token]:
+    """{sha256: token}, as the command line has written it.  Raises: unavailable."""
     text = read_text(path)
     try:
         rows = [] if text is None else load_json(text)["tokens"]
@@ -4420,14 +4419,13 @@ def read_tokens(home: str) -> dict[str, Token]:
                          hint="mend it, or move it away and make the tokens anew: nexus token create USER") from None
 
 
-def change_tokens(home: str, act: Callable[[Mapping[str, Token]], Mapping[str, Token]]) -> None:
+def change_tokens(path: str, act: Callable[[Mapping[str, Token]], Mapping[str, Token]]) -> None:
     """Write what `act` makes of the tokens.  Raises: unavailable, and what `act` raises."""
     import fcntl
-    make_folder(home)
-    path = find_tokens_file(home)
-    with disk("write", path), open(f"{path}.lock", "w", opener=lambda path, flags: os.open(path, flags, 0o600)) as lock:
+    make_folder(os.path.dirname(path))
+    with disk("write", path), opened(f"{path}.lock", os.O_WRONLY | os.O_CREAT) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        rows = [token_json(token) for token in act(read_tokens(home)).values()]
+        rows = [token_json(token) for token in act(read_tokens(path)).values()]
         write_atomic(path, [json.dumps({"tokens": rows}, indent=1) + "\n"])
 
 
@@ -4436,7 +4434,7 @@ class AppendFile:
 
     def __init__(self, path: str, *, is_new: bool = True, is_synced: bool = True) -> None:
         self.path, self.is_synced = path, is_synced
-        self.handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | (os.O_TRUNC if is_new else 0), 0o600)
+        self.handle = os.open(path, os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if is_new else 0), 0o600)
         self.size = os.lseek(self.handle, 0, os.SEEK_END)
         self.is_damaged = False     # a sync failed: what the disk holds is not known, and another file must be begun
 
@@ -4513,30 +4511,18 @@ def remove_job_files(log_dir: str, folder: str, names: str = OWN_FILES, code_fil
     """
     if os.path.join(log_dir, os.path.basename(folder)) != folder or not os.path.basename(folder).startswith("job_"):
         raise NexusError("unavailable", f"{folder or 'a folder without a name'} was left: it is no job's, below {log_dir}")
-    with disk("remove the logs in", folder):
-        try:
-            handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            try:
-                for name in [name for name in os.listdir(handle) if re.fullmatch(names, name)]:
-                    os.unlink(name, dir_fd=handle)
-            finally:
-                os.close(handle)
-            main = os.path.join(folder, "work", "main.py")
-            if os.path.isfile(main) and os.path.isfile(code_file) and read_bytes(main) == read_bytes(code_file):
-                os.unlink(main)
-            for path in (os.path.dirname(main), folder):
-                with contextlib.suppress(OSError):      # it is not empty
-                    os.rmdir(path)
-            return os.listdir(folder)
-        except FileNotFoundError:
-            return []
-
-
-def write_code(path: str, code: bytes) -> None:
-    """Keep a script, byte for byte, for as long as a job needs it.  Raises: unavailable."""
-    make_folder(os.path.dirname(path))
-    with disk("write", path):
-        write_atomic(path, [code.decode("utf-8", "surrogateescape")])
+    with disk("remove the logs in", folder), contextlib.suppress(FileNotFoundError):
+        with opened(folder, os.O_DIRECTORY | os.O_NOFOLLOW) as handle:
+            for name in [name for name in os.listdir(handle) if re.fullmatch(names, name)]:
+                os.unlink(name, dir_fd=handle)
+        main = os.path.join(folder, "work", "main.py")
+        if os.path.isfile(main) and os.path.isfile(code_file) and read_bytes(main) == read_bytes(code_file):
+            os.unlink(main)
+        for path in (os.path.dirname(main), folder):
+            with contextlib.suppress(OSError):      # it is not empty
+                os.rmdir(path)
+        return os.listdir(folder)
+    return []
 
 
 def measure_logs(folder: str | None) -> tuple[int, int]:
@@ -5070,6 +5056,7 @@ def unmap(address: tuple[str, int]) -> tuple[str, int]:
 
 
 LEASE_NAME = re.compile(r"\d+-[0-9a-f]{8}\.[0-9A-Za-z.]+")     # SERVICE.RANDOM.JOB; an older nexus has made SERVICE.JOB
+LEASE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
 LEASE_MAX_BYTES = 16384
 LEASE_ROOM = 2**17              # bytes of one user's files that are looked at: some 500 files, a few ms,
 LEASE_FILE_COST = 256           # where each file counts so much more than its size
@@ -5109,7 +5096,7 @@ class Leases:
             with self.locked() as folder:
                 # Nobody can have made a file of this name before, and nobody else can open it before it is locked.
                 name = f"{self.service_id}.{os.urandom(8).hex()}.{job_id}"
-                handle = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=folder)
+                handle = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder)
                 self.held[job_id] = name, handle
                 try_lock(handle, is_shared=True)
                 content = "".join(uuid + "\n" for uuid in uuids).encode()
@@ -5146,13 +5133,12 @@ class Leases:
         Raises: unavailable, when the folder cannot be trusted, or naming who keeps it locked.
         """
         import stat
-        with contextlib.ExitStack() as opened, disk("use", self.folder):
+        with contextlib.ExitStack() as stack, disk("use", self.folder):
             with disk("make", self.folder), contextlib.suppress(FileExistsError):
                 os.mkdir(self.folder, 0o1700)
             mode = 0
             with contextlib.suppress(OSError):              # a file, or a link
-                folder = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-                opened.callback(os.close, folder)
+                folder = stack.enter_context(opened(self.folder, os.O_DIRECTORY | os.O_NOFOLLOW))
                 facts = os.fstat(folder)
                 if facts.st_uid == os.geteuid() and facts.st_mode & 0o1777 == 0o1700:       # new, or whoever made it was killed
                     os.fchmod(folder, 0o1777)
@@ -5161,16 +5147,14 @@ class Leases:
                 raise NexusError("unavailable", f"{self.folder}, where users' services agree on GPUs, is not a folder that "
                                  "all may write with the sticky bit",
                                  hint=f"chmod 1777 {self.folder}, or set [gpu] lease_dir in config.toml")
-            path, flags = os.path.join(self.folder, "lock"), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+            path = os.path.join(self.folder, "lock")
             try:
-                try:                            # O_CREAT on another user's file is refused by fs.protected_regular
-                    lock = os.open("lock", flags | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder)
-                except FileExistsError:
-                    lock = os.open("lock", flags, dir_fd=folder)
-                opened.callback(os.close, lock)
+                with contextlib.suppress(FileExistsError), opened("lock", os.O_CREAT | os.O_EXCL, folder=folder):
+                    pass                        # O_CREAT on another user's file is refused by fs.protected_regular
+                lock = stack.enter_context(opened("lock", LEASE_FLAGS, folder=folder))
                 facts = os.fstat(lock)
                 if (facts.st_uid, facts.st_mode, facts.st_nlink, facts.st_size) == (os.geteuid(), stat.S_IFREG | 0o600, 1, 0):
-                    os.fchmod(lock, 0o644)      # as it was made, by whoever was killed then; no file that was put here
+                    os.fchmod(lock, 0o644)      # as it was made, also by whoever was killed then; no file that was put here
             except OSError as error:
                 owner = find_user(os.lstat("lock", dir_fd=folder).st_uid)
                 raise NexusError("unavailable", f"{path} of {owner} cannot be opened: {error.strerror}",
@@ -5197,39 +5181,33 @@ class Leases:
                 if entry.name in own or not LEASE_NAME.fullmatch(entry.name) or not entry.is_file(follow_symlinks=False):
                     continue
                 facts = entry.stat(follow_symlinks=False)
+                uid, is_this_users = facts.st_uid, facts.st_uid == os.geteuid()
                 if facts.st_size <= LEASE_MAX_BYTES:
-                    spent[facts.st_uid] = spent.get(facts.st_uid, 0) + LEASE_FILE_COST + facts.st_size
-                    if spent[facts.st_uid] <= LEASE_ROOM:
-                        holders.update(dict.fromkeys(self.look_at(folder, entry.name, facts), facts.st_uid))
+                    spent[uid] = spent.get(uid, 0) + LEASE_FILE_COST + facts.st_size
+                if facts.st_size > LEASE_MAX_BYTES or spent[uid] > LEASE_ROOM:
+                    continue
+                is_own = is_this_users and entry.name.startswith(self.service_id + ".")
+                is_over = is_own and entry.name.rpartition(".")[2] in self.over
+                uuids = None if is_over else read_lease(folder, entry.name, facts)
+                if uuids is None and is_this_users:
+                    os.unlink(entry.name, dir_fd=folder)
+                elif uuids and not is_own:
+                    holders.update(dict.fromkeys(uuids, uid))
         self.over.clear()
         return holders
 
-    def look_at(self, folder: int, name: str, facts: os.stat_result) -> Sequence[str]:
-        """The GPUs that another service holds by a file.  Raises: OSError."""
-        is_this_users = facts.st_uid == os.geteuid()
-        is_own = is_this_users and name.startswith(self.service_id + ".")
-        is_over = is_own and name.rpartition(".")[2] in self.over
-        uuids = None if is_over else self.read_held(folder, name, facts)
-        if uuids is None and is_this_users:
-            os.unlink(name, dir_fd=folder)
-        return [] if uuids is None or is_own else uuids
 
-    def read_held(self, folder: int, name: str, facts: os.stat_result) -> list[str] | None:
-        """What a file names; None when nobody holds it.  Raises: OSError."""
-        try:
-            handle = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
-        except (PermissionError, BlockingIOError):          # the latter: its owner lets nobody open it, by F_SETLEASE
-            return None
-        try:
-            if not os.path.samestat(facts, os.fstat(handle)):
-                return []
-            if try_lock(handle):
-                return None
+def read_lease(folder: int, name: str, facts: os.stat_result) -> list[str] | None:
+    """What a file names; None when nobody holds it.  Raises: OSError."""
+    # Who may not open it: also when its owner lets nobody, by F_SETLEASE.
+    with contextlib.suppress(PermissionError, BlockingIOError), opened(name, LEASE_FLAGS, folder=folder) as handle:
+        if not os.path.samestat(facts, os.fstat(handle)):
+            return []
+        if not try_lock(handle):
             if facts.st_uid == os.geteuid() and time.time() - facts.st_mtime > LEASE_TOUCH_S:
                 os.utime(handle)
             return os.pread(handle, LEASE_MAX_BYTES, 0).decode("ascii", "replace").split()
-        finally:
-            os.close(handle)
+    return None
 
 
 def find_lock_holder(facts: os.stat_result) -> str | None:
@@ -9239,7 +9217,9 @@ class History(Part):
         """Have a submitted script, if there is one, on the disk before its job; it goes again when no job came to need it."""
         try:
             if code is not None:
-                write_code(self.layout.code_file(name), code)
+                make_folder(self.layout.code_folder)
+                with disk("write", path := self.layout.code_file(name)):
+                    write_atomic(path, [code.decode("utf-8", "surrogateescape")])
             yield
         finally:
             if code is not None and not self.needs_code(name):
@@ -10196,12 +10176,12 @@ class Api:
 
         Raises: unauthorized, when the caller's token is revoked meanwhile; internal; what making it raises.
         """
-        home, token = self.service.layout.home, None
+        path, token = self.service.layout.tokens_file, None
         seen: tuple[int, ...] | None = ()
         try:
             for piece in stream:
-                if caller.sha256 and seen != (seen := stamp_of(find_tokens_file(home))):
-                    token = read_tokens(home).get(caller.sha256)
+                if caller.sha256 and seen != (seen := stamp_of(path)):
+                    token = read_tokens(path).get(caller.sha256)
                 if caller.sha256 and not (token and token.is_good(self.service.clock.now())):
                     raise NexusError("unauthorized", f"{caller.user}'s token was good until now; it was revoked, or has expired")
                 yield piece
@@ -10213,7 +10193,7 @@ class Api:
         import hmac
         if hmac.compare_digest(text.encode(), self.token.encode()):
             return Caller(self.service.user, f"{self.service.user} (token, {request.peer})")
-        token = read_tokens(self.service.layout.home).get(hash_text(text))      # how long that takes tells nothing of the token
+        token = read_tokens(self.service.layout.tokens_file).get(hash_text(text))       # how long that takes tells nothing of it
         if token and token.is_good(self.service.clock.now()):
             return Caller(token.user, f"{token.user} (token, {request.peer})", False, token.sha256)
         if token:
@@ -11109,7 +11089,7 @@ def check_start(layout: Layout, config: Config, own_port: int | None = None) -> 
         with disk("remove", layout.service_file):       # the lock is this machine's now, and would seem to be its
             remove_file(layout.service_file)
     tls = load_tls(config.service)
-    host, tokens = config.service.host, read_tokens(layout.home).values()
+    host, tokens = config.service.host, read_tokens(layout.tokens_file).values()
     if not is_loopback(host) and not any(token.is_good(time.time()) for token in tokens):       # by mistake
         raise NexusError("usage", f"[service] host = {host} lets other machines call, and no token was made for anybody yet",
                          hint="make one for each who may: nexus token create USER; or set host = \"127.0.0.1\"")
@@ -13885,7 +13865,7 @@ def cmd_token_create(call: Call) -> None:
         raise NexusError("usage", f"{user} owns this service, and a token in that name would be good for all of its jobs",
                          hint=f"choose another name; the owner's own token is in {call.layout.token_file}")
     expires_at = None if given.days is None else now + given.days * 86400
-    change_tokens(call.layout.home, lambda tokens: add_token(tokens, user, text, expires_at, now))
+    change_tokens(call.layout.tokens_file, lambda tokens: add_token(tokens, user, text, expires_at, now))
     call.print(text)
     call.say(f"{user} calls with it until {format_time(expires_at) if expires_at else 'it is revoked'}: it is shown only now")
     call.say(f"NEXUS_TOKEN=..., or curl -H 'Authorization: Bearer ...'; an end: nexus token revoke {user}")
@@ -13893,7 +13873,7 @@ def cmd_token_create(call: Call) -> None:
 
 def cmd_token_list(call: Call) -> None:
     now = format_time(time.time()) or ""
-    call.show([token_json(token) for token in read_tokens(call.layout.home).values()], functools.partial(format_table, (
+    call.show([token_json(token) for token in read_tokens(call.layout.tokens_file).values()], functools.partial(format_table, (
         Column("USER", lambda token: token["user"], "bright"),
         Column("SHA-256", lambda token: token["sha256"][:12]),
         Column("MADE", lambda token: local_time(token["created_at"], "%Y-%m-%d %H:%M"), "cyan"),
@@ -13996,9 +13976,9 @@ def cmd_node_remove(call: Call) -> None:
 
 
 def cmd_token_revoke(call: Call) -> None:
-    given, before = call.options.token, read_tokens(call.layout.home)
-    change_tokens(call.layout.home, lambda tokens: revoke_tokens(tokens, given))
-    kept = read_tokens(call.layout.home)
+    given, before = call.options.token, read_tokens(call.layout.tokens_file)
+    change_tokens(call.layout.tokens_file, lambda tokens: revoke_tokens(tokens, given))
+    kept = read_tokens(call.layout.tokens_file)
     gone = [token for digest, token in before.items() if digest not in kept]
     call.say(f"{format_count(len(gone), 'token')} of {gone[0].user if gone else given} revoked: refused from now on; jobs go on")
 

@@ -521,12 +521,12 @@ def test_a_lock_that_cannot_be_had_for_another_reason_is_no_running_service(tmp_
 
 
 def test_tokens_are_read_again_when_another_has_written_them(tmp_path):
-    home = str(tmp_path)
-    assert nexus.read_tokens(home) == {}
-    nexus.change_tokens(str(tmp_path), lambda tokens: nexus.add_token(tokens, "bob", "secret-of-bob", None, 1000.0))
-    assert [token.user for token in nexus.read_tokens(home).values()] == ["bob"]
-    nexus.change_tokens(str(tmp_path), lambda tokens: nexus.revoke_tokens(tokens, "bob"))
-    assert nexus.read_tokens(home) == {}
+    path = str(tmp_path / "tokens.json")
+    assert nexus.read_tokens(path) == {}
+    nexus.change_tokens(path, lambda tokens: nexus.add_token(tokens, "bob", "secret-of-bob", None, 1000.0))
+    assert [token.user for token in nexus.read_tokens(path).values()] == ["bob"]
+    nexus.change_tokens(path, lambda tokens: nexus.revoke_tokens(tokens, "bob"))
+    assert nexus.read_tokens(path) == {}
     assert os.stat(tmp_path / "tokens.json").st_mode & 0o777 == 0o600
 
 
@@ -536,16 +536,17 @@ def test_tokens_made_at_once_are_all_kept(tmp_path):
             nexus.change_tokens(sys.argv[1], lambda tokens: nexus.add_token(
                 tokens, f"user{sys.argv[2]}", f"token-{sys.argv[2]}-{number:06}", None, 1000.0))
     """
-    children = [subprocess.Popen([sys.executable, "-c", "import sys\nimport nexus\n" + textwrap.dedent(code), str(tmp_path), str(number)],
-                                 cwd=TOP) for number in range(4)]
+    code, path = "import sys\nimport nexus\n" + textwrap.dedent(code), str(tmp_path / "tokens.json")
+    children = [subprocess.Popen([sys.executable, "-c", code, path, str(number)], cwd=TOP) for number in range(4)]
     assert [child.wait(60) for child in children] == [0] * 4
-    assert len(nexus.read_tokens(str(tmp_path))) == 40
+    assert len(nexus.read_tokens(path)) == 40
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"tokens": [{"user": "bob"}]}', '{"tokens": 5}'])
 def test_tokens_that_are_garbage_let_nobody_in(tmp_path, text):
+    path = str(tmp_path / "tokens.json")
     (tmp_path / "tokens.json").write_text(text)
-    for act in (lambda: nexus.read_tokens(str(tmp_path)), lambda: nexus.change_tokens(str(tmp_path), lambda tokens: tokens)):
+    for act in (lambda: nexus.read_tokens(path), lambda: nexus.change_tokens(path, lambda tokens: tokens)):
         with pytest.raises(nexus.NexusError, match="not as nexus writes it") as raised:
             act()
         assert raised.value.kind == "unavailable"

@@ -1194,9 +1194,9 @@ def holders(tokens, now=NOW):
 
 
 def test_tokens_are_written_and_read(tmp_path):
-    nexus.change_tokens(str(tmp_path), lambda none: TOKENS)
+    nexus.change_tokens(str(tmp_path / "tokens.json"), lambda none: TOKENS)
     text = (tmp_path / "tokens.json").read_text()
-    assert nexus.read_tokens(str(tmp_path)) == TOKENS and "secret" not in text and "second" not in text
+    assert nexus.read_tokens(str(tmp_path / "tokens.json")) == TOKENS and "secret" not in text and "second" not in text
     assert holders(TOKENS) == {"secret-of-ann": "ann", "secret-of-bob": "bob", "second-of-bob": "bob"}
     assert holders(TOKENS, NOW + DAY) == {"secret-of-ann": "ann", "second-of-bob": "bob"}
 
@@ -1205,7 +1205,7 @@ def test_what_an_older_nexus_kept_of_revoked_tokens_lets_nobody_in(tmp_path):
     rows = [{**row, "used_at": None, "revoked_at": row["user"] == "bob" and row["created_at"]}
             for row in map(nexus.token_json, TOKENS.values())]
     (tmp_path / "tokens.json").write_text(json.dumps({"tokens": rows}))
-    assert holders(nexus.read_tokens(str(tmp_path))) == {"secret-of-ann": "ann"}
+    assert holders(nexus.read_tokens(str(tmp_path / "tokens.json"))) == {"secret-of-ann": "ann"}
 
 
 @given(st.one_of(st.text(max_size=60), json_values.map(json.dumps)))
@@ -1214,7 +1214,7 @@ def test_tokens_that_are_none_are_an_error(tmp_path_factory, text):
     home.mkdir(exist_ok=True)
     (home / "tokens.json").write_text(text, errors="surrogatepass")
     try:
-        nexus.read_tokens(str(home))
+        nexus.read_tokens(str(home / "tokens.json"))
     except nexus.NexusError as error:
         assert error.kind == "unavailable"
 

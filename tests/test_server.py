@@ -708,7 +708,7 @@ def add_tokens(bench):
         tokens = nexus.add_token(tokens, "myuser", "my-secret-token", None, 1e9)
         tokens = nexus.add_token(tokens, "myuser", "my-expired-token", 1.1e9, 1e9)
         return nexus.revoke_tokens(nexus.add_token(tokens, "myuser", "my-revoked-token", None, 1e9), "my-revoked-token")
-    nexus.change_tokens(bench.layout.home, change)
+    nexus.change_tokens(bench.layout.tokens_file, change)
 
 
 def submit(bench, config=MINE, code=b"print()\n", headers=None, uid=OWNER + 1, peer="127.0.0.1"):
@@ -1539,7 +1539,7 @@ def lab_bench(**keys):
     """A Bench that bob and ann may call, each with a token, and each with a job: bob's, then ann's, then the owner's."""
     with Bench(**keys) as bench:
         for user in ("bob", "ann"):
-            nexus.change_tokens(bench.layout.home, lambda tokens, user=user: nexus.add_token(
+            nexus.change_tokens(bench.layout.tokens_file, lambda tokens, user=user: nexus.add_token(
                 tokens, user, f"secret-of-{user}", None, time.time()))
         bench.ids = [bench.ask("POST", "/queue", {"command": f"echo {word}", "name": word}, headers)[1]["id"]
                      for word, headers in (("bobs", BOB), ("anns", ANN), ("own", {}))]
@@ -1655,7 +1655,7 @@ def test_tokens_that_are_over(reason, change, word):
         bench.service.clock.sleep = slept.append
         headers = BOB if change else {"authorization": "Bearer secret-of-bop"}
         if change:
-            nexus.change_tokens(bench.layout.home, lambda tokens: change(tokens, time.time()))
+            nexus.change_tokens(bench.layout.tokens_file, lambda tokens: change(tokens, time.time()))
         answers = [bench.ask("GET", "/jobs", None, headers) for _ in range(9)]
         assert {code for code, _ in answers} == {401} and {answer["message"] for _, answer in answers} == {"the token is not right"}
         assert slept == sorted(slept) and slept[0] <= 0.2 and slept[-1] == 5.0, "slower each time"
@@ -2118,7 +2118,7 @@ def test_a_revoked_token_ends_its_streams():
     with lab_bench() as bench:
         stream = bench.respond("GET", "/events", None, BOB).stream
         assert next(stream).startswith(b": events")
-        nexus.change_tokens(bench.layout.home, lambda tokens: nexus.revoke_tokens(tokens, "bob"))
+        nexus.change_tokens(bench.layout.tokens_file, lambda tokens: nexus.revoke_tokens(tokens, "bob"))
         with pytest.raises(nexus.NexusError, match="revoked"):
             next(stream)
 
@@ -2288,13 +2288,13 @@ BROKEN = [  # reason, what goes wrong in the middle of a list, whether it is a f
 @pytest.mark.parametrize("version", [b"1.0", b"1.1"])
 @pytest.mark.parametrize("reason, error, is_counted", BROKEN, ids=[case[0] for case in BROKEN])
 def test_part_of_an_answer_does_not_look_like_all_of_it(monkeypatch, listening, reason, error, is_counted, version):
-    nexus.change_tokens(listening.layout.home, lambda tokens: nexus.add_token(tokens, "bob", "secret-of-bob", None, time.time()))
+    nexus.change_tokens(listening.layout.tokens_file, lambda tokens: nexus.add_token(tokens, "bob", "secret-of-bob", None, time.time()))
 
     def make_part(*_):
         yield b"[1,\n"
         if error:
             raise error
-        nexus.change_tokens(listening.layout.home, lambda tokens: nexus.revoke_tokens(tokens, "bob"))
+        nexus.change_tokens(listening.layout.tokens_file, lambda tokens: nexus.revoke_tokens(tokens, "bob"))
         yield b"2]\n"
 
     monkeypatch.setattr(nexus, "stream_list", lambda _: nexus.Response(200, stream=make_part()))
