@@ -4289,12 +4289,11 @@ def load_config(path: str, environ: Mapping[str, str]) -> Config:
                 import tomllib
             else:
                 import tomli as tomllib
+            data = tomllib.loads(text)
         except ImportError:
             raise NexusError("usage", f"{path} cannot be read: Python {sys.version_info[0]}.{sys.version_info[1]} has no TOML parser",
                              hint=f"{sys.executable} -m pip install tomli, or use Python 3.11 or newer") from None
-        try:
-            data = tomllib.loads(text)
-        except (tomllib.TOMLDecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
             raise NexusError("usage", f"{path} is not valid TOML: {error}",
                              hint="nexus config edit; an example: nexus config sample") from None
     mock = environ.get("NEXUS_MOCK_GPUS")
@@ -4355,7 +4354,7 @@ def write_atomic(path: str, pieces: Iterable[str], mode: int = 0o600, is_synced:
     try:
         remove_file(aside)          # what a crash left; and in a folder that all may write nobody's link is followed
         handle = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-        # In steps of MiB: many small writes starve other threads, since each lets go of the interpreter for too short a time.
+        # In steps of MiB: many small writes starve other threads, each of which lets go of the interpreter for too short.
         with open(handle, "w", 2**20, encoding="utf-8", errors="surrogateescape") as file:
             file.writelines(pieces)
             if is_synced:
@@ -4646,11 +4645,7 @@ def read_scratch(file: IO[bytes], most_bytes: int, undecodable: str = "replace")
 
 def has_session(process: subprocess.Popen[bytes]) -> bool:
     """Whether a program that run() began, or anything that it began in turn, is still there."""
-    if process.poll() is None:
-        return True
-    processes = Processes()
-    processes.uid = 0           # everybody's
-    return any(one.session == process.pid for one in processes.scan())
+    return process.poll() is None or any(one.session == process.pid for one in Processes().scan(is_all=True))
 
 
 class NvidiaSmi:
@@ -4747,16 +4742,9 @@ class Processes:
         self.owners: dict[int, tuple[int, str]] = {}                    # pid: (started, mark of its job); of late ones too
 
     def find(self, pid: int) -> Process | None:
-        try:
-            handle = os.open(f"{PROC}/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)     # open() would double a scan's time
-        except OSError:
-            return None
-        try:
+        with contextlib.suppress(OSError, ValueError, IndexError), opened(f"{PROC}/{pid}/stat", os.O_RDONLY) as handle:
             return parse_proc_stat(os.read(handle, 4096).decode("utf-8", "replace"))
-        except (OSError, ValueError, IndexError):
-            return None
-        finally:
-            os.close(handle)
+        return None
 
     def is_alive(self, pid: int | None, started: int | None) -> bool:
         process = self.find(pid) if pid else None
@@ -4764,24 +4752,21 @@ class Processes:
 
     def is_gone(self, process: Process) -> bool:
         """Whether it has ended and only waits to be reaped.  When its first thread alone has ended, it reads the same."""
-        if process.state not in "ZX":
-            return False
-        try:
-            return len(os.listdir(f"{PROC}/{process.pid}/task")) < 2
-        except OSError:
-            return True
+        with contextlib.suppress(OSError):
+            return process.state in "ZX" and len(os.listdir(f"{PROC}/{process.pid}/task")) < 2
+        return True
 
     def find_age_s(self, started: int) -> float:
         """For how long a process that began then has run, whatever the wall clock was set to."""
         return time.clock_gettime(time.CLOCK_BOOTTIME) - started / os.sysconf("SC_CLK_TCK")
 
-    def scan(self) -> list[Process]:
+    def scan(self, is_all: bool = False) -> list[Process]:
         """The processes that may be ours: this user's, and for root everybody's."""
-        found = []
+        found, is_all = [], is_all or not self.uid
         with os.scandir(PROC) as entries:
             for entry in entries:
                 with contextlib.suppress(OSError):
-                    if entry.name.isdigit() and (not self.uid or entry.stat(follow_symlinks=False).st_uid == self.uid):
+                    if entry.name.isdigit() and (is_all or entry.stat(follow_symlinks=False).st_uid == self.uid):
                         process = self.find(int(entry.name))
                         if process and not process.is_kernel and not self.is_gone(process):
                             found.append(process)
@@ -4870,13 +4855,10 @@ class Processes:
         handle = None
         with contextlib.suppress(AttributeError, OSError):      # a Python built for an older kernel; or it has gone
             handle = os.pidfd_open(process.pid)
+        kill, whom = (os.kill, process.pid) if handle is None else (signal.pidfd_send_signal, handle)
         with contextlib.suppress(OSError):
-            if not self.is_alive(process.pid, process.started):
-                pass
-            elif handle is None:
-                os.kill(process.pid, number)
-            else:
-                signal.pidfd_send_signal(handle, number)
+            if self.is_alive(process.pid, process.started):
+                kill(whom, number)
         if handle is not None:
             os.close(handle)
 
@@ -5154,7 +5136,7 @@ class Leases:
                 lock = stack.enter_context(opened("lock", LEASE_FLAGS, folder=folder))
                 facts = os.fstat(lock)
                 if (facts.st_uid, facts.st_mode, facts.st_nlink, facts.st_size) == (os.geteuid(), stat.S_IFREG | 0o600, 1, 0):
-                    os.fchmod(lock, 0o644)      # as it was made, also by whoever was killed then; no file that was put here
+                    os.fchmod(lock, 0o644)      # as it was made, or left by who was killed then; no file that was put here
             except OSError as error:
                 owner = find_user(os.lstat("lock", dir_fd=folder).st_uid)
                 raise NexusError("unavailable", f"{path} of {owner} cannot be opened: {error.strerror}",
@@ -5259,16 +5241,18 @@ class Screen:
         if not find_program("screen"):
             return "screen is not installed"
         try:
-            said = self.call("-ls")
-            if not re.search(r"No Sockets found|\((Detached|Attached|Dead)|There (is|are)", said) or (
-                    len(os.environ.get("SCREENDIR", "")) > MAX_SCREENDIR):
-                self.folder = self.own_folder
-                if len(self.folder) > MAX_SCREENDIR:
-                    return f"screen: {format_line(said.strip(), 200)}; and {self.folder} is too long a path for its sockets"
-                make_folder(self.folder)
-                said = self.call("-ls")
-                if "No Sockets" not in said and "\t" not in said:
-                    return f"screen: {format_line(said.strip(), 200)}"
+            faults = []
+            for folder in (None, self.own_folder):
+                self.folder, path = folder, folder or os.environ.get("SCREENDIR", "")
+                is_long = len(path) > MAX_SCREENDIR
+                if folder and not is_long:
+                    make_folder(path)
+                said = f"{path} is too long a path for its sockets" if is_long else self.call("-ls").strip()
+                if re.search(r"No Sockets found|\((Detached|Attached|Dead)|There (is|are)", said):
+                    break
+                faults.append(said)
+            else:
+                return f"screen: {format_line('; and '.join(faults), 300)}"
             if read_text(self.rc) != SCREEN_RC:
                 write_atomic(self.rc, [SCREEN_RC], is_synced=False)
             self.call("-wipe", "nexus")         # sockets of sessions that were killed, whose names begin so
@@ -5306,30 +5290,31 @@ class Slurm:
         self.service_id = service_id
         self.environ = {**{name: text for name, text in environ.items() if re.fullmatch(SLURM_VARIABLES, name)}, "TZ": "UTC"}
 
-    def ask(self, *argv: str) -> Completed:
-        """Raises: unavailable, in Slurm's words or because there is none."""
+    def ask(self, *argv: str) -> tuple[Completed, str]:
+        """What a program says, and as words to people.  Raises: unavailable, in Slurm's words or because there is none."""
         install = "run nexus where sbatch works (apt install slurm-client), or set [jobs] launcher (nexus config edit)"
         try:
-            return run(argv, SLURM_TIMEOUT_S, self.environ, install=install)
+            done = run(argv, SLURM_TIMEOUT_S, self.environ, install=install)
         except NexusError as error:
             raise error if error.hint == install else fail_slurm(error.message) from None
+        return done, clean_slurm_words(done.output) or f"{argv[0]} ended with exit code {done.exit_code}"
 
     def read(self, *argv: str) -> str:
         """What a program says that must succeed.  Raises: unavailable."""
-        done = self.ask(*argv)
+        done, words = self.ask(*argv)
         if done.exit_code:
-            raise fail_slurm(clean_slurm_words(done.output) or f"{argv[0]} ended with exit code {done.exit_code}")
+            raise fail_slurm(words)
         return done.output
 
     def submit(self, argv: Sequence[str]) -> tuple[str | None, str]:
         """The id of a submitted job, or None and Slurm's words.  Raises: unavailable, and then it may be there all the same."""
-        done = self.ask(*argv)
-        match = None if done.exit_code else re.search(SBATCH_ANSWER, done.output)
-        slurm_id = match[1] if match else None
-        words = clean_slurm_words(done.output) or f"sbatch ended with exit code {done.exit_code}"
-        if slurm_id is None and (done.exit_code <= 0 or read_refusal(words)[0] == "cluster"):
+        done, words = self.ask(*argv)
+        match = re.search(SBATCH_ANSWER, done.output)
+        if match and not done.exit_code:
+            return match[1], ""
+        if done.exit_code <= 0 or read_refusal(words)[0] == "cluster":
             raise fail_slurm(words)
-        return slurm_id, "" if slurm_id else words
+        return None, words
 
     def query_jobs(self) -> list[SlurmJob]:
         """All of this user's that slurmctld knows: those that have ended too, for its MinJobAge.  Raises: unavailable."""
@@ -5338,8 +5323,8 @@ class Slurm:
 
     def cancel(self, ids: Sequence[str]) -> str:
         """Slurm's words, if it refuses.  Raises: unavailable."""
-        done = self.ask("scancel", *ids)
-        return clean_slurm_words(done.output) if done.exit_code else ""
+        done, words = self.ask("scancel", *ids)
+        return words if done.exit_code else ""
 
     def query_name(self) -> str:
         """Of the cluster.  Raises: unavailable."""
@@ -6194,10 +6179,8 @@ def choose_limits(job: Job) -> tuple[list[str], list[str]]:
 def read_claim(folder: str, attempt: int) -> tuple[int, int] | None:
     """(pid, started) of the runner that has an attempt; None when it is nobody's; (0, 0) when a service claimed it."""
     text = read_text(os.path.join(folder, f"attempt-{attempt}"))
-    if text is None:
-        return None
-    words = text.split()
-    return (int(words[0]), int(words[1])) if len(words) == 2 and all(map(is_number, words)) else (0, 0)
+    match = re.fullmatch(r"([0-9]{1,19}) ([0-9]{1,19})\n?", text or "")
+    return (int(match[1]), int(match[2])) if match else None if text is None else (0, 0)
 
 
 def take_claim(folder: str, attempt: int) -> bool:
@@ -6272,18 +6255,14 @@ sys.exit(nexus.entry())
 """
 
 
-def build_service_environ(environ: Mapping[str, str], home: str) -> dict[str, str]:
-    """What the service is started with: nothing of a job that it may be started from."""
-    kept = {name: text for name, text in environ.items() if not is_job_variable(name) and name != "CUDA_VISIBLE_DEVICES"}
-    return {**kept, "NEXUS_HOME": home, "NEXUS_ROLE": "service"}
-
-
 def start_supervisor(layout: Layout, screen: Screen | None, environ: Mapping[str, str], options: Sequence[str]) -> None:
     """Start what starts the service, and starts it again when it dies: in the screen session `nexus`, or detached."""
     import subprocess
     service = [sys.executable, "-c", SERVICE_STARTER, layout.cache_dir, os.path.abspath(__file__), "serve", *options]
     command = ["/bin/sh", "-c", SUPERVISOR_SCRIPT, "nexus", layout.home, *service]
-    started = build_service_environ(environ, layout.home)
+    started = {name: text for name, text in environ.items()             # nothing of a job that this may be called from
+               if not is_job_variable(name) and name != "CUDA_VISIBLE_DEVICES"}
+    started.update(NEXUS_HOME=layout.home, NEXUS_ROLE="service")
     if screen:
         started.update({name: text for name, text in screen.environ().items() if name in ("SYSSCREENRC", "TERM", "SCREENDIR")})
         command = screen.argv("nexus", command, is_daemon=True)
@@ -10193,7 +10172,7 @@ class Api:
         import hmac
         if hmac.compare_digest(text.encode(), self.token.encode()):
             return Caller(self.service.user, f"{self.service.user} (token, {request.peer})")
-        token = read_tokens(self.service.layout.tokens_file).get(hash_text(text))       # how long that takes tells nothing of it
+        token = read_tokens(self.service.layout.tokens_file).get(hash_text(text))       # its time tells nothing of it
         if token and token.is_good(self.service.clock.now()):
             return Caller(token.user, f"{token.user} (token, {request.peer})", False, token.sha256)
         if token:
