@@ -11337,17 +11337,15 @@ dialog label::first-letter { text-transform: uppercase; }
 dialog .lost { margin-top: .7rem; }
 .fault { color: var(--bad); overflow-wrap: anywhere; }
 .opening main { opacity: 0; }
-.locked nav, .locked .tools button, .locked #overview, .locked #job, body:not(.locked) #login, .docs nav, .docs .tools {
-  display: none; }
+.docs nav, .docs .tools { display: none; }
 .call { margin: .5rem 0; padding: .2rem .95rem; }
 .call > summary { display: flex; flex-wrap: wrap; gap: .2rem .7rem; color: inherit; }
 .method { min-width: 4.2rem; color: var(--accent); }
-#docs h2 { margin: 1.2rem 0 .5rem; } #docs h3 { margin: .8rem 0 .3rem; }
+#docs h2, #find { margin: 1.2rem 0 .5rem; } #docs h3 { margin: .8rem 0 .3rem; }
 .text { white-space: pre-line; overflow-wrap: anywhere; }
 .steps select { width: auto; min-height: 30px; }
 #job > p { margin-bottom: .5rem; }
-#login { max-width: 26rem; margin: 8vh auto 0; padding: 1.4rem; }
-#login form { display: grid; gap: .6rem; margin-top: .8rem; }
+#login { display: grid; gap: .6rem; }
 
 @media (max-width: 900px) { #filters { grid-template-columns: repeat(3, minmax(0, 1fr)) auto; } #filters .text { grid-column: 1 / -1; } }
 @media (max-width: 640px) {
@@ -11401,17 +11399,6 @@ dialog .lost { margin-top: .7rem; }
   </div>
 </header>
 <main id="main" tabindex="-1">
-  <p id="broken" class="banner bad" role="alert" hidden></p>
-  <section id="login" class="panel">
-    <h1>This service asks for a token</h1>
-    <p id="login-why" class="muted" role="alert"></p>
-    <form autocomplete="off">
-      <label for="token">Token</label>
-      <input id="token" type="password" autocomplete="off" spellcheck="false" required>
-      <p class="small muted">It is kept for this tab alone, until the tab is closed.</p>
-      <button class="primary">Continue</button>
-    </form>
-  </section>
   <div id="overview" hidden>
     <h1 class="unseen">nexus: GPUs and jobs</h1>
     <div id="banners"></div>
@@ -11436,17 +11423,12 @@ dialog .lost { margin-top: .7rem; }
     <h1>nexus: the API</h1>
     <p id="about" class="text">Loading openapi.json &hellip;</p>
     <p><a href="openapi.json">openapi.json</a> &middot; <a href=".">dashboard</a></p>
-    <div class="form">
-      <div><label for="docs-token">Token</label><input id="docs-token" type="password" autocomplete="off" spellcheck="false">
-        <span class="help">for this tab alone; none is needed on the owner&rsquo;s machine</span></div>
-      <div><label for="find">Find</label><input id="find" type="search" autocomplete="off">
-        <span class="help">in paths and what they do</span></div>
-    </div>
+    <input id="find" type="search" placeholder="Find in paths and what they do&hellip;" aria-label="Find">
     <div id="calls"></div>
   </div>
 </main>
 <footer>
-  <span><span id="version"></span> <button id="forget" type="button" class="link" hidden>Forget the token</button></span>
+  <span><span id="version"></span> <button id="forget" type="button" class="link"></button></span>
 </footer>
 <div id="notices" aria-live="polite"></div>
 <dialog id="dialog" aria-labelledby="dialog-title"></dialog>
@@ -11544,6 +11526,7 @@ const known = (fact) => fact !== null && fact !== undefined;
 const number = (count) => count.toLocaleString('en-US');
 const counted = (count, word) => `${number(count)} ${word}${count === 1 ? '' : 's'}`;
 const listed = (...parts) => parts.filter(Boolean).join(' \u00b7 ');
+const sentences = ({message, hint}) => [message, hint].filter(Boolean).join('. ');
 const percent = (share) => `${Math.round(share)} %`;
 const gib = (mib) => (mib / 1024).toFixed(1);
 const size = (mib) => mib >= 1024 ? `${gib(mib)} GiB` : `${Math.round(mib)} MiB`;
@@ -11570,9 +11553,8 @@ const jobLink = (job) => el('a', {class: 'id', href: `#/${pathOf(job)}`, 'aria-l
 
 // ---- Asking the service
 
-const getToken = () => sessionStorage.getItem('nexus-token') || null;            // for this tab alone
-const keepToken = (text) => text ? sessionStorage.setItem('nexus-token', text) : sessionStorage.removeItem('nexus-token');
-const trouble = (message, hint, status) => Object.assign(new Error(message), {hint, status});       // 0: no answer has come
+const trouble = (message, hint, status, answer) =>              // status 0: no answer has come
+  Object.assign(new Error(message), {hint, status, answer});
 let clockOffset = 0;
 
 // What has no status is an error in this page.  Half of it may be missing then, so that is said.
@@ -11580,21 +11562,17 @@ addEventListener('error', ({error}) => error && tellBroken(error));
 addEventListener('unhandledrejection', ({reason}) => tellBroken(reason));
 
 function tellBroken(error) {
-  at('broken').replaceChildren(`An error in this page: it may not show everything (${error?.message ?? error}). `,
-    button('Reload', () => location.reload()));
-  at('broken').hidden = false;
-  document.body.classList.remove('opening');
+  complain({message: `An error in this page: it may not show everything (${error?.message ?? error}).`,
+    hint: button('Reload', () => location.reload())});
 }
 
-async function request(method, path, {body, signal, headers = {}} = {}) {
-  const given = getToken();
-  if (given) headers.Authorization = `Bearer ${given}`;
-  if (body !== undefined) headers['Content-Type'] = 'application/json';
+async function request(method, path, {headers, ...options} = {}) {
+  const given = getToken(), signed = given ? {...headers, Authorization: `Bearer ${given}`} : headers;
   let answer;
   try {
-    answer = await fetch(path, {method, headers, signal, cache: 'no-store', body: body === undefined ? undefined : JSON.stringify(body)});
+    answer = await fetch(path, {method, headers: signed, cache: 'no-store', credentials: 'omit', ...options});
   } catch (error) {
-    if (signal?.aborted) throw error;
+    if (options.signal?.aborted) throw error;
     throw trouble('The service cannot be reached.', 'Is it running? On its machine: nexus start', 0);
   }
   const date = Date.parse(answer.headers.get('Date') ?? '');
@@ -11603,16 +11581,22 @@ async function request(method, path, {body, signal, headers = {}} = {}) {
     document.body.classList.remove('opening');
     return answer;
   }
-  const told = await answer.json().catch(() => ({}));
-  const refusal = trouble(told.message ?? `The service answered ${answer.status}.`, told.hint ?? '', answer.status);
-  if (answer.status === 401 && given === getToken()) askForToken(refusal);
+  const {message = `The service answered ${answer.status}.`, hint = ''} = await answer.clone().json().catch(() => ({}));
+  const refusal = trouble(message, hint, answer.status, answer);
+  if (answer.status === 401 && given === getToken()) asking ??= askForToken(refusal);
   throw refusal;
 }
 
-async function ask(method, path, body, headers) {
+async function* readPieces(answer) {
+  const reader = answer.body?.getReader();
+  for (let step; reader && !(step = await reader.read()).done;) yield step.value;
+}
+
+async function ask(method, path, body, headers = {}) {
   const signal = AbortSignal.timeout(ANSWER_MS);
+  if (body !== undefined) headers['Content-Type'] = 'application/json';
   try {
-    const answer = await request(method, path, {body, headers, signal});
+    const answer = await request(method, path, {signal, headers, body: JSON.stringify(body)});
     return answer.status === 204 ? null : await answer.json();
   } catch (error) {
     if (known(error.status)) throw error;
@@ -11627,11 +11611,11 @@ async function* pieces(path, control, silence, begin = () => {}) {
   const wait = () => { clearTimeout(timer); timer = setTimeout(() => control.abort(), silence); };
   wait();
   try {
-    const answer = await request('GET', path, {signal: control.signal}), reader = answer.body.getReader();
+    const answer = await request('GET', path, {signal: control.signal});
     begin(answer.headers);
-    for (let step; !(step = await reader.read()).done;) {
+    for await (const piece of readPieces(answer)) {
       wait();
-      yield step.value;
+      yield piece;
     }
   } finally {
     clearTimeout(timer);
@@ -11651,43 +11635,54 @@ async function act(method, path, body, done) {
   }
 }
 
-function tell(text) {
-  setTimeout((notice) => notice.remove(), 6000, notify('notice', text));
-}
+const tell = (text) => setTimeout((notice) => notice.remove(), 6000, notify({class: 'notice'}, text));
 
-function complain({message, hint}) {
-  const notice = notify('notice bad', el('strong', {}, message), el('div', {class: 'muted'}, hint));
+function complain({message, hint, status}) {
+  if (status === 401) return;                   // the dialog tells
+  const notice = notify({class: 'notice bad', role: 'alert'},
+    el('strong', {}, message), el('div', {class: 'muted'}, hint));
   notice.append(button('Close', () => notice.remove(), 'link'));
 }
 
-function notify(kind, ...text) {
-  const notice = el('div', {class: kind}, el('div', {}, ...text));
+function notify(facts, ...text) {
+  const notice = el('div', facts, el('div', {}, ...text));
+  for (const old of [...at('notices').children]) if (old.firstChild.textContent === notice.textContent) old.remove();
   while (at('notices').children.length > 3) at('notices').firstChild.remove();
   at('notices').append(notice);
   return notice;
 }
 
-const isLocked = () => document.body.className === 'locked';
+// ---- The token, kept for this tab alone
 
-function askForToken({message, hint}) {
-  const advice = getToken() && hint || 'nexus token create makes one; the owner\u2019s is in ~/.nexus/token.';
-  write(at('login-why'), `${message}. ${advice}`);
-  keepToken('');
-  document.body.className = 'locked';
-  following?.abort();
-  connectionIs('', 'token needed');
-  at('token').focus();
+let asking = null;                              // what ends when the dialog that asks for it is closed
+const getToken = () => sessionStorage.getItem('nexus-token') || null;
+
+function keepToken(text) {
+  sessionStorage.removeItem('nexus-token');
+  if (text) sessionStorage.setItem('nexus-token', text);
+  write(at('forget'), text ? 'Forget the token' : 'Use a token');
+  for (const form of at('calls').querySelectorAll('form')) form.oninput();      // what is shown for curl
 }
 
-at('login').querySelector('form').addEventListener('submit', (event) => {
-  event.preventDefault();
-  const text = at('token').value.trim();
-  if (!/^[\x21-\x7e]+$/.test(text)) return write(at('login-why'), 'A token has no spaces and only ASCII letters.');
-  keepToken(text);
-  location.reload();
-});
+async function askForToken({message, hint}) {
+  const advice = getToken() && hint || 'nexus token create makes one; the owner\u2019s is in ~/.nexus/token.';
+  const field = el('input', {id: 'token', type: 'password', autocomplete: 'off', spellcheck: 'false', required: true,
+    pattern: '\\s*[!-~]+\\s*', title: 'A token has no spaces and only ASCII letters.'});
+  const onsubmit = (event) => { event.preventDefault(); keepToken(field.value.trim()); at('dialog').close(); };
+  keepToken('');
+  document.body.classList.toggle('opening', !isDocs);           // what another token showed is hidden
+  following?.abort();
+  connectionIs('', 'token needed');
+  await openDialog('This service asks for a token', field, el('form', {id: 'login', autocomplete: 'off', onsubmit},
+    el('p', {class: 'muted', role: 'alert'}, sentences({message, hint: advice})),
+    el('label', {for: 'token'}, 'Token'), field,
+    el('p', {class: 'small muted'}, 'It is kept for this tab alone, until the tab is closed.'),
+    el('button', {class: 'primary'}, 'Continue')));
+  asking = null;
+}
 
 at('forget').addEventListener('click', () => {
+  if (!getToken()) return (asking ??= askForToken({}));
   keepToken('');
   location.reload();
 });
@@ -11753,8 +11748,9 @@ function connectionIs(kind, text) {
   write(at('connection'), text);
 }
 
-async function follow() {                       // until a token is asked for: after that the page is loaded again
-  while (!isLocked()) {
+async function follow() {
+  for (;;) {
+    await asking;
     while (document.hidden) {                   // a browser has six connections to a host, for all tabs
       connectionIs('', 'resting');
       await visibilityChange();
@@ -11771,7 +11767,7 @@ async function follow() {                       // until a token is asked for: a
     } catch { /* said below */ }
     following = null;
     endings++;
-    if (document.hidden || isLocked()) continue;
+    if (document.hidden || asking) continue;
     connectionIs('lost', 'reconnecting');
     await new Promise((resolve) => setTimeout(resolve, retryDelay * (0.75 + Math.random() / 2)));
     retryDelay = Math.min(15000, retryDelay * 1.7);
@@ -11794,7 +11790,7 @@ setInterval(() => {
 const draw = onFrame(drawNow);
 
 function drawNow() {
-  if (!service.host || isLocked()) return;
+  if (!service.host) return;
   const counts = {running: service.running_jobs.length, queue: service.queued_jobs, history: service.completed_jobs};
   write(at('host'), service.host.name);
   write(at('version'),
@@ -11804,7 +11800,6 @@ function drawNow() {
   at('pause').hidden = !service.is_owner;
   write(at('pause'), service.is_paused ? 'Resume' : 'Pause');
   at('pause').setAttribute('aria-label', service.is_paused ? 'Resume starting jobs' : 'Pause: start no more jobs');
-  at('forget').hidden = !getToken();
   document.title = `${jobPage ? jobPage.id : `${counts.running} running, ${counts.queue} pending`} \u00b7 nexus`;
   if (jobPage) return jobPage.draw();
   if (!lists) return;
@@ -12117,7 +12112,7 @@ function openAddForm(given = {}, lost = []) {
       tell(`Job ${answer.id} was added.${answer.warning ? ` ${answer.warning}` : ''}`);
       refreshSoon();
     } catch (error) {
-      write(fault, [error.message, error.hint].filter(Boolean).join('. '));
+      write(fault, sentences(error));
     }
     send.disabled = false;
   }
@@ -12432,115 +12427,94 @@ function describeShape([name, schema]) {
     el('pre', {tabindex: 0}, rows.join('\n') || JSON.stringify(schema, null, 2)));
 }
 
-class Call {
-  constructor(path, method, facts) {
-    Object.assign(this, {path, method, facts, inputs: []});
-    this.text = `${method} ${path} ${facts.summary}`.toLowerCase();
-    this.node = el('details', {class: 'call panel', id: facts.operationId, ontoggle: () => this.form ?? this.build()},
-      el('summary', {}, el('b', {class: 'method'}, method), el('code', {}, path),
-        el('span', {class: 'muted'}, facts.summary)));
+function readInputs(path, inputs, kind) {       // what is sent: its address, and the rest as fetch() takes it
+  const url = new URL(path.slice(1) || '.', location.href), headers = {};
+  let body;
+  for (const {name, in: place, input: {value}} of inputs) {
+    if (place === 'path') url.pathname = url.pathname.replace(encodeURI(`{${name}}`), encodeURIComponent(value.trim()));
+    else if (place === 'body') [headers['Content-Type'], body] = [kind, value];
+    else if (place === 'form') (body ??= new FormData()).append(name, new Blob([value]), name);
+    else if (value && place === 'query') url.searchParams.set(name, value);
+    else if (value) headers[name] = value;
   }
+  return {url: url.href, headers, body};
+}
 
-  build() {
-    const [[kind, body] = []] = Object.entries(this.facts.requestBody?.content ?? {});
-    const shape = shapes[typeOf(body?.schema)] ?? body?.schema;
-    const parts = kind === 'application/json'
-      ? [{name: 'Body', in: 'body', description: typeOf(body.schema), example: JSON.stringify(shape.examples?.[0] ?? {}, null, 2)}]
-      : Object.entries(shape?.properties ?? {}).map(([name, {description = '', examples}]) =>
-        ({name, in: 'form', description, example: examples?.[0]}));
-    const fields = [...this.facts.parameters, ...parts].map(({name, in: place, description, required, schema, example}) => {
-      const choices = schema?.enum ?? schema?.items?.enum;
-      const input = !schema ? el('textarea', {rows: 6, spellcheck: 'false'}, example)
-        : choices ? choice({}, ['', ...choices].map((word) => [word, word]), '')
-          : el('input', {autocomplete: 'off', spellcheck: 'false', required, placeholder: schema.examples?.[0]});
-      this.inputs.push([input, name, place]);
-      return el('div', {class: !schema && 'all'}, el('label', {}, `${name} `,
-        el('span', {class: 'help'}, schema && !required ? `${description} (optional)` : description), input));
-    });
-    this.kind = kind;
-    this.send = el('button', {class: 'primary'}, 'Send');
-    this.stop = button('Stop', () => this.control.abort(), '', {hidden: true});
-    this.curl = el('pre', {tabindex: 0, 'aria-label': 'the same with curl'});
-    this.answer = el('div', {'aria-live': 'polite'});
-    this.form = el('form', {oninput: () => this.tellCurl(), onsubmit: (event) => { event.preventDefault(); this.ask(); }},
-      el('div', {class: 'form'}, fields), el('h3', {}, 'With curl'), this.curl,
-      el('div', {class: 'buttons'}, this.stop, this.send), this.answer);
-    const answers = Object.entries(this.facts.responses).map(([status, told]) => [`${status}: ${told.description ?? typeOf(told)}`,
-      ...Object.entries(told.content ?? {}).map(([type, {schema}]) => `${type} ${typeOf(schema)}`)].join(' \u2014 '));
-    this.node.append(el('p', {class: 'text'}, this.facts.description), this.form, el('h3', {}, 'Answers'),
-      el('ul', {}, answers.map((text) => el('li', {}, text))));
-    this.tellCurl();
-  }
+function curlOf(method, {url, headers, body}) {
+  const sent = body instanceof FormData ? Array.from(body.keys(), (name) => `-F ${quote(`${name}=@${name}`)}`)
+    : known(body) ? [`-d ${quote(body)}`] : [];
+  const told = Object.entries(headers).map((pair) => `-H ${quote(pair.join(': '))}`);
+  return ['curl', method !== 'GET' && `-X ${method}`, getToken() && '-H "Authorization: Bearer $NEXUS_TOKEN"',
+    ...told, ...sent, quote(url)].filter(Boolean).join(' ');
+}
 
-  make() {                                      // what is sent, for fetch and for curl
-    const query = new URLSearchParams(), options = {method: this.method, headers: {}, cache: 'no-store', credentials: 'omit'};
-    const words = ['curl', ...(this.method === 'GET' ? [] : ['-X', this.method])];
-    const addHeader = (name, text, shown = quote(`${name}: ${text}`)) => {
-      options.headers[name] = text;
-      words.push('-H', shown);
-    };
-    let path = this.path.slice(1);
-    if (getToken()) addHeader('Authorization', `Bearer ${getToken()}`, '"Authorization: Bearer $NEXUS_TOKEN"');
-    for (const [{value}, name, place] of this.inputs) {
-      if (place === 'path') path = path.replace(`{${name}}`, encodeURIComponent(value.trim()));
-      else if (place === 'body') {
-        addHeader('Content-Type', this.kind);
-        options.body = value;
-        words.push('-d', quote(value));
-      } else if (place === 'form') {
-        (options.body ??= new FormData()).append(name, new Blob([value]), name);
-        words.push('-F', quote(`${name}=@${name}`));
-      } else if (value && place === 'query') query.set(name, value);
-      else if (value) addHeader(name, value);
-    }
-    const url = new URL((path || '.') + (`${query}` && `?${query}`), location.href).href;
-    return {url, options, curl: [...words, quote(url)].join(' ')};
-  }
-
-  tellCurl() {
-    write(this.curl, this.make().curl);
-  }
-
-  async ask() {
-    if (this.facts.operationId === 'post_service_stop'
-      && !await confirmed('End the service?', 'Running jobs go on.', 'POST /service/stop', 'End it', 'Keep it')) return;
-    const {url, options} = this.make(), began = performance.now();
-    const status = el('p', {}, 'Asking \u2026'), shown = el('pre', {tabindex: 0, 'aria-label': 'the answer'});
-    this.control = new AbortController();
-    this.answer.replaceChildren(status);
-    this.send.disabled = true;
-    this.stop.hidden = false;
-    let line = '';
-    try {
-      const response = await fetch(url, {...options, signal: this.control.signal});
-      line = `${response.status} ${response.statusText}`;
-      status.className = response.ok ? '' : 'fault';
-      write(status, line);
-      this.answer.append(el('details', {}, el('summary', {}, 'Headers'),
-        el('pre', {tabindex: 0}, [...response.headers].map((pair) => pair.join(': ')).join('\n'))), shown);
-      if (response.status === 401) at('docs-token').focus();
-      await this.show(response, shown);
-      write(status, `${line}, whole after ${Math.round(performance.now() - began)} ms`);
-    } catch (error) {
-      write(status, listed(line, error.name === 'AbortError' ? 'stopped' : error.message));
-    }
-    this.send.disabled = false;
-    this.stop.hidden = true;
-  }
-
-  async show(response, place) {                 // as it comes; JSON once it is whole, indented
-    const isJson = response.headers.get('Content-Type')?.startsWith('application/json');
-    const reader = response.body?.pipeThrough(new TextDecoderStream()).getReader();
-    let text = '';
-    for (let piece; reader && !(piece = await reader.read()).done;) {
-      text += piece.value;
+async function showAnswer(place, method, {url, ...options}) {           // as it comes; JSON once it is whole, indented
+  const status = el('p', {}, 'Asking \u2026'), shown = el('pre', {tabindex: 0, 'aria-label': 'the answer'});
+  const began = performance.now(), decoder = new TextDecoder();
+  let line = '', text = '';
+  place.replaceChildren(status);
+  try {
+    const answer = await request(method, url, options).catch((error) => error.answer ?? Promise.reject(error));
+    const isJson = answer.headers.get('Content-Type')?.startsWith('application/json');
+    line = `${answer.status} ${answer.statusText}`;
+    status.className = answer.ok ? '' : 'fault';
+    write(status, line);
+    place.append(el('details', {}, el('summary', {}, 'Headers'),
+      el('pre', {tabindex: 0}, Array.from(answer.headers, (pair) => pair.join(': ')).join('\n'))), shown);
+    for await (const piece of readPieces(answer)) {
+      text += decoder.decode(piece, {stream: true});
       if (isJson) continue;
-      text = text.slice(-ANSWER_LENGTH);
-      write(place, text);
-      place.scrollTop = place.scrollHeight;
+      write(shown, text = text.slice(-ANSWER_LENGTH));
+      shown.scrollTop = shown.scrollHeight;
     }
-    if (isJson) write(place, JSON.stringify(JSON.parse(text), null, 2).slice(0, ANSWER_LENGTH));
+    if (isJson) write(shown, JSON.stringify(JSON.parse(text), null, 2).slice(0, ANSWER_LENGTH));
+    write(status, `${line}, whole after ${Math.round(performance.now() - began)} ms`);
+  } catch (error) {
+    write(status, listed(line, error.name === 'AbortError' ? 'stopped' : error.message));
   }
+}
+
+function drawCall(path, method, {operationId: id, summary, description, parameters, requestBody, responses}) {
+  const [[kind, body] = []] = Object.entries(requestBody?.content ?? {});
+  const shape = shapes[typeOf(body?.schema)] ?? body?.schema;
+  const parts = kind === 'application/json'
+    ? [{name: 'Body', in: 'body', description: typeOf(body.schema),
+      example: JSON.stringify(shape.examples?.[0] ?? {}, null, 2)}]
+    : Object.entries(shape?.properties ?? {}).map(([name, {description = '', examples}]) =>
+      ({name, in: 'form', description, example: examples?.[0]}));
+  const inputs = [...parameters, ...parts].map((row) => {
+    const {required, schema, example} = row, choices = schema?.enum ?? schema?.items?.enum;
+    return {...row, input: !schema ? el('textarea', {rows: 6, spellcheck: 'false'}, example)
+      : choices ? choice({}, ['', ...choices].map((word) => [word, word]), '')
+        : el('input', {autocomplete: 'off', spellcheck: 'false', required, placeholder: schema.examples?.[0]})};
+  });
+  const fields = inputs.map(({name, description, required, schema, input}) => el('div', {class: !schema && 'all'},
+    el('label', {}, `${name} `,
+      el('span', {class: 'help'}, schema && !required ? `${description} (optional)` : description), input)));
+  const curl = el('pre', {tabindex: 0, 'aria-label': 'the same with curl'});
+  const answer = el('div', {'aria-live': 'polite'});
+  const send = el('button', {class: 'primary'}, 'Send');
+  const stop = button('Stop', () => control.abort(), '', {hidden: true});
+  const oninput = () => write(curl, curlOf(method, readInputs(path, inputs, kind)));
+  let control = null;
+  async function onsubmit(event) {
+    event.preventDefault();
+    if (id === 'post_service_stop'
+      && !await confirmed('End the service?', 'Running jobs go on.', 'POST /service/stop', 'End it', 'Keep it')) return;
+    control = new AbortController();
+    [send.disabled, stop.hidden] = [true, false];
+    await showAnswer(answer, method, {...readInputs(path, inputs, kind), signal: control.signal});
+    [send.disabled, stop.hidden] = [false, true];
+  }
+  oninput();
+  return el('details', {class: 'call panel', id},
+    el('summary', {}, el('b', {class: 'method'}, method), el('code', {}, path), el('span', {class: 'muted'}, summary)),
+    el('p', {class: 'text'}, description),
+    el('form', {oninput, onsubmit}, el('div', {class: 'form'}, fields), el('h3', {}, 'With curl'), curl,
+      el('div', {class: 'buttons'}, stop, send), answer),
+    el('h3', {}, 'Answers'), el('ul', {}, Object.entries(responses).map(([status, {content = {}, ...told}]) =>
+      el('li', {}, [`${status}: ${told.description ?? typeOf(told)}`,
+        ...Object.entries(content).map(([type, {schema}]) => `${type} ${typeOf(schema)}`)].join(' \u2014 ')))));
 }
 
 async function openDocs() {
@@ -12551,17 +12525,13 @@ async function openDocs() {
   shapes = api.components.schemas;
   write(at('about'), `${api.info.description}\n\nVersion ${api.info.version}`);
   const calls = Object.entries(api.paths).flatMap(([path, methods]) =>
-    Object.entries(methods).map(([method, facts]) => new Call(path, method.toUpperCase(), facts)));
-  at('calls').append(el('h2', {}, 'Calls'), ...calls.map((call) => call.node), el('h2', {}, 'Shapes'),
-    ...Object.entries(shapes).map(describeShape));
+    Object.entries(methods).map(([method, facts]) => drawCall(path, method.toUpperCase(), facts)));
+  at('calls').append(el('h2', {}, 'Calls'), ...calls,
+    el('h2', {}, 'Shapes'), ...Object.entries(shapes).map(describeShape));
   at('find').addEventListener('input', () => {
     const words = at('find').value.toLowerCase().split(/\s+/);
-    for (const call of calls) call.node.hidden = !words.every((word) => call.text.includes(word));
-  });
-  at('docs-token').value = getToken() ?? '';
-  at('docs-token').addEventListener('input', () => {
-    keepToken(at('docs-token').value.trim());
-    for (const call of calls) if (call.form) call.tellCurl();
+    const isFound = (text) => words.every((word) => text.toLowerCase().includes(word));
+    for (const call of calls) call.hidden = !isFound(call.firstChild.textContent);
   });
   const wanted = at(decodeURIComponent(location.hash.slice(1)));
   if (wanted?.tagName === 'DETAILS') { wanted.open = true; wanted.scrollIntoView(); }
@@ -12573,7 +12543,6 @@ let jobPage = null;
 
 function route() {
   const [, id, part] = /^#\/(?:jobs\/([^/]+)|(gpus|running|queue|history))$/.exec(location.hash) ?? [];
-  if (isLocked()) return;
   jobPage?.log?.close();
   jobPage = id ? new JobPage(decodeURIComponent(id)) : null;
   at('overview').hidden = Boolean(id);
@@ -12592,6 +12561,7 @@ function route() {
 
 document.querySelector('.skip').addEventListener('click', (event) => { event.preventDefault(); at('main').focus(); });
 
+keepToken(getToken());
 if (isDocs) {
   openDocs().catch((error) => {
     at('about').className = 'fault';

@@ -420,17 +420,18 @@ def test_a_jobs_page_is_shown_before_the_status_is_there(browser, box):
 @pytest.mark.parametrize("missing", ["gpu_status", "running_jobs"])
 def test_a_fault_while_drawing_is_shown(browser, box, missing):
     with visit(browser, box, is_expecting_errors=True) as page:
-        expect(page.locator("#broken")).to_be_hidden()
+        broken = page.get_by_role("alert").filter(has_text="An error in this page")
+        expect(broken).to_be_hidden()
         status = box.ask("GET", "/status")
         page.route("**/status", lambda route: route.fulfill(json={**status, missing: None}))
         box.add("true", gpus=0)
-        expect(page.locator("#broken")).to_contain_text("An error in this page")
+        expect(broken).to_be_visible()
         page.reload()
-        expect(page.locator("#broken")).to_be_visible()
+        expect(broken).to_be_visible()
         page.unroute("**/status")
         page.get_by_role("button", name="Reload").click()
         expect(page.locator("#connection")).to_have_text("live")
-        expect(page.locator("#broken")).to_be_hidden()
+        expect(broken).to_be_hidden()
 
 
 def test_priorities_in_a_browser_without_new_selectors(browser, box):
@@ -486,7 +487,7 @@ def test_nothing_flashes_before_a_stored_token_is_refused(browser, box):
                 with contextlib.suppress(Error):        # of the page before
                     route.continue_()
             held.clear()
-            expect(page.locator("#login-why")).to_contain_text("the token is not right")
+            expect(page.locator("#login")).to_contain_text("the token is not right")
             assert page.evaluate("seen") == []
 
 
@@ -502,11 +503,11 @@ def test_the_token_is_asked_for_and_kept_for_the_tab(browser, box):
     with visit(browser, box, is_expecting_errors=True, is_waiting=False, extra_http_headers=FORWARDED) as page:
         field = page.locator("#login").get_by_label("Token")
         expect(field).to_be_focused()
-        expect(page.locator("#login-why")).to_contain_text("needs a token")
+        expect(page.locator("#login")).to_contain_text("needs a token")
         assert field.get_attribute("type") == "password"
         field.fill("wrong")
         field.press("Enter")
-        expect(page.locator("#login-why")).to_contain_text("the token is not right")
+        expect(page.locator("#login")).to_contain_text("the token is not right")
         field.fill(owner)
         page.get_by_role("button", name="Continue").click()
         expect(page.locator("#connection")).to_have_text("live")
@@ -1004,17 +1005,28 @@ def test_docs_show_every_call_and_let_one_try_them(browser, box):
 
 def test_docs_keep_the_token_for_the_tab_and_send_it(browser, box):
     with visit(browser, box, "docs", is_expecting_errors=True, is_waiting=False) as page:
-        page.locator("#docs-token").fill("wrong")
+        field = page.get_by_role("dialog").get_by_label("Token")
         call = try_call(page, "get_jobs")
-        call.get_by_role("button", name="Send").click()
-        expect(call.locator("form [aria-live]")).to_contain_text("401")
-        expect(page.locator("#docs-token")).to_be_focused()
+        call.get_by_label("group").fill("kept")
+        page.get_by_role("button", name="Use a token").click()
+        field.fill("wrong")
+        field.press("Enter")
         expect(call.locator("form > pre")).to_contain_text("Bearer $NEXUS_TOKEN")
-        page.locator("#docs-token").fill((box.home / "token").read_text().strip())
+        call.get_by_role("button", name="Send").click()
+        expect(field).to_be_focused()
+        expect(page.locator("#login")).to_contain_text("the token is not right")
+        expect(call.locator("form [aria-live]")).to_contain_text("401")
+        field.fill((box.home / "token").read_text().strip())
+        field.press("Enter")
+        expect(call.locator("form > pre")).to_contain_text("Bearer $NEXUS_TOKEN")
+        call.get_by_role("button", name="Send").click()
+        expect(call.locator("form [aria-live]")).to_contain_text("200 OK")
+        expect(call.get_by_label("group")).to_have_value("kept")
         page.reload()
         call = try_call(page, "get_jobs")
         call.get_by_role("button", name="Send").click()
         expect(call.locator("form [aria-live]")).to_contain_text("200 OK")
+        expect(page.get_by_role("button", name="Forget the token")).to_be_visible()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
