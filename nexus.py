@@ -399,10 +399,7 @@ SECONDS = NUMBER(0, 31536000)
 
 
 def check(schema: Schema, given: Any, name: str) -> Any:
-    """What is given as nexus keeps it: lists as tuples, 2.0 as 2 where a whole number belongs.
-
-    Raises: usage, with all faults.
-    """
+    """What is given as nexus keeps it: lists as tuples, 2.0 as 2 for a whole number.  Raises: usage, all faults."""
     faults: list[tuple[str, str]] = []
     kept = fit(schema, given, name, faults)
     if faults:
@@ -625,10 +622,7 @@ class SlurmConfig:
 
 @value
 class NodeConfig:
-    """Another machine, as ssh is told of it: no word may begin with -, which would be an option.
-
-    "" and 0: what the configuration of ssh says.
-    """
+    """Another machine, as ssh is told of it: no word may begin with -, as options do.  "" and 0: as ssh_config says."""
     name: str = field(NODE_NAME, "what it is called here; its host if not said")
     host: str = field(HOST, "an address, or a Host of ~/.ssh/config")
     user: str = optional("", PATTERN(f"^({SSH_USER})?$", "a user's name"), "whose nexus runs there")
@@ -862,7 +856,6 @@ class Job:
         None, NUMBER(0.001, 31536000), "how long it should take: for estimates and gaps; stopped at twice that",
         "asked kept sent public", flag="--expect TIME", like="30m", text=DURATION_TEXT, parse=parse_duration)
     umask: int | None = optional(None, WHOLE(0, 0o777), "its umask", "asked kept sent hidden")
-    # (name, soft, hard) of the submitter; -1 = unlimited
     limits: tuple[tuple[str, int, int], ...] = optional(
         (), RLIMITS, "resource limits: {name: [soft, hard]}, -1 = unlimited", "asked kept hidden",
         convert=lambda given: tuple(sorted((name, *pair) for name, pair in given.items())))
@@ -1004,15 +997,13 @@ class State:
     next_number: int = 1                                    # the next job's sequence number
 
     def __init__(self) -> None:
-        self.seq = 0                                        # of the last transaction that changed it
         self.jobs: dict[str, Job] = {}
         self.environments: dict[str, Mapping[str, str]] = {}
         self.groups: dict[str, Group] = {}                  # those of which something is known
         self.seen: dict[str, int] = {}                      # rows of the jobs file: digest, how many of it
         self.nodes: dict[str, KnownNode] = {}
-        self.tables: dict[str, dict[str, Any]] = {
-            "jobs": self.jobs, "environments": self.environments, "groups": self.groups, "seen": self.seen, "nodes": self.nodes,
-            "facts": vars(self)}
+        self.tables: dict[str, dict[str, Any]] = {**vars(self), "facts": vars(self)}
+        self.seq = 0                                        # of the last transaction that changed it
         self.running: dict[str, Job] = {}
         self.handed: dict[str, Job] = {}                    # pending ones that wait in Slurm's queue, and not in ours
         # What list_entries() says.  All lists are ascending
@@ -1098,10 +1089,8 @@ def move_entry(index: Any, entry: Sequence[Any], is_new: bool) -> None:
 
 
 def request_class(job: Job) -> RequestClass:
-    """Jobs of one class ask for the same; when the first of a class cannot start, none can.
-
-    (hundredths of a GPU, allowed indices, MiB, whether alone, expected time up to which power of two; -1: not said,
-    the only node, those that cannot run it)
+    """What a job asks for: (hundredths of a GPU, allowed indices, MiB, whether alone, expected time up to which power
+    of two; -1: not said, the only node, those that cannot run it)
     """
     expected = -1 if job.expected_time is None else int(job.expected_time).bit_length()
     excluded_nodes = tuple(node for node, _ in job.excluded_nodes) if job.excluded_nodes else ()
@@ -1136,10 +1125,7 @@ def change_status(job: Job, status: str, now: float, **facts: Any) -> Put:
 
 
 def end_job(state: State, job: Job, status: str, now: float, **facts: Any) -> Changes:
-    """The changes that bring a job to its end, and with it those that come after it: one wait less, or their end too.
-
-    Raises: conflict.
-    """
+    """The changes that end a job, and for those that come after it a wait less, or their end too.  Raises: conflict."""
     yield end_one(job, status, now, **facts)
     ended = [job.id]
     while ended:
@@ -1370,18 +1356,18 @@ def parse_submission(data: Any, where: str = "") -> list[Asked]:
 def check_submission(given: Mapping[str, Any]) -> None:
     """What a submission says must go together.  Raises: usage."""
     cwd, repository = given.get("cwd", ""), given.get("snapshot_repo", "")
-    if "commands" in given and ("command" in given or "id" in given):
-        refuse("commands comes without command and id")
-    if "command" not in given and "commands" not in given:
-        refuse("command is missing")
-    if "max_concurrent" in given and "group" not in given:
-        refuse("max_concurrent is for a group, and this job has none", hint="name one: --group NAME")
-    if ("snapshot" in given) != bool(repository):
-        refuse("snapshot and snapshot_repo come together")
-    if repository and not (cwd + "/").startswith(repository.rstrip("/") + "/"):
-        refuse("snapshot_repo must be a folder that cwd is in")
-    if repository and ".." in cwd.split("/") + repository.split("/"):
-        refuse("cwd and snapshot_repo must be paths without ..")
+    for is_wrong, *words in (
+            ("commands" in given and ("command" in given or "id" in given), "commands comes without command and id"),
+            ("command" not in given and "commands" not in given, "command is missing"),
+            ("max_concurrent" in given and "group" not in given,
+             "max_concurrent is for a group, and this job has none", "name one: --group NAME"),
+            (("snapshot" in given) != bool(repository), "snapshot and snapshot_repo come together"),
+            (repository and not (cwd + "/").startswith(repository.rstrip("/") + "/"),
+             "snapshot_repo must be a folder that cwd is in"),
+            (repository and ".." in f"{cwd}/{repository}".split("/"),
+             "cwd and snapshot_repo must be paths without ..")):
+        if is_wrong:
+            refuse(*words)
 
 
 def check_gpus(job: Job) -> None:
@@ -1399,8 +1385,7 @@ def format_gpus(gpus: float) -> str:
 
 
 # ==== 5. FORMATS ==== what is read from and written for other programs and the disk, as values
-# Journal and snapshot lines, nvidia-smi's CSV, `screen -ls`, /proc/PID/stat, result files, the FIFO's lines, command
-# files.  Nothing here opens anything.
+# Nothing here opens anything.
 
 # One codec for what is kept on the disk and what a node says.  A value is an object of its fields without those that have their
 # default; bytes are base64; the rest is as JSON has it.  The annotations of the values' classes say how it is read back, and what
@@ -1645,10 +1630,7 @@ def upgrade_state(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def upgrade_change(body: dict[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
-    """What a line of the journal of version 1 puts where.  `body`: what upgrade_state() has made; it is kept up to date.
-
-    Raises: KeyError, TypeError or ValueError, when it does not fit.
-    """
+    """What a line of version 1's journal puts where.  `body`, of upgrade_state(), keeps up.  Raises: as that."""
     jobs: dict[str, Any] = body["jobs"]
     if "job" in change or "id" in change:
         job = change["job"] if "job" in change else {**jobs[change["id"]], **change["set"]}
@@ -2272,11 +2254,11 @@ def parse_slurm_time(text: str) -> float | None:
         return None
 
 
-def build_sbatch(job: Job, service_id: str, folder: str, minutes: int | None, config: Config) -> list[str]:
-    """What submits a job to Slurm.  In the path of --output, % stands for something."""
+def build_sbatch(job: Job, service_id: str, folder: str, limit_s: float | None, config: Config) -> list[str]:
+    """What submits a job to Slurm, which counts in minutes.  In the path of --output, % stands for something."""
     own, memory_gb = config.slurm, config.jobs.max_memory_gb
     options = {"partition": own.partition, "account": own.account, "qos": own.qos,
-               "gres": f"gpu:{job.gpus}" if job.gpus else "", "time": str(minutes) if minutes else "",
+               "gres": f"gpu:{job.gpus}" if job.gpus else "", "time": f"{-(-limit_s // 60):.0f}" if limit_s else "",
                "mem": f"{memory_gb * 1024:.0f}M" if memory_gb else ""}
     return ["sbatch", "--parsable", "--export=ALL", "--no-requeue", "--open-mode=append", "--chdir=/",
             f"--job-name=nexus_{job.id}", f"--comment=nexus:{service_id}:{job.current.slurm_key}",
@@ -2406,11 +2388,7 @@ MPS_SERVER = "nvidia-cuda-mps"  # -server: the kernel keeps 15 characters of a n
 
 
 def find_obstacle(gpu: Gpu, config: GpuConfig, jobs: Sequence[Job] = ()) -> Reason | None:
-    """Why no further job may have this GPU, beside those of nexus that run there; None when one may.
-
-    Of code `resources` is what may be out of the way when those have ended.  Memory that reads N/A matters only where a minimum
-    is asked for.
-    """
+    """Why no job may have this GPU beside those there.  Of code `resources`: what their end may take out of the way."""
     if gpu.fault:
         return Reason("node-down", gpu.place, f"is unusable ({gpu.fault})")
     if gpu.is_paused:
@@ -2489,10 +2467,7 @@ def describe_processes(processes: Sequence[GpuProcess]) -> str:
 
 
 def find_never(job: Job, machines: Mapping[str, Sequence[Gpu]]) -> Reason | None:
-    """Why none of these machines can ever run a job; `machines`: {each that it may run on: all GPUs that nexus may use there}.
-
-    The subject is the field of the job that asks for too much.  A GPU that does not tell its memory may have any.
-    """
+    """Why a job can never run; the subject is its field that asks for too much.  `machines`: {each: its GPUs}"""
     count = -int(-job.gpus // 1)
     where = f"{next(iter(machines)) or 'this machine'} has" if len(machines) == 1 else "no machine has more than"
     most = max(map(len, machines.values()), default=0)
@@ -3028,12 +3003,6 @@ def find_slurm_end(seen: SlurmJob | None, claim: str, result: Result | None, lin
     return Result(None, ended_at, 0.0, "launch", was + advice + (f" ({words})" if words else ""))
 
 
-def find_slurm_minutes(job: Job, config: JobsConfig) -> int | None:
-    """What sbatch is told of a job's time limit: Slurm counts in minutes."""
-    limit_s, _ = find_time_limit(job, config)
-    return None if limit_s is None else max(1, int(-(-limit_s // 60)))
-
-
 GROUP_FAILURES = 3              # so many of a group's first jobs that fail soon hold it
 
 
@@ -3096,13 +3065,13 @@ class Replay:
     def add(self, job_id: str, run_time: float | None, **fields: Any) -> None:
         """Queue a job that will run for so many seconds.  `fields` as in Job."""
         place = next_place(self.state, fields.pop("priority", 1))
+        self.state.put(Put("facts", "next_number", place["number"] + 1))
         self.insert(Job(**{"id": job_id, "command": job_id, "cwd": "/", "user": "", "created_at": self.now, "environment": "",
                            "content": "", **place, **fields}), run_time)
 
     def insert(self, job: Job, run_time: float | None) -> None:
         """The same with a job as it is, running or pending."""
-        for change in add_job(job):
-            self.state.put(change)
+        self.state.put(Put("jobs", job.id, job))
         self.run_times[job.id] = run_time
         if job.status == RUNNING and run_time is not None:
             bisect.insort(self.ends, (self.now + max(0.0, run_time - find_age(job, self.now)), job.id))
@@ -3116,11 +3085,8 @@ class Replay:
         for start in made.starts:
             begun = begin_attempt(self.state.jobs[start.job_id], started_at=self.now, gpu_indices=start.gpu_indices,
                                   gpu_uuids=start.gpu_uuids, node=start.node)
-            self.state.put(change_job(begun, status=RUNNING))
             self.started_at[start.job_id] = self.now
-            run_time = self.run_times[start.job_id]
-            if run_time is not None:
-                bisect.insort(self.ends, (self.now + run_time, start.job_id))
+            self.insert(replace(begun, status=RUNNING), self.run_times[start.job_id])
         return made
 
     def next_event_at(self) -> float | None:
@@ -7694,7 +7660,7 @@ class SlurmBackend:
     def call_sbatch(self, job: Job) -> None:
         """Raises: unavailable, and then Slurm may have it all the same."""
         config, folder = self.service.config, self.service.layout.job_folder(job.id)
-        command = build_sbatch(job, self.slurm.service_id, folder, find_slurm_minutes(job, config.jobs), config)
+        command = build_sbatch(job, self.slurm.service_id, folder, find_time_limit(job, config.jobs)[0], config)
         try:
             slurm_id, words = self.slurm.submit(command)
         except NexusError as error:

@@ -1331,7 +1331,7 @@ def test_why_slurm_refuses(said, words, fault, hint):
 
 def test_build_sbatch():
     asked = job("abc", gpus=2, attempt=3, slurm_key="0123456789ab")
-    made = nexus.build_sbatch(asked, "0-0a1b2c3d", "/h/it's 100%/job_abc", 90, config(
+    made = nexus.build_sbatch(asked, "0-0a1b2c3d", "/h/it's 100%/job_abc", 5400, config(
         partition="main", account="good", qos="fast", extra_args=["--nice=7"], max_memory_gb=1.5))
     assert made == [
         "sbatch", "--parsable", "--export=ALL", "--no-requeue", "--open-mode=append", "--chdir=/", "--job-name=nexus_abc",

@@ -1302,8 +1302,10 @@ def test_a_group_counts_what_slurm_has():
 @pytest.mark.parametrize("fields, minutes", [
     ({}, None), ({"timeout_seconds": 0}, None), ({"timeout_seconds": 0.5}, 1), ({"timeout_seconds": 60}, 1), ({"timeout_seconds": 60.1}, 2),
     ({"expected_time": 60}, 2)])
-def test_find_slurm_minutes(fields, minutes):
-    assert nexus.find_slurm_minutes(job(**fields), config().jobs) == minutes
+def test_slurm_is_told_of_minutes(fields, minutes):
+    asked, settings = job(slurm_key="k", **fields), config()
+    command = nexus.build_sbatch(asked, "0-0", "/h", nexus.find_time_limit(asked, settings.jobs)[0], settings)
+    assert [word for word in command if word.startswith("--time=")] == ([f"--time={minutes}"] if minutes else [])
 
 
 def ended(state, reason="None", **fields):
