@@ -12830,8 +12830,8 @@ class Client:
             return connection if self.layout else self.secure(connection)
         except BaseException as error:
             connection.close()
-            if not isinstance(error, FileNotFoundError):
-                raise
+            if not self.layout or not isinstance(error, FileNotFoundError) or find_service(self.layout) != running:
+                raise                                   # of a service that has just ended, too
             raise NexusError("unavailable", f"the service (pid {running['pid']}) cannot be reached: {address} is gone",
                              hint=f"kill {running['pid']} ends it, and the next command starts it again; jobs go on") from None
 

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 
-from live import PATIENCE_S, free_port, until
+from live import PATIENCE_S, find_service, free_port, is_alive, until
 
 import nexus
 
@@ -137,9 +137,10 @@ class Home:
         return json.loads(self.file("service.json").read_text())
 
     def kill_service(self):
-        """SIGKILL; its supervisor starts another."""
-        pid = self.service["pid"]
+        """SIGKILL the one that runs; its supervisor starts another."""
+        pid = until(lambda: find_service(self.path), "a service to kill")
         os.kill(pid, signal.SIGKILL)
+        until(lambda: not is_alive(pid), "the service's death")
         return pid
 
     def processes(self):

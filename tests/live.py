@@ -128,6 +128,21 @@ def kill_all(mark):
     until(lambda: kill(*find_processes(mark)) or not find_processes(mark), f"the end of all that has {mark}")
 
 
+def read_service(home):
+    """What service.json says; {} when there is none."""
+    try:
+        return json.loads(read(pathlib.Path(home, "service.json")) or "{}")
+    except ValueError:
+        return {}
+
+
+def find_service(home):
+    """The pid of the service that runs now; None when none does."""
+    told = read_service(home)
+    now = stat(told["pid"]) if told else []
+    return told["pid"] if now and now[0] not in "ZX" and int(now[19]) == told["started"] else None
+
+
 def descendants(pid):
     parents = {other: int(now[1]) for other in all_pids() if (now := stat(other))}     # asked once, as above
     found = [pid]
@@ -366,16 +381,10 @@ class Box:
         self.await_service()
 
     def info(self):
-        try:
-            return json.loads(read(self.home / "service.json") or "{}")
-        except ValueError:
-            return {}
+        return read_service(self.home)
 
     def pid(self):
-        """Of the service that runs now; None when none does."""
-        running = self.info()
-        fields = stat(running["pid"]) if running else []
-        return running["pid"] if fields and fields[0] not in "ZX" and int(fields[19]) == running["started"] else None
+        return find_service(self.home)
 
     def kill_service(self):
         """SIGKILL; returns the pid it had."""

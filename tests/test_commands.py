@@ -396,7 +396,7 @@ def test_wait_exits_with_the_jobs_code(home):
     assert done.out == "" and done.err.startswith(f"nexus: job {bad} failed (exit 3)")
     assert home.main("wait", "zzz").code == 3
     assert home.main("wait", good, good).code == 0
-    stopped = add(home, "trap 'exit 0' TERM; sleep 60 & wait", "--timeout", "0.5")
+    stopped = add(home, "trap 'exit 0' TERM; sleep 60 & wait", "--timeout", "5")         # by then it has its trap
     assert home.main("wait", stopped).code == 1, "that it ended well is no success"
 
 
@@ -751,8 +751,7 @@ def test_pause_and_resume(own_home):
     assert "[RUNNING]" in own_home.main().out
     own_home.main("pause", "0", "1")
     job_id = own_home.main("add", "true").id
-    time.sleep(0.2)
-    assert "paused" in own_home.job(job_id)["waiting_for"]
+    until(lambda: "paused" in own_home.job(job_id)["waiting_for"], "why it waits")
     own_home.main("resume", "1")
     own_home.main("wait", job_id)
     assert own_home.job(job_id)["gpu_index"] == 1
@@ -774,9 +773,14 @@ def test_attach_and_leave(own_home):
         code, _ = terminal.end()
         assert code == 0
     assert own_home.job(job_id)["status"] == "running"
-    done = own_home.run("screens")
-    assert done.code == 0 and re.search(rf"^\d+\.nexus_job_{job_id} +Detached", done.out, re.MULTILINE)
-    assert re.search(r"^\d+\.nexus  ", done.out, re.MULTILINE)
+
+    def list_screens():
+        done = own_home.run("screens")
+        assert done.code == 0
+        return done.out
+
+    until(lambda: re.search(rf"^\d+\.nexus_job_{job_id} +Detached", list_screens(), re.MULTILINE), list_screens)
+    assert re.search(r"^\d+\.nexus  ", list_screens(), re.MULTILINE)
     with own_home.terminal("attach", job_id, TERM="no-such-terminal") as terminal:
         terminal.wait_for("got hello")
         terminal.type("\x01d")
