@@ -292,14 +292,14 @@ def test_a_group_is_killed_and_waited_for():
 
 def test_the_service_is_killed_while_jobs_wait():
     """For another attempt, for another job, for the group's limit: all goes on as it would have."""
-    with live.Box(gpus=0, cpu_slots=10, retry_backoff_seconds=3) as box:
+    with live.Box(gpus=0, cpu_slots=10, retry_backoff_seconds=10) as box:
         once = box.path("once")
-        retried = box.add(f"[ -e {once} ] || {{ touch {once}; exit 3; }}", gpus=0, retries=1)
         parent = box.wait_started(box.add(held(box, "parent"), gpus=0))["id"]
         child = box.add("true", gpus=0, after=[parent])
         limited = [box.add(held(box, "limited"), gpus=0, group="g", max_concurrent=1) for _ in range(3)]
-        box.await_reason(retried, "attempt 1 failed (exit)", "tried again in")
         box.await_reason(limited[1], "--max-concurrent")
+        retried = box.add(f"[ -e {once} ] || {{ touch {once}; exit 3; }}", gpus=0, retries=1)       # the last one: its wait has an end
+        box.await_reason(retried, "attempt 1 failed (exit)", "tried again in")
         box.kill_service()
         release(box, "parent")
         box.await_service()
@@ -461,13 +461,19 @@ def test_a_hook_is_told_of_a_command_as_long_as_can_be():
 
 def test_a_hook_that_hangs():
     with live.Box(gpus=1, is_starting=False) as box:
-        box.write_config(on_finish=f"echo $NEXUS_JOB_ID >> {box.path('told')}; sleep 600")
-        box.serve("nexus.HOOK_TIMEOUT_S = 1.5")
+        told = box.path("told")
+        box.write_config(on_finish=f"echo $NEXUS_JOB_ID >> {told}; sleep 600")
+        box.serve("nexus.HOOK_TIMEOUT_S = 600")
         jobs = [box.add("true") for _ in range(4)]
         for job_id in jobs:
             box.wait(job_id, "completed")
-        assert live.read(box.path("told")).split() == jobs[:1]          # it hangs, and they did not wait for it
-        live.until(lambda: live.read(box.path("told")).split()[:2] == jobs[:2], "its time limit")
+        live.until(lambda: live.read(told), "the first hook")
+        assert live.read(told).split() == jobs[:1]                      # it hangs, and they did not wait for it
+        box.kill_service()
+        told.unlink()
+        box.serve("nexus.HOOK_TIMEOUT_S = 0.5")
+        jobs = [box.add("true") for _ in range(2)]
+        live.until(lambda: live.read(told).split()[-2:] == jobs, "its time limit")
         assert "on_finish: " in box.log() and box.health()["is_healthy"]
 
 
@@ -629,23 +635,27 @@ def test_a_conda_environment():
 
 
 def test_a_job_for_two_gpus_is_not_starved():
-    with live.Box(gpus=2, reserve_after_seconds=0.5) as box:
+    with live.Box(gpus=2, reserve_after_seconds=600) as box:
         long = box.wait_started(box.add(held(box, "long"), expected_time=600))["id"]
         first = box.wait_started(box.add(held(box, "first")))["id"]
         both = box.add(held(box, "both"), gpus=2)
-        stream = [box.add("sleep 0.1") for _ in range(40)]
+        passing, late = box.add(held(box, "passing")), box.add("true")
         release(box, "first")
         box.wait(first, "completed")
-        box.wait(stream[0], "completed")                # until it has waited for long enough they pass it
-        reason = box.await_reason(stream[-1], f"is kept for job {both}")
+        box.wait_started(passing)                       # until it has waited for long enough they pass it
+        box.write_config(reserve_after_seconds=0.1)
+        cli(box, "restart")
+        release(box, "passing")
+        box.wait(passing, "completed")
+        reason = box.await_reason(late, f"is kept for job {both}")
         assert f"GPU 0 runs job {long}" in reason
         short = cli(box, "add", "--expect", "20s", "true").strip()
         assert box.wait(short, "completed")["gpu_index"] == 1           # it ends long before
-        assert statuses(box, both, stream[-1]) == ["pending", "pending"] and "GPUs are kept for it" in cli(box, "why", both)
+        assert statuses(box, both, late) == ["pending", "pending"] and "GPUs are kept for it" in cli(box, "why", both)
         release(box, "long")
         assert sorted(box.wait_started(both)["gpu_indices"]) == [0, 1]
         release(box, "both")
-        box.wait(stream[-1], "completed")
+        box.wait(late, "completed")
 
 
 # From Python

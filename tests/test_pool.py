@@ -52,7 +52,8 @@ def show(net, *words):
 
 
 def test_the_snapshot_and_lists(net):
-    assert "GPU 0 (Mock GPU, 24GB): Available\nGPUs n1:0-1 (Mock GPU, 24GB): Available\nGPUs n2:0-1 (Mock GPU" in show(net)
+    free = "GPU 0 (Mock GPU, 24GB): Available\nGPUs n1:0-1 (Mock GPU, 24GB): Available\nGPUs n2:0-1 (Mock GPU"
+    live.until(lambda: free in show(net), lambda: f"all GPUs: {show(net)}")
     job_id = net.head.wait_started(net.head.add("sleep 600", node="n2"))["id"]
     waits = net.head.add("true", gpus=2, node="n2")
     cpu = net.head.wait_started(net.head.add("sleep 600", gpus=0, node="n1"))["id"]

@@ -417,7 +417,7 @@ def test_a_disk_that_hangs_holds_up_no_reader():
         writer = threading.Thread(target=lambda: answers.append(box.add("false")))
         writer.start()
         for path in ("/status", "/queue", "/jobs", f"/jobs/{first}", "/health", "/metrics", "/gpus", "/") * 3:
-            box.call("GET", path, timeout_s=30)
+            box.call("GET", path)
         assert [job["id"] for job in box.ask("GET", "/queue")] == [first] and not answers
         gate.unlink()
         writer.join()
@@ -442,7 +442,7 @@ def test_full_disk_for_the_state():
             status, answer = box.call("POST", "/queue", {"command": "true"})
             if status == 503:                           # a page that has room yet may take one more line
                 assert answer["error"] == "unavailable" and "No space left" in answer["message"] and answer["hint"]
-                assert any("No space left" in hint for hint in box.status()["hints"]) and not box.health()["is_healthy"]
+                live.until(lambda: any("No space left" in hint for hint in box.status()["hints"]) and not box.health()["is_healthy"])
             else:
                 box.ask("GET", f"/jobs/{answer['id']}")
             if number == 1:                             # killed while it is full
@@ -491,7 +491,7 @@ def test_full_disk_for_the_logs():
         # And one that ends while the service is away too
         box.kill_all_of_service()
         box.path("go6").touch()
-        live.until(lambda: not live.find_commands("go6"), "its command's end")
+        live.until(lambda: not live.find_commands(f"{box.path('go6')}"), "its command's end")
         box.start()
         pid = box.pid()
         assert box.wait(waiting[6], "failed")["exit_code"] == 6
@@ -594,8 +594,11 @@ def test_sockets_of_dead_sessions_are_removed():
         other = box.wait_started(box.add("sleep 600"))
         box.kill_all_of_service()
         box.start()
-        left = [path.name for path in (box.folder / "screen").iterdir()]
-        assert other["session"] in left and len(left) == 2 and job["session"] not in left
+        def left():
+            return {path.name for path in (box.folder / "screen").iterdir()}
+
+        live.until(lambda: len(left()) == 2, lambda: f"the sessions alone, the service's and the job's: {left()}")
+        assert other["session"] in left() and job["session"] not in left()
 
 
 @pytest.mark.parametrize("command, wanted", [
