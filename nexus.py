@@ -11098,19 +11098,14 @@ DASHBOARD_PAGE = r'''<!doctype html>
 <style>
 :root {
   color-scheme: light dark;
-  --bg: #f3f5f7; --panel: #fff; --sunk: #f0f2f5; --ink: #161a1f; --muted: #57606b; --line: #dce1e6; --edge: #868f9a;
-  --accent: #2159c9; --on-accent: #fff; --accent-soft: #e4edfc; --fill: #3f78e6; --memory: #9a5fd0;
-  --ok: #0c6636; --ok-soft: #dff3e7; --warn: #754a00; --warn-soft: #fcefd2; --bad: #a81e18; --bad-soft: #fde7e5;
+  --bg: light-dark(#f3f5f7, #0e1114); --panel: light-dark(#fff, #171b20); --sunk: light-dark(#f0f2f5, #1e2329);
+  --ink: light-dark(#161a1f, #e5e9ee); --muted: light-dark(#57606b, #9ba5b0); --line: light-dark(#dce1e6, #2a3037);
+  --edge: light-dark(#868f9a, #6c7682); --fill: light-dark(#3f78e6, #5a8ff0); --memory: light-dark(#9a5fd0, #b98ae6);
+  --accent: light-dark(#2159c9, #8db4ff); --ok: light-dark(#0c6636, #6fd19a); --warn: light-dark(#754a00, #e8b75a);
+  --bad: light-dark(#a81e18, #ff9990); --on-accent: light-dark(#fff, #0b1526); --accent-soft: light-dark(#e4edfc, #1b2a45);
+  --ok-soft: light-dark(#dff3e7, #12301f); --warn-soft: light-dark(#fcefd2, #352811);
+  --bad-soft: light-dark(#fde7e5, #3b1a18); --paper: light-dark(#10141a, #090c0f); --print: #d5dbe3;
   --mono: ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace;
-  --paper: #10141a; --print: #d5dbe3;
-}
-@media (prefers-color-scheme: dark) {
-  :root {
-    --bg: #0e1114; --panel: #171b20; --sunk: #1e2329; --ink: #e5e9ee; --muted: #9ba5b0; --line: #2a3037; --edge: #6c7682;
-    --accent: #8db4ff; --on-accent: #0b1526; --accent-soft: #1b2a45; --fill: #5a8ff0; --memory: #b98ae6;
-    --ok: #6fd19a; --ok-soft: #12301f; --warn: #e8b75a; --warn-soft: #352811; --bad: #ff9990; --bad-soft: #3b1a18;
-    --paper: #090c0f;
-  }
 }
 * { box-sizing: border-box; }
 [hidden] { display: none !important; }
@@ -11216,17 +11211,16 @@ section { margin-bottom: 1.5rem; }
 .track { grid-column: 1 / -1; width: 100%; height: 7px; border-radius: 4px; background: var(--sunk); overflow: hidden;
   box-shadow: inset 0 0 0 1px var(--line); }
 .track rect { fill: var(--fill); transition: width .4s; }
-.track.memory rect { fill: var(--memory); }
+.memory { --fill: var(--memory); }
 .curve { display: block; width: 100%; height: 46px; border-bottom: 1px solid var(--line); }
 .curve path { fill: none; stroke: var(--fill); stroke-width: 1.4; vector-effect: non-scaling-stroke; stroke-linejoin: round;
   stroke-linecap: round; }
-.curve path.memory { stroke: var(--memory); }
 .curve line { stroke: var(--line); stroke-width: 1; vector-effect: non-scaling-stroke; stroke-dasharray: 2 3; }
 .axis { display: flex; justify-content: space-between; margin-top: .15rem; font-size: .8em; color: var(--muted); }
 .axis b { font-weight: 400; }
 .axis b::before { content: ""; display: inline-block; width: .8em; height: 3px; margin-right: .35em; vertical-align: middle;
   background: var(--fill); border-radius: 2px; }
-.axis b + b { margin-left: .9em; } .axis b + b::before { background: var(--memory); }
+.axis .memory { margin-left: .9em; }
 .users { flex: 1; display: grid; gap: .15rem; align-content: start; }
 .users li { display: flex; gap: .5rem; align-items: baseline; min-width: 0; }
 .gpu .bottom { display: flex; align-items: center; gap: .6rem; }
@@ -11241,7 +11235,6 @@ th { padding: .45rem .7rem; text-align: left; font-size: .82em; font-weight: 600
 td { padding: .45rem .7rem; vertical-align: top; border-bottom: 1px solid var(--line); }
 tbody tr:last-child td { border-bottom: 0; }
 tbody tr:hover { background: var(--sunk); }
-td.number, th.number { text-align: right; }
 td.fit { white-space: nowrap; }
 td.command { width: 34%; min-width: 14rem; font: inherit; }
 .starts { display: block; }
@@ -11377,12 +11370,7 @@ dialog .lost { margin-top: .7rem; }
       <select name="group" aria-label="Filter by group"></select>
       <button type="reset" disabled>Clear</button>
     </form>
-    <section id="running-part" aria-labelledby="running"><div class="head"><h2 id="running" tabindex="-1">Running</h2><span
-      id="running-told" class="muted"></span></div><div id="running-list" class="panel"></div></section>
-    <section id="queue-part" aria-labelledby="queue"><div class="head"><h2 id="queue" tabindex="-1">Queue</h2><span
-      id="queue-told" class="muted"></span></div><div id="queue-list" class="panel"></div></section>
-    <section id="history-part" aria-labelledby="history"><div class="head"><h2 id="history" tabindex="-1">History</h2><span
-      id="history-told" class="muted"></span></div><div id="history-list" class="panel"></div></section>
+    <div id="tables"></div>
   </div>
   <article id="job" hidden></article>
   <div id="docs" hidden>
@@ -11434,17 +11422,14 @@ function choice(facts, options, chosen) {       // options: [value, text]
   return select;
 }
 
-function write(node, text) {                    // touched only when it changes: a selection in it survives
-  if (node.textContent !== String(text ?? '')) node.textContent = text ?? '';
-}
 
 // What is drawn is made anew each time, and only what differs is taken over: rows are kept, moved and updated, so that the
 // focus, a selection and the place one has scrolled to survive.
 function show(place, ...children) {
-  const focused = document.activeElement, hadFocus = place.contains(focused);
+  const focused = document.activeElement, hadFocus = place.contains(focused), section = focused?.closest('section');
   sync(place, el('div', {}, ...children));
   if (!hadFocus || document.activeElement === focused) return;
-  (focused.isConnected ? focused : place.closest('section')?.querySelector('h2'))?.focus({preventScroll: true});
+  (focused.isConnected ? focused : section?.querySelector('h2'))?.focus({preventScroll: true});
 }
 
 function sync(parent, fresh) {                  // children are the same that have the same tag and key
@@ -11465,7 +11450,10 @@ function sync(parent, fresh) {                  // children are the same that ha
 }
 
 function update(node, fresh) {
-  if (node.nodeType === Node.TEXT_NODE) return write(node, fresh.data);
+  if (node.nodeType === Node.TEXT_NODE) {       // left alone while it is the same: a selection in it survives
+    if (node.data !== fresh.data) node.data = fresh.data;
+    return;
+  }
   for (const {name} of [...node.attributes]) if (!fresh.hasAttribute(name)) node.removeAttribute(name);
   for (const {name, value} of fresh.attributes) if (node.getAttribute(name) !== value) node.setAttribute(name, value);
   for (const name of ['onclick', 'onchange', 'onblur']) node[name] = fresh[name];
@@ -11512,8 +11500,9 @@ function starts({estimated_start: start}) {
   return secondsSince(start) > -5 ? 'Starts any moment.' : `Starts in about ${duration(-secondsSince(start))}.`;
 }
 
-const KINDS = {completed: 'ok', failed: 'bad', cancelled: 'warn', running: 'busy', pending: '',        // of jobs; of GPUs
-  Available: 'ok', Busy: 'busy', Paused: 'warn', 'In use': 'warn', Unavailable: 'warn', Fault: 'bad', Unknown: 'bad'};
+const KINDS = {completed: 'ok', failed: 'bad', cancelled: 'warn', running: 'busy', pending: '',        // of jobs
+  Available: 'ok', Busy: 'busy', Paused: 'warn', 'In use': 'warn', Unavailable: 'warn', Fault: 'bad',     // of GPUs
+  Unknown: 'bad', 'Being removed': 'warn', Closed: 'warn'};                                       // of machines, too
 const badge = (status, text = status, title = null) => el('span', {class: `badge ${KINDS[status] ?? ''}`, title}, text);
 const jobLink = (job) => el('a', {class: 'id', href: `#/${pathOf(job)}`, 'aria-label': `Job ${job.id}`}, job.id);
 
@@ -11589,15 +11578,14 @@ async function* pieces(path, control, silence, begin = () => {}) {
 }
 
 // Does what a button is for; says when it is done, and why when it cannot be.
-async function act(method, path, body, done) {
+async function act(method, path, body, done, headers, refuse = complain) {
   try {
-    const answer = await ask(method, path, body);
-    if (done) tell(typeof done === 'function' ? done(answer) : done);
+    const answer = await ask(method, path, body, headers);
+    tell(typeof done === 'function' ? done(answer) : done);
     refreshSoon();
     return answer ?? true;
   } catch (error) {
-    complain(error);
-    return null;
+    return refuse(error);
   }
 }
 
@@ -11626,7 +11614,7 @@ const getToken = () => sessionStorage.getItem('nexus-token') || null;
 function keepToken(text) {
   sessionStorage.removeItem('nexus-token');
   if (text) sessionStorage.setItem('nexus-token', text);
-  write(at('forget'), text ? 'Forget the token' : 'Use a token');
+  show(at('forget'), text ? 'Forget the token' : 'Use a token');
   for (const form of at('calls').querySelectorAll('form')) form.oninput();      // what is shown for curl
 }
 
@@ -11655,26 +11643,21 @@ at('forget').addEventListener('click', () => {
 
 // ---- What is known of the service: asked for again after each event, and every few seconds; what is shown, and no more
 
-let service = {nodes: []}, lists = null, jobs = new Map(), curves = new Map(), nextCurves = 0;
+let service = {nodes: []}, lists = {}, jobs = new Map(), curves = new Map(), nextCurves = 0;
 let endings = 1, shownEndings = 0;              // the history is asked for only after an end
 
 async function loadOverview() {
   const heard = endings, isStale = heard !== shownEndings, final = FINAL.map((status) => `status=${status}`).join('&');
-  const [queue, running, ended] = await Promise.all([ask('GET', `queue?limit=${LIMIT}`), ask('GET', 'jobs?status=running'),
-    isStale ? ask('GET', `jobs?${final}&limit=${LIMIT}`) : null]);
+  const [queue, running, ended, found] = await Promise.all([
+    ask('GET', `queue?limit=${LIMIT}`), ask('GET', 'jobs?status=running'),
+    isStale && ask('GET', `jobs?${final}&limit=${LIMIT}`),
+    performance.now() > nextCurves && ask('GET', 'gpus/history').catch(() => null)]);       // the page does without
   const latest = (name) => (a, b) => a[name] < b[name] ? 1 : a[name] > b[name] ? -1 : 0;
-  const history = ended?.reverse().sort(latest('finished_at')) ?? lists.history;
+  const history = ended ? ended.reverse().sort(latest('finished_at')) : lists.history;
   lists = {queue, running: running.sort(latest('started_at')), history};
   jobs = new Map([...history, ...queue, ...running].map((job) => [job.id, job]));
   shownEndings = heard;
-}
-
-async function loadCurves() {
-  nextCurves = performance.now() + 30000;
-  try {
-    curves = new Map((await ask('GET', 'gpus/history')).map((curve) => [curve.uuid, curve]));
-    draw();
-  } catch { /* the page does without */ }
+  if (found) [curves, nextCurves] = [new Map(found.map((curve) => [curve.uuid, curve])), performance.now() + 30000];
 }
 
 let timer = null, isRefreshing = false, isRung = false, notBefore = 0;
@@ -11695,7 +11678,6 @@ async function refresh() {
     service = status;
     if (following === control) { retryDelay = 500; connectionIs('live', 'live'); }
     draw();
-    if (!jobPage && performance.now() > nextCurves) loadCurves();
   } catch (error) {
     if (!known(error.status)) reportError(error);
     else if (!error.status) following?.abort();   // it connects anew, and tells until it has
@@ -11711,7 +11693,7 @@ let following = null, retryDelay = 500, hideTimer = null;
 
 function connectionIs(kind, text) {
   at('connection').className = `state ${kind}`;
-  write(at('connection'), text);
+  show(at('connection'), text);
 }
 
 async function follow() {
@@ -11748,7 +11730,7 @@ document.addEventListener('visibilitychange', () => {
 
 setInterval(() => { if (following && service.host && at('connection').className.includes('live')) refreshSoon(); }, 5000);
 setInterval(() => {
-  for (const node of document.querySelectorAll('[data-since]')) write(node, duration(secondsSince(node.dataset.since)));
+  for (const node of document.querySelectorAll('[data-since]')) show(node, duration(secondsSince(node.dataset.since)));
 }, 1000);
 
 // ---- The overview
@@ -11758,17 +11740,16 @@ const draw = onFrame(drawNow);
 function drawNow() {
   if (!service.host) return;
   const counts = {running: service.running_jobs.length, queue: service.queued_jobs, history: service.completed_jobs};
-  write(at('host'), service.host.name);
-  write(at('version'),
+  show(at('host'), service.host.name);
+  show(at('version'),
     `nexus ${service.version}, ${service.user} on ${service.host.name}, up ${duration(service.uptime_seconds)}`);
-  for (const [part, count] of Object.entries(counts)) write(at(`${part}-count`), number(count));
+  for (const [part, count] of Object.entries(counts)) show(at(`${part}-count`), number(count));
   at('paused').hidden = !service.is_paused;
   at('pause').hidden = !service.is_owner;
-  write(at('pause'), service.is_paused ? 'Resume' : 'Pause');
+  show(at('pause'), service.is_paused ? 'Resume' : 'Pause');
   at('pause').setAttribute('aria-label', service.is_paused ? 'Resume starting jobs' : 'Pause: start no more jobs');
   document.title = `${jobPage ? jobPage.id : `${counts.running} running, ${counts.queue} pending`} \u00b7 nexus`;
   if (jobPage) return jobPage.draw();
-  if (!lists) return;
   const banner = (kind, text) => text && el('p', {class: `banner ${kind}`, key: text}, text);
   show(at('banners'),
     banner('warn', service.is_paused && 'The queue is paused: running jobs go on, nothing new starts.'),
@@ -11776,7 +11757,7 @@ function drawNow() {
     service.hints.map((hint) => banner('note', hint)));
   drawGpus();
   drawFilters();
-  for (const [part, count] of Object.entries(counts)) drawTable(part, count);
+  drawTables(counts);
 }
 
 // GPUs stand together by machine.  Of many there are compact cards, until one wants to see more of a machine's.
@@ -11788,7 +11769,7 @@ function drawGpus() {
   const gpus = service.gpu_status, slurm = service.slurm;
   const machines = hasNodes() ? service.nodes.filter((node, i) => i || node.gpus) : [{name: service.host.name}];
   const away = machines.filter((machine) => machine.unknown_since).length;
-  write(at('gpus-told'), slurm ? `Slurm: ${slurm.running_jobs} running, ${slurm.handed_jobs} waiting`
+  show(at('gpus-told'), slurm ? `Slurm: ${slurm.running_jobs} running, ${slurm.handed_jobs} waiting`
     : !gpus.length ? (service.gpu_trouble ? '' : 'none')
       : listed(countFree(gpus), machines.length > 1 && `${machines.length} machines`, away && `${away} not heard`));
   show(at('gpu-list'), machines.map(drawMachine));
@@ -11798,13 +11779,12 @@ function drawMachine(machine) {
   const {name, trouble, hint, unknown_since: since} = machine;
   const gpus = service.gpu_status.filter((gpu) => gpu.node === name);
   const isOpen = !hasNodes() || (folds.get(name) ?? (service.gpu_status.length <= COMPACT_BEYOND && !since));
-  const [kind, state] = since ? ['bad', 'Unknown'] : machine.is_leaving ? ['warn', 'Being removed']
-    : trouble ? ['warn', 'Closed'] : [];
+  const state = since ? 'Unknown' : machine.is_leaving ? 'Being removed' : trouble && 'Closed';
   const count = since ? gpus.length && counted(gpus.length, 'GPU') : gpus.length ? countFree(gpus) : 'no GPU';
   return el('div', {class: 'machine', key: name, 'data-machine': name},
     hasNodes() && el('div', {class: 'head'},
       el('h3', {}, button(name, () => { folds.set(name, !isOpen); draw(); }, 'fold', {'aria-expanded': `${isOpen}`})),
-      state && el('span', {class: `badge ${kind}`}, state),
+      state && badge(state),
       el('span', {class: 'muted'}, listed(count, machine.running_jobs && counted(machine.running_jobs, 'job'),
         machine.gpu_names.join(', '), !since && trouble))),
     since && el('p', {class: 'banner bad'}, `Not heard since ${clock(since)} (${ago(since)})`,
@@ -11861,7 +11841,7 @@ function chart(curve, total, name) {
     svg('line', {x1: 0, y1: 50, x2: 119, y2: 50}),
     svg('path', {d: line(load)}), svg('path', {class: 'memory', d: line(memory)})),
     el('div', {class: 'axis', 'aria-hidden': 'true'}, el('span', {}, 'last hour'),
-      el('span', {}, el('b', {}, 'load'), el('b', {}, 'memory'))));
+      el('span', {}, el('b', {}, 'load'), el('b', {class: 'memory'}, 'memory'))));
 }
 
 // ---- Filters
@@ -11881,9 +11861,6 @@ function drawFilters() {
   const names = (key) => [...new Set([filter[key], ...Array.from(jobs.values(), (job) => job[key])])].filter(Boolean).sort();
   for (const [name, words] of [['status', STATUSES], ['user', names('user')], ['group', names('group')]]) {
     show(form[name], ['', ...words].map((word) => el('option', {value: word, key: word}, word || `any ${name}`)));
-  }
-  for (const [part, statuses] of [['running', ['running']], ['queue', ['pending']], ['history', FINAL]]) {
-    at(`${part}-part`).hidden = Boolean(filter.status) && !statuses.includes(filter.status);
   }
   form[form.length - 1].disabled = !isFiltered();
 }
@@ -11907,7 +11884,7 @@ function what(job, cause, ...facts) {
 }
 
 const TABLES = {                                // heading, class, what stands below it
-  running: {rows: PAGE, empty: 'No job is running.', columns: [
+  running: {title: 'Running', statuses: ['running'], rows: PAGE, empty: 'No job is running.', columns: [
     ['Job', 'fit bare-label', jobLink],
     ['Command', 'bare', (job) => what(job, null, known(job.rss_mib) && `${size(job.rss_mib)} of memory`,
       known(job.cpu_percent) && `CPU ${percent(job.cpu_percent)}`, job.started_at && `since ${clock(job.started_at)}`)],
@@ -11916,7 +11893,7 @@ const TABLES = {                                // heading, class, what stands b
     ['Runs for', 'fit', (job) => el('strong', {'data-since': job.started_at}, duration(secondsSince(job.started_at)))],
     ['', 'bare fit', (job) => [!isOthers(job)
       && el('a', {class: 'button', href: `#/${pathOf(job)}`, 'aria-label': `Log of job ${job.id}`}, 'Log'), ...actionsOn(job)]]]},
-  queue: {rows: PAGE, empty: 'Nothing waits.', columns: [
+  queue: {title: 'Queue', statuses: ['pending'], rows: PAGE, empty: 'Nothing waits.', columns: [
     ['#', 'fit', (job) => el('span', {class: 'muted'}, known(job.position) ? job.position + 1 : '')],
     ['Job', 'fit bare-label', jobLink],
     ['Command', 'bare command', (job) => what(job)],
@@ -11924,7 +11901,7 @@ const TABLES = {                                // heading, class, what stands b
     ['Waits because', 'whole', (job) => el('div', {}, job.waiting_for, ' ', el('span', {class: 'muted starts'}, starts(job)))],
     ['Priority', 'fit', (job) => !isOthers(job) && prioritySelect(job)],
     ['', 'bare fit', (job) => actionsOn(job)]]},
-  history: {rows: PAGE, empty: 'No job has finished yet.', columns: [
+  history: {title: 'History', statuses: FINAL, rows: PAGE, empty: 'No job has finished yet.', columns: [
     ['Job', 'fit bare-label', jobLink],
     ['Result', 'fit bare-label', ({status, outcome, command}) =>
       badge(status, status === 'completed' || command === null ? status : outcome ?? '-', status)],
@@ -11935,24 +11912,29 @@ const TABLES = {                                // heading, class, what stands b
     ['', 'bare fit', (job) => actionsOn(job)]]},
 };
 
-function drawTable(part, all) {
-  const table = TABLES[part], list = lists[part].filter(matches), kept = lists[part].length;
-  const left = list.length - table.rows;
+const drawTables = (counts = {}) => show(at('tables'),
+  Object.entries(TABLES).map(([part, table]) => drawTable(part, table, lists[part], counts[part])));
+
+function drawTable(part, table, loaded = [], all = 0) {
+  const list = loaded.filter(matches), kept = loaded.length, left = list.length - table.rows;
   const drawCell = (content) => Array.isArray(content) ? el('div', {class: 'actions'}, content) : content;
   const drawRow = (job) => el('tr', {role: 'row', key: job.id, 'data-job': job.id}, table.columns.map(
     ([name, kind, cell]) => el('td', {role: 'cell', class: kind, 'data-label': name}, drawCell(cell(job)))));
-  write(at(`${part}-told`), [isFiltered() ? `${number(list.length)} of ${number(all)}` : '',
-    kept < all ? `the ${part === 'queue' ? 'first' : 'latest'} ${number(kept)} of ${number(all)} are here` : '']
-    .filter(Boolean).join('; '));
+  const told = listed(isFiltered() && `${number(list.length)} of ${number(all)}`,
+    kept < all && `the ${part === 'queue' ? 'first' : 'latest'} ${number(kept)} of ${number(all)} are here`);
   const heads = table.columns.map(([name]) =>
     el('th', {scope: 'col', role: 'columnheader'}, name || el('span', {class: 'unseen'}, 'Actions')));
-  show(at(`${part}-list`),
-    !list.length && el('p', {class: 'empty'}, isFiltered() ? 'No job matches the filter.' : table.empty),
+  const isHidden = filter.status && !table.statuses.includes(filter.status);
+  return el('section', {id: `${part}-part`, key: part, 'aria-labelledby': part, hidden: Boolean(isHidden)},
+    el('div', {class: 'head'}, el('h2', {id: part, tabindex: -1}, table.title),
+      el('span', {id: `${part}-told`, class: 'muted'}, told)),
+    el('div', {class: 'panel'}, lists[part] && !list.length
+      && el('p', {class: 'empty'}, isFiltered() ? 'No job matches the filter.' : table.empty),
     list.length > 0 && el('div', {class: 'scroll'}, el('table', {class: 'cards', role: 'table', 'aria-labelledby': part},
       el('thead', {role: 'rowgroup'}, el('tr', {role: 'row'}, heads)),
       el('tbody', {role: 'rowgroup'}, list.slice(0, table.rows).map(drawRow)))),
     left > 0 && el('div', {class: 'more'}, button(`Show ${Math.min(PAGE, left)} more of ${number(left)}`,
-      () => { table.rows += PAGE; draw(); })));
+      () => { table.rows += PAGE; draw(); }))));
 }
 
 function prioritySelect(job) {
@@ -12066,20 +12048,15 @@ function openAddForm(given = {}, lost = []) {
   async function submit(event) {
     event.preventDefault();
     send.disabled = true;
-    write(fault, '');
+    show(fault);
     const texts = new FormData(form), isGiven = ({name}) => texts.get(name)?.trim();
     const job = Object.fromEntries(FIELDS.filter(isGiven).map(
       ({name, type}) => [name, (READ[type] ?? String)(texts.get(name).trim())]));
     if (sent !== JSON.stringify(job)) key = crypto.getRandomValues(new BigUint64Array(2)).join('-');
     sent = JSON.stringify(job);
-    try {
-      const answer = await ask('POST', 'queue', job, {'Idempotency-Key': key});
-      at('dialog').close();
-      tell(`Job ${answer.id} was added.${answer.warning ? ` ${answer.warning}` : ''}`);
-      refreshSoon();
-    } catch (error) {
-      write(fault, sentences(error));
-    }
+    const isAdded = await act('POST', 'queue', job, ({id, warning = ''}) => `Job ${id} was added. ${warning}`,
+      {'Idempotency-Key': key}, (error) => show(fault, sentences(error)));
+    if (isAdded) at('dialog').close();
     send.disabled = false;
   }
   form.elements.command.addEventListener('keydown',
@@ -12184,38 +12161,37 @@ class LogView {
 
   async open() {
     this.close();
-    const run = this.run = {}, isBoth = this.stream.value === 'both';
+    const run = this.run = {}, isBoth = this.stream.value === 'both', [soon, rarely, inTrouble] = LOG_PAUSES_MS;
     const names = isBoth ? ['stdout', 'stderr'] : [this.stream.value];
-    const [soon, rarely, inTrouble] = LOG_PAUSES_MS, place = () => this.sources.map(({offset}) => offset).join();
-    Object.assign(this, {ready: [], partials: [], dropped: 0, isOver: false, trouble: null,
+    Object.assign(this, {ready: [], partials: [], dropped: 0, isOver: false, trouble: 'opening',
       sources: names.map((name) => new LogSource(name, isBoth && name === 'stderr' ? 'err' : null))});
     this.box.replaceChildren();
     this.sticky.checked = true;
-    this.tell('opening');
+    this.tell();
     for (let pause = soon; !this.isOver;) {
       while (document.hidden) await visibilityChange();
       if (this.run !== run) return;
-      const isFinal = FINAL.includes(jobs.get(this.id)?.status), former = place();
+      const isFinal = FINAL.includes(jobs.get(this.id)?.status), hasNews = [];
       let fault = null;
       try {
-        for (const source of this.sources) await this.read(source, run);
+        for (const source of this.sources) hasNews.push(await this.read(source, run));
       } catch (error) {
         fault = error;
       }
       if (this.run !== run) return;
       this.trouble = fault && (fault.status ? fault.message : 'the connection is lost');
       this.isOver = fault ? fault.status >= 400 && fault.status < 500 : isFinal;
-      pause = fault ? Math.min(inTrouble, 2 * pause) : former !== place() ? soon : Math.min(rarely, 1.5 * pause);
+      pause = fault ? Math.min(inTrouble, 2 * pause) : hasNews.some(Boolean) ? soon : Math.min(rarely, 1.5 * pause);
       this.draw();
       await new Promise((resolve) => setTimeout(resolve, pause));
     }
   }
 
   async read(source, run) {
-    const from = source.offset === null ? `tail=${LOG_TAIL}` : `offset=${source.offset}`;
+    const former = source.offset, from = former === null ? `tail=${LOG_TAIL}` : `offset=${former}`;
     const begin = (headers) => {
       const start = Number(headers.get('Log-Offset'));
-      if (source.offset !== null && source.offset !== start) this.open();       // another file
+      if (former !== null && former !== start) this.open();     // another file
       source.offset = start;
     };
     this.control = new AbortController();
@@ -12227,6 +12203,7 @@ class LogView {
       this.dropped += this.ready.splice(0, Math.max(0, this.ready.length - LOG_LINES)).length;
       this.draw();
     }
+    return source.offset !== former;
   }
 
   close() {
@@ -12249,9 +12226,9 @@ class LogView {
     this.tell();
   }
 
-  tell(text) {
+  tell() {
     const count = this.box.children.length, isWaiting = jobs.get(this.id)?.status === 'pending';
-    write(this.told, listed(isWaiting ? 'the next attempt has not started' : text ?? this.trouble
+    show(this.told, listed(isWaiting ? 'the next attempt has not started' : this.trouble
       ?? (this.isOver ? (count ? 'complete' : 'it has printed nothing') : count ? 'live' : 'nothing printed yet'),
     count && counted(count, 'line'),
     this.dropped ? `${number(this.dropped)} before are left out` : count >= LOG_TAIL && 'earlier ones are left out'));
@@ -12424,19 +12401,19 @@ async function showAnswer(place, method, {url, ...options}) {           // as it
     const isJson = answer.headers.get('Content-Type')?.startsWith('application/json');
     line = `${answer.status} ${answer.statusText}`;
     status.className = answer.ok ? '' : 'fault';
-    write(status, line);
+    show(status, line);
     place.append(el('details', {}, el('summary', {}, 'Headers'),
       el('pre', {tabindex: 0}, Array.from(answer.headers, (pair) => pair.join(': ')).join('\n'))), shown);
     for await (const piece of readPieces(answer)) {
       text += decoder.decode(piece, {stream: true});
       if (isJson) continue;
-      write(shown, text = text.slice(-ANSWER_LENGTH));
+      show(shown, text = text.slice(-ANSWER_LENGTH));
       shown.scrollTop = shown.scrollHeight;
     }
-    if (isJson) write(shown, JSON.stringify(JSON.parse(text), null, 2).slice(0, ANSWER_LENGTH));
-    write(status, `${line}, whole after ${Math.round(performance.now() - began)} ms`);
+    if (isJson) show(shown, JSON.stringify(JSON.parse(text), null, 2).slice(0, ANSWER_LENGTH));
+    show(status, `${line}, whole after ${Math.round(performance.now() - began)} ms`);
   } catch (error) {
-    write(status, listed(line, error.name === 'AbortError' ? 'stopped' : error.message));
+    show(status, listed(line, error.name === 'AbortError' ? 'stopped' : error.message));
   }
 }
 
@@ -12461,7 +12438,7 @@ function drawCall(path, method, {operationId: id, summary, description, paramete
   const answer = el('div', {'aria-live': 'polite'});
   const send = el('button', {class: 'primary'}, 'Send');
   const stop = button('Stop', () => control.abort(), '', {hidden: true});
-  const oninput = () => write(curl, curlOf(method, readInputs(path, inputs, kind)));
+  const oninput = () => show(curl, curlOf(method, readInputs(path, inputs, kind)));
   let control = null;
   async function onsubmit(event) {
     event.preventDefault();
@@ -12489,7 +12466,7 @@ async function openDocs() {
   at('docs').hidden = false;
   const api = await ask('GET', 'openapi.json');
   shapes = api.components.schemas;
-  write(at('about'), `${api.info.description}\n\nVersion ${api.info.version}`);
+  show(at('about'), `${api.info.description}\n\nVersion ${api.info.version}`);
   const calls = Object.entries(api.paths).flatMap(([path, methods]) =>
     Object.entries(methods).map(([method, facts]) => drawCall(path, method.toUpperCase(), facts)));
   at('calls').append(el('h2', {}, 'Calls'), ...calls,
@@ -12531,10 +12508,11 @@ keepToken(getToken());
 if (isDocs) {
   openDocs().catch((error) => {
     at('about').className = 'fault';
-    write(at('about'), `openapi.json: ${error.message}`);
+    show(at('about'), `openapi.json: ${error.message}`);
   });
 } else {
   addEventListener('hashchange', route);
+  drawTables();
   route();
   follow();
 }
