@@ -12537,6 +12537,12 @@ ANSWER_PATIENCE_S = 120.0       # with a connection on which nothing comes; one 
 MAX_EVENT_BYTES, MAX_TOLD_BYTES = 2**24, 2**28     # of what answers at NEXUS_URL
 
 
+def asks(call: str) -> Callable[..., Any]:
+    """A method of Client that makes a call: what stands in its path is given in its order, its query by name."""
+    method, path = call.split(" ")
+    return lambda self, *words, **query: self.ask(method, path % tuple(map(quote_path, words)) + encode_query(query))
+
+
 class Client:
     """The service's API for Python and for the command line.  Raises NexusError as the service does."""
 
@@ -12566,7 +12572,19 @@ class Client:
             running = (None if options else await_supervisor(layout)) or start_service(layout, environ, options)
         return cls(running["url"], "", layout, environ)
 
-    # What can be asked
+    # What can be asked.  These are one call each: first the words of its path, then its query by name
+
+    status: Callable[..., dict[str, Any]] = asks("GET /status")
+    health: Callable[..., dict[str, Any]] = asks("GET /health")
+    metrics: Callable[..., str] = asks("GET /metrics")
+    queue: Callable[..., list[dict[str, Any]]] = asks("GET /queue")
+    jobs: Callable[..., list[dict[str, Any]]] = asks("GET /jobs")
+    why: Callable[..., dict[str, Any]] = asks("GET /jobs/%s/why")
+    kill = asks("DELETE /jobs/%s")
+    remove = asks("DELETE /queue/%s")
+    nodes: Callable[..., list[dict[str, Any]]] = asks("GET /nodes")
+    remove_node = asks("DELETE /nodes/%s")
+    stop = asks("POST /service/stop")
 
     def add(self, command: str, **options: Any) -> str:
         """Queue a command; return the job's id.  Options are the keys of POST /queue."""
@@ -12582,25 +12600,10 @@ class Client:
         """
         return dict(self.ask("POST", "/queue", body, key=os.urandom(16).hex()))
 
-    def status(self) -> dict[str, Any]:
-        return dict(self.ask("GET", "/status"))
-
-    def queue(self, **query: Any) -> list[dict[str, Any]]:
-        return list(self.ask("GET", "/queue" + encode_query(query)))
-
-    def jobs(self, **query: Any) -> list[dict[str, Any]]:
-        return list(self.ask("GET", "/jobs" + encode_query(query)))
-
     def job(self, job_id: str) -> dict[str, Any]:
         if not re.fullmatch(r"\w+", job_id):
             raise NexusError("not_found", f"no job '{format_line(job_id, 40)}'", hint="nexus jobs lists them")
         return dict(self.ask("GET", f"/jobs/{quote_path(job_id)}"))
-
-    def kill(self, job_id: str) -> None:
-        self.ask("DELETE", f"/jobs/{quote_path(job_id)}")
-
-    def remove(self, job_id: str) -> None:
-        self.ask("DELETE", f"/queue/{quote_path(job_id)}")
 
     def cancel(self, job_ids: Sequence[str], statuses: Sequence[str] = (PENDING, RUNNING)) -> None:
         """End jobs of these statuses, all or none; of several, those that are over stay as they are."""
@@ -12608,9 +12611,6 @@ class Client:
 
     def move(self, job_id: str, **change: int) -> None:
         self.ask("PATCH", f"/queue/{quote_path(job_id)}", change)
-
-    def why(self, job_id: str) -> dict[str, Any]:
-        return dict(self.ask("GET", f"/jobs/{quote_path(job_id)}/why"))
 
     def retry(self, job_id: str) -> str:
         """The id of the new job."""
@@ -12627,26 +12627,9 @@ class Client:
     def resume(self, gpu: int | str | None = None, group: str | None = None) -> None:
         self.pause(gpu, group, "resume")
 
-    def nodes(self) -> list[dict[str, Any]]:
-        """This machine, and the others that jobs are given to."""
-        return list(self.ask("GET", "/nodes"))
-
     def add_node(self, **facts: Any) -> None:
         """`facts` as in [[nodes]]: nexus is there already."""
         self.ask("POST", "/nodes", facts)
-
-    def remove_node(self, name: str, force: bool = False) -> None:
-        self.ask("DELETE", f"/nodes/{quote_path(name)}" + encode_query({"force": "true" if force else None}))
-
-    def stop(self) -> None:
-        self.ask("POST", "/service/stop")
-
-    def metrics(self) -> str:
-        """For Prometheus."""
-        return str(self.ask("GET", "/metrics"))
-
-    def health(self) -> dict[str, Any]:
-        return dict(self.ask("GET", "/health"))
 
     def logs(self, job_id: str, follow: bool = False, stream: str = "both", tail: int | None = None) -> Iterator[bytes]:
         """A job's output, or with "service" the service's log, in pieces as they come."""
@@ -13855,7 +13838,7 @@ def cmd_node_list(call: Call) -> None:
 def cmd_node_remove(call: Call) -> None:
     """Returns when it is gone: its last job is over."""
     name = call.options.name
-    call.client.remove_node(name, call.options.force)
+    call.client.remove_node(name, force=call.options.force)
     told = -1
     while True:
         node = next((node for node in call.client.nodes()[1:] if node["name"] == name), None)
