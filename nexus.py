@@ -9796,7 +9796,7 @@ if TYPE_CHECKING:
 @value
 class Request:
     method: str
-    path: str
+    path: str                                   # as it was sent, %2F and all
     query: Mapping[str, Sequence[str]]          # all that is given of each
     headers: Mapping[str, str]                  # names in lower case
     read_body: Callable[[], bytes]
@@ -9915,11 +9915,12 @@ def route(call: str, access: str, summary: str, answer: str = "", body: str = ""
 
 def match_route(method: str, path: str) -> tuple[Route, dict[str, str]]:
     """The route of a request, and what stands in the path for its parameters.  Raises: not_found, method_not_allowed."""
+    import urllib.parse
     allowed = []
     for route in ROUTES:
         match = re.fullmatch(re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", route.pattern), path)
         if match and route.method in (method, "GET" if method == "HEAD" else method):
-            return route, match.groupdict()
+            return route, {name: urllib.parse.unquote(text) for name, text in match.groupdict().items()}
         allowed += [route.method] if match else []
     if allowed:
         raise NexusError("method_not_allowed", f"{method} is not for {path}", hint=f"it takes {', '.join(allowed)}")
@@ -10615,8 +10616,6 @@ class Connection:
         try:
             self.send(response, head)
         finally:
-            if response.stream is not None:
-                getattr(response.stream, "close", bool)()
             if response.after:
                 response.after()
 
@@ -10656,7 +10655,6 @@ class Connection:
         self.body_length, self.is_expecting = int(length), headers.get("expect", "").lower() == "100-continue"
         path, _, rest = re.sub("^https?://[^/?]*", "", asked[2]).partition("?")
         query = urllib.parse.parse_qs(rest, keep_blank_values=True)
-        path = urllib.parse.unquote(path)
         return Request(asked[1], path, query, headers, self.read_body, self.peer, self.uid, self.body_length)
 
     def read_body(self) -> bytes:
@@ -12579,6 +12577,7 @@ class Client:
     metrics: Callable[..., str] = asks("GET /metrics")
     queue: Callable[..., list[dict[str, Any]]] = asks("GET /queue")
     jobs: Callable[..., list[dict[str, Any]]] = asks("GET /jobs")
+    job: Callable[..., dict[str, Any]] = asks("GET /jobs/%s")
     why: Callable[..., dict[str, Any]] = asks("GET /jobs/%s/why")
     kill = asks("DELETE /jobs/%s")
     remove = asks("DELETE /queue/%s")
@@ -12599,11 +12598,6 @@ class Client:
         start soon.  Repeated until it is done once.
         """
         return dict(self.ask("POST", "/queue", body, key=os.urandom(16).hex()))
-
-    def job(self, job_id: str) -> dict[str, Any]:
-        if not re.fullmatch(r"\w+", job_id):
-            raise NexusError("not_found", f"no job '{format_line(job_id, 40)}'", hint="nexus jobs lists them")
-        return dict(self.ask("GET", f"/jobs/{quote_path(job_id)}"))
 
     def cancel(self, job_ids: Sequence[str], statuses: Sequence[str] = (PENDING, RUNNING)) -> None:
         """End jobs of these statuses, all or none; of several, those that are over stay as they are."""
@@ -12749,16 +12743,15 @@ class Client:
                 made = act()
                 self.has_answered = True
                 return made
-            except OSError as error:
+            except (OSError, ValueError) as error:
                 is_unsent, hint = isinstance(error, NOT_SENT), ""
                 if "CERTIFICATE" in str(error):
                     hint = "SSL_CERT_FILE=cert.pem trusts a certificate of your own"
                 elif not (is_repeatable or is_unsent):          # it may have been sent
                     hint = "it may have been done or not: look before you repeat it"
-                if hint or (is_unsent and not self.has_answered) or time.monotonic() > give_up_at:
+                is_over = time.monotonic() > give_up_at or not isinstance(error, OSError)
+                if hint or is_over or (is_unsent and not self.has_answered):
                     raise self.describe_loss(what, error, hint) from None
-            except ValueError as error:
-                raise self.describe_loss(what, error) from None
             time.sleep(0.1)                             # its supervisor starts it again
 
     def describe_loss(self, what: str, error: Exception, hint: str = "") -> NexusError:
@@ -12771,17 +12764,14 @@ class Client:
     def connect(self) -> socket.socket:
         """Raises: OSError; forbidden, when somebody else's program listens there; usage, when `owner` is of no use; unavailable."""
         running = (find_service(self.layout) if self.layout else None) or {}
-        if self.layout:
-            if not running:
-                raise ConnectionRefusedError("it does not run")
-            address: Any = running["socket"]
-            family = socket.AF_UNIX
-        else:
+        address: Any = running.get("socket")
+        family = socket.AF_UNIX
+        if self.layout and not running:
+            raise ConnectionRefusedError("it does not run")
+        if not self.layout:
             family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
-            try:                                        # once: what is checked is what is connected to
-                address = socket.getaddrinfo(self.host, self.port, family, socket.SOCK_STREAM)[0][4]
-            except UnicodeError:
-                raise OSError(f"{self.host} cannot be a machine's name") from None
+            # Looked up once: what is checked is what is connected to
+            address = socket.getaddrinfo(self.host, self.port, family, socket.SOCK_STREAM)[0][4]
             if is_loopback(address[0]) and not self.is_secure:
                 self.check_owner(unmap(address[:2]), None)      # before they even see a connection
         connection = socket.socket(family, socket.SOCK_STREAM)
