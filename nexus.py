@@ -3989,10 +3989,7 @@ def wait_until(look: Callable[[], T], timeout_s: float, interval_s: float = 0.01
 
 
 class Backoff:
-    """How long to wait before something that failed is tried again: longer after each failure, short again after a success.
-
-    Times are monotonic.
-    """
+    """How long what failed waits: longer after each failure, short again after a success.  Times are monotonic."""
 
     def __init__(self, first_s: float, most_s: float) -> None:
         self.first_s, self.most_s = first_s, most_s
@@ -4018,12 +4015,8 @@ class Backoff:
 # A file that must be whole is written aside, synced, and renamed.  Faults of the system become `unavailable` here.
 
 
-def place(find: Callable[[Layout], str]) -> str:
-    return property(find)  # type: ignore[return-value]
-
-
 def in_home(name: str) -> str:
-    return place(lambda layout: os.path.join(layout.home, name))
+    return property(lambda layout: os.path.join(layout.home, name))  # type: ignore[return-value]
 
 
 @value
@@ -4047,9 +4040,9 @@ class Layout:
     socket_file = in_home("api.sock")
     service_log = in_home("service.log")
     screen_rc = in_home("screenrc")
-    previous_state_file = place(lambda layout: layout.state_file + ".prev")
-    journal_dir = place(lambda layout: os.path.dirname(layout.state_file))
-    code_folder = place(lambda layout: os.path.join(layout.journal_dir, "submitted-code"))      # beside the state that says what is needed
+    previous_state_file = property(lambda layout: layout.state_file + ".prev")
+    journal_dir = property(lambda layout: os.path.dirname(layout.state_file))
+    code_folder = property(lambda layout: os.path.join(layout.journal_dir, "submitted-code"))   # beside what needs it
 
     def code_file(self, name: str) -> str:
         return os.path.join(self.code_folder, f"{name}.py")
@@ -4071,10 +4064,9 @@ def find_home(environ: Mapping[str, str]) -> str:
 
 def make_layout(home: str, config: Config) -> Layout:
     """The default paths follow NEXUS_HOME."""
-    def place(path: str) -> str:
-        inside = path[len("~/.nexus/"):] if path.startswith("~/.nexus/") else None
-        return os.path.join(home, inside) if inside else os.path.abspath(os.path.expanduser(path))
-    return Layout(home, place(config.state.state_file), place(config.state.log_dir))
+    return Layout(home, *(
+        os.path.abspath(os.path.expanduser(home + path[len("~/.nexus"):] if path.startswith("~/.nexus/") else path))
+        for path in (config.state.state_file, config.state.log_dir)))
 
 
 def describe_disk_error(error: OSError, action: str, path: str) -> NexusError:
@@ -4122,13 +4114,11 @@ def check_owner(path: str, what: str) -> None:
 def is_open(status: os.stat_result) -> bool:
     """Whether others may write: everybody, or a group that is not this user's own (many systems have one for each)."""
     import grp
-    if status.st_mode & 0o020 and not status.st_mode & 0o002:
-        try:
+    if status.st_mode & 0o022 == 0o020:
+        with contextlib.suppress(KeyError):
             group, user = grp.getgrgid(status.st_gid), find_user(os.geteuid())
-        except KeyError:
-            return True
-        return group.gr_name != user or not set(group.gr_mem) <= {user}
-    return bool(status.st_mode & 0o002)
+            return group.gr_name != user or not set(group.gr_mem) <= {user}
+    return bool(status.st_mode & 0o022)
 
 
 def list_steps(path: str, links: int = 0) -> Iterator[str]:
@@ -4616,10 +4606,7 @@ def has_session(process: subprocess.Popen[bytes]) -> bool:
 
 class NvidiaSmi:
     """The GPUs as nvidia-smi tells them."""
-
-    def __init__(self, timeout_s: float = SMI_TIMEOUT_S) -> None:
-        self.timeout_s = timeout_s
-        self.fields: Sequence[str] = GPU_FIELDS
+    fields: Sequence[str] = GPU_FIELDS
 
     def query_gpus(self, known: Mapping[str, Gpu]) -> list[Gpu]:
         """The GPUs by index, with their processes; those of `known` (by uuid) that it does not show, with a fault.
@@ -4658,7 +4645,7 @@ class NvidiaSmi:
         return answer
 
     def ask(self, *arguments: str) -> Completed:
-        return run(["nvidia-smi", *arguments], self.timeout_s, hint=f"try it by hand: nvidia-smi; {SMI_SLOW_HINT}",
+        return run(["nvidia-smi", *arguments], SMI_TIMEOUT_S, hint=f"try it by hand: nvidia-smi; {SMI_SLOW_HINT}",
                    install="install the NVIDIA driver; without a GPU, try NEXUS_MOCK_GPUS=2, or nexus add --gpus 0")
 
 
@@ -4904,7 +4891,7 @@ class Samples:
 def sample_own() -> dict[str, float]:
     """What this process takes, for METRICS."""
     told: dict[str, float] = {"cpu_s": sum(os.times()[:2])}
-    with contextlib.suppress(OSError):      # no descriptor is left
+    with contextlib.suppress(OSError, NexusError):      # no descriptor is left
         told["memory_bytes"] = int((read_text(f"{PROC}/self/statm") or "0 0").split()[1]) * os.sysconf("SC_PAGE_SIZE")
         told["threads"] = len(os.listdir(f"{PROC}/self/task"))
         told["fds"] = len(os.listdir(f"{PROC}/self/fd")) - 1        # that of listdir() itself
@@ -4947,8 +4934,7 @@ def is_elsewhere(machine_id: object, lock_file: str) -> bool:
 
 def is_alive(running: Mapping[str, Any]) -> bool:
     """Whether the process of which a service.json tells still is."""
-    processes = Processes()
-    return running.get("boot_id") == processes.boot_id and processes.is_alive(running.get("pid"), running.get("started"))
+    return running.get("boot_id") == read_boot_id() and Processes().is_alive(running.get("pid"), running.get("started"))
 
 
 def current_limits() -> dict[str, tuple[int, int]]:
@@ -5038,7 +5024,6 @@ class Leases:
 
     def take(self, job_id: str, uuids: Sequence[str]) -> None:
         """Take GPUs for a job, all or none.  Raises: conflict, naming who has one; unavailable."""
-        import errno
         self.close_own(job_id)
         try:
             with self.locked() as folder:
@@ -5047,9 +5032,8 @@ class Leases:
                 handle = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder)
                 self.held[job_id] = name, handle
                 try_lock(handle, is_shared=True)
-                content = "".join(uuid + "\n" for uuid in uuids).encode()
-                if os.write(handle, content) != len(content):       # the others would not see all of it
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                with open(handle, "w", closefd=False) as file:
+                    file.writelines(uuid + "\n" for uuid in uuids)
                 os.fchmod(handle, 0o644)            # whatever the umask: the others must read it
                 holders = self.look(folder)
             for uuid in uuids:
@@ -5170,10 +5154,8 @@ def find_lock_holder(facts: os.stat_result) -> str | None:
 
 
 def find_lease_folder(config: GpuConfig) -> str:
-    if config.lease_dir:
-        return os.path.abspath(os.path.expanduser(config.lease_dir))
-    is_open = os.path.isdir("/run/lock") and os.stat("/run/lock").st_mode & 0o002
-    return "/run/lock/nexus-leases" if is_open else "/tmp/nexus-leases"
+    shared = "/run/lock" if os.path.isdir("/run/lock") and os.stat("/run/lock").st_mode & 0o002 else "/tmp"
+    return os.path.abspath(os.path.expanduser(config.lease_dir or f"{shared}/nexus-leases"))
 
 
 MAX_SCREENDIR = 70          # bytes: with a longer socket path screen fails without a word
@@ -5422,11 +5404,11 @@ def take_snapshot(cwd: str, environ: Mapping[str, str]) -> TreeSnapshot:
     with tempfile.TemporaryDirectory(prefix="nexus-") as aside:
         # The index is copied for what it knows of unchanged files; with its time, by which git tells what may have changed since.
         index, copy = os.path.join(top, Git(top, environ).run("rev-parse", "--git-path", "index")[:-1]), os.path.join(aside, "index")
-        if os.path.exists(index) and not os.path.isfile(index):         # /dev/zero would fill the disk
-            raise NexusError("unavailable", f"{index}, git's index, is no file", hint=f"look at it: ls -l {quote(index)}")
-        with disk("copy git's index to", aside):
-            if os.path.exists(index):
+        if os.path.isfile(index):
+            with disk("copy git's index to", aside):
                 shutil.copy2(index, copy)
+        elif os.path.exists(index):                     # /dev/zero would fill the disk
+            raise NexusError("unavailable", f"{index}, git's index, is no file", hint=f"look at it: ls -l {quote(index)}")
         git = Git(top, environ, copy, options)
         repositories = show_hidden(git) + add_files(git, foreign)
         commit = write_commit(git)
@@ -5604,16 +5586,13 @@ def send_request(line: socket.socket, method: str, path: str, headers: Mapping[s
     if not status or name.strip():
         raise ValueError("it does not speak HTTP")
 
-    def read(size: int | None) -> Iterator[bytes]:
-        """So many bytes; None: all until the end."""
-        while size is None or size > 0:
-            piece = reader.read1(65536 if size is None else min(size, 65536))
-            if not piece and size is None:
-                return
-            if not piece:
-                raise ConnectionError(CUT_OFF)
-            size = None if size is None else size - len(piece)
+    def read(size: float) -> Iterator[bytes]:
+        """So many bytes, or all until the end."""
+        while size > 0 and (piece := reader.read1(int(min(size, 65536)))):
+            size -= len(piece)
             yield piece
+        if 0 < size < float("inf"):
+            raise ConnectionError(CUT_OFF)
 
     def read_chunks() -> Iterator[bytes]:
         size = 1
@@ -5627,7 +5606,7 @@ def send_request(line: socket.socket, method: str, path: str, headers: Mapping[s
             yield from read(size)
             reader.readline(MAX_HEAD_BYTES)
 
-    length = int(found["content-length"]) if "content-length" in found else None
+    length = int(found["content-length"]) if "content-length" in found else float("inf")
     return Answer(int(status[1]), found, read_chunks() if "transfer-encoding" in found else read(length))
 
 
@@ -6158,14 +6137,12 @@ def take_claim(folder: str, attempt: int) -> bool:
 
 
 def read_result(folder: str, attempt: int) -> Result | None:
-    try:
+    with contextlib.suppress(ValueError, TypeError):
         result = decode_value(Result, load_json(read_text(os.path.join(folder, f"result-{attempt}.json")) or ""))
-    except (ValueError, TypeError):
-        return None
-    if not 0 <= (result.exit_code or 0) <= 255 or result.finished_at is None or result.runtime_seconds is None:
-        return None
-    words = read_text(os.path.join(folder, f"fault-{attempt}")) if result.cause else None
-    return replace(result, cause_line=format_line(words.strip(), 1000)) if words else result
+        if 0 <= (result.exit_code or 0) <= 255 and None not in (result.finished_at, result.runtime_seconds):
+            words = read_text(os.path.join(folder, f"fault-{attempt}")) if result.cause else None
+            return replace(result, cause_line=format_line(words.strip(), 1000)) if words else result
+    return None
 
 
 def read_tail(path: str, start: int, most: int) -> tuple[str, int]:

@@ -7,6 +7,7 @@ import os
 import pathlib
 import pickle
 import pwd
+import resource
 import shlex
 import shutil
 import signal
@@ -150,7 +151,8 @@ def test_a_wrapped_nvidia_smi_that_cannot_be_ended_is_not_asked_again(tmp_path, 
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setattr(os, "killpg", os.kill)          # the wrapper alone hears of it
     monkeypatch.setattr(nexus, "STUCK", {})
-    smi = nexus.NvidiaSmi(0.3)
+    monkeypatch.setattr(nexus, "SMI_TIMEOUT_S", 0.3)
+    smi = nexus.NvidiaSmi()
     try:
         for words in ("and cannot be ended", "hangs and cannot be ended"):
             with pytest.raises(nexus.NexusError, match=words):
@@ -182,7 +184,8 @@ def test_one_stuck_nvidia_smi_is_enough(monkeypatch):
     monkeypatch.setattr(StuckPopen, "alive", ())
     monkeypatch.setattr(subprocess, "Popen", StuckPopen)
     monkeypatch.setattr(os, "killpg", lambda pid, number: StuckPopen.alive[pid - 4194304].signals.append(number))
-    smi = nexus.NvidiaSmi(0.01)
+    monkeypatch.setattr(nexus, "SMI_TIMEOUT_S", 0.01)
+    smi = nexus.NvidiaSmi()
     for _ in range(3):
         with pytest.raises(nexus.NexusError) as caught:
             smi.query_gpus({})
@@ -360,17 +363,19 @@ HANGS = [  # reason, what nvidia-smi shows
 
 
 @pytest.mark.parametrize("reason, shown", HANGS, ids=[case[0] for case in HANGS])
-def test_a_hang_ends_at_the_time_limit(smi, reason, shown):
+def test_a_hang_ends_at_the_time_limit(smi, monkeypatch, reason, shown):
     smi(shown)
+    monkeypatch.setattr(nexus, "SMI_TIMEOUT_S", 0.4)
     began = time.monotonic()
     with pytest.raises(nexus.NexusError, match="did not answer within"):
-        nexus.NvidiaSmi(0.4).query_gpus({})
+        nexus.NvidiaSmi().query_gpus({})
     assert time.monotonic() - began < 20
 
 
-def test_a_hang_that_ignores_sigterm_is_killed(smi):
+def test_a_hang_that_ignores_sigterm_is_killed(smi, monkeypatch):
     smi({"hang": True, "ignore_term": True})
-    asked = nexus.NvidiaSmi(0.4)
+    monkeypatch.setattr(nexus, "SMI_TIMEOUT_S", 0.4)
+    asked = nexus.NvidiaSmi()
     with pytest.raises(nexus.NexusError, match="did not answer within"):
         asked.query_gpus({})
     assert not nexus.STUCK
@@ -1067,12 +1072,14 @@ def test_no_name_comes_twice(leases):
     assert len(names) == 3 and os.listdir(one.folder) == ["lock"]
 
 
-def test_a_lease_that_a_full_disk_cuts_short_is_none(leases, monkeypatch):
-    one, write = leases(), os.write
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "write", lambda handle, content: write(handle, content[:8]))
-        with pytest.raises(nexus.NexusError, match="No space left") as caught:
+def test_a_lease_that_is_cut_short_as_by_a_full_disk_is_none(leases):
+    one, limits = leases(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8, limits[1]))
+    try:
+        with pytest.raises(nexus.NexusError, match="File too large") as caught:
             one.take("abc", ["GPU-1", "GPU-2"])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert caught.value.kind == "unavailable" and not one.held
     one.find_holders()
     assert os.listdir(one.folder) == ["lock"]
