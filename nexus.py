@@ -4192,12 +4192,10 @@ def secure_folders(layout: Layout) -> None:
 
 def read_text(path: str) -> str | None:
     """The text of a file; None when there is none.  Raises: unavailable."""
-    with disk("read", path):
-        try:
-            with open(path, encoding="utf-8", errors="replace") as file:
-                return file.read()
-        except FileNotFoundError:
-            return None
+    with disk("read", path), contextlib.suppress(FileNotFoundError), open(
+            path, encoding="utf-8", errors="replace") as file:
+        return file.read()
+    return None
 
 
 def read_bytes(path: str) -> bytes:
@@ -5145,12 +5143,9 @@ def read_lease(folder: int, name: str, facts: os.stat_result) -> list[str] | Non
 def find_lock_holder(facts: os.stat_result) -> str | None:
     """Who has locked a file, as far as /proc shows it."""
     place = f"{os.major(facts.st_dev):02x}:{os.minor(facts.st_dev):02x}:{facts.st_ino}"     # source: proc(5)
-    for line in (read_text(f"{PROC}/locks") or "").splitlines():
-        cells = line.split()
-        if cells[1] == "FLOCK" and cells[5] == place:
-            user = find_process_user(int(cells[4]))
-            return user and f"{user} (pid {cells[4]})"
-    return None
+    match = re.search(rf": FLOCK +\w+ +\w+ +(\d+) {place} ", read_text(f"{PROC}/locks") or "")
+    user = find_process_user(int(match[1])) if match else None
+    return f"{user} (pid {match[1]})" if match and user else None
 
 
 def find_lease_folder(config: GpuConfig) -> str:

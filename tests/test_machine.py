@@ -858,6 +858,16 @@ def test_the_name_of_a_process_that_is_hidden_or_just_gone(monkeypatch, code):
     assert nexus.Samples().find_name(1) is None
 
 
+def test_what_the_service_takes_is_told_as_far_as_it_can_be(monkeypatch):
+    assert {"cpu_s", "memory_bytes", "threads", "fds"} == set(nexus.sample_own())
+
+    def refuse(*_, **__):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr("builtins.open", refuse)
+    assert set(nexus.sample_own()) == {"cpu_s"}, "no descriptor is left"
+
+
 # Whose socket is it?
 
 @pytest.fixture
