@@ -11081,7 +11081,7 @@ DASHBOARD_PAGE = r'''<!doctype html>
 [hidden] { display: none !important; }
 html { scroll-padding-top: 4.5rem; }
 body { margin: 0; background: var(--bg); color: var(--ink); font: 14px/1.45 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif;
-  font-variant-numeric: tabular-nums; -webkit-text-size-adjust: 100%; }
+  font-variant-numeric: tabular-nums; overflow-wrap: anywhere; -webkit-text-size-adjust: 100%; }
 h1, h2, h3, h4, p, dl, dd, ul, ol { margin: 0; padding: 0; }
 ul, ol { list-style: none; }
 h1 { font-size: 1.3rem; line-height: 1.3; }
@@ -11090,11 +11090,13 @@ h4 { font-size: 1.1em; }
 a { color: var(--accent); text-decoration: none; }
 a:hover { text-decoration: underline; }
 code, pre, .mono, .command { font-family: var(--mono); font-size: .93em; }
-pre { margin: 0; white-space: pre-wrap; overflow-wrap: anywhere; }
+pre { margin: 0; white-space: pre-wrap; }
 :focus-visible { outline: 2px solid var(--accent); outline-offset: 2px; border-radius: 4px; }
 main:focus, h1:focus, h2:focus { outline: none; }
-.muted { color: var(--muted); }
-.small { font-size: .88em; }
+.muted, .empty, .help, .state, .axis, th, dt { color: var(--muted); }
+.fault, .cause, button.danger { color: var(--bad); }
+.small, .help, footer { font-size: .88em; }
+.bar, .brand, nav a, .tools, .head, .steps, .bottom, .actions, .check { display: flex; align-items: center; gap: .5rem; }
 .skip { position: absolute; left: -999px; top: .5rem; z-index: 9; padding: .6rem 1rem; background: var(--panel); border-radius: 6px; }
 .skip:focus { left: .5rem; }
 .unseen { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); white-space: nowrap; }
@@ -11107,43 +11109,39 @@ button:hover { border-color: var(--edge); background: var(--sunk); }
 button:disabled { opacity: .55; cursor: default; }
 button.primary { background: var(--accent); border-color: var(--accent); color: var(--on-accent); font-weight: 600; }
 button.primary:hover { filter: brightness(1.08); }
-button.danger { color: var(--bad); }
 button.danger.primary { background: var(--bad); border-color: var(--bad); color: var(--panel); }
 button.link { border: 0; background: none; color: var(--accent); padding: 0 .2rem; }
 input, select, textarea { min-height: 34px; width: 100%; padding: .3rem .6rem; border: 1px solid var(--edge); background: var(--panel); }
 textarea { resize: vertical; font-family: var(--mono); font-size: .93em; }
 input[type=checkbox] { flex: none; width: 18px; min-height: 18px; height: 18px; margin: 0; accent-color: var(--accent); }
 label { font-weight: 600; font-size: .9em; }
-label input, label textarea, label select { font-weight: 400; }
-label.check { display: flex; gap: .5rem; align-items: center; font-weight: 400; }
+label input, label textarea, label select, label.check, .help, .axis b { font-weight: 400; }
 
 header { position: sticky; top: 0; z-index: 5; background: var(--panel); border-bottom: 1px solid var(--line); }
-.bar { display: flex; flex-wrap: wrap; align-items: center; gap: .5rem 1rem; max-width: 1240px; margin: 0 auto; padding: .5rem 1.25rem; }
-.brand { display: flex; align-items: center; gap: .5rem; font-size: 1.1rem; font-weight: 700; color: var(--ink); letter-spacing: -.01em; }
+.bar { flex-wrap: wrap; gap: .5rem 1rem; max-width: 1240px; margin: 0 auto; padding: .5rem 1.25rem; }
+.brand { font-size: 1.1rem; font-weight: 700; color: var(--ink); letter-spacing: -.01em; }
 .brand svg { width: 22px; height: 22px; }
 nav { display: flex; gap: .15rem; margin-right: auto; }
-nav a { display: flex; align-items: center; gap: .4rem; min-height: 32px; padding: 0 .6rem; border-radius: 6px; color: var(--ink); }
+nav a { min-height: 32px; padding: 0 .6rem; border-radius: 6px; color: var(--ink); }
 nav a:hover { background: var(--sunk); }
 .brand:hover, nav a:hover { text-decoration: none; }
 .count { min-width: 1.5em; padding: 0 .4em; border-radius: 1em; background: var(--sunk); color: var(--muted); text-align: center;
   font-size: .86em; font-weight: 600; }
-.tools { display: flex; align-items: center; gap: .5rem; }
-.state { display: inline-flex; align-items: center; gap: .4rem; color: var(--muted); white-space: nowrap; }
+.state { display: inline-flex; align-items: center; gap: .4rem; white-space: nowrap; }
 .state::before { content: ""; width: 8px; height: 8px; border-radius: 50%; background: var(--edge); }
 .state.live::before { background: #2da160; }
 .state.lost { color: var(--bad); font-weight: 600; }
 .state.lost::before { background: currentColor; animation: pulse 1.2s infinite; }
 @keyframes pulse { 50% { opacity: .25; } }
 
-main, footer { display: block; max-width: 1240px; margin: 0 auto; padding: 1.1rem 1.25rem; }
-footer { padding-top: 0; color: var(--muted); font-size: .88em; display: flex; flex-wrap: wrap; gap: .3rem 1.5rem;
-  justify-content: space-between; }
+main, footer { max-width: 1240px; margin: 0 auto; padding: 1.1rem 1.25rem; }
+footer { padding-top: 0; }
 section { margin-bottom: 1.5rem; }
-.head { display: flex; flex-wrap: wrap; align-items: center; gap: .3rem .6rem; margin-bottom: .6rem; min-height: 30px; }
+.head { flex-wrap: wrap; gap: .3rem .6rem; margin-bottom: .6rem; min-height: 30px; }
 .grow { flex: 1; }
 .panel, .notice, dialog { background: var(--panel); border: 1px solid var(--line); border-radius: 10px; }
-.empty { padding: 1.1rem; color: var(--muted); text-align: center; }
-.banner { display: block; margin-bottom: .8rem; padding: .6rem .9rem; border-radius: 8px; }
+.empty { padding: 1.1rem; text-align: center; }
+.banner { margin-bottom: .8rem; padding: .6rem .9rem; border-radius: 8px; }
 .badge { display: inline-block; padding: .02rem .5rem; border-radius: 1em; background: var(--sunk); color: var(--muted);
   font-size: .86em; font-weight: 600; white-space: nowrap; }
 .badge.ok { background: var(--ok-soft); color: var(--ok); }
@@ -11152,30 +11150,27 @@ section { margin-bottom: 1.5rem; }
 .badge.busy { background: var(--accent-soft); color: var(--accent); }
 .banner.note { background: var(--accent-soft); color: var(--ink); }
 .id { font-family: var(--mono); font-weight: 600; }
-.command, .cause, td strong, td .small, td.whole, #job, .banner { overflow-wrap: anywhere; }
 .clip { display: -webkit-box; -webkit-box-orient: vertical; -webkit-line-clamp: 2; overflow: hidden; }
 
 #notices { position: fixed; z-index: 8; right: 1rem; bottom: 1rem; width: min(26rem, calc(100vw - 2rem)); display: grid; gap: .5rem; }
 .notice { display: flex; gap: .6rem; align-items: start; padding: .6rem .5rem .6rem .9rem; border-left: 4px solid var(--ok);
-  box-shadow: 0 6px 24px rgb(0 0 0 / .18); overflow-wrap: anywhere; }
+  box-shadow: 0 6px 24px rgb(0 0 0 / .18); }
 .notice.bad { border-left-color: var(--bad); }
 .notice div { flex: 1; min-width: 0; }
 
 .gpus { display: grid; gap: .75rem; grid-template-columns: repeat(auto-fill, minmax(min(280px, 100%), 1fr)); }
 .machine + .machine { margin-top: 1.1rem; }
-.machine .head { margin-bottom: .45rem; }
-.machine .head .muted { flex: 1 1 10rem; overflow-wrap: anywhere; }
+.machine .head .muted { flex: 1 1 10rem; }
 .machine .fold { padding: 0 .3rem 0 0; border-color: transparent; background: none; font-size: 1rem; font-weight: 600; }
 .machine .fold::before { content: "\25b8"; content: "\25b8" / ""; display: inline-block; width: 1.1em; color: var(--muted);
   font-weight: 400; }
 .machine .fold[aria-expanded=true]::before { content: "\25be"; content: "\25be" / ""; }
-.machine .banner { margin-bottom: .5rem; }
 .compact { gap: .4rem; grid-template-columns: repeat(auto-fill, minmax(min(8.2rem, 100%), 1fr)); }
 .compact .name, .compact .chart, .compact .bottom, .compact .gauge > :not(.track), .compact .users span { display: none; }
 .compact .gpu { gap: .25rem; padding: .35rem .6rem .5rem; } .compact .track { height: 4px; }
 .compact .top { justify-content: space-between; }
 .gpu { display: flex; flex-direction: column; gap: .5rem; padding: .8rem .9rem .7rem; }
-.gpu .top { display: flex; align-items: baseline; gap: .5rem; }
+.gpu .top, .users li { display: flex; align-items: baseline; gap: .5rem; min-width: 0; }
 .gpu .top .name, .users .command { flex: 1; min-width: 0; overflow: hidden; text-overflow: ellipsis; white-space: nowrap; }
 .gauge { display: grid; grid-template-columns: 1fr auto; gap: .15rem .6rem; }
 .track { grid-column: 1 / -1; width: 100%; height: 7px; border-radius: 4px; background: var(--sunk); overflow: hidden;
@@ -11186,40 +11181,34 @@ section { margin-bottom: 1.5rem; }
 .curve path { fill: none; stroke: var(--fill); stroke-width: 1.4; vector-effect: non-scaling-stroke; stroke-linejoin: round;
   stroke-linecap: round; }
 .curve line { stroke: var(--line); stroke-width: 1; vector-effect: non-scaling-stroke; stroke-dasharray: 2 3; }
-.axis { display: flex; justify-content: space-between; margin-top: .15rem; font-size: .8em; color: var(--muted); }
-.axis b { font-weight: 400; }
+.axis { display: flex; justify-content: space-between; margin-top: .15rem; font-size: .8em; }
 .axis b::before { content: ""; display: inline-block; width: .8em; height: 3px; margin-right: .35em; vertical-align: middle;
   background: var(--fill); border-radius: 2px; }
 .axis .memory { margin-left: .9em; }
 .users { flex: 1; display: grid; gap: .15rem; align-content: start; }
-.users li { display: flex; gap: .5rem; align-items: baseline; min-width: 0; }
-.gpu .bottom { display: flex; align-items: center; gap: .6rem; }
 
 #filters { display: grid; grid-template-columns: minmax(10rem, 1fr) repeat(3, minmax(0, 10rem)) auto; gap: .5rem; margin-bottom: 1.2rem;
   align-items: center; }
-td .actions { display: flex; gap: .35rem; justify-content: flex-end; align-items: center; }
+td .actions { gap: .35rem; justify-content: flex-end; }
 .scroll { overflow-x: auto; }
 table { width: 100%; border-collapse: collapse; }
-th { padding: .45rem .7rem; text-align: left; font-size: .82em; font-weight: 600; color: var(--muted);
-  border-bottom: 1px solid var(--line); white-space: nowrap; }
-td { padding: .45rem .7rem; vertical-align: top; border-bottom: 1px solid var(--line); }
+th, td { padding: .45rem .7rem; border-bottom: 1px solid var(--line); text-align: left; vertical-align: top; }
+th { font-size: .82em; font-weight: 600; white-space: nowrap; }
 tbody tr:last-child td { border-bottom: 0; }
 tbody tr:hover { background: var(--sunk); }
 td.fit { white-space: nowrap; }
 td.command { width: 34%; min-width: 14rem; font: inherit; }
-.starts { display: block; }
-td select { width: auto; min-height: 30px; padding: 0 .3rem; border-color: var(--line); }
-.cause { display: block; margin-top: .1rem; color: var(--bad); font-family: var(--mono); font-size: .86em; overflow-wrap: anywhere; }
+td select, .steps select, .log select { width: auto; min-height: 30px; padding: 0 .3rem; border-color: var(--line); }
+.cause { margin-top: .1rem; font-family: var(--mono); font-size: .86em; }
 .more { display: flex; justify-content: center; padding: .5rem; border-top: 1px solid var(--line); }
 
 .log { border-radius: 8px; overflow: hidden; background: var(--paper); color: var(--print); border: 1px solid var(--line); }
 .log .head { margin: 0; padding: .35rem .5rem .35rem .8rem; background: var(--panel); color: var(--ink);
   border-bottom: 1px solid var(--line); }
-.log .head select { width: auto; }
 .log label { white-space: nowrap; }
-.log .told { flex: 1 1 8rem; color: var(--muted); font-size: .88em; }
+.log .told { flex: 1 1 8rem; }
 .lines { height: min(65vh, 44rem); overflow: auto; padding: .5rem .8rem; font: 12.5px/1.5 var(--mono); white-space: pre-wrap;
-  overflow-wrap: anywhere; tab-size: 8; overflow-anchor: none; contain: strict; }
+  tab-size: 8; overflow-anchor: none; contain: strict; }
 .lines.over { height: auto; min-height: 5rem; max-height: min(65vh, 44rem); contain: content; }
 .lines.long { white-space: pre; overflow-wrap: normal; }
 .lines:focus-visible { outline-offset: -3px; }
@@ -11242,10 +11231,8 @@ td select { width: auto; min-height: 30px; padding: 0 .3rem; border-color: var(-
 .facts-list div { display: grid; grid-template-columns: 8.5rem minmax(0, 1fr); gap: .6rem; padding: .3rem 0;
   border-bottom: 1px solid var(--line); }
 .facts-list .wide { grid-column: 1 / -1; }
-.facts-list dt { color: var(--muted); }
-.facts-list dd { overflow-wrap: anywhere; }
 .pad { padding: .7rem .95rem; }
-.steps { display: flex; flex-wrap: wrap; gap: .4rem .5rem; align-items: center; }
+.steps { flex-wrap: wrap; }
 .steps li + li::before { content: "\2192"; margin-right: .5rem; color: var(--muted); }
 .reasons li { padding: .15rem 0; }
 
@@ -11259,20 +11246,17 @@ dialog pre { margin: .7rem 0; max-height: 9rem; }
 .form { display: grid; grid-template-columns: repeat(2, minmax(0, 1fr)); gap: .7rem; margin-top: .6rem; }
 .form > * { display: grid; gap: .2rem; align-content: start; }
 .form > .all { grid-column: 1 / -1; }
-.form .help { font-size: .85em; color: var(--muted); font-weight: 400; }
 summary { cursor: pointer; padding: .3rem 0; color: var(--accent); }
 .buttons { display: flex; justify-content: flex-end; gap: .5rem; margin-top: 1.1rem; }
 dialog label::first-letter { text-transform: uppercase; }
 dialog .lost { margin-top: .7rem; }
-.fault { color: var(--bad); overflow-wrap: anywhere; }
 .opening main { opacity: 0; }
 .docs nav, .docs .tools { display: none; }
 .call { margin: .5rem 0; padding: .2rem .95rem; }
 .call > summary { display: flex; flex-wrap: wrap; gap: .2rem .7rem; color: inherit; }
 .method { min-width: 4.2rem; color: var(--accent); }
 #docs h2, #find { margin: 1.2rem 0 .5rem; } #docs h3 { margin: .8rem 0 .3rem; }
-.text { white-space: pre-line; overflow-wrap: anywhere; }
-.steps select { width: auto; min-height: 30px; }
+.text { white-space: pre-line; }
 #job > p { margin-bottom: .5rem; }
 #login { display: grid; gap: .6rem; }
 
@@ -11302,7 +11286,9 @@ dialog .lost { margin-top: .7rem; }
   .compact { grid-template-columns: repeat(auto-fill, minmax(min(6.5rem, 100%), 1fr)); }
   #filters :disabled { display: none; }
 }
-@media (max-width: 640px), (pointer: coarse) { button, a.button, input, select, textarea, td select, nav a { min-height: 40px; } }
+@media (max-width: 640px), (pointer: coarse) {
+  button, a.button, input, select, textarea, td select, .steps select, .log select, nav a { min-height: 40px; }
+}
 @media (prefers-reduced-motion: reduce) { * { transition: none !important; animation: none !important; scroll-behavior: auto !important; } }
 </style>
 </head>
@@ -11352,7 +11338,7 @@ dialog .lost { margin-top: .7rem; }
   </div>
 </main>
 <footer>
-  <span><span id="version"></span> <button id="forget" type="button" class="link"></button></span>
+  <span id="version" class="muted"></span> <button id="forget" type="button" class="link"></button>
 </footer>
 <div id="notices" aria-live="polite"></div>
 <dialog id="dialog" aria-labelledby="dialog-title"></dialog>
@@ -11848,7 +11834,7 @@ for (const kind of ['input', 'reset', 'submit']) {
 
 function what(job, cause, ...facts) {
   return el('div', {}, job.name && el('strong', {}, job.name), el('div', {class: 'command clip'}, commandOf(job)),
-    cause && el('span', {class: 'cause'}, cause),
+    cause && el('div', {class: 'cause'}, cause),
     el('span', {class: 'muted small'}, listed(job.user !== service.user && job.user, job.group && `group ${job.group}`,
       job.attempt > 1 && `attempt ${job.attempt}`, ...facts)));
 }
@@ -11868,7 +11854,7 @@ const TABLES = {                                // heading, class, what stands b
     ['Job', 'fit bare-label', jobLink],
     ['Command', 'bare command', (job) => what(job)],
     ['GPUs', 'fit', (job) => job.only_node && hasNodes() ? `${job.gpus} on ${job.only_node}` : String(job.gpus)],
-    ['Waits because', 'whole', (job) => el('div', {}, job.waiting_for, ' ', el('span', {class: 'muted starts'}, starts(job)))],
+    ['Waits because', 'whole', (job) => el('div', {}, job.waiting_for, ' ', el('div', {class: 'muted'}, starts(job)))],
     ['Priority', 'fit', (job) => !isOthers(job) && prioritySelect(job)],
     ['', 'bare fit', (job) => actionsOn(job)]]},
   history: {title: 'History', statuses: FINAL, rows: PAGE, empty: 'No job has finished yet.', columns: [
@@ -12113,7 +12099,7 @@ class LogSource {
 class LogView {
   constructor(id) {
     Object.assign(this, {id, draw: onFrame(() => this.drawNow())});
-    this.told = el('span', {class: 'told'});
+    this.told = el('span', {class: 'told small muted'});
     this.stream = choice({'aria-label': 'Which output', onchange: () => this.open()},
       ['both', 'stdout', 'stderr'].map((name) => [name, name]), 'both');
     this.sticky = el('input', {type: 'checkbox', onchange: () => this.scrollToEnd()});
@@ -12476,10 +12462,7 @@ document.querySelector('.skip').addEventListener('click', (event) => { event.pre
 
 keepToken(getToken());
 if (isDocs) {
-  openDocs().catch((error) => {
-    at('about').className = 'fault';
-    show(at('about'), `openapi.json: ${error.message}`);
-  });
+  openDocs().catch(complain);
 } else {
   addEventListener('hashchange', route);
   drawTables();
