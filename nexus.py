@@ -11059,7 +11059,6 @@ DASHBOARD_PAGE = r'''<!doctype html>
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
 <title>nexus</title>
 <link rel="icon"
   href="data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'%3E
@@ -11096,7 +11095,7 @@ main:focus, h1:focus, h2:focus { outline: none; }
 .muted, .empty, .help, .state, .axis, th, dt { color: var(--muted); }
 .fault, .cause, button.danger { color: var(--bad); }
 .small, .help, footer { font-size: .88em; }
-.bar, .brand, nav a, .tools, .head, .steps, .bottom, .actions, .check { display: flex; align-items: center; gap: .5rem; }
+.bar, .brand, nav a, .tools, .head, .steps, .actions, .check { display: flex; align-items: center; gap: .5rem; }
 .skip { position: absolute; left: -999px; top: .5rem; z-index: 9; padding: .6rem 1rem; background: var(--panel); border-radius: 6px; }
 .skip:focus { left: .5rem; }
 .unseen { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); white-space: nowrap; }
@@ -11125,8 +11124,7 @@ nav { display: flex; gap: .15rem; margin-right: auto; }
 nav a { min-height: 32px; padding: 0 .6rem; border-radius: 6px; color: var(--ink); }
 nav a:hover { background: var(--sunk); }
 .brand:hover, nav a:hover { text-decoration: none; }
-.count { min-width: 1.5em; padding: 0 .4em; border-radius: 1em; background: var(--sunk); color: var(--muted); text-align: center;
-  font-size: .86em; font-weight: 600; }
+nav .badge { min-width: 2em; text-align: center; }
 .state { display: inline-flex; align-items: center; gap: .4rem; white-space: nowrap; }
 .state::before { content: ""; width: 8px; height: 8px; border-radius: 50%; background: var(--edge); }
 .state.live::before { background: #2da160; }
@@ -11166,7 +11164,7 @@ section { margin-bottom: 1.5rem; }
   font-weight: 400; }
 .machine .fold[aria-expanded=true]::before { content: "\25be"; content: "\25be" / ""; }
 .compact { gap: .4rem; grid-template-columns: repeat(auto-fill, minmax(min(8.2rem, 100%), 1fr)); }
-.compact .name, .compact .chart, .compact .bottom, .compact .gauge > :not(.track), .compact .users span { display: none; }
+.compact :is(.name, .chart, .tools, .gauge > :not(.track), .users span) { display: none; }
 .compact .gpu { gap: .25rem; padding: .35rem .6rem .5rem; } .compact .track { height: 4px; }
 .compact .top { justify-content: space-between; }
 .gpu { display: flex; flex-direction: column; gap: .5rem; padding: .8rem .9rem .7rem; }
@@ -11267,7 +11265,6 @@ dialog .lost { margin-top: .7rem; }
   nav { order: 3; width: 100%; justify-content: space-between; } nav a { padding: 0 .35rem; }
   main, footer { padding: .8rem; }
   button.link { padding: 0 .5rem; }
-  .count { font-size: .82em; }
   .scroll { overflow: visible; }
   table.cards, .cards tbody, .cards tr, .cards td { display: block; }
   .cards thead { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); }
@@ -11301,14 +11298,13 @@ dialog .lost { margin-top: .7rem; }
     <span id="host" class="muted"></span>
     <nav aria-label="Parts of the page">
       <a href="#/gpus">GPUs</a>
-      <a href="#/running">Running <span class="count" id="running-count">-</span></a>
-      <a href="#/queue">Queue <span class="count" id="queue-count">-</span></a>
-      <a href="#/history">History <span class="count" id="history-count">-</span></a>
+      <a href="#/running">Running <span class="badge" id="running-count">-</span></a>
+      <a href="#/queue">Queue <span class="badge" id="queue-count">-</span></a>
+      <a href="#/history">History <span class="badge" id="history-count">-</span></a>
     </nav>
     <div class="tools">
-      <span id="paused" class="badge warn" hidden>PAUSED</span>
       <span id="connection" class="state" role="status">connecting</span>
-      <button id="pause" type="button">Pause</button>
+      <span id="pause" class="tools"></span>
       <button id="add" type="button" class="primary">Add job</button>
     </div>
   </div>
@@ -11700,10 +11696,10 @@ function drawNow() {
   show(at('version'),
     `nexus ${service.version}, ${service.user} on ${service.host.name}, up ${duration(service.uptime_seconds)}`);
   for (const [part, count] of Object.entries(counts)) show(at(`${part}-count`), number(count));
-  at('paused').hidden = !service.is_paused;
-  at('pause').hidden = !service.is_owner;
-  show(at('pause'), service.is_paused ? 'Resume' : 'Pause');
-  at('pause').setAttribute('aria-label', service.is_paused ? 'Resume starting jobs' : 'Pause: start no more jobs');
+  const [label, told] = service.is_paused ? ['Resume starting jobs', 'Jobs are started again.']
+    : ['Pause: start no more jobs', 'Paused: running jobs go on, nothing new starts.'];
+  show(at('pause'), service.is_paused && el('span', {class: 'badge warn'}, 'PAUSED'),
+    pauseButton(service.is_paused, 'service', label, told));
   document.title = `${jobPage ? jobPage.id : `${counts.running} running, ${counts.queue} pending`} \u00b7 nexus`;
   if (jobPage) return jobPage.draw();
   const banner = (kind, text) => text && el('p', {class: `banner ${kind}`, key: text}, text);
@@ -11750,11 +11746,9 @@ function drawMachine(machine) {
 
 function drawGpu(gpu, isOpen) {
   const {memory_total_mib: total, memory_used_mib: used, utilization: load, is_paused: isPaused} = gpu;
-  const name = `GPU ${gpu.place}`, verb = isPaused ? 'Resume' : 'Pause';
+  const name = `GPU ${gpu.place}`, path = `gpus/${encodeURIComponent(gpu.place)}`;
   const users = gpu.job_ids.map((id) => [id, jobs.get(id)?.name || (jobs.has(id) ? commandOf(jobs.get(id)) : '')]);
   const why = gpu.fault ?? gpu.used_by ?? (users.length || gpu.is_available || isPaused ? null : gpu.unavailable);
-  const toggle = () => act('POST', `gpus/${encodeURIComponent(gpu.place)}/${verb.toLowerCase()}`, undefined,
-    isPaused ? `${name} takes jobs again.` : `${name} gets no new job.`);
   return el('li', {class: 'gpu panel', key: gpu.uuid, 'data-gpu': gpu.place},
     el('div', {class: 'top'}, el(hasNodes() ? 'h4' : 'h3', {}, isOpen ? name : gpu.index),
       el('span', {class: 'name muted'}, gpu.name), badge(gpu.state)),
@@ -11765,11 +11759,12 @@ function drawGpu(gpu, isOpen) {
     el('ul', {class: 'users'}, users.map(([id, text]) => el('li', {key: id}, jobLink({id}),
       el('span', {class: 'command', title: text}, text))),
       why && el('li', {}, el('span', {class: gpu.fault ? 'fault' : gpu.used_by ? '' : 'muted', title: why}, why))),
-    el('div', {class: 'bottom'},
+    el('div', {class: 'tools'},
       el('span', {class: 'muted grow small'}, listed(known(gpu.temperature) && `${Math.round(gpu.temperature)} \u00b0C`,
         known(gpu.power_watts) && `${Math.round(gpu.power_watts)} W`,
         gpu.allocated % 1 && `${percent(gpu.allocated * 100)} given out`)),
-      service.is_owner && button(verb, toggle, '', {'aria-label': `${verb} ${name}`})));
+      pauseButton(isPaused, path, `${isPaused ? 'Resume' : 'Pause'} ${name}`,
+        `${name} ${isPaused ? 'takes jobs again' : 'gets no new job'}.`)));
 }
 
 function gauge(title, label, share, text) {     // its length is an attribute: the policy allows no styles
@@ -11960,8 +11955,10 @@ async function confirmed(title, text, detail, verb, refusal) {
     el('div', {class: 'buttons'}, keep, go)) === 'yes';
 }
 
-at('pause').addEventListener('click', () => service.host && act('POST', `service/${service.is_paused ? 'resume' : 'pause'}`, undefined,
-  service.is_paused ? 'Jobs are started again.' : 'Paused: running jobs go on, nothing new starts.'));
+function pauseButton(isPaused, path, label, told) {             // of all jobs, or of a GPU
+  const verb = isPaused ? 'Resume' : 'Pause', full = `${path}/${verb.toLowerCase()}`;
+  return service.is_owner && button(verb, () => act('POST', full, undefined, told), '', {'aria-label': label});
+}
 
 // ---- Adding a job
 
@@ -12170,14 +12167,12 @@ class LogView {
   drawNow() {
     const {box, ready} = this, isAtEnd = this.sticky.checked;
     for (const node of this.partials) node.remove();
-    const surplus = Math.min(box.children.length, Math.max(0, box.children.length + ready.length - LOG_LINES));
-    const height = box.scrollHeight;
-    for (let i = 0; i < surplus; i++) box.firstChild.remove();
-    if (!isAtEnd && surplus) box.scrollTop -= height - box.scrollHeight;        // what is read stays where it is
-    this.dropped += surplus;
     this.partials = this.sources.filter((source) => source.raw).map(
       (source) => lineNode(renderLine(source.raw, source.style)[0], source.kind));
     box.append(...ready.splice(0).map((line) => lineNode(...line)), ...this.partials);
+    const height = box.scrollHeight;
+    for (; box.children.length > LOG_LINES; this.dropped++) box.firstChild.remove();
+    if (!isAtEnd) box.scrollTop -= height - box.scrollHeight;   // what is read stays where it is
     if (isAtEnd) this.scrollToEnd();
     this.tell();
   }
