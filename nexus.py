@@ -11912,7 +11912,7 @@ function actionsOn(job, isPage = false) {       // the buttons in its row, or on
   if (isOthers(job)) return [];
   if (status === 'running') return [end(stopping ? 'Stopping\u2026' : 'Kill')];
   if (status !== 'pending') {
-    return [make('Retry', () => retryJob(job, isPage)), isPage && button('Change and add', () => changeAndAdd(job))];
+    return [make('Retry', () => retryJob(job, isPage)), isPage && button('Change and add', () => openAddForm(job))];
   }
   return [move(isPage ? 'Move first' : 'First', 0, 'to the front'), move(isPage ? 'Move last' : 'Last', last, 'to the end'),
     isPage && prioritySelect(job), end('Cancel')];
@@ -11983,9 +11983,11 @@ function makeInput({name, type, like}, fact) {
   return el('input', {...facts, type: 'text', value: fact});
 }
 
-// `given`: the job of which it is another; `lost`: what of that is not sent
-function openAddForm(given = {}, lost = []) {
+function openAddForm(job = {}) {                // or another such job
   let key = null, sent = null;                  // the same is sent again with the same key, so that it is added once
+  const given = {...job, node: job.only_node, gpu_mem_mib: job.gpu_mem_mib && `${job.gpu_mem_mib}M`};
+  const lost = [job.env_digest && 'its environment variables, which the service does not tell',
+    job.snapshot && 'its snapshot: it runs in the directory as that is now'].filter(Boolean);
   const fields = FIELDS.filter(({name}) => name !== 'node' || hasNodes());
   const drawField = (row) => {
     const {name, help} = row, input = makeInput(row, given[name]);
@@ -12003,11 +12005,11 @@ function openAddForm(given = {}, lost = []) {
     send.disabled = true;
     show(fault);
     const texts = new FormData(form), isGiven = ({name}) => texts.get(name)?.trim();
-    const job = Object.fromEntries(FIELDS.filter(isGiven).map(
+    const asked = Object.fromEntries(FIELDS.filter(isGiven).map(
       ({name, type}) => [name, (READ[type] ?? String)(texts.get(name).trim())]));
-    if (sent !== JSON.stringify(job)) key = crypto.getRandomValues(new BigUint64Array(2)).join('-');
-    sent = JSON.stringify(job);
-    const isAdded = await act('POST', 'queue', job, ({id, warning = ''}) => `Job ${id} was added. ${warning}`,
+    if (sent !== JSON.stringify(asked)) key = crypto.getRandomValues(new BigUint64Array(2)).join('-');
+    sent = JSON.stringify(asked);
+    const isAdded = await act('POST', 'queue', asked, ({id, warning = ''}) => `Job ${id} was added. ${warning}`,
       {'Idempotency-Key': key}, (error) => show(fault, sentences(error)));
     if (isAdded) at('dialog').close();
     send.disabled = false;
@@ -12017,10 +12019,6 @@ function openAddForm(given = {}, lost = []) {
   openDialog('Add a job', form.elements.command, form);
 }
 
-const changeAndAdd = (job) => openAddForm({...job, node: job.only_node,
-  gpu_mem_mib: job.gpu_mem_mib && `${job.gpu_mem_mib}M`}, [
-  job.env_digest && 'its environment variables, which the service does not tell',
-  job.snapshot && 'its snapshot: it runs in the directory as that is now'].filter(Boolean));
 
 at('add').addEventListener('click', () => openAddForm());
 
@@ -12303,6 +12301,7 @@ class JobPage {
 
 const ANSWER_LENGTH = 200000;                   // characters that are shown of one
 const quote = (text) => `'${text.replaceAll("'", "'\\''")}'`;
+const indented = (fact) => JSON.stringify(fact, null, 2);
 let shapes = {};
 
 function typeOf(schema) {                       // a schema in a word or two
@@ -12318,7 +12317,7 @@ function describeShape([name, schema]) {
   const rows = Object.entries(schema.properties ?? {}).map(([key, fact]) => `${key}${schema.required?.includes(key) ? '' : '?'}: `
     + typeOf(fact) + (fact.description ? `   (${fact.description})` : ''));
   return el('details', {class: 'call panel', id: `shape-${name}`}, el('summary', {}, el('code', {}, name)),
-    el('pre', {tabindex: 0}, rows.join('\n') || JSON.stringify(schema, null, 2)));
+    el('pre', {tabindex: 0}, rows.join('\n') || indented(schema)));
 }
 
 function readInputs(path, inputs, kind) {       // what is sent: its address, and the rest as fetch() takes it
@@ -12361,7 +12360,7 @@ async function showAnswer(place, method, {url, ...options}) {           // as it
       show(shown, text = text.slice(-ANSWER_LENGTH));
       shown.scrollTop = shown.scrollHeight;
     }
-    if (isJson) show(shown, JSON.stringify(JSON.parse(text), null, 2).slice(0, ANSWER_LENGTH));
+    if (isJson) show(shown, indented(JSON.parse(text)).slice(0, ANSWER_LENGTH));
     show(status, `${line}, whole after ${Math.round(performance.now() - began)} ms`);
   } catch (error) {
     show(status, listed(line, error.name === 'AbortError' ? 'stopped' : error.message));
@@ -12372,13 +12371,11 @@ function drawCall(path, method, {operationId: id, summary, description, paramete
   const [[kind, body] = []] = Object.entries(requestBody?.content ?? {});
   const shape = shapes[typeOf(body?.schema)] ?? body?.schema;
   const parts = kind === 'application/json'
-    ? [{name: 'Body', in: 'body', description: typeOf(body.schema),
-      example: JSON.stringify(shape.examples?.[0] ?? {}, null, 2)}]
-    : Object.entries(shape?.properties ?? {}).map(([name, {description = '', examples}]) =>
-      ({name, in: 'form', description, example: examples?.[0]}));
+    ? [{name: 'Body', in: 'body', description: typeOf(body.schema), examples: [indented(shape.examples?.[0] ?? {})]}]
+    : Object.entries(shape?.properties ?? {}).map(([name, facts]) => ({name, in: 'form', ...facts}));
   const inputs = [...parameters, ...parts].map((row) => {
-    const {required, schema, example} = row, choices = schema?.enum ?? schema?.items?.enum;
-    return {...row, input: !schema ? el('textarea', {rows: 6, spellcheck: 'false'}, example)
+    const {required, schema, examples} = row, choices = schema?.enum ?? schema?.items?.enum;
+    return {...row, input: !schema ? el('textarea', {rows: 6, spellcheck: 'false'}, examples?.[0])
       : choices ? choice({}, ['', ...choices].map((word) => [word, word]), '')
         : el('input', {autocomplete: 'off', spellcheck: 'false', required, placeholder: schema.examples?.[0]})};
   });
