@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 
     T = TypeVar("T")
     Schema = Mapping[str, Any]
+    Told = Mapping[str, Any]                    # an object of the API
     Sampler = Callable[[Mapping[str, Any]], Iterable[tuple[Mapping[str, str], Any]]]        # of a metric
 
     def field(schema: Schema, help: str = "", marks: str = "", *, default: Any = ..., **facts: Any) -> Any: ...
@@ -3490,7 +3491,7 @@ def local_time(stamp: str | None, pattern: str = "%H:%M") -> str:
     return "-" if stamp is None else time.strftime(pattern, time.localtime(parse_time(stamp)))
 
 
-def format_snapshot(status: Mapping[str, Any], paint: Paint) -> str:
+def format_snapshot(status: Told, paint: Paint) -> str:
     """What `nexus` shows."""
     paused = "[PAUSED]" if status["is_paused"] else "[RUNNING]"
     queued = f"Queue: {format_count(status['queued_jobs'], 'job')} pending"
@@ -3523,7 +3524,7 @@ def format_snapshot(status: Mapping[str, Any], paint: Paint) -> str:
     return paint.join(lines)
 
 
-def format_machines(status: Mapping[str, Any], jobs: Mapping[str, Mapping[str, Any]], paint: Paint) -> list[str]:
+def format_machines(status: Told, jobs: Mapping[str, Told], paint: Paint) -> list[str]:
     """The GPUs of this machine and of nodes.  Of a node that gets no jobs there is why, and what runs there."""
     lines = []
     for node in status["nodes"]:
@@ -3537,7 +3538,7 @@ def format_machines(status: Mapping[str, Any], jobs: Mapping[str, Mapping[str, A
     return lines
 
 
-def group_gpus(gpus: Iterable[Mapping[str, Any]], find_alike: Callable[[Any], object]) -> Iterator[tuple[str, Mapping[str, Any], bool]]:
+def group_gpus(gpus: Iterable[Told], find_alike: Callable[[Any], object]) -> Iterator[tuple[str, Told, bool]]:
     """(label, the first, whether there are more) of neighbours of one machine of which the same is to be said."""
     import itertools
     for _, group in itertools.groupby(gpus, lambda gpu: (gpu["node"], find_alike(gpu))):
@@ -3546,14 +3547,14 @@ def group_gpus(gpus: Iterable[Mapping[str, Any]], find_alike: Callable[[Any], ob
         yield f"GPU{'s' * bool(more)} {machine}{format_ranges([gpu['index'] for gpu in (first, *more)])}", first, bool(more)
 
 
-def describe_node_state(node: Mapping[str, Any]) -> str:
+def describe_node_state(node: Told) -> str:
     why = node["trouble"] or ""
     if node["unknown_since"]:
         return f"unknown since {local_time(node['unknown_since'], '%m-%d %H:%M')}{why and f': {why}'}"
     return "is being removed: it gets no more jobs" if node["is_leaving"] else why or "ok"
 
 
-def format_gpu(gpu: Mapping[str, Any], jobs: Mapping[str, Mapping[str, Any]], paint: Paint, label: str | None = None) -> list[str]:
+def format_gpu(gpu: Told, jobs: Mapping[str, Told], paint: Paint, label: str | None = None) -> list[str]:
     """`label`: of several of which the same is to be said."""
     what = ", ".join(part for part in (gpu["name"], gpu["memory_total"]) if part)
     header = paint("white", f"{'GPU ' + gpu['place'] if label is None else label} ({what}):")
@@ -3569,20 +3570,21 @@ def format_gpu(gpu: Mapping[str, Any], jobs: Mapping[str, Mapping[str, Any]], pa
     return [f"{header} {paint('red' if gpu['fault'] else 'yellow', why[:1].upper() + why[1:])}"]
 
 
-def format_running(job: Mapping[str, Any], paint: Paint, has_node: bool = False) -> list[str]:
+def format_running(job: Told, paint: Paint, has_node: bool = False) -> list[str]:
     """`has_node`: its machine is to be told."""
     runtime = format_duration(job["runtime_seconds"] or 0)
     stopping = f" (stopping: {job['stopping']})" if job["stopping"] else ""
     if job["unknown_since"]:
         stopping += paint("red", f" unknown since {local_time(job['unknown_since'], '%m-%d %H:%M')}")
     share = [f"  GPUs: {format_known(job['gpus'], '', 2)}"] if job["gpus"] % 1 else []
+    command = format_line(name_or_command(job), paint.width and max(20, paint.width - 11))
     return [f"  Job ID: {paint('magenta', job['id'])}{stopping}", *([f"  Node: {job['node']}"] if has_node else []), *share,
-            f"  Command: {paint('bright', format_line(name_or_command(job), paint.width and max(20, paint.width - 11)))}",
+            f"  Command: {paint('bright', command)}",
             *([f"  Slurm: {job['slurm_id']} on {job['node']}"] if job.get("slurm_id") else []),
             f"  Runtime: {paint('cyan', runtime)}", f"  Started: {paint('cyan', local_time(job['started_at']))}"]
 
 
-def format_detailed(status: Mapping[str, Any], health: Mapping[str, Any], paint: Paint) -> str:
+def format_detailed(status: Told, health: Told, paint: Paint) -> str:
     """`nexus status --detailed`."""
     bands, host = status["queued_by_priority"], status["host"]
     lines = [
@@ -3608,7 +3610,7 @@ def format_detailed(status: Mapping[str, Any], health: Mapping[str, Any], paint:
     return paint.join(lines + [f"hint: {hint}" for hint in [*status["hints"], status["samples_hint"]] if hint])
 
 
-def describe_gpu_use(gpu: Mapping[str, Any], paint: Paint) -> str:
+def describe_gpu_use(gpu: Told, paint: Paint) -> str:
     """What a GPU does, on a line."""
     allocated = f"{gpu['allocated'] * 100:.0f}% allocated"
     if gpu["is_paused"]:
@@ -3630,7 +3632,10 @@ class Column:
 
 
 def format_table(columns: Iterable[Column], rows: Sequence[Any], paint: Paint, below: Sequence[str] = ()) -> str:
-    """Columns padded to their widest cell; the last takes what is left of a line.  `below`: on a terminal, what stands under each row."""
+    """Columns padded to their widest cell; the last takes what is left of the line.
+
+    `below`: on a terminal, what stands under each row.
+    """
     import textwrap
     width = paint.width
     shown = [column for column in columns if column.shown_if is None or column.shown_if(rows)]
@@ -3649,7 +3654,7 @@ def format_table(columns: Iterable[Column], rows: Sequence[Any], paint: Paint, b
     return paint.join(lines)
 
 
-def name_or_command(job: Mapping[str, Any]) -> str:
+def name_or_command(job: Told) -> str:
     if job["command"] is None:                  # as users' tokens are told of others' jobs
         return f"({job['user']}'s)"
     return f"{job['name']}: {job['command']}" if job["name"] else str(job["command"])
@@ -3690,21 +3695,21 @@ JOB_COLUMNS = (
 )
 
 
-def format_queue(jobs: Sequence[Mapping[str, Any]], paint: Paint) -> str:
+def format_queue(jobs: Sequence[Told], paint: Paint) -> str:
     """On a terminal the reason stands below, once for those that wait for the same; in a file it is the last column."""
     reasons = [job["waiting_for"] or "" for job in jobs]
     below = [reason if reason != former else "" for reason, former in zip(reasons, ["", *reasons])]
-    columns = QUEUE_COLUMNS if paint.width else (*QUEUE_COLUMNS, Column("WAITING FOR", lambda job: job["waiting_for"] or ""))
-    return format_table(columns, jobs, paint, below)
+    last = [] if paint.width else [Column("WAITING FOR", lambda job: job["waiting_for"] or "")]
+    return format_table([*QUEUE_COLUMNS, *last], jobs, paint, below)
 
 
-def format_jobs(jobs: Sequence[Mapping[str, Any]], paint: Paint) -> str:
+def format_jobs(jobs: Sequence[Told], paint: Paint) -> str:
     """On a terminal, what a failed one said last stands below it."""
     causes = [format_line(job["cause_line"] or "", max(20, paint.width - 5)) for job in jobs]
     return format_table(JOB_COLUMNS, jobs, paint, causes)
 
 
-def format_attempt(attempt: Mapping[str, Any]) -> str:
+def format_attempt(attempt: Told) -> str:
     """`exit 3 on GPU 0 of n1, 2024-10-24 15:30:15, 5s (the last line of its stderr)`."""
     place = (f" on GPU {format_indices(attempt['gpu_indices'])}" if attempt["gpu_indices"] else "") + (
         f" {'of' if attempt['gpu_indices'] else 'on'} {attempt['node']}" if attempt["node"] else "")
@@ -3713,7 +3718,7 @@ def format_attempt(attempt: Mapping[str, Any]) -> str:
             f"{format_duration(attempt['runtime_seconds'] or 0)}{line}")
 
 
-def format_job(job: Mapping[str, Any], paint: Paint) -> str:
+def format_job(job: Told, paint: Paint) -> str:
     """`nexus show ID`: every fact that is known, a line each."""
     lines = [f"{paint('white', 'Job ' + job['id'])}: {job['status']}"
              + (f" ({job['outcome'] or '-'})" if job["status"] in FINAL else "")]
@@ -3736,20 +3741,20 @@ def format_job(job: Mapping[str, Any], paint: Paint) -> str:
     return paint.join([*lines, f"  history: {history}"])
 
 
-def format_why(told: Mapping[str, Any], paint: Paint) -> str:
+def format_why(told: Told, paint: Paint) -> str:
     """`nexus why ID`: the decision, and what stands behind it GPU by GPU."""
     verb = "waits" if told["status"] == PENDING else f"is {told['status']}"
     lines = [f"{paint('white', 'Job ' + told['id'])} {verb}: {told['why']}", *(f"  {fact}" for fact in told["facts"])]
     return paint.join(lines + [f"  {line}" for line in format_verdicts(told["gpus"], paint)])
 
 
-def format_verdicts(gpus: Iterable[Mapping[str, Any]], paint: Paint) -> list[str]:
+def format_verdicts(gpus: Iterable[Told], paint: Paint) -> list[str]:
     """A line for each GPU, or for neighbours on a node of which the same is said."""
     return [f"{label}: {gpu['verdict'] or paint('green', 'it could have any of these' if has_more else 'it could have this one')}"
             for label, gpu, has_more in group_gpus(gpus, lambda gpu: (gpu["verdict"], ":" in gpu["place"] or gpu["index"]))]
 
 
-def make_metrics(status: Mapping[str, Any], jobs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def make_metrics(status: Told, jobs: Sequence[Told]) -> dict[str, Any]:
     """What `nexus metrics` tells: run times of finished jobs that ran, utilization in percent over the last hour."""
     import statistics
     times = [job["runtime_seconds"] for job in jobs if job["started_at"] and job["runtime_seconds"] is not None]
@@ -3762,7 +3767,7 @@ def make_metrics(status: Mapping[str, Any], jobs: Sequence[Mapping[str, Any]]) -
         "gpus": [pick(gpu, "index node place name utilization_mean utilization_peak allocated is_paused") for gpu in status["gpu_status"]]}
 
 
-def format_metrics(metrics: Mapping[str, Any], paint: Paint) -> str:
+def format_metrics(metrics: Told, paint: Paint) -> str:
     kept = ", ".join(f"{count} {word}" for word, count in metrics["by_status"].items() if count)
     causes = ", ".join(f"{count} {cause}" for cause, count in metrics["causes"].items())
     lines = [paint("white", "Performance Metrics"), "=" * 30, f"Total Jobs: {metrics['total_jobs']}{kept and f' ({kept})'}",
@@ -12879,6 +12884,9 @@ def start_service(layout: Layout, environ: Mapping[str, str], options: Sequence[
 # ==== 17. COMMANDS ==== one function for each subcommand: (call) -> exit code; None is 0
 # Data goes to stdout, words about it to stderr.  What a command takes is said in COMMANDS, in the next section.
 
+# What an answer of other types and names than nexus's raises where it is read
+MISREAD = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
+
 
 class Call:
     """One run of the command line: its options, streams and environment."""
@@ -12941,25 +12949,18 @@ def parse_option(row: Field, flag: str, text: str) -> Any:
         return parse_field(row, text, flag)
     except NexusError as error:
         message = error.message if flag in error.message else f"{flag}: {error.message}"
-        raise NexusError(error.kind, message, error.hint or (f"like {flag} {row.like}" if row.like else "see nexus help add")) from None
-
-
-def parse_assignment(text: str) -> tuple[str, str]:
-    """What --env takes.  Raises: usage."""
-    name, equals, fact = text.partition("=")
-    if not name or not equals:
-        refuse(f"--env {format_line(text, 60)} is not like NAME=VALUE", hint="--env WANDB_MODE=disabled")
-    return name, fact
+        hint = f"like {flag} {row.like}" if row.like else "see nexus help add"
+        raise NexusError(error.kind, message, error.hint or hint) from None
 
 
 @value
 class Command:
     name: str
     summary: str                # empty: not listed
-    run: Callable[[Call], int | None] | None = None     # None: one of its verbs is
+    run: Callable[[Call], int | None] | None = None     # None: it takes one of its verbs
     arguments: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = ()
     description: str = ""
-    verbs: tuple[Command, ...] = ()     # of which one is named after it
+    verbs: tuple[Command, ...] = ()     # which may be named after it
     local: str = ""             # what is done on the service's own machine alone; empty: it may be called over NEXUS_URL
 
 
@@ -12999,28 +13000,20 @@ def make_parser(command: Command, out: TextIO | None = None) -> argparse.Argumen
     parser = Parser(prog=f"nexus {command.name}", description=" ".join([command.summary[:1].upper() + command.summary[1:] + ".",
                                                                         command.description]),
                     allow_abbrev=False, formatter_class=lambda prog: argparse.HelpFormatter(prog, width=80))
-    parser.set_defaults(json=False)
+    parser.set_defaults(json=False, chosen=command, subcommand=command.name)
     is_one_of = command.name in ("status", "metrics", "kill", "move")
     exclusive = parser.add_mutually_exclusive_group(required=command.name == "move") if is_one_of else parser
     for flags, settings in command.arguments:
         (exclusive if flags[0].startswith("--") else parser).add_argument(*flags, **settings)
     if command.verbs:
-        verbs = parser.add_subparsers(dest="action", required=True, metavar="|".join(verb.name for verb in command.verbs))
+        verbs = parser.add_subparsers(required=not command.run, metavar="|".join(verb.name for verb in command.verbs))
         for verb in command.verbs:
             one = verbs.add_parser(verb.name, help=verb.summary, description=verb.description or None, allow_abbrev=False)
-            one.set_defaults(verb=verb)
+            one.set_defaults(chosen=verb)
             for flags, settings in verb.arguments:
                 one.add_argument(*flags, **settings)
     parser.formatter_class = argparse.HelpFormatter     # it asks for the terminal's width, at each add_argument too, by a slow import
     return parser
-
-
-def format_help(commands: Sequence[Command]) -> str:
-    rows = [f"  {command.name:<9} {command.summary}" for command in commands if command.summary]
-    return ("nexus: a queue for the GPUs of this machine\n\nnexus [command] [options]\n\n" + "\n".join(rows) +
-            "\n\nnexus help COMMAND says what it takes; nexus --version tells this copy from others.\n"
-            "Exit codes: 0; 1 internal, unhealthy; 2 usage; 3 not found; 4 conflict; 5 forbidden; 6 unavailable.\n"
-            "NEXUS_HOME moves ~/.nexus; NEXUS_MOCK_GPUS=2 tries it without a GPU; NO_COLOR=1 takes the colours away.\n")
 
 
 def write_to(stream: TextIO, piece: str | bytes) -> None:
@@ -13040,7 +13033,8 @@ def write_to(stream: TextIO, piece: str | bytes) -> None:
 
 def make_paint(stream: TextIO, environ: Mapping[str, str]) -> Paint:
     is_colourful = stream.isatty() and not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
-    return Paint(Clock().new_token() if is_colourful else "", os.get_terminal_size(stream.fileno()).columns if stream.isatty() else 0)
+    width = os.get_terminal_size(stream.fileno()).columns if stream.isatty() else 0
+    return Paint(Clock().new_token() if is_colourful else "", width)
 
 
 def cmd_status(call: Call) -> None:
@@ -13058,15 +13052,13 @@ def cmd_status(call: Call) -> None:
 def watch_status(call: Call) -> None:
     """Redraw until Ctrl-C; on a terminal in its second screen, so that the first is as it was afterwards."""
     is_terminal = call.out.isatty()
-    _ = call.client                             # started now, and not again: somebody may stop it
+    call.client.status()                        # the service is started now, and not again: somebody may stop it
     call.write("\x1b[?1049h\x1b[?25l\x1b[?7l" if is_terminal else "")
     try:
         while True:
             try:
                 text = format_snapshot(Client.find(call.environ, is_starting=False).status(), call.paint)
             except NexusError as error:
-                if error.kind != "unavailable":
-                    raise
                 text = call.paint.join([call.paint("red", error.message)])
             if is_terminal:
                 rows = os.get_terminal_size(call.out.fileno()).lines
@@ -13096,13 +13088,8 @@ def make_options(call: Call) -> dict[str, Any]:
         os.umask(umask)
         made.update(environment=environ, cwd=given.cwd if is_there else find_cwd(given.cwd), umask=umask,
                     limits={name: list(pair) for name, pair in current_limits().items()})
-    elif given.cwd:                             # what this machine is like says nothing of that one
-        made["cwd"] = given.cwd
-    for name, row in ASKED.items():
-        said = getattr(given, name, None) if row.flag and name not in made else None
-        if said is not None and said is not False:
-            made[name] = said
-    return made
+    said = {name: getattr(given, name) for name, row in ASKED.items() if row.flag}
+    return {**{name: fact for name, fact in said.items() if fact is not None and fact is not False}, **made}
 
 
 def find_cwd(given: str | None) -> str:
@@ -13155,13 +13142,14 @@ def read_plain_commands(call: Call) -> list[str]:
 
 
 def cmd_add(call: Call) -> None:
-    show_added(call, submit(call, read_commands(call), call.options.file is None and not call.options.sweep))
+    commands, is_one = read_commands(call), call.options.file is None and not call.options.sweep
+    show_added(call, submit(call, {"command": commands[0]} if is_one else {"commands": commands}))
 
 
-def submit(call: Call, commands: Sequence[str], is_one: bool) -> dict[str, Any]:
-    """Queue them, or with --dry-run try that, and tell what is not as one may expect; a snapshot that no job came to need goes again."""
+def submit(call: Call, work: Told) -> dict[str, Any]:
+    """Queue it, or with --dry-run try that, and tell what one may not expect.  A snapshot that no job needs goes again."""
     given, kept, is_needed = call.options, None, False
-    body = {**make_options(call), "dry_run": given.dry_run, **({"command": commands[0]} if is_one else {"commands": commands})}
+    body = {**make_options(call), **work, "dry_run": given.dry_run}
     if given.snapshot:
         body["cwd"] = os.path.realpath(body["cwd"])
         if given.dry_run:
@@ -13170,7 +13158,7 @@ def submit(call: Call, commands: Sequence[str], is_one: bool) -> dict[str, Any]:
             kept = take_snapshot(body["cwd"], call.environ)
             body.update(snapshot=kept.commit, snapshot_repo=kept.repository)
             if kept.empty:
-                call.say(f"a snapshot leaves these empty, they are repositories of their own: {', '.join(map(format_line, kept.empty))}")
+                call.say(f"a snapshot leaves these empty, they are repositories of their own: {', '.join(kept.empty)}")
     try:
         answer = call.client.submit(body)
         is_needed = not answer.get("known")
@@ -13182,11 +13170,12 @@ def submit(call: Call, commands: Sequence[str], is_one: bool) -> dict[str, Any]:
     if "warning" in answer:
         call.say(answer["warning"])
     if call.client.layout is None and not given.cwd:
-        call.say(f"it runs in the home directory at {call.client.host}, with the environment there; --cwd DIR names another")
+        call.say(f"it runs in the home directory at {call.client.host}, with the environment there; "
+                 "--cwd DIR names another")
     return answer
 
 
-def show_added(call: Call, answer: Mapping[str, Any]) -> None:
+def show_added(call: Call, answer: Told) -> None:
     if call.options.dry_run:
         call.show(answer["jobs"], lambda jobs, paint: paint.join([job["command"] for job in jobs]))
         call.say(f"{format_count(len(answer['jobs']), 'job')} would be added; this was a dry run")
@@ -13201,7 +13190,7 @@ def cmd_run(call: Call) -> int:
     commands = read_commands(call)
     if len(commands) != 1:
         refuse(f"run takes one command, and these are {len(commands)}", hint="nexus add queues them all")
-    answer = submit(call, commands, True)
+    answer = submit(call, {"command": commands[0]})
     if call.options.dry_run:
         show_added(call, answer)
         return 0
@@ -13214,32 +13203,21 @@ def cmd_run(call: Call) -> int:
         if job["cause"] not in (None, "exit"):          # the exit code alone does not say it
             call.say(describe_end(job))
         return exit_code_of(job)
-    except KeyboardInterrupt:
-        call.err.write("\n" if call.err.isatty() else "")
-        call.say(describe_going_on(call.client.job(job_id)))
-        return 130
-    except BrokenPipeError:                             # `nexus run ... | head`
-        try:
-            call.say(describe_going_on(call.client.job(job_id)))
-        except BrokenPipeError:                         # stderr goes there too
-            pass
-        return 141                                      # 128 + SIGPIPE
-
-
-def describe_going_on(job: Mapping[str, Any]) -> str:
-    """What becomes of a job that is no longer looked at."""
-    return describe_end(job) if job["status"] in FINAL else (
-        f"job {job['id']} goes on; follow it: nexus logs -f {job['id']}; stop it: nexus cancel {job['id']}")
+    except (KeyboardInterrupt, BrokenPipeError) as end:     # Ctrl-C; `nexus run ... | head`
+        is_ctrl_c = isinstance(end, KeyboardInterrupt)
+        with contextlib.suppress(BrokenPipeError):          # stderr goes there too
+            call.err.write("\n" if is_ctrl_c and call.err.isatty() else "")
+            job = call.client.job(job_id)
+            call.say(describe_end(job) if job["status"] in FINAL else
+                     f"job {job_id} goes on; follow it: nexus logs -f {job_id}; stop it: nexus cancel {job_id}")
+        return 130 if is_ctrl_c else 141                    # 128 + SIGINT, SIGPIPE
 
 
 def announce_wait(call: Call, job_id: str) -> None:
     """Say why a job waits until it has started: at first, and when the reason is another after a minute."""
     said, said_at, began = "", float("-inf"), time.monotonic()
-    while True:
-        job = call.client.job(job_id)
+    while (job := call.client.job(job_id))["status"] == PENDING:
         now = time.monotonic()
-        if job["status"] != PENDING:
-            return
         if job["waiting_for"] != said and now - began > 0.5 and now - said_at > 60:
             said, said_at = job["waiting_for"], now
             before = f" ({format_count(job['position'], 'job')} before it)" if job["position"] else ""
@@ -13247,14 +13225,15 @@ def announce_wait(call: Call, job_id: str) -> None:
         time.sleep(0.05 if now - began < 2 else 0.5)
 
 
-def pass_on_logs(call: Call, job_id: str, is_own: bool, is_following: bool = True, stream: str = "both", tail: int | None = None) -> None:
+def pass_on_logs(call: Call, job_id: str, is_own: bool, follow: bool = True, stream: str = "both",
+                 tail: int | None = None) -> None:
     """A job's stdout to stdout and its stderr to stderr, until it ends if it is followed."""
     import threading
     faults: list[BaseException] = []
 
     def pass_on(name: str, target: TextIO) -> None:
         try:
-            pieces = call.client.follow(job_id, name, tail) if is_following else call.client.logs(job_id, False, name, tail)
+            pieces = call.client.follow(job_id, name, tail) if follow else call.client.logs(job_id, False, name, tail)
             for piece in pieces if is_own else filter_output(pieces, target):
                 write_to(target, piece)
         except BaseException as error:
@@ -13286,12 +13265,12 @@ def filter_output(pieces: Iterable[bytes], target: TextIO) -> Iterator[bytes]:
         yield re.sub(rf"(\x1b\[[0-9;:]*[mK]|[\t\n\r\b])|{CONTROL.pattern}", lambda found: found[1] or "", text).encode()
 
 
-def exit_code_of(job: Mapping[str, Any]) -> int:
+def exit_code_of(job: Told) -> int:
     """What `run` and `wait` end with: the job's own exit code; 1 when it has none, or ended well only because it was stopped."""
     return int(job["exit_code"] or job["status"] != COMPLETED)
 
 
-def describe_end(job: Mapping[str, Any]) -> str:
+def describe_end(job: Told) -> str:
     why = f" ({job['outcome'] or '-'})" if job["status"] != COMPLETED else ""
     return f"job {job['id']} {job['status']}{why}" + (f": {job['cause_line']}" if job["cause_line"] else "")
 
@@ -13304,7 +13283,7 @@ def cmd_wait(call: Call) -> int:
         ids = [*ids, *(job["id"] for job in list_jobs(call) if job["status"] != COMPLETED and not job["retried_as"])]
     said: set[str] = set()
 
-    def say_hold(job: Mapping[str, Any]) -> None:
+    def say_hold(job: Told) -> None:
         """Once, that it waits for somebody to resume."""
         why, reason = job["waiting_for"], job["reason"]
         if why not in said and reason and reason["code"] in ("paused", "held"):
@@ -13326,7 +13305,7 @@ def list_jobs(call: Call) -> list[dict[str, Any]]:
     return jobs
 
 
-def find_failed(jobs: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def find_failed(jobs: Sequence[Told]) -> list[Told]:
     """The jobs that failed, or were cancelled for one that did, and were not added again since."""
     return [job for job in jobs if (job["status"] == FAILED or job["cause"] == "dependency") and not job["retried_as"]]
 
@@ -13340,7 +13319,7 @@ def cmd_queue(call: Call) -> None:
 def cmd_history(call: Call) -> None:
     jobs = [job for job in call.client.jobs() if job["status"] in FINAL]
     jobs.sort(key=lambda job: job["finished_at"] or "")         # within a second in the service's order: as they ended
-    shown = jobs[-call.options.number:] if call.options.number else jobs
+    shown = jobs[-call.options.number:]                         # 0: all
     call.show(shown, format_jobs, "no job has finished yet")
     if len(shown) < len(jobs):
         call.say(f"the last {len(shown)} of {len(jobs)}; nexus history -n 0 shows all")
@@ -13349,7 +13328,8 @@ def cmd_history(call: Call) -> None:
 def cmd_jobs(call: Call) -> None:
     choice = {name: getattr(call.options, name) for name in ("status", "user", "group")}
     is_choice = any(chosen is not None for chosen in choice.values())
-    call.show(call.client.jobs(**choice), format_jobs, "there is no such job" if is_choice else 'no job yet: nexus add "python train.py"')
+    call.show(call.client.jobs(**choice), format_jobs,
+              "there is no such job" if is_choice else 'no job yet: nexus add "python train.py"')
 
 
 def cmd_kill(call: Call) -> None:
@@ -13399,8 +13379,8 @@ def end_jobs(call: Call, ids: Sequence[str], statuses: Sequence[str] = (PENDING,
 
 
 def cmd_move(call: Call) -> None:
-    given = call.options
-    call.client.move(given.id, **{"position": 0 if given.first else 2**31} if given.priority is None else {"priority": given.priority})
+    given, place = call.options, {"position": 0 if call.options.first else 2**31}
+    call.client.move(given.id, **place if given.priority is None else {"priority": given.priority})
     before = call.client.job(given.id)["position"]
     call.say(f"job {given.id} is now first" if before == 0 else f"job {given.id} now has {format_count(before or 0, 'job')} before it")
 
@@ -13428,9 +13408,8 @@ def cmd_logs(call: Call) -> None:
     if given.id == "service":
         if given.stream != "both":
             refuse("the service's log is one stream: --stream is for jobs", hint="nexus logs service")
-        is_remote = bool(call.environ.get("NEXUS_URL"))
+        is_remote, rest = bool(call.environ.get("NEXUS_URL")), b""
         pieces = call.client.logs("service", given.follow, tail=given.number) if is_remote else read_service_log(call)
-        rest = b""
         for piece in pieces:                            # its lines hold words of others: paths that were asked for, causes, names
             *lines, rest = (rest + piece).split(b"\n")
             call.print(*(line.decode("utf-8", "replace") for line in lines))
@@ -13508,8 +13487,9 @@ TERMINALS = ("linux", "rxvt", "screen", "screen-256color", "vt100", "vt220", "xt
 def cmd_screens(call: Call) -> None:
     assert call.client.layout
     commands = {job["session"]: job["command"] for job in call.client.jobs(status=RUNNING)}
+    sessions = prepare_screen(call.client.layout).list_sessions()
     rows = [(session, state, "the service's log" if session.endswith(".nexus") else "over, or of another NEXUS_HOME")
-            for session, state in prepare_screen(call.client.layout).list_sessions().items() if re.match(r"\d+\.nexus(_job_|$)", session)]
+            for session, state in sessions.items() if re.match(r"\d+\.nexus(_job_|$)", session)]
     call.show(rows, functools.partial(format_table, (
         Column("SESSION", lambda row: row[0], "magenta"),
         Column("STATE", lambda row: row[1]),
@@ -13521,22 +13501,15 @@ def cmd_screens(call: Call) -> None:
 
 def cmd_pause(call: Call) -> None:
     """pause and resume: the queue, GPUs, or a group."""
-    verb, gpus, group = call.options.subcommand, call.options.gpus, call.options.group
+    verb, gpus, group = call.options.subcommand, call.options.GPU, call.options.group
     if gpus and group is not None:
         refuse(f"{verb} takes GPUs or --group, not both", hint=f"nexus help {verb}")
-    for index in gpus:
-        if not re.fullmatch(r"([\w.-]+:)?[0-9]{1,4}", index):
-            refuse(f"'{format_line(index, 40)}' is not a GPU index", hint=f"nexus {verb} 0, or n1:0; without one, the queue")
-    is_pause = verb == "pause"
-    done = "paused" if is_pause else "resumed"
+    done, gpu_does, queue_does = {"pause": ("paused", "gets no new job", "nothing new starts, running jobs go on"),
+                                  "resume": ("resumed", "gets jobs again", "jobs start again")}[verb]
     for index in gpus or [None]:
         call.client.pause(index, group, verb)
-        if index is not None:
-            call.say(f"GPU {index} {done}: it gets {'no new job' if is_pause else 'jobs again'}")
-    if group is not None:
-        call.say(f"group {group} is {done}")
-    elif not gpus:
-        call.say(f"the queue is {done}: " + ("nothing new starts, running jobs go on" if is_pause else "jobs start again"))
+        call.say(f"GPU {index} {done}: it {gpu_does}" if index is not None else
+                 f"group {group} is {done}" if group is not None else f"the queue is {done}: {queue_does}")
 
 
 def find_config(call: Call) -> str:
@@ -13547,15 +13520,9 @@ def find_config(call: Call) -> str:
     return os.path.abspath(given) if given else choose_config(layout)
 
 
-def service_options(call: Call) -> list[str]:
-    given = call.options
-    find_config(call)
-    return [*(["--config", os.path.abspath(given.config)] if given.config else []),
-            *(["--log-level", given.log_level] if given.log_level else [])]
-
-
 def cmd_start(call: Call) -> None:
-    client, options = call.find_running(), service_options(call)
+    client, path, given = call.find_running(), find_config(call), call.options
+    options = ["--config", path] * bool(given.config) + ["--log-level", given.log_level] * bool(given.log_level)
     if client and options:
         refuse("the service runs already, and these options take effect when it starts",
                hint=f"nexus restart {' '.join(options)}; jobs go on")
@@ -13578,19 +13545,19 @@ def stop_service(call: Call) -> bool:
     if client is None:
         return False
     running = (find_service(client.layout) if client.layout else client.ask("GET", "/")) or {}
+
+    def has_ended() -> bool:
+        """This very service."""
+        with contextlib.suppress(OSError, NexusError, *MISREAD):
+            return not is_alive(running) if client.layout else bool(
+                json.loads(client.send("GET", "/").read(MAX_HEAD_BYTES))["pid"] != running["pid"])
+        return True
+
     client.stop()
-    if not wait_until(lambda: not (is_alive(running) if client.layout else answers(client, running)), 60.0):
+    if not wait_until(has_ended, 60.0):
         raise NexusError("unavailable", f"the service (pid {running['pid']}) does not end",
                          hint="see nexus logs service; kill -9 it: jobs go on")
     return True
-
-
-def answers(client: Client, running: Mapping[str, Any]) -> bool:
-    """Whether this very service is still there at NEXUS_URL."""
-    try:
-        return bool(json.loads(client.send("GET", "/").read(MAX_HEAD_BYTES))["pid"] == running["pid"])
-    except (OSError, NexusError, ValueError, KeyError, TypeError):
-        return False
 
 
 def cmd_restart(call: Call) -> None:
@@ -13622,41 +13589,28 @@ def cmd_serve(call: Call) -> None:
     except RunsAlready:
         raise
     except NexusError as error:
-        try:
+        with contextlib.suppress(OSError):
             write_atomic(layout.start_error_file, [encode_json({**error.to_json(), "config": path})], is_synced=False)
-        except OSError:
-            pass
         raise
 
 
-def cmd_config(call: Call) -> int:
+def cmd_config(call: Call) -> None:
     path = choose_config(call.layout)
-    action = call.options.action
-    if action == "path":
-        call.print(path)
-    elif action == "sample":
-        call.write(format_sample_config())
-    elif action == "edit":
-        return edit_config(call, path)
-    else:
-        config = load_config(path, call.environ)
-        call.print(f"# {path}" + ("" if os.path.exists(path) else ": there is none; these are the defaults"),
-                   *format_config(config).rstrip("\n").split("\n"))
-    return 0
+    call.print(f"# {path}" + ("" if os.path.exists(path) else ": there is none; these are the defaults"),
+               *format_config(load_config(path, call.environ)).rstrip("\n").split("\n"))
 
 
-def edit_config(call: Call, path: str) -> int:
+def cmd_config_edit(call: Call) -> int:
     import shlex
     import subprocess
+    path, editor = choose_config(call.layout), call.environ.get("VISUAL") or call.environ.get("EDITOR") or "vi"
     make_folder(os.path.dirname(path))
     if not os.path.exists(path):
         write_atomic(path, [format_sample_config()])
-    editor = call.environ.get("VISUAL") or call.environ.get("EDITOR") or "vi"
     try:
         code = subprocess.call([*shlex.split(editor), path])
     except (OSError, ValueError) as error:
-        raise NexusError("usage", f"the editor '{editor}' cannot be run: {error}",
-                         hint="set EDITOR, like EDITOR=nano nexus config edit") from None
+        refuse(f"the editor '{editor}' cannot be run: {error}", hint="set EDITOR, like EDITOR=nano nexus config edit")
     load_config(path, call.environ)
     if code == 0 and find_service(call.layout):
         call.say("the running service takes it over at its next start: nexus restart (jobs go on)")
@@ -13690,8 +13644,8 @@ def cmd_token_list(call: Call) -> None:
         Column("USER", lambda token: token["user"], "bright"),
         Column("SHA-256", lambda token: token["sha256"][:12]),
         Column("MADE", lambda token: local_time(token["created_at"], "%Y-%m-%d %H:%M"), "cyan"),
-        Column("STATE", lambda token: f"{'good until' if token['expires_at'] > now else 'expired'} {token['expires_at']}"
-               if token["expires_at"] else "good"),
+        Column("STATE", lambda token: "good" if token["expires_at"] is None else
+               f"{'good until' if token['expires_at'] > now else 'expired'} {token['expires_at']}"),
     )), "nobody has a token; nexus token create USER makes one")
 
 
@@ -13700,14 +13654,13 @@ def cmd_node_add(call: Call) -> None:
     config = choose_node(call)
     assert call.client.layout
     call.say(f"reaching {config.destination}")
-    content = read_bytes(os.path.abspath(__file__))
     ssh = Ssh(config, call.environ)
     try:
         ssh.open()
         wanted = file_hash()
         probe = probe_node(ssh, wanted)
         if probe.hash != wanted:
-            install_on_node(ssh, content)
+            install_on_node(ssh, read_bytes(os.path.abspath(__file__)))
             call.say(f"copied nexus {__version__} ({wanted}) to {probe.path}" + (f", which was {probe.hash}" if probe.hash else ""))
             probe = probe_node(ssh, wanted)
             if probe.hash != wanted:
@@ -13720,7 +13673,15 @@ def cmd_node_add(call: Call) -> None:
     finally:
         ssh.close()
     call.client.add_node(**encode_value(config))
-    await_node(call, config.name)
+
+    def look() -> dict[str, Any]:
+        return next(node for node in call.client.nodes() if node["name"] == config.name)
+
+    if not wait_until(lambda: look()["is_reachable"], SSH_PATIENCE_S, 0.05):
+        node = look()
+        hint = "the service has another ssh agent than this shell: nexus restart from here, or --identity FILE without a passphrase"
+        raise NexusError("unavailable", f"{config.name} was added, but the service cannot use it: {node['trouble']}",
+                         hint=hint if "Permission denied" in (node["trouble"] or "") else node["hint"] or "nexus node list")
     gpus = [gpu for gpu in call.client.status()["gpu_status"] if gpu["node"] == config.name]
     names = "; ".join(sorted({f"{format_line(gpu['name'])}, {gpu['memory_total']}" for gpu in gpus}))
     call.print(f"{config.name}: {format_count(len(gpus), 'GPU')}{f' ({names})' if names else ''}, Python {probe.version}")
@@ -13729,32 +13690,18 @@ def cmd_node_add(call: Call) -> None:
             call.say(f"{config.name}: {format_line(str(hint), 300)}")
 
 
-def await_node(call: Call, name: str) -> None:
-    """Until the service has reached it too.  Raises: unavailable."""
-    def look() -> dict[str, Any]:
-        return next(node for node in call.client.nodes() if node["name"] == name)
-
-    if not wait_until(lambda: look()["is_reachable"], SSH_PATIENCE_S, 0.05):
-        node = look()
-        hint = "the service has another ssh agent than this shell: nexus restart from here, or --identity FILE without a passphrase"
-        raise NexusError("unavailable", f"{name} was added, but the service cannot use it: {node['trouble']}",
-                         hint=hint if "Permission denied" in (node["trouble"] or "") else node["hint"] or "nexus node list")
-
-
 def choose_node(call: Call) -> NodeConfig:
     """The node that is meant: one that is known by its name, or a new one.  Raises: usage."""
     given = call.options
-    known = next((node for node in call.client.nodes()[1:] if node["name"] == given.host), None)
     options = {"name": given.name, "jump": given.jump, "port": given.port, "identity_file": given.identity}
-    if known and not any(options.values()):
-        row = {key: known[key] for key in ("name", "host", "user", "port", "jump", "identity_file")}
-        return parse_node({key: fact for key, fact in row.items() if fact})
-    user, _, host = given.host.rpartition("@")
-    if options["identity_file"]:
-        options["identity_file"] = os.path.abspath(os.path.expanduser(options["identity_file"]))
+    if given.identity:
+        options["identity_file"] = os.path.abspath(os.path.expanduser(given.identity))
         if not os.path.isfile(options["identity_file"]):
             refuse(f"--identity {options['identity_file']} is not there", hint="the private key's file, like ~/.ssh/id_ed25519")
-    return parse_node({"host": host, **({"user": user} if user else {}), **{key: fact for key, fact in options.items() if fact}})
+    user, _, host = given.host.rpartition("@")
+    known = next((node for node in call.client.nodes()[1:] if node["name"] == given.host), None)
+    facts = known if known and not any(options.values()) else {"host": host, "user": user, **options}
+    return parse_node({key: facts[key] for key in fields_of(NodeConfig) if facts[key]})
 
 
 def cmd_node_list(call: Call) -> None:
@@ -13776,16 +13723,14 @@ def cmd_node_remove(call: Call) -> None:
     """Returns when it is gone: its last job is over."""
     name = call.options.name
     call.client.remove_node(name, force=call.options.force)
-    told = -1
-    while True:
-        node = next((node for node in call.client.nodes()[1:] if node["name"] == name), None)
-        if node is None:
-            return call.say(f"{name} is removed; its nexus and what it kept are still there")
-        if node["running_jobs"] and node["running_jobs"] != told:
+    told = 0
+    while node := next((node for node in call.client.nodes()[1:] if node["name"] == name), None):
+        if node["running_jobs"] not in (0, told):
             told = node["running_jobs"]
             call.say(f"{name} gets no more jobs; {format_count(told, 'job')} there still "
                      f"{'runs' if told == 1 else 'run'} (Ctrl-C leaves it to end by itself; --force gives them up)")
         time.sleep(0.1)
+    call.say(f"{name} is removed; its nexus and what it kept are still there")
 
 
 def cmd_token_revoke(call: Call) -> None:
@@ -13797,11 +13742,14 @@ def cmd_token_revoke(call: Call) -> None:
 
 
 def cmd_help(call: Call) -> None:
-    if call.options.topic is None:
-        call.write(format_help(call.commands))
-    else:
-        command = find_command(call.options.topic, call.commands)
-        call.write(make_parser(command).format_help())
+    if call.options.topic is not None:
+        return call.write(make_parser(find_command(call.options.topic, call.commands)).format_help())
+    call.print(
+        "nexus: a queue for the GPUs of this machine", "", "nexus [command] [options]", "",
+        *(f"  {command.name:<9} {command.summary}" for command in call.commands if command.summary), "",
+        "nexus help COMMAND says what it takes; nexus --version tells this copy from others.",
+        "Exit codes: 0; 1 internal, unhealthy; 2 usage; 3 not found; 4 conflict; 5 forbidden; 6 unavailable.",
+        "NEXUS_HOME moves ~/.nexus; NEXUS_MOCK_GPUS=2 tries it without a GPU; NO_COLOR=1 takes the colours away.")
 
 
 def cmd_complete(call: Call) -> None:
@@ -13816,8 +13764,7 @@ def cmd_complete(call: Call) -> None:
     elif begun.startswith("-"):
         words = [flag for flags, _ in command.arguments for flag in flags if flag.startswith("--")]
     else:
-        words = [str(choice) for flags, settings in command.arguments if not flags[0].startswith("-")
-                 for choice in settings.get("choices", ())] + list_completed(call, command)
+        words = list_completed(call, command)
     call.print(*(word for word in words if word.startswith(begun)))
 
 
@@ -13884,9 +13831,7 @@ def cmd_install(call: Call) -> None:
     binaries = os.path.join(home, ".local", "bin")
     script = os.path.join(base, "nexus", "nexus.py")
     launcher = LAUNCHER.format(python=quote(sys.executable), folder=quote(os.path.dirname(script)))
-    with open(os.path.abspath(__file__), encoding="utf-8") as file:
-        source = file.read()
-    install_file(script, source, 0o755)
+    install_file(script, read_bytes(os.path.abspath(__file__)).decode(), 0o755)
     install_file(os.path.join(binaries, "nexus"), launcher, 0o755)
     install_file(os.path.join(base, "bash-completion", "completions", "nexus"), BASH_COMPLETION)
     install_file(os.path.join(base, "zsh", "site-functions", "_nexus"), ZSH_COMPLETION)
@@ -13942,13 +13887,14 @@ SERVICE_OPTIONS = (
 JOB_OPTIONS = (
     argument("command", nargs="*", metavar="COMMAND", help="a shell command, in quotes; several words are taken as they are"),
     *(argument(row.flag, dest=name, action="store_true", help=row.help) if row.schema is FLAG else
-      argument(row.flag, dest=name, row=None if name == "cwd" else row, metavar=row.metavar or None,      # a cwd may be relative
+      argument(row.flag, dest=name, metavar=row.metavar or None, row=row if name != "cwd" else None,     # it may be relative
                help=row.help + (f", like {row.like}" if row.like else ""))
       for name, row in ASKED.items() if row.flag),
     argument("--snapshot", action="store_true", help="run the git work tree as it is now, whatever is edited later"),
     argument("--sweep", metavar="NAME=A,B", action="append", default=[], type=parse_sweep,
              help="one job for each value, put where the command says {NAME}; seed=0..4 counts; repeatable: all combinations"),
-    argument("--env", metavar="NAME=VALUE", action="append", default=[], type=parse_assignment,
+    argument("--env", metavar="NAME=VALUE", action="append", default=[], row=Field(
+        PATTERN("^[^=]+=", "NAME=VALUE", examples=["WANDB_MODE=disabled"]), convert=lambda text: text.split("=", 1)),
              help="a variable on top of the environment; repeatable"),
     argument("--file", metavar="FILE", help="one command a line, # comments; - is standard input"),
     argument("--dry-run", action="store_true", help="check it, show the commands, add nothing"),
@@ -13958,7 +13904,8 @@ LINES = Field(WHOLE(0, 10**9), like="20")
 IDS = argument("ids", nargs="+", metavar="ID")
 ANY_IDS = argument("ids", nargs="*", metavar="ID")
 ID = argument("id", metavar="ID")
-GPUS = argument("gpus", nargs="*", metavar="GPU", help="a GPU's index; none: the queue")
+GPUS = argument("GPU", nargs="*", help="a GPU's index; none: the queue", row=Field(
+    PATTERN(r"^([\w.-]+:)?[0-9]{1,4}$", "an index, like 0 or n1:0", examples=["0"])))
 
 COMMANDS = (
     Command("status", "what runs where, and what waits (nexus alone does the same)", cmd_status, (
@@ -13974,8 +13921,10 @@ COMMANDS = (
         argument("-n", "--number", row=LINES, default=50, metavar="N", help="the last N (default: 50; 0 = all)"), JSON_OPTION)),
     Command("jobs", "all jobs kept", cmd_jobs, (
         argument("--status", choices=STATUSES), argument("--user"), GROUP, JSON_OPTION)),
-    Command("show", "all that is known of a job", lambda call: call.show(find_job(call), format_job), (ID, JSON_OPTION)),
-    Command("why", "why a job waits, GPU by GPU", lambda call: call.show(call.client.why(call.options.id), format_why), (ID, JSON_OPTION)),
+    Command("show", "all that is known of a job",
+            lambda call: call.show(find_job(call), format_job), (ID, JSON_OPTION)),
+    Command("why", "why a job waits, GPU by GPU",
+            lambda call: call.show(call.client.why(call.options.id), format_why), (ID, JSON_OPTION)),
     Command("wait", "wait for jobs to finish; exit with the first exit code that is not 0", cmd_wait, (ANY_IDS, GROUP)),
     Command("logs", "what a job printed, or the service's log", cmd_logs, (
         argument("id", metavar="ID|service"), argument("-f", "--follow", action="store_true", help="as it comes, until the job ends"),
@@ -13985,7 +13934,8 @@ COMMANDS = (
         argument("ids", nargs="*", metavar="ID|GPU"), argument("--all", action="store_true", help="with a GPU: all jobs that share it"),
         argument("--group", metavar="G", help="all of this group, pending ones too"))),
     Command("cancel", "stop jobs, pending or running", lambda call: end_jobs(call, call.options.ids), (IDS,)),
-    Command("remove", "take pending jobs out of the queue", lambda call: end_jobs(call, call.options.ids, [PENDING]), (IDS,)),
+    Command("remove", "take pending jobs out of the queue",
+            lambda call: end_jobs(call, call.options.ids, [PENDING]), (IDS,)),
     Command("retry", "run finished jobs again, as new ones; prints their ids", cmd_retry, (
         ANY_IDS, argument("--failed", action="store_true", help="those that failed and were not added again"),
         argument("--group", metavar="G", help="those of this group that failed"))),
@@ -14024,8 +13974,10 @@ COMMANDS = (
         Command("remove", "give it no more jobs; returns after its last one", cmd_node_remove, (
             argument("name", metavar="NAME"), argument("--force", action="store_true", help="at once; the jobs there are given up")))),
             description="Its nexus is this one, copied there; its GPUs and this machine's are one pool.", local="nodes are added"),
-    Command("config", "show the configuration; edit it; its path; a sample", cmd_config, (
-        argument("action", nargs="?", choices=("edit", "path", "sample")),)),
+    Command("config", "show the configuration; edit it; its path; a sample", cmd_config, verbs=(
+        Command("edit", "open it in your editor", cmd_config_edit),
+        Command("path", "where it is", lambda call: call.print(choose_config(call.layout))),
+        Command("sample", "all keys with their defaults", lambda call: call.write(format_sample_config())))),
     Command("install", "put `nexus` on PATH, with completion", cmd_install, (
         argument("--boot", action="store_true", help="also start the service at boot"),)),
     Command("help", "this, or what a command takes", cmd_help, (argument("topic", nargs="?", metavar="COMMAND"),)),
@@ -14043,13 +13995,10 @@ def main(argv: Sequence[str], environ: Mapping[str, str], out: TextIO, err: Text
         if not words or words[0].startswith("-"):
             words = ["status", *words]
         command = find_command(words[0], COMMANDS)
-        parser = make_parser(command, out)
-        options = parser.parse_args(words[1:])
-        options.subcommand = command.name
+        options = make_parser(command, out).parse_args(words[1:])
         call = Call(options, environ, out, err, COMMANDS)
-        chosen: Any = getattr(options, "verb", command)
         call.need_local(command.local)
-        return chosen.run(call) or 0
+        return options.chosen.run(call) or 0
     except NexusError as error:
         return tell_error(error, environ, err)
     except SystemExit as end:               # argparse's --help
@@ -14067,10 +14016,6 @@ def main(argv: Sequence[str], environ: Mapping[str, str], out: TextIO, err: Text
         err.write(Paint("").join(["nexus: this is a fault of nexus itself; please report it with what follows",
                                   *traceback.format_exc().rstrip("\n").split("\n")]))
         return 1
-
-
-# What an answer of other types and names than nexus's raises where it is read
-MISREAD = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
 
 
 def tell_error(error: NexusError, environ: Mapping[str, str], err: TextIO) -> int:
