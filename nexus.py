@@ -12980,13 +12980,10 @@ def find_command(name: str, commands: Sequence[Command]) -> Command:
     raise NexusError("usage", f"'{format_line(name, 40)}' is not a command", hint)
 
 
-def make_parser(command: Command, out: TextIO | None = None) -> argparse.ArgumentParser:
+def make_parser(command: Command) -> argparse.ArgumentParser:
     import argparse
 
     class Parser(argparse.ArgumentParser):
-        def print_help(self, file: Any = None) -> None:
-            super().print_help(out or file)
-
         def error(self, message: str) -> NoReturn:
             hint = f"nexus help {command.name}"
             if message.startswith("unrecognized arguments"):
@@ -13995,7 +13992,8 @@ def main(argv: Sequence[str], environ: Mapping[str, str], out: TextIO, err: Text
         if not words or words[0].startswith("-"):
             words = ["status", *words]
         command = find_command(words[0], COMMANDS)
-        options = make_parser(command, out).parse_args(words[1:])
+        with contextlib.redirect_stdout(out):           # --help
+            options = make_parser(command).parse_args(words[1:])
         call = Call(options, environ, out, err, COMMANDS)
         call.need_local(command.local)
         return options.chosen.run(call) or 0
