@@ -1016,6 +1016,7 @@ class State:
         self.finished: list[tuple[float, str]] = []         # (when it ended, id)
         self.started: dict[ShareKey, list[tuple[float, str]]] = {}      # share_key: (when, job) of its last attempt
         self.keys: dict[str, list[str]] = {}                # submission key: the ids it brought
+        self.sent: dict[str, list[str]] = {}                # head: the jobs of which it may want to hear
 
     def put(self, change: Put) -> Put:
         """Make a change; return the one that undoes it."""
@@ -1071,6 +1072,8 @@ def list_entries(job: Job) -> Iterator[tuple[Any, ...]]:
         yield "started", share_key(job), (job.attempts[-1].started_at, job.id)
     if job.key:
         yield "keys", job.key, job.id
+    if job.head and not job.is_collected:
+        yield "sent", job.head, job.id
 
 
 def move_entry(index: Any, entry: Sequence[Any], is_new: bool) -> None:
@@ -1676,38 +1679,34 @@ def upgrade_job(fields: dict[str, Any]) -> dict[str, Any]:
 @value
 class Order:
     """A job to be queued on a node, once."""
-    id: str                                             # there
-    attempt: int                                        # here, as find_order_key() counts
     user: str
-    is_stopped: bool                                    # it is not to begin any more: so that it never will
     path: str                                           # its submitter's PATH
     job: Mapping[str, Any]                              # what is asked for, as POST /queue takes it
     code: bytes | None = None                           # the script that came with it
 
 
 @value
-class Orders:
-    """POST /node/orders."""
-    head: str                                           # the service_id here
-    submit: tuple[Order, ...] = ()
-    # (id there, attempt here, what for): "stop": it is to end; "withdraw": if it has not begun; "collected": all of it is here
-    release: tuple[tuple[str, int, str], ...] = ()
+class Wanted:
+    """An attempt that a node is to run, or of which not all has come from there."""
+    key: tuple[str, int]                                # of find_order_key()
+    log_sizes: tuple[int, int]                          # of stdout.log and stderr.log, as far as they have come
+    is_stopped: bool = False                            # it is to end, or not to begin any more: so that it never will
+    order: Order | None = None                          # the node may not have it
 
 
 @value
-class SyncAsked:
-    """POST /node/sync."""
-    head: str
-    logs: Mapping[str, tuple[int, int, int]]            # {id there: attempt here, bytes of stdout.log and stderr.log that are here}
-    wait_seconds: float                                 # for news
-    since: int | None = None                            # the next event to be told of; None: everything
+class Exchange:
+    """POST /node/sync: all that is wanted of a node.  Any other job from here is to end there, and need not be kept."""
+    head: str                                           # the service_id here
+    want: tuple[Wanted, ...] = ()
+    wait_seconds: float = 0.0                           # for news
+    since: int | None = None                            # the first event to be told of; None: all, and nothing ends
 
 
 @value
 class Remote:
     """A job that another nexus has sent here, as that hears of it."""
-    id: str                             # here
-    number: int                         # there, as find_order_key() counts
+    key: tuple[str, int]                # the id here, and as Wanted says
     status: str
     attempt: Attempt                    # as it is here, by the clock here
     log_sizes: tuple[int, int]
@@ -1719,8 +1718,9 @@ class Synced:
     service_id: str
     number: int                                         # of the next event there
     now: float                                          # by the clock there
-    logs: Mapping[str, Mapping[str, bytes]]             # {id there: {stream: what has come to it}}
+    logs: Mapping[str, Mapping[str, bytes]]             # {number of the key: {stream: what has come to it}}
     jobs: tuple[Remote, ...]
+    refusal: Mapping[str, str] | None = None            # the error for which what was ordered is not queued
     gpus: tuple[Gpu, ...] | None = None                 # None: nothing new of these three
     cpu_slots: int = 0
     hold: str = ""
@@ -1757,11 +1757,11 @@ def check_length(told: Gpu | Remote, most: int) -> None:
 def check_remote(job: Remote) -> None:
     check_length(job, 2**15)
     attempt = job.attempt
-    if job.status not in STATUSES or not is_job_id(job.id) or not re.fullmatch("[a-z-]{0,20}", attempt.cause or ""):
-        raise ValueError(f"a job has the id {format_line(job.id, 20)}, the status {format_line(job.status, 20)} and the cause "
-                         f"{format_line(attempt.cause or '', 20)}")
+    if job.status not in STATUSES or not is_job_id(job.key[0]) or not re.fullmatch("[a-z-]{0,20}", attempt.cause or ""):
+        raise ValueError(f"a job has the id {format_line(job.key[0], 20)}, the status {format_line(job.status, 20)} "
+                         f"and the cause {format_line(attempt.cause or '', 20)}")
     if not all(0 <= (at or 0) <= LATEST for at in (attempt.started_at, attempt.finished_at)):
-        raise ValueError(f"job {job.id} started at {attempt.started_at} and finished at {attempt.finished_at}")
+        raise ValueError(f"job {job.key[0]} started at {attempt.started_at} and finished at {attempt.finished_at}")
 
 
 def check_synced(told: Synced) -> None:
@@ -5772,25 +5772,29 @@ def install_on_node(ssh: Ssh, content: bytes) -> None:
 MAX_ANSWER_BYTES = 8 * 2**20    # thousands of jobs, and LOG_BYTES of their output
 
 
-def ask_node(name: str, place: str, method: str, path: str, body: object, timeout_s: float, kind: str) -> Any:
+def shut(line: socket.socket) -> None:
+    """Let nobody wait any more for what comes by it."""
+    with contextlib.suppress(OSError):                  # it has ended by itself
+        line.shutdown(socket.SHUT_RDWR)
+
+
+def ask_node(name: str, place: str, method: str, path: str, make_body: Callable[[socket.socket], object],
+             timeout_s: float, kind: str) -> Any:
     """Ask a node's service, which is behind the socket at `place`.  The answer, as decode() knows its kind.
 
-    Raises: OSError, when the line is cut (TimeoutError: when it is silent); what the node answers; unavailable, when that is
-    nothing of a nexus.
+    `make_body` has the line, as soon as that is open.  Raises: OSError, when it is cut (TimeoutError: when it is silent);
+    what the node answers; unavailable, when that is nothing of a nexus.
     """
     import threading
     with socket.socket(socket.AF_UNIX) as line:
-        def end() -> None:
-            with contextlib.suppress(OSError):          # it has ended by itself
-                line.shutdown(socket.SHUT_RDWR)
-
-        timer = threading.Timer(ANSWER_PATIENCE * timeout_s, end)       # for an answer that drips in
+        timer = threading.Timer(ANSWER_PATIENCE * timeout_s, shut, [line])      # for an answer that drips in
         timer.daemon = True
         timer.start()
         line.settimeout(timeout_s)
         try:
             line.connect(place)
-            answer = send_request(line, method, path, {"Host": "localhost"}, encode_json(body).encode("ascii"))
+            content = encode_json(make_body(line)).encode("ascii")
+            answer = send_request(line, method, path, {"Host": "localhost"}, content)
             data = load_json(answer.read(MAX_ANSWER_BYTES) or b"null")
             if answer.status < 400:
                 return decode(kind, data, "its answer")
@@ -7174,11 +7178,9 @@ SYNC_WAIT_S = 10.0              # a node answers when there is news, and after s
 SYNC_PATIENCE_S = 15.0          # beyond that, the line is taken to be cut
 FOLLOW_INTERVAL_S = (0.05, 0.5)      # how often a followed log is looked at: soon after a line, rarely when silent
 LOG_BYTES = 2**20               # of all logs together, in one answer: a slow line has it within SYNC_PATIENCE_S
-ORDER_PATIENCE_S = 60.0         # for what it is told, to be done
 WITHDRAW_PATIENCE_S = 3.0       # a node that has not begun a job within this gives it back
 REFUSAL_REST_S = 5.0            # and gets no other one for a while
 NODE_ALARM_S = 30.0             # a node that is not heard for so long is bad for health
-MAX_JOBS_THERE = 200000         # more than a nexus queues
 NODE_PAUSED = "its queue is paused"
 # What a job on another machine has from there, and not from its submitter's
 OWN_VARIABLES = (
@@ -7202,24 +7204,6 @@ def find_order_key(job: Job) -> tuple[str, int]:
 ORDERS_OF_A_JOB = 10**6
 
 
-class There:
-    """An attempt of a job on a node, or on its way there."""
-
-    def __init__(self) -> None:
-        self.is_known = False                               # the node has it
-        self.remote: Remote | None = None                   # as the node told last of it
-        self.refusal: NexusError | None = None              # why the node did not take it
-        self.pending_at: float | None = None                # monotonic: since when it waits there
-
-    @property
-    def is_over(self) -> bool:
-        return self.remote is not None and self.remote.status in FINAL
-
-    @property
-    def is_killed(self) -> bool:
-        return self.remote is not None and self.remote.attempt.stop_cause == "killed"
-
-
 def measure_output(job: Job) -> tuple[int, int]:
     """Bytes of stdout.log and stderr.log that have come from an attempt on a node."""
     sizes = measure_logs(job.log_dir)
@@ -7229,13 +7213,11 @@ def measure_output(job: Job) -> tuple[int, int]:
 class Node:
     """Another machine's nexus, to which this one's service gives jobs.
 
-    One thread follows what happens there and writes the jobs' output into their log files here; another tells it what to
-    do.  Both only note in `there` what they hear: the service's loop decides, and what it has recorded is what the node is
-    told to do.  An order may be given twice: the node does it once.
+    Its thread tells it again and again which jobs are wanted there, writes their output into the log files here, and
+    notes in `heard` what becomes of them.  The service's loop decides: what it has recorded is what is wanted.
     """
 
     def __init__(self, service: Service, config: NodeConfig, is_leaving: bool) -> None:
-        import collections
         self.service, self.config, self.name, self.is_leaving = service, config, config.name, is_leaving
         self.ssh = Ssh(config, service.environ)
         self.probe: Probe | None = None
@@ -7248,40 +7230,48 @@ class Node:
         self.number: int | None = None                      # of the next event there; None: not all that it has is in `there`
         self.gpus: tuple[Gpu, ...] = ()
         self.cpu_slots, self.hold = 0, ""
-        self.orders_fault = ""                              # why it cannot be told what to do
         self.has_news = False
         self.shown: object = None                           # what the last event of its GPUs was made of
-        # (id there, number): an attempt that it has, or that has a folder here and may be sent
-        self.there: dict[tuple[str, int], There] = collections.defaultdict(There)
-        self.there.update({find_order_key(job): There() for job in service.running_jobs() if job.current.node == self.name})
+        # find_order_key() of a job that has a folder here: what was heard of it last; None: nothing, and it may be sent
+        self.heard: dict[tuple[str, int], Remote | NexusError | None] = {
+            find_order_key(job): None for job in service.running_jobs() if job.current.node == self.name}
+        self.asked = Exchange(service.store.service_id)     # last
+        self.is_told = False                                # nothing is wanted there, and it has ended all
+        self.line: socket.socket | None = None              # by which it is asked, if that may be cut for something new
+        self.is_urgent = False                              # something is new
         self.log_fault = ""                                 # why output is not kept
         self.trees: dict[str, str] = {}                     # commit: where on the node it is; "" = on its way
         self.refused = Backoff(REFUSAL_REST_S, REFUSAL_REST_S)
         self.given_up_by = ""                               # who has it removed at once: its jobs are given up
         self.is_ended, self.rest = False, Backoff(*RECONNECT_S)
         self.follower = Worker(service, f"following node {self.name}", self.follow)
-        self.commander = Worker(service, f"giving orders to node {self.name}", self.command)
-        for worker in (self.follower, self.commander):
-            worker.thread.start()
-
-    # Following
+        self.follower.thread.start()
 
     def follow(self) -> float:
-        """Hear what is new there; return for how long it is not asked then."""
+        """Tell it what is wanted, and hear what is new there; return for how long it is not asked then."""
         try:
             if self.trouble is not None:
                 self.connect()
             began_s = time.thread_time()
-            self.sync()
+            self.exchange()
             self.rest.succeed()
             return 2 * (time.thread_time() - began_s)       # one that sends news without end gets a third of a core
         except Exception as error:
+            if self.line and self.is_urgent:                # hurry() has cut it
+                return 0.0
             self.lose(error)
             self.rest.fail(self.service.clock.monotonic())
             return self.rest.rest_s
         finally:
+            self.line = None
             if self.is_ended:
                 self.ssh.close()
+
+    def hurry(self) -> None:
+        """What is wanted has changed."""
+        self.is_urgent, line = True, self.line
+        if line:
+            shut(line)
 
     def connect(self) -> None:
         """Raises: unavailable; conflict, when another nexus is there."""
@@ -7318,32 +7308,52 @@ class Node:
             self.has_news = True
             self.service.wake()
 
-    def sync(self) -> None:
-        """Hear what is new there, or that nothing is.  Raises: OSError, when the line is cut; what the node answers."""
+    def exchange(self) -> None:
+        """Tell what is wanted, hear what is new.  Raises: OSError, when the line is cut; what the node answers."""
         clock, is_full = self.service.clock, self.number is None
-        began = clock.now()
-        asked = SyncAsked(self.service.store.service_id, self.list_offsets(), 0 if is_full else SYNC_WAIT_S, self.number)
-        patience_s = SYNC_WAIT_S + SYNC_PATIENCE_S
-        told: Synced = ask_node(self.name, self.socket, "POST", "/node/sync", asked, patience_s, "Synced")
+        began, patience_s = clock.now(), SYNC_WAIT_S + SYNC_PATIENCE_S
+        try:
+            told: Synced = ask_node(
+                self.name, self.socket, "POST", "/node/sync", self.make_question, patience_s, "Synced")
+        except NexusError as error:
+            refused = [one.key for one in self.asked.want if one.order]
+            if not refused or error.kind not in ("usage", "too_large"):
+                raise
+            self.refuse(refused[0], error)
+            return
         if is_full:
             self.check_identity(told.service_id)
             self.clock_offset_s = told.now - (began + clock.now()) / 2
-        self.take_logs(asked.logs, told.logs)
+        self.take_logs(told.logs)
         if told.gpus is not None:
-            ours = {job.current.remote_id: job.id for job, _ in self.list_jobs()}
+            ours = {job.current.remote_id: job.id for job in self.list_jobs()}
             self.gpus = tuple(self.adopt_gpu(gpu, ours) for gpu in told.gpus)
             self.cpu_slots, self.hold = told.cpu_slots, told.hold
             self.has_news = True
-        self.take_jobs(told.jobs, is_full)
+        self.take_jobs(told)
         self.number = told.number
         self.silent_at = self.heard_at = clock.monotonic()
         if self.trouble is not None:
             self.trouble, self.has_news = None, True
             self.service.log.info("Node %s: connected, %s", self.name, format_count(len(self.gpus), "GPU"))
-        if self.has_news or told.jobs or any(there.is_over for there in list(self.there.values())):
+        if self.has_news or told.jobs or any(
+                isinstance(one, Remote) and one.status in FINAL for one in list(self.heard.values())):
             self.service.wake()
-        if is_full:
-            self.commander.wanted.set()
+
+    def make_question(self, line: socket.socket) -> Exchange:
+        """What is said by a line that has just been opened: whatever is recorded from now on cuts it."""
+        known = list(self.heard)                            # the jobs are looked up after that: one just sent is kept
+        is_urgent, self.is_urgent, self.is_told = self.is_urgent or self.number is None, False, False
+        self.line = None if is_urgent else line             # after a cut comes a question that is not cut
+        jobs = {find_order_key(job): job for job in self.list_jobs()}
+        for key in set(known) - set(jobs):
+            del self.heard[key]
+        orders = {} if self.number is None else self.choose_order(jobs)
+        want = tuple(Wanted(key, measure_output(job), bool(job.current.stop_cause), orders.get(key))
+                     for key, job in jobs.items())
+        wait_s = 0.0 if is_urgent or orders else SYNC_WAIT_S
+        self.asked = Exchange(self.service.store.service_id, want, wait_s, self.number)
+        return self.asked
 
     def check_identity(self, service_id: str) -> None:
         """One machine under two names would be given each GPU twice.  Raises: conflict."""
@@ -7361,24 +7371,22 @@ class Node:
         return replace(gpu, node=self.name, uuid=f"{self.name}/{gpu.uuid}", processes=processes, pause_reason=PAUSED_THERE,
                        settled=tuple(ours.get(job_id, job_id) for job_id in gpu.settled))
 
-    def list_jobs(self) -> list[tuple[Job, There]]:
+    def list_jobs(self) -> list[Job]:
         """Those that run there, as recorded here, or may be sent there now."""
         jobs = [job for job in self.service.running_jobs() if job.current.node == self.name]
-        return [(job, there) for job in jobs for there in [self.there.get(find_order_key(job))] if there]
+        return [job for job in jobs if find_order_key(job) in self.heard]
 
-    def list_offsets(self) -> dict[str, tuple[int, int, int]]:
-        """{id there: attempt, bytes of stdout.log and stderr.log that have come}."""
-        jobs = [(*find_order_key(job), measure_output(job)) for job, _ in self.list_jobs()]
-        return {remote_id: (number, *sizes) for remote_id, number, sizes in jobs}
+    def has_more(self) -> bool:
+        """Whether more, or less, is wanted there than it was told."""
+        told = {one.key: one.is_stopped for one in self.asked.want}
+        return told != {find_order_key(job): bool(job.current.stop_cause) for job in self.list_jobs()}
 
-    def take_logs(self, asked: Mapping[str, tuple[int, int, int]], logs: Mapping[str, Mapping[str, bytes]]) -> None:
+    def take_logs(self, logs: Mapping[str, Mapping[str, bytes]]) -> None:
         """Append what has come of jobs' output to their log files here, where these are as they were when it was asked for."""
-        if not logs:
-            return
-        offsets, fault = self.list_offsets(), ""
-        for job, _ in self.list_jobs():
-            key = str(job.current.remote_id)
-            pieces = logs.get(key, {}) if asked.get(key) == offsets.get(key) else {}
+        sizes, fault = {one.key: one.log_sizes for one in self.asked.want}, ""
+        for job in self.list_jobs() if logs else ():
+            key = find_order_key(job)
+            pieces = logs.get(str(key[1]), {}) if sizes.get(key) == measure_output(job) else {}
             try:
                 for name in ("stdout", "stderr"):
                     if job.log_dir and pieces.get(name):
@@ -7391,100 +7399,35 @@ class Node:
                 self.service.log.warning(fault)
         self.log_fault = fault
 
-    def take_jobs(self, jobs: Sequence[Remote], is_full: bool) -> None:
-        """Note what has become of jobs there."""
-        for remote in jobs:
-            there = self.there[remote.id, remote.number]
-            there.is_known, there.remote = True, remote
-            there.pending_at = (there.pending_at or self.service.clock.monotonic()) if remote.status == PENDING else None
-        if len(self.there) > MAX_JOBS_THERE:
-            raise describe_bad_node(self.name, f"it has {format_count(len(self.there), 'job')}")
-        if is_full:
-            told = {(remote.id, remote.number) for remote in jobs}
-            for there in [there for key, there in list(self.there.items()) if key not in told]:
-                there.is_known, there.remote = False, None
+    def take_jobs(self, told: Synced) -> None:
+        """Note what has become of what is wanted there."""
+        news = {remote.key: remote for remote in told.jobs}
+        for one in self.asked.want:
+            if one.order and told.refusal:
+                self.refuse(one.key, decode_error(told.refusal))
+            elif one.key in news or self.asked.since is None:
+                self.heard[one.key] = news.get(one.key)
+            elif one.order:
+                raise describe_bad_node(self.name, f"nothing is said of job {one.key[0]}")
+        is_killed = all(remote.attempt.stop_cause == "killed" for remote in told.jobs)
+        self.is_told = is_killed and not self.asked.want and self.asked.since is not None
 
-    # Telling it what to do
+    def choose_order(self, jobs: Mapping[tuple[str, int], Job]) -> dict[tuple[str, int], Order]:
+        """What is sent now: the first that can be, of those that are not there."""
+        for key, job in jobs.items():
+            if self.heard[key] is None and job.current.pid is None:
+                try:
+                    order = self.make_order(job)
+                except (NexusError, OSError) as error:      # what it needs is not here any more
+                    self.refuse(key, NexusError("not_found", str(error), getattr(error, "hint", "")))
+                else:
+                    if order:
+                        return {key: order}
+        return {}
 
-    def command(self) -> float:
-        """Tell it what it is to do; return when to look again what that is."""
-        if self.trouble is not None:
-            return WATCH_INTERVAL_S
-        fault = ""
-        try:
-            self.send_orders()
-        except OSError as error:                            # a cut line is the other thread's to see to; then all is sent again
-            self.service.log.warning("Node %s: orders: %s", self.name, error)
-            self.service.clock.sleep(WATCH_INTERVAL_S)
-        except NexusError as error:
-            fault = f"it takes no orders: {error.message}"
-        if fault != self.orders_fault:
-            self.orders_fault, self.has_news = fault, True
-            if fault:
-                self.service.log.warning("Node %s: %s", self.name, fault)
-            self.service.wake()
-        if fault:
-            self.service.clock.sleep(WATCH_INTERVAL_S)
-        return WATCH_INTERVAL_S
-
-    def send_orders(self) -> None:
-        """Raises: OSError, when the line is cut; what the node answers."""
-        orders = self.list_orders()
-        if orders:
-            self.order(release=tuple(orders))
-            for remote_id, number, verb in orders:
-                if verb == "collected":
-                    self.there.pop((remote_id, number), None)
-            if self.is_leaving:
-                self.service.wake()
-        for job, there in self.list_jobs() if self.number is not None else ():
-            if not there.is_known and not there.refusal:
-                self.submit(job)
-
-    def list_orders(self) -> list[tuple[str, int, str]]:
-        """For Orders.release: what is not wanted there any more is to end, and what is over and recorded need not be kept."""
-        there, now, orders = list(self.there.items()), self.service.clock.monotonic(), []
-        # The jobs are read after that: one that is just sent is wanted.
-        wanted = {find_order_key(job): job for job in self.service.running_jobs() if job.current.node == self.name}
-        for key, one in there:
-            job = wanted.get(key)
-            if not one.is_known and job is None:
-                self.there.pop(key, None)
-            elif one.is_over and job is None:
-                orders.append((*key, "collected"))
-            elif one.is_known and not one.is_over and not one.is_killed and (job is None or job.current.stop_cause):
-                orders.append((*key, "stop"))
-            elif one.pending_at is not None and now - one.pending_at > WITHDRAW_PATIENCE_S:
-                orders.append((*key, "withdraw"))
-        return orders
-
-    def order(self, **orders: tuple[Any, ...]) -> Any:
-        """{id: error or None} of what was submitted.  Raises: OSError, when the line is cut; what the node answers."""
-        asked = Orders(self.service.store.service_id, **orders)
-        return ask_node(self.name, self.socket, "POST", "/node/orders", asked, ORDER_PATIENCE_S,
-                        "Mapping[str, Mapping[str, str] | None]")
-
-    def submit(self, job: Job) -> None:
-        """Raises: OSError, when the line is cut; what the node answers."""
-        try:
-            order = self.make_order(job)
-        except NexusError as error:                         # what it needs is not here any more
-            self.refuse(job, NexusError("not_found", error.message, error.hint))
-            return
-        try:
-            refusal = self.order(submit=(order,)).get(order.id) if order else None
-        except NexusError as error:
-            if error.kind not in ("usage", "too_large"):
-                raise
-            refusal = error.to_json()
-        if refusal:
-            self.refuse(job, decode_error(refusal))
-        elif order:
-            self.there[find_order_key(job)].is_known = True
-
-    def refuse(self, job: Job, error: NexusError) -> None:
-        """It did not take a job."""
-        self.there[find_order_key(job)].refusal = error
+    def refuse(self, key: tuple[str, int], error: NexusError) -> None:
+        """It does not get a job."""
+        self.heard[key] = error
         self.service.wake()
 
     def make_order(self, job: Job) -> Order | None:
@@ -7513,8 +7456,8 @@ class Node:
             gpus=len(list_shares(job)) if job.exclusive else job.gpus, retries=0,
             timeout_seconds=find_time_limit(job, service.config.jobs)[0] or 0,
             env={name: text for name, text in submitted.items() if not re.fullmatch(OWN_VARIABLES, name)})
-        return Order(*find_order_key(job), job.user, bool(job.current.stop_cause), submitted.get("PATH", ""), asked,
-                     read_bytes(service.layout.code_file(job.code)) if job.code else None)
+        code = read_bytes(service.layout.code_file(job.code)) if job.code else None
+        return Order(job.user, submitted.get("PATH", ""), asked, code)
 
     def find_tree(self, job: Job) -> str:
         """Where on the node a job's snapshot is; "" while it is brought there."""
@@ -7531,15 +7474,14 @@ class Node:
                 except Exception as error:                  # whatever it is, the job does not wait for ever
                     fault = error if isinstance(error, NexusError) else NexusError("unavailable", f"its snapshot: {error!r}")
                     del self.trees[commit]
-                    self.refuse(job, fault)
-                self.commander.wanted.set()
+                    self.refuse(find_order_key(job), fault)
+                self.hurry()
             threading.Thread(target=push, name="snapshot", daemon=True).start()
         return self.trees.get(commit, "")                   # it may have failed by now
 
     def end(self) -> None:
         self.is_ended = True
         self.follower.end()
-        self.commander.end()
         self.ssh.close()                                    # whoever waits for an answer is told
 
     @property
@@ -7552,7 +7494,7 @@ class Node:
         """Why it gets no job now."""
         if self.is_leaving:
             return f"{self.name} is being removed"
-        trouble, fault = self.trouble, self.orders_fault or self.hold or self.refused.find_why(now)
+        trouble, fault = self.trouble, self.hold or self.refused.find_why(now)
         return trouble.message if trouble else f"{self.name}: {fault}" if fault else None       # trouble names it
 
 
@@ -8843,9 +8785,9 @@ class NodePool(Part):
                 self.service.runners.hear_outcome(job, Requeue(f"{job.current.node} cannot be reached"))
                 return
         finally:                                        # also when the disk is full: then it goes there when that can be reached
-            node.there[find_order_key(job)] = There()
+            node.heard[find_order_key(job)] = None
         self.service.launcher.tell_start(job)
-        node.commander.wanted.set()
+        node.hurry()
 
     def hear_node(self, node: Node) -> None:
         """Take in what a node has told, and look after the jobs there."""
@@ -8857,14 +8799,13 @@ class NodePool(Part):
             if shown != node.shown:
                 node.shown = shown
                 self.store.events.publish([("gpus", None)])
-        for job, there in node.list_jobs():
-            news = None if job.id in self.service.runners.results else self.find_news(node, job, there)
+        for job in node.list_jobs():
+            news = self.find_news(node, job) if job.id not in self.service.runners.results else None
             if news:
                 self.service.runners.hear_outcome(job, news)
-        has_orders = bool(node.list_orders())
-        if has_orders:
-            node.commander.wanted.set()
-        is_told = node.trouble is not None or not has_orders
+        if node.has_more():
+            node.hurry()
+        is_told = node.trouble is not None or node.is_told
         if node.is_leaving and is_told and not any(job.current.node == node.name for job in self.service.running_jobs()):
             with self.lock:
                 if node.is_leaving and self.nodes.get(node.name) is node:       # nobody has added it again meanwhile
@@ -8872,7 +8813,7 @@ class NodePool(Part):
                     self.log.info("Node %s is removed", node.name)
                     self.store.events.publish([("gpus", None)])
 
-    def find_news(self, node: Node, job: Job, there: There) -> Started | Requeue | Result | None:
+    def find_news(self, node: Node, job: Job) -> Started | Requeue | Result | None:
         """What has become of a job there; also what nobody tells: its node is silent for too long, or knows nothing of it."""
         trouble, limit_s = node.trouble, self.config.service.node_lost_after_seconds
         silence_s = self.clock.monotonic() - node.silent_at
@@ -8881,19 +8822,20 @@ class NodePool(Part):
         if trouble is not None and limit_s and silence_s >= limit_s:
             since = f"{node.name} could not be reached for {format_duration(silence_s)}"
             return Result(None, None, None, "node-lost", f"{since}: {trouble.message}")
-        if there.refusal:
-            return self.judge_refusal(node, job, there.refusal)
-        if there.remote is None:
-            is_lost = node.number is not None and not there.is_known and job.current.pid is not None
+        heard = node.heard.get(find_order_key(job))
+        if isinstance(heard, NexusError):
+            return self.judge_refusal(node, job, heard)
+        if heard is None:
+            is_lost = node.number is not None and job.current.pid is not None
             return Result(None, None, None, "session-lost", f"{node.name} knows nothing of it any more") if is_lost else None
-        told = there.remote.attempt
+        told = heard.attempt
         self.service.readings.jobs[job.id] = JobReadings({name: getattr(told, name) for name in SAMPLES})
-        if there.remote.status == RUNNING and told.pid is not None and job.current.pid is None:
+        if heard.status == RUNNING and told.pid is not None and job.current.pid is None:
             # Once: a node that changes its mind does not fill the journal.
             began_at = job.current.started_at if told.started_at is None else told.started_at - node.clock_offset_s
             return Started({"pid": told.pid, "session": told.session, "notes": told.notes, "started_at": began_at})
-        has_come = there.is_over and all(have >= size for have, size in zip(measure_output(job), there.remote.log_sizes))
-        return self.judge_end(node, job, there.remote) if has_come else None
+        has_all = all(have >= size for have, size in zip(measure_output(job), heard.log_sizes))
+        return self.judge_end(node, job, heard) if has_all and heard.status in FINAL else None
 
     def judge_refusal(self, node: Node, job: Job, refusal: NexusError) -> Requeue | Result | None:
         """A node did not take a job: it never can, or not now."""
@@ -8901,7 +8843,7 @@ class NodePool(Part):
             def rename(state: State) -> Changes:
                 yield change_job(state.jobs[job.id], remote_id=self.clock.new_job_id(state.jobs, 4))
                 return state.jobs[job.id]
-            node.there[find_order_key(self.store.update(rename))] = There()
+            node.heard[find_order_key(self.store.update(rename))] = None
             return None
         said = refusal.message + (f" ({refusal.hint})" if refusal.hint else "")
         why = f"{node.name}: {said}"
@@ -8937,45 +8879,92 @@ class NodeSide(Part):
     """What another machine's nexus asks for, whose node this one is."""
 
     def __init__(self, service: Service) -> None:
+        import threading
         super().__init__(service)
         self.told_at: dict[str, float] = {}                 # another nexus: when it was told last of the GPUs here, monotonic
+        self.lock = threading.Lock()                        # of who takes jobs, or ends those that it did not know of
 
-    def take_orders(self, orders: Orders, caller: Caller) -> dict[str, dict[str, str] | None]:
-        """POST /node/orders: what was done is done once, however often it is asked for.  {id: the error for which it was not taken}"""
-        answers: dict[str, dict[str, str] | None] = {}
-        for order in orders.submit:
-            try:
-                self.take_job(orders.head, order, caller)
-                answers[order.id] = None
-            except NexusError as error:
-                answers[order.id] = error.to_json()
-        now = self.clock.now()
+    def exchange(self, asked: Exchange, caller: Caller) -> Synced:
+        """POST /node/sync: do what another nexus wants, once however often it asks; tell what is new here."""
+        clock, events, head, number, logs = self.clock, self.store.events, asked.head, asked.since, {}
+        refusal, changed, is_gap, is_news = None, set[str](), number is None, False
 
-        def obey(state: State) -> Changes:
-            for job_id, number, verb in orders.release:
-                job = state.jobs.get(job_id)
-                if not job or (job.head, job.head_attempt) != (orders.head, number):
+        def look(pause_s: float) -> bool:
+            """Hear of events; return whether those are all there are."""
+            nonlocal number, is_gap, is_news
+            found, is_missing = events.read(number, pause_s) if number is not None else ([], True)
+            is_gap = is_gap or is_missing
+            number = found[-1][0] + 1 if found else events.next_number if is_missing else number
+            changed.update(what.id for _, kind, what in found if kind == "job" and what.head == head)
+            is_news = is_news or bool(changed) or any(      # own jobs take GPUs
+                kind in ("gpus", "queue") or (kind == "job" and what.status != PENDING) for _, kind, what in found)
+            return number == events.next_number and not is_gap
+
+        for wanted in asked.want:
+            if wanted.order:
+                changed.add(wanted.key[0])
+                try:
+                    with self.lock:
+                        self.take_job(head, wanted, wanted.order, caller)
+                except NexusError as error:
+                    refusal = error.to_json()
+        give_up_at, pause_s = clock.monotonic() + min(60.0, asked.wait_seconds), FOLLOW_INTERVAL_S[0]
+        while True:
+            with self.lock:                             # an older question must not end a job of which it does not know
+                if look(0.0):
+                    changed |= self.obey(asked, changed, caller)
+            logs = self.read_new_logs(asked)
+            if is_gap or is_news or logs or clock.monotonic() >= give_up_at or self.service.is_stopping:
+                break
+            look(pause_s)
+            pause_s = min(2 * pause_s, FOLLOW_INTERVAL_S[1])
+        jobs = self.store.read(lambda state: [
+            state.jobs[job_id] for job_id in state.sent.get(head, ()) if is_gap or job_id in changed])
+        remotes = tuple(map(self.describe_remote, jobs))
+        told = Synced(self.store.service_id, number or 0, clock.now(), logs, remotes, refusal)
+        is_fresh = clock.monotonic() - self.told_at.get(head, float("-inf")) < self.config.service.refresh_rate_seconds
+        if logs and is_fresh and not (is_gap or is_news):       # of logs alone there may be much
+            return told
+        self.told_at[head] = clock.monotonic()
+        return replace(told, **self.describe_place(head))
+
+    def obey(self, asked: Exchange, changed: Container[str], caller: Caller) -> set[str]:
+        """End what is not wanted, or not any more, and what has not begun in time; return the jobs that are not wanted.
+
+        Of one that has `changed` since the last answer that is not known: the next question tells.
+        """
+        want, now, unwanted = {one.key: one for one in asked.want}, self.clock.now(), set[str]()
+
+        def compare(state: State) -> Changes:
+            for job in [state.jobs[job_id] for job_id in state.sent.get(asked.head, ())]:
+                wanted = want.get((job.id, job.head_attempt))
+                is_unwanted = wanted is None and job.id not in changed
+                unwanted.update([job.id] if is_unwanted else ())
+                if job.status in FINAL and is_unwanted:     # all of it has come
+                    yield change_job(job, is_collected=True)
+                elif job.status in FINAL:
                     continue
-                if verb == "stop" and job.status not in FINAL:
+                elif is_unwanted or (wanted and wanted.is_stopped):
                     yield from stop_job(state, job, caller.name, now)
-                elif verb == "withdraw" and job.status == PENDING:
+                elif job.status == PENDING and abs(now - job.status_history[-1][1]) > WITHDRAW_PATIENCE_S:
                     why = format_reason(self.service.views.find_reason(job, state.paused))
                     yield from end_job(state, job, CANCELLED, now, cause="bounce", cause_line=why)
-                elif verb == "collected" and job.status in FINAL and not job.is_collected:
-                    yield change_job(job, is_collected=True)
 
-        self.store.update(obey)
-        self.service.wake()
-        return answers
+        if self.store.read(lambda state: next(compare(state), None)):
+            with contextlib.suppress(NexusError):           # the disk is full; the other nexus asks again
+                self.store.update(compare)
+            self.service.wake()
+        return unwanted
 
-    def take_job(self, head: str, order: Order, caller: Caller) -> None:
+    def take_job(self, head: str, wanted: Wanted, order: Order, caller: Caller) -> None:
         """Queue a job for another nexus; an attempt that is here already, or was, is not begun again.
 
         Raises: usage, not_found, forbidden, when it can never run here; conflict, when another job has its id; queue_full; unavailable.
         """
+        job_id, number = wanted.key
         path = ":".join(dict.fromkeys(f"{order.path}:{self.environ.get('PATH') or os.defpath}".split(":")))      # each folder once
         check(LINE, order.user, "user")
-        asked = parse_submission({**order.job, "id": order.id})[0]
+        asked = parse_submission({**order.job, "id": job_id})[0]
         said = dict(asked.job)
         name = self.clock.new_token()
         if order.code is not None:
@@ -8986,75 +8975,54 @@ class NodeSide(Part):
                    hint="make it there, share it (NFS), or send the work tree along: nexus add --snapshot")
         env = {**asked.env, **({"PATH": path} if order.path else {})}
         draft, = self.service.admission.draft([replace(asked, job=said, env=env)], order.user)
-        now, user, key = self.clock.now(), Caller(order.user, caller.name), (head, order.attempt)
+        now, user, key = self.clock.now(), Caller(order.user, caller.name), (head, number)
 
         def add(state: State) -> Changes:
-            known = state.jobs.get(order.id)
+            known = state.jobs.get(job_id)
             if known and (known.head, known.head_attempt) == key:
+                if known.is_collected:                      # the other nexus has lost what it knew of it
+                    yield change_job(known, is_collected=False)
                 return False
             if known and known.head != head:
                 raise NexusError("conflict", f"there is another job {known.id} on {self.service.node}")
-            if known and (known.head_attempt > order.attempt or known.status not in FINAL):
+            if known and (known.head_attempt > number or known.status not in FINAL):
                 raise NexusError("unavailable", f"job {known.id} is on {self.service.node} already, and is {known.status}")
-            if order.id in self.service.history.trimming:
-                raise NexusError("unavailable", f"the logs of job {order.id} are just being removed on {self.service.node}")
+            if job_id in self.service.history.trimming:
+                raise NexusError("unavailable", f"the logs of job {job_id} are being removed on {self.service.node}")
             if known:
                 yield Put("jobs", known.id, None)
             # One of the same job goes on in its folder, where files are numbered by attempt.
-            number = known.attempt if known and is_same_job(known.head_attempt, order.attempt) else 0
-            former = (Attempt(number, finished_at=now, cause=REQUEUED),) if number else ()
-            job = yield from self.service.admission.add_job(state, draft, user, now, head=head, head_attempt=order.attempt, attempts=former)
-            if order.is_stopped:
+            is_same = known and is_same_job(known.head_attempt, number)
+            former = (Attempt(known.attempt, finished_at=now, cause=REQUEUED),) if known and is_same else ()
+            facts: dict[str, Any] = {"head": head, "head_attempt": number, "attempts": former}
+            job = yield from self.service.admission.add_job(state, draft, user, now, **facts)
+            if wanted.is_stopped:
                 yield from end_job(state, state.jobs[job.id], CANCELLED, now, cause="killed", stop_by=caller.name)
             return True
 
-        before: Job | None = self.store.read(lambda state: state.jobs.get(order.id))
-        if before and before.head == head and before.head_attempt < order.attempt and before.status in FINAL and before.log_dir:
+        before: Job | None = self.store.read(lambda state: state.jobs.get(job_id))
+        if before and before.log_dir and before.status in FINAL and before.head == head and before.head_attempt < number:
             # The other nexus has all of these logs: they must not be taken for this attempt's.
             remove_job_files(self.layout.log_dir, before.log_dir,
-                             LOG_FILES if is_same_job(before.head_attempt, order.attempt) else OWN_FILES)
+                             LOG_FILES if is_same_job(before.head_attempt, number) else OWN_FILES)
         with self.service.history.keep_code(name, order.code):
             is_new = self.store.update(add)
         if is_new:
-            self.log.info("Job %s added by %s for another machine's nexus: %s", order.id, caller.name, format_line(draft.job.command, 300))
+            self.log.info("Job %s added by %s for another machine's nexus: %s", job_id, caller.name,
+                          format_line(draft.job.command, 300))
+            self.service.wake()
 
-    def sync(self, head: str, since: int | None, offsets: Mapping[str, Sequence[int]], wait_s: float) -> dict[str, Any]:
-        """POST /node/sync: what is new for another nexus since event `since`, as soon as something is.
-
-        `offsets`: {id: attempt, bytes of its stdout.log and stderr.log that are known there}.
-        """
-        clock, events, number = self.clock, self.store.events, since
-        began, pause_s, changed, is_gap, is_news = clock.monotonic(), FOLLOW_INTERVAL_S[0], set[str](), since is None, False
-        while True:
-            found, is_missing = events.read(number, pause_s) if number is not None else ([], True)
-            is_gap = is_gap or is_missing
-            number = found[-1][0] + 1 if found else events.next_number if is_missing else number
-            changed |= {what.id for _, kind, what in found if kind == "job" and what.head == head}
-            is_news = is_news or bool(changed) or any(
-                kind in ("gpus", "queue") or (kind == "job" and what.status != PENDING) for _, kind, what in found)   # own ones take GPUs
-            logs = self.read_new_logs(head, offsets)
-            if is_gap or is_news or logs or clock.monotonic() - began >= wait_s or self.service.is_stopping:
-                break
-            pause_s = min(2 * pause_s, FOLLOW_INTERVAL_S[1])
-        jobs = self.store.read(lambda state: [job for job in (
-            state.jobs.values() if is_gap else [state.jobs[job_id] for job_id in changed if job_id in state.jobs])
-            if job.head == head and not job.is_collected])
-        told = {"service_id": self.store.service_id, "number": number, "now": clock.now(), "logs": logs,
-                "jobs": [self.describe_remote(job) for job in jobs]}
-        is_due = clock.monotonic() - self.told_at.get(head, float("-inf")) >= self.config.service.refresh_rate_seconds
-        if is_gap or is_news or is_due or not logs:             # of logs alone there may be much
-            self.told_at[head] = clock.monotonic()
-            told.update(self.describe_place(head))
-        return told
-
-    def read_new_logs(self, head: str, offsets: Mapping[str, Sequence[int]]) -> dict[str, dict[str, bytes]]:
-        """{id: {stream: what has come to it}}; each has its share of what one answer takes."""
-        jobs = self.store.read(lambda state: [state.jobs[job_id] for job_id in offsets if job_id in state.jobs])
-        grown = [(job, name, start) for job in jobs if job.log_dir and (job.head, job.head_attempt) == (head, offsets[job.id][0])
-                 for name, start, size in zip(("stdout", "stderr"), offsets[job.id][1:], measure_logs(job.log_dir)) if size > start]
+    def read_new_logs(self, asked: Exchange) -> dict[str, dict[str, bytes]]:
+        """What has come to logs; each has its share of what one answer takes."""
+        jobs = self.store.read(lambda state: [
+            (state.jobs[one.key[0]], one) for one in asked.want if one.key[0] in state.jobs])
+        own = [(job, one.log_sizes) for job, one in jobs if (job.head, job.head_attempt) == (asked.head, one.key[1])]
+        grown = [(job, name, start) for job, have in own for name, start, size in zip(
+            ("stdout", "stderr"), have, measure_logs(job.log_dir)) if size > start]
         found: dict[str, dict[str, bytes]] = {}
         for job, name, start in grown:
-            found.setdefault(job.id, {})[name] = read_part(os.path.join(job.log_dir or "", f"{name}.log"), start, LOG_BYTES // len(grown))
+            part = read_part(os.path.join(job.log_dir or "", f"{name}.log"), start, LOG_BYTES // len(grown))
+            found.setdefault(str(job.head_attempt), {})[name] = part
         return found
 
     def describe_remote(self, job: Job) -> Remote:
@@ -9062,7 +9030,7 @@ class NodeSide(Part):
         if job.status == RUNNING:
             attempt = replace(attempt, runtime_seconds=self.service.runners.find_runtime_s(job, self.clock.now()),
                               **self.service.readings.find(job.id).facts)
-        return Remote(job.id, job.head_attempt, job.status, attempt, measure_logs(job.log_dir))
+        return Remote((job.id, job.head_attempt), job.status, attempt, measure_logs(job.log_dir))
 
     def describe_place(self, head: str) -> dict[str, Any]:
         """What another nexus need know to give jobs to this machine."""
@@ -9682,7 +9650,7 @@ def check_node(node: Node, now: float) -> tuple[bool, str]:
     if trouble:
         return silence_s < NODE_ALARM_S, f"not heard for {format_duration(silence_s)}: {trouble.message}"
     faults = [f"GPU {gpu.index}: {gpu.fault}" for gpu in node.gpus if gpu.fault]
-    faults += [fault for fault in (node.orders_fault, node.hold) if fault and fault != NODE_PAUSED]
+    faults += [node.hold] if node.hold not in ("", NODE_PAUSED) else []
     return not faults, "; ".join(faults) or node.hold or format_count(len(node.gpus), "GPU")
 
 
@@ -10274,12 +10242,6 @@ class Api:
     def get_service_logs(self, caller: Caller, follow: bool = False, tail: int | None = None) -> Response:
         return self.send_logs(lambda: ([self.service.layout.service_log], self.service.is_stopping), follow, tail, 0)
 
-    @route("POST /node/sync", "owner", "between nexuses: what is new here for the one that gives this machine jobs",
-           "any")
-    def post_node_sync(self, caller: Caller, body: Any) -> dict[str, Any]:
-        asked: SyncAsked = read_sent("SyncAsked", body)
-        return self.service.node_side.sync(asked.head, asked.since, asked.logs, min(60.0, asked.wait_seconds))
-
     def set_paused(self, caller: Caller, group: str | None, is_paused: bool) -> None:
         """All that is new, or a group."""
         if group is None:
@@ -10503,8 +10465,8 @@ route("POST /nodes", "owner", "give jobs to another machine too, on which nexus 
     lambda api, caller, body: api.service.pool.add_node(parse_node(body), caller.name))
 route("DELETE /nodes/{name}", "owner", "give a machine no more jobs; it is forgotten after its last one")(
     lambda api, caller, name, force=False: api.service.pool.remove_node(name, force, caller.name))
-route("POST /node/orders", "owner", "between nexuses: jobs to run, and to end", "any")(
-    lambda api, caller, body: api.service.node_side.take_orders(read_sent("Orders", body), caller))
+route("POST /node/sync", "owner", "between nexuses: what another one wants of this one, and what is new here", "any")(
+    lambda api, caller, body: api.service.node_side.exchange(read_sent("Exchange", body), caller))
 route("GET /docs", "anyone", "the same to read, and to try", "text/html")(
     lambda api, caller: page_response(api.page))                # which sees where it is
 route("GET /api/status/{id}", "user", "where a submitted script stands", "Submitted")(
@@ -13662,7 +13624,7 @@ def cmd_node_add(call: Call) -> None:
             probe = probe_node(ssh, wanted)
             if probe.hash != wanted:
                 raise NexusError("unavailable", f"{probe.path} on {config.name} is not what was copied there", hint=ssh.by_hand)
-        status = ask_node(config.name, ssh.forward(probe), "GET", "/status", None, 60.0, "dict")
+        status = ask_node(config.name, ssh.forward(probe), "GET", "/status", lambda line: None, 60.0, "dict")
     except OSError as error:
         raise NexusError("unavailable", f"the nexus on {config.name} does not answer: {error}",
                          hint="its sshd must allow it: AllowStreamLocalForwarding yes in sshd_config; what nexus says there: "

@@ -28,7 +28,7 @@ class BadNode:
     """What stands at the other end of a node's line: `change(answer)` makes what it says of what a nexus would say."""
 
     def __init__(self, path):
-        self.path, self.change, self.orders, self.number, self.sent = path, lambda answer: answer, {}, 0, 0
+        self.path, self.change, self.number, self.sent = path, lambda answer: answer, 0, 0
         node = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -36,7 +36,7 @@ class BadNode:
 
             def do_POST(self):
                 asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                answer = node.orders if self.path == "/node/orders" else node.change(node.answer(asked))
+                answer = node.change(node.answer(asked))
                 if isinstance(answer, types.GeneratorType):
                     self.close_connection, node.sent = True, 0
                     with contextlib.suppress(OSError):
@@ -57,7 +57,7 @@ class BadNode:
         self.number += 1
         if self.number > 1:
             threading.Event().wait(0.02)
-        return answer(self.number)
+        return answer(self.number, [{**JOB, "key": one["key"], "status": "pending"} for one in asked.get("want", ()) if "order" in one])
 
     def close(self):
         self.server.shutdown()
@@ -165,7 +165,8 @@ BAD = [  # reason, what it says, words
     ("a chunk of -1", endless_chunk, "it does not speak HTTP"),
     ("notes without end", of_attempt(notes=["x" * 40000]), "over 32768 characters"),
     ("a NUL", of_attempt(session="a\0b"), "a NUL character"),
-    ("an id that is none", of_job(id="../x"), "a job has the id ../x"), ("a cause with escapes", of_attempt(cause="\x1b[2J"), "the cause"),
+    ("an id that is none", of_job(key=["../x", 1]), "a job has the id ../x"),
+    ("a cause with escapes", of_attempt(cause="\x1b[2J"), "the cause"),
     ("a time long before all others", of_attempt(started_at=-9e14), "started at -9"), ("a clock of another age", lambda answer: {
         **answer, "now": 9e14}, "now is 9"), ("a GPU's name without end", of_gpu(name="x" * 300000), "over 262144 characters"),
     ("an error of odd types", lambda answer: iter_bytes(
@@ -217,37 +218,43 @@ def test_an_answer_that_drips_in_is_cut(bad, monkeypatch):
     assert w.service.failure_count == 0
 
 
-@pytest.mark.parametrize("orders", [{"abc": [1]}, None, [], {"abc": {"error": 1}}])
-def test_a_bad_answer_to_orders_closes_the_node_until_it_is_well(bad, orders):
+@pytest.mark.parametrize("told", [{"refusal": [1]}, {"refusal": "no"}, {"refusal": {"error": 1}}, {"jobs": []}], ids=str)
+def test_a_bad_answer_to_an_order_closes_the_node_until_it_is_well(bad, told):
     w, there = bad
-    there.orders = orders
+    there.change = lambda answer: {**answer, **told}
     job_id = w.add(node="n1")
     w.turn()
-    live.until(lambda: w.node.orders_fault, "the fault")
+    live.until(lambda: w.node.trouble, "the fault")
     waits = w.add(node="n1")
     w.turn()
-    assert w.job(job_id).status == "running" and w.node.trouble is None
-    assert "n1: it takes no orders: n1 answers what no nexus does: " in w.api(waits)["waiting_for"]
+    assert w.job(job_id).status == "running" and "n1 answers what no nexus does: " in w.api(waits)["waiting_for"]
     assert w.service.failure_count == 0
-    there.orders = {}
-    live.until(lambda: not w.node.orders_fault, "n1 to be well again")
+    there.change = lambda answer: answer
+    live.until(lambda: w.node.trouble is None and w.node.heard[nexus.find_order_key(w.job(job_id))], "n1 to be well again")
 
 
-def test_a_line_that_is_cut_as_orders_are_given_is_no_fault_of_the_node(bad, monkeypatch):
-    """The node is well, for health too, as long as it is heard; what was not sent is sent again."""
-    w, _ = bad
-
-    def cut(**orders):
-        raise ConnectionError("the line was cut")
-
-    monkeypatch.setattr(w.node, "order", cut)
+def test_an_order_that_is_refused(bad):
+    w, there = bad
+    refusal = {"error": "queue_full", "message": "there are too many", "hint": "wait"}
+    there.change = lambda answer: {**answer, "jobs": [], "refusal": refusal}
     job_id = w.add(node="n1")
     w.turn()
-    live.until(lambda: "Node n1: orders: the line was cut" in w.lines, "the cut")
+    live.until(lambda: w.turn() or w.job(job_id).status == "pending", "its return")
+    assert w.node.trouble is None and w.api(job_id)["waiting_for"] == "n1: there are too many"
+
+
+def test_a_line_that_is_cut_as_an_order_is_given_is_no_fault_of_the_node(bad):
+    """The node is well, for health too, as long as it is heard; what was not sent is sent again."""
+    w, there = bad
+    there.change = lambda answer: iter_bytes(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{")
+    job_id = w.add(node="n1")
+    w.turn()
+    live.until(lambda: w.node.trouble, "the cut")
+    assert "the connection to n1 was lost" in w.node.trouble.message
     check, = (check for check in w.service.views.health()["checks"] if check["name"] == "node n1")
-    assert check["is_ok"] and not w.node.orders_fault
-    monkeypatch.undo()
-    live.until(lambda: w.node.there[nexus.find_order_key(w.job(job_id))].is_known, "the order")
+    assert check["is_ok"]
+    there.change = lambda answer: answer
+    live.until(lambda: w.node.heard[nexus.find_order_key(w.job(job_id))], "the order")
 
 
 def test_output_leaves_room_on_the_disk(bad, monkeypatch):
@@ -256,22 +263,27 @@ def test_output_leaves_room_on_the_disk(bad, monkeypatch):
     w.turn()
     log = w.folder_of(job_id) / "stdout.log"
     monkeypatch.setattr(os, "statvfs", lambda path: room)
-    w.node.take_logs(w.node.list_offsets(), {w.job(job_id).current.remote_id: {"stdout": b"a" * 4096 * 100}})
+    number = str(nexus.find_order_key(w.job(job_id))[1])
+
+    def come(piece):
+        w.node.make_question(None)
+        w.node.take_logs({number: {"stdout": piece}})
+
+    come(b"a" * 4096 * 100)
     assert log.stat().st_size == 4096 * 100
     room.f_bavail -= 100
     for _ in range(3):
-        w.node.take_logs(w.node.list_offsets(), {w.job(job_id).current.remote_id: {"stdout": b"b"}})
+        come(b"b")
     assert log.stat().st_size == 4096 * 100 and [line for line in w.lines if "cannot be kept" in line] == [
         f"Node n1: output of jobs there, like {job_id}, cannot be kept ([Errno 28] the disk is nearly full: "
         f"'{w.folder_of(job_id)}'); it is tried again"]
     room.f_bavail += 100
-    w.node.take_logs(w.node.list_offsets(), {w.job(job_id).current.remote_id: {"stdout": b"b"}})
+    come(b"b")
     assert log.stat().st_size == 4096 * 100 + 1
 
 
 def test_one_node_whose_news_cannot_be_taken_in_keeps_no_other_waiting(world, monkeypatch):
     monkeypatch.setattr(nexus.Node, "follow", lambda node: node.follower.end())
-    monkeypatch.setattr(nexus.Node, "command", lambda node: node.commander.end())
     w = world(gpus=1)
     for name in ("n1", "n2"):
         w.service.pool.add_node(nexus.NodeConfig(name, "10.0.0.5"), "ann")
@@ -283,7 +295,7 @@ def test_one_node_whose_news_cannot_be_taken_in_keeps_no_other_waiting(world, mo
 
 GOOD = answer(jobs=[JOB], gpus=[makers.gpu(0, uuid="G0", processes=(nexus.GpuProcess(5, 1.0, "abc", "ann", "python"),), settled=("abc",),
                                            taken_by=("abc",)), makers.gpu(1, uuid="G1")])
-GOOD["logs"] = {"abc": {"stdout": "eA=="}}
+GOOD["logs"] = {"1000001": {"stdout": "eA=="}}
 odd = makers.json_values | st.floats() | st.integers() | st.sampled_from([10**400, "\ud800", [[]] * 9, {"": {}}, "n1", "\x1b[2J", -0.0])
 
 
@@ -293,7 +305,6 @@ def test_no_answer_gets_through_that_does_harm(world, data):
     """A good answer in which anything is something else is refused, or the head can live with it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(nexus.Node, "follow", lambda node: node.follower.end())
-        patch.setattr(nexus.Node, "command", lambda node: node.commander.end())
         w = getattr(world, "kept", None)
         if w is None:
             w = world.kept = world(gpus=1)
@@ -302,7 +313,7 @@ def test_no_answer_gets_through_that_does_harm(world, data):
             w.turn()
         ours = next((job for job in w.service.running_jobs() if job.current.node == "n1"), None)
         key = nexus.find_order_key(ours) if ours else ("zzz", 1)
-        said = {**GOOD, "jobs": [{**JOB, "id": key[0], "attempt": key[1], "status": data.draw(st.sampled_from(nexus.STATUSES))}]}
+        said = {**GOOD, "jobs": [{**JOB, "key": key, "status": data.draw(st.sampled_from(nexus.STATUSES))}]}
         for _ in range(data.draw(st.integers(1, 3))):
             said = makers.put_at(said, data.draw(st.sampled_from(sorted(makers.paths_of(said), key=repr))), data.draw(odd))
         node = w.service.pool.nodes["n1"]
@@ -311,9 +322,9 @@ def test_no_answer_gets_through_that_does_harm(world, data):
         except (KeyError, TypeError, ValueError) as error:
             assert len(nexus.describe_bad_node("n1", error).message) < 300
             return
-        patch.setattr(nexus, "ask_node", lambda *_: parsed)
+        patch.setattr(nexus, "ask_node", lambda *facts: facts[4](None) and parsed)
         with contextlib.suppress(nexus.NexusError):         # it is this very nexus, say
-            node.sync()
+            node.exchange()
         job_id = w.add(node="n1")
         w.turn(seconds=1)
         for shown in (w.service.views.status(), w.service.pool.list_nodes(), w.service.views.health(), w.api(job_id)):

@@ -1395,17 +1395,15 @@ def test_a_gpu_survives_the_way_to_another_nexus(gpu):
 
 # What another nexus asks for
 
-ORDER = {"id": "abc", "attempt": 1, "user": "ann", "is_stopped": False, "path": "/usr/bin", "job": {"command": "true"}}
-ORDERS = {"head": "0-1234", "submit": [ORDER], "release": [["abd", 1, "stop"], ["abe", 2, "withdraw"]]}
-SYNC = {"head": "0-1234", "logs": {"abc": [1, 0, 5]}, "wait_seconds": 10}
+ORDER = {"user": "ann", "path": "/usr/bin", "job": {"command": "true"}, "code": "cHJpbnQ="}
+WANTED = {"key": ["abc", 1], "log_sizes": [0, 5], "is_stopped": True, "order": ORDER}
+ASKED = {"head": "0-1234", "want": [WANTED], "wait_seconds": 10, "since": 7}
 
 
-def test_orders_come_as_they_were_given():
-    order = nexus.Order("abc", 1, "ann", False, "/usr/bin", {"command": "true", "gpu_ids": (0,)}, b"print")
-    orders = nexus.Orders("0-1234", (order,), release=(("abd", 1, "stop"),))
-    assert nexus.decode("Orders", json.loads(nexus.encode_json(orders))) == orders
-    asked = nexus.SyncAsked("0-1234", {"abc": (1, 0, 5)}, 10)
-    assert nexus.decode("SyncAsked", json.loads(nexus.encode_json(asked))) == nexus.decode("SyncAsked", SYNC) == asked
+def test_what_is_wanted_comes_as_it_was_said():
+    wanted = nexus.Wanted(("abc", 1), (0, 5), True, nexus.Order("ann", "/usr/bin", {"command": "true"}, b"print"))
+    asked = nexus.Exchange("0-1234", (wanted,), 10, 7)
+    assert nexus.decode("Exchange", json.loads(nexus.encode_json(asked))) == nexus.decode("Exchange", ASKED) == asked
 
 
 def changed(known):
@@ -1413,13 +1411,8 @@ def changed(known):
     return st.fixed_dictionaries({key: st.just(good) | json_values for key, good in known.items()})
 
 
-@given(json_values | changed(ORDERS) | changed(ORDER).map(lambda order: {**ORDERS, "submit": [order]}))
-def test_whatever_comes_is_orders_or_refused(data):
-    with contextlib.suppress(TypeError, ValueError):
-        assert isinstance(nexus.decode("Orders", data), nexus.Orders)
-
-
-@given(json_values | changed(SYNC) | json_values.map(lambda offsets: {**SYNC, "logs": {"abc": offsets}}))
+@given(json_values | changed(ASKED) | changed(WANTED).map(lambda wanted: {**ASKED, "want": [wanted]})
+       | changed(ORDER).map(lambda order: {**ASKED, "want": [{**WANTED, "order": order}]}))
 def test_whatever_comes_is_a_question_or_refused(data):
     with contextlib.suppress(TypeError, ValueError):
-        assert isinstance(nexus.decode("SyncAsked", data), nexus.SyncAsked)
+        assert isinstance(nexus.decode("Exchange", data), nexus.Exchange)

@@ -1643,7 +1643,7 @@ def test_what_a_node_answers_and_a_line_that_is_cut(tmp_path):
     Answers(f"{tmp_path}/api", answer(200, [1]), answer(200, [2]), answer(409, {"error": "conflict", "message": "no", "hint": "h"}), None,
             answer(200, [3])[:-1])
     def ask(timeout_s):
-        return nexus.ask_node("n1", f"{tmp_path}/api", "POST", "/x", {}, timeout_s, "list")
+        return nexus.ask_node("n1", f"{tmp_path}/api", "POST", "/x", lambda line: {}, timeout_s, "list")
 
     assert ask(30) == [1] and ask(30) == [2]
     with pytest.raises(nexus.NexusError, match="no"):
@@ -1657,7 +1657,7 @@ def test_what_a_node_answers_and_a_line_that_is_cut(tmp_path):
 def test_a_silent_line_is_no_cut_one(tmp_path):
     server = Answers(f"{tmp_path}/api", b"", b"")
     def ask(timeout_s):
-        return nexus.ask_node("n1", f"{tmp_path}/api", "POST", "/x", {}, timeout_s, "list")
+        return nexus.ask_node("n1", f"{tmp_path}/api", "POST", "/x", lambda line: {}, timeout_s, "list")
 
     with pytest.raises(TimeoutError):
         ask(0.1)

@@ -25,7 +25,7 @@ from schemathesis import GenerationMode  # noqa: E402
 from schemathesis.specs.openapi.checks import positive_data_acceptance  # noqa: E402
 
 DOCUMENT = json.loads(json.dumps(nexus.make_openapi(nexus.ROUTES, nexus.__version__)))
-ENDLESS = ("/events", "/node/sync", "/node/orders")         # asked apart, or of nexus alone
+ENDLESS = ("/events", "/node/sync")         # asked apart, or of nexus alone
 LEFT_OUT = {"post_service_stop", "post_service_resume", "post_nodes"}        # what is submitted here is no command to run, no host to call
 
 
@@ -390,7 +390,7 @@ def edge_bench(bench):
     service.gpu_watch.observation = nexus.replace(service.gpu_watch.observation, trouble="not known", gpus=())
     service.pool.nodes = LongNamed()
     service.admission.check_ever_runs = service.pool.add_node = lambda *_: None
-    service.node_side.sync = lambda *_: {}
+    service.node_side.exchange = lambda *_: {}
     service.llm_shares = types.SimpleNamespace(find=lambda model: 1)
     return bench
 

@@ -158,7 +158,7 @@ def follow(net):
 
 def test_a_node_that_is_silent_for_long_is_bad_for_health():
     class Silent:
-        name, trouble, hold, orders_fault = "n1", nexus.NexusError("unavailable", "cannot reach n1"), "", ""
+        name, trouble, hold = "n1", nexus.NexusError("unavailable", "cannot reach n1"), ""
         gpus, heard_at = (), 1000.0
 
     for silence_s, is_ok in ((1, True), (29, True), (31, False)):

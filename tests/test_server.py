@@ -1906,7 +1906,7 @@ def flicker(monkeypatch, owner, name, *facts):
 
 class FakeNode:
     """Another machine's nexus, as requests see it."""
-    name, is_leaving, since, hold, orders_fault, probe, gpus, cpu_slots = "n1", False, "2024-10-24T15:30:15Z", "", "", {}, (), 0
+    name, is_leaving, since, hold, probe, gpus, cpu_slots = "n1", False, "2024-10-24T15:30:15Z", "", {}, (), 0
     is_ended = False
     silent_at = heard_at = 0.0
     config, ssh, trouble = nexus.NodeConfig("n1", "10.0.0.5"), types.SimpleNamespace(control=""), None
@@ -1981,7 +1981,7 @@ def test_a_node_that_is_removed_by_force_is_the_loops_to_give_up(bench):
             assert threading.current_thread() is not asker, "the request itself ended a job"
 
     node = FakeNode()
-    node.list_jobs = lambda: [(bench.store.read(lambda state: state.jobs[job_id]), nexus.There())]
+    node.list_jobs = lambda: [bench.store.read(lambda state: state.jobs[job_id])]
     job_id, bench.service.runners.results, bench.service.pool.nodes = bench.add(gpus=0), Ends(), {"n1": node}
     answers = []
     asker = threading.Thread(target=lambda: answers.append(bench.ask("DELETE", "/nodes/n1", query={"force": "true"})))

@@ -2813,25 +2813,34 @@ def test_slurm_cannot_be_given_a_script(cluster):
 HEAD = "0-12345678"
 
 
-def order(job_id="abc", attempt=1, is_stopped=False, **job):
-    return {"id": job_id, "attempt": attempt, "user": "ann", "is_stopped": is_stopped, "path": "/usr/bin",
-            "job": {"command": "python train.py", "cwd": "/", **job}}
+def want(job_id="abc", attempt=1, log_sizes=(0, 0), **more):
+    return {"key": [job_id, attempt], "log_sizes": log_sizes, **more}
 
 
-def give(w, *orders, head=HEAD, **keys):
-    """What the other nexus is told of its orders, by job: None, or the kind of fault."""
-    asked = {"head": head, "submit": orders, "release": [[*key, verb] for verb, keys in keys.items() for key in keys]}
-    told = w.service.node_side.take_orders(nexus.decode("Orders", asked), ANN)
-    return {job_id: fault and fault["error"] for job_id, fault in told.items()}
+def order(job_id="abc", attempt=1, is_stopped=False, code=None, **job):
+    return want(job_id, attempt, is_stopped=is_stopped, order={
+        "user": "ann", "path": "/usr/bin", "job": {"command": "python train.py", "cwd": "/", **job}, "code": code})
 
 
-def hear(w, since=None, head=HEAD, wait_s=0.0, **offsets):
-    return json.loads(nexus.encode_json(w.service.node_side.sync(head, since, offsets, wait_s)))
+def hear(w, *wanted, since=None, head=HEAD, wait_s=0.0):
+    """What the other nexus is told; with `since`, of `wanted` alone: all else ends."""
+    asked = nexus.decode("Exchange", {"head": head, "want": wanted, "wait_seconds": wait_s, "since": since})
+    return json.loads(nexus.encode_json(w.service.node_side.exchange(asked, ANN)))
+
+
+def give(w, *orders, head=HEAD):
+    """What it is told of its orders, by job: None, or the kind of fault."""
+    return {one["key"][0]: hear(w, one, head=head).get("refusal", {}).get("error") for one in orders}
+
+
+def tell(w, *wanted, head=HEAD):
+    """The other nexus has heard of all that there is, and wants this of it."""
+    return hear(w, *wanted, head=head, since=w.store.events.next_number)
 
 
 def test_the_script_of_an_order_that_is_refused_does_not_stay(world):
     w = world(queue_limit=1)
-    taken, full = ({**order(job_id), "code": "cHJpbnQoKQ=="} for job_id in ("abc", "abd"))
+    taken, full = (order(job_id, code="cHJpbnQoKQ==") for job_id in ("abc", "abd"))
     assert give(w, taken, full) == {"abc": None, "abd": "queue_full"}
     assert os.listdir(w.layout.code_folder) == [f"{w.job('abc').code}.py"]
 
@@ -2856,12 +2865,12 @@ def test_the_next_attempt_is_another_job(world):
     (w.folder_of("abc") / "stdout.log").write_text("first\n")
     fill(w.folder_of("abc") / "files-1/checkpoint")
     w.end("abc", 1)
-    assert hear(w, abc=(1, 0, 0))["logs"] == {"abc": {"stdout": "Zmlyc3QK"}}
+    assert hear(w, want())["logs"] == {"1": {"stdout": "Zmlyc3QK"}}
     assert give(w, order(attempt=2)) == {"abc": None}
-    assert hear(w, abc=(2, 0, 0))["logs"] == {}, "not the first one's"
+    assert hear(w, want(attempt=2))["logs"] == {}, "not the first one's"
     assert give(w, order(attempt=1)) == {"abc": "unavailable"}
     w.turn()
-    assert w.machine.launched == [("abc", 1), ("abc", 2)] and hear(w, abc=(2, 0, 0))["logs"] == {}
+    assert w.machine.launched == [("abc", 1), ("abc", 2)] and hear(w, want(attempt=2))["logs"] == {}
     assert (w.folder_of("abc") / "files-1/checkpoint").exists(), "it goes on where the first has been"
     assert not list(w.folder_of("abc").parent.glob("*.old-*"))
     w.claim("abc", 101)
@@ -2878,7 +2887,7 @@ def test_a_job_that_never_began_has_no_logs_whatever_the_service_was_started_in(
     (tmp_path / "stdout.log").write_text("somebody else's")
     monkeypatch.chdir(tmp_path)
     give(w, order("abc", is_stopped=True), order("xyz"))
-    assert {told["id"]: (told["status"], told["log_sizes"]) for told in hear(w)["jobs"]} == {
+    assert {told["key"][0]: (told["status"], told["log_sizes"]) for told in hear(w)["jobs"]} == {
         "abc": ("cancelled", [0, 0]), "xyz": ("pending", [0, 0])}
 
 
@@ -2887,7 +2896,8 @@ def test_an_id_of_somebody_else(world):
     own = w.add()
     assert give(w, order(own)) == {own: "conflict"} and give(w, order("zzz"), head="0-87654321") == {"zzz": None}
     assert give(w, order("zzz")) == {"zzz": "conflict"} and w.job(own).head is None
-    give(w, stop=[["zzz", 1], [own, 1]], withdraw=[["zzz", 1], [own, 1]])
+    tell(w)
+    tell(w, want("zzz", is_stopped=True), want(own, is_stopped=True))
     assert w.job("zzz").status == w.job(own).status == "pending", "they are not this one's to end"
 
 
@@ -2900,15 +2910,19 @@ def test_what_can_never_run_here_is_refused(world):
 
 def test_stop_and_withdraw(world):
     w = world(gpus=1)
-    give(w, order("aaa"), order("bbb"), order("ccc"), order("ddd", is_stopped=True))
+    give(w, order("aaa"), order("bbb"), order("ddd", is_stopped=True))
     assert (w.job("ddd").status, w.job("ddd").current.cause) == ("cancelled", "killed")
     w.run("aaa", 100)
-    give(w, stop=[["aaa", 2], ["bbb", 1]], withdraw=[["aaa", 1], ["ccc", 1]])
-    assert w.job("aaa").status == "running" and w.job("aaa").current.stop_cause is None, "another attempt is meant, or it runs already"
+    give(w, order("ccc"))
+    tell(w, want("aaa"), want("bbb", is_stopped=True), want("ccc"))
     assert (w.job("bbb").status, w.job("bbb").current.cause) == ("cancelled", "killed")
+    assert w.job("ccc").status == "pending", "it may begin in a moment"
+    w.clock.pass_(nexus.WITHDRAW_PATIENCE_S + 0.1)
+    tell(w, want("aaa"), want("bbb"), want("ccc"))
+    assert w.job("aaa").status == "running" and w.job("aaa").current.stop_cause is None
     assert (w.job("ccc").status, w.job("ccc").current.cause, w.job("ccc").current.cause_line) == (
         "cancelled", "bounce", "GPU 0 runs job aaa")
-    give(w, stop=[["aaa", 1]])
+    tell(w, want("aaa", is_stopped=True), want("bbb"), want("ccc"))
     w.end("aaa", 143, is_said=False)
     w.turn(seconds=1.1)
     w.turn()
@@ -2917,30 +2931,67 @@ def test_stop_and_withdraw(world):
     assert w.machine.launched == [("aaa", 1)], "what was ended never begins"
 
 
+def test_what_is_not_wanted_any_more_ends_and_need_not_be_kept(world):
+    w = world(gpus=2)
+    give(w, order("aaa"), order("bbb"))
+    w.run("aaa", 100)
+    since = w.store.events.next_number
+    give(w, order("ccc", gpus=0))
+    assert hear(w)["jobs"] and not any(w.job(job_id).current.stop_cause for job_id in ("aaa", "bbb", "ccc")), "the first question"
+    hear(w, want("bbb"), since=since)
+    assert w.job("aaa").current.stop_cause == "killed" and w.job("bbb").current.stop_cause is None
+    assert w.job("ccc").current.stop_cause is None, "who asked did not know of it: the question is older"
+    told = tell(w, want("bbb"), want("ccc"))
+    assert [job["key"] for job in told["jobs"]] == [["aaa", 1]], "that is told until it is over"
+    w.end("aaa", 143, is_said=False)
+    w.turn(seconds=1.1)
+    w.turn()
+    assert w.job("aaa").status == "cancelled" and not w.job("aaa").is_collected
+    assert tell(w, want("bbb"), want("ccc"))["jobs"] == [] and w.job("aaa").is_collected
+    assert give(w, order("aaa")) == {"aaa": None} and not w.job("aaa").is_collected, "the other nexus has lost what it knew"
+    assert [job["key"] for job in hear(w)["jobs"]] == [["aaa", 1], ["bbb", 1], ["ccc", 1]]
+
+
+def test_what_cannot_be_recorded_as_the_disk_is_full_is_done_later(world, monkeypatch):
+    w = world(gpus=1)
+    give(w, order("aaa"))
+    w.run("aaa", 100)
+
+    def full(record):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(w.store.journal.file, "append", full)
+    told = tell(w)
+    assert [(job["key"], job["attempt"].get("stop_cause")) for job in told["jobs"]] == [(["aaa", 1], None)] and "No space" in told["hold"]
+    monkeypatch.undo()
+    tell(w)
+    assert w.job("aaa").current.stop_cause == "killed"
+
+
 def test_what_another_nexus_hears(world):
     w = world()
     told = hear(w)
-    assert (told["jobs"], told["hold"], told["service_id"], len(told["gpus"])) == ([], "", w.store.service_id, 2)
+    assert (told["jobs"], told["service_id"], len(told["gpus"])) == ([], w.store.service_id, 2) and "hold" not in told
     give(w, order())
     own = w.add(gpus=0.5)
     w.run("abc", 100)
-    told = hear(w, since=told["number"])
-    assert [(job["id"], job["number"], job["status"], job["attempt"]["pid"]) for job in told["jobs"]] == [("abc", 1, "running", 100)]
+    told = hear(w, want(), since=told["number"])
+    assert [(job["key"], job["status"], job["attempt"]["pid"]) for job in told["jobs"]] == [(["abc", 1], "running", 100)]
     assert sorted((gpu.get("taken", 0), tuple(gpu.get("taken_by", ()))) for gpu in told["gpus"]) == [(0, ()), (50, (own,))]
-    assert hear(w, since=told["number"])["jobs"] == [] and hear(w, head="0-87654321")["jobs"] == []
+    assert hear(w, want(), since=told["number"])["jobs"] == [] and hear(w, head="0-87654321")["jobs"] == []
     before = w.clock.ticks
     w.end(own)
-    told = hear(w, since=told["number"], wait_s=60)
+    told = hear(w, want(), since=told["number"], wait_s=60)
     assert not any("taken" in gpu for gpu in told["gpus"]) and w.clock.ticks == before, "told at once"
     (w.folder_of("abc") / "stderr.log").write_bytes(b"\xff\n")
-    told = hear(w, since=told["number"], abc=(1, 0, 1))
-    assert told["logs"] == {"abc": {"stderr": "Cg=="}} and "gpus" not in told
+    told = hear(w, want(log_sizes=(0, 1)), since=told["number"])
+    assert told["logs"] == {"1": {"stderr": "Cg=="}} and "gpus" not in told
     w.end("abc", 5)
-    job, = hear(w, since=told["number"])["jobs"]
+    job, = hear(w, want(), since=told["number"])["jobs"]
     attempt = job["attempt"]
     assert (job["status"], attempt["exit_code"], attempt["runtime_seconds"], job["log_sizes"]) == ("failed", 5, 2.5, [0, 2])
     assert "nonce" not in attempt
-    give(w, collected=[["abc", 1]])
+    tell(w)
     assert hear(w)["jobs"] == [] and w.job("abc").is_collected
     w.service.admission.set_paused(True, "ann")
     assert hear(w)["hold"] == "its queue is paused"
@@ -2948,13 +2999,13 @@ def test_what_another_nexus_hears(world):
 
 def test_each_log_has_its_share_of_an_answer(world):
     w = world(gpus=2)
-    give(w, order("aaa"), order("bbb"))
+    give(w, order("aaa", attempt=7), order("bbb", attempt=8))
     w.turn()
     for job_id in ("aaa", "bbb"):
         w.folder_of(job_id).mkdir(exist_ok=True)
         (w.folder_of(job_id) / "stdout.log").write_bytes(b"x" * 2 * nexus.LOG_BYTES)
-    logs = hear(w, aaa=(1, 0, 0), bbb=(1, 5, 0))["logs"]
-    assert [len(logs[job_id]["stdout"]) * 3 // 4 // 1000 for job_id in ("aaa", "bbb")] == [nexus.LOG_BYTES // 2000] * 2
+    logs = hear(w, want("aaa", 7), want("bbb", 8, (5, 0)))["logs"]
+    assert [len(logs[number]["stdout"]) * 3 // 4 // 1000 for number in ("7", "8")] == [nexus.LOG_BYTES // 2000] * 2
 
 
 def test_a_reboot_ends_another_nexus_job_whatever_the_setting_here(world):
@@ -2974,7 +3025,6 @@ def test_a_reboot_ends_another_nexus_job_whatever_the_setting_here(world):
 def head(world, monkeypatch):
     """A world whose node n1 has one GPU, and is well; remote(): what it tells of a job."""
     monkeypatch.setattr(nexus.Node, "follow", lambda node: node.follower.end())
-    monkeypatch.setattr(nexus.Node, "command", lambda node: node.commander.end())
 
     def make(nodes=("n1",), **config):
         w = world(gpus=config.pop("gpus", 0), **config)
@@ -2994,9 +3044,16 @@ def head(world, monkeypatch):
 
 
 def remote(job, status, log_sizes=(0, 0), **facts):
-    id, number = nexus.find_order_key(job)
     attempt = nexus.Attempt(number=1, **{"runtime_seconds": 1.0, "gpu_indices": (0,), **facts})
-    return nexus.Remote(id, number, status, attempt, log_sizes)
+    return nexus.Remote(nexus.find_order_key(job), status, attempt, log_sizes)
+
+
+def news(w, *jobs, name="n1"):
+    """Have a node tell of jobs."""
+    node = w.service.pool.nodes[name]
+    want = tuple(nexus.Wanted(nexus.find_order_key(job), (0, 0)) for job in node.list_jobs())
+    node.asked = nexus.Exchange("", want, 0.0, 1)
+    node.take_jobs(nexus.Synced("", 1, 0.0, {}, jobs))
 
 
 def test_an_id_that_comes_again_is_another_order(head):
@@ -3005,7 +3062,7 @@ def test_an_id_that_comes_again_is_another_order(head):
     first = w.add()
     w.turn()
     key = nexus.find_order_key(w.job(first))
-    w.service.pool.nodes["n1"].take_jobs([remote(w.job(first), "completed", exit_code=0)], False)
+    news(w, remote(w.job(first), "completed", exit_code=0))
     w.turn()
     w.turn()
     w.store.update(lambda state: (yield nexus.Put("jobs", first, None)))
@@ -3019,19 +3076,18 @@ def test_the_end_comes_before_the_first_question_for_the_log(head):
     w = head()
     job_id = w.add()
     node = w.service.pool.nodes["n1"]
-    node.list_offsets()                                     # asked before the job is there
     w.turn()
-    node.take_jobs([remote(w.job(job_id), "failed", exit_code=1, log_sizes=(0, 6), cause="exit")], False)
+    number = str(nexus.find_order_key(w.job(job_id))[1])
+    news(w, remote(w.job(job_id), "failed", exit_code=1, log_sizes=(0, 6), cause="exit"))
     w.turn()
     assert w.job(job_id).status == "running", "its output has not come"
-    asked = node.list_offsets()
-    node.take_logs(asked, {job_id: {"stderr": b"wrong"}})
-    node.take_jobs([], False)
+    node.take_logs({number: {"stderr": b"wrong"}})
     w.turn()
     assert w.job(job_id).status == "running", "not all of it"
-    node.take_logs(asked, {job_id: {"stderr": b"wrong"}})
+    node.take_logs({number: {"stderr": b"wrong"}})
     assert (w.folder_of(job_id) / "stderr.log").read_text() == "wrong", "that has come already"
-    node.take_logs(node.list_offsets(), {job_id: {"stderr": b"\n"}})
+    node.make_question(None)
+    node.take_logs({number: {"stderr": b"\n"}})
     w.turn()
     w.turn()
     assert w.job(job_id).status == "failed" and (w.folder_of(job_id) / "stderr.log").read_text() == "wrong\n"
@@ -3046,7 +3102,7 @@ def test_news_that_comes_while_the_disk_is_full_is_not_lost(head, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(w.store.journal.file, "append", full)
-    w.service.pool.nodes["n1"].take_jobs([remote(w.job(job_id), "cancelled", cause="bounce", cause_line="GPU 0 runs job zzz")], False)
+    news(w, remote(w.job(job_id), "cancelled", cause="bounce", cause_line="GPU 0 runs job zzz"))
     w.turn()
     w.turn()
     monkeypatch.undo()
@@ -3068,11 +3124,13 @@ def test_the_line_is_cut_between_the_plan_and_the_order(head, monkeypatch):
     w.turn()
     assert w.job(job_id).status == "pending" and w.job(job_id).attempts[-1].cause == "requeued"
     w.turn()
-    assert not node.there
+    assert not node.make_question(None).want and not node.heard
     monkeypatch.undo()
     head.connect(w)
     w.turn(seconds=10)
-    assert w.job(job_id).status == "running" and list(node.there) == [nexus.find_order_key(w.job(job_id))]
+    assert w.job(job_id).status == "running"
+    one, = node.make_question(None).want
+    assert one.key == nexus.find_order_key(w.job(job_id)) and one.order
 
 
 def test_a_job_cannot_be_begun_there(head):
@@ -3082,8 +3140,7 @@ def test_a_job_cannot_be_begun_there(head):
     for failures in (1, 2):
         w.turn()
         assert w.job(job_id).status == "running"
-        w.service.pool.nodes["n1"].take_jobs([remote(
-            w.job(job_id), "failed", cause="launch", cause_line="/logs: Permission denied", may_pass=True)], False)
+        news(w, remote(w.job(job_id), "failed", cause="launch", cause_line="/logs: Permission denied", may_pass=True))
         w.turn()
         w.turn()
         assert w.job(job_id).status == ("pending" if failures == 1 else "failed")
@@ -3103,7 +3160,7 @@ def test_a_job_that_lacks_something_there_goes_to_another_machine(head):
             w.turn()
             for each in (job_id, pinned):
                 if w.job(each).status == "running" and w.job(each).current.node == "n1":
-                    w.service.pool.nodes["n1"].take_jobs([remote(w.job(each), "failed", cause="launch", cause_line=words)], False)
+                    news(w, remote(w.job(each), "failed", cause="launch", cause_line=words))
                     w.turn()
 
     fail()
@@ -3116,7 +3173,7 @@ def test_another_nexus_there_is_no_machine_that_cannot_be_reached(head, monkeypa
     w = head(node_lost_after_seconds=60)
     job_id, node = w.add(), w.service.pool.nodes["n1"]
     w.turn()
-    node.take_jobs([remote(w.job(job_id), "running", pid=5)], False)
+    news(w, remote(w.job(job_id), "running", pid=5))
     w.turn()
     monkeypatch.setattr(nexus.Ssh, "open", lambda ssh: None)
     monkeypatch.setattr(nexus, "probe_node", lambda ssh, wanted: nexus.Probe("python3", "nexus.py", "another", "3.11.2"))
@@ -3145,6 +3202,7 @@ def test_a_node_that_is_added_again_as_it_goes_stays(head, monkeypatch):
 
     adding = threading.Thread(target=lambda: w.service.pool.add_node(nexus.NodeConfig("n1", "10.0.0.5"), "ann"))
     w.service.pool.remove_node("n1", False, "ann")
+    news(w)
     monkeypatch.setattr(w.service.pool, "set_node", add_meanwhile)
     w.turn()
     adding.join(live.PATIENCE_S)
@@ -3157,6 +3215,7 @@ def test_what_a_node_could_not_take_runs_here_when_that_is_gone(head):
     w.service.admission.set_paused(True, "ann")
     w.store.update(lambda state: (yield nexus.change_job(state.jobs[job_id], excluded_nodes=(("n1", "there is no /data"),))))
     w.service.pool.remove_node("n1", True, "ann")
+    news(w)
     w.turn()
     w.service.admission.set_paused(False, "ann")
     w.turn()
@@ -3179,11 +3238,11 @@ def test_a_node_that_config_toml_has_lost_is_seen_to_until_its_jobs_are_over(hea
     begin(*now)
     node = head.connect(w)
     assert (node.config.host, node.is_leaving) == ("10.0.0.5", True)
-    node.take_jobs([remote(w.job(job_id), "completed", exit_code=0)], False)
+    news(w, remote(w.job(job_id), "completed", exit_code=0))
     w.turn()
     w.turn()
-    assert w.job(job_id).status == "completed"
-    node.there.clear()
+    assert w.job(job_id).status == "completed" and "n1" in w.service.pool.nodes, "it does not know"
+    news(w)
     w.turn()
     assert not w.service.pool.nodes and w.store.read(lambda state: state.nodes) == {}
     begin(*now)
@@ -3218,8 +3277,8 @@ def test_a_snapshot_that_cannot_be_brought_there(head, monkeypatch):
     node = w.service.pool.nodes["n1"]
     for _ in range(2):
         assert node.find_tree(job) == ""
-        there = node.there[nexus.find_order_key(job)]
-        live.until(lambda there=there: there.refusal, "the refusal")
-        assert "temporarily unavailable" in there.refusal.message
-        node.there.clear()
+        key = nexus.find_order_key(job)
+        live.until(lambda key=key: node.heard.get(key), "the refusal")
+        assert "temporarily unavailable" in node.heard[key].message
+        node.heard.clear()
     assert len(brought) == 2
