@@ -5616,7 +5616,6 @@ class Ssh:
     def __init__(self, node: NodeConfig, environ: Mapping[str, str]) -> None:
         self.node = node
         self.folder = self.control = ""                 # of the open connection: for its sockets; the one by which ssh is told
-        self.sockets: dict[str, str] = {}               # {where a service listens there: the socket here that leads to it}
         self.environ = {**environ, "SSH_ASKPASS_REQUIRE": "never", "LC_ALL": "C"}
         self.purpose = f"ssh to {node.name}"
 
@@ -5677,7 +5676,7 @@ class Ssh:
     def forward(self, probe: Probe) -> str:
         """The socket here that leads to the service that a probe has found.  Raises: unavailable."""
         place = probe.socket or ""
-        path = self.sockets.setdefault(place, f"{self.folder}/{len(self.sockets)}")
+        path = f"{self.folder}/{hash_text(place)[:8]}"
         if not os.path.exists(path):
             done = self.run([*call_through(self.control), "-O", "forward", "-L", f"{path}:{place}", self.node.destination],
                             SSH_CALL_TIMEOUT_S)
@@ -5691,7 +5690,6 @@ class Ssh:
             with contextlib.suppress(NexusError):
                 self.run([*call_through(self.control), "-O", "exit", self.node.destination], SSH_EXIT_TIMEOUT_S)
         shutil.rmtree(self.folder, ignore_errors=True)
-        self.sockets = {}
 
 
 # What is run on a node: find a Python, tell which nexus is there, and start its service if that is the one wanted.
@@ -7227,7 +7225,7 @@ class Node:
         self.heard_at = service.clock.monotonic()           # when it was well
         self.silent_at = self.heard_at                      # monotonic, too: when its machine was there
         self.clock_offset_s = 0.0                           # its clock less ours
-        self.number: int | None = None                      # of the next event there; None: not all that it has is in `there`
+        self.number: int | None = None                      # of the next event there; None: not all that it has is in `heard`
         self.gpus: tuple[Gpu, ...] = ()
         self.cpu_slots, self.hold = 0, ""
         self.has_news = False
@@ -7343,9 +7341,10 @@ class Node:
     def make_question(self, line: socket.socket) -> Exchange:
         """What is said by a line that has just been opened: whatever is recorded from now on cuts it."""
         known = list(self.heard)                            # the jobs are looked up after that: one just sent is kept
-        is_urgent, self.is_urgent, self.is_told = self.is_urgent or self.number is None, False, False
+        is_urgent, self.is_urgent = self.is_urgent or self.number is None, False
         self.line = None if is_urgent else line             # after a cut comes a question that is not cut
         jobs = {find_order_key(job): job for job in self.list_jobs()}
+        self.is_told = self.is_told and not jobs
         for key in set(known) - set(jobs):
             del self.heard[key]
         orders = {} if self.number is None else self.choose_order(jobs)
@@ -8731,6 +8730,7 @@ class NodePool(Part):
                 raise NexusError("conflict", f"{name} stands in config.toml", hint="take it out there, then nexus restart")
             self.set_node(name, KnownNode(node.config, is_leaving=True))
             node.given_up_by = who if is_forced else ""
+            node.hurry()
         self.log.info("Node %s is being removed by %s", name, who)
         self.service.wake()
 
@@ -8777,15 +8777,13 @@ class NodePool(Part):
             self.service.launcher.take_fault(job, error)
             return
         node = self.nodes.get(job.current.node)
-        if node is None:
-            self.service.runners.hear_outcome(job, Requeue(f"there is no node {job.current.node} any more"))
-            return
         try:
-            if node.trouble is not None:                # since it was planned; nobody has sent it
+            if node is None or node.trouble is not None:        # since it was planned; nobody has sent it
                 self.service.runners.hear_outcome(job, Requeue(f"{job.current.node} cannot be reached"))
                 return
-        finally:                                        # also when the disk is full: then it goes there when that can be reached
-            node.heard[find_order_key(job)] = None
+        finally:                                        # also when the disk is full: it goes there when that can be reached
+            if node:
+                node.heard[find_order_key(job)] = None
         self.service.launcher.tell_start(job)
         node.hurry()
 
