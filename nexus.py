@@ -1250,11 +1250,6 @@ def find_position(state: State, job: Job) -> int:
     return [other.id for other in list_pending(state)].index(job.id)
 
 
-def key_between(before: tuple[int, ...], after: tuple[int, ...]) -> tuple[int, ...]:
-    """A queue_key between two neighbours; always there is one, since a longer tuple sorts after its prefix."""
-    return (*before, after[len(before)] - 1) if after[: len(before)] == before else (*before, 0)
-
-
 def move_job(state: State, job: Job, position: int) -> Put | None:
     """The change that puts a pending job where `position` others stand before it; None when it is there.
 
@@ -1274,8 +1269,8 @@ def move_job(state: State, job: Job, position: int) -> Put | None:
     own = [[other.queue_key for other in part if other.user == job.user and other.queue_key[:2] == band
             and (not is_shared or share_key(other) == share_key(job))] for part in (others[:position], others[position:])]
     before, after = max(own[0], default=None), min(own[1], default=None)
-    if before and after:
-        key = key_between(before, after)
+    if before and after:                            # a longer tuple sorts after its prefix
+        key = (*before, after[len(before)] - 1 if after[: len(before)] == before else 0)
     elif before:                                    # behind all: the last one's place and one more
         key = (*before[:3], before[3] + 1 if len(before) > 3 else 0)
     else:
@@ -2194,11 +2189,6 @@ OUT_OF_MEMORY = (         # PyTorch, the CUDA runtime and driver, cuBLAS, JAX an
     r"|cuda\.OutOfMemoryError|RESOURCE_EXHAUSTED: Out of memory|OOM when allocating tensor")
 
 
-def find_oom_line(text: str) -> str | None:
-    """The line that says that the GPU's memory was not enough."""
-    return next((format_line(line.strip(), 300).strip() for line in text.splitlines() if re.search(OUT_OF_MEMORY, line)), None)
-
-
 def find_last_lines(text: str, count: int) -> list[str]:
     """The last lines that are not empty, as they would look on a terminal."""
     import itertools
@@ -2774,8 +2764,7 @@ def plan(state: State, gpus: Sequence[Gpu], trouble: str | None, config: Config,
     `gpus` as last observed; `trouble` says why the readings of this machine cannot be relied upon (then none of its GPUs is
     given out); `usage` of the running jobs that have limits; `nodes` are the other machines; `hold` says why nothing at
     all can start: jobs are stopped all the same.  A job starts on the machine that can take it now, among those on the
-    one with the least to do.  The same values give the same plan.  Its time grows with the number of classes and of starts,
-    not of jobs.
+    one with the least to do.  Its time grows with the number of classes and of starts, not of jobs.
     """
     stops = tuple(find_stops(state.running.values(), usage, config.jobs)) if usage else ()
     is_slurm = config.jobs.launcher == "slurm"
@@ -2888,8 +2877,7 @@ def explain_shortage(job: Job, made: Plan, config: GpuConfig, now: float) -> Rea
     if not machines:
         return Reason("never", "node", "; ".join(excluded_nodes) or f"there is no node {job.only_node}")
     is_unknown = any(made.machines[name] and not gpus for name, gpus in machines.items())       # one that is not reached may have more
-    never = None if is_unknown else find_never(job, machines)
-    if never:
+    if not is_unknown and (never := find_never(job, machines)):
         return never
     closed = [why.detail for name in machines for why in (made.machines[name],) if why]
     verdicts = [(slot.gpu.place, why) for slot, why in list_verdicts(job, made.board, config, now)
@@ -2954,9 +2942,9 @@ def find_cause(job: Job, result: Result, evidence: Evidence, signal: int | None)
         return result.cause, result.cause_line
     if result.exit_code == 0:
         return None, None
-    out_of_memory = find_oom_line(evidence.stderr)
-    if out_of_memory and not evidence.trouble:
-        return "cuda-oom", out_of_memory
+    for line in evidence.stderr.splitlines():
+        if re.search(OUT_OF_MEMORY, line) and not evidence.trouble:
+            return "cuda-oom", format_line(line.strip(), 300).strip()
     return "signal" if signal else "exit", evidence.trouble or next(iter(find_last_lines(evidence.stderr, 1)), None)
 
 
@@ -3129,20 +3117,15 @@ def estimate_starts(jobs: Iterable[Job], groups: Iterable[Group], run_times: Map
     replay = Replay(gpus, config, now, nodes)
     for group in groups:
         replay.state.put(Put("groups", group.name, group))
-    for job in jobs:
-        replay.insert(job, find_run_time(job, run_times.get(job.id), now))
+    for job in jobs:                # one that is a little over what was known needs as much again as it is over
+        age, known_s = find_age(job, now), run_times.get(job.id)
+        replay.insert(job, None if known_s is None or age > (1 + OVERDUE) * known_s else max(known_s, 2 * age - known_s))
     for _ in range(MAX_REPLAY_STEPS):
         starts, upcoming = replay.start_jobs().starts, replay.next_event_at()
         if upcoming is None or any(replay.run_times[start.job_id] is None for start in starts):
             break
         replay.advance(upcoming)
     return replay.started_at
-
-
-def find_run_time(job: Job, known_s: float | None, now: float) -> float | None:
-    """A job's run time in all; one that is a little over what was known is taken to need as much again as it is over."""
-    age = find_age(job, now)
-    return None if known_s is None or age > (1 + OVERDUE) * known_s else max(known_s, 2 * age - known_s)
 
 
 def know_run_times(jobs: Iterable[Job], finished: Iterable[Job]) -> dict[str, float | None]:

@@ -935,8 +935,9 @@ OOMS = [  # reason, the end of stderr, the line that says it
 
 
 @pytest.mark.parametrize("reason, text, line", OOMS, ids=[case[0] for case in OOMS])
-def test_find_oom_line(reason, text, line):
-    assert nexus.find_oom_line(text) == line, reason
+def test_the_line_that_says_out_of_memory(reason, text, line):
+    cause = nexus.find_cause(job(), nexus.Result(1), nexus.Evidence(text), None)
+    assert cause == ("cuda-oom", line) if line else cause[0] == "exit", reason
 
 
 LAST_LINES = [  # reason, text, line
@@ -960,7 +961,8 @@ def test_find_last_lines():
 
 @given(texts | st.lists(texts, max_size=5).map("\n".join))
 def test_a_line_of_a_log_is_one_harmless_line(text):
-    for line in (*nexus.find_last_lines(text, 3), nexus.find_oom_line(text + "CUDA out of memory" + text)):
+    evidence = nexus.Evidence(text + "CUDA out of memory" + text)
+    for line in (*nexus.find_last_lines(text, 3), nexus.find_cause(job(), nexus.Result(1), evidence, None)[1]):
         assert line == line.strip() and (0 < len(line) <= 300 and not nexus.CONTROL.search(line))
 
 

@@ -337,10 +337,12 @@ queue_keys = st.lists(st.integers(-3, 3), min_size=3, max_size=6).map(tuple)
 
 
 @given(queue_keys, queue_keys)
-def test_key_between_is_between(one, other):
-    first, second = sorted([one, other])
+def test_between_two_jobs_there_always_is_a_place(one, other):
+    first, second = sorted([(0, 1, *one), (0, 1, *other)])
     if first != second:
-        assert first < nexus.key_between(first, second) < second
+        moved = job("ccc", queue_key=(0, 1, 9))
+        made = state(job("aaa", queue_key=first), job("bbb", queue_key=second), moved)
+        assert first < nexus.move_job(made, moved, 1).value.queue_key < second
 
 
 def listed(made):

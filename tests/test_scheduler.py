@@ -1135,7 +1135,8 @@ def test_a_job_that_started_at_time_0_has_run_since_then():
     made.insert(second, 10)
     made.run()
     assert made.started_at == {"aaa": 60}
-    assert nexus.find_end(first, 40.0, {}) == 60 and nexus.find_run_time(first, 35, 40.0) == 45
+    assert nexus.find_end(first, 40.0, {}) == 60
+    assert nexus.estimate_starts([first, second], (), {"rrr": 35, "aaa": 10}, [gpu(0)], config(), 40.0) == {"aaa": 45}
 
 
 def test_a_replay_can_be_driven_step_by_step():
