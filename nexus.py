@@ -3119,7 +3119,9 @@ def estimate_starts(jobs: Iterable[Job], groups: Iterable[Group], run_times: Map
         replay.state.put(Put("groups", group.name, group))
     for job in jobs:                # one that is a little over what was known needs as much again as it is over
         age, known_s = find_age(job, now), run_times.get(job.id)
-        replay.insert(job, None if known_s is None or age > (1 + OVERDUE) * known_s else max(known_s, 2 * age - known_s))
+        if known_s is not None:
+            known_s = max(known_s, 2 * age - known_s) if age <= (1 + OVERDUE) * known_s else None
+        replay.insert(job, known_s)
     for _ in range(MAX_REPLAY_STEPS):
         starts, upcoming = replay.start_jobs().starts, replay.next_event_at()
         if upcoming is None or any(replay.run_times[start.job_id] is None for start in starts):
