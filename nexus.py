@@ -6725,6 +6725,12 @@ class Requeue:
     facts: Mapping[str, Any] | None = None      # of the job, learned on the way
 
 
+if TYPE_CHECKING:
+    # What is learned of an attempt.  An error: it could not be started.  Facts: what else is known of it.
+    News = Union[Started, Requeue, Result, OSError, NexusError, Mapping[str, Any]]
+    Finding = tuple[Job, News]                  # of SlurmBackend's thread: a Result is also of one that ended before it began
+
+
 # What becomes of a job that the system's error kept from starting: (it is requeued, no other would start either, it might pass)
 LAUNCH_FAULTS: Mapping[str, tuple[bool, bool, bool]] = {
     **dict.fromkeys(("EMFILE", "ENFILE", "EAGAIN", "ENOMEM", "EROFS", "ESTALE", "EIO"), (True, True, True)),
@@ -7482,10 +7488,6 @@ class Node:
         return trouble.message if trouble else f"{self.name}: {fault}" if fault else None       # trouble names it
 
 
-# What the thread of SlurmBackend has learned of a job, for the loop to record.  Facts: Slurm has it.  Result: how it ended, be it
-# before it began.  Requeue: it has not begun there, and will not.  An error: its job.sh could not be made.
-if TYPE_CHECKING:
-    Finding = tuple[Job, Union[Mapping[str, Any], Started, Requeue, Result, OSError, NexusError]]
 
 
 class SlurmBackend:
@@ -7693,7 +7695,7 @@ class SlurmBackend:
         if any(job.current.stop_cause and job.current.slurm_id not in self.cancelled_at for job in self.live):
             self.hurry()
 
-    def take(self, job: Job, news: Mapping[str, Any] | Started | Requeue | Result | OSError | NexusError) -> None:
+    def take(self, job: Job, news: News) -> None:
         """Raises: unavailable."""
         service, now, command = self.service, self.service.clock.now(), format_line(job.command, 500)
         if isinstance(news, Result):
@@ -7703,19 +7705,16 @@ class SlurmBackend:
             line = None if job.current.stop_cause else news.cause_line
             service.store.update(lambda state: end_job(state, state.jobs[job.id], CANCELLED, now, cause="killed", cause_line=line))
             service.log.info("Job %s cancelled: %s", job.id, line or "killed")
-        elif isinstance(news, (Requeue, Result)):
-            service.runners.hear_outcome(job, news)
         elif isinstance(news, Started) and job.status == PENDING:
             facts = {"started_at": now, **news.facts}
             service.store.update(lambda state: [change_status(state.jobs[job.id], RUNNING, now, **facts)])
             if news.facts:
                 service.counters.note_start(change_status(job, RUNNING, now).value)
                 service.tell(job, "Started job %s as Slurm's %s on %s: %s", job.id, facts["slurm_id"], facts["slurm_node"], command)
-        elif isinstance(news, Mapping):
-            service.record(job, **news)
-            service.log.info("Submitted to Slurm as %s: job %s: %s", news["slurm_id"], job.id, command)
         elif not isinstance(news, Started):
-            service.launcher.take_fault(job, news)
+            service.runners.hear_outcome(job, news)
+            if isinstance(news, Mapping):
+                service.log.info("Submitted to Slurm as %s: job %s: %s", news["slurm_id"], job.id, command)
 
     def hurry(self) -> None:
         """Ask often for a while."""
@@ -8325,7 +8324,7 @@ class Runners(Part):
     def hear_one(self, job: Job, saying: Saying) -> None:
         numbers = [int(word) for word in saying.words] if saying.verb in ("start", "end") else []
         if saying.verb == "start":
-            self.take_start(job, *numbers[:2])
+            self.hear_outcome(job, Started({"pid": numbers[0], "pid_started": numbers[1]}))
             if self.machine.leases and job.current.gpu_uuids:
                 self.machine.leases.close_own(job.id)
                 self.service.gpu_watch.lease_rest.succeed()
@@ -8335,15 +8334,13 @@ class Runners(Part):
             why = format_line(" ".join(saying.words), 300)
             self.hear_outcome(job, Result(None, None, 0.0, "launch" if saying.verb == "fail" else "bounce", why))
 
-    def take_start(self, job: Job, pid: int, started: int) -> None:
-        """A runner has claimed its attempt."""
-        self.hear_outcome(job, Started({"pid": pid, "pid_started": started, "session": self.machine.session_of(job)}))
-
-    def hear_outcome(self, job: Job, news: Started | Requeue | Result) -> None:
+    def hear_outcome(self, job: Job, news: News) -> None:
         """Record what became of an attempt, however that was learned.  An end is recorded by schedule(), once nothing of it is left.
 
         Raises: unavailable.
         """
+        if isinstance(news, (OSError, NexusError)):
+            news = self.service.launcher.judge(job, news)
         if isinstance(news, Result) and news.cause == "bounce":
             leases, news = self.machine.leases, Requeue(news.cause_line or "")
             if leases and job.id in leases.held:        # it did not get its lease, and no other would while this service has it
@@ -8359,7 +8356,9 @@ class Runners(Part):
         elif isinstance(news, Started):
             self.service.launcher.launched_at.pop(job.id, None)
             if job.current.pid != news.facts["pid"]:
-                self.service.record(job, **news.facts)
+                self.service.record(job, **{"session": self.machine.session_of(job), **news.facts})
+        elif isinstance(news, Mapping):
+            self.service.record(job, **news)
         else:
             now, why, facts = self.clock.now(), news.why, {**(news.facts or {}), "log_base": measure_logs(self.find_folder(job))}
             self.store.update(lambda state: requeue(state, state.jobs[job.id], why, now, **facts))
@@ -8397,12 +8396,12 @@ class Runners(Part):
         elif job.current.pid is None:
             claim, launched_at = read_claim(folder, job.attempt), self.service.launcher.launched_at.get(job.id)
             if claim and claim[0]:
-                self.take_start(job, *claim)
+                self.hear_outcome(job, Started({"pid": claim[0], "pid_started": claim[1]}))
             elif is_child_gone or launched_at is None or self.clock.monotonic() - launched_at > LAUNCH_PATIENCE_S:
                 try:
                     is_mine = bool(claim) or take_claim(folder, job.attempt)    # (0, 0): a service claimed it and then was killed
                 except OSError as error:
-                    self.service.launcher.take_fault(job, error)
+                    self.hear_outcome(job, error)
                     return
                 if is_mine:
                     self.hear_outcome(job, Requeue("the service ended before it began") if launched_at is None else
@@ -8563,13 +8562,18 @@ class Launcher(Part):
     def start(self, job: Job) -> None:
         """Have a job begin whose start is recorded.  After a crash before its claim, the next service puts it back."""
         try:
-            (self.service.pool.send if job.current.node else self.launch)(job)
-        except Exception as error:      # a NexusError: it could not be written; the job is looked at again, running or not
-            if not isinstance(error, NexusError) and job.id not in self.launched_at:
+            news = (self.service.pool.send if job.current.node else self.launch)(job)
+        except (NexusError, OSError) as error:
+            news = error
+        except Exception as error:
+            if job.id not in self.launched_at:
                 self.service.runners.hear_outcome(job, Result(None, None, 0.0, "launch", format_line(repr(error), 300)))
             raise
+        if news:
+            self.service.runners.hear_outcome(job, news)
 
-    def launch(self, job: Job) -> None:
+    def launch(self, job: Job) -> News | None:
+        """Raises: OSError, NexusError, when it could not be started."""
         leases = self.machine.leases if job.current.gpu_uuids else None
         hold = self.find_hold() or (self.service.gpu_watch.find_gpu_trouble() if leases else None)
         if leases and not hold:
@@ -8580,19 +8584,13 @@ class Launcher(Part):
                 if error.kind != "conflict":
                     self.service.gpu_watch.lease_rest.fail(self.clock.monotonic(), error)
         if hold:                                        # since it was planned
-            self.service.runners.hear_outcome(job, Requeue(hold))
-            return
-        try:
-            script, notes = self.write_script(job, leases.paths(job.id) if leases else None)
-            self.launched_at[job.id] = self.clock.monotonic()
-            self.machine.launch(job, script)
-        except (NexusError, OSError) as error:
-            self.take_fault(job, error)
-            return
+            return Requeue(hold)
+        script, notes = self.write_script(job, leases.paths(job.id) if leases else None)
+        self.launched_at[job.id] = self.clock.monotonic()
+        self.machine.launch(job, script)
         self.start_rest.succeed()
         self.tell_start(job)
-        if notes:
-            self.service.record(job, notes=tuple(notes))
+        return {"notes": tuple(notes)} if notes else None
 
     def tell_start(self, job: Job) -> None:
         self.service.counters.note_start(job)
@@ -8600,14 +8598,14 @@ class Launcher(Part):
         place = ", ".join(filter(None, [job.current.node, place]))
         self.service.tell(job, "Started job %s on %s: %s", job.id, place, format_line(job.command, 500))
 
-    def take_fault(self, job: Job, error: NexusError | OSError) -> None:
-        """A job could not be started."""
+    def judge(self, job: Job, error: NexusError | OSError) -> Requeue | Result:
+        """What becomes of a job that could not be started."""
         news, is_lasting = judge_fault(error, self.service.runners.find_folder(job))
         if is_lasting:              # the machine cannot start anything just now: not each job of the queue shall find that out
             why = news.why if isinstance(news, Requeue) else news.cause_line
             self.start_rest.fail(self.clock.monotonic(), f"{why}; it is tried again")
             self.log.error("Nothing is started for %.0f s: %s", self.start_rest.rest_s, why)
-        self.service.runners.hear_outcome(job, news)
+        return news
 
     def make_job_folder(self, job: Job) -> str:
         """Make a job's log folder.  Raises: OSError."""
@@ -8751,26 +8749,23 @@ class NodePool(Part):
                          trouble=self.service.gpu_watch.observation.trouble, hint=None, unknown_since=None, control=None),
                 *map(describe_other, self.nodes.values())]
 
-    def send(self, job: Job) -> None:
-        """Have a job started on another machine, as is recorded.  What becomes of it hear_node() hears."""
-        try:
-            interpreter, words = self.service.scripts.find_script(job)
-            if words:
-                check_script(interpreter, words[0])
-            self.service.launcher.make_job_folder(job)
-        except (NexusError, OSError) as error:
-            self.service.launcher.take_fault(job, error)
-            return
+    def send(self, job: Job) -> News | None:
+        """Have a job started on another machine, as is recorded.  What becomes of it hear_node() hears.
+
+        Raises: OSError, NexusError, when it cannot be started there.
+        """
+        interpreter, words = self.service.scripts.find_script(job)
+        if words:
+            check_script(interpreter, words[0])
+        self.service.launcher.make_job_folder(job)
         node = self.nodes.get(job.current.node)
-        try:
-            if node is None or node.trouble is not None:        # since it was planned; nobody has sent it
-                self.service.runners.hear_outcome(job, Requeue(f"{job.current.node} cannot be reached"))
-                return
-        finally:                                        # also when the disk is full: it goes there when that can be reached
-            if node:
-                node.heard[find_order_key(job)] = None
+        if node:
+            node.heard[find_order_key(job)] = None      # also when it is to go back and the disk is full: then it goes there
+        if node is None or node.trouble is not None:    # since it was planned; nobody has sent it
+            return Requeue(f"{job.current.node} cannot be reached")
         self.service.launcher.tell_start(job)
         node.hurry()
+        return None
 
     def hear_node(self, node: Node) -> None:
         """Take in what a node has told, and look after the jobs there."""

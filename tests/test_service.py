@@ -3118,7 +3118,7 @@ def test_the_line_is_cut_between_the_plan_and_the_order(head, monkeypatch):
 
     def cut(job):
         node.trouble = nexus.NexusError("unavailable", "cannot reach n1")
-        send(job)
+        return send(job)
 
     monkeypatch.setattr(w.service.pool, "send", cut)
     w.turn()
