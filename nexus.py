@@ -6227,17 +6227,8 @@ class Transaction:
     def perform(self, state: State) -> bool:
         """Do it in State, or leave that as it is.  What it raises has left State neither this nor that."""
         before: dict[tuple[str, str], Put] = {}
-        steps: Iterator[Put] | None = None
-        while True:
-            try:
-                steps = steps or iter(self.decide(state))
-                change = next(steps)
-            except StopIteration as end:
-                self.answer = end.value
-                break
-            except BaseException as error:
-                self.error = error
-                break
+        steps = self.step(state)
+        while change := next(steps, None):
             undo = state.put(change)                    # what this raises is no fault of who decides: half of it may be done
             before.setdefault((undo.table, undo.key), undo)
         self.rows = [(Put(table, key, state.tables[table].get(key)), undo) for (table, key), undo in before.items()]
@@ -6250,6 +6241,13 @@ class Transaction:
                 self.error = error
         self.turn(state, is_done=False)
         return False
+
+    def step(self, state: State) -> Iterator[Put]:
+        try:
+            changes: Any = self.decide(state)           # a list, or a generator that answers
+            self.answer = yield from changes
+        except BaseException as error:
+            self.error = error
 
     def turn(self, state: State, is_done: bool) -> None:
         """Take it back, or do it again: each row is of another key."""
@@ -6843,7 +6841,9 @@ def probe_gpus(service: Service) -> float:
         service.fail("asking for the GPUs", error)
         trouble = f"asking for the GPUs failed: {error!r}"
     took_s = clock.monotonic() - began
-    service.gpu_watch.observed(Observation(gpus, trouble, hint, began, took_s))
+    service.counters.probe_failures += bool(trouble)
+    service.gpu_watch.latest = Observation(gpus, trouble, hint, began, took_s)
+    service.wake()
     pause_s = max(refresh_s, PROBE_REST * took_s)
     return min(pause_s, max(TROUBLE_INTERVAL_S / 3, TROUBLE_INTERVAL_S - took_s)) if trouble else pause_s
 
@@ -6949,40 +6949,6 @@ class Readings:
         """The jobs among a GPU's processes whose use of memory has not grown for a while."""
         grown = {process.job_id: self.find(process.job_id).grown_at for process in processes if process.job_id}
         return tuple(job_id for job_id, at in grown.items() if at is not None and now - at >= SETTLED_S)
-
-
-class Scales:
-    """How much of the host's memory the jobs take that may be above their limit.
-
-    The workers of a data loader are forked and share what was loaded before.  Their sizes added up say too much, and what
-    they share is known only by asking the kernel for each page: that is done where it decides about a job, and only there.
-    """
-
-    def __init__(self, service: Service, limit_mib: float) -> None:
-        self.service, self.limit_mib = service, limit_mib
-        self.doubtful: Mapping[tuple[str, str | None], Sequence[Process]] = {}     # by job and nonce
-        self.weights: Mapping[tuple[str, str | None], float] = {}                  # MiB, likewise, as last weighed
-        self.worker = Worker(service, "measuring jobs' memory", self.weigh, None)
-
-    def weigh(self) -> None:
-        self.weights = {start: self.service.machine.samples.weigh(members) for start, members in self.doubtful.items()}
-
-    def look(self, jobs: Iterable[Job], members: Mapping[str, Sequence[Process]]) -> None:
-        """There are new samples: some jobs are to be looked at more closely."""
-        self.doubtful = {(job.id, job.current.nonce): members.get(job.id, ()) for job in jobs if self.is_doubtful(job)}
-        if self.doubtful:
-            self.worker.wanted.set()
-
-    def is_doubtful(self, job: Job) -> bool:
-        """Whether its processes are above the limit together, and none of them is so alone."""
-        sample = self.service.readings.find(job.id).sample
-        return bool(sample and sample.rss_mib > self.limit_mib >= sample.largest_mib)
-
-    def find_memory_mib(self, job: Job) -> float | None:
-        if self.is_doubtful(job):
-            return self.weights.get((job.id, job.current.nonce))
-        sample = self.service.readings.find(job.id).sample
-        return sample.rss_mib if sample else None
 
 
 class JobsFile:
@@ -7524,7 +7490,8 @@ class SlurmBackend:
         live = self.live                                    # as recorded before squeue is asked
         try:
             if self.in_hand:
-                self.submit(self.in_hand)
+                news = self.submit(self.in_hand)
+                self.found, self.in_hand = [(self.in_hand, one) for one in news], None if news else self.in_hand
             if not self.found and self.find_pause_s() <= 0:
                 self.look(live)
         except NexusError as error:
@@ -7542,50 +7509,38 @@ class SlurmBackend:
         longest_s = max(TROUBLE_INTERVAL_S, refresh_s)
         return max(0.0, self.looked_at + self.took_s + min(max(pause_s, SLURM_REST * self.took_s), longest_s) - now)
 
-    def submit(self, job: Job) -> None:
-        """Raises: unavailable, and then Slurm may have it all the same."""
-        service = self.service
+    def submit(self, job: Job) -> list[News]:
+        """What becomes of the job in hand; nothing while it stays there.  Raises: unavailable, and then Slurm may have it all the same."""
+        service, folder, config = self.service, self.service.layout.job_folder(job.id), self.service.config
         known, is_paused = service.store.read(lambda state: (state.jobs.get(job.id), state.paused))
         if known is None or known.current.slurm_key != job.current.slurm_key or known.current.stop_cause:
-            self.report((job, Requeue("it was taken back before it was submitted to Slurm")))
-        elif not (is_paused or self.error or self.refused.find_why(service.clock.monotonic())):
-            try:
-                if self.written != job.current.slurm_key:
-                    service.launcher.write_script(job, None)
-                    self.written = job.current.slurm_key
-            except (OSError, NexusError) as error:
-                self.report((job, Started({})), (job, error))
-                return
-            try:
-                self.call_sbatch(job)
-            except Exception:                               # Slurm may have it all the same; look() finds that out
-                self.in_hand, self.looked_at = None, float("-inf")
-                raise
-
-    def call_sbatch(self, job: Job) -> None:
-        """Raises: unavailable, and then Slurm may have it all the same."""
-        config, folder = self.service.config, self.service.layout.job_folder(job.id)
-        command = build_sbatch(job, self.slurm.service_id, folder, find_time_limit(job, config.jobs)[0], config)
+            return [Requeue("it was taken back before it was submitted to Slurm")]
+        if is_paused or self.error or self.refused.find_why(service.clock.monotonic()):
+            return []
         try:
-            slurm_id, words = self.slurm.submit(command)
-        except NexusError as error:
-            if read_refusal(error.message)[0] == "limit":   # sbatch was told to wait, and tried for as long as it may
-                self.rest(error.message, error.hint, True)
+            if self.written != job.current.slurm_key:
+                service.launcher.write_script(job, None)
+                self.written = job.current.slurm_key
+        except (OSError, NexusError) as error:
+            return [Started({}), error]
+        try:
+            limit_s, _ = find_time_limit(job, config.jobs)
+            slurm_id, words = self.slurm.submit(build_sbatch(job, self.slurm.service_id, folder, limit_s, config))
+        except Exception as error:                          # Slurm may have it all the same; look() finds that out
+            self.in_hand, self.looked_at = None, float("-inf")
+            if isinstance(error, NexusError) and read_refusal(error.message)[0] == "limit":
+                self.rest(error.message, error.hint, True)  # sbatch was told to wait, and tried for as long as it may
             raise
         fault, hint = read_refusal(words)
         if slurm_id:
             self.refused = Backoff(*HOLD_S)
-            self.report((job, {"slurm_id": slurm_id}))
             self.hurry()
-        elif fault in ("config", "limit"):                  # it would take no other job either: this one stays in hand
+            return [{"slurm_id": slurm_id}]
+        if fault in ("config", "limit"):                    # it would take no other job either: this one stays in hand
             self.rest(words, hint, fault == "limit")
-        else:
-            line = format_line(f"Slurm refuses it: {words}" + (f" ({hint})" if hint else ""), 400)
-            self.report((job, Started({})), (job, Result(None, None, 0.0, "launch", line, may_pass=not fault)))
-
-    def report(self, *found: Finding) -> None:
-        """What became of the job in hand."""
-        self.found, self.in_hand = found, None
+            return []
+        line = format_line(f"Slurm refuses it: {words}" + (f" ({hint})" if hint else ""), 400)
+        return [Started({}), Result(None, None, 0.0, "launch", line, may_pass=not fault)]
 
     def rest(self, words: str, hint: str, is_limit: bool) -> None:
         """Slurm takes no jobs: until one of ours has ended there, or for a while."""
@@ -7721,15 +7676,6 @@ class SlurmBackend:
         self.hasty_until = self.service.clock.monotonic() + HURRY_S
         self.worker.wanted.set()
 
-    def hears(self, saying: Saying) -> bool:
-        """Whether a runner that Slurm began said it: then Slurm is asked."""
-        job = self.service.store.read(lambda state: state.jobs.get(saying.job_id))
-        if job is None or job.current.slurm_key is None:
-            return False
-        if job.status not in FINAL and job.attempt == saying.attempt:
-            self.hurry()
-        return True
-
     # What is told
 
     def find_trouble(self) -> str | None:
@@ -7785,7 +7731,6 @@ class Added:
     """What became of a submission: the ids it stands for, and which of them are jobs that were there before."""
     ids: tuple[str, ...]
     known: tuple[str, ...] = ()
-    is_repeated: bool = False                   # its Idempotency-Key came before
 
 
 @value
@@ -7892,11 +7837,11 @@ class Admission(Part):
             check_priority(asked.job.get("priority"), caller)
             self.service.scripts.check_variables(asked)
         drafts, now = self.draft(submissions, caller.user), self.clock.now()
+        ids, known, made = list[str](), list[str](), list[Job]()
 
         def add(state: State) -> Changes:
             if key and key in state.keys:
-                return Added(tuple(sorted(state.keys[key], key=lambda job_id: state.jobs[job_id].number)), is_repeated=True)
-            ids, known, made = [], [], []
+                return Added(tuple(sorted(state.keys[key], key=lambda job_id: state.jobs[job_id].number)))
             groups = {draft.job.group for draft in drafts if draft.job.group and not caller.is_owner}
             others = [job for job in state.jobs.values() if job.group in groups and job.user != caller.user] if groups else []
             if others:                                      # a group's jobs share its limit and its fate
@@ -7921,9 +7866,8 @@ class Admission(Part):
             return Added(tuple(ids), tuple(known))
 
         added: Added = self.store.update(add)
-        if len(added.ids) > len(added.known) and not added.is_repeated:
-            self.log.info("%s added by %s: %s", f"Job {added.ids[0]}" if len(added.ids) == 1 else
-                          format_count(len(added.ids) - len(added.known), "job"),
+        if made:
+            self.log.info("%s added by %s: %s", f"Job {made[0].id}" if len(added.ids) == 1 else format_count(len(made), "job"),
                           caller.name, format_line(drafts[0].job.command, 300) + (" ..." if len(drafts) > 1 else ""))
             self.service.wake()
         return added
@@ -8148,6 +8092,11 @@ class GpuWatch(Part):
         self.released_at: dict[str, float] = {}             # GPU uuid: monotonic, when a job of ours last left it
         self.ended: collections.deque[Ended] = collections.deque(maxlen=500)    # attempts, the latest last
         self.wants_sample = False                           # there was a look at the GPUs
+        # The workers of a data loader are forked and share what was loaded before.  Their sizes added up say too much, and what they
+        # share is known only by asking the kernel for each page: that is done where it decides about a job, and only there.
+        self.doubtful: Mapping[tuple[str, str | None], Sequence[Process]] = {}     # of jobs above max_memory_gb, by job and nonce
+        self.weights: Mapping[tuple[str, str | None], float] = {}       # MiB, likewise, as last weighed
+        self.weigher = Worker(service, "measuring jobs' memory", self.weigh, None)
         self.wants_annotation = False                       # somebody paused or resumed a GPU
         self.members: Mapping[str, Sequence[Process]] = {}  # of running jobs, as last looked for
         self.lease_holders: Mapping[str, str] = {}          # GPU uuid: the user whose nexus has it
@@ -8177,12 +8126,6 @@ class GpuWatch(Part):
         if not is_paused:
             self.ended.append(Ended((uuid,), "", False, False, self.clock.now()))     # the guard counts anew
         self.store.checkpoint_wanted.set()
-
-    def observed(self, seen: Observation) -> None:
-        """Called by probe_gpus(), in a thread of its own."""
-        self.service.counters.probe_failures += bool(seen.trouble)
-        self.latest = seen
-        self.service.wake()
 
     def take_in_observation(self) -> None:
         """Tell whose the processes on the GPUs are, and let the scheduler see them."""
@@ -8257,9 +8200,22 @@ class GpuWatch(Part):
         """Memory and CPU of jobs and host, once for each look at the GPUs, when all else is done."""
         if not self.wants_sample:
             return
-        self.wants_sample, running = False, self.service.running_jobs()
-        self.service.readings.sample({job.id: self.members[job.id] for job in running if job.id in self.members})
-        self.service.scales.look(running, self.members)
+        self.wants_sample, limit_mib, readings = False, self.config.jobs.max_memory_gb * 1024, self.service.readings
+        known = {job.id: (job.current.nonce, self.members[job.id]) for job in self.service.running_jobs() if job.id in self.members}
+        readings.sample({job_id: members for job_id, (_, members) in known.items()})
+        samples = {job_id: readings.find(job_id).sample for job_id in known}
+        self.doubtful = {(job_id, known[job_id][0]): known[job_id][1] for job_id, sample in samples.items()
+                         if sample and sample.rss_mib > limit_mib >= sample.largest_mib}        # together, and none alone
+        if self.doubtful:
+            self.weigher.wanted.set()
+
+    def weigh(self) -> None:
+        self.weights = {start: self.machine.samples.weigh(members) for start, members in self.doubtful.items()}
+
+    def find_memory_mib(self, job: Job) -> float | None:
+        """What is known of the host's memory that a running job takes."""
+        start, sample = (job.id, job.current.nonce), self.service.readings.find(job.id).sample
+        return self.weights.get(start) if start in self.doubtful else sample.rss_mib if sample else None
 
     def find_gpu_trouble(self) -> str | None:
         """Why no GPU can be given out now."""
@@ -8312,13 +8268,16 @@ class Runners(Part):
         self.results: dict[str, Result] = {}                # jobs that are over, but not yet recorded so
         self.clearings: dict[str, Clearing] = {}
         self.usage: dict[str, Usage] = {}                   # of running jobs with limits
-        self.last_watch_at = 0.0
+        self.last_watch_at = float("-inf")
 
     def hear(self, sayings: Sequence[Saying]) -> None:
-        jobs = {job.id: job for job in self.service.running_jobs()} if sayings else {}
-        for saying in sayings:
-            job = jobs.get(saying.job_id)
-            if not (self.service.cluster and self.service.cluster.hears(saying)) and job and job.attempt == saying.attempt:
+        jobs: list[Job | None] = self.store.read(lambda state: [state.jobs.get(saying.job_id) for saying in sayings])
+        for saying, job in zip(sayings, jobs):
+            if job is None or job.attempt != saying.attempt or job.status in FINAL:
+                continue
+            if self.service.cluster and job.current.slurm_key is not None:
+                self.service.cluster.hurry()            # Slurm knows more
+            elif job.status == RUNNING:
                 self.service.run_guarded(f"hearing that job {job.id} said '{saying.verb}'", self.hear_one, job, saying)
 
     def hear_one(self, job: Job, saying: Saying) -> None:
@@ -8378,16 +8337,14 @@ class Runners(Part):
             limit_s, _ = find_time_limit(job, config)
             is_slurms = job.current.slurm_key and (limit_s or 0) % 60 == 0      # whole minutes are Slurm's to count
             if (config.max_memory_gb or limit_s is not None) and not is_slurms:
-                usage[job.id] = Usage(self.find_runtime_s(job, self.clock.now()), self.service.scales.find_memory_mib(job))
+                usage[job.id] = Usage(self.find_runtime_s(job, self.clock.now()), self.service.gpu_watch.find_memory_mib(job))
         self.usage = usage
         for job in jobs:
-            if job.id not in self.results:
+            if job.id not in self.results and job.current.slurm_key is None:        # Slurm's backend looks after the others
                 self.service.run_guarded(f"looking at job {job.id}", self.look_at, job, job.id in gone)
 
     def look_at(self, job: Job, is_child_gone: bool) -> None:
         folder = self.find_folder(job)
-        if job.current.slurm_key is not None:
-            return                                      # the cluster looks after it
         if job.current.boot_id != self.machine.boot_id:
             result, why = read_result(folder, job.attempt), "the machine went down while it ran"
             # Another nexus queues its jobs again itself.
@@ -8529,7 +8486,7 @@ class Runners(Part):
         self.service.state_file.take_edit(paused)           # it may have been edited meanwhile
         for job in [job for job in self.service.running_jobs() if not job.current.node]:
             self.service.readings.jobs[job.id] = JobReadings({name: getattr(job.current, name) for name in SAMPLES})
-            self.service.run_guarded(f"looking at job {job.id}", self.look_at, job, False)
+        self.watch()
         for job in self.service.running_jobs():
             if job.id not in self.results and not job.current.node:
                 self.log.info("Job %s goes on", job.id)
@@ -8542,11 +8499,6 @@ class Launcher(Part):
         super().__init__(service)
         self.launched_at: dict[str, float] = {}             # monotonic; started, no word yet
         self.start_rest = Backoff(*HOLD_S)                  # during which nothing is started
-
-    def find_hold(self) -> str | None:
-        """Why nothing at all can be started now."""
-        why: str | None = self.start_rest.find_why(self.clock.monotonic())
-        return why
 
     def intend(self, job: Job, start: Start, now: float) -> Put:
         where: dict[str, Any] = {"nonce": self.clock.new_token()[:16]}
@@ -8561,8 +8513,9 @@ class Launcher(Part):
 
     def start(self, job: Job) -> None:
         """Have a job begin whose start is recorded.  After a crash before its claim, the next service puts it back."""
+        slurm = self.service.cluster if job.current.slurm_key is not None else None
         try:
-            news = (self.service.pool.send if job.current.node else self.launch)(job)
+            news = (slurm.hand if slurm else self.service.pool.send if job.current.node else self.launch)(job)
         except (NexusError, OSError) as error:
             news = error
         except Exception as error:
@@ -8575,7 +8528,7 @@ class Launcher(Part):
     def launch(self, job: Job) -> News | None:
         """Raises: OSError, NexusError, when it could not be started."""
         leases = self.machine.leases if job.current.gpu_uuids else None
-        hold = self.find_hold() or (self.service.gpu_watch.find_gpu_trouble() if leases else None)
+        hold = self.start_rest.find_why(self.clock.monotonic()) or (self.service.gpu_watch.find_gpu_trouble() if leases else None)
         if leases and not hold:
             try:
                 leases.take(job.id, job.current.gpu_uuids)
@@ -9019,7 +8972,8 @@ class NodeSide(Part):
         for job in own:
             for uuid, share in zip(job.current.gpu_uuids, list_shares(job)):
                 taken.setdefault(uuid, []).append((job.id, share))
-        hold = NODE_PAUSED if is_paused else self.service.launcher.find_hold() or (error.message if error else "")
+        rest = self.service.launcher.start_rest.find_why(self.clock.monotonic())
+        hold = NODE_PAUSED if is_paused else rest or (error.message if error else "")
         return {"hold": hold, "cpu_slots": config.jobs.cpu_slots - sum(not job.gpus for job in own), "gpus": [
             replace(gpu, fault=gpu.fault or trouble, taken=sum(share for _, share in taken[gpu.uuid]),
                     taken_by=tuple(job_id for job_id, _ in taken[gpu.uuid]))
@@ -9328,7 +9282,8 @@ class Views(Part):
         jobs, groups, finished, gpus, is_paused = self.store.read(lambda state: (
             [*state.running.values(), *list_pending(state)[:MAX_REPLAY_JOBS]],
             list(state.groups.values()), list_finished(state), self.service.gpu_watch.see_gpus(state), state.paused))
-        is_known = jobs and not is_paused and not self.service.gpu_watch.find_gpu_trouble() and not self.service.launcher.find_hold()
+        is_known = jobs and not is_paused and not self.service.gpu_watch.find_gpu_trouble() and (
+            not self.service.launcher.start_rest.find_why(began))
         self.estimates = estimate_starts(jobs, groups, know_run_times(jobs, finished), gpus, self.config, self.clock.now(),
                                          self.service.pool.view_nodes()) if is_known else {}
         self.estimated_at = self.clock.monotonic()
@@ -9406,7 +9361,6 @@ class Service:
         self.is_stopping = False
         self.plan = Plan(hold=Reason("node-down", "", "the service is about to look at the GPUs"))
         self.readings = Readings(machine.samples)
-        self.scales = Scales(self, config.jobs.max_memory_gb * 1024)
         self.write_again_at = 0.0                                 # no write before: the disk refused
         self.turned_at = clock.monotonic()                  # the loop's last turn
         self.due_at = self.turned_at                        # monotonic: when its next one is to begin, or the present one has begun
@@ -9415,8 +9369,7 @@ class Service:
         self.failure_count = 0
         self.failed_at = float("-inf")                      # monotonic
         self.last_failure = ""
-        self.wake_read, self.wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self.fifo: int | None = None
+        self.heard_from, self.woken_by = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)     # both are the FIFO, when that is open
         self.heard = b""
         self.hooks = Hooks(self)
         self.is_slurm = config.jobs.launcher == "slurm"
@@ -9436,7 +9389,7 @@ class Service:
 
     def wake(self) -> None:
         with contextlib.suppress(BlockingIOError):          # it has been woken already
-            os.write(self.wake_write, b"w")
+            os.write(self.woken_by, b"\n")
 
     def change(self, decide: Callable[[State], Iterable[Put]], message: str, *details: object) -> Any:
         """Make what somebody asked for, tell it in the log, and wake the loop.  Raises: what Store.update() raises."""
@@ -9467,7 +9420,7 @@ class Service:
         for worker in (Worker(self, "asking for the GPUs", lambda: probe_gpus(self)), self.views.estimator,
                        Worker(self, "writing state.json", self.state_file.keep_state),
                        Worker(self, "trimming the history", self.history.trim_history),
-                       self.hooks.worker, self.scales.worker, *(one.worker for one in (self.cluster, self.jobs_file) if one)):
+                       self.hooks.worker, self.gpu_watch.weigher, *(one.worker for one in (self.cluster, self.jobs_file) if one)):
             worker.thread.start()
         while not self.is_stopping:
             self.tick(self.listen(self.next_wait_s()))
@@ -9527,7 +9480,8 @@ class Service:
                 os.unlink(path)
             if not os.path.lexists(path):
                 os.mkfifo(path, 0o600)
-            self.fifo = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+            self.heard_from = self.woken_by = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+            self.wake()                                     # somebody may have done so before
         except OSError as error:
             self.log.warning("%s: %s; ends of jobs are noticed within %g s", path, error, WATCH_INTERVAL_S)
 
@@ -9535,16 +9489,11 @@ class Service:
         """Wait for a word from a runner, a request, or the time."""
         import select
         self.due_at = self.clock.monotonic() + timeout_s
-        ready, _, _ = select.select([self.wake_read] + ([self.fifo] if self.fifo is not None else []), [], [], timeout_s)
+        ready, _, _ = select.select([self.heard_from], [], [], timeout_s)
         self.due_at = min(self.due_at, self.clock.monotonic())
-        if self.wake_read in ready:
-            os.read(self.wake_read, 65536)
-        if self.fifo not in ready or self.fifo is None:
-            return []
-        *lines, self.heard = (self.heard + os.read(self.fifo, 65536)).split(b"\n")
+        *lines, self.heard = (self.heard + (os.read(self.heard_from, 65536) if ready else b"")).split(b"\n")
         self.heard = self.heard[-4096:]
-        sayings = [parse_saying(line.decode("utf-8", "replace")) for line in lines]
-        return [saying for saying in sayings if saying]
+        return [saying for line in lines for saying in [parse_saying(line.decode("utf-8", "replace"))] if saying]
 
     def record(self, job: Job, **facts: Any) -> None:
         """Raises: unavailable."""
@@ -9557,25 +9506,23 @@ class Service:
                 return
             self.store.update(lambda state: [Put("facts", "paused_gpus", state.paused_gpus)])       # is there room again?
         now = self.clock.now()
-        results = self.runners.results
+        results, trouble, nodes = self.runners.results, self.gpu_watch.find_gpu_trouble(), self.pool.view_nodes()
         over = {job_id: result for job_id, result in results.items() if job_id not in self.runners.clearings}
         evidence = {job.id: self.runners.gather_evidence(job, over[job.id]) for job in self.running_jobs() if job.id in over}
-        trouble, hold, nodes = self.gpu_watch.find_gpu_trouble(), self.launcher.find_hold(), self.pool.view_nodes()
+        hold = self.launcher.start_rest.find_why(self.clock.monotonic()) or ""
         usage = {job_id: used for job_id, used in self.runners.usage.items() if job_id not in results}     # what is over is not late
-        cluster = self.cluster if self.is_slurm else None
 
         def decide(state: State) -> Changes:
             ended = []
-            for job_id, result in over.items():
-                job = state.jobs.get(job_id)
-                if job and job.status == RUNNING and job_id in evidence:
-                    yield from self.runners.end_attempt(state, job, result, evidence[job_id], now)
-                    ended.append((job, state.jobs[job_id]))
+            for job_id, proof in evidence.items():          # nobody but this thread ends a running one
+                job = state.jobs[job_id]
+                yield from self.runners.end_attempt(state, job, over[job_id], proof, now)
+                ended.append((job, state.jobs[job_id]))
             for job, retry_at in [(state.jobs[job_id], at) for at, job_id in state.delayed]:
                 # A job is due also when the clock was set back, and it would wait for longer than ever meant.
                 if retry_at <= now or retry_at - now > find_backoff(len(job.attempts), self.config.jobs):
                     yield change_job(job, retry_at=None)
-            made = plan(state, self.gpu_watch.see_gpus(state), trouble, self.config, now, usage, nodes, hold or "")
+            made = plan(state, self.gpu_watch.see_gpus(state), trouble, self.config, now, usage, nodes, hold)
             for stop in made.stops:
                 yield change_job(state.jobs[stop.job_id], stop_cause=stop.cause, stop_line=stop.line)
             for start in made.starts:
@@ -9590,8 +9537,6 @@ class Service:
         for stop in self.plan.stops:
             self.log.info("Job %s is stopped: %s", stop.job_id, stop.line)
             self.wake()
-        if cluster and started:
-            cluster.hand(started.pop())
         for job in started:
             self.run_guarded(f"starting job {job.id}", self.launcher.start, job)
         self.gpu_watch.guard_gpus([before for before, _ in ended])

@@ -1,6 +1,7 @@
 """GET /metrics: valid for the official parser, by Prometheus' own rules for names, and true."""
 
 import math
+import types
 
 import live
 import pytest
@@ -150,6 +151,9 @@ def test_a_change_that_the_disk_refuses_is_not_counted(monkeypatch):
 
 
 def test_metrics_over_http_without_a_loop():
+    def fail(known):
+        raise nexus.NexusError("unavailable", "nvidia-smi is silent")
+
     with Bench() as bench:
         bench.add(priority="high")
         bench.add(priority="low")
@@ -163,8 +167,9 @@ def test_metrics_over_http_without_a_loop():
         assert samples(families, "nexus_node_up") == {here: 1} and samples(families, "nexus_node_jobs") == {here: 0}
         assert samples(families, "nexus_node_silence_seconds") == {here: 0} and number(families, "nexus_nvidia_smi_failures_total") == 0
         assert number(families, "nexus_nvidia_smi_up") == 1 and set(samples(families, "nexus_gpu_available").values()) == {1}
-        bench.service.gpu_watch.observation = nexus.replace(bench.service.gpu_watch.observation, trouble="nvidia-smi is silent", took_s=2.5)
-        bench.service.gpu_watch.observed(bench.service.gpu_watch.observation)
+        bench.service.machine.gpus = types.SimpleNamespace(query_gpus=fail)
+        nexus.probe_gpus(bench.service)
+        bench.service.gpu_watch.observation = nexus.replace(bench.service.gpu_watch.latest, took_s=2.5)
         families = check_rules(bench.respond("GET", "/metrics").body.decode())
         assert number(families, "nexus_nvidia_smi_up") == 0 and set(samples(families, "nexus_gpu_available").values()) == {0}
         assert samples(families, "nexus_check_ok")["GPUs",] == 0

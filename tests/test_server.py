@@ -65,7 +65,7 @@ class Bench:
     def __exit__(self, *_):
         shutil.rmtree(self.folder)
         self.service.wake = bool                # nobody listens any more
-        for descriptor in (self.service.wake_read, self.service.wake_write):
+        for descriptor in (self.service.heard_from, self.service.woken_by):
             os.close(descriptor)
 
     def ask(self, method, path, body=None, headers=None, query=None, uid=OWNER, peer="127.0.0.1"):

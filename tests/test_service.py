@@ -214,8 +214,8 @@ class World:
         self.store.journal.file.close()
         for thread in set(threading.enumerate()) - self.threads:        # they wake it when they are through
             live.until(lambda: is_over(thread), str(thread))      # noqa: B023
-        os.close(self.service.wake_read)
-        os.close(self.service.wake_write)
+        os.close(self.service.heard_from)
+        os.close(self.service.woken_by)
 
     def probe(self):
         nexus.probe_gpus(self.service)
@@ -985,7 +985,7 @@ def test_until_nvidia_smi_answers(world):
 
 def test_a_slow_nvidia_smi_is_waited_for_and_said(world):
     w = world(gpus=1, refresh_rate_seconds=5)
-    w.service.gpu_watch.observed(nexus.replace(w.service.gpu_watch.observation, took_s=24.0, began_at=w.clock.monotonic() - 24.0))
+    w.service.gpu_watch.latest = nexus.replace(w.service.gpu_watch.observation, took_s=24.0, began_at=w.clock.monotonic() - 24.0)
     w.turn(seconds=240 + 30)
     assert w.service.views.status()["gpu_trouble"] is None and "nvidia-persistenced" in " ".join(w.service.views.status()["hints"])
 
@@ -1917,7 +1917,7 @@ def test_more_memory_than_any_gpu_has_is_said_never_to_be_had_once_the_machine_h
         "never: wants 16GB, the largest GPU has 12GB: GPU 1 (RTX 3090)")
     assert "never: wants 8GB on each of 2 GPUs, no machine" in w.api(both)["waiting_for"]
     assert "never" not in w.api(small)["waiting_for"]
-    w.service.gpu_watch.observed(nexus.replace(w.service.gpu_watch.observation, trouble="nvidia-smi is silent", gpus=()))
+    w.service.gpu_watch.latest = nexus.replace(w.service.gpu_watch.observation, trouble="nvidia-smi is silent", gpus=())
     w.turn()
     assert w.api(large)["waiting_for"] == "nvidia-smi is silent", "what there is is not known"
     w.machine.shown = [makers.gpu(0), makers.gpu(1)]
@@ -1938,7 +1938,7 @@ def test_limits_hold_while_nothing_can_be_started(world):
     assert "it is tried again" in w.api(refused)["waiting_for"], "starts are held now"
     w.turn(seconds=2.1)
     w.turn(seconds=0.1)
-    assert w.service.launcher.find_hold() and w.job(on).current.stop_cause == "timeout" and (200, 15) in w.machine.processes.signals
+    assert w.service.launcher.start_rest.rest_s and w.job(on).current.stop_cause == "timeout" and (200, 15) in w.machine.processes.signals
 
 
 def run_two(world, *names):
@@ -1974,8 +1974,8 @@ def test_host_memory_that_processes_share_counts_once(world):
     w.probe()
     w.turn(seconds=1.1)
     w.turn(seconds=1.1)
-    assert not w.machine.processes.signals and w.service.scales.worker.wanted.is_set(), "nothing is done before it is known"
-    w.service.scales.weigh()
+    assert not w.machine.processes.signals and w.service.gpu_watch.weigher.wanted.is_set(), "nothing is done before it is known"
+    w.service.gpu_watch.weigh()
     w.turn(seconds=1.1)
     w.turn(seconds=0.1)
     assert {pid for pid, _ in w.machine.processes.signals} == {201}
@@ -1984,7 +1984,7 @@ def test_host_memory_that_processes_share_counts_once(world):
     w.machine.samples.taken[sharing] = nexus.JobSample(2000.0, 5.0, 100.0, 1000.0)
     w.probe()
     w.turn(seconds=1.1)
-    assert not w.service.scales.doubtful
+    assert not w.service.gpu_watch.doubtful
 
 
 # What is known
