@@ -6261,7 +6261,7 @@ class Transaction:
         return [job for job, former in pairs if job.status != former.status and job.number == former.number]
 
     def list_events(self) -> list[tuple[str, Any]]:
-        """What followers are told: ("job", the job), ("removed", ids), ("queue", facts), ("group", facts)."""
+        """What followers are told: ("job", the job), ("removed", ids), ("queue", facts), ("group", facts), ("gpus", None)."""
         events: list[tuple[str, Any]] = []
         for new, _ in self.rows:
             if new.table == "jobs" and new.value:
@@ -6270,6 +6270,8 @@ class Transaction:
                 events.append(("group", {"name": new.key, "limit": new.value.limit, "hold": new.value.hold}))
             elif (new.table, new.key) == ("facts", "paused"):
                 events.append(("queue", {"is_paused": bool(new.value)}))
+            elif (new.table, new.key) == ("facts", "paused_gpus"):
+                events.append(("gpus", None))
         gone = tuple(new.key for new, _ in self.rows if new.table == "jobs" and not new.value)
         return [*events, ("removed", gone)] if gone else events
 
@@ -7083,12 +7085,12 @@ class Hooks:
         if not self.has_begun:
             self.begin()
         self.look_at_health()
-        while self.ended and not self.service.is_stopping:
+        if self.ended:
             ended = self.ended.popleft()
-            job: Job = self.service.store.read(lambda state, ended=ended: state.jobs.get(ended.id, ended))  # type: ignore[misc]
+            job: Job = self.service.store.read(lambda state: state.jobs.get(ended.id, ended))
             if not job.is_told:
                 self.finish(job)
-            self.look_at_health()
+            return 0.0
         return WATCH_INTERVAL_S if self.config.on_finish or self.config.on_unhealthy else None
 
     def finish(self, job: Job) -> None:
@@ -7642,34 +7644,18 @@ class SlurmBackend:
         for known, news in found:
             job: Job | None = service.store.read(lambda state, known=known: state.jobs.get(known.id))    # type: ignore[misc]
             if job and job.current.slurm_key == known.current.slurm_key and job.status not in FINAL:
-                self.take(job, news)
+                service.runners.hear_outcome(job, news)
+                if isinstance(news, Result):
+                    self.refused.succeed()                  # there is room for another
+                    service.wake()
+                elif isinstance(news, Mapping):
+                    service.log.info("Submitted to Slurm as %s: job %s: %s", news["slurm_id"], job.id, format_line(job.command, 500))
         self.live = self.list_live()
         if found:
             self.found = ()
             self.worker.wanted.set()
         if any(job.current.stop_cause and job.current.slurm_id not in self.cancelled_at for job in self.live):
             self.hurry()
-
-    def take(self, job: Job, news: News) -> None:
-        """Raises: unavailable."""
-        service, now, command = self.service, self.service.clock.now(), format_line(job.command, 500)
-        if isinstance(news, Result):
-            self.refused.succeed()                          # there is room for another
-            service.wake()
-        if isinstance(news, Result) and job.status == PENDING:          # somebody has cancelled it in Slurm's queue
-            line = None if job.current.stop_cause else news.cause_line
-            service.store.update(lambda state: end_job(state, state.jobs[job.id], CANCELLED, now, cause="killed", cause_line=line))
-            service.log.info("Job %s cancelled: %s", job.id, line or "killed")
-        elif isinstance(news, Started) and job.status == PENDING:
-            facts = {"started_at": now, **news.facts}
-            service.store.update(lambda state: [change_status(state.jobs[job.id], RUNNING, now, **facts)])
-            if news.facts:
-                service.counters.note_start(change_status(job, RUNNING, now).value)
-                service.tell(job, "Started job %s as Slurm's %s on %s: %s", job.id, facts["slurm_id"], facts["slurm_node"], command)
-        elif not isinstance(news, Started):
-            service.runners.hear_outcome(job, news)
-            if isinstance(news, Mapping):
-                service.log.info("Submitted to Slurm as %s: job %s: %s", news["slurm_id"], job.id, command)
 
     def hurry(self) -> None:
         """Ask often for a while."""
@@ -8097,7 +8083,6 @@ class GpuWatch(Part):
         self.doubtful: Mapping[tuple[str, str | None], Sequence[Process]] = {}     # of jobs above max_memory_gb, by job and nonce
         self.weights: Mapping[tuple[str, str | None], float] = {}       # MiB, likewise, as last weighed
         self.weigher = Worker(service, "measuring jobs' memory", self.weigh, None)
-        self.wants_annotation = False                       # somebody paused or resumed a GPU
         self.members: Mapping[str, Sequence[Process]] = {}  # of running jobs, as last looked for
         self.lease_holders: Mapping[str, str] = {}          # GPU uuid: the user whose nexus has it
         self.look_error: NexusError | None = None           # why the leases could not be looked at
@@ -8121,7 +8106,6 @@ class GpuWatch(Part):
             yield Put("facts", "paused_gpus", (*others, uuid) if is_paused else others)
             yield Put("facts", "pause_reasons", tuple(pair for pair in state.pause_reasons if pair[0] != uuid))
 
-        self.wants_annotation = True
         self.service.change(pause, "GPU %s %s by %s", place, "paused" if is_paused else "resumed", who)
         if not is_paused:
             self.ended.append(Ended((uuid,), "", False, False, self.clock.now()))     # the guard counts anew
@@ -8131,8 +8115,6 @@ class GpuWatch(Part):
         """Tell whose the processes on the GPUs are, and let the scheduler see them."""
         seen, before = self.latest, self.observation
         if seen is before:
-            if self.wants_annotation:
-                self.annotate_gpus()
             return
         self.observation, self.wants_sample = seen, True
         self.members = self.machine.processes.find_members(
@@ -8156,7 +8138,7 @@ class GpuWatch(Part):
             self.store.update(lambda state: [Put("facts", "inventory", inventory)])
 
     def annotate_gpus(self) -> None:
-        seen, self.wants_annotation, gpus = self.observation, False, []
+        seen, gpus = self.observation, []
         running = {job.id: job for job in self.service.running_jobs()}
         held = {uuid for job in running.values() for uuid in job.current.gpu_uuids}
         if seen.gpus and self.machine.leases:
@@ -8254,7 +8236,6 @@ class GpuWatch(Part):
                 return is_paused
 
             if reason and self.store.update(pause):
-                self.wants_annotation = True
                 place = next((gpu.place for gpu in self.all_gpus() if gpu.uuid == uuid), uuid)
                 self.log.error("GPU %s is paused: %s; nexus resume %s clears it", place, reason, place)
                 self.service.wake()
@@ -8298,28 +8279,38 @@ class Runners(Part):
 
         Raises: unavailable.
         """
+        now, launcher = self.clock.now(), self.service.launcher
         if isinstance(news, (OSError, NexusError)):
-            news = self.service.launcher.judge(job, news)
+            news = launcher.judge(job, news)
         if isinstance(news, Result) and news.cause == "bounce":
             leases, news = self.machine.leases, Requeue(news.cause_line or "")
             if leases and job.id in leases.held:        # it did not get its lease, and no other would while this service has it
                 self.service.gpu_watch.lease_rest.fail(self.clock.monotonic(), NexusError(
                     "unavailable", news.why, hint=f"does somebody remove files from {leases.folder}?"))
-        if isinstance(news, Result):
+        if isinstance(news, Result) and job.status == PENDING:         # somebody has cancelled it in Slurm's queue
+            line = None if job.current.stop_cause else news.cause_line
+            self.store.update(lambda state: end_job(state, state.jobs[job.id], CANCELLED, now, cause="killed", cause_line=line))
+            self.log.info("Job %s cancelled: %s", job.id, line or "killed")
+        elif isinstance(news, Result):
             if news.cause == "launch" and not job.current.node:
                 with contextlib.suppress(OSError):      # a late runner must find that its attempt is taken, if there is a job.sh
                     take_claim(self.layout.job_folder(job.id), job.attempt)
             self.results.setdefault(job.id, news)
             if job.id in self.clearings:
                 self.clearings[job.id].next_look_at = 0.0
+        elif isinstance(news, Started) and job.status == PENDING:       # Slurm has begun it, or it has failed before
+            begun = {"started_at": now, **news.facts}
+            self.store.update(lambda state: [change_status(state.jobs[job.id], RUNNING, now, **begun)])
+            if news.facts:
+                launcher.tell_start(change_status(job, RUNNING, now, **begun).value)
         elif isinstance(news, Started):
-            self.service.launcher.launched_at.pop(job.id, None)
-            if job.current.pid != news.facts["pid"]:
+            launcher.launched_at.pop(job.id, None)
+            if job.current.pid != news.facts.get("pid"):
                 self.service.record(job, **{"session": self.machine.session_of(job), **news.facts})
         elif isinstance(news, Mapping):
             self.service.record(job, **news)
         else:
-            now, why, facts = self.clock.now(), news.why, {**(news.facts or {}), "log_base": measure_logs(self.find_folder(job))}
+            why, facts = news.why, {**(news.facts or {}), "log_base": measure_logs(self.find_folder(job))}
             self.store.update(lambda state: requeue(state, state.jobs[job.id], why, now, **facts))
             self.forget(job)
             self.service.gpu_watch.annotate_gpus()                        # who has the GPU is known now
@@ -8483,7 +8474,7 @@ class Runners(Part):
     def adopt(self) -> None:
         """After a start of the service: learn what became of the jobs that are recorded as running."""
         paused = self.store.read(lambda state: {"paused_gpus": state.paused_gpus})
-        self.service.state_file.take_edit(paused)           # it may have been edited meanwhile
+        self.service.history.take_edit(paused)           # it may have been edited meanwhile
         for job in [job for job in self.service.running_jobs() if not job.current.node]:
             self.service.readings.jobs[job.id] = JobReadings({name: getattr(job.current, name) for name in SAMPLES})
         self.watch()
@@ -8547,9 +8538,10 @@ class Launcher(Part):
 
     def tell_start(self, job: Job) -> None:
         self.service.counters.note_start(job)
-        place = f"GPU {format_indices(job.current.gpu_indices)}" if job.current.gpu_indices else "the CPU"
-        place = ", ".join(filter(None, [job.current.node, place]))
-        self.service.tell(job, "Started job %s on %s: %s", job.id, place, format_line(job.command, 500))
+        ran = job.current
+        place = f"GPU {format_indices(ran.gpu_indices)}" if ran.gpu_indices else "the CPU"
+        place = f"as Slurm's {ran.slurm_id} on {ran.slurm_node}" if ran.slurm_key else f"on {', '.join(filter(None, [ran.node, place]))}"
+        self.service.tell(job, "Started job %s %s: %s", job.id, place, format_line(job.command, 500))
 
     def judge(self, job: Job, error: NexusError | OSError) -> Requeue | Result:
         """What becomes of a job that could not be started."""
@@ -8981,7 +8973,7 @@ class NodeSide(Part):
 
 
 class History(Part):
-    """Finished jobs that are kept, and what of them is on the disk."""
+    """What is kept on the disk: finished jobs, with all that belongs to them, and state.json."""
 
     def __init__(self, service: Service) -> None:
         super().__init__(service)
@@ -9061,9 +9053,7 @@ class History(Part):
         except OSError as error:
             self.log.warning("Submitted scripts that no job has: %s", error)
 
-
-class StateFile(Part):
-    """Writes state.json, and reads what others write there."""
+    # state.json
 
     def keep_state(self) -> float:
         """Write state.json when the journal has grown, and take over what other programs write into it; return when to look again."""
@@ -9099,7 +9089,6 @@ class StateFile(Part):
 
         changed = self.store.update(change)
         if changed:
-            self.service.gpu_watch.wants_annotation = True
             self.log.info("Taken over from state.json: %s", ", ".join(f"{name} = {fact}" for name, fact in changed.items()))
             self.service.wake()
 
@@ -9382,7 +9371,6 @@ class Service:
         self.pool = NodePool(self)
         self.node_side = NodeSide(self)
         self.history = History(self)
-        self.state_file = StateFile(self)
         self.views = Views(self)
         has_jobs = store.read(lambda state: bool(state.handed) or any(job.current.slurm_key for job in state.running.values()))
         self.cluster = SlurmBackend(self) if self.is_slurm or has_jobs else None
@@ -9418,7 +9406,7 @@ class Service:
         self.open_fifo()
         self.runners.adopt()
         for worker in (Worker(self, "asking for the GPUs", lambda: probe_gpus(self)), self.views.estimator,
-                       Worker(self, "writing state.json", self.state_file.keep_state),
+                       Worker(self, "writing state.json", self.history.keep_state),
                        Worker(self, "trimming the history", self.history.trim_history),
                        self.hooks.worker, self.gpu_watch.weigher, *(one.worker for one in (self.cluster, self.jobs_file) if one)):
             worker.thread.start()
@@ -9426,7 +9414,7 @@ class Service:
             self.tick(self.listen(self.next_wait_s()))
         for node in self.pool.nodes.values():
             node.end()
-        self.run_guarded("at the end", self.store.look_for_edit, self.state_file.take_edit)
+        self.run_guarded("at the end", self.store.look_for_edit, self.history.take_edit)
         self.run_guarded("at the end", self.runners.keep_samples)
 
     def tick(self, sayings: Sequence[Saying]) -> None:

@@ -1251,6 +1251,13 @@ def test_wall_clock_jumps(world, jump):
     assert w.service.views.health()["is_healthy"] and w.service.views.info()["uptime_seconds"] < 200
 
 
+def test_that_a_gpu_is_paused_is_an_event(world):
+    w = world()
+    number = w.store.events.next_number
+    w.service.gpu_watch.set_gpu_paused(0, True, "ann")
+    assert [event[1:] for event in w.store.events.read(number, 0.0)[0]] == [("gpus", None)]
+
+
 # One failure stays one failure
 
 PHASES = [  # where, what, as it is told
@@ -2059,7 +2066,7 @@ def test_explain(world):
 # state.json, edited by others
 
 def look_for_edit(w):
-    return w.store.look_for_edit(w.service.state_file.take_edit)
+    return w.store.look_for_edit(w.service.history.take_edit)
 
 
 def edit(w, act):
