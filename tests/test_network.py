@@ -68,7 +68,7 @@ def test_dropped_packets_are_dropped_in_silence():
         net.head.machine.root("ip neigh flush dev eth0")
         with pytest.raises(socket.timeout):
             connect_s(net, node, timeout_s=0.5)
-        assert "lladdr" in net.head.machine.root("ip neigh show")      # without it, the host would be called unreachable, soon
+        live.until(lambda: "lladdr" in net.head.machine.root("ip neigh show"))      # without it, the host would be called unreachable, soon
         node.mend()
         line.settimeout(live.PATIENCE_S)
         assert line.recv(100)

@@ -43,7 +43,7 @@ class Guarded:
         text = json.dumps({"cwd": str(self.scripts), "gpus": 0, **job})
         for name in ("scripts", "evil", "mark"):
             text = text.replace(f"@{name}", str(getattr(self, name)))
-        return live.ask_service(self.box.line(30), "POST", "/queue", json.loads(text), self.bearer)
+        return live.ask_service(self.box.line(live.PATIENCE_S), "POST", "/queue", json.loads(text), self.bearer)
 
     def run(self, **job):
         """How a job of bob's ended, and what it printed; None when it was refused."""

@@ -4,6 +4,7 @@ import json
 import os
 import shlex
 import shutil
+import statistics
 import subprocess
 import time
 
@@ -94,7 +95,8 @@ def test_killed_here_and_there():
     with slurm.Cluster(nodes={"n1": 1}) as cluster, cluster.box() as box:
         here, there, waits, taken = (box.add("sleep 1234.5") for _ in range(4))
         box.wait(here, "running")
-        box.await_reason(waits, "Slurm has it as")
+        for job_id in (waits, taken):
+            box.await_reason(job_id, "Slurm has it as")
         box.ask("DELETE", f"/queue/{waits}")                                    # at once: it will not run, whatever Slurm does
         assert box.job(waits)["status"] == "cancelled" and box.job(waits)["started_at"] is None
         live.until(lambda: box.job(waits)["slurm_id"] not in [slurm_id for slurm_id, state, *_ in cluster.jobs() if state == "PENDING"],
@@ -108,7 +110,7 @@ def test_killed_here_and_there():
         cluster.say("scancel", box.wait(there, "running")["slurm_id"])
         job = box.wait(there, "cancelled")
         assert job["cause"] == "killed" and "CANCELLED AT" in job["cause_line"]
-        assert not live.find_commands("sleep 1234.5")
+        live.until(lambda: not live.find_commands("sleep 1234.5"), "the end that Slurm makes of it")
 
 
 def test_node_fails_and_a_more_urgent_job_comes():
@@ -153,12 +155,13 @@ def test_a_log_folder_that_the_nodes_do_not_see():
 def test_service_is_killed_while_slurm_goes_on():
     with slurm.Cluster(nodes={"n1": 2}) as cluster, cluster.box() as box:
         runs = box.add(f"until [ -e {box.path('go')} ]; do sleep 0.1; done; echo ran >> {box.path('runs')}; exit 4")
-        ends = box.add("sleep 1; exit 6")
+        ends = box.add(f"until [ -e {box.path('end')} ]; do sleep 0.1; done; exit 6")
         box.wait(ends, "running")
         waits = [box.add(f"echo {number} >> {box.path('runs')}") for number in range(5)]
         box.await_reason(waits[-1], "Slurm has it as")
         cluster_ids = [box.job(job_id)["slurm_id"] for job_id in (runs, ends, *waits)]
         box.kill_all_of_service()
+        box.path("end").touch()
         live.until(lambda: cluster.fact(cluster_ids[1], "JobState") in ("COMPLETED", "FAILED"), "the end while nobody looks")
         live.until(lambda: live.read(box.path("runs")).split() == ["0", "1", "2", "3", "4"], "what waited to run, meanwhile")
         box.start()
@@ -172,8 +175,8 @@ def test_service_is_killed_while_slurm_goes_on():
         assert len(cluster.jobs()) == 7
 
 
-# The answer to POST /queue is to be out by then.
-KILL = "import os, time; submit = nexus.Slurm.submit; nexus.Slurm.submit = lambda self, argv: time.sleep(0.5) or {}"
+KILL = ("import os, time; submit = nexus.Slurm.submit; "
+        "nexus.Slurm.submit = lambda self, argv: [time.sleep(0.05) for _ in iter(lambda: os.path.exists({}), True)] and None or {}")
 CRASHES = [  # when, what is put in the place of submit(), how often Slurm is asked for the first job in the end
     ("between the intent and sbatch", "os.kill(os.getpid(), 9)", 1),
     ("between sbatch and its record", "submit(self, argv) and os.kill(os.getpid(), 9)", 1),
@@ -187,9 +190,10 @@ CRASHES = [  # when, what is put in the place of submit(), how often Slurm is as
 @pytest.mark.parametrize("jobs", [1, 3])
 def test_service_is_killed_while_it_hands_over(when, crash, count, jobs):
     with slurm.Cluster(nodes={"n1": 4}) as cluster, cluster.box(is_starting=False) as box:
-        box.serve(KILL.format(crash.replace("GO", str(box.path("go")))))
+        box.serve(KILL.format(repr(str(box.path("answered"))), crash.replace("GO", str(box.path("go")))))
         command = f"echo $NEXUS_JOB_ID >> {box.path('runs')}"
         ids = box.ask("POST", "/queue", [{"command": command} for _ in range(jobs)], key="key-00000001")["ids"]
+        box.path("answered").touch()
         live.until(lambda: not box.pid(), "the service's death")
         box.start()
         live.until(cluster.jobs, "it to be handed over")
@@ -206,7 +210,7 @@ def test_service_is_killed_while_it_hands_over(when, crash, count, jobs):
 
 def test_slurmctld_goes_and_comes_back():
     with slurm.Cluster(nodes={"n1": 1}, MessageTimeout="2") as cluster, cluster.box() as box:
-        runs = box.add("sleep 8; exit 7")
+        runs = box.add(f"until [ -e {box.path('go')} ]; do sleep 0.1; done; exit 7")
         box.wait(runs, "running")
         waits = box.add("echo done")
         box.await_reason(waits, "Slurm has it as")
@@ -218,6 +222,7 @@ def test_slurmctld_goes_and_comes_back():
         assert "Unable to contact" in box.nexus().stdout and "scontrol ping" in box.nexus().stdout
         assert box.job(runs)["status"] == "running"
         cluster.start_slurmctld()
+        box.path("go").touch()
         assert box.wait(runs, "failed")["exit_code"] == 7
         box.wait(waits, "completed")
         box.wait(late, "completed")
@@ -266,11 +271,12 @@ def test_slurmctld_crashes_and_forgets_the_latest_jobs(count):
 def test_ended_jobs_that_slurm_has_forgotten():
     """MinJobAge is over before the service comes back."""
     with slurm.Cluster(nodes={"n1": 2}, MinJobAge="2") as cluster, cluster.box() as box:
-        ended, killed = box.add("sleep 1; exit 9"), box.add("sleep 1000")
+        ended, killed = box.add(f"until [ -e {box.path('go')} ]; do sleep 0.1; done; exit 9"), box.add("sleep 1000")
         box.wait(ended, "running")
         box.wait(killed, "running")
         box.kill_all_of_service()
-        live.kill(int(live.read(folder_of(box, killed) / "attempt-1").split()[0]))
+        box.path("go").touch()
+        live.kill(int(live.until(lambda: live.read(folder_of(box, killed) / "attempt-1")).split()[0]))
         live.until(lambda: not cluster.jobs(), "Slurm to forget them", timeout_s=120)
         box.start()
         assert box.wait(ended, "failed")["exit_code"] == 9
@@ -301,13 +307,15 @@ def test_how_a_job_ended_that_slurm_has_forgotten():
 
 def test_the_launcher_is_changed_while_slurm_has_jobs():
     with slurm.Cluster(nodes={"n1": 1}) as cluster, cluster.box() as box:
-        job_id, then = box.add("sleep 2; exit 3"), box.add("echo $SLURM_JOB_ID")
+        job_id = box.add(f"until [ -e {box.path('go')} ]; do sleep 0.1; done; exit 3")
+        then = box.add("echo $SLURM_JOB_ID")
         box.await_reason(then, "Slurm has it as")
         box.write_config(launcher="direct")
         box.environ["NEXUS_MOCK_GPUS"] = "1"
         assert box.nexus("restart").returncode == 0
         here = box.add("echo here $SLURM_JOB_ID.")
         assert box.logs(box.wait(here, "completed")["id"]) == "here .\n"
+        box.path("go").touch()
         assert box.wait(job_id, "failed")["exit_code"] == 3
         assert box.logs(box.wait(then, "completed")["id"]).strip() == box.job(then)["slurm_id"]
 
@@ -316,9 +324,11 @@ def test_accounts():
     """A real slurmdbd: an account's limit, and a refused one."""
     with slurm.Cluster(nodes={"n1": 4}, account="good", MinJobAge="2") as cluster, cluster.box(account="good") as box:
         cluster.say("sacctmgr", "-i", "modify", "account", "good", "set", "MaxSubmitJobs=6")
-        ids = box.ask("POST", "/queue", [{"command": f"echo {number} >> {box.path('runs')}; sleep 1", "gpus": 0} for number in range(20)],
+        command = f"echo {{}} >> {box.path('runs')}; until [ -e {box.path('go')} ]; do sleep 0.1; done"
+        ids = box.ask("POST", "/queue", [{"command": command.format(number), "gpus": 0} for number in range(20)],
                       key="key-00000001")["ids"]
         box.await_reason(ids[-1], "Slurm has 6 jobs of nexus and takes no more now: AssocMaxSubmitJobLimit")
+        box.path("go").touch()
         for job_id in ids:
             box.wait(job_id, "completed")
         assert sorted(map(int, live.read(box.path("runs")).split())) == list(range(20))
@@ -433,14 +443,14 @@ def test_many_jobs():
     with slurm.Cluster(nodes={"n1": 8}) as cluster, cluster.box(max_submitted=20) as box:
         command = f"echo $NEXUS_JOB_ID $SLURM_JOB_ID >> {box.path('runs')}; [ $(($SLURM_JOB_ID % 7)) != 0 ]"
         ids = box.ask("POST", "/queue", [{"command": command, "gpus": 0} for _ in range(60)], key="key-00000001")["ids"]
-        most, slowest_s = 0, 0.0
+        most, answers_s = 0, []
         while box.status()["completed_jobs"] < len(ids):
             began = time.monotonic()
             told = box.status()["slurm"]
-            slowest_s = max(slowest_s, time.monotonic() - began)
+            answers_s.append(time.monotonic() - began)
             most = max(most, told["handed_jobs"] + told["running_jobs"])
             time.sleep(0.05)
-        assert most <= 20 and slowest_s < 5
+        assert most <= 20 and statistics.median(answers_s) < 1
         jobs = [box.job(job_id) for job_id in ids]
         assert [job["status"] == "failed" for job in jobs] == [int(job["slurm_id"]) % 7 == 0 for job in jobs]
         assert dict(line.split() for line in live.read(box.path("runs")).splitlines()) == {job["id"]: job["slurm_id"] for job in jobs}
@@ -491,10 +501,12 @@ def test_the_section_of_the_readme():
     assert chosen.pop("launcher") == "slurm"
     partitions = {"gpu": "Nodes=ALL Default=YES"}
     with slurm.Cluster(nodes={"n1": 4}, partitions=partitions, account="lab") as cluster, cluster.box(**chosen) as box:
-        shown = {}
+        shown, works = {}, f"echo trains; until [ -e {box.path('go')} ]; do sleep 0.1; done"
         for line in text.partition("```bash\n")[2].partition("```")[0].splitlines():
-            command = line.partition("  #")[0].replace("python train.py", "echo trains; sleep 3").replace("abc", shown.get("add", ""))
+            command = line.partition("  #")[0].replace("python train.py", works).replace("abc", shown.get("add", ""))
             words = shlex.split(command)[1:]
+            if words[:1] == ["logs"]:
+                box.path("go").touch()
             done = box.nexus(*words)
             assert done.returncode == (4 if words[:1] == ["kill"] else 0), (command, done.stdout, done.stderr)     # it has ended by then
             shown[words[0] if words else ""] = done.stdout.strip()

@@ -12,6 +12,7 @@ import sys
 import tempfile
 import threading
 import time
+import weakref
 from unittest import mock
 
 import pytest
@@ -37,6 +38,7 @@ class Box:
         log = logging.Logger("test")
         log.addHandler(type("Keep", (logging.Handler,), {"emit": lambda _, record: self.said.append(record.getMessage())})())
         self.store = nexus.Store(self.layout, nexus.Clock(), log)
+        weakref.finalize(self.store, close, self.store.journal)         # a service ends with its process, a test does not
         for name, fact in facts.items():
             setattr(self.store, name, fact)
         self.store.recover()
@@ -68,6 +70,11 @@ class Box:
         """What the disk holds at this moment, in another folder; the Store of this one goes no further."""
         shutil.copytree(self.folder, folder)
         return Box(folder)
+
+
+def close(journal):
+    if journal.file is not None:
+        journal.file.close()
 
 
 def made_by(state, changes, answer=None):
