@@ -19,7 +19,7 @@ def run_everywhere(box, count=4):
     """Start `count` jobs that stay, and tell on which GPUs they are; the others wait."""
     jobs = [box.add("sleep 600") for _ in range(count)]
     live.until(lambda: box.await_probe() or all(
-        box.job(job_id)["status"] == "running" or "about to" not in box.job(job_id)["waiting_for"] for job_id in jobs))
+        job["status"] == "running" or "about to" not in job["waiting_for"] for job in map(box.job, jobs)))
     found = [box.job(job_id) for job_id in jobs]
     return sorted(job["gpu_index"] for job in found if job["status"] == "running"), [job for job in found if job["status"] == "pending"]
 
@@ -175,7 +175,7 @@ def test_hanging_nvidia_smi(ignore_term):
 
 def test_nvidia_smi_that_cannot_be_killed():
     """Stuck in the kernel, SIGKILL does not end it: no second one is begun, and once it has ended all goes on by itself."""
-    change = ("import os; nexus.NvidiaSmi.__init__.__defaults__ = (1.0,); nexus.TROUBLE_INTERVAL_S = 2; "
+    change = ("import os; nexus.NvidiaSmi.__init__.__defaults__ = (3.0,); nexus.TROUBLE_INTERVAL_S = 2; "
               "os.killpg = lambda pid, number: None")
     with live.Box(gpus=[{}], is_starting=False) as box:
         box.serve(change)

@@ -193,7 +193,7 @@ def test_thousands_of_files_delay_nobody(two, reason, make):
               "open('big', 'w').write((uuid + ' ') * 1600)\n"
               f"for number in range(3000):\n path = f'{{os.getuid()}}-{{number:08x}}.abc'; {make}",
               lease_folder(ann), ann.status()["gpu_status"][0]["uuid"]).communicate("\n")
-    assert run_ten(ann) < 2 * alone_s + 10
+    assert run_ten(ann) < 3 * alone_s + 20
 
 
 def test_a_file_that_holds_up_whoever_opens_it(two):
@@ -205,7 +205,7 @@ def test_a_file_that_holds_up_whoever_opens_it(two):
                        "file = open(sys.argv[1], 'w'); file.write(sys.argv[2]); file.flush()\n"
                        "fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)",
                        lease_folder(ann) / f"{bob.user.uid}-00000000.abc", uuid)
-    assert ann.wait(ann.add("true", gpus=2), "completed", timeout_s=20)
+    assert ann.wait(ann.add("true", gpus=2), "completed", timeout_s=40)
     holder.communicate("\n")
 
 
