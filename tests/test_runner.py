@@ -200,7 +200,7 @@ def test_the_result_file_is_json_that_says_when_and_how_long(one_box):
     one_box.run("sleep 0.12; exit 3")
     body = json.loads(one_box.text("result-1.json"))
     assert set(body) == {"exit_code", "finished_at", "runtime_seconds"} and body["exit_code"] == 3
-    assert 0.1 <= body["runtime_seconds"] < 5, "to the hundredth, by a clock that does not jump"
+    assert 0.1 <= body["runtime_seconds"] < 60, "to the hundredth, by a clock that does not jump"
 
 
 def test_attempts_write_one_after_the_other(one_box):
@@ -895,7 +895,7 @@ def test_only_its_own_lease_is_opened(leased, leases):
         fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)         # who opens it waits for 45 s
         job = leased.prepare("echo ran", lease=mine.paths("abc"), gpu_uuids=("GPU-1",))
         leased.start(job)
-        until(lambda: leased.result(job), timeout_s=20)
+        until(lambda: leased.result(job), timeout_s=40)
         assert fcntl.fcntl(file, fcntl.F_GETLEASE) == fcntl.F_WRLCK and leased.text("stdout.log") == "ran\n"
 
 
