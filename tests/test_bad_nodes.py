@@ -91,7 +91,7 @@ def bad(world, tmp_path, monkeypatch):
 
 
 def told(w, words):
-    live.until(lambda: w.node.trouble is not None and words in w.node.trouble.message, lambda: w.node.trouble)
+    live.until(lambda: (trouble := w.node.trouble) and words in trouble.message, lambda: w.node.trouble)
 
 
 def of_gpu(**fields):

@@ -1460,7 +1460,7 @@ def test_who_follows_is_woken():
     log.publish([("queue", 1)])
     for thread in threads:
         thread.join()
-    assert got == [([(1, "queue", 1)], False)] * 3 and time.monotonic() - began < 10
+    assert got == [([(1, "queue", 1)], False)] * 3 and time.monotonic() - began < 30
 
 
 def test_who_follows_in_vain_is_let_go():
