@@ -86,11 +86,11 @@ def test_curl_and_wget_lines(block):
             line = re.sub(r"(/jobs/|/results/)abc\b", rf"\g<1>{bobs}", line)
             if "/queue/abc" in line:
                 line = line.replace("/queue/abc", f"/queue/{box.add('true', gpus=4)}")
+            is_stream = "follow=true" in line or "-N " in line
             if line.startswith("curl "):
-                line = line.replace("curl ", "curl -sS --fail-with-body --max-time 3 ", 1)
+                line = line.replace("curl ", f"curl -sS --fail-with-body --max-time {3 if is_stream else 60} ", 1)
             done = subprocess.run(["bash", "-c", setting + line], env=box.environ, cwd=box.folder, capture_output=True, text=True,
                                   timeout=60)
-            is_stream = "follow=true" in line or "-N " in line
             assert done.returncode in ((28,) if is_stream else (0,)), (line, done)
 
 
@@ -121,4 +121,4 @@ def test_nodes_are_added_as_it_says():
         head.wait(snapshot, "completed")
         assert re.fullmatch(r"n[123]\nsecond\n", head.logs(snapshot))
         assert head.wait(bound, "failed")["cause_line"].startswith("n1: the directory ") and head.job(bound)["node"] == "n1"
-        assert "GPUs n1:0-1 (Mock GPU, 24GB): Available" in run("nexus")
+        live.until(lambda: "GPUs n1:0-1 (Mock GPU, 24GB): Available" in run("nexus"))
