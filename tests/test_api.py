@@ -41,7 +41,8 @@ BEARER = ' -H "Authorization: Bearer my-secret-token"'
 
 @pytest.fixture
 def box():
-    with make_box() as made:
+    with make_box(is_starting=False) as made:
+        made.serve("nexus.CANCEL_PATIENCE_S = 60")          # a busy machine may take longer than 2 s to end a job
         yield made
 
 
