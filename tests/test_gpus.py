@@ -156,7 +156,7 @@ def test_no_nvidia_smi():
 def test_hanging_nvidia_smi(ignore_term):
     """It has a time limit; nothing else waits for it, and there is never more than one."""
     with live.Box(gpus=[{}, {}], is_starting=False) as box:
-        box.serve("nexus.NvidiaSmi.__init__.__defaults__ = (1.5,); nexus.TROUBLE_INTERVAL_S = 2")     # rather than 60 and 30 s
+        box.serve("nexus.SMI_TIMEOUT_S = 1.5; nexus.TROUBLE_INTERVAL_S = 2")     # rather than 60 and 30 s
         on = box.wait_started(box.add(f"while [ ! -e {box.path('go')} ]; do sleep 0.05; done"))
         count = len(box.smi_runs())
         box.show([{}, {}], hang=True, ignore_term=ignore_term)
@@ -175,7 +175,7 @@ def test_hanging_nvidia_smi(ignore_term):
 
 def test_nvidia_smi_that_cannot_be_killed():
     """Stuck in the kernel, SIGKILL does not end it: no second one is begun, and once it has ended all goes on by itself."""
-    change = ("import os; nexus.NvidiaSmi.__init__.__defaults__ = (3.0,); nexus.TROUBLE_INTERVAL_S = 2; "
+    change = ("import os; nexus.SMI_TIMEOUT_S = 3.0; nexus.TROUBLE_INTERVAL_S = 2; "
               "os.killpg = lambda pid, number: None")
     with live.Box(gpus=[{}], is_starting=False) as box:
         box.serve(change)
