@@ -1913,6 +1913,9 @@ class FakeNode:
     refused = nexus.Backoff(5, 5)
     find_closed = nexus.Node.find_closed
 
+    def hurry(self):
+        """It is told at its next turn."""
+
 
 DOWN = nexus.NexusError("unavailable", "the disk is full")
 FLICKERS = [  # what changes, its facts in turn, paths that tell of it
