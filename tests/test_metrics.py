@@ -193,7 +193,7 @@ def test_metrics_of_a_service_that_works():
         count = {name: sample.value for name in ("nexus_job_wait_seconds", "nexus_job_run_seconds", "nexus_loop_turn_seconds")
                  for sample in before[name].samples if sample.name == f"{name}_count"}
         assert (count["nexus_job_wait_seconds"], count["nexus_job_run_seconds"]) == (6, 5) and count["nexus_loop_turn_seconds"] > 5
-        assert 0 <= number(before, "nexus_loop_lag_seconds") < 5 and 0 <= number(before, "nexus_nvidia_smi_age_seconds") < 30
+        assert 0 <= number(before, "nexus_loop_lag_seconds") < 30 and 0 <= number(before, "nexus_nvidia_smi_age_seconds") < 30
         assert number(before, "process_resident_memory_bytes") > 10**7 and number(before, "process_open_fds") > 5
         assert number(before, "process_cpu_seconds_total") > 0 and number(before, "process_threads") > 2
         assert number(before, "nexus_loop_errors_total") == 0
