@@ -12360,12 +12360,6 @@ ANSWER_PATIENCE_S = 120.0       # with a connection on which nothing comes; one 
 MAX_EVENT_BYTES, MAX_TOLD_BYTES = 2**24, 2**28     # of what answers at NEXUS_URL
 
 
-def asks(call: str) -> Callable[..., Any]:
-    """A method of Client that makes a call: what stands in its path is given in its order, its query by name."""
-    method, path = call.split(" ")
-    return lambda self, *words, **query: self.ask(method, path % tuple(map(quote_path, words)) + encode_query(query))
-
-
 class Client:
     """The service's API for Python and for the command line.  Raises NexusError as the service does."""
 
@@ -12395,21 +12389,6 @@ class Client:
             running = (None if options else await_supervisor(layout)) or start_service(layout, environ, options)
         return cls(running["url"], "", layout, environ)
 
-    # What can be asked.  These are one call each: first the words of its path, then its query by name
-
-    status: Callable[..., dict[str, Any]] = asks("GET /status")
-    health: Callable[..., dict[str, Any]] = asks("GET /health")
-    metrics: Callable[..., str] = asks("GET /metrics")
-    queue: Callable[..., list[dict[str, Any]]] = asks("GET /queue")
-    jobs: Callable[..., list[dict[str, Any]]] = asks("GET /jobs")
-    job: Callable[..., dict[str, Any]] = asks("GET /jobs/%s")
-    why: Callable[..., dict[str, Any]] = asks("GET /jobs/%s/why")
-    kill = asks("DELETE /jobs/%s")
-    remove = asks("DELETE /queue/%s")
-    nodes: Callable[..., list[dict[str, Any]]] = asks("GET /nodes")
-    remove_node = asks("DELETE /nodes/%s")
-    stop = asks("POST /service/stop")
-
     def add(self, command: str, **options: Any) -> str:
         """Queue a command; return the job's id.  Options are the keys of POST /queue."""
         return str(self.submit({"command": command, **options})["id"])
@@ -12423,6 +12402,34 @@ class Client:
         start soon.  Repeated until it is done once.
         """
         return dict(self.ask("POST", "/queue", body, key=os.urandom(16).hex()))
+
+    def status(self) -> dict[str, Any]:
+        return dict(self.ask("GET", "/status"))
+
+    def health(self) -> dict[str, Any]:
+        return dict(self.ask("GET", "/health"))
+
+    def metrics(self) -> str:
+        """For Prometheus."""
+        return str(self.ask("GET", "/metrics"))
+
+    def queue(self, **query: Any) -> list[dict[str, Any]]:
+        return list(self.ask("GET", "/queue" + encode_query(query)))
+
+    def jobs(self, **query: Any) -> list[dict[str, Any]]:
+        return list(self.ask("GET", "/jobs" + encode_query(query)))
+
+    def job(self, job_id: str) -> dict[str, Any]:
+        return dict(self.ask("GET", f"/jobs/{quote_path(job_id)}"))
+
+    def why(self, job_id: str) -> dict[str, Any]:
+        return dict(self.ask("GET", f"/jobs/{quote_path(job_id)}/why"))
+
+    def kill(self, job_id: str) -> None:
+        self.ask("DELETE", f"/jobs/{quote_path(job_id)}")
+
+    def remove(self, job_id: str) -> None:
+        self.ask("DELETE", f"/queue/{quote_path(job_id)}")
 
     def cancel(self, job_ids: Sequence[str], statuses: Sequence[str] = (PENDING, RUNNING)) -> None:
         """End jobs of these statuses, all or none; of several, those that are over stay as they are."""
@@ -12446,9 +12453,19 @@ class Client:
     def resume(self, gpu: int | str | None = None, group: str | None = None) -> None:
         self.pause(gpu, group, "resume")
 
+    def nodes(self) -> list[dict[str, Any]]:
+        """This machine, and the others that jobs are given to."""
+        return list(self.ask("GET", "/nodes"))
+
     def add_node(self, **facts: Any) -> None:
         """`facts` as in [[nodes]]: nexus is there already."""
         self.ask("POST", "/nodes", facts)
+
+    def remove_node(self, name: str, force: bool = False) -> None:
+        self.ask("DELETE", f"/nodes/{quote_path(name)}" + encode_query({"force": "true" if force else None}))
+
+    def stop(self) -> None:
+        self.ask("POST", "/service/stop")
 
     def logs(self, job_id: str, follow: bool = False, stream: str = "both", tail: int | None = None) -> Iterator[bytes]:
         """A job's output, or with "service" the service's log, in pieces as they come."""
