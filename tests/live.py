@@ -155,8 +155,9 @@ def make_folder():
     """A folder of this process's; what processes that were killed have left of theirs goes first."""
     for owner in pathlib.Path("/tmp").glob("nx-*/owner"):
         pid, _, started = read(owner).partition(" ")
-        if started and stat(pid)[19:20] != [started] and os.geteuid() in (0, owner.stat().st_uid):
-            remove_folder(owner.parent)
+        with contextlib.suppress(FileNotFoundError):            # another worker is faster
+            if started and stat(pid)[19:20] != [started] and os.geteuid() in (0, owner.stat().st_uid):
+                remove_folder(owner.parent)
     folder = pathlib.Path(tempfile.mkdtemp(prefix="nx-", dir="/tmp"))
     (folder / "owner.new").write_text(f"{os.getpid()} {stat(os.getpid())[19]}")
     (folder / "owner.new").rename(folder / "owner")
