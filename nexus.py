@@ -10430,9 +10430,8 @@ class Connection:
     def run(self, tls: ssl.SSLContext | None) -> None:
         """Raises: OSError."""
         if self.socket.family != socket.AF_UNIX:
-            if tls:
-                self.socket.settimeout(REQUEST_TIMEOUT_S)
-                self.socket = tls.wrap_socket(self.socket, server_side=True)
+            if tls:                             # the handshake comes with the head: until then a caller can give way
+                self.socket = tls.wrap_socket(self.socket, server_side=True, do_handshake_on_connect=False)
             watch_line(self.socket, IDLE_TIMEOUT_S)
         try:
             self.answer()

@@ -11,6 +11,7 @@ import re
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -23,7 +24,7 @@ import pytest
 from console import Home
 from hypothesis import given
 from hypothesis import strategies as st
-from live import PATIENCE_S, free_port, until
+from live import PATIENCE_S, free_port, make_certificate, until
 from makers import config as make_config
 from makers import ids, json_values, texts
 
@@ -988,7 +989,7 @@ class Listening(Bench):
     def __init__(self, most=None, **keys):
         super().__init__(**keys)
         self.port = free_port()
-        self.server = nexus.Server(self.api, self.config.service.host, self.port)
+        self.server = nexus.Server(self.api, self.config.service.host, self.port, nexus.load_tls(self.config.service))
         self.server.most = most or self.server.most
         threading.Thread(target=self.server.serve, daemon=True).start()
 
@@ -1688,6 +1689,17 @@ def test_the_first_that_has_asked_nothing_yet_gives_way():
         lines = [held.enter_context(it.connect()) for _ in range(13)]
         until(lambda: [line.recv(1, socket.MSG_DONTWAIT) for line in lines[:3]] == [b""] * 3)
         assert all(map(is_open, lines[3:]))
+
+
+def test_who_has_not_even_begun_to_speak_tls_gives_way_as_well(monkeypatch, tmp_path):
+    monkeypatch.setattr(nexus, "REQUEST_TIMEOUT_S", 1000.0)
+    cert, key = make_certificate(tmp_path)
+    with Listening(most=3, tls_cert=str(cert), tls_key=str(key)) as it, contextlib.ExitStack() as held:
+        lines = [held.enter_context(it.connect()) for _ in range(3)]
+        until(lambda: len(it.server.open) == 3)
+        trusting = ssl.create_default_context(cafile=str(cert))
+        line = held.enter_context(trusting.wrap_socket(it.connect(), server_hostname="localhost"))
+        assert lines[0].recv(1) == b"" and is_open(line)
 
 
 def test_of_those_that_are_busy_none_gives_way():
