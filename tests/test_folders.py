@@ -132,7 +132,7 @@ def test_a_state_folder_that_others_may_write(users, box):
 def test_what_others_may_write_is_refused(users, box):
     """And what they have put into the log folder for a job to come is nobody's."""
     logs = make(users.shared / "logs-6", users.ann, 0o777)
-    box.write_config(log_dir=str(logs))
+    box.write_config(log_dir=str(logs), retry_backoff_seconds=10)
     refused(box, f"others may write into {logs} ([state] log_dir)", f"chmod go-w {logs}")
     logs.chmod(0o755)
     box.home.chmod(0o777)                               # its cache/ may hold anybody's compiled code
