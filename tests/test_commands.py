@@ -322,6 +322,7 @@ def test_run_passes_everything_through_and_exits_with_the_jobs_code(home):
     done = home.run("run", "--gpus", "0", "printf 'a\\377\\000\\r\\nb'; printf 'x\\376y' >&2; exit 42")
     assert done.code == 42 and done.bytes == b"a\xff\x00\r\nb"
     told, _, rest = done.err_bytes.partition(b"\n")
+    rest = re.sub(rb"^nexus: it waits: .*\n", b"", rest)          # on a busy machine it does, for a moment
     assert re.fullmatch(rb"nexus: job [A-Za-z]{3,4}", told) and rest == b"x\xfey"
     for command, code in (("true", 0), ("false", 1), ("kill -9 $$", 137), ("no-such-program", 127)):
         assert home.run("run", "--gpus", "0", command).code == code, command
@@ -365,7 +366,7 @@ def test_run_tells_when_nobody_reads_on(home, is_both):
     gate.touch()
     assert process.wait(timeout=60) == 141
     job_id = told.split()[-1].decode()
-    assert is_both or process.stderr.read().decode() == (
+    assert is_both or process.stderr.read().decode().endswith(
         f"nexus: job {job_id} goes on; follow it: nexus logs -f {job_id}; stop it: nexus cancel {job_id}\n")
     assert home.job(job_id)["status"] == "running" and home.main("kill", job_id).code == 0
 
