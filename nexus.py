@@ -803,7 +803,7 @@ class Job:
     queue_key: tuple[int, ...]                  # its place among its user's: (rank, priority, sequence number, ...), lower first
     environment: str = field(TEXT, "digest of the environment it was submitted with", "kept hidden")
     content: str                                # digest of the whole submission: the same id may bring only the same
-    number: int = 0                             # its sequence number: how many were submitted before it, ever
+    number: int = 0                             # its sequence number: the first that was ever submitted has 1
     gpus: float = optional(
         1, {**GPU_COUNT, "title": f"{GPU_COUNT['title']} (certain ones: --gpu-ids, gpu_ids)"},
         "how many GPUs; 0.5 shares one, 0 takes a CPU slot (default: [jobs] default_gpus)", "asked kept public brief form",
@@ -980,7 +980,7 @@ if TYPE_CHECKING:
     UserQueues = dict[str, dict[Union[str, None], list[QueueItem]]]         # user: group: ascending
     ShareKey = tuple[str, bool]                 # user, whether on GPUs
     Turn = tuple[int, int, float, float, QueueItem]
-    RequestClass = tuple[int, Union[tuple[int, ...], None], Union[int, None], bool, int, Union[str, None], tuple[str, ...]]
+    RequestClass = tuple[int, Union[tuple[int, ...], None], Union[int, None], bool, bool, int, Union[str, None], tuple[str, ...]]
 
 
 class State:
@@ -1093,12 +1093,13 @@ def move_entry(index: Any, entry: Sequence[Any], is_new: bool) -> None:
 
 
 def request_class(job: Job) -> RequestClass:
-    """What a job asks for: (hundredths of a GPU, allowed indices, MiB, whether alone, expected time up to which power
-    of two; -1: not said, the only node, those that cannot run it)
+    """What a job asks for: (hundredths of a GPU, allowed indices, MiB, whether alone, whether it is told its GPUs as
+    arguments, expected time up to which power of two; -1: not said, the only node, those that cannot run it)
     """
     expected = -1 if job.expected_time is None else int(job.expected_time).bit_length()
     excluded_nodes = tuple(node for node, _ in job.excluded_nodes) if job.excluded_nodes else ()
-    return round(job.gpus * 100), job.gpu_ids, job.gpu_mem_mib, job.exclusive, expected, job.only_node, excluded_nodes
+    return (round(job.gpus * 100), job.gpu_ids, job.gpu_mem_mib, job.exclusive, job.cuda_arg, expected, job.only_node,
+            excluded_nodes)
 
 
 def list_shares(job: Job) -> list[int]:
@@ -1190,7 +1191,7 @@ def describe_parent(parent: Job) -> str:
 
 
 # The pending queue.  Ranks and priorities are strict.  Within them the user with the fewest GPUs in use goes first, of
-# several with as few whoever has waited longest for a start, and of each user the lowest queue_key.  GPUs and CPU slots are
+# several with as few whoever's last start is longest ago, and of each user the lowest queue_key.  GPUs and CPU slots are
 # shared out apart from each other: where several users wait, one's jobs without a GPU may pass his others.
 
 def share_key(job: Job) -> ShareKey:
@@ -4283,9 +4284,9 @@ def stamp_of(path: str) -> tuple[int, ...] | None:
 
 
 @contextlib.contextmanager
-def opened(path: str, flags: int, mode: int = 0o600, folder: int | None = None) -> Iterator[int]:
+def opened(path: str, flags: int, folder: int | None = None) -> Iterator[int]:
     """A descriptor of a file, below an open folder if there is one; no child has it.  Raises: OSError."""
-    handle = os.open(path, flags, mode, dir_fd=folder)
+    handle = os.open(path, flags, 0o600, dir_fd=folder)
     try:
         yield handle
     finally:
@@ -5822,9 +5823,9 @@ def push_snapshot(ssh: Ssh, repository: str, commit: str, name: str, environ: Ma
 
 # ==== 11. RUNNER ==== job.sh: what runs around each job; and what keeps the service running
 # job.sh is sh and a few coreutils: it costs little for as long as the job lives, can be read, and can be run by hand.
-# It claims its attempt, takes the GPU lease, says `start`, runs the command with its output straight into the log
-# files, says `end`, and leaves a result file.  What it says is believed as it comes; its files say the same, for a
-# service that did not hear it.
+# It claims its attempt, joins the service in the lock of the GPU lease, says `start`, runs the command with its output
+# straight into the log files, says `end`, and leaves a result file.  What it says is believed as it comes; its files say
+# the same, for a service that did not hear it.
 
 # What follows build_script()'s head of assignments.
 JOB_SCRIPT = r'''
@@ -7834,7 +7835,7 @@ class Admission(Part):
                 raise NexusError("forbidden", f"the group {others[0].group} is {others[0].user}'s", hint="take another name")
             contents = map_contents(state) if any(draft.asked.unique for draft in drafts) else {}
             for draft in drafts:
-                told = {**draft.asked.job, **{name: getattr(draft.asked, name) for name in fields_of(Asked)}}
+                told = {**draft.asked.job, **{name: getattr(draft.asked, name) for name in fields_of(Asked)}, "dry_run": False}
                 content = hash_text(json.dumps(told, sort_keys=True))[:32] if draft.job.id else ""
                 twin = state.jobs.get(draft.job.id)
                 if twin and (twin.content, twin.user) != (content, draft.job.user):
@@ -7847,14 +7848,16 @@ class Admission(Part):
                     contents[content_of(job)] = job.id
                     made.append(state.jobs[job.id])
                 ids.append(same or job.id)
+            new = {job.id for job in made}
+            before = tuple(job_id for job_id in known if job_id not in new)     # what is here twice is no job of before
             if is_dry:
-                raise DryRun(made, known)
-            return Added(tuple(ids), tuple(known))
+                raise DryRun(made, before)
+            return Added(tuple(ids), before)
 
         added: Added = self.store.update(add)
         if made:
-            self.log.info("%s added by %s: %s", f"Job {made[0].id}" if len(added.ids) == 1 else format_count(len(made), "job"),
-                          caller.name, format_line(drafts[0].job.command, 300) + (" ..." if len(drafts) > 1 else ""))
+            self.log.info("%s added by %s: %s", f"Job {made[0].id}" if len(made) == 1 else format_count(len(made), "job"),
+                          caller.name, format_line(made[0].command, 300) + (" ..." if len(made) > 1 else ""))
             self.service.wake()
         return added
 
@@ -7902,7 +7905,7 @@ class Admission(Part):
         """
         made = zip(submissions, self.make_environments(submissions))
         drafts = [Draft(self.draft_job(asked, user, digest), variables, asked) for asked, (digest, variables) in made]
-        for job in {(job.gpus, job.gpu_ids, job.gpu_mem_mib, job.only_node): job for job in (draft.job for draft in drafts)}.values():
+        for job in {request_class(draft.job): draft.job for draft in drafts}.values():
             self.check_ever_runs(job)                         # those that ask for the same go where one of them goes
         return drafts
 
@@ -8265,9 +8268,6 @@ class Runners(Part):
         numbers = [int(word) for word in saying.words] if saying.verb in ("start", "end") else []
         if saying.verb == "start":
             self.hear_outcome(job, Started({"pid": numbers[0], "pid_started": numbers[1]}))
-            if self.machine.leases and job.current.gpu_uuids:
-                self.machine.leases.close_own(job.id)
-                self.service.gpu_watch.lease_rest.succeed()
         elif saying.verb == "end":
             self.hear_outcome(job, Result(min(numbers[0], 255), None, numbers[1] / 100))
         else:
@@ -8307,6 +8307,9 @@ class Runners(Part):
             launcher.launched_at.pop(job.id, None)
             if job.current.pid != news.facts.get("pid"):
                 self.service.record(job, **{"session": self.machine.session_of(job), **news.facts})
+            if self.machine.leases and job.id in self.machine.leases.held:      # its runner has it now
+                self.machine.leases.close_own(job.id)
+                self.service.gpu_watch.lease_rest.succeed()
         elif isinstance(news, Mapping):
             self.service.record(job, **news)
         else:
@@ -10050,26 +10053,25 @@ class Api:
         try:
             added = self.service.admission.submit(submissions, caller, None if is_dry else idempotency_key, is_dry)
         except DryRun as tried:
-            shown, (made, twins) = [name for name in ASKED if name not in ("id", "limits", "umask", *fields_of(Asked))], tried.args
+            shown, (made, known) = [name for name in ASKED if name not in ("id", "limits", "umask", *fields_of(Asked))], tried.args
             lost = next((job.current.cause_line for job in made if job.status != PENDING), None)
-            known = [job_id for job_id in twins if job_id not in [job.id for job in made]]
             return {"dry_run": True, "jobs": [{name: getattr(job, name) for name in shown} for job in made if job.status == PENDING],
                     **({"known": known} if known else {}), **({"warning": f"it would be cancelled at once: {lost}"} if lost else {})}
         answer: dict[str, Any] = {"id": added.ids[0]} if isinstance(body, dict) and "commands" not in body else {"ids": added.ids}
         known = [job_id for job_id in added.known if job_id not in [asked.job.get("id") for asked in submissions]]
         if known:                                       # by `unique`: what is asked for twice under its id is answered as the first time
             answer["known"] = known
-        warning = self.find_warning(added.ids, any(asked.job.get("gpus") != 0 for asked in submissions))
+        warning = self.find_warning(added.ids)
         return {**answer, "warning": warning} if warning else answer
 
-    def find_warning(self, ids: Sequence[str], needs_gpus: bool) -> str | None:
+    def find_warning(self, ids: Sequence[str]) -> str | None:
         """What whoever has added jobs should know: that they will not start soon, or never."""
+        jobs: list[Job] = self.service.store.read(lambda state: [state.jobs[job_id] for job_id in ids if job_id in state.jobs])
         trouble = self.service.gpu_watch.observation.trouble
-        if trouble and needs_gpus:
+        if trouble and any(job.gpus and job.status == PENDING for job in jobs):
             return f"it waits: {trouble}"
-        lost: list[Job] = self.service.store.read(lambda state: [state.jobs[job_id] for job_id in ids if job_id in state.jobs
-                                                                 and state.jobs[job_id].current.cause == "dependency"])
-        return f"job {lost[0].id} was cancelled at once: {lost[0].current.cause_line}" if lost else None
+        lost = next((job for job in jobs if job.current.cause == "dependency" and job.current.finished_at == job.created_at), None)
+        return f"job {lost.id} was cancelled at once: {lost.current.cause_line}" if lost else None
 
     @route("PATCH /queue/{id}", "user", "give a pending job another priority or position", "Job", body="Move")
     def patch_queue(self, caller: Caller, id: str, body: Any) -> dict[str, Any]:

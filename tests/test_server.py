@@ -497,6 +497,29 @@ def test_unique_says_what_is_known(bench):
     assert bench.ask("POST", "/queue", {"command": "a", "gpus": 0, "unique": True}) == (200, {"id": first, "known": [first]})
     ids = bench.ask("POST", "/queue", {"commands": ["a", "b"], "gpus": 0, "unique": True})[1]
     assert ids["ids"][0] == first and ids["known"] == [first] and bench.commands == ["a", "b"]
+    twice = bench.ask("POST", "/queue", {"commands": ["c", "c"], "gpus": 0, "unique": True})[1]
+    assert twice == {"ids": [twice["ids"][0]] * 2}, "it was not there before"
+
+
+def test_a_dry_run_of_what_is_there_under_its_id(bench):
+    asked = {"command": "a", "gpus": 0, "id": "mine"}
+    assert bench.ask("POST", "/queue", asked) == bench.ask("POST", "/queue", asked) == (200, {"id": "mine"})
+    assert bench.ask("POST", "/queue", {**asked, "dry_run": True}) == (200, {"dry_run": True, "jobs": [], "known": ["mine"]})
+
+
+def test_only_a_job_that_wants_a_gpu_is_said_to_wait_for_them():
+    with Bench(default_gpus=0) as bench:
+        watch = bench.service.gpu_watch
+        watch.observation = nexus.replace(watch.observation, trouble="nvidia-smi is silent", gpus=())
+        assert "warning" not in bench.ask("POST", "/queue", {"command": "a"})[1]
+        assert bench.ask("POST", "/queue", {"command": "b", "gpus": 1})[1]["warning"] == "it waits: nvidia-smi is silent"
+
+
+def test_slurm_is_asked_for_no_arguments_whatever_else_is_asked_for_with_them():
+    with Bench(launcher="slurm") as bench:
+        plain = {"command": "python a.py"}
+        status, answer = bench.ask("POST", "/queue", [{**plain, "cuda_arg": True}, plain])
+        assert status == 400 and "wants cuda_arg" in answer["message"]
 
 
 def test_a_job_that_is_cancelled_at_once_is_warned_of(bench):
@@ -504,6 +527,9 @@ def test_a_job_that_is_cancelled_at_once_is_warned_of(bench):
     bench.become(first, "failed", cause="exit", exit_code=1)
     answer = bench.ask("POST", "/queue", {"command": "b", "gpus": 0, "after": [first]})[1]
     assert answer["warning"] == f"job {answer['id']} was cancelled at once: it was to come after job {first}, which failed (exit 1)"
+    second = bench.add(command="c", gpus=0, id="mine", after=[bench.add(gpus=0)])
+    bench.become(second, "cancelled", cause="dependency")
+    assert bench.ask("POST", "/queue", {"command": "c", "gpus": 0, "id": "mine"})[0] == 409
 
 
 def test_groups_are_listed_and_paused(bench):
