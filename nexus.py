@@ -7457,8 +7457,6 @@ class Node:
         return trouble.message if trouble else f"{self.name}: {fault}" if fault else None       # trouble names it
 
 
-
-
 class SlurmBackend:
     """The Slurm of `launcher = "slurm"`: a thread of its own submits, cancels and asks, so that nothing else waits for Slurm.
 
@@ -7848,11 +7846,9 @@ class Admission(Part):
                     contents[content_of(job)] = job.id
                     made.append(state.jobs[job.id])
                 ids.append(same or job.id)
-            new = {job.id for job in made}
-            before = tuple(job_id for job_id in known if job_id not in new)     # what is here twice is no job of before
             if is_dry:
-                raise DryRun(made, before)
-            return Added(tuple(ids), before)
+                raise DryRun(made, known)
+            return Added(tuple(ids), tuple(known))
 
         added: Added = self.store.update(add)
         if made:
@@ -8268,6 +8264,9 @@ class Runners(Part):
         numbers = [int(word) for word in saying.words] if saying.verb in ("start", "end") else []
         if saying.verb == "start":
             self.hear_outcome(job, Started({"pid": numbers[0], "pid_started": numbers[1]}))
+            if self.machine.leases and job.current.gpu_uuids:       # its claim comes before it has the lease
+                self.machine.leases.close_own(job.id)
+                self.service.gpu_watch.lease_rest.succeed()
         elif saying.verb == "end":
             self.hear_outcome(job, Result(min(numbers[0], 255), None, numbers[1] / 100))
         else:
@@ -8307,9 +8306,6 @@ class Runners(Part):
             launcher.launched_at.pop(job.id, None)
             if job.current.pid != news.facts.get("pid"):
                 self.service.record(job, **{"session": self.machine.session_of(job), **news.facts})
-            if self.machine.leases and job.id in self.machine.leases.held:      # its runner has it now
-                self.machine.leases.close_own(job.id)
-                self.service.gpu_watch.lease_rest.succeed()
         elif isinstance(news, Mapping):
             self.service.record(job, **news)
         else:
@@ -9361,7 +9357,8 @@ class Service:
         self.failure_count = 0
         self.failed_at = float("-inf")                      # monotonic
         self.last_failure = ""
-        self.heard_from, self.woken_by = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)     # both are the FIFO, when that is open
+        self.wake_read, self.wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self.fifo: int | None = None
         self.heard = b""
         self.hooks = Hooks(self)
         self.is_slurm = config.jobs.launcher == "slurm"
@@ -9380,7 +9377,7 @@ class Service:
 
     def wake(self) -> None:
         with contextlib.suppress(BlockingIOError):          # it has been woken already
-            os.write(self.woken_by, b"\n")
+            os.write(self.wake_write, b"w")
 
     def change(self, decide: Callable[[State], Iterable[Put]], message: str, *details: object) -> Any:
         """Make what somebody asked for, tell it in the log, and wake the loop.  Raises: what Store.update() raises."""
@@ -9471,8 +9468,7 @@ class Service:
                 os.unlink(path)
             if not os.path.lexists(path):
                 os.mkfifo(path, 0o600)
-            self.heard_from = self.woken_by = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
-            self.wake()                                     # somebody may have done so before
+            self.fifo = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as error:
             self.log.warning("%s: %s; ends of jobs are noticed within %g s", path, error, WATCH_INTERVAL_S)
 
@@ -9480,9 +9476,13 @@ class Service:
         """Wait for a word from a runner, a request, or the time."""
         import select
         self.due_at = self.clock.monotonic() + timeout_s
-        ready, _, _ = select.select([self.heard_from], [], [], timeout_s)
+        ready, _, _ = select.select([self.wake_read, *([] if self.fifo is None else [self.fifo])], [], [], timeout_s)
         self.due_at = min(self.due_at, self.clock.monotonic())
-        *lines, self.heard = (self.heard + (os.read(self.heard_from, 65536) if ready else b"")).split(b"\n")
+        for source in ready:
+            with contextlib.suppress(BlockingIOError):          # somebody else reads the FIFO too
+                said = os.read(source, 65536)
+                self.heard += said if source == self.fifo else b""
+        *lines, self.heard = self.heard.split(b"\n")
         self.heard = self.heard[-4096:]
         return [saying for line in lines for saying in [parse_saying(line.decode("utf-8", "replace"))] if saying]
 
@@ -10053,8 +10053,9 @@ class Api:
         try:
             added = self.service.admission.submit(submissions, caller, None if is_dry else idempotency_key, is_dry)
         except DryRun as tried:
-            shown, (made, known) = [name for name in ASKED if name not in ("id", "limits", "umask", *fields_of(Asked))], tried.args
+            shown, (made, twins) = [name for name in ASKED if name not in ("id", "limits", "umask", *fields_of(Asked))], tried.args
             lost = next((job.current.cause_line for job in made if job.status != PENDING), None)
+            known = [job_id for job_id in twins if job_id not in [job.id for job in made]]
             return {"dry_run": True, "jobs": [{name: getattr(job, name) for name in shown} for job in made if job.status == PENDING],
                     **({"known": known} if known else {}), **({"warning": f"it would be cancelled at once: {lost}"} if lost else {})}
         answer: dict[str, Any] = {"id": added.ids[0]} if isinstance(body, dict) and "commands" not in body else {"ids": added.ids}
@@ -10272,11 +10273,11 @@ class Api:
     @contextlib.contextmanager
     def read_of_unknown(self, sender: Sender) -> Iterator[None]:
         """Forms are large, and some senders are known only by what is in them.  Raises: unavailable, when too many are being read."""
+        if len(self.form_senders) >= MAX_UNKNOWN_FORMS or self.form_senders.count(sender) >= 2:
+            raise NexusError("unavailable", "too many forms are just being read of senders not known before",
+                             hint="try again, or send the token also as Authorization: Bearer TOKEN")
         self.form_senders.append(sender)
         try:
-            if len(self.form_senders) > MAX_UNKNOWN_FORMS or self.form_senders.count(sender) > 2:
-                raise NexusError("unavailable", "too many forms are just being read of senders not known before",
-                                 hint="try again, or send the token also as Authorization: Bearer TOKEN")
             yield
         finally:
             self.form_senders.remove(sender)
@@ -10493,8 +10494,8 @@ class Connection:
         for line in lines:
             match = HEADER.fullmatch(line)
             name = match[1].lower() if match else ""
-            faults += [line] if not match or (name in headers and name in SINGLE_HEADERS) else []
-            headers[name] = match[2].strip() if match else ""
+            faults += [name or line] if not match or (name in headers and name in SINGLE_HEADERS) else []
+            headers[name] = match[2].strip(" \t") if match else ""
         if asked is None or faults:
             raise NexusError("usage", "a request begins like `GET /status HTTP/1.1`, and each line after it is `Name: text`"
                              f", once: {format_line(faults[0] if asked else first, 100)}")
@@ -10644,11 +10645,12 @@ class Server:
         self.open: list[Connection] = []            # in the order in which they came
         self.guard, self.closed = threading.Lock(), threading.Event()
         # http.server waits for callers, and gives each a thread
-        self.http = http.server.ThreadingHTTPServer(("", 0), lambda made, *_: made.run(tls), bind_and_activate=False)
+        own_way: dict[str, Any] = {
+            "timeout": ACCEPT_WAIT_S, "daemon_threads": True, "block_on_close": False, "fileno": self.arrivals.fileno,
+            "get_request": self.accept, "verify_request": self.admit, "handle_error": self.note_fault, "shutdown_request": self.end}
+        make_server: Any = type("HttpServer", (http.server.ThreadingHTTPServer,), own_way)
+        self.http = make_server(("", 0), lambda made, *_: made.run(tls), bind_and_activate=False)
         self.http.socket.close()                    # it listens on several
-        vars(self.http).update(
-            timeout=ACCEPT_WAIT_S, daemon_threads=True, block_on_close=False, fileno=self.arrivals.fileno,
-            get_request=self.accept, verify_request=self.admit, handle_error=self.note_fault, shutdown_request=self.end)
 
     def serve(self) -> None:
         """Until close()."""
@@ -11252,7 +11254,6 @@ function choice(facts, options, chosen) {       // options: [value, text]
   select.value = chosen;
   return select;
 }
-
 
 // What is drawn is made anew each time, and only what differs is taken over: rows are kept, moved and updated, so that the
 // focus, a selection and the place one has scrolled to survive.
@@ -11897,7 +11898,6 @@ function openAddForm(job = {}) {                // or another such job
     (event) => { if (event.key === 'Enter' && (event.ctrlKey || event.metaKey)) form.requestSubmit(); });
   openDialog('Add a job', form.elements.command, form);
 }
-
 
 at('add').addEventListener('click', () => openAddForm());
 
@@ -12613,8 +12613,10 @@ class Client:
             raise ConnectionRefusedError("it does not run")
         if not self.layout:
             family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
-            # Looked up once: what is checked is what is connected to
-            address = socket.getaddrinfo(self.host, self.port, family, socket.SOCK_STREAM)[0][4]
+            try:                                        # once: what is checked is what is connected to
+                address = socket.getaddrinfo(self.host, self.port, family, socket.SOCK_STREAM)[0][4]
+            except UnicodeError:
+                raise OSError(f"{self.host} cannot be a machine's name") from None
             if is_loopback(address[0]) and not self.is_secure:
                 self.check_owner(unmap(address[:2]), None)      # before they even see a connection
         connection = socket.socket(family, socket.SOCK_STREAM)
@@ -12947,6 +12949,8 @@ def watch_status(call: Call) -> None:
             try:
                 text = format_snapshot(Client.find(call.environ, is_starting=False).status(), call.paint)
             except NexusError as error:
+                if error.kind != "unavailable":
+                    raise
                 text = call.paint.join([call.paint("red", error.message)])
             if is_terminal:
                 rows = os.get_terminal_size(call.out.fileno()).lines

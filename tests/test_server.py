@@ -66,7 +66,7 @@ class Bench:
     def __exit__(self, *_):
         shutil.rmtree(self.folder)
         self.service.wake = bool                # nobody listens any more
-        for descriptor in (self.service.heard_from, self.service.woken_by):
+        for descriptor in (self.service.wake_read, self.service.wake_write):
             os.close(descriptor)
 
     def ask(self, method, path, body=None, headers=None, query=None, uid=OWNER, peer="127.0.0.1"):
@@ -497,8 +497,6 @@ def test_unique_says_what_is_known(bench):
     assert bench.ask("POST", "/queue", {"command": "a", "gpus": 0, "unique": True}) == (200, {"id": first, "known": [first]})
     ids = bench.ask("POST", "/queue", {"commands": ["a", "b"], "gpus": 0, "unique": True})[1]
     assert ids["ids"][0] == first and ids["known"] == [first] and bench.commands == ["a", "b"]
-    twice = bench.ask("POST", "/queue", {"commands": ["c", "c"], "gpus": 0, "unique": True})[1]
-    assert twice == {"ids": [twice["ids"][0]] * 2}, "it was not there before"
 
 
 def test_a_dry_run_of_what_is_there_under_its_id(bench):

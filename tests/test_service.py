@@ -8,6 +8,7 @@ import os
 import pathlib
 import queue
 import threading
+import time
 import types
 
 import live
@@ -214,8 +215,8 @@ class World:
         self.store.journal.file.close()
         for thread in set(threading.enumerate()) - self.threads:        # they wake it when they are through
             live.until(lambda: is_over(thread), str(thread))      # noqa: B023
-        os.close(self.service.heard_from)
-        os.close(self.service.woken_by)
+        os.close(self.service.wake_read)
+        os.close(self.service.wake_write)
 
     def probe(self):
         nexus.probe_gpus(self.service)
@@ -3289,3 +3290,17 @@ def test_a_snapshot_that_cannot_be_brought_there(head, monkeypatch):
         assert "temporarily unavailable" in node.heard[key].message
         node.heard.clear()
     assert len(brought) == 2
+
+
+def test_who_else_reads_the_fifo_keeps_nobody_from_being_heard(world):
+    """A request wakes the loop all the same, and the loop goes on when the other reader was faster."""
+    w = world(gpus=0)
+    w.service.open_fifo()
+    w.service.wake()
+    began = time.monotonic()
+    assert w.service.listen(60) == [] and time.monotonic() - began < 50
+    os.write(w.service.fifo, b"start abc 1 2 3\n")
+    read = os.read
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "read", lambda handle, size: (read(handle, size), read(handle, size))[1])
+        assert w.service.listen(60) == [], "a read by the other one comes first: then there is nothing left"
