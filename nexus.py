@@ -7137,6 +7137,7 @@ SYNC_PATIENCE_S = 15.0          # beyond that, the line is taken to be cut
 FOLLOW_INTERVAL_S = (0.05, 0.5)      # how often a followed log is looked at: soon after a line, rarely when silent
 LOG_BYTES = 2**20               # of all logs together, in one answer: a slow line has it within SYNC_PATIENCE_S
 WITHDRAW_PATIENCE_S = 3.0       # a node that has not begun a job within this gives it back
+CWD_TIMEOUT_S = 5.0             # for a look at a job's directory there: the order is answered within SYNC_PATIENCE_S
 REFUSAL_REST_S = 5.0            # and gets no other one for a while
 NODE_ALARM_S = 30.0             # a node that is not heard for so long is bad for health
 NODE_PAUSED = "its queue is paused"
@@ -7215,7 +7216,7 @@ class Node:
             self.rest.succeed()
             return 2 * (time.thread_time() - began_s)       # one that sends news without end gets a third of a core
         except Exception as error:
-            if self.line and self.is_urgent:                # hurry() has cut it
+            if self.line and self.is_urgent and isinstance(error, (OSError, NexusError)):      # hurry() has cut it
                 return 0.0
             self.lose(error)
             self.rest.fail(self.service.clock.monotonic())
@@ -7364,8 +7365,8 @@ class Node:
         for one in self.asked.want:
             if one.order and told.refusal:
                 self.refuse(one.key, decode_error(told.refusal))
-            elif one.key in news or self.asked.since is None:
-                self.heard[one.key] = news.get(one.key)
+            elif one.key in news or (self.asked.since is None and not isinstance(self.heard.get(one.key), NexusError)):
+                self.heard[one.key] = news.get(one.key)     # but a refusal that is not recorded yet stays
             elif one.order:
                 raise describe_bad_node(self.name, f"nothing is said of job {one.key[0]}")
         is_killed = all(remote.attempt.stop_cause == "killed" for remote in told.jobs)
@@ -7377,8 +7378,9 @@ class Node:
             if self.heard[key] is None and job.current.pid is None:
                 try:
                     order = self.make_order(job)
-                except (NexusError, OSError) as error:      # what it needs is not here any more
-                    self.refuse(key, NexusError("not_found", str(error), getattr(error, "hint", "")))
+                except (NexusError, OSError) as error:      # what it needs is not here any more, or cannot be read just now
+                    is_gone = isinstance(error, (NexusError, FileNotFoundError, NotADirectoryError))
+                    self.refuse(key, NexusError("not_found" if is_gone else "unavailable", str(error), getattr(error, "hint", "")))
                 else:
                     if order:
                         return {key: order}
@@ -7386,7 +7388,7 @@ class Node:
 
     def refuse(self, key: tuple[str, int], error: NexusError) -> None:
         """It does not get a job."""
-        self.heard[key] = error
+        self.heard[key] = NexusError(error.kind, format_line(error.message, 1000), format_line(error.hint, 1000))
         self.service.wake()
 
     def make_order(self, job: Job) -> Order | None:
@@ -8693,7 +8695,7 @@ class NodePool(Part):
                          trouble=self.service.gpu_watch.observation.trouble, hint=None, unknown_since=None, control=None),
                 *map(describe_other, self.nodes.values())]
 
-    def send(self, job: Job) -> News | None:
+    def send(self, job: Job) -> None:
         """Have a job started on another machine, as is recorded.  What becomes of it hear_node() hears.
 
         Raises: OSError, NexusError, when it cannot be started there.
@@ -8703,13 +8705,16 @@ class NodePool(Part):
             check_script(interpreter, words[0])
         self.service.launcher.make_job_folder(job)
         node = self.nodes.get(job.current.node)
+        is_sent = node is not None and node.trouble is None
+        if not is_sent:                                 # since it was planned; nobody has sent it
+            why = f"{node.name} cannot be reached" if node else f"there is no node {job.current.node} any more"
+            with contextlib.suppress(NexusError):       # the disk is full: then it goes there when that can be reached
+                self.service.runners.hear_outcome(job, Requeue(why))
         if node:
-            node.heard[find_order_key(job)] = None      # also when it is to go back and the disk is full: then it goes there
-        if node is None or node.trouble is not None:    # since it was planned; nobody has sent it
-            return Requeue(f"{job.current.node} cannot be reached")
-        self.service.launcher.tell_start(job)
-        node.hurry()
-        return None
+            node.heard[find_order_key(job)] = None      # not before: an attempt that goes back must not be sent meanwhile
+        if node and is_sent:
+            self.service.launcher.tell_start(job)
+            node.hurry()
 
     def hear_node(self, node: Node) -> None:
         """Take in what a node has told, and look after the jobs there."""
@@ -8804,7 +8809,10 @@ class NodeSide(Part):
         import threading
         super().__init__(service)
         self.told_at: dict[str, float] = {}                 # another nexus: when it was told last of the GPUs here, monotonic
-        self.lock = threading.Lock()                        # of who takes jobs, or ends those that it did not know of
+        self.lock = threading.Lock()                        # of who adds jobs, or ends those that it did not know of
+        self.taking = threading.Lock()                      # of who removes what a former attempt has left, and then adds
+        # A job's id and head_attempt: since when it is known to wait, monotonic
+        self.waiting_since: dict[tuple[str, int], float] = {}
 
     def exchange(self, asked: Exchange, caller: Caller) -> Synced:
         """POST /node/sync: do what another nexus wants, once however often it asks; tell what is new here."""
@@ -8820,20 +8828,21 @@ class NodeSide(Part):
             changed.update(what.id for _, kind, what in found if kind == "job" and what.head == head)
             is_news = is_news or bool(changed) or any(      # own jobs take GPUs
                 kind in ("gpus", "queue") or (kind == "job" and what.status != PENDING) for _, kind, what in found)
-            return number == events.next_number and not is_gap
+            return is_gap or number == events.next_number
 
         for wanted in asked.want:
             if wanted.order:
                 changed.add(wanted.key[0])
                 try:
-                    with self.lock:
-                        self.take_job(head, wanted, wanted.order, caller)
+                    self.take_job(head, wanted, wanted.order, caller)
                 except NexusError as error:
                     refusal = error.to_json()
         give_up_at, pause_s = clock.monotonic() + min(60.0, asked.wait_seconds), FOLLOW_INTERVAL_S[0]
         while True:
             with self.lock:                             # an older question must not end a job of which it does not know
-                if look(0.0):
+                while not look(0.0):                    # there are more, or one has come just now
+                    pass
+                if not is_gap:
                     changed |= self.obey(asked, changed, caller)
             logs = self.read_new_logs(asked)
             if is_gap or is_news or logs or clock.monotonic() >= give_up_at or self.service.is_stopping:
@@ -8855,11 +8864,12 @@ class NodeSide(Part):
 
         Of one that has `changed` since the last answer that is not known: the next question tells.
         """
-        want, now, unwanted = {one.key: one for one in asked.want}, self.clock.now(), set[str]()
+        want, now, at, unwanted = {one.key: one for one in asked.want}, self.clock.now(), self.clock.monotonic(), set[str]()
 
         def compare(state: State) -> Changes:
             for job in [state.jobs[job_id] for job_id in state.sent.get(asked.head, ())]:
-                wanted = want.get((job.id, job.head_attempt))
+                wanted = want.get(key := (job.id, job.head_attempt))
+                since = self.waiting_since.setdefault(key, at) if job.status == PENDING else self.waiting_since.pop(key, at)
                 is_unwanted = wanted is None and job.id not in changed
                 unwanted.update([job.id] if is_unwanted else ())
                 if job.status in FINAL and is_unwanted:     # all of it has come
@@ -8868,7 +8878,7 @@ class NodeSide(Part):
                     continue
                 elif is_unwanted or (wanted and wanted.is_stopped):
                     yield from stop_job(state, job, caller.name, now)
-                elif job.status == PENDING and abs(now - job.status_history[-1][1]) > WITHDRAW_PATIENCE_S:
+                elif job.status == PENDING and at - since > WITHDRAW_PATIENCE_S:
                     why = format_reason(self.service.views.find_reason(job, state.paused))
                     yield from end_job(state, job, CANCELLED, now, cause="bounce", cause_line=why)
 
@@ -8891,8 +8901,9 @@ class NodeSide(Part):
         name = self.clock.new_token()
         if order.code is not None:
             said.update(command=f"{self.service.admission.find_python()} main.py", code=name)
-        elif "cwd" in said and "snapshot" not in said and not os.path.isdir(said["cwd"]):
-            # said now, the job may still go to another machine
+        elif "cwd" in said and "snapshot" not in said and run(
+                ["test", "-d", said["cwd"]], CWD_TIMEOUT_S, purpose=f"a look at the directory {said['cwd']}").exit_code:
+            # said now, the job may still go to another machine; by a program, as the file system may hang
             refuse(f"the directory {said['cwd']} does not exist on {self.service.node}",
                    hint="make it there, share it (NFS), or send the work tree along: nexus add --snapshot")
         env = {**asked.env, **({"PATH": path} if order.path else {})}
@@ -8922,13 +8933,14 @@ class NodeSide(Part):
                 yield from end_job(state, state.jobs[job.id], CANCELLED, now, cause="killed", stop_by=caller.name)
             return True
 
-        before: Job | None = self.store.read(lambda state: state.jobs.get(job_id))
-        if before and before.log_dir and before.status in FINAL and before.head == head and before.head_attempt < number:
-            # The other nexus has all of these logs: they must not be taken for this attempt's.
-            remove_job_files(self.layout.log_dir, before.log_dir,
-                             LOG_FILES if is_same_job(before.head_attempt, number) else OWN_FILES)
-        with self.service.history.keep_code(name, order.code):
-            is_new = self.store.update(add)
+        with self.taking:
+            before: Job | None = self.store.read(lambda state: state.jobs.get(job_id))
+            if before and before.log_dir and before.status in FINAL and before.head == head and before.head_attempt < number:
+                # The other nexus has all of these logs: they must not be taken for this attempt's.
+                remove_job_files(self.layout.log_dir, before.log_dir,
+                                 LOG_FILES if is_same_job(before.head_attempt, number) else OWN_FILES)
+            with self.service.history.keep_code(name, order.code), self.lock:
+                is_new = self.store.update(add)
         if is_new:
             self.log.info("Job %s added by %s for another machine's nexus: %s", job_id, caller.name,
                           format_line(draft.job.command, 300))

@@ -3027,7 +3027,57 @@ def test_a_reboot_ends_another_nexus_job_whatever_the_setting_here(world):
     assert (w.job("abc").status, w.job("abc").current.cause) == ("failed", "reboot") and w.job(own).status in ("pending", "running")
 
 
+def test_an_order_that_takes_long_keeps_no_other_nexus_waiting(world, monkeypatch):
+    w = world()
+    going_on, draft, told = threading.Event(), w.service.admission.draft, {}
+    monkeypatch.setattr(w.service.admission, "draft", lambda *asked: going_on.wait(live.PATIENCE_S) and draft(*asked))
+    slow = threading.Thread(target=lambda: told.update(give(w, order())))
+    other = threading.Thread(target=lambda: told.update(other=tell(w, head="0-87654321")["jobs"]))
+    slow.start()
+    other.start()
+    other.join(live.PATIENCE_S / 2)
+    assert told == {"other": []}
+    going_on.set()
+    slow.join(live.PATIENCE_S)
+    assert told["abc"] is None and w.job("abc")
+
+
+def test_an_order_for_a_directory_that_hangs_is_refused_for_now(world, tmp_path, monkeypatch):
+    w = world()
+    (tmp_path / "bin").mkdir()
+    hanging = tmp_path / "bin/test"
+    hanging.write_text("#!/bin/sh\nexec sleep 1000\n")
+    hanging.chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    monkeypatch.setattr(nexus, "CWD_TIMEOUT_S", 0.1)
+    refusal = hear(w, order())["refusal"]
+    assert refusal["error"] == "unavailable" and "a look at the directory / did not answer" in refusal["message"]
+
+
+def test_what_is_not_wanted_ends_however_much_has_happened(world):
+    """The answer says what is not wanted here: who hears of nothing takes it that all has ended."""
+    w = world()
+    give(w, order())
+    w.run("abc", 100)
+    since = w.store.events.next_number
+    w.store.events.publish([("gpus", None)] * 2500)
+    told = hear(w, since=since)
+    assert w.job("abc").current.stop_cause == "killed" and [job["key"] for job in told["jobs"]] == [["abc", 1]]
+
+
+def test_a_clock_that_is_set_withdraws_nothing(world):
+    w = world(gpus=1)
+    give(w, order("aaa"), order("bbb"))
+    w.run("aaa", 100)
+    tell(w, want("aaa"), want("bbb"))
+    w.clock.wall += 3600
+    tell(w, want("aaa"), want("bbb"))
+    assert w.job("bbb").status == "pending"
+
+
 # This nexus, and a node whose line the test itself is
+
+FOLLOW = nexus.Node.follow
 
 @pytest.fixture
 def head(world, monkeypatch):
@@ -3139,6 +3189,85 @@ def test_the_line_is_cut_between_the_plan_and_the_order(head, monkeypatch):
     assert w.job(job_id).status == "running"
     one, = node.make_question(None).want
     assert one.key == nexus.find_order_key(w.job(job_id)) and one.order
+
+
+@pytest.mark.parametrize("is_full", [False, True], ids=["recorded", "the disk is full"])
+def test_an_attempt_that_goes_back_is_not_sent_before_that_is_recorded(head, monkeypatch, is_full):
+    """The node may be reached again at any moment, and is asked by another thread."""
+    w = head()
+    job_id, node, hear_outcome, wanted = w.add(), w.service.pool.nodes["n1"], w.service.runners.hear_outcome, []
+    real = w.service.pool.send
+
+    def send(job):
+        node.trouble = nexus.NexusError("unavailable", "cannot reach n1")
+        return real(job)
+
+    def record(job, news):
+        head.connect(w)
+        wanted.extend(node.make_question(None).want)
+        if is_full:
+            raise nexus.NexusError("unavailable", "the disk is full")
+        hear_outcome(job, news)
+
+    monkeypatch.setattr(w.service.pool, "send", send)
+    monkeypatch.setattr(w.service.runners, "hear_outcome", record)
+    w.turn()
+    assert wanted == [] and w.job(job_id).status == ("running" if is_full else "pending")
+    assert [one.key[0] for one in node.make_question(None).want] == ([job_id] if is_full else []), "it goes there when that can be reached"
+
+
+def test_a_job_for_a_node_that_has_gone_says_so(head, monkeypatch):
+    w = head()
+    job_id, send = w.add(), w.service.pool.send
+
+    def forget(job):
+        monkeypatch.setattr(w.service.pool, "nodes", {})
+        return send(job)
+
+    monkeypatch.setattr(w.service.pool, "send", forget)
+    w.turn()
+    assert w.job(job_id).attempts[-1].cause_line == "there is no node n1 any more"
+
+
+def test_a_refusal_stays_until_it_is_recorded_and_is_cut(head):
+    """The node is reached anew meanwhile, and says nothing of a job that it never had."""
+    w = head()
+    job_id, node = w.add(), w.service.pool.nodes["n1"]
+    w.turn()
+    key = nexus.find_order_key(w.job(job_id))
+    sent = nexus.Wanted(key, (0, 0), False, nexus.Order("ann", "", {}))
+    node.asked = nexus.Exchange("", (sent,), 0.0, 1)
+    node.take_jobs(nexus.Synced("", 1, 0.0, {}, (), {"error": "unavailable", "message": "x" * 5000, "hint": "y" * 5000}))
+    assert len(node.heard[key].message) <= 1000 and len(node.heard[key].hint) <= 1000
+    node.asked = nexus.Exchange("", (nexus.replace(sent, order=None),), 0.0, None)
+    node.take_jobs(nexus.Synced("", 1, 0.0, {}, ()))
+    assert isinstance(node.heard[key], nexus.NexusError)
+    there = remote(w.job(job_id), "pending")
+    node.take_jobs(nexus.Synced("", 1, 0.0, {}, (there,)))
+    assert node.heard[key] == there
+
+
+@pytest.mark.parametrize("error, kind", [
+    (FileNotFoundError(2, "No such file or directory"), "not_found"), (NotADirectoryError(20, "Not a directory"), "not_found"),
+    (nexus.NexusError("forbidden", "it may not be run here"), "not_found"), (OSError(5, "Input/output error"), "unavailable")], ids=str)
+def test_what_keeps_an_order_from_being_made(head, monkeypatch, error, kind):
+    """Only what is gone keeps a job from that node for good."""
+    w = head()
+    job_id, node = w.add(), w.service.pool.nodes["n1"]
+    w.turn()
+    monkeypatch.setattr(node, "make_order", lambda job: (_ for _ in ()).throw(error))
+    assert not any(one.order for one in node.make_question(None).want)
+    assert node.heard[nexus.find_order_key(w.job(job_id))].kind == kind
+
+
+@pytest.mark.parametrize("error, is_cut", [(ConnectionError("cut"), True), (KeyError("x"), False)], ids=str)
+def test_a_fault_of_nexus_is_no_line_that_was_cut_for_something_new(head, monkeypatch, error, is_cut):
+    w = head()
+    node = w.service.pool.nodes["n1"]
+    node.line, node.is_urgent = object(), True
+    monkeypatch.setattr(node, "exchange", lambda: (_ for _ in ()).throw(error))
+    FOLLOW(node)
+    assert (node.trouble is None, w.service.failure_count) == ((True, 0) if is_cut else (False, 1))
 
 
 def test_a_job_cannot_be_begun_there(head):
