@@ -554,7 +554,8 @@ def test_it_waits_until_that_is_put_away(box, repo):
     second = box.start(box.prepare(STEP, attempt=2, **of_it))
     box.hear("start")
     box.hear("start")
-    until(lambda: "sleep" in find_children(second.pid))
+    until(lambda: "sleep" in find_children(second.pid), lambda: (
+        f"{find_children(second.pid)} of {second.poll()}, after {first.poll()}: {os.listdir(box.layout.job_folder('abc'))}"))
     assert first.poll() is None and len(attempts_of(box)) == 1
     os.killpg(second.pid, signal.SIGTERM)
     assert second.wait(60) == 0 and os.path.exists(box.path("tree/out/checkpoint")), "that is the first one's still"
