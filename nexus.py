@@ -857,7 +857,7 @@ class Job:
         None, NUMBER(0.001, 31536000), "how long it should take: for estimates and gaps; stopped at twice that",
         "asked kept sent public", flag="--expect TIME", like="30m", text=DURATION_TEXT, parse=parse_duration)
     umask: int | None = optional(None, WHOLE(0, 0o777), "its umask", "asked kept sent hidden")
-    limits: tuple[tuple[str, int, int], ...] = optional(
+    limits: tuple[tuple[str, int, int], ...] = optional(        # (name, soft, hard)
         (), RLIMITS, "resource limits: {name: [soft, hard]}, -1 = unlimited", "asked kept hidden",
         convert=lambda given: tuple(sorted((name, *pair) for name, pair in given.items())))
     status: str = PENDING
@@ -2311,7 +2311,7 @@ def describe_submitted(job: Job, seen: SlurmJob | None, trouble: str | None = No
 
 # ==== 6. SCHEDULER ==== what to do next, decided from values alone
 # Jobs start in the queue's order; one that cannot start lets later ones pass.  Jobs of one request class ask for the
-# same: when the first of a class cannot start, none of it can, and plan() need not look at the others.  A job that could
+# same: when the first of a class cannot start, none of it is tried: plan() need not look at the others.  A job that could
 # have started for reserve_after_seconds is starving: it keeps GPUs until it has enough, one job of a machine at a time.
 # Others may use those only if they are expected to end before.  Shares of GPUs are counted in hundredths: that is
 # accounting, nothing keeps a job to its share.
@@ -2380,7 +2380,10 @@ MPS_SERVER = "nvidia-cuda-mps"  # -server: the kernel keeps 15 characters of a n
 
 
 def find_obstacle(gpu: Gpu, config: GpuConfig, jobs: Sequence[Job] = ()) -> Reason | None:
-    """Why no job may have this GPU beside those there.  Of code `resources`: what their end may take out of the way."""
+    """Why no job may have this GPU beside those there.  Of code `resources`: what their end may take out of the way.
+
+    Memory that reads N/A matters only where a minimum is asked for.
+    """
     if gpu.fault:
         return Reason("node-down", gpu.place, f"is unusable ({gpu.fault})")
     if gpu.is_paused:
@@ -4299,7 +4302,7 @@ def write_atomic(path: str, pieces: Iterable[str], mode: int = 0o600, is_synced:
     try:
         remove_file(aside)          # what a crash left; and in a folder that all may write nobody's link is followed
         handle = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-        # In steps of MiB: many small writes starve other threads, each of which lets go of the interpreter for too short.
+        # In steps of MiB: a write of less gives up the interpreter for too short a time for other threads to get it.
         with open(handle, "w", 2**20, encoding="utf-8", errors="surrogateescape") as file:
             file.writelines(pieces)
             if is_synced:
@@ -6406,11 +6409,12 @@ class Store:
     def update(self, decide: Callable[[State], Iterable[Put]]) -> Any:
         """Make the changes that `decide` yields; each is in State before it goes on.  Returns what it returns, as a generator.
 
+        It runs in this thread, or in another that commits just then: one commits what all have asked for meanwhile.
         Raises: what `decide` raises; unavailable, when the disk refuses.  Then nothing has changed.
         """
         own = Transaction(decide)
         self.waiting.append(own)
-        with self.committing:               # whoever gets it first commits for all who wait
+        with self.committing:
             if own.error is UNDONE:
                 self.commit()
         if own.error is not None:
@@ -7872,24 +7876,24 @@ class Admission(Part):
 
     def add_job(self, state: State, draft: Draft, caller: Caller, now: float, **facts: Any) -> Changes:
         """The changes that put a job into the queue; returns it.  Raises: queue_full, not_found, forbidden."""
-        asked, limit, count, config = draft.job, draft.asked.max_concurrent, count_pending(state), self.config.jobs
+        job, limit, count, config = draft.job, draft.asked.max_concurrent, count_pending(state), self.config.jobs
         if count >= config.queue_limit:
             raise NexusError("queue_full", f"the queue is full: {count} jobs are pending, queue_limit is {config.queue_limit}",
                              hint="wait for some to end, or raise [jobs] queue_limit")
-        own, most = sum(len(users.get(asked.user, ())) for users in state.pending.values()), config.max_pending_per_user
+        own, most = sum(len(users.get(job.user, ())) for users in state.pending.values()), config.max_pending_per_user
         if 0 < most <= own:
-            raise NexusError("queue_full", f"{format_count(own, 'job')} of {asked.user} are pending, and max_pending_per_user is {most}",
+            raise NexusError("queue_full", f"{format_count(own, 'job')} of {job.user} are pending, and max_pending_per_user is {most}",
                              hint="wait for some to end, or raise [jobs] max_pending_per_user")
-        parents = [find_own_job(state, parent, caller) for parent in asked.after]
-        if asked.environment not in state.environments and draft.variables is not None:
-            yield Put("environments", asked.environment, draft.variables)
-        group = state.groups.get(asked.group or "")
-        if asked.group and limit and (group is None or group.limit != limit):
-            yield Put("groups", asked.group, replace(group or Group(asked.group), limit=limit))
-        job_id = asked.id or self.clock.new_job_id(state.jobs)
-        job = replace(asked, id=job_id, cwd=self.layout.work_folder(job_id) if asked.code else asked.cwd, created_at=now,
+        parents = [find_own_job(state, parent, caller) for parent in job.after]
+        if job.environment not in state.environments and draft.variables is not None:
+            yield Put("environments", job.environment, draft.variables)
+        group = state.groups.get(job.group or "")
+        if job.group and limit and (group is None or group.limit != limit):
+            yield Put("groups", job.group, replace(group or Group(job.group), limit=limit))
+        job_id = job.id or self.clock.new_job_id(state.jobs)
+        job = replace(job, id=job_id, cwd=self.layout.work_folder(job_id) if job.code else job.cwd, created_at=now,
                       pending_dependencies=tuple(parent.id for parent in parents if parent.status != COMPLETED),
-                      status_history=((PENDING, now),), **{**next_place(state, asked.priority), **facts})
+                      status_history=((PENDING, now),), **{**next_place(state, job.priority), **facts})
         yield from add_job(job)
         lost = [parent for parent in parents if parent.status in FINAL and parent.status != COMPLETED]
         if lost:
@@ -7930,7 +7934,7 @@ class Admission(Part):
         return job
 
     def check_ever_runs(self, job: Job) -> None:
-        """Refuse what no machine can ever run.  What the GPUs are is known only after the first good look."""
+        """Refuse what no machine can ever run.  What the GPUs are is known after the first look, if that was good."""
         obstacle = find_slurm_obstacle(job) if self.service.is_slurm else None
         if obstacle:
             refuse(f"the job {obstacle.detail}", hint="[jobs] launcher is \"slurm\"; the kind of GPU is chosen by [slurm] partition, "
@@ -8276,7 +8280,7 @@ class Runners(Part):
             self.hear_outcome(job, Result(None, None, 0.0, "launch" if saying.verb == "fail" else "bounce", why))
 
     def hear_outcome(self, job: Job, news: News) -> None:
-        """Record what became of an attempt, however that was learned.  An end is recorded by schedule(), once nothing of it is left.
+        """Take in what became of an attempt, however that was learned.  An end is recorded by schedule(), once nothing of it is left.
 
         Raises: unavailable.
         """
@@ -8295,7 +8299,7 @@ class Runners(Part):
         elif isinstance(news, Result):
             if news.cause == "launch" and not job.current.node:
                 with contextlib.suppress(OSError):      # a late runner must find that its attempt is taken, if there is a job.sh
-                    take_claim(self.layout.job_folder(job.id), job.attempt)
+                    take_claim(self.find_folder(job), job.attempt)
             self.results.setdefault(job.id, news)
             if job.id in self.clearings:
                 self.clearings[job.id].next_look_at = 0.0
@@ -8485,7 +8489,7 @@ class Runners(Part):
 
 
 class Launcher(Part):
-    """Starts jobs on this machine."""
+    """Starts jobs: here, or by handing them to their node or to Slurm."""
 
     def __init__(self, service: Service) -> None:
         super().__init__(service)
@@ -8538,6 +8542,7 @@ class Launcher(Part):
         return {"notes": tuple(notes)} if notes else None
 
     def tell_start(self, job: Job) -> None:
+        """It was launched; that it runs is said by its job.sh."""
         self.service.counters.note_start(job)
         ran = job.current
         place = f"GPU {format_indices(ran.gpu_indices)}" if ran.gpu_indices else "the CPU"
@@ -9345,7 +9350,7 @@ class Views(Part):
 
 
 class Service:
-    """The scheduler of one machine."""
+    """What runs until it is stopped: parts that take requests, watch, start and end jobs; and the loop over them."""
 
     def __init__(self, config: Config, layout: Layout, store: Store, machine: Machine, clock: Clock, log: logging.Logger,
                  environ: Mapping[str, str]) -> None:
@@ -9517,7 +9522,7 @@ class Service:
 
         def decide(state: State) -> Changes:
             ended = []
-            for job_id, proof in evidence.items():          # nobody but this thread ends a running one
+            for job_id, proof in evidence.items():          # only this is asked to end a running one
                 job = state.jobs[job_id]
                 yield from self.runners.end_attempt(state, job, over[job_id], proof, now)
                 ended.append((job, state.jobs[job_id]))
