@@ -10971,7 +10971,7 @@ DASHBOARD_PAGE = r'''<!doctype html>
   --accent: light-dark(#2159c9, #8db4ff); --ok: light-dark(#0c6636, #6fd19a); --warn: light-dark(#754a00, #e8b75a);
   --bad: light-dark(#a81e18, #ff9990); --on-accent: light-dark(#fff, #0b1526); --accent-soft: light-dark(#e4edfc, #1b2a45);
   --ok-soft: light-dark(#dff3e7, #12301f); --warn-soft: light-dark(#fcefd2, #352811);
-  --bad-soft: light-dark(#fde7e5, #3b1a18); --paper: light-dark(#10141a, #090c0f); --print: #d5dbe3;
+  --bad-soft: light-dark(#fde7e5, #3b1a18); --paper: #0d1116; --print: #d5dbe3;
   --mono: ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace;
 }
 * { box-sizing: border-box; }
