@@ -12836,9 +12836,9 @@ class Call:
         if what and self.environ.get("NEXUS_URL"):
             refuse(f"NEXUS_URL is set, and {what} on the service's own machine", hint="ssh there; or unset NEXUS_URL")
 
-    def say(self, text: str) -> None:
-        """Words, for people: none with --json."""
-        if not self.options.json:
+    def say(self, text: str, is_beside_json: bool = False) -> None:
+        """Words, for people: with --json only those that its data does not tell."""
+        if is_beside_json or not self.options.json:
             self.err.write(f"nexus: {format_line(text)}\n")
             self.err.flush()
 
@@ -13067,7 +13067,7 @@ def submit(call: Call, work: Told) -> dict[str, Any]:
             kept = take_snapshot(body["cwd"], call.environ)
             body.update(snapshot=kept.commit, snapshot_repo=kept.repository)
             if kept.empty:
-                call.say(f"a snapshot leaves these empty, they are repositories of their own: {', '.join(kept.empty)}")
+                call.say(f"a snapshot leaves these empty, they are repositories of their own: {', '.join(kept.empty)}", True)
     try:
         answer = call.client.submit(body)
         is_needed = not answer.get("known")

@@ -238,6 +238,18 @@ def test_what_add_refuses(home, reason, words, says):
     assert len(home.client().jobs()) == before
 
 
+@pytest.mark.parametrize("words", [[], ["--json"]], ids=["the id", "JSON"])
+def test_what_a_snapshot_leaves_out_is_told(home, tmp_path, words):
+    for folder in (tmp_path, tmp_path / "nested"):
+        folder.mkdir(exist_ok=True)
+        subprocess.run(["git", "init", "-q", folder], check=True)
+        (folder / "a.txt").write_text("a")
+        subprocess.run(["git", "-C", folder, "add", "a.txt"], check=True)
+        subprocess.run(["git", "-C", folder, "-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "a"], check=True)
+    done = home.main("add", "--gpus", "0", "--snapshot", "--cwd", str(tmp_path), *words, "true")
+    assert (done.code, done.err) == (0, "nexus: a snapshot leaves these empty, they are repositories of their own: nested\n")
+
+
 def test_a_snapshot_for_another_machine_is_refused(home):
     home.main("status")
     there = {"NEXUS_URL": f"http://127.0.0.1:{home.port}", "NEXUS_TOKEN": home.file("token").read_text().strip()}
