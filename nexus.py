@@ -4717,6 +4717,26 @@ class Processes:
                             found.append(process)
         return found
 
+    def list_children(self, pid: int) -> list[int]:
+        """The children of a process, of all its threads."""
+        found: list[int] = []
+        with contextlib.suppress(OSError):
+            for thread in os.listdir(f"{PROC}/{pid}/task"):
+                with contextlib.suppress(NexusError):
+                    found += map(int, (read_text(f"{PROC}/{pid}/task/{thread}/children") or "").split())
+        return found
+
+    def walk(self, roots: Iterable[int]) -> list[Process]:
+        """These processes and all that descend from them, whatever else runs on the machine."""
+        todo, found = list(roots), dict[int, Process]()
+        while todo:
+            pid = todo.pop()
+            process = None if pid in found else self.find(pid)
+            if process:
+                found[pid] = process
+                todo += self.list_children(pid)
+        return [process for process in found.values() if not self.is_gone(process)]
+
     def read_mark(self, process: Process) -> str | None:
         """`service`, `viewer`, or `JOB NONCE`, of a process's environment as of its last exec.
 
@@ -4743,15 +4763,16 @@ class Processes:
             time.sleep(0.0005)
         return None
 
-    def find_members(self, jobs: Iterable[Job], over: Iterable[str] = ()) -> dict[str, list[Process]]:
+    def find_members(self, jobs: Iterable[Job], over: Iterable[str] = (), among: Sequence[Process] | None = None) -> (
+            dict[str, list[Process]]):
         """{job id: its processes}, less its job.sh, what only shows its logs, and, of jobs that are over, what job.sh
-        itself still does.
+        itself still does.  `among`: all that may be theirs; None: whatever runs on the machine.
         """
         by_mark = {f"{job.id} {job.current.nonce}": job for job in jobs}
         # Pids of before the boot mean nothing.
         runners = {job.current.pid: job for job in by_mark.values() if job.current.pid and job.current.boot_id == self.boot_id}
         tidying = {pid for pid, job in runners.items() if job.id in over}
-        alive = {process.pid: process for process in self.scan()}
+        alive = {process.pid: process for process in (self.scan() if among is None else among)}
         first = min((job.current.pid_started or 0 if job.current.pid else 0 for job in by_mark.values()), default=0)
         members: dict[str, list[Process]] = {job.id: [] for job in by_mark.values()}
         found: dict[int, Job] = {}
@@ -4777,7 +4798,8 @@ class Processes:
                 self.owners[process.pid] = process.started, f"{job.id} {job.current.nonce}"
                 if not is_runner and process.pid not in spared:
                     members[job.id].append(process)
-        self.forget(alive)
+        if among is None:
+            self.forget(alive)
         return members
 
     def forget(self, alive: Mapping[int, Process]) -> None:
@@ -5297,7 +5319,34 @@ class Machine:
         if config.jobs.launcher == "screen":
             self.no_screen_reason = self.screen.prepare()
         self.children: dict[str, subprocess.Popen[bytes]] = {}          # job id: screen or job.sh, to be reaped
+        self.launched: dict[str, int] = {}                  # job id: the pid of that, until the job is forgotten
+        self.is_subreaper = False
         self.boot_id = read_boot_id()
+
+    def become_subreaper(self) -> None:
+        """Processes of jobs whose parents have gone become this process's children: so they are found, whatever else runs.
+
+        Source: PR_SET_CHILD_SUBREAPER of prctl(2).
+        """
+        import ctypes
+        with contextlib.suppress(OSError, AttributeError):      # no C library is found, or none that has it
+            is_listed = os.path.exists(f"{PROC}/self/task/{os.getpid()}/children")        # CONFIG_PROC_CHILDREN
+            self.is_subreaper = is_listed and ctypes.CDLL(None).prctl(36, 1, 0, 0, 0) == 0
+
+    def find_members(self, jobs: Sequence[Job], over: Iterable[str]) -> dict[str, list[Process]]:
+        """Processes.find_members().  Of jobs that this process has launched it costs nothing that others run beside them."""
+        if not self.is_subreaper or any(job.id not in self.launched for job in jobs):
+            return self.processes.find_members(jobs, over)
+        own = {job.id for job in jobs}
+        others = {pid for job_id, pid in self.launched.items() if job_id not in own}
+        roots = {pid for job in jobs for pid in (job.current.pid, self.launched[job.id]) if pid}
+        # The orphans last: a process is there before its parent ends.  And twice: the kernel may leave one out whose sibling ends.
+        found: dict[int, Process] = {}
+        for _ in range(2):
+            found.update((process.pid, process) for process in self.processes.walk(roots))
+            orphans = set(self.processes.list_children(os.getpid())) - others
+            found.update((process.pid, process) for process in self.processes.walk(orphans))
+        return self.processes.find_members(jobs, over, list(found.values()))
 
     def launch(self, job: Job, script: str) -> None:
         """Start a job's script, detached from this process.  Raises: OSError."""
@@ -5305,20 +5354,33 @@ class Machine:
         command = ["/bin/sh", script, str(job.attempt)]
         if not self.no_screen_reason:
             command = self.screen.argv(f"nexus_job_{job.id}", command, is_daemon=False)
-        self.children[job.id] = subprocess.Popen(
+        child = self.children[job.id] = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd="/",
             env=self.screen.environ(), start_new_session=True)
+        self.launched[job.id] = child.pid
 
     def session_of(self, job: Job) -> str | None:
         """The PID.NAME of a job that this service has launched under screen."""
-        child = self.children.get(job.id)
-        return None if self.no_screen_reason or not child else f"{child.pid}.nexus_job_{job.id}"
+        pid = self.launched.get(job.id)
+        return None if self.no_screen_reason or not pid else f"{pid}.nexus_job_{job.id}"
 
     def reap(self) -> list[str]:
-        """The jobs whose screen or job.sh has ended since the last call."""
+        """The jobs whose screen or job.sh has ended since the last call.  Called by the main thread, which gets the orphans."""
         alive = {job_id: child for job_id, child in self.children.items() if child.poll() is None}
         gone, self.children = [job_id for job_id in self.children if job_id not in alive], alive
+        known = {child.pid for child in alive.values()}
+        orphans = read_text(f"{PROC}/self/task/{os.getpid()}/children") if self.is_subreaper else ""
+        for pid in map(int, (orphans or "").split()):
+            with contextlib.suppress(ChildProcessError):
+                if pid not in known:
+                    os.waitpid(pid, os.WNOHANG)
         return gone
+
+    def forget(self, job_id: str) -> None:
+        """A job is over, and nothing of it is left."""
+        self.launched.pop(job_id, None)
+        if self.leases:
+            self.leases.drop(job_id)
 
 
 # A work tree is kept through an index of its own: git's objects and one ref, refs/nexus/COMMIT, are all that is written
@@ -8372,8 +8434,8 @@ class Runners(Part):
         now = self.clock.monotonic()
         due = [job for job in wanted if now >= self.clearings.setdefault(job.id, Clearing(now)).next_look_at]
         if due:                                         # of another boot nothing is left
-            running = [job for job in running if job.current.boot_id == self.machine.boot_id]
-            members = self.machine.processes.find_members(running, self.results)
+            there = [job for job in due if job.current.boot_id == self.machine.boot_id]
+            members = self.machine.find_members(there, self.results)
             for job in due:
                 self.clear_job(job, members.get(job.id, ()), self.clearings[job.id], now)
 
@@ -8455,8 +8517,7 @@ class Runners(Part):
         if job.current.node:
             return
         self.service.gpu_watch.released_at.update(dict.fromkeys(job.current.gpu_uuids, self.clock.monotonic()))
-        if self.machine.leases:
-            self.machine.leases.drop(job.id)
+        self.machine.forget(job.id)
 
     def report_end(self, before: Job, job: Job) -> None:
         """`before`: as it ran."""
@@ -9420,6 +9481,7 @@ class Service:
 
     def run(self) -> None:
         """Serve until stopped."""
+        self.machine.become_subreaper()
         self.open_fifo()
         self.runners.adopt()
         for worker in (Worker(self, "asking for the GPUs", lambda: probe_gpus(self)), self.views.estimator,

@@ -1565,6 +1565,44 @@ def test_launch_under_screen(machine, screens, short):
     until(lambda: made.reap() == ["abc"])
 
 
+SUBREAPER = """
+import os, signal, sys, time
+import makers, nexus
+config = makers.config(provider="mock", mock_gpus=2, launcher="direct")
+machine = nexus.Machine(config, nexus.make_layout(sys.argv[1], config), "0-aaaaaaaa")
+machine.become_subreaper()
+nexus.Processes.scan = lambda *_: sys.exit("all of /proc was read")
+job = makers.running("abc", nonce="n", boot_id=machine.boot_id)
+mark = f"env NEXUS_JOB_ID={job.id} NEXUS_JOB_NONCE=n"
+script = sys.argv[1] + "/job.sh"
+with open(script, "w") as file:
+    file.write(f"(setsid {mark} sleep 601 &) ; ({mark} sh -c 'sleep 602 & wait' &) ; "
+               "setsid env -i sleep 603 & (env -i sleep 604 &) ; kill -9 $$")
+machine.launch(job, script)
+pid = machine.launched["abc"]
+started = machine.processes.find(pid).started
+job = nexus.change_job(job, pid=pid, pid_started=started).value
+def commands(over):
+    found = machine.find_members([job], over)["abc"]
+    return found, sorted(open(f"/proc/{process.pid}/cmdline").read().replace(chr(0), " ").strip() for process in found)
+EXPECTED = ["sh -c sleep 602 & wait", "sleep 601", "sleep 602", "sleep 604"]
+nexus.wait_until(lambda: commands(["abc"])[1] == EXPECTED, 20) or sys.exit(str(commands(["abc"])[1]))
+for process in commands(["abc"])[0]:
+    os.kill(process.pid, signal.SIGKILL)
+nexus.wait_until(lambda: machine.reap() is None or len(machine.processes.list_children(os.getpid())) <= 1, 20) or sys.exit("zombies stay")
+for pid in machine.processes.list_children(os.getpid()):
+    os.kill(pid, signal.SIGKILL)
+print("found, and reaped")
+"""
+
+
+def test_orphans_of_jobs_are_found_without_a_look_at_all_processes(short):
+    """603 has neither its parent nor its session nor its mark: nobody can tell whose it is."""
+    done = subprocess.run([sys.executable, "-c", SUBREAPER, short], capture_output=True, text=True, timeout=60,
+                          env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+    assert done.stdout == "found, and reaped\n", done.stderr
+
+
 # OpenSSH
 
 def ssh_to(**facts):

@@ -123,6 +123,16 @@ class FakeMachine:
     def session_of(self, job):
         return None
 
+    def become_subreaper(self):
+        pass
+
+    def find_members(self, jobs, over):
+        return self.processes.find_members(jobs, over)
+
+    def forget(self, job_id):
+        if self.leases:
+            self.leases.drop(job_id)
+
     def reap(self):
         gone, self.gone = self.gone, []
         for job_id in gone:
