@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     import ssl
     import subprocess
     from collections.abc import Generator
+    from io import BufferedReader
     from typing import IO, Any, NoReturn, TextIO, TypeVar, Union
 
     from typing_extensions import dataclass_transform
@@ -5589,7 +5590,8 @@ def call_through(control: str) -> list[str]:
 # HTTP as nexus asks it: one request a connection.  http.client would cost `nexus add` 35 ms.
 
 MAX_HEAD_BYTES = 2**16
-CUT_OFF = "it closed the connection before its answer was complete"
+MAX_HEAD_LINES = 100
+CUT_OFF, NO_HTTP = "it closed the connection before its answer was complete", "it does not speak HTTP"
 
 
 def watch_line(line: socket.socket, timeout_s: float) -> None:
@@ -5616,49 +5618,59 @@ class Answer:
         return bytes(body)
 
 
-def send_request(line: socket.socket, method: str, path: str, headers: Mapping[str, str],
-                 content: bytes | None) -> Answer:
+def send_request(line: socket.socket, method: str, path: str, headers: Mapping[str, str], body: object = None) -> Answer:
     """Raises, also as the pieces are read: OSError, when the line is cut; ValueError, when what answers is no HTTP."""
-    head = [f"{method} {path} HTTP/1.1", "Connection: close"]
-    head += [f"{name}: {text}" for name, text in headers.items() if text]
-    if content is not None:
-        head += ["Content-Type: application/json", f"Content-Length: {len(content)}"]
-    line.sendall("\r\n".join([*head, "", ""]).encode("latin-1", "replace") + (content or b""))
+    content = b"" if body is None else encode_json(body).encode("ascii")
+    sent = {**headers, "Connection": "close"}
+    if content:
+        sent.update({"Content-Type": "application/json", "Content-Length": str(len(content))})
+    asked = [f"{method} {path} HTTP/1.1", *(f"{name}: {text}" for name, text in sent.items() if text), "", ""]
+    line.sendall("\r\n".join(asked).encode("latin-1", "replace") + content)
     reader = line.makefile("rb")
-    first, found, name = reader.readline(MAX_HEAD_BYTES), {}, "no end of the head"
-    status = re.match(rb"HTTP/1\.[01] (\d{3})\b", first)
-    for _ in range(100):
-        name, _, text = reader.readline(MAX_HEAD_BYTES).decode("latin-1").partition(":")
-        if not text.endswith("\n"):
-            break
-        found[name.lower()] = text.strip()
-    if not first or not name:
+    head = [reader.readline(MAX_HEAD_BYTES).decode("latin-1")]
+    while head[-1].strip() and len(head[-1]) < MAX_HEAD_BYTES and len(head) < MAX_HEAD_LINES:
+        head.append(reader.readline(MAX_HEAD_BYTES).decode("latin-1"))
+    if not head[-1]:
         raise ConnectionError(CUT_OFF)
-    if not status or name.strip():
-        raise ValueError("it does not speak HTTP")
+    status = re.match(r"HTTP/1\.[01] (\d{3})\b", head[0])
+    fields = [text.partition(":") for text in head[1:-1]]
+    if not status or head[-1].strip() or not all(colon for _, colon, _ in fields):
+        raise ValueError(NO_HTTP)
+    found = {name.lower(): text.strip() for name, _, text in fields}
+    size = int(found["content-length"]) if "content-length" in found else float("inf")
+    pieces = read_chunks(reader) if "transfer-encoding" in found else read_pieces(reader, size)
+    return Answer(int(status[1]), found, pieces)
 
-    def read(size: float) -> Iterator[bytes]:
-        """So many bytes, or all until the end."""
-        while size > 0 and (piece := reader.read1(int(min(size, 65536)))):
-            size -= len(piece)
-            yield piece
-        if 0 < size < float("inf"):
-            raise ConnectionError(CUT_OFF)
 
-    def read_chunks() -> Iterator[bytes]:
-        size = 1
-        while size:
-            text = reader.readline(MAX_HEAD_BYTES)
-            if not text.endswith(b"\n"):
-                raise ConnectionError(CUT_OFF)
-            if not re.match(b"[0-9a-fA-F]{1,15}\r?\n", text):
-                raise ValueError("it does not speak HTTP")
-            size = int(text, 16)
-            yield from read(size)
-            reader.readline(MAX_HEAD_BYTES)
+def read_pieces(reader: BufferedReader, size: float) -> Iterator[bytes]:
+    """So many bytes, or all until the end."""
+    while size > 0 and (piece := reader.read1(int(min(size, 65536)))):
+        size -= len(piece)
+        yield piece
+    if 0 < size < float("inf"):
+        raise ConnectionError(CUT_OFF)
 
-    length = int(found["content-length"]) if "content-length" in found else float("inf")
-    return Answer(int(status[1]), found, read_chunks() if "transfer-encoding" in found else read(length))
+
+def read_chunks(reader: BufferedReader) -> Iterator[bytes]:
+    size = 1
+    while size:
+        text = reader.readline(MAX_HEAD_BYTES)
+        if not re.match(b"[0-9a-fA-F]{1,15}\r?\n", text):
+            raise ValueError(NO_HTTP) if text.endswith(b"\n") else ConnectionError(CUT_OFF)
+        size = int(text, 16)
+        yield from read_pieces(reader, size)
+        reader.readline(MAX_HEAD_BYTES)
+
+
+def read_answer(answer: Answer, most_bytes: int) -> Any:
+    """JSON, a text, or None.  Raises: what the service answers; OSError; ValueError, when it is no nexus."""
+    content = answer.read(most_bytes)
+    if answer.status < 400 and answer.headers.get("content-type", "").startswith("text/plain"):
+        return content.decode()
+    data = load_json(content.strip() or b"null")
+    if answer.status >= 400 and not (isinstance(data, dict) and "checks" in data):      # of GET /health
+        raise decode_error(data, f"HTTP status {answer.status}")
+    return data
 
 
 class Ssh:
@@ -5842,19 +5854,16 @@ def ask_node(name: str, place: str, method: str, path: str, make_body: Callable[
         line.settimeout(timeout_s)
         try:
             line.connect(place)
-            content = encode_json(make_body(line)).encode("ascii")
-            answer = send_request(line, method, path, {"Host": "localhost"}, content)
-            data = load_json(answer.read(MAX_ANSWER_BYTES) or b"null")
-            if answer.status < 400:
-                return decode(kind, data, "its answer")
+            answer = send_request(line, method, path, {"Host": "localhost"}, make_body(line))
+            return decode(kind, read_answer(answer, MAX_ANSWER_BYTES), "its answer")
+        except NexusError as told:
+            raise NexusError(told.kind, format_line(told.message, 1000), format_line(told.hint, 1000)) from None
         except socket.timeout:
             raise TimeoutError(f"no answer within {timeout_s:g} s") from None
         except (KeyError, TypeError, ValueError) as error:
             raise describe_bad_node(name, error) from None
         finally:
             timer.cancel()
-    told = decode_error(data)
-    raise NexusError(told.kind, format_line(told.message, 1000), format_line(told.hint, 1000))
 
 
 def describe_bad_node(name: str, why: object) -> NexusError:
@@ -12630,7 +12639,8 @@ class Client:
     def ask(self, method: str, path: str, body: object = None, key: str = "") -> Any:
         """One call; what is answered: JSON, a text, or None.  Raises: what the service answers; unavailable."""
         is_repeatable = method == "GET" or bool(key)
-        return self.repeat(f"{method} {path}", lambda: read_answer(self.send(method, path, body, key)), is_repeatable)
+        return self.repeat(f"{method} {path}", lambda: read_answer(self.send(method, path, body, key), MAX_TOLD_BYTES),
+                           is_repeatable)
 
     def open_stream(self, path: str, may_be_silent: bool = False) -> tuple[Mapping[str, str], Iterator[bytes]]:
         """An answer's headers, and its pieces as they come.
@@ -12642,7 +12652,7 @@ class Client:
         def begin() -> Answer:
             answer = self.send("GET", path, may_be_silent=may_be_silent)
             if answer.status >= 400:
-                read_answer(answer)
+                read_answer(answer, MAX_TOLD_BYTES)
             return answer
 
         def pieces() -> Iterator[bytes]:
@@ -12754,8 +12764,7 @@ class Client:
         host, line = f"[{self.host}]" if ":" in self.host else self.host, self.connect()
         answer = send_request(line, method, path, {
             "Host": f"{host}:{self.port}" if self.port else host, "Idempotency-Key": key,
-            "Authorization": f"Bearer {self.token}" if self.token else ""},
-            None if body is None else encode_json(body).encode("ascii"))
+            "Authorization": f"Bearer {self.token}" if self.token else ""}, body)
         if may_be_silent:
             line.settimeout(None)
         return answer
@@ -12764,17 +12773,6 @@ class Client:
 def describe_stranger(url: str, why: str) -> NexusError:
     return NexusError("unavailable", f"what answers at {url} is not nexus, or another version of it: {why}",
                       hint="check NEXUS_URL, and nexus --version here and there")
-
-
-def read_answer(answer: Answer) -> Any:
-    """JSON, a text, or None.  Raises: what the service answers; OSError; ValueError, when it is no nexus."""
-    content = answer.read(MAX_TOLD_BYTES)
-    if answer.status < 400 and answer.headers.get("content-type", "").startswith("text/plain"):
-        return content.decode()
-    data = load_json(content.strip() or b"null")
-    if answer.status >= 400 and not (isinstance(data, dict) and "checks" in data):      # of GET /health
-        raise decode_error(data, f"HTTP status {answer.status}")
-    return data
 
 
 def parse_url(url: str) -> tuple[str, int, bool, str]:
