@@ -5392,8 +5392,12 @@ GIT_TIMEOUT_S = 600.0
 MAX_UNTRACKED_MIB = 500
 GIT_OPTIONS = [word for setting in (            # no hook, no daemon, nothing written beside; the whole tree
     "core.hooksPath=/dev/null", "core.fsmonitor=false", "core.splitIndex=false", "core.sparseCheckout=false",
-    "core.safecrlf=false", "core.logAllRefUpdates=false", "core.filesRefLockTimeout=10000", "submodule.recurse=false", "gc.auto=0",
-    "i18n.commitEncoding=UTF-8") for word in ("-c", setting)]
+    "core.safecrlf=false", "core.logAllRefUpdates=false", "core.filesRefLockTimeout=10000", "submodule.recurse=false",
+    "gc.auto=0", "i18n.commitEncoding=UTF-8") for word in ("-c", setting)]
+# GIT_NO_LAZY_FETCH says it to git 2.45; before, `git fetch` gets missing objects, and this value ends it as it begins.
+NO_FETCH = ("-c", "fetch.prune=a-snapshot-fetches-nothing")
+GIT_VARIABLES = {"LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0", "GIT_OPTIONAL_LOCKS": "0", "GIT_NO_LAZY_FETCH": "1",
+                 "GIT_ALLOW_PROTOCOL": "none"}
 
 
 @value
@@ -5407,28 +5411,25 @@ class TreeSnapshot:
 class Git:
     """git in one folder, with nothing of the caller's GIT_ variables: those of a hook would name another index."""
 
-    def __init__(self, folder: str, environ: Mapping[str, str], index: str | None = None, options: Sequence[str] = ()) -> None:
-        self.folder, self.options = folder, options
-        self.environ = {**{name: text for name, text in environ.items() if not name.startswith("GIT_")},
-                        "LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0", "GIT_OPTIONAL_LOCKS": "0", "GIT_NO_LAZY_FETCH": "1",
-                        "GIT_ALLOW_PROTOCOL": "none", **({"GIT_INDEX_FILE": index} if index else {})}
+    def __init__(self, folder: str, environ: Mapping[str, str], *options: str, **variables: str) -> None:
+        own = {name: text for name, text in environ.items() if not name.startswith("GIT_")}
+        self.folder, self.options, self.environ = folder, options, {**own, **GIT_VARIABLES, **variables}
 
-    def call(self, *arguments: str, given: Iterable[str] = (), **variables: str) -> Completed:
+    def call(self, *arguments: str, given: Iterable[str] = ()) -> Completed:
         """Raises: unavailable."""
-        # GIT_NO_LAZY_FETCH says it to git 2.45; before, `git fetch` gets missing objects, and this value ends it as it begins.
-        argv = ["git", *GIT_OPTIONS, "-c", "fetch.prune=a-snapshot-fetches-nothing", *self.options, "-C", self.folder, *arguments]
-        return run(argv, GIT_TIMEOUT_S, {**self.environ, **variables}, os.fsencode("".join(f"{path}\0" for path in given)),
-                   is_apart=True, undecodable="surrogateescape", purpose=f"git in {self.folder}",
-                   hint="are there large files? add them to .gitignore",
+        return run(["git", *GIT_OPTIONS, *NO_FETCH, *self.options, "-C", self.folder, *arguments], GIT_TIMEOUT_S, self.environ,
+                   os.fsencode("".join(f"{path}\0" for path in given)), is_apart=True, undecodable="surrogateescape",
+                   purpose=f"git in {self.folder}", hint="are there large files? add them to .gitignore",
                    install="install git, or add the job without --snapshot")
 
-    def run(self, *arguments: str, given: Iterable[str] = (), **variables: str) -> str:
-        """Its stdout.  Raises: unavailable, with what git said."""
-        done = self.call(*arguments, given=given, **variables)
+    def run(self, *arguments: str, given: Iterable[str] = ()) -> str:
+        """Its stdout.  Raises: unavailable, with what git said: its errors, without its warnings and advice."""
+        done = self.call(*arguments, given=given)
         if done.exit_code:
-            words = f"git {arguments[0]} says: {format_git_words(done.errors)}"
-            raise NexusError("unavailable", f"{self.folder} cannot be kept as it is: {words}",
-                             hint=f"try it by hand: git -C {self.folder} add --all --dry-run; or add the job without --snapshot")
+            errors = [line for line in done.errors.splitlines() if line.startswith(("fatal: ", "error: "))]
+            words = format_line(" ".join(errors or done.errors.split()) or "nothing", 300)
+            raise NexusError("unavailable", f"the snapshot of {self.folder} failed: git {arguments[0]} says: {words}",
+                             hint=f"try it by hand: git -C {self.folder} status; or add the job without --snapshot")
         return done.output
 
     def names(self, *arguments: str, given: Iterable[str] = ()) -> list[str]:
@@ -5436,33 +5437,26 @@ class Git:
         return self.run(*arguments, given=given).split("\0")[:-1]
 
 
-def format_git_words(said: str) -> str:
-    """What git said of a failure, in one line: its faults, without its warnings and advice."""
-    faults = [line for line in said.splitlines() if line.startswith(("fatal: ", "error: "))]
-    return format_line(" ".join(faults or said.split()) or "nothing", 300)
-
-
 def take_snapshot(cwd: str, environ: Mapping[str, str]) -> TreeSnapshot:
     """Keep the work tree that `cwd` is in as it is: its tracked files, and the others that git does not ignore.
 
-    A commit of that on top of HEAD, which no branch has; HEAD itself when nothing differs.  The same tree gives the same commit.
-    The user's index, HEAD, branches, stash, reflogs and files stay as they are.
+    A commit of that on top of HEAD, which no branch has; HEAD itself when nothing differs.  The same tree gives the
+    same commit.  The user's index, HEAD, branches, stash, reflogs and files stay as they are.
     Raises: usage, when there is no work tree or too much in it; unavailable.
     """
     import shutil
     import tempfile
     top = find_work_tree(cwd, environ)
-    foreign, options = find_foreign_filters(top, environ)
+    filters = find_foreign_filters(top, environ)
     with tempfile.TemporaryDirectory(prefix="nexus-") as aside:
+        copy = os.path.join(aside, "index")
+        git = Git(top, environ, *(word for key, own in filters.items() for word in ("-c", f"{key}={own}")), GIT_INDEX_FILE=copy)
         # The index is copied for what it knows of unchanged files; with its time, by which git tells what may have changed since.
-        index, copy = os.path.join(top, Git(top, environ).run("rev-parse", "--git-path", "index")[:-1]), os.path.join(aside, "index")
-        if os.path.isfile(index):
+        index = os.path.join(top, Git(top, environ).run("rev-parse", "--git-path", "index")[:-1])
+        if os.path.isfile(index):                       # /dev/zero would fill the disk
             with disk("copy git's index to", aside):
                 shutil.copy2(index, copy)
-        elif os.path.exists(index):                     # /dev/zero would fill the disk
-            raise NexusError("unavailable", f"{index}, git's index, is no file", hint=f"look at it: ls -l {quote(index)}")
-        git = Git(top, environ, copy, options)
-        repositories = show_hidden(git) + add_files(git, foreign)
+        repositories = show_hidden(git) + add_files(git, {key.split(".", 1)[1].rpartition(".")[0] for key in filters})
         commit = write_commit(git)
         git.run("update-ref", f"refs/nexus/{commit}", commit)
     empty = [path for path in repositories if os.path.lexists(os.path.join(top, path, ".git"))]
@@ -5471,42 +5465,40 @@ def take_snapshot(cwd: str, environ: Mapping[str, str]) -> TreeSnapshot:
 
 def find_work_tree(cwd: str, environ: Mapping[str, str]) -> str:
     """The top of the work tree that a folder is in.  Raises: usage, unavailable."""
-    done = Git(cwd, environ).call("rev-parse", "--show-toplevel")
-    if not done.exit_code:
-        return done.output[:-1]
-    if re.search("not a git repository|must be run in a work tree", done.errors):
-        raise NexusError("usage", f"{cwd} is not in a git work tree, and --snapshot keeps one",
-                         hint=f"make it one: git -C {cwd} init; or cd to a checkout; or add the job without --snapshot")
-    raise NexusError("unavailable", f"git cannot use the repository of {cwd}: {format_git_words(done.errors)}",
-                     hint=f"try: git -C {cwd} status")
+    try:
+        return Git(cwd, environ).run("rev-parse", "--show-toplevel")[:-1]
+    except NexusError as error:
+        if not re.search("not a git repository|must be run in a work tree", error.message):
+            raise
+        raise NexusError("usage", f"{cwd} is not in a git work tree, and --snapshot keeps one", hint="make it one: "
+                         f"git -C {cwd} init; or cd to a checkout; or add the job without --snapshot") from None
+
+
+def find_foreign_filters(top: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """{key: what the user's own configuration says} of the filters of a repository that say something else.
+
+    What the user's own configuration says of filters holds: git-lfs stands there.  Raises: usage, unavailable.
+    """
+    def read(git: Git) -> dict[str, str]:
+        rows = (row.partition("\n") for row in git.names("config", "-z", "--list"))
+        return {key: command for key, _, command in rows if re.fullmatch(r"filter\.(?s:.*)\.(clean|process|required)", key)}
+
+    own = read(Git("/", environ, GIT_DIR=os.devnull))
+    foreign = {key: own.get(key, "") for key, command in read(Git(top, environ)).items() if own.get(key) != command}
+    odd = next((key for key in foreign if "=" in key), None)
+    if odd:                                             # -c could not name it
+        raise NexusError("usage", f"{top} configures {format_line(odd, 60)}, which cannot be turned off, and a snapshot runs "
+                         "no command of a repository", hint="add the job without --snapshot")
+    return foreign
 
 
 def show_hidden(git: Git) -> list[str]:
     """Make git look at files that are marked as assume-unchanged or skip-worktree, if they are there; return the submodules."""
-    entries = [entry.partition("\t")[::2] for entry in git.names("ls-files", "-z", "--stage", "-v")]
-    overlooked = [path for facts, path in entries if facts[0].islower()]
-    skipped = [path for facts, path in entries if facts[0] in "Ss" and os.path.lexists(os.path.join(git.folder, path))]
-    git.run("update-index", "--no-assume-unchanged", "-z", "--stdin", given=overlooked)
-    git.run("update-index", "--no-skip-worktree", "-z", "--stdin", given=skipped)
-    return [path for facts, path in entries if facts[2:8] == "160000"]
-
-
-def find_foreign_filters(top: str, environ: Mapping[str, str]) -> tuple[set[str], list[str]]:
-    """The filters of a repository's own configuration, and options by which git runs none of their commands.
-
-    What the user's own configuration says of filters holds: git-lfs stands there.  Raises: usage, unavailable.
-    """
-    def read(git: Git, **variables: str) -> dict[str, str]:
-        done = git.call("config", "-z", "--get-regexp", r"^filter\..*\.(clean|process|required)$", **variables)
-        return {key: command for key, _, command in (entry.partition("\n") for entry in done.output.split("\0")[:-1])}
-
-    own = read(Git("/", environ), GIT_DIR=os.devnull)
-    keys = [key for key, command in read(Git(top, environ)).items() if own.get(key) != command]
-    for key in keys:
-        if "=" in key:                                  # -c could not name it
-            raise NexusError("usage", f"{top} configures {format_line(key, 60)}, which cannot be turned off, and a snapshot runs no "
-                             "command of a repository", hint="add the job without --snapshot")
-    return {key[len("filter."): key.rindex(".")] for key in keys}, [word for key in keys for word in ("-c", f"{key}={own.get(key, '')}")]
+    entries = git.names("ls-files", "-z", "--stage", "-v")         # like H 100644 OBJECT 0, a tab, and the path
+    git.run("update-index", "-z", "--index-info", given=[           # an entry that is written anew has no mark
+        entry[2:] for entry in entries
+        if entry[0] not in "HM" and os.path.lexists(os.path.join(git.folder, entry.partition("\t")[2]))])
+    return [entry.partition("\t")[2] for entry in entries if entry[2:8] == "160000"]
 
 
 def add_files(git: Git, foreign: Container[str]) -> list[str]:
@@ -5515,30 +5507,41 @@ def add_files(git: Git, foreign: Container[str]) -> list[str]:
     `git add` would run git, and its filters, within submodules.  Raises: usage.
     """
     words = git.names("diff-files", "-z", "--name-status", "--ignore-submodules=dirty")
-    gone = [path for status, path in zip(words[::2], words[1::2]) if status == "D"]
-    git.run("update-index", "--force-remove", "-z", "--stdin", given=gone)
+    changed = list(zip(words[::2], words[1::2]))
+    git.run("update-index", "--force-remove", "-z", "--stdin", given=[path for status, path in changed if status == "D"])
     found = git.names("ls-files", "-z", "--others", "--exclude-standard")
     files = [path for path in found if not path.endswith("/")]
+    check_sizes(git.folder, files)
+    files += [path for status, path in changed if status != "D"]
+    if foreign and files:
+        check_filters(git, files, foreign)
+    git.run("update-index", "--add", "--remove", "-z", "--stdin", given=files)          # one may be gone by now
+    return [path[:-1] for path in found if path.endswith("/")]
+
+
+def check_sizes(top: str, files: Sequence[str]) -> None:
+    """Raises: usage, when there is too much that git neither tracks nor ignores."""
     sizes = []
     for path in files:
         with contextlib.suppress(OSError):              # it is gone by now
-            sizes.append((os.lstat(os.path.join(git.folder, path)).st_size, path))
+            sizes.append((os.lstat(os.path.join(top, path)).st_size, path))
     total_mib = sum(size for size, _ in sizes) / 2**20
     if total_mib > MAX_UNTRACKED_MIB:
         size, path = max(sizes)
-        raise NexusError("usage", f"{git.folder} has {format_count(len(files), 'file')} that git neither tracks nor ignores, "
+        raise NexusError("usage", f"{top} has {format_count(len(files), 'file')} that git neither tracks nor ignores, "
                          f"{format_memory(total_mib)} together; a snapshot takes {MAX_UNTRACKED_MIB}MB of them",
                          hint=f"the largest is {format_line(path)} ({format_memory(size / 2**20)}): add it to .gitignore")
-    files += [path for status, path in zip(words[::2], words[1::2]) if status != "D"]
-    told = git.names("check-attr", "-z", "--stdin", "filter", given=files) if foreign and files else []
+
+
+def check_filters(git: Git, files: Sequence[str], foreign: Container[str]) -> None:
+    """Raises: usage, when a file goes through a filter of the repository's own."""
+    told = git.names("check-attr", "-z", "--stdin", "filter", given=files)
     for path, name in zip(told[::3], told[2::3]):
         if name in foreign:
             how = "git lfs install" if name == "lfs" else f"git config --global filter.{format_line(name, 40)}.clean COMMAND"
-            raise NexusError("usage", f"{format_line(path, 100)} goes through the filter '{format_line(name, 40)}', which only the "
-                             f"configuration of {git.folder} itself names, and a snapshot runs no command of a repository",
+            raise NexusError("usage", f"{format_line(path, 100)} goes through the filter '{format_line(name, 40)}', which only "
+                             f"the configuration of {git.folder} itself names, and a snapshot runs no command of a repository",
                              hint=f"make it yours, if you trust it: {how}; or commit the file; or add the job without --snapshot")
-    git.run("update-index", "--add", "--remove", "-z", "--stdin", given=files)          # one may be gone by now
-    return [path[:-1] for path in found if path.endswith("/")]
 
 
 def write_commit(git: Git) -> str:
@@ -5550,13 +5553,13 @@ def write_commit(git: Git) -> str:
         return head
     who = {f"GIT_{role}_{fact}": text for role in ("AUTHOR", "COMMITTER")
            for fact, text in (("NAME", "nexus"), ("EMAIL", "nexus@localhost"), ("DATE", f"@{date} +0000"))}
-    return git.run("commit-tree", tree, *(["-p", head] if head else []), "-m", "nexus: the work tree as it was at submit", **who).strip()
+    return Git(git.folder, git.environ, **who).run(
+        "commit-tree", tree, *(["-p", head] if head else []), "-m", "nexus: the work tree as it was at submit").strip()
 
 
 def release_snapshot(repository: str, commit: str, environ: Mapping[str, str]) -> None:
     """Let git's gc have a snapshot that no job needs any more; nothing, when the repository has gone.  Raises: unavailable."""
-    if re.fullmatch(r"[0-9a-f]{40,64}", commit):
-        Git(repository, environ).call("update-ref", "-d", f"refs/nexus/{commit}")
+    Git(repository, environ).call("update-ref", "-d", f"refs/nexus/{commit}")
 
 
 # Another machine, by OpenSSH, which knows keys, agents, jump hosts and host keys.  One connection for each: what is run
@@ -5673,6 +5676,11 @@ def read_answer(answer: Answer, most_bytes: int) -> Any:
     return data
 
 
+def ssh_flags(**given: object) -> list[str]:
+    """ssh's options of one letter, of what is given."""
+    return [word for letter, text in given.items() if text for word in (f"-{letter}", str(text))]
+
+
 class Ssh:
     """The OpenSSH connection to a node."""
 
@@ -5680,33 +5688,32 @@ class Ssh:
         self.node = node
         self.folder = self.control = ""                 # of the open connection: for its sockets; the one by which ssh is told
         self.environ = {**environ, "SSH_ASKPASS_REQUIRE": "never", "LC_ALL": "C"}
-        self.purpose = f"ssh to {node.name}"
 
     def list_options(self) -> list[str]:
         node, options = self.node, [word for option in SSH_OPTIONS for word in ("-o", option)]
-        identity = ["-i", os.path.expanduser(node.identity_file)] if node.identity_file else []
+        options += ssh_flags(i=os.path.expanduser(node.identity_file))
         if node.jump:                                   # -J would ask questions, and knows no -i
             user, _, place = node.jump.rpartition("@")
             host, _, port = place.partition(":")
-            jump = ["ssh", *options, *identity, *(["-p", port] if port else []), *(["-l", user] if user else [])]
-            options += ["-o", f"ProxyCommand={' '.join(map(quote, jump))} -W [%h]:%p {quote(host)}"]
-        return [*options, *identity, *(["-p", str(node.port)] if node.port else [])]
+            jump = " ".join(map(quote, ["ssh", *options, *ssh_flags(p=port, l=user)]))
+            options += ["-o", f"ProxyCommand={jump} -W [%h]:%p {quote(host)}"]
+        return [*options, *ssh_flags(p=node.port)]
 
     @property
     def by_hand(self) -> str:
         """How a person reaches the node."""
         node = self.node
-        words = ["ssh", *(["-J", node.jump] if node.jump else []), *(["-p", str(node.port)] if node.port else []),
-                 *(["-i", node.identity_file] if node.identity_file else []), node.destination]
+        words = ["ssh", *ssh_flags(J=node.jump, p=node.port, i=node.identity_file), node.destination]
         return " ".join(map(quote, words))
 
     def fault(self, what: str, said: str) -> NexusError:
         """With ssh's own words."""
         lines = [line.strip() for line in said.splitlines() if line.strip() and not line.startswith(SSH_NOISE)]
-        why = "the line was cut" if said.strip() else "ssh said nothing"
         hint = next((hint for words, hint in SSH_HINTS if words in said), "try it by hand: {ssh}").format(
-            host=self.node.host, ssh=self.by_hand, copy=self.by_hand.replace("ssh ", "ssh-copy-id ", 1).replace(" -J ", " -o ProxyJump="))
-        return NexusError("unavailable", f"{what} {self.node.name}: {format_line('; '.join(lines[-3:]), 300) or why}", hint)
+            host=self.node.host, ssh=self.by_hand,
+            copy=self.by_hand.replace("ssh ", "ssh-copy-id ", 1).replace(" -J ", " -o ProxyJump="))
+        why = format_line("; ".join(lines[-3:]), 300) or "the line was cut"
+        return NexusError("unavailable", f"{what} {self.node.name}: {why}", hint)
 
     @property
     def is_open(self) -> bool:
@@ -5719,39 +5726,35 @@ class Ssh:
         with disk("make a folder in", "/tmp"):          # the path of a socket may have 108 bytes, and ssh adds to it
             self.folder = tempfile.mkdtemp(prefix="nexus-ssh-", dir="/tmp")
         self.control = f"{self.folder}/control"
-        done = self.run(["ssh", "-o", f"ControlPersist={SSH_IDLE_S}", *self.list_options(), "-o", "ClearAllForwardings=yes",
-                         "-M", "-S", self.control, "-T", self.node.destination, "true"], SSH_PATIENCE_S)
+        self.run("cannot reach", ["ssh", "-o", f"ControlPersist={SSH_IDLE_S}", *self.list_options(), "-T", "-M", "-S", self.control,
+                                  "-o", "ClearAllForwardings=yes", self.node.destination, "true"], timeout_s=SSH_PATIENCE_S)
+
+    def run(self, what: str, argv: Sequence[str], given: bytes = b"", timeout_s: float = 0.0) -> str:
+        """What an ssh prints that is to do `what`.  Raises: unavailable, with what was said instead."""
+        done = run(argv, timeout_s or SSH_CALL_TIMEOUT_S, self.environ, given, is_apart=True, most_bytes=MAX_SAID_BYTES,
+                   purpose=f"ssh to {self.node.name}", hint=f"try it by hand: {self.by_hand}", install=INSTALL_SSH)
         if done.exit_code:
-            raise self.fault("cannot reach", done.output)
+            raise self.fault(what, done.errors or done.output or f"exit code {done.exit_code}")
+        return done.output
 
-    def run(self, argv: Sequence[str], timeout_s: float, given: bytes = b"", is_apart: bool = False) -> Completed:
-        """Run an ssh.  Raises: unavailable."""
-        return run(argv, timeout_s, self.environ, given, is_apart=is_apart, most_bytes=MAX_SAID_BYTES,
-                   purpose=self.purpose, hint=f"try it by hand: {self.by_hand}", install=INSTALL_SSH)
-
-    def call(self, command: str, given: bytes = b"", timeout_s: float = SSH_CALL_TIMEOUT_S) -> Completed:
-        """Run a command there.  Raises: unavailable."""
-        done = self.run([*call_through(self.control), self.node.destination, command], timeout_s, given, is_apart=True)
-        if done.exit_code == 255:
-            raise self.fault("lost the connection to", done.errors)
-        return done
+    def call(self, what: str, command: str, given: bytes = b"") -> str:
+        """What a command prints there.  Raises: unavailable."""
+        return self.run(what, [*call_through(self.control), self.node.destination, command], given)
 
     def forward(self, probe: Probe) -> str:
         """The socket here that leads to the service that a probe has found.  Raises: unavailable."""
         place = probe.socket or ""
         path = f"{self.folder}/{hash_text(place)[:8]}"
         if not os.path.exists(path):
-            done = self.run([*call_through(self.control), "-O", "forward", "-L", f"{path}:{place}", self.node.destination],
-                            SSH_CALL_TIMEOUT_S)
-            if done.exit_code:
-                raise self.fault("cannot forward to", done.output)
+            self.run("cannot forward to", [*call_through(self.control), "-O", "forward", "-L", f"{path}:{place}",
+                                           self.node.destination])
         return path
 
     def close(self) -> None:
         import shutil
         if self.is_open:
             with contextlib.suppress(NexusError):
-                self.run([*call_through(self.control), "-O", "exit", self.node.destination], SSH_EXIT_TIMEOUT_S)
+                self.run("", [*call_through(self.control), "-O", "exit", self.node.destination], timeout_s=SSH_EXIT_TIMEOUT_S)
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
@@ -5797,12 +5800,12 @@ END
 def probe_node(ssh: Ssh, wanted: str) -> Probe:
     """The nexus on a node, and where its service runs if its hash is the one wanted.  Raises: unavailable."""
     script = PROBE_SCRIPT.replace("@wanted@", quote(wanted)).replace("@patience@", f"{SSH_CALL_TIMEOUT_S:.0f}")
-    done = ssh.call("sh -s", script.encode())
-    line = next((line for line in done.output.splitlines() if line.startswith("nexus-probe {")), "")
+    said = ssh.call("cannot look at", "sh -s", script.encode())
+    found = re.search("^nexus-probe ({.*)", said, re.M)
     try:
-        told: dict[str, Any] = load_json(line.partition(" ")[2])
+        told: dict[str, Any] = load_json(found[1] if found else "")
     except ValueError:
-        raise ssh.fault("cannot look at", done.errors or done.output or f"exit code {done.exit_code}") from None
+        raise ssh.fault("cannot look at", said) from None
     if not told:
         raise NexusError("unavailable", f"{ssh.node.name} has no Python that nexus can use: it needs 3.9 or newer there",
                          hint=f"install one and put it on PATH as python3.9, python3.10 ...: {ssh.by_hand}")
@@ -5825,9 +5828,7 @@ def install_on_node(ssh: Ssh, content: bytes) -> None:
     """Put a nexus.py there.  Raises: unavailable."""
     script = ('umask 077; home=${NEXUS_HOME:-$HOME/.nexus}; new=$home/nexus.py.new; mkdir -p "$home" && '
               '{ cat > "$new" && mv "$new" "$home/nexus.py" || { rm -f "$new"; exit 1; }; }')
-    done = ssh.call(f"sh -c {quote(script)}", content)
-    if done.exit_code:
-        raise ssh.fault("cannot write nexus.py on", done.errors or done.output)
+    ssh.call("cannot write nexus.py on", f"sh -c {quote(script)}", content)
 
 
 MAX_ANSWER_BYTES = 8 * 2**20    # thousands of jobs, and LOG_BYTES of their output
@@ -5879,19 +5880,15 @@ def push_snapshot(ssh: Ssh, repository: str, commit: str, name: str, environ: Ma
     """
     script = (f'd=${{NEXUS_HOME:-$HOME/.nexus}}/snapshots/{name}.git; umask 077; mkdir -p "$d" && cd "$d" && '
               "{ [ -e HEAD ] || git init -q --bare .; } && pwd -P")
-    done = ssh.call(f"sh -c {quote(script)}")
-    path = done.output.strip().rpartition("\n")[2]
-    if done.exit_code or not path.startswith("/"):
-        fault = ssh.fault("cannot keep the snapshot on", done.errors or done.output)
-        raise NexusError("not_found" if ssh.is_open else fault.kind, fault.message, fault.hint)
-    done = Git(repository, environ).call(
-        "push", "-q", "--no-signed", "--recurse-submodules=no", "--receive-pack=git-receive-pack",
-        f"ssh://{ssh.node.destination}{path}", f"{commit}:refs/nexus/{commit}",
-        GIT_SSH_COMMAND=" ".join(map(quote, call_through(ssh.control))), GIT_SSH_VARIANT="ssh", GIT_ALLOW_PROTOCOL="ssh")
-    if done.exit_code:
-        raise NexusError("not_found" if ssh.is_open else "unavailable",
-                         f"the snapshot of {repository} cannot be brought to {ssh.node.name}: {format_git_words(done.errors)}",
-                         hint=f"is git there?  {ssh.by_hand} git --version")
+    try:
+        said = ssh.call("cannot keep the snapshot on", f"sh -c {quote(script)}")
+        path = said.strip().rpartition("\n")[2]
+        through = " ".join(map(quote, call_through(ssh.control)))
+        Git(repository, environ, GIT_SSH_COMMAND=through, GIT_SSH_VARIANT="ssh", GIT_ALLOW_PROTOCOL="ssh").run(
+            "push", "-q", "--no-signed", "--recurse-submodules=no", "--receive-pack=git-receive-pack",
+            f"ssh://{ssh.node.destination}{path}", f"{commit}:refs/nexus/{commit}")
+    except NexusError as fault:
+        raise NexusError("not_found" if ssh.is_open else "unavailable", fault.message, fault.hint) from None
     return path
 
 

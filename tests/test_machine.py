@@ -238,7 +238,7 @@ HANGS = [  # reason, what is asked, words
     ("git", lambda ssh: nexus.take_snapshot("/", os.environ), "git in / did not answer within 0.5 s and cannot be ended"),
     ("ssh, as it connects", lambda ssh: ssh.open(), "ssh to n1 did not answer within 0.5 s and cannot be ended"),
     ("ssh, when the former one hangs", lambda ssh: in_time(ssh.open) and ssh.open(), "ssh to n1 (pid "),
-    ("a command on a node", lambda ssh: ssh.call("true", timeout_s=0.5), "ssh to n1 did not answer within 0.5 s and cannot be ended"),
+    ("a command on a node", lambda ssh: ssh.call("cannot do it on", "true"), "ssh to n1 did not answer within 0.5 s and cannot be ended"),
     ("forwarding", lambda ssh: ssh.forward(nexus.Probe("python3", "nexus.py", None, "3.11", socket="/home/a/.nexus/api.sock")),
      "ssh to n1 did not answer within 0.5 s and cannot be ended"),
 ]
@@ -1624,7 +1624,7 @@ def test_how_a_person_reaches_a_node(facts, words):
 
 def test_ssh_through_a_jump_host_asks_nothing_and_uses_the_same_key():
     words = ssh_to(jump="me@gate:2200", identity_file="/my keys/id").list_options()
-    assert "BatchMode=yes" in words and "ForwardAgent=no" in words and words[-2:] == ["-i", "/my keys/id"]
+    assert "BatchMode=yes" in words and "ForwardAgent=no" in words and words[words.index("-i") + 1] == "/my keys/id"
     proxy = next(word for word in words if word.startswith("ProxyCommand="))
     assert "BatchMode=yes" in proxy and "-i '/my keys/id' -p 2200 -l me -W [%h]:%p gate" in proxy
     assert not any("StrictHostKeyChecking" in word or "assword" in word for word in words), "as OpenSSH itself has it"
@@ -1640,7 +1640,7 @@ SAID = [  # what ssh says, what is said, what to do
     ("Received disconnect: Too many authentication failures\n", "Too many authentication failures", "--identity FILE"),
     ("channel 2: open failed: administratively prohibited: open failed\n", "administratively prohibited", "AllowStreamLocalForwarding yes"),
     ("ssh: connect to host 10.0.0.5 port 22: No route to host\r\n", "No route to host", "try it by hand: ssh 10.0.0.5"),
-    ("", "ssh said nothing", "try it by hand: ssh 10.0.0.5"),
+    ("", "the line was cut", "try it by hand: ssh 10.0.0.5"),
     ("\x1b[2Jhello\n", "?[2Jhello", "try it by hand"),
 ]
 
@@ -1774,7 +1774,7 @@ PROBED = [  # reason, what it says otherwise, words
 @pytest.mark.parametrize("reason, said, words", PROBED, ids=[case[0] for case in PROBED])
 def test_what_a_probe_says_is_checked(reason, said, words):
     ssh = ssh_to()
-    ssh.call = lambda *_: nexus.Completed(0, f"Welcome!\nnexus-probe {json.dumps({**PROBE, **said})}\n")
+    ssh.call = lambda *_: f"Welcome!\nnexus-probe {json.dumps({**PROBE, **said})}\n"
     if words is None:
         told = nexus.probe_node(ssh, "12345678")
         assert told.hash == {**PROBE, **said}["hash"]
@@ -1787,7 +1787,7 @@ def test_what_a_probe_says_is_checked(reason, said, words):
 
 def test_a_nodes_words_in_a_hint_are_one_word_each_there():
     ssh, told = ssh_to(), {**PROBE, "path": "/home/a b/$(id)';id/nexus.py", "fault": "no"}
-    ssh.call = lambda *_: nexus.Completed(0, f"nexus-probe {json.dumps(told)}\n")
+    ssh.call = lambda *_: f"nexus-probe {json.dumps(told)}\n"
     with pytest.raises(nexus.NexusError) as caught:
         nexus.probe_node(ssh, "12345678")
     *_, command = shlex.split(caught.value.hint.removeprefix("by hand: "))
