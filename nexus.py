@@ -4076,8 +4076,9 @@ def disk(action: str, path: str) -> Iterator[None]:
     """`with disk("write", path):` tells a fault of the system as the user should read it; "": the path is the fault's own."""
     try:
         yield
-    except OSError as error:
-        raise describe_disk_error(error, action, path) from error       # which tells what was short
+    except (OSError, MemoryError) as error:
+        cause = error if isinstance(error, OSError) else OSError(repr(error))
+        raise describe_disk_error(cause, action, path) from error       # which tells what was short
 
 
 def make_folder(path: str) -> None:
@@ -4297,9 +4298,9 @@ def opened(path: str, flags: int, folder: int | None = None) -> Iterator[int]:
         os.close(handle)
 
 
-def write_atomic(path: str, pieces: Iterable[str], mode: int = 0o600, is_synced: bool = True) -> None:
-    """Replace a file by one that is whole, whatever happens on the way.  Raises: OSError, and nothing has changed."""
-    aside = f"{path}.{os.getpid()}.tmp"
+@contextlib.contextmanager
+def written(aside: str, pieces: Iterable[str], mode: int = 0o600, is_synced: bool = True) -> Iterator[str]:
+    """A new file, whole; what is not renamed by the end of the block is gone.  Raises: OSError."""
     try:
         remove_file(aside)          # what a crash left; and in a folder that all may write nobody's link is followed
         handle = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
@@ -4309,11 +4310,16 @@ def write_atomic(path: str, pieces: Iterable[str], mode: int = 0o600, is_synced:
             if is_synced:
                 file.flush()
                 os.fsync(handle)
-        os.replace(aside, path)
-    except BaseException:
+        yield aside
+    finally:
         with contextlib.suppress(OSError):
             os.unlink(aside)
-        raise
+
+
+def write_atomic(path: str, pieces: Iterable[str], mode: int = 0o600, is_synced: bool = True) -> None:
+    """Replace a file by one that is whole, whatever happens on the way.  Raises: OSError, and nothing has changed."""
+    with written(f"{path}.{os.getpid()}.tmp", pieces, mode, is_synced) as aside:
+        os.replace(aside, path)
     if is_synced:
         sync_folder(os.path.dirname(path))
 
@@ -6276,9 +6282,9 @@ def start_supervisor(layout: Layout, screen: Screen | None, environ: Mapping[str
 
 # ==== 12. STORE ==== the one owner of State: journal, snapshots, recovery, events
 # A transaction is in the journal, synced, before anyone hears of it; those who wait together share one sync.  While the disk
-# is written nobody waits for it who only reads, and nobody sees what it may yet refuse: whoever reads first takes it back, and it is
-# put there again when it is on the disk.  Nothing touches the disk while `lock` is held; in this order are taken `saving`,
-# `committing` (the journal, and who changes State), `lock` (State itself).
+# is written nobody waits for it who only reads, and nobody sees what it may yet refuse: a change is tried on State, taken back,
+# and put there when it is on the disk.  Nothing touches the disk while `lock` is held; in this order are taken `saving`
+# (state.json), `committing` (the journal, and who changes State), `lock` (State itself).
 # state.json is the state as of a transaction's number, made in the background; state.json.prev the one before, and the journal
 # goes back to it.  What of them cannot be understood costs the job that it is about, and is kept and told.
 
@@ -6293,49 +6299,45 @@ class Transaction:
         self.decide = decide
         self.answer: Any = None
         self.error: BaseException | None = UNDONE       # None only once it is on the disk
-        self.rows: list[tuple[Put, Put]] = []           # what each row is now, and what it was before
+        self.before: dict[tuple[str, str], Put] = {}    # what makes each row that it changes as it was
+        self.after: list[Put] = []                      # and as it is to be
         self.line = ""                                  # of the journal
 
     def perform(self, state: State) -> bool:
         """Do it in State, or leave that as it is.  What it raises has left State neither this nor that."""
-        before: dict[tuple[str, str], Put] = {}
-        steps = self.step(state)
-        while change := next(steps, None):
+        for change in self.step(state):
             undo = state.put(change)                    # what this raises is no fault of who decides: half of it may be done
-            before.setdefault((undo.table, undo.key), undo)
-        self.rows = [(Put(table, key, state.tables[table].get(key)), undo) for (table, key), undo in before.items()]
-        state.seq += bool(self.rows)
-        if self.error is UNDONE:
-            try:
-                self.line = encode_transaction(state.seq, (new for new, _ in self.rows)) if self.rows else ""
-                return True
-            except (TypeError, ValueError) as error:
-                self.error = error
-        self.turn(state, is_done=False)
-        return False
+            self.before.setdefault((undo.table, undo.key), undo)
+        if self.error is not UNDONE:
+            self.put_all(state, self.before.values(), 0)
+            return False
+        state.seq += bool(self.line)
+        return True
 
     def step(self, state: State) -> Iterator[Put]:
         try:
             changes: Any = self.decide(state)           # a list, or a generator that answers
             self.answer = yield from changes
+            self.after = [Put(table, key, state.tables[table].get(key)) for table, key in self.before]
+            self.line = encode_transaction(state.seq + 1, self.after) if self.after else ""
         except BaseException as error:
             self.error = error
 
-    def turn(self, state: State, is_done: bool) -> None:
-        """Take it back, or do it again: each row is of another key."""
-        for new, old in self.rows:
-            state.put(new if is_done else old)
-        state.seq += (1 if is_done else -1) * bool(self.rows)
+    def put_all(self, state: State, rows: Iterable[Put], count: int) -> None:
+        """Do it again, or take it back: `before` or `after`, and by how much the number of changes grows."""
+        for row in rows:
+            state.put(row)
+        state.seq += count * bool(self.line)
 
     def list_moves(self) -> list[Job]:
         """The jobs whose status it changes; not one whose id comes again, to another job."""
-        pairs = [(new.value, old.value) for new, old in self.rows if new.table == "jobs" and new.value and old.value]
-        return [job for job, former in pairs if job.status != former.status and job.number == former.number]
+        pairs = [(new.value, old.value) for new, old in zip(self.after, self.before.values()) if new.table == "jobs"]
+        return [job for job, former in pairs if job and former and job.status != former.status and job.number == former.number]
 
     def list_events(self) -> list[tuple[str, Any]]:
         """What followers are told: ("job", the job), ("removed", ids), ("queue", facts), ("group", facts), ("gpus", None)."""
         events: list[tuple[str, Any]] = []
-        for new, _ in self.rows:
+        for new in self.after:
             if new.table == "jobs" and new.value:
                 events.append(("job", new.value))
             elif new.table == "groups" and new.value:
@@ -6344,7 +6346,7 @@ class Transaction:
                 events.append(("queue", {"is_paused": bool(new.value)}))
             elif (new.table, new.key) == ("facts", "paused_gpus"):
                 events.append(("gpus", None))
-        gone = tuple(new.key for new, _ in self.rows if new.table == "jobs" and not new.value)
+        gone = tuple(new.key for new in self.after if new.table == "jobs" and not new.value)
         return [*events, ("removed", gone)] if gone else events
 
 
@@ -6463,14 +6465,12 @@ class Store:
         self.last_error: NexusError | None = None           # why the last write failed
         self.lock, self.committing, self.saving = (threading.Lock() for _ in range(3))
         self.waiting: list[Transaction] = []
-        self.unsynced: list[Transaction] = []               # done in State, and not on the disk yet
         self.journal = Journal(layout.journal_dir)
-        self.left: tuple[int, ...] | None = None            # stamp of state.json as it was written
-        self.edited: tuple[int, ...] | None = None          # and as an edit left it that was taken over
+        self.stamp: tuple[int, ...] | None = None           # of state.json as it was written, or edited and taken over
         self.told: Mapping[str, Any] = {}                   # what it says of EDITABLE
         self.bad_edits = 0                                  # how often in a row it was no JSON
         self.checkpoint_wanted = threading.Event()
-        self.checkpoint_seq = self.previous_seq = -1          # of state.json, if it is good, and of the state.json.prev made of it
+        self.checkpoint_seq = self.previous_seq = -1          # of state.json, if none has edited it, and of the state.json.prev made of it
 
     # Changing and reading
 
@@ -6492,14 +6492,7 @@ class Store:
     def read(self, look: Callable[[State], T]) -> T:
         """What `look` takes from State, as it is on the disk; it must take values, and not keep the State."""
         with self.lock:
-            self.hide_unsynced()
             return look(self.state)
-
-    def hide_unsynced(self) -> None:
-        """Take back what is not on the disk yet; the caller has `lock`."""
-        for one in reversed(self.unsynced):
-            one.turn(self.state, is_done=False)
-        self.unsynced = []
 
     def commit(self) -> None:
         """Make the changes of all who wait; the caller has `committing`."""
@@ -6508,14 +6501,13 @@ class Store:
         try:
             with self.lock:
                 first = self.state.seq + 1
-                done = self.unsynced = [one for one in batch if one.perform(self.state)]
+                done = [one for one in batch if one.perform(self.state)]
+                for one in reversed(done):
+                    one.put_all(self.state, one.before.values(), -1)
             refusal = self.write(first, [one.line for one in done if one.line])
             with self.lock:
-                if refusal:
-                    self.hide_unsynced()
-                for one in done if not (refusal or self.unsynced) else ():      # somebody has read meanwhile
-                    one.turn(self.state, is_done=True)
-                self.unsynced = []
+                for one in done if not refusal else ():
+                    one.put_all(self.state, one.after, 1)
         except BaseException as error:          # short of memory in the middle of it, say: State may be neither this nor that
             self.log.critical("State is not what is on the disk: the service ends, and the next one reads it", exc_info=error)
             os._exit(1)
@@ -6530,18 +6522,17 @@ class Store:
         if not lines:
             return None
         try:
-            self.journal.append(first, "".join(lines).encode("ascii"))
-        except BaseException as error:          # short of memory, say: nobody may hear that it was done
-            cause = error if isinstance(error, OSError) else OSError(repr(error))
-            refusal = describe_disk_error(cause, "write the journal in", self.layout.journal_dir)
+            with disk("write the journal in", self.layout.journal_dir):
+                self.journal.append(first, "".join(lines).encode("ascii"))
+        except NexusError as error:
             if self.last_error is None:
-                self.log.error("%s: nothing new is accepted or started until it can be written", refusal.message)
-            self.last_error = refusal
-            return refusal
+                self.log.error("%s: nothing new is accepted or started until it can be written", error.message)
+            self.last_error = error
+            return error
         if self.last_error is not None:
             self.log.info("The journal can be written again")
         self.last_error = None
-        if self.journal.bytes > max(MIN_JOURNAL_BYTES, self.left[1] if self.left else 0):
+        if self.journal.bytes > max(MIN_JOURNAL_BYTES, self.stamp[1] if self.stamp else 0):
             self.checkpoint_wanted.set()
         return None
 
@@ -6554,7 +6545,7 @@ class Store:
         """
         with self.saving:
             stamp = stamp_of(self.layout.state_file)
-            if self.checkpoint_seq < 0 or stamp == self.left:
+            if stamp == self.stamp:
                 return False
             try:
                 text = read_text(self.layout.state_file)
@@ -6567,15 +6558,15 @@ class Store:
                 body = {}
             edit = {name: freeze(body[name]) for name in EDITABLE if name in body and freeze(body[name]) != self.told[name]}
             take(edit)
-            self.edited, self.told, self.bad_edits = stamp, {**self.told, **edit}, 0
+            self.stamp, self.checkpoint_seq, self.told, self.bad_edits = stamp, -1, {**self.told, **edit}, 0
             return True
 
-    def save_checkpoint(self, is_forced: bool = False) -> None:
+    def save_checkpoint(self) -> None:
         """Write state.json, and drop what state.json.prev makes needless.  Raises: OSError, unavailable; then all is as it was."""
         path = self.layout.state_file
         with self.saving:
             with self.committing:
-                if self.checkpoint_seq == self.state.seq and not is_forced:
+                if self.checkpoint_seq == self.state.seq:
                     return
                 self.journal.begin(self.state.seq + 1)
                 with self.lock:
@@ -6585,19 +6576,16 @@ class Store:
             if next(forget_unused(tables), None):           # looked for here, where nobody waits: of 100,000 jobs that takes long
                 for gone in self.update(lambda state: forget_unused(state.tables)):
                     tables[gone.table].pop(gone.key, None)
-            aside = path + ".new"
-            write_atomic(aside, encode_state({"version": STATE_VERSION, "seq": seq, **facts}, tables))
-            found = stamp_of(path)
-            if self.checkpoint_seq >= 0 and found not in (self.left, self.edited):
-                self.checkpoint_wanted.set()              # edited again: that is taken over first
-                return
-            if self.checkpoint_seq >= 0 and found == self.left:         # a broken one never becomes .prev
-                keep_previous(path, self.layout.previous_state_file)
-                self.previous_seq = self.checkpoint_seq
-            stamp = stamp_of(aside)                     # it keeps that, and may be edited at once
-            os.replace(aside, path)
-            self.checkpoint_seq = seq
-            self.left, self.told = stamp, {name: facts[name] for name in EDITABLE}
+            with written(path + ".new", encode_state({"version": STATE_VERSION, "seq": seq, **facts}, tables)) as aside:
+                found, stamp = stamp_of(path), stamp_of(aside)          # it keeps that, and may be edited at once
+                if found not in (None, self.stamp):
+                    self.checkpoint_wanted.set()        # edited: that is taken over first
+                    return
+                if found and self.checkpoint_seq >= 0:  # a broken one never becomes .prev
+                    keep_previous(path, self.layout.previous_state_file)
+                    self.previous_seq = self.checkpoint_seq
+                os.replace(aside, path)
+            self.checkpoint_seq, self.stamp, self.told = seq, stamp, {name: facts[name] for name in EDITABLE}
             sync_folder(self.layout.journal_dir)
             self.journal.drop(self.previous_seq)
 
@@ -6608,28 +6596,25 @@ class Store:
 
         What raises has changed nothing.
         """
-        import glob
         state_file = self.layout.state_file
-        stamp = stamp_of(state_file)                    # who edits it from now on, is heard when this is done
+        self.stamp = stamp_of(state_file)               # who edits it from now on, is heard when this is done
+        make_folder(self.layout.journal_dir)
         with disk("read", self.layout.journal_dir):
-            os.makedirs(self.layout.journal_dir, mode=0o700, exist_ok=True)
             segments = self.journal.list_segments()
-            found, broken = self.rebuild(bool(segments))
+            found, broken = self.rebuild()
         state, damage = found.state, found.damage
         is_own = state.machine_id == self.machine_id
         if found.path and not is_own and state.running and is_elsewhere(state.machine_id, self.layout.jobs_lock_file):
             raise describe_other_machine(state.host, f"jobs of {state_file} run there", f"mv {self.layout.home} {self.layout.home}.old")
         state.host, state.machine_id = self.host, self.machine_id
         state.service_id = self.service_id = state.service_id or f"{os.geteuid()}-{self.clock.new_token()[:8]}"
-        self.state = state
-        self.left, self.told = stamp, found.told
+        self.state, self.told = state, found.told
         is_good = found.path == state_file and is_own and not found.is_older and not damage     # or else it is written at once
         self.checkpoint_seq = found.seq if is_good else -1
         with disk("write", self.layout.journal_dir):
-            for left in glob.glob(glob.escape(state_file) + ".new.*.tmp"):      # of services that were killed as they wrote it
-                os.unlink(left)
-            for path, why in broken.items():
-                self.log.error("Recovery: %s is broken (%s); it is kept as %s", path, format_line(why, 200), keep_aside(path))
+            for one in broken:
+                self.log.error("Recovery: %s is broken (%s); it is kept as %s", one.path, format_line(one.damage[0].words, 200),
+                               keep_aside(one.path))
             for first, path in segments:
                 is_ahead = first > self.state.seq + 1           # it would hide what comes now
                 if damage or is_ahead:
@@ -6637,29 +6622,23 @@ class Store:
             self.keep_damage(damage)
             self.journal.begin(self.state.seq + 1)
             if not is_good:
+                self.stamp = stamp_of(state_file)
                 self.save_checkpoint()
 
-    def rebuild(self, has_journal: bool) -> tuple[Rebuilt, dict[str, str]]:
+    def rebuild(self) -> tuple[Rebuilt, list[Rebuilt]]:
         """State of the newest state file that is whole with its journal, or else of the newest that can be read.
 
-        Beside it {state file that is not used: why}.  Raises: OSError, conflict.
+        Beside it those of the others that are of no use.  Raises: OSError, conflict.
         """
-        broken: dict[str, str] = {}
-        found: list[Rebuilt] = []
+        tried: list[Rebuilt] = []
         for path in (self.layout.state_file, self.layout.previous_state_file, ""):
-            if not path and found and not has_journal:          # what is damaged is more than nothing
-                break
-            try:
-                found.append(Rebuilt(path, self.journal))
-            except FileNotFoundError:
-                continue
-            except (LookupError, TypeError, ValueError) as error:
-                broken[path] = repr(error)
-                continue
-            if not found[-1].damage:
-                broken.update({one.path: one.damage[0].words for one in found[:-1]})
-                return found[-1], broken
-        return found[0], broken
+            # Without a journal, what is damaged is more than nothing.
+            if os.path.exists(path) if path else self.journal.list_segments() or all(one.is_broken for one in tried):
+                tried.append(Rebuilt(path, self.journal))
+                if not tried[-1].damage:
+                    break
+        best = min(tried, key=lambda one: (one.is_broken, bool(one.damage)))
+        return best, [one for one in tried if one is not best and (one.is_broken or not best.damage)]
 
     def keep_damage(self, damage: Sequence[Damage]) -> None:
         """Tell what is lost, and keep what stood there for a person to look at.  Raises: OSError."""
@@ -6688,26 +6667,28 @@ def forget_unused(tables: Mapping[str, Mapping[str, Any]]) -> Changes:
 
 
 class Rebuilt:
-    """State as a state file and the journal after it say."""
+    """State as a state file and the journal after it say.  `path`: "" for no state file."""
 
     def __init__(self, path: str, journal: Journal) -> None:
-        """`path`: "" for no state file.  Raises: OSError; KeyError, TypeError or ValueError when it is broken; conflict, when a
-        newer nexus wrote it.
-        """
-        self.path, self.state, self.damage = path, State(), list[Damage]()
+        """Raises: OSError; conflict, when a newer nexus wrote it."""
+        self.path, self.state, self.damage, self.is_broken = path, State(), list[Damage](), False
         body: dict[str, Any] = {"version": STATE_VERSION, "seq": 0}
-        if path:
-            with open(path, encoding="utf-8") as file:
-                body = read_state(file.read())
-        self.seq, self.is_older = body["seq"], body["version"] < STATE_VERSION
-        self.replay(list_tables(body), path)
+        try:
+            if path:
+                with open(path, encoding="utf-8") as file:
+                    body = read_state(file.read())
+            self.seq, self.is_older = body["seq"], body["version"] < STATE_VERSION
+            self.replay(list_tables(body), path)
+        except (LookupError, TypeError, ValueError) as error:
+            self.damage, self.is_broken = [Damage(repr(error))], True
+            return
         self.state.next_number = max([self.state.next_number, *(job.number + 1 for job in self.state.jobs.values())])
         self.told = {name: getattr(self.state, name) for name in EDITABLE}
         self.state.seq = self.seq
         for seq, line, where in journal.read(self.seq, self.damage):
             self.state.seq = seq
             try:
-                self.replay(line["put"] if "put" in line or not self.is_older else upgrade_change(body, line), where)
+                self.replay(line["put"] if "put" in line else upgrade_change(body, line), where)
             except (LookupError, TypeError, ValueError) as error:
                 self.damage.append(Damage(f"{where} cannot be understood: {error!r}", line))
 
@@ -6742,11 +6723,9 @@ def keep_previous(path: str, previous: str) -> None:
     """Let `previous` be what `path` is, so that both are there all the time.  Raises: OSError."""
     aside = previous + ".tmp"
     remove_file(aside)
-    try:
+    with contextlib.suppress(OSError):      # a file system may have no hard links
         os.link(path, aside)
-    except OSError:                         # a file system without hard links
-        aside = path
-    os.replace(aside, previous)
+    os.replace(aside if os.path.exists(aside) else path, previous)
 
 
 def keep_aside(path: str, is_copy: bool = False) -> str:
@@ -9147,7 +9126,7 @@ class History(Part):
             if self.store.bad_edits and is_wanted:                # it may be half written: what comes is not to be lost
                 self.store.checkpoint_wanted.set()
             elif is_wanted or is_edited:
-                self.store.save_checkpoint(is_forced=is_edited)
+                self.store.save_checkpoint()
             return WATCH_INTERVAL_S
         except (OSError, NexusError) as error:
             self.log.warning("state.json could not be written (%s); the journal goes on", error)

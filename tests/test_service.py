@@ -2082,7 +2082,7 @@ def look_for_edit(w):
 
 def edit(w, act):
     """What another program makes of state.json, and what the service makes of that; the state before it."""
-    w.store.save_checkpoint(is_forced=True)
+    w.store.save_checkpoint()
     path = pathlib.Path(w.layout.state_file)
     body = json.loads(path.read_text())
     made = act(body)
@@ -2092,7 +2092,7 @@ def edit(w, act):
         path.write_text(made if isinstance(made, str) else json.dumps(made, indent=1))
     is_edited = look_for_edit(w)
     if is_edited:
-        w.store.save_checkpoint(is_forced=True)
+        w.store.save_checkpoint()
     return is_edited
 
 
@@ -2145,7 +2145,7 @@ def test_an_edit_unpauses_and_forgets_the_guards_reason(world):
 def test_only_what_was_edited_is_taken_over(world):
     """The file is older than the state: what it says of the rest was true then."""
     w = world(gpus=2)
-    w.store.save_checkpoint(is_forced=True)
+    w.store.save_checkpoint()
     w.service.admission.set_paused(True, "ann")
     path = pathlib.Path(w.layout.state_file)
     path.write_text(json.dumps({**json.loads(path.read_text()), "paused_gpus": [0]}))
@@ -2166,7 +2166,7 @@ def test_an_edit_that_stays_broken_is_written_anew(world):
     job_id = w.add()
     assert not edit(w, lambda body: "{") and not look_for_edit(w)
     assert look_for_edit(w) and any("is no JSON" in line for line in w.lines)
-    w.store.save_checkpoint(is_forced=True)
+    w.store.save_checkpoint()
     assert json.loads(pathlib.Path(w.layout.state_file).read_text())["jobs"].keys() == {job_id}
     w.crash()
     assert w.job(job_id)
@@ -2182,7 +2182,7 @@ DOWN = [  # reason, what is written while no service runs, (paused, paused GPUs)
 def test_an_edit_while_no_service_runs(world, reason, facts, wanted):
     w = world(gpus=2)
     job_id = w.add()
-    w.store.save_checkpoint(is_forced=True)
+    w.store.save_checkpoint()
     path = pathlib.Path(w.layout.state_file)
     path.write_text(json.dumps({**json.loads(path.read_text()), **facts}))
     w.crash()
