@@ -5499,11 +5499,11 @@ def find_foreign_filters(top: str, environ: Mapping[str, str]) -> dict[str, str]
 
 
 def show_hidden(git: Git) -> list[str]:
-    """Make git look at files that are marked as assume-unchanged or skip-worktree, if they are there; return the submodules."""
+    """Make git look at files that are marked as assume-unchanged, or skip-worktree and are there; return the submodules."""
     entries = git.names("ls-files", "-z", "--stage", "-v")         # like H 100644 OBJECT 0, a tab, and the path
     git.run("update-index", "-z", "--index-info", given=[           # an entry that is written anew has no mark
         entry[2:] for entry in entries
-        if entry[0] not in "HM" and os.path.lexists(os.path.join(git.folder, entry.partition("\t")[2]))])
+        if entry[0] in "hm" or (entry[0] in "Ss" and os.path.lexists(os.path.join(git.folder, entry.partition("\t")[2])))])
     return [entry.partition("\t")[2] for entry in entries if entry[2:8] == "160000"]
 
 
@@ -5617,15 +5617,6 @@ class Answer:
     headers: Mapping[str, str]                          # names in lower case
     pieces: Iterator[bytes]                             # of the body, as they come
 
-    def read(self, most: int) -> bytes:
-        """All of the body.  Raises: OSError; ValueError, when it is longer, or no HTTP."""
-        body = bytearray()
-        for piece in self.pieces:
-            body += piece
-            if len(body) > most:
-                raise ValueError(f"it sent more than {format_memory(most / 2**20)}")
-        return bytes(body)
-
 
 def send_request(line: socket.socket, method: str, path: str, headers: Mapping[str, str], body: object = None) -> Answer:
     """Raises, also as the pieces are read: OSError, when the line is cut; ValueError, when what answers is no HTTP."""
@@ -5673,10 +5664,14 @@ def read_chunks(reader: BufferedReader) -> Iterator[bytes]:
 
 def read_answer(answer: Answer, most_bytes: int) -> Any:
     """JSON, a text, or None.  Raises: what the service answers; OSError; ValueError, when it is no nexus."""
-    content = answer.read(most_bytes)
+    content = bytearray()
+    for piece in answer.pieces:
+        content += piece
+        if len(content) > most_bytes:
+            raise ValueError(f"it sent more than {format_memory(most_bytes / 2**20)}")
     if answer.status < 400 and answer.headers.get("content-type", "").startswith("text/plain"):
         return content.decode()
-    data = load_json(content.strip() or b"null")
+    data = load_json(bytes(content.strip()) or b"null")
     if answer.status >= 400 and not (isinstance(data, dict) and "checks" in data):      # of GET /health
         raise decode_error(data, f"HTTP status {answer.status}")
     return data
@@ -5772,23 +5767,21 @@ for python in python3 python3.14 python3.13 python3.12 python3.11 python3.10 pyt
 done
 [ "$python" ] || { echo 'nexus-probe {}'; exit; }
 exec "$python" - "${NEXUS_HOME:-$HOME/.nexus}" @wanted@ <<'END'
-import hashlib, json, os, signal, socket, subprocess, sys
+import hashlib, json, os, pathlib, signal, socket, subprocess, sys
 signal.alarm(@patience@)                        # the other end has given up by then
 home, wanted = sys.argv[1:]
 path = os.path.join(home, "nexus.py")
-told = {"python": sys.executable, "path": path, "hash": None, "version": "%d.%d.%d" % sys.version_info[:3]}
 def read(name):
-    try:
-        with open(os.path.join(home, name), "rb") as file:
-            return file.read()
-    except OSError:
-        return b""
+    found = pathlib.Path(home, name)
+    return found.read_bytes() if found.is_file() else b""
 def call(verb):
     done = subprocess.run([sys.executable, path, verb], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                           env=dict(os.environ, NEXUS_HOME=home))
     told["fault"] = done.stderr.decode("utf-8", "replace") if done.returncode else ""
     return json.loads(read("service.json") or b"{}")
-told["hash"] = hashlib.sha256(read("nexus.py")).hexdigest()[:8] if read("nexus.py") else None
+content = read("nexus.py")
+told = {"python": sys.executable, "path": path, "version": "%d.%d.%d" % sys.version_info[:3],
+        "hash": hashlib.sha256(content).hexdigest()[:8] if content else None}
 if told["hash"] == wanted:
     service = call("start")
     if "NEXUS_HOME=" in told["fault"]:          # a home directory that machines share, and another one's nexus is there
@@ -13495,7 +13488,7 @@ def stop_service(call: Call) -> bool:
         """This very service."""
         with contextlib.suppress(OSError, NexusError, *MISREAD):
             return not is_alive(running) if client.layout else bool(
-                json.loads(client.send("GET", "/").read(MAX_HEAD_BYTES))["pid"] != running["pid"])
+                read_answer(client.send("GET", "/"), MAX_TOLD_BYTES)["pid"] != running["pid"])
         return True
 
     client.stop()

@@ -112,6 +112,8 @@ def hide(repo):
     repo.git("update-index", "--skip-worktree", "sub/part.py")
     repo.write("train.py", "two\n")
     repo.write("sub/part.py", "two\n")
+    repo.git("update-index", "--assume-unchanged", "run.sh")
+    (repo.top / "run.sh").unlink()
 
 
 def make_sparse(repo):
@@ -171,7 +173,8 @@ KEPT = [  # reason, what the user did, {path: (mode, content) or None = not ther
     ("ignored by the user's own list", lambda repo: (repo.write(".git/info/exclude", "*.own\n"), repo.write("x.own", "x")), {}),
     ("intended to be added", lambda repo: (repo.write("new", "x"), repo.git("add", "-N", "new")), {"new": ("100644", "x")}),
     ("half merged", conflict, {"train.py": ("100644", "resolved\n"), "run.sh": None}),
-    ("changes that git was told to overlook", hide, {"train.py": ("100644", "two\n"), "sub/part.py": ("100644", "two\n")}),
+    ("changes that git was told to overlook", hide,
+     {"train.py": ("100644", "two\n"), "sub/part.py": ("100644", "two\n"), "run.sh": None}),
     ("a sparse checkout", make_sparse, {"sub/new.py": ("100644", "new\n")}),
     ("a file where a folder was, and the other way", replace_file_by_folder,
      {"train.py": None, "train.py/inner": ("100644", "x\n"), "sub/part.py": None, "sub": ("100644", "a file now\n")}),
