@@ -4163,9 +4163,12 @@ def secure_folders(layout: Layout) -> None:
             check_way(path, what)
             make_folder(path)
             check_owner(path, what)
-            if is_open(os.stat(path)):
+            status = os.stat(path)
+            if is_open(status):
                 raise NexusError("forbidden", f"others may write into {path} ({what}), and could run commands as you",
                                  hint=f"look at what is in it; then chmod go-w {path}, or name another folder")
+            if status.st_mode & 0o020:          # a group of one's own may be another user's too; or it is an ACL's mask
+                os.chmod(path, status.st_mode & 0o7757)
         home = os.stat(layout.home)
         beside = os.path.basename(layout.state_file), "journal-", os.path.basename(layout.code_folder)
         entries = [*os.scandir(layout.home), *(entry for entry in os.scandir(layout.journal_dir) if entry.name.startswith(beside))]
@@ -4181,9 +4184,6 @@ def secure_folders(layout: Layout) -> None:
                 if status.st_mode & 0o077 and is_own and not is_link:
                     os.chmod(entry.path, status.st_mode & 0o700)
         os.chmod(layout.home, home.st_mode & 0o700)
-        for path in (layout.journal_dir, layout.log_dir):
-            if os.stat(path).st_mode & 0o020:           # a group of one's own may be another user's too; or it is an ACL's mask
-                os.chmod(path, os.stat(path).st_mode & 0o7757)
 
 
 def read_text(path: str) -> str | None:
@@ -4211,20 +4211,17 @@ def check_script(interpreter: str, path: str) -> None:
     "" is none: env(1) gives what is neither a script with #! nor a program to sh.
     """
     names, endings = next((row for row in INTERPRETERS.items() if re.fullmatch(row[0], interpreter)), ("", ()))
-    if endings and path.endswith(endings):
+    # A relative path, also one given to env(1), would be looked up in the directory that the user chose.
+    wanted = (rf"#!\s*(?:\S*/env\s+(?:-\S+\s+)*)?(?:\S*/)?(?:{names})(?!\S)" if endings else
+              r"\x7fELF|#![ \t]*/(?!\S*/env\s(.*\s)?[^-/\s][^/\s]*/)")
+    line = read_part(path, 0, 200).partition(b"\n")[0]
+    if (endings and path.endswith(endings)) or re.match(wanted.encode(), line):
         return
-    line = read_part(path, 0, 200).partition(b"\n")[0] if os.path.isfile(path) else b""
-    if not endings:
-        # A relative path, also one given to env(1), would be looked up in the directory that the user chose.
-        if not re.match(rb"\x7fELF|#![ \t]*/(?!\S*/env\s(.*\s)?[^-/\s][^/\s]*/)", line):
-            raise NexusError("forbidden", f"{path} cannot be run by itself: it does not begin with #! and an absolute "
-                             "path", hint="give it a first line like #!/bin/sh, and chmod +x; or name its interpreter")
-    else:
-        named = re.match(rb"#!\s*(?:\S*/env\s+(?:-\S+\s+)*)?(\S+)", line)
-        program = os.path.basename(named[1].decode("latin-1")) if named else ""
-        if not re.fullmatch(names, program):
-            raise NexusError("forbidden", f"{path} is no script of {interpreter}: its name does not end in {' or '.join(endings)}, "
-                             "and it has no #! line for it", hint="rename it, or give it such a line")
+    if endings:
+        raise NexusError("forbidden", f"{path} is no script of {interpreter}: its name does not end in {' or '.join(endings)}, "
+                         "and it has no #! line for it", hint="rename it, or give it such a line")
+    raise NexusError("forbidden", f"{path} cannot be run by itself: it does not begin with #! and an absolute path",
+                     hint="give it a first line like #!/bin/sh, and chmod +x; or name its interpreter")
 
 
 def load_config(path: str, environ: Mapping[str, str]) -> Config:
@@ -4274,9 +4271,8 @@ def remember_config(layout: Layout, path: str) -> None:
 
 def read_json(path: str) -> dict[str, Any] | None:
     """A JSON object from a file; None when there is none or it is torn."""
-    with contextlib.suppress(ValueError):
-        data = load_json(read_text(path) or "")
-        return data if isinstance(data, dict) else None
+    with contextlib.suppress(ValueError, TypeError):
+        return dict(decode("dict", load_json(read_text(path) or "")))
     return None
 
 
@@ -4354,10 +4350,8 @@ def is_locked(path: str) -> bool:
     try:
         with opened(path, os.O_RDWR) as handle:
             return not try_lock(handle)
-    except FileNotFoundError:
-        return False
-    except OSError:
-        return True                     # it cannot be known
+    except OSError as error:
+        return not isinstance(error, FileNotFoundError)         # else it cannot be known
 
 
 def read_tokens(path: str) -> dict[str, Token]:
@@ -4413,19 +4407,16 @@ class AppendFile:
         os.close(self.handle)
 
 
-# Parts of logs.  One that is not there has no bytes.
+# Parts of logs.  One that is not there has no bytes; nor has a FIFO in its place, for which nobody waits.
 
 def measure(path: str) -> int:
-    with contextlib.suppress(OSError):
-        return os.path.getsize(path) if os.path.isfile(path) else 0
-    return 0
+    return (stamp_of(path) or (0, 0))[1]
 
 
 def read_part(path: str, start: int, most: int) -> bytes:
     """At most so many bytes of a file, from byte `start` on."""
-    with contextlib.suppress(OSError), open(path, "rb") as file:
-        file.seek(start)
-        return file.read(most)
+    with contextlib.suppress(OSError), opened(path, os.O_RDONLY | os.O_NONBLOCK) as handle:
+        return os.pread(handle, most, start)
     return b""
 
 
@@ -6385,10 +6376,11 @@ class Journal:
         self.file: AppendFile | None = None
         self.bytes = 0                                  # since the last state.json
 
-    def list_segments(self) -> list[tuple[int, str]]:
-        found = [(int(match[1]), os.path.join(self.folder, name)) for name in os.listdir(self.folder)
-                 for match in [re.fullmatch(r"journal-(\d+)\.jsonl", name)] if match]
-        return sorted(found)
+    def list_segments(self) -> list[tuple[int, int, str]]:
+        """Of each its first number, the next one's, and its path."""
+        names = map(re.compile(r"journal-(\d+)\.jsonl").fullmatch, os.listdir(self.folder))
+        found = sorted((int(name[1]), os.path.join(self.folder, name[0])) for name in names if name)
+        return [(first, limit, path) for (first, path), (limit, _) in zip(found, [*found[1:], (sys.maxsize, "")])]
 
     def begin(self, first: int) -> AppendFile:
         """Raises: OSError."""
@@ -6408,17 +6400,16 @@ class Journal:
 
     def drop(self, seq: int) -> None:
         """Remove the segments that hold nothing after this number.  Raises: OSError."""
-        segments = self.list_segments()
-        for (_, path), (following, _) in zip(segments, segments[1:]):
-            if following <= seq + 1:
+        for _, limit, path in self.list_segments():
+            if limit <= seq + 1:
                 os.unlink(path)
 
     def read(self, base: int, damage: list[Damage]) -> Iterator[tuple[int, dict[str, Any], str]]:
         """What comes after number `base`: (number, line, where); beside it, what is wrong but for a torn end.  Raises: OSError."""
         segments, last = self.list_segments(), base
-        if segments and base + 1 not in [first for first, _ in segments]:       # it is begun before the state file is written
+        if segments and base + 1 not in [first for first, _, _ in segments]:    # it is begun before the state file is written
             damage.append(Damage(f"journal-{base + 1}.jsonl, which goes on from it, is missing"))
-        for (_, path), limit in zip(segments, [*(first for first, _ in segments[1:]), sys.maxsize]):
+        for _, limit, path in segments:
             if limit <= base + 1:
                 continue
             unreadable, is_superseded = 0, False
@@ -6552,6 +6543,7 @@ class Store:
             edit = {name: freeze(body[name]) for name in EDITABLE if name in body and freeze(body[name]) != self.told[name]}
             take(edit)
             self.stamp, self.checkpoint_seq, self.told, self.bad_edits = stamp, -1, {**self.told, **edit}, 0
+            self.checkpoint_wanted.set()
             return True
 
     def save_checkpoint(self) -> None:
@@ -6608,7 +6600,7 @@ class Store:
             for one in broken:
                 self.log.error("Recovery: %s is broken (%s); it is kept as %s", one.path, format_line(one.damage[0].words, 200),
                                keep_aside(one.path))
-            for first, path in segments:
+            for first, _, path in segments:
                 is_ahead = first > self.state.seq + 1           # it would hide what comes now
                 if damage or is_ahead:
                     keep_aside(path, is_copy=not is_ahead)
@@ -6706,10 +6698,9 @@ class Rebuilt:
 
 
 def check_state_file(path: str) -> None:
-    """Raises: conflict, when a newer nexus wrote it; OSError."""
-    with contextlib.suppress(FileNotFoundError), open(path, encoding="utf-8", errors="replace") as file:
-        match = re.search(r'"version": (\d{1,18}),', file.read(4096))
-        check_version(int(match[1]) if match else 0)
+    """Raises: conflict, when a newer nexus wrote it."""
+    match = re.search(rb'"version": (\d{1,18}),', read_part(path, 0, 4096))
+    check_version(int(match[1]) if match else 0)
 
 
 def keep_previous(path: str, previous: str) -> None:
@@ -9112,13 +9103,10 @@ class History(Part):
 
     def keep_state(self) -> float:
         """Write state.json when the journal has grown, and take over what other programs write into it; return when to look again."""
-        is_wanted = self.store.checkpoint_wanted.is_set()
-        self.store.checkpoint_wanted.clear()
         try:
-            is_edited = self.store.look_for_edit(self.take_edit)
-            if self.store.bad_edits and is_wanted:                # it may be half written: what comes is not to be lost
-                self.store.checkpoint_wanted.set()
-            elif is_wanted or is_edited:
+            self.store.look_for_edit(self.take_edit)
+            if self.store.checkpoint_wanted.is_set() and not self.store.bad_edits:
+                self.store.checkpoint_wanted.clear()
                 self.store.save_checkpoint()
             return WATCH_INTERVAL_S
         except (OSError, NexusError) as error:
@@ -10949,8 +10937,7 @@ def check_start(layout: Layout, config: Config, own_port: int | None = None) -> 
     if own_port is not None:
         for listener in listen(config.service.host, config.service.port, own_port):
             listener.close()
-        with disk("read", layout.state_file):
-            check_state_file(layout.state_file)
+        check_state_file(layout.state_file)
         for folder in (layout.home, layout.journal_dir, layout.log_dir):
             attempt = os.path.join(folder, "restart.tmp")
             with disk("write", attempt):

@@ -568,6 +568,11 @@ def test_what_comes_is_appended(tmp_path):
     assert nexus.read_part(f"{folder}/nothing.log", 0, 3) == b"" and nexus.measure(f"{folder}/nothing.log") == 0
 
 
+def test_nobody_waits_for_a_fifo_in_the_place_of_a_log(tmp_path):
+    os.mkfifo(tmp_path / "stderr.log")
+    assert nexus.read_part(str(tmp_path / "stderr.log"), 0, 9) == b"" and nexus.measure_logs(str(tmp_path)) == (0, 0)
+
+
 def test_a_piece_is_appended_whole_or_not_at_all(tmp_path, monkeypatch):
     folder = str(tmp_path)
     nexus.append_log(folder, "stdout", b"before")
