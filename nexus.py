@@ -1733,7 +1733,6 @@ class Probe:
     path: str
     hash: str | None                                    # of its nexus; None: there is none
     version: str                                        # of its Python
-    fault: str = ""                                     # why its service cannot be started
     socket: str | None = None                           # by which its service is asked
     home: str | None = None
 
@@ -4528,13 +4527,13 @@ STUCK_HINT = "a driver or a file system does not answer: see dmesg; a reboot may
 MAX_OUTPUT_BYTES = 256 * 2**20
 
 
-def run(argv: Sequence[str], timeout_s: float, environ: Mapping[str, str] | None = None, given: bytes = b"", *, is_apart: bool = False,
-        most_bytes: int = MAX_OUTPUT_BYTES, undecodable: str = "replace", purpose: str = "", hint: str = "try it by hand",
-        install: str = "install it") -> Completed:
+def run(argv: Sequence[str], timeout_s: float, environ: Mapping[str, str] | None = None, given: bytes = b"", *,
+        is_apart: bool = False, most_bytes: int = MAX_OUTPUT_BYTES, undecodable: str = "replace", purpose: str = "",
+        hint: str = "try it by hand", install: str = "install it") -> Completed:
     """Run a program to its end, or leave it behind: this returns in time, whatever the program does.
 
     `given` is its stdin.  A program that no signal ends is not begun again for the same `purpose` while it is there.
-    Raises: unavailable, with `install` as its hint where there is no such program; with its last words, when it had to be ended.
+    Raises: unavailable, with `install` as its hint where there is no such program, or with its last words.
     """
     import signal
     import subprocess
@@ -4548,8 +4547,8 @@ def run(argv: Sequence[str], timeout_s: float, environ: Mapping[str, str] | None
         source.write(given)
         source.seek(0)
         try:
-            process = subprocess.Popen(argv, stdin=source, stdout=output, stderr=errors if is_apart else subprocess.STDOUT, env=environ,
-                                       start_new_session=True)
+            process = subprocess.Popen(argv, stdin=source, stdout=output, env=environ, start_new_session=True,
+                                       stderr=errors if is_apart else subprocess.STDOUT)
         except FileNotFoundError:
             raise NexusError("unavailable", f"{argv[0]} was not found on PATH", install) from None
         except OSError as error:
@@ -4565,7 +4564,7 @@ def run(argv: Sequence[str], timeout_s: float, environ: Mapping[str, str] | None
                 return Completed(exit_code, *(read_scratch(file, most_bytes, undecodable) for file in (output, errors)))
             elif time.monotonic() >= give_up_at:
                 fault = f"{purpose} did not answer within {timeout_s:g} s"
-        for number, patience_s in ((signal.SIGTERM, 2.0), (signal.SIGKILL, 1.0)):       # SIGKILL at once may freeze a card
+        for number, patience_s in ((signal.SIGTERM, 2.0), (signal.SIGKILL, 1.0)):   # SIGKILL at once may freeze a card
             with contextlib.suppress(OSError):          # all have gone, what it began too, or are somebody else's
                 os.killpg(process.pid, number)
             if wait_until(lambda: not has_session(process), patience_s, 0.02):
@@ -5382,8 +5381,8 @@ class Machine:
 
 
 # A work tree is kept through an index of its own: git's objects and one ref, refs/nexus/COMMIT, are all that is written
-# into the user's repository.  No command that the repository itself names is run: hooks, file system monitors, fetches of
-# what a partial clone lacks, and filters but those that the user has configured for all repositories.
+# into the user's repository.  No command that the repository itself names is run: hooks, file system monitors, fetches
+# of what a partial clone lacks, and filters but those that the user has configured for all repositories.
 
 GIT_TIMEOUT_S = 600.0
 MAX_UNTRACKED_MIB = 500
@@ -5414,9 +5413,10 @@ class Git:
 
     def call(self, *arguments: str, given: Iterable[str] = ()) -> Completed:
         """Raises: unavailable."""
-        return run(["git", *GIT_OPTIONS, *NO_FETCH, *self.options, "-C", self.folder, *arguments], GIT_TIMEOUT_S, self.environ,
-                   os.fsencode("".join(f"{path}\0" for path in given)), is_apart=True, undecodable="surrogateescape",
-                   purpose=f"git in {self.folder}", hint="are there large files? add them to .gitignore",
+        argv = ["git", *GIT_OPTIONS, *NO_FETCH, *self.options, "-C", self.folder, *arguments]
+        return run(argv, GIT_TIMEOUT_S, self.environ, os.fsencode("".join(f"{path}\0" for path in given)),
+                   is_apart=True, undecodable="surrogateescape", purpose=f"git in {self.folder}",
+                   hint="are there large files? add them to .gitignore",
                    install="install git, or add the job without --snapshot")
 
     def run(self, *arguments: str, given: Iterable[str] = ()) -> str:
@@ -5445,15 +5445,15 @@ def take_snapshot(cwd: str, environ: Mapping[str, str]) -> TreeSnapshot:
     import tempfile
     top = find_work_tree(cwd, environ)
     filters = find_foreign_filters(top, environ)
+    options = [word for key, own in filters.items() for word in ("-c", f"{key}={own}")]
+    index = os.path.join(top, Git(top, environ).run("rev-parse", "--git-path", "index")[:-1])
     with tempfile.TemporaryDirectory(prefix="nexus-") as aside:
         copy = os.path.join(aside, "index")
-        git = Git(top, environ, *(word for key, own in filters.items() for word in ("-c", f"{key}={own}")), GIT_INDEX_FILE=copy)
-        # The index is copied for what it knows of unchanged files; with its time, by which git tells what may have changed since.
-        index = os.path.join(top, Git(top, environ).run("rev-parse", "--git-path", "index")[:-1])
         if os.path.isfile(index):                       # /dev/zero would fill the disk
-            with disk("copy git's index to", aside):
+            with disk("copy git's index to", aside):    # it knows the unchanged files; by its time git tells which
                 shutil.copy2(index, copy)
-        repositories = show_hidden(git) + add_files(git, {key.split(".", 1)[1].rpartition(".")[0] for key in filters})
+        git = Git(top, environ, *options, GIT_INDEX_FILE=copy)
+        repositories = fill_index(git, {key.split(".", 1)[1].rpartition(".")[0] for key in filters})
         commit = write_commit(git)
         git.run("update-ref", f"refs/nexus/{commit}", commit)
     empty = [path for path in repositories if os.path.lexists(os.path.join(top, path, ".git"))]
@@ -5478,42 +5478,40 @@ def find_foreign_filters(top: str, environ: Mapping[str, str]) -> dict[str, str]
     """
     def read(git: Git) -> dict[str, str]:
         rows = (row.partition("\n") for row in git.names("config", "-z", "--list"))
-        return {key: command for key, _, command in rows if re.fullmatch(r"filter\.(?s:.*)\.(clean|process|required)", key)}
+        names = re.compile(r"filter\..*\.(clean|process|required)", re.S)
+        return {key: command for key, _, command in rows if names.fullmatch(key)}
 
     own = read(Git("/", environ, GIT_DIR=os.devnull))
     foreign = {key: own.get(key, "") for key, command in read(Git(top, environ)).items() if own.get(key) != command}
-    odd = next((key for key in foreign if "=" in key), None)
-    if odd:                                             # -c could not name it
-        raise NexusError("usage", f"{top} configures {format_line(odd, 60)}, which cannot be turned off, and a snapshot runs "
-                         "no command of a repository", hint="add the job without --snapshot")
+    for key in foreign:
+        if "=" in key:                                  # -c could not name it
+            raise NexusError("usage", f"{top} configures {format_line(key, 60)}, which cannot be turned off, and a "
+                             "snapshot runs no command of a repository", hint="add the job without --snapshot")
     return foreign
 
 
-def show_hidden(git: Git) -> list[str]:
-    """Make git look at files that are marked as assume-unchanged, or skip-worktree and are there; return the submodules."""
-    entries = git.names("ls-files", "-z", "--stage", "-v")         # like H 100644 OBJECT 0, a tab, and the path
-    git.run("update-index", "-z", "--index-info", given=[           # an entry that is written anew has no mark
-        entry[2:] for entry in entries
-        if entry[0] in "hm" or (entry[0] in "Ss" and os.path.lexists(os.path.join(git.folder, entry.partition("\t")[2])))])
-    return [entry.partition("\t")[2] for entry in entries if entry[2:8] == "160000"]
-
-
-def add_files(git: Git, foreign: Container[str]) -> list[str]:
-    """Take in the tracked files as they are now, and those that are neither tracked nor ignored; return the repositories among the latter.
+def fill_index(git: Git, foreign: Container[str]) -> list[str]:
+    """Take in tracked files as they are, and those neither tracked nor ignored; return the repositories in the tree.
 
     `git add` would run git, and its filters, within submodules.  Raises: usage.
     """
+    rows = git.names("ls-files", "-z", "--stage", "-v")         # H 100644 OBJECT 0, a tab, and the path
+    entries = [(row[0], row[2:], row.partition("\t")[2]) for row in rows]
+    overlooked = [entry for mark, entry, path in entries            # assume-unchanged; skip-worktree, and there
+                  if mark in "hm" or (mark in "Ss" and os.path.lexists(os.path.join(git.folder, path)))]
+    git.run("update-index", "-z", "--index-info", given=overlooked)         # written anew, they have no mark
     words = git.names("diff-files", "-z", "--name-status", "--ignore-submodules=dirty")
     changed = list(zip(words[::2], words[1::2]))
-    git.run("update-index", "--force-remove", "-z", "--stdin", given=[path for status, path in changed if status == "D"])
+    gone = [path for status, path in changed if status == "D"]
+    git.run("update-index", "--force-remove", "-z", "--stdin", given=gone)
     found = git.names("ls-files", "-z", "--others", "--exclude-standard")
-    files = [path for path in found if not path.endswith("/")]
-    check_sizes(git.folder, files)
-    files += [path for status, path in changed if status != "D"]
-    if foreign and files:
-        check_filters(git, files, foreign)
+    new = [path for path in found if not path.endswith("/")]
+    check_sizes(git.folder, new)
+    files = new + [path for status, path in changed if status != "D"]
+    check_filters(git, foreign, files)
     git.run("update-index", "--add", "--remove", "-z", "--stdin", given=files)          # one may be gone by now
-    return [path[:-1] for path in found if path.endswith("/")]
+    return [path for _, entry, path in entries if entry.startswith("160000")] + [
+        path[:-1] for path in found if path.endswith("/")]
 
 
 def check_sizes(top: str, files: Sequence[str]) -> None:
@@ -5521,24 +5519,25 @@ def check_sizes(top: str, files: Sequence[str]) -> None:
     sizes = []
     for path in files:
         with contextlib.suppress(OSError):              # it is gone by now
-            sizes.append((os.lstat(os.path.join(top, path)).st_size, path))
-    total_mib = sum(size for size, _ in sizes) / 2**20
+            sizes.append((os.lstat(os.path.join(top, path)).st_size / 2**20, path))
+    total_mib = sum(size_mib for size_mib, _ in sizes)
     if total_mib > MAX_UNTRACKED_MIB:
-        size, path = max(sizes)
+        size_mib, path = max(sizes)
         raise NexusError("usage", f"{top} has {format_count(len(files), 'file')} that git neither tracks nor ignores, "
                          f"{format_memory(total_mib)} together; a snapshot takes {MAX_UNTRACKED_MIB}MB of them",
-                         hint=f"the largest is {format_line(path)} ({format_memory(size / 2**20)}): add it to .gitignore")
+                         hint=f"the largest is {format_line(path)} ({format_memory(size_mib)}): add it to .gitignore")
 
 
-def check_filters(git: Git, files: Sequence[str], foreign: Container[str]) -> None:
+def check_filters(git: Git, foreign: Container[str], files: Sequence[str]) -> None:
     """Raises: usage, when a file goes through a filter of the repository's own."""
-    told = git.names("check-attr", "-z", "--stdin", "filter", given=files)
-    for path, name in zip(told[::3], told[2::3]):
+    words = git.names("check-attr", "-z", "--stdin", "filter", given=files) if foreign and files else []
+    for path, name in zip(words[::3], words[2::3]):
         if name in foreign:
-            how = "git lfs install" if name == "lfs" else f"git config --global filter.{format_line(name, 40)}.clean COMMAND"
-            raise NexusError("usage", f"{format_line(path, 100)} goes through the filter '{format_line(name, 40)}', which only "
-                             f"the configuration of {git.folder} itself names, and a snapshot runs no command of a repository",
-                             hint=f"make it yours, if you trust it: {how}; or commit the file; or add the job without --snapshot")
+            shown = format_line(name, 40)
+            how = "git lfs install" if name == "lfs" else f"git config --global filter.{shown}.clean COMMAND"
+            raise NexusError("usage", f"{format_line(path, 100)} goes through the filter '{shown}', which only {git.folder} "
+                             "itself configures, and a snapshot runs no command of a repository",
+                             f"make it yours, if you trust it: {how}; or commit the file; or leave out --snapshot")
 
 
 def write_commit(git: Git) -> str:
@@ -5555,12 +5554,12 @@ def write_commit(git: Git) -> str:
 
 
 def release_snapshot(repository: str, commit: str, environ: Mapping[str, str]) -> None:
-    """Let git's gc have a snapshot that no job needs any more; nothing, when the repository has gone.  Raises: unavailable."""
+    """Let git's gc have a snapshot that no job needs; nothing, when the repository has gone.  Raises: unavailable."""
     Git(repository, environ).call("update-ref", "-d", f"refs/nexus/{commit}")
 
 
 # Another machine, by OpenSSH, which knows keys, agents, jump hosts and host keys.  One connection for each: what is run
-# there and what is forwarded goes through it.  ssh keeps it in the background; one that a killed service left ends by itself.
+# there and what is forwarded goes through it.  ssh keeps it in the background; what a killed service left ends.
 
 SSH_PATIENCE_S = 40.0           # for a connection to be made, also through a jump host
 SSH_CALL_TIMEOUT_S = 120.0      # for what is run there
@@ -5568,15 +5567,17 @@ SSH_EXIT_TIMEOUT_S = 5.0
 SSH_IDLE_S = 60                 # a connection through which nothing goes ends then
 ANSWER_PATIENCE = 4             # a whole answer may take so many times the patience with silence
 MAX_SAID_BYTES = 4 * 2**20      # a command that a node runs may print so much
-SSH_OPTIONS = ("BatchMode=yes", "ConnectTimeout=15", "ServerAliveInterval=5", "ServerAliveCountMax=3", "ForwardAgent=no", "ForwardX11=no",
-               "PermitLocalCommand=no", "ControlPersist=no", "RemoteCommand=none", "StreamLocalBindUnlink=yes")
+SSH_OPTIONS = ("BatchMode=yes", "ConnectTimeout=15", "ServerAliveInterval=5", "ServerAliveCountMax=3",
+               "ForwardAgent=no", "ForwardX11=no", "PermitLocalCommand=no", "ControlPersist=no", "RemoteCommand=none",
+               "StreamLocalBindUnlink=yes")
 INSTALL_SSH = "install OpenSSH's client: apt install openssh-client"
-SSH_NOISE = ("@", "Warning: Permanently added", "mux_client", "kex_exchange_identification", "Connection closed by UNKNOWN",
-             "Connection to UNKNOWN")
+SSH_NOISE = ("@", "Warning: Permanently added", "mux_client", "kex_exchange_identification",
+             "Connection closed by UNKNOWN", "Connection to UNKNOWN")
 SSH_HINTS = (                   # words of ssh, and what to do
-    ("IDENTIFICATION HAS CHANGED", "its host key is another than before: find out why; then ssh-keygen -R {host} forgets the old one"),
+    ("IDENTIFICATION HAS CHANGED",
+     "its host key is another than before: find out why; then ssh-keygen -R {host} forgets the old one"),
     ("Host key verification failed", "accept its host key once, after you have checked it: {ssh} true"),
-    ("Permission denied", "log in by key, without a password: {copy}"),
+    ("Permission denied (", "log in by key, without a password: {copy}"),
     ("Too many authentication failures", "name the key that is right: --identity FILE"),
     ("administratively prohibited",
      "its sshd must allow it: AllowTcpForwarding and AllowStreamLocalForwarding yes in sshd_config"))
@@ -5584,7 +5585,7 @@ SSH_HINTS = (                   # words of ssh, and what to do
 
 def call_through(control: str) -> list[str]:
     """ssh by way of an open connection, and no other."""
-    return ["ssh", "-F", "none", "-S", control, "-o", "ControlMaster=no", "-o", "ProxyCommand=false", "-o", "BatchMode=yes"]
+    return ["ssh", "-F", "none", "-S", control, "-oControlMaster=no", "-oProxyCommand=false", "-oBatchMode=yes"]
 
 
 # HTTP as nexus asks it: one request a connection.  http.client would cost `nexus add` 35 ms.
@@ -5609,7 +5610,7 @@ class Answer:
     pieces: Iterator[bytes]                             # of the body, as they come
 
 
-def send_request(line: socket.socket, method: str, path: str, headers: Mapping[str, str], body: object = None) -> Answer:
+def send_request(line: socket.socket, method: str, path: str, headers: Mapping[str, str], body: object) -> Answer:
     """Raises, also as the pieces are read: OSError, when the line is cut; ValueError, when what answers is no HTTP."""
     content = b"" if body is None else encode_json(body).encode("ascii")
     sent = {**headers, "Connection": "close"}
@@ -5678,7 +5679,7 @@ class Ssh:
 
     def __init__(self, node: NodeConfig, environ: Mapping[str, str]) -> None:
         self.node = node
-        self.folder = self.control = ""                 # of the open connection: for its sockets; the one by which ssh is told
+        self.folder = self.control = ""                 # of the open connection: for its sockets; ssh's own
         self.environ = {**environ, "SSH_ASKPASS_REQUIRE": "never", "LC_ALL": "C"}
 
     def list_options(self) -> list[str]:
@@ -5699,13 +5700,15 @@ class Ssh:
         return " ".join(map(quote, words))
 
     def fault(self, what: str, said: str) -> NexusError:
-        """With ssh's own words."""
+        """With the words of ssh, or of a nexus there."""
+        said, _, advice = said.partition("\nhint: ")
         lines = [line.strip() for line in said.splitlines() if line.strip() and not line.startswith(SSH_NOISE)]
+        why = format_line("; ".join(lines[-3:]), 300) or "the line was cut"
         hint = next((hint for words, hint in SSH_HINTS if words in said), "try it by hand: {ssh}").format(
             host=self.node.host, ssh=self.by_hand,
             copy=self.by_hand.replace("ssh ", "ssh-copy-id ", 1).replace(" -J ", " -o ProxyJump="))
-        why = format_line("; ".join(lines[-3:]), 300) or "the line was cut"
-        return NexusError("unavailable", f"{what} {self.node.name}: {why}", hint)
+        return NexusError("unavailable", f"{what} {self.node.name}: {why}",
+                          f"{format_line(advice.strip(), 300)}; {hint}" if advice else hint)
 
     @property
     def is_open(self) -> bool:
@@ -5718,8 +5721,8 @@ class Ssh:
         with disk("make a folder in", "/tmp"):          # the path of a socket may have 108 bytes, and ssh adds to it
             self.folder = tempfile.mkdtemp(prefix="nexus-ssh-", dir="/tmp")
         self.control = f"{self.folder}/control"
-        self.run("cannot reach", ["ssh", "-o", f"ControlPersist={SSH_IDLE_S}", *self.list_options(), "-T", "-M", "-S", self.control,
-                                  "-o", "ClearAllForwardings=yes", self.node.destination, "true"], timeout_s=SSH_PATIENCE_S)
+        argv = ["ssh", f"-oControlPersist={SSH_IDLE_S}", *self.list_options(), "-oClearAllForwardings=yes", "-TMS"]
+        self.run("cannot reach", [*argv, self.control, self.node.destination, "true"], timeout_s=SSH_PATIENCE_S)
 
     def run(self, what: str, argv: Sequence[str], given: bytes = b"", timeout_s: float = 0.0) -> str:
         """What an ssh prints that is to do `what`.  Raises: unavailable, with what was said instead."""
@@ -5738,50 +5741,56 @@ class Ssh:
         place = probe.socket or ""
         path = f"{self.folder}/{hash_text(place)[:8]}"
         if not os.path.exists(path):
-            self.run("cannot forward to", [*call_through(self.control), "-O", "forward", "-L", f"{path}:{place}",
-                                           self.node.destination])
+            argv = [*call_through(self.control), "-O", "forward", "-L", f"{path}:{place}", self.node.destination]
+            self.run("cannot forward to", argv)
         return path
 
     def close(self) -> None:
         import shutil
         if self.is_open:
             with contextlib.suppress(NexusError):
-                self.run("", [*call_through(self.control), "-O", "exit", self.node.destination], timeout_s=SSH_EXIT_TIMEOUT_S)
+                argv = [*call_through(self.control), "-O", "exit", self.node.destination]
+                self.run("cannot leave", argv, timeout_s=SSH_EXIT_TIMEOUT_S)
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
 # What is run on a node: find a Python, tell which nexus is there, and start its service if that is the one wanted.
 PROBE_SCRIPT = r'''
-for python in python3 python3.14 python3.13 python3.12 python3.11 python3.10 python3.9 /opt/conda/bin/python3 ~/miniconda3/bin/python3; do
+for python in python3 python3.14 python3.13 python3.12 python3.11 python3.10 python3.9 /opt/conda/bin/python3 \
+    ~/miniconda3/bin/python3; do
   "$python" -c 'import sys; sys.exit(sys.version_info < (3, 9))' 2>/dev/null && break
   python=
 done
-[ "$python" ] || { echo 'nexus-probe {}'; exit; }
-exec "$python" - "${NEXUS_HOME:-$HOME/.nexus}" @wanted@ <<'END'
+[ "$python" ] || {
+  echo 'it has no Python that nexus can use: it needs 3.9 or newer there' >&2
+  echo 'hint: install one and put it on PATH as python3.9, python3.10 ...' >&2
+  exit 1
+}
+exec "$python" - "${NEXUS_HOME:-$HOME/.nexus}" "$@" <<'END'
 import hashlib, json, os, pathlib, signal, socket, subprocess, sys
-signal.alarm(@patience@)                        # the other end has given up by then
-home, wanted = sys.argv[1:]
+home, wanted, patience = sys.argv[1:]
+signal.alarm(int(patience))                     # the other end has given up by then
 path = os.path.join(home, "nexus.py")
 def read(name):
     found = pathlib.Path(home, name)
     return found.read_bytes() if found.is_file() else b""
-def call(verb):
-    done = subprocess.run([sys.executable, path, verb], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                          env=dict(os.environ, NEXUS_HOME=home))
-    told["fault"] = done.stderr.decode("utf-8", "replace") if done.returncode else ""
-    return json.loads(read("service.json") or b"{}")
+def call(verb):                                 # what it says when it fails; what its service says of itself
+    done = subprocess.run([sys.executable, path, verb], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                          stderr=subprocess.PIPE, env=dict(os.environ, NEXUS_HOME=home), text=True, errors="replace")
+    return done.stderr if done.returncode else "", json.loads(read("service.json") or b"{}")
 content = read("nexus.py")
 told = {"python": sys.executable, "path": path, "version": "%d.%d.%d" % sys.version_info[:3],
         "hash": hashlib.sha256(content).hexdigest()[:8] if content else None}
 if told["hash"] == wanted:
-    service = call("start")
-    if "NEXUS_HOME=" in told["fault"]:          # a home directory that machines share, and another one's nexus is there
+    fault, service = call("start")
+    if "NEXUS_HOME=" in fault:                  # a home directory that machines share, and another one's nexus is there
         home += "-" + socket.gethostname()
-        service = call("start")
-    if not told["fault"] and service.get("hash") != wanted:
-        service = call("restart")
-    if not told["fault"]:
-        told["socket"], told["home"] = service.get("socket"), home
+        fault, service = call("start")
+    if not fault and service.get("hash") != wanted:
+        fault, service = call("restart")
+    if fault:
+        sys.exit(fault)
+    told["socket"], told["home"] = service.get("socket"), home
 print("nexus-probe " + json.dumps(told))
 END
 '''
@@ -5789,29 +5798,17 @@ END
 
 def probe_node(ssh: Ssh, wanted: str) -> Probe:
     """The nexus on a node, and where its service runs if its hash is the one wanted.  Raises: unavailable."""
-    script = PROBE_SCRIPT.replace("@wanted@", quote(wanted)).replace("@patience@", f"{SSH_CALL_TIMEOUT_S:.0f}")
-    said = ssh.call("cannot look at", "sh -s", script.encode())
-    found = re.search("^nexus-probe ({.*)", said, re.M)
+    said = ssh.call("cannot use", f"sh -s {quote(wanted)} {SSH_CALL_TIMEOUT_S:.0f}", PROBE_SCRIPT.encode())
+    found = re.search("^nexus-probe (.*)", said, re.M)
+    if not found:
+        raise ssh.fault("cannot use", said)
     try:
-        told: dict[str, Any] = load_json(found[1] if found else "")
-    except ValueError:
-        raise ssh.fault("cannot look at", said) from None
-    if not told:
-        raise NexusError("unavailable", f"{ssh.node.name} has no Python that nexus can use: it needs 3.9 or newer there",
-                         hint=f"install one and put it on PATH as python3.9, python3.10 ...: {ssh.by_hand}")
-    try:
-        probe: Probe = decode("Probe", told, "its probe")
-        if probe.hash == wanted and not probe.fault and not (probe.socket and probe.home):
+        probe: Probe = decode("Probe", load_json(found[1]), "its probe")
+        if probe.hash == wanted and not (probe.socket and probe.home):
             raise ValueError(f"socket is {probe.socket}, and home is {probe.home}")
+        return probe
     except (KeyError, TypeError, ValueError) as error:
         raise describe_bad_node(ssh.node.name, error) from None
-    if probe.fault:
-        start = " ".join(map(quote, (probe.python, probe.path, "start")))
-        said, _, hint = probe.fault.partition("hint: ")
-        why = said.strip().rpartition("\n")[2]
-        raise NexusError("unavailable", f"the service on {ssh.node.name} cannot be started: {format_line(why, 300)}",
-                         hint="; ".join(filter(None, (format_line(hint.strip(), 300), f"by hand: {ssh.by_hand} {quote(start)}"))))
-    return probe
 
 
 def install_on_node(ssh: Ssh, content: bytes) -> None:
@@ -5834,8 +5831,8 @@ def ask_node(name: str, place: str, method: str, path: str, make_body: Callable[
              timeout_s: float, kind: str) -> Any:
     """Ask a node's service, which is behind the socket at `place`.  The answer, as decode() knows its kind.
 
-    `make_body` has the line, as soon as that is open.  Raises: OSError, when it is cut (TimeoutError: when it is silent);
-    what the node answers; unavailable, when that is nothing of a nexus.
+    `make_body` has the line, as soon as that is open.  Raises: what the node answers; unavailable, when that is nothing
+    of a nexus; OSError, when the line is cut (TimeoutError: when it is silent).
     """
     import threading
     with socket.socket(socket.AF_UNIX) as line:

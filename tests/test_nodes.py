@@ -761,8 +761,9 @@ def test_nodes_that_lack_something():
     with network.Net(nodes=nodes, gpus=1) as net:
         head = net.head
         said = refused(net, "n1")
-        assert "n1 has no Python that nexus can use: it needs 3.9 or newer there" in said and "install one and put it on PATH" in said
-        assert "n2 has no Python that nexus can use" in refused(net, "n2")
+        assert "cannot use n1: it has no Python that nexus can use: it needs 3.9 or newer there" in said
+        assert "install one and put it on PATH" in said
+        assert "cannot use n2: it has no Python that nexus can use" in refused(net, "n2")
         net.nodes[4].run("head -c 1800000 /dev/zero > ~/filler")
         said = refused(net, "n5")
         assert "No space left on device" in said and not (net.nodes[4].home / ".nexus" / "nexus.py.new").exists(), said
