@@ -2025,8 +2025,8 @@ class Result:
 
 @value
 class Saying:
-    """A line that a runner said: `start ID ATTEMPT PID STARTED`, `end ID ATTEMPT CODE RUNTIME_CS`, `bounce ID ATTEMPT WHY`
-    (somebody else has the GPU) or `fail ID ATTEMPT WHY`.
+    """A line that a runner said: `start ID ATTEMPT PID STARTED BEGAN`, `end ID ATTEMPT CODE RUNTIME_CS`, `bounce ID ATTEMPT WHY`
+    (somebody else has the GPU), `fail ID ATTEMPT WHY`, or `wait NUMBER 0 PID STARTED` (it waits for a job).
     """
     verb: str
     job_id: str
@@ -2035,10 +2035,12 @@ class Saying:
 
 
 def parse_saying(line: str) -> Saying | None:
-    words = line.split()
-    if len(words) < 3 or words[0] not in ("start", "end", "bounce", "fail") or not is_job_id(words[1]) or not is_number(words[2]):
+    words, counts = line.split(), {"start": 6, "end": 5, "wait": 5}
+    if len(words) < 3 or words[0] not in (*counts, "bounce", "fail") or not is_number(words[2]):
         return None
-    if words[0] in ("start", "end") and (len(words) != 5 or not all(map(is_number, words[3:]))):
+    if not (is_number if words[0] == "wait" else is_job_id)(words[1]):
+        return None
+    if words[0] in counts and (len(words) != counts[words[0]] or not all(map(is_number, words[3:]))):
         return None
     return Saying(words[0], words[1], int(words[2]), tuple(words[3:]))
 
@@ -4409,7 +4411,9 @@ class AppendFile:
 # Parts of logs.  One that is not there has no bytes; nor has a FIFO in its place, for which nobody waits.
 
 def measure(path: str) -> int:
-    return (stamp_of(path) or (0, 0))[1]
+    with contextlib.suppress(OSError):
+        return os.stat(path).st_size if os.path.isfile(path) else 0     # a folder in the place of a log has a size, too
+    return 0
 
 
 def read_part(path: str, start: int, most: int) -> bytes:
@@ -4714,13 +4718,17 @@ class Processes:
                             found.append(process)
         return found
 
-    def list_children(self, pid: int) -> list[int]:
-        """The children of a process, of all its threads."""
-        found: list[int] = []
-        with contextlib.suppress(OSError):
-            for thread in os.listdir(f"{PROC}/{pid}/task"):
-                with contextlib.suppress(NexusError):
-                    found += map(int, (read_text(f"{PROC}/{pid}/task/{thread}/children") or "").split())
+    def list_children(self, pid: int, thread: str = "") -> set[int]:
+        """The children of a process, of all its threads or of one."""
+        found = set[int]()
+        with contextlib.suppress(OSError, NexusError):
+            for one in [thread] if thread else os.listdir(f"{PROC}/{pid}/task"):
+                # Twice: the kernel may leave out one whose elder sibling ends meanwhile.
+                before = len(found)
+                for _ in range(2):
+                    found.update(map(int, (read_text(f"{PROC}/{pid}/task/{one}/children") or "").split()))
+                    if len(found) == before:
+                        break
         return found
 
     def walk(self, roots: Iterable[int]) -> list[Process]:
@@ -5033,19 +5041,32 @@ class Leases:
             holders = self.look(folder)
         return {uuid: find_user(uid) for uuid, uid in holders.items()}
 
-    def take(self, job_id: str, uuids: Sequence[str]) -> None:
-        """Take GPUs for a job, all or none.  Raises: conflict, naming who has one; unavailable."""
+    def make(self, key: str) -> str:
+        """Make a lease that names no GPU yet, for a job or for a runner that waits; return its name.  Raises: unavailable."""
+        with self.locked() as folder:
+            # Nobody can have made a file of this name before, and nobody else can open it before it is locked.
+            name = f"{self.service_id}.{os.urandom(8).hex()}.{key}"
+            handle = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder)
+            self.held[key] = name, handle
+            try_lock(handle, is_shared=True)
+            os.fchmod(handle, 0o644)                # whatever the umask: the others must read it
+        return name
+
+    def take(self, job_id: str, uuids: Sequence[str], runner: str = "") -> None:
+        """Take GPUs for a job, all or none; with the lease of a `runner` that has waited.
+
+        Raises: conflict, naming who has one; unavailable.
+        """
         self.close_own(job_id)
         try:
+            name = self.held[runner][0] if runner else self.make(job_id)
             with self.locked() as folder:
-                # Nobody can have made a file of this name before, and nobody else can open it before it is locked.
-                name = f"{self.service_id}.{os.urandom(8).hex()}.{job_id}"
-                handle = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder)
-                self.held[job_id] = name, handle
-                try_lock(handle, is_shared=True)
-                with open(handle, "w", closefd=False) as file:
+                if runner:
+                    former, name = name, f"{name.rpartition('.')[0]}.{job_id}"
+                    os.rename(former, name, src_dir_fd=folder, dst_dir_fd=folder)
+                    self.held[job_id] = name, self.held.pop(runner)[1]
+                with open(self.held[job_id][1], "w", closefd=False) as file:
                     file.writelines(uuid + "\n" for uuid in uuids)
-                os.fchmod(handle, 0o644)            # whatever the umask: the others must read it
                 holders = self.look(folder)
             for uuid in uuids:
                 if uuid in holders:
@@ -5298,6 +5319,9 @@ def find_program(name: str, path: str | None = None) -> str | None:
     return shutil.which(name, path=path)
 
 
+WAITING_SESSION = "nexus_runner"
+
+
 class Machine:
     """This machine as the service uses it: GPUs, processes, sessions, leases and launching in one hand."""
 
@@ -5337,24 +5361,38 @@ class Machine:
         own = {job.id for job in jobs}
         others = {pid for job_id, pid in self.launched.items() if job_id not in own}
         roots = {pid for job in jobs for pid in (job.current.pid, self.launched[job.id]) if pid}
-        # The orphans last: a process is there before its parent ends.  And twice: the kernel may leave one out whose sibling ends.
-        found: dict[int, Process] = {}
-        for _ in range(2):
-            found.update((process.pid, process) for process in self.processes.walk(roots))
-            orphans = set(self.processes.list_children(os.getpid())) - others
-            found.update((process.pid, process) for process in self.processes.walk(orphans))
-        return self.processes.find_members(jobs, over, list(found.values()))
+        found = self.processes.walk(roots)
+        orphans = self.list_own() - others - roots      # read last: until then one whose parent ends was its parent's
+        return self.processes.find_members(jobs, over, found + self.processes.walk(orphans))
+
+    def list_own(self) -> set[int]:
+        """The children of the main thread: it gets the orphans, and starts jobs."""
+        return self.processes.list_children(os.getpid(), str(os.getpid()))
 
     def launch(self, job: Job, script: str) -> None:
-        """Start a job's script, detached from this process.  Raises: OSError."""
-        import subprocess
-        command = ["/bin/sh", script, str(job.attempt)]
+        """Start a job's script.  Raises: OSError."""
+        self.spawn(job.id, f"nexus_job_{job.id}", ["/bin/sh", script, str(job.attempt)])
+
+    def spawn(self, key: str, session: str, command: Sequence[str]) -> subprocess.Popen[bytes]:
+        """Start a program, in a session of screen's or directly, detached from this process.  Raises: OSError."""
         if not self.no_screen_reason:
-            command = self.screen.argv(f"nexus_job_{job.id}", command, is_daemon=False)
-        child = self.children[job.id] = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd="/",
+            command = self.screen.argv(session, command, is_daemon=False)
+        child = self.begin(key, command)
+        self.launched[key] = child.pid
+        return child
+
+    def begin(self, key: str, argv: Sequence[str]) -> subprocess.Popen[bytes]:
+        import subprocess
+        self.children[key] = subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd="/",
             env=self.screen.environ(), start_new_session=True)
-        self.launched[job.id] = child.pid
+        return self.children[key]
+
+    def name_session(self, job: Job) -> None:
+        """Give the session of a job that was taken by a runner which had waited its name.  Raises: OSError."""
+        if not self.no_screen_reason and job.id in self.launched:
+            self.begin(f"name of {job.id}", ["screen", "-S", f"{self.launched[job.id]}.{WAITING_SESSION}", "-X", "sessionname",
+                                             f"nexus_job_{job.id}"])
 
     def session_of(self, job: Job) -> str | None:
         """The PID.NAME of a job that this service has launched under screen."""
@@ -5365,12 +5403,9 @@ class Machine:
         """The jobs whose screen or job.sh has ended since the last call.  Called by the main thread, which gets the orphans."""
         alive = {job_id: child for job_id, child in self.children.items() if child.poll() is None}
         gone, self.children = [job_id for job_id in self.children if job_id not in alive], alive
-        known = {child.pid for child in alive.values()}
-        orphans = read_text(f"{PROC}/self/task/{os.getpid()}/children") if self.is_subreaper else ""
-        for pid in map(int, (orphans or "").split()):
+        for pid in self.list_own().difference(child.pid for child in alive.values()) if self.is_subreaper else ():
             with contextlib.suppress(ChildProcessError):
-                if pid not in known:
-                    os.waitpid(pid, os.WNOHANG)
+                os.waitpid(pid, os.WNOHANG)
         return gone
 
     def forget(self, job_id: str) -> None:
@@ -5885,21 +5920,54 @@ def push_snapshot(ssh: Ssh, repository: str, commit: str, name: str, environ: Ma
 # straight into the log files, says `end`, and leaves a result file.  What it says is believed as it comes; its files say
 # the same, for a service that did not hear it.
 
+# What every runner does first.
+RUNNER_SCRIPT = r'''
+say() { [ -p "$events" ] && printf '%s\n' "$*" 1<>"$events"; } 2>/dev/null
+prepare() {
+  trap : HUP                              # it outlives screen; the command does not inherit this
+  trap : INT QUIT TERM                    # Ctrl-C, or `kill 0`, ends the command, not this script
+  read -r stat < /proc/$$/stat
+  set -- ${stat##*) }
+  started=${20}
+}
+# So that a nexus in another container, which sees no process of this one, knows that a job runs; and that no other service
+# gives out the GPUs.  The service has its own lock meanwhile, so that nobody can come in between.  The folder of the leases
+# is not to be trusted: $lease is not opened, but must be the same file.
+hold() {
+  [ -z "$alive" ] || { command exec 7>>"$alive" && flock -s -w 5 7; }
+  [ -z "$lease" ] || { command exec 9<"$held" && flock -s -n 9 && [ "$held" -ef /proc/$$/fd/9 ] && [ "$lease" -ef /proc/$$/fd/9 ]; }
+}
+'''
+
+
+# A runner that waits for a job: it reads which job.sh it becomes from a pipe of the service's, which ends with the service.
+WAITING_SCRIPT = RUNNER_SCRIPT + r'''
+number=$1 pipe=$2 events=$3 alive=$4 lease=$5 held=$6
+prepare
+command exec 8<"$pipe" && hold || exit 0
+say wait "$number" 0 "$$" "$started"
+read -r attempt script <&8 || exit 0
+command exec 8<&-
+set -- "$attempt" "$started"
+. "$script"
+'''
+
+
 # What follows build_script()'s head of assignments.
-JOB_SCRIPT = r'''
+JOB_SCRIPT = RUNNER_SCRIPT + r'''
 case $attempt in '') tree=$dir/tree-by-hand-$$ is_new=yes;; *) tree=$dir/tree is_new=;; esac
 cwd=${commit:+$tree/}$folder
-say() { [ -p "$events" ] && printf '%s\n' "$*" 1<>"$events"; } 2>/dev/null
 uptime_cs() { read -r up rest < /proc/uptime; up=${up%.*}${up#*.}; }
-fail() { rm -f "$dir/claim-$$"; say fail "$id" "$attempt" "$@"; printf '%s\n' "$*" >&2; exit 0; }
+fail() { [ -n "$waited" ] || rm -f "$dir/claim-$$"; say fail "$id" "$attempt" "$@"; printf '%s\n' "$*" >&2; exit 0; }
 # Nothing is lost when the disk is full: it is tried until there is room.  A checkout goes only where the command never ran.
 finish() {
   until { [ -z "$cause" ] || printf '%s\n' "$words" > "$dir/fault-$attempt"; } &&
-      printf '{"exit_code": %s, "finished_at": %s, "runtime_seconds": %s.%02d%s}\n' "$1" "$(date +%s)" \
-        $((took / 100)) $((took % 100)) "${cause:+, \"cause\": \"$cause\"}" > "$dir/result-$attempt.tmp" &&
-      sync "$dir/result-$attempt.tmp" && mv "$dir/result-$attempt.tmp" "$dir/result-$attempt.json"
+      printf '{"exit_code": %s, "runtime_seconds": %s.%02d%s}\n' "$1" $((took / 100)) $((took % 100)) \
+        "${cause:+, \"cause\": \"$cause\"}" > "$dir/result-$attempt.json" &&
+      { [ -d "/proc/$service" ] || sync "$dir/result-$attempt.json"; }      # a service that lives writes down what it hears
   do sleep 2; [ -z "$cause" ] || drop_tree; [ -d "$dir" ] || break; say end "$id" "$attempt" "$1" "$took"; done 2>/dev/null
-  rm -f "$dir/claim-$$"
+  [ -n "$waited" ] || rm -f "$dir/claim-$$"
+  [ -z "$viewer" ] || { kill "$viewer"; wait "$viewer"; } 2>/dev/null      # an orphan would be taken for what the command left
 }
 # The command does not run: $1 is the cause, `launch` or `bounce`, and the rest says why.
 refuse() {
@@ -5972,27 +6040,20 @@ if [ -z "$attempt" ]; then
   exit $code
 fi
 
-trap : HUP                                # it outlives screen; the command does not inherit this
-trap : INT QUIT TERM                      # Ctrl-C, or `kill 0`, ends the command, not this script
-read -r stat < /proc/$$/stat
-set -- ${stat##*) }
-started=${20}
-# Whoever links this name first has the attempt: this script, or a service that found nobody running it.
-printf '%s %s\n' "$$" "$started" > "$dir/claim-$$" || fail "the log folder $dir cannot be written"
-ln "$dir/claim-$$" "$dir/attempt-$attempt" 2>/dev/null || {
-  [ -e "$dir/attempt-$attempt" ] || fail "$dir takes no hard links: set [state] log_dir to another file system"
-  rm -f "$dir/claim-$$"
-  exit 0
-}
-# So that a nexus in another container, which sees no process of this one, knows that a job runs.
-[ -z "$alive" ] || { command exec 7>>"$alive" && flock -s -w 5 7; }
-if [ -n "$lease" ]; then
-  # While the service has its own lock, so that nobody can come in between.  The folder is not to be trusted: $lease is
-  # not opened, but must be the same file.
-  command exec 9<"$held" && flock -s -n 9 && [ "$held" -ef /proc/$$/fd/9 ] && [ "$lease" -ef /proc/$$/fd/9 ] ||
-    refuse bounce a GPU lease was lost before its job began
+if [ -z "$waited" ]; then
+  prepare
+  # Whoever links this name first has the attempt: this script, or a service that found nobody running it.
+  printf '%s %s\n' "$$" "$started" > "$dir/claim-$$" || fail "the log folder $dir cannot be written"
+  ln "$dir/claim-$$" "$dir/attempt-$attempt" 2>/dev/null || {
+    [ -e "$dir/attempt-$attempt" ] || fail "$dir takes no hard links: set [state] log_dir to another file system"
+    rm -f "$dir/claim-$$"
+    exit 0
+  }
+  hold || refuse bounce a GPU lease was lost before its job began
 fi
-say start "$id" "$attempt" "$$" "$started"
+uptime_cs
+printf '%s\n' "$up" >> "$dir/attempt-$attempt" || fail "the log folder $dir cannot be written"
+say start "$id" "$attempt" "$$" "$started" "$up"
 if [ "$commit" ]; then
   find_made
   said=$(make_tree 2>&1) || refuse launch "the snapshot of $repo cannot be checked out: $said"
@@ -6004,6 +6065,7 @@ PATH=$own_path
 command : >> "$dir/stdout.log" && command : >> "$dir/stderr.log" || refuse launch "the log files in $dir cannot be written"
 if [ -t 1 ]; then                         # under screen, its window shows the logs
   NEXUS_ROLE=viewer tail -qn 100 -s 0.2 -f --pid=$$ "$dir/stdout.log" "$dir/stderr.log" </dev/null 2>/dev/null 9>&- &
+  viewer=$!
 fi
 uptime_cs; begin=$up
 ( trap - HUP INT QUIT TERM; command_of_the_job ) >> "$dir/stdout.log" 2>> "$dir/stderr.log"
@@ -6109,7 +6171,7 @@ def build_script(job: Job, environment: Mapping[str, str], layout: Layout, lease
         kept = [f"{name}={environment[name]}" for name in ("CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES") if name in environment]
         launch = ["bash", "-p", "-c", CONDA_SCRIPT, "nexus", job.conda, "/usr/bin/env", *kept, *launch]
     head = {
-        "id": job.id, "dir": layout.job_folder(job.id), "events": layout.events_file, "alive": jobs_lock,
+        "id": job.id, "dir": layout.job_folder(job.id), "service": str(os.getpid()), "events": layout.events_file, "alive": jobs_lock,
         "lease": lease[0] if lease else "", "held": lease[1] if lease else "", "job_path": environment.get("PATH") or os.defpath,
         "commit": job.snapshot or "", "repo": job.snapshot_repo or "", "git_options": " ".join(GIT_OPTIONS),
         "folder": os.path.relpath(job.cwd, job.snapshot_repo) if job.snapshot_repo else job.cwd}
@@ -6117,7 +6179,7 @@ def build_script(job: Job, environment: Mapping[str, str], layout: Layout, lease
     prlimit = f"prlimit {' '.join(limits)} -- " if limits else ""
     return "\n".join([
         "#!/bin/sh", f"# Job {job.id} of nexus, user {re.sub('[^A-Za-z0-9_.-]', '?', job.user)}.  Run by hand (sh job.sh) it just runs "
-        "the command; nexus calls it with the attempt's number.", "attempt=${1:-}",
+        "the command; nexus calls it with the attempt's number.", "attempt=${1:-} waited=${2:-} started=${2:-} viewer=",
         *(f"{name}={quote(text)}" for name, text in head.items()), f"umask={umask}", "",
         "command_of_the_job() {", *([SLURM_SCRIPT] if is_slurm else []), '  umask "$umask"', f"  exec {prlimit}/usr/bin/env -i -- \\",
         *(f"    {pair} \\" for pair in pairs), f'    "$@" {" ".join(map(quote, launch))}', "}", JOB_SCRIPT])
@@ -6170,8 +6232,19 @@ def choose_limits(job: Job) -> tuple[list[str], list[str]]:
 def read_claim(folder: str, attempt: int) -> tuple[int, int] | None:
     """(pid, started) of the runner that has an attempt; None when it is nobody's; (0, 0) when a service claimed it."""
     text = read_text(os.path.join(folder, f"attempt-{attempt}"))
-    match = re.fullmatch(r"([0-9]{1,19}) ([0-9]{1,19})\n?", text or "")
+    match = CLAIM.fullmatch(text or "")
     return (int(match[1]), int(match[2])) if match else None if text is None else (0, 0)
+
+
+def read_began(folder: str, attempt: int) -> int | None:
+    """When the runner that has an attempt went on to its command, in clock ticks since boot; None when it did not."""
+    match = CLAIM.fullmatch(read_text(os.path.join(folder, f"attempt-{attempt}")) or "")
+    began = match and (match[4] or ("" if match[3] else match[2]))
+    return int(began) if began else None
+
+
+# PID STARTED, and when it began; `waiting`: the service claimed the attempt for a runner that had waited.
+CLAIM = re.compile(r"([0-9]{1,19}) ([0-9]{1,19})( waiting)?\n?(?:([0-9]{1,19})\n?)?")
 
 
 def take_claim(folder: str, attempt: int) -> bool:
@@ -6183,9 +6256,11 @@ def take_claim(folder: str, attempt: int) -> bool:
 
 
 def read_result(folder: str, attempt: int) -> Result | None:
-    with contextlib.suppress(ValueError, TypeError):
-        result = decode_value(Result, load_json(read_text(os.path.join(folder, f"result-{attempt}.json")) or ""))
-        if 0 <= (result.exit_code or 0) <= 255 and None not in (result.finished_at, result.runtime_seconds):
+    with contextlib.suppress(ValueError, TypeError, OSError):
+        path = os.path.join(folder, f"result-{attempt}.json")
+        result = decode_value(Result, load_json(read_text(path) or ""))
+        result = replace(result, finished_at=os.stat(path).st_mtime)       # it is written as the last
+        if 0 <= (result.exit_code or 0) <= 255 and result.runtime_seconds is not None:
             words = read_text(os.path.join(folder, f"fault-{attempt}")) if result.cause else None
             return replace(result, cause_line=format_line(words.strip(), 1000)) if words else result
     return None
@@ -6195,6 +6270,114 @@ def read_tail(path: str, start: int, most: int) -> tuple[str, int]:
     """The end of a log from byte `start` on, at most `most` bytes of it, and the size of the whole file."""
     size = measure(path)
     return read_part(path, max(0, min(start, size), size - most), most).decode("utf-8", "replace"), size
+
+
+MAX_WAITING = 4                 # runners
+WAITING_REST_S = 0.02           # after a start, and between two of them: the machine is busy with the job's own start
+WAITING_S = 5.0                 # there are as many as jobs were started within the last so many seconds
+
+
+@value
+class WaitingRunner:
+    number: str                         # never a job's id
+    child: subprocess.Popen[bytes]      # screen or sh
+    pipe: tuple[int, int]               # its ends; it opens the first itself, and is told its job by the second
+    pid: int = 0                        # of its sh, once it waits
+    started: int = 0
+
+
+class WaitingRunners:
+    """Runners that wait for a job.  Where short jobs follow each other no process of nexus has to start between two of them."""
+
+    def __init__(self, machine: Machine, layout: Layout, jobs_lock: str) -> None:
+        self.machine, self.layout, self.jobs_lock = machine, layout, jobs_lock
+        self.script = os.path.join(layout.cache_dir, "runner.sh")
+        self.runners: dict[str, WaitingRunner] = {}
+        self.last_number = 0
+        self.starts: list[float] = []                       # monotonic, the latest last
+        self.next_at = 0.0                                  # monotonic: when the next one is begun
+        self.unnamed: list[Job] = []                        # their sessions have the name of a runner that waits
+
+    def keep(self, now: float) -> None:
+        """Have as many as jobs were started lately, one more at a time."""
+        wanted = self.count(now)
+        gone = [number for number in self.runners if number not in self.machine.children]
+        if gone or len(self.runners) > wanted:              # somebody has killed one, or there is nothing to do
+            self.end(*gone[:1] or [next(iter(self.runners))])
+        elif len(self.runners) < wanted and (now >= self.next_at or not self.runners) and "\n" not in self.layout.log_dir:
+            self.next_at = now + WAITING_REST_S
+            try:
+                self.begin()
+            except (OSError, NexusError):                   # whoever starts a job tells why nothing can be started
+                self.starts = []
+
+    def count(self, now: float) -> int:
+        """How many there are to be."""
+        return sum(now - at < WAITING_S for at in self.starts)
+
+    def note_start(self, now: float) -> None:
+        self.starts, self.next_at = [*self.starts[1 - MAX_WAITING:], now], now + WAITING_REST_S
+
+    def is_short(self, now: float) -> bool:
+        """Whether there are to be more."""
+        return len(self.runners) < self.count(now)
+
+    def begin(self) -> None:
+        """Raises: OSError, NexusError."""
+        self.last_number += 1
+        number, lease, leases = str(self.last_number), ("", ""), self.machine.leases
+        if read_text(self.script) != WAITING_SCRIPT:
+            make_folder(self.layout.cache_dir)
+            write_atomic(self.script, [WAITING_SCRIPT], is_synced=False)
+        with contextlib.ExitStack() as stack:
+            stack.callback(self.machine.forget, number)
+            pipe = os.pipe()
+            for end in pipe:
+                stack.callback(os.close, end)
+            if leases:
+                leases.make(number)
+                lease = leases.paths(number)
+            child = self.machine.spawn(number, WAITING_SESSION, [
+                "/bin/sh", self.script, number, f"{PROC}/{os.getpid()}/fd/{pipe[0]}", self.layout.events_file, self.jobs_lock, *lease])
+            self.runners[number] = WaitingRunner(number, child, pipe)
+            stack.pop_all()
+
+    def hear(self, number: str, pid: int, started: int) -> None:
+        """It waits now, and has its own end of the pipe."""
+        runner = self.runners.get(number)
+        if runner and not runner.pid:
+            os.close(runner.pipe[0])
+            self.runners[number] = replace(runner, pid=pid, started=started)
+
+    def end(self, number: str) -> None:
+        """It ends when its pipe does, unless it was given a job."""
+        runner = self.runners.pop(number)
+        for end in runner.pipe[bool(runner.pid):]:
+            os.close(end)
+        self.machine.forget(number)
+
+    def choose(self) -> str:
+        """One that waits; "" when none does."""
+        return next((number for number, runner in self.runners.items() if runner.pid), "")
+
+    def give(self, number: str, job: Job, script: str) -> None:
+        """Have a job run by one that waits.  Its attempt is claimed before, so that it is nobody else's.
+
+        Raises: OSError; BrokenPipeError, when somebody has killed it.
+        """
+        runner = self.runners[number]
+        with open(os.path.join(os.path.dirname(script), f"attempt-{job.attempt}"), "x") as file:
+            file.write(f"{runner.pid} {runner.started} waiting\n")
+        os.write(runner.pipe[1], f"{job.attempt} {script}\n".encode("utf-8", "surrogateescape"))
+        self.machine.children[job.id] = self.machine.children.pop(number, runner.child)
+        self.machine.launched[job.id] = runner.child.pid
+        self.unnamed.append(job)
+
+    def name_sessions(self) -> None:
+        """Name the sessions of jobs that have run for a while, when nobody waits for that.  Raises: OSError."""
+        unnamed, self.unnamed = self.unnamed, []
+        for job in unnamed:
+            self.machine.name_session(job)
 
 
 SUPERVISOR_SCRIPT = r'''
@@ -8282,11 +8465,14 @@ class Runners(Part):
         self.results: dict[str, Result] = {}                # jobs that are over, but not yet recorded so
         self.clearings: dict[str, Clearing] = {}
         self.usage: dict[str, Usage] = {}                   # of running jobs with limits
+        self.began: dict[str, int] = {}                     # of running jobs: when job.sh began with it, in clock ticks since boot
         self.last_watch_at = float("-inf")
 
     def hear(self, sayings: Sequence[Saying]) -> None:
         jobs: list[Job | None] = self.store.read(lambda state: [state.jobs.get(saying.job_id) for saying in sayings])
         for saying, job in zip(sayings, jobs):
+            if saying.verb == "wait":
+                self.service.launcher.waiting.hear(saying.job_id, *map(int, saying.words))
             if job is None or job.attempt != saying.attempt or job.status in FINAL:
                 continue
             if self.service.cluster and job.current.slurm_key is not None:
@@ -8297,6 +8483,7 @@ class Runners(Part):
     def hear_one(self, job: Job, saying: Saying) -> None:
         numbers = [int(word) for word in saying.words] if saying.verb in ("start", "end") else []
         if saying.verb == "start":
+            self.began[job.id] = numbers[2]
             self.hear_outcome(job, Started({"pid": numbers[0], "pid_started": numbers[1]}))
             if self.machine.leases and job.current.gpu_uuids:       # its claim comes before it has the lease
                 self.machine.leases.close_own(job.id)
@@ -8353,9 +8540,11 @@ class Runners(Part):
         """Look at the runners themselves: the second way to learn that one started or ended."""
         now, config, usage = self.clock.monotonic(), self.config.jobs, {}
         gone = self.machine.reap()
+        self.service.launcher.waiting.keep(now)
         if now - self.last_watch_at < WATCH_INTERVAL_S and not gone:
             return
         self.last_watch_at = now
+        self.service.launcher.waiting.name_sessions()
         jobs = [job for job in self.service.running_jobs() if not job.current.node]
         for job in jobs:
             limit_s, _ = find_time_limit(job, config)
@@ -8388,8 +8577,14 @@ class Runners(Part):
                     self.hear_outcome(job, Requeue("the service ended before it began") if launched_at is None else
                               Result(None, None, 0.0, "launch", "screen or sh did not begin with it", may_pass=True))
         elif not self.machine.processes.is_alive(job.current.pid, job.current.pid_started):
-            self.hear_outcome(job, read_result(folder, job.attempt) or Result(
-                None, None, None, "session-lost", "its job.sh was killed: the exit code is not known"))
+            result, claim = read_result(folder, job.attempt), read_claim(folder, job.attempt)
+            if not result and claim and claim[0] and read_began(folder, job.attempt) is None:
+                self.hear_outcome(job, Requeue("its runner ended before it began", {"pid": None, "pid_started": None}))
+            else:
+                self.hear_outcome(job, result or Result(
+                    None, None, None, "session-lost", "its job.sh was killed: the exit code is not known"))
+        elif job.id not in self.began:
+            self.began[job.id] = read_began(folder, job.attempt) or job.current.pid_started or 0
 
     # Ending jobs
 
@@ -8468,8 +8663,9 @@ class Runners(Part):
 
     def find_runtime_s(self, job: Job, now: float) -> float:
         """For how long a job has run; by the wall clock, which may have been set, only where nothing else is known."""
-        if job.current.pid_started is not None and job.current.boot_id == self.machine.boot_id:
-            return max(0.0, self.machine.processes.find_age_s(job.current.pid_started))
+        began = self.began.get(job.id, job.current.pid_started)
+        if began is not None and job.current.boot_id == self.machine.boot_id:
+            return max(0.0, self.machine.processes.find_age_s(began))
         return max(0.0, find_age(job, now))
 
     def find_folder(self, job: Job) -> str:
@@ -8478,7 +8674,7 @@ class Runners(Part):
 
     def forget(self, job: Job) -> None:
         """Let go of what was kept for a running job."""
-        for kept in (self.results, self.clearings, self.service.launcher.launched_at, self.usage, self.service.readings.jobs):
+        for kept in (self.results, self.clearings, self.began, self.service.launcher.launched_at, self.usage, self.service.readings.jobs):
             kept.pop(job.id, None)
         if job.current.node:
             return
@@ -8522,6 +8718,8 @@ class Launcher(Part):
         super().__init__(service)
         self.launched_at: dict[str, float] = {}             # monotonic; started, no word yet
         self.start_rest = Backoff(*HOLD_S)                  # during which nothing is started
+        self.jobs_lock = self.layout.jobs_lock_file if has_locks(self.store.machine_id) else ""
+        self.waiting = WaitingRunners(self.machine, self.layout, self.jobs_lock)
 
     def intend(self, job: Job, start: Start, now: float) -> Put:
         where: dict[str, Any] = {"nonce": self.clock.new_token()[:16]}
@@ -8550,20 +8748,29 @@ class Launcher(Part):
 
     def launch(self, job: Job) -> News | None:
         """Raises: OSError, NexusError, when it could not be started."""
-        leases = self.machine.leases if job.current.gpu_uuids else None
-        hold = self.start_rest.find_why(self.clock.monotonic()) or (self.service.gpu_watch.find_gpu_trouble() if leases else None)
-        if leases and not hold:
+        leases, runner = self.machine.leases if job.current.gpu_uuids else None, self.waiting.choose()
+        now = self.clock.monotonic()
+        hold = self.start_rest.find_why(now) or (self.service.gpu_watch.find_gpu_trouble() if leases else None)
+        try:
+            if leases and not hold:
+                try:
+                    leases.take(job.id, job.current.gpu_uuids, runner)
+                except NexusError as error:             # no fault of the job's
+                    hold = error.message
+                    if error.kind != "conflict":
+                        self.service.gpu_watch.lease_rest.fail(now, error)
+            if hold:                                    # since it was planned
+                return Requeue(hold)
+            script, notes = self.write_script(job, leases.paths(job.id) if leases and not runner else None)
+            self.launched_at[job.id] = now
             try:
-                leases.take(job.id, job.current.gpu_uuids)
-            except NexusError as error:                 # no fault of the job's
-                hold = error.message
-                if error.kind != "conflict":
-                    self.service.gpu_watch.lease_rest.fail(self.clock.monotonic(), error)
-        if hold:                                        # since it was planned
-            return Requeue(hold)
-        script, notes = self.write_script(job, leases.paths(job.id) if leases else None)
-        self.launched_at[job.id] = self.clock.monotonic()
-        self.machine.launch(job, script)
+                self.waiting.give(runner, job, script) if runner else self.machine.launch(job, script)
+            except BrokenPipeError:
+                return Requeue("its runner was killed before it began")
+        finally:
+            if runner:
+                self.waiting.end(runner)
+        self.waiting.note_start(now)
         self.start_rest.succeed()
         self.tell_start(job)
         return {"notes": tuple(notes)} if notes else None
@@ -8611,8 +8818,7 @@ class Launcher(Part):
         command = fill_cuda_option(job.command, list_cuda_numbers(job, gpus)) if job.cuda_arg else job.command
         job = replace(job, command=command, umask=self.service.umask if job.umask is None else job.umask)
         argv = self.service.scripts.find_argv(job, submitted.get("PATH") or os.defpath)
-        jobs_lock = self.layout.jobs_lock_file if has_locks(self.store.machine_id) else ""
-        text = build_script(job, build_environment(job, submitted, gpus), self.layout, lease, options, argv, jobs_lock)
+        text = build_script(job, build_environment(job, submitted, gpus), self.layout, lease, options, argv, self.jobs_lock)
         write_atomic(script, [text], 0o700, is_synced=False)
         return script, notes
 
@@ -9463,7 +9669,8 @@ class Service:
         """One step of the loop.  A phase that fails is logged and counted; the others go on."""
         began_at = self.clock.monotonic()
         self.run_guarded("hearing runners", self.runners.hear, sayings)
-        self.run_guarded("watching runners", self.runners.watch)
+        if not sayings or began_at - self.runners.last_watch_at >= WATCH_INTERVAL_S:        # what was just said comes first
+            self.run_guarded("watching runners", self.runners.watch)
         for node in self.pool.nodes.values():
             self.run_guarded(f"hearing node {node.name}", self.pool.hear_node, node)
         if self.cluster:
@@ -9495,7 +9702,7 @@ class Service:
     def next_wait_s(self) -> float:
         if self.clock.monotonic() - self.failed_at < WATCH_INTERVAL_S or (self.store.last_error and not self.runners.clearings):
             return WATCH_INTERVAL_S             # what has just failed is not tried at full speed
-        if self.runners.results or self.runners.clearings:
+        if self.runners.results or self.runners.clearings or self.launcher.waiting.is_short(self.clock.monotonic()):
             return CLEARING_INTERVAL_S
         is_running, delayed = self.store.read(lambda state: (bool(state.running), state.delayed[:1]))
         longest = WATCH_INTERVAL_S if is_running or self.store.last_error else 5.0
@@ -13385,12 +13592,13 @@ def cmd_attach(call: Call) -> int:
         call.say(f"on {node['name']}: Ctrl-A D leaves; Ctrl-C ends the job")
         os.execvpe("ssh", [*call_through(node["control"]), "-t", node["host"], " ".join(map(quote, words))], dict(call.environ))
     screen = prepare_screen(call.client.layout)
-    if job["session"] not in screen.list_sessions():
+    own = job["session"].partition(".")[0] + "."     # its name is given to it a moment after the job's start
+    if not any(session.startswith(own) for session in screen.list_sessions()):
         raise NexusError("not_found", f"the screen session of job {job['id']} is gone; the job goes on", hint=f"nexus logs -f {job['id']}")
     terminal = call.environ.get("TERM")
     environ = {**call.environ, **screen.environ(), "TERM": terminal if terminal in TERMINALS else "xterm-256color"}
     call.say("Ctrl-A D leaves; Ctrl-C ends the job")
-    os.execvpe("screen", ["screen", "-x", job["session"]], environ)
+    os.execvpe("screen", ["screen", "-x", own], environ)
 
 
 def prepare_screen(layout: Layout) -> Screen:

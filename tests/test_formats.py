@@ -534,6 +534,7 @@ RESULTS = [  # reason, text, result
 @pytest.mark.parametrize("reason, text, result", RESULTS, ids=[case[0] for case in RESULTS])
 def test_read_result(tmp_path, reason, text, result):
     (tmp_path / "result-1.json").write_text(text)
+    os.utime(tmp_path / "result-1.json", (0, result.finished_at))
     assert nexus.read_result(str(tmp_path), 1) == result, reason
 
 
@@ -542,7 +543,6 @@ NO_RESULTS = [  # reason, text
     ("a list", "[0]"), ("nothing in it", "{}"), ("no time", '{"exit_code": 0}'),
     ("a code no process has", '{"exit_code": 256, "finished_at": 1, "runtime_seconds": 1}'),
     ("a code as a text", '{"exit_code": "0", "finished_at": 1, "runtime_seconds": 1}'),
-    ("a time that is none", '{"exit_code": 0, "finished_at": null, "runtime_seconds": 1}'),
     ("as deep as nothing is", "[" * 200000),
 ]
 
@@ -554,7 +554,7 @@ def test_what_is_no_result(tmp_path, reason, text):
 
 
 SAYINGS = [  # reason, line, saying
-    ("a job began", "start abc 1 4242 267381\n", nexus.Saying("start", "abc", 1, ("4242", "267381"))),
+    ("a job began", "start abc 1 4242 267381 267384\n", nexus.Saying("start", "abc", 1, ("4242", "267381", "267384"))),
     ("and ended", "end abc 2 137 6050", nexus.Saying("end", "abc", 2, ("137", "6050"))),
     ("its directory is gone", "fail abc 3 cwd", nexus.Saying("fail", "abc", 3, ("cwd",))),
     ("its GPU was taken by another user's", "bounce abc 1 bob", nexus.Saying("bounce", "abc", 1, ("bob",))),

@@ -179,7 +179,9 @@ def test_a_command_runs_to_its_end(box, reason, command, code, out, err):
     assert result.cause is None and began - 1 <= result.finished_at <= time.time() and 0 <= result.runtime_seconds < 10
     start, end = box.hear("end")
     assert (start.verb, start.job_id, start.attempt) == ("start", "abc", 1)
-    assert int(start.words[0]) == box.started[0].pid and nexus.read_claim(box.layout.job_folder("abc"), 1) == tuple(map(int, start.words))
+    pid, started, began_at = map(int, start.words)
+    assert pid == box.started[0].pid and nexus.read_claim(box.layout.job_folder("abc"), 1) == (pid, started)
+    assert nexus.read_began(box.layout.job_folder("abc"), 1) == began_at >= started
     assert end.words[0] == str(code) and float(end.words[1]) / 100 == result.runtime_seconds
     assert sorted(os.listdir(box.layout.job_folder("abc"))) == ["attempt-1", "job.sh", "result-1.json", "stderr.log",
                                                                 "stdout.log"], "no litter"
@@ -196,10 +198,11 @@ def test_a_command_runs_to_its_end_under_screen(box, reason, command, code, out,
     assert [saying.verb for saying in box.hear("end")] == ["start", "end"]
 
 
-def test_the_result_file_is_json_that_says_when_and_how_long(one_box):
-    one_box.run("sleep 0.12; exit 3")
+def test_the_result_file_is_json_that_says_how_long_and_its_time_when(one_box):
+    result = one_box.run("sleep 0.12; exit 3")
     body = json.loads(one_box.text("result-1.json"))
-    assert set(body) == {"exit_code", "finished_at", "runtime_seconds"} and body["exit_code"] == 3
+    assert set(body) == {"exit_code", "runtime_seconds"} and body["exit_code"] == 3
+    assert result.finished_at == os.stat(f"{one_box.layout.job_folder('abc')}/result-1.json").st_mtime
     assert 0.1 <= body["runtime_seconds"] < 60, "to the hundredth, by a clock that does not jump"
 
 
@@ -270,6 +273,10 @@ CLAIMS = [  # reason, content (None: no file), what is read
     ("nobody's", None, None), ("a runner's", "77 123\n", (77, 123)), ("a service's", "", (0, 0)), ("torn", "77", (0, 0)),
     ("no numbers", "a b", (0, 0)),
 ]
+BEGAN = [  # reason, content, when it began
+    ("nobody's", None, None), ("a service's", "", None), ("it began as it was started", "77 123\n", 123),
+    ("it said when", "77 123\n124\n", 124), ("it waits", "77 123 waiting\n", None), ("it has waited", "77 123 waiting\n456\n", 456),
+]
 
 
 @pytest.mark.parametrize("reason, content, expected", CLAIMS, ids=[case[0] for case in CLAIMS])
@@ -279,16 +286,24 @@ def test_read_claim(tmp_path, reason, content, expected):
     assert nexus.read_claim(str(tmp_path), 2) == expected and nexus.read_claim(str(tmp_path), 1) is None
 
 
+@pytest.mark.parametrize("reason, content, began", BEGAN, ids=[case[0] for case in BEGAN])
+def test_read_began(tmp_path, reason, content, began):
+    if content is not None:
+        (tmp_path / "attempt-2").write_text(content)
+    assert nexus.read_began(str(tmp_path), 2) == began
+    assert nexus.read_claim(str(tmp_path), 2) == ((77, 123) if content else None if content is None else (0, 0))
+
+
 def test_take_claim_makes_the_folder(tmp_path):
     assert nexus.take_claim(str(tmp_path / "job_abc"), 1)
     assert (tmp_path / "job_abc").stat().st_mode & 0o777 == 0o700
 
 
 RESULTS = [  # reason, content (None: no file), exit code (... = no result)
-    ("none yet", None, ...), ("empty", "", ...), ("torn", '{"exit_code": 3, "fin', ...), ("no result", "[]", ...),
-    ("a code that cannot be", '{"exit_code": 300, "finished_at": 1, "runtime_seconds": 1}', ...),
-    ("whole", '{"exit_code": 3, "finished_at": 1, "runtime_seconds": 1.05}\n', 3),
-    ("not launched", '{"exit_code": null, "finished_at": 1, "runtime_seconds": 0.00, "cause": "launch", "cause_line": "x"}', None),
+    ("none yet", None, ...), ("empty", "", ...), ("torn", '{"exit_code": 3, "run', ...), ("no result", "[]", ...),
+    ("a code that cannot be", '{"exit_code": 300, "runtime_seconds": 1}', ...),
+    ("whole", '{"exit_code": 3, "runtime_seconds": 1.05}\n', 3),
+    ("not launched", '{"exit_code": null, "runtime_seconds": 0.00, "cause": "launch", "cause_line": "x"}', None),
 ]
 
 

@@ -126,6 +126,9 @@ class FakeMachine:
     def become_subreaper(self):
         pass
 
+    def spawn(self, key, session, command):
+        raise OSError("no runner waits here")
+
     def find_members(self, jobs, over):
         return self.processes.find_members(jobs, over)
 
@@ -260,7 +263,7 @@ class World:
             return False
         (folder / f"attempt-{attempt}").write_text(f"{pid} {pid * 10}\n")
         if is_said:
-            self.turn(f"start {job_id} {attempt} {pid} {pid * 10}")
+            self.turn(f"start {job_id} {attempt} {pid} {pid * 10} {pid * 10}")
         return True
 
     def end(self, job_id, code=0, is_said=True, has_result=True, **more):
@@ -273,8 +276,9 @@ class World:
             self.turn()
 
     def write_result(self, job_id, code, **more):
-        (self.folder_of(job_id) / f"result-{self.job(job_id).attempt}.json").write_text(json.dumps(
-            {"exit_code": code, "finished_at": int(self.clock.wall), "runtime_seconds": 2.5, **more}))
+        path = self.folder_of(job_id) / f"result-{self.job(job_id).attempt}.json"
+        path.write_text(json.dumps({"exit_code": code, "runtime_seconds": 2.5, **more}))
+        os.utime(path, (0, int(self.clock.wall)))
 
     def run(self, job_id, pid):
         """A job that is on: launched, claimed, known."""
@@ -340,7 +344,7 @@ def test_sayings_of_nobody_change_nothing(world):
     w = world()
     job_id = w.run(w.add(), 100)
     before = w.job(job_id)
-    w.turn(f"end {job_id} 7 0 250", "end zzz 1 0 250", f"start {job_id} 2 5 5", f"bounce {job_id} 9 why")
+    w.turn(f"end {job_id} 7 0 250", "end zzz 1 0 250", f"start {job_id} 2 5 5 5", f"bounce {job_id} 9 why")
     assert w.job(job_id) == before
 
 
@@ -646,6 +650,20 @@ def test_crash_between_spawn_and_claim_and_the_runner_comes_first(world):
     w.turn()
     assert (w.job(job_id).status, w.job(job_id).attempt, w.job(job_id).current.pid) == ("running", 1, 100)
     assert w.machine.launched == [(job_id, 1)]
+
+
+@pytest.mark.parametrize("claim, expected", [("77 770 waiting\n", ("running", 2)), ("77 770 waiting\n771\n", ("failed", 1))])
+def test_crash_as_a_runner_that_waits_is_given_a_job(world, claim, expected):
+    """It ends with the service.  Only what it wrote down tells whether it had begun before."""
+    w = world()
+    job_id = w.add()
+    w.turn()
+    (w.folder_of(job_id) / "attempt-1").write_text(claim)
+    w.crash()
+    for _ in range(4):
+        w.turn(seconds=1)
+    assert (w.job(job_id).status, w.job(job_id).attempt) == expected
+    assert w.job(job_id).attempts[0].cause in ("session-lost", None)
 
 
 def test_crash_after_the_service_claimed(world):
@@ -1092,7 +1110,10 @@ class BrokenLeases:
         self.error = nexus.NexusError("unavailable", "somebody keeps /tmp/nexus-leases/lock locked", hint="who: fuser")
         self.held = set()
 
-    def take(self, job_id, uuids):
+    def make(self, key):
+        raise nexus.NexusError("unavailable", "no runner waits here")
+
+    def take(self, job_id, uuids, runner=""):
         if self.error:
             raise self.error
         self.held.add(job_id)
@@ -1157,7 +1178,7 @@ def test_a_lease_is_given_up_when_its_runner_says_that_it_has_it(world):
     w.claim(job_id, 100, is_said=False)
     w.turn(seconds=10)
     assert w.job(job_id).current.pid == 100 and w.machine.leases.held == {job_id}
-    w.turn(f"start {job_id} 1 100 1000")
+    w.turn(f"start {job_id} 1 100 1000 1000")
     assert not w.machine.leases.held
 
 
@@ -3438,7 +3459,7 @@ def test_who_else_reads_the_fifo_keeps_nobody_from_being_heard(world):
     w.service.wake()
     began = time.monotonic()
     assert w.service.listen(60) == [] and time.monotonic() - began < 50
-    os.write(w.service.fifo, b"start abc 1 2 3\n")
+    os.write(w.service.fifo, b"start abc 1 2 3 4\n")
     read = os.read
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "read", lambda handle, size: (read(handle, size), read(handle, size))[1])
