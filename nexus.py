@@ -4188,9 +4188,9 @@ def secure_folders(layout: Layout) -> None:
 
 
 def read_text(path: str) -> str | None:
-    """The text of a file; None when there is none.  Raises: unavailable."""
+    """The text of a file; None when there is none.  Nobody waits for a FIFO in its place.  Raises: unavailable."""
     with disk("read", path), contextlib.suppress(FileNotFoundError), open(
-            path, encoding="utf-8", errors="replace") as file:
+            path, encoding="utf-8", errors="replace", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file:
         return file.read()
     return None
 
@@ -6797,8 +6797,9 @@ class Store:
         """
         tried: list[Rebuilt] = []
         for path in (self.layout.state_file, self.layout.previous_state_file, ""):
-            # Without a journal, what is damaged is more than nothing.
-            if os.path.exists(path) if path else self.journal.list_segments() or all(one.is_broken for one in tried):
+            if not path and not self.journal.list_segments() and not all(one.is_broken for one in tried):
+                break                                           # what is damaged is more than nothing
+            with contextlib.suppress(FileNotFoundError):
                 tried.append(Rebuilt(path, self.journal))
                 if not tried[-1].damage:
                     break

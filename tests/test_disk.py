@@ -571,6 +571,7 @@ def test_what_comes_is_appended(tmp_path):
 def test_nobody_waits_for_a_fifo_in_the_place_of_a_log(tmp_path):
     os.mkfifo(tmp_path / "stderr.log")
     assert nexus.read_part(str(tmp_path / "stderr.log"), 0, 9) == b"" and nexus.measure_logs(str(tmp_path)) == (0, 0)
+    assert nexus.read_text(str(tmp_path / "stderr.log")) == ""
 
 
 def test_a_piece_is_appended_whole_or_not_at_all(tmp_path, monkeypatch):
