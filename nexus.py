@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # /// script
 # requires-python = ">=3.9"
-# dependencies = ["psutil", "tomli; python_version < '3.11'"]
+# dependencies = ["tomli; python_version < '3.11'"]
 # ///
 """nexus: a job queue for the GPUs of one machine or of many, in one file.
 
@@ -600,7 +600,7 @@ class JobsConfig:
         "replace", WORD("replace", "add"), "--cuda in a row of jobs_file gets the GPU's number; \"add\": in any row")
     allowed_script_paths: tuple[str, ...] = optional(
         (), TEXTS, "[] = any; else only `[interpreter] SCRIPT ARGS`, SCRIPT below one of these, where only you or root may write")
-    max_memory_gb: float = optional(0, NUMBER(0, 1000000), "a job with more host memory is stopped (psutil); 0 = any")
+    max_memory_gb: float = optional(0, NUMBER(0, 1000000), "a job with more host memory is stopped; 0 = any")
     max_running_per_user: int = optional(0, WHOLE(0, 100000), "how many jobs of one user run at once; 0 = no limit")
     max_pending_per_user: int = optional(0, WHOLE(0, 10000000), "how many of one user may wait; 0 = no limit")
 
@@ -1999,13 +1999,16 @@ class Process:
     state: str                  # R, S, D, Z, T ...
     env_start: int              # where its environment lies; another after each exec, 0 in the middle of one
     is_kernel: bool = False     # a thread of the kernel's own
+    cpu_ticks: int = 0          # its own, and those of its children that have ended
+    rss_pages: int = 0          # a page that n processes share counts n times
 
 
 def parse_proc_stat(text: str) -> Process:
     """Of /proc/PID/stat.  The name, in parentheses, may hold blanks and parentheses.  Source: proc(5)."""
     pid, _, rest = text.partition(" ")
     cells = rest[rest.rindex(")") + 2:].split()
-    return Process(int(pid), int(cells[19]), int(cells[1]), int(cells[3]), cells[0], int(cells[47]), bool(int(cells[6]) & PF_KTHREAD))
+    return Process(int(pid), int(cells[19]), int(cells[1]), int(cells[3]), cells[0], int(cells[47]),
+                   bool(int(cells[6]) & PF_KTHREAD), sum(map(int, cells[11:15])), int(cells[21]))
 
 
 # A session's PID.NAME, and `Detached` or the like, of `screen -ls`.  The date between them comes and goes with version and locale.
@@ -3331,7 +3334,6 @@ OBJECTS: dict[str, Mapping[str, Field]] = {
         "gpu_trouble": Field(NULL(STRING), "why this machine's GPUs cannot be read"),
         "slurm": Field(NULL(REF("Slurm")), "the cluster that runs the jobs, if one does"),
         "hints": Field(LIST(STRING), "what the owner should know or do"),
-        "samples_hint": Field(NULL(STRING), "why memory and CPU of jobs are not known"),
         "host": Field(REF("Host"), "this machine"),
         "nodes": Field(LIST(REF("NodeInfo")), "this machine and its nodes; empty without nodes"),
         **pick(INFO, "version user hash pid home uptime_seconds"),
@@ -3509,8 +3511,7 @@ def format_snapshot(status: Told, paint: Paint) -> str:
         jobs = {job_id: job for job_id, job in jobs.items() if not is_there(job)}
         lines += ["", paint("white", heading)] if here else []
         lines += [line for job in here for line in format_running(job, paint, bool(status["nodes"]))]
-    could_tell = [status["samples_hint"]] if any(gpu["used_by"] for gpu in gpus) else []          # whose program it is
-    hints = [f"hint: {hint}" for hint in (*status["hints"], *could_tell) if hint]
+    hints = [f"hint: {hint}" for hint in status["hints"]]
     lines += ["", *hints] if hints else []
     return paint.join(lines)
 
@@ -3598,7 +3599,7 @@ def format_detailed(status: Told, health: Told, paint: Paint) -> str:
         lines.append(f"  {paint('magenta', job['id'])}: {paint('bright', name_or_command(job))}"
                      f" ({job['node'] + ', ' if status['nodes'] else ''}GPUs: [{format_indices(job['gpu_indices'])}]{memory})")
     lines += ["", f"Health: {paint('green', 'HEALTHY') if health['is_healthy'] else paint('red', 'UNHEALTHY')}"]
-    return paint.join(lines + [f"hint: {hint}" for hint in [*status["hints"], status["samples_hint"]] if hint])
+    return paint.join(lines + [f"hint: {hint}" for hint in status["hints"]])
 
 
 def describe_gpu_use(gpu: Told, paint: Paint) -> str:
@@ -4841,70 +4842,50 @@ def find_process_user(pid: int) -> str | None:
     return None
 
 
+def find_process_name(pid: int) -> str | None:
+    """A program's name.  It is not read from its command line, which hangs with a stuck driver."""
+    with contextlib.suppress(NexusError):       # it has just ended, or /proc hides what is others' (hidepid)
+        return (read_text(f"{PROC}/{pid}/comm") or "").strip() or None
+    return None
+
+
+TICK_S, PAGE_MIB = 1 / os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
 @value
-class JobSample:
-    """What a job's processes take, together."""
-    rss_mib: float              # a page that n of them share counts n times
-    cpu_seconds: float
-    cpu_percent: float
-    largest_mib: float          # of rss_mib, the largest process's
+class Host:
+    """What all that runs on this machine takes."""
+    cpu_percent: float | None = None            # since the look before; None: not known
+    memory_used_gb: float | None = None
+    memory_total_gb: float | None = None
+    ticks: tuple[int, int] = (0, 0)             # of its CPUs since it started: all, idle
 
 
-NO_HOST: Mapping[str, float | None] = {"cpu_percent": None, "memory_used_gb": None, "memory_total_gb": None}
+def measure_host(former: Host) -> Host:
+    """Source: proc(5)."""
+    try:
+        cells = [int(cell) for cell in (read_text(f"{PROC}/stat") or "").partition("\n")[0].split()[1:9]]
+        memory = {name: int(kib) / 2**20 for name, kib in re.findall(r"(\w+): +(\d+) kB", read_text(f"{PROC}/meminfo") or "")}
+    except NexusError:                          # no descriptor is left
+        return former
+    ticks, idle = sum(cells), sum(cells[3:5])
+    passed = ticks - former.ticks[0]
+    percent = 100 * (1 - (idle - former.ticks[1]) / passed) if passed > 0 else former.cpu_percent
+    return Host(percent, memory["MemTotal"] - memory["MemAvailable"], memory["MemTotal"], (ticks, idle))
 
 
-class Samples:
-    """What psutil adds: memory and CPU of jobs and of the host; without it these are unknown.  And names of programs."""
-
-    def __init__(self) -> None:
-        import importlib
-        self.psutil: Any = None
-        with contextlib.suppress(ImportError):
-            self.psutil = importlib.import_module("psutil")
-        self.is_available = self.psutil is not None
-        self.processes: dict[tuple[int, int], Any] = {}         # psutil counts CPU since its last look at a process
-
-    def sample_host(self) -> Mapping[str, float | None]:
-        if not self.psutil:
-            return NO_HOST
-        memory = self.psutil.virtual_memory()
-        return {"cpu_percent": self.psutil.cpu_percent(None), "memory_used_gb": (memory.total - memory.available) / 2**30,
-                "memory_total_gb": memory.total / 2**30}
-
-    def find_name(self, pid: int) -> str | None:
-        """A program's name.  Of /proc/PID/comm alone: psutil's name() may read a command line, which hangs with a stuck driver."""
-        with contextlib.suppress(NexusError):   # it has just ended, or /proc hides what is others' (hidepid)
-            return (read_text(f"{PROC}/{pid}/comm") or "").strip() or None
-        return None
-
-    def sample_jobs(self, members: Mapping[str, Sequence[Process]]) -> dict[str, JobSample]:
-        if not self.psutil:
-            return {}
-        former, self.processes, samples = self.processes, {}, {}
-        for job_id, processes in members.items():
-            sizes, percent, seconds = [0.0], 0.0, 0.0
-            for process in processes:
-                with contextlib.suppress(self.psutil.Error):
-                    key = process.pid, process.started
-                    known = self.processes[key] = former.get(key) or self.psutil.Process(process.pid)
-                    with known.oneshot():
-                        sizes.append(known.memory_info().rss / 2**20)
-                        percent += known.cpu_percent(None)
-                        seconds += sum(known.cpu_times()[:4])       # its own, and what its children took that have ended
-            samples[job_id] = JobSample(sum(sizes), seconds, percent, max(sizes))
-        return samples
-
-    def weigh(self, processes: Sequence[Process]) -> float:
-        """MiB of the host's memory that processes take together, what they share counted once.  With 100 GB it takes seconds."""
-        total = 0.0
-        for process in processes:
-            with contextlib.suppress(self.psutil.Error):
-                known = self.psutil.Process(process.pid)
-                try:
-                    total += known.memory_full_info().pss / 2**20
-                except self.psutil.AccessDenied:        # another user's: root in a container may not look
-                    total += known.memory_info().rss / 2**20
-        return total
+def measure_pss(processes: Iterable[Process]) -> float:
+    """MiB of the host's memory that processes take together, what they share counted once.  With 100 GB it takes seconds."""
+    total, name = 0.0, "smaps_rollup" if os.path.exists(f"{PROC}/self/smaps_rollup") else "smaps"      # before Linux 4.14
+    for process in processes:
+        try:
+            with open(f"{PROC}/{process.pid}/{name}", encoding="utf-8", errors="replace") as file:
+                total += sum(int(line.split()[1]) for line in file if line.startswith("Pss:")) / 1024
+        except PermissionError:                 # another user's: root in a container may not look
+            total += process.rss_pages * PAGE_MIB
+        except OSError:                         # it has ended
+            continue
+    return total
 
 
 def sample_own() -> dict[str, float]:
@@ -5333,7 +5314,6 @@ class Machine:
         self.gpus: NvidiaSmi | MockGpus = (
             MockGpus(0) if is_slurm else MockGpus(config.gpu.mock_gpus) if self.is_mock else NvidiaSmi())
         self.processes = Processes()
-        self.samples = Samples()
         self.leases = None if self.is_mock or is_slurm else Leases(find_lease_folder(config.gpu), service_id)
         self.screen = Screen(layout)
         self.no_screen_reason: str | None = f'launcher is "{config.jobs.launcher}"'
@@ -6946,6 +6926,7 @@ if TYPE_CHECKING:
     # What is learned of an attempt.  An error: it could not be started.  Facts: what else is known of it.
     News = Union[Started, Requeue, Result, OSError, NexusError, Mapping[str, Any]]
     Finding = tuple[Job, News]                  # of SlurmBackend's thread: a Result is also of one that ended before it began
+    Reading = tuple[float, Union[float, None], Union[float, None]]      # of a GPU: when (monotonic), MiB in use, utilization
 
 
 # What becomes of a job that the system's error kept from starting: (it is requeued, no other would start either, it might pass)
@@ -7067,107 +7048,70 @@ def probe_gpus(service: Service) -> float:
     return min(pause_s, max(TROUBLE_INTERVAL_S / 3, TROUBLE_INTERVAL_S - took_s)) if trouble else pause_s
 
 
-CURVE_INTERVAL_S, CURVE_POINTS = 30, 120        # of what a GPU's curve is made: an hour
+HISTORY_INTERVAL_S, HISTORY_POINTS = 30, 120    # of what a GPU's history is shown: an hour
+
+
+def add_reading(history: Sequence[Reading], gpu: Gpu, now: float) -> tuple[Reading, ...]:
+    """A GPU's readings of the last hour, and one more."""
+    first = now - HISTORY_INTERVAL_S * HISTORY_POINTS
+    return (*(reading for reading in history if reading[0] > first), (now, gpu.memory_used_mib, gpu.utilization))
+
+
+def describe_history(history: Iterable[Reading], now: float) -> dict[str, Any]:
+    """A point for each interval, oldest first, ending now; None where nothing could be read."""
+    last = int(now // HISTORY_INTERVAL_S)
+    points: dict[int, list[Reading]] = {number: [] for number in range(last - HISTORY_POINTS + 1, last + 1)}
+    for reading in history:
+        points.get(int(reading[0] // HISTORY_INTERVAL_S), []).append(reading)
+    loads = [find_utilization(readings)[0] for readings in points.values()]
+    return {"interval_seconds": HISTORY_INTERVAL_S, "utilization": list(map(round_known, loads)), "memory_used_mib": [
+        max((mib for _, mib, _ in readings if mib is not None), default=None) for readings in points.values()]}
+
+
+def find_utilization(history: Iterable[Reading]) -> tuple[float | None, float | None]:
+    """Mean and peak."""
+    known = [utilization for *_, utilization in history if utilization is not None]
+    return (sum(known) / len(known), max(known)) if known else (None, None)
 
 
 @value
-class Curve:
-    """A GPU's memory and utilization over the last hour."""
-    readings: tuple[tuple[int, float | None, float | None], ...] = ()       # (number of the interval since the clock began, MiB, %)
+class JobUsage:
+    """What a running job takes, as of the latest look at the GPUs; None: not known."""
+    peak_rss_mib: float | None = None       # these are fields of its Attempt: SAMPLES
+    cpu_seconds: float | None = None
+    peak_gpu_mem_mib: float | None = None
+    mean_gpu_util: float | None = None
+    rss_mib: float | None = None
+    cpu_percent: float | None = None
+    largest_mib: float = 0.0                # of rss_mib, the largest process's
+    cpu_read: tuple[float, float] | None = None         # seconds of CPU that its processes have used, and when (monotonic)
+    look_count: int = 0                     # of which mean_gpu_util is the mean
+    grown_to_mib: float = 0.0               # its GPU memory when that last grew
+    grown_at: float = float("inf")          # and when
 
-    def note(self, memory_used_mib: float | None, utilization: float | None, now: float) -> Curve:
-        """The curve with one more reading."""
-        interval = int(now // CURVE_INTERVAL_S)
-        former = (reading for reading in self.readings if interval - CURVE_POINTS < reading[0] <= interval)
-        return Curve((*former, (interval, memory_used_mib, utilization)))
+    def samples(self) -> dict[str, float | None]:
+        return {name: getattr(self, name) for name in SAMPLES}
 
-    def describe(self, now: float) -> dict[str, Any]:
-        """A point for each interval, oldest first, ending now; None where nothing could be read."""
-        last = int(now // CURVE_INTERVAL_S)
-        points: dict[int, tuple[list[float], list[float]]] = {
-            interval: ([], []) for interval in range(last - CURVE_POINTS + 1, last + 1)}
-        for interval, *facts in self.readings:
-            for point, fact in zip(points.get(interval, ()), facts):
-                if fact is not None:
-                    point.append(fact)
-        return {"interval_seconds": CURVE_INTERVAL_S, "memory_used_mib": [max(memory, default=None) for memory, _ in points.values()],
-                "utilization": [round(sum(loads) / len(loads), 1) if loads else None for _, loads in points.values()]}
-
-    def find_utilization(self) -> tuple[float | None, float | None]:
-        """Mean and peak."""
-        known = [utilization for *_, utilization in self.readings if utilization is not None]
-        return (sum(known) / len(known), max(known)) if known else (None, None)
-
-
-@value
-class JobReadings:
-    """What a running job has taken up to now."""
-    facts: Mapping[str, float | None]           # fields of Attempt: SAMPLES, as far as they are known
-    sample: JobSample | None = None             # of the last look; None: no process of it was seen then
-    grown_to_mib: float = 0.0                   # its GPU memory when that last grew
-    grown_at: float | None = None               # and when (monotonic)
-    look_count: int = 0                         # of which mean_gpu_util is the mean
+    def add(self, processes: Sequence[Process], gpu_mem_mib: float, loads: Sequence[float], now: float) -> JobUsage:
+        """What it is after another look.  `loads`: its GPUs' utilization."""
+        sizes = [process.rss_pages * PAGE_MIB for process in processes]
+        cpu_s, (former_s, at) = sum(process.cpu_ticks for process in processes) * TICK_S, self.cpu_read or (0.0, now)
+        mean, count, has_grown = self.mean_gpu_util, self.look_count + bool(loads), gpu_mem_mib > 1.02 * self.grown_to_mib
+        if loads:
+            mean = ((mean or 0.0) * self.look_count + sum(loads) / len(loads)) / count
+        return JobUsage(                    # a process that nobody waited for takes its CPU time with it
+            max(sum(sizes), self.peak_rss_mib or 0.0), max(cpu_s, self.cpu_seconds or 0.0),
+            max(gpu_mem_mib, self.peak_gpu_mem_mib or 0.0) or None, mean, sum(sizes),
+            100 * max(0.0, cpu_s - former_s) / (now - at) if now > at else None, max(sizes, default=0.0), (cpu_s, now), count,
+            *((gpu_mem_mib, now) if has_grown else (self.grown_to_mib, self.grown_at)))
 
 
-NO_CURVE, NO_READINGS = Curve(), JobReadings({})
+NO_USAGE = JobUsage()
 
 
-class Readings:
-    """What jobs, GPUs and the host take, as measured at each look at the GPUs.
-
-    The loop alone changes it, and others read it meanwhile: so it holds values, and each is exchanged in one assignment.
-    Other threads look up one job or GPU; they iterate over nothing here.
-    """
-
-    def __init__(self, samples: Samples) -> None:
-        self.samples = samples
-        self.host = NO_HOST
-        self.jobs: dict[str, JobReadings] = {}              # of the running ones
-        self.curves: dict[str, Curve] = {}                  # GPU uuid: its last hour
-
-    def find(self, job_id: str) -> JobReadings:
-        return self.jobs.get(job_id, NO_READINGS)
-
-    def find_curve(self, uuid: str) -> Curve:
-        return self.curves.get(uuid, NO_CURVE)
-
-    def note_gpu(self, gpu: Gpu, now: float) -> None:
-        self.curves[gpu.uuid] = self.find_curve(gpu.uuid).note(gpu.memory_used_mib, gpu.utilization, now)
-
-    def note_gpus(self, gpus: Sequence[Gpu], running: Iterable[Job], now: float) -> None:
-        """Take in a fresh look at the GPUs.  Nothing is kept of a job whose GPUs are another machine's."""
-        used: dict[str | None, float] = {}
-        for gpu in gpus:
-            self.note_gpu(gpu, now)
-            for process in gpu.processes:
-                used[process.job_id] = used.get(process.job_id, 0.0) + (process.memory_mib or 0)
-        loads = {gpu.uuid: gpu.utilization for gpu in gpus if gpu.utilization is not None}
-        for job in running:
-            known, mib = self.find(job.id), used.get(job.id, 0.0)
-            facts, own = dict(known.facts), [loads[uuid] for uuid in job.current.gpu_uuids if uuid in loads]
-            if mib:
-                facts["peak_gpu_mem_mib"] = max(mib, facts.get("peak_gpu_mem_mib") or 0.0)
-            if own:
-                former = known.look_count * (facts.get("mean_gpu_util") or 0.0)
-                facts["mean_gpu_util"] = (former + sum(own) / len(own)) / (known.look_count + 1)
-            if mib or own:
-                grown = (mib, now) if mib > 1.02 * known.grown_to_mib else (known.grown_to_mib, known.grown_at)
-                self.jobs[job.id] = JobReadings(facts, known.sample, *grown, known.look_count + bool(own))
-
-    def sample(self, members: Mapping[str, Sequence[Process]]) -> None:
-        """Memory and CPU of jobs' processes and of the host."""
-        samples, self.host = self.samples.sample_jobs(members), self.samples.sample_host()
-        for job_id in {*self.jobs, *samples}:
-            known, sample = self.find(job_id), samples.get(job_id)
-            # A process that nobody waited for takes its CPU time with it.
-            now = {"peak_rss_mib": sample.rss_mib, "cpu_seconds": sample.cpu_seconds} if sample else {}
-            most = {name: max(fact, known.facts.get(name) or 0.0) for name, fact in now.items()}
-            self.jobs[job_id] = replace(known, facts={**known.facts, **most}, sample=sample)
-
-    def find_settled(self, processes: Iterable[GpuProcess], now: float) -> tuple[str, ...]:
-        """The jobs among a GPU's processes whose use of memory has not grown for a while."""
-        grown = {process.job_id: self.find(process.job_id).grown_at for process in processes if process.job_id}
-        return tuple(job_id for job_id, at in grown.items() if at is not None and now - at >= SETTLED_S)
+def usage_of(attempt: Attempt) -> JobUsage:
+    """What it took up to now, as it was kept, or another machine tells."""
+    return JobUsage(*(getattr(attempt, name) for name in SAMPLES))
 
 
 class JobsFile:
@@ -8294,13 +8238,15 @@ class GpuWatch(Part):
         self.gpus: tuple[Gpu, ...] = ()                     # as the scheduler sees them
         self.released_at: dict[str, float] = {}             # GPU uuid: monotonic, when a job of ours last left it
         self.ended: collections.deque[Ended] = collections.deque(maxlen=500)    # attempts, the latest last
-        self.wants_sample = False                           # there was a look at the GPUs
+        # The loop alone changes these, and others read them meanwhile: they hold values, and are exchanged whole or looked up by one key.
+        self.host = Host()
+        self.usage: dict[str, JobUsage] = {}                # of running jobs
+        self.history: Mapping[str, Sequence[Reading]] = {}  # GPU uuid: its last hour
         # The workers of a data loader are forked and share what was loaded before.  Their sizes added up say too much, and what they
         # share is known only by asking the kernel for each page: that is done where it decides about a job, and only there.
-        self.doubtful: Mapping[tuple[str, str | None], Sequence[Process]] = {}     # of jobs above max_memory_gb, by job and nonce
-        self.weights: Mapping[tuple[str, str | None], float] = {}       # MiB, likewise, as last weighed
-        self.weigher = Worker(service, "measuring jobs' memory", self.weigh, None)
-        self.members: Mapping[str, Sequence[Process]] = {}  # of running jobs, as last looked for
+        self.doubtful: Mapping[tuple[str, int], Sequence[Process]] = {}     # of jobs above max_memory_gb, by id and attempt
+        self.pss_mib: Mapping[tuple[str, int], float] = {}  # likewise, as last measured
+        self.pss_worker = Worker(service, "measuring jobs' memory", self.measure_shared, None)
         self.lease_holders: Mapping[str, str] = {}          # GPU uuid: the user whose nexus has it
         self.look_error: NexusError | None = None           # why the leases could not be looked at
         self.lease_rest = Backoff(*LEASE_REST_S)            # during which no GPU is given out
@@ -8333,13 +8279,13 @@ class GpuWatch(Part):
         seen, before = self.latest, self.observation
         if seen is before:
             return
-        self.observation, self.wants_sample = seen, True
-        self.members = self.machine.processes.find_members(
-            job for job in self.service.running_jobs() if job.current.boot_id == self.machine.boot_id)
+        self.observation = seen
+        running = [job for job in self.service.running_jobs() if job.current.boot_id == self.machine.boot_id]
+        members = self.machine.processes.find_members(running)
         self.annotate_gpus()
-        self.service.readings.note_gpus(self.gpus, self.service.running_jobs(), self.clock.monotonic())
-        uuids = {gpu.uuid for gpu in self.all_gpus()}
-        self.service.readings.curves = {uuid: curve for uuid, curve in self.service.readings.curves.items() if uuid in uuids}
+        self.measure_jobs(running, members)
+        self.note_readings(self.gpus)
+        self.host = measure_host(self.host)
         if (seen.trouble != before.trouble or len(seen.gpus) != len(before.gpus)) and not self.service.is_slurm:
             if seen.trouble:
                 self.log.error("GPUs: %s", seen.trouble)
@@ -8370,12 +8316,13 @@ class GpuWatch(Part):
             was_left = self.released_at.get(gpu.uuid, float("-inf")) >= seen.began_at
             processes = tuple(self.annotate_processes(gpu, running, was_left or gpu.uuid in held))
             is_told = bool(processes) and all(process.memory_mib is not None for process in processes)
-            mean, peak = self.service.readings.find_curve(gpu.uuid).find_utilization()
+            mean, peak = find_utilization(self.history.get(gpu.uuid, ()))
             is_unknown = was_left and not is_told and not self.config.gpu.min_free_mem_mib
             gpus.append(replace(
                 gpu, memory_used_mib=None if is_unknown else gpu.memory_used_mib, processes=processes,
                 lease_holder=self.lease_holders.get(gpu.uuid),
-                settled=self.service.readings.find_settled(processes, self.clock.monotonic()),
+                settled=tuple(job_id for job_id in dict.fromkeys(process.job_id for process in processes if process.job_id)
+                              if self.clock.monotonic() - self.find_usage(job_id).grown_at >= SETTLED_S),
                 utilization_mean=mean, utilization_peak=peak))
         if [describe_for_event(gpu) for gpu in gpus] != [describe_for_event(gpu) for gpu in self.gpus]:
             self.store.events.publish([("gpus", None)])
@@ -8392,29 +8339,42 @@ class GpuWatch(Part):
             if owner and (job is None or gpu.uuid in job.current.gpu_uuids):
                 yield replace(process, job_id=owner)
             else:
-                name = self.machine.samples.find_name(process.pid)
+                name = find_process_name(process.pid)
                 yield replace(process, user=find_process_user(process.pid), name=name, stray_job=owner)
 
-    def sample(self) -> None:
-        """Memory and CPU of jobs and host, once for each look at the GPUs, when all else is done."""
-        if not self.wants_sample:
-            return
-        self.wants_sample, limit_mib, readings = False, self.config.jobs.max_memory_gb * 1024, self.service.readings
-        known = {job.id: (job.current.nonce, self.members[job.id]) for job in self.service.running_jobs() if job.id in self.members}
-        readings.sample({job_id: members for job_id, (_, members) in known.items()})
-        samples = {job_id: readings.find(job_id).sample for job_id in known}
-        self.doubtful = {(job_id, known[job_id][0]): known[job_id][1] for job_id, sample in samples.items()
-                         if sample and sample.rss_mib > limit_mib >= sample.largest_mib}        # together, and none alone
-        if self.doubtful:
-            self.weigher.wanted.set()
+    def note_readings(self, gpus: Iterable[Gpu]) -> None:
+        """Keep what these read now, and nothing of those that have gone."""
+        there, now = {gpu.uuid for gpu in self.all_gpus()}, self.clock.monotonic()
+        kept = {uuid: history for uuid, history in self.history.items() if uuid in there}
+        self.history = {**kept, **{gpu.uuid: add_reading(kept.get(gpu.uuid, ()), gpu, now) for gpu in gpus}}
 
-    def weigh(self) -> None:
-        self.weights = {start: self.machine.samples.weigh(members) for start, members in self.doubtful.items()}
+    def find_usage(self, job_id: str) -> JobUsage:
+        return self.usage.get(job_id, NO_USAGE)
+
+    def measure_jobs(self, running: Iterable[Job], members: Mapping[str, Sequence[Process]]) -> None:
+        loads = {gpu.uuid: gpu.utilization for gpu in self.gpus if gpu.utilization is not None}
+        used: dict[str | None, float] = {}
+        for process in (process for gpu in self.gpus for process in gpu.processes):
+            used[process.job_id] = used.get(process.job_id, 0.0) + (process.memory_mib or 0.0)
+        for job in running:
+            self.usage[job.id] = self.find_usage(job.id).add(
+                members.get(job.id, ()), used.get(job.id, 0.0), [loads[uuid] for uuid in job.current.gpu_uuids if uuid in loads],
+                self.clock.monotonic())
+        self.doubtful = {(job.id, job.attempt): members[job.id] for job in running if self.is_doubtful(self.usage[job.id])}
+        if self.doubtful:
+            self.pss_worker.wanted.set()
+
+    def is_doubtful(self, usage: JobUsage) -> bool:
+        """Its processes take more memory than a job may together, and none does alone."""
+        return (usage.rss_mib or 0.0) > self.config.jobs.max_memory_gb * 1024 >= usage.largest_mib
+
+    def measure_shared(self) -> None:
+        self.pss_mib = {attempt: measure_pss(processes) for attempt, processes in self.doubtful.items()}
 
     def find_memory_mib(self, job: Job) -> float | None:
         """What is known of the host's memory that a running job takes."""
-        start, sample = (job.id, job.current.nonce), self.service.readings.find(job.id).sample
-        return self.weights.get(start) if start in self.doubtful else sample.rss_mib if sample else None
+        usage = self.find_usage(job.id)
+        return self.pss_mib.get((job.id, job.attempt)) if self.is_doubtful(usage) else usage.rss_mib
 
     def find_gpu_trouble(self) -> str | None:
         """Why no GPU can be given out now."""
@@ -8652,14 +8612,13 @@ class Runners(Part):
                     trouble = f"No space left on device: {folder} (the job's logs may be cut)"
             except OSError:
                 trouble = f"its log folder is gone: {folder}"
-        return Evidence(text, measure_logs(folder), trouble, self.service.readings.find(job.id).facts)
+        return Evidence(text, measure_logs(folder), trouble, self.service.gpu_watch.find_usage(job.id).samples())
 
     def keep_samples(self) -> None:
         """Before a restart: what running jobs took up to now.  Raises: unavailable."""
         def keep(state: State) -> Changes:
             for job in [job for job in state.running.values() if not job.current.node]:
-                samples = self.service.readings.find(job.id).facts
-                yield change_job(job, **{name: sample for name, sample in samples.items() if sample is not None})
+                yield change_job(job, **self.service.gpu_watch.find_usage(job.id).samples())
         self.store.update(keep)
 
     def find_runtime_s(self, job: Job, now: float) -> float:
@@ -8675,7 +8634,8 @@ class Runners(Part):
 
     def forget(self, job: Job) -> None:
         """Let go of what was kept for a running job."""
-        for kept in (self.results, self.clearings, self.began, self.service.launcher.launched_at, self.usage, self.service.readings.jobs):
+        for kept in (self.results, self.clearings, self.began, self.usage, self.service.launcher.launched_at,
+                     self.service.gpu_watch.usage):
             kept.pop(job.id, None)
         if job.current.node:
             return
@@ -8705,7 +8665,7 @@ class Runners(Part):
         paused = self.store.read(lambda state: {"paused_gpus": state.paused_gpus})
         self.service.history.take_edit(paused)           # it may have been edited meanwhile
         for job in [job for job in self.service.running_jobs() if not job.current.node]:
-            self.service.readings.jobs[job.id] = JobReadings({name: getattr(job.current, name) for name in SAMPLES})
+            self.service.gpu_watch.usage[job.id] = usage_of(job.current)
         self.watch()
         for job in self.service.running_jobs():
             if job.id not in self.results and not job.current.node:
@@ -8959,8 +8919,7 @@ class NodePool(Part):
         """Take in what a node has told, and look after the jobs there."""
         if node.has_news:
             node.has_news = False
-            for gpu in node.gpus if node.trouble is None else ():
-                self.service.readings.note_gpu(gpu, self.clock.monotonic())
+            self.service.gpu_watch.note_readings(node.gpus if node.trouble is None else ())
             shown = node.find_closed(float("inf")), [describe_for_event(gpu) for gpu in node.gpus]
             if shown != node.shown:
                 node.shown = shown
@@ -8995,7 +8954,7 @@ class NodePool(Part):
             is_lost = node.number is not None and job.current.pid is not None
             return Result(None, None, None, "session-lost", f"{node.name} knows nothing of it any more") if is_lost else None
         told = heard.attempt
-        self.service.readings.jobs[job.id] = JobReadings({name: getattr(told, name) for name in SAMPLES})
+        self.service.gpu_watch.usage[job.id] = usage_of(told)
         if heard.status == RUNNING and told.pid is not None and job.current.pid is None:
             # Once: a node that changes its mind does not fill the journal.
             began_at = job.current.started_at if told.started_at is None else told.started_at - node.clock_offset_s
@@ -9202,7 +9161,7 @@ class NodeSide(Part):
         attempt = replace(job.current, nonce=None)
         if job.status == RUNNING:
             attempt = replace(attempt, runtime_seconds=self.service.runners.find_runtime_s(job, self.clock.now()),
-                              **self.service.readings.find(job.id).facts)
+                              **self.service.gpu_watch.find_usage(job.id).samples())
         return Remote((job.id, job.head_attempt), job.status, attempt, measure_logs(job.log_dir))
 
     def describe_place(self, head: str) -> dict[str, Any]:
@@ -9364,14 +9323,11 @@ class Views(Part):
                 "is_paused": state.paused, "queued_jobs": count_pending(state), "completed_jobs": len(state.finished),
                 "running_jobs": list(state.running.values()), "queued_by_priority": bands}
 
-        unknown = None if self.machine.samples.is_available else (
-            "psutil is not installed: memory and CPU of jobs are unknown (pip install psutil)")
         told = self.store.read(look)
         told["running_jobs"] = [self.running_json(job, now, BRIEF_JOB) for job in told["running_jobs"]]     # outside the lock
         cluster = self.service.cluster
         return {**told, "gpu_trouble": trouble, "slurm": cluster.describe() if cluster else None, "hints": self.make_hints(),
-                "samples_hint": unknown, **self.info(),
-                "host": {"name": self.service.node, **self.service.readings.host},
+                **self.info(), "host": show(OBJECTS["Host"], self.service.gpu_watch.host, name=self.service.node),
                 "nodes": self.service.pool.list_nodes() if self.service.pool.nodes else []}
 
     def list_gpus(self, state: State) -> list[dict[str, Any]]:
@@ -9398,24 +9354,21 @@ class Views(Part):
 
     def running_json(self, job: Job, now: float, rows: Mapping[str, Field] = JOB) -> dict[str, Any]:
         """A running job with what is known of it just now."""
-        runners, readings, node = self.service.runners, self.service.readings.find(job.id), self.service.pool.nodes.get(job.current.node)
-        sample = readings.sample
+        usage, node = self.service.gpu_watch.find_usage(job.id), self.service.pool.nodes.get(job.current.node)
         return job_json(job, now, self.find_place(job), rows, **{
-            **{name: round_known(fact) for name, fact in readings.facts.items()},
-            "runtime_seconds": round(runners.find_runtime_s(job, now), 3),
-            "unknown_since": node.since if node and node.trouble else None,
-            "rss_mib": round_known(sample.rss_mib) if sample else None,
-            "cpu_percent": round_known(sample.cpu_percent) if sample else None})
+            **{name: round_known(getattr(usage, name)) for name in (*SAMPLES, "rss_mib", "cpu_percent")},
+            "runtime_seconds": round(self.service.runners.find_runtime_s(job, now), 3),
+            "unknown_since": node.since if node and node.trouble else None})
 
     def info(self) -> dict[str, Any]:
         return {"version": __version__, "hash": self.service.hash, "pid": os.getpid(), "user": self.service.user, "home": self.layout.home,
                 "uptime_seconds": round(self.clock.monotonic() - self.service.started_monotonic, 3)}
 
-    def list_curves(self) -> list[dict[str, Any]]:
+    def list_histories(self) -> list[dict[str, Any]]:
         """GET /gpus/history: for each GPU that is seen, what it had to do in the last hour."""
         now = self.clock.monotonic()
         return [{"index": gpu.index, "node": gpu.node or self.service.node, "uuid": gpu.uuid,
-                 **self.service.readings.find_curve(gpu.uuid).describe(now)} for gpu in self.service.gpu_watch.all_gpus()]
+                 **describe_history(self.service.gpu_watch.history.get(gpu.uuid, ()), now)} for gpu in self.service.gpu_watch.all_gpus()]
 
     def make_hints(self) -> list[str]:
         seen, machine, jobs = self.service.gpu_watch.observation, self.machine, self.config.jobs
@@ -9429,8 +9382,6 @@ class Views(Part):
                 machine.no_screen_reason and jobs.launcher == "screen") else "",
             *(f"group {group.name} is held: {group.hold}" for group in held[:3]),
             f"{file.path}: {faults[0]}" + (f"; and {len(faults) - 1} more" if faults[1:] else "") if file and faults else "",
-            "max_memory_gb has no effect: psutil is not installed (pip install psutil)" if (
-                jobs.max_memory_gb and not machine.samples.is_available) else "",
             f"{error.message}: nothing new is accepted or started until there is room" if error else ""]
         return [hint for hint in hints if hint]
 
@@ -9596,7 +9547,6 @@ class Service:
         self.started_at, self.started_monotonic = clock.now(), clock.monotonic()
         self.is_stopping = False
         self.plan = Plan(hold=Reason("node-down", "", "the service is about to look at the GPUs"))
-        self.readings = Readings(machine.samples)
         self.write_again_at = 0.0                                 # no write before: the disk refused
         self.turned_at = clock.monotonic()                  # the loop's last turn
         self.due_at = self.turned_at                        # monotonic: when its next one is to begin, or the present one has begun
@@ -9657,7 +9607,7 @@ class Service:
         for worker in (Worker(self, "asking for the GPUs", lambda: probe_gpus(self)), self.views.estimator,
                        Worker(self, "writing state.json", self.history.keep_state),
                        Worker(self, "trimming the history", self.history.trim_history),
-                       self.hooks.worker, self.gpu_watch.weigher, *(one.worker for one in (self.cluster, self.jobs_file) if one)):
+                       self.hooks.worker, self.gpu_watch.pss_worker, *(one.worker for one in (self.cluster, self.jobs_file) if one)):
             worker.thread.start()
         while not self.is_stopping:
             self.tick(self.listen(self.next_wait_s()))
@@ -9677,7 +9627,7 @@ class Service:
         if self.cluster:
             self.run_guarded("following Slurm", self.cluster.follow)
         for doing, act in (("reading GPUs", self.gpu_watch.take_in_observation), ("ending jobs", self.runners.clear),
-                           ("scheduling", self.schedule), ("sampling", self.gpu_watch.sample)):
+                           ("scheduling", self.schedule)):
             self.run_guarded(doing, act)
         self.turned_at = self.clock.monotonic()
         self.counters.turns.note(self.turned_at - began_at)
@@ -10606,7 +10556,7 @@ class Api:
 # Calls that only hand on what they are given
 
 route("GET /gpus/history", "user", "each GPU's memory and utilization over the last hour", "GpuHistory[]")(
-    lambda api, caller: api.service.views.list_curves())
+    lambda api, caller: api.service.views.list_histories())
 route("DELETE /queue/{id}", "user", "take a pending job out of the queue")(
     lambda api, caller, id: api.service.admission.cancel([id], caller, (PENDING,)))
 route("DELETE /jobs/{id}", "user", "kill a running job")(
@@ -13816,7 +13766,7 @@ def cmd_node_add(call: Call) -> None:
     gpus = [gpu for gpu in call.client.status()["gpu_status"] if gpu["node"] == config.name]
     names = "; ".join(sorted({f"{format_line(gpu['name'])}, {gpu['memory_total']}" for gpu in gpus}))
     call.print(f"{config.name}: {format_count(len(gpus), 'GPU')}{f' ({names})' if names else ''}, Python {probe.version}")
-    for hint in [status.get("gpu_trouble"), *(status.get("hints") or ()), status.get("samples_hint")]:
+    for hint in [status.get("gpu_trouble"), *(status.get("hints") or ())]:
         if hint:
             call.say(f"{config.name}: {format_line(str(hint), 300)}")
 

@@ -20,7 +20,6 @@ import os
 import pathlib
 import random
 import shlex
-import shutil
 import socket
 import struct
 import subprocess
@@ -30,7 +29,6 @@ import types
 import uuid
 
 import live
-import psutil
 
 CLONE_NEWNET = 0x40000000
 TUNSETIFF, IFF_TAP, IFF_NO_PI = 0x400454ca, 0x0002, 0x1000
@@ -210,7 +208,6 @@ class Machine:
     def make_python(self):
         (self.folder / "pyvenv.cfg").write_text(f"home = {self.net.tools.mount}/bin\ninclude-system-site-packages = false\n")
         os.symlink(self.net.tools.python, self.python)
-        os.symlink(self.net.folder / "psutil", self.packages() / "psutil")
         if (self.net.folder / "tomli").exists():
             os.symlink(self.net.folder / "tomli", self.packages() / "tomli")
 
@@ -405,15 +402,13 @@ class Node(Machine):
 
     signs = ("is-up", "sshd.pid")
 
-    def __init__(self, net, name, user, addresses, gpus=2, is_behind_jump=False, python="new", has_screen=True, has_psutil=True,
+    def __init__(self, net, name, user, addresses, gpus=2, is_behind_jump=False, python="new", has_screen=True,
                  has_git=True, disk_mib=None, twin=None):
         super().__init__(net, name, user, addresses)
         self.is_behind_jump, self.gpus = is_behind_jump, gpus if isinstance(gpus, int) else None
         if twin:
             self.user, self.uid, self.home = twin.user, twin.uid, twin.home
         self.target = f"{self.user}@{self.address}"
-        if not has_psutil:
-            (self.packages() / "psutil").unlink()
         if python == "old":
             self.make_old_python()
         elif not python:
@@ -545,7 +540,6 @@ class Net:
         self.tools.close()
 
     def make_machines(self, options, gpus, jump, is_shared):
-        shutil.copytree(os.path.dirname(psutil.__file__), self.folder / "psutil", ignore=shutil.ignore_patterns("tests", "__pycache__"))
         (self.folder / "etc").mkdir()
         self.head_machine = self.add(Head(self))
         self.jump = self.add(Node(self, "jump", "hop", [f"{FRONT}.2", f"{BACK}.2"], gpus=0)) if jump else None

@@ -169,7 +169,6 @@ def test_time_limits():
 
 
 def test_host_memory():
-    pytest.importorskip("psutil")
     with live.Box(gpus=2, max_memory_gb=0.2, kill_grace_seconds=1) as box:
         small = box.add(held(box, "small"))
         big = box.add(f"{sys.executable} -c 'import time; x = bytearray(300 << 20); time.sleep(600)'")
@@ -193,7 +192,6 @@ time.sleep(600)
 
 def test_host_memory_that_is_shared_is_no_reason_to_stop_a_job():
     """Four times 100 MB that are the same 100 MB, as the workers of a data loader share them; and four that are not."""
-    pytest.importorskip("psutil")
     with live.Box(gpus=0, cpu_slots=2, max_memory_gb=0.25, refresh_rate_seconds=0.5, kill_grace_seconds=1) as box:
 
         def add(name, own):

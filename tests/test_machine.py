@@ -819,41 +819,37 @@ def test_limits_by_prlimits_names():
     assert set(found) == set(nexus.LIMITS) and all(len(pair) == 2 for pair in found.values())
 
 
-# Samples
+# What processes and the host take
 
 
-def test_samples_of_a_job():
-    pytest.importorskip("psutil")
+def test_what_a_process_takes():
     code = "import time\nwhile time.process_time() < 0.15: pass\nblock = b'x' * (50 << 20)\nprint('ready', flush=True)\ntime.sleep(600)"
     with subprocess.Popen([sys.executable, "-S", "-c", code], stdout=subprocess.PIPE) as child:
         child.stdout.readline()
         process = nexus.Processes().find(child.pid)
-        samples = nexus.Samples()
-        assert samples.is_available
-        first = samples.sample_jobs({"abc": [process], "bbb": []})
-        assert first["abc"].rss_mib > 50 and first["abc"].cpu_seconds >= 0.15
-        assert first["bbb"] == nexus.JobSample(0.0, 0.0, 0.0, 0.0)
-        assert samples.find_name(child.pid).startswith("python")
+        assert process.rss_pages * nexus.PAGE_MIB > 50 and process.cpu_ticks * nexus.TICK_S >= 0.15
+        assert 50 < nexus.measure_pss([process]) < 100
+        assert nexus.find_process_name(child.pid).startswith("python")
         child.kill()
-    assert samples.sample_jobs({"abc": [process]})["abc"].rss_mib == 0
-    assert samples.find_name(child.pid) is None
-    samples.sample_jobs({})
-    assert samples.processes == {}
+    assert nexus.measure_pss([process]) == 0 and nexus.find_process_name(child.pid) is None
 
 
-def test_host_sample():
-    pytest.importorskip("psutil")
-    host = nexus.Samples().sample_host()
-    assert 0 <= host["cpu_percent"] <= 100 and 0 < host["memory_used_gb"] < host["memory_total_gb"]
+def test_memory_that_may_not_be_looked_at_counts_whole(monkeypatch):
+    def refuse(*_, **__):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr("builtins.open", refuse)
+    assert nexus.measure_pss([nexus.Process(1, 1, 1, 1, "S", 1, rss_pages=512)]) == 512 * nexus.PAGE_MIB
 
 
-def test_without_psutil_all_is_unknown(monkeypatch):
-    monkeypatch.setitem(sys.modules, "psutil", None)
-    samples = nexus.Samples()
-    assert not samples.is_available
-    assert samples.sample_host() == nexus.NO_HOST
-    assert samples.sample_jobs({"abc": [nexus.Processes().find(os.getpid())]}) == {}
-    assert samples.find_name(os.getpid()), "this needs none"
+def test_what_the_host_takes(monkeypatch):
+    host = nexus.measure_host(nexus.Host())
+    assert 0 <= host.cpu_percent <= 100 and 0 < host.memory_used_gb < host.memory_total_gb
+    texts = {"/proc/stat": "cpu  80 0 10 800 100 0 5 5 0 0\ncpu0 ...\n",
+             "/proc/meminfo": "MemTotal:  4194304 kB\nMemFree:  10 kB\nMemAvailable:  1048576 kB\n"}
+    monkeypatch.setattr(nexus, "read_text", texts.get)
+    assert nexus.measure_host(nexus.Host(ticks=(800, 800))) == nexus.Host(50.0, 3.0, 4.0, (1000, 900))
+    assert nexus.measure_host(nexus.Host(7.0, ticks=(1000, 900))).cpu_percent == 7.0, "no time has passed"
 
 
 @pytest.mark.parametrize("code", [errno.EPERM, errno.EACCES, errno.ESRCH])
@@ -863,7 +859,7 @@ def test_the_name_of_a_process_that_is_hidden_or_just_gone(monkeypatch, code):
         raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr("builtins.open", refuse)
-    assert nexus.Samples().find_name(1) is None
+    assert nexus.find_process_name(1) is None
 
 
 def test_what_the_service_takes_is_told_as_far_as_it_can_be(monkeypatch):

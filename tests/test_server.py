@@ -1921,12 +1921,13 @@ def test_the_last_hour_of_each_gpu():
         curves = bench.ask("GET", "/gpus/history")[1]
         assert [(curve["index"], curve["uuid"], curve["interval_seconds"]) for curve in curves] == [(0, "MOCK-0", 30), (1, "MOCK-1", 30)]
         assert curves[0]["utilization"][:-2] == [None] * 118 and curves[0]["utilization"][-1] in (0.0, None)
-    curve = nexus.Curve()
+    history = ()
     for now, memory, utilization in ((0, 100.0, 10.0), (20, 50.0, 20.0), (29.9, None, None), (31, None, None), (95, 7.0, 40.0)):
-        curve = curve.note(memory, utilization, now)
-    told = curve.describe(125.0)
+        history = nexus.add_reading(history, nexus.Gpu(0, "GPU-0", "A10", None, memory, utilization), now)
+    told = nexus.describe_history(history, 125.0)
     assert (told["memory_used_mib"][-5:], told["utilization"][-5:]) == ([100.0, None, None, 7.0, None], [15.0, None, None, 40.0, None])
-    assert len(told["memory_used_mib"]) == 120 and curve.describe(1e6)["utilization"] == [None] * 120
+    assert len(told["memory_used_mib"]) == 120 and nexus.describe_history(history, 1e6)["utilization"] == [None] * 120
+    assert len(nexus.add_reading(history, nexus.Gpu(0, "GPU-0", "A10"), 3610.0)) == 5
 
 
 # What the loop changes while requests read it
@@ -1983,9 +1984,8 @@ def test_requests_read_what_the_loop_changes(bench):
     bench.become(job_id, "running", gpu_indices=(0,), gpu_uuids=("MOCK-0",))
     job, process = bench.store.read(lambda state: state.jobs[job_id]), nexus.GpuProcess(77, 100.0, job_id)
     gpus = [nexus.replace(gpu, utilization=50.0, memory_used_mib=100.0, processes=(process,)) for gpu in service.gpu_watch.gpus]
-    sample = nexus.JobSample(500.0, 3.0, 50.0, 500.0)
-    service.readings.samples = types.SimpleNamespace(
-        is_available=True, sample_host=lambda: nexus.NO_HOST, sample_jobs=lambda members: members)
+    watch = service.gpu_watch
+    watch.gpus, members = tuple(gpus), {job_id: [nexus.Process(77, 1, 1, 1, "S", 1, cpu_ticks=300, rss_pages=1000)]}
     paths, answers, is_over = ("/gpus/history", f"/jobs/{job_id}", "/status"), [], threading.Event()
 
     def read():
@@ -1999,10 +1999,10 @@ def test_requests_read_what_the_loop_changes(bench):
             reader.start()
         ends_at, give_up_at = time.monotonic() + 1.5, time.monotonic() + PATIENCE_S
         for look in itertools.count():
-            service.readings.note_gpus(gpus, [job], look * 10.0)
-            service.readings.sample({job_id: sample} if look % 2 else {})
+            watch.note_readings(gpus[:1 + look % 2])
+            watch.measure_jobs([job], members if look % 2 else {})
             if look % 5 == 0:
-                service.readings.jobs.pop(job_id, None)
+                watch.usage.pop(job_id, None)
             if time.monotonic() > (ends_at if len(answers) > 30 else give_up_at):
                 break
     finally:

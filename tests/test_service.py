@@ -57,6 +57,11 @@ class FakeProcesses:
     def start(self, pid, owner=None, started=None, state="S", parent=1):
         self.alive[pid] = nexus.Process(pid, pid * 10 if started is None else started, parent, pid, state, 0), owner
 
+    def take(self, pid, rss_mib, cpu_s=5.0):
+        process, owner = self.alive[pid]
+        self.alive[pid] = nexus.replace(
+            process, rss_pages=int(rss_mib / nexus.PAGE_MIB), cpu_ticks=round(cpu_s / nexus.TICK_S)), owner
+
     def find(self, pid):
         return self.alive[pid][0] if pid in self.alive else None
 
@@ -80,32 +85,13 @@ class FakeProcesses:
             self.alive.pop(process.pid, None)
 
 
-class FakeSamples:
-    is_available = True
-
-    def sample_host(self):
-        return nexus.NO_HOST
-
-    def __init__(self):
-        self.taken = {}                                 # {job id: JobSample}
-
-    def sample_jobs(self, members):
-        return {job_id: sample for job_id, sample in self.taken.items() if job_id in members}
-
-    def weigh(self, processes):
-        return sum(self.weights[process.pid] for process in processes)
-
-    def find_name(self, pid):
-        return "python"
-
-
 class FakeMachine:
     is_mock, no_screen_reason, leases = True, "launcher is \"direct\"", None
 
     def __init__(self, clock, gpus):
         self.clock, self.boot_id, self.gpus = clock, BOOT, self
         self.shown = gpus
-        self.processes, self.samples = FakeProcesses(self), FakeSamples()
+        self.processes = FakeProcesses(self)
         self.children, self.gone, self.launched, self.refusal = {}, [], [], None
         self.next_pid = 100
 
@@ -289,8 +275,9 @@ class World:
 
 
 @pytest.fixture
-def world(tmp_path):
+def world(tmp_path, monkeypatch):
     worlds = []
+    monkeypatch.setattr(nexus, "find_process_name", lambda pid: "python")
 
     def make(**config):
         worlds.append(World(tmp_path, **config))
@@ -844,7 +831,7 @@ def test_the_curve_of_a_gpu_that_is_gone_goes_too(world):
     w = world(gpus=2)
     w.machine.shown = w.machine.shown[:1]
     w.probe()
-    assert list(w.service.readings.curves) == ["GPU-0"]
+    assert list(w.service.gpu_watch.history) == ["GPU-0"]
 
 
 def test_a_service_that_dies_as_it_trims_leaves_nothing(world, monkeypatch):
@@ -1294,7 +1281,7 @@ def test_that_a_gpu_is_paused_is_an_event(world):
 
 PHASES = [  # where, what, as it is told
     ("runners", "hear", "hearing runners"), ("runners", "watch", "watching runners"), ("gpu_watch", "take_in_observation", "reading GPUs"),
-    ("runners", "clear", "ending jobs"), ("", "schedule", "scheduling"), ("gpu_watch", "sample", "sampling")]
+    ("runners", "clear", "ending jobs"), ("", "schedule", "scheduling")]
 
 
 @pytest.mark.parametrize("part, method, phase", PHASES, ids=[case[1] for case in PHASES])
@@ -1992,10 +1979,10 @@ def run_two(world, *names):
 
 
 def test_host_memory(world):
-    w, large, small = run_two(world, "large", "small")
-    w.machine.samples.taken = {large: nexus.JobSample(2049.0, 5.0, 100.0, 2049.0), small: nexus.JobSample(2048.0, 5.0, 100.0, 2048.0)}
+    w, large, _ = run_two(world, "large", "small")
+    w.machine.processes.take(200, 2049.0)
+    w.machine.processes.take(201, 2048.0)
     w.probe()
-    w.turn(seconds=1.1)
     w.turn(seconds=1.1)
     w.turn(seconds=0.1)
     assert (200, 15) in w.machine.processes.signals and (201, 15) not in w.machine.processes.signals
@@ -2005,25 +1992,27 @@ def test_host_memory(world):
         5.0) and "max_memory_gb is 2" in job.current.cause_line
 
 
-def test_host_memory_that_processes_share_counts_once(world):
+def test_host_memory_that_processes_share_counts_once(world, monkeypatch):
     """16 workers of a data loader, forked, with what was loaded before: no reason to stop the job."""
     w, sharing, large = run_two(world, "sharing", "large")
-    w.machine.samples.taken = {job_id: nexus.JobSample(17000.0, 5.0, 100.0, 1000.0) for job_id in (sharing, large)}
-    w.machine.samples.weights = {200: 1100.0, 201: 2100.0}
+    pss_mib = {200: 1100.0, 201: 2100.0, 210: 0.0, 211: 0.0}
+    monkeypatch.setattr(nexus, "measure_pss", lambda processes: sum(pss_mib[process.pid] for process in processes))
+    for pid, job_id in ((200, sharing), (201, large), (210, sharing), (211, large)):
+        w.machine.processes.start(pid, job_id)
+        w.machine.processes.take(pid, 1200.0)
     w.probe()
     w.turn(seconds=1.1)
-    w.turn(seconds=1.1)
-    assert not w.machine.processes.signals and w.service.gpu_watch.weigher.wanted.is_set(), "nothing is done before it is known"
-    w.service.gpu_watch.weigh()
+    assert not w.machine.processes.signals and w.service.gpu_watch.pss_worker.wanted.is_set(), "nothing is done before it is known"
+    w.service.gpu_watch.measure_shared()
     w.turn(seconds=1.1)
     w.turn(seconds=0.1)
-    assert {pid for pid, _ in w.machine.processes.signals} == {201}
+    assert {pid for pid, _ in w.machine.processes.signals} == {201, 211}
     w.end(large, 143)
     assert w.job(large).current.cause == "host-memory" and "took 2.1GB of host memory" in w.job(large).current.cause_line
-    w.machine.samples.taken[sharing] = nexus.JobSample(2000.0, 5.0, 100.0, 1000.0)
+    w.machine.processes.take(210, 800.0)
     w.probe()
     w.turn(seconds=1.1)
-    assert not w.service.gpu_watch.doubtful
+    assert w.job(sharing).current.stop_cause is None and w.service.gpu_watch.doubtful == {}
 
 
 # What is known
@@ -2034,13 +2023,14 @@ def test_samples_of_a_job_are_kept_over_a_restart_and_a_retry_begins_anew(world)
     w.turn()
     w.claim(job_id, 100)
     w.machine.processes.start(200, job_id)
-    w.machine.samples.taken = {job_id: nexus.JobSample(500.0, 3.0, 50.0, 500.0)}
-    for used, busy in ((4000.0, 50.0), (9000.0, 100.0), (2000.0, 30.0)):
+    for used, busy, cpu_s in ((4000.0, 50.0, 1.0), (9000.0, 100.0, 2.5), (2000.0, 30.0, 3.0)):
+        w.machine.processes.take(200, 500.0, cpu_s)
         w.machine.shown = [makers.gpu(0, utilization=busy, memory_used_mib=used, processes=(nexus.GpuProcess(200, used),)), makers.gpu(1)]
         w.probe()
         w.turn(seconds=1)
     told = w.api(job_id)
     assert (told["peak_gpu_mem_mib"], told["mean_gpu_util"], told["peak_rss_mib"], told["cpu_seconds"]) == (9000, 60, 500, 3)
+    assert (told["rss_mib"], told["cpu_percent"]) == (500, 50)
     status = w.service.views.status()["gpu_status"][0]
     assert status["utilization_peak"] == 100 and status["utilization_mean"] == 50      # of 0, 50, 100: up to the look before
     w.service.runners.keep_samples()

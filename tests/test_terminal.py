@@ -36,7 +36,7 @@ def poison(fact, key=""):
         return {name: poison(inner, name) for name, inner in fact.items()}
     if isinstance(fact, list):
         return [poison(inner, key) for inner in fact]
-    if fact is None and key in ("waiting_for", "cause_line", "gpu_trouble", "samples_hint", "unavailable", "used_by", "why"):
+    if fact is None and key in ("waiting_for", "cause_line", "gpu_trouble", "unavailable", "used_by", "why"):
         return EVIL
     is_plain = not isinstance(fact, str) or key in ("id", "status", "status_history", "error", "job_ids") or key.endswith("_at")
     return fact if is_plain else fact + EVIL

@@ -157,7 +157,7 @@ def status(jobs=(), gpus=None, trouble=None, **facts):
         "gpu_status": [nexus.gpu_json(one, made, config().gpu, trouble) for one in gpus],
         "running_jobs": [{**nexus.job_json(one, NOW, "here"), "rss_mib": 2048.0, "cpu_percent": 99.5}
                          for one in made.running.values()],
-        "hints": [], "samples_hint": None, "nodes": [], "version": "0.1.0", "uptime_seconds": 3600.4,
+        "hints": [], "nodes": [], "version": "0.1.0", "uptime_seconds": 3600.4,
         "queued_by_priority": {"high": 1, "normal": 2, "low": 0},
         "host": {"name": "gpu1", "cpu_percent": 12.0, "memory_used_gb": 40.25, "memory_total_gb": 128.0}, **facts}
 
