@@ -5606,7 +5606,6 @@ def call_through(control: str) -> list[str]:
 # HTTP as nexus asks it: one request a connection.  http.client would cost `nexus add` 35 ms.
 
 MAX_HEAD_BYTES = 2**16
-MAX_HEAD_LINES = 100
 CUT_OFF, NO_HTTP = "it closed the connection before its answer was complete", "it does not speak HTTP"
 
 
@@ -5634,19 +5633,19 @@ def send_request(line: socket.socket, method: str, path: str, headers: Mapping[s
     asked = [f"{method} {path} HTTP/1.1", *(f"{name}: {text}" for name, text in sent.items() if text), "", ""]
     line.sendall("\r\n".join(asked).encode("latin-1", "replace") + content)
     reader = line.makefile("rb")
-    head = [reader.readline(MAX_HEAD_BYTES).decode("latin-1")]
-    while head[-1].strip() and len(head[-1]) < MAX_HEAD_BYTES and len(head) < MAX_HEAD_LINES:
-        head.append(reader.readline(MAX_HEAD_BYTES).decode("latin-1"))
-    if not head[-1]:
+    head = text = reader.readline(MAX_HEAD_BYTES)
+    while text.strip() and len(head) < MAX_HEAD_BYTES:
+        text = reader.readline(MAX_HEAD_BYTES)
+        head += text
+    if not text:
         raise ConnectionError(CUT_OFF)
-    status = re.match(r"HTTP/1\.[01] (\d{3})\b", head[0])
-    fields = [text.partition(":") for text in head[1:-1]]
-    if not status or head[-1].strip() or not all(colon for _, colon, _ in fields):
+    found = re.fullmatch(r"HTTP/1\.[01] (\d{3})\b.*\n((?:[^:\n]+:.*\n)*)\r?\n", head.decode("latin-1"))
+    if not found:
         raise ValueError(NO_HTTP)
-    found = {name.lower(): text.strip() for name, _, text in fields}
-    size = int(found["content-length"]) if "content-length" in found else float("inf")
-    pieces = read_chunks(reader) if "transfer-encoding" in found else read_pieces(reader, size)
-    return Answer(int(status[1]), found, pieces)
+    fields = {name.lower(): text.strip() for name, text in re.findall(r"([^:\n]+):(.*)\n", found[2])}
+    size = int(fields["content-length"]) if "content-length" in fields else float("inf")
+    pieces = read_chunks(reader) if "transfer-encoding" in fields else read_pieces(reader, size)
+    return Answer(int(found[1]), fields, pieces)
 
 
 def read_pieces(reader: BufferedReader, size: float) -> Iterator[bytes]:
