@@ -4527,6 +4527,10 @@ class Completed:
     errors: str = ""            # stderr, apart
 
 
+class RunError(NexusError):
+    """A program was not run to its end."""
+
+
 STUCK: dict[str, subprocess.Popen[bytes]] = {}      # what no signal ends, by what it was run for
 STUCK_HINT = "a driver or a file system does not answer: see dmesg; a reboot may be needed"
 MAX_OUTPUT_BYTES = 256 * 2**20
@@ -4545,7 +4549,7 @@ def run(argv: Sequence[str], timeout_s: float, environ: Mapping[str, str] | None
     purpose = purpose or argv[0]
     stuck = STUCK.get(purpose)
     if stuck and has_session(stuck):
-        raise NexusError("unavailable", f"{purpose} (pid {stuck.pid}) hangs and cannot be ended", STUCK_HINT)
+        raise RunError("unavailable", f"{purpose} (pid {stuck.pid}) hangs and cannot be ended", STUCK_HINT)
     STUCK.pop(purpose, None)
     with open_scratch() as source, open_scratch() as output, open_scratch() as errors:
         # Files and no pipes: what the program leaves in the background would keep a pipe open.
@@ -4555,9 +4559,9 @@ def run(argv: Sequence[str], timeout_s: float, environ: Mapping[str, str] | None
             process = subprocess.Popen(argv, stdin=source, stdout=output, env=environ, start_new_session=True,
                                        stderr=errors if is_apart else subprocess.STDOUT)
         except FileNotFoundError:
-            raise NexusError("unavailable", f"{argv[0]} was not found on PATH", install) from None
+            raise RunError("unavailable", f"{argv[0]} was not found on PATH", install) from None
         except OSError as error:
-            raise NexusError("unavailable", f"{argv[0]} cannot be run: {error.strerror}", hint) from None
+            raise RunError("unavailable", f"{argv[0]} cannot be run: {error.strerror}", hint) from None
         give_up_at, fault = time.monotonic() + timeout_s, ""
         while not fault:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -4574,9 +4578,9 @@ def run(argv: Sequence[str], timeout_s: float, environ: Mapping[str, str] | None
                 os.killpg(process.pid, number)
             if wait_until(lambda: not has_session(process), patience_s, 0.02):
                 last = read_scratch(errors if is_apart else output, 1000).strip().rpartition("\n")[2]
-                raise NexusError("unavailable", f"{fault}{last and ': '}{format_line(last, 200)}", hint)
+                raise RunError("unavailable", f"{fault}{last and ': '}{format_line(last, 200)}", hint)
         STUCK[purpose] = process
-        raise NexusError("unavailable", f"{fault} and cannot be ended", STUCK_HINT)
+        raise RunError("unavailable", f"{fault} and cannot be ended", STUCK_HINT)
 
 
 def open_scratch() -> IO[bytes]:
@@ -5877,7 +5881,7 @@ def describe_bad_node(name: str, why: object) -> NexusError:
 def push_snapshot(ssh: Ssh, repository: str, commit: str, name: str, environ: Mapping[str, str]) -> str:
     """Bring a snapshot to a node, into a repository of its own called `name`; its path there.
 
-    Raises: unavailable, when the line is cut; not_found, when that is not what it fails at.
+    Raises: unavailable, when the line is cut or a program hangs; not_found, when that is not what it fails at.
     """
     script = (f'd=${{NEXUS_HOME:-$HOME/.nexus}}/snapshots/{name}.git; umask 077; mkdir -p "$d" && cd "$d" && '
               "{ [ -e HEAD ] || git init -q --bare .; } && pwd -P")
@@ -5889,7 +5893,8 @@ def push_snapshot(ssh: Ssh, repository: str, commit: str, name: str, environ: Ma
             "push", "-q", "--no-signed", "--recurse-submodules=no", "--receive-pack=git-receive-pack",
             f"ssh://{ssh.node.destination}{path}", f"{commit}:refs/nexus/{commit}")
     except NexusError as fault:
-        raise NexusError("not_found" if ssh.is_open else "unavailable", fault.message, fault.hint) from None
+        is_lost = isinstance(fault, RunError) or not ssh.is_open
+        raise NexusError("unavailable" if is_lost else "not_found", fault.message, fault.hint) from None
     return path
 
 
