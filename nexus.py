@@ -5924,21 +5924,8 @@ hold() {
 '''
 
 
-# A runner that waits for a job: it reads which job.sh it becomes from a pipe of the service's, which ends with the service.
-WAITING_SCRIPT = RUNNER_SCRIPT + r'''
-number=$1 pipe=$2 events=$3 alive=$4 lease=$5 held=$6
-prepare
-command exec 8<"$pipe" && hold || exit 0
-say wait "$number" 0 "$$" "$started"
-read -r attempt script <&8 || exit 0
-command exec 8<&-
-set -- "$attempt" "$started"
-. "$script"
-'''
-
-
 # What follows build_script()'s head of assignments.
-JOB_SCRIPT = RUNNER_SCRIPT + r'''
+JOB_SCRIPT = r'''
 case $attempt in '') tree=$dir/tree-by-hand-$$ is_new=yes;; *) tree=$dir/tree is_new=;; esac
 cwd=${commit:+$tree/}$folder
 uptime_cs() { read -r up rest < /proc/uptime; up=${up%.*}${up#*.}; }
@@ -6048,9 +6035,15 @@ command -v bash > /dev/null || { PATH=$own_path; refuse launch "bash was not fou
 PATH=$own_path
 command : >> "$dir/stdout.log" && command : >> "$dir/stderr.log" || refuse launch "the log files in $dir cannot be written"
 if [ -t 1 ]; then                         # under screen, its window shows the logs
-  NEXUS_ROLE=viewer tail -qn 100 -s 0.2 -f --pid=$$ "$dir/stdout.log" "$dir/stderr.log" </dev/null 2>/dev/null 9>&- &
+  {
+    # A runner that has waited begins with that when the service closes the pipe: a short job is over by then.
+    [ -z "$waited" ] || read -r line <&8
+    export NEXUS_ROLE=viewer
+    exec tail -qn 100 -s 0.2 -f --pid=$$ "$dir/stdout.log" "$dir/stderr.log" 8<&-
+  } </dev/null 2>/dev/null 9>&- &
   viewer=$!
 fi
+command exec 8<&-
 uptime_cs; begin=$up
 ( trap - HUP INT QUIT TERM; command_of_the_job ) >> "$dir/stdout.log" 2>> "$dir/stderr.log"
 code=$?
@@ -6065,6 +6058,19 @@ say end "$id" "$attempt" "$code" "$took"
 cause=
 finish "$code"
 keep_made
+'''
+
+
+# A runner that waits for a job: it reads which job.sh it becomes from a pipe of the service's, which ends with the service.
+WAITING_SCRIPT = RUNNER_SCRIPT + "run_job() {" + JOB_SCRIPT + r'''}
+number=$1 pipe=$2 events=$3 alive=$4 lease=$5 held=$6
+prepare
+command exec 8<"$pipe" && hold || exit 0
+say wait "$number" 0 "$$" "$started"
+read -r attempt script <&8 || exit 0
+set -- "$attempt" "$started"
+. "$script"
+run_job
 '''
 
 
@@ -6166,7 +6172,8 @@ def build_script(job: Job, environment: Mapping[str, str], layout: Layout, lease
         "the command; nexus calls it with the attempt's number.", "attempt=${1:-} waited=${2:-} started=${2:-} viewer=",
         *(f"{name}={quote(text)}" for name, text in head.items()), f"umask={umask}", "",
         "command_of_the_job() {", *([SLURM_SCRIPT] if is_slurm else []), '  umask "$umask"', f"  exec {prlimit}/usr/bin/env -i -- \\",
-        *(f"    {pair} \\" for pair in pairs), f'    "$@" {" ".join(map(quote, launch))}', "}", JOB_SCRIPT])
+        *(f"    {pair} \\" for pair in pairs), f'    "$@" {" ".join(map(quote, launch))}', "}", "",
+        '[ -z "$waited" ] || return 0             # who has waited has read what follows before', RUNNER_SCRIPT, JOB_SCRIPT])
 
 
 def build_environment(job: Job, submitted: Mapping[str, str], gpus: Sequence[Gpu]) -> dict[str, str]:
@@ -6280,7 +6287,7 @@ class WaitingRunners:
         self.last_number = 0
         self.starts: list[float] = []                       # monotonic, the latest last
         self.next_at = 0.0                                  # monotonic: when the next one is begun
-        self.unnamed: list[Job] = []                        # their sessions have the name of a runner that waits
+        self.unnamed: list[tuple[Job, int]] = []            # their sessions have the name of a runner that waits; and its pipe
 
     def keep(self, now: float) -> None:
         """Have as many as jobs were started lately, one more at a time."""
@@ -6355,12 +6362,16 @@ class WaitingRunners:
         os.write(runner.pipe[1], f"{job.attempt} {script}\n".encode("utf-8", "surrogateescape"))
         self.machine.children[job.id] = self.machine.children.pop(number, runner.child)
         self.machine.launched[job.id] = runner.child.pid
-        self.unnamed.append(job)
+        self.unnamed.append((job, os.dup(runner.pipe[1])))
 
     def name_sessions(self) -> None:
-        """Name the sessions of jobs that have run for a while, when nobody waits for that.  Raises: OSError."""
+        """Name the sessions of jobs that have run for a while, and let them show their logs: when nobody waits for that.
+
+        Raises: OSError.
+        """
         unnamed, self.unnamed = self.unnamed, []
-        for job in unnamed:
+        for job, pipe in unnamed:
+            os.close(pipe)
             self.machine.name_session(job)
 
 
@@ -8648,7 +8659,6 @@ class Runners(Part):
 
     def report_end(self, before: Job, job: Job) -> None:
         """`before`: as it ran."""
-        self.forget(before)
         ran, done, indices = before.current, job.attempts[-1], before.current.gpu_indices
         is_soon = done.cause in ("exit", "signal", "cuda-oom") and (done.runtime_seconds or 0) <= self.config.gpu.guard_seconds
         if before.head is None:                         # another nexus looks after its jobs' GPUs itself
@@ -9727,13 +9737,15 @@ class Service:
         self.plan, ended, started = self.store.update(decide)
         for job_id in over:
             results.pop(job_id, None)
+        for before, _ in ended:
+            self.runners.forget(before)
+        for job in started:
+            self.run_guarded(f"starting job {job.id}", self.launcher.start, job)
         for before, after in ended:
             self.runners.report_end(before, after)
         for stop in self.plan.stops:
             self.log.info("Job %s is stopped: %s", stop.job_id, stop.line)
             self.wake()
-        for job in started:
-            self.run_guarded(f"starting job {job.id}", self.launcher.start, job)
         self.gpu_watch.guard_gpus([before for before, _ in ended])
 
     def tell(self, job: Job, message: str, *details: object) -> None:
