@@ -5554,8 +5554,8 @@ def check_filters(git: Git, foreign: Container[str], files: Sequence[str]) -> No
         if name in foreign:
             shown = format_line(name, 40)
             how = "git lfs install" if name == "lfs" else f"git config --global filter.{shown}.clean COMMAND"
-            raise NexusError("usage", f"{format_line(path, 100)} goes through the filter '{shown}', which only {git.folder} "
-                             "itself configures, and a snapshot runs no command of a repository",
+            raise NexusError("usage", f"{format_line(path, 100)} goes through the filter '{shown}', which only "
+                             f"{git.folder} itself configures, and a snapshot runs no command of a repository",
                              f"make it yours, if you trust it: {how}; or commit the file; or leave out --snapshot")
 
 

@@ -233,11 +233,17 @@ def hanging(tmp_path, monkeypatch):
         os.kill(int(pid), signal.SIGKILL)
 
 
+def push_by_open_line(ssh):
+    ssh.control = os.devnull
+    nexus.push_snapshot(ssh, "/", "a" * 40, "x", os.environ)
+
+
 HANGS = [  # reason, what is asked, words
     ("git", lambda ssh: nexus.take_snapshot("/", os.environ), "git in / did not answer within 0.5 s and cannot be ended"),
     ("ssh, as it connects", lambda ssh: ssh.open(), "ssh to n1 did not answer within 0.5 s and cannot be ended"),
     ("ssh, when the former one hangs", lambda ssh: in_time(ssh.open) and ssh.open(), "ssh to n1 (pid "),
     ("a command on a node", lambda ssh: ssh.call("cannot do it on", "true"), "ssh to n1 did not answer within 0.5 s and cannot be ended"),
+    ("a snapshot on its way to a node", push_by_open_line, "ssh to n1 did not answer within 0.5 s"),
     ("forwarding", lambda ssh: ssh.forward(nexus.Probe("python3", "nexus.py", None, "3.11", socket="/home/a/.nexus/api.sock")),
      "ssh to n1 did not answer within 0.5 s and cannot be ended"),
 ]
