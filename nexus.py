@@ -4264,11 +4264,10 @@ def choose_config(layout: Layout) -> str:
 
 def remember_config(layout: Layout, path: str) -> None:
     """From now on the service is started with this config file, until another is chosen.  Raises: unavailable."""
-    with disk("write", layout.choice_file):
-        if path != layout.config_file:
-            write_atomic(layout.choice_file, [path + "\n"])
-        else:
-            remove_file(layout.choice_file)
+    if path != layout.config_file:
+        write_atomic(layout.choice_file, [path + "\n"])
+    else:
+        remove_file(layout.choice_file)
 
 
 def read_json(path: str) -> dict[str, Any] | None:
@@ -4298,7 +4297,7 @@ def opened(path: str, flags: int, folder: int | None = None) -> Iterator[int]:
 
 @contextlib.contextmanager
 def written(aside: str, pieces: Iterable[str], mode: int = 0o600, is_synced: bool = True) -> Iterator[str]:
-    """A new file, whole; what is not renamed by the end of the block is gone.  Raises: OSError."""
+    """A new file, whole; what is not renamed by the end of the block is gone.  Raises: OSError, unavailable."""
     try:
         remove_file(aside)          # what a crash left; and in a folder that all may write nobody's link is followed
         handle = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
@@ -4315,11 +4314,12 @@ def written(aside: str, pieces: Iterable[str], mode: int = 0o600, is_synced: boo
 
 
 def write_atomic(path: str, pieces: Iterable[str], mode: int = 0o600, is_synced: bool = True) -> None:
-    """Replace a file by one that is whole, whatever happens on the way.  Raises: OSError, and nothing has changed."""
-    with written(f"{path}.{os.getpid()}.tmp", pieces, mode, is_synced) as aside:
-        os.replace(aside, path)
-    if is_synced:
-        sync_folder(os.path.dirname(path))
+    """Replace a file by one that is whole, whatever happens on the way.  Raises: unavailable, and nothing has changed."""
+    with disk("write", path):
+        with written(f"{path}.{os.getpid()}.tmp", pieces, mode, is_synced) as aside:
+            os.replace(aside, path)
+        if is_synced:
+            sync_folder(os.path.dirname(path))
 
 
 def sync_folder(path: str) -> None:
@@ -4379,34 +4379,18 @@ def change_tokens(path: str, act: Callable[[Mapping[str, Token]], Mapping[str, T
         write_atomic(path, [json.dumps({"tokens": rows}, indent=1) + "\n"])
 
 
-class AppendFile:
-    """A file that grows by whole records.  A failed one leaves nothing of itself behind."""
-
-    def __init__(self, path: str, *, is_new: bool = True, is_synced: bool = True) -> None:
-        self.path, self.is_synced = path, is_synced
-        self.handle = os.open(path, os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if is_new else 0), 0o600)
-        self.size = os.lseek(self.handle, 0, os.SEEK_END)
-        self.is_damaged = False     # a sync failed: what the disk holds is not known, and another file must be begun
-
-    def append(self, record: bytes) -> None:
-        """Raises: OSError; then nothing was appended."""
-        written = 0
-        try:
-            while written < len(record):
-                written += os.pwrite(self.handle, record[written:], self.size + written)
-            if self.is_synced:
-                os.fdatasync(self.handle)
-        except BaseException:
-            self.is_damaged = written == len(record)
-            try:
-                os.ftruncate(self.handle, self.size)
-            except OSError:
-                self.is_damaged = True
-            raise
-        self.size += len(record)
-
-    def close(self) -> None:
-        os.close(self.handle)
+def append_whole(handle: int, record: bytes, is_synced: bool = False) -> None:
+    """Append to an open file.  Raises: OSError; then nothing of it is left, as far as the disk can still be written."""
+    size, written = os.lseek(handle, 0, os.SEEK_END), 0
+    try:
+        while written < len(record):
+            written += os.pwrite(handle, record[written:], size + written)
+        if is_synced:
+            os.fdatasync(handle)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.ftruncate(handle, size)
+        raise
 
 
 # Parts of logs.  One that is not there has no bytes; nor has a FIFO in its place, for which nobody waits.
@@ -4492,13 +4476,13 @@ def append_log(folder: str, name: str, piece: bytes) -> None:
     room = os.statvfs(folder)
     if room.f_bavail * room.f_frsize - len(piece) < min(LOG_RESERVE_BYTES, room.f_blocks * room.f_frsize // 20):
         raise OSError(errno.ENOSPC, "the disk is nearly full", folder)
-    with contextlib.closing(AppendFile(os.path.join(folder, f"{name}.log"), is_new=False, is_synced=False)) as file:
-        file.append(piece)
+    with opened(os.path.join(folder, f"{name}.log"), os.O_WRONLY | os.O_CREAT) as handle:
+        append_whole(handle, piece)
 
 
 def remove_file(path: str) -> None:
-    """Raises: OSError, but not for one that is not there."""
-    with contextlib.suppress(FileNotFoundError):
+    """Raises: unavailable, but not for one that is not there."""
+    with disk("remove", path), contextlib.suppress(FileNotFoundError):
         os.unlink(path)
 
 
@@ -6548,7 +6532,7 @@ class Journal:
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
-        self.file: AppendFile | None = None
+        self.handle = -1                                # of the segment that goes on; -1: the next change begins one
         self.bytes = 0                                  # since the last state.json
 
     def list_segments(self) -> list[tuple[int, int, str]]:
@@ -6557,21 +6541,32 @@ class Journal:
         found = sorted((int(name[1]), os.path.join(self.folder, name[0])) for name in names if name)
         return [(first, limit, path) for (first, path), (limit, _) in zip(found, [*found[1:], (sys.maxsize, "")])]
 
-    def begin(self, first: int) -> AppendFile:
-        """Raises: OSError."""
-        file = AppendFile(os.path.join(self.folder, f"journal-{first}.jsonl"))
-        if self.file is not None:
-            self.file.close()
-        self.file, file.is_damaged = file, True
-        sync_folder(self.folder)                        # a segment whose name may get lost must hold nothing
-        file.is_damaged = False
-        return file
+    def begin(self, first: int) -> None:
+        """Go on in a new segment.  Raises: OSError; then the next change begins one."""
+        self.close()
+        handle = os.open(os.path.join(self.folder, f"journal-{first}.jsonl"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        try:
+            sync_folder(self.folder)                    # a segment whose name may get lost must hold nothing
+        except BaseException:
+            os.close(handle)
+            raise
+        self.handle = handle
 
     def append(self, first: int, record: bytes) -> None:
         """Raises: OSError; then nothing was appended."""
-        file = self.begin(first) if self.file is None or self.file.is_damaged else self.file
-        file.append(record)
+        if self.handle < 0:
+            self.begin(first)
+        try:
+            append_whole(self.handle, record, is_synced=True)
+        except BaseException:
+            self.close()                                # what the disk holds of it is not known
+            raise
         self.bytes += len(record)
+
+    def close(self) -> None:
+        if self.handle >= 0:
+            os.close(self.handle)
+        self.handle = -1
 
     def drop(self, seq: int) -> None:
         """Remove the segments that hold nothing after this number.  Raises: OSError."""
@@ -9255,8 +9250,7 @@ class History(Part):
         try:
             if code is not None:
                 make_folder(self.layout.code_folder)
-                with disk("write", path := self.layout.code_file(name)):
-                    write_atomic(path, [code.decode("utf-8", "surrogateescape")])
+                write_atomic(self.layout.code_file(name), [code.decode("utf-8", "surrogateescape")])
             yield
         finally:
             if code is not None and not self.needs_code(name):
@@ -9273,7 +9267,7 @@ class History(Part):
             for name in os.listdir(self.layout.code_folder) if os.path.exists(self.layout.code_folder) else ():
                 if re.fullmatch(r"[0-9a-f]{48}\.py(\.\d+\.tmp)?", name) and name[:48] not in needed:
                     remove_file(os.path.join(self.layout.code_folder, name))
-        except OSError as error:
+        except (OSError, NexusError) as error:
             self.log.warning("Submitted scripts that no job has: %s", error)
 
     # state.json
@@ -10982,8 +10976,7 @@ def load_token(layout: Layout, clock: Clock) -> str:
     token = (read_text(layout.token_file) or "").strip()
     if len(token) < 16:
         token = clock.new_token()
-        with disk("write", layout.token_file):
-            write_atomic(layout.token_file, [token + "\n"])
+        write_atomic(layout.token_file, [token + "\n"])
     return token
 
 
@@ -11066,11 +11059,10 @@ def serve(layout: Layout, config: Config, environ: Mapping[str, str], page: str,
     host = f"[{config.service.host}]" if ":" in config.service.host else config.service.host
     url = f"{'https' if tls else 'http'}://{host}:{server.port}"
     remember_config(layout, config_file)
-    with disk("write", layout.service_file):
-        write_atomic(layout.service_file, [json.dumps({
-            "pid": os.getpid(), "started": own.started if own else 0, "boot_id": machine.boot_id, "url": url,
-            "port": server.port, "socket": server.socket_path, "config": config_file, "version": __version__, "hash": file_hash(),
-            "machine": store.host, "machine_id": store.machine_id}) + "\n"])
+    write_atomic(layout.service_file, [json.dumps({
+        "pid": os.getpid(), "started": own.started if own else 0, "boot_id": machine.boot_id, "url": url,
+        "port": server.port, "socket": server.socket_path, "config": config_file, "version": __version__, "hash": file_hash(),
+        "machine": store.host, "machine_id": store.machine_id}) + "\n"])
     if os.path.exists(layout.stopped_file):         # looked at now that others see the service; who stops it looks the other way round
         os.unlink(layout.service_file)
         return
@@ -11083,7 +11075,7 @@ def serve(layout: Layout, config: Config, environ: Mapping[str, str], page: str,
     try:
         store.save_checkpoint()
         os.unlink(layout.service_file)
-    except OSError as error:
+    except (OSError, NexusError) as error:
         log.warning("At the end: %s", error)
     log.info("Service ended; running jobs go on")
 
@@ -11098,8 +11090,7 @@ def check_start(layout: Layout, config: Config, own_port: int | None = None) -> 
     running = read_json(layout.service_file)
     if running and running.get("machine_id") != read_machine_id():
         refuse_elsewhere(layout, running)
-        with disk("remove", layout.service_file):       # the lock is this machine's now, and would seem to be its
-            remove_file(layout.service_file)
+        remove_file(layout.service_file)        # the lock is this machine's now, and would seem to be its
     tls = load_tls(config.service)
     host, tokens = config.service.host, read_tokens(layout.tokens_file).values()
     if not is_loopback(host) and not any(token.is_good(time.time()) for token in tokens):       # by mistake
@@ -11111,9 +11102,8 @@ def check_start(layout: Layout, config: Config, own_port: int | None = None) -> 
         check_state_file(layout.state_file)
         for folder in (layout.home, layout.journal_dir, layout.log_dir):
             attempt = os.path.join(folder, "restart.tmp")
-            with disk("write", attempt):
-                write_atomic(attempt, ["x" * 65536])
-                os.unlink(attempt)
+            write_atomic(attempt, ["x" * 65536])
+            remove_file(attempt)
     return tls
 
 
@@ -12953,8 +12943,7 @@ def start_service(layout: Layout, environ: Mapping[str, str], options: Sequence[
     path = options[list(options).index("--config") + 1] if "--config" in options else choose_config(layout)
     config = load_config(path, environ)
     check_start(make_layout(layout.home, config), config)     # before code of there is run
-    with disk("remove", layout.start_error_file):
-        remove_file(layout.start_error_file)
+    remove_file(layout.start_error_file)
     screen = Screen(layout) if config.jobs.launcher == "screen" else None
     if screen and screen.prepare():             # there is a reason against it
         screen = None
@@ -13686,7 +13675,7 @@ def cmd_serve(call: Call) -> None:
     except RunsAlready:
         raise
     except NexusError as error:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(NexusError):
             write_atomic(layout.start_error_file, [encode_json({**error.to_json(), "config": path})], is_synced=False)
         raise
 

@@ -138,7 +138,7 @@ def test_a_change_that_the_disk_refuses_is_not_counted(monkeypatch):
     with Bench() as bench:
         job_id = bench.add()
         full = OSError(28, "No space left on device")
-        monkeypatch.setattr(bench.store.journal.file, "append", lambda record: (_ for _ in ()).throw(full))
+        monkeypatch.setattr(bench.store.journal, "append", lambda *_: (_ for _ in ()).throw(full))
         assert bench.ask("DELETE", f"/queue/{job_id}")[0] == 503
         monkeypatch.undo()
         assert bench.service.counters.ends["cancelled", "killed"] == 0

@@ -638,7 +638,7 @@ def test_who_changed_something_is_in_the_log(bench):
 
 
 def test_a_disk_that_refuses_is_503(bench):
-    bench.store.journal.file.append = lambda record: (_ for _ in ()).throw(OSError(28, "No space left on device"))
+    bench.store.journal.append = lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device"))
     status, answer = bench.ask("POST", "/queue", {"command": "a"})
     assert (status, answer["error"]) == (503, "unavailable") and "No space left" in answer["message"] and answer["hint"]
     assert bench.commands == [] and bench.ask("GET", "/health")[0] == 503
@@ -866,7 +866,7 @@ def test_a_script_that_cannot_be_kept_is_no_job(lab, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device", path)
 
     with monkeypatch.context() as patch:
-        patch.setattr(nexus, "write_atomic", fail)
+        patch.setattr(os, "replace", fail)
         status, answer = submit(lab, "name: x", uid=OWNER)
     assert status == 503 and "No space" in answer["message"] and lab.commands == [] and kept_code(lab) == []
     for _ in range(3):
@@ -1410,8 +1410,8 @@ def test_events_of_a_job_as_curl_sees_them(home):
             line = follower.stdout.readline()
             if line.startswith(b"id: "):
                 numbers.append(int(line[4:]))
-            if line.startswith(b"data: ") and json.loads(line[6:]).get("id") == job_id:
-                seen.append(json.loads(line[6:])["status"])
+            event = json.loads(line[6:]) if line.startswith(b"data: {") else {}
+            seen += [event["status"]] if event.get("id") == job_id else []
         assert seen[0] == "pending" and "running" in seen and numbers == sorted(set(numbers))
     finally:
         follower.kill()

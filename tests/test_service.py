@@ -211,7 +211,7 @@ class World:
         self.boot()
 
     def close(self):
-        self.store.journal.file.close()
+        self.store.journal.close()
         for thread in set(threading.enumerate()) - self.threads:        # they wake it when they are through
             live.until(lambda: is_over(thread), str(thread))      # noqa: B023
         os.close(self.service.wake_read)
@@ -1305,8 +1305,8 @@ def test_disk_that_refuses(world, monkeypatch):
     """Nothing is acknowledged, nothing started, nothing lost; and it goes on by itself."""
     w = world(gpus=2)
     on = w.run(w.add(), 100)
-    append = nexus.AppendFile.append
-    monkeypatch.setattr(nexus.AppendFile, "append", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    append = nexus.Journal.append
+    monkeypatch.setattr(nexus.Journal, "append", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
     with pytest.raises(nexus.NexusError, match="No space left") as caught:
         w.add()
     assert caught.value.http_status == 503
@@ -1315,7 +1315,7 @@ def test_disk_that_refuses(world, monkeypatch):
         w.turn(seconds=0.3)
     assert w.job(on).status == "running" and w.service.failure_count == 0
     assert not w.service.views.health()["is_healthy"] and any("No space left" in hint for hint in w.service.views.status()["hints"])
-    monkeypatch.setattr(nexus.AppendFile, "append", append)
+    monkeypatch.setattr(nexus.Journal, "append", append)
     w.turn(seconds=1.1)
     w.turn(seconds=1.1)
     assert (w.job(on).status, w.job(on).current.exit_code) == ("failed", 6)
@@ -1334,9 +1334,9 @@ def test_a_disk_that_fills_after_a_launch_ends_no_job(world, monkeypatch):
 
     def launch_and_fill(*given):
         launch(*given)
-        monkeypatch.setattr(w.store.journal.file, "append", refuse_to_write)
+        monkeypatch.setattr(w.store.journal, "append", refuse_to_write)
 
-    def refuse_to_write(record):
+    def refuse_to_write(*_):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(w.machine, "launch", launch_and_fill)
@@ -2986,10 +2986,10 @@ def test_what_cannot_be_recorded_as_the_disk_is_full_is_done_later(world, monkey
     give(w, order("aaa"))
     w.run("aaa", 100)
 
-    def full(record):
+    def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(w.store.journal.file, "append", full)
+    monkeypatch.setattr(w.store.journal, "append", full)
     told = tell(w)
     assert [(job["key"], job["attempt"].get("stop_cause")) for job in told["jobs"]] == [(["aaa", 1], None)] and "No space" in told["hold"]
     monkeypatch.undo()
@@ -3177,10 +3177,10 @@ def test_news_that_comes_while_the_disk_is_full_is_not_lost(head, monkeypatch):
     job_id = w.add()
     w.turn()
 
-    def full(record):
+    def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(w.store.journal.file, "append", full)
+    monkeypatch.setattr(w.store.journal, "append", full)
     news(w, remote(w.job(job_id), "cancelled", cause="bounce", cause_line="GPU 0 runs job zzz"))
     w.turn()
     w.turn()

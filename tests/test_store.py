@@ -38,7 +38,7 @@ class Box:
         log = logging.Logger("test")
         log.addHandler(type("Keep", (logging.Handler,), {"emit": lambda _, record: self.said.append(record.getMessage())})())
         self.store = nexus.Store(self.layout, nexus.Clock(), log)
-        weakref.finalize(self.store, close, self.store.journal)         # a service ends with its process, a test does not
+        weakref.finalize(self.store, self.store.journal.close)         # a service ends with its process, a test does not
         for name, fact in facts.items():
             setattr(self.store, name, fact)
         self.store.recover()
@@ -70,11 +70,6 @@ class Box:
         """What the disk holds at this moment, in another folder; the Store of this one goes no further."""
         shutil.copytree(self.folder, folder)
         return Box(folder)
-
-
-def close(journal):
-    if journal.file is not None:
-        journal.file.close()
 
 
 def made_by(state, changes, answer=None):
@@ -118,7 +113,8 @@ def box(tmp_path):
 
 def test_a_segment_is_named_by_its_first_change_whoever_reads_meanwhile(box):
     box.add("abc")
-    box.store.journal.file.is_damaged, write = True, box.store.write
+    box.store.journal.close()
+    write = box.store.write
     box.store.write = lambda *given: (box.store.read(bool), write(*given))[1]
     box.add("xyz")
     assert [first for first, *_ in box.store.journal.list_segments()][-1] == 2
@@ -315,7 +311,7 @@ def test_short_of_memory_nobody_hears_that_it_was_done(box, tmp_path, monkeypatc
     box.add("abc")
     before, events = box.dump(), list(box.store.events.items)
     if name == "open":
-        box.store.journal.file.is_damaged = True
+        box.store.journal.close()
     monkeypatch.setattr(os, name, mock.Mock(side_effect=MemoryError))
     writes = [nexus.Transaction(lambda state, job_id=job_id: made_by(state, [add(job_id)])) for job_id in ("xyz", "uvw")]
     box.store.waiting = list(writes)
@@ -1021,14 +1017,13 @@ def test_random_changes_and_crashes(data):
                         fault = OSError(errno.EIO, "Input/output error")
                         with mock.patch.object(os, "fsync", side_effect=fault), contextlib.suppress(OSError):
                             box.store.save_checkpoint()
-                if how == "no sync, no cut" and box.store.journal.file and box.store.journal.file.is_damaged:
+                if how == "no sync, no cut" and box.store.last_error:
                     box.update(set_fact("paused", False))       # until this one, the disk holds more than was acknowledged
             acknowledged = box.dump()
-            if not box.store.journal.file or not box.store.journal.file.is_damaged:
-                tail = nexus.encode_transaction(box.store.state.seq + 1, [set_fact("paused", True)]).encode()
-                cut = data.draw(st.integers(0, len(tail) - 1), label="bytes of the write that the crash cut short")
-                with open(max(box.store.journal.list_segments())[2], "ab") as file:
-                    file.write(tail[:cut])
+            tail = nexus.encode_transaction(box.store.state.seq + 1, [set_fact("paused", True)]).encode()
+            cut = data.draw(st.integers(0, len(tail) - 1), label="bytes of the write that the crash cut short")
+            with open(max(box.store.journal.list_segments())[2], "ab") as file:
+                file.write(tail[:cut])
             box = box.crash(f"{folder}/{number + 1}").open()
             assert box.dump() == acknowledged and box.said == []
             broken = box.crash(f"{folder}/{number + 1}-broken")
