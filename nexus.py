@@ -230,9 +230,13 @@ def format_count(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
-def join_some(words: Sequence[str]) -> str:
-    """The first of them, for a log."""
-    return ", ".join(words[:20]) + (" ..." if words[20:] else "")
+def list_some(words: Sequence[str], most: int) -> list[str]:
+    """The first of them, and how many more there are."""
+    return [*words[:most], *([f"and {len(words) - most} more"] if words[most:] else [])]
+
+
+def join_some(words: Sequence[str], most: int = 20, mark: str = ", ") -> str:
+    return mark.join(list_some(words, most))
 
 
 def format_line(text: str, width: int = 0) -> str:
@@ -2458,12 +2462,12 @@ def find_room(gpu: Gpu, jobs: Sequence[Job]) -> float | None:
 def describe_processes(processes: Sequence[GpuProcess]) -> str:
     """`bob (pid 4242 python, 16GB)`, each."""
     told = []
-    for process in processes[:3]:
+    for process in processes:
         program = f"pid {process.pid}" + (f" {format_line(process.name, 30)}" if process.name else "")
         program += f" of job {process.stray_job}" if process.stray_job else ""
         memory = "" if process.memory_mib is None else f", {format_memory(process.memory_mib)}"
         told.append(f"{process.user or 'somebody'} ({program}{memory})")
-    return ", ".join(told) + (f" and {len(processes) - 3} more" if len(processes) > 3 else "")
+    return join_some(told, 3)
 
 
 def find_never(job: Job, machines: Mapping[str, Sequence[Gpu]]) -> Reason | None:
@@ -2570,7 +2574,7 @@ def list_verdicts(job: Job, board: Iterable[Slot], config: GpuConfig, now: float
 
 
 def format_jobs_there(ids: Sequence[str]) -> str:
-    return f"job {ids[0]}" if len(ids) == 1 else f"jobs {', '.join(ids)}"
+    return f"job {ids[0]}" if len(ids) == 1 else f"jobs {join_some(ids, 8)}"
 
 
 def choose_slots(job: Job, board: Sequence[Slot], config: GpuConfig, now: float) -> list[Slot] | None:
@@ -2855,8 +2859,7 @@ def find_reason(job: Job, made: Plan, config: Config, now: float) -> Reason:
         failure = f"attempt {job.attempt} failed ({job.attempts[-1].cause})" if job.attempts else "it failed"
         return Reason("begin-time", "retry", f"{failure}; {describe_next_attempt(job, now)}")
     if job.pending_dependencies:
-        more = f" and {len(job.pending_dependencies) - 8} more" if len(job.pending_dependencies) > 8 else ""
-        return Reason("dependency", ",".join(job.pending_dependencies), format_jobs_there(job.pending_dependencies[:8]) + more)
+        return Reason("dependency", ",".join(job.pending_dependencies), format_jobs_there(job.pending_dependencies))
     quota = made.quotas.check(job.group, job.user) if made.quotas else None
     reason = quota or made.blocked.get(request_class(job)) or Reason("resources", "", "it is about to start")
     return explain_shortage(job, made, config.gpu, now) if reason == SHORTAGE else reason
@@ -2902,8 +2905,7 @@ def explain_shortage(job: Job, made: Plan, config: GpuConfig, now: float) -> Rea
         told = ["others that ask for the same come first"]
     elif busy:
         told = [f"{'all' if busy == total else f'{busy} of'} {total} GPUs are busy"]
-    more = [f"and {len(others) - 2} more"] if len(others) > 2 else []
-    return replace(only or SHORTAGE, detail="; ".join([*told, *others[:2], *more, *closed, *excluded_nodes]))
+    return replace(only or SHORTAGE, detail="; ".join([*told, *list_some(others, 2), *closed, *excluded_nodes]))
 
 
 # What becomes of a job whose attempt has ended
@@ -3703,11 +3705,16 @@ def format_jobs(jobs: Sequence[Told], paint: Paint) -> str:
 
 def format_attempt(attempt: Told) -> str:
     """`exit 3 on GPU 0 of n1, 2024-10-24 15:30:15, 5s (the last line of its stderr)`."""
-    place = (f" on GPU {format_indices(attempt['gpu_indices'])}" if attempt["gpu_indices"] else "") + (
-        f" {'of' if attempt['gpu_indices'] else 'on'} {attempt['node']}" if attempt["node"] else "")
+    place = format_place(attempt["gpu_indices"], attempt["node"])
     line = f" ({attempt['cause_line']})" if attempt["cause_line"] else ""
     return (f"{attempt['outcome'] or 'running'}{place}, {local_time(attempt['started_at'], '%Y-%m-%d %H:%M:%S')}, "
             f"{format_duration(attempt['runtime_seconds'] or 0)}{line}")
+
+
+def format_place(gpu_indices: Sequence[int], node: str | None) -> str:
+    """` on GPU 0 of n1`, ` on n1`, or nothing."""
+    gpus = f"GPU {format_indices(gpu_indices)}" if gpu_indices else ""
+    return f" on {' of '.join(filter(None, [gpus, node]))}" if gpus or node else ""
 
 
 def format_job(job: Told, paint: Paint) -> str:
@@ -6910,7 +6917,6 @@ HOLD_S = (5.0, 300.0)           # for how long nothing is started after the mach
 LEASE_REST_S = (5.0, 60.0)      # and no GPU is given out after a lease came to nothing
 RUNNER_PATIENCE_S = 2.0         # for job.sh to write the result of a job that was killed
 SETTLED_S = 30.0                # a job's use of GPU memory that has not grown for so long is what it needs
-ESTIMATE_PATIENCE_S = 0.05      # so long a request waits for estimates that are being made
 ESTIMATE_REST = 10              # estimates are as old as this many times what they took, and at least 2 s
 HEALTH_INTERVAL_S = 5.0         # so often on_unhealthy looks
 HOOK_TIMEOUT_S = 60.0           # for a command of [hooks]
@@ -7154,7 +7160,7 @@ class JobsFile:
             faults = [error.message]
         before = set(self.faults)
         new = [fault for fault in faults if fault not in before]
-        for fault in [*new[:MAX_FAULTS_LOGGED], *([f"and {len(new) - MAX_FAULTS_LOGGED} more"] if new[MAX_FAULTS_LOGGED:] else [])]:
+        for fault in list_some(new, MAX_FAULTS_LOGGED):
             self.service.log.warning("%s: %s", self.path, fault)
         self.faults = faults
 
@@ -7885,9 +7891,10 @@ class Caller:
 
 @value
 class Added:
-    """What became of a submission: the ids it stands for, and which of them are jobs that were there before."""
-    ids: tuple[str, ...]
-    known: tuple[str, ...] = ()
+    """What became of a submission."""
+    ids: tuple[str, ...]                        # that it stands for
+    known: tuple[str, ...] = ()                 # those of them that were there before
+    jobs: Sequence[Job] = ()                    # those that are new
 
 
 @value
@@ -7899,7 +7906,7 @@ class Draft:
 
 
 class DryRun(Exception):
-    """Ends a submission that is only tried: it has changed nothing.  Its args: the jobs it would bring, the ids of those like others."""
+    """Ends a submission that is only tried: it has changed nothing.  Its argument: what it would have come to."""
 
 
 class Part:
@@ -7984,9 +7991,9 @@ class Admission(Part):
     """What requests ask for.  `who` asked, for the log; a `caller` has its own jobs alone."""
 
     def submit(self, submissions: Sequence[Asked], caller: Caller, key: str | None = None, is_dry: bool = False) -> Added:
-        """Queue jobs, all or none; return their ids.  With the `key` of an earlier submission, that one's.
+        """Queue jobs, all or none; one that `is_dry` is only tried.  With the `key` of an earlier submission, it is that one.
 
-        Raises: usage, not_found, conflict, queue_full, forbidden, unavailable; and DryRun, when all of these were not, and it `is_dry`.
+        Raises: usage, not_found, conflict, queue_full, forbidden, unavailable.
         """
         if key and caller.user != self.service.user:
             key = f"{caller.user} {key}"
@@ -8018,11 +8025,15 @@ class Admission(Part):
                     contents[content_of(job)] = job.id
                     made.append(state.jobs[job.id])
                 ids.append(same or job.id)
+            added = Added(tuple(ids), tuple(known), made)
             if is_dry:
-                raise DryRun(made, known)
-            return Added(tuple(ids), tuple(known))
+                raise DryRun(added)
+            return added
 
-        added: Added = self.store.update(add)
+        try:
+            added: Added = self.store.update(add)
+        except DryRun as tried:
+            added, made = tried.args[0], []
         if made:
             self.log.info("%s added by %s: %s", f"Job {made[0].id}" if len(made) == 1 else format_count(len(made), "job"),
                           caller.name, format_line(made[0].command, 300) + (" ..." if len(made) > 1 else ""))
@@ -8124,7 +8135,7 @@ class Admission(Part):
 
     def make_environments(self, submissions: Sequence[Asked]) -> Iterator[tuple[str, Mapping[str, str]]]:
         """(digest, variables) of each: the submitter's whole environment, or the service's with `env` on top."""
-        made: dict[object, tuple[str, Mapping[str, str]]] = {}          # by what they are made of; and by their digest
+        made: dict[object, tuple[str, Mapping[str, str]]] = {}          # by what they are made of: many share it
         for asked in submissions:
             source = id(asked.environment), id(asked.env) if asked.env else 0
             if source not in made:
@@ -8133,7 +8144,7 @@ class Admission(Part):
                 text = json.dumps(variables, sort_keys=True)
                 if len(text) > 1024 * 1024:
                     refuse("the environment is larger than 1 MiB", hint="unset what the job does not need")
-                made[source] = made.setdefault(hash_text(text)[:32], (hash_text(text)[:32], variables))
+                made[source] = hash_text(text)[:32], variables
             yield made[source]
 
     def cancel(self, job_ids: Sequence[str], caller: Caller, statuses: Sequence[str]) -> None:
@@ -8150,11 +8161,8 @@ class Admission(Part):
 
         def stop(state: State) -> Changes:
             jobs = find(state)
-            for job in jobs:
-                if job.status not in statuses and (len(jobs) == 1 or job.status not in FINAL):
-                    hint = {PENDING: f"take it out of the queue: nexus remove {job.id}", RUNNING: f"stop it: nexus kill {job.id}"}
-                    others = "; nothing was done to the others" if len(jobs) > 1 else ""
-                    raise NexusError("conflict", f"job {job.id} is {job.status}{others}", hint.get(job.status, f"nexus show {job.id}"))
+            for job in jobs if len(jobs) == 1 else [job for job in jobs if job.status not in FINAL]:
+                check_status(job, statuses, "nothing was done to the others" if len(jobs) > 1 else "")
             for job_id in [job.id for job in jobs]:
                 if state.jobs[job_id].status not in FINAL:          # it ended before, or one before it has taken it along
                     yield from stop_job(state, state.jobs[job_id], caller.name, now, withdrawn)
@@ -8171,10 +8179,7 @@ class Admission(Part):
         def add(state: State) -> Changes:
             made = []
             for job_id in dict.fromkeys(job_ids):
-                job = find_own_job(state, job_id, caller)
-                if job.status not in FINAL:
-                    raise NexusError("conflict", f"job {job.id} is {job.status}; only a finished one can be run again",
-                                     hint=f"nexus show {job.id}")
+                job = check_status(find_own_job(state, job_id, caller), FINAL, "only a finished one can be run again")
                 latest = {parent: find_retried(state, parent) for parent in job.after if parent in state.jobs}
                 after = dict.fromkeys(
                     parent for parent in latest.values() if state.jobs[parent].status in (PENDING, RUNNING, COMPLETED))
@@ -8199,9 +8204,7 @@ class Admission(Part):
                              hint="a priority may be given")
 
         def move(state: State) -> Changes:
-            job = find_own_job(state, job_id, caller)
-            if job.status != PENDING:
-                raise NexusError("conflict", f"job {job.id} is {job.status}; only a pending one can be moved", hint=f"nexus show {job.id}")
+            job = check_status(find_own_job(state, job_id, caller), (PENDING,), "only a pending one can be moved")
             if job.current.slurm_key is not None:
                 there = job.current.slurm_id or "one that is just being submitted"
                 raise NexusError("conflict", f"Slurm has job {job.id} as {there}, and orders it among its own",
@@ -8215,22 +8218,22 @@ class Admission(Part):
 
         self.service.change(move, "Job %s moved by %s", job_id, caller.name)
 
-    def set_paused(self, is_paused: bool, who: str) -> None:
-        self.service.change(lambda state: [Put("facts", "paused", is_paused)] if state.paused != is_paused else [],
-                    "Queue %s by %s", "paused" if is_paused else "resumed", who)
-        self.store.checkpoint_wanted.set()                    # others read it there, and edit it
-
-    def set_group_held(self, name: str, is_held: bool, who: str) -> None:
-        """Start none of a group, or again as many as fit.  Raises: not_found."""
+    def set_paused(self, is_paused: bool, who: str, name: str | None = None) -> None:
+        """Start nothing new, or none of a group; or again as many as fit.  Raises: not_found."""
         def hold(state: State) -> Changes:
+            if name is None:
+                yield Put("facts", "paused", is_paused)
+                return
             groups = {job.group for job in state.jobs.values() if job.group}
             if name not in groups:
                 raise NexusError("not_found", f"there is no job of group '{format_line(name, 60)}'", hint=suggest(name, groups))
             group = state.groups.get(name) or Group(name)
-            yield Put("groups", name, replace(group, hold=f"paused by {who} (nexus resume --group {name})" if is_held else None,
-                                              failures=0 if group.hold and not is_held else group.failures))
+            why = f"paused by {who} (nexus resume --group {name})" if is_paused else None
+            yield Put("groups", name, replace(
+                group, hold=why, failures=0 if group.hold and not is_paused else group.failures))
 
-        self.service.change(hold, "Group %s %s by %s", name, "paused" if is_held else "resumed", who)
+        self.service.change(hold, "%s %s by %s", f"Group {name}" if name else "Queue", "paused" if is_paused else "resumed", who)
+        self.store.checkpoint_wanted.set()                  # others read it there, and edit it
 
 
 class GpuWatch(Part):
@@ -9239,8 +9242,8 @@ class History(Part):
             if job.snapshot and job.snapshot_repo and not self.store.read(
                     lambda state: any(other.snapshot == job.snapshot for other in state.jobs.values())):
                 release_snapshot(job.snapshot_repo, job.snapshot, self.environ)
-            if job.code and not self.needs_code(job.code):
-                remove_file(self.layout.code_file(job.code))
+            if job.code:
+                self.drop_code([f"{job.code}.py"])
         except (OSError, NexusError) as error:
             self.log.warning("After job %s: %s", job.id, error)
 
@@ -9253,20 +9256,22 @@ class History(Part):
                 write_atomic(self.layout.code_file(name), [code.decode("utf-8", "surrogateescape")])
             yield
         finally:
-            if code is not None and not self.needs_code(name):
-                remove_file(self.layout.code_file(name))
+            if code is not None:
+                self.drop_code([f"{name}.py"])
 
-    def needs_code(self, name: str) -> bool:
-        """Whether a job has it; what once has no more never will, since only a retry of a kept job takes it on."""
-        return self.store.read(lambda state: any(job.code == name for job in state.jobs.values()))
+    def drop_code(self, files: Iterable[str]) -> None:
+        """Remove the submitted scripts that no job has; none ever will, since only a retry of a kept job takes one on."""
+        needed = self.store.read(lambda state: {job.code for job in state.jobs.values()})
+        for file in files:
+            if file.partition(".")[0] not in needed:
+                remove_file(os.path.join(self.layout.code_folder, file))
 
     def sweep_code(self) -> None:
         """Remove the scripts that a crash left without a job.  Not while somebody may be about to submit one."""
         try:
-            needed = self.store.read(lambda state: {job.code for job in state.jobs.values()})
-            for name in os.listdir(self.layout.code_folder) if os.path.exists(self.layout.code_folder) else ():
-                if re.fullmatch(r"[0-9a-f]{48}\.py(\.\d+\.tmp)?", name) and name[:48] not in needed:
-                    remove_file(os.path.join(self.layout.code_folder, name))
+            self.drop_code(filter(re.compile(r"[0-9a-f]{48}\.py(\.\d+\.tmp)?").fullmatch, os.listdir(self.layout.code_folder)))
+        except FileNotFoundError:
+            pass                                            # none was ever submitted
         except (OSError, NexusError) as error:
             self.log.warning("Submitted scripts that no job has: %s", error)
 
@@ -9314,8 +9319,7 @@ class Views(Part):
         import threading
         super().__init__(service)
         self.estimates: Mapping[str, float] = {}            # pending job: when it will start
-        self.estimated_at, self.estimate_took_s = float("-inf"), 0.0        # monotonic
-        self.estimates_made, self.estimator = threading.Event(), Worker(service, "estimating when jobs start", self.estimate, None)
+        self.estimating, self.next_estimate_at = threading.Lock(), float("-inf")       # monotonic
 
     def status(self) -> dict[str, Any]:
         """GET /status."""
@@ -9323,19 +9327,19 @@ class Views(Part):
         now = self.clock.now()
 
         def look(state: State) -> dict[str, Any]:
-            bands = {"high": 0, "normal": 0, "low": 0}
+            bands = dict.fromkeys(PRIORITIES, 0)
             for (_, priority), users in state.pending.items():
                 bands["high" if priority < 1 else "normal" if priority == 1 else "low"] += sum(map(len, users.values()))
             return {
-                "gpu_status": self.list_gpus(state),
-                "is_paused": state.paused, "queued_jobs": count_pending(state), "completed_jobs": len(state.finished),
-                "running_jobs": list(state.running.values()), "queued_by_priority": bands}
+                "gpu_status": self.list_gpus(state), "is_paused": state.paused, "queued_jobs": count_pending(state),
+                "completed_jobs": len(state.finished), "running_jobs": list(state.running.values()),
+                "queued_by_priority": bands}
 
-        told = self.store.read(look)
-        told["running_jobs"] = [self.running_json(job, now, BRIEF_JOB) for job in told["running_jobs"]]     # outside the lock
-        cluster = self.service.cluster
-        return {**told, "gpu_trouble": trouble, "slurm": cluster.describe() if cluster else None, "hints": self.make_hints(),
-                **self.info(), "host": show(OBJECTS["Host"], self.service.gpu_watch.host, name=self.service.node),
+        told, cluster = self.store.read(look), self.service.cluster
+        told["running_jobs"] = [self.describe_job(job, now, BRIEF_JOB) for job in told["running_jobs"]]     # outside the lock
+        return {**told, **self.info(), "gpu_trouble": trouble, "slurm": cluster.describe() if cluster else None,
+                "hints": self.list_hints(),
+                "host": show(OBJECTS["Host"], self.service.gpu_watch.host, name=self.service.node),
                 "nodes": self.service.pool.list_nodes() if self.service.pool.nodes else []}
 
     def list_gpus(self, state: State) -> list[dict[str, Any]]:
@@ -9360,13 +9364,15 @@ class Views(Part):
         name = job.current.node if has_begun or not self.service.pool.nodes else job.only_node
         return None if name is None else name or self.service.node
 
-    def running_json(self, job: Job, now: float, rows: Mapping[str, Field] = JOB) -> dict[str, Any]:
-        """A running job with what is known of it just now."""
-        usage, node = self.service.gpu_watch.find_usage(job.id), self.service.pool.nodes.get(job.current.node)
-        return job_json(job, now, self.find_place(job), rows, **{
-            **{name: round_known(getattr(usage, name)) for name in (*SAMPLES, "rss_mib", "cpu_percent")},
-            "runtime_seconds": round(self.service.runners.find_runtime_s(job, now), 3),
-            "unknown_since": node.since if node and node.trouble else None})
+    def describe_job(self, job: Job, now: float, rows: Mapping[str, Field] = JOB, **facts: Any) -> dict[str, Any]:
+        """A job for the API; of a running one also what is known of it just now."""
+        if job.status == RUNNING:
+            usage, node = self.service.gpu_watch.find_usage(job.id), self.service.pool.nodes.get(job.current.node)
+            facts = {
+                **{name: round_known(getattr(usage, name)) for name in (*SAMPLES, "rss_mib", "cpu_percent")},
+                "runtime_seconds": round(self.service.runners.find_runtime_s(job, now), 3),
+                "unknown_since": node.since if node and node.trouble else None}
+        return job_json(job, now, self.find_place(job), rows, **facts)
 
     def info(self) -> dict[str, Any]:
         return {"version": __version__, "hash": self.service.hash, "pid": os.getpid(), "user": self.service.user, "home": self.layout.home,
@@ -9378,19 +9384,16 @@ class Views(Part):
         return [{"index": gpu.index, "node": gpu.node or self.service.node, "uuid": gpu.uuid,
                  **describe_history(self.service.gpu_watch.history.get(gpu.uuid, ()), now)} for gpu in self.service.gpu_watch.all_gpus()]
 
-    def make_hints(self) -> list[str]:
-        seen, machine, jobs = self.service.gpu_watch.observation, self.machine, self.config.jobs
-        file, error, cluster = self.service.jobs_file, self.store.last_error, self.service.cluster
-        slurm_error, faults = cluster.find_error() if cluster else None, file.faults if file else []
+    def list_hints(self) -> list[str]:
+        """What the owner should know or do."""
+        machine, jobs = self.machine, self.config.jobs
         held = self.store.read(lambda state: [group for group in state.groups.values() if group.hold])
         hints = [
-            seen.hint if seen.trouble else SMI_SLOW_HINT if seen.took_s > SMI_SLOW_S else "", slurm_error.hint if slurm_error else "",
+            *(hint for *_, hint in self.list_checks()),
             "these GPUs are made up; for the real ones: nexus restart, without NEXUS_MOCK_GPUS" if machine.is_mock else "",
             f"{machine.no_screen_reason}: jobs run directly, without attach (install it: apt install screen)" if (
                 machine.no_screen_reason and jobs.launcher == "screen") else "",
-            *(f"group {group.name} is held: {group.hold}" for group in held[:3]),
-            f"{file.path}: {faults[0]}" + (f"; and {len(faults) - 1} more" if faults[1:] else "") if file and faults else "",
-            f"{error.message}: nothing new is accepted or started until there is room" if error else ""]
+            *(f"group {group.name} is held: {group.hold}" for group in held[:3])]
         return [hint for hint in hints if hint]
 
     def describe_jobs(self, jobs: Sequence[Job], estimates: Mapping[str, float] | None = None) -> Iterator[dict[str, Any]]:
@@ -9404,16 +9407,15 @@ class Views(Part):
             places = {job.id: place for place, job in enumerate(self.store.read(list_pending))}
 
         def describe(job: Job) -> dict[str, Any]:
-            if job.status == RUNNING:
-                return self.running_json(job, now)
             if job.status != PENDING:
-                return job_json(job, now, self.find_place(job))
+                return self.describe_job(job, now)
             # Those that ask for the same wait for the same: it is worked out once for all of them.
             is_apart = job.pending_dependencies or job.retry_at is not None or job.current.slurm_key is not None or job.id in kept
             alike = job.id if is_apart else (request_class(job), job.group, job.user)
             reason = reasons[alike] if alike in reasons else reasons.setdefault(alike, self.find_reason(job, is_paused))
-            return job_json(job, now, self.find_place(job), position=places.get(job.id), waiting_for=format_reason(reason),
-                            reason=show(OBJECTS["Reason"], reason), estimated_start=format_time((estimates or {}).get(job.id)))
+            return self.describe_job(
+                job, now, position=places.get(job.id), waiting_for=format_reason(reason),
+                reason=show(OBJECTS["Reason"], reason), estimated_start=format_time((estimates or {}).get(job.id)))
 
         for at in range(0, len(jobs), JOBS_AT_ONCE):
             part = jobs[at:at + JOBS_AT_ONCE]
@@ -9445,11 +9447,9 @@ class Views(Part):
         job, position, is_paused = self.store.read(look)
         told: dict[str, Any] = {"id": job.id, "status": job.status, "reason": None, "facts": [], "gpus": [], "verdicts": []}
         if job.status != PENDING:
-            last, indices = job.current, job.current.gpu_indices
-            there = f" {'of' if indices else 'on'} {last.node}" if last.node else ""
-            place = (f"as Slurm's {last.slurm_id} on {last.slurm_node or 'a node'}" if last.slurm_id else
-                     f"on GPU {format_indices(indices)}{there}" if indices else f"without a GPU{there}")
-            return {**told, "why": last.cause_line or last.cause or f"it {'runs' if job.status == RUNNING else 'ran'} {place}"}
+            last = job.current
+            place = format_place(last.gpu_indices, last.slurm_node or last.node)
+            return {**told, "why": last.cause_line or last.cause or f"it {'runs' if job.status == RUNNING else 'ran'}{place}"}
         facts = describe_place(job, position, estimates.get(job.id), board, self.config.jobs, now)
         verdicts = list_verdicts(job, board, self.config.gpu, now) if job.gpus and not self.service.is_slurm else []
         gpus = [{"node": slot.gpu.node or self.service.node, "place": slot.gpu.place, "index": slot.gpu.index,
@@ -9462,13 +9462,11 @@ class Views(Part):
         """{pending job: when it will start}, as far as anything is known; a few seconds old, or older while the next are being made."""
         if self.service.cluster and self.service.is_slurm:
             return self.service.cluster.list_estimates()
-        if self.clock.monotonic() - self.estimated_at >= max(2.0, ESTIMATE_REST * self.estimate_took_s):
-            self.estimates_made.clear()
-            if self.estimator.thread.is_alive():
-                self.estimator.wanted.set()
-                self.estimates_made.wait(ESTIMATE_PATIENCE_S)
-            else:
+        if self.clock.monotonic() >= self.next_estimate_at and self.estimating.acquire(blocking=False):
+            try:
                 self.estimate()
+            finally:
+                self.estimating.release()
         return self.estimates
 
     def estimate(self) -> None:
@@ -9481,46 +9479,49 @@ class Views(Part):
             not self.service.launcher.start_rest.find_why(began))
         self.estimates = estimate_starts(jobs, groups, know_run_times(jobs, finished), gpus, self.config, self.clock.now(),
                                          self.service.pool.view_nodes()) if is_known else {}
-        self.estimated_at = self.clock.monotonic()
-        self.estimate_took_s = self.estimated_at - began
-        self.estimates_made.set()
+        now = self.clock.monotonic()
+        self.next_estimate_at = now + max(2.0, ESTIMATE_REST * (now - began))
 
     def health(self) -> dict[str, Any]:
         """GET /health."""
-        checks = [dict(zip(("name", "is_ok", "reading"), check)) for check in self.list_checks()]
+        checks = [dict(zip(("name", "is_ok", "reading"), check)) for check in [*self.list_checks(), *self.check_disks()]]
         return {"is_healthy": all(check["is_ok"] for check in checks), "checks": checks}
 
-    def list_checks(self) -> Iterator[tuple[str, bool, str]]:
-        """(what was looked at, whether it is well, what was found)"""
-        import shutil
-        now, seen, leases, file = self.clock.monotonic(), self.service.gpu_watch.observation, self.machine.leases, self.service.jobs_file
-        yield "scheduler", now - self.service.turned_at < 30, f"last turn {now - self.service.turned_at:.1f} s ago"
-        last = f", the last: {self.service.last_failure}" if self.service.last_failure else ""
-        is_past = not self.service.failure_count or now - self.service.failed_at > 300
-        yield "failures", is_past, f"{self.service.failure_count} internal errors{last}"
-        if not self.service.is_slurm:
-            faults = "; ".join(f"GPU {gpu.index}: {gpu.fault}" for gpu in self.service.gpu_watch.gpus if gpu.fault)
-            trouble = seen.trouble or self.service.gpu_watch.find_smi_silence() or faults
-            yield "GPUs", not trouble, trouble or f"{format_count(len(self.service.gpu_watch.gpus), 'GPU')}, asked in {seen.took_s:.2f} s"
+    def list_checks(self) -> Iterator[tuple[str, bool, str, str]]:
+        """(what was looked at, whether it is well, what was found, what GET /status hints at)"""
+        service, watch, seen = self.service, self.service.gpu_watch, self.service.gpu_watch.observation
+        now, leases, file = self.clock.monotonic(), self.machine.leases, service.jobs_file
+        yield "scheduler", now - service.turned_at < 30, f"last turn {now - service.turned_at:.1f} s ago", ""
+        last = f", the last: {service.last_failure}" if service.last_failure else ""
+        is_past = not service.failure_count or now - service.failed_at > 300
+        yield "failures", is_past, f"{service.failure_count} internal errors{last}", ""
+        if not service.is_slurm:
+            faults = "; ".join(f"GPU {gpu.index}: {gpu.fault}" for gpu in watch.gpus if gpu.fault)
+            trouble = seen.trouble or watch.find_smi_silence() or faults
+            hint = seen.hint if seen.trouble else SMI_SLOW_HINT if seen.took_s > SMI_SLOW_S else ""
+            yield "GPUs", not trouble, trouble or f"{format_count(len(watch.gpus), 'GPU')}, asked in {seen.took_s:.2f} s", hint
         if leases:
-            error = self.service.gpu_watch.look_error or self.service.gpu_watch.lease_rest.find_why(now)
-            yield "GPU leases", not error, f"{error.message}; {error.hint}" if error else f"in {leases.folder}"
+            error = watch.look_error or watch.lease_rest.find_why(now)
+            yield "GPU leases", not error, f"{error.message}; {error.hint}" if error else f"in {leases.folder}", ""
         error = self.store.last_error
-        yield "state", not error, error.message if error else "written"
+        hint = f"{error.message}: nothing new is accepted or started until there is room" if error else ""
+        yield "state", not error, error.message if error else "written", hint
         damaged = ", ".join(self.store.list_damaged())
         if damaged:
-            yield "lost", False, (f"what could not be understood of the state is kept in {damaged}: "
-                                  "look at it, and move it away")
-        if self.service.cluster:
-            slurm_error = self.service.cluster.find_error()
-            reading = slurm_error.message if slurm_error else f"asked in {self.service.cluster.took_s:.2f} s"
-            yield "Slurm", slurm_error is None, reading
-        for node in self.service.pool.nodes.values():
+            yield "lost", False, f"what could not be understood of the state is kept in {damaged}: look at it, and move it away", ""
+        if service.cluster:
+            error = service.cluster.find_error()
+            reading = error.message if error else f"asked in {service.cluster.took_s:.2f} s"
+            yield "Slurm", not error, reading, error.hint if error else ""
+        for node in service.pool.nodes.values():
             if not node.is_leaving:
-                yield (f"node {node.name}", *check_node(node, now))
+                yield (f"node {node.name}", *check_node(node, now), "")
         if file:
-            faults = "; ".join(file.faults[:3]) + (f"; and {len(file.faults) - 3} more" if file.faults[3:] else "")
-            yield "jobs file", os.path.exists(file.path), faults or f"{file.path} is watched"
+            found = join_some(file.faults, 3, "; ")
+            yield "jobs file", os.path.exists(file.path), found or f"{file.path} is watched", found and f"{file.path}: {found}"
+
+    def check_disks(self) -> Iterator[tuple[str, bool, str]]:
+        import shutil
         for name, folder in (("state disk", self.layout.journal_dir), ("log disk", self.layout.log_dir)):
             try:
                 free_mib = shutil.disk_usage(folder if os.path.isdir(folder) else self.layout.home).free / 2**20
@@ -9612,7 +9613,7 @@ class Service:
         self.machine.become_subreaper()
         self.open_fifo()
         self.runners.adopt()
-        for worker in (Worker(self, "asking for the GPUs", lambda: probe_gpus(self)), self.views.estimator,
+        for worker in (Worker(self, "asking for the GPUs", lambda: probe_gpus(self)),
                        Worker(self, "writing state.json", self.history.keep_state),
                        Worker(self, "trimming the history", self.history.trim_history),
                        self.hooks.worker, self.gpu_watch.pss_worker, *(one.worker for one in (self.cluster, self.jobs_file) if one)):
@@ -9808,6 +9809,14 @@ def find_own_job(state: State, job_id: str, caller: Caller) -> Job:
             suggest(job_id, state.jobs) if len(state.jobs) < 500 else "") or "nexus jobs lists them")
     if not caller.may_see(job.user):
         raise NexusError("forbidden", f"job {job.id} is {job.user}'s", hint=f"{caller.user}'s own: nexus jobs --user {caller.user}")
+    return job
+
+
+def check_status(job: Job, statuses: Container[str], rule: str) -> Job:
+    """The job, if it is so.  Raises: conflict."""
+    if job.status not in statuses:
+        hint = {PENDING: f"take it out of the queue: nexus remove {job.id}", RUNNING: f"stop it: nexus kill {job.id}"}
+        raise NexusError("conflict", f"job {job.id} is {job.status}{rule and '; '}{rule}", hint.get(job.status, f"nexus show {job.id}"))
     return job
 
 
@@ -10260,29 +10269,21 @@ class Api:
         if not caller.is_owner and any(asked.environment is not None for asked in submissions):
             raise NexusError("forbidden", f"the whole environment is for {self.service.user} to send",
                              hint='send what is to be set as "env"')
-        try:
-            added = self.service.admission.submit(submissions, caller, None if is_dry else idempotency_key, is_dry)
-        except DryRun as tried:
-            shown, (made, twins) = [name for name in ASKED if name not in ("id", "limits", "umask", *fields_of(Asked))], tried.args
-            lost = next((job.current.cause_line for job in made if job.status != PENDING), None)
-            known = [job_id for job_id in twins if job_id not in [job.id for job in made]]
-            return {"dry_run": True, "jobs": [{name: getattr(job, name) for name in shown} for job in made if job.status == PENDING],
-                    **({"known": known} if known else {}), **({"warning": f"it would be cancelled at once: {lost}"} if lost else {})}
-        answer: dict[str, Any] = {"id": added.ids[0]} if isinstance(body, dict) and "commands" not in body else {"ids": added.ids}
-        known = [job_id for job_id in added.known if job_id not in [asked.job.get("id") for asked in submissions]]
-        if known:                                       # by `unique`: what is asked for twice under its id is answered as the first time
-            answer["known"] = known
-        warning = self.find_warning(added.ids)
-        return {**answer, "warning": warning} if warning else answer
-
-    def find_warning(self, ids: Sequence[str]) -> str | None:
-        """What whoever has added jobs should know: that they will not start soon, or never."""
-        jobs: list[Job] = self.service.store.read(lambda state: [state.jobs[job_id] for job_id in ids if job_id in state.jobs])
-        trouble = self.service.gpu_watch.observation.trouble
-        if trouble and any(job.gpus and job.status == PENDING for job in jobs):
-            return f"it waits: {trouble}"
-        lost = next((job for job in jobs if job.current.cause == "dependency" and job.current.finished_at == job.created_at), None)
-        return f"job {lost.id} was cancelled at once: {lost.current.cause_line}" if lost else None
+        added = self.service.admission.submit(submissions, caller, None if is_dry else idempotency_key, is_dry)
+        waiting = [job for job in added.jobs if job.status == PENDING]
+        lost = next((job for job in added.jobs if job.status != PENDING), None)
+        trouble = self.service.gpu_watch.observation.trouble if any(job.gpus for job in waiting) else None
+        warning = f"it waits: {trouble}" if trouble else lost and f"job {lost.id} was cancelled at once: {lost.current.cause_line}"
+        if is_dry:
+            shown = [name for name in ASKED if name not in ("id", "limits", "umask", *fields_of(Asked))]
+            answer = {"dry_run": True, "jobs": [{name: getattr(job, name) for name in shown} for job in waiting]}
+            named = {job.id for job in added.jobs}
+            warning = lost and f"it would be cancelled at once: {lost.current.cause_line}"
+        else:
+            answer = {"id": added.ids[0]} if isinstance(body, dict) and "commands" not in body else {"ids": added.ids}
+            named = {asked.job.get("id", "") for asked in submissions}      # sent again under its id, it is answered as before
+        known = [job_id for job_id in added.known if job_id not in named]
+        return {**answer, **({"known": known} if known else {}), **({"warning": warning} if warning else {})}
 
     @route("PATCH /queue/{id}", "user", "give a pending job another priority or position", "Job", body="Move")
     def patch_queue(self, caller: Caller, id: str, body: Any) -> dict[str, Any]:
@@ -10365,13 +10366,6 @@ class Api:
     @route("GET /service/logs", "owner", "the service's log", "text/plain")
     def get_service_logs(self, caller: Caller, follow: bool = False, tail: int | None = None) -> Response:
         return self.send_logs(lambda: ([self.service.layout.service_log], self.service.is_stopping), follow, tail, 0)
-
-    def set_paused(self, caller: Caller, group: str | None, is_paused: bool) -> None:
-        """All that is new, or a group."""
-        if group is None:
-            self.service.admission.set_paused(is_paused, caller.name)
-        else:
-            self.service.admission.set_group_held(group, is_paused, caller.name)
 
     @route("POST /service/stop", "owner", "end the service; jobs go on")
     def post_stop(self, caller: Caller) -> Response:
@@ -10495,14 +10489,9 @@ class Api:
     def submit_form(self, code: bytes, config: Mapping[str, Any], caller: Caller, key: str | None) -> dict[str, Any]:
         labels = tuple((name, config[name]) for name in ("competition_id", "project_id") if name in config)
         asked = Asked({"labels": labels, **{name: fact for name, fact in config.items() if name in JOB_FIELDS}})
-        job_id = self.service.admission.submit_code(asked, code, caller, key)
-
-        def find_place(state: State) -> tuple[str | None, int]:
-            """0 for one that has started already: it was the first then."""
-            job = state.jobs.get(job_id)
-            return self.service.views.find_place(job) if job else None, find_position(state, job) if job and job.status == PENDING else 0
-        node, place = self.service.store.read(find_place)
-        return {"job_id": job_id, "node_id": self.service.pool.number_nodes().get(node), "status": PENDING, "queue_position": place}
+        told = self.get_job(caller, self.service.admission.submit_code(asked, code, caller, key))
+        return {"job_id": told["id"], "node_id": self.service.pool.number_nodes().get(told["node"]), "status": PENDING,
+                "queue_position": told["position"] or 0}        # one that has started already was the first then
 
     @route("GET /api/results/{id}", "user", "what it printed, and its exit code", "Results")
     def get_api_results(self, caller: Caller, id: str) -> dict[str, Any]:
@@ -10576,9 +10565,9 @@ route("GET /jobs/{id}/why", "user", "why a job waits, GPU by GPU", "Why")(
 route("POST /jobs/{id}/retry", "user", "run a finished job again, as a new one", "Retried")(
     lambda api, caller, id: {"id": api.service.admission.retry([id], caller)[0]})
 route("POST /service/pause", "owner", "start nothing new, or nothing of a group")(
-    lambda api, caller, group=None: api.set_paused(caller, group, True))
+    lambda api, caller, group=None: api.service.admission.set_paused(True, caller.name, group))
 route("POST /service/resume", "owner", "start jobs again")(
-    lambda api, caller, group=None: api.set_paused(caller, group, False))
+    lambda api, caller, group=None: api.service.admission.set_paused(False, caller.name, group))
 route("POST /gpus/{index}/pause", "owner", "give a GPU no new job")(
     lambda api, caller, index: api.service.gpu_watch.set_gpu_paused(index[1], True, caller.name, index[0]))
 route("POST /gpus/{index}/resume", "owner", "give it jobs again")(

@@ -884,7 +884,8 @@ def test_a_retry_has_the_script_and_a_folder_of_its_own(lab):
     again = lab.ask("POST", f"/jobs/{job_id}/retry", headers=MY_BEARER, uid=None)[1]["id"]
     old, new = lab.store.read(lambda state: (state.jobs[job_id], state.jobs[again]))
     assert old.code == new.code and new.cwd == lab.layout.work_folder(again) and new.labels == (("project_id", "p"),)
-    assert lab.service.history.needs_code(new.code) and not lab.service.history.needs_code("x")
+    lab.service.history.sweep_code()
+    assert kept_code(lab) == [f"{new.code}.py"]
 
 
 def test_the_scripts_of_a_crash_are_swept(lab):

@@ -1732,9 +1732,9 @@ def test_retry_of_too_many_for_the_queue_adds_none(world):
 def test_a_group_is_held_and_resumed(world):
     w = world(gpus=0, cpu_slots=9)
     with pytest.raises(nexus.NexusError, match="no job of group 'sweeep'"):
-        w.service.admission.set_group_held("sweeep", True, "ann")
+        w.service.admission.set_paused(True, "ann", "sweeep")
     inside, outside = w.add("a", gpus=0, group="sweep"), w.add("a", gpus=0, group="other")
-    w.service.admission.set_group_held("sweep", True, "ann")
+    w.service.admission.set_paused(True, "ann", "sweep")
     w.turn()
     assert (w.job(inside).status, w.job(outside).status) == ("pending", "running")
     assert w.api(inside)["waiting_for"] == "group sweep is held: paused by ann (nexus resume --group sweep)"
@@ -1742,7 +1742,7 @@ def test_a_group_is_held_and_resumed(world):
     w.crash()
     w.turn()
     assert w.job(inside).status == "pending"
-    w.service.admission.set_group_held("sweep", False, "ann")
+    w.service.admission.set_paused(False, "ann", "sweep")
     w.turn()
     assert w.job(inside).status == "running" and not any("held" in hint for hint in w.service.views.status()["hints"])
 
@@ -1786,7 +1786,7 @@ def test_a_group_whose_first_jobs_fail_soon_is_held(world, reason, ends, is_held
     assert bool(group.hold) == is_held and w.job(ids[-1]).status == "pending" and (w.job(ids[-2]).status == "running") != is_held
     if is_held:
         assert "no module 2" in group.hold and "nexus resume --group g" in group.hold and group.hold in w.api(ids[-1])["waiting_for"]
-        w.service.admission.set_group_held("g", False, "ann")
+        w.service.admission.set_paused(False, "ann", "g")
         w.turn()
         assert w.job(ids[-2]).status == "running"
 
