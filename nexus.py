@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     T = TypeVar("T")
     Schema = Mapping[str, Any]
     Told = Mapping[str, Any]                    # an object of the API
-    Sampler = Callable[[Mapping[str, Any]], Iterable[tuple[Mapping[str, str], Any]]]        # of a metric
+    Metric = tuple[Any, ...]                    # name, help, key of what Views.measure() says or function of it, names of labels
 
     def field(schema: Schema, help: str = "", marks: str = "", *, default: Any = ..., **facts: Any) -> Any: ...
 
@@ -3869,88 +3869,80 @@ class Histogram:
         yield "_count", {}, count
 
 
-@value
-class Metric:
-    name: str
-    kind: str                               # "gauge", "counter" or "histogram"
-    help: str
-    show: Sampler                           # (labels, a number or a Histogram); None is left out
+def each(rows: str, get_labels: Callable[[Told], Any], key: str, convert: Callable[[Any], Any] = float) -> Callable[[Told], Told]:
+    """A number of each of several objects; None is left out."""
+    return lambda seen: {get_labels(row): None if row[key] is None else convert(row[key]) for row in seen[rows]}
 
 
-def one(name: str, kind: str, help: str, key: str, label: str = "") -> Metric:
-    """A metric without labels; or, of {what `label` is: number}, with one."""
-    return Metric(name, kind, help, lambda seen: [({label: word}, number) for word, number in list(seen[key].items())] if label else [
-        ({}, seen.get(key))])                   # a list: it may be growing
+def gpu_metric(name: str, help: str, key: str, convert: Callable[[Any], Any] = float) -> Metric:
+    def get_labels(gpu: Told) -> tuple[str, ...]:
+        return gpu["node"], str(gpu["index"]), gpu["uuid"].rpartition("/")[2], gpu["name"]
+
+    return f"nexus_gpu_{name}", help, each("gpu_status", get_labels, key, convert), "node", "gpu", "uuid", "name"
 
 
-def per_gpu(name: str, help: str, key: str, convert: Callable[[Any], Any] = float) -> Metric:
-    return Metric(f"nexus_gpu_{name}", "gauge", help, lambda seen: [
-        ({"node": gpu["node"], "gpu": str(gpu["index"]), "uuid": gpu["uuid"].rpartition("/")[2], "name": gpu["name"]},
-         None if gpu[key] is None else convert(gpu[key])) for gpu in seen["gpu_status"]])
-
-
-METRICS = (                                 # of what GET /status says, and of what list_metrics() adds
-    Metric("nexus_build_info", "gauge", "1; its labels say which nexus this is.",
-           lambda seen: [({"version": seen["version"], "hash": seen["hash"]}, 1)]),
-    per_gpu("memory_used_bytes", "GPU memory in use, by whomever.", "memory_used_mib", lambda mib: mib * 2**20),
-    per_gpu("memory_total_bytes", "GPU memory there is.", "memory_total_mib", lambda mib: mib * 2**20),
-    per_gpu("utilization_ratio", "Utilization of the GPU as the driver tells it, 0 to 1.", "utilization", lambda percent: percent / 100),
-    per_gpu("temperature_celsius", "Temperature of the GPU.", "temperature"),
-    per_gpu("power_watts", "Power the GPU draws.", "power_watts"),
-    per_gpu("allocated_ratio", "How much of the GPU nexus has given to jobs, 0 to 1.", "allocated"),
-    per_gpu("jobs", "Jobs of nexus that have the GPU or a share of it.", "job_ids", len),
-    per_gpu("available", "1 when the next job could have the whole GPU.", "is_available"),
-    per_gpu("paused", "1 when the GPU gets no new job.", "is_paused"),
-    per_gpu("faulty", "1 when the driver says that the GPU cannot be used.", "state", lambda state: state == "Fault"),
-    Metric("nexus_slurm_up", "gauge", "1 when Slurm answers and takes jobs.",
-           lambda seen: [({}, not seen["slurm"]["trouble"])] if seen["slurm"] else []),
-    Metric("nexus_slurm_jobs", "gauge", "Jobs that Slurm has of nexus.", lambda seen: [
-        ({"status": PENDING}, seen["slurm"]["handed_jobs"]),
-        ({"status": RUNNING}, seen["slurm"]["running_jobs"])] if seen["slurm"] else []),
-    Metric("nexus_node_up", "gauge", "1 when the machine can be reached: this one, and each node.",
-           lambda seen: [({"node": node["name"]}, node["is_reachable"]) for node in seen["nodes"]]),
-    Metric("nexus_node_jobs", "gauge", "Jobs that run on the machine, as far as is known.",
-           lambda seen: [({"node": node["name"]}, node["running_jobs"]) for node in seen["nodes"]]),
-    one("nexus_node_silence_seconds", "gauge", "For how long the machine has not been heard.", "silences", "node"),
-    Metric("nexus_jobs", "gauge", "Jobs that wait or run.",
-           lambda seen: [({"status": PENDING}, seen["queued_jobs"]), ({"status": RUNNING}, len(seen["running_jobs"]))]),
-    one("nexus_jobs_pending", "gauge", "Jobs that wait, by the band of their priority.", "queued_by_priority", "priority"),
-    one("nexus_jobs_kept", "gauge", "Finished jobs in the history, which is trimmed.", "completed_jobs"),
-    one("nexus_queue_paused", "gauge", "1 when the whole queue is paused.", "is_paused"),
-    one("nexus_job_starts_total", "counter", "Attempts of jobs that were launched.", "starts"),
-    one("nexus_job_bounces_total", "counter", "Starts that came to nothing without a fault of the job's; it waits again.", "bounces"),
-    Metric("nexus_jobs_finished_total", "counter", "Jobs that are over, by how; cause is empty for completed ones.",
-           lambda seen: [({"status": end, "cause": cause}, count) for (end, cause), count in sorted(seen["ends"].items())]),
-    one("nexus_job_retries_total", "counter", "Attempts that failed and are followed by another, by cause.", "retries", "cause"),
-    one("nexus_job_wait_seconds", "histogram", "How long jobs waited before they were launched.", "waits"),
-    one("nexus_job_run_seconds", "histogram", "How long attempts of jobs ran.", "run_times"),
-    one("nexus_loop_lag_seconds", "gauge", "How late the loop's next turn is, or how long the present one has lasted.", "late_s"),
-    one("nexus_loop_turn_seconds", "histogram", "How long turns of the loop took.", "turns"),
-    one("nexus_loop_errors_total", "counter", "Internal errors of the service.", "failure_count"),
-    one("nexus_nvidia_smi_duration_seconds", "gauge", "How long asking for the GPUs took the last time.", "probe_took_s"),
-    one("nexus_nvidia_smi_age_seconds", "gauge", "How long ago the GPUs were asked for.", "probe_age_s"),
-    one("nexus_nvidia_smi_up", "gauge", "1 when the GPUs could be read the last time.", "is_probe_well"),
-    one("nexus_nvidia_smi_failures_total", "counter", "How often the GPUs could not be read.", "probe_failures"),
-    Metric("nexus_check_ok", "gauge", "The checks of GET /health: 1 when well.",
-           lambda seen: [({"check": check["name"]}, check["is_ok"]) for check in seen["checks"]]),
-    one("process_start_time_seconds", "gauge", "When the service began, in UTC epoch seconds.", "started_at"),
-    one("process_cpu_seconds_total", "counter", "CPU time the service has used.", "cpu_s"),
-    one("process_resident_memory_bytes", "gauge", "Memory of the service.", "memory_bytes"),
-    one("process_open_fds", "gauge", "Open descriptors of the service.", "fds"),
-    one("process_threads", "gauge", "Threads of the service.", "threads"),
+get_name = operator.itemgetter("name")
+METRICS: tuple[Metric, ...] = (
+    ("nexus_build_info", "1; its labels say which nexus this is.", lambda seen: {(seen["version"], seen["hash"]): 1},
+     "version", "hash"),
+    gpu_metric("memory_used_bytes", "GPU memory in use, by whomever.", "memory_used_mib", lambda mib: mib * 2**20),
+    gpu_metric("memory_total_bytes", "GPU memory there is.", "memory_total_mib", lambda mib: mib * 2**20),
+    gpu_metric("utilization_ratio", "Utilization of the GPU as the driver tells it, 0 to 1.", "utilization", lambda percent: percent / 100),
+    gpu_metric("temperature_celsius", "Temperature of the GPU.", "temperature"),
+    gpu_metric("power_watts", "Power the GPU draws.", "power_watts"),
+    gpu_metric("allocated_ratio", "How much of the GPU nexus has given to jobs, 0 to 1.", "allocated"),
+    gpu_metric("jobs", "Jobs of nexus that have the GPU or a share of it.", "job_ids", len),
+    gpu_metric("available", "1 when the next job could have the whole GPU.", "is_available"),
+    gpu_metric("paused", "1 when the GPU gets no new job.", "is_paused"),
+    gpu_metric("faulty", "1 when the driver says that the GPU cannot be used.", "state", lambda state: state == "Fault"),
+    ("nexus_slurm_up", "1 when Slurm answers and takes jobs.",
+     lambda seen: not seen["slurm"]["trouble"] if seen["slurm"] else None),
+    ("nexus_slurm_jobs", "Jobs that Slurm has of nexus.", lambda seen: {
+        PENDING: seen["slurm"]["handed_jobs"], RUNNING: seen["slurm"]["running_jobs"]} if seen["slurm"] else {}, "status"),
+    ("nexus_node_up", "1 when the machine can be reached: this one, and each node.",
+     each("nodes", get_name, "is_reachable"), "node"),
+    ("nexus_node_jobs", "Jobs that run on the machine, as far as is known.", each("nodes", get_name, "running_jobs"), "node"),
+    ("nexus_node_silence_seconds", "For how long the machine has not been heard.", "silences", "node"),
+    ("nexus_jobs", "Jobs that wait or run.",
+     lambda seen: {PENDING: seen["queued_jobs"], RUNNING: len(seen["running_jobs"])}, "status"),
+    ("nexus_jobs_pending", "Jobs that wait, by the band of their priority.", "queued_by_priority", "priority"),
+    ("nexus_jobs_kept", "Finished jobs in the history, which is trimmed.", "completed_jobs"),
+    ("nexus_queue_paused", "1 when the whole queue is paused.", "is_paused"),
+    ("nexus_job_starts_total", "Attempts of jobs that were launched.", "starts"),
+    ("nexus_job_bounces_total", "Starts that came to nothing without a fault of the job's; it waits again.", "bounces"),
+    ("nexus_jobs_finished_total", "Jobs that are over, by how; cause is empty for completed ones.", "ends", "status", "cause"),
+    ("nexus_job_retries_total", "Attempts that failed and are followed by another, by cause.", "retries", "cause"),
+    ("nexus_job_wait_seconds", "How long jobs waited before they were launched.", "waits"),
+    ("nexus_job_run_seconds", "How long attempts of jobs ran.", "run_times"),
+    ("nexus_loop_lag_seconds", "How late the loop's next turn is, or how long the present one has lasted.", "late_s"),
+    ("nexus_loop_turn_seconds", "How long turns of the loop took.", "turns"),
+    ("nexus_loop_errors_total", "Internal errors of the service.", "failure_count"),
+    ("nexus_nvidia_smi_duration_seconds", "How long asking for the GPUs took the last time.", "probe_took_s"),
+    ("nexus_nvidia_smi_age_seconds", "How long ago the GPUs were asked for.", "probe_age_s"),
+    ("nexus_nvidia_smi_up", "1 when the GPUs could be read the last time.", "is_probe_well"),
+    ("nexus_nvidia_smi_failures_total", "How often the GPUs could not be read.", "probe_failures"),
+    ("nexus_check_ok", "The checks of GET /health: 1 when well.", each("checks", get_name, "is_ok"), "check"),
+    ("process_start_time_seconds", "When the service began, in UTC epoch seconds.", "started_at"),
+    ("process_cpu_seconds_total", "CPU time the service has used.", "cpu_s"),
+    ("process_resident_memory_bytes", "Memory of the service.", "memory_bytes"),
+    ("process_open_fds", "Open descriptors of the service.", "fds"),
+    ("process_threads", "Threads of the service.", "threads"),
 )
 
 
-def format_prometheus(metrics: Iterable[Metric], seen: Mapping[str, Any]) -> str:
+def format_prometheus(metrics: Iterable[Metric], seen: Told) -> str:
     """The text that GET /metrics answers."""
     lines, escapes = [], str.maketrans({"\\": r"\\", "\n": r"\n", '"': r'\"'})
-    for metric in metrics:
-        lines += [f"# HELP {metric.name} {metric.help}", f"# TYPE {metric.name} {metric.kind}"]
-        for labels, measured in metric.show(seen):
-            for suffix, more, number in measured.list_samples() if isinstance(measured, Histogram) else (("", {}, measured),):
-                told = ",".join(f'{key}="{text.translate(escapes)}"' for key, text in {**labels, **more}.items())
-                if number is not None:
-                    lines.append(f"{metric.name}{suffix}{told and f'{{{told}}}'} {number + 0}")         # + 0: true is 1
+    for name, help, source, *keys in metrics:
+        measured: Any = source(seen) if callable(source) else seen.get(source)
+        kind = "counter" if name.endswith("_total") else "histogram" if isinstance(measured, Histogram) else "gauge"
+        lines += [f"# HELP {name} {help}", f"# TYPE {name} {kind}"]
+        for words, number in list(measured.items()) if keys else [((), measured)]:       # a list: it may be growing
+            labels = dict(zip(keys, [words] if isinstance(words, str) else words))
+            for suffix, more, count in number.list_samples() if isinstance(number, Histogram) else [("", {}, number)]:
+                told = ",".join(f'{key}="{word.translate(escapes)}"' for key, word in {**labels, **more}.items())
+                if count is not None:
+                    lines.append(f"{name}{suffix}{told and f'{{{told}}}'} {count + 0}")         # + 0: true is 1
     return "\n".join([*lines, ""])
 
 

@@ -59,7 +59,8 @@ def check_rules(text):
 @given(st.dictionaries(st.sampled_from(["gpu", "name", "cause"]), st.text(st.characters(exclude_categories=["Cs"])), max_size=3),
        st.floats(allow_nan=False) | st.integers(-2**53, 2**53) | st.booleans())
 def test_whatever_labels_say_the_parser_reads_it(labels, number):
-    text = nexus.format_prometheus([nexus.Metric("nexus_x", "gauge", "A test.", lambda seen: [(labels, number), ({}, None)])], {})
+    names, words = list(labels), tuple(labels.values()) if len(labels) > 1 else "".join(labels.values())
+    text = nexus.format_prometheus([("nexus_x", "A test.", lambda seen: {words: number, "ab": None} if labels else number, *names)], {})
     (family,) = text_string_to_metric_families(text)
     (sample,) = family.samples
     assert (sample.labels, sample.value) == (labels, float(number))
@@ -70,8 +71,7 @@ def test_a_histogram_counts_what_is_at_most_its_bounds(durations):
     measured = nexus.Histogram((1, 5, 10))
     for seconds in durations:
         measured.note(seconds)
-    metric = nexus.one("nexus_x_seconds", "histogram", "A test.", "x")
-    families = check_rules(nexus.format_prometheus([metric], {"x": measured}))
+    families = check_rules(nexus.format_prometheus([("nexus_x_seconds", "A test.", "x")], {"x": measured}))
     found = {sample.labels.get("le", sample.name): sample.value for sample in families["nexus_x_seconds"].samples}
     for bound in (1, 5, 10):
         assert found[str(bound)] == sum(seconds <= bound for seconds in durations)
@@ -79,7 +79,7 @@ def test_a_histogram_counts_what_is_at_most_its_bounds(durations):
 
 
 def format_gpus(gpus):
-    return nexus.format_prometheus([metric for metric in nexus.METRICS if metric.name.startswith("nexus_gpu_")], {"gpu_status": gpus})
+    return nexus.format_prometheus([metric for metric in nexus.METRICS if metric[0].startswith("nexus_gpu_")], {"gpu_status": gpus})
 
 
 def test_gpus_as_the_status_tells_them():
