@@ -1841,6 +1841,10 @@ def parse_gpus(text: str, fields: Sequence[str], known: Mapping[str, int]) -> tu
     return sorted(gpus, key=lambda gpu: gpu.index), messages
 
 
+def forget_readings(gpu: Gpu, **facts: Any) -> Gpu:
+    return replace(gpu, memory_used_mib=None, utilization=None, temperature=None, power_watts=None, processes=(), **facts)
+
+
 def parse_compute_apps(text: str, fields: Sequence[str] = APP_FIELDS) -> dict[str, tuple[GpuProcess, ...]]:
     """{GPU uuid: its compute processes}."""
     found: dict[str, tuple[GpuProcess, ...]] = {}
@@ -2005,14 +2009,16 @@ class Process:
     is_kernel: bool = False     # a thread of the kernel's own
     cpu_ticks: int = 0          # its own, and those of its children that have ended
     rss_pages: int = 0          # a page that n processes share counts n times
+    name: str = ""              # its program's
 
 
 def parse_proc_stat(text: str) -> Process:
     """Of /proc/PID/stat.  The name, in parentheses, may hold blanks and parentheses.  Source: proc(5)."""
     pid, _, rest = text.partition(" ")
-    cells = rest[rest.rindex(")") + 2:].split()
+    name, _, more = rest.rpartition(") ")
+    cells = more.split()
     return Process(int(pid), int(cells[19]), int(cells[1]), int(cells[3]), cells[0], int(cells[47]),
-                   bool(int(cells[6]) & PF_KTHREAD), sum(map(int, cells[11:15])), int(cells[21]))
+                   bool(int(cells[6]) & PF_KTHREAD), sum(map(int, cells[11:15])), int(cells[21]), name[1:])
 
 
 # A session's PID.NAME, and `Detached` or the like, of `screen -ls`.  The date between them comes and goes with version and locale.
@@ -4641,15 +4647,13 @@ def fail_smi(answer: Completed) -> NexusError:
 
 def find_missing(gpus: Sequence[Gpu], known: Mapping[str, Gpu], messages: Sequence[str]) -> list[Gpu]:
     """The GPUs that a message names or that were seen before, and that have no row now: unusable, but not forgotten."""
-    shown, indices = {gpu.uuid for gpu in gpus}, {gpu.index for gpu in gpus}
-    text = " ".join(messages)
+    text, taken = " ".join(messages), {fact for gpu in gpus for fact in (gpu.uuid, gpu.index)}     # a new index is a new count
     faults = {"GPU is lost": "GPU is lost", "Unknown Error": "Unknown Error", "reset must occur": "GPU requires reset"}
     fault = next((fault for words, fault in faults.items() if words in text), "nvidia-smi does not show it")
-    missing = [replace(gpu, fault=fault, processes=(), memory_used_mib=None, utilization=None, temperature=None, power_watts=None)
-               for uuid, gpu in known.items() if uuid not in shown and gpu.index not in indices]     # a new index is a new count
-    taken = {gpu.index for gpu in [*gpus, *missing]}
-    named = re.findall(r"device handle for (?:GPU|gpu) ?(\d{1,4}):(?!\w)", text)
-    return missing + [Gpu(int(index), f"index-{index}", "GPU", fault=fault) for index in named if int(index) not in taken]
+    missing = [forget_readings(gpu, fault=fault) for gpu in known.values() if not taken & {gpu.uuid, gpu.index}]
+    named = set(map(int, re.findall(r"device handle for (?:GPU|gpu) ?(\d{1,4}):(?!\w)", text)))
+    new = named - {gpu.index for gpu in [*gpus, *missing]}
+    return missing + [Gpu(index, f"index-{index}", "GPU", fault=fault) for index in new]
 
 
 @value
@@ -4826,13 +4830,6 @@ class Processes:
 def find_process_user(pid: int) -> str | None:
     with contextlib.suppress(OSError):
         return find_user(os.stat(f"{PROC}/{pid}").st_uid)
-    return None
-
-
-def find_process_name(pid: int) -> str | None:
-    """A program's name.  It is not read from its command line, which hangs with a stuck driver."""
-    with contextlib.suppress(NexusError):       # it has just ended, or /proc hides what is others' (hidepid)
-        return (read_text(f"{PROC}/{pid}/comm") or "").strip() or None
     return None
 
 
@@ -7091,7 +7088,6 @@ class JobUsage:
     mean_gpu_util: float | None = None
     rss_mib: float | None = None
     cpu_percent: float | None = None
-    largest_mib: float = 0.0                # of rss_mib, the largest process's
     cpu_read: tuple[float, float] | None = None         # seconds of CPU that its processes have used, and when (monotonic)
     look_count: int = 0                     # of which mean_gpu_util is the mean
     grown_to_mib: float = 0.0               # its GPU memory when that last grew
@@ -7110,11 +7106,8 @@ class JobUsage:
         return JobUsage(                    # a process that nobody waited for takes its CPU time with it
             max(sum(sizes), self.peak_rss_mib or 0.0), max(cpu_s, self.cpu_seconds or 0.0),
             max(gpu_mem_mib, self.peak_gpu_mem_mib or 0.0) or None, mean, sum(sizes),
-            100 * max(0.0, cpu_s - former_s) / (now - at) if now > at else None, max(sizes, default=0.0), (cpu_s, now), count,
+            100 * max(0.0, cpu_s - former_s) / (now - at) if now > at else None, (cpu_s, now), count,
             *((gpu_mem_mib, now) if has_grown else (self.grown_to_mib, self.grown_at)))
-
-
-NO_USAGE = JobUsage()
 
 
 def usage_of(attempt: Attempt) -> JobUsage:
@@ -8249,7 +8242,7 @@ class GpuWatch(Part):
         self.history: Mapping[str, Sequence[Reading]] = {}  # GPU uuid: its last hour
         # The workers of a data loader are forked and share what was loaded before.  Their sizes added up say too much, and what they
         # share is known only by asking the kernel for each page: that is done where it decides about a job, and only there.
-        self.doubtful: Mapping[tuple[str, int], Sequence[Process]] = {}     # of jobs above max_memory_gb, by id and attempt
+        self.large: Mapping[tuple[str, int], Sequence[Process]] = {}        # of jobs above max_memory_gb, by id and attempt
         self.pss_mib: Mapping[tuple[str, int], float] = {}  # likewise, as last measured
         self.pss_worker = Worker(service, "measuring jobs' memory", self.measure_shared, None)
         self.lease_holders: Mapping[str, str] = {}          # GPU uuid: the user whose nexus has it
@@ -8262,7 +8255,7 @@ class GpuWatch(Part):
             gpus = self.service.pool.find_node(node).gpus if node and node != self.service.node else self.observation.gpus
             return next((gpu for gpu in gpus if gpu.index == index), None)
 
-        gpu = find() or (None if self.observation.began_at else wait_until(find, FIRST_LOOK_S, clock=self.clock))
+        gpu = wait_until(find, 0.0 if self.observation.began_at else FIRST_LOOK_S, clock=self.clock)
         if gpu is None:
             raise NexusError("not_found", f"there is no GPU {index}{f' on {node}' if node else ''}", hint="nexus shows them")
         uuid, place, is_there = gpu.uuid, gpu.place, gpu.node and gpu.is_paused
@@ -8336,16 +8329,15 @@ class GpuWatch(Part):
     def annotate_processes(self, gpu: Gpu, running: Mapping[str, Job], is_ours: bool) -> Iterator[GpuProcess]:
         """`is_ours`: a job of ours has the GPU, or had it when that was read."""
         for process in gpu.processes:
-            owner, is_there = self.machine.processes.owner_of(process.pid), self.machine.processes.find(process.pid) is not None
-            if owner is None and not is_there and is_ours:
+            owner, found = self.machine.processes.owner_of(process.pid), self.machine.processes.find(process.pid)
+            if owner is None and found is None and is_ours:
                 continue            # a process of our job that came and went between two looks
             # A running job that uses a GPU which it was not given, whatever CUDA_VISIBLE_DEVICES said, is there as anybody else is.
-            job = running.get(owner or "") if is_there else None
+            job = running.get(owner or "") if found else None
             if owner and (job is None or gpu.uuid in job.current.gpu_uuids):
                 yield replace(process, job_id=owner)
             else:
-                name = find_process_name(process.pid)
-                yield replace(process, user=find_process_user(process.pid), name=name, stray_job=owner)
+                yield replace(process, user=find_process_user(process.pid), name=found.name if found else None, stray_job=owner)
 
     def note_readings(self, gpus: Iterable[Gpu]) -> None:
         """Keep what these read now, and nothing of those that have gone."""
@@ -8354,7 +8346,7 @@ class GpuWatch(Part):
         self.history = {**kept, **{gpu.uuid: add_reading(kept.get(gpu.uuid, ()), gpu, now) for gpu in gpus}}
 
     def find_usage(self, job_id: str) -> JobUsage:
-        return self.usage.get(job_id, NO_USAGE)
+        return self.usage.get(job_id, JobUsage())
 
     def measure_jobs(self, running: Iterable[Job], members: Mapping[str, Sequence[Process]]) -> None:
         loads = {gpu.uuid: gpu.utilization for gpu in self.gpus if gpu.utilization is not None}
@@ -8365,21 +8357,18 @@ class GpuWatch(Part):
             self.usage[job.id] = self.find_usage(job.id).add(
                 members.get(job.id, ()), used.get(job.id, 0.0), [loads[uuid] for uuid in job.current.gpu_uuids if uuid in loads],
                 self.clock.monotonic())
-        self.doubtful = {(job.id, job.attempt): members[job.id] for job in running if self.is_doubtful(self.usage[job.id])}
-        if self.doubtful:
+        limit_mib = self.config.jobs.max_memory_gb * 1024 or float("inf")
+        self.large = {(job.id, job.attempt): members[job.id] for job in running if (self.usage[job.id].rss_mib or 0.0) > limit_mib}
+        if self.large:
             self.pss_worker.wanted.set()
 
-    def is_doubtful(self, usage: JobUsage) -> bool:
-        """Its processes take more memory than a job may together, and none does alone."""
-        return (usage.rss_mib or 0.0) > self.config.jobs.max_memory_gb * 1024 >= usage.largest_mib
-
     def measure_shared(self) -> None:
-        self.pss_mib = {attempt: measure_pss(processes) for attempt, processes in self.doubtful.items()}
+        self.pss_mib = {attempt: measure_pss(processes) for attempt, processes in self.large.items()}
 
     def find_memory_mib(self, job: Job) -> float | None:
         """What is known of the host's memory that a running job takes."""
-        usage = self.find_usage(job.id)
-        return self.pss_mib.get((job.id, job.attempt)) if self.is_doubtful(usage) else usage.rss_mib
+        attempt = job.id, job.attempt
+        return self.pss_mib.get(attempt) if attempt in self.large else self.find_usage(job.id).rss_mib
 
     def find_gpu_trouble(self) -> str | None:
         """Why no GPU can be given out now."""
@@ -9343,7 +9332,7 @@ class Views(Part):
             why = self.service.gpu_watch.observation.trouble if not gpu.node else closed.get(gpu.node)
             is_unread = bool(why) and (not gpu.node or gpu.node not in nodes or nodes[gpu.node].trouble is not None)
             if gpu.node and is_unread:                  # what it had to do last says nothing of now
-                gpu = replace(gpu, memory_used_mib=None, utilization=None, temperature=None, power_watts=None, processes=())
+                gpu = forget_readings(gpu)
             trouble, hold = (why, None) if is_unread else (None, why)
             told.append(gpu_json(gpu, state, self.config.gpu, trouble, gpu.node or self.service.node, hold))
         return told

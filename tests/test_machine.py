@@ -835,9 +835,9 @@ def test_what_a_process_takes():
         process = nexus.Processes().find(child.pid)
         assert process.rss_pages * nexus.PAGE_MIB > 50 and process.cpu_ticks * nexus.TICK_S >= 0.15
         assert 50 < nexus.measure_pss([process]) < 100
-        assert nexus.find_process_name(child.pid).startswith("python")
+        assert process.name.startswith("python")
         child.kill()
-    assert nexus.measure_pss([process]) == 0 and nexus.find_process_name(child.pid) is None
+    assert nexus.measure_pss([process]) == 0
 
 
 def test_memory_that_may_not_be_looked_at_counts_whole(monkeypatch):
@@ -856,16 +856,6 @@ def test_what_the_host_takes(monkeypatch):
     monkeypatch.setattr(nexus, "read_text", texts.get)
     assert nexus.measure_host(nexus.Host(ticks=(800, 800))) == nexus.Host(50.0, 3.0, 4.0, (1000, 900))
     assert nexus.measure_host(nexus.Host(7.0, ticks=(1000, 900))).cpu_percent == 7.0, "no time has passed"
-
-
-@pytest.mark.parametrize("code", [errno.EPERM, errno.EACCES, errno.ESRCH])
-def test_the_name_of_a_process_that_is_hidden_or_just_gone(monkeypatch, code):
-    """/proc mounted with hidepid=1 shows that it is there, and no more."""
-    def refuse(*_, **__):
-        raise OSError(code, os.strerror(code))
-
-    monkeypatch.setattr("builtins.open", refuse)
-    assert nexus.find_process_name(1) is None
 
 
 def test_what_the_service_takes_is_told_as_far_as_it_can_be(monkeypatch):

@@ -55,7 +55,7 @@ class FakeProcesses:
         self.machine, self.alive, self.signals, self.deaf = machine, {}, [], set()
 
     def start(self, pid, owner=None, started=None, state="S", parent=1):
-        self.alive[pid] = nexus.Process(pid, pid * 10 if started is None else started, parent, pid, state, 0), owner
+        self.alive[pid] = nexus.Process(pid, pid * 10 if started is None else started, parent, pid, state, 0, name="python"), owner
 
     def take(self, pid, rss_mib, cpu_s=5.0):
         process, owner = self.alive[pid]
@@ -275,9 +275,8 @@ class World:
 
 
 @pytest.fixture
-def world(tmp_path, monkeypatch):
+def world(tmp_path):
     worlds = []
-    monkeypatch.setattr(nexus, "find_process_name", lambda pid: "python")
 
     def make(**config):
         worlds.append(World(tmp_path, **config))
@@ -1027,7 +1026,7 @@ def test_waiting_for(world, monkeypatch, reason, gpus, config, options, words):
     w = world(gpus=0, **config)
     w.machine.shown = gpus
     monkeypatch.setattr(nexus, "find_process_user", lambda pid: "bob")
-    w.machine.processes.alive[4242] = (nexus.Process(4242, 1, 1, 1, "S", 0), None)
+    w.machine.processes.alive[4242] = (nexus.Process(4242, 1, 1, 1, "S", 0, name="python"), None)
     w.probe()
     w.turn()
     job_id = w.add(**options)
@@ -1978,11 +1977,13 @@ def run_two(world, *names):
     return w, *jobs
 
 
-def test_host_memory(world):
+def test_host_memory(world, monkeypatch):
     w, large, _ = run_two(world, "large", "small")
+    monkeypatch.setattr(nexus, "measure_pss", lambda processes: sum(process.rss_pages for process in processes) * nexus.PAGE_MIB)
     w.machine.processes.take(200, 2049.0)
     w.machine.processes.take(201, 2048.0)
     w.probe()
+    w.service.gpu_watch.measure_shared()
     w.turn(seconds=1.1)
     w.turn(seconds=0.1)
     assert (200, 15) in w.machine.processes.signals and (201, 15) not in w.machine.processes.signals
@@ -2012,7 +2013,7 @@ def test_host_memory_that_processes_share_counts_once(world, monkeypatch):
     w.machine.processes.take(210, 800.0)
     w.probe()
     w.turn(seconds=1.1)
-    assert w.job(sharing).current.stop_cause is None and w.service.gpu_watch.doubtful == {}
+    assert w.job(sharing).current.stop_cause is None and w.service.gpu_watch.large == {}
 
 
 # What is known
