@@ -6017,7 +6017,7 @@ command : >> "$dir/stdout.log" && command : >> "$dir/stderr.log" || refuse launc
 if [ -t 1 ]; then                         # under screen, its window shows the logs
   {
     # A runner that has waited begins with that when the service closes the pipe: a short job is over by then.
-    [ -z "$waited" ] || read -r line <&8
+    [ -z "$waited" ] || read -r rest <&8
     export NEXUS_ROLE=viewer
     exec tail -qn 100 -s 0.2 -f --pid=$$ "$dir/stdout.log" "$dir/stderr.log" 8<&-
   } </dev/null 2>/dev/null 9>&- &

@@ -759,6 +759,24 @@ def test_by_hand_where_the_directory_is_gone(box):
     assert done.returncode != 0 and done.stdout == "" and "/nowhere/at/all" in done.stderr
 
 
+# What is split into words is meant to be; `a && b || c` is used where b cannot fail, or c is right then too.
+SHELLCHECK = ["shellcheck", "--exclude=SC2086,SC2015,SC2046"]
+SCRIPTS = [  # name, its shell, its text, what is excluded beside
+    ("job.sh", "dash", lambda job, layout: nexus.build_script(job, {"A": "b"}, layout, ("/lease", "/held"), ["--nofile=1:1"], (), "/lock"),
+     "SC2119,SC2120"),                                  # its command takes what Slurm adds
+    ("the runner that waits", "dash", lambda job, layout: nexus.WAITING_SCRIPT, "SC1090,SC2154"),     # job.sh says what it does not
+    ("the supervisor", "dash", lambda job, layout: nexus.SUPERVISOR_SCRIPT, "SC2155"),
+    ("conda", "bash", lambda job, layout: nexus.CONDA_SCRIPT, "SC2154"),
+]
+
+
+@pytest.mark.parametrize("name, shell, build, excluded", SCRIPTS, ids=[case[0] for case in SCRIPTS])
+def test_shellcheck_finds_nothing(name, shell, build, excluded):
+    text = build(running("abc"), nexus.make_layout("/h", config()))
+    done = subprocess.run([*SHELLCHECK, f"--shell={shell}", f"--exclude={excluded}", "-"], input=text, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 @pytest.mark.parametrize("shell", ["dash", "bash"])
 def test_each_shell_finds_it_well_formed(one_box, shell):
     if not shutil.which(shell):
