@@ -4195,9 +4195,10 @@ def secure_folders(layout: Layout) -> None:
 
 def read_text(path: str) -> str | None:
     """The text of a file; None when there is none.  Nobody waits for a FIFO in its place.  Raises: unavailable."""
-    with disk("read", path), contextlib.suppress(FileNotFoundError), open(
-            path, encoding="utf-8", errors="replace", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file:
-        return file.read()
+    with disk("read", path), contextlib.suppress(FileNotFoundError):
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        with open(handle, encoding="utf-8", errors="replace") as file:
+            return file.read()
     return None
 
 
@@ -4225,8 +4226,8 @@ def check_script(interpreter: str, path: str) -> None:
     if (endings and path.endswith(endings)) or re.match(wanted.encode(), line):
         return
     if endings:
-        raise NexusError("forbidden", f"{path} is no script of {interpreter}: its name does not end in {' or '.join(endings)}, "
-                         "and it has no #! line for it", hint="rename it, or give it such a line")
+        raise NexusError("forbidden", f"{path} is no script of {interpreter}: its name does not end in "
+                         f"{' or '.join(endings)}, and it has no #! line for it", hint="rename it, or give it such a line")
     raise NexusError("forbidden", f"{path} cannot be run by itself: it does not begin with #! and an absolute path",
                      hint="give it a first line like #!/bin/sh, and chmod +x; or name its interpreter")
 
@@ -4319,7 +4320,7 @@ def written(aside: str, pieces: Iterable[str], mode: int = 0o600, is_synced: boo
 
 
 def write_atomic(path: str, pieces: Iterable[str], mode: int = 0o600, is_synced: bool = True) -> None:
-    """Replace a file by one that is whole, whatever happens on the way.  Raises: unavailable, and nothing has changed."""
+    """Replace a file by a whole one, whatever happens on the way.  Raises: unavailable; then nothing has changed."""
     with disk("write", path):
         with written(f"{path}.{os.getpid()}.tmp", pieces, mode, is_synced) as aside:
             os.replace(aside, path)
@@ -6420,10 +6421,10 @@ def start_supervisor(layout: Layout, screen: Screen | None, environ: Mapping[str
 
 
 # ==== 12. STORE ==== the one owner of State: journal, snapshots, recovery, events
-# A transaction is in the journal, synced, before anyone hears of it; those who wait together share one sync.  While the disk
-# is written nobody waits for it who only reads, and nobody sees what it may yet refuse: a change is tried on State, taken back,
-# and put there when it is on the disk.  Nothing touches the disk while `lock` is held; in this order are taken `saving`
-# (state.json), `committing` (the journal, and who changes State), `lock` (State itself).
+# A transaction is in the journal, synced, before anyone hears of it; those who wait together share one sync.  Readers never
+# wait for the disk, nor see what it may yet refuse: a change is tried on State, taken back, and put there when it is on the
+# disk.  Nothing touches the disk while `lock` is held; in this order are taken `saving` (state.json), `committing` (the
+# journal, and who changes State), `lock` (State itself).
 # state.json is the state as of a transaction's number, made in the background; state.json.prev the one before, and the journal
 # goes back to it.  What of them cannot be understood costs the job that it is about, and is kept and told.
 
@@ -6471,7 +6472,8 @@ class Transaction:
     def list_moves(self) -> list[Job]:
         """The jobs whose status it changes; not one whose id comes again, to another job."""
         pairs = [(new.value, old.value) for new, old in zip(self.after, self.before.values()) if new.table == "jobs"]
-        return [job for job, former in pairs if job and former and job.status != former.status and job.number == former.number]
+        same = [(job, former) for job, former in pairs if job and former and job.number == former.number]
+        return [job for job, former in same if job.status != former.status]
 
     def list_events(self) -> list[tuple[str, Any]]:
         """What followers are told: ("job", the job), ("removed", ids), ("queue", facts), ("group", facts), ("gpus", None)."""
@@ -6540,7 +6542,8 @@ class Journal:
     def begin(self, first: int) -> None:
         """Go on in a new segment.  Raises: OSError; then the next change begins one."""
         self.close()
-        handle = os.open(os.path.join(self.folder, f"journal-{first}.jsonl"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        path = os.path.join(self.folder, f"journal-{first}.jsonl")
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         try:
             sync_folder(self.folder)                    # a segment whose name may get lost must hold nothing
         except BaseException:
@@ -6573,7 +6576,7 @@ class Journal:
     def read(self, base: int, damage: list[Damage]) -> Iterator[tuple[int, dict[str, Any], str]]:
         """What comes after number `base`: (number, line, where); beside it, what is wrong but for a torn end.  Raises: OSError."""
         segments, last = self.list_segments(), base
-        if segments and base + 1 not in [first for first, _, _ in segments]:    # it is begun before the state file is written
+        if segments and base + 1 not in [first for first, *_ in segments]:      # begun before the state file is written
             damage.append(Damage(f"journal-{base + 1}.jsonl, which goes on from it, is missing"))
         for _, limit, path in segments:
             if limit <= base + 1:
@@ -6620,7 +6623,8 @@ class Store:
         self.told: Mapping[str, Any] = {}                   # what it says of EDITABLE
         self.bad_edits = 0                                  # how often in a row it was no JSON
         self.checkpoint_wanted = threading.Event()
-        self.checkpoint_seq = self.previous_seq = -1          # of state.json, if none has edited it, and of the state.json.prev made of it
+        self.checkpoint_seq = -1                            # of state.json, if nobody has edited it
+        self.previous_seq = -1                              # of the state.json.prev that was made of it
 
     # Changing and reading
 
@@ -6764,8 +6768,8 @@ class Store:
         self.checkpoint_seq = found.seq if is_good else -1
         with disk("write", self.layout.journal_dir):
             for one in broken:
-                self.log.error("Recovery: %s is broken (%s); it is kept as %s", one.path, format_line(one.damage[0].words, 200),
-                               keep_aside(one.path))
+                why = format_line(one.damage[0].words, 200)
+                self.log.error("Recovery: %s is broken (%s); it is kept as %s", one.path, why, keep_aside(one.path))
             for first, _, path in segments:
                 is_ahead = first > self.state.seq + 1           # it would hide what comes now
                 if damage or is_ahead:
