@@ -104,6 +104,7 @@ class Field:
     asked = kept = sent = False                 # whoever submits a job may say it; a retry has it too; a node is sent it
     form = False                                # it is in the first part of the page's form
     hidden = public = brief = False             # nobody sees it; others than its owner see it too; GET /status has it
+    place = ""                                  # where a parameter of a call is: "path", "query" or "header"
 
     def __init__(self, schema: Schema, help: str = "", marks: str = "", flag: str = "", **facts: Any) -> None:
         self.schema, self.help = schema, help   # what it may be, in JSON; what it means, to people
@@ -3295,8 +3296,6 @@ def job_json(job: Job, now: float, node: str | None, rows: Mapping[str, Field] =
 
 
 NO_ATTEMPT_JSON = show(ATTEMPT, NO_ATTEMPT)
-
-
 SIGNAL_NAMES = {1: "SIGHUP", 2: "SIGINT", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV", 13: "SIGPIPE",
                 15: "SIGTERM", 24: "SIGXCPU", 25: "SIGXFSZ"}
 
@@ -3836,9 +3835,11 @@ def make_operation(route: Any) -> dict[str, Any]:
         "operationId": re.sub(r"\W+", "_", route.method.lower() + route.pattern).strip("_"), "summary": route.summary,
         "tags": [route.pattern.split("/")[1] or "nexus"],
         "description": f"{route.summary[:1].upper()}{route.summary[1:]}.{who}",
-        "parameters": [{"name": one.name, "in": one.place, "required": one.place == "path", "description": one.row.help, "schema": {
-            **one.row.schema, **({} if one.default in (..., None, "") or one.default is False else {"default": one.default})}}
-            for one in route.parameters.values()],
+        "parameters": [{
+            "name": name, "in": row.place, "required": row.place == "path", "description": row.help,
+            "schema": {**row.schema, **({} if row.default in (None, "") or row.default is False else {
+                "default": row.default})}}
+            for name, row in route.parameters.items()],
         "responses": {**{str(status): answer for status in route.statuses}, "default": {"$ref": "#/components/responses/Error"}},
         **body}
 
@@ -8185,7 +8186,7 @@ class Admission(Part):
         self.service.wake()
         return made
 
-    def move(self, job_id: str, caller: Caller, priority: int | None, position: int | None) -> None:
+    def move(self, job_id: str, caller: Caller, priority: int | None = None, position: int | None = None) -> None:
         """Give a pending job another priority, or another place in the queue.  Raises: not_found, forbidden, conflict."""
         check_priority(priority, caller)
         if position is not None and not caller.is_owner:
@@ -9867,6 +9868,15 @@ class Request:
     uid: int | None = None                      # whose socket it is, if that is on this machine and known
     body_length: int = 0
 
+    @property
+    def sender(self) -> Sender:
+        return make_sender(self.peer, self.uid)
+
+    @property
+    def host_name(self) -> str:
+        """By which name nexus is called, without the port."""
+        return re.sub(r":\d*$", "", self.headers.get("host", "")).lower()
+
 
 @value
 class Response:
@@ -9879,26 +9889,6 @@ class Response:
 
 
 @value
-class Parameter:
-    """Of a call's path, query or headers."""
-    name: str                                   # there
-    place: str                                  # "path", "query" or "header"
-    row: Field
-    default: Any                                # where nothing is given; `...` for those that must be
-
-    def read(self, given: Sequence[str]) -> Any:
-        """What the texts say.  Raises: usage."""
-        schema, kind = self.row.schema, self.row.schema.get("type")
-        if self.place == "path":                # what there is not is said by who looks for it
-            return self.row.parse(given[0]) if self.row.parse else given[0]
-        if len(given) > 1 and kind != "array":
-            refuse(f"{self.name} may be given once, and stands in the address {len(given)} times", hint="")
-        is_number = kind == "integer" and re.fullmatch("[0-9]{1,18}", given[0])
-        kept = check(schema, given if kind == "array" else int(given[0]) if is_number else given[0], self.name)
-        return self.row.parse(kept) if self.row.parse else kept
-
-
-@value
 class Route:
     """A call: a method of Api, and all that is said of it."""
     method: str
@@ -9907,7 +9897,7 @@ class Route:
     summary: str
     handler: Callable[..., Any]                 # (api, caller, **arguments) -> Response, JSON, or None for 204
     arguments: Sequence[str]                    # "request"; "body", its JSON; the names of parameters
-    parameters: Mapping[str, Parameter]         # by the names of the handler's arguments
+    parameters: Mapping[str, Field]             # by the names with which they are sent
     answer: str                                 # what it answers, for make_answer(); "" = nothing, with 204
     body: str                                   # what is sent, likewise
     statuses: tuple[int, ...]                   # with which it answers so
@@ -9931,7 +9921,7 @@ def is_said(text: str) -> bool:
     return text.lower() in ("", "true", "1", "yes")
 
 
-PARAMETERS: Mapping[str, Field] = {             # by the name of the argument
+PARAMETERS: Mapping[str, Field] = {             # those with a dash are headers
     "id": Field({**STRING, "pattern": JOB_ID["pattern"], "examples": ["abc"]}, "the job's id"),
     "index": Field({**STRING, "pattern": r"^([A-Za-z0-9_][A-Za-z0-9_.-]{0,62}:)?[0-9]{1,4}$", "examples": ["0"]},
                    "the GPU's index; of a node, with its name: n1:0", parse=parse_gpu_place),
@@ -9948,13 +9938,29 @@ PARAMETERS: Mapping[str, Field] = {             # by the name of the argument
     "offset": Field(COUNT, "nothing before this byte of a file, unless that is shorter: a new one; "
                     "the header Log-Offset says where it begins"),
     "since": Field(COUNT, "events after this number"),
-    "last_event_id": Field(COUNT, "the same, as browsers send it; it wins"),
-    "idempotency_key": Field(
+    "Last-Event-ID": Field(COUNT, "the same, as browsers send it; it wins"),
+    "Idempotency-Key": Field(
         PATTERN("^[\\x21-\\x7e]{8,128}$", "8 to 128 visible characters", examples=["0f0bd5a2-4d1e"]),
         "a random one for each submission: the same again adds nothing, and is answered as the first time"),
 }
-HEADERS = {"last_event_id": "Last-Event-ID", "idempotency_key": "Idempotency-Key"}
 ROUTES: list[Route] = []
+
+
+def argument_of(name: str) -> str:
+    """By which a handler has a parameter."""
+    return name.lower().replace("-", "_")
+
+
+def read_parameter(name: str, row: Field, texts: Sequence[str]) -> Any:
+    """What a parameter says.  Raises: usage."""
+    kept: Any = texts[0]
+    if row.place != "path":                     # what there is not is said by who looks for it
+        kind = row.schema.get("type")
+        if len(texts) > 1 and kind != "array":
+            refuse(f"{name} may be given once, and stands in the address {len(texts)} times", hint="")
+        is_number = kind == "integer" and re.fullmatch("[0-9]{1,18}", kept)
+        kept = check(row.schema, texts if kind == "array" else int(kept) if is_number else kept, name)
+    return row.parse(kept) if row.parse else kept
 
 
 def route(call: str, access: str, summary: str, answer: str = "", body: str = "",
@@ -9966,9 +9972,11 @@ def route(call: str, access: str, summary: str, answer: str = "", body: str = ""
         arguments = handler.__code__.co_varnames[2:handler.__code__.co_argcount]
         defaults = dict(zip(reversed(arguments), reversed(handler.__defaults__ or ())))
         parameters = {}
-        for name in [name for name in arguments if name not in ("request", "body")]:
-            place = "path" if f"{{{name}}}" in pattern else "header" if name in HEADERS else "query"
-            parameters[name] = Parameter(HEADERS.get(name, name), place, PARAMETERS[name], defaults.get(name, ...))
+        for name, row in PARAMETERS.items():
+            if argument_of(name) in arguments:
+                place = "path" if f"{{{name}}}" in pattern else "header" if "-" in name else "query"
+                default = defaults.get(argument_of(name))
+                parameters[name] = Field(row.schema, row.help, parse=row.parse, place=place, default=default)
         ROUTES.append(Route(method, pattern, access, summary, handler, arguments, parameters, answer, body,
                             statuses or ((200,) if answer else (204,))))
         return handler
@@ -10056,7 +10064,7 @@ class RefusalLog:
         with self.guard:
             if (sender, kind) not in self.counts and len(self.counts) >= MAX_REFUSED_SENDERS:
                 sender = "others"
-            count = self.counts[sender, kind] = self.counts.get((sender, kind), 0) + 1
+            self.counts[sender, kind] = count = self.counts.get((sender, kind), 0) + 1
         if text and count <= REFUSALS_SHOWN:
             self.log.warning("%s", text)
         return count
@@ -10114,16 +10122,16 @@ class Api:
 
     def read_arguments(self, request: Request, route: Route, holes: Mapping[str, str]) -> dict[str, Any]:
         """Of a route's handler.  Raises: usage; what read_json() raises."""
-        known = [name for name, parameter in route.parameters.items() if parameter.place == "query"]
+        known = [name for name, row in route.parameters.items() if row.place == "query"]
         for name in request.query:
             if name not in known:
                 raise NexusError("usage", f"'{format_line(name, 40)}' is not a parameter of {route.pattern}", hint=suggest(name, known))
         found: dict[str, Any] = {"request": request} if "request" in route.arguments else {}
-        for name, parameter in route.parameters.items():
-            places = {"path": holes.get(name), "query": request.query.get(name), "header": request.headers.get(parameter.name.lower())}
-            given = places[parameter.place]
-            if given is not None:
-                found[name] = parameter.read([given] if isinstance(given, str) else given)
+        given: dict[str, Mapping[str, Any]] = {"path": holes, "query": request.query, "header": request.headers}
+        for name, row in route.parameters.items():
+            texts = given[row.place].get(name.lower())
+            if texts is not None:
+                found[argument_of(name)] = read_parameter(name, row, [texts] if isinstance(texts, str) else texts)
         if "body" in route.arguments:
             found["body"] = self.read_json(request)
         return found
@@ -10136,16 +10144,13 @@ class Api:
             return NexusError("internal", "nexus failed to answer this", hint="nexus logs service")
         if error.http_status in (401, 403):
             peer = f"{request.peer} ({find_user(request.uid)})" if request.uid is not None else request.peer
-            self.log_refusal(request, error.kind, f"Refused {asked} from {peer}: {error.message}")
+            self.refusals.add(request.sender, error.kind, f"Refused {asked} from {peer}: {error.message}")
         return error
-
-    def log_refusal(self, request: Request, kind: str, text: str) -> None:
-        self.refusals.add(make_sender(request.peer, request.uid), kind, text)
 
     def check_site(self, request: Request) -> None:
         """Another site's page in the owner's browser is not the owner.  Raises: forbidden."""
         host = request.headers.get("host", "")
-        name = find_host_name(request)
+        name = request.host_name
         is_ip = re.fullmatch(r"[\d.]+|\[[0-9a-f:.]+\]", name) is not None
         names = [known.lower() for known in (*LOCAL_HOSTS, *self.config.allowed_hosts, self.config.host)]
         own = self.service.node.lower().partition(".")[0]
@@ -10172,7 +10177,7 @@ class Api:
         forwarded = [name for name in request.headers if name in FORWARDING or name.startswith("x-forwarded-")]
         if forwarded:
             raise NexusError("unauthorized", f"a forwarded request ({forwarded[0]}) needs a token", hint)
-        if find_host_name(request) not in LOCAL_HOSTS:
+        if request.host_name not in LOCAL_HOSTS:
             raise NexusError("unauthorized", f"a request to {format_line(request.headers.get('host', ''), 60)} needs a token", hint)
         if not is_loopback(self.config.host) and request.peer != SOCKET_PEER:
             raise NexusError("unauthorized", f"nexus listens on {self.config.host}, so that every request needs a token", hint)
@@ -10206,8 +10211,9 @@ class Api:
         if token and token.is_good(self.service.clock.now()):
             return Caller(token.user, f"{token.user} (token, {request.peer})", False, token.sha256)
         if token:
-            self.log_refusal(request, "old token", f"A token of {token.user} came from {request.peer}: it has expired")
-        count = self.refusals.add(make_sender(request.peer, request.uid), WRONG_TOKEN)
+            self.refusals.add(request.sender, "old token",
+                              f"A token of {token.user} came from {request.peer}: it has expired")
+        count = self.refusals.add(request.sender, WRONG_TOKEN)
         self.service.clock.sleep(min(PENALTY_S[1], PENALTY_S[0] * 2 ** min(count, 20)))
         raise NexusError("unauthorized", "the token is not right", hint=f"{self.service.user} makes them: nexus token create USER")
 
@@ -10272,8 +10278,7 @@ class Api:
 
     @route("PATCH /queue/{id}", "user", "give a pending job another priority or position", "Job", body="Move")
     def patch_queue(self, caller: Caller, id: str, body: Any) -> dict[str, Any]:
-        move = read_object(MOVE_KEYS, MOVE, body)
-        self.service.admission.move(id, caller, move.get("priority"), move.get("position"))
+        self.service.admission.move(id, caller, **read_object(MOVE_KEYS, MOVE, body))
         return self.get_job(caller, id)
 
     @route("GET /jobs", "user", "all jobs kept: finished, running, pending", "Job[]")
@@ -10401,8 +10406,8 @@ class Api:
 
     def describe_event(self, kind: str, what: Any, caller: Caller) -> object:
         if kind == "job":
-            told = job_json(what, self.service.clock.now(), self.service.views.find_place(what))
-            return told if caller.may_see(what.user) else hide(JOB, told)
+            return next(show_to(caller, [
+                job_json(what, self.service.clock.now(), self.service.views.find_place(what))]))
         if kind == "removed":
             return {"ids": what}
         if kind == "gpus":
@@ -10445,7 +10450,7 @@ class Api:
             if error.kind != "unauthorized" or "authorization" in request.headers:
                 raise
             refusal = error
-        with self.read_of_unknown(make_sender(request.peer, request.uid)) if refusal else contextlib.nullcontext():
+        with self.read_of_unknown(request.sender) if refusal else contextlib.nullcontext():
             code, config = parse_submit_form(request.read_body(), given)
         if "token" in config:
             caller = self.find_bearer(config["token"], request)
@@ -10589,11 +10594,6 @@ def stream_list(items: Iterable[dict[str, Any]]) -> Response:
     return Response(200, stream=pieces())
 
 
-def find_host_name(request: Request) -> str:
-    """By which name nexus is called, without the port."""
-    return re.sub(r":\d*$", "", request.headers.get("host", "")).lower()
-
-
 def find_log_start(path: str, tail: int | None, offset: int) -> int:
     """Where in a log begins what is asked for: its last `tail` lines, but nothing before `offset`.  A shorter file is a new one."""
     start = 0 if tail is None else find_tail(path, tail)
@@ -10611,7 +10611,7 @@ class Connection:
         self.api, self.socket, self.peer, self.uid = api, opened, peer, uid
         self.client = find_client(peer, uid)        # whose it is, where the number of his is limited
         self.is_waiting = True                      # for the head of a request, or for the caller's end: it may be cut off
-        self.received, self.body_length = b"", 0    # what came and is not looked at yet; what is to come after the head
+        self.received, self.body_length = bytearray(), 0        # came and not looked at yet; to come after the head
         self.is_expecting = False                   # the caller waits for our word before it sends a body
 
     def run(self, tls: ssl.SSLContext | None) -> None:
@@ -10628,16 +10628,17 @@ class Connection:
         self.is_waiting = True
         self.linger()
 
-    def receive(self, timeout_s: float) -> Iterator[bytes]:
-        """What comes, until the end.  Raises: OSError, when that has not come in time."""
+    def receive(self, is_enough: Callable[[], bool], timeout_s: float) -> None:
+        """Take in what comes, until the caller's end at most.  Raises: OSError, when that has not come in time."""
         clock = self.api.service.clock
         give_up_at = clock.monotonic() + timeout_s
-        while (left_s := give_up_at - clock.monotonic()) > 0:
+        while not is_enough():
+            if (left_s := give_up_at - clock.monotonic()) <= 0:
+                raise TimeoutError("nothing came in time")
             self.socket.settimeout(left_s)
             if not (piece := self.socket.recv(65536)):
                 return
-            yield piece
-        raise TimeoutError("nothing came in time")
+            self.received += piece
 
     def answer(self) -> None:
         """Answer a request, if one comes.  Raises: OSError, NexusError, when a part was sent."""
@@ -10658,17 +10659,14 @@ class Connection:
     def read_head(self) -> bytes:
         """All of a request before its body; nothing when none comes.  Raises: usage."""
         try:
-            for piece in self.receive(REQUEST_TIMEOUT_S):
-                self.received += piece
-                if b"\r\n\r\n" in self.received or len(self.received) > MAX_HEAD_BYTES:
-                    break
+            self.receive(lambda: b"\r\n\r\n" in self.received or len(self.received) > MAX_HEAD_BYTES, REQUEST_TIMEOUT_S)
         except OSError:
             return b""
         self.is_waiting = False
         head, end, self.received = self.received.partition(b"\r\n\r\n")
         if len(head) > MAX_HEAD_BYTES or (head and not end):
             raise NexusError("usage", f"the head of a request ends with an empty line, and has at most {MAX_HEAD_BYTES} bytes")
-        return head
+        return bytes(head)
 
     def read_request(self, head: bytes) -> Request:
         """Raises: usage; length_required."""
@@ -10699,18 +10697,16 @@ class Connection:
         if expected > MAX_BODY_BYTES:
             raise NexusError("too_large", f"the body has {expected} bytes; at most {MAX_BODY_BYTES} are taken",
                              hint="send fewer jobs at once")
-        body = bytearray(self.received)
         try:
             if self.is_expecting:
                 self.socket.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
-            pieces = self.receive(REQUEST_TIMEOUT_S + expected / BODY_BYTES_PER_S)
-            while len(body) < expected and (piece := next(pieces, b"")):
-                body += piece
+            self.receive(lambda: len(self.received) >= expected, REQUEST_TIMEOUT_S + expected / BODY_BYTES_PER_S)
         except OSError as error:
             raise NexusError("usage", f"the body of {expected} bytes did not come: {error.strerror or error}") from None
-        if len(body) < expected:
-            raise NexusError("usage", f"the body ended after {len(body)} of {expected} bytes")
-        return bytes(body[:expected])
+        if len(self.received) < expected:
+            raise NexusError("usage", f"the body ended after {len(self.received)} of {expected} bytes")
+        body, self.received = bytes(self.received[:expected]), bytearray()
+        return body
 
     def send(self, response: Response, head: bytes) -> None:
         """Raises: OSError; what making the answer raises."""
@@ -10744,10 +10740,12 @@ class Connection:
 
     def linger(self) -> None:
         """Let the caller finish what it sends, though nobody wants it: a reset would take the answer from it."""
+        def keep_none() -> bool:                # it is never enough
+            self.received.clear()
+            return False
         with contextlib.suppress(OSError):      # it has gone, or sends nothing more
             self.socket.shutdown(socket.SHUT_WR)
-            for _ in self.receive(LINGER_S):
-                pass
+            self.receive(keep_none, LINGER_S)
 
 
 def listen(host: str, port: int, own_port: int | None = None) -> list[socket.socket]:
@@ -10963,28 +10961,26 @@ def make_log(layout: Layout, config: ServiceConfig) -> logging.Logger:
     handler = logging.handlers.RotatingFileHandler(
         layout.service_log, maxBytes=int(config.log_max_mb * 2**20), backupCount=config.log_backups, encoding="utf-8",
         errors="backslashreplace")
-    handler.setFormatter(make_json_formatter() if config.log_format == "json" else
-                         logging.Formatter("[%(asctime)s] %(message)s", "%Y-%m-%d %H:%M:%S"))
+    handler.setFormatter(logging.Formatter("[%(asctime)s] %(message)s", "%Y-%m-%d %H:%M:%S"))
+    if config.log_format == "json":
+        handler.format = format_log_json  # type: ignore[method-assign]
     log.handlers = [handler]
     log.setLevel(config.log_level)
     log.propagate = False
     return log
 
 
-def make_json_formatter() -> logging.Formatter:
+def format_log_json(record: logging.LogRecord) -> str:
     """One object a line."""
     import logging
-
-    class JsonFormatter(logging.Formatter):
-        def format(self, record: logging.LogRecord) -> str:
-            facts = {name: getattr(record, name) for name in ("job_id", "gpu_ids", "required_gpus", "attempt") if hasattr(record, name)}
-            if record.exc_info:
-                facts["traceback"] = self.formatException(record.exc_info)
-            stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-            return encode_json({"timestamp": f"{stamp}.{int(record.msecs):03d}Z", "level": record.levelname, "logger": record.name,
-                                "thread": record.threadName, "message": record.getMessage(), **facts})
-
-    return JsonFormatter()
+    names = ("job_id", "gpu_ids", "required_gpus", "attempt")
+    facts = {name: getattr(record, name) for name in names if hasattr(record, name)}
+    if record.exc_info:
+        facts["traceback"] = logging.Formatter().formatException(record.exc_info)
+    stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+    return encode_json({
+        "timestamp": f"{stamp}.{int(record.msecs):03d}Z", "level": record.levelname, "logger": record.name,
+        "thread": record.threadName, "message": record.getMessage(), **facts})
 
 
 LOCK_PATIENCE_S = 10.0          # for a service that ends, or is just starting
@@ -11994,24 +11990,18 @@ async function endJob(job) {
 
 // What is asked of the user; what the dialog was closed with, or nothing.
 function openDialog(title, focused, ...children) {
-  const dialog = at('dialog'), from = document.activeElement;
+  const dialog = at('dialog');
   dialog.replaceChildren(el('h2', {id: 'dialog-title'}, title), ...children);
   dialog.returnValue = '';
-  dialog.showModal();
+  dialog.showModal();                           // whose end gives the focus back
   focused.focus();
-  return new Promise((resolve) => {
-    dialog.onclose = () => {
-      (from?.isConnected ? from : at('main')).focus({preventScroll: true});
-      resolve(dialog.returnValue);
-    };
-  });
+  return new Promise((resolve) => { dialog.onclose = () => resolve(dialog.returnValue); });
 }
 
 async function confirmed(title, text, detail, verb, refusal) {
-  const [keep, go] = [[refusal, '', ''], [verb, 'yes', 'primary danger']].map(
-    ([text, answer, kind]) => button(text, () => at('dialog').close(answer), kind));
+  const keep = el('button', {value: ''}, refusal), go = el('button', {value: 'yes', class: 'primary danger'}, verb);
   return await openDialog(title, keep, el('p', {}, text), el('pre', {tabindex: 0}, detail),
-    el('div', {class: 'buttons'}, keep, go)) === 'yes';
+    el('form', {method: 'dialog', class: 'buttons'}, keep, go)) === 'yes';
 }
 
 function pauseButton(isPaused, path, label, told) {             // of all jobs, or of a GPU

@@ -419,9 +419,9 @@ def test_the_bounds_of_other_bodies_are_the_services(edge_bench):
 def test_the_bounds_of_parameters_are_the_services(edge_bench):
     job_id = edge_bench.add(gpus=0)
     for route in nexus.ROUTES:
-        for key, parameter in route.parameters.items():
-            schema = parameter.row.schema
-            for value in list_edges(schema) if schema.get("type") == "integer" and parameter.place == "query" else ():
+        for key, row in route.parameters.items():
+            schema = row.schema
+            for value in list_edges(schema) if schema.get("type") == "integer" and row.place == "query" else ():
                 path = re.sub(r"{\w+}", job_id, route.pattern)
                 assert is_taken(edge_bench, route.method, path, query={key: str(value)}) == Draft202012Validator(schema).is_valid(value), (
                     path, key, value)

@@ -597,7 +597,7 @@ RECORDS = [  # reason, record, fields beside timestamp, logger, thread
 
 @pytest.mark.parametrize("reason, made, fields", RECORDS, ids=[case[0] for case in RECORDS])
 def test_the_log_as_json(reason, made, fields):
-    line = nexus.make_json_formatter().format(made)
+    line = nexus.format_log_json(made)
     assert line.isascii() and "\n" not in line
     assert json.loads(line) == {"timestamp": "2024-10-24T15:30:15.250Z", "logger": "nexus", "thread": "MainThread", **fields}
 
