@@ -7157,39 +7157,19 @@ class JobsFile:
     def take(self, rows: Sequence[JobsRow], is_whole: bool) -> list[str]:
         """Queue what is new in the file, each content once, and if it `is_whole`, see what is gone; return what was wrong with rows."""
         from collections import Counter
-        service, digests = self.service, [hash_text(row.content)[:16] for row in rows]
-        drafts: dict[str, Draft] = {}
-        faults: list[str] = []
-        counts, latest, now = Counter(digests), dict(zip(digests, rows)), service.clock.now()
+        service, digests, faults = self.service, [hash_text(row.content)[:16] for row in rows], list[str]()
+        counts, caller = Counter(digests), replace(service.owner, name="the jobs file")
         seen: Mapping[str, int] = service.store.read(lambda state: dict(state.seen))
-        for digest, row in latest.items():
+        for digest, row in dict(zip(digests, rows)).items():
             if counts[digest] > seen.get(digest, 0):
                 try:
-                    drafts[digest], = service.admission.draft([self.make_asked(row)], service.user)
+                    service.admission.submit([self.make_asked(row)], caller, beside=[Put("seen", digest, counts[digest])])
                 except NexusError as error:
                     faults.append(f"line {row.line}, '{format_line(row.script, 100)}': {error.message}")
-        gone = [digest for digest, count in seen.items() if is_whole and counts[digest] < count]
-        if not drafts and not gone:
-            return faults
-
-        def add(state: State) -> Changes:
-            ids, contents = [], map_contents(state)
-            for digest, draft in drafts.items():
-                try:
-                    if content_of(draft.job) not in contents:
-                        job = yield from service.admission.add_job(state, draft, service.owner, now)
-                        ids.append(job.id)
-                    yield Put("seen", digest, counts[digest])
-                except NexusError as error:
-                    faults.append(f"line {latest[digest].line}: {error.message}")
-            for digest in gone:                             # taken out of the file: there again, it is new
-                yield Put("seen", digest, counts[digest] or None)
-            return ids
-
-        ids = service.store.update(add)
-        if ids:
-            service.log.info("%s added from the jobs file: %s", format_count(len(ids), "job"), join_some(ids))
-            service.wake()
+        # What is taken out of the file is new when it is there again.
+        gone = [Put("seen", digest, counts[digest] or None) for digest, count in seen.items() if is_whole and counts[digest] < count]
+        if gone:
+            service.store.update(lambda state: gone)
         return faults
 
     def make_asked(self, row: JobsRow) -> Asked:
@@ -7197,7 +7177,7 @@ class JobsFile:
         program = "bash" if script.endswith(".sh") else "python" if row.conda else self.service.admission.find_python()
         command = check(COMMAND, " ".join(filter(None, [program, quote(script), row.arguments])), "the command")
         return Asked({"command": command, "cwd": os.path.dirname(self.path), "priority": row.priority, "conda": row.conda,
-                      "gpu_ids": row.gpu_ids, "cuda_arg": is_adding or bool(re.search(CUDA_OPTION, command))})
+                      "gpu_ids": row.gpu_ids, "cuda_arg": is_adding or bool(re.search(CUDA_OPTION, command))}, unique=True)
 
 
 def find_llm_share(path: str, model: str) -> float:
@@ -7951,18 +7931,17 @@ class ScriptRules(Part):
         Raises: forbidden.
         """
         interpreter, words = self.find_script(job)
+        if not words:
+            return []
         path = drop_relative(path)
-        found = find_program(interpreter, path) if interpreter else None
-        fault = (f"{words[0]} is not a file" if words and not os.path.isfile(words[0]) else
-                 f"{interpreter} was not found on PATH ({path})" if interpreter and not found else "")
-        if fault:
+        found = find_program(interpreter, path) if interpreter else words[0]
+        fault = (f"{words[0]} is not a file" if not os.path.isfile(words[0]) else
+                 f"{interpreter} was not found on PATH ({path})" if not found else
+                 f"{found} cannot be run: its path holds =" if "=" in found else "")        # env would take it for a variable
+        if fault or not found:
             raise NexusError("forbidden", fault)
-        if words:
-            check_script(interpreter, words[0])
-        program = [found, *words] if found else words
-        if program and "=" in program[0]:                   # env would take it for a variable
-            raise NexusError("forbidden", f"{program[0]} cannot be run: its path holds =")
-        return program
+        check_script(interpreter, words[0])
+        return [found, *words] if interpreter else words
 
     def restrain(self, job: Job, submitted: Mapping[str, str]) -> tuple[Job, Mapping[str, str]]:
         """A job that is not the owner's, and its variables, with allowed_script_paths: also where that was set later.
@@ -7980,8 +7959,11 @@ class ScriptRules(Part):
 class Admission(Part):
     """What requests ask for.  `who` asked, for the log; a `caller` has its own jobs alone."""
 
-    def submit(self, submissions: Sequence[Asked], caller: Caller, key: str | None = None, is_dry: bool = False) -> Added:
+    def submit(self, submissions: Sequence[Asked], caller: Caller, key: str | None = None, is_dry: bool = False,
+               beside: Sequence[Put] = ()) -> Added:
         """Queue jobs, all or none; one that `is_dry` is only tried.  With the `key` of an earlier submission, it is that one.
+
+        `beside`: what else is recorded in the same change.
 
         Raises: usage, not_found, conflict, queue_full, forbidden, unavailable.
         """
@@ -8000,7 +7982,8 @@ class Admission(Part):
             others = [job for job in state.jobs.values() if job.group in groups and job.user != caller.user] if groups else []
             if others:                                      # a group's jobs share its limit and its fate
                 raise NexusError("forbidden", f"the group {others[0].group} is {others[0].user}'s", hint="take another name")
-            contents = map_contents(state) if any(draft.asked.unique for draft in drafts) else {}
+            contents = {content_of(job): job.id for job in state.jobs.values() if job.status in (PENDING, RUNNING, COMPLETED)} if any(
+                draft.asked.unique for draft in drafts) else {}
             for draft in drafts:
                 told = {**draft.asked.job, **{name: getattr(draft.asked, name) for name in fields_of(Asked)}, "dry_run": False}
                 content = hash_text(json.dumps(told, sort_keys=True))[:32] if draft.job.id else ""
@@ -8015,6 +7998,7 @@ class Admission(Part):
                     contents[content_of(job)] = job.id
                     made.append(state.jobs[job.id])
                 ids.append(same or job.id)
+            yield from beside
             added = Added(tuple(ids), tuple(known), made)
             if is_dry:
                 raise DryRun(added)
@@ -8029,13 +8013,6 @@ class Admission(Part):
                           caller.name, format_line(made[0].command, 300) + (" ..." if len(made) > 1 else ""))
             self.service.wake()
         return added
-
-    def submit_code(self, asked: Asked, code: bytes, caller: Caller, key: str | None) -> str:
-        """Queue a script; return its job's id.  Raises: what submit() raises."""
-        name = self.clock.new_token()
-        asked = replace(asked, job={**asked.job, "command": f"{self.find_python()} main.py", "code": name})
-        with self.service.history.keep_code(name, code):
-            return self.submit([asked], caller, key).ids[0]
 
     def find_python(self) -> str:
         """Some systems have only python3."""
@@ -8196,10 +8173,8 @@ class Admission(Part):
         def move(state: State) -> Changes:
             job = check_status(find_own_job(state, job_id, caller), (PENDING,), "only a pending one can be moved")
             if job.current.slurm_key is not None:
-                there = job.current.slurm_id or "one that is just being submitted"
-                raise NexusError("conflict", f"Slurm has job {job.id} as {there}, and orders it among its own",
-                                 hint=f"there: scontrol top {job.current.slurm_id or 'ID'}; [slurm] max_submitted says how many it "
-                                      "gets at once")
+                raise NexusError("conflict", f"Slurm has job {job.id}, and orders it among its own", "there: scontrol top "
+                                 f"{job.current.slurm_id or 'ID'}; [slurm] max_submitted says how many it gets at once")
             if priority is not None:
                 yield change_job(job, priority=priority, queue_key=(0, priority, job.number))
             change = move_job(state, state.jobs[job.id], position) if position is not None else None
@@ -9198,20 +9173,20 @@ class History(Part):
             return list(self.trimming.values())
 
         gone: list[Job] = self.store.read(choose)
+        if not gone:
+            return WATCH_INTERVAL_S
         try:
             kept = [str(job.log_dir) for job in gone if self.remove_logs(job)]
-            if gone:
-                self.store.update(lambda state: [Put("jobs", job.id, None) for job in gone])
+            self.store.update(lambda state: [Put("jobs", job.id, None) for job in gone])
         except NexusError:                                  # the disk is full, and whoever starts a job tells so
             return WATCH_INTERVAL_S
         finally:
             self.trimming = {}
         for job in gone:
             self.release(job)
-        if gone:
-            self.log.info("Trimmed %s beyond history_limit = %d, with their logs: %s%s", format_count(len(gone), "job"), limit,
-                          join_some([job.id for job in gone]), f"; what they made themselves stays in {join_some(kept)}" if kept else "")
-        return 0.0 if gone else WATCH_INTERVAL_S
+        self.log.info("Trimmed %s beyond history_limit = %d, with their logs: %s%s", format_count(len(gone), "job"), limit,
+                      join_some([job.id for job in gone]), f"; what they made themselves stays in {join_some(kept)}" if kept else "")
+        return 0.0
 
     def remove_logs(self, job: Job) -> bool:
         """Remove a finished job's logs; return whether it has made something itself."""
@@ -9448,25 +9423,22 @@ class Views(Part):
         """{pending job: when it will start}, as far as anything is known; a few seconds old, or older while the next are being made."""
         if self.service.cluster and self.service.is_slurm:
             return self.service.cluster.list_estimates()
-        if self.clock.monotonic() >= self.next_estimate_at and self.estimating.acquire(blocking=False):
-            try:
-                self.estimate()
-            finally:
-                self.estimating.release()
-        return self.estimates
-
-    def estimate(self) -> None:
-        """Work out when jobs will start, which may take half a second."""
         began = self.clock.monotonic()
-        jobs, groups, finished, gpus, is_paused = self.store.read(lambda state: (
-            [*state.running.values(), *list_pending(state)[:MAX_REPLAY_JOBS]],
-            list(state.groups.values()), list_finished(state), self.service.gpu_watch.see_gpus(state), state.paused))
-        is_known = jobs and not is_paused and not self.service.gpu_watch.find_gpu_trouble() and (
-            not self.service.launcher.start_rest.find_why(began))
-        self.estimates = estimate_starts(jobs, groups, know_run_times(jobs, finished), gpus, self.config, self.clock.now(),
-                                         self.service.pool.view_nodes()) if is_known else {}
-        now = self.clock.monotonic()
-        self.next_estimate_at = now + max(2.0, ESTIMATE_REST * (now - began))
+        if began < self.next_estimate_at or not self.estimating.acquire(blocking=False):
+            return self.estimates
+        try:                                                # it may take half a second
+            jobs, groups, finished, gpus, is_paused = self.store.read(lambda state: (
+                [*state.running.values(), *list_pending(state)[:MAX_REPLAY_JOBS]],
+                list(state.groups.values()), list_finished(state), self.service.gpu_watch.see_gpus(state), state.paused))
+            is_known = jobs and not is_paused and not self.service.gpu_watch.find_gpu_trouble() and (
+                not self.service.launcher.start_rest.find_why(began))
+            self.estimates = estimate_starts(jobs, groups, know_run_times(jobs, finished), gpus, self.config, self.clock.now(),
+                                             self.service.pool.view_nodes()) if is_known else {}
+            now = self.clock.monotonic()
+            self.next_estimate_at = now + max(2.0, ESTIMATE_REST * (now - began))
+            return self.estimates
+        finally:
+            self.estimating.release()
 
     def health(self) -> dict[str, Any]:
         """GET /health."""
@@ -9773,11 +9745,6 @@ def is_elsewhere_now(known: NodeConfig, config: NodeConfig) -> bool:
 def content_of(job: Job) -> tuple[object, ...]:
     """What tells a job from others for --unique."""
     return job.user, job.command, job.cwd, job.conda, job.env_digest
-
-
-def map_contents(state: State) -> dict[tuple[object, ...], str]:
-    """{content: job} of the jobs that wait, run or have completed."""
-    return {content_of(job): job.id for job in state.jobs.values() if job.status in (PENDING, RUNNING, COMPLETED)}
 
 
 def find_retried(state: State, job_id: str) -> str:
@@ -10478,8 +10445,11 @@ class Api:
 
     def submit_form(self, code: bytes, config: Mapping[str, Any], caller: Caller, key: str | None) -> dict[str, Any]:
         labels = tuple((name, config[name]) for name in ("competition_id", "project_id") if name in config)
-        asked = Asked({"labels": labels, **{name: fact for name, fact in config.items() if name in JOB_FIELDS}})
-        told = self.get_job(caller, self.service.admission.submit_code(asked, code, caller, key))
+        admission, name = self.service.admission, self.service.clock.new_token()
+        asked = Asked({"labels": labels, **{name: fact for name, fact in config.items() if name in JOB_FIELDS},
+                       "command": f"{admission.find_python()} main.py", "code": name})
+        with self.service.history.keep_code(name, code):
+            told = self.get_job(caller, admission.submit([asked], caller, key).ids[0])
         return {"job_id": told["id"], "node_id": self.service.pool.number_nodes().get(told["node"]), "status": PENDING,
                 "queue_position": told["position"] or 0}        # one that has started already was the first then
 
