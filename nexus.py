@@ -3866,14 +3866,12 @@ class Histogram:
         self.counts[bisect.bisect_left(self.bounds, seconds)] += 1
         self.total_s += max(0.0, seconds)
 
-    def list_samples(self) -> Iterator[tuple[str, dict[str, str], float]]:
+    def list_samples(self) -> list[tuple[str, dict[str, str], float]]:
         """(suffix of the metric's name, labels, number)"""
-        count = 0
-        for bound, more in zip((*map(str, self.bounds), "+Inf"), list(self.counts)):        # a copy: it may be growing
-            count += more
-            yield "_bucket", {"le": bound}, count
-        yield "_sum", {}, self.total_s
-        yield "_count", {}, count
+        import itertools
+        counts = list(itertools.accumulate(self.counts))
+        buckets = [("_bucket", {"le": bound}, count) for bound, count in zip((*map(str, self.bounds), "+Inf"), counts)]
+        return [*buckets, ("_sum", {}, self.total_s), ("_count", {}, counts[-1])]
 
 
 def each(rows: str, get_labels: Callable[[Told], Any], key: str, convert: Callable[[Any], Any] = float) -> Callable[[Told], Told]:
@@ -3944,7 +3942,7 @@ def format_prometheus(metrics: Iterable[Metric], seen: Told) -> str:
         measured: Any = source(seen) if callable(source) else seen.get(source)
         kind = "counter" if name.endswith("_total") else "histogram" if isinstance(measured, Histogram) else "gauge"
         lines += [f"# HELP {name} {help}", f"# TYPE {name} {kind}"]
-        for words, number in list(measured.items()) if keys else [((), measured)]:       # a list: it may be growing
+        for words, number in list(measured.items()) if keys else [((), measured)]:      # a list: it may be growing
             labels = dict(zip(keys, [words] if isinstance(words, str) else words))
             for suffix, more, count in number.list_samples() if isinstance(number, Histogram) else [("", {}, number)]:
                 told = ",".join(f'{key}="{word.translate(escapes)}"' for key, word in {**labels, **more}.items())
@@ -4848,12 +4846,9 @@ class Host:
 
 
 def measure_host(former: Host) -> Host:
-    """Source: proc(5)."""
-    try:
-        cells = [int(cell) for cell in (read_text(f"{PROC}/stat") or "").partition("\n")[0].split()[1:9]]
-        memory = {name: int(kib) / 2**20 for name, kib in re.findall(r"(\w+): +(\d+) kB", read_text(f"{PROC}/meminfo") or "")}
-    except NexusError:                          # no descriptor is left
-        return former
+    """Source: proc(5).  Raises: unavailable."""
+    cells = [int(cell) for cell in (read_text(f"{PROC}/stat") or "").partition("\n")[0].split()[1:9]]
+    memory = {name: int(kib) / 2**20 for name, kib in re.findall(r"(\w+): +(\d+) kB", read_text(f"{PROC}/meminfo") or "")}
     ticks, idle = sum(cells), sum(cells[3:5])
     passed = ticks - former.ticks[0]
     percent = 100 * (1 - (idle - former.ticks[1]) / passed) if passed > 0 else former.cpu_percent
@@ -7058,13 +7053,7 @@ def probe_gpus(service: Service) -> float:
     return min(pause_s, max(TROUBLE_INTERVAL_S / 3, TROUBLE_INTERVAL_S - took_s)) if trouble else pause_s
 
 
-HISTORY_INTERVAL_S, HISTORY_POINTS = 30, 120    # of what a GPU's history is shown: an hour
-
-
-def add_reading(history: Sequence[Reading], gpu: Gpu, now: float) -> tuple[Reading, ...]:
-    """A GPU's readings of the last hour, and one more."""
-    first = now - HISTORY_INTERVAL_S * HISTORY_POINTS
-    return (*(reading for reading in history if reading[0] > first), (now, gpu.memory_used_mib, gpu.utilization))
+HISTORY_S, HISTORY_INTERVAL_S, HISTORY_POINTS = 3600, 30, 120           # of what a GPU reads
 
 
 def describe_history(history: Iterable[Reading], now: float) -> dict[str, Any]:
@@ -7086,38 +7075,28 @@ def find_utilization(history: Iterable[Reading]) -> tuple[float | None, float | 
 
 @value
 class JobUsage:
-    """What a running job takes, as of the latest look at the GPUs; None: not known."""
-    peak_rss_mib: float | None = None       # these are fields of its Attempt: SAMPLES
-    cpu_seconds: float | None = None
-    peak_gpu_mem_mib: float | None = None
-    mean_gpu_util: float | None = None
+    """What a running job takes, as of the latest look at the GPUs."""
+    samples: Mapping[str, float | None] = {}            # SAMPLES, fields of its Attempt
     rss_mib: float | None = None
     cpu_percent: float | None = None
     cpu_read: tuple[float, float] | None = None         # seconds of CPU that its processes have used, and when (monotonic)
-    look_count: int = 0                     # of which mean_gpu_util is the mean
-    grown_to_mib: float = 0.0               # its GPU memory when that last grew
-    grown_at: float = float("inf")          # and when
-
-    def samples(self) -> dict[str, float | None]:
-        return {name: getattr(self, name) for name in SAMPLES}
+    look_count: int = 0                                 # of which mean_gpu_util is the mean
+    grown_to_mib: float = 0.0                           # its GPU memory when that last grew
+    grown_at: float = float("inf")                      # and when
 
     def add(self, processes: Sequence[Process], gpu_mem_mib: float, loads: Sequence[float], now: float) -> JobUsage:
         """What it is after another look.  `loads`: its GPUs' utilization."""
-        sizes = [process.rss_pages * PAGE_MIB for process in processes]
-        cpu_s, (former_s, at) = sum(process.cpu_ticks for process in processes) * TICK_S, self.cpu_read or (0.0, now)
-        mean, count, has_grown = self.mean_gpu_util, self.look_count + bool(loads), gpu_mem_mib > 1.02 * self.grown_to_mib
+        rss_mib, cpu_s = (sum(process.rss_pages for process in processes) * PAGE_MIB,
+                          sum(process.cpu_ticks for process in processes) * TICK_S)
+        (former_s, at), count = self.cpu_read or (0.0, now), self.look_count + bool(loads)
+        samples = {name: max(fact, self.samples.get(name) or 0.0) for name, fact in (   # a process may take its CPU time with it
+            ("peak_rss_mib", rss_mib), ("cpu_seconds", cpu_s), *([("peak_gpu_mem_mib", gpu_mem_mib)] if gpu_mem_mib else []))}
         if loads:
-            mean = ((mean or 0.0) * self.look_count + sum(loads) / len(loads)) / count
-        return JobUsage(                    # a process that nobody waited for takes its CPU time with it
-            max(sum(sizes), self.peak_rss_mib or 0.0), max(cpu_s, self.cpu_seconds or 0.0),
-            max(gpu_mem_mib, self.peak_gpu_mem_mib or 0.0) or None, mean, sum(sizes),
-            100 * max(0.0, cpu_s - former_s) / (now - at) if now > at else None, (cpu_s, now), count,
-            *((gpu_mem_mib, now) if has_grown else (self.grown_to_mib, self.grown_at)))
-
-
-def usage_of(attempt: Attempt) -> JobUsage:
-    """What it took up to now, as it was kept, or another machine tells."""
-    return JobUsage(*(getattr(attempt, name) for name in SAMPLES))
+            former = self.look_count * (self.samples.get("mean_gpu_util") or 0.0)
+            samples["mean_gpu_util"] = (former + sum(loads) / len(loads)) / count
+        return JobUsage(
+            {**self.samples, **samples}, rss_mib, 100 * max(0.0, cpu_s - former_s) / (now - at) if now > at else None, (cpu_s, now), count,
+            *((gpu_mem_mib, now) if gpu_mem_mib > 1.02 * self.grown_to_mib else (self.grown_to_mib, self.grown_at)))
 
 
 class JobsFile:
@@ -8263,7 +8242,6 @@ class GpuWatch(Part):
         self.annotate_gpus()
         self.measure_jobs(running, members)
         self.note_readings(self.gpus)
-        self.host = measure_host(self.host)
         if (seen.trouble != before.trouble or len(seen.gpus) != len(before.gpus)) and not self.service.is_slurm:
             if seen.trouble:
                 self.log.error("GPUs: %s", seen.trouble)
@@ -8277,6 +8255,7 @@ class GpuWatch(Part):
         if not seen.trouble and inventory != self.store.read(lambda state: state.inventory):
             # A restarted service knows then which GPUs to look for when the driver shows none.
             self.store.update(lambda state: [Put("facts", "inventory", inventory)])
+        self.host = measure_host(self.host)
 
     def annotate_gpus(self) -> None:
         seen, gpus = self.observation, []
@@ -8320,23 +8299,21 @@ class GpuWatch(Part):
                 yield replace(process, user=find_process_user(process.pid), name=found.name if found else None, stray_job=owner)
 
     def note_readings(self, gpus: Iterable[Gpu]) -> None:
-        """Keep what these read now, and nothing of those that have gone."""
-        there, now = {gpu.uuid for gpu in self.all_gpus()}, self.clock.monotonic()
-        kept = {uuid: history for uuid, history in self.history.items() if uuid in there}
-        self.history = {**kept, **{gpu.uuid: add_reading(kept.get(gpu.uuid, ()), gpu, now) for gpu in gpus}}
+        """Keep what these read now, and nothing that is over an hour old, or of a GPU that has gone."""
+        now, new = self.clock.monotonic(), {gpu.uuid: gpu for gpu in gpus}
+        readings = {uuid: [(now, gpu.memory_used_mib, gpu.utilization)] for uuid, gpu in new.items()}
+        self.history = {gpu.uuid: (*(reading for reading in self.history.get(gpu.uuid, ()) if now - reading[0] < HISTORY_S),
+                                   *readings.get(gpu.uuid, ())) for gpu in self.all_gpus()}
 
     def find_usage(self, job_id: str) -> JobUsage:
         return self.usage.get(job_id, JobUsage())
 
     def measure_jobs(self, running: Iterable[Job], members: Mapping[str, Sequence[Process]]) -> None:
-        loads = {gpu.uuid: gpu.utilization for gpu in self.gpus if gpu.utilization is not None}
-        used: dict[str | None, float] = {}
-        for process in (process for gpu in self.gpus for process in gpu.processes):
-            used[process.job_id] = used.get(process.job_id, 0.0) + (process.memory_mib or 0.0)
         for job in running:
-            self.usage[job.id] = self.find_usage(job.id).add(
-                members.get(job.id, ()), used.get(job.id, 0.0), [loads[uuid] for uuid in job.current.gpu_uuids if uuid in loads],
-                self.clock.monotonic())
+            gpus = [gpu for gpu in self.gpus if gpu.uuid in job.current.gpu_uuids]
+            used = sum(process.memory_mib or 0.0 for gpu in gpus for process in gpu.processes if process.job_id == job.id)
+            loads = [gpu.utilization for gpu in gpus if gpu.utilization is not None]
+            self.usage[job.id] = self.find_usage(job.id).add(members.get(job.id, ()), used, loads, self.clock.monotonic())
         limit_mib = self.config.jobs.max_memory_gb * 1024 or float("inf")
         self.large = {(job.id, job.attempt): members[job.id] for job in running if (self.usage[job.id].rss_mib or 0.0) > limit_mib}
         if self.large:
@@ -8355,14 +8332,14 @@ class GpuWatch(Part):
         if self.service.cluster and self.service.is_slurm:
             return self.service.cluster.find_trouble()
         error = self.look_error or self.lease_rest.find_why(self.clock.monotonic())
-        return self.observation.trouble or (error.message if error else self.find_smi_silence())
+        return self.find_smi_trouble() or (error.message if error else None)
 
-    def find_smi_silence(self) -> str | None:
-        """That nvidia-smi takes much longer than it did."""
+    def find_smi_trouble(self) -> str | None:
+        """Why the GPUs cannot be read; also that nvidia-smi takes much longer than it did."""
         seen = self.observation
-        pause_s = max(self.config.service.refresh_rate_seconds, PROBE_REST * seen.took_s)
         silent_s = self.clock.monotonic() - seen.began_at - seen.took_s
-        return f"nvidia-smi has not answered for {silent_s:.0f} s" if silent_s > pause_s + max(SMI_PATIENCE_S, 2 * seen.took_s) else None
+        longest_s = max(self.config.service.refresh_rate_seconds, PROBE_REST * seen.took_s) + max(SMI_PATIENCE_S, 2 * seen.took_s)
+        return seen.trouble or (f"nvidia-smi has not answered for {silent_s:.0f} s" if silent_s > longest_s else None)
 
     def all_gpus(self) -> tuple[Gpu, ...]:
         """Of this machine, then of the nodes."""
@@ -8586,13 +8563,13 @@ class Runners(Part):
                     trouble = f"No space left on device: {folder} (the job's logs may be cut)"
             except OSError:
                 trouble = f"its log folder is gone: {folder}"
-        return Evidence(text, measure_logs(folder), trouble, self.service.gpu_watch.find_usage(job.id).samples())
+        return Evidence(text, measure_logs(folder), trouble, self.service.gpu_watch.find_usage(job.id).samples)
 
     def keep_samples(self) -> None:
         """Before a restart: what running jobs took up to now.  Raises: unavailable."""
         def keep(state: State) -> Changes:
             for job in [job for job in state.running.values() if not job.current.node]:
-                yield change_job(job, **self.service.gpu_watch.find_usage(job.id).samples())
+                yield change_job(job, **self.service.gpu_watch.find_usage(job.id).samples)
         self.store.update(keep)
 
     def find_runtime_s(self, job: Job, now: float) -> float:
@@ -8638,7 +8615,7 @@ class Runners(Part):
         paused = self.store.read(lambda state: {"paused_gpus": state.paused_gpus})
         self.service.history.take_edit(paused)           # it may have been edited meanwhile
         for job in [job for job in self.service.running_jobs() if not job.current.node]:
-            self.service.gpu_watch.usage[job.id] = usage_of(job.current)
+            self.service.gpu_watch.usage[job.id] = JobUsage({name: getattr(job.current, name) for name in SAMPLES})
         self.watch()
         for job in self.service.running_jobs():
             if job.id not in self.results and not job.current.node:
@@ -8927,7 +8904,7 @@ class NodePool(Part):
             is_lost = node.number is not None and job.current.pid is not None
             return Result(None, None, None, "session-lost", f"{node.name} knows nothing of it any more") if is_lost else None
         told = heard.attempt
-        self.service.gpu_watch.usage[job.id] = usage_of(told)
+        self.service.gpu_watch.usage[job.id] = JobUsage({name: getattr(told, name) for name in SAMPLES})
         if heard.status == RUNNING and told.pid is not None and job.current.pid is None:
             # Once: a node that changes its mind does not fill the journal.
             began_at = job.current.started_at if told.started_at is None else told.started_at - node.clock_offset_s
@@ -9134,7 +9111,7 @@ class NodeSide(Part):
         attempt = replace(job.current, nonce=None)
         if job.status == RUNNING:
             attempt = replace(attempt, runtime_seconds=self.service.runners.find_runtime_s(job, self.clock.now()),
-                              **self.service.gpu_watch.find_usage(job.id).samples())
+                              **self.service.gpu_watch.find_usage(job.id).samples)
         return Remote((job.id, job.head_attempt), job.status, attempt, measure_logs(job.log_dir))
 
     def describe_place(self, head: str) -> dict[str, Any]:
@@ -9284,8 +9261,7 @@ class Views(Part):
 
     def status(self) -> dict[str, Any]:
         """GET /status."""
-        trouble = self.service.gpu_watch.observation.trouble or self.service.gpu_watch.find_smi_silence()
-        now = self.clock.now()
+        now, trouble = self.clock.now(), self.service.gpu_watch.find_smi_trouble()
 
         def look(state: State) -> dict[str, Any]:
             bands = dict.fromkeys(PRIORITIES, 0)
@@ -9330,7 +9306,8 @@ class Views(Part):
         if job.status == RUNNING:
             usage, node = self.service.gpu_watch.find_usage(job.id), self.service.pool.nodes.get(job.current.node)
             facts = {
-                **{name: round_known(getattr(usage, name)) for name in (*SAMPLES, "rss_mib", "cpu_percent")},
+                **{name: round_known(fact) for name, fact in usage.samples.items()},
+            "rss_mib": round_known(usage.rss_mib), "cpu_percent": round_known(usage.cpu_percent),
                 "runtime_seconds": round(self.service.runners.find_runtime_s(job, now), 3),
                 "unknown_since": node.since if node and node.trouble else None}
         return job_json(job, now, self.find_place(job), rows, **facts)
@@ -9455,7 +9432,7 @@ class Views(Part):
         yield "failures", is_past, f"{service.failure_count} internal errors{last}", ""
         if not service.is_slurm:
             faults = "; ".join(f"GPU {gpu.index}: {gpu.fault}" for gpu in watch.gpus if gpu.fault)
-            trouble = seen.trouble or watch.find_smi_silence() or faults
+            trouble = watch.find_smi_trouble() or faults
             hint = seen.hint if seen.trouble else SMI_SLOW_HINT if seen.took_s > SMI_SLOW_S else ""
             yield "GPUs", not trouble, trouble or f"{format_count(len(watch.gpus), 'GPU')}, asked in {seen.took_s:.2f} s", hint
         if leases:

@@ -1922,13 +1922,18 @@ def test_the_last_hour_of_each_gpu():
         curves = bench.ask("GET", "/gpus/history")[1]
         assert [(curve["index"], curve["uuid"], curve["interval_seconds"]) for curve in curves] == [(0, "MOCK-0", 30), (1, "MOCK-1", 30)]
         assert curves[0]["utilization"][:-2] == [None] * 118 and curves[0]["utilization"][-1] in (0.0, None)
-    history = ()
-    for now, memory, utilization in ((0, 100.0, 10.0), (20, 50.0, 20.0), (29.9, None, None), (31, None, None), (95, 7.0, 40.0)):
-        history = nexus.add_reading(history, nexus.Gpu(0, "GPU-0", "A10", None, memory, utilization), now)
-    told = nexus.describe_history(history, 125.0)
-    assert (told["memory_used_mib"][-5:], told["utilization"][-5:]) == ([100.0, None, None, 7.0, None], [15.0, None, None, 40.0, None])
-    assert len(told["memory_used_mib"]) == 120 and nexus.describe_history(history, 1e6)["utilization"] == [None] * 120
-    assert len(nexus.add_reading(history, nexus.Gpu(0, "GPU-0", "A10"), 3610.0)) == 5
+        watch, history = bench.service.gpu_watch, []
+        bench.service.clock = watch.clock = types.SimpleNamespace(monotonic=lambda: history[-1])
+        for now, memory, utilization in ((0, 100.0, 10.0), (20, 50.0, 20.0), (29.9, None, None), (31, None, None), (95, 7.0, 40.0)):
+            history.append(now)
+            watch.note_readings([nexus.replace(watch.gpus[0], memory_used_mib=memory, utilization=utilization)])
+        readings = watch.history["MOCK-0"][-5:]
+        told = nexus.describe_history(readings, 125.0)
+        assert (told["memory_used_mib"][-5:], told["utilization"][-5:]) == ([100.0, None, None, 7.0, None], [15.0, None, None, 40.0, None])
+        assert len(told["memory_used_mib"]) == 120 and nexus.describe_history(readings, 1e6)["utilization"] == [None] * 120
+        history.append(3625.0)
+        watch.note_readings([])
+        assert [at for at, _, _ in watch.history["MOCK-0"] if at < 3000] == [29.9, 31, 95]
 
 
 # What the loop changes while requests read it
