@@ -7999,14 +7999,14 @@ class Admission(Part):
 
     def add_job(self, state: State, draft: Draft, caller: Caller, now: float, **facts: Any) -> Changes:
         """The changes that put a job into the queue; returns it.  Raises: queue_full, not_found, forbidden."""
-        job, limit, count, config = draft.job, draft.asked.max_concurrent, count_pending(state), self.config.jobs
-        if count >= config.queue_limit:
-            raise NexusError("queue_full", f"the queue is full: {count} jobs are pending, queue_limit is {config.queue_limit}",
-                             hint="wait for some to end, or raise [jobs] queue_limit")
-        own, most = sum(len(users.get(job.user, ())) for users in state.pending.values()), config.max_pending_per_user
-        if 0 < most <= own:
-            raise NexusError("queue_full", f"{format_count(own, 'job')} of {job.user} are pending, and max_pending_per_user is {most}",
-                             hint="wait for some to end, or raise [jobs] max_pending_per_user")
+        job, limit, config = draft.job, draft.asked.max_concurrent, self.config.jobs
+        own = sum(len(users.get(job.user, ())) for users in state.pending.values())
+        for whose, count, key, most in (
+                ("", count_pending(state), "queue_limit", config.queue_limit),
+                (f" of {job.user}", own, "max_pending_per_user", config.max_pending_per_user or float("inf"))):
+            if count >= most:
+                raise NexusError("queue_full", f"the queue is full: {count} jobs{whose} are pending, {key} is {most}",
+                                 hint=f"wait for some to end, or raise [jobs] {key}")
         parents = [find_own_job(state, parent, caller) for parent in job.after]
         if job.environment not in state.environments and draft.variables is not None:
             yield Put("environments", job.environment, draft.variables)
@@ -8600,8 +8600,7 @@ class Runners(Part):
         if before.head is None:                         # another nexus looks after its jobs' GPUs itself
             self.service.gpu_watch.ended.append(Ended(
                 ran.gpu_uuids, job.code or job.command, job.status == COMPLETED, is_soon, ran.started_at or 0.0))
-        place = ", ".join(filter(None, [ran.node, f"GPU {format_indices(indices)}" if indices else ""]))
-        place = f" on {place}" if place else ""
+        place = format_place(indices, ran.node)
         if job.status == COMPLETED:
             self.service.tell(before, "Job %s completed successfully%s", job.id, place)
             return
@@ -8690,9 +8689,9 @@ class Launcher(Part):
         """It was launched; that it runs is said by its job.sh."""
         self.service.counters.note_start(job)
         ran = job.current
-        place = f"GPU {format_indices(ran.gpu_indices)}" if ran.gpu_indices else "the CPU"
-        place = f"as Slurm's {ran.slurm_id} on {ran.slurm_node}" if ran.slurm_key else f"on {', '.join(filter(None, [ran.node, place]))}"
-        self.service.tell(job, "Started job %s %s: %s", job.id, place, format_line(job.command, 500))
+        place = format_place(ran.gpu_indices, ran.slurm_node or ran.node) or " on the CPU"
+        slurm = f" as Slurm's {ran.slurm_id}" if ran.slurm_id else ""
+        self.service.tell(job, "Started job %s%s%s: %s", job.id, slurm, place, format_line(job.command, 500))
 
     def judge(self, job: Job, error: NexusError | OSError) -> Requeue | Result:
         """What becomes of a job that could not be started."""
