@@ -1848,12 +1848,9 @@ def forget_readings(gpu: Gpu, **facts: Any) -> Gpu:
 
 def parse_compute_apps(text: str, fields: Sequence[str] = APP_FIELDS) -> dict[str, tuple[GpuProcess, ...]]:
     """{GPU uuid: its compute processes}."""
-    found: dict[str, tuple[GpuProcess, ...]] = {}
-    for row in parse_csv_rows(text, fields)[0]:
-        if is_number(row["pid"]):
-            process = GpuProcess(int(row["pid"]), parse_reading(row["used_memory"]))
-            found[row["gpu_uuid"]] = (*found.get(row["gpu_uuid"], ()), process)
-    return found
+    rows = [row for row in parse_csv_rows(text, fields)[0] if is_number(row["pid"])]
+    return {uuid: tuple(GpuProcess(int(row["pid"]), parse_reading(row["used_memory"])) for row in rows if row["gpu_uuid"] == uuid)
+            for uuid in {row["gpu_uuid"] for row in rows}}
 
 
 # Tokens, as tokens.json keeps them
@@ -3874,7 +3871,8 @@ class Histogram:
         return [*buckets, ("_sum", {}, self.total_s), ("_count", {}, counts[-1])]
 
 
-def each(rows: str, get_labels: Callable[[Told], Any], key: str, convert: Callable[[Any], Any] = float) -> Callable[[Told], Told]:
+def each(rows: str, key: str, convert: Callable[[Any], Any] = float,
+         get_labels: Callable[[Told], Any] = operator.itemgetter("name")) -> Callable[[Told], Told]:
     """A number of each of several objects; None is left out."""
     return lambda seen: {get_labels(row): None if row[key] is None else convert(row[key]) for row in seen[rows]}
 
@@ -3883,10 +3881,9 @@ def gpu_metric(name: str, help: str, key: str, convert: Callable[[Any], Any] = f
     def get_labels(gpu: Told) -> tuple[str, ...]:
         return gpu["node"], str(gpu["index"]), gpu["uuid"].rpartition("/")[2], gpu["name"]
 
-    return f"nexus_gpu_{name}", help, each("gpu_status", get_labels, key, convert), "node", "gpu", "uuid", "name"
+    return f"nexus_gpu_{name}", help, each("gpu_status", key, convert, get_labels), "node", "gpu", "uuid", "name"
 
 
-get_name = operator.itemgetter("name")
 METRICS: tuple[Metric, ...] = (
     ("nexus_build_info", "1; its labels say which nexus this is.", lambda seen: {(seen["version"], seen["hash"]): 1},
      "version", "hash"),
@@ -3900,13 +3897,11 @@ METRICS: tuple[Metric, ...] = (
     gpu_metric("available", "1 when the next job could have the whole GPU.", "is_available"),
     gpu_metric("paused", "1 when the GPU gets no new job.", "is_paused"),
     gpu_metric("faulty", "1 when the driver says that the GPU cannot be used.", "state", lambda state: state == "Fault"),
-    ("nexus_slurm_up", "1 when Slurm answers and takes jobs.",
-     lambda seen: not seen["slurm"]["trouble"] if seen["slurm"] else None),
+    ("nexus_slurm_up", "1 when Slurm answers and takes jobs.", lambda seen: seen["slurm"] and not seen["slurm"]["trouble"]),
     ("nexus_slurm_jobs", "Jobs that Slurm has of nexus.", lambda seen: {
         PENDING: seen["slurm"]["handed_jobs"], RUNNING: seen["slurm"]["running_jobs"]} if seen["slurm"] else {}, "status"),
-    ("nexus_node_up", "1 when the machine can be reached: this one, and each node.",
-     each("nodes", get_name, "is_reachable"), "node"),
-    ("nexus_node_jobs", "Jobs that run on the machine, as far as is known.", each("nodes", get_name, "running_jobs"), "node"),
+    ("nexus_node_up", "1 when the machine can be reached: this one, and each node.", each("nodes", "is_reachable"), "node"),
+    ("nexus_node_jobs", "Jobs that run on the machine, as far as is known.", each("nodes", "running_jobs"), "node"),
     ("nexus_node_silence_seconds", "For how long the machine has not been heard.", "silences", "node"),
     ("nexus_jobs", "Jobs that wait or run.",
      lambda seen: {PENDING: seen["queued_jobs"], RUNNING: len(seen["running_jobs"])}, "status"),
@@ -3926,7 +3921,7 @@ METRICS: tuple[Metric, ...] = (
     ("nexus_nvidia_smi_age_seconds", "How long ago the GPUs were asked for.", "probe_age_s"),
     ("nexus_nvidia_smi_up", "1 when the GPUs could be read the last time.", "is_probe_well"),
     ("nexus_nvidia_smi_failures_total", "How often the GPUs could not be read.", "probe_failures"),
-    ("nexus_check_ok", "The checks of GET /health: 1 when well.", each("checks", get_name, "is_ok"), "check"),
+    ("nexus_check_ok", "The checks of GET /health: 1 when well.", each("checks", "is_ok"), "check"),
     ("process_start_time_seconds", "When the service began, in UTC epoch seconds.", "started_at"),
     ("process_cpu_seconds_total", "CPU time the service has used.", "cpu_s"),
     ("process_resident_memory_bytes", "Memory of the service.", "memory_bytes"),
