@@ -10254,17 +10254,15 @@ class Api:
     @route("GET /jobs/{id}/logs", "user", "what a job printed, or prints", "text/plain")
     def get_logs(self, caller: Caller, id: str, follow: bool = False, stream: str = "both", tail: int | None = None,
                  offset: int = 0) -> Response:
-        service = self.service
-        job = self.find_job(id, caller)
-        names = [name for name in STREAMS[:2] if stream in (name, "both")]
+        job, names = self.find_job(id, caller), STREAMS[:2] if stream == "both" else (stream,)
 
         def look() -> tuple[list[str], bool]:
             """The files, none before it has started (there may be a former job's), and whether it is over."""
-            now: Job | None = service.store.read(lambda state: state.jobs.get(id))
-            if now and now.number != job.number:        # another one that was given its id
-                now = None
-            folder = now.log_dir if now else job.log_dir
-            return [os.path.join(folder, f"{name}.log") for name in names] if folder else [], now is None or now.status in FINAL
+            found: Job | None = self.service.store.read(lambda state: state.jobs.get(id))
+            now = found if found and found.number == job.number else None       # another one may have been given its id
+            folder = (now or job).log_dir
+            paths = [os.path.join(folder, f"{name}.log") for name in names] if folder else []
+            return paths, now is None or now.status in FINAL
         return self.send_logs(look, follow, tail, offset)
 
     def send_logs(self, look: Callable[[], tuple[list[str], bool]], is_followed: bool, tail: int | None, offset: int) -> Response:
@@ -10552,8 +10550,7 @@ class Connection:
         self.api, self.socket, self.peer, self.uid = api, opened, peer, uid
         self.client = find_client(peer, uid)        # whose it is, where the number of his is limited
         self.is_waiting = True                      # for the head of a request, or for the caller's end: it may be cut off
-        self.received, self.body_length = bytearray(), 0        # came and not looked at yet; to come after the head
-        self.is_expecting = False                   # the caller waits for our word before it sends a body
+        self.received = bytearray()                 # what came and is not looked at yet
 
     def run(self, tls: ssl.SSLContext | None) -> None:
         """Raises: OSError."""
@@ -10627,19 +10624,19 @@ class Connection:
             raise NexusError("length_required", "a body needs a Content-Length", hint="do not send it in chunks")
         if not re.fullmatch("[0-9]{1,18}", length):
             raise NexusError("usage", "Content-Length must be one number")
-        self.body_length, self.is_expecting = int(length), headers.get("expect", "").lower() == "100-continue"
         path, _, rest = re.sub("^https?://[^/?]*", "", asked[2]).partition("?")
         query = urllib.parse.parse_qs(rest, keep_blank_values=True)
-        return Request(asked[1], path, query, headers, self.read_body, self.peer, self.uid, self.body_length)
+        is_waiting = headers.get("expect", "").lower() == "100-continue"        # for our word, before it sends the body
+        return Request(asked[1], path, query, headers, lambda: self.read_body(int(length), is_waiting), self.peer,
+                       self.uid, int(length))
 
-    def read_body(self) -> bytes:
+    def read_body(self, expected: int, is_waiting: bool) -> bytes:
         """Raises: usage; too_large."""
-        expected = self.body_length
         if expected > MAX_BODY_BYTES:
             raise NexusError("too_large", f"the body has {expected} bytes; at most {MAX_BODY_BYTES} are taken",
                              hint="send fewer jobs at once")
         try:
-            if self.is_expecting:
+            if is_waiting:
                 self.socket.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
             self.receive(lambda: len(self.received) >= expected, REQUEST_TIMEOUT_S + expected / BODY_BYTES_PER_S)
         except OSError as error:
@@ -12112,12 +12109,8 @@ class LogView {
       while (document.hidden) await visibilityChange();
       if (this.run !== run) return;
       const isFinal = FINAL.includes(jobs.get(this.id)?.status), hasNews = [];
-      let fault = null;
-      try {
-        for (const source of this.sources) hasNews.push(await this.read(source, run));
-      } catch (error) {
-        fault = error;
-      }
+      const readAll = async () => { for (const source of this.sources) hasNews.push(await this.read(source, run)); };
+      const fault = await readAll().catch((error) => error);
       if (this.run !== run) return;
       this.trouble = fault && (fault.status ? fault.message : 'the connection is lost');
       this.isOver = fault ? fault.status >= 400 && fault.status < 500 : isFinal;
