@@ -10188,8 +10188,8 @@ class Api:
 
     @route("GET /queue", "user", "pending jobs in the order they would start", "Job[]")
     def get_queue(self, caller: Caller, group: str | None = None, limit: int | None = None) -> Response:
-        jobs = self.service.views.describe_jobs(self.select_jobs(caller, [PENDING], None, group, None)[:limit])
-        return stream_list(show_to(caller, (job for job in jobs if job["status"] == PENDING)))
+        jobs = self.list_jobs(caller, [PENDING], None, group, None, limit)
+        return stream_list(job for job in jobs if job["status"] == PENDING)
 
     @route("POST /queue", "user", "add a job, or a list of jobs, all or none", "Added", body="Submissions")
     def post_queue(self, caller: Caller, body: Any, idempotency_key: str | None = None) -> dict[str, Any]:
@@ -10222,12 +10222,11 @@ class Api:
     @route("GET /jobs", "user", "all jobs kept: finished, running, pending", "Job[]")
     def get_jobs(self, caller: Caller, user: str | None = None, status: Sequence[str] = STATUSES, group: str | None = None,
                  limit: int | None = None) -> Response:
-        jobs = self.select_jobs(caller, status, user, group, limit)
-        return stream_list(show_to(caller, self.service.views.describe_jobs(jobs)))
+        return stream_list(self.list_jobs(caller, status, user, group, limit))
 
-    def select_jobs(self, caller: Caller, statuses: Sequence[str], user: str | None, group: str | None,
-                    limit: int | None) -> list[Job]:
-        """Finished, running, pending, in this order; the last `limit` of them."""
+    def list_jobs(self, caller: Caller, statuses: Sequence[str], user: str | None, group: str | None,
+                  last: int | None, first: int | None = None) -> Iterator[dict[str, Any]]:
+        """Finished, running, pending, in this order; the `last` of them, or the `first`."""
         def look(state: State) -> list[Job]:
             pending = list_pending(state) if PENDING in statuses else []
             jobs = [*list_finished(state), *state.running.values(), *pending]
@@ -10235,7 +10234,8 @@ class Api:
                     and (group is None or (group == job.group and caller.may_see(job.user)))]
 
         jobs: list[Job] = self.service.store.read(look)
-        return jobs[len(jobs) - limit:] if limit is not None and limit < len(jobs) else jobs
+        jobs = jobs[:first] if last is None else jobs[max(0, len(jobs) - last):]
+        return show_to(caller, self.service.views.describe_jobs(jobs))
 
     @route("GET /jobs/{id}", "user", "one job", "Job")
     def get_job(self, caller: Caller, id: str) -> dict[str, Any]:
@@ -10476,9 +10476,8 @@ class Api:
     @route("GET /api/jobs", "user", "all jobs kept: finished, running, pending", "Submitted[]")
     def get_api_jobs(self, caller: Caller, user_id: str | None = None, status: Sequence[str] = STATUSES,
                      limit: int | None = None) -> Response:
-        jobs = self.select_jobs(caller, status, user_id, None, limit)
         nodes = self.service.pool.number_nodes()
-        return stream_list(submitted_json(job, nodes) for job in show_to(caller, self.service.views.describe_jobs(jobs)))
+        return stream_list(submitted_json(job, nodes) for job in self.list_jobs(caller, status, user_id, None, limit))
 
 
 # Calls that only hand on what they are given
