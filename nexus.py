@@ -9154,7 +9154,7 @@ class History(Part):
         finally:
             self.trimming = {}
         for job in gone:
-            self.release(job)
+            self.service.run_guarded(f"After job {job.id}", self.release, job)
         self.log.info("Trimmed %s beyond history_limit = %d, with their logs: %s%s", format_count(len(gone), "job"), limit,
                       join_some([job.id for job in gone]), f"; what they made themselves stays in {join_some(kept)}" if kept else "")
         return 0.0
@@ -9170,14 +9170,11 @@ class History(Part):
 
     def release(self, job: Job) -> None:
         """Let go of what only a job that is no longer kept has needed."""
-        try:
-            if job.snapshot and job.snapshot_repo and not self.store.read(
-                    lambda state: any(other.snapshot == job.snapshot for other in state.jobs.values())):
-                release_snapshot(job.snapshot_repo, job.snapshot, self.environ)
-            if job.code:
-                self.drop_code([f"{job.code}.py"])
-        except (OSError, NexusError) as error:
-            self.log.warning("After job %s: %s", job.id, error)
+        if job.code:
+            self.drop_code([f"{job.code}.py"])
+        if job.snapshot and job.snapshot_repo and not self.store.read(
+                lambda state: any(other.snapshot == job.snapshot for other in state.jobs.values())):
+            release_snapshot(job.snapshot_repo, job.snapshot, self.environ)
 
     @contextlib.contextmanager
     def keep_code(self, name: str, code: bytes | None) -> Iterator[None]:
@@ -9200,12 +9197,9 @@ class History(Part):
 
     def sweep_code(self) -> None:
         """Remove the scripts that a crash left without a job.  Not while somebody may be about to submit one."""
-        try:
-            self.drop_code(filter(re.compile(r"[0-9a-f]{48}\.py(\.\d+\.tmp)?").fullmatch, os.listdir(self.layout.code_folder)))
-        except FileNotFoundError:
-            pass                                            # none was ever submitted
-        except (OSError, NexusError) as error:
-            self.log.warning("Submitted scripts that no job has: %s", error)
+        folder = self.layout.code_folder
+        with disk("read", folder), contextlib.suppress(FileNotFoundError):         # none was ever submitted
+            self.drop_code(filter(re.compile(r"[0-9a-f]{48}\.py(\.\d+\.tmp)?").fullmatch, os.listdir(folder)))
 
     # state.json
 
@@ -10949,7 +10943,7 @@ def serve(layout: Layout, config: Config, environ: Mapping[str, str], page: str,
     token = load_token(layout, clock)
     machine = Machine(config, layout, store.service_id)
     service = Service(config, layout, store, machine, clock, log, environ)
-    service.history.sweep_code()                        # nobody can submit any yet
+    service.run_guarded("Submitted scripts that no job has", service.history.sweep_code)       # nobody can submit any yet
     with contextlib.suppress(AttributeError, OSError):          # another C library than glibc
         ctypes.CDLL(None).mallopt(-8, 1)        # M_ARENA_MAX: one for each thread would keep what a crowd of them took
     api = Api(service, token, page)
