@@ -2035,6 +2035,13 @@ class Result:
 
 
 @value
+class Requeue:
+    """An attempt came to nothing, through no fault of the job's."""
+    why: str
+    facts: Mapping[str, Any] | None = None      # of the job, learned on the way
+
+
+@value
 class Saying:
     """A line that a runner said: `start ID ATTEMPT PID STARTED BEGAN`, `end ID ATTEMPT CODE RUNTIME_CS`, `bounce ID ATTEMPT WHY`
     (somebody else has the GPU), `fail ID ATTEMPT WHY`, or `wait NUMBER 0 PID STARTED` (it waits for a job).
@@ -2966,7 +2973,7 @@ def find_cause(job: Job, result: Result, evidence: Evidence, signal: int | None)
 # What becomes of a job that Slurm has
 
 NOT_BEGUN, OURS, BEGUN = "not begun", "ours", "begun"       # an attempt: nobody has claimed it; a service has; its job.sh has
-WAIT, REQUEUE, END = "wait", "requeue", "end"
+REQUEUE, END = "requeue", "end"
 
 
 def match_slurm_jobs(live: Iterable[Job], jobs: Sequence[SlurmJob]) -> dict[str | None, SlurmJob]:
@@ -2976,22 +2983,39 @@ def match_slurm_jobs(live: Iterable[Job], jobs: Sequence[SlurmJob]) -> dict[str 
     return {key: one for key, one in pairs if key and one}
 
 
-def decide(seen: SlurmJob | None, claim: str, result: Result | None, waited_s: float) -> str:
-    """What to do about a job that is over, as Slurm says, or that Slurm does not know, and since when: WAIT, REQUEUE or END."""
-    if not result and (claim == OURS or (seen is None and claim == NOT_BEGUN)):
-        return REQUEUE                          # it never came there, or Slurm has lost it; once it is claimed it cannot begin
-    if result or (seen and SLURM_ENDS[seen.state] == "node-fail"):
-        return END
-    wait_s = 60.0 if seen and seen.state == "COMPLETED" and claim == BEGUN else 3.0     # its result may come through a shared file system
-    return END if waited_s >= wait_s else WAIT
+# What becomes of a job that Slurm says is over, or does not know, and that has left no result: (Slurm's state, who has its
+# attempt, for how many seconds its result may still come, and what then).  The first row that fits counts.  None: any;
+# "": Slurm does not know it.
+SLURM_DECISIONS: Sequence[tuple[str | None, str | None, float, str]] = (
+    (None, OURS, 0.0, REQUEUE),                 # it cannot begin any more
+    ("", NOT_BEGUN, 0.0, REQUEUE),              # it never came there, or Slurm has lost it
+    ("NODE_FAIL", None, 0.0, END),
+    ("BOOT_FAIL", None, 0.0, END),
+    ("COMPLETED", BEGUN, 60.0, END),            # through a shared file system
+    (None, None, 3.0, END))
 
 
-def find_slurm_end(seen: SlurmJob | None, claim: str, result: Result | None, line: str, folder: str) -> Result:
-    """How an attempt has ended that decide() takes for ended.  `line`: the one of slurm.log that says the most."""
-    words = line and f"Slurm: {line}"
-    cause = SLURM_ENDS[seen.state] if seen else None
+def decide(seen: SlurmJob | None, claim: str, result: Result | None, over_s: float, line: str,
+           folder: str) -> Requeue | Result | None:
+    """What became of a job that has been over for so long, or unknown to Slurm; None: that is not known yet.
+
+    `line`: the one of slurm.log that says the most.
+    """
+    state = seen.state if seen else ""
+    wait_s, then = next((wait_s, then) for of_state, of_claim, wait_s, then in SLURM_DECISIONS
+                        if of_state in (None, state) and of_claim in (None, claim))
+    if result or (then == END and over_s >= wait_s):
+        return make_slurm_end(seen, claim, result, line, folder)
+    if then == REQUEUE:
+        return Requeue(f"Slurm has not begun it as {seen.id}" if seen else "Slurm does not have it")
+    return None
+
+
+def make_slurm_end(seen: SlurmJob | None, claim: str, result: Result | None, line: str, folder: str) -> Result:
+    """How an attempt has ended: as Slurm ended it, or else by its result."""
+    words, cause = f"Slurm: {line}" if line else "", SLURM_ENDS[seen.state] if seen else None
     if not cause and not (seen and result):
-        cause = next((cause for pattern, cause in SLURM_KILLS if re.search(pattern, words)), None)
+        cause = next((cause for pattern, cause in SLURM_KILLS if re.search(pattern, line)), None)
     if result and (result.cause or not cause):
         return result
     node = f" on {seen.nodes}" if seen and seen.nodes else ""
@@ -6915,13 +6939,6 @@ class Started:
     facts: Mapping[str, Any]        # of the attempt; `pid` is one
 
 
-@value
-class Requeue:
-    """An attempt came to nothing, through no fault of the job's."""
-    why: str
-    facts: Mapping[str, Any] | None = None      # of the job, learned on the way
-
-
 if TYPE_CHECKING:
     # What is learned of an attempt.  An error: it could not be started.  Facts: what else is known of it.
     News = Union[Started, Requeue, Result, OSError, NexusError, Mapping[str, Any]]
@@ -7641,7 +7658,7 @@ class SlurmBackend:
         if is_paused or self.error or self.refused.find_why(service.clock.monotonic()):
             return []
         try:
-            if self.written != job.current.slurm_key:
+            if self.written != job.current.slurm_key:       # a second time would put the first one's folder aside
                 service.launcher.write_script(job, None)
                 self.written = job.current.slurm_key
         except (OSError, NexusError) as error:
@@ -7724,16 +7741,16 @@ class SlurmBackend:
             seen = replace(seen, state="NODE_FAIL", reason=f"queued again: {seen.reason}", started_at=None)
         by, result = read_claim(folder, job.attempt), read_result(folder, job.attempt)
         claim = NOT_BEGUN if by is None else OURS if by == (0, 0) else BEGUN
-        decision = decide(seen, claim, result, service.clock.monotonic() - self.over_at[job.current.slurm_key])
         text, _ = read_tail(os.path.join(folder, f"slurm-{job.attempt}.log"), 0, TAIL_BYTES)
-        ended = find_slurm_end(seen, claim, result, find_slurm_line(text), folder) if decision == END else None
-        if decision == REQUEUE or (ended and ended.cause == "killed" and claim == NOT_BEGUN):
+        over_s = service.clock.monotonic() - self.over_at[job.current.slurm_key]
+        news = decide(seen, claim, result, over_s, find_slurm_line(text), folder)
+        if isinstance(news, Requeue) or (news and news.cause == "killed" and claim == NOT_BEGUN):
             if is_withdrawn(job, folder):
-                yield job, ended or Requeue(f"Slurm has not begun it as {job.current.slurm_id or 'a job'}")
-        elif ended:
+                yield job, news
+        elif news:
             if job.status == PENDING:
                 yield job, self.find_start(job, seen)
-            yield job, ended
+            yield job, news
 
     def cancel(self, unwanted: Iterable[SlurmJob]) -> None:
         """Raises: unavailable."""

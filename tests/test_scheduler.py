@@ -1347,32 +1347,32 @@ SLURM_ENDS = [  # reason, what Slurm says, job.sh's result, whether it began, Sl
 
 
 @pytest.mark.parametrize("reason, seen, result, has_begun, words, wanted", SLURM_ENDS, ids=[case[0] for case in SLURM_ENDS])
-def test_find_slurm_end(reason, seen, result, has_begun, words, wanted):
-    made = nexus.find_slurm_end(seen, nexus.BEGUN if has_begun else nexus.NOT_BEGUN, result, words, "/h/logs/job_abc")
+def test_how_a_slurm_job_ended(reason, seen, result, has_begun, words, wanted):
+    made = nexus.decide(seen, nexus.BEGUN if has_begun else nexus.NOT_BEGUN, result, 60, words, "/h/logs/job_abc")
     assert (made.exit_code, made.cause) == wanted[:2] and (wanted[2] or "") in (made.cause_line or "")
 
 
 ENDED, KILLED = (nexus.SlurmJob("12", state, nodes="n1") for state in ("COMPLETED", "CANCELLED"))
-DECISIONS = [  # reason, what Slurm says, who has claimed the attempt, result, so long ago (s), what to do
-    ("it ended", ENDED, "begun", GOOD, 0, "end"),
-    ("its result is on its way", ENDED, "begun", None, 59, "wait"),
-    ("its result has not come", ENDED, "begun", None, 60, "end"),
-    ("it ended before it began", ENDED, "not begun", None, 3, "end"),
-    ("or is that only not seen yet", ENDED, "not begun", None, 2, "wait"),
-    ("it found its attempt taken", ENDED, "ours", None, 0, "requeue"),
-    ("its node went down", ended("NODE_FAIL"), "begun", None, 0, "end"),
-    ("somebody cancelled it", KILLED, "begun", TERMINATED, 0, "end"),
-    ("it was cancelled before it began", KILLED, "not begun", None, 3, "end"),
-    ("it never came there", None, "not begun", None, 0, "requeue"),
-    ("the claim was the last that a service did", None, "ours", None, 0, "requeue"),
-    ("forgotten, with a result", None, "begun", BAD, 0, "end"),
-    ("forgotten, without", None, "begun", None, 3, "end"),
+DECISIONS = [  # reason, what Slurm says, who has claimed the attempt, result, so long ago (s), what it is
+    ("it ended", ENDED, "begun", GOOD, 0, nexus.Result),
+    ("its result is on its way", ENDED, "begun", None, 59, type(None)),
+    ("its result has not come", ENDED, "begun", None, 60, nexus.Result),
+    ("it ended before it began", ENDED, "not begun", None, 3, nexus.Result),
+    ("or is that only not seen yet", ENDED, "not begun", None, 2, type(None)),
+    ("it found its attempt taken", ENDED, "ours", None, 0, nexus.Requeue),
+    ("its node went down", ended("NODE_FAIL"), "begun", None, 0, nexus.Result),
+    ("somebody cancelled it", KILLED, "begun", TERMINATED, 0, nexus.Result),
+    ("it was cancelled before it began", KILLED, "not begun", None, 3, nexus.Result),
+    ("it never came there", None, "not begun", None, 0, nexus.Requeue),
+    ("the claim was the last that a service did", None, "ours", None, 0, nexus.Requeue),
+    ("forgotten, with a result", None, "begun", BAD, 0, nexus.Result),
+    ("forgotten, without", None, "begun", None, 3, nexus.Result),
 ]
 
 
 @pytest.mark.parametrize("reason, seen, claim, result, waited_s, wanted", DECISIONS, ids=[case[0] for case in DECISIONS])
 def test_decide(reason, seen, claim, result, waited_s, wanted):
-    assert nexus.decide(seen, claim, result, waited_s) == wanted
+    assert type(nexus.decide(seen, claim, result, waited_s, "", "/h/logs/job_abc")) is wanted
 
 
 def test_match_slurm_jobs():
