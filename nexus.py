@@ -7618,7 +7618,7 @@ class SlurmBackend:
         self.hasty_until = float("-inf")                    # monotonic: until then it is asked often
         self.error: NexusError | None = NexusError("unavailable", "Slurm has not been asked yet")
         self.refused = Backoff(*HOLD_S)                     # why it took no job last; `conflict`: because it has enough of ours
-        self.over_at: Mapping[str | None, float] = {}       # slurm_key: monotonic, when it was first seen to be over
+        self.over_at: dict[str | None, float] = {}          # slurm_key: monotonic, when it was first seen to be over
         self.cancelled_at: dict[str, float] = {}            # Slurm's id: monotonic
 
     # The thread
@@ -7712,19 +7712,17 @@ class SlurmBackend:
 
     def find_news(self, live: Sequence[Job]) -> Iterator[Finding]:
         """What is not recorded yet of each job."""
-        now, over = self.service.clock.monotonic(), []
+        now, over_at, self.over_at = self.service.clock.monotonic(), self.over_at, {}
         for job in live:
-            seen = self.seen.get(job.current.slurm_key)
+            key, seen = job.current.slurm_key, self.seen.get(job.current.slurm_key)
             is_waiting = seen is not None and seen.state in SLURM_WAITING
             if seen is None or seen.state in SLURM_ENDS or (is_waiting and job.status == RUNNING):      # then its node is lost
-                over.append((job, seen))
+                self.over_at[key] = over_at.get(key, now)
+                yield from self.find_end(job, seen, now - self.over_at[key])
             elif job.status == PENDING and not is_waiting:
                 yield job, self.find_start(job, seen)
             elif not job.current.slurm_id:
                 yield job, {"slurm_id": seen.id}
-        self.over_at = {job.current.slurm_key: self.over_at.get(job.current.slurm_key, now) for job, _ in over}
-        for job, seen in over:
-            yield from self.find_end(job, seen)
 
     def find_start(self, job: Job, seen: SlurmJob | None) -> Started:
         """Slurm tells whole seconds: the end of that one, so that no time limit is up too early."""
@@ -7733,16 +7731,15 @@ class SlurmBackend:
         return Started({"started_at": started_at, "slurm_id": seen.id if seen else job.current.slurm_id,
                         "slurm_node": (seen.nodes if seen else None) or "a node"})
 
-    def find_end(self, job: Job, seen: SlurmJob | None) -> Iterator[Finding]:
+    def find_end(self, job: Job, seen: SlurmJob | None, over_s: float) -> Iterator[Finding]:
         """Slurm says that a job is over, or does not know it: judge by what it has left."""
-        service, folder = self.service, self.service.layout.job_folder(job.id)
+        folder = self.service.layout.job_folder(job.id)
         self.hurry()
         if seen and seen.state in SLURM_WAITING:
             seen = replace(seen, state="NODE_FAIL", reason=f"queued again: {seen.reason}", started_at=None)
         by, result = read_claim(folder, job.attempt), read_result(folder, job.attempt)
         claim = NOT_BEGUN if by is None else OURS if by == (0, 0) else BEGUN
         text, _ = read_tail(os.path.join(folder, f"slurm-{job.attempt}.log"), 0, TAIL_BYTES)
-        over_s = service.clock.monotonic() - self.over_at[job.current.slurm_key]
         news = decide(seen, claim, result, over_s, find_slurm_line(text), folder)
         if isinstance(news, Requeue) or (news and news.cause == "killed" and claim == NOT_BEGUN):
             if is_withdrawn(job, folder):
