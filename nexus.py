@@ -5014,16 +5014,17 @@ class Leases:
         self.folder, self.service_id = folder, service_id
         self.held: dict[str, tuple[str, int]] = {}  # job id: name and descriptor, until its runner has the lock
         self.over: set[str] = set()                 # jobs whose leases go at the next look, whoever has locked them
+        self.known: dict[str, set[str]] = {}        # name of a file: the GPUs that it named when it was read last
         self.patience_s = LEASE_LOCK_PATIENCE_S     # none while somebody keeps `lock` all the time
 
     def find_holders(self) -> dict[str, str]:
         """{GPU uuid: user} of what other services hold now.  Raises: unavailable."""
         with self.locked() as folder:
-            holders = self.look(folder)
+            holders = self.look(folder, ())
         return {uuid: find_user(uid) for uuid, uid in holders.items()}
 
-    def make(self, key: str) -> str:
-        """Make a lease that names no GPU yet, for a job or for a runner that waits; return its name.  Raises: unavailable."""
+    def make(self, key: str) -> None:
+        """Make a lease that names no GPU yet, for a runner that waits.  Raises: unavailable."""
         with self.locked() as folder:
             # Nobody can have made a file of this name before, and nobody else can open it before it is locked.
             name = f"{self.service_id}.{os.urandom(8).hex()}.{key}"
@@ -5031,7 +5032,6 @@ class Leases:
             self.held[key] = name, handle
             try_lock(handle, is_shared=True)
             os.fchmod(handle, 0o644)                # whatever the umask: the others must read it
-        return name
 
     def take(self, job_id: str, uuids: Sequence[str], runner: str = "") -> None:
         """Take GPUs for a job, all or none; with the lease of a `runner` that has waited.
@@ -5040,15 +5040,18 @@ class Leases:
         """
         self.close_own(job_id)
         try:
-            name = self.held[runner][0] if runner else self.make(job_id)
+            if not runner:
+                runner = "0"
+                self.make(runner)
             with self.locked() as folder:
-                if runner:
-                    former, name = name, f"{name.rpartition('.')[0]}.{job_id}"
-                    os.rename(former, name, src_dir_fd=folder, dst_dir_fd=folder)
-                    self.held[job_id] = name, self.held.pop(runner)[1]
-                with open(self.held[job_id][1], "w", closefd=False) as file:
+                # Its job's name is given to a file that is whole: so nobody need read it again to know which GPUs it names.
+                former, handle = self.held[job_id] = self.held.pop(runner)
+                with open(handle, "w", closefd=False) as file:
                     file.writelines(uuid + "\n" for uuid in uuids)
-                holders = self.look(folder)
+                name = f"{former.rpartition('.')[0]}.{job_id}"
+                os.rename(former, name, src_dir_fd=folder, dst_dir_fd=folder)
+                self.held[job_id] = name, handle
+                holders = self.look(folder, uuids)
             for uuid in uuids:
                 if uuid in holders:
                     raise NexusError("conflict", f"the nexus of {find_user(holders[uuid])} took {uuid} first")
@@ -5111,34 +5114,41 @@ class Leases:
             self.patience_s = LEASE_LOCK_PATIENCE_S
             yield folder
 
-    def look(self, folder: int) -> Mapping[str, int]:
-        """{GPU uuid: uid} of what other services hold now.  Leases that this user's dead services have left are removed."""
+    def look(self, folder: int, uuids: Sequence[str]) -> Mapping[str, int]:
+        """{GPU uuid: uid} of what other services hold now of these GPUs; or of all, and then what this user's dead services
+        have left is removed.
+        """
+        import itertools
+        import stat
         with os.scandir(folder) as found:
-            entries = [entry for entry, _ in zip(found, range(LEASE_MAX_FILES + 1))]
-        if len(entries) > LEASE_MAX_FILES:
+            names = [entry.name for entry in itertools.islice(found, LEASE_MAX_FILES + 1)]
+        if len(names) > LEASE_MAX_FILES:
             raise NexusError("unavailable", f"{self.folder} has more than {LEASE_MAX_FILES} files",
                              hint=f"remove them; whose they are: ls -lU {self.folder} | head")
-        own = {name for name, _ in self.held.values()}
+        self.known = self.known if uuids else {}
         spent: dict[int, int] = {}                          # uid: of LEASE_ROOM
         holders: dict[str, int] = {}
-        for entry in entries:
+        for name in [name for name in names if name not in self.known or not self.known[name].isdisjoint(uuids)]:
+            self.known[name] = set()
             with contextlib.suppress(FileNotFoundError):    # it is gone by now
-                if entry.name in own or not LEASE_NAME.fullmatch(entry.name) or not entry.is_file(follow_symlinks=False):
+                if not LEASE_NAME.fullmatch(name):
                     continue
-                facts = entry.stat(follow_symlinks=False)
+                facts = os.lstat(name, dir_fd=folder)
                 uid, is_this_users = facts.st_uid, facts.st_uid == os.geteuid()
-                if facts.st_size <= LEASE_MAX_BYTES:
-                    spent[uid] = spent.get(uid, 0) + LEASE_FILE_COST + facts.st_size
-                if facts.st_size > LEASE_MAX_BYTES or spent[uid] > LEASE_ROOM:
+                spent[uid] = spent.get(uid, 0) + LEASE_FILE_COST + min(facts.st_size, LEASE_MAX_BYTES)
+                if not stat.S_ISREG(facts.st_mode) or facts.st_size > LEASE_MAX_BYTES or spent[uid] > LEASE_ROOM:
                     continue
-                is_own = is_this_users and entry.name.startswith(self.service_id + ".")
-                is_over = is_own and entry.name.rpartition(".")[2] in self.over
-                uuids = None if is_over else read_lease(folder, entry.name, facts)
-                if uuids is None and is_this_users:
-                    os.unlink(entry.name, dir_fd=folder)
-                elif uuids and not is_own:
-                    holders.update(dict.fromkeys(uuids, uid))
-        self.over.clear()
+                is_own, key = is_this_users and name.startswith(self.service_id + "."), name.rpartition(".")[2]
+                if self.held.get(key, ("",))[0] == name:
+                    continue
+                named = None if is_own and key in self.over else read_lease(folder, name, facts)
+                if named is None and is_this_users:
+                    os.unlink(name, dir_fd=folder)
+                elif named and not is_own:
+                    self.known[name] = set(named)
+                    holders.update(dict.fromkeys(named, uid))
+        if not uuids:
+            self.over.clear()
         return holders
 
 

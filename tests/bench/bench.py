@@ -179,6 +179,17 @@ for child in children:
 """
 
 
+def kill_one(it: Bench) -> float:
+    """How long it takes until a job that is killed is over, in ms."""
+    job = it.client.add("sleep 600", gpus=0)
+    while it.client.job(job)["pid"] is None:
+        time.sleep(0.01)
+    began = time.perf_counter()
+    it.client.kill(job)
+    it.client.wait([job])
+    return (time.perf_counter() - began) * 1000
+
+
 def measure_crowd() -> None:
     """What the start, the end and the kill of a job cost beside much that is not theirs."""
     import resource
@@ -187,28 +198,16 @@ def measure_crowd() -> None:
     found: dict[bool, tuple[float, float]] = {}
     for is_crowded in (False, True):
         with bench(launcher="direct", gpus=1) as it:
-            crowd = subprocess.Popen([sys.executable, "-c", CROWD, f"{it.folder}/leases", *(("2000", "3000") if is_crowded else ("0", "0"))],
-                                     stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            counts = ("2000", "3000") if is_crowded else ("0", "0")
+            argv = [sys.executable, "-c", CROWD, f"{it.folder}/leases", *counts]
+            crowd = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
             assert crowd.stdout and crowd.stdout.readline() == b"ready\n"
             if is_crowded:
                 it.client.wait(it.client.add_all(["true"] * 1000, gpus=0))
             gap = statistics.median(list_gaps(it, 100000 if is_crowded else 0))
 
-            def kill() -> None:
-                job = it.client.add("sleep 600", gpus=0)
-                while it.client.job(job)["pid"] is None:
-                    time.sleep(0.01)
-                began = time.perf_counter()
-                it.client.kill(job)
-                while it.client.job(job)["status"] == "running":
-                    time.sleep(0.001)
-                took.append((time.perf_counter() - began) * 1000)
-
-            took: list[float] = []
             it.await_rest()
-            for _ in range(20):
-                kill()
-            found[is_crowded] = gap, statistics.median(took)
+            found[is_crowded] = gap, statistics.median(kill_one(it) for _ in range(20))
             crowd.communicate(b"")
     for what, alone, crowded in zip(("gap between two jobs", "kill of a job"), found[False], found[True]):
         report(f"{what}: beside 2,000 processes, 3,000 leases, 100,000 jobs / alone",
