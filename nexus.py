@@ -8171,8 +8171,10 @@ class Admission(Part):
         def move(state: State) -> Changes:
             job = check_status(find_own_job(state, job_id, caller), (PENDING,), "only a pending one can be moved")
             if job.current.slurm_key is not None:
-                raise NexusError("conflict", f"Slurm has job {job.id}, and orders it among its own", "there: scontrol top "
-                                 f"{job.current.slurm_id or 'ID'}; [slurm] max_submitted says how many it gets at once")
+                there = job.current.slurm_id or "one that is just being submitted"
+                raise NexusError("conflict", f"Slurm has job {job.id} as {there}, and orders it among its own",
+                                 f"there: scontrol top {job.current.slurm_id or 'ID'}; [slurm] max_submitted says how many "
+                                 "it gets at once")
             if priority is not None:
                 yield change_job(job, priority=priority, queue_key=(0, priority, job.number))
             change = move_job(state, state.jobs[job.id], position) if position is not None else None
