@@ -13796,7 +13796,7 @@ LAUNCHER = """\
 # Made by nexus install.  It imports nexus.py rather than running it, so that its compiled form is kept.
 exec {python} -c 'import gc, sys
 gc.disable()                    # until there is something to collect
-sys.path[:1] = [sys.argv.pop(1)]
+sys.path.insert(0, sys.argv.pop(1))
 import nexus
 gc.enable()
 sys.exit(nexus.entry())' {folder} "$@"
@@ -13833,7 +13833,9 @@ def cmd_install(call: Call) -> None:
     base = call.environ.get("XDG_DATA_HOME") or os.path.join(home, ".local", "share")
     binaries = os.path.join(home, ".local", "bin")
     script = os.path.join(base, "nexus", "nexus.py")
-    launcher = LAUNCHER.format(python=quote(sys.executable), folder=quote(os.path.dirname(script)))
+    # Isolated and without site: nothing that is not the standard library's is looked for but tomli.
+    python = quote(sys.executable) + (" -I -S" if sys.version_info >= (3, 11) else "")
+    launcher = LAUNCHER.format(python=python, folder=quote(os.path.dirname(script)))
     install_file(script, read_bytes(os.path.abspath(__file__)).decode(), 0o755)
     install_file(os.path.join(binaries, "nexus"), launcher, 0o755)
     install_file(os.path.join(base, "bash-completion", "completions", "nexus"), BASH_COMPLETION)
