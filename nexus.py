@@ -6973,6 +6973,40 @@ def judge_fault(error: NexusError | OSError, path: str) -> tuple[Requeue | Resul
     return Requeue(why) if is_requeued else Result(None, None, 0.0, "launch", why, may_pass), is_lasting
 
 
+class Part:
+    """A part of the service: it has a duty of its own, and the same hands."""
+
+    def __init__(self, service: Service) -> None:
+        self.service, self.config, self.layout, self.store = service, service.config, service.layout, service.store
+        self.machine, self.clock, self.log, self.environ = service.machine, service.clock, service.log, service.environ
+
+
+class Backend(Part):
+    """Where jobs run: this machine, the nodes, Slurm.  The loop hears what each has learned, and has it start what was recorded.
+
+    What is recorded is also what is to end: a job with a stop_cause.
+    """
+    doing = ""                                          # for the log
+
+    def has(self, job: Job) -> bool:
+        """Whether an attempt runs there, or is to."""
+        raise NotImplementedError
+
+    def start(self, job: Job) -> News | None:
+        """Have an attempt begin whose intent is on the disk.  Raises: OSError, NexusError, when it cannot be started there."""
+        raise NotImplementedError
+
+    def poll(self, sayings: Sequence[Saying]) -> Iterable[Finding]:
+        """What has become of attempts.  The runner of any may have said something."""
+        raise NotImplementedError
+
+    def end_unwanted(self) -> None:
+        """End what is to be stopped, and what is left of what is over."""
+
+    def forget(self, job: Job) -> None:
+        """Let go of what was kept for an attempt."""
+
+
 @value
 class Observation:
     """What nvidia-smi said, or why it could not."""
@@ -7606,7 +7640,7 @@ class Node:
         return trouble.message if trouble else f"{self.name}: {fault}" if fault else None       # trouble names it
 
 
-class SlurmBackend:
+class SlurmBackend(Backend):
     """The Slurm of `launcher = "slurm"`: a thread of its own submits, cancels and asks, so that nothing else waits for Slurm.
 
     The loop records: the intent before hand() gives a job to the thread, and in follow() what the thread has found.  One job
@@ -7614,8 +7648,10 @@ class SlurmBackend:
     Slurm does not have although its key is there is requeued, once its attempt is claimed.
     """
 
+    doing = "following Slurm"
+
     def __init__(self, service: Service) -> None:
-        self.service = service
+        super().__init__(service)
         self.slurm = Slurm(service.store.service_id, service.environ)
         self.worker = Worker(service, "talking to Slurm", self.step)
         self.live = self.list_live()                        # the jobs that Slurm has, as recorded: what else it has nobody wants
@@ -7773,8 +7809,11 @@ class SlurmBackend:
 
     # The loop
 
-    def hand(self, job: Job) -> None:
-        """Have a job submitted whose intent is recorded."""
+    def has(self, job: Job) -> bool:
+        return job.current.slurm_key is not None
+
+    def start(self, job: Job) -> None:
+        """Have it submitted."""
         self.live, self.in_hand = (*self.live, job), job
         self.worker.wanted.set()
 
@@ -7783,22 +7822,24 @@ class SlurmBackend:
         return self.service.store.read(lambda state: tuple(
             job for job in (*state.handed.values(), *state.running.values()) if job.current.slurm_key and job.id not in results))
 
-    def follow(self) -> None:
-        """Record what the thread has found, and show it what is recorded by then."""
-        service, found = self.service, self.found
-        for known, news in found:
-            job: Job | None = service.store.read(lambda state, known=known: state.jobs.get(known.id))    # type: ignore[misc]
-            if job and job.current.slurm_key == known.current.slurm_key and job.status not in FINAL:
-                service.runners.hear_outcome(job, news)
-                if isinstance(news, Result):
-                    self.refused.succeed()                  # there is room for another
-                    service.wake()
-                elif isinstance(news, Mapping):
-                    service.log.info("Submitted to Slurm as %s: job %s: %s", news["slurm_id"], job.id, format_line(job.command, 500))
+    def poll(self, sayings: Sequence[Saying]) -> Iterator[Finding]:
+        """What the thread has found; it is shown what is recorded by then."""
+        if {job.id for job in self.live}.intersection(saying.job_id for saying in sayings):
+            self.hurry()                                    # Slurm knows more
+        found = self.found
+        for job, news in found:
+            yield job, news
+            if isinstance(news, Result):
+                self.refused.succeed()                      # there is room for another
+                self.service.wake()
+            elif isinstance(news, Mapping):
+                self.log.info("Submitted to Slurm as %s: job %s: %s", news["slurm_id"], job.id, format_line(job.command, 500))
         self.live = self.list_live()
-        if found:
+        if found and not self.store.last_error:             # else they are recorded when there is room again
             self.found = ()
             self.worker.wanted.set()
+
+    def end_unwanted(self) -> None:
         if any(job.current.stop_cause and job.current.slurm_id not in self.cancelled_at for job in self.live):
             self.hurry()
 
@@ -7875,14 +7916,6 @@ class Draft:
 
 class DryRun(Exception):
     """Ends a submission that is only tried: it has changed nothing.  Its argument: what it would have come to."""
-
-
-class Part:
-    """A part of the service: it has a duty of its own, and the same hands."""
-
-    def __init__(self, service: Service) -> None:
-        self.service, self.config, self.layout, self.store = service, service.config, service.layout, service.store
-        self.machine, self.clock, self.log, self.environ = service.machine, service.clock, service.log, service.environ
 
 
 class ScriptRules(Part):
@@ -8390,42 +8423,177 @@ class GpuWatch(Part):
                 self.service.wake()
 
 
+class Local(Backend):
+    """This machine: jobs in sessions of screen's, or directly."""
+    doing = "hearing runners"
+
+    def __init__(self, service: Service) -> None:
+        super().__init__(service)
+        self.launched_at: dict[str, float] = {}             # monotonic; started, no word yet
+        self.began: dict[str, int] = {}                     # of running jobs: when job.sh began with it, in clock ticks since boot
+        self.clearings: dict[str, Clearing] = {}
+        self.last_watch_at = float("-inf")
+        self.waiting = WaitingRunners(self.machine, self.layout, service.launcher.jobs_lock)
+
+    def has(self, job: Job) -> bool:
+        return not job.current.node and job.current.slurm_key is None
+
+    def list_jobs(self) -> list[Job]:
+        return [job for job in self.service.running_jobs() if self.has(job)]
+
+    def start(self, job: Job) -> News | None:
+        leases, runner = self.machine.leases if job.current.gpu_uuids else None, self.waiting.choose()
+        now, launcher = self.clock.monotonic(), self.service.launcher
+        hold = launcher.start_rest.find_why(now) or (self.service.gpu_watch.find_gpu_trouble() if leases else None)
+        try:
+            if leases and not hold:
+                try:
+                    leases.take(job.id, job.current.gpu_uuids, runner)
+                except NexusError as error:             # no fault of the job's
+                    hold = error.message
+                    if error.kind != "conflict":
+                        self.service.gpu_watch.lease_rest.fail(now, error)
+            if hold:                                    # since it was planned
+                return Requeue(hold)
+            script, notes = launcher.write_script(job, leases.paths(job.id) if leases and not runner else None)
+            self.launched_at[job.id] = now
+            try:
+                self.waiting.give(runner, job, script) if runner else self.machine.launch(job, script)
+            except BrokenPipeError:
+                return Requeue("its runner was killed before it began")
+        finally:
+            if runner:
+                self.waiting.end(runner)
+        self.waiting.note_start(now)
+        launcher.start_rest.succeed()
+        launcher.tell_start(job)
+        return {"notes": tuple(notes)} if notes else None
+
+    def poll(self, sayings: Sequence[Saying]) -> Iterator[Finding]:
+        """What runners say; and when they say nothing, or have for long, a look at them."""
+        jobs: list[Job | None] = self.store.read(lambda state: [state.running.get(saying.job_id) for saying in sayings])
+        for saying, job in zip(sayings, jobs):
+            if saying.verb == "wait":
+                self.waiting.hear(saying.job_id, *map(int, saying.words))
+            elif job and job.attempt == saying.attempt and self.has(job):
+                yield job, self.parse(job, saying)
+        now = self.clock.monotonic()
+        if not sayings or now - self.last_watch_at >= WATCH_INTERVAL_S:         # what was just said comes first
+            gone = self.machine.reap()
+            self.waiting.keep(now)
+            if gone or now - self.last_watch_at >= WATCH_INTERVAL_S:
+                self.last_watch_at = now
+                yield from self.watch(gone)
+
+    def parse(self, job: Job, saying: Saying) -> News:
+        """What a runner's word means."""
+        if saying.verb == "start":
+            pid, started, self.began[job.id] = map(int, saying.words)
+            if self.machine.leases and job.current.gpu_uuids:       # its claim comes before it has the lease
+                self.machine.leases.close_own(job.id)
+                self.service.gpu_watch.lease_rest.succeed()
+            return Started({"pid": pid, "pid_started": started})
+        if saying.verb == "end":
+            code, took_cs = map(int, saying.words)
+            return Result(min(code, 255), None, took_cs / 100)
+        why = format_line(" ".join(saying.words), 300)
+        return Result(None, None, 0.0, "launch" if saying.verb == "fail" else "bounce", why)
+
+    def watch(self, gone: Container[str]) -> list[Finding]:
+        """Look at the runners themselves: the second way to learn that one started or ended."""
+        found: list[Finding] = []
+
+        def look(job: Job) -> None:
+            news = self.look_at(job, job.id in gone)
+            if news:
+                found.append((job, news))
+
+        self.waiting.name_sessions()
+        for job in self.list_jobs():
+            if job.id not in self.service.runners.results:
+                self.service.run_guarded(f"looking at job {job.id}", look, job)
+        return found
+
+    def look_at(self, job: Job, is_child_gone: bool) -> News | None:
+        folder = self.service.runners.find_folder(job)
+        if job.current.boot_id != self.machine.boot_id:
+            result, why = read_result(folder, job.attempt), "the machine went down while it ran"
+            # Another nexus queues its jobs again itself.
+            is_over = result or job.current.stop_cause or job.head or self.config.jobs.on_reboot == "fail"
+            return (result or Result(None, None, None, "reboot", why)) if is_over else Requeue(why)
+        if job.current.pid is None:
+            claim, launched_at = read_claim(folder, job.attempt), self.launched_at.get(job.id)
+            if claim and claim[0]:
+                return Started({"pid": claim[0], "pid_started": claim[1]})
+            if is_child_gone or launched_at is None or self.clock.monotonic() - launched_at > LAUNCH_PATIENCE_S:
+                try:
+                    is_mine = bool(claim) or take_claim(folder, job.attempt)    # (0, 0): a service claimed it and then was killed
+                except OSError as error:
+                    return error
+                if is_mine:
+                    return Requeue("the service ended before it began") if launched_at is None else Result(
+                        None, None, 0.0, "launch", "screen or sh did not begin with it", may_pass=True)
+            return None
+        if not self.machine.processes.is_alive(job.current.pid, job.current.pid_started):
+            result, claim = read_result(folder, job.attempt), read_claim(folder, job.attempt)
+            if not result and claim and claim[0] and read_began(folder, job.attempt) is None:
+                return Requeue("its runner ended before it began", {"pid": None, "pid_started": None})
+            return result or Result(None, None, None, "session-lost", "its job.sh was killed: the exit code is not known")
+        if job.id not in self.began:
+            self.began[job.id] = read_began(folder, job.attempt) or job.current.pid_started or 0
+        return None
+
+    def end_unwanted(self) -> None:
+        """Stop what is to be stopped, and what jobs that are over have left behind; SIGTERM, grace, SIGKILL."""
+        now, results = self.clock.monotonic(), self.service.runners.results
+        wanted = [job for job in self.list_jobs() if job.current.stop_cause or job.id in results]
+        due = [job for job in wanted if now >= self.clearings.setdefault(job.id, Clearing(now)).next_look_at]
+        if due:                                         # of another boot nothing is left
+            there = [job for job in due if job.current.boot_id == self.machine.boot_id]
+            members = self.machine.find_members(there, results)
+            for job in due:
+                self.clear_job(job, members.get(job.id, ()), self.clearings[job.id], now)
+
+    def clear_job(self, job: Job, members: Sequence[Process], clearing: Clearing, now: float) -> None:
+        import signal
+        if not members and job.id in self.service.runners.results:
+            del self.clearings[job.id]
+            return
+        age_s, grace_s, send = now - clearing.began_at, self.config.jobs.kill_grace_seconds, self.machine.processes.send
+        clearing.next_look_at = now + min(0.5, max(CLEARING_INTERVAL_S, age_s / 10))
+        pid = job.current.pid if job.current.boot_id == self.machine.boot_id else None
+        runner = self.machine.processes.find(pid) if pid else None
+        if runner and runner.started != job.current.pid_started:
+            runner = None                               # another process has its pid by now
+        if not members and runner and age_s >= grace_s + RUNNER_PATIENCE_S:
+            members = [runner]                          # stopped, or stuck: nothing of the job is left but its job.sh
+        pids = {process.pid for process in members}
+        for process in members:
+            # Each is told once; what one of them runs to tidy up is left alone until the grace is over.
+            if age_s >= grace_s or not clearing.told or not (process.pid in clearing.told or process.parent in pids):
+                send(process, signal.SIGKILL if age_s >= grace_s else signal.SIGTERM)
+                send(process, signal.SIGCONT)           # a stopped one takes SIGTERM only now
+        if runner and runner.state == "T":
+            send(runner, signal.SIGCONT)
+        if members and not clearing.told and not job.current.stop_cause:
+            self.log.info("Job %s is over; ending what it left: pid %s", job.id, format_indices(sorted(pids)))
+        clearing.told |= pids
+
+    def forget(self, job: Job) -> None:
+        for kept in (self.launched_at, self.began, self.clearings):
+            kept.pop(job.id, None)
+        self.service.gpu_watch.released_at.update(dict.fromkeys(job.current.gpu_uuids, self.clock.monotonic()))
+        self.machine.forget(job.id)
+
+
 class Runners(Part):
-    """What runs: whether it has started or ended, what is left of it, and what is recorded then."""
+    """What runs, wherever that is: what is recorded when it has started or ended."""
 
     def __init__(self, service: Service) -> None:
         super().__init__(service)
         self.results: dict[str, Result] = {}                # jobs that are over, but not yet recorded so
-        self.clearings: dict[str, Clearing] = {}
         self.usage: dict[str, Usage] = {}                   # of running jobs with limits
-        self.began: dict[str, int] = {}                     # of running jobs: when job.sh began with it, in clock ticks since boot
-        self.last_watch_at = float("-inf")
-
-    def hear(self, sayings: Sequence[Saying]) -> None:
-        jobs: list[Job | None] = self.store.read(lambda state: [state.jobs.get(saying.job_id) for saying in sayings])
-        for saying, job in zip(sayings, jobs):
-            if saying.verb == "wait":
-                self.service.launcher.waiting.hear(saying.job_id, *map(int, saying.words))
-            if job is None or job.attempt != saying.attempt or job.status in FINAL:
-                continue
-            if self.service.cluster and job.current.slurm_key is not None:
-                self.service.cluster.hurry()            # Slurm knows more
-            elif job.status == RUNNING:
-                self.service.run_guarded(f"hearing that job {job.id} said '{saying.verb}'", self.hear_one, job, saying)
-
-    def hear_one(self, job: Job, saying: Saying) -> None:
-        numbers = [int(word) for word in saying.words] if saying.verb in ("start", "end") else []
-        if saying.verb == "start":
-            self.began[job.id] = numbers[2]
-            self.hear_outcome(job, Started({"pid": numbers[0], "pid_started": numbers[1]}))
-            if self.machine.leases and job.current.gpu_uuids:       # its claim comes before it has the lease
-                self.machine.leases.close_own(job.id)
-                self.service.gpu_watch.lease_rest.succeed()
-        elif saying.verb == "end":
-            self.hear_outcome(job, Result(min(numbers[0], 255), None, numbers[1] / 100))
-        else:
-            why = format_line(" ".join(saying.words), 300)
-            self.hear_outcome(job, Result(None, None, 0.0, "launch" if saying.verb == "fail" else "bounce", why))
+        self.noted_at = float("-inf")                       # monotonic
 
     def hear_outcome(self, job: Job, news: News) -> None:
         """Take in what became of an attempt, however that was learned.  An end is recorded by schedule(), once nothing of it is left.
@@ -8449,15 +8617,15 @@ class Runners(Part):
                 with contextlib.suppress(OSError):      # a late runner must find that its attempt is taken, if there is a job.sh
                     take_claim(self.find_folder(job), job.attempt)
             self.results.setdefault(job.id, news)
-            if job.id in self.clearings:
-                self.clearings[job.id].next_look_at = 0.0
+            if job.id in self.service.local.clearings:
+                self.service.local.clearings[job.id].next_look_at = 0.0
         elif isinstance(news, Started) and job.status == PENDING:       # Slurm has begun it, or it has failed before
             begun = {"started_at": now, **news.facts}
             self.store.update(lambda state: [change_status(state.jobs[job.id], RUNNING, now, **begun)])
             if news.facts:
                 launcher.tell_start(change_status(job, RUNNING, now, **begun).value)
         elif isinstance(news, Started):
-            launcher.launched_at.pop(job.id, None)
+            self.service.local.launched_at.pop(job.id, None)
             if job.current.pid != news.facts.get("pid"):
                 self.service.record(job, **{"session": self.machine.session_of(job), **news.facts})
         elif isinstance(news, Mapping):
@@ -8469,94 +8637,18 @@ class Runners(Part):
             self.service.gpu_watch.annotate_gpus()                        # who has the GPU is known now
             self.log.warning("Job %s could not start%s: %s", job.id, "" if job.current.stop_cause else " and goes back to the queue", why)
 
-    def watch(self) -> None:
-        """Look at the runners themselves: the second way to learn that one started or ended."""
+    def note_usage(self) -> None:
+        """What jobs with limits have taken up to now; seldom, as the loop turns often."""
         now, config, usage = self.clock.monotonic(), self.config.jobs, {}
-        gone = self.machine.reap()
-        self.service.launcher.waiting.keep(now)
-        if now - self.last_watch_at < WATCH_INTERVAL_S and not gone:
+        if now - self.noted_at < WATCH_INTERVAL_S:
             return
-        self.last_watch_at = now
-        self.service.launcher.waiting.name_sessions()
-        jobs = [job for job in self.service.running_jobs() if not job.current.node]
-        for job in jobs:
+        self.noted_at = now
+        for job in [job for job in self.service.running_jobs() if not job.current.node]:
             limit_s, _ = find_time_limit(job, config)
             is_slurms = job.current.slurm_key and (limit_s or 0) % 60 == 0      # whole minutes are Slurm's to count
             if (config.max_memory_gb or limit_s is not None) and not is_slurms:
                 usage[job.id] = Usage(self.find_runtime_s(job, self.clock.now()), self.service.gpu_watch.find_memory_mib(job))
         self.usage = usage
-        for job in jobs:
-            if job.id not in self.results and job.current.slurm_key is None:        # Slurm's backend looks after the others
-                self.service.run_guarded(f"looking at job {job.id}", self.look_at, job, job.id in gone)
-
-    def look_at(self, job: Job, is_child_gone: bool) -> None:
-        folder = self.find_folder(job)
-        if job.current.boot_id != self.machine.boot_id:
-            result, why = read_result(folder, job.attempt), "the machine went down while it ran"
-            # Another nexus queues its jobs again itself.
-            is_over = result or job.current.stop_cause or job.head or self.config.jobs.on_reboot == "fail"
-            self.hear_outcome(job, result or Result(None, None, None, "reboot", why) if is_over else Requeue(why))
-        elif job.current.pid is None:
-            claim, launched_at = read_claim(folder, job.attempt), self.service.launcher.launched_at.get(job.id)
-            if claim and claim[0]:
-                self.hear_outcome(job, Started({"pid": claim[0], "pid_started": claim[1]}))
-            elif is_child_gone or launched_at is None or self.clock.monotonic() - launched_at > LAUNCH_PATIENCE_S:
-                try:
-                    is_mine = bool(claim) or take_claim(folder, job.attempt)    # (0, 0): a service claimed it and then was killed
-                except OSError as error:
-                    self.hear_outcome(job, error)
-                    return
-                if is_mine:
-                    self.hear_outcome(job, Requeue("the service ended before it began") if launched_at is None else
-                              Result(None, None, 0.0, "launch", "screen or sh did not begin with it", may_pass=True))
-        elif not self.machine.processes.is_alive(job.current.pid, job.current.pid_started):
-            result, claim = read_result(folder, job.attempt), read_claim(folder, job.attempt)
-            if not result and claim and claim[0] and read_began(folder, job.attempt) is None:
-                self.hear_outcome(job, Requeue("its runner ended before it began", {"pid": None, "pid_started": None}))
-            else:
-                self.hear_outcome(job, result or Result(
-                    None, None, None, "session-lost", "its job.sh was killed: the exit code is not known"))
-        elif job.id not in self.began:
-            self.began[job.id] = read_began(folder, job.attempt) or job.current.pid_started or 0
-
-    # Ending jobs
-
-    def clear(self) -> None:
-        """Stop what is to be stopped, and what jobs that are over have left behind; SIGTERM, grace, SIGKILL."""
-        running = [job for job in self.service.running_jobs() if job.current.slurm_key is None]
-        wanted = [job for job in running if (job.current.stop_cause or job.id in self.results) and not job.current.node]
-        now = self.clock.monotonic()
-        due = [job for job in wanted if now >= self.clearings.setdefault(job.id, Clearing(now)).next_look_at]
-        if due:                                         # of another boot nothing is left
-            there = [job for job in due if job.current.boot_id == self.machine.boot_id]
-            members = self.machine.find_members(there, self.results)
-            for job in due:
-                self.clear_job(job, members.get(job.id, ()), self.clearings[job.id], now)
-
-    def clear_job(self, job: Job, members: Sequence[Process], clearing: Clearing, now: float) -> None:
-        import signal
-        if not members and job.id in self.results:
-            del self.clearings[job.id]
-            return
-        age_s, grace_s, send = now - clearing.began_at, self.config.jobs.kill_grace_seconds, self.machine.processes.send
-        clearing.next_look_at = now + min(0.5, max(CLEARING_INTERVAL_S, age_s / 10))
-        pid = job.current.pid if job.current.boot_id == self.machine.boot_id else None
-        runner = self.machine.processes.find(pid) if pid else None
-        if runner and runner.started != job.current.pid_started:
-            runner = None                               # another process has its pid by now
-        if not members and runner and age_s >= grace_s + RUNNER_PATIENCE_S:
-            members = [runner]                          # stopped, or stuck: nothing of the job is left but its job.sh
-        pids = {process.pid for process in members}
-        for process in members:
-            # Each is told once; what one of them runs to tidy up is left alone until the grace is over.
-            if age_s >= grace_s or not clearing.told or not (process.pid in clearing.told or process.parent in pids):
-                send(process, signal.SIGKILL if age_s >= grace_s else signal.SIGTERM)
-                send(process, signal.SIGCONT)           # a stopped one takes SIGTERM only now
-        if runner and runner.state == "T":
-            send(runner, signal.SIGCONT)
-        if members and not clearing.told and not job.current.stop_cause:
-            self.log.info("Job %s is over; ending what it left: pid %s", job.id, format_indices(sorted(pids)))
-        clearing.told |= pids
 
     def end_attempt(self, state: State, job: Job, result: Result, evidence: Evidence, now: float) -> Changes:
         """The changes that a running job's end makes: to itself, to those after it, to its group."""
@@ -8595,7 +8687,7 @@ class Runners(Part):
 
     def find_runtime_s(self, job: Job, now: float) -> float:
         """For how long a job has run; by the wall clock, which may have been set, only where nothing else is known."""
-        began = self.began.get(job.id, job.current.pid_started)
+        began = self.service.local.began.get(job.id, job.current.pid_started)
         if began is not None and job.current.boot_id == self.machine.boot_id:
             return max(0.0, self.machine.processes.find_age_s(began))
         return max(0.0, find_age(job, now))
@@ -8606,13 +8698,9 @@ class Runners(Part):
 
     def forget(self, job: Job) -> None:
         """Let go of what was kept for a running job."""
-        for kept in (self.results, self.clearings, self.began, self.usage, self.service.launcher.launched_at,
-                     self.service.gpu_watch.usage):
+        for kept in (self.results, self.usage, self.service.gpu_watch.usage):
             kept.pop(job.id, None)
-        if job.current.node:
-            return
-        self.service.gpu_watch.released_at.update(dict.fromkeys(job.current.gpu_uuids, self.clock.monotonic()))
-        self.machine.forget(job.id)
+        self.service.find_backend(job).forget(job)
 
     def report_end(self, before: Job, job: Job) -> None:
         """`before`: as it ran."""
@@ -8636,21 +8724,19 @@ class Runners(Part):
         self.service.history.take_edit(paused)           # it may have been edited meanwhile
         for job in [job for job in self.service.running_jobs() if not job.current.node]:
             self.service.gpu_watch.usage[job.id] = JobUsage({name: getattr(job.current, name) for name in SAMPLES})
-        self.watch()
+        self.service.take_in(self.service.local, ())
         for job in self.service.running_jobs():
             if job.id not in self.results and not job.current.node:
                 self.log.info("Job %s goes on", job.id)
 
 
 class Launcher(Part):
-    """Starts jobs: here, or by handing them to their node or to Slurm."""
+    """Has jobs started, by whichever backend is to run them."""
 
     def __init__(self, service: Service) -> None:
         super().__init__(service)
-        self.launched_at: dict[str, float] = {}             # monotonic; started, no word yet
         self.start_rest = Backoff(*HOLD_S)                  # during which nothing is started
         self.jobs_lock = self.layout.jobs_lock_file if has_locks(self.store.machine_id) else ""
-        self.waiting = WaitingRunners(self.machine, self.layout, self.jobs_lock)
 
     def intend(self, job: Job, start: Start, now: float) -> Put:
         where: dict[str, Any] = {"nonce": self.clock.new_token()[:16]}
@@ -8665,46 +8751,16 @@ class Launcher(Part):
 
     def start(self, job: Job) -> None:
         """Have a job begin whose start is recorded.  After a crash before its claim, the next service puts it back."""
-        slurm = self.service.cluster if job.current.slurm_key is not None else None
         try:
-            news = (slurm.hand if slurm else self.service.pool.send if job.current.node else self.launch)(job)
+            news = self.service.find_backend(job).start(job)
         except (NexusError, OSError) as error:
             news = error
         except Exception as error:
-            if job.id not in self.launched_at:
+            if job.id not in self.service.local.launched_at:
                 self.service.runners.hear_outcome(job, Result(None, None, 0.0, "launch", format_line(repr(error), 300)))
             raise
         if news:
             self.service.runners.hear_outcome(job, news)
-
-    def launch(self, job: Job) -> News | None:
-        """Raises: OSError, NexusError, when it could not be started."""
-        leases, runner = self.machine.leases if job.current.gpu_uuids else None, self.waiting.choose()
-        now = self.clock.monotonic()
-        hold = self.start_rest.find_why(now) or (self.service.gpu_watch.find_gpu_trouble() if leases else None)
-        try:
-            if leases and not hold:
-                try:
-                    leases.take(job.id, job.current.gpu_uuids, runner)
-                except NexusError as error:             # no fault of the job's
-                    hold = error.message
-                    if error.kind != "conflict":
-                        self.service.gpu_watch.lease_rest.fail(now, error)
-            if hold:                                    # since it was planned
-                return Requeue(hold)
-            script, notes = self.write_script(job, leases.paths(job.id) if leases and not runner else None)
-            self.launched_at[job.id] = now
-            try:
-                self.waiting.give(runner, job, script) if runner else self.machine.launch(job, script)
-            except BrokenPipeError:
-                return Requeue("its runner was killed before it began")
-        finally:
-            if runner:
-                self.waiting.end(runner)
-        self.waiting.note_start(now)
-        self.start_rest.succeed()
-        self.tell_start(job)
-        return {"notes": tuple(notes)} if notes else None
 
     def tell_start(self, job: Job) -> None:
         """It was launched; that it runs is said by its job.sh."""
@@ -8754,8 +8810,10 @@ class Launcher(Part):
         return script, notes
 
 
-class NodePool(Part):
+class NodePool(Backend):
     """The other machines: for each that State knows there is a Node, in the order in which they came."""
+
+    doing = "hearing nodes"
 
     def __init__(self, service: Service) -> None:
         import threading
@@ -8864,11 +8922,11 @@ class NodePool(Part):
                          trouble=self.service.gpu_watch.observation.trouble, hint=None, unknown_since=None, control=None),
                 *map(describe_other, self.nodes.values())]
 
-    def send(self, job: Job) -> None:
-        """Have a job started on another machine, as is recorded.  What becomes of it hear_node() hears.
+    def has(self, job: Job) -> bool:
+        return bool(job.current.node)
 
-        Raises: OSError, NexusError, when it cannot be started there.
-        """
+    def start(self, job: Job) -> None:
+        """Have it sent to its node."""
         interpreter, words = self.service.scripts.find_script(job)
         if words:
             check_script(interpreter, words[0])
@@ -8885,8 +8943,14 @@ class NodePool(Part):
             self.service.launcher.tell_start(job)
             node.hurry()
 
-    def hear_node(self, node: Node) -> None:
-        """Take in what a node has told, and look after the jobs there."""
+    def poll(self, sayings: Sequence[Saying]) -> list[Finding]:
+        """What nodes have told."""
+        found: list[Finding] = []
+        for node in self.nodes.values():
+            self.service.run_guarded(f"hearing node {node.name}", self.poll_node, node, found)
+        return found
+
+    def poll_node(self, node: Node, found: list[Finding]) -> None:
         if node.has_news:
             node.has_news = False
             self.service.gpu_watch.note_readings(node.gpus if node.trouble is None else ())
@@ -8897,16 +8961,20 @@ class NodePool(Part):
         for job in node.list_jobs():
             news = self.find_news(node, job) if job.id not in self.service.runners.results else None
             if news:
-                self.service.runners.hear_outcome(job, news)
-        if node.has_more():
-            node.hurry()
-        is_told = node.trouble is not None or node.is_told
-        if node.is_leaving and is_told and not any(job.current.node == node.name for job in self.service.running_jobs()):
-            with self.lock:
-                if node.is_leaving and self.nodes.get(node.name) is node:       # nobody has added it again meanwhile
-                    self.set_node(node.name, None)
-                    self.log.info("Node %s is removed", node.name)
-                    self.store.events.publish([("gpus", None)])
+                found.append((job, news))
+
+    def end_unwanted(self) -> None:
+        """Tell nodes what has changed, and forget those that are leaving when nothing is left there."""
+        for node in list(self.nodes.values()):
+            if node.has_more():
+                node.hurry()
+            is_told = node.trouble is not None or node.is_told
+            if node.is_leaving and is_told and not any(job.current.node == node.name for job in self.service.running_jobs()):
+                with self.lock:
+                    if node.is_leaving and self.nodes.get(node.name) is node:   # nobody has added it again meanwhile
+                        self.set_node(node.name, None)
+                        self.log.info("Node %s is removed", node.name)
+                        self.store.events.publish([("gpus", None)])
 
     def find_news(self, node: Node, job: Job) -> Started | Requeue | Result | None:
         """What has become of a job there; also what nobody tells: its node is silent for too long, or knows nothing of it."""
@@ -9524,6 +9592,7 @@ class Service:
         self.gpu_watch = GpuWatch(self)
         self.runners = Runners(self)
         self.launcher = Launcher(self)
+        self.local = Local(self)
         self.pool = NodePool(self)
         self.node_side = NodeSide(self)
         self.history = History(self)
@@ -9577,18 +9646,30 @@ class Service:
     def tick(self, sayings: Sequence[Saying]) -> None:
         """One step of the loop.  A phase that fails is logged and counted; the others go on."""
         began_at = self.clock.monotonic()
-        self.run_guarded("hearing runners", self.runners.hear, sayings)
-        if not sayings or began_at - self.runners.last_watch_at >= WATCH_INTERVAL_S:        # what was just said comes first
-            self.run_guarded("watching runners", self.runners.watch)
-        for node in self.pool.nodes.values():
-            self.run_guarded(f"hearing node {node.name}", self.pool.hear_node, node)
-        if self.cluster:
-            self.run_guarded("following Slurm", self.cluster.follow)
-        for doing, act in (("reading GPUs", self.gpu_watch.take_in_observation), ("ending jobs", self.runners.clear),
-                           ("scheduling", self.schedule)):
-            self.run_guarded(doing, act)
+        for backend in self.backends:
+            self.run_guarded(backend.doing, self.take_in, backend, sayings)
+        self.run_guarded("reading GPUs", self.gpu_watch.take_in_observation)
+        self.run_guarded("noting what jobs take", self.runners.note_usage)
+        for backend in self.backends:
+            self.run_guarded("ending jobs", backend.end_unwanted)
+        self.run_guarded("scheduling", self.schedule)
         self.turned_at = self.clock.monotonic()
         self.counters.turns.note(self.turned_at - began_at)
+
+    def take_in(self, backend: Backend, sayings: Sequence[Saying]) -> None:
+        """Record what a backend has learned."""
+        for known, news in backend.poll(sayings):
+            job: Job | None = self.store.read(lambda state, known=known: state.jobs.get(known.id))  # type: ignore[misc]
+            if job and job.attempt == known.attempt and job.status not in FINAL:
+                self.run_guarded(f"hearing of job {job.id}", self.runners.hear_outcome, job, news)
+
+    @property
+    def backends(self) -> Sequence[Backend]:
+        return (self.local, self.pool, *([self.cluster] if self.cluster else []))
+
+    def find_backend(self, job: Job) -> Backend:
+        """The one that runs an attempt, or is to."""
+        return next(backend for backend in self.backends if backend.has(job))
 
     def run_guarded(self, doing: str, act: Callable[..., object], *arguments: Any) -> None:
         """Do one of several things; whatever it comes to, the others are done."""
@@ -9609,9 +9690,9 @@ class Service:
         self.last_failure = failure
 
     def next_wait_s(self) -> float:
-        if self.clock.monotonic() - self.failed_at < WATCH_INTERVAL_S or (self.store.last_error and not self.runners.clearings):
+        if self.clock.monotonic() - self.failed_at < WATCH_INTERVAL_S or (self.store.last_error and not self.local.clearings):
             return WATCH_INTERVAL_S             # what has just failed is not tried at full speed
-        if self.runners.results or self.runners.clearings or self.launcher.waiting.is_short(self.clock.monotonic()):
+        if self.runners.results or self.local.clearings or self.local.waiting.is_short(self.clock.monotonic()):
             return CLEARING_INTERVAL_S
         is_running, delayed = self.store.read(lambda state: (bool(state.running), state.delayed[:1]))
         longest = WATCH_INTERVAL_S if is_running or self.store.last_error else 5.0
@@ -9656,7 +9737,7 @@ class Service:
             self.store.update(lambda state: [Put("facts", "paused_gpus", state.paused_gpus)])       # is there room again?
         now = self.clock.now()
         results, trouble, nodes = self.runners.results, self.gpu_watch.find_gpu_trouble(), self.pool.view_nodes()
-        over = {job_id: result for job_id, result in results.items() if job_id not in self.runners.clearings}
+        over = {job_id: result for job_id, result in results.items() if job_id not in self.local.clearings}
         evidence = {job.id: self.runners.gather_evidence(job, over[job.id]) for job in self.running_jobs() if job.id in over}
         hold = self.launcher.start_rest.find_why(self.clock.monotonic()) or ""
         usage = {job_id: used for job_id, used in self.runners.usage.items() if job_id not in results}     # what is over is not late

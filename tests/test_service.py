@@ -463,7 +463,7 @@ def test_bounce_of_a_job_that_is_to_be_stopped_ends_it(world):
     w.turn(f"bounce {job_id} 1 taken")
     w.turn()
     assert (w.job(job_id).status, w.job(job_id).current.cause, w.job(job_id).current.stop_by) == ("cancelled", "killed", "ann")
-    assert w.machine.launched == [(job_id, 1)] and not w.service.runners.results and not w.service.runners.clearings
+    assert w.machine.launched == [(job_id, 1)] and not w.service.runners.results and not w.service.local.clearings
 
 
 def test_starts_that_come_to_nothing_leave_no_trail(world):
@@ -1279,19 +1279,19 @@ def test_that_a_gpu_is_paused_is_an_event(world):
 # One failure stays one failure
 
 PHASES = [  # where, what, as it is told
-    ("runners", "hear", "hearing runners"), ("runners", "watch", "watching runners"), ("gpu_watch", "take_in_observation", "reading GPUs"),
-    ("runners", "clear", "ending jobs"), ("", "schedule", "scheduling")]
+    ("local", "poll", "hearing runners"), ("pool", "poll", "hearing nodes"), ("gpu_watch", "take_in_observation", "reading GPUs"),
+    ("runners", "note_usage", "noting what jobs take"), ("local", "end_unwanted", "ending jobs"), ("", "schedule", "scheduling")]
 
 
-@pytest.mark.parametrize("part, method, phase", PHASES, ids=[case[1] for case in PHASES])
+@pytest.mark.parametrize("part, method, phase", PHASES, ids=[f"{case[0]}.{case[1]}" for case in PHASES])
 def test_a_phase_that_fails_stops_no_other(world, monkeypatch, part, method, phase):
     w = world()
     done = []
-    for where, name, _ in PHASES:
-        monkeypatch.setattr(getattr(w.service, where, w.service), name, lambda *_, name=name: done.append(name))
+    for where, name, told in PHASES:
+        monkeypatch.setattr(getattr(w.service, where, w.service), name, lambda *_, told=told: done.append(told) or ())
     monkeypatch.setattr(getattr(w.service, part, w.service), method, lambda *_: (_ for _ in ()).throw(ZeroDivisionError("oh")))
     w.turn()
-    assert done == [name for _, name, _ in PHASES if name != method]
+    assert done == [told for _, _, told in PHASES if told != phase]
     health = w.service.views.health()
     reading = next(check for check in health["checks"] if check["name"] == "failures")
     assert not health["is_healthy"] and not reading["is_ok"] and phase in reading["reading"] and "oh" in reading["reading"]
@@ -2565,7 +2565,8 @@ def cluster(world):
 
     def take_slurm():
         w.slurm.service_id, w.service.cluster.slurm = w.store.service_id, w.slurm
-        w.service.cluster.follow()
+        w.service.take_in(w.service.cluster, ())
+        w.service.cluster.end_unwanted()
 
     def go(turns=6, seconds=6.0):
         for _ in range(turns):
@@ -3195,13 +3196,13 @@ def test_news_that_comes_while_the_disk_is_full_is_not_lost(head, monkeypatch):
 def test_the_line_is_cut_between_the_plan_and_the_order(head, monkeypatch):
     """The job goes back to the queue, and there again when it can; nothing is remembered of what was never sent."""
     w = head()
-    job_id, node, send = w.add(), w.service.pool.nodes["n1"], w.service.pool.send
+    job_id, node, send = w.add(), w.service.pool.nodes["n1"], w.service.pool.start
 
     def cut(job):
         node.trouble = nexus.NexusError("unavailable", "cannot reach n1")
         return send(job)
 
-    monkeypatch.setattr(w.service.pool, "send", cut)
+    monkeypatch.setattr(w.service.pool, "start", cut)
     w.turn()
     assert w.job(job_id).status == "pending" and w.job(job_id).attempts[-1].cause == "requeued"
     w.turn()
@@ -3219,7 +3220,7 @@ def test_an_attempt_that_goes_back_is_not_sent_before_that_is_recorded(head, mon
     """The node may be reached again at any moment, and is asked by another thread."""
     w = head()
     job_id, node, hear_outcome, wanted = w.add(), w.service.pool.nodes["n1"], w.service.runners.hear_outcome, []
-    real = w.service.pool.send
+    real = w.service.pool.start
 
     def send(job):
         node.trouble = nexus.NexusError("unavailable", "cannot reach n1")
@@ -3232,7 +3233,7 @@ def test_an_attempt_that_goes_back_is_not_sent_before_that_is_recorded(head, mon
             raise nexus.NexusError("unavailable", "the disk is full")
         hear_outcome(job, news)
 
-    monkeypatch.setattr(w.service.pool, "send", send)
+    monkeypatch.setattr(w.service.pool, "start", send)
     monkeypatch.setattr(w.service.runners, "hear_outcome", record)
     w.turn()
     assert wanted == [] and w.job(job_id).status == ("running" if is_full else "pending")
@@ -3241,13 +3242,13 @@ def test_an_attempt_that_goes_back_is_not_sent_before_that_is_recorded(head, mon
 
 def test_a_job_for_a_node_that_has_gone_says_so(head, monkeypatch):
     w = head()
-    job_id, send = w.add(), w.service.pool.send
+    job_id, send = w.add(), w.service.pool.start
 
     def forget(job):
         monkeypatch.setattr(w.service.pool, "nodes", {})
         return send(job)
 
-    monkeypatch.setattr(w.service.pool, "send", forget)
+    monkeypatch.setattr(w.service.pool, "start", forget)
     w.turn()
     assert w.job(job_id).attempts[-1].cause_line == "there is no node n1 any more"
 
