@@ -5380,9 +5380,10 @@ class Machine:
 
     def name_session(self, job: Job) -> None:
         """Give the session of a job that was taken by a runner which had waited its name.  Raises: OSError."""
-        if not self.no_screen_reason and job.id in self.launched:
-            self.begin(f"name of {job.id}", ["screen", "-S", f"{self.launched[job.id]}.{WAITING_SESSION}", "-X", "sessionname",
-                                             f"nexus_job_{job.id}"])
+        pid = self.launched.get(job.id) or (job.current.session or "").partition(".")[0]
+        if pid and not self.no_screen_reason:
+            self.begin(f"name of {job.id}", [
+                "screen", "-S", f"{pid}.{WAITING_SESSION}", "-X", "sessionname", f"nexus_job_{job.id}"])
 
     def session_of(self, job: Job) -> str | None:
         """The PID.NAME of a job that this service has launched under screen."""
@@ -8579,6 +8580,14 @@ class Local(Backend):
             self.log.info("Job %s is over; ending what it left: pid %s", job.id, format_indices(sorted(pids)))
         clearing.told |= pids
 
+    def name_sessions(self) -> None:
+        """Those that the service before had no time to name.  Raises: OSError, NexusError."""
+        sessions = {} if self.machine.no_screen_reason else self.machine.screen.list_sessions()
+        unnamed = {session.partition(".")[0] for session in sessions if session.endswith(WAITING_SESSION)}
+        for job in self.list_jobs():
+            if (job.current.session or "").partition(".")[0] in unnamed:
+                self.machine.name_session(job)
+
     def forget(self, job: Job) -> None:
         for kept in (self.launched_at, self.began, self.clearings):
             kept.pop(job.id, None)
@@ -8725,6 +8734,7 @@ class Runners(Part):
         for job in [job for job in self.service.running_jobs() if not job.current.node]:
             self.service.gpu_watch.usage[job.id] = JobUsage({name: getattr(job.current, name) for name in SAMPLES})
         self.service.take_in(self.service.local, ())
+        self.service.run_guarded("naming sessions", self.service.local.name_sessions)
         for job in self.service.running_jobs():
             if job.id not in self.results and not job.current.node:
                 self.log.info("Job %s goes on", job.id)
