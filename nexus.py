@@ -6936,6 +6936,7 @@ HOLD_S = (5.0, 300.0)           # for how long nothing is started after the mach
 LEASE_REST_S = (5.0, 60.0)      # and no GPU is given out after a lease came to nothing
 RUNNER_PATIENCE_S = 2.0         # for job.sh to write the result of a job that was killed
 SETTLED_S = 30.0                # a job's use of GPU memory that has not grown for so long is what it needs
+ESTIMATE_PATIENCE_S = 0.05      # so long a request waits for estimates that are being made
 ESTIMATE_REST = 10              # estimates are as old as this many times what they took, and at least 2 s
 HEALTH_INTERVAL_S = 5.0         # so often on_unhealthy looks
 HOOK_TIMEOUT_S = 60.0           # for a command of [hooks]
@@ -9349,7 +9350,8 @@ class Views(Part):
         import threading
         super().__init__(service)
         self.estimates: Mapping[str, float] = {}            # pending job: when it will start
-        self.estimating, self.next_estimate_at = threading.Lock(), float("-inf")       # monotonic
+        self.next_estimate_at = float("-inf")               # monotonic
+        self.estimates_made, self.estimator = threading.Event(), Worker(service, "estimating when jobs start", self.estimate, None)
 
     def status(self) -> dict[str, Any]:
         """GET /status."""
@@ -9478,7 +9480,8 @@ class Views(Part):
         told: dict[str, Any] = {"id": job.id, "status": job.status, "reason": None, "facts": [], "gpus": [], "verdicts": []}
         if job.status != PENDING:
             last = job.current
-            place = format_place(last.gpu_indices, last.slurm_node or last.node)
+            place = f" as Slurm's {last.slurm_id}" if last.slurm_id else ""
+            place += format_place(last.gpu_indices, last.slurm_node or last.node)
             return {**told, "why": last.cause_line or last.cause or f"it {'runs' if job.status == RUNNING else 'ran'}{place}"}
         facts = describe_place(job, position, estimates.get(job.id), board, self.config.jobs, now)
         verdicts = list_verdicts(job, board, self.config.gpu, now) if job.gpus and not self.service.is_slurm else []
@@ -9492,22 +9495,28 @@ class Views(Part):
         """{pending job: when it will start}, as far as anything is known; a few seconds old, or older while the next are being made."""
         if self.service.cluster and self.service.is_slurm:
             return self.service.cluster.list_estimates()
+        if self.clock.monotonic() >= self.next_estimate_at:
+            self.estimates_made.clear()
+            if self.estimator.thread.is_alive():
+                self.estimator.wanted.set()
+                self.estimates_made.wait(ESTIMATE_PATIENCE_S)
+            else:
+                self.estimate()
+        return self.estimates
+
+    def estimate(self) -> None:
+        """Work out when jobs will start, which may take half a second."""
         began = self.clock.monotonic()
-        if began < self.next_estimate_at or not self.estimating.acquire(blocking=False):
-            return self.estimates
-        try:                                                # it may take half a second
-            jobs, groups, finished, gpus, is_paused = self.store.read(lambda state: (
-                [*state.running.values(), *list_pending(state)[:MAX_REPLAY_JOBS]],
-                list(state.groups.values()), list_finished(state), self.service.gpu_watch.see_gpus(state), state.paused))
-            is_known = jobs and not is_paused and not self.service.gpu_watch.find_gpu_trouble() and (
-                not self.service.launcher.start_rest.find_why(began))
-            self.estimates = estimate_starts(jobs, groups, know_run_times(jobs, finished), gpus, self.config, self.clock.now(),
-                                             self.service.pool.view_nodes()) if is_known else {}
-            now = self.clock.monotonic()
-            self.next_estimate_at = now + max(2.0, ESTIMATE_REST * (now - began))
-            return self.estimates
-        finally:
-            self.estimating.release()
+        jobs, groups, finished, gpus, is_paused = self.store.read(lambda state: (
+            [*state.running.values(), *list_pending(state)[:MAX_REPLAY_JOBS]],
+            list(state.groups.values()), list_finished(state), self.service.gpu_watch.see_gpus(state), state.paused))
+        is_known = jobs and not is_paused and not self.service.gpu_watch.find_gpu_trouble() and (
+            not self.service.launcher.start_rest.find_why(began))
+        self.estimates = estimate_starts(jobs, groups, know_run_times(jobs, finished), gpus, self.config, self.clock.now(),
+                                         self.service.pool.view_nodes()) if is_known else {}
+        now = self.clock.monotonic()
+        self.next_estimate_at = now + max(2.0, ESTIMATE_REST * (now - began))
+        self.estimates_made.set()
 
     def health(self) -> dict[str, Any]:
         """GET /health."""
@@ -9641,7 +9650,7 @@ class Service:
         self.machine.become_subreaper()
         self.open_fifo()
         self.runners.adopt()
-        for worker in (Worker(self, "asking for the GPUs", lambda: probe_gpus(self)),
+        for worker in (Worker(self, "asking for the GPUs", lambda: probe_gpus(self)), self.views.estimator,
                        Worker(self, "writing state.json", self.history.keep_state),
                        Worker(self, "trimming the history", self.history.trim_history),
                        self.hooks.worker, self.gpu_watch.pss_worker, *(one.worker for one in (self.cluster, self.jobs_file) if one)):
