@@ -288,7 +288,7 @@ def test_one_node_whose_news_cannot_be_taken_in_keeps_no_other_waiting(world, mo
     for name in ("n1", "n2"):
         w.service.pool.add_node(nexus.NodeConfig(name, "10.0.0.5"), "ann")
     heard = []
-    monkeypatch.setattr(w.service.pool, "hear_node", lambda node: heard.append(1 / (node.name != "n1")))
+    monkeypatch.setattr(w.service.pool, "poll_node", lambda node, found: heard.append(1 / (node.name != "n1")))
     w.turn()
     assert heard == [1] and w.service.failure_count == 1 and "ZeroDivision" in w.service.last_failure
 

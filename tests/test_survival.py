@@ -597,8 +597,8 @@ def test_sockets_of_dead_sessions_are_removed():
         def left():
             return {path.name for path in (box.folder / "screen").iterdir()}
 
-        live.until(lambda: len(left()) == 2, lambda: f"the sessions alone, the service's and the job's: {left()}")
-        assert other["session"] in left() and job["session"] not in left()
+        live.until(lambda: len(left()) == 2 and other["session"] in left(), lambda: f"the service's and {other['session']} alone: {left()}")
+        assert job["session"] not in left()
 
 
 @pytest.mark.parametrize("command, wanted", [
