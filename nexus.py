@@ -5056,8 +5056,13 @@ class Leases:
                 if uuid in holders:
                     raise NexusError("conflict", f"the nexus of {find_user(holders[uuid])} took {uuid} first")
         except BaseException:
+            self.close_own(runner)                  # it was not renamed
             self.drop(job_id)
             raise
+
+    def is_there(self, key: str) -> bool:
+        """Whether the file of a lease that this service holds has not been removed."""
+        return key in self.held and os.fstat(self.held[key][1]).st_nlink > 0
 
     def paths(self, job_id: str) -> tuple[str, str]:
         """Where a lease lies, and where job.sh opens it: there nothing can be put in its place."""
@@ -6299,7 +6304,7 @@ class WaitingRunners:
     def keep(self, now: float) -> None:
         """Have as many as jobs were started lately, one more at a time."""
         wanted = self.count(now)
-        gone = [number for number in self.runners if number not in self.machine.children]
+        gone = [number for number in self.runners if self.is_lost(number)]
         if gone or len(self.runners) > wanted:              # somebody has killed one, or there is nothing to do
             self.end(*gone[:1] or [next(iter(self.runners))])
         elif len(self.runners) < wanted and (now >= self.next_at or not self.runners) and "\n" not in self.layout.log_dir:
@@ -6356,7 +6361,11 @@ class WaitingRunners:
 
     def choose(self) -> str:
         """One that waits; "" when none does."""
-        return next((number for number, runner in self.runners.items() if runner.pid), "")
+        return next((number for number, runner in self.runners.items() if runner.pid and not self.is_lost(number)), "")
+
+    def is_lost(self, number: str) -> bool:
+        """Whether one has ended, or its lease was removed."""
+        return number not in self.machine.children or bool(self.machine.leases and not self.machine.leases.is_there(number))
 
     def give(self, number: str, job: Job, script: str) -> None:
         """Have a job run by one that waits.  Its attempt is claimed before, so that it is nobody else's.
@@ -8536,13 +8545,13 @@ class Local(Backend):
                     return Requeue("the service ended before it began") if launched_at is None else Result(
                         None, None, 0.0, "launch", "screen or sh did not begin with it", may_pass=True)
             return None
+        if job.id not in self.began:                        # a runner that had waited is older than its job
+            self.began[job.id] = read_began(folder, job.attempt) or job.current.pid_started or 0
         if not self.machine.processes.is_alive(job.current.pid, job.current.pid_started):
             result, claim = read_result(folder, job.attempt), read_claim(folder, job.attempt)
             if not result and claim and claim[0] and read_began(folder, job.attempt) is None:
                 return Requeue("its runner ended before it began", {"pid": None, "pid_started": None})
             return result or Result(None, None, None, "session-lost", "its job.sh was killed: the exit code is not known")
-        if job.id not in self.began:
-            self.began[job.id] = read_began(folder, job.attempt) or job.current.pid_started or 0
         return None
 
     def end_unwanted(self) -> None:

@@ -1,12 +1,16 @@
 """Runners that wait for a job: the same as others, whatever is killed, and gone when there is nothing to do."""
 
 import collections
+import fcntl
 import os
 import random
 import signal
+import time
 
 import live
 import pytest
+
+import nexus
 
 GPU = {"index": 0, "uuid": "GPU-11111111-0000-0000-0000-000000000000", "name": "A100"}
 
@@ -80,3 +84,42 @@ def test_runners_that_are_killed_start_nothing_twice_and_lose_nothing_that_waits
             is_killed = job["cause"] in ("session-lost", "signal") and runs[job["id"]] <= 1
             assert is_killed or (job["status"], runs[job["id"]]) == ("completed", 1), job
         live.until(lambda: not waiting_runners(box), "all to be gone")
+
+
+def test_a_runner_whose_lease_was_removed_is_given_no_job():
+    with live.Box(gpus=[GPU]) as box:
+        for job in [box.add("sleep 0.05") for _ in range(4)]:
+            box.wait(job)
+        for path in (box.folder / "leases").iterdir():
+            if path.name != "lock":
+                path.unlink()
+        assert box.wait(box.add("true"))["attempt"] == 1
+
+
+def test_a_lease_that_is_not_taken_leaves_no_descriptor_open(tmp_path, monkeypatch):
+    leases = nexus.Leases(str(tmp_path / "leases"), "0-aaaaaaaa")
+    make = leases.make
+
+    def make_and_lock(key):
+        make(key)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    with leases.locked():
+        lock = os.open(tmp_path / "leases" / "lock", os.O_RDONLY)
+    monkeypatch.setattr(leases, "make", make_and_lock)
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(nexus.NexusError, match="keeps"):
+        leases.take("abc", [GPU["uuid"]])
+    assert len(os.listdir("/proc/self/fd")) == len(before) and not leases.held
+    os.close(lock)
+
+
+def test_the_time_that_a_runner_waited_is_not_its_jobs_after_a_restart():
+    with live.Box(gpus=1) as box:
+        for job in [box.add("sleep 0.05") for _ in range(4)]:
+            box.wait(job)
+        time.sleep(3.5)
+        job = box.wait_started(box.add("sleep 4", timeout_seconds=5))
+        assert "waiting" in claim_of(job)[0]
+        time.sleep(1)
+        box.kill_service()
+        assert box.wait(job["id"])["status"] == "completed"
