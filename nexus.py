@@ -6386,8 +6386,9 @@ class WaitingRunners:
         Raises: OSError.
         """
         unnamed, self.unnamed = self.unnamed, []
-        for job, pipe in unnamed:
+        for _, pipe in unnamed:
             os.close(pipe)
+        for job, _ in unnamed:
             self.machine.name_session(job)
 
 
