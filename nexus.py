@@ -5950,7 +5950,8 @@ finish() {
       { [ -d "/proc/$service" ] || sync "$dir/result-$attempt.json"; }      # a service that lives writes down what it hears
   do sleep 2; [ -z "$cause" ] || drop_tree; [ -d "$dir" ] || break; say end "$id" "$attempt" "$1" "$took"; done 2>/dev/null
   [ -n "$waited" ] || rm -f "$dir/claim-$$"
-  [ -z "$viewer" ] || { kill "$viewer"; wait "$viewer"; } 2>/dev/null      # an orphan would be taken for what the command left
+  # An orphan would be taken for what the command left.  SIGKILL: a shell that was just forked may lose another signal.
+  [ -z "$viewer" ] || { kill -9 "$viewer"; wait "$viewer"; } 2>/dev/null
 }
 # The command does not run: $1 is the cause, `launch` or `bounce`, and the rest says why.
 refuse() {
