@@ -4717,6 +4717,10 @@ class Processes:
         """For how long a process that began then has run, whatever the wall clock was set to."""
         return time.clock_gettime(time.CLOCK_BOOTTIME) - started / os.sysconf("SC_CLK_TCK")
 
+    def find_now(self) -> int:
+        """When a process began that began just now."""
+        return int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
+
     def scan(self, is_all: bool = False) -> list[Process]:
         """The processes that may be ours: this user's, and for root everybody's."""
         found, is_all = [], is_all or not self.uid
@@ -5069,6 +5073,18 @@ class Leases:
         name, handle = self.held[job_id]
         return os.path.join(self.folder, name), f"{PROC}/{os.getpid()}/fd/{handle}"
 
+    def clear(self, job_id: str, key: str) -> None:
+        """Name no GPU any more by the lease of a job that is over: its runner, which has locked it, waits for another one.
+
+        Raises: OSError.
+        """
+        name, handle = self.held[job_id]
+        os.ftruncate(handle, 0)
+        os.lseek(handle, 0, os.SEEK_SET)
+        new = f"{name.rpartition('.')[0]}.{key}"
+        os.rename(os.path.join(self.folder, name), os.path.join(self.folder, new))
+        self.held[key] = new, self.held.pop(job_id)[1]
+
     def close_own(self, job_id: str) -> None:
         """Close this service's descriptor of a lease, if it has one: the lock is its runner's alone from then on."""
         if job_id in self.held:
@@ -5238,6 +5254,7 @@ class Screen:
         return run(["screen", *words], 10, self.environ()).output
 
     def environ(self) -> dict[str, str]:
+        """Of screen, and of runners: RUNNER_NAMES."""
         names = ("PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "USER", "LOGNAME", "SHELL", "SCREENDIR")
         kept = {"PATH": os.defpath, **{name: os.environ[name] for name in names if name in os.environ}}
         own = {"SCREENDIR": self.folder} if self.folder else {}
@@ -5383,12 +5400,20 @@ class Machine:
             env=self.screen.environ(), start_new_session=True)
         return self.children[key]
 
-    def name_session(self, job: Job) -> None:
-        """Give the session of a job that was taken by a runner which had waited its name.  Raises: OSError."""
-        pid = self.launched.get(job.id) or (job.current.session or "").partition(".")[0]
-        if pid and not self.no_screen_reason:
-            self.begin(f"name of {job.id}", [
-                "screen", "-S", f"{pid}.{WAITING_SESSION}", "-X", "sessionname", f"nexus_job_{job.id}"])
+    def name_session(self, job_id: str, pid: str = "") -> None:
+        """Give the session of a job that was taken by a runner which had waited its name.  `pid`: where this process has not
+        launched it.  Raises: OSError.
+        """
+        if not self.no_screen_reason:
+            self.begin(f"name of {job_id}", ["screen", "-S", f"{self.launched.get(job_id, pid)}.{WAITING_SESSION}", "-X",
+                                             "sessionname", f"nexus_job_{job_id}"])
+
+    def rename(self, former: str, key: str) -> None:
+        """A runner that has waited has a job now, or waits again."""
+        tables: tuple[dict[str, Any], ...] = self.children, self.launched
+        for known in tables:
+            if former in known:
+                known[key] = known.pop(former)
 
     def session_of(self, job: Job) -> str | None:
         """The PID.NAME of a job that this service has launched under screen."""
@@ -5948,7 +5973,14 @@ finish() {
       printf '{"exit_code": %s, "runtime_seconds": %s.%02d%s}\n' "$1" $((took / 100)) $((took % 100)) \
         "${cause:+, \"cause\": \"$cause\"}" > "$dir/result-$attempt.json" &&
       { [ -d "/proc/$service" ] || sync "$dir/result-$attempt.json"; }      # a service that lives writes down what it hears
-  do sleep 2; [ -z "$cause" ] || drop_tree; [ -d "$dir" ] || break; say end "$id" "$attempt" "$1" "$took"; done 2>/dev/null
+  do
+    command exec 9>&-
+    sleep 2
+    again=
+    [ -z "$cause" ] || drop_tree
+    [ -d "$dir" ] || break
+    say end "$id" "$attempt" "$1" "$took"
+  done 2>/dev/null
   [ -n "$waited" ] || rm -f "$dir/claim-$$"
   # An orphan would be taken for what the command left.  SIGKILL: a shell that was just forked may lose another signal.
   [ -z "$viewer" ] || { kill -9 "$viewer"; wait "$viewer"; } 2>/dev/null
@@ -6037,7 +6069,8 @@ if [ -z "$waited" ]; then
 fi
 uptime_cs
 printf '%s\n' "$up" >> "$dir/attempt-$attempt" || fail "the log folder $dir cannot be written"
-say start "$id" "$attempt" "$$" "$started" "$up"
+again=                                    # whether it waits for another job after this one
+if [ -z "$waited" ]; then say start "$id" "$attempt" "$$" "$started" "$up"; elif [ -z "$commit" ]; then again=yes; fi
 if [ "$commit" ]; then
   find_made
   said=$(make_tree 2>&1) || refuse launch "the snapshot of $repo cannot be checked out: $said"
@@ -6049,16 +6082,15 @@ PATH=$own_path
 command : >> "$dir/stdout.log" && command : >> "$dir/stderr.log" || refuse launch "the log files in $dir cannot be written"
 if [ -t 1 ]; then                         # under screen, its window shows the logs
   {
-    # A runner that has waited begins with that when the service closes the pipe: a short job is over by then.
+    # Where a runner has waited, that begins when the service closes the pipe: a short job is over by then.
     [ -z "$waited" ] || read -r rest <&8
     export NEXUS_ROLE=viewer
     exec tail -qn 100 -s 0.2 -f --pid=$$ "$dir/stdout.log" "$dir/stderr.log" 8<&-
   } </dev/null 2>/dev/null 9>&- &
   viewer=$!
 fi
-command exec 8<&-
 uptime_cs; begin=$up
-( trap - HUP INT QUIT TERM; command_of_the_job ) >> "$dir/stdout.log" 2>> "$dir/stderr.log"
+( trap - HUP INT QUIT TERM; command_of_the_job ) >> "$dir/stdout.log" 2>> "$dir/stderr.log" 8<&-
 code=$?
 if [ -e "$dir/fault-$attempt" ]; then      # only CONDA_SCRIPT leaves one; ended by a signal, it is no fault of the environment
   read -r words < "$dir/fault-$attempt"
@@ -6066,7 +6098,7 @@ if [ -e "$dir/fault-$attempt" ]; then      # only CONDA_SCRIPT leaves one; ended
   [ "$code" -gt 128 ] || refuse launch "$words"
 fi
 uptime_cs; took=$((up - begin))
-command exec 9>&-
+[ "$again" ] || command exec 9>&-
 say end "$id" "$attempt" "$code" "$took"
 cause=
 finish "$code"
@@ -6074,16 +6106,19 @@ keep_made
 '''
 
 
-# A runner that waits for a job: it reads which job.sh it becomes from a pipe of the service's, which ends with the service.
+# A runner that waits for jobs: it reads which job.sh it becomes from a pipe of the service's, which ends with the service or
+# when a job turns out to be no short one.  Until then it keeps its lease, which is renamed for each job.
 WAITING_SCRIPT = RUNNER_SCRIPT + "run_job() {" + JOB_SCRIPT + r'''}
 number=$1 pipe=$2 events=$3 alive=$4 lease=$5 held=$6
 prepare
 command exec 8<"$pipe" && hold || exit 0
-say wait "$number" 0 "$$" "$started"
-read -r attempt script <&8 || exit 0
-set -- "$attempt" "$started"
-. "$script"
-run_job
+while say wait "$number" 0 "$$" "$started"; read -r attempt script <&8; do
+  set -- "$attempt" "$started"
+  . "$script"
+  run_job
+  [ "$again" ] || exit 0
+  cd /
+done
 '''
 
 
@@ -6152,6 +6187,13 @@ SLURM_SCRIPT = r'''  slurms='SLURM[A-Z0-9_]*|[A-Z]+_VISIBLE_DEVICES|GPU_DEVICE_O
 '''
 
 
+# What Screen.environ() gives a runner, screen and sh add, and no job is to have.
+RUNNER_NAMES = "HOME LANG LC_ALL LC_CTYPE USER LOGNAME SHELL SCREENDIR TERM SYSSCREENRC STY WINDOW TERMCAP PWD OLDPWD"
+# What sh may set to any value, and exports as it is.
+PLAIN_NAME = re.compile("(?!BASH|COMP_|EPOCH|(?:E?UID|PPID|SHELLOPTS|GROUPS|DIRSTACK|FUNCNAME|PIPESTATUS|S?RANDOM|SECONDS|LINENO|OPTIND"
+                        "|OPTERR|HISTCMD|IFS)$)[A-Za-z_][A-Za-z0-9_]*")
+
+
 def build_script(job: Job, environment: Mapping[str, str], layout: Layout, lease: tuple[str, str] | None,
                  limits: Sequence[str], program: Sequence[str] | None = None, jobs_lock: str = "") -> str:
     """job.sh of a job that is about to start.
@@ -6180,12 +6222,18 @@ def build_script(job: Job, environment: Mapping[str, str], layout: Layout, lease
         "folder": os.path.relpath(job.cwd, job.snapshot_repo) if job.snapshot_repo else job.cwd}
     umask = "$(umask)" if job.umask is None else f"{job.umask:04o}"
     prlimit = f"prlimit {' '.join(limits)} -- " if limits else ""
+    command = " ".join(map(quote, launch))
+    if is_slurm or limits or "PATH" not in environment or not all(map(PLAIN_NAME.fullmatch, environment)):
+        prlimit = f"prlimit {' '.join(limits)} -- " if limits else ""
+        begin, clean = [f"  exec {prlimit}/usr/bin/env -i -- \\", *(f"    {pair} \\" for pair in pairs), f'    "$@" {command}'], ""
+    else:                                       # without a program between two jobs that takes half as long as bash to begin
+        begin = [f"  unset {RUNNER_NAMES}", "  export \\", *(f"    {pair} \\" for pair in pairs), "    NEXUS_JOB_ID", f"  exec {command}"]
+        clean = '[ "$#" -gt 0 ] || exec /usr/bin/env -i PATH="$PATH" HOME="$HOME" /bin/sh "$0" ""'
     return "\n".join([
         "#!/bin/sh", f"# Job {job.id} of nexus, user {re.sub('[^A-Za-z0-9_.-]', '?', job.user)}.  Run by hand (sh job.sh) it just runs "
-        "the command; nexus calls it with the attempt's number.", "attempt=${1:-} waited=${2:-} started=${2:-} viewer=",
+        "the command; nexus calls it with the attempt's number.", clean, "attempt=${1:-} waited=${2:-} started=${2:-} viewer=",
         *(f"{name}={quote(text)}" for name, text in head.items()), f"umask={umask}", "",
-        "command_of_the_job() {", *([SLURM_SCRIPT] if is_slurm else []), '  umask "$umask"', f"  exec {prlimit}/usr/bin/env -i -- \\",
-        *(f"    {pair} \\" for pair in pairs), f'    "$@" {" ".join(map(quote, launch))}', "}", "",
+        "command_of_the_job() {", *([SLURM_SCRIPT] if is_slurm else []), '  umask "$umask"', *begin, "}", "",
         '[ -z "$waited" ] || return 0             # who has waited has read what follows before', RUNNER_SCRIPT, JOB_SCRIPT])
 
 
@@ -6279,34 +6327,38 @@ def read_tail(path: str, start: int, most: int) -> tuple[str, int]:
 MAX_WAITING = 4                 # runners
 WAITING_REST_S = 0.02           # after a start, and between two of them: the machine is busy with the job's own start
 WAITING_S = 5.0                 # there are as many as jobs were started within the last so many seconds
+SHORT_JOB_S = 0.5               # whoever runs a longer one does not come back
 
 
-@value
 class WaitingRunner:
-    number: str                         # never a job's id
-    child: subprocess.Popen[bytes]      # screen or sh
-    pipe: tuple[int, int]               # its ends; it opens the first itself, and is told its job by the second
-    pid: int = 0                        # of its sh, once it waits
-    started: int = 0
+    def __init__(self, number: str, child: subprocess.Popen[bytes], other_end: int, pipe: int) -> None:
+        self.number, self.child = number, child             # never a job's id; screen or sh
+        self.pipe = pipe                                    # by which it is told its job
+        self.other_end = other_end                          # of the pipe, until it has opened that itself; then -1
+        self.is_ready = False                               # it waits
+        self.pid = self.started = 0                         # of its sh, since it waited first
+        self.given_at = 0.0                                 # monotonic: its job
 
 
 class WaitingRunners:
-    """Runners that wait for a job.  Where short jobs follow each other no process of nexus has to start between two of them."""
+    """Runners that wait for a job.  Where short jobs follow each other no process of nexus has to start between two of them:
+    whoever has run one waits for another, until there are more than are wanted.
+    """
 
     def __init__(self, machine: Machine, layout: Layout, jobs_lock: str) -> None:
         self.machine, self.layout, self.jobs_lock = machine, layout, jobs_lock
         self.script = os.path.join(layout.cache_dir, "runner.sh")
-        self.runners: dict[str, WaitingRunner] = {}
+        self.runners: dict[str, WaitingRunner] = {}         # number: one that has no job
+        self.busy: dict[str, WaitingRunner] = {}            # job id: one that may come back; its session has no name of its own
         self.last_number = 0
         self.starts: list[float] = []                       # monotonic, the latest last
         self.next_at = 0.0                                  # monotonic: when the next one is begun
-        self.unnamed: list[tuple[Job, int]] = []            # their sessions have the name of a runner that waits; and its pipe
 
     def keep(self, now: float) -> None:
         """Have as many as jobs were started lately, one more at a time."""
         wanted = self.count(now)
         gone = [number for number in self.runners if self.is_lost(number)]
-        if gone or len(self.runners) > wanted:              # somebody has killed one, or there is nothing to do
+        if gone or len(self.runners) > (wanted and wanted + 1):     # somebody has killed one, or less is started; +1 has just come back
             self.end(*gone[:1] or [next(iter(self.runners))])
         elif len(self.runners) < wanted and (now >= self.next_at or not self.runners) and "\n" not in self.layout.log_dir:
             self.next_at = now + WAITING_REST_S
@@ -6343,54 +6395,75 @@ class WaitingRunners:
                 lease = leases.paths(number)
             child = self.machine.spawn(number, WAITING_SESSION, [
                 "/bin/sh", self.script, number, f"{PROC}/{os.getpid()}/fd/{pipe[0]}", self.layout.events_file, self.jobs_lock, *lease])
-            self.runners[number] = WaitingRunner(number, child, pipe)
+            self.runners[number] = WaitingRunner(number, child, *pipe)
             stack.pop_all()
 
     def hear(self, number: str, pid: int, started: int) -> None:
         """It waits now, and has its own end of the pipe."""
-        runner = self.runners.get(number)
-        if runner and not runner.pid:
-            os.close(runner.pipe[0])
-            self.runners[number] = replace(runner, pid=pid, started=started)
+        for runner in [one for one in (*self.runners.values(), *self.busy.values()) if one.number == number]:
+            runner.is_ready, runner.pid, runner.started = True, pid, started
+            if runner.other_end >= 0:
+                os.close(runner.other_end)
+                runner.other_end = -1
 
     def end(self, number: str) -> None:
-        """It ends when its pipe does, unless it was given a job."""
+        """It ends when its pipe does."""
         runner = self.runners.pop(number)
-        for end in runner.pipe[bool(runner.pid):]:
+        for end in [end for end in (runner.pipe, runner.other_end) if end >= 0]:
             os.close(end)
         self.machine.forget(number)
 
     def choose(self) -> str:
         """One that waits; "" when none does."""
-        return next((number for number, runner in self.runners.items() if runner.pid and not self.is_lost(number)), "")
+        return next((number for number, runner in self.runners.items() if runner.is_ready and not self.is_lost(number)), "")
 
     def is_lost(self, number: str) -> bool:
         """Whether one has ended, or its lease was removed."""
         return number not in self.machine.children or bool(self.machine.leases and not self.machine.leases.is_there(number))
 
-    def give(self, number: str, job: Job, script: str) -> None:
-        """Have a job run by one that waits.  Its attempt is claimed before, so that it is nobody else's.
+    def give(self, number: str, job: Job, script: str, now: float) -> dict[str, Any]:
+        """Have a job run by one that waits; its pid, and when it began.  The attempt is claimed before, so that it is nobody else's.
 
         Raises: OSError; BrokenPipeError, when somebody has killed it.
         """
         runner = self.runners[number]
         with open(os.path.join(os.path.dirname(script), f"attempt-{job.attempt}"), "x") as file:
             file.write(f"{runner.pid} {runner.started} waiting\n")
-        os.write(runner.pipe[1], f"{job.attempt} {script}\n".encode("utf-8", "surrogateescape"))
-        self.machine.children[job.id] = self.machine.children.pop(number, runner.child)
-        self.machine.launched[job.id] = runner.child.pid
-        self.unnamed.append((job, os.dup(runner.pipe[1])))
+        os.write(runner.pipe, f"{job.attempt} {script}\n".encode("utf-8", "surrogateescape"))
+        runner.is_ready, runner.given_at = False, now
+        self.busy[job.id] = self.runners.pop(number)
+        self.machine.rename(number, job.id)
+        return {"pid": runner.pid, "pid_started": runner.started}
 
-    def name_sessions(self) -> None:
+    def take_back(self, job_id: str, now: float) -> None:
+        """One's job is over, and nothing of it is left: it waits for another one, where it is wanted."""
+        runner = self.busy.get(job_id)
+        if runner and self.count(now):
+            with contextlib.suppress(OSError):              # somebody has removed its lease, say
+                if self.machine.leases and job_id in self.machine.leases.held:
+                    self.machine.leases.clear(job_id, runner.number)
+                self.machine.rename(job_id, runner.number)
+                self.runners[runner.number] = self.busy.pop(job_id)
+        self.let_go(job_id)
+
+    def let_go(self, job_id: str) -> None:
+        """One is its job's alone: it does not come back, and its window shows the logs."""
+        runner = self.busy.pop(job_id, None)
+        if runner:
+            os.close(runner.pipe)
+            if self.machine.leases:
+                self.machine.leases.close_own(job_id)
+
+    def name_sessions(self, now: float) -> None:
         """Name the sessions of jobs that have run for a while, and let them show their logs: when nobody waits for that.
 
         Raises: OSError.
         """
-        unnamed, self.unnamed = self.unnamed, []
-        for _, pipe in unnamed:
-            os.close(pipe)
-        for job, _ in unnamed:
-            self.machine.name_session(job)
+        long = [job_id for job_id, runner in self.busy.items() if now - runner.given_at >= SHORT_JOB_S]
+        for job_id in long:
+            self.let_go(job_id)
+        for job_id in long:
+            self.machine.name_session(job_id)
 
 
 SUPERVISOR_SCRIPT = r'''
@@ -6472,8 +6545,8 @@ UNDONE = NexusError("internal", "the change was not made", hint="service.log say
 class Transaction:
     """What one caller changes: all of it, or nothing."""
 
-    def __init__(self, decide: Callable[[State], Iterable[Put]]) -> None:
-        self.decide = decide
+    def __init__(self, decide: Callable[[State], Iterable[Put]], is_synced: bool = True) -> None:
+        self.decide, self.is_synced = decide, is_synced
         self.answer: Any = None
         self.error: BaseException | None = UNDONE       # None only once it is on the disk
         self.before: dict[tuple[str, str], Put] = {}    # what makes each row that it changes as it was
@@ -6588,12 +6661,12 @@ class Journal:
             raise
         self.handle = handle
 
-    def append(self, first: int, record: bytes) -> None:
+    def append(self, first: int, record: bytes, is_synced: bool = True) -> None:
         """Raises: OSError; then nothing was appended."""
         if self.handle < 0:
             self.begin(first)
         try:
-            append_whole(self.handle, record, is_synced=True)
+            append_whole(self.handle, record, is_synced=is_synced)
         except BaseException:
             self.close()                                # what the disk holds of it is not known
             raise
@@ -6665,13 +6738,14 @@ class Store:
 
     # Changing and reading
 
-    def update(self, decide: Callable[[State], Iterable[Put]]) -> Any:
+    def update(self, decide: Callable[[State], Iterable[Put]], is_synced: bool = True) -> Any:
         """Make the changes that `decide` yields; each is in State before it goes on.  Returns what it returns, as a generator.
 
         It runs in this thread, or in another that commits just then: one commits what all have asked for meanwhile.
+        Without `is_synced` they may be lost when the power is cut before the next change.
         Raises: what `decide` raises; unavailable, when the disk refuses.  Then nothing has changed.
         """
-        own = Transaction(decide)
+        own = Transaction(decide, is_synced)
         self.waiting.append(own)
         with self.committing:
             if own.error is UNDONE:
@@ -6695,7 +6769,7 @@ class Store:
                 done = [one for one in batch if one.perform(self.state)]
                 for one in reversed(done):
                     one.put_all(self.state, one.before.values(), -1)
-            refusal = self.write(first, [one.line for one in done if one.line])
+            refusal = self.write(first, [one.line for one in done if one.line], any(one.is_synced for one in done))
             with self.lock:
                 for one in done if not refusal else ():
                     one.put_all(self.state, one.after, 1)
@@ -6708,13 +6782,13 @@ class Store:
             self.note_moves([job for one in done for job in one.list_moves()])
             self.events.publish([event for one in done for event in one.list_events()])
 
-    def write(self, first: int, lines: Sequence[str]) -> NexusError | None:
+    def write(self, first: int, lines: Sequence[str], is_synced: bool) -> NexusError | None:
         """Bring lines to the disk, the first of which has that number; return why that could not be done."""
         if not lines:
             return None
         try:
             with disk("write the journal in", self.layout.journal_dir):
-                self.journal.append(first, "".join(lines).encode("ascii"))
+                self.journal.append(first, "".join(lines).encode("ascii"), is_synced)
         except NexusError as error:
             if self.last_error is None:
                 self.log.error("%s: nothing new is accepted or started until it can be written", error.message)
@@ -6722,6 +6796,7 @@ class Store:
             return error
         if self.last_error is not None:
             self.log.info("The journal can be written again")
+            self.checkpoint_wanted.set()                    # what was not synced before may be lost
         self.last_error = None
         if self.journal.bytes > max(MIN_JOURNAL_BYTES, self.stamp[1] if self.stamp else 0):
             self.checkpoint_wanted.set()
@@ -8462,6 +8537,8 @@ class Local(Backend):
             if leases and not hold:
                 try:
                     leases.take(job.id, job.current.gpu_uuids, runner)
+                    if runner:                          # it has locked it
+                        self.service.gpu_watch.lease_rest.succeed()
                 except NexusError as error:             # no fault of the job's
                     hold = error.message
                     if error.kind != "conflict":
@@ -8470,25 +8547,28 @@ class Local(Backend):
                 return Requeue(hold)
             script, notes = launcher.write_script(job, leases.paths(job.id) if leases and not runner else None)
             self.launched_at[job.id] = now
+            facts: dict[str, Any] = {"notes": tuple(notes)} if notes else {}
             try:
-                self.waiting.give(runner, job, script) if runner else self.machine.launch(job, script)
+                if runner:
+                    facts.update(self.waiting.give(runner, job, script, now))
+                    self.began[job.id] = self.machine.processes.find_now()
+                else:
+                    self.machine.launch(job, script)
             except BrokenPipeError:
                 return Requeue("its runner was killed before it began")
         finally:
-            if runner:
+            if runner in self.waiting.runners:
                 self.waiting.end(runner)
         self.waiting.note_start(now)
         launcher.start_rest.succeed()
         launcher.tell_start(job)
-        return {"notes": tuple(notes)} if notes else None
+        return Started(facts) if runner else facts
 
     def poll(self, sayings: Sequence[Saying]) -> Iterator[Finding]:
         """What runners say; and when they say nothing, or have for long, a look at them."""
         jobs: list[Job | None] = self.store.read(lambda state: [state.running.get(saying.job_id) for saying in sayings])
         for saying, job in zip(sayings, jobs):
-            if saying.verb == "wait":
-                self.waiting.hear(saying.job_id, *map(int, saying.words))
-            elif job and job.attempt == saying.attempt and self.has(job):
+            if job and job.attempt == saying.attempt and self.has(job):
                 yield job, self.parse(job, saying)
         now = self.clock.monotonic()
         if not sayings or now - self.last_watch_at >= WATCH_INTERVAL_S:         # what was just said comes first
@@ -8502,7 +8582,7 @@ class Local(Backend):
         """What a runner's word means."""
         if saying.verb == "start":
             pid, started, self.began[job.id] = map(int, saying.words)
-            if self.machine.leases and job.current.gpu_uuids:       # its claim comes before it has the lease
+            if self.machine.leases and job.current.gpu_uuids:       # it comes after its claim, and when it has the lease
                 self.machine.leases.close_own(job.id)
                 self.service.gpu_watch.lease_rest.succeed()
             return Started({"pid": pid, "pid_started": started})
@@ -8521,7 +8601,7 @@ class Local(Backend):
             if news:
                 found.append((job, news))
 
-        self.waiting.name_sessions()
+        self.waiting.name_sessions(self.clock.monotonic())
         for job in self.list_jobs():
             if job.id not in self.service.runners.results:
                 self.service.run_guarded(f"looking at job {job.id}", look, job)
@@ -8588,6 +8668,8 @@ class Local(Backend):
                 send(process, signal.SIGCONT)           # a stopped one takes SIGTERM only now
         if runner and runner.state == "T":
             send(runner, signal.SIGCONT)
+        if members:
+            self.waiting.let_go(job.id)                     # not all that has it as its parent may have been found
         if members and not clearing.told and not job.current.stop_cause:
             self.log.info("Job %s is over; ending what it left: pid %s", job.id, format_indices(sorted(pids)))
         clearing.told |= pids
@@ -8598,9 +8680,10 @@ class Local(Backend):
         unnamed = {session.partition(".")[0] for session in sessions if session.endswith(WAITING_SESSION)}
         for job in self.list_jobs():
             if (job.current.session or "").partition(".")[0] in unnamed:
-                self.machine.name_session(job)
+                self.machine.name_session(job.id, (job.current.session or "").partition(".")[0])
 
     def forget(self, job: Job) -> None:
+        self.waiting.take_back(job.id, self.clock.monotonic())
         for kept in (self.launched_at, self.began, self.clearings):
             kept.pop(job.id, None)
         self.service.gpu_watch.released_at.update(dict.fromkeys(job.current.gpu_uuids, self.clock.monotonic()))
@@ -8648,7 +8731,7 @@ class Runners(Part):
         elif isinstance(news, Started):
             self.service.local.launched_at.pop(job.id, None)
             if job.current.pid != news.facts.get("pid"):
-                self.service.record(job, **{"session": self.machine.session_of(job), **news.facts})
+                self.service.record(job, False, **{"session": self.machine.session_of(job), **news.facts})
         elif isinstance(news, Mapping):
             self.service.record(job, **news)
         else:
@@ -9667,7 +9750,9 @@ class Service:
                        self.hooks.worker, self.gpu_watch.pss_worker, *(one.worker for one in (self.cluster, self.jobs_file) if one)):
             worker.thread.start()
         while not self.is_stopping:
-            self.tick(self.listen(self.next_wait_s()))
+            sayings = self.listen(self.next_wait_s())
+            if sayings is not None:
+                self.tick(sayings)
         for node in self.pool.nodes.values():
             node.end()
         self.run_guarded("at the end", self.store.look_for_edit, self.history.take_edit)
@@ -9741,8 +9826,8 @@ class Service:
         except OSError as error:
             self.log.warning("%s: %s; ends of jobs are noticed within %g s", path, error, WATCH_INTERVAL_S)
 
-    def listen(self, timeout_s: float) -> list[Saying]:
-        """Wait for a word from a runner, a request, or the time."""
+    def listen(self, timeout_s: float) -> list[Saying] | None:
+        """Wait for a word from a runner, a request, or the time; None: that a runner waits is all that was said."""
         import select
         self.due_at = self.clock.monotonic() + timeout_s
         ready, _, _ = select.select([self.wake_read, *([] if self.fifo is None else [self.fifo])], [], [], timeout_s)
@@ -9753,11 +9838,16 @@ class Service:
                 self.heard += said if source == self.fifo else b""
         *lines, self.heard = self.heard.split(b"\n")
         self.heard = self.heard[-4096:]
-        return [saying for line in lines for saying in [parse_saying(line.decode("utf-8", "replace"))] if saying]
+        sayings = [saying for line in lines for saying in [parse_saying(line.decode("utf-8", "replace"))] if saying]
+        others = [saying for saying in sayings if saying.verb != "wait"]
+        for saying in sayings:
+            if saying.verb == "wait":
+                self.local.waiting.hear(saying.job_id, *map(int, saying.words))
+        return others if others or not sayings or self.wake_read in ready else None
 
-    def record(self, job: Job, **facts: Any) -> None:
+    def record(self, job: Job, is_synced: bool = True, /, **facts: Any) -> None:
         """Raises: unavailable."""
-        self.store.update(lambda state: [change_job(state.jobs[job.id], **facts)])
+        self.store.update(lambda state: [change_job(state.jobs[job.id], **facts)], is_synced)
 
     def schedule(self) -> None:
         """Record the ends, decide the starts, all in one change; then start."""

@@ -49,6 +49,33 @@ def test_jobs_are_run_as_by_others(launcher):
         live.until(lambda: not waiting_runners(box), "its runner to be gone")
 
 
+@pytest.mark.parametrize("launcher", ["screen", "direct"])
+def test_one_runner_runs_many_short_jobs_and_nothing_of_one_is_the_next_ones(launcher, tmp_path):
+    with live.Box(gpus=[GPU], launcher=launcher) as box:
+        folders = [tmp_path / str(number) for number in range(3)]
+        for folder in folders:
+            folder.mkdir()
+        look = "pwd; umask; echo $A-$B-$OLDPWD-$HOME; ls /proc/$$/fd; cd /; umask 0; export A=9"
+        jobs = [box.add(look, cwd=str(folders[number % 3]), umask=number % 2 * 0o77, env={"AB"[number % 2]: str(number)})
+                for number in range(12)]
+        runners = collections.Counter()
+        for number, job in enumerate(map(box.wait, jobs)):
+            said = live.read(f"{job['log_dir']}/stdout.log").split("\n")
+            values = f"{number}--" if number % 2 == 0 else f"-{number}-"
+            assert said[:2] == [str(folders[number % 3]), ("0000", "0077")[number % 2]] and said[2].startswith(values + "-"), said
+            assert set(said[3:-1]) <= {"0", "1", "2", "3", "9", "255"}, "no pipe of the runner's"
+            runners[claim_of(job)[0]] += "waiting" in claim_of(job)[0]
+        assert max(runners.values()) > 1, runners
+        live.until(lambda: not any(map(live.read, (box.folder / "leases").iterdir())), "leases of those that wait to name no GPU")
+
+
+def test_a_runner_whose_job_left_something_behind_gets_no_other():
+    with live.Box(gpus=1, launcher="direct") as box:
+        jobs = [box.wait(box.add("setsid sleep 600 > /dev/null 2>&1 &")) for _ in range(6)]
+        claims = [claim_of(job)[0] for job in jobs]
+        assert len(set(claims)) == 6 and any("waiting" in claim for claim in claims), claims
+
+
 def count_runs(file):
     return collections.Counter(live.read(file).split())
 
