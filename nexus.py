@@ -176,8 +176,9 @@ def decode_error(told: object, otherwise: str = "") -> NexusError:
 # ==== 2. TEXT ==== durations, sizes, times, ids, numbers: parse_ from text, format_ to text
 
 ID_LETTERS = "ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"      # base58 without its digits
-ID_PATTERN = re.compile(f"[{ID_LETTERS}]{{3,4}}")
-CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")     # with those that turn a line's direction
+# Patterns are compiled when one is needed first: `nexus add` needs few.
+ID_PATTERN = f"[{ID_LETTERS}]{{3,4}}"
+CONTROL = "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]"     # with those that turn a line's direction
 MAX_ARGUMENT_BYTES = 128 * 1024 - 1        # Linux refuses to exec with a longer one (MAX_ARG_STRLEN)
 
 
@@ -242,7 +243,7 @@ def join_some(words: Sequence[str], most: int = 20, mark: str = ", ") -> str:
 
 def format_line(text: str, width: int = 0) -> str:
     """Text as one harmless line for a terminal: control characters shown as blanks, cut at `width` columns if that is given."""
-    line = CONTROL.sub(" ", text[: 4 * width] if width else text)        # a letter and three marks take one column
+    line = re.sub(CONTROL, " ", text[: 4 * width] if width else text)        # a letter and three marks take one column
     if not width or (len(text) == len(line) and count_columns(line) <= width):
         return line
     line = line[: max(1, width - 1)]
@@ -309,7 +310,7 @@ def parse_indices(text: str) -> tuple[int, ...]:
 
 
 def is_job_id(text: str) -> bool:
-    return ID_PATTERN.fullmatch(text) is not None
+    return re.fullmatch(ID_PATTERN, text) is not None
 
 
 def refuse(message: str, hint: str = "see nexus help add") -> NoReturn:
@@ -347,7 +348,7 @@ def parse_json(text: str | bytes, what: str) -> Any:
 JSON_TYPES: Mapping[type, Sequence[str]] = {
     str: ("string",), bool: ("boolean",), int: ("integer", "number"), float: ("number",), type(None): ("null",),
     list: ("array",), tuple: ("array",), dict: ("object",)}
-LONE_SURROGATE = re.compile("[\ud800-\udc7f\udd00-\udfff]")      # unprintable; the others stand for bytes that are no UTF-8
+LONE_SURROGATE = "[\ud800-\udc7f\udd00-\udfff]"      # unprintable; the others stand for bytes that are no UTF-8
 MAX_FAULTS = 20                 # of one thing; no more are looked for: whoever may submit a job can send millions
 NO_NUL = "[^\\x00]"
 NOTHING = {"type": "null"}
@@ -399,8 +400,8 @@ TIME = {"type": "string", "format": "date-time"}
 FLAG: Schema = {"type": "boolean"}
 TEXT = PATTERN(f"^{NO_NUL}*$", "a text without NUL")
 TEXTS = LIST(TEXT)
-JOB_ID = PATTERN(f"^{ID_PATTERN.pattern}$", "3 or 4 letters of the base58 alphabet (no digits, no I, O, l)", examples=["abc"])
-LINE = PATTERN("^[^C]*[^\\sC][^C]*$".replace("C", CONTROL.pattern[1:-1]), "one line of at most 200 bytes", **{"x-max-bytes": 200})
+JOB_ID = PATTERN(f"^{ID_PATTERN}$", "3 or 4 letters of the base58 alphabet (no digits, no I, O, l)", examples=["abc"])
+LINE = PATTERN("^[^C]*[^\\sC][^C]*$".replace("C", CONTROL[1:-1]), "one line of at most 200 bytes", **{"x-max-bytes": 200})
 PATH = PATTERN(f"^/{NO_NUL}*$", "an absolute path", **{"x-max-bytes": 4095})
 SECONDS = NUMBER(0, 31536000)
 
@@ -740,13 +741,13 @@ COMMAND = PATTERN(rf"^{NO_NUL}*[^\s\x00]{NO_NUL}*$", f"a text that is not empty,
 VARIABLES: Schema = {
     "type": "object", "propertyNames": PATTERN("^[^=\\x00]+$", "the name of a variable", **{"x-max-bytes": 1024}),
     "additionalProperties": {**TEXT, "x-max-bytes": MAX_ARGUMENT_BYTES - 1025}, "examples": [{"WANDB_MODE": "disabled"}]}
-CONDA = {**LINE, "pattern": "^[^-\\sC][^C]*$".replace("C", CONTROL.pattern[1:-1]), "title": "a conda environment's name or path"}
+CONDA = {**LINE, "pattern": "^[^-\\sC][^C]*$".replace("C", CONTROL[1:-1]), "title": "a conda environment's name or path"}
 GPU_COUNT = {**NUMBER(0, MAX_GPUS), "x-decimals": 2, "examples": [0.5],
              "title": f"a number from 0 to {MAX_GPUS} with at most two decimals"}
 PRIORITY = WHOLE(-1000000, 1000000)
 PRIORITY_TEXT = PATTERN("^([Hh][Ii][Gg][Hh]|[Nn][Oo][Rr][Mm][Aa][Ll]|[Ll][Oo][Ww]|-?(0?[0-9]{1,6}|1000000))$",
                         "high, normal, low or a number")
-IDS_TEXT = PATTERN(f"^{ID_PATTERN.pattern}(,{ID_PATTERN.pattern})*$", "job ids like abc,abd", examples=["abc,abd"])
+IDS_TEXT = PATTERN(f"^{ID_PATTERN}(,{ID_PATTERN})*$", "job ids like abc,abd", examples=["abc,abd"])
 AMOUNT = "[0-9]{1,9}(\\.[0-9]{1,9})?"
 DURATION_TEXT = PATTERN(f"^(( *{AMOUNT} ?[smhdw])+ *|{AMOUNT})$", "a time like 90s, 30m, 2h or 1h30m")
 SIZE_TEXT = PATTERN(f"^{AMOUNT} ?[MGTmgt](i?[Bb])?$", "an amount of memory with its unit, like 10G or 500M")
@@ -1481,7 +1482,7 @@ def decode_bytes(given: Any) -> bytes:
 
 
 DECODERS: dict[str, Callable[[Any], Any]] = {
-    "str": leaf_decoder(str, fits=lambda text: text.isascii() or not LONE_SURROGATE.search(text)),
+    "str": leaf_decoder(str, fits=lambda text: text.isascii() or not re.search(LONE_SURROGATE, text)),
     "float": leaf_decoder(int, float, fits=lambda number: abs(number) <= 1e15),         # a time that can be written as a date
     "int": leaf_decoder(int, fits=lambda number: abs(number) <= 2**64),                 # a limit may be as large
     "bool": leaf_decoder(bool), "dict": leaf_decoder(dict), "list": leaf_decoder(list), "bytes": decode_bytes,
@@ -1583,7 +1584,7 @@ def check_version(version: int) -> None:
                          "NEXUS_HOME=~/.nexus-2 nexus start")
 
 
-LAST_TABLE = re.compile(r'"jobs": \{(?=\n(?:\}|"[^"\n]*":\{))(.*)\n\}\}\s*', re.DOTALL)       # of encode_state()
+LAST_TABLE = r'(?s)"jobs": \{(?=\n(?:\}|"[^"\n]*":\{))(.*)\n\}\}\s*'       # of encode_state()
 
 
 def read_state(text: str) -> dict[str, Any]:
@@ -2126,7 +2127,7 @@ def parse_jobs_row(number: int, line: str) -> JobsRow:
         refuse("it is not like priority,script,conda_env,arguments,allowed_gpus")
     cells += [""] * (5 - len(cells))
     priority, (script, conda, arguments, *allowed) = parse_field(JOB_FIELDS["priority"], cells[0], "priority"), cells[1:]
-    if not fits_alone(COMMAND, line, str) or CONTROL.sub("", line.replace("\t", "")) != line.replace("\t", ""):
+    if not fits_alone(COMMAND, line, str) or re.sub(CONTROL, "", line.replace("\t", "")) != line.replace("\t", ""):
         refuse("it holds characters that no command can have")
     try:
         gpu_ids = parse_indices(",".join(allowed)) if any(allowed) else None
@@ -4993,7 +4994,7 @@ def unmap(address: tuple[str, int]) -> tuple[str, int]:
     return (address[0][7:] if address[0].startswith("::ffff:") and "." in address[0] else address[0]), address[1]
 
 
-LEASE_NAME = re.compile(r"\d+-[0-9a-f]{8}\.[0-9A-Za-z.]+")     # SERVICE.RANDOM.JOB; an older nexus has made SERVICE.JOB
+LEASE_NAME = r"\d+-[0-9a-f]{8}\.[0-9A-Za-z.]+"     # SERVICE.RANDOM.JOB; an older nexus has made SERVICE.JOB
 LEASE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
 LEASE_MAX_BYTES = 16384
 LEASE_ROOM = 2**17              # bytes of one user's files that are looked at: some 500 files, a few ms,
@@ -5152,7 +5153,7 @@ class Leases:
         for name in [name for name in names if name not in self.known or not self.known[name].isdisjoint(uuids)]:
             self.known[name] = set()
             with contextlib.suppress(FileNotFoundError):    # it is gone by now
-                if not LEASE_NAME.fullmatch(name):
+                if not re.fullmatch(LEASE_NAME, name):
                     continue
                 facts = os.lstat(name, dir_fd=folder)
                 uid, is_this_users = facts.st_uid, facts.st_uid == os.geteuid()
@@ -6190,8 +6191,8 @@ SLURM_SCRIPT = r'''  slurms='SLURM[A-Z0-9_]*|[A-Z]+_VISIBLE_DEVICES|GPU_DEVICE_O
 # What Screen.environ() gives a runner, screen and sh add, and no job is to have.
 RUNNER_NAMES = "HOME LANG LC_ALL LC_CTYPE USER LOGNAME SHELL SCREENDIR TERM SYSSCREENRC STY WINDOW TERMCAP PWD OLDPWD"
 # What sh may set to any value, and exports as it is.
-PLAIN_NAME = re.compile("(?!BASH|COMP_|EPOCH|(?:E?UID|PPID|SHELLOPTS|GROUPS|DIRSTACK|FUNCNAME|PIPESTATUS|S?RANDOM|SECONDS|LINENO|OPTIND"
-                        "|OPTERR|HISTCMD|IFS)$)[A-Za-z_][A-Za-z0-9_]*")
+PLAIN_NAME = ("(?!BASH|COMP_|EPOCH|(?:E?UID|PPID|SHELLOPTS|GROUPS|DIRSTACK|FUNCNAME|PIPESTATUS|S?RANDOM|SECONDS|LINENO|OPTIND"
+              "|OPTERR|HISTCMD|IFS)$)[A-Za-z_][A-Za-z0-9_]*")
 
 
 def build_script(job: Job, environment: Mapping[str, str], layout: Layout, lease: tuple[str, str] | None,
@@ -6223,7 +6224,7 @@ def build_script(job: Job, environment: Mapping[str, str], layout: Layout, lease
     umask = "$(umask)" if job.umask is None else f"{job.umask:04o}"
     prlimit = f"prlimit {' '.join(limits)} -- " if limits else ""
     command = " ".join(map(quote, launch))
-    if is_slurm or limits or "PATH" not in environment or not all(map(PLAIN_NAME.fullmatch, environment)):
+    if is_slurm or limits or "PATH" not in environment or not all(map(re.compile(PLAIN_NAME).fullmatch, environment)):
         prlimit = f"prlimit {' '.join(limits)} -- " if limits else ""
         begin, clean = [f"  exec {prlimit}/usr/bin/env -i -- \\", *(f"    {pair} \\" for pair in pairs), f'    "$@" {command}'], ""
     else:                                       # without a program between two jobs that takes half as long as bash to begin
@@ -6284,19 +6285,19 @@ def choose_limits(job: Job) -> tuple[list[str], list[str]]:
 def read_claim(folder: str, attempt: int) -> tuple[int, int] | None:
     """(pid, started) of the runner that has an attempt; None when it is nobody's; (0, 0) when a service claimed it."""
     text = read_text(os.path.join(folder, f"attempt-{attempt}"))
-    match = CLAIM.fullmatch(text or "")
+    match = re.fullmatch(CLAIM, text or "")
     return (int(match[1]), int(match[2])) if match else None if text is None else (0, 0)
 
 
 def read_began(folder: str, attempt: int) -> int | None:
     """When the runner that has an attempt went on to its command, in clock ticks since boot; None when it did not."""
-    match = CLAIM.fullmatch(read_text(os.path.join(folder, f"attempt-{attempt}")) or "")
+    match = re.fullmatch(CLAIM, read_text(os.path.join(folder, f"attempt-{attempt}")) or "")
     began = match and (match[4] or ("" if match[3] else match[2]))
     return int(began) if began else None
 
 
 # PID STARTED, and when it began; `waiting`: the service claimed the attempt for a runner that had waited.
-CLAIM = re.compile(r"([0-9]{1,19}) ([0-9]{1,19})( waiting)?\n?(?:([0-9]{1,19})\n?)?")
+CLAIM = r"([0-9]{1,19}) ([0-9]{1,19})( waiting)?\n?(?:([0-9]{1,19})\n?)?"
 
 
 def take_claim(folder: str, attempt: int) -> bool:
@@ -10759,7 +10760,7 @@ def find_log_start(path: str, tail: int | None, offset: int) -> int:
     return max(start, offset) if offset <= measure(path) else start
 
 
-HEADER = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):([^\0\r\n]*)")
+HEADER = r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):([^\0\r\n]*)"
 SINGLE_HEADERS = ("host", "origin", "authorization", "content-type", "content-length")
 
 
@@ -10832,7 +10833,7 @@ class Connection:
         first, *lines = head.decode("latin-1").split("\r\n")
         asked, headers, faults = re.fullmatch(r"(\S+) (\S+) HTTP/1\.[01]", first), {}, []
         for line in lines:
-            match = HEADER.fullmatch(line)
+            match = re.fullmatch(HEADER, line)
             name = match[1].lower() if match else ""
             faults += [name or line] if not match or (name in headers and name in SINGLE_HEADERS) else []
             headers[name] = match[2].strip(" \t") if match else ""
@@ -13465,7 +13466,7 @@ def filter_output(pieces: Iterable[bytes], target: TextIO) -> Iterator[bytes]:
         text = rest + (decoder.decode(piece) if piece is not None else decoder.decode(b"", True))
         begun = re.search(r"\x1b(\[[0-9;:]{0,40})?\Z", text) if piece is not None else None        # the rest of it is about to come
         text, rest = (text[: begun.start()], begun[0]) if begun else (text, "")
-        yield re.sub(rf"(\x1b\[[0-9;:]*[mK]|[\t\n\r\b])|{CONTROL.pattern}", lambda found: found[1] or "", text).encode()
+        yield re.sub(rf"(\x1b\[[0-9;:]*[mK]|[\t\n\r\b])|{CONTROL}", lambda found: found[1] or "", text).encode()
 
 
 def exit_code_of(job: Told) -> int:
@@ -13995,12 +13996,12 @@ def list_completed(call: Call, command: Command) -> list[str]:
 LAUNCHER = """\
 #!/bin/sh
 # Made by nexus install.  It imports nexus.py rather than running it, so that its compiled form is kept.
-exec {python} -c 'import gc, sys
+exec {python} -c 'import gc, os, sys
 gc.disable()                    # until there is something to collect
 sys.path.insert(0, sys.argv.pop(1))
 import nexus
 gc.enable()
-sys.exit(nexus.entry())' {folder} "$@"
+os._exit(nexus.entry())' {folder} "$@"
 """
 UNIT = """\
 [Unit]
