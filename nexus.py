@@ -4404,14 +4404,14 @@ def change_tokens(path: str, act: Callable[[Mapping[str, Token]], Mapping[str, T
         write_atomic(path, [json.dumps({"tokens": rows}, indent=1) + "\n"])
 
 
-def append_whole(handle: int, record: bytes, is_synced: bool = False) -> None:
+def append_whole(handle: int, record: bytes, sync: Callable[[int], object] | None = None) -> None:
     """Append to an open file.  Raises: OSError; then nothing of it is left, as far as the disk can still be written."""
     size, written = os.lseek(handle, 0, os.SEEK_END), 0
     try:
         while written < len(record):
             written += os.pwrite(handle, record[written:], size + written)
-        if is_synced:
-            os.fdatasync(handle)
+        if sync:
+            sync(handle)
     except BaseException:
         with contextlib.suppress(OSError):
             os.ftruncate(handle, size)
@@ -5952,6 +5952,8 @@ prepare() {
   set -- ${stat##*) }
   started=${20}
 }
+# An orphan would be taken for what the command left.  SIGKILL: a shell that was just forked may lose another signal.
+end_viewer() { [ -z "$viewer" ] || { kill -9 "$viewer"; wait "$viewer"; } 2>/dev/null; }
 # So that a nexus in another container, which sees no process of this one, knows that a job runs; and that no other service
 # gives out the GPUs.  The service has its own lock meanwhile, so that nobody can come in between.  The folder of the leases
 # is not to be trusted: $lease is not opened, but must be the same file.
@@ -5968,6 +5970,13 @@ case $attempt in '') tree=$dir/tree-by-hand-$$ is_new=yes;; *) tree=$dir/tree is
 cwd=${commit:+$tree/}$folder
 uptime_cs() { read -r up rest < /proc/uptime; up=${up%.*}${up#*.}; }
 fail() { [ -n "$waited" ] || rm -f "$dir/claim-$$"; say fail "$id" "$attempt" "$@"; printf '%s\n' "$*" >&2; exit 0; }
+# From here on it counts as begun.  A runner that has waited is told so, when the service's record of it is on the disk.
+begin() {
+  [ -z "$waited" ] || read -r rest <&8 || exit 0
+  uptime_cs
+  printf '%s\n' "$up" >> "$dir/attempt-$attempt" || fail "the log folder $dir cannot be written"
+  [ "$waited" ] || say start "$id" "$attempt" "$$" "$started" "$up"
+}
 # Nothing is lost when the disk is full: it is tried until there is room.  A checkout goes only where the command never ran.
 finish() {
   until { [ -z "$cause" ] || printf '%s\n' "$words" > "$dir/fault-$attempt"; } &&
@@ -5983,8 +5992,7 @@ finish() {
     say end "$id" "$attempt" "$1" "$took"
   done 2>/dev/null
   [ -n "$waited" ] || rm -f "$dir/claim-$$"
-  # An orphan would be taken for what the command left.  SIGKILL: a shell that was just forked may lose another signal.
-  [ -z "$viewer" ] || { kill -9 "$viewer"; wait "$viewer"; } 2>/dev/null
+  [ "$again" ] || end_viewer
 }
 # The command does not run: $1 is the cause, `launch` or `bounce`, and the rest says why.
 refuse() {
@@ -6001,7 +6009,7 @@ refuse() {
 # A checkout of the snapshot has a .git of its own that borrows all but HEAD and index, as a linked work tree does; but
 # nothing is written into the user's repository, where `git worktree add` breaks what else runs git at that moment.
 git_there() {
-  /usr/bin/env -i PATH="$job_path" HOME="${HOME:-/}" LC_ALL=C GIT_TERMINAL_PROMPT=0 GIT_OPTIONAL_LOCKS=0 git $git_options \
+  /usr/bin/env -i PATH="$job_path" HOME="$home" LC_ALL=C GIT_TERMINAL_PROMPT=0 GIT_OPTIONAL_LOCKS=0 git $git_options \
     -C "$@" 9>&-
 }
 make_tree() {
@@ -6051,13 +6059,14 @@ drop_tree() {
 if [ -z "$attempt" ]; then
   [ "$commit" ] || { cd "$cwd" && command_of_the_job; exit; }
   trap : HUP INT QUIT TERM
-  ( make_tree && trap - HUP INT QUIT TERM && cd "$cwd" && command_of_the_job )
+  ( make_tree && cd "$cwd" && command_of_the_job )
   code=$?
   drop_tree
   exit $code
 fi
 
 if [ -z "$waited" ]; then
+  viewer=
   prepare
   # Whoever links this name first has the attempt: this script, or a service that found nobody running it.
   printf '%s %s\n' "$$" "$started" > "$dir/claim-$$" || fail "the log folder $dir cannot be written"
@@ -6068,10 +6077,8 @@ if [ -z "$waited" ]; then
   }
   hold || refuse bounce a GPU lease was lost before its job began
 fi
-uptime_cs
-printf '%s\n' "$up" >> "$dir/attempt-$attempt" || fail "the log folder $dir cannot be written"
 again=                                    # whether it waits for another job after this one
-if [ -z "$waited" ]; then say start "$id" "$attempt" "$$" "$started" "$up"; elif [ -z "$commit" ]; then again=yes; fi
+if [ "$waited" ] && [ -z "$commit" ]; then again=yes; else begin; fi
 if [ "$commit" ]; then
   find_made
   said=$(make_tree 2>&1) || refuse launch "the snapshot of $repo cannot be checked out: $said"
@@ -6080,19 +6087,17 @@ cd "$cwd" 2>/dev/null || refuse launch "the directory $cwd cannot be entered; ma
 own_path=$PATH PATH=$job_path
 command -v bash > /dev/null || { PATH=$own_path; refuse launch "bash was not found on PATH ($job_path)"; }
 PATH=$own_path
-command : >> "$dir/stdout.log" && command : >> "$dir/stderr.log" || refuse launch "the log files in $dir cannot be written"
-if [ -t 1 ]; then                         # under screen, its window shows the logs
-  {
-    # Where a runner has waited, that begins when the service closes the pipe: a short job is over by then.
-    [ -z "$waited" ] || read -r rest <&8
-    export NEXUS_ROLE=viewer
-    exec tail -qn 100 -s 0.2 -f --pid=$$ "$dir/stdout.log" "$dir/stderr.log" 8<&-
-  } </dev/null 2>/dev/null 9>&- &
+command exec 5>>"$dir/stderr.log" 6>>"$dir/stdout.log" || refuse launch "the log files in $dir cannot be written"
+[ -z "$again" ] || begin
+if [ -t 1 ] && [ -z "$waited" ]; then     # under screen, its window shows the logs
+  NEXUS_ROLE=viewer tail -qn 100 -s 0.2 -f --pid=$$ "$dir/stdout.log" "$dir/stderr.log" </dev/null 2>/dev/null 5>&- 6>&- 9>&- &
   viewer=$!
 fi
 uptime_cs; begin=$up
-( trap - HUP INT QUIT TERM; command_of_the_job ) >> "$dir/stdout.log" 2>> "$dir/stderr.log" 8<&-
+command_of_the_job >&6 2>&5 5>&- 6>&- 8<&-
 code=$?
+umask 077
+command exec 5>&- 6>&-
 if [ -e "$dir/fault-$attempt" ]; then      # only CONDA_SCRIPT leaves one; ended by a signal, it is no fault of the environment
   read -r words < "$dir/fault-$attempt"
   rm -f "$dir/fault-$attempt"
@@ -6110,9 +6115,13 @@ keep_made
 # A runner that waits for jobs: it reads which job.sh it becomes from a pipe of the service's, which ends with the service or
 # when a job turns out to be no short one.  Until then it keeps its lease, which is renamed for each job.
 WAITING_SCRIPT = RUNNER_SCRIPT + "run_job() {" + JOB_SCRIPT + r'''}
-number=$1 pipe=$2 events=$3 alive=$4 lease=$5 held=$6
+number=$1 pipe=$2 end=$3 events=$4 alive=$5 lease=$6 held=$7 viewer=
 prepare
-command exec 8<"$pipe" && hold || exit 0
+if [ -t 1 ]; then                         # its window shows the logs when this other pipe ends: a short job is over by then
+  { read -r rest; NEXUS_ROLE=viewer exec tail -qn 100 -s 0.2 -f --pid=$$ /proc/$$/fd/6 /proc/$$/fd/5; } < "$end" 2>/dev/null &
+  viewer=$!
+fi
+command exec 8<"$pipe" && hold || { end_viewer; exit 0; }
 while say wait "$number" 0 "$$" "$started"; read -r attempt script <&8; do
   set -- "$attempt" "$started"
   . "$script"
@@ -6120,6 +6129,7 @@ while say wait "$number" 0 "$$" "$started"; read -r attempt script <&8; do
   [ "$again" ] || exit 0
   cd /
 done
+end_viewer
 '''
 
 
@@ -6202,39 +6212,38 @@ def build_script(job: Job, environment: Mapping[str, str], layout: Layout, lease
     `lease` is what Leases.paths() says, `limits` are prlimit's options; `program` runs instead of bash -c COMMAND;
     `jobs_lock` is a file that is locked meanwhile.
     """
-    pairs = [quote(f"{name}={text}") if name != "NEXUS_JOB_NONCE" else
-             f'"{name}=${{attempt:+{text}}}"' for name, text in environment.items()]        # run by hand, it is nobody's to end
+    pairs = [f"{name if re.fullmatch(PLAIN_NAME, name) else quote(name)}={quote(text)}" if name != "NEXUS_JOB_NONCE" else
+             f'{name}="${{attempt:+{text}}}"' for name, text in environment.items()]        # run by hand, it is nobody's to end
     is_slurm = job.current.slurm_key is not None
     if is_slurm:
-        pairs += ['"CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES-}"', '"NEXUS_GPU_ID=${SLURM_JOB_GPUS:-${CUDA_VISIBLE_DEVICES-}}"']
+        pairs += ['CUDA_VISIBLE_DEVICES="${CUDA_VISIBLE_DEVICES-}"', 'NEXUS_GPU_ID="${SLURM_JOB_GPUS:-${CUDA_VISIBLE_DEVICES-}}"']
     launch = list(program or ["bash", "-c", *(["--"] if job.command.startswith(("-", "+")) else []), job.command])
     if job.tty:                                 # script runs $SHELL, which may be fish, or /bin/false
         shell = [f"SHELL={environment['SHELL']}"] if "SHELL" in environment else ["-u", "SHELL"]
         inner = " ".join(map(quote, ["exec", "/usr/bin/env", *shell, *launch]))
         launch = ["/usr/bin/env", "SHELL=/bin/sh", "script", "-q", "-e", "-f", "-c", inner, "/dev/null"]
     if job.conda:                               # around the terminal; -p: no BASH_ENV, which the command's own bash will read
-        pairs.append('"NEXUS_JOB_FAULT=${attempt:+$dir/fault-$attempt}"')
+        pairs.append('NEXUS_JOB_FAULT="${attempt:+$dir/fault-$attempt}"')
         kept = [f"{name}={environment[name]}" for name in ("CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES") if name in environment]
         launch = ["bash", "-p", "-c", CONDA_SCRIPT, "nexus", job.conda, "/usr/bin/env", *kept, *launch]
     head = {
         "id": job.id, "dir": layout.job_folder(job.id), "service": str(os.getpid()), "events": layout.events_file, "alive": jobs_lock,
         "lease": lease[0] if lease else "", "held": lease[1] if lease else "", "job_path": environment.get("PATH") or os.defpath,
-        "commit": job.snapshot or "", "repo": job.snapshot_repo or "", "git_options": " ".join(GIT_OPTIONS),
+        "home": os.environ.get("HOME") or "/", "commit": job.snapshot or "", "repo": job.snapshot_repo or "",
+        "git_options": " ".join(GIT_OPTIONS),
         "folder": os.path.relpath(job.cwd, job.snapshot_repo) if job.snapshot_repo else job.cwd}
     umask = "$(umask)" if job.umask is None else f"{job.umask:04o}"
-    prlimit = f"prlimit {' '.join(limits)} -- " if limits else ""
-    command = " ".join(map(quote, launch))
     if is_slurm or limits or "PATH" not in environment or not all(map(re.compile(PLAIN_NAME).fullmatch, environment)):
-        prlimit = f"prlimit {' '.join(limits)} -- " if limits else ""
-        begin, clean = [f"  exec {prlimit}/usr/bin/env -i -- \\", *(f"    {pair} \\" for pair in pairs), f'    "$@" {command}'], ""
+        launch, prlimit = ['"$@"', *map(quote, launch)], f"prlimit {' '.join(limits)} -- " if limits else ""
+        begin, clean = [*([SLURM_SCRIPT] if is_slurm else []), f"  {prlimit}/usr/bin/env -i -- \\"], []
     else:                                       # without a program between two jobs that takes half as long as bash to begin
-        begin = [f"  unset {RUNNER_NAMES}", "  export \\", *(f"    {pair} \\" for pair in pairs), "    NEXUS_JOB_ID", f"  exec {command}"]
-        clean = '[ "$#" -gt 0 ] || exec /usr/bin/env -i PATH="$PATH" HOME="$HOME" /bin/sh "$0" ""'
+        launch, begin = list(map(quote, launch)), ["  unset PWD OLDPWD SHLVL"]
+        clean = ['[ "$#" -gt 0 ] || exec /usr/bin/env -i PATH="$PATH" /bin/sh "$0" ""', f"unset {RUNNER_NAMES}"]
     return "\n".join([
         "#!/bin/sh", f"# Job {job.id} of nexus, user {re.sub('[^A-Za-z0-9_.-]', '?', job.user)}.  Run by hand (sh job.sh) it just runs "
-        "the command; nexus calls it with the attempt's number.", clean, "attempt=${1:-} waited=${2:-} started=${2:-} viewer=",
+        "the command; nexus calls it with the attempt's number.", *clean, "attempt=${1:-} waited=${2:-} started=${2:-}",
         *(f"{name}={quote(text)}" for name, text in head.items()), f"umask={umask}", "",
-        "command_of_the_job() {", *([SLURM_SCRIPT] if is_slurm else []), '  umask "$umask"', *begin, "}", "",
+        "command_of_the_job() {", '  umask "$umask"', *begin, *(f"    {pair} \\" for pair in pairs), f"    {' '.join(launch)}", "}", "",
         '[ -z "$waited" ] || return 0             # who has waited has read what follows before', RUNNER_SCRIPT, JOB_SCRIPT])
 
 
@@ -6332,13 +6341,18 @@ SHORT_JOB_S = 0.5               # whoever runs a longer one does not come back
 
 
 class WaitingRunner:
-    def __init__(self, number: str, child: subprocess.Popen[bytes], other_end: int, pipe: int) -> None:
-        self.number, self.child = number, child             # never a job's id; screen or sh
-        self.pipe = pipe                                    # by which it is told its job
-        self.other_end = other_end                          # of the pipe, until it has opened that itself; then -1
+    def __init__(self, number: str, pipes: Sequence[int]) -> None:
+        self.number = number                                # never a job's id
+        self.theirs, self.ours = list(pipes[::2]), pipes[1::2]      # the ends of two pipes; theirs until it has opened them itself
+        self.pipe = pipes[1]                                # by which it is told its job; the other one only ends
         self.is_ready = False                               # it waits
         self.pid = self.started = 0                         # of its sh, since it waited first
         self.given_at = 0.0                                 # monotonic: its job
+
+    def close(self) -> None:
+        """It gets no other job: it ends after the one that it has, whose logs its window shows from now on."""
+        for end in (*self.theirs, *self.ours):
+            os.close(end)
 
 
 class WaitingRunners:
@@ -6388,30 +6402,27 @@ class WaitingRunners:
             write_atomic(self.script, [WAITING_SCRIPT], is_synced=False)
         with contextlib.ExitStack() as stack:
             stack.callback(self.machine.forget, number)
-            pipe = os.pipe()
-            for end in pipe:
+            pipes = [*os.pipe(), *os.pipe()]
+            for end in pipes:
                 stack.callback(os.close, end)
             if leases:
                 leases.make(number)
                 lease = leases.paths(number)
-            child = self.machine.spawn(number, WAITING_SESSION, [
-                "/bin/sh", self.script, number, f"{PROC}/{os.getpid()}/fd/{pipe[0]}", self.layout.events_file, self.jobs_lock, *lease])
-            self.runners[number] = WaitingRunner(number, child, *pipe)
+            self.machine.spawn(number, WAITING_SESSION, [
+                "/bin/sh", self.script, number, *(f"{PROC}/{os.getpid()}/fd/{end}" for end in pipes[::2]), self.layout.events_file,
+                self.jobs_lock, *lease])
+            self.runners[number] = WaitingRunner(number, pipes)
             stack.pop_all()
 
     def hear(self, number: str, pid: int, started: int) -> None:
-        """It waits now, and has its own end of the pipe."""
+        """It waits now, and has its own ends of the pipes."""
         for runner in [one for one in (*self.runners.values(), *self.busy.values()) if one.number == number]:
             runner.is_ready, runner.pid, runner.started = True, pid, started
-            if runner.other_end >= 0:
-                os.close(runner.other_end)
-                runner.other_end = -1
+            while runner.theirs:
+                os.close(runner.theirs.pop())
 
     def end(self, number: str) -> None:
-        """It ends when its pipe does."""
-        runner = self.runners.pop(number)
-        for end in [end for end in (runner.pipe, runner.other_end) if end >= 0]:
-            os.close(end)
+        self.runners.pop(number).close()
         self.machine.forget(number)
 
     def choose(self) -> str:
@@ -6422,8 +6433,8 @@ class WaitingRunners:
         """Whether one has ended, or its lease was removed."""
         return number not in self.machine.children or bool(self.machine.leases and not self.machine.leases.is_there(number))
 
-    def give(self, number: str, job: Job, script: str, now: float) -> dict[str, Any]:
-        """Have a job run by one that waits; its pid, and when it began.  The attempt is claimed before, so that it is nobody else's.
+    def give(self, number: str, job: Job, script: str) -> None:
+        """Tell one that waits its job.  The attempt is claimed before, so that it is nobody else's.
 
         Raises: OSError; BrokenPipeError, when somebody has killed it.
         """
@@ -6431,9 +6442,14 @@ class WaitingRunners:
         with open(os.path.join(os.path.dirname(script), f"attempt-{job.attempt}"), "x") as file:
             file.write(f"{runner.pid} {runner.started} waiting\n")
         os.write(runner.pipe, f"{job.attempt} {script}\n".encode("utf-8", "surrogateescape"))
-        runner.is_ready, runner.given_at = False, now
+        runner.is_ready = False
         self.busy[job.id] = self.runners.pop(number)
         self.machine.rename(number, job.id)
+
+    def go(self, runner: WaitingRunner, now: float) -> dict[str, Any]:
+        """Have it begin with the job that it was told; its pid, and when it began.  Raises: as give()."""
+        os.write(runner.pipe, b"\n")
+        runner.given_at = now
         return {"pid": runner.pid, "pid_started": runner.started}
 
     def take_back(self, job_id: str, now: float) -> None:
@@ -6448,10 +6464,10 @@ class WaitingRunners:
         self.let_go(job_id)
 
     def let_go(self, job_id: str) -> None:
-        """One is its job's alone: it does not come back, and its window shows the logs."""
+        """One is its job's alone."""
         runner = self.busy.pop(job_id, None)
         if runner:
-            os.close(runner.pipe)
+            runner.close()
             if self.machine.leases:
                 self.machine.leases.close_own(job_id)
 
@@ -6546,8 +6562,9 @@ UNDONE = NexusError("internal", "the change was not made", hint="service.log say
 class Transaction:
     """What one caller changes: all of it, or nothing."""
 
-    def __init__(self, decide: Callable[[State], Iterable[Put]], is_synced: bool = True) -> None:
-        self.decide, self.is_synced = decide, is_synced
+    def __init__(self, decide: Callable[[State], Iterable[Put]], is_synced: bool = True,
+                 meanwhile: Callable[[], None] | None = None) -> None:
+        self.decide, self.is_synced, self.meanwhile = decide, is_synced, meanwhile
         self.answer: Any = None
         self.error: BaseException | None = UNDONE       # None only once it is on the disk
         self.before: dict[tuple[str, str], Put] = {}    # what makes each row that it changes as it was
@@ -6662,12 +6679,12 @@ class Journal:
             raise
         self.handle = handle
 
-    def append(self, first: int, record: bytes, is_synced: bool = True) -> None:
+    def append(self, first: int, record: bytes, sync: Callable[[int], object] | None = os.fdatasync) -> None:
         """Raises: OSError; then nothing was appended."""
         if self.handle < 0:
             self.begin(first)
         try:
-            append_whole(self.handle, record, is_synced=is_synced)
+            append_whole(self.handle, record, sync)
         except BaseException:
             self.close()                                # what the disk holds of it is not known
             raise
@@ -6739,14 +6756,15 @@ class Store:
 
     # Changing and reading
 
-    def update(self, decide: Callable[[State], Iterable[Put]], is_synced: bool = True) -> Any:
+    def update(self, decide: Callable[[State], Iterable[Put]], is_synced: bool = True, meanwhile: Callable[[], None] | None = None) -> Any:
         """Make the changes that `decide` yields; each is in State before it goes on.  Returns what it returns, as a generator.
 
         It runs in this thread, or in another that commits just then: one commits what all have asked for meanwhile.
-        Without `is_synced` they may be lost when the power is cut before the next change.
+        Without `is_synced` they may be lost when the power is cut before the next change.  `meanwhile` is called when they
+        are written, while the disk takes them; the disk may refuse them still.
         Raises: what `decide` raises; unavailable, when the disk refuses.  Then nothing has changed.
         """
-        own = Transaction(decide, is_synced)
+        own = Transaction(decide, is_synced, meanwhile)
         self.waiting.append(own)
         with self.committing:
             if own.error is UNDONE:
@@ -6770,7 +6788,7 @@ class Store:
                 done = [one for one in batch if one.perform(self.state)]
                 for one in reversed(done):
                     one.put_all(self.state, one.before.values(), -1)
-            refusal = self.write(first, [one.line for one in done if one.line], any(one.is_synced for one in done))
+            refusal = self.write(first, [one for one in done if one.line])
             with self.lock:
                 for one in done if not refusal else ():
                     one.put_all(self.state, one.after, 1)
@@ -6783,13 +6801,26 @@ class Store:
             self.note_moves([job for one in done for job in one.list_moves()])
             self.events.publish([event for one in done for event in one.list_events()])
 
-    def write(self, first: int, lines: Sequence[str], is_synced: bool) -> NexusError | None:
-        """Bring lines to the disk, the first of which has that number; return why that could not be done."""
-        if not lines:
+    def write(self, first: int, changes: Sequence[Transaction]) -> NexusError | None:
+        """Bring changes to the disk, the first of which has that number; return why that could not be done."""
+        import threading
+        if not changes:
             return None
+
+        def sync(handle: int) -> None:
+            helpers = [threading.Thread(target=one.meanwhile) for one in changes if one.meanwhile]
+            for helper in helpers:
+                helper.start()
+            try:
+                os.fdatasync(handle)
+            finally:
+                for helper in helpers:
+                    helper.join()
+
         try:
             with disk("write the journal in", self.layout.journal_dir):
-                self.journal.append(first, "".join(lines).encode("ascii"), is_synced)
+                record = "".join([one.line for one in changes]).encode("ascii")
+                self.journal.append(first, record, sync if any(one.is_synced for one in changes) else None)
         except NexusError as error:
             if self.last_error is None:
                 self.log.error("%s: nothing new is accepted or started until it can be written", error.message)
@@ -7080,6 +7111,14 @@ class Backend(Part):
     def has(self, job: Job) -> bool:
         """Whether an attempt runs there, or is to."""
         raise NotImplementedError
+
+    def prepare(self, job: Job, submitted: Mapping[str, str] | None) -> News | None:
+        """Do what an attempt needs whose intent the disk takes just now, in any thread.  Its State is not to be read: it is not
+        there before.  `submitted`: its environment.  Raises: as start().
+        """
+
+    def withdraw(self, job: Job) -> None:
+        """The disk has refused an attempt that was prepared."""
 
     def start(self, job: Job) -> News | None:
         """Have an attempt begin whose intent is on the disk.  Raises: OSError, NexusError, when it cannot be started there."""
@@ -7787,14 +7826,15 @@ class SlurmBackend(Backend):
     def submit(self, job: Job) -> list[News]:
         """What becomes of the job in hand; nothing while it stays there.  Raises: unavailable, and then Slurm may have it all the same."""
         service, folder, config = self.service, self.service.layout.job_folder(job.id), self.service.config
-        known, is_paused = service.store.read(lambda state: (state.jobs.get(job.id), state.paused))
+        known, is_paused, submitted = service.store.read(
+            lambda state: (state.jobs.get(job.id), state.paused, state.environments.get(job.environment)))
         if known is None or known.current.slurm_key != job.current.slurm_key or known.current.stop_cause:
             return [Requeue("it was taken back before it was submitted to Slurm")]
         if is_paused or self.error or self.refused.find_why(service.clock.monotonic()):
             return []
         try:
             if self.written != job.current.slurm_key:       # a second time would put the first one's folder aside
-                service.launcher.write_script(job, None)
+                service.launcher.write_script(job, submitted, None)
                 self.written = job.current.slurm_key
         except (OSError, NexusError) as error:
             return [Started({}), error]
@@ -8512,6 +8552,9 @@ class GpuWatch(Part):
                 self.service.wake()
 
 
+RUNNER_KILLED = Requeue("its runner was killed before it began")
+
+
 class Local(Backend):
     """This machine: jobs in sessions of screen's, or directly."""
     doing = "hearing runners"
@@ -8523,6 +8566,7 @@ class Local(Backend):
         self.clearings: dict[str, Clearing] = {}
         self.last_watch_at = float("-inf")
         self.waiting = WaitingRunners(self.machine, self.layout, service.launcher.jobs_lock)
+        self.prepared: dict[str, tuple[str, list[str]]] = {}            # of jobs that are about to start: write_script()
 
     def has(self, job: Job) -> bool:
         return not job.current.node and job.current.slurm_key is None
@@ -8530,36 +8574,58 @@ class Local(Backend):
     def list_jobs(self) -> list[Job]:
         return [job for job in self.service.running_jobs() if self.has(job)]
 
-    def start(self, job: Job) -> News | None:
+    def prepare(self, job: Job, submitted: Mapping[str, str] | None) -> News | None:
         leases, runner = self.machine.leases if job.current.gpu_uuids else None, self.waiting.choose()
         now, launcher = self.clock.monotonic(), self.service.launcher
-        hold = launcher.start_rest.find_why(now) or (self.service.gpu_watch.find_gpu_trouble() if leases else None)
+        hold = self.service.gpu_watch.find_gpu_trouble() if leases else None
         try:
             if leases and not hold:
                 try:
                     leases.take(job.id, job.current.gpu_uuids, runner)
-                    if runner:                          # it has locked it
-                        self.service.gpu_watch.lease_rest.succeed()
                 except NexusError as error:             # no fault of the job's
                     hold = error.message
                     if error.kind != "conflict":
                         self.service.gpu_watch.lease_rest.fail(now, error)
             if hold:                                    # since it was planned
                 return Requeue(hold)
-            script, notes = launcher.write_script(job, leases.paths(job.id) if leases and not runner else None)
-            self.launched_at[job.id] = now
-            facts: dict[str, Any] = {"notes": tuple(notes)} if notes else {}
-            try:
-                if runner:
-                    facts.update(self.waiting.give(runner, job, script, now))
-                    self.began[job.id] = self.machine.processes.find_now()
-                else:
-                    self.machine.launch(job, script)
-            except BrokenPipeError:
-                return Requeue("its runner was killed before it began")
+            self.prepared[job.id] = launcher.write_script(job, submitted, leases.paths(job.id) if leases and not runner else None)
+            if runner:
+                self.waiting.give(runner, job, self.prepared[job.id][0])
+        except BrokenPipeError:
+            return RUNNER_KILLED
         finally:
             if runner in self.waiting.runners:
                 self.waiting.end(runner)
+        return None
+
+    def withdraw(self, job: Job) -> None:
+        self.prepared.pop(job.id, None)
+        self.waiting.let_go(job.id)                     # its pipe ends before it was told to go on
+        for name in ("job.sh", f"attempt-{job.attempt}"):
+            with contextlib.suppress(OSError):
+                os.unlink(os.path.join(self.layout.job_folder(job.id), name))
+        with contextlib.suppress(OSError):              # what earlier attempts have left stays
+            os.rmdir(self.layout.job_folder(job.id))
+        self.machine.forget(job.id)
+
+    def start(self, job: Job) -> News | None:
+        now, launcher, (script, notes) = self.clock.monotonic(), self.service.launcher, self.prepared.pop(job.id)
+        facts: dict[str, Any] = {"notes": tuple(notes)} if notes else {}
+        runner, hold = self.waiting.busy.get(job.id), launcher.start_rest.find_why(now)
+        if hold:                                        # since it was planned
+            self.waiting.let_go(job.id)
+            return Requeue(hold)
+        self.launched_at[job.id] = now
+        if runner:
+            try:
+                facts.update(self.waiting.go(runner, now))
+            except BrokenPipeError:
+                return RUNNER_KILLED
+            self.began[job.id] = self.machine.processes.find_now()
+            if job.id in (self.machine.leases.held if self.machine.leases else ()):
+                self.service.gpu_watch.lease_rest.succeed()             # it has locked it
+        else:
+            self.machine.launch(job, script)
         self.waiting.note_start(now)
         launcher.start_rest.succeed()
         launcher.tell_start(job)
@@ -8842,6 +8908,7 @@ class Launcher(Part):
     def __init__(self, service: Service) -> None:
         super().__init__(service)
         self.start_rest = Backoff(*HOLD_S)                  # during which nothing is started
+        self.prepared: dict[str, News | Exception | None] = {}      # what came of that: with None they are started
         self.jobs_lock = self.layout.jobs_lock_file if has_locks(self.store.machine_id) else ""
 
     def intend(self, job: Job, start: Start, now: float) -> Put:
@@ -8855,10 +8922,21 @@ class Launcher(Part):
         begun = begin_attempt(job, gpu_indices=start.gpu_indices, gpu_uuids=start.gpu_uuids, started_at=now, **where)
         return change_status(begun, RUNNING, now, **folders)
 
+    def prepare(self, starts: Iterable[tuple[Job, Mapping[str, str] | None]]) -> None:
+        """Do what they need that can be undone.  `starts`: jobs, and their environments."""
+        for job, submitted in starts:
+            try:
+                self.prepared[job.id] = self.service.find_backend(job).prepare(job, submitted)
+            except Exception as error:
+                self.prepared[job.id] = error
+
     def start(self, job: Job) -> None:
         """Have a job begin whose start is recorded.  After a crash before its claim, the next service puts it back."""
         try:
-            news = self.service.find_backend(job).start(job)
+            news = self.prepared.pop(job.id)
+            if isinstance(news, Exception):
+                raise news
+            news = news or self.service.find_backend(job).start(job)
         except (NexusError, OSError) as error:
             news = error
         except Exception as error:
@@ -8895,14 +8973,13 @@ class Launcher(Part):
         os.makedirs(folder, mode=0o700, exist_ok=True)
         return folder
 
-    def write_script(self, job: Job, lease: tuple[str, str] | None) -> tuple[str, list[str]]:
+    def write_script(self, job: Job, submitted: Mapping[str, str] | None, lease: tuple[str, str] | None) -> tuple[str, list[str]]:
         """Make a job's log folder and its job.sh.  Raises: OSError; forbidden."""
         script = os.path.join(self.make_job_folder(job), "job.sh")
         if job.code:                                    # as it was sent, whatever an earlier attempt made of it
             os.makedirs(job.cwd, mode=0o700, exist_ok=True)
             code = read_bytes(self.layout.code_file(job.code)).decode("utf-8", "surrogateescape")
             write_atomic(os.path.join(job.cwd, "main.py"), [code], is_synced=False)
-        submitted = self.store.read(lambda state: state.environments.get(job.environment))
         if submitted is None:
             raise FileNotFoundError(2, "its environment was lost with a damaged state file; add the job again", "its environment")
         job, submitted = self.service.scripts.restrain(job, submitted)
@@ -9863,6 +9940,8 @@ class Service:
         hold = self.launcher.start_rest.find_why(self.clock.monotonic()) or ""
         usage = {job_id: used for job_id, used in self.runners.usage.items() if job_id not in results}     # what is over is not late
 
+        starting: list[tuple[Job, Mapping[str, str] | None]] = []
+
         def decide(state: State) -> Changes:
             ended = []
             for job_id, proof in evidence.items():          # only this is asked to end a running one
@@ -9878,14 +9957,22 @@ class Service:
                 yield change_job(state.jobs[stop.job_id], stop_cause=stop.cause, stop_line=stop.line)
             for start in made.starts:
                 yield self.launcher.intend(state.jobs[start.job_id], start, now)
-            return made, ended, [state.jobs[start.job_id] for start in made.starts]
+            jobs = [state.jobs[start.job_id] for start in made.starts]
+            starting.extend((job, state.environments.get(job.environment)) for job in jobs)
+            return made, ended
 
-        self.plan, ended, started = self.store.update(decide)
+        try:
+            self.plan, ended = self.store.update(decide, meanwhile=lambda: self.launcher.prepare(starting))
+        except NexusError:
+            for job, _ in starting:
+                self.launcher.prepared.pop(job.id, None)
+                self.find_backend(job).withdraw(job)
+            raise
         for job_id in over:
             results.pop(job_id, None)
         for before, _ in ended:
             self.runners.forget(before)
-        for job in started:
+        for job, _ in starting:
             self.run_guarded(f"starting job {job.id}", self.launcher.start, job)
         for before, after in ended:
             self.runners.report_end(before, after)

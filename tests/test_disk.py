@@ -112,7 +112,7 @@ def journal(tmp_path):
 
 
 def test_a_file_grows_by_records(journal, tmp_path):
-    nexus.append_whole(journal, b"one\n", is_synced=True)
+    nexus.append_whole(journal, b"one\n", os.fdatasync)
     nexus.append_whole(journal, b"two\n")
     assert (tmp_path / "journal").read_bytes() == b"one\ntwo\n"
     assert (tmp_path / "journal").stat().st_mode & 0o777 == 0o600
@@ -144,7 +144,7 @@ def test_a_failed_record_leaves_nothing_of_itself(journal, tmp_path, monkeypatch
     for name in faults:
         monkeypatch.setattr(os, "pwrite" if name == "half" else name, write_half if name == "half" else fail(name))
     with pytest.raises(OSError, match=r"space|error"):
-        nexus.append_whole(journal, b"two\n", is_synced=True)
+        nexus.append_whole(journal, b"two\n", os.fdatasync)
     assert (tmp_path / "journal").read_bytes() == b"one\n" + left
     monkeypatch.undo()
     nexus.append_whole(journal, b"three\n")
@@ -164,14 +164,14 @@ def test_a_full_disk_leaves_nothing_of_a_record(tmp_path):
     said = in_child("""
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         file = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT)
-        nexus.append_whole(file, b"a" * 3000, is_synced=True)
+        nexus.append_whole(file, b"a" * 3000, os.fdatasync)
         resource.setrlimit(resource.RLIMIT_FSIZE, (5000, resource.RLIM_INFINITY))
         try:
-            nexus.append_whole(file, b"b" * 3000, is_synced=True)
+            nexus.append_whole(file, b"b" * 3000, os.fdatasync)
         except OSError as error:
             print(error.errno, os.path.getsize(sys.argv[1]))
         resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-        nexus.append_whole(file, b"c" * 3000, is_synced=True)
+        nexus.append_whole(file, b"c" * 3000, os.fdatasync)
     """, str(tmp_path / "journal"))
     assert said == f"{errno.EFBIG} 3000\n"
     assert (tmp_path / "journal").read_bytes() == b"a" * 3000 + b"c" * 3000

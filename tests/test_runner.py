@@ -454,10 +454,20 @@ ENVIRONMENT = {
 }
 
 
-def test_the_environment_is_exactly_what_it_was(box):
-    result = box.run("cat /proc/$$/environ > environ", environment=ENVIRONMENT)
+# sh sets these itself; with others, env does.
+PLAIN_ENVIRONMENT = {name: text for name, text in ENVIRONMENT.items() if nexus.re.fullmatch(nexus.PLAIN_NAME, name)}
+ENVIRONMENTS = pytest.mark.parametrize("environment", [
+    ENVIRONMENT, PLAIN_ENVIRONMENT, {"PATH": os.environ["PATH"]},
+    {**PLAIN_ENVIRONMENT, "OLDPWD": "/x", "PWD": "/y", "dir": "a", "HOME": "/z"}, {"dir": "no PATH"}],
+    ids=["all", "plain", "few", "those of the script", "no PATH"])
+
+
+@ENVIRONMENTS
+def test_the_environment_is_exactly_what_it_was(box, environment):
+    result = box.run("cat /proc/$$/environ > environ", environment=environment)
     assert result.exit_code == 0, box.text("stderr.log")
-    assert sorted(seen_environment(box)) == sorted(f"{name}={text}" for name, text in ENVIRONMENT.items())
+    seen = [entry for entry in seen_environment(box) if not entry.startswith("_=")]         # bash as sh sets it for all that it begins
+    assert sorted(seen) == sorted(f"{name}={text}" for name, text in environment.items() if name != "_")
 
 
 @pytest.mark.parametrize("name", ["-i", "--", "-u", "--help", "-S x", "-C/"])
@@ -467,12 +477,11 @@ def test_a_variable_that_looks_like_an_option(box, name):
     assert seen_environment(box) == [f"{name}=x", f"PATH={os.environ['PATH']}"]
 
 
-def test_the_window_adds_nothing_to_the_environment(one_box):
-    if not shutil.which("screen"):
-        pytest.skip("screen is not installed")
+@ENVIRONMENTS
+def test_the_window_adds_nothing_to_the_environment(one_box, environment):
     one_box.use_screen()
-    one_box.run("cat /proc/$$/environ > environ", environment=ENVIRONMENT)
-    assert sorted(seen_environment(one_box)) == sorted(f"{name}={text}" for name, text in ENVIRONMENT.items())
+    one_box.run("cat /proc/$$/environ > environ", environment=environment)
+    assert sorted(seen_environment(one_box)) == sorted(f"{name}={text}" for name, text in environment.items())
 
 
 def test_a_large_environment_and_command(one_box):
@@ -797,7 +806,7 @@ def test_a_command_is_one_word_of_sh(command):
     text = nexus.build_script(job, {"X": command}, nexus.make_layout("/h", config()), None, ())
     import shlex
     assert f"bash -c {'-- ' if job.command[0] in '-+' else ''}{shlex.quote(job.command)}\n" in text
-    assert f"    {shlex.quote('X=' + command)} \\\n" in text
+    assert f"    X={shlex.quote(command)} \\\n" in text
 
 
 # Leases

@@ -836,11 +836,11 @@ def test_a_submitted_script(lab):
         assert file.read() == code
     assert os.stat(file.name).st_mode & 0o777 == 0o600 and os.stat(lab.layout.code_folder).st_mode & 0o777 == 0o700
     lab.become(job_id, "running", log_dir=lab.layout.job_folder(job_id))
-    lab.service.launcher.write_script(lab.store.read(lambda state: state.jobs[job_id]), None)
+    lab.service.launcher.write_script(lab.store.read(lambda state: state.jobs[job_id]), {}, None)
     main = os.path.join(job["cwd"], "main.py")
     os.unlink(main)
     os.symlink("/etc/passwd", main)                             # what the first attempt made of it
-    lab.service.launcher.write_script(nexus.begin_attempt(lab.store.read(lambda state: state.jobs[job_id])), None)
+    lab.service.launcher.write_script(nexus.begin_attempt(lab.store.read(lambda state: state.jobs[job_id])), {}, None)
     with open(main, "rb") as file:
         assert file.read() == code and not os.path.islink(main)
     seen = {"job_id": job_id, "status": "running", "node_id": 0, "queue_position": None, "user_id": "myuser", "competition_id": "comp123",
@@ -858,7 +858,7 @@ def test_a_script_that_is_gone_is_told(lab):
     lab.become(job_id, "running", log_dir=lab.layout.job_folder(job_id))
     job = lab.store.read(lambda state: state.jobs[job_id])
     with pytest.raises(nexus.NexusError):
-        lab.service.launcher.write_script(job, None)
+        lab.service.launcher.write_script(job, {}, None)
 
 
 def test_a_script_that_cannot_be_kept_is_no_job(lab, monkeypatch):

@@ -1240,6 +1240,21 @@ def test_a_full_disk_fails_one_job_and_not_the_queue(world):
     assert [w.job(id).status for id in ids].count("running") == 2
 
 
+def test_a_start_that_the_disk_refuses_is_undone(world, monkeypatch):
+    w = world(gpus=1)
+    job_id, real = w.add(), os.fdatasync
+
+    def refuse(handle):
+        live.until(lambda: os.path.exists(f"{w.layout.job_folder(job_id)}/job.sh"), "it to be prepared meanwhile")
+        raise OSError(5, "Input/output error")
+    monkeypatch.setattr(os, "fdatasync", refuse)
+    w.turn()
+    assert w.job(job_id).status == "pending" and not w.machine.children and not os.path.exists(w.layout.job_folder(job_id))
+    monkeypatch.setattr(os, "fdatasync", real)
+    w.turn(seconds=2)
+    assert (w.job(job_id).status, w.job(job_id).attempt) == ("running", 1) and not w.service.local.prepared
+
+
 # The clock jumps
 
 @pytest.mark.parametrize("jump", [-10 * 365 * 86400, -3600, 3600, 10 * 365 * 86400])

@@ -60,6 +60,7 @@ def test_one_runner_runs_many_short_jobs_and_nothing_of_one_is_the_next_ones(lau
                 for number in range(12)]
         runners = collections.Counter()
         for number, job in enumerate(map(box.wait, jobs)):
+            assert job["exit_code"] == 0, (job["cause"], job["cause_line"], job["log_dir"], live.read(f"{job['log_dir']}/stderr.log"))
             said = live.read(f"{job['log_dir']}/stdout.log").split("\n")
             values = f"{number}--" if number % 2 == 0 else f"-{number}-"
             assert said[:2] == [str(folders[number % 3]), ("0000", "0077")[number % 2]] and said[2].startswith(values + "-"), said
