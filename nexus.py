@@ -7040,26 +7040,14 @@ def describe_other_machine(host: str, why: str, otherwise: str) -> NexusError:
                       hint=f"use it there, or set NEXUS_HOME=~/.nexus-$(hostname) or NEXUS_URL; if {host} is gone for good: {otherwise}")
 
 
-# ==== 13. SERVICE ==== observe, plan, carry out; adopt what ran before
-# One loop, woken by the FIFO (a job started or ended), by requests, and by time.  Each turn: hear what was said, look
-# after the jobs that end or are to be stopped, record what ended and what starts next in one change, then start it.
-# nvidia-smi is asked by a thread of its own, which hands over what it saw.
+# ==== 13. BACKENDS ==== where jobs run: this machine, the nodes, Slurm, behind one protocol; what has become of them, recorded alike
 
-PROBE_REST = 10                 # nvidia-smi rests for so many times as long as it ran
 TROUBLE_INTERVAL_S = 30.0       # but one that fails is asked again within this
 WATCH_INTERVAL_S = 1.0          # runners' pids are looked at so often; their words come at once
 CLEARING_INTERVAL_S = 0.02      # and the processes of jobs that are being ended
 LAUNCH_PATIENCE_S = 30.0        # a screen that ran for so long without a claim will not start its job
 HOLD_S = (5.0, 300.0)           # for how long nothing is started after the machine could not: at first, at most
-LEASE_REST_S = (5.0, 60.0)      # and no GPU is given out after a lease came to nothing
 RUNNER_PATIENCE_S = 2.0         # for job.sh to write the result of a job that was killed
-SETTLED_S = 30.0                # a job's use of GPU memory that has not grown for so long is what it needs
-ESTIMATE_PATIENCE_S = 0.05      # so long a request waits for estimates that are being made
-ESTIMATE_REST = 10              # estimates are as old as this many times what they took, and at least 2 s
-HEALTH_INTERVAL_S = 5.0         # so often on_unhealthy looks
-HOOK_TIMEOUT_S = 60.0           # for a command of [hooks]
-JOBS_AT_ONCE = 100              # of a list, looked up together
-MAX_FAULTS_LOGGED = 20          # of one reading of the jobs file
 TAIL_BYTES = 65536              # of stderr, in which the cause of a failure is looked for
 
 
@@ -7135,16 +7123,6 @@ class Backend(Part):
         """Let go of what was kept for an attempt."""
 
 
-@value
-class Observation:
-    """What nvidia-smi said, or why it could not."""
-    gpus: tuple[Gpu, ...]
-    trouble: str | None
-    hint: str
-    began_at: float                 # monotonic
-    took_s: float
-
-
 class Clearing:
     """A job whose processes are being ended: it was to be stopped, or it is over and something is left."""
 
@@ -7152,39 +7130,6 @@ class Clearing:
         self.began_at = now         # monotonic
         self.told: set[int] = set()     # pids that were sent SIGTERM, or came after it
         self.next_look_at = now
-
-
-class Counters:
-    """What has happened since this service began, for GET /metrics."""
-
-    def __init__(self) -> None:
-        from collections import Counter
-        self.starts = self.bounces = self.probe_failures = 0
-        self.ends = Counter({(COMPLETED, ""): 0, (FAILED, "exit"): 0, (CANCELLED, "killed"): 0})        # (status, cause)
-        self.retries = Counter({"exit": 0})                     # cause: failed attempts of jobs that get another
-        self.turns = Histogram((0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 30))
-        self.waits, self.run_times = (
-            Histogram((0.1, 1, 10, 60, 300, 1800, 3600, 14400, 43200, 86400, 259200, 604800)) for _ in range(2))
-
-    def note_start(self, job: Job) -> None:
-        """It was launched; its history ends with since when it waited, and when it began to run."""
-        self.starts += 1
-        (_, waited_since), (_, began_at) = job.status_history[-2:]
-        self.waits.note(began_at - waited_since)
-
-    def note_moves(self, jobs: Iterable[Job]) -> None:
-        """Their status has changed."""
-        for job in [job for job in jobs if job.status != RUNNING]:
-            done = job.attempts[-1]
-            if job.status in FINAL:
-                self.ends[job.status, done.cause or ""] += 1
-            elif done.cause == REQUEUED:
-                self.bounces += 1
-                continue
-            else:
-                self.retries[str(done.cause)] += 1
-            if done.started_at is not None and done.runtime_seconds is not None:
-                self.run_times.note(done.runtime_seconds)
 
 
 class Worker:
@@ -7216,240 +7161,17 @@ class Worker:
                 self.pause_s = None if self.pause_s is None else max(self.pause_s, WATCH_INTERVAL_S)
 
 
-def probe_gpus(service: Service) -> float:
-    """Ask for the GPUs, and return for how long they are not asked for then."""
-    clock, refresh_s = service.clock, service.config.service.refresh_rate_seconds
-    known = {gpu.uuid: replace(gpu, fault=None) for gpu in service.gpu_watch.latest.gpus}      # as last seen well
-    gpus, trouble, hint, began = tuple(known.values()), None, "", clock.monotonic()
-    try:
-        gpus = tuple(service.machine.gpus.query_gpus(known))
-    except NexusError as error:
-        if not service.pool.nodes or find_program("nvidia-smi"):             # a head need not have a GPU
-            trouble, hint = error.message, error.hint
-    except Exception as error:                          # no GPU is given out meanwhile
-        service.fail("asking for the GPUs", error)
-        trouble = f"asking for the GPUs failed: {error!r}"
-    took_s = clock.monotonic() - began
-    service.counters.probe_failures += bool(trouble)
-    service.gpu_watch.latest = Observation(gpus, trouble, hint, began, took_s)
-    service.wake()
-    pause_s = max(refresh_s, PROBE_REST * took_s)
-    return min(pause_s, max(TROUBLE_INTERVAL_S / 3, TROUBLE_INTERVAL_S - took_s)) if trouble else pause_s
-
-
-HISTORY_S, HISTORY_INTERVAL_S, HISTORY_POINTS = 3600, 30, 120           # of what a GPU reads
-
-
-def describe_history(history: Iterable[Reading], now: float) -> dict[str, Any]:
-    """A point for each interval, oldest first, ending now; None where nothing could be read."""
-    last = int(now // HISTORY_INTERVAL_S)
-    points: dict[int, list[Reading]] = {number: [] for number in range(last - HISTORY_POINTS + 1, last + 1)}
-    for reading in history:
-        points.get(int(reading[0] // HISTORY_INTERVAL_S), []).append(reading)
-    loads = [find_utilization(readings)[0] for readings in points.values()]
-    return {"interval_seconds": HISTORY_INTERVAL_S, "utilization": list(map(round_known, loads)), "memory_used_mib": [
-        max((mib for _, mib, _ in readings if mib is not None), default=None) for readings in points.values()]}
-
-
-def find_utilization(history: Iterable[Reading]) -> tuple[float | None, float | None]:
-    """Mean and peak."""
-    known = [utilization for *_, utilization in history if utilization is not None]
-    return (sum(known) / len(known), max(known)) if known else (None, None)
-
-
-@value
-class JobUsage:
-    """What a running job takes, as of the latest look at the GPUs."""
-    samples: Mapping[str, float | None] = {}            # SAMPLES, fields of its Attempt
-    rss_mib: float | None = None
-    cpu_percent: float | None = None
-    cpu_read: tuple[float, float] | None = None         # seconds of CPU that its processes have used, and when (monotonic)
-    look_count: int = 0                                 # of which mean_gpu_util is the mean
-    grown_to_mib: float = 0.0                           # its GPU memory when that last grew
-    grown_at: float = float("inf")                      # and when
-
-    def add(self, processes: Sequence[Process], gpu_mem_mib: float, loads: Sequence[float], now: float) -> JobUsage:
-        """What it is after another look.  `loads`: its GPUs' utilization."""
-        rss_mib, cpu_s = (sum(process.rss_pages for process in processes) * PAGE_MIB,
-                          sum(process.cpu_ticks for process in processes) * TICK_S)
-        (former_s, at), count = self.cpu_read or (0.0, now), self.look_count + bool(loads)
-        samples = {name: max(fact, self.samples.get(name) or 0.0) for name, fact in (   # a process may take its CPU time with it
-            ("peak_rss_mib", rss_mib), ("cpu_seconds", cpu_s), *([("peak_gpu_mem_mib", gpu_mem_mib)] if gpu_mem_mib else []))}
-        if loads:
-            former = self.look_count * (self.samples.get("mean_gpu_util") or 0.0)
-            samples["mean_gpu_util"] = (former + sum(loads) / len(loads)) / count
-        return JobUsage(
-            {**self.samples, **samples}, rss_mib, 100 * max(0.0, cpu_s - former_s) / (now - at) if now > at else None, (cpu_s, now), count,
-            *((gpu_mem_mib, now) if gpu_mem_mib > 1.02 * self.grown_to_mib else (self.grown_to_mib, self.grown_at)))
-
-
-class JobsFile:
-    """Watches the jobs file."""
-
-    def __init__(self, service: Service, path: str) -> None:
-        self.service, self.path = service, os.path.abspath(os.path.expanduser(path))
-        self.faults: list[str] = []
-        self.stamp: tuple[int, ...] | None = None
-        self.changed_at = self.read_at = float("-inf")
-        self.worker = Worker(service, "reading the jobs file", self.watch)
-
-    def watch(self) -> float:
-        now, stamp, interval_s = self.service.clock.monotonic(), stamp_of(self.path), self.service.config.jobs.jobs_file_interval_seconds
-        if stamp != self.stamp:
-            self.stamp, self.changed_at, self.read_at = stamp, now, float("-inf")
-        if now - self.read_at >= interval_s:
-            self.read_at = now
-            self.load(now - self.changed_at >= interval_s)
-        return min(WATCH_INTERVAL_S, interval_s)
-
-    def load(self, is_whole: bool) -> None:
-        """Take in what it says, and log what is newly wrong with it.  `is_whole`: nobody is just writing it."""
-        try:
-            text = read_text(self.path)
-            rows, faults = parse_jobs_file(text or "")
-            faults += [f"there is no file {self.path}"] if text is None else []
-            faults += self.take(rows, is_whole and bool(text))      # one that a program has opened to write is empty for a while
-        except NexusError as error:
-            faults = [error.message]
-        before = set(self.faults)
-        new = [fault for fault in faults if fault not in before]
-        for fault in list_some(new, MAX_FAULTS_LOGGED):
-            self.service.log.warning("%s: %s", self.path, fault)
-        self.faults = faults
-
-    def take(self, rows: Sequence[JobsRow], is_whole: bool) -> list[str]:
-        """Queue what is new in the file, each content once, and if it `is_whole`, see what is gone; return what was wrong with rows."""
-        from collections import Counter
-        service, digests, faults = self.service, [hash_text(row.content)[:16] for row in rows], list[str]()
-        counts, caller = Counter(digests), replace(service.owner, name="the jobs file")
-        seen: Mapping[str, int] = service.store.read(lambda state: dict(state.seen))
-        for digest, row in dict(zip(digests, rows)).items():
-            if counts[digest] > seen.get(digest, 0):
-                try:
-                    service.admission.submit([self.make_asked(row)], caller, beside=[Put("seen", digest, counts[digest])])
-                except NexusError as error:
-                    faults.append(f"line {row.line}, '{format_line(row.script, 100)}': {error.message}")
-        # What is taken out of the file is new when it is there again.
-        gone = [Put("seen", digest, counts[digest] or None) for digest, count in seen.items() if is_whole and counts[digest] < count]
-        if gone:
-            service.store.update(lambda state: gone)
-        return faults
-
-    def make_asked(self, row: JobsRow) -> Asked:
-        script, is_adding = os.path.expanduser(row.script), self.service.config.jobs.cuda_arg == "add"
-        program = "bash" if script.endswith(".sh") else "python" if row.conda else self.service.admission.find_python()
-        command = check(COMMAND, " ".join(filter(None, [program, quote(script), row.arguments])), "the command")
-        return Asked({"command": command, "cwd": os.path.dirname(self.path), "priority": row.priority, "conda": row.conda,
-                      "gpu_ids": row.gpu_ids, "cuda_arg": is_adding or bool(re.search(CUDA_OPTION, command))}, unique=True)
-
-
-def find_llm_share(path: str, model: str) -> float:
-    """How much of a GPU a job of the model gets, as llm_config.json says.  Raises: usage, when the file is wrong; unavailable."""
-    path = os.path.abspath(os.path.expanduser(path))
-    text = read_text(path)
-    if text is None:
-        refuse(f"llm_config {path} is not there", hint="nexus config edit")
-    try:
-        found = check(LLM_CONFIG, parse_json(text, "this file"), "")
-    except NexusError as error:
-        raise NexusError("usage", f"{path}: {error.message}", '{"default_requirement": 1.0, "models": {"qwen2.5-7b-inst": 0.5}}') from None
-    return round_gpus(found.get("models", {}).get(model, found.get("default_requirement", 1)))
-
-
-class Hooks:
-    """Runs the commands of [hooks]: what they do, and for how long, changes nothing else.
-
-    on_finish is run for every job that has finished since it was first configured, also when the service ended in between.
-    """
-
-    def __init__(self, service: Service) -> None:
-        import collections
-        self.service, self.config = service, service.config.hooks
-        self.is_healthy, self.looked_at = True, float("-inf")
-        self.has_begun = False
-        self.ended: collections.deque[Job] = collections.deque()       # on_finish is due for these; they may be no longer kept
-        self.worker = Worker(service, "running hooks", self.look)
-
-    def note_moves(self, jobs: Iterable[Job]) -> None:
-        """Their status has changed."""
-        ended = [job for job in jobs if job.status in FINAL and self.config.on_finish]
-        if ended:
-            self.ended.extend(ended)
-            self.worker.wanted.set()
-
-    def begin(self) -> None:
-        """Note since when on_finish is configured, and find what ended unheard."""
-        since = self.service.clock.now() if self.config.on_finish else None
-
-        def note(state: State) -> Changes:
-            if (state.hooks_since is None) != (since is None):
-                yield Put("facts", "hooks_since", since)
-            began = state.hooks_since
-            return [job for job in list_finished(state) if began is not None and (job.current.finished_at or 0.0) >= began]
-
-        self.ended.extendleft(reversed(self.service.store.update(note)))
-        self.has_begun = True
-
-    def look(self) -> float | None:
-        """Run what is due by now; return when to look again, if ever without being told."""
-        if not self.has_begun:
-            self.begin()
-        self.look_at_health()
-        if self.ended:
-            ended = self.ended.popleft()
-            job: Job = self.service.store.read(lambda state: state.jobs.get(ended.id, ended))
-            if not job.is_told:
-                self.finish(job)
-            return 0.0
-        return WATCH_INTERVAL_S if self.config.on_finish or self.config.on_unhealthy else None
-
-    def finish(self, job: Job) -> None:
-        self.call("on_finish", self.config.on_finish, {
-            "NEXUS_JOB_ID": job.id, "NEXUS_JOB_STATUS": job.status, "NEXUS_JOB_CAUSE": job.current.cause or "",
-            "NEXUS_JOB_EXIT_CODE": "" if job.current.exit_code is None else str(job.current.exit_code), "NEXUS_JOB_COMMAND": job.command,
-            "NEXUS_JOB_GPU": format_indices(job.current.gpu_indices).replace(" ", "")})
-        self.service.store.update(lambda state: [change_job(state.jobs[job.id], is_told=True)] if job.id in state.jobs else [])
-
-    def look_at_health(self) -> None:
-        now = self.service.clock.monotonic()
-        if not self.config.on_unhealthy or now - self.looked_at < HEALTH_INTERVAL_S or not self.service.gpu_watch.first_probe.is_set():
-            return
-        self.looked_at, health = now, self.service.views.health()
-        if health["is_healthy"] != self.is_healthy:
-            self.is_healthy = health["is_healthy"]
-            bad = [f"{check['name']}: {check['reading']}" for check in health["checks"] if not check["is_ok"]]
-            self.call("on_unhealthy", self.config.on_unhealthy, {
-                "NEXUS_HEALTH": "HEALTHY" if self.is_healthy else "UNHEALTHY", "NEXUS_HEALTH_REASON": "; ".join(bad)})
-
-    def call(self, name: str, command: str, facts: Mapping[str, str]) -> None:
-        """Run one."""
-        most = MAX_ARGUMENT_BYTES - 60                      # of which CUT and its name take the rest
-        contents = {key: text.encode("utf-8", "surrogateescape") for key, text in facts.items()}
-        given = {key: facts[key] if len(content) <= most else content[:most].decode("utf-8", "ignore") + CUT
-                 for key, content in contents.items()}
-        try:
-            done = run(["/bin/sh", "-c", f"umask {self.service.umask:03o}\n{command}"], HOOK_TIMEOUT_S,
-                       {**self.service.environ, **given})
-            why = f"exit code {done.exit_code}: {format_line(done.output.strip()[-200:])}" if done.exit_code else ""
-        except (NexusError, ValueError) as error:
-            why = str(error)
-        if why:
-            self.service.log.warning("%s: %s", name, why)
-
-
-CUT = " ... (cut here: see nexus show)"         # the end of a fact that is too long for a variable
-
-
 RECONNECT_S = (1.0, 10.0)       # between two attempts to reach a node: at first, at most
 SYNC_WAIT_S = 10.0              # a node answers when there is news, and after so long in any case
 SYNC_PATIENCE_S = 15.0          # beyond that, the line is taken to be cut
 FOLLOW_INTERVAL_S = (0.05, 0.5)      # how often a followed log is looked at: soon after a line, rarely when silent
 LOG_BYTES = 2**20               # of all logs together, in one answer: a slow line has it within SYNC_PATIENCE_S
 WITHDRAW_PATIENCE_S = 3.0       # a node that has not begun a job within this gives it back
-CWD_TIMEOUT_S = 5.0             # for a look at a job's directory there: the order is answered within SYNC_PATIENCE_S
 REFUSAL_REST_S = 5.0            # and gets no other one for a while
 NODE_ALARM_S = 30.0             # a node that is not heard for so long is bad for health
 NODE_PAUSED = "its queue is paused"
+
+
 # What a job on another machine has from there, and not from its submitter's
 OWN_VARIABLES = (
     r"HOME|USER|LOGNAME|SHELL|PWD|OLDPWD|SHLVL|_|TMPDIR|TMP|TEMP|MAIL|HOSTNAME|DISPLAY|XAUTHORITY|WAYLAND_DISPLAY|"
@@ -8013,6 +7735,986 @@ HASTE_S = 0.2                   # between two calls of squeue when something is 
 HURRY_S = 3.0                   # for so long
 SLURM_REST = 10                 # squeue rests for so many times as long as it ran
 CANCEL_AGAIN_S = 30.0           # a cancelled job that has not ended is cancelled again after so long
+RUNNER_KILLED = Requeue("its runner was killed before it began")
+
+
+class Local(Backend):
+    """This machine: jobs in sessions of screen's, or directly."""
+    doing = "hearing runners"
+
+    def __init__(self, service: Service) -> None:
+        super().__init__(service)
+        self.launched_at: dict[str, float] = {}             # monotonic; started, no word yet
+        self.began: dict[str, int] = {}                     # of running jobs: when job.sh began with it, in clock ticks since boot
+        self.clearings: dict[str, Clearing] = {}
+        self.last_watch_at = float("-inf")
+        self.waiting = WaitingRunners(self.machine, self.layout, service.launcher.jobs_lock)
+        self.prepared: dict[str, tuple[str, list[str]]] = {}            # of jobs that are about to start: write_script()
+
+    def has(self, job: Job) -> bool:
+        return not job.current.node and job.current.slurm_key is None
+
+    def list_jobs(self) -> list[Job]:
+        return [job for job in self.service.running_jobs() if self.has(job)]
+
+    def prepare(self, job: Job, submitted: Mapping[str, str] | None) -> News | None:
+        leases, runner = self.machine.leases if job.current.gpu_uuids else None, self.waiting.choose()
+        now, launcher = self.clock.monotonic(), self.service.launcher
+        hold = self.service.gpu_watch.find_gpu_trouble() if leases else None
+        try:
+            if leases and not hold:
+                try:
+                    leases.take(job.id, job.current.gpu_uuids, runner)
+                except NexusError as error:             # no fault of the job's
+                    hold = error.message
+                    if error.kind != "conflict":
+                        self.service.gpu_watch.lease_rest.fail(now, error)
+            if hold:                                    # since it was planned
+                return Requeue(hold)
+            self.prepared[job.id] = launcher.write_script(job, submitted, leases.paths(job.id) if leases and not runner else None)
+            if runner:
+                self.waiting.give(runner, job, self.prepared[job.id][0])
+        except BrokenPipeError:
+            return RUNNER_KILLED
+        finally:
+            if runner in self.waiting.runners:
+                self.waiting.end(runner)
+        return None
+
+    def withdraw(self, job: Job) -> None:
+        self.prepared.pop(job.id, None)
+        self.waiting.let_go(job.id)                     # its pipe ends before it was told to go on
+        for name in ("job.sh", f"attempt-{job.attempt}"):
+            with contextlib.suppress(OSError):
+                os.unlink(os.path.join(self.layout.job_folder(job.id), name))
+        with contextlib.suppress(OSError):              # what earlier attempts have left stays
+            os.rmdir(self.layout.job_folder(job.id))
+        self.machine.forget(job.id)
+
+    def start(self, job: Job) -> News | None:
+        now, launcher, (script, notes) = self.clock.monotonic(), self.service.launcher, self.prepared.pop(job.id)
+        facts: dict[str, Any] = {"notes": tuple(notes)} if notes else {}
+        runner, hold = self.waiting.busy.get(job.id), launcher.start_rest.find_why(now)
+        if hold:                                        # since it was planned
+            self.waiting.let_go(job.id)
+            return Requeue(hold)
+        self.launched_at[job.id] = now
+        if runner:
+            try:
+                facts.update(self.waiting.go(runner, now))
+            except BrokenPipeError:
+                return RUNNER_KILLED
+            self.began[job.id] = self.machine.processes.find_now()
+            if job.id in (self.machine.leases.held if self.machine.leases else ()):
+                self.service.gpu_watch.lease_rest.succeed()             # it has locked it
+        else:
+            self.machine.launch(job, script)
+        self.waiting.note_start(now)
+        launcher.start_rest.succeed()
+        launcher.tell_start(job)
+        return Started(facts) if runner else facts
+
+    def poll(self, sayings: Sequence[Saying]) -> Iterator[Finding]:
+        """What runners say; and when they say nothing, or have for long, a look at them."""
+        jobs: list[Job | None] = self.store.read(lambda state: [state.running.get(saying.job_id) for saying in sayings])
+        for saying, job in zip(sayings, jobs):
+            if job and job.attempt == saying.attempt and self.has(job):
+                yield job, self.parse(job, saying)
+        now = self.clock.monotonic()
+        if not sayings or now - self.last_watch_at >= WATCH_INTERVAL_S:         # what was just said comes first
+            gone = self.machine.reap()
+            self.waiting.keep(now)
+            if gone or now - self.last_watch_at >= WATCH_INTERVAL_S:
+                self.last_watch_at = now
+                yield from self.watch(gone)
+
+    def parse(self, job: Job, saying: Saying) -> News:
+        """What a runner's word means."""
+        if saying.verb == "start":
+            pid, started, self.began[job.id] = map(int, saying.words)
+            if self.machine.leases and job.current.gpu_uuids:       # it comes after its claim, and when it has the lease
+                self.machine.leases.close_own(job.id)
+                self.service.gpu_watch.lease_rest.succeed()
+            return Started({"pid": pid, "pid_started": started})
+        if saying.verb == "end":
+            code, took_cs = map(int, saying.words)
+            return Result(min(code, 255), None, took_cs / 100)
+        why = format_line(" ".join(saying.words), 300)
+        return Result(None, None, 0.0, "launch" if saying.verb == "fail" else "bounce", why)
+
+    def watch(self, gone: Container[str]) -> list[Finding]:
+        """Look at the runners themselves: the second way to learn that one started or ended."""
+        found: list[Finding] = []
+
+        def look(job: Job) -> None:
+            news = self.look_at(job, job.id in gone)
+            if news:
+                found.append((job, news))
+
+        self.waiting.name_sessions(self.clock.monotonic())
+        for job in self.list_jobs():
+            if job.id not in self.service.runners.results:
+                self.service.run_guarded(f"looking at job {job.id}", look, job)
+        return found
+
+    def look_at(self, job: Job, is_child_gone: bool) -> News | None:
+        folder = self.service.runners.find_folder(job)
+        if job.current.boot_id != self.machine.boot_id:
+            result, why = read_result(folder, job.attempt), "the machine went down while it ran"
+            # Another nexus queues its jobs again itself.
+            is_over = result or job.current.stop_cause or job.head or self.config.jobs.on_reboot == "fail"
+            return (result or Result(None, None, None, "reboot", why)) if is_over else Requeue(why)
+        if job.current.pid is None:
+            claim, launched_at = read_claim(folder, job.attempt), self.launched_at.get(job.id)
+            if claim and claim[0]:
+                return Started({"pid": claim[0], "pid_started": claim[1]})
+            if is_child_gone or launched_at is None or self.clock.monotonic() - launched_at > LAUNCH_PATIENCE_S:
+                try:
+                    is_mine = bool(claim) or take_claim(folder, job.attempt)    # (0, 0): a service claimed it and then was killed
+                except OSError as error:
+                    return error
+                if is_mine:
+                    return Requeue("the service ended before it began") if launched_at is None else Result(
+                        None, None, 0.0, "launch", "screen or sh did not begin with it", may_pass=True)
+            return None
+        if job.id not in self.began:                        # a runner that had waited is older than its job
+            self.began[job.id] = read_began(folder, job.attempt) or job.current.pid_started or 0
+        if not self.machine.processes.is_alive(job.current.pid, job.current.pid_started):
+            result, claim = read_result(folder, job.attempt), read_claim(folder, job.attempt)
+            if not result and claim and claim[0] and read_began(folder, job.attempt) is None:
+                return Requeue("its runner ended before it began", {"pid": None, "pid_started": None})
+            return result or Result(None, None, None, "session-lost", "its job.sh was killed: the exit code is not known")
+        return None
+
+    def end_unwanted(self) -> None:
+        """Stop what is to be stopped, and what jobs that are over have left behind; SIGTERM, grace, SIGKILL."""
+        now, results = self.clock.monotonic(), self.service.runners.results
+        wanted = [job for job in self.list_jobs() if job.current.stop_cause or job.id in results]
+        due = [job for job in wanted if now >= self.clearings.setdefault(job.id, Clearing(now)).next_look_at]
+        if due:                                         # of another boot nothing is left
+            there = [job for job in due if job.current.boot_id == self.machine.boot_id]
+            members = self.machine.find_members(there, results)
+            for job in due:
+                self.clear_job(job, members.get(job.id, ()), self.clearings[job.id], now)
+
+    def clear_job(self, job: Job, members: Sequence[Process], clearing: Clearing, now: float) -> None:
+        import signal
+        if not members and job.id in self.service.runners.results:
+            del self.clearings[job.id]
+            return
+        age_s, grace_s, send = now - clearing.began_at, self.config.jobs.kill_grace_seconds, self.machine.processes.send
+        clearing.next_look_at = now + min(0.5, max(CLEARING_INTERVAL_S, age_s / 10))
+        pid = job.current.pid if job.current.boot_id == self.machine.boot_id else None
+        runner = self.machine.processes.find(pid) if pid else None
+        if runner and runner.started != job.current.pid_started:
+            runner = None                               # another process has its pid by now
+        if not members and runner and age_s >= grace_s + RUNNER_PATIENCE_S:
+            members = [runner]                          # stopped, or stuck: nothing of the job is left but its job.sh
+        pids = {process.pid for process in members}
+        for process in members:
+            # Each is told once; what one of them runs to tidy up is left alone until the grace is over.
+            if age_s >= grace_s or not clearing.told or not (process.pid in clearing.told or process.parent in pids):
+                send(process, signal.SIGKILL if age_s >= grace_s else signal.SIGTERM)
+                send(process, signal.SIGCONT)           # a stopped one takes SIGTERM only now
+        if runner and runner.state == "T":
+            send(runner, signal.SIGCONT)
+        if members:
+            self.waiting.let_go(job.id)                     # not all that has it as its parent may have been found
+        if members and not clearing.told and not job.current.stop_cause:
+            self.log.info("Job %s is over; ending what it left: pid %s", job.id, format_indices(sorted(pids)))
+        clearing.told |= pids
+
+    def name_sessions(self) -> None:
+        """Those that the service before had no time to name.  Raises: OSError, NexusError."""
+        sessions = {} if self.machine.no_screen_reason else self.machine.screen.list_sessions()
+        unnamed = {session.partition(".")[0] for session in sessions if session.endswith(WAITING_SESSION)}
+        for job in self.list_jobs():
+            if (job.current.session or "").partition(".")[0] in unnamed:
+                self.machine.name_session(job.id, (job.current.session or "").partition(".")[0])
+
+    def forget(self, job: Job) -> None:
+        self.waiting.take_back(job.id, self.clock.monotonic())
+        for kept in (self.launched_at, self.began, self.clearings):
+            kept.pop(job.id, None)
+        self.service.gpu_watch.released_at.update(dict.fromkeys(job.current.gpu_uuids, self.clock.monotonic()))
+        self.machine.forget(job.id)
+
+
+@value
+class JobUsage:
+    """What a running job takes, as of the latest look at the GPUs."""
+    samples: Mapping[str, float | None] = {}            # SAMPLES, fields of its Attempt
+    rss_mib: float | None = None
+    cpu_percent: float | None = None
+    cpu_read: tuple[float, float] | None = None         # seconds of CPU that its processes have used, and when (monotonic)
+    look_count: int = 0                                 # of which mean_gpu_util is the mean
+    grown_to_mib: float = 0.0                           # its GPU memory when that last grew
+    grown_at: float = float("inf")                      # and when
+
+    def add(self, processes: Sequence[Process], gpu_mem_mib: float, loads: Sequence[float], now: float) -> JobUsage:
+        """What it is after another look.  `loads`: its GPUs' utilization."""
+        rss_mib, cpu_s = (sum(process.rss_pages for process in processes) * PAGE_MIB,
+                          sum(process.cpu_ticks for process in processes) * TICK_S)
+        (former_s, at), count = self.cpu_read or (0.0, now), self.look_count + bool(loads)
+        samples = {name: max(fact, self.samples.get(name) or 0.0) for name, fact in (   # a process may take its CPU time with it
+            ("peak_rss_mib", rss_mib), ("cpu_seconds", cpu_s), *([("peak_gpu_mem_mib", gpu_mem_mib)] if gpu_mem_mib else []))}
+        if loads:
+            former = self.look_count * (self.samples.get("mean_gpu_util") or 0.0)
+            samples["mean_gpu_util"] = (former + sum(loads) / len(loads)) / count
+        return JobUsage(
+            {**self.samples, **samples}, rss_mib, 100 * max(0.0, cpu_s - former_s) / (now - at) if now > at else None, (cpu_s, now), count,
+            *((gpu_mem_mib, now) if gpu_mem_mib > 1.02 * self.grown_to_mib else (self.grown_to_mib, self.grown_at)))
+
+
+class Runners(Part):
+    """What runs, wherever that is: what is recorded when it has started or ended."""
+
+    def __init__(self, service: Service) -> None:
+        super().__init__(service)
+        self.results: dict[str, Result] = {}                # jobs that are over, but not yet recorded so
+        self.usage: dict[str, Usage] = {}                   # of running jobs with limits
+        self.noted_at = float("-inf")                       # monotonic
+
+    def hear_outcome(self, job: Job, news: News) -> None:
+        """Take in what became of an attempt, however that was learned.  An end is recorded by schedule(), once nothing of it is left.
+
+        Raises: unavailable.
+        """
+        now, launcher = self.clock.now(), self.service.launcher
+        if isinstance(news, (OSError, NexusError)):
+            news = launcher.judge(job, news)
+        if isinstance(news, Result) and news.cause == "bounce":
+            leases, news = self.machine.leases, Requeue(news.cause_line or "")
+            if leases and job.id in leases.held:        # it did not get its lease, and no other would while this service has it
+                self.service.gpu_watch.lease_rest.fail(self.clock.monotonic(), NexusError(
+                    "unavailable", news.why, hint=f"does somebody remove files from {leases.folder}?"))
+        if isinstance(news, Result) and job.status == PENDING:         # somebody has cancelled it in Slurm's queue
+            line = None if job.current.stop_cause else news.cause_line
+            self.store.update(lambda state: end_job(state, state.jobs[job.id], CANCELLED, now, cause="killed", cause_line=line))
+            self.log.info("Job %s cancelled: %s", job.id, line or "killed")
+        elif isinstance(news, Result):
+            if news.cause == "launch" and not job.current.node:
+                with contextlib.suppress(OSError):      # a late runner must find that its attempt is taken, if there is a job.sh
+                    take_claim(self.find_folder(job), job.attempt)
+            self.results.setdefault(job.id, news)
+            if job.id in self.service.local.clearings:
+                self.service.local.clearings[job.id].next_look_at = 0.0
+        elif isinstance(news, Started) and job.status == PENDING:       # Slurm has begun it, or it has failed before
+            begun = {"started_at": now, **news.facts}
+            self.store.update(lambda state: [change_status(state.jobs[job.id], RUNNING, now, **begun)])
+            if news.facts:
+                launcher.tell_start(change_status(job, RUNNING, now, **begun).value)
+        elif isinstance(news, Started):
+            self.service.local.launched_at.pop(job.id, None)
+            if job.current.pid != news.facts.get("pid"):
+                self.service.record(job, False, **{"session": self.machine.session_of(job), **news.facts})
+        elif isinstance(news, Mapping):
+            self.service.record(job, **news)
+        else:
+            why, facts = news.why, {**(news.facts or {}), "log_base": measure_logs(self.find_folder(job))}
+            self.store.update(lambda state: requeue(state, state.jobs[job.id], why, now, **facts))
+            self.forget(job)
+            self.service.gpu_watch.annotate_gpus()                        # who has the GPU is known now
+            self.log.warning("Job %s could not start%s: %s", job.id, "" if job.current.stop_cause else " and goes back to the queue", why)
+
+    def note_usage(self) -> None:
+        """What jobs with limits have taken up to now; seldom, as the loop turns often."""
+        now, config, usage = self.clock.monotonic(), self.config.jobs, {}
+        if now - self.noted_at < WATCH_INTERVAL_S:
+            return
+        self.noted_at = now
+        for job in [job for job in self.service.running_jobs() if not job.current.node]:
+            limit_s, _ = find_time_limit(job, config)
+            is_slurms = job.current.slurm_key and (limit_s or 0) % 60 == 0      # whole minutes are Slurm's to count
+            if (config.max_memory_gb or limit_s is not None) and not is_slurms:
+                usage[job.id] = Usage(self.find_runtime_s(job, self.clock.now()), self.service.gpu_watch.find_memory_mib(job))
+        self.usage = usage
+
+    def end_attempt(self, state: State, job: Job, result: Result, evidence: Evidence, now: float) -> Changes:
+        """The changes that a running job's end makes: to itself, to those after it, to its group."""
+        runtime_s = self.find_runtime_s(job, now) if result.runtime_seconds is None else result.runtime_seconds
+        status, facts = judge(job, result, evidence, runtime_s, self.config.jobs, now)
+        if status == PENDING:
+            yield change_status(job, PENDING, now, **facts)
+            return
+        yield from end_job(state, job, status, now, **facts)
+        if job.group:
+            group = state.groups.get(job.group) or Group(job.group)
+            is_soon = runtime_s <= self.config.gpu.guard_seconds and facts["cause"] not in ("timeout", "reboot")
+            said = " / ".join(find_last_lines(evidence.stderr, 3)) or facts["cause_line"] or f"{facts['cause']} {facts['exit_code']}"
+            counted = count_group_end(group, status, facts["cause"], is_soon, said, job.group in state.members)
+            if counted != group:
+                yield Put("groups", job.group, counted)
+
+    def gather_evidence(self, job: Job, result: Result) -> Evidence:
+        """What a failed attempt left; and what its processes took."""
+        folder, trouble = self.find_folder(job), None
+        text, _ = read_tail(os.path.join(folder, "stderr.log"), job.log_base[1], TAIL_BYTES if result.exit_code else 0)
+        if result.exit_code and not job.current.node:
+            try:
+                if os.statvfs(folder).f_bavail == 0:
+                    trouble = f"No space left on device: {folder} (the job's logs may be cut)"
+            except OSError:
+                trouble = f"its log folder is gone: {folder}"
+        return Evidence(text, measure_logs(folder), trouble, self.service.gpu_watch.find_usage(job.id).samples)
+
+    def keep_samples(self) -> None:
+        """Before a restart: what running jobs took up to now.  Raises: unavailable."""
+        def keep(state: State) -> Changes:
+            for job in [job for job in state.running.values() if not job.current.node]:
+                yield change_job(job, **self.service.gpu_watch.find_usage(job.id).samples)
+        self.store.update(keep)
+
+    def find_runtime_s(self, job: Job, now: float) -> float:
+        """For how long a job has run; by the wall clock, which may have been set, only where nothing else is known."""
+        began = self.service.local.began.get(job.id, job.current.pid_started)
+        if began is not None and job.current.boot_id == self.machine.boot_id:
+            return max(0.0, self.machine.processes.find_age_s(began))
+        return max(0.0, find_age(job, now))
+
+    def find_folder(self, job: Job) -> str:
+        """Where a job's logs are, or would be."""
+        return job.log_dir or self.layout.job_folder(job.id)
+
+    def forget(self, job: Job) -> None:
+        """Let go of what was kept for a running job."""
+        for kept in (self.results, self.usage, self.service.gpu_watch.usage):
+            kept.pop(job.id, None)
+        self.service.find_backend(job).forget(job)
+
+    def report_end(self, before: Job, job: Job) -> None:
+        """`before`: as it ran."""
+        ran, done, indices = before.current, job.attempts[-1], before.current.gpu_indices
+        is_soon = done.cause in ("exit", "signal", "cuda-oom") and (done.runtime_seconds or 0) <= self.config.gpu.guard_seconds
+        if before.head is None:                         # another nexus looks after its jobs' GPUs itself
+            self.service.gpu_watch.ended.append(Ended(
+                ran.gpu_uuids, job.code or job.command, job.status == COMPLETED, is_soon, ran.started_at or 0.0))
+        place = format_place(indices, ran.node)
+        if job.status == COMPLETED:
+            self.service.tell(before, "Job %s completed successfully%s", job.id, place)
+            return
+        code = f", exit code {done.exit_code}" if done.exit_code is not None else ""
+        line = f" ({format_line(done.cause_line, 300)})" if done.cause_line else ""
+        again = f"; {describe_next_attempt(job, self.clock.now())}" if job.status == PENDING else ""
+        self.service.tell(before, "Job %s %s%s: %s", job.id, "failed" if again else job.status, place, f"{done.cause}{code}{line}{again}")
+
+    def adopt(self) -> None:
+        """After a start of the service: learn what became of the jobs that are recorded as running."""
+        paused = self.store.read(lambda state: {"paused_gpus": state.paused_gpus})
+        self.service.history.take_edit(paused)           # it may have been edited meanwhile
+        for job in [job for job in self.service.running_jobs() if not job.current.node]:
+            self.service.gpu_watch.usage[job.id] = JobUsage({name: getattr(job.current, name) for name in SAMPLES})
+        self.service.take_in(self.service.local, ())
+        self.service.run_guarded("naming sessions", self.service.local.name_sessions)
+        for job in self.service.running_jobs():
+            if job.id not in self.results and not job.current.node:
+                self.log.info("Job %s goes on", job.id)
+
+
+class Launcher(Part):
+    """Has jobs started, by whichever backend is to run them."""
+
+    def __init__(self, service: Service) -> None:
+        super().__init__(service)
+        self.start_rest = Backoff(*HOLD_S)                  # during which nothing is started
+        self.prepared: dict[str, News | Exception | None] = {}      # what came of that: with None they are started
+        self.jobs_lock = self.layout.jobs_lock_file if has_locks(self.store.machine_id) else ""
+
+    def intend(self, job: Job, start: Start, now: float) -> Put:
+        where: dict[str, Any] = {"nonce": self.clock.new_token()[:16]}
+        folders = {"log_dir": self.layout.job_folder(job.id), "cwd": self.layout.work_folder(job.id) if job.code else job.cwd}
+        if self.service.is_slurm:                               # it is pending until Slurm starts it
+            return change_job(begin_attempt(job, slurm_key=self.clock.new_token()[-12:], **where), **folders)
+        where["boot_id"] = self.machine.boot_id
+        if start.node:
+            where = {"node": start.node, "remote_id": (job.attempts[-1].remote_id if job.attempts else None) or job.id}
+        begun = begin_attempt(job, gpu_indices=start.gpu_indices, gpu_uuids=start.gpu_uuids, started_at=now, **where)
+        return change_status(begun, RUNNING, now, **folders)
+
+    def prepare(self, starts: Iterable[tuple[Job, Mapping[str, str] | None]]) -> None:
+        """Do what they need that can be undone.  `starts`: jobs, and their environments."""
+        for job, submitted in starts:
+            try:
+                self.prepared[job.id] = self.service.find_backend(job).prepare(job, submitted)
+            except Exception as error:
+                self.prepared[job.id] = error
+
+    def start(self, job: Job) -> None:
+        """Have a job begin whose start is recorded.  After a crash before its claim, the next service puts it back."""
+        try:
+            news = self.prepared.pop(job.id)
+            if isinstance(news, Exception):
+                raise news
+            news = news or self.service.find_backend(job).start(job)
+        except (NexusError, OSError) as error:
+            news = error
+        except Exception as error:
+            if job.id not in self.service.local.launched_at:
+                self.service.runners.hear_outcome(job, Result(None, None, 0.0, "launch", format_line(repr(error), 300)))
+            raise
+        if news:
+            self.service.runners.hear_outcome(job, news)
+
+    def tell_start(self, job: Job) -> None:
+        """It was launched; that it runs is said by its job.sh."""
+        self.service.counters.note_start(job)
+        ran = job.current
+        place = format_place(ran.gpu_indices, ran.slurm_node or ran.node) or " on the CPU"
+        slurm = f" as Slurm's {ran.slurm_id}" if ran.slurm_id else ""
+        self.service.tell(job, "Started job %s%s%s: %s", job.id, slurm, place, format_line(job.command, 500))
+
+    def judge(self, job: Job, error: NexusError | OSError) -> Requeue | Result:
+        """What becomes of a job that could not be started."""
+        news, is_lasting = judge_fault(error, self.service.runners.find_folder(job))
+        if is_lasting:              # the machine cannot start anything just now: not each job of the queue shall find that out
+            why = news.why if isinstance(news, Requeue) else news.cause_line
+            self.start_rest.fail(self.clock.monotonic(), f"{why}; it is tried again")
+            self.log.error("Nothing is started for %.0f s: %s", self.start_rest.rest_s, why)
+        return news
+
+    def make_job_folder(self, job: Job) -> str:
+        """Make a job's log folder.  Raises: OSError."""
+        folder = self.layout.job_folder(job.id)
+        if os.path.lexists(folder) and (job.attempt == 1 or not is_own_folder(folder)):     # of a job long gone
+            aside = f"{folder}.old-{self.clock.new_token()[:8]}"
+            os.rename(folder, aside)
+            self.log.info("Job %s: what was in %s is kept as %s", job.id, folder, aside)
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        return folder
+
+    def write_script(self, job: Job, submitted: Mapping[str, str] | None, lease: tuple[str, str] | None) -> tuple[str, list[str]]:
+        """Make a job's log folder and its job.sh.  Raises: OSError; forbidden."""
+        script = os.path.join(self.make_job_folder(job), "job.sh")
+        if job.code:                                    # as it was sent, whatever an earlier attempt made of it
+            os.makedirs(job.cwd, mode=0o700, exist_ok=True)
+            code = read_bytes(self.layout.code_file(job.code)).decode("utf-8", "surrogateescape")
+            write_atomic(os.path.join(job.cwd, "main.py"), [code], is_synced=False)
+        if submitted is None:
+            raise FileNotFoundError(2, "its environment was lost with a damaged state file; add the job again", "its environment")
+        job, submitted = self.service.scripts.restrain(job, submitted)
+        options, notes = choose_limits(job) if job.current.slurm_key is None else ([], [])
+        gpus = self.service.gpu_watch.observation.gpus
+        command = fill_cuda_option(job.command, list_cuda_numbers(job, gpus)) if job.cuda_arg else job.command
+        job = replace(job, command=command, umask=self.service.umask if job.umask is None else job.umask)
+        argv = self.service.scripts.find_argv(job, submitted.get("PATH") or os.defpath)
+        text = build_script(job, build_environment(job, submitted, gpus), self.layout, lease, options, argv, self.jobs_lock)
+        write_atomic(script, [text], 0o700, is_synced=False)
+        return script, notes
+
+
+class NodePool(Backend):
+    """The other machines: for each that State knows there is a Node, in the order in which they came."""
+
+    doing = "hearing nodes"
+
+    def __init__(self, service: Service) -> None:
+        import threading
+        super().__init__(service)
+        self.nodes: Mapping[str, Node] = {}                 # exchanged as a whole: others iterate over it meanwhile
+        self.lock = threading.RLock()                       # of who looks at them first and then changes them
+
+    def set_node(self, name: str, known: KnownNode | None) -> None:
+        """Record a node, in its place (/api tells them by their number), and have a Node for it; None: forget it.
+
+        Raises: unavailable.
+        """
+        with self.lock:
+            self.store.update(lambda state: [Put("nodes", name, known)] if state.nodes.get(name) != known else [])
+            node = self.nodes.get(name)
+            if node and (known is None or node.is_ended or node.config != known.config):
+                node.end()
+                node = None
+            if known:
+                node = node or Node(self.service, known.config, known.is_leaving)
+                node.is_leaving = known.is_leaving
+            self.nodes = {key: one for key, one in {**self.nodes, name: node}.items() if one}
+
+    def begin_nodes(self) -> None:
+        """Those of config.toml, and those added; and where jobs run, also those that config.toml has lost, or has elsewhere now."""
+        busy = {job.current.node for job in self.service.running_jobs() if job.current.node}
+        configured = {node.name: node for node in self.config.nodes}
+        kept: dict[str, KnownNode] = self.store.read(lambda state: dict(state.nodes))
+        for name, known in kept.items():
+            if name in configured and name in busy and is_elsewhere_now(known.config, configured[name]):
+                self.log.error("Node %s is %s in config.toml, and jobs run on %s: that is left first; then nexus restart", name,
+                               configured.pop(name).destination, known.config.destination)
+        for name, config in configured.items():
+            self.set_node(name, KnownNode(config, was_configured=True))
+        for name, known in kept.items():
+            if name not in configured:                      # was_configured: it was taken out there
+                is_gone = known.was_configured and name not in busy
+                self.set_node(name, None if is_gone else replace(known, is_leaving=known.is_leaving or known.was_configured))
+
+    def add_node(self, config: NodeConfig, who: str) -> None:
+        """Give jobs to another machine too; one that is there already is reached anew.  Raises: conflict, unavailable."""
+        if self.service.is_slurm:
+            raise NexusError("conflict", "Slurm has the machines here (launcher = \"slurm\")", hint="[jobs] launcher: nexus config edit")
+        if config.name == self.service.node:
+            raise NexusError("conflict", f"{config.name} is this machine's name", hint="name it otherwise: --name n1")
+        with self.lock:
+            former, is_configured = self.nodes.get(config.name), any(node.name == config.name for node in self.config.nodes)
+            if former and is_configured and former.config != config:
+                raise NexusError("conflict", f"{config.name} stands in config.toml, otherwise",
+                                 hint="nexus config edit, then nexus restart")
+            if former and is_elsewhere_now(former.config, config) and any(
+                    job.current.node == config.name for job in self.service.running_jobs()):
+                raise NexusError("conflict", f"{config.name} is another machine, {former.config.destination}, and jobs run there",
+                                 hint="name it otherwise: --name n1")
+            self.set_node(config.name, KnownNode(config, was_configured=is_configured))
+            node = self.nodes[config.name]
+            node.given_up_by = ""
+            node.follower.wanted.set()
+        self.log.info("Node %s (%s) added by %s", config.name, config.destination, who)
+        self.service.wake()
+
+    def remove_node(self, name: str, is_forced: bool, who: str) -> None:
+        """Give a node no more jobs, and forget it when its last one is over.  `is_forced`: now, and its jobs are given up.
+
+        Raises: not_found, conflict.
+        """
+        with self.lock:
+            node = self.find_node(name)
+            if any(other.name == name for other in self.config.nodes):
+                raise NexusError("conflict", f"{name} stands in config.toml", hint="take it out there, then nexus restart")
+            self.set_node(name, KnownNode(node.config, is_leaving=True))
+            node.given_up_by = who if is_forced else ""
+            node.hurry()
+        self.log.info("Node %s is being removed by %s", name, who)
+        self.service.wake()
+
+    def find_node(self, name: str) -> Node:
+        """Raises: not_found."""
+        nodes = self.nodes
+        if name not in nodes:
+            raise NexusError("not_found", f"there is no node '{format_line(name, 60)}'", hint=suggest(name, nodes) or "nexus node list")
+        return nodes[name]
+
+    def view_nodes(self) -> list[NodeView]:
+        """The other machines as plan() sees them."""
+        now = self.clock.monotonic()
+        return [NodeView(node.name, node.cpu_slots, node.find_closed(now)) for node in self.nodes.values()]
+
+    def list_nodes(self) -> list[dict[str, Any]]:
+        """GET /nodes: this machine, then the others."""
+        jobs = [job.current.node for job in self.service.running_jobs()]
+
+        def describe(name: str, gpus: Sequence[Gpu], config: NodeConfig | None, probe: Probe | None, **facts: Any) -> dict[str, Any]:
+            address = {key: getattr(config, key, None) or None for key in ("host", "user", "port", "jump", "identity_file")}
+            return {"name": name or self.service.node, "gpus": len(gpus), "gpu_names": sorted({gpu.name for gpu in gpus}),
+                    "running_jobs": jobs.count(name), **address, **{key: getattr(probe, key, None) for key in ("python", "path", "home")},
+                    **facts}
+
+        def describe_other(node: Node) -> dict[str, Any]:
+            trouble = node.trouble
+            return describe(node.name, node.gpus, node.config, node.probe, is_reachable=trouble is None, is_leaving=node.is_leaving,
+                            trouble=trouble.message if trouble else node.hold or None, hint=trouble.hint if trouble else None,
+                            unknown_since=node.since if trouble else None, control=node.ssh.control)
+
+        return [describe("", self.service.gpu_watch.gpus, None, None, user=self.service.user, is_reachable=True, is_leaving=False,
+                         trouble=self.service.gpu_watch.observation.trouble, hint=None, unknown_since=None, control=None),
+                *map(describe_other, self.nodes.values())]
+
+    def has(self, job: Job) -> bool:
+        return bool(job.current.node)
+
+    def start(self, job: Job) -> None:
+        """Have it sent to its node."""
+        interpreter, words = self.service.scripts.find_script(job)
+        if words:
+            check_script(interpreter, words[0])
+        self.service.launcher.make_job_folder(job)
+        node = self.nodes.get(job.current.node)
+        is_sent = node is not None and node.trouble is None
+        if not is_sent:                                 # since it was planned; nobody has sent it
+            why = f"{node.name} cannot be reached" if node else f"there is no node {job.current.node} any more"
+            with contextlib.suppress(NexusError):       # the disk is full: then it goes there when that can be reached
+                self.service.runners.hear_outcome(job, Requeue(why))
+        if node:
+            node.heard[find_order_key(job)] = None      # not before: an attempt that goes back must not be sent meanwhile
+        if node and is_sent:
+            self.service.launcher.tell_start(job)
+            node.hurry()
+
+    def poll(self, sayings: Sequence[Saying]) -> list[Finding]:
+        """What nodes have told."""
+        found: list[Finding] = []
+        for node in self.nodes.values():
+            self.service.run_guarded(f"hearing node {node.name}", self.poll_node, node, found)
+        return found
+
+    def poll_node(self, node: Node, found: list[Finding]) -> None:
+        if node.has_news:
+            node.has_news = False
+            self.service.gpu_watch.note_readings(node.gpus if node.trouble is None else ())
+            shown = node.find_closed(float("inf")), [describe_for_event(gpu) for gpu in node.gpus]
+            if shown != node.shown:
+                node.shown = shown
+                self.store.events.publish([("gpus", None)])
+        for job in node.list_jobs():
+            news = self.find_news(node, job) if job.id not in self.service.runners.results else None
+            if news:
+                found.append((job, news))
+
+    def end_unwanted(self) -> None:
+        """Tell nodes what has changed, and forget those that are leaving when nothing is left there."""
+        for node in list(self.nodes.values()):
+            if node.has_more():
+                node.hurry()
+            is_told = node.trouble is not None or node.is_told
+            if node.is_leaving and is_told and not any(job.current.node == node.name for job in self.service.running_jobs()):
+                with self.lock:
+                    if node.is_leaving and self.nodes.get(node.name) is node:   # nobody has added it again meanwhile
+                        self.set_node(node.name, None)
+                        self.log.info("Node %s is removed", node.name)
+                        self.store.events.publish([("gpus", None)])
+
+    def find_news(self, node: Node, job: Job) -> Started | Requeue | Result | None:
+        """What has become of a job there; also what nobody tells: its node is silent for too long, or knows nothing of it."""
+        trouble, limit_s = node.trouble, self.config.service.node_lost_after_seconds
+        silence_s = self.clock.monotonic() - node.silent_at
+        if node.given_up_by:
+            return Result(None, None, None, "node-lost", f"its node {node.name} was removed by {node.given_up_by}")
+        if trouble is not None and limit_s and silence_s >= limit_s:
+            since = f"{node.name} could not be reached for {format_duration(silence_s)}"
+            return Result(None, None, None, "node-lost", f"{since}: {trouble.message}")
+        heard = node.heard.get(find_order_key(job))
+        if isinstance(heard, NexusError):
+            return self.judge_refusal(node, job, heard)
+        if heard is None:
+            is_lost = node.number is not None and job.current.pid is not None
+            return Result(None, None, None, "session-lost", f"{node.name} knows nothing of it any more") if is_lost else None
+        told = heard.attempt
+        self.service.gpu_watch.usage[job.id] = JobUsage({name: getattr(told, name) for name in SAMPLES})
+        if heard.status == RUNNING and told.pid is not None and job.current.pid is None:
+            # Once: a node that changes its mind does not fill the journal.
+            began_at = job.current.started_at if told.started_at is None else told.started_at - node.clock_offset_s
+            return Started({"pid": told.pid, "session": told.session, "notes": told.notes, "started_at": began_at})
+        has_all = all(have >= size for have, size in zip(measure_output(job), heard.log_sizes))
+        return self.judge_end(node, job, heard) if has_all and heard.status in FINAL else None
+
+    def judge_refusal(self, node: Node, job: Job, refusal: NexusError) -> Requeue | Result | None:
+        """A node did not take a job: it never can, or not now."""
+        if refusal.kind == "conflict":                      # it has another job of that id: this one is sent again, in a moment
+            def rename(state: State) -> Changes:
+                yield change_job(state.jobs[job.id], remote_id=self.clock.new_job_id(state.jobs, 4))
+                return state.jobs[job.id]
+            node.heard[find_order_key(self.store.update(rename))] = None
+            return None
+        said = refusal.message + (f" ({refusal.hint})" if refusal.hint else "")
+        why = f"{node.name}: {said}"
+        if refusal.kind not in ("usage", "too_large", "forbidden", "not_found"):
+            node.refused.fail(self.clock.monotonic(), refusal.message)
+            return Requeue(why)
+        elsewhere = replace(job, excluded_nodes=(*job.excluded_nodes, (node.name, said)))
+        gpus = self.store.read(self.service.gpu_watch.see_gpus)
+        is_possible = any(may_run_on(elsewhere, name) and sum(gpu.node == name for gpu in gpus) >= len(list_shares(job))
+                          for name in ("", *self.nodes))
+        return Requeue(why, {"excluded_nodes": elsewhere.excluded_nodes}) if is_possible else Result(None, None, 0.0, "launch", why)
+
+    def judge_end(self, node: Node, job: Job, told: Remote) -> Requeue | Result | None:
+        """What the end of a job there comes to.  There it is not tried again."""
+        attempt, line = told.attempt, told.attempt.cause_line
+        if attempt.cause == "bounce":
+            node.refused.fail(self.clock.monotonic(), line)
+            return Requeue(f"{node.name}: {line}")
+        if attempt.cause == "reboot" and not job.current.stop_cause and self.config.jobs.on_reboot == "requeue":
+            return Requeue(f"{node.name} went down while it ran")
+        if attempt.cause == "launch" and not attempt.may_pass:      # another may have what is missing there
+            return self.judge_refusal(node, job, NexusError("not_found", line or "it could not be started"))
+        finished_at = None if attempt.finished_at is None else attempt.finished_at - node.clock_offset_s
+        cause = None if told.status == COMPLETED else attempt.cause
+        return Result(attempt.exit_code, finished_at, attempt.runtime_seconds, cause, line, may_pass=attempt.may_pass)
+
+    def number_nodes(self) -> dict[str | None, int]:
+        """{machine: its number for /api}; this one is 0."""
+        return {name: number for number, name in enumerate((self.service.node, *self.nodes))}
+
+
+def is_withdrawn(job: Job, folder: str) -> bool:
+    """Whether a job that Slurm has will not run any more, whatever Slurm does: its attempt was not begun, and is claimed now."""
+    try:
+        return take_claim(folder, job.attempt) or read_claim(folder, job.attempt) == (0, 0)
+    except OSError:
+        return False                        # then Slurm ends it
+
+
+def describe_for_event(gpu: Gpu) -> tuple[object, ...]:
+    """What of a GPU is worth an event: not each reading of its temperature."""
+    return (gpu.index, gpu.uuid, gpu.fault, gpu.is_paused, gpu.lease_holder, gpu.memory_used_mib,
+            tuple((process.pid, process.job_id) for process in gpu.processes))
+
+
+def check_node(node: Node, now: float) -> tuple[bool, str]:
+    """Whether a node is well, and what is to be said of it.  `now`: monotonic.  One that is silent for a moment is."""
+    silence_s, trouble = now - node.heard_at, node.trouble
+    if trouble:
+        return silence_s < NODE_ALARM_S, f"not heard for {format_duration(silence_s)}: {trouble.message}"
+    faults = [f"GPU {gpu.index}: {gpu.fault}" for gpu in node.gpus if gpu.fault]
+    faults += [node.hold] if node.hold not in ("", NODE_PAUSED) else []
+    return not faults, "; ".join(faults) or node.hold or format_count(len(node.gpus), "GPU")
+
+
+def is_elsewhere_now(known: NodeConfig, config: NodeConfig) -> bool:
+    """Whether the same name is another machine's."""
+    return (known.destination, known.port) != (config.destination, config.port)
+
+
+# ==== 14. SERVICE ==== observe, plan, carry out; admission, adoption, what is kept and shown
+# One loop, woken by the FIFO (a job started or ended), by requests, and by time.  Each turn: hear what was said, look
+# after the jobs that end or are to be stopped, record what ended and what starts next in one change, then start it.
+# nvidia-smi is asked by a thread of its own, which hands over what it saw.
+
+PROBE_REST = 10                 # nvidia-smi rests for so many times as long as it ran
+LEASE_REST_S = (5.0, 60.0)      # and no GPU is given out after a lease came to nothing
+SETTLED_S = 30.0                # a job's use of GPU memory that has not grown for so long is what it needs
+ESTIMATE_PATIENCE_S = 0.05      # so long a request waits for estimates that are being made
+ESTIMATE_REST = 10              # estimates are as old as this many times what they took, and at least 2 s
+HEALTH_INTERVAL_S = 5.0         # so often on_unhealthy looks
+HOOK_TIMEOUT_S = 60.0           # for a command of [hooks]
+JOBS_AT_ONCE = 100              # of a list, looked up together
+MAX_FAULTS_LOGGED = 20          # of one reading of the jobs file
+
+
+@value
+class Observation:
+    """What nvidia-smi said, or why it could not."""
+    gpus: tuple[Gpu, ...]
+    trouble: str | None
+    hint: str
+    began_at: float                 # monotonic
+    took_s: float
+
+
+class Counters:
+    """What has happened since this service began, for GET /metrics."""
+
+    def __init__(self) -> None:
+        from collections import Counter
+        self.starts = self.bounces = self.probe_failures = 0
+        self.ends = Counter({(COMPLETED, ""): 0, (FAILED, "exit"): 0, (CANCELLED, "killed"): 0})        # (status, cause)
+        self.retries = Counter({"exit": 0})                     # cause: failed attempts of jobs that get another
+        self.turns = Histogram((0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 30))
+        self.waits, self.run_times = (
+            Histogram((0.1, 1, 10, 60, 300, 1800, 3600, 14400, 43200, 86400, 259200, 604800)) for _ in range(2))
+
+    def note_start(self, job: Job) -> None:
+        """It was launched; its history ends with since when it waited, and when it began to run."""
+        self.starts += 1
+        (_, waited_since), (_, began_at) = job.status_history[-2:]
+        self.waits.note(began_at - waited_since)
+
+    def note_moves(self, jobs: Iterable[Job]) -> None:
+        """Their status has changed."""
+        for job in [job for job in jobs if job.status != RUNNING]:
+            done = job.attempts[-1]
+            if job.status in FINAL:
+                self.ends[job.status, done.cause or ""] += 1
+            elif done.cause == REQUEUED:
+                self.bounces += 1
+                continue
+            else:
+                self.retries[str(done.cause)] += 1
+            if done.started_at is not None and done.runtime_seconds is not None:
+                self.run_times.note(done.runtime_seconds)
+
+
+def probe_gpus(service: Service) -> float:
+    """Ask for the GPUs, and return for how long they are not asked for then."""
+    clock, refresh_s = service.clock, service.config.service.refresh_rate_seconds
+    known = {gpu.uuid: replace(gpu, fault=None) for gpu in service.gpu_watch.latest.gpus}      # as last seen well
+    gpus, trouble, hint, began = tuple(known.values()), None, "", clock.monotonic()
+    try:
+        gpus = tuple(service.machine.gpus.query_gpus(known))
+    except NexusError as error:
+        if not service.pool.nodes or find_program("nvidia-smi"):             # a head need not have a GPU
+            trouble, hint = error.message, error.hint
+    except Exception as error:                          # no GPU is given out meanwhile
+        service.fail("asking for the GPUs", error)
+        trouble = f"asking for the GPUs failed: {error!r}"
+    took_s = clock.monotonic() - began
+    service.counters.probe_failures += bool(trouble)
+    service.gpu_watch.latest = Observation(gpus, trouble, hint, began, took_s)
+    service.wake()
+    pause_s = max(refresh_s, PROBE_REST * took_s)
+    return min(pause_s, max(TROUBLE_INTERVAL_S / 3, TROUBLE_INTERVAL_S - took_s)) if trouble else pause_s
+
+
+HISTORY_S, HISTORY_INTERVAL_S, HISTORY_POINTS = 3600, 30, 120           # of what a GPU reads
+
+
+def describe_history(history: Iterable[Reading], now: float) -> dict[str, Any]:
+    """A point for each interval, oldest first, ending now; None where nothing could be read."""
+    last = int(now // HISTORY_INTERVAL_S)
+    points: dict[int, list[Reading]] = {number: [] for number in range(last - HISTORY_POINTS + 1, last + 1)}
+    for reading in history:
+        points.get(int(reading[0] // HISTORY_INTERVAL_S), []).append(reading)
+    loads = [find_utilization(readings)[0] for readings in points.values()]
+    return {"interval_seconds": HISTORY_INTERVAL_S, "utilization": list(map(round_known, loads)), "memory_used_mib": [
+        max((mib for _, mib, _ in readings if mib is not None), default=None) for readings in points.values()]}
+
+
+def find_utilization(history: Iterable[Reading]) -> tuple[float | None, float | None]:
+    """Mean and peak."""
+    known = [utilization for *_, utilization in history if utilization is not None]
+    return (sum(known) / len(known), max(known)) if known else (None, None)
+
+
+class JobsFile:
+    """Watches the jobs file."""
+
+    def __init__(self, service: Service, path: str) -> None:
+        self.service, self.path = service, os.path.abspath(os.path.expanduser(path))
+        self.faults: list[str] = []
+        self.stamp: tuple[int, ...] | None = None
+        self.changed_at = self.read_at = float("-inf")
+        self.worker = Worker(service, "reading the jobs file", self.watch)
+
+    def watch(self) -> float:
+        now, stamp, interval_s = self.service.clock.monotonic(), stamp_of(self.path), self.service.config.jobs.jobs_file_interval_seconds
+        if stamp != self.stamp:
+            self.stamp, self.changed_at, self.read_at = stamp, now, float("-inf")
+        if now - self.read_at >= interval_s:
+            self.read_at = now
+            self.load(now - self.changed_at >= interval_s)
+        return min(WATCH_INTERVAL_S, interval_s)
+
+    def load(self, is_whole: bool) -> None:
+        """Take in what it says, and log what is newly wrong with it.  `is_whole`: nobody is just writing it."""
+        try:
+            text = read_text(self.path)
+            rows, faults = parse_jobs_file(text or "")
+            faults += [f"there is no file {self.path}"] if text is None else []
+            faults += self.take(rows, is_whole and bool(text))      # one that a program has opened to write is empty for a while
+        except NexusError as error:
+            faults = [error.message]
+        before = set(self.faults)
+        new = [fault for fault in faults if fault not in before]
+        for fault in list_some(new, MAX_FAULTS_LOGGED):
+            self.service.log.warning("%s: %s", self.path, fault)
+        self.faults = faults
+
+    def take(self, rows: Sequence[JobsRow], is_whole: bool) -> list[str]:
+        """Queue what is new in the file, each content once, and if it `is_whole`, see what is gone; return what was wrong with rows."""
+        from collections import Counter
+        service, digests, faults = self.service, [hash_text(row.content)[:16] for row in rows], list[str]()
+        counts, caller = Counter(digests), replace(service.owner, name="the jobs file")
+        seen: Mapping[str, int] = service.store.read(lambda state: dict(state.seen))
+        for digest, row in dict(zip(digests, rows)).items():
+            if counts[digest] > seen.get(digest, 0):
+                try:
+                    service.admission.submit([self.make_asked(row)], caller, beside=[Put("seen", digest, counts[digest])])
+                except NexusError as error:
+                    faults.append(f"line {row.line}, '{format_line(row.script, 100)}': {error.message}")
+        # What is taken out of the file is new when it is there again.
+        gone = [Put("seen", digest, counts[digest] or None) for digest, count in seen.items() if is_whole and counts[digest] < count]
+        if gone:
+            service.store.update(lambda state: gone)
+        return faults
+
+    def make_asked(self, row: JobsRow) -> Asked:
+        script, is_adding = os.path.expanduser(row.script), self.service.config.jobs.cuda_arg == "add"
+        program = "bash" if script.endswith(".sh") else "python" if row.conda else self.service.admission.find_python()
+        command = check(COMMAND, " ".join(filter(None, [program, quote(script), row.arguments])), "the command")
+        return Asked({"command": command, "cwd": os.path.dirname(self.path), "priority": row.priority, "conda": row.conda,
+                      "gpu_ids": row.gpu_ids, "cuda_arg": is_adding or bool(re.search(CUDA_OPTION, command))}, unique=True)
+
+
+def find_llm_share(path: str, model: str) -> float:
+    """How much of a GPU a job of the model gets, as llm_config.json says.  Raises: usage, when the file is wrong; unavailable."""
+    path = os.path.abspath(os.path.expanduser(path))
+    text = read_text(path)
+    if text is None:
+        refuse(f"llm_config {path} is not there", hint="nexus config edit")
+    try:
+        found = check(LLM_CONFIG, parse_json(text, "this file"), "")
+    except NexusError as error:
+        raise NexusError("usage", f"{path}: {error.message}", '{"default_requirement": 1.0, "models": {"qwen2.5-7b-inst": 0.5}}') from None
+    return round_gpus(found.get("models", {}).get(model, found.get("default_requirement", 1)))
+
+
+class Hooks:
+    """Runs the commands of [hooks]: what they do, and for how long, changes nothing else.
+
+    on_finish is run for every job that has finished since it was first configured, also when the service ended in between.
+    """
+
+    def __init__(self, service: Service) -> None:
+        import collections
+        self.service, self.config = service, service.config.hooks
+        self.is_healthy, self.looked_at = True, float("-inf")
+        self.has_begun = False
+        self.ended: collections.deque[Job] = collections.deque()       # on_finish is due for these; they may be no longer kept
+        self.worker = Worker(service, "running hooks", self.look)
+
+    def note_moves(self, jobs: Iterable[Job]) -> None:
+        """Their status has changed."""
+        ended = [job for job in jobs if job.status in FINAL and self.config.on_finish]
+        if ended:
+            self.ended.extend(ended)
+            self.worker.wanted.set()
+
+    def begin(self) -> None:
+        """Note since when on_finish is configured, and find what ended unheard."""
+        since = self.service.clock.now() if self.config.on_finish else None
+
+        def note(state: State) -> Changes:
+            if (state.hooks_since is None) != (since is None):
+                yield Put("facts", "hooks_since", since)
+            began = state.hooks_since
+            return [job for job in list_finished(state) if began is not None and (job.current.finished_at or 0.0) >= began]
+
+        self.ended.extendleft(reversed(self.service.store.update(note)))
+        self.has_begun = True
+
+    def look(self) -> float | None:
+        """Run what is due by now; return when to look again, if ever without being told."""
+        if not self.has_begun:
+            self.begin()
+        self.look_at_health()
+        if self.ended:
+            ended = self.ended.popleft()
+            job: Job = self.service.store.read(lambda state: state.jobs.get(ended.id, ended))
+            if not job.is_told:
+                self.finish(job)
+            return 0.0
+        return WATCH_INTERVAL_S if self.config.on_finish or self.config.on_unhealthy else None
+
+    def finish(self, job: Job) -> None:
+        self.call("on_finish", self.config.on_finish, {
+            "NEXUS_JOB_ID": job.id, "NEXUS_JOB_STATUS": job.status, "NEXUS_JOB_CAUSE": job.current.cause or "",
+            "NEXUS_JOB_EXIT_CODE": "" if job.current.exit_code is None else str(job.current.exit_code), "NEXUS_JOB_COMMAND": job.command,
+            "NEXUS_JOB_GPU": format_indices(job.current.gpu_indices).replace(" ", "")})
+        self.service.store.update(lambda state: [change_job(state.jobs[job.id], is_told=True)] if job.id in state.jobs else [])
+
+    def look_at_health(self) -> None:
+        now = self.service.clock.monotonic()
+        if not self.config.on_unhealthy or now - self.looked_at < HEALTH_INTERVAL_S or not self.service.gpu_watch.first_probe.is_set():
+            return
+        self.looked_at, health = now, self.service.views.health()
+        if health["is_healthy"] != self.is_healthy:
+            self.is_healthy = health["is_healthy"]
+            bad = [f"{check['name']}: {check['reading']}" for check in health["checks"] if not check["is_ok"]]
+            self.call("on_unhealthy", self.config.on_unhealthy, {
+                "NEXUS_HEALTH": "HEALTHY" if self.is_healthy else "UNHEALTHY", "NEXUS_HEALTH_REASON": "; ".join(bad)})
+
+    def call(self, name: str, command: str, facts: Mapping[str, str]) -> None:
+        """Run one."""
+        most = MAX_ARGUMENT_BYTES - 60                      # of which CUT and its name take the rest
+        contents = {key: text.encode("utf-8", "surrogateescape") for key, text in facts.items()}
+        given = {key: facts[key] if len(content) <= most else content[:most].decode("utf-8", "ignore") + CUT
+                 for key, content in contents.items()}
+        try:
+            done = run(["/bin/sh", "-c", f"umask {self.service.umask:03o}\n{command}"], HOOK_TIMEOUT_S,
+                       {**self.service.environ, **given})
+            why = f"exit code {done.exit_code}: {format_line(done.output.strip()[-200:])}" if done.exit_code else ""
+        except (NexusError, ValueError) as error:
+            why = str(error)
+        if why:
+            self.service.log.warning("%s: %s", name, why)
+
+
+CUT = " ... (cut here: see nexus show)"         # the end of a fact that is too long for a variable
+CWD_TIMEOUT_S = 5.0             # for a look at a job's directory there: the order is answered within SYNC_PATIENCE_S
 
 
 @value
@@ -8550,675 +9252,6 @@ class GpuWatch(Part):
                 place = next((gpu.place for gpu in self.all_gpus() if gpu.uuid == uuid), uuid)
                 self.log.error("GPU %s is paused: %s; nexus resume %s clears it", place, reason, place)
                 self.service.wake()
-
-
-RUNNER_KILLED = Requeue("its runner was killed before it began")
-
-
-class Local(Backend):
-    """This machine: jobs in sessions of screen's, or directly."""
-    doing = "hearing runners"
-
-    def __init__(self, service: Service) -> None:
-        super().__init__(service)
-        self.launched_at: dict[str, float] = {}             # monotonic; started, no word yet
-        self.began: dict[str, int] = {}                     # of running jobs: when job.sh began with it, in clock ticks since boot
-        self.clearings: dict[str, Clearing] = {}
-        self.last_watch_at = float("-inf")
-        self.waiting = WaitingRunners(self.machine, self.layout, service.launcher.jobs_lock)
-        self.prepared: dict[str, tuple[str, list[str]]] = {}            # of jobs that are about to start: write_script()
-
-    def has(self, job: Job) -> bool:
-        return not job.current.node and job.current.slurm_key is None
-
-    def list_jobs(self) -> list[Job]:
-        return [job for job in self.service.running_jobs() if self.has(job)]
-
-    def prepare(self, job: Job, submitted: Mapping[str, str] | None) -> News | None:
-        leases, runner = self.machine.leases if job.current.gpu_uuids else None, self.waiting.choose()
-        now, launcher = self.clock.monotonic(), self.service.launcher
-        hold = self.service.gpu_watch.find_gpu_trouble() if leases else None
-        try:
-            if leases and not hold:
-                try:
-                    leases.take(job.id, job.current.gpu_uuids, runner)
-                except NexusError as error:             # no fault of the job's
-                    hold = error.message
-                    if error.kind != "conflict":
-                        self.service.gpu_watch.lease_rest.fail(now, error)
-            if hold:                                    # since it was planned
-                return Requeue(hold)
-            self.prepared[job.id] = launcher.write_script(job, submitted, leases.paths(job.id) if leases and not runner else None)
-            if runner:
-                self.waiting.give(runner, job, self.prepared[job.id][0])
-        except BrokenPipeError:
-            return RUNNER_KILLED
-        finally:
-            if runner in self.waiting.runners:
-                self.waiting.end(runner)
-        return None
-
-    def withdraw(self, job: Job) -> None:
-        self.prepared.pop(job.id, None)
-        self.waiting.let_go(job.id)                     # its pipe ends before it was told to go on
-        for name in ("job.sh", f"attempt-{job.attempt}"):
-            with contextlib.suppress(OSError):
-                os.unlink(os.path.join(self.layout.job_folder(job.id), name))
-        with contextlib.suppress(OSError):              # what earlier attempts have left stays
-            os.rmdir(self.layout.job_folder(job.id))
-        self.machine.forget(job.id)
-
-    def start(self, job: Job) -> News | None:
-        now, launcher, (script, notes) = self.clock.monotonic(), self.service.launcher, self.prepared.pop(job.id)
-        facts: dict[str, Any] = {"notes": tuple(notes)} if notes else {}
-        runner, hold = self.waiting.busy.get(job.id), launcher.start_rest.find_why(now)
-        if hold:                                        # since it was planned
-            self.waiting.let_go(job.id)
-            return Requeue(hold)
-        self.launched_at[job.id] = now
-        if runner:
-            try:
-                facts.update(self.waiting.go(runner, now))
-            except BrokenPipeError:
-                return RUNNER_KILLED
-            self.began[job.id] = self.machine.processes.find_now()
-            if job.id in (self.machine.leases.held if self.machine.leases else ()):
-                self.service.gpu_watch.lease_rest.succeed()             # it has locked it
-        else:
-            self.machine.launch(job, script)
-        self.waiting.note_start(now)
-        launcher.start_rest.succeed()
-        launcher.tell_start(job)
-        return Started(facts) if runner else facts
-
-    def poll(self, sayings: Sequence[Saying]) -> Iterator[Finding]:
-        """What runners say; and when they say nothing, or have for long, a look at them."""
-        jobs: list[Job | None] = self.store.read(lambda state: [state.running.get(saying.job_id) for saying in sayings])
-        for saying, job in zip(sayings, jobs):
-            if job and job.attempt == saying.attempt and self.has(job):
-                yield job, self.parse(job, saying)
-        now = self.clock.monotonic()
-        if not sayings or now - self.last_watch_at >= WATCH_INTERVAL_S:         # what was just said comes first
-            gone = self.machine.reap()
-            self.waiting.keep(now)
-            if gone or now - self.last_watch_at >= WATCH_INTERVAL_S:
-                self.last_watch_at = now
-                yield from self.watch(gone)
-
-    def parse(self, job: Job, saying: Saying) -> News:
-        """What a runner's word means."""
-        if saying.verb == "start":
-            pid, started, self.began[job.id] = map(int, saying.words)
-            if self.machine.leases and job.current.gpu_uuids:       # it comes after its claim, and when it has the lease
-                self.machine.leases.close_own(job.id)
-                self.service.gpu_watch.lease_rest.succeed()
-            return Started({"pid": pid, "pid_started": started})
-        if saying.verb == "end":
-            code, took_cs = map(int, saying.words)
-            return Result(min(code, 255), None, took_cs / 100)
-        why = format_line(" ".join(saying.words), 300)
-        return Result(None, None, 0.0, "launch" if saying.verb == "fail" else "bounce", why)
-
-    def watch(self, gone: Container[str]) -> list[Finding]:
-        """Look at the runners themselves: the second way to learn that one started or ended."""
-        found: list[Finding] = []
-
-        def look(job: Job) -> None:
-            news = self.look_at(job, job.id in gone)
-            if news:
-                found.append((job, news))
-
-        self.waiting.name_sessions(self.clock.monotonic())
-        for job in self.list_jobs():
-            if job.id not in self.service.runners.results:
-                self.service.run_guarded(f"looking at job {job.id}", look, job)
-        return found
-
-    def look_at(self, job: Job, is_child_gone: bool) -> News | None:
-        folder = self.service.runners.find_folder(job)
-        if job.current.boot_id != self.machine.boot_id:
-            result, why = read_result(folder, job.attempt), "the machine went down while it ran"
-            # Another nexus queues its jobs again itself.
-            is_over = result or job.current.stop_cause or job.head or self.config.jobs.on_reboot == "fail"
-            return (result or Result(None, None, None, "reboot", why)) if is_over else Requeue(why)
-        if job.current.pid is None:
-            claim, launched_at = read_claim(folder, job.attempt), self.launched_at.get(job.id)
-            if claim and claim[0]:
-                return Started({"pid": claim[0], "pid_started": claim[1]})
-            if is_child_gone or launched_at is None or self.clock.monotonic() - launched_at > LAUNCH_PATIENCE_S:
-                try:
-                    is_mine = bool(claim) or take_claim(folder, job.attempt)    # (0, 0): a service claimed it and then was killed
-                except OSError as error:
-                    return error
-                if is_mine:
-                    return Requeue("the service ended before it began") if launched_at is None else Result(
-                        None, None, 0.0, "launch", "screen or sh did not begin with it", may_pass=True)
-            return None
-        if job.id not in self.began:                        # a runner that had waited is older than its job
-            self.began[job.id] = read_began(folder, job.attempt) or job.current.pid_started or 0
-        if not self.machine.processes.is_alive(job.current.pid, job.current.pid_started):
-            result, claim = read_result(folder, job.attempt), read_claim(folder, job.attempt)
-            if not result and claim and claim[0] and read_began(folder, job.attempt) is None:
-                return Requeue("its runner ended before it began", {"pid": None, "pid_started": None})
-            return result or Result(None, None, None, "session-lost", "its job.sh was killed: the exit code is not known")
-        return None
-
-    def end_unwanted(self) -> None:
-        """Stop what is to be stopped, and what jobs that are over have left behind; SIGTERM, grace, SIGKILL."""
-        now, results = self.clock.monotonic(), self.service.runners.results
-        wanted = [job for job in self.list_jobs() if job.current.stop_cause or job.id in results]
-        due = [job for job in wanted if now >= self.clearings.setdefault(job.id, Clearing(now)).next_look_at]
-        if due:                                         # of another boot nothing is left
-            there = [job for job in due if job.current.boot_id == self.machine.boot_id]
-            members = self.machine.find_members(there, results)
-            for job in due:
-                self.clear_job(job, members.get(job.id, ()), self.clearings[job.id], now)
-
-    def clear_job(self, job: Job, members: Sequence[Process], clearing: Clearing, now: float) -> None:
-        import signal
-        if not members and job.id in self.service.runners.results:
-            del self.clearings[job.id]
-            return
-        age_s, grace_s, send = now - clearing.began_at, self.config.jobs.kill_grace_seconds, self.machine.processes.send
-        clearing.next_look_at = now + min(0.5, max(CLEARING_INTERVAL_S, age_s / 10))
-        pid = job.current.pid if job.current.boot_id == self.machine.boot_id else None
-        runner = self.machine.processes.find(pid) if pid else None
-        if runner and runner.started != job.current.pid_started:
-            runner = None                               # another process has its pid by now
-        if not members and runner and age_s >= grace_s + RUNNER_PATIENCE_S:
-            members = [runner]                          # stopped, or stuck: nothing of the job is left but its job.sh
-        pids = {process.pid for process in members}
-        for process in members:
-            # Each is told once; what one of them runs to tidy up is left alone until the grace is over.
-            if age_s >= grace_s or not clearing.told or not (process.pid in clearing.told or process.parent in pids):
-                send(process, signal.SIGKILL if age_s >= grace_s else signal.SIGTERM)
-                send(process, signal.SIGCONT)           # a stopped one takes SIGTERM only now
-        if runner and runner.state == "T":
-            send(runner, signal.SIGCONT)
-        if members:
-            self.waiting.let_go(job.id)                     # not all that has it as its parent may have been found
-        if members and not clearing.told and not job.current.stop_cause:
-            self.log.info("Job %s is over; ending what it left: pid %s", job.id, format_indices(sorted(pids)))
-        clearing.told |= pids
-
-    def name_sessions(self) -> None:
-        """Those that the service before had no time to name.  Raises: OSError, NexusError."""
-        sessions = {} if self.machine.no_screen_reason else self.machine.screen.list_sessions()
-        unnamed = {session.partition(".")[0] for session in sessions if session.endswith(WAITING_SESSION)}
-        for job in self.list_jobs():
-            if (job.current.session or "").partition(".")[0] in unnamed:
-                self.machine.name_session(job.id, (job.current.session or "").partition(".")[0])
-
-    def forget(self, job: Job) -> None:
-        self.waiting.take_back(job.id, self.clock.monotonic())
-        for kept in (self.launched_at, self.began, self.clearings):
-            kept.pop(job.id, None)
-        self.service.gpu_watch.released_at.update(dict.fromkeys(job.current.gpu_uuids, self.clock.monotonic()))
-        self.machine.forget(job.id)
-
-
-class Runners(Part):
-    """What runs, wherever that is: what is recorded when it has started or ended."""
-
-    def __init__(self, service: Service) -> None:
-        super().__init__(service)
-        self.results: dict[str, Result] = {}                # jobs that are over, but not yet recorded so
-        self.usage: dict[str, Usage] = {}                   # of running jobs with limits
-        self.noted_at = float("-inf")                       # monotonic
-
-    def hear_outcome(self, job: Job, news: News) -> None:
-        """Take in what became of an attempt, however that was learned.  An end is recorded by schedule(), once nothing of it is left.
-
-        Raises: unavailable.
-        """
-        now, launcher = self.clock.now(), self.service.launcher
-        if isinstance(news, (OSError, NexusError)):
-            news = launcher.judge(job, news)
-        if isinstance(news, Result) and news.cause == "bounce":
-            leases, news = self.machine.leases, Requeue(news.cause_line or "")
-            if leases and job.id in leases.held:        # it did not get its lease, and no other would while this service has it
-                self.service.gpu_watch.lease_rest.fail(self.clock.monotonic(), NexusError(
-                    "unavailable", news.why, hint=f"does somebody remove files from {leases.folder}?"))
-        if isinstance(news, Result) and job.status == PENDING:         # somebody has cancelled it in Slurm's queue
-            line = None if job.current.stop_cause else news.cause_line
-            self.store.update(lambda state: end_job(state, state.jobs[job.id], CANCELLED, now, cause="killed", cause_line=line))
-            self.log.info("Job %s cancelled: %s", job.id, line or "killed")
-        elif isinstance(news, Result):
-            if news.cause == "launch" and not job.current.node:
-                with contextlib.suppress(OSError):      # a late runner must find that its attempt is taken, if there is a job.sh
-                    take_claim(self.find_folder(job), job.attempt)
-            self.results.setdefault(job.id, news)
-            if job.id in self.service.local.clearings:
-                self.service.local.clearings[job.id].next_look_at = 0.0
-        elif isinstance(news, Started) and job.status == PENDING:       # Slurm has begun it, or it has failed before
-            begun = {"started_at": now, **news.facts}
-            self.store.update(lambda state: [change_status(state.jobs[job.id], RUNNING, now, **begun)])
-            if news.facts:
-                launcher.tell_start(change_status(job, RUNNING, now, **begun).value)
-        elif isinstance(news, Started):
-            self.service.local.launched_at.pop(job.id, None)
-            if job.current.pid != news.facts.get("pid"):
-                self.service.record(job, False, **{"session": self.machine.session_of(job), **news.facts})
-        elif isinstance(news, Mapping):
-            self.service.record(job, **news)
-        else:
-            why, facts = news.why, {**(news.facts or {}), "log_base": measure_logs(self.find_folder(job))}
-            self.store.update(lambda state: requeue(state, state.jobs[job.id], why, now, **facts))
-            self.forget(job)
-            self.service.gpu_watch.annotate_gpus()                        # who has the GPU is known now
-            self.log.warning("Job %s could not start%s: %s", job.id, "" if job.current.stop_cause else " and goes back to the queue", why)
-
-    def note_usage(self) -> None:
-        """What jobs with limits have taken up to now; seldom, as the loop turns often."""
-        now, config, usage = self.clock.monotonic(), self.config.jobs, {}
-        if now - self.noted_at < WATCH_INTERVAL_S:
-            return
-        self.noted_at = now
-        for job in [job for job in self.service.running_jobs() if not job.current.node]:
-            limit_s, _ = find_time_limit(job, config)
-            is_slurms = job.current.slurm_key and (limit_s or 0) % 60 == 0      # whole minutes are Slurm's to count
-            if (config.max_memory_gb or limit_s is not None) and not is_slurms:
-                usage[job.id] = Usage(self.find_runtime_s(job, self.clock.now()), self.service.gpu_watch.find_memory_mib(job))
-        self.usage = usage
-
-    def end_attempt(self, state: State, job: Job, result: Result, evidence: Evidence, now: float) -> Changes:
-        """The changes that a running job's end makes: to itself, to those after it, to its group."""
-        runtime_s = self.find_runtime_s(job, now) if result.runtime_seconds is None else result.runtime_seconds
-        status, facts = judge(job, result, evidence, runtime_s, self.config.jobs, now)
-        if status == PENDING:
-            yield change_status(job, PENDING, now, **facts)
-            return
-        yield from end_job(state, job, status, now, **facts)
-        if job.group:
-            group = state.groups.get(job.group) or Group(job.group)
-            is_soon = runtime_s <= self.config.gpu.guard_seconds and facts["cause"] not in ("timeout", "reboot")
-            said = " / ".join(find_last_lines(evidence.stderr, 3)) or facts["cause_line"] or f"{facts['cause']} {facts['exit_code']}"
-            counted = count_group_end(group, status, facts["cause"], is_soon, said, job.group in state.members)
-            if counted != group:
-                yield Put("groups", job.group, counted)
-
-    def gather_evidence(self, job: Job, result: Result) -> Evidence:
-        """What a failed attempt left; and what its processes took."""
-        folder, trouble = self.find_folder(job), None
-        text, _ = read_tail(os.path.join(folder, "stderr.log"), job.log_base[1], TAIL_BYTES if result.exit_code else 0)
-        if result.exit_code and not job.current.node:
-            try:
-                if os.statvfs(folder).f_bavail == 0:
-                    trouble = f"No space left on device: {folder} (the job's logs may be cut)"
-            except OSError:
-                trouble = f"its log folder is gone: {folder}"
-        return Evidence(text, measure_logs(folder), trouble, self.service.gpu_watch.find_usage(job.id).samples)
-
-    def keep_samples(self) -> None:
-        """Before a restart: what running jobs took up to now.  Raises: unavailable."""
-        def keep(state: State) -> Changes:
-            for job in [job for job in state.running.values() if not job.current.node]:
-                yield change_job(job, **self.service.gpu_watch.find_usage(job.id).samples)
-        self.store.update(keep)
-
-    def find_runtime_s(self, job: Job, now: float) -> float:
-        """For how long a job has run; by the wall clock, which may have been set, only where nothing else is known."""
-        began = self.service.local.began.get(job.id, job.current.pid_started)
-        if began is not None and job.current.boot_id == self.machine.boot_id:
-            return max(0.0, self.machine.processes.find_age_s(began))
-        return max(0.0, find_age(job, now))
-
-    def find_folder(self, job: Job) -> str:
-        """Where a job's logs are, or would be."""
-        return job.log_dir or self.layout.job_folder(job.id)
-
-    def forget(self, job: Job) -> None:
-        """Let go of what was kept for a running job."""
-        for kept in (self.results, self.usage, self.service.gpu_watch.usage):
-            kept.pop(job.id, None)
-        self.service.find_backend(job).forget(job)
-
-    def report_end(self, before: Job, job: Job) -> None:
-        """`before`: as it ran."""
-        ran, done, indices = before.current, job.attempts[-1], before.current.gpu_indices
-        is_soon = done.cause in ("exit", "signal", "cuda-oom") and (done.runtime_seconds or 0) <= self.config.gpu.guard_seconds
-        if before.head is None:                         # another nexus looks after its jobs' GPUs itself
-            self.service.gpu_watch.ended.append(Ended(
-                ran.gpu_uuids, job.code or job.command, job.status == COMPLETED, is_soon, ran.started_at or 0.0))
-        place = format_place(indices, ran.node)
-        if job.status == COMPLETED:
-            self.service.tell(before, "Job %s completed successfully%s", job.id, place)
-            return
-        code = f", exit code {done.exit_code}" if done.exit_code is not None else ""
-        line = f" ({format_line(done.cause_line, 300)})" if done.cause_line else ""
-        again = f"; {describe_next_attempt(job, self.clock.now())}" if job.status == PENDING else ""
-        self.service.tell(before, "Job %s %s%s: %s", job.id, "failed" if again else job.status, place, f"{done.cause}{code}{line}{again}")
-
-    def adopt(self) -> None:
-        """After a start of the service: learn what became of the jobs that are recorded as running."""
-        paused = self.store.read(lambda state: {"paused_gpus": state.paused_gpus})
-        self.service.history.take_edit(paused)           # it may have been edited meanwhile
-        for job in [job for job in self.service.running_jobs() if not job.current.node]:
-            self.service.gpu_watch.usage[job.id] = JobUsage({name: getattr(job.current, name) for name in SAMPLES})
-        self.service.take_in(self.service.local, ())
-        self.service.run_guarded("naming sessions", self.service.local.name_sessions)
-        for job in self.service.running_jobs():
-            if job.id not in self.results and not job.current.node:
-                self.log.info("Job %s goes on", job.id)
-
-
-class Launcher(Part):
-    """Has jobs started, by whichever backend is to run them."""
-
-    def __init__(self, service: Service) -> None:
-        super().__init__(service)
-        self.start_rest = Backoff(*HOLD_S)                  # during which nothing is started
-        self.prepared: dict[str, News | Exception | None] = {}      # what came of that: with None they are started
-        self.jobs_lock = self.layout.jobs_lock_file if has_locks(self.store.machine_id) else ""
-
-    def intend(self, job: Job, start: Start, now: float) -> Put:
-        where: dict[str, Any] = {"nonce": self.clock.new_token()[:16]}
-        folders = {"log_dir": self.layout.job_folder(job.id), "cwd": self.layout.work_folder(job.id) if job.code else job.cwd}
-        if self.service.is_slurm:                               # it is pending until Slurm starts it
-            return change_job(begin_attempt(job, slurm_key=self.clock.new_token()[-12:], **where), **folders)
-        where["boot_id"] = self.machine.boot_id
-        if start.node:
-            where = {"node": start.node, "remote_id": (job.attempts[-1].remote_id if job.attempts else None) or job.id}
-        begun = begin_attempt(job, gpu_indices=start.gpu_indices, gpu_uuids=start.gpu_uuids, started_at=now, **where)
-        return change_status(begun, RUNNING, now, **folders)
-
-    def prepare(self, starts: Iterable[tuple[Job, Mapping[str, str] | None]]) -> None:
-        """Do what they need that can be undone.  `starts`: jobs, and their environments."""
-        for job, submitted in starts:
-            try:
-                self.prepared[job.id] = self.service.find_backend(job).prepare(job, submitted)
-            except Exception as error:
-                self.prepared[job.id] = error
-
-    def start(self, job: Job) -> None:
-        """Have a job begin whose start is recorded.  After a crash before its claim, the next service puts it back."""
-        try:
-            news = self.prepared.pop(job.id)
-            if isinstance(news, Exception):
-                raise news
-            news = news or self.service.find_backend(job).start(job)
-        except (NexusError, OSError) as error:
-            news = error
-        except Exception as error:
-            if job.id not in self.service.local.launched_at:
-                self.service.runners.hear_outcome(job, Result(None, None, 0.0, "launch", format_line(repr(error), 300)))
-            raise
-        if news:
-            self.service.runners.hear_outcome(job, news)
-
-    def tell_start(self, job: Job) -> None:
-        """It was launched; that it runs is said by its job.sh."""
-        self.service.counters.note_start(job)
-        ran = job.current
-        place = format_place(ran.gpu_indices, ran.slurm_node or ran.node) or " on the CPU"
-        slurm = f" as Slurm's {ran.slurm_id}" if ran.slurm_id else ""
-        self.service.tell(job, "Started job %s%s%s: %s", job.id, slurm, place, format_line(job.command, 500))
-
-    def judge(self, job: Job, error: NexusError | OSError) -> Requeue | Result:
-        """What becomes of a job that could not be started."""
-        news, is_lasting = judge_fault(error, self.service.runners.find_folder(job))
-        if is_lasting:              # the machine cannot start anything just now: not each job of the queue shall find that out
-            why = news.why if isinstance(news, Requeue) else news.cause_line
-            self.start_rest.fail(self.clock.monotonic(), f"{why}; it is tried again")
-            self.log.error("Nothing is started for %.0f s: %s", self.start_rest.rest_s, why)
-        return news
-
-    def make_job_folder(self, job: Job) -> str:
-        """Make a job's log folder.  Raises: OSError."""
-        folder = self.layout.job_folder(job.id)
-        if os.path.lexists(folder) and (job.attempt == 1 or not is_own_folder(folder)):     # of a job long gone
-            aside = f"{folder}.old-{self.clock.new_token()[:8]}"
-            os.rename(folder, aside)
-            self.log.info("Job %s: what was in %s is kept as %s", job.id, folder, aside)
-        os.makedirs(folder, mode=0o700, exist_ok=True)
-        return folder
-
-    def write_script(self, job: Job, submitted: Mapping[str, str] | None, lease: tuple[str, str] | None) -> tuple[str, list[str]]:
-        """Make a job's log folder and its job.sh.  Raises: OSError; forbidden."""
-        script = os.path.join(self.make_job_folder(job), "job.sh")
-        if job.code:                                    # as it was sent, whatever an earlier attempt made of it
-            os.makedirs(job.cwd, mode=0o700, exist_ok=True)
-            code = read_bytes(self.layout.code_file(job.code)).decode("utf-8", "surrogateescape")
-            write_atomic(os.path.join(job.cwd, "main.py"), [code], is_synced=False)
-        if submitted is None:
-            raise FileNotFoundError(2, "its environment was lost with a damaged state file; add the job again", "its environment")
-        job, submitted = self.service.scripts.restrain(job, submitted)
-        options, notes = choose_limits(job) if job.current.slurm_key is None else ([], [])
-        gpus = self.service.gpu_watch.observation.gpus
-        command = fill_cuda_option(job.command, list_cuda_numbers(job, gpus)) if job.cuda_arg else job.command
-        job = replace(job, command=command, umask=self.service.umask if job.umask is None else job.umask)
-        argv = self.service.scripts.find_argv(job, submitted.get("PATH") or os.defpath)
-        text = build_script(job, build_environment(job, submitted, gpus), self.layout, lease, options, argv, self.jobs_lock)
-        write_atomic(script, [text], 0o700, is_synced=False)
-        return script, notes
-
-
-class NodePool(Backend):
-    """The other machines: for each that State knows there is a Node, in the order in which they came."""
-
-    doing = "hearing nodes"
-
-    def __init__(self, service: Service) -> None:
-        import threading
-        super().__init__(service)
-        self.nodes: Mapping[str, Node] = {}                 # exchanged as a whole: others iterate over it meanwhile
-        self.lock = threading.RLock()                       # of who looks at them first and then changes them
-
-    def set_node(self, name: str, known: KnownNode | None) -> None:
-        """Record a node, in its place (/api tells them by their number), and have a Node for it; None: forget it.
-
-        Raises: unavailable.
-        """
-        with self.lock:
-            self.store.update(lambda state: [Put("nodes", name, known)] if state.nodes.get(name) != known else [])
-            node = self.nodes.get(name)
-            if node and (known is None or node.is_ended or node.config != known.config):
-                node.end()
-                node = None
-            if known:
-                node = node or Node(self.service, known.config, known.is_leaving)
-                node.is_leaving = known.is_leaving
-            self.nodes = {key: one for key, one in {**self.nodes, name: node}.items() if one}
-
-    def begin_nodes(self) -> None:
-        """Those of config.toml, and those added; and where jobs run, also those that config.toml has lost, or has elsewhere now."""
-        busy = {job.current.node for job in self.service.running_jobs() if job.current.node}
-        configured = {node.name: node for node in self.config.nodes}
-        kept: dict[str, KnownNode] = self.store.read(lambda state: dict(state.nodes))
-        for name, known in kept.items():
-            if name in configured and name in busy and is_elsewhere_now(known.config, configured[name]):
-                self.log.error("Node %s is %s in config.toml, and jobs run on %s: that is left first; then nexus restart", name,
-                               configured.pop(name).destination, known.config.destination)
-        for name, config in configured.items():
-            self.set_node(name, KnownNode(config, was_configured=True))
-        for name, known in kept.items():
-            if name not in configured:                      # was_configured: it was taken out there
-                is_gone = known.was_configured and name not in busy
-                self.set_node(name, None if is_gone else replace(known, is_leaving=known.is_leaving or known.was_configured))
-
-    def add_node(self, config: NodeConfig, who: str) -> None:
-        """Give jobs to another machine too; one that is there already is reached anew.  Raises: conflict, unavailable."""
-        if self.service.is_slurm:
-            raise NexusError("conflict", "Slurm has the machines here (launcher = \"slurm\")", hint="[jobs] launcher: nexus config edit")
-        if config.name == self.service.node:
-            raise NexusError("conflict", f"{config.name} is this machine's name", hint="name it otherwise: --name n1")
-        with self.lock:
-            former, is_configured = self.nodes.get(config.name), any(node.name == config.name for node in self.config.nodes)
-            if former and is_configured and former.config != config:
-                raise NexusError("conflict", f"{config.name} stands in config.toml, otherwise",
-                                 hint="nexus config edit, then nexus restart")
-            if former and is_elsewhere_now(former.config, config) and any(
-                    job.current.node == config.name for job in self.service.running_jobs()):
-                raise NexusError("conflict", f"{config.name} is another machine, {former.config.destination}, and jobs run there",
-                                 hint="name it otherwise: --name n1")
-            self.set_node(config.name, KnownNode(config, was_configured=is_configured))
-            node = self.nodes[config.name]
-            node.given_up_by = ""
-            node.follower.wanted.set()
-        self.log.info("Node %s (%s) added by %s", config.name, config.destination, who)
-        self.service.wake()
-
-    def remove_node(self, name: str, is_forced: bool, who: str) -> None:
-        """Give a node no more jobs, and forget it when its last one is over.  `is_forced`: now, and its jobs are given up.
-
-        Raises: not_found, conflict.
-        """
-        with self.lock:
-            node = self.find_node(name)
-            if any(other.name == name for other in self.config.nodes):
-                raise NexusError("conflict", f"{name} stands in config.toml", hint="take it out there, then nexus restart")
-            self.set_node(name, KnownNode(node.config, is_leaving=True))
-            node.given_up_by = who if is_forced else ""
-            node.hurry()
-        self.log.info("Node %s is being removed by %s", name, who)
-        self.service.wake()
-
-    def find_node(self, name: str) -> Node:
-        """Raises: not_found."""
-        nodes = self.nodes
-        if name not in nodes:
-            raise NexusError("not_found", f"there is no node '{format_line(name, 60)}'", hint=suggest(name, nodes) or "nexus node list")
-        return nodes[name]
-
-    def view_nodes(self) -> list[NodeView]:
-        """The other machines as plan() sees them."""
-        now = self.clock.monotonic()
-        return [NodeView(node.name, node.cpu_slots, node.find_closed(now)) for node in self.nodes.values()]
-
-    def list_nodes(self) -> list[dict[str, Any]]:
-        """GET /nodes: this machine, then the others."""
-        jobs = [job.current.node for job in self.service.running_jobs()]
-
-        def describe(name: str, gpus: Sequence[Gpu], config: NodeConfig | None, probe: Probe | None, **facts: Any) -> dict[str, Any]:
-            address = {key: getattr(config, key, None) or None for key in ("host", "user", "port", "jump", "identity_file")}
-            return {"name": name or self.service.node, "gpus": len(gpus), "gpu_names": sorted({gpu.name for gpu in gpus}),
-                    "running_jobs": jobs.count(name), **address, **{key: getattr(probe, key, None) for key in ("python", "path", "home")},
-                    **facts}
-
-        def describe_other(node: Node) -> dict[str, Any]:
-            trouble = node.trouble
-            return describe(node.name, node.gpus, node.config, node.probe, is_reachable=trouble is None, is_leaving=node.is_leaving,
-                            trouble=trouble.message if trouble else node.hold or None, hint=trouble.hint if trouble else None,
-                            unknown_since=node.since if trouble else None, control=node.ssh.control)
-
-        return [describe("", self.service.gpu_watch.gpus, None, None, user=self.service.user, is_reachable=True, is_leaving=False,
-                         trouble=self.service.gpu_watch.observation.trouble, hint=None, unknown_since=None, control=None),
-                *map(describe_other, self.nodes.values())]
-
-    def has(self, job: Job) -> bool:
-        return bool(job.current.node)
-
-    def start(self, job: Job) -> None:
-        """Have it sent to its node."""
-        interpreter, words = self.service.scripts.find_script(job)
-        if words:
-            check_script(interpreter, words[0])
-        self.service.launcher.make_job_folder(job)
-        node = self.nodes.get(job.current.node)
-        is_sent = node is not None and node.trouble is None
-        if not is_sent:                                 # since it was planned; nobody has sent it
-            why = f"{node.name} cannot be reached" if node else f"there is no node {job.current.node} any more"
-            with contextlib.suppress(NexusError):       # the disk is full: then it goes there when that can be reached
-                self.service.runners.hear_outcome(job, Requeue(why))
-        if node:
-            node.heard[find_order_key(job)] = None      # not before: an attempt that goes back must not be sent meanwhile
-        if node and is_sent:
-            self.service.launcher.tell_start(job)
-            node.hurry()
-
-    def poll(self, sayings: Sequence[Saying]) -> list[Finding]:
-        """What nodes have told."""
-        found: list[Finding] = []
-        for node in self.nodes.values():
-            self.service.run_guarded(f"hearing node {node.name}", self.poll_node, node, found)
-        return found
-
-    def poll_node(self, node: Node, found: list[Finding]) -> None:
-        if node.has_news:
-            node.has_news = False
-            self.service.gpu_watch.note_readings(node.gpus if node.trouble is None else ())
-            shown = node.find_closed(float("inf")), [describe_for_event(gpu) for gpu in node.gpus]
-            if shown != node.shown:
-                node.shown = shown
-                self.store.events.publish([("gpus", None)])
-        for job in node.list_jobs():
-            news = self.find_news(node, job) if job.id not in self.service.runners.results else None
-            if news:
-                found.append((job, news))
-
-    def end_unwanted(self) -> None:
-        """Tell nodes what has changed, and forget those that are leaving when nothing is left there."""
-        for node in list(self.nodes.values()):
-            if node.has_more():
-                node.hurry()
-            is_told = node.trouble is not None or node.is_told
-            if node.is_leaving and is_told and not any(job.current.node == node.name for job in self.service.running_jobs()):
-                with self.lock:
-                    if node.is_leaving and self.nodes.get(node.name) is node:   # nobody has added it again meanwhile
-                        self.set_node(node.name, None)
-                        self.log.info("Node %s is removed", node.name)
-                        self.store.events.publish([("gpus", None)])
-
-    def find_news(self, node: Node, job: Job) -> Started | Requeue | Result | None:
-        """What has become of a job there; also what nobody tells: its node is silent for too long, or knows nothing of it."""
-        trouble, limit_s = node.trouble, self.config.service.node_lost_after_seconds
-        silence_s = self.clock.monotonic() - node.silent_at
-        if node.given_up_by:
-            return Result(None, None, None, "node-lost", f"its node {node.name} was removed by {node.given_up_by}")
-        if trouble is not None and limit_s and silence_s >= limit_s:
-            since = f"{node.name} could not be reached for {format_duration(silence_s)}"
-            return Result(None, None, None, "node-lost", f"{since}: {trouble.message}")
-        heard = node.heard.get(find_order_key(job))
-        if isinstance(heard, NexusError):
-            return self.judge_refusal(node, job, heard)
-        if heard is None:
-            is_lost = node.number is not None and job.current.pid is not None
-            return Result(None, None, None, "session-lost", f"{node.name} knows nothing of it any more") if is_lost else None
-        told = heard.attempt
-        self.service.gpu_watch.usage[job.id] = JobUsage({name: getattr(told, name) for name in SAMPLES})
-        if heard.status == RUNNING and told.pid is not None and job.current.pid is None:
-            # Once: a node that changes its mind does not fill the journal.
-            began_at = job.current.started_at if told.started_at is None else told.started_at - node.clock_offset_s
-            return Started({"pid": told.pid, "session": told.session, "notes": told.notes, "started_at": began_at})
-        has_all = all(have >= size for have, size in zip(measure_output(job), heard.log_sizes))
-        return self.judge_end(node, job, heard) if has_all and heard.status in FINAL else None
-
-    def judge_refusal(self, node: Node, job: Job, refusal: NexusError) -> Requeue | Result | None:
-        """A node did not take a job: it never can, or not now."""
-        if refusal.kind == "conflict":                      # it has another job of that id: this one is sent again, in a moment
-            def rename(state: State) -> Changes:
-                yield change_job(state.jobs[job.id], remote_id=self.clock.new_job_id(state.jobs, 4))
-                return state.jobs[job.id]
-            node.heard[find_order_key(self.store.update(rename))] = None
-            return None
-        said = refusal.message + (f" ({refusal.hint})" if refusal.hint else "")
-        why = f"{node.name}: {said}"
-        if refusal.kind not in ("usage", "too_large", "forbidden", "not_found"):
-            node.refused.fail(self.clock.monotonic(), refusal.message)
-            return Requeue(why)
-        elsewhere = replace(job, excluded_nodes=(*job.excluded_nodes, (node.name, said)))
-        gpus = self.store.read(self.service.gpu_watch.see_gpus)
-        is_possible = any(may_run_on(elsewhere, name) and sum(gpu.node == name for gpu in gpus) >= len(list_shares(job))
-                          for name in ("", *self.nodes))
-        return Requeue(why, {"excluded_nodes": elsewhere.excluded_nodes}) if is_possible else Result(None, None, 0.0, "launch", why)
-
-    def judge_end(self, node: Node, job: Job, told: Remote) -> Requeue | Result | None:
-        """What the end of a job there comes to.  There it is not tried again."""
-        attempt, line = told.attempt, told.attempt.cause_line
-        if attempt.cause == "bounce":
-            node.refused.fail(self.clock.monotonic(), line)
-            return Requeue(f"{node.name}: {line}")
-        if attempt.cause == "reboot" and not job.current.stop_cause and self.config.jobs.on_reboot == "requeue":
-            return Requeue(f"{node.name} went down while it ran")
-        if attempt.cause == "launch" and not attempt.may_pass:      # another may have what is missing there
-            return self.judge_refusal(node, job, NexusError("not_found", line or "it could not be started"))
-        finished_at = None if attempt.finished_at is None else attempt.finished_at - node.clock_offset_s
-        cause = None if told.status == COMPLETED else attempt.cause
-        return Result(attempt.exit_code, finished_at, attempt.runtime_seconds, cause, line, may_pass=attempt.may_pass)
-
-    def number_nodes(self) -> dict[str | None, int]:
-        """{machine: its number for /api}; this one is 0."""
-        return {name: number for number, name in enumerate((self.service.node, *self.nodes))}
 
 
 class NodeSide(Part):
@@ -9991,35 +10024,12 @@ NEVER_HINTS = {"gpus": "ask for fewer; --gpus 0 runs a job without one", "gpu_id
                "gpu_mem_mib": "ask for less; more GPUs share it: --gpus 2"}
 
 
-def is_withdrawn(job: Job, folder: str) -> bool:
-    """Whether a job that Slurm has will not run any more, whatever Slurm does: its attempt was not begun, and is claimed now."""
-    try:
-        return take_claim(folder, job.attempt) or read_claim(folder, job.attempt) == (0, 0)
-    except OSError:
-        return False                        # then Slurm ends it
-
-
 def stop_job(state: State, job: Job, who: str, now: float, withdrawn: Iterable[str | None] = ()) -> Changes:
     """The changes by which a job that waits ends, and one that runs is to.  One on its way to Slurm is stopped when it is there."""
     if job.status == PENDING and job.current.slurm_key in (None, *withdrawn):
         yield from end_job(state, job, CANCELLED, now, cause="killed", stop_by=who)
     elif job.current.stop_cause != "killed":                    # also when its time is up: it shall not be tried again
         yield change_job(job, stop_cause="killed", stop_by=who, stop_line=None)
-
-
-def check_node(node: Node, now: float) -> tuple[bool, str]:
-    """Whether a node is well, and what is to be said of it.  `now`: monotonic.  One that is silent for a moment is."""
-    silence_s, trouble = now - node.heard_at, node.trouble
-    if trouble:
-        return silence_s < NODE_ALARM_S, f"not heard for {format_duration(silence_s)}: {trouble.message}"
-    faults = [f"GPU {gpu.index}: {gpu.fault}" for gpu in node.gpus if gpu.fault]
-    faults += [node.hold] if node.hold not in ("", NODE_PAUSED) else []
-    return not faults, "; ".join(faults) or node.hold or format_count(len(node.gpus), "GPU")
-
-
-def is_elsewhere_now(known: NodeConfig, config: NodeConfig) -> bool:
-    """Whether the same name is another machine's."""
-    return (known.destination, known.port) != (config.destination, config.port)
 
 
 def content_of(job: Job) -> tuple[object, ...]:
@@ -10066,13 +10076,7 @@ def file_hash() -> str:
     return hashlib.sha256(read_bytes(os.path.abspath(__file__))).hexdigest()[:8]
 
 
-def describe_for_event(gpu: Gpu) -> tuple[object, ...]:
-    """What of a GPU is worth an event: not each reading of its temperature."""
-    return (gpu.index, gpu.uuid, gpu.fault, gpu.is_paused, gpu.lease_holder, gpu.memory_used_mib,
-            tuple((process.pid, process.job_id) for process in gpu.processes))
-
-
-# ==== 14. SERVER ==== ROUTES, who may call, handle(request) -> Response; Connection and Server before it, which know the sockets
+# ==== 15. SERVER ==== ROUTES, who may call, handle(request) -> Response; Connection and Server before it, which know the sockets
 # Everything is decided in Api.handle(), which sees a request as a value.  localhost is not a boundary: a caller is the
 # owner when the kernel says that the socket at the other end is the owner's, or when it brings the owner's token.
 
@@ -11350,1411 +11354,6 @@ def refuse_elsewhere(layout: Layout, running: Mapping[str, Any]) -> None:
     """Raises: conflict, when service.json is of a service on another machine."""
     if is_elsewhere(running.get("machine_id"), layout.lock_file):
         raise describe_other_machine(str(running.get("machine")), f"{layout.service_file} says so", f"rm {layout.service_file}")
-
-
-# ==== 15. DASHBOARD ==== the page at GET /, one string of HTML, CSS and JavaScript
-# It is a client of the API as any other: it has no data of its own, and asks for a token where the API does.  Every
-# text reaches the document as a text node, and the answer's Content-Security-Policy lets nothing run but this script.
-
-DASHBOARD_PAGE = r'''<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>nexus</title>
-<link rel="icon"
-  href="data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'%3E
-  %3Crect width='16' height='16' rx='4' fill='%232159c9'/%3E
-  %3Cpath d='M4.5 12V4l7 8V4' fill='none' stroke='%23fff' stroke-width='2'/%3E%3C/svg%3E">
-<style>
-:root {
-  color-scheme: light dark;
-  --bg: light-dark(#f3f5f7, #0e1114); --panel: light-dark(#fff, #171b20); --sunk: light-dark(#f0f2f5, #1e2329);
-  --ink: light-dark(#161a1f, #e5e9ee); --muted: light-dark(#57606b, #9ba5b0); --line: light-dark(#dce1e6, #2a3037);
-  --edge: light-dark(#868f9a, #6c7682); --fill: light-dark(#3f78e6, #5a8ff0); --memory: light-dark(#9a5fd0, #b98ae6);
-  --accent: light-dark(#2159c9, #8db4ff); --ok: light-dark(#0c6636, #6fd19a); --warn: light-dark(#754a00, #e8b75a);
-  --bad: light-dark(#a81e18, #ff9990); --on-accent: light-dark(#fff, #0b1526); --accent-soft: light-dark(#e4edfc, #1b2a45);
-  --ok-soft: light-dark(#dff3e7, #12301f); --warn-soft: light-dark(#fcefd2, #352811);
-  --bad-soft: light-dark(#fde7e5, #3b1a18); --paper: #0d1116; --print: #d5dbe3;
-  --mono: ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace;
-}
-* { box-sizing: border-box; }
-[hidden] { display: none !important; }
-html { scroll-padding-top: 4.5rem; }
-body { margin: 0; background: var(--bg); color: var(--ink); font: 14px/1.45 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif;
-  font-variant-numeric: tabular-nums; overflow-wrap: anywhere; -webkit-text-size-adjust: 100%; }
-h1, h2, h3, h4, p, dl, dd, ul, ol { margin: 0; padding: 0; }
-ul, ol { list-style: none; }
-h1 { font-size: 1.3rem; line-height: 1.3; }
-h2 { font-size: 1rem; line-height: 1.3; }
-h4 { font-size: 1.1em; }
-a { color: var(--accent); text-decoration: none; }
-a:hover { text-decoration: underline; }
-code, pre, .mono, .command { font-family: var(--mono); font-size: .93em; }
-pre { margin: 0; white-space: pre-wrap; }
-:focus-visible { outline: 2px solid var(--accent); outline-offset: 2px; border-radius: 4px; }
-main:focus, h1:focus, h2:focus { outline: none; }
-.muted, .empty, .help, .state, .axis, th, dt { color: var(--muted); }
-.fault, .cause, button.danger { color: var(--bad); }
-.small, .help, footer { font-size: .88em; }
-.bar, .brand, nav a, .tools, .head, .steps, .actions, .check { display: flex; align-items: center; gap: .5rem; }
-.skip { position: absolute; left: -999px; top: .5rem; z-index: 9; padding: .6rem 1rem; background: var(--panel); border-radius: 6px; }
-.skip:focus { left: .5rem; }
-.unseen { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); white-space: nowrap; }
-
-button, input, select, textarea { font: inherit; color: inherit; border-radius: 6px; }
-button, a.button { min-height: 30px; padding: .15rem .7rem; border: 1px solid var(--line); border-radius: 6px; background: var(--panel);
-  color: inherit; cursor: pointer; white-space: nowrap; }
-a.button { display: inline-flex; align-items: center; justify-content: center; }
-button:hover { border-color: var(--edge); background: var(--sunk); }
-button:disabled { opacity: .55; cursor: default; }
-button.primary { background: var(--accent); border-color: var(--accent); color: var(--on-accent); font-weight: 600; }
-button.primary:hover { filter: brightness(1.08); }
-button.danger.primary { background: var(--bad); border-color: var(--bad); color: var(--panel); }
-button.link { border: 0; background: none; color: var(--accent); padding: 0 .2rem; }
-input, select, textarea { min-height: 34px; width: 100%; padding: .3rem .6rem; border: 1px solid var(--edge); background: var(--panel); }
-textarea { resize: vertical; font-family: var(--mono); font-size: .93em; }
-input[type=checkbox] { flex: none; width: 18px; min-height: 18px; height: 18px; margin: 0; accent-color: var(--accent); }
-label { font-weight: 600; font-size: .9em; }
-label input, label textarea, label select, label.check, .help, .axis b { font-weight: 400; }
-
-header { position: sticky; top: 0; z-index: 5; background: var(--panel); border-bottom: 1px solid var(--line); }
-.bar { flex-wrap: wrap; gap: .5rem 1rem; max-width: 1240px; margin: 0 auto; padding: .5rem 1.25rem; }
-.brand { font-size: 1.1rem; font-weight: 700; color: var(--ink); letter-spacing: -.01em; }
-.brand svg { width: 22px; height: 22px; }
-nav { display: flex; gap: .15rem; margin-right: auto; }
-nav a { min-height: 32px; padding: 0 .6rem; border-radius: 6px; color: var(--ink); }
-nav a:hover { background: var(--sunk); }
-.brand:hover, nav a:hover { text-decoration: none; }
-nav .badge { min-width: 2em; text-align: center; }
-.state { display: inline-flex; align-items: center; gap: .4rem; white-space: nowrap; }
-.state::before { content: ""; width: 8px; height: 8px; border-radius: 50%; background: var(--edge); }
-.state.live::before { background: #2da160; }
-.state.lost { color: var(--bad); font-weight: 600; }
-.state.lost::before { background: currentColor; animation: pulse 1.2s infinite; }
-@keyframes pulse { 50% { opacity: .25; } }
-
-main, footer { max-width: 1240px; margin: 0 auto; padding: 1.1rem 1.25rem; }
-footer { padding-top: 0; }
-section { margin-bottom: 1.5rem; }
-.head { flex-wrap: wrap; gap: .3rem .6rem; margin-bottom: .6rem; min-height: 30px; }
-.grow { flex: 1; }
-.panel, .notice, dialog { background: var(--panel); border: 1px solid var(--line); border-radius: 10px; }
-.empty { padding: 1.1rem; text-align: center; }
-.banner { margin-bottom: .8rem; padding: .6rem .9rem; border-radius: 8px; }
-.badge { display: inline-block; padding: .02rem .5rem; border-radius: 1em; background: var(--sunk); color: var(--muted);
-  font-size: .86em; font-weight: 600; white-space: nowrap; }
-.badge.ok { background: var(--ok-soft); color: var(--ok); }
-.badge.warn, .banner { background: var(--warn-soft); color: var(--warn); }
-.badge.bad, .banner.bad { background: var(--bad-soft); color: var(--bad); }
-.badge.busy { background: var(--accent-soft); color: var(--accent); }
-.banner.note { background: var(--accent-soft); color: var(--ink); }
-.id { font-family: var(--mono); font-weight: 600; }
-.clip { display: -webkit-box; -webkit-box-orient: vertical; -webkit-line-clamp: 2; overflow: hidden; }
-
-#notices { position: fixed; z-index: 8; right: 1rem; bottom: 1rem; width: min(26rem, calc(100vw - 2rem)); display: grid; gap: .5rem; }
-.notice { display: flex; gap: .6rem; align-items: start; padding: .6rem .5rem .6rem .9rem; border-left: 4px solid var(--ok);
-  box-shadow: 0 6px 24px rgb(0 0 0 / .18); }
-.notice.bad { border-left-color: var(--bad); }
-.notice div { flex: 1; min-width: 0; }
-
-.gpus { display: grid; gap: .75rem; grid-template-columns: repeat(auto-fill, minmax(min(280px, 100%), 1fr)); }
-.machine + .machine { margin-top: 1.1rem; }
-.machine .head .muted { flex: 1 1 10rem; }
-.machine .fold { padding: 0 .3rem 0 0; border-color: transparent; background: none; font-size: 1rem; font-weight: 600; }
-.machine .fold::before { content: "\25b8"; content: "\25b8" / ""; display: inline-block; width: 1.1em; color: var(--muted);
-  font-weight: 400; }
-.machine .fold[aria-expanded=true]::before { content: "\25be"; content: "\25be" / ""; }
-.compact { gap: .4rem; grid-template-columns: repeat(auto-fill, minmax(min(8.2rem, 100%), 1fr)); }
-.compact :is(.name, .chart, .tools, .gauge > :not(.track), .users span) { display: none; }
-.compact .gpu { gap: .25rem; padding: .35rem .6rem .5rem; } .compact .track { height: 4px; }
-.compact .top { justify-content: space-between; }
-.gpu { display: flex; flex-direction: column; gap: .5rem; padding: .8rem .9rem .7rem; }
-.gpu .top, .users li { display: flex; align-items: baseline; gap: .5rem; min-width: 0; }
-.gpu .top .name, .users .command { flex: 1; min-width: 0; overflow: hidden; text-overflow: ellipsis; white-space: nowrap; }
-.gauge { display: grid; grid-template-columns: 1fr auto; gap: .15rem .6rem; }
-.track { grid-column: 1 / -1; width: 100%; height: 7px; border-radius: 4px; background: var(--sunk); overflow: hidden;
-  box-shadow: inset 0 0 0 1px var(--line); }
-.track rect { fill: var(--fill); transition: width .4s; }
-.memory { --fill: var(--memory); }
-.curve { display: block; width: 100%; height: 46px; border-bottom: 1px solid var(--line); }
-.curve path { fill: none; stroke: var(--fill); stroke-width: 1.4; vector-effect: non-scaling-stroke; stroke-linejoin: round;
-  stroke-linecap: round; }
-.curve line { stroke: var(--line); stroke-width: 1; vector-effect: non-scaling-stroke; stroke-dasharray: 2 3; }
-.axis { display: flex; justify-content: space-between; margin-top: .15rem; font-size: .8em; }
-.axis b::before { content: ""; display: inline-block; width: .8em; height: 3px; margin-right: .35em; vertical-align: middle;
-  background: var(--fill); border-radius: 2px; }
-.axis .memory { margin-left: .9em; }
-.users { flex: 1; display: grid; gap: .15rem; align-content: start; }
-
-#filters { display: grid; grid-template-columns: minmax(10rem, 1fr) repeat(3, minmax(0, 10rem)) auto; gap: .5rem; margin-bottom: 1.2rem;
-  align-items: center; }
-td .actions { gap: .35rem; justify-content: flex-end; }
-.scroll { overflow-x: auto; }
-table { width: 100%; border-collapse: collapse; }
-th, td { padding: .45rem .7rem; border-bottom: 1px solid var(--line); text-align: left; vertical-align: top; }
-th { font-size: .82em; font-weight: 600; white-space: nowrap; }
-tbody tr:last-child td { border-bottom: 0; }
-tbody tr:hover { background: var(--sunk); }
-td.fit { white-space: nowrap; }
-td.command { width: 34%; min-width: 14rem; font: inherit; }
-td select, .steps select, .log select { width: auto; min-height: 30px; padding: 0 .3rem; border-color: var(--line); }
-.cause { margin-top: .1rem; font-family: var(--mono); font-size: .86em; }
-.more { display: flex; justify-content: center; padding: .5rem; border-top: 1px solid var(--line); }
-
-.log { border-radius: 8px; overflow: hidden; background: var(--paper); color: var(--print); border: 1px solid var(--line); }
-.log .head { margin: 0; padding: .35rem .5rem .35rem .8rem; background: var(--panel); color: var(--ink);
-  border-bottom: 1px solid var(--line); }
-.log label { white-space: nowrap; }
-.log .told { flex: 1 1 8rem; }
-.lines { height: min(65vh, 44rem); overflow: auto; padding: .5rem .8rem; font: 12.5px/1.5 var(--mono); white-space: pre-wrap;
-  tab-size: 8; overflow-anchor: none; contain: strict; }
-.lines.over { height: auto; min-height: 5rem; max-height: min(65vh, 44rem); contain: content; }
-.lines.long { white-space: pre; overflow-wrap: normal; }
-.lines:focus-visible { outline-offset: -3px; }
-.lines div { min-height: 1.5em; }
-.lines .err { margin-left: -.8rem; padding-left: calc(.8rem - 3px); border-left: 3px solid #8e3b36; }
-.sgr1 { font-weight: 700; } .sgr2 { opacity: .72; } .sgr3 { font-style: italic; } .sgr4 { text-decoration: underline; }
-.sgr9 { text-decoration: line-through; }
-.sgr30 { color: #7f8a97; } .sgr31 { color: #ff7b72; } .sgr32 { color: #5fcf80; } .sgr33 { color: #e3b341; }
-.sgr34 { color: #79b0ff; } .sgr35 { color: #d79bff; } .sgr36 { color: #4fd0d8; } .sgr37 { color: #d5dbe3; }
-.sgr90 { color: #98a3b0; } .sgr91 { color: #ffa198; } .sgr92 { color: #7ee79b; } .sgr93 { color: #f5d067; }
-.sgr94 { color: #a5ccff; } .sgr95 { color: #e8c0ff; } .sgr96 { color: #7fe5ec; } .sgr97 { color: #fff; }
-.sgr40 { background: #30363d; } .sgr41 { background: #8e1519; } .sgr42 { background: #0f5a28; } .sgr43 { background: #6b4a00; }
-.sgr44 { background: #0d4a99; } .sgr45 { background: #6a2fa0; } .sgr46 { background: #0b5a63; } .sgr47 { background: #b6bec8; }
-.sgr100 { background: #4a525b; } .sgr101 { background: #b52a2a; } .sgr102 { background: #1a7a3a; } .sgr103 { background: #8a6100; }
-.sgr104 { background: #1f63c4; } .sgr105 { background: #8a4bc4; } .sgr106 { background: #12767f; } .sgr107 { background: #fff; }
-.sgr7 { color: var(--paper); background: var(--print); }
-
-.facts-list { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(19rem, 100%), 1fr)); gap: 0 1.6rem;
-  padding: .5rem .95rem; }
-.facts-list div { display: grid; grid-template-columns: 8.5rem minmax(0, 1fr); gap: .6rem; padding: .3rem 0;
-  border-bottom: 1px solid var(--line); }
-.facts-list .wide { grid-column: 1 / -1; }
-.pad { padding: .7rem .95rem; }
-.steps { flex-wrap: wrap; }
-.steps li + li::before { content: "\2192"; margin-right: .5rem; color: var(--muted); }
-.reasons li { padding: .15rem 0; }
-
-dialog { width: min(38rem, calc(100vw - 1.5rem)); max-height: calc(100dvh - 2rem); overflow: auto; padding: 1.2rem 1.3rem;
-  color: var(--ink); box-shadow: 0 20px 60px rgb(0 0 0 / .35); }
-dialog::backdrop { background: rgb(8 12 18 / .5); }
-dialog h2 { margin-bottom: .5rem; font-size: 1.15rem; }
-dialog pre, #docs pre { padding: .6rem; max-height: 28rem; overflow: auto; border: 1px solid var(--line); border-radius: 6px;
-  background: var(--bg); }
-dialog pre { margin: .7rem 0; max-height: 9rem; }
-.form { display: grid; grid-template-columns: repeat(2, minmax(0, 1fr)); gap: .7rem; margin-top: .6rem; }
-.form > * { display: grid; gap: .2rem; align-content: start; }
-.form > .all { grid-column: 1 / -1; }
-summary { cursor: pointer; padding: .3rem 0; color: var(--accent); }
-.buttons { display: flex; justify-content: flex-end; gap: .5rem; margin-top: 1.1rem; }
-dialog label::first-letter { text-transform: uppercase; }
-dialog .lost { margin-top: .7rem; }
-.opening main { opacity: 0; }
-.docs nav, .docs .tools { display: none; }
-.call { margin: .5rem 0; padding: .2rem .95rem; }
-.call > summary { display: flex; flex-wrap: wrap; gap: .2rem .7rem; color: inherit; }
-.method { min-width: 4.2rem; color: var(--accent); }
-#docs h2, #find { margin: 1.2rem 0 .5rem; } #docs h3 { margin: .8rem 0 .3rem; }
-.text { white-space: pre-line; }
-#job > p { margin-bottom: .5rem; }
-#login { display: grid; gap: .6rem; }
-
-@media (max-width: 900px) { #filters { grid-template-columns: repeat(3, minmax(0, 1fr)) auto; } #filters .text { grid-column: 1 / -1; } }
-@media (max-width: 640px) {
-  .bar { gap: .3rem .6rem; padding: .4rem .8rem; }
-  .brand { margin-right: auto; } #host { display: none; }
-  nav { order: 3; width: 100%; justify-content: space-between; } nav a { padding: 0 .35rem; }
-  main, footer { padding: .8rem; }
-  button.link { padding: 0 .5rem; }
-  .scroll { overflow: visible; }
-  table.cards, .cards tbody, .cards tr, .cards td { display: block; }
-  .cards thead { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); }
-  .cards tr { display: flex; flex-wrap: wrap; align-items: baseline; gap: .15rem 1rem; padding: .7rem .9rem;
-    border-bottom: 1px solid var(--line); }
-  .cards tr:last-child { border-bottom: 0; }
-  .cards td { padding: 0; border: 0; white-space: normal; }
-  .cards td::before { content: attr(data-label) "\00a0"; color: var(--muted); font-size: .88em; }
-  .cards td.bare, .cards td.whole { flex: 0 0 100%; width: auto; min-width: 0; }
-  .cards td.bare::before, .cards td.bare-label::before { content: none; }
-  .cards td:empty { display: none; }
-  .cards td .actions { justify-content: stretch; margin-top: .3rem; } .cards td .actions > * { flex: 0 1 8rem; }
-  .facts-list div { grid-template-columns: 7rem minmax(0, 1fr); }
-  .lines { padding: .5rem .8rem; font-size: 11.5px; } .log .head .told { flex-basis: 100%; }
-  .gpu { gap: .4rem; } .curve { height: 38px; }
-  .compact { grid-template-columns: repeat(auto-fill, minmax(min(6.5rem, 100%), 1fr)); }
-  #filters :disabled { display: none; }
-}
-@media (max-width: 640px), (pointer: coarse) {
-  button, a.button, input, select, textarea, td select, .steps select, .log select, nav a { min-height: 40px; }
-}
-@media (prefers-reduced-motion: reduce) { * { transition: none !important; animation: none !important; scroll-behavior: auto !important; } }
-</style>
-</head>
-<body class="opening">
-<a class="skip" href="#/main">Skip to the content</a>
-<header>
-  <div class="bar">
-    <a class="brand" href="./#/"><svg viewBox="0 0 16 16" aria-hidden="true"><rect width="16" height="16" rx="4" fill="#2159c9"/><path
-      d="M4.5 12V4l7 8V4" fill="none" stroke="#fff" stroke-width="2"/></svg>nexus</a>
-    <span id="host" class="muted"></span>
-    <nav aria-label="Parts of the page">
-      <a href="#/gpus">GPUs</a>
-      <a href="#/running">Running <span class="badge" id="running-count">-</span></a>
-      <a href="#/queue">Queue <span class="badge" id="queue-count">-</span></a>
-      <a href="#/history">History <span class="badge" id="history-count">-</span></a>
-    </nav>
-    <div class="tools">
-      <span id="connection" class="state" role="status">connecting</span>
-      <span id="pause" class="tools"></span>
-      <button id="add" type="button" class="primary">Add job</button>
-    </div>
-  </div>
-</header>
-<main id="main" tabindex="-1">
-  <div id="overview" hidden>
-    <h1 class="unseen">nexus: GPUs and jobs</h1>
-    <div id="banners"></div>
-    <section aria-labelledby="gpus"><div class="head"><h2 id="gpus" tabindex="-1">GPUs</h2><span id="gpus-told" class="muted"></span>
-      </div><div id="gpu-list"></div></section>
-    <form id="filters" role="search" aria-label="Filter jobs">
-      <input class="text" name="text" type="search" placeholder="Filter by id, name, command, cause&hellip;" aria-label="Filter by text">
-      <select name="status" aria-label="Filter by status"></select>
-      <select name="user" aria-label="Filter by user"></select>
-      <select name="group" aria-label="Filter by group"></select>
-      <button type="reset" disabled>Clear</button>
-    </form>
-    <div id="tables"></div>
-  </div>
-  <article id="job" hidden></article>
-  <div id="docs" hidden>
-    <h1>nexus: the API</h1>
-    <p id="about" class="text">Loading openapi.json &hellip;</p>
-    <p><a href="openapi.json">openapi.json</a> &middot; <a href=".">dashboard</a></p>
-    <input id="find" type="search" placeholder="Find in paths and what they do&hellip;" aria-label="Find">
-    <div id="calls"></div>
-  </div>
-</main>
-<footer>
-  <span id="version" class="muted"></span> <button id="forget" type="button" class="link"></button>
-</footer>
-<div id="notices" aria-live="polite"></div>
-<dialog id="dialog" aria-labelledby="dialog-title"></dialog>
-<noscript><p class="banner">This page needs JavaScript. Without it: nexus on the command line, or GET /status.</p></noscript>
-<script>
-'use strict';
-const LIMIT = 1000, PAGE = 100;                                  // rows of a list asked for; rows shown at once
-const LOG_TAIL = 2000, LOG_LINES = 5000, LINE_LENGTH = 20000;    // lines at first; lines kept; characters kept of a line
-const LOG_PAUSES_MS = [200, 1000, 5000];                         // before it is read again: after news, without any, after a failure
-const ANSWER_MS = 20000, SILENCE_MS = 45000;                     // waited for an answer; for the next sign of life of the events
-const HIDDEN_MS = 10000;                                         // so long a tab that is not seen keeps its connection
-const FINAL = ['completed', 'failed', 'cancelled'], STATUSES = ['running', 'pending', ...FINAL];
-const PRIORITIES = ['high', 'normal', 'low'];
-const isDocs = location.pathname.endsWith('/docs');              // this page is at /docs, too
-const SVG = 'http://www.w3.org/2000/svg';
-
-// ---- The document.  Every text goes in as a text node; there is no innerHTML here.
-
-const at = (id) => document.getElementById(id);
-const el = (tag, facts = {}, ...children) => dress(document.createElement(tag), facts, children);
-const svg = (tag, facts, ...children) => dress(document.createElementNS(SVG, tag), facts, children);
-
-function dress(node, facts, children) {         // keys and handlers become properties; false and null say nothing
-  for (const [name, fact] of Object.entries(facts)) {
-    if (name === 'key' || name.startsWith('on')) node[name] = fact;
-    else if (known(fact) && fact !== false) node.setAttribute(name, fact === true ? '' : fact);
-  }
-  node.append(...children.flat().filter((child) => known(child) && child !== false && child !== ''));
-  return node;
-}
-
-const button = (text, onclick, kind = '', facts = {}) => el('button', {type: 'button', class: kind, onclick, ...facts}, text);
-
-function choice(facts, options, chosen) {       // options: [value, text]
-  const select = el('select', facts, options.map(([value, text]) => el('option', {value}, text)));
-  select.value = chosen;
-  return select;
-}
-
-// What is drawn is made anew each time, and only what differs is taken over: rows are kept, moved and updated, so that the
-// focus, a selection and the place one has scrolled to survive.
-function show(place, ...children) {
-  const focused = document.activeElement, hadFocus = place.contains(focused), section = focused?.closest('section');
-  sync(place, el('div', {}, ...children));
-  if (!hadFocus || document.activeElement === focused) return;
-  (focused.isConnected ? focused : section?.querySelector('h2'))?.focus({preventScroll: true});
-}
-
-function sync(parent, fresh) {                  // children are the same that have the same tag and key
-  const left = [...parent.childNodes];
-  const wanted = [...fresh.childNodes].map((child) => {
-    const place = left.findIndex((node) => node.nodeName === child.nodeName && node.key === child.key);
-    if (place < 0) return child;
-    const [node] = left.splice(place, 1);
-    update(node, child);
-    return node;
-  });
-  for (const node of left) node.remove();
-  let next = parent.firstChild;
-  for (const node of wanted) {
-    if (node === next) next = next.nextSibling;
-    else parent.insertBefore(node, next);
-  }
-}
-
-function update(node, fresh) {
-  if (node.nodeType === Node.TEXT_NODE) {       // left alone while it is the same: a selection in it survives
-    if (node.data !== fresh.data) node.data = fresh.data;
-    return;
-  }
-  for (const {name} of [...node.attributes]) if (!fresh.hasAttribute(name)) node.removeAttribute(name);
-  for (const {name, value} of fresh.attributes) if (node.getAttribute(name) !== value) node.setAttribute(name, value);
-  for (const name of ['onclick', 'onchange', 'onblur']) node[name] = fresh[name];
-  if (!node.hasAttribute('data-own')) sync(node, fresh);                // what is in there somebody else draws
-  if (node.tagName === 'SELECT' && node !== document.activeElement) node.value = fresh.value;   // else one may be choosing
-}
-
-function onFrame(act) {                         // does it once before the browser paints, however often it is called
-  let frame = null;
-  return () => { frame ??= requestAnimationFrame(() => { frame = null; act(); }); };
-}
-
-// ---- Words
-
-function duration(seconds) {                    // 2h 15m: the two largest units
-  const left = Math.max(0, Math.floor(seconds));
-  const parts = [[left / 86400, 'd'], [left / 3600 % 24, 'h'], [left / 60 % 60, 'm'], [left % 60, 's']]
-    .map(([count, unit]) => count >= 1 && Math.floor(count) + unit);
-  const first = parts.findIndex(Boolean);
-  return parts.slice(first, first + 2).filter(Boolean).join(' ') || '0s';
-}
-
-const known = (fact) => fact !== null && fact !== undefined;
-const number = (count) => count.toLocaleString('en-US');
-const counted = (count, word) => `${number(count)} ${word}${count === 1 ? '' : 's'}`;
-const listed = (...parts) => parts.filter(Boolean).join(' \u00b7 ');
-const sentences = ({message, hint}) => [message, hint].filter(Boolean).join('. ');
-const percent = (share) => `${Math.round(share)} %`;
-const gib = (mib) => (mib / 1024).toFixed(1);
-const size = (mib) => mib >= 1024 ? `${gib(mib)} GiB` : `${Math.round(mib)} MiB`;
-const secondsSince = (stamp) => (Date.now() + clockOffset - Date.parse(stamp)) / 1000;        // by the service's clock
-const clock = (stamp) => new Date(stamp).toLocaleString([],
-  {month: 'short', day: 'numeric', hour: '2-digit', minute: '2-digit', second: '2-digit'});
-const gpuList = (job) => job.gpu_indices?.length ? `GPU ${job.gpu_indices.join(', ')}` : 'CPU';
-const hasNodes = () => service.nodes.length > 0;
-const where = (job) => (hasNodes() || job.remote_id) && job.node ? `${job.node} \u00b7 ${gpuList(job)}` : gpuList(job);
-const isOthers = (job) => job.command === null;         // as users' tokens are told of it
-const commandOf = (job) => job.command ?? `(${job.user}'s)`;
-const pathOf = (job) => `jobs/${encodeURIComponent(job.id)}`;
-const ago = (stamp) => secondsSince(stamp) < 10 ? 'just now' : `${duration(secondsSince(stamp)).split(' ')[0]} ago`;
-
-function starts({estimated_start: start}) {
-  if (!start) return 'Its start is not known yet.';
-  return secondsSince(start) > -5 ? 'Starts any moment.' : `Starts in about ${duration(-secondsSince(start))}.`;
-}
-
-const KINDS = {completed: 'ok', failed: 'bad', cancelled: 'warn', running: 'busy', pending: '',        // of jobs
-  Available: 'ok', Busy: 'busy', Paused: 'warn', 'In use': 'warn', Unavailable: 'warn', Fault: 'bad',     // of GPUs
-  Unknown: 'bad', 'Being removed': 'warn', Closed: 'warn'};                                       // of machines, too
-const badge = (status, text = status, title = null) => el('span', {class: `badge ${KINDS[status] ?? ''}`, title}, text);
-const jobLink = (job) => el('a', {class: 'id', href: `#/${pathOf(job)}`, 'aria-label': `Job ${job.id}`}, job.id);
-
-// ---- Asking the service
-
-const trouble = (message, hint, status, answer) =>              // status 0: no answer has come
-  Object.assign(new Error(message), {hint, status, answer});
-let clockOffset = 0;
-
-// What has no status is an error in this page.  Half of it may be missing then, so that is said.
-addEventListener('error', ({error}) => error && tellBroken(error));
-addEventListener('unhandledrejection', ({reason}) => tellBroken(reason));
-
-function tellBroken(error) {
-  complain({message: `An error in this page: it may not show everything (${error?.message ?? error}).`,
-    hint: button('Reload', () => location.reload())});
-}
-
-async function request(method, path, {headers, ...options} = {}) {
-  const given = getToken(), signed = given ? {...headers, Authorization: `Bearer ${given}`} : headers;
-  let answer;
-  try {
-    answer = await fetch(path, {method, headers: signed, cache: 'no-store', credentials: 'omit', ...options});
-  } catch (error) {
-    if (options.signal?.aborted) throw error;
-    throw trouble('The service cannot be reached.', 'Is it running? On its machine: nexus start', 0);
-  }
-  const date = Date.parse(answer.headers.get('Date') ?? '');
-  if (date && Math.abs(date - Date.now() - clockOffset) > 2000) clockOffset = date - Date.now();
-  if (answer.ok) {
-    document.body.classList.remove('opening');
-    return answer;
-  }
-  const {message = `The service answered ${answer.status}.`, hint = ''} = await answer.clone().json().catch(() => ({}));
-  const refusal = trouble(message, hint, answer.status, answer);
-  if (answer.status === 401 && given === getToken()) asking ??= askForToken(refusal);
-  throw refusal;
-}
-
-async function* readPieces(answer) {
-  const reader = answer.body?.getReader();
-  for (let step; reader && !(step = await reader.read()).done;) yield step.value;
-}
-
-async function ask(method, path, body, headers = {}) {
-  const signal = AbortSignal.timeout(ANSWER_MS);
-  if (body !== undefined) headers['Content-Type'] = 'application/json';
-  try {
-    const answer = await request(method, path, {signal, headers, body: JSON.stringify(body)});
-    return answer.status === 204 ? null : await answer.json();
-  } catch (error) {
-    if (known(error.status)) throw error;
-    throw trouble(signal.aborted ? `The service has not answered for ${ANSWER_MS / 1000} seconds.`
-      : 'The connection broke off within an answer.', 'What was asked of it may be done all the same.', 0);
-  }
-}
-
-// An answer as it comes, until nothing has come for so long; `begin` gets its headers.
-async function* pieces(path, control, silence, begin = () => {}) {
-  let timer = null;
-  const wait = () => { clearTimeout(timer); timer = setTimeout(() => control.abort(), silence); };
-  wait();
-  try {
-    const answer = await request('GET', path, {signal: control.signal});
-    begin(answer.headers);
-    for await (const piece of readPieces(answer)) {
-      wait();
-      yield piece;
-    }
-  } finally {
-    clearTimeout(timer);
-  }
-}
-
-// Does what a button is for; says when it is done, and why when it cannot be.
-async function act(method, path, body, done, headers, refuse = complain) {
-  try {
-    const answer = await ask(method, path, body, headers);
-    tell(typeof done === 'function' ? done(answer) : done);
-    refreshSoon();
-    return answer ?? true;
-  } catch (error) {
-    return refuse(error);
-  }
-}
-
-const tell = (text) => setTimeout((notice) => notice.remove(), 6000, notify({class: 'notice'}, text));
-
-function complain({message, hint, status}) {
-  if (status === 401) return;                   // the dialog tells
-  const notice = notify({class: 'notice bad', role: 'alert'},
-    el('strong', {}, message), el('div', {class: 'muted'}, hint));
-  notice.append(button('Close', () => notice.remove(), 'link'));
-}
-
-function notify(facts, ...text) {
-  const notice = el('div', facts, el('div', {}, ...text));
-  for (const old of [...at('notices').children]) if (old.firstChild.textContent === notice.textContent) old.remove();
-  while (at('notices').children.length > 3) at('notices').firstChild.remove();
-  at('notices').append(notice);
-  return notice;
-}
-
-// ---- The token, kept for this tab alone
-
-let asking = null;                              // what ends when the dialog that asks for it is closed
-const getToken = () => sessionStorage.getItem('nexus-token') || null;
-
-function keepToken(text) {
-  sessionStorage.removeItem('nexus-token');
-  if (text) sessionStorage.setItem('nexus-token', text);
-  show(at('forget'), text ? 'Forget the token' : 'Use a token');
-  for (const form of at('calls').querySelectorAll('form')) form.oninput();      // what is shown for curl
-}
-
-async function askForToken({message, hint}) {
-  const advice = getToken() && hint || 'nexus token create makes one; the owner\u2019s is in ~/.nexus/token.';
-  const field = el('input', {id: 'token', type: 'password', autocomplete: 'off', spellcheck: 'false', required: true,
-    pattern: '\\s*[!-~]+\\s*', title: 'A token has no spaces and only ASCII letters.'});
-  const onsubmit = (event) => { event.preventDefault(); keepToken(field.value.trim()); at('dialog').close(); };
-  keepToken('');
-  document.body.classList.toggle('opening', !isDocs);           // what another token showed is hidden
-  following?.abort();
-  connectionIs('', 'token needed');
-  await openDialog('This service asks for a token', field, el('form', {id: 'login', autocomplete: 'off', onsubmit},
-    el('p', {class: 'muted', role: 'alert'}, sentences({message, hint: advice})),
-    el('label', {for: 'token'}, 'Token'), field,
-    el('p', {class: 'small muted'}, 'It is kept for this tab alone, until the tab is closed.'),
-    el('button', {class: 'primary'}, 'Continue')));
-  asking = null;
-}
-
-at('forget').addEventListener('click', () => {
-  if (!getToken()) return (asking ??= askForToken({}));
-  keepToken('');
-  location.reload();
-});
-
-// ---- What is known of the service: asked for again after each event, and every few seconds; what is shown, and no more
-
-let service = {nodes: []}, lists = {}, jobs = new Map(), curves = new Map(), nextCurves = 0;
-let endings = 1, shownEndings = 0;              // the history is asked for only after an end
-
-async function loadOverview() {
-  const heard = endings, isStale = heard !== shownEndings, final = FINAL.map((status) => `status=${status}`).join('&');
-  const [queue, running, ended, found] = await Promise.all([
-    ask('GET', `queue?limit=${LIMIT}`), ask('GET', 'jobs?status=running'),
-    isStale && ask('GET', `jobs?${final}&limit=${LIMIT}`),
-    performance.now() > nextCurves && ask('GET', 'gpus/history').catch(() => null)]);       // the page does without
-  const latest = (name) => (a, b) => a[name] < b[name] ? 1 : a[name] > b[name] ? -1 : 0;
-  const history = ended ? ended.reverse().sort(latest('finished_at')) : lists.history;
-  lists = {queue, running: running.sort(latest('started_at')), history};
-  jobs = new Map([...history, ...queue, ...running].map((job) => [job.id, job]));
-  shownEndings = heard;
-  if (found) [curves, nextCurves] = [new Map(found.map((curve) => [curve.uuid, curve])), performance.now() + 30000];
-}
-
-let timer = null, isRefreshing = false, isRung = false, notBefore = 0;
-
-function refreshSoon() {                        // not more often than the service can take
-  isRung = true;
-  if (!isRefreshing) timer ??= setTimeout(refresh, Math.max(120, notBefore - performance.now()));
-}
-
-async function refresh() {
-  const began = performance.now(), control = following;
-  timer = null;
-  if (!control) return;                         // its first event rings again
-  isRefreshing = true;
-  isRung = false;
-  try {
-    const [status] = await Promise.all([ask('GET', 'status'), jobPage ? jobPage.load() : loadOverview()]);
-    service = status;
-    if (following === control) { retryDelay = 500; connectionIs('live', 'live'); }
-    draw();
-  } catch (error) {
-    if (!known(error.status)) reportError(error);
-    else if (!error.status) following?.abort();   // it connects anew, and tells until it has
-  }
-  isRefreshing = false;
-  notBefore = performance.now() + Math.max(400, 4 * (performance.now() - began));
-  if (isRung) refreshSoon();
-}
-
-// ---- Events: one stream, read with fetch so that the token can be sent.  Whatever it tells is a reason to look again.
-
-let following = null, retryDelay = 500, hideTimer = null;
-
-function connectionIs(kind, text) {
-  at('connection').className = `state ${kind}`;
-  show(at('connection'), text);
-}
-
-async function follow() {
-  for (;;) {
-    await asking;
-    while (document.hidden) {                   // a browser has six connections to a host, for all tabs
-      connectionIs('', 'resting');
-      await visibilityChange();
-    }
-    const decoder = new TextDecoder();
-    let seen = '';
-    following = new AbortController();
-    try {
-      for await (const piece of pieces('events', following, SILENCE_MS)) {
-        seen = seen.slice(-40) + decoder.decode(piece, {stream: true});         // an event may come in two pieces
-        if (/"status": ?"(completed|failed|cancelled)"|^event: (removed|reset)/m.test(seen)) endings++;
-        refreshSoon();
-      }
-    } catch { /* said below */ }
-    following = null;
-    endings++;
-    if (document.hidden || asking) continue;
-    connectionIs('lost', 'reconnecting');
-    await new Promise((resolve) => setTimeout(resolve, retryDelay * (0.75 + Math.random() / 2)));
-    retryDelay = Math.min(15000, retryDelay * 1.7);
-  }
-}
-
-const visibilityChange = () => new Promise((done) => document.addEventListener('visibilitychange', done, {once: true}));
-document.addEventListener('visibilitychange', () => {
-  clearTimeout(hideTimer);
-  if (document.hidden) hideTimer = setTimeout(() => following?.abort(), HIDDEN_MS);
-});
-
-setInterval(() => { if (following && service.host && at('connection').className.includes('live')) refreshSoon(); }, 5000);
-setInterval(() => {
-  for (const node of document.querySelectorAll('[data-since]')) show(node, duration(secondsSince(node.dataset.since)));
-}, 1000);
-
-// ---- The overview
-
-const draw = onFrame(drawNow);
-
-function drawNow() {
-  if (!service.host) return;
-  const counts = {running: service.running_jobs.length, queue: service.queued_jobs, history: service.completed_jobs};
-  show(at('host'), service.host.name);
-  show(at('version'),
-    `nexus ${service.version}, ${service.user} on ${service.host.name}, up ${duration(service.uptime_seconds)}`);
-  for (const [part, count] of Object.entries(counts)) show(at(`${part}-count`), number(count));
-  const [label, told] = service.is_paused ? ['Resume starting jobs', 'Jobs are started again.']
-    : ['Pause: start no more jobs', 'Paused: running jobs go on, nothing new starts.'];
-  show(at('pause'), service.is_paused && el('span', {class: 'badge warn'}, 'PAUSED'),
-    pauseButton(service.is_paused, 'service', label, told));
-  document.title = `${jobPage ? jobPage.id : `${counts.running} running, ${counts.queue} pending`} \u00b7 nexus`;
-  if (jobPage) return jobPage.draw();
-  const banner = (kind, text) => text && el('p', {class: `banner ${kind}`, key: text}, text);
-  show(at('banners'),
-    banner('warn', service.is_paused && 'The queue is paused: running jobs go on, nothing new starts.'),
-    [service.gpu_trouble, service.slurm?.trouble].map((trouble) => banner('bad', trouble)),
-    service.hints.map((hint) => banner('note', hint)));
-  drawGpus();
-  drawFilters();
-  drawTables(counts);
-}
-
-// GPUs stand together by machine.  Of many there are compact cards, until one wants to see more of a machine's.
-
-const COMPACT_BEYOND = 16, folds = new Map();   // so many GPUs are whole cards at first; {machine: whether it is unfolded}
-const countFree = (gpus) => `${gpus.filter((gpu) => gpu.is_available).length} of ${gpus.length} available`;
-
-function drawGpus() {
-  const gpus = service.gpu_status, slurm = service.slurm;
-  const machines = hasNodes() ? service.nodes.filter((node, i) => i || node.gpus) : [{name: service.host.name}];
-  const away = machines.filter((machine) => machine.unknown_since).length;
-  show(at('gpus-told'), slurm ? `Slurm: ${slurm.running_jobs} running, ${slurm.handed_jobs} waiting`
-    : !gpus.length ? (service.gpu_trouble ? '' : 'none')
-      : listed(countFree(gpus), machines.length > 1 && `${machines.length} machines`, away && `${away} not heard`));
-  show(at('gpu-list'), machines.map(drawMachine));
-}
-
-function drawMachine(machine) {
-  const {name, trouble, hint, unknown_since: since} = machine;
-  const gpus = service.gpu_status.filter((gpu) => gpu.node === name);
-  const isOpen = !hasNodes() || (folds.get(name) ?? (service.gpu_status.length <= COMPACT_BEYOND && !since));
-  const state = since ? 'Unknown' : machine.is_leaving ? 'Being removed' : trouble && 'Closed';
-  const count = since ? gpus.length && counted(gpus.length, 'GPU') : gpus.length ? countFree(gpus) : 'no GPU';
-  return el('div', {class: 'machine', key: name, 'data-machine': name},
-    hasNodes() && el('div', {class: 'head'},
-      el('h3', {}, button(name, () => { folds.set(name, !isOpen); draw(); }, 'fold', {'aria-expanded': `${isOpen}`})),
-      state && badge(state),
-      el('span', {class: 'muted'}, listed(count, machine.running_jobs && counted(machine.running_jobs, 'job'),
-        machine.gpu_names.join(', '), !since && trouble))),
-    since && el('p', {class: 'banner bad'}, `Not heard since ${clock(since)} (${ago(since)})`,
-      trouble && `: ${trouble}`, '.', hint && ` To do: ${hint}.`),
-    gpus.length > 0 && el('ul', {class: isOpen ? 'gpus' : 'gpus compact'}, gpus.map((gpu) => drawGpu(gpu, isOpen))));
-}
-
-function drawGpu(gpu, isOpen) {
-  const {memory_total_mib: total, memory_used_mib: used, utilization: load, is_paused: isPaused} = gpu;
-  const name = `GPU ${gpu.place}`, path = `gpus/${encodeURIComponent(gpu.place)}`;
-  const users = gpu.job_ids.map((id) => [id, jobs.get(id)?.name || (jobs.has(id) ? commandOf(jobs.get(id)) : '')]);
-  const why = gpu.fault ?? gpu.used_by ?? (users.length || gpu.is_available || isPaused ? null : gpu.unavailable);
-  return el('li', {class: 'gpu panel', key: gpu.uuid, 'data-gpu': gpu.place},
-    el('div', {class: 'top'}, el(hasNodes() ? 'h4' : 'h3', {}, isOpen ? name : gpu.index),
-      el('span', {class: 'name muted'}, gpu.name), badge(gpu.state)),
-    gauge('Memory', `${name} memory`, total && known(used) ? 100 * used / total : 0,
-      !known(used) ? 'unknown' : total ? `${gib(used)} / ${gib(total)} GiB` : size(used)),
-    gauge('Load', `${name} load`, load ?? 0, known(load) ? percent(load) : 'unknown'),
-    isOpen && chart(curves.get(gpu.uuid), total, name),
-    el('ul', {class: 'users'}, users.map(([id, text]) => el('li', {key: id}, jobLink({id}),
-      el('span', {class: 'command', title: text}, text))),
-      why && el('li', {}, el('span', {class: gpu.fault ? 'fault' : gpu.used_by ? '' : 'muted', title: why}, why))),
-    el('div', {class: 'tools'},
-      el('span', {class: 'muted grow small'}, listed(known(gpu.temperature) && `${Math.round(gpu.temperature)} \u00b0C`,
-        known(gpu.power_watts) && `${Math.round(gpu.power_watts)} W`,
-        gpu.allocated % 1 && `${percent(gpu.allocated * 100)} given out`)),
-      pauseButton(isPaused, path, `${isPaused ? 'Resume' : 'Pause'} ${name}`,
-        `${name} ${isPaused ? 'takes jobs again' : 'gets no new job'}.`)));
-}
-
-function gauge(title, label, share, text) {     // its length is an attribute: the policy allows no styles
-  return el('div', {class: 'gauge'}, el('span', {class: 'muted', 'aria-hidden': 'true'}, title),
-    el('output', {'aria-hidden': 'true'}, text),
-    svg('svg', {class: `track ${title.toLowerCase()}`, viewBox: '0 0 100 1', preserveAspectRatio: 'none', role: 'meter',
-      'aria-label': label, 'aria-valuemin': 0, 'aria-valuemax': 100, 'aria-valuenow': Math.round(share), 'aria-valuetext': text},
-    svg('rect', {width: Math.min(100, share), height: 1})));
-}
-
-function chart(curve, total, name) {
-  const load = curve?.utilization ?? [];
-  const memory = total ? (curve?.memory_used_mib ?? []).map((mib) => known(mib) ? 100 * mib / total : null) : [];
-  const line = (points) => points.map((point, i) => {             // a gap where nothing was read
-    const place = `${i + 120 - points.length} ${(98 - .96 * point).toFixed(1)}`;
-    return !known(point) ? '' : known(points[i - 1]) ? `L${place}` : `M${place}h0`;
-  }).join('');
-  const describe = (points) => {
-    const seen = points.filter(known), mean = seen.reduce((a, b) => a + b, 0) / seen.length;
-    return seen.length ? `${percent(mean)} on average, ${percent(Math.max(...seen))} at most` : 'unknown';
-  };
-  return el('div', {class: 'chart'},
-    svg('svg', {class: 'curve', viewBox: '0 0 119 100', preserveAspectRatio: 'none', role: 'img',
-      'aria-label': `${name} over the last hour: load ${describe(load)}; memory ${describe(memory)}`},
-    svg('line', {x1: 0, y1: 50, x2: 119, y2: 50}),
-    svg('path', {d: line(load)}), svg('path', {class: 'memory', d: line(memory)})),
-    el('div', {class: 'axis', 'aria-hidden': 'true'}, el('span', {}, 'last hour'),
-      el('span', {}, el('b', {}, 'load'), el('b', {class: 'memory'}, 'memory'))));
-}
-
-// ---- Filters
-
-let filter = {};                                // {text, status, user, group} as chosen; empty: any
-const isFiltered = () => Object.values(filter).some(Boolean);
-
-function matches(job) {
-  return ['status', 'user', 'group'].every((name) => !filter[name] || job[name] === filter[name])
-    && [job.id, job.name, job.command, job.user, job.group, job.node, job.cause, job.cause_line, job.waiting_for, job.cwd]
-      .join('\n').toLowerCase().includes(filter.text.trim().toLowerCase());
-}
-
-function drawFilters() {
-  const form = at('filters').elements;
-  filter = Object.fromEntries(new FormData(at('filters')));
-  const names = (key) => [...new Set([filter[key], ...Array.from(jobs.values(), (job) => job[key])])].filter(Boolean).sort();
-  for (const [name, words] of [['status', STATUSES], ['user', names('user')], ['group', names('group')]]) {
-    show(form[name], ['', ...words].map((word) => el('option', {value: word, key: word}, word || `any ${name}`)));
-  }
-  form[form.length - 1].disabled = !isFiltered();
-}
-
-for (const kind of ['input', 'reset', 'submit']) {
-  at('filters').addEventListener(kind, (event) => {
-    if (kind === 'submit') event.preventDefault();
-    if (kind === 'reset') at('filters').elements.text.focus();
-    for (const table of Object.values(TABLES)) table.rows = PAGE;
-    draw();
-  });
-}
-
-// ---- Tables of the jobs that run, wait, and have ended
-
-function what(job, cause, ...facts) {
-  return el('div', {}, job.name && el('strong', {}, job.name), el('div', {class: 'command clip'}, commandOf(job)),
-    cause && el('div', {class: 'cause'}, cause),
-    el('span', {class: 'muted small'}, listed(job.user !== service.user && job.user, job.group && `group ${job.group}`,
-      job.attempt > 1 && `attempt ${job.attempt}`, ...facts)));
-}
-
-const TABLES = {                                // heading, class, what stands below it
-  running: {title: 'Running', statuses: ['running'], rows: PAGE, empty: 'No job is running.', columns: [
-    ['Job', 'fit bare-label', jobLink],
-    ['Command', 'bare', (job) => what(job, null, known(job.rss_mib) && `${size(job.rss_mib)} of memory`,
-      known(job.cpu_percent) && `CPU ${percent(job.cpu_percent)}`, job.started_at && `since ${clock(job.started_at)}`)],
-    ['Where', 'fit bare-label', (job) => el('div', {}, `${where(job)}${job.gpus % 1 ? ` (${job.gpus})` : ''} `,
-      job.unknown_since && el('span', {class: 'badge bad'}, `unknown since ${clock(job.unknown_since)}`))],
-    ['Runs for', 'fit', (job) => el('strong', {'data-since': job.started_at}, duration(secondsSince(job.started_at)))],
-    ['', 'bare fit', (job) => [!isOthers(job)
-      && el('a', {class: 'button', href: `#/${pathOf(job)}`, 'aria-label': `Log of job ${job.id}`}, 'Log'), ...actionsOn(job)]]]},
-  queue: {title: 'Queue', statuses: ['pending'], rows: PAGE, empty: 'Nothing waits.', columns: [
-    ['#', 'fit', (job) => el('span', {class: 'muted'}, known(job.position) ? job.position + 1 : '')],
-    ['Job', 'fit bare-label', jobLink],
-    ['Command', 'bare command', (job) => what(job)],
-    ['GPUs', 'fit', (job) => job.only_node && hasNodes() ? `${job.gpus} on ${job.only_node}` : String(job.gpus)],
-    ['Waits because', 'whole', (job) => el('div', {}, job.waiting_for, ' ', el('div', {class: 'muted'}, starts(job)))],
-    ['Priority', 'fit', (job) => !isOthers(job) && prioritySelect(job)],
-    ['', 'bare fit', (job) => actionsOn(job)]]},
-  history: {title: 'History', statuses: FINAL, rows: PAGE, empty: 'No job has finished yet.', columns: [
-    ['Job', 'fit bare-label', jobLink],
-    ['Result', 'fit bare-label', ({status, outcome, command}) =>
-      badge(status, status === 'completed' || command === null ? status : outcome ?? '-', status)],
-    ['Command', 'bare', (job) => what(job, job.cause_line)],
-    ['Where', 'fit bare-label', (job) => job.started_at ? where(job) : '-'],
-    ['Runtime', 'fit', (job) => known(job.runtime_seconds) ? duration(job.runtime_seconds) : '-'],
-    ['Finished', 'fit', ({finished_at: end}) => el('time', {datetime: end, title: clock(end)}, ago(end))],
-    ['', 'bare fit', (job) => actionsOn(job)]]},
-};
-
-const drawTables = (counts = {}) => show(at('tables'),
-  Object.entries(TABLES).map(([part, table]) => drawTable(part, table, lists[part], counts[part])));
-
-function drawTable(part, table, loaded = [], all = 0) {
-  const list = loaded.filter(matches), kept = loaded.length, left = list.length - table.rows;
-  const drawCell = (content) => Array.isArray(content) ? el('div', {class: 'actions'}, content) : content;
-  const drawRow = (job) => el('tr', {role: 'row', key: job.id, 'data-job': job.id}, table.columns.map(
-    ([name, kind, cell]) => el('td', {role: 'cell', class: kind, 'data-label': name}, drawCell(cell(job)))));
-  const told = listed(isFiltered() && `${number(list.length)} of ${number(all)}`,
-    kept < all && `the ${part === 'queue' ? 'first' : 'latest'} ${number(kept)} of ${number(all)} are here`);
-  const heads = table.columns.map(([name]) =>
-    el('th', {scope: 'col', role: 'columnheader'}, name || el('span', {class: 'unseen'}, 'Actions')));
-  const isHidden = filter.status && !table.statuses.includes(filter.status);
-  return el('section', {id: `${part}-part`, key: part, 'aria-labelledby': part, hidden: Boolean(isHidden)},
-    el('div', {class: 'head'}, el('h2', {id: part, tabindex: -1}, table.title),
-      el('span', {id: `${part}-told`, class: 'muted'}, told)),
-    el('div', {class: 'panel'}, lists[part] && !list.length
-      && el('p', {class: 'empty'}, isFiltered() ? 'No job matches the filter.' : table.empty),
-    list.length > 0 && el('div', {class: 'scroll'}, el('table', {class: 'cards', role: 'table', 'aria-labelledby': part},
-      el('thead', {role: 'rowgroup'}, el('tr', {role: 'row'}, heads)),
-      el('tbody', {role: 'rowgroup'}, list.slice(0, table.rows).map(drawRow)))),
-    left > 0 && el('div', {class: 'more'}, button(`Show ${Math.min(PAGE, left)} more of ${number(left)}`,
-      () => { table.rows += PAGE; draw(); }))));
-}
-
-function prioritySelect(job) {
-  const onchange = async ({target}) => {
-    const priority = Number(target.value);
-    if (!await act('PATCH', `queue/${job.id}`, {priority}, `Job ${job.id} has another priority.`)) {
-      target.value = jobs.get(job.id)?.priority ?? job.priority;
-    }
-  };
-  const facts = {'aria-label': `Priority of job ${job.id}`, onblur: refreshSoon, onchange};
-  return choice(facts, priorities(job.priority), job.priority);
-}
-
-const priorities = (chosen) => [...PRIORITIES.entries(), ...(PRIORITIES[chosen] ? [] : [[chosen, chosen]])];
-
-// ---- What may be done with a job
-
-function actionsOn(job, isPage = false) {       // the buttons in its row, or on its page
-  const {id, status, position, stopping} = job, last = Math.max(0, service.queued_jobs - 1);
-  const make = (text, onclick, facts) => button(text, onclick, '', {key: text, 'aria-label': `${text} job ${id}`, ...facts});
-  const move = (text, place, where) => service.is_owner && make(text, () => act('PATCH', `queue/${id}`, {position: place},
-    `Job ${id} was moved ${where}.`), {disabled: position === place, 'aria-label': `Move job ${id} ${where}`});
-  const end = (text) => make(text, () => endJob(job), {class: 'danger', disabled: Boolean(stopping)});
-  if (isOthers(job)) return [];
-  if (status === 'running') return [end(stopping ? 'Stopping\u2026' : 'Kill')];
-  if (status !== 'pending') {
-    return [make('Retry', () => retryJob(job, isPage)), isPage && button('Change and add', () => openAddForm(job))];
-  }
-  return [move(isPage ? 'Move first' : 'First', 0, 'to the front'), move(isPage ? 'Move last' : 'Last', last, 'to the end'),
-    isPage && prioritySelect(job), end('Cancel')];
-}
-
-async function retryJob(job, isPage) {
-  const added = await act('POST', `${pathOf(job)}/retry`, undefined, ({id}) => `Job ${job.id} runs again as ${id}.`);
-  if (added && isPage) location.hash = `#/${pathOf(added)}`;
-}
-
-async function endJob(job) {
-  const [verb, loss, keep, path, done] = job.status === 'running'
-    ? ['Kill', 'All its processes are stopped: first asked to end, then killed. What it has not saved is lost.', 'Let it run',
-      pathOf(job), 'is being stopped']
-    : ['Cancel', 'It is taken out of the queue, and so are jobs that run after it.', 'Keep it',
-      `queue/${job.id}`, 'was taken out of the queue'];
-  const isSure = await confirmed(`${verb} job ${job.id}?`, loss, commandOf(job), `${verb} job`, keep);
-  if (isSure) await act('DELETE', path, undefined, `Job ${job.id} ${done}.`);
-}
-
-// What is asked of the user; what the dialog was closed with, or nothing.
-function openDialog(title, focused, ...children) {
-  const dialog = at('dialog');
-  dialog.replaceChildren(el('h2', {id: 'dialog-title'}, title), ...children);
-  dialog.returnValue = '';
-  dialog.showModal();                           // whose end gives the focus back
-  focused.focus();
-  return new Promise((resolve) => { dialog.onclose = () => resolve(dialog.returnValue); });
-}
-
-async function confirmed(title, text, detail, verb, refusal) {
-  const keep = el('button', {value: ''}, refusal), go = el('button', {value: 'yes', class: 'primary danger'}, verb);
-  return await openDialog(title, keep, el('p', {}, text), el('pre', {tabindex: 0}, detail),
-    el('form', {method: 'dialog', class: 'buttons'}, keep, go)) === 'yes';
-}
-
-function pauseButton(isPaused, path, label, told) {             // of all jobs, or of a GPU
-  const verb = isPaused ? 'Resume' : 'Pause', full = `${path}/${verb.toLowerCase()}`;
-  return service.is_owner && button(verb, () => act('POST', full, undefined, told), '', {'aria-label': label});
-}
-
-// ---- Adding a job
-
-const FIELDS = FORM_ROWS;                       // what may be asked of a job, from its table of fields: see form_rows()
-const READ = {                                  // what is sent of a text; the service reads times, sizes and lists itself
-  boolean: () => true,
-  number: (text) => Number.isNaN(Number(text)) ? text : Number(text),
-  object: (text) => Object.fromEntries(text.split('\n').filter((line) => line.trim()).map((line) => {
-    const [name, ...texts] = line.split('=');
-    return [name.trim(), texts.length ? texts.join('=') : null];
-  })),
-};
-READ.integer = READ.number;
-
-function makeInput({name, type, like}, fact) {
-  const facts = {id: `add-${name}`, name, autocomplete: 'off', spellcheck: 'false', 'aria-describedby': `add-${name}-help`};
-  if (type === 'boolean') return el('input', {...facts, type: 'checkbox', checked: Boolean(fact)});
-  if (name === 'priority') return choice(facts, priorities(fact ?? 1), fact ?? 1);
-  if (name === 'node') return choice(facts, [['', 'any'], ...service.nodes.map((node) => [node.name, node.name])], fact ?? '');
-  Object.assign(facts, {placeholder: like, required: name === 'command'});
-  if (name === 'command' || type === 'object') return el('textarea', {...facts, rows: name === 'command' ? 3 : 2}, fact);
-  return el('input', {...facts, type: 'text', value: fact});
-}
-
-function openAddForm(job = {}) {                // or another such job
-  let key = null, sent = null;                  // the same is sent again with the same key, so that it is added once
-  const given = {...job, node: job.only_node, gpu_mem_mib: job.gpu_mem_mib && `${job.gpu_mem_mib}M`};
-  const lost = [job.env_digest && 'its environment variables, which the service does not tell',
-    job.snapshot && 'its snapshot: it runs in the directory as that is now'].filter(Boolean);
-  const fields = FIELDS.filter(({name}) => name !== 'node' || hasNodes());
-  const drawField = (row) => {
-    const {name, help} = row, input = makeInput(row, given[name]);
-    return el('div', {class: ['command', 'node', 'cwd', 'env'].includes(name) ? 'all' : ''},
-      el('label', {for: input.id}, labelOf(name)), input, el('span', {class: 'help', id: `${input.id}-help`}, help));
-  };
-  const fault = el('p', {class: 'fault', role: 'alert'}), send = el('button', {class: 'primary'}, 'Add job');
-  const form = el('form', {onsubmit: submit}, el('div', {class: 'form'}, fields.filter(({first}) => first).map(drawField)),
-    el('details', {open: Boolean(given.command)}, el('summary', {}, 'More: directory, retries, environment \u2026'),
-      el('div', {class: 'form'}, fields.filter(({first}) => !first).map(drawField))),
-    lost.length > 0 && el('p', {class: 'small muted lost'}, `Left out: ${lost.join('; ')}.`),
-    fault, el('div', {class: 'buttons'}, button('Cancel', () => at('dialog').close()), send));
-  async function submit(event) {
-    event.preventDefault();
-    send.disabled = true;
-    show(fault);
-    const texts = new FormData(form), isGiven = ({name}) => texts.get(name)?.trim();
-    const asked = Object.fromEntries(FIELDS.filter(isGiven).map(
-      ({name, type}) => [name, (READ[type] ?? String)(texts.get(name).trim())]));
-    if (sent !== JSON.stringify(asked)) key = crypto.getRandomValues(new BigUint64Array(2)).join('-');
-    sent = JSON.stringify(asked);
-    const isAdded = await act('POST', 'queue', asked, ({id, warning = ''}) => `Job ${id} was added. ${warning}`,
-      {'Idempotency-Key': key}, (error) => show(fault, sentences(error)));
-    if (isAdded) at('dialog').close();
-    send.disabled = false;
-  }
-  form.elements.command.addEventListener('keydown',
-    (event) => { if (event.key === 'Enter' && (event.ctrlKey || event.metaKey)) form.requestSubmit(); });
-  openDialog('Add a job', form.elements.command, form);
-}
-
-at('add').addEventListener('click', () => openAddForm());
-
-// ---- Logs.  A small terminal: 16 colours, \r, \b and "erase the line"; all other escapes are dropped.
-
-// CSI, of which two are obeyed; OSC; DCS and the like; other escapes; one of which the end has not come; control characters; text
-const TOKENS = new RegExp([/\x1b\[([0-?]*)[ -/]*([@-~])/, /\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)/,
-  /\x1b[PX^_][^\x1b]*\x1b\\/, /\x1b[ -/]*[0-OQ-WYZ`-~]/, /\x1b[^\x07]*$/, /[\x00-\x08\x0a-\x1f\x7f]/, /[^\x00-\x08\x0a-\x1f\x7f]+/]
-  .map((part) => part.source).join('|'), 'g');
-const GROUPS = [/^(1|2|22)$/, /^2?3$/, /^2?4$/, /^2?7$/, /^2?9$/, /^[39]\d$/, /^(4|10)\d$/];     // one code of each holds
-const ENDING = /^(2\d|[34][89])$/;              // back to how it was; 256 colours and more are not shown
-
-function restyle(style, parameters) {           // a style: the codes that hold
-  for (const codes = parameters.split(';').map(Number); codes.length;) {
-    const code = codes.shift(), group = GROUPS.find((each) => each.test(code));
-    if (group) style = style.filter((each) => !group.test(each));
-    if (!code) style = [];
-    else if (group && !ENDING.test(code)) style = [...style, code];
-    if (code === 38 || code === 48) codes.splice(0, codes[0] === 2 ? 4 : 2);
-  }
-  return style;
-}
-
-// What a line shows, as [text, classes] one after the other; and the style that goes on after it.
-function renderLine(raw, style) {
-  if (!/[\x00-\x08\x0a-\x1f\x7f]/.test(raw)) return [[[raw, classesOf(style)]], style];
-  let cells = [], cursor = 0;
-  for (const [whole, parameters, final] of raw.matchAll(TOKENS)) {
-    if (whole === '\r') cursor = 0;
-    else if (whole === '\b') cursor = Math.max(0, cursor - 1);
-    else if (final === 'm') style = restyle(style, parameters);
-    else if (final === 'K' && parameters === '2') [cells, cursor] = [[], 0];
-    else if (final === 'K' && parameters !== '1') cells.length = Math.min(cells.length, cursor);
-    else if (/^[^\x00-\x08\x0a-\x1f\x7f]/.test(whole)) {
-      const classes = classesOf(style);
-      for (const letter of whole) cells[cursor++] = [letter, classes];
-    }
-  }
-  const runs = [];
-  for (const [letter, classes] of cells) {
-    if (runs.length && runs.at(-1)[1] === classes) runs.at(-1)[0] += letter;
-    else runs.push([letter, classes]);
-  }
-  return [runs, style];
-}
-
-const classesOf = (style) => style.map((code) => `sgr${code}`).join(' ');
-
-const lineNode = (runs, kind) => el('div', {class: kind}, ...runs.map(([text, classes]) =>
-  classes ? el('span', {class: classes}, text) : text));
-
-// stdout and stderr are read each by itself: a progress bar on one and lines on the other do not run into each other.
-class LogSource {
-  constructor(name, kind) {
-    Object.assign(this, {name, kind, offset: null, decoder: new TextDecoder(), raw: '', style: []});
-  }
-
-  feed(bytes) {                                 // the lines that have come to their end
-    const lines = (this.raw + this.decoder.decode(bytes, {stream: true})).split('\n'), last = lines.pop();
-    this.raw = last;
-    if (last.length > LINE_LENGTH) {            // of a progress bar only what it shows now
-      this.raw = last.slice(Math.max(0, last.lastIndexOf('\r', last.length - 2))).slice(0, LINE_LENGTH);
-    }
-    return lines.map((raw) => {
-      const [runs, style] = renderLine(raw.slice(0, LINE_LENGTH), this.style);
-      this.style = style;
-      return [runs, this.kind];
-    });
-  }
-}
-
-// What is new is asked for again and again: a log that is open holds no connection, and one that fails harms nothing.
-class LogView {
-  constructor(id) {
-    Object.assign(this, {id, draw: onFrame(() => this.drawNow())});
-    this.told = el('span', {class: 'told small muted'});
-    this.stream = choice({'aria-label': 'Which output', onchange: () => this.open()},
-      ['both', 'stdout', 'stderr'].map((name) => [name, name]), 'both');
-    this.sticky = el('input', {type: 'checkbox', onchange: () => this.scrollToEnd()});
-    this.box = el('div', {class: 'lines', role: 'log', 'aria-live': 'off', 'aria-label': `Log of job ${id}`, tabindex: 0});
-    const wrap = el('input', {type: 'checkbox', checked: true,
-      onchange: () => this.box.classList.toggle('long', !wrap.checked)});
-    this.node = el('div', {class: 'log'}, el('div', {class: 'head'}, this.told,
-      el('label', {class: 'check'}, this.sticky, 'Follow'), el('label', {class: 'check'}, wrap, 'Wrap'), this.stream,
-      button('Download', () => this.download(), '', {'aria-label': `Download the log of job ${id}`})), this.box);
-    this.box.addEventListener('scroll', () => {
-      this.sticky.checked = this.box.scrollHeight - this.box.scrollTop - this.box.clientHeight < 24;
-    }, {passive: true});
-    this.open();
-  }
-
-  async open() {
-    this.close();
-    const run = this.run = {}, isBoth = this.stream.value === 'both', [soon, rarely, inTrouble] = LOG_PAUSES_MS;
-    const names = isBoth ? ['stdout', 'stderr'] : [this.stream.value];
-    Object.assign(this, {ready: [], partials: [], dropped: 0, isOver: false, trouble: 'opening',
-      sources: names.map((name) => new LogSource(name, isBoth && name === 'stderr' ? 'err' : null))});
-    this.box.replaceChildren();
-    this.sticky.checked = true;
-    this.tell();
-    for (let pause = soon; !this.isOver;) {
-      while (document.hidden) await visibilityChange();
-      if (this.run !== run) return;
-      const isFinal = FINAL.includes(jobs.get(this.id)?.status), hasNews = [];
-      const readAll = async () => { for (const source of this.sources) hasNews.push(await this.read(source, run)); };
-      const fault = await readAll().catch((error) => error);
-      if (this.run !== run) return;
-      this.trouble = fault && (fault.status ? fault.message : 'the connection is lost');
-      this.isOver = fault ? fault.status >= 400 && fault.status < 500 : isFinal;
-      pause = fault ? Math.min(inTrouble, 2 * pause) : hasNews.some(Boolean) ? soon : Math.min(rarely, 1.5 * pause);
-      this.draw();
-      await new Promise((resolve) => setTimeout(resolve, pause));
-    }
-  }
-
-  async read(source, run) {
-    const former = source.offset, from = former === null ? `tail=${LOG_TAIL}` : `offset=${former}`;
-    const begin = (headers) => {
-      const start = Number(headers.get('Log-Offset'));
-      if (former !== null && former !== start) this.open();     // another file
-      source.offset = start;
-    };
-    this.control = new AbortController();
-    const path = `${pathOf(this)}/logs?stream=${source.name}&${from}`;
-    for await (const bytes of pieces(path, this.control, ANSWER_MS, begin)) {
-      if (this.run !== run) return;
-      source.offset += bytes.length;
-      this.ready.push(...source.feed(bytes));
-      this.dropped += this.ready.splice(0, Math.max(0, this.ready.length - LOG_LINES)).length;
-      this.draw();
-    }
-    return source.offset !== former;
-  }
-
-  close() {
-    this.run = null;
-    this.control?.abort();
-  }
-
-  drawNow() {
-    const {box, ready} = this, isAtEnd = this.sticky.checked;
-    for (const node of this.partials) node.remove();
-    this.partials = this.sources.filter((source) => source.raw).map(
-      (source) => lineNode(renderLine(source.raw, source.style)[0], source.kind));
-    box.append(...ready.splice(0).map((line) => lineNode(...line)), ...this.partials);
-    const height = box.scrollHeight;
-    for (; box.children.length > LOG_LINES; this.dropped++) box.firstChild.remove();
-    if (!isAtEnd) box.scrollTop -= height - box.scrollHeight;   // what is read stays where it is
-    if (isAtEnd) this.scrollToEnd();
-    this.tell();
-  }
-
-  tell() {
-    const count = this.box.children.length, isWaiting = jobs.get(this.id)?.status === 'pending';
-    show(this.told, listed(isWaiting ? 'the next attempt has not started' : this.trouble
-      ?? (this.isOver ? (count ? 'complete' : 'it has printed nothing') : count ? 'live' : 'nothing printed yet'),
-    count && counted(count, 'line'),
-    this.dropped ? `${number(this.dropped)} before are left out` : count >= LOG_TAIL && 'earlier ones are left out'));
-    this.box.classList.toggle('over', this.isOver);
-  }
-
-  scrollToEnd() {
-    if (this.sticky.checked) this.box.scrollTop = this.box.scrollHeight;
-  }
-
-  async download() {
-    try {
-      const answer = await request('GET', `${pathOf(this)}/logs?stream=${this.stream.value}`);
-      const address = URL.createObjectURL(await answer.blob());
-      el('a', {href: address, download: `nexus-${this.id}.log`}).click();
-      setTimeout(() => URL.revokeObjectURL(address), 60000);
-    } catch (error) {
-      complain(error);
-    }
-  }
-}
-
-// ---- A job's page
-
-const SHOWN_ELSEWHERE = ['id', 'status', 'command', 'name', 'status_history', 'position', 'waiting_for', 'reason', 'attempts',
-  'cause_line', 'outcome', 'stopping', 'unknown_since'];
-const LABELS = {cpu_seconds: 'CPU time', cpu_percent: 'CPU', peak_rss_mib: 'peak memory', rss_mib: 'memory', cwd: 'directory',
-  node: 'machine', only_node: 'only on', remote_id: 'id there', gpus: 'GPUs', gpu_ids: 'GPU ids',
-  gpu_mem_mib: 'GPU memory', timeout_seconds: 'time limit', after: 'after jobs', env: 'environment'};
-const isWide = (name) => ['cwd', 'log_dir', 'gpu_uuids', 'notes', 'snapshot', 'session', 'env_digest'].includes(name);
-
-const labelOf = (name) => LABELS[name] ?? name.replace(/_(seconds|mib)$/, '').replaceAll('_', ' ');
-
-function describeFact(name, fact) {
-  if (name === 'after' || name === 'retried_as') return [fact].flat().flatMap((id) => [jobLink({id}), ' ']);
-  if (/_at$|^estimated_start$/.test(name)) return `${clock(fact)}${name === 'estimated_start' ? '' : ` (${ago(fact)})`}`;
-  if (/_seconds$|^expected_time$/.test(name)) return duration(fact);
-  if (/_mib$/.test(name)) return size(fact);
-  if (name === 'mean_gpu_util' || name === 'cpu_percent') return percent(fact);
-  if (name === 'priority') return PRIORITIES[fact] ?? String(fact);
-  if (Array.isArray(fact)) return fact.join(', ');
-  if (typeof fact === 'object') return Object.entries(fact).map((pair) => pair.join('=')).join(', ');
-  return fact === true ? 'yes' : String(fact);
-}
-
-function part(title, ...children) {             // a part of the page that has a heading
-  return el('section', {'aria-label': title, key: title}, el('div', {class: 'head'}, el('h2', {}, title)), ...children);
-}
-
-class JobPage {
-  constructor(id) {
-    Object.assign(this, {id, turn: 0, job: null, why: null, fault: null, log: null});
-    at('job').replaceChildren();
-    this.draw();
-  }
-
-  async load() {
-    if (this.fault) return;
-    const turn = ++this.turn;
-    try {
-      const job = await ask('GET', pathOf(this));
-      const why = job.status === 'pending' ? await ask('GET', `${pathOf(this)}/why`) : null;
-      if (jobPage !== this || turn !== this.turn) return;
-      jobs.set(job.id, job);
-      Object.assign(this, {job, why});
-    } catch (error) {
-      if (!error.status) throw error;
-      if (jobPage !== this) return;
-      if (![403, 404].includes(error.status)) return complain(error);
-      this.fault = error;
-      this.log?.close();
-    }
-    this.draw();
-  }
-
-  draw() {
-    const {job, fault} = this, isRunning = job?.status === 'running', isFinal = FINAL.includes(job?.status);
-    if (job && !this.log && (job.started_at || isFinal || job.attempt > 0)) this.log = new LogView(job.id);
-    else if (this.log?.isOver && isRunning) this.log.open();
-    const result = job?.stopping ? 'stopping'
-      : isFinal && job.status !== 'completed' ? `${job.status}: ${job.outcome ?? '-'}` : job?.status;
-    show(at('job'), el('p', {}, el('a', {href: '#/'}, '\u2190 All jobs')),
-      el('div', {class: 'head'}, el('h1', {tabindex: -1}, fault?.message ?? `Job ${this.id}`), job && !fault && [
-        badge(job.status, result),
-        el('span', {class: 'muted', 'data-since': isRunning && job.started_at},
-          job.started_at && duration(isRunning ? secondsSince(job.started_at) : job.runtime_seconds)),
-        el('span', {class: 'grow'}),
-        el('div', {class: 'steps'}, actionsOn(job, true))]),
-      fault ? el('p', {class: 'muted'}, fault.hint) : job && this.drawParts(job));
-    if (fault || !this.log) return;
-    if (!this.log.node.isConnected) at('log-part').append(this.log.node);
-    this.log.tell();
-  }
-
-  drawParts(job) {
-    const isEmpty = (fact) => [null, false, ''].includes(fact) || (typeof fact === 'object' && !Object.keys(fact).length);
-    const facts = Object.entries(job).filter(([name, fact]) => !SHOWN_ELSEWHERE.includes(name) && !isEmpty(fact))
-      .sort(([a], [b]) => isWide(a) - isWide(b));
-    const list = (rows, quiet = []) => el('ul', {class: 'reasons panel pad'}, rows.map((text) => el('li', {}, text)),
-      quiet.map((text) => el('li', {class: 'muted'}, text)));
-    const hasAttempts = job.attempts?.length > (job.status === 'pending' ? 0 : 1);
-    return [
-      el('p', {class: 'muted'}, listed(job.name, job.user, job.started_at ? where(job) : `asks for ${counted(job.gpus || 'no', 'GPU')}`)),
-      el('section', {class: 'panel', 'aria-label': 'Command', key: 'Command'}, el('pre', {class: 'pad'}, commandOf(job))),
-      job.unknown_since && el('p', {class: 'banner bad'}, `${job.node} has not been heard since `,
-        `${clock(job.unknown_since)}: nothing is known of this job until it is back.`),
-      job.cause_line && el('p', {class: 'banner bad', key: 'cause'}, job.cause_line),
-      this.why && part('Why it waits', list([this.why.why, ...this.why.facts], this.why.verdicts)),
-      this.log && part('Log', el('div', {id: 'log-part', 'data-own': true})),
-      hasAttempts && part('Attempts', list(job.attempts.map((attempt) => listed(`${attempt.attempt}: ${attempt.outcome ?? 'running'}`,
-        where({...attempt, remote_id: attempt.node}), duration(attempt.runtime_seconds ?? 0), attempt.cause_line)))),
-      part('Facts', el('div', {class: 'panel'},
-        el('ol', {class: 'steps pad'}, job.status_history.map(([status, when]) =>
-          el('li', {}, badge(status), ' ', el('span', {class: 'muted small'}, clock(when))))),
-        el('dl', {class: 'facts-list'}, facts.map(([name, fact]) => el('div', {class: isWide(name) && 'wide', key: name},
-          el('dt', {}, labelOf(name)), el('dd', {class: isWide(name) && 'mono'}, describeFact(name, fact)))))))];
-  }
-}
-
-// ---- /docs: what /openapi.json says, and a form that tries each call
-
-const ANSWER_LENGTH = 200000;                   // characters that are shown of one
-const quote = (text) => `'${text.replaceAll("'", "'\\''")}'`;
-const indented = (fact) => JSON.stringify(fact, null, 2);
-let shapes = {};
-
-function typeOf(schema) {                       // a schema in a word or two
-  if (!schema) return '';
-  if (schema.$ref) return schema.$ref.split('/').pop();
-  if (schema.enum) return schema.enum.join(' | ');
-  if (schema.anyOf) return schema.anyOf.map(typeOf).join(' or ');
-  if (schema.type === 'array') return `${typeOf(schema.items) || 'any'}[]`;
-  return schema.format ?? schema.type ?? 'any';
-}
-
-function describeShape([name, schema]) {
-  const rows = Object.entries(schema.properties ?? {}).map(([key, fact]) => `${key}${schema.required?.includes(key) ? '' : '?'}: `
-    + typeOf(fact) + (fact.description ? `   (${fact.description})` : ''));
-  return el('details', {class: 'call panel', id: `shape-${name}`}, el('summary', {}, el('code', {}, name)),
-    el('pre', {tabindex: 0}, rows.join('\n') || indented(schema)));
-}
-
-function readInputs(path, inputs, kind) {       // what is sent: its address, and the rest as fetch() takes it
-  const url = new URL(path.slice(1) || '.', location.href), headers = {};
-  let body;
-  for (const {name, in: place, input: {value}} of inputs) {
-    if (place === 'path') url.pathname = url.pathname.replace(encodeURI(`{${name}}`), encodeURIComponent(value.trim()));
-    else if (place === 'body') [headers['Content-Type'], body] = [kind, value];
-    else if (place === 'form') (body ??= new FormData()).append(name, new Blob([value]), name);
-    else if (value && place === 'query') url.searchParams.set(name, value);
-    else if (value) headers[name] = value;
-  }
-  return {url: url.href, headers, body};
-}
-
-function curlOf(method, {url, headers, body}) {
-  const sent = body instanceof FormData ? Array.from(body.keys(), (name) => `-F ${quote(`${name}=@${name}`)}`)
-    : known(body) ? [`-d ${quote(body)}`] : [];
-  const told = Object.entries(headers).map((pair) => `-H ${quote(pair.join(': '))}`);
-  return ['curl', method !== 'GET' && `-X ${method}`, getToken() && '-H "Authorization: Bearer $NEXUS_TOKEN"',
-    ...told, ...sent, quote(url)].filter(Boolean).join(' ');
-}
-
-async function showAnswer(place, method, {url, ...options}) {           // as it comes; JSON once it is whole, indented
-  const status = el('p', {}, 'Asking \u2026'), shown = el('pre', {tabindex: 0, 'aria-label': 'the answer'});
-  const began = performance.now(), decoder = new TextDecoder();
-  let line = '', text = '';
-  place.replaceChildren(status);
-  try {
-    const answer = await request(method, url, options).catch((error) => error.answer ?? Promise.reject(error));
-    const isJson = answer.headers.get('Content-Type')?.startsWith('application/json');
-    line = `${answer.status} ${answer.statusText}`;
-    status.className = answer.ok ? '' : 'fault';
-    show(status, line);
-    place.append(el('details', {}, el('summary', {}, 'Headers'),
-      el('pre', {tabindex: 0}, Array.from(answer.headers, (pair) => pair.join(': ')).join('\n'))), shown);
-    for await (const piece of readPieces(answer)) {
-      text += decoder.decode(piece, {stream: true});
-      if (isJson) continue;
-      show(shown, text = text.slice(-ANSWER_LENGTH));
-      shown.scrollTop = shown.scrollHeight;
-    }
-    if (isJson) show(shown, indented(JSON.parse(text)).slice(0, ANSWER_LENGTH));
-    show(status, `${line}, whole after ${Math.round(performance.now() - began)} ms`);
-  } catch (error) {
-    show(status, listed(line, error.name === 'AbortError' ? 'stopped' : error.message));
-  }
-}
-
-function drawCall(path, method, {operationId: id, summary, description, parameters, requestBody, responses}) {
-  const [[kind, body] = []] = Object.entries(requestBody?.content ?? {});
-  const shape = shapes[typeOf(body?.schema)] ?? body?.schema;
-  const parts = kind === 'application/json'
-    ? [{name: 'Body', in: 'body', description: typeOf(body.schema), examples: [indented(shape.examples?.[0] ?? {})]}]
-    : Object.entries(shape?.properties ?? {}).map(([name, facts]) => ({name, in: 'form', ...facts}));
-  const inputs = [...parameters, ...parts].map((row) => {
-    const {required, schema, examples} = row, choices = schema?.enum ?? schema?.items?.enum;
-    return {...row, input: !schema ? el('textarea', {rows: 6, spellcheck: 'false'}, examples?.[0])
-      : choices ? choice({}, ['', ...choices].map((word) => [word, word]), '')
-        : el('input', {autocomplete: 'off', spellcheck: 'false', required, placeholder: schema.examples?.[0]})};
-  });
-  const fields = inputs.map(({name, description, required, schema, input}) => el('div', {class: !schema && 'all'},
-    el('label', {}, `${name} `,
-      el('span', {class: 'help'}, schema && !required ? `${description} (optional)` : description), input)));
-  const curl = el('pre', {tabindex: 0, 'aria-label': 'the same with curl'});
-  const answer = el('div', {'aria-live': 'polite'});
-  const send = el('button', {class: 'primary'}, 'Send');
-  const stop = button('Stop', () => control.abort(), '', {hidden: true});
-  const oninput = () => show(curl, curlOf(method, readInputs(path, inputs, kind)));
-  let control = null;
-  async function onsubmit(event) {
-    event.preventDefault();
-    if (id === 'post_service_stop'
-      && !await confirmed('End the service?', 'Running jobs go on.', 'POST /service/stop', 'End it', 'Keep it')) return;
-    control = new AbortController();
-    [send.disabled, stop.hidden] = [true, false];
-    await showAnswer(answer, method, {...readInputs(path, inputs, kind), signal: control.signal});
-    [send.disabled, stop.hidden] = [false, true];
-  }
-  oninput();
-  return el('details', {class: 'call panel', id},
-    el('summary', {}, el('b', {class: 'method'}, method), el('code', {}, path), el('span', {class: 'muted'}, summary)),
-    el('p', {class: 'text'}, description),
-    el('form', {oninput, onsubmit}, el('div', {class: 'form'}, fields), el('h3', {}, 'With curl'), curl,
-      el('div', {class: 'buttons'}, stop, send), answer),
-    el('h3', {}, 'Answers'), el('ul', {}, Object.entries(responses).map(([status, {content = {}, ...told}]) =>
-      el('li', {}, [`${status}: ${told.description ?? typeOf(told)}`,
-        ...Object.entries(content).map(([type, {schema}]) => `${type} ${typeOf(schema)}`)].join(' \u2014 ')))));
-}
-
-async function openDocs() {
-  document.body.className = 'docs';
-  document.title = 'nexus: the API';
-  at('docs').hidden = false;
-  const api = await ask('GET', 'openapi.json');
-  shapes = api.components.schemas;
-  show(at('about'), `${api.info.description}\n\nVersion ${api.info.version}`);
-  const calls = Object.entries(api.paths).flatMap(([path, methods]) =>
-    Object.entries(methods).map(([method, facts]) => drawCall(path, method.toUpperCase(), facts)));
-  at('calls').append(el('h2', {}, 'Calls'), ...calls,
-    el('h2', {}, 'Shapes'), ...Object.entries(shapes).map(describeShape));
-  at('find').addEventListener('input', () => {
-    const words = at('find').value.toLowerCase().split(/\s+/);
-    const isFound = (text) => words.every((word) => text.toLowerCase().includes(word));
-    for (const call of calls) call.hidden = !isFound(call.firstChild.textContent);
-  });
-  const wanted = at(decodeURIComponent(location.hash.slice(1)));
-  if (wanted?.tagName === 'DETAILS') { wanted.open = true; wanted.scrollIntoView(); }
-}
-
-// ---- Which view
-
-let jobPage = null;
-
-function route() {
-  const [, id, part] = /^#\/(?:jobs\/([^/]+)|(gpus|running|queue|history))$/.exec(location.hash) ?? [];
-  jobPage?.log?.close();
-  jobPage = id ? new JobPage(decodeURIComponent(id)) : null;
-  at('overview').hidden = Boolean(id);
-  at('job').hidden = !id;
-  if (id) {
-    jobPage.load().catch(() => {});             // refresh() tells of a lost connection
-    at('job').querySelector('h1').focus();
-    scrollTo(0, 0);
-  } else if (part) {
-    at(part).scrollIntoView({block: 'start'});
-    at(part).focus({preventScroll: true});
-  }
-  if (following) refreshSoon();
-  draw();
-}
-
-document.querySelector('.skip').addEventListener('click', (event) => { event.preventDefault(); at('main').focus(); });
-
-keepToken(getToken());
-if (isDocs) {
-  openDocs().catch(complain);
-} else {
-  addEventListener('hashchange', route);
-  drawTables();
-  route();
-  follow();
-}
-</script>
-</body>
-</html>
-'''.replace("FORM_ROWS", json.dumps(form_rows()))
 
 
 # ==== 16. CLIENT ==== one method for each thing that can be asked; finds, checks and starts the service
@@ -14336,6 +12935,1411 @@ def entry() -> int:
         except OSError:                         # said already; the interpreter would say it again
             os.dup2(os.open(os.devnull, os.O_WRONLY), number)
     return code
+
+
+# ==== 19. PAGE ==== the page at GET /, one string of HTML, CSS and JavaScript
+# It is a client of the API as any other: it has no data of its own, and asks for a token where the API does.  Every
+# text reaches the document as a text node, and the answer's Content-Security-Policy lets nothing run but this script.
+
+DASHBOARD_PAGE = r'''<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>nexus</title>
+<link rel="icon"
+  href="data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'%3E
+  %3Crect width='16' height='16' rx='4' fill='%232159c9'/%3E
+  %3Cpath d='M4.5 12V4l7 8V4' fill='none' stroke='%23fff' stroke-width='2'/%3E%3C/svg%3E">
+<style>
+:root {
+  color-scheme: light dark;
+  --bg: light-dark(#f3f5f7, #0e1114); --panel: light-dark(#fff, #171b20); --sunk: light-dark(#f0f2f5, #1e2329);
+  --ink: light-dark(#161a1f, #e5e9ee); --muted: light-dark(#57606b, #9ba5b0); --line: light-dark(#dce1e6, #2a3037);
+  --edge: light-dark(#868f9a, #6c7682); --fill: light-dark(#3f78e6, #5a8ff0); --memory: light-dark(#9a5fd0, #b98ae6);
+  --accent: light-dark(#2159c9, #8db4ff); --ok: light-dark(#0c6636, #6fd19a); --warn: light-dark(#754a00, #e8b75a);
+  --bad: light-dark(#a81e18, #ff9990); --on-accent: light-dark(#fff, #0b1526); --accent-soft: light-dark(#e4edfc, #1b2a45);
+  --ok-soft: light-dark(#dff3e7, #12301f); --warn-soft: light-dark(#fcefd2, #352811);
+  --bad-soft: light-dark(#fde7e5, #3b1a18); --paper: #0d1116; --print: #d5dbe3;
+  --mono: ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace;
+}
+* { box-sizing: border-box; }
+[hidden] { display: none !important; }
+html { scroll-padding-top: 4.5rem; }
+body { margin: 0; background: var(--bg); color: var(--ink); font: 14px/1.45 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif;
+  font-variant-numeric: tabular-nums; overflow-wrap: anywhere; -webkit-text-size-adjust: 100%; }
+h1, h2, h3, h4, p, dl, dd, ul, ol { margin: 0; padding: 0; }
+ul, ol { list-style: none; }
+h1 { font-size: 1.3rem; line-height: 1.3; }
+h2 { font-size: 1rem; line-height: 1.3; }
+h4 { font-size: 1.1em; }
+a { color: var(--accent); text-decoration: none; }
+a:hover { text-decoration: underline; }
+code, pre, .mono, .command { font-family: var(--mono); font-size: .93em; }
+pre { margin: 0; white-space: pre-wrap; }
+:focus-visible { outline: 2px solid var(--accent); outline-offset: 2px; border-radius: 4px; }
+main:focus, h1:focus, h2:focus { outline: none; }
+.muted, .empty, .help, .state, .axis, th, dt { color: var(--muted); }
+.fault, .cause, button.danger { color: var(--bad); }
+.small, .help, footer { font-size: .88em; }
+.bar, .brand, nav a, .tools, .head, .steps, .actions, .check { display: flex; align-items: center; gap: .5rem; }
+.skip { position: absolute; left: -999px; top: .5rem; z-index: 9; padding: .6rem 1rem; background: var(--panel); border-radius: 6px; }
+.skip:focus { left: .5rem; }
+.unseen { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); white-space: nowrap; }
+
+button, input, select, textarea { font: inherit; color: inherit; border-radius: 6px; }
+button, a.button { min-height: 30px; padding: .15rem .7rem; border: 1px solid var(--line); border-radius: 6px; background: var(--panel);
+  color: inherit; cursor: pointer; white-space: nowrap; }
+a.button { display: inline-flex; align-items: center; justify-content: center; }
+button:hover { border-color: var(--edge); background: var(--sunk); }
+button:disabled { opacity: .55; cursor: default; }
+button.primary { background: var(--accent); border-color: var(--accent); color: var(--on-accent); font-weight: 600; }
+button.primary:hover { filter: brightness(1.08); }
+button.danger.primary { background: var(--bad); border-color: var(--bad); color: var(--panel); }
+button.link { border: 0; background: none; color: var(--accent); padding: 0 .2rem; }
+input, select, textarea { min-height: 34px; width: 100%; padding: .3rem .6rem; border: 1px solid var(--edge); background: var(--panel); }
+textarea { resize: vertical; font-family: var(--mono); font-size: .93em; }
+input[type=checkbox] { flex: none; width: 18px; min-height: 18px; height: 18px; margin: 0; accent-color: var(--accent); }
+label { font-weight: 600; font-size: .9em; }
+label input, label textarea, label select, label.check, .help, .axis b { font-weight: 400; }
+
+header { position: sticky; top: 0; z-index: 5; background: var(--panel); border-bottom: 1px solid var(--line); }
+.bar { flex-wrap: wrap; gap: .5rem 1rem; max-width: 1240px; margin: 0 auto; padding: .5rem 1.25rem; }
+.brand { font-size: 1.1rem; font-weight: 700; color: var(--ink); letter-spacing: -.01em; }
+.brand svg { width: 22px; height: 22px; }
+nav { display: flex; gap: .15rem; margin-right: auto; }
+nav a { min-height: 32px; padding: 0 .6rem; border-radius: 6px; color: var(--ink); }
+nav a:hover { background: var(--sunk); }
+.brand:hover, nav a:hover { text-decoration: none; }
+nav .badge { min-width: 2em; text-align: center; }
+.state { display: inline-flex; align-items: center; gap: .4rem; white-space: nowrap; }
+.state::before { content: ""; width: 8px; height: 8px; border-radius: 50%; background: var(--edge); }
+.state.live::before { background: #2da160; }
+.state.lost { color: var(--bad); font-weight: 600; }
+.state.lost::before { background: currentColor; animation: pulse 1.2s infinite; }
+@keyframes pulse { 50% { opacity: .25; } }
+
+main, footer { max-width: 1240px; margin: 0 auto; padding: 1.1rem 1.25rem; }
+footer { padding-top: 0; }
+section { margin-bottom: 1.5rem; }
+.head { flex-wrap: wrap; gap: .3rem .6rem; margin-bottom: .6rem; min-height: 30px; }
+.grow { flex: 1; }
+.panel, .notice, dialog { background: var(--panel); border: 1px solid var(--line); border-radius: 10px; }
+.empty { padding: 1.1rem; text-align: center; }
+.banner { margin-bottom: .8rem; padding: .6rem .9rem; border-radius: 8px; }
+.badge { display: inline-block; padding: .02rem .5rem; border-radius: 1em; background: var(--sunk); color: var(--muted);
+  font-size: .86em; font-weight: 600; white-space: nowrap; }
+.badge.ok { background: var(--ok-soft); color: var(--ok); }
+.badge.warn, .banner { background: var(--warn-soft); color: var(--warn); }
+.badge.bad, .banner.bad { background: var(--bad-soft); color: var(--bad); }
+.badge.busy { background: var(--accent-soft); color: var(--accent); }
+.banner.note { background: var(--accent-soft); color: var(--ink); }
+.id { font-family: var(--mono); font-weight: 600; }
+.clip { display: -webkit-box; -webkit-box-orient: vertical; -webkit-line-clamp: 2; overflow: hidden; }
+
+#notices { position: fixed; z-index: 8; right: 1rem; bottom: 1rem; width: min(26rem, calc(100vw - 2rem)); display: grid; gap: .5rem; }
+.notice { display: flex; gap: .6rem; align-items: start; padding: .6rem .5rem .6rem .9rem; border-left: 4px solid var(--ok);
+  box-shadow: 0 6px 24px rgb(0 0 0 / .18); }
+.notice.bad { border-left-color: var(--bad); }
+.notice div { flex: 1; min-width: 0; }
+
+.gpus { display: grid; gap: .75rem; grid-template-columns: repeat(auto-fill, minmax(min(280px, 100%), 1fr)); }
+.machine + .machine { margin-top: 1.1rem; }
+.machine .head .muted { flex: 1 1 10rem; }
+.machine .fold { padding: 0 .3rem 0 0; border-color: transparent; background: none; font-size: 1rem; font-weight: 600; }
+.machine .fold::before { content: "\25b8"; content: "\25b8" / ""; display: inline-block; width: 1.1em; color: var(--muted);
+  font-weight: 400; }
+.machine .fold[aria-expanded=true]::before { content: "\25be"; content: "\25be" / ""; }
+.compact { gap: .4rem; grid-template-columns: repeat(auto-fill, minmax(min(8.2rem, 100%), 1fr)); }
+.compact :is(.name, .chart, .tools, .gauge > :not(.track), .users span) { display: none; }
+.compact .gpu { gap: .25rem; padding: .35rem .6rem .5rem; } .compact .track { height: 4px; }
+.compact .top { justify-content: space-between; }
+.gpu { display: flex; flex-direction: column; gap: .5rem; padding: .8rem .9rem .7rem; }
+.gpu .top, .users li { display: flex; align-items: baseline; gap: .5rem; min-width: 0; }
+.gpu .top .name, .users .command { flex: 1; min-width: 0; overflow: hidden; text-overflow: ellipsis; white-space: nowrap; }
+.gauge { display: grid; grid-template-columns: 1fr auto; gap: .15rem .6rem; }
+.track { grid-column: 1 / -1; width: 100%; height: 7px; border-radius: 4px; background: var(--sunk); overflow: hidden;
+  box-shadow: inset 0 0 0 1px var(--line); }
+.track rect { fill: var(--fill); transition: width .4s; }
+.memory { --fill: var(--memory); }
+.curve { display: block; width: 100%; height: 46px; border-bottom: 1px solid var(--line); }
+.curve path { fill: none; stroke: var(--fill); stroke-width: 1.4; vector-effect: non-scaling-stroke; stroke-linejoin: round;
+  stroke-linecap: round; }
+.curve line { stroke: var(--line); stroke-width: 1; vector-effect: non-scaling-stroke; stroke-dasharray: 2 3; }
+.axis { display: flex; justify-content: space-between; margin-top: .15rem; font-size: .8em; }
+.axis b::before { content: ""; display: inline-block; width: .8em; height: 3px; margin-right: .35em; vertical-align: middle;
+  background: var(--fill); border-radius: 2px; }
+.axis .memory { margin-left: .9em; }
+.users { flex: 1; display: grid; gap: .15rem; align-content: start; }
+
+#filters { display: grid; grid-template-columns: minmax(10rem, 1fr) repeat(3, minmax(0, 10rem)) auto; gap: .5rem; margin-bottom: 1.2rem;
+  align-items: center; }
+td .actions { gap: .35rem; justify-content: flex-end; }
+.scroll { overflow-x: auto; }
+table { width: 100%; border-collapse: collapse; }
+th, td { padding: .45rem .7rem; border-bottom: 1px solid var(--line); text-align: left; vertical-align: top; }
+th { font-size: .82em; font-weight: 600; white-space: nowrap; }
+tbody tr:last-child td { border-bottom: 0; }
+tbody tr:hover { background: var(--sunk); }
+td.fit { white-space: nowrap; }
+td.command { width: 34%; min-width: 14rem; font: inherit; }
+td select, .steps select, .log select { width: auto; min-height: 30px; padding: 0 .3rem; border-color: var(--line); }
+.cause { margin-top: .1rem; font-family: var(--mono); font-size: .86em; }
+.more { display: flex; justify-content: center; padding: .5rem; border-top: 1px solid var(--line); }
+
+.log { border-radius: 8px; overflow: hidden; background: var(--paper); color: var(--print); border: 1px solid var(--line); }
+.log .head { margin: 0; padding: .35rem .5rem .35rem .8rem; background: var(--panel); color: var(--ink);
+  border-bottom: 1px solid var(--line); }
+.log label { white-space: nowrap; }
+.log .told { flex: 1 1 8rem; }
+.lines { height: min(65vh, 44rem); overflow: auto; padding: .5rem .8rem; font: 12.5px/1.5 var(--mono); white-space: pre-wrap;
+  tab-size: 8; overflow-anchor: none; contain: strict; }
+.lines.over { height: auto; min-height: 5rem; max-height: min(65vh, 44rem); contain: content; }
+.lines.long { white-space: pre; overflow-wrap: normal; }
+.lines:focus-visible { outline-offset: -3px; }
+.lines div { min-height: 1.5em; }
+.lines .err { margin-left: -.8rem; padding-left: calc(.8rem - 3px); border-left: 3px solid #8e3b36; }
+.sgr1 { font-weight: 700; } .sgr2 { opacity: .72; } .sgr3 { font-style: italic; } .sgr4 { text-decoration: underline; }
+.sgr9 { text-decoration: line-through; }
+.sgr30 { color: #7f8a97; } .sgr31 { color: #ff7b72; } .sgr32 { color: #5fcf80; } .sgr33 { color: #e3b341; }
+.sgr34 { color: #79b0ff; } .sgr35 { color: #d79bff; } .sgr36 { color: #4fd0d8; } .sgr37 { color: #d5dbe3; }
+.sgr90 { color: #98a3b0; } .sgr91 { color: #ffa198; } .sgr92 { color: #7ee79b; } .sgr93 { color: #f5d067; }
+.sgr94 { color: #a5ccff; } .sgr95 { color: #e8c0ff; } .sgr96 { color: #7fe5ec; } .sgr97 { color: #fff; }
+.sgr40 { background: #30363d; } .sgr41 { background: #8e1519; } .sgr42 { background: #0f5a28; } .sgr43 { background: #6b4a00; }
+.sgr44 { background: #0d4a99; } .sgr45 { background: #6a2fa0; } .sgr46 { background: #0b5a63; } .sgr47 { background: #b6bec8; }
+.sgr100 { background: #4a525b; } .sgr101 { background: #b52a2a; } .sgr102 { background: #1a7a3a; } .sgr103 { background: #8a6100; }
+.sgr104 { background: #1f63c4; } .sgr105 { background: #8a4bc4; } .sgr106 { background: #12767f; } .sgr107 { background: #fff; }
+.sgr7 { color: var(--paper); background: var(--print); }
+
+.facts-list { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(19rem, 100%), 1fr)); gap: 0 1.6rem;
+  padding: .5rem .95rem; }
+.facts-list div { display: grid; grid-template-columns: 8.5rem minmax(0, 1fr); gap: .6rem; padding: .3rem 0;
+  border-bottom: 1px solid var(--line); }
+.facts-list .wide { grid-column: 1 / -1; }
+.pad { padding: .7rem .95rem; }
+.steps { flex-wrap: wrap; }
+.steps li + li::before { content: "\2192"; margin-right: .5rem; color: var(--muted); }
+.reasons li { padding: .15rem 0; }
+
+dialog { width: min(38rem, calc(100vw - 1.5rem)); max-height: calc(100dvh - 2rem); overflow: auto; padding: 1.2rem 1.3rem;
+  color: var(--ink); box-shadow: 0 20px 60px rgb(0 0 0 / .35); }
+dialog::backdrop { background: rgb(8 12 18 / .5); }
+dialog h2 { margin-bottom: .5rem; font-size: 1.15rem; }
+dialog pre, #docs pre { padding: .6rem; max-height: 28rem; overflow: auto; border: 1px solid var(--line); border-radius: 6px;
+  background: var(--bg); }
+dialog pre { margin: .7rem 0; max-height: 9rem; }
+.form { display: grid; grid-template-columns: repeat(2, minmax(0, 1fr)); gap: .7rem; margin-top: .6rem; }
+.form > * { display: grid; gap: .2rem; align-content: start; }
+.form > .all { grid-column: 1 / -1; }
+summary { cursor: pointer; padding: .3rem 0; color: var(--accent); }
+.buttons { display: flex; justify-content: flex-end; gap: .5rem; margin-top: 1.1rem; }
+dialog label::first-letter { text-transform: uppercase; }
+dialog .lost { margin-top: .7rem; }
+.opening main { opacity: 0; }
+.docs nav, .docs .tools { display: none; }
+.call { margin: .5rem 0; padding: .2rem .95rem; }
+.call > summary { display: flex; flex-wrap: wrap; gap: .2rem .7rem; color: inherit; }
+.method { min-width: 4.2rem; color: var(--accent); }
+#docs h2, #find { margin: 1.2rem 0 .5rem; } #docs h3 { margin: .8rem 0 .3rem; }
+.text { white-space: pre-line; }
+#job > p { margin-bottom: .5rem; }
+#login { display: grid; gap: .6rem; }
+
+@media (max-width: 900px) { #filters { grid-template-columns: repeat(3, minmax(0, 1fr)) auto; } #filters .text { grid-column: 1 / -1; } }
+@media (max-width: 640px) {
+  .bar { gap: .3rem .6rem; padding: .4rem .8rem; }
+  .brand { margin-right: auto; } #host { display: none; }
+  nav { order: 3; width: 100%; justify-content: space-between; } nav a { padding: 0 .35rem; }
+  main, footer { padding: .8rem; }
+  button.link { padding: 0 .5rem; }
+  .scroll { overflow: visible; }
+  table.cards, .cards tbody, .cards tr, .cards td { display: block; }
+  .cards thead { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); }
+  .cards tr { display: flex; flex-wrap: wrap; align-items: baseline; gap: .15rem 1rem; padding: .7rem .9rem;
+    border-bottom: 1px solid var(--line); }
+  .cards tr:last-child { border-bottom: 0; }
+  .cards td { padding: 0; border: 0; white-space: normal; }
+  .cards td::before { content: attr(data-label) "\00a0"; color: var(--muted); font-size: .88em; }
+  .cards td.bare, .cards td.whole { flex: 0 0 100%; width: auto; min-width: 0; }
+  .cards td.bare::before, .cards td.bare-label::before { content: none; }
+  .cards td:empty { display: none; }
+  .cards td .actions { justify-content: stretch; margin-top: .3rem; } .cards td .actions > * { flex: 0 1 8rem; }
+  .facts-list div { grid-template-columns: 7rem minmax(0, 1fr); }
+  .lines { padding: .5rem .8rem; font-size: 11.5px; } .log .head .told { flex-basis: 100%; }
+  .gpu { gap: .4rem; } .curve { height: 38px; }
+  .compact { grid-template-columns: repeat(auto-fill, minmax(min(6.5rem, 100%), 1fr)); }
+  #filters :disabled { display: none; }
+}
+@media (max-width: 640px), (pointer: coarse) {
+  button, a.button, input, select, textarea, td select, .steps select, .log select, nav a { min-height: 40px; }
+}
+@media (prefers-reduced-motion: reduce) { * { transition: none !important; animation: none !important; scroll-behavior: auto !important; } }
+</style>
+</head>
+<body class="opening">
+<a class="skip" href="#/main">Skip to the content</a>
+<header>
+  <div class="bar">
+    <a class="brand" href="./#/"><svg viewBox="0 0 16 16" aria-hidden="true"><rect width="16" height="16" rx="4" fill="#2159c9"/><path
+      d="M4.5 12V4l7 8V4" fill="none" stroke="#fff" stroke-width="2"/></svg>nexus</a>
+    <span id="host" class="muted"></span>
+    <nav aria-label="Parts of the page">
+      <a href="#/gpus">GPUs</a>
+      <a href="#/running">Running <span class="badge" id="running-count">-</span></a>
+      <a href="#/queue">Queue <span class="badge" id="queue-count">-</span></a>
+      <a href="#/history">History <span class="badge" id="history-count">-</span></a>
+    </nav>
+    <div class="tools">
+      <span id="connection" class="state" role="status">connecting</span>
+      <span id="pause" class="tools"></span>
+      <button id="add" type="button" class="primary">Add job</button>
+    </div>
+  </div>
+</header>
+<main id="main" tabindex="-1">
+  <div id="overview" hidden>
+    <h1 class="unseen">nexus: GPUs and jobs</h1>
+    <div id="banners"></div>
+    <section aria-labelledby="gpus"><div class="head"><h2 id="gpus" tabindex="-1">GPUs</h2><span id="gpus-told" class="muted"></span>
+      </div><div id="gpu-list"></div></section>
+    <form id="filters" role="search" aria-label="Filter jobs">
+      <input class="text" name="text" type="search" placeholder="Filter by id, name, command, cause&hellip;" aria-label="Filter by text">
+      <select name="status" aria-label="Filter by status"></select>
+      <select name="user" aria-label="Filter by user"></select>
+      <select name="group" aria-label="Filter by group"></select>
+      <button type="reset" disabled>Clear</button>
+    </form>
+    <div id="tables"></div>
+  </div>
+  <article id="job" hidden></article>
+  <div id="docs" hidden>
+    <h1>nexus: the API</h1>
+    <p id="about" class="text">Loading openapi.json &hellip;</p>
+    <p><a href="openapi.json">openapi.json</a> &middot; <a href=".">dashboard</a></p>
+    <input id="find" type="search" placeholder="Find in paths and what they do&hellip;" aria-label="Find">
+    <div id="calls"></div>
+  </div>
+</main>
+<footer>
+  <span id="version" class="muted"></span> <button id="forget" type="button" class="link"></button>
+</footer>
+<div id="notices" aria-live="polite"></div>
+<dialog id="dialog" aria-labelledby="dialog-title"></dialog>
+<noscript><p class="banner">This page needs JavaScript. Without it: nexus on the command line, or GET /status.</p></noscript>
+<script>
+'use strict';
+const LIMIT = 1000, PAGE = 100;                                  // rows of a list asked for; rows shown at once
+const LOG_TAIL = 2000, LOG_LINES = 5000, LINE_LENGTH = 20000;    // lines at first; lines kept; characters kept of a line
+const LOG_PAUSES_MS = [200, 1000, 5000];                         // before it is read again: after news, without any, after a failure
+const ANSWER_MS = 20000, SILENCE_MS = 45000;                     // waited for an answer; for the next sign of life of the events
+const HIDDEN_MS = 10000;                                         // so long a tab that is not seen keeps its connection
+const FINAL = ['completed', 'failed', 'cancelled'], STATUSES = ['running', 'pending', ...FINAL];
+const PRIORITIES = ['high', 'normal', 'low'];
+const isDocs = location.pathname.endsWith('/docs');              // this page is at /docs, too
+const SVG = 'http://www.w3.org/2000/svg';
+
+// ---- The document.  Every text goes in as a text node; there is no innerHTML here.
+
+const at = (id) => document.getElementById(id);
+const el = (tag, facts = {}, ...children) => dress(document.createElement(tag), facts, children);
+const svg = (tag, facts, ...children) => dress(document.createElementNS(SVG, tag), facts, children);
+
+function dress(node, facts, children) {         // keys and handlers become properties; false and null say nothing
+  for (const [name, fact] of Object.entries(facts)) {
+    if (name === 'key' || name.startsWith('on')) node[name] = fact;
+    else if (known(fact) && fact !== false) node.setAttribute(name, fact === true ? '' : fact);
+  }
+  node.append(...children.flat().filter((child) => known(child) && child !== false && child !== ''));
+  return node;
+}
+
+const button = (text, onclick, kind = '', facts = {}) => el('button', {type: 'button', class: kind, onclick, ...facts}, text);
+
+function choice(facts, options, chosen) {       // options: [value, text]
+  const select = el('select', facts, options.map(([value, text]) => el('option', {value}, text)));
+  select.value = chosen;
+  return select;
+}
+
+// What is drawn is made anew each time, and only what differs is taken over: rows are kept, moved and updated, so that the
+// focus, a selection and the place one has scrolled to survive.
+function show(place, ...children) {
+  const focused = document.activeElement, hadFocus = place.contains(focused), section = focused?.closest('section');
+  sync(place, el('div', {}, ...children));
+  if (!hadFocus || document.activeElement === focused) return;
+  (focused.isConnected ? focused : section?.querySelector('h2'))?.focus({preventScroll: true});
+}
+
+function sync(parent, fresh) {                  // children are the same that have the same tag and key
+  const left = [...parent.childNodes];
+  const wanted = [...fresh.childNodes].map((child) => {
+    const place = left.findIndex((node) => node.nodeName === child.nodeName && node.key === child.key);
+    if (place < 0) return child;
+    const [node] = left.splice(place, 1);
+    update(node, child);
+    return node;
+  });
+  for (const node of left) node.remove();
+  let next = parent.firstChild;
+  for (const node of wanted) {
+    if (node === next) next = next.nextSibling;
+    else parent.insertBefore(node, next);
+  }
+}
+
+function update(node, fresh) {
+  if (node.nodeType === Node.TEXT_NODE) {       // left alone while it is the same: a selection in it survives
+    if (node.data !== fresh.data) node.data = fresh.data;
+    return;
+  }
+  for (const {name} of [...node.attributes]) if (!fresh.hasAttribute(name)) node.removeAttribute(name);
+  for (const {name, value} of fresh.attributes) if (node.getAttribute(name) !== value) node.setAttribute(name, value);
+  for (const name of ['onclick', 'onchange', 'onblur']) node[name] = fresh[name];
+  if (!node.hasAttribute('data-own')) sync(node, fresh);                // what is in there somebody else draws
+  if (node.tagName === 'SELECT' && node !== document.activeElement) node.value = fresh.value;   // else one may be choosing
+}
+
+function onFrame(act) {                         // does it once before the browser paints, however often it is called
+  let frame = null;
+  return () => { frame ??= requestAnimationFrame(() => { frame = null; act(); }); };
+}
+
+// ---- Words
+
+function duration(seconds) {                    // 2h 15m: the two largest units
+  const left = Math.max(0, Math.floor(seconds));
+  const parts = [[left / 86400, 'd'], [left / 3600 % 24, 'h'], [left / 60 % 60, 'm'], [left % 60, 's']]
+    .map(([count, unit]) => count >= 1 && Math.floor(count) + unit);
+  const first = parts.findIndex(Boolean);
+  return parts.slice(first, first + 2).filter(Boolean).join(' ') || '0s';
+}
+
+const known = (fact) => fact !== null && fact !== undefined;
+const number = (count) => count.toLocaleString('en-US');
+const counted = (count, word) => `${number(count)} ${word}${count === 1 ? '' : 's'}`;
+const listed = (...parts) => parts.filter(Boolean).join(' \u00b7 ');
+const sentences = ({message, hint}) => [message, hint].filter(Boolean).join('. ');
+const percent = (share) => `${Math.round(share)} %`;
+const gib = (mib) => (mib / 1024).toFixed(1);
+const size = (mib) => mib >= 1024 ? `${gib(mib)} GiB` : `${Math.round(mib)} MiB`;
+const secondsSince = (stamp) => (Date.now() + clockOffset - Date.parse(stamp)) / 1000;        // by the service's clock
+const clock = (stamp) => new Date(stamp).toLocaleString([],
+  {month: 'short', day: 'numeric', hour: '2-digit', minute: '2-digit', second: '2-digit'});
+const gpuList = (job) => job.gpu_indices?.length ? `GPU ${job.gpu_indices.join(', ')}` : 'CPU';
+const hasNodes = () => service.nodes.length > 0;
+const where = (job) => (hasNodes() || job.remote_id) && job.node ? `${job.node} \u00b7 ${gpuList(job)}` : gpuList(job);
+const isOthers = (job) => job.command === null;         // as users' tokens are told of it
+const commandOf = (job) => job.command ?? `(${job.user}'s)`;
+const pathOf = (job) => `jobs/${encodeURIComponent(job.id)}`;
+const ago = (stamp) => secondsSince(stamp) < 10 ? 'just now' : `${duration(secondsSince(stamp)).split(' ')[0]} ago`;
+
+function starts({estimated_start: start}) {
+  if (!start) return 'Its start is not known yet.';
+  return secondsSince(start) > -5 ? 'Starts any moment.' : `Starts in about ${duration(-secondsSince(start))}.`;
+}
+
+const KINDS = {completed: 'ok', failed: 'bad', cancelled: 'warn', running: 'busy', pending: '',        // of jobs
+  Available: 'ok', Busy: 'busy', Paused: 'warn', 'In use': 'warn', Unavailable: 'warn', Fault: 'bad',     // of GPUs
+  Unknown: 'bad', 'Being removed': 'warn', Closed: 'warn'};                                       // of machines, too
+const badge = (status, text = status, title = null) => el('span', {class: `badge ${KINDS[status] ?? ''}`, title}, text);
+const jobLink = (job) => el('a', {class: 'id', href: `#/${pathOf(job)}`, 'aria-label': `Job ${job.id}`}, job.id);
+
+// ---- Asking the service
+
+const trouble = (message, hint, status, answer) =>              // status 0: no answer has come
+  Object.assign(new Error(message), {hint, status, answer});
+let clockOffset = 0;
+
+// What has no status is an error in this page.  Half of it may be missing then, so that is said.
+addEventListener('error', ({error}) => error && tellBroken(error));
+addEventListener('unhandledrejection', ({reason}) => tellBroken(reason));
+
+function tellBroken(error) {
+  complain({message: `An error in this page: it may not show everything (${error?.message ?? error}).`,
+    hint: button('Reload', () => location.reload())});
+}
+
+async function request(method, path, {headers, ...options} = {}) {
+  const given = getToken(), signed = given ? {...headers, Authorization: `Bearer ${given}`} : headers;
+  let answer;
+  try {
+    answer = await fetch(path, {method, headers: signed, cache: 'no-store', credentials: 'omit', ...options});
+  } catch (error) {
+    if (options.signal?.aborted) throw error;
+    throw trouble('The service cannot be reached.', 'Is it running? On its machine: nexus start', 0);
+  }
+  const date = Date.parse(answer.headers.get('Date') ?? '');
+  if (date && Math.abs(date - Date.now() - clockOffset) > 2000) clockOffset = date - Date.now();
+  if (answer.ok) {
+    document.body.classList.remove('opening');
+    return answer;
+  }
+  const {message = `The service answered ${answer.status}.`, hint = ''} = await answer.clone().json().catch(() => ({}));
+  const refusal = trouble(message, hint, answer.status, answer);
+  if (answer.status === 401 && given === getToken()) asking ??= askForToken(refusal);
+  throw refusal;
+}
+
+async function* readPieces(answer) {
+  const reader = answer.body?.getReader();
+  for (let step; reader && !(step = await reader.read()).done;) yield step.value;
+}
+
+async function ask(method, path, body, headers = {}) {
+  const signal = AbortSignal.timeout(ANSWER_MS);
+  if (body !== undefined) headers['Content-Type'] = 'application/json';
+  try {
+    const answer = await request(method, path, {signal, headers, body: JSON.stringify(body)});
+    return answer.status === 204 ? null : await answer.json();
+  } catch (error) {
+    if (known(error.status)) throw error;
+    throw trouble(signal.aborted ? `The service has not answered for ${ANSWER_MS / 1000} seconds.`
+      : 'The connection broke off within an answer.', 'What was asked of it may be done all the same.', 0);
+  }
+}
+
+// An answer as it comes, until nothing has come for so long; `begin` gets its headers.
+async function* pieces(path, control, silence, begin = () => {}) {
+  let timer = null;
+  const wait = () => { clearTimeout(timer); timer = setTimeout(() => control.abort(), silence); };
+  wait();
+  try {
+    const answer = await request('GET', path, {signal: control.signal});
+    begin(answer.headers);
+    for await (const piece of readPieces(answer)) {
+      wait();
+      yield piece;
+    }
+  } finally {
+    clearTimeout(timer);
+  }
+}
+
+// Does what a button is for; says when it is done, and why when it cannot be.
+async function act(method, path, body, done, headers, refuse = complain) {
+  try {
+    const answer = await ask(method, path, body, headers);
+    tell(typeof done === 'function' ? done(answer) : done);
+    refreshSoon();
+    return answer ?? true;
+  } catch (error) {
+    return refuse(error);
+  }
+}
+
+const tell = (text) => setTimeout((notice) => notice.remove(), 6000, notify({class: 'notice'}, text));
+
+function complain({message, hint, status}) {
+  if (status === 401) return;                   // the dialog tells
+  const notice = notify({class: 'notice bad', role: 'alert'},
+    el('strong', {}, message), el('div', {class: 'muted'}, hint));
+  notice.append(button('Close', () => notice.remove(), 'link'));
+}
+
+function notify(facts, ...text) {
+  const notice = el('div', facts, el('div', {}, ...text));
+  for (const old of [...at('notices').children]) if (old.firstChild.textContent === notice.textContent) old.remove();
+  while (at('notices').children.length > 3) at('notices').firstChild.remove();
+  at('notices').append(notice);
+  return notice;
+}
+
+// ---- The token, kept for this tab alone
+
+let asking = null;                              // what ends when the dialog that asks for it is closed
+const getToken = () => sessionStorage.getItem('nexus-token') || null;
+
+function keepToken(text) {
+  sessionStorage.removeItem('nexus-token');
+  if (text) sessionStorage.setItem('nexus-token', text);
+  show(at('forget'), text ? 'Forget the token' : 'Use a token');
+  for (const form of at('calls').querySelectorAll('form')) form.oninput();      // what is shown for curl
+}
+
+async function askForToken({message, hint}) {
+  const advice = getToken() && hint || 'nexus token create makes one; the owner\u2019s is in ~/.nexus/token.';
+  const field = el('input', {id: 'token', type: 'password', autocomplete: 'off', spellcheck: 'false', required: true,
+    pattern: '\\s*[!-~]+\\s*', title: 'A token has no spaces and only ASCII letters.'});
+  const onsubmit = (event) => { event.preventDefault(); keepToken(field.value.trim()); at('dialog').close(); };
+  keepToken('');
+  document.body.classList.toggle('opening', !isDocs);           // what another token showed is hidden
+  following?.abort();
+  connectionIs('', 'token needed');
+  await openDialog('This service asks for a token', field, el('form', {id: 'login', autocomplete: 'off', onsubmit},
+    el('p', {class: 'muted', role: 'alert'}, sentences({message, hint: advice})),
+    el('label', {for: 'token'}, 'Token'), field,
+    el('p', {class: 'small muted'}, 'It is kept for this tab alone, until the tab is closed.'),
+    el('button', {class: 'primary'}, 'Continue')));
+  asking = null;
+}
+
+at('forget').addEventListener('click', () => {
+  if (!getToken()) return (asking ??= askForToken({}));
+  keepToken('');
+  location.reload();
+});
+
+// ---- What is known of the service: asked for again after each event, and every few seconds; what is shown, and no more
+
+let service = {nodes: []}, lists = {}, jobs = new Map(), curves = new Map(), nextCurves = 0;
+let endings = 1, shownEndings = 0;              // the history is asked for only after an end
+
+async function loadOverview() {
+  const heard = endings, isStale = heard !== shownEndings, final = FINAL.map((status) => `status=${status}`).join('&');
+  const [queue, running, ended, found] = await Promise.all([
+    ask('GET', `queue?limit=${LIMIT}`), ask('GET', 'jobs?status=running'),
+    isStale && ask('GET', `jobs?${final}&limit=${LIMIT}`),
+    performance.now() > nextCurves && ask('GET', 'gpus/history').catch(() => null)]);       // the page does without
+  const latest = (name) => (a, b) => a[name] < b[name] ? 1 : a[name] > b[name] ? -1 : 0;
+  const history = ended ? ended.reverse().sort(latest('finished_at')) : lists.history;
+  lists = {queue, running: running.sort(latest('started_at')), history};
+  jobs = new Map([...history, ...queue, ...running].map((job) => [job.id, job]));
+  shownEndings = heard;
+  if (found) [curves, nextCurves] = [new Map(found.map((curve) => [curve.uuid, curve])), performance.now() + 30000];
+}
+
+let timer = null, isRefreshing = false, isRung = false, notBefore = 0;
+
+function refreshSoon() {                        // not more often than the service can take
+  isRung = true;
+  if (!isRefreshing) timer ??= setTimeout(refresh, Math.max(120, notBefore - performance.now()));
+}
+
+async function refresh() {
+  const began = performance.now(), control = following;
+  timer = null;
+  if (!control) return;                         // its first event rings again
+  isRefreshing = true;
+  isRung = false;
+  try {
+    const [status] = await Promise.all([ask('GET', 'status'), jobPage ? jobPage.load() : loadOverview()]);
+    service = status;
+    if (following === control) { retryDelay = 500; connectionIs('live', 'live'); }
+    draw();
+  } catch (error) {
+    if (!known(error.status)) reportError(error);
+    else if (!error.status) following?.abort();   // it connects anew, and tells until it has
+  }
+  isRefreshing = false;
+  notBefore = performance.now() + Math.max(400, 4 * (performance.now() - began));
+  if (isRung) refreshSoon();
+}
+
+// ---- Events: one stream, read with fetch so that the token can be sent.  Whatever it tells is a reason to look again.
+
+let following = null, retryDelay = 500, hideTimer = null;
+
+function connectionIs(kind, text) {
+  at('connection').className = `state ${kind}`;
+  show(at('connection'), text);
+}
+
+async function follow() {
+  for (;;) {
+    await asking;
+    while (document.hidden) {                   // a browser has six connections to a host, for all tabs
+      connectionIs('', 'resting');
+      await visibilityChange();
+    }
+    const decoder = new TextDecoder();
+    let seen = '';
+    following = new AbortController();
+    try {
+      for await (const piece of pieces('events', following, SILENCE_MS)) {
+        seen = seen.slice(-40) + decoder.decode(piece, {stream: true});         // an event may come in two pieces
+        if (/"status": ?"(completed|failed|cancelled)"|^event: (removed|reset)/m.test(seen)) endings++;
+        refreshSoon();
+      }
+    } catch { /* said below */ }
+    following = null;
+    endings++;
+    if (document.hidden || asking) continue;
+    connectionIs('lost', 'reconnecting');
+    await new Promise((resolve) => setTimeout(resolve, retryDelay * (0.75 + Math.random() / 2)));
+    retryDelay = Math.min(15000, retryDelay * 1.7);
+  }
+}
+
+const visibilityChange = () => new Promise((done) => document.addEventListener('visibilitychange', done, {once: true}));
+document.addEventListener('visibilitychange', () => {
+  clearTimeout(hideTimer);
+  if (document.hidden) hideTimer = setTimeout(() => following?.abort(), HIDDEN_MS);
+});
+
+setInterval(() => { if (following && service.host && at('connection').className.includes('live')) refreshSoon(); }, 5000);
+setInterval(() => {
+  for (const node of document.querySelectorAll('[data-since]')) show(node, duration(secondsSince(node.dataset.since)));
+}, 1000);
+
+// ---- The overview
+
+const draw = onFrame(drawNow);
+
+function drawNow() {
+  if (!service.host) return;
+  const counts = {running: service.running_jobs.length, queue: service.queued_jobs, history: service.completed_jobs};
+  show(at('host'), service.host.name);
+  show(at('version'),
+    `nexus ${service.version}, ${service.user} on ${service.host.name}, up ${duration(service.uptime_seconds)}`);
+  for (const [part, count] of Object.entries(counts)) show(at(`${part}-count`), number(count));
+  const [label, told] = service.is_paused ? ['Resume starting jobs', 'Jobs are started again.']
+    : ['Pause: start no more jobs', 'Paused: running jobs go on, nothing new starts.'];
+  show(at('pause'), service.is_paused && el('span', {class: 'badge warn'}, 'PAUSED'),
+    pauseButton(service.is_paused, 'service', label, told));
+  document.title = `${jobPage ? jobPage.id : `${counts.running} running, ${counts.queue} pending`} \u00b7 nexus`;
+  if (jobPage) return jobPage.draw();
+  const banner = (kind, text) => text && el('p', {class: `banner ${kind}`, key: text}, text);
+  show(at('banners'),
+    banner('warn', service.is_paused && 'The queue is paused: running jobs go on, nothing new starts.'),
+    [service.gpu_trouble, service.slurm?.trouble].map((trouble) => banner('bad', trouble)),
+    service.hints.map((hint) => banner('note', hint)));
+  drawGpus();
+  drawFilters();
+  drawTables(counts);
+}
+
+// GPUs stand together by machine.  Of many there are compact cards, until one wants to see more of a machine's.
+
+const COMPACT_BEYOND = 16, folds = new Map();   // so many GPUs are whole cards at first; {machine: whether it is unfolded}
+const countFree = (gpus) => `${gpus.filter((gpu) => gpu.is_available).length} of ${gpus.length} available`;
+
+function drawGpus() {
+  const gpus = service.gpu_status, slurm = service.slurm;
+  const machines = hasNodes() ? service.nodes.filter((node, i) => i || node.gpus) : [{name: service.host.name}];
+  const away = machines.filter((machine) => machine.unknown_since).length;
+  show(at('gpus-told'), slurm ? `Slurm: ${slurm.running_jobs} running, ${slurm.handed_jobs} waiting`
+    : !gpus.length ? (service.gpu_trouble ? '' : 'none')
+      : listed(countFree(gpus), machines.length > 1 && `${machines.length} machines`, away && `${away} not heard`));
+  show(at('gpu-list'), machines.map(drawMachine));
+}
+
+function drawMachine(machine) {
+  const {name, trouble, hint, unknown_since: since} = machine;
+  const gpus = service.gpu_status.filter((gpu) => gpu.node === name);
+  const isOpen = !hasNodes() || (folds.get(name) ?? (service.gpu_status.length <= COMPACT_BEYOND && !since));
+  const state = since ? 'Unknown' : machine.is_leaving ? 'Being removed' : trouble && 'Closed';
+  const count = since ? gpus.length && counted(gpus.length, 'GPU') : gpus.length ? countFree(gpus) : 'no GPU';
+  return el('div', {class: 'machine', key: name, 'data-machine': name},
+    hasNodes() && el('div', {class: 'head'},
+      el('h3', {}, button(name, () => { folds.set(name, !isOpen); draw(); }, 'fold', {'aria-expanded': `${isOpen}`})),
+      state && badge(state),
+      el('span', {class: 'muted'}, listed(count, machine.running_jobs && counted(machine.running_jobs, 'job'),
+        machine.gpu_names.join(', '), !since && trouble))),
+    since && el('p', {class: 'banner bad'}, `Not heard since ${clock(since)} (${ago(since)})`,
+      trouble && `: ${trouble}`, '.', hint && ` To do: ${hint}.`),
+    gpus.length > 0 && el('ul', {class: isOpen ? 'gpus' : 'gpus compact'}, gpus.map((gpu) => drawGpu(gpu, isOpen))));
+}
+
+function drawGpu(gpu, isOpen) {
+  const {memory_total_mib: total, memory_used_mib: used, utilization: load, is_paused: isPaused} = gpu;
+  const name = `GPU ${gpu.place}`, path = `gpus/${encodeURIComponent(gpu.place)}`;
+  const users = gpu.job_ids.map((id) => [id, jobs.get(id)?.name || (jobs.has(id) ? commandOf(jobs.get(id)) : '')]);
+  const why = gpu.fault ?? gpu.used_by ?? (users.length || gpu.is_available || isPaused ? null : gpu.unavailable);
+  return el('li', {class: 'gpu panel', key: gpu.uuid, 'data-gpu': gpu.place},
+    el('div', {class: 'top'}, el(hasNodes() ? 'h4' : 'h3', {}, isOpen ? name : gpu.index),
+      el('span', {class: 'name muted'}, gpu.name), badge(gpu.state)),
+    gauge('Memory', `${name} memory`, total && known(used) ? 100 * used / total : 0,
+      !known(used) ? 'unknown' : total ? `${gib(used)} / ${gib(total)} GiB` : size(used)),
+    gauge('Load', `${name} load`, load ?? 0, known(load) ? percent(load) : 'unknown'),
+    isOpen && chart(curves.get(gpu.uuid), total, name),
+    el('ul', {class: 'users'}, users.map(([id, text]) => el('li', {key: id}, jobLink({id}),
+      el('span', {class: 'command', title: text}, text))),
+      why && el('li', {}, el('span', {class: gpu.fault ? 'fault' : gpu.used_by ? '' : 'muted', title: why}, why))),
+    el('div', {class: 'tools'},
+      el('span', {class: 'muted grow small'}, listed(known(gpu.temperature) && `${Math.round(gpu.temperature)} \u00b0C`,
+        known(gpu.power_watts) && `${Math.round(gpu.power_watts)} W`,
+        gpu.allocated % 1 && `${percent(gpu.allocated * 100)} given out`)),
+      pauseButton(isPaused, path, `${isPaused ? 'Resume' : 'Pause'} ${name}`,
+        `${name} ${isPaused ? 'takes jobs again' : 'gets no new job'}.`)));
+}
+
+function gauge(title, label, share, text) {     // its length is an attribute: the policy allows no styles
+  return el('div', {class: 'gauge'}, el('span', {class: 'muted', 'aria-hidden': 'true'}, title),
+    el('output', {'aria-hidden': 'true'}, text),
+    svg('svg', {class: `track ${title.toLowerCase()}`, viewBox: '0 0 100 1', preserveAspectRatio: 'none', role: 'meter',
+      'aria-label': label, 'aria-valuemin': 0, 'aria-valuemax': 100, 'aria-valuenow': Math.round(share), 'aria-valuetext': text},
+    svg('rect', {width: Math.min(100, share), height: 1})));
+}
+
+function chart(curve, total, name) {
+  const load = curve?.utilization ?? [];
+  const memory = total ? (curve?.memory_used_mib ?? []).map((mib) => known(mib) ? 100 * mib / total : null) : [];
+  const line = (points) => points.map((point, i) => {             // a gap where nothing was read
+    const place = `${i + 120 - points.length} ${(98 - .96 * point).toFixed(1)}`;
+    return !known(point) ? '' : known(points[i - 1]) ? `L${place}` : `M${place}h0`;
+  }).join('');
+  const describe = (points) => {
+    const seen = points.filter(known), mean = seen.reduce((a, b) => a + b, 0) / seen.length;
+    return seen.length ? `${percent(mean)} on average, ${percent(Math.max(...seen))} at most` : 'unknown';
+  };
+  return el('div', {class: 'chart'},
+    svg('svg', {class: 'curve', viewBox: '0 0 119 100', preserveAspectRatio: 'none', role: 'img',
+      'aria-label': `${name} over the last hour: load ${describe(load)}; memory ${describe(memory)}`},
+    svg('line', {x1: 0, y1: 50, x2: 119, y2: 50}),
+    svg('path', {d: line(load)}), svg('path', {class: 'memory', d: line(memory)})),
+    el('div', {class: 'axis', 'aria-hidden': 'true'}, el('span', {}, 'last hour'),
+      el('span', {}, el('b', {}, 'load'), el('b', {class: 'memory'}, 'memory'))));
+}
+
+// ---- Filters
+
+let filter = {};                                // {text, status, user, group} as chosen; empty: any
+const isFiltered = () => Object.values(filter).some(Boolean);
+
+function matches(job) {
+  return ['status', 'user', 'group'].every((name) => !filter[name] || job[name] === filter[name])
+    && [job.id, job.name, job.command, job.user, job.group, job.node, job.cause, job.cause_line, job.waiting_for, job.cwd]
+      .join('\n').toLowerCase().includes(filter.text.trim().toLowerCase());
+}
+
+function drawFilters() {
+  const form = at('filters').elements;
+  filter = Object.fromEntries(new FormData(at('filters')));
+  const names = (key) => [...new Set([filter[key], ...Array.from(jobs.values(), (job) => job[key])])].filter(Boolean).sort();
+  for (const [name, words] of [['status', STATUSES], ['user', names('user')], ['group', names('group')]]) {
+    show(form[name], ['', ...words].map((word) => el('option', {value: word, key: word}, word || `any ${name}`)));
+  }
+  form[form.length - 1].disabled = !isFiltered();
+}
+
+for (const kind of ['input', 'reset', 'submit']) {
+  at('filters').addEventListener(kind, (event) => {
+    if (kind === 'submit') event.preventDefault();
+    if (kind === 'reset') at('filters').elements.text.focus();
+    for (const table of Object.values(TABLES)) table.rows = PAGE;
+    draw();
+  });
+}
+
+// ---- Tables of the jobs that run, wait, and have ended
+
+function what(job, cause, ...facts) {
+  return el('div', {}, job.name && el('strong', {}, job.name), el('div', {class: 'command clip'}, commandOf(job)),
+    cause && el('div', {class: 'cause'}, cause),
+    el('span', {class: 'muted small'}, listed(job.user !== service.user && job.user, job.group && `group ${job.group}`,
+      job.attempt > 1 && `attempt ${job.attempt}`, ...facts)));
+}
+
+const TABLES = {                                // heading, class, what stands below it
+  running: {title: 'Running', statuses: ['running'], rows: PAGE, empty: 'No job is running.', columns: [
+    ['Job', 'fit bare-label', jobLink],
+    ['Command', 'bare', (job) => what(job, null, known(job.rss_mib) && `${size(job.rss_mib)} of memory`,
+      known(job.cpu_percent) && `CPU ${percent(job.cpu_percent)}`, job.started_at && `since ${clock(job.started_at)}`)],
+    ['Where', 'fit bare-label', (job) => el('div', {}, `${where(job)}${job.gpus % 1 ? ` (${job.gpus})` : ''} `,
+      job.unknown_since && el('span', {class: 'badge bad'}, `unknown since ${clock(job.unknown_since)}`))],
+    ['Runs for', 'fit', (job) => el('strong', {'data-since': job.started_at}, duration(secondsSince(job.started_at)))],
+    ['', 'bare fit', (job) => [!isOthers(job)
+      && el('a', {class: 'button', href: `#/${pathOf(job)}`, 'aria-label': `Log of job ${job.id}`}, 'Log'), ...actionsOn(job)]]]},
+  queue: {title: 'Queue', statuses: ['pending'], rows: PAGE, empty: 'Nothing waits.', columns: [
+    ['#', 'fit', (job) => el('span', {class: 'muted'}, known(job.position) ? job.position + 1 : '')],
+    ['Job', 'fit bare-label', jobLink],
+    ['Command', 'bare command', (job) => what(job)],
+    ['GPUs', 'fit', (job) => job.only_node && hasNodes() ? `${job.gpus} on ${job.only_node}` : String(job.gpus)],
+    ['Waits because', 'whole', (job) => el('div', {}, job.waiting_for, ' ', el('div', {class: 'muted'}, starts(job)))],
+    ['Priority', 'fit', (job) => !isOthers(job) && prioritySelect(job)],
+    ['', 'bare fit', (job) => actionsOn(job)]]},
+  history: {title: 'History', statuses: FINAL, rows: PAGE, empty: 'No job has finished yet.', columns: [
+    ['Job', 'fit bare-label', jobLink],
+    ['Result', 'fit bare-label', ({status, outcome, command}) =>
+      badge(status, status === 'completed' || command === null ? status : outcome ?? '-', status)],
+    ['Command', 'bare', (job) => what(job, job.cause_line)],
+    ['Where', 'fit bare-label', (job) => job.started_at ? where(job) : '-'],
+    ['Runtime', 'fit', (job) => known(job.runtime_seconds) ? duration(job.runtime_seconds) : '-'],
+    ['Finished', 'fit', ({finished_at: end}) => el('time', {datetime: end, title: clock(end)}, ago(end))],
+    ['', 'bare fit', (job) => actionsOn(job)]]},
+};
+
+const drawTables = (counts = {}) => show(at('tables'),
+  Object.entries(TABLES).map(([part, table]) => drawTable(part, table, lists[part], counts[part])));
+
+function drawTable(part, table, loaded = [], all = 0) {
+  const list = loaded.filter(matches), kept = loaded.length, left = list.length - table.rows;
+  const drawCell = (content) => Array.isArray(content) ? el('div', {class: 'actions'}, content) : content;
+  const drawRow = (job) => el('tr', {role: 'row', key: job.id, 'data-job': job.id}, table.columns.map(
+    ([name, kind, cell]) => el('td', {role: 'cell', class: kind, 'data-label': name}, drawCell(cell(job)))));
+  const told = listed(isFiltered() && `${number(list.length)} of ${number(all)}`,
+    kept < all && `the ${part === 'queue' ? 'first' : 'latest'} ${number(kept)} of ${number(all)} are here`);
+  const heads = table.columns.map(([name]) =>
+    el('th', {scope: 'col', role: 'columnheader'}, name || el('span', {class: 'unseen'}, 'Actions')));
+  const isHidden = filter.status && !table.statuses.includes(filter.status);
+  return el('section', {id: `${part}-part`, key: part, 'aria-labelledby': part, hidden: Boolean(isHidden)},
+    el('div', {class: 'head'}, el('h2', {id: part, tabindex: -1}, table.title),
+      el('span', {id: `${part}-told`, class: 'muted'}, told)),
+    el('div', {class: 'panel'}, lists[part] && !list.length
+      && el('p', {class: 'empty'}, isFiltered() ? 'No job matches the filter.' : table.empty),
+    list.length > 0 && el('div', {class: 'scroll'}, el('table', {class: 'cards', role: 'table', 'aria-labelledby': part},
+      el('thead', {role: 'rowgroup'}, el('tr', {role: 'row'}, heads)),
+      el('tbody', {role: 'rowgroup'}, list.slice(0, table.rows).map(drawRow)))),
+    left > 0 && el('div', {class: 'more'}, button(`Show ${Math.min(PAGE, left)} more of ${number(left)}`,
+      () => { table.rows += PAGE; draw(); }))));
+}
+
+function prioritySelect(job) {
+  const onchange = async ({target}) => {
+    const priority = Number(target.value);
+    if (!await act('PATCH', `queue/${job.id}`, {priority}, `Job ${job.id} has another priority.`)) {
+      target.value = jobs.get(job.id)?.priority ?? job.priority;
+    }
+  };
+  const facts = {'aria-label': `Priority of job ${job.id}`, onblur: refreshSoon, onchange};
+  return choice(facts, priorities(job.priority), job.priority);
+}
+
+const priorities = (chosen) => [...PRIORITIES.entries(), ...(PRIORITIES[chosen] ? [] : [[chosen, chosen]])];
+
+// ---- What may be done with a job
+
+function actionsOn(job, isPage = false) {       // the buttons in its row, or on its page
+  const {id, status, position, stopping} = job, last = Math.max(0, service.queued_jobs - 1);
+  const make = (text, onclick, facts) => button(text, onclick, '', {key: text, 'aria-label': `${text} job ${id}`, ...facts});
+  const move = (text, place, where) => service.is_owner && make(text, () => act('PATCH', `queue/${id}`, {position: place},
+    `Job ${id} was moved ${where}.`), {disabled: position === place, 'aria-label': `Move job ${id} ${where}`});
+  const end = (text) => make(text, () => endJob(job), {class: 'danger', disabled: Boolean(stopping)});
+  if (isOthers(job)) return [];
+  if (status === 'running') return [end(stopping ? 'Stopping\u2026' : 'Kill')];
+  if (status !== 'pending') {
+    return [make('Retry', () => retryJob(job, isPage)), isPage && button('Change and add', () => openAddForm(job))];
+  }
+  return [move(isPage ? 'Move first' : 'First', 0, 'to the front'), move(isPage ? 'Move last' : 'Last', last, 'to the end'),
+    isPage && prioritySelect(job), end('Cancel')];
+}
+
+async function retryJob(job, isPage) {
+  const added = await act('POST', `${pathOf(job)}/retry`, undefined, ({id}) => `Job ${job.id} runs again as ${id}.`);
+  if (added && isPage) location.hash = `#/${pathOf(added)}`;
+}
+
+async function endJob(job) {
+  const [verb, loss, keep, path, done] = job.status === 'running'
+    ? ['Kill', 'All its processes are stopped: first asked to end, then killed. What it has not saved is lost.', 'Let it run',
+      pathOf(job), 'is being stopped']
+    : ['Cancel', 'It is taken out of the queue, and so are jobs that run after it.', 'Keep it',
+      `queue/${job.id}`, 'was taken out of the queue'];
+  const isSure = await confirmed(`${verb} job ${job.id}?`, loss, commandOf(job), `${verb} job`, keep);
+  if (isSure) await act('DELETE', path, undefined, `Job ${job.id} ${done}.`);
+}
+
+// What is asked of the user; what the dialog was closed with, or nothing.
+function openDialog(title, focused, ...children) {
+  const dialog = at('dialog');
+  dialog.replaceChildren(el('h2', {id: 'dialog-title'}, title), ...children);
+  dialog.returnValue = '';
+  dialog.showModal();                           // whose end gives the focus back
+  focused.focus();
+  return new Promise((resolve) => { dialog.onclose = () => resolve(dialog.returnValue); });
+}
+
+async function confirmed(title, text, detail, verb, refusal) {
+  const keep = el('button', {value: ''}, refusal), go = el('button', {value: 'yes', class: 'primary danger'}, verb);
+  return await openDialog(title, keep, el('p', {}, text), el('pre', {tabindex: 0}, detail),
+    el('form', {method: 'dialog', class: 'buttons'}, keep, go)) === 'yes';
+}
+
+function pauseButton(isPaused, path, label, told) {             // of all jobs, or of a GPU
+  const verb = isPaused ? 'Resume' : 'Pause', full = `${path}/${verb.toLowerCase()}`;
+  return service.is_owner && button(verb, () => act('POST', full, undefined, told), '', {'aria-label': label});
+}
+
+// ---- Adding a job
+
+const FIELDS = FORM_ROWS;                       // what may be asked of a job, from its table of fields: see form_rows()
+const READ = {                                  // what is sent of a text; the service reads times, sizes and lists itself
+  boolean: () => true,
+  number: (text) => Number.isNaN(Number(text)) ? text : Number(text),
+  object: (text) => Object.fromEntries(text.split('\n').filter((line) => line.trim()).map((line) => {
+    const [name, ...texts] = line.split('=');
+    return [name.trim(), texts.length ? texts.join('=') : null];
+  })),
+};
+READ.integer = READ.number;
+
+function makeInput({name, type, like}, fact) {
+  const facts = {id: `add-${name}`, name, autocomplete: 'off', spellcheck: 'false', 'aria-describedby': `add-${name}-help`};
+  if (type === 'boolean') return el('input', {...facts, type: 'checkbox', checked: Boolean(fact)});
+  if (name === 'priority') return choice(facts, priorities(fact ?? 1), fact ?? 1);
+  if (name === 'node') return choice(facts, [['', 'any'], ...service.nodes.map((node) => [node.name, node.name])], fact ?? '');
+  Object.assign(facts, {placeholder: like, required: name === 'command'});
+  if (name === 'command' || type === 'object') return el('textarea', {...facts, rows: name === 'command' ? 3 : 2}, fact);
+  return el('input', {...facts, type: 'text', value: fact});
+}
+
+function openAddForm(job = {}) {                // or another such job
+  let key = null, sent = null;                  // the same is sent again with the same key, so that it is added once
+  const given = {...job, node: job.only_node, gpu_mem_mib: job.gpu_mem_mib && `${job.gpu_mem_mib}M`};
+  const lost = [job.env_digest && 'its environment variables, which the service does not tell',
+    job.snapshot && 'its snapshot: it runs in the directory as that is now'].filter(Boolean);
+  const fields = FIELDS.filter(({name}) => name !== 'node' || hasNodes());
+  const drawField = (row) => {
+    const {name, help} = row, input = makeInput(row, given[name]);
+    return el('div', {class: ['command', 'node', 'cwd', 'env'].includes(name) ? 'all' : ''},
+      el('label', {for: input.id}, labelOf(name)), input, el('span', {class: 'help', id: `${input.id}-help`}, help));
+  };
+  const fault = el('p', {class: 'fault', role: 'alert'}), send = el('button', {class: 'primary'}, 'Add job');
+  const form = el('form', {onsubmit: submit}, el('div', {class: 'form'}, fields.filter(({first}) => first).map(drawField)),
+    el('details', {open: Boolean(given.command)}, el('summary', {}, 'More: directory, retries, environment \u2026'),
+      el('div', {class: 'form'}, fields.filter(({first}) => !first).map(drawField))),
+    lost.length > 0 && el('p', {class: 'small muted lost'}, `Left out: ${lost.join('; ')}.`),
+    fault, el('div', {class: 'buttons'}, button('Cancel', () => at('dialog').close()), send));
+  async function submit(event) {
+    event.preventDefault();
+    send.disabled = true;
+    show(fault);
+    const texts = new FormData(form), isGiven = ({name}) => texts.get(name)?.trim();
+    const asked = Object.fromEntries(FIELDS.filter(isGiven).map(
+      ({name, type}) => [name, (READ[type] ?? String)(texts.get(name).trim())]));
+    if (sent !== JSON.stringify(asked)) key = crypto.getRandomValues(new BigUint64Array(2)).join('-');
+    sent = JSON.stringify(asked);
+    const isAdded = await act('POST', 'queue', asked, ({id, warning = ''}) => `Job ${id} was added. ${warning}`,
+      {'Idempotency-Key': key}, (error) => show(fault, sentences(error)));
+    if (isAdded) at('dialog').close();
+    send.disabled = false;
+  }
+  form.elements.command.addEventListener('keydown',
+    (event) => { if (event.key === 'Enter' && (event.ctrlKey || event.metaKey)) form.requestSubmit(); });
+  openDialog('Add a job', form.elements.command, form);
+}
+
+at('add').addEventListener('click', () => openAddForm());
+
+// ---- Logs.  A small terminal: 16 colours, \r, \b and "erase the line"; all other escapes are dropped.
+
+// CSI, of which two are obeyed; OSC; DCS and the like; other escapes; one of which the end has not come; control characters; text
+const TOKENS = new RegExp([/\x1b\[([0-?]*)[ -/]*([@-~])/, /\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)/,
+  /\x1b[PX^_][^\x1b]*\x1b\\/, /\x1b[ -/]*[0-OQ-WYZ`-~]/, /\x1b[^\x07]*$/, /[\x00-\x08\x0a-\x1f\x7f]/, /[^\x00-\x08\x0a-\x1f\x7f]+/]
+  .map((part) => part.source).join('|'), 'g');
+const GROUPS = [/^(1|2|22)$/, /^2?3$/, /^2?4$/, /^2?7$/, /^2?9$/, /^[39]\d$/, /^(4|10)\d$/];     // one code of each holds
+const ENDING = /^(2\d|[34][89])$/;              // back to how it was; 256 colours and more are not shown
+
+function restyle(style, parameters) {           // a style: the codes that hold
+  for (const codes = parameters.split(';').map(Number); codes.length;) {
+    const code = codes.shift(), group = GROUPS.find((each) => each.test(code));
+    if (group) style = style.filter((each) => !group.test(each));
+    if (!code) style = [];
+    else if (group && !ENDING.test(code)) style = [...style, code];
+    if (code === 38 || code === 48) codes.splice(0, codes[0] === 2 ? 4 : 2);
+  }
+  return style;
+}
+
+// What a line shows, as [text, classes] one after the other; and the style that goes on after it.
+function renderLine(raw, style) {
+  if (!/[\x00-\x08\x0a-\x1f\x7f]/.test(raw)) return [[[raw, classesOf(style)]], style];
+  let cells = [], cursor = 0;
+  for (const [whole, parameters, final] of raw.matchAll(TOKENS)) {
+    if (whole === '\r') cursor = 0;
+    else if (whole === '\b') cursor = Math.max(0, cursor - 1);
+    else if (final === 'm') style = restyle(style, parameters);
+    else if (final === 'K' && parameters === '2') [cells, cursor] = [[], 0];
+    else if (final === 'K' && parameters !== '1') cells.length = Math.min(cells.length, cursor);
+    else if (/^[^\x00-\x08\x0a-\x1f\x7f]/.test(whole)) {
+      const classes = classesOf(style);
+      for (const letter of whole) cells[cursor++] = [letter, classes];
+    }
+  }
+  const runs = [];
+  for (const [letter, classes] of cells) {
+    if (runs.length && runs.at(-1)[1] === classes) runs.at(-1)[0] += letter;
+    else runs.push([letter, classes]);
+  }
+  return [runs, style];
+}
+
+const classesOf = (style) => style.map((code) => `sgr${code}`).join(' ');
+
+const lineNode = (runs, kind) => el('div', {class: kind}, ...runs.map(([text, classes]) =>
+  classes ? el('span', {class: classes}, text) : text));
+
+// stdout and stderr are read each by itself: a progress bar on one and lines on the other do not run into each other.
+class LogSource {
+  constructor(name, kind) {
+    Object.assign(this, {name, kind, offset: null, decoder: new TextDecoder(), raw: '', style: []});
+  }
+
+  feed(bytes) {                                 // the lines that have come to their end
+    const lines = (this.raw + this.decoder.decode(bytes, {stream: true})).split('\n'), last = lines.pop();
+    this.raw = last;
+    if (last.length > LINE_LENGTH) {            // of a progress bar only what it shows now
+      this.raw = last.slice(Math.max(0, last.lastIndexOf('\r', last.length - 2))).slice(0, LINE_LENGTH);
+    }
+    return lines.map((raw) => {
+      const [runs, style] = renderLine(raw.slice(0, LINE_LENGTH), this.style);
+      this.style = style;
+      return [runs, this.kind];
+    });
+  }
+}
+
+// What is new is asked for again and again: a log that is open holds no connection, and one that fails harms nothing.
+class LogView {
+  constructor(id) {
+    Object.assign(this, {id, draw: onFrame(() => this.drawNow())});
+    this.told = el('span', {class: 'told small muted'});
+    this.stream = choice({'aria-label': 'Which output', onchange: () => this.open()},
+      ['both', 'stdout', 'stderr'].map((name) => [name, name]), 'both');
+    this.sticky = el('input', {type: 'checkbox', onchange: () => this.scrollToEnd()});
+    this.box = el('div', {class: 'lines', role: 'log', 'aria-live': 'off', 'aria-label': `Log of job ${id}`, tabindex: 0});
+    const wrap = el('input', {type: 'checkbox', checked: true,
+      onchange: () => this.box.classList.toggle('long', !wrap.checked)});
+    this.node = el('div', {class: 'log'}, el('div', {class: 'head'}, this.told,
+      el('label', {class: 'check'}, this.sticky, 'Follow'), el('label', {class: 'check'}, wrap, 'Wrap'), this.stream,
+      button('Download', () => this.download(), '', {'aria-label': `Download the log of job ${id}`})), this.box);
+    this.box.addEventListener('scroll', () => {
+      this.sticky.checked = this.box.scrollHeight - this.box.scrollTop - this.box.clientHeight < 24;
+    }, {passive: true});
+    this.open();
+  }
+
+  async open() {
+    this.close();
+    const run = this.run = {}, isBoth = this.stream.value === 'both', [soon, rarely, inTrouble] = LOG_PAUSES_MS;
+    const names = isBoth ? ['stdout', 'stderr'] : [this.stream.value];
+    Object.assign(this, {ready: [], partials: [], dropped: 0, isOver: false, trouble: 'opening',
+      sources: names.map((name) => new LogSource(name, isBoth && name === 'stderr' ? 'err' : null))});
+    this.box.replaceChildren();
+    this.sticky.checked = true;
+    this.tell();
+    for (let pause = soon; !this.isOver;) {
+      while (document.hidden) await visibilityChange();
+      if (this.run !== run) return;
+      const isFinal = FINAL.includes(jobs.get(this.id)?.status), hasNews = [];
+      const readAll = async () => { for (const source of this.sources) hasNews.push(await this.read(source, run)); };
+      const fault = await readAll().catch((error) => error);
+      if (this.run !== run) return;
+      this.trouble = fault && (fault.status ? fault.message : 'the connection is lost');
+      this.isOver = fault ? fault.status >= 400 && fault.status < 500 : isFinal;
+      pause = fault ? Math.min(inTrouble, 2 * pause) : hasNews.some(Boolean) ? soon : Math.min(rarely, 1.5 * pause);
+      this.draw();
+      await new Promise((resolve) => setTimeout(resolve, pause));
+    }
+  }
+
+  async read(source, run) {
+    const former = source.offset, from = former === null ? `tail=${LOG_TAIL}` : `offset=${former}`;
+    const begin = (headers) => {
+      const start = Number(headers.get('Log-Offset'));
+      if (former !== null && former !== start) this.open();     // another file
+      source.offset = start;
+    };
+    this.control = new AbortController();
+    const path = `${pathOf(this)}/logs?stream=${source.name}&${from}`;
+    for await (const bytes of pieces(path, this.control, ANSWER_MS, begin)) {
+      if (this.run !== run) return;
+      source.offset += bytes.length;
+      this.ready.push(...source.feed(bytes));
+      this.dropped += this.ready.splice(0, Math.max(0, this.ready.length - LOG_LINES)).length;
+      this.draw();
+    }
+    return source.offset !== former;
+  }
+
+  close() {
+    this.run = null;
+    this.control?.abort();
+  }
+
+  drawNow() {
+    const {box, ready} = this, isAtEnd = this.sticky.checked;
+    for (const node of this.partials) node.remove();
+    this.partials = this.sources.filter((source) => source.raw).map(
+      (source) => lineNode(renderLine(source.raw, source.style)[0], source.kind));
+    box.append(...ready.splice(0).map((line) => lineNode(...line)), ...this.partials);
+    const height = box.scrollHeight;
+    for (; box.children.length > LOG_LINES; this.dropped++) box.firstChild.remove();
+    if (!isAtEnd) box.scrollTop -= height - box.scrollHeight;   // what is read stays where it is
+    if (isAtEnd) this.scrollToEnd();
+    this.tell();
+  }
+
+  tell() {
+    const count = this.box.children.length, isWaiting = jobs.get(this.id)?.status === 'pending';
+    show(this.told, listed(isWaiting ? 'the next attempt has not started' : this.trouble
+      ?? (this.isOver ? (count ? 'complete' : 'it has printed nothing') : count ? 'live' : 'nothing printed yet'),
+    count && counted(count, 'line'),
+    this.dropped ? `${number(this.dropped)} before are left out` : count >= LOG_TAIL && 'earlier ones are left out'));
+    this.box.classList.toggle('over', this.isOver);
+  }
+
+  scrollToEnd() {
+    if (this.sticky.checked) this.box.scrollTop = this.box.scrollHeight;
+  }
+
+  async download() {
+    try {
+      const answer = await request('GET', `${pathOf(this)}/logs?stream=${this.stream.value}`);
+      const address = URL.createObjectURL(await answer.blob());
+      el('a', {href: address, download: `nexus-${this.id}.log`}).click();
+      setTimeout(() => URL.revokeObjectURL(address), 60000);
+    } catch (error) {
+      complain(error);
+    }
+  }
+}
+
+// ---- A job's page
+
+const SHOWN_ELSEWHERE = ['id', 'status', 'command', 'name', 'status_history', 'position', 'waiting_for', 'reason', 'attempts',
+  'cause_line', 'outcome', 'stopping', 'unknown_since'];
+const LABELS = {cpu_seconds: 'CPU time', cpu_percent: 'CPU', peak_rss_mib: 'peak memory', rss_mib: 'memory', cwd: 'directory',
+  node: 'machine', only_node: 'only on', remote_id: 'id there', gpus: 'GPUs', gpu_ids: 'GPU ids',
+  gpu_mem_mib: 'GPU memory', timeout_seconds: 'time limit', after: 'after jobs', env: 'environment'};
+const isWide = (name) => ['cwd', 'log_dir', 'gpu_uuids', 'notes', 'snapshot', 'session', 'env_digest'].includes(name);
+
+const labelOf = (name) => LABELS[name] ?? name.replace(/_(seconds|mib)$/, '').replaceAll('_', ' ');
+
+function describeFact(name, fact) {
+  if (name === 'after' || name === 'retried_as') return [fact].flat().flatMap((id) => [jobLink({id}), ' ']);
+  if (/_at$|^estimated_start$/.test(name)) return `${clock(fact)}${name === 'estimated_start' ? '' : ` (${ago(fact)})`}`;
+  if (/_seconds$|^expected_time$/.test(name)) return duration(fact);
+  if (/_mib$/.test(name)) return size(fact);
+  if (name === 'mean_gpu_util' || name === 'cpu_percent') return percent(fact);
+  if (name === 'priority') return PRIORITIES[fact] ?? String(fact);
+  if (Array.isArray(fact)) return fact.join(', ');
+  if (typeof fact === 'object') return Object.entries(fact).map((pair) => pair.join('=')).join(', ');
+  return fact === true ? 'yes' : String(fact);
+}
+
+function part(title, ...children) {             // a part of the page that has a heading
+  return el('section', {'aria-label': title, key: title}, el('div', {class: 'head'}, el('h2', {}, title)), ...children);
+}
+
+class JobPage {
+  constructor(id) {
+    Object.assign(this, {id, turn: 0, job: null, why: null, fault: null, log: null});
+    at('job').replaceChildren();
+    this.draw();
+  }
+
+  async load() {
+    if (this.fault) return;
+    const turn = ++this.turn;
+    try {
+      const job = await ask('GET', pathOf(this));
+      const why = job.status === 'pending' ? await ask('GET', `${pathOf(this)}/why`) : null;
+      if (jobPage !== this || turn !== this.turn) return;
+      jobs.set(job.id, job);
+      Object.assign(this, {job, why});
+    } catch (error) {
+      if (!error.status) throw error;
+      if (jobPage !== this) return;
+      if (![403, 404].includes(error.status)) return complain(error);
+      this.fault = error;
+      this.log?.close();
+    }
+    this.draw();
+  }
+
+  draw() {
+    const {job, fault} = this, isRunning = job?.status === 'running', isFinal = FINAL.includes(job?.status);
+    if (job && !this.log && (job.started_at || isFinal || job.attempt > 0)) this.log = new LogView(job.id);
+    else if (this.log?.isOver && isRunning) this.log.open();
+    const result = job?.stopping ? 'stopping'
+      : isFinal && job.status !== 'completed' ? `${job.status}: ${job.outcome ?? '-'}` : job?.status;
+    show(at('job'), el('p', {}, el('a', {href: '#/'}, '\u2190 All jobs')),
+      el('div', {class: 'head'}, el('h1', {tabindex: -1}, fault?.message ?? `Job ${this.id}`), job && !fault && [
+        badge(job.status, result),
+        el('span', {class: 'muted', 'data-since': isRunning && job.started_at},
+          job.started_at && duration(isRunning ? secondsSince(job.started_at) : job.runtime_seconds)),
+        el('span', {class: 'grow'}),
+        el('div', {class: 'steps'}, actionsOn(job, true))]),
+      fault ? el('p', {class: 'muted'}, fault.hint) : job && this.drawParts(job));
+    if (fault || !this.log) return;
+    if (!this.log.node.isConnected) at('log-part').append(this.log.node);
+    this.log.tell();
+  }
+
+  drawParts(job) {
+    const isEmpty = (fact) => [null, false, ''].includes(fact) || (typeof fact === 'object' && !Object.keys(fact).length);
+    const facts = Object.entries(job).filter(([name, fact]) => !SHOWN_ELSEWHERE.includes(name) && !isEmpty(fact))
+      .sort(([a], [b]) => isWide(a) - isWide(b));
+    const list = (rows, quiet = []) => el('ul', {class: 'reasons panel pad'}, rows.map((text) => el('li', {}, text)),
+      quiet.map((text) => el('li', {class: 'muted'}, text)));
+    const hasAttempts = job.attempts?.length > (job.status === 'pending' ? 0 : 1);
+    return [
+      el('p', {class: 'muted'}, listed(job.name, job.user, job.started_at ? where(job) : `asks for ${counted(job.gpus || 'no', 'GPU')}`)),
+      el('section', {class: 'panel', 'aria-label': 'Command', key: 'Command'}, el('pre', {class: 'pad'}, commandOf(job))),
+      job.unknown_since && el('p', {class: 'banner bad'}, `${job.node} has not been heard since `,
+        `${clock(job.unknown_since)}: nothing is known of this job until it is back.`),
+      job.cause_line && el('p', {class: 'banner bad', key: 'cause'}, job.cause_line),
+      this.why && part('Why it waits', list([this.why.why, ...this.why.facts], this.why.verdicts)),
+      this.log && part('Log', el('div', {id: 'log-part', 'data-own': true})),
+      hasAttempts && part('Attempts', list(job.attempts.map((attempt) => listed(`${attempt.attempt}: ${attempt.outcome ?? 'running'}`,
+        where({...attempt, remote_id: attempt.node}), duration(attempt.runtime_seconds ?? 0), attempt.cause_line)))),
+      part('Facts', el('div', {class: 'panel'},
+        el('ol', {class: 'steps pad'}, job.status_history.map(([status, when]) =>
+          el('li', {}, badge(status), ' ', el('span', {class: 'muted small'}, clock(when))))),
+        el('dl', {class: 'facts-list'}, facts.map(([name, fact]) => el('div', {class: isWide(name) && 'wide', key: name},
+          el('dt', {}, labelOf(name)), el('dd', {class: isWide(name) && 'mono'}, describeFact(name, fact)))))))];
+  }
+}
+
+// ---- /docs: what /openapi.json says, and a form that tries each call
+
+const ANSWER_LENGTH = 200000;                   // characters that are shown of one
+const quote = (text) => `'${text.replaceAll("'", "'\\''")}'`;
+const indented = (fact) => JSON.stringify(fact, null, 2);
+let shapes = {};
+
+function typeOf(schema) {                       // a schema in a word or two
+  if (!schema) return '';
+  if (schema.$ref) return schema.$ref.split('/').pop();
+  if (schema.enum) return schema.enum.join(' | ');
+  if (schema.anyOf) return schema.anyOf.map(typeOf).join(' or ');
+  if (schema.type === 'array') return `${typeOf(schema.items) || 'any'}[]`;
+  return schema.format ?? schema.type ?? 'any';
+}
+
+function describeShape([name, schema]) {
+  const rows = Object.entries(schema.properties ?? {}).map(([key, fact]) => `${key}${schema.required?.includes(key) ? '' : '?'}: `
+    + typeOf(fact) + (fact.description ? `   (${fact.description})` : ''));
+  return el('details', {class: 'call panel', id: `shape-${name}`}, el('summary', {}, el('code', {}, name)),
+    el('pre', {tabindex: 0}, rows.join('\n') || indented(schema)));
+}
+
+function readInputs(path, inputs, kind) {       // what is sent: its address, and the rest as fetch() takes it
+  const url = new URL(path.slice(1) || '.', location.href), headers = {};
+  let body;
+  for (const {name, in: place, input: {value}} of inputs) {
+    if (place === 'path') url.pathname = url.pathname.replace(encodeURI(`{${name}}`), encodeURIComponent(value.trim()));
+    else if (place === 'body') [headers['Content-Type'], body] = [kind, value];
+    else if (place === 'form') (body ??= new FormData()).append(name, new Blob([value]), name);
+    else if (value && place === 'query') url.searchParams.set(name, value);
+    else if (value) headers[name] = value;
+  }
+  return {url: url.href, headers, body};
+}
+
+function curlOf(method, {url, headers, body}) {
+  const sent = body instanceof FormData ? Array.from(body.keys(), (name) => `-F ${quote(`${name}=@${name}`)}`)
+    : known(body) ? [`-d ${quote(body)}`] : [];
+  const told = Object.entries(headers).map((pair) => `-H ${quote(pair.join(': '))}`);
+  return ['curl', method !== 'GET' && `-X ${method}`, getToken() && '-H "Authorization: Bearer $NEXUS_TOKEN"',
+    ...told, ...sent, quote(url)].filter(Boolean).join(' ');
+}
+
+async function showAnswer(place, method, {url, ...options}) {           // as it comes; JSON once it is whole, indented
+  const status = el('p', {}, 'Asking \u2026'), shown = el('pre', {tabindex: 0, 'aria-label': 'the answer'});
+  const began = performance.now(), decoder = new TextDecoder();
+  let line = '', text = '';
+  place.replaceChildren(status);
+  try {
+    const answer = await request(method, url, options).catch((error) => error.answer ?? Promise.reject(error));
+    const isJson = answer.headers.get('Content-Type')?.startsWith('application/json');
+    line = `${answer.status} ${answer.statusText}`;
+    status.className = answer.ok ? '' : 'fault';
+    show(status, line);
+    place.append(el('details', {}, el('summary', {}, 'Headers'),
+      el('pre', {tabindex: 0}, Array.from(answer.headers, (pair) => pair.join(': ')).join('\n'))), shown);
+    for await (const piece of readPieces(answer)) {
+      text += decoder.decode(piece, {stream: true});
+      if (isJson) continue;
+      show(shown, text = text.slice(-ANSWER_LENGTH));
+      shown.scrollTop = shown.scrollHeight;
+    }
+    if (isJson) show(shown, indented(JSON.parse(text)).slice(0, ANSWER_LENGTH));
+    show(status, `${line}, whole after ${Math.round(performance.now() - began)} ms`);
+  } catch (error) {
+    show(status, listed(line, error.name === 'AbortError' ? 'stopped' : error.message));
+  }
+}
+
+function drawCall(path, method, {operationId: id, summary, description, parameters, requestBody, responses}) {
+  const [[kind, body] = []] = Object.entries(requestBody?.content ?? {});
+  const shape = shapes[typeOf(body?.schema)] ?? body?.schema;
+  const parts = kind === 'application/json'
+    ? [{name: 'Body', in: 'body', description: typeOf(body.schema), examples: [indented(shape.examples?.[0] ?? {})]}]
+    : Object.entries(shape?.properties ?? {}).map(([name, facts]) => ({name, in: 'form', ...facts}));
+  const inputs = [...parameters, ...parts].map((row) => {
+    const {required, schema, examples} = row, choices = schema?.enum ?? schema?.items?.enum;
+    return {...row, input: !schema ? el('textarea', {rows: 6, spellcheck: 'false'}, examples?.[0])
+      : choices ? choice({}, ['', ...choices].map((word) => [word, word]), '')
+        : el('input', {autocomplete: 'off', spellcheck: 'false', required, placeholder: schema.examples?.[0]})};
+  });
+  const fields = inputs.map(({name, description, required, schema, input}) => el('div', {class: !schema && 'all'},
+    el('label', {}, `${name} `,
+      el('span', {class: 'help'}, schema && !required ? `${description} (optional)` : description), input)));
+  const curl = el('pre', {tabindex: 0, 'aria-label': 'the same with curl'});
+  const answer = el('div', {'aria-live': 'polite'});
+  const send = el('button', {class: 'primary'}, 'Send');
+  const stop = button('Stop', () => control.abort(), '', {hidden: true});
+  const oninput = () => show(curl, curlOf(method, readInputs(path, inputs, kind)));
+  let control = null;
+  async function onsubmit(event) {
+    event.preventDefault();
+    if (id === 'post_service_stop'
+      && !await confirmed('End the service?', 'Running jobs go on.', 'POST /service/stop', 'End it', 'Keep it')) return;
+    control = new AbortController();
+    [send.disabled, stop.hidden] = [true, false];
+    await showAnswer(answer, method, {...readInputs(path, inputs, kind), signal: control.signal});
+    [send.disabled, stop.hidden] = [false, true];
+  }
+  oninput();
+  return el('details', {class: 'call panel', id},
+    el('summary', {}, el('b', {class: 'method'}, method), el('code', {}, path), el('span', {class: 'muted'}, summary)),
+    el('p', {class: 'text'}, description),
+    el('form', {oninput, onsubmit}, el('div', {class: 'form'}, fields), el('h3', {}, 'With curl'), curl,
+      el('div', {class: 'buttons'}, stop, send), answer),
+    el('h3', {}, 'Answers'), el('ul', {}, Object.entries(responses).map(([status, {content = {}, ...told}]) =>
+      el('li', {}, [`${status}: ${told.description ?? typeOf(told)}`,
+        ...Object.entries(content).map(([type, {schema}]) => `${type} ${typeOf(schema)}`)].join(' \u2014 ')))));
+}
+
+async function openDocs() {
+  document.body.className = 'docs';
+  document.title = 'nexus: the API';
+  at('docs').hidden = false;
+  const api = await ask('GET', 'openapi.json');
+  shapes = api.components.schemas;
+  show(at('about'), `${api.info.description}\n\nVersion ${api.info.version}`);
+  const calls = Object.entries(api.paths).flatMap(([path, methods]) =>
+    Object.entries(methods).map(([method, facts]) => drawCall(path, method.toUpperCase(), facts)));
+  at('calls').append(el('h2', {}, 'Calls'), ...calls,
+    el('h2', {}, 'Shapes'), ...Object.entries(shapes).map(describeShape));
+  at('find').addEventListener('input', () => {
+    const words = at('find').value.toLowerCase().split(/\s+/);
+    const isFound = (text) => words.every((word) => text.toLowerCase().includes(word));
+    for (const call of calls) call.hidden = !isFound(call.firstChild.textContent);
+  });
+  const wanted = at(decodeURIComponent(location.hash.slice(1)));
+  if (wanted?.tagName === 'DETAILS') { wanted.open = true; wanted.scrollIntoView(); }
+}
+
+// ---- Which view
+
+let jobPage = null;
+
+function route() {
+  const [, id, part] = /^#\/(?:jobs\/([^/]+)|(gpus|running|queue|history))$/.exec(location.hash) ?? [];
+  jobPage?.log?.close();
+  jobPage = id ? new JobPage(decodeURIComponent(id)) : null;
+  at('overview').hidden = Boolean(id);
+  at('job').hidden = !id;
+  if (id) {
+    jobPage.load().catch(() => {});             // refresh() tells of a lost connection
+    at('job').querySelector('h1').focus();
+    scrollTo(0, 0);
+  } else if (part) {
+    at(part).scrollIntoView({block: 'start'});
+    at(part).focus({preventScroll: true});
+  }
+  if (following) refreshSoon();
+  draw();
+}
+
+document.querySelector('.skip').addEventListener('click', (event) => { event.preventDefault(); at('main').focus(); });
+
+keepToken(getToken());
+if (isDocs) {
+  openDocs().catch(complain);
+} else {
+  addEventListener('hashchange', route);
+  drawTables();
+  route();
+  follow();
+}
+</script>
+</body>
+</html>
+'''.replace("FORM_ROWS", json.dumps(form_rows()))
 
 
 if __name__ == "__main__":
