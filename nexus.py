@@ -5971,7 +5971,7 @@ cwd=${commit:+$tree/}$folder
 uptime_cs() { read -r up rest < /proc/uptime; up=${up%.*}${up#*.}; }
 fail() { [ -n "$waited" ] || rm -f "$dir/claim-$$"; say fail "$id" "$attempt" "$@"; printf '%s\n' "$*" >&2; exit 0; }
 # From here on it counts as begun.  A runner that has waited is told so, when the service's record of it is on the disk.
-begin() {
+note_begin() {
   [ -z "$waited" ] || read -r rest <&8 || exit 0
   uptime_cs
   printf '%s\n' "$up" >> "$dir/attempt-$attempt" || fail "the log folder $dir cannot be written"
@@ -5996,7 +5996,7 @@ finish() {
 }
 # The command does not run: $1 is the cause, `launch` or `bounce`, and the rest says why.
 refuse() {
-  cause=$1 took=0
+  cause=$1 took=0 again=
   shift
   words=$*
   command exec 9>&-
@@ -6078,7 +6078,7 @@ if [ -z "$waited" ]; then
   hold || refuse bounce a GPU lease was lost before its job began
 fi
 again=                                    # whether it waits for another job after this one
-if [ "$waited" ] && [ -z "$commit" ]; then again=yes; else begin; fi
+if [ "$waited" ] && [ -z "$commit" ]; then again=yes; else note_begin; fi
 if [ "$commit" ]; then
   find_made
   said=$(make_tree 2>&1) || refuse launch "the snapshot of $repo cannot be checked out: $said"
@@ -6088,7 +6088,7 @@ own_path=$PATH PATH=$job_path
 command -v bash > /dev/null || { PATH=$own_path; refuse launch "bash was not found on PATH ($job_path)"; }
 PATH=$own_path
 command exec 5>>"$dir/stderr.log" 6>>"$dir/stdout.log" || refuse launch "the log files in $dir cannot be written"
-[ -z "$again" ] || begin
+[ -z "$again" ] || note_begin
 if [ -t 1 ] && [ -z "$waited" ]; then     # under screen, its window shows the logs
   NEXUS_ROLE=viewer tail -qn 100 -s 0.2 -f --pid=$$ "$dir/stdout.log" "$dir/stderr.log" </dev/null 2>/dev/null 5>&- 6>&- 9>&- &
   viewer=$!

@@ -153,7 +153,10 @@ def measure_gap() -> None:
             with bench(launcher=launcher) as it:
                 before = it.cpu_s(), it.cpu_s(of_children=True)
                 gaps = list_gaps(it, waiting)
-                own, others = ((now - was) * 10 for now, was in zip((it.cpu_s(), it.cpu_s(of_children=True)), before))
+                own = (it.cpu_s() - before[0]) * 10
+                while Path(f"/proc/{it.pid}/task/{it.pid}/children").read_text():      # runners wait for a while
+                    time.sleep(0.1)
+                others = (it.cpu_s(of_children=True) - before[1]) * 10
                 medians[waiting] = statistics.median(gaps)
                 report(f"gap with {launcher}, {waiting} waiting",
                        f"median {medians[waiting]:.1f} ms, p95 {gaps[94]:.1f} ms", f"<= {limit} ms, p95 <= {2 * limit} ms")
