@@ -10333,8 +10333,8 @@ class RefusalLog:
                                  count - REFUSALS_SHOWN, name, kind)
 
 
-class Api:
-    """The REST interface, as a function from Request to Response."""
+class Gate:
+    """Who may call, and what a call's arguments are: a function from Request to Response."""
 
     def __init__(self, service: Service, token: str, page: str = "") -> None:
         """`page`: what a browser gets at /; a browser is told as all others when there is none."""
@@ -10476,12 +10476,14 @@ class Api:
                              hint="curl: -H 'Content-Type: application/json' -d '{\"command\": \"python train.py\"}'")
         return parse_json(request.read_body(), "the body")
 
+
+class Calls(Gate):
+    """One method for each route, but for those that only hand on what they are given; these are below."""
+
     def find_job(self, id: str, caller: Caller) -> Job:
         """Raises: not_found."""
         job: Job = self.service.store.read(lambda state: find_own_job(state, id, caller))
         return job
-
-    # One method for each route, but for those that only hand on what they are given; these are below
 
     @route("GET /", "user", "what answers here; the dashboard for a browser, whoever asks", "Info or text/html")
     def get_info(self, caller: Caller) -> dict[str, Any]:
@@ -10682,7 +10684,9 @@ class Api:
             health["checks"] = [{**check, "reading": ""} for check in health["checks"]]
         return json_response(health, 200 if health["is_healthy"] else 503)
 
-    # /api: whole scripts by form, in the words of an earlier server
+
+class Api(Calls):
+    """The REST interface; with /api: whole scripts by form, in the words of an earlier server."""
 
     @route("POST /api/submit", "anyone", "queue a script: a form of code and config_file, with a token in that",
            "FormAdded", body="multipart/form-data Form")
@@ -11371,8 +11375,8 @@ ANSWER_PATIENCE_S = 120.0       # with a connection on which nothing comes; one 
 MAX_EVENT_BYTES, MAX_TOLD_BYTES = 2**24, 2**28     # of what answers at NEXUS_URL
 
 
-class Client:
-    """The service's API for Python and for the command line.  Raises NexusError as the service does."""
+class Wire:
+    """A service, wherever it is: who answers there is its owner's, and what was cut off is asked again where that is safe."""
 
     def __init__(self, url: str, token: str = "", layout: Layout | None = None,
                  environ: Mapping[str, str] | None = None) -> None:
@@ -11381,6 +11385,157 @@ class Client:
         self.layout, self.environ = layout, environ or {}
         self.host, self.port, self.is_secure, self.owner = ("localhost", 0, False, "") if layout else parse_url(url)
         self.has_answered = layout is not None                  # at least once
+
+    @contextlib.contextmanager
+    def over_restart(self) -> Iterator[None]:
+        """What is in it may be cut off by the service's end: then wait until one answers.  Raises: unavailable."""
+        try:
+            yield
+            return
+        except NexusError as error:
+            if error.kind != "unavailable":
+                raise
+        time.sleep(0.1)                                 # a stream that it cuts each time is not asked for at full speed
+        told = self.ask("GET", "/")
+        if not isinstance(told, dict) or told.get("name") != "nexus":
+            raise describe_stranger(self.url, "it does not say that it is nexus")
+
+    def ask(self, method: str, path: str, body: object = None, key: str = "") -> Any:
+        """One call; what is answered: JSON, a text, or None.  Raises: what the service answers; unavailable."""
+        is_repeatable = method == "GET" or bool(key)
+        return self.repeat(f"{method} {path}", lambda: read_answer(self.send(method, path, body, key), MAX_TOLD_BYTES),
+                           is_repeatable)
+
+    def open_stream(self, path: str, may_be_silent: bool = False) -> tuple[Mapping[str, str], Iterator[bytes]]:
+        """An answer's headers, and its pieces as they come.
+
+        Raises: what the service answers; unavailable, also later when the line is cut, or nothing comes for too long.
+        """
+        what = f"GET {path}"
+
+        def begin() -> Answer:
+            answer = self.send("GET", path, may_be_silent=may_be_silent)
+            if answer.status >= 400:
+                read_answer(answer, MAX_TOLD_BYTES)
+            return answer
+
+        def pieces() -> Iterator[bytes]:
+            try:
+                yield from answer.pieces
+            except (OSError, ValueError) as error:
+                raise self.describe_loss(what, error) from None
+
+        answer = self.repeat(what, begin)
+        return answer.headers, pieces()
+
+    def repeat(self, what: str, act: Callable[[], T], is_repeatable: bool = True) -> T:
+        """Call `act`, and again while the connection fails and that is safe: it may be done twice, or nothing was sent.
+
+        Raises: unavailable.
+        """
+        give_up_at = time.monotonic() + (RETRY_PATIENCE_S if self.has_answered else STRANGER_PATIENCE_S)
+        while True:
+            try:
+                made = act()
+                self.has_answered = True
+                return made
+            except (OSError, ValueError) as error:
+                is_unsent, hint = isinstance(error, NOT_SENT), ""
+                if "CERTIFICATE" in str(error):
+                    hint = "SSL_CERT_FILE=cert.pem trusts a certificate of your own"
+                elif not (is_repeatable or is_unsent):          # it may have been sent
+                    hint = "it may have been done or not: look before you repeat it"
+                is_over = time.monotonic() > give_up_at or not isinstance(error, OSError)
+                if hint or is_over or (is_unsent and not self.has_answered):
+                    raise self.describe_loss(what, error, hint) from None
+            time.sleep(0.1)                             # its supervisor starts it again
+
+    def describe_loss(self, what: str, error: Exception, hint: str = "") -> NexusError:
+        if not isinstance(error, OSError):
+            return describe_stranger(self.url, format_line(str(error), 100))
+        usual = "nexus start" if self.layout else "check NEXUS_URL, and whether nexus runs there"
+        why = getattr(error, "strerror", None) or error or "it was closed"
+        return NexusError("unavailable", f"{what}: the connection to the service at {self.url} was lost ({why})", hint or usual)
+
+    def connect(self) -> socket.socket:
+        """Raises: OSError; forbidden, when somebody else's program listens there; usage, when `owner` is of no use; unavailable."""
+        running = (find_service(self.layout) if self.layout else None) or {}
+        address: Any = running.get("socket")
+        family = socket.AF_UNIX
+        if self.layout and not running:
+            raise ConnectionRefusedError("it does not run")
+        if not self.layout:
+            family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
+            try:                                        # once: what is checked is what is connected to
+                address = socket.getaddrinfo(self.host, self.port, family, socket.SOCK_STREAM)[0][4]
+            except UnicodeError:
+                raise OSError(f"{self.host} cannot be a machine's name") from None
+            if is_loopback(address[0]) and not self.is_secure:
+                self.check_owner(unmap(address[:2]), None)      # before they even see a connection
+        connection = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            connection.settimeout(ANSWER_PATIENCE_S)
+            connection.connect(address)
+            return connection if self.layout else self.secure(connection)
+        except BaseException as error:
+            connection.close()
+            if not self.layout or not isinstance(error, FileNotFoundError) or find_service(self.layout) != running:
+                raise                                   # of a service that has just ended, too
+            raise NexusError("unavailable", f"the service (pid {running['pid']}) cannot be reached: {address} is gone",
+                             hint=f"kill {running['pid']} ends it, and the next command starts it again; jobs go on") from None
+
+    def secure(self, connection: socket.socket) -> socket.socket:
+        """Make sure who is at the other end, and notice when it is no longer there.  Raises: as connect()."""
+        watch_line(connection, ANSWER_PATIENCE_S)
+        if self.is_secure:
+            import ssl
+            return ssl.create_default_context().wrap_socket(connection, server_hostname=self.host)
+        here, there = unmap(connection.getsockname()[:2]), unmap(connection.getpeername()[:2])
+        if is_own_address(there[0], here[0]):
+            self.check_owner(there, here)
+        elif self.owner:
+            raise NexusError("usage", f"NEXUS_URL names the user {self.owner}, and {self.host} is not this machine",
+                             hint="leave the name out")
+        return connection
+
+    def check_owner(self, there: tuple[str, int], here: tuple[str, int] | None) -> None:
+        """Whose listens there and, once connected from `here`, whose is the other end?
+
+        Raises: forbidden, when it is none of the owners'; ConnectionError, when it cannot be known; usage.
+        """
+        uid = find_socket_uid(there, here)
+        give_up_at = time.monotonic() + OWNER_PATIENCE_S
+        while here and uid is None:                     # not accepted yet
+            if time.monotonic() > give_up_at or find_socket_uid(there, None) is None:
+                raise ConnectionError("it did not accept the connection")
+            time.sleep(0.001)
+            uid = find_socket_uid(there, here)
+        owners = {os.geteuid(), 0}                      # one's own, as ssh -L is, and root's
+        if self.owner:
+            import pwd
+            try:
+                owners = {pwd.getpwnam(self.owner).pw_uid}
+            except KeyError:
+                raise NexusError("usage", f"NEXUS_URL names {self.owner}, and this machine has no such user") from None
+        if uid is not None and uid not in owners:
+            user = find_user(uid)
+            raise NexusError("forbidden", f"port {there[1]} on {there[0]} belongs to a program of {user}: nothing was sent to it",
+                             hint=f"if you mean the nexus of {user}: NEXUS_URL="
+                                  + re.sub("//(.*@)?", f"//{user}@", self.url))
+
+    def send(self, method: str, path: str, body: object = None, key: str = "", may_be_silent: bool = False) -> Answer:
+        """One request, on a connection of its own.  Raises: as connect() and send_request() do."""
+        host, line = f"[{self.host}]" if ":" in self.host else self.host, self.connect()
+        answer = send_request(line, method, path, {
+            "Host": f"{host}:{self.port}" if self.port else host, "Idempotency-Key": key,
+            "Authorization": f"Bearer {self.token}" if self.token else ""}, body)
+        if may_be_silent:
+            line.settimeout(None)
+        return answer
+
+
+class Client(Wire):
+    """The service's API for Python and for the command line.  Raises NexusError as the service does."""
 
     @classmethod
     def find(cls, environ: Mapping[str, str] | None = None, is_starting: bool = True, options: Sequence[str] = ()) -> Client:
@@ -11541,155 +11696,6 @@ class Client:
                     raise NexusError("unavailable", "events were missed", hint="look again")
                 yield lines.get(b"event", b"").decode(), json.loads(lines.get(b"data", b"null"))
         raise NexusError("unavailable", "the service ended", hint="nexus start")
-
-    # The wire
-
-    @contextlib.contextmanager
-    def over_restart(self) -> Iterator[None]:
-        """What is in it may be cut off by the service's end: then wait until one answers.  Raises: unavailable."""
-        try:
-            yield
-            return
-        except NexusError as error:
-            if error.kind != "unavailable":
-                raise
-        time.sleep(0.1)                                 # a stream that it cuts each time is not asked for at full speed
-        told = self.ask("GET", "/")
-        if not isinstance(told, dict) or told.get("name") != "nexus":
-            raise describe_stranger(self.url, "it does not say that it is nexus")
-
-    def ask(self, method: str, path: str, body: object = None, key: str = "") -> Any:
-        """One call; what is answered: JSON, a text, or None.  Raises: what the service answers; unavailable."""
-        is_repeatable = method == "GET" or bool(key)
-        return self.repeat(f"{method} {path}", lambda: read_answer(self.send(method, path, body, key), MAX_TOLD_BYTES),
-                           is_repeatable)
-
-    def open_stream(self, path: str, may_be_silent: bool = False) -> tuple[Mapping[str, str], Iterator[bytes]]:
-        """An answer's headers, and its pieces as they come.
-
-        Raises: what the service answers; unavailable, also later when the line is cut, or nothing comes for too long.
-        """
-        what = f"GET {path}"
-
-        def begin() -> Answer:
-            answer = self.send("GET", path, may_be_silent=may_be_silent)
-            if answer.status >= 400:
-                read_answer(answer, MAX_TOLD_BYTES)
-            return answer
-
-        def pieces() -> Iterator[bytes]:
-            try:
-                yield from answer.pieces
-            except (OSError, ValueError) as error:
-                raise self.describe_loss(what, error) from None
-
-        answer = self.repeat(what, begin)
-        return answer.headers, pieces()
-
-    def repeat(self, what: str, act: Callable[[], T], is_repeatable: bool = True) -> T:
-        """Call `act`, and again while the connection fails and that is safe: it may be done twice, or nothing was sent.
-
-        Raises: unavailable.
-        """
-        give_up_at = time.monotonic() + (RETRY_PATIENCE_S if self.has_answered else STRANGER_PATIENCE_S)
-        while True:
-            try:
-                made = act()
-                self.has_answered = True
-                return made
-            except (OSError, ValueError) as error:
-                is_unsent, hint = isinstance(error, NOT_SENT), ""
-                if "CERTIFICATE" in str(error):
-                    hint = "SSL_CERT_FILE=cert.pem trusts a certificate of your own"
-                elif not (is_repeatable or is_unsent):          # it may have been sent
-                    hint = "it may have been done or not: look before you repeat it"
-                is_over = time.monotonic() > give_up_at or not isinstance(error, OSError)
-                if hint or is_over or (is_unsent and not self.has_answered):
-                    raise self.describe_loss(what, error, hint) from None
-            time.sleep(0.1)                             # its supervisor starts it again
-
-    def describe_loss(self, what: str, error: Exception, hint: str = "") -> NexusError:
-        if not isinstance(error, OSError):
-            return describe_stranger(self.url, format_line(str(error), 100))
-        usual = "nexus start" if self.layout else "check NEXUS_URL, and whether nexus runs there"
-        why = getattr(error, "strerror", None) or error or "it was closed"
-        return NexusError("unavailable", f"{what}: the connection to the service at {self.url} was lost ({why})", hint or usual)
-
-    def connect(self) -> socket.socket:
-        """Raises: OSError; forbidden, when somebody else's program listens there; usage, when `owner` is of no use; unavailable."""
-        running = (find_service(self.layout) if self.layout else None) or {}
-        address: Any = running.get("socket")
-        family = socket.AF_UNIX
-        if self.layout and not running:
-            raise ConnectionRefusedError("it does not run")
-        if not self.layout:
-            family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
-            try:                                        # once: what is checked is what is connected to
-                address = socket.getaddrinfo(self.host, self.port, family, socket.SOCK_STREAM)[0][4]
-            except UnicodeError:
-                raise OSError(f"{self.host} cannot be a machine's name") from None
-            if is_loopback(address[0]) and not self.is_secure:
-                self.check_owner(unmap(address[:2]), None)      # before they even see a connection
-        connection = socket.socket(family, socket.SOCK_STREAM)
-        try:
-            connection.settimeout(ANSWER_PATIENCE_S)
-            connection.connect(address)
-            return connection if self.layout else self.secure(connection)
-        except BaseException as error:
-            connection.close()
-            if not self.layout or not isinstance(error, FileNotFoundError) or find_service(self.layout) != running:
-                raise                                   # of a service that has just ended, too
-            raise NexusError("unavailable", f"the service (pid {running['pid']}) cannot be reached: {address} is gone",
-                             hint=f"kill {running['pid']} ends it, and the next command starts it again; jobs go on") from None
-
-    def secure(self, connection: socket.socket) -> socket.socket:
-        """Make sure who is at the other end, and notice when it is no longer there.  Raises: as connect()."""
-        watch_line(connection, ANSWER_PATIENCE_S)
-        if self.is_secure:
-            import ssl
-            return ssl.create_default_context().wrap_socket(connection, server_hostname=self.host)
-        here, there = unmap(connection.getsockname()[:2]), unmap(connection.getpeername()[:2])
-        if is_own_address(there[0], here[0]):
-            self.check_owner(there, here)
-        elif self.owner:
-            raise NexusError("usage", f"NEXUS_URL names the user {self.owner}, and {self.host} is not this machine",
-                             hint="leave the name out")
-        return connection
-
-    def check_owner(self, there: tuple[str, int], here: tuple[str, int] | None) -> None:
-        """Whose listens there and, once connected from `here`, whose is the other end?
-
-        Raises: forbidden, when it is none of the owners'; ConnectionError, when it cannot be known; usage.
-        """
-        uid = find_socket_uid(there, here)
-        give_up_at = time.monotonic() + OWNER_PATIENCE_S
-        while here and uid is None:                     # not accepted yet
-            if time.monotonic() > give_up_at or find_socket_uid(there, None) is None:
-                raise ConnectionError("it did not accept the connection")
-            time.sleep(0.001)
-            uid = find_socket_uid(there, here)
-        owners = {os.geteuid(), 0}                      # one's own, as ssh -L is, and root's
-        if self.owner:
-            import pwd
-            try:
-                owners = {pwd.getpwnam(self.owner).pw_uid}
-            except KeyError:
-                raise NexusError("usage", f"NEXUS_URL names {self.owner}, and this machine has no such user") from None
-        if uid is not None and uid not in owners:
-            user = find_user(uid)
-            raise NexusError("forbidden", f"port {there[1]} on {there[0]} belongs to a program of {user}: nothing was sent to it",
-                             hint=f"if you mean the nexus of {user}: NEXUS_URL="
-                                  + re.sub("//(.*@)?", f"//{user}@", self.url))
-
-    def send(self, method: str, path: str, body: object = None, key: str = "", may_be_silent: bool = False) -> Answer:
-        """One request, on a connection of its own.  Raises: as connect() and send_request() do."""
-        host, line = f"[{self.host}]" if ":" in self.host else self.host, self.connect()
-        answer = send_request(line, method, path, {
-            "Host": f"{host}:{self.port}" if self.port else host, "Idempotency-Key": key,
-            "Authorization": f"Bearer {self.token}" if self.token else ""}, body)
-        if may_be_silent:
-            line.settimeout(None)
-        return answer
 
 
 def describe_stranger(url: str, why: str) -> NexusError:

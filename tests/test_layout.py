@@ -145,3 +145,9 @@ def test_the_import_is_light():
     loaded = subprocess.run([sys.executable, "-S", "-c", before], cwd=pathlib.Path(nexus.__file__).parent,
                             check=True, timeout=60, capture_output=True, text=True).stdout.split()
     assert heavy & {name.partition(".")[0] for name in loaded} == set()
+
+
+def test_no_class_and_no_function_is_too_long_to_be_read():
+    most = {ast.ClassDef: 300, ast.FunctionDef: 70}
+    assert [f"{node.name}: {lines} lines" for node in ast.walk(TREE) if type(node) in most
+            if (lines := node.end_lineno - node.lineno + 1) > most[type(node)]] == []
