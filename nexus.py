@@ -728,6 +728,7 @@ def format_sample_config() -> str:
 
 PENDING, RUNNING, COMPLETED, FAILED, CANCELLED = STATUSES = ("pending", "running", "completed", "failed", "cancelled")
 FINAL = (COMPLETED, FAILED, CANCELLED)
+STATUS = WORD(*STATUSES)
 TRANSITIONS = {                     # from: to.  A status absent on the left is final.  RUNNING has a start on record.
     PENDING: {RUNNING, CANCELLED},
     RUNNING: {COMPLETED, FAILED, CANCELLED, PENDING},      # PENDING: another attempt
@@ -793,6 +794,7 @@ class Attempt:
     cpu_seconds: float | None = optional(None, FLOAT, "CPU time of its processes")
     peak_gpu_mem_mib: float | None = optional(None, FLOAT, "GPU memory of its processes on all its GPUs together")
     mean_gpu_util: float | None = optional(None, FLOAT, "percent, of its GPUs while it ran")
+    log_start: tuple[int, int] = (0, 0)         # bytes of stdout.log and stderr.log that attempts before it have written
 
 
 ATTEMPT_FIELDS = frozenset(Attempt.__slots__) - {"number"}  # type: ignore[attr-defined]
@@ -901,7 +903,7 @@ def begin_attempt(job: Job, **facts: Any) -> Job:
     earlier = job.attempts
     if earlier and earlier[-1].cause == REQUEUED and earlier[-1].pid is None:
         earlier = earlier[:-1]
-    return replace(job, attempts=(*earlier, Attempt(**{"number": job.attempt + 1, **facts})))
+    return replace(job, attempts=(*earlier, Attempt(**{"number": job.attempt + 1, "log_start": job.log_base, **facts})))
 
 
 @value
@@ -1172,6 +1174,12 @@ def list_finished(state: State) -> list[Job]:
     return [state.jobs[job_id] for _, job_id in state.finished]
 
 
+def list_jobs(state: State, statuses: Container[str]) -> list[Job]:
+    """The jobs of these statuses: finished ones as they ended, running ones as they began, pending ones as they would start."""
+    return [*(job for job in list_finished(state) if job.status in statuses),
+            *(state.running.values() if RUNNING in statuses else ()), *(list_pending(state) if PENDING in statuses else ())]
+
+
 TRIMMED_AT_ONCE = 1000          # they go in one change, for which all others wait
 
 
@@ -1319,10 +1327,14 @@ JOB_FIELDS = fields_of(Job)
 ASKED: Mapping[str, Field] = {name: row for name, row in {**JOB_FIELDS, **fields_of(Asked)}.items() if row.asked}
 SUBMISSION = OBJECT(ASKED, "a job", required=(), examples=[{"command": "python train.py", "gpus": 1}])
 KEPT = [name for name, row in JOB_FIELDS.items() if row.kept]      # what a job that is run again has of the first
-ENDS_KEYS = {"ids": Field(LIST(JOB_ID, 1), "the jobs"),
-             "status": Field(LIST(WORD(PENDING, RUNNING), 1), "what they must be", default=(PENDING, RUNNING))}
-ENDS = OBJECT(ENDS_KEYS, "jobs to end", null=False, examples=[{"ids": ["abc", "abd"]}])
-RETRIES = OBJECT({"ids": ENDS_KEYS["ids"]}, "jobs to run again", null=False, examples=[{"ids": ["abc", "abd"]}])
+CHOICE_KEYS = {
+    "ids": Field(LIST(STRING, 1), "these jobs", default=None),
+    "group": Field(STRING, "jobs of this group", default=None),
+    "status": Field(LIST(STATUS, 1), "jobs of these statuses; beside `ids`, what those must be", default=None,
+                    text=STATUS, parse=lambda text: (text,)),
+}
+CHOICE = OBJECT(CHOICE_KEYS, "which jobs", null=False, required=(), minProperties=1,
+                examples=[{"ids": ["abc", "abd"]}, {"group": "sweep", "status": "failed"}])
 MOVE_KEYS = {"priority": JOB_FIELDS["priority"], "position": Field(WHOLE(0, 2**53), "0 is the first", default=None)}
 MOVE = OBJECT(MOVE_KEYS, "a move", null=False, required=(), minProperties=1, examples=[{"position": 0}])
 
@@ -1789,6 +1801,51 @@ def read_sent(kind: str, body: Any) -> Any:
         return decode(kind, body, "the body")
     except (TypeError, ValueError) as error:
         raise NexusError("usage", f"that is not what a nexus asks: {format_line(str(error), 300)}") from None
+
+
+# log.times, beside a job's logs: `TENTHS STDOUT STDERR`, which sizes they had when, a line where that tells something.
+
+@value
+class LogPart:
+    """Bytes of a log that came together, as far as is known."""
+    attempt: int                                        # 0: of no job
+    stream: int                                         # 0 is stdout, 1 is stderr
+    start: int
+    end: int
+    at: float | None = None                             # when they had come; None: not known
+
+
+def parse_log_times(lines: Iterable[bytes]) -> Iterator[tuple[float, int, int]]:
+    """(when, size of stdout.log, of stderr.log); torn lines and those that do not go on are left out."""
+    last = (0.0, 0, 0)
+    for line in lines:
+        if re.fullmatch(rb"[0-9]{1,11}( [0-9]{1,15}){2}\n", line):
+            tenths, *sizes = map(int, line.split())
+            seen = tenths / 10, sizes[0], sizes[1]
+            if all(map(operator.le, last, seen)):
+                last = seen
+                yield seen
+
+
+def merge_logs(times: Iterable[tuple[float, int, int]], attempts: Sequence[Attempt], starts: Sequence[int],
+               ends: Sequence[int]) -> Iterator[LogPart]:
+    """What two logs hold between these sizes, in the order in which it came.  What came within the same time, stdout first."""
+    import heapq
+    at_sizes, begun = list(starts), [one for one in attempts if sum(one.log_start) <= sum(starts)]
+    number = begun[-1].number if begun else 0
+
+    def advance(at: float | None, sizes: Sequence[int]) -> Iterator[LogPart]:
+        for stream, size in enumerate(map(min, sizes, ends)):
+            if size > at_sizes[stream]:
+                yield LogPart(number, stream, at_sizes[stream], size, at)
+                at_sizes[stream] = size
+
+    marks = heapq.merge(((sum(one.log_start), 0, None, *one.log_start, one.number) for one in attempts[len(begun):]),
+                        ((out + err, 1, at, out, err, 0) for at, out, err in times))
+    for _, _, at, out, err, following in marks:
+        yield from advance(at, (out, err))
+        number = following or number
+    yield from advance(None, ends)
 
 
 # nvidia-smi.  Everything, errors too, is on its stdout; a row counts only if it has as many cells as were asked for.
@@ -3194,9 +3251,6 @@ def round_known(number: float | None) -> float | None:
 # Objects of the API.  A row says all of a key: what it may be, what it means, and how it is read from the value that is shown.
 # Both the JSON and openapi.json are made from the rows.
 
-STATUS = WORD(*STATUSES)
-
-
 def REF(name: str) -> Schema:
     return {"$ref": f"#/components/schemas/{name}"}
 
@@ -3312,7 +3366,8 @@ def job_json(job: Job, now: float, node: str | None, rows: Mapping[str, Field] =
     current = job.current
     last = {**(NO_ATTEMPT_JSON if current is NO_ATTEMPT else show(ATTEMPT, current, now)),
             **{name: fact for name, fact in facts.items() if name in ATTEMPT}}
-    attempts = [last if one is current else show(ATTEMPT, one, now) for one in job.attempts if one.started_at is not None]
+    attempts = "attempts" in rows and [
+        last if one is current else show(ATTEMPT, one, now) for one in job.attempts if one.started_at is not None]
     return show(rows, job, now, **{**last, "attempts": attempts, "attempt": job.attempt, "node": node,
                                    "only_node": job.only_node or (None if job.only_node is None else node), **facts})
 
@@ -3335,6 +3390,8 @@ SUBMITTED = {                                   # a job in the words of /api
     "project_id": Field(NULL(STRING), "as config_file says"),
     **pick(JOB, "status created_at started_at finished_at exit_code cause waiting_for expected_time"),
 }
+SUBMITTED_FROM = pick(JOB, "id user node labels position status created_at started_at finished_at exit_code cause waiting_for "
+                           "expected_time")
 INFO = {
     "name": Field(STRING, "nexus"),
     "version": Field(STRING, "the program's version"),
@@ -3393,6 +3450,14 @@ OBJECTS: dict[str, Mapping[str, Field]] = {
         "utilization": Field(LIST(NULL(FLOAT)), "the mean in percent"),
     },
     "Attempt": ATTEMPT,
+    "LogEntry": {
+        "attempt": Field(INTEGER, "which attempt wrote it"),
+        "started_at": Field(NULL(TIME), "when that began"),
+        "stream": Field(WORD("stdout", "stderr"), "where it was written to"),
+        "at": Field(NULL(STRING), "when it had come, UTC, to a tenth of a second; null: it is not known"),
+        "end": Field(INTEGER, "up to which byte of that file this is: to go on from there, see `offset`"),
+        "text": Field(STRING, "lines, of which the last may be without its end; bytes that are no UTF-8 are lone surrogates"),
+    },
     "Added": {
         "id": Field(JOB_ID, "the new job", default=None),
         "ids": Field(LIST(JOB_ID), "the new jobs, if several were sent", default=None),
@@ -3402,6 +3467,7 @@ OBJECTS: dict[str, Mapping[str, Field]] = {
         "jobs": Field(LIST({}), "what would be added", default=None),
     },
     "Retried": {"id": Field(JOB_ID, "the new job")},
+    "Ids": {"ids": Field(LIST(JOB_ID), "the jobs that end by it, or the new ones")},
     "Why": {
         **pick(JOB, "id status"),
         "why": Field(STRING, "why it waits, or what became of it"),
@@ -3827,7 +3893,7 @@ FORM = {"type": "object", "required": list(FORM_FIELDS), "additionalProperties":
     "config_file": {"type": "string", "contentMediaType": "application/yaml", "minLength": 1, "examples": ["expected_time: 10\n"],
                     "description": f"lines like expected_time: 10; its keys are {', '.join(FORM_KEYS)}"}}}
 BODIES = {                                      # what POST /queue and its like take
-    "Submission": SUBMISSION, "Move": MOVE, "Ends": ENDS, "Retries": RETRIES, "NodeAdded": NODE,
+    "Submission": SUBMISSION, "Move": MOVE, "Choice": CHOICE, "NodeAdded": NODE,
     "Form": FORM,
     "Submissions": {"anyOf": [REF("Submission"), LIST(REF("Submission"), 1)], "examples": SUBMISSION["examples"]}}
 
@@ -3835,7 +3901,7 @@ BODIES = {                                      # what POST /queue and its like 
 def make_openapi(routes: Sequence[Any], version: str) -> dict[str, Any]:
     """The document of the calls in ROUTES."""
     paths: dict[str, dict[str, Any]] = {}
-    for route in routes:
+    for route in [route for route in routes if route.summary]:
         paths.setdefault(route.pattern, {})[route.method.lower()] = make_operation(route)
     objects = {name: OBJECT(rows, name, null=False, additionalProperties=True) for name, rows in OBJECTS.items()}
     return {
@@ -3859,7 +3925,7 @@ def make_operation(route: Any) -> dict[str, Any]:
         "description": f"{route.summary[:1].upper()}{route.summary[1:]}.{who}",
         "parameters": [{
             "name": name, "in": row.place, "required": row.place == "path", "description": row.help,
-            "schema": {**row.schema, **({} if row.default in (None, "") or row.default is False else {
+            "schema": {**row.schema, **({} if row.default in (None, "", (), (0, 0)) or row.default is False else {
                 "default": row.default})}}
             for name, row in route.parameters.items()],
         "responses": {**{str(status): answer for status in route.statuses}, "default": {"$ref": "#/components/responses/Error"}},
@@ -4433,18 +4499,9 @@ def read_part(path: str, start: int, most: int) -> bytes:
     return b""
 
 
-def read_new(path: str, offsets: dict[str, int]) -> Iterator[bytes]:
-    """What a file has beyond offsets[path], which is moved on.  A shorter file is a new one."""
-    if measure(path) < offsets.setdefault(path, 0):
-        offsets[path] = 0
-    while piece := read_part(path, offsets[path], 65536):
-        offsets[path] += len(piece)
-        yield piece
-
-
-def find_tail(path: str, lines: int) -> int:
-    """The offset at which the last `lines` lines of a file begin, sought from its end."""
-    at = measure(path)
+def find_tail(path: str, lines: int, end: int | None = None) -> int:
+    """The offset at which the last `lines` lines of a file, or of its first `end` bytes, begin."""
+    at = measure(path) if end is None else min(end, measure(path))
     missing = lines + (read_part(path, at - 1, 1) == b"\n") if at and lines > 0 else 0       # newlines to find
     while missing and at:
         step = min(65536, at)
@@ -4456,8 +4513,115 @@ def find_tail(path: str, lines: int) -> int:
     return at
 
 
+def read_blocks(path: str, start: int, end: int) -> Iterator[bytes]:
+    """A part of a file."""
+    while start < end and (block := read_part(path, start, min(65536, end - start))):
+        start += len(block)
+        yield block
+
+
+LOG_TIMES = "log.times"
+LOG_TIMES_BYTES = 2**24         # of a job; more are not noted
+
+
+def read_log_times(folder: str, starts: Sequence[int]) -> Iterator[tuple[float, int, int]]:
+    """How a job's logs have grown, as noted; at least since they had these sizes."""
+    path = os.path.join(folder, LOG_TIMES)
+    size, step = measure(path), 4096
+    while step < size:
+        first = next(parse_log_times(read_part(path, size - step, 200).splitlines(True)[1:]), None)
+        if first and first[1] <= starts[0] and first[2] <= starts[1]:
+            break
+        step *= 4
+
+    def lines() -> Iterator[bytes]:
+        rest = b""
+        for block in read_blocks(path, max(0, size - step), size):
+            *whole, rest = (rest + block).split(b"\n")
+            yield from (line + b"\n" for line in whole)
+    return parse_log_times(lines())
+
+
+@value
+class LogEntry:
+    """What came together on one of a job's streams: whole lines, but for the last."""
+    attempt: int
+    stream: int
+    end: int                                    # up to which byte of its file this is
+    at: float | None                            # when it had come; None: not known
+    content: bytes
+
+
+class LogReader:
+    """Reads on in logs, one or both of a job, in the order in which they grew."""
+
+    def __init__(self, folder: str, streams: Sequence[int] = (0, 1), names: Sequence[str] = ("stdout.log", "stderr.log")) -> None:
+        """`streams`: which of the two are read."""
+        self.folder, self.streams, self.names, self.attempt = folder, streams, names, 0
+        self.places, self.rests = [0, 0], [b"", b""]    # up to where each is read, and what of that waits for the end of its line
+
+    def find_path(self, stream: int) -> str:
+        return os.path.join(self.folder, self.names[stream])
+
+    def measure(self) -> list[int]:
+        return [measure(self.find_path(stream)) if stream in self.streams else self.places[stream] for stream in (0, 1)]
+
+    def begin(self, attempts: Sequence[Attempt], offsets: Sequence[int], tail: int | None, ends: Sequence[int] | None = None) -> None:
+        """Begin at these offsets, but of a file that is shorter at 0; or `tail` lines before the end, if that is later."""
+        sizes = self.measure()
+        sizes = sizes if ends is None else list(map(min, sizes, ends))
+        self.places = [offset if offset <= size else 0 for offset, size in zip(offsets, sizes)]
+        if tail is None:
+            return
+        firsts = [max(place, find_tail(self.find_path(stream), tail, size)) if stream in self.streams else place
+                  for stream, (place, size) in enumerate(zip(self.places, sizes))]
+        self.places, left = firsts, tail
+        parts = list(merge_logs(read_log_times(self.folder, firsts), attempts, firsts, sizes)) if len(self.streams) > 1 else []
+        for place, part in reversed(list(enumerate(parts))):        # of both together as many lines
+            path = self.find_path(part.stream)
+            count = sum(block.count(b"\n") for block in read_blocks(path, part.start, part.end))
+            if count >= left:
+                self.places = sizes
+                for later in reversed(parts[place + 1:]):
+                    self.places[later.stream] = later.start
+                self.places[part.stream] = max(part.start, find_tail(path, left, part.end))
+                return
+            left -= count
+
+    def read(self, attempts: Sequence[Attempt] = (), ends: Sequence[int] | None = None) -> Iterator[LogEntry]:
+        """What has come, without the beginnings of lines."""
+        sizes = self.measure()
+        for stream in [stream for stream in self.streams if sizes[stream] < self.places[stream]]:       # a new file
+            self.places[stream], self.rests[stream] = 0, b""
+        sizes = sizes if ends is None else list(map(min, sizes, ends))
+        if sizes == self.places:
+            return
+        for part in merge_logs(read_log_times(self.folder, self.places), attempts, self.places, sizes):
+            if part.attempt != self.attempt:
+                yield from self.flush()
+            self.attempt = part.attempt
+            for block in read_blocks(self.find_path(part.stream), part.start, part.end):
+                self.places[part.stream] += len(block)
+                content = self.rests[part.stream] + block
+                cut = max(content.rfind(b"\n"), content.rfind(b"\r")) + 1 or (len(content) if len(content) > MAX_LOG_LINE else 0)
+                self.rests[part.stream] = content[cut:]
+                if cut:
+                    end = self.places[part.stream] - len(content) + cut
+                    yield LogEntry(part.attempt, part.stream, end, part.at, content[:cut])
+
+    def flush(self) -> Iterator[LogEntry]:
+        """The beginnings of lines: nobody knows when their ends come."""
+        for stream, rest in enumerate(self.rests):
+            if rest:
+                self.rests[stream] = b""
+                yield LogEntry(self.attempt, stream, self.places[stream], None, rest)
+
+
+MAX_LOG_LINE = 65536            # a longer one comes in pieces
+
+
 # What nexus itself puts into a job's log folder.  What else is there the job has made, like work/ and files-1/, or is not known.
-LOG_FILES = r"std(out|err)\.log"
+LOG_FILES = r"std(out|err)\.log|log\.times"
 OWN_FILES = rf"{LOG_FILES}|job\.sh(\.\d+\.tmp)?|(attempt|claim|fault)-\d+|result-\d+\.(json|tmp)|slurm-\d+\.log"
 
 
@@ -8730,6 +8894,27 @@ class Caller:
 
 
 @value
+class Choice:
+    """Which jobs are meant: those that are named, or all that fit what is given."""
+    ids: Sequence[str] = ()
+    status: Sequence[str] = ()
+    group: str | None = None
+    user: str | None = None
+    name: str | None = None
+    text: str | None = None                     # which they have somewhere, in whatever case
+
+    def fits(self, job: Job) -> bool:
+        if any(wanted not in (None, fact) for wanted, fact in (
+                (self.group, job.group), (self.user, job.user), (self.name, job.name))) or (self.status and job.status not in self.status):
+            return False
+        if not self.text:
+            return True
+        last = job.current
+        facts = job.id, job.name, job.command, job.user, job.group, job.cwd, last.node, last.slurm_node, last.cause, last.cause_line
+        return self.text.lower() in "\n".join(filter(None, facts)).lower()
+
+
+@value
 class Added:
     """What became of a submission."""
     ids: tuple[str, ...]                        # that it stands for
@@ -8976,39 +9161,51 @@ class Admission(Part):
                 made[source] = hash_text(text)[:32], variables
             yield made[source]
 
-    def cancel(self, job_ids: Sequence[str], caller: Caller, statuses: Sequence[str]) -> None:
-        """Take pending jobs out of the queue, and have running ones stopped: all of them, or none when one has another status.
-        Of several those that have ended are left as they are.  Raises: not_found, forbidden, conflict.
+    def cancel(self, choice: Choice, caller: Caller) -> list[str]:
+        """Take pending jobs out of the queue, and have running ones stopped; return the ids of those that end by it.
+
+        Jobs that are over stay as they are, unless one alone is named that must be pending or running.  When a named one has not the
+        status that it must have, nothing is done.  Raises: not_found, forbidden, conflict.
+        """
+        now, statuses = self.clock.now(), choice.status or (PENDING, RUNNING)
+        found: list[Job] = self.store.read(lambda state: list(choose_jobs(state, choice, caller)))
+        withdrawn = {job.current.slurm_key for job in found if job.current.slurm_id and job.status == PENDING
+                     and PENDING in statuses and is_withdrawn(job, self.layout.job_folder(job.id))}
+
+        def stop(state: State) -> Changes:
+            jobs = choose_jobs(state, choice, caller)
+            left = [job for job in jobs if job.status not in FINAL]
+            if choice.ids and choice.status:
+                for job in jobs if len(jobs) == 1 else left:
+                    check_status(job, statuses, "nothing was done to the others" if len(jobs) > 1 else "")
+            for job_id in [job.id for job in left]:
+                if state.jobs[job_id].status not in FINAL:          # one before it may have taken it along
+                    yield from stop_job(state, state.jobs[job_id], caller.name, now, withdrawn)
+            return [job.id for job in left]
+
+        ended: list[str] = self.store.update(stop)
+        if ended:
+            self.log.info("Job %s: %s asked for its end", ", ".join(ended), caller.name)
+            self.service.wake()
+        return ended
+
+    def retry(self, choice: Choice, caller: Caller) -> list[str]:
+        """Queue finished jobs again, as new ones, all or none; return their ids.  Each comes after what its parents were retried as.
+
+        Of jobs that are not named, those are meant that failed, or were cancelled for one that did, or have the status that is
+        given; and were not queued again since.  Raises: not_found, forbidden, conflict, queue_full.
         """
         now = self.clock.now()
 
         def find(state: State) -> list[Job]:
-            return [find_own_job(state, job_id, caller) for job_id in dict.fromkeys(job_ids)]
-
-        withdrawn = {job.current.slurm_key for job in self.store.read(find) if job.current.slurm_id and job.status == PENDING
-                     and PENDING in statuses and is_withdrawn(job, self.layout.job_folder(job.id))}
-
-        def stop(state: State) -> Changes:
-            jobs = find(state)
-            for job in jobs if len(jobs) == 1 else [job for job in jobs if job.status not in FINAL]:
-                check_status(job, statuses, "nothing was done to the others" if len(jobs) > 1 else "")
-            for job_id in [job.id for job in jobs]:
-                if state.jobs[job_id].status not in FINAL:          # it ended before, or one before it has taken it along
-                    yield from stop_job(state, state.jobs[job_id], caller.name, now, withdrawn)
-
-        self.service.change(stop, "Job %s: %s asked for its end", ", ".join(job_ids), caller.name)
-
-    def retry(self, job_ids: Sequence[str], caller: Caller) -> list[str]:
-        """Queue finished jobs again, as new ones, all or none; return their ids.  Each comes after what its parents were retried as.
-
-        Raises: not_found, forbidden, conflict, queue_full.
-        """
-        now = self.clock.now()
+            jobs = choose_jobs(state, choice, caller)
+            return jobs if choice.ids else [job for job in jobs if job.status in FINAL and not job.retried_as and (
+                choice.status or job.status == FAILED or job.current.cause == "dependency")]
 
         def add(state: State) -> Changes:
             made = []
-            for job_id in dict.fromkeys(job_ids):
-                job = check_status(find_own_job(state, job_id, caller), FINAL, "only a finished one can be run again")
+            for job in find(state):
+                check_status(job, FINAL, "only a finished one can be run again")
                 latest = {parent: find_retried(state, parent) for parent in job.after if parent in state.jobs}
                 after = dict.fromkeys(
                     parent for parent in latest.values() if state.jobs[parent].status in (PENDING, RUNNING, COMPLETED))
@@ -9021,8 +9218,9 @@ class Admission(Part):
             return made
 
         made: list[str] = self.store.update(add)
-        self.log.info("Job %s added by %s, again as %s was", ", ".join(made), caller.name, ", ".join(job_ids))
-        self.service.wake()
+        if made:
+            self.log.info("Job %s added by %s, as others were before", ", ".join(made), caller.name)
+            self.service.wake()
         return made
 
     def move(self, job_id: str, caller: Caller, priority: int | None = None, position: int | None = None) -> None:
@@ -9053,9 +9251,7 @@ class Admission(Part):
             if name is None:
                 yield Put("facts", "paused", is_paused)
                 return
-            groups = {job.group for job in state.jobs.values() if job.group}
-            if name not in groups:
-                raise NexusError("not_found", f"there is no job of group '{format_line(name, 60)}'", hint=suggest(name, groups))
+            check_group(state, name)
             group = state.groups.get(name) or Group(name)
             why = f"paused by {who} (nexus resume --group {name})" if is_paused else None
             yield Put("groups", name, replace(
@@ -9548,6 +9744,66 @@ class History(Part):
             self.service.wake()
 
 
+class LogWatch(Part):
+    """Notes when the logs of running jobs grow, to a tenth of a second: nothing else tells the order of what is in them."""
+
+    def __init__(self, service: Service) -> None:
+        super().__init__(service)
+        self.growths: dict[str, LogGrowth] = {}             # by folder
+        self.is_first = True                                # look, at jobs that were running before
+        self.worker = Worker(service, "watching logs", self.look, None)
+
+    def end(self) -> None:
+        for growth in self.growths.values():
+            growth.write()
+
+    def look(self) -> float | None:
+        began, now = self.clock.monotonic(), self.clock.now()
+        folders = {job.log_dir for job in self.service.running_jobs() if job.log_dir}
+        for folder in [folder for folder in self.growths if folder not in folders]:
+            growth = self.growths.pop(folder)
+            growth.note(now)
+            growth.write()
+        for folder in folders:
+            growth = self.growths.get(folder) or self.growths.setdefault(folder, LogGrowth(folder, self.is_first))
+            growth.note(now)
+        self.is_first = False
+        return max(LOG_LOOK_S, LOG_LOOK_REST * (self.clock.monotonic() - began)) if folders else None
+
+
+LOG_LOOK_S, LOG_LOOK_REST = 0.1, 20         # between two looks; at least so many times what one takes
+LOG_NOTE_S = 1.0                # while one of the two alone grows, it is noted so often
+
+
+class LogGrowth:
+    """How a job's logs grow."""
+
+    def __init__(self, folder: str, has_begun: bool) -> None:
+        self.folder = folder
+        self.seen = (0.0, *(measure_logs(folder) if has_begun else (0, 0)))
+        self.written, self.growing = self.seen, (False, False)
+
+    def note(self, now: float) -> None:
+        """It is written when the other of the two grows, so that the order is known, and from time to time."""
+        sizes = measure_logs(self.folder)
+        if sizes == self.seen[1:]:
+            return
+        growing = sizes[0] > self.seen[1], sizes[1] > self.seen[2]
+        if growing != self.growing or all(growing) or now - self.written[0] >= LOG_NOTE_S:
+            self.write()
+        self.seen, self.growing = (now, *sizes), growing
+
+    def write(self) -> None:
+        """What was seen last; without a place for it, nothing: the logs are complete without it."""
+        if self.seen == self.written or self.seen[0] == 0:
+            return
+        path = os.path.join(self.folder, LOG_TIMES)
+        with contextlib.suppress(OSError), opened(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND) as file:
+            if os.fstat(file).st_size < LOG_TIMES_BYTES:
+                os.write(file, b"%d %d %d\n" % (self.seen[0] * 10, *self.seen[1:]))
+        self.written = self.seen
+
+
 class Views(Part):
     """What is told."""
 
@@ -9633,26 +9889,27 @@ class Views(Part):
             *(f"group {group.name} is held: {group.hold}" for group in held[:3])]
         return [hint for hint in hints if hint]
 
-    def describe_jobs(self, jobs: Sequence[Job], estimates: Mapping[str, float] | None = None) -> Iterator[dict[str, Any]]:
+    def describe_jobs(self, jobs: Sequence[Job], rows: Mapping[str, Field] = JOB) -> Iterator[dict[str, Any]]:
         """Jobs for the API as they are by now; those that are pending with their place, why they wait, and when they will start.
 
         They are looked up a few at a time, so that a long list delays nobody else.
         """
         kept, reasons, places = {slot.kept_for for slot in self.service.plan.board}, dict[object, Reason](), dict[str, int]()
-        if any(job.status == PENDING for job in jobs):
-            estimates = self.find_estimates() if estimates is None else estimates
+        is_waiting = any(job.status == PENDING for job in jobs)
+        estimates = self.find_estimates() if is_waiting and "estimated_start" in rows else {}
+        if is_waiting and "position" in rows:
             places = {job.id: place for place, job in enumerate(self.store.read(list_pending))}
 
         def describe(job: Job) -> dict[str, Any]:
-            if job.status != PENDING:
-                return self.describe_job(job, now)
+            if job.status != PENDING or not rows.keys() & {"position", "waiting_for", "reason", "estimated_start"}:
+                return self.describe_job(job, now, rows)
             # Those that ask for the same wait for the same: it is worked out once for all of them.
             is_apart = job.pending_dependencies or job.retry_at is not None or job.current.slurm_key is not None or job.id in kept
             alike = job.id if is_apart else (request_class(job), job.group, job.user)
             reason = reasons[alike] if alike in reasons else reasons.setdefault(alike, self.find_reason(job, is_paused))
             return self.describe_job(
-                job, now, position=places.get(job.id), waiting_for=format_reason(reason),
-                reason=show(OBJECTS["Reason"], reason), estimated_start=format_time((estimates or {}).get(job.id)))
+                job, now, rows, position=places.get(job.id), waiting_for=format_reason(reason),
+                reason=show(OBJECTS["Reason"], reason), estimated_start=format_time(estimates.get(job.id)))
 
         for at in range(0, len(jobs), JOBS_AT_ONCE):
             part = jobs[at:at + JOBS_AT_ONCE]
@@ -9820,6 +10077,7 @@ class Service:
         self.pool = NodePool(self)
         self.node_side = NodeSide(self)
         self.history = History(self)
+        self.log_watch = LogWatch(self)
         self.views = Views(self)
         has_jobs = store.read(lambda state: bool(state.handed) or any(job.current.slurm_key for job in state.running.values()))
         self.cluster = SlurmBackend(self) if self.is_slurm or has_jobs else None
@@ -9842,6 +10100,8 @@ class Service:
 
     def note_moves(self, jobs: Sequence[Job]) -> None:
         """Called by the store when their status has changed."""
+        if not self.log_watch.growths:
+            self.log_watch.worker.wanted.set()
         self.counters.note_moves(jobs)
         self.hooks.note_moves(jobs)
 
@@ -9858,7 +10118,8 @@ class Service:
         for worker in (Worker(self, "asking for the GPUs", lambda: probe_gpus(self)), self.views.estimator,
                        Worker(self, "writing state.json", self.history.keep_state),
                        Worker(self, "trimming the history", self.history.trim_history),
-                       self.hooks.worker, self.gpu_watch.pss_worker, *(one.worker for one in (self.cluster, self.jobs_file) if one)):
+                       self.hooks.worker, self.log_watch.worker, self.gpu_watch.pss_worker,
+                       *(one.worker for one in (self.cluster, self.jobs_file) if one)):
             worker.thread.start()
         while not self.is_stopping:
             sayings = self.listen(self.next_wait_s())
@@ -9868,6 +10129,7 @@ class Service:
             node.end()
         self.run_guarded("at the end", self.store.look_for_edit, self.history.take_edit)
         self.run_guarded("at the end", self.runners.keep_samples)
+        self.run_guarded("at the end", self.log_watch.end)
 
     def tick(self, sayings: Sequence[Saying]) -> None:
         """One step of the loop.  A phase that fails is logged and counted; the others go on."""
@@ -10044,6 +10306,24 @@ def find_retried(state: State, job_id: str) -> str:
     return job_id
 
 
+def check_group(state: State, name: str) -> None:
+    """Raises: not_found."""
+    groups = {job.group for job in state.jobs.values() if job.group}
+    if name not in groups:
+        raise NexusError("not_found", f"there is no job of group '{format_line(name, 60)}'",
+                         hint=suggest(name, groups) or "nexus jobs lists all")
+
+
+def choose_jobs(state: State, choice: Choice, caller: Caller) -> list[Job]:
+    """The caller's jobs that are meant.  Raises: not_found; forbidden."""
+    if choice.ids:
+        named = [find_own_job(state, job_id, caller) for job_id in dict.fromkeys(choice.ids)]
+        return [job for job in named if choice.group in (None, job.group)]
+    if choice.group is not None:
+        check_group(state, choice.group)
+    return [job for job in list_jobs(state, choice.status or STATUSES) if caller.may_see(job.user) and choice.fits(job)]
+
+
 def find_own_job(state: State, job_id: str, caller: Caller) -> Job:
     """Raises: not_found; forbidden, when it is another user's."""
     job = state.jobs.get(job_id)
@@ -10097,10 +10377,12 @@ SOCKET_PEER = "localhost"               # who calls by api.sock; other peers are
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 LOOPBACK = ("127.0.0.1", "::1")         # what localhost may lead to
 STREAMS = ("stdout", "stderr", "both")
+NDJSON = "application/x-ndjson"
 FORWARDING = ("forwarded", "via", "x-real-ip", "x-client-ip", "true-client-ip", "cf-connecting-ip")      # headers that proxies add
 MAX_FORM_BYTES = 10 * 2**20
 MAX_UNKNOWN_FORMS = 8                   # so many are read at once of senders who are known only by what is in them
 MAX_RESULT_BYTES = 2**20
+MIN_GZIP_BYTES, GZIP_LEVEL = 500, 5     # what is shorter is sent as it is; much longer for a little shorter is not worth it
 CANCEL_PATIENCE_S = 2.0                 # /api/cancel waits so long for a job to be gone
 
 
@@ -10164,7 +10446,14 @@ def parse_gpu_place(text: str) -> tuple[str, int]:
 
 
 COUNT = WHOLE(0, 10**18 - 1)
+COUNTS = PATTERN("^[0-9]{1,18}(,[0-9]{1,18})?$", "a number of bytes, or two with a comma", examples=["0", "100,20"])
 SAID = PATTERN("^([Tt][Rr][Uu][Ee]|[Ff][Aa][Ll][Ss][Ee]|[Yy][Ee][Ss]|[Nn][Oo]|0|1|)$", "true or false", examples=["true"])
+
+
+def parse_offsets(text: str) -> Sequence[int]:
+    """Of both streams, or one number for each of them."""
+    numbers = [int(number) for number in text.split(",")]
+    return numbers if len(numbers) == 2 else numbers * 2
 
 
 def is_said(text: str) -> bool:
@@ -10176,19 +10465,28 @@ PARAMETERS: Mapping[str, Field] = {             # those with a dash are headers
     "id": Field({**STRING, "pattern": JOB_ID["pattern"], "examples": ["abc"]}, "the job's id"),
     "index": Field({**STRING, "pattern": r"^([A-Za-z0-9_][A-Za-z0-9_.-]{0,62}:)?[0-9]{1,4}$", "examples": ["0"]},
                    "the GPU's index; of a node, with its name: n1:0", parse=parse_gpu_place),
-    "name": Field({**STRING, "examples": ["n1"]}, "the node's name"),
+    "name": Field({**STRING, "examples": ["n1"]}, "the name of the node, or of jobs"),
     "force": Field(SAID, "forget it at once: its jobs are given up", parse=is_said),
-    "status": Field(LIST(STATUS), "jobs of this status; several: status=failed&status=cancelled"),
+    "status": Field(LIST(STATUS), "jobs of this status; several: status=failed,cancelled"),
     "user": Field(STRING, "jobs of this user alone"),
     "user_id": Field(STRING, "jobs of this user alone"),
     "group": Field(STRING, "of this group alone"),
-    "limit": Field(COUNT, "so many at most"),
+    "text": Field(STRING, "jobs alone that have this text in their id, name, command, user, group, directory, machine, or cause"),
+    "newest": Field(SAID, "those first whose status changed last", parse=is_said),
+    "limit": Field(COUNT, "so many at most, the first ones; the header Total-Count says how many there are"),
+    "after": Field({**STRING, "examples": ["abc"]}, "those that follow this job in the list: the last one that is known"),
+    "fields": Field(LIST(WORD(*JOB)), "only these fields of each job: fields=id,status,exit_code"),
+    "wait": Field(WHOLE(0, 3600), "answer only when the job has ended, or after so many seconds"),
     "follow": Field(SAID, "go on as it grows, until the end", parse=is_said),
     "tail": Field(COUNT, "begin so many lines before the end"),
     "stream": Field(WORD(*STREAMS), "which of the two files"),
-    "offset": Field(COUNT, "nothing before this byte of a file, unless that is shorter: a new one; "
-                    "the header Log-Offset says where it begins"),
+    "offset": Field(COUNTS, "nothing before this byte of a file, unless that is shorter: a new one; two are of stdout.log and of "
+                    "stderr.log; the header Log-Offset says where it begins", parse=parse_offsets),
+    "before": Field(COUNTS, "nothing from this byte on, likewise: what came earlier", parse=parse_offsets),
+    "timestamps": Field(SAID, "each line begins with the time at which it had come, to a tenth of a second where that is known",
+                        parse=is_said),
     "since": Field(COUNT, "events after this number"),
+    "job": Field(LIST(STRING), "events of this job alone; several: job=abc,abd"),
     "Last-Event-ID": Field(COUNT, "the same, as browsers send it; it wins"),
     "Idempotency-Key": Field(
         PATTERN("^[\\x21-\\x7e]{8,128}$", "8 to 128 visible characters", examples=["0f0bd5a2-4d1e"]),
@@ -10209,8 +10507,8 @@ def read_parameter(name: str, row: Field, texts: Sequence[str]) -> Any:
         kind = row.schema.get("type")
         if len(texts) > 1 and kind != "array":
             refuse(f"{name} may be given once, and stands in the address {len(texts)} times", hint="")
-        is_number = kind == "integer" and re.fullmatch("[0-9]{1,18}", kept)
-        kept = check(row.schema, texts if kind == "array" else int(kept) if is_number else kept, name)
+        is_whole = kind == "integer" and re.fullmatch("[0-9]{1,18}", kept)
+        kept = check(row.schema, ",".join(texts).split(",") if kind == "array" else int(kept) if is_whole else kept, name)
     return row.parse(kept) if row.parse else kept
 
 
@@ -10249,6 +10547,21 @@ def match_route(method: str, path: str) -> tuple[Route, dict[str, str]]:
     raise NexusError("not_found", f"there is nothing at {format_line(path, 100)}", hint="GET / says what is")
 
 
+CALLS = (                                       # commands that hints name, and the calls that do the same
+    (r"nexus jobs --user (\S+)", r"GET /jobs?user=\1"), (r"nexus jobs\b", "GET /jobs"), (r"nexus(?= shows)", "GET /status"),
+    (r"nexus show (\w+)", r"GET /jobs/\1"), (r"nexus kill (\w+)", r"DELETE /jobs/\1"), (r"nexus remove (\w+)", r"DELETE /queue/\1"),
+    (r"nexus node list", "GET /nodes"), (r"nexus logs service", "GET /service/logs"))
+OWN_AGENT = "nexus"                             # as what the command line calls, whose user knows commands
+
+
+def name_calls(hint: str) -> str:
+    """A hint for programs: `GET /jobs (nexus jobs) lists them`."""
+    for command, call in CALLS:
+        if re.search(command, hint):
+            return re.sub(command, lambda match, call=call: f"{match.expand(call)} ({match[0]})", hint)  # type: ignore[misc]
+    return hint
+
+
 def error_response(error: NexusError) -> Response:
     headers = {"WWW-Authenticate": "Bearer"} if error.http_status == 401 else {}
     if error.kind == "method_not_allowed":
@@ -10283,7 +10596,32 @@ def page_response(page: str) -> Response:
     policy = (f"default-src 'none'; script-src {hashes('script')}; style-src {hashes('style')}; connect-src 'self'; img-src data:; "
               "base-uri 'none'; form-action 'none'; frame-ancestors 'none'")
     return Response(200, page.encode(), "text/html; charset=utf-8", {
-        "Content-Security-Policy": policy, "Referrer-Policy": "no-referrer", "Cache-Control": "no-store", "Vary": "Accept"})
+        "Content-Security-Policy": policy, "Referrer-Policy": "no-referrer", "Cache-Control": "no-cache"})
+
+
+def shorten(request: Request, response: Response) -> Response:
+    """Nothing but a status where the caller has the same already; otherwise compressed where it takes that."""
+    import hashlib
+    import zlib
+    headers, sent = {"Vary": "Accept, Accept-Encoding, Authorization", "Cache-Control": "no-store", **response.headers}, request.headers
+    if response.status == 200 and response.body and request.method in ("GET", "HEAD"):
+        headers["ETag"] = tag = f'W/"{hashlib.sha256(response.body).hexdigest()[:24]}"'
+        if tag in re.split(" *, *", sent.get("if-none-match", "")):
+            return Response(304, headers=headers)
+    accepted = re.search(r"(?:^|[ ,])gzip *(?:; *q=([0-9.]+))?(?:,|$)", sent.get("accept-encoding", "").lower())
+    if not accepted or (accepted[1] or "1").strip("0.") == "" or (response.stream is None and len(response.body) < MIN_GZIP_BYTES):
+        return replace(response, headers=headers)
+    headers["Content-Encoding"] = "gzip"
+    packer = zlib.compressobj(GZIP_LEVEL, zlib.DEFLATED, 16 + zlib.MAX_WBITS)
+
+    def pack(pieces: Iterator[bytes]) -> Iterator[bytes]:
+        for piece in pieces:
+            yield piece and packer.compress(piece) + packer.flush(zlib.Z_SYNC_FLUSH)
+        yield packer.flush()
+
+    if response.stream is not None:
+        return replace(response, headers=headers, stream=pack(response.stream))
+    return replace(response, headers=headers, body=packer.compress(response.body) + packer.flush())
 
 
 def find_follow_pause_s() -> float:
@@ -10353,7 +10691,7 @@ class Gate:
             accepted = request.headers.get("accept", "").lower()
             if (self.page and request.path == "/" and request.method in ("GET", "HEAD") and "text/html" in accepted
                     and "application/json" not in accepted):
-                return page_response(self.page)         # to anyone: it holds nothing, and asks for a token itself
+                return shorten(request, page_response(self.page))       # to anyone: it holds nothing, and asks for a token itself
             try:
                 route, holes = match_route(request.method, request.path)
             except NexusError:                          # what there is and what not is not for everybody
@@ -10364,12 +10702,14 @@ class Gate:
                 raise NexusError("forbidden", f"{route.method} {route.pattern} is for {self.service.user}, "
                                  "whose service this is")
             answer = route.handler(self, caller, **self.read_arguments(request, route, holes))
-            response: Response = answer if isinstance(answer, Response) else Response(204) if answer is None else json_response(answer)
+            response: Response = answer if isinstance(answer, Response) else json_response(answer) if route.answer else Response(204)
             if response.stream:
                 response = replace(response, stream=self.check_stream(request, caller, response.stream))
-            return response
+            return shorten(request, response)
         except Exception as error:
-            return error_response(self.note_error(request, error))
+            told = self.note_error(request, error)
+            is_own = request.headers.get("user-agent") == OWN_AGENT
+            return error_response(told if is_own else NexusError(told.kind, told.message, name_calls(told.hint)))
 
     def read_arguments(self, request: Request, route: Route, holes: Mapping[str, str]) -> dict[str, Any]:
         """Of a route's handler.  Raises: usage; what read_json() raises."""
@@ -10489,7 +10829,7 @@ class Calls(Gate):
     def get_info(self, caller: Caller) -> dict[str, Any]:
         if not caller.is_owner:
             return {"name": "nexus", "version": __version__, "user": caller.user}
-        calls = [f"{route.method} {route.pattern}: {route.summary}" for route in ROUTES]
+        calls = [f"{route.method} {route.pattern}: {route.summary}" for route in ROUTES if route.summary]
         return {"name": "nexus", **self.service.views.info(), "calls": calls}
 
     @route("GET /status", "user", "GPUs, running jobs, and how many wait", "Status")
@@ -10502,9 +10842,10 @@ class Calls(Gate):
         return status
 
     @route("GET /queue", "user", "pending jobs in the order they would start", "Job[]")
-    def get_queue(self, caller: Caller, group: str | None = None, limit: int | None = None) -> Response:
-        jobs = self.list_jobs(caller, [PENDING], None, group, None, limit)
-        return stream_list(job for job in jobs if job["status"] == PENDING)
+    def get_queue(self, caller: Caller, user: str | None = None, group: str | None = None, name: str | None = None,
+                  text: str | None = None, limit: int | None = None, after: str | None = None,
+                  fields: Sequence[str] = ()) -> Response:
+        return self.list_jobs(caller, Choice(status=(PENDING,), user=user, group=group, name=name, text=text), limit, after, fields)
 
     @route("POST /queue", "user", "add a job, or a list of jobs, all or none", "Added", body="Submissions")
     def post_queue(self, caller: Caller, body: Any, idempotency_key: str | None = None) -> dict[str, Any]:
@@ -10532,81 +10873,128 @@ class Calls(Gate):
     @route("PATCH /queue/{id}", "user", "give a pending job another priority or position", "Job", body="Move")
     def patch_queue(self, caller: Caller, id: str, body: Any) -> dict[str, Any]:
         self.service.admission.move(id, caller, **read_object(MOVE_KEYS, MOVE, body))
-        return self.get_job(caller, id)
+        return self.describe(self.find_job(id, caller))
 
     @route("GET /jobs", "user", "all jobs kept: finished, running, pending", "Job[]")
-    def get_jobs(self, caller: Caller, user: str | None = None, status: Sequence[str] = STATUSES, group: str | None = None,
-                 limit: int | None = None) -> Response:
-        return stream_list(self.list_jobs(caller, status, user, group, limit))
+    def get_jobs(self, caller: Caller, status: Sequence[str] = (), user: str | None = None, group: str | None = None,
+                 name: str | None = None, text: str | None = None, newest: bool = False, limit: int | None = None,
+                 after: str | None = None, fields: Sequence[str] = ()) -> Response:
+        choice = Choice(status=status, user=user, group=group, name=name, text=text)
+        return self.list_jobs(caller, choice, limit, after, fields, newest)
 
-    def list_jobs(self, caller: Caller, statuses: Sequence[str], user: str | None, group: str | None,
-                  last: int | None, first: int | None = None) -> Iterator[dict[str, Any]]:
-        """Finished, running, pending, in this order; the `last` of them, or the `first`."""
-        def look(state: State) -> list[Job]:
-            pending = list_pending(state) if PENDING in statuses else []
-            jobs = [*list_finished(state), *state.running.values(), *pending]
-            return [job for job in jobs if job.status in statuses and user in (None, job.user)
-                    and (group is None or (group == job.group and caller.may_see(job.user)))]
-
-        jobs: list[Job] = self.service.store.read(look)
-        jobs = jobs[:first] if last is None else jobs[max(0, len(jobs) - last):]
-        return show_to(caller, self.service.views.describe_jobs(jobs))
+    def list_jobs(self, caller: Caller, choice: Choice, limit: int | None = None, after: str | None = None,
+                  fields: Sequence[str] = (), is_newest_first: bool = False,
+                  tell: Callable[[dict[str, Any]], dict[str, Any]] = lambda told: told) -> Response:
+        """A part of a list of jobs, and how long the whole is.  Raises: conflict, when the list has no such job to go on after."""
+        listed: list[Job] = self.service.store.read(lambda state: list_jobs(state, choice.status or STATUSES))
+        is_public = (choice.group, choice.name, choice.text) == (None,) * 3     # else it would tell what others' jobs hide
+        jobs = [job for job in listed if choice.fits(job) and (is_public or caller.may_see(job.user))]
+        if is_newest_first:
+            jobs.sort(key=lambda job: (job.status_history[-1][1] or 0.0, job.number), reverse=True)
+        total, first = len(jobs), 0
+        if after is not None:
+            first = 1 + next((place for place, job in enumerate(jobs) if job.id == after), -1)
+            if not first:
+                raise NexusError("conflict", f"job {format_line(after, 40)} is not in this list, or not any more",
+                                 hint="begin with the list's first part anew, without `after`")
+        jobs = jobs[first:None if limit is None else first + limit]
+        rows = {name: JOB[name] for name in fields} or JOB
+        shown = zip(jobs, self.service.views.describe_jobs(jobs, rows))
+        return list_response((tell(told if caller.may_see(job.user) else hide(rows, told)) for job, told in shown), len(jobs),
+                             {"Total-Count": str(total)})
 
     @route("GET /jobs/{id}", "user", "one job", "Job")
-    def get_job(self, caller: Caller, id: str) -> dict[str, Any]:
-        return next(self.service.views.describe_jobs([self.find_job(id, caller)]))
+    def get_job(self, caller: Caller, id: str, wait: int = 0) -> Response | dict[str, Any]:
+        job = self.find_job(id, caller)
+        if not wait or job.status in FINAL:
+            return self.describe(job)
+        return Response(200, stream=self.wait_for(job, self.service.clock.monotonic() + wait))
 
-    @route("POST /jobs/cancel", "user", "end jobs, pending or running: all or none; those of several that are over stay",
-           body="Ends")
-    def post_cancel(self, caller: Caller, body: Any) -> None:
-        given = read_object(ENDS_KEYS, ENDS, body)
-        self.service.admission.cancel(given["ids"], caller, given.get("status", (PENDING, RUNNING)))
+    def describe(self, job: Job) -> dict[str, Any]:
+        return next(self.service.views.describe_jobs([job]))
 
-    @route("POST /jobs/retry", "user", "run finished jobs again, as new ones: all or none", "Added", body="Retries")
+    def wait_for(self, job: Job, give_up_at: float) -> Iterator[bytes]:
+        """The job, once it has ended or the time is over."""
+        def find() -> Job | None:
+            now: Job | None = self.service.store.read(lambda state: state.jobs.get(job.id))
+            return now if now and now.number == job.number else None
+
+        events, seen = self.service.store.events, self.service.store.events.next_number
+        while (now := find()) and now.status not in FINAL and not self.service.is_stopping:
+            left_s = give_up_at - self.service.clock.monotonic()
+            if left_s <= 0:
+                break
+            yield b""                           # looks whether the caller is still there
+            self.service.clock.sleep(find_follow_pause_s())
+            found, _ = events.read(seen, min(1.0, left_s))
+            seen = found[-1][0] + 1 if found else events.next_number
+        yield json_response(self.describe(now or job)).body
+
+    @route("POST /jobs/{id}/cancel", "user", "end a job, whatever its status: one that is over stays as it is", "Job", statuses=(202,))
+    def post_job_cancel(self, caller: Caller, id: str) -> Response:
+        self.service.admission.cancel(Choice((id,)), caller)
+        return json_response(self.describe(self.find_job(id, caller)), 202)
+
+    @route("POST /jobs/cancel", "user", "end jobs, pending or running, all or none; those that are over stay as they are", "Ids",
+           body="Choice", statuses=(202,))
+    def post_cancel(self, caller: Caller, body: Any) -> Response:
+        return json_response({"ids": self.service.admission.cancel(read_choice(body), caller)}, 202)
+
+    @route("POST /jobs/retry", "user", "run finished jobs again, as new ones, all or none: those named; or of a group or status those "
+           "that were not queued again since, the failed ones if none is given", "Ids", body="Choice")
     def post_retries(self, caller: Caller, body: Any) -> dict[str, Any]:
-        return {"ids": self.service.admission.retry(read_object(ENDS_KEYS, RETRIES, body)["ids"], caller)}
+        return {"ids": self.service.admission.retry(read_choice(body), caller)}
 
-    @route("GET /jobs/{id}/logs", "user", "what a job printed, or prints", "text/plain")
-    def get_logs(self, caller: Caller, id: str, follow: bool = False, stream: str = "both", tail: int | None = None,
-                 offset: int = 0) -> Response:
-        job, names = self.find_job(id, caller), STREAMS[:2] if stream == "both" else (stream,)
+    @route("GET /jobs/{id}/logs", "user", "what a job printed, or prints, in the order in which it came; for programs with "
+           "Accept: application/x-ndjson", "text/plain or application/x-ndjson LogEntry")
+    def get_logs(self, caller: Caller, request: Request, id: str, follow: bool = False, stream: str = "both", tail: int | None = None,
+                 offset: Sequence[int] = (0, 0), before: Sequence[int] | None = None, timestamps: bool = False) -> Response:
+        job, streams = self.find_job(id, caller), [STREAMS.index(stream)] if stream != "both" else [0, 1]
 
-        def look() -> tuple[list[str], bool]:
-            """The files, none before it has started (there may be a former job's), and whether it is over."""
+        def look() -> tuple[str, Sequence[Attempt], bool]:
+            """The folder, none before it has started (there may be a former job's); its attempts; and whether it is over."""
             found: Job | None = self.service.store.read(lambda state: state.jobs.get(id))
             now = found if found and found.number == job.number else None       # another one may have been given its id
-            folder = (now or job).log_dir
-            paths = [os.path.join(folder, f"{name}.log") for name in names] if folder else []
-            return paths, now is None or now.status in FINAL
-        return self.send_logs(look, follow, tail, offset)
+            return (now or job).log_dir or "", (now or job).attempts, now is None or now.status in FINAL
 
-    def send_logs(self, look: Callable[[], tuple[list[str], bool]], is_followed: bool, tail: int | None, offset: int) -> Response:
-        """What files hold, and what is appended if that is asked for.  `look` says which files, and whether it is over."""
-        offsets = {path: find_log_start(path, tail, offset) for path in look()[0]}
-        return Response(200, content_type="text/plain; charset=utf-8", headers={"Log-Offset": ", ".join(map(str, offsets.values())) or "0"},
-                        stream=self.follow(look, offsets, is_followed))
+        folder, attempts, _ = look()
+        reader = LogReader(folder, streams)
+        reader.begin(attempts, offset, tail, before)
+        if NDJSON in request.headers.get("accept", ""):
+            return self.send_logs(reader, look, log_entry_json, follow, before, NDJSON)
+        return self.send_logs(reader, look, make_log_text(timestamps, len(streams) > 1), follow, before)
 
-    def follow(self, look: Callable[[], tuple[list[str], bool]], offsets: dict[str, int],
-               is_followed: bool) -> Iterator[bytes]:
-        """What files hold beyond their offsets, and then what is appended, until it is over and all was sent."""
-        idle_s = FOLLOW_INTERVAL_S[0]
-        while True:
-            paths, was_over = look()
-            found = False
-            for path in paths:
-                for piece in read_new(path, offsets):
+    def send_logs(self, reader: LogReader, look: Callable[[], tuple[str, Sequence[Attempt], bool]],
+                  make_text: Callable[[LogEntry, Sequence[Attempt]], bytes], is_followed: bool, ends: Sequence[int] | None = None,
+                  kind: str = "text/plain; charset=utf-8") -> Response:
+        """What logs hold beyond the reader's places, and what is appended if that is asked for, until it is over and all was sent.
+
+        `look` says where they are, and whether it is over.
+        """
+        def pieces() -> Iterator[bytes]:
+            idle_s, is_on = FOLLOW_INTERVAL_S[0], True
+            while is_on:
+                reader.folder, attempts, was_over = look()
+                entries = reader.read(attempts, ends) if reader.folder else iter(())
+                found = False
+                for entry in entries:
                     found = True
-                    yield piece
-            if not is_followed or (was_over and not found):
-                return
-            if not found:
-                yield b""
-            self.service.clock.sleep(max(0.0 if found else idle_s, find_follow_pause_s()))
-            idle_s = FOLLOW_INTERVAL_S[0] if found else min(FOLLOW_INTERVAL_S[1], idle_s * 1.2)
+                    yield make_text(entry, attempts)
+                is_on = is_followed and (found or not was_over)
+                if not found or not is_on:
+                    yield b"".join(make_text(entry, attempts) for entry in reader.flush())
+                if is_on:
+                    self.service.clock.sleep(max(0.0 if found else idle_s, find_follow_pause_s()))
+                    idle_s = FOLLOW_INTERVAL_S[0] if found else min(FOLLOW_INTERVAL_S[1], idle_s * 1.2)
+
+        places = ",".join(str(reader.places[stream]) for stream in reader.streams)
+        return Response(200, content_type=kind, headers={"Log-Offset": places}, stream=pieces())
 
     @route("GET /service/logs", "owner", "the service's log", "text/plain")
     def get_service_logs(self, caller: Caller, follow: bool = False, tail: int | None = None) -> Response:
-        return self.send_logs(lambda: ([self.service.layout.service_log], self.service.is_stopping), follow, tail, 0)
+        reader = LogReader(self.service.layout.home, (0,), [os.path.basename(self.service.layout.service_log)])
+        reader.begin((), (0, 0), tail)
+        return self.send_logs(reader, lambda: (reader.folder, (), self.service.is_stopping), make_log_text(), follow)
 
     @route("POST /service/stop", "owner", "end the service; jobs go on")
     def post_stop(self, caller: Caller) -> Response:
@@ -10614,12 +11002,13 @@ class Calls(Gate):
         return Response(204, after=self.service.stop)
 
     @route("GET /events", "user", "every change of a job, GPU or the queue, as it happens", "text/event-stream")
-    def get_events(self, caller: Caller, since: int | None = None, last_event_id: int | None = None) -> Response:
+    def get_events(self, caller: Caller, since: int | None = None, job: Sequence[str] = (),
+                   last_event_id: int | None = None) -> Response:
         since = since if last_event_id is None else last_event_id
-        return Response(200, content_type="text/event-stream", headers={"Cache-Control": "no-store"}, stream=self.follow_events(
-            self.service.store.events.next_number if since is None else since + 1, caller))
+        return Response(200, content_type="text/event-stream", stream=self.follow_events(
+            self.service.store.events.next_number if since is None else since + 1, caller, job))
 
-    def follow_events(self, following: int, caller: Caller) -> Iterator[bytes]:
+    def follow_events(self, following: int, caller: Caller, ids: Sequence[str] = ()) -> Iterator[bytes]:
         """Server-sent events.  `reset` says that some in between are no longer kept: look at everything anew.
 
         The opening has a number too, so that who is cut off before the first event goes on from there.
@@ -10636,7 +11025,8 @@ class Calls(Gate):
             if is_gap:
                 after = (found[0][0] if found else upcoming) - 1
                 pieces.append(f"event: reset\nid: {after}\ndata: {encode_json({'since': following})}\n\n")
-            pieces += [self.encode_event(*event, caller) for event in found if event[1] != "group" or caller.is_owner]
+            pieces += [self.encode_event(*event, caller) for event in found if is_of_jobs(event, ids) and (
+                event[1] != "group" or caller.is_owner)]
             following = found[-1][0] + 1 if found else upcoming if is_gap else following
             if service.clock.monotonic() > beat_at:
                 pieces.append(": still here\n\n")
@@ -10735,7 +11125,7 @@ class Api(Calls):
         asked = Asked({"labels": labels, **{name: fact for name, fact in config.items() if name in JOB_FIELDS},
                        "command": f"{admission.find_python()} main.py", "code": name})
         with self.service.history.keep_code(name, code):
-            told = self.get_job(caller, admission.submit([asked], caller, key).ids[0])
+            told = self.describe(self.find_job(admission.submit([asked], caller, key).ids[0], caller))
         return {"job_id": told["id"], "node_id": self.service.pool.number_nodes().get(told["node"]), "status": PENDING,
                 "queue_position": told["position"] or 0}        # one that has started already was the first then
 
@@ -10754,7 +11144,7 @@ class Api(Calls):
 
     @route("POST /api/cancel/{id}", "user", "take it out of the queue, or stop it", "Cancelled")
     def post_api_cancel(self, caller: Caller, id: str) -> dict[str, Any]:
-        self.service.admission.cancel([id], caller, (PENDING, RUNNING))
+        self.service.admission.cancel(Choice((id,), (PENDING, RUNNING)), caller)
 
         def find_status() -> str:
             job: Job | None = self.service.store.read(lambda state: state.jobs.get(id))
@@ -10791,10 +11181,11 @@ class Api(Calls):
         return [describe(number, name) for number, name in enumerate([service.node, *service.pool.nodes])]
 
     @route("GET /api/jobs", "user", "all jobs kept: finished, running, pending", "Submitted[]")
-    def get_api_jobs(self, caller: Caller, user_id: str | None = None, status: Sequence[str] = STATUSES,
-                     limit: int | None = None) -> Response:
+    def get_api_jobs(self, caller: Caller, user_id: str | None = None, status: Sequence[str] = (), limit: int | None = None,
+                     after: str | None = None) -> Response:
         nodes = self.service.pool.number_nodes()
-        return stream_list(submitted_json(job, nodes) for job in self.list_jobs(caller, status, user_id, None, limit))
+        return self.list_jobs(caller, Choice(status=status, user=user_id), limit, after, fields=list(SUBMITTED_FROM),
+                              tell=lambda job: submitted_json(job, nodes))
 
 
 # Calls that only hand on what they are given
@@ -10802,13 +11193,13 @@ class Api(Calls):
 route("GET /gpus/history", "user", "each GPU's memory and utilization over the last hour", "GpuHistory[]")(
     lambda api, caller: api.service.views.list_histories())
 route("DELETE /queue/{id}", "user", "take a pending job out of the queue")(
-    lambda api, caller, id: api.service.admission.cancel([id], caller, (PENDING,)))
+    lambda api, caller, id: api.service.admission.cancel(Choice((id,), (PENDING,)), caller))
 route("DELETE /jobs/{id}", "user", "kill a running job")(
-    lambda api, caller, id: api.service.admission.cancel([id], caller, (RUNNING,)))
+    lambda api, caller, id: api.service.admission.cancel(Choice((id,), (RUNNING,)), caller))
 route("GET /jobs/{id}/why", "user", "why a job waits, GPU by GPU", "Why")(
     lambda api, caller, id: api.service.views.explain(id, caller))
 route("POST /jobs/{id}/retry", "user", "run a finished job again, as a new one", "Retried")(
-    lambda api, caller, id: {"id": api.service.admission.retry([id], caller)[0]})
+    lambda api, caller, id: {"id": api.service.admission.retry(Choice((id,)), caller)[0]})
 route("POST /service/pause", "owner", "start nothing new, or nothing of a group")(
     lambda api, caller, group=None: api.service.admission.set_paused(True, caller.name, group))
 route("POST /service/resume", "owner", "start jobs again")(
@@ -10823,21 +11214,26 @@ route("POST /nodes", "owner", "give jobs to another machine too, on which nexus 
     lambda api, caller, body: api.service.pool.add_node(parse_node(body), caller.name))
 route("DELETE /nodes/{name}", "owner", "give a machine no more jobs; it is forgotten after its last one")(
     lambda api, caller, name, force=False: api.service.pool.remove_node(name, force, caller.name))
-route("POST /node/sync", "owner", "between nexuses: what another one wants of this one, and what is new here", "any")(
+route("POST /node/sync", "owner", "", "any")(           # between nexuses: it is described to nobody
     lambda api, caller, body: api.service.node_side.exchange(read_sent("Exchange", body), caller))
 route("GET /docs", "anyone", "the same to read, and to try", "text/html")(
     lambda api, caller: page_response(api.page))                # which sees where it is
 route("GET /api/status/{id}", "user", "where a submitted script stands", "Submitted")(
     lambda api, caller, id: submitted_json(
-        next(api.service.views.describe_jobs([api.find_job(id, caller)], {})), api.service.pool.number_nodes()))
+        next(api.service.views.describe_jobs([api.find_job(id, caller)], SUBMITTED_FROM)), api.service.pool.number_nodes()))
 
 
 def show_to(caller: Caller, jobs: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     return (job if caller.may_see(job["user"]) else hide(JOB, job) for job in jobs)
 
 
-def stream_list(items: Iterable[dict[str, Any]]) -> Response:
-    """A JSON list, made while it is sent: one json.dumps of 100,000 jobs would hold the interpreter for a second."""
+def read_choice(body: Any) -> Choice:
+    """Raises: usage."""
+    return Choice(**read_object(CHOICE_KEYS, CHOICE, body))
+
+
+def list_response(items: Iterable[dict[str, Any]], count: int, headers: Mapping[str, str]) -> Response:
+    """A JSON list.  A long one is made while it is sent: one json.dumps of 100,000 jobs would hold the interpreter for a second."""
     import itertools
 
     def pieces() -> Iterator[bytes]:
@@ -10846,13 +11242,58 @@ def stream_list(items: Iterable[dict[str, Any]]) -> Response:
             yield (opening + ",\n".join(batch)).encode()
             opening = ",\n"
         yield b"[]\n" if opening == "[" else b"]\n"
-    return Response(200, stream=pieces())
+    if count <= JOBS_AT_ONCE:
+        return Response(200, b"".join(pieces()), headers=headers)
+    return Response(200, headers=headers, stream=pieces())
 
 
-def find_log_start(path: str, tail: int | None, offset: int) -> int:
-    """Where in a log begins what is asked for: its last `tail` lines, but nothing before `offset`.  A shorter file is a new one."""
-    start = 0 if tail is None else find_tail(path, tail)
-    return max(start, offset) if offset <= measure(path) else start
+def is_of_jobs(event: tuple[int, str, Any], ids: Sequence[str]) -> bool:
+    """Whether an event tells of one of these jobs; no ids: of anything."""
+    _, kind, what = event
+    return not ids or (kind == "job" and what.id in ids) or (kind == "removed" and not set(ids).isdisjoint(what))
+
+
+def find_start(entry: LogEntry, attempts: Sequence[Attempt]) -> float | None:
+    """Of its attempt."""
+    return next((one.started_at for one in attempts if one.number == entry.attempt), None)
+
+
+def log_entry_json(entry: LogEntry, attempts: Sequence[Attempt]) -> bytes:
+    """What is no UTF-8 comes as lone surrogates, as Python's surrogateescape has them."""
+    return (json.dumps({
+        "attempt": entry.attempt, "started_at": format_time(find_start(entry, attempts)), "stream": STREAMS[entry.stream],
+        "at": format_tenths(entry.at), "end": entry.end,
+        "text": entry.content.decode("utf-8", "surrogateescape")}) + "\n").encode()
+
+
+def stamp_lines(content: bytes, stamp: str, is_at_line: bool) -> bytes:
+    """Each line with this before it, but the first where that goes on with one."""
+    mark = stamp.encode()
+    return (mark if is_at_line else b"") + mark.join(content.splitlines(True))
+
+
+def format_tenths(at: float | None) -> str | None:
+    """A UTC time to a tenth of a second."""
+    return None if at is None else f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(at))}.{int(at * 10) % 10}Z"
+
+
+def make_log_text(has_times: bool = False, is_both: bool = False) -> Callable[[LogEntry, Sequence[Attempt]], bytes]:
+    """What makes text of a log.  Of one stream alone it is just what the job wrote; of both, attempts are told apart."""
+    former, is_line_whole = 1, True
+
+    def make_text(entry: LogEntry, attempts: Sequence[Attempt]) -> bytes:
+        nonlocal former, is_line_whole
+        heading, content = b"", entry.content
+        if is_both and entry.attempt > 1 and entry.attempt != former:
+            began = find_start(entry, attempts)
+            heading = (b"" if is_line_whole else b"\n") + f"---- attempt {entry.attempt}, {format_tenths(began) or '-'} ----\n".encode()
+        former = entry.attempt or 1
+        if has_times:
+            content = stamp_lines(content, f"{format_tenths(entry.at) or '-':21} ", is_line_whole or bool(heading))
+        is_line_whole = content.endswith(b"\n")
+        return heading + content
+
+    return make_text
 
 
 HEADER = r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):([^\0\r\n]*)"
@@ -10970,11 +11411,11 @@ class Connection:
         is_head, is_chunked = head.startswith(b"HEAD "), head.partition(b"\r\n")[0].endswith(b"HTTP/1.1")
         headers = {"Server": "nexus", "Date": email.utils.formatdate(usegmt=True), "X-Content-Type-Options": "nosniff",
                    "Connection": "close", **response.headers}       # whoever asks need not know which version it is
-        if response.status != 204:
+        if response.status not in (204, 304):
             headers["Content-Type"] = response.content_type
         if response.stream is not None and is_chunked:
             headers["Transfer-Encoding"] = "chunked"
-        elif response.stream is None and response.status != 204:
+        elif response.stream is None and response.status not in (204, 304):
             headers["Content-Length"] = str(len(response.body))
         first = f"HTTP/1.1 {response.status} {http.HTTPStatus(response.status).phrase}"
         lines = [first, *map(": ".join, headers.items()), "", ""]
@@ -11406,7 +11847,7 @@ class Wire:
         return self.repeat(f"{method} {path}", lambda: read_answer(self.send(method, path, body, key), MAX_TOLD_BYTES),
                            is_repeatable)
 
-    def open_stream(self, path: str, may_be_silent: bool = False) -> tuple[Mapping[str, str], Iterator[bytes]]:
+    def open_stream(self, path: str, may_be_silent: bool = False, accept: str = "") -> tuple[Mapping[str, str], Iterator[bytes]]:
         """An answer's headers, and its pieces as they come.
 
         Raises: what the service answers; unavailable, also later when the line is cut, or nothing comes for too long.
@@ -11414,7 +11855,7 @@ class Wire:
         what = f"GET {path}"
 
         def begin() -> Answer:
-            answer = self.send("GET", path, may_be_silent=may_be_silent)
+            answer = self.send("GET", path, may_be_silent=may_be_silent, accept=accept)
             if answer.status >= 400:
                 read_answer(answer, MAX_TOLD_BYTES)
             return answer
@@ -11523,11 +11964,12 @@ class Wire:
                              hint=f"if you mean the nexus of {user}: NEXUS_URL="
                                   + re.sub("//(.*@)?", f"//{user}@", self.url))
 
-    def send(self, method: str, path: str, body: object = None, key: str = "", may_be_silent: bool = False) -> Answer:
+    def send(self, method: str, path: str, body: object = None, key: str = "", may_be_silent: bool = False,
+             accept: str = "") -> Answer:
         """One request, on a connection of its own.  Raises: as connect() and send_request() do."""
         host, line = f"[{self.host}]" if ":" in self.host else self.host, self.connect()
         answer = send_request(line, method, path, {
-            "Host": f"{host}:{self.port}" if self.port else host, "Idempotency-Key": key,
+            "Host": f"{host}:{self.port}" if self.port else host, "Idempotency-Key": key, "User-Agent": OWN_AGENT, "Accept": accept,
             "Authorization": f"Bearer {self.token}" if self.token else ""}, body)
         if may_be_silent:
             line.settimeout(None)
@@ -11597,9 +12039,12 @@ class Client(Wire):
     def remove(self, job_id: str) -> None:
         self.ask("DELETE", f"/queue/{quote_path(job_id)}")
 
-    def cancel(self, job_ids: Sequence[str], statuses: Sequence[str] = (PENDING, RUNNING)) -> None:
-        """End jobs of these statuses, all or none; of several, those that are over stay as they are."""
-        self.ask("POST", "/jobs/cancel", {"ids": [self.job(job_id)["id"] for job_id in job_ids], "status": list(statuses)})
+    def cancel(self, **choice: Any) -> list[str]:
+        """End jobs, all or none: `ids`, or those of a `group`, of a `status`; return the ids of those that end by it.
+
+        Those that are over stay as they are.
+        """
+        return list(self.ask("POST", "/jobs/cancel", choice)["ids"])
 
     def move(self, job_id: str, **change: int) -> None:
         self.ask("PATCH", f"/queue/{quote_path(job_id)}", change)
@@ -11608,8 +12053,9 @@ class Client(Wire):
         """The id of the new job."""
         return str(self.ask("POST", f"/jobs/{quote_path(job_id)}/retry")["id"])
 
-    def retry_all(self, job_ids: Sequence[str]) -> list[str]:
-        return list(self.ask("POST", "/jobs/retry", {"ids": [self.job(job_id)["id"] for job_id in job_ids]})["ids"])
+    def retry_all(self, **choice: Any) -> list[str]:
+        """Queue finished jobs again, all or none: `ids`, or those of a `group`, of a `status`; return the ids of the new ones."""
+        return list(self.ask("POST", "/jobs/retry", choice)["ids"])
 
     def pause(self, gpu: int | str | None = None, group: str | None = None, verb: str = "pause") -> None:
         """The queue, or a GPU: 0, or of another machine "n1:0"."""
@@ -11639,17 +12085,25 @@ class Client(Wire):
         path = "/service/logs" if job_id == "service" else f"/jobs/{quote_path(job_id)}/logs"
         return self.open_stream(path + encode_query(query), may_be_silent=follow)[1]
 
-    def follow(self, job_id: str, stream: str, tail: int | None = None) -> Iterator[bytes]:
-        """A job's stdout or stderr until it ends; a restart of the service in between loses and repeats nothing of it."""
-        where: Mapping[str, int | None] = {"tail": tail}
+    def follow(self, job_id: str, stream: str = "both", tail: int | None = None, is_followed: bool = True) -> Iterator[dict[str, Any]]:
+        """What a job prints until it ends, as `LogEntry` of the API says; a restart of the service in between loses and repeats nothing."""
+        where: dict[str, Any] = {"tail": tail}
+        names = STREAMS[:2] if stream == "both" else (stream,)
         while True:
-            query = encode_query({"follow": "true", "stream": stream, **where})
+            query = encode_query({"follow": "true" if is_followed else None, "stream": stream, **where})
             with self.over_restart():
-                headers, pieces = self.open_stream(f"/jobs/{quote_path(job_id)}/logs{query}", may_be_silent=True)
-                where = offset = {"offset": int(headers["log-offset"])}
+                headers, pieces = self.open_stream(f"/jobs/{quote_path(job_id)}/logs{query}", may_be_silent=is_followed, accept=NDJSON)
+                places, rest = dict(zip(names, headers["log-offset"].split(","))), b""
+                where = {"offset": ",".join(places.values())}
                 for piece in pieces:
-                    offset["offset"] += len(piece)
-                    yield piece
+                    *lines, rest = (rest + piece).split(b"\n")
+                    if len(rest) > MAX_EVENT_BYTES:
+                        raise describe_stranger(self.url, "a line of a log has no end")
+                    for line in lines:
+                        entry = json.loads(line)
+                        places[entry["stream"]] = str(entry["end"])
+                        where = {"offset": ",".join(places.values())}
+                        yield entry
                 return
 
     def wait(self, job_ids: Sequence[str], on_end: Callable[[dict[str, Any]], None] = lambda job: None,
@@ -12122,43 +12576,43 @@ def announce_wait(call: Call, job_id: str) -> None:
 
 
 def pass_on_logs(call: Call, job_id: str, is_own: bool, follow: bool = True, stream: str = "both",
-                 tail: int | None = None) -> None:
-    """A job's stdout to stdout and its stderr to stderr, until it ends if it is followed."""
-    import threading
-    faults: list[BaseException] = []
-
-    def pass_on(name: str, target: TextIO) -> None:
+                 tail: int | None = None, has_times: bool = False) -> None:
+    """A job's stdout to stdout and its stderr to stderr, in the order in which they came, until it ends if it is followed."""
+    targets = {"stdout": call.out, "stderr": call.err}
+    filters = {name: OutputFilter(is_own or not target.isatty()) for name, target in targets.items()}
+    former, is_line_whole = 1, True
+    for entry in call.client.follow(job_id, stream, tail, follow):
         try:
-            pieces = call.client.follow(job_id, name, tail) if follow else call.client.logs(job_id, False, name, tail)
-            for piece in pieces if is_own else filter_output(pieces, target):
-                write_to(target, piece)
-        except BaseException as error:
-            faults.append(error)
+            name, content, number, at = entry["stream"], entry["text"].encode("utf-8", "surrogateescape"), entry["attempt"], entry["at"]
+            filtered = filters[name].clean(content)
+        except (KeyError, TypeError, AttributeError, ValueError):
+            raise describe_stranger(call.client.url, "its logs are other ones") from None
+        if number != former and number > 1:
+            call.say(f"attempt {number}, {local_time(entry['started_at'], '%Y-%m-%d %H:%M:%S')}")
+        former = number
+        if has_times:
+            stamp = f"{local_time(at[:19] + 'Z', '%Y-%m-%d %H:%M:%S')}{at[19:21]}" if at else "-"
+            filtered = stamp_lines(filtered, f"{stamp:21} ", is_line_whole)
+            is_line_whole = content.endswith(b"\n")
+        write_to(targets[name], filtered)
+    for name, target in targets.items():
+        write_to(target, filters[name].clean(b"", is_last=True))
 
-    threads = [threading.Thread(target=pass_on, args=(name, target), daemon=True)
-               for name, target in (("stdout", call.out), ("stderr", call.err)) if stream in (name, "both")]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        while thread.is_alive() and not faults:     # when nobody reads the one, the other may go on for days
-            thread.join(0.5)                # with a time limit, so that Ctrl-C is heard
-    if faults:
-        raise faults[0]
 
+class OutputFilter:
+    """What the job of another printed.  A terminal gets text, colours, \r, \b, "erase the line", as the page does; a file gets all."""
 
-def filter_output(pieces: Iterable[bytes], target: TextIO) -> Iterator[bytes]:
-    """What the job of another printed.  A terminal gets text, colours, \\r, \\b, "erase the line", as the page does; a file gets all."""
-    if not target.isatty():
-        yield from pieces
-        return
-    import codecs
-    import itertools
-    decoder, rest = codecs.getincrementaldecoder("utf-8")("replace"), ""
-    for piece in itertools.chain(pieces, [None]):
-        text = rest + (decoder.decode(piece) if piece is not None else decoder.decode(b"", True))
-        begun = re.search(r"\x1b(\[[0-9;:]{0,40})?\Z", text) if piece is not None else None        # the rest of it is about to come
-        text, rest = (text[: begun.start()], begun[0]) if begun else (text, "")
-        yield re.sub(rf"(\x1b\[[0-9;:]*[mK]|[\t\n\r\b])|{CONTROL}", lambda found: found[1] or "", text).encode()
+    def __init__(self, takes_all: bool) -> None:
+        import codecs
+        self.takes_all, self.decoder, self.rest = takes_all, codecs.getincrementaldecoder("utf-8")("replace"), ""
+
+    def clean(self, piece: bytes, is_last: bool = False) -> bytes:
+        if self.takes_all:
+            return piece
+        text = self.rest + self.decoder.decode(piece, is_last)
+        begun = None if is_last else re.search(r"\x1b(\[[0-9;:]{0,40})?\Z", text)              # the rest of it is about to come
+        text, self.rest = (text[: begun.start()], begun[0]) if begun else (text, "")
+        return re.sub(rf"(\x1b\[[0-9;:]*[mK]|[\t\n\r\b])|{CONTROL}", lambda found: found[1] or "", text).encode()
 
 
 def exit_code_of(job: Told) -> int:
@@ -12176,7 +12630,7 @@ def cmd_wait(call: Call) -> int:
     if call.options.group is None and not ids:
         refuse("there is nothing to wait for", hint="nexus wait ID, or nexus wait --group NAME")
     if call.options.group is not None:
-        ids = [*ids, *(job["id"] for job in list_jobs(call) if job["status"] != COMPLETED and not job["retried_as"])]
+        ids = [*ids, *(job["id"] for job in ask_for_jobs(call) if job["status"] != COMPLETED and not job["retried_as"])]
     said: set[str] = set()
 
     def say_hold(job: Told) -> None:
@@ -12190,7 +12644,7 @@ def cmd_wait(call: Call) -> int:
     return next(filter(None, map(exit_code_of, jobs)), 0)
 
 
-def list_jobs(call: Call) -> list[dict[str, Any]]:
+def ask_for_jobs(call: Call) -> list[dict[str, Any]]:
     """All jobs, or those of --group.  Raises: not_found."""
     group = call.options.group
     jobs = call.client.jobs(group=group)
@@ -12236,9 +12690,9 @@ def cmd_kill(call: Call) -> None:
     if takes_all and not any(target.isdigit() or ":" in target for target in targets):
         refuse("--all is for GPUs: all jobs that share one", hint="nexus kill 0 --all, or nexus kill --group NAME")
     if group is None:
-        end_jobs(call, [job_id for target in targets for job_id in find_targets(call, target, takes_all)], [RUNNING])
+        end_jobs(call, ids=[job_id for target in targets for job_id in find_targets(call, target, takes_all)], status=[RUNNING])
     else:
-        end_jobs(call, [job["id"] for job in list_jobs(call) if job["status"] not in FINAL])
+        end_jobs(call, group=group)
 
 
 def find_job(call: Call) -> dict[str, Any]:
@@ -12262,11 +12716,11 @@ def find_targets(call: Call, target: str, takes_all: bool = False) -> list[str]:
     return list(gpu["job_ids"])
 
 
-def end_jobs(call: Call, ids: Sequence[str], statuses: Sequence[str] = (PENDING, RUNNING)) -> None:
+def end_jobs(call: Call, **choice: Any) -> None:
     """Have jobs ended, all or none; return when they are over."""
-    if not ids:
-        return call.say(f"no job of group {call.options.group} is pending or running")
-    call.client.cancel(ids, statuses)
+    ids = call.client.cancel(**choice)
+    if not ids and "group" in choice:
+        return call.say(f"no job of group {choice['group']} is pending or running")
     for job in map(call.client.job, ids):
         if job["unknown_since"]:
             call.say(f"job {job['id']} is on {job['node']}, not heard since {local_time(job['unknown_since'], '%m-%d %H:%M')}: it is ended "
@@ -12287,10 +12741,10 @@ def cmd_retry(call: Call) -> None:
         refuse("there is nothing to run again", hint="nexus retry ID, nexus retry --failed, or nexus retry --group NAME")
     if given.failed or given.group is not None:
         named = [call.client.job(job_id)["id"] for job_id in given.ids]
-        ids = [job["id"] for job in find_failed(list_jobs(call)) if not named or job["id"] in named]
+        ids = [job["id"] for job in find_failed(ask_for_jobs(call)) if not named or job["id"] in named]
         if not ids:
             call.say("no failed job is left to run again")
-    call.print(*(call.client.retry_all(ids) if ids else []))
+    call.print(*(call.client.retry_all(ids=ids) if ids else []))
 
 
 def cmd_metrics(call: Call) -> None:
@@ -12302,8 +12756,8 @@ def cmd_metrics(call: Call) -> None:
 def cmd_logs(call: Call) -> None:
     given = call.options
     if given.id == "service":
-        if given.stream != "both":
-            refuse("the service's log is one stream: --stream is for jobs", hint="nexus logs service")
+        if given.stream != "both" or given.timestamps:
+            refuse("the service's log is one stream, with its times: --stream and --timestamps are for jobs", hint="nexus logs service")
         is_remote, rest = bool(call.environ.get("NEXUS_URL")), b""
         pieces = call.client.logs("service", given.follow, tail=given.number) if is_remote else read_service_log(call)
         for piece in pieces:                            # its lines hold words of others: paths that were asked for, causes, names
@@ -12318,7 +12772,7 @@ def cmd_logs(call: Call) -> None:
         if job["unknown_since"]:
             call.say(f"{job['node']} has not been heard since {local_time(job['unknown_since'], '%m-%d %H:%M')}: what job {job['id']} "
                      "has printed since then comes when it is back")
-        pass_on_logs(call, job["id"], is_own, given.follow, given.stream, given.number)
+        pass_on_logs(call, job["id"], is_own, given.follow, given.stream, given.number, given.timestamps)
 
 
 def read_service_log(call: Call) -> Iterator[bytes]:
@@ -12328,11 +12782,13 @@ def read_service_log(call: Call) -> Iterator[bytes]:
         if not os.path.exists(layout.service_log):
             raise NexusError("unavailable", f"the service for {layout.home} does not run, and there is no log of it", hint="nexus start")
         call.say("the service does not run; this is what it has left (to start it: nexus start)")
-    offsets = {layout.service_log: find_log_start(layout.service_log, call.options.number, 0)}
-    yield from read_new(layout.service_log, offsets)
-    while call.options.follow:
+    reader = LogReader(layout.home, (0,), [os.path.basename(layout.service_log)])
+    reader.begin((), (0, 0), call.options.number)
+    while True:
+        yield from (entry.content for entry in [*reader.read(), *reader.flush()])
+        if not call.options.follow:
+            return
         time.sleep(0.2)
-        yield from read_new(layout.service_log, offsets)
 
 
 def cmd_attach(call: Call) -> int:
@@ -12828,13 +13284,15 @@ COMMANDS = (
     Command("logs", "what a job printed, or the service's log", cmd_logs, (
         argument("id", metavar="ID|service"), argument("-f", "--follow", action="store_true", help="as it comes, until the job ends"),
         argument("-n", "--number", row=LINES, metavar="N", help="the last N lines"),
-        argument("--stream", choices=STREAMS, default="both", help="stdout goes to stdout, stderr to stderr"))),
+        argument("--stream", choices=STREAMS, default="both", help="stdout goes to stdout, stderr to stderr"),
+        argument("--timestamps", action="store_true", help="begin each line with the time at which it came"))),
     Command("kill", "stop running jobs and all they started; returns when they are gone", cmd_kill, (
         argument("ids", nargs="*", metavar="ID|GPU"), argument("--all", action="store_true", help="with a GPU: all jobs that share it"),
         argument("--group", metavar="G", help="all of this group, pending ones too"))),
-    Command("cancel", "stop jobs, pending or running", lambda call: end_jobs(call, call.options.ids), (IDS,)),
+    Command("cancel", "stop jobs, pending or running",
+            lambda call: end_jobs(call, ids=call.options.ids, status=[PENDING, RUNNING]), (IDS,)),
     Command("remove", "take pending jobs out of the queue",
-            lambda call: end_jobs(call, call.options.ids, [PENDING]), (IDS,)),
+            lambda call: end_jobs(call, ids=call.options.ids, status=[PENDING]), (IDS,)),
     Command("retry", "run finished jobs again, as new ones; prints their ids", cmd_retry, (
         ANY_IDS, argument("--failed", action="store_true", help="those that failed and were not added again"),
         argument("--group", metavar="G", help="those of this group that failed"))),

@@ -149,7 +149,7 @@ def test_following_over_a_sigkill_of_the_service_loses_and_repeats_nothing(own_h
     pieces = []
 
     def follow():
-        pieces.extend(client.follow(job_id, "stdout"))
+        pieces.extend(entry["text"].encode() for entry in client.follow(job_id, "stdout"))
     follower = threading.Thread(target=follow)
     waited = []
     waiter = threading.Thread(target=lambda: waited.extend(own_home.client().wait([job_id])))
@@ -180,7 +180,8 @@ def test_following_the_end_over_a_restart_loses_nothing(own_home, tail, expected
         return streams[-1]
 
     client.open_stream = note_stream
-    follower = threading.Thread(target=lambda: pieces.extend(client.follow(job_id, "stdout", tail)))
+    follower = threading.Thread(target=lambda: pieces.extend(
+        entry["text"].encode() for entry in client.follow(job_id, "stdout", tail)))
     follower.start()
     until(lambda: streams, "its first answer")
     assert own_home.main("stop").code == 0

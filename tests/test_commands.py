@@ -665,13 +665,25 @@ def test_a_number_of_lines_is_0_or_more(home, words):
 
 def test_logs(home):
     job_id = add_and_wait(home, "echo one; echo two; echo err >&2")
-    for options, out, err in ([[], "one\ntwo\n", "err\n"], [["-n", "1"], "two\n", "err\n"], [["--stream", "stdout"], "one\ntwo\n", ""],
-                              [["--stream", "stderr"], "", "err\n"], [["-f"], "one\ntwo\n", "err\n"], [["-f", "-n", "1"], "two\n", "err\n"],
+    for options, out, err in ([[], "one\ntwo\n", "err\n"], [["-n", "1"], "", "err\n"], [["--stream", "stdout"], "one\ntwo\n", ""],
+                              [["--stream", "stderr"], "", "err\n"], [["-f"], "one\ntwo\n", "err\n"], [["-f", "-n", "2"], "two\n", "err\n"],
                               [["-n", "0"], "", ""]):
         done = home.main("logs", job_id, *options)
         assert (done.code, done.out, done.err) == (0, out, err), options
     log = home.main("logs", "service", "-n", "2")
     assert log.code == 0 and len(log.out.splitlines()) == 2 and re.match(r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\] ", log.out)
+
+
+def test_logs_come_in_order_with_their_times_attempt_by_attempt(own_home):
+    turns = "for i in 1 2; do echo out $i; sleep 0.3; echo err $i >&2; sleep 0.3; done; [ -e done ] || { touch done; exit 3; }"
+    job_id = own_home.main("add", turns, "--retries", "1", "--cwd", own_home.top).id
+    assert own_home.main("wait", job_id).code == 0
+    lines = ["out 1", "err 1", "out 2", "err 2"]
+    with own_home.terminal("logs", job_id) as terminal:
+        shown = terminal.end()[1].splitlines()
+    assert shown[:4] == shown[5:] == lines and re.fullmatch(r"nexus: attempt 2, \d{4}-\d\d-\d\d \d\d:\d\d:\d\d", shown[4]), shown
+    done = own_home.main("logs", job_id, "--timestamps", "--stream", "stdout")
+    assert re.fullmatch(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d out [12]\n){4}", done.out) and "attempt 2" in done.err
 
 
 def test_logs_of_a_job_that_waits_are_followed_from_its_start(own_home):
@@ -904,7 +916,8 @@ def test_a_service_is_started_on_its_own_machine(own_home, command):
 REFUSED_TOGETHER = [
     ("status --watch --json", "not allowed with argument"), ("status --json --detailed", "not allowed with argument"),
     ("metrics --json --prometheus", "not allowed with argument"), ("kill --group x --all", "not allowed with argument"),
-    ("kill abc --all", "--all is for GPUs"), ("logs service --stream stderr", "--stream is for jobs"),
+    ("kill abc --all", "--all is for GPUs"), ("logs service --stream stderr", "are for jobs"),
+    ("logs service --timestamps", "are for jobs"),
 ]
 
 

@@ -229,6 +229,83 @@ def test_find_tail_reads_only_the_end(tmp_path):
     assert nexus.find_tail(str(path), 1) == 2**36 + 1
 
 
+# Both logs of a job, in the order in which they grew
+
+STEPS = st.lists(st.tuples(st.integers(0, 1), st.sampled_from([b"a\n", b"bc", b"\n", b"\rd", b"e\nf\n", b"\xff"])), max_size=30)
+
+
+def grow(folder, steps, noted=lambda number: True):
+    """Write as a job would, and note sizes after some of the steps."""
+    sizes = [0, 0]
+    for number, (stream, piece) in enumerate(steps):
+        with open(folder / ("stdout.log", "stderr.log")[stream], "ab") as file:
+            sizes[stream] = file.write(piece) + sizes[stream]
+        if noted(number):
+            with open(folder / nexus.LOG_TIMES, "a", encoding="utf-8") as file:
+                file.write(f"{number * 10} {sizes[0]} {sizes[1]}\n")
+    return sizes
+
+
+@given(STEPS, st.sets(st.integers(0, 30)), st.binary(max_size=9), st.lists(st.integers(0, 40), min_size=2, max_size=2),
+       st.none() | st.integers(0, 9), st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), max_size=3))
+def test_a_reader_of_logs_loses_and_repeats_nothing(tmp_path_factory, steps, noted, torn, offsets, tail, starts):
+    """Whatever of the sizes is noted, whatever is torn, wherever attempts begin, wherever it begins, it sees each byte once."""
+    folder = tmp_path_factory.mktemp("logs")
+    sizes = grow(folder, steps, noted.__contains__)
+    with open(folder / nexus.LOG_TIMES, "ab") as file:
+        file.write(torn)
+    attempts = [nexus.Attempt(number=1 + number, log_start=start) for number, start in enumerate([(0, 0), *sorted(starts)])]
+    reader = nexus.LogReader(str(folder))
+    reader.begin(attempts, offsets, tail)
+    begun = list(reader.places)
+    assert all(place in (0, offset) or tail is not None for place, offset in zip(begun, offsets))
+    ends, seen = list(begun), [b"", b""]
+    for entry in [*reader.read(attempts), *reader.flush()]:
+        seen[entry.stream] += entry.content
+        ends[entry.stream] += len(entry.content)
+        assert entry.end <= ends[entry.stream] + len(b"".join(reader.rests)) and entry.content
+    for stream, name in enumerate(("stdout.log", "stderr.log")):
+        content = (folder / name).read_bytes() if sizes[stream] else b""
+        assert seen[stream] == content[begun[stream]:], (name, begun)
+    assert ends == reader.places == sizes
+    if tail is not None:
+        assert sum(piece.count(b"\n") for piece in seen) <= tail
+    again = nexus.LogReader(str(folder))
+    again.begin(attempts, (0, 0), None)
+    entries = [*again.read(attempts), *again.flush()]
+    for place in range(len(entries)):               # and so does who goes on after any of them
+        resumed = nexus.LogReader(str(folder))
+        known = [0, 0]
+        for entry in entries[:place]:
+            known[entry.stream] = entry.end
+        resumed.begin(attempts, known, None)
+        rest = b"".join(entry.content for entry in [*resumed.read(attempts), *resumed.flush()])
+        assert len(rest) == sum(len(entry.content) for entry in entries[place:])
+
+
+@given(st.lists(st.sampled_from([0, 1]), max_size=30))
+def test_whole_lines_that_are_all_noted_come_in_their_order(tmp_path_factory, streams):
+    folder = tmp_path_factory.mktemp("logs")
+    steps = [(stream, b"%d\n" % number) for number, stream in enumerate(streams)]
+    grow(folder, steps)
+    reader = nexus.LogReader(str(folder))
+    assert b"".join(entry.content for entry in reader.read()) == b"".join(piece for _, piece in steps)
+    for tail in range(len(steps) + 1):
+        reader = nexus.LogReader(str(folder))
+        reader.begin((), (0, 0), tail)
+        assert [entry.content for entry in reader.read()] == [piece for _, piece in steps][len(steps) - tail:]
+
+
+def test_of_long_notes_only_the_end_is_read(tmp_path, monkeypatch):
+    grow(tmp_path, [(0, b"x\n")])
+    with open(tmp_path / nexus.LOG_TIMES, "w", encoding="utf-8") as file:
+        file.writelines(f"{number} {2 * number} 7\n" for number in range(1, 300000))
+    read, real = [], nexus.read_part
+    monkeypatch.setattr(nexus, "read_part", lambda path, start, most: read.append(most) or real(path, start, most))
+    found = list(nexus.read_log_times(str(tmp_path), (2 * 299990, 7)))
+    assert found[-1] == (29999.9, 599998, 7) and len(found) > 9 and sum(read) < 20000
+
+
 # Log folders
 
 

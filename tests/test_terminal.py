@@ -141,14 +141,14 @@ def test_what_anothers_job_prints_is_colours_and_progress_bars(home):
 
 
 def test_a_sequence_that_comes_in_pieces():
-    class Terminal:
-        def isatty(self):
-            return True
+    def clean(pieces):
+        cleaner = nexus.OutputFilter(takes_all=False)
+        return b"".join(map(cleaner.clean, pieces)) + cleaner.clean(b"", is_last=True)
 
-    text = OUTPUT + EVIL + "\x1b"
-    whole = b"".join(nexus.filter_output([text.encode()], Terminal()))
+    content = (OUTPUT + EVIL + "\x1b").encode()
+    whole = clean([content])
     assert whole.startswith(OUTPUT.encode()) and not whole.endswith(b"\x1b")
-    assert b"".join(nexus.filter_output([text.encode()[at:at + 1] for at in range(len(text.encode()))], Terminal())) == whole
+    assert clean(content[at:at + 1] for at in range(len(content))) == whole
 
 
 def test_the_watched_status_is_as_clean(home, evil):
