@@ -3420,6 +3420,7 @@ OBJECTS: dict[str, Mapping[str, Field]] = {
         "gpu_trouble": Field(NULL(STRING), "why this machine's GPUs cannot be read"),
         "slurm": Field(NULL(REF("Slurm")), "the cluster that runs the jobs, if one does"),
         "hints": Field(LIST(STRING), "what the owner should know or do"),
+        "bad_checks": Field(LIST(STRING), "the checks of GET /health that are not well; none: all is"),
         "host": Field(REF("Host"), "this machine"),
         "nodes": Field(LIST(REF("NodeInfo")), "this machine and its nodes; empty without nodes"),
         **pick(INFO, "version user hash pid home uptime_seconds"),
@@ -3450,6 +3451,17 @@ OBJECTS: dict[str, Mapping[str, Field]] = {
         "utilization": Field(LIST(NULL(FLOAT)), "the mean in percent"),
     },
     "Attempt": ATTEMPT,
+    "GroupInfo": {
+        "name": Field(STRING, "what its jobs say"),
+        "user": Field(STRING, "whose its first job is"),
+        **{status: Field(INTEGER, f"how many of its jobs are {status}") for status in STATUSES},
+        "limit": Field(INTEGER, "how many of them run at once; 0: as many as fit"),
+        "hold": Field(NULL(STRING), "why none of them starts"),
+        "position": Field(NULL(INTEGER), "how many pending jobs are before its first one"),
+        "waiting_for": Field(NULL(STRING), "why that does not run now"),
+        "failed_id": Field(NULL(JOB_ID), "the job that failed last, and was not queued again"),
+        "failed_line": Field(NULL(STRING), "what that said last"),
+    },
     "LogEntry": {
         "attempt": Field(INTEGER, "which attempt wrote it"),
         "started_at": Field(NULL(TIME), "when that began"),
@@ -4588,6 +4600,12 @@ class LogReader:
                 return
             left -= count
 
+    def count_lines(self) -> int | None:
+        """The lines before its places; None: they are too many to be counted now."""
+        if sum(self.places[stream] for stream in self.streams) > MAX_COUNTED_BYTES:
+            return None
+        return sum(block.count(b"\n") for stream in self.streams for block in read_blocks(self.find_path(stream), 0, self.places[stream]))
+
     def read(self, attempts: Sequence[Attempt] = (), ends: Sequence[int] | None = None) -> Iterator[LogEntry]:
         """What has come, without the beginnings of lines."""
         sizes = self.measure()
@@ -4618,6 +4636,7 @@ class LogReader:
 
 
 MAX_LOG_LINE = 65536            # a longer one comes in pieces
+MAX_COUNTED_BYTES = 2**26       # takes some 10 ms
 
 
 # What nexus itself puts into a job's log folder.  What else is there the job has made, like work/ and files-1/, or is not known.
@@ -8904,8 +8923,8 @@ class Choice:
     text: str | None = None                     # which they have somewhere, in whatever case
 
     def fits(self, job: Job) -> bool:
-        if any(wanted not in (None, fact) for wanted, fact in (
-                (self.group, job.group), (self.user, job.user), (self.name, job.name))) or (self.status and job.status not in self.status):
+        wanted = (self.group, job.group or ""), (self.user, job.user), (self.name, job.name)
+        if any(given not in (None, fact) for given, fact in wanted) or (self.status and job.status not in self.status):
             return False
         if not self.text:
             return True
@@ -9830,7 +9849,7 @@ class Views(Part):
         told, cluster = self.store.read(look), self.service.cluster
         told["running_jobs"] = [self.describe_job(job, now, BRIEF_JOB) for job in told["running_jobs"]]     # outside the lock
         return {**told, **self.info(), "gpu_trouble": trouble, "slurm": cluster.describe() if cluster else None,
-                "hints": self.list_hints(),
+                "hints": self.list_hints(), "bad_checks": [check["name"] for check in self.health()["checks"] if not check["is_ok"]],
                 "host": show(OBJECTS["Host"], self.service.gpu_watch.host, name=self.service.node),
                 "nodes": self.service.pool.list_nodes() if self.service.pool.nodes else []}
 
@@ -9917,6 +9936,25 @@ class Views(Part):
                 [state.jobs.get(job.id, job) for job in part], state.paused))
             now = self.clock.now()
             yield from map(describe, found)
+
+    def list_groups(self, caller: Caller) -> list[dict[str, Any]]:
+        """GET /groups: the caller's, those first that would start first."""
+        jobs, holds, is_paused = self.store.read(lambda state: (list_jobs(state, STATUSES), dict(state.groups), state.paused))
+        told: dict[str, dict[str, Any]] = {}
+        position = 0
+        for job in jobs:
+            if job.group and caller.may_see(job.user):
+                known = holds.get(job.group) or Group(job.group)
+                group = told.setdefault(job.group, {
+                    **dict.fromkeys(OBJECTS["GroupInfo"]), **dict.fromkeys(STATUSES, 0), "name": job.group, "user": job.user,
+                    "limit": known.limit, "hold": known.hold})
+                group[job.status] += 1
+                if job.status == PENDING and group["position"] is None:
+                    group.update(position=position, waiting_for=format_reason(self.find_reason(job, is_paused)))
+                if job.status == FAILED and not job.retried_as:
+                    group.update(failed_id=job.id, failed_line=job.current.cause_line)
+            position += job.status == PENDING
+        return sorted(told.values(), key=lambda group: (group["position"] is None, group["position"] or 0))
 
     def find_reason(self, job: Job, is_paused: bool) -> Reason:
         """Why a pending job does not run now."""
@@ -10318,7 +10356,7 @@ def choose_jobs(state: State, choice: Choice, caller: Caller) -> list[Job]:
     """The caller's jobs that are meant.  Raises: not_found; forbidden."""
     if choice.ids:
         named = [find_own_job(state, job_id, caller) for job_id in dict.fromkeys(choice.ids)]
-        return [job for job in named if choice.group in (None, job.group)]
+        return [job for job in named if choice.group in (None, job.group or "")]
     if choice.group is not None:
         check_group(state, choice.group)
     return [job for job in list_jobs(state, choice.status or STATUSES) if caller.may_see(job.user) and choice.fits(job)]
@@ -10470,7 +10508,7 @@ PARAMETERS: Mapping[str, Field] = {             # those with a dash are headers
     "status": Field(LIST(STATUS), "jobs of this status; several: status=failed,cancelled"),
     "user": Field(STRING, "jobs of this user alone"),
     "user_id": Field(STRING, "jobs of this user alone"),
-    "group": Field(STRING, "of this group alone"),
+    "group": Field(STRING, "of this group alone; nothing: of none"),
     "text": Field(STRING, "jobs alone that have this text in their id, name, command, user, group, directory, machine, or cause"),
     "newest": Field(SAID, "those first whose status changed last", parse=is_said),
     "limit": Field(COUNT, "so many at most, the first ones; the header Total-Count says how many there are"),
@@ -10987,8 +11025,10 @@ class Calls(Gate):
                     self.service.clock.sleep(max(0.0 if found else idle_s, find_follow_pause_s()))
                     idle_s = FOLLOW_INTERVAL_S[0] if found else min(FOLLOW_INTERVAL_S[1], idle_s * 1.2)
 
-        places = ",".join(str(reader.places[stream]) for stream in reader.streams)
-        return Response(200, content_type=kind, headers={"Log-Offset": places}, stream=pieces())
+        headers = {"Log-Offset": ",".join(str(reader.places[stream]) for stream in reader.streams)}
+        if (number := reader.count_lines()) is not None:
+            headers["Log-Line"] = str(number + 1)
+        return Response(200, content_type=kind, headers=headers, stream=pieces())
 
     @route("GET /service/logs", "owner", "the service's log", "text/plain")
     def get_service_logs(self, caller: Caller, follow: bool = False, tail: int | None = None) -> Response:
@@ -11190,6 +11230,8 @@ class Api(Calls):
 
 # Calls that only hand on what they are given
 
+route("GET /groups", "user", "jobs by group: how many wait, run, have ended, and what holds them up", "GroupInfo[]")(
+    lambda api, caller: api.service.views.list_groups(caller))
 route("GET /gpus/history", "user", "each GPU's memory and utilization over the last hour", "GpuHistory[]")(
     lambda api, caller: api.service.views.list_histories())
 route("DELETE /queue/{id}", "user", "take a pending job out of the queue")(
@@ -13479,6 +13521,7 @@ nav .badge { min-width: 2em; text-align: center; }
 .state { display: inline-flex; align-items: center; gap: .4rem; white-space: nowrap; }
 .state::before { content: ""; width: 8px; height: 8px; border-radius: 50%; background: var(--edge); }
 .state.live::before { background: #2da160; }
+.state.unwell { color: var(--warn); } .state.unwell::before { background: currentColor; }
 .state.lost { color: var(--bad); font-weight: 600; }
 .state.lost::before { background: currentColor; animation: pulse 1.2s infinite; }
 @keyframes pulse { 50% { opacity: .25; } }
@@ -13510,10 +13553,10 @@ section { margin-bottom: 1.5rem; }
 .gpus { display: grid; gap: .75rem; grid-template-columns: repeat(auto-fill, minmax(min(280px, 100%), 1fr)); }
 .machine + .machine { margin-top: 1.1rem; }
 .machine .head .muted { flex: 1 1 10rem; }
-.machine .fold { padding: 0 .3rem 0 0; border-color: transparent; background: none; font-size: 1rem; font-weight: 600; }
-.machine .fold::before { content: "\25b8"; content: "\25b8" / ""; display: inline-block; width: 1.1em; color: var(--muted);
+.fold { padding: 0 .3rem 0 0; border-color: transparent; background: none; font-size: 1rem; font-weight: 600; }
+.fold::before { content: "\25b8"; content: "\25b8" / ""; display: inline-block; width: 1.1em; color: var(--muted);
   font-weight: 400; }
-.machine .fold[aria-expanded=true]::before { content: "\25be"; content: "\25be" / ""; }
+.fold[aria-expanded=true]::before { content: "\25be"; content: "\25be" / ""; }
 .compact { gap: .4rem; grid-template-columns: repeat(auto-fill, minmax(min(8.2rem, 100%), 1fr)); }
 .compact :is(.name, .chart, .tools, .gauge > :not(.track), .users span) { display: none; }
 .compact .gpu { gap: .25rem; padding: .35rem .6rem .5rem; } .compact .track { height: 4px; }
@@ -13562,6 +13605,15 @@ td select, .steps select, .log select { width: auto; min-height: 30px; padding: 
 .lines.long { white-space: pre; overflow-wrap: normal; }
 .lines:focus-visible { outline-offset: -3px; }
 .lines div { min-height: 1.5em; }
+.lines { counter-reset: line 0; }
+.number { display: inline-block; min-width: 3.5em; margin-right: .8em; color: #98a3b0; text-align: right; cursor: pointer;
+  user-select: none; }
+.number::before { counter-increment: line; content: counter(line); }
+.lines .attempt { color: #f5d067; } .lines .attempt .number::before { counter-increment: none; content: "\25b6"; }
+.lines .marked { background: #30363d; } .lines .hit { box-shadow: inset 3px 0 #e3b341; }
+.timed [data-at]::before { content: attr(data-at) " "; color: #98a3b0; }
+.lines a[href] { color: #79b0ff; text-decoration: underline; }
+.log input[type=search] { width: 9rem; min-height: 30px; }
 .lines .err { margin-left: -.8rem; padding-left: calc(.8rem - 3px); border-left: 3px solid #8e3b36; }
 .sgr1 { font-weight: 700; } .sgr2 { opacity: .72; } .sgr3 { font-style: italic; } .sgr4 { text-decoration: underline; }
 .sgr9 { text-decoration: line-through; }
@@ -13692,7 +13744,8 @@ dialog .lost { margin-top: .7rem; }
 <noscript><p class="banner">This page needs JavaScript. Without it: nexus on the command line, or GET /status.</p></noscript>
 <script>
 'use strict';
-const LIMIT = 1000, PAGE = 100;                                  // rows of a list asked for; rows shown at once
+const PAGE = 50;                                                 // rows of a list that are asked for and shown at once
+const REST_MS = 2000, RARELY_MS = 30000;                         // between two looks while much happens; and when nothing does
 const LOG_TAIL = 2000, LOG_LINES = 5000, LINE_LENGTH = 20000;    // lines at first; lines kept; characters kept of a line
 const LOG_PAUSES_MS = [200, 1000, 5000];                         // before it is read again: after news, without any, after a failure
 const ANSWER_MS = 20000, SILENCE_MS = 45000;                     // waited for an answer; for the next sign of life of the events
@@ -13798,7 +13851,7 @@ const pathOf = (job) => `jobs/${encodeURIComponent(job.id)}`;
 const ago = (stamp) => secondsSince(stamp) < 10 ? 'just now' : `${duration(secondsSince(stamp)).split(' ')[0]} ago`;
 
 function starts({estimated_start: start}) {
-  if (!start) return 'Its start is not known yet.';
+  if (!start) return '';
   return secondsSince(start) > -5 ? 'Starts any moment.' : `Starts in about ${duration(-secondsSince(start))}.`;
 }
 
@@ -13834,7 +13887,7 @@ async function request(method, path, {headers, ...options} = {}) {
   }
   const date = Date.parse(answer.headers.get('Date') ?? '');
   if (date && Math.abs(date - Date.now() - clockOffset) > 2000) clockOffset = date - Date.now();
-  if (answer.ok) {
+  if (answer.ok || answer.status === 304) {
     document.body.classList.remove('opening');
     return answer;
   }
@@ -13849,12 +13902,11 @@ async function* readPieces(answer) {
   for (let step; reader && !(step = await reader.read()).done;) yield step.value;
 }
 
-async function ask(method, path, body, headers = {}) {
+async function ask(method, path, body, headers = {}, read = (answer) => answer.status === 204 ? null : answer.json()) {
   const signal = AbortSignal.timeout(ANSWER_MS);
   if (body !== undefined) headers['Content-Type'] = 'application/json';
   try {
-    const answer = await request(method, path, {signal, headers, body: JSON.stringify(body)});
-    return answer.status === 204 ? null : await answer.json();
+    return await read(await request(method, path, {signal, headers, body: JSON.stringify(body)}));
   } catch (error) {
     if (known(error.status)) throw error;
     throw trouble(signal.aborted ? `The service has not answered for ${ANSWER_MS / 1000} seconds.`
@@ -13862,13 +13914,27 @@ async function ask(method, path, body, headers = {}) {
   }
 }
 
+const kept = new Map();                         // {path: a list as it was answered last}; it is sent again only if it has changed
+
+function askList(path) {                        // {rows, total: how many there are beyond these, tag}
+  const before = kept.get(path), headers = before ? {'If-None-Match': before.tag} : {};
+  return ask('GET', path, undefined, headers, async (answer) => {
+    if (answer.status === 304) return before;
+    const rows = await answer.json(), tag = answer.headers.get('ETag') ?? '';
+    const list = {rows, tag, total: Number(answer.headers.get('Total-Count') ?? rows.length)};
+    if (kept.size > 50) kept.clear();
+    kept.set(path, list);
+    return list;
+  });
+}
+
 // An answer as it comes, until nothing has come for so long; `begin` gets its headers.
-async function* pieces(path, control, silence, begin = () => {}) {
+async function* pieces(path, control, silence, begin = () => {}, headers = {}) {
   let timer = null;
   const wait = () => { clearTimeout(timer); timer = setTimeout(() => control.abort(), silence); };
   wait();
   try {
-    const answer = await request('GET', path, {signal: control.signal});
+    const answer = await request('GET', path, {signal: control.signal, headers});
     begin(answer.headers);
     for await (const piece of readPieces(answer)) {
       wait();
@@ -13884,7 +13950,7 @@ async function act(method, path, body, done, headers, refuse = complain) {
   try {
     const answer = await ask(method, path, body, headers);
     tell(typeof done === 'function' ? done(answer) : done);
-    refreshSoon();
+    refreshNow();
     return answer ?? true;
   } catch (error) {
     return refuse(error);
@@ -13945,21 +14011,37 @@ at('forget').addEventListener('click', () => {
 
 // ---- What is known of the service: asked for again after each event, and every few seconds; what is shown, and no more
 
+const NO_ROWS = {rows: [], total: 0};
+const ROW_FIELDS = ['id', 'status', 'position', 'name', 'command', 'user', 'group', 'gpus', 'priority', 'only_node', 'node', 'remote_id',
+  'gpu_indices', 'attempt', 'stopping', 'unknown_since', 'started_at'].join();
+const MORE_FIELDS = {running: ',rss_mib,cpu_percent', queue: ',waiting_for,estimated_start',
+  history: ',outcome,cause_line,runtime_seconds,finished_at'};
 let service = {nodes: []}, lists = {}, jobs = new Map(), curves = new Map(), nextCurves = 0;
-let endings = 1, shownEndings = 0;              // the history is asked for only after an end
+let endings = 1, shownHistory = '';             // the history is asked for only after an end, or when another part of it is wanted
+const openGroups = new Map();                   // {name: how many of its pending jobs are shown}
+
+function pathOfList(part, group) {
+  const {status, ...choice} = filter, table = TABLES[part];
+  const query = new URLSearchParams(Object.entries(choice).filter(([, wanted]) => wanted));
+  if (part === 'queue' && !isFiltered()) query.set('group', group ?? '');
+  if (part !== 'queue') query.set('newest', 'true');
+  if (part !== 'queue') query.set('status', table.statuses.includes(status) ? status : table.statuses.join());
+  query.set('limit', known(group) ? openGroups.get(group) : table.rows);
+  return `${part === 'queue' ? 'queue' : 'jobs'}?${query}&fields=${ROW_FIELDS}${MORE_FIELDS[part]}`;
+}
 
 async function loadOverview() {
-  const heard = endings, isStale = heard !== shownEndings, final = FINAL.map((status) => `status=${status}`).join('&');
-  const [queue, running, ended, found] = await Promise.all([
-    ask('GET', `queue?limit=${LIMIT}`), ask('GET', 'jobs?status=running'),
-    isStale && ask('GET', `jobs?${final}&limit=${LIMIT}`),
-    performance.now() > nextCurves && ask('GET', 'gpus/history').catch(() => null)]);       // the page does without
-  const latest = (name) => (a, b) => a[name] < b[name] ? 1 : a[name] > b[name] ? -1 : 0;
-  const history = ended ? ended.reverse().sort(latest('finished_at')) : lists.history;
-  lists = {queue, running: running.sort(latest('started_at')), history};
-  jobs = new Map([...history, ...queue, ...running].map((job) => [job.id, job]));
-  shownEndings = heard;
-  if (found) [curves, nextCurves] = [new Map(found.map((curve) => [curve.uuid, curve])), performance.now() + 30000];
+  const history = pathOfList('history'), shown = `${endings} ${history}`, opened = isFiltered() ? [] : [...openGroups.keys()];
+  const [running, queue, groups, ended, found, ...ofGroups] = await Promise.all([
+    askList(pathOfList('running')), askList(pathOfList('queue')), askList('groups'),
+    shown !== shownHistory && askList(history),
+    performance.now() > nextCurves && ask('GET', 'gpus/history').catch(() => null),       // the page does without
+    ...opened.map((name) => askList(pathOfList('queue', name)))]);
+  lists = {running, queue, groups: groups.rows, history: ended || lists.history,
+    opened: new Map(opened.map((name, place) => [name, ofGroups[place]]))};
+  jobs = new Map([lists.history, queue, running, ...ofGroups].flatMap(({rows}) => rows.map((job) => [job.id, job])));
+  shownHistory = shown;
+  if (found) [curves, nextCurves] = [new Map(found.map((curve) => [curve.uuid, curve])), performance.now() + RARELY_MS];
 }
 
 let timer = null, isRefreshing = false, isRung = false, notBefore = 0;
@@ -13967,6 +14049,13 @@ let timer = null, isRefreshing = false, isRung = false, notBefore = 0;
 function refreshSoon() {                        // not more often than the service can take
   isRung = true;
   if (!isRefreshing) timer ??= setTimeout(refresh, Math.max(120, notBefore - performance.now()));
+}
+
+function refreshNow() {                         // one has done something, and wants to see it
+  notBefore = 0;
+  clearTimeout(timer);
+  timer = null;
+  refreshSoon();
 }
 
 async function refresh() {
@@ -13978,14 +14067,14 @@ async function refresh() {
   try {
     const [status] = await Promise.all([ask('GET', 'status'), jobPage ? jobPage.load() : loadOverview()]);
     service = status;
-    if (following === control) { retryDelay = 500; connectionIs('live', 'live'); }
+    if (following === control) { retryDelay = 500; tellHealth(); }
     draw();
   } catch (error) {
     if (!known(error.status)) reportError(error);
     else if (!error.status) following?.abort();   // it connects anew, and tells until it has
   }
   isRefreshing = false;
-  notBefore = performance.now() + Math.max(400, 4 * (performance.now() - began));
+  notBefore = performance.now() + Math.max(REST_MS, 4 * (performance.now() - began));
   if (isRung) refreshSoon();
 }
 
@@ -13998,6 +14087,26 @@ function connectionIs(kind, text) {
   show(at('connection'), text);
 }
 
+function tellHealth() {                        // green only when all is well
+  const bad = service.bad_checks.length > 0;
+  connectionIs(bad ? 'live unwell' : 'live', bad ? `not well: ${service.bad_checks.join(', ')}` : 'live');
+}
+
+function hear(block) {                          // an event
+  const [, kind] = /^event: (\w+)/m.exec(block) ?? [], data = () => JSON.parse(/^data: (.*)/m.exec(block)[1]);
+  if (kind === 'gpus' && service.host) {
+    service.gpu_status = data();
+    draw();
+  } else if (kind !== 'job') {
+    endings++;
+    refreshSoon();
+  } else {
+    const job = data();
+    if (FINAL.includes(job.status)) endings++;
+    if (!jobPage || job.id === jobPage.id || jobPage.job?.status === 'pending') refreshSoon();
+  }
+}
+
 async function follow() {
   for (;;) {
     await asking;
@@ -14006,15 +14115,17 @@ async function follow() {
       await visibilityChange();
     }
     const decoder = new TextDecoder();
-    let seen = '';
+    let rest = '';                              // an event may come in two pieces
     following = new AbortController();
     try {
       for await (const piece of pieces('events', following, SILENCE_MS)) {
-        seen = seen.slice(-40) + decoder.decode(piece, {stream: true});         // an event may come in two pieces
-        if (/"status": ?"(completed|failed|cancelled)"|^event: (removed|reset)/m.test(seen)) endings++;
-        refreshSoon();
+        const blocks = (rest + decoder.decode(piece, {stream: true})).split('\n\n');
+        rest = blocks.pop();
+        for (const block of blocks) if (!block.startsWith(': still')) hear(block);
       }
-    } catch { /* said below */ }
+    } catch (error) {                           // a break is told of below
+      if (error instanceof SyntaxError) reportError(error);
+    }
     following = null;
     endings++;
     if (document.hidden || asking) continue;
@@ -14030,7 +14141,7 @@ document.addEventListener('visibilitychange', () => {
   if (document.hidden) hideTimer = setTimeout(() => following?.abort(), HIDDEN_MS);
 });
 
-setInterval(() => { if (following && service.host && at('connection').className.includes('live')) refreshSoon(); }, 5000);
+setInterval(() => { if (following && service.host && at('connection').className.includes('live')) refreshSoon(); }, RARELY_MS);
 setInterval(() => {
   for (const node of document.querySelectorAll('[data-since]')) show(node, duration(secondsSince(node.dataset.since)));
 }, 1000);
@@ -14042,7 +14153,8 @@ const draw = onFrame(drawNow);
 function drawNow() {
   if (!service.host) return;
   const counts = {running: service.running_jobs.length, queue: service.queued_jobs, history: service.completed_jobs};
-  show(at('host'), service.host.name);
+  const {name: machine, cpu_percent: cpu, memory_used_gb: used, memory_total_gb: memory} = service.host;
+  show(at('host'), listed(machine, known(cpu) && `CPU ${percent(cpu)}`, known(used) && `${Math.round(used)} of ${Math.round(memory)} GB`));
   show(at('version'),
     `nexus ${service.version}, ${service.user} on ${service.host.name}, up ${duration(service.uptime_seconds)}`);
   for (const [part, count] of Object.entries(counts)) show(at(`${part}-count`), number(count));
@@ -14150,16 +14262,9 @@ function chart(curve, total, name) {
 let filter = {};                                // {text, status, user, group} as chosen; empty: any
 const isFiltered = () => Object.values(filter).some(Boolean);
 
-function matches(job) {
-  return ['status', 'user', 'group'].every((name) => !filter[name] || job[name] === filter[name])
-    && [job.id, job.name, job.command, job.user, job.group, job.node, job.cause, job.cause_line, job.waiting_for, job.cwd]
-      .join('\n').toLowerCase().includes(filter.text.trim().toLowerCase());
-}
-
 function drawFilters() {
-  const form = at('filters').elements;
-  filter = Object.fromEntries(new FormData(at('filters')));
-  const names = (key) => [...new Set([filter[key], ...Array.from(jobs.values(), (job) => job[key])])].filter(Boolean).sort();
+  const form = at('filters').elements, groups = (lists.groups ?? []).map(({user, name}) => ({user, group: name}));
+  const names = (key) => [...new Set([filter, ...jobs.values(), ...groups].map((row) => row[key]))].filter(Boolean).sort();
   for (const [name, words] of [['status', STATUSES], ['user', names('user')], ['group', names('group')]]) {
     show(form[name], ['', ...words].map((word) => el('option', {value: word, key: word}, word || `any ${name}`)));
   }
@@ -14170,8 +14275,12 @@ for (const kind of ['input', 'reset', 'submit']) {
   at('filters').addEventListener(kind, (event) => {
     if (kind === 'submit') event.preventDefault();
     if (kind === 'reset') at('filters').elements.text.focus();
-    for (const table of Object.values(TABLES)) table.rows = PAGE;
-    draw();
+    setTimeout(() => {                          // after a reset the form is as it was at first
+      filter = Object.fromEntries(new FormData(at('filters')));
+      for (const table of Object.values(TABLES)) table.rows = PAGE;
+      drawFilters();
+      refreshNow();
+    });
   });
 }
 
@@ -14214,28 +14323,66 @@ const TABLES = {                                // heading, class, what stands b
 };
 
 const drawTables = (counts = {}) => show(at('tables'),
-  Object.entries(TABLES).map(([part, table]) => drawTable(part, table, lists[part], counts[part])));
+  Object.entries(TABLES).map(([part, table]) => drawTable(part, table, lists[part] ?? NO_ROWS, counts[part])));
 
-function drawTable(part, table, loaded = [], all = 0) {
-  const list = loaded.filter(matches), kept = loaded.length, left = list.length - table.rows;
-  const drawCell = (content) => Array.isArray(content) ? el('div', {class: 'actions'}, content) : content;
-  const drawRow = (job) => el('tr', {role: 'row', key: job.id, 'data-job': job.id}, table.columns.map(
-    ([name, kind, cell]) => el('td', {role: 'cell', class: kind, 'data-label': name}, drawCell(cell(job)))));
-  const told = listed(isFiltered() && `${number(list.length)} of ${number(all)}`,
-    kept < all && `the ${part === 'queue' ? 'first' : 'latest'} ${number(kept)} of ${number(all)} are here`);
+const drawCell = (content) => Array.isArray(content) ? el('div', {class: 'actions'}, content) : content;
+const drawRow = (columns, job) => el('tr', {role: 'row', key: job.id, 'data-job': job.id}, columns.map(
+  ([name, kind, cell]) => el('td', {role: 'cell', class: kind, 'data-label': name}, drawCell(cell(job)))));
+
+function moreButton(left, show) {
+  return left > 0 && el('div', {class: 'more'},
+    button(`Show ${Math.min(PAGE, left)} more of ${number(left)}`, () => { show(); refreshNow(); }));
+}
+
+function drawTable(part, table, {rows, total}, all = 0) {
+  const groups = part === 'queue' && !isFiltered() ? lists.groups?.filter((group) => group.pending) ?? [] : [];
+  const drawn = [...rows.map((job) => [job.position, () => [drawRow(table.columns, job)]]),
+    ...groups.map((group) => [group.position, () => drawGroup(table.columns, group)])];
+  if (part === 'queue') drawn.sort(([a], [b]) => a - b);
   const heads = table.columns.map(([name]) =>
     el('th', {scope: 'col', role: 'columnheader'}, name || el('span', {class: 'unseen'}, 'Actions')));
   const isHidden = filter.status && !table.statuses.includes(filter.status);
   return el('section', {id: `${part}-part`, key: part, 'aria-labelledby': part, hidden: Boolean(isHidden)},
     el('div', {class: 'head'}, el('h2', {id: part, tabindex: -1}, table.title),
-      el('span', {id: `${part}-told`, class: 'muted'}, told)),
-    el('div', {class: 'panel'}, lists[part] && !list.length
+      el('span', {id: `${part}-told`, class: 'muted'}, isFiltered() && `${number(total)} of ${number(all)}`)),
+    el('div', {class: 'panel'}, lists[part] && !drawn.length
       && el('p', {class: 'empty'}, isFiltered() ? 'No job matches the filter.' : table.empty),
-    list.length > 0 && el('div', {class: 'scroll'}, el('table', {class: 'cards', role: 'table', 'aria-labelledby': part},
+    drawn.length > 0 && el('div', {class: 'scroll'}, el('table', {class: 'cards', role: 'table', 'aria-labelledby': part},
       el('thead', {role: 'rowgroup'}, el('tr', {role: 'row'}, heads)),
-      el('tbody', {role: 'rowgroup'}, list.slice(0, table.rows).map(drawRow)))),
-    left > 0 && el('div', {class: 'more'}, button(`Show ${Math.min(PAGE, left)} more of ${number(left)}`,
-      () => { table.rows += PAGE; draw(); }))));
+      el('tbody', {role: 'rowgroup'}, drawn.flatMap(([, make]) => make())))),
+    moreButton(total - rows.length, () => { table.rows += PAGE; })));
+}
+
+// The jobs of a group that wait stand in one row, which opens.
+function drawGroup(columns, group) {
+  const {name, hold, failed, failed_id: failedId, failed_line: line} = group, shown = openGroups.get(name), list = lists.opened.get(name);
+  const toggle = () => { shown ? openGroups.delete(name) : openGroups.set(name, PAGE); draw(); refreshNow(); };
+  const counts = ['completed', 'running', 'pending', 'failed', 'cancelled'].map((status) => group[status] > 0 && el('span',
+    {class: `badge ${KINDS[status]}`, key: status}, `${number(group[status])} ${status}`));
+  const bulk = (text, path, body, done, facts) => button(text, () => act('POST', path, body, done), '', {key: text,
+    'aria-label': `${text} of group ${name}`, ...facts});
+  const cells = {'#': el('span', {class: 'muted'}, group.position + 1),
+    Job: button(name, toggle, 'fold', {'aria-expanded': `${Boolean(shown)}`}),
+    Command: el('div', {}, el('div', {class: 'tools counts'}, counts), failed > 0 && failedId && el('div', {class: 'cause'},
+      jobLink({id: failedId}), ` ${line ?? 'failed'}`)),
+    'Waits because': el('div', {}, hold ?? group.waiting_for)};
+  const query = `?group=${encodeURIComponent(name)}`;
+  const actions = [service.is_owner && bulk(hold ? 'Resume' : 'Pause', `service/${hold ? 'resume' : 'pause'}${query}`, undefined,
+    hold ? `Jobs of ${name} are started again.` : `No job of ${name} is started.`),
+  failed > 0 && bulk('Retry failed', 'jobs/retry', {group: name}, ({ids}) => `${counted(ids.length, 'job')} of ${name} run again.`),
+  button('Cancel all', () => endGroup(group), 'danger', {key: 'Cancel all', 'aria-label': `Cancel all of group ${name}`})];
+  const row = el('tr', {role: 'row', key: `group ${name}`, 'data-group': name}, columns.map(([heading, kind]) => el('td',
+    {role: 'cell', class: kind, 'data-label': heading}, heading ? cells[heading] : drawCell(actions))));
+  const more = list && moreButton(list.total - list.rows.length, () => openGroups.set(name, shown + PAGE));
+  return [row, ...(shown && list ? list.rows.map((job) => drawRow(columns, job)) : []),
+    more && el('tr', {key: `more ${name}`}, el('td', {colspan: columns.length}, more))].filter(Boolean);
+}
+
+async function endGroup({name, pending, running}) {
+  const detail = listed(pending && `${number(pending)} that wait`, running && `${number(running)} that run`);
+  const isSure = await confirmed(`End all jobs of ${name}?`, 'Those that run are stopped: what they have not saved is lost.', detail,
+    'End all', 'Keep them');
+  if (isSure) await act('POST', 'jobs/cancel', {group: name}, ({ids}) => `${counted(ids.length, 'job')} of ${name} end.`);
 }
 
 function prioritySelect(job) {
@@ -14410,90 +14557,138 @@ function renderLine(raw, style) {
 
 const classesOf = (style) => style.map((code) => `sgr${code}`).join(' ');
 
-const lineNode = (runs, kind) => el('div', {class: kind}, ...runs.map(([text, classes]) =>
-  classes ? el('span', {class: classes}, text) : text));
+const ADDRESS = /(https?:\/\/[^\s<>"'`]*[^\s<>"'`.,;:!?)\]}])/;
+
+function lineNode(runs, kind, at) {             // a line of a log, with its number, which links to it
+  const link = (text) => text.split(ADDRESS).map((part, place) => place % 2
+    ? el('a', {href: part, target: '_blank', rel: 'noopener noreferrer'}, part) : part);
+  return el('div', {class: kind, 'data-at': at && clock(at)}, el('a', {class: 'number', tabindex: -1, 'aria-hidden': 'true'}),
+    ...runs.flatMap(([text, classes]) => classes ? [el('span', {class: classes}, ...link(text))] : link(text)));
+}
 
 // stdout and stderr are read each by itself: a progress bar on one and lines on the other do not run into each other.
 class LogSource {
-  constructor(name, kind) {
-    Object.assign(this, {name, kind, offset: null, decoder: new TextDecoder(), raw: '', style: []});
+  constructor(kind) {
+    Object.assign(this, {kind, offset: 0, raw: '', style: [], at: null});
   }
 
-  feed(bytes) {                                 // the lines that have come to their end
-    const lines = (this.raw + this.decoder.decode(bytes, {stream: true})).split('\n'), last = lines.pop();
+  feed(text, at) {                              // the lines that have come to their end
+    const lines = (this.raw + text.replace(/[\udc80-\udcff]/gu, '\ufffd')).split('\n'), last = lines.pop();
     this.raw = last;
+    this.at = at;
     if (last.length > LINE_LENGTH) {            // of a progress bar only what it shows now
       this.raw = last.slice(Math.max(0, last.lastIndexOf('\r', last.length - 2))).slice(0, LINE_LENGTH);
     }
     return lines.map((raw) => {
       const [runs, style] = renderLine(raw.slice(0, LINE_LENGTH), this.style);
       this.style = style;
-      return [runs, this.kind];
+      return [runs, this.kind, at];
     });
   }
 }
 
 // What is new is asked for again and again: a log that is open holds no connection, and one that fails harms nothing.
 class LogView {
-  constructor(id) {
-    Object.assign(this, {id, draw: onFrame(() => this.drawNow())});
+  constructor(id, wantedLine) {
+    Object.assign(this, {id, wantedLine, draw: onFrame(() => this.drawNow())});
+    const check = (text, isOn, onchange) => el('label', {class: 'check'},
+      el('input', {type: 'checkbox', checked: isOn, onchange: (event) => onchange(event.target.checked)}), text);
     this.told = el('span', {class: 'told small muted'});
     this.stream = choice({'aria-label': 'Which output', onchange: () => this.open()},
       ['both', 'stdout', 'stderr'].map((name) => [name, name]), 'both');
-    this.sticky = el('input', {type: 'checkbox', onchange: () => this.scrollToEnd()});
+    const sticky = check('Follow', false, () => this.scrollToEnd());
+    this.sticky = sticky.firstChild;
+    this.find = el('input', {type: 'search', placeholder: 'Find\u2026', 'aria-label': `Find in the log of job ${id}`,
+      oninput: () => this.search(), onkeydown: (event) => { if (event.key === 'Enter') this.goTo(event.shiftKey ? -1 : 1); }});
+    this.found = el('span', {class: 'small muted', role: 'status'});
     this.box = el('div', {class: 'lines', role: 'log', 'aria-live': 'off', 'aria-label': `Log of job ${id}`, tabindex: 0});
-    const wrap = el('input', {type: 'checkbox', checked: true,
-      onchange: () => this.box.classList.toggle('long', !wrap.checked)});
-    this.node = el('div', {class: 'log'}, el('div', {class: 'head'}, this.told,
-      el('label', {class: 'check'}, this.sticky, 'Follow'), el('label', {class: 'check'}, wrap, 'Wrap'), this.stream,
+    this.earlier = button('Load earlier lines', () => this.loadEarlier().catch(complain), 'link', {hidden: true});
+    this.error = button('Error', () => this.goToError(), '', {hidden: true, 'aria-label': 'Go to the error'});
+    this.node = el('div', {class: 'log'}, el('div', {class: 'head'}, this.told, this.earlier, this.find, this.found, this.error,
+      sticky, check('Wrap', true, (isOn) => this.box.classList.toggle('long', !isOn)),
+      check('Times', false, (isOn) => this.box.classList.toggle('timed', isOn)), this.stream,
       button('Download', () => this.download(), '', {'aria-label': `Download the log of job ${id}`})), this.box);
     this.box.addEventListener('scroll', () => {
       this.sticky.checked = this.box.scrollHeight - this.box.scrollTop - this.box.clientHeight < 24;
     }, {passive: true});
+    this.box.addEventListener('click', ({target}) => {
+      if (target.className === 'number') this.mark(this.lines().indexOf(target.parentNode) + this.first);
+    });
     this.open();
   }
 
   async open() {
     this.close();
-    const run = this.run = {}, isBoth = this.stream.value === 'both', [soon, rarely, inTrouble] = LOG_PAUSES_MS;
+    const run = this.run = {}, [soon, rarely, inTrouble] = LOG_PAUSES_MS, isBoth = this.stream.value === 'both';
     const names = isBoth ? ['stdout', 'stderr'] : [this.stream.value];
-    Object.assign(this, {ready: [], partials: [], dropped: 0, isOver: false, trouble: 'opening',
-      sources: names.map((name) => new LogSource(name, isBoth && name === 'stderr' ? 'err' : null))});
+    Object.assign(this, {ready: [], partials: [], isOver: false, trouble: 'opening', first: 1, begin: null, attempt: 1,
+      sources: new Map(names.map((name) => [name, new LogSource(isBoth && name === 'stderr' ? 'err' : null)]))});
     this.box.replaceChildren();
-    this.sticky.checked = true;
+    this.sticky.checked = !this.wantedLine;
     this.tell();
     for (let pause = soon; !this.isOver;) {
       while (document.hidden) await visibilityChange();
       if (this.run !== run) return;
-      const isFinal = FINAL.includes(jobs.get(this.id)?.status), hasNews = [];
-      const readAll = async () => { for (const source of this.sources) hasNews.push(await this.read(source, run)); };
-      const fault = await readAll().catch((error) => error);
+      const isFinal = FINAL.includes(jobs.get(this.id)?.status);
+      let hasNews = false;
+      const fault = await this.read(run).then((found) => { hasNews = found; }, (error) => error);
       if (this.run !== run) return;
       this.trouble = fault && (fault.status ? fault.message : 'the connection is lost');
       this.isOver = fault ? fault.status >= 400 && fault.status < 500 : isFinal;
-      pause = fault ? Math.min(inTrouble, 2 * pause) : hasNews.some(Boolean) ? soon : Math.min(rarely, 1.5 * pause);
+      pause = fault ? Math.min(inTrouble, 2 * pause) : hasNews ? soon : Math.min(rarely, 1.5 * pause);
       this.draw();
+      if (!fault && this.wantedLine) this.show(this.wantedLine).catch(complain);
       await new Promise((resolve) => setTimeout(resolve, pause));
     }
   }
 
-  async read(source, run) {
-    const former = source.offset, from = former === null ? `tail=${LOG_TAIL}` : `offset=${former}`;
-    const begin = (headers) => {
-      const start = Number(headers.get('Log-Offset'));
-      if (former !== null && former !== start) this.open();     // another file
-      source.offset = start;
-    };
+  async* entries(query, begin) {
+    const decoder = new TextDecoder();
+    let rest = '';
     this.control = new AbortController();
-    const path = `${pathOf(this)}/logs?stream=${source.name}&${from}`;
-    for await (const bytes of pieces(path, this.control, ANSWER_MS, begin)) {
-      if (this.run !== run) return;
-      source.offset += bytes.length;
-      this.ready.push(...source.feed(bytes));
-      this.dropped += this.ready.splice(0, Math.max(0, this.ready.length - LOG_LINES)).length;
+    const path = `${pathOf(this)}/logs?stream=${this.stream.value}&${query}`;
+    for await (const bytes of pieces(path, this.control, ANSWER_MS, begin, {Accept: 'application/x-ndjson'})) {
+      const lines = (rest + decoder.decode(bytes, {stream: true})).split('\n');
+      rest = lines.pop();
+      for (const line of lines) yield JSON.parse(line);
+    }
+  }
+
+  async read(run) {                             // whether something is new
+    const offsets = [...this.sources.values()].map(({offset}) => offset).join();
+    let hasNews = false;
+    const begin = (headers) => {
+      const starts = headers.get('Log-Offset'), line = Number(headers.get('Log-Line'));
+      if (this.begin && offsets !== starts) this.open();        // other files
+      else if (!this.begin) Object.assign(this, {begin: starts, first: line || 1, isNumbered: line > 0});
+      [...this.sources.values()].forEach((source, place) => { source.offset = Number(starts.split(',')[place]); });
+    };
+    for await (const entry of this.entries(this.begin ? `offset=${offsets}` : `tail=${LOG_TAIL}`, begin)) {
+      if (this.run !== run) return hasNews;
+      hasNews = true;
+      this.ready.push(...this.take(entry));
+      const excess = this.ready.length - LOG_LINES;
+      if (excess > 0) { this.ready.splice(0, excess); this.skip(excess); }
       this.draw();
     }
-    return source.offset !== former;
+    return hasNews;
+  }
+
+  take({attempt, started_at: begun, stream, at, end, text}) {
+    const source = this.sources.get(stream), heading = [];
+    if (attempt > 1 && attempt !== this.attempt) heading.push([[[`attempt ${attempt}, ${clock(begun)}`, '']], 'attempt', null]);
+    this.attempt = attempt;
+    source.offset = end;
+    return [...heading, ...source.feed(text, at)];
+  }
+
+  lines() {                                     // which are numbered
+    return [...this.box.children].filter((node) => node.className !== 'attempt');
+  }
+
+  skip(count) {                                 // the first lines here have gone
+    this.first += count;
+    this.begin = 'lost';
   }
 
   close() {
@@ -14504,23 +14699,98 @@ class LogView {
   drawNow() {
     const {box, ready} = this, isAtEnd = this.sticky.checked;
     for (const node of this.partials) node.remove();
-    this.partials = this.sources.filter((source) => source.raw).map(
-      (source) => lineNode(renderLine(source.raw, source.style)[0], source.kind));
+    this.partials = [...this.sources.values()].filter((source) => source.raw).map(
+      (source) => lineNode(renderLine(source.raw, source.style)[0], source.kind, source.at));
     box.append(...ready.splice(0).map((line) => lineNode(...line)), ...this.partials);
-    const height = box.scrollHeight;
-    for (; box.children.length > LOG_LINES; this.dropped++) box.firstChild.remove();
+    const height = box.scrollHeight, excess = isAtEnd || !this.wantedLine ? box.children.length - LOG_LINES : 0;
+    const gone = this.lines().length;
+    for (let left = excess; left > 0; left--) box.firstChild.remove();
+    if (excess > 0) this.skip(gone - this.lines().length);
+    box.style.counterReset = `line ${this.first - 1}`;
     if (!isAtEnd) box.scrollTop -= height - box.scrollHeight;   // what is read stays where it is
     if (isAtEnd) this.scrollToEnd();
+    if (this.find.value) this.search(false);
     this.tell();
   }
 
+  async loadEarlier() {                         // whether there were any
+    if (!this.begin || !/[1-9]/.test(this.begin)) return false;
+    const {begin} = this, former = this.sources, {attempt} = this, lines = [];
+    let starts = begin;
+    this.sources = new Map([...former].map(([name, {kind}]) => [name, new LogSource(kind)]));
+    this.attempt = 1;
+    try {
+      for await (const entry of this.entries(`before=${begin}&tail=${LOG_TAIL}`, (headers) => { starts = headers.get('Log-Offset'); })) {
+        lines.push(...this.take(entry));
+      }
+      for (const source of this.sources.values()) if (source.raw) lines.push(...source.feed('\n', source.at));
+    } finally {
+      Object.assign(this, {sources: former, attempt});
+    }
+    const {box} = this, height = box.scrollHeight;
+    box.prepend(...lines.map((line) => lineNode(...line)));
+    Object.assign(this, {begin: starts, first: Math.max(1, this.first - lines.filter(([, kind]) => kind !== 'attempt').length)});
+    this.sticky.checked = false;
+    box.style.counterReset = `line ${this.first - 1}`;
+    box.scrollTop += box.scrollHeight - height;
+    this.tell();
+    return lines.length > 0;
+  }
+
+  async show(line) {                            // the line of this number; it is in the address
+    this.wantedLine = null;
+    this.sticky.checked = false;
+    await new Promise(requestAnimationFrame);
+    while (line < this.first && await this.loadEarlier());
+    this.mark(line);
+    this.lines()[line - this.first]?.scrollIntoView({block: 'center'});
+  }
+
+  mark(line) {
+    for (const node of this.box.querySelectorAll('.marked')) node.classList.remove('marked');
+    this.lines()[line - this.first]?.classList.add('marked');
+    if (this.isNumbered) history.replaceState(null, '', `#/${pathOf(this)}/L${line}`);
+  }
+
+  search(isNew = true) {
+    const wanted = this.find.value.toLowerCase();
+    this.hits = [...this.box.children].filter((node) => {
+      const isHit = Boolean(wanted) && node.textContent.toLowerCase().includes(wanted);
+      node.classList.toggle('hit', isHit);
+      return isHit;
+    });
+    show(this.found, wanted && counted(this.hits.length, 'line'));
+    if (isNew && wanted) { this.place = this.hits.length; this.goTo(-1); }
+  }
+
+  goTo(step) {                                  // the next line in which it was found, or the one before
+    if (!this.hits?.length) return;
+    this.sticky.checked = false;
+    this.hits[this.place]?.classList.remove('marked');
+    this.place = (this.place + step + this.hits.length) % this.hits.length;
+    this.hits[this.place].classList.add('marked');
+    this.hits[this.place].scrollIntoView({block: 'center'});
+    show(this.found, `${this.place + 1} of ${counted(this.hits.length, 'line')}`);
+  }
+
+  goToError() {
+    const lines = this.lines(), cause = jobs.get(this.id)?.cause_line;
+    const place = lines.findLastIndex((node) => cause && node.textContent.includes(cause.trim()));
+    const last = place < 0 ? lines.findLastIndex((node) => /error|exception|traceback|fatal/i.test(node.textContent)) : place;
+    if (last < 0) return tell('No line of what is loaded here looks like an error.');
+    this.sticky.checked = false;
+    this.mark(last + this.first);
+    lines[last].scrollIntoView({block: 'center'});
+  }
+
   tell() {
-    const count = this.box.children.length, isWaiting = jobs.get(this.id)?.status === 'pending';
-    show(this.told, listed(isWaiting ? 'the next attempt has not started' : this.trouble
+    const count = this.box.children.length, job = jobs.get(this.id);
+    show(this.told, listed(job?.status === 'pending' ? 'the next attempt has not started' : this.trouble
       ?? (this.isOver ? (count ? 'complete' : 'it has printed nothing') : count ? 'live' : 'nothing printed yet'),
-    count && counted(count, 'line'),
-    this.dropped ? `${number(this.dropped)} before are left out` : count >= LOG_TAIL && 'earlier ones are left out'));
+    count && counted(count, 'line'), this.begin === 'lost' && `${number(this.first - 1)} before are left out`));
     this.box.classList.toggle('over', this.isOver);
+    this.earlier.hidden = !/[1-9]/.test(this.begin ?? '');
+    this.error.hidden = job?.status !== 'failed';
   }
 
   scrollToEnd() {
@@ -14567,8 +14837,8 @@ function part(title, ...children) {             // a part of the page that has a
 }
 
 class JobPage {
-  constructor(id) {
-    Object.assign(this, {id, turn: 0, job: null, why: null, fault: null, log: null});
+  constructor(id, line) {
+    Object.assign(this, {id, line, turn: 0, job: null, why: null, fault: null, log: null});
     at('job').replaceChildren();
     this.draw();
   }
@@ -14594,7 +14864,7 @@ class JobPage {
 
   draw() {
     const {job, fault} = this, isRunning = job?.status === 'running', isFinal = FINAL.includes(job?.status);
-    if (job && !this.log && (job.started_at || isFinal || job.attempt > 0)) this.log = new LogView(job.id);
+    if (job && !this.log && (job.started_at || isFinal || job.attempt > 0)) this.log = new LogView(job.id, this.line);
     else if (this.log?.isOver && isRunning) this.log.open();
     const result = job?.stopping ? 'stopping'
       : isFinal && job.status !== 'completed' ? `${job.status}: ${job.outcome ?? '-'}` : job?.status;
@@ -14713,7 +14983,7 @@ function drawCall(path, method, {operationId: id, summary, description, paramete
     ? [{name: 'Body', in: 'body', description: typeOf(body.schema), examples: [indented(shape.examples?.[0] ?? {})]}]
     : Object.entries(shape?.properties ?? {}).map(([name, facts]) => ({name, in: 'form', ...facts}));
   const inputs = [...parameters, ...parts].map((row) => {
-    const {required, schema, examples} = row, choices = schema?.enum ?? schema?.items?.enum;
+    const {required, schema, examples} = row, choices = schema?.enum ?? (schema?.items?.enum?.length < 10 && schema.items.enum);
     return {...row, input: !schema ? el('textarea', {rows: 6, spellcheck: 'false'}, examples?.[0])
       : choices ? choice({}, ['', ...choices].map((word) => [word, word]), '')
         : el('input', {autocomplete: 'off', spellcheck: 'false', required, placeholder: schema.examples?.[0]})};
@@ -14772,9 +15042,9 @@ async function openDocs() {
 let jobPage = null;
 
 function route() {
-  const [, id, part] = /^#\/(?:jobs\/([^/]+)|(gpus|running|queue|history))$/.exec(location.hash) ?? [];
+  const [, id, line, part] = /^#\/(?:jobs\/([^/]+)(?:\/L(\d+))?|(gpus|running|queue|history))$/.exec(location.hash) ?? [];
   jobPage?.log?.close();
-  jobPage = id ? new JobPage(decodeURIComponent(id)) : null;
+  jobPage = id ? new JobPage(decodeURIComponent(id), Number(line)) : null;
   at('overview').hidden = Boolean(id);
   at('job').hidden = !id;
   if (id) {
