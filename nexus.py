@@ -13514,7 +13514,7 @@ header { position: sticky; top: 0; z-index: 5; background: var(--panel); border-
 .brand { font-size: 1.1rem; font-weight: 700; color: var(--ink); letter-spacing: -.01em; }
 .brand svg { width: 22px; height: 22px; }
 nav { display: flex; gap: .15rem; margin-right: auto; }
-nav a { min-height: 32px; padding: 0 .6rem; border-radius: 6px; color: var(--ink); }
+nav a { white-space: nowrap; min-height: 32px; padding: 0 .6rem; border-radius: 6px; color: var(--ink); }
 nav a:hover { background: var(--sunk); }
 .brand:hover, nav a:hover { text-decoration: none; }
 nav .badge { min-width: 2em; text-align: center; }
@@ -13557,6 +13557,10 @@ section { margin-bottom: 1.5rem; }
 .fold::before { content: "\25b8"; content: "\25b8" / ""; display: inline-block; width: 1.1em; color: var(--muted);
   font-weight: 400; }
 .fold[aria-expanded=true]::before { content: "\25be"; content: "\25be" / ""; }
+.brief { gap: .5rem; grid-template-columns: repeat(auto-fill, minmax(min(15rem, 100%), 1fr)); }
+.brief .gpu { gap: .3rem; padding: .55rem .8rem; } .brief .top .name { font-size: .88em; }
+.menu { position: relative; } .menu > summary { padding: 0 .6rem; list-style: none; font-weight: 700; }
+.menu > div { position: absolute; z-index: 4; right: 0; padding: .4rem; box-shadow: 0 6px 24px rgb(0 0 0 / .18); }
 .compact { gap: .4rem; grid-template-columns: repeat(auto-fill, minmax(min(8.2rem, 100%), 1fr)); }
 .compact :is(.name, .chart, .tools, .gauge > :not(.track), .users span) { display: none; }
 .compact .gpu { gap: .25rem; padding: .35rem .6rem .5rem; } .compact .track { height: 4px; }
@@ -13600,8 +13604,8 @@ td select, .steps select, .log select { width: auto; min-height: 30px; padding: 
 .log label { white-space: nowrap; }
 .log .told { flex: 1 1 8rem; }
 .lines { height: min(65vh, 44rem); overflow: auto; padding: .5rem .8rem; font: 12.5px/1.5 var(--mono); white-space: pre-wrap;
-  tab-size: 8; overflow-anchor: none; contain: strict; }
-.lines.over { height: auto; min-height: 5rem; max-height: min(65vh, 44rem); contain: content; }
+  tab-size: 8; overflow-anchor: none; contain: size layout paint; }
+.lines.over { height: auto; min-height: 5rem; max-height: min(65vh, 44rem); contain: layout paint; }
 .lines.long { white-space: pre; overflow-wrap: normal; }
 .lines:focus-visible { outline-offset: -3px; }
 .lines div { min-height: 1.5em; }
@@ -13633,6 +13637,8 @@ td select, .steps select, .log select { width: auto; min-height: 30px; padding: 
   border-bottom: 1px solid var(--line); }
 .facts-list .wide { grid-column: 1 / -1; }
 .pad { padding: .7rem .95rem; }
+#job [aria-label=Command] { display: flex; align-items: start; } #job [aria-label=Command] pre { flex: 1; min-width: 0; }
+.copy { margin: .45rem; }
 .steps { flex-wrap: wrap; }
 .steps li + li::before { content: "\2192"; margin-right: .5rem; color: var(--muted); }
 .reasons li { padding: .15rem 0; }
@@ -13652,6 +13658,7 @@ summary { cursor: pointer; padding: .3rem 0; color: var(--accent); }
 dialog label::first-letter { text-transform: uppercase; }
 dialog .lost { margin-top: .7rem; }
 .opening main { opacity: 0; }
+.offline :is(button, select):not(.log *, dialog *) { pointer-events: none; opacity: .5; }
 .docs nav, .docs .tools { display: none; }
 .call { margin: .5rem 0; padding: .2rem .95rem; }
 .call > summary { display: flex; flex-wrap: wrap; gap: .2rem .7rem; color: inherit; }
@@ -13665,7 +13672,8 @@ dialog .lost { margin-top: .7rem; }
 @media (max-width: 640px) {
   .bar { gap: .3rem .6rem; padding: .4rem .8rem; }
   .brand { margin-right: auto; } #host { display: none; }
-  nav { order: 3; width: 100%; justify-content: space-between; } nav a { padding: 0 .35rem; }
+  nav { order: 3; width: 100%; justify-content: space-between; gap: 0; } nav a { padding: 0 .1rem; gap: .2rem; font-size: .92em; }
+  nav .badge { min-width: 0; padding: .02rem .35rem; }
   main, footer { padding: .8rem; }
   button.link { padding: 0 .5rem; }
   .scroll { overflow: visible; }
@@ -13713,6 +13721,7 @@ dialog .lost { margin-top: .7rem; }
   </div>
 </header>
 <main id="main" tabindex="-1">
+  <p id="offline" class="banner bad" role="alert" hidden></p>
   <div id="overview" hidden>
     <h1 class="unseen">nexus: GPUs and jobs</h1>
     <div id="banners"></div>
@@ -13809,7 +13818,7 @@ function update(node, fresh) {
     if (node.data !== fresh.data) node.data = fresh.data;
     return;
   }
-  for (const {name} of [...node.attributes]) if (!fresh.hasAttribute(name)) node.removeAttribute(name);
+  for (const {name} of [...node.attributes]) if (!fresh.hasAttribute(name) && name !== 'open') node.removeAttribute(name);
   for (const {name, value} of fresh.attributes) if (node.getAttribute(name) !== value) node.setAttribute(name, value);
   for (const name of ['onclick', 'onchange', 'onblur']) node[name] = fresh[name];
   if (!node.hasAttribute('data-own')) sync(node, fresh);                // what is in there somebody else draws
@@ -13858,6 +13867,7 @@ function starts({estimated_start: start}) {
 const KINDS = {completed: 'ok', failed: 'bad', cancelled: 'warn', running: 'busy', pending: '',        // of jobs
   Available: 'ok', Busy: 'busy', Paused: 'warn', 'In use': 'warn', Unavailable: 'warn', Fault: 'bad',     // of GPUs
   Unknown: 'bad', 'Being removed': 'warn', Closed: 'warn'};                                       // of machines, too
+const MARKS = {completed: '\u2713', failed: '\u2717', cancelled: '\u2298', running: '\u25b6', pending: '\u2026'};
 const badge = (status, text = status, title = null) => el('span', {class: `badge ${KINDS[status] ?? ''}`, title}, text);
 const jobLink = (job) => el('a', {class: 'id', href: `#/${pathOf(job)}`, 'aria-label': `Job ${job.id}`}, job.id);
 
@@ -13948,6 +13958,7 @@ async function* pieces(path, control, silence, begin = () => {}, headers = {}) {
 // Does what a button is for; says when it is done, and why when it cannot be.
 async function act(method, path, body, done, headers, refuse = complain) {
   try {
+    if (isOffline()) throw trouble('The service cannot be reached just now.', 'Nothing was asked of it.', 0);
     const answer = await ask(method, path, body, headers);
     tell(typeof done === 'function' ? done(answer) : done);
     refreshNow();
@@ -13977,6 +13988,7 @@ function notify(facts, ...text) {
 // ---- The token, kept for this tab alone
 
 let asking = null;                              // what ends when the dialog that asks for it is closed
+const isOffline = () => document.body.classList.contains('offline');
 const getToken = () => sessionStorage.getItem('nexus-token') || null;
 
 function keepToken(text) {
@@ -14032,16 +14044,20 @@ function pathOfList(part, group) {
 
 async function loadOverview() {
   const history = pathOfList('history'), shown = `${endings} ${history}`, opened = isFiltered() ? [] : [...openGroups.keys()];
-  const [running, queue, groups, ended, found, ...ofGroups] = await Promise.all([
+  const [running, queue, groups, ended, , ...ofGroups] = await Promise.all([
     askList(pathOfList('running')), askList(pathOfList('queue')), askList('groups'),
-    shown !== shownHistory && askList(history),
-    performance.now() > nextCurves && ask('GET', 'gpus/history').catch(() => null),       // the page does without
-    ...opened.map((name) => askList(pathOfList('queue', name)))]);
+    shown !== shownHistory && askList(history), loadCurves(), ...opened.map((name) => askList(pathOfList('queue', name)))]);
   lists = {running, queue, groups: groups.rows, history: ended || lists.history,
     opened: new Map(opened.map((name, place) => [name, ofGroups[place]]))};
   jobs = new Map([lists.history, queue, running, ...ofGroups].flatMap(({rows}) => rows.map((job) => [job.id, job])));
   shownHistory = shown;
-  if (found) [curves, nextCurves] = [new Map(found.map((curve) => [curve.uuid, curve])), performance.now() + RARELY_MS];
+}
+
+async function loadCurves() {
+  if (performance.now() < nextCurves) return;
+  nextCurves = performance.now() + RARELY_MS;
+  const found = await ask('GET', 'gpus/history').catch(() => null);     // the page does without
+  if (found) curves = new Map(found.map((curve) => [curve.uuid, curve]));
 }
 
 let timer = null, isRefreshing = false, isRung = false, notBefore = 0;
@@ -14085,6 +14101,11 @@ let following = null, retryDelay = 500, hideTimer = null;
 function connectionIs(kind, text) {
   at('connection').className = `state ${kind}`;
   show(at('connection'), text);
+  const isLost = kind === 'lost';               // what is shown is of then: no clock ticks, nothing can be done
+  if (isLost && !isOffline()) show(at('offline'),
+    `Not connected since ${clock(new Date())}: what is shown here is of then, and nothing can be done. Jobs go on.`);
+  document.body.classList.toggle('offline', isLost);
+  at('offline').hidden = !isLost;
 }
 
 function tellHealth() {                        // green only when all is well
@@ -14143,7 +14164,7 @@ document.addEventListener('visibilitychange', () => {
 
 setInterval(() => { if (following && service.host && at('connection').className.includes('live')) refreshSoon(); }, RARELY_MS);
 setInterval(() => {
-  for (const node of document.querySelectorAll('[data-since]')) show(node, duration(secondsSince(node.dataset.since)));
+  for (const node of document.querySelectorAll('body:not(.offline) [data-since]')) show(node, duration(secondsSince(node.dataset.since)));
 }, 1000);
 
 // ---- The overview
@@ -14162,13 +14183,17 @@ function drawNow() {
     : ['Pause: start no more jobs', 'Paused: running jobs go on, nothing new starts.'];
   show(at('pause'), service.is_paused && el('span', {class: 'badge warn'}, 'PAUSED'),
     pauseButton(service.is_paused, 'service', label, told));
-  document.title = `${jobPage ? jobPage.id : `${counts.running} running, ${counts.queue} pending`} \u00b7 nexus`;
+  const own = jobPage?.job;
+  document.title = listed(jobPage ? `${MARKS[own?.status] ?? ''} ${own?.name ?? jobPage.id}`.trim()
+    : `${counts.running} running, ${counts.queue} pending`, 'nexus');
   if (jobPage) return jobPage.draw();
   const banner = (kind, text) => text && el('p', {class: `banner ${kind}`, key: text}, text);
   show(at('banners'),
     banner('warn', service.is_paused && 'The queue is paused: running jobs go on, nothing new starts.'),
     [service.gpu_trouble, service.slurm?.trouble].map((trouble) => banner('bad', trouble)),
-    service.hints.map((hint) => banner('note', hint)));
+    service.hints.map((hint) => banner('note', hint)),
+    banner('note', !isFiltered() && counts.running + counts.queue + counts.history === 0 && 'There is no job yet. Add one with the button '
+      + 'above, or on the machine: nexus add "python train.py"'));
   drawGpus();
   drawFilters();
   drawTables(counts);
@@ -14176,7 +14201,9 @@ function drawNow() {
 
 // GPUs stand together by machine.  Of many there are compact cards, until one wants to see more of a machine's.
 
-const COMPACT_BEYOND = 16, folds = new Map();   // so many GPUs are whole cards at first; {machine: whether it is unfolded}
+const BRIEF_FROM = 8, COMPACT_BEYOND = 16;      // so many GPUs are brief cards at first, without curves; of nodes' more, compact ones
+const folds = new Map();                        // {machine: whether it is unfolded}
+const isPhone = matchMedia('(max-width: 640px)');
 const countFree = (gpus) => `${gpus.filter((gpu) => gpu.is_available).length} of ${gpus.length} available`;
 
 function drawGpus() {
@@ -14192,7 +14219,8 @@ function drawGpus() {
 function drawMachine(machine) {
   const {name, trouble, hint, unknown_since: since} = machine;
   const gpus = service.gpu_status.filter((gpu) => gpu.node === name);
-  const isOpen = !hasNodes() || (folds.get(name) ?? (service.gpu_status.length <= COMPACT_BEYOND && !since));
+  const isOne = !hasNodes(), isOpen = folds.get(name) ?? (isOne ? gpus.length < BRIEF_FROM && !isPhone.matches
+    : service.gpu_status.length <= COMPACT_BEYOND && !since);
   const state = since ? 'Unknown' : machine.is_leaving ? 'Being removed' : trouble && 'Closed';
   const count = since ? gpus.length && counted(gpus.length, 'GPU') : gpus.length ? countFree(gpus) : 'no GPU';
   return el('div', {class: 'machine', key: name, 'data-machine': name},
@@ -14203,30 +14231,38 @@ function drawMachine(machine) {
         machine.gpu_names.join(', '), !since && trouble))),
     since && el('p', {class: 'banner bad'}, `Not heard since ${clock(since)} (${ago(since)})`,
       trouble && `: ${trouble}`, '.', hint && ` To do: ${hint}.`),
-    gpus.length > 0 && el('ul', {class: isOpen ? 'gpus' : 'gpus compact'}, gpus.map((gpu) => drawGpu(gpu, isOpen))));
+    gpus.length > 0 && el('ul', {class: isOpen ? 'gpus' : isOne ? 'gpus brief' : 'gpus compact'},
+      gpus.map((gpu) => drawGpu(gpu, isOpen, isOpen || isOne))),
+    isOne && gpus.length > 0 && button(isOpen ? 'Hide curves' : 'Show curves', () => { folds.set(name, !isOpen); draw(); }, 'link',
+      {'aria-expanded': `${isOpen}`}));
 }
 
-function drawGpu(gpu, isOpen) {
+const menu = (label, ...items) => el('details', {class: 'menu', key: label}, el('summary', {'aria-label': label}, '\u22ef'),
+  el('div', {class: 'panel'}, items));
+
+function drawGpu(gpu, hasCurves, isNamed) {
   const {memory_total_mib: total, memory_used_mib: used, utilization: load, is_paused: isPaused} = gpu;
   const name = `GPU ${gpu.place}`, path = `gpus/${encodeURIComponent(gpu.place)}`;
-  const users = gpu.job_ids.map((id) => [id, jobs.get(id)?.name || (jobs.has(id) ? commandOf(jobs.get(id)) : '')]);
+  const users = gpu.job_ids.map((id) => [id, jobs.get(id)?.name || (jobs.has(id) ? commandOf(jobs.get(id)) : ''), jobs.get(id)]);
   const why = gpu.fault ?? gpu.used_by ?? (users.length || gpu.is_available || isPaused ? null : gpu.unavailable);
   return el('li', {class: 'gpu panel', key: gpu.uuid, 'data-gpu': gpu.place},
-    el('div', {class: 'top'}, el(hasNodes() ? 'h4' : 'h3', {}, isOpen ? name : gpu.index),
+    el('div', {class: 'top'}, el(hasNodes() ? 'h4' : 'h3', {}, isNamed ? name : gpu.index),
       el('span', {class: 'name muted'}, gpu.name), badge(gpu.state)),
     gauge('Memory', `${name} memory`, total && known(used) ? 100 * used / total : 0,
       !known(used) ? 'unknown' : total ? `${gib(used)} / ${gib(total)} GiB` : size(used)),
     gauge('Load', `${name} load`, load ?? 0, known(load) ? percent(load) : 'unknown'),
-    isOpen && chart(curves.get(gpu.uuid), total, name),
-    el('ul', {class: 'users'}, users.map(([id, text]) => el('li', {key: id}, jobLink({id}),
-      el('span', {class: 'command', title: text}, text))),
+    hasCurves && chart(curves.get(gpu.uuid), total, name),
+    el('ul', {class: 'users'}, users.map(([id, text, job]) => el('li', {key: id}, jobLink({id}),
+      el('span', {class: 'command', title: text}, text),
+      job?.started_at && el('span', {class: 'muted small'}, job.user !== service.user && `${job.user} `,
+      el('span', {'data-since': job.started_at}, duration(secondsSince(job.started_at)))))),
       why && el('li', {}, el('span', {class: gpu.fault ? 'fault' : gpu.used_by ? '' : 'muted', title: why}, why))),
     el('div', {class: 'tools'},
       el('span', {class: 'muted grow small'}, listed(known(gpu.temperature) && `${Math.round(gpu.temperature)} \u00b0C`,
         known(gpu.power_watts) && `${Math.round(gpu.power_watts)} W`,
         gpu.allocated % 1 && `${percent(gpu.allocated * 100)} given out`)),
-      pauseButton(isPaused, path, `${isPaused ? 'Resume' : 'Pause'} ${name}`,
-        `${name} ${isPaused ? 'takes jobs again' : 'gets no new job'}.`)));
+      service.is_owner && menu(`Menu of ${name}`, pauseButton(isPaused, path, `${isPaused ? 'Resume' : 'Pause'} ${name}`,
+        `${name} ${isPaused ? 'takes jobs again' : 'gets no new job'}.`))));
 }
 
 function gauge(title, label, share, text) {     // its length is an attribute: the policy allows no styles
@@ -14268,7 +14304,13 @@ function drawFilters() {
   for (const [name, words] of [['status', STATUSES], ['user', names('user')], ['group', names('group')]]) {
     show(form[name], ['', ...words].map((word) => el('option', {value: word, key: word}, word || `any ${name}`)));
   }
+  for (const [name, wanted] of Object.entries(filter)) if (form[name] !== document.activeElement) form[name].value = wanted;
   form[form.length - 1].disabled = !isFiltered();
+}
+
+function keepAddress() {                        // of what is shown
+  const query = new URLSearchParams(Object.entries(filter).filter(([, wanted]) => wanted));
+  history.replaceState(null, '', `#/${isFiltered() ? `?${query}` : ''}`);
 }
 
 for (const kind of ['input', 'reset', 'submit']) {
@@ -14277,6 +14319,7 @@ for (const kind of ['input', 'reset', 'submit']) {
     if (kind === 'reset') at('filters').elements.text.focus();
     setTimeout(() => {                          // after a reset the form is as it was at first
       filter = Object.fromEntries(new FormData(at('filters')));
+      keepAddress();
       for (const table of Object.values(TABLES)) table.rows = PAGE;
       drawFilters();
       refreshNow();
@@ -14816,9 +14859,16 @@ const SHOWN_ELSEWHERE = ['id', 'status', 'command', 'name', 'status_history', 'p
 const LABELS = {cpu_seconds: 'CPU time', cpu_percent: 'CPU', peak_rss_mib: 'peak memory', rss_mib: 'memory', cwd: 'directory',
   node: 'machine', only_node: 'only on', remote_id: 'id there', gpus: 'GPUs', gpu_ids: 'GPU ids',
   gpu_mem_mib: 'GPU memory', timeout_seconds: 'time limit', after: 'after jobs', env: 'environment'};
+const ORDER = ['node', 'gpu_indices', 'gpus', 'started_at', 'finished_at', 'runtime_seconds', 'exit_code', 'signal', 'cause', 'attempt',
+  'retries', 'retried_as', 'after', 'created_at', 'priority', 'user', 'group', 'peak_gpu_mem_mib', 'mean_gpu_util', 'peak_rss_mib',
+  'cpu_seconds'];
+const place = ([name]) => isWide(name) * 100 + (ORDER.includes(name) ? ORDER.indexOf(name) : 50);
 const isWide = (name) => ['cwd', 'log_dir', 'gpu_uuids', 'notes', 'snapshot', 'session', 'env_digest'].includes(name);
 
 const labelOf = (name) => LABELS[name] ?? name.replace(/_(seconds|mib)$/, '').replaceAll('_', ' ');
+
+const linkJobs = (text) => text.split(/\b(?<=jobs? |, )([A-HJ-NP-Za-km-z]{3,4})(?=[,:;.]| |$)/).map((part, at) => at % 2 && jobs.has(part)
+  ? jobLink({id: part}) : part);
 
 function describeFact(name, fact) {
   if (name === 'after' || name === 'retried_as') return [fact].flat().flatMap((id) => [jobLink({id}), ' ']);
@@ -14849,6 +14899,7 @@ class JobPage {
     try {
       const job = await ask('GET', pathOf(this));
       const why = job.status === 'pending' ? await ask('GET', `${pathOf(this)}/why`) : null;
+      if (job.status === 'running' && job.gpus) await loadCurves();
       if (jobPage !== this || turn !== this.turn) return;
       jobs.set(job.id, job);
       Object.assign(this, {job, why});
@@ -14863,13 +14914,14 @@ class JobPage {
   }
 
   draw() {
-    const {job, fault} = this, isRunning = job?.status === 'running', isFinal = FINAL.includes(job?.status);
+    const {job, fault} = this, title = ['Job ' + this.id, job?.name].filter(Boolean).join(': ');
+    const isRunning = job?.status === 'running', isFinal = FINAL.includes(job?.status);
     if (job && !this.log && (job.started_at || isFinal || job.attempt > 0)) this.log = new LogView(job.id, this.line);
     else if (this.log?.isOver && isRunning) this.log.open();
     const result = job?.stopping ? 'stopping'
       : isFinal && job.status !== 'completed' ? `${job.status}: ${job.outcome ?? '-'}` : job?.status;
     show(at('job'), el('p', {}, el('a', {href: '#/'}, '\u2190 All jobs')),
-      el('div', {class: 'head'}, el('h1', {tabindex: -1}, fault?.message ?? `Job ${this.id}`), job && !fault && [
+      el('div', {class: 'head'}, el('h1', {tabindex: -1}, fault?.message ?? title), job && !fault && [
         badge(job.status, result),
         el('span', {class: 'muted', 'data-since': isRunning && job.started_at},
           job.started_at && duration(isRunning ? secondsSince(job.started_at) : job.runtime_seconds)),
@@ -14884,17 +14936,24 @@ class JobPage {
   drawParts(job) {
     const isEmpty = (fact) => [null, false, ''].includes(fact) || (typeof fact === 'object' && !Object.keys(fact).length);
     const facts = Object.entries(job).filter(([name, fact]) => !SHOWN_ELSEWHERE.includes(name) && !isEmpty(fact))
-      .sort(([a], [b]) => isWide(a) - isWide(b));
+      .sort((a, b) => place(a) - place(b));
     const list = (rows, quiet = []) => el('ul', {class: 'reasons panel pad'}, rows.map((text) => el('li', {}, text)),
       quiet.map((text) => el('li', {class: 'muted'}, text)));
     const hasAttempts = job.attempts?.length > (job.status === 'pending' ? 0 : 1);
     return [
-      el('p', {class: 'muted'}, listed(job.name, job.user, job.started_at ? where(job) : `asks for ${counted(job.gpus || 'no', 'GPU')}`)),
-      el('section', {class: 'panel', 'aria-label': 'Command', key: 'Command'}, el('pre', {class: 'pad'}, commandOf(job))),
+      el('p', {class: 'muted'}, listed(job.group && `group ${job.group}`, job.user,
+        job.started_at ? where(job) : `asks for ${counted(job.gpus || 'no', 'GPU')}`)),
+      el('section', {class: 'panel', 'aria-label': 'Command', key: 'Command'}, el('pre', {class: 'pad'}, commandOf(job)),
+        navigator.clipboard && job.command && button('Copy', () => navigator.clipboard.writeText(job.command)
+          .then(() => tell('Copied.'), complain), 'copy', {'aria-label': 'Copy the command'})),
       job.unknown_since && el('p', {class: 'banner bad'}, `${job.node} has not been heard since `,
         `${clock(job.unknown_since)}: nothing is known of this job until it is back.`),
       job.cause_line && el('p', {class: 'banner bad', key: 'cause'}, job.cause_line),
-      this.why && part('Why it waits', list([this.why.why, ...this.why.facts], this.why.verdicts)),
+      this.why && part('Why it waits', list([this.why.why, ...this.why.facts].map(linkJobs), this.why.verdicts)),
+      job.status === 'running' && service.host && job.gpu_uuids.some((uuid) => curves.has(uuid)) && part('Its GPUs',
+        el('ul', {class: 'gpus'}, service.gpu_status.filter(({uuid}) => job.gpu_uuids.includes(uuid)).map((gpu) =>
+          el('li', {class: 'gpu panel', key: gpu.uuid}, el('h3', {}, `GPU ${gpu.place}`),
+            chart(curves.get(gpu.uuid), gpu.memory_total_mib, `GPU ${gpu.place}`))))),
       this.log && part('Log', el('div', {id: 'log-part', 'data-own': true})),
       hasAttempts && part('Attempts', list(job.attempts.map((attempt) => listed(`${attempt.attempt}: ${attempt.outcome ?? 'running'}`,
         where({...attempt, remote_id: attempt.node}), duration(attempt.runtime_seconds ?? 0), attempt.cause_line)))),
@@ -15039,14 +15098,23 @@ async function openDocs() {
 
 // ---- Which view
 
-let jobPage = null;
+let jobPage = null, left = null;                // left: where one was when one went to a job's page
+history.scrollRestoration = 'manual';
 
 function route() {
-  const [, id, line, part] = /^#\/(?:jobs\/([^/]+)(?:\/L(\d+))?|(gpus|running|queue|history))$/.exec(location.hash) ?? [];
+  const [path, query] = location.hash.slice(1).split('?'), {elements: form} = at('filters');
+  const [found, id, line, part] = /^\/?(?:jobs\/([^/]+)(?:\/L(\d+))?|(gpus|running|queue|history))?$/.exec(path) ?? [];
+  if (jobPage === null && id) left = {top: scrollY, id: document.activeElement.closest('[data-job]')?.dataset.job};
   jobPage?.log?.close();
   jobPage = id ? new JobPage(decodeURIComponent(id), Number(line)) : null;
   at('overview').hidden = Boolean(id);
   at('job').hidden = !id;
+  if (!known(found)) complain({message: `There is nothing at ${location.hash}.`, hint: el('a', {href: '#/'}, 'All jobs')});
+  if (query) {
+    const given = new URLSearchParams(query);
+    filter = Object.fromEntries(['text', 'status', 'user', 'group'].map((name) => [name, given.get(name) ?? '']));
+    form.text.value = filter.text;
+  }
   if (id) {
     jobPage.load().catch(() => {});             // refresh() tells of a lost connection
     at('job').querySelector('h1').focus();
@@ -15054,8 +15122,13 @@ function route() {
   } else if (part) {
     at(part).scrollIntoView({block: 'start'});
     at(part).focus({preventScroll: true});
+  } else if (left) {                            // back from a job: to where one was
+    scrollTo(0, left.top);
+    at('tables').querySelector(`[data-job="${left.id}"] a`)?.focus({preventScroll: true});
+    left = null;
   }
-  if (following) refreshSoon();
+  if (!id && isFiltered()) keepAddress();
+  if (following) refreshNow();
   draw();
 }
 

@@ -98,6 +98,12 @@ def open_log(page, job_id):
     return page.get_by_role("log")
 
 
+def open_menu(gpu):
+    """Of a GPU, unless it is open."""
+    if gpu.locator("details").get_attribute("open") is None:
+        gpu.locator("summary").click()
+
+
 def go_home(page):
     page.get_by_role("link", name="All jobs").click()
 
@@ -617,9 +623,11 @@ def test_pause_and_resume(browser, box):
         expect(page.locator("#running-part")).to_contain_text(job_id)
         expect(page.get_by_text("PAUSED", exact=True)).to_be_hidden()
         gpu = page.locator("[data-gpu='1']")
+        open_menu(gpu)
         gpu.get_by_role("button", name="Pause GPU 1").click()
         expect(gpu).to_contain_text("Paused")
         assert box.gpu(1)["is_paused"]
+        open_menu(gpu)
         gpu.get_by_role("button", name="Resume GPU 1").click()
         expect(gpu).to_contain_text("Available")
         assert not box.gpu(1)["is_paused"]
@@ -705,6 +713,71 @@ def test_filters(browser, box):
         expect(page.locator("#running-part")).to_contain_text("No job matches")
         page.get_by_role("button", name="Clear").click()
         expect(row(page, second)).to_be_visible()
+
+
+def test_the_filter_is_in_the_address_and_back_keeps_the_place(browser, box):
+    box.ask("POST", "/service/pause")
+    ids = box.ask("POST", "/queue", [{"command": f"python train{number}.py"} for number in range(40)])["ids"]
+    box.add("something else", name="other one")
+    with visit(browser, box) as page:
+        page.get_by_label("Filter by text").fill("train")
+        expect(page).to_have_url(re.compile(r"#/\?text=train$"))
+        expect(page.locator("#queue-told")).to_have_text("40 of 41")
+        row(page, ids[30]).scroll_into_view_if_needed()
+        top = page.evaluate("scrollY")
+        row(page, ids[30]).get_by_role("link").first.click()
+        expect(page.get_by_role("heading", name=f"Job {ids[30]}")).to_be_focused()
+        page.go_back()
+        expect(page.get_by_label("Filter by text")).to_have_value("train")
+        expect(row(page, ids[30]).get_by_role("link").first).to_be_focused()
+        assert abs(page.evaluate("scrollY") - top) < 200 and top > 200
+        page.reload()
+        expect(page.locator("#queue-told")).to_have_text("40 of 41")
+        expect(page.get_by_label("Filter by text")).to_have_value("train")
+        page.goto(page.url.split("#")[0] + "#/nowhere")
+        expect(page.locator("#notices")).to_contain_text("There is nothing at #/nowhere")
+
+
+def test_a_group_is_a_row_that_opens_and_is_acted_on_as_one(browser, box):
+    bad = box.add("echo 'RuntimeError: no data' >&2; exit 3", group="sweep", gpus=0)
+    box.wait(bad, "failed")
+    box.ask("POST", "/service/pause")
+    ids = box.ask("POST", "/queue", [{"command": f"true {number}", "group": "sweep", "gpus": 0} for number in range(60)])["ids"]
+    with visit(browser, box) as page:
+        group = page.locator("[data-group=sweep]")
+        expect(group).to_contain_text("60 pending")
+        expect(group).to_contain_text("1 failed")
+        expect(group.locator(".cause")).to_have_text(f"{bad} RuntimeError: no data")
+        expect(row(page, ids[0])).to_have_count(0)
+        group.get_by_role("button", name="sweep", exact=True).click()
+        expect(row(page, ids[0])).to_be_visible()
+        expect(page.locator("#queue-part tr[data-job]")).to_have_count(50)
+        page.get_by_role("button", name="Show 10 more of 10").click()
+        expect(page.locator("#queue-part tr[data-job]")).to_have_count(60)
+        group.get_by_role("button", name="Pause of group sweep").click()
+        expect(group).to_contain_text("paused by")
+        group.get_by_role("button", name="Resume of group sweep").click()
+        expect(group).not_to_contain_text("paused by")
+        group.get_by_role("button", name="Retry failed of group sweep").click()
+        expect(group).to_contain_text("61 pending")
+        group.get_by_role("button", name="Cancel all of group sweep").click()
+        page.get_by_role("button", name="End all").click()
+        expect(group).to_have_count(0)
+        expect(page.locator("#queue-count")).to_have_text("0")
+
+
+def test_the_tab_and_the_title_say_which_job_it_is_and_how_it_does(browser, box):
+    job_id = box.wait(box.add("exit 3", name="my run", gpus=0), "failed")["id"]
+    with visit(browser, box, f"#/jobs/{job_id}") as page:
+        expect(page.get_by_role("heading", level=1)).to_have_text(f"Job {job_id}: my run")
+        expect(page).to_have_title("\u2717 my run \u00b7 nexus")
+
+
+def test_an_unwell_service_is_not_green(browser, box):
+    with visit(browser, box) as page:
+        page.route("**/status", lambda route: route.fulfill(json={**route.fetch().json(), "bad_checks": ["log disk"]}))
+        page.reload()
+        expect(page.locator("#connection")).to_have_text("not well: log disk")
 
 
 def test_long_lists_come_in_pages(browser, box):
@@ -867,7 +940,9 @@ def test_many_gpus_are_compact_by_machine_until_one_wants_more(browser, box):
         page.get_by_role("button", name="n2", exact=True).focus()
         page.keyboard.press("Enter")
         expect(machine(page, "n2").locator(".compact")).to_have_count(0)
+        open_menu(page.locator("[data-gpu='n2:1']"))
         expect(page.get_by_role("button", name="Resume GPU n2:1")).to_be_visible()
+        page.get_by_role("button", name="n2", exact=True).focus()
         expect(page.get_by_role("button", name="n2", exact=True)).to_have_attribute("aria-expanded", "true")
         page.keyboard.press("Enter")
         expect(page.locator(".compact .gpu")).to_have_count(64)
@@ -932,9 +1007,11 @@ def test_a_job_of_a_node_from_the_form_to_its_end(browser, net):
 def test_a_gpu_of_a_node_is_paused_and_has_a_history(browser, net):
     with visit_net(browser, net) as page:
         gpu = page.locator("[data-gpu='n1:1']")
+        open_menu(gpu)
         gpu.get_by_role("button", name="Pause GPU n1:1").click()
         expect(gpu).to_contain_text("Paused")
         assert [each["place"] for each in net.head.status()["gpu_status"] if each["is_paused"]] == ["n1:1"]
+        open_menu(gpu)
         gpu.get_by_role("button", name="Resume GPU n1:1").click()
         expect(gpu).to_contain_text("Available")
         expect(gpu.get_by_role("img")).to_have_attribute("aria-label", re.compile("GPU n1:1 over the last hour: load 0 % on average"))
@@ -965,11 +1042,12 @@ def test_it_reconnects_after_a_restart(browser):
         expect(open_log(page, job_id)).to_have_text("before")
         loaded_at = page.evaluate("loadedAt")
         page.evaluate("""() => { window.seen = []; const connection = document.getElementById('connection');
-            new MutationObserver(() => seen.push(connection.textContent)).observe(
+            new MutationObserver(() => requestAnimationFrame(() => seen.push(document.body.className + connection.textContent))).observe(
                 connection, {childList: true, characterData: true, subtree: true}); }""")
         box.kill_service()
-        until(page, lambda: page.evaluate("seen.some((text) => text.includes('reconnecting'))"))
+        until(page, lambda: page.evaluate("seen.some((text) => /offline.*reconnecting/.test(text))"))
         expect(page.locator("#connection")).to_have_text("live")
+        expect(page.locator("#offline")).to_be_hidden()
         late = box.add("sleep 1000", gpus=0)
         expect(page.get_by_role("log")).to_have_text("before")
         go_home(page)
