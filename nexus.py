@@ -13583,6 +13583,8 @@ section { margin-bottom: 1.5rem; }
 .axis .memory { margin-left: .9em; }
 .users { flex: 1; display: grid; gap: .15rem; align-content: start; }
 
+#selection { position: sticky; bottom: .6rem; z-index: 4; padding: .5rem .9rem; box-shadow: 0 6px 24px rgb(0 0 0 / .25); }
+td.select { width: 2.2rem; } td.select input { width: 20px; height: 20px; }
 #filters { display: grid; grid-template-columns: minmax(10rem, 1fr) repeat(3, minmax(0, 10rem)) auto; gap: .5rem; margin-bottom: 1.2rem;
   align-items: center; }
 td .actions { gap: .35rem; justify-content: flex-end; }
@@ -13735,6 +13737,7 @@ dialog .lost { margin-top: .7rem; }
       <button type="reset" disabled>Clear</button>
     </form>
     <div id="tables"></div>
+    <div id="selection" class="panel tools" role="region" aria-label="Selected jobs" hidden></div>
   </div>
   <article id="job" hidden></article>
   <div id="docs" hidden>
@@ -13822,6 +13825,7 @@ function update(node, fresh) {
   for (const {name, value} of fresh.attributes) if (node.getAttribute(name) !== value) node.setAttribute(name, value);
   for (const name of ['onclick', 'onchange', 'onblur']) node[name] = fresh[name];
   if (!node.hasAttribute('data-own')) sync(node, fresh);                // what is in there somebody else draws
+  if (node.type === 'checkbox') node.checked = fresh.checked;
   if (node.tagName === 'SELECT' && node !== document.activeElement) node.value = fresh.value;   // else one may be choosing
 }
 
@@ -14197,6 +14201,7 @@ function drawNow() {
   drawGpus();
   drawFilters();
   drawTables(counts);
+  drawSelection();
 }
 
 // GPUs stand together by machine.  Of many there are compact cards, until one wants to see more of a machine's.
@@ -14336,8 +14341,28 @@ function what(job, cause, ...facts) {
       job.attempt > 1 && `attempt ${job.attempt}`, ...facts)));
 }
 
+const selected = new Set();                     // ids of jobs
+const SELECT = ['Select', 'select bare-label', (job) => !isOthers(job) && el('input', {type: 'checkbox', checked: selected.has(job.id),
+  'aria-label': `Select job ${job.id}`, onclick: () => { selected.delete(job.id) || selected.add(job.id); draw(); }})];
+
+function drawSelection() {                      // what may be done with all that are selected
+  for (const id of selected) if (!jobs.has(id)) selected.delete(id);
+  const chosen = [...selected].map((id) => jobs.get(id)), ids = (isFinal) => chosen.filter(
+    ({status}) => FINAL.includes(status) === isFinal).map(({id}) => id);
+  const end = async () => await confirmed(`End ${counted(ids(false).length, 'job')}?`,
+    'Those that run are stopped: what they have not saved is lost.', ids(false).join(' '), 'End them', 'Keep them')
+    && act('POST', 'jobs/cancel', {ids: ids(false)}, (answer) => `${counted(answer.ids.length, 'job')} end.`);
+  const retry = () => act('POST', 'jobs/retry', {ids: ids(true)}, (answer) => `${counted(answer.ids.length, 'job')} run again.`);
+  show(at('selection'), selected.size > 0 && [el('strong', {}, `${selected.size} selected`),
+    ids(false).length > 0 && button('End', end, 'danger', {'aria-label': 'End the selected jobs'}),
+    ids(true).length > 0 && button('Retry', retry, '', {'aria-label': 'Retry the selected jobs'}),
+    button('Select none', () => { selected.clear(); draw(); }, 'link')]);
+  at('selection').hidden = !selected.size;
+}
+
 const TABLES = {                                // heading, class, what stands below it
   running: {title: 'Running', statuses: ['running'], rows: PAGE, empty: 'No job is running.', columns: [
+    SELECT,
     ['Job', 'fit bare-label', jobLink],
     ['Command', 'bare', (job) => what(job, null, known(job.rss_mib) && `${size(job.rss_mib)} of memory`,
       known(job.cpu_percent) && `CPU ${percent(job.cpu_percent)}`, job.started_at && `since ${clock(job.started_at)}`)],
@@ -14347,6 +14372,7 @@ const TABLES = {                                // heading, class, what stands b
     ['', 'bare fit', (job) => [!isOthers(job)
       && el('a', {class: 'button', href: `#/${pathOf(job)}`, 'aria-label': `Log of job ${job.id}`}, 'Log'), ...actionsOn(job)]]]},
   queue: {title: 'Queue', statuses: ['pending'], rows: PAGE, empty: 'Nothing waits.', columns: [
+    SELECT,
     ['#', 'fit', (job) => el('span', {class: 'muted'}, known(job.position) ? job.position + 1 : '')],
     ['Job', 'fit bare-label', jobLink],
     ['Command', 'bare command', (job) => what(job)],
@@ -14355,6 +14381,7 @@ const TABLES = {                                // heading, class, what stands b
     ['Priority', 'fit', (job) => !isOthers(job) && prioritySelect(job)],
     ['', 'bare fit', (job) => actionsOn(job)]]},
   history: {title: 'History', statuses: FINAL, rows: PAGE, empty: 'No job has finished yet.', columns: [
+    SELECT,
     ['Job', 'fit bare-label', jobLink],
     ['Result', 'fit bare-label', ({status, outcome, command}) =>
       badge(status, status === 'completed' || command === null ? status : outcome ?? '-', status)],
@@ -14383,7 +14410,7 @@ function drawTable(part, table, {rows, total}, all = 0) {
     ...groups.map((group) => [group.position, () => drawGroup(table.columns, group)])];
   if (part === 'queue') drawn.sort(([a], [b]) => a - b);
   const heads = table.columns.map(([name]) =>
-    el('th', {scope: 'col', role: 'columnheader'}, name || el('span', {class: 'unseen'}, 'Actions')));
+    el('th', {scope: 'col', role: 'columnheader'}, name && name !== 'Select' ? name : el('span', {class: 'unseen'}, name || 'Actions')));
   const isHidden = filter.status && !table.statuses.includes(filter.status);
   return el('section', {id: `${part}-part`, key: part, 'aria-labelledby': part, hidden: Boolean(isHidden)},
     el('div', {class: 'head'}, el('h2', {id: part, tabindex: -1}, table.title),

@@ -766,6 +766,31 @@ def test_a_group_is_a_row_that_opens_and_is_acted_on_as_one(browser, box):
         expect(page.locator("#queue-count")).to_have_text("0")
 
 
+def test_several_jobs_are_selected_and_ended_or_run_again(browser, box):
+    done = box.wait(box.add("exit 2", gpus=0), "failed")["id"]
+    box.ask("POST", "/service/pause")
+    ids = [box.add("true") for _ in range(3)]
+    with visit(browser, box) as page:
+        bar = page.get_by_role("region", name="Selected jobs")
+        expect(row(page, ids[0])).to_be_visible()
+        expect(bar).to_be_hidden()
+        for job_id in (ids[0], ids[2], done):
+            page.get_by_label(f"Select job {job_id}").check()
+        expect(bar).to_contain_text("3 selected")
+        bar.get_by_role("button", name="End the selected jobs").click()
+        page.get_by_role("button", name="End them").click()
+        for job_id in (ids[0], ids[2]):
+            expect(page.locator(f"#history-part [data-job={job_id}]")).to_contain_text("removed")
+        expect(row(page, ids[1])).to_be_visible()
+        bar.get_by_role("button", name="Select none").click()
+        expect(bar).to_be_hidden()
+        page.get_by_label(f"Select job {done}").check()
+        bar.get_by_role("button", name="Retry the selected jobs").click()
+        expect(page.locator("#queue-count")).to_have_text("2")
+        page.get_by_label(f"Select job {done}").uncheck()
+        expect(bar).to_be_hidden()
+
+
 def test_the_tab_and_the_title_say_which_job_it_is_and_how_it_does(browser, box):
     job_id = box.wait(box.add("exit 3", name="my run", gpus=0), "failed")["id"]
     with visit(browser, box, f"#/jobs/{job_id}") as page:
@@ -891,6 +916,8 @@ def test_by_keyboard(browser, box):
         expect(page.get_by_label("Filter by text")).to_have_value("")
         page.get_by_role("link", name="Running").press("Enter")
         expect(page.get_by_role("heading", name="Running")).to_be_focused()
+        page.keyboard.press("Tab")
+        expect(page.get_by_label(f"Select job {job_id}")).to_be_focused()
         page.keyboard.press("Tab")
         expect(page.get_by_role("link", name=f"Job {job_id}", exact=True)).to_be_focused()
         page.keyboard.press("Tab")
@@ -1065,23 +1092,30 @@ def axe(page):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 360])
+@pytest.mark.parametrize("width", [2560, 1280, 320])
 def test_accessible_and_no_wider_than_the_screen(browser, box, scheme, width):
     box.wait(box.add("echo 'RuntimeError: CUDA out of memory' >&2; exit 1", gpus=0, name="fails"), "failed")
     job_id = box.add("printf '\\033[31mred\\033[0m \\033[90mgrey\\033[0m\\n'; sleep 1000 # " + "long" * 60, gpus=0, group="g" * 60)
     box.wait_started(job_id)
     waiting = box.add("python train.py --" + "x" * 200, after=[job_id], name="n" * 80)
+    in_group = box.add("true", after=[job_id], group="sweep")
     with visit(browser, box, width=width, color_scheme=scheme, bypass_csp=True, reduced_motion="reduce") as page:
         def check(where):
             assert axe(page) == [], where
             assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, f"{where} is too wide"
         expect(row(page, waiting)).to_be_visible()
+        page.get_by_role("button", name="sweep", exact=True).click()
+        page.get_by_label(f"Select job {in_group}").check()
+        expect(page.get_by_role("region", name="Selected jobs")).to_be_visible()
+        open_menu(page.locator("[data-gpu='0']"))
         check("the overview")
         for each in (job_id, waiting):
             page.goto(page.url.split("#")[0] + f"#/jobs/{each}")
             expect(page.locator("#job dl")).to_contain_text("created at")
             if each == job_id:
                 expect(page.get_by_role("log")).to_contain_text("red grey")
+                page.get_by_label("Find in the log").fill("red")
+                page.get_by_label("Times").check()
             check(f"the page of {each}")
         page.get_by_role("button", name="Add job").click()
         check("the form")
