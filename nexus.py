@@ -4567,9 +4567,10 @@ class LogEntry:
 class LogReader:
     """Reads on in logs, one or both of a job, in the order in which they grew."""
 
-    def __init__(self, folder: str, streams: Sequence[int] = (0, 1), names: Sequence[str] = ("stdout.log", "stderr.log")) -> None:
-        """`streams`: which of the two are read."""
-        self.folder, self.streams, self.names, self.attempt = folder, streams, names, 0
+    def __init__(self, folder: str, streams: Sequence[int] = (0, 1), names: Sequence[str] = ("stdout.log", "stderr.log"),
+                 needs_times: bool = False) -> None:
+        """`streams`: which of the two are read; `needs_times`: it is wanted when what came."""
+        self.folder, self.streams, self.names, self.needs_times, self.attempt = folder, streams, names, needs_times, 0
         self.places, self.rests = [0, 0], [b"", b""]    # up to where each is read, and what of that waits for the end of its line
 
     def find_path(self, stream: int) -> str:
@@ -4614,7 +4615,9 @@ class LogReader:
         sizes = sizes if ends is None else list(map(min, sizes, ends))
         if sizes == self.places:
             return
-        for part in merge_logs(read_log_times(self.folder, self.places), attempts, self.places, sizes):
+        is_order_known = sum(map(operator.gt, sizes, self.places)) == 1        # without a look at how they grew
+        times = () if is_order_known and not self.needs_times else read_log_times(self.folder, self.places)
+        for part in merge_logs(times, attempts, self.places, sizes):
             if part.attempt != self.attempt:
                 yield from self.flush()
             self.attempt = part.attempt
@@ -10996,9 +10999,10 @@ class Calls(Gate):
             return (now or job).log_dir or "", (now or job).attempts, now is None or now.status in FINAL
 
         folder, attempts, _ = look()
-        reader = LogReader(folder, streams)
+        is_ndjson = NDJSON in request.headers.get("accept", "")
+        reader = LogReader(folder, streams, needs_times=is_ndjson or timestamps)
         reader.begin(attempts, offset, tail, before)
-        if NDJSON in request.headers.get("accept", ""):
+        if is_ndjson:
             return self.send_logs(reader, look, log_entry_json, follow, before, NDJSON)
         return self.send_logs(reader, look, make_log_text(timestamps, len(streams) > 1), follow, before)
 

@@ -293,7 +293,7 @@ def test_whole_lines_that_are_all_noted_come_in_their_order(tmp_path_factory, st
     for tail in range(len(steps) + 1):
         reader = nexus.LogReader(str(folder))
         reader.begin((), (0, 0), tail)
-        assert [entry.content for entry in reader.read()] == [piece for _, piece in steps][len(steps) - tail:]
+        assert b"".join(entry.content for entry in reader.read()) == b"".join(piece for _, piece in steps[len(steps) - tail:])
 
 
 def test_of_long_notes_only_the_end_is_read(tmp_path, monkeypatch):
