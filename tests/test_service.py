@@ -232,7 +232,8 @@ class World:
         return self.store.read(lambda state: state.jobs.get(job_id))
 
     def api(self, job_id):
-        return next(self.service.views.describe_jobs([self.job(job_id)], {}))
+        rows = {name: row for name, row in nexus.JOB.items() if name != "estimated_start"}         # which takes a while
+        return {"estimated_start": None, **next(self.service.views.describe_jobs([self.job(job_id)], rows))}
 
     def folder_of(self, job_id):
         return pathlib.Path(self.layout.job_folder(job_id))
@@ -307,7 +308,7 @@ def test_ends(world, reason, result, stop, wanted):
     job_id = w.run(w.add(), 100)
     (w.folder_of(job_id) / "stderr.log").write_text("Traceback\nit broke\n")
     if stop:
-        w.service.admission.cancel([job_id], ANN, (nexus.RUNNING,))
+        w.service.admission.cancel(nexus.Choice([job_id], (nexus.RUNNING,)), ANN)
     w.clock.pass_(2.5)
     w.end(job_id, result["exit_code"], is_said=False, **{key: result[key] for key in result if key != "exit_code"})
     w.turn(seconds=1.1)
@@ -339,11 +340,11 @@ def test_sayings_of_nobody_change_nothing(world):
 def test_stop_pending(world):
     w = world()
     job_id = w.add()
-    w.service.admission.cancel([job_id], ANN, (nexus.PENDING,))
+    w.service.admission.cancel(nexus.Choice([job_id], (nexus.PENDING,)), ANN)
     job = w.job(job_id)
     assert (job.status, job.current.cause, job.current.stop_by, job.current.finished_at) == ("cancelled", "killed", "ann", w.clock.wall)
     with pytest.raises(nexus.NexusError, match="is cancelled"):
-        w.service.admission.cancel([job_id], ANN, (nexus.PENDING, nexus.RUNNING))
+        w.service.admission.cancel(nexus.Choice([job_id], (nexus.PENDING, nexus.RUNNING)), ANN)
 
 
 def test_stop_asks_for_the_right_status(world):
@@ -351,13 +352,13 @@ def test_stop_asks_for_the_right_status(world):
     on, waits = w.add(), w.add()
     w.run(on, 100)
     with pytest.raises(nexus.NexusError, match="is running") as caught:
-        w.service.admission.cancel([on], ANN, (nexus.PENDING,))
+        w.service.admission.cancel(nexus.Choice([on], (nexus.PENDING,)), ANN)
     assert caught.value.kind == "conflict" and "nexus kill" in caught.value.hint
     with pytest.raises(nexus.NexusError, match="is pending") as caught:
-        w.service.admission.cancel([waits], ANN, (nexus.RUNNING,))
+        w.service.admission.cancel(nexus.Choice([waits], (nexus.RUNNING,)), ANN)
     assert "nexus remove" in caught.value.hint
     with pytest.raises(nexus.NexusError, match="no job 'xyz'") as caught:
-        w.service.admission.cancel(["xyz"], ANN, (nexus.RUNNING,))
+        w.service.admission.cancel(nexus.Choice(["xyz"], (nexus.RUNNING,)), ANN)
     assert caught.value.kind == "not_found"
 
 
@@ -370,7 +371,7 @@ def test_stop_running_terminates_then_kills(world):
     processes.start(201, job_id)
     processes.start(300, None)                          # somebody else's
     processes.deaf = {200}
-    w.service.admission.cancel([job_id], ANN, (nexus.RUNNING,))
+    w.service.admission.cancel(nexus.Choice([job_id], (nexus.RUNNING,)), ANN)
     w.turn()
     assert processes.signals == [(200, 15), (200, 18), (201, 15), (201, 18)]
     w.turn(seconds=9)
@@ -388,7 +389,7 @@ def test_what_a_job_runs_to_tidy_up_is_left_alone(world):
     processes = w.machine.processes
     processes.start(200, job_id)
     processes.deaf = {200}
-    w.service.admission.cancel([job_id], ANN, (nexus.RUNNING,))
+    w.service.admission.cancel(nexus.Choice([job_id], (nexus.RUNNING,)), ANN)
     w.turn()
     processes.start(201, job_id, parent=200)            # cp checkpoint.pt ...
     w.turn(seconds=1)
@@ -418,7 +419,7 @@ def test_stopped_runner_is_killed_at_last(world):
     job_id = w.run(w.add(), 100)
     w.machine.processes.start(100, job_id, state="T")
     w.machine.processes.deaf = {100}
-    w.service.admission.cancel([job_id], ANN, (nexus.RUNNING,))
+    w.service.admission.cancel(nexus.Choice([job_id], (nexus.RUNNING,)), ANN)
     w.turn()
     assert w.machine.processes.signals == [(100, 18)]   # it may go on and say what became of the job
     w.turn(seconds=13)
@@ -431,7 +432,7 @@ def test_stop_before_the_runner_is_known(world):
     w = world()
     job_id = w.add()
     w.turn()
-    w.service.admission.cancel([job_id], ANN, (nexus.RUNNING,))
+    w.service.admission.cancel(nexus.Choice([job_id], (nexus.RUNNING,)), ANN)
     w.turn()
     assert w.job(job_id).status == "running"
     w.claim(job_id, 100)
@@ -459,7 +460,7 @@ def test_bounce_of_a_job_that_is_to_be_stopped_ends_it(world):
     w = world()
     job_id = w.add()
     w.turn()
-    w.service.admission.cancel([job_id], ANN, (nexus.RUNNING,))
+    w.service.admission.cancel(nexus.Choice([job_id], (nexus.RUNNING,)), ANN)
     w.turn(f"bounce {job_id} 1 taken")
     w.turn()
     assert (w.job(job_id).status, w.job(job_id).current.cause, w.job(job_id).current.stop_by) == ("cancelled", "killed", "ann")
@@ -751,7 +752,7 @@ def test_other_boot(world, reason, on_reboot, has_result, is_stopped, wanted):
     w = world(on_reboot=on_reboot)
     job_id = w.run(w.add(), 100)
     if is_stopped:
-        w.service.admission.cancel([job_id], ANN, (nexus.RUNNING,))
+        w.service.admission.cancel(nexus.Choice([job_id], (nexus.RUNNING,)), ANN)
     if has_result:
         w.write_result(job_id, 3)
     w.crash(is_reboot=True)
@@ -878,7 +879,7 @@ def test_a_snapshot_goes_with_the_last_job_that_has_it(world, monkeypatch):
     monkeypatch.setattr(nexus, "release_snapshot", lambda repository, commit, environ: released.append((repository, commit)))
     of = {"snapshot": "a" * 40, "snapshot_repo": "/repo", "cwd": "/repo/sub", "gpus": 0}
     for job_id in [w.add("true", **of), w.add("true", **of), w.add("true", gpus=0)]:
-        w.service.admission.cancel([job_id], ANN, ("pending",))
+        w.service.admission.cancel(nexus.Choice([job_id], ("pending",)), ANN)
         w.service.history.trim_history()
         assert released == [] or len(w.store.read(lambda state: state.jobs)) == 1
     assert released == [("/repo", "a" * 40)]
@@ -1466,7 +1467,7 @@ def test_unique_knows_what_waits_runs_or_has_completed(world, status, is_known):
     w = world()
     first = w.add()
     if status == "cancelled":
-        w.service.admission.cancel([first], ANN, ("pending",))
+        w.service.admission.cancel(nexus.Choice([first], ("pending",)), ANN)
     elif status != "pending":
         w.run(first, 100)
         if status != "running":
@@ -1620,7 +1621,7 @@ def test_no_retry_of_what_did_not_fail(world, status):
     w = world()
     job_id = w.run(w.add(retries=3), 100)
     if status == "killed":
-        w.service.admission.cancel([job_id], ANN, ("running",))
+        w.service.admission.cancel(nexus.Choice([job_id], ("running",)), ANN)
     w.end(job_id, 0 if status == "completed" else 143)
     assert w.job(job_id).status == ("completed" if status == "completed" else "cancelled")
 
@@ -1708,7 +1709,8 @@ def test_a_retry_is_a_new_job_that_asks_for_the_same(world):
     w.end(good)
     fail(w, bad, 101, 1, seconds=60)
     assert w.job(child).current.cause == "dependency"
-    again, second = w.job(w.service.admission.retry([bad], ANN)[0]), w.job(w.service.admission.retry([child], ANN)[0])
+    again = w.job(w.service.admission.retry(nexus.Choice([bad]), ANN)[0])
+    second = w.job(w.service.admission.retry(nexus.Choice([child]), ANN)[0])
     assert (again.command, again.after, again.attempts, w.job(bad).retried_as) == ("bad", (), (), again.id)
     assert (again.name, again.group, again.env_digest, again.environment) == ("b", "g", w.job(bad).env_digest, w.job(bad).environment)
     assert (second.after, second.pending_dependencies) == ((again.id, good), (again.id,))
@@ -1722,8 +1724,8 @@ def test_a_retry_still_comes_after_what_may_complete(world):
     w = world(gpus=0, cpu_slots=1)
     lives, dies = w.add("lives", gpus=0), w.add("dies", gpus=0)
     child = w.add("child", gpus=0, after=[dies, lives])
-    w.service.admission.cancel([dies], ANN, ("pending",))
-    again = w.service.admission.retry([child], ANN)[0]
+    w.service.admission.cancel(nexus.Choice([dies], ("pending",)), ANN)
+    again = w.service.admission.retry(nexus.Choice([child]), ANN)[0]
     assert (w.job(again).after, w.job(again).pending_dependencies) == ((lives,), (lives,))
 
 
@@ -1735,10 +1737,10 @@ def test_retry_of_too_many_for_the_queue_adds_none(world):
     w.service.admission.set_paused(True, "ann")
     w.add("waits", gpus=0), w.add("waits", gpus=0)
     with pytest.raises(nexus.NexusError, match="queue is full"):
-        w.service.admission.retry([bad], ANN)[0]
+        w.service.admission.retry(nexus.Choice([bad]), ANN)[0]
     assert len(w.store.read(lambda state: state.jobs)) == 3
     with pytest.raises(nexus.NexusError, match="only a finished one"):
-        w.service.admission.retry([w.store.read(lambda state: nexus.list_pending(state)[0].id)], ANN)
+        w.service.admission.retry(nexus.Choice([w.store.read(lambda state: nexus.list_pending(state)[0].id)]), ANN)
 
 
 # Groups
@@ -1923,7 +1925,7 @@ def test_a_kill_counts_while_the_time_limit_ends_it(world):
     job_id = w.add(retries=2, timeout_seconds=2)
     w.turn()
     time_out(w, job_id, int(w.clock.ticks * 10))
-    w.service.admission.cancel([job_id], ANN, ("running",))
+    w.service.admission.cancel(nexus.Choice([job_id], ("running",)), ANN)
     w.machine.processes.alive.clear()
     w.write_result(job_id, 143)
     w.turn(f"end {job_id} 1 143 400")
@@ -2069,7 +2071,7 @@ def test_estimates(world):
     w.clock.pass_(10)
     estimates = w.service.views.find_estimates()
     assert estimates == {second: began + 100, third: began + 150}, "nothing is known of what comes after one of unknown length"
-    assert w.api(second)["estimated_start"] is None and next(w.service.views.describe_jobs([w.job(second)], estimates))["estimated_start"]
+    assert w.api(second)["estimated_start"] is None and next(w.service.views.describe_jobs([w.job(second)]))["estimated_start"]
     added = w.add(expected_time=1, priority=0)
     assert added not in w.service.views.find_estimates(), "a few seconds old"
     w.clock.pass_(3)
@@ -2344,7 +2346,7 @@ def test_rows_wait_for_room_in_the_queue(rows):
     faults = f.write(*(f"1,{name}.py" for name in "abcd"))
     assert len(f.jobs) == 2
     assert [fault.partition(" is full")[0] for fault in faults] == ["line 3, 'c.py': the queue", "line 4, 'd.py': the queue"]
-    f.w.service.admission.cancel([f.jobs[0].id], ANN, ("pending",))
+    f.w.service.admission.cancel(nexus.Choice([f.jobs[0].id], ("pending",)), ANN)
     assert len(f.write(*(f"1,{name}.py" for name in "abcd"))) == 1
     assert [job.command.split()[-1] for job in f.jobs if job.status == "pending"] == ["b.py", "c.py"]
 
@@ -2438,7 +2440,7 @@ def test_on_finish(world, hooked):
     job_id, removed = w.add("python a.py; exit 3", gpus=2), w.add()
     w.turn()
     w.claim(job_id, 100)
-    w.service.admission.cancel([removed], ANN, ("pending",))
+    w.service.admission.cancel(nexus.Choice([removed], ("pending",)), ANN)
     assert hooks.next() == ("notify me", {"NEXUS_JOB_ID": removed, "NEXUS_JOB_STATUS": "cancelled", "NEXUS_JOB_CAUSE": "killed",
                                           "NEXUS_JOB_EXIT_CODE": "", "NEXUS_JOB_COMMAND": "python train.py", "NEXUS_JOB_GPU": ""})
     w.end(job_id, 3)
@@ -2452,7 +2454,7 @@ def test_on_finish_of_a_job_that_is_no_longer_kept(world, hooked):
     ids = [w.add() for _ in range(3)]
     hooks = hooked(w)
     for job_id in ids:
-        w.service.admission.cancel([job_id], ANN, ("pending",))
+        w.service.admission.cancel(nexus.Choice([job_id], ("pending",)), ANN)
     w.turn()
     assert [hooks.next()[1]["NEXUS_JOB_ID"] for _ in ids] == ids
 
@@ -2468,12 +2470,12 @@ def test_on_finish_for_what_ended_unheard(world, hooked):
     w.clock.pass_(1)
     hooks = hooked(w)
     one, two = w.add(), w.add()
-    w.service.admission.cancel([one], ANN, ("pending",))
+    w.service.admission.cancel(nexus.Choice([one], ("pending",)), ANN)
     assert hooks.next()[1]["NEXUS_JOB_ID"] == one
     live.until(lambda: w.job(one).is_told)
     hooks.end()
     w.service.is_stopping = False
-    w.service.admission.cancel([two], ANN, ("pending",))
+    w.service.admission.cancel(nexus.Choice([two], ("pending",)), ANN)
     hooks = hooked(w)
     assert hooks.next()[1]["NEXUS_JOB_ID"] == two
     live.until(lambda: w.job(two).is_told)
@@ -2495,7 +2497,7 @@ def test_a_hook_that_fails_is_logged_and_changes_nothing(world, hooked, reason, 
     hooks.answer = answer
     for _ in range(2):
         job_id = w.add("true", gpus=0)
-        w.service.admission.cancel([job_id], ANN, ("pending",))
+        w.service.admission.cancel(nexus.Choice([job_id], ("pending",)), ANN)
         assert hooks.next()[1]["NEXUS_JOB_ID"] == job_id
     hooks.end()
     assert len([line for line in w.lines if says in line]) == 2 and w.service.failure_count == 0
@@ -2504,7 +2506,7 @@ def test_a_hook_that_fails_is_logged_and_changes_nothing(world, hooked, reason, 
 def test_no_hook_for_each_job_without_on_finish(world, hooked):
     w = world(gpus=0)
     hooks = hooked(w)
-    w.service.admission.cancel([w.add("true", gpus=0)], ANN, ("pending",))
+    w.service.admission.cancel(nexus.Choice([w.add("true", gpus=0)], ("pending",)), ANN)
     hooks.end()
     assert hooks.calls.empty()
 
@@ -2702,13 +2704,13 @@ def test_slurm_has_what_nobody_wants_any_more(cluster):
     w = cluster
     ids = [w.add() for _ in range(3)]
     w.go()
-    w.service.admission.cancel([ids[1]], ANN, (nexus.PENDING,))
+    w.service.admission.cancel(nexus.Choice([ids[1]], (nexus.PENDING,)), ANN)
     assert w.job(ids[1]).status == "cancelled" and claim_of(w, ids[1]) == ""
     w.go()
     assert w.slurm.cancelled == ["2"], "once, and no other"
     w.slurm.set("1", "RUNNING")
     (w.folder_of(ids[0]) / "attempt-1").write_text("77 770\n")
-    w.service.admission.cancel([ids[0]], ANN, (nexus.PENDING,))         # it has begun, which is not seen yet
+    w.service.admission.cancel(nexus.Choice([ids[0]], (nexus.PENDING,)), ANN)         # it has begun, which is not seen yet
     assert w.job(ids[0]).status == "pending" and w.job(ids[0]).current.stop_cause == "killed"
     w.go()
     assert w.slurm.cancelled == ["2", "1"]
@@ -2738,7 +2740,7 @@ def test_slurm_takes_only_so_many(cluster):
     w.slurm.set(w.job(ids[0]).current.slurm_id, "COMPLETED")
     w.go(4)
     assert w.job(ids[0]).status == "completed" and w.job(ids[3]).current.slurm_id, "as soon as one has ended"
-    w.service.admission.cancel([ids[4]], ANN, (nexus.PENDING,))
+    w.service.admission.cancel(nexus.Choice([ids[4]], (nexus.PENDING,)), ANN)
     w.go(2)
     assert w.job(ids[4]).status == "cancelled", "the one that is refused"
     w.service.admission.set_paused(True, "ann")
@@ -2785,12 +2787,12 @@ def test_slurm_job_is_killed_on_its_way(cluster):
     w = cluster
     job_id = w.add()
     w.turn()                                                # intended, and with the thread
-    w.service.admission.cancel([job_id], ANN, (nexus.PENDING,))
+    w.service.admission.cancel(nexus.Choice([job_id], (nexus.PENDING,)), ANN)
     assert w.job(job_id).status == "pending" and w.api(job_id)["stopping"] == "killed"
     w.go()
     assert (w.job(job_id).status, w.job(job_id).current.cause, w.slurm.submitted) == ("cancelled", "killed", [])
     job_id = w.add()
-    w.slurm.answer = lambda: w.service.admission.cancel([job_id], ANN, (nexus.PENDING,)) or ""
+    w.slurm.answer = lambda: (w.service.admission.cancel(nexus.Choice([job_id], (nexus.PENDING,)), ANN), "")[1]
     w.go()
     assert w.slurm.cancelled == ["1"]
     w.slurm.set("1", "CANCELLED", nodes="")
