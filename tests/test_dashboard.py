@@ -6,6 +6,7 @@ import http.server
 import json
 import re
 import shutil
+import socket
 import subprocess
 import threading
 import time
@@ -1124,6 +1125,91 @@ def test_accessible_and_no_wider_than_the_screen(browser, box, scheme, width):
         page.get_by_role("button", name=f"Kill job {job_id}").click()
         check("the question")
         page.keyboard.press("Escape")
+
+
+# Firefox, Debian's own
+
+
+class Firefox:
+    """Driven by its own protocol, Marionette: LENGTH:[0, number, command, parameters], answered by [1, number, error, result]."""
+
+    def __init__(self, folder):
+        port = live.free_port()
+        (folder / "user.js").write_text(f'user_pref("marionette.port", {port});\n')
+        self.process = subprocess.Popen([shutil.which("firefox-esr"), "--headless", "--marionette", "--no-remote", "--profile", folder],
+                                        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self.line = self.number = 0
+        live.until(lambda: self.connect(port), "Firefox", live.PATIENCE_S)
+        self.read()                             # who it is
+        self.ask("WebDriver:NewSession", capabilities={})
+
+    def connect(self, port):
+        with contextlib.suppress(OSError):
+            self.line = socket.create_connection(("127.0.0.1", port), live.PATIENCE_S)
+        return self.line
+
+    def read(self):
+        length = b""
+        while (digit := self.line.recv(1)) != b":":
+            length += digit
+        content = b""
+        while len(content) < int(length):
+            content += self.line.recv(65536)
+        return json.loads(content)
+
+    def ask(self, command, **parameters):
+        self.number += 1
+        message = json.dumps([0, self.number, command, parameters]).encode()
+        self.line.sendall(b"%d:%s" % (len(message), message))
+        _, number, error, result = self.read()
+        assert number == self.number and not error, (command, error)
+        return result
+
+    def navigate(self, url):
+        self.ask("WebDriver:Navigate", url=url)
+
+    def execute(self, script, *arguments):
+        return self.ask("WebDriver:ExecuteScript", script=script, args=arguments)["value"]
+
+
+@pytest.fixture
+def firefox(tmp_path):
+    driver = Firefox(tmp_path)
+    yield driver
+    driver.process.terminate()
+    driver.process.wait(live.PATIENCE_S)
+    driver.line.close()
+
+
+def test_firefox_shows_and_does_the_same(firefox, box):
+    turns = "for i in 1 2; do echo out $i; sleep 0.3; echo err $i >&2; sleep 0.3; done; exit 3"
+    failed = box.wait(box.add(turns, gpus=0, name="a failure"), "failed")["id"]
+    box.ask("POST", "/service/pause")
+    ids = box.ask("POST", "/queue", [{"command": "true", "group": "sweep"}] * 3)["ids"]
+
+    def shows(selector, text):
+        script = "return document.querySelector(arguments[0])?.innerText ?? ''"
+        live.until(lambda: text in firefox.execute(script, selector), f"{text} in {selector}", live.PATIENCE_S)
+
+    def click(selector):
+        firefox.execute("document.querySelector(arguments[0]).click()", selector)
+
+    firefox.navigate(f"http://127.0.0.1:{box.port}/")
+    shows("#connection", "live")
+    shows("#gpu-list", "GPU 1")
+    shows("[data-group=sweep]", "3 pending")
+    click("[data-group=sweep] .fold")
+    shows("#queue-part", ids[2])
+    click(f"[data-job={ids[0]}] .danger")
+    click("dialog .danger")
+    shows("[data-group=sweep]", "1 cancelled")
+    firefox.navigate(f"http://127.0.0.1:{box.port}/#/jobs/{failed}")
+    shows("#job h1", f"Job {failed}: a failure")
+    shows(".lines", "out 1\nerr 1\nout 2\nerr 2")
+    assert firefox.execute("return document.documentElement.scrollWidth <= innerWidth")
+    box.ask("POST", "/service/resume")
+    firefox.navigate(f"http://127.0.0.1:{box.port}/docs")
+    shows("#calls", "/jobs/{id}/cancel")
 
 
 # /docs
