@@ -3465,6 +3465,7 @@ OBJECTS: dict[str, Mapping[str, Field]] = {
     "LogEntry": {
         "attempt": Field(INTEGER, "which attempt wrote it"),
         "started_at": Field(NULL(TIME), "when that began"),
+        "has_earlier": Field(FLAG, "whether attempts before it have printed something"),
         "stream": Field(WORD("stdout", "stderr"), "where it was written to"),
         "at": Field(NULL(STRING), "when it had come, UTC, to a tenth of a second; null: it is not known"),
         "end": Field(INTEGER, "up to which byte of that file this is: to go on from there, see `offset`"),
@@ -11299,16 +11300,16 @@ def is_of_jobs(event: tuple[int, str, Any], ids: Sequence[str]) -> bool:
     return not ids or (kind == "job" and what.id in ids) or (kind == "removed" and not set(ids).isdisjoint(what))
 
 
-def find_start(entry: LogEntry, attempts: Sequence[Attempt]) -> float | None:
-    """Of its attempt."""
-    return next((one.started_at for one in attempts if one.number == entry.attempt), None)
+def find_attempt(entry: LogEntry, attempts: Sequence[Attempt]) -> Attempt:
+    return next((one for one in attempts if one.number == entry.attempt), NO_ATTEMPT)
 
 
 def log_entry_json(entry: LogEntry, attempts: Sequence[Attempt]) -> bytes:
     """What is no UTF-8 comes as lone surrogates, as Python's surrogateescape has them."""
+    attempt = find_attempt(entry, attempts)
     return (json.dumps({
-        "attempt": entry.attempt, "started_at": format_time(find_start(entry, attempts)), "stream": STREAMS[entry.stream],
-        "at": format_tenths(entry.at), "end": entry.end,
+        "attempt": entry.attempt, "started_at": format_time(attempt.started_at), "has_earlier": any(attempt.log_start),
+        "stream": STREAMS[entry.stream], "at": format_tenths(entry.at), "end": entry.end,
         "text": entry.content.decode("utf-8", "surrogateescape")}) + "\n").encode()
 
 
@@ -11325,15 +11326,16 @@ def format_tenths(at: float | None) -> str | None:
 
 def make_log_text(has_times: bool = False, is_both: bool = False) -> Callable[[LogEntry, Sequence[Attempt]], bytes]:
     """What makes text of a log.  Of one stream alone it is just what the job wrote; of both, attempts are told apart."""
-    former, is_line_whole = 1, True
+    former, is_line_whole = 0, True
 
     def make_text(entry: LogEntry, attempts: Sequence[Attempt]) -> bytes:
         nonlocal former, is_line_whole
         heading, content = b"", entry.content
-        if is_both and entry.attempt > 1 and entry.attempt != former:
-            began = find_start(entry, attempts)
-            heading = (b"" if is_line_whole else b"\n") + f"---- attempt {entry.attempt}, {format_tenths(began) or '-'} ----\n".encode()
-        former = entry.attempt or 1
+        attempt = find_attempt(entry, attempts)
+        if is_both and any(attempt.log_start) and entry.attempt != former:
+            began = format_tenths(attempt.started_at) or "-"
+            heading = (b"" if is_line_whole else b"\n") + f"---- attempt {entry.attempt}, {began} ----\n".encode()
+        former = entry.attempt
         if has_times:
             content = stamp_lines(content, f"{format_tenths(entry.at) or '-':21} ", is_line_whole or bool(heading))
         is_line_whole = content.endswith(b"\n")
@@ -12633,7 +12635,7 @@ def pass_on_logs(call: Call, job_id: str, is_own: bool, follow: bool = True, str
             filtered = filters[name].clean(content)
         except (KeyError, TypeError, AttributeError, ValueError):
             raise describe_stranger(call.client.url, "its logs are other ones") from None
-        if number != former and number > 1:
+        if number != former and entry.get("has_earlier"):
             call.say(f"attempt {number}, {local_time(entry['started_at'], '%Y-%m-%d %H:%M:%S')}")
         former = number
         if has_times:
@@ -14748,9 +14750,9 @@ class LogView {
     return hasNews;
   }
 
-  take({attempt, started_at: begun, stream, at, end, text}) {
+  take({attempt, started_at: begun, has_earlier: hasEarlier, stream, at, end, text}) {
     const source = this.sources.get(stream), heading = [];
-    if (attempt > 1 && attempt !== this.attempt) heading.push([[[`attempt ${attempt}, ${clock(begun)}`, '']], 'attempt', null]);
+    if (hasEarlier && attempt !== this.attempt) heading.push([[[`attempt ${attempt}, ${clock(begun)}`, '']], 'attempt', null]);
     this.attempt = attempt;
     source.offset = end;
     return [...heading, ...source.feed(text, at)];
