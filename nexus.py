@@ -11004,15 +11004,15 @@ class Calls(Gate):
         reader = LogReader(folder, streams, needs_times=is_ndjson or timestamps)
         reader.begin(attempts, offset, tail, before)
         if is_ndjson:
-            return self.send_logs(reader, look, log_entry_json, follow, before, NDJSON)
+            return self.send_logs(reader, look, log_entry_json, follow, before, NDJSON, is_numbered=tail is not None)
         return self.send_logs(reader, look, make_log_text(timestamps, len(streams) > 1), follow, before)
 
     def send_logs(self, reader: LogReader, look: Callable[[], tuple[str, Sequence[Attempt], bool]],
                   make_text: Callable[[LogEntry, Sequence[Attempt]], bytes], is_followed: bool, ends: Sequence[int] | None = None,
-                  kind: str = "text/plain; charset=utf-8") -> Response:
+                  kind: str = "text/plain; charset=utf-8", is_numbered: bool = False) -> Response:
         """What logs hold beyond the reader's places, and what is appended if that is asked for, until it is over and all was sent.
 
-        `look` says where they are, and whether it is over.
+        `look` says where they are, and whether it is over; `is_numbered`: it is said which line comes first.
         """
         def pieces() -> Iterator[bytes]:
             idle_s, is_on = FOLLOW_INTERVAL_S[0], True
@@ -11031,7 +11031,7 @@ class Calls(Gate):
                     idle_s = FOLLOW_INTERVAL_S[0] if found else min(FOLLOW_INTERVAL_S[1], idle_s * 1.2)
 
         headers = {"Log-Offset": ",".join(str(reader.places[stream]) for stream in reader.streams)}
-        if (number := reader.count_lines()) is not None:
+        if is_numbered and (number := reader.count_lines()) is not None:
             headers["Log-Line"] = str(number + 1)
         return Response(200, content_type=kind, headers=headers, stream=pieces())
 
