@@ -9777,7 +9777,7 @@ class LogWatch(Part):
         self.worker = Worker(service, "watching logs", self.look, None)
 
     def end(self) -> None:
-        for growth in self.growths.values():
+        for growth in list(self.growths.values()):
             growth.write()
 
     def look(self) -> float | None:
@@ -9791,7 +9791,9 @@ class LogWatch(Part):
             growth = self.growths.get(folder) or self.growths.setdefault(folder, LogGrowth(folder, self.is_first))
             growth.note(now)
         self.is_first = False
-        return max(LOG_LOOK_S, LOG_LOOK_REST * (self.clock.monotonic() - began)) if folders else None
+        # Who starts while this look is on its way wakes it only when nothing is watched any more: so that is looked at last.
+        is_on = folders or self.service.running_jobs()
+        return max(LOG_LOOK_S, LOG_LOOK_REST * (self.clock.monotonic() - began)) if is_on else None
 
 
 LOG_LOOK_S, LOG_LOOK_REST = 0.1, 20         # between two looks; at least so many times what one takes
