@@ -948,6 +948,7 @@ class Gpu:
     utilization: float | None = optional(None, FLOAT, "percent, now")
     temperature: float | None = optional(None, FLOAT, "degrees Celsius")
     power_watts: float | None = optional(None, FLOAT, "the power it draws")
+    power_limit_watts: float | None = optional(None, FLOAT, "the power it may draw")
     is_mig: bool = optional(False, FLAG, "it is cut into MIG slices")
     fault: str | None = optional(None, STRING, "why it cannot be used, as its driver says")
     processes: tuple[GpuProcess, ...] = ()
@@ -1851,7 +1852,7 @@ def merge_logs(times: Iterable[tuple[float, int, int]], attempts: Sequence[Attem
 # nvidia-smi.  Everything, errors too, is on its stdout; a row counts only if it has as many cells as were asked for.
 
 GPU_FIELDS = ("index", "uuid", "name", "memory.total", "memory.used", "utilization.gpu", "temperature.gpu", "power.draw",
-              "mig.mode.current")
+              "power.limit", "mig.mode.current")
 BASIC_GPU_FIELDS = GPU_FIELDS[:5]               # what every driver knows; one unknown field voids the query
 APP_FIELDS = ("gpu_uuid", "pid", "used_memory")
 GPU_LISTED = r"(?m)^GPU (\d{1,4}): .* \(UUID: [\w.-]+\)\s*$"      # the index, of a line of `nvidia-smi -L` that is no slice
@@ -1896,7 +1897,8 @@ def parse_gpus(text: str, fields: Sequence[str], known: Mapping[str, int]) -> tu
             name=re.sub("^(NVIDIA )?(GeForce )?", "", row.get("name", "")) or "GPU",
             memory_total_mib=parse_reading(row.get("memory.total")), memory_used_mib=parse_reading(row.get("memory.used")),
             utilization=parse_reading(row.get("utilization.gpu")), temperature=parse_reading(row.get("temperature.gpu")),
-            power_watts=parse_reading(row.get("power.draw")), is_mig=row.get("mig.mode.current") == "Enabled", fault=fault))
+            power_watts=parse_reading(row.get("power.draw")), power_limit_watts=parse_reading(row.get("power.limit")),
+            is_mig=row.get("mig.mode.current") == "Enabled", fault=fault))
     return sorted(gpus, key=lambda gpu: gpu.index), messages
 
 
@@ -4038,6 +4040,7 @@ def format_prometheus(metrics: Iterable[Metric], seen: Told) -> str:
     """The text that GET /metrics answers."""
     lines, escapes = [], str.maketrans({"\\": r"\\", "\n": r"\n", '"': r'\"'})
     for name, help, source, *keys in metrics:
+    gpu_metric("power_limit_watts", "Power the GPU may draw.", "power_limit_watts"),
         measured: Any = source(seen) if callable(source) else seen.get(source)
         kind = "counter" if name.endswith("_total") else "histogram" if isinstance(measured, Histogram) else "gauge"
         lines += [f"# HELP {name} {help}", f"# TYPE {name} {kind}"]
@@ -14272,7 +14275,7 @@ function drawGpu(gpu, hasCurves, isNamed) {
       why && el('li', {}, el('span', {class: gpu.fault ? 'fault' : gpu.used_by ? '' : 'muted', title: why}, why))),
     el('div', {class: 'tools'},
       el('span', {class: 'muted grow small'}, listed(known(gpu.temperature) && `${Math.round(gpu.temperature)} \u00b0C`,
-        known(gpu.power_watts) && `${Math.round(gpu.power_watts)} W`,
+        known(gpu.power_watts) && [gpu.power_watts, gpu.power_limit_watts].filter(known).map(Math.round).join(' of ') + ' W',
         gpu.allocated % 1 && `${percent(gpu.allocated * 100)} given out`)),
       service.is_owner && menu(`Menu of ${name}`, pauseButton(isPaused, path, `${isPaused ? 'Resume' : 'Pause'} ${name}`,
         `${name} ${isPaused ? 'takes jobs again' : 'gets no new job'}.`))));

@@ -330,7 +330,7 @@ CELLS = [  # cell, in which field, is it a fault of the GPU
 
 @pytest.mark.parametrize("cell, field, is_fault", CELLS)
 def test_a_broken_sensor_is_no_broken_gpu(cell, field, is_fault):
-    healthy = dict(zip(nexus.GPU_FIELDS, ("0", "GPU-1", "A10", "24576", "5", "0", "30", "20.5", "[N/A]")))
+    healthy = dict(zip(nexus.GPU_FIELDS, ("0", "GPU-1", "A10", "24576", "5", "0", "30", "20.5", "150", "[N/A]")))
     gpus, _ = nexus.parse_gpus(", ".join({**healthy, field: cell}.values()), nexus.GPU_FIELDS, {"GPU-1": 0})
     assert [gpu.fault for gpu in gpus] == [cell.strip("[]") if is_fault else None]
 

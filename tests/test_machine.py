@@ -408,7 +408,7 @@ def test_an_older_driver_is_asked_for_less_from_then_on():
 def test_an_inforom_warning_does_not_spoil_the_rows():
     asked = nexus.NvidiaSmi()
     warning = "WARNING: infoROM is corrupted at gpu 0000:01:00.0\n"
-    asked.ask = lambda *arguments: nexus.Completed(14, ("0, GPU-1, A10, 23028, 1, 0, 30, 10, [N/A]\n" if "--query-gpu" in arguments[0]
+    asked.ask = lambda *arguments: nexus.Completed(14, ("0, GPU-1, A10, 23028, 1, 0, 30, 10, 150, [N/A]\n" if "--query-gpu" in arguments[0]
                                                         else "GPU-1, 77, 500\n") + warning)
     found, = asked.query_gpus({})
     assert found.fault is None and found.processes == (nexus.GpuProcess(77, 500.0),)
@@ -422,9 +422,9 @@ def test_newer_drivers_show_the_others_beside_the_error():
         runs.append(arguments)
         if "--query-compute-apps" in arguments[-2]:
             return nexus.Completed(0, "GPU-2, 77, 500\n")
-        return nexus.Completed(255, "0, GPU-0, A10, 23028, 1, 0, 30, 10, [N/A]\n"
+        return nexus.Completed(255, "0, GPU-0, A10, 23028, 1, 0, 30, 10, 150, [N/A]\n"
                                "Unable to determine the device handle for GPU1: Unknown Error\n"
-                               "2, GPU-2, A10, 23028, 1, 0, 30, 10, [N/A]\n")
+                               "2, GPU-2, A10, 23028, 1, 0, 30, 10, 150, [N/A]\n")
 
     asked.ask = ask
     found = asked.query_gpus({})
@@ -438,7 +438,7 @@ def test_when_every_row_is_a_fault_nothing_more_is_asked():
 
     def ask(*arguments):
         runs.append(arguments)
-        return nexus.Completed(255, "0, GPU-0, A10" + ", [Unknown Error]" * 6 + "\n")
+        return nexus.Completed(255, "0, GPU-0, A10" + ", [Unknown Error]" * 7 + "\n")
 
     asked.ask = ask
     assert [one.fault for one in asked.query_gpus({})] == ["Unknown Error"] and len(runs) == 1
@@ -461,7 +461,7 @@ def test_processes_beside_a_lost_gpu(smi):
 
 def test_processes_that_cannot_be_asked_for_make_all_unknown():
     asked = nexus.NvidiaSmi()
-    asked.ask = lambda *arguments: (nexus.Completed(0, "0, GPU-1, A10, 23028, 1, 0, 30, 10, [N/A]\n") if "--query-gpu" in arguments[0]
+    asked.ask = lambda *arguments: (nexus.Completed(0, "0, GPU-1, A10, 23028, 1, 0, 30, 10, 150, [N/A]\n") if "--query-gpu" in arguments[0]
                                     else nexus.Completed(255, "Unknown Error\n"))
     with pytest.raises(nexus.NexusError, match="Unknown Error"):
         asked.query_gpus({})

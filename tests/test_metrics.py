@@ -83,7 +83,7 @@ def format_gpus(gpus):
 
 
 def test_gpus_as_the_status_tells_them():
-    busy = gpu(0, name='A "B" \\ C', memory_used_mib=1024.0, utilization=50.0, temperature=40.0, power_watts=100.5,
+    busy = gpu(0, name='A "B" \\ C', memory_used_mib=1024.0, utilization=50.0, temperature=40.0, power_watts=100.5, power_limit_watts=350.0,
                processes=(ours("abc", 1),))
     silent = gpu(1, memory_used_mib=None, memory_total_mib=None, utilization=None, is_paused=True)
     lost = gpu(2, fault="it is lost")
@@ -94,7 +94,7 @@ def test_gpus_as_the_status_tells_them():
     assert samples(families, "nexus_gpu_memory_used_bytes")[place] == 2**30
     known = {place: 0.5, ("gpu1", "2", "GPU-2", "RTX 3090"): 0}
     assert samples(families, "nexus_gpu_utilization_ratio") == known, "what is not known is left out"
-    assert list(samples(families, "nexus_gpu_power_watts").values()) == [100.5]
+    assert [list(samples(families, f"nexus_gpu_{name}").values()) for name in ("power_watts", "power_limit_watts")] == [[100.5], [350]]
     expected = {"jobs": [1, 0, 0], "allocated_ratio": [1, 0, 0], "available": [0, 0, 0], "paused": [0, 1, 0], "faulty": [0, 0, 1]}
     for name, told in expected.items():
         assert list(samples(families, f"nexus_gpu_{name}").values()) == told, name

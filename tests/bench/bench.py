@@ -32,7 +32,7 @@ import nexus  # noqa: E402
 SMI = """#!/bin/sh
 case $* in *compute-apps*) exit;; esac
 i=0
-while [ $i -lt {gpus} ]; do echo "$i, GPU-bench-$i, NVIDIA H100, 81559, 0, 0, 30, 70.00, [N/A]"; i=$((i + 1)); done
+while [ $i -lt {gpus} ]; do echo "$i, GPU-bench-$i, NVIDIA H100, 81559, 0, 0, 30, 70.00, 700.00, [N/A]"; i=$((i + 1)); done
 """
 ROWS: list[tuple[str, str, str]] = []
 
