@@ -13973,7 +13973,6 @@ async function* pieces(path, control, silence, begin = () => {}, headers = {}) {
 // Does what a button is for; says when it is done, and why when it cannot be.
 async function act(method, path, body, done, headers, refuse = complain) {
   try {
-    if (isOffline()) throw trouble('The service cannot be reached just now.', 'Nothing was asked of it.', 0);
     const answer = await ask(method, path, body, headers);
     tell(typeof done === 'function' ? done(answer) : done);
     refreshNow();

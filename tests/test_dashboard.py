@@ -1135,7 +1135,9 @@ class Firefox:
 
     def __init__(self, folder):
         port = live.free_port()
-        (folder / "user.js").write_text(f'user_pref("marionette.port", {port});\n')
+        facts = {"marionette.port": port, "browser.aboutwelcome.enabled": False, "browser.shell.checkDefaultBrowser": False,
+                 "datareporting.policy.dataSubmissionEnabled": False, "network.manage-offline-status": False}
+        (folder / "user.js").write_text("".join(f'user_pref("{name}", {json.dumps(fact)});\n' for name, fact in facts.items()))
         self.process = subprocess.Popen([shutil.which("firefox-esr"), "--headless", "--marionette", "--no-remote", "--profile", folder],
                                         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         self.line = self.number = 0
@@ -1189,7 +1191,8 @@ def test_firefox_shows_and_does_the_same(firefox, box):
 
     def shows(selector, text):
         script = "return document.querySelector(arguments[0])?.innerText ?? ''"
-        live.until(lambda: text in firefox.execute(script, selector), f"{text} in {selector}", live.PATIENCE_S)
+        live.until(lambda: text in firefox.execute(script, selector), lambda: f"{text} in {selector} of a page that is " + (
+            firefox.execute("return (document.hidden ? 'hidden: ' : 'seen: ') + document.body.innerText")), live.PATIENCE_S)
 
     def click(selector):
         firefox.execute("document.querySelector(arguments[0]).click()", selector)
