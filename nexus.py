@@ -1849,6 +1849,34 @@ def merge_logs(times: Iterable[tuple[float, int, int]], attempts: Sequence[Attem
     yield from advance(None, ends)
 
 
+# What GPUs have to do: of each for the last hour; of a job's for its whole run, in usage.csv beside its logs.
+
+if TYPE_CHECKING:
+    Reading = tuple[float, Union[float, None], Union[float, None]]      # when, MiB in use, percent of utilization
+
+
+def find_most_memory(readings: Iterable[Reading]) -> float | None:
+    return max((mib for _, mib, _ in readings if mib is not None), default=None)
+
+
+def find_utilization(readings: Iterable[Reading]) -> tuple[float | None, float | None]:
+    """Mean and peak."""
+    known = [utilization for *_, utilization in readings if utilization is not None]
+    return (sum(known) / len(known), max(known)) if known else (None, None)
+
+
+def format_usage(readings: Sequence[Reading]) -> str:
+    """A line of usage.csv, `TIME,MIB,PERCENT`: what was read since the line before; nothing where that is not known."""
+    cells = find_most_memory(readings), find_utilization(readings)[0]
+    return ",".join([f"{readings[-1][0]:.1f}", *("" if cell is None else f"{cell:.0f}" for cell in cells)]) + "\n"
+
+
+def parse_usage(text: bytes) -> Iterator[Reading]:
+    for line in re.finditer(rb"(?m)^([0-9]{1,11}[.][0-9]),([0-9]{0,9}),([0-9]{0,3})$", text):
+        memory, load = (float(cell) if cell else None for cell in line.groups()[1:])
+        yield float(line[1]), memory, load
+
+
 # nvidia-smi.  Everything, errors too, is on its stdout; a row counts only if it has as many cells as were asked for.
 
 GPU_FIELDS = ("index", "uuid", "name", "memory.total", "memory.used", "utilization.gpu", "temperature.gpu", "power.draw",
@@ -3250,6 +3278,19 @@ def round_known(number: float | None) -> float | None:
     return None if number is None else round(number, 1)
 
 
+HISTORY_S, USAGE_POINTS = 3600, 120
+
+
+def describe_usage(readings: Iterable[Reading], since: float, interval_s: float, count: int = USAGE_POINTS) -> dict[str, Any]:
+    """Points from `since` on, oldest first; None where nothing could be read."""
+    points: list[list[Reading]] = [[] for _ in range(count)]
+    for reading in readings:
+        if 0 <= reading[0] - since < interval_s * count:
+            points[int((reading[0] - since) // interval_s)].append(reading)
+    return {"interval_seconds": interval_s, "utilization": [round_known(find_utilization(point)[0]) for point in points],
+            "memory_used_mib": list(map(find_most_memory, points))}
+
+
 # Objects of the API.  A row says all of a key: what it may be, what it means, and how it is read from the value that is shown.
 # Both the JSON and openapi.json are made from the rows.
 
@@ -3404,6 +3445,11 @@ INFO = {
     "uptime_seconds": Field(FLOAT, "since the service began", default=None),
     "calls": Field(LIST(STRING), "what may be called", default=None),
 }
+USAGE_CURVE = {
+    "interval_seconds": Field(FLOAT, "between two points"),
+    "memory_used_mib": Field(LIST(NULL(FLOAT)), "the most memory in use; null where nothing was read"),
+    "utilization": Field(LIST(NULL(FLOAT)), "the mean in percent"),
+}
 OBJECTS: dict[str, Mapping[str, Field]] = {
     "Error": {
         "error": Field(WORD(*KINDS), "; ".join(f"{kind}: {meaning}" for kind, (_, _, meaning) in KINDS.items())),
@@ -3446,12 +3492,8 @@ OBJECTS: dict[str, Mapping[str, Field]] = {
     "NodeInfo": NODE_INFO,
     "Gpu": GPU,
     "Process": PROCESS,
-    "GpuHistory": {
-        **pick(GPU, "index node uuid"),
-        "interval_seconds": Field(FLOAT, "between two points, the last of which is of now"),
-        "memory_used_mib": Field(LIST(NULL(FLOAT)), "the most memory in use; null where nothing was read"),
-        "utilization": Field(LIST(NULL(FLOAT)), "the mean in percent"),
-    },
+    "GpuHistory": {**pick(GPU, "index node uuid"), **USAGE_CURVE},
+    "RunUsage": {"memory_total_mib": Field(NULL(FLOAT), "the memory of all its GPUs together; null: not known"), **USAGE_CURVE},
     "Attempt": ATTEMPT,
     "GroupInfo": {
         "name": Field(STRING, "what its jobs say"),
@@ -3998,6 +4040,7 @@ METRICS: tuple[Metric, ...] = (
     gpu_metric("utilization_ratio", "Utilization of the GPU as the driver tells it, 0 to 1.", "utilization", lambda percent: percent / 100),
     gpu_metric("temperature_celsius", "Temperature of the GPU.", "temperature"),
     gpu_metric("power_watts", "Power the GPU draws.", "power_watts"),
+    gpu_metric("power_limit_watts", "Power the GPU may draw.", "power_limit_watts"),
     gpu_metric("allocated_ratio", "How much of the GPU nexus has given to jobs, 0 to 1.", "allocated"),
     gpu_metric("jobs", "Jobs of nexus that have the GPU or a share of it.", "job_ids", len),
     gpu_metric("available", "1 when the next job could have the whole GPU.", "is_available"),
@@ -4040,7 +4083,6 @@ def format_prometheus(metrics: Iterable[Metric], seen: Told) -> str:
     """The text that GET /metrics answers."""
     lines, escapes = [], str.maketrans({"\\": r"\\", "\n": r"\n", '"': r'\"'})
     for name, help, source, *keys in metrics:
-    gpu_metric("power_limit_watts", "Power the GPU may draw.", "power_limit_watts"),
         measured: Any = source(seen) if callable(source) else seen.get(source)
         kind = "counter" if name.endswith("_total") else "histogram" if isinstance(measured, Histogram) else "gauge"
         lines += [f"# HELP {name} {help}", f"# TYPE {name} {kind}"]
@@ -4536,8 +4578,22 @@ def read_blocks(path: str, start: int, end: int) -> Iterator[bytes]:
         yield block
 
 
-LOG_TIMES = "log.times"
-LOG_TIMES_BYTES = 2**24         # of a job; more are not noted
+LOG_TIMES, USAGE = "log.times", "usage.csv"
+NOTES_BYTES = 2**24             # of a job, in each of the two; more are not noted
+USAGE_BYTES = 2**17             # as many as are read: several times what a run of years leaves
+
+
+def append_note(folder: str, name: str, line: str) -> None:
+    """Beside a job's logs; without a place for it, nothing: the logs are complete without it."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_NOFOLLOW          # for the job may put anything there
+    with contextlib.suppress(OSError), opened(os.path.join(folder, name), flags) as file:
+        if os.fstat(file).st_size < NOTES_BYTES:
+            os.write(file, line.encode())
+
+
+def read_usage(folder: str) -> Iterator[Reading]:
+    path = os.path.join(folder, USAGE)
+    return parse_usage(read_part(path, max(0, measure(path) - USAGE_BYTES), USAGE_BYTES))
 
 
 def read_log_times(folder: str, starts: Sequence[int]) -> Iterator[tuple[float, int, int]]:
@@ -7251,7 +7307,6 @@ if TYPE_CHECKING:
     # What is learned of an attempt.  An error: it could not be started.  Facts: what else is known of it.
     News = Union[Started, Requeue, Result, OSError, NexusError, Mapping[str, Any]]
     Finding = tuple[Job, News]                  # of SlurmBackend's thread: a Result is also of one that ended before it began
-    Reading = tuple[float, Union[float, None], Union[float, None]]      # of a GPU: when (monotonic), MiB in use, utilization
 
 
 # What becomes of a job that the system's error kept from starting: (it is requeued, no other would start either, it might pass)
@@ -8729,26 +8784,6 @@ def probe_gpus(service: Service) -> float:
     return min(pause_s, max(TROUBLE_INTERVAL_S / 3, TROUBLE_INTERVAL_S - took_s)) if trouble else pause_s
 
 
-HISTORY_S, HISTORY_INTERVAL_S, HISTORY_POINTS = 3600, 30, 120           # of what a GPU reads
-
-
-def describe_history(history: Iterable[Reading], now: float) -> dict[str, Any]:
-    """A point for each interval, oldest first, ending now; None where nothing could be read."""
-    last = int(now // HISTORY_INTERVAL_S)
-    points: dict[int, list[Reading]] = {number: [] for number in range(last - HISTORY_POINTS + 1, last + 1)}
-    for reading in history:
-        points.get(int(reading[0] // HISTORY_INTERVAL_S), []).append(reading)
-    loads = [find_utilization(readings)[0] for readings in points.values()]
-    return {"interval_seconds": HISTORY_INTERVAL_S, "utilization": list(map(round_known, loads)), "memory_used_mib": [
-        max((mib for _, mib, _ in readings if mib is not None), default=None) for readings in points.values()]}
-
-
-def find_utilization(history: Iterable[Reading]) -> tuple[float | None, float | None]:
-    """Mean and peak."""
-    known = [utilization for *_, utilization in history if utilization is not None]
-    return (sum(known) / len(known), max(known)) if known else (None, None)
-
-
 class JobsFile:
     """Watches the jobs file."""
 
@@ -9426,6 +9461,12 @@ class GpuWatch(Part):
         if self.large:
             self.pss_worker.wanted.set()
 
+    def read_gpus(self, job: Job, now: float) -> Reading:
+        """What all the job's GPUs have to do, by whomever."""
+        gpus = [gpu for gpu in self.all_gpus() if gpu.uuid in job.current.gpu_uuids]
+        known = [gpu.memory_used_mib for gpu in gpus if gpu.memory_used_mib is not None]
+        return now, sum(known) if known else None, find_utilization([(now, None, gpu.utilization) for gpu in gpus])[0]
+
     def measure_shared(self) -> None:
         self.pss_mib = {attempt: measure_pss(processes) for attempt, processes in self.large.items()}
 
@@ -9771,12 +9812,15 @@ class History(Part):
 
 
 class LogWatch(Part):
-    """Notes when the logs of running jobs grow, to a tenth of a second: nothing else tells the order of what is in them."""
+    """Notes when the logs of running jobs grow, to a tenth of a second, since nothing else tells the order of what is in them;
+    and what the jobs' GPUs have to do.
+    """
 
     def __init__(self, service: Service) -> None:
         super().__init__(service)
         self.growths: dict[str, LogGrowth] = {}             # by folder
         self.is_first = True                                # look, at jobs that were running before
+        self.next_reading_at = 0.0                          # monotonic
         self.worker = Worker(service, "watching logs", self.look, None)
 
     def end(self) -> None:
@@ -9785,7 +9829,8 @@ class LogWatch(Part):
 
     def look(self) -> float | None:
         began, now = self.clock.monotonic(), self.clock.now()
-        folders = {job.log_dir for job in self.service.running_jobs() if job.log_dir}
+        running = self.service.running_jobs()
+        folders = {job.log_dir for job in running if job.log_dir}
         for folder in [folder for folder in self.growths if folder not in folders]:
             growth = self.growths.pop(folder)
             growth.note(now)
@@ -9794,6 +9839,11 @@ class LogWatch(Part):
             growth = self.growths.get(folder) or self.growths.setdefault(folder, LogGrowth(folder, self.is_first))
             growth.note(now)
         self.is_first = False
+        if began >= self.next_reading_at:
+            self.next_reading_at = began + self.config.service.refresh_rate_seconds
+            for job in running:
+                if job.log_dir and job.current.gpu_uuids:
+                    self.growths[job.log_dir].note_usage(self.service.gpu_watch.read_gpus(job, now), now - (job.current.started_at or now))
         # Who starts while this look is on its way wakes it only when nothing is watched any more: so that is looked at last.
         is_on = folders or self.service.running_jobs()
         return max(LOG_LOOK_S, LOG_LOOK_REST * (self.clock.monotonic() - began)) if is_on else None
@@ -9801,6 +9851,7 @@ class LogWatch(Part):
 
 LOG_LOOK_S, LOG_LOOK_REST = 0.1, 20         # between two looks; at least so many times what one takes
 LOG_NOTE_S = 1.0                # while one of the two alone grows, it is noted so often
+USAGE_NOTES = 240               # in the first run_s, and in each that is e times as long
 
 
 class LogGrowth:
@@ -9810,6 +9861,8 @@ class LogGrowth:
         self.folder = folder
         self.seen = (0.0, *(measure_logs(folder) if has_begun else (0, 0)))
         self.written, self.growing = self.seen, (False, False)
+        self.readings: list[Reading] = []                   # since the last line of usage.csv
+        self.usage_at = 0.0
 
     def note(self, now: float) -> None:
         """It is written when the other of the two grows, so that the order is known, and from time to time."""
@@ -9822,14 +9875,18 @@ class LogGrowth:
         self.seen, self.growing = (now, *sizes), growing
 
     def write(self) -> None:
-        """What was seen last; without a place for it, nothing: the logs are complete without it."""
+        """What was seen last."""
         if self.seen == self.written or self.seen[0] == 0:
             return
-        path = os.path.join(self.folder, LOG_TIMES)
-        with contextlib.suppress(OSError), opened(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND) as file:
-            if os.fstat(file).st_size < LOG_TIMES_BYTES:
-                os.write(file, b"%d %d %d\n" % (self.seen[0] * 10, *self.seen[1:]))
+        append_note(self.folder, LOG_TIMES, f"{int(self.seen[0] * 10)} {self.seen[1]} {self.seen[2]}\n")
         self.written = self.seen
+
+    def note_usage(self, reading: Reading, run_s: float) -> None:
+        """A line each time that so much of the run has passed: dense at first, a few thousand in a week."""
+        self.readings.append(reading)
+        if reading[0] - self.usage_at >= run_s / USAGE_NOTES:
+            append_note(self.folder, USAGE, format_usage(self.readings))
+            self.readings, self.usage_at = [], reading[0]
 
 
 class Views(Part):
@@ -9901,9 +9958,19 @@ class Views(Part):
 
     def list_histories(self) -> list[dict[str, Any]]:
         """GET /gpus/history: for each GPU that is seen, what it had to do in the last hour."""
-        now = self.clock.monotonic()
+        interval_s, history = HISTORY_S / USAGE_POINTS, self.service.gpu_watch.history
+        since = (self.clock.monotonic() // interval_s + 1) * interval_s - HISTORY_S         # so that points stay what they were
         return [{"index": gpu.index, "node": gpu.node or self.service.node, "uuid": gpu.uuid,
-                 **describe_history(self.service.gpu_watch.history.get(gpu.uuid, ()), now)} for gpu in self.service.gpu_watch.all_gpus()]
+                 **describe_usage(history.get(gpu.uuid, ()), since, interval_s)} for gpu in self.service.gpu_watch.all_gpus()]
+
+    def describe_run(self, job: Job) -> dict[str, Any]:
+        """GET /jobs/{id}/usage: what the GPUs of its last attempt had to do."""
+        began, uuids = job.current.started_at or 0.0, job.current.gpu_uuids
+        run_s = job.current.runtime_seconds or self.service.runners.find_runtime_s(job, self.clock.now())
+        interval_s = max(2.0 * self.config.service.refresh_rate_seconds, run_s / USAGE_POINTS)
+        totals = [gpu.memory_total_mib for gpu in self.service.gpu_watch.all_gpus() if gpu.uuid in uuids and gpu.memory_total_mib]
+        return {"memory_total_mib": sum(totals) if len(totals) == len(uuids) else None,
+                **describe_usage(read_usage(job.log_dir or ""), began, interval_s, min(USAGE_POINTS, int(run_s / interval_s) + 1))}
 
     def list_hints(self) -> list[str]:
         """What the owner should know or do."""
@@ -11242,6 +11309,8 @@ class Api(Calls):
 
 route("GET /groups", "user", "jobs by group: how many wait, run, have ended, and what holds them up", "GroupInfo[]")(
     lambda api, caller: api.service.views.list_groups(caller))
+route("GET /jobs/{id}/usage", "user", "memory and utilization of its GPUs over its run, or its last attempt", "RunUsage")(
+    lambda api, caller, id: api.service.views.describe_run(api.find_job(id, caller)))
 route("GET /gpus/history", "user", "each GPU's memory and utilization over the last hour", "GpuHistory[]")(
     lambda api, caller: api.service.views.list_histories())
 route("DELETE /queue/{id}", "user", "take a pending job out of the queue")(
@@ -13585,6 +13654,7 @@ section { margin-bottom: 1.5rem; }
 .track rect { fill: var(--fill); transition: width .4s; }
 .memory { --fill: var(--memory); }
 .curve { display: block; width: 100%; height: 46px; border-bottom: 1px solid var(--line); }
+#job .curve { height: 110px; }
 .curve path { fill: none; stroke: var(--fill); stroke-width: 1.4; vector-effect: non-scaling-stroke; stroke-linejoin: round;
   stroke-linecap: round; }
 .curve line { stroke: var(--line); stroke-width: 1; vector-effect: non-scaling-stroke; stroke-dasharray: 2 3; }
@@ -14288,11 +14358,11 @@ function gauge(title, label, share, text) {     // its length is an attribute: t
     svg('rect', {width: Math.min(100, share), height: 1})));
 }
 
-function chart(curve, total, name) {
-  const load = curve?.utilization ?? [];
+function chart(curve, total, name, span = 'the last hour') {
+  const load = curve?.utilization ?? [], width = Math.max(1, load.length - 1);
   const memory = total ? (curve?.memory_used_mib ?? []).map((mib) => known(mib) ? 100 * mib / total : null) : [];
   const line = (points) => points.map((point, i) => {             // a gap where nothing was read
-    const place = `${i + 120 - points.length} ${(98 - .96 * point).toFixed(1)}`;
+    const place = `${i} ${(98 - .96 * point).toFixed(1)}`;
     return !known(point) ? '' : known(points[i - 1]) ? `L${place}` : `M${place}h0`;
   }).join('');
   const describe = (points) => {
@@ -14300,11 +14370,11 @@ function chart(curve, total, name) {
     return seen.length ? `${percent(mean)} on average, ${percent(Math.max(...seen))} at most` : 'unknown';
   };
   return el('div', {class: 'chart'},
-    svg('svg', {class: 'curve', viewBox: '0 0 119 100', preserveAspectRatio: 'none', role: 'img',
-      'aria-label': `${name} over the last hour: load ${describe(load)}; memory ${describe(memory)}`},
-    svg('line', {x1: 0, y1: 50, x2: 119, y2: 50}),
+    svg('svg', {class: 'curve', viewBox: `0 0 ${width} 100`, preserveAspectRatio: 'none', role: 'img',
+      'aria-label': `${name} over ${span}: load ${describe(load)}; memory ${describe(memory)}`},
+    svg('line', {x1: 0, y1: 50, x2: width, y2: 50}),
     svg('path', {d: line(load)}), svg('path', {class: 'memory', d: line(memory)})),
-    el('div', {class: 'axis', 'aria-hidden': 'true'}, el('span', {}, 'last hour'),
+    el('div', {class: 'axis', 'aria-hidden': 'true'}, el('span', {}, span),
       el('span', {}, el('b', {}, 'load'), el('b', {class: 'memory'}, 'memory'))));
 }
 
@@ -14892,9 +14962,10 @@ class LogView {
 // ---- A job's page
 
 const SHOWN_ELSEWHERE = ['id', 'status', 'command', 'name', 'status_history', 'position', 'waiting_for', 'reason', 'attempts',
-  'cause_line', 'outcome', 'stopping', 'unknown_since'];
+  'cause_line', 'outcome', 'stopping', 'unknown_since', 'gpu_index'];
 const LABELS = {cpu_seconds: 'CPU time', cpu_percent: 'CPU', peak_rss_mib: 'peak memory', rss_mib: 'memory', cwd: 'directory',
   node: 'machine', only_node: 'only on', remote_id: 'id there', gpus: 'GPUs', gpu_ids: 'GPU ids',
+  gpu_indices: 'GPU indices', gpu_uuids: 'GPU UUIDs', mean_gpu_util: 'mean GPU load', peak_gpu_mem_mib: 'peak GPU memory',
   gpu_mem_mib: 'GPU memory', timeout_seconds: 'time limit', after: 'after jobs', env: 'environment'};
 const ORDER = ['node', 'gpu_indices', 'gpus', 'started_at', 'finished_at', 'runtime_seconds', 'exit_code', 'signal', 'cause', 'attempt',
   'retries', 'retried_as', 'after', 'created_at', 'priority', 'user', 'group', 'peak_gpu_mem_mib', 'mean_gpu_util', 'peak_rss_mib',
@@ -14925,7 +14996,7 @@ function part(title, ...children) {             // a part of the page that has a
 
 class JobPage {
   constructor(id, line) {
-    Object.assign(this, {id, line, turn: 0, job: null, why: null, fault: null, log: null});
+    Object.assign(this, {id, line, turn: 0, job: null, why: null, fault: null, log: null, usage: null, nextUsage: 0});
     at('job').replaceChildren();
     this.draw();
   }
@@ -14936,7 +15007,10 @@ class JobPage {
     try {
       const job = await ask('GET', pathOf(this));
       const why = job.status === 'pending' ? await ask('GET', `${pathOf(this)}/why`) : null;
-      if (job.status === 'running' && job.gpus) await loadCurves();
+      if (job.gpus && job.started_at && (job.status !== this.job?.status || performance.now() > this.nextUsage)) {
+        this.nextUsage = performance.now() + RARELY_MS;
+        this.usage = await ask('GET', `${pathOf(this)}/usage`).catch(() => null);
+      }
       if (jobPage !== this || turn !== this.turn) return;
       jobs.set(job.id, job);
       Object.assign(this, {job, why});
@@ -14987,10 +15061,8 @@ class JobPage {
         `${clock(job.unknown_since)}: nothing is known of this job until it is back.`),
       job.cause_line && el('p', {class: 'banner bad', key: 'cause'}, job.cause_line),
       this.why && part('Why it waits', list([this.why.why, ...this.why.facts].map(linkJobs), this.why.verdicts)),
-      job.status === 'running' && service.host && job.gpu_uuids.some((uuid) => curves.has(uuid)) && part('Its GPUs',
-        el('ul', {class: 'gpus'}, service.gpu_status.filter(({uuid}) => job.gpu_uuids.includes(uuid)).map((gpu) =>
-          el('li', {class: 'gpu panel', key: gpu.uuid}, el('h3', {}, `GPU ${gpu.place}`),
-            chart(curves.get(gpu.uuid), gpu.memory_total_mib, `GPU ${gpu.place}`))))),
+      this.usage?.utilization.some(known) && part('GPU use', el('div', {class: 'panel pad'},
+        chart(this.usage, this.usage.memory_total_mib, gpuList(job), 'the run'))),
       this.log && part('Log', el('div', {id: 'log-part', 'data-own': true})),
       hasAttempts && part('Attempts', list(job.attempts.map((attempt) => listed(`${attempt.attempt}: ${attempt.outcome ?? 'running'}`,
         where({...attempt, remote_id: attempt.node}), duration(attempt.runtime_seconds ?? 0), attempt.cause_line)))),

@@ -459,6 +459,22 @@ def test_an_event_in_two_pieces_is_news_like_any_other(browser, box):
 
 # When something is missing, late or wrong
 
+def test_what_the_gpus_of_a_run_had_to_do(browser):
+    with live.Box(gpus=[{"utilization.gpu": 40, "memory.used": 6144}] * 2) as box, visit(browser, box) as page:
+        job_id = box.add("sleep 1000", gpus=2)
+        box.wait_started(job_id)
+        expect(page.locator("[data-gpu='0']")).to_contain_text("25 of 350 W")
+        live.until(lambda: any(box.ask("GET", f"/jobs/{job_id}/usage")["utilization"]))
+        page.goto(page.url.split("#")[0] + f"#/jobs/{job_id}")
+        use = page.get_by_role("region", name="GPU use").get_by_role("img")
+        told = "GPU 0, 1 over the run: load 40 % on average, 40 % at most; memory 25 % on average, 25 % at most"
+        expect(use).to_have_attribute("aria-label", told)
+        box.ask("DELETE", f"/jobs/{job_id}")
+        box.wait(job_id, "cancelled")
+        page.reload()
+        expect(use).to_have_attribute("aria-label", told)
+
+
 def test_a_jobs_page_is_shown_before_the_status_is_there(browser, box):
     running = box.wait_started(box.add("echo printed; sleep 1000", gpus=0, name="the one"))["id"]
     box.ask("POST", "/service/pause")
