@@ -8975,6 +8975,18 @@ class Choice:
         return self.text.lower() in "\n".join(filter(None, facts)).lower()
 
 
+# What everybody is told of a job, and may order a list by.
+SORTED_BY = ("created_at", "started_at", "finished_at", "runtime_seconds", "gpus", "user", "peak_gpu_mem_mib", "mean_gpu_util")
+
+
+def sort_jobs(jobs: Sequence[Job], by: str) -> list[Job]:
+    """By a field of SORTED_BY, the highest first where a - stands before it; those without it last."""
+    name = by.lstrip("-")
+    facts = {job.id: getattr(job if hasattr(job, name) else job.current, name) for job in jobs}
+    known = sorted((job for job in jobs if facts[job.id] is not None), key=lambda job: (facts[job.id], job.number), reverse=name != by)
+    return known + [job for job in jobs if facts[job.id] is None]
+
+
 @value
 class Added:
     """What became of a submission."""
@@ -10586,7 +10598,8 @@ PARAMETERS: Mapping[str, Field] = {             # those with a dash are headers
     "user_id": Field(STRING, "jobs of this user alone"),
     "group": Field(STRING, "of this group alone; nothing: of none"),
     "text": Field(STRING, "jobs alone that have this text in their id, name, command, user, group, directory, machine, or cause"),
-    "newest": Field(SAID, "those first whose status changed last", parse=is_said),
+    "sort": Field(WORD(*(sign + name for name in SORTED_BY for sign in ("", "-"))), "in the order of this field, with - the other way "
+                  "round: sort=-finished_at; jobs without it last"),
     "limit": Field(COUNT, "so many at most, the first ones; the header Total-Count says how many there are"),
     "after": Field({**STRING, "examples": ["abc"]}, "those that follow this job in the list: the last one that is known"),
     "fields": Field(LIST(WORD(*JOB)), "only these fields of each job: fields=id,status,exit_code"),
@@ -10991,20 +11004,20 @@ class Calls(Gate):
 
     @route("GET /jobs", "user", "all jobs kept: finished, running, pending", "Job[]")
     def get_jobs(self, caller: Caller, status: Sequence[str] = (), user: str | None = None, group: str | None = None,
-                 name: str | None = None, text: str | None = None, newest: bool = False, limit: int | None = None,
+                 name: str | None = None, text: str | None = None, sort: str = "", limit: int | None = None,
                  after: str | None = None, fields: Sequence[str] = ()) -> Response:
         choice = Choice(status=status, user=user, group=group, name=name, text=text)
-        return self.list_jobs(caller, choice, limit, after, fields, newest)
+        return self.list_jobs(caller, choice, limit, after, fields, sort)
 
     def list_jobs(self, caller: Caller, choice: Choice, limit: int | None = None, after: str | None = None,
-                  fields: Sequence[str] = (), is_newest_first: bool = False,
+                  fields: Sequence[str] = (), sort: str = "",
                   tell: Callable[[dict[str, Any]], dict[str, Any]] = lambda told: told) -> Response:
         """A part of a list of jobs, and how long the whole is.  Raises: conflict, when the list has no such job to go on after."""
         listed: list[Job] = self.service.store.read(lambda state: list_jobs(state, choice.status or STATUSES))
         is_public = (choice.group, choice.name, choice.text) == (None,) * 3     # else it would tell what others' jobs hide
         jobs = [job for job in listed if choice.fits(job) and (is_public or caller.may_see(job.user))]
-        if is_newest_first:
-            jobs.sort(key=lambda job: (job.status_history[-1][1] or 0.0, job.number), reverse=True)
+        if sort:
+            jobs = sort_jobs(jobs, sort)
         total, first = len(jobs), 0
         if after is not None:
             first = 1 + next((place for place, job in enumerate(jobs) if job.id == after), -1)
@@ -13633,7 +13646,8 @@ section { margin-bottom: 1.5rem; }
 .gpus { display: grid; gap: .75rem; grid-template-columns: repeat(auto-fill, minmax(min(280px, 100%), 1fr)); }
 .machine + .machine { margin-top: 1.1rem; }
 .machine .head .muted { flex: 1 1 10rem; }
-.fold { padding: 0 .3rem 0 0; border-color: transparent; background: none; font-size: 1rem; font-weight: 600; }
+.fold, .sort { padding: 0 .3rem 0 0; border-color: transparent; background: none; font-size: 1rem; font-weight: 600; }
+.sort { padding: 0; min-height: 0; font-size: inherit; }
 .fold::before { content: "\25b8"; content: "\25b8" / ""; display: inline-block; width: 1.1em; color: var(--muted);
   font-weight: 400; }
 .fold[aria-expanded=true]::before { content: "\25be"; content: "\25be" / ""; }
@@ -14014,9 +14028,8 @@ const kept = new Map();                         // {path: a list as it was answe
 function askList(path) {                        // {rows, total: how many there are beyond these, tag}
   const before = kept.get(path), headers = before ? {'If-None-Match': before.tag} : {};
   return ask('GET', path, undefined, headers, async (answer) => {
-    if (answer.status === 304) return before;
-    const rows = await answer.json(), tag = answer.headers.get('ETag') ?? '';
-    const list = {rows, tag, total: Number(answer.headers.get('Total-Count') ?? rows.length)};
+    const rows = answer.status === 304 ? before.rows : await answer.json(), tag = answer.headers.get('ETag') ?? '';
+    const list = {rows, tag, total: Number(answer.headers.get('Total-Count') ?? rows.length)};     // may change where the rows do not
     if (kept.size > 50) kept.clear();
     kept.set(path, list);
     return list;
@@ -14120,7 +14133,7 @@ function pathOfList(part, group) {
   const {status, ...choice} = filter, table = TABLES[part];
   const query = new URLSearchParams(Object.entries(choice).filter(([, wanted]) => wanted));
   if (part === 'queue' && !isFiltered()) query.set('group', group ?? '');
-  if (part !== 'queue') query.set('newest', 'true');
+  if (part !== 'queue') query.set('sort', orders[part] ?? table.order);
   if (part !== 'queue') query.set('status', table.statuses.includes(status) ? status : table.statuses.join());
   query.set('limit', known(group) ? openGroups.get(group) : table.rows);
   return `${part === 'queue' ? 'queue' : 'jobs'}?${query}&fields=${ROW_FIELDS}${MORE_FIELDS[part]}`;
@@ -14381,6 +14394,7 @@ function chart(curve, total, name, span = 'the last hour') {
 // ---- Filters
 
 let filter = {};                                // {text, status, user, group} as chosen; empty: any
+const orders = {};                              // {a table: what it is sorted by, with - the highest first}
 const isFiltered = () => Object.values(filter).some(Boolean);
 
 function drawFilters() {
@@ -14394,8 +14408,8 @@ function drawFilters() {
 }
 
 function keepAddress() {                        // of what is shown
-  const query = new URLSearchParams(Object.entries(filter).filter(([, wanted]) => wanted));
-  history.replaceState(null, '', `#/${isFiltered() ? `?${query}` : ''}`);
+  const query = new URLSearchParams(Object.entries({...filter, ...orders}).filter(([, wanted]) => wanted));
+  history.replaceState(null, '', `#/${query.size ? `?${query}` : ''}`);
 }
 
 for (const kind of ['input', 'reset', 'submit']) {
@@ -14441,14 +14455,14 @@ function drawSelection() {                      // what may be done with all tha
 }
 
 const TABLES = {                                // heading, class, what stands below it
-  running: {title: 'Running', statuses: ['running'], rows: PAGE, empty: 'No job is running.', columns: [
+  running: {title: 'Running', statuses: ['running'], order: '-started_at', rows: PAGE, empty: 'No job is running.', columns: [
     SELECT,
     ['Job', 'fit bare-label', jobLink],
     ['Command', 'bare', (job) => what(job, null, known(job.rss_mib) && `${size(job.rss_mib)} of memory`,
       known(job.cpu_percent) && `CPU ${percent(job.cpu_percent)}`, job.started_at && `since ${clock(job.started_at)}`)],
     ['Where', 'fit bare-label', (job) => el('div', {}, `${where(job)}${job.gpus % 1 ? ` (${job.gpus})` : ''} `,
       job.unknown_since && el('span', {class: 'badge bad'}, `unknown since ${clock(job.unknown_since)}`))],
-    ['Runs for', 'fit', (job) => el('strong', {'data-since': job.started_at}, duration(secondsSince(job.started_at)))],
+    ['Runs for', 'fit', (job) => el('strong', {'data-since': job.started_at}, duration(secondsSince(job.started_at))), '-started_at'],
     ['', 'bare fit', (job) => [!isOthers(job)
       && el('a', {class: 'button', href: `#/${pathOf(job)}`, 'aria-label': `Log of job ${job.id}`}, 'Log'), ...actionsOn(job)]]]},
   queue: {title: 'Queue', statuses: ['pending'], rows: PAGE, empty: 'Nothing waits.', columns: [
@@ -14460,15 +14474,15 @@ const TABLES = {                                // heading, class, what stands b
     ['Waits because', 'whole', (job) => el('div', {}, job.waiting_for, ' ', el('div', {class: 'muted'}, starts(job)))],
     ['Priority', 'fit', (job) => !isOthers(job) && prioritySelect(job)],
     ['', 'bare fit', (job) => actionsOn(job)]]},
-  history: {title: 'History', statuses: FINAL, rows: PAGE, empty: 'No job has finished yet.', columns: [
+  history: {title: 'History', statuses: FINAL, order: '-finished_at', rows: PAGE, empty: 'No job has finished yet.', columns: [
     SELECT,
     ['Job', 'fit bare-label', jobLink],
     ['Result', 'fit bare-label', ({status, outcome, command}) =>
       badge(status, status === 'completed' || command === null ? status : outcome ?? '-', status)],
     ['Command', 'bare', (job) => what(job, job.cause_line)],
     ['Where', 'fit bare-label', (job) => job.started_at ? where(job) : '-'],
-    ['Runtime', 'fit', (job) => known(job.runtime_seconds) ? duration(job.runtime_seconds) : '-'],
-    ['Finished', 'fit', ({finished_at: end}) => el('time', {datetime: end, title: clock(end)}, ago(end))],
+    ['Runtime', 'fit', (job) => known(job.runtime_seconds) ? duration(job.runtime_seconds) : '-', '-runtime_seconds'],
+    ['Finished', 'fit', ({finished_at: end}) => el('time', {datetime: end, title: clock(end)}, ago(end)), '-finished_at'],
     ['', 'bare fit', (job) => actionsOn(job)]]},
 };
 
@@ -14489,8 +14503,13 @@ function drawTable(part, table, {rows, total}, all = 0) {
   const drawn = [...rows.map((job) => [job.position, () => [drawRow(table.columns, job)]]),
     ...groups.map((group) => [group.position, () => drawGroup(table.columns, group)])];
   if (part === 'queue') drawn.sort(([a], [b]) => a - b);
-  const heads = table.columns.map(([name]) =>
-    el('th', {scope: 'col', role: 'columnheader'}, name && name !== 'Select' ? name : el('span', {class: 'unseen'}, name || 'Actions')));
+  const heads = table.columns.map(([name, , , by]) => {             // `by`: its order, as it is at the first press
+    const order = orders[part] ?? table.order, isUp = order === by?.slice(1);
+    const sort = () => { orders[part] = order === by ? by.slice(1) : by; keepAddress(); draw(); refreshNow(); };
+    return el('th', {scope: 'col', role: 'columnheader', 'aria-sort': by && (isUp ? 'ascending' : order === by && 'descending')},
+      by ? button(name + (isUp ? ' \u25b4' : order === by ? ' \u25be' : ''), sort, 'sort')
+        : name && name !== 'Select' ? name : el('span', {class: 'unseen'}, name || 'Actions'));
+  });
   const isHidden = filter.status && !table.statuses.includes(filter.status);
   return el('section', {id: `${part}-part`, key: part, 'aria-labelledby': part, hidden: Boolean(isHidden)},
     el('div', {class: 'head'}, el('h2', {id: part, tabindex: -1}, table.title),
@@ -15223,6 +15242,9 @@ function route() {
     const given = new URLSearchParams(query);
     filter = Object.fromEntries(['text', 'status', 'user', 'group'].map((name) => [name, given.get(name) ?? '']));
     form.text.value = filter.text;
+    for (const [part, {columns}] of Object.entries(TABLES)) {
+      orders[part] = columns.flatMap(([, , , by]) => by ? [by, by.slice(1)] : []).find((order) => order === given.get(part));
+    }
   }
   if (id) {
     jobPage.load().catch(() => {});             // refresh() tells of a lost connection
@@ -15236,7 +15258,7 @@ function route() {
     at('tables').querySelector(`[data-job="${left.id}"] a`)?.focus({preventScroll: true});
     left = null;
   }
-  if (!id && isFiltered()) keepAddress();
+  if (!id && Object.values({...filter, ...orders}).some(Boolean)) keepAddress();
   if (following) refreshNow();
   draw();
 }

@@ -732,6 +732,27 @@ def test_filters(browser, box):
         expect(row(page, second)).to_be_visible()
 
 
+def test_the_order_is_chosen_and_in_the_address(browser, box):
+    long, short = (box.wait(box.add(command, gpus=0, group="order"), "completed")["id"] for command in ("sleep 1", "true"))
+    box.ask("POST", "/service/pause")
+    unstarted = box.add("true", gpus=0, group="order")
+    box.ask("DELETE", f"/queue/{unstarted}")
+    with visit(browser, box, "#/?group=order") as page:
+        def shows(*ids):
+            expect(page.locator("#history-part [data-job] .id")).to_have_text(list(ids))
+        shows(unstarted, short, long)
+        page.get_by_role("button", name="Runtime").click()
+        shows(long, short, unstarted)
+        page.get_by_role("button", name="Runtime").click()
+        shows(short, long, unstarted)
+        expect(page.get_by_role("columnheader", name="Runtime")).to_have_attribute("aria-sort", "ascending")
+        assert page.url.endswith("#/?group=order&history=runtime_seconds")
+        page.reload()
+        shows(short, long, unstarted)
+        page.goto(page.url.replace("runtime_seconds", "no-such-order"))
+        shows(unstarted, short, long)
+
+
 def test_the_filter_is_in_the_address_and_back_keeps_the_place(browser, box):
     box.ask("POST", "/service/pause")
     ids = box.ask("POST", "/queue", [{"command": f"python train{number}.py"} for number in range(40)])["ids"]

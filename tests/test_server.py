@@ -444,14 +444,15 @@ def test_jobs_are_chosen_and_listed_part_by_part(bench):
                             ({"limit": "0"}, []), ({"limit": "99"}, made), ({"user": user}, made), ({"user": "x"}, []),
                             ({"after": made[1]}, made[2:]), ({"after": made[3]}, []), ({"after": made[0], "limit": "1"}, [made[1]]),
                             ({"group": "g"}, made[1:]), ({"name": "n3"}, [made[3]]), ({"text": "C2"}, [made[2]]),
-                            ({"newest": "true", "limit": "2"}, [made[1], made[0]])]:
+                            ({"sort": "-created_at", "limit": "2"}, [made[3], made[2]]),
+                            ({"sort": "created_at", "after": made[0]}, made[1:]), ({"sort": "runtime_seconds"}, made)]:
         response = bench.get("/jobs", query)
         assert [job["id"] for job in json.loads(response.body)] == expected, query
         assert response.headers["Total-Count"] == str(len(expected if not query.keys() & {"after", "limit"} else made))
     assert bench.ask("GET", "/queue", query={"text": "c3"})[1][0]["position"] == 1
     assert bench.ask("GET", "/jobs", query={"fields": "status,id,position", "limit": "3"})[1][2] == {
         "status": "pending", "id": made[2], "position": 0}
-    assert bench.ask("GET", "/jobs", query={"after": "zzz"})[0] == 409
+    assert bench.ask("GET", "/jobs", query={"after": "zzz"})[0] == 409 and bench.ask("GET", "/jobs", query={"sort": "name"})[0] == 400
     assert "fields[1] must be one of status, " in bench.ask("GET", "/jobs", query={"fields": "id,statu"})[1]["message"]
     theirs = bench.make_bearer("ann")
     for query, count in (({}, 4), ({"user": user}, 4), ({"fields": "status"}, 4), ({"text": "c1"}, 0), ({"name": "n1"}, 0),
