@@ -8964,19 +8964,21 @@ class Choice:
     name: str | None = None
     text: str | None = None                     # which they have somewhere, in whatever case
 
-    def fits(self, job: Job) -> bool:
-        wanted = (self.group, job.group or ""), (self.user, job.user), (self.name, job.name)
-        if any(given not in (None, fact) for given, fact in wanted) or (self.status and job.status not in self.status):
-            return False
-        if not self.text:
-            return True
-        last = job.current
-        facts = job.id, job.name, job.command, job.user, job.group, job.cwd, last.node, last.slurm_node, last.cause, last.cause_line
-        return self.text.lower() in "\n".join(filter(None, facts)).lower()
+    def select(self, jobs: Sequence[Job]) -> Sequence[Job]:
+        """Those that fit, of jobs of this status.  Jobs may be a hundred thousand: what is not asked for is not looked at."""
+        def list_texts(job: Job) -> str:
+            last, facts = job.current, (job.id, job.name, job.command, job.user, job.group, job.cwd)
+            return "\n".join(filter(None, (*facts, last.node, last.slurm_node, last.cause, last.cause_line))).lower()
+
+        for name in ("group", "user", "name"):
+            wanted = getattr(self, name)
+            if wanted is not None:
+                jobs = [job for job in jobs if (getattr(job, name) or "") == wanted]
+        return [job for job in jobs if self.text.lower() in list_texts(job)] if self.text else jobs
 
 
 # What everybody is told of a job, and may order a list by.
-SORTED_BY = ("created_at", "started_at", "finished_at", "runtime_seconds", "gpus", "user", "peak_gpu_mem_mib", "mean_gpu_util")
+SORTED_BY = ("created_at", "started_at", "finished_at", "runtime_seconds", "gpus", "user")
 
 
 def sort_jobs(jobs: Sequence[Job], by: str) -> list[Job]:
@@ -10032,10 +10034,12 @@ class Views(Part):
         position = 0
         for job in jobs:
             if job.group and caller.may_see(job.user):
-                known = holds.get(job.group) or Group(job.group)
-                group = told.setdefault(job.group, {
-                    **dict.fromkeys(OBJECTS["GroupInfo"]), **dict.fromkeys(STATUSES, 0), "name": job.group, "user": job.user,
-                    "limit": known.limit, "hold": known.hold})
+                group = told.get(job.group)
+                if group is None:
+                    known = holds.get(job.group) or Group(job.group)
+                    group = told[job.group] = {
+                        **dict.fromkeys(OBJECTS["GroupInfo"]), **dict.fromkeys(STATUSES, 0), "name": job.group, "user": job.user,
+                        "limit": known.limit, "hold": known.hold}
                 group[job.status] += 1
                 if job.status == PENDING and group["position"] is None:
                     group.update(position=position, waiting_for=format_reason(self.find_reason(job, is_paused)))
@@ -10447,7 +10451,7 @@ def choose_jobs(state: State, choice: Choice, caller: Caller) -> list[Job]:
         return [job for job in named if choice.group in (None, job.group or "")]
     if choice.group is not None:
         check_group(state, choice.group)
-    return [job for job in list_jobs(state, choice.status or STATUSES) if caller.may_see(job.user) and choice.fits(job)]
+    return [job for job in choice.select(list_jobs(state, choice.status or STATUSES)) if caller.may_see(job.user)]
 
 
 def find_own_job(state: State, job_id: str, caller: Caller) -> Job:
@@ -11015,7 +11019,7 @@ class Calls(Gate):
         """A part of a list of jobs, and how long the whole is.  Raises: conflict, when the list has no such job to go on after."""
         listed: list[Job] = self.service.store.read(lambda state: list_jobs(state, choice.status or STATUSES))
         is_public = (choice.group, choice.name, choice.text) == (None,) * 3     # else it would tell what others' jobs hide
-        jobs = [job for job in listed if choice.fits(job) and (is_public or caller.may_see(job.user))]
+        jobs = choice.select(listed if is_public or caller.is_owner else [job for job in listed if caller.may_see(job.user)])
         if sort:
             jobs = sort_jobs(jobs, sort)
         total, first = len(jobs), 0

@@ -453,6 +453,7 @@ def test_jobs_are_chosen_and_listed_part_by_part(bench):
     assert bench.ask("GET", "/jobs", query={"fields": "status,id,position", "limit": "3"})[1][2] == {
         "status": "pending", "id": made[2], "position": 0}
     assert bench.ask("GET", "/jobs", query={"after": "zzz"})[0] == 409 and bench.ask("GET", "/jobs", query={"sort": "name"})[0] == 400
+    assert all(nexus.JOB[name].public for name in nexus.SORTED_BY), "the order tells what is sorted by"
     assert "fields[1] must be one of status, " in bench.ask("GET", "/jobs", query={"fields": "id,statu"})[1]["message"]
     theirs = bench.make_bearer("ann")
     for query, count in (({}, 4), ({"user": user}, 4), ({"fields": "status"}, 4), ({"text": "c1"}, 0), ({"name": "n1"}, 0),
