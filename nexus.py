@@ -3945,14 +3945,15 @@ The machines under /api have numbers: 0 is this one, then come the nodes in the 
 is a node no more.  Jobs for any machine wait in the queue of number 0, those for a node alone in that node's."""
 
 
-FORM = {"type": "object", "required": list(FORM_FIELDS), "additionalProperties": False, "properties": {
-    "code": {"type": "string", "contentMediaType": "application/octet-stream", "minLength": 1, "description": "the script"},
-    "config_file": {"type": "string", "contentMediaType": "application/yaml", "minLength": 1, "examples": ["expected_time: 10\n"],
-                    "description": f"lines like expected_time: 10; its keys are {', '.join(FORM_KEYS)}"}}}
+FORM = {
+    "type": "object", "title": "a script, and what it needs", "required": list(FORM_FIELDS), "additionalProperties": False, "properties": {
+        "code": {"type": "string", "contentMediaType": "application/octet-stream", "minLength": 1, "description": "the script"},
+        "config_file": {"type": "string", "contentMediaType": "application/yaml", "minLength": 1, "examples": ["expected_time: 10\n"],
+                        "description": f"lines like expected_time: 10; its keys are {', '.join(FORM_KEYS)}"}}}
 BODIES = {                                      # what POST /queue and its like take
-    "Submission": SUBMISSION, "Move": MOVE, "Choice": CHOICE, "NodeAdded": NODE,
-    "Form": FORM,
-    "Submissions": {"anyOf": [REF("Submission"), LIST(REF("Submission"), 1)], "examples": SUBMISSION["examples"]}}
+    "Submission": SUBMISSION, "Move": MOVE, "Choice": CHOICE, "NodeAdded": NODE, "Form": FORM,
+    "Submissions": {"title": "a job, or a list of jobs", "anyOf": [REF("Submission"), LIST(REF("Submission"), 1)],
+                    "examples": SUBMISSION["examples"]}}
 
 
 def make_openapi(routes: Sequence[Any], version: str) -> dict[str, Any]:
@@ -3975,7 +3976,7 @@ def make_openapi(routes: Sequence[Any], version: str) -> dict[str, Any]:
 def make_operation(route: Any) -> dict[str, Any]:
     who = "  For the owner alone." if route.access == "owner" else ""
     answer = make_answer(route.summary, route.answer)
-    body = {"requestBody": {"required": True, **make_answer("", route.body)}} if route.body else {}
+    body = {"requestBody": {"required": True, **make_answer(BODIES[route.body.split()[-1]]["title"], route.body)}} if route.body else {}
     return {
         "operationId": re.sub(r"\W+", "_", route.method.lower() + route.pattern).strip("_"), "summary": route.summary,
         "tags": [route.pattern.split("/")[1] or "nexus"],

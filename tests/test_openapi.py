@@ -101,6 +101,20 @@ def test_its_references_lead_somewhere():
     assert named == set(schemas), "each is there, and none is without use"
 
 
+WITH_EXAMPLES = [(route.method, route.pattern, route.body) for route in nexus.ROUTES if route.body in nexus.BODIES]
+
+
+@pytest.mark.parametrize("method, path, body", WITH_EXAMPLES, ids=[row[1] for row in WITH_EXAMPLES])
+def test_the_examples_run(method, path, body):
+    with Bench() as bench:
+        bench.ask("POST", "/queue", [{"command": "true", "id": name, "group": "sweep", "gpus": 0} for name in ("abc", "abd")])
+        if path == "/jobs/retry":
+            bench.ask("POST", "/jobs/cancel", {"ids": ["abc", "abd"]})
+        for example in nexus.BODIES[body]["examples"]:
+            status, answer = bench.ask(method, path.replace("{id}", "abc"), example)
+            assert status < 300 or (path == "/nodes" and status == 503), answer
+
+
 def test_what_is_checked_is_what_is_shown():
     """One object, not two that are alike."""
     schemas = nexus.make_openapi(nexus.ROUTES, "1")["components"]["schemas"]
