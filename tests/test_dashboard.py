@@ -955,6 +955,8 @@ def test_by_keyboard(browser, box):
         page.get_by_role("link", name="Running").press("Enter")
         expect(page.get_by_role("heading", name="Running")).to_be_focused()
         page.keyboard.press("Tab")
+        expect(page.get_by_role("button", name="Runs for")).to_be_focused()
+        page.keyboard.press("Tab")
         expect(page.get_by_label(f"Select job {job_id}")).to_be_focused()
         page.keyboard.press("Tab")
         expect(page.get_by_role("link", name=f"Job {job_id}", exact=True)).to_be_focused()
@@ -1224,7 +1226,7 @@ def test_firefox_shows_and_does_the_same(firefox, box):
     turns = "for i in 1 2; do echo out $i; sleep 0.3; echo err $i >&2; sleep 0.3; done; exit 3"
     failed = box.wait(box.add(turns, gpus=0, name="a failure"), "failed")["id"]
     box.ask("POST", "/service/pause")
-    ids = box.ask("POST", "/queue", [{"command": "true", "group": "sweep"}] * 3)["ids"]
+    ids = box.ask("POST", "/queue", [{"command": "true", "group": "by firefox"}] * 3)["ids"]
 
     def shows(selector, text):
         script = "return document.querySelector(arguments[0])?.innerText ?? ''"
@@ -1237,12 +1239,12 @@ def test_firefox_shows_and_does_the_same(firefox, box):
     firefox.navigate(f"http://127.0.0.1:{box.port}/")
     shows("#connection", "live")
     shows("#gpu-list", "GPU 1")
-    shows("[data-group=sweep]", "3 pending")
-    click("[data-group=sweep] .fold")
+    shows("[data-group='by firefox']", "3 pending")
+    click("[data-group='by firefox'] .fold")
     shows("#queue-part", ids[2])
     click(f"[data-job={ids[0]}] .danger")
     click("dialog .danger")
-    shows("[data-group=sweep]", "1 cancelled")
+    shows("[data-group='by firefox']", "1 cancelled")
     firefox.navigate(f"http://127.0.0.1:{box.port}/#/jobs/{failed}")
     shows("#job h1", f"Job {failed}: a failure")
     shows(".lines", "out 1\nerr 1\nout 2\nerr 2")
