@@ -13657,7 +13657,10 @@ section { margin-bottom: 1.5rem; }
   font-weight: 400; }
 .fold[aria-expanded=true]::before { content: "\25be"; content: "\25be" / ""; }
 .brief { gap: .5rem; grid-template-columns: repeat(auto-fill, minmax(min(15rem, 100%), 1fr)); }
-.brief .gpu { gap: .3rem; padding: .55rem .8rem; } .brief .top .name { font-size: .88em; }
+.brief .gpu { display: grid; grid-template-columns: 1fr 1fr; gap: .3rem .9rem; padding: .55rem .8rem; position: relative;
+  align-content: start; }
+.brief :is(.top, .users, .tools) { grid-column: 1 / -1; } .brief .gauge span { display: none; } .brief .name { font-size: .88em; }
+.brief .top { padding-right: 1.8rem; } .brief .menu { position: absolute; top: .35rem; right: .2rem; }
 .menu { position: relative; } .menu > summary { padding: 0 .6rem; list-style: none; font-weight: 700; }
 .menu > div { position: absolute; z-index: 4; right: 0; padding: .4rem; box-shadow: 0 6px 24px rgb(0 0 0 / .18); }
 .compact { gap: .4rem; grid-template-columns: repeat(auto-fill, minmax(min(8.2rem, 100%), 1fr)); }
@@ -13780,7 +13783,7 @@ dialog .lost { margin-top: .7rem; }
   button.link { padding: 0 .5rem; }
   .scroll { overflow: visible; }
   table.cards, .cards tbody, .cards tr, .cards td { display: block; }
-  .cards thead { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); }
+  .cards thead { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); } .sort { visibility: hidden; }
   .cards tr { display: flex; flex-wrap: wrap; align-items: baseline; gap: .15rem 1rem; padding: .7rem .9rem;
     border-bottom: 1px solid var(--line); }
   .cards tr:last-child { border-bottom: 0; }
@@ -14537,9 +14540,9 @@ function drawGroup(columns, group) {
     'aria-label': `${text} of group ${name}`, ...facts});
   const cells = {'#': el('span', {class: 'muted'}, group.position + 1),
     Job: button(name, toggle, 'fold', {'aria-expanded': `${Boolean(shown)}`}),
-    Command: el('div', {}, el('div', {class: 'tools counts'}, counts), failed > 0 && failedId && el('div', {class: 'cause'},
-      jobLink({id: failedId}), ` ${line ?? 'failed'}`)),
-    'Waits because': el('div', {}, hold ?? group.waiting_for)};
+    Command: el('div', {}, el('div', {class: 'tools'}, counts), hold && el('div', {}, hold), failed > 0 && failedId
+      && el('div', {class: 'cause'}, jobLink({id: failedId}), ` ${line ?? 'failed'}`)),
+    'Waits because': el('div', {}, hold ? 'it is held' : group.waiting_for)};
   const query = `?group=${encodeURIComponent(name)}`;
   const actions = [service.is_owner && bulk(hold ? 'Resume' : 'Pause', `service/${hold ? 'resume' : 'pause'}${query}`, undefined,
     hold ? `Jobs of ${name} are started again.` : `No job of ${name} is started.`),
