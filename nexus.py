@@ -1804,7 +1804,11 @@ def read_sent(kind: str, body: Any) -> Any:
         raise NexusError("usage", f"that is not what a nexus asks: {format_line(str(error), 300)}") from None
 
 
-# log.times, beside a job's logs: `TENTHS STDOUT STDERR`, which sizes they had when, a line where that tells something.
+# log.times, beside a job's logs: `TENTHS STDOUT STDERR`, which sizes they had when, a line where that tells something; 0: by some time.
+
+if TYPE_CHECKING:
+    LogMark = tuple[Union[float, None], int, int]       # when, size of stdout.log, of stderr.log
+
 
 @value
 class LogPart:
@@ -1816,23 +1820,21 @@ class LogPart:
     at: float | None = None                             # when they had come; None: not known
 
 
-def parse_log_times(lines: Iterable[bytes]) -> Iterator[tuple[float, int, int]]:
-    """(when, size of stdout.log, of stderr.log); torn lines and those that do not go on are left out."""
-    last = (0.0, 0, 0)
+def parse_log_times(lines: Iterable[bytes]) -> Iterator[LogMark]:
+    """Torn lines and those that do not go on are left out; the clock may have been set back."""
+    last = [0, 0]
     for line in lines:
         if re.fullmatch(rb"[0-9]{1,11}( [0-9]{1,15}){2}\n", line):
             tenths, *sizes = map(int, line.split())
-            seen = tenths / 10, sizes[0], sizes[1]
-            if all(map(operator.le, last, seen)):
-                last = seen
-                yield seen
+            if sizes[0] >= last[0] and sizes[1] >= last[1]:
+                last = sizes
+                yield tenths / 10 or None, sizes[0], sizes[1]
 
 
-def merge_logs(times: Iterable[tuple[float, int, int]], attempts: Sequence[Attempt], starts: Sequence[int],
-               ends: Sequence[int]) -> Iterator[LogPart]:
+def merge_logs(times: Iterable[LogMark], attempts: Sequence[Attempt], starts: Sequence[int], ends: Sequence[int]) -> Iterator[LogPart]:
     """What two logs hold between these sizes, in the order in which it came.  What came within the same time, stdout first."""
     import heapq
-    at_sizes, begun = list(starts), [one for one in attempts if sum(one.log_start) <= sum(starts)]
+    at_sizes, begun = list(starts), [one for one in attempts if all(map(operator.le, one.log_start, starts))]
     number = begun[-1].number if begun else 0
 
     def advance(at: float | None, sizes: Sequence[int]) -> Iterator[LogPart]:
@@ -4551,10 +4553,13 @@ def measure(path: str) -> int:
     return 0
 
 
-def read_part(path: str, start: int, most: int) -> bytes:
-    """At most so many bytes of a file, from byte `start` on."""
-    with contextlib.suppress(OSError), opened(path, os.O_RDONLY | os.O_NONBLOCK) as handle:
-        return os.pread(handle, most, start)
+def read_part(file: str | int, start: int, most: int) -> bytes:
+    """At most so many bytes of a file, which may be open, from byte `start` on."""
+    with contextlib.suppress(OSError):
+        if isinstance(file, int):
+            return os.pread(file, most, start)
+        with opened(file, os.O_RDONLY | os.O_NONBLOCK) as handle:
+            return os.pread(handle, most, start)
     return b""
 
 
@@ -4572,9 +4577,9 @@ def find_tail(path: str, lines: int, end: int | None = None) -> int:
     return at
 
 
-def read_blocks(path: str, start: int, end: int) -> Iterator[bytes]:
+def read_blocks(file: str | int, start: int, end: int) -> Iterator[bytes]:
     """A part of a file."""
-    while start < end and (block := read_part(path, start, min(65536, end - start))):
+    while start < end and (block := read_part(file, start, min(65536, end - start))):
         start += len(block)
         yield block
 
@@ -4597,10 +4602,10 @@ def read_usage(folder: str) -> Iterator[Reading]:
     return parse_usage(read_part(path, max(0, measure(path) - USAGE_BYTES), USAGE_BYTES))
 
 
-def read_log_times(folder: str, starts: Sequence[int]) -> Iterator[tuple[float, int, int]]:
-    """How a job's logs have grown, as noted; at least since they had these sizes."""
+def read_log_times(folder: str, starts: Sequence[int]) -> Iterator[LogMark]:
+    """How a job's logs have grown, as noted; at least since they had these sizes.  The job may have put anything there."""
     path = os.path.join(folder, LOG_TIMES)
-    size, step = measure(path), 4096
+    size, step = min(measure(path), NOTES_BYTES), 4096
     while step < size:
         first = next(parse_log_times(read_part(path, size - step, 200).splitlines(True)[1:]), None)
         if first and first[1] <= starts[0] and first[2] <= starts[1]:
@@ -4610,7 +4615,7 @@ def read_log_times(folder: str, starts: Sequence[int]) -> Iterator[tuple[float, 
     def lines() -> Iterator[bytes]:
         rest = b""
         for block in read_blocks(path, max(0, size - step), size):
-            *whole, rest = (rest + block).split(b"\n")
+            *whole, rest = (rest[:100] + block).split(b"\n")
             yield from (line + b"\n" for line in whole)
     return parse_log_times(lines())
 
@@ -4629,10 +4634,11 @@ class LogReader:
     """Reads on in logs, one or both of a job, in the order in which they grew."""
 
     def __init__(self, folder: str, streams: Sequence[int] = (0, 1), names: Sequence[str] = ("stdout.log", "stderr.log"),
-                 needs_times: bool = False) -> None:
-        """`streams`: which of the two are read; `needs_times`: it is wanted when what came."""
-        self.folder, self.streams, self.names, self.needs_times, self.attempt = folder, streams, names, needs_times, 0
+                 needs_times: bool = False, see: Callable[[str], Iterable[LogMark]] = lambda folder: ()) -> None:
+        """`streams`: which of the two are read; `needs_times`: it is wanted when what came; `see`: what is known beyond log.times."""
+        self.folder, self.streams, self.names, self.needs_times, self.see, self.attempt = folder, streams, names, needs_times, see, 0
         self.places, self.rests = [0, 0], [b"", b""]    # up to where each is read, and what of that waits for the end of its line
+        self.rest_times: list[float | None] = [None, None]
 
     def find_path(self, stream: int) -> str:
         return os.path.join(self.folder, self.names[stream])
@@ -4643,60 +4649,77 @@ class LogReader:
     def begin(self, attempts: Sequence[Attempt], offsets: Sequence[int], tail: int | None, ends: Sequence[int] | None = None) -> None:
         """Begin at these offsets, but of a file that is shorter at 0; or `tail` lines before the end, if that is later."""
         sizes = self.measure()
-        sizes = sizes if ends is None else list(map(min, sizes, ends))
-        self.places = [offset if offset <= size else 0 for offset, size in zip(offsets, sizes)]
+        ends = sizes if ends is None else list(map(min, sizes, ends))
+        self.places = [min(offset, end) if offset <= size else 0 for offset, size, end in zip(offsets, sizes, ends)]
         if tail is None:
             return
-        firsts = [max(place, find_tail(self.find_path(stream), tail, size)) if stream in self.streams else place
-                  for stream, (place, size) in enumerate(zip(self.places, sizes))]
-        self.places, left = firsts, tail
-        parts = list(merge_logs(read_log_times(self.folder, firsts), attempts, firsts, sizes)) if len(self.streams) > 1 else []
-        for place, part in reversed(list(enumerate(parts))):        # of both together as many lines
-            path = self.find_path(part.stream)
-            count = sum(block.count(b"\n") for block in read_blocks(path, part.start, part.end))
-            if count >= left:
-                self.places = sizes
-                for later in reversed(parts[place + 1:]):
-                    self.places[later.stream] = later.start
-                self.places[part.stream] = max(part.start, find_tail(path, left, part.end))
-                return
-            left -= count
+        for stream in self.streams:
+            self.places[stream] = max(self.places[stream], find_tail(self.find_path(stream), tail, ends[stream]))
+        if len(self.streams) > 1:
+            self.skip(attempts, ends, sum(self.count_lines(stream, self.places[stream], ends[stream]) for stream in self.streams) - tail)
 
-    def count_lines(self) -> int | None:
+    def skip(self, attempts: Sequence[Attempt], ends: Sequence[int], lines: int) -> None:
+        """Go on by so many lines of both together."""
+        at = list(self.places)
+        for part, block in self.walk(attempts, ends) if lines > 0 else ():
+            *whole, rest = block.split(b"\n", lines)
+            at[part.stream] += len(block)
+            if whole:                                   # else the line is shown with its beginning, or not at all
+                self.places[part.stream] = at[part.stream] - len(rest)
+                lines -= len(whole)
+            if lines <= 0:
+                return
+
+    def count_lines(self, stream: int, start: int, end: int) -> int:
+        """An unfinished one at the end is one, too."""
+        count, last = 0, b"\n"
+        for block in read_blocks(self.find_path(stream), start, end):
+            count, last = count + block.count(b"\n"), block
+        return count + (not last.endswith(b"\n"))
+
+    def count_before(self) -> int | None:
         """The lines before its places; None: they are too many to be counted now."""
         if sum(self.places[stream] for stream in self.streams) > MAX_COUNTED_BYTES:
             return None
-        return sum(block.count(b"\n") for stream in self.streams for block in read_blocks(self.find_path(stream), 0, self.places[stream]))
+        return sum(self.count_lines(stream, 0, self.places[stream]) for stream in self.streams)
+
+    def walk(self, attempts: Sequence[Attempt], ends: Sequence[int], needs_order: bool = True) -> Iterator[tuple[LogPart, bytes]]:
+        """What there is between its places and these, as it came."""
+        import itertools
+        seen = self.see(self.folder) if needs_order else ()         # first: it may add to log.times
+        marks = itertools.chain(read_log_times(self.folder, self.places) if needs_order else (), seen)
+        with contextlib.ExitStack() as stack:
+            files: dict[int, str | int] = {stream: self.find_path(stream) for stream in self.streams}
+            for stream in self.streams:
+                with contextlib.suppress(OSError):
+                    files[stream] = stack.enter_context(opened(self.find_path(stream), os.O_RDONLY | os.O_NONBLOCK))
+            for part in merge_logs(marks, attempts, self.places, ends):
+                yield from ((part, block) for block in read_blocks(files[part.stream], part.start, part.end))
 
     def read(self, attempts: Sequence[Attempt] = (), ends: Sequence[int] | None = None) -> Iterator[LogEntry]:
         """What has come, without the beginnings of lines."""
         sizes = self.measure()
         for stream in [stream for stream in self.streams if sizes[stream] < self.places[stream]]:       # a new file
             self.places[stream], self.rests[stream] = 0, b""
-        sizes = sizes if ends is None else list(map(min, sizes, ends))
-        if sizes == self.places:
-            return
-        is_order_known = sum(map(operator.gt, sizes, self.places)) == 1        # without a look at how they grew
-        times = () if is_order_known and not self.needs_times else read_log_times(self.folder, self.places)
-        for part in merge_logs(times, attempts, self.places, sizes):
+        ends = sizes if ends is None else list(map(min, sizes, ends))
+        is_order_known = sum(map(operator.gt, ends, self.places)) <= 1        # without a look at how they grew
+        for part, block in self.walk(attempts, ends, self.needs_times or not is_order_known) if ends != self.places else ():
             if part.attempt != self.attempt:
                 yield from self.flush()
             self.attempt = part.attempt
-            for block in read_blocks(self.find_path(part.stream), part.start, part.end):
-                self.places[part.stream] += len(block)
-                content = self.rests[part.stream] + block
-                cut = max(content.rfind(b"\n"), content.rfind(b"\r")) + 1 or (len(content) if len(content) > MAX_LOG_LINE else 0)
-                self.rests[part.stream] = content[cut:]
-                if cut:
-                    end = self.places[part.stream] - len(content) + cut
-                    yield LogEntry(part.attempt, part.stream, end, part.at, content[:cut])
+            self.places[part.stream] += len(block)
+            content = self.rests[part.stream] + block
+            cut = max(content.rfind(b"\n"), content.rfind(b"\r")) + 1 or (len(content) if len(content) > MAX_LOG_LINE else 0)
+            self.rests[part.stream], self.rest_times[part.stream] = content[cut:], part.at
+            if cut:
+                yield LogEntry(part.attempt, part.stream, self.places[part.stream] - len(content) + cut, part.at, content[:cut])
 
     def flush(self) -> Iterator[LogEntry]:
         """The beginnings of lines: nobody knows when their ends come."""
         for stream, rest in enumerate(self.rests):
             if rest:
                 self.rests[stream] = b""
-                yield LogEntry(self.attempt, stream, self.places[stream], None, rest)
+                yield LogEntry(self.attempt, stream, self.places[stream], self.rest_times[stream], rest)
 
 
 MAX_LOG_LINE = 65536            # a longer one comes in pieces
@@ -9840,16 +9863,20 @@ class LogWatch(Part):
 
     def end(self) -> None:
         for growth in list(self.growths.values()):
-            growth.write()
+            growth.note(self.clock.now(), is_last=True)
+
+    def see(self, folder: str) -> Sequence[LogMark]:
+        """What readers should know beyond log.times: a look that is made now, as the next one would."""
+        growth = self.growths.get(folder)
+        return [growth.note(self.clock.now())] if growth else []
 
     def look(self) -> float | None:
         began, now = self.clock.monotonic(), self.clock.now()
         running = self.service.running_jobs()
         folders = {job.log_dir for job in running if job.log_dir}
         for folder in [folder for folder in self.growths if folder not in folders]:
-            growth = self.growths.pop(folder)
-            growth.note(now)
-            growth.write()
+            self.growths[folder].note(now, is_last=True)
+            del self.growths[folder]
         for folder in folders:
             growth = self.growths.get(folder) or self.growths.setdefault(folder, LogGrowth(folder, self.is_first))
             growth.note(now)
@@ -9873,28 +9900,33 @@ class LogGrowth:
     """How a job's logs grow."""
 
     def __init__(self, folder: str, has_begun: bool) -> None:
-        self.folder = folder
-        self.seen = (0.0, *(measure_logs(folder) if has_begun else (0, 0)))
-        self.written, self.growing = self.seen, (False, False)
+        """`has_begun`: before anybody watched, so that nobody knows when what is there came."""
+        import threading
+        self.folder, self.guard = folder, threading.Lock()          # readers look, too
+        self.written: LogMark = (None, 0, 0)
+        self.seen: LogMark = (None, *(measure_logs(folder) if has_begun else (0, 0)))
+        self.growing = (False, False)
         self.readings: list[Reading] = []                   # since the last line of usage.csv
         self.usage_at = 0.0
 
-    def note(self, now: float) -> None:
-        """It is written when the other of the two grows, so that the order is known, and from time to time."""
-        sizes = measure_logs(self.folder)
-        if sizes == self.seen[1:]:
-            return
-        growing = sizes[0] > self.seen[1], sizes[1] > self.seen[2]
-        if growing != self.growing or all(growing) or now - self.written[0] >= LOG_NOTE_S:
-            self.write()
-        self.seen, self.growing = (now, *sizes), growing
+    def note(self, now: float, is_last: bool = False) -> LogMark:
+        """What is seen is written when the other of the two grows, so that the order is known, and from time to time."""
+        with self.guard:
+            sizes = measure_logs(self.folder)
+            if sizes != self.seen[1:]:
+                growing = sizes[0] > self.seen[1], sizes[1] > self.seen[2]
+                if growing != self.growing or all(growing) or now - (self.written[0] or 0) >= LOG_NOTE_S:
+                    self.write()
+                self.seen, self.growing = (now, *sizes), growing
+            if is_last:
+                self.write()
+            return self.seen
 
     def write(self) -> None:
         """What was seen last."""
-        if self.seen == self.written or self.seen[0] == 0:
-            return
-        append_note(self.folder, LOG_TIMES, f"{int(self.seen[0] * 10)} {self.seen[1]} {self.seen[2]}\n")
-        self.written = self.seen
+        if self.seen[1:] != self.written[1:]:
+            append_note(self.folder, LOG_TIMES, f"{int((self.seen[0] or 0) * 10)} {self.seen[1]} {self.seen[2]}\n")
+            self.written = self.seen
 
     def note_usage(self, reading: Reading, run_s: float) -> None:
         """A line each time that so much of the run has passed: dense at first, a few thousand in a week."""
@@ -11091,7 +11123,7 @@ class Calls(Gate):
 
         folder, attempts, _ = look()
         is_ndjson = NDJSON in request.headers.get("accept", "")
-        reader = LogReader(folder, streams, needs_times=is_ndjson or timestamps)
+        reader = LogReader(folder, streams, needs_times=is_ndjson or timestamps, see=self.service.log_watch.see)
         reader.begin(attempts, offset, tail, before)
         if is_ndjson:
             return self.send_logs(reader, look, log_entry_json, follow, before, NDJSON, is_numbered=tail is not None)
@@ -11108,20 +11140,23 @@ class Calls(Gate):
             idle_s, is_on = FOLLOW_INTERVAL_S[0], True
             while is_on:
                 reader.folder, attempts, was_over = look()
-                entries = reader.read(attempts, ends) if reader.folder else iter(())
-                found = False
-                for entry in entries:
+                found, text = False, bytearray()        # small entries go together: each answer's piece costs a system call
+                for entry in reader.read(attempts, ends) if reader.folder else ():
                     found = True
-                    yield make_text(entry, attempts)
+                    text += make_text(entry, attempts)
+                    if len(text) > MAX_LOG_LINE:
+                        yield bytes(text)
+                        text.clear()
                 is_on = is_followed and (found or not was_over)
-                if not found or not is_on:
-                    yield b"".join(make_text(entry, attempts) for entry in reader.flush())
+                for entry in reader.flush() if not found or not is_on else ():
+                    text += make_text(entry, attempts)
+                yield bytes(text)
                 if is_on:
                     self.service.clock.sleep(max(0.0 if found else idle_s, find_follow_pause_s()))
                     idle_s = FOLLOW_INTERVAL_S[0] if found else min(FOLLOW_INTERVAL_S[1], idle_s * 1.2)
 
         headers = {"Log-Offset": ",".join(str(reader.places[stream]) for stream in reader.streams)}
-        if is_numbered and (number := reader.count_lines()) is not None:
+        if is_numbered and (number := reader.count_before()) is not None:
             headers["Log-Line"] = str(number + 1)
         return Response(200, content_type=kind, headers=headers, stream=pieces())
 
@@ -11408,7 +11443,7 @@ def log_entry_json(entry: LogEntry, attempts: Sequence[Attempt]) -> bytes:
 def stamp_lines(content: bytes, stamp: str, is_at_line: bool) -> bytes:
     """Each line with this before it, but the first where that goes on with one."""
     mark = stamp.encode()
-    return (mark if is_at_line else b"") + mark.join(content.splitlines(True))
+    return (mark if is_at_line else b"") + re.sub(rb"\n(?!\Z)", b"\n" + mark, content)
 
 
 def format_tenths(at: float | None) -> str | None:
@@ -11429,7 +11464,7 @@ def make_log_text(has_times: bool = False, is_both: bool = False) -> Callable[[L
             heading = (b"" if is_line_whole else b"\n") + f"---- attempt {entry.attempt}, {began} ----\n".encode()
         former = entry.attempt
         if has_times:
-            content = stamp_lines(content, f"{format_tenths(entry.at) or '-':21} ", is_line_whole or bool(heading))
+            content = stamp_lines(content, f"{format_tenths(entry.at) or '-':22} ", is_line_whole or bool(heading))
         is_line_whole = content.endswith(b"\n")
         return heading + content
 
@@ -12720,7 +12755,7 @@ def pass_on_logs(call: Call, job_id: str, is_own: bool, follow: bool = True, str
     """A job's stdout to stdout and its stderr to stderr, in the order in which they came, until it ends if it is followed."""
     targets = {"stdout": call.out, "stderr": call.err}
     filters = {name: OutputFilter(is_own or not target.isatty()) for name, target in targets.items()}
-    former, is_line_whole = 1, True
+    former, is_whole = 1, dict[str, bool]()             # a terminal's line goes on with what comes next, from either; a file's does not
     for entry in call.client.follow(job_id, stream, tail, follow):
         try:
             name, content, number, at = entry["stream"], entry["text"].encode("utf-8", "surrogateescape"), entry["attempt"], entry["at"]
@@ -12732,8 +12767,9 @@ def pass_on_logs(call: Call, job_id: str, is_own: bool, follow: bool = True, str
         former = number
         if has_times:
             stamp = f"{local_time(at[:19] + 'Z', '%Y-%m-%d %H:%M:%S')}{at[19:21]}" if at else "-"
-            filtered = stamp_lines(filtered, f"{stamp:21} ", is_line_whole)
-            is_line_whole = content.endswith(b"\n")
+            place = "" if targets[name].isatty() else name
+            filtered = stamp_lines(filtered, f"{stamp:21} ", is_whole.get(place, True)) if content else b""
+            is_whole[place] = content.endswith(b"\n")
         write_to(targets[name], filtered)
     for name, target in targets.items():
         write_to(target, filters[name].clean(b"", is_last=True))

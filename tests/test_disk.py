@@ -296,6 +296,24 @@ def test_whole_lines_that_are_all_noted_come_in_their_order(tmp_path_factory, st
         assert b"".join(entry.content for entry in reader.read()) == b"".join(piece for _, piece in steps[len(steps) - tail:])
 
 
+MARKS = [  # log.times, what is read of it
+    ("torn, and what does not go on", b"10 1 0\n20 3\nx\n30 2 2\n25 1 9\n40 2 3", [(1.0, 1, 0), (3.0, 2, 2)]),
+    ("the clock was set back", b"5000 1 1\n10 2 1\n20 2 2\n", [(500.0, 1, 1), (1.0, 2, 1), (2.0, 2, 2)]),
+    ("nobody looked", b"0 5 5\n10 6 5\n", [(None, 5, 5), (1.0, 6, 5)]),
+]
+
+
+@pytest.mark.parametrize("reason, content, expected", MARKS, ids=[row[0] for row in MARKS])
+def test_log_times(reason, content, expected):
+    assert list(nexus.parse_log_times(content.splitlines(True))) == expected
+
+
+def test_bytes_are_of_the_attempt_that_wrote_them():
+    attempts = [nexus.Attempt(number=1), nexus.Attempt(number=2, log_start=(400, 30))]
+    found = [(part.attempt, part.stream, part.start, part.end) for part in nexus.merge_logs((), attempts, (500, 0), (600, 40))]
+    assert found == [(1, 1, 0, 30), (2, 0, 500, 600), (2, 1, 30, 40)]
+
+
 def test_of_long_notes_only_the_end_is_read(tmp_path, monkeypatch):
     grow(tmp_path, [(0, b"x\n")])
     with open(tmp_path / nexus.LOG_TIMES, "w", encoding="utf-8") as file:

@@ -813,6 +813,65 @@ def test_both_streams_come_in_order(bench, reason, steps, expected):
         assert bench.ask("GET", path)[1] == b"a\nc\nb\nd\n", "without the notes all is there"
 
 
+def stamps(bench, path):
+    lines = bench.ask("GET", path, query={"timestamps": "true"})[1].decode().splitlines()
+    return [(line[:22].split("T")[-1].strip(), line[23:]) for line in lines]
+
+
+def test_what_was_seen_last_is_known_before_it_is_noted(bench):
+    job_id = bench.add()
+    folder = os.path.join(bench.layout.log_dir, f"job_{job_id}")
+    os.mkdir(folder)
+
+    def write(name, piece, at):
+        with open(os.path.join(folder, name), "ab") as file:
+            file.write(piece)
+        bench.service.clock.now = lambda: 1e9 + at
+
+    path = f"/jobs/{job_id}/logs"
+    write("stdout.log", b"before anybody looked\n", 0)
+    bench.become(job_id, "running", log_dir=folder)
+    bench.service.log_watch.look()
+    write("stderr.log", b"one\n", 1)
+    assert stamps(bench, path) == [("-", "before anybody looked"), ("01:46:41.0Z", "one")], "who reads it looks"
+    write("stdout.log", b"two\n", 2)
+    bench.become(job_id, "completed", exit_code=0)
+    expected = [("-", "before anybody looked"), ("01:46:41.0Z", "one"), ("01:46:42.0Z", "two")]
+    assert stamps(bench, path) == expected, "it has ended, and nobody has looked"
+    bench.service.log_watch.look()
+    assert stamps(bench, path) == expected and not bench.service.log_watch.growths, "now it is noted"
+
+
+def make_huge(path):
+    with open(path, "wb") as file:
+        file.truncate(2**28)
+
+
+def make_endless(path):
+    with open(path, "wb") as file:
+        file.write(b"1" * 2**20)
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, make_huge, make_endless, lambda path: os.symlink("/dev/zero", path)],
+                         ids=["a pipe", "a folder", "zeros", "one line", "a link"])
+def test_what_a_job_leaves_in_the_place_of_its_log_times(bench, make):
+    job_id = bench.add()
+    folder = os.path.join(bench.layout.log_dir, f"job_{job_id}")
+    os.mkdir(folder)
+    make(os.path.join(folder, nexus.LOG_TIMES))
+    bench.become(job_id, "running", log_dir=folder)
+    watch = bench.service.log_watch
+    for name in ("stdout.log", "stderr.log"):
+        watch.look()
+        with open(os.path.join(folder, name), "w", encoding="ascii") as file:
+            file.write(f"{name}\n" * 3)
+    watch.look()
+    began = time.process_time()
+    assert bench.ask("GET", f"/jobs/{job_id}/logs", query={"tail": "5"})[1] == b"stdout.log\n" * 2 + b"stderr.log\n" * 3
+    watch.end()
+    assert time.process_time() - began < 5
+
+
 def test_what_its_gpus_had_to_do_over_a_run(bench):
     job_id = bench.add(gpus=2)
     folder = os.path.join(bench.layout.log_dir, f"job_{job_id}")
@@ -891,8 +950,9 @@ def test_logs(bench):
         with open(os.path.join(folder, name), "wb") as file:
             file.write(content)
     for query, expected in [({}, b"a\nb\xff\nx\ny\nc"), ({"stream": "stdout"}, b"a\nb\xff\nc"), ({"stream": "stderr"}, b"x\ny\n"),
-                            ({"tail": "1"}, b"y\n"), ({"tail": "3"}, b"x\ny\nc"), ({"offset": "2,2"}, b"b\xff\ny\nc"),
-                            ({"before": "4,2"}, b"a\nx\nb\xff"), ({"before": "4,2", "tail": "1"}, b"x\n"),
+                            ({"tail": "1"}, b"c"), ({"tail": "2"}, b"y\nc"), ({"tail": "3"}, b"x\ny\nc"),
+                            ({"offset": "2,2"}, b"b\xff\ny\nc"), ({"before": "4,2"}, b"a\nx\nb\xff"),
+                            ({"before": "4,2", "tail": "1"}, b"b\xff"), ({"before": "2,2", "offset": "4,0"}, b"x\n"),
                             ({"tail": "2", "stream": "stderr"}, b"x\ny\n"), ({"tail": "0"}, b""),
                             ({"tail": "99", "stream": "stdout"}, b"a\nb\xff\nc")]:
         assert bench.ask("GET", f"/jobs/{job_id}/logs", query=query) == (200, expected), query
@@ -901,7 +961,9 @@ def test_logs(bench):
         response = bench.respond("GET", f"/jobs/{job_id}/logs", query={"stream": "stdout", **query})
         assert (response.headers["Log-Offset"], b"".join(response.stream)) == (str(start), expected), query
     both = bench.respond("GET", f"/jobs/{job_id}/logs", query={"offset": "1", "tail": "2"})
-    assert (both.headers["Log-Offset"], b"".join(both.stream)) == ("6,1", b"\ny\n"), "what begins later counts"
+    assert (both.headers["Log-Offset"], b"".join(both.stream)) == ("5,2", b"y\nc"), "what begins later counts"
+    both = bench.respond("GET", f"/jobs/{job_id}/logs", query={"offset": "3", "tail": "9"})
+    assert (both.headers["Log-Offset"], b"".join(both.stream)) == ("3,3", b"\xff\n\nc"), "what begins later counts"
     bench.become(job_id, "failed", exit_code=1)
     assert bench.ask("GET", f"/jobs/{job_id}/logs", query={"follow": "true"}) == (200, b"a\nb\xff\nx\ny\nc"), "it ends"
     assert bench.ask("GET", f"/jobs/{job_id}/logs", query={"follow": "true", "offset": "5"}) == (200, b"x\ny\nc")
