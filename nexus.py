@@ -1181,7 +1181,7 @@ def list_jobs(state: State, statuses: Container[str]) -> list[Job]:
             *(state.running.values() if RUNNING in statuses else ()), *(list_pending(state) if PENDING in statuses else ())]
 
 
-TRIMMED_AT_ONCE = 1000          # they go in one change, for which all others wait
+TRIMMED_AT_ONCE = ENDED_AT_ONCE = 1000          # jobs that go in one change, for which all others wait
 
 
 def choose_trimmed(state: State, limit: int) -> list[Job]:
@@ -8736,6 +8736,7 @@ def is_elsewhere_now(known: NodeConfig, config: NodeConfig) -> bool:
 PROBE_REST = 10                 # nvidia-smi rests for so many times as long as it ran
 LEASE_REST_S = (5.0, 60.0)      # and no GPU is given out after a lease came to nothing
 SETTLED_S = 30.0                # a job's use of GPU memory that has not grown for so long is what it needs
+DISK_INTERVAL_S, DISK_PATIENCE_S = 5.0, 30.0        # between two looks at the disks; a longer one is bad for health
 ESTIMATE_PATIENCE_S = 0.05      # so long a request waits for estimates that are being made
 ESTIMATE_REST = 10              # estimates are as old as this many times what they took, and at least 2 s
 HEALTH_INTERVAL_S = 5.0         # so often on_unhealthy looks
@@ -9264,16 +9265,17 @@ class Admission(Part):
         """Take pending jobs out of the queue, and have running ones stopped; return the ids of those that end by it.
 
         Jobs that are over stay as they are, unless one alone is named that must be pending or running.  When a named one has not the
-        status that it must have, nothing is done.  Raises: not_found, forbidden, conflict.
+        status that it must have, nothing is done.  Of a group or status a thousand end at a time: others are heard in between.
+        Raises: not_found, forbidden, conflict.
         """
-        now, statuses = self.clock.now(), choice.status or (PENDING, RUNNING)
+        now, statuses, ended = self.clock.now(), choice.status or (PENDING, RUNNING), dict[str, None]()
         found: list[Job] = self.store.read(lambda state: list(choose_jobs(state, choice, caller)))
         withdrawn = {job.current.slurm_key for job in found if job.current.slurm_id and job.status == PENDING
                      and PENDING in statuses and is_withdrawn(job, self.layout.job_folder(job.id))}
 
         def stop(state: State) -> Changes:
             jobs = choose_jobs(state, choice, caller)
-            left = [job for job in jobs if job.status not in FINAL]
+            left = [job for job in jobs if job.status not in FINAL and job.id not in ended][:None if choice.ids else ENDED_AT_ONCE]
             if choice.ids and choice.status:
                 for job in jobs if len(jobs) == 1 else left:
                     check_status(job, statuses, "nothing was done to the others" if len(jobs) > 1 else "")
@@ -9282,11 +9284,13 @@ class Admission(Part):
                     yield from stop_job(state, state.jobs[job_id], caller.name, now, withdrawn)
             return [job.id for job in left]
 
-        ended: list[str] = self.store.update(stop)
-        if ended:
-            self.log.info("Job %s: %s asked for its end", ", ".join(ended), caller.name)
+        while part := dict.fromkeys(self.store.update(stop)):
+            ended.update(part)
+            self.log.info("Job %s: %s asked for its end", join_some(list(part)), caller.name)
             self.service.wake()
-        return ended
+            if choice.ids:
+                break
+        return list(ended)
 
     def retry(self, choice: Choice, caller: Caller) -> list[str]:
         """Queue finished jobs again, as new ones, all or none; return their ids.  Each comes after what its parents were retried as.
@@ -9305,6 +9309,7 @@ class Admission(Part):
             made = []
             for job in find(state):
                 check_status(job, FINAL, "only a finished one can be run again")
+                check_status(job, choice.status or FINAL, "nothing was done")
                 latest = {parent: find_retried(state, parent) for parent in job.after if parent in state.jobs}
                 after = dict.fromkeys(
                     parent for parent in latest.values() if state.jobs[parent].status in (PENDING, RUNNING, COMPLETED))
@@ -9318,7 +9323,7 @@ class Admission(Part):
 
         made: list[str] = self.store.update(add)
         if made:
-            self.log.info("Job %s added by %s, as others were before", ", ".join(made), caller.name)
+            self.log.info("Job %s added by %s, as others were before", join_some(made), caller.name)
             self.service.wake()
         return made
 
@@ -9945,6 +9950,9 @@ class Views(Part):
         self.estimates: Mapping[str, float] = {}            # pending job: when it will start
         self.next_estimate_at = float("-inf")               # monotonic
         self.estimates_made, self.estimator = threading.Event(), Worker(service, "estimating when jobs start", self.estimate, None)
+        self.disks: Sequence[tuple[str, bool, str]] = ()    # checks, as of the last look
+        self.disks_seen_at = self.clock.monotonic()
+        self.disk_watch = Worker(service, "looking at the disks", self.look_at_disks)
 
     def status(self) -> dict[str, Any]:
         """GET /status."""
@@ -10040,7 +10048,8 @@ class Views(Part):
         is_waiting = any(job.status == PENDING for job in jobs)
         estimates = self.find_estimates() if is_waiting and "estimated_start" in rows else {}
         if is_waiting and "position" in rows:
-            places = {job.id: place for place, job in enumerate(self.store.read(list_pending))}
+            ids = {job.id for job in jobs}
+            places = {job.id: place for place, job in enumerate(self.store.read(list_pending)) if job.id in ids}
 
         def describe(job: Job) -> dict[str, Any]:
             if job.status != PENDING or not rows.keys() & {"position", "waiting_for", "reason", "estimated_start"}:
@@ -10182,6 +10191,19 @@ class Views(Part):
             yield "jobs file", os.path.exists(file.path), found or f"{file.path} is watched", found and f"{file.path}: {found}"
 
     def check_disks(self) -> Iterator[tuple[str, bool, str]]:
+        """As they were a moment ago: one that hangs holds up nobody who asks."""
+        if not self.disk_watch.thread.is_alive():
+            self.look_at_disks()
+        silent_s = self.clock.monotonic() - self.disks_seen_at
+        if silent_s > DISK_PATIENCE_S:
+            yield "disks", False, f"they have not answered for {format_duration(silent_s)}"
+        yield from self.disks
+
+    def look_at_disks(self) -> float:
+        self.disks, self.disks_seen_at = tuple(self.measure_disks()), self.clock.monotonic()
+        return DISK_INTERVAL_S
+
+    def measure_disks(self) -> Iterator[tuple[str, bool, str]]:
         import shutil
         for name, folder in (("state disk", self.layout.journal_dir), ("log disk", self.layout.log_dir)):
             try:
@@ -10278,7 +10300,7 @@ class Service:
         self.machine.become_subreaper()
         self.open_fifo()
         self.runners.adopt()
-        for worker in (Worker(self, "asking for the GPUs", lambda: probe_gpus(self)), self.views.estimator,
+        for worker in (Worker(self, "asking for the GPUs", lambda: probe_gpus(self)), self.views.estimator, self.views.disk_watch,
                        Worker(self, "writing state.json", self.history.keep_state),
                        Worker(self, "trimming the history", self.history.trim_history),
                        self.hooks.worker, self.log_watch.worker, self.gpu_watch.pss_worker,
@@ -10469,9 +10491,9 @@ def find_retried(state: State, job_id: str) -> str:
     return job_id
 
 
-def check_group(state: State, name: str) -> None:
+def check_group(state: State, name: str, caller: Caller | None = None) -> None:
     """Raises: not_found."""
-    groups = {job.group for job in state.jobs.values() if job.group}
+    groups = {job.group for job in state.jobs.values() if job.group and (caller is None or caller.may_see(job.user))}
     if name not in groups:
         raise NexusError("not_found", f"there is no job of group '{format_line(name, 60)}'",
                          hint=suggest(name, groups) or "nexus jobs lists all")
@@ -10481,9 +10503,12 @@ def choose_jobs(state: State, choice: Choice, caller: Caller) -> list[Job]:
     """The caller's jobs that are meant.  Raises: not_found; forbidden."""
     if choice.ids:
         named = [find_own_job(state, job_id, caller) for job_id in dict.fromkeys(choice.ids)]
-        return [job for job in named if choice.group in (None, job.group or "")]
-    if choice.group is not None:
-        check_group(state, choice.group)
+        for job in named:
+            if choice.group is not None and choice.group != (job.group or ""):
+                raise NexusError("conflict", f"job {job.id} is not of group '{format_line(choice.group, 60)}'", hint="nothing was done")
+        return named
+    if choice.group:
+        check_group(state, choice.group, caller)
     return [job for job in choice.select(list_jobs(state, choice.status or STATUSES)) if caller.may_see(job.user)]
 
 
@@ -10650,7 +10675,7 @@ PARAMETERS: Mapping[str, Field] = {             # those with a dash are headers
     "timestamps": Field(SAID, "each line begins with the time at which it had come, to a tenth of a second where that is known",
                         parse=is_said),
     "since": Field(COUNT, "events after this number"),
-    "job": Field(LIST(STRING), "events of this job alone; several: job=abc,abd"),
+    "job": Field(LIST(JOB_ID), "events of this job alone; several: job=abc,abd"),
     "Last-Event-ID": Field(COUNT, "the same, as browsers send it; it wins"),
     "Idempotency-Key": Field(
         PATTERN("^[\\x21-\\x7e]{8,128}$", "8 to 128 visible characters", examples=["0f0bd5a2-4d1e"]),
@@ -10769,8 +10794,9 @@ def shorten(request: Request, response: Response) -> Response:
     import zlib
     headers, sent = {"Vary": "Accept, Accept-Encoding, Authorization", "Cache-Control": "no-store", **response.headers}, request.headers
     if response.status == 200 and response.body and request.method in ("GET", "HEAD"):
-        headers["ETag"] = tag = f'W/"{hashlib.sha256(response.body).hexdigest()[:24]}"'
-        if tag in re.split(" *, *", sent.get("if-none-match", "")):
+        tag, known = f'"{hashlib.sha256(response.body).hexdigest()[:24]}"', sent.get("if-none-match", "")
+        headers["ETag"] = f"W/{tag}"
+        if tag in re.findall('"[^"]*"', known) or known == "*":
             return Response(304, headers=headers)
     accepted = re.search(r"(?:^|[ ,])gzip *(?:; *q=([0-9.]+))?(?:,|$)", sent.get("accept-encoding", "").lower())
     if not accepted or (accepted[1] or "1").strip("0.") == "" or (response.stream is None and len(response.body) < MIN_GZIP_BYTES):
@@ -10873,7 +10899,7 @@ class Gate:
         except Exception as error:
             told = self.note_error(request, error)
             is_own = request.headers.get("user-agent") == OWN_AGENT
-            return error_response(told if is_own else NexusError(told.kind, told.message, name_calls(told.hint)))
+            return shorten(request, error_response(told if is_own else NexusError(told.kind, told.message, name_calls(told.hint))))
 
     def read_arguments(self, request: Request, route: Route, holes: Mapping[str, str]) -> dict[str, Any]:
         """Of a route's handler.  Raises: usage; what read_json() raises."""
@@ -11064,8 +11090,9 @@ class Calls(Gate):
         jobs = jobs[first:None if limit is None else first + limit]
         rows = {name: JOB[name] for name in fields} or JOB
         shown = zip(jobs, self.service.views.describe_jobs(jobs, rows))
-        return list_response((tell(told if caller.may_see(job.user) else hide(rows, told)) for job, told in shown), len(jobs),
-                             {"Total-Count": str(total)})
+        return list_response((tell(told if caller.may_see(job.user) else hide(rows, told)) for job, told in shown
+                              if not choice.status or told.get("status", choice.status[0]) in choice.status),       # by now
+                             len(jobs), {"Total-Count": str(total)})
 
     @route("GET /jobs/{id}", "user", "one job", "Job")
     def get_job(self, caller: Caller, id: str, wait: int = 0) -> Response | dict[str, Any]:
@@ -11199,7 +11226,7 @@ class Calls(Gate):
                 event[1] != "group" or caller.is_owner)]
             following = found[-1][0] + 1 if found else upcoming if is_gap else following
             if service.clock.monotonic() > beat_at:
-                pieces.append(": still here\n\n")
+                pieces.append(f": still here\nid: {following - 1}\n\n")       # others' events may have passed
             if pieces:
                 beat_at = service.clock.monotonic() + HEARTBEAT_S
             yield "".join(pieces).encode()

@@ -432,6 +432,23 @@ def test_jobs_of_a_group_or_a_status_are_ended_or_run_again(bench):
     assert len(bench.ask("POST", "/jobs/retry", {"status": "cancelled"})[1]["ids"]) == 2
     theirs = bench.make_bearer("ann")
     assert bench.ask("POST", "/jobs/cancel", {"status": "pending"}, theirs) == (202, {"ids": []}), "of others nothing is ended"
+    for group in ("g", "gg"):
+        answer = bench.ask("POST", "/jobs/retry", {"group": group}, theirs)
+        assert answer[0] == 404 and "'g'" not in answer[1]["hint"], "nor told of their groups"
+    assert bench.ask("POST", "/jobs/retry", {"ids": [a], "status": "cancelled"})[0] == 409
+    assert bench.ask("POST", "/jobs/cancel", {"ids": [c], "group": "g"})[0] == 409, "what is named is not left out"
+
+
+def test_many_are_ended_a_part_at_a_time(bench, monkeypatch):
+    monkeypatch.setattr(nexus, "ENDED_AT_ONCE", 3)
+    ids = bench.ask("POST", "/queue", [{"command": "true", "gpus": 0}] * 10)[1]["ids"]
+    for job_id in ids[:5]:
+        bench.become(job_id, "running")
+    changes = []
+    update = bench.store.update
+    bench.store.update = lambda change, **more: changes.append(1) or update(change, **more)
+    assert sorted(bench.ask("POST", "/jobs/cancel", {"status": ["pending", "running"]})[1]["ids"]) == sorted(ids)
+    assert len(changes) == 5 and {bench.ask("GET", f"/jobs/{job_id}")[1]["status"] for job_id in ids[5:]} == {"cancelled"}
 
 
 def test_jobs_are_chosen_and_listed_part_by_part(bench):
@@ -505,6 +522,8 @@ def test_what_the_caller_has_is_not_sent_again_and_long_answers_are_compressed(b
     query = {"fields": "id,command", "limit": "20"}
     first = bench.get("/jobs", query)
     assert "Content-Encoding" not in first.headers and len(first.body) > nexus.MIN_GZIP_BYTES
+    for known in ("*", first.headers["ETag"][2:], f'"x" , {first.headers["ETag"]}'):
+        assert bench.get("/jobs", query, headers={"if-none-match": known}).status == 304, known
     tag = {"if-none-match": f'"x", {first.headers["ETag"]}'}
     same = bench.get("/jobs", query, tag)
     assert (same.status, same.body, same.headers["ETag"]) == (304, b"", first.headers["ETag"])
