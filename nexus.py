@@ -4727,7 +4727,7 @@ MAX_COUNTED_BYTES = 2**26       # takes some 10 ms
 
 
 # What nexus itself puts into a job's log folder.  What else is there the job has made, like work/ and files-1/, or is not known.
-LOG_FILES = r"std(out|err)\.log|log\.times"
+LOG_FILES = r"std(out|err)\.log|log\.times|usage\.csv"
 OWN_FILES = rf"{LOG_FILES}|job\.sh(\.\d+\.tmp)?|(attempt|claim|fault)-\d+|result-\d+\.(json|tmp)|slurm-\d+\.log"
 
 
@@ -10002,7 +10002,7 @@ class Views(Part):
             usage, node = self.service.gpu_watch.find_usage(job.id), self.service.pool.nodes.get(job.current.node)
             facts = {
                 **{name: round_known(fact) for name, fact in usage.samples.items()},
-            "rss_mib": round_known(usage.rss_mib), "cpu_percent": round_known(usage.cpu_percent),
+                "rss_mib": round_known(usage.rss_mib), "cpu_percent": round_known(usage.cpu_percent),
                 "runtime_seconds": round(self.service.runners.find_runtime_s(job, now), 3),
                 "unknown_since": node.since if node and node.trouble else None}
         return job_json(job, now, self.find_place(job), rows, **facts)
@@ -12870,8 +12870,7 @@ def cmd_queue(call: Call) -> None:
 
 
 def cmd_history(call: Call) -> None:
-    jobs = [job for job in call.client.jobs() if job["status"] in FINAL]
-    jobs.sort(key=lambda job: job["finished_at"] or "")         # within a second in the service's order: as they ended
+    jobs = call.client.jobs(status=list(FINAL), sort="finished_at")
     shown = jobs[-call.options.number:]                         # 0: all
     call.show(shown, format_jobs, "no job has finished yet")
     if len(shown) < len(jobs):
