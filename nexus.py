@@ -14842,7 +14842,7 @@ class LogView {
     this.found = el('span', {class: 'small muted', role: 'status'});
     this.box = el('div', {class: 'lines', role: 'log', 'aria-live': 'off', 'aria-label': `Log of job ${id}`, tabindex: 0});
     this.earlier = button('Load earlier lines', () => this.loadEarlier().catch(complain), 'link', {hidden: true});
-    this.error = button('Error', () => this.goToError(), '', {hidden: true, 'aria-label': 'Go to the error'});
+    this.error = button('Error', () => this.goToError().catch(complain), '', {hidden: true, 'aria-label': 'Go to the error'});
     this.node = el('div', {class: 'log'}, el('div', {class: 'head'}, this.told, this.earlier, this.find, this.found, this.error,
       sticky, check('Wrap', true, (isOn) => this.box.classList.toggle('long', !isOn)),
       check('Times', false, (isOn) => this.box.classList.toggle('timed', isOn)), this.stream,
@@ -14860,8 +14860,9 @@ class LogView {
     this.close();
     const run = this.run = {}, [soon, rarely, inTrouble] = LOG_PAUSES_MS, isBoth = this.stream.value === 'both';
     const names = isBoth ? ['stdout', 'stderr'] : [this.stream.value];
-    Object.assign(this, {ready: [], partials: [], isOver: false, trouble: 'opening', first: 1, begin: null, attempt: 1,
-      sources: new Map(names.map((name) => [name, new LogSource(isBoth && name === 'stderr' ? 'err' : null)]))});
+    this.makeText = () => ({attempt: 1, sources: new Map(
+      names.map((name) => [name, new LogSource(isBoth && name === 'stderr' ? 'err' : null)]))});
+    Object.assign(this, {ready: [], partials: [], isOver: false, trouble: 'opening', first: 1, begin: null, text: this.makeText()});
     this.box.replaceChildren();
     this.sticky.checked = !this.wantedLine;
     this.tell();
@@ -14894,18 +14895,18 @@ class LogView {
   }
 
   async read(run) {                             // whether something is new
-    const offsets = [...this.sources.values()].map(({offset}) => offset).join();
+    const {text} = this, sources = [...text.sources.values()], offsets = sources.map(({offset}) => offset).join();
     let hasNews = false;
     const begin = (headers) => {
       const starts = headers.get('Log-Offset'), line = Number(headers.get('Log-Line'));
       if (this.begin && offsets !== starts) this.open();        // other files
       else if (!this.begin) Object.assign(this, {begin: starts, first: line || 1, isNumbered: line > 0});
-      [...this.sources.values()].forEach((source, place) => { source.offset = Number(starts.split(',')[place]); });
+      sources.forEach((source, place) => { source.offset = Number(starts.split(',')[place]); });
     };
     for await (const entry of this.entries(this.begin ? `offset=${offsets}` : `tail=${LOG_TAIL}`, begin)) {
       if (this.run !== run) return hasNews;
       hasNews = true;
-      this.ready.push(...this.take(entry));
+      this.ready.push(...this.take(entry, text));
       const excess = this.ready.length - LOG_LINES;
       if (excess > 0) { this.ready.splice(0, excess); this.skip(excess); }
       this.draw();
@@ -14913,12 +14914,12 @@ class LogView {
     return hasNews;
   }
 
-  take({attempt, started_at: begun, has_earlier: hasEarlier, stream, at, end, text}) {
-    const source = this.sources.get(stream), heading = [];
-    if (hasEarlier && attempt !== this.attempt) heading.push([[[`attempt ${attempt}, ${clock(begun)}`, '']], 'attempt', null]);
-    this.attempt = attempt;
+  take({attempt, started_at: begun, has_earlier: hasEarlier, stream, at, end, text: content}, text) {
+    const source = text.sources.get(stream), heading = [];
+    if (hasEarlier && attempt !== text.attempt) heading.push([[[`attempt ${attempt}, ${clock(begun)}`, '']], 'attempt', null]);
+    text.attempt = attempt;
     source.offset = end;
-    return [...heading, ...source.feed(text, at)];
+    return [...heading, ...source.feed(content, at)];
   }
 
   lines() {                                     // which are numbered
@@ -14938,7 +14939,7 @@ class LogView {
   drawNow() {
     const {box, ready} = this, isAtEnd = this.sticky.checked;
     for (const node of this.partials) node.remove();
-    this.partials = [...this.sources.values()].filter((source) => source.raw).map(
+    this.partials = [...this.text.sources.values()].filter((source) => source.raw).map(
       (source) => lineNode(renderLine(source.raw, source.style)[0], source.kind, source.at));
     box.append(...ready.splice(0).map((line) => lineNode(...line)), ...this.partials);
     const height = box.scrollHeight, excess = isAtEnd || !this.wantedLine ? box.children.length - LOG_LINES : 0;
@@ -14953,20 +14954,20 @@ class LogView {
   }
 
   async loadEarlier() {                         // whether there were any
-    if (!this.begin || !/[1-9]/.test(this.begin)) return false;
-    const {begin} = this, former = this.sources, {attempt} = this, lines = [];
+    const {begin, box, run} = this, text = this.makeText(), lines = [];
     let starts = begin;
-    this.sources = new Map([...former].map(([name, {kind}]) => [name, new LogSource(kind)]));
-    this.attempt = 1;
+    if (!/[1-9]/.test(begin ?? '') || this.earlier.disabled) return false;
+    this.earlier.disabled = true;
     try {
       for await (const entry of this.entries(`before=${begin}&tail=${LOG_TAIL}`, (headers) => { starts = headers.get('Log-Offset'); })) {
-        lines.push(...this.take(entry));
+        lines.push(...this.take(entry, text));
       }
-      for (const source of this.sources.values()) if (source.raw) lines.push(...source.feed('\n', source.at));
     } finally {
-      Object.assign(this, {sources: former, attempt});
+      this.earlier.disabled = false;
     }
-    const {box} = this, height = box.scrollHeight;
+    if (run !== this.run || begin !== this.begin) return false;         // other lines are shown by now
+    for (const source of text.sources.values()) if (source.raw) lines.push(...source.feed('\n', source.at));
+    const height = box.scrollHeight;
     box.prepend(...lines.map((line) => lineNode(...line)));
     Object.assign(this, {begin: starts, first: Math.max(1, this.first - lines.filter(([, kind]) => kind !== 'attempt').length)});
     this.sticky.checked = false;
@@ -15012,11 +15013,16 @@ class LogView {
     show(this.found, `${this.place + 1} of ${counted(this.hits.length, 'line')}`);
   }
 
-  goToError() {
-    const lines = this.lines(), cause = jobs.get(this.id)?.cause_line;
-    const place = lines.findLastIndex((node) => cause && node.textContent.includes(cause.trim()));
-    const last = place < 0 ? lines.findLastIndex((node) => /error|exception|traceback|fatal/i.test(node.textContent)) : place;
+  async goToError() {
+    const cause = jobs.get(this.id)?.cause_line?.trim(), find = (like) => this.lines().findLastIndex(({textContent: line}) => like(line));
+    let last = -1;
+    for (let left = 20; last < 0 && cause && left > 0; left--) {
+      last = find((line) => line.includes(cause));
+      if (last < 0 && !await this.loadEarlier()) break;
+    }
+    if (last < 0) last = find((line) => /error|exception|traceback|fatal/i.test(line));
     if (last < 0) return tell('No line of what is loaded here looks like an error.');
+    const lines = this.lines();
     this.sticky.checked = false;
     this.mark(last + this.first);
     lines[last].scrollIntoView({block: 'center'});

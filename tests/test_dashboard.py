@@ -459,6 +459,18 @@ def test_an_event_in_two_pieces_is_news_like_any_other(browser, box):
 
 # When something is missing, late or wrong
 
+def test_an_error_far_above_is_found(browser, box):
+    job_id = box.wait(box.add("echo 'ValueError: far above' >&2; sleep 0.5; seq 12000; exit 1", gpus=0), "failed")["id"]
+    with visit(browser, box, f"#/jobs/{job_id}") as page:
+        log = page.get_by_role("log")
+        expect(log).to_contain_text("12000")
+        expect(log).not_to_contain_text("far above")
+        page.get_by_role("button", name="Go to the error").click()
+        expect(log.locator(".marked")).to_have_text("ValueError: far above")
+        expect(log.locator(".marked")).to_be_in_viewport()
+        expect(page).to_have_url(re.compile("/L1$"))
+
+
 def test_what_the_gpus_of_a_run_had_to_do(browser):
     with live.Box(gpus=[{"utilization.gpu": 40, "memory.used": 6144}] * 2) as box, visit(browser, box) as page:
         job_id = box.add("sleep 1000", gpus=2)
