@@ -4690,7 +4690,7 @@ class LogReader:
         marks = itertools.chain(read_log_times(self.folder, self.places) if needs_order else (), seen)
         with contextlib.ExitStack() as stack:
             files: dict[int, str | int] = {stream: self.find_path(stream) for stream in self.streams}
-            for stream in self.streams:
+            for stream in [stream for stream in self.streams if ends[stream] > self.places[stream]]:
                 with contextlib.suppress(OSError):
                     files[stream] = stack.enter_context(opened(self.find_path(stream), os.O_RDONLY | os.O_NONBLOCK))
             for part in merge_logs(marks, attempts, self.places, ends):
