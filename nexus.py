@@ -13670,7 +13670,7 @@ label { font-weight: 600; font-size: .9em; }
 label input, label textarea, label select, label.check, .help, .axis b { font-weight: 400; }
 
 header { position: sticky; top: 0; z-index: 5; background: var(--panel); border-bottom: 1px solid var(--line); }
-.bar { flex-wrap: wrap; gap: .5rem 1rem; max-width: 1240px; margin: 0 auto; padding: .5rem 1.25rem; }
+.bar { flex-wrap: wrap; gap: .5rem 1rem; max-width: 1240px; margin: 0 auto; padding: .5rem 1.25rem; } .bar > .tools { margin-left: auto; }
 .brand { font-size: 1.1rem; font-weight: 700; color: var(--ink); letter-spacing: -.01em; }
 .brand svg { width: 22px; height: 22px; }
 nav { display: flex; gap: .15rem; margin-right: auto; }
