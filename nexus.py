@@ -265,8 +265,29 @@ MEMORY_UNITS = {"M": 1, "G": 1024, "T": 1024 * 1024}        # in MiB
 
 
 def parse_duration(text: str) -> float:
-    """Seconds of what DURATION_TEXT allows: `90`, `45s`, `1.5h`, `2h 30m`."""
+    """Seconds of what DURATION_TEXT allows, or a number: `45s`, `1.5h`, `2h 30m`, `1:30:00`, `90`."""
+    if ":" in text:
+        return sum(int(part) * size for part, size in zip(text.split(":"), (3600, 60, 1)))
     return sum(float(number) * DURATION_UNITS[unit] for number, unit in re.findall("([0-9.]+) ?([smhdw]?)", text))
+
+
+def parse_begin(text: str, now: float) -> float:
+    """UTC epoch seconds of `+2h`, from now; of `22:00`, the next on the local clock; of `2024-10-24 22:00`, local, or with Z in UTC.
+
+    Raises: usage.
+    """
+    import datetime
+    if text.startswith("+"):
+        return now + parse_duration(text[1:])
+    day, _, clock = text.rstrip("Z").replace("T", " ").rpartition(" ")
+    here = datetime.datetime.fromtimestamp(now)
+    try:
+        at = datetime.datetime.strptime(f"{day or here.date()} {clock}", "%Y-%m-%d %H:%M" + ":%S" * (clock.count(":") > 1))
+        if not day and at <= here:
+            at += datetime.timedelta(days=1)
+        return at.replace(tzinfo=datetime.timezone.utc if text.endswith("Z") else None).timestamp()
+    except (ValueError, OverflowError, OSError):
+        refuse(f"begin: there is no time {format_line(text, 40)}", hint="like 22:00, +2h, 2024-10-24 22:00 or 2024-10-24T15:30:15Z")
 
 
 def parse_memory(text: str) -> int:
@@ -750,7 +771,10 @@ PRIORITY_TEXT = PATTERN("^([Hh][Ii][Gg][Hh]|[Nn][Oo][Rr][Mm][Aa][Ll]|[Ll][Oo][Ww
                         "high, normal, low or a number")
 IDS_TEXT = PATTERN(f"^{ID_PATTERN}(,{ID_PATTERN})*$", "job ids like abc,abd", examples=["abc,abd"])
 AMOUNT = "[0-9]{1,9}(\\.[0-9]{1,9})?"
-DURATION_TEXT = PATTERN(f"^(( *{AMOUNT} ?[smhdw])+ *|{AMOUNT})$", "a time like 90s, 30m, 2h or 1h30m")
+DURATION = f"( *{AMOUNT} ?[smhdw])+ *|[0-9]{{1,6}}:[0-5][0-9]:[0-5][0-9]"
+DURATION_TEXT = PATTERN(f"^({DURATION}|0)$", "a time with its unit, like 90s, 30m, 2h, 1h30m or 1:30:00", examples=["90s"])
+BEGIN_TEXT = PATTERN(f"^(\\+({DURATION})|([12][0-9]{{3}}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])[ T])?([01]?[0-9]|2[0-3])(:[0-5][0-9]){{1,2}}Z?)$",
+                     "a time like 22:00, +2h, 2024-10-24 22:00 or 2024-10-24T15:30:15Z", examples=["+2h"])
 SIZE_TEXT = PATTERN(f"^{AMOUNT} ?[MGTmgt](i?[Bb])?$", "an amount of memory with its unit, like 10G or 500M")
 RLIMITS: Schema = {
     "type": "object", "propertyNames": WORD(*LIMITS), "additionalProperties": LIST(WHOLE(-1, 2**63), 2, 2),
@@ -839,7 +863,11 @@ class Job:
         (), LIST(JOB_ID), "start when these have completed; cancelled when one has not", "asked kept",
         flag="--after ID,...", like="abc,abd", text=IDS_TEXT, parse=lambda text: text.split(","),
         convert=lambda ids: tuple(dict.fromkeys(ids)))
-    pending_dependencies: tuple[str, ...] = ()                 # those of them that have not yet
+    after_any: tuple[str, ...] = optional(
+        (), LIST(JOB_ID), "start when these have ended, however that was", "asked kept",
+        flag="--after-any ID,...", like="abc,abd", text=IDS_TEXT, parse=lambda text: text.split(","),
+        convert=lambda ids: tuple(dict.fromkeys(ids)))
+    pending_dependencies: tuple[str, ...] = ()                 # those of both that it still waits for
     key: str | None = None                      # of the submission that brought it, should its sender ask twice
     env_digest: str | None = optional(
         None, TEXT, "of the variables chosen for it: with command, directory and conda what it is", "kept")
@@ -874,6 +902,7 @@ class Job:
     attempts: tuple[Attempt, ...] = ()          # the last one is the present one, as `current` says
     retried_as: str | None = optional(None, JOB_ID, "the job that was added to do it again")
     is_told: bool = False                       # on_finish was run for it
+    begin_at: float | None = optional(None, TIME, "it was asked not to start before")
     retry_at: float | None = optional(None, TIME, "it does not start again before")
     exclusive: bool = False                      # it ran out of GPU memory: whole GPUs from now on, the emptiest
     log_base: tuple[int, int] = (0, 0)          # bytes of stdout.log and stderr.log that former attempts have written
@@ -1021,7 +1050,7 @@ class State:
         self.pending: dict[tuple[int, ...], dict[str, list[QueueItem]]] = {}    # (rank, priority): user: the queue
         self.classes: dict[RequestClass, UserQueues] = {}   # those of the pending jobs that may start
         self.dependents: dict[str, list[str]] = {}          # job: the pending ones that come after it
-        self.delayed: list[tuple[float, str]] = []          # (retry_at, id) of those that wait for their next attempt
+        self.delayed: list[tuple[float, str]] = []          # (when, id) of those that wait for a time
         self.members: dict[str, list[str]] = {}             # group: the pending jobs of it
         self.finished: list[tuple[float, str]] = []         # (when it ended, id)
         self.started: dict[ShareKey, list[tuple[float, str]]] = {}      # share_key: (when, job) of its last attempt
@@ -1072,8 +1101,8 @@ def list_entries(job: Job) -> Iterator[tuple[Any, ...]]:
         for parent in job.pending_dependencies:
             yield "dependents", parent, job.id
         if not is_handed(job):
-            if job.retry_at is not None:
-                yield "delayed", (job.retry_at, job.id)
+            if job.retry_at is not None or job.begin_at is not None:
+                yield "delayed", (max(job.retry_at or 0.0, job.begin_at or 0.0), job.id)
             elif not job.pending_dependencies:
                 yield "classes", request_class(job), job.user, job.group, item
     elif job.status in FINAL:
@@ -1146,7 +1175,7 @@ def end_job(state: State, job: Job, status: str, now: float, **facts: Any) -> Ch
     while ended:
         parent = state.jobs[ended.pop()]
         for child in [state.jobs[child_id] for child_id in state.dependents.get(parent.id, ())]:
-            if parent.status == COMPLETED:
+            if parent.status == COMPLETED or parent.id not in child.after:
                 yield change_job(child, pending_dependencies=tuple(other for other in child.pending_dependencies if other != parent.id))
             else:
                 yield end_one(child, CANCELLED, now, cause="dependency", cause_line=describe_parent(parent))
@@ -1318,6 +1347,9 @@ class Asked:
     max_concurrent: int | None = optional(
         None, WHOLE(1, 100000), "how many of its group run at once, from now on", "asked", flag="--max-concurrent N")
     llm: str | None = optional(None, LINE, "the GPUs llm_config.json names for this model", "asked", flag="--llm MODEL")
+    begin: str | None = optional(
+        None, BEGIN_TEXT, "start no sooner: at the next 22:00, in 2 hours, or at a time", "asked form", flag="--begin WHEN",
+        like="22:00, +2h")
     unique: bool = optional(
         False, FLAG, "add nothing if the same waits, runs or has completed", "asked", flag="--unique")
     commands: tuple[str, ...] = optional((), LIST(COMMAND, 1), "instead of command: a job for each of them", "asked")
@@ -1336,8 +1368,17 @@ CHOICE_KEYS = {
 }
 CHOICE = OBJECT(CHOICE_KEYS, "which jobs", null=False, required=(), minProperties=1,
                 examples=[{"ids": ["abc", "abd"]}, {"group": "sweep", "status": "failed"}])
-MOVE_KEYS = {"priority": JOB_FIELDS["priority"], "position": Field(WHOLE(0, 2**53), "0 is the first", default=None)}
-MOVE = OBJECT(MOVE_KEYS, "a move", null=False, required=(), minProperties=1, examples=[{"position": 0}])
+# What a pending job may get instead of what was asked for it, and a finished one when it is run again
+CHANGES = {name: JOB_FIELDS[name] for name in (
+    "command", "name", "gpus", "gpu_ids", "gpu_mem_mib", "priority", "timeout_seconds", "expected_time", "retries")}
+CHANGES["begin"] = fields_of(Asked)["begin"]
+EDIT_KEYS = {**CHANGES, "position": Field(WHOLE(0, 2**53), "its place in the queue; 0 is the first", default=None)}
+EDIT = OBJECT(EDIT_KEYS, "a change of a job", null=False, required=(), minProperties=1, examples=[{"gpus": 2}, {"position": 0}])
+RETRY_KEYS = {
+    **CHOICE_KEYS, "change": Field(OBJECT(CHANGES, "a change of a job", null=False, required=()), "what is to be otherwise", default=None,
+                                   convert=lambda given: {key: keep(CHANGES[key], fact, key) for key, fact in given.items()})}
+RETRY = OBJECT(RETRY_KEYS, "which jobs, and what is to be otherwise", null=False, required=(), minProperties=1,
+               examples=[{"ids": ["abc"]}, {"group": "sweep", "change": {"gpus": 2}}])
 
 
 def form_rows() -> list[dict[str, Any]]:
@@ -2053,7 +2094,9 @@ YAML_LINE = rf"""([A-Za-z_]\w*)[ \t]*:(?:[ \t]+(?:"([^"\\]*)"|'([^']*)'|({YAML_P
 FORM_KEYS: Mapping[str, Field] = {                               # the keys of config_file
     **{name: Field(LINE, help) for name, help in (("competition_id", "what its submitter calls it by"), ("project_id", "and by"),
                                                   ("user_id", "whose it is"))},
-    **{name: JOB_FIELDS[name] for name in ("expected_time", "gpus", "name", "priority")},
+    **{name: JOB_FIELDS[name] for name in ("gpus", "name", "priority")},
+    "expected_time": Field(JOB_FIELDS["expected_time"].schema, text=PATTERN(f"^({DURATION}|{AMOUNT})$", "seconds, or a time like 90s, 30m, 2h"),
+                           parse=parse_duration),
     "token": Field({"type": "string"}, "who submits it")}
 
 
@@ -2947,7 +2990,7 @@ def choose_reserving(heads: Sequence[Job], state: State, board: list[Slot], conf
 def find_eligible_since(job: Job, jobs: Mapping[str, Job]) -> float:
     """Since when a pending job could have started, had there been room: its coming, or the end of its parents.  `jobs`: those known."""
     since = job.status_history[-1][1] if job.status_history else job.created_at
-    return max([since, *(jobs[parent].current.finished_at or since for parent in job.after if parent in jobs)])
+    return max([since, *(jobs[parent].current.finished_at or since for parent in (*job.after, *job.after_any) if parent in jobs)])
 
 
 # Why a job waits
@@ -2956,6 +2999,8 @@ def find_reason(job: Job, made: Plan, config: Config, now: float) -> Reason:
     """Why a pending job that Slurm has not does not run now."""
     if made.hold:
         return made.hold
+    if job.begin_at is not None and job.begin_at > (job.retry_at or now):
+        return Reason("begin-time", "begin_at", f"begins in {format_duration(job.begin_at - now)}, as asked")
     if job.retry_at is not None:
         failure = f"attempt {job.attempt} failed ({job.attempts[-1].cause})" if job.attempts else "it failed"
         return Reason("begin-time", "retry", f"{failure}; {describe_next_attempt(job, now)}")
@@ -3221,7 +3266,7 @@ class Replay:
                 self.state.put(change)
             self.ended_at[job_id] = until
         while self.state.delayed and self.state.delayed[0][0] <= until:
-            self.state.put(change_job(self.state.jobs[self.state.delayed[0][1]], retry_at=None))
+            self.state.put(change_job(self.state.jobs[self.state.delayed[0][1]], retry_at=None, begin_at=None))
 
     def run(self) -> None:
         """Until nothing more happens."""
@@ -3953,7 +3998,7 @@ FORM = {
         "config_file": {"type": "string", "contentMediaType": "application/yaml", "minLength": 1, "examples": ["expected_time: 10\n"],
                         "description": f"lines like expected_time: 10; its keys are {', '.join(FORM_KEYS)}"}}}
 BODIES = {                                      # what POST /queue and its like take
-    "Submission": SUBMISSION, "Move": MOVE, "Choice": CHOICE, "NodeAdded": NODE, "Form": FORM,
+    "Submission": SUBMISSION, "Edit": EDIT, "Choice": CHOICE, "RetryChoice": RETRY, "NodeAdded": NODE, "Form": FORM,
     "Submissions": {"title": "a job, or a list of jobs", "anyOf": [REF("Submission"), LIST(REF("Submission"), 1)],
                     "examples": SUBMISSION["examples"]}}
 
@@ -9175,7 +9220,7 @@ class Admission(Part):
             if count >= most:
                 raise NexusError("queue_full", f"the queue is full: {count} jobs{whose} are pending, {key} is {most}",
                                  hint=f"wait for some to end, or raise [jobs] {key}")
-        parents = [find_own_job(state, parent, caller) for parent in job.after]
+        parents, others = ([find_own_job(state, parent, caller) for parent in ids] for ids in (job.after, job.after_any))
         if job.environment not in state.environments and draft.variables is not None:
             yield Put("environments", job.environment, draft.variables)
         group = state.groups.get(job.group or "")
@@ -9183,7 +9228,9 @@ class Admission(Part):
             yield Put("groups", job.group, replace(group or Group(job.group), limit=limit))
         job_id = job.id or self.clock.new_job_id(state.jobs)
         job = replace(job, id=job_id, cwd=self.layout.work_folder(job_id) if job.code else job.cwd, created_at=now,
-                      pending_dependencies=tuple(parent.id for parent in parents if parent.status != COMPLETED),
+                      pending_dependencies=tuple(dict.fromkeys([
+                          *(parent.id for parent in parents if parent.status != COMPLETED),
+                          *(parent.id for parent in others if parent.status not in FINAL)])),
                       status_history=((PENDING, now),), **{**next_place(state, job.priority), **facts})
         yield from add_job(job)
         lost = [parent for parent in parents if parent.status in FINAL and parent.status != COMPLETED]
@@ -9214,15 +9261,31 @@ class Admission(Part):
         model = asked.llm or (named and named[1])
         if config.llm_config and model and "gpus" not in said:
             defaults["gpus"] = find_llm_share(config.llm_config, model)
-        job = Job(**{**defaults, **said}, user=user, created_at=0.0, queue_key=(), environment=digest, content="",
+        begin_at = parse_begin(asked.begin, self.clock.now()) if asked.begin else None
+        job = Job(**{**defaults, **said}, user=user, created_at=0.0, queue_key=(), environment=digest, content="", begin_at=begin_at,
                   env_digest=hash_text(json.dumps(asked.env, sort_keys=True))[:16] if asked.env else None,
                   only_node="" if asked.node == self.service.node else asked.node)
+        self.check_job(job)
+        return job
+
+    def check_job(self, job: Job) -> None:
+        """Raises: usage, forbidden."""
         check_gpus(job)
         if job.cuda_arg and not re.search(CUDA_OPTION, job.command) and re.search(SHELL_CHARACTERS, job.command):
             refuse("cuda_arg: where --cuda belongs in this command cannot be told",
                    hint="write it there: python train.py --cuda 0 | tee log")
         self.service.scripts.find_script(job)
-        return job
+
+    def draft_change(self, jobs: Iterable[Job], change: Mapping[str, Any], caller: Caller) -> dict[str, Any]:
+        """The fields of Job that these jobs are to get.  It may take a while.  Raises: usage, forbidden."""
+        check_priority(change.get("priority"), caller)
+        drafted = {name: fact for name, fact in change.items() if name != "begin"}
+        if "begin" in change:
+            drafted["begin_at"] = parse_begin(change["begin"], self.clock.now())
+        for job in {(request_class(job), job.command): replace(job, **drafted) for job in jobs if drafted}.values():
+            self.check_job(job)
+            self.check_ever_runs(job)
+        return drafted
 
     def check_ever_runs(self, job: Job) -> None:
         """Refuse what no machine can ever run.  What the GPUs are is known after the first look, if that was good."""
@@ -9292,11 +9355,13 @@ class Admission(Part):
                 break
         return list(ended)
 
-    def retry(self, choice: Choice, caller: Caller) -> list[str]:
+    def retry(self, choice: Choice, caller: Caller, change: Mapping[str, Any] = {}) -> list[str]:
         """Queue finished jobs again, as new ones, all or none; return their ids.  Each comes after what its parents were retried as.
 
+        `change`: what is to be otherwise, by the keys of CHANGES.
+
         Of jobs that are not named, those are meant that failed, or were cancelled for one that did, or have the status that is
-        given; and were not queued again since.  Raises: not_found, forbidden, conflict, queue_full.
+        given; and were not queued again since.  Raises: usage, not_found, forbidden, conflict, queue_full.
         """
         now = self.clock.now()
 
@@ -9310,44 +9375,51 @@ class Admission(Part):
             for job in find(state):
                 check_status(job, FINAL, "only a finished one can be run again")
                 check_status(job, choice.status or FINAL, "nothing was done")
-                latest = {parent: find_retried(state, parent) for parent in job.after if parent in state.jobs}
-                after = dict.fromkeys(
-                    parent for parent in latest.values() if state.jobs[parent].status in (PENDING, RUNNING, COMPLETED))
+                after, after_any = (dict.fromkeys(find_retried(state, parent) for parent in parents if parent in state.jobs)
+                                    for parents in (job.after, job.after_any))
+                after = dict.fromkeys(parent for parent in after if state.jobs[parent].status not in (FAILED, CANCELLED))
                 priority = job.priority if caller.is_owner else max(job.priority, PRIORITIES["normal"])     # see check_priority()
-                again = Job(**{**{name: getattr(job, name) for name in KEPT}, "after": tuple(after), "priority": priority},
+                again = Job(**{**{name: getattr(job, name) for name in KEPT}, "after": tuple(after), "after_any": tuple(after_any),
+                               "priority": priority, **change},
                             id="", created_at=now, queue_key=(), content="")
                 new = yield from self.add_job(state, Draft(again, None, Asked({})), caller, now)
                 yield change_job(job, retried_as=new.id)
                 made.append(new.id)
             return made
 
+        change = self.draft_change(self.store.read(find), change, caller)
         made: list[str] = self.store.update(add)
         if made:
             self.log.info("Job %s added by %s, as others were before", join_some(made), caller.name)
             self.service.wake()
         return made
 
-    def move(self, job_id: str, caller: Caller, priority: int | None = None, position: int | None = None) -> None:
-        """Give a pending job another priority, or another place in the queue.  Raises: not_found, forbidden, conflict."""
-        check_priority(priority, caller)
+    def edit(self, job_id: str, caller: Caller, position: int | None = None, **change: Any) -> None:
+        """Change a pending job, or its place in the queue.  `change`: by the keys of CHANGES.  Raises: usage, not_found, forbidden, conflict."""
+        change = self.draft_change([self.store.read(lambda state: find_own_job(state, job_id, caller))], change, caller)
         if position is not None and not caller.is_owner:
             raise NexusError("forbidden", f"only {self.service.user} may give a job a place before others' ones",
                              hint="a priority may be given")
 
-        def move(state: State) -> Changes:
-            job = check_status(find_own_job(state, job_id, caller), (PENDING,), "only a pending one can be moved")
+        def edit(state: State) -> Changes:
+            job = check_status(find_own_job(state, job_id, caller), (PENDING,), "only a pending one can be changed")
+            if job.head is not None and change.keys() - {"priority"}:
+                raise NexusError("conflict", f"job {job.id} was sent here by another nexus", hint="change it there")
             if job.current.slurm_key is not None:
                 there = job.current.slurm_id or "one that is just being submitted"
                 raise NexusError("conflict", f"Slurm has job {job.id} as {there}, and orders it among its own",
                                  f"there: scontrol top {job.current.slurm_id or 'ID'}; [slurm] max_submitted says how many "
                                  "it gets at once")
-            if priority is not None:
-                yield change_job(job, priority=priority, queue_key=(0, priority, job.number))
-            change = move_job(state, state.jobs[job.id], position) if position is not None else None
             if change:
-                yield change
+                check_gpus(replace(job, **change))          # another change may have come before this one
+                place = {"queue_key": (0, change["priority"], job.number)} if "priority" in change else {}
+                yield change_job(job, **change, **place)
+            moved = move_job(state, state.jobs[job.id], position) if position is not None else None
+            if moved:
+                yield moved
 
-        self.service.change(move, "Job %s moved by %s", job_id, caller.name)
+        told = {**change, **({} if position is None else {"position": position})}
+        self.service.change(edit, "Job %s changed by %s: %s", job_id, caller.name, format_line(encode_json(told), 300))
 
     def set_paused(self, is_paused: bool, who: str, name: str | None = None) -> None:
         """Start nothing new, or none of a group; or again as many as fit.  Raises: not_found."""
@@ -10055,7 +10127,7 @@ class Views(Part):
             if job.status != PENDING or not rows.keys() & {"position", "waiting_for", "reason", "estimated_start"}:
                 return self.describe_job(job, now, rows)
             # Those that ask for the same wait for the same: it is worked out once for all of them.
-            is_apart = job.pending_dependencies or job.retry_at is not None or job.current.slurm_key is not None or job.id in kept
+            is_apart = job.pending_dependencies or job.retry_at or job.begin_at or job.current.slurm_key is not None or job.id in kept
             alike = job.id if is_apart else (request_class(job), job.group, job.user)
             reason = reasons[alike] if alike in reasons else reasons.setdefault(alike, self.find_reason(job, is_paused))
             return self.describe_job(
@@ -10428,10 +10500,10 @@ class Service:
                 job = state.jobs[job_id]
                 yield from self.runners.end_attempt(state, job, over[job_id], proof, now)
                 ended.append((job, state.jobs[job_id]))
-            for job, retry_at in [(state.jobs[job_id], at) for at, job_id in state.delayed]:
-                # A job is due also when the clock was set back, and it would wait for longer than ever meant.
-                if retry_at <= now or retry_at - now > find_backoff(len(job.attempts), self.config.jobs):
-                    yield change_job(job, retry_at=None)
+            for job, at in [(state.jobs[job_id], at) for at, job_id in state.delayed]:
+                # An attempt is due also when the clock was set back, and it would wait for longer than ever meant.
+                if at <= now or (job.retry_at == at and at - now > find_backoff(len(job.attempts), self.config.jobs)):
+                    yield change_job(job, retry_at=None, begin_at=None if at <= now else job.begin_at)
             made = plan(state, self.gpu_watch.see_gpus(state), trouble, self.config, now, usage, nodes, hold)
             for stop in made.stops:
                 yield change_job(state.jobs[stop.job_id], stop_cause=stop.cause, stop_line=stop.line)
@@ -11060,9 +11132,9 @@ class Calls(Gate):
         known = [job_id for job_id in added.known if job_id not in named]
         return {**answer, **({"known": known} if known else {}), **({"warning": warning} if warning else {})}
 
-    @route("PATCH /queue/{id}", "user", "give a pending job another priority or position", "Job", body="Move")
+    @route("PATCH /queue/{id}", "user", "change a pending job, or its position", "Job", body="Edit")
     def patch_queue(self, caller: Caller, id: str, body: Any) -> dict[str, Any]:
-        self.service.admission.move(id, caller, **read_object(MOVE_KEYS, MOVE, body))
+        self.service.admission.edit(id, caller, **read_object(EDIT_KEYS, EDIT, body))
         return self.describe(self.find_job(id, caller))
 
     @route("GET /jobs", "user", "all jobs kept: finished, running, pending", "Job[]")
@@ -11132,9 +11204,11 @@ class Calls(Gate):
         return json_response({"ids": self.service.admission.cancel(read_choice(body), caller)}, 202)
 
     @route("POST /jobs/retry", "user", "run finished jobs again, as new ones, all or none: those named; or of a group or status those "
-           "that were not queued again since, the failed ones if none is given", "Ids", body="Choice")
+           "that were not queued again since, the failed ones if none is given", "Ids", body="RetryChoice")
     def post_retries(self, caller: Caller, body: Any) -> dict[str, Any]:
-        return {"ids": self.service.admission.retry(read_choice(body), caller)}
+        given = read_object(RETRY_KEYS, RETRY, body)
+        change = given.pop("change", {})
+        return {"ids": self.service.admission.retry(Choice(**given), caller, change)}
 
     @route("GET /jobs/{id}/logs", "user", "what a job printed, or prints, in the order in which it came; for programs with "
            "Accept: application/x-ndjson", "text/plain or application/x-ndjson LogEntry")
@@ -12248,15 +12322,19 @@ class Client(Wire):
         """
         return list(self.ask("POST", "/jobs/cancel", choice)["ids"])
 
-    def move(self, job_id: str, **change: int) -> None:
-        self.ask("PATCH", f"/queue/{quote_path(job_id)}", change)
+    def edit(self, job_id: str, **change: Any) -> dict[str, Any]:
+        """Change a pending job, by the keys of PATCH /queue/{id}: `gpus=2`, `position=0`; return it."""
+        return dict(self.ask("PATCH", f"/queue/{quote_path(job_id)}", change))
 
     def retry(self, job_id: str) -> str:
         """The id of the new job."""
         return str(self.ask("POST", f"/jobs/{quote_path(job_id)}/retry")["id"])
 
     def retry_all(self, **choice: Any) -> list[str]:
-        """Queue finished jobs again, all or none: `ids`, or those of a `group`, of a `status`; return the ids of the new ones."""
+        """Queue finished jobs again, all or none: `ids`, or those of a `group`, of a `status`; return the ids of the new ones.
+
+        `change`: what is to be otherwise, like `{"gpus": 2}`.
+        """
         return list(self.ask("POST", "/jobs/retry", choice)["ids"])
 
     def pause(self, gpu: int | str | None = None, group: str | None = None, verb: str = "pause") -> None:
@@ -12641,7 +12719,13 @@ def make_options(call: Call) -> dict[str, Any]:
         made.update(environment=environ, cwd=given.cwd if is_there else find_cwd(given.cwd), umask=umask,
                     limits={name: list(pair) for name, pair in current_limits().items()})
     said = {name: getattr(given, name) for name, row in ASKED.items() if row.flag}
+    said["begin"] = resolve_begin(given.begin)
     return {**{name: fact for name, fact in said.items() if fact is not None and fact is not False}, **made}
+
+
+def resolve_begin(given: str | None) -> str | None:
+    """A time of this machine's clock, as the service, which may be elsewhere, understands it too."""
+    return given and format_time(parse_begin(given, time.time()))
 
 
 def find_cwd(given: str | None) -> str:
@@ -12932,9 +13016,22 @@ def end_jobs(call: Call, **choice: Any) -> None:
 
 def cmd_move(call: Call) -> None:
     given, place = call.options, {"position": 0 if call.options.first else 2**31}
-    call.client.move(given.id, **place if given.priority is None else {"priority": given.priority})
-    before = call.client.job(given.id)["position"]
+    before = call.client.edit(given.id, **place if given.priority is None else {"priority": given.priority})["position"]
     call.say(f"job {given.id} is now first" if before == 0 else f"job {given.id} now has {format_count(before or 0, 'job')} before it")
+
+
+def read_change(call: Call) -> dict[str, Any]:
+    """What edit and retry are to make otherwise."""
+    change = {name: getattr(call.options, name) for name in CHANGES}
+    return {name: fact for name, fact in {**change, "begin": resolve_begin(change["begin"])}.items() if fact is not None}
+
+
+def cmd_edit(call: Call) -> None:
+    change = read_change(call)
+    if not change:
+        refuse("there is nothing to change", hint=f"nexus edit {format_line(call.options.id, 40)} --gpus 2; nexus help edit lists the options")
+    call.client.edit(call.options.id, **change)
+    call.say(f"job {call.options.id} is changed; nexus show {call.options.id} has all of it")
 
 
 def cmd_retry(call: Call) -> None:
@@ -12945,8 +13042,12 @@ def cmd_retry(call: Call) -> None:
         named = [call.client.job(job_id)["id"] for job_id in given.ids]
         ids = [job["id"] for job in find_failed(ask_for_jobs(call)) if not named or job["id"] in named]
         if not ids:
-            call.say("no failed job is left to run again")
-    call.print(*(call.client.retry_all(ids=ids) if ids else []))
+            return call.say("no failed job is left to run again")
+    change = read_change(call)
+    if not given.dry_run:
+        return call.print(*call.client.retry_all(ids=ids, **({"change": change} if change else {})))
+    call.write(format_jobs([{**call.client.job(job_id), **change} for job_id in ids], call.paint))
+    call.say(f"{format_count(len(ids), 'job')} would be run again; this was a dry run")
 
 
 def cmd_metrics(call: Call) -> None:
@@ -13457,6 +13558,9 @@ JOB_OPTIONS = (
     argument("--dry-run", action="store_true", help="check it, show the commands, add nothing"),
 )
 GROUP = argument("--group", metavar="G", help="the jobs of this group")
+CHANGE_OPTIONS = tuple(
+    argument(row.flag or "--command", dest=name, metavar=row.metavar or "CMD", row=row,
+             help=row.help.partition(" (default")[0] + (f", like {row.like}" if row.like else "")) for name, row in CHANGES.items())
 LINES = Field(WHOLE(0, 10**9), like="20")
 IDS = argument("ids", nargs="+", metavar="ID")
 ANY_IDS = argument("ids", nargs="*", metavar="ID")
@@ -13497,7 +13601,10 @@ COMMANDS = (
             lambda call: end_jobs(call, ids=call.options.ids, status=[PENDING]), (IDS,)),
     Command("retry", "run finished jobs again, as new ones; prints their ids", cmd_retry, (
         ANY_IDS, argument("--failed", action="store_true", help="those that failed and were not added again"),
-        argument("--group", metavar="G", help="those of this group that failed"))),
+        argument("--group", metavar="G", help="those of this group that failed"),
+        argument("--dry-run", action="store_true", help="show them, add nothing"), *CHANGE_OPTIONS),
+            "With options like --gpus 2, the new jobs differ from the old ones in that."),
+    Command("edit", "change a pending job", cmd_edit, (ID, *CHANGE_OPTIONS)),
     Command("move", "change a pending job's place", cmd_move, (
         ID, argument("--first", action="store_true", help="before all others, whatever their priority"),
         argument("--last", action="store_true", help="behind all that wait now"),

@@ -56,8 +56,8 @@ def test_the_queue_by_python(own_home):
     client.pause()
     ids = client.add_all(["echo a", "echo b", "echo c"], gpus=0)
     assert [job["id"] for job in client.queue()] == ids
-    client.move(ids[2], position=0)
-    client.move(ids[0], priority=2)
+    client.edit(ids[2], position=0)
+    client.edit(ids[0], priority=2)
     assert [job["id"] for job in client.queue()] == [ids[2], ids[1], ids[0]]
     client.remove(ids[1])
     assert client.job(ids[1])["status"] == "cancelled"

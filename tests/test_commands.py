@@ -409,7 +409,7 @@ def test_wait_exits_with_the_jobs_code(home):
     assert done.out == "" and done.err.startswith(f"nexus: job {bad} failed (exit 3)")
     assert home.main("wait", "zzz").code == 3
     assert home.main("wait", good, good).code == 0
-    stopped = add(home, "trap 'exit 0' TERM; sleep 60 & wait", "--timeout", "5")         # by then it has its trap
+    stopped = add(home, "trap 'exit 0' TERM; sleep 60 & wait", "--timeout", "5s")         # by then it has its trap
     assert home.main("wait", stopped).code == 1, "that it ended well is no success"
 
 
@@ -591,6 +591,32 @@ def test_retry_failed(own_home):
     third = own_home.main("retry", "--failed").out.split()
     assert "exit 4" in [own_home.job(job_id)["command"] for job_id in third], "the latest failure of it counts"
     assert own_home.main("retry", "--group", "x").code == 3
+
+
+def test_retry_with_other_options(own_home):
+    bad = add_and_wait(own_home, "exit 4", "--timeout", "5m")
+    done = own_home.main("retry", "--failed", "--timeout", "1:00:00", "--name", "longer", "--dry-run")
+    assert bad in done.out and "longer: exit 4" in done.out and "1 job would be run again" in done.err and len(own_home.client().jobs()) == 1
+    again = own_home.job(own_home.main("retry", "--failed", "--timeout", "1:00:00", "--command", "true").id)
+    assert (again["timeout_seconds"], again["command"], again["name"]) == (3600, "true", None)
+    assert own_home.main("wait", again["id"]).code == 0
+
+
+def test_edit(own_home):
+    own_home.main("pause")
+    job_id = add(own_home, "exit 1")
+    done = own_home.main("edit", job_id, "--command", "exit 0", "--gpus", "1", "--name", "n", "--begin", "+1h")
+    assert (done.code, done.out) == (0, "") and f"job {job_id} is changed" in done.err
+    job = own_home.job(job_id)
+    assert (job["command"], job["gpus"], job["name"], bool(job["begin_at"])) == ("exit 0", 1, "n", True)
+    done = own_home.main("edit", job_id)
+    assert done.code == 2 and "nothing to change" in done.err
+    assert own_home.main("edit", job_id, "--gpus", "99").code == 2 and own_home.job(job_id)["gpus"] == 1
+    own_home.main("edit", job_id, "--begin", "+0.1s")
+    own_home.main("resume")
+    assert own_home.main("wait", job_id).code == 0
+    done = own_home.main("edit", job_id, "--gpus", "2")
+    assert done.code == 4 and "is completed" in done.err
 
 
 def of(id, status, retried_as=None, cause=None):

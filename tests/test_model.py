@@ -65,8 +65,8 @@ def check_indexes(made):
             dependents.setdefault(parent, set()).add(one.id)
         if one.current.slurm_key is not None:   # nor what waits in Slurm's queue
             handed[one.id] = one
-        elif one.retry_at is not None:
-            delayed.append((one.retry_at, one.id))
+        elif one.retry_at is not None or one.begin_at is not None:
+            delayed.append((max(filter(None, [one.retry_at, one.begin_at])), one.id))
         elif not one.pending_dependencies:                     # what must wait is not looked at
             classes.setdefault(nexus.request_class(one), {}).setdefault(one.user, {}).setdefault(one.group, []).append(item)
     assert made.classes == classes and made.pending == bands
@@ -120,7 +120,8 @@ def random_change(made, dice, number):
     if deed == "seen":
         return [nexus.Put("seen", dice.choice("abc"), dice.choice([None, 1, 2]))]
     if deed == "delay" and pending:
-        return [nexus.change_job(dice.choice(pending), retry_at=dice.choice([None, NOW, NOW + 5]))]
+        return [nexus.change_job(dice.choice(pending), retry_at=dice.choice([None, NOW, NOW + 5]),
+                                 begin_at=dice.choice([None, None, NOW + 3, NOW + 9]))]
     if deed == "hand" and pending:
         begun = nexus.begin_attempt(dice.choice(pending))
         return [nexus.change_job(begun, slurm_key=dice.choice([None, "k", "k_2"]), slurm_id=dice.choice([None, "12"]))]
@@ -304,6 +305,16 @@ def test_a_cancelled_child_names_its_parent(reason, facts, part):
     assert part in made.jobs["bbb"].current.cause_line, reason
     assert "job bbb, which was cancelled (dependency)" in made.jobs["ccc"].current.cause_line, "the next one up, not the first"
     assert made.jobs["bbb"].current.finished_at == NOW and made.jobs["bbb"].status_history[-1] == ("cancelled", NOW)
+    assert made.dependents == {}
+
+
+@pytest.mark.parametrize("status", ["completed", "failed", "cancelled"])
+def test_after_any_an_end_is_as_good_as_another(status):
+    made = state(running("aaa"), job("bbb", 2, after_any=("aaa",), pending_dependencies=("aaa",)),
+                 job("ccc", 3, after=("aaa",), after_any=("aaa",), pending_dependencies=("aaa",)))
+    end(made, "aaa", status=status)
+    assert (made.jobs["bbb"].status, made.jobs["bbb"].pending_dependencies) == ("pending", ())
+    assert made.jobs["ccc"].status == ("pending" if status == "completed" else "cancelled"), "after says more"
     assert made.dependents == {}
 
 

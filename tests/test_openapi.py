@@ -118,8 +118,7 @@ def test_the_examples_run(method, path, body):
 def test_what_is_checked_is_what_is_shown():
     """One object, not two that are alike."""
     schemas = nexus.make_openapi(nexus.ROUTES, "1")["components"]["schemas"]
-    assert (schemas["Submission"], schemas["Move"]) == (nexus.SUBMISSION, nexus.MOVE) and schemas["Submission"] is nexus.SUBMISSION
-    assert schemas["Move"] is nexus.MOVE
+    assert schemas["Submission"] is nexus.SUBMISSION and schemas["Edit"] is nexus.EDIT
     assert list(schemas["Submission"]["properties"]) == list(nexus.ASKED)
     assert all(schema["description"] for schema in schemas["Submission"]["properties"].values())
 
@@ -224,7 +223,7 @@ def for_each(strategy, count, look):
     run()
 
 
-CALLERS = {"the owner": (lambda fleet: {}, 20), "a user": (lambda fleet: {"Authorization": f"Bearer {fleet.token}"}, 8),
+CALLERS = {"the owner": (lambda fleet: {}, 20), "a user": (lambda fleet: {"Authorization": f"Bearer {fleet.token}"}, 16),
            "nobody": (lambda fleet: {"Via": "1.1 proxy"}, 2)}
 
 
@@ -384,7 +383,7 @@ TEXT_EDGES = {"priority": ["1000000", "1000001", "-1000000", "-1000001", "099999
               "limits": [{"nofile": pair} for pair in ([-1, 2**63], [-2, 0], [0, 2**63 + 1], [0], [0, 0, 0])],
               "umask": [0o777, 0o1000], "snapshot": ["a" * 39, "a" * 40, "a" * 64, "a" * 65], "id": ["ab", "abc", "abcd", "abcde"],
               "node": ["n" * 63, "n" * 64], "expected_time": [0, 0.0009, 0.001]}
-BESIDE = {"max_concurrent": {"group": "g"}, "snapshot": {"snapshot_repo": "/", "cwd": "/"}, "snapshot_repo": {"snapshot": "a" * 40}}
+BESIDE = {"gpu_ids": {"gpus": 1}, "gpu_mem_mib": {"gpus": 1}, "max_concurrent": {"group": "g"}, "snapshot": {"snapshot_repo": "/", "cwd": "/"}, "snapshot_repo": {"snapshot": "a" * 40}}
 
 
 def is_taken(bench, method, path, body=None, query=None):
@@ -424,13 +423,13 @@ def test_the_bounds_of_a_submission_are_the_services(edge_bench, key):
 
 def test_the_bounds_of_other_bodies_are_the_services(edge_bench):
     job_id = edge_bench.add(gpus=0)
-    bodies = [("PATCH", f"/queue/{job_id}", "Move", {}), ("POST", "/nodes", "NodeAdded", {"host": "a"})]
+    bodies = [("PATCH", f"/queue/{job_id}", "Edit", {}), ("POST", "/nodes", "NodeAdded", {"host": "a"})]
     for method, path, name, body in bodies:
         whole = DOCUMENT["components"]["schemas"][name]
         for key, schema in whole["properties"].items():
             for value in [*list_edges(schema), *(TEXT_EDGES.get(key, ()))]:
                 valid = Draft202012Validator(schema).is_valid(value)
-                assert is_taken(edge_bench, method, path, {**body, key: value}) == valid, (path, key, f"{value!r:.80}")
+                assert is_taken(edge_bench, method, path, {**body, **BESIDE.get(key, {}), key: value}) == valid, (path, key, f"{value!r:.80}")
 
 
 def test_the_bounds_of_parameters_are_the_services(edge_bench):

@@ -180,7 +180,15 @@ REFUSALS = [  # reason, method, path, query, body, headers, status, what its mes
     ("not a number of an event", "GET", "/events", {"since": "x"}, None, {}, 400, "since"),
     ("not a number of an event, by its header", "GET", "/events", {}, None, {"last-event-id": "x"}, 400, "Last-Event-ID"),
     ("an empty change", "PATCH", "/queue/abc", {}, {}, {}, 400, "priority"),
-    ("an unknown change", "PATCH", "/queue/abc", {}, {"command": "x"}, {}, 400, "priority"),
+    ("an unknown change", "PATCH", "/queue/abc", {}, {"cwd": "/"}, {}, 400, "priority"),
+    ("a change to more GPUs than there are", "PATCH", "/queue/abc", {}, {"gpus": 9}, {}, 400, "wants 9 GPUs"),
+    ("a change that does not go together", "PATCH", "/queue/abc", {}, {"gpus": 2, "gpu_ids": [0]}, {}, 400, "only 1 named"),
+    ("a change to an empty command", "PATCH", "/queue/abc", {}, {"command": " "}, {}, 400, "command"),
+    ("a change of time without a unit", "PATCH", "/queue/abc", {}, {"timeout_seconds": "90"}, {}, 400, "90s"),
+    ("a change to a beginning that is none", "PATCH", "/queue/abc", {}, {"begin": "25:00"}, {}, 400, "25:00"),
+    ("a running job is not changed", "PATCH", "/queue/run", {}, {"gpus": 0}, {}, 409, "running"),
+    ("a retry with an unknown change", "POST", "/jobs/retry", {}, {"ids": ["end"], "change": {"cwd": "/"}}, {}, 400, "cwd"),
+    ("a retry on more GPUs than there are", "POST", "/jobs/retry", {}, {"ids": ["end"], "change": {"gpus": 9}}, {}, 400, "wants 9 GPUs"),
     ("a position below 0", "PATCH", "/queue/abc", {}, {"position": -1}, {}, 400, "position"),
     ("a position of nothing", "PATCH", "/queue/abc", {}, {"position": None}, {}, 400, "position"),
     ("a priority that is none", "PATCH", "/queue/abc", {}, {"priority": "urgent"}, {}, 400, "urgent"),
@@ -607,6 +615,32 @@ def test_patch_reorders(bench):
     assert (status, answer["priority"], answer["position"]) == (200, 0, 0) and bench.commands == ["d", "a", "b", "c"]
     bench.ask("PATCH", f"/queue/{made[3]}", {"priority": 1, "position": 1})
     assert bench.commands == ["a", "d", "b", "c"]
+
+
+def test_patch_changes_what_was_asked_for(bench):
+    job_id = bench.add(command="a", name="first")
+    change = {"command": "b", "name": "second", "gpus": 2, "timeout_seconds": "2h", "retries": 3, "priority": "high", "begin": "+1h"}
+    status, job = bench.ask("PATCH", f"/queue/{job_id}", change)
+    assert status == 200 and {key: job[key] for key in change if key != "begin"} == {
+        **{key: change[key] for key in ("command", "name", "gpus", "retries")}, "timeout_seconds": 7200, "priority": 0}
+    assert job["begin_at"] and job["created_at"] == bench.ask("GET", f"/jobs/{job_id}")[1]["created_at"]
+    assert bench.ask("PATCH", f"/queue/{job_id}", {"gpu_ids": "0-1"})[1]["gpu_ids"] == [0, 1]
+
+
+def test_a_retry_may_differ(bench):
+    first = bench.add(command="a", timeout_seconds=60, gpus=0)
+    bench.become(first, "failed", cause="timeout")
+    again = bench.ask("POST", "/jobs/retry", {"ids": [first], "change": {"gpus": 2, "timeout_seconds": 120}})[1]["ids"][0]
+    job = bench.ask("GET", f"/jobs/{again}")[1]
+    assert (job["command"], job["gpus"], job["timeout_seconds"]) == ("a", 2, 120)
+    assert bench.ask("GET", f"/jobs/{first}")[1]["retried_as"] == again
+
+
+def test_after_any_comes_also_after_what_has_failed(bench):
+    first = bench.add(gpus=0)
+    bench.become(first, "failed", cause="exit", exit_code=1)
+    assert bench.ask("GET", f"/jobs/{bench.add(gpus=0, after_any=[first])}")[1]["status"] == "pending"
+    assert bench.ask("POST", "/queue", {"command": "x", "after_any": ["zzz"]})[0] == 404
 
 
 def test_gpus_and_the_queue_are_paused_and_resumed(bench):
@@ -1876,6 +1910,17 @@ def lab_bench(**keys):
         bench.ids = [bench.ask("POST", "/queue", {"command": f"echo {word}", "name": word}, headers)[1]["id"]
                      for word, headers in (("bobs", BOB), ("anns", ANN), ("own", {}))]
         yield bench
+
+
+def test_who_may_change_a_job():
+    with lab_bench() as bench:
+        bobs, _, own = bench.ids
+        assert bench.ask("PATCH", f"/queue/{bobs}", {"name": "n"}, BOB)[1]["name"] == "n"
+        assert bench.ask("PATCH", f"/queue/{own}", {"name": "n"}, BOB)[0] == 403
+        assert bench.ask("PATCH", f"/queue/{bobs}", {"priority": "high"}, BOB)[0] == 403
+        bench.become(bobs, "failed", cause="exit", exit_code=1)
+        assert bench.ask("POST", "/jobs/retry", {"ids": [bobs], "change": {"priority": "high"}}, BOB)[0] == 403
+        assert bench.ask("POST", "/jobs/retry", {"ids": [bobs], "change": {"name": "m"}}, BOB)[0] == 200
 
 
 def test_a_user_has_its_own_jobs():

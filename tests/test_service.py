@@ -1580,6 +1580,28 @@ def fail(w, job_id, pid, code=1, stderr="", seconds=60.0):
     w.turn()
 
 
+def test_a_job_begins_when_it_is_to(world):
+    w = world()
+    later, now = w.add(gpus=0, begin="+2h"), w.add(gpus=0)
+    w.turn()
+    assert (w.job(later).status, w.job(now).status) == ("pending", "running")
+    assert w.job(later).begin_at == w.clock.wall + 7200 and w.service.next_wait_s() <= 7200
+    w.turn(seconds=7199)
+    assert w.job(later).status == "pending" and w.api(later)["waiting_for"] == "begins in 1s, as asked"
+    w.turn(seconds=1.5)
+    assert w.job(later).status == "running" and w.job(later).begin_at is None
+
+
+def test_a_clock_that_was_set_back_delays_an_attempt_no_longer_than_meant_and_moves_no_beginning(world):
+    w = world(retry_backoff_seconds=5)
+    first, later = w.add(retries=1), w.add(begin="+2h")
+    w.turn()
+    fail(w, first, 100, 1, "first\n")
+    w.clock.wall -= 86400
+    w.turn(seconds=0.1)
+    assert w.job(first).status == "running" and w.job(later).status == "pending"
+
+
 def test_retries_with_backoff(world):
     w = world(retry_backoff_seconds=5)
     job_id = w.add(retries=2)

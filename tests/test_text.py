@@ -137,7 +137,7 @@ def test_a_line_is_harmless_and_fits(text, width):
 
 
 LENGTHS = [  # reason, text, seconds
-    ("seconds without a unit", "90", 90), ("and with decimals", "0.5", 0.5), ("none", "0", 0), ("seconds", "45s", 45),
+    ("none", "0", 0), ("seconds", "45s", 45), ("with decimals", "0.5s", 0.5), ("as a clock shows it", "1:30:00", 5400),
     ("minutes", "30m", 1800), ("hours", "2h", 7200), ("a part of one", "1.5h", 5400), ("days", "1d", 86400),
     ("weeks", "1w", 604800), ("several units", "1h30m", 5400), ("apart, as nexus writes them", "2h 15m", 8100),
     ("a blank before the unit, and around", " 2 h ", 7200),
@@ -155,7 +155,8 @@ def test_parse_duration(reason, text, seconds):
 
 NO_LENGTHS = [  # reason, text
     ("nothing", ""), ("a blank", " "), ("a word", "soon"), ("a unit alone", "h"), ("a unit that is none", "2y"),
-    ("below zero", "-5"), ("no number", "nan"), ("no end", "inf"), ("powers of ten", "1e9"), ("a colon", "1:30"),
+    ("below zero", "-5"), ("no number", "nan"), ("no end", "inf"), ("powers of ten", "1e9"), ("a colon, of minutes or hours", "1:30"),
+    ("no unit", "90"), ("no unit, and decimals", "0.5"), ("61 minutes on a clock", "1:61:00"),
     ("a number behind the last unit", "1h30"), ("two points", "1.2.3h"), ("a line end", "2h\n"),
     ("digits of another script", "٣h"), ("longer than anything lasts", "9" * 5000),
     ("that is no number's tail with a unit", "123456789012s"),
@@ -166,7 +167,7 @@ NO_LENGTHS = [  # reason, text
 def test_parse_duration_refuses(reason, text):
     with pytest.raises(nexus.NexusError) as caught:
         parse_length(text)
-    assert caught.value.kind == "usage" and len(caught.value.message) < 120 and "1h30m" in caught.value.message, reason
+    assert caught.value.kind == "usage" and len(caught.value.message) < 140 and "1h30m" in caught.value.message, reason
 
 
 @given(st.integers(0, 10**9))
@@ -175,7 +176,32 @@ def test_what_format_duration_writes_can_be_read(seconds):
     assert nexus.format_duration(nexus.parse_duration(text)) == text
 
 
-@given(texts | st.text("0123456789.smhdw ", max_size=12))
+NOON = time.mktime((2024, 10, 24, 12, 0, 0, 0, 0, -1))
+BEGINS = [  # reason, text, seconds after noon
+    ("in so long", "+2h", 7200), ("later today", "22:00", 36000), ("that has passed today", "8:30", 73800), ("now, so tomorrow", "12:00", 86400),
+    ("with seconds", "12:00:30", 30), ("on another day", "2024-10-25 12:00", 86400), ("with a T", "2024-10-24T13:00", 3600),
+    ("in the past", "2024-10-24 11:00", -3600),
+]
+
+
+@pytest.mark.parametrize("reason, text, after_s", BEGINS)
+def test_parse_begin(reason, text, after_s):
+    assert nexus.parse_begin(nexus.parse_field(nexus.ASKED["begin"], text, "begin"), NOON) == NOON + after_s, reason
+
+
+def test_parse_begin_in_utc():
+    assert nexus.parse_begin("2024-10-24T15:30:15Z", NOON) == nexus.parse_time("2024-10-24T15:30:15Z")
+
+
+@pytest.mark.parametrize("text", ["", "2h", "+2", "+", "25:00", "12:60", "noon", "2024-02-30 12:00", "tomorrow", "22", "22:00 ", "0000-01-01 00:00",
+                                  "9999-12-31 23:59:61", "+1:30"])
+def test_parse_begin_refuses(text):
+    with pytest.raises(nexus.NexusError) as caught:
+        nexus.parse_begin(nexus.parse_field(nexus.ASKED["begin"], text, "begin"), NOON)
+    assert caught.value.kind == "usage" and "begin" in caught.value.message and caught.value.hint
+
+
+@given(texts | st.text("0123456789.smhdw: ", max_size=12))
 @example("1 " * 3000 + "x")
 def test_parse_duration_raises_nothing_else(text):
     try:
