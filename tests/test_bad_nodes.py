@@ -213,6 +213,8 @@ def test_an_answer_that_drips_in_is_cut(bad, monkeypatch):
 
     monkeypatch.setattr(nexus, "SYNC_WAIT_S", 0.0)
     monkeypatch.setattr(nexus, "SYNC_PATIENCE_S", 0.1)
+    asked = there.number
+    live.until(lambda: there.number > asked + 1, "an exchange with this patience")
     there.change = drip
     live.until(lambda: w.node.trouble is not None, "the end of patience")
     assert w.service.failure_count == 0
