@@ -773,7 +773,8 @@ IDS_TEXT = PATTERN(f"^{ID_PATTERN}(,{ID_PATTERN})*$", "job ids like abc,abd", ex
 AMOUNT = "[0-9]{1,9}(\\.[0-9]{1,9})?"
 DURATION = f"( *{AMOUNT} ?[smhdw])+ *|[0-9]{{1,6}}:[0-5][0-9]:[0-5][0-9]"
 DURATION_TEXT = PATTERN(f"^({DURATION}|0)$", "a time with its unit, like 90s, 30m, 2h, 1h30m or 1:30:00", examples=["90s"])
-BEGIN_TEXT = PATTERN(f"^(\\+({DURATION})|([12][0-9]{{3}}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])[ T])?([01]?[0-9]|2[0-3])(:[0-5][0-9]){{1,2}}Z?)$",
+DAY, CLOCK = "[12][0-9]{3}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])", "([01]?[0-9]|2[0-3])(:[0-5][0-9]){1,2}"
+BEGIN_TEXT = PATTERN(f"^(\\+({DURATION})|({DAY}[ T])?{CLOCK}Z?)$",
                      "a time like 22:00, +2h, 2024-10-24 22:00 or 2024-10-24T15:30:15Z", examples=["+2h"])
 SIZE_TEXT = PATTERN(f"^{AMOUNT} ?[MGTmgt](i?[Bb])?$", "an amount of memory with its unit, like 10G or 500M")
 RLIMITS: Schema = {
@@ -1353,6 +1354,7 @@ class Asked:
     unique: bool = optional(
         False, FLAG, "add nothing if the same waits, runs or has completed", "asked", flag="--unique")
     commands: tuple[str, ...] = optional((), LIST(COMMAND, 1), "instead of command: a job for each of them", "asked")
+    names: tuple[str, ...] = optional((), LIST(LINE), "with commands: a name for each of them, instead of name", "asked")
     dry_run: bool = optional(False, FLAG, "check, and add nothing", "asked")
 
 
@@ -1410,8 +1412,9 @@ def parse_submission(data: Any, where: str = "") -> list[Asked]:
         message = f"{where}{error.message}; none was added" if where else error.message
         raise NexusError(error.kind, message, error.hint or "see nexus help add") from None
     beside = {name: given.pop(name) for name in fields_of(Asked) if name in given}
-    commands = beside.pop("commands", ())
-    return [Asked({**given, "command": command}, **beside) for command in commands] or [Asked(given, **beside)]
+    commands, names = beside.pop("commands", ()), beside.pop("names", ())
+    return [Asked({**given, "command": command, **({"name": name} if name else {})}, **beside)
+            for command, name in zip(commands, names or [None] * len(commands))] or [Asked(given, **beside)]
 
 
 def check_submission(given: Mapping[str, Any]) -> None:
@@ -1420,6 +1423,7 @@ def check_submission(given: Mapping[str, Any]) -> None:
     for is_wrong, *words in (
             ("commands" in given and ("command" in given or "id" in given), "commands comes without command and id"),
             ("command" not in given and "commands" not in given, "command is missing"),
+            (given.get("names") and len(given["names"]) != len(given.get("commands", ())), "names has a name for each of commands"),
             ("max_concurrent" in given and "group" not in given,
              "max_concurrent is for a group, and this job has none", "name one: --group NAME"),
             (("snapshot" in given) != bool(repository), "snapshot and snapshot_repo come together"),
@@ -2094,9 +2098,9 @@ YAML_LINE = rf"""([A-Za-z_]\w*)[ \t]*:(?:[ \t]+(?:"([^"\\]*)"|'([^']*)'|({YAML_P
 FORM_KEYS: Mapping[str, Field] = {                               # the keys of config_file
     **{name: Field(LINE, help) for name, help in (("competition_id", "what its submitter calls it by"), ("project_id", "and by"),
                                                   ("user_id", "whose it is"))},
+    "expected_time": Field(JOB_FIELDS["expected_time"].schema, parse=parse_duration,
+                           text=PATTERN(f"^({DURATION}|{AMOUNT})$", "seconds, or a time like 90s, 30m, 2h")),
     **{name: JOB_FIELDS[name] for name in ("gpus", "name", "priority")},
-    "expected_time": Field(JOB_FIELDS["expected_time"].schema, text=PATTERN(f"^({DURATION}|{AMOUNT})$", "seconds, or a time like 90s, 30m, 2h"),
-                           parse=parse_duration),
     "token": Field({"type": "string"}, "who submits it")}
 
 
@@ -2287,9 +2291,10 @@ def parse_sweep(text: str) -> tuple[str, tuple[str, ...]]:
     return name, tuple(made)
 
 
-def expand_sweep(command: str, sweeps: Sequence[tuple[str, Sequence[str]]]) -> list[str]:
-    """The commands of every combination, the last name changing fastest.  `{name}` is replaced for the names given; all
-    other braces, `${name}` too, stay what they are.  Raises: usage.
+def expand_sweep(command: str, sweeps: Sequence[tuple[str, Sequence[str]]]) -> list[tuple[str, str]]:
+    """(command, name) of every combination, the last name changing fastest.  A job's name tells its values: `lr=3e-4 seed=4`.
+
+    `{name}` is replaced for the names given; all other braces, `${name}` too, stay what they are.  Raises: usage.
     """
     import itertools
     import math
@@ -2304,7 +2309,8 @@ def expand_sweep(command: str, sweeps: Sequence[tuple[str, Sequence[str]]]) -> l
         refuse(f"the sweep has more than {MAX_SWEEP} combinations", hint="sweep over fewer values")
     fixed = re.split(rf"(?<!\$)\{{({'|'.join(names)})\}}", command)      # every second one is a name
     chosen = [dict(zip(names, values)) for values in itertools.product(*(values for _, values in sweeps))]
-    return ["".join(values[part] if number % 2 else part for number, part in enumerate(fixed)) for values in chosen]
+    return [("".join(values[part] if number % 2 else part for number, part in enumerate(fixed)),
+             " ".join(f"{name}={value}" for name, value in values.items())) for values in chosen]
 
 
 # With allowed_script_paths.  Others (Rscript, zsh, lua) also run files of the directory or the home: a script of theirs
@@ -3571,7 +3577,7 @@ OBJECTS: dict[str, Mapping[str, Field]] = {
         "jobs": Field(LIST({}), "what would be added", default=None),
     },
     "Retried": {"id": Field(JOB_ID, "the new job")},
-    "Ids": {"ids": Field(LIST(JOB_ID), "the jobs that end by it, or the new ones")},
+    "Ids": {"ids": Field(LIST(JOB_ID), "the jobs that end, or go, by it, or the new ones")},
     "Why": {
         **pick(JOB, "id status"),
         "why": Field(STRING, "why it waits, or what became of it"),
@@ -8786,6 +8792,7 @@ ESTIMATE_PATIENCE_S = 0.05      # so long a request waits for estimates that are
 ESTIMATE_REST = 10              # estimates are as old as this many times what they took, and at least 2 s
 HEALTH_INTERVAL_S = 5.0         # so often on_unhealthy looks
 HOOK_TIMEOUT_S = 60.0           # for a command of [hooks]
+CLEAR_PATIENCE_S = 60.0
 JOBS_AT_ONCE = 100              # of a list, looked up together
 MAX_FAULTS_LOGGED = 20          # of one reading of the jobs file
 
@@ -9395,7 +9402,10 @@ class Admission(Part):
         return made
 
     def edit(self, job_id: str, caller: Caller, position: int | None = None, **change: Any) -> None:
-        """Change a pending job, or its place in the queue.  `change`: by the keys of CHANGES.  Raises: usage, not_found, forbidden, conflict."""
+        """Change a pending job, or its place in the queue.  `change`: by the keys of CHANGES.
+
+        Raises: usage, not_found, forbidden, conflict.
+        """
         change = self.draft_change([self.store.read(lambda state: find_own_job(state, job_id, caller))], change, caller)
         if position is not None and not caller.is_owner:
             raise NexusError("forbidden", f"only {self.service.user} may give a job a place before others' ones",
@@ -9819,16 +9829,46 @@ class History(Part):
     def __init__(self, service: Service) -> None:
         super().__init__(service)
         self.trimming: Mapping[str, Job] = {}               # jobs that go from the history just now
+        self.cleared: dict[str, str] = {}                   # jobs that are to go, and who said so
+        self.trimmer = Worker(service, "trimming the history", self.trim_history)
+
+    def clear(self, choice: Choice, caller: Caller) -> list[str]:
+        """Forget finished jobs, with their logs; return their ids.  Of jobs that are not named, those that are finished are meant.
+
+        Raises: usage, not_found, forbidden, conflict, unavailable.
+        """
+        if not set(choice.status or FINAL) <= set(FINAL):
+            refuse(f"only finished jobs can be cleared: {', '.join(FINAL)}", hint="nexus cancel ends jobs that wait or run")
+
+        def find(state: State) -> list[str]:
+            jobs = choose_jobs(state, choice, caller)
+            for job in jobs if choice.ids else ():
+                check_status(job, choice.status or FINAL, "nothing was cleared")
+            return [job.id for job in jobs if job.status in FINAL and (job.head is None or job.is_collected)]
+
+        ids: list[str] = self.store.read(find)
+        self.cleared.update(dict.fromkeys(ids, caller.name))
+        self.trimmer.wanted.set()
+        while not self.trimmer.thread.is_alive() and self.cleared and not self.trim_history():
+            pass
+        if not wait_until(lambda: not self.cleared, CLEAR_PATIENCE_S):
+            raise NexusError("unavailable", f"{format_count(len(self.cleared), 'job')} are not forgotten yet: the disk is slow, or full",
+                             hint="they go as soon as that is possible; see nexus health")
+        return ids
 
     def trim_history(self) -> float:
-        """Drop finished jobs beyond history_limit, some at a time; return for how long there is nothing to do then.
+        """Drop finished jobs that are cleared, or beyond history_limit, some at a time; return for how long there is nothing to do then.
 
         Their logs go first: the next service goes on with what one that dies in between has left.
         """
         limit = self.config.state.history_limit
 
         def choose(state: State) -> list[Job]:
-            self.trimming = {job.id: job for job in choose_trimmed(state, limit)}
+            finished = {job_id for job_id in list(self.cleared) if job_id in state.jobs and state.jobs[job_id].status in FINAL}
+            for job_id in self.cleared.keys() - finished:   # it went otherwise, and its id may be another job's by now
+                del self.cleared[job_id]
+            cleared = [state.jobs[job_id] for job_id in list(self.cleared)[:TRIMMED_AT_ONCE]]
+            self.trimming = {job.id: job for job in cleared or choose_trimmed(state, limit)}
             return list(self.trimming.values())
 
         gone: list[Job] = self.store.read(choose)
@@ -9837,13 +9877,15 @@ class History(Part):
         try:
             kept = [str(job.log_dir) for job in gone if self.remove_logs(job)]
             self.store.update(lambda state: [Put("jobs", job.id, None) for job in gone])
+            who = {self.cleared.pop(job.id, "") for job in gone}.pop()
         except NexusError:                                  # the disk is full, and whoever starts a job tells so
             return WATCH_INTERVAL_S
         finally:
             self.trimming = {}
         for job in gone:
             self.service.run_guarded(f"After job {job.id}", self.release, job)
-        self.log.info("Trimmed %s beyond history_limit = %d, with their logs: %s%s", format_count(len(gone), "job"), limit,
+        why = f"as {who} asked" if who else f"beyond history_limit = {limit}"
+        self.log.info("Trimmed %s %s, with their logs: %s%s", format_count(len(gone), "job"), why,
                       join_some([job.id for job in gone]), f"; what they made themselves stays in {join_some(kept)}" if kept else "")
         return 0.0
 
@@ -10374,8 +10416,7 @@ class Service:
         self.runners.adopt()
         for worker in (Worker(self, "asking for the GPUs", lambda: probe_gpus(self)), self.views.estimator, self.views.disk_watch,
                        Worker(self, "writing state.json", self.history.keep_state),
-                       Worker(self, "trimming the history", self.history.trim_history),
-                       self.hooks.worker, self.log_watch.worker, self.gpu_watch.pss_worker,
+                       self.history.trimmer, self.hooks.worker, self.log_watch.worker, self.gpu_watch.pss_worker,
                        *(one.worker for one in (self.cluster, self.jobs_file) if one)):
             worker.thread.start()
         while not self.is_stopping:
@@ -11202,6 +11243,11 @@ class Calls(Gate):
            body="Choice", statuses=(202,))
     def post_cancel(self, caller: Caller, body: Any) -> Response:
         return json_response({"ids": self.service.admission.cancel(read_choice(body), caller)}, 202)
+
+    @route("POST /jobs/clear", "user", "forget finished jobs, with their logs: those named, or all of a group or status", "Ids",
+           body="Choice")
+    def post_clear(self, caller: Caller, body: Any) -> dict[str, Any]:
+        return {"ids": self.service.history.clear(read_choice(body), caller)}
 
     @route("POST /jobs/retry", "user", "run finished jobs again, as new ones, all or none: those named; or of a group or status those "
            "that were not queued again since, the failed ones if none is given", "Ids", body="RetryChoice")
@@ -12326,6 +12372,10 @@ class Client(Wire):
         """Change a pending job, by the keys of PATCH /queue/{id}: `gpus=2`, `position=0`; return it."""
         return dict(self.ask("PATCH", f"/queue/{quote_path(job_id)}", change))
 
+    def clear(self, **choice: Any) -> list[str]:
+        """Forget finished jobs, with their logs: `ids`, or those of a `group`, of a `status`; return their ids."""
+        return list(self.ask("POST", "/jobs/clear", choice)["ids"])
+
     def retry(self, job_id: str) -> str:
         """The id of the new job."""
         return str(self.ask("POST", f"/jobs/{quote_path(job_id)}/retry")["id"])
@@ -12387,19 +12437,20 @@ class Client(Wire):
                 return
 
     def wait(self, job_ids: Sequence[str], on_end: Callable[[dict[str, Any]], None] = lambda job: None,
-             on_wait: Callable[[dict[str, Any]], None] = lambda job: None) -> list[dict[str, Any]]:
-        """Wait until jobs have finished; return them.  A restart of the service in between is waited for.
+             on_wait: Callable[[dict[str, Any]], None] = lambda job: None, is_any: bool = False) -> list[dict[str, Any]]:
+        """Wait until jobs have finished, or with `is_any` one of them; return these.  A restart of the service in between is waited for.
 
         `on_wait` gets those that are pending: at first, and when the queue or a group was paused or resumed.
         """
         finished: dict[str, dict[str, Any]] = {}
+        count = min(1, len(job_ids)) if is_any else len(set(job_ids))
 
         def look(job: dict[str, Any]) -> None:
-            if job["id"] in job_ids and job["status"] in FINAL and job["id"] not in finished:
+            if job["id"] in job_ids and job["status"] in FINAL and job["id"] not in finished and len(finished) < count:
                 finished[job["id"]] = job
                 on_end(job)
 
-        while len(finished) < len(set(job_ids)):
+        while len(finished) < count:
             with self.over_restart():                   # what has finished by then need not be there any more
                 events = self.follow_events()
                 next(events)                            # from here on nothing is missed
@@ -12408,14 +12459,14 @@ class Client(Wire):
                     look(job)
                     if job["status"] == PENDING:
                         on_wait(job)
-                while len(finished) < len(set(job_ids)):
+                while len(finished) < count:
                     kind, data = next(events)
                     if kind == "job":
                         look(data)
                     elif kind in ("queue", "group"):
                         for job in [job for job in self.queue() if job["id"] in job_ids]:
                             on_wait(job)
-        return [finished[job_id] for job_id in job_ids]
+        return [finished[job_id] for job_id in job_ids if job_id in finished]
 
     def follow_events(self) -> Iterator[tuple[str, Any]]:
         """(kind, data) of each event from now on; the first is none.  Raises: unavailable, when some were missed, or the service ends."""
@@ -12580,8 +12631,7 @@ def parse_option(row: Field, flag: str, text: str) -> Any:
         return parse_field(row, text, flag)
     except NexusError as error:
         message = error.message if flag in error.message else f"{flag}: {error.message}"
-        hint = f"like {flag} {row.like}" if row.like else "see nexus help add"
-        raise NexusError(error.kind, message, error.hint or hint) from None
+        raise NexusError(error.kind, message, error.hint or (f"like {flag} {row.like}" if row.like else "")) from None
 
 
 @value
@@ -12642,6 +12692,15 @@ def make_parser(command: Command) -> argparse.ArgumentParser:
                 one.add_argument(*flags, **settings)
     parser.formatter_class = argparse.HelpFormatter     # it asks for the terminal's width, at each add_argument too, by a slow import
     return parser
+
+
+def parse_words(command: Command, words: Sequence[str], out: TextIO) -> argparse.Namespace:
+    """Raises: usage; SystemExit, after --help."""
+    with contextlib.redirect_stdout(out):
+        try:
+            return make_parser(command).parse_args(words)
+        except NexusError as error:
+            raise NexusError(error.kind, error.message, error.hint or f"nexus help {command.name}") from None
 
 
 def write_to(stream: TextIO, piece: str | bytes) -> None:
@@ -12738,10 +12797,16 @@ def find_cwd(given: str | None) -> str:
     return path
 
 
-def read_commands(call: Call) -> list[str]:
-    """What add and run are to queue: the words given, or the lines of --file, for each combination of --sweep.  Raises: usage."""
-    plain, sweeps = read_plain_commands(call), call.options.sweep
-    return [made for command in plain for made in expand_sweep(command, sweeps)] if sweeps else plain
+def read_commands(call: Call) -> list[tuple[str, str]]:
+    """What add and run are to queue: the words given, or the lines of --file, for each combination of --sweep.
+
+    (command, name) of each; a name says the values of a sweep, and is empty without one.  Raises: usage.
+    """
+    plain, sweeps, name = read_plain_commands(call), call.options.sweep, call.options.name
+    if not sweeps:
+        return [(command, "") for command in plain]
+    return [(made, format_line(f"{name} {values}" if name else values, 60))
+            for command in plain for made, values in expand_sweep(command, sweeps)]
 
 
 def read_plain_commands(call: Call) -> list[str]:
@@ -12778,8 +12843,10 @@ def read_plain_commands(call: Call) -> list[str]:
 
 
 def cmd_add(call: Call) -> None:
-    commands, is_one = read_commands(call), call.options.file is None and not call.options.sweep
-    show_added(call, submit(call, {"command": commands[0]} if is_one else {"commands": commands}))
+    named, is_one = read_commands(call), call.options.file is None and not call.options.sweep
+    commands, names = [command for command, _ in named], [name for _, name in named if name]
+    show_added(call, submit(call, {"command": commands[0]} if is_one else {
+        "commands": commands, **({"names": names} if names else {})}))
 
 
 def submit(call: Call, work: Told) -> dict[str, Any]:
@@ -12826,7 +12893,8 @@ def cmd_run(call: Call) -> int:
     commands = read_commands(call)
     if len(commands) != 1:
         refuse(f"run takes one command, and these are {len(commands)}", hint="nexus add queues them all")
-    answer = submit(call, {"command": commands[0]})
+    (command, name), = commands
+    answer = submit(call, {"command": command, **({"name": name} if name else {})})
     if call.options.dry_run:
         show_added(call, answer)
         return 0
@@ -12913,12 +12981,17 @@ def describe_end(job: Told) -> str:
 
 
 def cmd_wait(call: Call) -> int:
+    import itertools
     ids = call.options.ids
     if call.options.group is None and not ids:
         refuse("there is nothing to wait for", hint="nexus wait ID, or nexus wait --group NAME")
     if call.options.group is not None:
         ids = [*ids, *(job["id"] for job in ask_for_jobs(call) if job["status"] != COMPLETED and not job["retried_as"])]
-    said: set[str] = set()
+    said, total, ended = set[str](), len(set(ids)), itertools.count(1)
+
+    def say_end(job: Told) -> None:
+        done = next(ended)
+        call.say(describe_end(job) + (f"; {done} of {total} have ended" if total > 1 else ""))
 
     def say_hold(job: Told) -> None:
         """Once, that it waits for somebody to resume."""
@@ -12927,8 +13000,38 @@ def cmd_wait(call: Call) -> int:
             said.add(why)
             call.say(f"job {job['id']} waits: {why}")
 
-    jobs = call.client.wait(ids, lambda job: call.say(describe_end(job)), say_hold)
+    try:
+        with time_limit(call.options.timeout):
+            jobs = call.client.wait(ids, say_end, say_hold, call.options.any)
+    except TimeIsUp:
+        call.say(f"the time is up: {min(next(ended) - 1, total)} of {format_count(total, 'job')} ended within "
+                 f"{format_limit(call.options.timeout)}; the others go on")
+        return EXIT_TIMED_OUT
     return next(filter(None, map(exit_code_of, jobs)), 0)
+
+
+EXIT_TIMED_OUT = 124            # as timeout(1) ends with
+
+
+class TimeIsUp(Exception):
+    pass
+
+
+@contextlib.contextmanager
+def time_limit(seconds: float | None) -> Iterator[None]:
+    """What is in it may take so long; None or 0: forever.  Raises: TimeIsUp."""
+    import signal
+
+    def end(*_: object) -> None:
+        raise TimeIsUp
+
+    if seconds:
+        signal.signal(signal.SIGALRM, end)
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def ask_for_jobs(call: Call) -> list[dict[str, Any]]:
@@ -13029,7 +13132,7 @@ def read_change(call: Call) -> dict[str, Any]:
 def cmd_edit(call: Call) -> None:
     change = read_change(call)
     if not change:
-        refuse("there is nothing to change", hint=f"nexus edit {format_line(call.options.id, 40)} --gpus 2; nexus help edit lists the options")
+        refuse("there is nothing to change", hint="name what, like --gpus 2; nexus help edit lists the options")
     call.client.edit(call.options.id, **change)
     call.say(f"job {call.options.id} is changed; nexus show {call.options.id} has all of it")
 
@@ -13153,6 +13256,13 @@ def cmd_screens(call: Call) -> None:
     )), "there is no screen session of nexus")
     if rows:
         call.say("attach to a job: nexus attach ID; to any: screen -x SESSION")
+
+
+def cmd_clear(call: Call) -> None:
+    given = call.options
+    choice = {"ids": given.ids or None, "group": given.group, "status": given.status or (None if given.ids else list(FINAL))}
+    ids = call.client.clear(**{name: fact for name, fact in choice.items() if fact is not None})
+    call.say(f"{format_count(len(ids), 'finished job')} forgotten, with {'its' if len(ids) == 1 else 'their'} logs")
 
 
 def cmd_pause(call: Call) -> None:
@@ -13561,6 +13671,10 @@ GROUP = argument("--group", metavar="G", help="the jobs of this group")
 CHANGE_OPTIONS = tuple(
     argument(row.flag or "--command", dest=name, metavar=row.metavar or "CMD", row=row,
              help=row.help.partition(" (default")[0] + (f", like {row.like}" if row.like else "")) for name, row in CHANGES.items())
+NAME = argument("--name", help="the jobs of this name")
+STATUS_OPTION = argument("--status", metavar="S,S", row=Field(
+    PATTERN(f"^({'|'.join(STATUSES)})(,({'|'.join(STATUSES)}))*$", f"some of {', '.join(STATUSES)}, with commas between"),
+    convert=lambda text: text.split(",")), help=f"of these statuses: {', '.join(STATUSES)}")
 LINES = Field(WHOLE(0, 10**9), like="20")
 IDS = argument("ids", nargs="+", metavar="ID")
 ANY_IDS = argument("ids", nargs="*", metavar="ID")
@@ -13586,7 +13700,10 @@ COMMANDS = (
             lambda call: call.show(find_job(call), format_job), (ID, JSON_OPTION)),
     Command("why", "why a job waits, GPU by GPU",
             lambda call: call.show(call.client.why(call.options.id), format_why), (ID, JSON_OPTION)),
-    Command("wait", "wait for jobs to finish; exit with the first exit code that is not 0", cmd_wait, (ANY_IDS, GROUP)),
+    Command("wait", "wait for jobs to finish; exit with the first exit code that is not 0", cmd_wait, (
+        ANY_IDS, GROUP, argument("--any", action="store_true", help="until one of them has finished; exit with its exit code"),
+        argument("--timeout", metavar="TIME", row=JOB_FIELDS["timeout_seconds"],
+                                  help="give up after so long, with exit code 124; like 2h"))),
     Command("logs", "what a job printed, or the service's log", cmd_logs, (
         argument("id", metavar="ID|service"), argument("-f", "--follow", action="store_true", help="as it comes, until the job ends"),
         argument("-n", "--number", row=LINES, metavar="N", help="the last N lines"),
@@ -13605,6 +13722,8 @@ COMMANDS = (
         argument("--dry-run", action="store_true", help="show them, add nothing"), *CHANGE_OPTIONS),
             "With options like --gpus 2, the new jobs differ from the old ones in that."),
     Command("edit", "change a pending job", cmd_edit, (ID, *CHANGE_OPTIONS)),
+    Command("clear", "forget finished jobs, with their logs", cmd_clear, (
+        ANY_IDS, GROUP, STATUS_OPTION), "Without ids, a group or a status: all finished jobs."),
     Command("move", "change a pending job's place", cmd_move, (
         ID, argument("--first", action="store_true", help="before all others, whatever their priority"),
         argument("--last", action="store_true", help="behind all that wait now"),
@@ -13661,8 +13780,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str], out: TextIO, err: Text
         if not words or words[0].startswith("-"):
             words = ["status", *words]
         command = find_command(words[0], COMMANDS)
-        with contextlib.redirect_stdout(out):           # --help
-            options = make_parser(command).parse_args(words[1:])
+        options = parse_words(command, words[1:], out)
         call = Call(options, environ, out, err, COMMANDS)
         call.need_local(command.local)
         return options.chosen.run(call) or 0

@@ -413,6 +413,29 @@ def test_wait_exits_with_the_jobs_code(home):
     assert home.main("wait", stopped).code == 1, "that it ended well is no success"
 
 
+def test_wait_for_any_and_for_so_long(own_home):
+    slow, quick = add(own_home, "sleep 60"), add(own_home, "exit 4")
+    done = own_home.main("wait", slow, quick, "--any")
+    assert done.code == 4 and f"job {quick} failed" in done.err and slow not in done.err
+    done = own_home.main("wait", slow, quick, "--timeout", "0.3s")
+    assert (done.code, done.out) == (124, "") and "1 of 2 jobs ended within 0.3s" in done.err
+    assert own_home.job(slow)["status"] == "running"
+    own_home.main("kill", slow)
+    done = own_home.main("wait", slow, quick, "--timeout", "60s")
+    assert done.code == own_home.job(slow)["exit_code"] and "2 of 2 have ended" in done.err
+
+
+def test_clear(own_home):
+    bad, good, runs = add_and_wait(own_home, "exit 3"), add_and_wait(own_home), add(own_home, "sleep 60")
+    done = own_home.main("clear", "--status", "failed")
+    assert (done.code, done.out) == (0, "") and "1 finished job forgotten" in done.err
+    assert not own_home.file(f"logs/job_{bad}").exists() and own_home.file(f"logs/job_{good}").exists()
+    assert own_home.main("show", bad).code == 3 and own_home.main("clear", runs).code == 4
+    assert "1 finished job" in own_home.main("clear").err and [job["id"] for job in own_home.client().jobs()] == [runs]
+    done = own_home.main("clear", "--status", "done")
+    assert done.code == 2 and "with commas" in done.err and "nexus help clear" in done.err
+
+
 def test_wait_says_that_the_queue_is_paused_or_the_group_held(own_home):
     words = ("--gpus", "0", "--group", "g")
     own_home.main("pause")
@@ -466,6 +489,11 @@ def test_a_dry_run_leaves_out_what_would_not_be_added_or_would_not_run(home):
     done = home.main(*words, "--after", failed, "echo 3")
     assert (done.code, done.out) == (0, "") and "0 jobs would be added" in done.err
     assert f"it would be cancelled at once: {home.job(add_and_wait(home, 'true', '--after', failed))['cause_line']}" in done.err
+
+
+def test_the_jobs_of_a_sweep_have_names(home):
+    ids = home.main("add", "--gpus", "0", "--sweep", "a=1,2", "--name", "s", "echo {a}").out.split()
+    assert [home.job(job_id)["name"] for job_id in ids] == ["s a=1", "s a=2"]
 
 
 def test_a_sweep_of_a_file(home):
@@ -596,7 +624,8 @@ def test_retry_failed(own_home):
 def test_retry_with_other_options(own_home):
     bad = add_and_wait(own_home, "exit 4", "--timeout", "5m")
     done = own_home.main("retry", "--failed", "--timeout", "1:00:00", "--name", "longer", "--dry-run")
-    assert bad in done.out and "longer: exit 4" in done.out and "1 job would be run again" in done.err and len(own_home.client().jobs()) == 1
+    assert bad in done.out and "longer: exit 4" in done.out and "1 job would be run again" in done.err
+    assert len(own_home.client().jobs()) == 1
     again = own_home.job(own_home.main("retry", "--failed", "--timeout", "1:00:00", "--command", "true").id)
     assert (again["timeout_seconds"], again["command"], again["name"]) == (3600, "true", None)
     assert own_home.main("wait", again["id"]).code == 0

@@ -842,7 +842,12 @@ EXPANSIONS = [  # reason, command, sweeps, commands
 
 @pytest.mark.parametrize("reason, command, sweeps, commands", EXPANSIONS, ids=[case[0] for case in EXPANSIONS])
 def test_expand_sweep(reason, command, sweeps, commands):
-    assert nexus.expand_sweep(command, sweeps) == commands, reason
+    assert [made for made, _ in nexus.expand_sweep(command, sweeps)] == commands, reason
+
+
+def test_the_jobs_of_a_sweep_are_named_by_their_values():
+    assert [name for _, name in nexus.expand_sweep("train.py --lr {lr} --seed {seed}", [LR, SEED])] == [
+        "lr=1e-3 seed=0", "lr=1e-3 seed=1", "lr=1e-4 seed=0", "lr=1e-4 seed=1"]
 
 
 NO_EXPANSIONS = [  # reason, command, sweeps, part of the message
@@ -864,7 +869,7 @@ def test_expand_sweep_refuses(reason, command, sweeps, part):
 @given(texts, texts, st.lists(st.text("ab{}$\\0", min_size=1, max_size=4), min_size=1, max_size=4))
 def test_every_value_of_a_sweep_is_put_in_as_it_is(before, after, values):
     text = f"{before} {{q_q}}{after}"
-    assert nexus.expand_sweep(text, [("q_q", values)]) == [f"{before} {value}{after}" for value in values]
+    assert [made for made, _ in nexus.expand_sweep(text, [("q_q", values)])] == [f"{before} {value}{after}" for value in values]
 
 
 # Commands of allowed_script_paths
@@ -1137,7 +1142,7 @@ def test_parse_submit_config(reason, text, expected):
 WRONG_CONFIGS = [  # reason, text, words of the message, of the hint
     ("an unknown key", "user_id: x\nexpectedtime: 5", "line 2: 'expectedtime'", "expected_time"),
     ("one like no other", "zzz: 5", "line 1: 'zzz'", "competition_id, project_id, user_id, expected_time"),
-    ("no time", "expected_time: ten", "line 1: expected_time must be a time like 90s", "config_file"),
+    ("no time", "expected_time: ten", "line 1: expected_time must be seconds, or a time like 90s", "config_file"),
     ("no time at all", "expected_time: 0", "expected_time", "config_file"),
     ("truth for a time", "expected_time: true", "expected_time", ""),
     ("time without end", "expected_time: 1e999", "expected_time", ""),

@@ -108,9 +108,9 @@ WITH_EXAMPLES = [(route.method, route.pattern, route.body) for route in nexus.RO
 def test_the_examples_run(method, path, body):
     with Bench() as bench:
         bench.ask("POST", "/queue", [{"command": "true", "id": name, "group": "sweep", "gpus": 0} for name in ("abc", "abd")])
-        if path == "/jobs/retry":
+        if path in ("/jobs/retry", "/jobs/clear"):
             bench.ask("POST", "/jobs/cancel", {"ids": ["abc", "abd"]})
-        for example in nexus.BODIES[body]["examples"]:
+        for example in nexus.BODIES[body]["examples"][:1 if path == "/jobs/clear" else None]:
             status, answer = bench.ask(method, path.replace("{id}", "abc"), example)
             assert status < 300 or (path == "/nodes" and status == 503), answer
 
@@ -285,7 +285,7 @@ def test_answers_have_the_keys_that_are_described(fleet):
             conforms(gpu, "Gpu")
         for job in get("/status")["running_jobs"]:
             conforms(job, "RunningJob")
-    for job_id in fleet.ids[:4]:
+    for job_id in [job["id"] for job in box.ask("GET", "/jobs")][:4]:       # others may have been cleared
         conforms(box.ask("GET", f"/jobs/{job_id}"), "Job")
         conforms(box.ask("GET", f"/jobs/{job_id}/why"), "Why")
         conforms(box.ask("GET", f"/api/status/{job_id}"), "Submitted")
@@ -383,7 +383,8 @@ TEXT_EDGES = {"priority": ["1000000", "1000001", "-1000000", "-1000001", "099999
               "limits": [{"nofile": pair} for pair in ([-1, 2**63], [-2, 0], [0, 2**63 + 1], [0], [0, 0, 0])],
               "umask": [0o777, 0o1000], "snapshot": ["a" * 39, "a" * 40, "a" * 64, "a" * 65], "id": ["ab", "abc", "abcd", "abcde"],
               "node": ["n" * 63, "n" * 64], "expected_time": [0, 0.0009, 0.001]}
-BESIDE = {"gpu_ids": {"gpus": 1}, "gpu_mem_mib": {"gpus": 1}, "max_concurrent": {"group": "g"}, "snapshot": {"snapshot_repo": "/", "cwd": "/"}, "snapshot_repo": {"snapshot": "a" * 40}}
+BESIDE = {"gpu_ids": {"gpus": 1}, "gpu_mem_mib": {"gpus": 1},
+          "max_concurrent": {"group": "g"}, "snapshot": {"snapshot_repo": "/", "cwd": "/"}, "snapshot_repo": {"snapshot": "a" * 40}}
 
 
 def is_taken(bench, method, path, body=None, query=None):
@@ -429,7 +430,8 @@ def test_the_bounds_of_other_bodies_are_the_services(edge_bench):
         for key, schema in whole["properties"].items():
             for value in [*list_edges(schema), *(TEXT_EDGES.get(key, ()))]:
                 valid = Draft202012Validator(schema).is_valid(value)
-                assert is_taken(edge_bench, method, path, {**body, **BESIDE.get(key, {}), key: value}) == valid, (path, key, f"{value!r:.80}")
+                given = {**body, **BESIDE.get(key, {}), key: value}
+                assert is_taken(edge_bench, method, path, given) == valid, (path, key, f"{value!r:.80}")
 
 
 def test_the_bounds_of_parameters_are_the_services(edge_bench):

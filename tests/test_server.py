@@ -617,6 +617,40 @@ def test_patch_reorders(bench):
     assert bench.commands == ["a", "d", "b", "c"]
 
 
+def test_commands_may_have_names(bench):
+    assert bench.ask("POST", "/queue", {"commands": ["a", "b"], "names": ["x=1", "x=2"], "name": "x"})[0] == 200
+    assert [(job["command"], job["name"]) for job in bench.ask("GET", "/queue")[1]] == [("a", "x=1"), ("b", "x=2")]
+    for body in ({"commands": ["a", "b"], "names": ["x=1"]}, {"command": "a", "names": ["x=1"]}):
+        status, answer = bench.ask("POST", "/queue", body)
+        assert status == 400 and "a name for each" in answer["message"]
+
+
+@pytest.mark.parametrize("choice, gone", [({"ids": ["a"]}, "a"), ({"group": "g"}, "bc"), ({"status": "failed"}, "b"),
+                                          ({"status": ["completed", "failed", "cancelled"]}, "abc"),
+                                          ({"group": "g", "status": "failed"}, "b")])
+def test_finished_jobs_are_cleared_with_their_logs(bench, choice, gone):
+    ids = dict(zip("abcd", (bench.add(gpus=0, **({"group": "g"} if name in "bcd" else {})) for name in "abcd")))
+    for name, status, cause in (("a", "completed", None), ("b", "failed", "exit"), ("c", "cancelled", "killed")):
+        bench.become(ids[name], status, cause=cause)
+        folder = bench.layout.job_folder(ids[name])
+        os.makedirs(folder)
+        bench.store.update(lambda state, name=name, folder=folder: [nexus.change_job(state.jobs[ids[name]], log_dir=folder)])
+    choice = {**choice, **({"ids": [ids[name] for name in choice["ids"]]} if "ids" in choice else {})}
+    assert bench.ask("POST", "/jobs/clear", choice) == (200, {"ids": [ids[name] for name in gone]})
+    left = {name for name in "abcd" if bench.ask("GET", f"/jobs/{ids[name]}")[0] == 200}
+    assert left == set("abcd") - set(gone)
+    assert {name for name in "abc" if os.path.isdir(bench.layout.job_folder(ids[name]))} == set("abc") - set(gone)
+
+
+def test_only_finished_jobs_are_cleared_all_or_none(bench):
+    over, waits = bench.add(gpus=0), bench.add(gpus=0)
+    bench.become(over, "completed", exit_code=0)
+    assert bench.ask("POST", "/jobs/clear", {"ids": [over, waits]})[0] == 409
+    assert bench.ask("POST", "/jobs/clear", {"status": ["running"]})[0] == bench.ask("POST", "/jobs/clear", {})[0] == 400
+    assert bench.ask("POST", "/jobs/clear", {"ids": ["zzz"]})[0] == bench.ask("POST", "/jobs/clear", {"group": "x"})[0] == 404
+    assert len(bench.ask("GET", "/jobs")[1]) == 2
+
+
 def test_patch_changes_what_was_asked_for(bench):
     job_id = bench.add(command="a", name="first")
     change = {"command": "b", "name": "second", "gpus": 2, "timeout_seconds": "2h", "retries": 3, "priority": "high", "begin": "+1h"}

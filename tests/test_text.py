@@ -178,7 +178,8 @@ def test_what_format_duration_writes_can_be_read(seconds):
 
 NOON = time.mktime((2024, 10, 24, 12, 0, 0, 0, 0, -1))
 BEGINS = [  # reason, text, seconds after noon
-    ("in so long", "+2h", 7200), ("later today", "22:00", 36000), ("that has passed today", "8:30", 73800), ("now, so tomorrow", "12:00", 86400),
+    ("in so long", "+2h", 7200), ("later today", "22:00", 36000), ("that has passed today", "8:30", 73800),
+    ("now, so tomorrow", "12:00", 86400),
     ("with seconds", "12:00:30", 30), ("on another day", "2024-10-25 12:00", 86400), ("with a T", "2024-10-24T13:00", 3600),
     ("in the past", "2024-10-24 11:00", -3600),
 ]
@@ -193,7 +194,8 @@ def test_parse_begin_in_utc():
     assert nexus.parse_begin("2024-10-24T15:30:15Z", NOON) == nexus.parse_time("2024-10-24T15:30:15Z")
 
 
-@pytest.mark.parametrize("text", ["", "2h", "+2", "+", "25:00", "12:60", "noon", "2024-02-30 12:00", "tomorrow", "22", "22:00 ", "0000-01-01 00:00",
+@pytest.mark.parametrize("text", ["", "2h", "+2", "+", "25:00", "12:60", "noon", "2024-02-30 12:00", "tomorrow", "22", "22:00 ",
+                                  "0000-01-01 00:00",
                                   "9999-12-31 23:59:61", "+1:30"])
 def test_parse_begin_refuses(text):
     with pytest.raises(nexus.NexusError) as caught:
