@@ -1,7 +1,15 @@
-"""README.md: what it shows works as it stands there."""
+"""README.md and docs/: every command, block, call, key and link in them works as it stands there.
 
+A fenced block is of one of the KINDS.  A command in a `bash` block is run, but for those that ONLY_PARSED and BY_OTHERS name; each
+line of nexus is read by its parser too, in the text as well.
+"""
+
+import collections
+import os
 import pathlib
 import re
+import shlex
+import shutil
 import subprocess
 import sys
 
@@ -11,52 +19,19 @@ import pytest
 
 import nexus
 
-README = (pathlib.Path(__file__).parent.parent / "README.md").read_text()
-PYTHON = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-NAMED = [command for command in re.findall(r"`nexus ([a-z]+)|^nexus ([a-z]+)", README, re.MULTILINE) for command in command if command]
+TOP = pathlib.Path(__file__).parent.parent
+PATHS = ["README.md", "CHANGELOG.md", *sorted(f"docs/{path.name}" for path in (TOP / "docs").iterdir())]
+TEXTS = {path: (TOP / path).read_text() for path in PATHS}
+FENCED = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCKS = [(path, kind, text) for path in PATHS for kind, text in FENCED.findall(TEXTS[path])]
+PROSE = {path: FENCED.sub("", text) for path, text in TEXTS.items()}
+SPANS = [(path, span) for path, text in PROSE.items() for span in re.findall(r"`([^`\n]+)`", text)]
+KINDS = {"bash", "python", "toml", "csv", "json", "text"}
 
 
-def test_the_scheduler_from_python():
-    exec(next(block for block in PYTHON if "Replay" in block), {})
-
-
-@pytest.mark.smoke
-def test_the_client_from_python():
-    with live.Box(gpus=1) as box:
-        done = subprocess.run([sys.executable, "-c", next(block for block in PYTHON if "Client" in block)], env=box.environ, text=True,
-                              capture_output=True, timeout=60, cwd=live.NEXUS.parent)
-        assert done.stdout == "completed 42\n\n", done.stderr
-
-
-@pytest.mark.parametrize("name", sorted(set(NAMED)))
-def test_commands_exist(name):
-    assert name in [command.name for command in nexus.COMMANDS]
-
-
-def test_options_exist():
-    commands = [each for command in nexus.COMMANDS for each in (command, *command.verbs)]
-    known = {flag for command in commands for argument in command.arguments for flag in argument[0]}
-    blocks = "\n".join(line for line in README.splitlines() if line.startswith("nexus "))
-    used = set(re.findall(r"(?<!\S)(--[a-z-]+)", re.sub(r'"[^"]*"', "", blocks)))
-    assert used <= known
-
-
-def test_config_keys_exist():
-    keys = {key for table in nexus.SECTIONS.values() for key in nexus.fields_of(type(table))}
-    named = set(re.findall(r"`(?:\[[a-z]+\] )?([a-z]+_[a-z_]+)(?: = [^`]*)?`", README))
-    ours = {"jobs_file", "llm_config", "log_format", "allowed_script_paths", "max_memory_gb", "max_running", "guard_failures",
-            "reserve_after_seconds", "launch_attempts", "jobs_file_interval_seconds"}
-    assert ours <= named & keys
-
-
-def test_addresses_are_those_nexus_has():
-    """`localhost` may be an address that another user has."""
-    assert "127.0.0.1:6234" in README and "localhost:" not in README
-
-
-# What is typed at a shell: as it stands there, but for the port, the host and the ids of the jobs
-
-SHELL = [block for block in re.findall(r"```bash\n(.*?)```", README, re.DOTALL) if re.search(r"^(curl|wget) ", block, re.MULTILINE)]
+def list_blocks(kind):
+    """Parameters for a test of each block of this kind."""
+    return [pytest.param(path, text, id=f"{path}:{text.strip().splitlines()[0][:40]}") for path, other, text in BLOCKS if other == kind]
 
 
 def list_calls(block):
@@ -65,37 +40,303 @@ def list_calls(block):
     return [line.replace("\0", "\n") for line in block.splitlines() if line.strip()]
 
 
-@pytest.mark.smoke
-@pytest.mark.parametrize("block", SHELL, ids=[block.split("\n")[0][:40] for block in SHELL])
-def test_curl_and_wget_lines(block):
-    with live.Box(gpus=4) as box:
-        (box.folder / "my_script.py").write_text("print('hello')\n")
+STATEMENTS = [(path, line) for path, kind, text in BLOCKS if kind == "bash" for line in list_calls(text)]
+
+
+def test_every_block_is_of_a_kind_that_is_checked():
+    assert [(path, kind) for path, kind, _ in BLOCKS if kind not in KINDS] == []
+    for path, text in PROSE.items():
+        assert "```" not in text and "~~~" not in text, f"{path}: a fence that does not begin a line, or is not closed"
+
+
+# README.md itself
+
+def test_the_readme_is_short():
+    assert len(TEXTS["README.md"].split()) <= 900
+
+
+def test_its_first_commands_run_a_job_and_the_tests():
+    first, second, *_ = (text for path, kind, text in BLOCKS if path == "README.md" and kind == "bash")
+    assert " run " in list_calls(first)[0] and "NEXUS_MOCK_GPUS" in list_calls(first)[0]
+    assert second == "tests/run\n"
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_links(path):
+    for target in re.findall(r"\]\(([^)]+)\)", PROSE[path]):
+        name, _, anchor = target.partition("#")
+        assert "://" not in target, "a link that nobody checks"
+        found = (TOP / path).parent / name if name else TOP / path
+        assert found.is_file() and found.resolve().is_relative_to(TOP.resolve()), f"{path} links to {target}"
+        headings = re.findall(r"^#+ (.*)$", found.read_text(), re.MULTILINE)
+        assert not anchor or anchor in [re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings], target
+
+
+def test_every_document_is_found_from_the_readme():
+    assert {path for path in PATHS if f"]({path})" not in TEXTS["README.md"]} == {"README.md"}
+
+
+def test_addresses_are_those_nexus_has():
+    """`localhost` may be an address that another user has."""
+    text = "".join(text for path, text in TEXTS.items() if path != "docs/security.md")
+    assert "127.0.0.1:6234" in text and "localhost:" not in text
+
+
+# Lines of nexus, in blocks and in the text
+
+def words_of(line):
+    """What a line of the shell gives to nexus; None, when that is not what it calls."""
+    words = shlex.split(line, comments=True)
+    words = words[:words.index(">")] if ">" in words else words
+    while words and re.match(r"[A-Z_]+=", words[0]):
+        del words[0]
+    called = words[1:2] == ["nexus.py"] or words[1:2] == ["~/.nexus/nexus.py"]
+    return words[1:] if words[:1] == ["nexus"] else words[2:] if words[:1] == ["python3"] and called else None
+
+
+def check_words(words):
+    """That nexus has this command, with these options.  Raises: NexusError."""
+    if words == ["--version"]:
+        return
+    name, *rest = words or ["status"]
+    command = nexus.find_command(name, nexus.COMMANDS)
+    nexus.make_parser(command).parse_args([{"GPU": "0"}.get(word, word) for word in rest])
+
+
+LINES = [(path, line) for path, line in STATEMENTS if words_of(line) is not None]
+LINES += [(path, span) for path, span in SPANS if re.match(r"(nexus|python3 nexus\.py|python3 ~/\.nexus/nexus\.py)( |$)", span)]
+
+
+@pytest.mark.parametrize("path, line", [pytest.param(*each, id=f"{each[0]}:{each[1]}") for each in dict.fromkeys(LINES)])
+def test_nexus_takes_these_words(path, line):
+    assert ";" not in re.sub(r'"[^"]*"', "", line).partition("#")[0], "one command a line"
+    names = [f"nexus {' '.join(names)}" for command in nexus.COMMANDS for names in (
+        [command.name], *([command.name, verb.name] for verb in command.verbs))]
+    if (path, line) in STATEMENTS or line not in names:         # the text may name a command without what it takes
+        check_words(words_of(line))
+
+
+def test_options_exist():
+    """Those that stand alone in the text."""
+    commands = [each for command in nexus.COMMANDS for each in (command, *command.verbs)]
+    known = {flag for command in commands for argument in command.arguments for flag in argument[0]}
+    others = {"docs/coming-from.md", "docs/slurm.md"}        # of task-spooler, sbatch ...
+    used = {span.split()[0].partition("=")[0] for path, span in SPANS if span.startswith("--") and path not in others}
+    assert used <= known | {"--cuda"}                        # of what jobs run
+
+
+# Keys of config.toml
+
+def test_config_keys_exist():
+    keys = {(name, key) for name, table in nexus.SECTIONS.items() for key in nexus.fields_of(type(table))}
+    named = {(section, key) for _, span in SPANS for section, key in re.findall(r"^\[([a-z]+)\] ([a-z_]+)", span)}
+    assert named <= keys
+    alone = {span.partition(" = ")[0] for _, span in SPANS if re.fullmatch(r"[a-z]+_[a-z_]+( = .*)?", span)}
+    assert {"jobs_file", "llm_config", "allowed_script_paths", "guard_failures", "reserve_after_seconds", "history_limit",
+            "node_lost_after_seconds", "max_submitted"} <= alone & {key for _, key in keys}
+    ours = {span.partition(" = ")[0] for path, span in SPANS if path not in ("docs/http-api.md", "docs/coming-from.md", "docs/design.md")
+            and re.fullmatch(r"[a-z]+_[a-z_]+( = .*)?", span)}
+    assert ours <= {key for _, key in keys} | {"sock_diag"}      # which is the kernel's
+
+
+def test_variables_exist():
+    source = live.NEXUS.read_text()
+    named = {name for text in TEXTS.values() for name in re.findall(r"\b(?:NEXUS|CUDA)_[A-Z_]+[A-Z]\b", text)}
+    assert [name for name in sorted(named) if name not in source] == [] and "NEXUS_JOB_STATUS" in named
+
+
+@pytest.mark.parametrize("path, text", list_blocks("toml"))
+def test_configuration(path, text, tmp_path):
+    (tmp_path / "config.toml").write_text(text)
+    assert nexus.load_config(str(tmp_path / "config.toml"), {}) != nexus.Config()
+
+
+@pytest.mark.parametrize("path, text", list_blocks("csv"))
+def test_a_jobs_file(path, text):
+    rows, faults = nexus.parse_jobs_file(text)
+    assert len(rows) == 2 and not faults
+    assert nexus.parse_jobs_file(f"{text}wrong\n")[1], "a wrong line is told"
+
+
+@pytest.mark.parametrize("path, text", list_blocks("json"))
+def test_an_llm_config(path, text, tmp_path):
+    (tmp_path / "llm_config.json").write_text(text)
+    assert [nexus.find_llm_share(str(tmp_path / "llm_config.json"), model) for model in ("qwen2.5-7b-inst", "another")] == [0.5, 1]
+
+
+# Calls of the API
+
+def check_call(method, address):
+    """That there is such a call, described, and that it takes these parameters."""
+    path, _, query = address.partition("?")
+    route = nexus.match_route(method, path.replace("/ID", "/abc"))[0]
+    assert not route.summary or route.method.lower() in nexus.make_openapi(nexus.ROUTES, "1")["paths"][route.pattern]
+    names = {part.partition("=")[0] for part in query.split("&") if part}
+    assert names <= set(route.parameters), f"{address} takes {', '.join(route.parameters)}"
+
+
+ADDRESSES = [(path, line) for path, line in STATEMENTS if re.match(r"(curl|wget) ", line)]
+
+
+@pytest.mark.parametrize("path, line", [pytest.param(*each, id=f"{each[0]}:{each[1]}"[:80]) for each in ADDRESSES])
+def test_curl_and_wget_call_what_there_is(path, line):
+    line = line.partition("  #")[0]
+    [address] = re.findall(r"(?:127\.0\.0\.1:6234|\$NEXUS_URL)(/[^\s'\"]*)", line)
+    method = re.findall(r"-X ([A-Z]+)", line) or ["POST" if re.search(r" (-d|-F) ", line) else "GET"]
+    check_call(method[0], address)
+
+
+def test_calls_in_the_text():
+    calls = [(path, *span.split()) for path, span in SPANS if re.match(r"(GET|POST|PATCH|DELETE) /", span)]
+    for _, method, address in calls:
+        check_call(method, address)
+    listed = {(method, address) for path, method, address in calls if path == "docs/http-api.md"}
+    assert listed == {(route.method, route.pattern) for route in nexus.ROUTES if route.summary}, "each is listed there"
+    for _, span in SPANS:
+        if re.fullmatch(r"/(api|jobs|openapi|docs|metrics)\b\S*", span) and span != "/api":
+            address = span.replace("ID", "abc")
+            assert any(re.fullmatch(re.sub(r"\{\w+\}", "[^/]+", route.pattern), address) for route in nexus.ROUTES), span
+
+
+# What is typed at a shell: as it stands there, but for the port, the host, the ids of jobs, and what jobs run
+
+ONLY_PARSED = [                                 # by test_nexus_takes_these_words
+    (r"nexus attach ", "it takes the terminal: tests/test_terminal.py"),
+    (r"nexus status --watch", "it goes on for ever: test_commands.py"),
+]
+BY_OTHERS = {                                   # blocks with tests of their own, by how they begin
+    "NEXUS_HOME=~/.nexus-trial ": "test_the_trial_leaves_nothing_behind",
+    "tests/run\n": "test_scripts_of_the_repository",
+    "tests/run tests/": "test_scripts_of_the_repository",
+    "nexus node add gpuuser": "test_nodes_are_added_as_it_says",
+    "nexus restart\nnexus add --gpus 2 --timeout 2h": "test_slurm.py",
+}
+TRAINING = re.compile(r'"python \w+\.py\b')
+
+
+def find_tester(text):
+    return next((tester for start, tester in BY_OTHERS.items() if text.startswith(start)), None)
+
+
+def test_blocks_with_tests_of_their_own_are_there():
+    """What is named here and not there would leave out a new block that begins so."""
+    for start in BY_OTHERS:
+        assert len([text for _, kind, text in BLOCKS if kind == "bash" and text.startswith(start)]) == 1, start
+    for pattern, _ in ONLY_PARSED:
+        assert any(re.match(pattern, line) for _, line in STATEMENTS), pattern
+
+
+def make_program(path, text):
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+
+
+def add_waiting(box):
+    return box.add("true", gpus=0, after=[box.add("sleep 600", gpus=0)])
+
+
+def make_job(box, line):
+    """The id that stands for abc in a line: of a job as the command wants it."""
+    verb = words_of(line)[0]
+    if verb in ("kill", "attach"):
+        return box.wait_started(box.add("sleep 600", gpu_ids=[1]))["id"]
+    if verb in ("edit", "move", "remove", "why", "cancel"):
+        return add_waiting(box)
+    return box.wait(box.add("true"), "completed")["id"]
+
+
+class Shell:
+    """A box in which the lines of a block are typed."""
+
+    def __init__(self, box, has_nexus):
+        self.box, self.setting = box, ""
+        folder = box.folder
+        box.environ["PATH"] = f"{box.environ['PATH']}:{folder}/.local/bin"
+        box.environ["EDITOR"] = "true"
+        shutil.copy(live.NEXUS, folder / "nexus.py")
+        if has_nexus:
+            make_program(box.bin / "nexus", f'exec {sys.executable} {live.NEXUS} "$@"')
+        make_program(box.bin / "python3", f'exec {sys.executable} "$@"')
+        make_program(box.bin / "nvidia-smi", "echo NVIDIA-SMI")
+        (folder / "my_script.py").write_text("print('hello')\n")
+        (folder / "commands.txt").write_text("# two\ntrue\necho 2\n")
+        git = ["git", "-c", "user.name=ann", "-c", "user.email=ann@x"]
+        for words in (["init", "-q"], ["add", "commands.txt"], ["commit", "-q", "-m", "first"]):
+            subprocess.run([*git, *words], cwd=folder, check=True, env=box.environ)
         box.nexus("token", "create", "bob", "bobs-secret-token")
-        bobs = box.call("POST", "/queue", {"command": "sleep 600"}, Authorization="Bearer bobs-secret-token")[1]["id"]
-        box.wait(bobs, "running")
-        box.wait(box.add("sleep 600"), "running")
-        (box.bin / "nexus").write_text(f'#!/bin/sh\nexec {sys.executable} {live.NEXUS} "$@"\n')
-        (box.bin / "nexus").chmod(0o755)
-        setting = ""
-        for line in list_calls(block):
-            if line.startswith("export "):
-                setting = line.replace("http://gpubox:6234", f"http://127.0.0.1:{box.port}") + "; "
-                continue
-            line = line.replace("6234", str(box.port)).replace("--cwd /data/bob", "--cwd /tmp").replace('"python train.py"', '"true"')
-            line = line.replace("/home/me/exp", "/tmp")
-            line = re.sub(r"(/jobs/|/results/)abc\b", rf"\g<1>{bobs}", line)
-            if "/queue/abc" in line:
-                line = line.replace("/queue/abc", f"/queue/{box.add('true', gpus=4)}")
-            is_stream = "follow=true" in line or "-N " in line
-            if line.startswith("curl "):
-                line = line.replace("curl ", f"curl -sS --fail-with-body --max-time {3 if is_stream else 60} ", 1)
-            done = subprocess.run(["bash", "-c", setting + line], env=box.environ, cwd=box.folder, capture_output=True, text=True,
-                                  timeout=60)
-            assert done.returncode in ((28,) if is_stream else (0,)), (line, done)
+        self.bobs = box.call("POST", "/queue", {"command": "sleep 600"}, Authorization="Bearer bobs-secret-token")[1]["id"]
+        box.wait(self.bobs, "running")
+
+    def adapt(self, line):
+        """The line for this box."""
+        box, line = self.box, line.replace("6234", str(self.box.port)).replace("/data/bob", "/tmp").replace("/data/exp", "/tmp")
+        line = TRAINING.sub('"true', line).replace("/home/me/exp", "/tmp").replace("python train.py", "true")
+        line = re.sub(r"(/jobs/|/results/)abc\b", rf"\g<1>{self.bobs}", line)
+        if "/queue/abc" in line:
+            line = line.replace("/queue/abc", f"/queue/{add_waiting(box)}")
+        if re.search(r"\babc\b|nexus kill 1$", line) and words_of(line):
+            line = re.sub(r"\babc\b", make_job(box, line), line)
+        return re.sub(r"\babd\b", make_job(box, line), line) if re.search(r"\babd\b", line) else line
+
+    def type(self, line):
+        if line.startswith("export "):
+            self.setting = self.setting + line.replace("http://gpubox:6234", f"http://127.0.0.1:{self.box.port}") + "; "
+            return
+        line = self.adapt(line)
+        is_stream = "follow=true" in line or line.startswith("curl -N ")
+        if line.startswith("curl "):
+            line = line.replace("curl ", f"curl -sS --fail-with-body --max-time {3 if is_stream else 60} ", 1)
+        done = subprocess.run(["bash", "-c", self.setting + line], env=self.box.environ, cwd=self.box.folder, capture_output=True,
+                              text=True, timeout=120, stdin=subprocess.DEVNULL)
+        assert done.returncode == (28 if is_stream else 0), (line, done)
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("path, text", [each for each in list_blocks("bash") if not find_tester(each.values[1])])
+def test_what_is_typed(path, text):
+    with live.Box(gpus=4) as box:
+        shell = Shell(box, has_nexus="nexus.py install" not in text)
+        for line in list_calls(text):
+            if not any(re.match(pattern, line) for pattern, _ in ONLY_PARSED):
+                shell.type(line)
+
+
+@pytest.mark.smoke
+def test_the_trial_leaves_nothing_behind():
+    """In an empty home; only the port is another than the usual one."""
+    text = next(text for _, kind, text in BLOCKS if kind == "bash" and text.startswith("NEXUS_HOME=~/.nexus-trial "))
+    folder = live.make_folder()
+    try:
+        home, programs = folder / "home of ann", folder / "bin"
+        (home / ".nexus-trial").mkdir(parents=True, mode=0o700)
+        programs.mkdir()
+        (home / ".nexus-trial" / "config.toml").write_text(f"[service]\nport = {live.free_port()}\n")
+        make_program(programs / "python3", f'exec {sys.executable} "$@"')
+        shutil.copy(live.NEXUS, home / "nexus.py")
+        environ = {"PATH": f"{programs}:{os.environ['PATH']}", "HOME": str(home), "SCREENDIR": str(folder / "screen")}
+        (folder / "screen").mkdir(mode=0o700)
+        done = subprocess.run(["sh", "-e", "-c", text], env=environ, cwd=home, capture_output=True, text=True, timeout=120)
+        assert (done.returncode, done.stdout) == (0, "hello from GPU 0\n"), done
+        assert os.listdir(home) == ["nexus.py"]
+        live.until(lambda: not live.find_processes(f"{home}/"), lambda: f"the end of {live.find_processes(f'{home}/')}")
+    finally:
+        live.remove_folder(folder)
+
+
+def test_scripts_of_the_repository():
+    """tests/run would run this test again: what is named is there, and takes these arguments."""
+    for path, line in STATEMENTS:
+        words = line.split()
+        if words[0] in ("tests/run", ".ci/run") or line.startswith("python3 tests/"):
+            script, *arguments = words if words[0] != "python3" else words[1:]
+            assert (TOP / script).is_file() and (words[0] == "python3" or os.access(TOP / script, os.X_OK)), (path, line)
+            assert all((TOP / argument).is_file() for argument in arguments), (path, line)
+            checker = ["bash", "-n"] if words[0] != "python3" else [sys.executable, "-m", "py_compile"]
+            subprocess.run([*checker, TOP / script], check=True)
 
 
 def test_nodes_are_added_as_it_says():
-    block = next(block for block in re.findall(r"```bash\n(.*?)```", README, re.DOTALL) if "nexus node add" in block)
+    block = next(text for _, kind, text in BLOCKS if kind == "bash" and text.startswith("nexus node add gpuuser"))
     front = {"is_behind_jump": False}
     with network.Net(nodes=[front, front, {}], jump=True) as net:
         head, names = net.head, {"gpuuser@10.0.0.5": net.nodes[0].target, "gpuuser@10.1.0.7": net.nodes[2].target,
@@ -122,3 +363,88 @@ def test_nodes_are_added_as_it_says():
         assert re.fullmatch(r"n[123]\nsecond\n", head.logs(snapshot))
         assert head.wait(bound, "failed")["cause_line"].startswith("n1: the directory ") and head.job(bound)["node"] == "n1"
         live.until(lambda: "GPUs n1:0-1 (Mock GPU, 24GB): Available" in run("nexus"))
+
+
+# Python
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("path, text", list_blocks("python"))
+def test_python(path, text):
+    with live.Box(gpus=1, is_starting="Client" in text) as box:
+        done = subprocess.run([sys.executable, "-c", text], env=box.environ, text=True, capture_output=True, timeout=60,
+                              cwd=live.NEXUS.parent)
+        assert (done.returncode, done.stdout) == (0, "completed 42\n\n" if "Client" in text else ""), done.stderr
+
+
+# Pictures of the terminal, as nexus draws them of such a status
+
+def make_told(**facts):
+    """An object of the API; all else is null."""
+    return collections.defaultdict(lambda: None, facts)
+
+
+def make_status(**facts):
+    return make_told(**{"queued_jobs": 3, "completed_jobs": 25, "running_jobs": [], "gpu_status": [], "nodes": [], "hints": [], **facts})
+
+
+def make_running(**facts):
+    return make_told(**{"id": "abc", "command": "python train.py --lr 3e-4", "gpus": 1, "runtime_seconds": 2.25 * 3600,
+                        "started_at": "2024-10-24T15:30:00Z", **facts})
+
+
+def draw_the_readme():
+    rows = [make_told(index=index, place=str(index), name="RTX 3090", memory_total="24GB", job_ids=[], is_available=index == 0)
+            for index in range(3)]
+    rows[1].update(job_ids=["abc"])
+    rows[2].update(used_by="bob (pid 4242 python, 16GB)")
+    return nexus.format_snapshot(make_status(running_jobs=[make_running()], gpu_status=rows), nexus.Paint(""))
+
+
+def draw_slurm():
+    job = make_running(command="python train.py", slurm_id="123", node="n1")
+    slurm = {"handed_jobs": 1, "running_jobs": 1, "cluster": "mycluster", "trouble": None}
+    return nexus.format_snapshot(make_status(queued_jobs=1, running_jobs=[job], slurm=slurm), nexus.Paint(""))
+
+
+def test_the_picture_of_the_readme():
+    [picture] = re.findall(r"^    \$ nexus\n((?:    .*\n|\n)+?)(?=\S)", TEXTS["README.md"], re.MULTILINE)
+    assert re.sub("^    ", "", picture, flags=re.MULTILINE).rstrip() == draw_the_readme().rstrip()
+    assert re.findall("^    .*", PROSE["README.md"], re.MULTILINE) == [line for line in f"    $ nexus\n{picture}".splitlines() if line]
+
+
+@pytest.mark.parametrize("path, text", list_blocks("text"))
+def test_pictures(path, text):
+    if path == "docs/design.md":
+        assert all(name in [section for _, section, _ in SECTIONS] for name in re.findall(r"[A-Z]{6,}", text))
+    else:
+        assert (path, text) == ("docs/slurm.md", draw_slurm())
+
+
+# docs/design.md
+
+SECTIONS = re.findall(r"^# ==== (\d+)\. ([A-Z, ]+?) ==== (.*)", live.NEXUS.read_text(), re.MULTILINE)
+
+
+def test_the_contents_of_the_file():
+    rows = re.findall(r"^\| (\d+) \| ([A-Z, ]+) \| ", TEXTS["docs/design.md"], re.MULTILINE)
+    assert rows == [(number, name) for number, name, _ in SECTIONS]
+
+
+def test_names_in_the_design():
+    spans = [span for path, span in SPANS if path == "docs/design.md"]
+    for span in spans:
+        named = re.fullmatch(r"(tests/\w+\.py)(?:::(\w+))?", span)
+        if named:
+            assert (TOP / named[1]).is_file() and f"def {named[2] or ''}" in (TOP / named[1]).read_text(), span
+    source = live.NEXUS.read_text()
+    for span in spans:
+        if re.fullmatch(r"[A-Za-z_.]+\(\)|[A-Z][A-Za-z]+[a-z]|[A-Z_]{5,}", span) and span != "cmd_NAME()":
+            owner, _, name = span.replace("()", "").rpartition(".")
+            assert not owner or hasattr(getattr(nexus, owner), name) or f"self.{name}" in source, span
+            assert owner or hasattr(nexus, name) or re.search(rf"^    (def {name}\(|{name}\b)", source, re.MULTILINE), span
+    marks = re.findall(r"`(\w+)`: ", TEXTS["docs/design.md"])
+    assert {"asked", "kept", "sent", "public", "brief", "form", "hidden"} == {mark for mark in marks if hasattr(nexus.Field, mark)}
+
+
+def test_the_sample_is_the_one_that_nexus_prints():
+    assert (TOP / "config.toml.example").read_text() == nexus.format_sample_config()
