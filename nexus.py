@@ -252,6 +252,18 @@ def format_line(text: str, width: int = 0) -> str:
     return line + "…"
 
 
+def cut_middle(text: str, width: int) -> str:
+    """The same for a command: what it runs stands at its beginning, and what tells it from others mostly at its end."""
+    line = format_line(text)
+    if not width or count_columns(line) <= width:
+        return line
+    head = format_line(line, max(2, width * 3 // 5))
+    tail = line[-max(1, width - count_columns(head)):]
+    while count_columns(head + tail) > width:
+        tail = tail[1:]
+    return head + tail
+
+
 def count_columns(text: str) -> int:
     """How many columns of a terminal a line takes."""
     if text.isascii():
@@ -538,7 +550,7 @@ def describe_fault(schema: Schema, given: Any, name: str) -> tuple[str, str]:
     except RecursionError:              # it could just be read
         shown = "something so deep"
     return (f"{name or schema.get('title')} must be {describe_schema(schema)}, not {shown}",
-            near or (f"like {examples[0]}" if examples else ""))
+            near or (f"like {' or '.join(examples)}" if examples else ""))
 
 
 KIND_WORDS = {"string": "a text", "boolean": "true or false", "array": "a list", "object": "an object", "null": "null"}
@@ -772,11 +784,11 @@ PRIORITY_TEXT = PATTERN("^([Hh][Ii][Gg][Hh]|[Nn][Oo][Rr][Mm][Aa][Ll]|[Ll][Oo][Ww
 IDS_TEXT = PATTERN(f"^{ID_PATTERN}(,{ID_PATTERN})*$", "job ids like abc,abd", examples=["abc,abd"])
 AMOUNT = "[0-9]{1,9}(\\.[0-9]{1,9})?"
 DURATION = f"( *{AMOUNT} ?[smhdw])+ *|[0-9]{{1,6}}:[0-5][0-9]:[0-5][0-9]"
-DURATION_TEXT = PATTERN(f"^({DURATION}|0)$", "a time with its unit, like 90s, 30m, 2h, 1h30m or 1:30:00", examples=["90s"])
+DURATION_TEXT = PATTERN(f"^({DURATION}|0)$", "a time with its unit", examples=["90s", "2h", "1h30m", "1:30:00"])
 DAY, CLOCK = "[12][0-9]{3}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])", "([01]?[0-9]|2[0-3])(:[0-5][0-9]){1,2}"
 BEGIN_TEXT = PATTERN(f"^(\\+({DURATION})|({DAY}[ T])?{CLOCK}Z?)$",
-                     "a time like 22:00, +2h, 2024-10-24 22:00 or 2024-10-24T15:30:15Z", examples=["+2h"])
-SIZE_TEXT = PATTERN(f"^{AMOUNT} ?[MGTmgt](i?[Bb])?$", "an amount of memory with its unit, like 10G or 500M")
+                     "a time", examples=["22:00", "+2h", "2024-10-24 22:00", "2024-10-24T15:30:15Z"])
+SIZE_TEXT = PATTERN(f"^{AMOUNT} ?[MGTmgt](i?[Bb])?$", "an amount of memory with its unit", examples=["10G", "500M"])
 RLIMITS: Schema = {
     "type": "object", "propertyNames": WORD(*LIMITS), "additionalProperties": LIST(WHOLE(-1, 2**63), 2, 2),
     "examples": [{"nofile": [1024, 4096]}]}
@@ -3185,7 +3197,7 @@ def count_group_end(group: Group, status: str, cause: str | None, is_soon: bool,
     if failures < GROUP_FAILURES:
         return replace(group, failures=failures)
     hold = (f"its first {failures} jobs failed soon after their start, the last with: {line} "
-            f"(mend it, then: nexus resume --group {group.name})")
+            f"(fix the error, then: nexus resume --group {group.name})")
     return replace(group, failures=0, hold=hold if has_pending else None)
 
 
@@ -3660,7 +3672,8 @@ def submitted_json(job: Mapping[str, Any], nodes: Mapping[str | None, int]) -> d
 
 # Text.  The command line makes it of what the API answers.
 
-COLOURS = {"white": "37", "green": "92", "bright": "97", "cyan": "36", "blue": "34", "yellow": "33", "red": "31",
+# White is bold: a terminal's own colour is readable on its background, and white is not on a light one.
+COLOURS = {"white": "1", "green": "92", "bright": "1", "cyan": "36", "blue": "34", "yellow": "33", "red": "31",
            "magenta": "35"}
 
 
@@ -3669,11 +3682,11 @@ class Paint:
 
     `mark` is a word that nobody can guess, and empty for no colours.  It stands for the escape character until join() has cleaned the
     lines: so nexus's own colours stay, and an escape sequence in a job's command or in an answer from NEXUS_URL does nothing.
-    `width`: its columns; 0 for a file or a pipe, where nothing is cut.
+    `width`, `height`: its columns and lines; 0 for a file or a pipe, where nothing is cut.
     """
 
-    def __init__(self, mark: str, width: int = 0) -> None:
-        self.mark, self.width = mark, width
+    def __init__(self, mark: str, width: int = 0, height: int = 0) -> None:
+        self.mark, self.width, self.height = mark, width, height
 
     def __call__(self, colour: str, text: str) -> str:
         return f"{self.mark}[{COLOURS[colour]}m{text}{self.mark}[0m" if self.mark and text and colour else text
@@ -3826,6 +3839,10 @@ class Column:
     show: Callable[[Any], str]                              # the cell of a row
     colour: str = ""
     shown_if: Callable[[Sequence[Any]], bool] | None = None     # whether these rows need it; None: always
+    spare: int = 0              # where a terminal is too narrow, those with the highest are left out first; 0: never
+
+
+LAST_COLUMNS, MOST_COLUMNS = 30, 24     # on a terminal: what is left to the last column, and what another one gets at most
 
 
 def format_table(columns: Iterable[Column], rows: Sequence[Any], paint: Paint, below: Sequence[str] = ()) -> str:
@@ -3836,14 +3853,23 @@ def format_table(columns: Iterable[Column], rows: Sequence[Any], paint: Paint, b
     import textwrap
     width = paint.width
     shown = [column for column in columns if column.shown_if is None or column.shown_if(rows)]
-    table = [[column.heading for column in shown]]
-    table += [[format_line(column.show(row)) for column in shown] for row in rows]
-    widths = [max(map(count_columns, cells)) for cells in zip(*table)]
-    last = max(20, width - sum(widths[:-1]) - 2 * (len(widths) - 1)) if width else 0
+    cells_of = {column: [column.heading, *(format_line(column.show(row)) for row in rows)] for column in shown}
+    for column in shown[:-1] if width else ():
+        cells_of[column] = [format_line(cell, MOST_COLUMNS) for cell in cells_of[column]]
+    sizes = {column: max(map(count_columns, cells)) for column, cells in cells_of.items()}
+
+    def find_last() -> int:
+        """The columns that are left to the last one."""
+        return width - sum(sizes[column] + 2 for column in shown[:-1])
+
+    for column in sorted((column for column in shown[:-1] if column.spare and width), key=lambda column: -column.spare):
+        if find_last() < min(LAST_COLUMNS, sizes[shown[-1]]):
+            shown.remove(column)
+    last = max(20, find_last()) if width else 0
     lines = []
-    for number, cells in enumerate(table):
-        padded = [cell + " " * (size - count_columns(cell)) for cell, size in zip(cells[:-1], widths)]
-        padded.append(format_line(cells[-1], last))
+    for number, cells in enumerate(zip(*(cells_of[column] for column in shown))):
+        padded = [cell + " " * (sizes[column] - count_columns(cell)) for cell, column in zip(cells[:-1], shown)]
+        padded.append(cut_middle(cells[-1], last))
         colours = [column.colour if number else "white" for column in shown]
         lines.append("  ".join(map(paint, colours, padded)).rstrip())
         if number and width and below:
@@ -3861,23 +3887,32 @@ def format_priority(priority: int) -> str:
     return next((name for name, number in PRIORITIES.items() if number == priority), str(priority))
 
 
-def time_column(heading: str, key: str) -> Column:
-    return Column(heading, lambda row: local_time(row[key], "%m-%d %H:%M"), "cyan")
+def time_column(heading: str, key: str, spare: int = 0) -> Column:
+    return Column(heading, lambda row: local_time(row[key], "%m-%d %H:%M"), "cyan", spare=spare)
+
+
+def text_column(heading: str, key: str, spare: int, colour: str = "") -> Column:
+    """What some of the rows say."""
+    return Column(heading, lambda job: job[key] or "-", colour, lambda jobs: any(job[key] for job in jobs), spare)
 
 
 ID_COLUMN = Column("ID", lambda job: job["id"], "magenta")
-USER_COLUMN = Column("USER", lambda job: job["user"], shown_if=lambda jobs: len({job["user"] for job in jobs}) > 1)
-COMMAND_COLUMN = Column("COMMAND", name_or_command, "bright")
+USER_COLUMN = Column("USER", lambda job: job["user"], shown_if=lambda jobs: len({job["user"] for job in jobs}) > 1, spare=2)
+COMMAND_COLUMN = Column("COMMAND", lambda job: f"({job['user']}'s)" if job["command"] is None else job["command"], "bright")
+NAME_COLUMN, GROUP_COLUMN = text_column("NAME", "name", 0, "bright"), text_column("GROUP", "group", 4)
 QUEUE_COLUMNS = (
     ID_COLUMN,
-    Column("PRIORITY", lambda job: format_priority(job["priority"])),
+    Column("PRIORITY", lambda job: format_priority(job["priority"]), shown_if=lambda jobs: any(job["priority"] != 1 for job in jobs)),
     Column("NODE", lambda job: job["only_node"] or "any", shown_if=lambda jobs: any(job["only_node"] for job in jobs)),
     Column("GPUS", lambda job: format_known(job["gpus"], "", 2)),
-    time_column("ADDED", "created_at"),
-    time_column("STARTS", "estimated_start"),
+    time_column("ADDED", "created_at", 5),
+    time_column("STARTS", "estimated_start", 1),
     USER_COLUMN,
+    GROUP_COLUMN,
+    NAME_COLUMN,
     COMMAND_COLUMN,
 )
+QUEUE_FIELDS = "id priority only_node gpus created_at estimated_start user group name command waiting_for"
 JOB_COLUMNS = (
     ID_COLUMN,
     Column("STATUS", lambda job: job["status"]),
@@ -3885,11 +3920,15 @@ JOB_COLUMNS = (
         job["node"] is None or job["remote_id"] or job["only_node"] for job in jobs)),
     Column("GPU", lambda job: format_indices(job["gpu_indices"]) or "-"),
     Column("RESULT", lambda job: "unknown" if job["unknown_since"] else job["outcome"] or "-"),
-    Column("RUNTIME", lambda job: "-" if job["runtime_seconds"] is None else format_duration(job["runtime_seconds"]), "cyan"),
-    time_column("STARTED", "started_at"),
+    Column("RUNTIME", lambda job: "-" if job["runtime_seconds"] is None else format_duration(job["runtime_seconds"]), "cyan", spare=1),
+    time_column("STARTED", "started_at", 5),
     USER_COLUMN,
+    GROUP_COLUMN,
+    NAME_COLUMN,
     COMMAND_COLUMN,
 )
+JOB_LIST_FIELDS = ("id status node remote_id only_node gpu_indices unknown_since outcome runtime_seconds started_at "
+                   "user group name command cause_line")
 
 
 def format_queue(jobs: Sequence[Told], paint: Paint) -> str:
@@ -3904,6 +3943,93 @@ def format_jobs(jobs: Sequence[Told], paint: Paint) -> str:
     """On a terminal, what a failed one said last stands below it."""
     causes = [format_line(job["cause_line"] or "", max(20, paint.width - 5)) for job in jobs]
     return format_table(JOB_COLUMNS, jobs, paint, causes)
+
+
+# `nexus top`: a row for each running job and each other GPU, and below it what waits; groups in one row each.
+
+TOP_COLUMNS = (
+    Column("GPU", lambda row: row["place"]),
+    Column("UTIL", lambda row: row["utilization"]),
+    Column("MEMORY", lambda row: row["memory"]),
+    Column("TEMP", lambda row: row["temperature"], spare=2),
+    Column("POWER", lambda row: row["power"], spare=3),
+    Column("JOB", lambda row: row["job"], "magenta"),
+    Column("RUNTIME", lambda row: row["runtime"], "cyan"),
+    Column("COMMAND", lambda row: row["what"], "bright"),
+)
+WAITING_COLUMNS = (
+    Column("WAITING", lambda row: row["id"], "magenta"),
+    Column("GPUS", lambda row: row["gpus"]),
+    Column("STARTS", lambda row: row["starts"], "cyan", spare=1),
+    Column("COMMAND", lambda row: row["what"], "bright"),
+    Column("WHY", lambda row: row["why"]),
+)
+
+
+def format_top(status: Told, waiting: Sequence[Told], groups: Sequence[Told], paint: Paint) -> str:
+    """`waiting`: pending jobs without a group, the first of them; `groups`: as GET /groups lists them."""
+    host = status["host"]
+    memory = f"{format_known(host['memory_used_gb'], '')} of {format_known(host['memory_total_gb'], 'GB')}"
+    lines = [paint("white", f"{host['name']}  CPU {format_known(host['cpu_percent'], '%', 0)}, memory {memory}"),
+             paint("blue", f"Queue: {format_count(status['queued_jobs'], 'job')} pending ")
+             + paint("yellow", "[PAUSED]" if status["is_paused"] else "[RUNNING]")
+             + f"  History: {format_count(status['completed_jobs'], 'job')} completed",
+             *(paint("red", f"{name} is not well: nexus health") for name in status["bad_checks"][:1]), ""]
+    rows = list_top_rows(status)
+    text = paint.join(lines) + (format_table(TOP_COLUMNS, rows, paint) if rows else "no GPU, and no job runs\n")
+    active = [group for group in groups if group[PENDING] or group[RUNNING]]
+    below = [(group["position"] or 0, {"id": "group", "gpus": "", "starts": "", "what": group["name"], "why": describe_group(group)})
+             for group in active]
+    below += [(job["position"], {"id": job["id"], "gpus": format_known(job["gpus"], "", 2), "starts": local_time(job["estimated_start"]),
+                                 "what": name_or_command(job), "why": job["waiting_for"] or ""}) for job in waiting]
+    if below:
+        ordered = [row for _, row in sorted(below, key=operator.itemgetter(0))]
+        more = status["queued_jobs"] - len(waiting) - sum(group[PENDING] for group in active)
+        text += "\n" + format_table(WAITING_COLUMNS, ordered, paint) + (f"… {format_count(more, 'more job')}\n" if more > 0 else "")
+    return text
+
+
+def describe_group(group: Told) -> str:
+    """`40 jobs: 3 running, 12 completed, 1 failed, 24 pending; paused by ann`."""
+    total = sum(group[status] for status in STATUSES)
+    counts = [f"{group[status]} {status}" for status in (RUNNING, COMPLETED, FAILED, CANCELLED, PENDING) if group[status]]
+    return f"{format_count(total, 'job')}: {', '.join(counts)}" + (f"; {group['hold']}" if group["hold"] else "")
+
+
+def list_top_rows(status: Told) -> list[dict[str, str]]:
+    """In the order of the GPUs; a job on several has one row, with their sums, and their highest temperature."""
+    jobs, rows, seen = {job["id"]: job for job in status["running_jobs"]}, [], set[str]()
+
+    def add(gpus: Sequence[Told], job: Told | None, what: str) -> None:
+        known = {key: [gpu[key] for gpu in gpus if gpu[key] is not None] for key in (
+            "utilization", "memory_used_mib", "memory_total_mib", "temperature", "power_watts")}
+        used, total, heat, power = (known[key] for key in ("memory_used_mib", "memory_total_mib", "temperature", "power_watts"))
+        load = known["utilization"]
+        node = gpus[0]["place"].rpartition(":")[:2] if gpus else ()
+        rows.append({
+            "place": "".join(node) + format_ranges([gpu["index"] for gpu in gpus]) if gpus else "-",
+            "utilization": f"{sum(load) / len(load):.0f}%" if load else "-",
+            "memory": f"{sum(used) / 1024:.0f}/{sum(total) / 1024:.0f}GB" if used and total else "-",
+            "temperature": f"{max(heat):.0f}C" if heat else "-", "power": f"{sum(power):.0f}W" if power else "-",
+            "job": job["id"] if job else "-", "runtime": format_duration(job["runtime_seconds"] or 0) if job else "-", "what": what})
+
+    for gpu in status["gpu_status"]:
+        for job in [jobs[job_id] for job_id in gpu["job_ids"] if job_id in jobs and job_id not in seen]:
+            seen.add(job["id"])
+            own = [one for one in status["gpu_status"] if job["id"] in one["job_ids"]]
+            add(own, job, ("[PAUSED] " if gpu["is_paused"] else "") + describe_run(job))
+        if not gpu["job_ids"]:
+            why = str(gpu["unavailable"] or "is not available").removeprefix("is ")
+            add([gpu], None, "available" if gpu["is_available"] else f"in use by {gpu['used_by']}" if gpu["used_by"] else why)
+    for job in jobs.values():
+        if job["id"] not in seen:
+            add([], job, describe_run(job))
+    return rows
+
+
+def describe_run(job: Told) -> str:
+    words = (f"stopping: {job['stopping']}" if job["stopping"] else "", "unknown, its node is not reached" if job["unknown_since"] else "")
+    return "".join(f"({word}) " for word in words if word) + name_or_command(job)
 
 
 def format_attempt(attempt: Told) -> str:
@@ -4569,7 +4695,7 @@ def read_tokens(path: str) -> dict[str, Token]:
                 for row in rows if not row.get("revoked_at")}          # an older nexus kept these
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise NexusError("unavailable", f"{path} is not as nexus writes it: {error!r}",
-                         hint="mend it, or move it away and make the tokens anew: nexus token create USER") from None
+                         hint="repair it, or move it away and make the tokens anew: nexus token create USER") from None
 
 
 def change_tokens(path: str, act: Callable[[Mapping[str, Token]], Mapping[str, Token]]) -> None:
@@ -8420,8 +8546,7 @@ class Runners(Part):
 
     def adopt(self) -> None:
         """After a start of the service: learn what became of the jobs that are recorded as running."""
-        paused = self.store.read(lambda state: {"paused_gpus": state.paused_gpus})
-        self.service.history.take_edit(paused)           # it may have been edited meanwhile
+        self.service.history.take_paused_gpus()          # it may have been edited meanwhile
         for job in [job for job in self.service.running_jobs() if not job.current.node]:
             self.service.gpu_watch.usage[job.id] = JobUsage({name: getattr(job.current, name) for name in SAMPLES})
         self.service.take_in(self.service.local, ())
@@ -9522,6 +9647,7 @@ class GpuWatch(Part):
         if not seen.trouble and inventory != self.store.read(lambda state: state.inventory):
             # A restarted service knows then which GPUs to look for when the driver shows none.
             self.store.update(lambda state: [Put("facts", "inventory", inventory)])
+            self.service.history.take_paused_gpus()
         self.host = measure_host(self.host)
 
     def annotate_gpus(self) -> None:
@@ -9945,6 +10071,10 @@ class History(Part):
             self.log.warning("state.json could not be written (%s); the journal goes on", error)
             self.store.checkpoint_wanted.set()
             return 10.0
+
+    def take_paused_gpus(self) -> None:
+        """Indices that were written before it was known which GPUs they are."""
+        self.take_edit(self.store.read(lambda state: {"paused_gpus": state.paused_gpus}))
 
     def take_edit(self, edit: Mapping[str, Any]) -> None:
         """`paused`: true or false; `paused_gpus`: indices, `n1:0`, or uuids.  What is neither is left."""
@@ -12169,6 +12299,15 @@ class Wire:
         return self.repeat(f"{method} {path}", lambda: read_answer(self.send(method, path, body, key), MAX_TOLD_BYTES),
                            is_repeatable)
 
+    def ask_list(self, path: str) -> tuple[list[dict[str, Any]], int]:
+        """A list, or the part of it that is asked for, and how long all of it is."""
+        def read() -> tuple[Any, str]:
+            answer = self.send("GET", path)
+            return read_answer(answer, MAX_TOLD_BYTES), answer.headers.get("total-count", "")
+
+        items, total = self.repeat(f"GET {path}", read)
+        return list(items), int(total) if re.fullmatch("[0-9]{1,18}", total) else len(items)
+
     def open_stream(self, path: str, may_be_silent: bool = False, accept: str = "") -> tuple[Mapping[str, str], Iterator[bytes]]:
         """An answer's headers, and its pieces as they come.
 
@@ -12647,7 +12786,7 @@ class Command:
 
 # What people type who come from elsewhere
 FOREIGN_WORDS = {"ps": "jobs", "ls": "jobs", "list": "jobs", "list-jobs": "jobs", "rm": "remove", "info": "show ID", "submit": "add",
-                 "watch": "status --watch", "top": "status --watch", "stat": "status", "gpus": "status", "tail": "logs -f ID",
+                 "watch": "top", "stat": "status", "gpus": "status", "tail": "logs -f ID",
                  "config-sample": "config sample", "pause-gpu": "pause GPU", "resume-gpu": "resume GPU", "cancel-job": "cancel ID"}
 
 
@@ -12720,13 +12859,13 @@ def write_to(stream: TextIO, piece: str | bytes) -> None:
 
 def make_paint(stream: TextIO, environ: Mapping[str, str]) -> Paint:
     is_colourful = stream.isatty() and not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
-    width = os.get_terminal_size(stream.fileno()).columns if stream.isatty() else 0
-    return Paint(Clock().new_token() if is_colourful else "", width)
+    width, height = os.get_terminal_size(stream.fileno()) if stream.isatty() else (0, 0)
+    return Paint(Clock().new_token() if is_colourful else "", width, height)
 
 
 def cmd_status(call: Call) -> None:
     if call.options.watch:
-        return watch_status(call)
+        return cmd_top(call)
     status = call.client.status()
     if call.options.detailed:
         return call.write(format_detailed(status, call.client.health(), call.paint))
@@ -12736,30 +12875,73 @@ def cmd_status(call: Call) -> None:
                   "nexus restart brings them together")
 
 
-def watch_status(call: Call) -> None:
-    """Redraw until Ctrl-C; on a terminal in its second screen, so that the first is as it was afterwards."""
-    is_terminal = call.out.isatty()
+def cmd_top(call: Call) -> None:
+    """Redraw until q or Ctrl-C; on a terminal in its second screen, so that the first is as it was afterwards."""
+    is_terminal, top = call.out.isatty(), 0
     call.client.status()                        # the service is started now, and not again: somebody may stop it
     call.write("\x1b[?1049h\x1b[?25l\x1b[?7l" if is_terminal else "")
     try:
-        while True:
-            try:
-                text = format_snapshot(Client.find(call.environ, is_starting=False).status(), call.paint)
-            except NexusError as error:
-                if error.kind != "unavailable":
-                    raise
-                text = call.paint.join([call.paint("red", error.message)])
-            if is_terminal:
-                rows = os.get_terminal_size(call.out.fileno()).lines
-                lines = text.split("\n")[:-1][: rows - 2]
-                lines += ["", time.strftime("%H:%M:%S") + "  Ctrl-C ends"]
-                text = "\x1b[H" + "".join(f"{line}\x1b[K\n" for line in lines[:-1]) + lines[-1] + "\x1b[J"
-            call.write(text if is_terminal else text + "\n")
-            time.sleep(1)
+        with read_keys(is_terminal) as read_key:
+            while True:
+                paint = make_paint(call.out, call.environ)          # the window may have another size by now
+                text = draw_top(call, paint)
+                if is_terminal:
+                    lines, room = text.split("\n")[:-1], paint.height - 1
+                    top = min(top, max(0, len(lines) - room))
+                    hidden = len(lines) - top - room
+                    more = f"… {format_count(hidden, 'more line')}  " if hidden > 0 else ""
+                    foot = f"{time.strftime('%H:%M:%S')}  {more}q or Ctrl-C ends" + ("; arrows scroll" if len(lines) > room else "")
+                    seen = [*lines[top:top + room], foot[:paint.width]]
+                    text = "\x1b[H" + "\n".join(f"\x1b[2K{line}" for line in seen) + "\x1b[J"
+                call.write(text if is_terminal else text + "\n")
+                keys = read_key(1.0)
+                if "q" in keys:
+                    return
+                top = max(0, top + sum(keys.count(key) * (step if abs(step) == 1 else step // 2 * (paint.height - 3))
+                                       for key, step in SCROLLS.items()))
     except KeyboardInterrupt:
         pass
     finally:
         call.write("\x1b[?7h\x1b[?25h\x1b[?1049l" if is_terminal else "")
+
+
+SCROLLS = {"\x1b[A": -1, "k": -1, "\x1b[B": 1, "j": 1, "\x1b[5~": -2, "\x1b[6~": 2, "b": -2, " ": 2}       # by so many lines; 2: a page
+
+
+def draw_top(call: Call, paint: Paint) -> str:
+    try:
+        client = Client.find(call.environ, is_starting=False)
+        most = max(10, paint.height) if paint.height else 50
+        fields = "id,name,command,user,gpus,position,estimated_start,waiting_for"
+        return format_top(client.status(), client.queue(group="", limit=most, fields=fields), client.ask("GET", "/groups"), paint)
+    except NexusError as error:
+        if error.kind != "unavailable":
+            raise
+        return paint.join([paint("red", error.message)])
+
+
+@contextlib.contextmanager
+def read_keys(is_terminal: bool) -> Iterator[Callable[[float], str]]:
+    """What waits so long for a key, and returns it; empty for none.  Keys are not shown, and come without Enter."""
+    import select
+    import termios
+    import tty
+    stdin = sys.stdin.fileno() if is_terminal and sys.stdin.isatty() else None
+    before = None if stdin is None else termios.tcgetattr(stdin)
+
+    def read_key(timeout_s: float) -> str:
+        if stdin is None or not select.select([stdin], [], [], timeout_s)[0]:
+            time.sleep(timeout_s if stdin is None else 0)
+            return ""
+        return os.read(stdin, 16).decode("ascii", "replace")
+
+    try:
+        if stdin is not None:
+            tty.setcbreak(stdin)
+        yield read_key
+    finally:
+        if before is not None and stdin is not None:
+            termios.tcsetattr(stdin, termios.TCSADRAIN, before)
 
 
 def make_options(call: Call) -> dict[str, Any]:
@@ -12902,10 +13084,10 @@ def cmd_run(call: Call) -> int:
     try:
         call.say(f"job {job_id}")
         announce_wait(call, job_id)
-        pass_on_logs(call, job_id, call.client.layout is not None)
+        if not pass_on_logs(call, job_id, call.client.layout is not None):
+            write_to(call.err, b"\n")
         job = call.client.wait([job_id])[0]
-        if job["cause"] not in (None, "exit"):          # the exit code alone does not say it
-            call.say(describe_end(job))
+        call.say(describe_end({**job, "cause_line": None} if job["cause"] == "exit" else job))       # its last words stand above
         return exit_code_of(job)
     except (KeyboardInterrupt, BrokenPipeError) as end:     # Ctrl-C; `nexus run ... | head`
         is_ctrl_c = isinstance(end, KeyboardInterrupt)
@@ -12930,10 +13112,14 @@ def announce_wait(call: Call, job_id: str) -> None:
 
 
 def pass_on_logs(call: Call, job_id: str, is_own: bool, follow: bool = True, stream: str = "both",
-                 tail: int | None = None, has_times: bool = False) -> None:
-    """A job's stdout to stdout and its stderr to stderr, in the order in which they came, until it ends if it is followed."""
+                 tail: int | None = None, has_times: bool = False) -> bool:
+    """A job's stdout to stdout and its stderr to stderr, in the order in which they came, until it ends if it is followed.
+
+    Returns whether what stderr shows ends with a whole line.
+    """
     targets = {"stdout": call.out, "stderr": call.err}
     filters = {name: OutputFilter(is_own or not target.isatty()) for name, target in targets.items()}
+    places = {name: "" if target.isatty() else name for name, target in targets.items()}
     former, is_whole = 1, dict[str, bool]()             # a terminal's line goes on with what comes next, from either; a file's does not
     for entry in call.client.follow(job_id, stream, tail, follow):
         try:
@@ -12946,12 +13132,12 @@ def pass_on_logs(call: Call, job_id: str, is_own: bool, follow: bool = True, str
         former = number
         if has_times:
             stamp = f"{local_time(at[:19] + 'Z', '%Y-%m-%d %H:%M:%S')}{at[19:21]}" if at else "-"
-            place = "" if targets[name].isatty() else name
-            filtered = stamp_lines(filtered, f"{stamp:21} ", is_whole.get(place, True)) if content else b""
-            is_whole[place] = content.endswith(b"\n")
+            filtered = stamp_lines(filtered, f"{stamp:21} ", is_whole.get(places[name], True)) if content else b""
+        is_whole[places[name]] = content.endswith(b"\n") if content else is_whole.get(places[name], True)
         write_to(targets[name], filtered)
     for name, target in targets.items():
         write_to(target, filters[name].clean(b"", is_last=True))
+    return is_whole.get(places["stderr"], True)
 
 
 class OutputFilter:
@@ -13050,25 +13236,39 @@ def find_failed(jobs: Sequence[Told]) -> list[Told]:
     return [job for job in jobs if (job["status"] == FAILED or job["cause"] == "dependency") and not job["retried_as"]]
 
 
+def list_part(call: Call, path: str, fields: str, **query: Any) -> tuple[list[dict[str, Any]], int]:
+    """Jobs that are asked for, and how many there are.  A terminal gets a screenful, unless -n says how many; 0: all."""
+    given = call.options
+    most = given.number if given.number is not None else 0 if given.json else max(10, call.paint.height - 6) if call.paint.height else 0
+    query.update(limit=most or None, fields=None if given.json else fields.replace(" ", ","))
+    return call.client.ask_list(path + encode_query({**query, **{name: getattr(given, name, None) for name in ("user", "group", "name")}}))
+
+
+def is_choosing(call: Call) -> bool:
+    return any(getattr(call.options, name, None) is not None for name in ("status", "user", "group", "name"))
+
+
 def cmd_queue(call: Call) -> None:
-    group = call.options.group
-    call.show(call.client.queue(group=group), format_queue,
-              "no job is pending" + ("" if group is None else f" in group {group or quote(group)}"))
+    jobs, total = list_part(call, "/queue", QUEUE_FIELDS)
+    call.show(jobs, format_queue, "no such job is pending" if is_choosing(call) else "no job is pending")
+    if len(jobs) < total:
+        call.say(f"… {total - len(jobs)} more wait behind them; nexus queue -n 0 shows all")
 
 
 def cmd_history(call: Call) -> None:
-    jobs = call.client.jobs(status=list(FINAL), sort="finished_at")
-    shown = jobs[-call.options.number:]                         # 0: all
-    call.show(shown, format_jobs, "no job has finished yet")
-    if len(shown) < len(jobs):
-        call.say(f"the last {len(shown)} of {len(jobs)}; nexus history -n 0 shows all")
+    show_latest(call, list(FINAL), "finished_at", "no job has finished yet")
 
 
 def cmd_jobs(call: Call) -> None:
-    choice = {name: getattr(call.options, name) for name in ("status", "user", "group")}
-    is_choice = any(chosen is not None for chosen in choice.values())
-    call.show(call.client.jobs(**choice), format_jobs,
-              "there is no such job" if is_choice else 'no job yet: nexus add "python train.py"')
+    show_latest(call, list(STATUSES), "created_at", 'no job yet: nexus add "python train.py"')
+
+
+def show_latest(call: Call, statuses: Sequence[str], order: str, when_empty: str) -> None:
+    """The last ones, the latest at the end, where one looks."""
+    jobs, total = list_part(call, "/jobs", JOB_LIST_FIELDS, status=call.options.status or statuses, sort=f"-{order}")
+    call.show(jobs[::-1], format_jobs, "there is no such job" if is_choosing(call) else when_empty)
+    if len(jobs) < total:
+        call.say(f"the last {len(jobs)} of {total}; nexus {call.options.subcommand} -n 0 shows all")
 
 
 def cmd_kill(call: Call) -> None:
@@ -13160,18 +13360,19 @@ def cmd_metrics(call: Call) -> None:
 
 
 def cmd_logs(call: Call) -> None:
+    """Of the service, or of jobs one after the other; of the job that started last where none is named."""
     given = call.options
-    if given.id == "service":
-        if given.stream != "both" or given.timestamps:
-            refuse("the service's log is one stream, with its times: --stream and --timestamps are for jobs", hint="nexus logs service")
-        is_remote, rest = bool(call.environ.get("NEXUS_URL")), b""
-        pieces = call.client.logs("service", given.follow, tail=given.number) if is_remote else read_service_log(call)
-        for piece in pieces:                            # its lines hold words of others: paths that were asked for, causes, names
-            *lines, rest = (rest + piece).split(b"\n")
-            call.print(*(line.decode("utf-8", "replace") for line in lines))
-        call.print(*([rest.decode("utf-8", "replace")] if rest else []))
-    else:
-        job = find_job(call)
+    if given.ids == ["service"]:
+        return show_service_log(call)
+    jobs = [call.client.job(find_targets(call, target)[0]) for target in given.ids] or call.client.jobs(
+        sort="-started_at", limit=1, status=[status for status in STATUSES if status != PENDING])
+    if not jobs:
+        raise NexusError("not_found", "no job has started yet", hint="nexus queue says what waits, and why")
+    if given.follow and len(jobs) > 1:
+        refuse("--follow is for one job", hint=f"nexus logs -f {jobs[0]['id']}; without -f the logs come one after the other")
+    for job in jobs:
+        if len(jobs) > 1 or not given.ids:
+            call.say(f"job {job['id']}, {job['status']}: {name_or_command(job)}")
         is_own = call.client.layout is not None and job["user"] == find_user(os.geteuid())
         if job["status"] == PENDING:
             call.say(f"job {job['id']} is pending: {job['waiting_for']}")
@@ -13179,6 +13380,18 @@ def cmd_logs(call: Call) -> None:
             call.say(f"{job['node']} has not been heard since {local_time(job['unknown_since'], '%m-%d %H:%M')}: what job {job['id']} "
                      "has printed since then comes when it is back")
         pass_on_logs(call, job["id"], is_own, given.follow, given.stream, given.number, given.timestamps)
+
+
+def show_service_log(call: Call) -> None:
+    given = call.options
+    if given.stream != "both" or given.timestamps:
+        refuse("the service's log is one stream, with its times: --stream and --timestamps are for jobs", hint="nexus logs service")
+    is_remote, rest = bool(call.environ.get("NEXUS_URL")), b""
+    pieces = call.client.logs("service", given.follow, tail=given.number) if is_remote else read_service_log(call)
+    for piece in pieces:                            # its lines hold words of others: paths that were asked for, causes, names
+        *lines, rest = (rest + piece).split(b"\n")
+        call.print(*(line.decode("utf-8", "replace") for line in lines))
+    call.print(*([rest.decode("utf-8", "replace")] if rest else []))
 
 
 def read_service_log(call: Call) -> Iterator[bytes]:
@@ -13198,7 +13411,7 @@ def read_service_log(call: Call) -> Iterator[bytes]:
 
 
 def cmd_attach(call: Call) -> int:
-    """Replace this process by screen, attached to a job's session."""
+    """screen, attached to a job's session."""
     assert call.client.layout
     job = find_job(call)
     if job["status"] != RUNNING:
@@ -13219,7 +13432,8 @@ def cmd_attach(call: Call) -> int:
                              hint=node["hint"] or "nexus node list")
         words = ["env", f"NEXUS_HOME={node['home']}", node["python"], node["path"], "attach", job["remote_id"]]
         call.say(f"on {node['name']}: Ctrl-A D leaves; Ctrl-C ends the job")
-        os.execvpe("ssh", [*call_through(node["control"]), "-t", node["host"], " ".join(map(quote, words))], dict(call.environ))
+        return show_attached(call, job["id"], [
+            "ssh", *call_through(node["control"]), "-t", node["host"], " ".join(map(quote, words))], call.environ)
     screen = prepare_screen(call.client.layout)
     own = job["session"].partition(".")[0] + "."     # its name is given to it a moment after the job's start
     if not any(session.startswith(own) for session in screen.list_sessions()):
@@ -13227,7 +13441,16 @@ def cmd_attach(call: Call) -> int:
     terminal = call.environ.get("TERM")
     environ = {**call.environ, **screen.environ(), "TERM": terminal if terminal in TERMINALS else "xterm-256color"}
     call.say("Ctrl-A D leaves; Ctrl-C ends the job")
-    os.execvpe("screen", ["screen", "-x", own], environ)
+    return show_attached(call, job["id"], ["screen", "-x", own], environ)
+
+
+def show_attached(call: Call, job_id: str, argv: Sequence[str], environ: Mapping[str, str]) -> int:
+    """A program that has the terminal; afterwards, how the job ended, if it has."""
+    import subprocess
+    code = subprocess.call(argv, env=dict(environ))
+    job = call.client.ask("GET", f"/jobs/{quote_path(job_id)}?wait=1")          # its end may be on its way
+    call.say(describe_end(job) if job["status"] in FINAL else f"job {job_id} goes on; nexus attach {job_id} comes back to it")
+    return code
 
 
 def prepare_screen(layout: Layout) -> Screen:
@@ -13676,6 +13899,9 @@ STATUS_OPTION = argument("--status", metavar="S,S", row=Field(
     PATTERN(f"^({'|'.join(STATUSES)})(,({'|'.join(STATUSES)}))*$", f"some of {', '.join(STATUSES)}, with commas between"),
     convert=lambda text: text.split(",")), help=f"of these statuses: {', '.join(STATUSES)}")
 LINES = Field(WHOLE(0, 10**9), like="20")
+NUMBER_OPTION = argument("-n", "--number", row=LINES, metavar="N",
+                         help="so many (default: as many as fit on the terminal, else all); 0: all")
+CHOICE_OPTIONS = (argument("--user", help="the jobs of this user"), GROUP, NAME)
 IDS = argument("ids", nargs="+", metavar="ID")
 ANY_IDS = argument("ids", nargs="*", metavar="ID")
 ID = argument("id", metavar="ID")
@@ -13684,18 +13910,18 @@ GPUS = argument("GPU", nargs="*", help="a GPU's index; none: the queue", row=Fie
 
 COMMANDS = (
     Command("status", "what runs where, and what waits (nexus alone does the same)", cmd_status, (
-        argument("--watch", action="store_true", help="redraw every second"), JSON_OPTION,
+        argument("--watch", action="store_true", help="nexus top"), JSON_OPTION,
         argument("--detailed", action="store_true", help="queue by priority, readings of GPUs and host, health"))),
+    Command("top", "the same as a table that is redrawn; below it what waits (status --watch does the same)", cmd_top),
     Command("add", "queue a job; prints its id", cmd_add, (*JOB_OPTIONS, JSON_OPTION),
             "The job runs on the next GPU that is truly free, here, with this environment, umask and these resource limits."),
     Command("run", "queue a job, show its output, exit with its exit code", cmd_run, (
         *JOB_OPTIONS, argument("--json", action="store_true", help="with --dry-run: print JSON")),
             "Ctrl-C stops the showing; the job goes on.  Its input is its own terminal (nexus attach), or < FILE in the command."),
-    Command("queue", "pending jobs in the order they would start, and why they wait", cmd_queue, (GROUP, JSON_OPTION)),
-    Command("history", "finished jobs", cmd_history, (
-        argument("-n", "--number", row=LINES, default=50, metavar="N", help="the last N (default: 50; 0 = all)"), JSON_OPTION)),
-    Command("jobs", "all jobs kept", cmd_jobs, (
-        argument("--status", choices=STATUSES), argument("--user"), GROUP, JSON_OPTION)),
+    Command("queue", "pending jobs in the order they would start, and why they wait", cmd_queue, (
+        NUMBER_OPTION, *CHOICE_OPTIONS, JSON_OPTION)),
+    Command("history", "finished jobs", cmd_history, (NUMBER_OPTION, STATUS_OPTION, *CHOICE_OPTIONS, JSON_OPTION)),
+    Command("jobs", "all jobs kept", cmd_jobs, (NUMBER_OPTION, STATUS_OPTION, *CHOICE_OPTIONS, JSON_OPTION)),
     Command("show", "all that is known of a job",
             lambda call: call.show(find_job(call), format_job), (ID, JSON_OPTION)),
     Command("why", "why a job waits, GPU by GPU",
@@ -13705,7 +13931,8 @@ COMMANDS = (
         argument("--timeout", metavar="TIME", row=JOB_FIELDS["timeout_seconds"],
                                   help="give up after so long, with exit code 124; like 2h"))),
     Command("logs", "what a job printed, or the service's log", cmd_logs, (
-        argument("id", metavar="ID|service"), argument("-f", "--follow", action="store_true", help="as it comes, until the job ends"),
+        argument("ids", nargs="*", metavar="ID|GPU|service", help="jobs (default: the one that started last), or the service"),
+        argument("-f", "--follow", action="store_true", help="as it comes, until the job ends"),
         argument("-n", "--number", row=LINES, metavar="N", help="the last N lines"),
         argument("--stream", choices=STREAMS, default="both", help="stdout goes to stdout, stderr to stderr"),
         argument("--timestamps", action="store_true", help="begin each line with the time at which it came"))),
@@ -14940,7 +15167,9 @@ function makeInput({name, type, like}, fact) {
 
 function openAddForm(job = {}) {                // or another such job
   let key = null, sent = null;                  // the same is sent again with the same key, so that it is added once
-  const given = {...job, node: job.only_node, gpu_mem_mib: job.gpu_mem_mib && `${job.gpu_mem_mib}M`};
+  const withUnit = (name, unit) => ({[name]: job[name] && `${job[name]}${unit}`});
+  const given = {...job, node: job.only_node, ...withUnit('gpu_mem_mib', 'M'), ...withUnit('timeout_seconds', 's'),
+    ...withUnit('expected_time', 's')};
   const lost = [job.env_digest && 'its environment variables, which the service does not tell',
     job.snapshot && 'its snapshot: it runs in the directory as that is now'].filter(Boolean);
   const fields = FIELDS.filter(({name}) => name !== 'node' || hasNodes());

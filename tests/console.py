@@ -115,8 +115,8 @@ class Home:
         return subprocess.Popen([sys.executable, SCRIPT, *argv], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                                 stderr=subprocess.PIPE, cwd=cwd or self.top, env=self.with_changes(environ), start_new_session=True)
 
-    def terminal(self, *argv, columns=100, **environ):
-        return Terminal([sys.executable, SCRIPT, *argv], self.with_changes(environ), columns)
+    def terminal(self, *argv, columns=100, rows=30, **environ):
+        return Terminal([sys.executable, SCRIPT, *argv], self.with_changes(environ), columns, rows)
 
     def client(self, **environ):
         return nexus.Client.find(self.with_changes(environ))

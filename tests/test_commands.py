@@ -77,10 +77,10 @@ def test_the_snapshot_plain_and_in_colour(own_home):
     for words in (["status"], []):
         done = own_home.main(*words)
         assert (done.code, blur(done.out), done.err) == (0, PAUSED, "")
-    coloured = ("\x1b[34mQueue: 1 job pending\x1b[0m \x1b[33m[PAUSED]\x1b[0m\n\x1b[37mHistory: 1 job completed\x1b[0m\n\n"
-                "\x1b[37mGPUs:\x1b[0m\n\x1b[37mGPU 0 (Mock GPU, 24GB):\x1b[0m\n  Job ID: \x1b[35mID\x1b[0m\n"
-                "  Command: \x1b[97msleep 60\x1b[0m\n  Runtime: \x1b[36mTIME\x1b[0m\n  Started: \x1b[36mCLOCK\x1b[0m\n"
-                "\x1b[37mGPU 1 (Mock GPU, 24GB):\x1b[0m \x1b[33mPaused\x1b[0m\n")
+    coloured = ("\x1b[34mQueue: 1 job pending\x1b[0m \x1b[33m[PAUSED]\x1b[0m\n\x1b[1mHistory: 1 job completed\x1b[0m\n\n"
+                "\x1b[1mGPUs:\x1b[0m\n\x1b[1mGPU 0 (Mock GPU, 24GB):\x1b[0m\n  Job ID: \x1b[35mID\x1b[0m\n"
+                "  Command: \x1b[1msleep 60\x1b[0m\n  Runtime: \x1b[36mTIME\x1b[0m\n  Started: \x1b[36mCLOCK\x1b[0m\n"
+                "\x1b[1mGPU 1 (Mock GPU, 24GB):\x1b[0m \x1b[33mPaused\x1b[0m\n")
     with own_home.terminal() as terminal:
         code, shown = terminal.end()
         assert code == 0 and blur(shown).startswith(coloured)
@@ -92,7 +92,7 @@ def test_the_snapshot_plain_and_in_colour(own_home):
     own_home.main("resume", "1")
     own_home.main("remove", own_home.main("queue", "--json").json[0]["id"])
     with own_home.terminal("status") as terminal:
-        assert "\x1b[37mGPU 1 (Mock GPU, 24GB):\x1b[0m \x1b[92mAvailable\x1b[0m\n" in terminal.end()[1]
+        assert "\x1b[1mGPU 1 (Mock GPU, 24GB):\x1b[0m \x1b[92mAvailable\x1b[0m\n" in terminal.end()[1]
 
 
 def test_status_json_and_detailed(home):
@@ -109,17 +109,32 @@ def test_status_watch_at_a_terminal(home):
     with home.terminal("status", "--watch") as terminal:
         terminal.wait_for("\x1b[?1049h")
         for _ in range(2):
-            terminal.wait_for(re.compile(rb"\x1b\[H.*Queue: .*GPU 1 .*Ctrl-C ends", re.DOTALL).pattern.replace(b".*", b"[\\s\\S]*?"))
+            terminal.wait_for(rb"\x1b\[H[\s\S]*?Queue: [\s\S]*?\n[^\n]*1 [^\n]*available[\s\S]*?Ctrl-C ends")
         terminal.type("\x03")
         code, shown = terminal.end()
         assert code == 0 and shown.endswith("\x1b[?1049l") and "Traceback" not in shown
     process = home.popen("status", "--watch")       # to a pipe
     for _ in range(2):
-        while not process.stdout.readline().startswith(b"Queue: "):
+        while b"Queue: " not in process.stdout.readline():
             pass
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 0 and b"\x1b" not in out and err == b""
+
+
+def test_top_scrolls_and_ends_with_q(own_home):
+    own_home.main("pause")
+    for number in range(12):
+        add(own_home, f"true {number}")
+    with own_home.terminal("top", rows=12) as terminal:
+        terminal.wait_for(rb"Queue: [\s\S]*? more lines  q or Ctrl-C ends; arrows scroll")
+        terminal.type("\x1b[6~\x1b[6~")
+        shown = terminal.wait_for(rb"\x1b\[H[\s\S]*?true 11\x1b[\s\S]*?  q or Ctrl-C ends")[0]
+        assert b"Queue: " not in shown.rpartition(b"\x1b[H")[2] and b"more line" not in shown.rpartition(b"\x1b[H")[2], shown
+        terminal.type("kkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkk")
+        terminal.wait_for("Queue: ")
+        terminal.type("q")
+        assert terminal.end()[0] == 0
 
 
 def test_status_watch_leaves_a_stopped_service_stopped(own_home):
@@ -324,7 +339,7 @@ def test_odd_commands_run_and_show_as_one_harmless_line(home):
             shown = home.main(*words)
             assert shown.code == 0 and "\x1b" not in shown.out and "Traceback" not in shown.err
         assert home.job(job_id)["command"] == command
-    lines = [line for line in home.run("jobs").out.split("\n") if " odd: " in line]
+    lines = [line for line in home.run("jobs").out.split("\n") if "  odd  " in line]
     assert len(lines) == len(odd)
 
 
@@ -335,7 +350,8 @@ def test_run_passes_everything_through_and_exits_with_the_jobs_code(home):
     assert done.code == 42 and done.bytes == b"a\xff\x00\r\nb"
     told, _, rest = done.err_bytes.partition(b"\n")
     rest = re.sub(rb"^nexus: it waits: .*\n", b"", rest)          # on a busy machine it does, for a moment
-    assert re.fullmatch(rb"nexus: job [A-Za-z]{3,4}", told) and rest == b"x\xfey"
+    assert re.fullmatch(rb"nexus: job [A-Za-z]{3,4}", told)
+    assert re.fullmatch(rb"x\xfey\nnexus: job [A-Za-z]{3,4} failed \(exit 42\)\n", rest), rest
     for command, code in (("true", 0), ("false", 1), ("kill -9 $$", 137), ("no-such-program", 127)):
         assert home.run("run", "--gpus", "0", command).code == code, command
 
@@ -343,7 +359,8 @@ def test_run_passes_everything_through_and_exits_with_the_jobs_code(home):
 def test_run_of_a_megabyte_on_both_streams(home):
     done = home.run("run", "--gpus", "0", "seq 200000; seq 200000 >&2")
     expected = "".join(f"{number}\n" for number in range(1, 200001))
-    assert done.code == 0 and done.out == expected and done.err.endswith("\n" + expected)
+    assert done.code == 0 and done.out == expected
+    assert re.search(f"\n{expected}nexus: job [A-Za-z]+ completed\n$", done.err)
 
 
 def test_run_shows_lines_as_they_come(home):
@@ -591,7 +608,7 @@ def test_pause_and_resume_a_group(own_home):
     held = add(own_home, "true", "--group", "g")
     own_home.main("wait", add(own_home))
     assert own_home.job(held)["status"] == "pending" and first != held
-    assert held in own_home.main("queue", "--group", "g").out and "no job is pending in group x" in own_home.main("queue", "--group",
+    assert held in own_home.main("queue", "--group", "g").out and "no such job is pending" in own_home.main("queue", "--group",
         "x").err
     done = own_home.main("why", held)
     assert done.code == 0 and "group g is held" in done.out and own_home.main("why", held, "--json").json["id"] == held
@@ -624,7 +641,7 @@ def test_retry_failed(own_home):
 def test_retry_with_other_options(own_home):
     bad = add_and_wait(own_home, "exit 4", "--timeout", "5m")
     done = own_home.main("retry", "--failed", "--timeout", "1:00:00", "--name", "longer", "--dry-run")
-    assert bad in done.out and "longer: exit 4" in done.out and "1 job would be run again" in done.err
+    assert bad in done.out and "longer  exit 4" in done.out and "1 job would be run again" in done.err
     assert len(own_home.client().jobs()) == 1
     again = own_home.job(own_home.main("retry", "--failed", "--timeout", "1:00:00", "--command", "true").id)
     assert (again["timeout_seconds"], again["command"], again["name"]) == (3600, "true", None)
@@ -687,8 +704,8 @@ def test_queue_history_jobs_and_show(own_home):
     own_home.main("pause")
     waiting = add(own_home, "python train.py", "--priority", "low", "--name", "try")
     queue = own_home.main("queue").out.splitlines()
-    assert queue[0].split() == ["ID", "PRIORITY", "GPUS", "ADDED", "STARTS", "COMMAND", "WAITING", "FOR"]
-    assert queue[1].startswith(f"{waiting}  low") and "try: python train.py" in queue[1]
+    assert queue[0].split() == ["ID", "PRIORITY", "GPUS", "ADDED", "STARTS", "NAME", "COMMAND", "WAITING", "FOR"]
+    assert queue[1].startswith(f"{waiting}  low") and "try   python train.py" in queue[1]
     assert queue[1].endswith("the queue is paused (nexus resume)")
     history = own_home.main("history").out.splitlines()
     assert len(history) == 2 and history[1].startswith(f"{ended}  failed") and "exit 3" in history[1]
@@ -697,7 +714,7 @@ def test_queue_history_jobs_and_show(own_home):
     for choice in (["--user", "nobody"], ["--user", ""], ["--group", "x"]):
         assert own_home.main("jobs", *choice).err == "nexus: there is no such job\n", choice
     assert waiting in own_home.main("queue", "--group", "").out, "which is in none"
-    assert own_home.main("queue", "--group", "x").err == "nexus: no job is pending in group x\n"
+    assert own_home.main("queue", "--group", "x").err == "nexus: no such job is pending\n"
     shown = own_home.main("show", waiting).out
     assert shown.startswith(f"Job {waiting}: pending\n") and "  waiting_for: the queue is paused" in shown and "  priority: low\n" in shown
     assert own_home.main("show", ended, "--json").json["exit_code"] == 3
@@ -705,6 +722,24 @@ def test_queue_history_jobs_and_show(own_home):
         own_home.main("remove", add(own_home, f"true {number}"))
     assert len(own_home.main("history", "-n", "2").out.splitlines()) == 3 and "the last 2 of 4" in own_home.main("history", "-n", "2").err
     assert len(own_home.main("history", "-n", "0").out.splitlines()) == 5
+
+
+def test_lists_are_chosen_from_and_fit_a_terminal(own_home):
+    own_home.main("pause")
+    ids = [add(own_home, f"true {number}", "--name", f"n{number % 2}", "--group", f"g{number % 3}") for number in range(30)]
+    own_home.main("remove", ids[0])
+    with own_home.terminal("queue", rows=20) as terminal:
+        shown = terminal.end()[1]
+    assert shown.count("true ") == 14 and "… 15 more wait behind them; nexus queue -n 0 shows all" in shown, shown
+    with own_home.terminal("jobs", rows=20) as terminal:
+        shown = terminal.end()[1]
+    assert f"{ids[-1]}" in shown and ids[1] not in shown and "the last 14 of 30; nexus jobs -n 0 shows all" in shown
+    for words, chosen in ((["queue", "--name", "n1", "--group", "g1"], ids[1::6]), (["queue", "-n", "2"], ids[1:3]),
+                          (["jobs", "--status", "cancelled,running"], ids[:1]), (["history", "--group", "g0"], ids[:1]),
+                          (["jobs", "--name", "n1", "-n", "3"], ids[-5::2])):
+        assert [line.split()[0] for line in own_home.main(*words).out.splitlines()[1:]] == chosen, words
+        assert [job["id"] for job in own_home.main(*words, "--json").json] == chosen, words
+    assert "pending" in own_home.main("jobs", "--status", "waiting").err
 
 
 def test_history_is_in_the_order_of_ending_within_a_second_too(home):
@@ -726,6 +761,12 @@ def test_logs(home):
                               [["-n", "0"], "", ""]):
         done = home.main("logs", job_id, *options)
         assert (done.code, done.out, done.err) == (0, out, err), options
+    assert home.main("logs").out == "one\ntwo\n" and f"job {job_id}, completed: echo one" in home.main("logs").err
+    other = add_and_wait(home, "echo three")
+    done = home.main("logs", job_id, other)
+    assert done.out == "one\ntwo\nthree\n" and done.err.index(job_id) < done.err.index("err\n") < done.err.index(other)
+    done = home.main("logs", "-f", job_id, other)
+    assert done.code == 2 and "--follow is for one job" in done.err
     log = home.main("logs", "service", "-n", "2")
     assert log.code == 0 and len(log.out.splitlines()) == 2 and re.match(r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\] ", log.out)
 
@@ -851,8 +892,8 @@ def test_attach_and_leave(own_home):
         terminal.type("hello\r")
         terminal.wait_for("got hello")
         terminal.type("\x01d")
-        code, _ = terminal.end()
-        assert code == 0
+        code, shown = terminal.end()
+        assert code == 0 and f"job {job_id} goes on; nexus attach {job_id} comes back to it" in shown
     assert own_home.job(job_id)["status"] == "running"
 
     def list_screens():
@@ -879,7 +920,7 @@ def test_attach_by_gpu_and_ctrl_c_ends_the_job(own_home):
     with own_home.terminal("attach", str(own_home.job(job_id)["gpu_index"])) as terminal:
         terminal.wait_for("on 0")
         terminal.type("\x03")
-        terminal.end()
+        assert f"job {job_id} failed (SIGINT)" in terminal.end()[1]
     ended = own_home.wait_for(job_id, "failed")
     assert (ended["exit_code"], ended["signal"], ended["cause"]) == (130, 2, "signal")
 

@@ -876,7 +876,7 @@ def test_a_job_is_added(browser, box):
         dialog.get_by_label("Name").fill("by hand")
         dialog.get_by_label("Time limit").fill("soon")
         dialog.get_by_role("button", name="Add job").click()
-        expect(dialog.get_by_role("alert")).to_contain_text('timeout_seconds must be a time like 90s, 30m, 2h or 1h30m, not "soon"')
+        expect(dialog.get_by_role("alert")).to_contain_text('timeout_seconds must be a time with its unit, not "soon"')
         dialog.get_by_label("Time limit").fill("1h30m")
         dialog.get_by_role("button", name="Add job").click()
         expect(dialog.get_by_role("alert")).to_contain_text("77")
@@ -937,7 +937,7 @@ def test_a_job_is_changed_and_added_and_the_rest_stays(browser, box):
         job = box.ask("GET", "/queue")[1]
         assert {name: job[name] for name in given} == given and job["command"] == "python c.py" and job["env_digest"] is None
         dialog = change()
-        expect(dialog.get_by_label("Time limit")).to_have_value("5405")
+        expect(dialog.get_by_label("Time limit")).to_have_value("5405s")
         dialog.get_by_label("GPU ids").fill("0-1")
         dialog.get_by_label("GPU memory").fill("1.5G")
         dialog.get_by_label("Conda").fill("")

@@ -14,9 +14,9 @@ from live import until
 import nexus
 
 LISTED = [
-    "status", "add", "run", "queue", "history", "jobs", "show", "why", "wait", "logs", "kill", "cancel", "remove", "retry", "move",
-        "attach",
-    "screens", "pause", "resume", "start", "stop", "restart", "serve", "metrics", "health", "token", "node", "config", "install", "help"]
+    "status", "top", "add", "run", "queue", "history", "jobs", "show", "why", "wait", "logs", "kill", "cancel", "remove", "retry",
+    "edit", "clear", "move", "attach", "screens", "pause", "resume", "start", "stop", "restart", "serve", "metrics", "health",
+    "token", "node", "config", "install", "help"]
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +134,7 @@ def test_the_first_minute():
         done = subprocess.run(["sh", "-c", f'NEXUS_MOCK_GPUS=2 "{sys.executable}" nexus.py run "echo hello from \\$NEXUS_GPU_ID"'],
                               capture_output=True, cwd=folder, env={**environ, "HOME": folder}, timeout=60)
         assert done.returncode == 0 and done.stdout == b"hello from 0\n", done
-        assert re.fullmatch(rb"nexus: job [A-Za-z]+\n(nexus: it waits: .*\n)?", done.stderr), done
+        assert re.fullmatch(rb"nexus: job [A-Za-z]+\n(nexus: it waits: .*\n)?nexus: job [A-Za-z]+ completed\n", done.stderr), done
         assert sorted(os.listdir(folder)) == [".nexus", "nexus.py"]
 
 

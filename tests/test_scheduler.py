@@ -992,7 +992,7 @@ GROUP_ENDS = [  # reason, group before, (status, cause, whether soon, whether mo
     ("the first fails", nexus.Group("g"), ("failed", "exit", True, True), 1, None),
     ("the second", nexus.Group("g", failures=1), ("failed", "exit", True, True), 2, None),
     ("the third", nexus.Group("g", failures=2), ("failed", "exit", True, True), 0,
-     "last with: ValueError: x (mend it, then: nexus resume --group g)"),
+     "last with: ValueError: x (fix the error, then: nexus resume --group g)"),
     ("it did not fail soon", nexus.Group("g", failures=2), ("failed", "exit", False, True), -1, None),
     ("one went well", nexus.Group("g", failures=2), ("completed", None, True, True), -1, None),
     ("one had gone well before", nexus.Group("g", failures=-1), ("failed", "exit", True, True), -1, None),

@@ -124,6 +124,12 @@ LINES = [  # reason, text, width, line
 ]
 
 
+@pytest.mark.parametrize("text, width, cut", [("python train.py --seed 14", 16, "python t…seed 14"), ("short", 16, "short"),
+                                              ("long " * 9, 0, "long " * 9), ("数" * 20, 11, "数数…数数数")])
+def test_cut_middle(text, width, cut):
+    assert nexus.cut_middle(text, width) == cut and (not width or nexus.count_columns(cut) <= width)
+
+
 @pytest.mark.parametrize("reason, text, width, line", LINES)
 def test_format_line(reason, text, width, line):
     assert nexus.format_line(text, width) == line, reason
@@ -167,7 +173,7 @@ NO_LENGTHS = [  # reason, text
 def test_parse_duration_refuses(reason, text):
     with pytest.raises(nexus.NexusError) as caught:
         parse_length(text)
-    assert caught.value.kind == "usage" and len(caught.value.message) < 140 and "1h30m" in caught.value.message, reason
+    assert caught.value.kind == "usage" and len(caught.value.message) < 140 and "1h30m" in caught.value.hint, reason
 
 
 @given(st.integers(0, 10**9))
@@ -233,7 +239,7 @@ NO_AMOUNTS = [  # reason, text
 def test_parse_memory_refuses(reason, text):
     with pytest.raises(nexus.NexusError) as caught:
         nexus.parse_field(nexus.ASKED["gpu_mem_mib"], text, "it")
-    assert caught.value.kind == "usage" and len(caught.value.message) < 140 and "10G" in caught.value.message, reason
+    assert caught.value.kind == "usage" and len(caught.value.message) < 140 and "10G" in caught.value.hint, reason
 
 
 NUMBERS = [  # number, text

@@ -157,7 +157,7 @@ def status(jobs=(), gpus=None, trouble=None, **facts):
         "gpu_status": [nexus.gpu_json(one, made, config().gpu, trouble) for one in gpus],
         "running_jobs": [{**nexus.job_json(one, NOW, "here"), "rss_mib": 2048.0, "cpu_percent": 99.5}
                          for one in made.running.values()],
-        "hints": [], "nodes": [], "version": "0.1.0", "uptime_seconds": 3600.4,
+        "hints": [], "bad_checks": [], "nodes": [], "version": "0.1.0", "uptime_seconds": 3600.4,
         "queued_by_priority": {"high": 1, "normal": 2, "low": 0},
         "host": {"name": "gpu1", "cpu_percent": 12.0, "memory_used_gb": 40.25, "memory_total_gb": 128.0}, **facts}
 
@@ -206,9 +206,9 @@ def test_format_snapshot(reason, given, part):
 
 COLOURS = [  # what, text with its colour
     ("the queue", "\x1b[34mQueue: 1 job pending\x1b[0m"), ("its state", "\x1b[33m[RUNNING]\x1b[0m"),
-    ("headers", "\x1b[37mGPUs:\x1b[0m"), ("free GPUs", "\x1b[92mAvailable\x1b[0m"),
+    ("headers", "\x1b[1mGPUs:\x1b[0m"), ("free GPUs", "\x1b[92mAvailable\x1b[0m"),
     ("job ids", "Job ID: \x1b[35mabc\x1b[0m"),
-    ("commands", "Command: \x1b[97mpython train.py\x1b[0m"), ("runtimes", "Runtime: \x1b[36m1m\x1b[0m"),
+    ("commands", "Command: \x1b[1mpython train.py\x1b[0m"), ("runtimes", "Runtime: \x1b[36m1m\x1b[0m"),
     ("times", "Started: \x1b[36m15:29\x1b[0m"), ("errors", "\x1b[31mUnusable (GPU is lost)\x1b[0m"),
 ]
 
@@ -267,10 +267,10 @@ def test_the_queue_to_a_file_is_one_line_a_job():
                      estimated_start="2024-10-24T15:40:15Z")
     made = nexus.format_queue(waiting + listed(job("abe", gpus=0.5, priority=2)), PLAIN)
     assert made == """\
-ID   PRIORITY  GPUS  ADDED        STARTS       COMMAND                WAITING FOR
-abc  normal    1     10-24 15:29  10-24 15:40  lr 1: python train.py  GPU 0 is paused
-abd  high      0     10-24 15:29  10-24 15:40  python train.py        GPU 0 is paused
-abe  low       0.5   10-24 15:29  -            python train.py
+ID   PRIORITY  GPUS  ADDED        STARTS       NAME  COMMAND          WAITING FOR
+abc  normal    1     10-24 15:29  10-24 15:40  lr 1  python train.py  GPU 0 is paused
+abd  high      0     10-24 15:29  10-24 15:40  -     python train.py  GPU 0 is paused
+abe  low       0.5   10-24 15:29  -            -     python train.py
 """
 
 
@@ -380,6 +380,45 @@ Job abc waits: GPU 0 runs job xyz
     assert nexus.format_why(ended, PLAIN) == "Job abc is failed: ValueError:  [2Jx\n"
 
 
+# nexus top
+
+
+def group_of(name, position=0, hold=None, **counts):
+    return {"name": name, "position": position, "hold": hold,
+            **{each: counts.get(each, 0) for each in ("pending", "running", "completed", "failed", "cancelled")}}
+
+
+def test_top_of_eight_gpus_fits_a_small_terminal():
+    """A job on several GPUs is one row; who else uses one is named; what waits stands below, a group in one row."""
+    busy = {"utilization": 98.0, "memory_used_mib": 20 * GB, "temperature": 70.0, "power_watts": 300.0}
+    gpus = [*(gpu(index, **busy) for index in range(4)), gpu(4, processes=(foreign(),)), gpu(5, is_paused=True),
+            gpu(6, fault="GPU is lost"), gpu(7)]
+    made = status([running("abc", (0, 1, 2), command="torchrun train.py --lr 1e-3 " + "x" * 100, started_at=NOW - 8100),
+                   running("abd", (3,), number=2, stop_cause="killed"), running("abe", (), number=3, name="load"),
+                   *(job(f"qq{letter}", number) for number, letter in enumerate("abcdefgh", 4))], gpus)
+    waiting = listed(job("qqa", gpus=2), job("qqb"), waiting_for="no GPU is free", position=1)
+    text = nexus.format_top(made, waiting, [group_of("old", completed=3), group_of("sweep", pending=4, running=1, failed=2,
+                                                                                   hold="paused by ann")], TERMINAL)
+    assert all(nexus.count_columns(line) <= 80 for line in text.splitlines()) and len(text.splitlines()) <= 23
+    host, _, _, *rows = text.splitlines()
+    assert host == "gpu1  CPU 12%, memory 40.2 of 128GB" and "old" not in text
+    assert "\n".join(rows) == """\
+GPU  UTIL  MEMORY   TEMP  POWER  JOB  RUNTIME  COMMAND
+0-2  98%   60/72GB  70C   900W   abc  2h 15m   torchrun train.py …xxxxxxxxxxxxxx
+3    98%   20/24GB  70C   300W   abd  1m       (stopping: killed)…ython train.py
+4    0%    0/24GB   -     -      -    -        in use by bob (pid… python, 16GB)
+5    0%    0/24GB   -     -      -    -        paused
+6    0%    0/24GB   -     -      -    -        unusable (GPU is lost)
+7    0%    0/24GB   -     -      -    -        available
+-    -     -        -     -      abe  1m       load: python train.py
+
+WAITING  GPUS  STARTS  COMMAND          WHY
+group                  sweep            7 jobs: 1 running, 2 fa…g; paused by ann
+qqa      2     -       python train.py  no GPU is free
+qqb      1     -       python train.py  no GPU is free
+… 2 more jobs"""
+
+
 # Where there are nodes
 
 
@@ -486,10 +525,10 @@ def test_lists_tell_the_machine_where_there_are_several():
     here, there, waits = job("abd", only_node="", number=2), job("abe", only_node="n1", number=3), job("abc")
     made = [nexus.job_json(one, NOW, where) for one, where in ((waits, None), (here, "gpu1"), (there, "n1"))]
     assert nexus.format_queue(made, PLAIN) == """\
-ID   PRIORITY  NODE  GPUS  ADDED        STARTS  COMMAND          WAITING FOR
-abc  normal    any   1     10-24 15:29  -       python train.py
-abd  normal    gpu1  1     10-24 15:29  -       python train.py
-abe  normal    n1    1     10-24 15:29  -       python train.py
+ID   NODE  GPUS  ADDED        STARTS  COMMAND          WAITING FOR
+abc  any   1     10-24 15:29  -       python train.py
+abd  gpu1  1     10-24 15:29  -       python train.py
+abe  n1    1     10-24 15:29  -       python train.py
 """
     ran = [nexus.job_json(finished("abf", node="n1", remote_id="abf"), NOW, "n1"), nexus.job_json(finished("abg"), NOW, "gpu1"),
            {**nexus.job_json(running("abh", (1,), node="n1", remote_id="abh"), NOW, "n1"), "unknown_since": "2024-10-24T14:02:00Z"}]
