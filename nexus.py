@@ -568,6 +568,7 @@ def describe_schema(schema: Schema) -> str:
 # config.toml.  Its sections are tables: parser, checks, defaults, `nexus config` and the sample file are made from the rows.
 
 NODE_WORD = "[A-Za-z0-9_]"
+GPU_PLACE = r"([\w.-]+:)?[0-9]{1,4}"
 NODE_NAME = PATTERN(f"^{NODE_WORD}[A-Za-z0-9_.-]{{0,62}}$", "a name of letters, digits, `_`, `.` and `-`", examples=["n1"])
 HOST = PATTERN(f"^{NODE_WORD}[A-Za-z0-9_.:%-]{{0,252}}$", "an address, or a Host of ~/.ssh/config", examples=["10.0.0.5"])
 SSH_USER = f"{NODE_WORD}[A-Za-z0-9_.@+-]{{0,63}}"
@@ -9406,7 +9407,8 @@ class Admission(Part):
         if job.cuda_arg and not re.search(CUDA_OPTION, job.command) and re.search(SHELL_CHARACTERS, job.command):
             refuse("cuda_arg: where --cuda belongs in this command cannot be told",
                    hint="write it there: python train.py --cuda 0 | tee log")
-        self.service.scripts.find_script(job)
+        if not self.service.scripts.find_script(job)[1]:
+            check_quotes(job.command)
 
     def draft_change(self, jobs: Iterable[Job], change: Mapping[str, Any], caller: Caller) -> dict[str, Any]:
         """The fields of Job that these jobs are to get.  It may take a while.  Raises: usage, forbidden."""
@@ -10756,14 +10758,29 @@ def choose_jobs(state: State, choice: Choice, caller: Caller) -> list[Job]:
 
 
 def find_own_job(state: State, job_id: str, caller: Caller) -> Job:
-    """Raises: not_found; forbidden, when it is another user's."""
+    """By its id, which may be in other case where only one job fits.  Raises: not_found; forbidden, when it is another user's."""
     job = state.jobs.get(job_id)
+    if job is None and len(job_id) <= 4:
+        import itertools
+        spelled = {"".join(letters) for letters in itertools.product(*({letter.lower(), letter.upper()} for letter in job_id))}
+        fitting = [state.jobs[each] for each in spelled if each in state.jobs]
+        job = fitting[0] if len(fitting) == 1 else None
     if job is None:
         raise NexusError("not_found", f"no job '{format_line(job_id, 40)}'", hint=(
+            f"for what runs on GPU {job_id}: nexus kill {job_id}; nexus jobs lists ids" if re.fullmatch(GPU_PLACE, job_id) else
             suggest(job_id, state.jobs) if len(state.jobs) < 500 else "") or "nexus jobs lists them")
     if not caller.may_see(job.user):
         raise NexusError("forbidden", f"job {job.id} is {job.user}'s", hint=f"{caller.user}'s own: nexus jobs --user {caller.user}")
     return job
+
+
+def check_quotes(command: str) -> None:
+    """Refuse a quote that does not end.  An odd number of them is fine in a comment, say: bash itself decides.  Raises: usage."""
+    if command.count('"') % 2 or command.count("'") % 2:
+        done = run(["bash", "-p", "-n", "-c", "--", command], 5)
+        if done.exit_code:
+            why = re.sub(r"^bash: (-c: )?(line [0-9]+: )?", "", done.output.strip().split("\n")[0])
+            refuse(f"bash cannot read the command: {format_line(why, 200)}", hint="each quote that opens must close; try it: bash -n -c …")
 
 
 def check_status(job: Job, statuses: Container[str], rule: str) -> Job:
@@ -11291,7 +11308,9 @@ class Calls(Gate):
         waiting = [job for job in added.jobs if job.status == PENDING]
         lost = next((job for job in added.jobs if job.status != PENDING), None)
         trouble = self.service.gpu_watch.observation.trouble if any(job.gpus for job in waiting) else None
-        warning = f"it waits: {trouble}" if trouble else lost and f"job {lost.id} was cancelled at once: {lost.current.cause_line}"
+        held = self.service.store.read(lambda state: PAUSED.detail if state.paused else None) if waiting else None
+        warning = lost and f"job {lost.id} was cancelled at once: {lost.current.cause_line}"
+        warning = f"it waits: {held or trouble}" if held or trouble else warning
         if is_dry:
             shown = [name for name in ASKED if name not in ("id", "limits", "umask", *fields_of(Asked))]
             answer = {"dry_run": True, "jobs": [{name: getattr(job, name) for name in shown} for job in waiting]}
@@ -11394,7 +11413,7 @@ class Calls(Gate):
 
         def look() -> tuple[str, Sequence[Attempt], bool]:
             """The folder, none before it has started (there may be a former job's); its attempts; and whether it is over."""
-            found: Job | None = self.service.store.read(lambda state: state.jobs.get(id))
+            found: Job | None = self.service.store.read(lambda state: state.jobs.get(job.id))
             now = found if found and found.number == job.number else None       # another one may have been given its id
             return (now or job).log_dir or "", (now or job).attempts, now is None or now.status in FINAL
 
@@ -11591,10 +11610,11 @@ class Api(Calls):
 
     @route("POST /api/cancel/{id}", "user", "take it out of the queue, or stop it", "Cancelled")
     def post_api_cancel(self, caller: Caller, id: str) -> dict[str, Any]:
-        self.service.admission.cancel(Choice((id,), (PENDING, RUNNING)), caller)
+        ended = self.find_job(id, caller)
+        self.service.admission.cancel(Choice((ended.id,), (PENDING, RUNNING)), caller)
 
         def find_status() -> str:
-            job: Job | None = self.service.store.read(lambda state: state.jobs.get(id))
+            job: Job | None = self.service.store.read(lambda state: state.jobs.get(ended.id))
             return job.status if job else CANCELLED
 
         # Most are gone at once, and nobody need ask again
@@ -12582,23 +12602,29 @@ class Client(Wire):
         `on_wait` gets those that are pending: at first, and when the queue or a group was paused or resumed.
         """
         finished: dict[str, dict[str, Any]] = {}
-        count = min(1, len(job_ids)) if is_any else len(set(job_ids))
+        job_ids = list(job_ids)
+
+        def is_enough() -> bool:
+            return len(finished) >= (min(1, len(job_ids)) if is_any else len(set(job_ids)))
 
         def look(job: dict[str, Any]) -> None:
-            if job["id"] in job_ids and job["status"] in FINAL and job["id"] not in finished and len(finished) < count:
+            if job["id"] in job_ids and job["status"] in FINAL and job["id"] not in finished and not is_enough():
                 finished[job["id"]] = job
                 on_end(job)
 
-        while len(finished) < count:
+        while not is_enough():
             with self.over_restart():                   # what has finished by then need not be there any more
                 events = self.follow_events()
                 next(events)                            # from here on nothing is missed
-                for job_id in [job_id for job_id in dict.fromkeys(job_ids) if job_id not in finished]:
+                for number, job_id in enumerate(job_ids):
+                    if job_id in finished:
+                        continue
                     job = self.job(job_id)
+                    job_ids[number] = job["id"]         # which was given in other case, perhaps
                     look(job)
                     if job["status"] == PENDING:
                         on_wait(job)
-                while len(finished) < count:
+                while not is_enough():
                     kind, data = next(events)
                     if kind == "job":
                         look(data)
@@ -12781,27 +12807,42 @@ class Command:
     arguments: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = ()
     description: str = ""
     verbs: tuple[Command, ...] = ()     # which may be named after it
+    examples: tuple[str, ...] = ()      # what follows `nexus`
     local: str = ""             # what is done on the service's own machine alone; empty: it may be called over NEXUS_URL
 
 
-# What people type who come from elsewhere
-FOREIGN_WORDS = {"ps": "jobs", "ls": "jobs", "list": "jobs", "list-jobs": "jobs", "rm": "remove", "info": "show ID", "submit": "add",
-                 "watch": "top", "stat": "status", "gpus": "status", "tail": "logs -f ID",
-                 "config-sample": "config sample", "pause-gpu": "pause GPU", "resume-gpu": "resume GPU", "cancel-job": "cancel ID"}
+# What people type who come from elsewhere, and what to type: a word in capitals stands for theirs
+FOREIGN_WORDS = {
+    "ps": "jobs", "ls": "jobs", "list": "jobs", "list-jobs": "jobs", "squeue": "queue", "sacct": "history", "sinfo": "status",
+    "stat": "status", "gpus": "status", "watch": "top", "rm": "remove ID", "scancel": "cancel ID", "cancel-job": "cancel ID",
+    "delete": "remove ID", "stop-job": "kill ID", "info": "show ID", "scontrol": "show ID", "tail": "logs -f ID", "cat": "logs ID",
+    "submit": "add CMD", "sbatch": "add CMD", "tsp": "add CMD", "ts": "add CMD", "enqueue": "add CMD", "srun": "run CMD",
+    "exec": "run CMD", "config-sample": "config sample", "pause-gpu": "pause GPU", "resume-gpu": "resume GPU"}
 
 
-def find_command(name: str, commands: Sequence[Command]) -> Command:
-    """Raises: usage, with the nearest name."""
+def find_command(name: str, commands: Sequence[Command], rest: Sequence[str] = ()) -> Command:
+    """Raises: usage, with the nearest name, or for a foreign one with the line to type, `rest` being the words behind it."""
     for command in commands:
         if command.name == name:
             return command
     listed = [command.name for command in commands if command.summary]
-    hint = f"nexus {FOREIGN_WORDS[name]}" if name in FOREIGN_WORDS else suggest(name, listed) or "nexus help lists them"
+    hint = suggest(name, listed) or "nexus help lists them"
+    if name in FOREIGN_WORDS:
+        *said, place = FOREIGN_WORDS[name].split(" ")
+        own = place if not place.isupper() or not rest else quote_command(rest) if place == "CMD" else " ".join(map(quote, rest))
+        hint = " ".join(["nexus", *said, own.replace("CMD", '"python train.py"')])
     raise NexusError("usage", f"'{format_line(name, 40)}' is not a command", hint)
+
+
+def quote_command(words: Sequence[str]) -> str:
+    """A command of several words as the one word that nexus takes."""
+    line = words[0] if len(words) == 1 else " ".join(map(quote, words))
+    return f'"{line}"' if not re.search(r'["$`\\!]', line) else quote(line)
 
 
 def make_parser(command: Command) -> argparse.ArgumentParser:
     import argparse
+    takes_command = command.name in ("add", "run")
 
     class Parser(argparse.ArgumentParser):
         def error(self, message: str) -> NoReturn:
@@ -12809,19 +12850,25 @@ def make_parser(command: Command) -> argparse.ArgumentParser:
             if message.startswith("unrecognized arguments"):
                 unknown = next((word.partition("=")[0] for word in message.split()[2:] if word.startswith("--")), "")
                 near = suggest(unknown, [flag for flags, _ in command.arguments for flag in flags]) if unknown else ""
-                if command.name in ("add", "run"):
-                    hint = f'put the command in quotes: nexus {command.name} "python train.py --lr 0.1"; options of nexus: {hint}'
-                hint = "; ".join(filter(None, [near, hint]))
+                inside = "what is the command's own belongs inside its quotes" if takes_command else ""
+                hint = "; ".join(filter(None, [near, inside, hint]))
             raise NexusError("usage", f"{command.name}: {message}", hint)
+
+        def format_help(self) -> str:
+            lines = [f"  nexus {example}\n" for example in command.examples]
+            return super().format_help() + ("\nexamples:\n" + "".join(lines) if lines else "")
 
     parser = Parser(prog=f"nexus {command.name}", description=" ".join([command.summary[:1].upper() + command.summary[1:] + ".",
                                                                         command.description]),
-                    allow_abbrev=False, formatter_class=lambda prog: argparse.HelpFormatter(prog, width=80))
+                    allow_abbrev=False, formatter_class=lambda prog: argparse.HelpFormatter(prog, width=80),
+                    usage=f'nexus {command.name} [options] "COMMAND"' if takes_command else None)
     parser.set_defaults(json=False, chosen=command, subcommand=command.name)
     is_one_of = command.name in ("status", "metrics", "kill", "move")
     exclusive = parser.add_mutually_exclusive_group(required=command.name == "move") if is_one_of else parser
+    groups = {title: parser.add_argument_group(title) for title in (*OPTION_GROUPS, SELDOM) if takes_command}
     for flags, settings in command.arguments:
-        (exclusive if flags[0].startswith("--") else parser).add_argument(*flags, **settings)
+        title = next((title for title, names in OPTION_GROUPS.items() if flags[0][2:] in names.split()), SELDOM)
+        (parser if not flags[0].startswith("--") else groups[title] if takes_command else exclusive).add_argument(*flags, **settings)
     if command.verbs:
         verbs = parser.add_subparsers(required=not command.run, metavar="|".join(verb.name for verb in command.verbs))
         for verb in command.verbs:
@@ -12833,8 +12880,39 @@ def make_parser(command: Command) -> argparse.ArgumentParser:
     return parser
 
 
+SELDOM = "seldom used"
+OPTION_GROUPS = {                       # of add and run, by what is asked for; the others are seldom used
+    "what runs": "name group cwd env conda snapshot file sweep dry-run", "where": "gpus gpu-ids gpu-mem node",
+    "when": "priority begin after after-any timeout expect retries max-concurrent"}
+
+
+def check_quoted(command: Command, words: Sequence[str]) -> None:
+    """Refuse options behind a command of several words that is not in quotes: whose they are cannot be told.  Raises: usage."""
+    takes_value = {flag: settings.get("action", "append") == "append" for flags, settings in command.arguments for flag in flags}
+    places: list[int] = []                      # of the command's words
+    late: list[str] = []                        # options behind the first of them
+    number = 0
+    while number < len(words) and words[number] not in ("--", "-h", "--help"):
+        flag, equals, _ = words[number].partition("=")
+        if not flag.startswith("-") or flag == "-":
+            places.append(number)
+        else:
+            late += [flag] if places else []
+            number += not equals and takes_value.get(flag, False)
+        number += 1
+    if number >= len(words) and late and " " not in words[places[0]] and (len(places) > 1 or any(flag not in takes_value for flag in late)):
+        begin = ["nexus", command.name, *map(quote, words[:places[0]])]
+        hint = " ".join([*begin, quote_command(words[places[0]:])])
+        if all(flag in takes_value for flag in late):
+            own = [*begin, late[0], "…", quote_command([words[place] for place in places])]
+            hint += f"; options of nexus stand before it: {' '.join(own)}"
+        refuse(f"{command.name}: {late[0]} stands behind a command that is not in quotes", hint=hint)
+
+
 def parse_words(command: Command, words: Sequence[str], out: TextIO) -> argparse.Namespace:
     """Raises: usage; SystemExit, after --help."""
+    if command.name in ("add", "run"):
+        check_quoted(command, words)
     with contextlib.redirect_stdout(out):
         try:
             return make_parser(command).parse_args(words)
@@ -13044,6 +13122,8 @@ def submit(call: Call, work: Told) -> dict[str, Any]:
             body.update(snapshot=kept.commit, snapshot_repo=kept.repository)
             if kept.empty:
                 call.say(f"a snapshot leaves these empty, they are repositories of their own: {', '.join(kept.empty)}", True)
+    if given.conda and given.node is None and call.client.layout:
+        check_conda(call, given.conda, {**call.environ, **dict(given.env)})
     try:
         answer = call.client.submit(body)
         is_needed = not answer.get("known")
@@ -13052,15 +13132,27 @@ def submit(call: Call, work: Told) -> dict[str, Any]:
             release_snapshot(kept.repository, kept.commit, os.environ)
     for job_id in answer.get("known", ()):
         call.say(f"job {job_id} is the same and is there already: nothing was added for it")
-    if "warning" in answer:
-        call.say(answer["warning"])
     if call.client.layout is None and not given.cwd:
         call.say(f"it runs in the home directory at {call.client.host}, with the environment there; "
                  "--cwd DIR names another")
     return answer
 
 
+def check_conda(call: Call, name: str, environ: Mapping[str, str]) -> None:
+    """Try what the job will do.  Raises: usage, unless another machine, which may have that environment, may get the job."""
+    done = run(["bash", "-p", "-c", CONDA_SCRIPT, "nexus", name, "true"], 60, environ)
+    if done.exit_code:
+        *above, why = done.output.strip().split("\n")
+        said = next((line for line in above if line.strip()), "its words were none")
+        why = why.removeprefix("nexus: ").replace("stderr.log says why", said)
+        if not call.client.status()["nodes"][1:]:
+            refuse(f"--conda {name}: {why}", hint="conda env list")
+        call.say(f"--conda {name} works on other machines only: {why}")
+
+
 def show_added(call: Call, answer: Told) -> None:
+    if "warning" in answer:
+        call.say(answer["warning"])
     if call.options.dry_run:
         call.show(answer["jobs"], lambda jobs, paint: paint.join([job["command"] for job in jobs]))
         call.say(f"{format_count(len(answer['jobs']), 'job')} would be added; this was a dry run")
@@ -13076,6 +13168,9 @@ def cmd_run(call: Call) -> int:
     if len(commands) != 1:
         refuse(f"run takes one command, and these are {len(commands)}", hint="nexus add queues them all")
     (command, name), = commands
+    if call.options.file != "-" and is_piped_to():
+        refuse("run does not pass on what is piped to it: the job's input is a terminal of its own",
+               hint='put it into the command, like nexus run "cat < FILE"; or, where no input is meant, nexus run … < /dev/null')
     answer = submit(call, {"command": command, **({"name": name} if name else {})})
     if call.options.dry_run:
         show_added(call, answer)
@@ -13083,7 +13178,9 @@ def cmd_run(call: Call) -> int:
     job_id = answer["id"]
     try:
         call.say(f"job {job_id}")
-        announce_wait(call, job_id)
+        if "warning" in answer:
+            call.say(answer["warning"])
+        announce_wait(call, job_id, answer.get("warning", "").removeprefix("it waits: "))
         if not pass_on_logs(call, job_id, call.client.layout is not None):
             write_to(call.err, b"\n")
         job = call.client.wait([job_id])[0]
@@ -13099,9 +13196,22 @@ def cmd_run(call: Call) -> int:
         return 130 if is_ctrl_c else 141                    # 128 + SIGINT, SIGPIPE
 
 
-def announce_wait(call: Call, job_id: str) -> None:
+def is_piped_to() -> bool:
+    """Whether something waits in a pipe that is stdin."""
+    import select
+    import stat
+    try:
+        is_pipe = stat.S_ISFIFO(os.fstat(0).st_mode)
+    except OSError:                             # closed
+        return False
+    poll = select.poll()
+    poll.register(0, select.POLLIN)
+    return is_pipe and any(event & select.POLLIN for _, event in poll.poll(0))
+
+
+def announce_wait(call: Call, job_id: str, said: str = "") -> None:
     """Say why a job waits until it has started: at first, and when the reason is another after a minute."""
-    said, said_at, began = "", float("-inf"), time.monotonic()
+    said_at, began = float("-inf"), time.monotonic()
     while (job := call.client.job(job_id))["status"] == PENDING:
         now = time.monotonic()
         if job["waiting_for"] != said and now - began > 0.5 and now - said_at > 60:
@@ -13432,8 +13542,8 @@ def cmd_attach(call: Call) -> int:
                              hint=node["hint"] or "nexus node list")
         words = ["env", f"NEXUS_HOME={node['home']}", node["python"], node["path"], "attach", job["remote_id"]]
         call.say(f"on {node['name']}: Ctrl-A D leaves; Ctrl-C ends the job")
-        return show_attached(call, job["id"], [
-            "ssh", *call_through(node["control"]), "-t", node["host"], " ".join(map(quote, words))], call.environ)
+        through = [*call_through(node["control"]), "-t", node["host"], " ".join(map(quote, words))]
+        return show_attached(call, job["id"], through, call.environ)
     screen = prepare_screen(call.client.layout)
     own = job["session"].partition(".")[0] + "."     # its name is given to it a moment after the job's start
     if not any(session.startswith(own) for session in screen.list_sessions()):
@@ -13748,31 +13858,45 @@ def cmd_complete(call: Call) -> None:
     for word in before:
         command = next((each for each in commands if each.name == word), command)
         commands = command.verbs if command else ()
+    arguments = command.arguments if command else ()
+    option = next(((flags[0], settings) for flags, settings in arguments if before and before[-1] in flags), None)
+    done, comma, begun_last = begun.rpartition(",") if option else ("", "", begun)
     if commands or not command:
         words = [each.name for each in commands if each.summary]
+    elif option and option[1].get("action", "append") == "append":
+        words = list(option[1].get("choices") or list_completed(call, option[0], command))
     elif begun.startswith("-"):
-        words = [flag for flags, _ in command.arguments for flag in flags if flag.startswith("--")]
+        words = [flag for flags, _ in arguments for flag in flags if flag.startswith("--")]
     else:
-        words = list_completed(call, command)
-    call.print(*(word for word in words if word.startswith(begun)))
+        words = [word for flags, _ in arguments if not flags[0].startswith("-") for word in list_completed(call, flags[0], command)]
+    call.print(*(done + comma + word for word in words if word.startswith(begun_last)))
 
 
 # {command: the statuses of the jobs that it is for}; others that take jobs take all
 COMPLETED_STATUSES = {"kill": [RUNNING], "attach": [RUNNING], "remove": [PENDING], "move": [PENDING], "retry": list(FINAL)}
 
 
-def list_completed(call: Call, command: Command) -> list[str]:
-    """The jobs, or the nodes, that a command may be given."""
-    takes_jobs = any(flags[0] in ("id", "ids") for flags, _ in command.arguments)
+def list_completed(call: Call, what: str, command: Command) -> list[str]:
+    """What a command's option, or its argument, may be."""
+    known = {"topic": [each.name for each in call.commands if each.summary], "--priority": list(PRIORITIES),
+             "--status": list(STATUSES), "--timeout": ["30m", "2h", "1:30:00"], "--gpus": ["0", "0.5", "1", "2"]}
+    if what in known:
+        return known[what]
     try:
         client = Client.find(call.environ, is_starting=False)
-        if any(flags[0] in ("host", "name") for flags, _ in command.arguments):
-            words = [node["name"] for node in client.status()["nodes"][1:]]
+        if what in ("host", "name", "--node"):
+            words = [node["name"] for node in client.status()["nodes"][what != "--node":]]
+        elif what == "--group":
+            words = [group["name"] for group in client.ask("GET", "/groups")]
+        elif what in ("GPU", "--gpu-ids"):
+            words = [gpu["place"] for gpu in client.status()["gpu_status"] if what == "GPU" or ":" not in gpu["place"]]
+        elif what in ("id", "ids", "--after", "--after-any"):
+            words = [job["id"] for job in client.jobs(limit=1000, status=COMPLETED_STATUSES.get(command.name))]
         else:
-            words = [job["id"] for job in client.jobs(limit=1000, status=COMPLETED_STATUSES.get(command.name)) if takes_jobs]
+            return []
     except (NexusError, OSError):
         return []
-    return [word for word in words if re.fullmatch(r"[\w.-]+", word)]      # a shell may expand what it offers
+    return [word for word in words if re.fullmatch(r"[\w.:-]+", word)]     # a shell may expand what it offers
 
 
 # nexus install
@@ -13906,60 +14030,85 @@ IDS = argument("ids", nargs="+", metavar="ID")
 ANY_IDS = argument("ids", nargs="*", metavar="ID")
 ID = argument("id", metavar="ID")
 GPUS = argument("GPU", nargs="*", help="a GPU's index; none: the queue", row=Field(
-    PATTERN(r"^([\w.-]+:)?[0-9]{1,4}$", "an index, like 0 or n1:0", examples=["0"])))
+    PATTERN(f"^{GPU_PLACE}$", "an index, like 0 or n1:0", examples=["0"])))
 
 COMMANDS = (
     Command("status", "what runs where, and what waits (nexus alone does the same)", cmd_status, (
         argument("--watch", action="store_true", help="nexus top"), JSON_OPTION,
         argument("--detailed", action="store_true", help="queue by priority, readings of GPUs and host, health"))),
-    Command("top", "the same as a table that is redrawn; below it what waits (status --watch does the same)", cmd_top),
+    Command("top", "the same as a table that is redrawn; below it what waits (status --watch does the same)", cmd_top,
+            examples=("top",)),
     Command("add", "queue a job; prints its id", cmd_add, (*JOB_OPTIONS, JSON_OPTION),
-            "The job runs on the next GPU that is truly free, here, with this environment, umask and these resource limits."),
+            "The job runs on the next GPU that is truly free, here, with this environment, umask and these resource limits.",
+            examples=(
+                'add "python train.py --lr 0.1"',
+                'add --gpus 2 --timeout 2h --name baseline "torchrun train.py"',
+                'add --sweep lr=0.1,0.01 --sweep seed=0..4 --group exp1 "python train.py --lr {lr} --seed {seed}"',
+                'add --after abc "python eval.py"',
+                "add --file commands.txt")),
     Command("run", "queue a job, show its output, exit with its exit code", cmd_run, (
         *JOB_OPTIONS, argument("--json", action="store_true", help="with --dry-run: print JSON")),
-            "Ctrl-C stops the showing; the job goes on.  Its input is its own terminal (nexus attach), or < FILE in the command."),
+            "Ctrl-C stops the showing; the job goes on.  Its input is its own terminal (nexus attach), or < FILE in the command.",
+            examples=('run "python train.py"', 'run --gpus 0 "python prepare.py" && nexus add "python train.py"')),
     Command("queue", "pending jobs in the order they would start, and why they wait", cmd_queue, (
-        NUMBER_OPTION, *CHOICE_OPTIONS, JSON_OPTION)),
-    Command("history", "finished jobs", cmd_history, (NUMBER_OPTION, STATUS_OPTION, *CHOICE_OPTIONS, JSON_OPTION)),
-    Command("jobs", "all jobs kept", cmd_jobs, (NUMBER_OPTION, STATUS_OPTION, *CHOICE_OPTIONS, JSON_OPTION)),
+        NUMBER_OPTION, *CHOICE_OPTIONS, JSON_OPTION),
+            examples=("queue", "queue --group exp1 -n 20")),
+    Command("history", "finished jobs", cmd_history, (NUMBER_OPTION, STATUS_OPTION, *CHOICE_OPTIONS, JSON_OPTION),
+            examples=("history -n 20", "history --status failed")),
+    Command("jobs", "all jobs kept", cmd_jobs, (NUMBER_OPTION, STATUS_OPTION, *CHOICE_OPTIONS, JSON_OPTION),
+            examples=("jobs --status running,pending", "jobs --name baseline --json")),
     Command("show", "all that is known of a job",
-            lambda call: call.show(find_job(call), format_job), (ID, JSON_OPTION)),
+            lambda call: call.show(find_job(call), format_job), (ID, JSON_OPTION),
+            examples=("show abc",)),
     Command("why", "why a job waits, GPU by GPU",
-            lambda call: call.show(call.client.why(call.options.id), format_why), (ID, JSON_OPTION)),
+            lambda call: call.show(call.client.why(call.options.id), format_why), (ID, JSON_OPTION),
+            examples=("why abc",)),
     Command("wait", "wait for jobs to finish; exit with the first exit code that is not 0", cmd_wait, (
         ANY_IDS, GROUP, argument("--any", action="store_true", help="until one of them has finished; exit with its exit code"),
         argument("--timeout", metavar="TIME", row=JOB_FIELDS["timeout_seconds"],
-                                  help="give up after so long, with exit code 124; like 2h"))),
+                                  help="give up after so long, with exit code 124; like 2h")),
+            examples=("wait abc", "wait --group exp1 --timeout 2h", "wait --any abc abd")),
     Command("logs", "what a job printed, or the service's log", cmd_logs, (
         argument("ids", nargs="*", metavar="ID|GPU|service", help="jobs (default: the one that started last), or the service"),
         argument("-f", "--follow", action="store_true", help="as it comes, until the job ends"),
         argument("-n", "--number", row=LINES, metavar="N", help="the last N lines"),
         argument("--stream", choices=STREAMS, default="both", help="stdout goes to stdout, stderr to stderr"),
-        argument("--timestamps", action="store_true", help="begin each line with the time at which it came"))),
+        argument("--timestamps", action="store_true", help="begin each line with the time at which it came")),
+            examples=("logs", "logs -f abc", "logs abc abd", "logs service -n 50")),
     Command("kill", "stop running jobs and all they started; returns when they are gone", cmd_kill, (
         argument("ids", nargs="*", metavar="ID|GPU"), argument("--all", action="store_true", help="with a GPU: all jobs that share it"),
-        argument("--group", metavar="G", help="all of this group, pending ones too"))),
+        argument("--group", metavar="G", help="all of this group, pending ones too")),
+            examples=("kill abc", "kill 0", "kill --group exp1")),
     Command("cancel", "stop jobs, pending or running",
-            lambda call: end_jobs(call, ids=call.options.ids, status=[PENDING, RUNNING]), (IDS,)),
+            lambda call: end_jobs(call, ids=call.options.ids, status=[PENDING, RUNNING]), (IDS,),
+            examples=("cancel abc abd",)),
     Command("remove", "take pending jobs out of the queue",
-            lambda call: end_jobs(call, ids=call.options.ids, status=[PENDING]), (IDS,)),
+            lambda call: end_jobs(call, ids=call.options.ids, status=[PENDING]), (IDS,),
+            examples=("remove abc",)),
     Command("retry", "run finished jobs again, as new ones; prints their ids", cmd_retry, (
         ANY_IDS, argument("--failed", action="store_true", help="those that failed and were not added again"),
         argument("--group", metavar="G", help="those of this group that failed"),
         argument("--dry-run", action="store_true", help="show them, add nothing"), *CHANGE_OPTIONS),
-            "With options like --gpus 2, the new jobs differ from the old ones in that."),
-    Command("edit", "change a pending job", cmd_edit, (ID, *CHANGE_OPTIONS)),
+            "With options like --gpus 2, the new jobs differ from the old ones in that.",
+            examples=("retry abc", "retry abc --gpu-mem 20G --timeout 4h", "retry --failed --dry-run")),
+    Command("edit", "change a pending job", cmd_edit, (ID, *CHANGE_OPTIONS),
+            examples=("edit abc --gpus 2 --timeout 4h", 'edit abc --command "python train.py --lr 0.01"')),
     Command("clear", "forget finished jobs, with their logs", cmd_clear, (
-        ANY_IDS, GROUP, STATUS_OPTION), "Without ids, a group or a status: all finished jobs."),
+        ANY_IDS, GROUP, STATUS_OPTION), "Without ids, a group or a status: all finished jobs.",
+            examples=("clear abc", "clear --status failed,cancelled")),
     Command("move", "change a pending job's place", cmd_move, (
         ID, argument("--first", action="store_true", help="before all others, whatever their priority"),
         argument("--last", action="store_true", help="behind all that wait now"),
-        argument("--priority", metavar="P", row=JOB_FIELDS["priority"]))),
+        argument("--priority", metavar="P", row=JOB_FIELDS["priority"])),
+            examples=("move abc --first", "move abc --priority low")),
     Command("attach", "attach to a running job's screen session (Ctrl-A D leaves)", cmd_attach, (argument("id", metavar="ID|GPU"),),
-            local="attach works"),
+            local="attach works",
+            examples=("attach abc", "attach 0")),
     Command("screens", "the screen sessions of nexus", cmd_screens, local="screens are listed"),
-    Command("pause", "start nothing new, on all GPUs or some, or of a group", cmd_pause, (GPUS, GROUP)),
-    Command("resume", "start jobs again", cmd_pause, (GPUS, GROUP)),
+    Command("pause", "start nothing new, on all GPUs or some, or of a group", cmd_pause, (GPUS, GROUP),
+            examples=("pause", "pause 0 1", "pause --group exp1")),
+    Command("resume", "start jobs again", cmd_pause, (GPUS, GROUP),
+            examples=("resume", "resume 0", "resume --group exp1")),
     Command("start", "start the service (any command that needs it does)", cmd_start, SERVICE_OPTIONS, local="a service is started"),
     Command("stop", "end the service; running jobs go on", cmd_stop),
     Command("restart", "end it and start it again; running jobs go on", cmd_restart, SERVICE_OPTIONS, local="a service is started"),
@@ -13974,7 +14123,8 @@ COMMANDS = (
                      help="until when it is good; without: until it is revoked"))),
         Command("list", "who has one, and until when", cmd_token_list, (JSON_OPTION,)),
         Command("revoke", "end a token, or all of a user", cmd_token_revoke, (argument("token", metavar="USER|TOKEN"),))),
-            local="tokens are made"),
+            local="tokens are made",
+            examples=("token create ann --days 90", "token list", "token revoke ann")),
     Command("node", "give jobs to other machines too, over ssh: add, list, remove one", verbs=(
         Command("add", "bring this nexus there", cmd_node_add, (
             argument("host", metavar="[USER@]HOST|NAME"),
@@ -13985,13 +14135,15 @@ COMMANDS = (
         Command("list", "machines, their GPUs and states", cmd_node_list, (JSON_OPTION,)),
         Command("remove", "give it no more jobs; returns after its last one", cmd_node_remove, (
             argument("name", metavar="NAME"), argument("--force", action="store_true", help="at once; the jobs there are given up")))),
-            description="Its nexus is this one, copied there; its GPUs and this machine's are one pool.", local="nodes are added"),
+            description="Its nexus is this one, copied there; its GPUs and this machine's are one pool.", local="nodes are added",
+            examples=("node add gpuuser@10.0.0.5 --name n1", "node list", "node remove n1")),
     Command("config", "show the configuration; edit it; its path; a sample", cmd_config, verbs=(
         Command("edit", "open it in your editor", cmd_config_edit),
         Command("path", "where it is", lambda call: call.print(choose_config(call.layout))),
         Command("sample", "all keys with their defaults", lambda call: call.write(format_sample_config())))),
     Command("install", "put `nexus` on PATH, with completion", cmd_install, (
-        argument("--boot", action="store_true", help="also start the service at boot"),)),
+        argument("--boot", action="store_true", help="also start the service at boot"),),
+            examples=("install", "install --boot")),
     Command("help", "this, or what a command takes", cmd_help, (argument("topic", nargs="?", metavar="COMMAND"),)),
     Command("complete", "", cmd_complete, (argument("words", nargs="..."),)),
 )
@@ -14006,7 +14158,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str], out: TextIO, err: Text
         words = ["help", *argv[1:2]] if argv and argv[0] in ("--help", "-h") else list(argv)
         if not words or words[0].startswith("-"):
             words = ["status", *words]
-        command = find_command(words[0], COMMANDS)
+        command = find_command(words[0], COMMANDS, words[1:])
         options = parse_words(command, words[1:], out)
         call = Call(options, environ, out, err, COMMANDS)
         call.need_local(command.local)

@@ -811,6 +811,44 @@ def test_kill_by_id_and_by_gpu(own_home):
         assert done.code == code and says in done.err and "Traceback" not in done.err and len(done.err) < 500, done
 
 
+def test_a_gpu_where_a_job_is_meant_and_an_id_in_other_case(own_home):
+    own_home.main("pause")
+    client = own_home.client()
+    for job_id in ("abC", "qRs", "qrS"):
+        client.ask("POST", "/queue", {"command": "true", "gpus": 0, "id": job_id})
+    for words in (["cancel", "0"], ["remove", "0"], ["edit", "0", "--gpus", "0"], ["why", "0"]):
+        done = own_home.main(*words)
+        assert done.code == 3 and "for what runs on GPU 0: nexus kill 0" in done.err, words
+    assert own_home.main("show", "ABC", "--json").json["id"] == "abC"
+    assert own_home.main("show", "qrs").code == 3 and own_home.main("show", "qRs", "--json").json["id"] == "qRs"
+    own_home.main("resume")
+    assert "job abC completed" in own_home.main("wait", "ABc", "abC", "aBc").err
+    assert own_home.main("logs", "ABC").code == 0
+
+
+def test_what_cannot_run_is_told_when_it_is_added(own_home):
+    own_home.main("start")
+    for command, is_fine in (("echo it's", False), ('echo "x', False), ("true # don't", True), ("cat << end\nit's\nend", True),
+                             ("echo it\\'s", True), ("echo \"it's\"", True)):
+        done = own_home.main("add", command)
+        assert (done.code == 0) == is_fine, (command, done)
+        assert is_fine or ("bash cannot read the command" in done.err and "each quote that opens must close" in done.err)
+    done = own_home.main("add", "--conda", "nope", "true")
+    assert done.code == 2 and "--conda nope: no conda was found" in done.err and done.out == ""
+    assert len(own_home.client().jobs()) == 4
+
+
+def test_what_is_piped_to_run_is_not_lost_in_silence(own_home):
+    done = own_home.run("run", "--gpus", "0", "cat", stdin=b"x\n")
+    assert done.code == 2 and "what is piped to it" in done.err and 'nexus run "cat < FILE"' in done.err
+    assert own_home.run("run", "--gpus", "0", "echo fine").out == "fine\n", "an empty pipe"
+
+
+def test_add_says_that_the_queue_is_paused(own_home):
+    own_home.main("pause")
+    assert "it waits: the queue is paused (nexus resume)" in own_home.main("add", "true").err
+
+
 def test_cancel_remove_and_retry(own_home):
     own_home.main("pause")
     waiting, other = add(own_home), add(own_home)
@@ -1111,10 +1149,14 @@ def test_install(installing):
     assert again.returncode == 0 and b"not on PATH" not in again.stderr, "from itself"
     version = subprocess.run(["nexus", "--version"], capture_output=True, env={**installing.environ, "PATH": path}).stdout.decode()
     assert version == installing.run("--version").out
+    subprocess.run(["nexus", "add", "--group", "exp1", "true"], timeout=60, check=True,
+                   env={**installing.environ, "PATH": path}, capture_output=True)
     shell = f"""source "{data}/bash-completion/completions/nexus"
         complete() {{ COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _nexus; echo "${{COMPREPLY[*]}}"; }}
         complete nexus re; complete nexus add --gpu; complete nexus logs ''; complete nexus config ''
-        complete nexus node ''; complete nexus kill ''; complete nexus token create --''"""
+        complete nexus node ''; complete nexus kill ''; complete nexus token create --''
+        complete nexus add --priority ''; complete nexus jobs --status running,p; complete nexus wait --group e
+        complete nexus help to; complete nexus logs --stream std; complete nexus add --after ''; complete nexus pause ''"""
     done = subprocess.run(["bash", "-ec", shell], capture_output=True, timeout=60, env={**installing.environ, "PATH": path})
     answers = done.stdout.decode().splitlines()
     assert answers[0].split() == ["remove", "retry", "resume", "restart"] and answers[1].split() == ["--gpus", "--gpu-ids", "--gpu-mem"]
@@ -1122,7 +1164,8 @@ def test_install(installing):
     job_id = json.loads(jobs)[0]["id"]
     assert job_id in answers[2].split() and set(answers[3].split()) == {"edit", "path", "sample"}
     assert answers[4].split() == ["add", "list", "remove"]
-    assert answers[5:] == ["", "--days"], "nothing runs that could be killed"
+    assert answers[5:11] == ["", "--days", "high normal low", "running,pending", "exp1", "top token"], "nothing runs that could be killed"
+    assert answers[11] == "stdout stderr" and job_id in answers[12].split() and answers[13] == "0 1"
     for script, shell in (("bash-completion/completions/nexus", "bash"), ("zsh/site-functions/_nexus", "zsh")):
         if subprocess.run(["sh", "-c", f"command -v {shell}"], capture_output=True).returncode == 0:
             assert subprocess.run([shell, "-n", os.path.join(data, script)], capture_output=True).stderr == b""

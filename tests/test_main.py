@@ -3,6 +3,7 @@
 import os
 import pathlib
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -85,6 +86,43 @@ def test_wrong_words_are_usage_errors(words, says):
     code, out, err = main(*words)
     assert (code, out) == (2, "") and says in err and err.startswith("nexus: ") and "\nhint: " in err and err.endswith("\n"), err
     assert "\x1b" not in err and "Traceback" not in err          # before any service was asked: none can be started in /dev/null
+
+
+HINTS = [  # words, the line to type
+    (["squeue"], "nexus queue"), (["ls"], "nexus jobs"), (["ps"], "nexus jobs"), (["rm", "abc", "abd"], "nexus remove abc abd"),
+    (["rm"], "nexus remove ID"), (["scancel", "abc"], "nexus cancel abc"), (["tail", "abc"], "nexus logs -f abc"),
+    (["submit"], 'nexus add "python train.py"'), (["sbatch", "job.sh"], 'nexus add "job.sh"'),
+    (["tsp", "python", "a.py", "--lr", "1"], 'nexus add "python a.py --lr 1"'), (["srun", "nvidia-smi"], 'nexus run "nvidia-smi"'),
+    (["add", "python", "train.py", "--lr", "0.1"], 'nexus add "python train.py --lr 0.1"'),
+    (["run", "--gpus", "2", "train.sh", "--epochs", "3"], 'nexus run --gpus 2 "train.sh --epochs 3"'),
+    (["add", "python", "-u", "a b.py"], "nexus add \"python -u 'a b.py'\""),
+    (["add", "echo", "$HOME", "-n"], "nexus add 'echo '\"'\"'$HOME'\"'\"' -n'"),
+    (["add", "python", "a.py", "--gpus", "2"],
+     'nexus add "python a.py --gpus 2"; options of nexus stand before it: nexus add --gpus … "python a.py"'),
+]
+
+
+@pytest.mark.parametrize("words, line", HINTS, ids=[" ".join(case[0]) for case in HINTS])
+def test_what_others_taught_is_answered_by_the_line_to_type(words, line):
+    code, out, err = main(*words)
+    assert (code, out) == (2, "") and err.endswith(f"\nhint: {line}\n"), err
+
+
+@pytest.mark.parametrize("words", [
+    ["python train.py", "--gpus", "2"], ["--gpus=2", "python", "train.py"], ["--env", "A=1", "--unique", "python", "a.py"],
+    ["train.sh", "--gpus", "2"], ["--", "python", "a.py", "--lr", "1"]])
+def test_words_of_a_command_that_cannot_be_mistaken(words):
+    nexus.check_quoted(nexus.find_command("add", nexus.COMMANDS), words)
+
+
+EXAMPLES = [(command, example) for command in nexus.COMMANDS for example in command.examples]
+
+
+@pytest.mark.parametrize("command, example", EXAMPLES, ids=[example for _, example in EXAMPLES])
+def test_examples_of_the_help_can_be_typed(command, example):
+    words = shlex.split(example.partition(" && ")[0])
+    assert words[0] == command.name and nexus.parse_words(command, words[1:], Stream()).chosen
+    assert f"  nexus {example}\n" in main("help", command.name)[1]
 
 
 EXITS = [  # kind, exit code

@@ -62,7 +62,7 @@ def test_the_snapshot_and_lists(net):
     assert f"CPU:\n  Job ID: {cpu}\n  Node: n1\n" in shown
     [line] = [line for line in show(net, "jobs").splitlines() if line.startswith(job_id)]
     assert line.split()[:4] == [job_id, "running", "n2", "0"]
-    assert show(net, "queue").splitlines()[0].split()[:3] == ["ID", "PRIORITY", "NODE"]
+    assert show(net, "queue").splitlines()[0].split()[:2] == ["ID", "NODE"]
     assert show(net, "why", waits).splitlines()[-2:] == [f"  GPU n2:0: runs job {job_id}", "  GPU n2:1: it could have this one"]
     assert "  node: n2\n" in show(net, "show", job_id) and f"  remote_id: {job_id}\n" in show(net, "show", "n2:0")
     assert "  GPU n2:0: 100% allocated" in show(net, "status", "--detailed") and "  GPU n2:0: " in show(net, "metrics")

@@ -16,6 +16,7 @@ import sys
 import live
 import network
 import pytest
+from test_conda import Conda
 
 import nexus
 
@@ -258,6 +259,7 @@ class Shell:
             make_program(box.bin / "nexus", f'exec {sys.executable} {live.NEXUS} "$@"')
         make_program(box.bin / "python3", f'exec {sys.executable} "$@"')
         make_program(box.bin / "nvidia-smi", "echo NVIDIA-SMI")
+        box.environ["CONDA_EXE"] = Conda(str(box.path("conda"))).exe
         (folder / "my_script.py").write_text("print('hello')\n")
         (folder / "commands.txt").write_text("# two\ntrue\necho 2\n")
         git = ["git", "-c", "user.name=ann", "-c", "user.email=ann@x"]

@@ -47,7 +47,7 @@ def test_the_commands_by_nexus_url(tmp_path):
         box.wait(job_id, "running")
         live.until(lambda: nexus("logs", job_id).stdout == "hello\n", "its output")
         assert f"Job ID: {job_id}" in nexus().stdout and "(root's)" in nexus().stdout and "None" not in nexus("status", "--detailed").stdout
-        assert [job["user"] for job in json.loads(nexus("jobs", "--json").stdout)] == ["bob", "root", "bob"]
+        assert [job["user"] for job in json.loads(nexus("jobs", "--json").stdout)] == ["root", "bob", "bob"]
         assert "sleep 600" not in nexus("jobs", "--user", "root").stdout
         assert nexus("kill", job_id).returncode == 0 and box.wait(job_id)["stopped_by"].startswith("bob (token")
         assert nexus("wait", job_id).returncode != 0
