@@ -820,6 +820,7 @@ class Attempt:
         None, TIME, "when its start was decided, on a node or in Slurm when it began; null: it never ran", "public brief")
     stop_cause: str | None = None               # it is to be stopped, for this cause; wanted, not yet so
     stop_by: str | None = None                  # who wanted it
+    stop_signal: str | None = None              # the first that its processes get; null: SIGTERM
     stop_line: str | None = None                # what its cause_line will be
     finished_at: float | None = optional(None, TIME, "null: it goes on", "public")
     runtime_seconds: float | None = None        # by a clock that does not jump
@@ -1383,6 +1384,10 @@ CHOICE_KEYS = {
 }
 CHOICE = OBJECT(CHOICE_KEYS, "which jobs", null=False, required=(), minProperties=1,
                 examples=[{"ids": ["abc", "abd"]}, {"group": "sweep", "status": "failed"}])
+CANCEL_KEYS = {**CHOICE_KEYS, "signal": Field(
+    WORD("TERM", "INT", "HUP", "QUIT", "USR1", "USR2", "KILL"), "what running ones get first, instead of TERM; KILL follows as ever",
+    default=None, like="INT")}
+CANCEL = OBJECT(CANCEL_KEYS, "which jobs", null=False, required=(), minProperties=1, examples=CHOICE["examples"])
 # What a pending job may get instead of what was asked for it, and a finished one when it is run again
 CHANGES = {name: JOB_FIELDS[name] for name in (
     "command", "name", "gpus", "gpu_ids", "gpu_mem_mib", "priority", "timeout_seconds", "expected_time", "retries")}
@@ -1766,6 +1771,7 @@ class Wanted:
     log_sizes: tuple[int, int]                          # of stdout.log and stderr.log, as far as they have come
     is_stopped: bool = False                            # it is to end, or not to begin any more: so that it never will
     order: Order | None = None                          # the node may not have it
+    stop_signal: str | None = None                      # of its attempt
 
 
 @value
@@ -4131,7 +4137,7 @@ FORM = {
         "config_file": {"type": "string", "contentMediaType": "application/yaml", "minLength": 1, "examples": ["expected_time: 10\n"],
                         "description": f"lines like expected_time: 10; its keys are {', '.join(FORM_KEYS)}"}}}
 BODIES = {                                      # what POST /queue and its like take
-    "Submission": SUBMISSION, "Edit": EDIT, "Choice": CHOICE, "RetryChoice": RETRY, "NodeAdded": NODE, "Form": FORM,
+    "Submission": SUBMISSION, "Edit": EDIT, "Choice": CHOICE, "CancelChoice": CANCEL, "RetryChoice": RETRY, "NodeAdded": NODE, "Form": FORM,
     "Submissions": {"title": "a job, or a list of jobs", "anyOf": [REF("Submission"), LIST(REF("Submission"), 1)],
                     "examples": SUBMISSION["examples"]}}
 
@@ -7787,7 +7793,7 @@ class Node:
         for key in set(known) - set(jobs):
             del self.heard[key]
         orders = {} if self.number is None else self.choose_order(jobs)
-        want = tuple(Wanted(key, measure_output(job), bool(job.current.stop_cause), orders.get(key))
+        want = tuple(Wanted(key, measure_output(job), bool(job.current.stop_cause), orders.get(key), job.current.stop_signal)
                      for key, job in jobs.items())
         wait_s = 0.0 if is_urgent or orders else SYNC_WAIT_S
         self.asked = Exchange(self.service.store.service_id, want, wait_s, self.number)
@@ -8350,6 +8356,7 @@ class Local(Backend):
             del self.clearings[job.id]
             return
         age_s, grace_s, send = now - clearing.began_at, self.config.jobs.kill_grace_seconds, self.machine.processes.send
+        first = signal.Signals[f"SIG{job.current.stop_signal or 'TERM'}"]
         clearing.next_look_at = now + min(0.5, max(CLEARING_INTERVAL_S, age_s / 10))
         pid = job.current.pid if job.current.boot_id == self.machine.boot_id else None
         runner = self.machine.processes.find(pid) if pid else None
@@ -8361,8 +8368,8 @@ class Local(Backend):
         for process in members:
             # Each is told once; what one of them runs to tidy up is left alone until the grace is over.
             if age_s >= grace_s or not clearing.told or not (process.pid in clearing.told or process.parent in pids):
-                send(process, signal.SIGKILL if age_s >= grace_s else signal.SIGTERM)
-                send(process, signal.SIGCONT)           # a stopped one takes SIGTERM only now
+                send(process, signal.SIGKILL if age_s >= grace_s else first)
+                send(process, signal.SIGCONT)           # a stopped one takes it only now
         if runner and runner.state == "T":
             send(runner, signal.SIGCONT)
         if members:
@@ -9458,7 +9465,7 @@ class Admission(Part):
                 made[source] = hash_text(text)[:32], variables
             yield made[source]
 
-    def cancel(self, choice: Choice, caller: Caller) -> list[str]:
+    def cancel(self, choice: Choice, caller: Caller, signal: str | None = None) -> list[str]:
         """Take pending jobs out of the queue, and have running ones stopped; return the ids of those that end by it.
 
         Jobs that are over stay as they are, unless one alone is named that must be pending or running.  When a named one has not the
@@ -9470,6 +9477,9 @@ class Admission(Part):
         withdrawn = {job.current.slurm_key for job in found if job.current.slurm_id and job.status == PENDING
                      and PENDING in statuses and is_withdrawn(job, self.layout.job_folder(job.id))}
 
+        if signal and any(job.current.slurm_id for job in found):
+            raise NexusError("conflict", "Slurm sends its own signals to the jobs that it runs", hint="leave the signal out")
+
         def stop(state: State) -> Changes:
             jobs = choose_jobs(state, choice, caller)
             left = [job for job in jobs if job.status not in FINAL and job.id not in ended][:None if choice.ids else ENDED_AT_ONCE]
@@ -9478,7 +9488,7 @@ class Admission(Part):
                     check_status(job, statuses, "nothing was done to the others" if len(jobs) > 1 else "")
             for job_id in [job.id for job in left]:
                 if state.jobs[job_id].status not in FINAL:          # one before it may have taken it along
-                    yield from stop_job(state, state.jobs[job_id], caller.name, now, withdrawn)
+                    yield from stop_job(state, state.jobs[job_id], caller.name, now, withdrawn, signal)
             return [job.id for job in left]
 
         while part := dict.fromkeys(self.store.update(stop)):
@@ -9845,7 +9855,7 @@ class NodeSide(Part):
                 elif job.status in FINAL:
                     continue
                 elif is_unwanted or (wanted and wanted.is_stopped):
-                    yield from stop_job(state, job, caller.name, now)
+                    yield from stop_job(state, job, caller.name, now, signal=wanted.stop_signal if wanted else None)
                 elif job.status == PENDING and at - since > WITHDRAW_PATIENCE_S:
                     why = format_reason(self.service.views.find_reason(job, state.paused))
                     yield from end_job(state, job, CANCELLED, now, cause="bounce", cause_line=why)
@@ -10716,12 +10726,12 @@ NEVER_HINTS = {"gpus": "ask for fewer; --gpus 0 runs a job without one", "gpu_id
                "gpu_mem_mib": "ask for less; more GPUs share it: --gpus 2"}
 
 
-def stop_job(state: State, job: Job, who: str, now: float, withdrawn: Iterable[str | None] = ()) -> Changes:
+def stop_job(state: State, job: Job, who: str, now: float, withdrawn: Iterable[str | None] = (), signal: str | None = None) -> Changes:
     """The changes by which a job that waits ends, and one that runs is to.  One on its way to Slurm is stopped when it is there."""
     if job.status == PENDING and job.current.slurm_key in (None, *withdrawn):
         yield from end_job(state, job, CANCELLED, now, cause="killed", stop_by=who)
     elif job.current.stop_cause != "killed":                    # also when its time is up: it shall not be tried again
-        yield change_job(job, stop_cause="killed", stop_by=who, stop_line=None)
+        yield change_job(job, stop_cause="killed", stop_by=who, stop_line=None, stop_signal=signal)
 
 
 def content_of(job: Job) -> tuple[object, ...]:
@@ -11389,9 +11399,11 @@ class Calls(Gate):
         return json_response(self.describe(self.find_job(id, caller)), 202)
 
     @route("POST /jobs/cancel", "user", "end jobs, pending or running, all or none; those that are over stay as they are", "Ids",
-           body="Choice", statuses=(202,))
+           body="CancelChoice", statuses=(202,))
     def post_cancel(self, caller: Caller, body: Any) -> Response:
-        return json_response({"ids": self.service.admission.cancel(read_choice(body), caller)}, 202)
+        given = read_object(CANCEL_KEYS, CANCEL, body)
+        first = given.pop("signal", None)
+        return json_response({"ids": self.service.admission.cancel(Choice(**given), caller, first)}, 202)
 
     @route("POST /jobs/clear", "user", "forget finished jobs, with their logs: those named, or all of a group or status", "Ids",
            body="Choice")
@@ -13388,10 +13400,12 @@ def cmd_kill(call: Call) -> None:
         refuse("kill takes ID|GPU, or --group", hint="nexus kill ID, nexus kill 0 for what runs on GPU 0, or nexus kill --group NAME")
     if takes_all and not any(target.isdigit() or ":" in target for target in targets):
         refuse("--all is for GPUs: all jobs that share one", hint="nexus kill 0 --all, or nexus kill --group NAME")
+    first = {} if call.options.signal is None else {"signal": call.options.signal}
     if group is None:
-        end_jobs(call, ids=[job_id for target in targets for job_id in find_targets(call, target, takes_all)], status=[RUNNING])
+        ids = [job_id for target in targets for job_id in find_targets(call, target, takes_all)]
+        end_jobs(call, ids=ids, status=[RUNNING], **first)
     else:
-        end_jobs(call, group=group)
+        end_jobs(call, group=group, **first)
 
 
 def find_job(call: Call) -> dict[str, Any]:
@@ -14077,8 +14091,10 @@ COMMANDS = (
             examples=("logs", "logs -f abc", "logs abc abd", "logs service -n 50")),
     Command("kill", "stop running jobs and all they started; returns when they are gone", cmd_kill, (
         argument("ids", nargs="*", metavar="ID|GPU"), argument("--all", action="store_true", help="with a GPU: all jobs that share it"),
-        argument("--group", metavar="G", help="all of this group, pending ones too")),
-            examples=("kill abc", "kill 0", "kill --group exp1")),
+        argument("--group", metavar="G", help="all of this group, pending ones too"),
+        argument("--signal", metavar="NAME", row=CANCEL_KEYS["signal"],
+                 help="what they get first, like INT (default: TERM); KILL follows after [jobs] kill_grace_seconds")),
+            examples=("kill abc", "kill 0", "kill --signal INT abc", "kill --group exp1")),
     Command("cancel", "stop jobs, pending or running",
             lambda call: end_jobs(call, ids=call.options.ids, status=[PENDING, RUNNING]), (IDS,),
             examples=("cancel abc abd",)),

@@ -849,6 +849,16 @@ def test_add_says_that_the_queue_is_paused(own_home):
     assert "it waits: the queue is paused (nexus resume)" in own_home.main("add", "true").err
 
 
+def test_kill_with_another_signal(own_home):
+    command = "trap 'echo saved; exit 5' INT; trap 'exit 6' TERM; echo ready; while :; do sleep 0.05; done"
+    job_id = own_home.main("add", command).id
+    until(lambda: own_home.main("logs", job_id).out == "ready\n")
+    assert "FOO" in own_home.main("kill", "--signal", "FOO", job_id).err and own_home.job(job_id)["status"] == "running"
+    assert own_home.main("kill", "--signal", "INT", job_id).code == 0
+    job = own_home.job(job_id)
+    assert (job["exit_code"], job["cause"], own_home.main("logs", job_id).out) == (5, "killed", "ready\nsaved\n")
+
+
 def test_cancel_remove_and_retry(own_home):
     own_home.main("pause")
     waiting, other = add(own_home), add(own_home)

@@ -247,6 +247,9 @@ def test_kill_ends_all_of_it(net):
     job = head.add("sleep 601.5", node="n2")
     head.wait_started(job)
     assert head.nexus("kill", "n2:0").returncode == 0 and head.wait(job, "cancelled")
+    job = head.add("trap 'exit 5' INT; trap 'exit 6' TERM; echo ready; while :; do sleep 0.05; done", node="n1")
+    live.until(lambda: head.logs(job) == "ready\n", "its traps")
+    assert head.nexus("kill", "--signal", "INT", job).returncode == 0 and head.job(job)["exit_code"] == 5
 
 
 def test_time_limits_hold_there(net):
