@@ -35,7 +35,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from shlex import quote
 from sys import intern
 
-__version__ = "0.1.0"
+__version__ = "1.0.0"
 
 # Imports that `nexus add` does not need are local to where they are used: it may take four times as long as
 # `python3 -c pass`, and typing, dataclasses, subprocess and http.client cost it 12, 12, 15 and 35 ms.

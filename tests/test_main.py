@@ -380,3 +380,17 @@ def test_the_environment_of_a_job_that_starts_the_service_is_not_the_services(ow
         names = {word.partition(b"=")[0] for word in file.read().split(b"\0")}
     assert not names & {b"NEXUS_JOB_ID", b"NEXUS_GPU_ID", b"NEXUS_JOB_NONCE", b"CUDA_VISIBLE_DEVICES"}
     assert {os.readlink(f"/proc/{own_home.service['pid']}/fd/{number}") for number in (0, 1)} == {"/dev/null"}
+
+
+def test_pip_installs_it(tmp_path):
+    """Into a virtual environment of its own, from what a wheel of these files holds."""
+    for name in ("nexus.py", "setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(os.path.join(os.path.dirname(SCRIPT), name), tmp_path)
+    subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
+    pip = [tmp_path / "venv" / "bin" / "pip", "--disable-pip-version-check", "-q"]
+    subprocess.run([*pip, "wheel", "--no-deps", "-w", tmp_path / "made", "."], check=True, cwd=tmp_path)
+    [wheel] = (tmp_path / "made").iterdir()
+    assert wheel.name == f"nexus_gpu_queue-{nexus.__version__}-py3-none-any.whl"
+    subprocess.run([*pip, "install", "--no-deps", wheel], check=True)
+    told = subprocess.run([tmp_path / "venv" / "bin" / "nexus", "--version"], capture_output=True, text=True).stdout
+    assert told == main("--version")[1]
