@@ -13375,6 +13375,10 @@ def cmd_queue(call: Call) -> None:
     call.show(jobs, format_queue, "no such job is pending" if is_choosing(call) else "no job is pending")
     if len(jobs) < total:
         call.say(f"… {total - len(jobs)} more wait behind them; nexus queue -n 0 shows all")
+    shown = {job["group"] for job in jobs if job["group"] is not None}
+    for group in call.client.ask("GET", "/groups") if shown and not call.options.json else ():
+        if group["name"] in shown:
+            call.say(f"group {group['name']}: {describe_group(group)}")
 
 
 def cmd_history(call: Call) -> None:

@@ -730,6 +730,7 @@ def test_lists_are_chosen_from_and_fit_a_terminal(own_home):
     own_home.main("remove", ids[0])
     with own_home.terminal("queue", rows=20) as terminal:
         shown = terminal.end()[1]
+    assert "group g1: 10 jobs: 10 pending" in shown and "group g0: 10 jobs: 1 cancelled, 9 pending" in shown
     assert shown.count("true ") == 14 and "… 15 more wait behind them; nexus queue -n 0 shows all" in shown, shown
     with own_home.terminal("jobs", rows=20) as terminal:
         shown = terminal.end()[1]
