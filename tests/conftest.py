@@ -7,7 +7,8 @@ import time
 
 from hypothesis import HealthCheck, settings
 
-sys.path[:0] = [os.path.dirname(os.path.dirname(os.path.abspath(__file__))), os.path.dirname(os.path.abspath(__file__))]
+TESTS = os.path.dirname(os.path.abspath(__file__))
+sys.path[:0] = [os.path.dirname(TESTS), os.path.join(TESTS, "support")]
 
 for ignored in (signal.SIGHUP, signal.SIGINT):          # by `nohup tests/run &`, and then by all that is started
     if signal.getsignal(ignored) == signal.SIG_IGN:

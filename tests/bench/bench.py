@@ -403,7 +403,7 @@ def measure_many() -> None:
 
 def measure_slurm() -> None:
     """100 jobs given to a real Slurm of its own, beside a loop of sbatch; as root, with what tests/run installs."""
-    sys.path.insert(0, str(TOP / "tests"))
+    sys.path.insert(0, str(TOP / "tests" / "support"))
     import slurm
     count = 100
     with slurm.Cluster(nodes={"n1": 8}) as cluster:
@@ -612,7 +612,7 @@ def measure_starts(it: Bench, count: int) -> float:
 
 def measure_nodes() -> None:
     """As root: 8 machines with 8 GPUs each, as network namespaces with real OpenSSH servers, 10 ms away."""
-    sys.path.insert(0, str(TOP / "tests"))
+    sys.path.insert(0, str(TOP / "tests" / "support"))
     import network
     round_trip_ms = 10
     with network.Net(nodes=8, gpus=8, refresh_rate_seconds=5) as net:

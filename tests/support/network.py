@@ -561,7 +561,7 @@ class Net:
         taps = [tap for machine in self.machines for tap in machine.open_taps()]
         arguments = [f"{device}:{segment}" for device, segment in taps]
         try:
-            self.switch = subprocess.Popen([sys.executable, "-I", "-S", live.TESTS / "fake_switch", *arguments], stdin=subprocess.PIPE,
+            self.switch = subprocess.Popen([sys.executable, "-I", "-S", live.SUPPORT / "fake_switch", *arguments], stdin=subprocess.PIPE,
                                            stdout=subprocess.PIPE, text=True, pass_fds=[device for device, _ in taps],
                                            env={"FAKE_SWITCH": f"{self.folder}/"}, start_new_session=True)
         finally:

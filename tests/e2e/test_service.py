@@ -2558,7 +2558,7 @@ def test_on_unhealthy_when_health_turns(world, monkeypatch):
     assert [(call["NEXUS_HEALTH"], call["NEXUS_HEALTH_REASON"]) for call in calls[1:]] == [("HEALTHY", "")]
 
 
-# With Slurm.  tests/test_slurm.py has a real one; here it does what a real one does seldom.
+# With Slurm.  tests/e2e/test_slurm.py has a real one; here it does what a real one does seldom.
 
 class FakeSlurm:
     """What Slurm has: {id: SlurmJob}.  `answer` is called at each sbatch, and raises, or returns words of refusal."""

@@ -495,7 +495,7 @@ def test_the_schema_of_status_holds():
 
 def test_the_section_of_the_readme():
     """As it stands there, but for the command and the ids."""
-    text = (live.TESTS.parent / "docs" / "slurm.md").read_text().partition("## With Slurm\n")[2].partition("\n## ")[0]
+    text = (live.NEXUS.parent / "docs" / "slurm.md").read_text().partition("## With Slurm\n")[2].partition("\n## ")[0]
     block = text.partition("```toml\n")[2].partition("```")[0]
     chosen = {key: json.loads(fact.partition("#")[0]) for key, mark, fact in (line.partition(" = ") for line in block.splitlines()) if mark}
     assert chosen.pop("launcher") == "slurm"

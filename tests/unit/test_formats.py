@@ -4,7 +4,6 @@ import contextlib
 import functools
 import json
 import os
-import pathlib
 import re
 import time
 
@@ -14,6 +13,7 @@ from hypothesis import strategies as st
 from makers import (
     NOW,
     SAMPLES,
+    SUPPORT,
     changes,
     config,
     environments,
@@ -1181,7 +1181,7 @@ def test_whatever_comes_is_a_config_file_or_refused(text):
 
 
 def test_the_fake_nvidia_smi_is_here():
-    fake = pathlib.Path(__file__).with_name("fake_nvidia_smi")
+    fake = SUPPORT / "fake_nvidia_smi"
     assert fake.stat().st_mode & 0o111 and fake.read_text().startswith("#!")
 
 

@@ -23,8 +23,8 @@ import time
 
 import nexus
 
-TESTS = pathlib.Path(__file__).resolve().parent
-NEXUS = TESTS.parent / "nexus.py"
+SUPPORT = pathlib.Path(__file__).resolve().parent
+NEXUS = SUPPORT.parents[1] / "nexus.py"
 PATIENCE_S = 60.0                       # for what takes a second on an idle machine; the tests run four at once on two cores
 
 
@@ -214,7 +214,7 @@ class Tools:
         need_root()
         self.folder = make_folder()
         self.folder.chmod(0o755)
-        for path in (NEXUS, TESTS / "fake_nvidia_smi"):
+        for path in (NEXUS, SUPPORT / "fake_nvidia_smi"):
             shutil.copy(path, self.folder / path.name)
             (self.folder / path.name).chmod(0o755)
         if sys.version_info < (3, 11):                  # found by PYTHONPATH, as a user's own packages are
@@ -289,7 +289,7 @@ class Box:
         self.folder = make_folder()
         self.home = self.folder / "home"
         self.user, self.port = user, free_port()
-        self.python, self.tests = (user.python, user.folder) if user else (sys.executable, TESTS)
+        self.python, self.tests = (user.python, user.folder) if user else (sys.executable, SUPPORT)
         self.bin = self.folder / "bin"
         self.bin.mkdir(exist_ok=True)
         self.home.mkdir(mode=0o700, exist_ok=True)

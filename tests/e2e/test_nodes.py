@@ -17,7 +17,7 @@ import console
 import live
 import network
 import pytest
-from makers import TESTS
+from makers import SUPPORT
 from test_conda import Conda, make_program
 
 import nexus
@@ -802,7 +802,7 @@ def test_a_node_without_git():
 def test_a_conda_environment_that_only_one_node_has():
     with make_net(nodes=[{}, {}], gpus=1) as net:
         head, node = net.head, net.nodes[1]
-        shutil.copy(TESTS / "fake_conda", net.folder)
+        shutil.copy(SUPPORT / "fake_conda", net.folder)
         conda = Conda(f"{node.home}/miniconda3")
         make_program(conda.exe, f'exec {node.python} -IS {net.folder}/fake_conda "$0" "$@"')
         node.own(node.home)

@@ -20,7 +20,7 @@ import time
 import live
 import pytest
 from live import PATIENCE_S, until
-from makers import GB, SAMPLES, TESTS, config, gpu, running
+from makers import GB, SAMPLES, SUPPORT, config, gpu, running
 
 import nexus
 
@@ -263,7 +263,7 @@ def smi(tmp_path, monkeypatch):
     """Sets what the fake nvidia-smi shows; `smi.runs()` are the arguments of its runs."""
     folder = tmp_path / "bin"
     folder.mkdir()
-    (folder / "nvidia-smi").write_text(f'#!/bin/sh\nexec "{sys.executable}" -S -E "{TESTS}/fake_nvidia_smi" "$@"\n')
+    (folder / "nvidia-smi").write_text(f'#!/bin/sh\nexec "{sys.executable}" -S -E "{SUPPORT}/fake_nvidia_smi" "$@"\n')
     (folder / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
     monkeypatch.setenv("FAKE_NVIDIA_SMI_LOG", str(tmp_path / "runs"))

@@ -1,6 +1,6 @@
 """Section 11, --conda: the environment is activated for real, and the command is none the wiser.
 
-The conda here is tests/fake_conda, unless NEXUS_TEST_CONDA names a real one: then test_a_real_conda asks that too.
+The conda here is tests/support/fake_conda, unless NEXUS_TEST_CONDA names a real one: then test_a_real_conda asks that too.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ import sys
 
 import pytest
 from live import until
-from makers import TESTS, config, running
+from makers import SUPPORT, config, running
 from test_runner import COMMANDS, ENVIRONMENT, box, needs_screen, one_box, seen_environment
 
 import nexus
@@ -31,7 +31,7 @@ class Conda:
 
     def __init__(self, root, kind="conda"):
         self.root, self.kind, self.exe = root, kind, f"{root}/bin/{kind}"
-        make_program(self.exe, f'exec {shlex.quote(sys.executable)} -IS {shlex.quote(str(TESTS / "fake_conda"))} "$0" "$@"')
+        make_program(self.exe, f'exec {shlex.quote(sys.executable)} -IS {shlex.quote(str(SUPPORT / "fake_conda"))} "$0" "$@"')
         self.make(root)
         self.make(f"{root}/envs/ml", activate="export ML=from_ml ML_AT=$CONDA_PREFIX", deactivate="unset ML; export ML_LEFT=yes")
 

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 import nexus
 
-TESTS = pathlib.Path(__file__).parent
-SAMPLES = TESTS / "samples"
+SUPPORT = pathlib.Path(__file__).resolve().parent
+SAMPLES = SUPPORT.parent / "samples"
 NOW = 1729783815.0                      # 2024-10-24T15:30:15Z
 GB = 1024.0
 CONFIG_KEYS = {key: name for name, table in nexus.SECTIONS.items() for key in nexus.fields_of(type(table))}      # {key: its section}
