@@ -200,6 +200,7 @@ def format_time(at: float | None) -> str | None:
     return None if at is None else time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))
 
 
+@functools.lru_cache(maxsize=1024)               # rows of a list share them
 def parse_time(text: str) -> float:
     """UTC epoch seconds of `2024-10-24T15:30:15Z`.  Raises: ValueError."""
     import calendar
@@ -243,6 +244,8 @@ def join_some(words: Sequence[str], most: int = 20, mark: str = ", ") -> str:
 
 def format_line(text: str, width: int = 0) -> str:
     """Text as one harmless line for a terminal: control characters shown as blanks, cut at `width` columns if that is given."""
+    if not width and text.isprintable():
+        return text
     line = re.sub(CONTROL, " ", text[: 4 * width] if width else text)        # a letter and three marks take one column
     if not width or (len(text) == len(line) and count_columns(line) <= width):
         return line
@@ -3860,25 +3863,24 @@ def format_table(columns: Iterable[Column], rows: Sequence[Any], paint: Paint, b
     import textwrap
     width = paint.width
     shown = [column for column in columns if column.shown_if is None or column.shown_if(rows)]
-    cells_of = {column: [column.heading, *(format_line(column.show(row)) for row in rows)] for column in shown}
+    cells_of = {column.heading: [column.heading, *(format_line(column.show(row)) for row in rows)] for column in shown}
     for column in shown[:-1] if width else ():
-        cells_of[column] = [format_line(cell, MOST_COLUMNS) for cell in cells_of[column]]
-    sizes = {column: max(map(count_columns, cells)) for column, cells in cells_of.items()}
+        cells_of[column.heading] = [format_line(cell, MOST_COLUMNS) for cell in cells_of[column.heading]]
+    sizes = {heading: max(map(count_columns, cells)) for heading, cells in cells_of.items()}
 
     def find_last() -> int:
         """The columns that are left to the last one."""
-        return width - sum(sizes[column] + 2 for column in shown[:-1])
+        return width - sum(sizes[column.heading] + 2 for column in shown[:-1])
 
     for column in sorted((column for column in shown[:-1] if column.spare and width), key=lambda column: -column.spare):
-        if find_last() < min(LAST_COLUMNS, sizes[shown[-1]]):
+        if find_last() < min(LAST_COLUMNS, sizes[shown[-1].heading]):
             shown.remove(column)
-    last = max(20, find_last()) if width else 0
+    last, colours = max(20, find_last()) if width else 0, [column.colour for column in shown]
+    padded = [[cell + " " * (sizes[column.heading] - count_columns(cell)) for cell in cells_of[column.heading]] for column in shown[:-1]]
+    padded.append([cut_middle(cell, last) for cell in cells_of[shown[-1].heading]])
     lines = []
-    for number, cells in enumerate(zip(*(cells_of[column] for column in shown))):
-        padded = [cell + " " * (sizes[column] - count_columns(cell)) for cell, column in zip(cells[:-1], shown)]
-        padded.append(cut_middle(cells[-1], last))
-        colours = [column.colour if number else "white" for column in shown]
-        lines.append("  ".join(map(paint, colours, padded)).rstrip())
+    for number, cells in enumerate(zip(*padded)):
+        lines.append("  ".join(map(paint, colours if number else ["white"] * len(shown), cells)).rstrip())
         if number and width and below:
             lines += textwrap.wrap(below[number - 1], max(20, width), initial_indent="     ", subsequent_indent="     ")
     return paint.join(lines)
