@@ -1063,7 +1063,7 @@ class State:
         self.tables: dict[str, dict[str, Any]] = {**vars(self), "facts": vars(self)}
         self.seq = 0                                        # of the last transaction that changed it
         self.running: dict[str, Job] = {}
-        self.handed: dict[str, Job] = {}                    # pending ones that wait in Slurm's queue, and not in ours
+        self.submitted: dict[str, Job] = {}                    # pending ones that wait in Slurm's queue, and not in ours
         # What list_entries() says.  All lists are ascending
         self.pending: dict[tuple[int, ...], dict[str, list[QueueItem]]] = {}    # (rank, priority): user: the queue
         self.classes: dict[RequestClass, UserQueues] = {}   # those of the pending jobs that may start
@@ -1089,7 +1089,7 @@ class State:
 
     def move(self, old: Job | None, new: Job | None) -> None:
         """Let the indexes follow a job."""
-        for index, is_in in ((self.running, new and new.status == RUNNING), (self.handed, new and is_handed(new))):
+        for index, is_in in ((self.running, new and new.status == RUNNING), (self.submitted, new and is_submitted(new))):
             if new and is_in:
                 index[new.id] = new
             elif old:
@@ -1104,7 +1104,7 @@ class State:
 FACTS: Mapping[str, Any] = {name: getattr(State, name) for name in State.__annotations__}       # and their defaults
 
 
-def is_handed(job: Job) -> bool:
+def is_submitted(job: Job) -> bool:
     """Whether it waits in Slurm's queue."""
     return job.status == PENDING and job.current.slurm_key is not None
 
@@ -1118,7 +1118,7 @@ def list_entries(job: Job) -> Iterator[tuple[Any, ...]]:
             yield "members", job.group, job.id
         for parent in job.pending_dependencies:
             yield "dependents", parent, job.id
-        if not is_handed(job):
+        if not is_submitted(job):
             if job.retry_at is not None or job.begin_at is not None:
                 yield "delayed", (max(job.retry_at or 0.0, job.begin_at or 0.0), job.id)
             elif not job.pending_dependencies:
@@ -1269,7 +1269,7 @@ class Turns:
         self.is_shared = len({user for users in state.pending.values() for user in users}) > 1
         self.used: dict[ShareKey, float] = {}               # GPUs in use, or jobs without one
         self.last = {key: starts[-1][0] for key, starts in state.started.items()} if self.is_shared else {}
-        for job in (*state.running.values(), *state.handed.values()):
+        for job in (*state.running.values(), *state.submitted.values()):
             self.count(job)
 
     def count(self, job: Job) -> None:
@@ -2201,7 +2201,7 @@ class Requeue:
 
 
 @value
-class Saying:
+class RunnerEvent:
     """A line that a runner said: `start ID ATTEMPT PID STARTED BEGAN`, `end ID ATTEMPT CODE RUNTIME_CS`, `bounce ID ATTEMPT WHY`
     (somebody else has the GPU), `fail ID ATTEMPT WHY`, or `wait NUMBER 0 PID STARTED` (it waits for a job).
     """
@@ -2211,7 +2211,7 @@ class Saying:
     words: tuple[str, ...]
 
 
-def parse_saying(line: str) -> Saying | None:
+def parse_runner_event(line: str) -> RunnerEvent | None:
     words, counts = line.split(), {"start": 6, "end": 5, "wait": 5}
     if len(words) < 3 or words[0] not in (*counts, "bounce", "fail") or not is_number(words[2]):
         return None
@@ -2219,7 +2219,7 @@ def parse_saying(line: str) -> Saying | None:
         return None
     if words[0] in counts and (len(words) != counts[words[0]] or not all(map(is_number, words[3:]))):
         return None
-    return Saying(words[0], words[1], int(words[2]), tuple(words[3:]))
+    return RunnerEvent(words[0], words[1], int(words[2]), tuple(words[3:]))
 
 
 def parse_commands(text: str) -> list[str]:
@@ -2822,7 +2822,7 @@ class Quotas:
             one.name: Reason("held", one.name, f"group {one.name} is held: {one.hold}") for one in state.groups.values() if one.hold}
         self.closed_users: dict[str | None, Reason] = {}        # those that may start nothing; None: nobody may
         self.counts: dict[tuple[str, str | None], int] = {}
-        for job in (*state.running.values(), *state.handed.values()):
+        for job in (*state.running.values(), *state.submitted.values()):
             self.count(job)
 
     def check(self, group: str | None, user: str) -> Reason | None:
@@ -2919,7 +2919,7 @@ class SlurmCapacity(Capacity):
     """Slurm, where the jobs wait for GPUs of its own; one job is submitted at a time, so that the others keep nexus's order."""
 
     def __init__(self, state: State, closed: Reason | None, most: int, config: GpuConfig, now: float) -> None:
-        there = len(state.handed) + sum(1 for job in state.running.values() if job.current.slurm_key)
+        there = len(state.submitted) + sum(1 for job in state.running.values() if job.current.slurm_key)
         full = f"Slurm has {format_count(most, 'job')} of nexus, as many as [slurm] max_submitted allows"
         super().__init__("", closed or (Reason("quota", "max_submitted", full) if there >= most else None), 0, (), config, now)
 
@@ -4975,7 +4975,7 @@ def remove_file(path: str) -> None:
 
 FIRST_LOOK_S = 5.0              # so long a caller who names a GPU waits for the first look at them, after a start
 SMI_TIMEOUT_S = 60.0            # without persistence mode the driver loads each card at each run: 30 s for eight
-SMI_PATIENCE_S = 10.0           # but for so long at most it is waited for, and what it said last is relied upon
+SMI_WAIT_S = 10.0           # but for so long at most it is waited for, and what it said last is relied upon
 SMI_SLOW_S = 2.0
 EXEC_LOOKS = 500                # half a millisecond apart: so long at most a process is without an environment
 FORMER_COUNT = 10000            # of the processes that have gone it is known whose they were
@@ -5457,7 +5457,7 @@ LEASE_ROOM = 2**17              # bytes of one user's files that are looked at: 
 LEASE_FILE_COST = 256           # where each file counts so much more than its size
 LEASE_MAX_FILES = 50000         # in the folder; to list them takes 20 ms
 LEASE_TOUCH_S = 3600.0          # before cleaners of /tmp find it old
-LEASE_LOCK_PATIENCE_S = 0.5     # `lock` is held for milliseconds
+LEASE_LOCK_TIMEOUT_S = 0.5     # `lock` is held for milliseconds
 
 
 class Leases:
@@ -5476,7 +5476,7 @@ class Leases:
         self.held: dict[str, tuple[str, int]] = {}  # job id: name and descriptor, until its runner has the lock
         self.over: set[str] = set()                 # jobs whose leases go at the next look, whoever has locked them
         self.known: dict[str, set[str]] = {}        # name of a file: the GPUs that it named when it was read last
-        self.patience_s = LEASE_LOCK_PATIENCE_S     # none while somebody keeps `lock` all the time
+        self.patience_s = LEASE_LOCK_TIMEOUT_S     # none while somebody keeps `lock` all the time
 
     def find_holders(self) -> dict[str, str]:
         """{GPU uuid: user} of what other services hold now.  Raises: unavailable."""
@@ -5589,7 +5589,7 @@ class Leases:
             if not wait_until(lambda: try_lock(lock), patience_s, 0.002):
                 who = find_lock_holder(facts) or "somebody"
                 raise NexusError("unavailable", f"{who} keeps {path} locked", hint=f"see what it is: fuser -v {path}")
-            self.patience_s = LEASE_LOCK_PATIENCE_S
+            self.patience_s = LEASE_LOCK_TIMEOUT_S
             yield folder
 
     def look(self, folder: int, uuids: Sequence[str]) -> Mapping[str, int]:
@@ -6074,11 +6074,11 @@ def release_snapshot(repository: str, commit: str, environ: Mapping[str, str]) -
 # Another machine, by OpenSSH, which knows keys, agents, jump hosts and host keys.  One connection for each: what is run
 # there and what is forwarded goes through it.  ssh keeps it in the background; what a killed service left ends.
 
-SSH_PATIENCE_S = 40.0           # for a connection to be made, also through a jump host
+SSH_TIMEOUT_S = 40.0           # for a connection to be made, also through a jump host
 SSH_CALL_TIMEOUT_S = 120.0      # for what is run there
 SSH_EXIT_TIMEOUT_S = 5.0
 SSH_IDLE_S = 60                 # a connection through which nothing goes ends then
-ANSWER_PATIENCE = 4             # a whole answer may take so many times the patience with silence
+ANSWER_TIMEOUT_FACTOR = 4             # a whole answer may take so many times the patience with silence
 MAX_SAID_BYTES = 4 * 2**20      # a command that a node runs may print so much
 SSH_OPTIONS = ("BatchMode=yes", "ConnectTimeout=15", "ServerAliveInterval=5", "ServerAliveCountMax=3",
                "ForwardAgent=no", "ForwardX11=no", "PermitLocalCommand=no", "ControlPersist=no", "RemoteCommand=none",
@@ -6234,7 +6234,7 @@ class Ssh:
             self.folder = tempfile.mkdtemp(prefix="nexus-ssh-", dir="/tmp")
         self.control = f"{self.folder}/control"
         argv = ["ssh", f"-oControlPersist={SSH_IDLE_S}", *self.list_options(), "-oClearAllForwardings=yes", "-TMS"]
-        self.run("cannot reach", [*argv, self.control, self.node.destination, "true"], timeout_s=SSH_PATIENCE_S)
+        self.run("cannot reach", [*argv, self.control, self.node.destination, "true"], timeout_s=SSH_TIMEOUT_S)
 
     def run(self, what: str, argv: Sequence[str], given: bytes = b"", timeout_s: float = 0.0) -> str:
         """What an ssh prints that is to do `what`.  Raises: unavailable, with what was said instead."""
@@ -6348,7 +6348,7 @@ def ask_node(name: str, place: str, method: str, path: str, make_body: Callable[
     """
     import threading
     with socket.socket(socket.AF_UNIX) as line:
-        timer = threading.Timer(ANSWER_PATIENCE * timeout_s, shut, [line])      # for an answer that drips in
+        timer = threading.Timer(ANSWER_TIMEOUT_FACTOR * timeout_s, shut, [line])      # for an answer that drips in
         timer.daemon = True
         timer.start()
         line.settimeout(timeout_s)
@@ -6791,7 +6791,7 @@ def read_tail(path: str, start: int, most: int) -> tuple[str, int]:
 
 
 MAX_WAITING = 4                 # runners
-WAITING_REST_S = 0.02           # after a start, and between two of them: the machine is busy with the job's own start
+WAITING_BACKOFF_S = 0.02           # after a start, and between two of them: the machine is busy with the job's own start
 WAITING_S = 5.0                 # there are as many as jobs were started within the last so many seconds
 SHORT_JOB_S = 0.5               # whoever runs a longer one does not come back
 
@@ -6832,7 +6832,7 @@ class WaitingRunners:
         if gone or len(self.runners) > (wanted and wanted + 1):     # somebody has killed one, or less is started; +1 has just come back
             self.end(*gone[:1] or [next(iter(self.runners))])
         elif len(self.runners) < wanted and (now >= self.next_at or not self.runners) and "\n" not in self.layout.log_dir:
-            self.next_at = now + WAITING_REST_S
+            self.next_at = now + WAITING_BACKOFF_S
             try:
                 self.begin()
             except (OSError, NexusError):                   # whoever starts a job tells why nothing can be started
@@ -6843,7 +6843,7 @@ class WaitingRunners:
         return sum(now - at < WAITING_S for at in self.starts)
 
     def note_start(self, now: float) -> None:
-        self.starts, self.next_at = [*self.starts[1 - MAX_WAITING:], now], now + WAITING_REST_S
+        self.starts, self.next_at = [*self.starts[1 - MAX_WAITING:], now], now + WAITING_BACKOFF_S
 
     def is_short(self, now: float) -> bool:
         """Whether there are to be more."""
@@ -7500,10 +7500,10 @@ def describe_other_machine(host: str, why: str, otherwise: str) -> NexusError:
 
 TROUBLE_INTERVAL_S = 30.0       # but one that fails is asked again within this
 WATCH_INTERVAL_S = 1.0          # runners' pids are looked at so often; their words come at once
-CLEARING_INTERVAL_S = 0.02      # and the processes of jobs that are being ended
-LAUNCH_PATIENCE_S = 30.0        # a screen that ran for so long without a claim will not start its job
+TERMINATION_INTERVAL_S = 0.02      # and the processes of jobs that are being ended
+LAUNCH_TIMEOUT_S = 30.0        # a screen that ran for so long without a claim will not start its job
 HOLD_S = (5.0, 300.0)           # for how long nothing is started after the machine could not: at first, at most
-RUNNER_PATIENCE_S = 2.0         # for job.sh to write the result of a job that was killed
+RUNNER_TIMEOUT_S = 2.0         # for job.sh to write the result of a job that was killed
 TAIL_BYTES = 65536              # of stderr, in which the cause of a failure is looked for
 
 
@@ -7567,7 +7567,7 @@ class Backend(Part):
         """Have an attempt begin whose intent is on the disk.  Raises: OSError, NexusError, when it cannot be started there."""
         raise NotImplementedError
 
-    def poll(self, sayings: Sequence[Saying]) -> Iterable[Finding]:
+    def poll(self, runner_events: Sequence[RunnerEvent]) -> Iterable[Finding]:
         """What has become of attempts.  The runner of any may have said something."""
         raise NotImplementedError
 
@@ -7578,7 +7578,7 @@ class Backend(Part):
         """Let go of what was kept for an attempt."""
 
 
-class Clearing:
+class Termination:
     """A job whose processes are being ended: it was to be stopped, or it is over and something is left."""
 
     def __init__(self, now: float) -> None:
@@ -7618,11 +7618,11 @@ class Worker:
 
 RECONNECT_S = (1.0, 10.0)       # between two attempts to reach a node: at first, at most
 SYNC_WAIT_S = 10.0              # a node answers when there is news, and after so long in any case
-SYNC_PATIENCE_S = 15.0          # beyond that, the line is taken to be cut
+SYNC_TIMEOUT_S = 15.0          # beyond that, the line is taken to be cut
 FOLLOW_INTERVAL_S = (0.05, 0.5)      # how often a followed log is looked at: soon after a line, rarely when silent
-LOG_BYTES = 2**20               # of all logs together, in one answer: a slow line has it within SYNC_PATIENCE_S
-WITHDRAW_PATIENCE_S = 3.0       # a node that has not begun a job within this gives it back
-REFUSAL_REST_S = 5.0            # and gets no other one for a while
+LOG_BYTES = 2**20               # of all logs together, in one answer: a slow line has it within SYNC_TIMEOUT_S
+WITHDRAW_TIMEOUT_S = 3.0       # a node that has not begun a job within this gives it back
+REFUSAL_BACKOFF_S = 5.0            # and gets no other one for a while
 NODE_ALARM_S = 30.0             # a node that is not heard for so long is bad for health
 NODE_PAUSED = "its queue is paused"
 
@@ -7686,7 +7686,7 @@ class Node:
         self.is_urgent = False                              # something is new
         self.log_fault = ""                                 # why output is not kept
         self.trees: dict[str, str] = {}                     # commit: where on the node it is; "" = on its way
-        self.refused = Backoff(REFUSAL_REST_S, REFUSAL_REST_S)
+        self.refused = Backoff(REFUSAL_BACKOFF_S, REFUSAL_BACKOFF_S)
         self.given_up_by = ""                               # who has it removed at once: its jobs are given up
         self.is_ended, self.rest = False, Backoff(*RECONNECT_S)
         self.follower = Worker(service, f"following node {self.name}", self.follow)
@@ -7756,7 +7756,7 @@ class Node:
     def exchange(self) -> None:
         """Tell what is wanted, hear what is new.  Raises: OSError, when the line is cut; what the node answers."""
         clock, is_full = self.service.clock, self.number is None
-        began, patience_s = clock.now(), SYNC_WAIT_S + SYNC_PATIENCE_S
+        began, patience_s = clock.now(), SYNC_WAIT_S + SYNC_TIMEOUT_S
         try:
             told: Synced = ask_node(
                 self.name, self.socket, "POST", "/node/sync", self.make_question, patience_s, "Synced")
@@ -7960,7 +7960,7 @@ class SlurmBackend(Backend):
         self.slurm = Slurm(service.store.service_id, service.environ)
         self.worker = Worker(service, "talking to Slurm", self.step)
         self.live = self.list_live()                        # the jobs that Slurm has, as recorded: what else it has nobody wants
-        self.in_hand: Job | None = None                     # recorded, and not submitted yet
+        self.submitting: Job | None = None                     # recorded, and not submitted yet
         self.written: str | None = None                     # its slurm_key, when its job.sh is there
         self.found: Sequence[Finding] = ()                  # the thread asks nothing more before these are recorded
         self.seen: Mapping[str | None, SlurmJob] = {}       # slurm_key: as last seen
@@ -7980,9 +7980,9 @@ class SlurmBackend(Backend):
             return WATCH_INTERVAL_S
         live = self.live                                    # as recorded before squeue is asked
         try:
-            if self.in_hand:
-                news = self.submit(self.in_hand)
-                self.found, self.in_hand = [(self.in_hand, one) for one in news], None if news else self.in_hand
+            if self.submitting:
+                news = self.submit(self.submitting)
+                self.found, self.submitting = [(self.submitting, one) for one in news], None if news else self.submitting
             if not self.found and self.find_pause_s() <= 0:
                 self.look(live)
         except NexusError as error:
@@ -7996,9 +7996,9 @@ class SlurmBackend(Backend):
     def find_pause_s(self) -> float:
         """Until squeue is asked next."""
         now, refresh_s = self.service.clock.monotonic(), self.service.config.service.refresh_rate_seconds
-        pause_s = HASTE_S if now < self.hasty_until and not self.error else refresh_s
+        pause_s = FAST_POLL_S if now < self.hasty_until and not self.error else refresh_s
         longest_s = max(TROUBLE_INTERVAL_S, refresh_s)
-        return max(0.0, self.looked_at + self.took_s + min(max(pause_s, SLURM_REST * self.took_s), longest_s) - now)
+        return max(0.0, self.looked_at + self.took_s + min(max(pause_s, SLURM_BACKOFF_FACTOR * self.took_s), longest_s) - now)
 
     def submit(self, job: Job) -> list[News]:
         """What becomes of the job in hand; nothing while it stays there.  Raises: unavailable, and then Slurm may have it all the same."""
@@ -8019,7 +8019,7 @@ class SlurmBackend(Backend):
             limit_s, _ = find_time_limit(job, config.jobs)
             slurm_id, words = self.slurm.submit(build_sbatch(job, self.slurm.service_id, folder, limit_s, config))
         except Exception as error:                          # Slurm may have it all the same; look() finds that out
-            self.in_hand, self.looked_at = None, float("-inf")
+            self.submitting, self.looked_at = None, float("-inf")
             if isinstance(error, NexusError) and read_refusal(error.message)[0] == "limit":
                 self.rest(error.message, error.hint, True)  # sbatch was told to wait, and tried for as long as it may
             raise
@@ -8053,7 +8053,7 @@ class SlurmBackend(Backend):
             if self.error:
                 self.service.log.info("Slurm answers")
             self.error = None
-            live = [job for job in live if self.in_hand is None or job.current.slurm_key != self.in_hand.current.slurm_key]
+            live = [job for job in live if self.submitting is None or job.current.slurm_key != self.submitting.current.slurm_key]
             self.seen = match_slurm_jobs(live, jobs)
             self.found = list(self.find_news(live))
             wanted = {job.current.slurm_key for job in live if not job.current.stop_cause}
@@ -8120,17 +8120,17 @@ class SlurmBackend(Backend):
 
     def start(self, job: Job) -> None:
         """Have it submitted."""
-        self.live, self.in_hand = (*self.live, job), job
+        self.live, self.submitting = (*self.live, job), job
         self.worker.wanted.set()
 
     def list_live(self) -> tuple[Job, ...]:
         results = self.service.runners.results
         return self.service.store.read(lambda state: tuple(
-            job for job in (*state.handed.values(), *state.running.values()) if job.current.slurm_key and job.id not in results))
+            job for job in (*state.submitted.values(), *state.running.values()) if job.current.slurm_key and job.id not in results))
 
-    def poll(self, sayings: Sequence[Saying]) -> Iterator[Finding]:
+    def poll(self, runner_events: Sequence[RunnerEvent]) -> Iterator[Finding]:
         """What the thread has found; it is shown what is recorded by then."""
-        if {job.id for job in self.live}.intersection(saying.job_id for saying in sayings):
+        if {job.id for job in self.live}.intersection(runner_event.job_id for runner_event in runner_events):
             self.hurry()                                    # Slurm knows more
         found = self.found
         for job, news in found:
@@ -8159,8 +8159,8 @@ class SlurmBackend(Backend):
     def find_trouble(self) -> str | None:
         """Why no job can be submitted now."""
         refused = self.refused
-        error = self.error or (refused.why if self.in_hand else refused.find_why(self.service.clock.monotonic()))
-        return error.message if error else "the job before it is being submitted to Slurm" if self.in_hand else None
+        error = self.error or (refused.why if self.submitting else refused.find_why(self.service.clock.monotonic()))
+        return error.message if error else "the job before it is being submitted to Slurm" if self.submitting else None
 
     def find_error(self) -> NexusError | None:
         """What somebody must do something about."""
@@ -8186,9 +8186,9 @@ class SlurmBackend(Backend):
 
 
 FAR_S = 30 * 86400.0            # a start that Slurm thinks is further away is none: jobs without a time limit count as a year
-HASTE_S = 0.2                   # between two calls of squeue when something is about to change
+FAST_POLL_S = 0.2                   # between two calls of squeue when something is about to change
 HURRY_S = 3.0                   # for so long
-SLURM_REST = 10                 # squeue rests for so many times as long as it ran
+SLURM_BACKOFF_FACTOR = 10                 # squeue rests for so many times as long as it ran
 CANCEL_AGAIN_S = 30.0           # a cancelled job that has not ended is cancelled again after so long
 RUNNER_KILLED = Requeue("its runner was killed before it began")
 
@@ -8201,7 +8201,7 @@ class Local(Backend):
         super().__init__(service)
         self.launched_at: dict[str, float] = {}             # monotonic; started, no word yet
         self.began: dict[str, int] = {}                     # of running jobs: when job.sh began with it, in clock ticks since boot
-        self.clearings: dict[str, Clearing] = {}
+        self.terminations: dict[str, Termination] = {}
         self.last_watch_at = float("-inf")
         self.waiting = WaitingRunners(self.machine, self.layout, service.launcher.jobs_lock)
         self.prepared: dict[str, tuple[str, list[str]]] = {}            # of jobs that are about to start: write_script()
@@ -8269,33 +8269,33 @@ class Local(Backend):
         launcher.tell_start(job)
         return Started(facts) if runner else facts
 
-    def poll(self, sayings: Sequence[Saying]) -> Iterator[Finding]:
+    def poll(self, runner_events: Sequence[RunnerEvent]) -> Iterator[Finding]:
         """What runners say; and when they say nothing, or have for long, a look at them."""
-        jobs: list[Job | None] = self.store.read(lambda state: [state.running.get(saying.job_id) for saying in sayings])
-        for saying, job in zip(sayings, jobs):
-            if job and job.attempt == saying.attempt and self.has(job):
-                yield job, self.parse(job, saying)
+        jobs: list[Job | None] = self.store.read(lambda state: [state.running.get(runner_event.job_id) for runner_event in runner_events])
+        for runner_event, job in zip(runner_events, jobs):
+            if job and job.attempt == runner_event.attempt and self.has(job):
+                yield job, self.parse(job, runner_event)
         now = self.clock.monotonic()
-        if not sayings or now - self.last_watch_at >= WATCH_INTERVAL_S:         # what was just said comes first
+        if not runner_events or now - self.last_watch_at >= WATCH_INTERVAL_S:         # what was just said comes first
             gone = self.machine.reap()
             self.waiting.keep(now)
             if gone or now - self.last_watch_at >= WATCH_INTERVAL_S:
                 self.last_watch_at = now
                 yield from self.watch(gone)
 
-    def parse(self, job: Job, saying: Saying) -> News:
+    def parse(self, job: Job, runner_event: RunnerEvent) -> News:
         """What a runner's word means."""
-        if saying.verb == "start":
-            pid, started, self.began[job.id] = map(int, saying.words)
+        if runner_event.verb == "start":
+            pid, started, self.began[job.id] = map(int, runner_event.words)
             if self.machine.leases and job.current.gpu_uuids:       # it comes after its claim, and when it has the lease
                 self.machine.leases.close_own(job.id)
                 self.service.gpu_watch.lease_rest.succeed()
             return Started({"pid": pid, "pid_started": started})
-        if saying.verb == "end":
-            code, took_cs = map(int, saying.words)
+        if runner_event.verb == "end":
+            code, took_cs = map(int, runner_event.words)
             return Result(min(code, 255), None, took_cs / 100)
-        why = format_line(" ".join(saying.words), 300)
-        return Result(None, None, 0.0, "launch" if saying.verb == "fail" else "bounce", why)
+        why = format_line(" ".join(runner_event.words), 300)
+        return Result(None, None, 0.0, "launch" if runner_event.verb == "fail" else "bounce", why)
 
     def watch(self, gone: Container[str]) -> list[Finding]:
         """Look at the runners themselves: the second way to learn that one started or ended."""
@@ -8323,7 +8323,7 @@ class Local(Backend):
             claim, launched_at = read_claim(folder, job.attempt), self.launched_at.get(job.id)
             if claim and claim[0]:
                 return Started({"pid": claim[0], "pid_started": claim[1]})
-            if is_child_gone or launched_at is None or self.clock.monotonic() - launched_at > LAUNCH_PATIENCE_S:
+            if is_child_gone or launched_at is None or self.clock.monotonic() - launched_at > LAUNCH_TIMEOUT_S:
                 try:
                     is_mine = bool(claim) or take_claim(folder, job.attempt)    # (0, 0): a service claimed it and then was killed
                 except OSError as error:
@@ -8345,40 +8345,40 @@ class Local(Backend):
         """Stop what is to be stopped, and what jobs that are over have left behind; SIGTERM, grace, SIGKILL."""
         now, results = self.clock.monotonic(), self.service.runners.results
         wanted = [job for job in self.list_jobs() if job.current.stop_cause or job.id in results]
-        due = [job for job in wanted if now >= self.clearings.setdefault(job.id, Clearing(now)).next_look_at]
+        due = [job for job in wanted if now >= self.terminations.setdefault(job.id, Termination(now)).next_look_at]
         if due:                                         # of another boot nothing is left
             there = [job for job in due if job.current.boot_id == self.machine.boot_id]
             members = self.machine.find_members(there, results)
             for job in due:
-                self.clear_job(job, members.get(job.id, ()), self.clearings[job.id], now)
+                self.terminate_job(job, members.get(job.id, ()), self.terminations[job.id], now)
 
-    def clear_job(self, job: Job, members: Sequence[Process], clearing: Clearing, now: float) -> None:
+    def terminate_job(self, job: Job, members: Sequence[Process], termination: Termination, now: float) -> None:
         import signal
         if not members and job.id in self.service.runners.results:
-            del self.clearings[job.id]
+            del self.terminations[job.id]
             return
-        age_s, grace_s, send = now - clearing.began_at, self.config.jobs.kill_grace_seconds, self.machine.processes.send
+        age_s, grace_s, send = now - termination.began_at, self.config.jobs.kill_grace_seconds, self.machine.processes.send
         first = signal.Signals[f"SIG{job.current.stop_signal or 'TERM'}"]
-        clearing.next_look_at = now + min(0.5, max(CLEARING_INTERVAL_S, age_s / 10))
+        termination.next_look_at = now + min(0.5, max(TERMINATION_INTERVAL_S, age_s / 10))
         pid = job.current.pid if job.current.boot_id == self.machine.boot_id else None
         runner = self.machine.processes.find(pid) if pid else None
         if runner and runner.started != job.current.pid_started:
             runner = None                               # another process has its pid by now
-        if not members and runner and age_s >= grace_s + RUNNER_PATIENCE_S:
+        if not members and runner and age_s >= grace_s + RUNNER_TIMEOUT_S:
             members = [runner]                          # stopped, or stuck: nothing of the job is left but its job.sh
         pids = {process.pid for process in members}
         for process in members:
             # Each is told once; what one of them runs to tidy up is left alone until the grace is over.
-            if age_s >= grace_s or not clearing.told or not (process.pid in clearing.told or process.parent in pids):
+            if age_s >= grace_s or not termination.told or not (process.pid in termination.told or process.parent in pids):
                 send(process, signal.SIGKILL if age_s >= grace_s else first)
                 send(process, signal.SIGCONT)           # a stopped one takes it only now
         if runner and runner.state == "T":
             send(runner, signal.SIGCONT)
         if members:
             self.waiting.let_go(job.id)                     # not all that has it as its parent may have been found
-        if members and not clearing.told and not job.current.stop_cause:
+        if members and not termination.told and not job.current.stop_cause:
             self.log.info("Job %s is over; ending what it left: pid %s", job.id, format_indices(sorted(pids)))
-        clearing.told |= pids
+        termination.told |= pids
 
     def name_sessions(self) -> None:
         """Those that the service before had no time to name.  Raises: OSError, NexusError."""
@@ -8390,7 +8390,7 @@ class Local(Backend):
 
     def forget(self, job: Job) -> None:
         self.waiting.take_back(job.id, self.clock.monotonic())
-        for kept in (self.launched_at, self.began, self.clearings):
+        for kept in (self.launched_at, self.began, self.terminations):
             kept.pop(job.id, None)
         self.service.gpu_watch.released_at.update(dict.fromkeys(job.current.gpu_uuids, self.clock.monotonic()))
         self.machine.forget(job.id)
@@ -8453,8 +8453,8 @@ class Runners(Part):
                 with contextlib.suppress(OSError):      # a late runner must find that its attempt is taken, if there is a job.sh
                     take_claim(self.find_folder(job), job.attempt)
             self.results.setdefault(job.id, news)
-            if job.id in self.service.local.clearings:
-                self.service.local.clearings[job.id].next_look_at = 0.0
+            if job.id in self.service.local.terminations:
+                self.service.local.terminations[job.id].next_look_at = 0.0
         elif isinstance(news, Started) and job.status == PENDING:       # Slurm has begun it, or it has failed before
             begun = {"started_at": now, **news.facts}
             self.store.update(lambda state: [change_status(state.jobs[job.id], RUNNING, now, **begun)])
@@ -8790,7 +8790,7 @@ class NodePool(Backend):
             self.service.launcher.tell_start(job)
             node.hurry()
 
-    def poll(self, sayings: Sequence[Saying]) -> list[Finding]:
+    def poll(self, runner_events: Sequence[RunnerEvent]) -> list[Finding]:
         """What nodes have told."""
         found: list[Finding] = []
         for node in self.nodes.values():
@@ -8919,15 +8919,15 @@ def is_elsewhere_now(known: NodeConfig, config: NodeConfig) -> bool:
 # after the jobs that end or are to be stopped, record what ended and what starts next in one change, then start it.
 # nvidia-smi is asked by a thread of its own, which hands over what it saw.
 
-PROBE_REST = 10                 # nvidia-smi rests for so many times as long as it ran
-LEASE_REST_S = (5.0, 60.0)      # and no GPU is given out after a lease came to nothing
+PROBE_BACKOFF_FACTOR = 10                 # nvidia-smi rests for so many times as long as it ran
+LEASE_BACKOFF_S = (5.0, 60.0)      # and no GPU is given out after a lease came to nothing
 SETTLED_S = 30.0                # a job's use of GPU memory that has not grown for so long is what it needs
-DISK_INTERVAL_S, DISK_PATIENCE_S = 5.0, 30.0        # between two looks at the disks; a longer one is bad for health
-ESTIMATE_PATIENCE_S = 0.05      # so long a request waits for estimates that are being made
-ESTIMATE_REST = 10              # estimates are as old as this many times what they took, and at least 2 s
+DISK_INTERVAL_S, DISK_TIMEOUT_S = 5.0, 30.0        # between two looks at the disks; a longer one is bad for health
+ESTIMATE_TIMEOUT_S = 0.05      # so long a request waits for estimates that are being made
+ESTIMATE_BACKOFF_FACTOR = 10              # estimates are as old as this many times what they took, and at least 2 s
 HEALTH_INTERVAL_S = 5.0         # so often on_unhealthy looks
 HOOK_TIMEOUT_S = 60.0           # for a command of [hooks]
-CLEAR_PATIENCE_S = 60.0
+CLEAR_TIMEOUT_S = 60.0
 JOBS_AT_ONCE = 100              # of a list, looked up together
 MAX_FAULTS_LOGGED = 20          # of one reading of the jobs file
 
@@ -8992,7 +8992,7 @@ def probe_gpus(service: Service) -> float:
     service.counters.probe_failures += bool(trouble)
     service.gpu_watch.latest = Observation(gpus, trouble, hint, began, took_s)
     service.wake()
-    pause_s = max(refresh_s, PROBE_REST * took_s)
+    pause_s = max(refresh_s, PROBE_BACKOFF_FACTOR * took_s)
     return min(pause_s, max(TROUBLE_INTERVAL_S / 3, TROUBLE_INTERVAL_S - took_s)) if trouble else pause_s
 
 
@@ -9151,7 +9151,7 @@ class Hooks:
 
 
 CUT = " ... (cut here: see nexus show)"         # the end of a fact that is too long for a variable
-CWD_TIMEOUT_S = 5.0             # for a look at a job's directory there: the order is answered within SYNC_PATIENCE_S
+CWD_TIMEOUT_S = 5.0             # for a look at a job's directory there: the order is answered within SYNC_TIMEOUT_S
 
 
 @value
@@ -9612,7 +9612,7 @@ class GpuWatch(Part):
         self.pss_worker = Worker(service, "measuring jobs' memory", self.measure_shared, None)
         self.lease_holders: Mapping[str, str] = {}          # GPU uuid: the user whose nexus has it
         self.look_error: NexusError | None = None           # why the leases could not be looked at
-        self.lease_rest = Backoff(*LEASE_REST_S)            # during which no GPU is given out
+        self.lease_rest = Backoff(*LEASE_BACKOFF_S)            # during which no GPU is given out
 
     def set_gpu_paused(self, index: int, is_paused: bool, who: str, node: str = "") -> None:
         """Raises: not_found; conflict, when another nexus has paused it."""
@@ -9751,7 +9751,7 @@ class GpuWatch(Part):
         """Why the GPUs cannot be read; also that nvidia-smi takes much longer than it did."""
         seen = self.observation
         silent_s = self.clock.monotonic() - seen.began_at - seen.took_s
-        longest_s = max(self.config.service.refresh_rate_seconds, PROBE_REST * seen.took_s) + max(SMI_PATIENCE_S, 2 * seen.took_s)
+        longest_s = max(self.config.service.refresh_rate_seconds, PROBE_BACKOFF_FACTOR * seen.took_s) + max(SMI_WAIT_S, 2 * seen.took_s)
         return seen.trouble or (f"nvidia-smi has not answered for {silent_s:.0f} s" if silent_s > longest_s else None)
 
     def all_gpus(self) -> tuple[Gpu, ...]:
@@ -9858,7 +9858,7 @@ class NodeSide(Part):
                     continue
                 elif is_unwanted or (wanted and wanted.is_stopped):
                     yield from stop_job(state, job, caller.name, now, signal=wanted.stop_signal if wanted else None)
-                elif job.status == PENDING and at - since > WITHDRAW_PATIENCE_S:
+                elif job.status == PENDING and at - since > WITHDRAW_TIMEOUT_S:
                     why = format_reason(self.service.views.find_reason(job, state.paused))
                     yield from end_job(state, job, CANCELLED, now, cause="bounce", cause_line=why)
 
@@ -9991,7 +9991,7 @@ class History(Part):
         self.trimmer.wanted.set()
         while not self.trimmer.thread.is_alive() and self.cleared and not self.trim_history():
             pass
-        if not wait_until(lambda: not self.cleared, CLEAR_PATIENCE_S):
+        if not wait_until(lambda: not self.cleared, CLEAR_TIMEOUT_S):
             raise NexusError("unavailable", f"{format_count(len(self.cleared), 'job')} are not forgotten yet: the disk is slow, or full",
                              hint="they go as soon as that is possible; see nexus health")
         return ids
@@ -10151,10 +10151,10 @@ class LogWatch(Part):
                     self.growths[job.log_dir].note_usage(self.service.gpu_watch.read_gpus(job, now), now - (job.current.started_at or now))
         # Who starts while this look is on its way wakes it only when nothing is watched any more: so that is looked at last.
         is_on = folders or self.service.running_jobs()
-        return max(LOG_LOOK_S, LOG_LOOK_REST * (self.clock.monotonic() - began)) if is_on else None
+        return max(LOG_LOOK_S, LOG_LOOK_BACKOFF_FACTOR * (self.clock.monotonic() - began)) if is_on else None
 
 
-LOG_LOOK_S, LOG_LOOK_REST = 0.1, 20         # between two looks; at least so many times what one takes
+LOG_LOOK_S, LOG_LOOK_BACKOFF_FACTOR = 0.1, 20         # between two looks; at least so many times what one takes
 LOG_NOTE_S = 1.0                # while one of the two alone grows, it is noted so often
 USAGE_NOTES = 240               # in the first run_s, and in each that is e times as long
 
@@ -10391,7 +10391,7 @@ class Views(Part):
             self.estimates_made.clear()
             if self.estimator.thread.is_alive():
                 self.estimator.wanted.set()
-                self.estimates_made.wait(ESTIMATE_PATIENCE_S)
+                self.estimates_made.wait(ESTIMATE_TIMEOUT_S)
             else:
                 self.estimate()
         return self.estimates
@@ -10407,7 +10407,7 @@ class Views(Part):
         self.estimates = estimate_starts(jobs, groups, know_run_times(jobs, finished), gpus, self.config, self.clock.now(),
                                          self.service.pool.view_nodes()) if is_known else {}
         now = self.clock.monotonic()
-        self.next_estimate_at = now + max(2.0, ESTIMATE_REST * (now - began))
+        self.next_estimate_at = now + max(2.0, ESTIMATE_BACKOFF_FACTOR * (now - began))
         self.estimates_made.set()
 
     def health(self) -> dict[str, Any]:
@@ -10453,7 +10453,7 @@ class Views(Part):
         if not self.disk_watch.thread.is_alive():
             self.look_at_disks()
         silent_s = self.clock.monotonic() - self.disks_seen_at
-        if silent_s > DISK_PATIENCE_S:
+        if silent_s > DISK_TIMEOUT_S:
             yield "disks", False, f"they have not answered for {format_duration(silent_s)}"
         yield from self.disks
 
@@ -10522,7 +10522,7 @@ class Service:
         self.history = History(self)
         self.log_watch = LogWatch(self)
         self.views = Views(self)
-        has_jobs = store.read(lambda state: bool(state.handed) or any(job.current.slurm_key for job in state.running.values()))
+        has_jobs = store.read(lambda state: bool(state.submitted) or any(job.current.slurm_key for job in state.running.values()))
         self.cluster = SlurmBackend(self) if self.is_slurm or has_jobs else None
 
     def wake(self) -> None:
@@ -10564,20 +10564,20 @@ class Service:
                        *(one.worker for one in (self.cluster, self.jobs_file) if one)):
             worker.thread.start()
         while not self.is_stopping:
-            sayings = self.listen(self.next_wait_s())
-            if sayings is not None:
-                self.tick(sayings)
+            runner_events = self.listen(self.next_wait_s())
+            if runner_events is not None:
+                self.tick(runner_events)
         for node in self.pool.nodes.values():
             node.end()
         self.run_guarded("at the end", self.store.look_for_edit, self.history.take_edit)
         self.run_guarded("at the end", self.runners.keep_samples)
         self.run_guarded("at the end", self.log_watch.end)
 
-    def tick(self, sayings: Sequence[Saying]) -> None:
+    def tick(self, runner_events: Sequence[RunnerEvent]) -> None:
         """One step of the loop.  A phase that fails is logged and counted; the others go on."""
         began_at = self.clock.monotonic()
         for backend in self.backends:
-            self.run_guarded(backend.doing, self.take_in, backend, sayings)
+            self.run_guarded(backend.doing, self.take_in, backend, runner_events)
         self.run_guarded("reading GPUs", self.gpu_watch.take_in_observation)
         self.run_guarded("noting what jobs take", self.runners.note_usage)
         for backend in self.backends:
@@ -10586,9 +10586,9 @@ class Service:
         self.turned_at = self.clock.monotonic()
         self.counters.turns.note(self.turned_at - began_at)
 
-    def take_in(self, backend: Backend, sayings: Sequence[Saying]) -> None:
+    def take_in(self, backend: Backend, runner_events: Sequence[RunnerEvent]) -> None:
         """Record what a backend has learned."""
-        for known, news in backend.poll(sayings):
+        for known, news in backend.poll(runner_events):
             job: Job | None = self.store.read(lambda state, known=known: state.jobs.get(known.id))  # type: ignore[misc]
             if job and job.attempt == known.attempt and job.status not in FINAL:
                 self.run_guarded(f"hearing of job {job.id}", self.runners.hear_outcome, job, news)
@@ -10620,10 +10620,10 @@ class Service:
         self.last_failure = failure
 
     def next_wait_s(self) -> float:
-        if self.clock.monotonic() - self.failed_at < WATCH_INTERVAL_S or (self.store.last_error and not self.local.clearings):
+        if self.clock.monotonic() - self.failed_at < WATCH_INTERVAL_S or (self.store.last_error and not self.local.terminations):
             return WATCH_INTERVAL_S             # what has just failed is not tried at full speed
-        if self.runners.results or self.local.clearings or self.local.waiting.is_short(self.clock.monotonic()):
-            return CLEARING_INTERVAL_S
+        if self.runners.results or self.local.terminations or self.local.waiting.is_short(self.clock.monotonic()):
+            return TERMINATION_INTERVAL_S
         is_running, delayed = self.store.read(lambda state: (bool(state.running), state.delayed[:1]))
         longest = WATCH_INTERVAL_S if is_running or self.store.last_error else 5.0
         return min([longest, *(max(0.01, at - self.clock.now()) for at, _ in delayed)])
@@ -10641,7 +10641,7 @@ class Service:
         except OSError as error:
             self.log.warning("%s: %s; ends of jobs are noticed within %g s", path, error, WATCH_INTERVAL_S)
 
-    def listen(self, timeout_s: float) -> list[Saying] | None:
+    def listen(self, timeout_s: float) -> list[RunnerEvent] | None:
         """Wait for a word from a runner, a request, or the time; None: that a runner waits is all that was said."""
         import select
         self.due_at = self.clock.monotonic() + timeout_s
@@ -10653,12 +10653,13 @@ class Service:
                 self.heard += said if source == self.fifo else b""
         *lines, self.heard = self.heard.split(b"\n")
         self.heard = self.heard[-4096:]
-        sayings = [saying for line in lines for saying in [parse_saying(line.decode("utf-8", "replace"))] if saying]
-        others = [saying for saying in sayings if saying.verb != "wait"]
-        for saying in sayings:
-            if saying.verb == "wait":
-                self.local.waiting.hear(saying.job_id, *map(int, saying.words))
-        return others if others or not sayings or self.wake_read in ready else None
+        parsed = [parse_runner_event(line.decode("utf-8", "replace")) for line in lines]
+        runner_events = [event for event in parsed if event]
+        others = [event for event in runner_events if event.verb != "wait"]
+        for runner_event in runner_events:
+            if runner_event.verb == "wait":
+                self.local.waiting.hear(runner_event.job_id, *map(int, runner_event.words))
+        return others if others or not runner_events or self.wake_read in ready else None
 
     def record(self, job: Job, is_synced: bool = True, /, **facts: Any) -> None:
         """Raises: unavailable."""
@@ -10672,7 +10673,7 @@ class Service:
             self.store.update(lambda state: [Put("facts", "paused_gpus", state.paused_gpus)])       # is there room again?
         now = self.clock.now()
         results, trouble, nodes = self.runners.results, self.gpu_watch.find_gpu_trouble(), self.pool.view_nodes()
-        over = {job_id: result for job_id, result in results.items() if job_id not in self.local.clearings}
+        over = {job_id: result for job_id, result in results.items() if job_id not in self.local.terminations}
         evidence = {job.id: self.runners.gather_evidence(job, over[job.id]) for job in self.running_jobs() if job.id in over}
         hold = self.launcher.start_rest.find_why(self.clock.monotonic()) or ""
         usage = {job_id: used for job_id, used in self.runners.usage.items() if job_id not in results}     # what is over is not late
@@ -10843,7 +10844,7 @@ MAX_FORM_BYTES = 10 * 2**20
 MAX_UNKNOWN_FORMS = 8                   # so many are read at once of senders who are known only by what is in them
 MAX_RESULT_BYTES = 2**20
 MIN_GZIP_BYTES, GZIP_LEVEL = 500, 5     # what is shorter is sent as it is; much longer for a little shorter is not worth it
-CANCEL_PATIENCE_S = 2.0                 # /api/cancel waits so long for a job to be gone
+CANCEL_TIMEOUT_S = 2.0                 # /api/cancel waits so long for a job to be gone
 
 
 if TYPE_CHECKING:
@@ -11155,7 +11156,7 @@ class Gate:
                     and "application/json" not in accepted):
                 return shorten(request, page_response(self.page))       # to anyone: it holds nothing, and asks for a token itself
             try:
-                route, holes = match_route(request.method, request.path)
+                route, path_parameters = match_route(request.method, request.path)
             except NexusError:                          # what there is and what not is not for everybody
                 self.identify(request)
                 raise
@@ -11163,7 +11164,7 @@ class Gate:
             if route.access == "owner" and not caller.is_owner:
                 raise NexusError("forbidden", f"{route.method} {route.pattern} is for {self.service.user}, "
                                  "whose service this is")
-            answer = route.handler(self, caller, **self.read_arguments(request, route, holes))
+            answer = route.handler(self, caller, **self.read_arguments(request, route, path_parameters))
             response: Response = answer if isinstance(answer, Response) else json_response(answer) if route.answer else Response(204)
             if response.stream:
                 response = replace(response, stream=self.check_stream(request, caller, response.stream))
@@ -11173,14 +11174,14 @@ class Gate:
             is_own = request.headers.get("user-agent") == OWN_AGENT
             return shorten(request, error_response(told if is_own else NexusError(told.kind, told.message, name_calls(told.hint))))
 
-    def read_arguments(self, request: Request, route: Route, holes: Mapping[str, str]) -> dict[str, Any]:
+    def read_arguments(self, request: Request, route: Route, path_parameters: Mapping[str, str]) -> dict[str, Any]:
         """Of a route's handler.  Raises: usage; what read_json() raises."""
         known = [name for name, row in route.parameters.items() if row.place == "query"]
         for name in request.query:
             if name not in known:
                 raise NexusError("usage", f"'{format_line(name, 40)}' is not a parameter of {route.pattern}", hint=suggest(name, known))
         found: dict[str, Any] = {"request": request} if "request" in route.arguments else {}
-        given: dict[str, Mapping[str, Any]] = {"path": holes, "query": request.query, "header": request.headers}
+        given: dict[str, Mapping[str, Any]] = {"path": path_parameters, "query": request.query, "header": request.headers}
         for name, row in route.parameters.items():
             texts = given[row.place].get(name.lower())
             if texts is not None:
@@ -11296,7 +11297,7 @@ class Calls(Gate):
 
     @route("GET /status", "user", "GPUs, running jobs, and how many wait", "Status")
     def get_status(self, caller: Caller) -> dict[str, Any]:
-        self.service.gpu_watch.first_probe.wait(SMI_PATIENCE_S + 5)
+        self.service.gpu_watch.first_probe.wait(SMI_WAIT_S + 5)
         status = {**self.service.views.status(), "is_owner": caller.is_owner}
         if not caller.is_owner:
             nodes = [hide(NODE_INFO, node) for node in status["nodes"]]
@@ -11548,7 +11549,7 @@ class Calls(Gate):
 
     @route("GET /health", "user", "each check with its reading; 503 when one is bad", "Health", statuses=(200, 503))
     def get_health(self, caller: Caller) -> Response:
-        self.service.gpu_watch.first_probe.wait(SMI_PATIENCE_S + 5)
+        self.service.gpu_watch.first_probe.wait(SMI_WAIT_S + 5)
         health = self.service.views.health()
         if not caller.is_owner:
             health["checks"] = [{**check, "reading": ""} for check in health["checks"]]
@@ -11632,14 +11633,14 @@ class Api(Calls):
             return job.status if job else CANCELLED
 
         # Most are gone at once, and nobody need ask again
-        wait_until(lambda: find_status() in FINAL, CANCEL_PATIENCE_S, FOLLOW_INTERVAL_S[0], self.service.clock)
+        wait_until(lambda: find_status() in FINAL, CANCEL_TIMEOUT_S, FOLLOW_INTERVAL_S[0], self.service.clock)
         return {"job_id": id, "status": find_status()}
 
     @route("GET /api/nodes", "user", "machines: their GPUs, what runs there, and what waits", "Node[]")
     def get_api_nodes(self, caller: Caller) -> list[dict[str, Any]]:
         """A job that may run on any machine waits in the queue of this one, number 0; one for a node alone in that node's."""
         service = self.service
-        service.gpu_watch.first_probe.wait(SMI_PATIENCE_S + 5)
+        service.gpu_watch.first_probe.wait(SMI_WAIT_S + 5)
         now = service.clock.now()
         gpus: list[dict[str, Any]] = service.store.read(service.views.list_gpus)
         running = service.running_jobs()
@@ -12164,7 +12165,7 @@ def format_log_json(record: logging.LogRecord) -> str:
         "thread": record.threadName, "message": record.getMessage(), **facts})
 
 
-LOCK_PATIENCE_S = 10.0          # for a service that ends, or is just starting
+LOCK_TIMEOUT_S = 10.0          # for a service that ends, or is just starting
 
 
 class RunsAlready(NexusError):
@@ -12260,7 +12261,7 @@ def check_start(layout: Layout, config: Config, own_port: int | None = None) -> 
 
 def take_service_lock(layout: Layout, clock: Clock) -> None:
     """Raises: conflict, when another service has it.  One that has taken its service.json away is about to let go."""
-    give_up_at = clock.monotonic() + LOCK_PATIENCE_S
+    give_up_at = clock.monotonic() + LOCK_TIMEOUT_S
     while True:
         with disk("lock", layout.lock_file):
             if take_lock(layout.lock_file) is not None:
@@ -12292,13 +12293,13 @@ def refuse_elsewhere(layout: Layout, running: Mapping[str, Any]) -> None:
 # to NEXUS_URL, the kernel is asked whose program listens there, if it is this machine: another user's gets nothing.
 # A request that is safe to repeat is repeated while the service is being started again.
 
-START_PATIENCE_S = 30.0
-SUPERVISOR_PATIENCE_S = 2.5
-OWNER_PATIENCE_S = 5.0
-RETRY_PATIENCE_S = 30.0         # a restart may take as long as a start
-STRANGER_PATIENCE_S = 3.0       # with what has not answered yet at NEXUS_URL: it may be no nexus
+START_TIMEOUT_S = 30.0
+SUPERVISOR_TIMEOUT_S = 2.5
+OWNER_TIMEOUT_S = 5.0
+RETRY_TIMEOUT_S = 30.0         # a restart may take as long as a start
+STRANGER_TIMEOUT_S = 3.0       # with what has not answered yet at NEXUS_URL: it may be no nexus
 NOT_SENT = (ConnectionRefusedError, FileNotFoundError, BlockingIOError)     # nothing: it is away, or too many wait
-ANSWER_PATIENCE_S = 120.0       # with a connection on which nothing comes; one that may be silent is probed by the kernel
+ANSWER_TIMEOUT_S = 120.0       # with a connection on which nothing comes; one that may be silent is probed by the kernel
 MAX_EVENT_BYTES, MAX_TOLD_BYTES = 2**24, 2**28     # of what answers at NEXUS_URL
 
 
@@ -12369,7 +12370,7 @@ class Wire:
 
         Raises: unavailable.
         """
-        give_up_at = time.monotonic() + (RETRY_PATIENCE_S if self.has_answered else STRANGER_PATIENCE_S)
+        give_up_at = time.monotonic() + (RETRY_TIMEOUT_S if self.has_answered else STRANGER_TIMEOUT_S)
         while True:
             try:
                 made = act()
@@ -12410,7 +12411,7 @@ class Wire:
                 self.check_owner(unmap(address[:2]), None)      # before they even see a connection
         connection = socket.socket(family, socket.SOCK_STREAM)
         try:
-            connection.settimeout(ANSWER_PATIENCE_S)
+            connection.settimeout(ANSWER_TIMEOUT_S)
             connection.connect(address)
             return connection if self.layout else self.secure(connection)
         except BaseException as error:
@@ -12422,7 +12423,7 @@ class Wire:
 
     def secure(self, connection: socket.socket) -> socket.socket:
         """Make sure who is at the other end, and notice when it is no longer there.  Raises: as connect()."""
-        watch_line(connection, ANSWER_PATIENCE_S)
+        watch_line(connection, ANSWER_TIMEOUT_S)
         if self.is_secure:
             import ssl
             return ssl.create_default_context().wrap_socket(connection, server_hostname=self.host)
@@ -12440,7 +12441,7 @@ class Wire:
         Raises: forbidden, when it is none of the owners'; ConnectionError, when it cannot be known; usage.
         """
         uid = find_socket_uid(there, here)
-        give_up_at = time.monotonic() + OWNER_PATIENCE_S
+        give_up_at = time.monotonic() + OWNER_TIMEOUT_S
         while here and uid is None:                     # not accepted yet
             if time.monotonic() > give_up_at or find_socket_uid(there, None) is None:
                 raise ConnectionError("it did not accept the connection")
@@ -12709,7 +12710,7 @@ def await_supervisor(layout: Layout) -> dict[str, Any] | None:
     is_of_here = left and (left.get("boot_id"), left.get("machine_id")) == (read_boot_id(), read_machine_id())
     if not is_of_here or os.path.exists(layout.stopped_file):
         return None
-    return wait_until(lambda: find_service(layout), SUPERVISOR_PATIENCE_S, 0.02)
+    return wait_until(lambda: find_service(layout), SUPERVISOR_TIMEOUT_S, 0.02)
 
 
 def start_service(layout: Layout, environ: Mapping[str, str], options: Sequence[str] = ()) -> dict[str, Any]:
@@ -12731,14 +12732,14 @@ def start_service(layout: Layout, environ: Mapping[str, str], options: Sequence[
             raise decode_error(refusal)
         return find_service(layout)
 
-    running = wait_until(look, START_PATIENCE_S)
+    running = wait_until(look, START_TIMEOUT_S)
     if not running:
-        raise NexusError("unavailable", f"the service did not start within {START_PATIENCE_S:g} s",
+        raise NexusError("unavailable", f"the service did not start within {START_TIMEOUT_S:g} s",
                          hint=f"see {layout.service_log}, or try it in the foreground: nexus serve")
     if running.get("config") == path:
         return running
     os.kill(running["pid"], signal.SIGTERM)     # a supervisor of before was just starting its service again
-    wait_until(lambda: find_service(layout) != running, START_PATIENCE_S)
+    wait_until(lambda: find_service(layout) != running, START_TIMEOUT_S)
     return start_service(layout, environ, options)
 
 
@@ -13796,7 +13797,7 @@ def cmd_node_add(call: Call) -> None:
     def look() -> dict[str, Any]:
         return next(node for node in call.client.nodes() if node["name"] == config.name)
 
-    if not wait_until(lambda: look()["is_reachable"], SSH_PATIENCE_S, 0.05):
+    if not wait_until(lambda: look()["is_reachable"], SSH_TIMEOUT_S, 0.05):
         node = look()
         hint = "the service has another ssh agent than this shell: nexus restart from here, or --identity FILE without a passphrase"
         raise NexusError("unavailable", f"{config.name} was added, but the service cannot use it: {node['trouble']}",
@@ -14548,7 +14549,7 @@ dialog .lost { margin-top: .7rem; }
 <script>
 'use strict';
 const PAGE = 50;                                                 // rows of a list that are asked for and shown at once
-const REST_MS = 2000, RARELY_MS = 30000;                         // between two looks while much happens; and when nothing does
+const BACKOFF_MS = 2000, RARELY_MS = 30000;                         // between two looks while much happens; and when nothing does
 const LOG_TAIL = 2000, LOG_LINES = 5000, LINE_LENGTH = 20000;    // lines at first; lines kept; characters kept of a line
 const LOG_PAUSES_MS = [200, 1000, 5000];                         // before it is read again: after news, without any, after a failure
 const ANSWER_MS = 20000, SILENCE_MS = 45000;                     // waited for an answer; for the next sign of life of the events
@@ -14883,7 +14884,7 @@ async function refresh() {
     else if (!error.status) following?.abort();   // it connects anew, and tells until it has
   }
   isRefreshing = false;
-  notBefore = performance.now() + Math.max(REST_MS, 4 * (performance.now() - began));
+  notBefore = performance.now() + Math.max(BACKOFF_MS, 4 * (performance.now() - began));
   if (isRung) refreshSoon();
 }
 

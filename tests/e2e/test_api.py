@@ -42,7 +42,7 @@ BEARER = ' -H "Authorization: Bearer my-secret-token"'
 @pytest.fixture
 def box():
     with make_box(is_starting=False) as made:
-        made.serve("nexus.CANCEL_PATIENCE_S = 60")          # a busy machine may take longer than 2 s to end a job
+        made.serve("nexus.CANCEL_TIMEOUT_S = 60")          # a busy machine may take longer than 2 s to end a job
         yield made
 
 

@@ -212,7 +212,7 @@ def test_an_answer_that_drips_in_is_cut(bad, monkeypatch):
             threading.Event().wait(0.01)
 
     monkeypatch.setattr(nexus, "SYNC_WAIT_S", 0.0)
-    monkeypatch.setattr(nexus, "SYNC_PATIENCE_S", 0.1)
+    monkeypatch.setattr(nexus, "SYNC_TIMEOUT_S", 0.1)
     asked = there.number
     live.until(lambda: there.number > asked + 1, "an exchange with this patience")
     there.change = drip

@@ -265,7 +265,7 @@ def test_what_is_silent_is_followed_for_as_long_as_it_takes(own_home, monkeypatc
     gate = os.path.join(own_home.top, "gate")
     job_id = client.add(f"echo a; until [ -e {gate} ]; do sleep 0.05; done; echo b", gpus=0)
     until(lambda: b"".join(client.logs(job_id)) == b"a\n", "its first line")
-    monkeypatch.setattr(nexus, "ANSWER_PATIENCE_S", 0.3)
+    monkeypatch.setattr(nexus, "ANSWER_TIMEOUT_S", 0.3)
     pieces, log = [], []
 
     def follow_service():
@@ -322,7 +322,7 @@ class Wire:
 
 @pytest.mark.parametrize("is_answer", [False, True], ids=["the request is lost", "the answer is lost"])
 def test_what_may_be_repeated_is_repeated_over_nexus_url(own_home, is_answer, monkeypatch):
-    monkeypatch.setattr(nexus, "STRANGER_PATIENCE_S", PATIENCE_S)       # the first answer comes after two that were lost
+    monkeypatch.setattr(nexus, "STRANGER_TIMEOUT_S", PATIENCE_S)       # the first answer comes after two that were lost
     own_home.main("pause")
     token = own_home.file("token").read_text().strip()
     wire = Wire(own_home.port, is_answer, 2)
@@ -701,7 +701,7 @@ def test_urls():
 
 def test_a_service_that_is_gone_for_good_is_told_soon(own_home, monkeypatch):
     client = own_home.client()
-    monkeypatch.setattr(nexus, "RETRY_PATIENCE_S", 0.5)
+    monkeypatch.setattr(nexus, "RETRY_TIMEOUT_S", 0.5)
     own_home.main("stop")
     for ask in (client.status, lambda: client.add("true"), lambda: client.kill("abc"), lambda: client.wait(["abc"])):
         began = time.monotonic()

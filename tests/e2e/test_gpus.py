@@ -205,7 +205,7 @@ def test_first_status_where_nvidia_smi_hangs():
     """It comes all the same, with what is known, long before nvidia-smi is given up."""
     with live.Box(gpus=[{}], is_starting=False) as box:
         box.show([{}], hang=True)
-        box.serve("nexus.SMI_PATIENCE_S = -4.5")        # a first status waits for 5 s more
+        box.serve("nexus.SMI_WAIT_S = -4.5")        # a first status waits for 5 s more
         status = box.status()
         assert status["gpu_trouble"] == "nvidia-smi has not answered yet" and "nvidia-persistenced" in " ".join(status["hints"])
         box.await_reason(box.add("true"), "nvidia-smi has not answered yet")

@@ -189,7 +189,7 @@ def test_runner_is_stopped(launcher):
 def test_grace_is_respected():
     """SIGTERM first, and time to save; SIGKILL only for what is deaf, and not before."""
     with live.Box(gpus=2, kill_grace_seconds=8, is_starting=False) as box:
-        box.serve("nexus.RUNNER_PATIENCE_S = 30")           # a busy machine may take longer than 2 s to write a result
+        box.serve("nexus.RUNNER_TIMEOUT_S = 30")           # a busy machine may take longer than 2 s to write a result
         saves = box.add(f"trap 'sleep 0.5; echo saved > {box.path('saved')}; exit 7' TERM; touch {box.path('a')}; sleep 600 & wait")
         deaf = box.add(f"trap '' TERM; touch {box.path('b')}; while :; do sleep 0.1; done")
         live.until(lambda: os.path.exists(box.path("a")) and os.path.exists(box.path("b")))
@@ -215,7 +215,7 @@ def test_kill_twice_is_one_kill():
 
 def test_no_grace_keeps_the_exit_code():
     with live.Box(gpus=1, kill_grace_seconds=0, is_starting=False) as box:
-        box.serve("nexus.RUNNER_PATIENCE_S = 30")
+        box.serve("nexus.RUNNER_TIMEOUT_S = 30")
         for _ in range(3):
             job_id = box.wait_started(box.add("sleep 600"))["id"]
             live.until(lambda job_id=job_id: box.call("DELETE", f"/jobs/{job_id}")[0] == 204)

@@ -226,7 +226,7 @@ def hanging(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setattr(nexus, "GIT_TIMEOUT_S", 0.5)
     monkeypatch.setattr(nexus, "SSH_CALL_TIMEOUT_S", 0.5)
-    monkeypatch.setattr(nexus, "SSH_PATIENCE_S", 0.5)
+    monkeypatch.setattr(nexus, "SSH_TIMEOUT_S", 0.5)
     yield nexus.Ssh(nexus.NodeConfig("n1", "n1"), os.environ)
     until((tmp_path / "pids").exists)
     for pid in (tmp_path / "pids").read_text().split():

@@ -92,7 +92,7 @@ class Box:
                 self.heard += os.read(self.fifo, 65536).decode()
             while "\n" in self.heard:
                 line, _, self.heard = self.heard.partition("\n")
-                said.append(nexus.parse_saying(line))
+                said.append(nexus.parse_runner_event(line))
                 assert said[-1], line
                 if said[-1].verb == verb:
                     return said

@@ -223,7 +223,7 @@ class World:
 
     def turn(self, *sayings, seconds=0.0):
         self.clock.pass_(seconds)
-        self.service.tick([nexus.parse_saying(saying) for saying in sayings])
+        self.service.tick([nexus.parse_runner_event(saying) for saying in sayings])
 
     def add(self, command="python train.py", **options):
         return self.service.admission.submit(nexus.parse_submission({"command": command, "cwd": "/", **options}), ANN).ids[0]
@@ -464,7 +464,7 @@ def test_bounce_of_a_job_that_is_to_be_stopped_ends_it(world):
     w.turn(f"bounce {job_id} 1 taken")
     w.turn()
     assert (w.job(job_id).status, w.job(job_id).current.cause, w.job(job_id).current.stop_by) == ("cancelled", "killed", "ann")
-    assert w.machine.launched == [(job_id, 1)] and not w.service.runners.results and not w.service.local.clearings
+    assert w.machine.launched == [(job_id, 1)] and not w.service.runners.results and not w.service.local.terminations
 
 
 def test_starts_that_come_to_nothing_leave_no_trail(world):
@@ -2988,7 +2988,7 @@ def test_stop_and_withdraw(world):
     tell(w, want("aaa"), want("bbb", is_stopped=True), want("ccc"))
     assert (w.job("bbb").status, w.job("bbb").current.cause) == ("cancelled", "killed")
     assert w.job("ccc").status == "pending", "it may begin in a moment"
-    w.clock.pass_(nexus.WITHDRAW_PATIENCE_S + 0.1)
+    w.clock.pass_(nexus.WITHDRAW_TIMEOUT_S + 0.1)
     tell(w, want("aaa"), want("bbb"), want("ccc"))
     assert w.job("aaa").status == "running" and w.job("aaa").current.stop_cause is None
     assert (w.job("ccc").status, w.job("ccc").current.cause, w.job("ccc").current.cause_line) == (

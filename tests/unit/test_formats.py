@@ -554,10 +554,10 @@ def test_what_is_no_result(tmp_path, reason, text):
 
 
 SAYINGS = [  # reason, line, saying
-    ("a job began", "start abc 1 4242 267381 267384\n", nexus.Saying("start", "abc", 1, ("4242", "267381", "267384"))),
-    ("and ended", "end abc 2 137 6050", nexus.Saying("end", "abc", 2, ("137", "6050"))),
-    ("its directory is gone", "fail abc 3 cwd", nexus.Saying("fail", "abc", 3, ("cwd",))),
-    ("its GPU was taken by another user's", "bounce abc 1 bob", nexus.Saying("bounce", "abc", 1, ("bob",))),
+    ("a job began", "start abc 1 4242 267381 267384\n", nexus.RunnerEvent("start", "abc", 1, ("4242", "267381", "267384"))),
+    ("and ended", "end abc 2 137 6050", nexus.RunnerEvent("end", "abc", 2, ("137", "6050"))),
+    ("its directory is gone", "fail abc 3 cwd", nexus.RunnerEvent("fail", "abc", 3, ("cwd",))),
+    ("its GPU was taken by another user's", "bounce abc 1 bob", nexus.RunnerEvent("bounce", "abc", 1, ("bob",))),
     ("nothing", "", None), ("one word", "end", None), ("another verb", "begin abc 1 2 3", None),
     ("no id", "end 123 1 0 5", None), ("no attempt", "end abc x 0 5", None), ("half a line", "end abc 1 0", None),
     ("two lines in one", "end abc 1 0 5end abd 1 0 5", None),
@@ -568,13 +568,13 @@ SAYINGS = [  # reason, line, saying
 
 @pytest.mark.parametrize("reason, line, saying", SAYINGS, ids=[case[0] for case in SAYINGS])
 def test_parse_saying(reason, line, saying):
-    assert nexus.parse_saying(line) == saying, reason
+    assert nexus.parse_runner_event(line) == saying, reason
 
 
 @given(texts | st.lists(st.sampled_from(["start", "end", "bounce", "fail", "abc", "1", "²", "٣", "\0", "-1"]),
                         max_size=7).map(" ".join))
 def test_no_line_makes_parse_saying_fail(line):
-    said = nexus.parse_saying(line)
+    said = nexus.parse_runner_event(line)
     assert said is None or (said.verb in ("start", "end", "bounce", "fail") and nexus.is_job_id(said.job_id))
     assert said is None or said.verb in ("bounce", "fail") or all(int(word) >= 0 for word in said.words)
 

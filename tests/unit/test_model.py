@@ -70,7 +70,7 @@ def check_indexes(made):
         elif not one.pending_dependencies:                     # what must wait is not looked at
             classes.setdefault(nexus.request_class(one), {}).setdefault(one.user, {}).setdefault(one.group, []).append(item)
     assert made.classes == classes and made.pending == bands
-    assert made.handed == handed
+    assert made.submitted == handed
     assert made.delayed == sorted(delayed)
     assert {parent: set(line) for parent, line in made.dependents.items()} == dependents
     assert made.running == {id: one for id, one in made.jobs.items() if one.status == nexus.RUNNING}
@@ -676,17 +676,17 @@ def test_of_whom_the_history_is_shortened(monkeypatch):
 
 def test_what_slurm_has_waits_there_and_not_here():
     made = state(job("aaa", 1), job("bbb", 2, slurm_key="k", attempt=1))
-    assert list(made.handed) == ["bbb"] and listed(made) == ["aaa", "bbb"]
+    assert list(made.submitted) == ["bbb"] and listed(made) == ["aaa", "bbb"]
     assert list_startable(made) == ["aaa"]
     undo = put(made, nexus.change_job(made.jobs["bbb"], slurm_id="12"))
-    assert made.handed["bbb"].current.slurm_id == "12"
+    assert made.submitted["bbb"].current.slurm_id == "12"
     put(made, *undo)
-    assert made.handed["bbb"].current.slurm_id is None
+    assert made.submitted["bbb"].current.slurm_id is None
     put(made, nexus.change_job(made.jobs["bbb"], slurm_key=None))
-    assert not made.handed and list_startable(made) == ["aaa", "bbb"]
+    assert not made.submitted and list_startable(made) == ["aaa", "bbb"]
     put(made, nexus.change_job(nexus.begin_attempt(made.jobs["aaa"]), slurm_key="k"))
     put(made, nexus.change_status(made.jobs["aaa"], nexus.RUNNING, 1.0))
-    assert not made.handed and list(made.running) == ["aaa"]
+    assert not made.submitted and list(made.running) == ["aaa"]
 
 
 def test_what_another_nexus_has_not_collected_stays():
