@@ -12971,7 +12971,6 @@ def cmd_status(call: Call) -> None:
 def cmd_top(call: Call) -> None:
     """Redraw until q or Ctrl-C; on a terminal in its second screen, so that the first is as it was afterwards."""
     is_terminal, top = call.out.isatty(), 0
-    call.client.status()                        # the service is started now, and not again: somebody may stop it
     call.write("\x1b[?1049h\x1b[?25l\x1b[?7l" if is_terminal else "")
     try:
         with read_keys(is_terminal) as read_key:
@@ -13010,7 +13009,7 @@ def draw_top(call: Call, paint: Paint) -> str:
     except NexusError as error:
         if error.kind != "unavailable":
             raise
-        return paint.join([paint("red", error.message)])
+        return paint.join([paint("red", error.message), *([f"hint: {error.hint}"] if error.hint else [])])
 
 
 @contextlib.contextmanager

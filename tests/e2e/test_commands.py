@@ -106,6 +106,7 @@ def test_status_json_and_detailed(home):
 
 
 def test_status_watch_at_a_terminal(home):
+    home.main("start")
     with home.terminal("status", "--watch") as terminal:
         terminal.wait_for("\x1b[?1049h")
         for _ in range(2):
@@ -138,6 +139,10 @@ def test_top_scrolls_and_ends_with_q(own_home):
 
 
 def test_status_watch_leaves_a_stopped_service_stopped(own_home):
+    with own_home.terminal("top") as terminal:
+        terminal.wait_for("does not run")
+        terminal.type("q")
+        assert terminal.end()[0] == 0 and not own_home.file("service.json").exists()
     own_home.main("start")
     with own_home.terminal("status", "--watch") as terminal:
         terminal.wait_for("Queue: ")
