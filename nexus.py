@@ -909,7 +909,7 @@ class Job:
         None, SECONDS, "stop it after so long; 0 = no time limit", "asked kept public form",
         flag="--timeout TIME", like="90s, 30m, 2h", text=DURATION_TEXT, parse=parse_duration)
     expected_time: float | None = optional(
-        None, NUMBER(0.001, 31536000), "how long it should take: for estimates and gaps; stopped at twice that",
+        None, NUMBER(0.001, 31536000), "how long it should take: estimates get better, and it may use reserved GPUs; stopped at twice that",
         "asked kept sent public", flag="--expect TIME", like="30m", text=DURATION_TEXT, parse=parse_duration)
     umask: int | None = optional(None, WHOLE(0, 0o777), "its umask", "asked kept sent hidden")
     limits: tuple[tuple[str, int, int], ...] = optional(        # (name, soft, hard)
@@ -13866,9 +13866,9 @@ def cmd_help(call: Call) -> None:
     call.print(
         "nexus: a queue for the GPUs of this machine", "", "nexus [command] [options]", "",
         *(f"  {command.name:<9} {command.summary}" for command in call.commands if command.summary), "",
-        "nexus help COMMAND says what it takes; nexus --version tells this copy from others.",
+        "nexus help COMMAND explains a command; nexus --version prints the version and the file's hash.",
         "Exit codes: 0; 1 internal, unhealthy; 2 usage; 3 not found; 4 conflict; 5 forbidden; 6 unavailable.",
-        "NEXUS_HOME moves ~/.nexus; NEXUS_MOCK_GPUS=2 tries it without a GPU; NO_COLOR=1 takes the colours away.")
+        "NEXUS_HOME moves ~/.nexus; NEXUS_MOCK_GPUS=2 makes up two GPUs, for a trial; NO_COLOR=1 turns colours off.")
 
 
 def cmd_complete(call: Call) -> None:
@@ -14044,7 +14044,7 @@ STATUS_OPTION = argument("--status", metavar="S,S", row=Field(
     convert=lambda text: text.split(",")), help=f"of these statuses: {', '.join(STATUSES)}")
 LINES = Field(WHOLE(0, 10**9), like="20")
 NUMBER_OPTION = argument("-n", "--number", row=LINES, metavar="N",
-                         help="so many (default: as many as fit on the terminal, else all); 0: all")
+                         help="show N rows; 0: all (default: what fits on the terminal; all if it is none)")
 CHOICE_OPTIONS = (argument("--user", help="the jobs of this user"), GROUP, NAME)
 IDS = argument("ids", nargs="+", metavar="ID")
 ANY_IDS = argument("ids", nargs="*", metavar="ID")
@@ -14056,7 +14056,7 @@ COMMANDS = (
     Command("status", "what runs where, and what waits (nexus alone does the same)", cmd_status, (
         argument("--watch", action="store_true", help="nexus top"), JSON_OPTION,
         argument("--detailed", action="store_true", help="queue by priority, readings of GPUs and host, health"))),
-    Command("top", "the same as a table that is redrawn; below it what waits (status --watch does the same)", cmd_top,
+    Command("top", "a live table: GPUs with their jobs, and what waits (q ends it; also status --watch)", cmd_top,
             examples=("top",)),
     Command("add", "queue a job; prints its id", cmd_add, (*JOB_OPTIONS, JSON_OPTION),
             "The job runs on the next GPU that is truly free, here, with this environment, umask and these resource limits.",
@@ -14068,7 +14068,7 @@ COMMANDS = (
                 "add --file commands.txt")),
     Command("run", "queue a job, show its output, exit with its exit code", cmd_run, (
         *JOB_OPTIONS, argument("--json", action="store_true", help="with --dry-run: print JSON")),
-            "Ctrl-C stops the showing; the job goes on.  Its input is its own terminal (nexus attach), or < FILE in the command.",
+            "Ctrl-C ends only this display; the job goes on.  It reads from its own terminal (nexus attach), or from < FILE.",
             examples=('run "python train.py"', 'run --gpus 0 "python prepare.py" && nexus add "python train.py"')),
     Command("queue", "pending jobs in the order they would start, and why they wait", cmd_queue, (
         NUMBER_OPTION, *CHOICE_OPTIONS, JSON_OPTION),
@@ -14084,22 +14084,22 @@ COMMANDS = (
             lambda call: call.show(call.client.why(call.options.id), format_why), (ID, JSON_OPTION),
             examples=("why abc",)),
     Command("wait", "wait for jobs to finish; exit with the first exit code that is not 0", cmd_wait, (
-        ANY_IDS, GROUP, argument("--any", action="store_true", help="until one of them has finished; exit with its exit code"),
+        ANY_IDS, GROUP, argument("--any", action="store_true", help="return when the first of them has finished, with its exit code"),
         argument("--timeout", metavar="TIME", row=JOB_FIELDS["timeout_seconds"],
                                   help="give up after so long, with exit code 124; like 2h")),
             examples=("wait abc", "wait --group exp1 --timeout 2h", "wait --any abc abd")),
     Command("logs", "what a job printed, or the service's log", cmd_logs, (
         argument("ids", nargs="*", metavar="ID|GPU|service", help="jobs (default: the one that started last), or the service"),
-        argument("-f", "--follow", action="store_true", help="as it comes, until the job ends"),
+        argument("-f", "--follow", action="store_true", help="follow the output until the job ends"),
         argument("-n", "--number", row=LINES, metavar="N", help="the last N lines"),
         argument("--stream", choices=STREAMS, default="both", help="stdout goes to stdout, stderr to stderr"),
         argument("--timestamps", action="store_true", help="begin each line with the time at which it came")),
             examples=("logs", "logs -f abc", "logs abc abd", "logs service -n 50")),
     Command("kill", "stop running jobs and all they started; returns when they are gone", cmd_kill, (
-        argument("ids", nargs="*", metavar="ID|GPU"), argument("--all", action="store_true", help="with a GPU: all jobs that share it"),
+        argument("ids", nargs="*", metavar="ID|GPU"), argument("--all", action="store_true", help="with a GPU: all jobs that share this GPU"),
         argument("--group", metavar="G", help="all of this group, pending ones too"),
         argument("--signal", metavar="NAME", row=CANCEL_KEYS["signal"],
-                 help="what they get first, like INT (default: TERM); KILL follows after [jobs] kill_grace_seconds")),
+                 help="the first signal, like INT (default: TERM); KILL follows after kill_grace_seconds")),
             examples=("kill abc", "kill 0", "kill --signal INT abc", "kill --group exp1")),
     Command("cancel", "stop jobs, pending or running",
             lambda call: end_jobs(call, ids=call.options.ids, status=[PENDING, RUNNING]), (IDS,),
@@ -14108,10 +14108,10 @@ COMMANDS = (
             lambda call: end_jobs(call, ids=call.options.ids, status=[PENDING]), (IDS,),
             examples=("remove abc",)),
     Command("retry", "run finished jobs again, as new ones; prints their ids", cmd_retry, (
-        ANY_IDS, argument("--failed", action="store_true", help="those that failed and were not added again"),
-        argument("--group", metavar="G", help="those of this group that failed"),
+        ANY_IDS, argument("--failed", action="store_true", help="all jobs that failed and were not retried yet"),
+        argument("--group", metavar="G", help="the failed jobs of this group"),
         argument("--dry-run", action="store_true", help="show them, add nothing"), *CHANGE_OPTIONS),
-            "With options like --gpus 2, the new jobs differ from the old ones in that.",
+            "With options like --gpus 2, the new jobs use these instead of the old values.",
             examples=("retry abc", "retry abc --gpu-mem 20G --timeout 4h", "retry --failed --dry-run")),
     Command("edit", "change a pending job", cmd_edit, (ID, *CHANGE_OPTIONS),
             examples=("edit abc --gpus 2 --timeout 4h", 'edit abc --command "python train.py --lr 0.01"')),
@@ -14134,7 +14134,7 @@ COMMANDS = (
     Command("start", "start the service (any command that needs it does)", cmd_start, SERVICE_OPTIONS, local="a service is started"),
     Command("stop", "end the service; running jobs go on", cmd_stop),
     Command("restart", "end it and start it again; running jobs go on", cmd_restart, SERVICE_OPTIONS, local="a service is started"),
-    Command("serve", "be the service, in the foreground", cmd_serve, SERVICE_OPTIONS),
+    Command("serve", "run the service in the foreground", cmd_serve, SERVICE_OPTIONS),
     Command("metrics", "run times of finished jobs, utilization of the GPUs", cmd_metrics, (
         JSON_OPTION, argument("--prometheus", action="store_true", help="print GET /metrics, for Prometheus"))),
     Command("health", "each check with its reading; exit code 1 when one is bad", cmd_health, (JSON_OPTION,)),
@@ -14163,10 +14163,10 @@ COMMANDS = (
         Command("edit", "open it in your editor", cmd_config_edit),
         Command("path", "where it is", lambda call: call.print(choose_config(call.layout))),
         Command("sample", "all keys with their defaults", lambda call: call.write(format_sample_config())))),
-    Command("install", "put `nexus` on PATH, with completion", cmd_install, (
+    Command("install", "put the command `nexus` into ~/.local/bin, with completion", cmd_install, (
         argument("--boot", action="store_true", help="also start the service at boot"),),
             examples=("install", "install --boot")),
-    Command("help", "this, or what a command takes", cmd_help, (argument("topic", nargs="?", metavar="COMMAND"),)),
+    Command("help", "list the commands, or explain one", cmd_help, (argument("topic", nargs="?", metavar="COMMAND"),)),
     Command("complete", "", cmd_complete, (argument("words", nargs="..."),)),
 )
 
