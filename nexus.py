@@ -8915,26 +8915,26 @@ def is_elsewhere_now(known: NodeConfig, config: NodeConfig) -> bool:
 
 
 # ==== 14. SERVICE ==== observe, plan, carry out; admission, adoption, what is kept and shown
-# One loop, woken by the FIFO (a job started or ended), by requests, and by time.  Each turn: hear what was said, look
-# after the jobs that end or are to be stopped, record what ended and what starts next in one change, then start it.
-# nvidia-smi is asked by a thread of its own, which hands over what it saw.
+# One loop.  The FIFO (a job started or ended), requests, and timeouts wake it.  Each tick reads the runner events, ends
+# the jobs that must stop, records in one transaction which jobs ended and which start next, then starts them.
+# A separate thread runs nvidia-smi and passes the readings to the loop.
 
-PROBE_BACKOFF_FACTOR = 10                 # nvidia-smi rests for so many times as long as it ran
-LEASE_BACKOFF_S = (5.0, 60.0)      # and no GPU is given out after a lease came to nothing
-SETTLED_S = 30.0                # a job's use of GPU memory that has not grown for so long is what it needs
-DISK_INTERVAL_S, DISK_TIMEOUT_S = 5.0, 30.0        # between two looks at the disks; a longer one is bad for health
-ESTIMATE_TIMEOUT_S = 0.05      # so long a request waits for estimates that are being made
-ESTIMATE_BACKOFF_FACTOR = 10              # estimates are as old as this many times what they took, and at least 2 s
-HEALTH_INTERVAL_S = 5.0         # so often on_unhealthy looks
-HOOK_TIMEOUT_S = 60.0           # for a command of [hooks]
+PROBE_BACKOFF_FACTOR = 10       # pause after nvidia-smi, as a multiple of its run time
+LEASE_BACKOFF_S = (5.0, 60.0)   # first and longest time without new GPUs after a lease failed
+SETTLED_S = 30.0                # GPU memory of a job that has not grown for this long is all it needs
+DISK_INTERVAL_S, DISK_TIMEOUT_S = 5.0, 30.0     # between two disk checks; a disk silent for longer is unhealthy
+ESTIMATE_TIMEOUT_S = 0.05       # a request waits this long for new estimates
+ESTIMATE_BACKOFF_FACTOR = 10    # estimates are kept for this multiple of the time they took, at least 2 s
+HEALTH_INTERVAL_S = 5.0         # between two checks for on_unhealthy
+HOOK_TIMEOUT_S = 60.0           # of one [hooks] command
 CLEAR_TIMEOUT_S = 60.0
-JOBS_AT_ONCE = 100              # of a list, looked up together
-MAX_FAULTS_LOGGED = 20          # of one reading of the jobs file
+JOBS_AT_ONCE = 100              # a long list of jobs is read in parts of this size
+MAX_FAULTS_LOGGED = 20          # each time the jobs file is read
 
 
 @value
 class Observation:
-    """What nvidia-smi said, or why it could not."""
+    """The answer of nvidia-smi, or why there is none."""
     gpus: tuple[Gpu, ...]
     trouble: str | None
     hint: str
@@ -8943,25 +8943,25 @@ class Observation:
 
 
 class Counters:
-    """What has happened since this service began, for GET /metrics."""
+    """Counts since this service started, for GET /metrics."""
 
     def __init__(self) -> None:
         from collections import Counter
         self.starts = self.bounces = self.probe_failures = 0
-        self.ends = Counter({(COMPLETED, ""): 0, (FAILED, "exit"): 0, (CANCELLED, "killed"): 0})        # (status, cause)
-        self.retries = Counter({"exit": 0})                     # cause: failed attempts of jobs that get another
+        self.ends = Counter({(COMPLETED, ""): 0, (FAILED, "exit"): 0, (CANCELLED, "killed"): 0})    # (status, cause)
+        self.retries = Counter({"exit": 0})                     # {cause: failed attempts that are retried}
         self.turns = Histogram((0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 30))
         self.waits, self.run_times = (
             Histogram((0.1, 1, 10, 60, 300, 1800, 3600, 14400, 43200, 86400, 259200, 604800)) for _ in range(2))
 
     def note_start(self, job: Job) -> None:
-        """It was launched; its history ends with since when it waited, and when it began to run."""
+        """Count a launched job.  Its status_history ends with (pending, time) and (running, time)."""
         self.starts += 1
         (_, waited_since), (_, began_at) = job.status_history[-2:]
         self.waits.note(began_at - waited_since)
 
     def note_moves(self, jobs: Iterable[Job]) -> None:
-        """Their status has changed."""
+        """Count jobs whose status has changed."""
         for job in [job for job in jobs if job.status != RUNNING]:
             done = job.attempts[-1]
             if job.status in FINAL:
@@ -8976,16 +8976,16 @@ class Counters:
 
 
 def probe_gpus(service: Service) -> float:
-    """Ask for the GPUs, and return for how long they are not asked for then."""
+    """Run nvidia-smi once; return the seconds until it may run again."""
     clock, refresh_s = service.clock, service.config.service.refresh_rate_seconds
-    known = {gpu.uuid: replace(gpu, fault=None) for gpu in service.gpu_watch.latest.gpus}      # as last seen well
+    known = {gpu.uuid: replace(gpu, fault=None) for gpu in service.gpu_watch.latest.gpus}      # the last good reading
     gpus, trouble, hint, began = tuple(known.values()), None, "", clock.monotonic()
     try:
         gpus = tuple(service.machine.gpus.query_gpus(known))
     except NexusError as error:
-        if not service.pool.nodes or find_program("nvidia-smi"):             # a head need not have a GPU
+        if not service.pool.nodes or find_program("nvidia-smi"):             # a controller may have no GPU
             trouble, hint = error.message, error.hint
-    except Exception as error:                          # no GPU is given out meanwhile
+    except Exception as error:                          # jobs get no GPU while `trouble` is set
         service.fail("asking for the GPUs", error)
         trouble = f"asking for the GPUs failed: {error!r}"
     took_s = clock.monotonic() - began
@@ -8997,7 +8997,7 @@ def probe_gpus(service: Service) -> float:
 
 
 class JobsFile:
-    """Watches the jobs file."""
+    """Queues the jobs of the jobs file whenever the file changes."""
 
     def __init__(self, service: Service, path: str) -> None:
         self.service, self.path = service, os.path.abspath(os.path.expanduser(path))
@@ -9016,12 +9016,12 @@ class JobsFile:
         return min(WATCH_INTERVAL_S, interval_s)
 
     def load(self, is_whole: bool) -> None:
-        """Take in what it says, and log what is newly wrong with it.  `is_whole`: nobody is just writing it."""
+        """Queue new rows of the jobs file; log new faults.  `is_whole`: nobody is writing the file now."""
         try:
             text = read_text(self.path)
             rows, faults = parse_jobs_file(text or "")
             faults += [f"there is no file {self.path}"] if text is None else []
-            faults += self.take(rows, is_whole and bool(text))      # one that a program has opened to write is empty for a while
+            faults += self.take(rows, is_whole and bool(text))      # empty: a program may have just opened it to write
         except NexusError as error:
             faults = [error.message]
         before = set(self.faults)
@@ -9031,7 +9031,7 @@ class JobsFile:
         self.faults = faults
 
     def take(self, rows: Sequence[JobsRow], is_whole: bool) -> list[str]:
-        """Queue what is new in the file, each content once, and if it `is_whole`, see what is gone; return what was wrong with rows."""
+        """Queue rows with new content; if the file `is_whole`, forget rows that are gone.  Return the faults."""
         from collections import Counter
         service, digests, faults = self.service, [hash_text(row.content)[:16] for row in rows], list[str]()
         counts, caller = Counter(digests), replace(service.owner, name="the jobs file")
@@ -9042,7 +9042,7 @@ class JobsFile:
                     service.admission.submit([self.make_asked(row)], caller, beside=[Put("seen", digest, counts[digest])])
                 except NexusError as error:
                     faults.append(f"line {row.line}, '{format_line(row.script, 100)}': {error.message}")
-        # What is taken out of the file is new when it is there again.
+        # A row that was removed from the file counts as new when it comes back.
         gone = [Put("seen", digest, counts[digest] or None) for digest, count in seen.items() if is_whole and counts[digest] < count]
         if gone:
             service.store.update(lambda state: gone)
@@ -9057,7 +9057,7 @@ class JobsFile:
 
 
 def find_llm_share(path: str, model: str) -> float:
-    """How much of a GPU a job of the model gets, as llm_config.json says.  Raises: usage, when the file is wrong; unavailable."""
+    """Return the GPUs for a job of `model` (llm_config.json).  Raises: usage, when the file is wrong; unavailable."""
     path = os.path.abspath(os.path.expanduser(path))
     text = read_text(path)
     if text is None:
@@ -9070,9 +9070,9 @@ def find_llm_share(path: str, model: str) -> float:
 
 
 class Hooks:
-    """Runs the commands of [hooks]: what they do, and for how long, changes nothing else.
+    """Runs the [hooks] commands in a thread: a slow or failing hook affects nothing else.
 
-    on_finish is run for every job that has finished since it was first configured, also when the service ended in between.
+    on_finish runs for each job that finishes after on_finish was first configured, even if the service restarts between.
     """
 
     def __init__(self, service: Service) -> None:
@@ -9080,18 +9080,18 @@ class Hooks:
         self.service, self.config = service, service.config.hooks
         self.is_healthy, self.looked_at = True, float("-inf")
         self.has_begun = False
-        self.ended: collections.deque[Job] = collections.deque()       # on_finish is due for these; they may be no longer kept
+        self.ended: collections.deque[Job] = collections.deque()       # on_finish is due; State may lack them
         self.worker = Worker(service, "running hooks", self.look)
 
     def note_moves(self, jobs: Iterable[Job]) -> None:
-        """Their status has changed."""
+        """Queue on_finish for those jobs that have ended."""
         ended = [job for job in jobs if job.status in FINAL and self.config.on_finish]
         if ended:
             self.ended.extend(ended)
             self.worker.wanted.set()
 
     def begin(self) -> None:
-        """Note since when on_finish is configured, and find what ended unheard."""
+        """Record since when on_finish is configured, and queue the jobs that ended while no service ran."""
         since = self.service.clock.now() if self.config.on_finish else None
 
         def note(state: State) -> Changes:
@@ -9104,7 +9104,7 @@ class Hooks:
         self.has_begun = True
 
     def look(self) -> float | None:
-        """Run what is due by now; return when to look again, if ever without being told."""
+        """Run the hooks that are due; return the seconds until the next call, or None to wait for `wanted`."""
         if not self.has_begun:
             self.begin()
         self.look_at_health()
@@ -9135,8 +9135,8 @@ class Hooks:
                 "NEXUS_HEALTH": "HEALTHY" if self.is_healthy else "UNHEALTHY", "NEXUS_HEALTH_REASON": "; ".join(bad)})
 
     def call(self, name: str, command: str, facts: Mapping[str, str]) -> None:
-        """Run one."""
-        most = MAX_ARGUMENT_BYTES - 60                      # of which CUT and its name take the rest
+        """Run one hook.  `facts`: extra environment variables, cut to the size that exec() accepts."""
+        most = MAX_ARGUMENT_BYTES - 60                      # 60 bytes for CUT and the variable's name
         contents = {key: text.encode("utf-8", "surrogateescape") for key, text in facts.items()}
         given = {key: facts[key] if len(content) <= most else content[:most].decode("utf-8", "ignore") + CUT
                  for key, content in contents.items()}
@@ -9150,16 +9150,16 @@ class Hooks:
             self.service.log.warning("%s: %s", name, why)
 
 
-CUT = " ... (cut here: see nexus show)"         # the end of a fact that is too long for a variable
-CWD_TIMEOUT_S = 5.0             # for a look at a job's directory there: the order is answered within SYNC_TIMEOUT_S
+CUT = " ... (cut here: see nexus show)"         # replaces the end of a text too long for a variable
+CWD_TIMEOUT_S = 5.0             # of a check of a job's directory: a node must answer within SYNC_TIMEOUT_S
 
 
 @value
 class Caller:
-    """Who asks for something."""
-    user: str                   # whose jobs are its own
-    name: str                   # for the log: how it was told who this is
-    is_owner: bool = True       # of the service: all is allowed
+    """The user or program that sent a request."""
+    user: str                   # may see and change this user's jobs
+    name: str                   # for the log: also says how the caller was identified
+    is_owner: bool = True       # owns the service: may do everything
     sha256: str | None = None   # of the user's token
 
     def may_see(self, user: str) -> bool:
@@ -9168,16 +9168,16 @@ class Caller:
 
 @value
 class Choice:
-    """Which jobs are meant: those that are named, or all that fit what is given."""
+    """Selects jobs: those in `ids`, or else all that match the other fields."""
     ids: Sequence[str] = ()
     status: Sequence[str] = ()
     group: str | None = None
     user: str | None = None
     name: str | None = None
-    text: str | None = None                     # which they have somewhere, in whatever case
+    text: str | None = None                     # part of any text of the job; ignores case
 
     def select(self, jobs: Sequence[Job]) -> Sequence[Job]:
-        """Those that fit, of jobs of this status.  Jobs may be a hundred thousand: what is not asked for is not looked at."""
+        """Return the matching jobs; the caller has checked status.  Skips unused filters: there may be 100,000 jobs."""
         def list_texts(job: Job) -> str:
             last, facts = job.current, (job.id, job.name, job.command, job.user, job.group, job.cwd)
             return "\n".join(filter(None, (*facts, last.node, last.slurm_node, last.cause, last.cause_line))).lower()
@@ -9189,12 +9189,12 @@ class Choice:
         return [job for job in jobs if self.text.lower() in list_texts(job)] if self.text else jobs
 
 
-# What everybody is told of a job, and may order a list by.
+# Every caller may read these fields, so every caller may sort by them.
 SORTED_BY = ("created_at", "started_at", "finished_at", "runtime_seconds", "gpus", "user")
 
 
 def sort_jobs(jobs: Sequence[Job], by: str) -> list[Job]:
-    """By a field of SORTED_BY, the highest first where a - stands before it; those without it last."""
+    """Sort by a field of SORTED_BY; `-field` puts the highest first.  Jobs without a value come last."""
     name = by.lstrip("-")
     facts = {job.id: getattr(job if hasattr(job, name) else job.current, name) for job in jobs}
     known = sorted((job for job in jobs if facts[job.id] is not None), key=lambda job: (facts[job.id], job.number), reverse=name != by)
@@ -9203,33 +9203,33 @@ def sort_jobs(jobs: Sequence[Job], by: str) -> list[Job]:
 
 @value
 class Added:
-    """What became of a submission."""
-    ids: tuple[str, ...]                        # that it stands for
-    known: tuple[str, ...] = ()                 # those of them that were there before
-    jobs: Sequence[Job] = ()                    # those that are new
+    """The result of a submission."""
+    ids: tuple[str, ...]                        # one for each submitted job
+    known: tuple[str, ...] = ()                 # the ids that existed before
+    jobs: Sequence[Job] = ()                    # the new jobs
 
 
 @value
 class Draft:
-    """A job as it is to be queued."""
-    job: Job                                    # but for its id, if none was asked for, and its place
-    variables: Mapping[str, str] | None         # its environment; None: State has it
+    """A job before it enters the queue."""
+    job: Job                                    # without its place, and without an id unless one was asked for
+    variables: Mapping[str, str] | None         # its environment; None: State already has it
     asked: Asked
 
 
 class DryRun(Exception):
-    """Ends a submission that is only tried: it has changed nothing.  Its argument: what it would have come to."""
+    """Aborts the transaction of a dry run.  Its argument: the Added that a real submission would return."""
 
 
 class ScriptRules(Part):
-    """With allowed_script_paths users run these scripts and nothing else, though they choose directory, arguments and some variables.
+    """Enforces allowed_script_paths: users choose the directory, arguments and some variables, but run no other script.
 
-    It restrains those who have a token, and all who send `env`; the owner's whole environment, which only the owner can
-    send, is as good as config.toml.  What is executed is what was resolved, without a shell.
+    The rules bind callers with a token, and `env` from anyone.  The owner's whole environment, which only the owner can
+    send, is trusted like config.toml.  The resolved script is executed without a shell.
     """
 
     def check_variables(self, asked: Asked) -> None:
-        """Raises: forbidden, naming those that may decide what is run beside the script."""
+        """Raises: forbidden, naming the variables that could make a job run something other than the script."""
         given = [name for name, text in asked.env.items() if not is_harmless(name, text)]
         if given and self.config.jobs.allowed_script_paths:
             raise NexusError("forbidden", f"env {format_line(', '.join(given), 200)} may not be given: only some scripts may run here",
@@ -9237,9 +9237,9 @@ class ScriptRules(Part):
                              "are whole numbers; or give it as an argument")
 
     def find_script(self, job: Job) -> tuple[str, list[str]]:
-        """With allowed_script_paths a job's interpreter, "" for none, and its script, resolved, with the arguments; else ("", []).
+        """Return (interpreter or "", [resolved script, *arguments]) of a job; ("", []) without allowed_script_paths.
 
-        Raises: forbidden, when that may not run.
+        Raises: forbidden, when the script may not run.
         """
         if not self.config.jobs.allowed_script_paths:
             return "", []
@@ -9250,7 +9250,8 @@ class ScriptRules(Part):
         interpreter, script, arguments = parse_script(job.command)
         path = os.path.realpath(os.path.join(job.cwd, script))
         allowed = [os.path.realpath(os.path.expanduser(folder)) for folder in self.config.jobs.allowed_script_paths]
-        own = list(map(os.path.realpath, (self.layout.home, self.layout.log_dir, self.layout.code_folder)))     # hold what users wrote
+        # Users write files into these folders of nexus.
+        own = list(map(os.path.realpath, (self.layout.home, self.layout.log_dir, self.layout.code_folder)))
         above = [folder for folder in (*own, *allowed) if path.startswith(folder.rstrip("/") + "/")]
         why = (f"not below {' or '.join(allowed)}" if not set(allowed).intersection(above) else
                "in a folder of nexus" if max(above, key=len) in own else "")
@@ -9260,7 +9261,7 @@ class ScriptRules(Part):
         return interpreter, [path, *arguments]
 
     def find_argv(self, job: Job, path: str) -> list[str]:
-        """What is executed for a job with allowed_script_paths, its interpreter found on `path`; [] where any may run.
+        """Return the argv of a job, its interpreter looked up on `path`; [] without allowed_script_paths.
 
         Raises: forbidden.
         """
@@ -9271,17 +9272,18 @@ class ScriptRules(Part):
         found = find_program(interpreter, path) if interpreter else words[0]
         fault = (f"{words[0]} is not a file" if not os.path.isfile(words[0]) else
                  f"{interpreter} was not found on PATH ({path})" if not found else
-                 f"{found} cannot be run: its path holds =" if "=" in found else "")        # env would take it for a variable
+                 # env(1) reads a word with = as a variable.
+                 f"{found} cannot be run: its path holds =" if "=" in found else "")
         if fault or not found:
             raise NexusError("forbidden", fault)
         check_script(interpreter, words[0])
         return [found, *words] if interpreter else words
 
     def restrain(self, job: Job, submitted: Mapping[str, str]) -> tuple[Job, Mapping[str, str]]:
-        """A job that is not the owner's, and its variables, with allowed_script_paths: also where that was set later.
+        """Return a job, and its variables, as allowed_script_paths permits; a job of the owner is unchanged.
 
-        With a umask of the user's, others could change what a script writes (Python its compiled modules); with limits of
-        the user's, it would write only half.
+        This runs at each start, as allowed_script_paths may be set after the submission.  A user's umask could let others
+        change the files that a script writes (such as .pyc); a user's limits could cut those files short.
         """
         if not self.config.jobs.allowed_script_paths or (job.user == self.service.user and job.head is None):
             return job, submitted
@@ -9291,14 +9293,14 @@ class ScriptRules(Part):
 
 
 class Admission(Part):
-    """What requests ask for.  `who` asked, for the log; a `caller` has its own jobs alone."""
+    """Does what requests ask for.  `who`: the caller's name for the log; a `caller` may use only its own jobs."""
 
     def submit(self, submissions: Sequence[Asked], caller: Caller, key: str | None = None, is_dry: bool = False,
                beside: Sequence[Put] = ()) -> Added:
-        """Queue jobs, all or none; one that `is_dry` is only tried.  With the `key` of an earlier submission, it is that one.
+        """Queue jobs, all or none; a dry run (`is_dry`) changes nothing.
 
-        `beside`: what else is recorded in the same change.
-
+        `key`: idempotency key; a key that was used before returns the earlier jobs.
+        `beside`: more changes for the same transaction.
         Raises: usage, not_found, conflict, queue_full, forbidden, unavailable.
         """
         if key and caller.user != self.service.user:
@@ -9314,7 +9316,7 @@ class Admission(Part):
                 return Added(tuple(sorted(state.keys[key], key=lambda job_id: state.jobs[job_id].number)))
             groups = {draft.job.group for draft in drafts if draft.job.group and not caller.is_owner}
             others = [job for job in state.jobs.values() if job.group in groups and job.user != caller.user] if groups else []
-            if others:                                      # a group's jobs share its limit and its fate
+            if others:                                      # the jobs of a group share its limit and its hold
                 raise NexusError("forbidden", f"the group {others[0].group} is {others[0].user}'s", hint="take another name")
             contents = {content_of(job): job.id for job in state.jobs.values() if job.status in (PENDING, RUNNING, COMPLETED)} if any(
                 draft.asked.unique for draft in drafts) else {}
@@ -9349,11 +9351,11 @@ class Admission(Part):
         return added
 
     def find_python(self) -> str:
-        """Some systems have only python3."""
+        """Return "python", or "python3" where PATH has no python."""
         return "python" if find_program("python", self.environ.get("PATH") or os.defpath) else "python3"
 
     def add_job(self, state: State, draft: Draft, caller: Caller, now: float, **facts: Any) -> Changes:
-        """The changes that put a job into the queue; returns it.  Raises: queue_full, not_found, forbidden."""
+        """Yield the changes that queue a job; return the job.  Raises: queue_full, not_found, forbidden."""
         job, limit, config = draft.job, draft.asked.max_concurrent, self.config.jobs
         own = sum(len(users.get(job.user, ())) for users in state.pending.values())
         for whose, count, key, most in (
@@ -9381,14 +9383,14 @@ class Admission(Part):
         return job
 
     def draft(self, submissions: Sequence[Asked], user: str) -> list[Draft]:
-        """The jobs that are asked for, with what the configuration says of them.
+        """Make jobs of submissions; the configuration fills in what they leave out.
 
-        Raises: usage, forbidden, what no machine can ever run.
+        Raises: usage, also when no machine can ever run a job; forbidden.
         """
         made = zip(submissions, self.make_environments(submissions))
         drafts = [Draft(self.draft_job(asked, user, digest), variables, asked) for asked, (digest, variables) in made]
         for job in {request_class(draft.job): draft.job for draft in drafts}.values():
-            self.check_ever_runs(job)                         # those that ask for the same go where one of them goes
+            self.check_ever_runs(job)                       # once for all jobs with the same request
         return drafts
 
     def draft_job(self, asked: Asked, user: str, digest: str) -> Job:
@@ -9420,7 +9422,7 @@ class Admission(Part):
             check_quotes(job.command)
 
     def draft_change(self, jobs: Iterable[Job], change: Mapping[str, Any], caller: Caller) -> dict[str, Any]:
-        """The fields of Job that these jobs are to get.  It may take a while.  Raises: usage, forbidden."""
+        """Return the new Job fields of a `change`, checked for each job.  May be slow.  Raises: usage, forbidden."""
         check_priority(change.get("priority"), caller)
         drafted = {name: fact for name, fact in change.items() if name != "begin"}
         if "begin" in change:
@@ -9431,7 +9433,7 @@ class Admission(Part):
         return drafted
 
     def check_ever_runs(self, job: Job) -> None:
-        """Refuse what no machine can ever run.  What the GPUs are is known after the first look, if that was good."""
+        """Raises: usage, when no machine can ever run the job.  A job passes while a machine's GPUs are unknown."""
         obstacle = find_slurm_obstacle(job) if self.service.is_slurm else None
         if obstacle:
             refuse(f"the job {obstacle.detail}", hint="[jobs] launcher is \"slurm\"; the kind of GPU is chosen by [slurm] partition, "
@@ -9444,18 +9446,18 @@ class Admission(Part):
                  **{name: node.gpus for name, node in self.service.pool.nodes.items()}}
         there = {name: gpus for name, gpus in there.items() if job.only_node in (None, name)}
         if any(not gpus if name else seen.trouble for name, gpus in there.items()):
-            return                              # what that one has is not known now
+            return                              # the GPUs of one machine are unknown now
         never = find_never(job, there)
         known = {gpu.index for gpus in there.values() for gpu in gpus}
-        if not never and set(job.gpu_ids or ()) - known:         # it could run, on the others
+        if not never and set(job.gpu_ids or ()) - known:         # the other gpu_ids would be enough
             asked, there_are = format_indices(job.gpu_ids or ()), "there is" if len(known) == 1 else "there are"
             never = Reason("never", "gpu_ids", f"wants GPU {asked}, {there_are} {format_indices(sorted(known))}")
         if never:
             refuse(f"the job {never.detail}", NEVER_HINTS[never.subject])
 
     def make_environments(self, submissions: Sequence[Asked]) -> Iterator[tuple[str, Mapping[str, str]]]:
-        """(digest, variables) of each: the submitter's whole environment, or the service's with `env` on top."""
-        made: dict[object, tuple[str, Mapping[str, str]]] = {}          # by what they are made of: many share it
+        """Yield each job's (digest, variables): its whole environment, or the service's, with `env` on top."""
+        made: dict[object, tuple[str, Mapping[str, str]]] = {}          # many jobs share one
         for asked in submissions:
             source = id(asked.environment), id(asked.env) if asked.env else 0
             if source not in made:
@@ -9468,10 +9470,11 @@ class Admission(Part):
             yield made[source]
 
     def cancel(self, choice: Choice, caller: Caller, signal: str | None = None) -> list[str]:
-        """Take pending jobs out of the queue, and have running ones stopped; return the ids of those that end by it.
+        """Remove pending jobs from the queue and stop running jobs; return the ids of the jobs that end.
 
-        Jobs that are over stay as they are, unless one alone is named that must be pending or running.  When a named one has not the
-        status that it must have, nothing is done.  Of a group or status a thousand end at a time: others are heard in between.
+        Finished jobs are skipped; a single named job that does not have `choice.status` is a conflict.  If any unfinished
+        named job does not have it, no job is ended.  Jobs of a group or status end 1,000 at a time, so that other
+        requests get a turn.
         Raises: not_found, forbidden, conflict.
         """
         now, statuses, ended = self.clock.now(), choice.status or (PENDING, RUNNING), dict[str, None]()
@@ -9489,7 +9492,7 @@ class Admission(Part):
                 for job in jobs if len(jobs) == 1 else left:
                     check_status(job, statuses, "nothing was done to the others" if len(jobs) > 1 else "")
             for job_id in [job.id for job in left]:
-                if state.jobs[job_id].status not in FINAL:          # one before it may have taken it along
+                if state.jobs[job_id].status not in FINAL:          # a job before it may have ended it too
                     yield from stop_job(state, state.jobs[job_id], caller.name, now, withdrawn, signal)
             return [job.id for job in left]
 
@@ -9502,12 +9505,11 @@ class Admission(Part):
         return list(ended)
 
     def retry(self, choice: Choice, caller: Caller, change: Mapping[str, Any] = {}) -> list[str]:
-        """Queue finished jobs again, as new ones, all or none; return their ids.  Each comes after what its parents were retried as.
+        """Queue finished jobs again as new jobs, all or none; return the new ids.
 
-        `change`: what is to be otherwise, by the keys of CHANGES.
-
-        Of jobs that are not named, those are meant that failed, or were cancelled for one that did, or have the status that is
-        given; and were not queued again since.  Raises: usage, not_found, forbidden, conflict, queue_full.
+        A new job depends on the latest retries of the old job's parents.  `change`: fields to change, by the keys of
+        CHANGES.  Without ids, retries the jobs that failed, were cancelled because a parent failed, or have the status
+        given; but none that was already retried.  Raises: usage, not_found, forbidden, conflict, queue_full.
         """
         now = self.clock.now()
 
@@ -9524,7 +9526,8 @@ class Admission(Part):
                 after, after_any = (dict.fromkeys(find_retried(state, parent) for parent in parents if parent in state.jobs)
                                     for parents in (job.after, job.after_any))
                 after = dict.fromkeys(parent for parent in after if state.jobs[parent].status not in (FAILED, CANCELLED))
-                priority = job.priority if caller.is_owner else max(job.priority, PRIORITIES["normal"])     # see check_priority()
+                # check_priority(): only the owner may give a priority above normal.
+                priority = job.priority if caller.is_owner else max(job.priority, PRIORITIES["normal"])
                 again = Job(**{**{name: getattr(job, name) for name in KEPT}, "after": tuple(after), "after_any": tuple(after_any),
                                "priority": priority, **change},
                             id="", created_at=now, queue_key=(), content="")
@@ -9541,7 +9544,7 @@ class Admission(Part):
         return made
 
     def edit(self, job_id: str, caller: Caller, position: int | None = None, **change: Any) -> None:
-        """Change a pending job, or its place in the queue.  `change`: by the keys of CHANGES.
+        """Change a pending job, or its position in the queue.  `change`: by the keys of CHANGES.
 
         Raises: usage, not_found, forbidden, conflict.
         """
@@ -9560,7 +9563,7 @@ class Admission(Part):
                                  f"there: scontrol top {job.current.slurm_id or 'ID'}; [slurm] max_submitted says how many "
                                  "it gets at once")
             if change:
-                check_gpus(replace(job, **change))          # another change may have come before this one
+                check_gpus(replace(job, **change))          # another request may have changed the job
                 place = {"queue_key": (0, change["priority"], job.number)} if "priority" in change else {}
                 yield change_job(job, **change, **place)
             moved = move_job(state, state.jobs[job.id], position) if position is not None else None
@@ -9571,7 +9574,7 @@ class Admission(Part):
         self.service.change(edit, "Job %s changed by %s: %s", job_id, caller.name, format_line(encode_json(told), 300))
 
     def set_paused(self, is_paused: bool, who: str, name: str | None = None) -> None:
-        """Start nothing new, or none of a group; or again as many as fit.  Raises: not_found."""
+        """Pause or resume the queue, or one group.  Raises: not_found."""
         def hold(state: State) -> Changes:
             if name is None:
                 yield Put("facts", "paused", is_paused)
@@ -9583,11 +9586,11 @@ class Admission(Part):
                 group, hold=why, failures=0 if group.hold and not is_paused else group.failures))
 
         self.service.change(hold, "%s %s by %s", f"Group {name}" if name else "Queue", "paused" if is_paused else "resumed", who)
-        self.store.checkpoint_wanted.set()                  # others read it there, and edit it
+        self.store.checkpoint_wanted.set()                  # other programs read and edit state.json
 
 
 class GpuWatch(Part):
-    """The GPUs of this machine as they were seen last, whose they are, and why none can be given out."""
+    """The GPUs of this machine at the last reading, who uses them, and why jobs get none now."""
 
     def __init__(self, service: Service) -> None:
         import collections
@@ -9597,25 +9600,26 @@ class GpuWatch(Part):
         inventory: Sequence[tuple[int, str, str, float | None]] = self.store.read(lambda state: state.inventory)
         self.observation = Observation(tuple(Gpu(*row) for row in inventory if row[1].startswith("MOCK-") == self.machine.is_mock),
                                        "nvidia-smi has not answered yet", SMI_SLOW_HINT, 0.0, 0.0)
-        self.latest = self.observation                      # as probe_gpus() has seen them: the loop takes that in
+        self.latest = self.observation                      # from probe_gpus(); the loop copies it
         self.gpus: tuple[Gpu, ...] = ()                     # as the scheduler sees them
-        self.released_at: dict[str, float] = {}             # GPU uuid: monotonic, when a job of ours last left it
+        self.released_at: dict[str, float] = {}             # {GPU uuid: monotonic time when a job of ours left it}
         self.ended: collections.deque[Ended] = collections.deque(maxlen=500)    # attempts, the latest last
-        # The loop alone changes these, and others read them meanwhile: they hold values, and are exchanged whole or looked up by one key.
+        # Only the loop writes the next three.  Other threads read them without a lock, so the values are immutable: the
+        # loop replaces all or one key, and readers look up one key.
         self.host = Host()
         self.usage: dict[str, JobUsage] = {}                # of running jobs
-        self.history: Mapping[str, Sequence[Reading]] = {}  # GPU uuid: its last hour
-        # The workers of a data loader are forked and share what was loaded before.  Their sizes added up say too much, and what they
-        # share is known only by asking the kernel for each page: that is done where it decides about a job, and only there.
-        self.large: Mapping[tuple[str, int], Sequence[Process]] = {}        # of jobs above max_memory_gb, by id and attempt
-        self.pss_mib: Mapping[tuple[str, int], float] = {}  # likewise, as last measured
+        self.history: Mapping[str, Sequence[Reading]] = {}  # {GPU uuid: its last hour}
+        # Forked data loader workers share memory, so the sum of their RSS is too high.  PSS is exact, but the kernel
+        # counts each page for it: only jobs whose RSS exceeds max_memory_gb are measured so.
+        self.large: Mapping[tuple[str, int], Sequence[Process]] = {}        # {(job id, attempt): its processes}
+        self.pss_mib: Mapping[tuple[str, int], float] = {}  # {(job id, attempt): its last PSS}
         self.pss_worker = Worker(service, "measuring jobs' memory", self.measure_shared, None)
-        self.lease_holders: Mapping[str, str] = {}          # GPU uuid: the user whose nexus has it
-        self.look_error: NexusError | None = None           # why the leases could not be looked at
-        self.lease_rest = Backoff(*LEASE_BACKOFF_S)            # during which no GPU is given out
+        self.lease_holders: Mapping[str, str] = {}          # {GPU uuid: the user whose nexus holds it}
+        self.look_error: NexusError | None = None           # why the leases could not be read
+        self.lease_rest = Backoff(*LEASE_BACKOFF_S)         # jobs get no GPU until it is over
 
     def set_gpu_paused(self, index: int, is_paused: bool, who: str, node: str = "") -> None:
-        """Raises: not_found; conflict, when another nexus has paused it."""
+        """Pause or resume a GPU, also of a node.  Raises: not_found; conflict, when the node's own nexus paused it."""
         def find() -> Gpu | None:
             gpus = self.service.pool.find_node(node).gpus if node and node != self.service.node else self.observation.gpus
             return next((gpu for gpu in gpus if gpu.index == index), None)
@@ -9634,11 +9638,11 @@ class GpuWatch(Part):
 
         self.service.change(pause, "GPU %s %s by %s", place, "paused" if is_paused else "resumed", who)
         if not is_paused:
-            self.ended.append(Ended((uuid,), "", False, False, self.clock.now()))     # the guard counts anew
+            self.ended.append(Ended((uuid,), "", False, False, self.clock.now()))     # resets the guard's count
         self.store.checkpoint_wanted.set()
 
     def take_in_observation(self) -> None:
-        """Tell whose the processes on the GPUs are, and let the scheduler see them."""
+        """Take the latest reading of the GPUs, find the owners of GPU processes, and show both to the scheduler."""
         seen, before = self.latest, self.observation
         if seen is before:
             return
@@ -9659,7 +9663,7 @@ class GpuWatch(Part):
         self.first_probe.set()
         inventory = tuple((gpu.index, gpu.uuid, gpu.name, gpu.memory_total_mib) for gpu in seen.gpus)
         if not seen.trouble and inventory != self.store.read(lambda state: state.inventory):
-            # A restarted service knows then which GPUs to look for when the driver shows none.
+            # After a restart the service still knows its GPUs, even if the driver shows none.
             self.store.update(lambda state: [Put("facts", "inventory", inventory)])
             self.service.history.take_paused_gpus()
         self.host = measure_host(self.host)
@@ -9676,7 +9680,7 @@ class GpuWatch(Part):
                     self.log.error("No GPU can be given out: %s (%s)", error.message, error.hint)
                 self.look_error = error
         for gpu in seen.gpus:
-            # Since the reading a job of ours has ended there: what it used is free; where that is not told apart, it is not known.
+            # Our job left after the reading: its memory is free.  Unless told per process, memory in use is unknown.
             was_left = self.released_at.get(gpu.uuid, float("-inf")) >= seen.began_at
             processes = tuple(self.annotate_processes(gpu, running, was_left or gpu.uuid in held))
             is_told = bool(processes) and all(process.memory_mib is not None for process in processes)
@@ -9693,12 +9697,12 @@ class GpuWatch(Part):
         self.gpus = tuple(gpus)
 
     def annotate_processes(self, gpu: Gpu, running: Mapping[str, Job], is_ours: bool) -> Iterator[GpuProcess]:
-        """`is_ours`: a job of ours has the GPU, or had it when that was read."""
+        """Add each process's job or user.  `is_ours`: a job of ours has the GPU, or had it at the reading."""
         for process in gpu.processes:
             owner, found = self.machine.processes.owner_of(process.pid), self.machine.processes.find(process.pid)
             if owner is None and found is None and is_ours:
-                continue            # a process of our job that came and went between two looks
-            # A running job that uses a GPU which it was not given, whatever CUDA_VISIBLE_DEVICES said, is there as anybody else is.
+                continue            # a short process of our job, already gone
+            # A job that ignores CUDA_VISIBLE_DEVICES and uses a GPU that it was not given counts there as foreign.
             job = running.get(owner or "") if found else None
             if owner and (job is None or gpu.uuid in job.current.gpu_uuids):
                 yield replace(process, job_id=owner)
@@ -9706,7 +9710,7 @@ class GpuWatch(Part):
                 yield replace(process, user=find_process_user(process.pid), name=found.name if found else None, stray_job=owner)
 
     def note_readings(self, gpus: Iterable[Gpu]) -> None:
-        """Keep what these read now, and nothing that is over an hour old, or of a GPU that has gone."""
+        """Add the readings of these GPUs; drop readings over an hour old, and those of GPUs that are gone."""
         now, new = self.clock.monotonic(), {gpu.uuid: gpu for gpu in gpus}
         readings = {uuid: [(now, gpu.memory_used_mib, gpu.utilization)] for uuid, gpu in new.items()}
         self.history = {gpu.uuid: (*(reading for reading in self.history.get(gpu.uuid, ()) if now - reading[0] < HISTORY_S),
@@ -9727,7 +9731,7 @@ class GpuWatch(Part):
             self.pss_worker.wanted.set()
 
     def read_gpus(self, job: Job, now: float) -> Reading:
-        """What all the job's GPUs have to do, by whomever."""
+        """Return the memory and utilization of all the job's GPUs, including use by others."""
         gpus = [gpu for gpu in self.all_gpus() if gpu.uuid in job.current.gpu_uuids]
         known = [gpu.memory_used_mib for gpu in gpus if gpu.memory_used_mib is not None]
         return now, sum(known) if known else None, find_utilization([(now, None, gpu.utilization) for gpu in gpus])[0]
@@ -9736,35 +9740,35 @@ class GpuWatch(Part):
         self.pss_mib = {attempt: measure_pss(processes) for attempt, processes in self.large.items()}
 
     def find_memory_mib(self, job: Job) -> float | None:
-        """What is known of the host's memory that a running job takes."""
+        """Return the host memory of a running job in MiB: PSS if it is large, else RSS; None if unknown."""
         attempt = job.id, job.attempt
         return self.pss_mib.get(attempt) if attempt in self.large else self.find_usage(job.id).rss_mib
 
     def find_gpu_trouble(self) -> str | None:
-        """Why no GPU can be given out now."""
+        """Return why jobs get no GPU now, or None."""
         if self.service.cluster and self.service.is_slurm:
             return self.service.cluster.find_trouble()
         error = self.look_error or self.lease_rest.find_why(self.clock.monotonic())
         return self.find_smi_trouble() or (error.message if error else None)
 
     def find_smi_trouble(self) -> str | None:
-        """Why the GPUs cannot be read; also that nvidia-smi takes much longer than it did."""
+        """Return why the GPUs cannot be read, or that nvidia-smi takes much longer than before; or None."""
         seen = self.observation
         silent_s = self.clock.monotonic() - seen.began_at - seen.took_s
         longest_s = max(self.config.service.refresh_rate_seconds, PROBE_BACKOFF_FACTOR * seen.took_s) + max(SMI_WAIT_S, 2 * seen.took_s)
         return seen.trouble or (f"nvidia-smi has not answered for {silent_s:.0f} s" if silent_s > longest_s else None)
 
     def all_gpus(self) -> tuple[Gpu, ...]:
-        """Of this machine, then of the nodes."""
+        """Return the GPUs of this machine, then of the nodes."""
         return (*self.gpus, *(gpu for node in self.service.pool.nodes.values() for gpu in node.gpus))
 
     def see_gpus(self, state: State) -> list[Gpu]:
-        """The same, paused or not as of now."""
+        """Return all_gpus() with `is_paused` as in `state`."""
         reasons, paused = dict(state.pause_reasons), state.paused_gpus
         return [replace(gpu, is_paused=True, pause_reason=reasons.get(gpu.uuid)) if gpu.uuid in paused else gpu for gpu in self.all_gpus()]
 
     def guard_gpus(self, ended: Sequence[Job]) -> None:
-        """Pause a GPU on which jobs fail that run elsewhere; never the last one that is usable."""
+        """Pause each GPU where jobs fail that run well elsewhere; never the last usable GPU."""
         for uuid in dict.fromkeys(uuid for job in ended for uuid in job.current.gpu_uuids):
             reason = find_bad_gpu(tuple(self.ended), uuid, self.config.gpu)
 
@@ -9783,30 +9787,30 @@ class GpuWatch(Part):
 
 
 class NodeSide(Part):
-    """What another machine's nexus asks for, whose node this one is."""
+    """Serves a controller: another machine's nexus, the head, that uses this machine as its node."""
 
     def __init__(self, service: Service) -> None:
         import threading
         super().__init__(service)
-        self.told_at: dict[str, float] = {}                 # another nexus: when it was told last of the GPUs here, monotonic
-        self.lock = threading.Lock()                        # of who adds jobs, or ends those that it did not know of
-        self.taking = threading.Lock()                      # of who removes what a former attempt has left, and then adds
-        # A job's id and head_attempt: since when it is known to wait, monotonic
+        self.told_at: dict[str, float] = {}                 # {head: monotonic time of its last news of the GPUs here}
+        self.lock = threading.Lock()                        # held to add jobs, and to end unwanted ones
+        self.taking = threading.Lock()                      # held to remove files of an old attempt and add the new one
+        # {(job id, head_attempt): monotonic time since when it is seen pending}
         self.waiting_since: dict[tuple[str, int], float] = {}
 
     def exchange(self, asked: Exchange, caller: Caller) -> Synced:
-        """POST /node/sync: do what another nexus wants, once however often it asks; tell what is new here."""
+        """POST /node/sync: do what the controller wants and return the news here.  Idempotent: it may ask again."""
         clock, events, head, number, logs = self.clock, self.store.events, asked.head, asked.since, {}
         refusal, changed, is_gap, is_news = None, set[str](), number is None, False
 
         def look(pause_s: float) -> bool:
-            """Hear of events; return whether those are all there are."""
+            """Read the next events; return whether no more are left."""
             nonlocal number, is_gap, is_news
             found, is_missing = events.read(number, pause_s) if number is not None else ([], True)
             is_gap = is_gap or is_missing
             number = found[-1][0] + 1 if found else events.next_number if is_missing else number
             changed.update(what.id for _, kind, what in found if kind == "job" and what.head == head)
-            is_news = is_news or bool(changed) or any(      # own jobs take GPUs
+            is_news = is_news or bool(changed) or any(      # other jobs take GPUs, too
                 kind in ("gpus", "queue") or (kind == "job" and what.status != PENDING) for _, kind, what in found)
             return is_gap or number == events.next_number
 
@@ -9819,8 +9823,8 @@ class NodeSide(Part):
                     refusal = error.to_json()
         give_up_at, pause_s = clock.monotonic() + min(60.0, asked.wait_seconds), FOLLOW_INTERVAL_S[0]
         while True:
-            with self.lock:                             # an older question must not end a job of which it does not know
-                while not look(0.0):                    # there are more, or one has come just now
+            with self.lock:                             # an older request must not end a job that a newer one added
+                while not look(0.0):                    # until all events are read
                     pass
                 if not is_gap:
                     changed |= self.obey(asked, changed, caller)
@@ -9834,15 +9838,15 @@ class NodeSide(Part):
         remotes = tuple(map(self.describe_remote, jobs))
         told = Synced(self.store.service_id, number or 0, clock.now(), logs, remotes, refusal)
         is_fresh = clock.monotonic() - self.told_at.get(head, float("-inf")) < self.config.service.refresh_rate_seconds
-        if logs and is_fresh and not (is_gap or is_news):       # of logs alone there may be much
+        if logs and is_fresh and not (is_gap or is_news):       # logs come often: send them alone
             return told
         self.told_at[head] = clock.monotonic()
         return replace(told, **self.describe_place(head))
 
     def obey(self, asked: Exchange, changed: Container[str], caller: Caller) -> set[str]:
-        """End what is not wanted, or not any more, and what has not begun in time; return the jobs that are not wanted.
+        """End jobs that the controller does not want, or that did not start in time; return the ids of unwanted jobs.
 
-        Of one that has `changed` since the last answer that is not known: the next question tells.
+        A job in `changed` is not judged yet: the controller learns of it only with this answer.
         """
         want, now, at, unwanted = {one.key: one for one in asked.want}, self.clock.now(), self.clock.monotonic(), set[str]()
 
@@ -9852,7 +9856,7 @@ class NodeSide(Part):
                 since = self.waiting_since.setdefault(key, at) if job.status == PENDING else self.waiting_since.pop(key, at)
                 is_unwanted = wanted is None and job.id not in changed
                 unwanted.update([job.id] if is_unwanted else ())
-                if job.status in FINAL and is_unwanted:     # all of it has come
+                if job.status in FINAL and is_unwanted:     # the controller has all of it
                     yield change_job(job, is_collected=True)
                 elif job.status in FINAL:
                     continue
@@ -9863,18 +9867,18 @@ class NodeSide(Part):
                     yield from end_job(state, job, CANCELLED, now, cause="bounce", cause_line=why)
 
         if self.store.read(lambda state: next(compare(state), None)):
-            with contextlib.suppress(NexusError):           # the disk is full; the other nexus asks again
+            with contextlib.suppress(NexusError):           # the disk is full; the controller asks again
                 self.store.update(compare)
             self.service.wake()
         return unwanted
 
     def take_job(self, head: str, wanted: Wanted, order: Order, caller: Caller) -> None:
-        """Queue a job for another nexus; an attempt that is here already, or was, is not begun again.
+        """Queue a job for a controller.  Idempotent: an attempt that was queued here before is not queued again.
 
-        Raises: usage, not_found, forbidden, when it can never run here; conflict, when another job has its id; queue_full; unavailable.
+        Raises: usage, not_found, forbidden, when it can never run; conflict, when its id is taken; queue_full; unavailable.
         """
         job_id, number = wanted.key
-        path = ":".join(dict.fromkeys(f"{order.path}:{self.environ.get('PATH') or os.defpath}".split(":")))      # each folder once
+        path = ":".join(dict.fromkeys(f"{order.path}:{self.environ.get('PATH') or os.defpath}".split(":")))  # each once
         check(LINE, order.user, "user")
         asked = parse_submission({**order.job, "id": job_id})[0]
         said = dict(asked.job)
@@ -9883,7 +9887,7 @@ class NodeSide(Part):
             said.update(command=f"{self.service.admission.find_python()} main.py", code=name)
         elif "cwd" in said and "snapshot" not in said and run(
                 ["test", "-d", said["cwd"]], CWD_TIMEOUT_S, purpose=f"a look at the directory {said['cwd']}").exit_code:
-            # said now, the job may still go to another machine; by a program, as the file system may hang
+            # Refused now, the job can still go to another machine.  test(1) looks, as the file system may hang.
             refuse(f"the directory {said['cwd']} does not exist on {self.service.node}",
                    hint="make it there, share it (NFS), or send the work tree along: nexus add --snapshot")
         env = {**asked.env, **({"PATH": path} if order.path else {})}
@@ -9893,7 +9897,7 @@ class NodeSide(Part):
         def add(state: State) -> Changes:
             known = state.jobs.get(job_id)
             if known and (known.head, known.head_attempt) == key:
-                if known.is_collected:                      # the other nexus has lost what it knew of it
+                if known.is_collected:                      # the controller lost its record of it
                     yield change_job(known, is_collected=False)
                 return False
             if known and known.head != head:
@@ -9904,7 +9908,7 @@ class NodeSide(Part):
                 raise NexusError("unavailable", f"the logs of job {job_id} are being removed on {self.service.node}")
             if known:
                 yield Put("jobs", known.id, None)
-            # One of the same job goes on in its folder, where files are numbered by attempt.
+            # An attempt of the same job shares the folder.  File names there hold the attempt number: continue it.
             is_same = known and is_same_job(known.head_attempt, number)
             former = (Attempt(known.attempt, finished_at=now, cause=REQUEUED),) if known and is_same else ()
             facts: dict[str, Any] = {"head": head, "head_attempt": number, "attempts": former}
@@ -9916,7 +9920,7 @@ class NodeSide(Part):
         with self.taking:
             before: Job | None = self.store.read(lambda state: state.jobs.get(job_id))
             if before and before.log_dir and before.status in FINAL and before.head == head and before.head_attempt < number:
-                # The other nexus has all of these logs: they must not be taken for this attempt's.
+                # The controller has all of these logs.  They must not pass for logs of the new attempt.
                 remove_job_files(self.layout.log_dir, before.log_dir,
                                  LOG_FILES if is_same_job(before.head_attempt, number) else OWN_FILES)
             with self.service.history.keep_code(name, order.code), self.lock:
@@ -9927,7 +9931,7 @@ class NodeSide(Part):
             self.service.wake()
 
     def read_new_logs(self, asked: Exchange) -> dict[str, dict[str, bytes]]:
-        """What has come to logs; each has its share of what one answer takes."""
+        """Return the new bytes of each log, {head_attempt: {stream: bytes}}; the logs share LOG_BYTES equally."""
         jobs = self.store.read(lambda state: [
             (state.jobs[one.key[0]], one) for one in asked.want if one.key[0] in state.jobs])
         own = [(job, one.log_sizes) for job, one in jobs if (job.head, job.head_attempt) == (asked.head, one.key[1])]
@@ -9947,7 +9951,7 @@ class NodeSide(Part):
         return Remote((job.id, job.head_attempt), job.status, attempt, measure_logs(job.log_dir))
 
     def describe_place(self, head: str) -> dict[str, Any]:
-        """What another nexus need know to give jobs to this machine."""
+        """Return what the controller needs to place jobs here: `hold`, `cpu_slots` and `gpus` of Synced."""
         gpus, own, is_paused = self.store.read(lambda state: (
             self.service.gpu_watch.see_gpus(state), [job for job in state.running.values() if job.head != head], state.paused))
         trouble, config, error = self.service.gpu_watch.find_gpu_trouble(), self.config, self.store.last_error
@@ -9964,16 +9968,16 @@ class NodeSide(Part):
 
 
 class History(Part):
-    """What is kept on the disk: finished jobs, with all that belongs to them, and state.json."""
+    """Keeps the disk in order: trims finished jobs with their files, and writes state.json."""
 
     def __init__(self, service: Service) -> None:
         super().__init__(service)
-        self.trimming: Mapping[str, Job] = {}               # jobs that go from the history just now
-        self.cleared: dict[str, str] = {}                   # jobs that are to go, and who said so
+        self.trimming: Mapping[str, Job] = {}               # jobs that are being removed now
+        self.cleared: dict[str, str] = {}                   # {id of a job to remove: who asked}
         self.trimmer = Worker(service, "trimming the history", self.trim_history)
 
     def clear(self, choice: Choice, caller: Caller) -> list[str]:
-        """Forget finished jobs, with their logs; return their ids.  Of jobs that are not named, those that are finished are meant.
+        """Forget finished jobs, with their logs; return their ids.  Without `choice.ids`, skips unfinished jobs.
 
         Raises: usage, not_found, forbidden, conflict, unavailable.
         """
@@ -9997,15 +10001,15 @@ class History(Part):
         return ids
 
     def trim_history(self) -> float:
-        """Drop finished jobs that are cleared, or beyond history_limit, some at a time; return for how long there is nothing to do then.
+        """Remove one batch of finished jobs, cleared or beyond history_limit; return the seconds until the next call.
 
-        Their logs go first: the next service goes on with what one that dies in between has left.
+        Logs go before State: if the service dies between, the next service still knows the jobs and goes on.
         """
         limit = self.config.state.history_limit
 
         def choose(state: State) -> list[Job]:
             finished = {job_id for job_id in list(self.cleared) if job_id in state.jobs and state.jobs[job_id].status in FINAL}
-            for job_id in self.cleared.keys() - finished:   # it went otherwise, and its id may be another job's by now
+            for job_id in self.cleared.keys() - finished:   # already gone; a new job may have this id
                 del self.cleared[job_id]
             cleared = [state.jobs[job_id] for job_id in list(self.cleared)[:TRIMMED_AT_ONCE]]
             self.trimming = {job.id: job for job in cleared or choose_trimmed(state, limit)}
@@ -10018,7 +10022,7 @@ class History(Part):
             kept = [str(job.log_dir) for job in gone if self.remove_logs(job)]
             self.store.update(lambda state: [Put("jobs", job.id, None) for job in gone])
             who = {self.cleared.pop(job.id, "") for job in gone}.pop()
-        except NexusError:                                  # the disk is full, and whoever starts a job tells so
+        except NexusError:                                  # the disk is full; starting a job reports it
             return WATCH_INTERVAL_S
         finally:
             self.trimming = {}
@@ -10030,7 +10034,7 @@ class History(Part):
         return 0.0
 
     def remove_logs(self, job: Job) -> bool:
-        """Remove a finished job's logs; return whether it has made something itself."""
+        """Remove a finished job's logs; return whether files of its own stay in the folder."""
         try:
             return bool(job.log_dir and remove_job_files(self.layout.log_dir, job.log_dir, OWN_FILES,
                                                          self.layout.code_file(job.code) if job.code else ""))
@@ -10039,7 +10043,7 @@ class History(Part):
             return False
 
     def release(self, job: Job) -> None:
-        """Let go of what only a job that is no longer kept has needed."""
+        """Remove the code and snapshot that only a removed job needed."""
         if job.code:
             self.drop_code([f"{job.code}.py"])
         if job.snapshot and job.snapshot_repo and not self.store.read(
@@ -10048,7 +10052,7 @@ class History(Part):
 
     @contextlib.contextmanager
     def keep_code(self, name: str, code: bytes | None) -> Iterator[None]:
-        """Have a submitted script, if there is one, on the disk before its job; it goes again when no job came to need it."""
+        """Write a submitted script, if any, before its job is queued; remove it if no job needs it in the end."""
         try:
             if code is not None:
                 make_folder(self.layout.code_folder)
@@ -10059,22 +10063,22 @@ class History(Part):
                 self.drop_code([f"{name}.py"])
 
     def drop_code(self, files: Iterable[str]) -> None:
-        """Remove the submitted scripts that no job has; none ever will, since only a retry of a kept job takes one on."""
+        """Remove submitted scripts without a job.  No later job needs them: only a retry of a kept job reuses one."""
         needed = self.store.read(lambda state: {job.code for job in state.jobs.values()})
         for file in files:
             if file.partition(".")[0] not in needed:
                 remove_file(os.path.join(self.layout.code_folder, file))
 
     def sweep_code(self) -> None:
-        """Remove the scripts that a crash left without a job.  Not while somebody may be about to submit one."""
+        """Remove scripts that a crash left without a job.  Call it only while nobody can submit a script."""
         folder = self.layout.code_folder
-        with disk("read", folder), contextlib.suppress(FileNotFoundError):         # none was ever submitted
+        with disk("read", folder), contextlib.suppress(FileNotFoundError):         # no script was ever submitted
             self.drop_code(filter(re.compile(r"[0-9a-f]{48}\.py(\.\d+\.tmp)?").fullmatch, os.listdir(folder)))
 
     # state.json
 
     def keep_state(self) -> float:
-        """Write state.json when the journal has grown, and take over what other programs write into it; return when to look again."""
+        """Apply edits of state.json; write it when the journal has grown.  Return the seconds until the next call."""
         try:
             self.store.look_for_edit(self.take_edit)
             if self.store.checkpoint_wanted.is_set() and not self.store.bad_edits:
@@ -10087,15 +10091,15 @@ class History(Part):
             return 10.0
 
     def take_paused_gpus(self) -> None:
-        """Indices that were written before it was known which GPUs they are."""
+        """Replace GPU indices, written while the GPUs were unknown, by uuids."""
         self.take_edit(self.store.read(lambda state: {"paused_gpus": state.paused_gpus}))
 
     def take_edit(self, edit: Mapping[str, Any]) -> None:
-        """`paused`: true or false; `paused_gpus`: indices, `n1:0`, or uuids.  What is neither is left."""
+        """Apply an edit of state.json.  `paused`: bool; `paused_gpus`: indices, `n1:0`, or uuids.  Ignores the rest."""
         def change(state: State) -> Changes:
             uuids = {**{str(index): uuid for index, uuid, _, _ in state.inventory},
                      **{gpu.place: gpu.uuid for gpu in self.service.gpu_watch.all_gpus() if gpu.node}}
-            away = tuple(f"{name}/" for name in state.nodes)       # uuids there, also while the node has not been reached yet
+            away = tuple(f"{name}/" for name in state.nodes)       # uuids on a node start so; it may be unreachable
             given, facts = edit.get("paused_gpus"), {"paused": edit["paused"]} if isinstance(edit.get("paused"), bool) else {}
             if isinstance(given, tuple):
                 names = [str(item) for item in given if isinstance(item, (int, str))]
@@ -10113,14 +10117,12 @@ class History(Part):
 
 
 class LogWatch(Part):
-    """Notes when the logs of running jobs grow, to a tenth of a second, since nothing else tells the order of what is in them;
-    and what the jobs' GPUs have to do.
-    """
+    """Notes to 0.1 s when stdout and stderr of running jobs grow, the only record of their order; and GPU usage."""
 
     def __init__(self, service: Service) -> None:
         super().__init__(service)
-        self.growths: dict[str, LogGrowth] = {}             # by folder
-        self.is_first = True                                # look, at jobs that were running before
+        self.growths: dict[str, LogGrowth] = {}             # {folder: growth}
+        self.is_first = True                                # the first look finds jobs of an earlier service
         self.next_reading_at = 0.0                          # monotonic
         self.worker = Worker(service, "watching logs", self.look, None)
 
@@ -10129,7 +10131,7 @@ class LogWatch(Part):
             growth.note(self.clock.now(), is_last=True)
 
     def see(self, folder: str) -> Sequence[LogMark]:
-        """What readers should know beyond log.times: a look that is made now, as the next one would."""
+        """Return the marks that log.times does not have yet: log sizes measured now."""
         growth = self.growths.get(folder)
         return [growth.note(self.clock.now())] if growth else []
 
@@ -10149,31 +10151,31 @@ class LogWatch(Part):
             for job in running:
                 if job.log_dir and job.current.gpu_uuids:
                     self.growths[job.log_dir].note_usage(self.service.gpu_watch.read_gpus(job, now), now - (job.current.started_at or now))
-        # Who starts while this look is on its way wakes it only when nothing is watched any more: so that is looked at last.
+        # A job that starts during this look wakes the worker only if `growths` is empty: so check for jobs last.
         is_on = folders or self.service.running_jobs()
         return max(LOG_LOOK_S, LOG_LOOK_BACKOFF_FACTOR * (self.clock.monotonic() - began)) if is_on else None
 
 
-LOG_LOOK_S, LOG_LOOK_BACKOFF_FACTOR = 0.1, 20         # between two looks; at least so many times what one takes
-LOG_NOTE_S = 1.0                # while one of the two alone grows, it is noted so often
-USAGE_NOTES = 240               # in the first run_s, and in each that is e times as long
+LOG_LOOK_S, LOG_LOOK_BACKOFF_FACTOR = 0.1, 20   # between two looks; at least this multiple of the time of one
+LOG_NOTE_S = 1.0                # between two notes while only one of the two logs grows
+USAGE_NOTES = 240               # lines of usage.csv each time that the run time grows e-fold
 
 
 class LogGrowth:
-    """How a job's logs grow."""
+    """How the two logs of one job grow, and its GPU usage."""
 
     def __init__(self, folder: str, has_begun: bool) -> None:
-        """`has_begun`: before anybody watched, so that nobody knows when what is there came."""
+        """`has_begun`: the job started before this service watched, so nobody knows when its logs grew."""
         import threading
-        self.folder, self.guard = folder, threading.Lock()          # readers look, too
+        self.folder, self.guard = folder, threading.Lock()          # readers of logs call note() too
         self.written: LogMark = (None, 0, 0)
         self.seen: LogMark = (None, *(measure_logs(folder) if has_begun else (0, 0)))
         self.growing = (False, False)
-        self.readings: list[Reading] = []                   # since the last line of usage.csv
+        self.readings: list[Reading] = []                   # after the last line of usage.csv
         self.usage_at = 0.0
 
     def note(self, now: float, is_last: bool = False) -> LogMark:
-        """What is seen is written when the other of the two grows, so that the order is known, and from time to time."""
+        """Measure the logs.  Write the last mark when the other log grows, to keep their order, and each LOG_NOTE_S."""
         with self.guard:
             sizes = measure_logs(self.folder)
             if sizes != self.seen[1:]:
@@ -10186,13 +10188,13 @@ class LogGrowth:
             return self.seen
 
     def write(self) -> None:
-        """What was seen last."""
+        """Append the last mark to log.times, if it is new."""
         if self.seen[1:] != self.written[1:]:
             append_note(self.folder, LOG_TIMES, f"{int((self.seen[0] or 0) * 10)} {self.seen[1]} {self.seen[2]}\n")
             self.written = self.seen
 
     def note_usage(self, reading: Reading, run_s: float) -> None:
-        """A line each time that so much of the run has passed: dense at first, a few thousand in a week."""
+        """Add a line to usage.csv each time the run grows by 1/USAGE_NOTES: dense at first, few thousand a week."""
         self.readings.append(reading)
         if reading[0] - self.usage_at >= run_s / USAGE_NOTES:
             append_note(self.folder, USAGE, format_usage(self.readings))
@@ -10200,15 +10202,15 @@ class LogGrowth:
 
 
 class Views(Part):
-    """What is told."""
+    """Makes the answers to GET requests."""
 
     def __init__(self, service: Service) -> None:
         import threading
         super().__init__(service)
-        self.estimates: Mapping[str, float] = {}            # pending job: when it will start
+        self.estimates: Mapping[str, float] = {}            # {pending job: when it will start}
         self.next_estimate_at = float("-inf")               # monotonic
         self.estimates_made, self.estimator = threading.Event(), Worker(service, "estimating when jobs start", self.estimate, None)
-        self.disks: Sequence[tuple[str, bool, str]] = ()    # checks, as of the last look
+        self.disks: Sequence[tuple[str, bool, str]] = ()    # the last results of look_at_disks()
         self.disks_seen_at = self.clock.monotonic()
         self.disk_watch = Worker(service, "looking at the disks", self.look_at_disks)
 
@@ -10226,28 +10228,29 @@ class Views(Part):
                 "queued_by_priority": bands}
 
         told, cluster = self.store.read(look), self.service.cluster
-        told["running_jobs"] = [self.describe_job(job, now, BRIEF_JOB) for job in told["running_jobs"]]     # outside the lock
+        # Described here, as look() holds the lock.
+        told["running_jobs"] = [self.describe_job(job, now, BRIEF_JOB) for job in told["running_jobs"]]
         return {**told, **self.info(), "gpu_trouble": trouble, "slurm": cluster.describe() if cluster else None,
                 "hints": self.list_hints(), "bad_checks": [check["name"] for check in self.health()["checks"] if not check["is_ok"]],
                 "host": show(OBJECTS["Host"], self.service.gpu_watch.host, name=self.service.node),
                 "nodes": self.service.pool.list_nodes() if self.service.pool.nodes else []}
 
     def list_gpus(self, state: State) -> list[dict[str, Any]]:
-        """The GPUs of all machines, for the API."""
+        """Return the GPUs of all machines, for the API."""
         now, told = self.clock.monotonic(), []
         nodes = self.service.pool.nodes
         closed = {node.name: node.find_closed(now) for node in nodes.values()}
         for gpu in self.service.gpu_watch.see_gpus(state):
             why = self.service.gpu_watch.observation.trouble if not gpu.node else closed.get(gpu.node)
             is_unread = bool(why) and (not gpu.node or gpu.node not in nodes or nodes[gpu.node].trouble is not None)
-            if gpu.node and is_unread:                  # what it had to do last says nothing of now
+            if gpu.node and is_unread:                  # its last readings are too old
                 gpu = forget_readings(gpu)
             trouble, hold = (why, None) if is_unread else (None, why)
             told.append(gpu_json(gpu, state, self.config.gpu, trouble, gpu.node or self.service.node, hold))
         return told
 
     def find_place(self, job: Job) -> str | None:
-        """The machine that a job ran or runs on, or is to; None where it might have been any."""
+        """Return the machine that a job ran on, runs on, or must run on; None if it may still be any."""
         if job.current.slurm_node:
             return job.current.slurm_node
         has_begun = job.status == RUNNING or (job.status in FINAL and job.current.started_at is not None)
@@ -10255,7 +10258,7 @@ class Views(Part):
         return None if name is None else name or self.service.node
 
     def describe_job(self, job: Job, now: float, rows: Mapping[str, Field] = JOB, **facts: Any) -> dict[str, Any]:
-        """A job for the API; of a running one also what is known of it just now."""
+        """Return a job for the API; a running job with its present usage and run time."""
         if job.status == RUNNING:
             usage, node = self.service.gpu_watch.find_usage(job.id), self.service.pool.nodes.get(job.current.node)
             facts = {
@@ -10270,14 +10273,14 @@ class Views(Part):
                 "uptime_seconds": round(self.clock.monotonic() - self.service.started_monotonic, 3)}
 
     def list_histories(self) -> list[dict[str, Any]]:
-        """GET /gpus/history: for each GPU that is seen, what it had to do in the last hour."""
+        """GET /gpus/history: utilization and memory of each GPU in the last hour."""
         interval_s, history = HISTORY_S / USAGE_POINTS, self.service.gpu_watch.history
-        since = (self.clock.monotonic() // interval_s + 1) * interval_s - HISTORY_S         # so that points stay what they were
+        since = (self.clock.monotonic() // interval_s + 1) * interval_s - HISTORY_S     # aligned: points do not change
         return [{"index": gpu.index, "node": gpu.node or self.service.node, "uuid": gpu.uuid,
                  **describe_usage(history.get(gpu.uuid, ()), since, interval_s)} for gpu in self.service.gpu_watch.all_gpus()]
 
     def describe_run(self, job: Job) -> dict[str, Any]:
-        """GET /jobs/{id}/usage: what the GPUs of its last attempt had to do."""
+        """GET /jobs/{id}/usage: utilization and memory of the GPUs of the last attempt."""
         began, uuids = job.current.started_at or 0.0, job.current.gpu_uuids
         run_s = job.current.runtime_seconds or self.service.runners.find_runtime_s(job, self.clock.now())
         interval_s = max(2.0 * self.config.service.refresh_rate_seconds, run_s / USAGE_POINTS)
@@ -10286,7 +10289,7 @@ class Views(Part):
                 **describe_usage(read_usage(job.log_dir or ""), began, interval_s, min(USAGE_POINTS, int(run_s / interval_s) + 1))}
 
     def list_hints(self) -> list[str]:
-        """What the owner should know or do."""
+        """Return what the owner should know or do, one line each."""
         machine, jobs = self.machine, self.config.jobs
         held = self.store.read(lambda state: [group for group in state.groups.values() if group.hold])
         hints = [
@@ -10298,9 +10301,9 @@ class Views(Part):
         return [hint for hint in hints if hint]
 
     def describe_jobs(self, jobs: Sequence[Job], rows: Mapping[str, Field] = JOB) -> Iterator[dict[str, Any]]:
-        """Jobs for the API as they are by now; those that are pending with their place, why they wait, and when they will start.
+        """Yield jobs for the API; pending jobs with position, reason to wait, and estimated start.
 
-        They are looked up a few at a time, so that a long list delays nobody else.
+        Jobs are read JOBS_AT_ONCE at a time, so that a long list does not hold the lock for long.
         """
         kept, reasons, places = {slot.kept_for for slot in self.service.plan.board}, dict[object, Reason](), dict[str, int]()
         is_waiting = any(job.status == PENDING for job in jobs)
@@ -10312,7 +10315,7 @@ class Views(Part):
         def describe(job: Job) -> dict[str, Any]:
             if job.status != PENDING or not rows.keys() & {"position", "waiting_for", "reason", "estimated_start"}:
                 return self.describe_job(job, now, rows)
-            # Those that ask for the same wait for the same: it is worked out once for all of them.
+            # Jobs with the same request wait for the same reason: find it once for all of them.
             is_apart = job.pending_dependencies or job.retry_at or job.begin_at or job.current.slurm_key is not None or job.id in kept
             alike = job.id if is_apart else (request_class(job), job.group, job.user)
             reason = reasons[alike] if alike in reasons else reasons.setdefault(alike, self.find_reason(job, is_paused))
@@ -10328,7 +10331,7 @@ class Views(Part):
             yield from map(describe, found)
 
     def list_groups(self, caller: Caller) -> list[dict[str, Any]]:
-        """GET /groups: the caller's, those first that would start first."""
+        """GET /groups: the groups that the caller may see, in the order in which they start."""
         jobs, holds, is_paused = self.store.read(lambda state: (list_jobs(state, STATUSES), dict(state.groups), state.paused))
         told: dict[str, dict[str, Any]] = {}
         position = 0
@@ -10349,7 +10352,7 @@ class Views(Part):
         return sorted(told.values(), key=lambda group: (group["position"] is None, group["position"] or 0))
 
     def find_reason(self, job: Job, is_paused: bool) -> Reason:
-        """Why a pending job does not run now."""
+        """Return why a pending job does not run now."""
         error = self.store.last_error
         if error:
             return Reason("node-down", "", error.message)
@@ -10357,11 +10360,12 @@ class Views(Part):
             return Reason("resources", "slurm", self.service.cluster.find_wait(job))
         if is_paused:
             return PAUSED
-        made = replace(self.service.plan, hold=None) if self.service.plan.hold == PAUSED else self.service.plan      # it was resumed since
+        # The queue is not paused now: a plan that says so is out of date.
+        made = replace(self.service.plan, hold=None) if self.service.plan.hold == PAUSED else self.service.plan
         return find_reason(job, made, self.config, self.clock.now())
 
     def explain(self, job_id: str, caller: Caller) -> dict[str, Any]:
-        """GET /jobs/{id}/why: the decision, and what stands behind it GPU by GPU.  Raises: not_found, forbidden."""
+        """GET /jobs/{id}/why: why a job waits, with a verdict for each GPU.  Raises: not_found, forbidden."""
         now, estimates, board = self.clock.now(), self.find_estimates(), self.service.plan.board
 
         def look(state: State) -> tuple[Job, int, bool]:
@@ -10384,7 +10388,7 @@ class Views(Part):
                 "verdicts": format_verdicts(gpus, Paint(""))}
 
     def find_estimates(self) -> Mapping[str, float]:
-        """{pending job: when it will start}, as far as anything is known; a few seconds old, or older while the next are being made."""
+        """Return {pending job: estimated start}; a few seconds old, or older while new estimates are made."""
         if self.service.cluster and self.service.is_slurm:
             return self.service.cluster.list_estimates()
         if self.clock.monotonic() >= self.next_estimate_at:
@@ -10397,7 +10401,7 @@ class Views(Part):
         return self.estimates
 
     def estimate(self) -> None:
-        """Work out when jobs will start, which may take half a second."""
+        """Make new estimates; this may take 0.5 s."""
         began = self.clock.monotonic()
         jobs, groups, finished, gpus, is_paused = self.store.read(lambda state: (
             [*state.running.values(), *list_pending(state)[:MAX_REPLAY_JOBS]],
@@ -10416,7 +10420,7 @@ class Views(Part):
         return {"is_healthy": all(check["is_ok"] for check in checks), "checks": checks}
 
     def list_checks(self) -> Iterator[tuple[str, bool, str, str]]:
-        """(what was looked at, whether it is well, what was found, what GET /status hints at)"""
+        """Yield (name, is_ok, reading, hint for GET /status) of each check, except the disks."""
         service, watch, seen = self.service, self.service.gpu_watch, self.service.gpu_watch.observation
         now, leases, file = self.clock.monotonic(), self.machine.leases, service.jobs_file
         yield "scheduler", now - service.turned_at < 30, f"last turn {now - service.turned_at:.1f} s ago", ""
@@ -10449,7 +10453,7 @@ class Views(Part):
             yield "jobs file", os.path.exists(file.path), found or f"{file.path} is watched", found and f"{file.path}: {found}"
 
     def check_disks(self) -> Iterator[tuple[str, bool, str]]:
-        """As they were a moment ago: one that hangs holds up nobody who asks."""
+        """Yield the last disk checks.  A thread makes them, so that a hanging disk blocks no request."""
         if not self.disk_watch.thread.is_alive():
             self.look_at_disks()
         silent_s = self.clock.monotonic() - self.disks_seen_at
@@ -10471,7 +10475,7 @@ class Views(Part):
                 yield name, False, str(fault)
 
     def measure(self) -> dict[str, Any]:
-        """What METRICS show.  Counters and histograms begin at 0 with each start of the service."""
+        """Return the values for METRICS.  Counters and histograms start at 0 with the service."""
         service, now, seen = self.service, self.clock.monotonic(), self.service.gpu_watch.observation
         return {
             **self.status(), **self.health(), **vars(service.counters), **sample_own(), "nodes": service.pool.list_nodes(),
@@ -10482,24 +10486,24 @@ class Views(Part):
 
 
 class Service:
-    """What runs until it is stopped: parts that take requests, watch, start and end jobs; and the loop over them."""
+    """The service: its parts take requests, watch, start and end jobs; its loop drives them."""
 
     def __init__(self, config: Config, layout: Layout, store: Store, machine: Machine, clock: Clock, log: logging.Logger,
                  environ: Mapping[str, str]) -> None:
         self.config, self.layout, self.store, self.machine = config, layout, store, machine
         self.clock, self.log = clock, log
         self.environ = {name: text for name, text in environ.items() if not is_job_variable(name)}
-        self.umask = int(environ.get("NEXUS_UMASK", "022"), 8)      # of jobs that do not say, and of hooks
+        self.umask = int(environ.get("NEXUS_UMASK", "022"), 8)      # for hooks, and for jobs without one
         self.user = find_user(os.geteuid())
         self.owner = Caller(self.user, self.user)
-        self.hash = file_hash()                             # of what runs: the file may be another by and by
+        self.hash = file_hash()                             # of the running code: the file may change later
         self.node = store.host
         self.started_at, self.started_monotonic = clock.now(), clock.monotonic()
         self.is_stopping = False
         self.plan = Plan(hold=Reason("node-down", "", "the service is about to look at the GPUs"))
-        self.write_again_at = 0.0                                 # no write before: the disk refused
-        self.turned_at = clock.monotonic()                  # the loop's last turn
-        self.due_at = self.turned_at                        # monotonic: when its next one is to begin, or the present one has begun
+        self.write_again_at = 0.0                                 # monotonic: next try after a failed write
+        self.turned_at = clock.monotonic()                  # when the last tick ended
+        self.due_at = self.turned_at                        # monotonic: when the next tick is due, or this one began
         self.counters = Counters()
         store.note_moves = self.note_moves
         self.failure_count = 0
@@ -10526,23 +10530,23 @@ class Service:
         self.cluster = SlurmBackend(self) if self.is_slurm or has_jobs else None
 
     def wake(self) -> None:
-        with contextlib.suppress(BlockingIOError):          # it has been woken already
+        with contextlib.suppress(BlockingIOError):          # the pipe is full: the loop wakes anyway
             os.write(self.wake_write, b"w")
 
     def change(self, decide: Callable[[State], Iterable[Put]], message: str, *details: object) -> Any:
-        """Make what somebody asked for, tell it in the log, and wake the loop.  Raises: what Store.update() raises."""
+        """Commit the changes of a request, log the message, wake the loop.  Raises: what Store.update() raises."""
         answer = self.store.update(decide)
         self.log.info(message, *details)
         self.wake()
         return answer
 
     def stop(self) -> None:
-        """End the loop; from a signal handler too."""
+        """End the loop.  Safe in a signal handler."""
         self.is_stopping = True
         self.wake()
 
     def note_moves(self, jobs: Sequence[Job]) -> None:
-        """Called by the store when their status has changed."""
+        """The store calls this with jobs whose status has changed."""
         if not self.log_watch.growths:
             self.log_watch.worker.wanted.set()
         self.counters.note_moves(jobs)
@@ -10554,7 +10558,6 @@ class Service:
     # The loop
 
     def run(self) -> None:
-        """Serve until stopped."""
         self.machine.become_subreaper()
         self.open_fifo()
         self.runners.adopt()
@@ -10574,7 +10577,7 @@ class Service:
         self.run_guarded("at the end", self.log_watch.end)
 
     def tick(self, runner_events: Sequence[RunnerEvent]) -> None:
-        """One step of the loop.  A phase that fails is logged and counted; the others go on."""
+        """Run one tick.  A phase that fails is logged and counted; the other phases still run."""
         began_at = self.clock.monotonic()
         for backend in self.backends:
             self.run_guarded(backend.doing, self.take_in, backend, runner_events)
@@ -10587,7 +10590,7 @@ class Service:
         self.counters.turns.note(self.turned_at - began_at)
 
     def take_in(self, backend: Backend, runner_events: Sequence[RunnerEvent]) -> None:
-        """Record what a backend has learned."""
+        """Record the news of a backend."""
         for known, news in backend.poll(runner_events):
             job: Job | None = self.store.read(lambda state, known=known: state.jobs.get(known.id))  # type: ignore[misc]
             if job and job.attempt == known.attempt and job.status not in FINAL:
@@ -10598,11 +10601,11 @@ class Service:
         return (self.local, self.pool, *([self.cluster] if self.cluster else []))
 
     def find_backend(self, job: Job) -> Backend:
-        """The one that runs an attempt, or is to."""
+        """Return the backend of the job's current attempt."""
         return next(backend for backend in self.backends if backend.has(job))
 
     def run_guarded(self, doing: str, act: Callable[..., object], *arguments: Any) -> None:
-        """Do one of several things; whatever it comes to, the others are done."""
+        """Call `act`; log an error instead of raising it."""
         try:
             act(*arguments)
         except NexusError as error:
@@ -10615,13 +10618,13 @@ class Service:
     def fail(self, phase: str, error: BaseException) -> None:
         self.failure_count += 1
         failure, before, self.failed_at = f"{phase}: {error!r}", self.failed_at, self.clock.monotonic()
-        if failure != self.last_failure or self.failed_at - before > 60:        # the same again and again fills no disk
+        if failure != self.last_failure or self.failed_at - before > 60:    # repeated errors must not fill the disk
             self.log.error("Internal error while %s", phase, exc_info=error)
         self.last_failure = failure
 
     def next_wait_s(self) -> float:
         if self.clock.monotonic() - self.failed_at < WATCH_INTERVAL_S or (self.store.last_error and not self.local.terminations):
-            return WATCH_INTERVAL_S             # what has just failed is not tried at full speed
+            return WATCH_INTERVAL_S             # backoff after a failure
         if self.runners.results or self.local.terminations or self.local.waiting.is_short(self.clock.monotonic()):
             return TERMINATION_INTERVAL_S
         is_running, delayed = self.store.read(lambda state: (bool(state.running), state.delayed[:1]))
@@ -10629,7 +10632,7 @@ class Service:
         return min([longest, *(max(0.01, at - self.clock.now()) for at, _ in delayed)])
 
     def open_fifo(self) -> None:
-        """Read-write, so that a runner's word never meets a FIFO that nobody has open.  Without one, pids are watched."""
+        """Open read-write, so that a runner always finds a reader.  Without a FIFO the service polls pids."""
         import stat
         path = self.layout.events_file
         try:
@@ -10642,13 +10645,13 @@ class Service:
             self.log.warning("%s: %s; ends of jobs are noticed within %g s", path, error, WATCH_INTERVAL_S)
 
     def listen(self, timeout_s: float) -> list[RunnerEvent] | None:
-        """Wait for a word from a runner, a request, or the time; None: that a runner waits is all that was said."""
+        """Wait for runner events, a wake-up, or the timeout.  Return None to skip the tick: only `wait` events came."""
         import select
         self.due_at = self.clock.monotonic() + timeout_s
         ready, _, _ = select.select([self.wake_read, *([] if self.fifo is None else [self.fifo])], [], [], timeout_s)
         self.due_at = min(self.due_at, self.clock.monotonic())
         for source in ready:
-            with contextlib.suppress(BlockingIOError):          # somebody else reads the FIFO too
+            with contextlib.suppress(BlockingIOError):          # another process read the FIFO first
                 said = os.read(source, 65536)
                 self.heard += said if source == self.fifo else b""
         *lines, self.heard = self.heard.split(b"\n")
@@ -10662,32 +10665,34 @@ class Service:
         return others if others or not runner_events or self.wake_read in ready else None
 
     def record(self, job: Job, is_synced: bool = True, /, **facts: Any) -> None:
-        """Raises: unavailable."""
+        """Change fields of a job, or of its last attempt.  Raises: unavailable."""
         self.store.update(lambda state: [change_job(state.jobs[job.id], **facts)], is_synced)
 
     def schedule(self) -> None:
-        """Record the ends, decide the starts, all in one change; then start."""
+        """Record ended jobs and plan starts in one transaction; then start the jobs."""
         if self.store.last_error:
             if self.clock.monotonic() < self.write_again_at:
                 return
-            self.store.update(lambda state: [Put("facts", "paused_gpus", state.paused_gpus)])       # is there room again?
+            # A harmless write tells whether the disk works again.
+            self.store.update(lambda state: [Put("facts", "paused_gpus", state.paused_gpus)])
         now = self.clock.now()
         results, trouble, nodes = self.runners.results, self.gpu_watch.find_gpu_trouble(), self.pool.view_nodes()
         over = {job_id: result for job_id, result in results.items() if job_id not in self.local.terminations}
         evidence = {job.id: self.runners.gather_evidence(job, over[job.id]) for job in self.running_jobs() if job.id in over}
         hold = self.launcher.start_rest.find_why(self.clock.monotonic()) or ""
-        usage = {job_id: used for job_id, used in self.runners.usage.items() if job_id not in results}     # what is over is not late
+        # A job that is over must not be stopped for a timeout.
+        usage = {job_id: used for job_id, used in self.runners.usage.items() if job_id not in results}
 
         starting: list[tuple[Job, Mapping[str, str] | None]] = []
 
         def decide(state: State) -> Changes:
             ended = []
-            for job_id, proof in evidence.items():          # only this is asked to end a running one
+            for job_id, proof in evidence.items():          # only here a running job ends: it still runs
                 job = state.jobs[job_id]
                 yield from self.runners.end_attempt(state, job, over[job_id], proof, now)
                 ended.append((job, state.jobs[job_id]))
             for job, at in [(state.jobs[job_id], at) for at, job_id in state.delayed]:
-                # An attempt is due also when the clock was set back, and it would wait for longer than ever meant.
+                # A retry is also due if it waits longer than its backoff: the clock was set back.
                 if at <= now or (job.retry_at == at and at - now > find_backoff(len(job.attempts), self.config.jobs)):
                     yield change_job(job, retry_at=None, begin_at=None if at <= now else job.begin_at)
             made = plan(state, self.gpu_watch.see_gpus(state), trouble, self.config, now, usage, nodes, hold)
@@ -10720,7 +10725,7 @@ class Service:
         self.gpu_watch.guard_gpus([before for before, _ in ended])
 
     def tell(self, job: Job, message: str, *details: object) -> None:
-        """Log something of a running job; as JSON with its facts."""
+        """Log a message about a running job; JSON logs get its fields too."""
         self.log.info(message, *details, extra={"job_id": job.id, "gpu_ids": list(job.current.gpu_indices), "required_gpus": job.gpus,
                                                 "attempt": job.attempt})
 
@@ -10730,27 +10735,27 @@ NEVER_HINTS = {"gpus": "ask for fewer; --gpus 0 runs a job without one", "gpu_id
 
 
 def stop_job(state: State, job: Job, who: str, now: float, withdrawn: Iterable[str | None] = (), signal: str | None = None) -> Changes:
-    """The changes by which a job that waits ends, and one that runs is to.  One on its way to Slurm is stopped when it is there."""
+    """Yield the changes that end a pending job or stop a running one.  A job in submission stops once Slurm has it."""
     if job.status == PENDING and job.current.slurm_key in (None, *withdrawn):
         yield from end_job(state, job, CANCELLED, now, cause="killed", stop_by=who)
-    elif job.current.stop_cause != "killed":                    # also when its time is up: it shall not be tried again
+    elif job.current.stop_cause != "killed":                    # even after a timeout: killed means no retry
         yield change_job(job, stop_cause="killed", stop_by=who, stop_line=None, stop_signal=signal)
 
 
 def content_of(job: Job) -> tuple[object, ...]:
-    """What tells a job from others for --unique."""
+    """Return the key by which --unique compares jobs."""
     return job.user, job.command, job.cwd, job.conda, job.env_digest
 
 
 def find_retried(state: State, job_id: str) -> str:
-    """The job that now stands for one: itself, or its latest retry."""
+    """Return the id of the latest retry of a job, or its own id."""
     while state.jobs[job_id].retried_as in state.jobs:
         job_id = str(state.jobs[job_id].retried_as)
     return job_id
 
 
 def check_group(state: State, name: str, caller: Caller | None = None) -> None:
-    """Raises: not_found."""
+    """Raises: not_found, when the caller may see no job of the group."""
     groups = {job.group for job in state.jobs.values() if job.group and (caller is None or caller.may_see(job.user))}
     if name not in groups:
         raise NexusError("not_found", f"there is no job of group '{format_line(name, 60)}'",
@@ -10758,7 +10763,7 @@ def check_group(state: State, name: str, caller: Caller | None = None) -> None:
 
 
 def choose_jobs(state: State, choice: Choice, caller: Caller) -> list[Job]:
-    """The caller's jobs that are meant.  Raises: not_found; forbidden."""
+    """Return the jobs of the choice that the caller may see.  Raises: not_found; forbidden; conflict."""
     if choice.ids:
         named = [find_own_job(state, job_id, caller) for job_id in dict.fromkeys(choice.ids)]
         for job in named:
@@ -10771,7 +10776,7 @@ def choose_jobs(state: State, choice: Choice, caller: Caller) -> list[Job]:
 
 
 def find_own_job(state: State, job_id: str, caller: Caller) -> Job:
-    """By its id, which may be in other case where only one job fits.  Raises: not_found; forbidden, when it is another user's."""
+    """Find a job by id, ignoring case if only one fits.  Raises: not_found; forbidden, when it is another user's."""
     job = state.jobs.get(job_id)
     if job is None and len(job_id) <= 4:
         import itertools
@@ -10788,7 +10793,7 @@ def find_own_job(state: State, job_id: str, caller: Caller) -> Job:
 
 
 def check_quotes(command: str) -> None:
-    """Refuse a quote that does not end.  An odd number of them is fine in a comment, say: bash itself decides.  Raises: usage."""
+    """Raises: usage, for an unclosed quote.  bash decides: an odd count can be valid, for example in a comment."""
     if command.count('"') % 2 or command.count("'") % 2:
         done = run(["bash", "-p", "-n", "-c", "--", command], 5)
         if done.exit_code:
@@ -10797,7 +10802,7 @@ def check_quotes(command: str) -> None:
 
 
 def check_status(job: Job, statuses: Container[str], rule: str) -> Job:
-    """The job, if it is so.  Raises: conflict."""
+    """Return the job if its status is one of `statuses`.  Raises: conflict."""
     if job.status not in statuses:
         hint = {PENDING: f"take it out of the queue: nexus remove {job.id}", RUNNING: f"stop it: nexus kill {job.id}"}
         raise NexusError("conflict", f"job {job.id} is {job.status}{rule and '; '}{rule}", hint.get(job.status, f"nexus show {job.id}"))
@@ -10805,14 +10810,14 @@ def check_status(job: Job, statuses: Container[str], rule: str) -> Job:
 
 
 def check_priority(priority: int | None, caller: Caller) -> None:
-    """Users of one priority share the GPUs; the owner alone says who goes before them.  Raises: forbidden."""
+    """Users of one priority share the GPUs; only the owner may give a higher priority.  Raises: forbidden."""
     if priority is not None and priority < PRIORITIES["normal"] and not caller.is_owner:
         raise NexusError("forbidden", "a priority before normal is for the owner of the service to give",
                          hint="normal, low, or a number above 1")
 
 
 def file_hash() -> str:
-    """A short hash of this file, which tells one copy from another."""
+    """Return a short hash of this file: 8 hex digits of its SHA-256."""
     import hashlib
     return hashlib.sha256(read_bytes(os.path.abspath(__file__))).hexdigest()[:8]
 
