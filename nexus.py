@@ -9325,7 +9325,7 @@ class Admission(Part):
                 content = hash_text(json.dumps(told, sort_keys=True))[:32] if draft.job.id else ""
                 twin = state.jobs.get(draft.job.id)
                 if twin and (twin.content, twin.user) != (content, draft.job.user):
-                    raise NexusError("conflict", f"job {twin.id} exists and is another one", hint="leave the id out, or take another")
+                    raise NexusError("conflict", f"job {twin.id} is used by a different job", hint="leave the id out, or take another")
                 same = twin.id if twin else contents.get(content_of(draft.job)) if draft.asked.unique else None
                 if same:
                     known.append(same)
@@ -9399,7 +9399,7 @@ class Admission(Part):
         if asked.node is not None and asked.node not in machines:
             refuse(f"there is no node {asked.node}", hint=suggest(asked.node, machines) or "nexus node list")
         if asked.llm and not config.llm_config:
-            refuse(f"llm {format_line(asked.llm, 40)}: there is no table of models", hint="set [jobs] llm_config in config.toml")
+            refuse(f"llm {format_line(asked.llm, 40)}: [jobs] llm_config is not set", hint="set [jobs] llm_config in config.toml")
         defaults = {"id": "", "retries": config.retries, "gpus": config.default_gpus, "cwd": os.path.expanduser("~")}
         named = re.search(LLM_OPTION, said["command"])
         model = asked.llm or (named and named[1])
@@ -9416,7 +9416,7 @@ class Admission(Part):
         """Raises: usage, forbidden."""
         check_gpus(job)
         if job.cuda_arg and not re.search(CUDA_OPTION, job.command) and re.search(SHELL_CHARACTERS, job.command):
-            refuse("cuda_arg: where --cuda belongs in this command cannot be told",
+            refuse("cuda_arg: cannot tell where --cuda belongs in this command",
                    hint="write it there: python train.py --cuda 0 | tee log")
         if not self.service.scripts.find_script(job)[1]:
             check_quotes(job.command)
@@ -9498,7 +9498,7 @@ class Admission(Part):
 
         while part := dict.fromkeys(self.store.update(stop)):
             ended.update(part)
-            self.log.info("Job %s: %s asked for its end", join_some(list(part)), caller.name)
+            self.log.info("Job %s: stopped by %s", join_some(list(part)), caller.name)
             self.service.wake()
             if choice.ids:
                 break
@@ -9539,7 +9539,7 @@ class Admission(Part):
         change = self.draft_change(self.store.read(find), change, caller)
         made: list[str] = self.store.update(add)
         if made:
-            self.log.info("Job %s added by %s, as others were before", join_some(made), caller.name)
+            self.log.info("Job %s added by %s, as retries", join_some(made), caller.name)
             self.service.wake()
         return made
 
@@ -9550,7 +9550,7 @@ class Admission(Part):
         """
         change = self.draft_change([self.store.read(lambda state: find_own_job(state, job_id, caller))], change, caller)
         if position is not None and not caller.is_owner:
-            raise NexusError("forbidden", f"only {self.service.user} may give a job a place before others' ones",
+            raise NexusError("forbidden", f"only {self.service.user} may move a job ahead of other users' jobs",
                              hint="a priority may be given")
 
         def edit(state: State) -> Changes:
@@ -9996,7 +9996,7 @@ class History(Part):
         while not self.trimmer.thread.is_alive() and self.cleared and not self.trim_history():
             pass
         if not wait_until(lambda: not self.cleared, CLEAR_TIMEOUT_S):
-            raise NexusError("unavailable", f"{format_count(len(self.cleared), 'job')} are not forgotten yet: the disk is slow, or full",
+            raise NexusError("unavailable", f"{format_count(len(self.cleared), 'job')} are not removed yet: the disk is slow, or full",
                              hint="they go as soon as that is possible; see nexus health")
         return ids
 
@@ -10030,7 +10030,7 @@ class History(Part):
             self.service.run_guarded(f"After job {job.id}", self.release, job)
         why = f"as {who} asked" if who else f"beyond history_limit = {limit}"
         self.log.info("Trimmed %s %s, with their logs: %s%s", format_count(len(gone), "job"), why,
-                      join_some([job.id for job in gone]), f"; what they made themselves stays in {join_some(kept)}" if kept else "")
+                      join_some([job.id for job in gone]), f"; their own files stay in {join_some(kept)}" if kept else "")
         return 0.0
 
     def remove_logs(self, job: Job) -> bool:
@@ -10440,7 +10440,7 @@ class Views(Part):
         yield "state", not error, error.message if error else "written", hint
         damaged = ", ".join(self.store.list_damaged())
         if damaged:
-            yield "lost", False, f"what could not be understood of the state is kept in {damaged}: look at it, and move it away", ""
+            yield "lost", False, f"the unreadable part of the state is kept in {damaged}: look at it, and move it away", ""
         if service.cluster:
             error = service.cluster.find_error()
             reading = error.message if error else f"asked in {service.cluster.took_s:.2f} s"
@@ -10500,7 +10500,7 @@ class Service:
         self.node = store.host
         self.started_at, self.started_monotonic = clock.now(), clock.monotonic()
         self.is_stopping = False
-        self.plan = Plan(hold=Reason("node-down", "", "the service is about to look at the GPUs"))
+        self.plan = Plan(hold=Reason("node-down", "", "the service has not read the GPUs yet"))
         self.write_again_at = 0.0                                 # monotonic: next try after a failed write
         self.turned_at = clock.monotonic()                  # when the last tick ended
         self.due_at = self.turned_at                        # monotonic: when the next tick is due, or this one began
@@ -10798,7 +10798,7 @@ def check_quotes(command: str) -> None:
         done = run(["bash", "-p", "-n", "-c", "--", command], 5)
         if done.exit_code:
             why = re.sub(r"^bash: (-c: )?(line [0-9]+: )?", "", done.output.strip().split("\n")[0])
-            refuse(f"bash cannot read the command: {format_line(why, 200)}", hint="each quote that opens must close; try it: bash -n -c …")
+            refuse(f"bash cannot read the command: {format_line(why, 200)}", hint="close each quote; to try it: bash -n -c …")
 
 
 def check_status(job: Job, statuses: Container[str], rule: str) -> Job:
@@ -10812,7 +10812,7 @@ def check_status(job: Job, statuses: Container[str], rule: str) -> Job:
 def check_priority(priority: int | None, caller: Caller) -> None:
     """Users of one priority share the GPUs; only the owner may give a higher priority.  Raises: forbidden."""
     if priority is not None and priority < PRIORITIES["normal"] and not caller.is_owner:
-        raise NexusError("forbidden", "a priority before normal is for the owner of the service to give",
+        raise NexusError("forbidden", "only the owner of the service may give a priority above normal",
                          hint="normal, low, or a number above 1")
 
 
@@ -13648,7 +13648,7 @@ def cmd_start(call: Call) -> None:
     client, path, given = call.find_running(), find_config(call), call.options
     options = ["--config", path] * bool(given.config) + ["--log-level", given.log_level] * bool(given.log_level)
     if client and options:
-        refuse("the service runs already, and these options take effect when it starts",
+        refuse("the service runs already; these options take effect at its next start",
                hint=f"nexus restart {' '.join(options)}; jobs go on")
     call.say(f"the service runs already, at {client.url}" if client else
              f"the service runs at {Client.find(call.environ, options=options).url}")
@@ -14101,7 +14101,7 @@ COMMANDS = (
         argument("--timestamps", action="store_true", help="begin each line with the time at which it came")),
             examples=("logs", "logs -f abc", "logs abc abd", "logs service -n 50")),
     Command("kill", "stop running jobs and all they started; returns when they are gone", cmd_kill, (
-        argument("ids", nargs="*", metavar="ID|GPU"), argument("--all", action="store_true", help="with a GPU: all jobs that share this GPU"),
+        argument("ids", nargs="*", metavar="ID|GPU"), argument("--all", action="store_true", help="with a GPU: all jobs that share it"),
         argument("--group", metavar="G", help="all of this group, pending ones too"),
         argument("--signal", metavar="NAME", row=CANCEL_KEYS["signal"],
                  help="the first signal, like INT (default: TERM); KILL follows after kill_grace_seconds")),

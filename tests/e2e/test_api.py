@@ -222,7 +222,7 @@ def test_restart_retry_and_the_end_of_the_history():
             box.ask("DELETE", f"/jobs/{each}")
         box.wait(waits, "completed")
         live.until(lambda: list(folder.rglob("*")) == [folder / "work", folder / "work/model.pt"], "the end of the first job's logs")
-        trimmed = rf"history_limit = 2, with their logs: [^;]*{job_id}[^;]*; what they made themselves stays in {folder}\n"
+        trimmed = rf"history_limit = 2, with their logs: [^;]*{job_id}[^;]*; their own files stay in {folder}\n"
         live.until(lambda: re.search(trimmed, box.log()))
         live.until(lambda: kept not in list_code(box), "its script's end")
         again = box.ask("POST", f"/jobs/{waits}/retry")["id"]

@@ -813,7 +813,7 @@ def test_history_is_trimmed(world):
         f"job_{job_id}" for job_id in (jobs[1], jobs[2], jobs[3], jobs[5]))
     assert os.listdir(w.folder_of(jobs[1])) == ["files-1"] and made.read_text() == "a week of work"
     assert w.lines[-1] == (f"Trimmed 3 jobs beyond history_limit = 3, with their logs: {jobs[4]}, {jobs[1]}, {jobs[0]}; "
-                           f"what they made themselves stays in {w.folder_of(jobs[1])}")
+                           f"their own files stay in {w.folder_of(jobs[1])}")
     w.service.history.trim_history()
     assert sum("Trimmed" in line for line in w.lines) == 1
 
