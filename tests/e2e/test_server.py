@@ -839,7 +839,7 @@ def test_who_changed_something_is_in_the_log(bench):
     log = "\n".join(bench.lines)
     user = bench.service.user
     assert f"Job {job_id} added by {user}: python train.py" in log and "\x1b" not in log
-    assert f"Queue paused by {user} (token, 192.0.2.7)" in log and f"Job {job_id}: {user} asked" in log
+    assert f"Queue paused by {user} (token, 192.0.2.7)" in log and f"Job {job_id}: stopped by {user}" in log
 
 
 def test_a_disk_that_refuses_is_503(bench):
@@ -1310,7 +1310,7 @@ def test_cancel(lab):
     assert lab.ask("POST", f"/api/cancel/{ids[1]}") == (200, {"job_id": ids[1], "status": "running"}), "nobody is there to stop it"
     assert lab.store.read(lambda state: state.jobs[ids[1]].current.stop_cause) == "killed"
     assert lab.ask("POST", f"/api/cancel/{ids[0]}")[0] == 409 and lab.ask("POST", "/api/cancel/xyz")[0] == 404
-    assert [line for line in lab.lines if f"Job {ids[0]}: myuser (token, 127.0.0.1) asked for its end" in line]
+    assert [line for line in lab.lines if f"Job {ids[0]}: stopped by myuser (token, 127.0.0.1)" in line]
 
 
 def test_nodes(lab):
