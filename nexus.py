@@ -13618,6 +13618,8 @@ def cmd_screens(call: Call) -> None:
 
 def cmd_clear(call: Call) -> None:
     given = call.options
+    if not (given.ids or given.all or given.status or given.group is not None):
+        refuse("name the jobs to forget: their logs are deleted too", hint="nexus clear ID, --status failed, --group NAME, or --all")
     choice = {"ids": given.ids or None, "group": given.group, "status": given.status or (None if given.ids else list(FINAL))}
     ids = call.client.clear(**{name: fact for name, fact in choice.items() if fact is not None})
     call.say(f"{format_count(len(ids), 'finished job')} forgotten, with {'its' if len(ids) == 1 else 'their'} logs")
@@ -14121,7 +14123,7 @@ COMMANDS = (
     Command("edit", "change a pending job", cmd_edit, (ID, *CHANGE_OPTIONS),
             examples=("edit abc --gpus 2 --timeout 4h", 'edit abc --command "python train.py --lr 0.01"')),
     Command("clear", "forget finished jobs, with their logs", cmd_clear, (
-        ANY_IDS, GROUP, STATUS_OPTION), "Without ids, a group or a status: all finished jobs.",
+        ANY_IDS, GROUP, STATUS_OPTION, argument("--all", action="store_true", help="all finished jobs")), "Pending and running jobs stay.",
             examples=("clear abc", "clear --status failed,cancelled")),
     Command("move", "change a pending job's place", cmd_move, (
         ID, argument("--first", action="store_true", help="before all others, whatever their priority"),

@@ -453,7 +453,8 @@ def test_clear(own_home):
     assert (done.code, done.out) == (0, "") and "1 finished job forgotten" in done.err
     assert not own_home.file(f"logs/job_{bad}").exists() and own_home.file(f"logs/job_{good}").exists()
     assert own_home.main("show", bad).code == 3 and own_home.main("clear", runs).code == 4
-    assert "1 finished job" in own_home.main("clear").err and [job["id"] for job in own_home.client().jobs()] == [runs]
+    assert own_home.main("clear").code == 2 and "their logs are deleted too" in own_home.main("clear").err
+    assert "1 finished job" in own_home.main("clear", "--all").err and [job["id"] for job in own_home.client().jobs()] == [runs]
     done = own_home.main("clear", "--status", "done")
     assert done.code == 2 and "with commas" in done.err and "nexus help clear" in done.err
 
