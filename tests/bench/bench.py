@@ -246,6 +246,23 @@ def measure_add() -> None:
             first = fast
 
 
+def measure_list() -> None:
+    """`nexus queue` of 10,000 waiting jobs to a pipe: all of them, and the twenty that a terminal would show."""
+    with bench() as it:
+        it.command("install")
+        it.client.pause()
+        it.post(10000)
+
+        def call(*argv: str) -> Callable[[], object]:
+            return lambda: subprocess.run(argv, env=it.environ, check=True, capture_output=True)
+
+        installed = str(it.folder / ".local/bin/nexus")
+        nothing, everything, some = (median_ms(act, 7) for act in (
+            call(sys.executable, "-c", "pass"), call(installed, "queue"), call(installed, "queue", "-n", "20")))
+        report("nexus queue (10,000 waiting)", f"{everything:.0f} ms = {everything / nothing:.1f} x pass", "<= 250 ms")
+        report("nexus queue -n 20 (10,000 waiting)", f"{some:.0f} ms = {some / nothing:.1f} x pass")
+
+
 def measure_bulk() -> None:
     with bench() as it:
         it.client.pause()
@@ -653,7 +670,7 @@ def describe_command(pid: int) -> str:
 
 MEASURES = {
     "plan": measure_plan, "many": measure_many, "slurm": measure_slurm, "nodes": measure_nodes, "gap": measure_gap, "crowd": measure_crowd,
-    "add": measure_add, "bulk": measure_bulk, "idle": measure_idle, "load": measure_load, "page": measure_page}
+    "add": measure_add, "list": measure_list, "bulk": measure_bulk, "idle": measure_idle, "load": measure_load, "page": measure_page}
 
 
 def main() -> None:
