@@ -2491,11 +2491,11 @@ def describe_submitted(job: Job, seen: SlurmJob | None, trouble: str | None = No
 
 
 # ==== 6. SCHEDULER ==== what to do next, decided from values alone
-# Jobs start in the queue's order; one that cannot start lets later ones pass.  Jobs of one request class ask for the
-# same: when the first of a class cannot start, none of it is tried: plan() need not look at the others.  A job that could
-# have started for reserve_after_seconds is starving: it keeps GPUs until it has enough, one job of a machine at a time.
-# Others may use those only if they are expected to end before.  Shares of GPUs are counted in hundredths: that is
-# accounting, nothing keeps a job to its share.
+# Jobs start in the queue's order.  A job that cannot start lets later jobs pass.  Jobs of one request class ask for the
+# same resources: if the first job of a class cannot start, plan() skips the rest of the class.  A job that waits for GPUs
+# longer than reserve_after_seconds is starving: plan() reserves GPUs for it, for one job of a machine at a time.  Another
+# job may use reserved GPUs only if it is expected to end before they are needed.  Shares of GPUs are counted in
+# hundredths.  They are accounting: nothing forces a job to keep to its share.
 
 
 @value
@@ -2525,10 +2525,10 @@ REASON_CODES = ("resources", "dependency", "held", "paused", "quota", "begin-tim
 
 @value
 class Reason:
-    """Why a job waits, or gets no share of a GPU.  Whoever decides makes it; format_reason() makes the sentence of it."""
+    """Why a job waits, or gets no share of a GPU.  The code that decides makes the reason; format_reason() words it."""
     code: str                                   # one of REASON_CODES
-    subject: str = ""                           # what is in the way: a GPU, job, group, user, machine, or key of the configuration
-    detail: str = ""                            # in words
+    subject: str = ""                           # the GPU, job, group, user, machine or config key that is in the way
+    detail: str = ""                            # the reason in words
 
 
 def format_reason(reason: Reason) -> str:
@@ -2537,33 +2537,33 @@ def format_reason(reason: Reason) -> str:
 
 @value
 class NodeView:
-    """Another machine that may be given jobs, as plan() sees it."""
+    """Another machine for jobs, as plan() sees it."""
     name: str
-    cpu_slots: int = 0                          # how many further jobs without a GPU it takes
-    closed: str | None = None                   # why it gets no job now
+    cpu_slots: int = 0                          # how many more jobs without a GPU it takes
+    closed: str | None = None                   # why it gets no job now; None: it may get jobs
 
 
 @value
 class Plan:
     starts: tuple[Start, ...] = ()
     stops: tuple[Stop, ...] = ()
-    blocked: Mapping[RequestClass, Reason] = {}     # why the jobs of a class wait; SHORTAGE: the board says it
-    quotas: Quotas | None = None                # as they are when all this is done, like the board; None: nothing was looked at
+    blocked: Mapping[RequestClass, Reason] = {}     # why the jobs of a class wait; SHORTAGE: see the board
+    quotas: Quotas | None = None                # after these starts, like the board; None: nothing was examined
     board: tuple[Slot, ...] = ()
-    machines: Mapping[str, Reason | None] = {}  # why each gets no job now
+    machines: Mapping[str, Reason | None] = {}  # why each machine gets no job now
     hold: Reason | None = None                  # why nothing at all starts
 
 
 PAUSED = Reason("paused", "queue", "the queue is paused (nexus resume)")
-SHORTAGE = Reason("resources", "gpus")          # what there is says more, one by one: explain_shortage()
-PAUSED_THERE = "there"          # a node's GPU is paused by the nexus there, which alone can resume it
-MPS_SERVER = "nvidia-cuda-mps"  # -server: the kernel keeps 15 characters of a name
+SHORTAGE = Reason("resources", "gpus")          # explain_shortage() says more, GPU by GPU
+PAUSED_THERE = "there"          # the node's own nexus has paused this GPU, and only that nexus can resume it
+MPS_SERVER = "nvidia-cuda-mps"  # "-server" is missing: the kernel keeps 15 characters of a process's name
 
 
 def find_obstacle(gpu: Gpu, config: GpuConfig, jobs: Sequence[Job] = ()) -> Reason | None:
-    """Why no job may have this GPU beside those there.  Of code `resources`: what their end may take out of the way.
+    """Why no further job may have this GPU.  A reason of code `resources` may go away when the jobs there end.
 
-    Memory that reads N/A matters only where a minimum is asked for.
+    An unknown amount of memory is an obstacle only if a minimum is configured.
     """
     if gpu.fault:
         return Reason("node-down", gpu.place, f"is unusable ({gpu.fault})")
@@ -2589,7 +2589,7 @@ def find_obstacle(gpu: Gpu, config: GpuConfig, jobs: Sequence[Job] = ()) -> Reas
 
 
 def find_foreign(gpu: Gpu) -> list[GpuProcess]:
-    """The processes there that are somebody else's.  That of MPS is nobody's: jobs compute through it, and it stays."""
+    """The processes of others.  The MPS server does not count: jobs compute through it, and it stays when they end."""
     return [process for process in gpu.processes if process.job_id is None and not (process.name or "").startswith(MPS_SERVER)]
 
 
@@ -2603,7 +2603,7 @@ def describe_room(room_mib: float, least_mib: float, words: str) -> str:
 
 
 def find_foreign_memory(gpu: Gpu, jobs: Sequence[Job]) -> float:
-    """MiB in use by others than nexus's jobs; 0 when whose it is cannot be told: in a container no process shows."""
+    """MiB that others than nexus's jobs use; 0 if the owner is unknown: nvidia-smi shows no process inside a container."""
     ours = [process.memory_mib for process in gpu.processes if process.job_id]
     if gpu.memory_used_mib is None or (jobs and (not ours or None in ours)):
         return 0.0
@@ -2611,9 +2611,9 @@ def find_foreign_memory(gpu: Gpu, jobs: Sequence[Job]) -> float:
 
 
 def find_room(gpu: Gpu, jobs: Sequence[Job]) -> float | None:
-    """Free memory in MiB, less what the jobs there have declared and not yet taken; None when it is not told.
+    """Free memory in MiB, minus what the jobs there have declared and do not use yet; None if it is unknown.
 
-    What a job uses counts as its need once that has settled; what ended jobs still hold is on its way back.
+    Once a job's use has settled, its use counts and not its declaration.  What ended jobs still hold counts as free.
     """
     if gpu.memory_total_mib is None or gpu.memory_used_mib is None:
         return None
@@ -2624,7 +2624,7 @@ def find_room(gpu: Gpu, jobs: Sequence[Job]) -> float | None:
             taken[process.job_id] += process.memory_mib or 0
         elif process.job_id:
             returning += process.memory_mib or 0
-    if jobs and not gpu.processes:              # in a container none shows: what is used is theirs
+    if jobs and not gpu.processes:              # inside a container no process shows: all use is the jobs'
         claimed = max(0.0, sum(job.gpu_mem_mib or 0 for job in jobs) - gpu.memory_used_mib)
     else:
         claimed = sum(max(0.0, job.gpu_mem_mib - taken[job.id]) for job in jobs if job.gpu_mem_mib and job.id not in gpu.settled)
@@ -2643,7 +2643,7 @@ def describe_processes(processes: Sequence[GpuProcess]) -> str:
 
 
 def find_never(job: Job, machines: Mapping[str, Sequence[Gpu]]) -> Reason | None:
-    """Why a job can never run; the subject is its field that asks for too much.  `machines`: {each: its GPUs}"""
+    """Why a job can never run; the subject is the field that asks for too much.  `machines`: {name: its GPUs}"""
     count = -int(-job.gpus // 1)
     where = f"{next(iter(machines)) or 'this machine'} has" if len(machines) == 1 else "no machine has more than"
     most = max(map(len, machines.values()), default=0)
@@ -2665,11 +2665,11 @@ def find_never(job: Job, machines: Mapping[str, Sequence[Gpu]]) -> Reason | None
 
 
 class Slot:
-    """A GPU while plan() gives it out: what is left of it, and for whom it is kept."""
+    """A GPU while plan() assigns jobs: what is left of it, and for which job it is reserved."""
 
     def __init__(self, gpu: Gpu, jobs: Sequence[tuple[Job, int]], config: GpuConfig, now: float, usage: Mapping[str, Usage],
                  closed: Reason | None = None) -> None:
-        """`closed`: why its machine gets no job."""
+        """`closed`: why the machine gets no job."""
         held = [job for job, _ in jobs]
         self.gpu = gpu
         self.jobs = [*(job.id for job in held), *(f"{job_id} of {gpu.node}'s own queue" for job_id in gpu.taken_by)]
@@ -2677,8 +2677,8 @@ class Slot:
         self.obstacle = closed or find_obstacle(gpu, config, held)
         self.is_reachable = self.obstacle is None or (bool(jobs) and self.obstacle.code == "resources")
         self.room_mib = find_room(gpu, held)
-        self.most_mib = (gpu.memory_total_mib or 0) - find_foreign_memory(gpu, held)        # room when all jobs there have ended
-        self.ends_at = max([now, *(find_end(job, now, usage) for job in held)])     # when all of it may be free, at the earliest
+        self.most_mib = (gpu.memory_total_mib or 0) - find_foreign_memory(gpu, held)        # room after all jobs there
+        self.ends_at = max([now, *(find_end(job, now, usage) for job in held)])     # the earliest time when all of it is free
         self.kept_for: str | None = None
         self.kept_until = 0.0
 
@@ -2691,19 +2691,19 @@ class Slot:
 
 
 def find_age(job: Job, now: float) -> float:
-    """For how long a job has run by the clock on the wall; 0 when it has not started."""
+    """Seconds since a job's start by the wall clock; 0 if it has not started."""
     return 0.0 if job.current.started_at is None else now - job.current.started_at
 
 
 def find_end(job: Job, now: float, usage: Mapping[str, Usage]) -> float:
-    """The earliest end of a running job that is to be reckoned with: any moment, unless its submitter expects a time."""
+    """The earliest end to plan with: now, unless the submitter gave an expected time."""
     runtime = usage[job.id].runtime_s if job.id in usage else find_age(job, now)
     return now + max(0.0, (job.expected_time or 0) - runtime)
 
 
 def make_board(running: Iterable[Job], gpus: Sequence[Gpu], config: GpuConfig, now: float, usage: Mapping[str, Usage],
                closed: Mapping[str, Reason | None]) -> list[Slot]:
-    """`closed`: {machine: why it gets no job}."""
+    """`closed`: {machine: why it gets no job}"""
     held: dict[str, list[tuple[Job, int]]] = {}
     for job in running:
         for uuid, share in zip(job.current.gpu_uuids, list_shares(job)):
@@ -2716,7 +2716,7 @@ def may_run_on(job: Job, node: str) -> bool:
 
 
 def find_verdict(slot: Slot, share: int, job: Job, config: GpuConfig, now: float) -> Reason | None:
-    """Why a job cannot have so many hundredths of a GPU now; None when it can."""
+    """Why a job cannot have `share` hundredths of a GPU now; None if it can."""
     if slot.free < share:
         names = format_jobs_there(slot.jobs)
         load = f"runs {names}" if slot.free <= 0 else f"has {slot.free / 100:g} free beside {names}"
@@ -2727,7 +2727,7 @@ def find_verdict(slot: Slot, share: int, job: Job, config: GpuConfig, now: float
     if slot.kept_for not in (None, job.id) and not (job.expected_time and now + job.expected_time <= slot.kept_until):
         why = f"is kept for job {slot.kept_for}"
     elif slot.room_mib is not None and slot.room_mib < config.min_free_mem_mib:
-        why = describe_room(slot.room_mib, config.min_free_mem_mib, "min_free_mem_mib ({})")       # after what starts now
+        why = describe_room(slot.room_mib, config.min_free_mem_mib, "min_free_mem_mib ({})")       # after the jobs that start now
     elif slot.jobs and slot.gpu.utilization is not None and slot.gpu.utilization >= config.load_threshold * 100:
         why = f"is {slot.gpu.utilization:.0f}% busy with {format_jobs_there(slot.jobs)} (load_threshold)"
     elif job.gpu_mem_mib and slot.room_mib is None:
@@ -2739,7 +2739,7 @@ def find_verdict(slot: Slot, share: int, job: Job, config: GpuConfig, now: float
 
 def list_verdicts(job: Job, board: Iterable[Slot], config: GpuConfig, now: float,
                   share: int = 0) -> list[tuple[Slot, Reason | None]]:
-    """Each GPU that a job may have, and why it cannot have its share of it, or another one; None: it could."""
+    """Each GPU that a job may have, and why it cannot have `share` of it (0: its largest share); None: it can."""
     share = share or max(list_shares(job), default=0)
     return [(slot, find_verdict(slot, share, job, config, now)) for slot in board
             if (job.gpu_ids is None or slot.gpu.index in job.gpu_ids) and may_run_on(job, slot.gpu.node)]
@@ -2750,10 +2750,10 @@ def format_jobs_there(ids: Sequence[str]) -> str:
 
 
 def choose_slots(job: Job, board: Sequence[Slot], config: GpuConfig, now: float) -> list[Slot] | None:
-    """Where on one machine a job fits, in the order of its shares; None when it does not.
+    """The GPUs of one machine for a job, in the order of its shares; None if it does not fit.
 
-    A share goes where it fits tightest; whole GPUs by index, or where the memory fits tightest; after a CUDA out-of-memory
-    the emptiest, and rather not where that was.
+    A share goes to the fullest GPU that fits.  Whole GPUs are chosen by index, or by the least free memory that is enough.
+    After a CUDA out-of-memory error the emptiest GPUs come first, and the GPUs of that attempt last.
     """
     def list_fitting(share: int) -> list[Slot]:
         return [slot for slot, why in list_verdicts(job, board, config, now, share) if not why]
@@ -2774,9 +2774,9 @@ def choose_slots(job: Job, board: Sequence[Slot], config: GpuConfig, now: float)
 
 
 def choose_kept(job: Job, board: Sequence[Slot]) -> list[Slot]:
-    """The GPUs to keep for a starving job: those that are emptiest now, so that what is kept only gets
-    emptier.  None for a job that also needs a GPU that is lost or somebody else's: they would be idle for nothing.
-    All of them on one machine: the one that is expected to have them first.
+    """The GPUs to reserve for a starving job: the emptiest ones, of the machine that is expected to have them first.
+
+    Empty if the job also needs a GPU that is lost or used by others: the reserved ones would be idle for nothing.
     """
     count = len(list_shares(job))
     reachable: dict[str, list[Slot]] = {}
@@ -2790,7 +2790,7 @@ def choose_kept(job: Job, board: Sequence[Slot]) -> list[Slot]:
 
 
 def find_stops(running: Iterable[Job], usage: Mapping[str, Usage], config: JobsConfig) -> Iterator[Stop]:
-    """The running jobs that have used up their time, or too much of the host's memory."""
+    """The running jobs over their time limit or over max_memory_gb."""
     for job in running:
         used = usage.get(job.id)
         if used is None or job.current.stop_cause:
@@ -2804,7 +2804,7 @@ def find_stops(running: Iterable[Job], usage: Mapping[str, Usage], config: JobsC
 
 
 def find_time_limit(job: Job, config: JobsConfig) -> tuple[float | None, str]:
-    """Seconds a job may run, None when there is no limit; and whence that is, `{}` standing for it."""
+    """(seconds that a job may run, None: no limit; words that say which setting it is, with `{}` for the limit)"""
     if job.timeout_seconds is not None:
         return job.timeout_seconds or None, "its time limit is {}"
     if job.expected_time is not None:
@@ -2814,23 +2814,23 @@ def find_time_limit(job: Job, config: JobsConfig) -> tuple[float | None, str]:
 
 
 class Quotas:
-    """How many of each group and user, and of all, may run; and which have as many."""
+    """The limits of running jobs by group, by user, and in all; and which of them are reached."""
 
     def __init__(self, state: State, config: JobsConfig) -> None:
         self.config, self.groups = config, state.groups
         self.closed_groups: dict[str | None, Reason] = {
             one.name: Reason("held", one.name, f"group {one.name} is held: {one.hold}") for one in state.groups.values() if one.hold}
-        self.closed_users: dict[str | None, Reason] = {}        # those that may start nothing; None: nobody may
+        self.closed_users: dict[str | None, Reason] = {}        # users at their limit; the key None: all users
         self.counts: dict[tuple[str, str | None], int] = {}
         for job in (*state.running.values(), *state.submitted.values()):
             self.count(job)
 
     def check(self, group: str | None, user: str) -> Reason | None:
-        """Why no job of a group and user may start; None when one may."""
+        """Why no further job of this group and user may start; None if one may."""
         return self.closed_groups.get(group) or self.closed_users.get(user) or self.closed_users.get(None)
 
     def count(self, job: Job) -> None:
-        """It runs, or starts now."""
+        """Count a job that runs or starts now."""
         group, config = self.groups.get(job.group or ""), self.config
         for closed, name, limit, of, key in (
                 (self.closed_groups, job.group, group.limit if group else 0, f"of group {job.group} ", "its --max-concurrent"),
@@ -2842,19 +2842,22 @@ class Quotas:
 
 
 class PendingQueue:
-    """The jobs that may start as plan() comes to them: of each request class and user the first, and the next once that has started."""
+    """Pending jobs in the order in which plan() tries them.
+
+    Its heads are the first job of each request class and user.  When a head starts, the next job of its class takes its place.
+    """
 
     def __init__(self, state: State, quotas: Quotas) -> None:
         self.state, self.quotas, self.turns = state, quotas, Turns(state)
-        self.started: dict[tuple[RequestClass, str], dict[str | None, int]] = {}        # how many of each group
-        self.blocked: dict[RequestClass, Reason] = {}       # those of which no further job can start, and why
+        self.started: dict[tuple[RequestClass, str], dict[str | None, int]] = {}        # {group: how many}
+        self.blocked: dict[RequestClass, Reason] = {}       # classes of which no further job can start, and why
         self.heads: list[tuple[Turn, RequestClass]] = []    # ascending
         for request, users in state.classes.items():
             for user in users:
                 self.push(request, user)
 
     def push(self, request: RequestClass, user: str) -> None:
-        """Put the first that may start among the heads."""
+        """Add the first job of this class and user that may start to the heads."""
         closed, started = self.quotas.closed_groups, self.started.get((request, user), {})
         firsts = [waiting[count] for group, waiting in self.state.classes[request][user].items()
                   if group not in closed and (count := started.get(group, 0)) < len(waiting)]
@@ -2862,18 +2865,18 @@ class PendingQueue:
             bisect.insort(self.heads, (self.turns.find_turn((user, request[0] > 0), min(firsts)), request))
 
     def pop(self) -> tuple[Job, RequestClass] | None:
-        """The next job in the queue's order that is first of its class; None when there is no more."""
+        """The next head in the queue's order; None if no head is left."""
         while self.heads:
             turn, request = self.heads.pop(0)
             job = self.state.jobs[turn[-1][1]]
             if request not in self.blocked:
                 if turn == self.turns.find_turn(share_key(job), turn[-1]) and not self.quotas.check(job.group, job.user):
                     return job, request
-                self.push(request, job.user)    # what has started made another one the first
+                self.push(request, job.user)    # a start has changed which job of this class comes first
         return None
 
     def go_on(self, job: Job, request: RequestClass) -> None:
-        """It has started: the next of its class comes now."""
+        """The job has started: make the next job of its class a head."""
         started = self.started.setdefault((request, job.user), {})
         started[job.group] = started.get(job.group, 0) + 1
         self.turns.count(job)
@@ -2882,16 +2885,16 @@ class PendingQueue:
 
 
 class Capacity:
-    """What one machine can still take; Slurm is one that takes jobs one by one, whatever GPUs they ask for."""
+    """What one machine can still take."""
 
     def __init__(self, name: str, closed: Reason | None, cpu_slots: int, board: Iterable[Slot], config: GpuConfig, now: float) -> None:
         self.name, self.closed, self.config, self.now = name, closed, config, now
         self.cpu_slots = self.free_slots = cpu_slots
         self.slots = [slot for slot in board if slot.gpu.node == name and slot.free > 0 and slot.obstacle is None]
-        self.load = (0.0, 0.0, 0)                               # expected seconds of what runs there, its GPUs, jobs
+        self.load = (0.0, 0.0, 0)                               # of the jobs there: expected seconds left, GPUs, count
 
     def place(self, job: Job) -> Sequence[Slot] | Reason:
-        """The GPUs that a job gets here now, or why none."""
+        """The GPUs that a job gets here now, or why it gets none."""
         if self.closed and (job.gpus or self.name):
             return self.closed
         if job.gpus:
@@ -2903,7 +2906,7 @@ class Capacity:
         return Reason("resources", "cpu_slots", text)
 
     def note(self, job: Job, rest_s: float) -> None:
-        """It runs here, for so many seconds yet."""
+        """Count a job that runs here for `rest_s` more seconds."""
         seconds, gpus, jobs = self.load
         self.load = seconds + rest_s, gpus + job.gpus, jobs + 1
         self.free_slots -= not job.gpus
@@ -2916,7 +2919,7 @@ class Capacity:
 
 
 class SlurmCapacity(Capacity):
-    """Slurm, where the jobs wait for GPUs of its own; one job is submitted at a time, so that the others keep nexus's order."""
+    """Slurm takes any job: jobs wait there for its GPUs.  One job is submitted at a time, so that nexus's order holds."""
 
     def __init__(self, state: State, closed: Reason | None, most: int, config: GpuConfig, now: float) -> None:
         there = len(state.submitted) + sum(1 for job in state.running.values() if job.current.slurm_key)
@@ -2931,7 +2934,7 @@ class SlurmCapacity(Capacity):
 
 
 def find_slurm_obstacle(job: Job) -> Reason | None:
-    """What a job asks for that Slurm cannot be asked for."""
+    """Why Slurm can never run this job."""
     if job.gpus % 1:
         return Reason("never", "gpus", f"wants {format_gpus(job.gpus)}, and Slurm gives out whole ones")
     if job.only_node is not None:
@@ -2944,12 +2947,12 @@ def find_slurm_obstacle(job: Job) -> Reason | None:
 
 def plan(state: State, gpus: Sequence[Gpu], trouble: str | None, config: Config, now: float, usage: Mapping[str, Usage] = {},
          nodes: Sequence[NodeView] = (), hold: str = "") -> Plan:
-    """Decide which running jobs are stopped, which pending ones start now and where, and why the others wait.
+    """Decide which running jobs stop, which pending jobs start now and where, and why the others wait.
 
-    `gpus` as last observed; `trouble` says why the readings of this machine cannot be relied upon (then none of its GPUs is
-    given out); `usage` of the running jobs that have limits; `nodes` are the other machines; `hold` says why nothing at
-    all can start: jobs are stopped all the same.  A job starts on the machine that can take it now, among those on the
-    one with the least to do.  Its time grows with the number of classes and of starts, not of jobs.
+    `gpus`: as last observed.  `trouble`: why this machine's readings are unreliable; none of its GPUs is assigned then.
+    `usage`: of the running jobs that have limits.  `nodes`: the other machines.  `hold`: why nothing at all can start; jobs
+    are stopped all the same.  A job starts on the machine with the least load of those that can take it now.  The time that
+    plan() takes grows with the number of classes and of starts, not with the number of jobs.
     """
     stops = tuple(find_stops(state.running.values(), usage, config.jobs)) if usage else ()
     is_slurm = config.jobs.launcher == "slurm"
@@ -2987,7 +2990,7 @@ def plan(state: State, gpus: Sequence[Gpu], trouble: str | None, config: Config,
 
 
 def place_job(job: Job, machines: Sequence[Capacity]) -> tuple[Capacity, Sequence[Slot]] | Reason:
-    """The first of these machines that can take a job now, and the GPUs it gets there; or why none can."""
+    """The first of these machines that can take a job now, and the job's GPUs there; or why no machine can."""
     reasons: dict[Reason, None] = {}
     for capacity in machines:
         placed = capacity.place(job)
@@ -3000,9 +3003,9 @@ def place_job(job: Job, machines: Sequence[Capacity]) -> tuple[Capacity, Sequenc
 
 
 def choose_reserving(heads: Sequence[Job], state: State, board: list[Slot], config: JobsConfig, now: float) -> set[str]:
-    """The starving jobs that have GPUs kept: one of each machine at a time, as two that wait for the same would keep some for nothing.
+    """The starving jobs that get GPUs reserved: one for each machine, as two would each hold GPUs that the other needs.
 
-    It is the turn of whoever has waited for longest, which counts twice, and needs most: small jobs find room sooner.
+    The job with the largest (time waited squared x GPUs) comes first: small jobs find room sooner anyway.
     """
     waited = {job.id: now - find_eligible_since(job, state.jobs) for job in heads if job.gpus}
     starving = [job for job in heads if waited.get(job.id, -1.0) >= config.reserve_after_seconds]
@@ -3016,7 +3019,7 @@ def choose_reserving(heads: Sequence[Job], state: State, board: list[Slot], conf
 
 
 def find_eligible_since(job: Job, jobs: Mapping[str, Job]) -> float:
-    """Since when a pending job could have started, had there been room: its coming, or the end of its parents.  `jobs`: those known."""
+    """Since when a pending job could start if there were room: its submission, or the end of its last parent."""
     since = job.status_history[-1][1] if job.status_history else job.created_at
     return max([since, *(jobs[parent].current.finished_at or since for parent in (*job.after, *job.after_any) if parent in jobs)])
 
@@ -3024,7 +3027,7 @@ def find_eligible_since(job: Job, jobs: Mapping[str, Job]) -> float:
 # Why a job waits
 
 def find_reason(job: Job, made: Plan, config: Config, now: float) -> Reason:
-    """Why a pending job that Slurm has not does not run now."""
+    """Why a pending job does not run now.  Not for jobs in Slurm's queue."""
     if made.hold:
         return made.hold
     if job.begin_at is not None and job.begin_at > (job.retry_at or now):
@@ -3044,10 +3047,10 @@ def describe_next_attempt(job: Job, now: float) -> str:
 
 
 def describe_place(job: Job, position: int, estimate: float | None, board: Sequence[Slot], config: JobsConfig, now: float) -> list[str]:
-    """What `nexus why` tells of a pending job, beside the GPUs."""
+    """The facts that `nexus why` prints of a pending job before its list of GPUs."""
     asked = f"it asks for {format_gpus(job.gpus)}" + (f" with {format_memory(job.gpu_mem_mib)} free on each" if job.gpu_mem_mib else "")
     facts = [f"{format_count(position, 'job')} before it in the queue" if position else "it is first in the queue",
-             asked + (f", of {format_indices(job.gpu_ids)} only" if job.gpu_ids is not None else "")]
+             asked + (f"; it accepts only GPU {format_indices(job.gpu_ids)} (--gpu-ids)" if job.gpu_ids is not None else "")]
     if any(slot.kept_for == job.id for slot in board):
         facts.append(f"it has waited for over {format_duration(config.reserve_after_seconds)}: GPUs are kept for it")
     if estimate is not None:
@@ -3056,13 +3059,13 @@ def describe_place(job: Job, position: int, estimate: float | None, board: Seque
 
 
 def explain_shortage(job: Job, made: Plan, config: GpuConfig, now: float) -> Reason:
-    """Why a job's GPUs cannot be had, short: how many are free, and what else than jobs is in the way."""
+    """Why a job does not get its GPUs, in short: how many are free, and which are blocked by other things than jobs."""
     machines = {name: [slot.gpu for slot in made.board if slot.gpu.node == name and not is_left_out(slot.gpu, config)]
                 for name in made.machines if may_run_on(job, name)}
     excluded_nodes = [f"{name or 'this machine'} cannot run it: {why}" for name, why in job.excluded_nodes]
     if not machines:
         return Reason("never", "node", "; ".join(excluded_nodes) or f"there is no node {job.only_node}")
-    is_unknown = any(made.machines[name] and not gpus for name, gpus in machines.items())       # one that is not reached may have more
+    is_unknown = any(made.machines[name] and not gpus for name, gpus in machines.items())       # an unreachable one may fit
     if not is_unknown and (never := find_never(job, machines)):
         return never
     closed = [why.detail for name in machines for why in (made.machines[name],) if why]
@@ -3086,15 +3089,15 @@ def explain_shortage(job: Job, made: Plan, config: GpuConfig, now: float) -> Rea
 
 @value
 class Evidence:
-    """What is known of an attempt beside its exit code."""
-    stderr: str = ""                            # the end of what it wrote there
+    """What is known of an attempt besides its exit code."""
+    stderr: str = ""                            # the end of its stderr
     log_sizes: tuple[int, int] = (0, 0)         # of stdout.log and stderr.log, in bytes
     trouble: str | None = None                  # what went wrong with its logs
-    samples: Mapping[str, Any] = {}             # fields of Attempt: what it took
+    samples: Mapping[str, Any] = {}             # fields of Attempt: its use of memory, CPU and GPUs
 
 
 def judge(job: Job, result: Result, evidence: Evidence, runtime_s: float, config: JobsConfig, now: float) -> tuple[str, dict[str, Any]]:
-    """What a running job becomes, and the facts: `completed`, `failed`, `cancelled`, or `pending` for another attempt."""
+    """(the next status of a job whose attempt ended, the attempt's facts); the status `pending` means another attempt."""
     code = result.exit_code
     number = code - 128 if code is not None and 128 < code < 160 else None
     cause, line = find_cause(job, result, evidence, number)
@@ -3115,12 +3118,12 @@ def judge(job: Job, result: Result, evidence: Evidence, runtime_s: float, config
 
 
 def find_backoff(failures: int, config: JobsConfig) -> float:
-    """Seconds before the attempt that comes after so many failures and one more: it doubles, up to an hour."""
+    """Seconds from a failure to the next attempt, after `failures` earlier ones: doubles each time, up to an hour."""
     return min(config.retry_backoff_seconds * 2.0 ** min(failures, 20), max(3600.0, config.retry_backoff_seconds))
 
 
 def find_cause(job: Job, result: Result, evidence: Evidence, signal: int | None) -> tuple[str | None, str | None]:
-    """Why an attempt is not a success, in a word, and the line that says so."""
+    """(why an attempt failed, in one word; the line that says so); (None, None) for a success."""
     if job.current.stop_cause:
         return job.current.stop_cause, job.current.stop_line
     if result.cause:
@@ -3135,34 +3138,34 @@ def find_cause(job: Job, result: Result, evidence: Evidence, signal: int | None)
 
 # What becomes of a job that Slurm has
 
-NOT_BEGUN, OURS, BEGUN = "not begun", "ours", "begun"       # an attempt: nobody has claimed it; a service has; its job.sh has
+NOT_BEGUN, OURS, BEGUN = "not begun", "ours", "begun"       # the claim of an attempt: nobody's, a service's, its job.sh's
 REQUEUE, END = "requeue", "end"
 
 
 def match_slurm_jobs(live: Iterable[Job], jobs: Sequence[SlurmJob]) -> dict[str | None, SlurmJob]:
-    """{slurm_key: what Slurm has of that job}.  Its id alone tells little: a slurmctld that crashed may give it to another."""
+    """{slurm_key: Slurm's job}.  An id alone proves little: after a crash, slurmctld may give it to another job."""
     by_key, by_id = {one.key: one for one in jobs if one.key}, {one.id: one for one in jobs if one.key is None}
     pairs = ((job.current.slurm_key, by_key.get(job.current.slurm_key or "") or by_id.get(job.current.slurm_id or "")) for job in live)
     return {key: one for key, one in pairs if key and one}
 
 
-# What becomes of a job that Slurm says is over, or does not know, and that has left no result: (Slurm's state, who has its
-# attempt, for how many seconds its result may still come, and what then).  The first row that fits counts.  None: any;
-# "": Slurm does not know it.
+# What becomes of a job without a result file that Slurm calls over, or does not know: (Slurm's state, the claim of its
+# attempt, how many seconds to wait for its result, what to do then).  The first row that fits counts.  None: any; "": Slurm
+# does not know the job.
 SLURM_DECISIONS: Sequence[tuple[str | None, str | None, float, str]] = (
-    (None, OURS, 0.0, REQUEUE),                 # it cannot begin any more
-    ("", NOT_BEGUN, 0.0, REQUEUE),              # it never came there, or Slurm has lost it
+    (None, OURS, 0.0, REQUEUE),                 # the claim keeps its job.sh from beginning
+    ("", NOT_BEGUN, 0.0, REQUEUE),              # it never reached Slurm, or Slurm has lost it
     ("NODE_FAIL", None, 0.0, END),
     ("BOOT_FAIL", None, 0.0, END),
-    ("COMPLETED", BEGUN, 60.0, END),            # through a shared file system
+    ("COMPLETED", BEGUN, 60.0, END),            # a shared file system may show the result late
     (None, None, 3.0, END))
 
 
 def decide(seen: SlurmJob | None, claim: str, result: Result | None, over_s: float, line: str,
            folder: str) -> Requeue | Result | None:
-    """What became of a job that has been over for so long, or unknown to Slurm; None: that is not known yet.
+    """What became of a job that has been over, or unknown to Slurm, for `over_s` seconds; None: too early to say.
 
-    `line`: the one of slurm.log that says the most.
+    `line`: the most telling line of slurm.log.
     """
     state = seen.state if seen else ""
     wait_s, then = next((wait_s, then) for of_state, of_claim, wait_s, then in SLURM_DECISIONS
@@ -3175,7 +3178,7 @@ def decide(seen: SlurmJob | None, claim: str, result: Result | None, over_s: flo
 
 
 def make_slurm_end(seen: SlurmJob | None, claim: str, result: Result | None, line: str, folder: str) -> Result:
-    """How an attempt has ended: as Slurm ended it, or else by its result."""
+    """How an attempt ended: as Slurm says if Slurm ended it, else as its result says."""
     words, cause = f"Slurm: {line}" if line else "", SLURM_ENDS[seen.state] if seen else None
     if not cause and not (seen and result):
         cause = next((cause for pattern, cause in SLURM_KILLS if re.search(pattern, line)), None)
@@ -3194,11 +3197,11 @@ def make_slurm_end(seen: SlurmJob | None, claim: str, result: Result | None, lin
     return Result(None, ended_at, 0.0, "launch", was + advice + (f" ({words})" if words else ""))
 
 
-GROUP_FAILURES = 3              # so many of a group's first jobs that fail soon hold it
+GROUP_FAILURES = 3              # a group is held if this many of its first jobs all fail soon
 
 
 def count_group_end(group: Group, status: str, cause: str | None, is_soon: bool, line: str, has_pending: bool) -> Group:
-    """What a job's end says of its group: the first three that all fail soon hold what is left of it."""
+    """The group after one of its jobs has ended.  If the first GROUP_FAILURES jobs all fail soon, the rest is held."""
     if group.failures < 0 or group.hold or cause in ("killed", "dependency"):
         return group
     if status != FAILED or not is_soon:
@@ -3213,24 +3216,24 @@ def count_group_end(group: Group, status: str, cause: str | None, is_soon: bool,
 
 @value
 class Ended:
-    """An attempt that ended, as the guard of GPUs remembers it."""
+    """An ended attempt, as the guard against bad GPUs remembers it."""
     gpu_uuids: tuple[str, ...]
-    command: str                # or what names the script that came with the job: their commands are all alike
+    command: str                # or the name of the script that came with the job: such jobs have the same command
     is_success: bool
     is_soon: bool               # it failed within guard_seconds of its start
     started_at: float
 
 
 def find_bad_gpu(ended: Sequence[Ended], uuid: str, config: GpuConfig) -> str | None:
-    """Why a GPU should get no more jobs: those there fail soon, one after the other, and such as they run elsewhere.
+    """Why a GPU should get no more jobs: its jobs fail soon, one after the other, and such jobs run well elsewhere.
 
-    A failure counts only if the program has run well elsewhere meanwhile, and has not failed there.
+    A failure counts only if the same program has meanwhile succeeded on other GPUs, and has not failed on them.
     """
     import itertools
-    def program(end: Ended) -> list[str]:       # jobs of one sweep are one
+    def program(end: Ended) -> list[str]:       # all jobs of a sweep have the same
         return end.command.split()[:2]
     there = [end for end in reversed(ended) if uuid in end.gpu_uuids and (end.is_success or end.gpu_uuids == (uuid,))]
-    latest = list(itertools.takewhile(operator.attrgetter("is_soon"), there))       # since something else ended there
+    latest = list(itertools.takewhile(operator.attrgetter("is_soon"), there))       # since the last other end
     since = min((end.started_at for end in latest), default=0.0)
     elsewhere = [end for end in ended if uuid not in end.gpu_uuids and end.started_at >= since]
     faulty, good = [program(end) for end in elsewhere if end.is_soon], [program(end) for end in elsewhere if end.is_success]
@@ -3240,28 +3243,28 @@ def find_bad_gpu(ended: Sequence[Ended], uuid: str, config: GpuConfig) -> str | 
     return f"{len(counted)} jobs in a row failed there within {config.guard_seconds:g} s of their start, and run elsewhere"
 
 
-# The scheduler on made-up time: for estimates, for simulations, for tests of what uses it
+# The scheduler in simulated time: for estimates, simulations, and tests
 
 class Replay:
-    """Play the queue forward: plan() decides, and each job ends when its time is up."""
+    """Simulate the queue: plan() decides, and each job ends after its run time."""
 
     def __init__(self, gpus: Sequence[Gpu], config: Config, now: float = 0.0, nodes: Sequence[NodeView] = ()) -> None:
         self.gpus, self.config, self.now, self.nodes = gpus, config, now, nodes
         self.state = State()
-        self.run_times: dict[str, float | None] = {}            # job id: seconds; None: nobody knows
+        self.run_times: dict[str, float | None] = {}            # {job id: seconds; None: unknown}
         self.started_at: dict[str, float] = {}
         self.ended_at: dict[str, float] = {}
         self.ends: list[tuple[float, str]] = []                 # ascending
 
     def add(self, job_id: str, run_time: float | None, **fields: Any) -> None:
-        """Queue a job that will run for so many seconds.  `fields` as in Job."""
+        """Queue a job that will run for `run_time` seconds.  `fields`: as in Job."""
         place = next_place(self.state, fields.pop("priority", 1))
         self.state.put(Put("facts", "next_number", place["number"] + 1))
         self.insert(Job(**{"id": job_id, "command": job_id, "cwd": "/", "user": "", "created_at": self.now, "environment": "",
                            "content": "", **place, **fields}), run_time)
 
     def insert(self, job: Job, run_time: float | None) -> None:
-        """The same with a job as it is, running or pending."""
+        """Add a running or pending job as it is."""
         self.state.put(Put("jobs", job.id, job))
         self.run_times[job.id] = run_time
         if job.status == RUNNING and run_time is not None:
@@ -3271,7 +3274,7 @@ class Replay:
         return plan(self.state, self.gpus, None, self.config, self.now, {}, self.nodes)
 
     def start_jobs(self) -> Plan:
-        """Start what plan() says; return the plan."""
+        """Start the jobs of plan(); return the plan."""
         made = self.decide()
         for start in made.starts:
             begun = begin_attempt(self.state.jobs[start.job_id], started_at=self.now, gpu_indices=start.gpu_indices,
@@ -3281,12 +3284,12 @@ class Replay:
         return made
 
     def next_event_at(self) -> float | None:
-        """When a job ends or may be tried again; None when nothing more is known to happen."""
+        """When the next job ends, or may be tried again; None if no such time is known."""
         times = [queue[0][0] for queue in (self.ends, self.state.delayed) if queue]
         return max(self.now, min(times)) if times else None
 
     def advance(self, until: float) -> None:
-        """Let the time pass, and end what ends in it."""
+        """Move the time to `until`, and end the jobs that end before."""
         self.now = until
         while self.ends and self.ends[0][0] <= until:
             _, job_id = self.ends.pop(0)
@@ -3297,7 +3300,7 @@ class Replay:
             self.state.put(change_job(self.state.jobs[self.state.delayed[0][1]], retry_at=None, begin_at=None))
 
     def run(self) -> None:
-        """Until nothing more happens."""
+        """Go on until nothing more happens."""
         self.start_jobs()
         while (upcoming := self.next_event_at()) is not None:
             self.advance(upcoming)
@@ -3306,20 +3309,20 @@ class Replay:
 
 MAX_REPLAY_STEPS = 500
 MAX_REPLAY_JOBS = 1000
-OVERDUE = 0.25                  # of the run time that was known: a job that is over it by more ends nobody knows when
+OVERDUE = 0.25                  # of the expected run time: the end of a job that exceeds it by more is unknown
 
 
 def estimate_starts(jobs: Iterable[Job], groups: Iterable[Group], run_times: Mapping[str, float | None], gpus: Sequence[Gpu],
                     config: Config, now: float, nodes: Sequence[NodeView] = ()) -> dict[str, float]:
-    """{pending job: when it will start, UTC epoch seconds}, for those of which that can be told.
+    """{id of a pending job: when it will start, UTC epoch seconds}, for the jobs whose start can be estimated.
 
-    `jobs` are the running and the first pending ones, in order; `run_times` what each takes in all, None where nobody
-    knows.  Such a job never ends here; once one has started, nothing is told of those that start later.
+    `jobs`: the running and the first pending jobs, in order.  `run_times`: the whole run time of each, None if unknown.
+    A job of unknown run time never ends here; once one has started, later starts get no estimate.
     """
     replay = Replay(gpus, config, now, nodes)
     for group in groups:
         replay.state.put(Put("groups", group.name, group))
-    for job in jobs:                # one that is a little over what was known needs as much again as it is over
+    for job in jobs:                # one that is x seconds over its time, and not overdue, is taken to need x seconds more
         age, known_s = find_age(job, now), run_times.get(job.id)
         if known_s is not None:
             known_s = max(known_s, 2 * age - known_s) if age <= (1 + OVERDUE) * known_s else None
@@ -3333,7 +3336,7 @@ def estimate_starts(jobs: Iterable[Job], groups: Iterable[Group], run_times: Map
 
 
 def know_run_times(jobs: Iterable[Job], finished: Iterable[Job]) -> dict[str, float | None]:
-    """{job: how long it will take}: as its submitter expects, or the median of what the same command took, or its group."""
+    """{job id: run time in seconds}: as expected by its submitter, else the median of its command, else of its group."""
     import statistics
     past: dict[tuple[str, str | None], list[float]] = {}
     for job in finished:
