@@ -7007,33 +7007,34 @@ def start_supervisor(layout: Layout, screen: Screen | None, environ: Mapping[str
 
 
 # ==== 12. STORE ==== the one owner of State: journal, snapshots, recovery, events
-# A transaction is in the journal, synced, before anyone hears of it; those who wait together share one sync.  Readers never
-# wait for the disk, nor see what it may yet refuse: a change is tried on State, taken back, and put there when it is on the
-# disk.  Nothing touches the disk while `lock` is held; in this order are taken `saving` (state.json), `committing` (the
-# journal, and who changes State), `lock` (State itself).
-# state.json is the state as of a transaction's number, made in the background; state.json.prev the one before, and the journal
-# goes back to it.  What of them cannot be understood costs the job that it is about, and is kept and told.
+# A transaction is in the journal, synced, before its caller gets an answer.  Callers at the same time share one sync.
+# Readers never wait for the disk, and never see a change that the disk may still refuse: the store tries a change on State,
+# takes it back, and applies it again once it is on the disk.  No code touches the disk while it holds `lock`.  The locks are
+# taken in this order: `saving` (state.json), `committing` (the journal, and changes of State), `lock` (State itself).
+# state.json is a checkpoint as of a transaction's number, written in the background.  state.json.prev is the checkpoint
+# before it, and the journal goes back to that one.  A damaged row costs the job that it is about; it is kept in a file and
+# reported.
 
-MIN_JOURNAL_BYTES = 256 * 1024      # of a journal that makes a new state.json worth while
+MIN_JOURNAL_BYTES = 256 * 1024      # a smaller journal is not worth a new checkpoint
 UNDONE = NexusError("internal", "the change was not made", hint="service.log says why: nexus logs service")
 
 
 class Transaction:
-    """What one caller changes: all of it, or nothing."""
+    """The changes of one caller: all of them are made, or none."""
 
     def __init__(self, decide: Callable[[State], Iterable[Put]], is_synced: bool = True,
                  meanwhile: Callable[[], None] | None = None) -> None:
         self.decide, self.is_synced, self.meanwhile = decide, is_synced, meanwhile
         self.answer: Any = None
-        self.error: BaseException | None = UNDONE       # None only once it is on the disk
-        self.before: dict[tuple[str, str], Put] = {}    # what makes each row that it changes as it was
-        self.after: list[Put] = []                      # and as it is to be
-        self.line = ""                                  # of the journal
+        self.error: BaseException | None = UNDONE       # None once the transaction is on the disk
+        self.before: dict[tuple[str, str], Put] = {}    # the changes that undo it, one for each row
+        self.after: list[Put] = []                      # the changes that make it
+        self.line = ""                                  # its line of the journal
 
     def perform(self, state: State) -> bool:
-        """Do it in State, or leave that as it is.  What it raises has left State neither this nor that."""
+        """Make the changes in State, or leave State as it is; return which.  After an exception State is inconsistent."""
         for change in self.step(state):
-            undo = state.put(change)                    # what this raises is no fault of who decides: half of it may be done
+            undo = state.put(change)                    # an error in here is not the caller's: the change may be half made
             self.before.setdefault((undo.table, undo.key), undo)
         if self.error is not UNDONE:
             self.put_all(state, self.before.values(), 0)
@@ -7043,7 +7044,7 @@ class Transaction:
 
     def step(self, state: State) -> Iterator[Put]:
         try:
-            changes: Any = self.decide(state)           # a list, or a generator that answers
+            changes: Any = self.decide(state)           # a list, or a generator that returns the answer
             self.answer = yield from changes
             self.after = [Put(table, key, state.tables[table].get(key)) for table, key in self.before]
             self.line = encode_transaction(state.seq + 1, self.after) if self.after else ""
@@ -7051,19 +7052,19 @@ class Transaction:
             self.error = error
 
     def put_all(self, state: State, rows: Iterable[Put], count: int) -> None:
-        """Do it again, or take it back: `before` or `after`, and by how much the number of changes grows."""
+        """Apply `after` again (count 1), or undo with `before` (count -1); `count` is added to the number of changes."""
         for row in rows:
             state.put(row)
         state.seq += count * bool(self.line)
 
     def list_moves(self) -> list[Job]:
-        """The jobs whose status it changes; not one whose id comes again, to another job."""
+        """The jobs whose status changes.  A new job that reuses an old job's id does not count."""
         pairs = [(new.value, old.value) for new, old in zip(self.after, self.before.values()) if new.table == "jobs"]
         same = [(job, former) for job, former in pairs if job and former and job.number == former.number]
         return [job for job, former in same if job.status != former.status]
 
     def list_events(self) -> list[tuple[str, Any]]:
-        """What followers are told: ("job", the job), ("removed", ids), ("queue", facts), ("group", facts), ("gpus", None)."""
+        """The events to publish: ("job", job), ("removed", ids), ("queue", facts), ("group", facts), ("gpus", None)."""
         events: list[tuple[str, Any]] = []
         for new in self.after:
             if new.table == "jobs" and new.value:
@@ -7079,7 +7080,7 @@ class Transaction:
 
 
 class EventLog:
-    """The latest events, numbered; whoever follows them is woken.  An event is (number, type, value)."""
+    """The latest events, as (number, type, value).  A new event wakes all followers."""
 
     def __init__(self, first: int, kept: int = 5000) -> None:
         import collections
@@ -7097,8 +7098,9 @@ class EventLog:
                 self.changed.notify_all()
 
     def read(self, since: int, timeout_s: float) -> tuple[list[tuple[int, str, Any]], bool]:
-        """The events from number `since` on, at most 1,000, and whether it is unknown what came before them: no longer
-        kept, or numbered by a service whose clock was ahead.
+        """(at most 1,000 events from number `since` on, whether events before them were missed).
+
+        Events are missed if they are no longer kept, or if an earlier service with a faster clock numbered them.
         """
         import itertools
         with self.changed:
@@ -7110,29 +7112,29 @@ class EventLog:
 
 
 class Journal:
-    """The transactions since state.json.prev, a line each, in segments named by their first number.
+    """The transactions since state.json.prev, one line each, in segments named by the number of their first transaction.
 
-    Where two segments hold a number, the later one is right: the earlier one's end is what a failed write left.
+    If two segments hold the same number, the later segment is right: a failed write has left the end of the earlier one.
     """
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
-        self.handle = -1                                # of the segment that goes on; -1: the next change begins one
-        self.bytes = 0                                  # since the last state.json
+        self.handle = -1                                # of the current segment; -1: the next change begins a new one
+        self.bytes = 0                                  # written since the last checkpoint
 
     def list_segments(self) -> list[tuple[int, int, str]]:
-        """Of each its first number, the next one's, and its path."""
+        """[(its first number, the next segment's first number, its path)]"""
         names = map(re.compile(r"journal-(\d+)\.jsonl").fullmatch, os.listdir(self.folder))
         found = sorted((int(name[1]), os.path.join(self.folder, name[0])) for name in names if name)
         return [(first, limit, path) for (first, path), (limit, _) in zip(found, [*found[1:], (sys.maxsize, "")])]
 
     def begin(self, first: int) -> None:
-        """Go on in a new segment.  Raises: OSError; then the next change begins one."""
+        """Begin a new segment.  Raises: OSError; then the next change tries again."""
         self.close()
         path = os.path.join(self.folder, f"journal-{first}.jsonl")
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         try:
-            sync_folder(self.folder)                    # a segment whose name may get lost must hold nothing
+            sync_folder(self.folder)                    # before its first line: a power cut must not lose the name alone
         except BaseException:
             os.close(handle)
             raise
@@ -7145,7 +7147,7 @@ class Journal:
         try:
             append_whole(self.handle, record, sync)
         except BaseException:
-            self.close()                                # what the disk holds of it is not known
+            self.close()                                # nobody knows how much of the line is on the disk
             raise
         self.bytes += len(record)
 
@@ -7155,15 +7157,18 @@ class Journal:
         self.handle = -1
 
     def drop(self, seq: int) -> None:
-        """Remove the segments that hold nothing after this number.  Raises: OSError."""
+        """Remove the segments that hold no transaction after `seq`.  Raises: OSError."""
         for _, limit, path in self.list_segments():
             if limit <= seq + 1:
                 os.unlink(path)
 
     def read(self, base: int, damage: list[Damage]) -> Iterator[tuple[int, dict[str, Any], str]]:
-        """What comes after number `base`: (number, line, where); beside it, what is wrong but for a torn end.  Raises: OSError."""
+        """The transactions after number `base`: (number, line, where).  Raises: OSError.
+
+        Appends to `damage` what is wrong.  A torn last line is no damage.
+        """
         segments, last = self.list_segments(), base
-        if segments and base + 1 not in [first for first, *_ in segments]:      # begun before the state file is written
+        if segments and base + 1 not in [first for first, *_ in segments]:      # this one is begun before the checkpoint
             damage.append(Damage(f"journal-{base + 1}.jsonl, which goes on from it, is missing"))
         for _, limit, path in segments:
             if limit <= base + 1:
@@ -7184,15 +7189,15 @@ class Journal:
                         damage.append(Damage(f"{path}: after change {last} comes change {seq}"))
                     unreadable, last = 0, seq
                     yield seq, body, f"{path}: change {seq}"
-            if unreadable > 1:                          # one is what a write that was cut short leaves
+            if unreadable > 1:                          # an interrupted write leaves one
                 damage.append(Damage(f"{path}: its last {unreadable} lines cannot be read"))
 
 
-EDITABLE = ("paused", "paused_gpus")       # what other programs may write into state.json
+EDITABLE = ("paused", "paused_gpus")       # the keys of state.json that other programs may change
 
 
 class Store:
-    """Keeps State and the disk in step.  Thread-safe."""
+    """Keeps State and the disk the same.  Thread-safe."""
 
     def __init__(self, layout: Layout, clock: Clock, log: logging.Logger) -> None:
         import threading
@@ -7200,28 +7205,28 @@ class Store:
         self.host, self.machine_id = socket.gethostname(), read_machine_id()
         self.state = State()
         self.service_id = ""
-        self.events = EventLog(int(clock.now() * 1e6))      # numbers go on growing over restarts
-        self.note_moves: Callable[[Sequence[Job]], None] = lambda jobs: None        # called with those that are on disk
+        self.events = EventLog(int(clock.now() * 1e6))      # so that numbers grow over restarts too
+        self.note_moves: Callable[[Sequence[Job]], None] = lambda jobs: None        # called with jobs of a new status
         self.last_error: NexusError | None = None           # why the last write failed
         self.lock, self.committing, self.saving = (threading.Lock() for _ in range(3))
         self.waiting: list[Transaction] = []
         self.journal = Journal(layout.journal_dir)
-        self.stamp: tuple[int, ...] | None = None           # of state.json as it was written, or edited and taken over
-        self.told: Mapping[str, Any] = {}                   # what it says of EDITABLE
-        self.bad_edits = 0                                  # how often in a row it was no JSON
+        self.stamp: tuple[int, ...] | None = None           # of state.json as last written, or as last taken over
+        self.told: Mapping[str, Any] = {}                   # the values of EDITABLE in state.json
+        self.bad_edits = 0                                  # how often in a row state.json was no JSON
         self.checkpoint_wanted = threading.Event()
-        self.checkpoint_seq = -1                            # of state.json, if nobody has edited it
-        self.previous_seq = -1                              # of the state.json.prev that was made of it
+        self.checkpoint_seq = -1                            # of state.json; -1: somebody has edited it
+        self.previous_seq = -1                              # of state.json.prev
 
     # Changing and reading
 
     def update(self, decide: Callable[[State], Iterable[Put]], is_synced: bool = True, meanwhile: Callable[[], None] | None = None) -> Any:
-        """Make the changes that `decide` yields; each is in State before it goes on.  Returns what it returns, as a generator.
+        """Make the changes that `decide` yields, and return what the generator `decide` returns.
 
-        It runs in this thread, or in another that commits just then: one commits what all have asked for meanwhile.
-        Without `is_synced` they may be lost when the power is cut before the next change.  `meanwhile` is called when they
-        are written, while the disk takes them; the disk may refuse them still.
-        Raises: what `decide` raises; unavailable, when the disk refuses.  Then nothing has changed.
+        Each change is in State before `decide` goes on.  `decide` runs in this thread, or in another thread that commits at
+        the moment: one thread commits for all that wait.  Without `is_synced`, a power cut before the next change may lose
+        these changes.  `meanwhile` is called while the disk syncs; the sync may still fail.
+        Raises: what `decide` raises; unavailable, if the disk refuses.  Then nothing has changed.
         """
         own = Transaction(decide, is_synced, meanwhile)
         self.waiting.append(own)
@@ -7233,14 +7238,14 @@ class Store:
         return own.answer
 
     def read(self, look: Callable[[State], T]) -> T:
-        """What `look` takes from State, as it is on the disk; it must take values, and not keep the State."""
+        """The result of `look` for State as it is on the disk.  `look` must return values, and not keep State itself."""
         with self.lock:
             return look(self.state)
 
     def commit(self) -> None:
-        """Make the changes of all who wait; the caller has `committing`."""
+        """Commit all waiting transactions.  The caller holds `committing`."""
         batch = self.waiting[:]
-        del self.waiting[:len(batch)]                       # others may be appended meanwhile
+        del self.waiting[:len(batch)]                       # other threads may have appended more
         try:
             with self.lock:
                 first = self.state.seq + 1
@@ -7251,17 +7256,17 @@ class Store:
             with self.lock:
                 for one in done if not refusal else ():
                     one.put_all(self.state, one.after, 1)
-        except BaseException as error:          # short of memory in the middle of it, say: State may be neither this nor that
+        except BaseException as error:          # out of memory in the middle, say: State may be half changed
             self.log.critical("State is not what is on the disk: the service ends, and the next one reads it", exc_info=error)
             os._exit(1)
-        for one in done:                        # also those who only looked: they saw what is not there
+        for one in done:                        # those without changes too: they may have seen refused ones
             one.error = refusal
         if not refusal:
             self.note_moves([job for one in done for job in one.list_moves()])
             self.events.publish([event for one in done for event in one.list_events()])
 
     def write(self, first: int, changes: Sequence[Transaction]) -> NexusError | None:
-        """Bring changes to the disk, the first of which has that number; return why that could not be done."""
+        """Append changes to the journal, beginning with number `first`; return why that failed, or None."""
         import threading
         if not changes:
             return None
@@ -7287,7 +7292,7 @@ class Store:
             return error
         if self.last_error is not None:
             self.log.info("The journal can be written again")
-            self.checkpoint_wanted.set()                    # what was not synced before may be lost
+            self.checkpoint_wanted.set()                    # lines that were not synced before may be lost
         self.last_error = None
         if self.journal.bytes > max(MIN_JOURNAL_BYTES, self.stamp[1] if self.stamp else 0):
             self.checkpoint_wanted.set()
@@ -7296,9 +7301,9 @@ class Store:
     # state.json
 
     def look_for_edit(self, take: Callable[[Mapping[str, Any]], None]) -> bool:
-        """Let `take` have what another program wrote of EDITABLE into state.json; whether that is to be written anew.
+        """Call `take` with the keys of EDITABLE that another program has changed in state.json; return whether it was edited.
 
-        Raises: OSError, and what `take` raises; then it is told again.
+        Raises: OSError, and what `take` raises; then the next call tries again.
         """
         with self.saving:
             stamp = stamp_of(self.layout.state_file)
@@ -7306,10 +7311,10 @@ class Store:
                 return False
             try:
                 text = read_text(self.layout.state_file)
-                body = decode("dict", load_json(text)) if text is not None else {}         # deleted: that resets nothing
+                body = decode("dict", load_json(text)) if text is not None else {}         # a deleted file changes nothing
             except (TypeError, ValueError) as error:
                 self.bad_edits += 1
-                if self.bad_edits < 3:                      # it may be half written
+                if self.bad_edits < 3:                      # the other program may still be writing
                     return False
                 self.log.warning("state.json was edited and is no JSON (%s): it is written anew", error)
                 body = {}
@@ -7320,7 +7325,7 @@ class Store:
             return True
 
     def save_checkpoint(self) -> None:
-        """Write state.json, and drop what state.json.prev makes needless.  Raises: OSError, unavailable; then all is as it was."""
+        """Write state.json, and drop the journal before state.json.prev.  Raises: OSError, unavailable; then nothing changes."""
         path = self.layout.state_file
         with self.saving:
             with self.committing:
@@ -7331,15 +7336,15 @@ class Store:
                     seq, facts = self.state.seq, {name: getattr(self.state, name) for name in FACTS}
                     tables = {table: dict(self.state.tables[table]) for table in ROWS}
                 self.journal.bytes = 0
-            if next(forget_unused(tables), None):           # looked for here, where nobody waits: of 100,000 jobs that takes long
+            if next(forget_unused(tables), None):           # here, where no lock is held: 100,000 jobs take long
                 for gone in self.update(lambda state: forget_unused(state.tables)):
                     tables[gone.table].pop(gone.key, None)
             with written(path + ".new", encode_state({"version": STATE_VERSION, "seq": seq, **facts}, tables)) as aside:
-                found, stamp = stamp_of(path), stamp_of(aside)          # it keeps that, and may be edited at once
+                found, stamp = stamp_of(path), stamp_of(aside)          # the stamp survives os.replace()
                 if found not in (None, self.stamp):
-                    self.checkpoint_wanted.set()        # edited: that is taken over first
+                    self.checkpoint_wanted.set()        # somebody has edited it: take that over first
                     return
-                if found and self.checkpoint_seq >= 0:  # a broken one never becomes .prev
+                if found and self.checkpoint_seq >= 0:  # a broken file never becomes state.json.prev
                     keep_previous(path, self.layout.previous_state_file)
                     self.previous_seq = self.checkpoint_seq
                 os.replace(aside, path)
@@ -7350,12 +7355,12 @@ class Store:
     # Recovery
 
     def recover(self) -> None:
-        """Bring State back from the disk.  Raises: conflict, when it is another machine's or a newer nexus's; unavailable.
+        """Read State from the disk.  Raises: conflict, if it is another machine's or a newer nexus's; unavailable.
 
-        What raises has changed nothing.
+        After an exception nothing has changed.
         """
         state_file = self.layout.state_file
-        self.stamp = stamp_of(state_file)               # who edits it from now on, is heard when this is done
+        self.stamp = stamp_of(state_file)               # later edits are noticed after the recovery
         make_folder(self.layout.journal_dir)
         with disk("read", self.layout.journal_dir):
             segments = self.journal.list_segments()
@@ -7367,14 +7372,14 @@ class Store:
         state.host, state.machine_id = self.host, self.machine_id
         state.service_id = self.service_id = state.service_id or f"{os.geteuid()}-{self.clock.new_token()[:8]}"
         self.state, self.told = state, found.told
-        is_good = found.path == state_file and is_own and not found.is_older and not damage     # or else it is written at once
+        is_good = found.path == state_file and is_own and not found.is_older and not damage     # else a new one is written at once
         self.checkpoint_seq = found.seq if is_good else -1
         with disk("write", self.layout.journal_dir):
             for one in broken:
                 why = format_line(one.damage[0].words, 200)
                 self.log.error("Recovery: %s is broken (%s); it is kept as %s", one.path, why, keep_aside(one.path))
             for first, _, path in segments:
-                is_ahead = first > self.state.seq + 1           # it would hide what comes now
+                is_ahead = first > self.state.seq + 1           # its lines would hide the next ones
                 if damage or is_ahead:
                     keep_aside(path, is_copy=not is_ahead)
             self.keep_damage(damage)
@@ -7384,14 +7389,14 @@ class Store:
                 self.save_checkpoint()
 
     def rebuild(self) -> tuple[Rebuilt, list[Rebuilt]]:
-        """State of the newest state file that is whole with its journal, or else of the newest that can be read.
+        """(State of the newest state file that is whole with its journal, else of the newest readable one; the useless others).
 
-        Beside it those of the others that are of no use.  Raises: OSError, conflict.
+        Raises: OSError, conflict.
         """
         tried: list[Rebuilt] = []
         for path in (self.layout.state_file, self.layout.previous_state_file, ""):
             if not path and not self.journal.list_segments() and not all(one.is_broken for one in tried):
-                break                                           # what is damaged is more than nothing
+                break                                           # a damaged state is better than an empty one
             with contextlib.suppress(FileNotFoundError):
                 tried.append(Rebuilt(path, self.journal))
                 if not tried[-1].damage:
@@ -7400,7 +7405,7 @@ class Store:
         return best, [one for one in tried if one is not best and (one.is_broken or not best.damage)]
 
     def keep_damage(self, damage: Sequence[Damage]) -> None:
-        """Tell what is lost, and keep what stood there for a person to look at.  Raises: OSError."""
+        """Log what is lost, and keep it in a file for a person to look at.  Raises: OSError."""
         for one in damage:
             self.log.error("Recovery: %s", format_line(one.words, 300))
         if damage:
@@ -7409,7 +7414,7 @@ class Store:
             self.log.error("Recovery: what cannot be understood is kept in %s", path)
 
     def list_damaged(self) -> list[str]:
-        """The files of keep_damage() that nobody has moved away."""
+        """The files of keep_damage() that are still there."""
         import glob
         return sorted(glob.glob(f"{glob.escape(self.layout.state_file)}{DAMAGED}*"))
 
@@ -7418,7 +7423,7 @@ DAMAGED = ".damaged-"           # state.json.damaged-20241024-153020
 
 
 def forget_unused(tables: Mapping[str, Mapping[str, Any]]) -> Changes:
-    """The changes by which what no job needs any more is gone; returns them."""
+    """Remove the environments and groups that no job uses; returns these changes."""
     changes = [Put(table, key, None) for table, field in (("environments", "environment"), ("groups", "group"))
                for key in tables[table].keys() - {getattr(job, field) for job in tables["jobs"].values()}]
     yield from changes
@@ -7426,10 +7431,10 @@ def forget_unused(tables: Mapping[str, Mapping[str, Any]]) -> Changes:
 
 
 class Rebuilt:
-    """State as a state file and the journal after it say.  `path`: "" for no state file."""
+    """State from a state file and the journal after it.  `path`: "" for no state file."""
 
     def __init__(self, path: str, journal: Journal) -> None:
-        """Raises: OSError; conflict, when a newer nexus wrote it."""
+        """Raises: OSError; conflict, if a newer nexus wrote the file."""
         self.path, self.state, self.damage, self.is_broken = path, State(), list[Damage](), False
         body: dict[str, Any] = {"version": STATE_VERSION, "seq": 0}
         try:
@@ -7452,10 +7457,10 @@ class Rebuilt:
                 self.damage.append(Damage(f"{where} cannot be understood: {error!r}", line))
 
     def replay(self, tables: Any, where: str) -> None:
-        """Put what stands in these tables into State.
+        """Put the rows of these tables into State.
 
-        A row that cannot be understood costs the job that it is about, as that may have run since: to queue it on a guess may run
-        it twice.  Where not even that can be read, the change alone is lost.
+        A row that cannot be decoded costs the job that it is about.  The job may have run since its last good row: to queue
+        it on a guess might run it twice.  If the row does not even name a job, only this change is lost.
         """
         for table, rows in decode("dict", tables).items():
             if not isinstance(rows, (dict, Iterator)):
@@ -7472,13 +7477,13 @@ class Rebuilt:
 
 
 def check_state_file(path: str) -> None:
-    """Raises: conflict, when a newer nexus wrote it."""
+    """Raises: conflict, if a newer nexus wrote the file."""
     match = re.search(rb'"version": (\d{1,18}),', read_part(path, 0, 4096))
     check_version(int(match[1]) if match else 0)
 
 
 def keep_previous(path: str, previous: str) -> None:
-    """Let `previous` be what `path` is, so that both are there all the time.  Raises: OSError."""
+    """Make `previous` the same file as `path`; both exist all the time.  Raises: OSError."""
     aside = previous + ".tmp"
     remove_file(aside)
     with contextlib.suppress(OSError):      # a file system may have no hard links
