@@ -759,21 +759,21 @@ def format_sample_config() -> str:
 
 
 # ==== 4. MODEL ==== Job, Gpu, State; what may become of a job; changes and what they do to State
-# A Job is a value; whoever changes one makes another.  State is all that state.json holds, with the indexes that the
-# scheduler and the listings read: `pending` holds the queue of each user in each priority, `classes` the same for each
-# request class.  STORE owns the one State and changes it only by put(), under its lock.
+# A Job is a value: a change makes a new Job.  State is all that state.json holds, plus the indexes that the scheduler and
+# the lists read: `pending` has the queue of each user and priority, `classes` the queue of each user and request class.
+# STORE owns the one State and changes it only by put(), under its lock.
 
 PENDING, RUNNING, COMPLETED, FAILED, CANCELLED = STATUSES = ("pending", "running", "completed", "failed", "cancelled")
 FINAL = (COMPLETED, FAILED, CANCELLED)
 STATUS = WORD(*STATUSES)
-TRANSITIONS = {                     # from: to.  A status absent on the left is final.  RUNNING has a start on record.
+TRANSITIONS = {                     # from: to.  A status absent on the left is final.
     PENDING: {RUNNING, CANCELLED},
     RUNNING: {COMPLETED, FAILED, CANCELLED, PENDING},      # PENDING: another attempt
 }
 PRIORITIES = {"high": 0, "normal": 1, "low": 2}
 LIMITS = ("as", "core", "cpu", "data", "fsize", "memlock", "nofile", "nproc", "rss", "stack")     # prlimit's own names
 
-# What may be asked of a job.  Linux takes no longer argument than a command or a variable may be.
+# The fields that a submission may have.  MAX_ARGUMENT_BYTES is the longest argument that Linux takes.
 COMMAND = PATTERN(rf"^{NO_NUL}*[^\s\x00]{NO_NUL}*$", f"a text that is not empty, in valid Unicode without NUL and of at most "
                   f"{MAX_ARGUMENT_BYTES} bytes (put it into a script)", examples=["python train.py"], **{"x-max-bytes": MAX_ARGUMENT_BYTES})
 VARIABLES: Schema = {
@@ -804,15 +804,15 @@ def round_gpus(gpus: float) -> float:
 
 @value
 class Attempt:
-    """One start of a job: where it ran, and what became of it."""
-    number: int = 0                             # 1, 2, 3 ... of its job; its job.sh claims the file of this number
+    """One start of a job: where it ran, and how it ended."""
+    number: int = 0                             # 1, 2, 3 ... of its job; job.sh claims this number
     node: str = ""                              # where it was started; "" = on this machine
     remote_id: str | None = optional(None, JOB_ID, "its job's id on that node")
     gpu_indices: tuple[int, ...] = optional((), LIST(INTEGER), "its GPUs, as the driver counts", "public brief")
     gpu_uuids: tuple[str, ...] = optional((), LIST(STRING), "and by UUID", "public")
-    slurm_key: str | None = None                # in the comment by which Slurm has it
+    slurm_key: str | None = None                # stands in the comment of Slurm's job
     slurm_id: str | None = optional(None, STRING, "Slurm's own, like 123; null while it is submitted", "brief")
-    slurm_node: str | None = None               # where Slurm runs it, as Slurm lists nodes: n[1-2]
+    slurm_node: str | None = None               # where Slurm runs it, in Slurm's form: n[1-2]
     nonce: str | None = None                    # marks its processes, in their environment
     boot_id: str | None = None                  # the boot in which it was started
     session: str | None = optional(None, STRING, "screen's PID.NAME; null without screen")
@@ -821,22 +821,22 @@ class Attempt:
     notes: tuple[str, ...] = optional((), LIST(STRING), "what could not be given as asked")
     started_at: float | None = optional(
         None, TIME, "when its start was decided, on a node or in Slurm when it began; null: it never ran", "public brief")
-    stop_cause: str | None = None               # it is to be stopped, for this cause; wanted, not yet so
-    stop_by: str | None = None                  # who wanted it
-    stop_signal: str | None = None              # the first that its processes get; null: SIGTERM
-    stop_line: str | None = None                # what its cause_line will be
+    stop_cause: str | None = None               # why it is being stopped; None: it is not
+    stop_by: str | None = None                  # who asked for that
+    stop_signal: str | None = None              # the first signal for its processes; None: TERM
+    stop_line: str | None = None                # its cause_line once it has ended
     finished_at: float | None = optional(None, TIME, "null: it goes on", "public")
-    runtime_seconds: float | None = None        # by a clock that does not jump
+    runtime_seconds: float | None = None        # by a monotonic clock
     exit_code: int | None = optional(None, INTEGER, "null where there is none")
     signal: int | None = optional(None, INTEGER, "that ended it, if one did")
     cause: str | None = optional(None, STRING, "why it did not complete, in a word")
     cause_line: str | None = optional(None, STRING, "the line that says so")
-    may_pass: bool = False                      # it could not be launched, and the next one might be
+    may_pass: bool = False                      # its launch failed, and another launch may succeed
     peak_rss_mib: float | None = optional(None, FLOAT, "host memory of its processes together")
     cpu_seconds: float | None = optional(None, FLOAT, "CPU time of its processes")
     peak_gpu_mem_mib: float | None = optional(None, FLOAT, "GPU memory of its processes on all its GPUs together")
     mean_gpu_util: float | None = optional(None, FLOAT, "percent, of its GPUs while it ran")
-    log_start: tuple[int, int] = (0, 0)         # bytes of stdout.log and stderr.log that attempts before it have written
+    log_start: tuple[int, int] = (0, 0)         # bytes of stdout.log and stderr.log before its start
 
 
 ATTEMPT_FIELDS = frozenset(Attempt.__slots__) - {"number"}  # type: ignore[attr-defined]
@@ -851,10 +851,10 @@ class Job:
         PATH, "where it runs (default: here; over the network the home directory)", "asked kept", flag="--cwd DIR")
     user: str = field(TEXT, "whose it is", "kept public brief")
     created_at: float = field(TIME, "when it was submitted", "public")      # UTC epoch seconds, like every _at
-    queue_key: tuple[int, ...]                  # its place among its user's: (rank, priority, sequence number, ...), lower first
+    queue_key: tuple[int, ...]                  # its place among its user's jobs: (rank, priority, number, ...), lower first
     environment: str = field(TEXT, "digest of the environment it was submitted with", "kept hidden")
-    content: str                                # digest of the whole submission: the same id may bring only the same
-    number: int = 0                             # its sequence number: the first that was ever submitted has 1
+    content: str                                # digest of the submission: an id sent again must have the same
+    number: int = 0                             # its sequence number: the first job ever has 1
     gpus: float = optional(
         1, {**GPU_COUNT, "title": f"{GPU_COUNT['title']} (certain ones: --gpu-ids, gpu_ids)"},
         "how many GPUs; 0.5 shares one, 0 takes a CPU slot (default: [jobs] default_gpus)", "asked kept public brief form",
@@ -865,7 +865,7 @@ class Job:
         convert=lambda indices: tuple(sorted(set(indices))))
     only_node: str | None = optional(
         None, TEXT, "the only machine it may run on; in state.json \"\" is this one", "kept")
-    excluded_nodes: tuple[tuple[str, str], ...] = ()     # (node, why) of those that cannot run it
+    excluded_nodes: tuple[tuple[str, str], ...] = ()     # (node, why it cannot run the job)
     gpu_mem_mib: int | None = optional(
         None, WHOLE(1, 100000000), "memory that must be free on each of its GPUs, in MiB", "asked kept sent public",
         flag="--gpu-mem SIZE", like="10G", text=SIZE_TEXT, parse=parse_memory)
@@ -885,8 +885,8 @@ class Job:
         (), LIST(JOB_ID), "start when these have ended, however that was", "asked kept",
         flag="--after-any ID,...", like="abc,abd", text=IDS_TEXT, parse=lambda text: text.split(","),
         convert=lambda ids: tuple(dict.fromkeys(ids)))
-    pending_dependencies: tuple[str, ...] = ()                 # those of both that it still waits for
-    key: str | None = None                      # of the submission that brought it, should its sender ask twice
+    pending_dependencies: tuple[str, ...] = ()                 # of `after` and `after_any`, those not ended yet
+    key: str | None = None                      # of its submission, in case the client sends it again
     env_digest: str | None = optional(
         None, TEXT, "of the variables chosen for it: with command, directory and conda what it is", "kept")
     conda: str | None = optional(None, CONDA, "activate this conda environment", "asked kept sent", flag="--conda ENV")
@@ -917,21 +917,21 @@ class Job:
         convert=lambda given: tuple(sorted((name, *pair) for name, pair in given.items())))
     status: str = PENDING
     status_history: tuple[tuple[str, float], ...] = ()
-    attempts: tuple[Attempt, ...] = ()          # the last one is the present one, as `current` says
+    attempts: tuple[Attempt, ...] = ()          # the last one is `current`
     retried_as: str | None = optional(None, JOB_ID, "the job that was added to do it again")
-    is_told: bool = False                       # on_finish was run for it
+    is_told: bool = False                       # on_finish has run for it
     begin_at: float | None = optional(None, TIME, "it was asked not to start before")
     retry_at: float | None = optional(None, TIME, "it does not start again before")
-    exclusive: bool = False                      # it ran out of GPU memory: whole GPUs from now on, the emptiest
-    log_base: tuple[int, int] = (0, 0)          # bytes of stdout.log and stderr.log that former attempts have written
-    head: str | None = None                     # the service_id of the nexus that has sent it here; None = nobody has
-    head_attempt: int = 0                       # which attempt that is there, of all its jobs'
-    is_collected: bool = False                  # that nexus has all of it
+    exclusive: bool = False                      # after a CUDA out-of-memory error: it gets whole GPUs, the emptiest
+    log_base: tuple[int, int] = (0, 0)          # bytes of stdout.log and stderr.log of former attempts
+    head: str | None = None                     # service_id of the controller that sent it here; None: no controller
+    head_attempt: int = 0                       # the attempt's number on the controller
+    is_collected: bool = False                  # the controller has acknowledged all of it
     log_dir: str | None = optional(None, STRING, "the folder of its logs")
 
     @property
     def current(self) -> Attempt:
-        """The attempt that goes on, or by which it has ended; an empty one while it waits in the queue."""
+        """The running or last attempt; an empty one while the job is pending."""
         last = self.attempts[-1] if self.attempts else NO_ATTEMPT
         return NO_ATTEMPT if self.status == PENDING and last.finished_at is not None else last
 
@@ -942,11 +942,11 @@ class Job:
 
 
 NO_ATTEMPT = Attempt()
-REQUEUED = "requeued"           # the cause of an attempt that ended through no fault of the job's: it is no failure
+REQUEUED = "requeued"           # the cause of an attempt that ended without the job's fault: not a failure
 
 
 def begin_attempt(job: Job, **facts: Any) -> Job:
-    """A job with one attempt more.  It replaces one that came to nothing, so that those do not pile up; numbers are not used again."""
+    """The job with one more attempt.  It replaces a requeued attempt, so that these do not pile up; its number is new."""
     earlier = job.attempts
     if earlier and earlier[-1].cause == REQUEUED and earlier[-1].pid is None:
         earlier = earlier[:-1]
@@ -955,16 +955,16 @@ def begin_attempt(job: Job, **facts: Any) -> Job:
 
 @value
 class Group:
-    """What is known of jobs that were submitted under one name."""
+    """What is known of the jobs of one group."""
     name: str
     limit: int = 0                  # how many of them run at once; 0 = as many as fit
-    hold: str | None = None         # why none of them starts
-    failures: int = 0               # how many of the first that ended failed soon, while all did; -1: one did not
+    hold: str | None = None         # why none of them starts; None: they may
+    failures: int = 0               # how many jobs failed soon, as long as all did; -1: one did not
 
 
 @value
 class Token:
-    """What another user calls with.  The token itself is nowhere."""
+    """Another user's access.  Only a digest of the token is stored."""
     user: str
     sha256: str
     created_at: float
@@ -981,7 +981,7 @@ class GpuProcess:
     job_id: str | None = optional(None, JOB_ID, "whose of ours it is; null: somebody else's")
     user: str | None = optional(None, STRING, "whose it is")
     name: str | None = optional(None, STRING, "its program")
-    stray_job: str | None = None    # the job whose it is, on a GPU that this was not given: as a foreign one
+    stray_job: str | None = None    # the job of nexus that uses a GPU it was not given: counts as foreign
 
 
 @value
@@ -1000,18 +1000,18 @@ class Gpu:
     fault: str | None = optional(None, STRING, "why it cannot be used, as its driver says")
     processes: tuple[GpuProcess, ...] = ()
     node: str = ""                              # the machine it is in; "" = this one
-    taken: int = 0                              # hundredths that jobs of the node's own have
+    taken: int = 0                              # hundredths that the node's own jobs have
     taken_by: tuple[str, ...] = ()              # their ids there
-    lease_holder: str | None = None             # the user whose nexus has it
+    lease_holder: str | None = None             # the user whose nexus holds its lease
     is_paused: bool = optional(False, FLAG, "it gets no new job")
     pause_reason: str | None = None             # why nexus itself paused it
-    settled: tuple[str, ...] = ()               # jobs there whose use of memory has not grown for a while
+    settled: tuple[str, ...] = ()               # jobs whose use of its memory has stopped growing
     utilization_mean: float | None = optional(None, FLOAT, "percent, over the last hour")
     utilization_peak: float | None = optional(None, FLOAT, "percent, over the last hour")
 
     @property
     def place(self) -> str:
-        """What it is called in commands and paths: `0`, or on another machine `n1:0`."""
+        """Its name in commands and paths: `0`, or `n1:0` on another machine."""
         return f"{self.node}:{self.index}" if self.node else str(self.index)
 
 
@@ -1019,20 +1019,20 @@ class Gpu:
 class KnownNode:
     """Another machine that was added."""
     config: NodeConfig
-    is_leaving: bool = False        # it gets no more jobs, and is forgotten when its last one is over
-    was_configured: bool = False    # it stood in config.toml
+    is_leaving: bool = False        # it gets no more jobs, and is forgotten after its last job
+    was_configured: bool = False    # it was in config.toml
 
 
 @value
 class Put:
-    """A change: what a table of State has under a key from now on; None: nothing.  What undoes it is a Put too."""
+    """A change: the new row of a table of State under a key; None removes it.  Its undo is a Put too."""
     table: str
     key: str
     value: Any
 
 
 if TYPE_CHECKING:
-    Changes = Generator[Put, None, Any]         # what Store.update() performs: each change as it is yielded
+    Changes = Generator[Put, None, Any]         # Store.update() makes each change as it is yielded
     QueueItem = tuple[tuple[int, ...], str]     # (queue_key, id)
     UserQueues = dict[str, dict[Union[str, None], list[QueueItem]]]         # user: group: ascending
     ShareKey = tuple[str, bool]                 # user, whether on GPUs
@@ -1041,10 +1041,10 @@ if TYPE_CHECKING:
 
 
 class State:
-    """All that state.json holds: tables and facts, and the indexes that follow the jobs.  Owned by STORE; changed by put() alone."""
+    """All that state.json holds, tables and facts, plus indexes of the jobs.  Owned by STORE; changed only by put()."""
 
-    # The facts, which are a table too, and their defaults
-    host: str = ""                                          # whose service wrote them last
+    # The facts with their defaults; they are a table too
+    host: str = ""                                          # whose service wrote state.json last
     machine_id: str = ""
     service_id: str = ""
     paused: bool = False
@@ -1057,23 +1057,23 @@ class State:
     def __init__(self) -> None:
         self.jobs: dict[str, Job] = {}
         self.environments: dict[str, Mapping[str, str]] = {}
-        self.groups: dict[str, Group] = {}                  # those of which something is known
-        self.seen: dict[str, int] = {}                      # rows of the jobs file: digest, how many of it
+        self.groups: dict[str, Group] = {}                  # groups with a limit, a hold or failures
+        self.seen: dict[str, int] = {}                      # rows of the jobs file: {digest: how many times}
         self.nodes: dict[str, KnownNode] = {}
         self.tables: dict[str, dict[str, Any]] = {**vars(self), "facts": vars(self)}
         self.seq = 0                                        # of the last transaction that changed it
         self.running: dict[str, Job] = {}
-        self.submitted: dict[str, Job] = {}                    # pending ones that wait in Slurm's queue, and not in ours
-        # What list_entries() says.  All lists are ascending
+        self.submitted: dict[str, Job] = {}                    # pending jobs in Slurm's queue
+        # The indexes of list_entries().  All lists are ascending
         self.pending: dict[tuple[int, ...], dict[str, list[QueueItem]]] = {}    # (rank, priority): user: the queue
-        self.classes: dict[RequestClass, UserQueues] = {}   # those of the pending jobs that may start
-        self.dependents: dict[str, list[str]] = {}          # job: the pending ones that come after it
-        self.delayed: list[tuple[float, str]] = []          # (when, id) of those that wait for a time
-        self.members: dict[str, list[str]] = {}             # group: the pending jobs of it
+        self.classes: dict[RequestClass, UserQueues] = {}   # of the pending jobs that may start
+        self.dependents: dict[str, list[str]] = {}          # {job id: ids of the pending jobs that depend on it}
+        self.delayed: list[tuple[float, str]] = []          # (when, id) of jobs with a start time or a backoff
+        self.members: dict[str, list[str]] = {}             # {group: ids of its pending jobs}
         self.finished: list[tuple[float, str]] = []         # (when it ended, id)
         self.started: dict[ShareKey, list[tuple[float, str]]] = {}      # share_key: (when, job) of its last attempt
-        self.keys: dict[str, list[str]] = {}                # submission key: the ids it brought
-        self.sent: dict[str, list[str]] = {}                # head: the jobs of which it may want to hear
+        self.keys: dict[str, list[str]] = {}                # {submission key: ids of its jobs}
+        self.sent: dict[str, list[str]] = {}                # {controller: ids of its jobs that it has not acknowledged}
 
     def put(self, change: Put) -> Put:
         """Make a change; return the one that undoes it."""
@@ -1088,7 +1088,7 @@ class State:
         return Put(change.table, change.key, old)
 
     def move(self, old: Job | None, new: Job | None) -> None:
-        """Let the indexes follow a job."""
+        """Update the indexes for a changed job."""
         for index, is_in in ((self.running, new and new.status == RUNNING), (self.submitted, new and is_submitted(new))):
             if new and is_in:
                 index[new.id] = new
@@ -1105,12 +1105,12 @@ FACTS: Mapping[str, Any] = {name: getattr(State, name) for name in State.__annot
 
 
 def is_submitted(job: Job) -> bool:
-    """Whether it waits in Slurm's queue."""
+    """Whether the job waits in Slurm's queue."""
     return job.status == PENDING and job.current.slurm_key is not None
 
 
 def list_entries(job: Job) -> Iterator[tuple[Any, ...]]:
-    """What State has of a job, and where: (index, the keys under which the list stands that has it, item)"""
+    """The job's entries in the indexes: (index, the keys of the list in it, the item)"""
     if job.status == PENDING:
         item = job.queue_key, job.id
         yield "pending", job.queue_key[:2], job.user, item
@@ -1134,7 +1134,7 @@ def list_entries(job: Job) -> Iterator[tuple[Any, ...]]:
 
 
 def move_entry(index: Any, entry: Sequence[Any], is_new: bool) -> None:
-    """Put an item where it belongs, or take it away, and with it what is empty then."""
+    """Insert an item into its list, or remove it; lists and dicts that become empty go too."""
     first, *rest = entry
     if rest:
         inner = index.setdefault(first, {} if len(rest) > 1 else [])
@@ -1160,18 +1160,18 @@ def request_class(job: Job) -> RequestClass:
 
 
 def list_shares(job: Job) -> list[int]:
-    """What a job takes of each of its GPUs, in hundredths and in the order of gpu_indices: `[100, 50]` for 1.5."""
+    """A job's share of each of its GPUs, in hundredths, in the order of gpu_indices: `[100, 50]` for 1.5."""
     whole, part = divmod(round(job.gpus * 100), 100)
     return [100] * whole + ([100 if job.exclusive else part] if part else [])
 
 
 def add_job(job: Job) -> tuple[Put, ...]:
-    """The changes that make a new job known."""
+    """The changes that add a new job."""
     return Put("jobs", job.id, job), Put("facts", "next_number", job.number + 1)
 
 
 def change_job(job: Job, **facts: Any) -> Put:
-    """The change that gives a job of State these facts, which are its own or its last attempt's."""
+    """The change of these fields of a job, or of its last attempt."""
     learned = {name: facts.pop(name) for name in [name for name in facts if name in ATTEMPT_FIELDS]}
     if learned:
         facts["attempts"] = (*job.attempts[:-1], replace(job.attempts[-1], **learned))
@@ -1179,7 +1179,7 @@ def change_job(job: Job, **facts: Any) -> Put:
 
 
 def change_status(job: Job, status: str, now: float, **facts: Any) -> Put:
-    """The change that brings `job` into `status`, with the facts learned on the way.  Raises: conflict."""
+    """The change of a job to `status`, with further fields.  Raises: conflict."""
     if status not in TRANSITIONS.get(job.status, ()):
         raise NexusError("conflict", f"job {job.id} is {job.status} and cannot become {status}",
                          hint=f"see what it did: nexus show {job.id}")
@@ -1187,7 +1187,7 @@ def change_status(job: Job, status: str, now: float, **facts: Any) -> Put:
 
 
 def end_job(state: State, job: Job, status: str, now: float, **facts: Any) -> Changes:
-    """The changes that end a job, and for those that come after it a wait less, or their end too.  Raises: conflict."""
+    """The changes that end a job, and that release or cancel the jobs that depend on it.  Raises: conflict."""
     yield end_one(job, status, now, **facts)
     ended = [job.id]
     while ended:
@@ -1201,16 +1201,16 @@ def end_job(state: State, job: Job, status: str, now: float, **facts: Any) -> Ch
 
 
 def end_one(job: Job, status: str, now: float, **facts: Any) -> Put:
-    """The change that ends a job.  One that waits ends by an attempt of its own, which never ran.  Raises: conflict."""
+    """The change that ends a job.  A pending job gets an attempt that never ran.  Raises: conflict."""
     waiting = job if job.current.number else begin_attempt(job, number=job.attempt)
     return change_status(waiting, status, now, **{"finished_at": now, **facts})
 
 
 def requeue(state: State, job: Job, why: str, now: float, **facts: Any) -> Changes:
-    """The changes by which an attempt that ended through no fault of the job's goes back to its place in the queue."""
+    """The changes that requeue a job whose attempt ended without its fault, at its former place."""
     if job.current.pid is None:
         facts["started_at"] = None              # it never ran
-    if job.current.stop_cause:                  # it need not start only to be stopped
+    if job.current.stop_cause:                  # do not start it again only to stop it
         yield from end_job(state, job, CANCELLED, now, cause=job.current.stop_cause, **facts)
         return
     history = job.status_history[:-1] if job.status == RUNNING else job.status_history
@@ -1218,27 +1218,27 @@ def requeue(state: State, job: Job, why: str, now: float, **facts: Any) -> Chang
 
 
 def list_finished(state: State) -> list[Job]:
-    """In the order in which they ended."""
+    """All finished jobs, in the order of their ends."""
     return [state.jobs[job_id] for _, job_id in state.finished]
 
 
 def list_jobs(state: State, statuses: Container[str]) -> list[Job]:
-    """The jobs of these statuses: finished ones as they ended, running ones as they began, pending ones as they would start."""
+    """The jobs of these statuses: finished by end, running by start, pending in the order of their expected start."""
     return [*(job for job in list_finished(state) if job.status in statuses),
             *(state.running.values() if RUNNING in statuses else ()), *(list_pending(state) if PENDING in statuses else ())]
 
 
-TRIMMED_AT_ONCE = ENDED_AT_ONCE = 1000          # jobs that go in one change, for which all others wait
+TRIMMED_AT_ONCE = ENDED_AT_ONCE = 1000          # jobs in one change: every other change waits for it
 
 
 def choose_trimmed(state: State, limit: int) -> list[Job]:
-    """Finished jobs to forget now: the oldest of whoever has the most, so that one's thousand end nobody else's.
+    """Finished jobs to forget now: the oldest jobs of the users with the most, so that one user's thousand push out no other's.
 
-    One that another nexus has sent stays until that has all of it: sent once more, it would run a second time.
+    A controller's job stays until the controller has acknowledged all of it: sent again, it would run a second time.
     """
     most = min(len(state.finished) - limit, TRIMMED_AT_ONCE)
     kept: dict[str, int] = {}
-    ranked = []                                 # (how many newer ones its user has, id)
+    ranked = []                                 # (how many newer jobs its user has, id)
     for job in reversed(list_finished(state)) if most > 0 else ():
         kept[job.user] = kept.get(job.user, 0) + 1
         if job.head is None or job.is_collected:
@@ -1253,17 +1253,17 @@ def describe_parent(parent: Job) -> str:
     return f"it was to come after job {parent.id}, which {'was ' if parent.status == CANCELLED else ''}{parent.status}{cause}"
 
 
-# The pending queue.  Ranks and priorities are strict.  Within them the user with the fewest GPUs in use goes first, of
-# several with as few whoever's last start is longest ago, and of each user the lowest queue_key.  GPUs and CPU slots are
-# shared out apart from each other: where several users wait, one's jobs without a GPU may pass his others.
+# The pending queue.  Ranks and priorities are strict.  Within a priority, the user with the fewest GPUs in use goes first;
+# among equals, the user whose last start is longest ago.  Of one user, the lowest queue_key goes first.  GPUs and CPU slots
+# are shared separately: if several users wait, a user's CPU jobs may pass the same user's GPU jobs.
 
 def share_key(job: Job) -> ShareKey:
-    """Whose use a job's own counts to."""
+    """The user, and the kind of resource, to which a job's use counts."""
     return job.user, job.gpus > 0
 
 
 class Turns:
-    """Which pending job comes before which, as jobs start: for the plan and for lists."""
+    """The order of pending jobs while jobs start, for plan() and for lists."""
 
     def __init__(self, state: State) -> None:
         self.is_shared = len({user for users in state.pending.values() for user in users}) > 1
@@ -1273,13 +1273,13 @@ class Turns:
             self.count(job)
 
     def count(self, job: Job) -> None:
-        """It runs, or starts now."""
+        """Count a job that runs or starts now."""
         if self.is_shared:
             key = share_key(job)
             self.used[key] = self.used.get(key, 0.0) + (job.gpus or 1)
 
     def find_turn(self, key: ShareKey, item: QueueItem) -> Turn:
-        """Lower first.  Who has never started one comes before all who have."""
+        """A sort key, lower first.  Users without any start come before all others."""
         rank, priority, *_ = item[0]
         return rank, priority, self.used.get(key, 0.0), self.last.get(key, -1.0), item
 
@@ -1289,7 +1289,7 @@ def count_pending(state: State) -> int:
 
 
 def list_pending(state: State) -> list[Job]:
-    """The pending jobs in the order in which they would start if all fitted."""
+    """The pending jobs in the order in which they would start if all of them fit."""
     turns, jobs, ordered = Turns(state), state.jobs, []
     for _, users in sorted(state.pending.items()):
         if not turns.is_shared:
@@ -1310,7 +1310,7 @@ def list_pending(state: State) -> list[Job]:
 
 
 def find_position(state: State, job: Job) -> int:
-    """How many pending jobs stand before a pending one."""
+    """How many pending jobs are before this one."""
     return [other.id for other in list_pending(state)].index(job.id)
 
 
@@ -1335,7 +1335,7 @@ def move_job(state: State, job: Job, position: int) -> Put | None:
     before, after = max(own[0], default=None), min(own[1], default=None)
     if before and after:                            # a longer tuple sorts after its prefix
         key = (*before, after[len(before)] - 1 if after[: len(before)] == before else 0)
-    elif before:                                    # behind all: the last one's place and one more
+    elif before:                                    # last: one more than the last job's place
         key = (*before[:3], before[3] + 1 if len(before) > 3 else 0)
     else:
         key = (*band, min(job.number, after[2] - 1) if after else job.number)
@@ -1343,19 +1343,19 @@ def move_job(state: State, job: Job, position: int) -> Put | None:
 
 
 def next_place(state: State, priority: int) -> dict[str, Any]:
-    """The fields that put a new job behind all others of its priority."""
+    """The fields that put a new job behind all jobs of its priority."""
     number = state.next_number
     return {"number": number, "queue_key": (0, priority, number), "priority": priority}
 
 
-# What a submission may say.  The command line sends `environment` (the whole of it); others only `env`, put on top of
-# the service's own.
+# A submission.  The command line sends the whole `environment`; other clients send `env`, which is added to the service's
+# own environment.
 
 
 @value
 class Asked:
-    """A job as it is asked for, checked: what its Job keeps of that, and what else may be said."""
-    job: Mapping[str, Any]                      # the fields of Job that were said
+    """A checked submission: the fields that its Job keeps, and the others."""
+    job: Mapping[str, Any]                      # the given fields of Job
     env: Mapping[str, str] = optional({}, VARIABLES, "variables on top of the environment", "asked", like="A_MODE=off")
     environment: Mapping[str, str] | None = optional(
         None, VARIABLES, "the whole environment instead; for the owner alone", "asked")
@@ -1378,7 +1378,7 @@ class Asked:
 JOB_FIELDS = fields_of(Job)
 ASKED: Mapping[str, Field] = {name: row for name, row in {**JOB_FIELDS, **fields_of(Asked)}.items() if row.asked}
 SUBMISSION = OBJECT(ASKED, "a job", required=(), examples=[{"command": "python train.py", "gpus": 1}])
-KEPT = [name for name, row in JOB_FIELDS.items() if row.kept]      # what a job that is run again has of the first
+KEPT = [name for name, row in JOB_FIELDS.items() if row.kept]      # what a retry takes over from the first job
 CHOICE_KEYS = {
     "ids": Field(LIST(STRING, 1), "these jobs", default=None),
     "group": Field(STRING, "jobs of this group", default=None),
@@ -1391,7 +1391,7 @@ CANCEL_KEYS = {**CHOICE_KEYS, "signal": Field(
     WORD("TERM", "INT", "HUP", "QUIT", "USR1", "USR2", "KILL"), "what running ones get first, instead of TERM; KILL follows as ever",
     default=None, like="INT")}
 CANCEL = OBJECT(CANCEL_KEYS, "which jobs", null=False, required=(), minProperties=1, examples=CHOICE["examples"])
-# What a pending job may get instead of what was asked for it, and a finished one when it is run again
+# What `edit` may change of a pending job, and `retry` of a finished one
 CHANGES = {name: JOB_FIELDS[name] for name in (
     "command", "name", "gpus", "gpu_ids", "gpu_mem_mib", "priority", "timeout_seconds", "expected_time", "retries")}
 CHANGES["begin"] = fields_of(Asked)["begin"]
@@ -1405,14 +1405,14 @@ RETRY = OBJECT(RETRY_KEYS, "which jobs, and what is to be otherwise", null=False
 
 
 def form_rows() -> list[dict[str, Any]]:
-    """What the page's form is made of: the rows that have `first` are seen at once, the others on demand."""
+    """The fields of the page's form: those with `first` are shown at once, the others on demand."""
     return [{"name": name, "help": row.help, "like": row.like, "first": row.form,
              "type": "string" if row.text else row.schema["type"]}
             for name, row in ASKED.items() if row.flag or name in ("command", "env")]
 
 
 def parse_submissions(data: Any) -> list[Asked]:
-    """The jobs that a body of POST /queue asks for, a list of them or not.  Raises: usage."""
+    """The jobs of a body of POST /queue, which is a job or a list of jobs.  Raises: usage."""
     if not isinstance(data, list):
         return parse_submission(data)
     if not data:
@@ -1425,7 +1425,7 @@ def parse_submissions(data: Any) -> list[Asked]:
 
 
 def parse_submission(data: Any, where: str = "") -> list[Asked]:
-    """A job, or one for each of its commands.  Raises: usage, beginning with `where` of a list it stands."""
+    """One job, or one for each of `commands`.  Raises: usage, whose message begins with `where`."""
     try:
         given = read_object(ASKED, SUBMISSION, data)
         check_submission(given)
@@ -1439,7 +1439,7 @@ def parse_submission(data: Any, where: str = "") -> list[Asked]:
 
 
 def check_submission(given: Mapping[str, Any]) -> None:
-    """What a submission says must go together.  Raises: usage."""
+    """Check that the fields of a submission go together.  Raises: usage."""
     cwd, repository = given.get("cwd", ""), given.get("snapshot_repo", "")
     for is_wrong, *words in (
             ("commands" in given and ("command" in given or "id" in given), "commands comes without command and id"),
@@ -1457,7 +1457,7 @@ def check_submission(given: Mapping[str, Any]) -> None:
 
 
 def check_gpus(job: Job) -> None:
-    """What is asked for must go together.  Raises: usage."""
+    """Check that the GPU fields of a job go together.  Raises: usage."""
     for key in ("gpu_ids", "gpu_mem_mib", "cuda_arg"):
         if job.gpus == 0 and getattr(job, key):
             refuse(f"{key} is for jobs with GPUs, and this one has gpus 0", hint="leave one of the two out")
