@@ -7504,48 +7504,49 @@ def describe_other_machine(host: str, why: str, otherwise: str) -> NexusError:
                       hint=f"use it there, or set NEXUS_HOME=~/.nexus-$(hostname) or NEXUS_URL; if {host} is gone for good: {otherwise}")
 
 
-# ==== 13. BACKENDS ==== where jobs run: this machine, the nodes, Slurm, behind one protocol; what has become of them, recorded alike
+# ==== 13. BACKENDS ==== where jobs run: this machine, nodes, Slurm, behind one protocol; one reducer records outcomes
 
-TROUBLE_INTERVAL_S = 30.0       # but one that fails is asked again within this
-WATCH_INTERVAL_S = 1.0          # runners' pids are looked at so often; their words come at once
-TERMINATION_INTERVAL_S = 0.02      # and the processes of jobs that are being ended
-LAUNCH_TIMEOUT_S = 30.0        # a screen that ran for so long without a claim will not start its job
-HOLD_S = (5.0, 300.0)           # for how long nothing is started after the machine could not: at first, at most
-RUNNER_TIMEOUT_S = 2.0         # for job.sh to write the result of a job that was killed
-TAIL_BYTES = 65536              # of stderr, in which the cause of a failure is looked for
+TROUBLE_INTERVAL_S = 30.0       # the longest pause before a failed query is repeated
+WATCH_INTERVAL_S = 1.0          # how often runners' pids are checked; their events come at once
+TERMINATION_INTERVAL_S = 0.02   # how often the processes of a job being ended are checked, at first
+LAUNCH_TIMEOUT_S = 30.0         # a screen without a claim after this time will not start its job
+HOLD_S = (5.0, 300.0)           # backoff after the machine could not start a job: at first, at most
+RUNNER_TIMEOUT_S = 2.0          # for job.sh to write the result of a killed job
+TAIL_BYTES = 65536              # the end of stderr that is searched for the cause of a failure
 
 
 @value
 class Started:
-    """An attempt runs: its job.sh has claimed it, or its node says so."""
-    facts: Mapping[str, Any]        # of the attempt; `pid` is one
+    """An attempt runs: its job.sh has claimed it, or its node reports it."""
+    facts: Mapping[str, Any]        # fields of the attempt, `pid` among them
 
 
 if TYPE_CHECKING:
-    # What is learned of an attempt.  An error: it could not be started.  Facts: what else is known of it.
+    # What a backend reports of an attempt.  An error: it could not be started.  A mapping: new fields of the attempt.
     News = Union[Started, Requeue, Result, OSError, NexusError, Mapping[str, Any]]
-    Finding = tuple[Job, News]                  # of SlurmBackend's thread: a Result is also of one that ended before it began
+    Finding = tuple[Job, News]
 
 
-# What becomes of a job that the system's error kept from starting: (it is requeued, no other would start either, it might pass)
+# {errno of a failed start: (requeue the job, other jobs would fail too, a retry may succeed)}
 LAUNCH_FAULTS: Mapping[str, tuple[bool, bool, bool]] = {
     **dict.fromkeys(("EMFILE", "ENFILE", "EAGAIN", "ENOMEM", "EROFS", "ESTALE", "EIO"), (True, True, True)),
     **dict.fromkeys(("ENOSPC", "EDQUOT"), (False, True, False)), "ENOENT": (False, False, False)}
 
 
 def judge_fault(error: NexusError | OSError, path: str) -> tuple[Requeue | Result, bool]:
-    """(what becomes of a job that could not be started, whether it was the machine's fault).  `path`: its folder."""
+    """(what becomes of a job that could not be started, whether other jobs would fail too).  `path`: its folder."""
     import errno
     fault = error if isinstance(error, OSError) else error.__cause__
-    if not isinstance(fault, OSError):                  # its script is another by now, or is none
+    if not isinstance(fault, OSError):                  # its script has changed or is gone
         return Result(None, None, 0.0, "launch", format_line(str(error), 300)), False
     why = format_line(describe_disk_error(fault, "start it with", fault.filename or path).message, 300)
-    is_requeued, is_lasting, may_pass = LAUNCH_FAULTS.get(errno.errorcode.get(fault.errno or 0, ""), (False, False, True))
+    name = errno.errorcode.get(fault.errno or 0, "")
+    is_requeued, is_lasting, may_pass = LAUNCH_FAULTS.get(name, (False, False, True))
     return Requeue(why) if is_requeued else Result(None, None, 0.0, "launch", why, may_pass), is_lasting
 
 
 class Part:
-    """A part of the service: it has a duty of its own, and the same hands."""
+    """A part of the service with its own duty; it shares the service's machine, store and clock."""
 
     def __init__(self, service: Service) -> None:
         self.service, self.config, self.layout, self.store = service, service.config, service.layout, service.store
@@ -7553,61 +7554,64 @@ class Part:
 
 
 class Backend(Part):
-    """Where jobs run: this machine, the nodes, Slurm.  The loop hears what each has learned, and has it start what was recorded.
+    """Where jobs run: this machine, the nodes, or Slurm.  The loop polls it, and has it start what is recorded.
 
-    What is recorded is also what is to end: a job with a stop_cause.
+    A job that must end is recorded too: it has a stop_cause.
     """
-    doing = ""                                          # for the log
+    doing = ""                                          # names it in the log
 
     def has(self, job: Job) -> bool:
-        """Whether an attempt runs there, or is to."""
+        """Whether the job's attempt belongs to this backend."""
         raise NotImplementedError
 
     def prepare(self, job: Job, submitted: Mapping[str, str] | None) -> News | None:
-        """Do what an attempt needs whose intent the disk takes just now, in any thread.  Its State is not to be read: it is not
-        there before.  `submitted`: its environment.  Raises: as start().
+        """Prepare an attempt while its intent is being synced to disk; may run in any thread.
+
+        State does not show the attempt yet.  `submitted`: its environment.  Raises: as start().
         """
 
     def withdraw(self, job: Job) -> None:
-        """The disk has refused an attempt that was prepared."""
+        """Undo prepare(): the disk refused the record."""
 
     def start(self, job: Job) -> News | None:
-        """Have an attempt begin whose intent is on the disk.  Raises: OSError, NexusError, when it cannot be started there."""
+        """Start an attempt whose intent is on disk.  Raises: OSError, NexusError, when it cannot be started."""
         raise NotImplementedError
 
     def poll(self, runner_events: Sequence[RunnerEvent]) -> Iterable[Finding]:
-        """What has become of attempts.  The runner of any may have said something."""
+        """Return what is new of attempts.  Runner events may concern any backend's jobs."""
         raise NotImplementedError
 
     def end_unwanted(self) -> None:
-        """End what is to be stopped, and what is left of what is over."""
+        """End the jobs that have a stop_cause, and the processes that ended jobs have left."""
 
     def forget(self, job: Job) -> None:
-        """Let go of what was kept for an attempt."""
+        """Drop what was kept for an attempt that is over."""
 
 
 class Termination:
-    """A job whose processes are being ended: it was to be stopped, or it is over and something is left."""
+    """A job whose processes are being ended: it must stop, or it is over and has left processes."""
 
     def __init__(self, now: float) -> None:
-        self.began_at = now         # monotonic
-        self.told: set[int] = set()     # pids that were sent SIGTERM, or came after it
+        self.began_at = now             # monotonic
+        self.told: set[int] = set()     # pids seen so far: sent SIGTERM, or started since
         self.next_look_at = now
 
 
 class Worker:
-    """A thread that calls step() again and again.  step() returns the seconds until its next call; None: not before `wanted` is set.
+    """A thread that calls step() again and again.
 
-    `wanted` calls it at once.  A step that fails is logged and counted, and the next one is taken.
+    step() returns the pause until the next call in seconds; None: until `wanted` is set.  Setting `wanted` ends any
+    pause.  A failing step is logged and counted; the thread goes on.
     """
 
-    def __init__(self, service: Service, doing: str, step: Callable[[], float | None], pause_s: float | None = 0.0) -> None:
+    def __init__(self, service: Service, doing: str, step: Callable[[], float | None],
+                 pause_s: float | None = 0.0) -> None:
         import threading
         self.service, self.doing, self.step, self.pause_s, self.is_ended = service, doing, step, pause_s, False
         self.wanted, self.thread = threading.Event(), threading.Thread(target=self.run, name=doing, daemon=True)
 
     def end(self) -> None:
-        """It takes no further step."""
+        """Call step() no more."""
         self.is_ended = True
         self.wanted.set()
 
@@ -7619,37 +7623,37 @@ class Worker:
                 return
             try:
                 self.pause_s = self.step()
-            except Exception as error:                  # one failure stays one failure
+            except Exception as error:
                 self.service.fail(self.doing, error)
                 self.pause_s = None if self.pause_s is None else max(self.pause_s, WATCH_INTERVAL_S)
 
 
-RECONNECT_S = (1.0, 10.0)       # between two attempts to reach a node: at first, at most
-SYNC_WAIT_S = 10.0              # a node answers when there is news, and after so long in any case
-SYNC_TIMEOUT_S = 15.0          # beyond that, the line is taken to be cut
-FOLLOW_INTERVAL_S = (0.05, 0.5)      # how often a followed log is looked at: soon after a line, rarely when silent
-LOG_BYTES = 2**20               # of all logs together, in one answer: a slow line has it within SYNC_TIMEOUT_S
-WITHDRAW_TIMEOUT_S = 3.0       # a node that has not begun a job within this gives it back
-REFUSAL_BACKOFF_S = 5.0            # and gets no other one for a while
-NODE_ALARM_S = 30.0             # a node that is not heard for so long is bad for health
+RECONNECT_S = (1.0, 10.0)       # backoff between attempts to reach a node: at first, at most
+SYNC_WAIT_S = 10.0              # long poll: a node replies when there is news, else after this time
+SYNC_TIMEOUT_S = 15.0           # a reply that is later than SYNC_WAIT_S by this means that the connection is lost
+FOLLOW_INTERVAL_S = (0.05, 0.5)     # how often a followed log is read: after new output, when silent
+LOG_BYTES = 2**20               # of all logs in one reply: a slow connection transfers it within SYNC_TIMEOUT_S
+WITHDRAW_TIMEOUT_S = 3.0        # a node requeues a job that it has not begun within this
+REFUSAL_BACKOFF_S = 5.0         # a node that has refused a job gets none for so long
+NODE_ALARM_S = 30.0             # health turns bad when a node has been silent for so long
 NODE_PAUSED = "its queue is paused"
 
 
-# What a job on another machine has from there, and not from its submitter's
+# The variables that a job on a node takes from the node, not from its submitter
 OWN_VARIABLES = (
     r"HOME|USER|LOGNAME|SHELL|PWD|OLDPWD|SHLVL|_|TMPDIR|TMP|TEMP|MAIL|HOSTNAME|DISPLAY|XAUTHORITY|WAYLAND_DISPLAY|"
     r"PATH|(XDG|SSH|DBUS|SYSTEMD|NEXUS|SLURM|TMUX|SCREEN)_?\w*|INVOCATION_ID|JOURNAL_STREAM|CUDA_VISIBLE_DEVICES")
 
 
 def is_same_job(number: int, other: int) -> bool:
-    """Whether two numbers of find_order_key() are of attempts of one job."""
+    """Whether two numbers of find_order_key() belong to attempts of one job."""
     return number // ORDERS_OF_A_JOB == other // ORDERS_OF_A_JOB
 
 
 def find_order_key(job: Job) -> tuple[str, int]:
-    """By what a job's attempt is known on its node: the id there, and a number that grows with jobs and attempts.
+    """The name of a job's attempt on its node: (the id there, a number that grows with jobs and attempts).
 
-    The node keeps what is over for longer than this nexus may: the id can have come again, and its attempt 1.
+    The node may keep ended jobs for longer than this nexus does, so an id alone could come twice.
     """
     return str(job.current.remote_id), job.number * ORDERS_OF_A_JOB + job.attempt
 
@@ -7658,16 +7662,16 @@ ORDERS_OF_A_JOB = 10**6
 
 
 def measure_output(job: Job) -> tuple[int, int]:
-    """Bytes of stdout.log and stderr.log that have come from an attempt on a node."""
+    """(bytes of stdout.log, bytes of stderr.log) that this attempt's node has sent so far."""
     sizes = measure_logs(job.log_dir)
     return max(0, sizes[0] - job.log_base[0]), max(0, sizes[1] - job.log_base[1])
 
 
 class Node:
-    """Another machine's nexus, to which this one's service gives jobs.
+    """Another machine's nexus, which runs jobs for this one.
 
-    Its thread tells it again and again which jobs are wanted there, writes their output into the log files here, and
-    notes in `heard` what becomes of them.  The service's loop decides: what it has recorded is what is wanted.
+    A thread sends it the list of wanted jobs again and again, appends their output to the log files here, and keeps
+    their latest reported state in `heard`.  The service's loop decides: what it has recorded is wanted.
     """
 
     def __init__(self, service: Service, config: NodeConfig, is_leaving: bool) -> None:
@@ -7675,42 +7679,42 @@ class Node:
         self.ssh = Ssh(config, service.environ)
         self.probe: Probe | None = None
         self.service_id = ""                                # of the nexus there; "" = not known
-        self.socket = ""                                    # by which it is asked
+        self.socket = ""                                    # the tunnel's end here
         self.trouble: NexusError | None = NexusError("unavailable", f"{self.name} has not been reached yet")
-        self.heard_at = service.clock.monotonic()           # when it was well
-        self.silent_at = self.heard_at                      # monotonic, too: when its machine was there
-        self.clock_offset_s = 0.0                           # its clock less ours
-        self.number: int | None = None                      # of the next event there; None: not all that it has is in `heard`
+        self.heard_at = service.clock.monotonic()           # its last good reply
+        self.silent_at = self.heard_at                      # monotonic: when ssh last reached its machine
+        self.clock_offset_s = 0.0                           # its clock minus ours
+        self.number: int | None = None                      # of its next event; None: `heard` may lack some of its jobs
         self.gpus: tuple[Gpu, ...] = ()
         self.cpu_slots, self.hold = 0, ""
         self.has_news = False
-        self.shown: object = None                           # what the last event of its GPUs was made of
-        # find_order_key() of a job that has a folder here: what was heard of it last; None: nothing, and it may be sent
+        self.shown: object = None                           # describe_for_event() of what was last published
+        # {find_order_key(): its last reported state}, of jobs that have a folder here; None: none yet, it may be sent
         self.heard: dict[tuple[str, int], Remote | NexusError | None] = {
             find_order_key(job): None for job in service.running_jobs() if job.current.node == self.name}
-        self.asked = Exchange(service.store.service_id)     # last
-        self.is_told = False                                # nothing is wanted there, and it has ended all
-        self.line: socket.socket | None = None              # by which it is asked, if that may be cut for something new
-        self.is_urgent = False                              # something is new
-        self.log_fault = ""                                 # why output is not kept
-        self.trees: dict[str, str] = {}                     # commit: where on the node it is; "" = on its way
+        self.asked = Exchange(service.store.service_id)     # the last request
+        self.is_told = False                                # nothing is wanted there, and all its jobs have ended
+        self.line: socket.socket | None = None              # the long poll's socket; None: it must not be interrupted
+        self.is_urgent = False                              # the list of wanted jobs has changed since the last request
+        self.log_fault = ""                                 # why output could not be written
+        self.trees: dict[str, str] = {}                     # {commit: its path on the node}; "" = being sent
         self.refused = Backoff(REFUSAL_BACKOFF_S, REFUSAL_BACKOFF_S)
-        self.given_up_by = ""                               # who has it removed at once: its jobs are given up
+        self.given_up_by = ""                               # the user who removed it with --force
         self.is_ended, self.rest = False, Backoff(*RECONNECT_S)
         self.follower = Worker(service, f"following node {self.name}", self.follow)
         self.follower.thread.start()
 
     def follow(self) -> float:
-        """Tell it what is wanted, and hear what is new there; return for how long it is not asked then."""
+        """Make one exchange; return the pause before the next one in seconds."""
         try:
             if self.trouble is not None:
                 self.connect()
             began_s = time.thread_time()
             self.exchange()
             self.rest.succeed()
-            return 2 * (time.thread_time() - began_s)       # one that sends news without end gets a third of a core
+            return 2 * (time.thread_time() - began_s)       # a node with endless news takes a third of a core at most
         except Exception as error:
-            if self.line and self.is_urgent and isinstance(error, (OSError, NexusError)):      # hurry() has cut it
+            if self.line and self.is_urgent and isinstance(error, (OSError, NexusError)):      # hurry() interrupted it
                 return 0.0
             self.lose(error)
             self.rest.fail(self.service.clock.monotonic())
@@ -7721,7 +7725,7 @@ class Node:
                 self.ssh.close()
 
     def hurry(self) -> None:
-        """What is wanted has changed."""
+        """Interrupt the long poll: the list of wanted jobs has changed."""
         self.is_urgent, line = True, self.line
         if line:
             shut(line)
@@ -7732,28 +7736,30 @@ class Node:
             self.ssh.open()
         try:
             probe = probe_node(self.ssh, self.service.hash)
-            self.silent_at = self.service.clock.monotonic()     # the machine is there, whatever is the matter with its nexus
+            self.silent_at = self.service.clock.monotonic()     # the machine answers, even if its nexus does not
             if probe.hash is None:
-                raise NexusError("conflict", f"there is no nexus on {self.name}", hint=f"nexus node add {self.name} puts it there")
+                raise NexusError("conflict", f"there is no nexus on {self.name}",
+                                 hint=f"nexus node add {self.name} puts it there")
             if probe.hash != self.service.hash:
-                raise NexusError("conflict", f"{self.name} has another nexus ({probe.hash}; this one is {self.service.hash})",
-                                 hint=f"nexus node add {self.name} brings it up to date; if this one is older: nexus restart")
+                versions = f"{probe.hash}; this one is {self.service.hash}"
+                raise NexusError("conflict", f"{self.name} has another nexus ({versions})",
+                                 hint=f"nexus node add {self.name} updates it; if this one is older: nexus restart")
             self.probe = probe
             self.socket = self.ssh.forward(probe)
         except NexusError:
-            self.ssh.close()                                # it may be the connection: the next attempt has a new one
+            self.ssh.close()                                # the next attempt gets a new connection
             raise
 
     def lose(self, error: Exception) -> None:
-        """It cannot be reached, or not be used."""
+        """Note that the node cannot be reached or used."""
         if self.is_ended:
             return
         if isinstance(error, TimeoutError):
-            self.ssh.close()                                # the line is silent: a new one may not be
+            self.ssh.close()                                # a new connection may work where this one is silent
         if not isinstance(error, (NexusError, OSError)):
             self.service.fail(self.follower.doing, error)
         fault = error if isinstance(error, NexusError) else NexusError(
-            "unavailable", f"the connection to {self.name} was lost ({error})", hint=f"try it by hand: {self.ssh.by_hand}")
+            "unavailable", f"the connection to {self.name} was lost ({error})", f"try it by hand: {self.ssh.by_hand}")
         is_news = self.trouble is None or self.trouble.message != fault.message
         self.trouble, self.number = fault, None
         if is_news:
@@ -7762,7 +7768,7 @@ class Node:
             self.service.wake()
 
     def exchange(self) -> None:
-        """Tell what is wanted, hear what is new.  Raises: OSError, when the line is cut; what the node answers."""
+        """Send the list of wanted jobs; take in what is new.  Raises: OSError, when interrupted; the node's errors."""
         clock, is_full = self.service.clock, self.number is None
         began, patience_s = clock.now(), SYNC_WAIT_S + SYNC_TIMEOUT_S
         try:
@@ -7794,49 +7800,52 @@ class Node:
             self.service.wake()
 
     def make_question(self, line: socket.socket) -> Exchange:
-        """What is said by a line that has just been opened: whatever is recorded from now on cuts it."""
-        known = list(self.heard)                            # the jobs are looked up after that: one just sent is kept
+        """The request on a socket that was just opened: whatever is recorded from now on interrupts it."""
+        known = list(self.heard)                            # read before the jobs, so that a job just sent is kept
         is_urgent, self.is_urgent = self.is_urgent or self.number is None, False
-        self.line = None if is_urgent else line             # after a cut comes a question that is not cut
+        self.line = None if is_urgent else line             # the request after an interruption must get through
         jobs = {find_order_key(job): job for job in self.list_jobs()}
         self.is_told = self.is_told and not jobs
         for key in set(known) - set(jobs):
             del self.heard[key]
         orders = {} if self.number is None else self.choose_order(jobs)
-        want = tuple(Wanted(key, measure_output(job), bool(job.current.stop_cause), orders.get(key), job.current.stop_signal)
-                     for key, job in jobs.items())
+        want = tuple(
+            Wanted(key, measure_output(job), bool(job.current.stop_cause), orders.get(key), job.current.stop_signal)
+            for key, job in jobs.items())
         wait_s = 0.0 if is_urgent or orders else SYNC_WAIT_S
         self.asked = Exchange(self.service.store.service_id, want, wait_s, self.number)
         return self.asked
 
     def check_identity(self, service_id: str) -> None:
-        """One machine under two names would be given each GPU twice.  Raises: conflict."""
+        """Refuse a machine that has two names: each of its GPUs would be given out twice.  Raises: conflict."""
         twin = next((node.name for node in self.service.pool.nodes.values()
                      if node is not self and node.service_id == service_id), None)
         self.service_id = "" if twin else service_id
         if twin or service_id == self.service.store.service_id:
-            raise NexusError("conflict", f"{self.name} is {f'{twin}: the same nexus is there' if twin else 'this very nexus'}",
+            other = f"{twin}: the same nexus is there" if twin else "this very nexus"
+            raise NexusError("conflict", f"{self.name} is {other}",
                              hint=f"nexus node remove {self.name} --force")
 
     def adopt_gpu(self, gpu: Gpu, ours: Mapping[str | None, str]) -> Gpu:
-        """A GPU there as it is seen here: under a name that no other machine's has, with the jobs' ids here."""
-        processes = tuple(replace(process, job_id=ours.get(process.job_id, process.job_id),
-                                  stray_job=ours.get(process.stray_job, process.stray_job)) for process in gpu.processes)
-        return replace(gpu, node=self.name, uuid=f"{self.name}/{gpu.uuid}", processes=processes, pause_reason=PAUSED_THERE,
-                       settled=tuple(ours.get(job_id, job_id) for job_id in gpu.settled))
+        """The node's GPU with a uuid that is unique here, and with the ids that its jobs have here."""
+        processes = tuple(
+            replace(process, job_id=ours.get(process.job_id, process.job_id),
+                    stray_job=ours.get(process.stray_job, process.stray_job)) for process in gpu.processes)
+        return replace(gpu, node=self.name, uuid=f"{self.name}/{gpu.uuid}", processes=processes,
+                       pause_reason=PAUSED_THERE, settled=tuple(ours.get(job_id, job_id) for job_id in gpu.settled))
 
     def list_jobs(self) -> list[Job]:
-        """Those that run there, as recorded here, or may be sent there now."""
+        """The jobs that are recorded as running there, and have a folder here."""
         jobs = [job for job in self.service.running_jobs() if job.current.node == self.name]
         return [job for job in jobs if find_order_key(job) in self.heard]
 
     def has_more(self) -> bool:
-        """Whether more, or less, is wanted there than it was told."""
+        """Whether the wanted jobs differ from those in the last request."""
         told = {one.key: one.is_stopped for one in self.asked.want}
         return told != {find_order_key(job): bool(job.current.stop_cause) for job in self.list_jobs()}
 
     def take_logs(self, logs: Mapping[str, Mapping[str, bytes]]) -> None:
-        """Append what has come of jobs' output to their log files here, where these are as they were when it was asked for."""
+        """Append jobs' output to their log files here, unless their sizes have changed since the request."""
         sizes, fault = {one.key: one.log_sizes for one in self.asked.want}, ""
         for job in self.list_jobs() if logs else ():
             key = find_order_key(job)
@@ -7846,7 +7855,8 @@ class Node:
                     if job.log_dir and pieces.get(name):
                         append_log(job.log_dir, name, pieces[name])
             except OSError as error:
-                fault = f"Node {self.name}: output of jobs there, like {job.id}, cannot be kept ({error}); it is tried again"
+                fault = (f"Node {self.name}: output of jobs there, like {job.id}, cannot be kept ({error}); "
+                         "it is tried again")
         if fault:
             self.service.clock.sleep(1.0)
             if fault != self.log_fault:
@@ -7854,39 +7864,40 @@ class Node:
         self.log_fault = fault
 
     def take_jobs(self, told: Synced) -> None:
-        """Note what has become of what is wanted there."""
+        """Keep the reported state of the wanted jobs."""
         news = {remote.key: remote for remote in told.jobs}
         for one in self.asked.want:
             if one.order and told.refusal:
                 self.refuse(one.key, decode_error(told.refusal))
             elif one.key in news or (self.asked.since is None and not isinstance(self.heard.get(one.key), NexusError)):
-                self.heard[one.key] = news.get(one.key)     # but a refusal that is not recorded yet stays
+                self.heard[one.key] = news.get(one.key)     # a refusal stays until it is recorded
             elif one.order:
                 raise describe_bad_node(self.name, f"nothing is said of job {one.key[0]}")
         is_killed = all(remote.attempt.stop_cause == "killed" for remote in told.jobs)
         self.is_told = is_killed and not self.asked.want and self.asked.since is not None
 
     def choose_order(self, jobs: Mapping[tuple[str, int], Job]) -> dict[tuple[str, int], Order]:
-        """What is sent now: the first that can be, of those that are not there."""
+        """{key: order} of the first job that is not there and can be sent; {} when there is none."""
         for key, job in jobs.items():
             if self.heard[key] is None and job.current.pid is None:
                 try:
                     order = self.make_order(job)
-                except (NexusError, OSError) as error:      # what it needs is not here any more, or cannot be read just now
+                except (NexusError, OSError) as error:      # a file that the job needs is gone, or cannot be read now
                     is_gone = isinstance(error, (NexusError, FileNotFoundError, NotADirectoryError))
-                    self.refuse(key, NexusError("not_found" if is_gone else "unavailable", str(error), getattr(error, "hint", "")))
+                    kind = "not_found" if is_gone else "unavailable"
+                    self.refuse(key, NexusError(kind, str(error), getattr(error, "hint", "")))
                 else:
                     if order:
                         return {key: order}
         return {}
 
     def refuse(self, key: tuple[str, int], error: NexusError) -> None:
-        """It does not get a job."""
+        """Note that a job cannot run there."""
         self.heard[key] = NexusError(error.kind, format_line(error.message, 1000), format_line(error.hint, 1000))
         self.service.wake()
 
     def make_order(self, job: Job) -> Order | None:
-        """What a node is sent of a job; None while its snapshot is on its way there."""
+        """The job as it is sent to the node; None while its snapshot is being sent."""
         service = self.service
         tree = self.find_tree(job) if job.snapshot and job.snapshot_repo else None
         submitted = service.store.read(lambda state: state.environments.get(job.environment)) or {}
@@ -7896,7 +7907,7 @@ class Node:
         asked: dict[str, Any] = {name: getattr(job, name) for name, row in JOB_FIELDS.items()
                                  if row.sent and getattr(job, name) is not None}
         interpreter, words = service.scripts.find_script(job)
-        if words:                                           # whatever is allowed there, it runs what is allowed here
+        if words:                                           # this service's list of scripts counts, not the node's
             asked["command"] = " ".join(map(quote, [*filter(None, [interpreter]), *words]))
         if job.gpus:
             asked["gpu_ids"] = list(job.current.gpu_indices)
@@ -7906,7 +7917,7 @@ class Node:
         elif not job.code and job.cwd != os.path.expanduser("~"):
             asked["cwd"] = job.cwd
         if job.code:
-            submitted = {}                                  # of this service alone: who sent the script said nothing of it
+            submitted = {}                                  # it is this service's: whoever sent the script gave none
         asked.update(
             gpus=len(list_shares(job)) if job.exclusive else job.gpus, retries=0,
             timeout_seconds=find_time_limit(job, service.config.jobs)[0] or 0,
@@ -7915,7 +7926,7 @@ class Node:
         return Order(job.user, submitted.get("PATH", ""), asked, code)
 
     def find_tree(self, job: Job) -> str:
-        """Where on the node a job's snapshot is; "" while it is brought there."""
+        """The path of a job's snapshot on the node; "" while it is being sent."""
         import threading
         assert job.snapshot and job.snapshot_repo
         commit, repository = job.snapshot, job.snapshot_repo
@@ -7926,27 +7937,28 @@ class Node:
                 try:
                     name = hash_text(f"{self.service.store.service_id} {repository}")[:16]
                     self.trees[commit] = push_snapshot(self.ssh, repository, commit, name, self.service.environ)
-                except Exception as error:                  # whatever it is, the job does not wait for ever
-                    fault = error if isinstance(error, NexusError) else NexusError("unavailable", f"its snapshot: {error!r}")
+                except Exception as error:                  # on any fault the job must not wait for ever
+                    fault = error if isinstance(error, NexusError) else NexusError(
+                        "unavailable", f"its snapshot: {error!r}")
                     del self.trees[commit]
                     self.refuse(find_order_key(job), fault)
                 self.hurry()
             threading.Thread(target=push, name="snapshot", daemon=True).start()
-        return self.trees.get(commit, "")                   # it may have failed by now
+        return self.trees.get(commit, "")                   # the push may have failed by now
 
     def end(self) -> None:
         self.is_ended = True
         self.follower.end()
-        self.ssh.close()                                    # whoever waits for an answer is told
+        self.ssh.close()                                    # ends a request that is waiting
 
     @property
     def since(self) -> str:
-        """When it was heard last."""
+        """The time of its last good reply."""
         clock = self.service.clock
         return format_time(clock.now() - clock.monotonic() + self.heard_at) or ""
 
     def find_closed(self, now: float) -> str | None:
-        """Why it gets no job now."""
+        """Why it gets no job now; None: it does."""
         if self.is_leaving:
             return f"{self.name} is being removed"
         trouble, fault = self.trouble, self.hold or self.refused.find_why(now)
@@ -7954,11 +7966,11 @@ class Node:
 
 
 class SlurmBackend(Backend):
-    """The Slurm of `launcher = "slurm"`: a thread of its own submits, cancels and asks, so that nothing else waits for Slurm.
+    """The Slurm of `launcher = "slurm"`.  A thread submits, cancels and queries, so that nothing else waits for Slurm.
 
-    The loop records: the intent before hand() gives a job to the thread, and in follow() what the thread has found.  One job
-    at a time is submitted, so the others keep nexus's order.  Its key is in the journal before, Slurm's id after.  A job that
-    Slurm does not have although its key is there is requeued, once its attempt is claimed.
+    The loop records the intent before start() gives the thread a job, and in poll() what the thread has found.  Jobs
+    are submitted one at a time, so the others keep nexus's order.  A job's key is journaled before it is submitted,
+    Slurm's id after.  A job whose key Slurm does not know is requeued, once its attempt is claimed.
     """
 
     doing = "following Slurm"
@@ -7967,30 +7979,29 @@ class SlurmBackend(Backend):
         super().__init__(service)
         self.slurm = Slurm(service.store.service_id, service.environ)
         self.worker = Worker(service, "talking to Slurm", self.step)
-        self.live = self.list_live()                        # the jobs that Slurm has, as recorded: what else it has nobody wants
-        self.submitting: Job | None = None                     # recorded, and not submitted yet
-        self.written: str | None = None                     # its slurm_key, when its job.sh is there
-        self.found: Sequence[Finding] = ()                  # the thread asks nothing more before these are recorded
-        self.seen: Mapping[str | None, SlurmJob] = {}       # slurm_key: as last seen
+        self.live = self.list_live()                        # Slurm's jobs as recorded; it cancels all others of ours
+        self.submitting: Job | None = None                  # recorded, and not submitted yet
+        self.written: str | None = None                     # the slurm_key for which job.sh is written
+        self.found: Sequence[Finding] = ()                  # the thread waits until these are recorded
+        self.seen: Mapping[str | None, SlurmJob] = {}       # {slurm_key: squeue's last row}
         self.name = ""                                      # of the cluster
-        self.looked_at, self.took_s = float("-inf"), 0.0    # monotonic: when squeue was asked
-        self.hasty_until = float("-inf")                    # monotonic: until then it is asked often
+        self.looked_at, self.took_s = float("-inf"), 0.0    # monotonic: when squeue was run, and for how long
+        self.hasty_until = float("-inf")                    # monotonic: squeue is run often until then
         self.error: NexusError | None = NexusError("unavailable", "Slurm has not been asked yet")
-        self.refused = Backoff(*HOLD_S)                     # why it took no job last; `conflict`: because it has enough of ours
-        self.over_at: dict[str | None, float] = {}          # slurm_key: monotonic, when it was first seen to be over
-        self.cancelled_at: dict[str, float] = {}            # Slurm's id: monotonic
-
-    # The thread
+        self.refused = Backoff(*HOLD_S)                     # why Slurm took no job; `conflict`: it has enough of ours
+        self.over_at: dict[str | None, float] = {}          # {slurm_key: monotonic, when it was first seen ended}
+        self.cancelled_at: dict[str, float] = {}            # {Slurm's id: monotonic}
 
     def step(self) -> float:
-        """Submit what is in hand, and ask Slurm when it is time; return for how long there is nothing to do."""
+        """In the thread: submit a job, and run squeue when it is time; return the pause in seconds."""
         if self.found:
             return WATCH_INTERVAL_S
-        live = self.live                                    # as recorded before squeue is asked
+        live = self.live                                    # read before squeue runs
         try:
             if self.submitting:
                 news = self.submit(self.submitting)
-                self.found, self.submitting = [(self.submitting, one) for one in news], None if news else self.submitting
+                self.found = [(self.submitting, one) for one in news]
+                self.submitting = None if news else self.submitting
             if not self.found and self.find_pause_s() <= 0:
                 self.look(live)
         except NexusError as error:
@@ -8002,14 +8013,15 @@ class SlurmBackend(Backend):
         return min(WATCH_INTERVAL_S, self.find_pause_s())
 
     def find_pause_s(self) -> float:
-        """Until squeue is asked next."""
+        """Seconds until squeue runs next."""
         now, refresh_s = self.service.clock.monotonic(), self.service.config.service.refresh_rate_seconds
         pause_s = FAST_POLL_S if now < self.hasty_until and not self.error else refresh_s
         longest_s = max(TROUBLE_INTERVAL_S, refresh_s)
-        return max(0.0, self.looked_at + self.took_s + min(max(pause_s, SLURM_BACKOFF_FACTOR * self.took_s), longest_s) - now)
+        pause_s = min(max(pause_s, SLURM_BACKOFF_FACTOR * self.took_s), longest_s)
+        return max(0.0, self.looked_at + self.took_s + pause_s - now)
 
     def submit(self, job: Job) -> list[News]:
-        """What becomes of the job in hand; nothing while it stays there.  Raises: unavailable, and then Slurm may have it all the same."""
+        """Submit a job; return [] while it must wait.  Raises: unavailable; Slurm may have the job all the same."""
         service, folder, config = self.service, self.service.layout.job_folder(job.id), self.service.config
         known, is_paused, submitted = service.store.read(
             lambda state: (state.jobs.get(job.id), state.paused, state.environments.get(job.environment)))
@@ -8018,7 +8030,7 @@ class SlurmBackend(Backend):
         if is_paused or self.error or self.refused.find_why(service.clock.monotonic()):
             return []
         try:
-            if self.written != job.current.slurm_key:       # a second time would put the first one's folder aside
+            if self.written != job.current.slurm_key:       # writing it again would move the first folder aside
                 service.launcher.write_script(job, submitted, None)
                 self.written = job.current.slurm_key
         except (OSError, NexusError) as error:
@@ -8026,33 +8038,35 @@ class SlurmBackend(Backend):
         try:
             limit_s, _ = find_time_limit(job, config.jobs)
             slurm_id, words = self.slurm.submit(build_sbatch(job, self.slurm.service_id, folder, limit_s, config))
-        except Exception as error:                          # Slurm may have it all the same; look() finds that out
+        except Exception as error:                          # look() finds out whether Slurm has the job
             self.submitting, self.looked_at = None, float("-inf")
             if isinstance(error, NexusError) and read_refusal(error.message)[0] == "limit":
-                self.rest(error.message, error.hint, True)  # sbatch was told to wait, and tried for as long as it may
+                self.rest(error.message, error.hint, True)  # at its limit, sbatch retries until its own timeout
             raise
         fault, hint = read_refusal(words)
         if slurm_id:
             self.refused = Backoff(*HOLD_S)
             self.hurry()
             return [{"slurm_id": slurm_id}]
-        if fault in ("config", "limit"):                    # it would take no other job either: this one stays in hand
+        if fault in ("config", "limit"):                    # Slurm would refuse the others too: this job waits
             self.rest(words, hint, fault == "limit")
             return []
         line = format_line(f"Slurm refuses it: {words}" + (f" ({hint})" if hint else ""), 400)
         return [Started({}), Result(None, None, 0.0, "launch", line, may_pass=not fault)]
 
     def rest(self, words: str, hint: str, is_limit: bool) -> None:
-        """Slurm takes no jobs: until one of ours has ended there, or for a while."""
+        """Submit nothing for a while, or until one of our jobs has ended there."""
         count = sum(job.current.slurm_id is not None for job in self.live) if is_limit else 0
-        message = (f"Slurm has {format_count(count, 'job')} of nexus and takes no more now" if count else "Slurm takes no jobs") + (
-            f": {words}")
+        message = f"Slurm takes no jobs: {words}"
+        if count:
+            message = f"Slurm has {format_count(count, 'job')} of nexus and takes no more now: {words}"
         if self.refused.why is None or self.refused.why.message != message:
             self.service.log.warning("%s", message)
-        self.refused.fail(self.service.clock.monotonic(), NexusError("conflict" if count else "unavailable", message, hint))
+        error = NexusError("conflict" if count else "unavailable", message, hint)
+        self.refused.fail(self.service.clock.monotonic(), error)
 
     def look(self, live: Sequence[Job]) -> None:
-        """Ask squeue, find out what is new, and cancel what nobody wants.  Raises: unavailable."""
+        """Run squeue, find what is new, and cancel unwanted jobs.  Raises: unavailable."""
         clock = self.service.clock
         self.looked_at = clock.monotonic()
         try:
@@ -8061,22 +8075,25 @@ class SlurmBackend(Backend):
             if self.error:
                 self.service.log.info("Slurm answers")
             self.error = None
-            live = [job for job in live if self.submitting is None or job.current.slurm_key != self.submitting.current.slurm_key]
+            unsent = self.submitting.current.slurm_key if self.submitting else None
+            live = [job for job in live if job.current.slurm_key != unsent]
             self.seen = match_slurm_jobs(live, jobs)
             self.found = list(self.find_news(live))
             wanted = {job.current.slurm_key for job in live if not job.current.stop_cause}
-            stopped = [self.seen[job.current.slurm_key] for job in live if job.current.stop_cause and job.current.slurm_key in self.seen]
+            stopped = [self.seen[job.current.slurm_key] for job in live
+                       if job.current.stop_cause and job.current.slurm_key in self.seen]
             self.cancel([*(one for one in jobs if one.key and one.key not in wanted), *stopped])
         finally:
             self.took_s = clock.monotonic() - self.looked_at
 
     def find_news(self, live: Sequence[Job]) -> Iterator[Finding]:
-        """What is not recorded yet of each job."""
+        """What squeue says that is not recorded yet."""
         now, over_at, self.over_at = self.service.clock.monotonic(), self.over_at, {}
         for job in live:
             key, seen = job.current.slurm_key, self.seen.get(job.current.slurm_key)
             is_waiting = seen is not None and seen.state in SLURM_WAITING
-            if seen is None or seen.state in SLURM_ENDS or (is_waiting and job.status == RUNNING):      # then its node is lost
+            is_requeued = is_waiting and job.status == RUNNING      # by Slurm, as its node was lost
+            if seen is None or seen.state in SLURM_ENDS or is_requeued:
                 self.over_at[key] = over_at.get(key, now)
                 yield from self.find_end(job, seen, now - self.over_at[key])
             elif job.status == PENDING and not is_waiting:
@@ -8085,14 +8102,14 @@ class SlurmBackend(Backend):
                 yield job, {"slurm_id": seen.id}
 
     def find_start(self, job: Job, seen: SlurmJob | None) -> Started:
-        """Slurm tells whole seconds: the end of that one, so that no time limit is up too early."""
+        """The start, as the end of the second that Slurm tells, so that no time limit is reached early."""
         now = self.service.clock.now()
         started_at = now if seen is None or seen.started_at is None else min(now, seen.started_at + 1)
         return Started({"started_at": started_at, "slurm_id": seen.id if seen else job.current.slurm_id,
                         "slurm_node": (seen.nodes if seen else None) or "a node"})
 
     def find_end(self, job: Job, seen: SlurmJob | None, over_s: float) -> Iterator[Finding]:
-        """Slurm says that a job is over, or does not know it: judge by what it has left."""
+        """Judge a job that Slurm calls ended or does not know, by its files."""
         folder = self.service.layout.job_folder(job.id)
         self.hurry()
         if seen and seen.state in SLURM_WAITING:
@@ -8113,7 +8130,8 @@ class SlurmBackend(Backend):
         """Raises: unavailable."""
         now = self.service.clock.monotonic()
         self.cancelled_at = {slurm_id: at for slurm_id, at in self.cancelled_at.items() if now - at < CANCEL_AGAIN_S}
-        ids = sorted({one.id for one in unwanted if one.state not in (*SLURM_ENDS, "COMPLETING") and one.id not in self.cancelled_at})
+        ids = sorted({one.id for one in unwanted
+                      if one.state not in (*SLURM_ENDS, "COMPLETING") and one.id not in self.cancelled_at})
         if ids:
             self.cancelled_at.update(dict.fromkeys(ids, now))
             self.hurry()
@@ -8121,25 +8139,24 @@ class SlurmBackend(Backend):
             if words and not re.search("Invalid job id|already completing|already finished", words):
                 self.service.log.warning("scancel %s: %s", " ".join(ids), words)
 
-    # The loop
-
     def has(self, job: Job) -> bool:
         return job.current.slurm_key is not None
 
     def start(self, job: Job) -> None:
-        """Have it submitted."""
+        """Give the job to the thread."""
         self.live, self.submitting = (*self.live, job), job
         self.worker.wanted.set()
 
     def list_live(self) -> tuple[Job, ...]:
         results = self.service.runners.results
         return self.service.store.read(lambda state: tuple(
-            job for job in (*state.submitted.values(), *state.running.values()) if job.current.slurm_key and job.id not in results))
+            job for job in (*state.submitted.values(), *state.running.values())
+            if job.current.slurm_key and job.id not in results))
 
     def poll(self, runner_events: Sequence[RunnerEvent]) -> Iterator[Finding]:
-        """What the thread has found; it is shown what is recorded by then."""
+        """Return what the thread has found, then let it go on."""
         if {job.id for job in self.live}.intersection(runner_event.job_id for runner_event in runner_events):
-            self.hurry()                                    # Slurm knows more
+            self.hurry()                                    # squeue will show the change
         found = self.found
         for job, news in found:
             yield job, news
@@ -8147,9 +8164,10 @@ class SlurmBackend(Backend):
                 self.refused.succeed()                      # there is room for another
                 self.service.wake()
             elif isinstance(news, Mapping):
-                self.log.info("Submitted to Slurm as %s: job %s: %s", news["slurm_id"], job.id, format_line(job.command, 500))
+                command = format_line(job.command, 500)
+                self.log.info("Submitted to Slurm as %s: job %s: %s", news["slurm_id"], job.id, command)
         self.live = self.list_live()
-        if found and not self.store.last_error:             # else they are recorded when there is room again
+        if found and not self.store.last_error:             # after a disk error, poll() returns them again
             self.found = ()
             self.worker.wanted.set()
 
@@ -8158,20 +8176,20 @@ class SlurmBackend(Backend):
             self.hurry()
 
     def hurry(self) -> None:
-        """Ask often for a while."""
+        """Run squeue often for a while."""
         self.hasty_until = self.service.clock.monotonic() + HURRY_S
         self.worker.wanted.set()
 
-    # What is told
-
     def find_trouble(self) -> str | None:
-        """Why no job can be submitted now."""
+        """Why no job can be submitted now; None: one can."""
         refused = self.refused
         error = self.error or (refused.why if self.submitting else refused.find_why(self.service.clock.monotonic()))
-        return error.message if error else "the job before it is being submitted to Slurm" if self.submitting else None
+        if error:
+            return error.message
+        return "the job before it is being submitted to Slurm" if self.submitting else None
 
     def find_error(self) -> NexusError | None:
-        """What somebody must do something about."""
+        """The error that needs somebody's attention."""
         why: NexusError | None = self.refused.why
         return self.error or (why if why and why.kind != "conflict" else None)
 
@@ -8180,39 +8198,41 @@ class SlurmBackend(Backend):
         return describe_submitted(job, self.seen.get(job.current.slurm_key), error.message if error else None)
 
     def list_estimates(self) -> dict[str, float]:
-        """{waiting job: when Slurm thinks that it will start}"""
-        latest, found = self.service.clock.now() + FAR_S, [(job.id, self.seen.get(job.current.slurm_key)) for job in self.live]
+        """{job id: when Slurm expects it to start}"""
+        latest = self.service.clock.now() + FAR_S
+        found = [(job.id, self.seen.get(job.current.slurm_key)) for job in self.live]
         return {job_id: seen.started_at for job_id, seen in found
                 if seen and seen.state in SLURM_WAITING and seen.started_at and seen.started_at < latest}
 
     def describe(self) -> dict[str, Any]:
-        """Of GET /status: what Slurm has."""
+        """The `slurm` of GET /status."""
         running = sum(job.status == RUNNING for job in self.live)
         error = self.find_error()
-        return {"cluster": self.name or None, "trouble": error.message if error else None, "handed_jobs": len(self.live) - running,
-                "running_jobs": running, "max_submitted": self.service.config.slurm.max_submitted}
+        return {"cluster": self.name or None, "trouble": error.message if error else None,
+                "handed_jobs": len(self.live) - running, "running_jobs": running,
+                "max_submitted": self.service.config.slurm.max_submitted}
 
 
-FAR_S = 30 * 86400.0            # a start that Slurm thinks is further away is none: jobs without a time limit count as a year
-FAST_POLL_S = 0.2                   # between two calls of squeue when something is about to change
-HURRY_S = 3.0                   # for so long
-SLURM_BACKOFF_FACTOR = 10                 # squeue rests for so many times as long as it ran
-CANCEL_AGAIN_S = 30.0           # a cancelled job that has not ended is cancelled again after so long
+FAR_S = 30 * 86400.0            # later estimates are ignored: Slurm takes a job without a time limit to last a year
+FAST_POLL_S = 0.2               # between two calls of squeue when something is about to change
+HURRY_S = 3.0                   # how long squeue runs so often
+SLURM_BACKOFF_FACTOR = 10       # squeue pauses for this many times its run time
+CANCEL_AGAIN_S = 30.0           # a cancelled job that goes on is cancelled again after this
 RUNNER_KILLED = Requeue("its runner was killed before it began")
 
 
 class Local(Backend):
-    """This machine: jobs in sessions of screen's, or directly."""
+    """This machine: jobs run in screen sessions, or directly."""
     doing = "hearing runners"
 
     def __init__(self, service: Service) -> None:
         super().__init__(service)
-        self.launched_at: dict[str, float] = {}             # monotonic; started, no word yet
-        self.began: dict[str, int] = {}                     # of running jobs: when job.sh began with it, in clock ticks since boot
+        self.launched_at: dict[str, float] = {}             # {job id: monotonic}, until its runner's first event
+        self.began: dict[str, int] = {}                     # {running job: its command's start, clock ticks since boot}
         self.terminations: dict[str, Termination] = {}
         self.last_watch_at = float("-inf")
         self.waiting = WaitingRunners(self.machine, self.layout, service.launcher.jobs_lock)
-        self.prepared: dict[str, tuple[str, list[str]]] = {}            # of jobs that are about to start: write_script()
+        self.prepared: dict[str, tuple[str, list[str]]] = {}            # {job id: what write_script() returned}
 
     def has(self, job: Job) -> bool:
         return not job.current.node and job.current.slurm_key is None
@@ -8228,13 +8248,14 @@ class Local(Backend):
             if leases and not hold:
                 try:
                     leases.take(job.id, job.current.gpu_uuids, runner)
-                except NexusError as error:             # no fault of the job's
+                except NexusError as error:             # not the job's fault
                     hold = error.message
                     if error.kind != "conflict":
                         self.service.gpu_watch.lease_rest.fail(now, error)
-            if hold:                                    # since it was planned
+            if hold:                                    # since plan()
                 return Requeue(hold)
-            self.prepared[job.id] = launcher.write_script(job, submitted, leases.paths(job.id) if leases and not runner else None)
+            lease = leases.paths(job.id) if leases and not runner else None
+            self.prepared[job.id] = launcher.write_script(job, submitted, lease)
             if runner:
                 self.waiting.give(runner, job, self.prepared[job.id][0])
         except BrokenPipeError:
@@ -8246,11 +8267,11 @@ class Local(Backend):
 
     def withdraw(self, job: Job) -> None:
         self.prepared.pop(job.id, None)
-        self.waiting.let_go(job.id)                     # its pipe ends before it was told to go on
+        self.waiting.let_go(job.id)                     # the runner's pipe ends, so it does not start the job
         for name in ("job.sh", f"attempt-{job.attempt}"):
             with contextlib.suppress(OSError):
                 os.unlink(os.path.join(self.layout.job_folder(job.id), name))
-        with contextlib.suppress(OSError):              # what earlier attempts have left stays
+        with contextlib.suppress(OSError):              # files of earlier attempts stay
             os.rmdir(self.layout.job_folder(job.id))
         self.machine.forget(job.id)
 
@@ -8258,7 +8279,7 @@ class Local(Backend):
         now, launcher, (script, notes) = self.clock.monotonic(), self.service.launcher, self.prepared.pop(job.id)
         facts: dict[str, Any] = {"notes": tuple(notes)} if notes else {}
         runner, hold = self.waiting.busy.get(job.id), launcher.start_rest.find_why(now)
-        if hold:                                        # since it was planned
+        if hold:                                        # since plan()
             self.waiting.let_go(job.id)
             return Requeue(hold)
         self.launched_at[job.id] = now
@@ -8269,7 +8290,7 @@ class Local(Backend):
                 return RUNNER_KILLED
             self.began[job.id] = self.machine.processes.find_now()
             if job.id in (self.machine.leases.held if self.machine.leases else ()):
-                self.service.gpu_watch.lease_rest.succeed()             # it has locked it
+                self.service.gpu_watch.lease_rest.succeed()             # the runner holds the lease's lock
         else:
             self.machine.launch(job, script)
         self.waiting.note_start(now)
@@ -8278,13 +8299,14 @@ class Local(Backend):
         return Started(facts) if runner else facts
 
     def poll(self, runner_events: Sequence[RunnerEvent]) -> Iterator[Finding]:
-        """What runners say; and when they say nothing, or have for long, a look at them."""
-        jobs: list[Job | None] = self.store.read(lambda state: [state.running.get(runner_event.job_id) for runner_event in runner_events])
+        """Take in runner events; check the runners' pids when there are none, and once in WATCH_INTERVAL_S."""
+        jobs: list[Job | None] = self.store.read(
+            lambda state: [state.running.get(runner_event.job_id) for runner_event in runner_events])
         for runner_event, job in zip(runner_events, jobs):
             if job and job.attempt == runner_event.attempt and self.has(job):
                 yield job, self.parse(job, runner_event)
         now = self.clock.monotonic()
-        if not runner_events or now - self.last_watch_at >= WATCH_INTERVAL_S:         # what was just said comes first
+        if not runner_events or now - self.last_watch_at >= WATCH_INTERVAL_S:
             gone = self.machine.reap()
             self.waiting.keep(now)
             if gone or now - self.last_watch_at >= WATCH_INTERVAL_S:
@@ -8292,10 +8314,9 @@ class Local(Backend):
                 yield from self.watch(gone)
 
     def parse(self, job: Job, runner_event: RunnerEvent) -> News:
-        """What a runner's word means."""
         if runner_event.verb == "start":
             pid, started, self.began[job.id] = map(int, runner_event.words)
-            if self.machine.leases and job.current.gpu_uuids:       # it comes after its claim, and when it has the lease
+            if self.machine.leases and job.current.gpu_uuids:       # the runner has the lease by now
                 self.machine.leases.close_own(job.id)
                 self.service.gpu_watch.lease_rest.succeed()
             return Started({"pid": pid, "pid_started": started})
@@ -8306,7 +8327,7 @@ class Local(Backend):
         return Result(None, None, 0.0, "launch" if runner_event.verb == "fail" else "bounce", why)
 
     def watch(self, gone: Container[str]) -> list[Finding]:
-        """Look at the runners themselves: the second way to learn that one started or ended."""
+        """Check the runners' pids: the second way to learn that one has started or ended."""
         found: list[Finding] = []
 
         def look(job: Job) -> None:
@@ -8324,7 +8345,7 @@ class Local(Backend):
         folder = self.service.runners.find_folder(job)
         if job.current.boot_id != self.machine.boot_id:
             result, why = read_result(folder, job.attempt), "the machine went down while it ran"
-            # Another nexus queues its jobs again itself.
+            # A controller requeues its jobs itself.
             is_over = result or job.current.stop_cause or job.head or self.config.jobs.on_reboot == "fail"
             return (result or Result(None, None, None, "reboot", why)) if is_over else Requeue(why)
         if job.current.pid is None:
@@ -8333,28 +8354,30 @@ class Local(Backend):
                 return Started({"pid": claim[0], "pid_started": claim[1]})
             if is_child_gone or launched_at is None or self.clock.monotonic() - launched_at > LAUNCH_TIMEOUT_S:
                 try:
-                    is_mine = bool(claim) or take_claim(folder, job.attempt)    # (0, 0): a service claimed it and then was killed
+                    # A claim of (0, 0) is that of a service which was killed before it requeued the job.
+                    is_mine = bool(claim) or take_claim(folder, job.attempt)
                 except OSError as error:
                     return error
                 if is_mine:
                     return Requeue("the service ended before it began") if launched_at is None else Result(
                         None, None, 0.0, "launch", "screen or sh did not begin with it", may_pass=True)
             return None
-        if job.id not in self.began:                        # a runner that had waited is older than its job
+        if job.id not in self.began:                        # a waiting runner is older than its job
             self.began[job.id] = read_began(folder, job.attempt) or job.current.pid_started or 0
         if not self.machine.processes.is_alive(job.current.pid, job.current.pid_started):
             result, claim = read_result(folder, job.attempt), read_claim(folder, job.attempt)
             if not result and claim and claim[0] and read_began(folder, job.attempt) is None:
                 return Requeue("its runner ended before it began", {"pid": None, "pid_started": None})
-            return result or Result(None, None, None, "session-lost", "its job.sh was killed: the exit code is not known")
+            return result or Result(
+                None, None, None, "session-lost", "its job.sh was killed: the exit code is not known")
         return None
 
     def end_unwanted(self) -> None:
-        """Stop what is to be stopped, and what jobs that are over have left behind; SIGTERM, grace, SIGKILL."""
+        """End jobs with a stop_cause, and what ended jobs have left: SIGTERM, grace time, SIGKILL."""
         now, results = self.clock.monotonic(), self.service.runners.results
         wanted = [job for job in self.list_jobs() if job.current.stop_cause or job.id in results]
         due = [job for job in wanted if now >= self.terminations.setdefault(job.id, Termination(now)).next_look_at]
-        if due:                                         # of another boot nothing is left
+        if due:                                         # a job of another boot has no processes
             there = [job for job in due if job.current.boot_id == self.machine.boot_id]
             members = self.machine.find_members(there, results)
             for job in due:
@@ -8365,31 +8388,33 @@ class Local(Backend):
         if not members and job.id in self.service.runners.results:
             del self.terminations[job.id]
             return
-        age_s, grace_s, send = now - termination.began_at, self.config.jobs.kill_grace_seconds, self.machine.processes.send
+        age_s, send = now - termination.began_at, self.machine.processes.send
+        grace_s = self.config.jobs.kill_grace_seconds
         first = signal.Signals[f"SIG{job.current.stop_signal or 'TERM'}"]
         termination.next_look_at = now + min(0.5, max(TERMINATION_INTERVAL_S, age_s / 10))
         pid = job.current.pid if job.current.boot_id == self.machine.boot_id else None
         runner = self.machine.processes.find(pid) if pid else None
         if runner and runner.started != job.current.pid_started:
-            runner = None                               # another process has its pid by now
+            runner = None                               # the pid was given to another process
         if not members and runner and age_s >= grace_s + RUNNER_TIMEOUT_S:
-            members = [runner]                          # stopped, or stuck: nothing of the job is left but its job.sh
+            members = [runner]                          # only its job.sh is left, stopped or stuck
         pids = {process.pid for process in members}
         for process in members:
-            # Each is told once; what one of them runs to tidy up is left alone until the grace is over.
-            if age_s >= grace_s or not termination.told or not (process.pid in termination.told or process.parent in pids):
+            # Each gets the signal once.  Children that it starts to clean up live until the grace time is over.
+            is_known = process.pid in termination.told or process.parent in pids
+            if age_s >= grace_s or not termination.told or not is_known:
                 send(process, signal.SIGKILL if age_s >= grace_s else first)
-                send(process, signal.SIGCONT)           # a stopped one takes it only now
+                send(process, signal.SIGCONT)           # a stopped process handles its signals only then
         if runner and runner.state == "T":
             send(runner, signal.SIGCONT)
         if members:
-            self.waiting.let_go(job.id)                     # not all that has it as its parent may have been found
+            self.waiting.let_go(job.id)                 # the runner may have children that were not found
         if members and not termination.told and not job.current.stop_cause:
             self.log.info("Job %s is over; ending what it left: pid %s", job.id, format_indices(sorted(pids)))
         termination.told |= pids
 
     def name_sessions(self) -> None:
-        """Those that the service before had no time to name.  Raises: OSError, NexusError."""
+        """Name the sessions that a service which was killed had not named yet.  Raises: OSError, NexusError."""
         sessions = {} if self.machine.no_screen_reason else self.machine.screen.list_sessions()
         unnamed = {session.partition(".")[0] for session in sessions if session.endswith(WAITING_SESSION)}
         for job in self.list_jobs():
@@ -8406,41 +8431,44 @@ class Local(Backend):
 
 @value
 class JobUsage:
-    """What a running job takes, as of the latest look at the GPUs."""
+    """The resources that a running job uses, as of the last refresh."""
     samples: Mapping[str, float | None] = {}            # SAMPLES, fields of its Attempt
     rss_mib: float | None = None
     cpu_percent: float | None = None
-    cpu_read: tuple[float, float] | None = None         # seconds of CPU that its processes have used, and when (monotonic)
-    look_count: int = 0                                 # of which mean_gpu_util is the mean
+    cpu_read: tuple[float, float] | None = None         # (CPU seconds of its processes, monotonic time of the reading)
+    look_count: int = 0                                 # readings in mean_gpu_util
     grown_to_mib: float = 0.0                           # its GPU memory when that last grew
-    grown_at: float = float("inf")                      # and when
+    grown_at: float = float("inf")                      # monotonic: when it grew
 
     def add(self, processes: Sequence[Process], gpu_mem_mib: float, loads: Sequence[float], now: float) -> JobUsage:
-        """What it is after another look.  `loads`: its GPUs' utilization."""
-        rss_mib, cpu_s = (sum(process.rss_pages for process in processes) * PAGE_MIB,
-                          sum(process.cpu_ticks for process in processes) * TICK_S)
+        """The usage after another reading.  `loads`: its GPUs' utilization in percent."""
+        rss_mib = sum(process.rss_pages for process in processes) * PAGE_MIB
+        cpu_s = sum(process.cpu_ticks for process in processes) * TICK_S
         (former_s, at), count = self.cpu_read or (0.0, now), self.look_count + bool(loads)
-        samples = {name: max(fact, self.samples.get(name) or 0.0) for name, fact in (   # a process may take its CPU time with it
-            ("peak_rss_mib", rss_mib), ("cpu_seconds", cpu_s), *([("peak_gpu_mem_mib", gpu_mem_mib)] if gpu_mem_mib else []))}
+        # CPU time is a maximum too: a process that ends takes its time with it.
+        seen = {"peak_rss_mib": rss_mib, "cpu_seconds": cpu_s, "peak_gpu_mem_mib": gpu_mem_mib or None}
+        samples = {**self.samples, **{name: max(fact, self.samples.get(name) or 0.0)
+                                      for name, fact in seen.items() if fact is not None}}
         if loads:
             former = self.look_count * (self.samples.get("mean_gpu_util") or 0.0)
             samples["mean_gpu_util"] = (former + sum(loads) / len(loads)) / count
+        has_grown = gpu_mem_mib > 1.02 * self.grown_to_mib
         return JobUsage(
-            {**self.samples, **samples}, rss_mib, 100 * max(0.0, cpu_s - former_s) / (now - at) if now > at else None, (cpu_s, now), count,
-            *((gpu_mem_mib, now) if gpu_mem_mib > 1.02 * self.grown_to_mib else (self.grown_to_mib, self.grown_at)))
+            samples, rss_mib, 100 * max(0.0, cpu_s - former_s) / (now - at) if now > at else None, (cpu_s, now), count,
+            *((gpu_mem_mib, now) if has_grown else (self.grown_to_mib, self.grown_at)))
 
 
 class Runners(Part):
-    """What runs, wherever that is: what is recorded when it has started or ended."""
+    """Records what the backends report: starts, ends, requeues."""
 
     def __init__(self, service: Service) -> None:
         super().__init__(service)
-        self.results: dict[str, Result] = {}                # jobs that are over, but not yet recorded so
-        self.usage: dict[str, Usage] = {}                   # of running jobs with limits
-        self.noted_at = float("-inf")                       # monotonic
+        self.results: dict[str, Result] = {}                # {ended job: its result}, until that is recorded
+        self.usage: dict[str, Usage] = {}                   # {running job with limits: what it has used}
+        self.noted_at = float("-inf")                       # monotonic: when `usage` was made
 
     def hear_outcome(self, job: Job, news: News) -> None:
-        """Take in what became of an attempt, however that was learned.  An end is recorded by schedule(), once nothing of it is left.
+        """Record a report of an attempt.  schedule() records an end, once none of its processes is left.
 
         Raises: unavailable.
         """
@@ -8449,21 +8477,22 @@ class Runners(Part):
             news = launcher.judge(job, news)
         if isinstance(news, Result) and news.cause == "bounce":
             leases, news = self.machine.leases, Requeue(news.cause_line or "")
-            if leases and job.id in leases.held:        # it did not get its lease, and no other would while this service has it
+            if leases and job.id in leases.held:        # while this service holds the lease, no runner can lock it
                 self.service.gpu_watch.lease_rest.fail(self.clock.monotonic(), NexusError(
                     "unavailable", news.why, hint=f"does somebody remove files from {leases.folder}?"))
-        if isinstance(news, Result) and job.status == PENDING:         # somebody has cancelled it in Slurm's queue
+        if isinstance(news, Result) and job.status == PENDING:         # cancelled in Slurm's queue
             line = None if job.current.stop_cause else news.cause_line
-            self.store.update(lambda state: end_job(state, state.jobs[job.id], CANCELLED, now, cause="killed", cause_line=line))
+            self.store.update(
+                lambda state: end_job(state, state.jobs[job.id], CANCELLED, now, cause="killed", cause_line=line))
             self.log.info("Job %s cancelled: %s", job.id, line or "killed")
         elif isinstance(news, Result):
             if news.cause == "launch" and not job.current.node:
-                with contextlib.suppress(OSError):      # a late runner must find that its attempt is taken, if there is a job.sh
+                with contextlib.suppress(OSError):      # a late runner must find the attempt claimed
                     take_claim(self.find_folder(job), job.attempt)
             self.results.setdefault(job.id, news)
             if job.id in self.service.local.terminations:
                 self.service.local.terminations[job.id].next_look_at = 0.0
-        elif isinstance(news, Started) and job.status == PENDING:       # Slurm has begun it, or it has failed before
+        elif isinstance(news, Started) and job.status == PENDING:       # by Slurm; without facts: it failed before that
             begun = {"started_at": now, **news.facts}
             self.store.update(lambda state: [change_status(state.jobs[job.id], RUNNING, now, **begun)])
             if news.facts:
@@ -8478,24 +8507,26 @@ class Runners(Part):
             why, facts = news.why, {**(news.facts or {}), "log_base": measure_logs(self.find_folder(job))}
             self.store.update(lambda state: requeue(state, state.jobs[job.id], why, now, **facts))
             self.forget(job)
-            self.service.gpu_watch.annotate_gpus()                        # who has the GPU is known now
-            self.log.warning("Job %s could not start%s: %s", job.id, "" if job.current.stop_cause else " and goes back to the queue", why)
+            self.service.gpu_watch.annotate_gpus()                        # shows who holds the GPU
+            after = "" if job.current.stop_cause else " and goes back to the queue"
+            self.log.warning("Job %s could not start%s: %s", job.id, after, why)
 
     def note_usage(self) -> None:
-        """What jobs with limits have taken up to now; seldom, as the loop turns often."""
+        """Note what jobs with limits have used, once in WATCH_INTERVAL_S."""
         now, config, usage = self.clock.monotonic(), self.config.jobs, {}
         if now - self.noted_at < WATCH_INTERVAL_S:
             return
         self.noted_at = now
         for job in [job for job in self.service.running_jobs() if not job.current.node]:
             limit_s, _ = find_time_limit(job, config)
-            is_slurms = job.current.slurm_key and (limit_s or 0) % 60 == 0      # whole minutes are Slurm's to count
+            is_slurms = job.current.slurm_key and (limit_s or 0) % 60 == 0      # Slurm enforces whole minutes
             if (config.max_memory_gb or limit_s is not None) and not is_slurms:
-                usage[job.id] = Usage(self.find_runtime_s(job, self.clock.now()), self.service.gpu_watch.find_memory_mib(job))
+                memory_mib = self.service.gpu_watch.find_memory_mib(job)
+                usage[job.id] = Usage(self.find_runtime_s(job, self.clock.now()), memory_mib)
         self.usage = usage
 
     def end_attempt(self, state: State, job: Job, result: Result, evidence: Evidence, now: float) -> Changes:
-        """The changes that a running job's end makes: to itself, to those after it, to its group."""
+        """The changes at a running job's end: of the job, of its dependents, of its group."""
         runtime_s = self.find_runtime_s(job, now) if result.runtime_seconds is None else result.runtime_seconds
         status, facts = judge(job, result, evidence, runtime_s, self.config.jobs, now)
         if status == PENDING:
@@ -8505,15 +8536,17 @@ class Runners(Part):
         if job.group:
             group = state.groups.get(job.group) or Group(job.group)
             is_soon = runtime_s <= self.config.gpu.guard_seconds and facts["cause"] not in ("timeout", "reboot")
-            said = " / ".join(find_last_lines(evidence.stderr, 3)) or facts["cause_line"] or f"{facts['cause']} {facts['exit_code']}"
+            said = " / ".join(find_last_lines(evidence.stderr, 3)) or facts["cause_line"]
+            said = said or f"{facts['cause']} {facts['exit_code']}"
             counted = count_group_end(group, status, facts["cause"], is_soon, said, job.group in state.members)
             if counted != group:
                 yield Put("groups", job.group, counted)
 
     def gather_evidence(self, job: Job, result: Result) -> Evidence:
-        """What a failed attempt left; and what its processes took."""
+        """What tells why an attempt failed, and what its processes used."""
         folder, trouble = self.find_folder(job), None
-        text, _ = read_tail(os.path.join(folder, "stderr.log"), job.log_base[1], TAIL_BYTES if result.exit_code else 0)
+        most = TAIL_BYTES if result.exit_code else 0
+        text, _ = read_tail(os.path.join(folder, "stderr.log"), job.log_base[1], most)
         if result.exit_code and not job.current.node:
             try:
                 if os.statvfs(folder).f_bavail == 0:
@@ -8523,48 +8556,50 @@ class Runners(Part):
         return Evidence(text, measure_logs(folder), trouble, self.service.gpu_watch.find_usage(job.id).samples)
 
     def keep_samples(self) -> None:
-        """Before a restart: what running jobs took up to now.  Raises: unavailable."""
+        """Record the usage of running jobs before a restart.  Raises: unavailable."""
         def keep(state: State) -> Changes:
             for job in [job for job in state.running.values() if not job.current.node]:
                 yield change_job(job, **self.service.gpu_watch.find_usage(job.id).samples)
         self.store.update(keep)
 
     def find_runtime_s(self, job: Job, now: float) -> float:
-        """For how long a job has run; by the wall clock, which may have been set, only where nothing else is known."""
+        """Seconds that a job has run.  The wall clock, which may have been set, is the last resort."""
         began = self.service.local.began.get(job.id, job.current.pid_started)
         if began is not None and job.current.boot_id == self.machine.boot_id:
             return max(0.0, self.machine.processes.find_age_s(began))
         return max(0.0, find_age(job, now))
 
     def find_folder(self, job: Job) -> str:
-        """Where a job's logs are, or would be."""
+        """The folder of a job's logs, whether it exists yet or not."""
         return job.log_dir or self.layout.job_folder(job.id)
 
     def forget(self, job: Job) -> None:
-        """Let go of what was kept for a running job."""
+        """Drop what was kept for a running job."""
         for kept in (self.results, self.usage, self.service.gpu_watch.usage):
             kept.pop(job.id, None)
         self.service.find_backend(job).forget(job)
 
     def report_end(self, before: Job, job: Job) -> None:
-        """`before`: as it ran."""
-        ran, done, indices = before.current, job.attempts[-1], before.current.gpu_indices
-        is_soon = done.cause in ("exit", "signal", "cuda-oom") and (done.runtime_seconds or 0) <= self.config.gpu.guard_seconds
-        if before.head is None:                         # another nexus looks after its jobs' GPUs itself
+        """Log and publish an end.  `before`: the job as it ran."""
+        ran, done = before.current, job.attempts[-1]
+        has_run_briefly = (done.runtime_seconds or 0) <= self.config.gpu.guard_seconds
+        is_soon = done.cause in ("exit", "signal", "cuda-oom") and has_run_briefly
+        if before.head is None:                         # a controller watches its jobs' GPUs itself
             self.service.gpu_watch.ended.append(Ended(
                 ran.gpu_uuids, job.code or job.command, job.status == COMPLETED, is_soon, ran.started_at or 0.0))
-        place = format_place(indices, ran.node)
+        place = format_place(ran.gpu_indices, ran.node)
         if job.status == COMPLETED:
             self.service.tell(before, "Job %s completed successfully%s", job.id, place)
             return
         code = f", exit code {done.exit_code}" if done.exit_code is not None else ""
         line = f" ({format_line(done.cause_line, 300)})" if done.cause_line else ""
         again = f"; {describe_next_attempt(job, self.clock.now())}" if job.status == PENDING else ""
-        self.service.tell(before, "Job %s %s%s: %s", job.id, "failed" if again else job.status, place, f"{done.cause}{code}{line}{again}")
+        how = f"{done.cause}{code}{line}{again}"
+        self.service.tell(before, "Job %s %s%s: %s", job.id, "failed" if again else job.status, place, how)
 
     def adopt(self) -> None:
-        """After a start of the service: learn what became of the jobs that are recorded as running."""
-        self.service.history.take_paused_gpus()          # it may have been edited meanwhile
+        """After a start of the service: find out what became of the jobs that are recorded as running."""
+        self.service.history.take_paused_gpus()         # another program may have edited the file
         for job in [job for job in self.service.running_jobs() if not job.current.node]:
             self.service.gpu_watch.usage[job.id] = JobUsage({name: getattr(job.current, name) for name in SAMPLES})
         self.service.take_in(self.service.local, ())
@@ -8575,27 +8610,29 @@ class Runners(Part):
 
 
 class Launcher(Part):
-    """Has jobs started, by whichever backend is to run them."""
+    """Starts jobs through their backends, and writes their folders and scripts."""
 
     def __init__(self, service: Service) -> None:
         super().__init__(service)
-        self.start_rest = Backoff(*HOLD_S)                  # during which nothing is started
-        self.prepared: dict[str, News | Exception | None] = {}      # what came of that: with None they are started
+        self.start_rest = Backoff(*HOLD_S)                  # nothing is started during it
+        self.prepared: dict[str, News | Exception | None] = {}      # {job id: what prepare() returned or raised}
         self.jobs_lock = self.layout.jobs_lock_file if has_locks(self.store.machine_id) else ""
 
     def intend(self, job: Job, start: Start, now: float) -> Put:
         where: dict[str, Any] = {"nonce": self.clock.new_token()[:16]}
-        folders = {"log_dir": self.layout.job_folder(job.id), "cwd": self.layout.work_folder(job.id) if job.code else job.cwd}
-        if self.service.is_slurm:                               # it is pending until Slurm starts it
+        cwd = self.layout.work_folder(job.id) if job.code else job.cwd
+        folders = {"log_dir": self.layout.job_folder(job.id), "cwd": cwd}
+        if self.service.is_slurm:                           # it is pending until Slurm starts it
             return change_job(begin_attempt(job, slurm_key=self.clock.new_token()[-12:], **where), **folders)
         where["boot_id"] = self.machine.boot_id
         if start.node:
-            where = {"node": start.node, "remote_id": (job.attempts[-1].remote_id if job.attempts else None) or job.id}
+            former_id = job.attempts[-1].remote_id if job.attempts else None
+            where = {"node": start.node, "remote_id": former_id or job.id}
         begun = begin_attempt(job, gpu_indices=start.gpu_indices, gpu_uuids=start.gpu_uuids, started_at=now, **where)
         return change_status(begun, RUNNING, now, **folders)
 
     def prepare(self, starts: Iterable[tuple[Job, Mapping[str, str] | None]]) -> None:
-        """Do what they need that can be undone.  `starts`: jobs, and their environments."""
+        """Prepare jobs, in ways that can be undone.  `starts`: (job, its environment)."""
         for job, submitted in starts:
             try:
                 self.prepared[job.id] = self.service.find_backend(job).prepare(job, submitted)
@@ -8603,7 +8640,7 @@ class Launcher(Part):
                 self.prepared[job.id] = error
 
     def start(self, job: Job) -> None:
-        """Have a job begin whose start is recorded.  After a crash before its claim, the next service puts it back."""
+        """Start a job whose intent is on disk.  After a crash before its claim, the next service requeues it."""
         try:
             news = self.prepared.pop(job.id)
             if isinstance(news, Exception):
@@ -8619,7 +8656,7 @@ class Launcher(Part):
             self.service.runners.hear_outcome(job, news)
 
     def tell_start(self, job: Job) -> None:
-        """It was launched; that it runs is said by its job.sh."""
+        """Count, log and publish a start."""
         self.service.counters.note_start(job)
         ran = job.current
         place = format_place(ran.gpu_indices, ran.slurm_node or ran.node) or " on the CPU"
@@ -8627,9 +8664,9 @@ class Launcher(Part):
         self.service.tell(job, "Started job %s%s%s: %s", job.id, slurm, place, format_line(job.command, 500))
 
     def judge(self, job: Job, error: NexusError | OSError) -> Requeue | Result:
-        """What becomes of a job that could not be started."""
+        """Requeue or end a job that could not be started."""
         news, is_lasting = judge_fault(error, self.service.runners.find_folder(job))
-        if is_lasting:              # the machine cannot start anything just now: not each job of the queue shall find that out
+        if is_lasting:              # the machine can start nothing now: do not try each job of the queue
             why = news.why if isinstance(news, Requeue) else news.cause_line
             self.start_rest.fail(self.clock.monotonic(), f"{why}; it is tried again")
             self.log.error("Nothing is started for %.0f s: %s", self.start_rest.rest_s, why)
@@ -8638,46 +8675,49 @@ class Launcher(Part):
     def make_job_folder(self, job: Job) -> str:
         """Make a job's log folder.  Raises: OSError."""
         folder = self.layout.job_folder(job.id)
-        if os.path.lexists(folder) and (job.attempt == 1 or not is_own_folder(folder)):     # of a job long gone
+        if os.path.lexists(folder) and (job.attempt == 1 or not is_own_folder(folder)):     # of a forgotten job
             aside = f"{folder}.old-{self.clock.new_token()[:8]}"
             os.rename(folder, aside)
             self.log.info("Job %s: what was in %s is kept as %s", job.id, folder, aside)
         os.makedirs(folder, mode=0o700, exist_ok=True)
         return folder
 
-    def write_script(self, job: Job, submitted: Mapping[str, str] | None, lease: tuple[str, str] | None) -> tuple[str, list[str]]:
-        """Make a job's log folder and its job.sh.  Raises: OSError; forbidden."""
+    def write_script(self, job: Job, submitted: Mapping[str, str] | None,
+                     lease: tuple[str, str] | None) -> tuple[str, list[str]]:
+        """Write job.sh; return (its path, notes on limits that could not be set).  Raises: OSError; forbidden."""
         script = os.path.join(self.make_job_folder(job), "job.sh")
-        if job.code:                                    # as it was sent, whatever an earlier attempt made of it
+        if job.code:                                    # an earlier attempt may have changed the file
             os.makedirs(job.cwd, mode=0o700, exist_ok=True)
             code = read_bytes(self.layout.code_file(job.code)).decode("utf-8", "surrogateescape")
             write_atomic(os.path.join(job.cwd, "main.py"), [code], is_synced=False)
         if submitted is None:
-            raise FileNotFoundError(2, "its environment was lost with a damaged state file; add the job again", "its environment")
+            raise FileNotFoundError(
+                2, "its environment was lost with a damaged state file; add the job again", "its environment")
         job, submitted = self.service.scripts.restrain(job, submitted)
         options, notes = choose_limits(job) if job.current.slurm_key is None else ([], [])
         gpus = self.service.gpu_watch.observation.gpus
         command = fill_cuda_option(job.command, list_cuda_numbers(job, gpus)) if job.cuda_arg else job.command
         job = replace(job, command=command, umask=self.service.umask if job.umask is None else job.umask)
         argv = self.service.scripts.find_argv(job, submitted.get("PATH") or os.defpath)
-        text = build_script(job, build_environment(job, submitted, gpus), self.layout, lease, options, argv, self.jobs_lock)
+        environ = build_environment(job, submitted, gpus)
+        text = build_script(job, environ, self.layout, lease, options, argv, self.jobs_lock)
         write_atomic(script, [text], 0o700, is_synced=False)
         return script, notes
 
 
 class NodePool(Backend):
-    """The other machines: for each that State knows there is a Node, in the order in which they came."""
+    """The other machines: one Node for each in State, in the order in which they were added."""
 
     doing = "hearing nodes"
 
     def __init__(self, service: Service) -> None:
         import threading
         super().__init__(service)
-        self.nodes: Mapping[str, Node] = {}                 # exchanged as a whole: others iterate over it meanwhile
-        self.lock = threading.RLock()                       # of who looks at them first and then changes them
+        self.nodes: Mapping[str, Node] = {}                 # replaced as a whole: other threads iterate over it
+        self.lock = threading.RLock()                       # held by those who check a node and then change it
 
     def set_node(self, name: str, known: KnownNode | None) -> None:
-        """Record a node, in its place (/api tells them by their number), and have a Node for it; None: forget it.
+        """Record a node at its position, which is its number in /api, and keep a Node for it; None: forget it.
 
         Raises: unavailable.
         """
@@ -8693,36 +8733,42 @@ class NodePool(Backend):
             self.nodes = {key: one for key, one in {**self.nodes, name: node}.items() if one}
 
     def begin_nodes(self) -> None:
-        """Those of config.toml, and those added; and where jobs run, also those that config.toml has lost, or has elsewhere now."""
+        """Connect to the nodes of config.toml and the added ones.  A node with running jobs stays when it is removed
+        from config.toml, or has another address there, until they have ended.
+        """
         busy = {job.current.node for job in self.service.running_jobs() if job.current.node}
         configured = {node.name: node for node in self.config.nodes}
         kept: dict[str, KnownNode] = self.store.read(lambda state: dict(state.nodes))
         for name, known in kept.items():
             if name in configured and name in busy and is_elsewhere_now(known.config, configured[name]):
-                self.log.error("Node %s is %s in config.toml, and jobs run on %s: that is left first; then nexus restart", name,
-                               configured.pop(name).destination, known.config.destination)
+                self.log.error("Node %s is %s in config.toml, but jobs run on %s: when they have ended, nexus restart",
+                               name, configured.pop(name).destination, known.config.destination)
         for name, config in configured.items():
             self.set_node(name, KnownNode(config, was_configured=True))
         for name, known in kept.items():
-            if name not in configured:                      # was_configured: it was taken out there
+            if name not in configured:                      # was_configured: it has been removed from config.toml
                 is_gone = known.was_configured and name not in busy
-                self.set_node(name, None if is_gone else replace(known, is_leaving=known.is_leaving or known.was_configured))
+                kept_node = replace(known, is_leaving=known.is_leaving or known.was_configured)
+                self.set_node(name, None if is_gone else kept_node)
 
     def add_node(self, config: NodeConfig, who: str) -> None:
-        """Give jobs to another machine too; one that is there already is reached anew.  Raises: conflict, unavailable."""
+        """Add a node, or reconnect to a known one.  Raises: conflict, unavailable."""
         if self.service.is_slurm:
-            raise NexusError("conflict", "Slurm has the machines here (launcher = \"slurm\")", hint="[jobs] launcher: nexus config edit")
+            raise NexusError("conflict", 'jobs run under Slurm here (launcher = "slurm"), which chooses their machines',
+                             hint="[jobs] launcher: nexus config edit")
         if config.name == self.service.node:
-            raise NexusError("conflict", f"{config.name} is this machine's name", hint="name it otherwise: --name n1")
+            raise NexusError("conflict", f"{config.name} is this machine's name", hint="choose another: --name n1")
         with self.lock:
-            former, is_configured = self.nodes.get(config.name), any(node.name == config.name for node in self.config.nodes)
+            former = self.nodes.get(config.name)
+            is_configured = any(node.name == config.name for node in self.config.nodes)
             if former and is_configured and former.config != config:
-                raise NexusError("conflict", f"{config.name} stands in config.toml, otherwise",
+                raise NexusError("conflict", f"{config.name} has another address in config.toml",
                                  hint="nexus config edit, then nexus restart")
             if former and is_elsewhere_now(former.config, config) and any(
                     job.current.node == config.name for job in self.service.running_jobs()):
-                raise NexusError("conflict", f"{config.name} is another machine, {former.config.destination}, and jobs run there",
-                                 hint="name it otherwise: --name n1")
+                raise NexusError("conflict",
+                                 f"{config.name} is another machine, {former.config.destination}, where jobs run",
+                                 hint="choose another name: --name n1")
             self.set_node(config.name, KnownNode(config, was_configured=is_configured))
             node = self.nodes[config.name]
             node.given_up_by = ""
@@ -8731,14 +8777,14 @@ class NodePool(Backend):
         self.service.wake()
 
     def remove_node(self, name: str, is_forced: bool, who: str) -> None:
-        """Give a node no more jobs, and forget it when its last one is over.  `is_forced`: now, and its jobs are given up.
+        """Give a node no more jobs; forget it when its last one has ended.  `is_forced`: now; its jobs are given up.
 
         Raises: not_found, conflict.
         """
         with self.lock:
             node = self.find_node(name)
             if any(other.name == name for other in self.config.nodes):
-                raise NexusError("conflict", f"{name} stands in config.toml", hint="take it out there, then nexus restart")
+                raise NexusError("conflict", f"{name} is in config.toml", hint="remove it there, then nexus restart")
             self.set_node(name, KnownNode(node.config, is_leaving=True))
             node.given_up_by = who if is_forced else ""
             node.hurry()
@@ -8749,57 +8795,60 @@ class NodePool(Backend):
         """Raises: not_found."""
         nodes = self.nodes
         if name not in nodes:
-            raise NexusError("not_found", f"there is no node '{format_line(name, 60)}'", hint=suggest(name, nodes) or "nexus node list")
+            raise NexusError("not_found", f"there is no node '{format_line(name, 60)}'",
+                             hint=suggest(name, nodes) or "nexus node list")
         return nodes[name]
 
     def view_nodes(self) -> list[NodeView]:
-        """The other machines as plan() sees them."""
+        """The nodes for plan()."""
         now = self.clock.monotonic()
         return [NodeView(node.name, node.cpu_slots, node.find_closed(now)) for node in self.nodes.values()]
 
     def list_nodes(self) -> list[dict[str, Any]]:
         """GET /nodes: this machine, then the others."""
-        jobs = [job.current.node for job in self.service.running_jobs()]
+        jobs, watch = [job.current.node for job in self.service.running_jobs()], self.service.gpu_watch
 
-        def describe(name: str, gpus: Sequence[Gpu], config: NodeConfig | None, probe: Probe | None, **facts: Any) -> dict[str, Any]:
-            address = {key: getattr(config, key, None) or None for key in ("host", "user", "port", "jump", "identity_file")}
-            return {"name": name or self.service.node, "gpus": len(gpus), "gpu_names": sorted({gpu.name for gpu in gpus}),
-                    "running_jobs": jobs.count(name), **address, **{key: getattr(probe, key, None) for key in ("python", "path", "home")},
-                    **facts}
+        def describe(name: str, gpus: Sequence[Gpu], node: Node | None, **facts: Any) -> dict[str, Any]:
+            config, probe = (node.config, node.probe) if node else (None, None)
+            keys = ("host", "user", "port", "jump", "identity_file")
+            address = {key: getattr(config, key, None) or None for key in keys}
+            return {"name": name or self.service.node, "gpus": len(gpus),
+                    "gpu_names": sorted({gpu.name for gpu in gpus}), "running_jobs": jobs.count(name), **address,
+                    **{key: getattr(probe, key, None) for key in ("python", "path", "home")}, **facts}
 
         def describe_other(node: Node) -> dict[str, Any]:
             trouble = node.trouble
-            return describe(node.name, node.gpus, node.config, node.probe, is_reachable=trouble is None, is_leaving=node.is_leaving,
-                            trouble=trouble.message if trouble else node.hold or None, hint=trouble.hint if trouble else None,
-                            unknown_since=node.since if trouble else None, control=node.ssh.control)
+            return describe(
+                node.name, node.gpus, node, is_reachable=trouble is None, is_leaving=node.is_leaving,
+                trouble=trouble.message if trouble else node.hold or None, hint=trouble.hint if trouble else None,
+                unknown_since=node.since if trouble else None, control=node.ssh.control)
 
-        return [describe("", self.service.gpu_watch.gpus, None, None, user=self.service.user, is_reachable=True, is_leaving=False,
-                         trouble=self.service.gpu_watch.observation.trouble, hint=None, unknown_since=None, control=None),
+        return [describe("", watch.gpus, None, user=self.service.user, is_reachable=True, is_leaving=False,
+                         trouble=watch.observation.trouble, hint=None, unknown_since=None, control=None),
                 *map(describe_other, self.nodes.values())]
 
     def has(self, job: Job) -> bool:
         return bool(job.current.node)
 
     def start(self, job: Job) -> None:
-        """Have it sent to its node."""
+        """Let the node's thread send the job."""
         interpreter, words = self.service.scripts.find_script(job)
         if words:
             check_script(interpreter, words[0])
         self.service.launcher.make_job_folder(job)
         node = self.nodes.get(job.current.node)
         is_sent = node is not None and node.trouble is None
-        if not is_sent:                                 # since it was planned; nobody has sent it
+        if not is_sent:                                 # it was lost since plan()
             why = f"{node.name} cannot be reached" if node else f"there is no node {job.current.node} any more"
-            with contextlib.suppress(NexusError):       # the disk is full: then it goes there when that can be reached
+            with contextlib.suppress(NexusError):       # disk full: the job is sent when the node is back
                 self.service.runners.hear_outcome(job, Requeue(why))
         if node:
-            node.heard[find_order_key(job)] = None      # not before: an attempt that goes back must not be sent meanwhile
+            node.heard[find_order_key(job)] = None      # last: the thread must not send an attempt that is requeued
         if node and is_sent:
             self.service.launcher.tell_start(job)
             node.hurry()
 
     def poll(self, runner_events: Sequence[RunnerEvent]) -> list[Finding]:
-        """What nodes have told."""
         found: list[Finding] = []
         for node in self.nodes.values():
             self.service.run_guarded(f"hearing node {node.name}", self.poll_node, node, found)
@@ -8819,20 +8868,21 @@ class NodePool(Backend):
                 found.append((job, news))
 
     def end_unwanted(self) -> None:
-        """Tell nodes what has changed, and forget those that are leaving when nothing is left there."""
+        """Tell nodes which jobs must end; forget a leaving node when nothing runs there."""
         for node in list(self.nodes.values()):
             if node.has_more():
                 node.hurry()
             is_told = node.trouble is not None or node.is_told
-            if node.is_leaving and is_told and not any(job.current.node == node.name for job in self.service.running_jobs()):
+            if node.is_leaving and is_told and not any(
+                    job.current.node == node.name for job in self.service.running_jobs()):
                 with self.lock:
-                    if node.is_leaving and self.nodes.get(node.name) is node:   # nobody has added it again meanwhile
+                    if node.is_leaving and self.nodes.get(node.name) is node:   # it was not added again
                         self.set_node(node.name, None)
                         self.log.info("Node %s is removed", node.name)
                         self.store.events.publish([("gpus", None)])
 
     def find_news(self, node: Node, job: Job) -> Started | Requeue | Result | None:
-        """What has become of a job there; also what nobody tells: its node is silent for too long, or knows nothing of it."""
+        """What is new of a job there; also when its node is silent for too long, or does not know the job."""
         trouble, limit_s = node.trouble, self.config.service.node_lost_after_seconds
         silence_s = self.clock.monotonic() - node.silent_at
         if node.given_up_by:
@@ -8845,19 +8895,20 @@ class NodePool(Backend):
             return self.judge_refusal(node, job, heard)
         if heard is None:
             is_lost = node.number is not None and job.current.pid is not None
-            return Result(None, None, None, "session-lost", f"{node.name} knows nothing of it any more") if is_lost else None
+            why = f"{node.name} does not know this job any more"
+            return Result(None, None, None, "session-lost", why) if is_lost else None
         told = heard.attempt
         self.service.gpu_watch.usage[job.id] = JobUsage({name: getattr(told, name) for name in SAMPLES})
         if heard.status == RUNNING and told.pid is not None and job.current.pid is None:
-            # Once: a node that changes its mind does not fill the journal.
+            # Only once: a faulty node could fill the journal.
             began_at = job.current.started_at if told.started_at is None else told.started_at - node.clock_offset_s
             return Started({"pid": told.pid, "session": told.session, "notes": told.notes, "started_at": began_at})
         has_all = all(have >= size for have, size in zip(measure_output(job), heard.log_sizes))
         return self.judge_end(node, job, heard) if has_all and heard.status in FINAL else None
 
     def judge_refusal(self, node: Node, job: Job, refusal: NexusError) -> Requeue | Result | None:
-        """A node did not take a job: it never can, or not now."""
-        if refusal.kind == "conflict":                      # it has another job of that id: this one is sent again, in a moment
+        """Judge a node's refusal of a job: it never takes it, or not now."""
+        if refusal.kind == "conflict":                      # the id is taken there: send the job with another one
             def rename(state: State) -> Changes:
                 yield change_job(state.jobs[job.id], remote_id=self.clock.new_job_id(state.jobs, 4))
                 return state.jobs[job.id]
@@ -8870,45 +8921,46 @@ class NodePool(Backend):
             return Requeue(why)
         elsewhere = replace(job, excluded_nodes=(*job.excluded_nodes, (node.name, said)))
         gpus = self.store.read(self.service.gpu_watch.see_gpus)
-        is_possible = any(may_run_on(elsewhere, name) and sum(gpu.node == name for gpu in gpus) >= len(list_shares(job))
-                          for name in ("", *self.nodes))
-        return Requeue(why, {"excluded_nodes": elsewhere.excluded_nodes}) if is_possible else Result(None, None, 0.0, "launch", why)
+        if any(may_run_on(elsewhere, name) and sum(gpu.node == name for gpu in gpus) >= len(list_shares(job))
+               for name in ("", *self.nodes)):
+            return Requeue(why, {"excluded_nodes": elsewhere.excluded_nodes})
+        return Result(None, None, 0.0, "launch", why)
 
     def judge_end(self, node: Node, job: Job, told: Remote) -> Requeue | Result | None:
-        """What the end of a job there comes to.  There it is not tried again."""
+        """Judge a job's end there.  The node itself never retries it."""
         attempt, line = told.attempt, told.attempt.cause_line
         if attempt.cause == "bounce":
             node.refused.fail(self.clock.monotonic(), line)
             return Requeue(f"{node.name}: {line}")
         if attempt.cause == "reboot" and not job.current.stop_cause and self.config.jobs.on_reboot == "requeue":
             return Requeue(f"{node.name} went down while it ran")
-        if attempt.cause == "launch" and not attempt.may_pass:      # another may have what is missing there
+        if attempt.cause == "launch" and not attempt.may_pass:      # another node may have what is missing there
             return self.judge_refusal(node, job, NexusError("not_found", line or "it could not be started"))
         finished_at = None if attempt.finished_at is None else attempt.finished_at - node.clock_offset_s
         cause = None if told.status == COMPLETED else attempt.cause
         return Result(attempt.exit_code, finished_at, attempt.runtime_seconds, cause, line, may_pass=attempt.may_pass)
 
     def number_nodes(self) -> dict[str | None, int]:
-        """{machine: its number for /api}; this one is 0."""
+        """{machine: its number in /api}; this one is 0."""
         return {name: number for number, name in enumerate((self.service.node, *self.nodes))}
 
 
 def is_withdrawn(job: Job, folder: str) -> bool:
-    """Whether a job that Slurm has will not run any more, whatever Slurm does: its attempt was not begun, and is claimed now."""
+    """Whether the service could claim the attempt, so that it cannot begin any more, whatever Slurm does."""
     try:
         return take_claim(folder, job.attempt) or read_claim(folder, job.attempt) == (0, 0)
     except OSError:
-        return False                        # then Slurm ends it
+        return False                        # Slurm will end it
 
 
 def describe_for_event(gpu: Gpu) -> tuple[object, ...]:
-    """What of a GPU is worth an event: not each reading of its temperature."""
+    """The parts of a GPU whose change is published; its temperature is not."""
     return (gpu.index, gpu.uuid, gpu.fault, gpu.is_paused, gpu.lease_holder, gpu.memory_used_mib,
             tuple((process.pid, process.job_id) for process in gpu.processes))
 
 
 def check_node(node: Node, now: float) -> tuple[bool, str]:
-    """Whether a node is well, and what is to be said of it.  `now`: monotonic.  One that is silent for a moment is."""
+    """(whether a node is healthy, its description).  `now`: monotonic.  A short silence is healthy."""
     silence_s, trouble = now - node.heard_at, node.trouble
     if trouble:
         return silence_s < NODE_ALARM_S, f"not heard for {format_duration(silence_s)}: {trouble.message}"
@@ -8918,7 +8970,7 @@ def check_node(node: Node, now: float) -> tuple[bool, str]:
 
 
 def is_elsewhere_now(known: NodeConfig, config: NodeConfig) -> bool:
-    """Whether the same name is another machine's."""
+    """Whether the name belongs to another machine in `config`."""
     return (known.destination, known.port) != (config.destination, config.port)
 
 
@@ -13892,7 +13944,7 @@ def cmd_node_list(call: Call) -> None:
     nodes = call.client.nodes()
     call.show(nodes, functools.partial(format_table, (
         Column("NODE", lambda node: node["name"], "bright"),
-        Column("ADDRESS", lambda node: "@".join(filter(None, (node["user"], node["host"]))) or "here"),
+        Column("ADDRESS", lambda node: "@".join(filter(None, (node["user"], node["host"]))) if node["host"] else "here"),
         Column("GPUS", lambda node: str(node["gpus"])),
         Column("MODEL", lambda node: ", ".join(node["gpu_names"])),
         Column("JOBS", lambda node: str(node["running_jobs"])),

@@ -880,7 +880,7 @@ def test_another_version_there(net):
     assert on_node(node, "restart").returncode == 0
     live.until(lambda: "another nexus" in str(info(net, node)["trouble"]), lambda: info(net, node))
     done = head.nexus("node", "list")
-    assert f"this one is {nexus.file_hash()}" in done.stdout and "nexus node add n1 brings it up to date" in done.stderr
+    assert f"this one is {nexus.file_hash()}" in done.stdout and "nexus node add n1 updates it" in done.stderr
     assert head.job(job)["unknown_since"]
     (node.home / "update").touch()
     add_node(net, node)
