@@ -1470,23 +1470,22 @@ def format_gpus(gpus: float) -> str:
     return format_known(gpus, " GPUs" if gpus > 1 else " GPU", 2) if gpus else "no GPU"
 
 
-# ==== 5. FORMATS ==== what is read from and written for other programs and the disk, as values
-# Nothing here opens anything.
+# ==== 5. FORMATS ==== what nexus reads from and writes for other programs and the disk, as values; it opens nothing
 
-# One codec for what is kept on the disk and what a node says.  A value is an object of its fields without those that have their
-# default; bytes are base64; the rest is as JSON has it.  The annotations of the values' classes say how it is read back, and what
-# is of another type is refused there, so that nobody meets it half-way through a change.
+# One codec serves the disk and nodes.  A value becomes a JSON object of the fields that differ from their defaults;
+# bytes become base64.  The annotations of the value classes say how it is decoded.  A fact of another type is refused,
+# before any change begins.
 
 
 def encode_value(item: Any) -> dict[str, Any]:
-    """{field: fact} of a value, without the fields that have their default."""
+    """{field: fact} of the fields that differ from their defaults."""
     find_default = item.DEFAULTS.get
     return {name: fact for name, fact in zip(item.__slots__, item.FACTS(item))
             if fact is not (default := find_default(name, ...)) and fact != default}
 
 
 def encode_inner(fact: Any) -> Any:
-    """What JSON itself has no form for.  Raises: TypeError."""
+    """Encode a fact that JSON has no form for.  Raises: TypeError."""
     if isinstance(fact, bytes):
         import base64
         return base64.b64encode(fact).decode("ascii")
@@ -1499,12 +1498,12 @@ encode_json = json.JSONEncoder(separators=(",", ":"), default=encode_inner).enco
 
 
 def decode(kind: str, given: Any, name: str = "it") -> Any:
-    """What encode_json() made of a fact of this kind, written as annotations are: `tuple[int, ...] | None`.  Raises: TypeError."""
+    """Decode a fact.  `kind` is written as annotations are, `tuple[int, ...] | None`.  Raises: TypeError."""
     return decode_fields({name: kind}, {name: given})[name]
 
 
 def decode_fields(kinds: Mapping[str, str], fields: Any) -> dict[str, Any]:
-    """Those of the fields that have a kind.  What only another version of nexus knows is left out.  Raises: TypeError."""
+    """Decode the fields that have a kind; ignore those of other versions of nexus.  Raises: TypeError."""
     facts = {}
     for name, given in (fields if type(fields) is dict else decode("dict", fields)).items():
         if name in kinds:
@@ -1512,12 +1511,13 @@ def decode_fields(kinds: Mapping[str, str], fields: Any) -> dict[str, Any]:
                 facts[name] = find_decoder(kinds[name])(given)
             except (TypeError, ValueError) as error:
                 shown = type(given).__name__ if isinstance(given, (list, dict)) else format_line(repr(given), 60)
-                raise TypeError(f"{name}: {error}" if str(error) else f"{name} is {shown}, and not {kinds[name]}") from None
+                why = f"{name}: {error}" if str(error) else f"{name} is {shown}, and not {kinds[name]}"
+                raise TypeError(why) from None
     return facts
 
 
 def decode_value(cls: type[T], fields: Any) -> T:
-    """Raises: TypeError, when a field is missing, or of another type than it is annotated with; ValueError, by CHECKS."""
+    """Raises: TypeError, for a missing field or a wrong type; ValueError, by CHECKS."""
     made = cls(**decode_fields(cls.__annotations__, fields))
     if cls in CHECKS:
         CHECKS[cls](made)
@@ -1543,7 +1543,9 @@ def find_decoder(kind: str) -> Callable[[Any], Any]:
     def decode_tuple(given: Any) -> Any:
         if type(given) not in (list, tuple) or (kinds[-1] != "..." and len(given) != len(items)):
             raise TypeError
-        return tuple(map(items[0], given) if kinds[-1] == "..." else [decode_item(item) for decode_item, item in zip(items, given)])
+        if kinds[-1] == "...":
+            return tuple(map(items[0], given))
+        return tuple(decode_item(item) for decode_item, item in zip(items, given))
     return decode_tuple
 
 
@@ -1562,27 +1564,28 @@ def decode_bytes(given: Any) -> bytes:
 
 DECODERS: dict[str, Callable[[Any], Any]] = {
     "str": leaf_decoder(str, fits=lambda text: text.isascii() or not re.search(LONE_SURROGATE, text)),
-    "float": leaf_decoder(int, float, fits=lambda number: abs(number) <= 1e15),         # a time that can be written as a date
-    "int": leaf_decoder(int, fits=lambda number: abs(number) <= 2**64),                 # a limit may be as large
+    "float": leaf_decoder(int, float, fits=lambda number: abs(number) <= 1e15),         # times must be dates
+    "int": leaf_decoder(int, fits=lambda number: abs(number) <= 2**64),                 # resource limits are large
     "bool": leaf_decoder(bool), "dict": leaf_decoder(dict), "list": leaf_decoder(list), "bytes": decode_bytes,
     "Any": lambda given: freeze(given)}
-CHECKS: dict[type, Callable[[Any], None]] = {}      # of values: what the types of their fields do not say
+CHECKS: dict[type, Callable[[Any], None]] = {}      # {value class: what its annotations do not say}
 
 
 def decode_job(fields: Any) -> Job:
     facts = decode_fields(Job.__annotations__, upgrade_job(fields) if "order" in decode("dict", fields) else fields)
-    facts.update({name: intern(facts[name]) for name in ("cwd", "user", "environment") if name in facts})   # alike in many jobs
+    # Many jobs share these texts.
+    facts.update({name: intern(facts[name]) for name in ("cwd", "user", "environment") if name in facts})
     job = Job(**facts)
     check_job(job)
     return job
 
 
 DECODERS["Job"] = decode_job
-PASSED_ON = ("command", "cwd", "user", "conda", "snapshot", "snapshot_repo", "code", "log_dir")     # to the system
+PASSED_ON = ("command", "cwd", "user", "conda", "snapshot", "snapshot_repo", "code", "log_dir")     # to the kernel
 
 
 def check_job(job: Job) -> None:
-    """What the types of a job's fields do not say.  Raises: ValueError."""
+    """Check what the annotations of Job do not say.  Raises: ValueError."""
     if not is_job_id(job.id):
         raise ValueError("its id is none")
     if job.status not in STATUSES:
@@ -1595,13 +1598,14 @@ def check_job(job: Job) -> None:
     if any("\0" in (attempt.session or "") + (attempt.nonce or "") for attempt in job.attempts):
         raise ValueError("attempts holds a NUL character")
     try:
-        if type(job.gpus) is not int or not 0 <= job.gpus <= 1:         # nearly always it is one, and no check of 100,000 jobs is free
+        if type(job.gpus) is not int or not 0 <= job.gpus <= 1:         # the usual case first: jobs are many
             check(GPU_COUNT, job.gpus, "gpus")
         if job.limits:
             check(RLIMITS, {name: [soft, hard] for name, soft, hard in job.limits}, "limits")
     except NexusError as error:
         raise ValueError(error.message) from None
-    if job.id in (*job.pending_dependencies, job.retried_as) or len(set(job.pending_dependencies)) < len(job.pending_dependencies):
+    dependencies = job.pending_dependencies
+    if job.id in (*dependencies, job.retried_as) or len(set(dependencies)) < len(dependencies):
         raise ValueError("pending_dependencies names a job twice, or it comes after itself")
     uuids, indices = job.current.gpu_uuids, job.current.gpu_indices
     if job.status == RUNNING and uuids and not len(uuids) == len(indices) == len(list_shares(job)):
@@ -1609,28 +1613,31 @@ def check_job(job: Job) -> None:
 
 
 def freeze(fact: Any) -> Any:
-    """JSON's lists as the tuples they were."""
+    """JSON's lists as tuples."""
     return tuple(freeze(item) for item in fact) if isinstance(fact, list) else fact
 
 
-# state.json has State's facts, and its tables with a line for each row.  A line of the journal is one transaction: {"seq": its
-# number, "put": {table: {key: the whole row, or null}}}.  Both are read by decode_row(), and what they say is put into State alike.
+# state.json has State's facts, and its tables with a line for each row.  A line of the journal is one transaction:
+# {"seq": its number, "put": {table: {key: the whole row, or null}}}.  decode_row() reads both.
 
-STATE_VERSION = 2               # a nexus that needs another writes state.json before its first line of the journal
-ROWS: Mapping[str, str] = {"environments": "Mapping[str, str]", "groups": "Group", "seen": "int", "nodes": "KnownNode", "jobs": "Job"}
-KEYS: Mapping[str, str] = {"jobs": "id", "groups": "name"}      # the field that is a row's key; a row need not say it again
+STATE_VERSION = 2               # after an upgrade, state.json is written before the first line of the journal
+ROWS: Mapping[str, str] = {
+    "environments": "Mapping[str, str]", "groups": "Group", "seen": "int", "nodes": "KnownNode", "jobs": "Job"}
+KEYS: Mapping[str, str] = {"jobs": "id", "groups": "name"}      # {table: the field that repeats its key}
 
 
 def decode_row(table: str, key: str, given: Any) -> Any:
-    """What encode_json() made of a row.  Raises: KeyError, TypeError or ValueError."""
+    """Raises: KeyError, TypeError or ValueError."""
     kind = State.__annotations__[key] if table == "facts" else ROWS[table]
     if given is None:
         return None
-    return find_decoder(kind)({**decode("dict", given), KEYS[table]: key}) if table in KEYS else decode(kind, given, key)
+    if table not in KEYS:
+        return decode(kind, given, key)
+    return find_decoder(kind)({**decode("dict", given), KEYS[table]: key})
 
 
 def encode_transaction(seq: int, changes: Iterable[Put]) -> str:
-    """A line of the journal, with its newline."""
+    """The journal's line, with its newline."""
     tables: dict[str, dict[str, Any]] = {}
     for change in changes:
         tables.setdefault(change.table, {})[change.key] = change.value
@@ -1639,13 +1646,13 @@ def encode_transaction(seq: int, changes: Iterable[Put]) -> str:
 
 @value
 class Damage:
-    """Something of the state on the disk that cannot be understood."""
+    """A part of the state on disk that cannot be read."""
     words: str
-    found: Any = None           # what stands there, as JSON; None: it is not there
+    found: Any = None           # its JSON; None: it is missing
 
 
 def encode_state(head: Mapping[str, Any], tables: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """state.json, a piece for each row: encoding 100,000 jobs at once would hold the interpreter for a second."""
+    """state.json, a piece for each row: encoding 100,000 jobs at once would hold the GIL for a second."""
     yield "{" + ",\n".join(f"{json.dumps(key)}: {json.dumps(fact)}" for key, fact in head.items())
     for table in ROWS:
         yield f',\n"{table}": {{'
@@ -1656,9 +1663,10 @@ def encode_state(head: Mapping[str, Any], tables: Mapping[str, Mapping[str, Any]
 
 
 def check_version(version: int) -> None:
-    """Raises: conflict, when a newer nexus wrote it."""
+    """Raises: conflict, for a newer nexus's state."""
     if version > STATE_VERSION:
-        raise NexusError("conflict", f"state.json is a newer nexus's: its version is {version}, and this one reads {STATE_VERSION}",
+        raise NexusError("conflict", "state.json was written by a newer nexus: its version is "
+                         f"{version}, and this one reads {STATE_VERSION}",
                          hint="nothing was changed: use the newer nexus.py, or give this one a home of its own: "
                          "NEXUS_HOME=~/.nexus-2 nexus start")
 
@@ -1667,10 +1675,10 @@ LAST_TABLE = r'(?s)"jobs": \{(?=\n(?:\}|"[^"\n]*":\{))(.*)\n\}\}\s*'       # of 
 
 
 def read_state(text: str) -> dict[str, Any]:
-    """What state.json says, its jobs as read_rows() gives them.
+    """Decode state.json; jobs as read_rows() returns them.
 
-    As encode_state() lays it out the jobs are read one after the other: in one piece they would take five times the memory.
-    Raises: KeyError, TypeError or ValueError when it is no state.json; conflict, when a newer nexus wrote it.
+    A file as encode_state() writes it is read job by job: decoded at once, it would take five times the memory.
+    Raises: KeyError, TypeError or ValueError, when it is no state.json; conflict, for a newer nexus's.
     """
     parts = re.search(LAST_TABLE, text)
     body: dict[str, Any] = decode("dict", load_json(text[:parts.start()] + '"jobs": {}}' if parts else text))
@@ -1683,7 +1691,7 @@ def read_state(text: str) -> dict[str, Any]:
 
 
 def read_rows(text: str, start: int, end: int) -> Iterator[tuple[str, Any]]:
-    """Each line's key and row: a text where that is no JSON."""
+    """(key, row) of each line; a text for a row that is not JSON."""
     for line in re.compile(r".+").finditer(text, start, end):
         row = line[0].rstrip(",")
         try:
@@ -1693,20 +1701,21 @@ def read_rows(text: str, start: int, end: int) -> Iterator[tuple[str, Any]]:
 
 
 def list_tables(body: Mapping[str, Any]) -> dict[str, Any]:
-    """The tables of State that state.json has, the facts too."""
+    """{"facts": State's facts, table: rows} of a state.json."""
     facts = {name: body[name] for name in FACTS if name in body}
-    if isinstance(facts.get("paused_gpus"), list):              # others may write indices there
+    if isinstance(facts.get("paused_gpus"), list):              # other programs may write indices there
         facts["paused_gpus"] = [str(item) if type(item) is int else item for item in facts["paused_gpus"]]
     return {"facts": facts, **{table: body[table] for table in ROWS if table in body}}
 
 
-# Version 1 had a change a line, groups and nodes as lists, and each job's attempts in a list and in the job itself
+# Version 1 had one change a line, lists of groups and nodes, and attempts both in a list and in the job itself.
 
 def upgrade_state(body: dict[str, Any]) -> dict[str, Any]:
-    """What a state.json of version 1 says, or a part of it, as version 2 does.  Raises: KeyError, TypeError or ValueError."""
+    """Turn state.json of version 1, or a part of it, into version 2.  Raises: KeyError, TypeError or ValueError."""
     made = dict(body)
     if "jobs" in body:
-        made["jobs"] = {decode("str", job["id"], "id"): job for job in decode("list", body["jobs"], "jobs")}    # decode_job() does the rest
+        jobs = decode("list", body["jobs"], "jobs")         # decode_job() upgrades their fields
+        made["jobs"] = {decode("str", job["id"], "id"): job for job in jobs}
     if "groups" in body:
         made["groups"] = {group[0]: dict(zip(("name", "limit", "hold", "failures"), group)) for group in body["groups"]}
     if "nodes" in body:
@@ -1716,7 +1725,7 @@ def upgrade_state(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def upgrade_change(body: dict[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
-    """What a line of version 1's journal puts where.  `body`, of upgrade_state(), keeps up.  Raises: as that."""
+    """Turn a journal line of version 1 into {table: rows}, and update `body`.  Raises: as upgrade_state()."""
     jobs: dict[str, Any] = body["jobs"]
     if "job" in change or "id" in change:
         job = change["job"] if "job" in change else {**jobs[change["id"]], **change["set"]}
@@ -1741,7 +1750,7 @@ V1_ATTEMPT = ("number", "started_at", "finished_at", "runtime_seconds", "exit_co
 
 
 def upgrade_job(fields: dict[str, Any]) -> dict[str, Any]:
-    """A job's row of version 1 as one of version 2.  Raises: KeyError or TypeError."""
+    """Turn a job's row of version 1 into version 2.  Raises: KeyError or TypeError."""
     facts = {name: fields[name] for name in fields if name in ATTEMPT_FIELDS}
     attempts: list[dict[str, Any]] = [dict(zip(V1_ATTEMPT, row)) for row in fields.get("attempts", ())]
     number, launches = fields.get("attempt", 0), [one["cause"] for one in attempts].count("launch")
@@ -1750,87 +1759,87 @@ def upgrade_job(fields: dict[str, Any]) -> dict[str, Any]:
     elif number and (not attempts or attempts[-1]["number"] != number):
         attempts.append({"number": number, "finished_at": fields["created_at"], "cause": REQUEUED})
     if attempts and "remote_id" in facts:
-        attempts[-1]["remote_id"] = facts["remote_id"]      # the next attempt goes by it too
+        attempts[-1]["remote_id"] = facts["remote_id"]      # the next attempt uses the same id
     order = fields["order"]                                 # (rank, priority, turn, sequence number, ...)
     return {**{V1_NAMES.get(name, name): fact for name, fact in fields.items()}, "attempts": attempts,
             "queue_key": order[:2] + order[3:] if len(order) > 3 else order}
 
 
-# What a nexus asks of another, its node, and what that answers.  Both have the same nexus.py, so nothing is said of versions.
+# The exchange between a controller and its node.  Both run the same nexus.py, so it has no version.
 
 @value
 class Order:
-    """A job to be queued on a node, once."""
+    """A job to queue on a node, once."""
     user: str
-    path: str                                           # its submitter's PATH
-    job: Mapping[str, Any]                              # what is asked for, as POST /queue takes it
-    code: bytes | None = None                           # the script that came with it
+    path: str                                           # the submitter's PATH
+    job: Mapping[str, Any]                              # as POST /queue takes it
+    code: bytes | None = None                           # its uploaded script
 
 
 @value
 class Wanted:
-    """An attempt that a node is to run, or of which not all has come from there."""
+    """An attempt that a node must run, or whose output is not complete here."""
     key: tuple[str, int]                                # of find_order_key()
-    log_sizes: tuple[int, int]                          # of stdout.log and stderr.log, as far as they have come
-    is_stopped: bool = False                            # it is to end, or not to begin any more: so that it never will
-    order: Order | None = None                          # the node may not have it
+    log_sizes: tuple[int, int]                          # bytes of stdout.log and stderr.log received so far
+    is_stopped: bool = False                            # it must end, or never begin
+    order: Order | None = None                          # the job itself, if the node may not have it
     stop_signal: str | None = None                      # of its attempt
 
 
 @value
 class Exchange:
-    """POST /node/sync: all that is wanted of a node.  Any other job from here is to end there, and need not be kept."""
-    head: str                                           # the service_id here
+    """POST /node/sync: all attempts wanted on the node, which ends and forgets this controller's others."""
+    head: str                                           # the controller's service_id
     want: tuple[Wanted, ...] = ()
-    wait_seconds: float = 0.0                           # for news
-    since: int | None = None                            # the first event to be told of; None: all, and nothing ends
+    wait_seconds: float = 0.0                           # how long to wait for news
+    since: int | None = None                            # the first event to report; None: report all, end nothing
 
 
 @value
 class Remote:
-    """A job that another nexus has sent here, as that hears of it."""
-    key: tuple[str, int]                # the id here, and as Wanted says
+    """A controller's job as the node reports it."""
+    key: tuple[str, int]                # as in Wanted
     status: str
-    attempt: Attempt                    # as it is here, by the clock here
+    attempt: Attempt                    # with the node's own ids and clock
     log_sizes: tuple[int, int]
 
 
 @value
 class Synced:
-    """A node's answer to POST /node/sync."""
+    """The reply to POST /node/sync."""
     service_id: str
-    number: int                                         # of the next event there
-    now: float                                          # by the clock there
-    logs: Mapping[str, Mapping[str, bytes]]             # {number of the key: {stream: what has come to it}}
+    number: int                                         # of the node's next event
+    now: float                                          # the node's clock
+    logs: Mapping[str, Mapping[str, bytes]]             # {number of the key: {stream: new bytes}}
     jobs: tuple[Remote, ...]
-    refusal: Mapping[str, str] | None = None            # the error for which what was ordered is not queued
-    gpus: tuple[Gpu, ...] | None = None                 # None: nothing new of these three
+    refusal: Mapping[str, str] | None = None            # why the order was not queued
+    gpus: tuple[Gpu, ...] | None = None                 # None: this and the two below are unchanged
     cpu_slots: int = 0
     hold: str = ""
 
 
-SOCKET_PATH = "/[A-Za-z0-9_./+@-]{1,106}"       # it may have no more; and ssh reads more into other characters
+SOCKET_PATH = "/[A-Za-z0-9_./+@-]{1,106}"       # the kernel's limit; ssh gives other characters a meaning
 
 
 @value
 class Probe:
-    """What PROBE_SCRIPT finds on a node."""
+    """What PROBE_SCRIPT reports of a node."""
     python: str
     path: str
-    hash: str | None                                    # of its nexus; None: there is none
+    hash: str | None                                    # of its nexus.py; None: there is none
     version: str                                        # of its Python
-    socket: str | None = None                           # by which its service is asked
+    socket: str | None = None                           # its service's API socket
     home: str | None = None
 
 
-# What a node says goes no further than to decode(), which raises KeyError, TypeError or ValueError for what no nexus says.
+# A node's reply is checked by decode(), which raises KeyError, TypeError or ValueError for what no nexus sends.
 
-SAMPLES = ("peak_rss_mib", "cpu_seconds", "peak_gpu_mem_mib", "mean_gpu_util")      # fields of Attempt: what it has taken
-LATEST = 2**33                  # a time: in the year 2242
+SAMPLES = ("peak_rss_mib", "cpu_seconds", "peak_gpu_mem_mib", "mean_gpu_util")      # fields of Attempt
+LATEST = 2**33                  # the largest time, in the year 2242
 
 
 def check_length(told: Gpu | Remote, most: int) -> None:
-    """Some of it is kept for long, in memory and in the journal."""
+    """Limit what is kept in memory and in the journal."""
     text = encode_json(told)
     if len(text) > most or "\\u0000" in text:
         raise ValueError(f"{format_line(text, 60)} is over {most} characters, or holds a NUL character")
@@ -1855,40 +1864,41 @@ def check_synced(told: Synced) -> None:
 
 
 def check_probe(told: Probe) -> None:
-    """Its words are for ssh."""
+    """Its text becomes an argument of ssh."""
     if told.socket and not re.fullmatch(SOCKET_PATH, told.socket):
         raise ValueError(f"'{format_line(told.socket)}' is no socket's path")
 
 
-CHECKS.update({Gpu: lambda gpu: check_length(gpu, 2**18), Remote: check_remote, Synced: check_synced, Probe: check_probe})
+CHECKS.update({
+    Gpu: lambda gpu: check_length(gpu, 2**18), Remote: check_remote, Synced: check_synced, Probe: check_probe})
 
 
 def read_sent(kind: str, body: Any) -> Any:
-    """What another nexus asks.  Raises: usage."""
+    """Decode another nexus's request.  Raises: usage."""
     try:
         return decode(kind, body, "the body")
     except (TypeError, ValueError) as error:
         raise NexusError("usage", f"that is not what a nexus asks: {format_line(str(error), 300)}") from None
 
 
-# log.times, beside a job's logs: `TENTHS STDOUT STDERR`, which sizes they had when, a line where that tells something; 0: by some time.
+# log.times, beside a job's logs, has lines `TENTHS STDOUT STDERR`: the logs' sizes at a time; 0: time unknown.
 
 if TYPE_CHECKING:
-    LogMark = tuple[Union[float, None], int, int]       # when, size of stdout.log, of stderr.log
+    LogMark = tuple[Union[float, None], int, int]       # time, size of stdout.log, size of stderr.log
 
 
 @value
 class LogPart:
-    """Bytes of a log that came together, as far as is known."""
-    attempt: int                                        # 0: of no job
-    stream: int                                         # 0 is stdout, 1 is stderr
+    """Bytes of a log that arrived together, as far as is known."""
+    attempt: int                                        # 0: not a job's log
+    stream: int                                         # 0: stdout, 1: stderr
     start: int
     end: int
-    at: float | None = None                             # when they had come; None: not known
+    at: float | None = None                             # when they had arrived; None: unknown
 
 
 def parse_log_times(lines: Iterable[bytes]) -> Iterator[LogMark]:
-    """Torn lines and those that do not go on are left out; the clock may have been set back."""
+    """Skip torn lines, and those whose sizes go back.  The clock may have been set back."""
     last = [0, 0]
     for line in lines:
         if re.fullmatch(rb"[0-9]{1,11}( [0-9]{1,15}){2}\n", line):
@@ -1898,8 +1908,9 @@ def parse_log_times(lines: Iterable[bytes]) -> Iterator[LogMark]:
                 yield tenths / 10 or None, sizes[0], sizes[1]
 
 
-def merge_logs(times: Iterable[LogMark], attempts: Sequence[Attempt], starts: Sequence[int], ends: Sequence[int]) -> Iterator[LogPart]:
-    """What two logs hold between these sizes, in the order in which it came.  What came within the same time, stdout first."""
+def merge_logs(times: Iterable[LogMark], attempts: Sequence[Attempt],
+               starts: Sequence[int], ends: Sequence[int]) -> Iterator[LogPart]:
+    """The parts of both logs between these sizes, in the order of arrival; at the same time, stdout first."""
     import heapq
     at_sizes, begun = list(starts), [one for one in attempts if all(map(operator.le, one.log_start, starts))]
     number = begun[-1].number if begun else 0
@@ -1918,10 +1929,10 @@ def merge_logs(times: Iterable[LogMark], attempts: Sequence[Attempt], starts: Se
     yield from advance(None, ends)
 
 
-# What GPUs have to do: of each for the last hour; of a job's for its whole run, in usage.csv beside its logs.
+# GPU usage over time: of each GPU for the last hour; of a job for its whole run, in usage.csv beside its logs.
 
 if TYPE_CHECKING:
-    Reading = tuple[float, Union[float, None], Union[float, None]]      # when, MiB in use, percent of utilization
+    Reading = tuple[float, Union[float, None], Union[float, None]]      # time, MiB in use, utilization in percent
 
 
 def find_most_memory(readings: Iterable[Reading]) -> float | None:
@@ -1929,13 +1940,13 @@ def find_most_memory(readings: Iterable[Reading]) -> float | None:
 
 
 def find_utilization(readings: Iterable[Reading]) -> tuple[float | None, float | None]:
-    """Mean and peak."""
+    """(mean, peak) in percent."""
     known = [utilization for *_, utilization in readings if utilization is not None]
     return (sum(known) / len(known), max(known)) if known else (None, None)
 
 
 def format_usage(readings: Sequence[Reading]) -> str:
-    """A line of usage.csv, `TIME,MIB,PERCENT`: what was read since the line before; nothing where that is not known."""
+    """A line of usage.csv, `TIME,MIB,PERCENT`, of the readings since the line before; unknown cells are empty."""
     cells = find_most_memory(readings), find_utilization(readings)[0]
     return ",".join([f"{readings[-1][0]:.1f}", *("" if cell is None else f"{cell:.0f}" for cell in cells)]) + "\n"
 
@@ -1946,38 +1957,39 @@ def parse_usage(text: bytes) -> Iterator[Reading]:
         yield float(line[1]), memory, load
 
 
-# nvidia-smi.  Everything, errors too, is on its stdout; a row counts only if it has as many cells as were asked for.
+# nvidia-smi prints everything on stdout, errors too.  A row counts only if it has a cell for each field.
 
-GPU_FIELDS = ("index", "uuid", "name", "memory.total", "memory.used", "utilization.gpu", "temperature.gpu", "power.draw",
-              "power.limit", "mig.mode.current")
-BASIC_GPU_FIELDS = GPU_FIELDS[:5]               # what every driver knows; one unknown field voids the query
+GPU_FIELDS = ("index", "uuid", "name", "memory.total", "memory.used", "utilization.gpu", "temperature.gpu",
+              "power.draw", "power.limit", "mig.mode.current")
+BASIC_GPU_FIELDS = GPU_FIELDS[:5]               # known to every driver; one unknown field makes the query fail
 APP_FIELDS = ("gpu_uuid", "pid", "used_memory")
-GPU_LISTED = r"(?m)^GPU (\d{1,4}): .* \(UUID: [\w.-]+\)\s*$"      # the index, of a line of `nvidia-smi -L` that is no slice
+GPU_LISTED = r"(?m)^GPU (\d{1,4}): .* \(UUID: [\w.-]+\)\s*$"      # of `nvidia-smi -L`: a GPU's index; MIG slices differ
 FAULT_CELLS = ("[GPU is lost]", "[GPU requires reset]")
-NEEDED_FIELDS = ("index", "uuid", "memory.total", "memory.used")       # [Unknown Error] in any other is but a sensor's
+NEEDED_FIELDS = ("index", "uuid", "memory.total", "memory.used")       # in others, [Unknown Error] is a sensor's
 
 
 def parse_csv_rows(text: str, fields: Sequence[str]) -> tuple[list[dict[str, str]], list[str]]:
-    """The rows of a `--query-…=FIELDS` answer as {field: cell}, and the lines that are none (messages)."""
+    """({field: cell} of each row, other lines) of a `--query-…=FIELDS` reply; other lines are messages."""
     lines = [[cell.strip() for cell in line.split(", ")] for line in text.splitlines() if line.strip()]
     return ([dict(zip(fields, cells)) for cells in lines if len(cells) == len(fields)],
             [", ".join(cells) for cells in lines if len(cells) != len(fields)])
 
 
 def is_number(text: str) -> bool:
-    """Digits that int() takes: no `²`, and not thousands of them."""
+    """Whether int() takes it: not `²`, and not thousands of digits."""
     return text.isascii() and text.isdigit() and len(text) < 20
 
 
 def parse_reading(cell: str | None) -> float | None:
-    """A number with or without its unit; None for what is not known ([N/A], [Insufficient Permissions], a fault)."""
+    """A number with or without a unit; None for [N/A], [Insufficient Permissions] or a fault."""
     match = re.fullmatch(r"(-?\d+(?:\.\d+)?)(?: (?:MiB|%|W|MHz))?", cell or "")
     return float(match[1]) if match else None
 
 
 def parse_gpus(text: str, fields: Sequence[str], known: Mapping[str, int]) -> tuple[list[Gpu], list[str]]:
-    """The GPUs of a --query-gpu answer, and its messages.  `known` is {uuid: index} of those seen before: a lost one
-    may show its fault in place of its index, and is told by its uuid.
+    """(GPUs, messages) of a --query-gpu reply.
+
+    `known`: {uuid: index} of earlier replies.  A lost GPU may show its fault in place of its index.
     """
     rows, messages = parse_csv_rows(text, fields)
     gpus = []
@@ -1992,25 +2004,30 @@ def parse_gpus(text: str, fields: Sequence[str], known: Mapping[str, int]) -> tu
         gpus.append(Gpu(
             index=index, uuid=uuid if re.fullmatch(r"[\w.-]+", uuid) else f"index-{index}",
             name=re.sub("^(NVIDIA )?(GeForce )?", "", row.get("name", "")) or "GPU",
-            memory_total_mib=parse_reading(row.get("memory.total")), memory_used_mib=parse_reading(row.get("memory.used")),
-            utilization=parse_reading(row.get("utilization.gpu")), temperature=parse_reading(row.get("temperature.gpu")),
-            power_watts=parse_reading(row.get("power.draw")), power_limit_watts=parse_reading(row.get("power.limit")),
+            memory_total_mib=parse_reading(row.get("memory.total")),
+            memory_used_mib=parse_reading(row.get("memory.used")),
+            utilization=parse_reading(row.get("utilization.gpu")),
+            temperature=parse_reading(row.get("temperature.gpu")),
+            power_watts=parse_reading(row.get("power.draw")),
+            power_limit_watts=parse_reading(row.get("power.limit")),
             is_mig=row.get("mig.mode.current") == "Enabled", fault=fault))
     return sorted(gpus, key=lambda gpu: gpu.index), messages
 
 
 def forget_readings(gpu: Gpu, **facts: Any) -> Gpu:
-    return replace(gpu, memory_used_mib=None, utilization=None, temperature=None, power_watts=None, processes=(), **facts)
+    return replace(
+        gpu, memory_used_mib=None, utilization=None, temperature=None, power_watts=None, processes=(), **facts)
 
 
 def parse_compute_apps(text: str, fields: Sequence[str] = APP_FIELDS) -> dict[str, tuple[GpuProcess, ...]]:
     """{GPU uuid: its compute processes}."""
     rows = [row for row in parse_csv_rows(text, fields)[0] if is_number(row["pid"])]
-    return {uuid: tuple(GpuProcess(int(row["pid"]), parse_reading(row["used_memory"])) for row in rows if row["gpu_uuid"] == uuid)
+    return {uuid: tuple(GpuProcess(int(row["pid"]), parse_reading(row["used_memory"]))
+                        for row in rows if row["gpu_uuid"] == uuid)
             for uuid in {row["gpu_uuid"] for row in rows}}
 
 
-# Tokens, as tokens.json keeps them
+# Tokens, as in tokens.json
 
 def hash_text(text: str) -> str:
     import hashlib
@@ -2022,11 +2039,13 @@ def token_json(token: Token) -> dict[str, Any]:
             "expires_at": format_time(token.expires_at)}
 
 
-def add_token(tokens: Mapping[str, Token], user: str, text: str, expires_at: float | None, now: float) -> dict[str, Token]:
-    """Raises: usage; conflict, when the token is somebody's."""
+def add_token(tokens: Mapping[str, Token], user: str, text: str,
+              expires_at: float | None, now: float) -> dict[str, Token]:
+    """Raises: usage; conflict, when somebody has this token."""
     hint = "leave it out, and one is made up"
     if not re.fullmatch(r"[A-Za-z0-9_][\w.@+-]{0,63}", user, re.ASCII):
-        refuse(f"'{format_line(user, 80)}' cannot be a user's name", "up to 64 letters, digits and _ . @ + -, like bob or bob@lab.org")
+        refuse(f"'{format_line(user, 80)}' cannot be a user's name",
+               "up to 64 letters, digits and _ . @ + -, like bob or bob@lab.org")
     if not re.fullmatch("[!-~]{12,256}", text):
         refuse("a token must have 12 to 256 visible ASCII characters, without blanks", hint)
     digest = hash_text(text)
@@ -2036,20 +2055,22 @@ def add_token(tokens: Mapping[str, Token], user: str, text: str, expires_at: flo
 
 
 def revoke_tokens(tokens: Mapping[str, Token], given: str) -> dict[str, Token]:
-    """The tokens without all of a user's; or without one, given as it is or by its hash's beginning.  Raises: not_found."""
+    """Remove a user's tokens, or one token, named by its text or the beginning of its hash.  Raises: not_found."""
     digests = (hash_text(given), given if re.fullmatch("[0-9a-f]{12,64}", given) else "none")
-    kept = {digest: token for digest, token in tokens.items() if given != token.user and not digest.startswith(digests)}
+    kept = {digest: token for digest, token in tokens.items()
+            if given != token.user and not digest.startswith(digests)}
     if len(kept) == len(tokens):
         users = {token.user for token in tokens.values()}
-        raise NexusError("not_found", "this is no token, and no user with one", hint=suggest(given, users) or "nexus token list")
+        raise NexusError("not_found", "this is no token, and no user with one",
+                         hint=suggest(given, users) or "nexus token list")
     return kept
 
 
-# POST /api/submit: a form with a script and flat YAML
+# POST /api/submit: a multipart form with a script and flat YAML
 
 MAX_FORM_PARTS = 16
 MAX_PART_HEAD_BYTES = 4096
-FORM_FIELDS = {"code": 5 * 2**20, "config_file": 64 * 2**10}        # name: how many bytes at most
+FORM_FIELDS = {"code": 5 * 2**20, "config_file": 64 * 2**10}        # {name: bytes at most}
 FORM_HINT = 'curl -X POST http://HOST:PORT/api/submit -F "code=@my_script.py" -F "config_file=@config.yaml"'
 
 
@@ -2058,12 +2079,12 @@ def refuse_form(why: str) -> NoReturn:
 
 
 def parse_boundary(content_type: str) -> bytes:
-    """Of a form's Content-Type.  Raises: usage; unsupported_media_type."""
+    """Raises: usage; unsupported_media_type."""
     import email
     kind = content_type.partition(";")[0].strip().lower()
     if kind != "multipart/form-data":
-        raise NexusError("unsupported_media_type", f"the body must be multipart/form-data, not {format_line(kind, 60) or 'nothing'}",
-                         FORM_HINT)
+        raise NexusError("unsupported_media_type",
+                         f"the body must be multipart/form-data, not {format_line(kind, 60) or 'nothing'}", FORM_HINT)
     boundary = b""
     with contextlib.suppress(ValueError):
         boundary = (email.message_from_string(f"Content-Type: {content_type}").get_boundary() or "").encode()
@@ -2073,22 +2094,24 @@ def parse_boundary(content_type: str) -> bytes:
 
 
 def parse_form(body: bytes, content_type: str) -> dict[str, bytes]:
-    """{name: content} of a multipart/form-data body, byte for byte as it was sent.  Source: RFC 2046 (5.1), RFC 7578.
+    """{name: content} of a multipart/form-data body, byte for byte.  Source: RFC 2046 (5.1), RFC 7578.
 
-    Raises: usage; unsupported_media_type.  The email package reads the fields' headers alone: it would also end a field at a boundary
-    after a bare newline, and takes seconds for 5 MiB of short lines.
+    The email package only reads the fields' headers: in a body it would accept a bare newline before a boundary, and
+    it takes seconds for 5 MiB of short lines.  Raises: usage; unsupported_media_type.
     """
     import email
     first, *parts = (b"\r\n" + body).split(b"\r\n--" + parse_boundary(content_type), MAX_FORM_PARTS + 1)
     if first or not parts or not re.fullmatch(rb"--\s*", parts.pop()):
-        refuse_form(f"it does not begin and end with the boundary that its Content-Type names, or has more than {MAX_FORM_PARTS} fields")
+        refuse_form("it does not begin and end with the boundary that its Content-Type names, "
+                    f"or has more than {MAX_FORM_PARTS} fields")
     found: dict[str, bytes] = {}
     for part in parts:
         head, _, content = part.partition(b"\r\n\r\n")
         name: object = None
         if re.match(rb"[ \t]*\r\n", head) and len(head) <= MAX_PART_HEAD_BYTES:
             with contextlib.suppress(ValueError):
-                name = email.message_from_string(head.strip().decode("latin-1")).get_param("name", header="content-disposition")
+                message = email.message_from_string(head.strip().decode("latin-1"))
+                name = message.get_param("name", header="content-disposition")
         if not isinstance(name, str) or not name or name in found:
             refuse_form('a field has no Content-Disposition: form-data; name="..." of its own (in at most '
                         f"{MAX_PART_HEAD_BYTES} bytes of headers), or a line that begins like the boundary")
@@ -2097,29 +2120,30 @@ def parse_form(body: bytes, content_type: str) -> dict[str, bytes]:
 
 
 def parse_submit_form(body: bytes, content_type: str) -> tuple[bytes, dict[str, Any]]:
-    """The script, and what config_file says.  Raises: usage, too_large, unsupported_media_type."""
+    """(the script, the fields of config_file).  Raises: usage, too_large, unsupported_media_type."""
     fields = parse_form(body, content_type)
     for name in {**fields, **FORM_FIELDS}:
         content, most = fields.get(name, b""), FORM_FIELDS.get(name, 0)
-        if not most or not content.strip():
-            why = f"{name} is {'empty' if name in fields else 'missing'}" if most else f"'{format_line(name, 40)}' is no field of this form"
-            raise NexusError("usage", why, suggest(name, FORM_FIELDS) or FORM_HINT)
+        if not most:
+            refuse(f"'{format_line(name, 40)}' is no field of this form", suggest(name, FORM_FIELDS) or FORM_HINT)
+        if not content.strip():
+            refuse(f"{name} is {'empty' if name in fields else 'missing'}", FORM_HINT)
         if len(content) > most:
             raise NexusError("too_large", f"{name} has {len(content)} bytes; at most {most} are taken")
     try:
         text = fields["config_file"].decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise NexusError("usage", f"config_file is not UTF-8: {error.reason} at byte {error.start}") from None
+        refuse(f"config_file is not UTF-8: {error.reason} at byte {error.start}", hint="")
     return fields["code"], parse_submit_config(text)
 
 
-# Of YAML config_file takes lines `key: value`, a value maybe in quotes, and comments.  All are texts here; a key's schema says which
-# of them are numbers.
-YAML_PLAIN = r"""[^\s"'\[\]{}|>&*!%@`#]\S*(?:[ \t]+[^\s#]\S*)*"""          # without quotes: words, none of which begins with #
+# config_file is YAML of lines `key: value`, with or without quotes, and comments.  All values are texts here; the key's
+# schema says which of them are numbers.
+YAML_PLAIN = r"""[^\s"'\[\]{}|>&*!%@`#]\S*(?:[ \t]+[^\s#]\S*)*"""          # unquoted: words that do not begin with #
 YAML_LINE = rf"""([A-Za-z_]\w*)[ \t]*:(?:[ \t]+(?:"([^"\\]*)"|'([^']*)'|({YAML_PLAIN})))?(?:[ \t]+#.*)?"""
 FORM_KEYS: Mapping[str, Field] = {                               # the keys of config_file
-    **{name: Field(LINE, help) for name, help in (("competition_id", "what its submitter calls it by"), ("project_id", "and by"),
-                                                  ("user_id", "whose it is"))},
+    **{name: Field(LINE, help) for name, help in (
+        ("competition_id", "what its submitter calls it by"), ("project_id", "and by"), ("user_id", "whose it is"))},
     "expected_time": Field(JOB_FIELDS["expected_time"].schema, parse=parse_duration,
                            text=PATTERN(f"^({DURATION}|{AMOUNT})$", "seconds, or a time like 90s, 30m, 2h")),
     **{name: JOB_FIELDS[name] for name in ("gpus", "name", "priority")},
@@ -2127,7 +2151,7 @@ FORM_KEYS: Mapping[str, Field] = {                               # the keys of c
 
 
 def parse_submit_config(text: str) -> dict[str, Any]:
-    """What config_file says; what it leaves empty is not in it.  Raises: usage, naming the line."""
+    """{key: value} of config_file, without empty values.  Raises: usage, naming the line."""
     made: dict[str, Any] = {}
     for number, line in enumerate(text.split("\n"), 1):
         match = re.fullmatch(YAML_LINE, line.rstrip())
@@ -2138,7 +2162,8 @@ def parse_submit_config(text: str) -> dict[str, Any]:
                 refuse(f"'{format_line(line, 40)}' is not like key: value", hint="")
             key, *given = match.groups()
             if key not in FORM_KEYS:
-                refuse(f"'{format_line(key, 40)}' is no key of it", suggest(key, FORM_KEYS) or f"its keys are {', '.join(FORM_KEYS)}")
+                near = suggest(key, FORM_KEYS) or f"its keys are {', '.join(FORM_KEYS)}"
+                refuse(f"'{format_line(key, 40)}' is no key of it", near)
             if key in made:
                 refuse(f"{key} is there already", hint="")
             for found in filter(lambda found: found is not None, given):
@@ -2156,21 +2181,21 @@ PF_KTHREAD = 0x00200000         # source: include/linux/sched.h
 
 @value
 class Process:
-    """Who a process is and whose child.  pid and started together name one process of this boot, for ever."""
+    """A process.  pid and started together are unique in this boot."""
     pid: int
     started: int                # clock ticks since boot
     parent: int
     session: int
     state: str                  # R, S, D, Z, T ...
-    env_start: int              # where its environment lies; another after each exec, 0 in the middle of one
-    is_kernel: bool = False     # a thread of the kernel's own
-    cpu_ticks: int = 0          # its own, and those of its children that have ended
+    env_start: int              # address of its environment; it changes at an exec, and is 0 during one
+    is_kernel: bool = False     # a kernel thread
+    cpu_ticks: int = 0          # its own, and those of its ended children
     rss_pages: int = 0          # a page that n processes share counts n times
-    name: str = ""              # its program's
+    name: str = ""              # the program's
 
 
 def parse_proc_stat(text: str) -> Process:
-    """Of /proc/PID/stat.  The name, in parentheses, may hold blanks and parentheses.  Source: proc(5)."""
+    """Parse /proc/PID/stat.  The name, in parentheses, may hold blanks and parentheses.  Source: proc(5)."""
     pid, _, rest = text.partition(" ")
     name, _, more = rest.rpartition(") ")
     cells = more.split()
@@ -2178,32 +2203,34 @@ def parse_proc_stat(text: str) -> Process:
                    bool(int(cells[6]) & PF_KTHREAD), sum(map(int, cells[11:15])), int(cells[21]), name[1:])
 
 
-# A session's PID.NAME, and `Detached` or the like, of `screen -ls`.  The date between them comes and goes with version and locale.
+# A line of `screen -ls`: PID.NAME, and `Detached` or the like.  Version and locale decide on the date between them.
 SCREEN_SESSION = r"(?m)^\t(\d{1,10}\.[^\t\n]+)\t(?:.*\t)?\(([^\t\n]*)\)\r?$"
 
 
 @value
 class Result:
-    """How an attempt ended, from its result file or its word to the service."""
+    """How an attempt ended, from its result file or its runner's event."""
     exit_code: int | None
     finished_at: float | None = None            # None: now
     runtime_seconds: float | None = None
-    cause: str | None = None                    # `launch`, when the command could not be started; `bounce`, when a GPU was taken
+    cause: str | None = None                    # `launch`: the command could not be started; `bounce`: a GPU was taken
     cause_line: str | None = None
-    may_pass: bool = False                      # of a launch: it was the machine that could not, and may be able to soon
+    may_pass: bool = False                      # of `launch`: another attempt may succeed
 
 
 @value
 class Requeue:
-    """An attempt came to nothing, through no fault of the job's."""
+    """An attempt ended before its command began, through no fault of the job."""
     why: str
-    facts: Mapping[str, Any] | None = None      # of the job, learned on the way
+    facts: Mapping[str, Any] | None = None      # new fields of the job
 
 
 @value
 class RunnerEvent:
-    """A line that a runner said: `start ID ATTEMPT PID STARTED BEGAN`, `end ID ATTEMPT CODE RUNTIME_CS`, `bounce ID ATTEMPT WHY`
-    (somebody else has the GPU), `fail ID ATTEMPT WHY`, or `wait NUMBER 0 PID STARTED` (it waits for a job).
+    """A line from a runner.
+
+    `start ID ATTEMPT PID STARTED BEGAN`, `end ID ATTEMPT CODE RUNTIME_CS`, `bounce ID ATTEMPT WHY` (the GPU is
+    somebody else's), `fail ID ATTEMPT WHY`, or `wait NUMBER 0 PID STARTED` (it waits for a job).
     """
     verb: str
     job_id: str
@@ -2223,18 +2250,19 @@ def parse_runner_event(line: str) -> RunnerEvent | None:
 
 
 def parse_commands(text: str) -> list[str]:
-    """The commands of a file that has one a line; empty lines and those that begin with # are left out."""
+    """The commands of a file with one a line, without empty lines and lines that begin with #."""
     lines = (line.strip() for line in text.lstrip("\ufeff").split("\n"))
     return [line for line in lines if line and not line.startswith("#")]
 
 
 LLM_OPTION = r"(?<!\S)--llm(?:=|\s+)['\"]?([^\s'\";|&]+)"
-CUDA_OPTION = (                     # with its value, if it has one; what ends the command or its quotes is none
-    r"""(?<!\S)--cuda(?:(?:=|[ \t]+(?!-(?!\d)|[;|&<>)\s]|\d*[<>]))(?:"[^"]*"|'[^']*'|[^\s;|&<>)"']+)|=?(?=[\s;|&<>)"']|$))""")
+CUDA_OPTION = (                     # with its value, if it has one; the end of the command or of its quotes is none
+    r"""(?<!\S)--cuda(?:(?:=|[ \t]+(?!-(?!\d)|[;|&<>)\s]|\d*[<>]))"""
+    r"""(?:"[^"]*"|'[^']*'|[^\s;|&<>)"']+)|=?(?=[\s;|&<>)"']|$))""")
 
 
 def fill_cuda_option(command: str, indices: Iterable[int]) -> str:
-    """The command with `--cuda` set to these GPUs; it is added to one that has none."""
+    """The command with its `--cuda` set to these GPUs, or with one added."""
     option = "--cuda " + ",".join(map(str, indices))
     filled, count = re.subn(CUDA_OPTION, option, command)
     return filled if count else f"{command} {option}"
@@ -2256,14 +2284,15 @@ class JobsRow:
 
     @property
     def content(self) -> str:
-        """What tells it from others; priority and GPUs do not."""
+        """The row's identity: without priority and GPUs."""
         return "\0".join((self.script, self.conda or "", self.arguments))
 
 
 def parse_jobs_file(text: str) -> tuple[list[JobsRow], list[str]]:
-    """The rows `priority,script,conda_env,arguments,allowed_gpus` of a jobs file, and what is wrong with its other lines.
+    """(rows `priority,script,conda_env,arguments,allowed_gpus`, faults of the other lines).
 
-    The last field may hold commas; arguments that do stand in double quotes.  A last line without its newline is still being written.
+    The last field may hold commas; arguments with commas stand in double quotes.  A last line without a newline is
+    still being written.
     """
     rows, faults = [], []
     for number, line in enumerate(map(str.strip, text.lstrip("\ufeff").split("\n")[:-1]), 1):
@@ -2284,24 +2313,27 @@ def parse_jobs_row(number: int, line: str) -> JobsRow:
     if len(cells) < 2 or not cells[1]:
         refuse("it is not like priority,script,conda_env,arguments,allowed_gpus")
     cells += [""] * (5 - len(cells))
-    priority, (script, conda, arguments, *allowed) = parse_field(JOB_FIELDS["priority"], cells[0], "priority"), cells[1:]
+    priority = parse_field(JOB_FIELDS["priority"], cells[0], "priority")
+    script, conda, arguments, *allowed = cells[1:]
     if not fits_alone(COMMAND, line, str) or re.sub(CONTROL, "", line.replace("\t", "")) != line.replace("\t", ""):
         refuse("it holds characters that no command can have")
     try:
         gpu_ids = parse_indices(",".join(allowed)) if any(allowed) else None
     except NexusError as error:
         refuse(f"{error.message}; arguments that hold commas stand in double quotes")
-    return JobsRow(number, priority, script, parse_field(JOB_FIELDS["conda"], conda, "conda") if conda else None, arguments, gpu_ids)
+    environment = parse_field(JOB_FIELDS["conda"], conda, "conda") if conda else None
+    return JobsRow(number, priority, script, environment, arguments, gpu_ids)
 
 
 MAX_SWEEP = 100000                      # commands of one sweep
 
 
 def parse_sweep(text: str) -> tuple[str, tuple[str, ...]]:
-    """(name, values) of `lr=1e-3,1e-4`, `seed=0..4` (both ends in).  Raises: usage."""
+    """(name, values) of `lr=1e-3,1e-4` or `seed=0..4` (inclusive).  Raises: usage."""
     name, equals, values = text.partition("=")
     if not re.fullmatch(r"[A-Za-z_]\w{0,63}", name) or not equals or not all(values.split(",")):
-        refuse(f"--sweep {format_line(text, 60)} is not like NAME=VALUE,VALUE", hint="--sweep lr=1e-3,1e-4 --sweep seed=0..4")
+        refuse(f"--sweep {format_line(text, 60)} is not like NAME=VALUE,VALUE",
+               hint="--sweep lr=1e-3,1e-4 --sweep seed=0..4")
     made: list[str] = []
     for part in values.split(","):
         span = re.fullmatch(r"(-?[0-9]{1,9})\.\.(-?[0-9]{1,9})", part)
@@ -2314,9 +2346,9 @@ def parse_sweep(text: str) -> tuple[str, tuple[str, ...]]:
 
 
 def expand_sweep(command: str, sweeps: Sequence[tuple[str, Sequence[str]]]) -> list[tuple[str, str]]:
-    """(command, name) of every combination, the last name changing fastest.  A job's name tells its values: `lr=3e-4 seed=4`.
+    """[(command, name)] of every combination, the last sweep changing fastest; a name is like `lr=3e-4 seed=4`.
 
-    `{name}` is replaced for the names given; all other braces, `${name}` too, stay what they are.  Raises: usage.
+    `{name}` is replaced for the given names; other braces, `${name}` too, stay.  Raises: usage.
     """
     import itertools
     import math
@@ -2329,88 +2361,94 @@ def expand_sweep(command: str, sweeps: Sequence[tuple[str, Sequence[str]]]) -> l
                    hint=f"put {{{name}}} where the value belongs")
     if math.prod(len(values) for _, values in sweeps) > MAX_SWEEP:
         refuse(f"the sweep has more than {MAX_SWEEP} combinations", hint="sweep over fewer values")
-    fixed = re.split(rf"(?<!\$)\{{({'|'.join(names)})\}}", command)      # every second one is a name
+    fixed = re.split(rf"(?<!\$)\{{({'|'.join(names)})\}}", command)      # every second part is a name
     chosen = [dict(zip(names, values)) for values in itertools.product(*(values for _, values in sweeps))]
     return [("".join(values[part] if number % 2 else part for number, part in enumerate(fixed)),
              " ".join(f"{name}={value}" for name, value in values.items())) for values in chosen]
 
 
-# With allowed_script_paths.  Others (Rscript, zsh, lua) also run files of the directory or the home: a script of theirs
-# is made executable, and its first line says by what.
-INTERPRETERS = {r"(?:python|pypy)[0-9.]*": (".py",), "bash|sh": (".sh", ".bash")}       # name: how its scripts' names end
+# For allowed_script_paths.  Other interpreters (Rscript, zsh, lua) run files of the directory or the home as well: make
+# such a script executable, with the interpreter in its first line.
+INTERPRETERS = {r"(?:python|pypy)[0-9.]*": (".py",), "bash|sh": (".sh", ".bash")}       # {name: endings of its scripts}
 SHELL_CHARACTERS = r"[;&|<>()$`\\\"'*?\[\]{}~#!\n\r]"
-# The variables that a job may be given there, and their values: each is known to be read as a number, a name or a switch.
-# Others may name a file that an interpreter or a library runs (BASH_ENV, HOME, LD_PRELOAD, CUDA_INJECTION64_PATH, TRITON_CACHE_DIR).
-# Where bash expects a number, it runs the command in a[$(command)].
+# {variables that such a job may be given: their values}.  Each value is read as a number, a name or a switch.  Others
+# may name a file to run (BASH_ENV, HOME, LD_PRELOAD, CUDA_INJECTION64_PATH, TRITON_CACHE_DIR).  Where bash expects a
+# number, it runs the command in a[$(command)].
 HARMLESS = {
     r"SEED|[A-Z]+_NUM_THREADS": r"-?\d{1,18}", "TZ": r"(?![:/])(?!.*\.\.)[\w/+:,.<>-]{0,60}",
-    r"NO_COLOR|CUDA_LAUNCH_BLOCKING|NCCL_DEBUG|TOKENIZERS_PARALLELISM|(HF_HUB|HF_DATASETS|TRANSFORMERS)_OFFLINE|WANDB_MODE": r"\w{1,20}",
+    "NO_COLOR|CUDA_LAUNCH_BLOCKING|NCCL_DEBUG|TOKENIZERS_PARALLELISM|WANDB_MODE": r"\w{1,20}",
+    "(HF_HUB|HF_DATASETS|TRANSFORMERS)_OFFLINE": r"\w{1,20}",
     r"JOB_\w+|WANDB_(PROJECT|NAME|RUN_GROUP|TAGS|API_KEY)": r"[^$`\[\x00-\x1f\x7f-\x9f]*"}
 
 
 def is_harmless(name: str, text: str) -> bool:
-    return any(re.fullmatch(names, name, re.ASCII) and re.fullmatch(texts, text, re.ASCII) for names, texts in HARMLESS.items())
+    return any(re.fullmatch(names, name, re.ASCII) and re.fullmatch(texts, text, re.ASCII)
+               for names, texts in HARMLESS.items())
 
 
 def parse_script(command: str) -> tuple[str, str, list[str]]:
     """(interpreter or "", script, arguments) of `[interpreter] SCRIPT ARGS`.  Raises: forbidden."""
-    found = re.search(SHELL_CHARACTERS, command) or re.search(r"[^\S \t]|[\x00-\x08\x0e-\x1f\x7f-\x9f]", command)  # bash knows two blanks
+    # bash takes only space and tab as blanks; split() takes more.
+    found = re.search(SHELL_CHARACTERS, command) or re.search(r"[^\S \t]|[\x00-\x08\x0e-\x1f\x7f-\x9f]", command)
     words = command.split()
     is_named = len(words) > 1 and re.fullmatch("|".join(INTERPRETERS), words[0]) is not None
     interpreter, script, *arguments = words if is_named else ["", *words]
-    is_path = is_named or "/" in script                         # a name alone is a program's
+    is_path = is_named or "/" in script                         # a bare name would be a program's
     if found or not is_path or script.startswith(("-", "+")) or "=" in script:
         why = f"it holds {json.dumps(found[0])}" if found else f"{format_line(script, 60)} is not a script's path"
-        raise NexusError("forbidden", f"only `[interpreter] SCRIPT ARGUMENTS` may be run here (allowed_script_paths), and {why}",
+        raise NexusError("forbidden",
+                         f"only `[interpreter] SCRIPT ARGUMENTS` may be run here (allowed_script_paths), and {why}",
                          hint="put the rest into the script; interpreters are python, pypy, bash, sh, without options")
     return interpreter, script, arguments
 
 
 OUT_OF_MEMORY = (         # PyTorch, the CUDA runtime and driver, cuBLAS, JAX and TensorFlow
-    r"CUDA out of memory|CUDA error: out of memory|cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY|CUBLAS_STATUS_ALLOC_FAILED"
-    r"|cuda\.OutOfMemoryError|RESOURCE_EXHAUSTED: Out of memory|OOM when allocating tensor")
+    r"CUDA out of memory|CUDA error: out of memory|cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY"
+    r"|CUBLAS_STATUS_ALLOC_FAILED|cuda\.OutOfMemoryError|RESOURCE_EXHAUSTED: Out of memory|OOM when allocating tensor")
 
 
 def find_last_lines(text: str, count: int) -> list[str]:
-    """The last lines that are not empty, as they would look on a terminal."""
+    """The last non-empty lines, as a terminal would show them."""
     import itertools
-    lines = (format_line(line.rstrip("\r").rpartition("\r")[2].strip(), 300).strip() for line in reversed(text.split("\n")))
+    lines = (format_line(line.rstrip("\r").rpartition("\r")[2].strip(), 300).strip()
+             for line in reversed(text.split("\n")))
     return list(itertools.islice(filter(None, lines), count))[::-1]
 
 
-# What Slurm says, and what is said to it.  Times are asked for in UTC; fields are parted by |, and what may hold one comes last.
+# Slurm's programs.  Times are in UTC; fields are separated by |, and the one that may hold | comes last.
 # Source: squeue(1), sbatch(1), src/common/slurm_errno.c and slurm_protocol_defs.c.
 
-SBATCH_ANSWER = r"(?m)^(\d+)(;\S*)?$"             # the id, and maybe the cluster; there may be warnings around it
+SBATCH_ANSWER = r"(?m)^(\d+)(;\S*)?$"             # the id, and maybe the cluster; warnings may stand around it
 SQUEUE_FORMAT = "%i|%T|%S|%e|%N|%r|%j|%k"       # id, state, start, end, nodes, reason, name, comment
 SLURM_WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD")
-SLURM_ENDS: Mapping[str, str | None] = {        # the states in which a job is over: its cause; None: its exit code says it
+SLURM_ENDS: Mapping[str, str | None] = {        # {a state in which a job has ended: its cause; None: see its exit code}
     "COMPLETED": None, "FAILED": None, "CANCELLED": "killed", "TIMEOUT": "timeout", "DEADLINE": "timeout",
     "OUT_OF_MEMORY": "host-memory", "NODE_FAIL": "node-fail", "BOOT_FAIL": "node-fail", "PREEMPTED": "preempted",
     "REVOKED": "killed"}
-# What slurmstepd writes into slurm.log when it ends a job, and the cause: for a job that Slurm has forgotten, or calls FAILED.
-SLURM_KILLS = (("DUE TO TIME LIMIT", "timeout"), ("DUE TO NODE FAILURE", "node-fail"), ("DUE TO PREEMPTION", "preempted"),
-               ("CANCELLED AT", "killed"), ("(?i)memory limit|oom.kill|out.of.memory", "host-memory"))
+# {what slurmstepd writes into slurm.log when it ends a job: the cause}, for a job that Slurm forgot or calls FAILED
+SLURM_KILLS = (("DUE TO TIME LIMIT", "timeout"), ("DUE TO NODE FAILURE", "node-fail"),
+               ("DUE TO PREEMPTION", "preempted"), ("CANCELLED AT", "killed"),
+               ("(?i)memory limit|oom.kill|out.of.memory", "host-memory"))
 
 
 @value
 class SlurmJob:
     id: str
-    state: str                                  # in Slurm's word; between those of SLURM_WAITING and SLURM_ENDS it runs
+    state: str                                  # Slurm's word; it runs unless in SLURM_WAITING or SLURM_ENDS
     reason: str = ""
     nodes: str = ""
-    started_at: float | None = None             # of one that waits: when Slurm thinks it will
+    started_at: float | None = None             # of a waiting job: Slurm's estimate
     ended_at: float | None = None
-    key: str | None = None                      # Attempt.slurm_key; "" = not submitted by this service; None = that is not known
+    key: str | None = None                      # Attempt.slurm_key; "": not this service's; None: unknown
 
 
 def parse_slurm_jobs(text: str, service_id: str) -> list[SlurmJob]:
-    """Of `squeue -h -r -o SQUEUE_FORMAT`."""
+    """Parse the output of `squeue -h -r -o SQUEUE_FORMAT`."""
     found = []
     for line in text.splitlines():
         cells = line.split("|", 7)
         if len(cells) < 8 or not cells[0].isdecimal():
-            continue                            # a warning among them, or a task of an array
+            continue                            # a warning, or a task of an array
         owner, _, token = cells[7].partition(f"nexus:{service_id}:")
         is_unknown = cells[6].startswith("nexus_") and "nexus:" not in cells[7]
         key = token if token and not owner else None if is_unknown else ""
@@ -2420,7 +2458,7 @@ def parse_slurm_jobs(text: str, service_id: str) -> list[SlurmJob]:
 
 
 def parse_slurm_time(text: str) -> float | None:
-    """UTC epoch seconds of `2024-10-24T15:30:15`; None of `N/A`, `Unknown`, `None`."""
+    """UTC epoch seconds of `2024-10-24T15:30:15`; None for `N/A`, `Unknown`, `None`."""
     try:
         return parse_time(f"{text}Z")
     except ValueError:
@@ -2428,7 +2466,7 @@ def parse_slurm_time(text: str) -> float | None:
 
 
 def build_sbatch(job: Job, service_id: str, folder: str, limit_s: float | None, config: Config) -> list[str]:
-    """What submits a job to Slurm, which counts in minutes.  In the path of --output, % stands for something."""
+    """The command that submits a job.  Slurm's time limits are minutes; % is special in the path of --output."""
     own, memory_gb = config.slurm, config.jobs.max_memory_gb
     options = {"partition": own.partition, "account": own.account, "qos": own.qos,
                "gres": f"gpu:{job.gpus}" if job.gpus else "", "time": f"{-(-limit_s // 60):.0f}" if limit_s else "",
@@ -2436,21 +2474,23 @@ def build_sbatch(job: Job, service_id: str, folder: str, limit_s: float | None, 
     return ["sbatch", "--parsable", "--export=ALL", "--no-requeue", "--open-mode=append", "--chdir=/",
             f"--job-name=nexus_{job.id}", f"--comment=nexus:{service_id}:{job.current.slurm_key}",
             f"--output={folder.replace('%', '%%')}/slurm-{job.attempt}.log",
-            *own.extra_args, *(f"--{name}={text}" for name, text in options.items() if text),   # of two the last counts
+            *own.extra_args, *(f"--{name}={text}" for name, text in options.items() if text),   # the last of two counts
             "--wrap", f"exec /bin/sh {quote(folder)}/job.sh {job.attempt}"]
 
 
-# Why sbatch refuses: (Slurm's words, what it is the fault of, what to do).  `cluster`: it does not answer; `config`: it takes
-# no job of ours; `limit`: not so many at once; `job`: not this one.  What is none of these may pass.
+# (a pattern of sbatch's error, what is at fault, what to do).  `cluster`: Slurm does not answer; `config`: it takes
+# none of our jobs; `limit`: not so many at once; `job`: not this one.  Any other error may pass.
 SLURM_REFUSALS = (
     ("job queue full|temporarily unable to accept", "limit", "nexus tries again as jobs end"),
-    ("[Mm]unge|Protocol authentication error|authentication plugin", "cluster", "munged must run here: munge -n | unmunge"),
+    ("[Mm]unge|Protocol authentication error|authentication plugin", "cluster",
+     "munged must run here: munge -n | unmunge"),
     ("Unable to contact slurm controller|Socket timed out|Connection (refused|timed out)|Zero Bytes"
-     "|Communication (connection|shut)|not responding|Unable to establish|in standby mode|[Uu]nable to process configuration"
-     r"|establish a configuration source|slurm\.conf", "cluster", "nexus goes on when Slurm answers; see: scontrol ping"),
+     "|Communication (connection|shut)|not responding|Unable to establish|in standby mode"
+     r"|[Uu]nable to process configuration|establish a configuration source|slurm\.conf", "cluster",
+     "nexus goes on when Slurm answers; see: scontrol ping"),
     ("[Ii]nvalid (partition|account|qos|user id|node name|feature|option|--)|partition not available"
-     "|group not permitted|Access/permission denied|not authorized|unrecognized option|unknown option|requires an argument"
-     "|reservation is invalid", "config",
+     "|group not permitted|Access/permission denied|not authorized|unrecognized option|unknown option"
+     "|requires an argument|reservation is invalid", "config",
      "see [slurm] partition, account, qos and extra_args (nexus config edit), then nexus restart"),
     (r"\b(Assoc|QOS)(?!\w*Submit)\w*(GRES|TRES|C[Pp][Uu]|Node|Mem|Wall|Billing)", "job", "ask for less"),
     ("job submit limit|violates accounting/QOS policy|Too many jobs|[Ll]imit on number of jobs|job limit", "limit",
@@ -2460,19 +2500,19 @@ SLURM_REFUSALS = (
 
 
 def read_refusal(words: str) -> tuple[str, str]:
-    """(what it is the fault of, what to do) of what sbatch or squeue said; empty when that is not known."""
+    """(what is at fault, what to do) for an error of sbatch or squeue; both empty when it is unknown."""
     return next(((fault, hint) for pattern, fault, hint in SLURM_REFUSALS if re.search(pattern, words)), ("", ""))
 
 
 def clean_slurm_words(text: str) -> str:
-    """What a program of Slurm's said, as one line without its own name."""
+    """The output of a Slurm program as one line, without the program's name."""
     own = r"^(\w+: (error: |fatal: )?)?((Batch job submission failed|slurm_load_jobs error): )?"
     lines = [re.sub(own, "", line.strip()) for line in text.splitlines()]
     return format_line("; ".join(dict.fromkeys(line for line in lines if line and not line.startswith("Try "))), 400)
 
 
 def find_slurm_line(text: str) -> str:
-    """The line of a slurm.log that says the most: what slurmstepd has done to the job, or else the last."""
+    """The most telling line of a slurm.log: what slurmstepd did to the job, or else the last."""
     lines = find_last_lines(text, 50)
     own = [match[1] for line in lines for match in [re.match(r"slurmstepd\S*: error: (.+)", line)] if match]
     told = [line for line in own if re.search(r"\*\*\*|oom|memory", line)]
@@ -2480,7 +2520,7 @@ def find_slurm_line(text: str) -> str:
 
 
 def describe_submitted(job: Job, seen: SlurmJob | None, trouble: str | None = None) -> str:
-    """Why a job waits that Slurm has.  `trouble`: why Slurm cannot be asked, or takes no job."""
+    """Why a job that Slurm has waits.  `trouble`: why Slurm does not answer, or takes no job."""
     if job.current.slurm_id is None:
         where = "it is being submitted to Slurm" if not job.current.stop_cause else "it is taken out of Slurm's queue"
     else:
