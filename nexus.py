@@ -3399,30 +3399,33 @@ def round_known(number: float | None) -> float | None:
 HISTORY_S, USAGE_POINTS = 3600, 120
 
 
-def describe_usage(readings: Iterable[Reading], since: float, interval_s: float, count: int = USAGE_POINTS) -> dict[str, Any]:
-    """Points from `since` on, oldest first; None where nothing could be read."""
+def describe_usage(readings: Iterable[Reading], since: float, interval_s: float,
+                   count: int = USAGE_POINTS) -> dict[str, Any]:
+    """The means of `count` intervals from `since` on, oldest first; None where nothing was read."""
     points: list[list[Reading]] = [[] for _ in range(count)]
     for reading in readings:
         if 0 <= reading[0] - since < interval_s * count:
             points[int((reading[0] - since) // interval_s)].append(reading)
-    return {"interval_seconds": interval_s, "utilization": [round_known(find_utilization(point)[0]) for point in points],
+    return {"interval_seconds": interval_s,
+            "utilization": [round_known(find_utilization(point)[0]) for point in points],
             "memory_used_mib": list(map(find_most_memory, points))}
 
 
-# Objects of the API.  A row says all of a key: what it may be, what it means, and how it is read from the value that is shown.
-# Both the JSON and openapi.json are made from the rows.
+# Objects of the API.  A row tells all of a key: its schema, its meaning, and how to read it from the value.  The JSON
+# and openapi.json are made from the rows.
 
 def REF(name: str) -> Schema:
     return {"$ref": f"#/components/schemas/{name}"}
 
 
 def list_shown(cls: type) -> dict[str, Field]:
-    """The rows of a value class that are in its JSON."""
+    """The rows of a value class that its JSON shows."""
     def get(name: str, row: Field) -> Callable[[Any, float], Any]:
         write, look = {id(TIME): format_time, id(FLOAT): round_known}.get(id(row.schema)), operator.attrgetter(name)
         return (lambda one, now: write(look(one))) if write else lambda one, now: look(one)
-    return {name: Field(NULL(row.schema) if row.default is None else row.schema, row.help, getter=row.getter or get(name, row),
-                        public=row.public, brief=row.brief) for name, row in fields_of(cls).items() if not row.hidden}
+    return {name: Field(NULL(row.schema) if row.default is None else row.schema, row.help,
+                        getter=row.getter or get(name, row), public=row.public, brief=row.brief)
+            for name, row in fields_of(cls).items() if not row.hidden}
 
 
 PROCESS = list_shown(GpuProcess)
@@ -3431,8 +3434,10 @@ GPU = {
     **list_shown(Gpu),
     "node": Field(STRING, "the machine it is in"),
     "place": Field(STRING, "what commands call it: 0, or n1:0 on a node"),
-    "memory_total": Field(NULL(STRING), "its memory, like 24GB", getter=lambda gpu, now: format_gb(gpu.memory_total_mib)),
-    "memory_used": Field(NULL(STRING), "its memory in use, like 1GB", getter=lambda gpu, now: format_gb(gpu.memory_used_mib)),
+    "memory_total": Field(
+        NULL(STRING), "its memory, like 24GB", getter=lambda gpu, now: format_gb(gpu.memory_total_mib)),
+    "memory_used": Field(
+        NULL(STRING), "its memory in use, like 1GB", getter=lambda gpu, now: format_gb(gpu.memory_used_mib)),
     "job_id": Field(NULL(JOB_ID), "the first job that has it"),
     "job_ids": Field(LIST(JOB_ID), "all jobs that have it or a share of it"),
     "allocated": Field(FLOAT, "how much of it jobs have, 0 to 1"),
@@ -3448,7 +3453,8 @@ NODE_INFO = {
     "gpus": Field(INTEGER, "how many GPUs it has", "public"),
     "gpu_names": Field(LIST(STRING), "their models", "public"),
     "running_jobs": Field(INTEGER, "jobs that run there, as far as is known", "public"),
-    **{name: Field(NULL({"type": row.schema["type"]}), row.help) for name, row in fields_of(NodeConfig).items() if name != "name"},
+    **{name: Field(NULL({"type": row.schema["type"]}), row.help)
+       for name, row in fields_of(NodeConfig).items() if name != "name"},
     "is_reachable": Field(FLAG, "whether it can be reached", "public"),
     "is_leaving": Field(FLAG, "it is being removed, and gets no more jobs", "public"),
     "trouble": Field(NULL(STRING), "why it gets no job"),
@@ -3462,7 +3468,7 @@ NODE_INFO = {
 
 
 def show(rows: Mapping[str, Field], shown: Any, now: float = 0.0, **facts: Any) -> dict[str, Any]:
-    """A value as JSON: `facts`, and of these rows the rest as it is found in the value; null where that has none."""
+    """A value as JSON: `facts`, and the other rows read from the value."""
     return {name: facts[name] if name in facts else row.getter(shown, now) if row.getter else getattr(shown, name, None)
             for name, row in rows.items()}
 
@@ -3495,7 +3501,7 @@ ATTEMPT = {
     "stopped_by": Field(NULL(STRING), "who wanted its end", getter=lambda one, now: one.stop_by),
     "outcome": Field(NULL(STRING), "how it ended, in a word or two: exit 3, SIGSEGV, killed", getter=find_outcome),
 }
-# A job: what is known of it at the moment, what was asked for, and what has become of its last attempt.
+# A job: its present state, what was asked for, and its last attempt
 JOB: dict[str, Field] = {
     "status": Field(STATUS, "pending, then running, then one of the others", "public brief"),
     "position": Field(NULL(INTEGER), "how many pending jobs are before it", "public"),
@@ -3518,12 +3524,12 @@ JOB: dict[str, Field] = {
     "cpu_percent": Field(NULL(FLOAT), "CPU in use now", "brief"),
 }
 for row in JOB.values():
-    row.schema = row.schema if row.public else NULL(row.schema)         # to others it is null
+        row.schema = row.schema if row.public else NULL(row.schema)         # other users get null
 BRIEF_JOB = {name: row for name, row in JOB.items() if row.brief}
 
 
 def job_json(job: Job, now: float, node: str | None, rows: Mapping[str, Field] = JOB, **facts: Any) -> dict[str, Any]:
-    """A job as the API shows it.  Its environment is never in it.  `facts` are those that are known of it just now."""
+    """A job as the API shows it, never with its environment.  `facts`: keys that the job does not hold itself."""
     current = job.current
     last = {**(NO_ATTEMPT_JSON if current is NO_ATTEMPT else show(ATTEMPT, current, now)),
             **{name: fact for name, fact in facts.items() if name in ATTEMPT}}
@@ -3534,8 +3540,8 @@ def job_json(job: Job, now: float, node: str | None, rows: Mapping[str, Field] =
 
 
 NO_ATTEMPT_JSON = show(ATTEMPT, NO_ATTEMPT)
-SIGNAL_NAMES = {1: "SIGHUP", 2: "SIGINT", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV", 13: "SIGPIPE",
-                15: "SIGTERM", 24: "SIGXCPU", 25: "SIGXFSZ"}
+SIGNAL_NAMES = {1: "SIGHUP", 2: "SIGINT", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV",
+                13: "SIGPIPE", 15: "SIGTERM", 24: "SIGXCPU", 25: "SIGXFSZ"}
 
 
 def pick(rows: Mapping[str, Any], names: str) -> dict[str, Any]:
@@ -3551,8 +3557,8 @@ SUBMITTED = {                                   # a job in the words of /api
     "project_id": Field(NULL(STRING), "as config_file says"),
     **pick(JOB, "status created_at started_at finished_at exit_code cause waiting_for expected_time"),
 }
-SUBMITTED_FROM = pick(JOB, "id user node labels position status created_at started_at finished_at exit_code cause waiting_for "
-                           "expected_time")
+SUBMITTED_FROM = pick(JOB, "id user node labels position status created_at started_at finished_at exit_code cause "
+                           "waiting_for expected_time")
 INFO = {
     "name": Field(STRING, "nexus"),
     "version": Field(STRING, "the program's version"),
@@ -3611,7 +3617,8 @@ OBJECTS: dict[str, Mapping[str, Field]] = {
     "Gpu": GPU,
     "Process": PROCESS,
     "GpuHistory": {**pick(GPU, "index node uuid"), **USAGE_CURVE},
-    "RunUsage": {"memory_total_mib": Field(NULL(FLOAT), "the memory of all its GPUs together; null: not known"), **USAGE_CURVE},
+    "RunUsage": {
+        "memory_total_mib": Field(NULL(FLOAT), "the memory of all its GPUs together; null: not known"), **USAGE_CURVE},
     "Attempt": ATTEMPT,
     "GroupInfo": {
         "name": Field(STRING, "what its jobs say"),
@@ -3631,7 +3638,7 @@ OBJECTS: dict[str, Mapping[str, Field]] = {
         "stream": Field(WORD("stdout", "stderr"), "where it was written to"),
         "at": Field(NULL(STRING), "when it had come, UTC, to a tenth of a second; null: it is not known"),
         "end": Field(INTEGER, "up to which byte of that file this is: to go on from there, see `offset`"),
-        "text": Field(STRING, "lines, of which the last may be without its end; bytes that are no UTF-8 are lone surrogates"),
+        "text": Field(STRING, "lines, the last maybe incomplete; bytes that are no UTF-8 are lone surrogates"),
     },
     "Added": {
         "id": Field(JOB_ID, "the new job", default=None),
@@ -3691,7 +3698,7 @@ OBJECTS: dict[str, Mapping[str, Field]] = {
 
 
 def hide(rows: Mapping[str, Field], told: Mapping[str, Any]) -> dict[str, Any]:
-    """An object as others than its owner see it: the rest is null."""
+    """An object as other users see it: private keys are null."""
     return {name: fact if rows[name].public else None for name, fact in told.items()}
 
 
@@ -3699,10 +3706,10 @@ def gpu_json(gpu: Gpu, state: State, config: GpuConfig, trouble: str | None, nod
              closed: str | None = None) -> dict[str, Any]:
     """A GPU as GET /status shows it.
 
-    `trouble`: why its machine's readings cannot be relied upon; `closed`: why that gets no job, whatever its GPUs.
+    `trouble`: why its machine's readings are unreliable; `closed`: why that machine gets no job.
     """
-    held = [(job, share) for job in state.running.values() for uuid, share in zip(job.current.gpu_uuids, list_shares(job))
-            if uuid == gpu.uuid]
+    held = [(job, share) for job in state.running.values()
+            for uuid, share in zip(job.current.gpu_uuids, list_shares(job)) if uuid == gpu.uuid]
     jobs, foreign = [job.id for job, _ in held], find_foreign(gpu)
     why = find_obstacle(gpu, config, [job for job, _ in held])
     own = f"runs {format_jobs_there(gpu.taken_by)} of {gpu.node}'s own queue" if gpu.taken else None
@@ -3717,25 +3724,25 @@ def gpu_json(gpu: Gpu, state: State, config: GpuConfig, trouble: str | None, nod
 
 
 def submitted_json(job: Mapping[str, Any], nodes: Mapping[str | None, int]) -> dict[str, Any]:
-    """A job, as the rest of the API shows it, in the words of /api.  `nodes`: {name: number}."""
+    """A job's JSON in the words of /api.  `nodes`: {name: number}."""
     return show(SUBMITTED, None, **{
-        "competition_id": None, "project_id": None, **(job["labels"] or {}), **job, "job_id": job["id"], "user_id": job["user"],
-        "node_id": nodes.get(job["node"]), "queue_position": job["position"]})
+        "competition_id": None, "project_id": None, **(job["labels"] or {}), **job, "job_id": job["id"],
+        "user_id": job["user"], "node_id": nodes.get(job["node"]), "queue_position": job["position"]})
 
 
-# Text.  The command line makes it of what the API answers.
+# Text.  The command line makes it from the API's replies.
 
-# White is bold: a terminal's own colour is readable on its background, and white is not on a light one.
+# White is bold: the terminal's default colour is readable on its background, and white is not on a light one.
 COLOURS = {"white": "1", "green": "92", "bright": "1", "cyan": "36", "blue": "34", "yellow": "33", "red": "31",
            "magenta": "35"}
 
 
 class Paint:
-    """Makes text for a terminal of lines that hold others' words: in colours, or without.
+    """Makes the text for a terminal from lines that may hold other people's words, with or without colours.
 
-    `mark` is a word that nobody can guess, and empty for no colours.  It stands for the escape character until join() has cleaned the
-    lines: so nexus's own colours stay, and an escape sequence in a job's command or in an answer from NEXUS_URL does nothing.
-    `width`, `height`: its columns and lines; 0 for a file or a pipe, where nothing is cut.
+    `mark` is an unguessable word, or empty for no colours.  It stands for the escape character until join() has cleaned
+    the lines: nexus's own colours stay, and escape sequences in a job's command or in a reply from NEXUS_URL do not.
+    `width`, `height`: the terminal's columns and lines; 0 for a file or a pipe, where nothing is cut.
     """
 
     def __init__(self, mark: str, width: int = 0, height: int = 0) -> None:
@@ -3745,24 +3752,24 @@ class Paint:
         return f"{self.mark}[{COLOURS[colour]}m{text}{self.mark}[0m" if self.mark and text and colour else text
 
     def join(self, lines: Iterable[str]) -> str:
-        """The lines, each with its end.  All that the command line prints of others' words goes through here."""
+        """The lines with their newlines.  Everything that the command line prints passes here."""
         clean = "".join("\t".join(map(format_line, line.split("\t"))) + "\n" for line in lines)
         return clean.replace(self.mark, "\x1b") if self.mark else clean
 
 
 def local_time(stamp: str | None, pattern: str = "%H:%M") -> str:
-    """A UTC time of the API on the reader's clock; `-` for none."""
+    """A UTC time of the API in the reader's time zone; `-` for none."""
     return "-" if stamp is None else time.strftime(pattern, time.localtime(parse_time(stamp)))
 
 
 def format_snapshot(status: Told, paint: Paint) -> str:
-    """What `nexus` shows."""
+    """The output of `nexus`."""
     paused = "[PAUSED]" if status["is_paused"] else "[RUNNING]"
     queued = f"Queue: {format_count(status['queued_jobs'], 'job')} pending"
     lines = [f"{paint('blue', queued)} {paint('yellow', paused)}",
              paint("white", f"History: {format_count(status['completed_jobs'], 'job')} completed"), ""]
     slurm = status.get("slurm")
-    if slurm:                               # what else the cluster has is told by its own sinfo
+    if slurm:                               # sinfo shows the rest of the cluster
         submitted = format_count(slurm["handed_jobs"] + slurm["running_jobs"], "job")
         heading = paint("white", f"Slurm ({slurm['cluster']}):" if slurm["cluster"] else "Slurm:")
         lines.append(f"{heading} {submitted} of nexus there, {slurm['running_jobs']} running")
@@ -3776,8 +3783,9 @@ def format_snapshot(status: Told, paint: Paint) -> str:
         lines.append(paint("red", status["gpu_trouble"]))
     lines += told or ([] if status["gpu_trouble"] or status.get("slurm") else ["none"])
     shown = {job_id for gpu in gpus for job_id in gpu["job_ids"]}
-    for heading, is_there in (("Running there:", lambda job: job.get("slurm_id")), ("CPU:", lambda job: not job["gpus"]),
-                              ("On GPUs that cannot be seen now:", lambda job: job["id"] not in shown)):
+    for heading, is_there in (
+            ("Running there:", lambda job: job.get("slurm_id")), ("CPU:", lambda job: not job["gpus"]),
+            ("On GPUs that cannot be seen now:", lambda job: job["id"] not in shown)):
         here = [job for job in jobs.values() if is_there(job)]
         jobs = {job_id: job for job_id, job in jobs.items() if not is_there(job)}
         lines += ["", paint("white", heading)] if here else []
@@ -3788,7 +3796,7 @@ def format_snapshot(status: Told, paint: Paint) -> str:
 
 
 def format_machines(status: Told, jobs: Mapping[str, Told], paint: Paint) -> list[str]:
-    """The GPUs of this machine and of nodes.  Of a node that gets no jobs there is why, and what runs there."""
+    """The GPUs of this machine and of nodes; of a node that gets no jobs, the reason and its jobs."""
     lines = []
     for node in status["nodes"]:
         gpus, state = [gpu for gpu in status["gpu_status"] if gpu["node"] == node["name"]], describe_node_state(node)
@@ -3796,18 +3804,20 @@ def format_machines(status: Told, jobs: Mapping[str, Told], paint: Paint) -> lis
             lines.append(paint("red" if node["unknown_since"] else "yellow", f"{node['name']}: {state}"))
             lines += [f"  {node['hint']}"] if node["hint"] else []
             gpus = [gpu for gpu in gpus if gpu["job_ids"]]
-        for label, gpu, _ in group_gpus(gpus, lambda gpu: gpu["uuid"] if gpu["job_ids"] else format_gpu(gpu, {}, paint, "")):
+        for label, gpu, _ in group_gpus(
+                gpus, lambda gpu: gpu["uuid"] if gpu["job_ids"] else format_gpu(gpu, {}, paint, "")):
             lines += format_gpu(gpu, jobs, paint, label)
     return lines
 
 
 def group_gpus(gpus: Iterable[Told], find_alike: Callable[[Any], object]) -> Iterator[tuple[str, Told, bool]]:
-    """(label, the first, whether there are more) of neighbours of one machine of which the same is to be said."""
+    """(label, first GPU, whether there are more) of each run of neighbours on a machine that look alike."""
     import itertools
     for _, group in itertools.groupby(gpus, lambda gpu: (gpu["node"], find_alike(gpu))):
         first, *more = group
         machine = "".join(first["place"].rpartition(":")[:2])
-        yield f"GPU{'s' * bool(more)} {machine}{format_ranges([gpu['index'] for gpu in (first, *more)])}", first, bool(more)
+        indices = format_ranges([gpu["index"] for gpu in (first, *more)])
+        yield f"GPU{'s' * bool(more)} {machine}{indices}", first, bool(more)
 
 
 def describe_node_state(node: Told) -> str:
@@ -3818,7 +3828,7 @@ def describe_node_state(node: Told) -> str:
 
 
 def format_gpu(gpu: Told, jobs: Mapping[str, Told], paint: Paint, label: str | None = None) -> list[str]:
-    """`label`: of several of which the same is to be said."""
+    """`label`: of several GPUs that look alike."""
     what = ", ".join(part for part in (gpu["name"], gpu["memory_total"]) if part)
     header = paint("white", f"{'GPU ' + gpu['place'] if label is None else label} ({what}):")
     running = [line for job_id in gpu["job_ids"] if job_id in jobs for line in format_running(jobs[job_id], paint)]
@@ -3834,14 +3844,15 @@ def format_gpu(gpu: Told, jobs: Mapping[str, Told], paint: Paint, label: str | N
 
 
 def format_running(job: Told, paint: Paint, has_node: bool = False) -> list[str]:
-    """`has_node`: its machine is to be told."""
+    """`has_node`: show its machine."""
     runtime = format_duration(job["runtime_seconds"] or 0)
     stopping = f" (stopping: {job['stopping']})" if job["stopping"] else ""
     if job["unknown_since"]:
         stopping += paint("red", f" unknown since {local_time(job['unknown_since'], '%m-%d %H:%M')}")
     share = [f"  GPUs: {format_known(job['gpus'], '', 2)}"] if job["gpus"] % 1 else []
     command = format_line(name_or_command(job), paint.width and max(20, paint.width - 11))
-    return [f"  Job ID: {paint('magenta', job['id'])}{stopping}", *([f"  Node: {job['node']}"] if has_node else []), *share,
+    return [f"  Job ID: {paint('magenta', job['id'])}{stopping}",
+            *([f"  Node: {job['node']}"] if has_node else []), *share,
             f"  Command: {paint('bright', command)}",
             *([f"  Slurm: {job['slurm_id']} on {job['node']}"] if job.get("slurm_id") else []),
             f"  Runtime: {paint('cyan', runtime)}", f"  Started: {paint('cyan', local_time(job['started_at']))}"]
@@ -3861,47 +3872,51 @@ def format_detailed(status: Told, health: Told, paint: Paint) -> str:
     if status["nodes"]:
         lines += ["", paint("white", "Nodes:"), *(
             f"  {node['name']}: {format_count(node['gpus'], 'GPU')}, {format_count(node['running_jobs'], 'job')}, "
-            + paint("red" if node["unknown_since"] else "bright", describe_node_state(node)) for node in status["nodes"])]
+            + paint("red" if node["unknown_since"] else "bright", describe_node_state(node))
+            for node in status["nodes"])]
     lines += ["", f"Host: {host['name']}, CPU {format_known(host['cpu_percent'], '%')}, memory "
-              f"{format_known(host['memory_used_gb'], 'GB')} of {format_known(host['memory_total_gb'], 'GB')} in use", "",
-              f"Active Jobs: {len(status['running_jobs'])}"]
+              f"{format_known(host['memory_used_gb'], 'GB')} of {format_known(host['memory_total_gb'], 'GB')} in use",
+              "", f"Active Jobs: {len(status['running_jobs'])}"]
     for job in status["running_jobs"]:
-        memory = f", memory {format_known(job['rss_mib'] and job['rss_mib'] / 1024, 'GB')}, CPU {format_known(job['cpu_percent'], '%')}"
+        memory = (f", memory {format_known(job['rss_mib'] and job['rss_mib'] / 1024, 'GB')}, "
+                  f"CPU {format_known(job['cpu_percent'], '%')}")
         lines.append(f"  {paint('magenta', job['id'])}: {paint('bright', name_or_command(job))}"
-                     f" ({job['node'] + ', ' if status['nodes'] else ''}GPUs: [{format_indices(job['gpu_indices'])}]{memory})")
+                     f" ({job['node'] + ', ' if status['nodes'] else ''}"
+                     f"GPUs: [{format_indices(job['gpu_indices'])}]{memory})")
     lines += ["", f"Health: {paint('green', 'HEALTHY') if health['is_healthy'] else paint('red', 'UNHEALTHY')}"]
     return paint.join(lines + [f"hint: {hint}" for hint in status["hints"]])
 
 
 def describe_gpu_use(gpu: Told, paint: Paint) -> str:
-    """What a GPU does, on a line."""
+    """A GPU's readings, on one line."""
     allocated = f"{gpu['allocated'] * 100:.0f}% allocated"
     if gpu["is_paused"]:
         allocated = paint("yellow", "PAUSED") + (f", {allocated}" if gpu["job_ids"] else "")
     readings = [f"memory {gpu['memory_used']} of {gpu['memory_total']}" if gpu["memory_used"] else "memory unknown",
-                *(words.format(gpu[key]) for key, words in (("utilization", "{:.0f}% busy"), ("temperature", "{:.0f}°C"), (
-                    "power_watts", "{:.0f} W")) if gpu[key] is not None)]
+                *(words.format(gpu[key]) for key, words in (
+                    ("utilization", "{:.0f}% busy"), ("temperature", "{:.0f}°C"), ("power_watts", "{:.0f} W"))
+                  if gpu[key] is not None)]
     why = "" if gpu["job_ids"] or gpu["is_paused"] or not gpu["unavailable"] else f"; {gpu['unavailable']}"
     return f"  GPU {gpu['place']}: {allocated} ({', '.join(readings)}){why}"
 
 
 @value
 class Column:
-    """Of a table for people."""
+    """A column of a table for people."""
     heading: str
-    show: Callable[[Any], str]                              # the cell of a row
+    show: Callable[[Any], str]                              # row -> cell
     colour: str = ""
-    shown_if: Callable[[Sequence[Any]], bool] | None = None     # whether these rows need it; None: always
-    spare: int = 0              # where a terminal is too narrow, those with the highest are left out first; 0: never
+    shown_if: Callable[[Sequence[Any]], bool] | None = None     # whether these rows need the column; None: always
+    spare: int = 0              # on a narrow terminal, the columns with the highest are left out first; 0: never
 
 
-LAST_COLUMNS, MOST_COLUMNS = 30, 24     # on a terminal: what is left to the last column, and what another one gets at most
+LAST_COLUMNS, MOST_COLUMNS = 30, 24     # on a terminal: least width of the last column, most width of the others
 
 
 def format_table(columns: Iterable[Column], rows: Sequence[Any], paint: Paint, below: Sequence[str] = ()) -> str:
-    """Columns padded to their widest cell; the last takes what is left of the line.
+    """Columns padded to their widest cell; the last one takes the rest of the line.
 
-    `below`: on a terminal, what stands under each row.
+    `below`: on a terminal, a line under each row.
     """
     import textwrap
     width = paint.width
@@ -3912,14 +3927,15 @@ def format_table(columns: Iterable[Column], rows: Sequence[Any], paint: Paint, b
     sizes = {heading: max(map(count_columns, cells)) for heading, cells in cells_of.items()}
 
     def find_last() -> int:
-        """The columns that are left to the last one."""
+        """The width that is left for the last column."""
         return width - sum(sizes[column.heading] + 2 for column in shown[:-1])
 
     for column in sorted((column for column in shown[:-1] if column.spare and width), key=lambda column: -column.spare):
         if find_last() < min(LAST_COLUMNS, sizes[shown[-1].heading]):
             shown.remove(column)
     last, colours = max(20, find_last()) if width else 0, [column.colour for column in shown]
-    padded = [[cell + " " * (sizes[column.heading] - count_columns(cell)) for cell in cells_of[column.heading]] for column in shown[:-1]]
+    padded = [[cell + " " * (sizes[column.heading] - count_columns(cell)) for cell in cells_of[column.heading]]
+              for column in shown[:-1]]
     padded.append([cut_middle(cell, last) for cell in cells_of[shown[-1].heading]])
     lines = []
     for number, cells in enumerate(zip(*padded)):
@@ -3930,7 +3946,7 @@ def format_table(columns: Iterable[Column], rows: Sequence[Any], paint: Paint, b
 
 
 def name_or_command(job: Told) -> str:
-    if job["command"] is None:                  # as users' tokens are told of others' jobs
+    if job["command"] is None:                  # another user's job, seen with a token
         return f"({job['user']}'s)"
     return f"{job['name']}: {job['command']}" if job["name"] else str(job["command"])
 
@@ -3944,17 +3960,20 @@ def time_column(heading: str, key: str, spare: int = 0) -> Column:
 
 
 def text_column(heading: str, key: str, spare: int, colour: str = "") -> Column:
-    """What some of the rows say."""
+    """A column that is shown when a row has a value for it."""
     return Column(heading, lambda job: job[key] or "-", colour, lambda jobs: any(job[key] for job in jobs), spare)
 
 
 ID_COLUMN = Column("ID", lambda job: job["id"], "magenta")
-USER_COLUMN = Column("USER", lambda job: job["user"], shown_if=lambda jobs: len({job["user"] for job in jobs}) > 1, spare=2)
-COMMAND_COLUMN = Column("COMMAND", lambda job: f"({job['user']}'s)" if job["command"] is None else job["command"], "bright")
+USER_COLUMN = Column(
+    "USER", lambda job: job["user"], shown_if=lambda jobs: len({job["user"] for job in jobs}) > 1, spare=2)
+COMMAND_COLUMN = Column(
+    "COMMAND", lambda job: f"({job['user']}'s)" if job["command"] is None else job["command"], "bright")
 NAME_COLUMN, GROUP_COLUMN = text_column("NAME", "name", 0, "bright"), text_column("GROUP", "group", 4)
 QUEUE_COLUMNS = (
     ID_COLUMN,
-    Column("PRIORITY", lambda job: format_priority(job["priority"]), shown_if=lambda jobs: any(job["priority"] != 1 for job in jobs)),
+    Column("PRIORITY", lambda job: format_priority(job["priority"]),
+           shown_if=lambda jobs: any(job["priority"] != 1 for job in jobs)),
     Column("NODE", lambda job: job["only_node"] or "any", shown_if=lambda jobs: any(job["only_node"] for job in jobs)),
     Column("GPUS", lambda job: format_known(job["gpus"], "", 2)),
     time_column("ADDED", "created_at", 5),
@@ -3968,11 +3987,12 @@ QUEUE_FIELDS = "id priority only_node gpus created_at estimated_start user group
 JOB_COLUMNS = (
     ID_COLUMN,
     Column("STATUS", lambda job: job["status"]),
-    Column("NODE", lambda job: job["node"] or "-", shown_if=lambda jobs: any(       # some ran, or may run, on another machine
+    Column("NODE", lambda job: job["node"] or "-", shown_if=lambda jobs: any(       # when other machines are involved
         job["node"] is None or job["remote_id"] or job["only_node"] for job in jobs)),
     Column("GPU", lambda job: format_indices(job["gpu_indices"]) or "-"),
     Column("RESULT", lambda job: "unknown" if job["unknown_since"] else job["outcome"] or "-"),
-    Column("RUNTIME", lambda job: "-" if job["runtime_seconds"] is None else format_duration(job["runtime_seconds"]), "cyan", spare=1),
+    Column("RUNTIME", lambda job: "-" if job["runtime_seconds"] is None else format_duration(job["runtime_seconds"]),
+           "cyan", spare=1),
     time_column("STARTED", "started_at", 5),
     USER_COLUMN,
     GROUP_COLUMN,
@@ -3984,7 +4004,7 @@ JOB_LIST_FIELDS = ("id status node remote_id only_node gpu_indices unknown_since
 
 
 def format_queue(jobs: Sequence[Told], paint: Paint) -> str:
-    """On a terminal the reason stands below, once for those that wait for the same; in a file it is the last column."""
+    """On a terminal, a reason stands below the jobs that share it; in a file it is the last column."""
     reasons = [job["waiting_for"] or "" for job in jobs]
     below = [reason if reason != former else "" for reason, former in zip(reasons, ["", *reasons])]
     last = [] if paint.width else [Column("WAITING FOR", lambda job: job["waiting_for"] or "")]
@@ -3992,12 +4012,12 @@ def format_queue(jobs: Sequence[Told], paint: Paint) -> str:
 
 
 def format_jobs(jobs: Sequence[Told], paint: Paint) -> str:
-    """On a terminal, what a failed one said last stands below it."""
+    """On a terminal, a failed job's last line stands below it."""
     causes = [format_line(job["cause_line"] or "", max(20, paint.width - 5)) for job in jobs]
     return format_table(JOB_COLUMNS, jobs, paint, causes)
 
 
-# `nexus top`: a row for each running job and each other GPU, and below it what waits; groups in one row each.
+# `nexus top`: a row for each running job and each other GPU; below it what waits, with one row for a group
 
 TOP_COLUMNS = (
     Column("GPU", lambda row: row["place"]),
@@ -4019,7 +4039,7 @@ WAITING_COLUMNS = (
 
 
 def format_top(status: Told, waiting: Sequence[Told], groups: Sequence[Told], paint: Paint) -> str:
-    """`waiting`: pending jobs without a group, the first of them; `groups`: as GET /groups lists them."""
+    """`waiting`: the first pending jobs without a group; `groups`: the reply of GET /groups."""
     host = status["host"]
     memory = f"{format_known(host['memory_used_gb'], '')} of {format_known(host['memory_total_gb'], 'GB')}"
     lines = [paint("white", f"{host['name']}  CPU {format_known(host['cpu_percent'], '%', 0)}, memory {memory}"),
@@ -4030,32 +4050,37 @@ def format_top(status: Told, waiting: Sequence[Told], groups: Sequence[Told], pa
     rows = list_top_rows(status)
     text = paint.join(lines) + (format_table(TOP_COLUMNS, rows, paint) if rows else "no GPU, and no job runs\n")
     active = [group for group in groups if group[PENDING] or group[RUNNING]]
-    below = [(group["position"] or 0, {"id": "group", "gpus": "", "starts": "", "what": group["name"], "why": describe_group(group)})
-             for group in active]
-    below += [(job["position"], {"id": job["id"], "gpus": format_known(job["gpus"], "", 2), "starts": local_time(job["estimated_start"]),
-                                 "what": name_or_command(job), "why": job["waiting_for"] or ""}) for job in waiting]
+    below = [(group["position"] or 0, {
+        "id": "group", "gpus": "", "starts": "", "what": group["name"], "why": describe_group(group)})
+        for group in active]
+    below += [(job["position"], {
+        "id": job["id"], "gpus": format_known(job["gpus"], "", 2), "starts": local_time(job["estimated_start"]),
+        "what": name_or_command(job), "why": job["waiting_for"] or ""}) for job in waiting]
     if below:
         ordered = [row for _, row in sorted(below, key=operator.itemgetter(0))]
         more = status["queued_jobs"] - len(waiting) - sum(group[PENDING] for group in active)
-        text += "\n" + format_table(WAITING_COLUMNS, ordered, paint) + (f"… {format_count(more, 'more job')}\n" if more > 0 else "")
+        text += "\n" + format_table(WAITING_COLUMNS, ordered, paint)
+        text += f"… {format_count(more, 'more job')}\n" if more > 0 else ""
     return text
 
 
 def describe_group(group: Told) -> str:
     """`40 jobs: 3 running, 12 completed, 1 failed, 24 pending; paused by ann`."""
     total = sum(group[status] for status in STATUSES)
-    counts = [f"{group[status]} {status}" for status in (RUNNING, COMPLETED, FAILED, CANCELLED, PENDING) if group[status]]
+    statuses = (RUNNING, COMPLETED, FAILED, CANCELLED, PENDING)
+    counts = [f"{group[status]} {status}" for status in statuses if group[status]]
     return f"{format_count(total, 'job')}: {', '.join(counts)}" + (f"; {group['hold']}" if group["hold"] else "")
 
 
 def list_top_rows(status: Told) -> list[dict[str, str]]:
-    """In the order of the GPUs; a job on several has one row, with their sums, and their highest temperature."""
+    """Rows in the order of the GPUs; a job on several has one row, with sums and the highest temperature."""
     jobs, rows, seen = {job["id"]: job for job in status["running_jobs"]}, [], set[str]()
 
     def add(gpus: Sequence[Told], job: Told | None, what: str) -> None:
         known = {key: [gpu[key] for gpu in gpus if gpu[key] is not None] for key in (
             "utilization", "memory_used_mib", "memory_total_mib", "temperature", "power_watts")}
-        used, total, heat, power = (known[key] for key in ("memory_used_mib", "memory_total_mib", "temperature", "power_watts"))
+        used, total = known["memory_used_mib"], known["memory_total_mib"]
+        heat, power = known["temperature"], known["power_watts"]
         load = known["utilization"]
         node = gpus[0]["place"].rpartition(":")[:2] if gpus else ()
         rows.append({
@@ -4063,7 +4088,8 @@ def list_top_rows(status: Told) -> list[dict[str, str]]:
             "utilization": f"{sum(load) / len(load):.0f}%" if load else "-",
             "memory": f"{sum(used) / 1024:.0f}/{sum(total) / 1024:.0f}GB" if used and total else "-",
             "temperature": f"{max(heat):.0f}C" if heat else "-", "power": f"{sum(power):.0f}W" if power else "-",
-            "job": job["id"] if job else "-", "runtime": format_duration(job["runtime_seconds"] or 0) if job else "-", "what": what})
+            "job": job["id"] if job else "-", "what": what,
+            "runtime": format_duration(job["runtime_seconds"] or 0) if job else "-"})
 
     for gpu in status["gpu_status"]:
         for job in [jobs[job_id] for job_id in gpu["job_ids"] if job_id in jobs and job_id not in seen]:
@@ -4072,7 +4098,8 @@ def list_top_rows(status: Told) -> list[dict[str, str]]:
             add(own, job, ("[PAUSED] " if gpu["is_paused"] else "") + describe_run(job))
         if not gpu["job_ids"]:
             why = str(gpu["unavailable"] or "is not available").removeprefix("is ")
-            add([gpu], None, "available" if gpu["is_available"] else f"in use by {gpu['used_by']}" if gpu["used_by"] else why)
+            why = f"in use by {gpu['used_by']}" if gpu["used_by"] else why
+            add([gpu], None, "available" if gpu["is_available"] else why)
     for job in jobs.values():
         if job["id"] not in seen:
             add([], job, describe_run(job))
@@ -4080,7 +4107,8 @@ def list_top_rows(status: Told) -> list[dict[str, str]]:
 
 
 def describe_run(job: Told) -> str:
-    words = (f"stopping: {job['stopping']}" if job["stopping"] else "", "unknown, its node is not reached" if job["unknown_since"] else "")
+    words = (f"stopping: {job['stopping']}" if job["stopping"] else "",
+             "unknown, its node is not reached" if job["unknown_since"] else "")
     return "".join(f"({word}) " for word in words if word) + name_or_command(job)
 
 
@@ -4099,19 +4127,21 @@ def format_place(gpu_indices: Sequence[int], node: str | None) -> str:
 
 
 def format_job(job: Told, paint: Paint) -> str:
-    """`nexus show ID`: every fact that is known, a line each."""
+    """The output of `nexus show ID`: a line for each known fact."""
     lines = [f"{paint('white', 'Job ' + job['id'])}: {job['status']}"
              + (f" ({job['outcome'] or '-'})" if job["status"] in FINAL else "")]
     for key, fact in job.items():
-        if key in ("id", "status", "outcome", "status_history") or fact is False or (not fact and (key == "retries" or fact != 0)):
-            continue                    # 0 is a fact
+        is_empty = not fact and (key == "retries" or fact != 0)         # other zeros are facts
+        if key in ("id", "status", "outcome", "status_history") or fact is False or is_empty:
+            continue
         if key == "attempts":
-            if len(fact) > 1 or job["status"] == PENDING:       # of a single one all is told already
+            if len(fact) > 1 or job["status"] == PENDING:       # else the lines above tell all of it
                 lines += [f"  attempt {attempt['attempt']}: {format_attempt(attempt)}" for attempt in fact]
         elif key == "runtime_seconds":
             lines.append(f"  runtime: {paint('cyan', format_duration(fact))}")
         elif key.endswith("_at") or key in ("estimated_start", "unknown_since"):
-            lines.append(f"  {key}: {paint('red' if key == 'unknown_since' else 'cyan', local_time(fact, '%Y-%m-%d %H:%M:%S'))}")
+            colour = "red" if key == "unknown_since" else "cyan"
+            lines.append(f"  {key}: {paint(colour, local_time(fact, '%Y-%m-%d %H:%M:%S'))}")
         else:
             shown = ", ".join(map(str, fact)) if isinstance(fact, (list, tuple)) else (
                 ", ".join(f"{name} {text}" for name, text in fact.items())) if isinstance(fact, dict) else (
@@ -4122,20 +4152,22 @@ def format_job(job: Told, paint: Paint) -> str:
 
 
 def format_why(told: Told, paint: Paint) -> str:
-    """`nexus why ID`: the decision, and what stands behind it GPU by GPU."""
+    """The output of `nexus why ID`: the decision, and its reasons GPU by GPU."""
     verb = "waits" if told["status"] == PENDING else f"is {told['status']}"
     lines = [f"{paint('white', 'Job ' + told['id'])} {verb}: {told['why']}", *(f"  {fact}" for fact in told["facts"])]
     return paint.join(lines + [f"  {line}" for line in format_verdicts(told["gpus"], paint)])
 
 
 def format_verdicts(gpus: Iterable[Told], paint: Paint) -> list[str]:
-    """A line for each GPU, or for neighbours on a node of which the same is said."""
-    return [f"{label}: {gpu['verdict'] or paint('green', 'it could have any of these' if has_more else 'it could have this one')}"
-            for label, gpu, has_more in group_gpus(gpus, lambda gpu: (gpu["verdict"], ":" in gpu["place"] or gpu["index"]))]
+    """A line for each GPU, or for neighbours on a node that have the same reason."""
+    alike = group_gpus(gpus, lambda gpu: (gpu["verdict"], ":" in gpu["place"] or gpu["index"]))
+    free = paint("green", "it could have this one"), paint("green", "it could have any of these")
+    return [f"{label}: {gpu['verdict'] or free[has_more]}"
+            for label, gpu, has_more in alike]
 
 
 def make_metrics(status: Told, jobs: Sequence[Told]) -> dict[str, Any]:
-    """What `nexus metrics` tells: run times of finished jobs that ran, utilization in percent over the last hour."""
+    """The data of `nexus metrics`: run times of finished jobs, utilization in percent over the last hour."""
     import statistics
     times = [job["runtime_seconds"] for job in jobs if job["started_at"] and job["runtime_seconds"] is not None]
     causes = [job["cause"] for job in jobs if job["cause"]]
@@ -4144,23 +4176,26 @@ def make_metrics(status: Told, jobs: Sequence[Told]) -> dict[str, Any]:
         "median_runtime_seconds": round(statistics.median(times), 3) if times else None,
         "by_status": {status: sum(job["status"] == status for job in jobs) for status in FINAL},
         "causes": {cause: causes.count(cause) for cause in sorted(set(causes))},
-        "gpus": [pick(gpu, "index node place name utilization_mean utilization_peak allocated is_paused") for gpu in status["gpu_status"]]}
+        "gpus": [pick(gpu, "index node place name utilization_mean utilization_peak allocated is_paused")
+                 for gpu in status["gpu_status"]]}
 
 
 def format_metrics(metrics: Told, paint: Paint) -> str:
     kept = ", ".join(f"{count} {word}" for word, count in metrics["by_status"].items() if count)
     causes = ", ".join(f"{count} {cause}" for cause, count in metrics["causes"].items())
-    lines = [paint("white", "Performance Metrics"), "=" * 30, f"Total Jobs: {metrics['total_jobs']}{kept and f' ({kept})'}",
+    lines = [paint("white", "Performance Metrics"), "=" * 30,
+             f"Total Jobs: {metrics['total_jobs']}{kept and f' ({kept})'}",
              f"Avg Execution Time: {format_known(metrics['mean_runtime_seconds'], 's')}",
              f"Median Execution Time: {format_known(metrics['median_runtime_seconds'], 's')}",
              *([f"Failures: {causes}"] if causes else []), "", paint("white", "GPU Utilization (last hour):")]
     for gpu in metrics["gpus"]:
         mean, peak = format_known(gpu["utilization_mean"], "%"), format_known(gpu["utilization_peak"], "%")
-        lines.append(f"  GPU {gpu['place']}: {mean} avg, {peak} peak" + (f" ({paint('yellow', 'PAUSED')})" if gpu["is_paused"] else ""))
+        paused = f" ({paint('yellow', 'PAUSED')})" if gpu["is_paused"] else ""
+        lines.append(f"  GPU {gpu['place']}: {mean} avg, {peak} peak{paused}")
     return paint.join(lines + ([] if metrics["gpus"] else ["  none"]))
 
 
-# The API described, as OpenAPI 3.1.
+# The OpenAPI 3.1 document
 
 API_DESCRIPTION = """A job queue for the GPUs of one machine, and of others that it reaches by ssh.
 
@@ -4168,27 +4203,31 @@ Whoever calls from this machine as the owner of the service needs no token; ever
 `Authorization: Bearer TOKEN`.  The owner's may do all; a user's may submit, read, and cancel its own jobs, and sees of
 others' jobs only that they are there: the rest is null.  Every refusal is the object Error.
 
-GET /events is a stream of server-sent events: `job` (a Job that has changed), `removed` (`{ids}` that are kept no more), `gpus` (those
-of all machines, as in /status), `queue` (what has changed of /status), `group` (`{name, limit, hold}`, for the owner), and `reset` when
-some were missed: ask for all anew.
+GET /events is a stream of server-sent events: `job` (a Job that has changed), `removed` (`{ids}` of forgotten jobs),
+`gpus` (those of all machines, as in /status), `queue` (the changed keys of /status), `group` (`{name, limit, hold}`,
+for the owner), and `reset` when events were lost: fetch everything again.
 
-The machines under /api have numbers: 0 is this one, then come the nodes in the order of GET /nodes; null is none yet, or one that
-is a node no more.  Jobs for any machine wait in the queue of number 0, those for a node alone in that node's."""
+The machines under /api have numbers: 0 is this one, then come the nodes in the order of GET /nodes; null is none yet,
+or one that is no node any more.  Jobs for any machine wait in the queue of number 0, those for a node in that node's."""
 
 
 FORM = {
-    "type": "object", "title": "a script, and what it needs", "required": list(FORM_FIELDS), "additionalProperties": False, "properties": {
-        "code": {"type": "string", "contentMediaType": "application/octet-stream", "minLength": 1, "description": "the script"},
-        "config_file": {"type": "string", "contentMediaType": "application/yaml", "minLength": 1, "examples": ["expected_time: 10\n"],
+    "type": "object", "title": "a script, and what it needs", "required": list(FORM_FIELDS),
+    "additionalProperties": False, "properties": {
+        "code": {"type": "string", "contentMediaType": "application/octet-stream", "minLength": 1,
+                 "description": "the script"},
+        "config_file": {"type": "string", "contentMediaType": "application/yaml", "minLength": 1,
+                        "examples": ["expected_time: 10\n"],
                         "description": f"lines like expected_time: 10; its keys are {', '.join(FORM_KEYS)}"}}}
-BODIES = {                                      # what POST /queue and its like take
-    "Submission": SUBMISSION, "Edit": EDIT, "Choice": CHOICE, "CancelChoice": CANCEL, "RetryChoice": RETRY, "NodeAdded": NODE, "Form": FORM,
+BODIES = {                                      # {name: schema} of request bodies
+    "Submission": SUBMISSION, "Edit": EDIT, "Choice": CHOICE, "CancelChoice": CANCEL, "RetryChoice": RETRY,
+    "NodeAdded": NODE, "Form": FORM,
     "Submissions": {"title": "a job, or a list of jobs", "anyOf": [REF("Submission"), LIST(REF("Submission"), 1)],
                     "examples": SUBMISSION["examples"]}}
 
 
 def make_openapi(routes: Sequence[Any], version: str) -> dict[str, Any]:
-    """The document of the calls in ROUTES."""
+    """The OpenAPI document of these routes."""
     paths: dict[str, dict[str, Any]] = {}
     for route in [route for route in routes if route.summary]:
         paths.setdefault(route.pattern, {})[route.method.lower()] = make_operation(route)
@@ -4207,7 +4246,10 @@ def make_openapi(routes: Sequence[Any], version: str) -> dict[str, Any]:
 def make_operation(route: Any) -> dict[str, Any]:
     who = "  For the owner alone." if route.access == "owner" else ""
     answer = make_answer(route.summary, route.answer)
-    body = {"requestBody": {"required": True, **make_answer(BODIES[route.body.split()[-1]]["title"], route.body)}} if route.body else {}
+    body = {}
+    if route.body:
+        title = BODIES[route.body.split()[-1]]["title"]
+        body = {"requestBody": {"required": True, **make_answer(title, route.body)}}
     return {
         "operationId": re.sub(r"\W+", "_", route.method.lower() + route.pattern).strip("_"), "summary": route.summary,
         "tags": [route.pattern.split("/")[1] or "nexus"],
@@ -4217,12 +4259,13 @@ def make_operation(route: Any) -> dict[str, Any]:
             "schema": {**row.schema, **({} if row.default in (None, "", (), (0, 0)) or row.default is False else {
                 "default": row.default})}}
             for name, row in route.parameters.items()],
-        "responses": {**{str(status): answer for status in route.statuses}, "default": {"$ref": "#/components/responses/Error"}},
+        "responses": {**{str(status): answer for status in route.statuses},
+                      "default": {"$ref": "#/components/responses/Error"}},
         **body}
 
 
 def make_answer(description: str, answer: str) -> dict[str, Any]:
-    """Of an object's name (`Job`; `Job[]`, a list), a media type, a type and a name, or one `or` another; "" is none."""
+    """A response.  `answer`: an object's name, `Job[]` for a list, a media type, or several with `or`; "": none."""
     content = {}
     for part in filter(None, answer.split(" or ")):
         kind, _, name = part.rpartition(" ") if "/" not in part or " " in part else (part, "", "")
@@ -4231,10 +4274,10 @@ def make_answer(description: str, answer: str) -> dict[str, Any]:
     return {"description": description, **({"content": content} if content else {})}
 
 
-# For Prometheus, version 0.0.4.  Source: https://prometheus.io/docs/instrumenting/exposition_formats/
+# Prometheus' text format, version 0.0.4.  Source: https://prometheus.io/docs/instrumenting/exposition_formats/
 
 class Histogram:
-    """How often something took how long, in seconds."""
+    """Counts durations by length, in seconds."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds, self.counts, self.total_s = bounds, [0] * (len(bounds) + 1), 0.0
@@ -4244,7 +4287,7 @@ class Histogram:
         self.total_s += max(0.0, seconds)
 
     def list_samples(self) -> list[tuple[str, dict[str, str], float]]:
-        """(suffix of the metric's name, labels, number)"""
+        """(suffix of the metric's name, labels, value)"""
         import itertools
         counts = list(itertools.accumulate(self.counts))
         buckets = [("_bucket", {"le": bound}, count) for bound, count in zip((*map(str, self.bounds), "+Inf"), counts)]
@@ -4253,7 +4296,7 @@ class Histogram:
 
 def each(rows: str, key: str, convert: Callable[[Any], Any] = float,
          get_labels: Callable[[Told], Any] = operator.itemgetter("name")) -> Callable[[Told], Told]:
-    """A number of each of several objects; None is left out."""
+    """Reads {label: number} from a list of objects; leaves out null."""
     return lambda seen: {get_labels(row): None if row[key] is None else convert(row[key]) for row in seen[rows]}
 
 
@@ -4269,7 +4312,8 @@ METRICS: tuple[Metric, ...] = (
      "version", "hash"),
     gpu_metric("memory_used_bytes", "GPU memory in use, by whomever.", "memory_used_mib", lambda mib: mib * 2**20),
     gpu_metric("memory_total_bytes", "GPU memory there is.", "memory_total_mib", lambda mib: mib * 2**20),
-    gpu_metric("utilization_ratio", "Utilization of the GPU as the driver tells it, 0 to 1.", "utilization", lambda percent: percent / 100),
+    gpu_metric("utilization_ratio", "Utilization of the GPU as the driver tells it, 0 to 1.", "utilization",
+               lambda percent: percent / 100),
     gpu_metric("temperature_celsius", "Temperature of the GPU.", "temperature"),
     gpu_metric("power_watts", "Power the GPU draws.", "power_watts"),
     gpu_metric("power_limit_watts", "Power the GPU may draw.", "power_limit_watts"),
@@ -4277,11 +4321,14 @@ METRICS: tuple[Metric, ...] = (
     gpu_metric("jobs", "Jobs of nexus that have the GPU or a share of it.", "job_ids", len),
     gpu_metric("available", "1 when the next job could have the whole GPU.", "is_available"),
     gpu_metric("paused", "1 when the GPU gets no new job.", "is_paused"),
-    gpu_metric("faulty", "1 when the driver says that the GPU cannot be used.", "state", lambda state: state == "Fault"),
-    ("nexus_slurm_up", "1 when Slurm answers and takes jobs.", lambda seen: seen["slurm"] and not seen["slurm"]["trouble"]),
-    ("nexus_slurm_jobs", "Jobs that Slurm has of nexus.", lambda seen: {
-        PENDING: seen["slurm"]["handed_jobs"], RUNNING: seen["slurm"]["running_jobs"]} if seen["slurm"] else {}, "status"),
-    ("nexus_node_up", "1 when the machine can be reached: this one, and each node.", each("nodes", "is_reachable"), "node"),
+    gpu_metric("faulty", "1 when the driver says that the GPU cannot be used.", "state",
+               lambda state: state == "Fault"),
+    ("nexus_slurm_up", "1 when Slurm answers and takes jobs.",
+     lambda seen: seen["slurm"] and not seen["slurm"]["trouble"]),
+    ("nexus_slurm_jobs", "Jobs that Slurm has of nexus.", lambda seen: {} if not seen["slurm"] else {
+        PENDING: seen["slurm"]["handed_jobs"], RUNNING: seen["slurm"]["running_jobs"]}, "status"),
+    ("nexus_node_up", "1 when the machine can be reached: this one, and each node.", each("nodes", "is_reachable"),
+     "node"),
     ("nexus_node_jobs", "Jobs that run on the machine, as far as is known.", each("nodes", "running_jobs"), "node"),
     ("nexus_node_silence_seconds", "For how long the machine has not been heard.", "silences", "node"),
     ("nexus_jobs", "Jobs that wait or run.",
@@ -4291,7 +4338,7 @@ METRICS: tuple[Metric, ...] = (
     ("nexus_queue_paused", "1 when the whole queue is paused.", "is_paused"),
     ("nexus_job_starts_total", "Attempts of jobs that were launched.", "starts"),
     ("nexus_job_bounces_total", "Starts that came to nothing without a fault of the job's; it waits again.", "bounces"),
-    ("nexus_jobs_finished_total", "Jobs that are over, by how; cause is empty for completed ones.", "ends", "status", "cause"),
+    ("nexus_jobs_finished_total", "Jobs that have ended; no cause for completed ones.", "ends", "status", "cause"),
     ("nexus_job_retries_total", "Attempts that failed and are followed by another, by cause.", "retries", "cause"),
     ("nexus_job_wait_seconds", "How long jobs waited before they were launched.", "waits"),
     ("nexus_job_run_seconds", "How long attempts of jobs ran.", "run_times"),
@@ -4312,13 +4359,13 @@ METRICS: tuple[Metric, ...] = (
 
 
 def format_prometheus(metrics: Iterable[Metric], seen: Told) -> str:
-    """The text that GET /metrics answers."""
+    """The text of GET /metrics."""
     lines, escapes = [], str.maketrans({"\\": r"\\", "\n": r"\n", '"': r'\"'})
     for name, help, source, *keys in metrics:
         measured: Any = source(seen) if callable(source) else seen.get(source)
         kind = "counter" if name.endswith("_total") else "histogram" if isinstance(measured, Histogram) else "gauge"
         lines += [f"# HELP {name} {help}", f"# TYPE {name} {kind}"]
-        for words, number in list(measured.items()) if keys else [((), measured)]:      # a list: it may be growing
+        for words, number in list(measured.items()) if keys else [((), measured)]:      # a copy: it may grow
             labels = dict(zip(keys, [words] if isinstance(words, str) else words))
             for suffix, more, count in number.list_samples() if isinstance(number, Histogram) else [("", {}, number)]:
                 told = ",".join(f'{key}="{word.translate(escapes)}"' for key, word in {**labels, **more}.items())
@@ -4328,16 +4375,17 @@ def format_prometheus(metrics: Iterable[Metric], seen: Told) -> str:
 
 
 def format_health(health: Mapping[str, Any], paint: Paint) -> str:
-    lines = [f"{'ok  ' if check['is_ok'] else paint('red', 'BAD ')} {check['name']}{check['reading'] and ': '}{check['reading']}"
+    lines = [f"{'ok  ' if check['is_ok'] else paint('red', 'BAD ')} {check['name']}"
+             f"{check['reading'] and ': '}{check['reading']}"
              for check in health["checks"]]
     return paint.join([*lines, paint("green", "HEALTHY") if health["is_healthy"] else paint("red", "UNHEALTHY")])
 
 
-# ==== 8. CLOCK ==== the time, waiting, and what must never come twice
+# ==== 8. CLOCK ==== the time, waiting, and fresh ids
 
 
 class Clock:
-    """The real one; tests hand in another.  now() jumps when somebody sets the clock, and is for stamps alone."""
+    """The real clock; tests pass another.  now() jumps when the clock is set, so it is for timestamps only."""
     now = staticmethod(time.time)
     monotonic = staticmethod(time.monotonic)
     sleep = staticmethod(time.sleep)
@@ -4346,7 +4394,7 @@ class Clock:
         return os.urandom(24).hex()
 
     def new_job_id(self, taken: Mapping[str, Any], length: int = 0) -> str:
-        """An id that no kept job has: three letters while they are plenty, then four; or as many as are asked for."""
+        """An id that no kept job has: of three letters while there are plenty, then four; or of `length`."""
         length = length or (3 if len(taken) < 20000 else 4)
         while True:
             job_id = "".join(ID_LETTERS[byte % len(ID_LETTERS)] for byte in os.urandom(length))
@@ -4355,7 +4403,7 @@ class Clock:
 
 
 def wait_until(look: Callable[[], T], timeout_s: float, interval_s: float = 0.01, clock: Clock | None = None) -> T:
-    """Look again and again until there is something, or time is over; return what was seen last."""
+    """Call look() until it returns something true, or the time is over; return its last result."""
     clock = clock or Clock()
     give_up_at = clock.monotonic() + timeout_s
     while True:
@@ -4366,7 +4414,7 @@ def wait_until(look: Callable[[], T], timeout_s: float, interval_s: float = 0.01
 
 
 class Backoff:
-    """How long what failed waits: longer after each failure, short again after a success.  Times are monotonic."""
+    """The pause after failures: longer after each one, short again after a success.  Times are monotonic."""
 
     def __init__(self, first_s: float, most_s: float) -> None:
         self.first_s, self.most_s = first_s, most_s
@@ -4377,19 +4425,19 @@ class Backoff:
         self.rest_s, self.until = 0.0, float("-inf")
 
     def fail(self, now: float, why: Any = True) -> None:
-        """A failure during the rest does not count: that attempt was begun before."""
+        """Note a failure.  One during the pause does not count: its attempt began before the pause."""
         self.why = why
         if now >= self.until:
             self.rest_s = min(self.most_s, max(self.first_s, 2 * self.rest_s))
             self.until = now + self.rest_s
 
     def find_why(self, now: float) -> Any:
-        """What failed last, while it rests."""
+        """Why it failed last, during the pause; else None."""
         return self.why if now < self.until else None
 
 
 # ==== 9. DISK ==== the layout of ~/.nexus; writing that survives a crash, reading what may be torn
-# A file that must be whole is written aside, synced, and renamed.  Faults of the system become `unavailable` here.
+# A file that must be complete is written aside, synced, and renamed.  System errors become `unavailable` here.
 
 
 def in_home(name: str) -> str:
@@ -4398,28 +4446,28 @@ def in_home(name: str) -> str:
 
 @value
 class Layout:
-    """Where everything lies."""
+    """The paths of all files."""
     home: str
     state_file: str
     log_dir: str
 
     config_file = in_home("config.toml")
-    choice_file = in_home("config.path")            # names the config file chosen last
+    choice_file = in_home("config.path")            # the path of the last --config
     service_file = in_home("service.json")
     cache_dir = in_home("cache")
     start_error_file = in_home("start_error.json")
     token_file = in_home("token")
-    tokens_file = in_home("tokens.json")            # whom the owner lets in
+    tokens_file = in_home("tokens.json")            # other users' tokens
     lock_file = in_home("lock")
-    jobs_lock_file = in_home("jobs.lock")           # held by running jobs where has_locks()
-    stopped_file = in_home("stopped")               # there while nobody wants a service
+    jobs_lock_file = in_home("jobs.lock")           # locked by running jobs where has_locks()
+    stopped_file = in_home("stopped")               # exists after nexus stop
     events_file = in_home("events")
     socket_file = in_home("api.sock")
     service_log = in_home("service.log")
     screen_rc = in_home("screenrc")
     previous_state_file = property(lambda layout: layout.state_file + ".prev")
     journal_dir = property(lambda layout: os.path.dirname(layout.state_file))
-    code_folder = property(lambda layout: os.path.join(layout.journal_dir, "submitted-code"))   # beside what needs it
+    code_folder = property(lambda layout: os.path.join(layout.journal_dir, "submitted-code"))   # beside the state
 
     def code_file(self, name: str) -> str:
         return os.path.join(self.code_folder, f"{name}.py")
@@ -4428,11 +4476,11 @@ class Layout:
         return os.path.join(self.log_dir, f"job_{job_id}")
 
     def work_folder(self, job_id: str) -> str:
-        return os.path.join(self.job_folder(job_id), "work")        # where a job runs that brought its code
+        return os.path.join(self.job_folder(job_id), "work")        # cwd of a job with an uploaded script
 
 
 def find_home(environ: Mapping[str, str]) -> str:
-    """~/.nexus, or what NEXUS_HOME names.  Raises: forbidden, when it is somebody else's."""
+    """~/.nexus, or NEXUS_HOME.  Raises: forbidden, when another user owns it."""
     given = environ.get("NEXUS_HOME") or os.path.join(environ.get("HOME") or os.path.expanduser("~"), ".nexus")
     home = os.path.abspath(os.path.expanduser(given))
     check_owner(home, "NEXUS_HOME")
@@ -4440,7 +4488,7 @@ def find_home(environ: Mapping[str, str]) -> str:
 
 
 def make_layout(home: str, config: Config) -> Layout:
-    """The default paths follow NEXUS_HOME."""
+    """Default paths follow NEXUS_HOME."""
     return Layout(home, *(
         os.path.abspath(os.path.expanduser(home + path[len("~/.nexus"):] if path.startswith("~/.nexus/") else path))
         for path in (config.state.state_file, config.state.log_dir)))
@@ -4448,19 +4496,20 @@ def make_layout(home: str, config: Config) -> Layout:
 
 def describe_disk_error(error: OSError, action: str, path: str) -> NexusError:
     import errno
-    hint = {errno.ENOSPC: "make room there; nexus goes on by itself", errno.EDQUOT: "your quota is used up: make room",
-            errno.EACCES: "check who owns it: ls -ld", errno.EROFS: "the file system is mounted read-only"}.get(error.errno or 0, "")
+    hints = {errno.ENOSPC: "make room there; nexus goes on by itself", errno.EDQUOT: "your quota is used up: make room",
+             errno.EACCES: "check who owns it: ls -ld", errno.EROFS: "the file system is mounted read-only"}
+    hint = hints.get(error.errno or 0, "")
     return NexusError("unavailable", f"cannot {action} {path or error.filename}: {error.strerror or error}", hint)
 
 
 @contextlib.contextmanager
 def disk(action: str, path: str) -> Iterator[None]:
-    """`with disk("write", path):` tells a fault of the system as the user should read it; "": the path is the fault's own."""
+    """`with disk("write", path):` turns an OSError into NexusError; path "": the error's own."""
     try:
         yield
     except (OSError, MemoryError) as error:
         cause = error if isinstance(error, OSError) else OSError(repr(error))
-        raise describe_disk_error(cause, action, path) from error       # which tells what was short
+        raise describe_disk_error(cause, action, path) from error       # the cause names what was short
 
 
 def make_folder(path: str) -> None:
@@ -4477,20 +4526,20 @@ def find_user(uid: int) -> str:
         return f"uid {uid}"
 
 
-# Who may write into a folder of nexus's, or exchange one on the way to it, runs commands as its owner.  A group that
-# shares a folder above it is trusted, as is who owns that; everybody is not.
+# Whoever can write into a folder of nexus's, or replace one on the way to it, can run commands as its owner.  The owner
+# and the group of a folder above are trusted; everybody is not.
 
 def check_owner(path: str, what: str) -> None:
-    """Raises: forbidden, when it is there and somebody else's."""
+    """Raises: forbidden, when another user owns it."""
     uid = os.stat(path).st_uid if os.path.exists(path) else os.geteuid()
     if uid != os.geteuid():
-        raise NexusError("forbidden", f"{path} ({what}) belongs to {find_user(uid)}, and you are {find_user(os.geteuid())}: "
-                         "who owns it could run commands as you",
+        raise NexusError("forbidden", f"{path} ({what}) belongs to {find_user(uid)}, and you are "
+                         f"{find_user(os.geteuid())}: its owner could run commands as you",
                          hint="name a folder of your own: export NEXUS_HOME=~/.nexus, or nexus config edit")
 
 
 def is_open(status: os.stat_result) -> bool:
-    """Whether others may write: everybody, or a group that is not this user's own (many systems have one for each)."""
+    """Whether others may write: everybody, or a group that is not this user's private one."""
     import grp
     if status.st_mode & 0o022 == 0o020:
         with contextlib.suppress(KeyError):
@@ -4500,26 +4549,27 @@ def is_open(status: os.stat_result) -> bool:
 
 
 def list_steps(path: str, links: int = 0) -> Iterator[str]:
-    """The folders and links that are looked up on the way to a path, which is absolute, the last one included."""
+    """The folders and links on the way to an absolute path, itself included."""
     for name in re.finditer("/[^/]+", path):
         step = path[:name.end()]
         yield step
-        if os.path.islink(step) and links < 40:         # as many as Linux follows
+        if os.path.islink(step) and links < 40:         # Linux's limit
             yield from list_steps(os.path.join(os.path.dirname(step), os.readlink(step)), links + 1)
 
 
 def check_way(path: str, what: str) -> None:
-    """Raises: forbidden, when anybody could exchange a folder, or a folder or link on the way to it; OSError."""
+    """Raises: forbidden, when anybody could replace a folder, or a folder or link on the way to it; OSError."""
     import stat
-    trusted = (os.geteuid(), os.stat("/").st_uid)           # root, by whatever number a container has for it
+    trusted = (os.geteuid(), os.stat("/").st_uid)           # root, which may have another number in a container
     for step in list_steps(path):
         folder = os.path.dirname(step)
-        is_there = os.path.lexists(step)                    # else it and what is below are about to be made
+        is_there = os.path.lexists(step)                    # if not, nexus is about to make the rest
         above, own = os.stat(folder), os.lstat(step if is_there else folder)
         is_sticky = above.st_mode & stat.S_ISVTX and above.st_uid in trusted
         if above.st_mode & 0o002 and not (is_sticky and own.st_uid in trusted):
-            who = find_user(own.st_uid) if is_sticky else "anybody"             # and anybody could have made it
-            raise NexusError("forbidden", f"{path} ({what}): {who} could exchange {step if is_there else folder}, and run commands as you",
+            who = find_user(own.st_uid) if is_sticky else "anybody"
+            target = step if is_there else folder
+            raise NexusError("forbidden", f"{path} ({what}): {who} could exchange {target}, and run commands as you",
                              hint="name a folder elsewhere" if is_sticky else
                              f"chmod o-w {folder}, or chmod +t {folder}; or name a folder elsewhere")
         if not is_there:
@@ -4534,7 +4584,7 @@ def is_own_folder(path: str) -> bool:
 
 
 def secure_folders(layout: Layout) -> None:
-    """Make nexus's folders, and see that they and what is in the home are this user's alone.
+    """Make nexus's folders, and check that they and the files in the home are this user's alone.
 
     Raises: forbidden, when others could have put something there; unavailable.
     """
@@ -4549,27 +4599,29 @@ def secure_folders(layout: Layout) -> None:
             if is_open(status):
                 raise NexusError("forbidden", f"others may write into {path} ({what}), and could run commands as you",
                                  hint=f"look at what is in it; then chmod go-w {path}, or name another folder")
-            if status.st_mode & 0o020:          # a group of one's own may be another user's too; or it is an ACL's mask
+            if status.st_mode & 0o020:          # a private group, which another user may share; or an ACL's mask
                 os.chmod(path, status.st_mode & 0o7757)
         home = os.stat(layout.home)
         beside = os.path.basename(layout.state_file), "journal-", os.path.basename(layout.code_folder)
-        entries = [*os.scandir(layout.home), *(entry for entry in os.scandir(layout.journal_dir) if entry.name.startswith(beside))]
+        entries = [*os.scandir(layout.home),
+                   *(entry for entry in os.scandir(layout.journal_dir) if entry.name.startswith(beside))]
         for entry in entries:
-            with contextlib.suppress(FileNotFoundError):            # what another command that starts was just writing
+            with contextlib.suppress(FileNotFoundError):            # a temporary file of another command
                 status = entry.stat(follow_symlinks=False)
                 is_link, is_own = stat.S_ISLNK(status.st_mode), status.st_uid == os.geteuid()
                 is_written = home.st_mode & 0o077 and is_open(status) and not is_link
                 if (is_written or not (is_own or status.st_uid == 0)) and not entry.path.endswith(".old"):
-                    raise NexusError("forbidden", f"{entry.path} may be of {'anybody' if is_own else find_user(status.st_uid)}, "
-                                     "and could run commands as you",
-                                     hint=f"look at it; then chmod go-w {entry.path} if it is yours, or mv {entry.path} {entry.path}.old")
+                    who = "anybody" if is_own else find_user(status.st_uid)
+                    raise NexusError("forbidden", f"{entry.path} may be of {who}, and could run commands as you",
+                                     hint=f"look at it; then chmod go-w {entry.path} if it is yours, "
+                                     f"or mv {entry.path} {entry.path}.old")
                 if status.st_mode & 0o077 and is_own and not is_link:
                     os.chmod(entry.path, status.st_mode & 0o700)
         os.chmod(layout.home, home.st_mode & 0o700)
 
 
 def read_text(path: str) -> str | None:
-    """The text of a file; None when there is none.  Nobody waits for a FIFO in its place.  Raises: unavailable."""
+    """The text of a file; None when there is none.  A FIFO in its place does not block.  Raises: unavailable."""
     with disk("read", path), contextlib.suppress(FileNotFoundError):
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
         with open(handle, encoding="utf-8", errors="replace") as file:
@@ -4584,17 +4636,17 @@ def read_bytes(path: str) -> bytes:
 
 
 def drop_relative(path: str) -> str:
-    """A PATH without what depends on the directory, which a user chooses."""
+    """PATH without relative folders: the user chooses the directory they depend on."""
     return os.pathsep.join(filter(os.path.isabs, path.split(os.pathsep)))
 
 
 def check_script(interpreter: str, path: str) -> None:
-    """Raises: forbidden, when a file is not made for an interpreter, by its name or its first line.
+    """Raises: forbidden, when a file is not the interpreter's by its name or first line.
 
-    "" is none: env(1) gives what is neither a script with #! nor a program to sh.
+    "": no interpreter; the file must be a program or have a #! line, as env(1) gives any other file to sh.
     """
     names, endings = next((row for row in INTERPRETERS.items() if re.fullmatch(row[0], interpreter)), ("", ()))
-    # A relative path, also one given to env(1), would be looked up in the directory that the user chose.
+    # A relative interpreter, given to env(1) too, would be looked up in the directory that the user chooses.
     wanted = (rf"#!\s*(?:\S*/env\s+(?:-\S+\s+)*)?(?:\S*/)?(?:{names})(?!\S)" if endings else
               r"\x7fELF|#![ \t]*/(?!\S*/env\s(.*\s)?[^-/\s][^/\s]*/)")
     line = read_part(path, 0, 200).partition(b"\n")[0]
@@ -4602,15 +4654,16 @@ def check_script(interpreter: str, path: str) -> None:
         return
     if endings:
         raise NexusError("forbidden", f"{path} is no script of {interpreter}: its name does not end in "
-                         f"{' or '.join(endings)}, and it has no #! line for it", hint="rename it, or give it such a line")
+                         f"{' or '.join(endings)}, and it has no #! line for it",
+                         hint="rename it, or give it such a line")
     raise NexusError("forbidden", f"{path} cannot be run by itself: it does not begin with #! and an absolute path",
                      hint="give it a first line like #!/bin/sh, and chmod +x; or name its interpreter")
 
 
 def load_config(path: str, environ: Mapping[str, str]) -> Config:
-    """The configuration of a file; the defaults when there is none.  Raises: usage, unavailable."""
+    """The configuration in a file; the defaults when there is none.  Raises: usage, unavailable."""
     if os.path.lexists(path) and not os.path.isfile(path):
-        raise NexusError("usage", f"{path} is no file, or a link that leads to none", hint=f"put one there, or remove it: ls -l {path}")
+        refuse(f"{path} is no file, or a link that leads to none", hint=f"put one there, or remove it: ls -l {path}")
     text = read_text(path)
     data: dict[str, Any] = {}
     if text is not None:
@@ -4621,7 +4674,8 @@ def load_config(path: str, environ: Mapping[str, str]) -> Config:
                 import tomli as tomllib
             data = tomllib.loads(text)
         except ImportError:
-            raise NexusError("usage", f"{path} cannot be read: Python {sys.version_info[0]}.{sys.version_info[1]} has no TOML parser",
+            version = ".".join(map(str, sys.version_info[:2]))
+            raise NexusError("usage", f"{path} cannot be read: Python {version} has no TOML parser",
                              hint=f"{sys.executable} -m pip install tomli, or use Python 3.11 or newer") from None
         except (ValueError, RecursionError) as error:
             raise NexusError("usage", f"{path} is not valid TOML: {error}",
@@ -4629,13 +4683,14 @@ def load_config(path: str, environ: Mapping[str, str]) -> Config:
     mock = environ.get("NEXUS_MOCK_GPUS")
     if mock:
         if not re.fullmatch(r"\d{1,4}", mock) or int(mock) > 1024:
-            raise NexusError("usage", f"NEXUS_MOCK_GPUS={mock} must be a whole number from 0 to 1024", hint="NEXUS_MOCK_GPUS=2")
-        data = {**data, "gpu": {**(data["gpu"] if isinstance(data.get("gpu"), dict) else {}), "provider": "mock", "mock_gpus": int(mock)}}
+            refuse(f"NEXUS_MOCK_GPUS={mock} must be a whole number from 0 to 1024", hint="NEXUS_MOCK_GPUS=2")
+        gpu = data["gpu"] if isinstance(data.get("gpu"), dict) else {}
+        data = {**data, "gpu": {**gpu, "provider": "mock", "mock_gpus": int(mock)}}
     return parse_config(data, path)
 
 
 def choose_config(layout: Layout) -> str:
-    """The config file chosen last, or the usual one, which need not exist.  Raises: usage, unavailable."""
+    """The last --config, or the default path, which need not exist.  Raises: usage, unavailable."""
     chosen = (read_text(layout.choice_file) or "").strip("\n")
     if chosen and not os.path.isfile(chosen):
         raise NexusError("usage", f"there is no file {chosen}, the config file that was chosen last",
@@ -4644,7 +4699,7 @@ def choose_config(layout: Layout) -> str:
 
 
 def remember_config(layout: Layout, path: str) -> None:
-    """From now on the service is started with this config file, until another is chosen.  Raises: unavailable."""
+    """Start the service with this config file from now on.  Raises: unavailable."""
     if path != layout.config_file:
         write_atomic(layout.choice_file, [path + "\n"])
     else:
@@ -4652,14 +4707,14 @@ def remember_config(layout: Layout, path: str) -> None:
 
 
 def read_json(path: str) -> dict[str, Any] | None:
-    """A JSON object from a file; None when there is none or it is torn."""
+    """A JSON object from a file; None when there is none, or it is torn."""
     with contextlib.suppress(ValueError, TypeError):
         return dict(decode("dict", load_json(read_text(path) or "")))
     return None
 
 
 def stamp_of(path: str) -> tuple[int, ...] | None:
-    """What tells a file from what others make of it."""
+    """What identifies a file and its content."""
     with contextlib.suppress(OSError):
         status = os.stat(path)
         return status.st_ino, status.st_size, status.st_mtime_ns
@@ -4668,7 +4723,7 @@ def stamp_of(path: str) -> tuple[int, ...] | None:
 
 @contextlib.contextmanager
 def opened(path: str, flags: int, folder: int | None = None) -> Iterator[int]:
-    """A descriptor of a file, below an open folder if there is one; no child has it.  Raises: OSError."""
+    """A file's descriptor, relative to an open folder if given; children do not inherit it.  Raises: OSError."""
     handle = os.open(path, flags, 0o600, dir_fd=folder)
     try:
         yield handle
@@ -4678,11 +4733,11 @@ def opened(path: str, flags: int, folder: int | None = None) -> Iterator[int]:
 
 @contextlib.contextmanager
 def written(aside: str, pieces: Iterable[str], mode: int = 0o600, is_synced: bool = True) -> Iterator[str]:
-    """A new file, whole; what is not renamed by the end of the block is gone.  Raises: OSError, unavailable."""
+    """Write a new file; it is removed unless it is renamed in the block.  Raises: OSError, unavailable."""
     try:
-        remove_file(aside)          # what a crash left; and in a folder that all may write nobody's link is followed
+        remove_file(aside)          # a crash may have left it; and in a shared folder it may be somebody's link
         handle = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-        # In steps of MiB: a write of less gives up the interpreter for too short a time for other threads to get it.
+        # Write 1 MiB at a time: smaller writes release the GIL for too short a time for other threads.
         with open(handle, "w", 2**20, encoding="utf-8", errors="surrogateescape") as file:
             file.writelines(pieces)
             if is_synced:
@@ -4695,7 +4750,7 @@ def written(aside: str, pieces: Iterable[str], mode: int = 0o600, is_synced: boo
 
 
 def write_atomic(path: str, pieces: Iterable[str], mode: int = 0o600, is_synced: bool = True) -> None:
-    """Replace a file by a whole one, whatever happens on the way.  Raises: unavailable; then nothing has changed."""
+    """Replace a file as a whole.  Raises: unavailable; then nothing has changed."""
     with disk("write", path):
         with written(f"{path}.{os.getpid()}.tmp", pieces, mode, is_synced) as aside:
             os.replace(aside, path)
@@ -4704,13 +4759,13 @@ def write_atomic(path: str, pieces: Iterable[str], mode: int = 0o600, is_synced:
 
 
 def sync_folder(path: str) -> None:
-    """Make renames in a folder last."""
+    """Make renames in a folder survive a crash."""
     with opened(path, os.O_DIRECTORY) as handle:
         os.fsync(handle)
 
 
 def try_lock(handle: int, is_shared: bool = False) -> bool:
-    """Lock an open file until it is closed; False when another has it.  Raises: OSError."""
+    """Lock an open file until it is closed; False when somebody else has locked it.  Raises: OSError."""
     import fcntl
     try:
         fcntl.flock(handle, (fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
@@ -4720,7 +4775,7 @@ def try_lock(handle: int, is_shared: bool = False) -> bool:
 
 
 def take_lock(path: str) -> int | None:
-    """Lock a file for as long as this process lives; None when another has it.  Raises: OSError."""
+    """Lock a file for as long as this process lives; None when another process has.  Raises: OSError."""
     handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     if try_lock(handle):
         return handle
@@ -4729,29 +4784,29 @@ def take_lock(path: str) -> int | None:
 
 
 def is_locked(path: str) -> bool:
-    """Whether anybody, also in another container, has locked a file."""
+    """Whether anybody has locked a file, even in another container."""
     try:
         with opened(path, os.O_RDWR) as handle:
             return not try_lock(handle)
     except OSError as error:
-        return not isinstance(error, FileNotFoundError)         # else it cannot be known
+        return not isinstance(error, FileNotFoundError)         # other errors: assume that it is
 
 
 def read_tokens(path: str) -> dict[str, Token]:
-    """{sha256: token}, as the command line has written it.  Raises: unavailable."""
+    """{sha256: token} of tokens.json.  Raises: unavailable."""
     text = read_text(path)
     try:
         rows = [] if text is None else load_json(text)["tokens"]
         return {row["sha256"]: Token(str(row["user"]), row["sha256"], parse_time(row["created_at"]),
                                      parse_time(row["expires_at"]) if row.get("expires_at") else None)
-                for row in rows if not row.get("revoked_at")}          # an older nexus kept these
+                for row in rows if not row.get("revoked_at")}          # an older nexus kept revoked ones
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise NexusError("unavailable", f"{path} is not as nexus writes it: {error!r}",
                          hint="repair it, or move it away and make the tokens anew: nexus token create USER") from None
 
 
 def change_tokens(path: str, act: Callable[[Mapping[str, Token]], Mapping[str, Token]]) -> None:
-    """Write what `act` makes of the tokens.  Raises: unavailable, and what `act` raises."""
+    """Replace the tokens by act(tokens).  Raises: unavailable; what `act` raises."""
     import fcntl
     make_folder(os.path.dirname(path))
     with disk("write", path), opened(f"{path}.lock", os.O_WRONLY | os.O_CREAT) as lock:
@@ -4761,7 +4816,7 @@ def change_tokens(path: str, act: Callable[[Mapping[str, Token]], Mapping[str, T
 
 
 def append_whole(handle: int, record: bytes, sync: Callable[[int], object] | None = None) -> None:
-    """Append to an open file.  Raises: OSError; then nothing of it is left, as far as the disk can still be written."""
+    """Append to an open file.  Raises: OSError, after removing what was written, if the disk allows it."""
     size, written = os.lseek(handle, 0, os.SEEK_END), 0
     try:
         while written < len(record):
@@ -4774,16 +4829,16 @@ def append_whole(handle: int, record: bytes, sync: Callable[[int], object] | Non
         raise
 
 
-# Parts of logs.  One that is not there has no bytes; nor has a FIFO in its place, for which nobody waits.
+# Parts of logs.  A missing file, or a FIFO in its place, counts as empty.
 
 def measure(path: str) -> int:
     with contextlib.suppress(OSError):
-        return os.stat(path).st_size if os.path.isfile(path) else 0     # a folder in the place of a log has a size, too
+        return os.stat(path).st_size if os.path.isfile(path) else 0     # a folder has a size too
     return 0
 
 
 def read_part(file: str | int, start: int, most: int) -> bytes:
-    """At most so many bytes of a file, which may be open, from byte `start` on."""
+    """At most so many bytes of a file or descriptor, from byte `start` on."""
     with contextlib.suppress(OSError):
         if isinstance(file, int):
             return os.pread(file, most, start)
@@ -4793,7 +4848,7 @@ def read_part(file: str | int, start: int, most: int) -> bytes:
 
 
 def find_tail(path: str, lines: int, end: int | None = None) -> int:
-    """The offset at which the last `lines` lines of a file, or of its first `end` bytes, begin."""
+    """The offset of the last `lines` lines of a file, or of its first `end` bytes."""
     at = measure(path) if end is None else min(end, measure(path))
     missing = lines + (read_part(path, at - 1, 1) == b"\n") if at and lines > 0 else 0       # newlines to find
     while missing and at:
@@ -4807,20 +4862,21 @@ def find_tail(path: str, lines: int, end: int | None = None) -> int:
 
 
 def read_blocks(file: str | int, start: int, end: int) -> Iterator[bytes]:
-    """A part of a file."""
+    """A part of a file, in blocks."""
     while start < end and (block := read_part(file, start, min(65536, end - start))):
         start += len(block)
         yield block
 
 
 LOG_TIMES, USAGE = "log.times", "usage.csv"
-NOTES_BYTES = 2**24             # of a job, in each of the two; more are not noted
-USAGE_BYTES = 2**17             # as many as are read: several times what a run of years leaves
+NOTES_BYTES = 2**24             # limit of log.times, and of usage.csv
+USAGE_BYTES = 2**17             # how much of usage.csv is read: a run of years leaves less
 
 
 def append_note(folder: str, name: str, line: str) -> None:
-    """Beside a job's logs; without a place for it, nothing: the logs are complete without it."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_NOFOLLOW          # for the job may put anything there
+    """Append a line to a file beside a job's logs.  Faults are ignored: the logs are complete without it."""
+    # The job may put anything in the file's place.
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_NOFOLLOW
     with contextlib.suppress(OSError), opened(os.path.join(folder, name), flags) as file:
         if os.fstat(file).st_size < NOTES_BYTES:
             os.write(file, line.encode())
@@ -4832,7 +4888,7 @@ def read_usage(folder: str) -> Iterator[Reading]:
 
 
 def read_log_times(folder: str, starts: Sequence[int]) -> Iterator[LogMark]:
-    """How a job's logs have grown, as noted; at least since they had these sizes.  The job may have put anything there."""
+    """The marks in log.times, from those sizes on at the latest.  The job may have put anything there."""
     path = os.path.join(folder, LOG_TIMES)
     size, step = min(measure(path), NOTES_BYTES), 4096
     while step < size:
@@ -4851,22 +4907,24 @@ def read_log_times(folder: str, starts: Sequence[int]) -> Iterator[LogMark]:
 
 @value
 class LogEntry:
-    """What came together on one of a job's streams: whole lines, but for the last."""
+    """Output that arrived together on one stream of a job: complete lines, except the last."""
     attempt: int
     stream: int
-    end: int                                    # up to which byte of its file this is
-    at: float | None                            # when it had come; None: not known
+    end: int                                    # offset of its end in the file
+    at: float | None                            # when it had arrived; None: unknown
     content: bytes
 
 
 class LogReader:
-    """Reads on in logs, one or both of a job, in the order in which they grew."""
+    """Reads on in one or both logs of a job, in the order in which they grew."""
 
-    def __init__(self, folder: str, streams: Sequence[int] = (0, 1), names: Sequence[str] = ("stdout.log", "stderr.log"),
+    def __init__(self, folder: str, streams: Sequence[int] = (0, 1),
+                 names: Sequence[str] = ("stdout.log", "stderr.log"),
                  needs_times: bool = False, see: Callable[[str], Iterable[LogMark]] = lambda folder: ()) -> None:
-        """`streams`: which of the two are read; `needs_times`: it is wanted when what came; `see`: what is known beyond log.times."""
-        self.folder, self.streams, self.names, self.needs_times, self.see, self.attempt = folder, streams, names, needs_times, see, 0
-        self.places, self.rests = [0, 0], [b"", b""]    # up to where each is read, and what of that waits for the end of its line
+        """`streams`: the logs to read; `needs_times`: also with one; `see`: more marks than those in log.times."""
+        self.folder, self.streams, self.names, self.attempt = folder, streams, names, 0
+        self.needs_times, self.see = needs_times, see
+        self.places, self.rests = [0, 0], [b"", b""]    # offsets read up to; incomplete lines before them
         self.rest_times: list[float | None] = [None, None]
 
     def find_path(self, stream: int) -> str:
@@ -4875,8 +4933,9 @@ class LogReader:
     def measure(self) -> list[int]:
         return [measure(self.find_path(stream)) if stream in self.streams else self.places[stream] for stream in (0, 1)]
 
-    def begin(self, attempts: Sequence[Attempt], offsets: Sequence[int], tail: int | None, ends: Sequence[int] | None = None) -> None:
-        """Begin at these offsets, but of a file that is shorter at 0; or `tail` lines before the end, if that is later."""
+    def begin(self, attempts: Sequence[Attempt], offsets: Sequence[int], tail: int | None,
+              ends: Sequence[int] | None = None) -> None:
+        """Begin at these offsets, at 0 in a file that is shorter; or `tail` lines before the end, if that is later."""
         sizes = self.measure()
         ends = sizes if ends is None else list(map(min, sizes, ends))
         self.places = [min(offset, end) if offset <= size else 0 for offset, size, end in zip(offsets, sizes, ends)]
@@ -4885,37 +4944,39 @@ class LogReader:
         for stream in self.streams:
             self.places[stream] = max(self.places[stream], find_tail(self.find_path(stream), tail, ends[stream]))
         if len(self.streams) > 1:
-            self.skip(attempts, ends, sum(self.count_lines(stream, self.places[stream], ends[stream]) for stream in self.streams) - tail)
+            lines = sum(self.count_lines(stream, self.places[stream], ends[stream]) for stream in self.streams)
+            self.skip(attempts, ends, lines - tail)
 
     def skip(self, attempts: Sequence[Attempt], ends: Sequence[int], lines: int) -> None:
-        """Go on by so many lines of both together."""
+        """Skip so many lines, of both logs together."""
         at = list(self.places)
         for part, block in self.walk(attempts, ends) if lines > 0 else ():
             *whole, rest = block.split(b"\n", lines)
             at[part.stream] += len(block)
-            if whole:                                   # else the line is shown with its beginning, or not at all
+            if whole:                                   # else the line is shown from its beginning
                 self.places[part.stream] = at[part.stream] - len(rest)
                 lines -= len(whole)
             if lines <= 0:
                 return
 
     def count_lines(self, stream: int, start: int, end: int) -> int:
-        """An unfinished one at the end is one, too."""
+        """Count lines; an incomplete one at the end counts."""
         count, last = 0, b"\n"
         for block in read_blocks(self.find_path(stream), start, end):
             count, last = count + block.count(b"\n"), block
         return count + (not last.endswith(b"\n"))
 
     def count_before(self) -> int | None:
-        """The lines before its places; None: they are too many to be counted now."""
+        """The number of lines before the offsets; None: too many to count."""
         if sum(self.places[stream] for stream in self.streams) > MAX_COUNTED_BYTES:
             return None
         return sum(self.count_lines(stream, 0, self.places[stream]) for stream in self.streams)
 
-    def walk(self, attempts: Sequence[Attempt], ends: Sequence[int], needs_order: bool = True) -> Iterator[tuple[LogPart, bytes]]:
-        """What there is between its places and these, as it came."""
+    def walk(self, attempts: Sequence[Attempt], ends: Sequence[int],
+             needs_order: bool = True) -> Iterator[tuple[LogPart, bytes]]:
+        """The parts between the offsets and `ends`, in the order of arrival."""
         import itertools
-        seen = self.see(self.folder) if needs_order else ()         # first: it may add to log.times
+        seen = self.see(self.folder) if needs_order else ()         # before log.times is read, as it may append to it
         marks = itertools.chain(read_log_times(self.folder, self.places) if needs_order else (), seen)
         with contextlib.ExitStack() as stack:
             files: dict[int, str | int] = {stream: self.find_path(stream) for stream in self.streams}
@@ -4926,48 +4987,51 @@ class LogReader:
                 yield from ((part, block) for block in read_blocks(files[part.stream], part.start, part.end))
 
     def read(self, attempts: Sequence[Attempt] = (), ends: Sequence[int] | None = None) -> Iterator[LogEntry]:
-        """What has come, without the beginnings of lines."""
+        """The new output, in complete lines."""
         sizes = self.measure()
         for stream in [stream for stream in self.streams if sizes[stream] < self.places[stream]]:       # a new file
             self.places[stream], self.rests[stream] = 0, b""
         ends = sizes if ends is None else list(map(min, sizes, ends))
-        is_order_known = sum(map(operator.gt, ends, self.places)) <= 1        # without a look at how they grew
-        for part, block in self.walk(attempts, ends, self.needs_times or not is_order_known) if ends != self.places else ():
+        needs_order = self.needs_times or sum(map(operator.gt, ends, self.places)) > 1
+        for part, block in self.walk(attempts, ends, needs_order) if ends != self.places else ():
             if part.attempt != self.attempt:
                 yield from self.flush()
             self.attempt = part.attempt
             self.places[part.stream] += len(block)
             content = self.rests[part.stream] + block
-            cut = max(content.rfind(b"\n"), content.rfind(b"\r")) + 1 or (len(content) if len(content) > MAX_LOG_LINE else 0)
+            cut = max(content.rfind(b"\n"), content.rfind(b"\r")) + 1
+            cut = cut or (len(content) if len(content) > MAX_LOG_LINE else 0)
             self.rests[part.stream], self.rest_times[part.stream] = content[cut:], part.at
             if cut:
-                yield LogEntry(part.attempt, part.stream, self.places[part.stream] - len(content) + cut, part.at, content[:cut])
+                end = self.places[part.stream] - len(content) + cut
+                yield LogEntry(part.attempt, part.stream, end, part.at, content[:cut])
 
     def flush(self) -> Iterator[LogEntry]:
-        """The beginnings of lines: nobody knows when their ends come."""
+        """The incomplete lines, when their ends may never come."""
         for stream, rest in enumerate(self.rests):
             if rest:
                 self.rests[stream] = b""
                 yield LogEntry(self.attempt, stream, self.places[stream], self.rest_times[stream], rest)
 
 
-MAX_LOG_LINE = 65536            # a longer one comes in pieces
-MAX_COUNTED_BYTES = 2**26       # takes some 10 ms
+MAX_LOG_LINE = 65536            # a longer line comes in pieces
+MAX_COUNTED_BYTES = 2**26       # counting their lines takes some 10 ms
 
 
-# What nexus itself puts into a job's log folder.  What else is there the job has made, like work/ and files-1/, or is not known.
+# The files that nexus puts into a job's log folder.  Others, like work/ and files-1/, are the job's, or unknown.
 LOG_FILES = r"std(out|err)\.log|log\.times|usage\.csv"
 OWN_FILES = rf"{LOG_FILES}|job\.sh(\.\d+\.tmp)?|(attempt|claim|fault)-\d+|result-\d+\.(json|tmp)|slurm-\d+\.log"
 
 
 def remove_job_files(log_dir: str, folder: str, names: str = OWN_FILES, code_file: str = "") -> list[str]:
-    """Remove what nexus has put into a job's log folder, and that, if it is empty then; return the names of what stays.
+    """Remove nexus's files from a job's log folder, and the folder if it is empty then; return the names that stay.
 
-    Only in a real folder directly below log_dir, and never what a link points to.  `code_file`: of which main.py was copied.
+    Only a real folder directly below log_dir is touched, and no link is followed.  `code_file`: main.py's original.
     Raises: unavailable.
     """
     if os.path.join(log_dir, os.path.basename(folder)) != folder or not os.path.basename(folder).startswith("job_"):
-        raise NexusError("unavailable", f"{folder or 'a folder without a name'} was left: it is no job's, below {log_dir}")
+        raise NexusError("unavailable",
+                         f"{folder or 'a folder without a name'} was left: it is no job's, below {log_dir}")
     with disk("remove the logs in", folder), contextlib.suppress(FileNotFoundError):
         with opened(folder, os.O_DIRECTORY | os.O_NOFOLLOW) as handle:
             for name in [name for name in os.listdir(handle) if re.fullmatch(names, name)]:
@@ -4976,24 +5040,26 @@ def remove_job_files(log_dir: str, folder: str, names: str = OWN_FILES, code_fil
         if os.path.isfile(main) and os.path.isfile(code_file) and read_bytes(main) == read_bytes(code_file):
             os.unlink(main)
         for path in (os.path.dirname(main), folder):
-            with contextlib.suppress(OSError):      # it is not empty
+            with contextlib.suppress(OSError):      # the folder is not empty
                 os.rmdir(path)
         return os.listdir(folder)
     return []
 
 
 def measure_logs(folder: str | None) -> tuple[int, int]:
-    """Bytes of a job's stdout.log and stderr.log.  A job that has not begun has no folder."""
-    return (measure(os.path.join(folder, "stdout.log")), measure(os.path.join(folder, "stderr.log"))) if folder else (0, 0)
+    """(bytes of stdout.log, bytes of stderr.log).  A job that has not begun has no folder."""
+    if not folder:
+        return 0, 0
+    return measure(os.path.join(folder, "stdout.log")), measure(os.path.join(folder, "stderr.log"))
 
 
 LOG_RESERVE_BYTES = 2**30       # or a twentieth of a small disk
 
 
 def append_log(folder: str, name: str, piece: bytes) -> None:
-    """Append what came from another machine to a job's log; all of it or nothing.  Raises: OSError.
+    """Append output from a node to a job's log, all or nothing.  Raises: OSError.
 
-    A sender without end must not fill this machine's disk: LOG_RESERVE_BYTES of it stay free.
+    LOG_RESERVE_BYTES stay free: a sender without end must not fill the disk.
     """
     import errno
     os.makedirs(folder, mode=0o700, exist_ok=True)
@@ -5005,41 +5071,41 @@ def append_log(folder: str, name: str, piece: bytes) -> None:
 
 
 def remove_file(path: str) -> None:
-    """Raises: unavailable, but not for one that is not there."""
+    """Raises: unavailable; not for a missing file."""
     with disk("remove", path), contextlib.suppress(FileNotFoundError):
         os.unlink(path)
 
 
 # ==== 10. MACHINE ==== other programs, processes, GPUs, sessions, leases: each has one owner here
-# Other programs are run by run() alone; what it is not for is what nexus leaves to itself (a job, the service)
-# or to the user (an editor).  A program may hang in the kernel, where SIGKILL does not help: one that outlives
-# its time limit is left behind, and no second one is begun while it lives.  A process is named by pid and start time,
-# never by its pid alone.
+# Only run() runs other programs, except those which nexus leaves to themselves (a job, the service) or to the user (an
+# editor).  A program may hang in the kernel, where SIGKILL does not help.  Such a program is left behind after its
+# timeout, and not started again while it lives.  A process is identified by pid and start time, never by its pid alone.
 
-FIRST_LOOK_S = 5.0              # so long a caller who names a GPU waits for the first look at them, after a start
+FIRST_LOOK_S = 5.0              # after a start, a request that names a GPU waits so long for the first refresh
 SMI_TIMEOUT_S = 60.0            # without persistence mode the driver loads each card at each run: 30 s for eight
-SMI_WAIT_S = 10.0           # but for so long at most it is waited for, and what it said last is relied upon
+SMI_WAIT_S = 10.0               # a refresh waits so long; then it uses the last readings
 SMI_SLOW_S = 2.0
-EXEC_LOOKS = 500                # half a millisecond apart: so long at most a process is without an environment
-FORMER_COUNT = 10000            # of the processes that have gone it is known whose they were
-SMI_SLOW_HINT = "nvidia-smi is slow while the driver loads the cards at each run: start nvidia-persistenced, or nvidia-smi -pm 1"
+EXEC_LOOKS = 500                # half a millisecond apart: the longest wait for an environment during an exec
+FORMER_COUNT = 10000            # ended processes whose jobs are remembered
+SMI_SLOW_HINT = ("nvidia-smi is slow while the driver loads the cards at each run: start nvidia-persistenced, "
+                 "or nvidia-smi -pm 1")
 PROC = "/proc"
-HOST_PIDS = "pid:[4026531836]"  # the namespace of what is in no container: PROC_PID_INIT_INO of linux/proc_ns.h
+HOST_PIDS = "pid:[4026531836]"  # the namespace outside containers: PROC_PID_INIT_INO of linux/proc_ns.h
 TCP_ESTABLISHED, TCP_LISTEN = 1, 10
 
 
 @value
 class Completed:
     exit_code: int
-    output: str                 # stdout; stderr too, unless that was asked for apart
-    errors: str = ""            # stderr, apart
+    output: str                 # stdout, and stderr unless is_apart
+    errors: str = ""            # stderr, with is_apart
 
 
 class RunError(NexusError):
-    """A program was not run to its end."""
+    """A program could not be run to its end."""
 
 
-STUCK: dict[str, subprocess.Popen[bytes]] = {}      # what no signal ends, by what it was run for
+STUCK: dict[str, subprocess.Popen[bytes]] = {}      # {purpose: a program that no signal ends}
 STUCK_HINT = "a driver or a file system does not answer: see dmesg; a reboot may be needed"
 MAX_OUTPUT_BYTES = 256 * 2**20
 
@@ -5047,10 +5113,10 @@ MAX_OUTPUT_BYTES = 256 * 2**20
 def run(argv: Sequence[str], timeout_s: float, environ: Mapping[str, str] | None = None, given: bytes = b"", *,
         is_apart: bool = False, most_bytes: int = MAX_OUTPUT_BYTES, undecodable: str = "replace", purpose: str = "",
         hint: str = "try it by hand", install: str = "install it") -> Completed:
-    """Run a program to its end, or leave it behind: this returns in time, whatever the program does.
+    """Run a program to its end, or leave it behind: run() always returns in time.
 
-    `given` is its stdin.  A program that no signal ends is not begun again for the same `purpose` while it is there.
-    Raises: unavailable, with `install` as its hint where there is no such program, or with its last words.
+    `given` is its stdin.  While a program that no signal ends lives, none is started for the same `purpose`.
+    Raises: unavailable, with the program's last words; with the hint `install` when there is no such program.
     """
     import signal
     import subprocess
@@ -5060,7 +5126,7 @@ def run(argv: Sequence[str], timeout_s: float, environ: Mapping[str, str] | None
         raise RunError("unavailable", f"{purpose} (pid {stuck.pid}) hangs and cannot be ended", STUCK_HINT)
     STUCK.pop(purpose, None)
     with open_scratch() as source, open_scratch() as output, open_scratch() as errors:
-        # Files and no pipes: what the program leaves in the background would keep a pipe open.
+        # Files instead of pipes: a background process of the program would keep a pipe open.
         source.write(given)
         source.seek(0)
         try:
@@ -5081,8 +5147,8 @@ def run(argv: Sequence[str], timeout_s: float, environ: Mapping[str, str] | None
                 return Completed(exit_code, *(read_scratch(file, most_bytes, undecodable) for file in (output, errors)))
             elif time.monotonic() >= give_up_at:
                 fault = f"{purpose} did not answer within {timeout_s:g} s"
-        for number, patience_s in ((signal.SIGTERM, 2.0), (signal.SIGKILL, 1.0)):   # SIGKILL at once may freeze a card
-            with contextlib.suppress(OSError):          # all have gone, what it began too, or are somebody else's
+        for number, patience_s in ((signal.SIGTERM, 2.0), (signal.SIGKILL, 1.0)):   # SIGKILL at once can freeze a card
+            with contextlib.suppress(OSError):          # the whole group is gone, or another user's
                 os.killpg(process.pid, number)
             if wait_until(lambda: not has_session(process), patience_s, 0.02):
                 last = read_scratch(errors if is_apart else output, 1000).strip().rpartition("\n")[2]
@@ -5092,32 +5158,32 @@ def run(argv: Sequence[str], timeout_s: float, environ: Mapping[str, str] | None
 
 
 def open_scratch() -> IO[bytes]:
-    """A file without a name; in memory where that can be had, so that a full disk cuts off no answer."""
+    """A file without a name; in memory where possible, so that a full disk does not truncate output."""
     try:
         return os.fdopen(os.memfd_create("nexus"), "w+b")
-    except (AttributeError, OSError):                   # a Python built for an older C library
+    except (AttributeError, OSError):                   # Python was built for an older C library
         import tempfile
         return tempfile.TemporaryFile()
 
 
 def read_scratch(file: IO[bytes], most_bytes: int, undecodable: str = "replace") -> str:
-    """What is in it.  It shares its position with whoever writes to it, and that stays."""
+    """Its content.  The file's position is shared with its writer, and stays."""
     return os.pread(file.fileno(), min(most_bytes, os.fstat(file.fileno()).st_size), 0).decode("utf-8", undecodable)
 
 
 def has_session(process: subprocess.Popen[bytes]) -> bool:
-    """Whether a program that run() began, or anything that it began in turn, is still there."""
+    """Whether a program of run(), or any process of its session, still lives."""
     return process.poll() is None or any(one.session == process.pid for one in Processes().scan(is_all=True))
 
 
 class NvidiaSmi:
-    """The GPUs as nvidia-smi tells them."""
+    """The GPUs according to nvidia-smi."""
     fields: Sequence[str] = GPU_FIELDS
 
     def query_gpus(self, known: Mapping[str, Gpu]) -> list[Gpu]:
-        """The GPUs by index, with their processes; those of `known` (by uuid) that it does not show, with a fault.
+        """The GPUs by index, with their processes.  Those of `known` (by uuid) that are not shown get a fault.
 
-        Raises: unavailable, when nothing is known now.  Source: `nvidia-smi --help-query-gpu`, `--help-query-compute-apps`.
+        Raises: unavailable, when nothing is known.  Source: `nvidia-smi --help-query-gpu`, `--help-query-compute-apps`.
         """
         only: tuple[str, ...] = ()
         answer = self.ask_gpus()
@@ -5126,7 +5192,7 @@ class NvidiaSmi:
         indices = {uuid: gpu.index for uuid, gpu in known.items()}
         gpus, messages = parse_gpus(answer.output, self.fields, indices)
         if answer.exit_code not in (0, 14):
-            # One card that cannot be opened hides the others until they are asked for by index; newer drivers show them beside it.
+            # A card that cannot be opened hides the others unless they are asked for by index; newer drivers show them.
             is_hidden = not gpus and "device handle" in answer.output
             listed = re.findall(GPU_LISTED, self.ask("-L").output) if is_hidden else []
             only = ("-i", ",".join([str(gpu.index) for gpu in gpus if not gpu.fault] + listed))
@@ -5138,7 +5204,7 @@ class NvidiaSmi:
         if all(gpu.fault for gpu in gpus):
             return gpus
         apps = self.ask(*only, f"--query-compute-apps={','.join(APP_FIELDS)}", "--format=csv,noheader,nounits")
-        if apps.exit_code not in (0, 3, 14):            # 3: this device does not tell
+        if apps.exit_code not in (0, 3, 14):            # 3: not supported by this device
             raise fail_smi(apps)
         processes = parse_compute_apps(apps.output)
         return [replace(gpu, processes=processes.get(gpu.uuid, ())) for gpu in gpus]
@@ -5156,17 +5222,22 @@ class NvidiaSmi:
 
 
 def fail_smi(answer: Completed) -> NexusError:
-    hint = {9: "is the NVIDIA driver loaded?  lsmod | grep nvidia", 18: "the driver was upgraded under a running kernel: reboot",
-            12: "reinstall the NVIDIA driver: libnvidia-ml.so is missing", 4: "check the rights of /dev/nvidia*",
-            255: "in a container, restart it: it lost its devices"}.get(answer.exit_code, "try it by hand: nvidia-smi")
+    hints = {9: "is the NVIDIA driver loaded?  lsmod | grep nvidia",
+             18: "the driver was upgraded under a running kernel: reboot",
+             12: "reinstall the NVIDIA driver: libnvidia-ml.so is missing", 4: "check the rights of /dev/nvidia*",
+             255: "in a container, restart it: it lost its devices"}
+    hint = hints.get(answer.exit_code, "try it by hand: nvidia-smi")
     said = next(filter(None, map(str.strip, answer.output.splitlines())), "no output")
-    return NexusError("unavailable", f"nvidia-smi was ended by signal {-answer.exit_code}" if answer.exit_code < 0 else
-                      f"nvidia-smi: {said} (exit code {answer.exit_code})", hint)
+    what = f"nvidia-smi: {said} (exit code {answer.exit_code})"
+    if answer.exit_code < 0:
+        what = f"nvidia-smi was ended by signal {-answer.exit_code}"
+    return NexusError("unavailable", what, hint)
 
 
 def find_missing(gpus: Sequence[Gpu], known: Mapping[str, Gpu], messages: Sequence[str]) -> list[Gpu]:
-    """The GPUs that a message names or that were seen before, and that have no row now: unusable, but not forgotten."""
-    text, taken = " ".join(messages), {fact for gpu in gpus for fact in (gpu.uuid, gpu.index)}     # a new index is a new count
+    """The GPUs that a message names or that were there before, but have no row now: unusable, but not forgotten."""
+    # A GPU whose index is taken was renumbered.
+    text, taken = " ".join(messages), {fact for gpu in gpus for fact in (gpu.uuid, gpu.index)}
     faults = {"GPU is lost": "GPU is lost", "Unknown Error": "Unknown Error", "reset must occur": "GPU requires reset"}
     fault = next((fault for words, fault in faults.items() if words in text), "nvidia-smi does not show it")
     missing = [forget_readings(gpu, fault=fault) for gpu in known.values() if not taken & {gpu.uuid, gpu.index}]
@@ -5177,7 +5248,7 @@ def find_missing(gpus: Sequence[Gpu], known: Mapping[str, Gpu], messages: Sequen
 
 @value
 class MockGpus:
-    """Made-up idle GPUs, for a trial and for tests."""
+    """Made-up idle GPUs, for trials and tests."""
     count: int
 
     def query_gpus(self, known: Mapping[str, Gpu]) -> list[Gpu]:
@@ -5185,18 +5256,18 @@ class MockGpus:
 
 
 class Processes:
-    """Whose is each process?  Asked of /proc alone.
+    """Finds out which processes belong to which job, from /proc alone.
 
-    A job's are those that carry its id and nonce in their environment, descend from its job.sh, or share that one's
-    session: torchrun's workers leave the process group.  Once seen to be a job's, a process stays the job's, also when
-    its parents have gone and it has cleared its environment.
+    A job's processes carry its id and nonce in their environment, descend from its job.sh, or share job.sh's session:
+    torchrun's workers leave the process group.  A process that was once found stays its job's, even when its parents
+    are gone and it has cleared its environment.
     """
 
     def __init__(self) -> None:
         self.uid = os.geteuid()
         self.boot_id = read_boot_id()
-        self.marks: dict[tuple[int, int, int], str | None] = {}         # (pid, started, env_start): mark
-        self.owners: dict[int, tuple[int, str]] = {}                    # pid: (started, mark of its job); of late ones too
+        self.marks: dict[tuple[int, int, int], str | None] = {}         # {(pid, started, env_start): mark}
+        self.owners: dict[int, tuple[int, str]] = {}        # {pid: (started, its job's mark)}, of ended ones too
 
     def find(self, pid: int) -> Process | None:
         with contextlib.suppress(OSError, ValueError, IndexError), opened(f"{PROC}/{pid}/stat", os.O_RDONLY) as handle:
@@ -5208,21 +5279,21 @@ class Processes:
         return process is not None and process.started == started and not self.is_gone(process)
 
     def is_gone(self, process: Process) -> bool:
-        """Whether it has ended and only waits to be reaped.  When its first thread alone has ended, it reads the same."""
+        """Whether it has ended and waits to be reaped.  When only its main thread has ended, the state is the same."""
         with contextlib.suppress(OSError):
             return process.state in "ZX" and len(os.listdir(f"{PROC}/{process.pid}/task")) < 2
         return True
 
     def find_age_s(self, started: int) -> float:
-        """For how long a process that began then has run, whatever the wall clock was set to."""
+        """Seconds since a start in clock ticks, whatever the wall clock was set to."""
         return time.clock_gettime(time.CLOCK_BOOTTIME) - started / os.sysconf("SC_CLK_TCK")
 
     def find_now(self) -> int:
-        """When a process began that began just now."""
+        """The present, in clock ticks since boot."""
         return int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
 
     def scan(self, is_all: bool = False) -> list[Process]:
-        """The processes that may be ours: this user's, and for root everybody's."""
+        """The processes that may be ours: this user's; for root, everybody's."""
         found, is_all = [], is_all or not self.uid
         with os.scandir(PROC) as entries:
             for entry in entries:
@@ -5234,11 +5305,11 @@ class Processes:
         return found
 
     def list_children(self, pid: int, thread: str = "") -> set[int]:
-        """The children of a process, of all its threads or of one."""
+        """The pids of a process's children, of all its threads or of one."""
         found = set[int]()
         with contextlib.suppress(OSError, NexusError):
             for one in [thread] if thread else os.listdir(f"{PROC}/{pid}/task"):
-                # Twice: the kernel may leave out one whose elder sibling ends meanwhile.
+                # Read twice: the kernel may skip a child whose elder sibling ends during the read.
                 before = len(found)
                 for _ in range(2):
                     found.update(map(int, (read_text(f"{PROC}/{pid}/task/{one}/children") or "").split()))
@@ -5247,7 +5318,7 @@ class Processes:
         return found
 
     def walk(self, roots: Iterable[int]) -> list[Process]:
-        """These processes and all that descend from them, whatever else runs on the machine."""
+        """These processes and all their descendants, read from their roots: the rest of the machine costs nothing."""
         todo, found = list(roots), dict[int, Process]()
         while todo:
             pid = todo.pop()
@@ -5258,9 +5329,9 @@ class Processes:
         return [process for process in found.values() if not self.is_gone(process)]
 
     def read_mark(self, process: Process) -> str | None:
-        """`service`, `viewer`, or `JOB NONCE`, of a process's environment as of its last exec.
+        """`service`, `viewer`, or `JOB NONCE`, from a process's environment at its last exec.
 
-        In the middle of one a process has none, and would seem to be nobody's: that is waited out.
+        During an exec a process has no environment and would seem to be nobody's: wait until it is over.
         """
         key = process.pid, process.started, process.env_start
         if key in self.marks:
@@ -5276,21 +5347,23 @@ class Processes:
                 return None
             if now.env_start == process.env_start and (content or now.env_start or now.state in "ZX"):
                 marks = dict(entry.partition("=")[::2] for entry in content.decode("utf-8", "replace").split("\0"))
-                job_id, nonce = marks.get("NEXUS_JOB_ID"), marks.get("NEXUS_JOB_NONCE")         # whole: the same before and after
+                job_id, nonce = marks.get("NEXUS_JOB_ID"), marks.get("NEXUS_JOB_NONCE")
                 mark = self.marks[key] = marks.get("NEXUS_ROLE") or (f"{job_id} {nonce}" if job_id and nonce else None)
                 return mark
             process = now
             time.sleep(0.0005)
         return None
 
-    def find_members(self, jobs: Iterable[Job], over: Iterable[str] = (), among: Sequence[Process] | None = None) -> (
-            dict[str, list[Process]]):
-        """{job id: its processes}, less its job.sh, what only shows its logs, and, of jobs that are over, what job.sh
-        itself still does.  `among`: all that may be theirs; None: whatever runs on the machine.
+    def find_members(self, jobs: Iterable[Job], over: Iterable[str] = (),
+                     among: Sequence[Process] | None = None) -> dict[str, list[Process]]:
+        """{job id: its processes}, without job.sh, the viewer of the logs, and what job.sh of an ended job still runs.
+
+        `over`: ids of ended jobs.  `among`: the processes to choose from; None: all of the machine.
         """
         by_mark = {f"{job.id} {job.current.nonce}": job for job in jobs}
-        # Pids of before the boot mean nothing.
-        runners = {job.current.pid: job for job in by_mark.values() if job.current.pid and job.current.boot_id == self.boot_id}
+        # A pid of an earlier boot means nothing.
+        runners = {job.current.pid: job for job in by_mark.values()
+                   if job.current.pid and job.current.boot_id == self.boot_id}
         tidying = {pid for pid, job in runners.items() if job.id in over}
         alive = {process.pid: process for process in (self.scan() if among is None else among)}
         first = min((job.current.pid_started or 0 if job.current.pid else 0 for job in by_mark.values()), default=0)
@@ -5298,7 +5371,7 @@ class Processes:
         found: dict[int, Job] = {}
         spared: set[int] = set()
         for process in sorted(alive.values(), key=lambda process: (process.started, process.pid)):     # parents first
-            if process.started < first:                 # nobody is older than the job.sh that began it
+            if process.started < first:                 # older than every job.sh
                 continue
             mark = self.read_mark(process) or ""
             if process.parent in tidying or (process.parent in spared and mark not in by_mark):
@@ -5310,7 +5383,7 @@ class Processes:
             is_runner = runner is not None and runner.current.pid_started == process.started
             if session and (process.started < (session.current.pid_started or 0) or (
                     leader and leader.started != session.current.pid_started)):
-                session = None                          # the pid of a job.sh that has ended came again
+                session = None                          # another process got the pid of an ended job.sh
             job = (runner if is_runner else None) or (by_mark.get(former) if started == process.started else None) or (
                 by_mark.get(mark) or session or found.get(process.parent))
             if job:
@@ -5323,7 +5396,7 @@ class Processes:
         return members
 
     def forget(self, alive: Mapping[int, Process]) -> None:
-        """What is known of those that have gone, but for whose the latest of them were: nvidia-smi may still name them."""
+        """Drop the marks of ended processes.  Keep the latest ones' jobs: nvidia-smi may still list them."""
         kept = {(process.pid, process.started, process.env_start) for process in alive.values()}
         self.marks = {key: mark for key, mark in self.marks.items() if key in kept}
         gone = [pid for pid in self.owners if pid not in alive]
@@ -5331,16 +5404,16 @@ class Processes:
             del self.owners[pid]
 
     def owner_of(self, pid: int) -> str | None:
-        """The job that a pid of nvidia-smi's list belongs to, as of the last look; None when it is somebody else's."""
+        """The job of a pid that nvidia-smi lists, as of the last refresh; None: somebody else's."""
         process, (started, mark) = self.find(pid), self.owners.get(pid, (0, ""))
         is_other = process is not None and process.started != started and not self.is_gone(process)
         return None if is_other else mark.partition(" ")[0] or None
 
     def send(self, process: Process, number: int) -> None:
-        """Signal exactly this process, or nobody.  Without a handle (Linux 5.3) its pid might come again between two system calls."""
+        """Signal exactly this process, or none.  Before Linux 5.3 its pid might be reused between two system calls."""
         import signal
         handle = None
-        with contextlib.suppress(AttributeError, OSError):      # a Python built for an older kernel; or it has gone
+        with contextlib.suppress(AttributeError, OSError):      # Python was built for an older kernel; or it has ended
             handle = os.pidfd_open(process.pid)
         kill, whom = (os.kill, process.pid) if handle is None else (signal.pidfd_send_signal, handle)
         with contextlib.suppress(OSError):
@@ -5361,17 +5434,18 @@ TICK_S, PAGE_MIB = 1 / os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE") / 2*
 
 @value
 class Host:
-    """What all that runs on this machine takes."""
-    cpu_percent: float | None = None            # since the look before; None: not known
+    """What the whole machine uses."""
+    cpu_percent: float | None = None            # since the refresh before; None: unknown
     memory_used_gb: float | None = None
     memory_total_gb: float | None = None
-    ticks: tuple[int, int] = (0, 0)             # of its CPUs since it started: all, idle
+    ticks: tuple[int, int] = (0, 0)             # of all CPUs since boot: (total, idle)
 
 
 def measure_host(former: Host) -> Host:
     """Source: proc(5).  Raises: unavailable."""
     cells = [int(cell) for cell in (read_text(f"{PROC}/stat") or "").partition("\n")[0].split()[1:9]]
-    memory = {name: int(kib) / 2**20 for name, kib in re.findall(r"(\w+): +(\d+) kB", read_text(f"{PROC}/meminfo") or "")}
+    text = read_text(f"{PROC}/meminfo") or ""
+    memory = {name: int(kib) / 2**20 for name, kib in re.findall(r"(\w+): +(\d+) kB", text)}
     ticks, idle = sum(cells), sum(cells[3:5])
     passed = ticks - former.ticks[0]
     percent = 100 * (1 - (idle - former.ticks[1]) / passed) if passed > 0 else former.cpu_percent
@@ -5379,13 +5453,14 @@ def measure_host(former: Host) -> Host:
 
 
 def measure_pss(processes: Iterable[Process]) -> float:
-    """MiB of the host's memory that processes take together, what they share counted once.  With 100 GB it takes seconds."""
-    total, name = 0.0, "smaps_rollup" if os.path.exists(f"{PROC}/self/smaps_rollup") else "smaps"      # before Linux 4.14
+    """MiB of host memory that processes use, shared pages counted once.  With 100 GB it takes seconds."""
+    # smaps_rollup came with Linux 4.14.
+    total, name = 0.0, "smaps_rollup" if os.path.exists(f"{PROC}/self/smaps_rollup") else "smaps"
     for process in processes:
         try:
             with open(f"{PROC}/{process.pid}/{name}", encoding="utf-8", errors="replace") as file:
                 total += sum(int(line.split()[1]) for line in file if line.startswith("Pss:")) / 1024
-        except PermissionError:                 # another user's: root in a container may not look
+        except PermissionError:                 # another user's process, or root in a container
             total += process.rss_pages * PAGE_MIB
         except OSError:                         # it has ended
             continue
@@ -5393,12 +5468,12 @@ def measure_pss(processes: Iterable[Process]) -> float:
 
 
 def sample_own() -> dict[str, float]:
-    """What this process takes, for METRICS."""
+    """What this process uses, for METRICS."""
     told: dict[str, float] = {"cpu_s": sum(os.times()[:2])}
-    with contextlib.suppress(OSError, NexusError):      # no descriptor is left
+    with contextlib.suppress(OSError, NexusError):      # out of descriptors
         told["memory_bytes"] = int((read_text(f"{PROC}/self/statm") or "0 0").split()[1]) * os.sysconf("SC_PAGE_SIZE")
         told["threads"] = len(os.listdir(f"{PROC}/self/task"))
-        told["fds"] = len(os.listdir(f"{PROC}/self/fd")) - 1        # that of listdir() itself
+        told["fds"] = len(os.listdir(f"{PROC}/self/fd")) - 1        # without that of listdir()
     return told
 
 
@@ -5407,8 +5482,9 @@ def read_boot_id() -> str:
 
 
 def read_machine_id() -> str:
-    """What tells this machine from another that shares its home, and a container from all others: a pid means another
-    process in each, and many may have one machine-id.  Source: machine-id(5), pid_namespaces(7).
+    """An id of this machine, or of this container: pids mean other processes elsewhere.
+
+    Machines may share a home, and containers a machine-id.  Source: machine-id(5), pid_namespaces(7).
     """
     own = f"host {socket.gethostname()}"
     for path in ("/var/lib/dbus/machine-id", "/etc/machine-id"):
@@ -5417,19 +5493,20 @@ def read_machine_id() -> str:
             own = own if text in ("", "uninitialized") else text
     with contextlib.suppress(OSError):                  # a kernel without namespaces
         namespace = os.readlink(f"{PROC}/self/ns/pid")
-        return own if namespace == HOST_PIDS else f"{own} {read_boot_id()} {namespace}"     # its number is another boot's too
+        # A namespace's number means another one after a reboot.
+        return own if namespace == HOST_PIDS else f"{own} {read_boot_id()} {namespace}"
     return own
 
 
 def has_locks(machine_id: str) -> bool:
-    """Whether all that runs there holds a lock: where it cannot be told by pids.  It is so without a machine-id, and in a container."""
+    """Whether runners there hold a lock, as pids do not identify them: in a container, or without a machine-id."""
     return " " in machine_id
 
 
 def is_elsewhere(machine_id: object, lock_file: str) -> bool:
-    """Whether what bears this id may be in use on another machine or in another container, where it cannot be seen.
+    """Whether this id's owner may run on another machine or in another container, where it cannot be seen.
 
-    A container is another one each time it starts.  There the lock tells: it goes with the last who had it.
+    A container has a new id at each start.  There the lock decides: it goes with the last process that held it.
     """
     own, other = read_machine_id(), str(machine_id)
     is_told_by_lock = has_locks(other) and other.split(" ")[0] == own.split(" ")[0]
@@ -5437,30 +5514,32 @@ def is_elsewhere(machine_id: object, lock_file: str) -> bool:
 
 
 def is_alive(running: Mapping[str, Any]) -> bool:
-    """Whether the process of which a service.json tells still is."""
+    """Whether the process in a service.json still lives."""
     return running.get("boot_id") == read_boot_id() and Processes().is_alive(running.get("pid"), running.get("started"))
 
 
 def current_limits() -> dict[str, tuple[int, int]]:
-    """This process's resource limits by prlimit's names, -1 for unlimited."""
+    """This process's resource limits, {prlimit's name: (soft, hard)}; -1: unlimited."""
     import resource
     return {name: resource.getrlimit(getattr(resource, f"RLIMIT_{name.upper()}")) for name in LIMITS}
 
 
 def find_socket_uid(source: tuple[str, int], destination: tuple[str, int] | None) -> int | None:
-    """The uid of the TCP socket at `source` that is connected to `destination`, or with None listens; None when there
-    is no such socket, or its owner cannot be known (it was closed, or is not accepted yet).
+    """The uid of the TCP socket at `source` connected to `destination`; None as `destination`: of the listening one.
 
-    Of the kernel's socket table, as `ss` asks for it.  Source: sock_diag(7), linux/inet_diag.h.
+    Returns None when there is no such socket, or it has no owner yet or any more.  It reads the kernel's socket table,
+    as `ss` does.  Source: sock_diag(7), linux/inet_diag.h.
     """
     import struct
-    state, family = TCP_LISTEN if destination is None else TCP_ESTABLISHED, socket.AF_INET6 if ":" in source[0] else socket.AF_INET
+    state = TCP_LISTEN if destination is None else TCP_ESTABLISHED
+    family = socket.AF_INET6 if ":" in source[0] else socket.AF_INET
     peer = destination or (("::" if ":" in source[0] else "0.0.0.0"), 0)
-    with contextlib.suppress(OSError):          # no descriptor is left, or no numeric address: a name, or fe80::1%eth0
+    with contextlib.suppress(OSError):          # out of descriptors; or no numeric address: a name, or fe80::1%eth0
         request = struct.pack(                  # SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST
-            "=IHHIIBBBxIHH16s16sIII", 72, 20, 1, 1, 0, family, socket.IPPROTO_TCP, 0, 1 << state, socket.htons(source[1]),
-            socket.htons(peer[1]), socket.inet_pton(family, source[0]), socket.inet_pton(family, peer[0]),
-            1, 2**32 - 1, 2**32 - 1)            # 1 is lo: one that is bound to that device, too
+            "=IHHIIBBBxIHH16s16sIII", 72, 20, 1, 1, 0, family, socket.IPPROTO_TCP, 0, 1 << state,
+            socket.htons(source[1]), socket.htons(peer[1]), socket.inet_pton(family, source[0]),
+            socket.inet_pton(family, peer[0]),
+            1, 2**32 - 1, 2**32 - 1)            # 1 is lo: include sockets bound to that device
         with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, 4) as netlink:         # NETLINK_SOCK_DIAG
             netlink.settimeout(2.0)
             netlink.send(request)
@@ -5472,11 +5551,11 @@ def find_socket_uid(source: tuple[str, int], destination: tuple[str, int] | None
 
 
 def is_own_address(address: str, source: str) -> bool:
-    """Whether an address is this machine's.  `source`: from where a connection to it comes; another of its own, perhaps."""
+    """Whether an address is this machine's.  `source`: the local address of a connection to it."""
     if address == source or is_loopback(address):
         return True
     if (read_text(f"{PROC}/sys/net/ipv4/ip_nonlocal_bind") or "").strip() == "1":
-        return False                    # anything can be bound here
+        return False                    # a socket could be bound to anything
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as attempt, contextlib.suppress(OSError):
         attempt.bind((address, 0))
@@ -5489,58 +5568,58 @@ def is_loopback(address: str) -> bool:
 
 
 def unmap(address: tuple[str, int]) -> tuple[str, int]:
-    """An IPv4 address that came in on an IPv6 socket as what it is."""
+    """An IPv4 address that an IPv6 socket reports, as IPv4."""
     return (address[0][7:] if address[0].startswith("::ffff:") and "." in address[0] else address[0]), address[1]
 
 
-LEASE_NAME = r"\d+-[0-9a-f]{8}\.[0-9A-Za-z.]+"     # SERVICE.RANDOM.JOB; an older nexus has made SERVICE.JOB
+LEASE_NAME = r"\d+-[0-9a-f]{8}\.[0-9A-Za-z.]+"     # SERVICE.RANDOM.JOB; of an older nexus, SERVICE.JOB
 LEASE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
 LEASE_MAX_BYTES = 16384
-LEASE_ROOM = 2**17              # bytes of one user's files that are looked at: some 500 files, a few ms,
-LEASE_FILE_COST = 256           # where each file counts so much more than its size
-LEASE_MAX_FILES = 50000         # in the folder; to list them takes 20 ms
-LEASE_TOUCH_S = 3600.0          # before cleaners of /tmp find it old
-LEASE_LOCK_TIMEOUT_S = 0.5     # `lock` is held for milliseconds
+LEASE_ROOM = 2**17              # bytes of one user's files that are read: some 500 files, a few ms
+LEASE_FILE_COST = 256           # what each file adds to its size there
+LEASE_MAX_FILES = 50000         # in the folder; listing them takes 20 ms
+LEASE_TOUCH_S = 3600.0          # more often than cleaners of /tmp run
+LEASE_LOCK_TIMEOUT_S = 0.5      # `lock` is held for milliseconds
 
 
 class Leases:
-    """Which user's nexus has which GPU, without root and without a common service.
+    """Which user's service has which GPU, without root and without a common service.
 
-    Each running job with GPUs has a file SERVICE.RANDOM.JOB with their uuids, in a folder that all may write.  It
-    counts while somebody holds `flock -s` on it: the service until its runner has it, then the runner and what
-    inherits it.  A service first makes its lease and then looks at the others': of two that meet, one at least sees
-    the other.  All of this is done under `lock`, so that they do not meet, and because a look at a file locks it for
-    a moment.  Anybody can put anything there.  So no file is waited for, none outside the folder is reached, and one
-    is believed only about its own owner.
+    Each running job with GPUs has a file SERVICE.RANDOM.JOB with their uuids, in a folder that everybody may write.  It
+    counts while somebody holds `flock -s` on it: the service until the runner does, then the runner and its children.
+    A service first writes its lease and then reads the others', so that of two services at least one sees the other.
+    `lock` is held meanwhile, so that they do not collide, and because reading a file locks it for a moment.
+    Anybody can put anything there.  So nothing waits for a file, no file outside the folder is opened, and a file is
+    believed only about its owner.
     """
 
     def __init__(self, folder: str, service_id: str) -> None:
         self.folder, self.service_id = folder, service_id
-        self.held: dict[str, tuple[str, int]] = {}  # job id: name and descriptor, until its runner has the lock
-        self.over: set[str] = set()                 # jobs whose leases go at the next look, whoever has locked them
-        self.known: dict[str, set[str]] = {}        # name of a file: the GPUs that it named when it was read last
-        self.patience_s = LEASE_LOCK_TIMEOUT_S     # none while somebody keeps `lock` all the time
+        self.held: dict[str, tuple[str, int]] = {}  # {job id: (file, descriptor)}, until its runner has the lock
+        self.over: set[str] = set()                 # jobs whose leases are removed at the next look, even if locked
+        self.known: dict[str, set[str]] = {}        # {file: the GPUs in it when it was read last}
+        self.patience_s = LEASE_LOCK_TIMEOUT_S      # 0 while somebody keeps `lock`
 
     def find_holders(self) -> dict[str, str]:
-        """{GPU uuid: user} of what other services hold now.  Raises: unavailable."""
+        """{GPU uuid: user} of GPUs that other services hold.  Raises: unavailable."""
         with self.locked() as folder:
             holders = self.look(folder, ())
         return {uuid: find_user(uid) for uuid, uid in holders.items()}
 
     def make(self, key: str) -> None:
-        """Make a lease that names no GPU yet, for a runner that waits.  Raises: unavailable."""
+        """Make a lease without GPUs, for a runner that waits.  Raises: unavailable."""
         with self.locked() as folder:
-            # Nobody can have made a file of this name before, and nobody else can open it before it is locked.
+            # The name is random, so nobody else can have made this file, or open it before it is locked.
             name = f"{self.service_id}.{os.urandom(8).hex()}.{key}"
             handle = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder)
             self.held[key] = name, handle
             try_lock(handle, is_shared=True)
-            os.fchmod(handle, 0o644)                # whatever the umask: the others must read it
+            os.fchmod(handle, 0o644)                # other users must read it, whatever the umask
 
     def take(self, job_id: str, uuids: Sequence[str], runner: str = "") -> None:
-        """Take GPUs for a job, all or none; with the lease of a `runner` that has waited.
+        """Take GPUs for a job, all or none; with the lease of a waiting `runner`.
 
-        Raises: conflict, naming who has one; unavailable.
+        Raises: conflict, naming the holder; unavailable.
         """
         self.close_own(job_id)
         try:
@@ -5548,7 +5627,7 @@ class Leases:
                 runner = "0"
                 self.make(runner)
             with self.locked() as folder:
-                # Its job's name is given to a file that is whole: so nobody need read it again to know which GPUs it names.
+                # The job's name is given to a complete file, so that nobody needs to read it again.
                 former, handle = self.held[job_id] = self.held.pop(runner)
                 with open(handle, "w", closefd=False) as file:
                     file.writelines(uuid + "\n" for uuid in uuids)
@@ -5560,21 +5639,21 @@ class Leases:
                 if uuid in holders:
                     raise NexusError("conflict", f"the nexus of {find_user(holders[uuid])} took {uuid} first")
         except BaseException:
-            self.close_own(runner)                  # it was not renamed
+            self.close_own(runner)                  # the file was not renamed
             self.drop(job_id)
             raise
 
     def is_there(self, key: str) -> bool:
-        """Whether the file of a lease that this service holds has not been removed."""
+        """Whether the file of a lease held by this service still exists."""
         return key in self.held and os.fstat(self.held[key][1]).st_nlink > 0
 
     def paths(self, job_id: str) -> tuple[str, str]:
-        """Where a lease lies, and where job.sh opens it: there nothing can be put in its place."""
+        """(the lease's path, the path by which job.sh opens it): the second one cannot be replaced by anybody."""
         name, handle = self.held[job_id]
         return os.path.join(self.folder, name), f"{PROC}/{os.getpid()}/fd/{handle}"
 
     def clear(self, job_id: str, key: str) -> None:
-        """Name no GPU any more by the lease of a job that is over: its runner, which has locked it, waits for another one.
+        """Remove the GPUs from an ended job's lease: its runner keeps the lock, and waits for another job.
 
         Raises: OSError.
         """
@@ -5586,20 +5665,20 @@ class Leases:
         self.held[key] = new, self.held.pop(job_id)[1]
 
     def close_own(self, job_id: str) -> None:
-        """Close this service's descriptor of a lease, if it has one: the lock is its runner's alone from then on."""
+        """Close this service's descriptor of a lease: from then on the lock is its runner's alone."""
         if job_id in self.held:
             os.close(self.held.pop(job_id)[1])
 
     def drop(self, job_id: str) -> None:
-        """A job is over."""
+        """Give up an ended job's lease."""
         self.close_own(job_id)
         self.over.add(job_id)
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[int]:
-        """The folder's descriptor, while no other service looks.
+        """Hold `lock`, and yield the folder's descriptor.
 
-        Raises: unavailable, when the folder cannot be trusted, or naming who keeps it locked.
+        Raises: unavailable, when the folder is not safe, or with the name of who keeps it locked.
         """
         import stat
         with contextlib.ExitStack() as stack, disk("use", self.folder):
@@ -5609,21 +5688,23 @@ class Leases:
             with contextlib.suppress(OSError):              # a file, or a link
                 folder = stack.enter_context(opened(self.folder, os.O_DIRECTORY | os.O_NOFOLLOW))
                 facts = os.fstat(folder)
-                if facts.st_uid == os.geteuid() and facts.st_mode & 0o1777 == 0o1700:       # new, or whoever made it was killed
+                # The folder is new, or its maker was killed before this chmod.
+                if facts.st_uid == os.geteuid() and facts.st_mode & 0o1777 == 0o1700:
                     os.fchmod(folder, 0o1777)
                 mode = os.fstat(folder).st_mode
             if mode & 0o1002 != 0o1002:
-                raise NexusError("unavailable", f"{self.folder}, where users' services agree on GPUs, is not a folder that "
-                                 "all may write with the sticky bit",
+                raise NexusError("unavailable", f"{self.folder}, where users' services agree on GPUs, is not a folder "
+                                 "that all may write with the sticky bit",
                                  hint=f"chmod 1777 {self.folder}, or set [gpu] lease_dir in config.toml")
             path = os.path.join(self.folder, "lock")
             try:
                 with contextlib.suppress(FileExistsError), opened("lock", os.O_CREAT | os.O_EXCL, folder=folder):
-                    pass                        # O_CREAT on another user's file is refused by fs.protected_regular
+                    pass                        # fs.protected_regular refuses O_CREAT on another user's file
                 lock = stack.enter_context(opened("lock", LEASE_FLAGS, folder=folder))
                 facts = os.fstat(lock)
-                if (facts.st_uid, facts.st_mode, facts.st_nlink, facts.st_size) == (os.geteuid(), stat.S_IFREG | 0o600, 1, 0):
-                    os.fchmod(lock, 0o644)      # as it was made, or left by who was killed then; no file that was put here
+                own = (os.geteuid(), stat.S_IFREG | 0o600, 1, 0)
+                if (facts.st_uid, facts.st_mode, facts.st_nlink, facts.st_size) == own:
+                    os.fchmod(lock, 0o644)      # new, or left by a killed service; never a file that was put here
             except OSError as error:
                 owner = find_user(os.lstat("lock", dir_fd=folder).st_uid)
                 raise NexusError("unavailable", f"{path} of {owner} cannot be opened: {error.strerror}",
@@ -5636,8 +5717,9 @@ class Leases:
             yield folder
 
     def look(self, folder: int, uuids: Sequence[str]) -> Mapping[str, int]:
-        """{GPU uuid: uid} of what other services hold now of these GPUs; or of all, and then what this user's dead services
-        have left is removed.
+        """{GPU uuid: uid} of GPUs that other services hold: of these, or of all.
+
+        A look at all GPUs also removes what this user's dead services have left.
         """
         import itertools
         import stat
@@ -5647,11 +5729,11 @@ class Leases:
             raise NexusError("unavailable", f"{self.folder} has more than {LEASE_MAX_FILES} files",
                              hint=f"remove them; whose they are: ls -lU {self.folder} | head")
         self.known = self.known if uuids else {}
-        spent: dict[int, int] = {}                          # uid: of LEASE_ROOM
+        spent: dict[int, int] = {}                          # {uid: how much of LEASE_ROOM is used}
         holders: dict[str, int] = {}
         for name in [name for name in names if name not in self.known or not self.known[name].isdisjoint(uuids)]:
             self.known[name] = set()
-            with contextlib.suppress(FileNotFoundError):    # it is gone by now
+            with contextlib.suppress(FileNotFoundError):    # it was removed meanwhile
                 if not re.fullmatch(LEASE_NAME, name):
                     continue
                 facts = os.lstat(name, dir_fd=folder)
@@ -5674,8 +5756,8 @@ class Leases:
 
 
 def read_lease(folder: int, name: str, facts: os.stat_result) -> list[str] | None:
-    """What a file names; None when nobody holds it.  Raises: OSError."""
-    # Who may not open it: also when its owner lets nobody, by F_SETLEASE.
+    """The uuids in a lease file; None when nobody holds it.  Raises: OSError."""
+    # PermissionError: its owner keeps others from reading.  BlockingIOError: by F_SETLEASE.
     with contextlib.suppress(PermissionError, BlockingIOError), opened(name, LEASE_FLAGS, folder=folder) as handle:
         if not os.path.samestat(facts, os.fstat(handle)):
             return []
@@ -5687,7 +5769,7 @@ def read_lease(folder: int, name: str, facts: os.stat_result) -> list[str] | Non
 
 
 def find_lock_holder(facts: os.stat_result) -> str | None:
-    """Who has locked a file, as far as /proc shows it."""
+    """The user who has locked a file, as far as /proc shows it."""
     place = f"{os.major(facts.st_dev):02x}:{os.minor(facts.st_dev):02x}:{facts.st_ino}"     # source: proc(5)
     match = re.search(rf": FLOCK +\w+ +\w+ +(\d+) {place} ", read_text(f"{PROC}/locks") or "")
     user = find_process_user(int(match[1])) if match else None
@@ -5699,7 +5781,7 @@ def find_lease_folder(config: GpuConfig) -> str:
     return os.path.abspath(os.path.expanduser(config.lease_dir or f"{shared}/nexus-leases"))
 
 
-MAX_SCREENDIR = 70          # bytes: with a longer socket path screen fails without a word
+MAX_SCREENDIR = 70          # bytes: with a longer socket path screen fails without a message
 SCREEN_RC = """\
 # Written by nexus for its screen sessions; ~/.screenrc is not read for them.
 startup_message off
@@ -5718,15 +5800,15 @@ bind ^\\\\
 
 
 class Screen:
-    """GNU screen.  Its sessions are told by PID.NAME: screen matches names by their beginnings."""
+    """GNU screen.  Sessions are named PID.NAME, as screen matches names by their prefixes."""
 
     def __init__(self, layout: Layout) -> None:
         self.rc = layout.screen_rc
         self.own_folder = os.path.join(layout.home, "screen")
-        self.folder: str | None = None          # SCREENDIR, where the usual place does not work
+        self.folder: str | None = None          # SCREENDIR, where the default does not work
 
     def prepare(self) -> str | None:
-        """Find out how sessions can be started: with their sockets at the usual place, or else in the home.  Say why not, or None."""
+        """Choose a place for the sockets: the default, or else the home.  Return why screen cannot be used, or None."""
         if not find_program("screen"):
             return "screen is not installed"
         try:
@@ -5744,7 +5826,7 @@ class Screen:
                 return f"screen: {format_line('; and '.join(faults), 300)}"
             if read_text(self.rc) != SCREEN_RC:
                 write_atomic(self.rc, [SCREEN_RC], is_synced=False)
-            self.call("-wipe", "nexus")         # sockets of sessions that were killed, whose names begin so
+            self.call("-wipe", "nexus")         # removes sockets of killed sessions with this prefix
             return None
         except (OSError, NexusError) as error:
             return f"screen: {format_line(str(error), 200)}"
@@ -5754,7 +5836,7 @@ class Screen:
         return run(["screen", *words], 10, self.environ()).output
 
     def environ(self) -> dict[str, str]:
-        """Of screen, and of runners: RUNNER_NAMES."""
+        """The environment of screen and of runners: RUNNER_NAMES."""
         names = ("PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "USER", "LOGNAME", "SHELL", "SCREENDIR")
         kept = {"PATH": os.defpath, **{name: os.environ[name] for name in names if name in os.environ}}
         own = {"SCREENDIR": self.folder} if self.folder else {}
@@ -5768,20 +5850,21 @@ class Screen:
         return dict(re.findall(SCREEN_SESSION, self.call("-ls")))
 
 
-SLURM_TIMEOUT_S = 60.0          # with slurmctld or munged gone, Slurm's programs try for up to 50 s
+SLURM_TIMEOUT_S = 60.0          # without slurmctld or munged, Slurm's programs try for up to 50 s
 SLURM_VARIABLES = r"PATH|HOME|USER|LOGNAME|LANG|LC_\w+|KRB5\w+|SLURM_CONF|SBATCH_(?!CLUSTERS$|ARRAY_INX$|WAIT$)\w+"
 
 
 class Slurm:
-    """The programs of Slurm, each run to its end."""
+    """Runs Slurm's programs."""
 
     def __init__(self, service_id: str, environ: Mapping[str, str]) -> None:
-        """Jobs get the environment of sbatch, which has nothing secret: --export=NONE would have the nodes run each user's login shell."""
+        """Jobs get sbatch's environment: it holds no secrets.  --export=NONE would run each user's login shell."""
         self.service_id = service_id
-        self.environ = {**{name: text for name, text in environ.items() if re.fullmatch(SLURM_VARIABLES, name)}, "TZ": "UTC"}
+        kept = {name: text for name, text in environ.items() if re.fullmatch(SLURM_VARIABLES, name)}
+        self.environ = {**kept, "TZ": "UTC"}
 
     def ask(self, *argv: str) -> tuple[Completed, str]:
-        """What a program says, and as words to people.  Raises: unavailable, in Slurm's words or because there is none."""
+        """(a program's result, its output as a message).  Raises: unavailable, with Slurm's own words."""
         install = "run nexus where sbatch works (apt install slurm-client), or set [jobs] launcher (nexus config edit)"
         try:
             done = run(argv, SLURM_TIMEOUT_S, self.environ, install=install)
@@ -5790,14 +5873,14 @@ class Slurm:
         return done, clean_slurm_words(done.output) or f"{argv[0]} ended with exit code {done.exit_code}"
 
     def read(self, *argv: str) -> str:
-        """What a program says that must succeed.  Raises: unavailable."""
+        """The output of a program that must succeed.  Raises: unavailable."""
         done, words = self.ask(*argv)
         if done.exit_code:
             raise fail_slurm(words)
         return done.output
 
     def submit(self, argv: Sequence[str]) -> tuple[str | None, str]:
-        """The id of a submitted job, or None and Slurm's words.  Raises: unavailable, and then it may be there all the same."""
+        """(the job's id or None, Slurm's words).  Raises: unavailable; Slurm may have the job all the same."""
         done, words = self.ask(*argv)
         match = re.search(SBATCH_ANSWER, done.output)
         if match and not done.exit_code:
@@ -5807,17 +5890,17 @@ class Slurm:
         return None, words
 
     def query_jobs(self) -> list[SlurmJob]:
-        """All of this user's that slurmctld knows: those that have ended too, for its MinJobAge.  Raises: unavailable."""
+        """All jobs of this user that slurmctld knows, ended ones for its MinJobAge.  Raises: unavailable."""
         text = self.read("squeue", "-h", "-a", "-t", "all", "-u", str(os.geteuid()), "-o", SQUEUE_FORMAT)
         return parse_slurm_jobs(text, self.service_id)
 
     def cancel(self, ids: Sequence[str]) -> str:
-        """Slurm's words, if it refuses.  Raises: unavailable."""
+        """Slurm's words when it refuses.  Raises: unavailable."""
         done, words = self.ask("scancel", *ids)
         return words if done.exit_code else ""
 
     def query_name(self) -> str:
-        """Of the cluster.  Raises: unavailable."""
+        """The cluster's name.  Raises: unavailable."""
         match = re.search(r"^ClusterName\s*=\s*(\S+)", self.read("scontrol", "show", "config"), re.MULTILINE)
         return match[1] if match else "?"
 
@@ -5836,13 +5919,13 @@ WAITING_SESSION = "nexus_runner"
 
 
 class Machine:
-    """This machine as the service uses it: GPUs, processes, sessions, leases and launching in one hand."""
+    """This machine as the service uses it: GPUs, processes, sessions, leases and launching."""
 
     def __init__(self, config: Config, layout: Layout, service_id: str) -> None:
         self.layout = layout
         is_slurm = config.jobs.launcher == "slurm"
         self.is_mock = config.gpu.provider == "mock" and not is_slurm
-        # With Slurm nothing of this machine is used: Slurm has the GPUs.
+        # With Slurm nothing of this machine is used: the GPUs are Slurm's.
         self.gpus: NvidiaSmi | MockGpus = (
             MockGpus(0) if is_slurm else MockGpus(config.gpu.mock_gpus) if self.is_mock else NvidiaSmi())
         self.processes = Processes()
@@ -5851,34 +5934,34 @@ class Machine:
         self.no_screen_reason: str | None = f'launcher is "{config.jobs.launcher}"'
         if config.jobs.launcher == "screen":
             self.no_screen_reason = self.screen.prepare()
-        self.children: dict[str, subprocess.Popen[bytes]] = {}          # job id: screen or job.sh, to be reaped
-        self.launched: dict[str, int] = {}                  # job id: the pid of that, until the job is forgotten
+        self.children: dict[str, subprocess.Popen[bytes]] = {}          # {job id: its screen or job.sh}, to be reaped
+        self.launched: dict[str, int] = {}                  # {job id: that process's pid}, until the job is forgotten
         self.is_subreaper = False
         self.boot_id = read_boot_id()
 
     def become_subreaper(self) -> None:
-        """Processes of jobs whose parents have gone become this process's children: so they are found, whatever else runs.
+        """Become the parent of orphaned processes: so a job's are found from its root, whatever else runs.
 
         Source: PR_SET_CHILD_SUBREAPER of prctl(2).
         """
         import ctypes
-        with contextlib.suppress(OSError, AttributeError):      # no C library is found, or none that has it
+        with contextlib.suppress(OSError, AttributeError):      # no C library is found, or it lacks prctl
             is_listed = os.path.exists(f"{PROC}/self/task/{os.getpid()}/children")        # CONFIG_PROC_CHILDREN
             self.is_subreaper = is_listed and ctypes.CDLL(None).prctl(36, 1, 0, 0, 0) == 0
 
     def find_members(self, jobs: Sequence[Job], over: Iterable[str]) -> dict[str, list[Process]]:
-        """Processes.find_members().  Of jobs that this process has launched it costs nothing that others run beside them."""
+        """Processes.find_members().  For jobs that this process has launched, other processes cost nothing."""
         if not self.is_subreaper or any(job.id not in self.launched for job in jobs):
             return self.processes.find_members(jobs, over)
         own = {job.id for job in jobs}
         others = {pid for job_id, pid in self.launched.items() if job_id not in own}
         roots = {pid for job in jobs for pid in (job.current.pid, self.launched[job.id]) if pid}
         found = self.processes.walk(roots)
-        orphans = self.list_own() - others - roots      # read last: until then one whose parent ends was its parent's
+        orphans = self.list_own() - others - roots      # read last: a process may be orphaned meanwhile
         return self.processes.find_members(jobs, over, found + self.processes.walk(orphans))
 
     def list_own(self) -> set[int]:
-        """The children of the main thread: it gets the orphans, and starts jobs."""
+        """The children of the main thread, which starts jobs and gets the orphans."""
         return self.processes.list_children(os.getpid(), str(os.getpid()))
 
     def launch(self, job: Job, script: str) -> None:
@@ -5886,7 +5969,7 @@ class Machine:
         self.spawn(job.id, f"nexus_job_{job.id}", ["/bin/sh", script, str(job.attempt)])
 
     def spawn(self, key: str, session: str, command: Sequence[str]) -> subprocess.Popen[bytes]:
-        """Start a program, in a session of screen's or directly, detached from this process.  Raises: OSError."""
+        """Start a detached program, in a screen session or directly.  Raises: OSError."""
         if not self.no_screen_reason:
             command = self.screen.argv(session, command, is_daemon=False)
         child = self.begin(key, command)
@@ -5901,27 +5984,28 @@ class Machine:
         return self.children[key]
 
     def name_session(self, job_id: str, pid: str = "") -> None:
-        """Give the session of a job that was taken by a runner which had waited its name.  `pid`: where this process has not
-        launched it.  Raises: OSError.
+        """Name the session of a job that a waiting runner took.  `pid`: for a session of an earlier service.
+
+        Raises: OSError.
         """
         if not self.no_screen_reason:
-            self.begin(f"name of {job_id}", ["screen", "-S", f"{self.launched.get(job_id, pid)}.{WAITING_SESSION}", "-X",
-                                             "sessionname", f"nexus_job_{job_id}"])
+            session = f"{self.launched.get(job_id, pid)}.{WAITING_SESSION}"
+            self.begin(f"name of {job_id}", ["screen", "-S", session, "-X", "sessionname", f"nexus_job_{job_id}"])
 
     def rename(self, former: str, key: str) -> None:
-        """A runner that has waited has a job now, or waits again."""
+        """A waiting runner has got a job, or waits again."""
         tables: tuple[dict[str, Any], ...] = self.children, self.launched
         for known in tables:
             if former in known:
                 known[key] = known.pop(former)
 
     def session_of(self, job: Job) -> str | None:
-        """The PID.NAME of a job that this service has launched under screen."""
+        """The PID.NAME of a job's session, if this service has launched it under screen."""
         pid = self.launched.get(job.id)
         return None if self.no_screen_reason or not pid else f"{pid}.nexus_job_{job.id}"
 
     def reap(self) -> list[str]:
-        """The jobs whose screen or job.sh has ended since the last call.  Called by the main thread, which gets the orphans."""
+        """The jobs whose screen or job.sh has ended since the last call.  For the main thread: it gets the orphans."""
         alive = {job_id: child for job_id, child in self.children.items() if child.poll() is None}
         gone, self.children = [job_id for job_id in self.children if job_id not in alive], alive
         for pid in self.list_own().difference(child.pid for child in alive.values()) if self.is_subreaper else ():
@@ -5930,23 +6014,23 @@ class Machine:
         return gone
 
     def forget(self, job_id: str) -> None:
-        """A job is over, and nothing of it is left."""
+        """Drop an ended job of which no process is left."""
         self.launched.pop(job_id, None)
         if self.leases:
             self.leases.drop(job_id)
 
 
-# A work tree is kept through an index of its own: git's objects and one ref, refs/nexus/COMMIT, are all that is written
-# into the user's repository.  No command that the repository itself names is run: hooks, file system monitors, fetches
-# of what a partial clone lacks, and filters but those that the user has configured for all repositories.
+# A work tree is kept through an index of its own: only git's objects and one ref, refs/nexus/COMMIT, are written into
+# the user's repository.  nexus runs no command that the repository names: no hooks, no file system monitors, no fetches
+# of a partial clone's missing objects, and only those filters that the user has configured globally.
 
 GIT_TIMEOUT_S = 600.0
 MAX_UNTRACKED_MIB = 500
-GIT_OPTIONS = [word for setting in (            # no hook, no daemon, nothing written beside; the whole tree
+GIT_OPTIONS = [word for setting in (            # no hook, no daemon, no other file written; the whole tree
     "core.hooksPath=/dev/null", "core.fsmonitor=false", "core.splitIndex=false", "core.sparseCheckout=false",
     "core.safecrlf=false", "core.logAllRefUpdates=false", "core.filesRefLockTimeout=10000", "submodule.recurse=false",
     "gc.auto=0", "i18n.commitEncoding=UTF-8") for word in ("-c", setting)]
-# GIT_NO_LAZY_FETCH says it to git 2.45; before, `git fetch` gets missing objects, and this value ends it as it begins.
+# git 2.45 reads GIT_NO_LAZY_FETCH.  Older ones get missing objects by `git fetch`, which this value makes fail at once.
 NO_FETCH = ("-c", "fetch.prune=a-snapshot-fetches-nothing")
 GIT_VARIABLES = {"LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0", "GIT_OPTIONAL_LOCKS": "0", "GIT_NO_LAZY_FETCH": "1",
                  "GIT_ALLOW_PROTOCOL": "none"}
@@ -5954,14 +6038,14 @@ GIT_VARIABLES = {"LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0", "GIT_OPTIONAL_LOCKS"
 
 @value
 class TreeSnapshot:
-    """A git work tree as it was, kept as a commit."""
+    """A git work tree, kept as a commit."""
     commit: str
-    repository: str                     # the top of the work tree, without symbolic links
-    empty: tuple[str, ...] = ()         # folders that are repositories of their own, and empty in a checkout
+    repository: str                     # the work tree's top, without symbolic links
+    empty: tuple[str, ...] = ()         # folders that are repositories themselves: they are empty in a checkout
 
 
 class Git:
-    """git in one folder, with nothing of the caller's GIT_ variables: those of a hook would name another index."""
+    """git in one folder, without the caller's GIT_ variables: a hook's would name another index."""
 
     def __init__(self, folder: str, environ: Mapping[str, str], *options: str, **variables: str) -> None:
         own = {name: text for name, text in environ.items() if not name.startswith("GIT_")}
@@ -5976,7 +6060,7 @@ class Git:
                    install="install git, or add the job without --snapshot")
 
     def run(self, *arguments: str, given: Iterable[str] = ()) -> str:
-        """Its stdout.  Raises: unavailable, with what git said: its errors, without its warnings and advice."""
+        """Its stdout.  Raises: unavailable, with git's errors, without its warnings and advice."""
         done = self.call(*arguments, given=given)
         if done.exit_code:
             errors = [line for line in done.errors.splitlines() if line.startswith(("fatal: ", "error: "))]
@@ -5986,14 +6070,14 @@ class Git:
         return done.output
 
     def names(self, *arguments: str, given: Iterable[str] = ()) -> list[str]:
-        """What it prints with -z."""
+        """The names in its -z output."""
         return self.run(*arguments, given=given).split("\0")[:-1]
 
 
 def take_snapshot(cwd: str, environ: Mapping[str, str]) -> TreeSnapshot:
-    """Keep the work tree that `cwd` is in as it is: its tracked files, and the others that git does not ignore.
+    """Keep the work tree that `cwd` is in: tracked files, and those that git does not ignore.
 
-    A commit of that on top of HEAD, which no branch has; HEAD itself when nothing differs.  The same tree gives the
+    The snapshot is a commit on top of HEAD, on no branch; HEAD itself when nothing differs.  The same tree gives the
     same commit.  The user's index, HEAD, branches, stash, reflogs and files stay as they are.
     Raises: usage, when there is no work tree or too much in it; unavailable.
     """
@@ -6005,8 +6089,8 @@ def take_snapshot(cwd: str, environ: Mapping[str, str]) -> TreeSnapshot:
     index = os.path.join(top, Git(top, environ).run("rev-parse", "--git-path", "index")[:-1])
     with tempfile.TemporaryDirectory(prefix="nexus-") as aside:
         copy = os.path.join(aside, "index")
-        if os.path.isfile(index):                       # /dev/zero would fill the disk
-            with disk("copy git's index to", aside):    # it knows the unchanged files; by its time git tells which
+        if os.path.isfile(index):                       # not /dev/zero, which would fill the disk
+            with disk("copy git's index to", aside):    # a copy keeps git's record of unchanged files and its own time
                 shutil.copy2(index, copy)
         git = Git(top, environ, *options, GIT_INDEX_FILE=copy)
         repositories = fill_index(git, {key.split(".", 1)[1].rpartition(".")[0] for key in filters})
@@ -6017,7 +6101,7 @@ def take_snapshot(cwd: str, environ: Mapping[str, str]) -> TreeSnapshot:
 
 
 def find_work_tree(cwd: str, environ: Mapping[str, str]) -> str:
-    """The top of the work tree that a folder is in.  Raises: usage, unavailable."""
+    """The top of a folder's work tree.  Raises: usage, unavailable."""
     try:
         return Git(cwd, environ).run("rev-parse", "--show-toplevel")[:-1]
     except NexusError as error:
@@ -6028,9 +6112,9 @@ def find_work_tree(cwd: str, environ: Mapping[str, str]) -> str:
 
 
 def find_foreign_filters(top: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """{key: what the user's own configuration says} of the filters of a repository that say something else.
+    """{key: the user's global value} of the filters that the repository configures otherwise.
 
-    What the user's own configuration says of filters holds: git-lfs stands there.  Raises: usage, unavailable.
+    The user's global filters count: git-lfs is one.  Raises: usage, unavailable.
     """
     def read(git: Git) -> dict[str, str]:
         rows = (row.partition("\n") for row in git.names("config", "-z", "--list"))
@@ -6040,22 +6124,22 @@ def find_foreign_filters(top: str, environ: Mapping[str, str]) -> dict[str, str]
     own = read(Git("/", environ, GIT_DIR=os.devnull))
     foreign = {key: own.get(key, "") for key, command in read(Git(top, environ)).items() if own.get(key) != command}
     for key in foreign:
-        if "=" in key:                                  # -c could not name it
+        if "=" in key:                                  # git -c could not name it
             raise NexusError("usage", f"{top} configures {format_line(key, 60)}, which cannot be turned off, and a "
                              "snapshot runs no command of a repository", hint="add the job without --snapshot")
     return foreign
 
 
 def fill_index(git: Git, foreign: Container[str]) -> list[str]:
-    """Take in tracked files as they are, and those neither tracked nor ignored; return the repositories in the tree.
+    """Add tracked files as they are, and untracked ones that are not ignored; return the repositories in the tree.
 
-    `git add` would run git, and its filters, within submodules.  Raises: usage.
+    `git add` would run git, with its filters, in submodules.  Raises: usage.
     """
     rows = git.names("ls-files", "-z", "--stage", "-v")         # H 100644 OBJECT 0, a tab, and the path
     entries = [(row[0], row[2:], row.partition("\t")[2]) for row in rows]
-    overlooked = [entry for mark, entry, path in entries            # assume-unchanged; skip-worktree, and there
+    overlooked = [entry for mark, entry, path in entries            # assume-unchanged, and skip-worktree if it exists
                   if mark in "hm" or (mark in "Ss" and os.path.lexists(os.path.join(git.folder, path)))]
-    git.run("update-index", "-z", "--index-info", given=overlooked)         # written anew, they have no mark
+    git.run("update-index", "-z", "--index-info", given=overlooked)         # a new entry has no such mark
     words = git.names("diff-files", "-z", "--name-status", "--ignore-submodules=dirty")
     changed = list(zip(words[::2], words[1::2]))
     gone = [path for status, path in changed if status == "D"]
@@ -6065,16 +6149,16 @@ def fill_index(git: Git, foreign: Container[str]) -> list[str]:
     check_sizes(git.folder, new)
     files = new + [path for status, path in changed if status != "D"]
     check_filters(git, foreign, files)
-    git.run("update-index", "--add", "--remove", "-z", "--stdin", given=files)          # one may be gone by now
+    git.run("update-index", "--add", "--remove", "-z", "--stdin", given=files)          # a file may be gone by now
     return [path for _, entry, path in entries if entry.startswith("160000")] + [
         path[:-1] for path in found if path.endswith("/")]
 
 
 def check_sizes(top: str, files: Sequence[str]) -> None:
-    """Raises: usage, when there is too much that git neither tracks nor ignores."""
+    """Raises: usage, when the files that git neither tracks nor ignores are too many or too large."""
     sizes = []
     for path in files:
-        with contextlib.suppress(OSError):              # it is gone by now
+        with contextlib.suppress(OSError):              # the file is gone
             sizes.append((os.lstat(os.path.join(top, path)).st_size / 2**20, path))
     total_mib = sum(size_mib for size_mib, _ in sizes)
     if total_mib > MAX_UNTRACKED_MIB:
@@ -6085,7 +6169,7 @@ def check_sizes(top: str, files: Sequence[str]) -> None:
 
 
 def check_filters(git: Git, foreign: Container[str], files: Sequence[str]) -> None:
-    """Raises: usage, when a file goes through a filter of the repository's own."""
+    """Raises: usage, when a filter of the repository's own applies to a file."""
     words = git.names("check-attr", "-z", "--stdin", "filter", given=files) if foreign and files else []
     for path, name in zip(words[::3], words[2::3]):
         if name in foreign:
@@ -6097,10 +6181,10 @@ def check_filters(git: Git, foreign: Container[str], files: Sequence[str]) -> No
 
 
 def write_commit(git: Git) -> str:
-    """A commit of what the index holds: HEAD, or a child of it that depends on nothing but the two."""
-    tree = git.run("write-tree", "--missing-ok").strip()        # of a partial clone's files that are not checked out
+    """Commit the index: HEAD, or a child of it that depends on nothing else."""
+    tree = git.run("write-tree", "--missing-ok").strip()        # a partial clone lacks objects
     done = git.call("log", "-1", "--no-show-signature", "--no-color", "--format=%H %T %ct", "HEAD")
-    head, head_tree, date = done.output.split() if not done.exit_code else ("", "", "0")       # there is no commit yet
+    head, head_tree, date = done.output.split() if not done.exit_code else ("", "", "0")       # no commit yet
     if tree == head_tree:
         return head
     who = {f"GIT_{role}_{fact}": text for role in ("AUTHOR", "COMMITTER")
@@ -6110,26 +6194,26 @@ def write_commit(git: Git) -> str:
 
 
 def release_snapshot(repository: str, commit: str, environ: Mapping[str, str]) -> None:
-    """Let git's gc have a snapshot that no job needs; nothing, when the repository has gone.  Raises: unavailable."""
+    """Let `git gc` remove a snapshot that no job needs, if the repository still exists.  Raises: unavailable."""
     Git(repository, environ).call("update-ref", "-d", f"refs/nexus/{commit}")
 
 
-# Another machine, by OpenSSH, which knows keys, agents, jump hosts and host keys.  One connection for each: what is run
-# there and what is forwarded goes through it.  ssh keeps it in the background; what a killed service left ends.
+# Nodes are reached by OpenSSH, which handles keys, agents, jump hosts and host keys.  Each node has one connection in
+# the background, which carries commands and tunnels.  It ends by itself after a service was killed.
 
-SSH_TIMEOUT_S = 40.0           # for a connection to be made, also through a jump host
-SSH_CALL_TIMEOUT_S = 120.0      # for what is run there
+SSH_TIMEOUT_S = 40.0            # for connecting, also through a jump host
+SSH_CALL_TIMEOUT_S = 120.0      # for a command there
 SSH_EXIT_TIMEOUT_S = 5.0
-SSH_IDLE_S = 60                 # a connection through which nothing goes ends then
-ANSWER_TIMEOUT_FACTOR = 4             # a whole answer may take so many times the patience with silence
-MAX_SAID_BYTES = 4 * 2**20      # a command that a node runs may print so much
+SSH_IDLE_S = 60                 # an unused connection ends after this
+ANSWER_TIMEOUT_FACTOR = 4       # a whole reply may take this many times the timeout for silence
+MAX_SAID_BYTES = 4 * 2**20      # of a node's command's output
 SSH_OPTIONS = ("BatchMode=yes", "ConnectTimeout=15", "ServerAliveInterval=5", "ServerAliveCountMax=3",
                "ForwardAgent=no", "ForwardX11=no", "PermitLocalCommand=no", "ControlPersist=no", "RemoteCommand=none",
                "StreamLocalBindUnlink=yes")
 INSTALL_SSH = "install OpenSSH's client: apt install openssh-client"
 SSH_NOISE = ("@", "Warning: Permanently added", "mux_client", "kex_exchange_identification",
              "Connection closed by UNKNOWN", "Connection to UNKNOWN")
-SSH_HINTS = (                   # words of ssh, and what to do
+SSH_HINTS = (                   # (pattern of ssh's words, what to do)
     ("IDENTIFICATION HAS CHANGED",
      "its host key is another than before: find out why; then ssh-keygen -R {host} forgets the old one"),
     ("Host key verification failed", "accept its host key once, after you have checked it: {ssh} true"),
@@ -6140,33 +6224,33 @@ SSH_HINTS = (                   # words of ssh, and what to do
 
 
 def call_through(control: str) -> list[str]:
-    """ssh by way of an open connection, and no other."""
+    """The words that run ssh through an open connection only."""
     return ["ssh", "-F", "none", "-S", control, "-oControlMaster=no", "-oProxyCommand=false", "-oBatchMode=yes"]
 
 
-# HTTP as nexus asks it: one request a connection.  http.client would cost `nexus add` 35 ms.
+# An HTTP client with one request a connection.  http.client would cost `nexus add` 35 ms.
 
 MAX_HEAD_BYTES = 2**16
 CUT_OFF, NO_HTTP = "it closed the connection before its answer was complete", "it does not speak HTTP"
 
 
 def watch_line(line: socket.socket, timeout_s: float) -> None:
-    """Notice when the other end of a TCP connection is off, asleep or cut off, also while nothing is sent."""
+    """Detect a TCP peer that is off, asleep or cut off, even while nothing is sent."""
     line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, number in ((socket.TCP_NODELAY, 1), (socket.TCP_KEEPIDLE, max(1, int(timeout_s))),
-                           (socket.TCP_USER_TIMEOUT, int(timeout_s * 1000))):       # for what is sent and not taken
+                           (socket.TCP_USER_TIMEOUT, int(timeout_s * 1000))):       # for data that is not acknowledged
         line.setsockopt(socket.IPPROTO_TCP, option, number)
 
 
 @value
 class Answer:
     status: int
-    headers: Mapping[str, str]                          # names in lower case
-    pieces: Iterator[bytes]                             # of the body, as they come
+    headers: Mapping[str, str]                          # {name in lower case: value}
+    pieces: Iterator[bytes]                             # of the body, as they arrive
 
 
 def send_request(line: socket.socket, method: str, path: str, headers: Mapping[str, str], body: object) -> Answer:
-    """Raises, also as the pieces are read: OSError, when the line is cut; ValueError, when what answers is no HTTP."""
+    """Raises, also while pieces are read: OSError, when the connection breaks; ValueError, when it is no HTTP."""
     content = b"" if body is None else encode_json(body).encode("ascii")
     sent = {**headers, "Connection": "close"}
     if content:
@@ -6210,7 +6294,7 @@ def read_chunks(reader: BufferedReader) -> Iterator[bytes]:
 
 
 def read_answer(answer: Answer, most_bytes: int) -> Any:
-    """JSON, a text, or None.  Raises: what the service answers; OSError; ValueError, when it is no nexus."""
+    """The reply as JSON, text or None.  Raises: the service's error; OSError; ValueError, when it is no nexus."""
     content = bytearray()
     for piece in answer.pieces:
         content += piece
@@ -6219,13 +6303,13 @@ def read_answer(answer: Answer, most_bytes: int) -> Any:
     if answer.status < 400 and answer.headers.get("content-type", "").startswith("text/plain"):
         return content.decode()
     data = load_json(bytes(content.strip()) or b"null")
-    if answer.status >= 400 and not (isinstance(data, dict) and "checks" in data):      # of GET /health
+    if answer.status >= 400 and not (isinstance(data, dict) and "checks" in data):      # GET /health: 503 with a body
         raise decode_error(data, f"HTTP status {answer.status}")
     return data
 
 
 def ssh_flags(**given: object) -> list[str]:
-    """ssh's options of one letter, of what is given."""
+    """ssh's one-letter options for the given values."""
     return [word for letter, text in given.items() if text for word in (f"-{letter}", str(text))]
 
 
@@ -6234,13 +6318,13 @@ class Ssh:
 
     def __init__(self, node: NodeConfig, environ: Mapping[str, str]) -> None:
         self.node = node
-        self.folder = self.control = ""                 # of the open connection: for its sockets; ssh's own
+        self.folder = self.control = ""                 # of the connection: its sockets' folder, ssh's socket
         self.environ = {**environ, "SSH_ASKPASS_REQUIRE": "never", "LC_ALL": "C"}
 
     def list_options(self) -> list[str]:
         node, options = self.node, [word for option in SSH_OPTIONS for word in ("-o", option)]
         options += ssh_flags(i=os.path.expanduser(node.identity_file))
-        if node.jump:                                   # -J would ask questions, and knows no -i
+        if node.jump:                                   # -J would ask questions, and ignores -i
             user, _, place = node.jump.rpartition("@")
             host, _, port = place.partition(":")
             jump = " ".join(map(quote, ["ssh", *options, *ssh_flags(p=port, l=user)]))
@@ -6249,13 +6333,13 @@ class Ssh:
 
     @property
     def by_hand(self) -> str:
-        """How a person reaches the node."""
+        """The command by which a person reaches the node."""
         node = self.node
         words = ["ssh", *ssh_flags(J=node.jump, p=node.port, i=node.identity_file), node.destination]
         return " ".join(map(quote, words))
 
     def fault(self, what: str, said: str) -> NexusError:
-        """With the words of ssh, or of a nexus there."""
+        """The error with the words of ssh, or of a nexus there."""
         said, _, advice = said.partition("\nhint: ")
         lines = [line.strip() for line in said.splitlines() if line.strip() and not line.startswith(SSH_NOISE)]
         why = format_line("; ".join(lines[-3:]), 300) or "the line was cut"
@@ -6273,14 +6357,14 @@ class Ssh:
         """Raises: unavailable, with ssh's words."""
         import tempfile
         self.close()
-        with disk("make a folder in", "/tmp"):          # the path of a socket may have 108 bytes, and ssh adds to it
+        with disk("make a folder in", "/tmp"):          # a socket's path has at most 108 bytes, and ssh adds some
             self.folder = tempfile.mkdtemp(prefix="nexus-ssh-", dir="/tmp")
         self.control = f"{self.folder}/control"
         argv = ["ssh", f"-oControlPersist={SSH_IDLE_S}", *self.list_options(), "-oClearAllForwardings=yes", "-TMS"]
         self.run("cannot reach", [*argv, self.control, self.node.destination, "true"], timeout_s=SSH_TIMEOUT_S)
 
     def run(self, what: str, argv: Sequence[str], given: bytes = b"", timeout_s: float = 0.0) -> str:
-        """What an ssh prints that is to do `what`.  Raises: unavailable, with what was said instead."""
+        """The output of an ssh that does `what`.  Raises: unavailable, with ssh's words."""
         done = run(argv, timeout_s or SSH_CALL_TIMEOUT_S, self.environ, given, is_apart=True, most_bytes=MAX_SAID_BYTES,
                    purpose=f"ssh to {self.node.name}", hint=f"try it by hand: {self.by_hand}", install=INSTALL_SSH)
         if done.exit_code:
@@ -6288,11 +6372,11 @@ class Ssh:
         return done.output
 
     def call(self, what: str, command: str, given: bytes = b"") -> str:
-        """What a command prints there.  Raises: unavailable."""
+        """The output of a command there.  Raises: unavailable."""
         return self.run(what, [*call_through(self.control), self.node.destination, command], given)
 
     def forward(self, probe: Probe) -> str:
-        """The socket here that leads to the service that a probe has found.  Raises: unavailable."""
+        """Open a tunnel to the service that a probe found; return its socket here.  Raises: unavailable."""
         place = probe.socket or ""
         path = f"{self.folder}/{hash_text(place)[:8]}"
         if not os.path.exists(path):
@@ -6309,7 +6393,7 @@ class Ssh:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-# What is run on a node: find a Python, tell which nexus is there, and start its service if that is the one wanted.
+# Run on a node: find a Python, tell which nexus is there, and start its service if it is the wanted one.
 PROBE_SCRIPT = r'''
 for python in python3 python3.14 python3.13 python3.12 python3.11 python3.10 python3.9 /opt/conda/bin/python3 \
     ~/miniconda3/bin/python3; do
@@ -6352,7 +6436,7 @@ END
 
 
 def probe_node(ssh: Ssh, wanted: str) -> Probe:
-    """The nexus on a node, and where its service runs if its hash is the one wanted.  Raises: unavailable."""
+    """Find the nexus on a node, and its service's socket if its hash is `wanted`.  Raises: unavailable."""
     said = ssh.call("cannot use", f"sh -s {quote(wanted)} {SSH_CALL_TIMEOUT_S:.0f}", PROBE_SCRIPT.encode())
     found = re.search("^nexus-probe (.*)", said, re.M)
     if not found:
@@ -6367,31 +6451,31 @@ def probe_node(ssh: Ssh, wanted: str) -> Probe:
 
 
 def install_on_node(ssh: Ssh, content: bytes) -> None:
-    """Put a nexus.py there.  Raises: unavailable."""
+    """Copy a nexus.py there.  Raises: unavailable."""
     script = ('umask 077; home=${NEXUS_HOME:-$HOME/.nexus}; new=$home/nexus.py.new; mkdir -p "$home" && '
               '{ cat > "$new" && mv "$new" "$home/nexus.py" || { rm -f "$new"; exit 1; }; }')
     ssh.call("cannot write nexus.py on", f"sh -c {quote(script)}", content)
 
 
-MAX_ANSWER_BYTES = 8 * 2**20    # thousands of jobs, and LOG_BYTES of their output
+MAX_ANSWER_BYTES = 8 * 2**20    # room for thousands of jobs, and LOG_BYTES of output
 
 
 def shut(line: socket.socket) -> None:
-    """Let nobody wait any more for what comes by it."""
+    """End all waiting on a connection."""
     with contextlib.suppress(OSError):                  # it has ended by itself
         line.shutdown(socket.SHUT_RDWR)
 
 
 def ask_node(name: str, place: str, method: str, path: str, make_body: Callable[[socket.socket], object],
              timeout_s: float, kind: str) -> Any:
-    """Ask a node's service, which is behind the socket at `place`.  The answer, as decode() knows its kind.
+    """Ask a node's service at the socket `place`; return the reply decoded as `kind`.
 
-    `make_body` has the line, as soon as that is open.  Raises: what the node answers; unavailable, when that is nothing
-    of a nexus; OSError, when the line is cut (TimeoutError: when it is silent).
+    `make_body` gets the connection once it is open.  Raises: the node's error; unavailable, when the reply is no
+    nexus's; OSError, when the connection breaks (TimeoutError: when it is silent).
     """
     import threading
     with socket.socket(socket.AF_UNIX) as line:
-        timer = threading.Timer(ANSWER_TIMEOUT_FACTOR * timeout_s, shut, [line])      # for an answer that drips in
+        timer = threading.Timer(ANSWER_TIMEOUT_FACTOR * timeout_s, shut, [line])      # against a reply that drips in
         timer.daemon = True
         timer.start()
         line.settimeout(timeout_s)
@@ -6416,9 +6500,9 @@ def describe_bad_node(name: str, why: object) -> NexusError:
 
 
 def push_snapshot(ssh: Ssh, repository: str, commit: str, name: str, environ: Mapping[str, str]) -> str:
-    """Bring a snapshot to a node, into a repository of its own called `name`; its path there.
+    """Push a snapshot into a node's repository `name`; return its path there.
 
-    Raises: unavailable, when the line is cut or a program hangs; not_found, when that is not what it fails at.
+    Raises: unavailable, when the connection breaks or a program hangs; not_found, when it fails otherwise.
     """
     script = (f'd=${{NEXUS_HOME:-$HOME/.nexus}}/snapshots/{name}.git; umask 077; mkdir -p "$d" && cd "$d" && '
               "{ [ -e HEAD ] || git init -q --bare .; } && pwd -P")
@@ -6436,12 +6520,12 @@ def push_snapshot(ssh: Ssh, repository: str, commit: str, name: str, environ: Ma
 
 
 # ==== 11. RUNNER ==== job.sh: what runs around each job; and what keeps the service running
-# job.sh is sh and a few coreutils: it costs little for as long as the job lives, can be read, and can be run by hand.
-# It claims its attempt, joins the service in the lock of the GPU lease, says `start`, runs the command with its output
-# straight into the log files, says `end`, and leaves a result file.  What it says is believed as it comes; its files say
-# the same, for a service that did not hear it.
+# job.sh is sh and a few coreutils: it costs little while the job lives, can be read, and can be run by hand.  It claims
+# its attempt, shares the lock of the GPU lease with the service, says `start`, runs the command with its output
+# straight into the log files, says `end`, and leaves a result file.  Its events are acted upon at once; its files say
+# the same to a service that missed them.
 
-# What every runner does first.
+# The functions of every runner
 RUNNER_SCRIPT = r'''
 say() { [ -p "$events" ] && printf '%s\n' "$*" 1<>"$events"; } 2>/dev/null
 prepare() {
@@ -6453,35 +6537,36 @@ prepare() {
 }
 # An orphan would be taken for what the command left.  SIGKILL: a shell that was just forked may lose another signal.
 end_viewer() { [ -z "$viewer" ] || { kill -9 "$viewer"; wait "$viewer"; } 2>/dev/null; }
-# So that a nexus in another container, which sees no process of this one, knows that a job runs; and that no other service
-# gives out the GPUs.  The service has its own lock meanwhile, so that nobody can come in between.  The folder of the leases
-# is not to be trusted: $lease is not opened, but must be the same file.
+# $alive tells a nexus in another container, which cannot see this process, that a job runs; $lease keeps other services
+# from the GPUs.  The service holds both locks until then, so that no other can take them in between.  Anybody may write
+# the folder of leases: $lease is not opened, but must be the same file.
 hold() {
   [ -z "$alive" ] || { command exec 7>>"$alive" && flock -s -w 5 7; }
-  [ -z "$lease" ] || { command exec 9<"$held" && flock -s -n 9 && [ "$held" -ef /proc/$$/fd/9 ] && [ "$lease" -ef /proc/$$/fd/9 ]; }
+  [ -z "$lease" ] || { command exec 9<"$held" && flock -s -n 9 && [ "$held" -ef /proc/$$/fd/9 ] &&
+    [ "$lease" -ef /proc/$$/fd/9 ]; }
 }
 '''
 
 
-# What follows build_script()'s head of assignments.
+# The rest of job.sh, after build_script()'s assignments
 JOB_SCRIPT = r'''
 case $attempt in '') tree=$dir/tree-by-hand-$$ is_new=yes;; *) tree=$dir/tree is_new=;; esac
 cwd=${commit:+$tree/}$folder
 uptime_cs() { read -r up rest < /proc/uptime; up=${up%.*}${up#*.}; }
 fail() { [ -n "$waited" ] || rm -f "$dir/claim-$$"; say fail "$id" "$attempt" "$@"; printf '%s\n' "$*" >&2; exit 0; }
-# From here on it counts as begun.  A runner that has waited is told so, when the service's record of it is on the disk.
+# From here on the job counts as begun.  A waiting runner may go on when the service's record is on disk.
 note_begin() {
   [ -z "$waited" ] || read -r rest <&8 || exit 0
   uptime_cs
   printf '%s\n' "$up" >> "$dir/attempt-$attempt" || fail "the log folder $dir cannot be written"
   [ "$waited" ] || say start "$id" "$attempt" "$$" "$started" "$up"
 }
-# Nothing is lost when the disk is full: it is tried until there is room.  A checkout goes only where the command never ran.
+# A full disk loses nothing: retry until there is room.  A checkout is removed only if the command never ran.
 finish() {
   until { [ -z "$cause" ] || printf '%s\n' "$words" > "$dir/fault-$attempt"; } &&
       printf '{"exit_code": %s, "runtime_seconds": %s.%02d%s}\n' "$1" $((took / 100)) $((took % 100)) \
         "${cause:+, \"cause\": \"$cause\"}" > "$dir/result-$attempt.json" &&
-      { [ -d "/proc/$service" ] || sync "$dir/result-$attempt.json"; }      # a service that lives writes down what it hears
+      { [ -d "/proc/$service" ] || sync "$dir/result-$attempt.json"; }      # a running service records the end itself
   do
     command exec 9>&-
     sleep 2
@@ -6493,20 +6578,21 @@ finish() {
   [ -n "$waited" ] || rm -f "$dir/claim-$$"
   [ "$again" ] || end_viewer
 }
-# The command does not run: $1 is the cause, `launch` or `bounce`, and the rest says why.
+# The command does not run: $1 is the cause, `launch` or `bounce`, and the rest tells why.
 refuse() {
   cause=$1 took=0 again=
   shift
   words=$*
   command exec 9>&-
-  if [ "$cause" = bounce ]; then commit=; say bounce "$id" "$attempt" "$words"; else printf 'nexus: %s\n' "$words" >> "$dir/stderr.log"; fi
+  if [ "$cause" = bounce ]; then commit=; say bounce "$id" "$attempt" "$words"
+  else printf 'nexus: %s\n' "$words" >> "$dir/stderr.log"; fi
   finish null
   drop_tree
   keep_made
   exit 0
 }
-# A checkout of the snapshot has a .git of its own that borrows all but HEAD and index, as a linked work tree does; but
-# nothing is written into the user's repository, where `git worktree add` breaks what else runs git at that moment.
+# A checkout of the snapshot has a .git of its own that borrows all but HEAD and index, as a linked work tree does.
+# `git worktree add` would write into the user's repository, and break other git programs that run at that moment.
 git_there() {
   /usr/bin/env -i PATH="$job_path" HOME="$home" LC_ALL=C GIT_TERMINAL_PROMPT=0 GIT_OPTIONAL_LOCKS=0 git $git_options \
     -C "$@" 9>&-
@@ -6521,8 +6607,8 @@ make_tree() {
     printf '%s\n' "$commit" > "$tree/.git/HEAD" && git_there "$tree" read-tree --reset HEAD </dev/null &&
     git_there "$tree" ls-files -z --deleted </dev/null | git_there "$tree" checkout-index -zu --stdin && mkdir -p "$cwd"
 }
-# A further attempt goes on in the tree of the one before it, at the same place: only what is missing comes out of git.  That
-# one's job.sh may still be putting away what was made; one that was killed has left the tree as it was.
+# A further attempt continues in the former one's tree, at the same place: git adds only what is missing.  The former
+# job.sh may still be moving files away; one that was killed has left the tree as it was.
 find_made() {
   former=$attempt made=
   while former=$((former - 1)); [ "$former" -gt 0 ]; do
@@ -6535,8 +6621,8 @@ find_made() {
     if [ "$made" ]; then mv "$made" "$tree"; else is_new=yes; fi
   fi
 } 2>/dev/null
-# What the job itself wrote into its checkout is kept beside its logs; what came out of git, and compiled Python, goes.
-# What the job has done to HEAD and index does not count.  Where git cannot tell the two apart, all of it is kept.
+# Files that the job has written into its checkout are kept beside its logs; those from git, and compiled Python, go.
+# The job's own changes to HEAD and index do not count.  Where git cannot tell them apart, all files are kept.
 git_here() { git_there . --git-dir=.git --work-tree=. "$@"; }
 keep_made() {
   [ "$commit" ] && [ -d "$tree" ] || return 0
@@ -6567,7 +6653,7 @@ fi
 if [ -z "$waited" ]; then
   viewer=
   prepare
-  # Whoever links this name first has the attempt: this script, or a service that found nobody running it.
+  # Whoever links this name first has the attempt: this script, or a service that found no runner.
   printf '%s %s\n' "$$" "$started" > "$dir/claim-$$" || fail "the log folder $dir cannot be written"
   ln "$dir/claim-$$" "$dir/attempt-$attempt" 2>/dev/null || {
     [ -e "$dir/attempt-$attempt" ] || fail "$dir takes no hard links: set [state] log_dir to another file system"
@@ -6576,7 +6662,7 @@ if [ -z "$waited" ]; then
   }
   hold || refuse bounce a GPU lease was lost before its job began
 fi
-again=                                    # whether it waits for another job after this one
+again=                                    # yes: this runner waits for another job afterwards
 if [ "$waited" ] && [ -z "$commit" ]; then again=yes; else note_begin; fi
 if [ "$commit" ]; then
   find_made
@@ -6589,7 +6675,8 @@ PATH=$own_path
 command exec 5>>"$dir/stderr.log" 6>>"$dir/stdout.log" || refuse launch "the log files in $dir cannot be written"
 [ -z "$again" ] || note_begin
 if [ -t 1 ] && [ -z "$waited" ]; then     # under screen, its window shows the logs
-  NEXUS_ROLE=viewer tail -qn 100 -s 0.2 -f --pid=$$ "$dir/stdout.log" "$dir/stderr.log" </dev/null 2>/dev/null 5>&- 6>&- 9>&- &
+  NEXUS_ROLE=viewer tail -qn 100 -s 0.2 -f --pid=$$ "$dir/stdout.log" "$dir/stderr.log" \
+    </dev/null 2>/dev/null 5>&- 6>&- 9>&- &
   viewer=$!
 fi
 uptime_cs; begin=$up
@@ -6597,7 +6684,7 @@ command_of_the_job >&6 2>&5 5>&- 6>&- 8<&-
 code=$?
 umask 077
 command exec 5>&- 6>&-
-if [ -e "$dir/fault-$attempt" ]; then      # only CONDA_SCRIPT leaves one; ended by a signal, it is no fault of the environment
+if [ -e "$dir/fault-$attempt" ]; then      # from CONDA_SCRIPT; after a signal, the environment is not at fault
   read -r words < "$dir/fault-$attempt"
   rm -f "$dir/fault-$attempt"
   [ "$code" -gt 128 ] || refuse launch "$words"
@@ -6611,13 +6698,14 @@ keep_made
 '''
 
 
-# A runner that waits for jobs: it reads which job.sh it becomes from a pipe of the service's, which ends with the service or
-# when a job turns out to be no short one.  Until then it keeps its lease, which is renamed for each job.
+# A runner that waits for jobs.  It reads the path of its next job.sh from a pipe of the service, which ends with the
+# service, or when a job turns out to be long.  It keeps its lease, which is renamed for each job.
 WAITING_SCRIPT = RUNNER_SCRIPT + "run_job() {" + JOB_SCRIPT + r'''}
 number=$1 pipe=$2 end=$3 events=$4 alive=$5 lease=$6 held=$7 viewer=
 prepare
-if [ -t 1 ]; then                         # its window shows the logs when this other pipe ends: a short job is over by then
-  { read -r rest; NEXUS_ROLE=viewer exec tail -qn 100 -s 0.2 -f --pid=$$ /proc/$$/fd/6 /proc/$$/fd/5; } < "$end" 2>/dev/null &
+if [ -t 1 ]; then                         # the viewer starts when the second pipe ends, which is after any short job
+  { read -r rest
+    NEXUS_ROLE=viewer exec tail -qn 100 -s 0.2 -f --pid=$$ /proc/$$/fd/6 /proc/$$/fd/5; } < "$end" 2>/dev/null &
   viewer=$!
 fi
 command exec 8<"$pipe" && hold || { end_viewer; exit 0; }
@@ -6633,37 +6721,37 @@ end_viewer
 
 
 CONDA_SCRIPT = r'''
-# Activate the conda environment $1, a name or a path, and become the command that the other words are.
-# Each of conda's kin prints what a shell has to do for it; its own shell function evaluates the same.  `conda run` would
-# hold the output back.  All names begin with nexus_, so that neither the job's environment nor an activation script has them.
+# Activate the conda environment $1, a name or a path, and exec the command in the other words.
+# conda, mamba and micromamba print what a shell must evaluate for it.  `conda run` would hold the output back.  All
+# names begin with nexus_, so that they do not meet those of the job's environment or of an activation script.
 nexus_name=$1 nexus_fault=$NEXUS_JOB_FAULT nexus_tried=()
 unset NEXUS_JOB_FAULT
 nexus_known=(~/{miniconda3,miniforge3,mambaforge,anaconda3}/bin/conda ~/.local/bin/micromamba ~/bin/micromamba
              /opt/{conda,miniconda3,miniforge3,anaconda3}/bin/conda)
 
-# Tell job.sh why the command does not run, or whoever runs it by hand.
+# Tell job.sh, or the person who runs it by hand, why the command does not run.
 nexus_fail() {
   trap - EXIT
-  nexus_words=${1//[[:cntrl:]]/?}         # not `local`: the trap finds no function's context after `set -e` has ended one
+  nexus_words=${1//[[:cntrl:]]/?}         # not `local`: after `set -e`, the trap runs outside any function
   { [ "$nexus_fault" ] && printf '%s\n' "$nexus_words" > "$nexus_fault"; } || printf 'nexus: %s\n' "$nexus_words" >&2
   exit 1
 }
 
 nexus_explain() {
   local exe first rest names=
-  [ "${#nexus_tried[@]}" -gt 0 ] || nexus_fail "no conda was found for the environment '$nexus_name': not by CONDA_EXE or\
- MAMBA_EXE, not as conda, mamba or micromamba on PATH, and none of ${nexus_known[*]%/bin/conda} is there"
+  [ "${#nexus_tried[@]}" -gt 0 ] || nexus_fail "no conda was found for the environment '$nexus_name': not by CONDA_EXE\
+ or MAMBA_EXE, not as conda, mamba or micromamba on PATH, and none of ${nexus_known[*]%/bin/conda} is there"
   for exe in "${nexus_tried[@]}"; do
     while IFS=' ' read -r first rest; do
-      case $first in ''|'#'*|Name|─*) continue;; '*') first=$rest;; esac          # '*': it is active, and has only a path
+      case $first in ''|'#'*|Name|─*) continue;; '*') first=$rest;; esac          # '*': an active one, without a name
       [[ ", $names" == *", $first, "* ]] || names+="$first, "
     done < <("$exe" env list </dev/null)
   done
-  nexus_fail "the conda environment '$nexus_name' was not found, or could not be activated, by ${nexus_tried[*]}: stderr.log says\
- why${names:+; there are: ${names%, }}"
+  nexus_fail "the conda environment '$nexus_name' was not found, or could not be activated, by ${nexus_tried[*]}:\
+ stderr.log says why${names:+; there are: ${names%, }}"
 }
 
-if [ "$VIRTUAL_ENV" ]; then               # it was active where the job was added, and its python would come first
+if [ "$VIRTUAL_ENV" ]; then               # active where the job was added; its python would come first on PATH
   PATH=:$PATH:
   PATH=${PATH//":$VIRTUAL_ENV/bin:"/:}
   PATH=${PATH#:} PATH=${PATH%:}
@@ -6689,7 +6777,7 @@ exec "${@:2}"
 '''
 
 
-# What Slurm gives a job goes on to its command: its GPUs, and which job and node it is.
+# Slurm's variables go on to the command: its GPUs, job and node.
 SLURM_SCRIPT = r'''  slurms='SLURM[A-Z0-9_]*|[A-Z]+_VISIBLE_DEVICES|GPU_DEVICE_ORDINAL|ZE_AFFINITY_MASK'
   for name in $(/usr/bin/env | sed -En "s/^($slurms)=.*/\1/p"); do
     eval "set -- \"\$@\" \"$name=\$$name\""
@@ -6697,92 +6785,101 @@ SLURM_SCRIPT = r'''  slurms='SLURM[A-Z0-9_]*|[A-Z]+_VISIBLE_DEVICES|GPU_DEVICE_O
 '''
 
 
-# What Screen.environ() gives a runner, screen and sh add, and no job is to have.
+# The variables of Screen.environ(), screen and sh that no job may get
 RUNNER_NAMES = "HOME LANG LC_ALL LC_CTYPE USER LOGNAME SHELL SCREENDIR TERM SYSSCREENRC STY WINDOW TERMCAP PWD OLDPWD"
-# What sh may set to any value, and exports as it is.
-PLAIN_NAME = ("(?!BASH|COMP_|EPOCH|(?:E?UID|PPID|SHELLOPTS|GROUPS|DIRSTACK|FUNCNAME|PIPESTATUS|S?RANDOM|SECONDS|LINENO|OPTIND"
-              "|OPTERR|HISTCMD|IFS)$)[A-Za-z_][A-Za-z0-9_]*")
+# The variables that sh sets and exports unchanged
+PLAIN_NAME = ("(?!BASH|COMP_|EPOCH|(?:E?UID|PPID|SHELLOPTS|GROUPS|DIRSTACK|FUNCNAME|PIPESTATUS|S?RANDOM|SECONDS|LINENO"
+              "|OPTIND|OPTERR|HISTCMD|IFS)$)[A-Za-z_][A-Za-z0-9_]*")
 
 
 def build_script(job: Job, environment: Mapping[str, str], layout: Layout, lease: tuple[str, str] | None,
                  limits: Sequence[str], program: Sequence[str] | None = None, jobs_lock: str = "") -> str:
-    """job.sh of a job that is about to start.
+    """The text of a job's job.sh.
 
-    `lease` is what Leases.paths() says, `limits` are prlimit's options; `program` runs instead of bash -c COMMAND;
-    `jobs_lock` is a file that is locked meanwhile.
+    `lease`: of Leases.paths(); `limits`: prlimit's options; `program` runs instead of bash -c COMMAND; `jobs_lock`: a
+    file that is locked while the job runs.
     """
-    pairs = [f"{name if re.fullmatch(PLAIN_NAME, name) else quote(name)}={quote(text)}" if name != "NEXUS_JOB_NONCE" else
-             f'{name}="${{attempt:+{text}}}"' for name, text in environment.items()]        # run by hand, it is nobody's to end
+    pairs = [f"{name if re.fullmatch(PLAIN_NAME, name) else quote(name)}={quote(text)}"
+             for name, text in environment.items() if name != "NEXUS_JOB_NONCE"]
+    # Without the nonce, a job.sh that is run by hand is not this job, which the service would end.
+    nonce = environment.get("NEXUS_JOB_NONCE", "")
+    pairs += [f'NEXUS_JOB_NONCE="${{attempt:+{nonce}}}"'] if nonce else []
     is_slurm = job.current.slurm_key is not None
     if is_slurm:
-        pairs += ['CUDA_VISIBLE_DEVICES="${CUDA_VISIBLE_DEVICES-}"', 'NEXUS_GPU_ID="${SLURM_JOB_GPUS:-${CUDA_VISIBLE_DEVICES-}}"']
+        pairs += ['CUDA_VISIBLE_DEVICES="${CUDA_VISIBLE_DEVICES-}"',
+                  'NEXUS_GPU_ID="${SLURM_JOB_GPUS:-${CUDA_VISIBLE_DEVICES-}}"']
     launch = list(program or ["bash", "-c", *(["--"] if job.command.startswith(("-", "+")) else []), job.command])
-    if job.tty:                                 # script runs $SHELL, which may be fish, or /bin/false
+    if job.tty:                                 # script(1) runs $SHELL, which may be fish, or /bin/false
         shell = [f"SHELL={environment['SHELL']}"] if "SHELL" in environment else ["-u", "SHELL"]
         inner = " ".join(map(quote, ["exec", "/usr/bin/env", *shell, *launch]))
         launch = ["/usr/bin/env", "SHELL=/bin/sh", "script", "-q", "-e", "-f", "-c", inner, "/dev/null"]
-    if job.conda:                               # around the terminal; -p: no BASH_ENV, which the command's own bash will read
+    if job.conda:                               # -p: this bash ignores BASH_ENV, which is the command's
         pairs.append('NEXUS_JOB_FAULT="${attempt:+$dir/fault-$attempt}"')
-        kept = [f"{name}={environment[name]}" for name in ("CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES") if name in environment]
+        kept = [f"{name}={environment[name]}" for name in ("CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES")
+                if name in environment]
         launch = ["bash", "-p", "-c", CONDA_SCRIPT, "nexus", job.conda, "/usr/bin/env", *kept, *launch]
     head = {
-        "id": job.id, "dir": layout.job_folder(job.id), "service": str(os.getpid()), "events": layout.events_file, "alive": jobs_lock,
-        "lease": lease[0] if lease else "", "held": lease[1] if lease else "", "job_path": environment.get("PATH") or os.defpath,
-        "home": os.environ.get("HOME") or "/", "commit": job.snapshot or "", "repo": job.snapshot_repo or "",
+        "id": job.id, "dir": layout.job_folder(job.id), "service": str(os.getpid()), "events": layout.events_file,
+        "alive": jobs_lock, "lease": lease[0] if lease else "", "held": lease[1] if lease else "",
+        "job_path": environment.get("PATH") or os.defpath, "home": os.environ.get("HOME") or "/",
+        "commit": job.snapshot or "", "repo": job.snapshot_repo or "",
         "git_options": " ".join(GIT_OPTIONS),
         "folder": os.path.relpath(job.cwd, job.snapshot_repo) if job.snapshot_repo else job.cwd}
     umask = "$(umask)" if job.umask is None else f"{job.umask:04o}"
     if is_slurm or limits or "PATH" not in environment or not all(map(re.compile(PLAIN_NAME).fullmatch, environment)):
         launch, prlimit = ['"$@"', *map(quote, launch)], f"prlimit {' '.join(limits)} -- " if limits else ""
         begin, clean = [*([SLURM_SCRIPT] if is_slurm else []), f"  {prlimit}/usr/bin/env -i -- \\"], []
-    else:                                       # without a program between two jobs that takes half as long as bash to begin
+    else:                                       # env would take half as long to start as bash
         launch, begin = list(map(quote, launch)), ["  unset PWD OLDPWD SHLVL"]
         clean = ['[ "$#" -gt 0 ] || exec /usr/bin/env -i PATH="$PATH" /bin/sh "$0" ""', f"unset {RUNNER_NAMES}"]
+    user = re.sub("[^A-Za-z0-9_.-]", "?", job.user)
     return "\n".join([
-        "#!/bin/sh", f"# Job {job.id} of nexus, user {re.sub('[^A-Za-z0-9_.-]', '?', job.user)}.  Run by hand (sh job.sh) it just runs "
-        "the command; nexus calls it with the attempt's number.", *clean, "attempt=${1:-} waited=${2:-} started=${2:-}",
-        *(f"{name}={quote(text)}" for name, text in head.items()), f"umask={umask}", "",
-        "command_of_the_job() {", '  umask "$umask"', *begin, *(f"    {pair} \\" for pair in pairs), f"    {' '.join(launch)}", "}", "",
-        '[ -z "$waited" ] || return 0             # who has waited has read what follows before', RUNNER_SCRIPT, JOB_SCRIPT])
+        "#!/bin/sh", f"# Job {job.id} of nexus, user {user}.  Run by hand (sh job.sh) it just runs the command; nexus "
+        "calls it with the attempt's number.", *clean, "attempt=${1:-} waited=${2:-} started=${2:-}",
+        *(f"{name}={quote(text)}" for name, text in head.items()), f"umask={umask}", "", "command_of_the_job() {",
+        '  umask "$umask"', *begin, *(f"    {pair} \\" for pair in pairs), f"    {' '.join(launch)}", "}", "",
+        '[ -z "$waited" ] || return 0             # a waiting runner knows the rest', RUNNER_SCRIPT, JOB_SCRIPT])
 
 
 def build_environment(job: Job, submitted: Mapping[str, str], gpus: Sequence[Gpu]) -> dict[str, str]:
-    """The submitter's environment, then what nexus sets, last.
+    """The submitter's environment, and nexus's variables over it.
 
-    The indices are the driver's, which CUDA shares under PCI_BUS_ID; where they have gaps (a card that may not be opened),
-    CUDA counts only what it may open, and uuids are right.  A job whose --cuda says its GPUs sees all of them.
+    GPU indices are the driver's, which CUDA uses too under PCI_BUS_ID.  Where they have gaps (a card that may not be
+    opened), CUDA counts only the cards it may open, so uuids are used.  A job with --cuda sees all GPUs.
     """
     usable = sorted(gpu.index for gpu in gpus if not gpu.fault)
     has_gaps = usable != list(range(len(usable)))
+    ids = ",".join(map(str, job.current.gpu_indices))
     own = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-           "CUDA_VISIBLE_DEVICES": ",".join(job.current.gpu_uuids if has_gaps else map(str, job.current.gpu_indices)),
-           "NEXUS_JOB_ID": job.id, "NEXUS_JOB_NONCE": job.current.nonce or "", "NEXUS_GPU_ID": ",".join(map(str, job.current.gpu_indices))}
-    is_slurm = job.current.slurm_key is not None        # which GPUs it has is known only where it runs; job.sh says it
-    unset = {"CUDA_VISIBLE_DEVICES", "NEXUS_GPU_ID"} if is_slurm else {"CUDA_VISIBLE_DEVICES"} if job.cuda_arg else set()
+           "CUDA_VISIBLE_DEVICES": ",".join(job.current.gpu_uuids) if has_gaps else ids,
+           "NEXUS_JOB_ID": job.id, "NEXUS_JOB_NONCE": job.current.nonce or "", "NEXUS_GPU_ID": ids}
+    is_slurm = job.current.slurm_key is not None        # job.sh learns its GPUs where it runs
+    unset = {*(["CUDA_VISIBLE_DEVICES"] if is_slurm or job.cuda_arg else []), *(["NEXUS_GPU_ID"] if is_slurm else [])}
     kept = {"PYTHONUNBUFFERED": "1", **{name: text for name, text in submitted.items() if name not in own
                                         and not is_job_variable(name) and not (is_slurm and name.startswith("SLURM_"))}}
     return {**kept, **{name: text for name, text in own.items() if name not in unset}}
 
 
 def list_cuda_numbers(job: Job, gpus: Sequence[Gpu]) -> list[int]:
-    """A job's GPUs as CUDA counts them when it sees all: only those that may be opened."""
+    """The numbers that CUDA gives a job's GPUs when it sees all: it counts only those that may be opened."""
     usable = sorted(gpu.index for gpu in gpus if not gpu.fault)
     return [usable.index(index) if index in usable else index for index in job.current.gpu_indices]
 
 
 def is_job_variable(name: str) -> bool:
-    """What marks a job's own processes: neither a job submitted from inside another nor a service begun there has it."""
+    """Whether a variable marks a job's own processes: jobs and services that a job starts do not get it."""
     return name.startswith("NEXUS_JOB_") or name in ("NEXUS_GPU_ID", "NEXUS_ROLE", "NEXUS_UMASK", "STY", "WINDOW")
 
 
 def choose_limits(job: Job) -> tuple[list[str], list[str]]:
-    """prlimit's options for a job, and what of its submitter's limits could not be given."""
+    """(prlimit's options, notes on the submitter's limits that cannot be set)."""
     options, notes, current, top = [], [], current_limits(), float("inf")
     for name, *wanted in job.limits:
         asked, asked_hard, most = (top if limit < 0 else limit for limit in (*wanted, current[name][1]))
         given = min(asked, asked_hard, most)
         if given < asked:
-            notes.append(f"limit {name}: {'unlimited' if asked == top else asked} wanted, {given} given (the service's hard limit)")
+            wish = "unlimited" if asked == top else asked
+            notes.append(f"limit {name}: {wish} wanted, {given} given (the service's hard limit)")
         if tuple(wanted) != current[name]:
             options.append(f"--{name}={given}:{min(asked_hard, most)}".replace("inf", "unlimited"))
     if options and not find_program("prlimit"):
@@ -6791,25 +6888,25 @@ def choose_limits(job: Job) -> tuple[list[str], list[str]]:
 
 
 def read_claim(folder: str, attempt: int) -> tuple[int, int] | None:
-    """(pid, started) of the runner that has an attempt; None when it is nobody's; (0, 0) when a service claimed it."""
+    """(pid, started) of the attempt's runner; (0, 0) for a service's claim; None for no claim."""
     text = read_text(os.path.join(folder, f"attempt-{attempt}"))
     match = re.fullmatch(CLAIM, text or "")
     return (int(match[1]), int(match[2])) if match else None if text is None else (0, 0)
 
 
 def read_began(folder: str, attempt: int) -> int | None:
-    """When the runner that has an attempt went on to its command, in clock ticks since boot; None when it did not."""
+    """When the attempt's runner went on to its command, in clock ticks since boot; None: not yet."""
     match = re.fullmatch(CLAIM, read_text(os.path.join(folder, f"attempt-{attempt}")) or "")
     began = match and (match[4] or ("" if match[3] else match[2]))
     return int(began) if began else None
 
 
-# PID STARTED, and when it began; `waiting`: the service claimed the attempt for a runner that had waited.
+# PID STARTED, and the time of the begin; `waiting`: the service claimed it for a waiting runner
 CLAIM = r"([0-9]{1,19}) ([0-9]{1,19})( waiting)?\n?(?:([0-9]{1,19})\n?)?"
 
 
 def take_claim(folder: str, attempt: int) -> bool:
-    """Claim an attempt that no process runs, so that a late runner finds it taken.  Raises: OSError."""
+    """Claim an attempt that nobody runs, so that a late runner leaves.  Raises: OSError."""
     os.makedirs(folder, mode=0o700, exist_ok=True)
     with contextlib.suppress(FileExistsError), open(os.path.join(folder, f"attempt-{attempt}"), "x"):
         return True
@@ -6820,7 +6917,7 @@ def read_result(folder: str, attempt: int) -> Result | None:
     with contextlib.suppress(ValueError, TypeError, OSError):
         path = os.path.join(folder, f"result-{attempt}.json")
         result = decode_value(Result, load_json(read_text(path) or ""))
-        result = replace(result, finished_at=os.stat(path).st_mtime)       # it is written as the last
+        result = replace(result, finished_at=os.stat(path).st_mtime)       # job.sh writes it last
         if 0 <= (result.exit_code or 0) <= 255 and result.runtime_seconds is not None:
             words = read_text(os.path.join(folder, f"fault-{attempt}")) if result.cause else None
             return replace(result, cause_line=format_line(words.strip(), 1000)) if words else result
@@ -6828,68 +6925,71 @@ def read_result(folder: str, attempt: int) -> Result | None:
 
 
 def read_tail(path: str, start: int, most: int) -> tuple[str, int]:
-    """The end of a log from byte `start` on, at most `most` bytes of it, and the size of the whole file."""
+    """(the end of a log from byte `start` on, at most `most` bytes; the size of the whole file)."""
     size = measure(path)
     return read_part(path, max(0, min(start, size), size - most), most).decode("utf-8", "replace"), size
 
 
-MAX_WAITING = 4                 # runners
-WAITING_BACKOFF_S = 0.02           # after a start, and between two of them: the machine is busy with the job's own start
-WAITING_S = 5.0                 # there are as many as jobs were started within the last so many seconds
-SHORT_JOB_S = 0.5               # whoever runs a longer one does not come back
+MAX_WAITING = 4                 # waiting runners
+WAITING_BACKOFF_S = 0.02        # after a start, before a runner is started: the job itself starts first
+WAITING_S = 5.0                 # as many wait as jobs were started within this
+SHORT_JOB_S = 0.5               # the runner of a longer job does not come back
 
 
 class WaitingRunner:
     def __init__(self, number: str, pipes: Sequence[int]) -> None:
         self.number = number                                # never a job's id
-        self.theirs, self.ours = list(pipes[::2]), pipes[1::2]      # the ends of two pipes; theirs until it has opened them itself
-        self.pipe = pipes[1]                                # by which it is told its job; the other one only ends
-        self.is_ready = False                               # it waits
-        self.pid = self.started = 0                         # of its sh, since it waited first
-        self.given_at = 0.0                                 # monotonic: its job
+        # Both ends of two pipes.  The runner opens its ends itself; then `theirs` is closed here.
+        self.theirs, self.ours = list(pipes[::2]), pipes[1::2]
+        self.pipe = pipes[1]                                # gives it a job; the other pipe only ends
+        self.is_ready = False                               # it waits for a job
+        self.pid = self.started = 0                         # of its sh
+        self.given_at = 0.0                                 # monotonic: when it got its job
 
     def close(self) -> None:
-        """It gets no other job: it ends after the one that it has, whose logs its window shows from now on."""
+        """Give it no other job: it ends after its present one, and its window shows that one's logs."""
         for end in (*self.theirs, *self.ours):
             os.close(end)
 
 
 class WaitingRunners:
-    """Runners that wait for a job.  Where short jobs follow each other no process of nexus has to start between two of them:
-    whoever has run one waits for another, until there are more than are wanted.
+    """Runners that wait for a job, so that between short jobs no process of nexus has to start.
+
+    A runner whose job has ended waits for another, unless enough are waiting.
     """
 
     def __init__(self, machine: Machine, layout: Layout, jobs_lock: str) -> None:
         self.machine, self.layout, self.jobs_lock = machine, layout, jobs_lock
         self.script = os.path.join(layout.cache_dir, "runner.sh")
-        self.runners: dict[str, WaitingRunner] = {}         # number: one that has no job
-        self.busy: dict[str, WaitingRunner] = {}            # job id: one that may come back; its session has no name of its own
+        self.runners: dict[str, WaitingRunner] = {}         # {number: a runner without a job}
+        self.busy: dict[str, WaitingRunner] = {}            # {job id: a runner that may come back}
         self.last_number = 0
         self.starts: list[float] = []                       # monotonic, the latest last
-        self.next_at = 0.0                                  # monotonic: when the next one is begun
+        self.next_at = 0.0                                  # monotonic: the next runner's start
 
     def keep(self, now: float) -> None:
-        """Have as many as jobs were started lately, one more at a time."""
+        """Keep as many as jobs were started lately; start or end one at a time."""
         wanted = self.count(now)
         gone = [number for number in self.runners if self.is_lost(number)]
-        if gone or len(self.runners) > (wanted and wanted + 1):     # somebody has killed one, or less is started; +1 has just come back
+        if gone or len(self.runners) > (wanted and wanted + 1):     # + 1: a runner may have come back just now
             self.end(*gone[:1] or [next(iter(self.runners))])
-        elif len(self.runners) < wanted and (now >= self.next_at or not self.runners) and "\n" not in self.layout.log_dir:
+        elif len(self.runners) < wanted and (now >= self.next_at or not self.runners) and (
+                "\n" not in self.layout.log_dir):
             self.next_at = now + WAITING_BACKOFF_S
             try:
                 self.begin()
-            except (OSError, NexusError):                   # whoever starts a job tells why nothing can be started
+            except (OSError, NexusError):                   # the next start of a job reports the fault
                 self.starts = []
 
     def count(self, now: float) -> int:
-        """How many there are to be."""
+        """How many should wait."""
         return sum(now - at < WAITING_S for at in self.starts)
 
     def note_start(self, now: float) -> None:
         self.starts, self.next_at = [*self.starts[1 - MAX_WAITING:], now], now + WAITING_BACKOFF_S
 
     def is_short(self, now: float) -> bool:
-        """Whether there are to be more."""
+        """Whether more should wait."""
         return len(self.runners) < self.count(now)
 
     def begin(self) -> None:
@@ -6908,13 +7008,13 @@ class WaitingRunners:
                 leases.make(number)
                 lease = leases.paths(number)
             self.machine.spawn(number, WAITING_SESSION, [
-                "/bin/sh", self.script, number, *(f"{PROC}/{os.getpid()}/fd/{end}" for end in pipes[::2]), self.layout.events_file,
-                self.jobs_lock, *lease])
+                "/bin/sh", self.script, number, *(f"{PROC}/{os.getpid()}/fd/{end}" for end in pipes[::2]),
+                self.layout.events_file, self.jobs_lock, *lease])
             self.runners[number] = WaitingRunner(number, pipes)
             stack.pop_all()
 
     def hear(self, number: str, pid: int, started: int) -> None:
-        """It waits now, and has its own ends of the pipes."""
+        """A runner waits, and has opened its ends of the pipes."""
         for runner in [one for one in (*self.runners.values(), *self.busy.values()) if one.number == number]:
             runner.is_ready, runner.pid, runner.started = True, pid, started
             while runner.theirs:
@@ -6925,17 +7025,19 @@ class WaitingRunners:
         self.machine.forget(number)
 
     def choose(self) -> str:
-        """One that waits; "" when none does."""
-        return next((number for number, runner in self.runners.items() if runner.is_ready and not self.is_lost(number)), "")
+        """The number of a waiting runner, or ""."""
+        ready = [number for number, runner in self.runners.items() if runner.is_ready]
+        return next((number for number in ready if not self.is_lost(number)), "")
 
     def is_lost(self, number: str) -> bool:
-        """Whether one has ended, or its lease was removed."""
-        return number not in self.machine.children or bool(self.machine.leases and not self.machine.leases.is_there(number))
+        """Whether a runner has ended, or its lease was removed."""
+        leases = self.machine.leases
+        return number not in self.machine.children or bool(leases and not leases.is_there(number))
 
     def give(self, number: str, job: Job, script: str) -> None:
-        """Tell one that waits its job.  The attempt is claimed before, so that it is nobody else's.
+        """Give a waiting runner its job.  The attempt is claimed first.
 
-        Raises: OSError; BrokenPipeError, when somebody has killed it.
+        Raises: OSError; BrokenPipeError, when the runner was killed.
         """
         runner = self.runners[number]
         with open(os.path.join(os.path.dirname(script), f"attempt-{job.attempt}"), "x") as file:
@@ -6946,16 +7048,16 @@ class WaitingRunners:
         self.machine.rename(number, job.id)
 
     def go(self, runner: WaitingRunner, now: float) -> dict[str, Any]:
-        """Have it begin with the job that it was told; its pid, and when it began.  Raises: as give()."""
+        """Let it begin its job; return pid and pid_started.  Raises: as give()."""
         os.write(runner.pipe, b"\n")
         runner.given_at = now
         return {"pid": runner.pid, "pid_started": runner.started}
 
     def take_back(self, job_id: str, now: float) -> None:
-        """One's job is over, and nothing of it is left: it waits for another one, where it is wanted."""
+        """After a job's end, let its runner wait for another job, if one is wanted."""
         runner = self.busy.get(job_id)
         if runner and self.count(now):
-            with contextlib.suppress(OSError):              # somebody has removed its lease, say
+            with contextlib.suppress(OSError):              # its lease was removed, for example
                 if self.machine.leases and job_id in self.machine.leases.held:
                     self.machine.leases.clear(job_id, runner.number)
                 self.machine.rename(job_id, runner.number)
@@ -6963,7 +7065,7 @@ class WaitingRunners:
         self.let_go(job_id)
 
     def let_go(self, job_id: str) -> None:
-        """One is its job's alone."""
+        """Leave a runner to its job: it does not come back."""
         runner = self.busy.pop(job_id, None)
         if runner:
             runner.close()
@@ -6971,10 +7073,7 @@ class WaitingRunners:
                 self.machine.leases.close_own(job_id)
 
     def name_sessions(self, now: float) -> None:
-        """Name the sessions of jobs that have run for a while, and let them show their logs: when nobody waits for that.
-
-        Raises: OSError.
-        """
+        """Name the sessions of jobs that are not short, and let them show their logs.  Raises: OSError."""
         long = [job_id for job_id, runner in self.busy.items() if now - runner.given_at >= SHORT_JOB_S]
         for job_id in long:
             self.let_go(job_id)
@@ -6984,35 +7083,36 @@ class WaitingRunners:
 
 SUPERVISOR_SCRIPT = r'''
 trap : HUP; trap '' INT QUIT
-export NEXUS_UMASK=$(umask)               # what jobs get that do not say
+export NEXUS_UMASK=$(umask)               # for jobs without one
 umask 077
 home=$1; shift
-echo $$ > "$home/supervisor"              # the latest one is wanted, for as long as it is there
+echo $$ > "$home/supervisor"              # only the latest supervisor goes on
 if [ -t 1 ]; then tail -n 100 -F --pid=$$ "$home/service.log" 2>/dev/null & fi
 delay=1 has_run=
 while :; do
   rm -f "$home/start_error.json"
   read -r began rest < /proc/uptime
-  if command : 2>>"$home/service.log"; then "$@" </dev/null >/dev/null 2>>"$home/service.log"; else "$@" </dev/null >/dev/null 2>&1; fi
+  if command : 2>>"$home/service.log"; then "$@" </dev/null >/dev/null 2>>"$home/service.log"
+  else "$@" </dev/null >/dev/null 2>&1; fi
   code=$?
   read -r ended rest < /proc/uptime
   if [ $((${ended%.*} - ${began%.*})) -gt 10 ]; then delay=1 has_run=yes; fi
   [ $code -ne 0 ] || exit                 # it was stopped
-  if [ $code -le 128 ] && [ -e "$home/start_error.json" ]; then      # else it was killed, and that is another service's
-    [ "$has_run" ] || exit                # a fault that whoever started it has been told; later it may pass
-  elif [ $code -eq 4 ]; then exit; fi     # another service has it
+  if [ $code -le 128 ] && [ -e "$home/start_error.json" ]; then      # it was not killed; the file is its own
+    [ "$has_run" ] || exit                # the command that started it reports the fault; later it may pass
+  elif [ $code -eq 4 ]; then exit; fi     # another service runs
   sleep $delay
-  [ ! -e "$home/stopped" ] || exit        # by somebody, meanwhile
+  [ ! -e "$home/stopped" ] || exit        # nexus stop
   latest=; read -r latest < "$home/supervisor"
-  # Started anew, maybe with another configuration.  One that has ended may be there as a zombie, where init reaps none.
+  # A newer supervisor is there.  One that has ended may be a zombie, where init reaps none.
   [ "${latest:-$$}" = $$ ] || ! grep -qa . "/proc/$latest/cmdline" 2>/dev/null || exit
   [ $delay -ge 16 ] || delay=$((delay * 2))
 done
 '''
 
 
-# The service runs the compiled form, kept in its own folder: to compile the file takes 28 MB, which would stay with the
-# process, so that a child does it.
+# The service runs the compiled form, kept in its own folder.  Compiling takes 28 MB, which would stay with the process,
+# so a child does it.
 SERVICE_STARTER = """\
 import os, sys
 from importlib import util
@@ -7030,17 +7130,18 @@ sys.exit(nexus.entry())
 
 
 def start_supervisor(layout: Layout, screen: Screen | None, environ: Mapping[str, str], options: Sequence[str]) -> None:
-    """Start what starts the service, and starts it again when it dies: in the screen session `nexus`, or detached."""
+    """Start the supervisor, which keeps the service running: in the screen session `nexus`, or detached."""
     import subprocess
     service = [sys.executable, "-c", SERVICE_STARTER, layout.cache_dir, os.path.abspath(__file__), "serve", *options]
     command = ["/bin/sh", "-c", SUPERVISOR_SCRIPT, "nexus", layout.home, *service]
-    started = {name: text for name, text in environ.items()             # nothing of a job that this may be called from
+    started = {name: text for name, text in environ.items()             # without those of a job that this runs in
                if not is_job_variable(name) and name != "CUDA_VISIBLE_DEVICES"}
     started.update(NEXUS_HOME=layout.home, NEXUS_ROLE="service")
     if screen:
-        started.update({name: text for name, text in screen.environ().items() if name in ("SYSSCREENRC", "TERM", "SCREENDIR")})
+        started.update({name: text for name, text in screen.environ().items()
+                        if name in ("SYSSCREENRC", "TERM", "SCREENDIR")})
         command = screen.argv("nexus", command, is_daemon=True)
-    else:                                       # the shell between leaves at once: the service is nobody's child
+    else:                                       # the shell between exits at once, and init becomes the parent
         command = ["/bin/sh", "-c", '"$@" &', "nexus", *command]
     subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd="/",
                      env=started, start_new_session=True).wait()
