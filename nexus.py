@@ -11387,7 +11387,8 @@ class Gate:
             if name not in known:
                 raise NexusError("usage", f"'{format_line(name, 40)}' is not a parameter of {route.pattern}", hint=suggest(name, known))
         found: dict[str, Any] = {"request": request} if "request" in route.arguments else {}
-        given: dict[str, Mapping[str, Any]] = {"path": path_parameters, "query": request.query, "header": request.headers}
+        given: dict[str, Mapping[str, Any]] = {
+            "path": path_parameters, "query": request.query, "header": request.headers}
         for name, row in route.parameters.items():
             texts = given[row.place].get(name.lower())
             if texts is not None:
@@ -11397,7 +11398,7 @@ class Gate:
         return found
 
     def note_error(self, request: Request, error: Exception) -> NexusError:
-        """What the caller is told of an error; a refusal, and a fault of ours, are also in the log."""
+        """The error for the caller.  Refusals, and faults of nexus, are logged too."""
         asked = f"{format_line(request.method, 20)} {format_line(request.path, 100)}"
         if not isinstance(error, NexusError):
             self.service.fail(f"answering {asked}", error)
@@ -11408,7 +11409,7 @@ class Gate:
         return error
 
     def check_site(self, request: Request) -> None:
-        """Another site's page in the owner's browser is not the owner.  Raises: forbidden."""
+        """Refuse requests that another site's page makes in the owner's browser.  Raises: forbidden."""
         host = request.headers.get("host", "")
         name = request.host_name
         is_ip = re.fullmatch(r"[\d.]+|\[[0-9a-f:.]+\]", name) is not None
@@ -11417,38 +11418,43 @@ class Gate:
         is_own = not is_loopback(self.config.host) and (is_ip or name.partition(".")[0] == own)
         if name not in names and not is_own:
             raise NexusError("forbidden", f"the Host '{format_line(host, 60)}' is not one by which nexus may be called",
-                             hint=f"its owner can allow it: [service] allowed_hosts = [{json.dumps(format_line(name, 60))}]; "
+                             hint="its owner can allow it: [service] allowed_hosts = "
+                                  f"[{json.dumps(format_line(name, 60))}]; "
                                   "on this machine call it 127.0.0.1")
         origin = request.headers.get("origin")
         if origin is not None and origin.lower() not in (f"http://{host}".lower(), f"https://{host}".lower()):
             raise NexusError("forbidden", f"the Origin '{format_line(origin, 60)}' is another site's", hint="")
-        if request.headers.get("sec-fetch-site") in ("cross-site", "same-site") and request.method not in ("GET", "HEAD"):
+        fetch_site = request.headers.get("sec-fetch-site")
+        if fetch_site in ("cross-site", "same-site") and request.method not in ("GET", "HEAD"):
             raise NexusError("forbidden", "another site's page sent this", hint="")
 
     def identify(self, request: Request) -> Caller:
-        """Whose request it is: by its token, or else by the kernel.  Raises: unauthorized."""
+        """The caller: of its token, or else the one that the kernel names.  Raises: unauthorized."""
         given = request.headers.get("authorization")
         if given is not None:
             bearer = re.fullmatch(r"[Bb]earer +(\S+)", given)
             return self.find_bearer(bearer[1] if bearer else "", request)
         is_here = is_loopback(request.peer)
-        where = f"the owner's is in {self.service.layout.token_file}, others'" if is_here else f"{self.service.user} makes it"
+        where = f"the owner's is in {self.service.layout.token_file}, others'" if is_here else (
+            f"{self.service.user} makes it")
         hint = f"send Authorization: Bearer TOKEN; {where}: nexus token create USER"
         forwarded = [name for name in request.headers if name in FORWARDING or name.startswith("x-forwarded-")]
         if forwarded:
             raise NexusError("unauthorized", f"a forwarded request ({forwarded[0]}) needs a token", hint)
         if request.host_name not in LOCAL_HOSTS:
-            raise NexusError("unauthorized", f"a request to {format_line(request.headers.get('host', ''), 60)} needs a token", hint)
+            host = format_line(request.headers.get("host", ""), 60)
+            raise NexusError("unauthorized", f"a request to {host} needs a token", hint)
         if not is_loopback(self.config.host) and request.peer != SOCKET_PEER:
-            raise NexusError("unauthorized", f"nexus listens on {self.config.host}, so that every request needs a token", hint)
+            raise NexusError("unauthorized", f"nexus listens on {self.config.host}, so every request needs a token", hint)
         if request.uid != os.geteuid() or not is_loopback(request.peer):
-            raise NexusError("unauthorized", f"only {self.service.user}, on this machine, may call without a token", hint)
+            raise NexusError(
+                "unauthorized", f"only {self.service.user}, on this machine, may call without a token", hint)
         return self.service.owner
 
     def check_stream(self, request: Request, caller: Caller, stream: Iterator[bytes]) -> Iterator[bytes]:
-        """An answer as it is made.  It raises where it must end early, so that nobody takes a part of it for the whole.
+        """Pass a stream on.  It raises where it ends early, so that nobody takes a part of it for the whole.
 
-        Raises: unauthorized, when the caller's token is revoked meanwhile; internal; what making it raises.
+        Raises: unauthorized, when the caller's token is revoked meanwhile; internal; the stream's own errors.
         """
         path, token = self.service.layout.tokens_file, None
         seen: tuple[int, ...] | None = ()
@@ -11457,17 +11463,18 @@ class Gate:
                 if caller.sha256 and seen != (seen := stamp_of(path)):
                     token = read_tokens(path).get(caller.sha256)
                 if caller.sha256 and not (token and token.is_good(self.service.clock.now())):
-                    raise NexusError("unauthorized", f"{caller.user}'s token was good until now; it was revoked, or has expired")
+                    raise NexusError(
+                        "unauthorized", f"{caller.user}'s token was good until now; it was revoked, or has expired")
                 yield piece
         except Exception as error:
             raise self.note_error(request, error) from None
 
     def find_bearer(self, text: str, request: Request) -> Caller:
-        """Who has a token.  A wrong one takes as long whatever it is, and longer each time.  Raises: unauthorized."""
+        """The owner of a token.  Wrong tokens all take the same time, and longer each time.  Raises: unauthorized."""
         import hmac
         if hmac.compare_digest(text.encode(), self.token.encode()):
             return Caller(self.service.user, f"{self.service.user} (token, {request.peer})")
-        token = read_tokens(self.service.layout.tokens_file).get(hash_text(text))       # its time tells nothing of it
+        token = read_tokens(self.service.layout.tokens_file).get(hash_text(text))       # hashed: its time tells nothing
         if token and token.is_good(self.service.clock.now()):
             return Caller(token.user, f"{token.user} (token, {request.peer})", False, token.sha256)
         if token:
@@ -11475,19 +11482,21 @@ class Gate:
                               f"A token of {token.user} came from {request.peer}: it has expired")
         count = self.refusals.add(request.sender, WRONG_TOKEN)
         self.service.clock.sleep(min(PENALTY_S[1], PENALTY_S[0] * 2 ** min(count, 20)))
-        raise NexusError("unauthorized", "the token is not right", hint=f"{self.service.user} makes them: nexus token create USER")
+        raise NexusError("unauthorized", "the token is not right",
+                         hint=f"{self.service.user} makes them: nexus token create USER")
 
     def read_json(self, request: Request) -> Any:
         """The body.  Raises: unsupported_media_type, usage, too_large."""
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json":
-            raise NexusError("unsupported_media_type", f"the body must be application/json, not {format_line(kind, 60) or 'nothing'}",
+            raise NexusError("unsupported_media_type",
+                             f"the body must be application/json, not {format_line(kind, 60) or 'nothing'}",
                              hint="curl: -H 'Content-Type: application/json' -d '{\"command\": \"python train.py\"}'")
         return parse_json(request.read_body(), "the body")
 
 
 class Calls(Gate):
-    """One method for each route, but for those that only hand on what they are given; these are below."""
+    """One method for each route, except those that only pass on their arguments, which follow the class."""
 
     def find_job(self, id: str, caller: Caller) -> Job:
         """Raises: not_found."""
@@ -11514,7 +11523,8 @@ class Calls(Gate):
     def get_queue(self, caller: Caller, user: str | None = None, group: str | None = None, name: str | None = None,
                   text: str | None = None, limit: int | None = None, after: str | None = None,
                   fields: Sequence[str] = ()) -> Response:
-        return self.list_jobs(caller, Choice(status=(PENDING,), user=user, group=group, name=name, text=text), limit, after, fields)
+        choice = Choice(status=(PENDING,), user=user, group=group, name=name, text=text)
+        return self.list_jobs(caller, choice, limit, after, fields)
 
     @route("POST /queue", "user", "add a job, or a list of jobs, all or none", "Added", body="Submissions")
     def post_queue(self, caller: Caller, body: Any, idempotency_key: str | None = None) -> dict[str, Any]:
@@ -11537,7 +11547,7 @@ class Calls(Gate):
             warning = lost and f"it would be cancelled at once: {lost.current.cause_line}"
         else:
             answer = {"id": added.ids[0]} if isinstance(body, dict) and "commands" not in body else {"ids": added.ids}
-            named = {asked.job.get("id", "") for asked in submissions}      # sent again under its id, it is answered as before
+            named = {asked.job.get("id", "") for asked in submissions}      # a repeated id gets the first reply
         known = [job_id for job_id in added.known if job_id not in named]
         return {**answer, **({"known": known} if known else {}), **({"warning": warning} if warning else {})}
 
@@ -11556,10 +11566,13 @@ class Calls(Gate):
     def list_jobs(self, caller: Caller, choice: Choice, limit: int | None = None, after: str | None = None,
                   fields: Sequence[str] = (), sort: str = "",
                   tell: Callable[[dict[str, Any]], dict[str, Any]] = lambda told: told) -> Response:
-        """A part of a list of jobs, and how long the whole is.  Raises: conflict, when the list has no such job to go on after."""
+        """A part of a list of jobs, with Total-Count.  Raises: conflict, when job `after` is not in the list."""
         listed: list[Job] = self.service.store.read(lambda state: list_jobs(state, choice.status or STATUSES))
-        is_public = (choice.group, choice.name, choice.text) == (None,) * 3     # else it would tell what others' jobs hide
-        jobs = choice.select(listed if is_public or caller.is_owner else [job for job in listed if caller.may_see(job.user)])
+        # A choice by group, name or text would reveal what is private of others' jobs.
+        is_public = (choice.group, choice.name, choice.text) == (None,) * 3
+        if not is_public and not caller.is_owner:
+            listed = [job for job in listed if caller.may_see(job.user)]
+        jobs = choice.select(listed)
         if sort:
             jobs = sort_jobs(jobs, sort)
         total, first = len(jobs), 0
@@ -11571,8 +11584,9 @@ class Calls(Gate):
         jobs = jobs[first:None if limit is None else first + limit]
         rows = {name: JOB[name] for name in fields} or JOB
         shown = zip(jobs, self.service.views.describe_jobs(jobs, rows))
+        # The status may have changed since the choice.
         return list_response((tell(told if caller.may_see(job.user) else hide(rows, told)) for job, told in shown
-                              if not choice.status or told.get("status", choice.status[0]) in choice.status),       # by now
+                              if not choice.status or told.get("status", choice.status[0]) in choice.status),
                              len(jobs), {"Total-Count": str(total)})
 
     @route("GET /jobs/{id}", "user", "one job", "Job")
@@ -11596,31 +11610,34 @@ class Calls(Gate):
             left_s = give_up_at - self.service.clock.monotonic()
             if left_s <= 0:
                 break
-            yield b""                           # looks whether the caller is still there
+            yield b""                           # checks whether the caller is still connected
             self.service.clock.sleep(find_follow_pause_s())
             found, _ = events.read(seen, min(1.0, left_s))
             seen = found[-1][0] + 1 if found else events.next_number
         yield json_response(self.describe(now or job)).body
 
-    @route("POST /jobs/{id}/cancel", "user", "end a job, whatever its status: one that is over stays as it is", "Job", statuses=(202,))
+    @route("POST /jobs/{id}/cancel", "user", "end a job, whatever its status: one that is over stays as it is", "Job",
+           statuses=(202,))
     def post_job_cancel(self, caller: Caller, id: str) -> Response:
         self.service.admission.cancel(Choice((id,)), caller)
         return json_response(self.describe(self.find_job(id, caller)), 202)
 
-    @route("POST /jobs/cancel", "user", "end jobs, pending or running, all or none; those that are over stay as they are", "Ids",
+    @route("POST /jobs/cancel", "user", "end jobs, pending or running, all or none; those that are over stay as they are",
+           "Ids",
            body="CancelChoice", statuses=(202,))
     def post_cancel(self, caller: Caller, body: Any) -> Response:
         given = read_object(CANCEL_KEYS, CANCEL, body)
         first = given.pop("signal", None)
         return json_response({"ids": self.service.admission.cancel(Choice(**given), caller, first)}, 202)
 
-    @route("POST /jobs/clear", "user", "forget finished jobs, with their logs: those named, or all of a group or status", "Ids",
+    @route("POST /jobs/clear", "user", "forget finished jobs, with their logs: those named, or all of a group or status",
+           "Ids",
            body="Choice")
     def post_clear(self, caller: Caller, body: Any) -> dict[str, Any]:
         return {"ids": self.service.history.clear(read_choice(body), caller)}
 
-    @route("POST /jobs/retry", "user", "run finished jobs again, as new ones, all or none: those named; or of a group or status those "
-           "that were not queued again since, the failed ones if none is given", "Ids", body="RetryChoice")
+    @route("POST /jobs/retry", "user", "run finished jobs again, as new ones, all or none: those named; or of a group or "
+           "status those that were not queued again since, the failed ones if none is given", "Ids", body="RetryChoice")
     def post_retries(self, caller: Caller, body: Any) -> dict[str, Any]:
         given = read_object(RETRY_KEYS, RETRY, body)
         change = given.pop("change", {})
@@ -11628,14 +11645,15 @@ class Calls(Gate):
 
     @route("GET /jobs/{id}/logs", "user", "what a job printed, or prints, in the order in which it came; for programs with "
            "Accept: application/x-ndjson", "text/plain or application/x-ndjson LogEntry")
-    def get_logs(self, caller: Caller, request: Request, id: str, follow: bool = False, stream: str = "both", tail: int | None = None,
-                 offset: Sequence[int] = (0, 0), before: Sequence[int] | None = None, timestamps: bool = False) -> Response:
+    def get_logs(self, caller: Caller, request: Request, id: str, follow: bool = False, stream: str = "both",
+                 tail: int | None = None, offset: Sequence[int] = (0, 0), before: Sequence[int] | None = None,
+                 timestamps: bool = False) -> Response:
         job, streams = self.find_job(id, caller), [STREAMS.index(stream)] if stream != "both" else [0, 1]
 
         def look() -> tuple[str, Sequence[Attempt], bool]:
-            """The folder, none before it has started (there may be a former job's); its attempts; and whether it is over."""
+            """(the folder, "" before the job has started; its attempts; whether it is over)."""
             found: Job | None = self.service.store.read(lambda state: state.jobs.get(job.id))
-            now = found if found and found.number == job.number else None       # another one may have been given its id
+            now = found if found and found.number == job.number else None       # a new job may have the same id
             return (now or job).log_dir or "", (now or job).attempts, now is None or now.status in FINAL
 
         folder, attempts, _ = look()
@@ -11647,17 +11665,18 @@ class Calls(Gate):
         return self.send_logs(reader, look, make_log_text(timestamps, len(streams) > 1), follow, before)
 
     def send_logs(self, reader: LogReader, look: Callable[[], tuple[str, Sequence[Attempt], bool]],
-                  make_text: Callable[[LogEntry, Sequence[Attempt]], bytes], is_followed: bool, ends: Sequence[int] | None = None,
+                   make_text: Callable[[LogEntry, Sequence[Attempt]], bytes], is_followed: bool,
+                   ends: Sequence[int] | None = None,
                   kind: str = "text/plain; charset=utf-8", is_numbered: bool = False) -> Response:
-        """What logs hold beyond the reader's places, and what is appended if that is asked for, until it is over and all was sent.
+        """Stream logs from the reader's offsets; with `is_followed`, until the job is over.
 
-        `look` says where they are, and whether it is over; `is_numbered`: it is said which line comes first.
+        `look`: where the logs are, and whether the job is over; `is_numbered`: tell the number of the first line.
         """
         def pieces() -> Iterator[bytes]:
             idle_s, is_on = FOLLOW_INTERVAL_S[0], True
             while is_on:
                 reader.folder, attempts, was_over = look()
-                found, text = False, bytearray()        # small entries go together: each answer's piece costs a system call
+                found, text = False, bytearray()        # small entries are joined: each piece costs a system call
                 for entry in reader.read(attempts, ends) if reader.folder else ():
                     found = True
                     text += make_text(entry, attempts)
@@ -11696,9 +11715,9 @@ class Calls(Gate):
             self.service.store.events.next_number if since is None else since + 1, caller, job))
 
     def follow_events(self, following: int, caller: Caller, ids: Sequence[str] = ()) -> Iterator[bytes]:
-        """Server-sent events.  `reset` says that some in between are no longer kept: look at everything anew.
+        """Server-sent events.  `reset` means that events were lost: fetch everything again.
 
-        The opening has a number too, so that who is cut off before the first event goes on from there.
+        The opening has an id too, so that a client that is cut off before the first event can resume.
         """
         events, service = self.service.store.events, self.service
         yield f": events from number {following}\nid: {following - 1}\n\n".encode()
@@ -11716,13 +11735,13 @@ class Calls(Gate):
                 event[1] != "group" or caller.is_owner)]
             following = found[-1][0] + 1 if found else upcoming if is_gap else following
             if service.clock.monotonic() > beat_at:
-                pieces.append(f": still here\nid: {following - 1}\n\n")       # others' events may have passed
+                pieces.append(f": still here\nid: {following - 1}\n\n")       # events of others may have passed
             if pieces:
                 beat_at = service.clock.monotonic() + HEARTBEAT_S
             yield "".join(pieces).encode()
 
     def encode_event(self, number: int, kind: str, what: Any, caller: Caller) -> str:
-        """Made once for all who follow."""
+        """An event's text, made once for all streams."""
         key = number, None if caller.is_owner else caller.user
         text = self.encoded.get(key)
         if text is None:
@@ -11744,7 +11763,7 @@ class Calls(Gate):
 
     @route("GET /openapi.json", "anyone", "this description", "any")
     def get_openapi(self, caller: Caller) -> Response:
-        if self.openapi is None:                        # anyone may ask, as often as he likes
+        if self.openapi is None:                        # cached: anyone may ask, as often as they like
             self.openapi = json_response(make_openapi(ROUTES, __version__))
         return self.openapi
 
@@ -11763,16 +11782,17 @@ class Calls(Gate):
 
 
 class Api(Calls):
-    """The REST interface; with /api: whole scripts by form, in the words of an earlier server."""
+    """The REST API; under /api, uploaded scripts, in the words of an earlier server."""
 
     @route("POST /api/submit", "anyone", "queue a script: a form of code and config_file, with a token in that",
            "FormAdded", body="multipart/form-data Form")
     def post_api_submit(self, caller: Caller, request: Request, idempotency_key: str | None = None) -> dict[str, Any]:
-        """`caller` is nobody yet: the token in config_file says who it is, and is right even where none was needed."""
+        """`caller` is nobody: the token in config_file identifies the sender, and must be right even where none is needed."""
         given = request.headers.get("content-type", "")
         parse_boundary(given)
         if request.body_length > MAX_FORM_BYTES:
-            raise NexusError("too_large", f"the form has {request.body_length} bytes; at most {MAX_FORM_BYTES} are taken",
+            raise NexusError("too_large",
+                             f"the form has {request.body_length} bytes; at most {MAX_FORM_BYTES} are taken",
                              hint="let the script read what is large from a file")
         try:
             caller, refusal = self.identify(request), None
@@ -11796,7 +11816,7 @@ class Api(Calls):
 
     @contextlib.contextmanager
     def read_of_unknown(self, sender: Sender) -> Iterator[None]:
-        """Forms are large, and some senders are known only by what is in them.  Raises: unavailable, when too many are being read."""
+        """Limit the forms being read of senders that only the form identifies.  Raises: unavailable."""
         if len(self.form_senders) >= MAX_UNKNOWN_FORMS or self.form_senders.count(sender) >= 2:
             raise NexusError("unavailable", "too many forms are just being read of senders not known before",
                              hint="try again, or send the token also as Authorization: Bearer TOKEN")
@@ -11814,7 +11834,7 @@ class Api(Calls):
         with self.service.history.keep_code(name, code):
             told = self.describe(self.find_job(admission.submit([asked], caller, key).ids[0], caller))
         return {"job_id": told["id"], "node_id": self.service.pool.number_nodes().get(told["node"]), "status": PENDING,
-                "queue_position": told["position"] or 0}        # one that has started already was the first then
+                "queue_position": told["position"] or 0}        # 0 for one that has started by now, too
 
     @route("GET /api/results/{id}", "user", "what it printed, and its exit code", "Results")
     def get_api_results(self, caller: Caller, id: str) -> dict[str, Any]:
@@ -11822,7 +11842,9 @@ class Api(Calls):
         told: dict[str, Any] = {"job_id": job.id, "status": job.status}
         notes = []
         for name in STREAMS[:2]:
-            told[name], size = read_tail(os.path.join(job.log_dir, f"{name}.log"), 0, MAX_RESULT_BYTES) if job.log_dir else ("", 0)
+            told[name], size = "", 0
+            if job.log_dir:
+                told[name], size = read_tail(os.path.join(job.log_dir, f"{name}.log"), 0, MAX_RESULT_BYTES)
             if size > MAX_RESULT_BYTES:
                 notes.append(f"{name} was cut to the last {MAX_RESULT_BYTES} of its {size} bytes; all: "
                              f"GET /jobs/{job.id}/logs?stream={name}")
@@ -11838,13 +11860,13 @@ class Api(Calls):
             job: Job | None = self.service.store.read(lambda state: state.jobs.get(ended.id))
             return job.status if job else CANCELLED
 
-        # Most are gone at once, and nobody need ask again
+        # Most jobs end at once, and the caller need not ask again.
         wait_until(lambda: find_status() in FINAL, CANCEL_TIMEOUT_S, FOLLOW_INTERVAL_S[0], self.service.clock)
         return {"job_id": id, "status": find_status()}
 
     @route("GET /api/nodes", "user", "machines: their GPUs, what runs there, and what waits", "Node[]")
     def get_api_nodes(self, caller: Caller) -> list[dict[str, Any]]:
-        """A job that may run on any machine waits in the queue of this one, number 0; one for a node alone in that node's."""
+        """A job for any machine counts in this machine's queue, number 0; a job for one node in that node's."""
         service = self.service
         service.gpu_watch.first_probe.wait(SMI_WAIT_S + 5)
         now = service.clock.now()
@@ -11857,26 +11879,30 @@ class Api(Calls):
         def describe(number: int, name: str) -> dict[str, Any]:
             own = [gpu for gpu in gpus if gpu["node"] == name]
             run = [job for job in running if (job.current.node or service.node) == name]
-            wait = [job for job in waiting if (job.only_node if job.only_node in service.pool.nodes else service.node) == name]
-            times = [None if job.expected_time is None else max(0.0, job.expected_time - service.runners.find_runtime_s(job, now))
-                     for job in run]
+            wait = [job for job in waiting
+                    if (job.only_node if job.only_node in service.pool.nodes else service.node) == name]
+            times = [None if job.expected_time is None else
+                     max(0.0, job.expected_time - service.runners.find_runtime_s(job, now)) for job in run]
             times += [job.expected_time for job in wait]
-            is_well = name in heard and f"node {name}" not in bad if number else all(check.startswith("node ") for check in bad)
-            return {"node_id": number, "name": name, "gpus": len(own), "free_gpus": sum(gpu["is_available"] for gpu in own),
+            is_well = all(check.startswith("node ") for check in bad)
+            if number:
+                is_well = name in heard and f"node {name}" not in bad
+            return {"node_id": number, "name": name, "gpus": len(own),
+                    "free_gpus": sum(gpu["is_available"] for gpu in own),
                     "running_jobs": len(run), "pending_jobs": len(wait),
                     "queue_seconds": None if None in times else round(sum(filter(None, times)), 3),
                     "is_healthy": is_well}
         return [describe(number, name) for number, name in enumerate([service.node, *service.pool.nodes])]
 
     @route("GET /api/jobs", "user", "all jobs kept: finished, running, pending", "Submitted[]")
-    def get_api_jobs(self, caller: Caller, user_id: str | None = None, status: Sequence[str] = (), limit: int | None = None,
-                     after: str | None = None) -> Response:
+    def get_api_jobs(self, caller: Caller, user_id: str | None = None, status: Sequence[str] = (),
+                     limit: int | None = None, after: str | None = None) -> Response:
         nodes = self.service.pool.number_nodes()
         return self.list_jobs(caller, Choice(status=status, user=user_id), limit, after, fields=list(SUBMITTED_FROM),
                               tell=lambda job: submitted_json(job, nodes))
 
 
-# Calls that only hand on what they are given
+# Routes that only pass on their arguments
 
 route("GET /groups", "user", "jobs by group: how many wait, run, have ended, and what holds them up", "GroupInfo[]")(
     lambda api, caller: api.service.views.list_groups(caller))
@@ -11902,17 +11928,18 @@ route("POST /gpus/{index}/resume", "owner", "give it jobs again")(
     lambda api, caller, index: api.service.gpu_watch.set_gpu_paused(index[1], False, caller.name, index[0]))
 route("GET /nodes", "owner", "this machine and the others that jobs are given to", "NodeInfo[]")(
     lambda api, caller: api.service.pool.list_nodes())
-route("POST /nodes", "owner", "give jobs to another machine too, on which nexus is (nexus node add puts it there)", body="NodeAdded")(
+route("POST /nodes", "owner", "give jobs to another machine too, on which nexus is (nexus node add puts it there)",
+      body="NodeAdded")(
     lambda api, caller, body: api.service.pool.add_node(parse_node(body), caller.name))
 route("DELETE /nodes/{name}", "owner", "give a machine no more jobs; it is forgotten after its last one")(
     lambda api, caller, name, force=False: api.service.pool.remove_node(name, force, caller.name))
-route("POST /node/sync", "owner", "", "any")(           # between nexuses: it is described to nobody
+route("POST /node/sync", "owner", "", "any")(           # between nexuses; openapi.json leaves it out
     lambda api, caller, body: api.service.node_side.exchange(read_sent("Exchange", body), caller))
 route("GET /docs", "anyone", "the same to read, and to try", "text/html")(
-    lambda api, caller: page_response(api.page))                # which sees where it is
+    lambda api, caller: page_response(api.page))                # the page looks at its address
 route("GET /api/status/{id}", "user", "where a submitted script stands", "Submitted")(
-    lambda api, caller, id: submitted_json(
-        next(api.service.views.describe_jobs([api.find_job(id, caller)], SUBMITTED_FROM)), api.service.pool.number_nodes()))
+    lambda api, caller, id: submitted_json(next(api.service.views.describe_jobs(
+        [api.find_job(id, caller)], SUBMITTED_FROM)), api.service.pool.number_nodes()))
 
 
 def show_to(caller: Caller, jobs: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -11925,7 +11952,7 @@ def read_choice(body: Any) -> Choice:
 
 
 def list_response(items: Iterable[dict[str, Any]], count: int, headers: Mapping[str, str]) -> Response:
-    """A JSON list.  A long one is made while it is sent: one json.dumps of 100,000 jobs would hold the interpreter for a second."""
+    """A JSON list.  A long one is streamed: one json.dumps of 100,000 jobs would hold the GIL for a second."""
     import itertools
 
     def pieces() -> Iterator[bytes]:
@@ -11940,7 +11967,7 @@ def list_response(items: Iterable[dict[str, Any]], count: int, headers: Mapping[
 
 
 def is_of_jobs(event: tuple[int, str, Any], ids: Sequence[str]) -> bool:
-    """Whether an event tells of one of these jobs; no ids: of anything."""
+    """Whether an event is of one of these jobs; no ids: of any."""
     _, kind, what = event
     return not ids or (kind == "job" and what.id in ids) or (kind == "removed" and not set(ids).isdisjoint(what))
 
@@ -11950,7 +11977,7 @@ def find_attempt(entry: LogEntry, attempts: Sequence[Attempt]) -> Attempt:
 
 
 def log_entry_json(entry: LogEntry, attempts: Sequence[Attempt]) -> bytes:
-    """What is no UTF-8 comes as lone surrogates, as Python's surrogateescape has them."""
+    """Bytes that are no UTF-8 become lone surrogates, as with Python's surrogateescape."""
     attempt = find_attempt(entry, attempts)
     return (json.dumps({
         "attempt": entry.attempt, "started_at": format_time(attempt.started_at), "has_earlier": any(attempt.log_start),
@@ -11959,7 +11986,7 @@ def log_entry_json(entry: LogEntry, attempts: Sequence[Attempt]) -> bytes:
 
 
 def stamp_lines(content: bytes, stamp: str, is_at_line: bool) -> bytes:
-    """Each line with this before it, but the first where that goes on with one."""
+    """Put the stamp before each line; not before the first, where that continues a line."""
     mark = stamp.encode()
     return (mark if is_at_line else b"") + re.sub(rb"\n(?!\Z)", b"\n" + mark, content)
 
@@ -11970,7 +11997,7 @@ def format_tenths(at: float | None) -> str | None:
 
 
 def make_log_text(has_times: bool = False, is_both: bool = False) -> Callable[[LogEntry, Sequence[Attempt]], bytes]:
-    """What makes text of a log.  Of one stream alone it is just what the job wrote; of both, attempts are told apart."""
+    """Make the function that turns log entries into text.  `is_both`: of both streams, with a line between attempts."""
     former, is_line_whole = 0, True
 
     def make_text(entry: LogEntry, attempts: Sequence[Attempt]) -> bytes:
@@ -11994,30 +12021,30 @@ SINGLE_HEADERS = ("host", "origin", "authorization", "content-type", "content-le
 
 
 class Connection:
-    """One of a caller's: a request, its answer, and the end."""
+    """A caller's connection: one request, its reply, and the end."""
 
     def __init__(self, api: Api, opened: socket.socket, peer: str, uid: int | None) -> None:
         self.api, self.socket, self.peer, self.uid = api, opened, peer, uid
-        self.client = find_client(peer, uid)        # whose it is, where the number of his is limited
-        self.is_waiting = True                      # for the head of a request, or for the caller's end: it may be cut off
-        self.received = bytearray()                 # what came and is not looked at yet
+        self.client = find_client(peer, uid)        # by whom connections are limited; None: no limit
+        self.is_waiting = True                      # for a request's head, or for the caller's end: it may be closed
+        self.received = bytearray()                 # bytes that are not handled yet
 
     def run(self, tls: ssl.SSLContext | None) -> None:
         """Raises: OSError."""
         if self.socket.family != socket.AF_UNIX:
-            if tls:                             # the handshake comes with the head: until then a caller can give way
+            if tls:                             # the handshake is part of waiting: until then the connection may be closed
                 self.socket = tls.wrap_socket(self.socket, server_side=True, do_handshake_on_connect=False)
             watch_line(self.socket, IDLE_TIMEOUT_S)
         try:
             self.answer()
-        except (OSError, NexusError):           # the caller has gone, or was sent a part only: a reset, and it does not look whole
+        except (OSError, NexusError):           # after a partial reply: a reset shows that it is not complete
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
             return
         self.is_waiting = True
         self.linger()
 
     def receive(self, is_enough: Callable[[], bool], timeout_s: float) -> None:
-        """Take in what comes, until the caller's end at most.  Raises: OSError, when that has not come in time."""
+        """Receive until it is enough, or the caller's end.  Raises: OSError, when that takes too long."""
         clock = self.api.service.clock
         give_up_at = clock.monotonic() + timeout_s
         while not is_enough():
@@ -12029,7 +12056,7 @@ class Connection:
             self.received += piece
 
     def answer(self) -> None:
-        """Answer a request, if one comes.  Raises: OSError, NexusError, when a part was sent."""
+        """Reply to a request, if one comes.  Raises: OSError, NexusError, after a partial reply."""
         head = b""
         try:
             head = self.read_head()
@@ -12045,7 +12072,7 @@ class Connection:
                 response.after()
 
     def read_head(self) -> bytes:
-        """All of a request before its body; nothing when none comes.  Raises: usage."""
+        """A request up to its body; b"" when none comes.  Raises: usage."""
         try:
             self.receive(lambda: b"\r\n\r\n" in self.received or len(self.received) > MAX_HEAD_BYTES, REQUEST_TIMEOUT_S)
         except OSError:
@@ -12053,7 +12080,7 @@ class Connection:
         self.is_waiting = False
         head, end, self.received = self.received.partition(b"\r\n\r\n")
         if len(head) > MAX_HEAD_BYTES or (head and not end):
-            raise NexusError("usage", f"the head of a request ends with an empty line, and has at most {MAX_HEAD_BYTES} bytes")
+            refuse(f"the head of a request ends with an empty line, and has at most {MAX_HEAD_BYTES} bytes", hint="")
         return bytes(head)
 
     def read_request(self, head: bytes) -> Request:
@@ -12067,8 +12094,8 @@ class Connection:
             faults += [name or line] if not match or (name in headers and name in SINGLE_HEADERS) else []
             headers[name] = match[2].strip(" \t") if match else ""
         if asked is None or faults:
-            raise NexusError("usage", "a request begins like `GET /status HTTP/1.1`, and each line after it is `Name: text`"
-                             f", once: {format_line(faults[0] if asked else first, 100)}")
+            refuse("a request begins like `GET /status HTTP/1.1`, and each line after it is `Name: text`, once: "
+                   + format_line(faults[0] if asked else first, 100), hint="")
         length = headers.get("content-length", "0")
         if "transfer-encoding" in headers:
             raise NexusError("length_required", "a body needs a Content-Length", hint="do not send it in chunks")
@@ -12076,7 +12103,7 @@ class Connection:
             raise NexusError("usage", "Content-Length must be one number")
         path, _, rest = re.sub("^https?://[^/?]*", "", asked[2]).partition("?")
         query = urllib.parse.parse_qs(rest, keep_blank_values=True)
-        is_waiting = headers.get("expect", "").lower() == "100-continue"        # for our word, before it sends the body
+        is_waiting = headers.get("expect", "").lower() == "100-continue"        # the caller sends its body after our reply
         return Request(asked[1], path, query, headers, lambda: self.read_body(int(length), is_waiting), self.peer,
                        self.uid, int(length))
 
@@ -12097,13 +12124,13 @@ class Connection:
         return body
 
     def send(self, response: Response, head: bytes) -> None:
-        """Raises: OSError; what making the answer raises."""
+        """Raises: OSError; the stream's own errors."""
         import email.utils
         import http
         import select
         is_head, is_chunked = head.startswith(b"HEAD "), head.partition(b"\r\n")[0].endswith(b"HTTP/1.1")
         headers = {"Server": "nexus", "Date": email.utils.formatdate(usegmt=True), "X-Content-Type-Options": "nosniff",
-                   "Connection": "close", **response.headers}       # whoever asks need not know which version it is
+                    "Connection": "close", **response.headers}       # without a Server header
         if response.status not in (204, 304):
             headers["Content-Type"] = response.content_type
         if response.stream is not None and is_chunked:
@@ -12116,7 +12143,7 @@ class Connection:
         self.socket.sendall("\r\n".join(lines).encode("latin-1") + (b"" if is_head else response.body))
         if response.stream is None or is_head:
             return
-        poll = select.poll()                    # select() cannot look at descriptors above 1023
+        poll = select.poll()                    # select() cannot take descriptors above 1023
         poll.register(self.socket, select.POLLRDHUP)
         for piece in response.stream:
             if piece:
@@ -12127,23 +12154,21 @@ class Connection:
             self.socket.sendall(b"0\r\n\r\n")
 
     def linger(self) -> None:
-        """Let the caller finish what it sends, though nobody wants it: a reset would take the answer from it."""
+        """Let the caller finish sending what is not wanted: a reset would destroy the reply."""
         def keep_none() -> bool:                # it is never enough
             self.received.clear()
             return False
-        with contextlib.suppress(OSError):      # it has gone, or sends nothing more
+        with contextlib.suppress(OSError):      # the caller is gone, or sends nothing more
             self.socket.shutdown(socket.SHUT_WR)
             self.receive(keep_none, LINGER_S)
 
 
 def listen(host: str, port: int, own_port: int | None = None) -> list[socket.socket]:
-    """The sockets of a service on `host` and on all that localhost may lead to, or none.
+    """Listen on `host` and on everything that localhost may lead to, or on nothing.
 
-    Another user with such an address would be what a browser finds at http://localhost.  Requests of that page to nexus
-    come from the owner's browser and from nexus's own address: nothing tells them from the owner's.  `own_port`: of a
-    service that will have ended by then.
-
-    Raises: conflict, naming who has the port; usage, when there is no such address.
+    Another user with such an address could answer http://localhost in the owner's browser.  That page's requests to
+    nexus would come from nexus's own address, and could not be told from the owner's.  `own_port`: of a service that
+    will have ended by then.  Raises: conflict, naming who has the port; usage, when there is no such address.
     """
     import errno
     first = LOOPBACK[0] if host == "localhost" else host
@@ -12155,12 +12180,13 @@ def listen(host: str, port: int, own_port: int | None = None) -> list[socket.soc
         try:
             opened.append(socket.create_server(
                 (address, opened[0].getsockname()[1] if opened else port), backlog=1024,
-                dualstack_ipv6=address == first and ":" in first, family=socket.AF_INET6 if ":" in address else socket.AF_INET))
+                dualstack_ipv6=address == first and ":" in first,
+                family=socket.AF_INET6 if ":" in address else socket.AF_INET))
         except (OSError, OverflowError, TypeError, ValueError) as error:        # or a name that cannot be looked up
             code = error.errno if isinstance(error, OSError) else None
             if address != first and code in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL):
                 continue                        # a machine without IPv6: nobody else can have ::1
-            owners = (None, os.geteuid())       # None: of an address that takes this one in, or is part of it
+            owners = (None, os.geteuid())       # None: of a wildcard address, or of this one
             if code == errno.EADDRINUSE and port == own_port and find_socket_uid((address, port), None) in owners:
                 continue
             for listener in opened:
@@ -12174,11 +12200,11 @@ def listen(host: str, port: int, own_port: int | None = None) -> list[socket.soc
 
 
 def listen_to_own(layout: Layout) -> tuple[socket.socket, str]:
-    """api.sock, for the owner's own programs, and the path by which they find it.  Raises: unavailable."""
+    """(api.sock for the owner's programs, the path by which they reach it).  Raises: unavailable."""
     listener, path = socket.socket(socket.AF_UNIX), layout.socket_file
     with disk("make", path):
         remove_file(path)
-        if not re.fullmatch(SOCKET_PATH, path):             # then by way of the folder, which stays open
+        if not re.fullmatch(SOCKET_PATH, path):             # use a path through the folder's descriptor, which stays open
             path = f"/proc/{os.getpid()}/fd/{os.open(layout.home, os.O_PATH)}/{os.path.basename(path)}"
         listener.bind(path)
         os.chmod(path, 0o600)
@@ -12187,16 +12213,18 @@ def listen_to_own(layout: Layout) -> tuple[socket.socket, str]:
 
 
 def describe_taken_port(address: str, port: int) -> NexusError:
-    uids = {uid for host in (address, "0.0.0.0", "::", *LOOPBACK) for uid in [find_socket_uid((host, port), None)] if uid is not None}
+    holders = [find_socket_uid((host, port), None) for host in (address, "0.0.0.0", "::", *LOOPBACK)]
+    uids = {uid for uid in holders if uid is not None}
     hint = "set another one: nexus config edit, [service] port"
     if uids != {os.geteuid()}:
-        hint += f"; if you opened http://localhost:{port} in a browser meanwhile, close it there and delete this site's data"
+        hint += (f"; if you opened http://localhost:{port} in a browser meanwhile, close it there and delete this "
+                 "site's data")
     users = " or ".join(sorted(map(find_user, uids)))
     return NexusError("conflict", f"port {port} on {address} is in use" + (f" by {users}" if users else ""), hint)
 
 
 class Server:
-    """The sockets before Api, and who has them."""
+    """The listening sockets, and the connections that they give to Api."""
 
     def __init__(self, api: Api, host: str, port: int, tls: ssl.SSLContext | None = None) -> None:
         """Raises: conflict, when the port is taken; usage, when there is no such address."""
@@ -12207,36 +12235,37 @@ class Server:
         self.port: int = self.listeners[0].getsockname()[1]
         own, self.socket_path = listen_to_own(api.service.layout)
         self.listeners.append(own)
-        self.arrivals = select.epoll()              # which keeps no closed listener open, as poll() does
+        self.arrivals = select.epoll()              # poll() would keep a closed listener
         for listener in self.listeners:
             self.arrivals.register(listener, select.EPOLLIN)
         descriptors = current_limits()["nofile"][0]
-        self.most = descriptors // 3 if descriptors > 0 else 4096      # who reads a file takes two
-        self.open: list[Connection] = []            # in the order in which they came
+        self.most = descriptors // 3 if descriptors > 0 else 4096      # reading a log takes two descriptors
+        self.open: list[Connection] = []            # the oldest first
         self.guard, self.closed = threading.Lock(), threading.Event()
-        # http.server waits for callers, and gives each a thread
+        # http.server waits for connections, and gives each a thread.
         own_way: dict[str, Any] = {
-            "timeout": ACCEPT_WAIT_S, "daemon_threads": True, "block_on_close": False, "fileno": self.arrivals.fileno,
-            "get_request": self.accept, "verify_request": self.admit, "handle_error": self.note_fault, "shutdown_request": self.end}
+            "timeout": ACCEPT_WAIT_S, "daemon_threads": True, "block_on_close": False, "get_request": self.accept,
+            "fileno": self.arrivals.fileno, "verify_request": self.admit, "handle_error": self.note_fault,
+            "shutdown_request": self.end}
         make_server: Any = type("HttpServer", (http.server.ThreadingHTTPServer,), own_way)
         self.http = make_server(("", 0), lambda made, *_: made.run(tls), bind_and_activate=False)
-        self.http.socket.close()                    # it listens on several
+        self.http.socket.close()                    # self.arrivals has the listeners
 
     def serve(self) -> None:
-        """Until close()."""
+        """Serve until close()."""
         while not self.closed.is_set():
             try:
                 self.http.handle_request()
                 self.api.refusals.summarize(self.api.service.clock.monotonic())
-            except Exception as error:          # without it the service would be deaf until its end
+            except Exception as error:          # without this loop nobody could reach the service
                 self.api.service.fail("taking a connection", error)
-                self.api.service.clock.sleep(ACCEPT_PAUSE_S)        # at once it would only fail again
+                self.api.service.clock.sleep(ACCEPT_PAUSE_S)        # the next try would fail at once
 
     def accept(self) -> tuple[Connection, Any]:
-        """Raises: OSError, when nobody waits any more, or nobody can be taken."""
+        """Raises: OSError, when nobody waits, or no connection can be accepted."""
         import errno
         try:
-            arrived = dict(self.arrivals.poll(0, 1))        # one at a time, in turns
+            arrived = dict(self.arrivals.poll(0, 1))        # one listener at a time, in turn
             waits = next((each for each in self.listeners if each.fileno() in arrived), None)
             if waits is None:
                 raise BlockingIOError("nobody waits any more")
@@ -12254,11 +12283,11 @@ class Server:
             raise
 
     def admit(self, made: Connection, _: object) -> bool:
-        """Whether to talk to a caller: descriptors must be left for the jobs, and nobody may take all connections.
+        """Whether to serve a connection: jobs need descriptors, and nobody may take all connections.
 
-        Where there is no room, the first gives way of those that have not asked yet.
+        At the limit, the oldest connection that has not sent a request is closed.
         """
-        room = self.most - self.most // 4               # the rest is left for the owner
+        room = self.most - self.most // 4               # the rest is for the owner
         limits: list[tuple[int, Callable[[Connection], bool]]] = [
             (min(MAX_CONNECTIONS_PER_CLIENT, max(1, room // 4)), lambda each: each.client == made.client),
             (room, lambda each: each.client is not None), (self.most, lambda each: True)]
@@ -12269,8 +12298,8 @@ class Server:
                 if len(there) >= most and idle is None:
                     return False
                 if len(there) >= most and idle:
-                    self.open.remove(idle)              # at once: it cannot give way to a second one
-                    with contextlib.suppress(OSError):  # its thread finds it closed
+                    self.open.remove(idle)              # now: it must not be chosen a second time
+                    with contextlib.suppress(OSError):  # its thread notices
                         socket.socket.shutdown(idle.socket, socket.SHUT_RDWR)
             self.open.append(made)
             return True
@@ -12293,10 +12322,10 @@ class Server:
 
 
 def find_peer_uid(connection: socket.socket, address: Any) -> int | None:
-    """Whose the other end of a connection is.  None: it is not on this machine, has closed its end, or cannot be known.
+    """The uid at the other end of a connection; None: not on this machine, closed, or unknown.
 
-    A port comes again: what somebody sent who has gone since must not count as sent by who calls from that port now.  Once
-    the sender has gone, our end is no longer established, so that is looked at last.
+    A port is reused: what a sender that is gone has sent must not count as the present caller's.  When the sender is
+    gone, our end is not established any more, so that is checked last.
     """
     if connection.family == socket.AF_UNIX:
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)      # pid, uid, gid
@@ -12307,12 +12336,12 @@ def find_peer_uid(connection: socket.socket, address: Any) -> int | None:
 
 
 def find_client(peer: str, uid: int | None) -> Sender | None:
-    """For whom a connection counts.  None: the owner's do not."""
+    """Whose connections are counted together; None: the owner's, which are not limited."""
     return None if uid == os.geteuid() else make_sender(peer, uid)
 
 
 def load_tls(config: ServiceConfig) -> ssl.SSLContext | None:
-    """What https needs; None for http.  Raises: usage."""
+    """The context for https; None for http.  Raises: usage."""
     if not config.tls_cert and not config.tls_key:
         return None
     import ssl
@@ -12324,15 +12353,16 @@ def load_tls(config: ServiceConfig) -> ssl.SSLContext | None:
                              hint="both name PEM files")
     try:
         context.load_cert_chain(cert, key, lambda: "")
-    except (OSError, ValueError) as error:              # an SSLError is an OSError
+    except (OSError, ValueError) as error:              # SSLError is an OSError
         why = getattr(error, "strerror", None) or str(error)
-        raise NexusError("usage", f"[service] tls_cert {config.tls_cert} and tls_key {config.tls_key} cannot be used: {why}",
+        files = f"tls_cert {config.tls_cert} and tls_key {config.tls_key}"
+        raise NexusError("usage", f"[service] {files} cannot be used: {why}",
                          hint="both must be PEM files that can be read, of one key, without a passphrase") from None
     return context
 
 
 def load_token(layout: Layout, clock: Clock) -> str:
-    """The owner's token; made the first time."""
+    """The owner's token; made at the first start."""
     token = (read_text(layout.token_file) or "").strip()
     if len(token) < 16:
         token = clock.new_token()
@@ -12341,7 +12371,7 @@ def load_token(layout: Layout, clock: Clock) -> str:
 
 
 def make_log(layout: Layout, config: ServiceConfig) -> logging.Logger:
-    """service.log, rotated.  A full disk costs lines of it, and nothing else."""
+    """service.log, rotated.  A full disk only loses lines of it."""
     import logging
     import logging.handlers
     logging.raiseExceptions = False
@@ -12371,7 +12401,7 @@ def format_log_json(record: logging.LogRecord) -> str:
         "thread": record.threadName, "message": record.getMessage(), **facts})
 
 
-LOCK_TIMEOUT_S = 10.0          # for a service that ends, or is just starting
+LOCK_TIMEOUT_S = 10.0           # for a service that is ending, or just starting
 
 
 class RunsAlready(NexusError):
@@ -12379,19 +12409,19 @@ class RunsAlready(NexusError):
 
 
 def serve(layout: Layout, config: Config, environ: Mapping[str, str], page: str, config_file: str) -> None:
-    """Be the service until stopped; browsers get `page`.  `config` is of `config_file`.
+    """Run the service until it is stopped.  `page`: for browsers; `config_file`: where `config` is from.
 
-    Raises: conflict, when one runs; unavailable; usage.
+    Raises: conflict, when a service runs; unavailable; usage.
     """
     import ctypes
     import gc
     import signal
     import threading
-    gc.disable()                                # until all is recovered: it would look at 100,000 jobs over and over
+    gc.disable()                                # until recovery is done: it would scan 100,000 jobs again and again
     clock = Clock()
     environ = {"NEXUS_UMASK": f"{os.umask(0o077):03o}", **environ}
     tls = check_start(layout, config)
-    if environ.get("NEXUS_ROLE") != "service":      # somebody wants it; a supervisor only knows that somebody did
+    if environ.get("NEXUS_ROLE") != "service":      # a person wants it; a supervisor only repeats an earlier wish
         mark_stopped(layout, False)
     take_service_lock(layout, clock)            # for as long as this process lives
     log = make_log(layout, config.service)
@@ -12400,18 +12430,19 @@ def serve(layout: Layout, config: Config, environ: Mapping[str, str], page: str,
     token = load_token(layout, clock)
     machine = Machine(config, layout, store.service_id)
     service = Service(config, layout, store, machine, clock, log, environ)
-    service.run_guarded("Submitted scripts that no job has", service.history.sweep_code)       # nobody can submit any yet
+    # Nobody can submit a script yet.
+    service.run_guarded("Submitted scripts that no job has", service.history.sweep_code)
     with contextlib.suppress(AttributeError, OSError):          # another C library than glibc
-        ctypes.CDLL(None).mallopt(-8, 1)        # M_ARENA_MAX: one for each thread would keep what a crowd of them took
+        ctypes.CDLL(None).mallopt(-8, 1)        # M_ARENA_MAX: each thread's arena would keep its memory
     api = Api(service, token, page)
     server = Server(api, config.service.host, config.service.port, tls)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: service.stop())
-    signal.signal(signal.SIGHUP, lambda *_: None)       # what is ignored or blocked here would be so in jobs, for ever
+    signal.signal(signal.SIGHUP, lambda *_: None)       # not SIG_IGN, which jobs would inherit for ever
     signal.signal(signal.SIGQUIT, signal.SIG_DFL)
-    sys.setswitchinterval(0.0005)               # a thread that makes a long list lets the others in sooner
+    sys.setswitchinterval(0.0005)               # long lists in one thread delay the others less
     gc.collect()
-    gc.freeze()                                 # what was recovered stays: the collector need not look at it again
+    gc.freeze()                                 # the collector skips the recovered jobs
     gc.enable()
     own = machine.processes.find(os.getpid())
     host = f"[{config.service.host}]" if ":" in config.service.host else config.service.host
@@ -12419,13 +12450,15 @@ def serve(layout: Layout, config: Config, environ: Mapping[str, str], page: str,
     remember_config(layout, config_file)
     write_atomic(layout.service_file, [json.dumps({
         "pid": os.getpid(), "started": own.started if own else 0, "boot_id": machine.boot_id, "url": url,
-        "port": server.port, "socket": server.socket_path, "config": config_file, "version": __version__, "hash": file_hash(),
+        "port": server.port, "socket": server.socket_path, "config": config_file, "version": __version__,
+        "hash": file_hash(),
         "machine": store.host, "machine_id": store.machine_id}) + "\n"])
-    if os.path.exists(layout.stopped_file):         # looked at now that others see the service; who stops it looks the other way round
+    # Checked after service.json is visible; `nexus stop` does the reverse, so that one of the two sees the other.
+    if os.path.exists(layout.stopped_file):
         os.unlink(layout.service_file)
         return
     log.info("Service started: nexus %s (%s), pid %d, %s", __version__, file_hash(), os.getpid(), url)
-    service.pool.begin_nodes()                  # whoever asks from now on may name them
+    service.pool.begin_nodes()                  # before the first request can name a node
     threading.Thread(target=server.serve, name="http", daemon=True).start()
     service.run()
     server.close()
@@ -12439,21 +12472,20 @@ def serve(layout: Layout, config: Config, environ: Mapping[str, str], page: str,
 
 
 def check_start(layout: Layout, config: Config, own_port: int | None = None) -> ssl.SSLContext | None:
-    """Try what keeps a service from starting, and return what https needs.
+    """Check what would keep a service from starting; return the context for https.
 
-    `own_port`: of a service that is to end only if all is well; without one the start itself tries the rest.
-    Raises: why it cannot start.
+    `own_port`: of a running service that may only end if the next one can start.  Raises: why it cannot start.
     """
     secure_folders(layout)
     running = read_json(layout.service_file)
     if running and running.get("machine_id") != read_machine_id():
         refuse_elsewhere(layout, running)
-        remove_file(layout.service_file)        # the lock is this machine's now, and would seem to be its
+        remove_file(layout.service_file)        # else it would seem to belong to this machine, which has the lock now
     tls = load_tls(config.service)
     host, tokens = config.service.host, read_tokens(layout.tokens_file).values()
-    if not is_loopback(host) and not any(token.is_good(time.time()) for token in tokens):       # by mistake
-        raise NexusError("usage", f"[service] host = {host} lets other machines call, and no token was made for anybody yet",
-                         hint="make one for each who may: nexus token create USER; or set host = \"127.0.0.1\"")
+    if not is_loopback(host) and not any(token.is_good(time.time()) for token in tokens):       # probably by mistake
+        raise NexusError("usage", f"[service] host = {host} lets other machines call, and nobody has a token yet",
+                         hint='make one for each caller: nexus token create USER; or set host = "127.0.0.1"')
     if own_port is not None:
         for listener in listen(config.service.host, config.service.port, own_port):
             listener.close()
@@ -12466,7 +12498,7 @@ def check_start(layout: Layout, config: Config, own_port: int | None = None) -> 
 
 
 def take_service_lock(layout: Layout, clock: Clock) -> None:
-    """Raises: conflict, when another service has it.  One that has taken its service.json away is about to let go."""
+    """Raises: conflict, when a service runs.  One that has removed its service.json is about to end."""
     give_up_at = clock.monotonic() + LOCK_TIMEOUT_S
     while True:
         with disk("lock", layout.lock_file):
@@ -12474,13 +12506,14 @@ def take_service_lock(layout: Layout, clock: Clock) -> None:
                 return
         running = read_json(layout.service_file)
         if (running and is_alive(running)) or clock.monotonic() > give_up_at:
-            raise RunsAlready("conflict", f"a nexus service for {layout.home} runs already (pid {(running or {}).get('pid', 'unknown')})",
+            pid = (running or {}).get("pid", "unknown")
+            raise RunsAlready("conflict", f"a nexus service for {layout.home} runs already (pid {pid})",
                               hint="nexus stop ends it; nexus restart starts it anew")
         clock.sleep(0.02)
 
 
 def mark_stopped(layout: Layout, is_stopped: bool) -> None:
-    """Let supervisors that are waiting to start the service again know that nobody wants it."""
+    """Tell supervisors that wait to restart the service whether anybody wants it."""
     with contextlib.suppress(OSError):
         if is_stopped:
             os.close(os.open(layout.stopped_file, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
@@ -12491,57 +12524,58 @@ def mark_stopped(layout: Layout, is_stopped: bool) -> None:
 def refuse_elsewhere(layout: Layout, running: Mapping[str, Any]) -> None:
     """Raises: conflict, when service.json is of a service on another machine."""
     if is_elsewhere(running.get("machine_id"), layout.lock_file):
-        raise describe_other_machine(str(running.get("machine")), f"{layout.service_file} says so", f"rm {layout.service_file}")
+        raise describe_other_machine(
+            str(running.get("machine")), f"{layout.service_file} says so", f"rm {layout.service_file}")
 
 
-# ==== 16. CLIENT ==== one method for each thing that can be asked; finds, checks and starts the service
-# The service on this machine is asked by its socket in the home, which is its owner's alone.  Before anything is sent
-# to NEXUS_URL, the kernel is asked whose program listens there, if it is this machine: another user's gets nothing.
-# A request that is safe to repeat is repeated while the service is being started again.
+# ==== 16. CLIENT ==== the Python API; one transport; finds, checks and starts the service
+# This machine's service is reached by its socket in the home, which only its owner can open.  Before anything is sent
+# to a NEXUS_URL on this machine, the kernel is asked whose program listens there: another user's gets nothing.  Safe
+# requests are repeated while the service restarts.
 
 START_TIMEOUT_S = 30.0
 SUPERVISOR_TIMEOUT_S = 2.5
 OWNER_TIMEOUT_S = 5.0
-RETRY_TIMEOUT_S = 30.0         # a restart may take as long as a start
-STRANGER_TIMEOUT_S = 3.0       # with what has not answered yet at NEXUS_URL: it may be no nexus
-NOT_SENT = (ConnectionRefusedError, FileNotFoundError, BlockingIOError)     # nothing: it is away, or too many wait
-ANSWER_TIMEOUT_S = 120.0       # with a connection on which nothing comes; one that may be silent is probed by the kernel
-MAX_EVENT_BYTES, MAX_TOLD_BYTES = 2**24, 2**28     # of what answers at NEXUS_URL
+RETRY_TIMEOUT_S = 30.0          # a restart may take as long as a start
+STRANGER_TIMEOUT_S = 3.0        # for the first reply at NEXUS_URL, which may be no nexus
+NOT_SENT = (ConnectionRefusedError, FileNotFoundError, BlockingIOError)     # nothing was sent: it is down, or too busy
+ANSWER_TIMEOUT_S = 120.0        # for a silent connection; on a stream that may be silent, the kernel probes the peer
+MAX_EVENT_BYTES, MAX_TOLD_BYTES = 2**24, 2**28     # limits of a reply from NEXUS_URL
 
 
 class Wire:
-    """A service, wherever it is: who answers there is its owner's, and what was cut off is asked again where that is safe."""
+    """The transport: it checks that the service is its owner's, and repeats what was interrupted where that is safe."""
 
     def __init__(self, url: str, token: str = "", layout: Layout | None = None,
                  environ: Mapping[str, str] | None = None) -> None:
-        """`layout`: of the service on this machine; None: what is at the address is asked.  Raises: usage."""
+        """`layout`: of this machine's service; None: use the address.  Raises: usage."""
         self.url, self.token = url, token
         self.layout, self.environ = layout, environ or {}
         self.host, self.port, self.is_secure, self.owner = ("localhost", 0, False, "") if layout else parse_url(url)
-        self.has_answered = layout is not None                  # at least once
+        self.has_answered = layout is not None                  # a nexus has replied at least once
 
     @contextlib.contextmanager
     def over_restart(self) -> Iterator[None]:
-        """What is in it may be cut off by the service's end: then wait until one answers.  Raises: unavailable."""
+        """A block that a restart may interrupt: wait until the service replies again.  Raises: unavailable."""
         try:
             yield
             return
         except NexusError as error:
             if error.kind != "unavailable":
                 raise
-        time.sleep(0.1)                                 # a stream that it cuts each time is not asked for at full speed
+        time.sleep(0.1)                                 # the server may close each stream at once
         told = self.ask("GET", "/")
         if not isinstance(told, dict) or told.get("name") != "nexus":
             raise describe_stranger(self.url, "it does not say that it is nexus")
 
     def ask(self, method: str, path: str, body: object = None, key: str = "") -> Any:
-        """One call; what is answered: JSON, a text, or None.  Raises: what the service answers; unavailable."""
+        """One call; return JSON, a text, or None.  Raises: the service's error; unavailable."""
         is_repeatable = method == "GET" or bool(key)
         return self.repeat(f"{method} {path}", lambda: read_answer(self.send(method, path, body, key), MAX_TOLD_BYTES),
                            is_repeatable)
 
     def ask_list(self, path: str) -> tuple[list[dict[str, Any]], int]:
-        """A list, or the part of it that is asked for, and how long all of it is."""
+        """(a list or the requested part of it, the length of the whole list)."""
         def read() -> tuple[Any, str]:
             answer = self.send("GET", path)
             return read_answer(answer, MAX_TOLD_BYTES), answer.headers.get("total-count", "")
@@ -12549,10 +12583,11 @@ class Wire:
         items, total = self.repeat(f"GET {path}", read)
         return list(items), int(total) if re.fullmatch("[0-9]{1,18}", total) else len(items)
 
-    def open_stream(self, path: str, may_be_silent: bool = False, accept: str = "") -> tuple[Mapping[str, str], Iterator[bytes]]:
-        """An answer's headers, and its pieces as they come.
+    def open_stream(self, path: str, may_be_silent: bool = False,
+                    accept: str = "") -> tuple[Mapping[str, str], Iterator[bytes]]:
+        """(a reply's headers, its pieces as they arrive).
 
-        Raises: what the service answers; unavailable, also later when the line is cut, or nothing comes for too long.
+        Raises: the service's error; unavailable, also later, when the connection breaks or is silent for too long.
         """
         what = f"GET {path}"
 
@@ -12572,7 +12607,7 @@ class Wire:
         return answer.headers, pieces()
 
     def repeat(self, what: str, act: Callable[[], T], is_repeatable: bool = True) -> T:
-        """Call `act`, and again while the connection fails and that is safe: it may be done twice, or nothing was sent.
+        """Call `act`; repeat it while the connection fails, if it may run twice or nothing was sent.
 
         Raises: unavailable.
         """
@@ -12586,22 +12621,23 @@ class Wire:
                 is_unsent, hint = isinstance(error, NOT_SENT), ""
                 if "CERTIFICATE" in str(error):
                     hint = "SSL_CERT_FILE=cert.pem trusts a certificate of your own"
-                elif not (is_repeatable or is_unsent):          # it may have been sent
+                elif not (is_repeatable or is_unsent):          # the request may have arrived
                     hint = "it may have been done or not: look before you repeat it"
                 is_over = time.monotonic() > give_up_at or not isinstance(error, OSError)
                 if hint or is_over or (is_unsent and not self.has_answered):
                     raise self.describe_loss(what, error, hint) from None
-            time.sleep(0.1)                             # its supervisor starts it again
+            time.sleep(0.1)                             # the supervisor restarts it
 
     def describe_loss(self, what: str, error: Exception, hint: str = "") -> NexusError:
         if not isinstance(error, OSError):
             return describe_stranger(self.url, format_line(str(error), 100))
         usual = "nexus start" if self.layout else "check NEXUS_URL, and whether nexus runs there"
         why = getattr(error, "strerror", None) or error or "it was closed"
-        return NexusError("unavailable", f"{what}: the connection to the service at {self.url} was lost ({why})", hint or usual)
+        what = f"{what}: the connection to the service at {self.url} was lost ({why})"
+        return NexusError("unavailable", what, hint or usual)
 
     def connect(self) -> socket.socket:
-        """Raises: OSError; forbidden, when somebody else's program listens there; usage, when `owner` is of no use; unavailable."""
+        """Raises: OSError; forbidden, for another user's program; usage, when `owner` has no use; unavailable."""
         running = (find_service(self.layout) if self.layout else None) or {}
         address: Any = running.get("socket")
         family = socket.AF_UNIX
@@ -12609,12 +12645,12 @@ class Wire:
             raise ConnectionRefusedError("it does not run")
         if not self.layout:
             family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
-            try:                                        # once: what is checked is what is connected to
+            try:                                        # resolve once: connect to the address that is checked
                 address = socket.getaddrinfo(self.host, self.port, family, socket.SOCK_STREAM)[0][4]
             except UnicodeError:
                 raise OSError(f"{self.host} cannot be a machine's name") from None
             if is_loopback(address[0]) and not self.is_secure:
-                self.check_owner(unmap(address[:2]), None)      # before they even see a connection
+                self.check_owner(unmap(address[:2]), None)      # before the program sees a connection
         connection = socket.socket(family, socket.SOCK_STREAM)
         try:
             connection.settimeout(ANSWER_TIMEOUT_S)
@@ -12623,12 +12659,13 @@ class Wire:
         except BaseException as error:
             connection.close()
             if not self.layout or not isinstance(error, FileNotFoundError) or find_service(self.layout) != running:
-                raise                                   # of a service that has just ended, too
+                raise                                   # the service has just ended
             raise NexusError("unavailable", f"the service (pid {running['pid']}) cannot be reached: {address} is gone",
-                             hint=f"kill {running['pid']} ends it, and the next command starts it again; jobs go on") from None
+                             hint=f"kill {running['pid']} ends it, and the next command starts it again; "
+                             "jobs go on") from None
 
     def secure(self, connection: socket.socket) -> socket.socket:
-        """Make sure who is at the other end, and notice when it is no longer there.  Raises: as connect()."""
+        """Check the peer's owner, start TLS, and watch the connection.  Raises: as connect()."""
         watch_line(connection, ANSWER_TIMEOUT_S)
         if self.is_secure:
             import ssl
@@ -12642,13 +12679,13 @@ class Wire:
         return connection
 
     def check_owner(self, there: tuple[str, int], here: tuple[str, int] | None) -> None:
-        """Whose listens there and, once connected from `here`, whose is the other end?
+        """Check whose program listens `there`, or after connecting from `here`, whose socket the peer is.
 
-        Raises: forbidden, when it is none of the owners'; ConnectionError, when it cannot be known; usage.
+        Raises: forbidden, when it is no owner's; ConnectionError, when it cannot be known; usage.
         """
         uid = find_socket_uid(there, here)
         give_up_at = time.monotonic() + OWNER_TIMEOUT_S
-        while here and uid is None:                     # not accepted yet
+        while here and uid is None:                     # it has not accepted the connection yet
             if time.monotonic() > give_up_at or find_socket_uid(there, None) is None:
                 raise ConnectionError("it did not accept the connection")
             time.sleep(0.001)
@@ -12662,16 +12699,18 @@ class Wire:
                 raise NexusError("usage", f"NEXUS_URL names {self.owner}, and this machine has no such user") from None
         if uid is not None and uid not in owners:
             user = find_user(uid)
-            raise NexusError("forbidden", f"port {there[1]} on {there[0]} belongs to a program of {user}: nothing was sent to it",
+            raise NexusError("forbidden",
+                             f"port {there[1]} on {there[0]} belongs to a program of {user}: nothing was sent to it",
                              hint=f"if you mean the nexus of {user}: NEXUS_URL="
                                   + re.sub("//(.*@)?", f"//{user}@", self.url))
 
     def send(self, method: str, path: str, body: object = None, key: str = "", may_be_silent: bool = False,
              accept: str = "") -> Answer:
-        """One request, on a connection of its own.  Raises: as connect() and send_request() do."""
+        """One request on a new connection.  Raises: as connect() and send_request()."""
         host, line = f"[{self.host}]" if ":" in self.host else self.host, self.connect()
         answer = send_request(line, method, path, {
-            "Host": f"{host}:{self.port}" if self.port else host, "Idempotency-Key": key, "User-Agent": OWN_AGENT, "Accept": accept,
+            "Host": f"{host}:{self.port}" if self.port else host, "Idempotency-Key": key, "User-Agent": OWN_AGENT,
+            "Accept": accept,
             "Authorization": f"Bearer {self.token}" if self.token else ""}, body)
         if may_be_silent:
             line.settimeout(None)
@@ -12679,13 +12718,14 @@ class Wire:
 
 
 class Client(Wire):
-    """The service's API for Python and for the command line.  Raises NexusError as the service does."""
+    """The API for Python and the command line.  Its methods raise the service's NexusErrors."""
 
     @classmethod
-    def find(cls, environ: Mapping[str, str] | None = None, is_starting: bool = True, options: Sequence[str] = ()) -> Client:
+    def find(cls, environ: Mapping[str, str] | None = None, is_starting: bool = True,
+             options: Sequence[str] = ()) -> Client:
         """The client of NEXUS_URL, or of this user's service, which is started unless it runs.
 
-        Raises: unavailable, when it does not run and is not to be started; conflict, when it is another machine's.
+        Raises: unavailable, when no service runs and is_starting is False; conflict, for another machine's service.
         """
         environ = os.environ if environ is None else environ
         if environ.get("NEXUS_URL"):
@@ -12708,8 +12748,8 @@ class Client(Wire):
         return list(self.submit({"commands": list(commands), **options})["ids"])
 
     def submit(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """POST /queue: `{"id"}` or `{"ids"}`, `known` ones of these that `unique` found, and a `warning` when they will not
-        start soon.  Repeated until it is done once.
+        """POST /queue; return `{"id"}` or `{"ids"}`, with `known` ids that `unique` found, and a `warning` when jobs
+        will not start soon.  It is repeated until it is done, and done once.
         """
         return dict(self.ask("POST", "/queue", body, key=os.urandom(16).hex()))
 
@@ -12720,7 +12760,7 @@ class Client(Wire):
         return dict(self.ask("GET", "/health"))
 
     def metrics(self) -> str:
-        """For Prometheus."""
+        """The text of GET /metrics, for Prometheus."""
         return str(self.ask("GET", "/metrics"))
 
     def queue(self, **query: Any) -> list[dict[str, Any]]:
@@ -12742,33 +12782,30 @@ class Client(Wire):
         self.ask("DELETE", f"/queue/{quote_path(job_id)}")
 
     def cancel(self, **choice: Any) -> list[str]:
-        """End jobs, all or none: `ids`, or those of a `group`, of a `status`; return the ids of those that end by it.
-
-        Those that are over stay as they are.
-        """
+        """End jobs, all or none: `ids`, or those of a `group` or `status`; return the ids of those that were not over."""
         return list(self.ask("POST", "/jobs/cancel", choice)["ids"])
 
     def edit(self, job_id: str, **change: Any) -> dict[str, Any]:
-        """Change a pending job, by the keys of PATCH /queue/{id}: `gpus=2`, `position=0`; return it."""
+        """Change a pending job by the keys of PATCH /queue/{id}, like `gpus=2` or `position=0`; return the job."""
         return dict(self.ask("PATCH", f"/queue/{quote_path(job_id)}", change))
 
     def clear(self, **choice: Any) -> list[str]:
-        """Forget finished jobs, with their logs: `ids`, or those of a `group`, of a `status`; return their ids."""
+        """Forget finished jobs and their logs: `ids`, or those of a `group` or `status`; return their ids."""
         return list(self.ask("POST", "/jobs/clear", choice)["ids"])
 
     def retry(self, job_id: str) -> str:
-        """The id of the new job."""
+        """Queue a finished job again; return the new job's id."""
         return str(self.ask("POST", f"/jobs/{quote_path(job_id)}/retry")["id"])
 
     def retry_all(self, **choice: Any) -> list[str]:
-        """Queue finished jobs again, all or none: `ids`, or those of a `group`, of a `status`; return the ids of the new ones.
+        """Queue finished jobs again, all or none: `ids`, or those of a `group` or `status`; return the new ids.
 
-        `change`: what is to be otherwise, like `{"gpus": 2}`.
+        `change`: new values, like `{"gpus": 2}`.
         """
         return list(self.ask("POST", "/jobs/retry", choice)["ids"])
 
     def pause(self, gpu: int | str | None = None, group: str | None = None, verb: str = "pause") -> None:
-        """The queue, or a GPU: 0, or of another machine "n1:0"."""
+        """Pause or resume the queue, a group, or a GPU: 0, or "n1:0" on a node."""
         what = "service" if gpu is None else f"gpus/{quote_path(str(gpu))}"
         self.ask("POST", f"/{what}/{verb}" + encode_query({"group": group}))
 
@@ -12776,11 +12813,11 @@ class Client(Wire):
         self.pause(gpu, group, "resume")
 
     def nodes(self) -> list[dict[str, Any]]:
-        """This machine, and the others that jobs are given to."""
+        """This machine and the nodes."""
         return list(self.ask("GET", "/nodes"))
 
     def add_node(self, **facts: Any) -> None:
-        """`facts` as in [[nodes]]: nexus is there already."""
+        """Add a node on which nexus is installed; `facts` as in [[nodes]]."""
         self.ask("POST", "/nodes", facts)
 
     def remove_node(self, name: str, force: bool = False) -> None:
@@ -12790,19 +12827,21 @@ class Client(Wire):
         self.ask("POST", "/service/stop")
 
     def logs(self, job_id: str, follow: bool = False, stream: str = "both", tail: int | None = None) -> Iterator[bytes]:
-        """A job's output, or with "service" the service's log, in pieces as they come."""
+        """A job's output, or the service's log with "service", in pieces as they arrive."""
         query = {"follow": "true" if follow else None, "tail": tail, "stream": None if job_id == "service" else stream}
         path = "/service/logs" if job_id == "service" else f"/jobs/{quote_path(job_id)}/logs"
         return self.open_stream(path + encode_query(query), may_be_silent=follow)[1]
 
-    def follow(self, job_id: str, stream: str = "both", tail: int | None = None, is_followed: bool = True) -> Iterator[dict[str, Any]]:
-        """What a job prints until it ends, as `LogEntry` of the API says; a restart of the service in between loses and repeats nothing."""
+    def follow(self, job_id: str, stream: str = "both", tail: int | None = None,
+               is_followed: bool = True) -> Iterator[dict[str, Any]]:
+        """A job's output until it ends, as `LogEntry` objects; a restart of the service loses and repeats nothing."""
         where: dict[str, Any] = {"tail": tail}
         names = STREAMS[:2] if stream == "both" else (stream,)
         while True:
             query = encode_query({"follow": "true" if is_followed else None, "stream": stream, **where})
             with self.over_restart():
-                headers, pieces = self.open_stream(f"/jobs/{quote_path(job_id)}/logs{query}", may_be_silent=is_followed, accept=NDJSON)
+                path = f"/jobs/{quote_path(job_id)}/logs{query}"
+                headers, pieces = self.open_stream(path, may_be_silent=is_followed, accept=NDJSON)
                 places, rest = dict(zip(names, headers["log-offset"].split(","))), b""
                 where = {"offset": ",".join(places.values())}
                 for piece in pieces:
@@ -12817,10 +12856,11 @@ class Client(Wire):
                 return
 
     def wait(self, job_ids: Sequence[str], on_end: Callable[[dict[str, Any]], None] = lambda job: None,
-             on_wait: Callable[[dict[str, Any]], None] = lambda job: None, is_any: bool = False) -> list[dict[str, Any]]:
-        """Wait until jobs have finished, or with `is_any` one of them; return these.  A restart of the service in between is waited for.
+             on_wait: Callable[[dict[str, Any]], None] = lambda job: None,
+             is_any: bool = False) -> list[dict[str, Any]]:
+        """Wait until jobs have finished, or with `is_any` one of them; return them.  The service may restart meanwhile.
 
-        `on_wait` gets those that are pending: at first, and when the queue or a group was paused or resumed.
+        `on_wait` gets pending jobs: at first, and when the queue or a group was paused or resumed.
         """
         finished: dict[str, dict[str, Any]] = {}
         job_ids = list(job_ids)
@@ -12834,14 +12874,14 @@ class Client(Wire):
                 on_end(job)
 
         while not is_enough():
-            with self.over_restart():                   # what has finished by then need not be there any more
+            with self.over_restart():                   # a job that has finished may be forgotten by then
                 events = self.follow_events()
-                next(events)                            # from here on nothing is missed
+                next(events)                            # from here on no event is missed
                 for number, job_id in enumerate(job_ids):
                     if job_id in finished:
                         continue
                     job = self.job(job_id)
-                    job_ids[number] = job["id"]         # which was given in other case, perhaps
+                    job_ids[number] = job["id"]         # the id may have been given in other case
                     look(job)
                     if job["status"] == PENDING:
                         on_wait(job)
@@ -12855,7 +12895,7 @@ class Client(Wire):
         return [finished[job_id] for job_id in job_ids if job_id in finished]
 
     def follow_events(self) -> Iterator[tuple[str, Any]]:
-        """(kind, data) of each event from now on; the first is none.  Raises: unavailable, when some were missed, or the service ends."""
+        """(kind, data) of each event from now on, the first one empty.  Raises: unavailable, when events were lost."""
         rest = b""
         for piece in self.open_stream("/events")[1]:
             *blocks, rest = (rest + piece).split(b"\n\n")
@@ -12878,14 +12918,15 @@ def parse_url(url: str) -> tuple[str, int, bool, str]:
     """(host, port, whether it is https, owner or "") of NEXUS_URL.  Raises: usage."""
     match = re.fullmatch(r"(https?)://(?:([\w.-]+)@)?(\[[0-9a-fA-F:.]+\]|[\w.-]+)(?::(\d{1,5}))?/?", url)
     if not match or (match[2] and match[1] != "http"):
-        raise NexusError("usage", f"NEXUS_URL={url} is not an address like http://gpu1:6234 or https://gpu1.example.org; "
-                         "for the service of ann on this machine http://ann@127.0.0.1:6234",
+        raise NexusError("usage", f"NEXUS_URL={url} is not an address like http://gpu1:6234 or "
+                         "https://gpu1.example.org; for the service of ann on this machine http://ann@127.0.0.1:6234",
                          hint="unset NEXUS_URL to use your own service on this machine")
-    return match[3].strip("[]"), int(match[4] or (443 if match[1] == "https" else 80)), match[1] == "https", match[2] or ""
+    port = int(match[4] or (443 if match[1] == "https" else 80))
+    return match[3].strip("[]"), port, match[1] == "https", match[2] or ""
 
 
 def quote_path(text: str) -> str:
-    """A word as part of a path."""
+    """Quote a word as part of a path."""
     import urllib.parse
     return urllib.parse.quote(text, safe="", errors="surrogateescape") or "%20"
 
@@ -12897,7 +12938,7 @@ def encode_query(query: Mapping[str, Any]) -> str:
 
 
 def find_service(layout: Layout) -> dict[str, Any] | None:
-    """What service.json says of a service that runs now; None when none does.  Raises: conflict, when it is another machine's."""
+    """service.json of a running service, or None.  Raises: conflict, for another machine's."""
     running = read_json(layout.service_file)
     if not running or not isinstance(running.get("pid"), int):
         return None
@@ -12911,7 +12952,7 @@ def find_service(layout: Layout) -> dict[str, Any] | None:
 
 
 def await_supervisor(layout: Layout) -> dict[str, Any] | None:
-    """A service that was killed is about to be started again, as it was; None when it has not come back in a while."""
+    """Wait for the supervisor to restart a killed service; None when it does not in time."""
     left = read_json(layout.service_file)
     is_of_here = left and (left.get("boot_id"), left.get("machine_id")) == (read_boot_id(), read_machine_id())
     if not is_of_here or os.path.exists(layout.stopped_file):
@@ -12920,14 +12961,14 @@ def await_supervisor(layout: Layout) -> dict[str, Any] | None:
 
 
 def start_service(layout: Layout, environ: Mapping[str, str], options: Sequence[str] = ()) -> dict[str, Any]:
-    """Start the service and wait until it answers.  Raises: why it could not be started."""
+    """Start the service and wait until it replies.  Raises: why it could not start."""
     import signal
     path = options[list(options).index("--config") + 1] if "--config" in options else choose_config(layout)
     config = load_config(path, environ)
-    check_start(make_layout(layout.home, config), config)     # before code of there is run
+    check_start(make_layout(layout.home, config), config)     # before any code of the home runs
     remove_file(layout.start_error_file)
     screen = Screen(layout) if config.jobs.launcher == "screen" else None
-    if screen and screen.prepare():             # there is a reason against it
+    if screen and screen.prepare():             # screen cannot be used
         screen = None
     mark_stopped(layout, False)
     start_supervisor(layout, screen, environ, [*options, "--config", path])
@@ -12944,7 +12985,7 @@ def start_service(layout: Layout, environ: Mapping[str, str], options: Sequence[
                          hint=f"see {layout.service_log}, or try it in the foreground: nexus serve")
     if running.get("config") == path:
         return running
-    os.kill(running["pid"], signal.SIGTERM)     # a supervisor of before was just starting its service again
+    os.kill(running["pid"], signal.SIGTERM)     # the former supervisor was restarting its service
     wait_until(lambda: find_service(layout) != running, START_TIMEOUT_S)
     return start_service(layout, environ, options)
 

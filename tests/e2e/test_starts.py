@@ -56,7 +56,7 @@ BAD = [  # reason, what makes the settings, what is said
     ("a log folder that cannot be made", lambda box: contextlib.nullcontext({"log_dir": "/proc/none"}), "/proc/none"),
     ("a log folder on a full disk", full_disk, "No space left"),
     ("a state folder that is a file", lambda box: contextlib.nullcontext({"state_file": "/etc/passwd/state.json"}), "/etc/passwd"),
-    ("a state of a newer nexus", newer_state, "state.json is a newer nexus's"),
+    ("a state of a newer nexus", newer_state, "state.json was written by a newer nexus"),
     ("a certificate that is missing", lambda box: contextlib.nullcontext({"tls_cert": "/no/cert.pem", "tls_key": "/no/key.pem"}),
      "/no/cert.pem is not there"),
     ("a value out of range", lambda box: contextlib.nullcontext({"cpu_slots": -1}), "cpu_slots"),
