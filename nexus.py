@@ -9208,7 +9208,8 @@ class JobsFile:
         self.worker = Worker(service, "reading the jobs file", self.watch)
 
     def watch(self) -> float:
-        now, stamp, interval_s = self.service.clock.monotonic(), stamp_of(self.path), self.service.config.jobs.jobs_file_interval_seconds
+        interval_s = self.service.config.jobs.jobs_file_interval_seconds
+        now, stamp = self.service.clock.monotonic(), stamp_of(self.path)
         if stamp != self.stamp:
             self.stamp, self.changed_at, self.read_at = stamp, now, float("-inf")
         if now - self.read_at >= interval_s:
@@ -9225,9 +9226,7 @@ class JobsFile:
             faults += self.take(rows, is_whole and bool(text))      # empty: a program may have just opened it to write
         except NexusError as error:
             faults = [error.message]
-        before = set(self.faults)
-        new = [fault for fault in faults if fault not in before]
-        for fault in list_some(new, MAX_FAULTS_LOGGED):
+        for fault in list_some(sorted({*faults}.difference(self.faults), key=faults.index), MAX_FAULTS_LOGGED):
             self.service.log.warning("%s: %s", self.path, fault)
         self.faults = faults
 
@@ -9240,12 +9239,13 @@ class JobsFile:
         for digest, row in dict(zip(digests, rows)).items():
             if counts[digest] > seen.get(digest, 0):
                 try:
-                    service.admission.submit([self.make_asked(row)], caller, beside=[Put("seen", digest, counts[digest])])
+                    asked = self.make_asked(row)
+                    service.admission.submit([asked], caller, beside=[Put("seen", digest, counts[digest])])
                 except NexusError as error:
                     faults.append(f"line {row.line}, '{format_line(row.script, 100)}': {error.message}")
         # A row that was removed from the file counts as new when it comes back.
-        gone = [Put("seen", digest, counts[digest] or None) for digest, count in seen.items() if is_whole and counts[digest] < count]
-        if gone:
+        if gone := [Put("seen", digest, counts[digest] or None) for digest, count in seen.items()
+                    if is_whole and counts[digest] < count]:
             service.store.update(lambda state: gone)
         return faults
 
@@ -9253,8 +9253,9 @@ class JobsFile:
         script, is_adding = os.path.expanduser(row.script), self.service.config.jobs.cuda_arg == "add"
         program = "bash" if script.endswith(".sh") else "python" if row.conda else self.service.admission.find_python()
         command = check(COMMAND, " ".join(filter(None, [program, quote(script), row.arguments])), "the command")
-        return Asked({"command": command, "cwd": os.path.dirname(self.path), "priority": row.priority, "conda": row.conda,
-                      "gpu_ids": row.gpu_ids, "cuda_arg": is_adding or bool(re.search(CUDA_OPTION, command))}, unique=True)
+        cuda_arg = is_adding or bool(re.search(CUDA_OPTION, command))
+        return Asked({"command": command, "cwd": os.path.dirname(self.path), "priority": row.priority,
+                      "conda": row.conda, "gpu_ids": row.gpu_ids, "cuda_arg": cuda_arg}, unique=True)
 
 
 def find_llm_share(path: str, model: str) -> float:
@@ -9262,25 +9263,25 @@ def find_llm_share(path: str, model: str) -> float:
     path = os.path.abspath(os.path.expanduser(path))
     text = read_text(path)
     if text is None:
-        refuse(f"llm_config {path} is not there", hint="nexus config edit")
+        refuse(f"llm_config {path} is not there", "nexus config edit")
     try:
         found = check(LLM_CONFIG, parse_json(text, "this file"), "")
     except NexusError as error:
-        raise NexusError("usage", f"{path}: {error.message}", '{"default_requirement": 1.0, "models": {"qwen2.5-7b-inst": 0.5}}') from None
+        example = '{"default_requirement": 1.0, "models": {"qwen2.5-7b-inst": 0.5}}'
+        raise NexusError("usage", f"{path}: {error.message}", example) from None
     return round_gpus(found.get("models", {}).get(model, found.get("default_requirement", 1)))
 
 
 class Hooks:
     """Runs the [hooks] commands in a thread: a slow or failing hook affects nothing else.
 
-    on_finish runs for each job that finishes after on_finish was first configured, even if the service restarts between.
+    on_finish runs for each job that ends after it was first configured, even if the service restarts between.
     """
 
     def __init__(self, service: Service) -> None:
         import collections
         self.service, self.config = service, service.config.hooks
-        self.is_healthy, self.looked_at = True, float("-inf")
-        self.has_begun = False
+        self.is_healthy, self.looked_at, self.has_begun = True, float("-inf"), False
         self.ended: collections.deque[Job] = collections.deque()       # on_finish is due; State may lack them
         self.worker = Worker(service, "running hooks", self.look)
 
@@ -9299,7 +9300,8 @@ class Hooks:
             if (state.hooks_since is None) != (since is None):
                 yield Put("facts", "hooks_since", since)
             began = state.hooks_since
-            return [job for job in list_finished(state) if began is not None and (job.current.finished_at or 0.0) >= began]
+            jobs = [] if began is None else list_finished(state)
+            return [job for job in jobs if (job.current.finished_at or 0.0) >= (began or 0.0)]
 
         self.ended.extendleft(reversed(self.service.store.update(note)))
         self.has_begun = True
@@ -9318,17 +9320,20 @@ class Hooks:
         return WATCH_INTERVAL_S if self.config.on_finish or self.config.on_unhealthy else None
 
     def finish(self, job: Job) -> None:
+        last = job.current
         self.call("on_finish", self.config.on_finish, {
-            "NEXUS_JOB_ID": job.id, "NEXUS_JOB_STATUS": job.status, "NEXUS_JOB_CAUSE": job.current.cause or "",
-            "NEXUS_JOB_EXIT_CODE": "" if job.current.exit_code is None else str(job.current.exit_code), "NEXUS_JOB_COMMAND": job.command,
-            "NEXUS_JOB_GPU": format_indices(job.current.gpu_indices).replace(" ", "")})
-        self.service.store.update(lambda state: [change_job(state.jobs[job.id], is_told=True)] if job.id in state.jobs else [])
+            "NEXUS_JOB_ID": job.id, "NEXUS_JOB_STATUS": job.status, "NEXUS_JOB_CAUSE": last.cause or "",
+            "NEXUS_JOB_EXIT_CODE": "" if last.exit_code is None else str(last.exit_code),
+            "NEXUS_JOB_COMMAND": job.command, "NEXUS_JOB_GPU": format_indices(last.gpu_indices).replace(" ", "")})
+        self.service.store.update(
+            lambda state: [change_job(state.jobs[job.id], is_told=True)] if job.id in state.jobs else [])
 
     def look_at_health(self) -> None:
-        now = self.service.clock.monotonic()
-        if not self.config.on_unhealthy or now - self.looked_at < HEALTH_INTERVAL_S or not self.service.gpu_watch.first_probe.is_set():
+        service, now = self.service, self.service.clock.monotonic()
+        is_due = now - self.looked_at >= HEALTH_INTERVAL_S and service.gpu_watch.first_probe.is_set()
+        if not self.config.on_unhealthy or not is_due:
             return
-        self.looked_at, health = now, self.service.views.health()
+        self.looked_at, health = now, service.views.health()
         if health["is_healthy"] != self.is_healthy:
             self.is_healthy = health["is_healthy"]
             bad = [f"{check['name']}: {check['reading']}" for check in health["checks"] if not check["is_ok"]]
@@ -9338,12 +9343,12 @@ class Hooks:
     def call(self, name: str, command: str, facts: Mapping[str, str]) -> None:
         """Run one hook.  `facts`: extra environment variables, cut to the size that exec() accepts."""
         most = MAX_ARGUMENT_BYTES - 60                      # 60 bytes for CUT and the variable's name
-        contents = {key: text.encode("utf-8", "surrogateescape") for key, text in facts.items()}
-        given = {key: facts[key] if len(content) <= most else content[:most].decode("utf-8", "ignore") + CUT
-                 for key, content in contents.items()}
+        environ = dict(self.service.environ)
+        for key, text in facts.items():
+            content = text.encode("utf-8", "surrogateescape")
+            environ[key] = text if len(content) <= most else content[:most].decode("utf-8", "ignore") + CUT
         try:
-            done = run(["/bin/sh", "-c", f"umask {self.service.umask:03o}\n{command}"], HOOK_TIMEOUT_S,
-                       {**self.service.environ, **given})
+            done = run(["/bin/sh", "-c", f"umask {self.service.umask:03o}\n{command}"], HOOK_TIMEOUT_S, environ)
             why = f"exit code {done.exit_code}: {format_line(done.output.strip()[-200:])}" if done.exit_code else ""
         except (NexusError, ValueError) as error:
             why = str(error)
@@ -9379,7 +9384,7 @@ class Choice:
 
     def select(self, jobs: Sequence[Job]) -> Sequence[Job]:
         """Return the matching jobs; the caller has checked status.  Skips unused filters: there may be 100,000 jobs."""
-        def list_texts(job: Job) -> str:
+        def join_texts(job: Job) -> str:
             last, facts = job.current, (job.id, job.name, job.command, job.user, job.group, job.cwd)
             return "\n".join(filter(None, (*facts, last.node, last.slurm_node, last.cause, last.cause_line))).lower()
 
@@ -9387,7 +9392,7 @@ class Choice:
             wanted = getattr(self, name)
             if wanted is not None:
                 jobs = [job for job in jobs if (getattr(job, name) or "") == wanted]
-        return [job for job in jobs if self.text.lower() in list_texts(job)] if self.text else jobs
+        return [job for job in jobs if self.text.lower() in join_texts(job)] if self.text else jobs
 
 
 # Every caller may read these fields, so every caller may sort by them.
@@ -9398,7 +9403,8 @@ def sort_jobs(jobs: Sequence[Job], by: str) -> list[Job]:
     """Sort by a field of SORTED_BY; `-field` puts the highest first.  Jobs without a value come last."""
     name = by.lstrip("-")
     facts = {job.id: getattr(job if hasattr(job, name) else job.current, name) for job in jobs}
-    known = sorted((job for job in jobs if facts[job.id] is not None), key=lambda job: (facts[job.id], job.number), reverse=name != by)
+    known = [job for job in jobs if facts[job.id] is not None]
+    known.sort(key=lambda job: (facts[job.id], job.number), reverse=name != by)
     return known + [job for job in jobs if facts[job.id] is None]
 
 
@@ -9433,9 +9439,10 @@ class ScriptRules(Part):
         """Raises: forbidden, naming the variables that could make a job run something other than the script."""
         given = [name for name, text in asked.env.items() if not is_harmless(name, text)]
         if given and self.config.jobs.allowed_script_paths:
-            raise NexusError("forbidden", f"env {format_line(', '.join(given), 200)} may not be given: only some scripts may run here",
-                             hint="a name of your own begins with JOB_, like JOB_DATA, and its value has no $, ` and [; SEED and such "
-                             "are whole numbers; or give it as an argument")
+            names = format_line(", ".join(given), 200)
+            raise NexusError("forbidden", f"env {names} may not be given: only some scripts may run here",
+                             "a name of your own begins with JOB_, like JOB_DATA, and its value has no $, ` and [; "
+                             "SEED and such are whole numbers; or give it as an argument")
 
     def find_script(self, job: Job) -> tuple[str, list[str]]:
         """Return (interpreter or "", [resolved script, *arguments]) of a job; ("", []) without allowed_script_paths.
@@ -9447,7 +9454,7 @@ class ScriptRules(Part):
         if job.conda or job.snapshot or job.code:
             what = "conda" if job.conda else "snapshot" if job.snapshot else "code"
             raise NexusError("forbidden", f"{what} may not be given: only some scripts may run here",
-                             hint="[jobs] allowed_script_paths says which")
+                             "[jobs] allowed_script_paths says which")
         interpreter, script, arguments = parse_script(job.command)
         path = os.path.realpath(os.path.join(job.cwd, script))
         allowed = [os.path.realpath(os.path.expanduser(folder)) for folder in self.config.jobs.allowed_script_paths]
@@ -9458,7 +9465,7 @@ class ScriptRules(Part):
                "in a folder of nexus" if max(above, key=len) in own else "")
         if why:
             raise NexusError("forbidden", f"{format_line(path, 200)} may not be run here: it is {why}",
-                             hint="[jobs] allowed_script_paths says what may")
+                             "[jobs] allowed_script_paths says what may")
         return interpreter, [path, *arguments]
 
     def find_argv(self, job: Job, path: str) -> list[str]:
@@ -9483,7 +9490,7 @@ class ScriptRules(Part):
     def restrain(self, job: Job, submitted: Mapping[str, str]) -> tuple[Job, Mapping[str, str]]:
         """Return a job, and its variables, as allowed_script_paths permits; a job of the owner is unchanged.
 
-        This runs at each start, as allowed_script_paths may be set after the submission.  A user's umask could let others
+        This runs at each start: allowed_script_paths may be set after the submission.  A user's umask could let others
         change the files that a script writes (such as .pyc); a user's limits could cut those files short.
         """
         if not self.config.jobs.allowed_script_paths or (job.user == self.service.user and job.head is None):
@@ -9516,17 +9523,19 @@ class Admission(Part):
             if key and key in state.keys:
                 return Added(tuple(sorted(state.keys[key], key=lambda job_id: state.jobs[job_id].number)))
             groups = {draft.job.group for draft in drafts if draft.job.group and not caller.is_owner}
-            others = [job for job in state.jobs.values() if job.group in groups and job.user != caller.user] if groups else []
-            if others:                                      # the jobs of a group share its limit and its hold
-                raise NexusError("forbidden", f"the group {others[0].group} is {others[0].user}'s", hint="take another name")
-            contents = {content_of(job): job.id for job in state.jobs.values() if job.status in (PENDING, RUNNING, COMPLETED)} if any(
-                draft.asked.unique for draft in drafts) else {}
+            for other in state.jobs.values() if groups else ():         # a group's jobs share its limit and its hold
+                if other.group in groups and other.user != caller.user:
+                    raise NexusError("forbidden", f"the group {other.group} is {other.user}'s", "take another name")
+            compared = state.jobs.values() if any(draft.asked.unique for draft in drafts) else ()
+            contents = {content_of(job): job.id for job in compared if job.status in (PENDING, RUNNING, COMPLETED)}
             for draft in drafts:
-                told = {**draft.asked.job, **{name: getattr(draft.asked, name) for name in fields_of(Asked)}, "dry_run": False}
-                content = hash_text(json.dumps(told, sort_keys=True))[:32] if draft.job.id else ""
+                asked = {name: getattr(draft.asked, name) for name in fields_of(Asked)}
+                text = json.dumps({**draft.asked.job, **asked, "dry_run": False}, sort_keys=True)
+                content = hash_text(text)[:32] if draft.job.id else ""
                 twin = state.jobs.get(draft.job.id)
                 if twin and (twin.content, twin.user) != (content, draft.job.user):
-                    raise NexusError("conflict", f"job {twin.id} is used by a different job", hint="leave the id out, or take another")
+                    raise NexusError("conflict", f"job {twin.id} is used by a different job",
+                                     "leave the id out, or take another")
                 same = twin.id if twin else contents.get(content_of(draft.job)) if draft.asked.unique else None
                 if same:
                     known.append(same)
@@ -9546,8 +9555,8 @@ class Admission(Part):
         except DryRun as tried:
             added, made = tried.args[0], []
         if made:
-            self.log.info("%s added by %s: %s", f"Job {made[0].id}" if len(made) == 1 else format_count(len(made), "job"),
-                          caller.name, format_line(made[0].command, 300) + (" ..." if len(made) > 1 else ""))
+            what, more = (f"Job {made[0].id}", "") if len(made) == 1 else (format_count(len(made), "job"), " ...")
+            self.log.info("%s added by %s: %s%s", what, caller.name, format_line(made[0].command, 300), more)
             self.service.wake()
         return added
 
@@ -9565,7 +9574,7 @@ class Admission(Part):
             if count >= most:
                 raise NexusError("queue_full", f"the queue is full: {count} jobs{whose} are pending, {key} is {most}",
                                  hint=f"wait for some to end, or raise [jobs] {key}")
-        parents, others = ([find_own_job(state, parent, caller) for parent in ids] for ids in (job.after, job.after_any))
+        parents, others = ([find_own_job(state, one, caller) for one in ids] for ids in (job.after, job.after_any))
         if job.environment not in state.environments and draft.variables is not None:
             yield Put("environments", job.environment, draft.variables)
         group = state.groups.get(job.group or "")
@@ -9598,18 +9607,19 @@ class Admission(Part):
         config, said = self.config.jobs, asked.job
         machines = [self.service.node, *self.service.pool.nodes]
         if asked.node is not None and asked.node not in machines:
-            refuse(f"there is no node {asked.node}", hint=suggest(asked.node, machines) or "nexus node list")
+            refuse(f"there is no node {asked.node}", suggest(asked.node, machines) or "nexus node list")
         if asked.llm and not config.llm_config:
-            refuse(f"llm {format_line(asked.llm, 40)}: [jobs] llm_config is not set", hint="set [jobs] llm_config in config.toml")
+            refuse(f"llm {format_line(asked.llm, 40)}: [jobs] llm_config is not set",
+                   "set [jobs] llm_config in config.toml")
         defaults = {"id": "", "retries": config.retries, "gpus": config.default_gpus, "cwd": os.path.expanduser("~")}
         named = re.search(LLM_OPTION, said["command"])
         model = asked.llm or (named and named[1])
         if config.llm_config and model and "gpus" not in said:
             defaults["gpus"] = find_llm_share(config.llm_config, model)
         begin_at = parse_begin(asked.begin, self.clock.now()) if asked.begin else None
-        job = Job(**{**defaults, **said}, user=user, created_at=0.0, queue_key=(), environment=digest, content="", begin_at=begin_at,
-                  env_digest=hash_text(json.dumps(asked.env, sort_keys=True))[:16] if asked.env else None,
-                  only_node="" if asked.node == self.service.node else asked.node)
+        env_digest = hash_text(json.dumps(asked.env, sort_keys=True))[:16] if asked.env else None
+        job = Job(**{**defaults, **said}, user=user, created_at=0.0, queue_key=(), environment=digest, content="",
+                  begin_at=begin_at, env_digest=env_digest, only_node="" if asked.node == self.service.node else asked.node)
         self.check_job(job)
         return job
 
@@ -9635,10 +9645,9 @@ class Admission(Part):
 
     def check_ever_runs(self, job: Job) -> None:
         """Raises: usage, when no machine can ever run the job.  A job passes while a machine's GPUs are unknown."""
-        obstacle = find_slurm_obstacle(job) if self.service.is_slurm else None
-        if obstacle:
-            refuse(f"the job {obstacle.detail}", hint="[jobs] launcher is \"slurm\"; the kind of GPU is chosen by [slurm] partition, "
-                   "or by extra_args = [\"--constraint=a100\"]")
+        if self.service.is_slurm and (obstacle := find_slurm_obstacle(job)):
+            refuse(f"the job {obstacle.detail}", "[jobs] launcher is \"slurm\"; the kind of GPU is chosen by "
+                   "[slurm] partition, or by extra_args = [\"--constraint=a100\"]")
         if self.service.is_slurm or not job.gpus:
             return
         self.service.gpu_watch.first_probe.wait(2.0)
@@ -9673,22 +9682,22 @@ class Admission(Part):
     def cancel(self, choice: Choice, caller: Caller, signal: str | None = None) -> list[str]:
         """Remove pending jobs from the queue and stop running jobs; return the ids of the jobs that end.
 
-        Finished jobs are skipped; a single named job that does not have `choice.status` is a conflict.  If any unfinished
-        named job does not have it, no job is ended.  Jobs of a group or status end 1,000 at a time, so that other
-        requests get a turn.
+        Finished jobs are skipped; a single named job that does not have `choice.status` is a conflict.  If any
+        unfinished named job does not have it, no job is ended.  Jobs of a group or status end 1,000 at a time, so that
+        other requests get a turn.
         Raises: not_found, forbidden, conflict.
         """
         now, statuses, ended = self.clock.now(), choice.status or (PENDING, RUNNING), dict[str, None]()
         found: list[Job] = self.store.read(lambda state: list(choose_jobs(state, choice, caller)))
         withdrawn = {job.current.slurm_key for job in found if job.current.slurm_id and job.status == PENDING
                      and PENDING in statuses and is_withdrawn(job, self.layout.job_folder(job.id))}
-
         if signal and any(job.current.slurm_id for job in found):
-            raise NexusError("conflict", "Slurm sends its own signals to the jobs that it runs", hint="leave the signal out")
+            raise NexusError("conflict", "Slurm sends its own signals to the jobs that it runs", "leave the signal out")
 
         def stop(state: State) -> Changes:
             jobs = choose_jobs(state, choice, caller)
-            left = [job for job in jobs if job.status not in FINAL and job.id not in ended][:None if choice.ids else ENDED_AT_ONCE]
+            left = [job for job in jobs if job.status not in FINAL and job.id not in ended]
+            left = left if choice.ids else left[:ENDED_AT_ONCE]
             if choice.ids and choice.status:
                 for job in jobs if len(jobs) == 1 else left:
                     check_status(job, statuses, "nothing was done to the others" if len(jobs) > 1 else "")
@@ -9724,13 +9733,14 @@ class Admission(Part):
             for job in find(state):
                 check_status(job, FINAL, "only a finished one can be run again")
                 check_status(job, choice.status or FINAL, "nothing was done")
-                after, after_any = (dict.fromkeys(find_retried(state, parent) for parent in parents if parent in state.jobs)
-                                    for parents in (job.after, job.after_any))
-                after = dict.fromkeys(parent for parent in after if state.jobs[parent].status not in (FAILED, CANCELLED))
+                after, after_any = (
+                    tuple(dict.fromkeys(find_retried(state, parent) for parent in parents if parent in state.jobs))
+                    for parents in (job.after, job.after_any))
+                after = tuple(parent for parent in after if state.jobs[parent].status not in (FAILED, CANCELLED))
                 # check_priority(): only the owner may give a priority above normal.
                 priority = job.priority if caller.is_owner else max(job.priority, PRIORITIES["normal"])
-                again = Job(**{**{name: getattr(job, name) for name in KEPT}, "after": tuple(after), "after_any": tuple(after_any),
-                               "priority": priority, **change},
+                kept = {name: getattr(job, name) for name in KEPT}
+                again = Job(**{**kept, "after": after, "after_any": after_any, "priority": priority, **change},
                             id="", created_at=now, queue_key=(), content="")
                 new = yield from self.add_job(state, Draft(again, None, Asked({})), caller, now)
                 yield change_job(job, retried_as=new.id)
@@ -9761,8 +9771,8 @@ class Admission(Part):
             if job.current.slurm_key is not None:
                 there = job.current.slurm_id or "one that is just being submitted"
                 raise NexusError("conflict", f"Slurm has job {job.id} as {there}, and orders it among its own",
-                                 f"there: scontrol top {job.current.slurm_id or 'ID'}; [slurm] max_submitted says how many "
-                                 "it gets at once")
+                                 f"there: scontrol top {job.current.slurm_id or 'ID'}; [slurm] max_submitted says how "
+                                 "many it gets at once")
             if change:
                 check_gpus(replace(job, **change))          # another request may have changed the job
                 place = {"queue_key": (0, change["priority"], job.number)} if "priority" in change else {}
@@ -9786,7 +9796,8 @@ class Admission(Part):
             yield Put("groups", name, replace(
                 group, hold=why, failures=0 if group.hold and not is_paused else group.failures))
 
-        self.service.change(hold, "%s %s by %s", f"Group {name}" if name else "Queue", "paused" if is_paused else "resumed", who)
+        what = f"Group {name}" if name else "Queue"
+        self.service.change(hold, "%s %s by %s", what, "paused" if is_paused else "resumed", who)
         self.store.checkpoint_wanted.set()                  # other programs read and edit state.json
 
 
@@ -9799,8 +9810,8 @@ class GpuWatch(Part):
         super().__init__(service)
         self.first_probe = threading.Event()
         inventory: Sequence[tuple[int, str, str, float | None]] = self.store.read(lambda state: state.inventory)
-        self.observation = Observation(tuple(Gpu(*row) for row in inventory if row[1].startswith("MOCK-") == self.machine.is_mock),
-                                       "nvidia-smi has not answered yet", SMI_SLOW_HINT, 0.0, 0.0)
+        known = tuple(Gpu(*row) for row in inventory if row[1].startswith("MOCK-") == self.machine.is_mock)
+        self.observation = Observation(known, "nvidia-smi has not answered yet", SMI_SLOW_HINT, 0.0, 0.0)
         self.latest = self.observation                      # from probe_gpus(); the loop copies it
         self.gpus: tuple[Gpu, ...] = ()                     # as the scheduler sees them
         self.released_at: dict[str, float] = {}             # {GPU uuid: monotonic time when a job of ours left it}
@@ -9827,12 +9838,12 @@ class GpuWatch(Part):
 
         gpu = wait_until(find, 0.0 if self.observation.began_at else FIRST_LOOK_S, clock=self.clock)
         if gpu is None:
-            raise NexusError("not_found", f"there is no GPU {index}{f' on {node}' if node else ''}", hint="nexus shows them")
+            raise NexusError("not_found", f"there is no GPU {index}{f' on {node}' if node else ''}", "nexus shows them")
         uuid, place, is_there = gpu.uuid, gpu.place, gpu.node and gpu.is_paused
 
         def pause(state: State) -> Changes:
             if is_there and not is_paused and uuid not in state.paused_gpus:
-                raise NexusError("conflict", f"GPU {place} is paused by {node}'s own nexus", hint=f"there: nexus resume {index}")
+                raise NexusError("conflict", f"GPU {place} is paused by {node}'s own nexus", f"there: nexus resume {index}")
             others = tuple(other for other in state.paused_gpus if other != uuid)
             yield Put("facts", "paused_gpus", (*others, uuid) if is_paused else others)
             yield Put("facts", "pause_reasons", tuple(pair for pair in state.pause_reasons if pair[0] != uuid))
@@ -9887,11 +9898,12 @@ class GpuWatch(Part):
             is_told = bool(processes) and all(process.memory_mib is not None for process in processes)
             mean, peak = find_utilization(self.history.get(gpu.uuid, ()))
             is_unknown = was_left and not is_told and not self.config.gpu.min_free_mem_mib
+            jobs = dict.fromkeys(process.job_id for process in processes if process.job_id)
+            settled = (job_id for job_id in jobs
+                       if self.clock.monotonic() - self.find_usage(job_id).grown_at >= SETTLED_S)
             gpus.append(replace(
                 gpu, memory_used_mib=None if is_unknown else gpu.memory_used_mib, processes=processes,
-                lease_holder=self.lease_holders.get(gpu.uuid),
-                settled=tuple(job_id for job_id in dict.fromkeys(process.job_id for process in processes if process.job_id)
-                              if self.clock.monotonic() - self.find_usage(job_id).grown_at >= SETTLED_S),
+                lease_holder=self.lease_holders.get(gpu.uuid), settled=tuple(settled),
                 utilization_mean=mean, utilization_peak=peak))
         if [describe_for_event(gpu) for gpu in gpus] != [describe_for_event(gpu) for gpu in self.gpus]:
             self.store.events.publish([("gpus", None)])
@@ -9914,8 +9926,9 @@ class GpuWatch(Part):
         """Add the readings of these GPUs; drop readings over an hour old, and those of GPUs that are gone."""
         now, new = self.clock.monotonic(), {gpu.uuid: gpu for gpu in gpus}
         readings = {uuid: [(now, gpu.memory_used_mib, gpu.utilization)] for uuid, gpu in new.items()}
-        self.history = {gpu.uuid: (*(reading for reading in self.history.get(gpu.uuid, ()) if now - reading[0] < HISTORY_S),
-                                   *readings.get(gpu.uuid, ())) for gpu in self.all_gpus()}
+        self.history = {gpu.uuid: (
+            *(reading for reading in self.history.get(gpu.uuid, ()) if now - reading[0] < HISTORY_S),
+            *readings.get(gpu.uuid, ())) for gpu in self.all_gpus()}
 
     def find_usage(self, job_id: str) -> JobUsage:
         return self.usage.get(job_id, JobUsage())
@@ -9927,7 +9940,8 @@ class GpuWatch(Part):
             loads = [gpu.utilization for gpu in gpus if gpu.utilization is not None]
             self.usage[job.id] = self.find_usage(job.id).add(members.get(job.id, ()), used, loads, self.clock.monotonic())
         limit_mib = self.config.jobs.max_memory_gb * 1024 or float("inf")
-        self.large = {(job.id, job.attempt): members[job.id] for job in running if (self.usage[job.id].rss_mib or 0.0) > limit_mib}
+        self.large = {(job.id, job.attempt): members[job.id] for job in running
+                      if (self.usage[job.id].rss_mib or 0.0) > limit_mib}
         if self.large:
             self.pss_worker.wanted.set()
 
@@ -9956,7 +9970,8 @@ class GpuWatch(Part):
         """Return why the GPUs cannot be read, or that nvidia-smi takes much longer than before; or None."""
         seen = self.observation
         silent_s = self.clock.monotonic() - seen.began_at - seen.took_s
-        longest_s = max(self.config.service.refresh_rate_seconds, PROBE_BACKOFF_FACTOR * seen.took_s) + max(SMI_WAIT_S, 2 * seen.took_s)
+        pause_s = max(self.config.service.refresh_rate_seconds, PROBE_BACKOFF_FACTOR * seen.took_s)
+        longest_s = pause_s + max(SMI_WAIT_S, 2 * seen.took_s)
         return seen.trouble or (f"nvidia-smi has not answered for {silent_s:.0f} s" if silent_s > longest_s else None)
 
     def all_gpus(self) -> tuple[Gpu, ...]:
@@ -9966,7 +9981,8 @@ class GpuWatch(Part):
     def see_gpus(self, state: State) -> list[Gpu]:
         """Return all_gpus() with `is_paused` as in `state`."""
         reasons, paused = dict(state.pause_reasons), state.paused_gpus
-        return [replace(gpu, is_paused=True, pause_reason=reasons.get(gpu.uuid)) if gpu.uuid in paused else gpu for gpu in self.all_gpus()]
+        return [replace(gpu, is_paused=True, pause_reason=reasons.get(gpu.uuid)) if gpu.uuid in paused else gpu
+                for gpu in self.all_gpus()]
 
     def guard_gpus(self, ended: Sequence[Job]) -> None:
         """Pause each GPU where jobs fail that run well elsewhere; never the last usable GPU."""
@@ -10183,7 +10199,7 @@ class History(Part):
         Raises: usage, not_found, forbidden, conflict, unavailable.
         """
         if not set(choice.status or FINAL) <= set(FINAL):
-            refuse(f"only finished jobs can be cleared: {', '.join(FINAL)}", hint="nexus cancel ends jobs that wait or run")
+            refuse(f"only finished jobs can be cleared: {', '.join(FINAL)}", "nexus cancel ends jobs that wait or run")
 
         def find(state: State) -> list[str]:
             jobs = choose_jobs(state, choice, caller)
@@ -10197,8 +10213,9 @@ class History(Part):
         while not self.trimmer.thread.is_alive() and self.cleared and not self.trim_history():
             pass
         if not wait_until(lambda: not self.cleared, CLEAR_TIMEOUT_S):
-            raise NexusError("unavailable", f"{format_count(len(self.cleared), 'job')} are not removed yet: the disk is slow, or full",
-                             hint="they go as soon as that is possible; see nexus health")
+            left = format_count(len(self.cleared), "job")
+            raise NexusError("unavailable", f"{left} are not removed yet: the disk is slow, or full",
+                             "they go as soon as that is possible; see nexus health")
         return ids
 
     def trim_history(self) -> float:
@@ -10209,7 +10226,8 @@ class History(Part):
         limit = self.config.state.history_limit
 
         def choose(state: State) -> list[Job]:
-            finished = {job_id for job_id in list(self.cleared) if job_id in state.jobs and state.jobs[job_id].status in FINAL}
+            finished = {job_id for job_id in list(self.cleared)
+                        if job_id in state.jobs and state.jobs[job_id].status in FINAL}
             for job_id in self.cleared.keys() - finished:   # already gone; a new job may have this id
                 del self.cleared[job_id]
             cleared = [state.jobs[job_id] for job_id in list(self.cleared)[:TRIMMED_AT_ONCE]]
@@ -10935,7 +10953,8 @@ NEVER_HINTS = {"gpus": "ask for fewer; --gpus 0 runs a job without one", "gpu_id
                "gpu_mem_mib": "ask for less; more GPUs share it: --gpus 2"}
 
 
-def stop_job(state: State, job: Job, who: str, now: float, withdrawn: Iterable[str | None] = (), signal: str | None = None) -> Changes:
+def stop_job(state: State, job: Job, who: str, now: float, withdrawn: Iterable[str | None] = (),
+             signal: str | None = None) -> Changes:
     """Yield the changes that end a pending job or stop a running one.  A job in submission stops once Slurm has it."""
     if job.status == PENDING and job.current.slurm_key in (None, *withdrawn):
         yield from end_job(state, job, CANCELLED, now, cause="killed", stop_by=who)
@@ -10969,7 +10988,8 @@ def choose_jobs(state: State, choice: Choice, caller: Caller) -> list[Job]:
         named = [find_own_job(state, job_id, caller) for job_id in dict.fromkeys(choice.ids)]
         for job in named:
             if choice.group is not None and choice.group != (job.group or ""):
-                raise NexusError("conflict", f"job {job.id} is not of group '{format_line(choice.group, 60)}'", hint="nothing was done")
+                raise NexusError("conflict", f"job {job.id} is not of group '{format_line(choice.group, 60)}'",
+                                 "nothing was done")
         return named
     if choice.group:
         check_group(state, choice.group, caller)
@@ -10981,7 +11001,8 @@ def find_own_job(state: State, job_id: str, caller: Caller) -> Job:
     job = state.jobs.get(job_id)
     if job is None and len(job_id) <= 4:
         import itertools
-        spelled = {"".join(letters) for letters in itertools.product(*({letter.lower(), letter.upper()} for letter in job_id))}
+        cases = ({letter.lower(), letter.upper()} for letter in job_id)
+        spelled = map("".join, itertools.product(*cases))
         fitting = [state.jobs[each] for each in spelled if each in state.jobs]
         job = fitting[0] if len(fitting) == 1 else None
     if job is None:
@@ -10989,7 +11010,8 @@ def find_own_job(state: State, job_id: str, caller: Caller) -> Job:
             f"for what runs on GPU {job_id}: nexus kill {job_id}; nexus jobs lists ids" if re.fullmatch(GPU_PLACE, job_id) else
             suggest(job_id, state.jobs) if len(state.jobs) < 500 else "") or "nexus jobs lists them")
     if not caller.may_see(job.user):
-        raise NexusError("forbidden", f"job {job.id} is {job.user}'s", hint=f"{caller.user}'s own: nexus jobs --user {caller.user}")
+        raise NexusError("forbidden", f"job {job.id} is {job.user}'s",
+                         f"{caller.user}'s own: nexus jobs --user {caller.user}")
     return job
 
 
@@ -10999,14 +11021,16 @@ def check_quotes(command: str) -> None:
         done = run(["bash", "-p", "-n", "-c", "--", command], 5)
         if done.exit_code:
             why = re.sub(r"^bash: (-c: )?(line [0-9]+: )?", "", done.output.strip().split("\n")[0])
-            refuse(f"bash cannot read the command: {format_line(why, 200)}", hint="close each quote; to try it: bash -n -c …")
+            refuse(f"bash cannot read the command: {format_line(why, 200)}",
+                   "close each quote; to try it: bash -n -c …")
 
 
 def check_status(job: Job, statuses: Container[str], rule: str) -> Job:
     """Return the job if its status is one of `statuses`.  Raises: conflict."""
     if job.status not in statuses:
         hint = {PENDING: f"take it out of the queue: nexus remove {job.id}", RUNNING: f"stop it: nexus kill {job.id}"}
-        raise NexusError("conflict", f"job {job.id} is {job.status}{rule and '; '}{rule}", hint.get(job.status, f"nexus show {job.id}"))
+        raise NexusError("conflict", f"job {job.id} is {job.status}{rule and '; '}{rule}",
+                         hint.get(job.status, f"nexus show {job.id}"))
     return job
 
 
