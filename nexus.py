@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     T = TypeVar("T")
     Schema = Mapping[str, Any]
     Told = Mapping[str, Any]                    # an object of the API
-    Metric = tuple[Any, ...]                    # name, help, key of what Views.measure() says or function of it, names of labels
+    Metric = tuple[Any, ...]                    # name, help, key in Views.measure()'s values or a function, label names
 
     def field(schema: Schema, help: str = "", marks: str = "", *, default: Any = ..., **facts: Any) -> Any: ...
 
@@ -99,11 +99,11 @@ class Field:
     flag = metavar = like = ""                  # its option of the command line, `--gpus N`, and an example of the text
     text: Schema | None = None                  # a text that may be given instead, of which `parse` makes JSON
     parse: Callable[[str], Any] | None = None   # what makes JSON of a text; None: the type of `schema` says it
-    convert: Callable[[Any], Any] | None = None                 # what makes of JSON what is kept
-    getter: Callable[..., Any] | None = None    # what finds it in a value, where that is not its name
-    asked = kept = sent = False                 # whoever submits a job may say it; a retry has it too; a node is sent it
+    convert: Callable[[Any], Any] | None = None                 # makes the kept value of a JSON value
+    getter: Callable[..., Any] | None = None    # finds it in a value that does not have it under this name
+    asked = kept = sent = False                 # a submission may set it; a retry takes it over; a node gets it
     form = False                                # it is in the first part of the page's form
-    hidden = public = brief = False             # nobody sees it; others than its owner see it too; GET /status has it
+    hidden = public = brief = False             # no reply has it; other users see it too; GET /status has it
     place = ""                                  # where a parameter of a call is: "path", "query" or "header"
 
     def __init__(self, schema: Schema, help: str = "", marks: str = "", flag: str = "", **facts: Any) -> None:
@@ -134,7 +134,7 @@ def replace(old: T, **changes: Any) -> T:
 
 # ==== 1. ERRORS ==== one exception, and a table of what it means outside
 # Whoever finds a fault says what was tried, on what, and why it failed (message), and what to type or check next
-# (hint).  MAIN prints the two and exits with the kind's code; SERVER sends them with its HTTP status; CLIENT raises
+# (hint).  MAIN prints both and exits with the kind's code; SERVER sends them with the kind's HTTP status; CLIENT raises
 # them again.
 
 KINDS = {                            # kind: (exit code, HTTP status, what it means)
@@ -166,19 +166,19 @@ class NexusError(Exception):
 
 
 def decode_error(told: object, otherwise: str = "") -> NexusError:
-    """The error that to_json() told of.  `otherwise`: its message, when it was not told by a nexus."""
+    """The error that to_json() encoded; `otherwise`: its message if no nexus sent it."""
     told = told if isinstance(told, dict) else {}
     kind = told.get("error")
-    return NexusError(kind if isinstance(kind, str) and kind in KINDS else "internal", str(told.get("message", otherwise)),
-                      str(told.get("hint", "")))
+    return NexusError(kind if isinstance(kind, str) and kind in KINDS else "internal",
+                      str(told.get("message", otherwise)), str(told.get("hint", "")))
 
 
 # ==== 2. TEXT ==== durations, sizes, times, ids, numbers: parse_ from text, format_ to text
 
 ID_LETTERS = "ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"      # base58 without its digits
-# Patterns are compiled when one is needed first: `nexus add` needs few.
+# Patterns are compiled when they are first needed: `nexus add` needs few.
 ID_PATTERN = f"[{ID_LETTERS}]{{3,4}}"
-CONTROL = "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]"     # with those that turn a line's direction
+CONTROL = "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]"     # and what changes a line's direction
 MAX_ARGUMENT_BYTES = 128 * 1024 - 1        # Linux refuses to exec with a longer one (MAX_ARG_STRLEN)
 
 
@@ -191,7 +191,7 @@ def format_duration(seconds: float) -> str:
 
 
 def format_limit(seconds: float) -> str:
-    """A time limit, and what is held against it: below 10 s one decimal, where it is not whole."""
+    """A time limit, or a time compared with it: below 10 s with a decimal, unless it is whole."""
     return format_duration(seconds) if seconds >= 10 else f"{max(0.0, seconds):.2g}s"
 
 
@@ -208,22 +208,22 @@ def parse_time(text: str) -> float:
 
 
 def format_gb(mib: float | None) -> str | None:
-    """Memory in whole GB as the API shows it, `24GB`; None when it is not known."""
+    """Memory in whole GB as the API shows it, `24GB`; None if unknown."""
     return None if mib is None else f"{mib / 1024:.0f}GB"
 
 
 def format_memory(mib: float) -> str:
-    """`16GB`, `1.5GB` or, below one, `500MB`."""
+    """`16GB`, `1.5GB`; below 1 GB, `500MB`."""
     return f"{mib:.0f}MB" if mib < 1024 else format_known(mib / 1024, "GB") if mib < 102400 else f"{mib / 1024:.0f}GB"
 
 
 def format_known(number: float | None, unit: str, decimals: int = 1) -> str:
-    """`2GB`, `0.5GB`: without decimals that say nothing."""
+    """`2GB`, `0.5GB`: no zeros after the point."""
     return "unknown" if number is None else f"{number:.{decimals}f}".rstrip("0").rstrip(".") + unit
 
 
 def format_memories(mib: float, other_mib: float) -> tuple[str, str]:
-    """Two that a sentence compares: in MB where they differ and would look the same."""
+    """Two sizes that a sentence compares: in MB if they differ but would look the same."""
     shown = format_memory(mib), format_memory(other_mib)
     return shown if shown[0] != shown[1] or mib == other_mib else (f"{mib:.0f}MB", f"{other_mib:.0f}MB")
 
@@ -234,7 +234,7 @@ def format_count(count: int, noun: str) -> str:
 
 
 def list_some(words: Sequence[str], most: int) -> list[str]:
-    """The first of them, and how many more there are."""
+    """The first `most` of them, and how many more there are."""
     return [*words[:most], *([f"and {len(words) - most} more"] if words[most:] else [])]
 
 
@@ -243,10 +243,10 @@ def join_some(words: Sequence[str], most: int = 20, mark: str = ", ") -> str:
 
 
 def format_line(text: str, width: int = 0) -> str:
-    """Text as one harmless line for a terminal: control characters shown as blanks, cut at `width` columns if that is given."""
+    """Text as one harmless line for a terminal: control characters become blanks; cut at `width` columns unless 0."""
     if not width and text.isprintable():
         return text
-    line = re.sub(CONTROL, " ", text[: 4 * width] if width else text)        # a letter and three marks take one column
+    line = re.sub(CONTROL, " ", text[: 4 * width] if width else text)        # a letter and three marks are one column
     if not width or (len(text) == len(line) and count_columns(line) <= width):
         return line
     line = line[: max(1, width - 1)]
@@ -256,7 +256,7 @@ def format_line(text: str, width: int = 0) -> str:
 
 
 def cut_middle(text: str, width: int) -> str:
-    """The same for a command: what it runs stands at its beginning, and what tells it from others mostly at its end."""
+    """The same for a command, cut in its middle: its beginning names the program, its end tells it from others."""
     line = format_line(text)
     if not width or count_columns(line) <= width:
         return line
@@ -268,11 +268,12 @@ def cut_middle(text: str, width: int) -> str:
 
 
 def count_columns(text: str) -> int:
-    """How many columns of a terminal a line takes."""
+    """How many columns of a terminal a line has."""
     if text.isascii():
         return len(text)
     import unicodedata
-    return sum(0 if unicodedata.combining(letter) else 2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in text)
+    return sum(0 if unicodedata.combining(letter) else 2 if unicodedata.east_asian_width(letter) in "WF" else 1
+               for letter in text)
 
 
 DURATION_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
@@ -280,16 +281,16 @@ MEMORY_UNITS = {"M": 1, "G": 1024, "T": 1024 * 1024}        # in MiB
 
 
 def parse_duration(text: str) -> float:
-    """Seconds of what DURATION_TEXT allows, or a number: `45s`, `1.5h`, `2h 30m`, `1:30:00`, `90`."""
+    """Seconds of text as DURATION_TEXT allows, or a number: `45s`, `1.5h`, `2h 30m`, `1:30:00`, `90`."""
     if ":" in text:
         return sum(int(part) * size for part, size in zip(text.split(":"), (3600, 60, 1)))
     return sum(float(number) * DURATION_UNITS[unit] for number, unit in re.findall("([0-9.]+) ?([smhdw]?)", text))
 
 
 def parse_begin(text: str, now: float) -> float:
-    """UTC epoch seconds of `+2h`, from now; of `22:00`, the next on the local clock; of `2024-10-24 22:00`, local, or with Z in UTC.
+    """UTC epoch seconds of a time of starting.  Raises: usage.
 
-    Raises: usage.
+    `+2h`: from now.  `22:00`: the next one of the local clock.  `2024-10-24 22:00`: local; in UTC with a Z.
     """
     import datetime
     if text.startswith("+"):
@@ -297,22 +298,24 @@ def parse_begin(text: str, now: float) -> float:
     day, _, clock = text.rstrip("Z").replace("T", " ").rpartition(" ")
     here = datetime.datetime.fromtimestamp(now)
     try:
-        at = datetime.datetime.strptime(f"{day or here.date()} {clock}", "%Y-%m-%d %H:%M" + ":%S" * (clock.count(":") > 1))
+        at = datetime.datetime.strptime(
+            f"{day or here.date()} {clock}", "%Y-%m-%d %H:%M" + ":%S" * (clock.count(":") > 1))
         if not day and at <= here:
             at += datetime.timedelta(days=1)
         return at.replace(tzinfo=datetime.timezone.utc if text.endswith("Z") else None).timestamp()
     except (ValueError, OverflowError, OSError):
-        refuse(f"begin: there is no time {format_line(text, 40)}", hint="like 22:00, +2h, 2024-10-24 22:00 or 2024-10-24T15:30:15Z")
+        refuse(f"begin: there is no time {format_line(text, 40)}",
+               hint="like 22:00, +2h, 2024-10-24 22:00 or 2024-10-24T15:30:15Z")
 
 
 def parse_memory(text: str) -> int:
-    """MiB of what SIZE_TEXT allows: `500M`, `10G`, `1.5GB`, `10GiB`."""
+    """MiB of text as SIZE_TEXT allows: `500M`, `10G`, `1.5GB`, `10GiB`."""
     number, unit = re.findall("([0-9.]+) ?(.)", text)[0]
     return round(float(number) * MEMORY_UNITS[unit.upper()])
 
 
 def guess_number(text: str) -> float | str:
-    """What is no number stays a text: whoever checks it says what it should be."""
+    """A text that is no number is returned as it is, for the schema's check to refuse."""
     if not re.fullmatch(r"-?([0-9]{1,12}(\.[0-9]{0,9})?|\.[0-9]{1,9})(e[+-]?[0-9]{1,2})?", text):
         return text
     return int(text) if text.lstrip("-").isdigit() else float(text)
@@ -323,9 +326,10 @@ def format_indices(indices: Iterable[int]) -> str:
 
 
 def format_ranges(indices: Iterable[int]) -> str:
-    """Ascending ones as parse_indices() takes them: `0-3,5`."""
+    """Ascending indices as parse_indices() reads them: `0-3,5`."""
     import itertools
-    runs = [[index for _, index in run] for _, run in itertools.groupby(enumerate(indices), lambda pair: pair[1] - pair[0])]
+    runs = [[index for _, index in run]
+            for _, run in itertools.groupby(enumerate(indices), lambda pair: pair[1] - pair[0])]
     return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
@@ -335,7 +339,7 @@ MAX_GPUS = 1024                             # of one job
 def parse_indices(text: str) -> tuple[int, ...]:
     """GPU indices of `0`, `0-3,5`: ascending, each once.  Raises: usage."""
     found: set[int] = set()
-    for part in text.split(",", MAX_GPUS):                  # whoever may submit a job can send megabytes
+    for part in text.split(",", MAX_GPUS):                  # a submission may have megabytes
         match = re.fullmatch(r"(\d{1,4})(?:\s*-\s*(\d{1,4}))?", part.strip())
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
         found.update(range(first, last + 1))
@@ -354,9 +358,9 @@ def refuse(message: str, hint: str = "see nexus help add") -> NoReturn:
 
 
 def suggest(word: str, known: Iterable[str]) -> str:
-    """`did you mean 'abc'?`, or nothing when no known word is near."""
+    """`did you mean 'abc'?`, or "" if no known word is similar."""
     import difflib
-    near = difflib.get_close_matches(word, list(known), n=1) if len(word) <= 100 else []     # of megabytes it would make gigabytes
+    near = difflib.get_close_matches(word, list(known), n=1) if len(word) <= 100 else []    # longer needs much memory
     return f"did you mean '{near[0]}'?" if near else ""
 
 
@@ -378,14 +382,14 @@ def parse_json(text: str | bytes, what: str) -> Any:
 
 
 # ==== 3. SCHEMA ==== check(schema, value, name); every key of config.toml with its default, its check and its comment
-# A schema is a dict of the small part of JSON Schema that nexus uses; openapi.json shows the dicts that check.  A value
-# class whose fields are made by field() or optional() is a table: each row has its schema, its meaning and its marks.
+# A schema is a dict in the small part of JSON Schema that nexus uses; openapi.json shows the same dicts.  A value class
+# whose fields are made by field() or optional() is a table: each row has a schema, a help text and marks.
 
 JSON_TYPES: Mapping[type, Sequence[str]] = {
     str: ("string",), bool: ("boolean",), int: ("integer", "number"), float: ("number",), type(None): ("null",),
     list: ("array",), tuple: ("array",), dict: ("object",)}
-LONE_SURROGATE = "[\ud800-\udc7f\udd00-\udfff]"      # unprintable; the others stand for bytes that are no UTF-8
-MAX_FAULTS = 20                 # of one thing; no more are looked for: whoever may submit a job can send millions
+LONE_SURROGATE = "[\ud800-\udc7f\udd00-\udfff]"      # unprintable; other surrogates stand for bytes that are not UTF-8
+MAX_FAULTS = 20                 # of one value; then it is not checked further: a submission may have millions
 NO_NUL = "[^\\x00]"
 NOTHING = {"type": "null"}
 
@@ -403,7 +407,7 @@ def WORD(*words: str) -> Schema:
 
 
 def PATTERN(pattern: str, title: str, **more: Any) -> Schema:
-    """A text of this form; `title` says in words what it must be."""
+    """A text that matches; `title` says in words what it must be."""
     return {"type": "string", "pattern": pattern, "title": title, **more}
 
 
@@ -414,13 +418,13 @@ def LIST(items: Schema, least: int = 0, most: int | None = None) -> Schema:
 
 
 def NULL(schema: Schema) -> Schema:
-    """This or null."""
+    """A value of `schema`, or null."""
     options = schema.get("anyOf", [schema])
     return schema if NOTHING in options else {"anyOf": [*options, NOTHING]}
 
 
 def OBJECT(rows: Mapping[str, Field], title: str, null: bool = True, **more: Any) -> Schema:
-    """An object whose keys are these rows.  `null`: in place of a key that may be left out."""
+    """An object with these rows as keys.  `null`: an optional key may be null."""
     required = more.get("required", [name for name, row in rows.items() if row.default is ...])
 
     def describe(name: str, row: Field) -> Schema:
@@ -437,13 +441,14 @@ FLAG: Schema = {"type": "boolean"}
 TEXT = PATTERN(f"^{NO_NUL}*$", "a text without NUL")
 TEXTS = LIST(TEXT)
 JOB_ID = PATTERN(f"^{ID_PATTERN}$", "3 or 4 letters of the base58 alphabet (no digits, no I, O, l)", examples=["abc"])
-LINE = PATTERN("^[^C]*[^\\sC][^C]*$".replace("C", CONTROL[1:-1]), "one line of at most 200 bytes", **{"x-max-bytes": 200})
+LINE = PATTERN(
+    "^[^C]*[^\\sC][^C]*$".replace("C", CONTROL[1:-1]), "one line of at most 200 bytes", **{"x-max-bytes": 200})
 PATH = PATTERN(f"^/{NO_NUL}*$", "an absolute path", **{"x-max-bytes": 4095})
 SECONDS = NUMBER(0, 31536000)
 
 
 def check(schema: Schema, given: Any, name: str) -> Any:
-    """What is given as nexus keeps it: lists as tuples, 2.0 as 2 for a whole number.  Raises: usage, all faults."""
+    """The checked value: lists become tuples, and 2.0 becomes 2 as a whole number.  Raises: usage, with all faults."""
     faults: list[tuple[str, str]] = []
     kept = fit(schema, given, name, faults)
     if faults:
@@ -453,26 +458,26 @@ def check(schema: Schema, given: Any, name: str) -> Any:
 
 
 def read_object(rows: Mapping[str, Field], schema: Schema, given: Any) -> dict[str, Any]:
-    """{key: what is kept of it} of an object of these rows; null says nothing.  Raises: usage, with all faults."""
+    """{key: checked value} of an object with these rows, without nulls.  Raises: usage, with all faults."""
     kept = check(schema, given, "")
     return {key: keep(rows[key], fact, key) for key, fact in kept.items() if fact is not None and key in rows}
 
 
 def keep(row: Field, fact: Any, name: str) -> Any:
-    """What is kept of checked JSON.  Raises: usage."""
+    """The value of checked JSON.  Raises: usage."""
     if row.text and isinstance(fact, str) and row.parse:
         fact = check(row.schema, row.parse(fact), name)
     return row.convert(fact) if row.convert else fact
 
 
 def parse_field(row: Field, text: str, name: str) -> Any:
-    """What is kept of a text of the command line or of a file.  Raises: usage."""
+    """The value of a text from the command line or a file.  Raises: usage."""
     is_number = not row.text and row.schema.get("type") in ("integer", "number")
     return keep(row, check(row.text or row.schema, guess_number(text) if is_number else text, name), name)
 
 
 def fit(schema: Schema, given: Any, name: str, faults: list[tuple[str, str]]) -> Any:
-    """What check() returns.  What is wrong is put behind the other `faults`."""
+    """The checked value, as check() returns it; appends what is wrong to `faults`."""
     if len(faults) >= MAX_FAULTS:
         return given
     if "anyOf" in schema:
@@ -491,17 +496,18 @@ def fit(schema: Schema, given: Any, name: str, faults: list[tuple[str, str]]) ->
 
 
 def fits_alone(schema: Schema, given: Any, kind: type) -> bool:
-    """Whether it is what the schema says, apart from what is in it."""
-    if ("type" in schema and schema["type"] not in JSON_TYPES.get(kind, ())) or given not in schema.get("enum", [given]):
+    """Whether a value fits, without the values in it."""
+    is_other = "type" in schema and schema["type"] not in JSON_TYPES.get(kind, ())
+    if is_other or given not in schema.get("enum", [given]):
         return False
     if kind is str:
         try:
             size = len(given) if given.isascii() else len(given.encode("utf-8", "surrogateescape"))
         except UnicodeEncodeError:
             return False
-        pattern = re.sub(r"\$$", r"\\Z", schema.get("pattern", ""))      # to Python $ is also before a line's end there
+        pattern = re.sub(r"\$$", r"\\Z", schema.get("pattern", ""))      # Python's $ also matches before a last newline
         return size <= schema.get("x-max-bytes", size) and re.search(pattern, given) is not None
-    if kind is int or kind is float:            # NaN is neither less nor more
+    if kind is int or kind is float:            # NaN fails both comparisons
         fits = schema.get("minimum", given) <= given <= schema.get("maximum", given)
         return bool(fits and ("x-decimals" not in schema or abs(given - round(given, schema["x-decimals"])) < 1e-8))
     if kind is list or kind is tuple:
@@ -531,7 +537,7 @@ def fit_object(schema: Schema, given: Mapping[Any, Any], name: str, faults: list
 
 
 def fit_one_of(schema: Schema, given: Any, name: str, faults: list[tuple[str, str]]) -> Any:
-    """Of several schemas the first that fits; where the type tells which one is meant, that one's faults."""
+    """The first schema that fits.  If none does but the type points to one, its faults."""
     close: list[list[tuple[str, str]]] = []
     for option in schema["anyOf"]:
         found: list[tuple[str, str]] = []
@@ -545,12 +551,12 @@ def fit_one_of(schema: Schema, given: Any, name: str, faults: list[tuple[str, st
 
 
 def describe_fault(schema: Schema, given: Any, name: str) -> tuple[str, str]:
-    """(what is wrong, what to do about it)"""
+    """(what is wrong, a hint)"""
     near = suggest(given, schema["enum"]) if "enum" in schema and isinstance(given, str) else ""
     examples = [json.dumps(example) for example in schema.get("examples", ())]
     try:
         shown = format_line(json.dumps(given, default=str), 60)
-    except RecursionError:              # it could just be read
+    except RecursionError:              # json.loads() could read it, json.dumps() cannot write it
         shown = "something so deep"
     return (f"{name or schema.get('title')} must be {describe_schema(schema)}, not {shown}",
             near or (f"like {' or '.join(examples)}" if examples else ""))
@@ -568,12 +574,14 @@ def describe_schema(schema: Schema) -> str:
     return words + (f", each {describe_schema(schema['items'])}" if "items" in schema else "")
 
 
-# config.toml.  Its sections are tables: parser, checks, defaults, `nexus config` and the sample file are made from the rows.
+# config.toml.  Its sections are tables; the rows make the parser, checks, defaults, `nexus config` and the sample file.
 
 NODE_WORD = "[A-Za-z0-9_]"
 GPU_PLACE = r"([\w.-]+:)?[0-9]{1,4}"
-NODE_NAME = PATTERN(f"^{NODE_WORD}[A-Za-z0-9_.-]{{0,62}}$", "a name of letters, digits, `_`, `.` and `-`", examples=["n1"])
-HOST = PATTERN(f"^{NODE_WORD}[A-Za-z0-9_.:%-]{{0,252}}$", "an address, or a Host of ~/.ssh/config", examples=["10.0.0.5"])
+NODE_NAME = PATTERN(
+    f"^{NODE_WORD}[A-Za-z0-9_.-]{{0,62}}$", "a name of letters, digits, `_`, `.` and `-`", examples=["n1"])
+HOST = PATTERN(
+    f"^{NODE_WORD}[A-Za-z0-9_.:%-]{{0,252}}$", "an address, or a Host of ~/.ssh/config", examples=["10.0.0.5"])
 SSH_USER = f"{NODE_WORD}[A-Za-z0-9_.@+-]{{0,63}}"
 JUMP = PATTERN(f"^(({SSH_USER}@)?{NODE_WORD}[A-Za-z0-9_.%-]{{0,252}}(:[0-9]{{1,5}})?)?$", "[user@]host[:port]")
 KEY_FILE = PATTERN(r"^([~/][^\x00-\x1f\x7f%]{0,4000})?$", "an absolute path, or one below ~")
@@ -591,7 +599,7 @@ class ServiceConfig:
     log_backups: int = optional(5, WHOLE(0, 1000), "rotated logs kept")
     tls_cert: str = optional("", TEXT, "a PEM file, and with tls_key another: https instead of http")
     tls_key: str = optional("", TEXT, "the certificate's private key")
-    node_lost_after_seconds: float = optional(0, SECONDS, "a job on a node out of reach for so long is given up; 0 = never")
+    node_lost_after_seconds: float = optional(0, SECONDS, "jobs on a node out of reach for so long fail; 0 = never")
 
 
 @value
@@ -599,7 +607,8 @@ class StateConfig:
     state_file: str = optional("~/.nexus/state.json", TEXT, "the journal lies beside it; ~/.nexus is NEXUS_HOME")
     log_dir: str = optional("~/.nexus/logs", TEXT, "one folder for each job")
     history_limit: int = optional(
-        1000, WHOLE(1, 1000000), "finished jobs kept; then the oldest of the user with the most go, with their logs only")
+        1000, WHOLE(1, 1000000),
+        "finished jobs kept; beyond it, the oldest of the user with the most go, with their logs")
 
 
 @value
@@ -612,7 +621,8 @@ class GpuConfig:
     mem_threshold: float = optional(0.8, NUMBER(0, 1), "nor one with this fraction of its memory in use by others")
     load_threshold: float = optional(0.8, NUMBER(0, 1), "nor, for a second job on it, one with this utilization")
     lease_dir: str = optional(
-        "", TEXT, "where users' services agree on GPUs; \"\": nexus-leases in /run/lock, or in /tmp where not all may write there")
+        "", TEXT,
+        "where users' services agree on GPUs; \"\": nexus-leases in /run/lock, or in /tmp if not all may write there")
     guard_failures: int = optional(
         3, WHOLE(0, 1000), "a GPU is paused after so many quick failures in a row of jobs that run elsewhere; 0 = off")
     guard_seconds: float = optional(10, NUMBER(0, 86400), "what is quick")
@@ -621,7 +631,7 @@ class GpuConfig:
 @value
 class JobsConfig:
     launcher: str = optional(
-        "screen", WORD("screen", "direct", "slurm"), "or \"direct\": no session, so no attach; or \"slurm\": see [slurm]")
+        "screen", WORD("screen", "direct", "slurm"), "or \"direct\": no session, no attach; or \"slurm\": see [slurm]")
     default_gpus: int = optional(1, WHOLE(0, 1024), "GPUs of a job that does not say")
     cpu_slots: int = optional(4, WHOLE(0, 100000), "how many --gpus 0 jobs run at once")
     max_running: int = optional(0, WHOLE(0, 100000), "0 = as many as fit")
@@ -632,7 +642,8 @@ class JobsConfig:
     retries: int = optional(0, WHOLE(0, 1000), "further attempts of a job that fails, if it does not say itself")
     retry_backoff_seconds: float = optional(5, NUMBER(0, 86400), "before the first; doubles each time, up to an hour")
     launch_attempts: int = optional(5, WHOLE(1, 100), "how often a job is tried that cannot even be launched")
-    on_reboot: str = optional("fail", WORD("fail", "requeue"), "or \"requeue\": what becomes of jobs that ran at a reboot")
+    on_reboot: str = optional(
+        "fail", WORD("fail", "requeue"), "or \"requeue\": what happens to jobs that were running at a reboot")
     reserve_after_seconds: float = optional(300, SECONDS, "a job that waits for so long gets the GPUs that become free")
     jobs_file: str = optional(
         "", TEXT, "watched: each new line `priority,script,conda_env,arguments,allowed_gpus` becomes a job")
@@ -642,7 +653,8 @@ class JobsConfig:
     cuda_arg: str = optional(
         "replace", WORD("replace", "add"), "--cuda in a row of jobs_file gets the GPU's number; \"add\": in any row")
     allowed_script_paths: tuple[str, ...] = optional(
-        (), TEXTS, "[] = any; else only `[interpreter] SCRIPT ARGS`, SCRIPT below one of these, where only you or root may write")
+        (), TEXTS,
+        "[] = any; else only `[interpreter] SCRIPT ARGS`, SCRIPT below one of these, where only you or root may write")
     max_memory_gb: float = optional(0, NUMBER(0, 1000000), "a job with more host memory is stopped; 0 = any")
     max_running_per_user: int = optional(0, WHOLE(0, 100000), "how many jobs of one user run at once; 0 = no limit")
     max_pending_per_user: int = optional(0, WHOLE(0, 10000000), "how many of one user may wait; 0 = no limit")
@@ -652,7 +664,8 @@ class JobsConfig:
 class HooksConfig:
     on_unhealthy: str = optional("", TEXT, "a command, run when `nexus health` turns bad, and again when it is well")
     on_finish: str = optional(
-        "", TEXT, "a command, run for each finished job, with NEXUS_JOB_ID, _STATUS, _CAUSE, _EXIT_CODE, _COMMAND, _GPU")
+        "", TEXT,
+        "a command, run for each finished job, with NEXUS_JOB_ID, _STATUS, _CAUSE, _EXIT_CODE, _COMMAND, _GPU")
 
 
 @value
@@ -667,7 +680,7 @@ class SlurmConfig:
 
 @value
 class NodeConfig:
-    """Another machine, as ssh is told of it: no word may begin with -, as options do.  "" and 0: as ssh_config says."""
+    """Another machine, as the ssh command gets it: no word may begin with -.  "" and 0: ssh_config decides."""
     name: str = field(NODE_NAME, "what it is called here; its host if not said")
     host: str = field(HOST, "an address, or a Host of ~/.ssh/config")
     user: str = optional("", PATTERN(f"^({SSH_USER})?$", "a user's name"), "whose nexus runs there")
@@ -680,7 +693,7 @@ class NodeConfig:
         return f"{self.user}@{self.host}" if self.user else self.host
 
 
-KEY_HINTS: dict[str, str] = {}                  # what to do about a key that does not belong where it stands
+KEY_HINTS: dict[str, str] = {}                  # hints for keys that stand in the wrong section
 NODE = OBJECT(fields_of(NodeConfig), "a node", null=False, required=["host"], examples=[{"host": "10.0.0.5"}])
 
 
@@ -700,7 +713,8 @@ class Config:
 
 
 CONFIG = OBJECT(fields_of(Config), "config.toml", null=False, **{"x-hints": KEY_HINTS})
-SECTIONS: Mapping[str, Any] = {name: row.default for name, row in fields_of(Config).items() if name != "nodes"}     # by default
+SECTIONS: Mapping[str, Any] = {                 # {name: the table's defaults}
+    name: row.default for name, row in fields_of(Config).items() if name != "nodes"}
 KEY_HINTS.update({key: f"it belongs to [{name}]" for name, table in SECTIONS.items() for key in fields_of(table)})
 
 
@@ -718,15 +732,16 @@ def parse_config(data: Mapping[str, Any], path: str) -> Config:
     if bool(service.get("tls_cert")) != bool(service.get("tls_key")):
         faults.append("service.tls_cert and service.tls_key belong together: set both, or neither")
     if nodes and jobs.get("launcher") == "slurm":
-        faults.append("jobs.launcher = \"slurm\" and [[nodes]]: with Slurm, where jobs run is Slurm's to choose; take one out")
+        faults.append("jobs.launcher = \"slurm\" and [[nodes]]: Slurm chooses where jobs run; take one out")
     if faults:
-        raise NexusError("usage", f"{path}: " + "; ".join(faults), hint="all keys and what they mean: nexus config sample")
+        raise NexusError(
+            "usage", f"{path}: " + "; ".join(faults), hint="all keys and what they mean: nexus config sample")
     return Config(**{name: type(table)(**kept.get(name, {})) for name, table in SECTIONS.items()},
                   nodes=tuple(NodeConfig(**node) for node in nodes))
 
 
 def name_node(node: Any) -> Any:
-    """A table of a node with its name, which is the host's if nothing else is said."""
+    """A node's table with a name: its host's, if none is given."""
     return {"name": node["host"], **node} if isinstance(node, dict) and "host" in node else node
 
 
@@ -736,14 +751,14 @@ def parse_node(data: Any) -> NodeConfig:
 
 
 def format_section(name: str, table: Any, before: str = "") -> str:
-    """A table of config.toml, each key with what it means."""
+    """A table of config.toml, each key with its help."""
     facts = {key: json.dumps(getattr(table, key), ensure_ascii=False) for key in fields_of(type(table))}
     rows = [f"{f'{before}{key} = {facts[key]}':<36} # {row.help}\n" for key, row in fields_of(type(table)).items()]
     return f"\n{before}[{name}]\n" + "".join(rows)
 
 
 def format_config(config: Config) -> str:
-    """The settings in force, as config.toml would have them."""
+    """The settings in force, in the form of config.toml."""
     return "".join([*(format_section(name, getattr(config, name)) for name in SECTIONS),
                     *(format_section("[nodes]", node) for node in config.nodes)])[1:]
 
@@ -754,13 +769,13 @@ def format_sample_config() -> str:
     return "".join(["# nexus reads this file from ~/.nexus/config.toml (NEXUS_HOME moves it).\n",
                     "# Every key may be left out; these are the defaults.\n",
                     *(format_section(name, table) for name, table in SECTIONS.items()),
-                    "\n# Other machines with GPUs, by OpenSSH, whose own configuration, agent and known_hosts apply.  Those of\n",
-                    "# `nexus node add` need no lines here.", format_section("[nodes]", example, "# ")])
+                    "\n# Other machines with GPUs, by OpenSSH, whose own configuration, agent and known_hosts apply.  "
+                    "Those of\n# `nexus node add` need no lines here.", format_section("[nodes]", example, "# ")])
 
 
 # ==== 4. MODEL ==== Job, Gpu, State; what may become of a job; changes and what they do to State
-# A Job is a value: a change makes a new Job.  State is all that state.json holds, plus the indexes that the scheduler and
-# the lists read: `pending` has the queue of each user and priority, `classes` the queue of each user and request class.
+# A Job is a value: a change makes a new Job.  State is all that state.json holds, plus the indexes that the scheduler
+# and the lists read: `pending` has the queue of each user and priority, `classes` of each user and request class.
 # STORE owns the one State and changes it only by put(), under its lock.
 
 PENDING, RUNNING, COMPLETED, FAILED, CANCELLED = STATUSES = ("pending", "running", "completed", "failed", "cancelled")
@@ -774,12 +789,16 @@ PRIORITIES = {"high": 0, "normal": 1, "low": 2}
 LIMITS = ("as", "core", "cpu", "data", "fsize", "memlock", "nofile", "nproc", "rss", "stack")     # prlimit's own names
 
 # The fields that a submission may have.  MAX_ARGUMENT_BYTES is the longest argument that Linux takes.
-COMMAND = PATTERN(rf"^{NO_NUL}*[^\s\x00]{NO_NUL}*$", f"a text that is not empty, in valid Unicode without NUL and of at most "
-                  f"{MAX_ARGUMENT_BYTES} bytes (put it into a script)", examples=["python train.py"], **{"x-max-bytes": MAX_ARGUMENT_BYTES})
+COMMAND = PATTERN(
+    rf"^{NO_NUL}*[^\s\x00]{NO_NUL}*$", f"a text that is not empty, in valid Unicode without NUL and of at most "
+    f"{MAX_ARGUMENT_BYTES} bytes (put it into a script)", examples=["python train.py"],
+    **{"x-max-bytes": MAX_ARGUMENT_BYTES})
 VARIABLES: Schema = {
     "type": "object", "propertyNames": PATTERN("^[^=\\x00]+$", "the name of a variable", **{"x-max-bytes": 1024}),
-    "additionalProperties": {**TEXT, "x-max-bytes": MAX_ARGUMENT_BYTES - 1025}, "examples": [{"WANDB_MODE": "disabled"}]}
-CONDA = {**LINE, "pattern": "^[^-\\sC][^C]*$".replace("C", CONTROL[1:-1]), "title": "a conda environment's name or path"}
+    "additionalProperties": {**TEXT, "x-max-bytes": MAX_ARGUMENT_BYTES - 1025},
+    "examples": [{"WANDB_MODE": "disabled"}]}
+CONDA = {**LINE, "pattern": "^[^-\\sC][^C]*$".replace("C", CONTROL[1:-1]),
+         "title": "a conda environment's name or path"}
 GPU_COUNT = {**NUMBER(0, MAX_GPUS), "x-decimals": 2, "examples": [0.5],
              "title": f"a number from 0 to {MAX_GPUS} with at most two decimals"}
 PRIORITY = WHOLE(-1000000, 1000000)
@@ -820,7 +839,8 @@ class Attempt:
     pid_started: int | None = None              # that process's start time, in clock ticks since boot
     notes: tuple[str, ...] = optional((), LIST(STRING), "what could not be given as asked")
     started_at: float | None = optional(
-        None, TIME, "when its start was decided, on a node or in Slurm when it began; null: it never ran", "public brief")
+        None, TIME, "when its start was decided; on a node or in Slurm, when it began; null: it never ran",
+        "public brief")
     stop_cause: str | None = None               # why it is being stopped; None: it is not
     stop_by: str | None = None                  # who asked for that
     stop_signal: str | None = None              # the first signal for its processes; None: TERM
@@ -846,23 +866,25 @@ ATTEMPT_FIELDS = frozenset(Attempt.__slots__) - {"number"}  # type: ignore[attr-
 class Job:
     id: str = field(
         JOB_ID, "chosen by who submits it: sent again with the same content, it adds nothing", "asked public brief")
-    command: str = field(COMMAND, "a shell command, as you would type it", "asked kept sent brief form", like="python train.py")
+    command: str = field(
+        COMMAND, "a shell command, as you would type it", "asked kept sent brief form", like="python train.py")
     cwd: str = field(
         PATH, "where it runs (default: here; over the network the home directory)", "asked kept", flag="--cwd DIR")
     user: str = field(TEXT, "whose it is", "kept public brief")
     created_at: float = field(TIME, "when it was submitted", "public")      # UTC epoch seconds, like every _at
-    queue_key: tuple[int, ...]                  # its place among its user's jobs: (rank, priority, number, ...), lower first
+    queue_key: tuple[int, ...]                  # its place among its user's jobs: (rank, priority, number, ...)
     environment: str = field(TEXT, "digest of the environment it was submitted with", "kept hidden")
     content: str                                # digest of the submission: an id sent again must have the same
     number: int = 0                             # its sequence number: the first job ever has 1
     gpus: float = optional(
         1, {**GPU_COUNT, "title": f"{GPU_COUNT['title']} (certain ones: --gpu-ids, gpu_ids)"},
-        "how many GPUs; 0.5 shares one, 0 takes a CPU slot (default: [jobs] default_gpus)", "asked kept public brief form",
+        "how many GPUs; 0.5 shares one, 0 takes a CPU slot (default: [jobs] default_gpus)",
+        "asked kept public brief form",
         flag="--gpus N", convert=round_gpus)
     gpu_ids: tuple[int, ...] | None = optional(
         None, LIST(WHOLE(0, 9999), 1, MAX_GPUS), "the only GPUs it may have, by index", "asked kept public",
-        flag="--gpu-ids LIST", like="0-3,5", text=PATTERN(r"^[0-9][0-9\s,-]*$", "a list like 0-3,5"), parse=parse_indices,
-        convert=lambda indices: tuple(sorted(set(indices))))
+        flag="--gpu-ids LIST", like="0-3,5", text=PATTERN(r"^[0-9][0-9\s,-]*$", "a list like 0-3,5"),
+        parse=parse_indices, convert=lambda indices: tuple(sorted(set(indices))))
     only_node: str | None = optional(
         None, TEXT, "the only machine it may run on; in state.json \"\" is this one", "kept")
     excluded_nodes: tuple[tuple[str, str], ...] = ()     # (node, why it cannot run the job)
@@ -876,7 +898,8 @@ class Job:
     name: str | None = optional(
         None, LINE, "a name, shown before its command", "asked kept sent brief form", flag="--name NAME")
     group: str | None = optional(
-        None, LINE, "jobs to be waited for, paused, killed or retried together", "asked kept brief form", flag="--group G")
+        None, LINE, "jobs to be waited for, paused, killed or retried together", "asked kept brief form",
+        flag="--group G")
     after: tuple[str, ...] = optional(
         (), LIST(JOB_ID), "start when these have completed; cancelled when one has not", "asked kept",
         flag="--after ID,...", like="abc,abd", text=IDS_TEXT, parse=lambda text: text.split(","),
@@ -909,8 +932,9 @@ class Job:
         None, SECONDS, "stop it after so long; 0 = no time limit", "asked kept public form",
         flag="--timeout TIME", like="90s, 30m, 2h", text=DURATION_TEXT, parse=parse_duration)
     expected_time: float | None = optional(
-        None, NUMBER(0.001, 31536000), "how long it should take: estimates get better, and it may use reserved GPUs; stopped at twice that",
-        "asked kept sent public", flag="--expect TIME", like="30m", text=DURATION_TEXT, parse=parse_duration)
+        None, NUMBER(0.001, 31536000), "how long it should take: estimates get better, and it may use reserved GPUs; "
+        "stopped at twice that", "asked kept sent public",
+        flag="--expect TIME", like="30m", text=DURATION_TEXT, parse=parse_duration)
     umask: int | None = optional(None, WHOLE(0, 0o777), "its umask", "asked kept sent hidden")
     limits: tuple[tuple[str, int, int], ...] = optional(        # (name, soft, hard)
         (), RLIMITS, "resource limits: {name: [soft, hard]}, -1 = unlimited", "asked kept hidden",
@@ -946,7 +970,7 @@ REQUEUED = "requeued"           # the cause of an attempt that ended without the
 
 
 def begin_attempt(job: Job, **facts: Any) -> Job:
-    """The job with one more attempt.  It replaces a requeued attempt, so that these do not pile up; its number is new."""
+    """The job with one more attempt, with a new number.  It replaces a requeued attempt: those would pile up."""
     earlier = job.attempts
     if earlier and earlier[-1].cause == REQUEUED and earlier[-1].pid is None:
         earlier = earlier[:-1]
@@ -1037,7 +1061,8 @@ if TYPE_CHECKING:
     UserQueues = dict[str, dict[Union[str, None], list[QueueItem]]]         # user: group: ascending
     ShareKey = tuple[str, bool]                 # user, whether on GPUs
     Turn = tuple[int, int, float, float, QueueItem]
-    RequestClass = tuple[int, Union[tuple[int, ...], None], Union[int, None], bool, bool, int, Union[str, None], tuple[str, ...]]
+    RequestClass = tuple[
+        int, Union[tuple[int, ...], None], Union[int, None], bool, bool, int, Union[str, None], tuple[str, ...]]
 
 
 class State:
@@ -1089,7 +1114,8 @@ class State:
 
     def move(self, old: Job | None, new: Job | None) -> None:
         """Update the indexes for a changed job."""
-        for index, is_in in ((self.running, new and new.status == RUNNING), (self.submitted, new and is_submitted(new))):
+        for index, is_in in ((self.running, new and new.status == RUNNING),
+                             (self.submitted, new and is_submitted(new))):
             if new and is_in:
                 index[new.id] = new
             elif old:
@@ -1194,7 +1220,8 @@ def end_job(state: State, job: Job, status: str, now: float, **facts: Any) -> Ch
         parent = state.jobs[ended.pop()]
         for child in [state.jobs[child_id] for child_id in state.dependents.get(parent.id, ())]:
             if parent.status == COMPLETED or parent.id not in child.after:
-                yield change_job(child, pending_dependencies=tuple(other for other in child.pending_dependencies if other != parent.id))
+                others = tuple(other for other in child.pending_dependencies if other != parent.id)
+                yield change_job(child, pending_dependencies=others)
             else:
                 yield end_one(child, CANCELLED, now, cause="dependency", cause_line=describe_parent(parent))
                 ended.append(child.id)
@@ -1214,7 +1241,8 @@ def requeue(state: State, job: Job, why: str, now: float, **facts: Any) -> Chang
         yield from end_job(state, job, CANCELLED, now, cause=job.current.stop_cause, **facts)
         return
     history = job.status_history[:-1] if job.status == RUNNING else job.status_history
-    yield change_job(job, **facts, status=PENDING, status_history=history, finished_at=now, cause=REQUEUED, cause_line=why)
+    yield change_job(job, **facts, status=PENDING, status_history=history, finished_at=now, cause=REQUEUED,
+                     cause_line=why)
 
 
 def list_finished(state: State) -> list[Job]:
@@ -1225,14 +1253,15 @@ def list_finished(state: State) -> list[Job]:
 def list_jobs(state: State, statuses: Container[str]) -> list[Job]:
     """The jobs of these statuses: finished by end, running by start, pending in the order of their expected start."""
     return [*(job for job in list_finished(state) if job.status in statuses),
-            *(state.running.values() if RUNNING in statuses else ()), *(list_pending(state) if PENDING in statuses else ())]
+            *(state.running.values() if RUNNING in statuses else ()),
+            *(list_pending(state) if PENDING in statuses else ())]
 
 
 TRIMMED_AT_ONCE = ENDED_AT_ONCE = 1000          # jobs in one change: every other change waits for it
 
 
 def choose_trimmed(state: State, limit: int) -> list[Job]:
-    """Finished jobs to forget now: the oldest jobs of the users with the most, so that one user's thousand push out no other's.
+    """Finished jobs to forget now: the oldest of the users with the most, so that one user cannot displace the others.
 
     A controller's job stays until the controller has acknowledged all of it: sent again, it would run a second time.
     """
@@ -1250,12 +1279,13 @@ def choose_trimmed(state: State, limit: int) -> list[Job]:
 def describe_parent(parent: Job) -> str:
     last = parent.current
     cause = f" ({last.cause}{f' {last.exit_code}' if last.cause == 'exit' else ''})" if last.cause else ""
-    return f"it was to come after job {parent.id}, which {'was ' if parent.status == CANCELLED else ''}{parent.status}{cause}"
+    was = "was " if parent.status == CANCELLED else ""
+    return f"it was to come after job {parent.id}, which {was}{parent.status}{cause}"
 
 
-# The pending queue.  Ranks and priorities are strict.  Within a priority, the user with the fewest GPUs in use goes first;
-# among equals, the user whose last start is longest ago.  Of one user, the lowest queue_key goes first.  GPUs and CPU slots
-# are shared separately: if several users wait, a user's CPU jobs may pass the same user's GPU jobs.
+# The pending queue.  Ranks and priorities are strict.  Within a priority, the user with the fewest GPUs in use goes
+# first; among equals, the user whose last start is longest ago.  Of one user, the lowest queue_key goes first.  GPUs
+# and CPU slots are shared separately: if several users wait, a user's CPU jobs may pass the same user's GPU jobs.
 
 def share_key(job: Job) -> ShareKey:
     """The user, and the kind of resource, to which a job's use counts."""
@@ -1317,8 +1347,8 @@ def find_position(state: State, job: Job) -> int:
 def move_job(state: State, job: Job, position: int) -> Put | None:
     """The change that puts a pending job where `position` others stand before it; None when it is there.
 
-    The front is before all priorities.  Anywhere else a job gets the priority of its neighbours, and its place among its
-    user's jobs there; between users the GPUs in use decide.
+    The front is before all priorities.  Anywhere else a job gets the priority of its neighbours, and its place among
+    its user's jobs there; between users the GPUs in use decide.
     """
     listed = list_pending(state)
     others = [other for other in listed if other.id != job.id]
@@ -1331,7 +1361,8 @@ def move_job(state: State, job: Job, position: int) -> Put | None:
     band = others[position - 1].queue_key[:2]
     is_shared = len({other.user for other in listed}) > 1
     own = [[other.queue_key for other in part if other.user == job.user and other.queue_key[:2] == band
-            and (not is_shared or share_key(other) == share_key(job))] for part in (others[:position], others[position:])]
+            and (not is_shared or share_key(other) == share_key(job))]
+           for part in (others[:position], others[position:])]
     before, after = max(own[0], default=None), min(own[1], default=None)
     if before and after:                            # a longer tuple sorts after its prefix
         key = (*before, after[len(before)] - 1 if after[: len(before)] == before else 0)
@@ -1348,8 +1379,8 @@ def next_place(state: State, priority: int) -> dict[str, Any]:
     return {"number": number, "queue_key": (0, priority, number), "priority": priority}
 
 
-# A submission.  The command line sends the whole `environment`; other clients send `env`, which is added to the service's
-# own environment.
+# A submission.  The command line sends the whole `environment`; other clients send `env`, which is added to the
+# service's own environment.
 
 
 @value
@@ -1366,12 +1397,13 @@ class Asked:
         None, WHOLE(1, 100000), "how many of its group run at once, from now on", "asked", flag="--max-concurrent N")
     llm: str | None = optional(None, LINE, "the GPUs llm_config.json names for this model", "asked", flag="--llm MODEL")
     begin: str | None = optional(
-        None, BEGIN_TEXT, "start no sooner: at the next 22:00, in 2 hours, or at a time", "asked form", flag="--begin WHEN",
-        like="22:00, +2h")
+        None, BEGIN_TEXT, "start no sooner: at the next 22:00, in 2 hours, or at a time", "asked form",
+        flag="--begin WHEN", like="22:00, +2h")
     unique: bool = optional(
         False, FLAG, "add nothing if the same waits, runs or has completed", "asked", flag="--unique")
     commands: tuple[str, ...] = optional((), LIST(COMMAND, 1), "instead of command: a job for each of them", "asked")
-    names: tuple[str, ...] = optional((), LIST(LINE), "with commands: a name for each of them, instead of name", "asked")
+    names: tuple[str, ...] = optional(
+        (), LIST(LINE), "with commands: a name for each of them, instead of name", "asked")
     dry_run: bool = optional(False, FLAG, "check, and add nothing", "asked")
 
 
@@ -1388,7 +1420,8 @@ CHOICE_KEYS = {
 CHOICE = OBJECT(CHOICE_KEYS, "which jobs", null=False, required=(), minProperties=1,
                 examples=[{"ids": ["abc", "abd"]}, {"group": "sweep", "status": "failed"}])
 CANCEL_KEYS = {**CHOICE_KEYS, "signal": Field(
-    WORD("TERM", "INT", "HUP", "QUIT", "USR1", "USR2", "KILL"), "what running ones get first, instead of TERM; KILL follows as ever",
+    WORD("TERM", "INT", "HUP", "QUIT", "USR1", "USR2", "KILL"),
+    "what running ones get first, instead of TERM; KILL follows as ever",
     default=None, like="INT")}
 CANCEL = OBJECT(CANCEL_KEYS, "which jobs", null=False, required=(), minProperties=1, examples=CHOICE["examples"])
 # What `edit` may change of a pending job, and `retry` of a finished one
@@ -1396,10 +1429,12 @@ CHANGES = {name: JOB_FIELDS[name] for name in (
     "command", "name", "gpus", "gpu_ids", "gpu_mem_mib", "priority", "timeout_seconds", "expected_time", "retries")}
 CHANGES["begin"] = fields_of(Asked)["begin"]
 EDIT_KEYS = {**CHANGES, "position": Field(WHOLE(0, 2**53), "its place in the queue; 0 is the first", default=None)}
-EDIT = OBJECT(EDIT_KEYS, "a change of a job", null=False, required=(), minProperties=1, examples=[{"gpus": 2}, {"position": 0}])
+EDIT = OBJECT(EDIT_KEYS, "a change of a job", null=False, required=(), minProperties=1,
+              examples=[{"gpus": 2}, {"position": 0}])
 RETRY_KEYS = {
-    **CHOICE_KEYS, "change": Field(OBJECT(CHANGES, "a change of a job", null=False, required=()), "what is to be otherwise", default=None,
-                                   convert=lambda given: {key: keep(CHANGES[key], fact, key) for key, fact in given.items()})}
+    **CHOICE_KEYS, "change": Field(
+        OBJECT(CHANGES, "a change of a job", null=False, required=()), "what is to be otherwise", default=None,
+        convert=lambda given: {key: keep(CHANGES[key], fact, key) for key, fact in given.items()})}
 RETRY = OBJECT(RETRY_KEYS, "which jobs, and what is to be otherwise", null=False, required=(), minProperties=1,
                examples=[{"ids": ["abc"]}, {"group": "sweep", "change": {"gpus": 2}}])
 
@@ -1417,7 +1452,8 @@ def parse_submissions(data: Any) -> list[Asked]:
         return parse_submission(data)
     if not data:
         refuse("the list of jobs is empty")
-    made = [asked for number, item in enumerate(data, 1) for asked in parse_submission(item, f"job {number} of {len(data)}: ")]
+    made = [asked for number, item in enumerate(data, 1)
+            for asked in parse_submission(item, f"job {number} of {len(data)}: ")]
     ids = [asked.job["id"] for asked in made if "id" in asked.job]
     if len(ids) != len(set(ids)):
         refuse("the list names an id twice; none was added", hint="")
@@ -1444,7 +1480,8 @@ def check_submission(given: Mapping[str, Any]) -> None:
     for is_wrong, *words in (
             ("commands" in given and ("command" in given or "id" in given), "commands comes without command and id"),
             ("command" not in given and "commands" not in given, "command is missing"),
-            (given.get("names") and len(given["names"]) != len(given.get("commands", ())), "names has a name for each of commands"),
+            (given.get("names") and len(given["names"]) != len(given.get("commands", ())),
+             "names has a name for each of commands"),
             ("max_concurrent" in given and "group" not in given,
              "max_concurrent is for a group, and this job has none", "name one: --group NAME"),
             (("snapshot" in given) != bool(repository), "snapshot and snapshot_repo come together"),
@@ -1462,7 +1499,8 @@ def check_gpus(job: Job) -> None:
         if job.gpus == 0 and getattr(job, key):
             refuse(f"{key} is for jobs with GPUs, and this one has gpus 0", hint="leave one of the two out")
     if job.gpu_ids is not None and job.gpus > len(job.gpu_ids):
-        refuse(f"{format_gpus(job.gpus)} asked for, but only {len(job.gpu_ids)} named in gpu_ids", hint="name more, or ask for fewer")
+        refuse(f"{format_gpus(job.gpus)} asked for, but only {len(job.gpu_ids)} named in gpu_ids",
+               hint="name more, or ask for fewer")
 
 
 def format_gpus(gpus: float) -> str:
@@ -2532,10 +2570,10 @@ def describe_submitted(job: Job, seen: SlurmJob | None, trouble: str | None = No
 
 # ==== 6. SCHEDULER ==== what to do next, decided from values alone
 # Jobs start in the queue's order.  A job that cannot start lets later jobs pass.  Jobs of one request class ask for the
-# same resources: if the first job of a class cannot start, plan() skips the rest of the class.  A job that waits for GPUs
-# longer than reserve_after_seconds is starving: plan() reserves GPUs for it, for one job of a machine at a time.  Another
-# job may use reserved GPUs only if it is expected to end before they are needed.  Shares of GPUs are counted in
-# hundredths.  They are accounting: nothing forces a job to keep to its share.
+# same resources: if the first job of a class cannot start, plan() skips the rest of the class.  A job that waits for
+# GPUs longer than reserve_after_seconds is starving: plan() reserves GPUs for it, for one job of a machine at a time.
+# Another job may use reserved GPUs only if it is expected to end before they are needed.  Shares of GPUs are
+# counted in hundredths.  They are accounting: nothing forces a job to keep to its share.
 
 
 @value
@@ -2609,10 +2647,12 @@ def find_obstacle(gpu: Gpu, config: GpuConfig, jobs: Sequence[Job] = ()) -> Reas
         return Reason("node-down", gpu.place, f"is unusable ({gpu.fault})")
     if gpu.is_paused:
         why = f" ({gpu.pause_reason}; nexus resume {gpu.place})" if gpu.pause_reason else ""
-        why = f" by {gpu.node}'s own nexus (there: nexus resume {gpu.index})" if gpu.pause_reason == PAUSED_THERE else why
+        if gpu.pause_reason == PAUSED_THERE:
+            why = f" by {gpu.node}'s own nexus (there: nexus resume {gpu.index})"
         return Reason("paused", gpu.place, f"is paused{why}")
     if gpu.is_mig or is_left_out(gpu, config):
-        return Reason("held", gpu.place, "is not among [gpu] ids" if is_left_out(gpu, config) else "is cut into MIG slices")
+        return Reason(
+            "held", gpu.place, "is not among [gpu] ids" if is_left_out(gpu, config) else "is cut into MIG slices")
     foreign, room, others = find_foreign(gpu), find_room(gpu, jobs), find_foreign_memory(gpu, jobs)
     why = ""
     if gpu.lease_holder:
@@ -2630,7 +2670,8 @@ def find_obstacle(gpu: Gpu, config: GpuConfig, jobs: Sequence[Job] = ()) -> Reas
 
 def find_foreign(gpu: Gpu) -> list[GpuProcess]:
     """The processes of others.  The MPS server does not count: jobs compute through it, and it stays when they end."""
-    return [process for process in gpu.processes if process.job_id is None and not (process.name or "").startswith(MPS_SERVER)]
+    return [process for process in gpu.processes
+            if process.job_id is None and not (process.name or "").startswith(MPS_SERVER)]
 
 
 def is_left_out(gpu: Gpu, config: GpuConfig) -> bool:
@@ -2643,7 +2684,7 @@ def describe_room(room_mib: float, least_mib: float, words: str) -> str:
 
 
 def find_foreign_memory(gpu: Gpu, jobs: Sequence[Job]) -> float:
-    """MiB that others than nexus's jobs use; 0 if the owner is unknown: nvidia-smi shows no process inside a container."""
+    """MiB that others than nexus's jobs use; 0 if the owner is unknown, as of processes inside a container."""
     ours = [process.memory_mib for process in gpu.processes if process.job_id]
     if gpu.memory_used_mib is None or (jobs and (not ours or None in ours)):
         return 0.0
@@ -2667,7 +2708,8 @@ def find_room(gpu: Gpu, jobs: Sequence[Job]) -> float | None:
     if jobs and not gpu.processes:              # inside a container no process shows: all use is the jobs'
         claimed = max(0.0, sum(job.gpu_mem_mib or 0 for job in jobs) - gpu.memory_used_mib)
     else:
-        claimed = sum(max(0.0, job.gpu_mem_mib - taken[job.id]) for job in jobs if job.gpu_mem_mib and job.id not in gpu.settled)
+        claimed = sum(max(0.0, job.gpu_mem_mib - taken[job.id])
+                      for job in jobs if job.gpu_mem_mib and job.id not in gpu.settled)
     return gpu.memory_total_mib - max(0.0, gpu.memory_used_mib - returning) - claimed
 
 
@@ -2692,23 +2734,27 @@ def find_never(job: Job, machines: Mapping[str, Sequence[Gpu]]) -> Reason | None
     allowed = [[gpu for gpu in there if job.gpu_ids is None or gpu.index in job.gpu_ids] for there in machines.values()]
     if job.gpu_ids is not None and count > max(map(len, allowed), default=0):
         there = format_indices(sorted({gpu.index for each in machines.values() for gpu in each}))
-        return Reason("never", "gpu_ids", f"wants GPU {format_indices(job.gpu_ids)}, there {'is' if most == 1 else 'are'} {there}")
-    sizes = [sorted([(gpu.memory_total_mib or float("inf"), -gpu.index, gpu.place, gpu.name) for gpu in there], reverse=True)
+        are = "is" if most == 1 else "are"
+        return Reason("never", "gpu_ids", f"wants GPU {format_indices(job.gpu_ids)}, there {are} {there}")
+    sizes = [sorted([(gpu.memory_total_mib or float("inf"), -gpu.index, gpu.place, gpu.name) for gpu in there],
+                    reverse=True)
              for there in allowed]
-    best, _, place, name = max((size[count - 1] for size in sizes if len(size) >= count > 0), default=(float("inf"), 0, "", ""))
+    best, _, place, name = max((size[count - 1] for size in sizes if len(size) >= count > 0),
+                               default=(float("inf"), 0, "", ""))
     if best >= (job.gpu_mem_mib or 0):
         return None
     asked, largest = format_memories(job.gpu_mem_mib or 0, best)
     if count > 1:
-        return Reason("never", "gpu_mem_mib", f"wants {asked} on each of {count} GPUs, no machine has so many with more than {largest}")
+        return Reason("never", "gpu_mem_mib",
+                      f"wants {asked} on each of {count} GPUs, no machine has so many with more than {largest}")
     return Reason("never", "gpu_mem_mib", f"wants {asked}, the largest GPU has {largest}: GPU {place} ({name})")
 
 
 class Slot:
     """A GPU while plan() assigns jobs: what is left of it, and for which job it is reserved."""
 
-    def __init__(self, gpu: Gpu, jobs: Sequence[tuple[Job, int]], config: GpuConfig, now: float, usage: Mapping[str, Usage],
-                 closed: Reason | None = None) -> None:
+    def __init__(self, gpu: Gpu, jobs: Sequence[tuple[Job, int]], config: GpuConfig, now: float,
+                 usage: Mapping[str, Usage], closed: Reason | None = None) -> None:
         """`closed`: why the machine gets no job."""
         held = [job for job, _ in jobs]
         self.gpu = gpu
@@ -2718,7 +2764,7 @@ class Slot:
         self.is_reachable = self.obstacle is None or (bool(jobs) and self.obstacle.code == "resources")
         self.room_mib = find_room(gpu, held)
         self.most_mib = (gpu.memory_total_mib or 0) - find_foreign_memory(gpu, held)        # room after all jobs there
-        self.ends_at = max([now, *(find_end(job, now, usage) for job in held)])     # the earliest time when all of it is free
+        self.ends_at = max([now, *(find_end(job, now, usage) for job in held)])     # the earliest time when all is free
         self.kept_for: str | None = None
         self.kept_until = 0.0
 
@@ -2760,14 +2806,15 @@ def find_verdict(slot: Slot, share: int, job: Job, config: GpuConfig, now: float
     if slot.free < share:
         names = format_jobs_there(slot.jobs)
         load = f"runs {names}" if slot.free <= 0 else f"has {slot.free / 100:g} free beside {names}"
-        return Reason("resources", ",".join(slot.jobs), f"{load}, and {slot.obstacle.detail}" if slot.obstacle else load)
+        return Reason("resources", ",".join(slot.jobs),
+                      f"{load}, and {slot.obstacle.detail}" if slot.obstacle else load)
     if slot.obstacle:
         return slot.obstacle
     why = ""
     if slot.kept_for not in (None, job.id) and not (job.expected_time and now + job.expected_time <= slot.kept_until):
         why = f"is kept for job {slot.kept_for}"
     elif slot.room_mib is not None and slot.room_mib < config.min_free_mem_mib:
-        why = describe_room(slot.room_mib, config.min_free_mem_mib, "min_free_mem_mib ({})")       # after the jobs that start now
+        why = describe_room(slot.room_mib, config.min_free_mem_mib, "min_free_mem_mib ({})")   # with this plan's starts
     elif slot.jobs and slot.gpu.utilization is not None and slot.gpu.utilization >= config.load_threshold * 100:
         why = f"is {slot.gpu.utilization:.0f}% busy with {format_jobs_there(slot.jobs)} (load_threshold)"
     elif job.gpu_mem_mib and slot.room_mib is None:
@@ -2792,7 +2839,7 @@ def format_jobs_there(ids: Sequence[str]) -> str:
 def choose_slots(job: Job, board: Sequence[Slot], config: GpuConfig, now: float) -> list[Slot] | None:
     """The GPUs of one machine for a job, in the order of its shares; None if it does not fit.
 
-    A share goes to the fullest GPU that fits.  Whole GPUs are chosen by index, or by the least free memory that is enough.
+    A share goes to the fullest GPU that fits.  Whole GPUs are chosen by index, or by the least free memory that fits.
     After a CUDA out-of-memory error the emptiest GPUs come first, and the GPUs of that attempt last.
     """
     def list_fitting(share: int) -> list[Slot]:
@@ -2826,7 +2873,8 @@ def choose_kept(job: Job, board: Sequence[Slot]) -> list[Slot]:
             reachable.setdefault(slot.gpu.node, []).append(slot)
     choices = [sorted(slots, key=lambda slot: (-slot.free, slot.ends_at, slot.gpu.index))[:count]
                for slots in reachable.values() if len(slots) >= count > 0]
-    return min(choices, key=lambda slots: (max(slot.ends_at for slot in slots), -sum(slot.free for slot in slots)), default=[])
+    return min(choices, key=lambda slots: (max(slot.ends_at for slot in slots), -sum(slot.free for slot in slots)),
+               default=[])
 
 
 def find_stops(running: Iterable[Job], usage: Mapping[str, Usage], config: JobsConfig) -> Iterator[Stop]:
@@ -2837,10 +2885,12 @@ def find_stops(running: Iterable[Job], usage: Mapping[str, Usage], config: JobsC
             continue
         limit_s, why = find_time_limit(job, config)
         if limit_s is not None and used.runtime_s >= limit_s:
-            yield Stop(job.id, "timeout", f"stopped after {format_limit(used.runtime_s)}: {why.format(format_limit(limit_s))}")
+            limit = format_limit(limit_s)
+            yield Stop(job.id, "timeout", f"stopped after {format_limit(used.runtime_s)}: {why.format(limit)}")
         elif config.max_memory_gb and (used.memory_mib or 0) > config.max_memory_gb * 1024:
             taken, _ = format_memories(used.memory_mib or 0, config.max_memory_gb * 1024)
-            yield Stop(job.id, "host-memory", f"its processes took {taken} of host memory; max_memory_gb is {config.max_memory_gb:g}")
+            yield Stop(job.id, "host-memory",
+                       f"its processes took {taken} of host memory; max_memory_gb is {config.max_memory_gb:g}")
 
 
 def find_time_limit(job: Job, config: JobsConfig) -> tuple[float | None, str]:
@@ -2859,7 +2909,8 @@ class Quotas:
     def __init__(self, state: State, config: JobsConfig) -> None:
         self.config, self.groups = config, state.groups
         self.closed_groups: dict[str | None, Reason] = {
-            one.name: Reason("held", one.name, f"group {one.name} is held: {one.hold}") for one in state.groups.values() if one.hold}
+            one.name: Reason("held", one.name, f"group {one.name} is held: {one.hold}")
+            for one in state.groups.values() if one.hold}
         self.closed_users: dict[str | None, Reason] = {}        # users at their limit; the key None: all users
         self.counts: dict[tuple[str, str | None], int] = {}
         for job in (*state.running.values(), *state.submitted.values()):
@@ -2872,19 +2923,21 @@ class Quotas:
     def count(self, job: Job) -> None:
         """Count a job that runs or starts now."""
         group, config = self.groups.get(job.group or ""), self.config
+        most = group.limit if group else 0
         for closed, name, limit, of, key in (
-                (self.closed_groups, job.group, group.limit if group else 0, f"of group {job.group} ", "its --max-concurrent"),
+                (self.closed_groups, job.group, most, f"of group {job.group} ", "its --max-concurrent"),
                 (self.closed_users, job.user, config.max_running_per_user, f"of {job.user} ", "max_running_per_user"),
                 (self.closed_users, None, config.max_running, "", "max_running")):
             count = self.counts[key, name] = self.counts.get((key, name), 0) + 1
             if limit and count >= limit:
-                closed.setdefault(name, Reason("quota", name or key, f"{format_count(limit, 'job')} {of}run, as many as {key} allows"))
+                jobs = format_count(limit, "job")
+                closed.setdefault(name, Reason("quota", name or key, f"{jobs} {of}run, as many as {key} allows"))
 
 
 class PendingQueue:
     """Pending jobs in the order in which plan() tries them.
 
-    Its heads are the first job of each request class and user.  When a head starts, the next job of its class takes its place.
+    Its heads are the first job of each request class and user.  When a head starts, the next of its class follows it.
     """
 
     def __init__(self, state: State, quotas: Quotas) -> None:
@@ -2910,7 +2963,8 @@ class PendingQueue:
             turn, request = self.heads.pop(0)
             job = self.state.jobs[turn[-1][1]]
             if request not in self.blocked:
-                if turn == self.turns.find_turn(share_key(job), turn[-1]) and not self.quotas.check(job.group, job.user):
+                is_current = turn == self.turns.find_turn(share_key(job), turn[-1])
+                if is_current and not self.quotas.check(job.group, job.user):
                     return job, request
                 self.push(request, job.user)    # a start has changed which job of this class comes first
         return None
@@ -2927,7 +2981,8 @@ class PendingQueue:
 class Capacity:
     """What one machine can still take."""
 
-    def __init__(self, name: str, closed: Reason | None, cpu_slots: int, board: Iterable[Slot], config: GpuConfig, now: float) -> None:
+    def __init__(self, name: str, closed: Reason | None, cpu_slots: int, board: Iterable[Slot], config: GpuConfig,
+                 now: float) -> None:
         self.name, self.closed, self.config, self.now = name, closed, config, now
         self.cpu_slots = self.free_slots = cpu_slots
         self.slots = [slot for slot in board if slot.gpu.node == name and slot.free > 0 and slot.obstacle is None]
@@ -2942,7 +2997,8 @@ class Capacity:
             return SHORTAGE if chosen is None else chosen
         if self.free_slots > 0:
             return ()
-        text = f"all CPU slots of {self.name} are taken" if self.name else f"all {self.cpu_slots} CPU slots are taken (cpu_slots)"
+        text = f"all CPU slots of {self.name} are taken" if self.name else (
+            f"all {self.cpu_slots} CPU slots are taken (cpu_slots)")
         return Reason("resources", "cpu_slots", text)
 
     def note(self, job: Job, rest_s: float) -> None:
@@ -2959,12 +3015,13 @@ class Capacity:
 
 
 class SlurmCapacity(Capacity):
-    """Slurm takes any job: jobs wait there for its GPUs.  One job is submitted at a time, so that nexus's order holds."""
+    """Slurm takes any job: jobs wait there for its GPUs.  One is submitted at a time, so that nexus's order holds."""
 
     def __init__(self, state: State, closed: Reason | None, most: int, config: GpuConfig, now: float) -> None:
         there = len(state.submitted) + sum(1 for job in state.running.values() if job.current.slurm_key)
         full = f"Slurm has {format_count(most, 'job')} of nexus, as many as [slurm] max_submitted allows"
-        super().__init__("", closed or (Reason("quota", "max_submitted", full) if there >= most else None), 0, (), config, now)
+        closed = closed or (Reason("quota", "max_submitted", full) if there >= most else None)
+        super().__init__("", closed, 0, (), config, now)
 
     def place(self, job: Job) -> Sequence[Slot] | Reason:
         return find_slurm_obstacle(job) or self.closed or ()
@@ -2985,26 +3042,30 @@ def find_slurm_obstacle(job: Job) -> Reason | None:
     return None
 
 
-def plan(state: State, gpus: Sequence[Gpu], trouble: str | None, config: Config, now: float, usage: Mapping[str, Usage] = {},
-         nodes: Sequence[NodeView] = (), hold: str = "") -> Plan:
+def plan(state: State, gpus: Sequence[Gpu], trouble: str | None, config: Config, now: float,
+         usage: Mapping[str, Usage] = {}, nodes: Sequence[NodeView] = (), hold: str = "") -> Plan:
     """Decide which running jobs stop, which pending jobs start now and where, and why the others wait.
 
     `gpus`: as last observed.  `trouble`: why this machine's readings are unreliable; none of its GPUs is assigned then.
-    `usage`: of the running jobs that have limits.  `nodes`: the other machines.  `hold`: why nothing at all can start; jobs
-    are stopped all the same.  A job starts on the machine with the least load of those that can take it now.  The time that
-    plan() takes grows with the number of classes and of starts, not with the number of jobs.
+    `usage`: of the running jobs that have limits.  `nodes`: the other machines.  `hold`: why nothing at all can start;
+    jobs are stopped all the same.  A job starts on the machine with the least load of those that can take it now.  The
+    time that plan() takes grows with the number of classes and of starts, not with the number of jobs.
     """
     stops = tuple(find_stops(state.running.values(), usage, config.jobs)) if usage else ()
     is_slurm = config.jobs.launcher == "slurm"
     machines = [NodeView("", config.jobs.cpu_slots, trouble), *([] if is_slurm else nodes)]
-    closed = {one.name: Reason("node-down", "slurm" if is_slurm else one.name, one.closed) if one.closed else None for one in machines}
+    place = "slurm" if is_slurm else ""
+    closed = {one.name: Reason("node-down", place or one.name, one.closed) if one.closed else None for one in machines}
     board = make_board(state.running.values(), gpus, config.gpu, now, usage, closed)
     quotas = Quotas(state, config.jobs)
-    made = Plan((), stops, {}, quotas, tuple(board), closed, Reason("node-down", "", hold) if hold else PAUSED if state.paused else None)
+    hold_reason = Reason("node-down", "", hold) if hold else PAUSED if state.paused else None
+    made = Plan((), stops, {}, quotas, tuple(board), closed, hold_reason)
     if made.hold:
         return made
-    capacities: dict[str, Capacity] = {"": SlurmCapacity(state, closed[""], config.slurm.max_submitted, config.gpu, now)} if is_slurm else {
+    capacities: dict[str, Capacity] = {
         one.name: Capacity(one.name, closed[one.name], one.cpu_slots, board, config.gpu, now) for one in machines}
+    if is_slurm:
+        capacities = {"": SlurmCapacity(state, closed[""], config.slurm.max_submitted, config.gpu, now)}
     for job in state.running.values():
         if job.current.node in capacities:
             capacities[job.current.node].note(job, find_end(job, now, usage) - now)
@@ -3023,7 +3084,8 @@ def plan(state: State, gpus: Sequence[Gpu], trouble: str | None, config: Config,
                     slot.kept_for, slot.kept_until = job.id, max(slot.ends_at for slot in kept)
         else:
             capacity, chosen = placed
-            starts.append(Start(job.id, tuple(slot.gpu.index for slot in chosen), tuple(slot.gpu.uuid for slot in chosen), capacity.name))
+            starts.append(Start(job.id, tuple(slot.gpu.index for slot in chosen),
+                                tuple(slot.gpu.uuid for slot in chosen), capacity.name))
             capacity.take(job, chosen)
             queue.go_on(job, request)
     return replace(made, starts=tuple(starts), blocked=queue.blocked)
@@ -3061,7 +3123,8 @@ def choose_reserving(heads: Sequence[Job], state: State, board: list[Slot], conf
 def find_eligible_since(job: Job, jobs: Mapping[str, Job]) -> float:
     """Since when a pending job could start if there were room: its submission, or the end of its last parent."""
     since = job.status_history[-1][1] if job.status_history else job.created_at
-    return max([since, *(jobs[parent].current.finished_at or since for parent in (*job.after, *job.after_any) if parent in jobs)])
+    ends = (jobs[parent].current.finished_at or since for parent in (*job.after, *job.after_any) if parent in jobs)
+    return max([since, *ends])
 
 
 # Why a job waits
@@ -3086,11 +3149,13 @@ def describe_next_attempt(job: Job, now: float) -> str:
     return f"it is tried again in {format_duration(max(0.0, (job.retry_at or now) - now))}"
 
 
-def describe_place(job: Job, position: int, estimate: float | None, board: Sequence[Slot], config: JobsConfig, now: float) -> list[str]:
+def describe_place(job: Job, position: int, estimate: float | None, board: Sequence[Slot], config: JobsConfig,
+                   now: float) -> list[str]:
     """The facts that `nexus why` prints of a pending job before its list of GPUs."""
-    asked = f"it asks for {format_gpus(job.gpus)}" + (f" with {format_memory(job.gpu_mem_mib)} free on each" if job.gpu_mem_mib else "")
+    room = f" with {format_memory(job.gpu_mem_mib)} free on each" if job.gpu_mem_mib else ""
+    only = f"; it accepts only GPU {format_indices(job.gpu_ids)} (--gpu-ids)" if job.gpu_ids is not None else ""
     facts = [f"{format_count(position, 'job')} before it in the queue" if position else "it is first in the queue",
-             asked + (f"; it accepts only GPU {format_indices(job.gpu_ids)} (--gpu-ids)" if job.gpu_ids is not None else "")]
+             f"it asks for {format_gpus(job.gpus)}{room}{only}"]
     if any(slot.kept_for == job.id for slot in board):
         facts.append(f"it has waited for over {format_duration(config.reserve_after_seconds)}: GPUs are kept for it")
     if estimate is not None:
@@ -3105,7 +3170,7 @@ def explain_shortage(job: Job, made: Plan, config: GpuConfig, now: float) -> Rea
     excluded_nodes = [f"{name or 'this machine'} cannot run it: {why}" for name, why in job.excluded_nodes]
     if not machines:
         return Reason("never", "node", "; ".join(excluded_nodes) or f"there is no node {job.only_node}")
-    is_unknown = any(made.machines[name] and not gpus for name, gpus in machines.items())       # an unreachable one may fit
+    is_unknown = any(made.machines[name] and not gpus for name, gpus in machines.items())   # an unreachable one may fit
     if not is_unknown and (never := find_never(job, machines)):
         return never
     closed = [why.detail for name in machines for why in (made.machines[name],) if why]
@@ -3113,7 +3178,8 @@ def explain_shortage(job: Job, made: Plan, config: GpuConfig, now: float) -> Rea
                 if not made.machines.get(slot.gpu.node)]
     total, free = len(verdicts), sum(why is None for _, why in verdicts)
     only = verdicts[0][1] if total == 1 else None
-    others = [f"GPU {place} {why.detail}" for place, why in verdicts if why and (only or why.subject == place)]    # not in a job's hands
+    others = [f"GPU {place} {why.detail}"               # what no job can change
+              for place, why in verdicts if why and (only or why.subject == place)]
     busy, told = total - free - len(others), []
     if job.gpus > 1 and total and not only:
         where = " of one machine" if len(machines) > 1 else ""
@@ -3136,8 +3202,9 @@ class Evidence:
     samples: Mapping[str, Any] = {}             # fields of Attempt: its use of memory, CPU and GPUs
 
 
-def judge(job: Job, result: Result, evidence: Evidence, runtime_s: float, config: JobsConfig, now: float) -> tuple[str, dict[str, Any]]:
-    """(the next status of a job whose attempt ended, the attempt's facts); the status `pending` means another attempt."""
+def judge(job: Job, result: Result, evidence: Evidence, runtime_s: float, config: JobsConfig,
+          now: float) -> tuple[str, dict[str, Any]]:
+    """(the next status of a job whose attempt ended, the attempt's facts); `pending` means another attempt."""
     code = result.exit_code
     number = code - 128 if code is not None and 128 < code < 160 else None
     cause, line = find_cause(job, result, evidence, number)
@@ -3150,7 +3217,10 @@ def judge(job: Job, result: Result, evidence: Evidence, runtime_s: float, config
         return CANCELLED, facts
     is_launch = cause == "launch"
     again = sum((attempt.cause == "launch") == is_launch for attempt in job.attempts[:-1] if attempt.cause != REQUEUED)
-    if again >= job.retries if not is_launch else not (result.may_pass and job.head is None and again + 1 < config.launch_attempts):
+    is_over = again >= job.retries
+    if is_launch:
+        is_over = not (result.may_pass and job.head is None and again + 1 < config.launch_attempts)
+    if is_over:
         return FAILED, facts
     return PENDING, {
         **facts, "retry_at": now + find_backoff(again, config), "exclusive": job.exclusive or cause == "cuda-oom",
@@ -3178,20 +3248,21 @@ def find_cause(job: Job, result: Result, evidence: Evidence, signal: int | None)
 
 # What becomes of a job that Slurm has
 
-NOT_BEGUN, OURS, BEGUN = "not begun", "ours", "begun"       # the claim of an attempt: nobody's, a service's, its job.sh's
+NOT_BEGUN, OURS, BEGUN = "not begun", "ours", "begun"       # an attempt's claim: nobody's, a service's, its job.sh's
 REQUEUE, END = "requeue", "end"
 
 
 def match_slurm_jobs(live: Iterable[Job], jobs: Sequence[SlurmJob]) -> dict[str | None, SlurmJob]:
     """{slurm_key: Slurm's job}.  An id alone proves little: after a crash, slurmctld may give it to another job."""
     by_key, by_id = {one.key: one for one in jobs if one.key}, {one.id: one for one in jobs if one.key is None}
-    pairs = ((job.current.slurm_key, by_key.get(job.current.slurm_key or "") or by_id.get(job.current.slurm_id or "")) for job in live)
+    asked = [(job.current.slurm_key, job.current.slurm_id) for job in live]
+    pairs = ((key, by_key.get(key or "") or by_id.get(slurm_id or "")) for key, slurm_id in asked)
     return {key: one for key, one in pairs if key and one}
 
 
 # What becomes of a job without a result file that Slurm calls over, or does not know: (Slurm's state, the claim of its
-# attempt, how many seconds to wait for its result, what to do then).  The first row that fits counts.  None: any; "": Slurm
-# does not know the job.
+# attempt, how many seconds to wait for its result, what to do then).  The first row that fits counts.  None: any; "":
+# Slurm does not know the job.
 SLURM_DECISIONS: Sequence[tuple[str | None, str | None, float, str]] = (
     (None, OURS, 0.0, REQUEUE),                 # the claim keeps its job.sh from beginning
     ("", NOT_BEGUN, 0.0, REQUEUE),              # it never reached Slurm, or Slurm has lost it
@@ -3232,7 +3303,8 @@ def make_slurm_end(seen: SlurmJob | None, claim: str, result: Result | None, lin
     if cause:
         return replace(result or Result(None, ended_at, took_s), cause=cause, cause_line=words or was)
     if claim == BEGUN:
-        return Result(None, ended_at, took_s, "session-lost", words or f"its job.sh was killed{node}: the exit code is not known")
+        return Result(None, ended_at, took_s, "session-lost",
+                      words or f"its job.sh was killed{node}: the exit code is not known")
     advice = f", and its job.sh did not begin: {folder} must be on a file system that the nodes share" if node else ""
     return Result(None, ended_at, 0.0, "launch", was + advice + (f" ({words})" if words else ""))
 
@@ -3276,11 +3348,13 @@ def find_bad_gpu(ended: Sequence[Ended], uuid: str, config: GpuConfig) -> str | 
     latest = list(itertools.takewhile(operator.attrgetter("is_soon"), there))       # since the last other end
     since = min((end.started_at for end in latest), default=0.0)
     elsewhere = [end for end in ended if uuid not in end.gpu_uuids and end.started_at >= since]
-    faulty, good = [program(end) for end in elsewhere if end.is_soon], [program(end) for end in elsewhere if end.is_success]
+    faulty = [program(end) for end in elsewhere if end.is_soon]
+    good = [program(end) for end in elsewhere if end.is_success]
     counted = [end for end in latest if program(end) in good and program(end) not in faulty]
     if not config.guard_failures or len(counted) < config.guard_failures or len({end.command for end in counted}) < 2:
         return None
-    return f"{len(counted)} jobs in a row failed there within {config.guard_seconds:g} s of their start, and run elsewhere"
+    return (f"{len(counted)} jobs in a row failed there within {config.guard_seconds:g} s of their start, "
+            "and run elsewhere")
 
 
 # The scheduler in simulated time: for estimates, simulations, and tests
@@ -3300,8 +3374,8 @@ class Replay:
         """Queue a job that will run for `run_time` seconds.  `fields`: as in Job."""
         place = next_place(self.state, fields.pop("priority", 1))
         self.state.put(Put("facts", "next_number", place["number"] + 1))
-        self.insert(Job(**{"id": job_id, "command": job_id, "cwd": "/", "user": "", "created_at": self.now, "environment": "",
-                           "content": "", **place, **fields}), run_time)
+        self.insert(Job(**{"id": job_id, "command": job_id, "cwd": "/", "user": "", "created_at": self.now,
+                           "environment": "", "content": "", **place, **fields}), run_time)
 
     def insert(self, job: Job, run_time: float | None) -> None:
         """Add a running or pending job as it is."""
@@ -3352,8 +3426,9 @@ MAX_REPLAY_JOBS = 1000
 OVERDUE = 0.25                  # of the expected run time: the end of a job that exceeds it by more is unknown
 
 
-def estimate_starts(jobs: Iterable[Job], groups: Iterable[Group], run_times: Mapping[str, float | None], gpus: Sequence[Gpu],
-                    config: Config, now: float, nodes: Sequence[NodeView] = ()) -> dict[str, float]:
+def estimate_starts(jobs: Iterable[Job], groups: Iterable[Group], run_times: Mapping[str, float | None],
+                    gpus: Sequence[Gpu], config: Config, now: float,
+                    nodes: Sequence[NodeView] = ()) -> dict[str, float]:
     """{id of a pending job: when it will start, UTC epoch seconds}, for the jobs whose start can be estimated.
 
     `jobs`: the running and the first pending jobs, in order.  `run_times`: the whole run time of each, None if unknown.
@@ -3362,7 +3437,7 @@ def estimate_starts(jobs: Iterable[Job], groups: Iterable[Group], run_times: Map
     replay = Replay(gpus, config, now, nodes)
     for group in groups:
         replay.state.put(Put("groups", group.name, group))
-    for job in jobs:                # one that is x seconds over its time, and not overdue, is taken to need x seconds more
+    for job in jobs:                # one that is x seconds over its time, and not overdue, is taken to need x more
         age, known_s = find_age(job, now), run_times.get(job.id)
         if known_s is not None:
             known_s = max(known_s, 2 * age - known_s) if age <= (1 + OVERDUE) * known_s else None
@@ -3376,7 +3451,7 @@ def estimate_starts(jobs: Iterable[Job], groups: Iterable[Group], run_times: Map
 
 
 def know_run_times(jobs: Iterable[Job], finished: Iterable[Job]) -> dict[str, float | None]:
-    """{job id: run time in seconds}: as expected by its submitter, else the median of its command, else of its group."""
+    """{job id: run time in seconds}: its submitter's, else the median of its command, else of its group."""
     import statistics
     past: dict[tuple[str, str | None], list[float]] = {}
     for job in finished:
@@ -4208,7 +4283,7 @@ GET /events is a stream of server-sent events: `job` (a Job that has changed), `
 for the owner), and `reset` when events were lost: fetch everything again.
 
 The machines under /api have numbers: 0 is this one, then come the nodes in the order of GET /nodes; null is none yet,
-or one that is no node any more.  Jobs for any machine wait in the queue of number 0, those for a node in that node's."""
+or one that is no node any more.  Jobs for any machine wait in the queue of number 0, others in their node's."""
 
 
 FORM = {
@@ -7149,12 +7224,12 @@ def start_supervisor(layout: Layout, screen: Screen | None, environ: Mapping[str
 
 # ==== 12. STORE ==== the one owner of State: journal, snapshots, recovery, events
 # A transaction is in the journal, synced, before its caller gets an answer.  Callers at the same time share one sync.
-# Readers never wait for the disk, and never see a change that the disk may still refuse: the store tries a change on State,
-# takes it back, and applies it again once it is on the disk.  No code touches the disk while it holds `lock`.  The locks are
-# taken in this order: `saving` (state.json), `committing` (the journal, and changes of State), `lock` (State itself).
-# state.json is a checkpoint as of a transaction's number, written in the background.  state.json.prev is the checkpoint
-# before it, and the journal goes back to that one.  A damaged row costs the job that it is about; it is kept in a file and
-# reported.
+# Readers never wait for the disk, and never see a change that the disk may still refuse: the store tries a change on
+# State, takes it back, and applies it again once it is on the disk.  No code touches the disk while it holds `lock`.
+# The locks are taken in this order: `saving` (state.json), `committing` (the journal, and changes of State), `lock`
+# (State itself).  state.json is a checkpoint as of a transaction's number, written in the background.  state.json.prev
+# is the checkpoint before it, and the journal goes back to that one.  A damaged row costs the job that it is about; it
+# is kept in a file and reported.
 
 MIN_JOURNAL_BYTES = 256 * 1024      # a smaller journal is not worth a new checkpoint
 UNDONE = NexusError("internal", "the change was not made", hint="service.log says why: nexus logs service")
@@ -7173,9 +7248,9 @@ class Transaction:
         self.line = ""                                  # its line of the journal
 
     def perform(self, state: State) -> bool:
-        """Make the changes in State, or leave State as it is; return which.  After an exception State is inconsistent."""
+        """Make the changes in State, or none of them; return which.  After an exception State is inconsistent."""
         for change in self.step(state):
-            undo = state.put(change)                    # an error in here is not the caller's: the change may be half made
+            undo = state.put(change)            # an error in here is not the caller's: the change may be half made
             self.before.setdefault((undo.table, undo.key), undo)
         if self.error is not UNDONE:
             self.put_all(state, self.before.values(), 0)
@@ -7193,7 +7268,7 @@ class Transaction:
             self.error = error
 
     def put_all(self, state: State, rows: Iterable[Put], count: int) -> None:
-        """Apply `after` again (count 1), or undo with `before` (count -1); `count` is added to the number of changes."""
+        """Apply `after` again (count 1), or undo with `before` (count -1); add `count` to the number of changes."""
         for row in rows:
             state.put(row)
         state.seq += count * bool(self.line)
@@ -7253,9 +7328,9 @@ class EventLog:
 
 
 class Journal:
-    """The transactions since state.json.prev, one line each, in segments named by the number of their first transaction.
+    """The transactions since state.json.prev, one line each, in segments named by their first transaction's number.
 
-    If two segments hold the same number, the later segment is right: a failed write has left the end of the earlier one.
+    If two segments hold the same number, the later one is right: a failed write has left the end of the earlier one.
     """
 
     def __init__(self, folder: str) -> None:
@@ -7275,7 +7350,7 @@ class Journal:
         path = os.path.join(self.folder, f"journal-{first}.jsonl")
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         try:
-            sync_folder(self.folder)                    # before its first line: a power cut must not lose the name alone
+            sync_folder(self.folder)            # before its first line: a power cut must not lose the name alone
         except BaseException:
             os.close(handle)
             raise
@@ -7309,7 +7384,7 @@ class Journal:
         Appends to `damage` what is wrong.  A torn last line is no damage.
         """
         segments, last = self.list_segments(), base
-        if segments and base + 1 not in [first for first, *_ in segments]:      # this one is begun before the checkpoint
+        if segments and base + 1 not in [first for first, *_ in segments]:      # begun before the checkpoint
             damage.append(Damage(f"journal-{base + 1}.jsonl, which goes on from it, is missing"))
         for _, limit, path in segments:
             if limit <= base + 1:
@@ -7361,12 +7436,13 @@ class Store:
 
     # Changing and reading
 
-    def update(self, decide: Callable[[State], Iterable[Put]], is_synced: bool = True, meanwhile: Callable[[], None] | None = None) -> Any:
+    def update(self, decide: Callable[[State], Iterable[Put]], is_synced: bool = True,
+               meanwhile: Callable[[], None] | None = None) -> Any:
         """Make the changes that `decide` yields, and return what the generator `decide` returns.
 
-        Each change is in State before `decide` goes on.  `decide` runs in this thread, or in another thread that commits at
-        the moment: one thread commits for all that wait.  Without `is_synced`, a power cut before the next change may lose
-        these changes.  `meanwhile` is called while the disk syncs; the sync may still fail.
+        Each change is in State before `decide` goes on.  `decide` runs in this thread, or in another thread that
+        commits at the moment: one thread commits for all that wait.  Without `is_synced`, a power cut before the next
+        change may lose these changes.  `meanwhile` is called while the disk syncs; the sync may still fail.
         Raises: what `decide` raises; unavailable, if the disk refuses.  Then nothing has changed.
         """
         own = Transaction(decide, is_synced, meanwhile)
@@ -7379,7 +7455,7 @@ class Store:
         return own.answer
 
     def read(self, look: Callable[[State], T]) -> T:
-        """The result of `look` for State as it is on the disk.  `look` must return values, and not keep State itself."""
+        """The result of `look` at State as it is on the disk.  It must return values, and not keep State itself."""
         with self.lock:
             return look(self.state)
 
@@ -7398,7 +7474,8 @@ class Store:
                 for one in done if not refusal else ():
                     one.put_all(self.state, one.after, 1)
         except BaseException as error:          # out of memory in the middle, say: State may be half changed
-            self.log.critical("State is not what is on the disk: the service ends, and the next one reads it", exc_info=error)
+            self.log.critical(
+                "State is not what is on the disk: the service ends, and the next one reads it", exc_info=error)
             os._exit(1)
         for one in done:                        # those without changes too: they may have seen refused ones
             one.error = refusal
@@ -7442,7 +7519,7 @@ class Store:
     # state.json
 
     def look_for_edit(self, take: Callable[[Mapping[str, Any]], None]) -> bool:
-        """Call `take` with the keys of EDITABLE that another program has changed in state.json; return whether it was edited.
+        """Call `take` with the keys of EDITABLE that another program changed in state.json; return whether it did.
 
         Raises: OSError, and what `take` raises; then the next call tries again.
         """
@@ -7452,21 +7529,25 @@ class Store:
                 return False
             try:
                 text = read_text(self.layout.state_file)
-                body = decode("dict", load_json(text)) if text is not None else {}         # a deleted file changes nothing
+                body = decode("dict", load_json(text)) if text is not None else {}      # a deleted file changes nothing
             except (TypeError, ValueError) as error:
                 self.bad_edits += 1
                 if self.bad_edits < 3:                      # the other program may still be writing
                     return False
                 self.log.warning("state.json was edited and is no JSON (%s): it is written anew", error)
                 body = {}
-            edit = {name: freeze(body[name]) for name in EDITABLE if name in body and freeze(body[name]) != self.told[name]}
+            values = {name: freeze(body[name]) for name in EDITABLE if name in body}
+            edit = {name: value for name, value in values.items() if value != self.told[name]}
             take(edit)
             self.stamp, self.checkpoint_seq, self.told, self.bad_edits = stamp, -1, {**self.told, **edit}, 0
             self.checkpoint_wanted.set()
             return True
 
     def save_checkpoint(self) -> None:
-        """Write state.json, and drop the journal before state.json.prev.  Raises: OSError, unavailable; then nothing changes."""
+        """Write state.json, and drop the journal before state.json.prev.
+
+        Raises: OSError, unavailable; then nothing changes.
+        """
         path = self.layout.state_file
         with self.saving:
             with self.committing:
@@ -7509,11 +7590,13 @@ class Store:
         state, damage = found.state, found.damage
         is_own = state.machine_id == self.machine_id
         if found.path and not is_own and state.running and is_elsewhere(state.machine_id, self.layout.jobs_lock_file):
-            raise describe_other_machine(state.host, f"jobs of {state_file} run there", f"mv {self.layout.home} {self.layout.home}.old")
+            raise describe_other_machine(
+                state.host, f"jobs of {state_file} run there", f"mv {self.layout.home} {self.layout.home}.old")
         state.host, state.machine_id = self.host, self.machine_id
         state.service_id = self.service_id = state.service_id or f"{os.geteuid()}-{self.clock.new_token()[:8]}"
         self.state, self.told = state, found.told
-        is_good = found.path == state_file and is_own and not found.is_older and not damage     # else a new one is written at once
+        is_newest = found.path == state_file and not found.is_older
+        is_good = is_newest and is_own and not damage           # else a new one is written at once
         self.checkpoint_seq = found.seq if is_good else -1
         with disk("write", self.layout.journal_dir):
             for one in broken:
@@ -7530,9 +7613,9 @@ class Store:
                 self.save_checkpoint()
 
     def rebuild(self) -> tuple[Rebuilt, list[Rebuilt]]:
-        """(State of the newest state file that is whole with its journal, else of the newest readable one; the useless others).
+        """(the best State, the unusable ones).  Raises: OSError, conflict.
 
-        Raises: OSError, conflict.
+        The best is of the newest state file that is whole with its journal, else of the newest readable one.
         """
         tried: list[Rebuilt] = []
         for path in (self.layout.state_file, self.layout.previous_state_file, ""):
@@ -7600,8 +7683,8 @@ class Rebuilt:
     def replay(self, tables: Any, where: str) -> None:
         """Put the rows of these tables into State.
 
-        A row that cannot be decoded costs the job that it is about.  The job may have run since its last good row: to queue
-        it on a guess might run it twice.  If the row does not even name a job, only this change is lost.
+        A row that cannot be decoded costs the job that it is about.  The job may have run since its last good row: to
+        queue it on a guess might run it twice.  If the row does not even name a job, only this change is lost.
         """
         for table, rows in decode("dict", tables).items():
             if not isinstance(rows, (dict, Iterator)):
@@ -7642,7 +7725,8 @@ def keep_aside(path: str, is_copy: bool = False) -> str:
 
 def describe_other_machine(host: str, why: str, otherwise: str) -> NexusError:
     return NexusError("conflict", f"the service runs on {host} ({why})",
-                      hint=f"use it there, or set NEXUS_HOME=~/.nexus-$(hostname) or NEXUS_URL; if {host} is gone for good: {otherwise}")
+                      hint=f"use it there, or set NEXUS_HOME=~/.nexus-$(hostname) or NEXUS_URL; "
+                           f"if {host} is gone for good: {otherwise}")
 
 
 # ==== 13. BACKENDS ==== where jobs run: this machine, nodes, Slurm, behind one protocol; one reducer records outcomes
@@ -9619,7 +9703,8 @@ class Admission(Part):
         begin_at = parse_begin(asked.begin, self.clock.now()) if asked.begin else None
         env_digest = hash_text(json.dumps(asked.env, sort_keys=True))[:16] if asked.env else None
         job = Job(**{**defaults, **said}, user=user, created_at=0.0, queue_key=(), environment=digest, content="",
-                  begin_at=begin_at, env_digest=env_digest, only_node="" if asked.node == self.service.node else asked.node)
+                  begin_at=begin_at, env_digest=env_digest,
+                  only_node="" if asked.node == self.service.node else asked.node)
         self.check_job(job)
         return job
 
@@ -9833,7 +9918,8 @@ class GpuWatch(Part):
     def set_gpu_paused(self, index: int, is_paused: bool, who: str, node: str = "") -> None:
         """Pause or resume a GPU, also of a node.  Raises: not_found; conflict, when the node's own nexus paused it."""
         def find() -> Gpu | None:
-            gpus = self.service.pool.find_node(node).gpus if node and node != self.service.node else self.observation.gpus
+            is_away = node and node != self.service.node
+            gpus = self.service.pool.find_node(node).gpus if is_away else self.observation.gpus
             return next((gpu for gpu in gpus if gpu.index == index), None)
 
         gpu = wait_until(find, 0.0 if self.observation.began_at else FIRST_LOOK_S, clock=self.clock)
@@ -9843,7 +9929,8 @@ class GpuWatch(Part):
 
         def pause(state: State) -> Changes:
             if is_there and not is_paused and uuid not in state.paused_gpus:
-                raise NexusError("conflict", f"GPU {place} is paused by {node}'s own nexus", f"there: nexus resume {index}")
+                raise NexusError(
+                    "conflict", f"GPU {place} is paused by {node}'s own nexus", f"there: nexus resume {index}")
             others = tuple(other for other in state.paused_gpus if other != uuid)
             yield Put("facts", "paused_gpus", (*others, uuid) if is_paused else others)
             yield Put("facts", "pause_reasons", tuple(pair for pair in state.pause_reasons if pair[0] != uuid))
@@ -9920,7 +10007,8 @@ class GpuWatch(Part):
             if owner and (job is None or gpu.uuid in job.current.gpu_uuids):
                 yield replace(process, job_id=owner)
             else:
-                yield replace(process, user=find_process_user(process.pid), name=found.name if found else None, stray_job=owner)
+                yield replace(process, user=find_process_user(process.pid), name=found.name if found else None,
+                              stray_job=owner)
 
     def note_readings(self, gpus: Iterable[Gpu]) -> None:
         """Add the readings of these GPUs; drop readings over an hour old, and those of GPUs that are gone."""
@@ -9936,9 +10024,11 @@ class GpuWatch(Part):
     def measure_jobs(self, running: Iterable[Job], members: Mapping[str, Sequence[Process]]) -> None:
         for job in running:
             gpus = [gpu for gpu in self.gpus if gpu.uuid in job.current.gpu_uuids]
-            used = sum(process.memory_mib or 0.0 for gpu in gpus for process in gpu.processes if process.job_id == job.id)
+            used = sum(process.memory_mib or 0.0
+                       for gpu in gpus for process in gpu.processes if process.job_id == job.id)
             loads = [gpu.utilization for gpu in gpus if gpu.utilization is not None]
-            self.usage[job.id] = self.find_usage(job.id).add(members.get(job.id, ()), used, loads, self.clock.monotonic())
+            self.usage[job.id] = self.find_usage(job.id).add(
+                members.get(job.id, ()), used, loads, self.clock.monotonic())
         limit_mib = self.config.jobs.max_memory_gb * 1024 or float("inf")
         self.large = {(job.id, job.attempt): members[job.id] for job in running
                       if (self.usage[job.id].rss_mib or 0.0) > limit_mib}
@@ -10065,12 +10155,17 @@ class NodeSide(Part):
 
         A job in `changed` is not judged yet: the controller learns of it only with this answer.
         """
-        want, now, at, unwanted = {one.key: one for one in asked.want}, self.clock.now(), self.clock.monotonic(), set[str]()
+        want, unwanted = {one.key: one for one in asked.want}, set[str]()
+        now, at = self.clock.now(), self.clock.monotonic()
 
         def compare(state: State) -> Changes:
             for job in [state.jobs[job_id] for job_id in state.sent.get(asked.head, ())]:
                 wanted = want.get(key := (job.id, job.head_attempt))
-                since = self.waiting_since.setdefault(key, at) if job.status == PENDING else self.waiting_since.pop(key, at)
+                since = at
+                if job.status == PENDING:
+                    since = self.waiting_since.setdefault(key, at)
+                else:
+                    self.waiting_since.pop(key, None)
                 is_unwanted = wanted is None and job.id not in changed
                 unwanted.update([job.id] if is_unwanted else ())
                 if job.status in FINAL and is_unwanted:     # the controller has all of it
@@ -10092,7 +10187,8 @@ class NodeSide(Part):
     def take_job(self, head: str, wanted: Wanted, order: Order, caller: Caller) -> None:
         """Queue a job for a controller.  Idempotent: an attempt that was queued here before is not queued again.
 
-        Raises: usage, not_found, forbidden, when it can never run; conflict, when its id is taken; queue_full; unavailable.
+        Raises: usage, not_found, forbidden, when it can never run; conflict, when its id is taken; queue_full;
+            unavailable.
         """
         job_id, number = wanted.key
         path = ":".join(dict.fromkeys(f"{order.path}:{self.environ.get('PATH') or os.defpath}".split(":")))  # each once
@@ -10120,7 +10216,8 @@ class NodeSide(Part):
             if known and known.head != head:
                 raise NexusError("conflict", f"there is another job {known.id} on {self.service.node}")
             if known and (known.head_attempt > number or known.status not in FINAL):
-                raise NexusError("unavailable", f"job {known.id} is on {self.service.node} already, and is {known.status}")
+                raise NexusError(
+                    "unavailable", f"job {known.id} is on {self.service.node} already, and is {known.status}")
             if job_id in self.service.history.trimming:
                 raise NexusError("unavailable", f"the logs of job {job_id} are being removed on {self.service.node}")
             if known:
@@ -10136,7 +10233,8 @@ class NodeSide(Part):
 
         with self.taking:
             before: Job | None = self.store.read(lambda state: state.jobs.get(job_id))
-            if before and before.log_dir and before.status in FINAL and before.head == head and before.head_attempt < number:
+            is_again = before and before.head == head and before.head_attempt < number
+            if before and is_again and before.log_dir and before.status in FINAL:
                 # The controller has all of these logs.  They must not pass for logs of the new attempt.
                 remove_job_files(self.layout.log_dir, before.log_dir,
                                  LOG_FILES if is_same_job(before.head_attempt, number) else OWN_FILES)
@@ -10170,8 +10268,10 @@ class NodeSide(Part):
     def describe_place(self, head: str) -> dict[str, Any]:
         """Return what the controller needs to place jobs here: `hold`, `cpu_slots` and `gpus` of Synced."""
         gpus, own, is_paused = self.store.read(lambda state: (
-            self.service.gpu_watch.see_gpus(state), [job for job in state.running.values() if job.head != head], state.paused))
-        trouble, config, error = self.service.gpu_watch.find_gpu_trouble(), self.config, self.store.last_error
+            self.service.gpu_watch.see_gpus(state), [job for job in state.running.values() if job.head != head],
+            state.paused))
+        trouble, config = self.service.gpu_watch.find_gpu_trouble(), self.config
+        error = self.store.last_error
         taken: dict[str, list[tuple[str, int]]] = {gpu.uuid: [] for gpu in gpus}
         for job in own:
             for uuid, share in zip(job.current.gpu_uuids, list_shares(job)):
@@ -10249,7 +10349,8 @@ class History(Part):
             self.service.run_guarded(f"After job {job.id}", self.release, job)
         why = f"as {who} asked" if who else f"beyond history_limit = {limit}"
         self.log.info("Trimmed %s %s, with their logs: %s%s", format_count(len(gone), "job"), why,
-                      join_some([job.id for job in gone]), f"; their own files stay in {join_some(kept)}" if kept else "")
+                      join_some([job.id for job in gone]),
+                      f"; their own files stay in {join_some(kept)}" if kept else "")
         return 0.0
 
     def remove_logs(self, job: Job) -> bool:
@@ -10319,19 +10420,23 @@ class History(Part):
             uuids = {**{str(index): uuid for index, uuid, _, _ in state.inventory},
                      **{gpu.place: gpu.uuid for gpu in self.service.gpu_watch.all_gpus() if gpu.node}}
             away = tuple(f"{name}/" for name in state.nodes)       # uuids on a node start so; it may be unreachable
-            given, facts = edit.get("paused_gpus"), {"paused": edit["paused"]} if isinstance(edit.get("paused"), bool) else {}
+            given = edit.get("paused_gpus")
+            facts = {"paused": edit["paused"]} if isinstance(edit.get("paused"), bool) else {}
             if isinstance(given, tuple):
                 names = [str(item) for item in given if isinstance(item, (int, str))]
-                paused = tuple(dict.fromkeys(uuids.get(name, name) for name in names if not state.inventory or name in uuids
-                                             or name in uuids.values() or name.startswith(away)))
-                facts.update(paused_gpus=paused, pause_reasons=tuple(pair for pair in state.pause_reasons if pair[0] in paused))
+                paused = tuple(dict.fromkeys(
+                    uuids.get(name, name) for name in names
+                    if not state.inventory or name in uuids or name in uuids.values() or name.startswith(away)))
+                reasons = tuple(pair for pair in state.pause_reasons if pair[0] in paused)
+                facts.update(paused_gpus=paused, pause_reasons=reasons)
             changed = {name: fact for name, fact in facts.items() if fact != getattr(state, name)}
             yield from (Put("facts", name, fact) for name, fact in changed.items())
             return changed
 
         changed = self.store.update(change)
         if changed:
-            self.log.info("Taken over from state.json: %s", ", ".join(f"{name} = {fact}" for name, fact in changed.items()))
+            self.log.info("Taken over from state.json: %s",
+                          ", ".join(f"{name} = {fact}" for name, fact in changed.items()))
             self.service.wake()
 
 
@@ -10369,7 +10474,8 @@ class LogWatch(Part):
             self.next_reading_at = began + self.config.service.refresh_rate_seconds
             for job in running:
                 if job.log_dir and job.current.gpu_uuids:
-                    self.growths[job.log_dir].note_usage(self.service.gpu_watch.read_gpus(job, now), now - (job.current.started_at or now))
+                    self.growths[job.log_dir].note_usage(
+                        self.service.gpu_watch.read_gpus(job, now), now - (job.current.started_at or now))
         # A job that starts during this look wakes the worker only if `growths` is empty: so check for jobs last.
         is_on = folders or self.service.running_jobs()
         return max(LOG_LOOK_S, LOG_LOOK_BACKOFF_FACTOR * (self.clock.monotonic() - began)) if is_on else None
@@ -10428,7 +10534,8 @@ class Views(Part):
         super().__init__(service)
         self.estimates: Mapping[str, float] = {}            # {pending job: when it will start}
         self.next_estimate_at = float("-inf")               # monotonic
-        self.estimates_made, self.estimator = threading.Event(), Worker(service, "estimating when jobs start", self.estimate, None)
+        self.estimates_made = threading.Event()
+        self.estimator = Worker(service, "estimating when jobs start", self.estimate, None)
         self.disks: Sequence[tuple[str, bool, str]] = ()    # the last results of look_at_disks()
         self.disks_seen_at = self.clock.monotonic()
         self.disk_watch = Worker(service, "looking at the disks", self.look_at_disks)
@@ -10450,7 +10557,8 @@ class Views(Part):
         # Described here, as look() holds the lock.
         told["running_jobs"] = [self.describe_job(job, now, BRIEF_JOB) for job in told["running_jobs"]]
         return {**told, **self.info(), "gpu_trouble": trouble, "slurm": cluster.describe() if cluster else None,
-                "hints": self.list_hints(), "bad_checks": [check["name"] for check in self.health()["checks"] if not check["is_ok"]],
+                "hints": self.list_hints(),
+                "bad_checks": [check["name"] for check in self.health()["checks"] if not check["is_ok"]],
                 "host": show(OBJECTS["Host"], self.service.gpu_watch.host, name=self.service.node),
                 "nodes": self.service.pool.list_nodes() if self.service.pool.nodes else []}
 
@@ -10488,7 +10596,8 @@ class Views(Part):
         return job_json(job, now, self.find_place(job), rows, **facts)
 
     def info(self) -> dict[str, Any]:
-        return {"version": __version__, "hash": self.service.hash, "pid": os.getpid(), "user": self.service.user, "home": self.layout.home,
+        return {"version": __version__, "hash": self.service.hash, "pid": os.getpid(), "user": self.service.user,
+                "home": self.layout.home,
                 "uptime_seconds": round(self.clock.monotonic() - self.service.started_monotonic, 3)}
 
     def list_histories(self) -> list[dict[str, Any]]:
@@ -10496,16 +10605,19 @@ class Views(Part):
         interval_s, history = HISTORY_S / USAGE_POINTS, self.service.gpu_watch.history
         since = (self.clock.monotonic() // interval_s + 1) * interval_s - HISTORY_S     # aligned: points do not change
         return [{"index": gpu.index, "node": gpu.node or self.service.node, "uuid": gpu.uuid,
-                 **describe_usage(history.get(gpu.uuid, ()), since, interval_s)} for gpu in self.service.gpu_watch.all_gpus()]
+                 **describe_usage(history.get(gpu.uuid, ()), since, interval_s)}
+                for gpu in self.service.gpu_watch.all_gpus()]
 
     def describe_run(self, job: Job) -> dict[str, Any]:
         """GET /jobs/{id}/usage: utilization and memory of the GPUs of the last attempt."""
         began, uuids = job.current.started_at or 0.0, job.current.gpu_uuids
         run_s = job.current.runtime_seconds or self.service.runners.find_runtime_s(job, self.clock.now())
         interval_s = max(2.0 * self.config.service.refresh_rate_seconds, run_s / USAGE_POINTS)
-        totals = [gpu.memory_total_mib for gpu in self.service.gpu_watch.all_gpus() if gpu.uuid in uuids and gpu.memory_total_mib]
+        totals = [gpu.memory_total_mib
+                  for gpu in self.service.gpu_watch.all_gpus() if gpu.uuid in uuids and gpu.memory_total_mib]
         return {"memory_total_mib": sum(totals) if len(totals) == len(uuids) else None,
-                **describe_usage(read_usage(job.log_dir or ""), began, interval_s, min(USAGE_POINTS, int(run_s / interval_s) + 1))}
+                **describe_usage(read_usage(job.log_dir or ""), began, interval_s,
+                                 min(USAGE_POINTS, int(run_s / interval_s) + 1))}
 
     def list_hints(self) -> list[str]:
         """Return what the owner should know or do, one line each."""
@@ -10513,7 +10625,8 @@ class Views(Part):
         held = self.store.read(lambda state: [group for group in state.groups.values() if group.hold])
         hints = [
             *(hint for *_, hint in self.list_checks()),
-            "these GPUs are made up; for the real ones: nexus restart, without NEXUS_MOCK_GPUS" if machine.is_mock else "",
+            "these GPUs are made up; for the real ones: nexus restart, without NEXUS_MOCK_GPUS"
+            if machine.is_mock else "",
             f"{machine.no_screen_reason}: jobs run directly, without attach (install it: apt install screen)" if (
                 machine.no_screen_reason and jobs.launcher == "screen") else "",
             *(f"group {group.name} is held: {group.hold}" for group in held[:3])]
@@ -10524,7 +10637,8 @@ class Views(Part):
 
         Jobs are read JOBS_AT_ONCE at a time, so that a long list does not hold the lock for long.
         """
-        kept, reasons, places = {slot.kept_for for slot in self.service.plan.board}, dict[object, Reason](), dict[str, int]()
+        kept = {slot.kept_for for slot in self.service.plan.board}
+        reasons, places = dict[object, Reason](), dict[str, int]()
         is_waiting = any(job.status == PENDING for job in jobs)
         estimates = self.find_estimates() if is_waiting and "estimated_start" in rows else {}
         if is_waiting and "position" in rows:
@@ -10535,7 +10649,8 @@ class Views(Part):
             if job.status != PENDING or not rows.keys() & {"position", "waiting_for", "reason", "estimated_start"}:
                 return self.describe_job(job, now, rows)
             # Jobs with the same request wait for the same reason: find it once for all of them.
-            is_apart = job.pending_dependencies or job.retry_at or job.begin_at or job.current.slurm_key is not None or job.id in kept
+            is_apart = (job.pending_dependencies or job.retry_at or job.begin_at or job.current.slurm_key is not None
+                        or job.id in kept)
             alike = job.id if is_apart else (request_class(job), job.group, job.user)
             reason = reasons[alike] if alike in reasons else reasons.setdefault(alike, self.find_reason(job, is_paused))
             return self.describe_job(
@@ -10551,7 +10666,8 @@ class Views(Part):
 
     def list_groups(self, caller: Caller) -> list[dict[str, Any]]:
         """GET /groups: the groups that the caller may see, in the order in which they start."""
-        jobs, holds, is_paused = self.store.read(lambda state: (list_jobs(state, STATUSES), dict(state.groups), state.paused))
+        jobs, holds, is_paused = self.store.read(
+            lambda state: (list_jobs(state, STATUSES), dict(state.groups), state.paused))
         told: dict[str, dict[str, Any]] = {}
         position = 0
         for job in jobs:
@@ -10560,8 +10676,8 @@ class Views(Part):
                 if group is None:
                     known = holds.get(job.group) or Group(job.group)
                     group = told[job.group] = {
-                        **dict.fromkeys(OBJECTS["GroupInfo"]), **dict.fromkeys(STATUSES, 0), "name": job.group, "user": job.user,
-                        "limit": known.limit, "hold": known.hold}
+                        **dict.fromkeys(OBJECTS["GroupInfo"]), **dict.fromkeys(STATUSES, 0), "name": job.group,
+                        "user": job.user, "limit": known.limit, "hold": known.hold}
                 group[job.status] += 1
                 if job.status == PENDING and group["position"] is None:
                     group.update(position=position, waiting_for=format_reason(self.find_reason(job, is_paused)))
@@ -10592,19 +10708,21 @@ class Views(Part):
             return job, find_position(state, job) if job.status == PENDING else 0, state.paused
 
         job, position, is_paused = self.store.read(look)
-        told: dict[str, Any] = {"id": job.id, "status": job.status, "reason": None, "facts": [], "gpus": [], "verdicts": []}
+        told: dict[str, Any] = {
+            "id": job.id, "status": job.status, "reason": None, "facts": [], "gpus": [], "verdicts": []}
         if job.status != PENDING:
             last = job.current
             place = f" as Slurm's {last.slurm_id}" if last.slurm_id else ""
             place += format_place(last.gpu_indices, last.slurm_node or last.node)
-            return {**told, "why": last.cause_line or last.cause or f"it {'runs' if job.status == RUNNING else 'ran'}{place}"}
+            ran = f"it {'runs' if job.status == RUNNING else 'ran'}{place}"
+            return {**told, "why": last.cause_line or last.cause or ran}
         facts = describe_place(job, position, estimates.get(job.id), board, self.config.jobs, now)
         verdicts = list_verdicts(job, board, self.config.gpu, now) if job.gpus and not self.service.is_slurm else []
         gpus = [{"node": slot.gpu.node or self.service.node, "place": slot.gpu.place, "index": slot.gpu.index,
                  "verdict": why and why.detail} for slot, why in verdicts]
         reason = self.find_reason(job, is_paused)
-        return {**told, "why": format_reason(reason), "reason": show(OBJECTS["Reason"], reason), "facts": facts, "gpus": gpus,
-                "verdicts": format_verdicts(gpus, Paint(""))}
+        return {**told, "why": format_reason(reason), "reason": show(OBJECTS["Reason"], reason), "facts": facts,
+                "gpus": gpus, "verdicts": format_verdicts(gpus, Paint(""))}
 
     def find_estimates(self) -> Mapping[str, float]:
         """Return {pending job: estimated start}; a few seconds old, or older while new estimates are made."""
@@ -10627,15 +10745,17 @@ class Views(Part):
             list(state.groups.values()), list_finished(state), self.service.gpu_watch.see_gpus(state), state.paused))
         is_known = jobs and not is_paused and not self.service.gpu_watch.find_gpu_trouble() and (
             not self.service.launcher.start_rest.find_why(began))
-        self.estimates = estimate_starts(jobs, groups, know_run_times(jobs, finished), gpus, self.config, self.clock.now(),
-                                         self.service.pool.view_nodes()) if is_known else {}
+        self.estimates = estimate_starts(
+            jobs, groups, know_run_times(jobs, finished), gpus, self.config, self.clock.now(),
+            self.service.pool.view_nodes()) if is_known else {}
         now = self.clock.monotonic()
         self.next_estimate_at = now + max(2.0, ESTIMATE_BACKOFF_FACTOR * (now - began))
         self.estimates_made.set()
 
     def health(self) -> dict[str, Any]:
         """GET /health."""
-        checks = [dict(zip(("name", "is_ok", "reading"), check)) for check in [*self.list_checks(), *self.check_disks()]]
+        checks = [dict(zip(("name", "is_ok", "reading"), check))
+                  for check in [*self.list_checks(), *self.check_disks()]]
         return {"is_healthy": all(check["is_ok"] for check in checks), "checks": checks}
 
     def list_checks(self) -> Iterator[tuple[str, bool, str, str]]:
@@ -10650,7 +10770,8 @@ class Views(Part):
             faults = "; ".join(f"GPU {gpu.index}: {gpu.fault}" for gpu in watch.gpus if gpu.fault)
             trouble = watch.find_smi_trouble() or faults
             hint = seen.hint if seen.trouble else SMI_SLOW_HINT if seen.took_s > SMI_SLOW_S else ""
-            yield "GPUs", not trouble, trouble or f"{format_count(len(watch.gpus), 'GPU')}, asked in {seen.took_s:.2f} s", hint
+            asked = f"{format_count(len(watch.gpus), 'GPU')}, asked in {seen.took_s:.2f} s"
+            yield "GPUs", not trouble, trouble or asked, hint
         if leases:
             error = watch.look_error or watch.lease_rest.find_why(now)
             yield "GPU leases", not error, f"{error.message}; {error.hint}" if error else f"in {leases.folder}", ""
@@ -10659,7 +10780,8 @@ class Views(Part):
         yield "state", not error, error.message if error else "written", hint
         damaged = ", ".join(self.store.list_damaged())
         if damaged:
-            yield "lost", False, f"the unreadable part of the state is kept in {damaged}: look at it, and move it away", ""
+            yield ("lost", False,
+                   f"the unreadable part of the state is kept in {damaged}: look at it, and move it away", "")
         if service.cluster:
             error = service.cluster.find_error()
             reading = error.message if error else f"asked in {service.cluster.took_s:.2f} s"
@@ -10669,7 +10791,8 @@ class Views(Part):
                 yield (f"node {node.name}", *check_node(node, now), "")
         if file:
             found = join_some(file.faults, 3, "; ")
-            yield "jobs file", os.path.exists(file.path), found or f"{file.path} is watched", found and f"{file.path}: {found}"
+            yield ("jobs file", os.path.exists(file.path), found or f"{file.path} is watched",
+                   found and f"{file.path}: {found}")
 
     def check_disks(self) -> Iterator[tuple[str, bool, str]]:
         """Yield the last disk checks.  A thread makes them, so that a hanging disk blocks no request."""
@@ -10681,34 +10804,35 @@ class Views(Part):
         yield from self.disks
 
     def look_at_disks(self) -> float:
-        self.disks, self.disks_seen_at = tuple(self.measure_disks()), self.clock.monotonic()
-        return DISK_INTERVAL_S
-
-    def measure_disks(self) -> Iterator[tuple[str, bool, str]]:
         import shutil
+        found = []
         for name, folder in (("state disk", self.layout.journal_dir), ("log disk", self.layout.log_dir)):
             try:
                 free_mib = shutil.disk_usage(folder if os.path.isdir(folder) else self.layout.home).free / 2**20
-                yield name, free_mib > 1, f"{format_memory(free_mib)} free"
+                found.append((name, free_mib > 1, f"{format_memory(free_mib)} free"))
             except OSError as fault:
-                yield name, False, str(fault)
+                found.append((name, False, str(fault)))
+        self.disks, self.disks_seen_at = found, self.clock.monotonic()
+        return DISK_INTERVAL_S
 
     def measure(self) -> dict[str, Any]:
         """Return the values for METRICS.  Counters and histograms start at 0 with the service."""
         service, now, seen = self.service, self.clock.monotonic(), self.service.gpu_watch.observation
         return {
-            **self.status(), **self.health(), **vars(service.counters), **sample_own(), "nodes": service.pool.list_nodes(),
-            "silences": {service.node: 0.0, **{node.name: max(0.0, now - node.silent_at) for node in service.pool.nodes.values()}},
-            "late_s": max(0.0, now - service.due_at), "failure_count": service.failure_count, "started_at": service.started_at,
-            "probe_took_s": seen.took_s, "probe_age_s": max(0.0, now - seen.began_at - seen.took_s),
-            "is_probe_well": not seen.trouble}
+            **self.status(), **self.health(), **vars(service.counters), **sample_own(),
+            "nodes": service.pool.list_nodes(),
+            "silences": {service.node: 0.0,
+                         **{node.name: max(0.0, now - node.silent_at) for node in service.pool.nodes.values()}},
+            "late_s": max(0.0, now - service.due_at), "failure_count": service.failure_count,
+            "started_at": service.started_at, "probe_took_s": seen.took_s,
+            "probe_age_s": max(0.0, now - seen.began_at - seen.took_s), "is_probe_well": not seen.trouble}
 
 
 class Service:
     """The service: its parts take requests, watch, start and end jobs; its loop drives them."""
 
-    def __init__(self, config: Config, layout: Layout, store: Store, machine: Machine, clock: Clock, log: logging.Logger,
-                 environ: Mapping[str, str]) -> None:
+    def __init__(self, config: Config, layout: Layout, store: Store, machine: Machine, clock: Clock,
+                 log: logging.Logger, environ: Mapping[str, str]) -> None:
         self.config, self.layout, self.store, self.machine = config, layout, store, machine
         self.clock, self.log = clock, log
         self.environ = {name: text for name, text in environ.items() if not is_job_variable(name)}
@@ -10745,7 +10869,8 @@ class Service:
         self.history = History(self)
         self.log_watch = LogWatch(self)
         self.views = Views(self)
-        has_jobs = store.read(lambda state: bool(state.submitted) or any(job.current.slurm_key for job in state.running.values()))
+        has_jobs = store.read(lambda state: bool(state.submitted) or any(
+            job.current.slurm_key for job in state.running.values()))
         self.cluster = SlurmBackend(self) if self.is_slurm or has_jobs else None
 
     def wake(self) -> None:
@@ -10780,7 +10905,8 @@ class Service:
         self.machine.become_subreaper()
         self.open_fifo()
         self.runners.adopt()
-        for worker in (Worker(self, "asking for the GPUs", lambda: probe_gpus(self)), self.views.estimator, self.views.disk_watch,
+        for worker in (Worker(self, "asking for the GPUs", lambda: probe_gpus(self)), self.views.estimator,
+                       self.views.disk_watch,
                        Worker(self, "writing state.json", self.history.keep_state),
                        self.history.trimmer, self.hooks.worker, self.log_watch.worker, self.gpu_watch.pss_worker,
                        *(one.worker for one in (self.cluster, self.jobs_file) if one)):
@@ -10842,7 +10968,8 @@ class Service:
         self.last_failure = failure
 
     def next_wait_s(self) -> float:
-        if self.clock.monotonic() - self.failed_at < WATCH_INTERVAL_S or (self.store.last_error and not self.local.terminations):
+        is_late = self.clock.monotonic() - self.failed_at < WATCH_INTERVAL_S
+        if is_late or (self.store.last_error and not self.local.terminations):
             return WATCH_INTERVAL_S             # backoff after a failure
         if self.runners.results or self.local.terminations or self.local.waiting.is_short(self.clock.monotonic()):
             return TERMINATION_INTERVAL_S
@@ -10897,7 +11024,8 @@ class Service:
         now = self.clock.now()
         results, trouble, nodes = self.runners.results, self.gpu_watch.find_gpu_trouble(), self.pool.view_nodes()
         over = {job_id: result for job_id, result in results.items() if job_id not in self.local.terminations}
-        evidence = {job.id: self.runners.gather_evidence(job, over[job.id]) for job in self.running_jobs() if job.id in over}
+        evidence = {job.id: self.runners.gather_evidence(job, over[job.id])
+                    for job in self.running_jobs() if job.id in over}
         hold = self.launcher.start_rest.find_why(self.clock.monotonic()) or ""
         # A job that is over must not be stopped for a timeout.
         usage = {job_id: used for job_id, used in self.runners.usage.items() if job_id not in results}
@@ -10945,8 +11073,9 @@ class Service:
 
     def tell(self, job: Job, message: str, *details: object) -> None:
         """Log a message about a running job; JSON logs get its fields too."""
-        self.log.info(message, *details, extra={"job_id": job.id, "gpu_ids": list(job.current.gpu_indices), "required_gpus": job.gpus,
-                                                "attempt": job.attempt})
+        self.log.info(message, *details, extra={
+            "job_id": job.id, "gpu_ids": list(job.current.gpu_indices), "required_gpus": job.gpus,
+            "attempt": job.attempt})
 
 
 NEVER_HINTS = {"gpus": "ask for fewer; --gpus 0 runs a job without one", "gpu_ids": "nexus shows them",
@@ -11006,9 +11135,11 @@ def find_own_job(state: State, job_id: str, caller: Caller) -> Job:
         fitting = [state.jobs[each] for each in spelled if each in state.jobs]
         job = fitting[0] if len(fitting) == 1 else None
     if job is None:
+        is_place = re.fullmatch(GPU_PLACE, job_id)
+        near = suggest(job_id, state.jobs) if len(state.jobs) < 500 else ""
         raise NexusError("not_found", f"no job '{format_line(job_id, 40)}'", hint=(
-            f"for what runs on GPU {job_id}: nexus kill {job_id}; nexus jobs lists ids" if re.fullmatch(GPU_PLACE, job_id) else
-            suggest(job_id, state.jobs) if len(state.jobs) < 500 else "") or "nexus jobs lists them")
+            f"for what runs on GPU {job_id}: nexus kill {job_id}; nexus jobs lists ids" if is_place else near)
+            or "nexus jobs lists them")
     if not caller.may_see(job.user):
         raise NexusError("forbidden", f"job {job.id} is {job.user}'s",
                          f"{caller.user}'s own: nexus jobs --user {caller.user}")
@@ -11047,34 +11178,35 @@ def file_hash() -> str:
     return hashlib.sha256(read_bytes(os.path.abspath(__file__))).hexdigest()[:8]
 
 
-# ==== 15. SERVER ==== ROUTES, who may call, handle(request) -> Response; Connection and Server before it, which know the sockets
-# Everything is decided in Api.handle(), which sees a request as a value.  localhost is not a boundary: a caller is the
-# owner when the kernel says that the socket at the other end is the owner's, or when it brings the owner's token.
+# ==== 15. SERVER ==== ROUTES; handle(request) -> Response; authentication; Connection and Server, which hold sockets
+# Api.handle() decides everything, with a request as a value.  localhost is no boundary: a caller is the owner if the
+# kernel says that the socket at the other end is the owner's, or with the owner's token.
 
 MAX_BODY_BYTES = 64 * 2**20
 MAX_CONNECTIONS_PER_CLIENT = 256        # of one address, or of another user of this machine
-REQUEST_TIMEOUT_S = 30.0                # within which a request must have come, besides what its body takes
-IDLE_TIMEOUT_S = 75.0                   # a connection that takes nothing for so long is closed
-BODY_BYTES_PER_S = 65536                # at least; a slower body is not waited for
+REQUEST_TIMEOUT_S = 30.0                # for a request without its body
+IDLE_TIMEOUT_S = 75.0                   # a connection that reads nothing for so long is closed
+BODY_BYTES_PER_S = 65536                # a body that is slower than this is refused
 HEARTBEAT_S = 15.0
-CROWD_SIZE, CROWD_PAUSE_S, CROWD_LOOKS_PER_S = 20, 1.0, 400.0       # more threads than that share so many looks
-ACCEPT_PAUSE_S = 0.1                    # when no connection can be taken, as without a free descriptor
-ACCEPT_WAIT_S = 2.0                     # then it is looked whether the service ends
-PENALTY_S = (0.05, 5.0)                 # for a wrong token: doubled at each of a minute, at most
+CROWD_SIZE, CROWD_PAUSE_S, CROWD_LOOKS_PER_S = 20, 1.0, 400.0       # more followers than that share so many looks
+ACCEPT_PAUSE_S = 0.1                    # after a failed accept, as when no descriptor is left
+ACCEPT_WAIT_S = 2.0                     # how often the server checks whether the service ends
+PENALTY_S = (0.05, 5.0)                 # delay after a wrong token; doubled by each one in a minute, up to the second
 REFUSALS_SHOWN, REFUSAL_INTERVAL_S, MAX_REFUSED_SENDERS = 5, 60.0, 100
 WRONG_TOKEN = "wrong token"
-LINGER_S = 5.0                          # so long the rest of a refused body is taken in
-SOCKET_PEER = "localhost"               # who calls by api.sock; other peers are told by their addresses
+LINGER_S = 5.0                          # how long the rest of a refused body is read
+SOCKET_PEER = "localhost"               # the peer of a caller at api.sock; other peers are addresses
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]")
-LOOPBACK = ("127.0.0.1", "::1")         # what localhost may lead to
+LOOPBACK = ("127.0.0.1", "::1")         # what localhost may resolve to
 STREAMS = ("stdout", "stderr", "both")
 NDJSON = "application/x-ndjson"
-FORWARDING = ("forwarded", "via", "x-real-ip", "x-client-ip", "true-client-ip", "cf-connecting-ip")      # headers that proxies add
+FORWARDING = (                          # headers that proxies add
+    "forwarded", "via", "x-real-ip", "x-client-ip", "true-client-ip", "cf-connecting-ip")
 MAX_FORM_BYTES = 10 * 2**20
-MAX_UNKNOWN_FORMS = 8                   # so many are read at once of senders who are known only by what is in them
+MAX_UNKNOWN_FORMS = 8                   # read at once, of senders that only the form identifies
 MAX_RESULT_BYTES = 2**20
-MIN_GZIP_BYTES, GZIP_LEVEL = 500, 5     # what is shorter is sent as it is; much longer for a little shorter is not worth it
-CANCEL_TIMEOUT_S = 2.0                 # /api/cancel waits so long for a job to be gone
+MIN_GZIP_BYTES, GZIP_LEVEL = 500, 5     # shorter replies are not compressed; higher levels gain little for much time
+CANCEL_TIMEOUT_S = 2.0                  # how long /api/cancel waits for the job's end
 
 
 if TYPE_CHECKING:
@@ -11084,12 +11216,12 @@ if TYPE_CHECKING:
 @value
 class Request:
     method: str
-    path: str                                   # as it was sent, %2F and all
-    query: Mapping[str, Sequence[str]]          # all that is given of each
-    headers: Mapping[str, str]                  # names in lower case
+    path: str                                   # still quoted, with %2F
+    query: Mapping[str, Sequence[str]]          # {name: all values}
+    headers: Mapping[str, str]                  # {name in lower case: value}
     read_body: Callable[[], bytes]
-    peer: str = "127.0.0.1"                     # its address
-    uid: int | None = None                      # whose socket it is, if that is on this machine and known
+    peer: str = "127.0.0.1"                     # the caller's address
+    uid: int | None = None                      # of the caller's socket, if that is on this machine and known
     body_length: int = 0
 
     @property
@@ -11098,7 +11230,7 @@ class Request:
 
     @property
     def host_name(self) -> str:
-        """By which name nexus is called, without the port."""
+        """The name by which nexus is called, without the port."""
         return re.sub(r":\d*$", "", self.headers.get("host", "")).lower()
 
 
@@ -11108,27 +11240,27 @@ class Response:
     body: bytes = b""
     content_type: str = "application/json"
     headers: Mapping[str, str] = {}
-    stream: Iterator[bytes] | None = None       # instead of a body; an empty piece only looks whether the caller is there
-    after: Callable[[], None] | None = None     # done when the answer is sent
+    stream: Iterator[bytes] | None = None       # instead of a body; at an empty piece the connection is checked
+    after: Callable[[], None] | None = None     # called when the reply is sent
 
 
 @value
 class Route:
-    """A call: a method of Api, and all that is said of it."""
+    """A call of the API: a method of Api, and its description."""
     method: str
     pattern: str
-    access: str                                 # who may: "owner"; "user", with a token for its own jobs; "anyone", without one
+    access: str                                 # "owner"; "user": with a token, for its own jobs; "anyone": without one
     summary: str
     handler: Callable[..., Any]                 # (api, caller, **arguments) -> Response, JSON, or None for 204
-    arguments: Sequence[str]                    # "request"; "body", its JSON; the names of parameters
-    parameters: Mapping[str, Field]             # by the names with which they are sent
-    answer: str                                 # what it answers, for make_answer(); "" = nothing, with 204
-    body: str                                   # what is sent, likewise
-    statuses: tuple[int, ...]                   # with which it answers so
+    arguments: Sequence[str]                    # "request"; "body", its JSON; names of parameters
+    parameters: Mapping[str, Field]             # {name in the request: row}
+    answer: str                                 # the reply, for make_answer(); "": none, with 204
+    body: str                                   # the request's body, in the same form
+    statuses: tuple[int, ...]                   # of a good reply
 
 
 def parse_gpu_place(text: str) -> tuple[str, int]:
-    """(machine, index) of `0`, `n1:0`; "" is this machine.  Raises: not_found."""
+    """(machine, index) of `0` or `n1:0`; machine "": this one.  Raises: not_found."""
     node, _, index = text.rpartition(":")
     if not re.fullmatch(r"\d{1,4}", index):
         raise NexusError("not_found", f"there is no GPU '{format_line(text, 40)}'",
@@ -11138,21 +11270,22 @@ def parse_gpu_place(text: str) -> tuple[str, int]:
 
 COUNT = WHOLE(0, 10**18 - 1)
 COUNTS = PATTERN("^[0-9]{1,18}(,[0-9]{1,18})?$", "a number of bytes, or two with a comma", examples=["0", "100,20"])
-SAID = PATTERN("^([Tt][Rr][Uu][Ee]|[Ff][Aa][Ll][Ss][Ee]|[Yy][Ee][Ss]|[Nn][Oo]|0|1|)$", "true or false", examples=["true"])
+SAID = PATTERN(
+    "^([Tt][Rr][Uu][Ee]|[Ff][Aa][Ll][Ss][Ee]|[Yy][Ee][Ss]|[Nn][Oo]|0|1|)$", "true or false", examples=["true"])
 
 
 def parse_offsets(text: str) -> Sequence[int]:
-    """Of both streams, or one number for each of them."""
+    """(offset in stdout.log, offset in stderr.log); one number counts for both."""
     numbers = [int(number) for number in text.split(",")]
     return numbers if len(numbers) == 2 else numbers * 2
 
 
 def is_said(text: str) -> bool:
-    """`?follow` alone says so too."""
+    """`?follow` without a value is true."""
     return text.lower() in ("", "true", "1", "yes")
 
 
-PARAMETERS: Mapping[str, Field] = {             # those with a dash are headers
+PARAMETERS: Mapping[str, Field] = {             # names with a dash are headers
     "id": Field({**STRING, "pattern": JOB_ID["pattern"], "examples": ["abc"]}, "the job's id"),
     "index": Field({**STRING, "pattern": r"^([A-Za-z0-9_][A-Za-z0-9_.-]{0,62}:)?[0-9]{1,4}$", "examples": ["0"]},
                    "the GPU's index; of a node, with its name: n1:0", parse=parse_gpu_place),
@@ -11161,21 +11294,23 @@ PARAMETERS: Mapping[str, Field] = {             # those with a dash are headers
     "status": Field(LIST(STATUS), "jobs of this status; several: status=failed,cancelled"),
     "user": Field(STRING, "jobs of this user alone"),
     "user_id": Field(STRING, "jobs of this user alone"),
-    "group": Field(STRING, "of this group alone; nothing: of none"),
-    "text": Field(STRING, "jobs alone that have this text in their id, name, command, user, group, directory, machine, or cause"),
-    "sort": Field(WORD(*(sign + name for name in SORTED_BY for sign in ("", "-"))), "in the order of this field, with - the other way "
-                  "round: sort=-finished_at; jobs without it last"),
-    "limit": Field(COUNT, "so many at most, the first ones; the header Total-Count says how many there are"),
-    "after": Field({**STRING, "examples": ["abc"]}, "those that follow this job in the list: the last one that is known"),
+    "group": Field(STRING, "only this group's; empty: of no group"),
+    "text": Field(
+        STRING, "only jobs with this text in their id, name, command, user, group, directory, machine, or cause"),
+    "sort": Field(WORD(*(sign + name for name in SORTED_BY for sign in ("", "-"))), "by this field, with - in reverse: "
+                  "sort=-finished_at; jobs without it last"),
+    "limit": Field(COUNT, "at most so many, the first ones; the header Total-Count says how many there are"),
+    "after": Field({**STRING, "examples": ["abc"]}, "only the jobs that follow this one in the list"),
     "fields": Field(LIST(WORD(*JOB)), "only these fields of each job: fields=id,status,exit_code"),
-    "wait": Field(WHOLE(0, 3600), "answer only when the job has ended, or after so many seconds"),
+    "wait": Field(WHOLE(0, 3600), "reply only when the job has ended, or after so many seconds"),
     "follow": Field(SAID, "go on as it grows, until the end", parse=is_said),
     "tail": Field(COUNT, "begin so many lines before the end"),
     "stream": Field(WORD(*STREAMS), "which of the two files"),
-    "offset": Field(COUNTS, "nothing before this byte of a file, unless that is shorter: a new one; two are of stdout.log and of "
-                    "stderr.log; the header Log-Offset says where it begins", parse=parse_offsets),
-    "before": Field(COUNTS, "nothing from this byte on, likewise: what came earlier", parse=parse_offsets),
-    "timestamps": Field(SAID, "each line begins with the time at which it had come, to a tenth of a second where that is known",
+    "offset": Field(COUNTS, "from this byte of the files on, or from 0 in a shorter, new one; two numbers are of "
+                    "stdout.log and of stderr.log; the header Log-Offset says where the reply begins",
+                    parse=parse_offsets),
+    "before": Field(COUNTS, "nothing from this byte on: earlier output", parse=parse_offsets),
+    "timestamps": Field(SAID, "begin each line with its time of arrival, to a tenth of a second where it is known",
                         parse=is_said),
     "since": Field(COUNT, "events after this number"),
     "job": Field(LIST(JOB_ID), "events of this job alone; several: job=abc,abd"),
@@ -11188,25 +11323,29 @@ ROUTES: list[Route] = []
 
 
 def argument_of(name: str) -> str:
-    """By which a handler has a parameter."""
+    """The name of a parameter in its handler."""
     return name.lower().replace("-", "_")
 
 
 def read_parameter(name: str, row: Field, texts: Sequence[str]) -> Any:
-    """What a parameter says.  Raises: usage."""
+    """Parse a parameter.  Raises: usage."""
     kept: Any = texts[0]
-    if row.place != "path":                     # what there is not is said by who looks for it
+    if row.place != "path":                     # a name in the path is looked up by its handler
         kind = row.schema.get("type")
         if len(texts) > 1 and kind != "array":
             refuse(f"{name} may be given once, and stands in the address {len(texts)} times", hint="")
         is_whole = kind == "integer" and re.fullmatch("[0-9]{1,18}", kept)
-        kept = check(row.schema, ",".join(texts).split(",") if kind == "array" else int(kept) if is_whole else kept, name)
+        given = ",".join(texts).split(",") if kind == "array" else int(kept) if is_whole else kept
+        kept = check(row.schema, given, name)
     return row.parse(kept) if row.parse else kept
 
 
 def route(call: str, access: str, summary: str, answer: str = "", body: str = "",
           statuses: tuple[int, ...] = ()) -> Callable[[T], T]:
-    """Make a method of Api answer a call.  Its arguments after `caller` are the call's parameters, its body's JSON, or all of it."""
+    """Make a method of Api answer a call.
+
+    Its arguments after `caller` are names of parameters, `body` (its JSON), or `request`.
+    """
     method, pattern = call.split(" ")
 
     def add(handler: Any) -> Any:
@@ -11226,7 +11365,7 @@ def route(call: str, access: str, summary: str, answer: str = "", body: str = ""
 
 
 def match_route(method: str, path: str) -> tuple[Route, dict[str, str]]:
-    """The route of a request, and what stands in the path for its parameters.  Raises: not_found, method_not_allowed."""
+    """(the request's route, its path parameters).  Raises: not_found, method_not_allowed."""
     import urllib.parse
     allowed = []
     for route in ROUTES:
@@ -11239,18 +11378,20 @@ def match_route(method: str, path: str) -> tuple[Route, dict[str, str]]:
     raise NexusError("not_found", f"there is nothing at {format_line(path, 100)}", hint="GET / says what is")
 
 
-CALLS = (                                       # commands that hints name, and the calls that do the same
-    (r"nexus jobs --user (\S+)", r"GET /jobs?user=\1"), (r"nexus jobs\b", "GET /jobs"), (r"nexus(?= shows)", "GET /status"),
-    (r"nexus show (\w+)", r"GET /jobs/\1"), (r"nexus kill (\w+)", r"DELETE /jobs/\1"), (r"nexus remove (\w+)", r"DELETE /queue/\1"),
+CALLS = (                                       # (command in a hint, the call that does the same)
+    (r"nexus jobs --user (\S+)", r"GET /jobs?user=\1"), (r"nexus jobs\b", "GET /jobs"),
+    (r"nexus(?= shows)", "GET /status"), (r"nexus show (\w+)", r"GET /jobs/\1"),
+    (r"nexus kill (\w+)", r"DELETE /jobs/\1"), (r"nexus remove (\w+)", r"DELETE /queue/\1"),
     (r"nexus node list", "GET /nodes"), (r"nexus logs service", "GET /service/logs"))
-OWN_AGENT = "nexus"                             # as what the command line calls, whose user knows commands
+OWN_AGENT = "nexus"                             # the User-Agent of the command line, whose user knows commands
 
 
 def name_calls(hint: str) -> str:
-    """A hint for programs: `GET /jobs (nexus jobs) lists them`."""
+    """A hint for programs, like `GET /jobs (nexus jobs) lists them`."""
     for command, call in CALLS:
         if re.search(command, hint):
-            return re.sub(command, lambda match, call=call: f"{match.expand(call)} ({match[0]})", hint)  # type: ignore[misc]
+            return re.sub(
+                command, lambda match, call=call: f"{match.expand(call)} ({match[0]})", hint)  # type: ignore[misc]
     return hint
 
 
@@ -11265,8 +11406,8 @@ def json_response(data: object, status: int = 200) -> Response:
     return Response(status, (encode_json(data) + "\n").encode())
 
 
-# nexus has no service worker.  A browser that asks for one was at this address while somebody else had the port, and his would
-# go on answering in place of nexus.  So whatever script it is, this one comes: it goes, and loads the open tabs anew.
+# nexus has no service worker.  A browser that asks for one got it from another user's program on this port, and it
+# would go on answering in place of nexus.  This script replaces it: it unregisters itself and reloads the open tabs.
 WORKER_SCRIPT = b"""
 addEventListener('install', () => skipWaiting());
 addEventListener('activate', (event) => event.waitUntil((async () => {
@@ -11277,32 +11418,35 @@ addEventListener('activate', (event) => event.waitUntil((async () => {
 """
 
 def page_response(page: str) -> Response:
-    """A page runs and shows only what stands in it: by their hashes, its own <script> and <style>."""
+    """A page that may only run its own <script> and <style>, which the policy names by their hashes."""
     import base64
     import hashlib
 
     def hashes(tag: str) -> str:
-        digests = [hashlib.sha256(text.encode()).digest() for text in re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL)]
+        texts = re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
+        digests = [hashlib.sha256(text.encode()).digest() for text in texts]
         return " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
 
-    policy = (f"default-src 'none'; script-src {hashes('script')}; style-src {hashes('style')}; connect-src 'self'; img-src data:; "
-              "base-uri 'none'; form-action 'none'; frame-ancestors 'none'")
+    policy = (f"default-src 'none'; script-src {hashes('script')}; style-src {hashes('style')}; connect-src 'self'; "
+              "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'")
     return Response(200, page.encode(), "text/html; charset=utf-8", {
         "Content-Security-Policy": policy, "Referrer-Policy": "no-referrer", "Cache-Control": "no-cache"})
 
 
 def shorten(request: Request, response: Response) -> Response:
-    """Nothing but a status where the caller has the same already; otherwise compressed where it takes that."""
+    """Reply 304 if the caller has the same content; else compress the reply if the caller accepts that."""
     import hashlib
     import zlib
-    headers, sent = {"Vary": "Accept, Accept-Encoding, Authorization", "Cache-Control": "no-store", **response.headers}, request.headers
+    headers = {"Vary": "Accept, Accept-Encoding, Authorization", "Cache-Control": "no-store", **response.headers}
+    sent = request.headers
     if response.status == 200 and response.body and request.method in ("GET", "HEAD"):
         tag, known = f'"{hashlib.sha256(response.body).hexdigest()[:24]}"', sent.get("if-none-match", "")
         headers["ETag"] = f"W/{tag}"
         if tag in re.findall('"[^"]*"', known) or known == "*":
             return Response(304, headers=headers)
     accepted = re.search(r"(?:^|[ ,])gzip *(?:; *q=([0-9.]+))?(?:,|$)", sent.get("accept-encoding", "").lower())
-    if not accepted or (accepted[1] or "1").strip("0.") == "" or (response.stream is None and len(response.body) < MIN_GZIP_BYTES):
+    is_short = response.stream is None and len(response.body) < MIN_GZIP_BYTES
+    if not accepted or (accepted[1] or "1").strip("0.") == "" or is_short:
         return replace(response, headers=headers)
     headers["Content-Encoding"] = "gzip"
     packer = zlib.compressobj(GZIP_LEVEL, zlib.DEFLATED, 16 + zlib.MAX_WBITS)
@@ -11318,31 +11462,31 @@ def shorten(request: Request, response: Response) -> Response:
 
 
 def find_follow_pause_s() -> float:
-    """Between two looks of each who follows: a hundred threads that each line wakes would hold up the starts of jobs."""
+    """The pause of each follower between two looks: many threads that wake at each line would delay starts of jobs."""
     import threading
     count = threading.active_count()
     return 0.0 if count <= CROWD_SIZE else min(CROWD_PAUSE_S, count / CROWD_LOOKS_PER_S)
 
 
 def make_sender(peer: str, uid: int | None) -> Sender:
-    """Who counts as one where a number is limited: a user of this machine, by whatever address it calls; or an address."""
+    """The sender for limits: a user of this machine, whatever the address; else the address."""
     return uid if uid is not None else "localhost" if is_loopback(peer) else peer
 
 
 class RefusalLog:
-    """Refusals in the service's log: of each sender and kind the first few of a minute, then how many more there were.
+    """Logs refusals: of each sender and kind the first few of a minute, then only their number.
 
-    With a line for each, anybody on this machine could push everything else out of the log.
+    Otherwise anybody on this machine could push everything else out of the log.
     """
 
     def __init__(self, log: logging.Logger) -> None:
         import threading
         self.log, self.guard = log, threading.Lock()
-        self.counts: dict[tuple[Sender, str], int] = {}     # by sender and kind: how many since the minute began
-        self.ends_at = 0.0                                  # the minute (monotonic)
+        self.counts: dict[tuple[Sender, str], int] = {}     # {(sender, kind): refusals in this minute}
+        self.ends_at = 0.0                                  # monotonic: the minute's end
 
     def add(self, sender: Sender, kind: str, text: str = "") -> int:
-        """How many there were of it by now."""
+        """Count a refusal; return how many there were in this minute."""
         with self.guard:
             if (sender, kind) not in self.counts and len(self.counts) >= MAX_REFUSED_SENDERS:
                 sender = "others"
@@ -11352,42 +11496,43 @@ class RefusalLog:
         return count
 
     def summarize(self, now: float) -> None:
-        """Log what was only counted, when a minute is over."""
+        """At the end of a minute, log the numbers."""
         if now < self.ends_at:
             return
         with self.guard:
             counts, self.counts, self.ends_at = self.counts, {}, now + REFUSAL_INTERVAL_S
         for (sender, kind), count in counts.items():
-            if count > REFUSALS_SHOWN and kind != WRONG_TOKEN:      # which is logged as unauthorized too
+            if count > REFUSALS_SHOWN and kind != WRONG_TOKEN:      # those are also counted as unauthorized
                 name = find_user(sender) if isinstance(sender, int) else sender
                 self.log.warning("Refused %d more requests of %s like the last ones (%s)",
                                  count - REFUSALS_SHOWN, name, kind)
 
 
 class Gate:
-    """Who may call, and what a call's arguments are: a function from Request to Response."""
+    """Decides who may call, and parses a call's arguments: a function from Request to Response."""
 
     def __init__(self, service: Service, token: str, page: str = "") -> None:
-        """`page`: what a browser gets at /; a browser is told as all others when there is none."""
+        """`page`: for browsers at /; without it they get JSON as others do."""
         self.service, self.token, self.page = service, token, page
         self.config = service.config.service
-        self.encoded: dict[tuple[int, str | None], str] = {}        # (event's number, for which user): as it is sent
-        self.form_senders: list[Sender] = []                        # not known before, whose forms are being read
+        self.encoded: dict[tuple[int, str | None], str] = {}        # {(event's number, user): its text}
+        self.form_senders: list[Sender] = []                        # unknown senders whose forms are being read
         self.refusals = RefusalLog(service.log)
-        self.openapi: Response | None = None                        # made when somebody first asks for it
+        self.openapi: Response | None = None                        # cached after the first request
 
     def handle(self, request: Request) -> Response:
         if request.headers.get("service-worker") == "script":
-            return Response(200, WORKER_SCRIPT, "text/javascript", {"Cache-Control": "no-store", "Service-Worker-Allowed": "/"})
+            return Response(200, WORKER_SCRIPT, "text/javascript",
+                            {"Cache-Control": "no-store", "Service-Worker-Allowed": "/"})
         try:
             self.check_site(request)
             accepted = request.headers.get("accept", "").lower()
             if (self.page and request.path == "/" and request.method in ("GET", "HEAD") and "text/html" in accepted
                     and "application/json" not in accepted):
-                return shorten(request, page_response(self.page))       # to anyone: it holds nothing, and asks for a token itself
+                return shorten(request, page_response(self.page))       # for anyone: it has no data
             try:
                 route, path_parameters = match_route(request.method, request.path)
-            except NexusError:                          # what there is and what not is not for everybody
+            except NexusError:                          # only callers who are let in learn which routes exist
                 self.identify(request)
                 raise
             caller = Caller("", request.peer, is_owner=False) if route.access == "anyone" else self.identify(request)
@@ -11395,21 +11540,24 @@ class Gate:
                 raise NexusError("forbidden", f"{route.method} {route.pattern} is for {self.service.user}, "
                                  "whose service this is")
             answer = route.handler(self, caller, **self.read_arguments(request, route, path_parameters))
-            response: Response = answer if isinstance(answer, Response) else json_response(answer) if route.answer else Response(204)
+            response: Response = Response(204)
+            if isinstance(answer, Response) or route.answer:
+                response = answer if isinstance(answer, Response) else json_response(answer)
             if response.stream:
                 response = replace(response, stream=self.check_stream(request, caller, response.stream))
             return shorten(request, response)
         except Exception as error:
             told = self.note_error(request, error)
             is_own = request.headers.get("user-agent") == OWN_AGENT
-            return shorten(request, error_response(told if is_own else NexusError(told.kind, told.message, name_calls(told.hint))))
+            for_caller = told if is_own else NexusError(told.kind, told.message, name_calls(told.hint))
+            return shorten(request, error_response(for_caller))
 
     def read_arguments(self, request: Request, route: Route, path_parameters: Mapping[str, str]) -> dict[str, Any]:
-        """Of a route's handler.  Raises: usage; what read_json() raises."""
+        """The arguments of a route's handler.  Raises: usage; as read_json()."""
         known = [name for name, row in route.parameters.items() if row.place == "query"]
         for name in request.query:
             if name not in known:
-                raise NexusError("usage", f"'{format_line(name, 40)}' is not a parameter of {route.pattern}", hint=suggest(name, known))
+                refuse(f"'{format_line(name, 40)}' is not a parameter of {route.pattern}", hint=suggest(name, known))
         found: dict[str, Any] = {"request": request} if "request" in route.arguments else {}
         given: dict[str, Mapping[str, Any]] = {
             "path": path_parameters, "query": request.query, "header": request.headers}
@@ -11469,7 +11617,8 @@ class Gate:
             host = format_line(request.headers.get("host", ""), 60)
             raise NexusError("unauthorized", f"a request to {host} needs a token", hint)
         if not is_loopback(self.config.host) and request.peer != SOCKET_PEER:
-            raise NexusError("unauthorized", f"nexus listens on {self.config.host}, so every request needs a token", hint)
+            raise NexusError(
+                "unauthorized", f"nexus listens on {self.config.host}, so every request needs a token", hint)
         if request.uid != os.geteuid() or not is_loopback(request.peer):
             raise NexusError(
                 "unauthorized", f"only {self.service.user}, on this machine, may call without a token", hint)
@@ -11646,29 +11795,31 @@ class Calls(Gate):
         self.service.admission.cancel(Choice((id,)), caller)
         return json_response(self.describe(self.find_job(id, caller)), 202)
 
-    @route("POST /jobs/cancel", "user", "end jobs, pending or running, all or none; those that are over stay as they are",
-           "Ids",
+    @route("POST /jobs/cancel", "user",
+           "end jobs, pending or running, all or none; those that are over stay as they are", "Ids",
            body="CancelChoice", statuses=(202,))
     def post_cancel(self, caller: Caller, body: Any) -> Response:
         given = read_object(CANCEL_KEYS, CANCEL, body)
         first = given.pop("signal", None)
         return json_response({"ids": self.service.admission.cancel(Choice(**given), caller, first)}, 202)
 
-    @route("POST /jobs/clear", "user", "forget finished jobs, with their logs: those named, or all of a group or status",
-           "Ids",
-           body="Choice")
+    @route("POST /jobs/clear", "user",
+           "forget finished jobs, with their logs: those named, or all of a group or status", "Ids", body="Choice")
     def post_clear(self, caller: Caller, body: Any) -> dict[str, Any]:
         return {"ids": self.service.history.clear(read_choice(body), caller)}
 
-    @route("POST /jobs/retry", "user", "run finished jobs again, as new ones, all or none: those named; or of a group or "
-           "status those that were not queued again since, the failed ones if none is given", "Ids", body="RetryChoice")
+    @route("POST /jobs/retry", "user",
+           "run finished jobs again, as new ones, all or none: those named; or of a group or status those that were "
+           "not queued again since, the failed ones if none is given", "Ids", body="RetryChoice")
     def post_retries(self, caller: Caller, body: Any) -> dict[str, Any]:
         given = read_object(RETRY_KEYS, RETRY, body)
         change = given.pop("change", {})
         return {"ids": self.service.admission.retry(Choice(**given), caller, change)}
 
-    @route("GET /jobs/{id}/logs", "user", "what a job printed, or prints, in the order in which it came; for programs with "
-           "Accept: application/x-ndjson", "text/plain or application/x-ndjson LogEntry")
+    @route("GET /jobs/{id}/logs", "user",
+           "what a job printed, or prints, in the order in which it came; for programs with "
+           "Accept: application/x-ndjson",
+           "text/plain or application/x-ndjson LogEntry")
     def get_logs(self, caller: Caller, request: Request, id: str, follow: bool = False, stream: str = "both",
                  tail: int | None = None, offset: Sequence[int] = (0, 0), before: Sequence[int] | None = None,
                  timestamps: bool = False) -> Response:
@@ -11811,7 +11962,7 @@ class Api(Calls):
     @route("POST /api/submit", "anyone", "queue a script: a form of code and config_file, with a token in that",
            "FormAdded", body="multipart/form-data Form")
     def post_api_submit(self, caller: Caller, request: Request, idempotency_key: str | None = None) -> dict[str, Any]:
-        """`caller` is nobody: the token in config_file identifies the sender, and must be right even where none is needed."""
+        """`caller` is nobody: the token in config_file identifies the sender, and is checked even if none is needed."""
         given = request.headers.get("content-type", "")
         parse_boundary(given)
         if request.body_length > MAX_FORM_BYTES:
@@ -11930,7 +12081,8 @@ class Api(Calls):
 
 route("GET /groups", "user", "jobs by group: how many wait, run, have ended, and what holds them up", "GroupInfo[]")(
     lambda api, caller: api.service.views.list_groups(caller))
-route("GET /jobs/{id}/usage", "user", "memory and utilization of its GPUs over its run, or its last attempt", "RunUsage")(
+route("GET /jobs/{id}/usage", "user",
+      "memory and utilization of its GPUs over its run, or its last attempt", "RunUsage")(
     lambda api, caller, id: api.service.views.describe_run(api.find_job(id, caller)))
 route("GET /gpus/history", "user", "each GPU's memory and utilization over the last hour", "GpuHistory[]")(
     lambda api, caller: api.service.views.list_histories())
@@ -12056,7 +12208,7 @@ class Connection:
     def run(self, tls: ssl.SSLContext | None) -> None:
         """Raises: OSError."""
         if self.socket.family != socket.AF_UNIX:
-            if tls:                             # the handshake is part of waiting: until then the connection may be closed
+            if tls:                     # the handshake comes with the first read: until then it may be closed
                 self.socket = tls.wrap_socket(self.socket, server_side=True, do_handshake_on_connect=False)
             watch_line(self.socket, IDLE_TIMEOUT_S)
         try:
@@ -12127,7 +12279,7 @@ class Connection:
             raise NexusError("usage", "Content-Length must be one number")
         path, _, rest = re.sub("^https?://[^/?]*", "", asked[2]).partition("?")
         query = urllib.parse.parse_qs(rest, keep_blank_values=True)
-        is_waiting = headers.get("expect", "").lower() == "100-continue"        # the caller sends its body after our reply
+        is_waiting = headers.get("expect", "").lower() == "100-continue"        # the body comes after our reply
         return Request(asked[1], path, query, headers, lambda: self.read_body(int(length), is_waiting), self.peer,
                        self.uid, int(length))
 
@@ -12228,7 +12380,7 @@ def listen_to_own(layout: Layout) -> tuple[socket.socket, str]:
     listener, path = socket.socket(socket.AF_UNIX), layout.socket_file
     with disk("make", path):
         remove_file(path)
-        if not re.fullmatch(SOCKET_PATH, path):             # use a path through the folder's descriptor, which stays open
+        if not re.fullmatch(SOCKET_PATH, path):         # use a path through the folder's descriptor, which stays open
             path = f"/proc/{os.getpid()}/fd/{os.open(layout.home, os.O_PATH)}/{os.path.basename(path)}"
         listener.bind(path)
         os.chmod(path, 0o600)
@@ -12806,7 +12958,7 @@ class Client(Wire):
         self.ask("DELETE", f"/queue/{quote_path(job_id)}")
 
     def cancel(self, **choice: Any) -> list[str]:
-        """End jobs, all or none: `ids`, or those of a `group` or `status`; return the ids of those that were not over."""
+        """End jobs, all or none: `ids`, or those of a `group` or `status`; return the ids of those not yet over."""
         return list(self.ask("POST", "/jobs/cancel", choice)["ids"])
 
     def edit(self, job_id: str, **change: Any) -> dict[str, Any]:
@@ -13856,7 +14008,8 @@ def cmd_attach(call: Call) -> int:
     if job.get("slurm_id"):
         number = job["slurm_id"]
         raise NexusError("conflict", f"job {job['id']} runs as Slurm's {number} on {job['node']}, without a terminal",
-                         hint=f"nexus logs -f {job['id']}; a shell beside it: srun --jobid={number} --overlap --pty bash")
+                         hint=f"nexus logs -f {job['id']}; a shell beside it: "
+                              f"srun --jobid={number} --overlap --pty bash")
     if not job["session"]:
         raise NexusError("conflict", f"job {job['id']} has no screen session",
                          hint=f"nexus logs -f {job['id']}; with screen installed, later jobs have one")
@@ -14150,7 +14303,8 @@ def cmd_node_list(call: Call) -> None:
     nodes = call.client.nodes()
     call.show(nodes, functools.partial(format_table, (
         Column("NODE", lambda node: node["name"], "bright"),
-        Column("ADDRESS", lambda node: "@".join(filter(None, (node["user"], node["host"]))) if node["host"] else "here"),
+        Column("ADDRESS", lambda node: (
+            "@".join(filter(None, (node["user"], node["host"]))) if node["host"] else "here")),
         Column("GPUS", lambda node: str(node["gpus"])),
         Column("MODEL", lambda node: ", ".join(node["gpu_names"])),
         Column("JOBS", lambda node: str(node["running_jobs"])),
@@ -14591,7 +14745,8 @@ DASHBOARD_PAGE = r'''<!doctype html>
   --ink: light-dark(#161a1f, #e5e9ee); --muted: light-dark(#57606b, #9ba5b0); --line: light-dark(#dce1e6, #2a3037);
   --edge: light-dark(#868f9a, #6c7682); --fill: light-dark(#3f78e6, #5a8ff0); --memory: light-dark(#9a5fd0, #b98ae6);
   --accent: light-dark(#2159c9, #8db4ff); --ok: light-dark(#0c6636, #6fd19a); --warn: light-dark(#754a00, #e8b75a);
-  --bad: light-dark(#a81e18, #ff9990); --on-accent: light-dark(#fff, #0b1526); --accent-soft: light-dark(#e4edfc, #1b2a45);
+  --bad: light-dark(#a81e18, #ff9990); --on-accent: light-dark(#fff, #0b1526);
+    --accent-soft: light-dark(#e4edfc, #1b2a45);
   --ok-soft: light-dark(#dff3e7, #12301f); --warn-soft: light-dark(#fcefd2, #352811);
   --bad-soft: light-dark(#fde7e5, #3b1a18); --paper: #0d1116; --print: #d5dbe3;
   --mono: ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace;
@@ -14599,7 +14754,8 @@ DASHBOARD_PAGE = r'''<!doctype html>
 * { box-sizing: border-box; }
 [hidden] { display: none !important; }
 html { scroll-padding-top: 4.5rem; }
-body { margin: 0; background: var(--bg); color: var(--ink); font: 14px/1.45 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif;
+body { margin: 0; background: var(--bg); color: var(--ink);
+  font: 14px/1.45 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif;
   font-variant-numeric: tabular-nums; overflow-wrap: anywhere; -webkit-text-size-adjust: 100%; }
 h1, h2, h3, h4, p, dl, dd, ul, ol { margin: 0; padding: 0; }
 ul, ol { list-style: none; }
@@ -14616,12 +14772,14 @@ main:focus, h1:focus, h2:focus { outline: none; }
 .fault, .cause, button.danger { color: var(--bad); }
 .small, .help, footer { font-size: .88em; }
 .bar, .brand, nav a, .tools, .head, .steps, .actions, .check { display: flex; align-items: center; gap: .5rem; }
-.skip { position: absolute; left: -999px; top: .5rem; z-index: 9; padding: .6rem 1rem; background: var(--panel); border-radius: 6px; }
+.skip { position: absolute; left: -999px; top: .5rem; z-index: 9; padding: .6rem 1rem; background: var(--panel);
+  border-radius: 6px; }
 .skip:focus { left: .5rem; }
 .unseen { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); white-space: nowrap; }
 
 button, input, select, textarea { font: inherit; color: inherit; border-radius: 6px; }
-button, a.button { min-height: 30px; padding: .15rem .7rem; border: 1px solid var(--line); border-radius: 6px; background: var(--panel);
+button, a.button { min-height: 30px; padding: .15rem .7rem; border: 1px solid var(--line); border-radius: 6px;
+  background: var(--panel);
   color: inherit; cursor: pointer; white-space: nowrap; }
 a.button { display: inline-flex; align-items: center; justify-content: center; }
 button:hover { border-color: var(--edge); background: var(--sunk); }
@@ -14630,14 +14788,17 @@ button.primary { background: var(--accent); border-color: var(--accent); color: 
 button.primary:hover { filter: brightness(1.08); }
 button.danger.primary { background: var(--bad); border-color: var(--bad); color: var(--panel); }
 button.link { border: 0; background: none; color: var(--accent); padding: 0 .2rem; }
-input, select, textarea { min-height: 34px; width: 100%; padding: .3rem .6rem; border: 1px solid var(--edge); background: var(--panel); }
+input, select, textarea { min-height: 34px; width: 100%; padding: .3rem .6rem; border: 1px solid var(--edge);
+  background: var(--panel); }
 textarea { resize: vertical; font-family: var(--mono); font-size: .93em; }
-input[type=checkbox] { flex: none; width: 18px; min-height: 18px; height: 18px; margin: 0; accent-color: var(--accent); }
+input[type=checkbox] { flex: none; width: 18px; min-height: 18px; height: 18px; margin: 0;
+  accent-color: var(--accent); }
 label { font-weight: 600; font-size: .9em; }
 label input, label textarea, label select, label.check, .help, .axis b { font-weight: 400; }
 
 header { position: sticky; top: 0; z-index: 5; background: var(--panel); border-bottom: 1px solid var(--line); }
-.bar { flex-wrap: wrap; gap: .5rem 1rem; max-width: 1240px; margin: 0 auto; padding: .5rem 1.25rem; } .bar > .tools { margin-left: auto; }
+.bar { flex-wrap: wrap; gap: .5rem 1rem; max-width: 1240px; margin: 0 auto; padding: .5rem 1.25rem; }
+.bar > .tools { margin-left: auto; }
 .brand { font-size: 1.1rem; font-weight: 700; color: var(--ink); letter-spacing: -.01em; }
 .brand svg { width: 22px; height: 22px; }
 nav { display: flex; gap: .15rem; margin-right: auto; }
@@ -14671,8 +14832,10 @@ section { margin-bottom: 1.5rem; }
 .id { font-family: var(--mono); font-weight: 600; }
 .clip { display: -webkit-box; -webkit-box-orient: vertical; -webkit-line-clamp: 2; overflow: hidden; }
 
-#notices { position: fixed; z-index: 8; right: 1rem; bottom: 1rem; width: min(26rem, calc(100vw - 2rem)); display: grid; gap: .5rem; }
-.notice { display: flex; gap: .6rem; align-items: start; padding: .6rem .5rem .6rem .9rem; border-left: 4px solid var(--ok);
+#notices { position: fixed; z-index: 8; right: 1rem; bottom: 1rem; width: min(26rem, calc(100vw - 2rem));
+  display: grid; gap: .5rem; }
+.notice { display: flex; gap: .6rem; align-items: start; padding: .6rem .5rem .6rem .9rem;
+  border-left: 4px solid var(--ok);
   box-shadow: 0 6px 24px rgb(0 0 0 / .18); }
 .notice.bad { border-left-color: var(--bad); }
 .notice div { flex: 1; min-width: 0; }
@@ -14686,9 +14849,11 @@ section { margin-bottom: 1.5rem; }
   font-weight: 400; }
 .fold[aria-expanded=true]::before { content: "\25be"; content: "\25be" / ""; }
 .brief { gap: .5rem; grid-template-columns: repeat(auto-fill, minmax(min(15rem, 100%), 1fr)); }
-.brief .gpu { display: grid; grid-template-columns: 1fr 1fr; gap: .3rem .9rem; padding: .55rem .8rem; position: relative;
+.brief .gpu { display: grid; grid-template-columns: 1fr 1fr; gap: .3rem .9rem; padding: .55rem .8rem;
+  position: relative;
   align-content: start; }
-.brief :is(.top, .users, .tools) { grid-column: 1 / -1; } .brief .gauge span { display: none; } .brief .name { font-size: .88em; }
+.brief :is(.top, .users, .tools) { grid-column: 1 / -1; } .brief .gauge span { display: none; }
+.brief .name { font-size: .88em; }
 .brief .top { padding-right: 1.8rem; } .brief .menu { position: absolute; top: .35rem; right: .2rem; }
 .menu { position: relative; } .menu > summary { padding: 0 .6rem; list-style: none; font-weight: 700; }
 .menu > div { position: absolute; z-index: 4; right: 0; padding: .4rem; box-shadow: 0 6px 24px rgb(0 0 0 / .18); }
@@ -14698,7 +14863,8 @@ section { margin-bottom: 1.5rem; }
 .compact .top { justify-content: space-between; }
 .gpu { display: flex; flex-direction: column; gap: .5rem; padding: .8rem .9rem .7rem; }
 .gpu .top, .users li { display: flex; align-items: baseline; gap: .5rem; min-width: 0; }
-.gpu .top .name, .users .command { flex: 1; min-width: 0; overflow: hidden; text-overflow: ellipsis; white-space: nowrap; }
+.gpu .top .name, .users .command { flex: 1; min-width: 0; overflow: hidden; text-overflow: ellipsis;
+  white-space: nowrap; }
 .gauge { display: grid; grid-template-columns: 1fr auto; gap: .15rem .6rem; }
 .track { grid-column: 1 / -1; width: 100%; height: 7px; border-radius: 4px; background: var(--sunk); overflow: hidden;
   box-shadow: inset 0 0 0 1px var(--line); }
@@ -14706,18 +14872,22 @@ section { margin-bottom: 1.5rem; }
 .memory { --fill: var(--memory); }
 .curve { display: block; width: 100%; height: 46px; border-bottom: 1px solid var(--line); }
 #job .curve { height: 110px; }
-.curve path { fill: none; stroke: var(--fill); stroke-width: 1.4; vector-effect: non-scaling-stroke; stroke-linejoin: round;
+.curve path { fill: none; stroke: var(--fill); stroke-width: 1.4; vector-effect: non-scaling-stroke;
+  stroke-linejoin: round;
   stroke-linecap: round; }
 .curve line { stroke: var(--line); stroke-width: 1; vector-effect: non-scaling-stroke; stroke-dasharray: 2 3; }
 .axis { display: flex; justify-content: space-between; margin-top: .15rem; font-size: .8em; }
-.axis b::before { content: ""; display: inline-block; width: .8em; height: 3px; margin-right: .35em; vertical-align: middle;
+.axis b::before { content: ""; display: inline-block; width: .8em; height: 3px; margin-right: .35em;
+  vertical-align: middle;
   background: var(--fill); border-radius: 2px; }
 .axis .memory { margin-left: .9em; }
 .users { flex: 1; display: grid; gap: .15rem; align-content: start; }
 
-#selection { position: sticky; bottom: .6rem; z-index: 4; padding: .5rem .9rem; box-shadow: 0 6px 24px rgb(0 0 0 / .25); }
+#selection { position: sticky; bottom: .6rem; z-index: 4; padding: .5rem .9rem;
+  box-shadow: 0 6px 24px rgb(0 0 0 / .25); }
 td.select { width: 2.2rem; } td.select input { width: 20px; height: 20px; }
-#filters { display: grid; grid-template-columns: minmax(10rem, 1fr) repeat(3, minmax(0, 10rem)) auto; gap: .5rem; margin-bottom: 1.2rem;
+#filters { display: grid; grid-template-columns: minmax(10rem, 1fr) repeat(3, minmax(0, 10rem)) auto; gap: .5rem;
+  margin-bottom: 1.2rem;
   align-items: center; }
 td .actions { gap: .35rem; justify-content: flex-end; }
 .scroll { overflow-x: auto; }
@@ -14732,19 +14902,22 @@ td select, .steps select, .log select { width: auto; min-height: 30px; padding: 
 .cause { margin-top: .1rem; font-family: var(--mono); font-size: .86em; }
 .more { display: flex; justify-content: center; padding: .5rem; border-top: 1px solid var(--line); }
 
-.log { border-radius: 8px; overflow: hidden; background: var(--paper); color: var(--print); border: 1px solid var(--line); }
+.log { border-radius: 8px; overflow: hidden; background: var(--paper); color: var(--print);
+  border: 1px solid var(--line); }
 .log .head { margin: 0; padding: .35rem .5rem .35rem .8rem; background: var(--panel); color: var(--ink);
   border-bottom: 1px solid var(--line); }
 .log label { white-space: nowrap; }
 .log .told { flex: 1 1 8rem; }
-.lines { height: min(65vh, 44rem); overflow: auto; padding: .5rem .8rem; font: 12.5px/1.5 var(--mono); white-space: pre-wrap;
+.lines { height: min(65vh, 44rem); overflow: auto; padding: .5rem .8rem; font: 12.5px/1.5 var(--mono);
+  white-space: pre-wrap;
   tab-size: 8; overflow-anchor: none; contain: size layout paint; }
 .lines.over { height: auto; min-height: 5rem; max-height: min(65vh, 44rem); contain: layout paint; }
 .lines.long { white-space: pre; overflow-wrap: normal; }
 .lines:focus-visible { outline-offset: -3px; }
 .lines div { min-height: 1.5em; }
 .lines { counter-reset: line 0; }
-.number { display: inline-block; min-width: 3.5em; margin-right: .8em; color: #98a3b0; text-align: right; cursor: pointer;
+.number { display: inline-block; min-width: 3.5em; margin-right: .8em; color: #98a3b0; text-align: right;
+  cursor: pointer;
   user-select: none; }
 .number::before { counter-increment: line; content: counter(line); }
 .lines .attempt { color: #f5d067; } .lines .attempt .number::before { counter-increment: none; content: "\25b6"; }
@@ -14759,10 +14932,14 @@ td select, .steps select, .log select { width: auto; min-height: 30px; padding: 
 .sgr34 { color: #79b0ff; } .sgr35 { color: #d79bff; } .sgr36 { color: #4fd0d8; } .sgr37 { color: #d5dbe3; }
 .sgr90 { color: #98a3b0; } .sgr91 { color: #ffa198; } .sgr92 { color: #7ee79b; } .sgr93 { color: #f5d067; }
 .sgr94 { color: #a5ccff; } .sgr95 { color: #e8c0ff; } .sgr96 { color: #7fe5ec; } .sgr97 { color: #fff; }
-.sgr40 { background: #30363d; } .sgr41 { background: #8e1519; } .sgr42 { background: #0f5a28; } .sgr43 { background: #6b4a00; }
-.sgr44 { background: #0d4a99; } .sgr45 { background: #6a2fa0; } .sgr46 { background: #0b5a63; } .sgr47 { background: #b6bec8; }
-.sgr100 { background: #4a525b; } .sgr101 { background: #b52a2a; } .sgr102 { background: #1a7a3a; } .sgr103 { background: #8a6100; }
-.sgr104 { background: #1f63c4; } .sgr105 { background: #8a4bc4; } .sgr106 { background: #12767f; } .sgr107 { background: #fff; }
+.sgr40 { background: #30363d; } .sgr41 { background: #8e1519; } .sgr42 { background: #0f5a28; }
+.sgr43 { background: #6b4a00; }
+.sgr44 { background: #0d4a99; } .sgr45 { background: #6a2fa0; } .sgr46 { background: #0b5a63; }
+.sgr47 { background: #b6bec8; }
+.sgr100 { background: #4a525b; } .sgr101 { background: #b52a2a; } .sgr102 { background: #1a7a3a; }
+.sgr103 { background: #8a6100; }
+.sgr104 { background: #1f63c4; } .sgr105 { background: #8a4bc4; } .sgr106 { background: #12767f; }
+.sgr107 { background: #fff; }
 .sgr7 { color: var(--paper); background: var(--print); }
 
 .facts-list { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(19rem, 100%), 1fr)); gap: 0 1.6rem;
@@ -14771,17 +14948,20 @@ td select, .steps select, .log select { width: auto; min-height: 30px; padding: 
   border-bottom: 1px solid var(--line); }
 .facts-list .wide { grid-column: 1 / -1; }
 .pad { padding: .7rem .95rem; }
-#job [aria-label=Command] { display: flex; align-items: start; } #job [aria-label=Command] pre { flex: 1; min-width: 0; }
+#job [aria-label=Command] { display: flex; align-items: start; }
+#job [aria-label=Command] pre { flex: 1; min-width: 0; }
 .copy { margin: .45rem; }
 .steps { flex-wrap: wrap; }
 .steps li + li::before { content: "\2192"; margin-right: .5rem; color: var(--muted); }
 .reasons li { padding: .15rem 0; }
 
-dialog { width: min(38rem, calc(100vw - 1.5rem)); max-height: calc(100dvh - 2rem); overflow: auto; padding: 1.2rem 1.3rem;
+dialog { width: min(38rem, calc(100vw - 1.5rem)); max-height: calc(100dvh - 2rem); overflow: auto;
+  padding: 1.2rem 1.3rem;
   color: var(--ink); box-shadow: 0 20px 60px rgb(0 0 0 / .35); }
 dialog::backdrop { background: rgb(8 12 18 / .5); }
 dialog h2 { margin-bottom: .5rem; font-size: 1.15rem; }
-dialog pre, #docs pre { padding: .6rem; max-height: 28rem; overflow: auto; border: 1px solid var(--line); border-radius: 6px;
+dialog pre, #docs pre { padding: .6rem; max-height: 28rem; overflow: auto; border: 1px solid var(--line);
+  border-radius: 6px;
   background: var(--bg); }
 dialog pre { margin: .7rem 0; max-height: 9rem; }
 .form { display: grid; grid-template-columns: repeat(2, minmax(0, 1fr)); gap: .7rem; margin-top: .6rem; }
@@ -14802,17 +14982,20 @@ dialog .lost { margin-top: .7rem; }
 #job > p { margin-bottom: .5rem; }
 #login { display: grid; gap: .6rem; }
 
-@media (max-width: 900px) { #filters { grid-template-columns: repeat(3, minmax(0, 1fr)) auto; } #filters .text { grid-column: 1 / -1; } }
+@media (max-width: 900px) { #filters { grid-template-columns: repeat(3, minmax(0, 1fr)) auto; }
+#filters .text { grid-column: 1 / -1; } }
 @media (max-width: 640px) {
   .bar { gap: .3rem .6rem; padding: .4rem .8rem; }
   .brand { margin-right: auto; } #host { display: none; }
-  nav { order: 3; width: 100%; justify-content: space-between; gap: 0; } nav a { padding: 0 .1rem; gap: .2rem; font-size: .92em; }
+  nav { order: 3; width: 100%; justify-content: space-between; gap: 0; }
+  nav a { padding: 0 .1rem; gap: .2rem; font-size: .92em; }
   nav .badge { min-width: 0; padding: .02rem .35rem; }
   main, footer { padding: .8rem; }
   button.link { padding: 0 .5rem; }
   .scroll { overflow: visible; }
   table.cards, .cards tbody, .cards tr, .cards td { display: block; }
-  .cards thead { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); } .sort { visibility: hidden; }
+  .cards thead { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); }
+  .sort { visibility: hidden; }
   .cards tr { display: flex; flex-wrap: wrap; align-items: baseline; gap: .15rem 1rem; padding: .7rem .9rem;
     border-bottom: 1px solid var(--line); }
   .cards tr:last-child { border-bottom: 0; }
@@ -14831,14 +15014,16 @@ dialog .lost { margin-top: .7rem; }
 @media (max-width: 640px), (pointer: coarse) {
   button, a.button, input, select, textarea, td select, .steps select, .log select, nav a { min-height: 40px; }
 }
-@media (prefers-reduced-motion: reduce) { * { transition: none !important; animation: none !important; scroll-behavior: auto !important; } }
+@media (prefers-reduced-motion: reduce) { * { transition: none !important; animation: none !important;
+  scroll-behavior: auto !important; } }
 </style>
 </head>
 <body class="opening">
 <a class="skip" href="#/main">Skip to the content</a>
 <header>
   <div class="bar">
-    <a class="brand" href="./#/"><svg viewBox="0 0 16 16" aria-hidden="true"><rect width="16" height="16" rx="4" fill="#2159c9"/><path
+    <a class="brand" href="./#/"><svg viewBox="0 0 16 16" aria-hidden="true">
+      <rect width="16" height="16" rx="4" fill="#2159c9"/><path
       d="M4.5 12V4l7 8V4" fill="none" stroke="#fff" stroke-width="2"/></svg>nexus</a>
     <span id="host" class="muted"></span>
     <nav aria-label="Parts of the page">
@@ -14859,10 +15044,12 @@ dialog .lost { margin-top: .7rem; }
   <div id="overview" hidden>
     <h1 class="unseen">nexus: GPUs and jobs</h1>
     <div id="banners"></div>
-    <section aria-labelledby="gpus"><div class="head"><h2 id="gpus" tabindex="-1">GPUs</h2><span id="gpus-told" class="muted"></span>
+    <section aria-labelledby="gpus"><div class="head"><h2 id="gpus" tabindex="-1">GPUs</h2>
+      <span id="gpus-told" class="muted"></span>
       </div><div id="gpu-list"></div></section>
     <form id="filters" role="search" aria-label="Filter jobs">
-      <input class="text" name="text" type="search" placeholder="Filter by id, name, command, cause&hellip;" aria-label="Filter by text">
+      <input class="text" name="text" type="search" placeholder="Filter by id, name, command, cause&hellip;"
+        aria-label="Filter by text">
       <select name="status" aria-label="Filter by status"></select>
       <select name="user" aria-label="Filter by user"></select>
       <select name="group" aria-label="Filter by group"></select>
@@ -14885,27 +15072,29 @@ dialog .lost { margin-top: .7rem; }
 </footer>
 <div id="notices" aria-live="polite"></div>
 <dialog id="dialog" aria-labelledby="dialog-title"></dialog>
-<noscript><p class="banner">This page needs JavaScript. Without it: nexus on the command line, or GET /status.</p></noscript>
+<noscript>
+  <p class="banner">This page needs JavaScript. Without it: nexus on the command line, or GET /status.</p>
+</noscript>
 <script>
 'use strict';
 const PAGE = 50;                                                 // rows of a list that are asked for and shown at once
-const BACKOFF_MS = 2000, RARELY_MS = 30000;                         // between two looks while much happens; and when nothing does
-const LOG_TAIL = 2000, LOG_LINES = 5000, LINE_LENGTH = 20000;    // lines at first; lines kept; characters kept of a line
-const LOG_PAUSES_MS = [200, 1000, 5000];                         // before it is read again: after news, without any, after a failure
-const ANSWER_MS = 20000, SILENCE_MS = 45000;                     // waited for an answer; for the next sign of life of the events
-const HIDDEN_MS = 10000;                                         // so long a tab that is not seen keeps its connection
+const BACKOFF_MS = 2000, RARELY_MS = 30000;                      // between two refreshes: after events; without any
+const LOG_TAIL = 2000, LOG_LINES = 5000, LINE_LENGTH = 20000;    // lines at first; lines kept; characters of a line
+const LOG_PAUSES_MS = [200, 1000, 5000];                         // to the next read: after news, none, a failure
+const ANSWER_MS = 20000, SILENCE_MS = 45000;                     // timeouts of a reply, and of news at /events
+const HIDDEN_MS = 10000;                                         // then a hidden tab closes its connection
 const FINAL = ['completed', 'failed', 'cancelled'], STATUSES = ['running', 'pending', ...FINAL];
 const PRIORITIES = ['high', 'normal', 'low'];
-const isDocs = location.pathname.endsWith('/docs');              // this page is at /docs, too
+const isDocs = location.pathname.endsWith('/docs');              // /docs is this page too
 const SVG = 'http://www.w3.org/2000/svg';
 
-// ---- The document.  Every text goes in as a text node; there is no innerHTML here.
+// ---- The document.  Every text becomes a text node; innerHTML is not used.
 
 const at = (id) => document.getElementById(id);
 const el = (tag, facts = {}, ...children) => dress(document.createElement(tag), facts, children);
 const svg = (tag, facts, ...children) => dress(document.createElementNS(SVG, tag), facts, children);
 
-function dress(node, facts, children) {         // keys and handlers become properties; false and null say nothing
+function dress(node, facts, children) {         // keys and handlers become properties; false and null are left out
   for (const [name, fact] of Object.entries(facts)) {
     if (name === 'key' || name.startsWith('on')) node[name] = fact;
     else if (known(fact) && fact !== false) node.setAttribute(name, fact === true ? '' : fact);
@@ -14914,7 +15103,8 @@ function dress(node, facts, children) {         // keys and handlers become prop
   return node;
 }
 
-const button = (text, onclick, kind = '', facts = {}) => el('button', {type: 'button', class: kind, onclick, ...facts}, text);
+const button = (text, onclick, kind = '', facts = {}) => el(
+  'button', {type: 'button', class: kind, onclick, ...facts}, text);
 
 function choice(facts, options, chosen) {       // options: [value, text]
   const select = el('select', facts, options.map(([value, text]) => el('option', {value}, text)));
@@ -14922,8 +15112,8 @@ function choice(facts, options, chosen) {       // options: [value, text]
   return select;
 }
 
-// What is drawn is made anew each time, and only what differs is taken over: rows are kept, moved and updated, so that the
-// focus, a selection and the place one has scrolled to survive.
+// Everything is drawn anew each time, and only differences are applied: rows are kept, moved and updated, so that the
+// focus, a selection and the scroll position survive.
 function show(place, ...children) {
   const focused = document.activeElement, hadFocus = place.contains(focused), section = focused?.closest('section');
   sync(place, el('div', {}, ...children));
@@ -14931,7 +15121,7 @@ function show(place, ...children) {
   (focused.isConnected ? focused : section?.querySelector('h2'))?.focus({preventScroll: true});
 }
 
-function sync(parent, fresh) {                  // children are the same that have the same tag and key
+function sync(parent, fresh) {                  // children with the same tag and key are the same
   const left = [...parent.childNodes];
   const wanted = [...fresh.childNodes].map((child) => {
     const place = left.findIndex((node) => node.nodeName === child.nodeName && node.key === child.key);
@@ -14949,19 +15139,21 @@ function sync(parent, fresh) {                  // children are the same that ha
 }
 
 function update(node, fresh) {
-  if (node.nodeType === Node.TEXT_NODE) {       // left alone while it is the same: a selection in it survives
+  if (node.nodeType === Node.TEXT_NODE) {       // an equal text is not touched: a selection in it survives
     if (node.data !== fresh.data) node.data = fresh.data;
     return;
   }
-  for (const {name} of [...node.attributes]) if (!fresh.hasAttribute(name) && name !== 'open') node.removeAttribute(name);
+  for (const {name} of [...node.attributes]) {
+    if (!fresh.hasAttribute(name) && name !== 'open') node.removeAttribute(name);
+  }
   for (const {name, value} of fresh.attributes) if (node.getAttribute(name) !== value) node.setAttribute(name, value);
   for (const name of ['onclick', 'onchange', 'onblur']) node[name] = fresh[name];
-  if (!node.hasAttribute('data-own')) sync(node, fresh);                // what is in there somebody else draws
+  if (!node.hasAttribute('data-own')) sync(node, fresh);                // its content is drawn elsewhere
   if (node.type === 'checkbox') node.checked = fresh.checked;
-  if (node.tagName === 'SELECT' && node !== document.activeElement) node.value = fresh.value;   // else one may be choosing
+  if (node.tagName === 'SELECT' && node !== document.activeElement) node.value = fresh.value;   // else it may be open
 }
 
-function onFrame(act) {                         // does it once before the browser paints, however often it is called
+function onFrame(act) {                         // calls act() once before the next paint, however often it is called
   let frame = null;
   return () => { frame ??= requestAnimationFrame(() => { frame = null; act(); }); };
 }
@@ -14984,13 +15176,13 @@ const sentences = ({message, hint}) => [message, hint].filter(Boolean).join('. '
 const percent = (share) => `${Math.round(share)} %`;
 const gib = (mib) => (mib / 1024).toFixed(1);
 const size = (mib) => mib >= 1024 ? `${gib(mib)} GiB` : `${Math.round(mib)} MiB`;
-const secondsSince = (stamp) => (Date.now() + clockOffset - Date.parse(stamp)) / 1000;        // by the service's clock
+const secondsSince = (stamp) => (Date.now() + clockOffset - Date.parse(stamp)) / 1000;        // on the service's clock
 const clock = (stamp) => new Date(stamp).toLocaleString([],
   {month: 'short', day: 'numeric', hour: '2-digit', minute: '2-digit', second: '2-digit'});
 const gpuList = (job) => job.gpu_indices?.length ? `GPU ${job.gpu_indices.join(', ')}` : 'CPU';
 const hasNodes = () => service.nodes.length > 0;
 const where = (job) => (hasNodes() || job.remote_id) && job.node ? `${job.node} \u00b7 ${gpuList(job)}` : gpuList(job);
-const isOthers = (job) => job.command === null;         // as users' tokens are told of it
+const isOthers = (job) => job.command === null;         // a token of another user gets no command
 const commandOf = (job) => job.command ?? `(${job.user}'s)`;
 const pathOf = (job) => `jobs/${encodeURIComponent(job.id)}`;
 const ago = (stamp) => secondsSince(stamp) < 10 ? 'just now' : `${duration(secondsSince(stamp)).split(' ')[0]} ago`;
@@ -15013,7 +15205,7 @@ const trouble = (message, hint, status, answer) =>              // status 0: no 
   Object.assign(new Error(message), {hint, status, answer});
 let clockOffset = 0;
 
-// What has no status is an error in this page.  Half of it may be missing then, so that is said.
+// An error without a status is an error in this page, which may be half drawn then: say so.
 addEventListener('error', ({error}) => error && tellBroken(error));
 addEventListener('unhandledrejection', ({reason}) => tellBroken(reason));
 
@@ -15060,20 +15252,20 @@ async function ask(method, path, body, headers = {}, read = (answer) => answer.s
   }
 }
 
-const kept = new Map();                         // {path: a list as it was answered last}; it is sent again only if it has changed
+const kept = new Map();                         // {path: the last list}; the service sends a list only if it changed
 
-function askList(path) {                        // {rows, total: how many there are beyond these, tag}
+function askList(path) {                        // {rows, total: how many rows there are at all, tag}
   const before = kept.get(path), headers = before ? {'If-None-Match': before.tag} : {};
   return ask('GET', path, undefined, headers, async (answer) => {
     const rows = answer.status === 304 ? before.rows : await answer.json(), tag = answer.headers.get('ETag') ?? '';
-    const list = {rows, tag, total: Number(answer.headers.get('Total-Count') ?? rows.length)};     // may change where the rows do not
+    const list = {rows, tag, total: Number(answer.headers.get('Total-Count') ?? rows.length)};  // a 304 has a new total
     if (kept.size > 50) kept.clear();
     kept.set(path, list);
     return list;
   });
 }
 
-// An answer as it comes, until nothing has come for so long; `begin` gets its headers.
+// The pieces of a reply, until none has come for some time; `begin` gets the headers.
 async function* pieces(path, control, silence, begin = () => {}, headers = {}) {
   let timer = null;
   const wait = () => { clearTimeout(timer); timer = setTimeout(() => control.abort(), silence); };
@@ -15090,7 +15282,7 @@ async function* pieces(path, control, silence, begin = () => {}, headers = {}) {
   }
 }
 
-// Does what a button is for; says when it is done, and why when it cannot be.
+// Does a button's work; says when it is done, or why it failed.
 async function act(method, path, body, done, headers, refuse = complain) {
   try {
     const answer = await ask(method, path, body, headers);
@@ -15105,7 +15297,7 @@ async function act(method, path, body, done, headers, refuse = complain) {
 const tell = (text) => setTimeout((notice) => notice.remove(), 6000, notify({class: 'notice'}, text));
 
 function complain({message, hint, status}) {
-  if (status === 401) return;                   // the dialog tells
+  if (status === 401) return;                   // the token dialog says it
   const notice = notify({class: 'notice bad', role: 'alert'},
     el('strong', {}, message), el('div', {class: 'muted'}, hint));
   notice.append(button('Close', () => notice.remove(), 'link'));
@@ -15119,9 +15311,9 @@ function notify(facts, ...text) {
   return notice;
 }
 
-// ---- The token, kept for this tab alone
+// ---- The token, kept for this tab only
 
-let asking = null;                              // what ends when the dialog that asks for it is closed
+let asking = null;                              // resolved when the token dialog is closed
 const isOffline = () => document.body.classList.contains('offline');
 const getToken = () => sessionStorage.getItem('nexus-token') || null;
 
@@ -15129,7 +15321,7 @@ function keepToken(text) {
   sessionStorage.removeItem('nexus-token');
   if (text) sessionStorage.setItem('nexus-token', text);
   show(at('forget'), text ? 'Forget the token' : 'Use a token');
-  for (const form of at('calls').querySelectorAll('form')) form.oninput();      // what is shown for curl
+  for (const form of at('calls').querySelectorAll('form')) form.oninput();      // the curl command shows the token
 }
 
 async function askForToken({message, hint}) {
@@ -15138,7 +15330,7 @@ async function askForToken({message, hint}) {
     pattern: '\\s*[!-~]+\\s*', title: 'A token has no spaces and only ASCII letters.'});
   const onsubmit = (event) => { event.preventDefault(); keepToken(field.value.trim()); at('dialog').close(); };
   keepToken('');
-  document.body.classList.toggle('opening', !isDocs);           // what another token showed is hidden
+  document.body.classList.toggle('opening', !isDocs);           // hide what another token showed
   following?.abort();
   connectionIs('', 'token needed');
   await openDialog('This service asks for a token', field, el('form', {id: 'login', autocomplete: 'off', onsubmit},
@@ -15155,15 +15347,16 @@ at('forget').addEventListener('click', () => {
   location.reload();
 });
 
-// ---- What is known of the service: asked for again after each event, and every few seconds; what is shown, and no more
+// ---- The service's data, fetched after each event and every few seconds; only what is shown
 
 const NO_ROWS = {rows: [], total: 0};
-const ROW_FIELDS = ['id', 'status', 'position', 'name', 'command', 'user', 'group', 'gpus', 'priority', 'only_node', 'node', 'remote_id',
+const ROW_FIELDS = ['id', 'status', 'position', 'name', 'command', 'user', 'group', 'gpus', 'priority', 'only_node',
+  'node', 'remote_id',
   'gpu_indices', 'attempt', 'stopping', 'unknown_since', 'started_at'].join();
 const MORE_FIELDS = {running: ',rss_mib,cpu_percent', queue: ',waiting_for,estimated_start',
   history: ',outcome,cause_line,runtime_seconds,finished_at'};
 let service = {nodes: []}, lists = {}, jobs = new Map(), curves = new Map(), nextCurves = 0;
-let endings = 1, shownHistory = '';             // the history is asked for only after an end, or when another part of it is wanted
+let endings = 1, shownHistory = '';             // the history is fetched only after an end, or for another part of it
 const openGroups = new Map();                   // {name: how many of its pending jobs are shown}
 
 function pathOfList(part, group) {
@@ -15177,10 +15370,12 @@ function pathOfList(part, group) {
 }
 
 async function loadOverview() {
-  const history = pathOfList('history'), shown = `${endings} ${history}`, opened = isFiltered() ? [] : [...openGroups.keys()];
+  const history = pathOfList('history'), shown = `${endings} ${history}`;
+  const opened = isFiltered() ? [] : [...openGroups.keys()];
   const [running, queue, groups, ended, , ...ofGroups] = await Promise.all([
     askList(pathOfList('running')), askList(pathOfList('queue')), askList('groups'),
-    shown !== shownHistory && askList(history), loadCurves(), ...opened.map((name) => askList(pathOfList('queue', name)))]);
+    shown !== shownHistory && askList(history), loadCurves(),
+    ...opened.map((name) => askList(pathOfList('queue', name)))]);
   lists = {running, queue, groups: groups.rows, history: ended || lists.history,
     opened: new Map(opened.map((name, place) => [name, ofGroups[place]]))};
   jobs = new Map([lists.history, queue, running, ...ofGroups].flatMap(({rows}) => rows.map((job) => [job.id, job])));
@@ -15190,18 +15385,18 @@ async function loadOverview() {
 async function loadCurves() {
   if (performance.now() < nextCurves) return;
   nextCurves = performance.now() + RARELY_MS;
-  const found = await ask('GET', 'gpus/history').catch(() => null);     // the page does without
+  const found = await ask('GET', 'gpus/history').catch(() => null);     // the page works without it
   if (found) curves = new Map(found.map((curve) => [curve.uuid, curve]));
 }
 
 let timer = null, isRefreshing = false, isRung = false, notBefore = 0;
 
-function refreshSoon() {                        // not more often than the service can take
+function refreshSoon() {                        // not more often than the service can bear
   isRung = true;
   if (!isRefreshing) timer ??= setTimeout(refresh, Math.max(120, notBefore - performance.now()));
 }
 
-function refreshNow() {                         // one has done something, and wants to see it
+function refreshNow() {                         // after the user's own action
   notBefore = 0;
   clearTimeout(timer);
   timer = null;
@@ -15211,7 +15406,7 @@ function refreshNow() {                         // one has done something, and w
 async function refresh() {
   const began = performance.now(), control = following;
   timer = null;
-  if (!control) return;                         // its first event rings again
+  if (!control) return;                         // the first event comes here again
   isRefreshing = true;
   isRung = false;
   try {
@@ -15221,33 +15416,33 @@ async function refresh() {
     draw();
   } catch (error) {
     if (!known(error.status)) reportError(error);
-    else if (!error.status) following?.abort();   // it connects anew, and tells until it has
+    else if (!error.status) following?.abort();   // it reconnects, and says so until it has
   }
   isRefreshing = false;
   notBefore = performance.now() + Math.max(BACKOFF_MS, 4 * (performance.now() - began));
   if (isRung) refreshSoon();
 }
 
-// ---- Events: one stream, read with fetch so that the token can be sent.  Whatever it tells is a reason to look again.
+// ---- Events: one stream, read with fetch so that the token can be sent.  Any event is a reason to refresh.
 
 let following = null, retryDelay = 500, hideTimer = null;
 
 function connectionIs(kind, text) {
   at('connection').className = `state ${kind}`;
   show(at('connection'), text);
-  const isLost = kind === 'lost';               // what is shown is of then: no clock ticks, nothing can be done
+  const isLost = kind === 'lost';               // the page shows the past: no clock ticks, nothing can be done
   if (isLost && !isOffline()) show(at('offline'),
     `Not connected since ${clock(new Date())}: what is shown here is of then, and nothing can be done. Jobs go on.`);
   document.body.classList.toggle('offline', isLost);
   at('offline').hidden = !isLost;
 }
 
-function tellHealth() {                        // green only when all is well
+function tellHealth() {                         // green only if all is well
   const bad = service.bad_checks.length > 0;
   connectionIs(bad ? 'live unwell' : 'live', bad ? `not well: ${service.bad_checks.join(', ')}` : 'live');
 }
 
-function hear(block) {                          // an event
+function hear(block) {                          // one event
   const [, kind] = /^event: (\w+)/m.exec(block) ?? [], data = () => JSON.parse(/^data: (.*)/m.exec(block)[1]);
   if (kind === 'gpus' && service.host) {
     service.gpu_status = data();
@@ -15265,7 +15460,7 @@ function hear(block) {                          // an event
 async function follow() {
   for (;;) {
     await asking;
-    while (document.hidden) {                   // a browser has six connections to a host, for all tabs
+    while (document.hidden) {                   // a browser allows six connections to a host, for all tabs
       connectionIs('', 'resting');
       await visibilityChange();
     }
@@ -15278,7 +15473,7 @@ async function follow() {
         rest = blocks.pop();
         for (const block of blocks) if (!block.startsWith(': still')) hear(block);
       }
-    } catch (error) {                           // a break is told of below
+    } catch (error) {                           // a broken line is handled below
       if (error instanceof SyntaxError) reportError(error);
     }
     following = null;
@@ -15296,9 +15491,13 @@ document.addEventListener('visibilitychange', () => {
   if (document.hidden) hideTimer = setTimeout(() => following?.abort(), HIDDEN_MS);
 });
 
-setInterval(() => { if (following && service.host && at('connection').className.includes('live')) refreshSoon(); }, RARELY_MS);
 setInterval(() => {
-  for (const node of document.querySelectorAll('body:not(.offline) [data-since]')) show(node, duration(secondsSince(node.dataset.since)));
+  if (following && service.host && at('connection').className.includes('live')) refreshSoon();
+}, RARELY_MS);
+setInterval(() => {
+  for (const node of document.querySelectorAll('body:not(.offline) [data-since]')) {
+    show(node, duration(secondsSince(node.dataset.since)));
+  }
 }, 1000);
 
 // ---- The overview
@@ -15309,7 +15508,8 @@ function drawNow() {
   if (!service.host) return;
   const counts = {running: service.running_jobs.length, queue: service.queued_jobs, history: service.completed_jobs};
   const {name: machine, cpu_percent: cpu, memory_used_gb: used, memory_total_gb: memory} = service.host;
-  show(at('host'), listed(machine, known(cpu) && `CPU ${percent(cpu)}`, known(used) && `${Math.round(used)} of ${Math.round(memory)} GB`));
+  show(at('host'), listed(machine, known(cpu) && `CPU ${percent(cpu)}`,
+    known(used) && `${Math.round(used)} of ${Math.round(memory)} GB`));
   show(at('version'),
     `nexus ${service.version}, ${service.user} on ${service.host.name}, up ${duration(service.uptime_seconds)}`);
   for (const [part, count] of Object.entries(counts)) show(at(`${part}-count`), number(count));
@@ -15326,17 +15526,17 @@ function drawNow() {
     banner('warn', service.is_paused && 'The queue is paused: running jobs go on, nothing new starts.'),
     [service.gpu_trouble, service.slurm?.trouble].map((trouble) => banner('bad', trouble)),
     service.hints.map((hint) => banner('note', hint)),
-    banner('note', !isFiltered() && counts.running + counts.queue + counts.history === 0 && 'There is no job yet. Add one with the button '
-      + 'above, or on the machine: nexus add "python train.py"'));
+    banner('note', !isFiltered() && counts.running + counts.queue + counts.history === 0
+      && 'There is no job yet. Add one with the button above, or on the machine: nexus add "python train.py"'));
   drawGpus();
   drawFilters();
   drawTables(counts);
   drawSelection();
 }
 
-// GPUs stand together by machine.  Of many there are compact cards, until one wants to see more of a machine's.
+// GPUs are grouped by machine.  If there are many, a machine has compact cards until it is unfolded.
 
-const BRIEF_FROM = 8, COMPACT_BEYOND = 16;      // so many GPUs are brief cards at first, without curves; of nodes' more, compact ones
+const BRIEF_FROM = 8, COMPACT_BEYOND = 16;      // from 8 on without curves; beyond 16 compact on nodes
 const folds = new Map();                        // {machine: whether it is unfolded}
 const isPhone = matchMedia('(max-width: 640px)');
 const countFree = (gpus) => `${gpus.filter((gpu) => gpu.is_available).length} of ${gpus.length} available`;
@@ -15368,17 +15568,20 @@ function drawMachine(machine) {
       trouble && `: ${trouble}`, '.', hint && ` To do: ${hint}.`),
     gpus.length > 0 && el('ul', {class: isOpen ? 'gpus' : isOne ? 'gpus brief' : 'gpus compact'},
       gpus.map((gpu) => drawGpu(gpu, isOpen, isOpen || isOne))),
-    isOne && gpus.length > 0 && button(isOpen ? 'Hide curves' : 'Show curves', () => { folds.set(name, !isOpen); draw(); }, 'link',
+    isOne && gpus.length > 0 && button(
+      isOpen ? 'Hide curves' : 'Show curves', () => { folds.set(name, !isOpen); draw(); }, 'link',
       {'aria-expanded': `${isOpen}`}));
 }
 
-const menu = (label, ...items) => el('details', {class: 'menu', key: label}, el('summary', {'aria-label': label}, '\u22ef'),
+const menu = (label, ...items) => el(
+  'details', {class: 'menu', key: label}, el('summary', {'aria-label': label}, '\u22ef'),
   el('div', {class: 'panel'}, items));
 
 function drawGpu(gpu, hasCurves, isNamed) {
   const {memory_total_mib: total, memory_used_mib: used, utilization: load, is_paused: isPaused} = gpu;
   const name = `GPU ${gpu.place}`, path = `gpus/${encodeURIComponent(gpu.place)}`;
-  const users = gpu.job_ids.map((id) => [id, jobs.get(id)?.name || (jobs.has(id) ? commandOf(jobs.get(id)) : ''), jobs.get(id)]);
+  const users = gpu.job_ids.map((id) => [
+    id, jobs.get(id)?.name || (jobs.has(id) ? commandOf(jobs.get(id)) : ''), jobs.get(id)]);
   const why = gpu.fault ?? gpu.used_by ?? (users.length || gpu.is_available || isPaused ? null : gpu.unavailable);
   return el('li', {class: 'gpu panel', key: gpu.uuid, 'data-gpu': gpu.place},
     el('div', {class: 'top'}, el(hasNodes() ? 'h4' : 'h3', {}, isNamed ? name : gpu.index),
@@ -15394,17 +15597,20 @@ function drawGpu(gpu, hasCurves, isNamed) {
       why && el('li', {}, el('span', {class: gpu.fault ? 'fault' : gpu.used_by ? '' : 'muted', title: why}, why))),
     el('div', {class: 'tools'},
       el('span', {class: 'muted grow small'}, listed(known(gpu.temperature) && `${Math.round(gpu.temperature)} \u00b0C`,
-        known(gpu.power_watts) && [gpu.power_watts, gpu.power_limit_watts].filter(known).map(Math.round).join(' of ') + ' W',
+        known(gpu.power_watts)
+          && [gpu.power_watts, gpu.power_limit_watts].filter(known).map(Math.round).join(' of ') + ' W',
         gpu.allocated % 1 && `${percent(gpu.allocated * 100)} given out`)),
-      service.is_owner && menu(`Menu of ${name}`, pauseButton(isPaused, path, `${isPaused ? 'Resume' : 'Pause'} ${name}`,
+      service.is_owner && menu(
+        `Menu of ${name}`, pauseButton(isPaused, path, `${isPaused ? 'Resume' : 'Pause'} ${name}`,
         `${name} ${isPaused ? 'takes jobs again' : 'gets no new job'}.`))));
 }
 
-function gauge(title, label, share, text) {     // its length is an attribute: the policy allows no styles
+function gauge(title, label, share, text) {     // its length is an attribute: the policy forbids inline styles
   return el('div', {class: 'gauge'}, el('span', {class: 'muted', 'aria-hidden': 'true'}, title),
     el('output', {'aria-hidden': 'true'}, text),
     svg('svg', {class: `track ${title.toLowerCase()}`, viewBox: '0 0 100 1', preserveAspectRatio: 'none', role: 'meter',
-      'aria-label': label, 'aria-valuemin': 0, 'aria-valuemax': 100, 'aria-valuenow': Math.round(share), 'aria-valuetext': text},
+      'aria-label': label, 'aria-valuemin': 0, 'aria-valuemax': 100, 'aria-valuenow': Math.round(share),
+      'aria-valuetext': text},
     svg('rect', {width: Math.min(100, share), height: 1})));
 }
 
@@ -15430,21 +15636,24 @@ function chart(curve, total, name, span = 'the last hour') {
 
 // ---- Filters
 
-let filter = {};                                // {text, status, user, group} as chosen; empty: any
-const orders = {};                              // {a table: what it is sorted by, with - the highest first}
+let filter = {};                                // {text, status, user, group}; empty: any
+const orders = {};                              // {table: the field it is sorted by, with - highest first}
 const isFiltered = () => Object.values(filter).some(Boolean);
 
 function drawFilters() {
   const form = at('filters').elements, groups = (lists.groups ?? []).map(({user, name}) => ({user, group: name}));
-  const names = (key) => [...new Set([filter, ...jobs.values(), ...groups].map((row) => row[key]))].filter(Boolean).sort();
+  const rows = [filter, ...jobs.values(), ...groups];
+  const names = (key) => [...new Set(rows.map((row) => row[key]))].filter(Boolean).sort();
   for (const [name, words] of [['status', STATUSES], ['user', names('user')], ['group', names('group')]]) {
     show(form[name], ['', ...words].map((word) => el('option', {value: word, key: word}, word || `any ${name}`)));
   }
-  for (const [name, wanted] of Object.entries(filter)) if (form[name] !== document.activeElement) form[name].value = wanted;
+  for (const [name, wanted] of Object.entries(filter)) {
+    if (form[name] !== document.activeElement) form[name].value = wanted;
+  }
   form[form.length - 1].disabled = !isFiltered();
 }
 
-function keepAddress() {                        // of what is shown
+function keepAddress() {                        // of the present view
   const query = new URLSearchParams(Object.entries({...filter, ...orders}).filter(([, wanted]) => wanted));
   history.replaceState(null, '', `#/${query.size ? `?${query}` : ''}`);
 }
@@ -15453,7 +15662,7 @@ for (const kind of ['input', 'reset', 'submit']) {
   at('filters').addEventListener(kind, (event) => {
     if (kind === 'submit') event.preventDefault();
     if (kind === 'reset') at('filters').elements.text.focus();
-    setTimeout(() => {                          // after a reset the form is as it was at first
+    setTimeout(() => {                          // after a reset the form has its first values
       filter = Object.fromEntries(new FormData(at('filters')));
       keepAddress();
       for (const table of Object.values(TABLES)) table.rows = PAGE;
@@ -15463,7 +15672,7 @@ for (const kind of ['input', 'reset', 'submit']) {
   });
 }
 
-// ---- Tables of the jobs that run, wait, and have ended
+// ---- Tables of running, pending and finished jobs
 
 function what(job, cause, ...facts) {
   return el('div', {}, job.name && el('strong', {}, job.name), el('div', {class: 'command clip'}, commandOf(job)),
@@ -15473,17 +15682,19 @@ function what(job, cause, ...facts) {
 }
 
 const selected = new Set();                     // ids of jobs
-const SELECT = ['Select', 'select bare-label', (job) => !isOthers(job) && el('input', {type: 'checkbox', checked: selected.has(job.id),
+const SELECT = ['Select', 'select bare-label', (job) => !isOthers(job) && el('input', {
+  type: 'checkbox', checked: selected.has(job.id),
   'aria-label': `Select job ${job.id}`, onclick: () => { selected.delete(job.id) || selected.add(job.id); draw(); }})];
 
-function drawSelection() {                      // what may be done with all that are selected
+function drawSelection() {                      // the buttons for all selected jobs
   for (const id of selected) if (!jobs.has(id)) selected.delete(id);
   const chosen = [...selected].map((id) => jobs.get(id)), ids = (isFinal) => chosen.filter(
     ({status}) => FINAL.includes(status) === isFinal).map(({id}) => id);
   const end = async () => await confirmed(`End ${counted(ids(false).length, 'job')}?`,
     'Those that run are stopped: what they have not saved is lost.', ids(false).join(' '), 'End them', 'Keep them')
     && act('POST', 'jobs/cancel', {ids: ids(false)}, (answer) => `${counted(answer.ids.length, 'job')} end.`);
-  const retry = () => act('POST', 'jobs/retry', {ids: ids(true)}, (answer) => `${counted(answer.ids.length, 'job')} run again.`);
+  const retry = () => act('POST', 'jobs/retry', {ids: ids(true)},
+    (answer) => `${counted(answer.ids.length, 'job')} run again.`);
   show(at('selection'), selected.size > 0 && [el('strong', {}, `${selected.size} selected`),
     ids(false).length > 0 && button('End', end, 'danger', {'aria-label': 'End the selected jobs'}),
     ids(true).length > 0 && button('Retry', retry, '', {'aria-label': 'Retry the selected jobs'}),
@@ -15491,17 +15702,20 @@ function drawSelection() {                      // what may be done with all tha
   at('selection').hidden = !selected.size;
 }
 
-const TABLES = {                                // heading, class, what stands below it
-  running: {title: 'Running', statuses: ['running'], order: '-started_at', rows: PAGE, empty: 'No job is running.', columns: [
+const TABLES = {                                // columns: heading, class, content, field to sort by
+  running: {
+    title: 'Running', statuses: ['running'], order: '-started_at', rows: PAGE, empty: 'No job is running.', columns: [
     SELECT,
     ['Job', 'fit bare-label', jobLink],
     ['Command', 'bare', (job) => what(job, null, known(job.rss_mib) && `${size(job.rss_mib)} of memory`,
       known(job.cpu_percent) && `CPU ${percent(job.cpu_percent)}`, job.started_at && `since ${clock(job.started_at)}`)],
     ['Where', 'fit bare-label', (job) => el('div', {}, `${where(job)}${job.gpus % 1 ? ` (${job.gpus})` : ''} `,
       job.unknown_since && el('span', {class: 'badge bad'}, `unknown since ${clock(job.unknown_since)}`))],
-    ['Runs for', 'fit', (job) => el('strong', {'data-since': job.started_at}, duration(secondsSince(job.started_at))), '-started_at'],
+    ['Runs for', 'fit',
+      (job) => el('strong', {'data-since': job.started_at}, duration(secondsSince(job.started_at))), '-started_at'],
     ['', 'bare fit', (job) => [!isOthers(job)
-      && el('a', {class: 'button', href: `#/${pathOf(job)}`, 'aria-label': `Log of job ${job.id}`}, 'Log'), ...actionsOn(job)]]]},
+      && el('a', {class: 'button', href: `#/${pathOf(job)}`, 'aria-label': `Log of job ${job.id}`}, 'Log'),
+      ...actionsOn(job)]]]},
   queue: {title: 'Queue', statuses: ['pending'], rows: PAGE, empty: 'Nothing waits.', columns: [
     SELECT,
     ['#', 'fit', (job) => el('span', {class: 'muted'}, known(job.position) ? job.position + 1 : '')],
@@ -15511,7 +15725,8 @@ const TABLES = {                                // heading, class, what stands b
     ['Waits because', 'whole', (job) => el('div', {}, job.waiting_for, ' ', el('div', {class: 'muted'}, starts(job)))],
     ['Priority', 'fit', (job) => !isOthers(job) && prioritySelect(job)],
     ['', 'bare fit', (job) => actionsOn(job)]]},
-  history: {title: 'History', statuses: FINAL, order: '-finished_at', rows: PAGE, empty: 'No job has finished yet.', columns: [
+  history: {
+    title: 'History', statuses: FINAL, order: '-finished_at', rows: PAGE, empty: 'No job has finished yet.', columns: [
     SELECT,
     ['Job', 'fit bare-label', jobLink],
     ['Result', 'fit bare-label', ({status, outcome, command}) =>
@@ -15519,7 +15734,8 @@ const TABLES = {                                // heading, class, what stands b
     ['Command', 'bare', (job) => what(job, job.cause_line)],
     ['Where', 'fit bare-label', (job) => job.started_at ? where(job) : '-'],
     ['Runtime', 'fit', (job) => known(job.runtime_seconds) ? duration(job.runtime_seconds) : '-', '-runtime_seconds'],
-    ['Finished', 'fit', ({finished_at: end}) => el('time', {datetime: end, title: clock(end)}, ago(end)), '-finished_at'],
+    ['Finished', 'fit', ({finished_at: end}) => el('time', {datetime: end, title: clock(end)}, ago(end)),
+      '-finished_at'],
     ['', 'bare fit', (job) => actionsOn(job)]]},
 };
 
@@ -15540,10 +15756,11 @@ function drawTable(part, table, {rows, total}, all = 0) {
   const drawn = [...rows.map((job) => [job.position, () => [drawRow(table.columns, job)]]),
     ...groups.map((group) => [group.position, () => drawGroup(table.columns, group)])];
   if (part === 'queue') drawn.sort(([a], [b]) => a - b);
-  const heads = table.columns.map(([name, , , by]) => {             // `by`: its order, as it is at the first press
+  const heads = table.columns.map(([name, , , by]) => {             // `by`: the order that the first press gives
     const order = orders[part] ?? table.order, isUp = order === by?.slice(1);
     const sort = () => { orders[part] = order === by ? by.slice(1) : by; keepAddress(); draw(); refreshNow(); };
-    return el('th', {scope: 'col', role: 'columnheader', 'aria-sort': by && (isUp ? 'ascending' : order === by && 'descending')},
+    return el('th', {role: 'columnheader', scope: 'col',
+      'aria-sort': by && (isUp ? 'ascending' : order === by && 'descending')},
       by ? button(name + (isUp ? ' \u25b4' : order === by ? ' \u25be' : ''), sort, 'sort')
         : name && name !== 'Select' ? name : el('span', {class: 'unseen'}, name || 'Actions'));
   });
@@ -15553,18 +15770,20 @@ function drawTable(part, table, {rows, total}, all = 0) {
       el('span', {id: `${part}-told`, class: 'muted'}, isFiltered() && `${number(total)} of ${number(all)}`)),
     el('div', {class: 'panel'}, lists[part] && !drawn.length
       && el('p', {class: 'empty'}, isFiltered() ? 'No job matches the filter.' : table.empty),
-    drawn.length > 0 && el('div', {class: 'scroll'}, el('table', {class: 'cards', role: 'table', 'aria-labelledby': part},
+    drawn.length > 0 && el('div', {class: 'scroll'},
+      el('table', {class: 'cards', role: 'table', 'aria-labelledby': part},
       el('thead', {role: 'rowgroup'}, el('tr', {role: 'row'}, heads)),
       el('tbody', {role: 'rowgroup'}, drawn.flatMap(([, make]) => make())))),
     moreButton(total - rows.length, () => { table.rows += PAGE; })));
 }
 
-// The jobs of a group that wait stand in one row, which opens.
+// The pending jobs of a group are one row, which opens.
 function drawGroup(columns, group) {
-  const {name, hold, failed, failed_id: failedId, failed_line: line} = group, shown = openGroups.get(name), list = lists.opened.get(name);
+  const {name, hold, failed, failed_id: failedId, failed_line: line} = group;
+  const shown = openGroups.get(name), list = lists.opened.get(name);
   const toggle = () => { shown ? openGroups.delete(name) : openGroups.set(name, PAGE); draw(); refreshNow(); };
-  const counts = ['completed', 'running', 'pending', 'failed', 'cancelled'].map((status) => group[status] > 0 && el('span',
-    {class: `badge ${KINDS[status]}`, key: status}, `${number(group[status])} ${status}`));
+  const counts = ['completed', 'running', 'pending', 'failed', 'cancelled'].map((status) => group[status] > 0
+    && el('span', {class: `badge ${KINDS[status]}`, key: status}, `${number(group[status])} ${status}`));
   const bulk = (text, path, body, done, facts) => button(text, () => act('POST', path, body, done), '', {key: text,
     'aria-label': `${text} of group ${name}`, ...facts});
   const cells = {'#': el('span', {class: 'muted'}, group.position + 1),
@@ -15573,12 +15792,15 @@ function drawGroup(columns, group) {
       && el('div', {class: 'cause'}, jobLink({id: failedId}), ` ${line ?? 'failed'}`)),
     'Waits because': el('div', {}, hold ? 'it is held' : group.waiting_for)};
   const query = `?group=${encodeURIComponent(name)}`;
-  const actions = [service.is_owner && bulk(hold ? 'Resume' : 'Pause', `service/${hold ? 'resume' : 'pause'}${query}`, undefined,
-    hold ? `Jobs of ${name} are started again.` : `No job of ${name} is started.`),
-  failed > 0 && bulk('Retry failed', 'jobs/retry', {group: name}, ({ids}) => `${counted(ids.length, 'job')} of ${name} run again.`),
-  button('Cancel all', () => endGroup(group), 'danger', {key: 'Cancel all', 'aria-label': `Cancel all of group ${name}`})];
-  const row = el('tr', {role: 'row', key: `group ${name}`, 'data-group': name}, columns.map(([heading, kind]) => el('td',
-    {role: 'cell', class: kind, 'data-label': heading}, heading ? cells[heading] : drawCell(actions))));
+  const actions = [
+    service.is_owner && bulk(hold ? 'Resume' : 'Pause', `service/${hold ? 'resume' : 'pause'}${query}`, undefined,
+      hold ? `Jobs of ${name} are started again.` : `No job of ${name} is started.`),
+    failed > 0 && bulk('Retry failed', 'jobs/retry', {group: name},
+      ({ids}) => `${counted(ids.length, 'job')} of ${name} run again.`),
+    button('Cancel all', () => endGroup(group), 'danger',
+      {key: 'Cancel all', 'aria-label': `Cancel all of group ${name}`})];
+  const row = el('tr', {role: 'row', key: `group ${name}`, 'data-group': name}, columns.map(([heading, kind]) =>
+    el('td', {role: 'cell', class: kind, 'data-label': heading}, heading ? cells[heading] : drawCell(actions))));
   const more = list && moreButton(list.total - list.rows.length, () => openGroups.set(name, shown + PAGE));
   return [row, ...(shown && list ? list.rows.map((job) => drawRow(columns, job)) : []),
     more && el('tr', {key: `more ${name}`}, el('td', {colspan: columns.length}, more))].filter(Boolean);
@@ -15586,9 +15808,11 @@ function drawGroup(columns, group) {
 
 async function endGroup({name, pending, running}) {
   const detail = listed(pending && `${number(pending)} that wait`, running && `${number(running)} that run`);
-  const isSure = await confirmed(`End all jobs of ${name}?`, 'Those that run are stopped: what they have not saved is lost.', detail,
-    'End all', 'Keep them');
-  if (isSure) await act('POST', 'jobs/cancel', {group: name}, ({ids}) => `${counted(ids.length, 'job')} of ${name} end.`);
+  const isSure = await confirmed(`End all jobs of ${name}?`,
+    'Those that run are stopped: what they have not saved is lost.', detail, 'End all', 'Keep them');
+  if (isSure) {
+    await act('POST', 'jobs/cancel', {group: name}, ({ids}) => `${counted(ids.length, 'job')} of ${name} end.`);
+  }
 }
 
 function prioritySelect(job) {
@@ -15604,21 +15828,23 @@ function prioritySelect(job) {
 
 const priorities = (chosen) => [...PRIORITIES.entries(), ...(PRIORITIES[chosen] ? [] : [[chosen, chosen]])];
 
-// ---- What may be done with a job
+// ---- A job's actions
 
-function actionsOn(job, isPage = false) {       // the buttons in its row, or on its page
+function actionsOn(job, isPage = false) {       // the buttons in the job's row, or on its page
   const {id, status, position, stopping} = job, last = Math.max(0, service.queued_jobs - 1);
-  const make = (text, onclick, facts) => button(text, onclick, '', {key: text, 'aria-label': `${text} job ${id}`, ...facts});
-  const move = (text, place, where) => service.is_owner && make(text, () => act('PATCH', `queue/${id}`, {position: place},
-    `Job ${id} was moved ${where}.`), {disabled: position === place, 'aria-label': `Move job ${id} ${where}`});
+  const make = (text, onclick, facts) => button(
+    text, onclick, '', {key: text, 'aria-label': `${text} job ${id}`, ...facts});
+  const move = (text, place, where) => service.is_owner && make(
+    text, () => act('PATCH', `queue/${id}`, {position: place}, `Job ${id} was moved ${where}.`),
+    {disabled: position === place, 'aria-label': `Move job ${id} ${where}`});
   const end = (text) => make(text, () => endJob(job), {class: 'danger', disabled: Boolean(stopping)});
   if (isOthers(job)) return [];
   if (status === 'running') return [end(stopping ? 'Stopping\u2026' : 'Kill')];
   if (status !== 'pending') {
     return [make('Retry', () => retryJob(job, isPage)), isPage && button('Change and add', () => openAddForm(job))];
   }
-  return [move(isPage ? 'Move first' : 'First', 0, 'to the front'), move(isPage ? 'Move last' : 'Last', last, 'to the end'),
-    isPage && prioritySelect(job), end('Cancel')];
+  return [move(isPage ? 'Move first' : 'First', 0, 'to the front'),
+    move(isPage ? 'Move last' : 'Last', last, 'to the end'), isPage && prioritySelect(job), end('Cancel')];
 }
 
 async function retryJob(job, isPage) {
@@ -15628,20 +15854,20 @@ async function retryJob(job, isPage) {
 
 async function endJob(job) {
   const [verb, loss, keep, path, done] = job.status === 'running'
-    ? ['Kill', 'All its processes are stopped: first asked to end, then killed. What it has not saved is lost.', 'Let it run',
-      pathOf(job), 'is being stopped']
+    ? ['Kill', 'All its processes are stopped: first asked to end, then killed. What it has not saved is lost.',
+      'Let it run', pathOf(job), 'is being stopped']
     : ['Cancel', 'It is taken out of the queue, and so are jobs that run after it.', 'Keep it',
       `queue/${job.id}`, 'was taken out of the queue'];
   const isSure = await confirmed(`${verb} job ${job.id}?`, loss, commandOf(job), `${verb} job`, keep);
   if (isSure) await act('DELETE', path, undefined, `Job ${job.id} ${done}.`);
 }
 
-// What is asked of the user; what the dialog was closed with, or nothing.
+// Asks the user; returns what the dialog was closed with, if anything.
 function openDialog(title, focused, ...children) {
   const dialog = at('dialog');
   dialog.replaceChildren(el('h2', {id: 'dialog-title'}, title), ...children);
   dialog.returnValue = '';
-  dialog.showModal();                           // whose end gives the focus back
+  dialog.showModal();                           // closing it gives the focus back
   focused.focus();
   return new Promise((resolve) => { dialog.onclose = () => resolve(dialog.returnValue); });
 }
@@ -15659,8 +15885,8 @@ function pauseButton(isPaused, path, label, told) {             // of all jobs, 
 
 // ---- Adding a job
 
-const FIELDS = FORM_ROWS;                       // what may be asked of a job, from its table of fields: see form_rows()
-const READ = {                                  // what is sent of a text; the service reads times, sizes and lists itself
+const FIELDS = FORM_ROWS;                       // a job's fields, from their table: see form_rows()
+const READ = {                                  // the JSON of an input; the service parses times, sizes and lists
   boolean: () => true,
   number: (text) => Number.isNaN(Number(text)) ? text : Number(text),
   object: (text) => Object.fromEntries(text.split('\n').filter((line) => line.trim()).map((line) => {
@@ -15671,17 +15897,22 @@ const READ = {                                  // what is sent of a text; the s
 READ.integer = READ.number;
 
 function makeInput({name, type, like}, fact) {
-  const facts = {id: `add-${name}`, name, autocomplete: 'off', spellcheck: 'false', 'aria-describedby': `add-${name}-help`};
+  const facts = {
+    id: `add-${name}`, name, autocomplete: 'off', spellcheck: 'false', 'aria-describedby': `add-${name}-help`};
   if (type === 'boolean') return el('input', {...facts, type: 'checkbox', checked: Boolean(fact)});
   if (name === 'priority') return choice(facts, priorities(fact ?? 1), fact ?? 1);
-  if (name === 'node') return choice(facts, [['', 'any'], ...service.nodes.map((node) => [node.name, node.name])], fact ?? '');
+  if (name === 'node') {
+    return choice(facts, [['', 'any'], ...service.nodes.map((node) => [node.name, node.name])], fact ?? '');
+  }
   Object.assign(facts, {placeholder: like, required: name === 'command'});
-  if (name === 'command' || type === 'object') return el('textarea', {...facts, rows: name === 'command' ? 3 : 2}, fact);
+  if (name === 'command' || type === 'object') {
+    return el('textarea', {...facts, rows: name === 'command' ? 3 : 2}, fact);
+  }
   return el('input', {...facts, type: 'text', value: fact});
 }
 
-function openAddForm(job = {}) {                // or another such job
-  let key = null, sent = null;                  // the same is sent again with the same key, so that it is added once
+function openAddForm(job = {}) {                // `job`: one to copy
+  let key = null, sent = null;                  // a repeated request has the same key, so that it adds the job once
   const withUnit = (name, unit) => ({[name]: job[name] && `${job[name]}${unit}`});
   const given = {...job, node: job.only_node, ...withUnit('gpu_mem_mib', 'M'), ...withUnit('timeout_seconds', 's'),
     ...withUnit('expected_time', 's')};
@@ -15694,7 +15925,8 @@ function openAddForm(job = {}) {                // or another such job
       el('label', {for: input.id}, labelOf(name)), input, el('span', {class: 'help', id: `${input.id}-help`}, help));
   };
   const fault = el('p', {class: 'fault', role: 'alert'}), send = el('button', {class: 'primary'}, 'Add job');
-  const form = el('form', {onsubmit: submit}, el('div', {class: 'form'}, fields.filter(({first}) => first).map(drawField)),
+  const form = el('form', {onsubmit: submit},
+    el('div', {class: 'form'}, fields.filter(({first}) => first).map(drawField)),
     el('details', {open: Boolean(given.command)}, el('summary', {}, 'More: directory, retries, environment \u2026'),
       el('div', {class: 'form'}, fields.filter(({first}) => !first).map(drawField))),
     lost.length > 0 && el('p', {class: 'small muted lost'}, `Left out: ${lost.join('; ')}.`),
@@ -15720,16 +15952,19 @@ function openAddForm(job = {}) {                // or another such job
 
 at('add').addEventListener('click', () => openAddForm());
 
-// ---- Logs.  A small terminal: 16 colours, \r, \b and "erase the line"; all other escapes are dropped.
+// ---- Logs.  A small terminal: 16 colours, \r, \b and "erase the line"; it drops all other escapes.
 
-// CSI, of which two are obeyed; OSC; DCS and the like; other escapes; one of which the end has not come; control characters; text
+// CSI, of which two are obeyed; OSC; DCS and the like; other escapes; an escape that is incomplete; control characters;
+// text
 const TOKENS = new RegExp([/\x1b\[([0-?]*)[ -/]*([@-~])/, /\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)/,
-  /\x1b[PX^_][^\x1b]*\x1b\\/, /\x1b[ -/]*[0-OQ-WYZ`-~]/, /\x1b[^\x07]*$/, /[\x00-\x08\x0a-\x1f\x7f]/, /[^\x00-\x08\x0a-\x1f\x7f]+/]
+  /\x1b[PX^_][^\x1b]*\x1b\\/, /\x1b[ -/]*[0-OQ-WYZ`-~]/, /\x1b[^\x07]*$/, /[\x00-\x08\x0a-\x1f\x7f]/,
+  /[^\x00-\x08\x0a-\x1f\x7f]+/]
   .map((part) => part.source).join('|'), 'g');
-const GROUPS = [/^(1|2|22)$/, /^2?3$/, /^2?4$/, /^2?7$/, /^2?9$/, /^[39]\d$/, /^(4|10)\d$/];     // one code of each holds
-const ENDING = /^(2\d|[34][89])$/;              // back to how it was; 256 colours and more are not shown
+const GROUPS = [                                // one code of each is in force
+  /^(1|2|22)$/, /^2?3$/, /^2?4$/, /^2?7$/, /^2?9$/, /^[39]\d$/, /^(4|10)\d$/];
+const ENDING = /^(2\d|[34][89])$/;              // resets; 256 colours and more are not shown
 
-function restyle(style, parameters) {           // a style: the codes that hold
+function restyle(style, parameters) {           // a style: the codes in force
   for (const codes = parameters.split(';').map(Number); codes.length;) {
     const code = codes.shift(), group = GROUPS.find((each) => each.test(code));
     if (group) style = style.filter((each) => !group.test(each));
@@ -15740,7 +15975,7 @@ function restyle(style, parameters) {           // a style: the codes that hold
   return style;
 }
 
-// What a line shows, as [text, classes] one after the other; and the style that goes on after it.
+// What a line shows, as a list of [text, classes]; and the style at its end.
 function renderLine(raw, style) {
   if (!/[\x00-\x08\x0a-\x1f\x7f]/.test(raw)) return [[[raw, classesOf(style)]], style];
   let cells = [], cursor = 0;
@@ -15767,24 +16002,25 @@ const classesOf = (style) => style.map((code) => `sgr${code}`).join(' ');
 
 const ADDRESS = /(https?:\/\/[^\s<>"'`]*[^\s<>"'`.,;:!?)\]}])/;
 
-function lineNode(runs, kind, at) {             // a line of a log, with its number, which links to it
+function lineNode(runs, kind, at) {             // a line of a log, with its number as a link to it
   const link = (text) => text.split(ADDRESS).map((part, place) => place % 2
     ? el('a', {href: part, target: '_blank', rel: 'noopener noreferrer'}, part) : part);
-  return el('div', {class: kind, 'data-at': at && clock(at)}, el('a', {class: 'number', tabindex: -1, 'aria-hidden': 'true'}),
+  return el('div', {class: kind, 'data-at': at && clock(at)},
+    el('a', {class: 'number', tabindex: -1, 'aria-hidden': 'true'}),
     ...runs.flatMap(([text, classes]) => classes ? [el('span', {class: classes}, ...link(text))] : link(text)));
 }
 
-// stdout and stderr are read each by itself: a progress bar on one and lines on the other do not run into each other.
+// stdout and stderr are parsed separately: a progress bar on one does not run into lines on the other.
 class LogSource {
   constructor(kind) {
     Object.assign(this, {kind, offset: 0, raw: '', style: [], at: null});
   }
 
-  feed(text, at) {                              // the lines that have come to their end
+  feed(text, at) {                              // returns the completed lines
     const lines = (this.raw + text.replace(/[\udc80-\udcff]/gu, '\ufffd')).split('\n'), last = lines.pop();
     this.raw = last;
     this.at = at;
-    if (last.length > LINE_LENGTH) {            // of a progress bar only what it shows now
+    if (last.length > LINE_LENGTH) {            // of a progress bar, keep only what it shows now
       this.raw = last.slice(Math.max(0, last.lastIndexOf('\r', last.length - 2))).slice(0, LINE_LENGTH);
     }
     return lines.map((raw) => {
@@ -15795,7 +16031,7 @@ class LogSource {
   }
 }
 
-// What is new is asked for again and again: a log that is open holds no connection, and one that fails harms nothing.
+// The page polls: an open log holds no connection, and a failed poll does no harm.
 class LogView {
   constructor(id, wantedLine) {
     Object.assign(this, {id, wantedLine, draw: onFrame(() => this.drawNow())});
@@ -15807,12 +16043,16 @@ class LogView {
     const sticky = check('Follow', false, () => this.scrollToEnd());
     this.sticky = sticky.firstChild;
     this.find = el('input', {type: 'search', placeholder: 'Find\u2026', 'aria-label': `Find in the log of job ${id}`,
-      oninput: () => this.search(), onkeydown: (event) => { if (event.key === 'Enter') this.goTo(event.shiftKey ? -1 : 1); }});
+      oninput: () => this.search(),
+      onkeydown: (event) => { if (event.key === 'Enter') this.goTo(event.shiftKey ? -1 : 1); }});
     this.found = el('span', {class: 'small muted', role: 'status'});
-    this.box = el('div', {class: 'lines', role: 'log', 'aria-live': 'off', 'aria-label': `Log of job ${id}`, tabindex: 0});
+    this.box = el('div', {
+      class: 'lines', role: 'log', 'aria-live': 'off', 'aria-label': `Log of job ${id}`, tabindex: 0});
     this.earlier = button('Load earlier lines', () => this.loadEarlier().catch(complain), 'link', {hidden: true});
-    this.error = button('Error', () => this.goToError().catch(complain), '', {hidden: true, 'aria-label': 'Go to the error'});
-    this.node = el('div', {class: 'log'}, el('div', {class: 'head'}, this.told, this.earlier, this.find, this.found, this.error,
+    this.error = button('Error', () => this.goToError().catch(complain), '',
+      {hidden: true, 'aria-label': 'Go to the error'});
+    this.node = el('div', {class: 'log'},
+      el('div', {class: 'head'}, this.told, this.earlier, this.find, this.found, this.error,
       sticky, check('Wrap', true, (isOn) => this.box.classList.toggle('long', !isOn)),
       check('Times', false, (isOn) => this.box.classList.toggle('timed', isOn)), this.stream,
       button('Download', () => this.download(), '', {'aria-label': `Download the log of job ${id}`})), this.box);
@@ -15831,7 +16071,8 @@ class LogView {
     const names = isBoth ? ['stdout', 'stderr'] : [this.stream.value];
     this.makeText = () => ({attempt: 1, sources: new Map(
       names.map((name) => [name, new LogSource(isBoth && name === 'stderr' ? 'err' : null)]))});
-    Object.assign(this, {ready: [], partials: [], isOver: false, trouble: 'opening', first: 1, begin: null, text: this.makeText()});
+    Object.assign(this, {ready: [], partials: [], isOver: false, trouble: 'opening', first: 1, begin: null,
+      text: this.makeText()});
     this.box.replaceChildren();
     this.sticky.checked = !this.wantedLine;
     this.tell();
@@ -15863,7 +16104,7 @@ class LogView {
     }
   }
 
-  async read(run) {                             // whether something is new
+  async read(run) {                             // whether there was news
     const {text} = this, sources = [...text.sources.values()], offsets = sources.map(({offset}) => offset).join();
     let hasNews = false;
     const begin = (headers) => {
@@ -15885,17 +16126,19 @@ class LogView {
 
   take({attempt, started_at: begun, has_earlier: hasEarlier, stream, at, end, text: content}, text) {
     const source = text.sources.get(stream), heading = [];
-    if (hasEarlier && attempt !== text.attempt) heading.push([[[`attempt ${attempt}, ${clock(begun)}`, '']], 'attempt', null]);
+    if (hasEarlier && attempt !== text.attempt) {
+      heading.push([[[`attempt ${attempt}, ${clock(begun)}`, '']], 'attempt', null]);
+    }
     text.attempt = attempt;
     source.offset = end;
     return [...heading, ...source.feed(content, at)];
   }
 
-  lines() {                                     // which are numbered
+  lines() {                                     // those with a number
     return [...this.box.children].filter((node) => node.className !== 'attempt');
   }
 
-  skip(count) {                                 // the first lines here have gone
+  skip(count) {                                 // the first lines were dropped
     this.first += count;
     this.begin = 'lost';
   }
@@ -15916,29 +16159,31 @@ class LogView {
     for (let left = excess; left > 0; left--) box.firstChild.remove();
     if (excess > 0) this.skip(gone - this.lines().length);
     box.style.counterReset = `line ${this.first - 1}`;
-    if (!isAtEnd) box.scrollTop -= height - box.scrollHeight;   // what is read stays where it is
+    if (!isAtEnd) box.scrollTop -= height - box.scrollHeight;   // the lines in view stay in view
     if (isAtEnd) this.scrollToEnd();
     if (this.find.value) this.search(false);
     this.tell();
   }
 
-  async loadEarlier() {                         // whether there were any
+  async loadEarlier() {                         // whether there were earlier lines
     const {begin, box, run} = this, text = this.makeText(), lines = [];
     let starts = begin;
     if (!/[1-9]/.test(begin ?? '') || this.earlier.disabled) return false;
     this.earlier.disabled = true;
     try {
-      for await (const entry of this.entries(`before=${begin}&tail=${LOG_TAIL}`, (headers) => { starts = headers.get('Log-Offset'); })) {
+      const take = (headers) => { starts = headers.get('Log-Offset'); };
+      for await (const entry of this.entries(`before=${begin}&tail=${LOG_TAIL}`, take)) {
         lines.push(...this.take(entry, text));
       }
     } finally {
       this.earlier.disabled = false;
     }
-    if (run !== this.run || begin !== this.begin) return false;         // other lines are shown by now
+    if (run !== this.run || begin !== this.begin) return false;         // the log was replaced meanwhile
     for (const source of text.sources.values()) if (source.raw) lines.push(...source.feed('\n', source.at));
     const height = box.scrollHeight;
     box.prepend(...lines.map((line) => lineNode(...line)));
-    Object.assign(this, {begin: starts, first: Math.max(1, this.first - lines.filter(([, kind]) => kind !== 'attempt').length)});
+    const added = lines.filter(([, kind]) => kind !== 'attempt').length;
+    Object.assign(this, {begin: starts, first: Math.max(1, this.first - added)});
     this.sticky.checked = false;
     box.style.counterReset = `line ${this.first - 1}`;
     box.scrollTop += box.scrollHeight - height;
@@ -15946,7 +16191,7 @@ class LogView {
     return lines.length > 0;
   }
 
-  async show(line) {                            // the line of this number; it is in the address
+  async show(line) {                            // go to a line by its number; the address gets it
     this.wantedLine = null;
     this.sticky.checked = false;
     await new Promise(requestAnimationFrame);
@@ -15972,7 +16217,7 @@ class LogView {
     if (isNew && wanted) { this.place = this.hits.length; this.goTo(-1); }
   }
 
-  goTo(step) {                                  // the next line in which it was found, or the one before
+  goTo(step) {                                  // the next match, or the one before
     if (!this.hits?.length) return;
     this.sticky.checked = false;
     this.hits[this.place]?.classList.remove('marked');
@@ -15983,7 +16228,8 @@ class LogView {
   }
 
   async goToError() {
-    const cause = jobs.get(this.id)?.cause_line?.trim(), find = (like) => this.lines().findLastIndex(({textContent: line}) => like(line));
+    const cause = jobs.get(this.id)?.cause_line?.trim();
+    const find = (like) => this.lines().findLastIndex(({textContent: line}) => like(line));
     let last = -1;
     for (let left = 20; last < 0 && cause && left > 0; left--) {
       last = find((line) => line.includes(cause));
@@ -16025,26 +16271,28 @@ class LogView {
 
 // ---- A job's page
 
-const SHOWN_ELSEWHERE = ['id', 'status', 'command', 'name', 'status_history', 'position', 'waiting_for', 'reason', 'attempts',
-  'cause_line', 'outcome', 'stopping', 'unknown_since', 'gpu_index'];
-const LABELS = {cpu_seconds: 'CPU time', cpu_percent: 'CPU', peak_rss_mib: 'peak memory', rss_mib: 'memory', cwd: 'directory',
-  node: 'machine', only_node: 'only on', remote_id: 'id there', gpus: 'GPUs', gpu_ids: 'GPU ids',
-  gpu_indices: 'GPU indices', gpu_uuids: 'GPU UUIDs', mean_gpu_util: 'mean GPU load', peak_gpu_mem_mib: 'peak GPU memory',
-  gpu_mem_mib: 'GPU memory', timeout_seconds: 'time limit', after: 'after jobs', env: 'environment'};
-const ORDER = ['node', 'gpu_indices', 'gpus', 'started_at', 'finished_at', 'runtime_seconds', 'exit_code', 'signal', 'cause', 'attempt',
-  'retries', 'retried_as', 'after', 'created_at', 'priority', 'user', 'group', 'peak_gpu_mem_mib', 'mean_gpu_util', 'peak_rss_mib',
-  'cpu_seconds'];
+const SHOWN_ELSEWHERE = ['id', 'status', 'command', 'name', 'status_history', 'position', 'waiting_for', 'reason',
+  'attempts', 'cause_line', 'outcome', 'stopping', 'unknown_since', 'gpu_index'];
+const LABELS = {cpu_seconds: 'CPU time', cpu_percent: 'CPU', peak_rss_mib: 'peak memory', rss_mib: 'memory',
+  cwd: 'directory', node: 'machine', only_node: 'only on', remote_id: 'id there', gpus: 'GPUs', gpu_ids: 'GPU ids',
+  gpu_indices: 'GPU indices', gpu_uuids: 'GPU UUIDs', mean_gpu_util: 'mean GPU load',
+  peak_gpu_mem_mib: 'peak GPU memory', gpu_mem_mib: 'GPU memory', timeout_seconds: 'time limit', after: 'after jobs',
+  env: 'environment'};
+const ORDER = ['node', 'gpu_indices', 'gpus', 'started_at', 'finished_at', 'runtime_seconds', 'exit_code', 'signal',
+  'cause', 'attempt', 'retries', 'retried_as', 'after', 'created_at', 'priority', 'user', 'group', 'peak_gpu_mem_mib',
+  'mean_gpu_util', 'peak_rss_mib', 'cpu_seconds'];
 const place = ([name]) => isWide(name) * 100 + (ORDER.includes(name) ? ORDER.indexOf(name) : 50);
 const isWide = (name) => ['cwd', 'log_dir', 'gpu_uuids', 'notes', 'snapshot', 'session', 'env_digest'].includes(name);
 
 const labelOf = (name) => LABELS[name] ?? name.replace(/_(seconds|mib)$/, '').replaceAll('_', ' ');
 
-const linkJobs = (text) => text.split(/\b(?<=jobs? |, )([A-HJ-NP-Za-km-z]{3,4})(?=[,:;.]| |$)/).map((part, at) => at % 2 && jobs.has(part)
-  ? jobLink({id: part}) : part);
+const linkJobs = (text) => text.split(/\b(?<=jobs? |, )([A-HJ-NP-Za-km-z]{3,4})(?=[,:;.]| |$)/)
+  .map((part, at) => at % 2 && jobs.has(part) ? jobLink({id: part}) : part);
 
 function describeFact(name, fact) {
   if (name === 'after' || name === 'retried_as') return [fact].flat().flatMap((id) => [jobLink({id}), ' ']);
-  if (/_at$|^estimated_start$/.test(name)) return `${clock(fact)}${name === 'estimated_start' ? '' : ` (${ago(fact)})`}`;
+  if (name === 'estimated_start') return clock(fact);
+  if (/_at$/.test(name)) return `${clock(fact)} (${ago(fact)})`;
   if (/_seconds$|^expected_time$/.test(name)) return duration(fact);
   if (/_mib$/.test(name)) return size(fact);
   if (name === 'mean_gpu_util' || name === 'cpu_percent') return percent(fact);
@@ -16054,7 +16302,7 @@ function describeFact(name, fact) {
   return fact === true ? 'yes' : String(fact);
 }
 
-function part(title, ...children) {             // a part of the page that has a heading
+function part(title, ...children) {             // a section with a heading
   return el('section', {'aria-label': title, key: title}, el('div', {class: 'head'}, el('h2', {}, title)), ...children);
 }
 
@@ -16109,7 +16357,8 @@ class JobPage {
   }
 
   drawParts(job) {
-    const isEmpty = (fact) => [null, false, ''].includes(fact) || (typeof fact === 'object' && !Object.keys(fact).length);
+    const isEmpty = (fact) => (
+      [null, false, ''].includes(fact) || (typeof fact === 'object' && !Object.keys(fact).length));
     const facts = Object.entries(job).filter(([name, fact]) => !SHOWN_ELSEWHERE.includes(name) && !isEmpty(fact))
       .sort((a, b) => place(a) - place(b));
     const list = (rows, quiet = []) => el('ul', {class: 'reasons panel pad'}, rows.map((text) => el('li', {}, text)),
@@ -16118,7 +16367,8 @@ class JobPage {
     return [
       el('p', {class: 'muted'}, listed(job.group && `group ${job.group}`, job.user,
         job.started_at ? where(job) : `asks for ${counted(job.gpus || 'no', 'GPU')}`)),
-      el('section', {class: 'panel', 'aria-label': 'Command', key: 'Command'}, el('pre', {class: 'pad'}, commandOf(job)),
+      el('section', {class: 'panel', 'aria-label': 'Command', key: 'Command'},
+        el('pre', {class: 'pad'}, commandOf(job)),
         navigator.clipboard && job.command && button('Copy', () => navigator.clipboard.writeText(job.command)
           .then(() => tell('Copied.'), complain), 'copy', {'aria-label': 'Copy the command'})),
       job.unknown_since && el('p', {class: 'banner bad'}, `${job.node} has not been heard since `,
@@ -16128,24 +16378,26 @@ class JobPage {
       this.usage?.utilization.some(known) && part('GPU use', el('div', {class: 'panel pad'},
         chart(this.usage, this.usage.memory_total_mib, gpuList(job), 'the run'))),
       this.log && part('Log', el('div', {id: 'log-part', 'data-own': true})),
-      hasAttempts && part('Attempts', list(job.attempts.map((attempt) => listed(`${attempt.attempt}: ${attempt.outcome ?? 'running'}`,
+      hasAttempts && part('Attempts', list(job.attempts.map((attempt) => listed(
+        `${attempt.attempt}: ${attempt.outcome ?? 'running'}`,
         where({...attempt, remote_id: attempt.node}), duration(attempt.runtime_seconds ?? 0), attempt.cause_line)))),
       part('Facts', el('div', {class: 'panel'},
         el('ol', {class: 'steps pad'}, job.status_history.map(([status, when]) =>
           el('li', {}, badge(status), ' ', el('span', {class: 'muted small'}, clock(when))))),
-        el('dl', {class: 'facts-list'}, facts.map(([name, fact]) => el('div', {class: isWide(name) && 'wide', key: name},
-          el('dt', {}, labelOf(name)), el('dd', {class: isWide(name) && 'mono'}, describeFact(name, fact)))))))];
+        el('dl', {class: 'facts-list'}, facts.map(([name, fact]) =>
+          el('div', {class: isWide(name) && 'wide', key: name},
+            el('dt', {}, labelOf(name)), el('dd', {class: isWide(name) && 'mono'}, describeFact(name, fact)))))))];
   }
 }
 
-// ---- /docs: what /openapi.json says, and a form that tries each call
+// ---- /docs: the content of /openapi.json, and a form to try each call
 
-const ANSWER_LENGTH = 200000;                   // characters that are shown of one
+const ANSWER_LENGTH = 200000;                   // characters of a reply that are shown
 const quote = (text) => `'${text.replaceAll("'", "'\\''")}'`;
 const indented = (fact) => JSON.stringify(fact, null, 2);
 let shapes = {};
 
-function typeOf(schema) {                       // a schema in a word or two
+function typeOf(schema) {                       // the type in a word or two
   if (!schema) return '';
   if (schema.$ref) return schema.$ref.split('/').pop();
   if (schema.enum) return schema.enum.join(' | ');
@@ -16155,13 +16407,14 @@ function typeOf(schema) {                       // a schema in a word or two
 }
 
 function describeShape([name, schema]) {
-  const rows = Object.entries(schema.properties ?? {}).map(([key, fact]) => `${key}${schema.required?.includes(key) ? '' : '?'}: `
-    + typeOf(fact) + (fact.description ? `   (${fact.description})` : ''));
+  const rows = Object.entries(schema.properties ?? {}).map(([key, fact]) =>
+    `${key}${schema.required?.includes(key) ? '' : '?'}: ${typeOf(fact)}`
+      + (fact.description ? `   (${fact.description})` : ''));
   return el('details', {class: 'call panel', id: `shape-${name}`}, el('summary', {}, el('code', {}, name)),
     el('pre', {tabindex: 0}, rows.join('\n') || indented(schema)));
 }
 
-function readInputs(path, inputs, kind) {       // what is sent: its address, and the rest as fetch() takes it
+function readInputs(path, inputs, kind) {       // the request: {url, and fetch()'s options}
   const url = new URL(path.slice(1) || '.', location.href), headers = {};
   let body;
   for (const {name, in: place, input: {value}} of inputs) {
@@ -16182,7 +16435,7 @@ function curlOf(method, {url, headers, body}) {
     ...told, ...sent, quote(url)].filter(Boolean).join(' ');
 }
 
-async function showAnswer(place, method, {url, ...options}) {           // as it comes; JSON once it is whole, indented
+async function showAnswer(place, method, {url, ...options}) {           // as it comes; JSON is indented at its end
   const status = el('p', {}, 'Asking \u2026'), shown = el('pre', {tabindex: 0, 'aria-label': 'the answer'});
   const began = performance.now(), decoder = new TextDecoder();
   let line = '', text = '';
@@ -16215,7 +16468,8 @@ function drawCall(path, method, {operationId: id, summary, description, paramete
     ? [{name: 'Body', in: 'body', description: typeOf(body.schema), examples: [indented(shape.examples?.[0] ?? {})]}]
     : Object.entries(shape?.properties ?? {}).map(([name, facts]) => ({name, in: 'form', ...facts}));
   const inputs = [...parameters, ...parts].map((row) => {
-    const {required, schema, examples} = row, choices = schema?.enum ?? (schema?.items?.enum?.length < 10 && schema.items.enum);
+    const {required, schema, examples} = row;
+    const choices = schema?.enum ?? (schema?.items?.enum?.length < 10 && schema.items.enum);
     return {...row, input: !schema ? el('textarea', {rows: 6, spellcheck: 'false'}, examples?.[0])
       : choices ? choice({}, ['', ...choices].map((word) => [word, word]), '')
         : el('input', {autocomplete: 'off', spellcheck: 'false', required, placeholder: schema.examples?.[0]})};
@@ -16271,7 +16525,7 @@ async function openDocs() {
 
 // ---- Which view
 
-let jobPage = null, left = null;                // left: where one was when one went to a job's page
+let jobPage = null, left = null;                // left: the scroll position before a job's page was opened
 history.scrollRestoration = 'manual';
 
 function route() {
@@ -16282,23 +16536,26 @@ function route() {
   jobPage = id ? new JobPage(decodeURIComponent(id), Number(line)) : null;
   at('overview').hidden = Boolean(id);
   at('job').hidden = !id;
-  if (!known(found)) complain({message: `There is nothing at ${location.hash}.`, hint: el('a', {href: '#/'}, 'All jobs')});
+  if (!known(found)) {
+    complain({message: `There is nothing at ${location.hash}.`, hint: el('a', {href: '#/'}, 'All jobs')});
+  }
   if (query) {
     const given = new URLSearchParams(query);
     filter = Object.fromEntries(['text', 'status', 'user', 'group'].map((name) => [name, given.get(name) ?? '']));
     form.text.value = filter.text;
     for (const [part, {columns}] of Object.entries(TABLES)) {
-      orders[part] = columns.flatMap(([, , , by]) => by ? [by, by.slice(1)] : []).find((order) => order === given.get(part));
+      orders[part] = columns.flatMap(([, , , by]) => by ? [by, by.slice(1)] : [])
+        .find((order) => order === given.get(part));
     }
   }
   if (id) {
-    jobPage.load().catch(() => {});             // refresh() tells of a lost connection
+    jobPage.load().catch(() => {});             // refresh() says it if the connection is lost
     at('job').querySelector('h1').focus();
     scrollTo(0, 0);
   } else if (part) {
     at(part).scrollIntoView({block: 'start'});
     at(part).focus({preventScroll: true});
-  } else if (left) {                            // back from a job: to where one was
+  } else if (left) {                            // back from a job: scroll to where it was opened
     scrollTo(0, left.top);
     at('tables').querySelector(`[data-job="${left.id}"] a`)?.focus({preventScroll: true});
     left = null;

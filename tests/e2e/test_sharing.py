@@ -128,7 +128,7 @@ def test_a_restart_that_cannot_be_ends_no_service(certificate):
 def test_every_address_only_with_a_token():
     with live.Box(is_starting=False, host="0.0.0.0") as box:
         done = box.nexus("start")
-        assert done.returncode == 2 and "no token was made" in done.stderr and "nexus token create USER" in done.stderr, done
+        assert done.returncode == 2 and "nobody has a token" in done.stderr and "nexus token create USER" in done.stderr, done
         box.nexus("token", "create", "old", "long-enough-one", "--days", "0.0000001")
         assert box.nexus("start").returncode == 2, "one that has expired is none"
         token = box.nexus("token", "create", "bob").stdout.strip()

@@ -154,7 +154,7 @@ def test_all_faults_are_named_at_once():
 HIDDEN = [  # reason, TOML, all that must be said of it
     ("several of a node", '[[nodes]]\nhost = "-x"\nuser = "-y"\nport = 70000\npasword = "z"',
      ["nodes[0].host", "nodes[0].user", "nodes[0].port", "'pasword'"]),
-    ("a node, where there may be none", '[jobs]\nlauncher = "slurm"\n[[nodes]]\nhost = "-x"', ["nodes[0].host", "Slurm's to choose"]),
+    ("a node, where there may be none", '[jobs]\nlauncher = "slurm"\n[[nodes]]\nhost = "-x"', ["nodes[0].host", "Slurm chooses"]),
     ("half of what https needs", '[service]\nport = 0\ntls_cert = "c.pem"', ["service.port", "belong together"]),
 ]
 
@@ -263,5 +263,5 @@ def test_nodes_of_the_file():
 
 
 def test_slurm_and_nodes_exclude_each_other():
-    with pytest.raises(nexus.NexusError, match="where jobs run is Slurm's to choose"):
+    with pytest.raises(nexus.NexusError, match="Slurm chooses where jobs run"):
         nexus.parse_config({"jobs": {"launcher": "slurm"}, "nodes": [{"host": "n1"}]}, "config.toml")
