@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 
-from live import PATIENCE_S, find_service, free_port, is_alive, until
+from live import COMMAND, PATIENCE_S, find_service, free_port, is_alive, keep_compiled, until
 
 import nexus
 
@@ -72,6 +72,7 @@ class Home:
         self.port = free_port()
         self.path = os.path.join(self.top, name)
         os.makedirs(self.path, mode=0o700)
+        keep_compiled(self.path)
         os.makedirs(os.path.join(self.top, "screens"), mode=0o700)
         self.write_config(config, host)
         self.environ = {
@@ -105,18 +106,18 @@ class Home:
     def with_changes(self, changes):
         return {name: text for name, text in {**self.environ, **changes}.items() if text is not None}
 
-    def run(self, *argv, stdin=b"", cwd=None, script=SCRIPT, python=(sys.executable,), timeout=PATIENCE_S, **environ):
+    def run(self, *argv, stdin=b"", cwd=None, script=COMMAND, python=(sys.executable,), timeout=PATIENCE_S, **environ):
         """The command line in a process of its own."""
         done = subprocess.run([*python, script, *argv], input=stdin, capture_output=True, timeout=timeout, cwd=cwd or self.top,
                               env=self.with_changes(environ), start_new_session=True)
         return Done(done.returncode, done.stdout, done.stderr)
 
     def popen(self, *argv, cwd=None, **environ):
-        return subprocess.Popen([sys.executable, SCRIPT, *argv], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        return subprocess.Popen([sys.executable, COMMAND, *argv], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                                 stderr=subprocess.PIPE, cwd=cwd or self.top, env=self.with_changes(environ), start_new_session=True)
 
     def terminal(self, *argv, columns=100, rows=30, **environ):
-        return Terminal([sys.executable, SCRIPT, *argv], self.with_changes(environ), columns, rows)
+        return Terminal([sys.executable, COMMAND, *argv], self.with_changes(environ), columns, rows)
 
     def client(self, **environ):
         return nexus.Client.find(self.with_changes(environ))
