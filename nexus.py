@@ -293,6 +293,8 @@ def parse_begin(text: str, now: float) -> float:
     `+2h`: from now.  `22:00`: the next one of the local clock.  `2024-10-24 22:00`: local; in UTC with a Z.
     """
     import datetime
+    if text == "now":
+        return now
     if text.startswith("+"):
         return now + parse_duration(text[1:])
     day, _, clock = text.rstrip("Z").replace("T", " ").rpartition(" ")
@@ -312,6 +314,11 @@ def parse_memory(text: str) -> int:
     """MiB of text as SIZE_TEXT allows: `500M`, `10G`, `1.5GB`, `10GiB`."""
     number, unit = re.findall("([0-9.]+) ?(.)", text)[0]
     return round(float(number) * MEMORY_UNITS[unit.upper()])
+
+
+def parse_ids(text: str) -> list[str]:
+    """The ids of `abc,abd`, or of lines as `nexus add` prints them."""
+    return text.replace(",", " ").split()
 
 
 def guess_number(text: str) -> float | str:
@@ -804,12 +811,12 @@ GPU_COUNT = {**NUMBER(0, MAX_GPUS), "x-decimals": 2, "examples": [0.5],
 PRIORITY = WHOLE(-1000000, 1000000)
 PRIORITY_TEXT = PATTERN("^([Hh][Ii][Gg][Hh]|[Nn][Oo][Rr][Mm][Aa][Ll]|[Ll][Oo][Ww]|-?(0?[0-9]{1,6}|1000000))$",
                         "high, normal, low or a number")
-IDS_TEXT = PATTERN(f"^{ID_PATTERN}(,{ID_PATTERN})*$", "job ids like abc,abd", examples=["abc,abd"])
+IDS_TEXT = PATTERN(rf"^\s*{ID_PATTERN}((\s*,\s*|\s+){ID_PATTERN})*\s*$", "job ids like abc,abd", examples=["abc,abd"])
 AMOUNT = "[0-9]{1,9}(\\.[0-9]{1,9})?"
 DURATION = f"( *{AMOUNT} ?[smhdw])+ *|[0-9]{{1,6}}:[0-5][0-9]:[0-5][0-9]"
 DURATION_TEXT = PATTERN(f"^({DURATION}|0)$", "a time with its unit", examples=["90s", "2h", "1h30m", "1:30:00"])
 DAY, CLOCK = "[12][0-9]{3}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])", "([01]?[0-9]|2[0-3])(:[0-5][0-9]){1,2}"
-BEGIN_TEXT = PATTERN(f"^(\\+({DURATION})|({DAY}[ T])?{CLOCK}Z?)$",
+BEGIN_TEXT = PATTERN(f"^(now|\\+({DURATION})|({DAY}[ T])?{CLOCK}Z?)$",
                      "a time", examples=["22:00", "+2h", "2024-10-24 22:00", "2024-10-24T15:30:15Z"])
 SIZE_TEXT = PATTERN(f"^{AMOUNT} ?[MGTmgt](i?[Bb])?$", "an amount of memory with its unit", examples=["10G", "500M"])
 RLIMITS: Schema = {
@@ -877,7 +884,7 @@ class Job:
     content: str                                # digest of the submission: an id sent again must have the same
     number: int = 0                             # its sequence number: the first job ever has 1
     gpus: float = optional(
-        1, {**GPU_COUNT, "title": f"{GPU_COUNT['title']} (certain ones: --gpu-ids, gpu_ids)"},
+        1, {**GPU_COUNT, "title": f"{GPU_COUNT['title']} (to choose GPUs: --gpu-ids)"},
         "how many GPUs; 0.5 shares one, 0 takes a CPU slot (default: [jobs] default_gpus)",
         "asked kept public brief form",
         flag="--gpus N", convert=round_gpus)
@@ -889,7 +896,8 @@ class Job:
         None, TEXT, "the only machine it may run on; in state.json \"\" is this one", "kept")
     excluded_nodes: tuple[tuple[str, str], ...] = ()     # (node, why it cannot run the job)
     gpu_mem_mib: int | None = optional(
-        None, WHOLE(1, 100000000), "memory that must be free on each of its GPUs, in MiB", "asked kept sent public",
+        None, {**WHOLE(1, 100000000), "title": "a whole number of MiB from 1 to 100000000"},
+        "memory that must be free on each of its GPUs", "asked kept sent public",
         flag="--gpu-mem SIZE", like="10G", text=SIZE_TEXT, parse=parse_memory)
     priority: int = optional(
         1, PRIORITY, "high, normal, low or a number; lower runs first (default: normal = 1)", "asked public form",
@@ -902,11 +910,11 @@ class Job:
         flag="--group G")
     after: tuple[str, ...] = optional(
         (), LIST(JOB_ID), "start when these have completed; cancelled when one has not", "asked kept",
-        flag="--after ID,...", like="abc,abd", text=IDS_TEXT, parse=lambda text: text.split(","),
+        flag="--after ID,...", like="abc,abd", text=IDS_TEXT, parse=parse_ids,
         convert=lambda ids: tuple(dict.fromkeys(ids)))
     after_any: tuple[str, ...] = optional(
         (), LIST(JOB_ID), "start when these have ended, however that was", "asked kept",
-        flag="--after-any ID,...", like="abc,abd", text=IDS_TEXT, parse=lambda text: text.split(","),
+        flag="--after-any ID,...", like="abc,abd", text=IDS_TEXT, parse=parse_ids,
         convert=lambda ids: tuple(dict.fromkeys(ids)))
     pending_dependencies: tuple[str, ...] = ()                 # of `after` and `after_any`, those not ended yet
     key: str | None = None                      # of its submission, in case the client sends it again
@@ -2443,6 +2451,29 @@ def parse_script(command: str) -> tuple[str, str, list[str]]:
 OUT_OF_MEMORY = (         # PyTorch, the CUDA runtime and driver, cuBLAS, JAX and TensorFlow
     r"CUDA out of memory|CUDA error: out of memory|cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY"
     r"|CUBLAS_STATUS_ALLOC_FAILED|cuda\.OutOfMemoryError|RESOURCE_EXHAUSTED: Out of memory|OOM when allocating tensor")
+TRACEBACK, CHAINED = "Traceback (most recent call last)", "During handling of the above|The above exception was the"
+RELAYED = r"\b(ChildFailedError|ProcessExitedException|CalledProcessError)\b"    # a launcher's: a process of its failed
+FRAME = r"(\[\w+\]: )? {2}"      # a line of a traceback before its exception; torchrun puts the rank before it
+
+
+def find_oom_line(text: str) -> str | None:
+    """The line that says that a program ended for lack of GPU memory; None if it did not.  `text`: its stderr.
+
+    A program may log such an error and go on: of Python's exceptions only the last one counts, with those that it was
+    chained to.  If that one is a launcher's, the exceptions of all processes count.
+    """
+    lines = [line for line in text.splitlines() if not re.match(FRAME + " {2}", line)]          # without source code
+    starts = [number for number, line in enumerate(lines) if TRACEBACK in line]
+    chain = starts[-1:]
+    while chain and len(chain) < len(starts):
+        before = starts[-len(chain) - 1]
+        if not re.search(CHAINED, "\n".join(lines[before:chain[0]])):
+            break
+        chain.insert(0, before)
+    told = lines[chain[0]:] if chain else lines
+    if chain and re.search(RELAYED, "\n".join(told)):
+        told = [next((line for line in lines[start + 1:] if not re.match(FRAME, line)), "") for start in starts]
+    return next((format_line(line.strip(), 300).strip() for line in told if re.search(OUT_OF_MEMORY, line)), None)
 
 
 def find_last_lines(text: str, count: int) -> list[str]:
@@ -3240,9 +3271,8 @@ def find_cause(job: Job, result: Result, evidence: Evidence, signal: int | None)
         return result.cause, result.cause_line
     if result.exit_code == 0:
         return None, None
-    for line in evidence.stderr.splitlines():
-        if re.search(OUT_OF_MEMORY, line) and not evidence.trouble:
-            return "cuda-oom", format_line(line.strip(), 300).strip()
+    if job.gpus and not evidence.trouble and (line := find_oom_line(evidence.stderr)):
+        return "cuda-oom", line
     return "signal" if signal else "exit", evidence.trouble or next(iter(find_last_lines(evidence.stderr, 1)), None)
 
 
@@ -5293,7 +5323,8 @@ class NvidiaSmi:
 
     def ask(self, *arguments: str) -> Completed:
         return run(["nvidia-smi", *arguments], SMI_TIMEOUT_S, hint=f"try it by hand: nvidia-smi; {SMI_SLOW_HINT}",
-                   install="install the NVIDIA driver; without a GPU, try NEXUS_MOCK_GPUS=2, or nexus add --gpus 0")
+                   install="install the NVIDIA driver; without a GPU, nexus add --gpus 0, "
+                           "or for a trial NEXUS_MOCK_GPUS=2 nexus restart")
 
 
 def fail_smi(answer: Completed) -> NexusError:
@@ -11079,7 +11110,7 @@ class Service:
 
 
 NEVER_HINTS = {"gpus": "ask for fewer; --gpus 0 runs a job without one", "gpu_ids": "nexus shows them",
-               "gpu_mem_mib": "ask for less; more GPUs share it: --gpus 2"}
+               "gpu_mem_mib": "ask for less: it must be free on each of the GPUs"}
 
 
 def stop_job(state: State, job: Job, who: str, now: float, withdrawn: Iterable[str | None] = (),
@@ -11137,6 +11168,9 @@ def find_own_job(state: State, job_id: str, caller: Caller) -> Job:
     if job is None:
         is_place = re.fullmatch(GPU_PLACE, job_id)
         near = suggest(job_id, state.jobs) if len(state.jobs) < 500 else ""
+        named = [job.id for job in state.jobs.values() if job.name == job_id and caller.may_see(job.user)]
+        if named:
+            near = f"{named[-1]} is the last job of this name; all: nexus jobs --name {quote(job_id)}"
         raise NexusError("not_found", f"no job '{format_line(job_id, 40)}'", hint=(
             f"for what runs on GPU {job_id}: nexus kill {job_id}; nexus jobs lists ids" if is_place else near)
             or "nexus jobs lists them")
@@ -13259,6 +13293,13 @@ FOREIGN_WORDS = {
     "pause-gpu": "pause GPU", "resume-gpu": "resume GPU"}
 
 
+FOREIGN_FLAGS = {
+    "--gres": "--gpus", "--gpus-per-node": "--gpus", "-G": "--gpus", "-g": "--gpus", "--dependency": "--after",
+    "-d": "--after", "-D": "--after", "--array": "--sweep", "-a": "--sweep", "--time": "--timeout", "-t": "--timeout",
+    "--job-name": "--name", "-J": "--name", "-L": "--name", "--export": "--env", "-e": "--env", "--chdir": "--cwd",
+    "-p": "--priority"}
+
+
 def find_command(name: str, commands: Sequence[Command], rest: Sequence[str] = ()) -> Command:
     """Raises: usage; the hint is the nearest name, or the line that replaces another queue's `name` and `rest`."""
     for command in commands:
@@ -13266,13 +13307,24 @@ def find_command(name: str, commands: Sequence[Command], rest: Sequence[str] = (
             return command
     hint = suggest(name, [command.name for command in commands if command.summary]) or "nexus help lists them"
     if name in FOREIGN_WORDS:
-        *line, place = FOREIGN_WORDS[name].split(" ")
-        if place == "CMD":
-            place = quote_command(rest or ["python train.py"])
-        elif place.isupper() and rest:
-            place = " ".join(map(quote, rest))
-        hint = " ".join(["nexus", *line, place])
+        hint = translate(name, rest)
     raise NexusError("usage", f"'{format_line(name, 40)}' is not a command", hint)
+
+
+def translate(name: str, rest: Sequence[str]) -> str:
+    """The command that does what another queue's `name` does with the words `rest`."""
+    *line, place = FOREIGN_WORDS[name].split(" ")
+    if name in ("ts", "tsp") and (not rest or rest[0] == "-l"):
+        return "nexus jobs"
+    if place == "CMD":
+        if rest and rest[0].startswith("-") and rest[0] != "--wrap":            # an option may mean something else here
+            return f'nexus {line[0]} "CMD"; its options: nexus help {line[0]}'
+        if name == "sbatch" and rest:
+            rest = rest[1:2] if rest[0] == "--wrap" else ["bash", *rest]
+        place = quote_command(rest or ["python train.py"])
+    elif place.isupper() and rest:
+        place = " ".join(map(quote, rest))
+    return " ".join(["nexus", *line, place])
 
 
 def quote_command(words: Sequence[str]) -> str:
@@ -13289,8 +13341,11 @@ def make_parser(command: Command) -> argparse.ArgumentParser:
         def error(self, message: str) -> NoReturn:
             hint = f"nexus help {command.name}"
             if message.startswith("unrecognized arguments"):
-                unknown = next((word.partition("=")[0] for word in message.split()[2:] if word.startswith("--")), "")
-                near = suggest(unknown, [flag for flags, _ in command.arguments for flag in flags]) if unknown else ""
+                unknown = next((word.partition("=")[0] for word in message.split()[2:] if word.startswith("-")), "")
+                flags = [flag for flags, _ in command.arguments for flag in flags]
+                near = suggest(unknown, flags) if unknown.startswith("--") else ""
+                if takes_command and unknown in FOREIGN_FLAGS:
+                    near = f"nexus's is {FOREIGN_FLAGS[unknown]}"
                 inside = "what is the command's own belongs inside its quotes" if takes_command else ""
                 hint = "; ".join(filter(None, [near, inside, hint]))
             raise NexusError("usage", f"{command.name}: {message}", hint)
@@ -13518,11 +13573,21 @@ def read_commands(call: Call) -> list[tuple[str, str]]:
             for command in plain for made, values in expand_sweep(command, sweeps)]
 
 
+def check_ids(call: Call, words: Sequence[str]) -> None:
+    """Raises: usage, when an unquoted list of ids after --after has ended in the command."""
+    is_id = re.fullmatch(ID_PATTERN, words[0])
+    if is_id and any(job["id"] == words[0] for job in call.client.jobs(fields=["id"])):
+        refuse(f"the command begins with the id of job {words[0]}",
+               hint='ids are one word, with commas or in quotes: nexus add --after abc,abd "python eval.py"')
+
+
 def read_plain_commands(call: Call) -> list[str]:
     words, path = call.options.command, call.options.file
     if path is None:
         if not words:
             refuse("there is no command", hint='nexus add "python train.py", or nexus add --file commands.txt')
+        if len(words) > 1 and (call.options.after or call.options.after_any):
+            check_ids(call, words)
         return [words[0] if len(words) == 1 else " ".join(map(quote, words))]
     if words:
         refuse("give a command or --file, not both")
@@ -13862,6 +13927,14 @@ def cmd_kill(call: Call) -> None:
         end_jobs(call, group=group, **first)
 
 
+def cmd_cancel(call: Call) -> None:
+    """End jobs by id, or all of a group or of statuses."""
+    choice = {name: fact for name in ("group", "status") if (fact := getattr(call.options, name))}
+    if bool(call.options.ids) == bool(choice):
+        refuse("cancel takes ids, or --group and --status", hint="nexus cancel ID, or nexus cancel --status pending")
+    end_jobs(call, **choice or {"ids": call.options.ids, "status": [PENDING, RUNNING]})
+
+
 def find_job(call: Call) -> dict[str, Any]:
     """The job that the id or GPU in the options names."""
     return call.client.job(find_targets(call, call.options.id)[0])
@@ -13885,16 +13958,27 @@ def find_targets(call: Call, target: str, takes_all: bool = False) -> list[str]:
     return list(gpu["job_ids"])
 
 
+KILL_NOTICE_S = 2.0                     # a user who sees nothing for so long asks himself whether anything happens
+
+
 def end_jobs(call: Call, **choice: Any) -> None:
     """Cancel jobs, all or none; return when they have ended."""
     ids = call.client.cancel(**choice)
-    if not ids and "group" in choice:
-        return call.say(f"no job of group {choice['group']} is pending or running")
+    if not ids and "ids" not in choice:
+        of_group = f"job of group {choice['group']}" if "group" in choice else "such job"
+        return call.say(f"no {of_group} is pending or running")
     for job in map(call.client.job, ids):
         if job["unknown_since"]:
             call.say(f"{job['node']} has not been heard since {format_unknown(job)}: job {job['id']} is ended when it "
                      f"is back (Ctrl-C leaves it so; nexus node remove {job['node']} --force gives it up)")
-    call.client.wait(ids, lambda job: call.say(describe_end(job)))
+    import threading
+    notice = threading.Timer(KILL_NOTICE_S, call.say, ["still ending; KILL follows after kill_grace_seconds"])
+    notice.daemon = True
+    notice.start()
+    try:
+        call.client.wait(ids, lambda job: call.say(describe_end(job)))
+    finally:
+        notice.cancel()
 
 
 def format_unknown(job: Told) -> str:
@@ -13962,6 +14046,8 @@ def cmd_logs(call: Call) -> None:
         is_own = call.client.layout is not None and job["user"] == find_user(os.geteuid())
         if job["status"] == PENDING:
             call.say(f"job {job['id']} is pending: {job['waiting_for']}")
+        elif not job["started_at"]:
+            call.say(f"job {job['id']} never ran: {describe_end(job)}")
         if job["unknown_since"]:
             call.say(f"{job['node']} has not been heard since {format_unknown(job)}: what job {job['id']} prints comes "
                      "when it is back")
@@ -14001,6 +14087,11 @@ def read_service_log(call: Call) -> Iterator[bytes]:
 def cmd_attach(call: Call) -> int:
     """Attach to a job's screen session, here or on its node."""
     assert call.client.layout
+    if call.options.id is None:
+        last = call.client.jobs(sort="-started_at", limit=1, status=[RUNNING])
+        if not last:
+            raise NexusError("not_found", "no job is running", hint="nexus queue says what waits, and why")
+        call.options.id = last[0]["id"]
     job = find_job(call)
     if job["status"] != RUNNING:
         raise NexusError("conflict", f"job {job['id']} is {job['status']}: there is nothing to attach to",
@@ -14590,9 +14681,8 @@ COMMANDS = (
         argument("--signal", metavar="NAME", row=CANCEL_KEYS["signal"],
                  help="the first signal, like INT (default: TERM); KILL follows after kill_grace_seconds")),
             examples=("kill abc", "kill 0", "kill --signal INT abc", "kill --group exp1")),
-    Command("cancel", "stop jobs, pending or running",
-            lambda call: end_jobs(call, ids=call.options.ids, status=[PENDING, RUNNING]), (IDS,),
-            examples=("cancel abc abd",)),
+    Command("cancel", "stop jobs, pending or running", cmd_cancel, (ANY_IDS, GROUP, STATUS_OPTION),
+            examples=("cancel abc abd", "cancel --group exp1", "cancel --status pending")),
     Command("remove", "take pending jobs out of the queue",
             lambda call: end_jobs(call, ids=call.options.ids, status=[PENDING]), (IDS,),
             examples=("remove abc",)),
@@ -14613,8 +14703,8 @@ COMMANDS = (
         argument("--priority", metavar="P", row=JOB_FIELDS["priority"])),
             examples=("move abc --first", "move abc --priority low")),
     Command("attach", "attach to a running job's screen session (Ctrl-A D leaves)", cmd_attach, (
-        argument("id", metavar="ID|GPU"),), local="attach works",
-            examples=("attach abc", "attach 0")),
+        argument("id", nargs="?", metavar="ID|GPU", help="default: the last started"),), local="attach works",
+            examples=("attach", "attach abc", "attach 0")),
     Command("screens", "the screen sessions of nexus", cmd_screens, local="screens are listed"),
     Command("pause", "start nothing new, on all GPUs or some, or of a group", cmd_pause, (GPUS, GROUP),
             examples=("pause", "pause 0 1", "pause --group exp1")),

@@ -482,6 +482,16 @@ def test_a_job_after_none(home):
     assert (done.code, done.out) == (3, "") and "no job 'zzz'" in done.err and len(home.client().jobs()) == before
 
 
+def test_a_job_after_a_list_of_ids_as_add_prints_it(own_home):
+    own_home.main("pause")
+    ids = own_home.main("add", "--sweep", "n=0..1", "echo {n}").out
+    job_id = own_home.main("add", "--after", ids, "echo done").id
+    assert own_home.job(job_id)["after"] == ids.split()
+    done = own_home.main("add", "--after", *ids.split(), "echo done")
+    assert done.code == 2 and f"the command begins with the id of job {ids.split()[1]}" in done.err, "the shell cut the list"
+    assert own_home.main("add", "--after", job_id, "cat", "x").code == 0, "a program with a short name"
+
+
 def test_dry_run(home):
     before = len(home.client().jobs())
     for command in ("add", "run"):
@@ -665,7 +675,7 @@ def test_edit(own_home):
     done = own_home.main("edit", job_id)
     assert done.code == 2 and "nothing to change" in done.err
     assert own_home.main("edit", job_id, "--gpus", "99").code == 2 and own_home.job(job_id)["gpus"] == 1
-    own_home.main("edit", job_id, "--begin", "+0.1s")
+    assert own_home.main("edit", job_id, "--begin", "now").code == 0
     own_home.main("resume")
     assert own_home.main("wait", job_id).code == 0
     done = own_home.main("edit", job_id, "--gpus", "2")
@@ -832,6 +842,32 @@ def test_a_gpu_where_a_job_is_meant_and_an_id_in_other_case(own_home):
     own_home.main("resume")
     assert "job abC completed" in own_home.main("wait", "ABc", "abC", "aBc").err
     assert own_home.main("logs", "ABC").code == 0
+
+
+def test_a_name_where_an_id_is_meant(own_home):
+    own_home.main("pause")
+    job_id = own_home.main("add", "--name", "lr 2", "true").id
+    done = own_home.main("kill", "lr 2")
+    assert done.code == 3 and f"{job_id} is the last job of this name; all: nexus jobs --name 'lr 2'" in done.err
+
+
+def test_cancel_by_status_and_group(own_home):
+    own_home.main("pause")
+    ids = [own_home.main("add", "--group", group, "true").id for group in ("g", "g", "h")]
+    assert own_home.main("cancel").code == 2 and own_home.main("cancel", ids[0], "--group", "g").code == 2
+    assert own_home.main("cancel", "--group", "g").code == 0
+    assert [own_home.job(job_id)["status"] for job_id in ids] == ["cancelled", "cancelled", "pending"]
+    assert own_home.main("cancel", "--status", "pending").code == 0 and own_home.job(ids[2])["status"] == "cancelled"
+    done = own_home.main("cancel", "--status", "pending,running")
+    assert done.code == 0 and "no such job is pending or running" in done.err
+    assert f"job {ids[2]} never ran: job {ids[2]} cancelled" in own_home.main("logs", ids[2]).err
+
+
+def test_a_kill_that_takes_long_says_so(own_home):
+    own_home.write_config("jobs.kill_grace_seconds = 4")
+    job_id = add(own_home, "trap '' TERM; touch ~/ready; while :; do sleep 0.1; done")
+    until(lambda: os.path.exists(os.path.join(own_home.top, "ready")), "the trap")
+    assert "still ending; KILL follows after kill_grace_seconds" in own_home.main("kill", job_id).err
 
 
 def test_what_cannot_run_is_told_when_it_is_added(own_home):

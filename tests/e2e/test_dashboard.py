@@ -1310,7 +1310,7 @@ def test_docs_keep_the_token_for_the_tab_and_send_it(browser, box):
     with visit(browser, box, "docs", is_expecting_errors=True, is_waiting=False) as page:
         field = page.get_by_role("dialog").get_by_label("Token")
         call = try_call(page, "get_jobs")
-        call.get_by_label("group of this group").fill("kept")
+        call.get_by_label("group only this group's").fill("kept")
         page.get_by_role("button", name="Use a token").click()
         field.fill("wrong")
         field.press("Enter")
@@ -1324,7 +1324,7 @@ def test_docs_keep_the_token_for_the_tab_and_send_it(browser, box):
         expect(call.locator("form > pre")).to_contain_text("Bearer $NEXUS_TOKEN")
         call.get_by_role("button", name="Send").click()
         expect(call.locator("form [aria-live]")).to_contain_text("200 OK")
-        expect(call.get_by_label("group of this group")).to_have_value("kept")
+        expect(call.get_by_label("group only this group's")).to_have_value("kept")
         page.reload()
         call = try_call(page, "get_jobs")
         call.get_by_role("button", name="Send").click()

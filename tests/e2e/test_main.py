@@ -91,7 +91,11 @@ def test_wrong_words_are_usage_errors(words, says):
 HINTS = [  # words, the line to type
     (["squeue"], "nexus queue"), (["ls"], "nexus jobs"), (["ps"], "nexus jobs"), (["rm", "abc", "abd"], "nexus remove abc abd"),
     (["rm"], "nexus remove ID"), (["scancel", "abc"], "nexus cancel abc"), (["tail", "abc"], "nexus logs -f abc"),
-    (["submit"], 'nexus add "python train.py"'), (["sbatch", "job.sh"], 'nexus add "job.sh"'),
+    (["submit"], 'nexus add "python train.py"'), (["sbatch", "job.sh", "7"], 'nexus add "bash job.sh 7"'),
+    (["sbatch", "--wrap", "python a.py"], 'nexus add "python a.py"'), (["tsp"], "nexus jobs"), (["ts", "-l"], "nexus jobs"),
+    (["sbatch", "--gres=gpu:2", "job.sh"], 'nexus add "CMD"; its options: nexus help add'),
+    (["add", "--gres=gpu:2", "true"], "nexus's is --gpus; what is the command's own belongs inside its quotes; nexus help add"),
+    (["add", "-e", "A=1", "true"], "nexus's is --env; what is the command's own belongs inside its quotes; nexus help add"),
     (["tsp", "python", "a.py", "--lr", "1"], 'nexus add "python a.py --lr 1"'), (["srun", "nvidia-smi"], 'nexus run "nvidia-smi"'),
     (["add", "python", "train.py", "--lr", "0.1"], 'nexus add "python train.py --lr 0.1"'),
     (["run", "--gpus", "2", "train.sh", "--epochs", "3"], 'nexus run --gpus 2 "train.sh --epochs 3"'),

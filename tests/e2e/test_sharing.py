@@ -222,7 +222,7 @@ def test_a_follower_whose_machine_has_gone_is_not_waited_for(monkeypatch, tmp_pa
     """Of a silent job nothing is sent that would tell."""
     program = tmp_path / "nexus.py"
     program.write_text(live.NEXUS.read_text().replace("\nIDLE_TIMEOUT_S = 75.0 ", "\nIDLE_TIMEOUT_S = 1.0 "))
-    monkeypatch.setattr(live, "NEXUS", program)
+    monkeypatch.setattr(live, "COMMAND", program)
     with live.Box(gpus=1) as box:
         job_id = box.add("sleep 600")
         box.wait(job_id, "running")

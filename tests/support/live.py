@@ -291,6 +291,7 @@ def keep_compiled(home):
     kept.mkdir(parents=True)
     with contextlib.suppress(FileNotFoundError):        # where Python writes no compiled files, as PYTHONDONTWRITEBYTECODE says
         shutil.copy(nexus.__cached__, kept)
+    subprocess.run(["chmod", "-R", "go=", cache], check=True)           # as nexus makes it
 
 
 class Box:

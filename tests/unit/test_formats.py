@@ -921,6 +921,7 @@ def test_no_command_makes_parse_script_fail_otherwise(command):
 
 # What a job wrote at its end
 
+TRACEBACK = 'Traceback (most recent call last):\n  File "a.py", line 3, in <module>\n    train()\n    ^^^^^^^\n{}\n'
 OOMS = [  # reason, the end of stderr, the line that says it
     ("PyTorch", "Traceback (most recent call last):\n  File \"a.py\", line 3\ntorch.OutOfMemoryError: CUDA out of memory. Tried to "
      "allocate 20.00 GiB. GPU 0 has a total capacity of 23.69 GiB\n", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate "
@@ -934,6 +935,22 @@ OOMS = [  # reason, the end of stderr, the line that says it
     ("TensorFlow", "x\nOOM when allocating tensor with shape[1,2]\ny", "OOM when allocating tensor with shape[1,2]"),
     ("lines after it", "CUDA out of memory\nslurmstepd: done\n", "CUDA out of memory"),
     ("harmless", "\x1b[31mCUDA out of memory\x1b[0m", "[31mCUDA out of memory [0m"),
+    ("it was only logged", "WARNING:root:batch 0: CUDA out of memory, skipped\nTraceback (most recent call last):\n"
+     "  File \"a.py\", line 3, in <module>\n    lr = config['lr']\nKeyError: 'lr'\n", None),
+    ("its traceback was logged", TRACEBACK.format("RuntimeError: CUDA out of memory.") + TRACEBACK.format("KeyError: 'lr'"), None),
+    ("a line of source", "Traceback (most recent call last):\n  File \"a.py\", line 3, in <module>\n"
+     "    raise ValueError(1)  # not a CUDA out of memory\nValueError: 1\n", None),
+    ("a line of source, its traceback cut off", "    raise ValueError(1)  # CUDA out of memory\nValueError: 1\n", None),
+    ("another exception while it was handled", TRACEBACK.format("RuntimeError: CUDA out of memory.")
+     + "\nDuring handling of the above exception, another exception occurred:\n\n" + TRACEBACK.format("KeyError: 1"),
+     "RuntimeError: CUDA out of memory."),
+    ("one rank of torchrun's", "[rank1]: " + TRACEBACK.format("[rank1]: torch.OutOfMemoryError: CUDA out of memory.")
+     + TRACEBACK.format("DistBackendError: aborted") + TRACEBACK.format("torch.distributed.elastic.multiprocessing.errors."
+     "ChildFailedError: "), "[rank1]: torch.OutOfMemoryError: CUDA out of memory."),
+    ("no rank of torchrun's", "CUDA out of memory, skipped\n" + TRACEBACK.format("KeyError: 1")
+     + TRACEBACK.format("torch.distributed.elastic.multiprocessing.errors.ChildFailedError: "), None),
+    ("a C++ program", "terminate called after throwing an instance of 'c10::Error'\n  what():  CUDA out of memory.\n",
+     "what():  CUDA out of memory."),
     ("the host's memory is another", "MemoryError\nKilled\n", None), ("numpy's, too", "numpy.core._exceptions._ArrayMemoryError: Unable to "
      "allocate 8 GiB", None), ("nothing", "", None),
 ]
@@ -943,6 +960,7 @@ OOMS = [  # reason, the end of stderr, the line that says it
 def test_the_line_that_says_out_of_memory(reason, text, line):
     cause = nexus.find_cause(job(), nexus.Result(1), nexus.Evidence(text), None)
     assert cause == ("cuda-oom", line) if line else cause[0] == "exit", reason
+    assert nexus.find_cause(job(gpus=0.0), nexus.Result(1), nexus.Evidence(text), None)[0] == "exit", "it has no GPU"
 
 
 LAST_LINES = [  # reason, text, line

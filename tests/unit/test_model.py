@@ -566,7 +566,7 @@ REFUSED = [  # reason, submission, what the message names
     ("memory for a CPU job", {"command": "ls", "gpus": 0, "gpu_mem_mib": 5}, "gpu_mem_mib"),
     ("--cuda for a CPU job", {"command": "ls", "gpus": 0, "cuda_arg": True}, "cuda_arg"),
     ("memory with its unit", {"command": "ls", "gpu_mem_mib": "10"}, "gpu_mem_mib"),
-    ("no memory", {"command": "ls", "gpu_mem_mib": 0}, "gpu_mem_mib must be a whole number from 1"),
+    ("no memory", {"command": "ls", "gpu_mem_mib": 0}, "gpu_mem_mib must be a whole number of MiB from 1"),
     ("a limit without a group", {"command": "ls", "max_concurrent": 2}, "max_concurrent"),
     ("a limit of none", {"command": "ls", "group": "g", "max_concurrent": 0}, "max_concurrent"),
     ("a group of two lines", {"command": "ls", "group": "a\nb"}, "group"),
