@@ -6,9 +6,13 @@ import random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from makers import NOW, facts_put, finished, indexes_of, job, json_values, put, running, state, texts
+from makers import JOB_FIELDS, NOW, facts_put, finished, indexes_of, job, json_values, put, running, state, texts
 
 import nexus
+
+def test_the_properties_try_every_field_of_a_job():
+    assert set(JOB_FIELDS) == set(nexus.Job.__annotations__)
+
 
 # What may become of a job
 
