@@ -10,6 +10,7 @@ from makers import JOB_FIELDS, NOW, facts_put, finished, indexes_of, job, json_v
 
 import nexus
 
+
 def test_the_properties_try_every_field_of_a_job():
     assert set(JOB_FIELDS) == set(nexus.Job.__annotations__)
 
