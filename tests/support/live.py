@@ -8,10 +8,12 @@ Everything a box starts carries its folder's name in its environment or its argu
 
 import contextlib
 import http.client
+import importlib.util
 import json
 import os
 import pathlib
 import pwd
+import py_compile
 import random
 import shutil
 import signal
@@ -215,9 +217,10 @@ class Tools:
         need_root()
         self.folder = make_folder()
         self.folder.chmod(0o755)
-        for path in (NEXUS, SUPPORT / "fake_nvidia_smi"):
+        for path in (NEXUS, COMMAND, SUPPORT / "fake_nvidia_smi"):
             shutil.copy(path, self.folder / path.name)
             (self.folder / path.name).chmod(0o755)
+        py_compile.compile(str(self.folder / NEXUS.name))
         if sys.version_info < (3, 11):                  # found by PYTHONPATH, as a user's own packages are
             import tomli
             shutil.copytree(os.path.dirname(tomli.__file__), self.folder / "tomli")
@@ -283,14 +286,14 @@ def ask_service(line, method, path, body, headers):
         line.close()
 
 
-def keep_compiled(home):
+def keep_compiled(home, program=NEXUS):
     """Put into a home what its first service would compile: most tests wait for a service, few for the compiler."""
     cache = pathlib.Path(home, "cache")
     cache.mkdir(mode=0o700)
-    kept = cache.joinpath(*NEXUS.parts[1:-1])
+    kept = cache.joinpath(*program.parts[1:-1])
     kept.mkdir(parents=True)
     with contextlib.suppress(FileNotFoundError):        # where Python writes no compiled files, as PYTHONDONTWRITEBYTECODE says
-        shutil.copy(nexus.__cached__, kept)
+        shutil.copy(importlib.util.cache_from_source(str(program)), kept)
     subprocess.run(["chmod", "-R", "go=", cache], check=True)           # as nexus makes it
 
 
@@ -305,8 +308,7 @@ class Box:
         self.bin = self.folder / "bin"
         self.bin.mkdir(exist_ok=True)
         self.home.mkdir(mode=0o700, exist_ok=True)
-        if not user:
-            keep_compiled(self.home)
+        keep_compiled(self.home, user.folder / NEXUS.name if user else NEXUS)
         (self.folder / "screen").mkdir(mode=0o700, exist_ok=True)
         self.environ = {
             "PATH": f"{self.bin}:{os.environ['PATH']}", "HOME": str(self.folder), "NEXUS_HOME": str(self.home), "TZ": "UTC",
@@ -368,7 +370,7 @@ class Box:
     def argv(self, *arguments):
         if not self.user:
             return [self.python, str(COMMAND), *arguments]
-        return [*self.user.become(), self.python, str(self.user.folder / "nexus.py"), *arguments]
+        return [*self.user.become(), self.python, str(self.user.folder / COMMAND.name), *arguments]
 
     def nexus(self, *arguments, timeout_s=PATIENCE_S, environ=None):
         """Run a command of nexus; CompletedProcess with text."""
