@@ -844,7 +844,7 @@ class Attempt:
     session: str | None = optional(None, STRING, "screen's PID.NAME; null without screen")
     pid: int | None = optional(None, INTEGER, "of its job.sh")
     pid_started: int | None = None              # that process's start time, in clock ticks since boot
-    notes: tuple[str, ...] = optional((), LIST(STRING), "what could not be given as asked")
+    notes: tuple[str, ...] = optional((), LIST(STRING), "what could not be given as asked, what was ended with it")
     started_at: float | None = optional(
         None, TIME, "when its start was decided; on a node or in Slurm, when it began; null: it never ran",
         "public brief")
@@ -852,6 +852,8 @@ class Attempt:
     stop_by: str | None = None                  # who asked for that
     stop_signal: str | None = None              # the first signal for its processes; None: TERM
     stop_line: str | None = None                # its cause_line once it has ended
+    processes_left: int | None = optional(
+        None, INTEGER, "processes that go on, as its command has ended; null: it has not", "public brief")
     finished_at: float | None = optional(None, TIME, "null: it goes on", "public")
     runtime_seconds: float | None = None        # by a monotonic clock
     exit_code: int | None = optional(None, INTEGER, "null where there is none")
@@ -2262,6 +2264,7 @@ class Result:
     cause: str | None = None                    # `launch`: the command could not be started; `bounce`: a GPU was taken
     cause_line: str | None = None
     may_pass: bool = False                      # of `launch`: another attempt may succeed
+    goes_on: bool = False                       # its command has ended, and others of its session go on
 
 
 @value
@@ -3241,7 +3244,7 @@ def judge(job: Job, result: Result, evidence: Evidence, runtime_s: float, config
     cause, line = find_cause(job, result, evidence, number)
     facts = {"exit_code": code, "signal": number, "cause": cause, "cause_line": line,
              "finished_at": max(result.finished_at or now, job.current.started_at or 0), "runtime_seconds": runtime_s,
-             "may_pass": result.may_pass, **evidence.samples}
+             "may_pass": result.may_pass, "processes_left": None, **evidence.samples}
     if cause is None:
         return COMPLETED, facts
     if cause == "killed":
@@ -3274,6 +3277,65 @@ def find_cause(job: Job, result: Result, evidence: Evidence, signal: int | None)
     if job.gpus and not evidence.trouble and (line := find_oom_line(evidence.stderr)):
         return "cuda-oom", line
     return "signal" if signal else "exit", evidence.trouble or next(iter(find_last_lines(evidence.stderr, 1)), None)
+
+
+# The processes of a job that must end, or whose command has ended
+
+SHELLS = frozenset(("sh", "bash", "dash", "zsh", "fish", "ksh", "ash"))
+LAUNCHERS = frozenset((         # they end with the program that they run, and some pass each signal on to it
+    "script", "env", "nice", "time", "timeout", "uv", "conda", "mamba", "micromamba"))
+IDLE_WINDOW_S, IDLE_CPU = 20.0, 0.1     # processes idle that together used less of a core for so long
+
+
+def choose_signaled(members: Sequence[Process], seen: Container[int], told: Container[int],
+                    readers: Container[int]) -> list[Process]:
+    """The processes of a job that get the first signal now: its programs, and not what these have started.
+
+    It goes down through shells, which may have a trap, and through launchers, to the first program of each branch.  The
+    children of a program get it when that has ended, and who reads a pipe when its writer has ended: a program that
+    saves its work needs both.  `seen`: the pids when it all began; what a trap starts later is spared with its shell.
+    `told`: who has got it.  `readers`: of Processes.find_readers().
+    """
+    pids, below = {process.pid for process in members}, dict[int, list[Process]]()
+    for process in members:
+        if process.pid in seen:
+            below.setdefault(process.parent, []).append(process)
+    chosen, todo = [], [process for process in members if process.parent not in pids]
+    for process in todo:                        # it grows
+        children = below.get(process.pid, [])
+        if process.name in SHELLS or process.name in LAUNCHERS:
+            todo += children
+        if process.name not in LAUNCHERS or not children:
+            chosen.append(process)
+    return [process for process in chosen if process.pid not in told and process.pid not in readers]
+
+
+def choose_session(members: Iterable[Process], session: int | None) -> list[Process]:
+    """The processes of a session, and what they have started.  `members`: parents first."""
+    chosen = dict[int, Process]()
+    for process in members:
+        if process.session == session or process.parent in chosen:
+            chosen[process.pid] = process
+    return list(chosen.values())
+
+
+@value
+class Work:
+    """The CPU time that processes use together."""
+    ticks: Mapping[int, int] = {}                       # {pid: its CPU ticks at the last reading}
+    readings: tuple[tuple[float, int], ...] = ()        # (monotonic, ticks since the first), back to IDLE_WINDOW_S
+
+    def add(self, processes: Iterable[Process], now: float) -> Work:
+        ticks = {process.pid: process.cpu_ticks for process in processes}
+        used = sum(max(0, count - self.ticks.get(pid, 0)) for pid, count in ticks.items()) if self.readings else 0
+        readings = (*self.readings, (now, used + (self.readings[-1][1] if self.readings else 0)))
+        late = sum(at <= now - IDLE_WINDOW_S for at, _ in readings)
+        return Work(ticks, readings[max(0, late - 1):])
+
+    def is_idle(self, tick_s: float) -> bool:
+        """Whether they used less than IDLE_CPU over IDLE_WINDOW_S.  `tick_s`: seconds of a CPU tick."""
+        (began_at, before), (now, used) = self.readings[0], self.readings[-1]
+        return now - began_at >= IDLE_WINDOW_S and (used - before) * tick_s < IDLE_CPU * IDLE_WINDOW_S
 
 
 # What becomes of a job that Slurm has
@@ -3951,7 +4013,7 @@ def format_gpu(gpu: Told, jobs: Mapping[str, Told], paint: Paint, label: str | N
 def format_running(job: Told, paint: Paint, has_node: bool = False) -> list[str]:
     """`has_node`: show its machine."""
     runtime = format_duration(job["runtime_seconds"] or 0)
-    stopping = f" (stopping: {job['stopping']})" if job["stopping"] else ""
+    stopping = "".join(f" ({word})" for word in list_states(job))
     if job["unknown_since"]:
         stopping += paint("red", f" unknown since {local_time(job['unknown_since'], '%m-%d %H:%M')}")
     share = [f"  GPUs: {format_known(job['gpus'], '', 2)}"] if job["gpus"] % 1 else []
@@ -3961,6 +4023,14 @@ def format_running(job: Told, paint: Paint, has_node: bool = False) -> list[str]
             f"  Command: {paint('bright', command)}",
             *([f"  Slurm: {job['slurm_id']} on {job['node']}"] if job.get("slurm_id") else []),
             f"  Runtime: {paint('cyan', runtime)}", f"  Started: {paint('cyan', local_time(job['started_at']))}"]
+
+
+def list_states(job: Told) -> list[str]:
+    """What is special about a running job."""
+    count = job["processes_left"]
+    left = "1 process goes on" if count == 1 else f"{count} processes go on"
+    return [*([f"stopping: {job['stopping']}"] if job["stopping"] else []),
+            *([f"its command has ended, {left}"] if count else [])]
 
 
 def format_detailed(status: Told, health: Told, paint: Paint) -> str:
@@ -4212,9 +4282,8 @@ def list_top_rows(status: Told) -> list[dict[str, str]]:
 
 
 def describe_run(job: Told) -> str:
-    words = (f"stopping: {job['stopping']}" if job["stopping"] else "",
-             "unknown, its node is not reached" if job["unknown_since"] else "")
-    return "".join(f"({word}) " for word in words if word) + name_or_command(job)
+    words = [*list_states(job), *(["unknown, its node is not reached"] if job["unknown_since"] else [])]
+    return "".join(f"({word}) " for word in words) + name_or_command(job)
 
 
 def format_attempt(attempt: Told) -> str:
@@ -4231,13 +4300,17 @@ def format_place(gpu_indices: Sequence[int], node: str | None) -> str:
     return f" on {' of '.join(filter(None, [gpus, node]))}" if gpus or node else ""
 
 
+TOLD_FIRST = ("id", "status", "outcome", "stopping", "processes_left", "status_history")      # by format_job()
+
+
 def format_job(job: Told, paint: Paint) -> str:
     """The output of `nexus show ID`: a line for each known fact."""
     lines = [f"{paint('white', 'Job ' + job['id'])}: {job['status']}"
-             + (f" ({job['outcome'] or '-'})" if job["status"] in FINAL else "")]
+             + (f" ({job['outcome'] or '-'})" if job["status"] in FINAL else "")
+             + "".join(f": {state}" for state in list_states(job))]
     for key, fact in job.items():
         is_empty = not fact and (key == "retries" or fact != 0)         # other zeros are facts
-        if key in ("id", "status", "outcome", "status_history") or fact is False or is_empty:
+        if key in TOLD_FIRST or fact is False or is_empty:
             continue
         if key == "attempts":
             if len(fact) > 1 or job["status"] == PENDING:       # else the lines above tell all of it
@@ -5501,6 +5574,17 @@ class Processes:
             self.forget(alive)
         return members
 
+    def find_readers(self, processes: Sequence[Process]) -> set[int]:
+        """The pids of those that read a pipe into which another one writes, like `tee` behind `|`."""
+        def find_pipe(process: Process, number: int) -> str:
+            with contextlib.suppress(OSError):          # it has ended
+                return os.readlink(f"{PROC}/{process.pid}/fd/{number}")
+            return ""
+
+        written = {find_pipe(process, number) for process in processes for number in (1, 2)}
+        pipes = {path for path in written if path.startswith("pipe:")}
+        return {process.pid for process in processes if find_pipe(process, 0) in pipes}
+
     def forget(self, alive: Mapping[int, Process]) -> None:
         """Drop the marks of ended processes.  Keep the latest ones' jobs: nvidia-smi may still list them."""
         kept = {(process.pid, process.started, process.env_start) for process in alive.values()}
@@ -6055,13 +6139,17 @@ class Machine:
             is_listed = os.path.exists(f"{PROC}/self/task/{os.getpid()}/children")        # CONFIG_PROC_CHILDREN
             self.is_subreaper = is_listed and ctypes.CDLL(None).prctl(36, 1, 0, 0, 0) == 0
 
-    def find_members(self, jobs: Sequence[Job], over: Iterable[str]) -> dict[str, list[Process]]:
-        """Processes.find_members().  For jobs that this process has launched, other processes cost nothing."""
+    def find_members(self, jobs: Sequence[Job], over: Iterable[str],
+                     known: Iterable[int] = ()) -> dict[str, list[Process]]:
+        """Processes.find_members().  For jobs that this process has launched, other processes cost nothing.
+
+        `known`: pids that were found before.  While many processes end, the kernel may leave out some children.
+        """
         if not self.is_subreaper or any(job.id not in self.launched for job in jobs):
             return self.processes.find_members(jobs, over)
         own = {job.id for job in jobs}
         others = {pid for job_id, pid in self.launched.items() if job_id not in own}
-        roots = {pid for job in jobs for pid in (job.current.pid, self.launched[job.id]) if pid}
+        roots = {pid for job in jobs for pid in (job.current.pid, self.launched[job.id]) if pid}.union(known)
         found = self.processes.walk(roots)
         orphans = self.list_own() - others - roots      # read last: a process may be orphaned meanwhile
         return self.processes.find_members(jobs, over, found + self.processes.walk(orphans))
@@ -6641,6 +6729,22 @@ prepare() {
   set -- ${stat##*) }
   started=${20}
 }
+# Whether processes of this session are left, beside this script and its children.  After a short command only the pids
+# above $first, the last one before it, are looked at: so the other processes of the machine cost little.
+has_company() {
+  read -r rest rest rest rest latest < /proc/loadavg
+  [ "$took" -lt 1000 ] && [ "$latest" -ge "$first" ] || first=0
+  files=
+  for entry in /proc/[0-9]*; do
+    [ "${entry#/proc/}" -le "$first" ] || files="$files $entry/stat"
+  done
+  set -- $(sed -n "s/^\([0-9]*\) .*) [^ZX] \([0-9]*\) [0-9]* $$ .*/\1 \2/p" $files </dev/null 2>/dev/null)
+  while [ "$#" -gt 0 ]; do
+    [ "$1" = $$ ] || [ "$2" = $$ ] || return 0
+    shift 2
+  done
+  return 1
+}
 # An orphan would be taken for what the command left.  SIGKILL: a shell that was just forked may lose another signal.
 end_viewer() { [ -z "$viewer" ] || { kill -9 "$viewer"; wait "$viewer"; } 2>/dev/null; }
 # $alive tells a nexus in another container, which cannot see this process, that a job runs; $lease keeps other services
@@ -6671,7 +6775,7 @@ note_begin() {
 finish() {
   until { [ -z "$cause" ] || printf '%s\n' "$words" > "$dir/fault-$attempt"; } &&
       printf '{"exit_code": %s, "runtime_seconds": %s.%02d%s}\n' "$1" $((took / 100)) $((took % 100)) \
-        "${cause:+, \"cause\": \"$cause\"}" > "$dir/result-$attempt.json" &&
+        "${cause:+, \"cause\": \"$cause\"}${goes_on:+, \"goes_on\": true}" > "$dir/result-$attempt.json" &&
       { [ -d "/proc/$service" ] || sync "$dir/result-$attempt.json"; }      # a running service records the end itself
   do
     command exec 9>&-
@@ -6682,7 +6786,6 @@ finish() {
     say end "$id" "$attempt" "$1" "$took"
   done 2>/dev/null
   [ -n "$waited" ] || rm -f "$dir/claim-$$"
-  [ "$again" ] || end_viewer
 }
 # The command does not run: $1 is the cause, `launch` or `bounce`, and the rest tells why.
 refuse() {
@@ -6693,6 +6796,7 @@ refuse() {
   if [ "$cause" = bounce ]; then commit=; say bounce "$id" "$attempt" "$words"
   else printf 'nexus: %s\n' "$words" >> "$dir/stderr.log"; fi
   finish null
+  end_viewer
   drop_tree
   keep_made
   exit 0
@@ -6768,7 +6872,7 @@ if [ -z "$waited" ]; then
   }
   hold || refuse bounce a GPU lease was lost before its job began
 fi
-again=                                    # yes: this runner waits for another job afterwards
+again='' goes_on=''                       # again: this runner waits for another job afterwards
 if [ "$waited" ] && [ -z "$commit" ]; then again=yes; else note_begin; fi
 if [ "$commit" ]; then
   find_made
@@ -6786,6 +6890,7 @@ if [ -t 1 ] && [ -z "$waited" ]; then     # under screen, its window shows the l
   viewer=$!
 fi
 uptime_cs; begin=$up
+read -r rest rest rest rest first < /proc/loadavg
 command_of_the_job >&6 2>&5 5>&- 6>&- 8<&-
 code=$?
 umask 077
@@ -6800,6 +6905,17 @@ uptime_cs; took=$((up - begin))
 say end "$id" "$attempt" "$code" "$took"
 cause=
 finish "$code"
+# While others of its session work, the job goes on; the service ends those that idle.  This script stays with them: the
+# end of a session's leader hangs up its terminal.  Slurm ends with a job what it left.
+if [ -z "${SLURM_JOB_ID-}" ] && has_company; then
+  again='' goes_on=yes
+  finish "$code"
+  while sleep 1; has_company; do :; done
+  uptime_cs; took=$((up - begin)) goes_on=''
+  finish "$code"
+  say end "$id" "$attempt" "$code" "$took"
+fi
+[ "$again" ] || end_viewer
 keep_made
 '''
 
@@ -7025,6 +7141,8 @@ def read_result(folder: str, attempt: int) -> Result | None:
         result = decode_value(Result, load_json(read_text(path) or ""))
         result = replace(result, finished_at=os.stat(path).st_mtime)       # job.sh writes it last
         if 0 <= (result.exit_code or 0) <= 255 and result.runtime_seconds is not None:
+            if result.goes_on:                                             # these are the command's, not the job's
+                return replace(result, finished_at=None, runtime_seconds=None)
             words = read_text(os.path.join(folder, f"fault-{attempt}")) if result.cause else None
             return replace(result, cause_line=format_line(words.strip(), 1000)) if words else result
     return None
@@ -7845,11 +7963,14 @@ class Backend(Part):
 
 
 class Termination:
-    """A job whose processes are being ended: it must stop, or it is over and has left processes."""
+    """A job whose processes are being ended: it must stop, or its command has ended and left processes."""
 
-    def __init__(self, now: float) -> None:
+    def __init__(self, now: float, is_stop: bool) -> None:
         self.began_at = now             # monotonic
-        self.told: set[int] = set()     # pids seen so far: sent SIGTERM, or started since
+        self.is_stop = is_stop          # the job must stop
+        self.known: set[int] = set()    # the pids at the last look
+        self.seen: set[int] = set()     # the pids when the first signal was due
+        self.told: set[int] = set()     # the pids that got the first signal
         self.next_look_at = now
 
 
@@ -8486,6 +8607,8 @@ class Local(Backend):
         self.launched_at: dict[str, float] = {}             # {job id: monotonic}, until its runner's first event
         self.began: dict[str, int] = {}                     # {running job: its command's start, clock ticks since boot}
         self.terminations: dict[str, Termination] = {}
+        # {job whose command has ended: the work of what goes on; None: that idled, and is being ended}
+        self.work: dict[str, Work | None] = {}
         self.last_watch_at = float("-inf")
         self.waiting = WaitingRunners(self.machine, self.layout, service.launcher.jobs_lock)
         self.prepared: dict[str, tuple[str, list[str]]] = {}            # {job id: what write_script() returned}
@@ -8601,6 +8724,7 @@ class Local(Backend):
         folder = self.service.runners.find_folder(job)
         if job.current.boot_id != self.machine.boot_id:
             result, why = read_result(folder, job.attempt), "the machine went down while it ran"
+            result = None if result and result.goes_on else result
             # A controller requeues its jobs itself.
             is_over = result or job.current.stop_cause or job.head or self.config.jobs.on_reboot == "fail"
             return (result or Result(None, None, None, "reboot", why)) if is_over else Requeue(why)
@@ -8620,54 +8744,97 @@ class Local(Backend):
             return None
         if job.id not in self.began:                        # a waiting runner is older than its job
             self.began[job.id] = read_began(folder, job.attempt) or job.current.pid_started or 0
+        result = read_result(folder, job.attempt)
         if not self.machine.processes.is_alive(job.current.pid, job.current.pid_started):
-            result, claim = read_result(folder, job.attempt), read_claim(folder, job.attempt)
+            claim = read_claim(folder, job.attempt)
+            if result and result.goes_on:
+                why = "its job.sh was killed while processes went on after its command"
+                return replace(result, cause="session-lost", cause_line=why)
             if not result and claim and claim[0] and read_began(folder, job.attempt) is None:
                 return Requeue("its runner ended before it began", {"pid": None, "pid_started": None})
             return result or Result(
                 None, None, None, "session-lost", "its job.sh was killed: the exit code is not known")
-        return None
+        return result
 
     def end_unwanted(self) -> None:
-        """End jobs with a stop_cause, and what ended jobs have left: SIGTERM, grace time, SIGKILL."""
+        """End jobs with a stop_cause, and what ended commands have left: a first signal, grace time, SIGKILL."""
         now, results = self.clock.monotonic(), self.service.runners.results
-        wanted = [job for job in self.list_jobs() if job.current.stop_cause or job.id in results]
-        due = [job for job in wanted if now >= self.terminations.setdefault(job.id, Termination(now)).next_look_at]
+        due = []
+        for job in self.list_jobs():
+            is_stop, termination = bool(job.current.stop_cause), self.terminations.get(job.id)
+            if (is_stop or job.id in results) and (termination is None or (is_stop and not termination.is_stop)):
+                termination = self.terminations[job.id] = Termination(now, is_stop)
+            if termination and now >= termination.next_look_at:
+                due.append(job)
         if due:                                         # a job of another boot has no processes
             there = [job for job in due if job.current.boot_id == self.machine.boot_id]
-            members = self.machine.find_members(there, results)
+            known = set[int]().union(*(self.terminations[job.id].known for job in there))
+            members = self.machine.find_members(there, results, known)
             for job in due:
-                self.terminate_job(job, members.get(job.id, ()), self.terminations[job.id], now)
+                left = members.get(job.id, [])
+                self.terminations[job.id].known = {process.pid for process in left}
+                going_on = self.find_going_on(job, left, now)
+                ended = [process for process in left if process not in going_on] if going_on else left
+                self.terminate_job(job, ended, self.terminations[job.id], now, bool(going_on))
 
-    def terminate_job(self, job: Job, members: Sequence[Process], termination: Termination, now: float) -> None:
+    def find_going_on(self, job: Job, members: Sequence[Process], now: float) -> list[Process]:
+        """The processes for which a job goes on after its command: those of its session, unless they idle."""
+        result = self.service.runners.results.get(job.id)
+        going_on, work = choose_session(members, job.current.pid), self.work.get(job.id, Work())
+        if job.current.stop_cause or not result or result.exit_code is None or not going_on or work is None:
+            return []
+        gpu_watch, pids = self.service.gpu_watch, {process.pid for process in going_on}
+        self.work[job.id] = work = work.add(going_on, now)
+        # They are over at another time than the command.
+        self.service.runners.results[job.id] = replace(result, finished_at=None, runtime_seconds=None)
+        is_computing = any(process.pid in pids for gpu in gpu_watch.gpus for process in gpu.processes)
+        if work.is_idle(TICK_S) and not is_computing and not (job.gpus and gpu_watch.find_smi_trouble()):
+            self.work[job.id], going_on = None, []
+            self.terminations[job.id] = Termination(now, False)
+        count = len(going_on) or None
+        if count != job.current.processes_left:
+            self.service.record(job, False, processes_left=count)
+        return going_on
+
+    def terminate_job(self, job: Job, members: Sequence[Process], termination: Termination, now: float,
+                      goes_on: bool) -> None:
+        """`members`: the processes to be ended.  `goes_on`: others go on after the job's command."""
         import signal
-        if not members and job.id in self.service.runners.results:
+        if not members and not goes_on and job.id in self.service.runners.results:
             del self.terminations[job.id]
             return
-        age_s, send = now - termination.began_at, self.machine.processes.send
-        grace_s = self.config.jobs.kill_grace_seconds
-        first = signal.Signals[f"SIG{job.current.stop_signal or 'TERM'}"]
-        termination.next_look_at = now + min(0.5, max(TERMINATION_INTERVAL_S, age_s / 10))
+        age_s, processes = now - termination.began_at, self.machine.processes
+        grace_s, longest_s = self.config.jobs.kill_grace_seconds, 2.0 if goes_on and not members else 0.5
+        termination.next_look_at = now + min(longest_s, max(TERMINATION_INTERVAL_S, age_s / 10))
         pid = job.current.pid if job.current.boot_id == self.machine.boot_id else None
-        runner = self.machine.processes.find(pid) if pid else None
+        runner = processes.find(pid) if pid else None
         if runner and runner.started != job.current.pid_started:
             runner = None                               # the pid was given to another process
-        if not members and runner and age_s >= grace_s + RUNNER_TIMEOUT_S:
+        if not members and not goes_on and runner and age_s >= grace_s + RUNNER_TIMEOUT_S:
             members = [runner]                          # only its job.sh is left, stopped or stuck
-        pids = {process.pid for process in members}
-        for process in members:
-            # Each gets the signal once.  Children that it starts to clean up live until the grace time is over.
-            is_known = process.pid in termination.told or process.parent in pids
-            if age_s >= grace_s or not termination.told or not is_known:
-                send(process, signal.SIGKILL if age_s >= grace_s else first)
-                send(process, signal.SIGCONT)           # a stopped process handles its signals only then
+        if members and not termination.seen:
+            termination.seen = {process.pid for process in members}
+            if not job.current.stop_cause:
+                self.note_left(job, members)
+        if age_s >= grace_s:
+            signaled, number = list(members), signal.SIGKILL
+        else:
+            readers, number = processes.find_readers(members), signal.Signals[f"SIG{job.current.stop_signal or 'TERM'}"]
+            signaled = choose_signaled(members, termination.seen, termination.told, readers)
+        for process in signaled:
+            processes.send(process, number)
+            processes.send(process, signal.SIGCONT)     # a stopped process handles its signals only then
+        termination.told.update(process.pid for process in signaled)
         if runner and runner.state == "T":
-            send(runner, signal.SIGCONT)
-        if members:
+            processes.send(runner, signal.SIGCONT)
+        if members or goes_on:
             self.waiting.let_go(job.id)                 # the runner may have children that were not found
-        if members and not termination.told and not job.current.stop_cause:
-            self.log.info("Job %s is over; ending what it left: pid %s", job.id, format_indices(sorted(pids)))
-        termination.told |= pids
+
+    def note_left(self, job: Job, members: Sequence[Process]) -> None:
+        """Log and record which processes of an ended command are being ended."""
+        names = join_some([f"{process.name} (pid {process.pid})" for process in members])
+        self.log.info("Job %s: its command has ended; ending what it left: %s", job.id, names)
+        self.service.record(job, False, notes=(*job.current.notes, f"ended after its command: {names}"))
 
     def name_sessions(self) -> None:
         """Name the sessions that a service which was killed had not named yet.  Raises: OSError, NexusError."""
@@ -8679,7 +8846,7 @@ class Local(Backend):
 
     def forget(self, job: Job) -> None:
         self.waiting.take_back(job.id, self.clock.monotonic())
-        for kept in (self.launched_at, self.began, self.terminations):
+        for kept in (self.launched_at, self.began, self.terminations, self.work):
             kept.pop(job.id, None)
         self.service.gpu_watch.released_at.update(dict.fromkeys(job.current.gpu_uuids, self.clock.monotonic()))
         self.machine.forget(job.id)
@@ -8745,7 +8912,8 @@ class Runners(Part):
             if news.cause == "launch" and not job.current.node:
                 with contextlib.suppress(OSError):      # a late runner must find the attempt claimed
                     take_claim(self.find_folder(job), job.attempt)
-            self.results.setdefault(job.id, news)
+            if job.id not in self.results or job.id in self.service.local.work:     # then job.sh reports a second end
+                self.results[job.id] = news
             if job.id in self.service.local.terminations:
                 self.service.local.terminations[job.id].next_look_at = 0.0
         elif isinstance(news, Started) and job.status == PENDING:       # by Slurm; without facts: it failed before that
@@ -11002,11 +11170,13 @@ class Service:
         is_late = self.clock.monotonic() - self.failed_at < WATCH_INTERVAL_S
         if is_late or (self.store.last_error and not self.local.terminations):
             return WATCH_INTERVAL_S             # backoff after a failure
-        if self.runners.results or self.local.terminations or self.local.waiting.is_short(self.clock.monotonic()):
+        now, terminations = self.clock.monotonic(), self.local.terminations
+        if self.runners.results.keys() - terminations.keys() or self.local.waiting.is_short(now):
             return TERMINATION_INTERVAL_S
         is_running, delayed = self.store.read(lambda state: (bool(state.running), state.delayed[:1]))
         longest = WATCH_INTERVAL_S if is_running or self.store.last_error else 5.0
-        return min([longest, *(max(0.01, at - self.clock.now()) for at, _ in delayed)])
+        return min([longest, *(max(0.01, at - self.clock.now()) for at, _ in delayed),
+                    *(max(0.0, termination.next_look_at - now) for termination in terminations.values())])
 
     def open_fifo(self) -> None:
         """Open read-write, so that a runner always finds a reader.  Without a FIFO the service polls pids."""
@@ -11059,7 +11229,8 @@ class Service:
                     for job in self.running_jobs() if job.id in over}
         hold = self.launcher.start_rest.find_why(self.clock.monotonic()) or ""
         # A job that is over must not be stopped for a timeout.
-        usage = {job_id: used for job_id, used in self.runners.usage.items() if job_id not in results}
+        usage = {job_id: used for job_id, used in self.runners.usage.items()
+                 if job_id not in results or self.local.work.get(job_id)}
 
         starting: list[tuple[Job, Mapping[str, str] | None]] = []
 

@@ -166,7 +166,7 @@ COMMANDS = [  # reason, command, exit code, stdout, what its stderr matches
     ("no newline at the end", "printf x", 0, "x", ""),
     ("no input", "cat; echo $?", 0, "0\n", ""),
     ("set -e", "set -e; false; echo not here", 1, "", ""),
-    ("what it leaves in the background is not waited for", "sleep 600 & echo left", 0, "left\n", ""),
+    ("what has left its session is not waited for", "setsid sleep 600 & echo left", 0, "left\n", ""),
 ]
 
 
@@ -857,7 +857,7 @@ def test_the_lease_is_held_while_it_runs_and_dropped_before_the_end_is_said(leas
 def test_what_a_job_leaves_behind_keeps_the_gpu(leased, leases):
     mine, theirs = leases("0-aaaaaaaa"), leases("0-bbbbbbbb")
     mine.take("abc", ["GPU-1"])
-    leased.run("sleep 600 & echo $!", lease=mine.paths("abc"), gpu_uuids=("GPU-1",))
+    leased.run("setsid sleep 600 & echo $!", lease=mine.paths("abc"), gpu_uuids=("GPU-1",))
     mine.close_own("abc")
     assert set(theirs.find_holders()) == {"GPU-1"}
     os.kill(int(leased.text("stdout.log")), signal.SIGKILL)

@@ -1527,3 +1527,53 @@ def test_no_plan_of_several_machines_gives_a_gpu_twice(seed):
             assert next(each.node for each in gpus if each.uuid == uuid) == start.node, "all of one machine"
     assert all(share <= 100 for share in given_out.values())
     assert all(words(one, planned) for one in waiting if one.id not in started(planned))
+
+
+# The processes of a job
+
+def process(pid, parent, name="python", session=10, cpu_ticks=0):
+    return nexus.Process(pid, 100 + pid, parent, session, "S", 1, name=name, cpu_ticks=cpu_ticks)
+
+
+SH, TRAIN, WORKER = process(11, 10, "sh"), process(12, 11), process(13, 12)
+SIGNALED = [  # reason, its processes, pids at the first look (None: these), told before, readers of pipes, who gets the signal now
+    ("a program, not its children", [process(12, 10), WORKER], None, (), (), [12]),
+    ("a shell, and the program behind it", [SH, TRAIN, WORKER], None, (), (), [11, 12]),
+    ("shells in shells", [SH, process(14, 11, "bash"), process(12, 14), WORKER], None, (), (), [11, 14, 12]),
+    ("each branch", [SH, TRAIN, WORKER, process(14, 11), process(15, 14)], None, (), (), [11, 12, 14]),
+    ("each once", [SH, TRAIN, WORKER], (11, 12, 13), (11, 12), (), []),
+    ("the children of one that has ended", [SH, process(13, 1)], (11, 12, 13), (11, 12), (), [13]),
+    ("a launcher passes it on, or ends with its program", [process(11, 10, "timeout"), TRAIN, WORKER], None, (), (), [12]),
+    ("a launcher without a program", [process(11, 10, "uv")], None, (), (), [11]),
+    ("what a trap starts is spared", [SH, process(14, 11, "rsync")], (11, 12, 13), (11, 12), (), []),
+    ("until its shell has ended", [process(14, 1, "rsync")], (11, 12, 13), (11, 12), (), [14]),
+    ("who reads a pipe, when its writer has ended", [SH, TRAIN, process(14, 11, "tee")], None, (), (14,), [11, 12]),
+]
+
+
+@pytest.mark.parametrize("reason, members, seen, told, readers, pids", SIGNALED, ids=[case[0] for case in SIGNALED])
+def test_choose_signaled(reason, members, seen, told, readers, pids):
+    seen = [one.pid for one in members] if seen is None else seen
+    assert [one.pid for one in nexus.choose_signaled(members, seen, told, readers)] == pids
+
+
+def test_choose_session():
+    elsewhere = [process(20, 12, session=20), process(21, 20, session=20)]
+    assert nexus.choose_session([TRAIN, *elsewhere, process(30, 1, session=30)], 10) == [TRAIN, *elsewhere]
+
+
+WORKS = [  # reason, [(time, {pid: CPU ticks of 0.01 s})], whether they idle
+    ("not known yet", [(0, {1: 0}), (19, {1: 0})], False), ("idle", [(0, {1: 500}), (20, {1: 500})], True),
+    ("a little is idle too", [(0, {1: 0}), (10, {1: 50}), (20, {1: 150})], True), ("a tenth of a core", [(0, {1: 0}), (20, {1: 200})], False),
+    ("together", [(0, {1: 0, 2: 0}), (20, {1: 100, 2: 100})], False), ("work ended", [(0, {1: 0}), (10, {1: 900}), (30, {1: 901})], True),
+    ("only the last 20 s count", [(0, {1: 0}), (30, {1: 0}), (40, {1: 300}), (49, {1: 300})], False),
+    ("one that has begun since", [(0, {1: 0}), (10, {1: 0, 2: 250}), (20, {1: 0})], False),
+]
+
+
+@pytest.mark.parametrize("reason, readings, is_idle", WORKS, ids=[case[0] for case in WORKS])
+def test_work(reason, readings, is_idle):
+    work = nexus.Work()
+    for at, ticks in readings:
+        work = work.add([process(pid, 1, cpu_ticks=count) for pid, count in ticks.items()], at)
+    assert work.is_idle(0.01) == is_idle

@@ -1,0 +1,174 @@
+"""How long a job lasts when its command has ended, and in which order its processes are told to end."""
+
+import pathlib
+import shutil
+import stat
+import time
+
+import live
+import pytest
+
+# Works for so many seconds, then leaves a word.
+WORK = """
+import sys, time
+end = time.time() + float(sys.argv[1])
+while time.time() < end: pass
+open(sys.argv[2], "a").write("done\\n")
+"""
+# Has two workers, as a data loader has.  Told to end, it needs them for a second, and then saves its work.
+TRAIN = """
+import signal, subprocess, sys, time
+workers = [subprocess.Popen([sys.executable, "-I", "-S", "-c", "import time; time.sleep(600)"]) for _ in range(2)]
+def save(number, frame):
+    print("saving", flush=True)         # fails when `tee` has ended
+    time.sleep(1)
+    alive = sum(worker.poll() is None for worker in workers)
+    open(sys.argv[1], "w").write(f"{signal.Signals(number).name} {alive}")
+    for worker in workers: worker.kill()
+    sys.exit(0)
+signal.signal(signal.SIGTERM, save)
+signal.signal(signal.SIGUSR1, save)
+open(sys.argv[1] + ".began", "w").close()
+while True: time.sleep(600)
+"""
+
+
+@pytest.fixture(scope="module", params=["screen", "direct"])
+def box(request):
+    with live.Box(gpus=[{"index": 0, "uuid": "GPU-1", "name": "A100"}], launcher=request.param, cpu_slots=40, kill_grace_seconds=20) as box:
+        make_program(box, "work", WORK)
+        make_program(box, "train", TRAIN)
+        shutil.copy(shutil.which("sleep"), box.bin / "dozing")          # a program of its own name
+        yield box
+
+
+def make_program(box, name, text):
+    program = box.bin / name
+    program.write_text(f"#!{box.python} -IS{text}")
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+
+
+def run(box, *commands, **options):
+    """The jobs of commands that may say {out}, a file of their own, when they have ended, with what is in the file."""
+    outs = [box.path(f"out-{time.monotonic_ns()}-{number}") for number in range(len(commands))]
+    ids = [box.add(command.replace("{out}", str(out)), **{"gpus": 0, **options}) for command, out in zip(commands, outs)]
+    return [(box.wait(job_id), live.read(out)) for job_id, out in zip(ids, outs)]
+
+
+# a command, its exit code, how often `done` is there when its job has ended
+GOES_ON = [
+    ("the usual last line of a script", "work 2 {out} &", 0, 1),
+    ("nohup", "nohup work 2 {out} > /dev/null 2>&1 &", 0, 1),
+    ("a loop", "for i in 1 2 3; do work 2 {out} & done", 0, 3),
+    ("the exit code is the command's", "work 2 {out} & exit 7", 7, 1),
+    ("a program that lets go of what it has opened", "python3 -c 'import subprocess, sys; subprocess.Popen(sys.argv[1:])' work 2 {out}", 0, 1),
+    ("workers in sessions of their own", "python3 -c 'import subprocess, sys; "
+     "subprocess.run(sys.argv[1:], start_new_session=True)' work 2 {out} &", 0, 1),
+    ("one after the other", "(work 1 {out}; work 1 {out}) &", 0, 2),
+    ("what has left the session is ended at once", "setsid work 60 {out} & sleep 0.5", 0, 0),
+    ("nothing", "true", 0, 0),
+]
+
+
+def test_a_job_goes_on_while_what_its_command_left_works(box):
+    jobs = run(box, *(command for _, command, _, _ in GOES_ON))
+    for (reason, _, code, count), (job, out) in zip(GOES_ON, jobs):
+        assert (job["exit_code"], out) == (code, "done\n" * count), (reason, job, box.log())
+        assert job["status"] == ("failed" if code else "completed") and job["processes_left"] is None
+        if count:
+            assert job["runtime_seconds"] >= 1.5 and job["finished_at"] > job["started_at"], (reason, job)
+
+
+def test_what_idles_is_ended_and_shown(box):
+    """A monitor that is forgotten ends, and what works goes on for longer than that takes."""
+    idle, busy = (box.add(command, gpus=0) for command in ("dozing 600 & while sleep 1; do date; done &", "work 24 /dev/null &"))
+    live.until(lambda: box.job(idle)["processes_left"], "the first look at what is left")
+    assert "running: its command has ended, " in box.nexus("show", idle).stdout.splitlines()[0]
+    assert "processes go on" in box.nexus().stdout
+    job = box.wait(idle, "completed")
+    assert 20 <= job["runtime_seconds"] and "dozing (pid " in " ".join(job["notes"]), job
+    assert "dozing (pid " in box.nexus("show", idle).stdout
+    assert box.wait(busy, "completed")["runtime_seconds"] >= 24 and not box.job(busy)["notes"]
+
+
+def test_what_has_memory_of_a_gpu_works(box):
+    """It may wait for the GPU without the CPU."""
+    job = box.add("dozing 25 & echo $! > pid", cwd=str(box.folder))
+    pid = int(live.until(lambda: live.read(box.path("pid")), "its pid"))
+    gpu = {"index": 0, "uuid": "GPU-1", "name": "A100"}
+    box.show([gpu], processes=[{"gpu": "GPU-1", "pid": pid, "memory": 100}])
+    assert box.wait(job, "completed")["runtime_seconds"] >= 25
+    box.show([gpu])
+
+
+def test_without_a_service_it_goes_on(box):
+    first, second, third = (box.add(f"work {seconds} {box.path(f'away-{seconds}')} & exit 5", gpus=0) for seconds in (2, 8, 600))
+    live.until(lambda: all(box.job(job)["processes_left"] for job in (first, second, third)), "the end of their commands")
+    box.kill_all_of_service()
+    live.until(lambda: live.read(box.path("away-2")), "the end of the first")
+    live.until(lambda: not live.find_commands(f"job_{first}/job.sh"), "the end of its job.sh")
+    box.start()
+    for job in (first, second):
+        ended = box.wait(job, "failed")
+        assert ended["exit_code"] == 5 and ended["cause"] == "exit" and ended["runtime_seconds"] >= 2, ended
+    assert live.read(box.path("away-8")) == "done\n" and box.job(third)["processes_left"] == 1
+    box.ask("DELETE", f"/jobs/{third}")
+    ended = box.wait(third, "cancelled")
+    assert (ended["cause"], ended["exit_code"]) == ("killed", 5) and not live.find_commands(str(box.path("away-600")))
+
+
+def test_the_time_limit_counts_for_what_is_left(box):
+    (job, _), = run(box, "work 600 {out} &", timeout_seconds=2)
+    assert (job["status"], job["cause"], job["exit_code"]) == ("failed", "timeout", 0)
+
+
+def test_a_killed_runner_is_told(box):
+    job = box.add(f"work 3 {box.path('runner')} &", gpus=0)
+    live.until(lambda: box.job(job)["processes_left"], "the end of its command")
+    box.kill_all_of_service()
+    live.kill(box_pid := int(live.read(f"{box.home}/logs/job_{job}/attempt-1").split()[0]))
+    live.until(lambda: not live.is_alive(box_pid), "its death")
+    box.start()
+    assert box.wait(job, "failed")["cause"] == "session-lost"
+
+
+# how the program is started; what the file says when it has saved its work: the signal, and the workers it still had
+SAVES = [
+    ("plainly", "train {out}"),
+    ("after cd", "cd / && train {out}; echo next"),
+    ("a script", "printf 'train \"$1\"\\necho next\\n' > {out}.sh; bash {out}.sh {out}"),
+    ("piped into tee", "train {out} 2>&1 | tee {out}.log"),
+    ("into tee, by a substitution", "train {out} > >(tee {out}.log) 2>&1"),
+    ("timeout and nice", "timeout 500 nice train {out}"),
+    ("two shells", "bash -c 'sh -c \"train {out}; true\"; true'"),
+    ("a trap", "trap 'echo $? > {out}.trap' TERM; train {out}; true"),
+    ("in the background", "train {out} & wait"),
+    ("left by its command", "nohup train {out} > {out}.log &"),
+    ("behind a program that ends at once", "python3 -c 'import subprocess, sys; subprocess.run(sys.argv[1:])' train {out}"),
+    ("reads a pipe", "while sleep 1; do echo; done | train {out}"),
+]
+
+
+def start_training(box, options):
+    outs = [box.path(f"save-{time.monotonic_ns()}-{number}") for number in range(len(SAVES) + 1)]
+    commands = [command for _, command in SAVES]
+    ids = [box.add(command.replace("{out}", str(out)), gpus=0, tty=out is outs[-1], **options)
+           for command, out in zip([*commands, commands[0]], outs)]
+    live.until(lambda: all(pathlib.Path(f"{out}.began").exists() for out in outs), "all to have begun")
+    return dict(zip(ids, zip([reason for reason, _ in SAVES] + ["in a terminal"], outs)))
+
+
+@pytest.mark.parametrize("signal", ["TERM", "USR1"])
+def test_a_program_is_told_before_what_it_started(box, signal):
+    jobs = start_training(box, {})
+    assert box.nexus("kill", *jobs, "--signal", signal).returncode == 0
+    for job_id, (reason, out) in jobs.items():
+        assert box.wait(job_id, "cancelled")["cause"] == "killed"
+        assert live.read(out) == f"SIG{signal} 2", (print(box.log()[-12000:]), reason, job_id)
+
+
+def test_a_time_limit_lets_it_save_too(box):
+    jobs = start_training(box, {"timeout_seconds": 5})
+    for job_id, (reason, out) in jobs.items():
+        assert box.wait(job_id, "failed")["cause"] == "timeout"
+        assert live.read(out) == "SIGTERM 2", (print(box.log()[-12000:]), reason, job_id)
