@@ -6193,6 +6193,12 @@ class Machine:
             if former in known:
                 known[key] = known.pop(former)
 
+    def is_going_down(self) -> bool:
+        """Whether the machine is being shut down, as far as systemd says."""
+        with contextlib.suppress(NexusError):
+            return run(["systemctl", "is-system-running"], 5).output.strip() == "stopping"
+        return False
+
     def session_of(self, job: Job) -> str | None:
         """The PID.NAME of a job's session, if this service has launched it under screen."""
         pid = self.launched.get(job.id)
@@ -7886,6 +7892,7 @@ TERMINATION_INTERVAL_S = 0.02   # how often the processes of a job being ended a
 LAUNCH_TIMEOUT_S = 30.0         # a screen without a claim after this time will not start its job
 HOLD_S = (5.0, 300.0)           # backoff after the machine could not start a job: at first, at most
 RUNNER_TIMEOUT_S = 2.0          # for job.sh to write the result of a killed job
+MACHINE_DOWN = "the machine went down while it ran"
 TAIL_BYTES = 65536              # the end of stderr that is searched for the cause of a failure
 
 
@@ -8723,7 +8730,7 @@ class Local(Backend):
     def look_at(self, job: Job, is_child_gone: bool) -> News | None:
         folder = self.service.runners.find_folder(job)
         if job.current.boot_id != self.machine.boot_id:
-            result, why = read_result(folder, job.attempt), "the machine went down while it ran"
+            result, why = read_result(folder, job.attempt), MACHINE_DOWN
             result = None if result and result.goes_on else result
             # A controller requeues its jobs itself.
             is_over = result or job.current.stop_cause or job.head or self.config.jobs.on_reboot == "fail"
@@ -8952,6 +8959,10 @@ class Runners(Part):
     def end_attempt(self, state: State, job: Job, result: Result, evidence: Evidence, now: float) -> Changes:
         """The changes at a running job's end: of the job, of its dependents, of its group."""
         runtime_s = self.find_runtime_s(job, now) if result.runtime_seconds is None else result.runtime_seconds
+        if job.current.stop_cause == "reboot" and self.config.jobs.on_reboot == "requeue" and not job.head:
+            yield change_job(job, stop_cause=None, log_base=evidence.log_sizes)
+            yield from requeue(state, state.jobs[job.id], MACHINE_DOWN, now)
+            return
         status, facts = judge(job, result, evidence, runtime_s, self.config.jobs, now)
         if status == PENDING:
             yield change_status(job, PENDING, now, **facts)
@@ -11041,7 +11052,7 @@ class Service:
         self.hash = file_hash()                             # of the running code: the file may change later
         self.node = store.host
         self.started_at, self.started_monotonic = clock.now(), clock.monotonic()
-        self.is_stopping = False
+        self.is_stopping = self.is_going_down = False
         self.plan = Plan(hold=Reason("node-down", "", "the service has not read the GPUs yet"))
         self.write_again_at = 0.0                                 # monotonic: next try after a failed write
         self.turned_at = clock.monotonic()                  # when the last tick ended
@@ -11114,11 +11125,29 @@ class Service:
             runner_events = self.listen(self.next_wait_s())
             if runner_events is not None:
                 self.tick(runner_events)
+        self.run_guarded("ending jobs", self.end_for_reboot)
         for node in self.pool.nodes.values():
             node.end()
         self.run_guarded("at the end", self.store.look_for_edit, self.history.take_edit)
         self.run_guarded("at the end", self.runners.keep_samples)
         self.run_guarded("at the end", self.log_watch.end)
+
+    def end_for_reboot(self) -> None:
+        """When the machine goes down, let the jobs here save their work: systemd would kill them all at once."""
+        if not self.local.list_jobs() or not self.machine.is_going_down():
+            return
+        self.is_going_down = True
+
+        def end(state: State) -> Changes:
+            for job in list(state.running.values()):
+                if self.local.has(job) and not job.current.stop_cause:
+                    yield change_job(job, stop_cause="reboot", stop_line=MACHINE_DOWN)
+
+        self.store.update(end)
+        self.log.info("The machine goes down: its jobs are ended")
+        give_up_at = self.clock.monotonic() + self.config.jobs.kill_grace_seconds + 2 * RUNNER_TIMEOUT_S
+        while self.local.list_jobs() and self.clock.monotonic() < give_up_at:
+            self.tick(self.listen(self.next_wait_s()) or [])
 
     def tick(self, runner_events: Sequence[RunnerEvent]) -> None:
         """Run one tick.  A phase that fails is logged and counted; the other phases still run."""
@@ -11227,7 +11256,8 @@ class Service:
         over = {job_id: result for job_id, result in results.items() if job_id not in self.local.terminations}
         evidence = {job.id: self.runners.gather_evidence(job, over[job.id])
                     for job in self.running_jobs() if job.id in over}
-        hold = self.launcher.start_rest.find_why(self.clock.monotonic()) or ""
+        hold = "the machine goes down" if self.is_going_down else (
+            self.launcher.start_rest.find_why(self.clock.monotonic()) or "")
         # A job that is over must not be stopped for a timeout.
         usage = {job_id: used for job_id, used in self.runners.usage.items()
                  if job_id not in results or self.local.work.get(job_id)}

@@ -172,3 +172,21 @@ def test_a_time_limit_lets_it_save_too(box):
     for job_id, (reason, out) in jobs.items():
         assert box.wait(job_id, "failed")["cause"] == "timeout"
         assert live.read(out) == "SIGTERM 2", (print(box.log()[-12000:]), reason, job_id)
+
+
+@pytest.mark.parametrize("on_reboot, status, cause", [("fail", "failed", "reboot"), ("requeue", "pending", "requeued")])
+def test_a_reboot_lets_it_save_too(on_reboot, status, cause):
+    """systemd ends the service first; what it then leaves is killed without a word."""
+    with live.Box(gpus=0, cpu_slots=1, kill_grace_seconds=20, on_reboot=on_reboot) as box:
+        make_program(box, "train", TRAIN)
+        job, other = (box.add(f"train {box.path(name)}", gpus=0) for name in ("saved", "other"))
+        live.until(lambda: box.path("saved.began").exists(), "its begin")
+        make_program(box, "systemctl", "\nprint('stopping')\n")
+        pid = box.pid()
+        live.kill(pid, number=15)
+        live.until(lambda: not live.is_alive(pid), "the service's end")
+        assert live.read(box.path("saved")) == "SIGTERM 2" and not box.path("other.began").exists()
+        box.nexus("pause")
+        assert box.job(other)["status"] == "pending"
+        ended = box.job(job)
+        assert (ended["status"], ended["attempts"][0]["cause"]) == (status, cause), ended
