@@ -2298,10 +2298,25 @@ def parse_runner_event(line: str) -> RunnerEvent | None:
     return RunnerEvent(words[0], words[1], int(words[2]), tuple(words[3:]))
 
 
-def parse_commands(text: str) -> list[str]:
-    """The commands of a file with one a line, without empty lines and lines that begin with #."""
-    lines = (line.strip() for line in text.lstrip("\ufeff").split("\n"))
-    return [line for line in lines if line and not line.startswith("#")]
+# A shell's line that the next one continues: whole words and quotes, perhaps an open double quote, then a backslash
+CONTINUED = r"""(?:[^\\'"#]|\\.|'[^']*'|"(?:\\.|[^\\"])*"|(?<=[^\s;&|()<>])#)*(?:"(?:\\.|[^\\"])*)?\\"""
+ONLY_REDIRECTION = (
+    r"""\s*(?:(?:(?<!\S)(?:\d+|\{\w+\}))?(?:&>>?|[<>]&|>[>|]?|<>?|<<<)\s*"""
+    r"""(?:[^\s\\'"`$;&|()<>]|\$(?!\()|\\.|'[^']*'|"[^"`]*")+\s*)+[;&]?\s*(?:#.*)?""")
+
+
+def parse_commands(text: str) -> list[tuple[int, str]]:
+    """[(line number, command)] of a file with one command a line, without empty lines and those that begin with #.
+
+    A backslash at the end of a line joins the next one to it, where it does so in a shell.
+    """
+    commands, lines = [], enumerate(text.lstrip("\ufeff").replace("\r\n", "\n").split("\n"), 1)
+    for number, line in lines:
+        while re.fullmatch(CONTINUED, line):
+            line = line[:-1] + next(lines, (0, ""))[1]
+        if line.strip() and not line.lstrip().startswith("#"):
+            commands.append((number, line.strip()))
+    return commands
 
 
 LLM_OPTION = r"(?<!\S)--llm(?:=|\s+)['\"]?([^\s'\";|&]+)"
@@ -9925,7 +9940,7 @@ class Admission(Part):
             refuse("cuda_arg: cannot tell where --cuda belongs in this command",
                    hint="write it there: python train.py --cuda 0 | tee log")
         if not self.service.scripts.find_script(job)[1]:
-            check_quotes(job.command)
+            check_command(job.command)
 
     def draft_change(self, jobs: Iterable[Job], change: Mapping[str, Any], caller: Caller) -> dict[str, Any]:
         """Return the new Job fields of a `change`, checked for each job.  May be slow.  Raises: usage, forbidden."""
@@ -11381,9 +11396,15 @@ def find_own_job(state: State, job_id: str, caller: Caller) -> Job:
     return job
 
 
-def check_quotes(command: str) -> None:
-    """Raises: usage, for an unclosed quote.  bash decides: an odd count can be valid, for example in a comment."""
-    if command.count('"') % 2 or command.count("'") % 2:
+def check_command(command: str) -> None:
+    """Raises: usage, for a command that cannot be meant so: a redirection alone, or cut off at a backslash or quote."""
+    if re.fullmatch(ONLY_REDIRECTION, command):
+        refuse("the command is only a redirection: nothing would run",
+               'write the program before it: nexus add "python train.py > log 2>&1"')
+    if re.fullmatch(CONTINUED, command):
+        refuse("the command ends in a backslash, and no line follows it",
+               "a backslash joins the next line only if it is the last character of its own, without blanks behind it")
+    if command.count('"') % 2 or command.count("'") % 2:    # bash decides: it may be valid, for example in a comment
         done = run(["bash", "-p", "-n", "-c", "--", command], 5)
         if done.exit_code:
             why = re.sub(r"^bash: (-c: )?(line [0-9]+: )?", "", done.output.strip().split("\n")[0])
@@ -13808,14 +13829,19 @@ def read_plain_commands(call: Call) -> list[str]:
         refuse(f"{path} is a program, and --file takes a list of commands, one a line",
                hint=f"to run it: nexus {call.options.subcommand} {line}; a list of commands does not begin with #!")
     commands = parse_commands(text)
-    if commands and all(re.match(r"-?[0-9]+ *,[^,]+,", command) for command in commands):
+    if commands and all(re.match(r"-?[0-9]+ *,[^,]+,", command) for _, command in commands):
         refuse(f"{path} holds rows like priority,script,conda_env,arguments,allowed_gpus, and --file takes commands",
                hint="name it in config.toml: [jobs] jobs_file (nexus config edit, nexus restart)")
     if not commands:
         refuse(f"{path} holds no command", hint="one a line; empty lines and those that begin with # are left out")
-    for number, command in enumerate(commands, 1):
-        check(COMMAND, command, f"command {number} of {len(commands)}")
-    return commands
+    for number, command in commands:
+        try:
+            check(COMMAND, command, "the command")
+            check_command(command)
+        except NexusError as error:
+            said = f"line {number}, '{format_line(command, 100)}': {error.message}"
+            raise NexusError(error.kind, said, error.hint) from None
+    return [command for _, command in commands]
 
 
 def cmd_add(call: Call) -> None:
@@ -14808,7 +14834,7 @@ JOB_OPTIONS = (
     argument("--env", metavar="NAME=VALUE", action="append", default=[], row=Field(
         PATTERN("^[^=]+=", "NAME=VALUE", examples=["WANDB_MODE=disabled"]), convert=lambda text: text.split("=", 1)),
              help="a variable on top of the environment; repeatable"),
-    argument("--file", metavar="FILE", help="one command a line, # comments; - is standard input"),
+    argument("--file", metavar="FILE", help="one command a line (\\ joins the next), # comments; - is standard input"),
     argument("--dry-run", action="store_true", help="check it, show the commands, add nothing"),
 )
 GROUP = argument("--group", metavar="G", help="the jobs of this group")

@@ -285,6 +285,7 @@ FILES = [  # reason, content, commands
     ("no line break at the end", b"echo a\necho b", ["echo a", "echo b"]),
     ("from Windows", b"\xef\xbb\xbfecho a\r\n\r\n# x\r\necho b\r\n", ["echo a", "echo b"]),
     ("not UTF-8", b"echo caf\xe9\n", ["echo caf\udce9"]),
+    ("lines that go on", b"echo a \\\n  > log 2>&1\n# x \\\necho b # c \\\necho d\n", ["echo a   > log 2>&1", "echo b # c \\", "echo d"]),
 ]
 
 
@@ -300,8 +301,11 @@ def test_add_a_file_of_commands(home, reason, content, commands, by):
 
 
 BAD_FILES = [("empty", b"", "no command"), ("comments alone", b"# a\n\n", "no command"),
-             ("NUL in its third", b"echo a\necho b\necho \0\n", "3 of 3"),
-             ("UTF-16", "echo a\r\n".encode("utf-16"), "NUL"), ("a line of 200 KB", b"echo a\n" + b"x" * 200000, "2 of 2")]
+             ("NUL in its third", b"echo a\necho b\necho \0\n", "line 3, 'echo "),
+             ("UTF-16", "echo a\r\n".encode("utf-16"), "NUL"), ("a line of 200 KB", b"echo a\n" + b"x" * 200000, "line 2, 'xxx"),
+             ("a redirection alone", b"echo a\n\n> log 2>&1\n", "line 3, '> log 2>&1': the command is only a redirection"),
+             ("quotes that do not end", b"echo a\necho 'b \\\nc'\n", "line 2, 'echo 'b \\': bash cannot read the command"),
+             ("blanks behind the backslash", b"echo a \\ \n  b\n", "line 1, 'echo a \\': the command ends in a backslash")]
 
 
 @pytest.mark.parametrize("reason, content, says", BAD_FILES, ids=[case[0] for case in BAD_FILES])
@@ -877,6 +881,8 @@ def test_what_cannot_run_is_told_when_it_is_added(own_home):
         done = own_home.main("add", command)
         assert (done.code == 0) == is_fine, (command, done)
         assert is_fine or ("bash cannot read the command" in done.err and "close each quote" in done.err)
+    done = own_home.main("add", "> log 2>&1")
+    assert done.code == 2 and "only a redirection" in done.err and "before it" in done.err
     done = own_home.main("add", "--conda", "nope", "true")
     assert done.code == 2 and "--conda nope: no conda was found" in done.err and done.out == ""
     assert len(own_home.client().jobs()) == 4

@@ -579,21 +579,43 @@ def test_no_line_makes_parse_saying_fail(line):
     assert said is None or said.verb in ("bounce", "fail") or all(int(word) >= 0 for word in said.words)
 
 
-COMMAND_FILES = [  # reason, text, commands
-    ("one a line", "a\nb\n", ["a", "b"]),
-    ("no line end at the end", "a\nb", ["a", "b"]),
-    ("empty lines and comments", "# first\n\na\n   \n  # b\nc # d\n", ["a", "c # d"]),
-    ("written on Windows", "\ufeffa\r\nb\r\n", ["a", "b"]),
-    ("blanks around it", "  a b \t\n", ["a b"]),
+COMMAND_FILES = [  # reason, text, [(line, command)]
+    ("one a line", "a\nb\n", [(1, "a"), (2, "b")]),
+    ("no line end at the end", "a\nb", [(1, "a"), (2, "b")]),
+    ("empty lines and comments", "# first\n\na\n   \n  # b\nc # d\n", [(3, "a"), (6, "c # d")]),
+    ("written on Windows", "\ufeffa\r\nb\r\n", [(1, "a"), (2, "b")]), ("joined there", "a \\\r\n  b\r\nc\r\n", [(1, "a   b"), (3, "c")]),
+    ("blanks around it", "  a b \t\n", [(1, "a b")]),
     ("nothing", "", []),
     ("a line is a line to the shell: other separators of Unicode are text", "echo 'a\u2028b\x85c\x0cd'\n",
-     ["echo 'a\u2028b\x85c\x0cd'"]),
+     [(1, "echo 'a\u2028b\x85c\x0cd'")]),
+    ("joined", "a \\\n  --b \\\n> log\nc\n", [(1, "a   --b > log"), (4, "c")]), ("in a word, too", "ab\\\ncd", [(1, "abcd")]),
+    ("to an empty line", "a \\\n\nb", [(1, "a"), (3, "b")]), ("nothing follows", "a\\\n", [(1, "a")]), ("nor here", "a \\", [(1, "a")]),
+    ("a backslash that is text", "a \\\\\nb", [(1, "a \\\\"), (2, "b")]), ("three", "a \\\\\\\nb", [(1, "a \\\\b")]),
+    ("in a comment it joins nothing", "# a \\\nb # c \\\nd", [(2, "b # c \\"), (3, "d")]),
+    ("a # in a word begins none", "a#b $# ${#c} \\\nd", [(1, "a#b $# ${#c} d")]),
+    ("a comment may follow", "a \\\n# b \\\nc", [(1, "a # b \\"), (3, "c")]),
+    ("in quotes", 'a "b \\\n # c" "d\\"" \\\ne', [(1, 'a "b  # c" "d\\"" e')]),
+    ("not in these", "a 'b \\\nc'", [(1, "a 'b \\"), (2, "c'")]),
+    ("behind these", "a '\\' \\\nb", [(1, "a '\\' b")]), ("blanks behind it", "a \\ \nb", [(1, "a \\"), (2, "b")]),
 ]
 
 
 @pytest.mark.parametrize("reason, text, commands", COMMAND_FILES, ids=[case[0] for case in COMMAND_FILES])
 def test_parse_commands(reason, text, commands):
     assert nexus.parse_commands(text) == commands, reason
+
+
+REDIRECTIONS = [  # whether nothing else is there, commands
+    (True, ["> log", "> log 2>&1", ">log", "2>&1 >x", "&> x", ">> 'a b' < /dev/null", "{fd}> x", "> log &", "> log # hm", "<<< hi", ">| x",
+            '> "$HOME/x" 2>&-', ">11>11"]),
+    (False, ["> log echo a", "true > log", "< in cat", "X=1 > log", "> log && true", "> log; true", ": > x", "> $(date)", "> `a`", "# x",
+             "cat << E\nE", "> a\npython x", ">11" * 100 + "("]),
+]
+
+
+@pytest.mark.parametrize("is_alone, commands", REDIRECTIONS)
+def test_what_is_only_a_redirection(is_alone, commands):
+    assert [command for command in commands if bool(re.fullmatch(nexus.ONLY_REDIRECTION, command)) != is_alone] == []
 
 
 # What a command says of models and GPUs
