@@ -2356,7 +2356,7 @@ def parse_jobs_file(text: str) -> tuple[list[JobsRow], list[str]]:
     """(rows `priority,script,conda_env,arguments,allowed_gpus`, faults of the other lines).
 
     The last field may hold commas; arguments with commas stand in double quotes.  A last line without a newline is
-    still being written.
+    left out, as it may be half written.
     """
     rows, faults = [], []
     for number, line in enumerate(map(str.strip, text.lstrip("\ufeff").split("\n")[:-1]), 1):
@@ -9530,7 +9530,7 @@ class JobsFile:
         """Queue new rows of the jobs file; log new faults.  `is_whole`: nobody is writing the file now."""
         try:
             text = read_text(self.path)
-            rows, faults = parse_jobs_file(text or "")
+            rows, faults = parse_jobs_file((text or "") + "\n" * is_whole)      # its last line may lack the newline
             faults += [f"there is no file {self.path}"] if text is None else []
             faults += self.take(rows, is_whole and bool(text))      # empty: a program may have just opened it to write
         except NexusError as error:

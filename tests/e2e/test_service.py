@@ -2256,7 +2256,7 @@ class File:
     def write(self, *lines, end="\n", is_whole=True):
         """Write it, and have it read; return what was wrong with it."""
         self.path.write_text("\n".join(lines) + end)
-        self.w.service.jobs_file.load(True)
+        self.w.service.jobs_file.load(is_whole)
         return self.w.service.jobs_file.faults
 
     @property
@@ -2355,10 +2355,12 @@ def test_a_bad_row_is_told_and_the_others_load(rows, reason, config, line, says)
     assert f.write("1,/jobs/a.py", "1,/jobs/b.py") == [] and f.w.service.views.health()["is_healthy"] and len(f.jobs) == 2
 
 
-def test_a_half_written_last_line_waits_for_its_newline(rows):
+def test_a_last_line_without_a_newline_is_half_written_while_the_file_changes(rows):
     f = rows()
-    assert f.write("1,a.py,,--lr 0.1", "1,b.py,,--lr 0.", end="") == [] and len(f.jobs) == 1
-    f.write("1,a.py,,--lr 0.1", "1,b.py,,--lr 0.25")
+    assert f.write("1,a.py,,--lr 0.1", "1,b.py,,--lr 0.", end="", is_whole=False) == [] and len(f.jobs) == 1
+    assert f.write("1,a.py,,--lr 0.1", "1,b.py,,--lr 0.25", end="") == [] and len(f.jobs) == 2
+    for end in ("", "\n"):
+        f.write("1,a.py,,--lr 0.1", "1,b.py,,--lr 0.25", end=end, is_whole=False)
     assert [job.command.split()[-1] for job in f.jobs] == ["0.1", "0.25"]
 
 
