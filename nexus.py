@@ -13678,23 +13678,25 @@ def cmd_status(call: Call) -> None:
 
 
 def cmd_top(call: Call) -> None:
-    """Redraw until q or Ctrl-C.  A terminal's alternate screen is used, so that the shell's screen comes back."""
-    is_terminal, top = call.out.isatty(), 0
-    call.write("\x1b[?1049h\x1b[?25l\x1b[?7l" if is_terminal else "")
+    """Redraw until q or Ctrl-C.  A terminal's alternate screen is used, so that the shell's screen comes back.
+
+    Without a terminal it is drawn once.
+    """
+    if not (sys.stdin.isatty() and call.out.isatty()):
+        return call.write(draw_top(call, Paint("")))
+    top = 0
+    call.write("\x1b[?1049h\x1b[?25l\x1b[?7l")
     try:
-        with read_keys(is_terminal) as read_key:
+        with read_keys() as read_key:
             while True:
                 paint = make_paint(call.out, call.environ)          # the window may have been resized
-                text = draw_top(call, paint)
-                if is_terminal:
-                    lines, room = text.split("\n")[:-1], paint.height - 1
-                    top = min(top, max(0, len(lines) - room))
-                    hidden = len(lines) - top - room
-                    more = f"… {format_count(hidden, 'more line')}  " if hidden > 0 else ""
-                    keys = "q or Ctrl-C ends" + ("; arrows scroll" if len(lines) > room else "")
-                    seen = [*lines[top:top + room], f"{time.strftime('%H:%M:%S')}  {more}{keys}"[:paint.width]]
-                    text = "\x1b[H" + "\n".join(f"\x1b[2K{line}" for line in seen) + "\x1b[J"
-                call.write(text if is_terminal else text + "\n")
+                lines, room = draw_top(call, paint).split("\n")[:-1], paint.height - 1
+                top = min(top, max(0, len(lines) - room))
+                hidden = len(lines) - top - room
+                more = f"… {format_count(hidden, 'more line')}  " if hidden > 0 else ""
+                keys = "q or Ctrl-C ends" + ("; arrows scroll" if len(lines) > room else "")
+                seen = [*lines[top:top + room], f"{time.strftime('%H:%M:%S')}  {more}{keys}"[:paint.width]]
+                call.write("\x1b[H" + "\n".join(f"\x1b[2K{line}" for line in seen) + "\x1b[J")
                 keys = read_key(1.0)
                 if "q" in keys:
                     return
@@ -13703,7 +13705,7 @@ def cmd_top(call: Call) -> None:
     except KeyboardInterrupt:
         pass
     finally:
-        call.write("\x1b[?7h\x1b[?25h\x1b[?1049l" if is_terminal else "")
+        call.write("\x1b[?7h\x1b[?25h\x1b[?1049l")
 
 
 # {key: lines to scroll by; 2 is a page}
@@ -13718,33 +13720,29 @@ def draw_top(call: Call, paint: Paint) -> str:
         queue = client.queue(group="", limit=most, fields=fields)
         return format_top(client.status(), queue, client.ask("GET", "/groups"), paint)
     except NexusError as error:
-        if error.kind != "unavailable":
+        if error.kind != "unavailable" or not paint.height:
             raise
         return paint.join([paint("red", error.message), *([f"hint: {error.hint}"] if error.hint else [])])
 
 
 @contextlib.contextmanager
-def read_keys(is_terminal: bool) -> Iterator[Callable[[float], str]]:
+def read_keys() -> Iterator[Callable[[float], str]]:
     """Yield read_key(timeout_s) -> keys pressed, or "".  Keys are read without Enter and not echoed."""
     import select
     import termios
     import tty
-    stdin = sys.stdin.fileno() if is_terminal and sys.stdin.isatty() else None
-    before = None if stdin is None else termios.tcgetattr(stdin)
+    stdin = sys.stdin.fileno()
+    before = termios.tcgetattr(stdin)
 
     def read_key(timeout_s: float) -> str:
-        if stdin is None or not select.select([stdin], [], [], timeout_s)[0]:
-            time.sleep(timeout_s if stdin is None else 0)
-            return ""
-        return os.read(stdin, 16).decode("ascii", "replace")
+        is_pressed = select.select([stdin], [], [], timeout_s)[0]
+        return os.read(stdin, 16).decode("ascii", "replace") if is_pressed else ""
 
     try:
-        if stdin is not None:
-            tty.setcbreak(stdin)
+        tty.setcbreak(stdin)
         yield read_key
     finally:
-        if before is not None and stdin is not None:
-            termios.tcsetattr(stdin, termios.TCSADRAIN, before)
+        termios.tcsetattr(stdin, termios.TCSADRAIN, before)
 
 
 def make_options(call: Call) -> dict[str, Any]:
@@ -13912,9 +13910,6 @@ def cmd_run(call: Call) -> int:
     if len(commands) != 1:
         refuse(f"run takes one command, and these are {len(commands)}", hint="nexus add queues them all")
     (command, name), = commands
-    if call.options.file != "-" and is_piped_to():
-        refuse("run does not pass on what is piped to it: the job's input is a terminal of its own",
-               hint='put it into the command, like nexus run "cat < FILE"; without input: nexus run … < /dev/null')
     answer = submit(call, {"command": command, **({"name": name} if name else {})})
     if call.options.dry_run:
         show_added(call, answer)
@@ -13939,19 +13934,6 @@ def cmd_run(call: Call) -> int:
             call.say(describe_end(job) if job["status"] in FINAL else
                      f"job {job_id} goes on; follow it: nexus logs -f {job_id}; stop it: nexus cancel {job_id}")
         return 130 if is_ctrl_c else 141                    # 128 + SIGINT, SIGPIPE
-
-
-def is_piped_to() -> bool:
-    """Whether stdin is a pipe that has data or is at its end."""
-    import select
-    import stat
-    try:
-        is_pipe = stat.S_ISFIFO(os.fstat(0).st_mode)
-    except OSError:                             # closed
-        return False
-    poll = select.poll()
-    poll.register(0, select.POLLIN)
-    return is_pipe and any(event & select.POLLIN for _, event in poll.poll(0))
 
 
 def announce_wait(call: Call, job_id: str, said: str = "") -> None:
@@ -14861,8 +14843,8 @@ COMMANDS = (
     Command("status", "what runs where, and what waits (nexus alone does the same)", cmd_status, (
         argument("--watch", action="store_true", help="nexus top"), JSON_OPTION,
         argument("--detailed", action="store_true", help="queue by priority, readings of GPUs and host, health"))),
-    Command("top", "a live table: GPUs with their jobs, and what waits (q ends it; also status --watch)", cmd_top,
-            examples=("top",)),
+    Command("top", "a live table: GPUs with their jobs, and what waits (q ends it; also status --watch)", cmd_top, (),
+            "Without a terminal it is printed once.", examples=("top",)),
     Command("add", "queue a job; prints its id", cmd_add, (*JOB_OPTIONS, JSON_OPTION),
             "The job runs on the next GPU that is truly free, with this directory, environment, umask and limits.",
             examples=(
@@ -14873,7 +14855,8 @@ COMMANDS = (
                 "add --file commands.txt")),
     Command("run", "queue a job, show its output, exit with its exit code", cmd_run, (
         *JOB_OPTIONS, argument("--json", action="store_true", help="with --dry-run: print JSON")),
-            "Ctrl-C ends only this display; the job goes on.  Its input is its own terminal (nexus attach).",
+            "Ctrl-C ends only this display; the job goes on.  What is piped to `run` does not reach the job: its input "
+            "is empty, or what is typed in its terminal (nexus attach).",
             examples=('run "python train.py"', 'run --gpus 0 "python prepare.py" && nexus add "python train.py"')),
     Command("queue", "pending jobs in the order they would start, and why they wait", cmd_queue, (
         NUMBER_OPTION, *CHOICE_OPTIONS, JSON_OPTION),

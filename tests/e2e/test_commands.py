@@ -10,7 +10,7 @@ import sys
 import time
 
 import pytest
-from console import SCRIPT, Home
+from console import COMMAND, SCRIPT, Home, Terminal
 from live import until
 
 import nexus
@@ -114,13 +114,18 @@ def test_status_watch_at_a_terminal(home):
         terminal.type("\x03")
         code, shown = terminal.end()
         assert code == 0 and shown.endswith("\x1b[?1049l") and "Traceback" not in shown
-    process = home.popen("status", "--watch")       # to a pipe
-    for _ in range(2):
-        while b"Queue: " not in process.stdout.readline():
-            pass
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
-    assert process.returncode == 0 and b"\x1b" not in out and err == b""
+
+
+def test_without_a_terminal_top_is_printed_once(own_home):
+    assert own_home.run("top").code == 6 and not own_home.file("service.json").exists()
+    own_home.main("start")
+    done = own_home.run("status", "--watch")
+    assert (done.code, done.out.count("Queue: "), done.err) == (0, 1, "") and "\x1b" not in done.out
+    nexus_top = f"{sys.executable} {COMMAND} top"
+    for line in (f"{nexus_top} < /dev/null", f"set -o pipefail; {nexus_top} | cat"):
+        with Terminal(["bash", "-c", line], own_home.environ) as terminal:
+            code, shown = terminal.end()
+            assert (code, shown.count("Queue: ")) == (0, 1) and "\x1b" not in shown, line
 
 
 def test_top_scrolls_and_ends_with_q(own_home):
@@ -888,10 +893,10 @@ def test_what_cannot_run_is_told_when_it_is_added(own_home):
     assert len(own_home.client().jobs()) == 4
 
 
-def test_what_is_piped_to_run_is_not_lost_in_silence(own_home):
-    done = own_home.run("run", "--gpus", "0", "cat", stdin=b"x\n")
-    assert done.code == 2 and "what is piped to it" in done.err and 'nexus run "cat < FILE"' in done.err
-    assert own_home.run("run", "--gpus", "0", "echo fine").out == "fine\n", "an empty pipe"
+def test_run_leaves_what_is_piped_to_it_to_the_loop_around_it(own_home):
+    loop = f'while read -r line; do {sys.executable} {COMMAND} run --gpus 0 "$line" || exit; done'
+    done = subprocess.run(["sh", "-c", loop], input="echo a\necho b\necho c", env=own_home.environ, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "a\nb\n"), done      # sh reads no line without an end
 
 
 def test_add_says_that_the_queue_is_paused(own_home):
