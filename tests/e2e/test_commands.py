@@ -367,8 +367,9 @@ def test_run_passes_everything_through_and_exits_with_the_jobs_code(home):
     rest = re.sub(rb"^nexus: it waits: .*\n", b"", rest)          # on a busy machine it does, for a moment
     assert re.fullmatch(rb"nexus: job [A-Za-z]{3,4}", told)
     assert re.fullmatch(rb"x\xfey\nnexus: job [A-Za-z]{3,4} failed \(exit 42\)\n", rest), rest
-    for command, code in (("true", 0), ("false", 1), ("kill -9 $$", 137), ("no-such-program", 127)):
+    for command, code in (("true", 0), ("false", 1), ("kill -9 $$", 137), ("no-such-program", 127), ("(exit 3) 2>&1 | tee log", 3)):
         assert home.run("run", "--gpus", "0", command).code == code, command
+    assert home.main("jobs", "-n", "1", "--json").json[0]["command"] == command, "as it was typed"
 
 
 def test_run_of_a_megabyte_on_both_streams(home):

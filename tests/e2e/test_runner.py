@@ -167,6 +167,14 @@ COMMANDS = [  # reason, command, exit code, stdout, what its stderr matches
     ("no input", "cat; echo $?", 0, "0\n", ""),
     ("set -e", "set -e; false; echo not here", 1, "", ""),
     ("what has left its session is not waited for", "setsid sleep 600 & echo left", 0, "left\n", ""),
+    ("piped into tee", "cd / && (echo out; exit 3) 2>&1 | tee /dev/null", 3, "out\n", ""),
+    ("the last that failed counts", "set -eu; (exit 3) | (cat; exit 4) | cat | tee; # x\n", 4, "", ""),
+    ("tee itself failed", "(exit 3) | tee /nowhere/log", 1, "", "nowhere"),
+    ("all is well there", "echo out | tee /dev/null", 0, "out\n", ""),
+    ("what stands before it failed", "true | false && echo out | tee /dev/null", 1, "", ""),
+    ("an earlier pipeline does not count", "yes | head -1 && echo out | tee /dev/null", 0, "y\nout\n", ""),
+    ("nor does one before a test", "(exit 3) | true; [[ -e /nowhere ]] && echo out | tee /dev/null", 1, "", ""),
+    ("what is behind tee counts", "(exit 3) | tee /dev/null || exit 5; exit 6", 6, "", ""),
 ]
 
 
