@@ -287,27 +287,33 @@ def parse_duration(text: str) -> float:
     return sum(float(number) * DURATION_UNITS[unit] for number, unit in re.findall("([0-9.]+) ?([smhdw]?)", text))
 
 
+ZONE = "(?:Z|[+-](?:[01][0-9]|2[0-3]):?[0-5][0-9])"
+
+
 def parse_begin(text: str, now: float) -> float:
     """UTC epoch seconds of a time of starting.  Raises: usage.
 
-    `+2h`: from now.  `22:00`: the next one of the local clock.  `2024-10-24 22:00`: local; in UTC with a Z.
+    `+2h`: from now.  `22:00`: the next one of the local clock.  `2024-10-24 22:00`: local.  With Z or an offset like
+    +02:00, the clock and the day are those of that time zone.
     """
     import datetime
     if text == "now":
         return now
     if text.startswith("+"):
         return now + parse_duration(text[1:])
-    day, _, clock = text.rstrip("Z").replace("T", " ").rpartition(" ")
-    here = datetime.datetime.fromtimestamp(now)
+    zone = re.search(f" ?({ZONE})$", text)
+    day, _, clock = text[:zone.start() if zone else None].replace("T", " ").rpartition(" ")
     try:
+        there = datetime.datetime.strptime(zone[1], "%z").tzinfo if zone else None
+        today = datetime.datetime.fromtimestamp(now, there).date()
         at = datetime.datetime.strptime(
-            f"{day or here.date()} {clock}", "%Y-%m-%d %H:%M" + ":%S" * (clock.count(":") > 1))
-        if not day and at <= here:
+            f"{day or today} {clock}", "%Y-%m-%d %H:%M" + ":%S" * (clock.count(":") > 1)).replace(tzinfo=there)
+        if not day and at.timestamp() <= now:
             at += datetime.timedelta(days=1)
-        return at.replace(tzinfo=datetime.timezone.utc if text.endswith("Z") else None).timestamp()
+        return at.timestamp()
     except (ValueError, OverflowError, OSError):
         refuse(f"begin: there is no time {format_line(text, 40)}",
-               hint="like 22:00, +2h, 2024-10-24 22:00 or 2024-10-24T15:30:15Z")
+               hint="like 22:00, +2h, 2024-10-24 22:00, 2024-10-24T15:30:15Z or 22:00+02:00")
 
 
 def parse_memory(text: str) -> int:
@@ -816,7 +822,7 @@ AMOUNT = "[0-9]{1,9}(\\.[0-9]{1,9})?"
 DURATION = f"( *{AMOUNT} ?[smhdw])+ *|[0-9]{{1,6}}:[0-5][0-9]:[0-5][0-9]"
 DURATION_TEXT = PATTERN(f"^({DURATION}|0)$", "a time with its unit", examples=["90s", "2h", "1h30m", "1:30:00"])
 DAY, CLOCK = "[12][0-9]{3}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])", "([01]?[0-9]|2[0-3])(:[0-5][0-9]){1,2}"
-BEGIN_TEXT = PATTERN(f"^(now|\\+({DURATION})|({DAY}[ T])?{CLOCK}Z?)$",
+BEGIN_TEXT = PATTERN(f"^(now|\\+({DURATION})|({DAY}[ T])?{CLOCK}( ?{ZONE})?)$",
                      "a time", examples=["22:00", "+2h", "2024-10-24 22:00", "2024-10-24T15:30:15Z"])
 SIZE_TEXT = PATTERN(f"^{AMOUNT} ?[MGTmgt](i?[Bb])?$", "an amount of memory with its unit", examples=["10G", "500M"])
 RLIMITS: Schema = {
@@ -1366,8 +1372,9 @@ def move_job(state: State, job: Job, position: int) -> Put | None:
     if listed[position].id == job.id:
         return None
     if not position:
-        rank, *rest = others[0].queue_key
-        return change_job(job, queue_key=(rank - 1, *rest))
+        rank, priority, *rest = others[0].queue_key
+        key: tuple[int, ...] = (rank - 1, min(priority, job.priority), *rest)
+        return change_job(job, queue_key=key, priority=key[1])
     band = others[position - 1].queue_key[:2]
     is_shared = len({other.user for other in listed}) > 1
     own = [[other.queue_key for other in part if other.user == job.user and other.queue_key[:2] == band
@@ -1380,7 +1387,7 @@ def move_job(state: State, job: Job, position: int) -> Put | None:
         key = (*before[:3], before[3] + 1 if len(before) > 3 else 0)
     else:
         key = (*band, min(job.number, after[2] - 1) if after else job.number)
-    return None if key == job.queue_key else change_job(job, queue_key=key)
+    return None if key == job.queue_key else change_job(job, queue_key=key, priority=key[1])
 
 
 def next_place(state: State, priority: int) -> dict[str, Any]:

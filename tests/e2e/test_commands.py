@@ -682,6 +682,9 @@ def test_edit(own_home):
     assert (done.code, done.out) == (0, "") and f"job {job_id} is changed" in done.err
     job = own_home.job(job_id)
     assert (job["command"], job["gpus"], job["name"], bool(job["begin_at"])) == ("exit 0", 1, "n", True)
+    assert own_home.run("edit", job_id, "--begin", "22:00+05:30", TZ="America/New_York").code == 0
+    begin_at = own_home.job(job_id)["begin_at"]
+    assert begin_at.endswith("T16:30:00Z") and 0 < nexus.parse_time(begin_at) - time.time() <= 86400
     done = own_home.main("edit", job_id)
     assert done.code == 2 and "nothing to change" in done.err
     assert own_home.main("edit", job_id, "--gpus", "99").code == 2 and own_home.job(job_id)["gpus"] == 1
@@ -963,6 +966,7 @@ def test_move(own_home):
     assert order() == [1, 0, 2]
     own_home.main("move", ids[2], "--first")
     assert order() == [2, 1, 0], "the first passes priorities"
+    assert own_home.job(ids[2])["priority"] == 0 and own_home.main("status", "--json").json["queued_by_priority"]["high"] == 2
     for words, code in (([ids[0]], 2), ([ids[0], "--first", "--last"], 2), ([ids[0], "--priority", "x"], 2), (["zzz", "--first"], 3)):
         assert own_home.main("move", *words).code == code
     own_home.main("remove", ids[0])

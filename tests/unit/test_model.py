@@ -397,6 +397,16 @@ def test_the_first_passes_priorities():
     assert listed(made) == ["low", "top", "new"]
 
 
+@pytest.mark.parametrize("moved, position, priority", [
+    ("low", 0, 0), ("low", 1, 0), ("low", 2, 2), ("top", 1, 1), ("top", 2, 2), ("top", 9, 2), ("mid", 0, 0), ("mid", 9, 2)])
+def test_a_job_that_is_moved_has_the_priority_of_those_around_it(moved, position, priority):
+    made = state(job("top", 1, priority=0), job("mid", 2, priority=1), job("low", 3, priority=2))
+    put(made, nexus.move_job(made, made.jobs[moved], position) or nexus.change_job(made.jobs[moved]))
+    one = made.jobs[moved]
+    assert (one.priority, one.queue_key[1], listed(made).index(moved)) == (priority, priority, min(position, 2))
+    check_indexes(made)
+
+
 def test_lower_priority_numbers_run_first_and_equal_ones_in_the_order_of_their_coming():
     made = nexus.State()
     for id, priority in (("aaa", 1), ("bbb", 2), ("ccc", 0), ("ddd", 1), ("eee", -5)):

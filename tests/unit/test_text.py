@@ -196,13 +196,34 @@ def test_parse_begin(reason, text, after_s):
     assert nexus.parse_begin(nexus.parse_field(nexus.ASKED["begin"], text, "begin"), NOON) == NOON + after_s, reason
 
 
-def test_parse_begin_in_utc():
-    assert nexus.parse_begin("2024-10-24T15:30:15Z", NOON) == nexus.parse_time("2024-10-24T15:30:15Z")
+ZONED = [  # reason, text, UTC now, UTC then; the local clock is New York's, four hours behind
+    ("in UTC", "2024-10-24T15:30:15Z", "2024-10-24T16:00:00Z", "2024-10-24T15:30:15Z"),
+    ("the next 22:00 there", "22:00Z", "2024-10-24T16:00:00Z", "2024-10-24T22:00:00Z"),
+    ("it has passed there, and not here", "22:00Z", "2024-10-24T22:00:00Z", "2024-10-25T22:00:00Z"),
+    ("it is tomorrow there, and not here", "2:00Z", "2024-10-25T01:00:00Z", "2024-10-25T02:00:00Z"),
+    ("an offset", "22:00+02:00", "2024-10-24T16:00:00Z", "2024-10-24T20:00:00Z"),
+    ("one behind, without its colon", "22:00:30 -0930", "2024-10-25T06:00:00Z", "2024-10-25T07:30:30Z"),
+    ("a day there", "2024-10-25 01:00+02:00", "2024-10-25T06:00:00Z", "2024-10-24T23:00:00Z"),
+    ("none", "22:00", "2024-10-25T01:00:00Z", "2024-10-25T02:00:00Z"),
+    ("none, when the hour comes twice", "1:45", "2024-11-03T06:30:00Z", "2024-11-04T06:45:00Z"),
+]
+
+
+@pytest.mark.parametrize("reason, text, now, then", ZONED, ids=[case[0] for case in ZONED])
+def test_parse_begin_in_a_time_zone(reason, text, now, then, monkeypatch):
+    monkeypatch.setenv("TZ", "America/New_York")
+    time.tzset()
+    try:
+        begin = nexus.parse_begin(nexus.parse_field(nexus.ASKED["begin"], text, "begin"), nexus.parse_time(now))
+        assert nexus.format_time(begin) == then, reason
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 @pytest.mark.parametrize("text", ["", "2h", "+2", "+", "25:00", "12:60", "noon", "2024-02-30 12:00", "tomorrow", "22", "22:00 ",
                                   "0000-01-01 00:00",
-                                  "9999-12-31 23:59:61", "+1:30"])
+                                  "9999-12-31 23:59:61", "+1:30", "22:00+24:00", "22:00UTC", "Z", "2024-10-24-05:00"])
 def test_parse_begin_refuses(text):
     with pytest.raises(nexus.NexusError) as caught:
         nexus.parse_begin(nexus.parse_field(nexus.ASKED["begin"], text, "begin"), NOON)
