@@ -7414,6 +7414,7 @@ done
 SERVICE_STARTER = """\
 import os, sys
 from importlib import util
+sys.path += filter(os.path.isabs, sys.argv.pop(1).split(os.pathsep))
 sys.pycache_prefix, sys.dont_write_bytecode = sys.argv.pop(1), False
 spec = util.spec_from_file_location("nexus", sys.argv.pop(1))
 if not os.fork():
@@ -7430,7 +7431,9 @@ sys.exit(nexus.entry())
 def start_supervisor(layout: Layout, screen: Screen | None, environ: Mapping[str, str], options: Sequence[str]) -> None:
     """Start the supervisor, which keeps the service running: in the screen session `nexus`, or detached."""
     import subprocess
-    service = [sys.executable, "-c", SERVICE_STARTER, layout.cache_dir, os.path.abspath(__file__), "serve", *options]
+    # -I: a types.py in PYTHONPATH must not hide Python's own.  This sys.path comes last: tomli may be anywhere in it.
+    service = [sys.executable, "-I", "-c", SERVICE_STARTER, os.pathsep.join(sys.path), layout.cache_dir,
+               os.path.abspath(__file__), "serve", *options]
     command = ["/bin/sh", "-c", SUPERVISOR_SCRIPT, "nexus", layout.home, *service]
     started = {name: text for name, text in environ.items()             # without those of a job that this runs in
                if not is_job_variable(name) and name != "CUDA_VISIBLE_DEVICES"}
@@ -13456,6 +13459,7 @@ def start_service(layout: Layout, environ: Mapping[str, str], options: Sequence[
     if screen and screen.prepare():             # screen cannot be used
         screen = None
     mark_stopped(layout, False)
+    log_bytes = measure(layout.service_log)
     start_supervisor(layout, screen, environ, [*options, "--config", path])
 
     def look() -> dict[str, Any] | None:
@@ -13466,7 +13470,9 @@ def start_service(layout: Layout, environ: Mapping[str, str], options: Sequence[
 
     running = wait_until(look, START_TIMEOUT_S)
     if not running:
-        raise NexusError("unavailable", f"the service did not start within {START_TIMEOUT_S:g} s",
+        last = read_tail(layout.service_log, log_bytes, 10000)[0].strip().rpartition("\n")[2]
+        raise NexusError("unavailable", f"the service did not start within {START_TIMEOUT_S:g} s"
+                         f"{last and ': '}{format_line(last, 300)}",
                          hint=f"see {layout.service_log}, or try it in the foreground: nexus serve")
     if running.get("config") == path:
         return running
@@ -14769,7 +14775,7 @@ UNIT = """\
 Description=nexus, the GPU job queue
 
 [Service]
-ExecStart="{python}" "{script}" serve
+ExecStart="{python}" -E "{script}" serve
 Environment="NEXUS_HOME={home}"
 # Only the service is ended with the unit: jobs go on, and the next start adopts them.
 KillMode=process

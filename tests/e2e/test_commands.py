@@ -1276,7 +1276,7 @@ def test_install_at_boot_by_systemd(installing):
     def unquote(words):
         return [re.sub(r"\\(.)", r"\1", word[1:-1] if word.startswith('"') else word).replace("%%", "%").replace("$$", "$")
                 for word in re.findall(r'"(?:[^"\\]|\\.)*"|[^\s"]+', words)]
-    assert unquote(command)[1:] == [os.path.join(installing.environ["HOME"], ".local/share/nexus/nexus.py"), "serve"]
+    assert unquote(command)[1:] == ["-E", os.path.join(installing.environ["HOME"], ".local/share/nexus/nexus.py"), "serve"]
     assert unquote(variables) == [f"NEXUS_HOME={installing.path}"]
 
 

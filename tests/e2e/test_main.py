@@ -214,6 +214,22 @@ def block(folder, *modules):
     return folder
 
 
+def test_modules_of_a_project_do_not_keep_the_service_from_starting(own_home):
+    environ = {"PYTHONPATH": block(os.path.join(own_home.top, "project"), "types", "sitecustomize")}
+    done = own_home.run("run", "--gpus", "0", "echo $PYTHONPATH", python=(sys.executable, "-I"), **environ)     # as it is installed
+    assert (done.code, done.out) == (0, environ["PYTHONPATH"] + "\n"), done
+
+
+def test_a_service_that_cannot_start_says_why(own_home, monkeypatch):
+    python = own_home.file("python")
+    python.write_text("#!/bin/sh\necho 'Traceback' >&2\necho 'ImportError: it is broken' >&2\nexit 1\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    monkeypatch.setattr(nexus, "START_TIMEOUT_S", 2.0)
+    done = own_home.main("start")
+    assert done.code == 6 and "did not start within 2 s: ImportError: it is broken\n" in done.err and "nexus serve" in done.err
+
+
 def test_what_jobs_and_the_host_take_needs_no_package(own_home):
     environ = {"PYTHONPATH": block(os.path.join(own_home.top, "stubs"), "psutil")}
     job_id = own_home.run("add", "sleep 60 & setsid sleep 60 & wait", **environ).id
