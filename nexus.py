@@ -7138,17 +7138,11 @@ def build_script(job: Job, environment: Mapping[str, str], layout: Layout, lease
 
 
 def build_environment(job: Job, submitted: Mapping[str, str], gpus: Sequence[Gpu]) -> dict[str, str]:
-    """The submitter's environment, and nexus's variables over it.
-
-    GPU indices are the driver's, which CUDA uses too under PCI_BUS_ID.  Where they have gaps (a card that may not be
-    opened), CUDA counts only the cards it may open, so uuids are used.  A job with --cuda sees all GPUs.
-    """
-    usable = sorted(gpu.index for gpu in gpus if not gpu.fault)
-    has_gaps = usable != list(range(len(usable)))
-    ids = ",".join(map(str, job.current.gpu_indices))
+    """The submitter's environment, and nexus's variables over it.  A job with --cuda sees all GPUs."""
     own = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-           "CUDA_VISIBLE_DEVICES": ",".join(job.current.gpu_uuids) if has_gaps else ids,
-           "NEXUS_JOB_ID": job.id, "NEXUS_JOB_NONCE": job.current.nonce or "", "NEXUS_GPU_ID": ids}
+           "CUDA_VISIBLE_DEVICES": ",".join(map(str, list_cuda_numbers(job, gpus))),
+           "NEXUS_JOB_ID": job.id, "NEXUS_JOB_NONCE": job.current.nonce or "",
+           "NEXUS_GPU_ID": ",".join(map(str, job.current.gpu_indices))}
     is_slurm = job.current.slurm_key is not None        # job.sh learns its GPUs where it runs
     unset = {*(["CUDA_VISIBLE_DEVICES"] if is_slurm or job.cuda_arg else []), *(["NEXUS_GPU_ID"] if is_slurm else [])}
     kept = {"PYTHONUNBUFFERED": "1", **{name: text for name, text in submitted.items() if name not in own
@@ -7157,7 +7151,10 @@ def build_environment(job: Job, submitted: Mapping[str, str], gpus: Sequence[Gpu
 
 
 def list_cuda_numbers(job: Job, gpus: Sequence[Gpu]) -> list[int]:
-    """The numbers that CUDA gives a job's GPUs when it sees all: it counts only those that may be opened."""
+    """The numbers that CUDA gives a job's GPUs: under PCI_BUS_ID, their ranks among those that it may open.
+
+    A card without a row in nvidia-smi may not be opened, and one with a fault cannot be.
+    """
     usable = sorted(gpu.index for gpu in gpus if not gpu.fault)
     return [usable.index(index) if index in usable else index for index in job.current.gpu_indices]
 
