@@ -631,6 +631,8 @@ class GpuConfig:
     ids: tuple[int, ...] = optional((), LIST(WHOLE(0, 9999)), "GPUs nexus may use, by index; [] = all")
     share_with_others: bool = optional(False, FLAG, "true: a GPU on which a foreign process computes may get a job too")
     min_free_mem_mib: int = optional(0, WHOLE(0, 100000000), "a GPU with less free memory gets no job")
+    max_unseen_mem_mib: int = optional(
+        2048, WHOLE(0, 100000000), "nor one without jobs where more memory is used than the listed processes have")
     mem_threshold: float = optional(0.8, NUMBER(0, 1), "nor one with this fraction of its memory in use by others")
     load_threshold: float = optional(0.8, NUMBER(0, 1), "nor, for a second job on it, one with this utilization")
     lease_dir: str = optional(
@@ -2755,11 +2757,14 @@ def find_obstacle(gpu: Gpu, config: GpuConfig, jobs: Sequence[Job] = ()) -> Reas
         return Reason(
             "held", gpu.place, "is not among [gpu] ids" if is_left_out(gpu, config) else "is cut into MIG slices")
     foreign, room, others = find_foreign(gpu), find_room(gpu, jobs), find_foreign_memory(gpu, jobs)
-    why = ""
+    unseen, why = find_unseen(gpu, jobs, config), ""
     if gpu.lease_holder:
         why = f"is held by the nexus of {gpu.lease_holder}"
     elif foreign and not config.share_with_others:
         why = f"is in use by {describe_processes(foreign)}"
+    elif unseen:
+        shown = format_memory(unseen) if unseen < 1024 else format_gb(unseen)
+        why = f"is in use: {shown} held by processes that cannot be seen"
     elif room is None:
         why = "does not tell its memory, and min_free_mem_mib is set" if config.min_free_mem_mib else ""
     elif room < config.min_free_mem_mib:
@@ -2773,6 +2778,18 @@ def find_foreign(gpu: Gpu) -> list[GpuProcess]:
     """The processes of others.  The MPS server does not count: jobs compute through it, and it stays when they end."""
     return [process for process in gpu.processes
             if process.job_id is None and not (process.name or "").startswith(MPS_SERVER)]
+
+
+def find_unseen(gpu: Gpu, jobs: Sequence[Job], config: GpuConfig) -> float:
+    """MiB that no listed process accounts for, if that means that others use the GPU: in a container, for example.
+
+    0 if it is little, or unknown, or if it may be a job's.
+    """
+    listed = [process.memory_mib for process in gpu.processes]
+    if config.share_with_others or jobs or gpu.taken or gpu.memory_used_mib is None or None in listed:
+        return 0.0
+    unseen = gpu.memory_used_mib - sum(memory or 0 for memory in listed)
+    return unseen if unseen > config.max_unseen_mem_mib else 0.0
 
 
 def is_left_out(gpu: Gpu, config: GpuConfig) -> bool:
@@ -3593,6 +3610,10 @@ def estimate_starts(jobs: Iterable[Job], groups: Iterable[Group], run_times: Map
     `jobs`: the running and the first pending jobs, in order.  `run_times`: the whole run time of each, None if unknown.
     A job of unknown run time never ends here; once one has started, later starts get no estimate.
     """
+    jobs = list(jobs)
+    held = {uuid for job in jobs if job.status == RUNNING for uuid in job.current.gpu_uuids}
+    # Inside a container no process shows: all use is the jobs', and ends with them
+    gpus = [replace(gpu, memory_used_mib=None) if gpu.uuid in held and not gpu.processes else gpu for gpu in gpus]
     replay = Replay(gpus, config, now, nodes)
     for group in groups:
         replay.state.put(Put("groups", group.name, group))
@@ -3944,11 +3965,11 @@ def gpu_json(gpu: Gpu, state: State, config: GpuConfig, trouble: str | None, nod
     """
     held = [(job, share) for job in state.running.values()
             for uuid, share in zip(job.current.gpu_uuids, list_shares(job)) if uuid == gpu.uuid]
-    jobs, foreign = [job.id for job, _ in held], find_foreign(gpu)
-    why = find_obstacle(gpu, config, [job for job, _ in held])
+    jobs, foreign, there = [job.id for job, _ in held], find_foreign(gpu), [job for job, _ in held]
+    why, is_used = find_obstacle(gpu, config, there), bool(foreign or gpu.taken or find_unseen(gpu, there, config))
     own = f"runs {format_jobs_there(gpu.taken_by)} of {gpu.node}'s own queue" if gpu.taken else None
     obstacle = why.detail if why else own or closed
-    holds = (trouble, gpu.fault, gpu.is_paused, jobs, not obstacle, foreign or gpu.taken, True)     # of GPU_STATES
+    holds = (trouble, gpu.fault, gpu.is_paused, jobs, not obstacle, is_used, True)     # of GPU_STATES
     return show(
         GPU, gpu, node=node, state=next(state for state, is_so in zip(GPU_STATES, holds) if is_so),
         job_id=jobs[0] if jobs else None, job_ids=jobs, allocated=(gpu.taken + sum(share for _, share in held)) / 100,

@@ -35,7 +35,8 @@ UNUSABLE = [  # reason, the GPUs, those that are used, what is said of the other
     ("memory N/A", [{"memory.used": None, "memory.total": None}, {}], [0, 1], {}),
     ("memory may not be seen", [{"memory.used": "[Insufficient Permissions]", "memory.total": "[Insufficient Permissions]"}], [0], {}),
     ("cut into slices", [{"mig": [{"name": "1g.10gb", "uuid": "MIG-1"}]}, {}], [1], {0: "MIG"}),
-    ("memory of unknown use", [{"memory.used": 23000}, {"memory.used": 214}], [1], {0: "22.5GB of its memory in use by others"}),
+    ("memory that nobody owns", [{"memory.used": 9000}, {"memory.used": 2048}], [1],
+     {0: "in use: 9GB held by processes that cannot be seen"}),
 ]
 
 
@@ -328,11 +329,11 @@ def test_paused_gpu():
 
 
 MEMORY = [  # reason, config, the GPU, whether a job may have it
-    ("below the threshold", {}, {"memory.used": 19000}, True),
-    ("above it", {}, {"memory.used": 20000}, False),
-    ("another threshold", {"mem_threshold": 0.1}, {"memory.used": 3000}, False),
-    ("enough free", {"min_free_mem_mib": 20000}, {"memory.used": 4000}, True),
-    ("too little free", {"min_free_mem_mib": 21000}, {"memory.used": 4000}, False),
+    ("below the threshold", {"share_with_others": True}, {"memory.used": 19000}, True),
+    ("above it", {"share_with_others": True}, {"memory.used": 20000}, False),
+    ("another threshold", {"mem_threshold": 0.1, "max_unseen_mem_mib": 20000}, {"memory.used": 3000}, False),
+    ("enough free", {"min_free_mem_mib": 20000, "max_unseen_mem_mib": 4000}, {"memory.used": 4000}, True),
+    ("too little free", {"min_free_mem_mib": 21000, "max_unseen_mem_mib": 4000}, {"memory.used": 4000}, False),
     ("not known, not asked", {}, {"memory.used": None}, True),
     ("not known, asked", {"min_free_mem_mib": 1}, {"memory.used": None}, False),
 ]

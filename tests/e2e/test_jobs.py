@@ -80,7 +80,7 @@ def test_where_shares_land(reason, asked, places):
 
 def test_memory_that_is_declared():
     """It counts until it is taken: what is free now is not all to be had."""
-    with live.Box(gpus=[{"memory.used": 15000}, {}]) as box:
+    with live.Box(gpus=[{"memory.used": 15000}, {}], max_unseen_mem_mib=15000) as box:
         box.status()
         small = box.wait_started(cli(box, "add", "--gpu-mem", "9000M", "sleep 600").strip())
         assert small["gpu_index"] == 0 and small["gpu_mem_mib"] == 9000             # where it fits tightest
@@ -127,7 +127,7 @@ def test_attempts_are_kept():
 
 def test_out_of_gpu_memory():
     """The next attempt takes the emptiest card, alone."""
-    with live.Box(gpus=[{"memory.used": 3000}, {"memory.used": 6000}, {"memory.used": 100}], retry_backoff_seconds=0.1) as box:
+    with live.Box(gpus=[{"memory.used": 1000}, {"memory.used": 2000}, {"memory.used": 100}], retry_backoff_seconds=0.1) as box:
         box.status()
         once = box.path("once")
         command = f"[ -e {once} ] || {{ touch {once}; echo Traceback >&2; echo '{OOM}' >&2; echo bye >&2; exit 1; }}; sleep 600"

@@ -1013,9 +1013,10 @@ REASONS = [  # reason, GPUs, config, job, the words
     ("MIG", [makers.gpu(0, is_mig=True)], {}, {}, "GPU 0 is cut into MIG slices"),
     ("not ours to use", [makers.gpu(0), makers.gpu(1, fault="GPU is lost")], {"ids": [1]}, {},
      "GPU 0 is not among [gpu] ids; GPU 1 is unusable (GPU is lost)"),
-    ("memory", [makers.gpu(0, memory_used_mib=23000.0)], {}, {}, "GPU 0 has 22.5GB of its memory in use by others"),
-    ("not enough free", [makers.gpu(0, memory_used_mib=4096.0)], {"min_free_mem_mib": 22000}, {},
-     "GPU 0 has 20GB free, less than min_free_mem_mib (21.5GB)"),
+    ("memory", [makers.gpu(0, memory_used_mib=23000.0)], {"share_with_others": True}, {},
+     "GPU 0 has 22.5GB of its memory in use by others"),
+    ("not enough free", [makers.gpu(0, memory_used_mib=2048.0)], {"min_free_mem_mib": 23000}, {},
+     "GPU 0 has 22GB free, less than min_free_mem_mib (22.5GB)"),
     ("two of two", [makers.gpu(0), makers.gpu(1, fault="GPU is lost")], {}, {"gpus": 2},
      "needs 2 GPUs; 1 of 2 is free; GPU 1 is unusable (GPU is lost)"),
     ("CPU slots", [], {"cpu_slots": 0}, {"gpus": 0}, "all 0 CPU slots are taken (cpu_slots)"),
@@ -1650,7 +1651,7 @@ def test_no_retry_of_what_did_not_fail(world, status):
 
 def test_out_of_gpu_memory_is_tried_alone_on_the_emptiest(world):
     w = world(gpus=3)
-    w.machine.shown = [makers.gpu(0, memory_used_mib=3000.0), makers.gpu(1, memory_used_mib=100.0), makers.gpu(2, memory_used_mib=2000.0)]
+    w.machine.shown = [makers.gpu(0, memory_used_mib=2000.0), makers.gpu(1, memory_used_mib=100.0), makers.gpu(2, memory_used_mib=1000.0)]
     w.probe()
     job_id = w.add(gpus=0.5, retries=1, gpu_ids=[0, 1, 2])
     w.turn()

@@ -219,8 +219,9 @@ def fields_of(case):
 GPUS = [  # case, what is concluded, {index: (uuid, name, total, used, utilization, obstacle)}, messages
     ("h200_idle", "idle; headings carry units",
      {0: ("GPU-7734d7c1-613a-5e8b-f397-5f52cb008853", "H200", 143771, 0, 0, None)}, 0),
-    ("h200_busy_nounits", "under load; its processes say whose",
-     {0: ("GPU-fb710734-e7ee-50a3-07ae-1e7d102b938b", "H200", 143771, 32362, 100, None)}, 0),
+    ("h200_busy_nounits", "under load; its processes, which are asked for apart, say whose",
+     {0: ("GPU-fb710734-e7ee-50a3-07ae-1e7d102b938b", "H200", 143771, 32362, 100,
+          "is in use: 32GB held by processes that cannot be seen")}, 0),
     ("h100_idle_noheader", "the first line is a GPU here, units in its cells",
      {0: ("GPU-09208a65-7bdf-0f66-ed88-e18d5387f613", "H100 80GB HBM3", 81559, 0, 0, None)}, 0),
     ("l40s_idle_reads_100pct", "idle: 100 % is the query itself, no memory and no process decide",

@@ -72,15 +72,25 @@ PLANS = [  # reason, jobs, GPUs, keys of the configuration, {job id: GPU indices
         foreign(name="nvidia-cuda-mps", memory_mib=20.0 * GB),))], {}, {}),
     ("a process of ours that is ending", [job("aaa")], [gpu(0, processes=(foreign(job_id="xxx"),))], {}, {"aaa": (0,)}),
     ("a desktop's 200 MiB", [job("aaa")], [gpu(0, memory_used_mib=214)], {}, {"aaa": (0,)}),
-    ("memory in use, whoever's", [job("aaa")], [gpu(0, memory_used_mib=20 * GB)], {}, {}),
+    ("memory that nobody owns", [job("aaa")], [gpu(0, memory_used_mib=2049)], {}, {}),
+    ("as much as windows take", [job("aaa")], [gpu(0, memory_used_mib=2048)], {}, {"aaa": (0,)}),
+    ("where others may compute too", [job("aaa")], [gpu(0, memory_used_mib=9000)], {"share_with_others": True}, {"aaa": (0,)}),
+    ("beside what is listed", [job("aaa")], [gpu(0, memory_used_mib=9000, processes=(ours("xxx", 5),))], {}, {}),
+    ("beside what is listed without its memory", [job("aaa")], [gpu(0, memory_used_mib=9000, processes=(
+        foreign(job_id="xxx", memory_mib=None),))], {}, {"aaa": (0,)}),
+    ("that of a job in a container", [running("rrr", gpus=0.5), job("aaa", 2, gpus=0.5)], [gpu(0, memory_used_mib=9000)], {},
+     {"aaa": (0,)}),
+    ("that of a node's own job", [job("aaa", gpus=0.5)], [gpu(0, memory_used_mib=9000, taken=50, taken_by=("xxx",))], {},
+     {"aaa": (0,)}),
+    ("memory in use, whoever's", [job("aaa")], [gpu(0, memory_used_mib=20 * GB)], {"share_with_others": True}, {}),
     ("memory in use by our own", [job("aaa")], [gpu(0, memory_used_mib=20 * GB, processes=(
         foreign(job_id="xxx", memory_mib=20 * GB),))], {}, {"aaa": (0,)}),
-    ("just under the threshold", [job("aaa")], [gpu(0, memory_used_mib=19 * GB)], {}, {"aaa": (0,)}),
+    ("just under the threshold", [job("aaa")], [gpu(0, memory_used_mib=19 * GB)], {"max_unseen_mem_mib": 19 * 1024}, {"aaa": (0,)}),
     ("a threshold of 0 is for GPUs nobody else uses at all", [job("aaa"), job("bbb", 2)],
      [gpu(0, memory_used_mib=1), gpu(1)], {"mem_threshold": 0}, {"aaa": (1,)}),
-    ("less free memory than asked for", [job("aaa")], [gpu(0, memory_used_mib=5 * GB)], {"min_free_mem_mib": 20 * 1024},
+    ("less free memory than asked for", [job("aaa")], [gpu(0, memory_used_mib=2 * GB)], {"min_free_mem_mib": 23 * 1024},
      {}),
-    ("just enough of it", [job("aaa")], [gpu(0, memory_used_mib=4 * GB)], {"min_free_mem_mib": 20 * 1024},
+    ("just enough of it", [job("aaa")], [gpu(0, memory_used_mib=2 * GB)], {"min_free_mem_mib": 22 * 1024},
      {"aaa": (0,)}),
     ("unknown memory is no obstacle", [job("aaa")], [gpu(0, memory_total_mib=None, memory_used_mib=None)], {},
      {"aaa": (0,)}),
@@ -167,10 +177,10 @@ PLANS = [  # reason, jobs, GPUs, keys of the configuration, {job id: GPU indices
      {"load_threshold": 0.5}, {}),
     ("an unknown load is no obstacle", [running("rrr", gpus=0.5), job("aaa", 2, gpus=0.5)], [gpu(0, utilization=None)], {}, {"aaa": (0,)}),
     # memory
-    ("memory enough", [job("aaa", gpu_mem_mib=19 * 1024)], [gpu(0, memory_used_mib=5 * GB)], {}, {"aaa": (0,)}),
-    ("too little", [job("aaa", gpu_mem_mib=19 * 1024 + 1)], [gpu(0, memory_used_mib=5 * GB)], {}, {}),
-    ("on each of its GPUs", [job("aaa", gpus=2, gpu_mem_mib=19 * 1024)], [gpu(0), gpu(1, memory_used_mib=6 * GB)], {}, {}),
-    ("where it fits tightest", [job("aaa", gpu_mem_mib=5 * 1024)], [gpu(0), gpu(1, memory_used_mib=9 * GB)], {}, {"aaa": (1,)}),
+    ("memory enough", [job("aaa", gpu_mem_mib=22 * 1024)], [gpu(0, memory_used_mib=2 * GB)], {}, {"aaa": (0,)}),
+    ("too little", [job("aaa", gpu_mem_mib=22 * 1024 + 1)], [gpu(0, memory_used_mib=2 * GB)], {}, {}),
+    ("on each of its GPUs", [job("aaa", gpus=2, gpu_mem_mib=23 * 1024)], [gpu(0), gpu(1, memory_used_mib=2 * GB)], {}, {}),
+    ("where it fits tightest", [job("aaa", gpu_mem_mib=5 * 1024)], [gpu(0), gpu(1, memory_used_mib=2 * GB)], {}, {"aaa": (1,)}),
     ("declared by a running job and not yet taken", [running("rrr", gpus=0.5, gpu_mem_mib=20 * 1024),
                                                      job("aaa", 2, gpus=0.5, gpu_mem_mib=5 * 1024)],
      [gpu(0, memory_used_mib=2 * GB, processes=(ours("rrr", 2),))], {}, {}),
@@ -331,9 +341,14 @@ REASONS = [  # what is shown, jobs, GPUs, keys, part of the reason why the last 
      "GPU 0 is in use by somebody (pid 4242)"),
     ("of many processes some", [job("aaa")], [gpu(0, processes=tuple(foreign(pid) for pid in range(1, 6)))], {},
      "and 2 more"),
-    ("memory", [job("aaa")], [gpu(0, memory_used_mib=20 * GB)], {}, "GPU 0 has 20GB of its memory in use by others"),
-    ("too little memory", [job("aaa")], [gpu(0, memory_used_mib=5 * GB)], {"min_free_mem_mib": 20 * 1024},
-     "GPU 0 has 19GB free, less than min_free_mem_mib"),
+    ("memory", [job("aaa")], [gpu(0, memory_used_mib=20 * GB)], {"share_with_others": True},
+     "GPU 0 has 20GB of its memory in use by others"),
+    ("memory that nobody owns", [job("aaa")], [gpu(0, memory_used_mib=9000)], {},
+     "GPU 0 is in use: 9GB held by processes that cannot be seen"),
+    ("a little of it", [job("aaa")], [gpu(0, memory_used_mib=300)], {"max_unseen_mem_mib": 0},
+     "GPU 0 is in use: 300MB held by processes that cannot be seen"),
+    ("too little memory", [job("aaa")], [gpu(0, memory_used_mib=2 * GB)], {"min_free_mem_mib": 23 * 1024},
+     "GPU 0 has 22GB free, less than min_free_mem_mib"),
     ("no memory told", [job("aaa")], [gpu(0, memory_total_mib=None)], {"min_free_mem_mib": 1},
      "GPU 0 does not tell its memory"),
     ("a fault", [job("aaa")], [gpu(0, fault="GPU is lost")], {}, "GPU 0 is unusable (GPU is lost)"),
@@ -381,12 +396,12 @@ REASONS = [  # what is shown, jobs, GPUs, keys, part of the reason why the last 
      "GPU 0 runs jobs rrr, sss"),
     ("its load", [running("rrr", gpus=0.5), job("aaa", 2, gpus=0.5)], [gpu(0, utilization=97)], {},
      "GPU 0 is 97% busy with job rrr (load_threshold)"),
-    ("its memory", [job("aaa", gpu_mem_mib=20 * 1024)], [gpu(0, memory_used_mib=10 * GB)], {},
+    ("its memory", [job("aaa", gpu_mem_mib=20 * 1024)], [gpu(0, memory_used_mib=10 * GB)], {"share_with_others": True},
      "GPU 0 has 14GB free, less than the 20GB asked for"),
-    ("a little less memory than asked for", [job("aaa", gpu_mem_mib=20 * 1024)], [gpu(0, memory_used_mib=4 * GB + 200)],
-     {"mem_threshold": 1}, "GPU 0 has 19.8GB free, less than the 20GB asked for"),
-    ("a little less than the minimum", [job("aaa")], [gpu(0, memory_used_mib=4 * GB + 200)], {"min_free_mem_mib": 20 * 1024},
-     "GPU 0 has 19.8GB free, less than min_free_mem_mib (20GB)"),
+    ("a little less memory than asked for", [job("aaa", gpu_mem_mib=23 * 1024)], [gpu(0, memory_used_mib=1 * GB + 200)],
+     {"mem_threshold": 1}, "GPU 0 has 22.8GB free, less than the 23GB asked for"),
+    ("a little less than the minimum", [job("aaa")], [gpu(0, memory_used_mib=1 * GB + 200)], {"min_free_mem_mib": 23 * 1024},
+     "GPU 0 has 22.8GB free, less than min_free_mem_mib (23GB)"),
     ("memory it does not tell", [job("aaa", gpu_mem_mib=1024)], [gpu(0, memory_used_mib=None)], {}, "GPU 0 does not tell its memory"),
     ("one and a half, and there is no whole one", [running("rrr", gpus=0.5), running("sss", (1,), gpus=0.5), job("aaa", 3, gpus=1.5)],
      [gpu(0), gpu(1)], {}, "needs 1.5 GPUs; 0 of 2 are free"),
@@ -1239,6 +1254,11 @@ ESTIMATES = [  # reason, jobs, run times, keys, {pending job: seconds from now}
 def test_estimate_starts(reason, jobs, run_times, keys, expected):
     made = nexus.estimate_starts(jobs, [], run_times, [gpu(0)], config(**keys), NOW)
     assert made == {id: NOW + seconds for id, seconds in expected.items()}, reason
+
+
+def test_memory_that_cannot_be_seen_is_taken_to_end_with_the_jobs_there():
+    jobs, busy = [running("rrr"), job("aaa", 2)], gpu(0, memory_used_mib=9000)
+    assert nexus.estimate_starts(jobs, [], {"rrr": 100, "aaa": 5}, [busy], config(), NOW) == {"aaa": NOW + 40}
 
 
 def test_a_held_group_has_no_estimate():

@@ -92,8 +92,8 @@ GPUS = [  # reason, GPU, jobs, trouble, is available, why not, used by, line of 
     ("paused while bob uses it", gpu(0, is_paused=True, processes=(foreign(),)), [], None, False, "is paused", None,
      "GPU 0 (RTX 3090, 24GB): Paused"),
     ("its memory is in use, nobody knows by whom", gpu(0, memory_used_mib=20 * GB), [], None, False,
-     "has 20GB of its memory in use by others", None,
-     "GPU 0 (RTX 3090, 24GB): Has 20GB of its memory in use by others"),
+     "is in use: 20GB held by processes that cannot be seen", None,
+     "GPU 0 (RTX 3090, 24GB): In use: 20GB held by processes that cannot be seen"),
     ("cut in slices", gpu(0, is_mig=True), [], None, False, "is cut into MIG slices", None,
      "GPU 0 (RTX 3090, 24GB): Cut into MIG slices"),
     ("leased", gpu(0, lease_holder="Bob"), [], None, False, "is held by the nexus of Bob", None,
@@ -110,6 +110,7 @@ GPUS = [  # reason, GPU, jobs, trouble, is available, why not, used by, line of 
 def test_an_idle_gpu(reason, one, jobs, trouble, is_available, unavailable, used_by, line):
     made = nexus.gpu_json(one, state(*jobs), config().gpu, trouble)
     assert (made["is_available"], made["unavailable"], made["used_by"]) == (is_available, unavailable, used_by), reason
+    assert (made["state"] == "In use") == (": In use" in line)
     assert PLAIN.join(nexus.format_gpu(made, {}, PLAIN)) == line + "\n"
     json.dumps(made)
 
