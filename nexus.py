@@ -1040,6 +1040,7 @@ class Gpu:
     power_limit_watts: float | None = optional(None, FLOAT, "the power it may draw")
     is_mig: bool = optional(False, FLAG, "it is cut into MIG slices")
     fault: str | None = optional(None, STRING, "why it cannot be used, as its driver says")
+    is_withheld: bool = False                   # the service's CUDA_VISIBLE_DEVICES does not name it
     processes: tuple[GpuProcess, ...] = ()
     node: str = ""                              # the machine it is in; "" = this one
     taken: int = 0                              # hundredths that the node's own jobs have
@@ -2071,6 +2072,21 @@ def parse_gpus(text: str, fields: Sequence[str], known: Mapping[str, int]) -> tu
     return sorted(gpus, key=lambda gpu: gpu.index), messages
 
 
+def parse_visible_devices(text: str, gpus: Sequence[Gpu]) -> tuple[list[Gpu], str]:
+    """(the GPUs that a CUDA_VISIBLE_DEVICES names, its entry that names none): CUDA reads no further.
+
+    A number counts the cards that nvidia-smi shows.  A UUID may be abbreviated.
+    """
+    found: list[Gpu] = []
+    for entry in map(str.strip, text.split(",")):
+        named = gpus[int(entry):int(entry) + 1] if is_number(entry) else [
+            gpu for gpu in gpus if entry and gpu.uuid.startswith(entry)]
+        if len(named) != 1:
+            return found, "" if entry in ("-1", "NoDevFiles") else entry        # these two mean: none
+        found += named
+    return found, ""
+
+
 def forget_readings(gpu: Gpu, **facts: Any) -> Gpu:
     return replace(
         gpu, memory_used_mib=None, utilization=None, temperature=None, power_watts=None, processes=(), **facts)
@@ -2754,8 +2770,8 @@ def find_obstacle(gpu: Gpu, config: GpuConfig, jobs: Sequence[Job] = ()) -> Reas
             why = f" by {gpu.node}'s own nexus (there: nexus resume {gpu.index})"
         return Reason("paused", gpu.place, f"is paused{why}")
     if gpu.is_mig or is_left_out(gpu, config):
-        return Reason(
-            "held", gpu.place, "is not among [gpu] ids" if is_left_out(gpu, config) else "is cut into MIG slices")
+        return Reason("held", gpu.place, "is not in the service's CUDA_VISIBLE_DEVICES" if gpu.is_withheld else
+                      "is not among [gpu] ids" if is_left_out(gpu, config) else "is cut into MIG slices")
     foreign, room, others = find_foreign(gpu), find_room(gpu, jobs), find_foreign_memory(gpu, jobs)
     unseen, why = find_unseen(gpu, jobs, config), ""
     if gpu.lease_holder:
@@ -2793,7 +2809,8 @@ def find_unseen(gpu: Gpu, jobs: Sequence[Job], config: GpuConfig) -> float:
 
 
 def is_left_out(gpu: Gpu, config: GpuConfig) -> bool:
-    return bool(config.ids) and not gpu.node and gpu.index not in config.ids
+    """Whether nexus may not use a GPU of this machine."""
+    return gpu.is_withheld or (bool(config.ids) and not gpu.node and gpu.index not in config.ids)
 
 
 def describe_room(room_mib: float, least_mib: float, words: str) -> str:
@@ -3845,6 +3862,7 @@ OBJECTS: dict[str, Mapping[str, Field]] = {
         "running_jobs": Field(LIST(REF("RunningJob")), "what runs"),
         "queued_by_priority": Field(REF("Bands"), "how many jobs wait, by priority"),
         "gpu_trouble": Field(NULL(STRING), "why this machine's GPUs cannot be read"),
+        "gpu_limit": Field(NULL(STRING), "which GPUs it uses, if it was started with CUDA_VISIBLE_DEVICES"),
         "slurm": Field(NULL(REF("Slurm")), "the cluster that runs the jobs, if one does"),
         "hints": Field(LIST(STRING), "what the owner should know or do"),
         "bad_checks": Field(LIST(STRING), "the checks of GET /health that are not well; none: all is"),
@@ -3976,6 +3994,16 @@ def gpu_json(gpu: Gpu, state: State, config: GpuConfig, trouble: str | None, nod
         is_available=not (jobs or obstacle or trouble),
         unavailable=obstacle or (None if jobs or not trouble else "cannot be read"),
         used_by=None if gpu.fault or gpu.is_paused or not foreign else describe_processes(foreign))
+
+
+def format_gpu_limit(visible: str | None, gpus: Sequence[Gpu], config: GpuConfig) -> str:
+    """Which GPUs the service uses, if the CUDA_VISIBLE_DEVICES that it was started with leaves some out."""
+    unknown = parse_visible_devices(visible, gpus)[1] if visible and gpus else ""
+    if not unknown and not any(gpu.is_withheld for gpu in gpus):
+        return ""
+    used = [str(gpu.index) for gpu in gpus if not is_left_out(gpu, config)]
+    shown = f"GPU{'s' * (len(used) > 1)} {','.join(used)}" if used else "no GPU"
+    return f"uses {shown} of {len(gpus)} (CUDA_VISIBLE_DEVICES{unknown and f': {format_line(unknown, 50)} names none'})"
 
 
 def submitted_json(job: Mapping[str, Any], nodes: Mapping[str | None, int]) -> dict[str, Any]:
@@ -7185,6 +7213,11 @@ def is_job_variable(name: str) -> bool:
     return name.startswith("NEXUS_JOB_") or name in ("NEXUS_GPU_ID", "NEXUS_ROLE", "NEXUS_UMASK", "STY", "WINDOW")
 
 
+def find_visible_devices(environ: Mapping[str, str]) -> str | None:
+    """The CUDA_VISIBLE_DEVICES that a service started here gets; inside a job, it is the job's."""
+    return None if "NEXUS_JOB_ID" in environ else environ.get("CUDA_VISIBLE_DEVICES")
+
+
 def choose_limits(job: Job) -> tuple[list[str], list[str]]:
     """(prlimit's options, notes on the submitter's limits that cannot be set)."""
     options, notes, current, top = [], [], current_limits(), float("inf")
@@ -7453,8 +7486,8 @@ def start_supervisor(layout: Layout, screen: Screen | None, environ: Mapping[str
     service = [sys.executable, "-I", "-c", SERVICE_STARTER, os.pathsep.join(sys.path), layout.cache_dir,
                os.path.abspath(__file__), "serve", *options]
     command = ["/bin/sh", "-c", SUPERVISOR_SCRIPT, "nexus", layout.home, *service]
-    started = {name: text for name, text in environ.items()             # without those of a job that this runs in
-               if not is_job_variable(name) and name != "CUDA_VISIBLE_DEVICES"}
+    started = {name: text for name, text in environ.items() if not is_job_variable(name) and (
+        name != "CUDA_VISIBLE_DEVICES" or find_visible_devices(environ) is not None)}
     started.update(NEXUS_HOME=layout.home, NEXUS_ROLE="service")
     if screen:
         started.update({name: text for name, text in screen.environ().items()
@@ -9573,6 +9606,9 @@ def probe_gpus(service: Service) -> float:
         service.fail("asking for the GPUs", error)
         trouble = f"asking for the GPUs failed: {error!r}"
     took_s = clock.monotonic() - began
+    if service.visible_devices is not None:
+        visible = parse_visible_devices(service.visible_devices, gpus)[0]
+        gpus = tuple(replace(gpu, is_withheld=gpu not in visible) for gpu in gpus)
     service.counters.probe_failures += bool(trouble)
     service.gpu_watch.latest = Observation(gpus, trouble, hint, began, took_s)
     service.wake()
@@ -10035,11 +10071,11 @@ class Admission(Part):
         if self.service.is_slurm or not job.gpus:
             return
         self.service.gpu_watch.first_probe.wait(2.0)
-        seen = self.service.gpu_watch.observation
-        there = {"": tuple(gpu for gpu in seen.gpus if not is_left_out(gpu, self.config.gpu)),
+        watch = self.service.gpu_watch
+        there = {"": tuple(gpu for gpu in watch.observation.gpus if not is_left_out(gpu, self.config.gpu)),
                  **{name: node.gpus for name, node in self.service.pool.nodes.items()}}
         there = {name: gpus for name, gpus in there.items() if job.only_node in (None, name)}
-        if any(not gpus if name else seen.trouble for name, gpus in there.items()):
+        if any(not gpus if name else watch.observation.trouble for name, gpus in there.items()):
             return                              # the GPUs of one machine are unknown now
         never = find_never(job, there)
         known = {gpu.index for gpus in there.values() for gpu in gpus}
@@ -10047,7 +10083,7 @@ class Admission(Part):
             asked, there_are = format_indices(job.gpu_ids or ()), "there is" if len(known) == 1 else "there are"
             never = Reason("never", "gpu_ids", f"wants GPU {asked}, {there_are} {format_indices(sorted(known))}")
         if never:
-            refuse(f"the job {never.detail}", NEVER_HINTS[never.subject])
+            refuse(f"the job {never.detail}", NEVER_HINTS[never.subject] + watch.describe_limit("; the service "))
 
     def make_environments(self, submissions: Sequence[Asked]) -> Iterator[tuple[str, Mapping[str, str]]]:
         """Yield each job's (digest, variables): its whole environment, or the service's, with `env` on top."""
@@ -10254,7 +10290,7 @@ class GpuWatch(Part):
             if seen.trouble:
                 self.log.error("GPUs: %s", seen.trouble)
             else:
-                self.log.info("Found %s", format_count(len(seen.gpus), "GPU"))
+                self.log.info("Found %s%s", format_count(len(seen.gpus), "GPU"), self.describe_limit("; nexus "))
         for gpu in seen.gpus:
             if gpu.fault and gpu.fault not in [old.fault for old in before.gpus if old.uuid == gpu.uuid]:
                 self.log.error("GPU %d: %s", gpu.index, gpu.fault)
@@ -10347,6 +10383,15 @@ class GpuWatch(Part):
         """Return the host memory of a running job in MiB: PSS if it is large, else RSS; None if unknown."""
         attempt = job.id, job.attempt
         return self.pss_mib.get(attempt) if attempt in self.large else self.find_usage(job.id).rss_mib
+
+    def describe_limit(self, before: str = "") -> str:
+        """Return `before` and which GPUs the service uses, or "" if it may use all."""
+        limit = format_gpu_limit(self.service.visible_devices, self.observation.gpus, self.config.gpu)
+        return limit and before + limit
+
+    def describe_faults(self) -> str:
+        return "; ".join(f"GPU {gpu.index}: {gpu.fault}" for gpu in self.gpus
+                         if gpu.fault and not is_left_out(gpu, self.config.gpu))
 
     def find_gpu_trouble(self) -> str | None:
         """Return why jobs get no GPU now, or None."""
@@ -10580,7 +10625,7 @@ class NodeSide(Part):
         return {"hold": hold, "cpu_slots": config.jobs.cpu_slots - sum(not job.gpus for job in own), "gpus": [
             replace(gpu, fault=gpu.fault or trouble, taken=sum(share for _, share in taken[gpu.uuid]),
                     taken_by=tuple(job_id for job_id, _ in taken[gpu.uuid]))
-            for gpu in gpus if not gpu.node and (not config.gpu.ids or gpu.index in config.gpu.ids)]}
+            for gpu in gpus if not gpu.node and not is_left_out(gpu, config.gpu)]}
 
 
 class History(Part):
@@ -10841,7 +10886,7 @@ class Views(Part):
 
     def status(self) -> dict[str, Any]:
         """GET /status."""
-        now, trouble = self.clock.now(), self.service.gpu_watch.find_smi_trouble()
+        now, watch = self.clock.now(), self.service.gpu_watch
 
         def look(state: State) -> dict[str, Any]:
             bands = dict.fromkeys(PRIORITIES, 0)
@@ -10855,10 +10900,11 @@ class Views(Part):
         told, cluster = self.store.read(look), self.service.cluster
         # Described here, as look() holds the lock.
         told["running_jobs"] = [self.describe_job(job, now, BRIEF_JOB) for job in told["running_jobs"]]
-        return {**told, **self.info(), "gpu_trouble": trouble, "slurm": cluster.describe() if cluster else None,
-                "hints": self.list_hints(),
+        return {**told, **self.info(), "gpu_trouble": watch.find_smi_trouble(),
+                "gpu_limit": watch.describe_limit() or None,
+                "slurm": cluster.describe() if cluster else None, "hints": self.list_hints(),
                 "bad_checks": [check["name"] for check in self.health()["checks"] if not check["is_ok"]],
-                "host": show(OBJECTS["Host"], self.service.gpu_watch.host, name=self.service.node),
+                "host": show(OBJECTS["Host"], watch.host, name=self.service.node),
                 "nodes": self.service.pool.list_nodes() if self.service.pool.nodes else []}
 
     def list_gpus(self, state: State) -> list[dict[str, Any]]:
@@ -11066,11 +11112,10 @@ class Views(Part):
         is_past = not service.failure_count or now - service.failed_at > 300
         yield "failures", is_past, f"{service.failure_count} internal errors{last}", ""
         if not service.is_slurm:
-            faults = "; ".join(f"GPU {gpu.index}: {gpu.fault}" for gpu in watch.gpus if gpu.fault)
-            trouble = watch.find_smi_trouble() or faults
+            trouble, limit = watch.find_smi_trouble() or watch.describe_faults(), watch.describe_limit()
             hint = seen.hint if seen.trouble else SMI_SLOW_HINT if seen.took_s > SMI_SLOW_S else ""
             asked = f"{format_count(len(watch.gpus), 'GPU')}, asked in {seen.took_s:.2f} s"
-            yield "GPUs", not trouble, trouble or asked, hint
+            yield "GPUs", not trouble, (limit and f"{limit}; ") + (trouble or asked), hint
         if leases:
             error = watch.look_error or watch.lease_rest.find_why(now)
             yield "GPU leases", not error, f"{error.message}; {error.hint}" if error else f"in {leases.folder}", ""
@@ -11156,6 +11201,7 @@ class Service:
         self.heard = b""
         self.hooks = Hooks(self)
         self.is_slurm = config.jobs.launcher == "slurm"
+        self.visible_devices = None if self.is_slurm else find_visible_devices(environ)
         self.jobs_file = JobsFile(self, config.jobs.jobs_file) if config.jobs.jobs_file else None
         self.scripts = ScriptRules(self)
         self.admission = Admission(self)
@@ -13517,7 +13563,17 @@ class Call:
     @functools.cached_property
     def client(self) -> Client:
         """The client; starts the service unless it runs."""
-        return Client.find(self.environ)
+        is_new = find_visible_devices(self.environ) is not None and not self.find_running()
+        client = Client.find(self.environ)
+        if is_new:
+            self.tell_gpu_limit(client)
+        return client
+
+    def tell_gpu_limit(self, client: Client) -> None:
+        """After a start: a CUDA_VISIBLE_DEVICES that was meant for one job limits the service, too."""
+        limit = client.status().get("gpu_limit") if find_visible_devices(self.environ) is not None else None
+        if limit:
+            self.say(f"the service {limit}; for all of them: unset CUDA_VISIBLE_DEVICES; nexus restart")
 
     def find_running(self) -> Client | None:
         """The client of a running service, or None; starts none."""
@@ -14488,8 +14544,12 @@ def cmd_start(call: Call) -> None:
     if client and options:
         refuse("the service runs already; these options take effect at its next start",
                hint=f"nexus restart {' '.join(options)}; jobs go on")
-    call.say(f"the service runs already, at {client.url}" if client else
-             f"the service runs at {Client.find(call.environ, options=options).url}")
+    if client:
+        call.say(f"the service runs already, at {client.url}")
+    else:
+        client = Client.find(call.environ, options=options)
+        call.say(f"the service runs at {client.url}")
+    call.tell_gpu_limit(client)
 
 
 def cmd_stop(call: Call) -> None:
@@ -14524,7 +14584,8 @@ def stop_service(call: Call) -> bool:
 
 
 def cmd_restart(call: Call) -> None:
-    running = find_service(call.layout)
+    running, before = find_service(call.layout), call.find_running()
+    limit = before.status().get("gpu_limit") if before else None
     call.options.config = call.options.config or (running or {}).get("config")      # that file says where its jobs are
     config = load_config(find_config(call), call.environ)
     if running:                                 # if the new service could not start, the old one goes on
@@ -14535,6 +14596,8 @@ def cmd_restart(call: Call) -> None:
                              error.hint or "nexus config edit, then nexus restart") from None
     stop_service(call)
     cmd_start(call)
+    if limit and find_visible_devices(call.environ) is None:
+        call.say("CUDA_VISIBLE_DEVICES is not set here, and no longer limits the service's GPUs")
 
 
 def cmd_serve(call: Call) -> None:

@@ -78,6 +78,24 @@ def test_devices_where_a_gpu_hides_later():
         assert box.wait_started(jobs[2])["gpu_index"] == 1
 
 
+def test_gpus_that_the_service_was_given():
+    """It uses those that it was started with, over a crash, too; a restart takes what holds where it is typed."""
+    words = "uses GPUs 2,3 of 4 (CUDA_VISIBLE_DEVICES: MIG-7 names none)"
+    with live.Box(gpus=[{}] * 4, is_starting=False) as box:
+        assert words in box.nexus("queue", environ={"CUDA_VISIBLE_DEVICES": "2,GPU-00000003,MIG-7,0"}).stderr
+        assert words in box.nexus("start", environ={"CUDA_VISIBLE_DEVICES": "1"}).stderr
+        box.kill_service()
+        box.await_service()
+        assert words in str(box.health()) and box.status()["gpu_limit"] == words
+        assert "GPU 1 (RTX 3090, 24GB): Not in the service's CUDA_VISIBLE_DEVICES" in box.nexus().stdout
+        used, waiting = run_everywhere(box, 3)
+        assert used == [2, 3] and "GPU 0 is not in the service's CUDA_VISIBLE_DEVICES" in box.await_reason(waiting[0]["id"])
+        refused = box.nexus("add", "--gpus", "3", "true").stderr
+        assert "this machine has 2" in refused and words in refused
+        assert "no longer limits" in box.nexus("restart").stderr
+        assert box.wait_started(waiting[0]["id"])["gpu_index"] == 0
+
+
 def test_several_gpus_at_once():
     with live.Box(gpus=[{}, {}, {}, {"error": "GPU is lost"}]) as box:
         box.status()

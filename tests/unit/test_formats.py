@@ -294,6 +294,26 @@ def test_a_gpu_that_is_lost_between_two_samples():
     assert messages == []
 
 
+VISIBLE = [  # CUDA_VISIBLE_DEVICES, on GPUs 0, 2 and 3 as nvidia-smi counts: the indices it names, its entry that names none
+    ("0,2", [0, 3], ""),                        # CUDA counts only the cards that it may open
+    (" 1 , 0", [2, 0], ""),
+    (f"{U(3)},GPU-00000002", [3, 2], ""),
+    ("0,3,2", [0], "3"),
+    ("GPU-0", [], "GPU-0"),                     # which of them?
+    ("MIG-GPU-00000000/1/0,0", [], "MIG-GPU-00000000/1/0"),
+    ("0,-1,2", [0], ""),
+    ("NoDevFiles", [], ""),
+    ("", [], ""),
+]
+
+
+@pytest.mark.parametrize("text, indices, unknown", VISIBLE, ids=[case[0] for case in VISIBLE])
+def test_parse_visible_devices(text, indices, unknown):
+    gpus = [nexus.Gpu(index, U(index), "RTX 3090") for index in (0, 2, 3)]
+    found, entry = nexus.parse_visible_devices(text, gpus)
+    assert ([gpu.index for gpu in found], entry) == (indices, unknown)
+
+
 def test_other_readings_of_a_loaded_gpu():
     gpu = nexus.parse_gpus(sample("h200_busy_nounits"), fields_of("h200_busy_nounits"), {})[0][0]
     assert (gpu.temperature, gpu.power_watts, gpu.is_mig) == (52, 627.40, False)

@@ -82,6 +82,23 @@ def test_a_job_shows_as_json_without_its_environment(one):
     assert "digest-of-secrets" not in text and "nonce-of-this-attempt" not in text
 
 
+LIMITS = [  # CUDA_VISIBLE_DEVICES, indices that it leaves out, [gpu] ids, what is said
+    (None, (), (0,), ""),
+    ("0,1", (), (0,), ""),
+    ("1", (0,), (), "uses GPU 1 of 2 (CUDA_VISIBLE_DEVICES)"),
+    ("1", (0,), (0,), "uses no GPU of 2 (CUDA_VISIBLE_DEVICES)"),
+    ("", (0, 1), (), "uses no GPU of 2 (CUDA_VISIBLE_DEVICES)"),
+    ("0,1,2", (), (), "uses GPUs 0,1 of 2 (CUDA_VISIBLE_DEVICES: 2 names none)"),
+]
+
+
+@pytest.mark.parametrize("visible, withheld, ids, words", LIMITS)
+def test_format_gpu_limit(visible, withheld, ids, words):
+    gpus = [gpu(index, is_withheld=index in withheld) for index in range(2)]
+    assert nexus.format_gpu_limit(visible, gpus, config(ids=list(ids)).gpu) == words
+    assert nexus.format_gpu_limit(visible, [], config(ids=list(ids)).gpu) == "", "the GPUs are not known yet"
+
+
 GPUS = [  # reason, GPU, jobs, trouble, is available, why not, used by, line of the snapshot
     ("free", gpu(0), [], None, True, None, None, "GPU 0 (RTX 3090, 24GB): Available"),
     ("another user's", gpu(2, processes=(foreign(),)), [], None, False, "is in use by bob (pid 4242 python, 16GB)",
