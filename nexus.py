@@ -5481,8 +5481,8 @@ class NvidiaSmi:
         """
         only: tuple[str, ...] = ()
         answer = self.ask_gpus()
-        if answer.exit_code == 6 and not known:
-            return []
+        if answer.exit_code == 6:                       # no devices were found
+            return find_missing((), known, ())
         indices = {uuid: gpu.index for uuid, gpu in known.items()}
         gpus, messages = parse_gpus(answer.output, self.fields, indices)
         if answer.exit_code not in (0, 14):
@@ -5529,12 +5529,15 @@ def fail_smi(answer: Completed) -> NexusError:
     return NexusError("unavailable", what, hint)
 
 
+NOT_SHOWN = "nvidia-smi does not show it"
+
+
 def find_missing(gpus: Sequence[Gpu], known: Mapping[str, Gpu], messages: Sequence[str]) -> list[Gpu]:
     """The GPUs that a message names or that were there before, but have no row now: unusable, but not forgotten."""
     # A GPU whose index is taken was renumbered.
     text, taken = " ".join(messages), {fact for gpu in gpus for fact in (gpu.uuid, gpu.index)}
     faults = {"GPU is lost": "GPU is lost", "Unknown Error": "Unknown Error", "reset must occur": "GPU requires reset"}
-    fault = next((fault for words, fault in faults.items() if words in text), "nvidia-smi does not show it")
+    fault = next((fault for words, fault in faults.items() if words in text), NOT_SHOWN)
     missing = [forget_readings(gpu, fault=fault) for gpu in known.values() if not taken & {gpu.uuid, gpu.index}]
     named = set(map(int, re.findall(r"device handle for (?:GPU|gpu) ?(\d{1,4}):(?!\w)", text)))
     new = named - {gpu.index for gpu in [*gpus, *missing]}
@@ -10295,7 +10298,10 @@ class GpuWatch(Part):
             if gpu.fault and gpu.fault not in [old.fault for old in before.gpus if old.uuid == gpu.uuid]:
                 self.log.error("GPU %d: %s", gpu.index, gpu.fault)
         self.first_probe.set()
-        inventory = tuple((gpu.index, gpu.uuid, gpu.name, gpu.memory_total_mib) for gpu in seen.gpus)
+        # A card that is not shown is a fault until the service starts anew, or while a job has it
+        held = {uuid for job in self.service.running_jobs() for uuid in job.current.gpu_uuids}
+        inventory = tuple((gpu.index, gpu.uuid, gpu.name, gpu.memory_total_mib) for gpu in seen.gpus
+                          if gpu.fault != NOT_SHOWN or gpu.uuid in held)
         if not seen.trouble and inventory != self.store.read(lambda state: state.inventory):
             # After a restart the service still knows its GPUs, even if the driver shows none.
             self.store.update(lambda state: [Put("facts", "inventory", inventory)])
@@ -10390,8 +10396,9 @@ class GpuWatch(Part):
         return limit and before + limit
 
     def describe_faults(self) -> str:
-        return "; ".join(f"GPU {gpu.index}: {gpu.fault}" for gpu in self.gpus
-                         if gpu.fault and not is_left_out(gpu, self.config.gpu))
+        faults = [f"GPU {gpu.index}: {gpu.fault}" + " (if it was taken out: nexus restart)" * (gpu.fault == NOT_SHOWN)
+                  for gpu in self.gpus if gpu.fault and not is_left_out(gpu, self.config.gpu)]
+        return "; ".join(faults)
 
     def find_gpu_trouble(self) -> str | None:
         """Return why jobs get no GPU now, or None."""
@@ -10764,13 +10771,14 @@ class History(Part):
             uuids = {**{str(index): uuid for index, uuid, _, _ in state.inventory},
                      **{gpu.place: gpu.uuid for gpu in self.service.gpu_watch.all_gpus() if gpu.node}}
             away = tuple(f"{name}/" for name in state.nodes)       # uuids on a node start so; it may be unreachable
+            kept = {name for name in state.paused_gpus if not re.fullmatch(GPU_PLACE, name)}    # a card may come back
             given = edit.get("paused_gpus")
             facts = {"paused": edit["paused"]} if isinstance(edit.get("paused"), bool) else {}
             if isinstance(given, tuple):
                 names = [str(item) for item in given if isinstance(item, (int, str))]
                 paused = tuple(dict.fromkeys(
                     uuids.get(name, name) for name in names
-                    if not state.inventory or name in uuids or name in uuids.values() or name.startswith(away)))
+                    if not state.inventory or name in {*uuids, *uuids.values(), *kept} or name.startswith(away)))
                 reasons = tuple(pair for pair in state.pause_reasons if pair[0] in paused)
                 facts.update(paused_gpus=paused, pause_reasons=reasons)
             changed = {name: fact for name, fact in facts.items() if fact != getattr(state, name)}
@@ -14585,7 +14593,7 @@ def stop_service(call: Call) -> bool:
 
 def cmd_restart(call: Call) -> None:
     running, before = find_service(call.layout), call.find_running()
-    limit = before.status().get("gpu_limit") if before else None
+    status = before.status() if before else {"gpu_status": ()}
     call.options.config = call.options.config or (running or {}).get("config")      # that file says where its jobs are
     config = load_config(find_config(call), call.environ)
     if running:                                 # if the new service could not start, the old one goes on
@@ -14596,7 +14604,11 @@ def cmd_restart(call: Call) -> None:
                              error.hint or "nexus config edit, then nexus restart") from None
     stop_service(call)
     cmd_start(call)
-    if limit and find_visible_devices(call.environ) is None:
+    gone = [f"GPU {gpu['index']} ({gpu['name']})" for gpu in status["gpu_status"]
+            if gpu["fault"] == NOT_SHOWN and gpu["place"].isdigit() and not gpu["job_ids"]]
+    if gone:
+        call.say(f"{format_count(len(gone), 'GPU')} fewer than before: {', '.join(gone)}")
+    if status.get("gpu_limit") and find_visible_devices(call.environ) is None:
         call.say("CUDA_VISIBLE_DEVICES is not set here, and no longer limits the service's GPUs")
 
 

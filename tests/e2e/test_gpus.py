@@ -149,7 +149,7 @@ def test_failing_nvidia_smi(reason, state, words):
 
 
 def test_gone_from_the_bus():
-    """`No devices were found`, where there were some, is a failure; where there were none, it is the truth."""
+    """`No devices were found`, where there were some, is a fault until a restart; where there were none, it is the truth."""
     with live.Box(gpus=[]) as box:
         assert box.status()["gpu_status"] == [] and box.status()["gpu_trouble"] is None
         status, answer = box.call("POST", "/queue", {"command": "true"})
@@ -158,8 +158,32 @@ def test_gone_from_the_bus():
         box.show([{}])
         box.await_gpu(0, is_available=True)
         box.show([{"state": "hidden"}])
-        live.until(lambda: "No devices were found" in str(box.status()["gpu_trouble"]))
-        box.await_reason(box.add("true"), "No devices were found")
+        box.await_gpu(0, fault="nvidia-smi does not show it")
+        box.await_reason(box.add("true"), "nvidia-smi does not show it")
+        box.nexus("restart")
+        assert box.status()["gpu_status"] == [] and box.call("GET", "/health")[0] == 200
+
+
+def test_cards_that_were_taken_out():
+    """Each is a fault until a restart, or while a job has it; [gpu] ids tells which count at all."""
+    def faults():
+        check = next(check for check in box.health()["checks"] if check["name"] == "GPUs")
+        return "" if check["is_ok"] else check["reading"]
+
+    with live.Box(gpus=[{}] * 4) as box:
+        box.wait_started(box.add("sleep 600", gpu_ids=[3]))
+        box.nexus("pause", "2")
+        box.show([{}] * 2)
+        live.until(lambda: "GPU 3" in faults())
+        assert faults().startswith("GPU 2: nvidia-smi does not show it (if it was taken out: nexus restart); GPU 3: ")
+        box.await_gpu(2, is_paused=True)
+        box.write_config(ids=[0, 1])
+        assert "nexus: 1 GPU fewer than before: GPU 2 (RTX 3090)\n" in box.nexus("restart").stderr
+        assert [(gpu["index"], bool(gpu["fault"])) for gpu in box.status()["gpu_status"]] == [(0, False), (1, False), (3, True)]
+        assert not faults()
+        box.show([{}] * 4)
+        box.await_gpu(3, fault=None)
+        assert box.await_gpu(2, fault=None)["is_paused"]
 
 
 def test_no_nvidia_smi():
