@@ -2357,49 +2357,12 @@ def fill_cuda_option(command: str, indices: Iterable[int]) -> str:
     return filled if count else f"{command} {option}"
 
 
-def make_shell_part(depth: int) -> str:
-    """A regular expression for what is escaped, quoted or in parentheses in a word of bash."""
-    inner = f"|{make_shell_part(depth - 1)}" if depth else ""
-    ticks, group = r"`(?:[^`\\]|\\[\s\S])*`", rf"""\((?:[^()'"`\\]{inner})*\)"""
-    return rf"""\\[\s\S]|'[^']*'|{ticks}|{group}|"(?:[^"`$\\]|\\[\s\S]|{ticks}|\$(?!\()|\${group})*\""""
-
-
-SHELL_TOKEN = (
-    r"(?P<blank>(?:[ \t]|\\\n)+|(?<![^\s;&|()<>])#[^\n]*)|<<(?P<tabs>-?)[ \t]*(['\"]?)(?P<here>[\w.-]+)\3"
-    r"|(?P<end>[;\n)]|&(?![&>]))|(?P<operator>(?:&&|\|[|&]?)\s*)"
-    rf"|(?P<word>(?:&>|<<<|[<>][&>]?(?!<)|>\||[^\s;&|()<>'\"`\\]|{make_shell_part(2)})+)")
+TEE_PIPE = r"(?<!\|)\|&?\s*(?:\S*/)?tee\b[^|]*$"       # the last pipe of a command
 TEE_ENDING = """
-# A pipeline that ends in tee has the exit code of what it pipes, as with pipefail.
-for nexus_code in "$?" "${PIPESTATUS[@]}"; do [ "$nexus_code" = 0 ] || nexus_last=$nexus_code; done
+# A pipeline that ends in tee has the exit code of what it pipes.
+for nexus_code in "${PIPESTATUS[@]}" "$?"; do [ "$nexus_code" = 0 ] || nexus_last=$nexus_code; done
 exit "${nexus_last:-0}"
 """
-
-
-def ends_in_tee(command: str) -> bool:
-    """Whether the last thing that a bash command does is a pipeline into tee; False where that is not certain."""
-    place, shape, heres = 0, "", list[str]()
-    if len(command.encode("utf-8", "surrogateescape")) + len(TEE_ENDING) > MAX_ARGUMENT_BYTES:
-        return False                                    # bash would not take the longer text
-    while place < len(command):
-        match = re.compile(SHELL_TOKEN).match(command, place)
-        if not match:
-            return False
-        place, kind, text = match.end(), match.lastgroup, match[0]
-        if kind == "word":
-            shape += "!" if text == "!" else "t" if re.match(r"(?:\S*/)?tee(?:[<>&]|$)", text) else "w"
-        elif kind == "operator":
-            shape += {"&&": "a", "||": "o"}.get(text.strip(), "|")
-        elif kind == "end":
-            shape += ";" if text in ";\n" else "x"
-        elif kind == "here":
-            heres.append(("\t*" if match["tabs"] else "") + re.escape(match["here"]))
-        while heres and "\n" in text:                   # the texts of <<END begin with the next line
-            here = re.compile(rf"(?:.*\n)*?{heres.pop(0)}(?:\n|\Z)").match(command, place)
-            if not here:
-                return False
-            place = here.end()
-    # After the last `;`: no ||, which may skip the pipeline; perhaps COMMANDS &&; then a pipeline without ! before it
-    return bool(re.search(r"(?:^|[;x])(?:[^;xo]*a)?(?!!)[^;xoa]+\|t[wt!]*;*$", shape))
 
 
 LLM_CONFIG: Schema = {"type": "object", "title": "this file", "additionalProperties": False, "properties": {
@@ -7155,7 +7118,9 @@ def build_script(job: Job, environment: Mapping[str, str], layout: Layout, lease
     if is_slurm:
         pairs += ['CUDA_VISIBLE_DEVICES="${CUDA_VISIBLE_DEVICES-}"',
                   'NEXUS_GPU_ID="${SLURM_JOB_GPUS:-${CUDA_VISIBLE_DEVICES-}}"']
-    command = job.command + TEE_ENDING if ends_in_tee(job.command) else job.command
+    command = job.command
+    if re.search(TEE_PIPE, command) and len(command.encode("utf-8", "replace")) + len(TEE_ENDING) < MAX_ARGUMENT_BYTES:
+        command += TEE_ENDING
     launch = list(program or ["bash", "-c", *(["--"] if command.startswith(("-", "+")) else []), command])
     if job.tty:                                 # script(1) runs $SHELL, which may be fish, or /bin/false
         shell = [f"SHELL={environment['SHELL']}"] if "SHELL" in environment else ["-u", "SHELL"]

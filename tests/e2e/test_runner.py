@@ -170,6 +170,8 @@ COMMANDS = [  # reason, command, exit code, stdout, what its stderr matches
     ("piped into tee", "cd / && (echo out; exit 3) 2>&1 | tee /dev/null", 3, "out\n", ""),
     ("the last that failed counts", "set -eu; (exit 3) | (cat; exit 4) | cat | tee; # x\n", 4, "", ""),
     ("tee itself failed", "(exit 3) | tee /nowhere/log", 1, "", "nowhere"),
+    ("in a loop the last time counts", "for code in 3 4; do (exit $code) | tee /dev/null; done", 4, "", ""),
+    ("a condition is none", "if (exit 3) | tee /dev/null; then echo out; fi", 0, "out\n", ""),
     ("all is well there", "echo out | tee /dev/null", 0, "out\n", ""),
     ("what stands before it failed", "true | false && echo out | tee /dev/null", 1, "", ""),
     ("an earlier pipeline does not count", "yes | head -1 && echo out | tee /dev/null", 0, "y\nout\n", ""),
