@@ -11549,8 +11549,9 @@ LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 LOOPBACK = ("127.0.0.1", "::1")         # what localhost may resolve to
 STREAMS = ("stdout", "stderr", "both")
 NDJSON = "application/x-ndjson"
-FORWARDING = (                          # headers that proxies add
-    "forwarded", "via", "x-real-ip", "x-client-ip", "true-client-ip", "cf-connecting-ip")
+FORWARDING = (                          # headers that proxies and tunnels add
+    "forwarded", "via", "x-real-ip", "x-client-ip", "true-client-ip", "cf-connecting-ip", "x-forward-for",
+    "x-original-forwarded-for", "client-ip", "x-cluster-client-ip", "fly-client-ip", "tailscale-user-login")
 MAX_FORM_BYTES = 10 * 2**20
 MAX_UNKNOWN_FORMS = 8                   # read at once, of senders that only the form identifies
 MAX_RESULT_BYTES = 2**20
@@ -11942,11 +11943,16 @@ class Gate:
                              hint="its owner can allow it: [service] allowed_hosts = "
                                   f"[{json.dumps(format_line(name, 60))}]; "
                                   "on this machine call it 127.0.0.1")
-        origin = request.headers.get("origin")
-        if origin is not None and origin.lower() not in (f"http://{host}".lower(), f"https://{host}".lower()):
-            raise NexusError("forbidden", f"the Origin '{format_line(origin, 60)}' is another site's", hint="")
-        fetch_site = request.headers.get("sec-fetch-site")
-        if fetch_site in ("cross-site", "same-site") and request.method not in ("GET", "HEAD"):
+        is_change = request.method not in ("GET", "HEAD")
+        own_sites = (f"http://{host}".lower(), f"https://{host}".lower())
+        for header in ("origin", "referer") if is_change else ("origin",):
+            said = request.headers.get(header)
+            if said is not None and "/".join(said.lower().split("/")[:3]) not in own_sites:
+                raise NexusError("forbidden", f"the {header.title()} '{format_line(said, 60)}' is another site's", "")
+        # Another site's page cannot read a reply, but can tell whether it is an error; not so in a window of its own.
+        kind = [request.headers.get(f"sec-fetch-{name}") for name in ("mode", "dest")]
+        is_link = not is_change and kind == ["navigate", "document"]
+        if request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin") and not is_link:
             raise NexusError("forbidden", "another site's page sent this", hint="")
 
     def identify(self, request: Request) -> Caller:
@@ -12655,7 +12661,9 @@ class Connection:
         import select
         is_head, is_chunked = head.startswith(b"HEAD "), head.partition(b"\r\n")[0].endswith(b"HTTP/1.1")
         headers = {"Server": "nexus", "Date": email.utils.formatdate(usegmt=True), "X-Content-Type-Options": "nosniff",
-                    "Connection": "close", **response.headers}       # without a Server header
+                   # Another site's page gets neither replies nor a hold on a window that shows one.
+                   "Cross-Origin-Resource-Policy": "same-origin", "Cross-Origin-Opener-Policy": "same-origin",
+                   "Connection": "close", **response.headers}       # without a Server header
         if response.status not in (204, 304):
             headers["Content-Type"] = response.content_type
         if response.stream is not None and is_chunked:

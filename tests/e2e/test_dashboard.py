@@ -1401,3 +1401,68 @@ def test_the_service_worker_of_somebody_else_is_removed(browser):
         assert page.goto(f"http://localhost:{box.port}/").from_service_worker, "the browser does not ask nexus for it"
         expect(page.locator("#connection")).to_have_text("live")
         assert page.evaluate("navigator.serviceWorker.getRegistrations().then((found) => found.length)") == 0
+
+
+# Pages of other sites, open in the same browser
+
+class Stranger(http.server.BaseHTTPRequestHandler):
+    """An empty page, for a test's scripts."""
+
+    def do_GET(self):
+        self.send_response(200)
+        self.send_header("Content-Type", "text/html")
+        self.end_headers()
+
+    def log_message(self, *_):
+        pass
+
+
+# What another site's page learns of an address: {way: what it is told}
+PROBES = """async (address) => {
+    const add = (name, facts, told = ['load', 'error']) => new Promise((tell) => {
+        const node = Object.assign(document.createElement(name), facts);
+        for (const event of told) node.addEventListener(event, () => tell(event));
+        document.body.append(node);
+    });
+    const ended = (promise) => promise.then((answer) => `${answer.type} ${answer.status}`, () => 'error');
+    const ways = {
+        img: add('img', {src: address}), script: add('script', {src: address}), object: add('object', {data: address}),
+        iframe: add('iframe', {src: address}), embed: add('embed', {src: address}), video: add('video', {src: address}),
+        style: add('link', {rel: 'stylesheet', href: address}), prefetch: add('link', {rel: 'prefetch', href: address}),
+        preload: add('link', {rel: 'preload', as: 'fetch', href: address}), module: ended(import(address)),
+        fetch: ended(fetch(address, {mode: 'no-cors'})), head: ended(fetch(address, {mode: 'no-cors', method: 'HEAD'})),
+        cors: ended(fetch(address)),
+    };
+    const found = {};
+    for (const [way, told] of Object.entries(ways)) found[way] = await told;
+    return found;
+}"""
+OPENED = """(address) => new Promise((tell) => {
+    const opened = window.open(address);
+    const look = () => opened.closed ? tell('out of reach') : setTimeout(look, 20);
+    look();
+})"""
+
+
+def test_a_page_of_another_site_learns_nothing(browser, box):
+    """Not whether a text is in a job's command, neither on another port nor under another name of this machine."""
+    job_id = box.add("sleep 600 # key-5f3a", gpus=0)
+    right, wrong = (f"/jobs?text={text}&after={job_id}" for text in ("key-5f3a", "key-0000"))
+    assert [box.call("GET", path)[0] for path in (right, wrong)] == [200, 409]
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Stranger) as stranger, contextlib.ExitStack() as stack:
+        threading.Thread(target=stranger.serve_forever, args=(0.01,)).start()
+        stack.callback(stranger.shutdown)
+        for its_name, our_name in (("127.0.0.1", "127.0.0.1"), ("localhost", "127.0.0.1"), ("a.localhost", "localhost")):
+            context = browser.new_context()
+            stack.callback(context.close)
+            page, statuses = context.new_page(), set()
+            page.goto(f"http://{its_name}:{stranger.server_address[1]}/")
+            page.on("response", lambda answer, seen=statuses: "text=" in answer.url and seen.add(answer.status))
+            ours = f"http://{our_name}:{box.port}"
+            told = [page.evaluate(PROBES, ours + path) for path in (right, wrong)]
+            assert told[0] == told[1] and statuses == {403}, (its_name, told)
+            assert [page.evaluate(OPENED, ours + path) for path in (right, wrong)] == ["out of reach"] * 2
+            page.evaluate("(address) => document.body.append(Object.assign(document.createElement('a'), {href: address, text: 'nexus'}))",
+                          f"{ours}/")
+            page.get_by_role("link", name="nexus").click()
+            expect(page.locator("#connection")).to_have_text("live")

@@ -2501,15 +2501,6 @@ def test_a_refused_body_that_drips_in_is_not_waited_for(monkeypatch):
         assert 0.5 <= time.monotonic() - began < PATIENCE_S
 
 
-@pytest.mark.parametrize("headers, status", [
-    ({"sec-fetch-site": "cross-site"}, 403), ({"sec-fetch-site": "same-site"}, 403), ({"sec-fetch-site": "same-origin"}, 204),
-    ({"sec-fetch-site": "none"}, 204), ({"x-real-ip": "192.0.2.7"}, 401), ({"cf-connecting-ip": "192.0.2.7"}, 401)])
-def test_what_a_page_or_a_proxy_sends(headers, status):
-    with Bench() as bench:
-        assert bench.ask("POST", "/service/pause", None, headers)[0] == status
-        assert bench.store.state.paused == (status == 204)
-
-
 def test_a_user_goes_before_nobody():
     with lab_bench() as bench:
         for body, code in (({"priority": "high"}, 403), ({"priority": -5}, 403), ({"priority": "low"}, 200), ({}, 200)):

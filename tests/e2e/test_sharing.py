@@ -148,6 +148,33 @@ def test_a_proxy_that_is_named_only_with_a_token():
         assert curl("-H", "Host: other.example", "-H", f"Authorization: Bearer {token}", url)[0] == 403
 
 
+PROXIES = ("Forwarded", "Via", "X-Forwarded-Proto", "X-Real-IP", "X-Client-IP", "True-Client-IP", "CF-Connecting-IP", "X-Forward-For",
+           "X-Original-Forwarded-For", "Client-IP", "X-Cluster-Client-IP", "Fly-Client-IP", "Tailscale-User-Login")
+LINK = {"Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
+FROM_PAGES = [  # headers (@: where nexus listens), the HTTP status of a reading call, of a change
+    *[({"Sec-Fetch-Site": site}, 200, 204) for site in ("none", "same-origin")],
+    *[({"Sec-Fetch-Site": site, **more}, 403, 403) for site in ("cross-site", "same-site", "new-site") for more in (
+        {}, {**LINK, "Sec-Fetch-Dest": "object"}, {**LINK, "Sec-Fetch-Dest": "iframe"}, {**LINK, "Sec-Fetch-Mode": "no-cors"})],
+    *[({"Sec-Fetch-Site": site, **LINK}, 200, 403) for site in ("cross-site", "same-site")],
+    *[({"Referer": referer}, 200, status) for referer, status in (
+        ("http://@/jobs?text=a", 204), ("https://@", 204), ("http://@.evil.example/", 403), ("http://localhost:8888/", 403), ("", 403))],
+    *[({name: "192.0.2.7"}, 401, 401) for name in PROXIES],
+]
+
+
+def test_what_a_page_or_a_proxy_sends():
+    with live.Box() as box:
+        for headers, *expected in FROM_PAGES:
+            given = {name: text.replace("@", f"127.0.0.1:{box.port}") for name, text in headers.items()}
+            for methods, status in zip((("GET", "HEAD"), ("POST",)), expected):
+                for method in methods:
+                    path = "/service/pause" if method == "POST" else "/jobs"
+                    assert box.call(method, path, **given)[0] == status, (method, headers)
+        for path in ("/", "/docs", "/jobs", "/service/logs", "/nothing"):       # a stream and an error too
+            head = subprocess.run([*CURL, "-I", f"http://127.0.0.1:{box.port}{path}"], capture_output=True, text=True).stdout
+            assert "Cross-Origin-Resource-Policy: same-origin\n" in head, (path, head)
+
+
 def test_a_revoked_token_is_refused_at_once_and_its_jobs_go_on():
     with live.Box() as box:
         token = box.nexus("token", "create", "bob").stdout.strip()
