@@ -2466,7 +2466,9 @@ def expand_sweep(command: str, sweeps: Sequence[tuple[str, Sequence[str]]]) -> l
 
 # For allowed_script_paths.  Other interpreters (Rscript, zsh, lua) run files of the directory or the home as well: make
 # such a script executable, with the interpreter in its first line.
-INTERPRETERS = {r"(?:python|pypy)[0-9.]*": (".py",), "bash|sh": (".sh", ".bash")}       # {name: endings of its scripts}
+# {name: (endings of its scripts, arguments with which it prints the path of its program)}
+INTERPRETERS = {r"(?:python|pypy)[0-9.]*": ((".py",), ("-I", "-c", "import sys; print(sys.executable)")),
+                "bash|sh": ((".sh", ".bash"), ("-c", "readlink /proc/$$/exe; :"))}      # :, or readlink takes its place
 SHELL_CHARACTERS = r"[;&|<>()$`\\\"'*?\[\]{}~#!\n\r]"
 # {variables that such a job may be given: their values}.  Each value is read as a number, a name or a switch.  Others
 # may name a file to run (BASH_ENV, HOME, LD_PRELOAD, CUDA_INJECTION64_PATH, TRITON_CACHE_DIR).  Where bash expects a
@@ -2497,6 +2499,15 @@ def parse_script(command: str) -> tuple[str, str, list[str]]:
                          f"only `[interpreter] SCRIPT ARGUMENTS` may be run here (allowed_script_paths), and {why}",
                          hint="put the rest into the script; interpreters are python, pypy, bash, sh, without options")
     return interpreter, script, arguments
+
+
+def parse_first_line(line: str) -> list[str]:
+    """[interpreter, *options] of a #! line, if that needs a look: it is one of INTERPRETERS, or looked up by env(1)."""
+    interpreter, *rest = re.sub(r"^#!\s*", "", line).split(maxsplit=1) or [""]
+    name, options = interpreter.rpartition("/")[2], [option.strip() for option in rest]     # Linux passes on one option
+    if name == "env":
+        return re.sub(r"^-S", "", "".join(options)).split()
+    return [interpreter, *options] if line.startswith("#!") and re.fullmatch("|".join(INTERPRETERS), name) else []
 
 
 OUT_OF_MEMORY = (         # PyTorch, the CUDA runtime and driver, cuBLAS, JAX and TensorFlow
@@ -4897,18 +4908,20 @@ def drop_relative(path: str) -> str:
     return os.pathsep.join(filter(os.path.isabs, path.split(os.pathsep)))
 
 
-def check_script(interpreter: str, path: str) -> None:
-    """Raises: forbidden, when a file is not the interpreter's by its name or first line.
+def check_script(interpreter: str, path: str) -> list[str]:
+    """Return [interpreter, *options] that a file is run by, as far as nexus has to find it.
 
-    "": no interpreter; the file must be a program or have a #! line, as env(1) gives any other file to sh.
+    Raises: forbidden, when the file is not the interpreter's by its name or first line.  "": no interpreter; the file
+    must be a program or have a #! line, as env(1) gives any other file to sh.
     """
-    names, endings = next((row for row in INTERPRETERS.items() if re.fullmatch(row[0], interpreter)), ("", ()))
+    names, (endings, _) = next(
+        (row for row in INTERPRETERS.items() if re.fullmatch(row[0], interpreter)), ("", ((), ())))
     # A relative interpreter, given to env(1) too, would be looked up in the directory that the user chooses.
     wanted = (rf"#!\s*(?:\S*/env\s+(?:-\S+\s+)*)?(?:\S*/)?(?:{names})(?!\S)" if endings else
               r"\x7fELF|#![ \t]*/(?!\S*/env\s(.*\s)?[^-/\s][^/\s]*/)")
-    line = read_part(path, 0, 200).partition(b"\n")[0]
+    line = read_part(path, 0, 256).partition(b"\n")[0]
     if (endings and path.endswith(endings)) or re.match(wanted.encode(), line):
-        return
+        return [interpreter] if interpreter else parse_first_line(os.fsdecode(line))
     if endings:
         raise NexusError("forbidden", f"{path} is no script of {interpreter}: its name does not end in "
                          f"{' or '.join(endings)}, and it has no #! line for it",
@@ -5369,7 +5382,7 @@ MAX_OUTPUT_BYTES = 256 * 2**20
 
 def run(argv: Sequence[str], timeout_s: float, environ: Mapping[str, str] | None = None, given: bytes = b"", *,
         is_apart: bool = False, most_bytes: int = MAX_OUTPUT_BYTES, undecodable: str = "replace", purpose: str = "",
-        hint: str = "try it by hand", install: str = "install it") -> Completed:
+        hint: str = "try it by hand", install: str = "install it", cwd: str | None = None) -> Completed:
     """Run a program to its end, or leave it behind: run() always returns in time.
 
     `given` is its stdin.  While a program that no signal ends lives, none is started for the same `purpose`.
@@ -5387,7 +5400,7 @@ def run(argv: Sequence[str], timeout_s: float, environ: Mapping[str, str] | None
         source.write(given)
         source.seek(0)
         try:
-            process = subprocess.Popen(argv, stdin=source, stdout=output, env=environ, start_new_session=True,
+            process = subprocess.Popen(argv, stdin=source, stdout=output, env=environ, start_new_session=True, cwd=cwd,
                                        stderr=errors if is_apart else subprocess.STDOUT)
         except FileNotFoundError:
             raise RunError("unavailable", f"{argv[0]} was not found on PATH", install) from None
@@ -9744,6 +9757,7 @@ class Hooks:
 
 
 CUT = " ... (cut here: see nexus show)"         # replaces the end of a text too long for a variable
+RESOLVE_TIMEOUT_S = 10.0        # of an interpreter that says which program it is
 CWD_TIMEOUT_S = 5.0             # of a check of a job's directory: a node must answer within SYNC_TIMEOUT_S
 
 
@@ -9822,6 +9836,10 @@ class ScriptRules(Part):
     send, is trusted like config.toml.  The resolved script is executed without a shell.
     """
 
+    def __init__(self, service: Service) -> None:
+        super().__init__(service)
+        self.resolved: dict[str, str] = {}                  # {interpreter on PATH: its program}
+
     def check_variables(self, asked: Asked) -> None:
         """Raises: forbidden, naming the variables that could make a job run something other than the script."""
         given = [name for name, text in asked.env.items() if not is_harmless(name, text)]
@@ -9860,19 +9878,50 @@ class ScriptRules(Part):
 
         Raises: forbidden.
         """
-        interpreter, words = self.find_script(job)
-        if not words:
+        interpreter, argv = self.find_script(job)
+        if not argv:
             return []
-        path = drop_relative(path)
-        found = find_program(interpreter, path) if interpreter else words[0]
-        fault = (f"{words[0]} is not a file" if not os.path.isfile(words[0]) else
-                 f"{interpreter} was not found on PATH ({path})" if not found else
-                 # env(1) reads a word with = as a variable.
-                 f"{found} cannot be run: its path holds =" if "=" in found else "")
-        if fault or not found:
-            raise NexusError("forbidden", fault)
-        check_script(interpreter, words[0])
-        return [found, *words] if interpreter else words
+        if not os.path.isfile(argv[0]):
+            raise NexusError("forbidden", f"{argv[0]} is not a file")
+        first, path = check_script(interpreter, argv[0]), drop_relative(path)
+        if not self.is_bound(job):
+            first = [interpreter] if interpreter else []
+        if first:
+            found = find_program(first[0], path)
+            if not found:
+                raise NexusError("forbidden", f"{first[0]} was not found on PATH ({path})")
+            argv = [self.resolve(found, path) if self.is_bound(job) else found, *first[1:], *argv]
+        if "=" in argv[0]:                                  # env(1) reads it as a variable
+            raise NexusError("forbidden", f"{argv[0]} cannot be run: its path holds =")
+        return argv
+
+    def resolve(self, found: str, path: str) -> str:
+        """Return the program that an interpreter on PATH stands for.  Raises: forbidden.
+
+        The shim of a version manager (pyenv, asdf, mise) chooses it by files of the directory in which it runs, and
+        users choose that for their jobs.  So it is asked once, in /.
+        """
+        if os.path.isfile(self.resolved.get(found, "")):
+            return self.resolved[found]
+        name, told = os.path.basename(found), ""
+        question = next((ask for names, (_, ask) in INTERPRETERS.items() if re.fullmatch(names, name)), None)
+        if question is None:
+            raise NexusError("forbidden", f"{name} may not be looked up by env(1), which a job's directory can mislead",
+                             hint=f"name it by its path in the script's first line, like #!/usr/bin/{name}")
+        with contextlib.suppress(NexusError):               # it hangs, or is no program
+            environ = {**self.environ, "PATH": path}
+            told = run([found, *question], RESOLVE_TIMEOUT_S, environ, is_apart=True, cwd="/").output.strip()
+        if not (os.path.isabs(told) and os.path.isfile(told)):
+            raise NexusError("forbidden", f"{found} does not say which program it is",
+                             hint=f"see why: cd /; {' '.join(map(quote, [found, *question]))}")
+        # The same file under another name may behave in another way, as busybox does.
+        self.resolved[found] = found if os.path.samefile(found, told) else told
+        return self.resolved[found]
+
+    def is_bound(self, job: Job) -> bool:
+        """Whether the rules hold for a job: not for the owner's, but for those of other nexuses."""
+        return bool(self.config.jobs.allowed_script_paths) and (
+            job.user != self.service.user or job.head is not None)
 
     def restrain(self, job: Job, submitted: Mapping[str, str]) -> tuple[Job, Mapping[str, str]]:
         """Return a job, and its variables, as allowed_script_paths permits; a job of the owner is unchanged.
@@ -9880,7 +9929,7 @@ class ScriptRules(Part):
         This runs at each start: allowed_script_paths may be set after the submission.  A user's umask could let others
         change the files that a script writes (such as .pyc); a user's limits could cut those files short.
         """
-        if not self.config.jobs.allowed_script_paths or (job.user == self.service.user and job.head is None):
+        if not self.is_bound(job):
             return job, submitted
         harmless = {name: text for name, text in submitted.items() if is_harmless(name, text)}
         path = drop_relative(self.environ.get("PATH") or os.defpath)

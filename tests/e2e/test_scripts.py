@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -26,6 +27,13 @@ class Guarded:
         for name, first in (("near", "#!bin/python"), ("nearer", "#!/usr/bin/env -S bin/python")):
             (self.scripts / name).write_text(f"{first}\n")
             (self.scripts / name).chmod(0o755)
+        for name, first in (("by-env", "#!/usr/bin/env python3"), ("by-env-S", "#!/usr/bin/env -S python3 -u"),
+                            ("by-path", f"#!{box.bin}/python3")):
+            (self.scripts / name).write_text(f"{first}\nimport sys; print(*sys.argv)\n")
+        (self.scripts / "by-perl").write_text("#!/usr/bin/env perl\n")
+        for name in ("by-env", "by-env-S", "by-path", "by-perl"):
+            (self.scripts / name).chmod(0o755)
+        (self.evil / ".tool-versions").write_text(f"touch {self.mark}\n")
         (self.evil / "bin").mkdir()
         (self.evil / "bin/python").symlink_to(self.evil / "show.sh")
         (self.scripts / "model").write_text("#!/usr/bin/env -S python3 -u\nprint(__file__)\n")
@@ -60,6 +68,9 @@ def guarded():
     with live.Box(gpus=1, is_starting=False) as box:
         box.write_config(allowed_script_paths=[str(box.path("scripts"))], log_dir=str(box.path("scripts") / "logs"))
         box.environ["PATH"] = f".:{box.environ['PATH']}"
+        for name, program in (("python3", sys.executable), ("bash", shutil.which("bash"))):     # as of mise, asdf, pyenv
+            (box.bin / name).write_text(f'#!/bin/sh\n[ ! -e .tool-versions ] || . ./.tool-versions\nexec {program} "$@"\n')
+            (box.bin / name).chmod(0o755)
         box.start()
         yield Guarded(box)
 
@@ -75,6 +86,9 @@ RUNS = [  # reason, the job, what it prints (python: the interpreter that runs i
     ("a file that says so in another way", {"command": "python3 model"}, "@scripts/model"),
     ("a umask and limits are the owner's", {"command": "sh tool", "umask": 0, "limits": {"fsize": [0, 0]}}, "@scripts/tool \n0022"),
     ("a folder of the PATH that is not absolute", {"command": "sh @scripts/clock.sh", "cwd": "@evil"}, "0"),
+    *[(f"a version manager of the directory: {command}", {"command": command, "cwd": "@evil"}, printed) for command, printed in (
+        ("python3 @scripts/show.py", "@scripts/show.py @evil None"), ("bash @scripts/show.sh", "@scripts/show.sh  @evil"),
+        *[(f"@scripts/{name} a", f"@scripts/{name} a") for name in ("by-env", "by-env-S", "by-path")])],
     ("a terminal", {"command": "bash show.sh", "tty": True}, "@scripts/show.sh  @scripts"),
     ("--cuda", {"command": "bash show.sh --cuda 7", "cuda_arg": True, "gpus": 1}, "@scripts/show.sh --cuda 0 @scripts"),
 ]
@@ -83,7 +97,9 @@ RUNS = [  # reason, the job, what it prints (python: the interpreter that runs i
 @pytest.mark.parametrize("reason, job, printed", RUNS, ids=[case[0] for case in RUNS])
 def test_what_may_run(guarded, reason, job, printed):
     status, output = guarded.run(**job)
-    assert (status, output.replace("\r", "").strip()) == ("completed", printed.replace("@scripts", str(guarded.scripts))), output
+    expected = printed.replace("@scripts", str(guarded.scripts)).replace("@evil", str(guarded.evil))
+    assert (status, output.replace("\r", "").strip()) == ("completed", expected), output
+    assert not guarded.mark.exists()
 
 
 WAYS = [  # reason, the job
@@ -125,6 +141,7 @@ NO_FILES = [  # reason, the job, why it does not start
     ("a text with the x bit", {"command": "@scripts/notes", "cwd": "@evil"}, "/notes cannot be run by itself"),
     ("an interpreter in the job's directory", {"command": "@scripts/near", "cwd": "@evil"}, "/near cannot be run by itself"),
     ("one by env(1)", {"command": "@scripts/nearer", "cwd": "@evil"}, "/nearer cannot be run by itself"),
+    ("one that env(1) looks up", {"command": "./by-perl"}, "perl may not be looked up by env(1)"),
     ("a module for sh", {"command": "sh show.py"}, "/show.py is no script of sh"),
     ("a script for another", {"command": "python3 tool"}, "/tool is no script of python3"),
     ("an interpreter that is not there", {"command": "python3.99 show.py"}, "python3.99 was not found"),
@@ -174,7 +191,7 @@ def test_a_directory_that_becomes_another_changes_nothing(guarded):
 def test_an_equals_sign_makes_no_variable_of_a_script(guarded):
     """env(1) takes A=B before the program for a variable, and the next word for the program."""
     (guarded.scripts / "link").symlink_to(guarded.scripts / "a=b")
-    (guarded.scripts / "a=b").write_text("#!/bin/sh\n")
+    (guarded.scripts / "a=b").write_text("#!/usr/bin/perl\n")
     (guarded.scripts / "a=b").chmod(0o755)
     ended = guarded.box.wait(guarded.submit(command="./link touch @mark")[1]["id"], "failed")
     assert "holds =" in ended["cause_line"] and not guarded.mark.exists()
