@@ -621,7 +621,8 @@ class StateConfig:
     log_dir: str = optional("~/.nexus/logs", TEXT, "one folder for each job")
     history_limit: int = optional(
         1000, WHOLE(1, 1000000),
-        "finished jobs kept; beyond it, the oldest of the user with the most go, with their logs")
+        "finished jobs that ran, of each user, kept; older ones go, with their logs; never what a job itself wrote "
+        "(work, files-N); jobs that never ran count apart and push nobody out")
 
 
 @value
@@ -1115,6 +1116,7 @@ class State:
         self.delayed: list[tuple[float, str]] = []          # (when, id) of jobs with a start time or a backoff
         self.members: dict[str, list[str]] = {}             # {group: ids of its pending jobs}
         self.finished: list[tuple[float, str]] = []         # (when it ended, id)
+        self.ended: dict[tuple[str, bool], list[tuple[float, str]]] = {}    # the same by (user, whether it ran)
         self.started: dict[ShareKey, list[tuple[float, str]]] = {}      # share_key: (when, job) of its last attempt
         self.keys: dict[str, list[str]] = {}                # {submission key: ids of its jobs}
         self.sent: dict[str, list[str]] = {}                # {controller: ids of its jobs that it has not acknowledged}
@@ -1169,7 +1171,9 @@ def list_entries(job: Job) -> Iterator[tuple[Any, ...]]:
             elif not job.pending_dependencies:
                 yield "classes", request_class(job), job.user, job.group, item
     elif job.status in FINAL:
-        yield "finished", (job.status_history[-1][1] if job.status_history else 0.0, job.id)
+        end = job.status_history[-1][1] if job.status_history else 0.0, job.id
+        yield "finished", end
+        yield "ended", (job.user, any(one.started_at is not None for one in job.attempts)), end
     if job.attempts and job.attempts[-1].started_at is not None:
         yield "started", share_key(job), (job.attempts[-1].started_at, job.id)
     if job.key:
@@ -1280,19 +1284,12 @@ TRIMMED_AT_ONCE = ENDED_AT_ONCE = 1000          # jobs in one change: every othe
 
 
 def choose_trimmed(state: State, limit: int) -> list[Job]:
-    """Finished jobs to forget now: the oldest of the users with the most, so that one user cannot displace the others.
+    """Finished jobs to forget now.  Of each user, the last `limit` that ran stay, and the last `limit` that never ran.
 
     A controller's job stays until the controller has acknowledged all of it: sent again, it would run a second time.
     """
-    most = min(len(state.finished) - limit, TRIMMED_AT_ONCE)
-    kept: dict[str, int] = {}
-    ranked = []                                 # (how many newer jobs its user has, id)
-    for job in reversed(list_finished(state)) if most > 0 else ():
-        kept[job.user] = kept.get(job.user, 0) + 1
-        if job.head is None or job.is_collected:
-            ranked.append((kept[job.user], job.id))
-    ranked.sort(reverse=True)
-    return [state.jobs[job_id] for _, job_id in ranked[:most]]
+    old = [state.jobs[job_id] for ends in state.ended.values() for _, job_id in ends[:-limit]]
+    return [job for job in old if job.head is None or job.is_collected][:TRIMMED_AT_ONCE]
 
 
 def describe_parent(parent: Job) -> str:
@@ -3896,7 +3893,12 @@ OBJECTS: dict[str, Mapping[str, Field]] = {
         "jobs": Field(LIST({}), "what would be added", default=None),
     },
     "Retried": {"id": Field(JOB_ID, "the new job")},
-    "Ids": {"ids": Field(LIST(JOB_ID), "the jobs that end, or go, by it, or the new ones")},
+    "Ids": {"ids": Field(LIST(JOB_ID), "the jobs that go by it, or the new ones")},
+    "Ended": {
+        "ids": Field(LIST(JOB_ID), "the jobs that end by it"),
+        "jobs": Field(LIST(REF("EndedJob")), "the same: those that were pending have ended, others are still running"),
+    },
+    "EndedJob": pick(JOB, "id status node unknown_since outcome cause_line"),
     "Why": {
         **pick(JOB, "id status"),
         "why": Field(STRING, "why it waits, or what became of it"),
@@ -10116,15 +10118,15 @@ class Admission(Part):
                 made[source] = hash_text(text)[:32], variables
             yield made[source]
 
-    def cancel(self, choice: Choice, caller: Caller, signal: str | None = None) -> list[str]:
-        """Remove pending jobs from the queue and stop running jobs; return the ids of the jobs that end.
+    def cancel(self, choice: Choice, caller: Caller, signal: str | None = None) -> list[Job]:
+        """Remove pending jobs from the queue and stop running jobs; return the jobs that end, as they are then.
 
         Finished jobs are skipped; a single named job that does not have `choice.status` is a conflict.  If any
         unfinished named job does not have it, no job is ended.  Jobs of a group or status end 1,000 at a time, so that
         other requests get a turn.
         Raises: not_found, forbidden, conflict.
         """
-        now, statuses, ended = self.clock.now(), choice.status or (PENDING, RUNNING), dict[str, None]()
+        now, statuses, ended = self.clock.now(), choice.status or (PENDING, RUNNING), dict[str, Job]()
         found: list[Job] = self.store.read(lambda state: list(choose_jobs(state, choice, caller)))
         withdrawn = {job.current.slurm_key for job in found if job.current.slurm_id and job.status == PENDING
                      and PENDING in statuses and is_withdrawn(job, self.layout.job_folder(job.id))}
@@ -10141,15 +10143,15 @@ class Admission(Part):
             for job_id in [job.id for job in left]:
                 if state.jobs[job_id].status not in FINAL:          # a job before it may have ended it too
                     yield from stop_job(state, state.jobs[job_id], caller.name, now, withdrawn, signal)
-            return [job.id for job in left]
+            return {job.id: state.jobs[job.id] for job in left}
 
-        while part := dict.fromkeys(self.store.update(stop)):
+        while part := self.store.update(stop):
             ended.update(part)
             self.log.info("Job %s: stopped by %s", join_some(list(part)), caller.name)
             self.service.wake()
             if choice.ids:
                 break
-        return list(ended)
+        return list(ended.values())
 
     def retry(self, choice: Choice, caller: Caller, change: Mapping[str, Any] = {}) -> list[str]:
         """Queue finished jobs again as new jobs, all or none; return the new ids.
@@ -12196,16 +12198,18 @@ class Calls(Gate):
     @route("POST /jobs/{id}/cancel", "user", "end a job, whatever its status: one that is over stays as it is", "Job",
            statuses=(202,))
     def post_job_cancel(self, caller: Caller, id: str) -> Response:
-        self.service.admission.cancel(Choice((id,)), caller)
-        return json_response(self.describe(self.find_job(id, caller)), 202)
+        job = self.find_job(id, caller)
+        return json_response(self.describe((self.service.admission.cancel(Choice((id,)), caller) or [job])[0]), 202)
 
     @route("POST /jobs/cancel", "user",
-           "end jobs, pending or running, all or none; those that are over stay as they are", "Ids",
+           "end jobs, pending or running, all or none; those that are over stay as they are", "Ended",
            body="CancelChoice", statuses=(202,))
     def post_cancel(self, caller: Caller, body: Any) -> Response:
         given = read_object(CANCEL_KEYS, CANCEL, body)
         first = given.pop("signal", None)
-        return json_response({"ids": self.service.admission.cancel(Choice(**given), caller, first)}, 202)
+        jobs = self.service.admission.cancel(Choice(**given), caller, first)
+        told = list(self.service.views.describe_jobs(jobs, OBJECTS["EndedJob"]))        # trimmed since or not
+        return json_response({"ids": [job.id for job in jobs], "jobs": told}, 202)
 
     @route("POST /jobs/clear", "user",
            "forget finished jobs, with their logs: those named, or all of a group or status", "Ids", body="Choice")
@@ -13438,11 +13442,14 @@ class Client(Wire):
                 return
 
     def wait(self, job_ids: Sequence[str], on_end: Callable[[dict[str, Any]], None] = lambda job: None,
-             on_wait: Callable[[dict[str, Any]], None] = lambda job: None,
-             is_any: bool = False) -> list[dict[str, Any]]:
+             on_wait: Callable[[dict[str, Any]], None] = lambda job: None, is_any: bool = False,
+             known: Iterable[dict[str, Any]] = (),
+             events: Iterator[tuple[str, Any]] | None = None) -> list[dict[str, Any]]:
         """Wait until jobs have finished, or with `is_any` one of them; return them.  The service may restart meanwhile.
 
         `on_wait` gets pending jobs: at first, and when the queue or a group was paused or resumed.
+        `known`: some of the jobs, asked for after `events` began: those that have ended since may be forgotten.
+        Raises: not_found, naming all the jobs that are gone and were not seen to end.
         """
         finished: dict[str, dict[str, Any]] = {}
         job_ids = list(job_ids)
@@ -13457,18 +13464,16 @@ class Client(Wire):
 
         while not is_enough():
             with self.over_restart():                   # a job that has finished may be forgotten by then
-                events = self.follow_events()
-                next(events)                            # from here on no event is missed
-                for number, job_id in enumerate(job_ids):
-                    if job_id in finished:
-                        continue
-                    job = self.job(job_id)
+                following, events = events or self.follow_events(), None        # from here on no event is missed
+                jobs, known = {job["id"]: job for job in known}, ()
+                left = [number for number, job_id in enumerate(job_ids) if job_id not in finished]
+                for number, job in zip(left, self.find_jobs([job_ids[number] for number in left], jobs)):
                     job_ids[number] = job["id"]         # the id may have been given in other case
                     look(job)
                     if job["status"] == PENDING:
                         on_wait(job)
                 while not is_enough():
-                    kind, data = next(events)
+                    kind, data = next(following)
                     if kind == "job":
                         look(data)
                     elif kind in ("queue", "group"):
@@ -13476,10 +13481,31 @@ class Client(Wire):
                             on_wait(job)
         return [finished[job_id] for job_id in job_ids if job_id in finished]
 
+    def find_jobs(self, job_ids: Iterable[str], known: Mapping[str, dict[str, Any]]) -> list[dict[str, Any]]:
+        """The jobs of these ids, asked for unless they are known.  Raises: not_found, naming all that are gone."""
+        found: list[dict[str, Any]] = []
+        gone = dict[str, NexusError]()
+        for job_id in job_ids:
+            try:
+                found.append(known.get(job_id) or self.job(job_id))
+            except NexusError as error:
+                if error.kind != "not_found":
+                    raise
+                gone[job_id] = error
+        if len(gone) > 1:
+            raise NexusError("not_found", "no job " + ", ".join(f"'{format_line(job_id, 40)}'" for job_id in gone),
+                             hint="nexus jobs lists them; old ones are forgotten (history_limit, nexus clear)")
+        for missing in gone.values():
+            raise missing
+        return found
+
     def follow_events(self) -> Iterator[tuple[str, Any]]:
-        """(kind, data) of each event from now on, the first one empty.  Raises: unavailable, when events were lost."""
+        """(kind, data) of each event from now on, also without a kind.  Raises: unavailable, when events were lost."""
+        return self.read_events(self.open_stream("/events")[1])
+
+    def read_events(self, pieces: Iterator[bytes]) -> Iterator[tuple[str, Any]]:
         rest = b""
-        for piece in self.open_stream("/events")[1]:
+        for piece in pieces:
             *blocks, rest = (rest + piece).split(b"\n\n")
             if len(rest) > MAX_EVENT_BYTES:
                 raise describe_stranger(self.url, "one of its events has no end")
@@ -14173,11 +14199,13 @@ def describe_end(job: Told) -> str:
 
 def cmd_wait(call: Call) -> int:
     import itertools
-    ids = call.options.ids
+    ids, of_group = call.options.ids, list[dict[str, object]]()
     if call.options.group is None and not ids:
         refuse("there is nothing to wait for", hint="nexus wait ID, or nexus wait --group NAME")
+    events = call.client.follow_events()
     if call.options.group is not None:
-        ids = [*ids, *(job["id"] for job in ask_for_jobs(call) if job["status"] != COMPLETED and not job["retried_as"])]
+        of_group = [job for job in ask_for_jobs(call) if job["status"] != COMPLETED and not job["retried_as"]]
+        ids = [*ids, *(job["id"] for job in of_group)]
     said, total, ended = set[str](), len(set(ids)), itertools.count(1)
 
     def say_end(job: Told) -> None:
@@ -14193,7 +14221,7 @@ def cmd_wait(call: Call) -> int:
 
     try:
         with time_limit(call.options.timeout):
-            jobs = call.client.wait(ids, say_end, say_hold, call.options.any)
+            jobs = call.client.wait(ids, say_end, say_hold, call.options.any, of_group, events)
     except TimeIsUp:
         call.say(f"the time is up: {min(next(ended) - 1, total)} of {format_count(total, 'job')} ended within "
                  f"{format_limit(call.options.timeout)}; the others go on")
@@ -14335,11 +14363,12 @@ KILL_NOTICE_S = 2.0                     # a user who sees nothing for so long as
 
 def end_jobs(call: Call, **choice: Any) -> None:
     """Cancel jobs, all or none; return when they have ended."""
-    ids = call.client.cancel(**choice)
-    if not ids and "ids" not in choice:
+    events = call.client.follow_events()
+    jobs = call.client.ask("POST", "/jobs/cancel", choice)["jobs"]
+    if not jobs and "ids" not in choice:
         of_group = f"job of group {choice['group']}" if "group" in choice else "such job"
         return call.say(f"no {of_group} is pending or running")
-    for job in map(call.client.job, ids):
+    for job in jobs:
         if job["unknown_since"]:
             call.say(f"{job['node']} has not been heard since {format_unknown(job)}: job {job['id']} is ended when it "
                      f"is back (Ctrl-C leaves it so; nexus node remove {job['node']} --force gives it up)")
@@ -14348,7 +14377,8 @@ def end_jobs(call: Call, **choice: Any) -> None:
     notice.daemon = True
     notice.start()
     try:
-        call.client.wait(ids, lambda job: call.say(describe_end(job)))
+        call.client.wait([job["id"] for job in jobs], lambda job: call.say(describe_end(job)), known=jobs,
+                         events=events)
     finally:
         notice.cancel()
 

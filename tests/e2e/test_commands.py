@@ -876,6 +876,20 @@ def test_cancel_by_status_and_group(own_home):
     assert f"job {ids[2]} never ran: job {ids[2]} cancelled" in own_home.main("logs", ids[2]).err
 
 
+def test_a_cancelled_sweep_pushes_out_nothing_that_ran():
+    with Home("state.history_limit = 3") as home:
+        ran = [add_and_wait(home, "echo out"), add_and_wait(home, "exit 3")]
+        ids = home.main("add", "--begin", "+1h", "--sweep", "a=1..40", "echo {a}").out.split()
+        done = home.main("cancel", "--status", "pending")
+        assert done.code == 0 and done.err.count(" cancelled (removed)") == len(ids) == 40
+        until(lambda: "Trimmed 37 jobs beyond history_limit" in home.file("service.log").read_text(), "those that never ran to go")
+        assert [home.job(job_id)["exit_code"] for job_id in ran] == [0, 3] and home.main("logs", ran[0]).out == "out\n"
+        kept = {job["id"] for job in home.client().jobs()}
+        gone = [job_id for job_id in ids if job_id not in kept]
+        done = home.main("wait", gone[0], ran[0], gone[1], *kept)
+        assert done.code == 3 and f"no job '{gone[0]}', '{gone[1]}'\n" in done.err and "history_limit" in done.err, "all that are gone"
+
+
 def test_a_kill_that_takes_long_says_so(own_home):
     own_home.write_config("jobs.kill_grace_seconds = 4")
     job_id = add(own_home, "trap '' TERM; touch ~/ready; while :; do sleep 0.1; done")

@@ -671,22 +671,20 @@ def test_what_can_be_read_can_be_refused_however_deep_it_is(key):
             nexus.parse_submission(nexus.parse_json(text(depth), "the body"))
 
 
-def test_of_whom_the_history_is_shortened(monkeypatch):
-    """One user's thousand end nobody else's."""
-    made = nexus.State()
-    for number in range(30):
-        user = "bob" if number in (0, 7, 20) else "ann" if number < 12 else "cyd"
-        put(made, *nexus.add_job(job(letters(number), number, user=user, status="completed")))
+TRIMMED = [  # reason, (user, whether it ran) of the finished jobs in the order of their ends, the limit, what goes by its number
+    ("one user's thousand end nobody else's", [("bob", True)] + 4 * [("ann", True)] + [("bob", True)], 2, [1, 2]),
+    ("what never ran pushes out nothing that ran", [("ann", True)] + 5 * [("ann", False)], 2, [1, 2, 3]),
+    ("nor the other way round", [("ann", False)] + 3 * [("ann", True)], 2, [1]),
+    ("as many as may stay", 2 * [("ann", True)] + 2 * [("ann", False)], 2, []),
+    ("no more at once", 9 * [("ann", True)], 2, [0, 1, 2, 3])]
+
+
+@pytest.mark.parametrize("reason, ended, limit, gone", TRIMMED, ids=[case[0] for case in TRIMMED])
+def test_of_whom_the_history_is_shortened(monkeypatch, reason, ended, limit, gone):
     monkeypatch.setattr(nexus, "TRIMMED_AT_ONCE", 4)
-    assert len(nexus.choose_trimmed(made, 12)) == 4, "no more at once"
-    monkeypatch.undo()
-    gone = nexus.choose_trimmed(made, 12)
-    assert [one.user for one in gone].count("bob") == 0 and len(gone) == 18
-    left = [one.user for one in nexus.list_finished(made) if one not in gone]
-    assert (left.count("ann"), left.count("bob"), left.count("cyd")) in ((4, 3, 5), (5, 3, 4))
-    cyds = [one.number for one in nexus.list_finished(made) if one.user == "cyd"]
-    lost = [one.number for one in gone if one.user == "cyd"]
-    assert lost == cyds[: len(lost)], "the oldest of each"
+    made = state(*(finished(letters(number), number=number, user=user, started_at=NOW if has_run else None,
+                            status_history=(("completed", NOW + number),)) for number, (user, has_run) in enumerate(ended)))
+    assert [one.number for one in nexus.choose_trimmed(made, limit)] == gone
 
 
 def test_what_slurm_has_waits_there_and_not_here():
@@ -706,8 +704,7 @@ def test_what_slurm_has_waits_there_and_not_here():
 
 def test_what_another_nexus_has_not_collected_stays():
     jobs = [finished("aaa", head="0-1234"), finished("aab", head="0-1234", is_collected=True), finished("aac"), finished("aad")]
-    assert [job.id for job in nexus.choose_trimmed(state(*jobs), 2)] == ["aab", "aac"]
-    assert [job.id for job in nexus.choose_trimmed(state(*jobs), 0)] == ["aab", "aac", "aad"]
+    assert [job.id for job in nexus.choose_trimmed(state(*jobs), 1)] == ["aab", "aac"]
 
 
 ORDERS_BEFORE = [  # what was kept as `order` (rank, priority, turn, sequence number, ...), queue_key
