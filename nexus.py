@@ -1003,6 +1003,7 @@ class Group:
     limit: int = 0                  # how many of them run at once; 0 = as many as fit
     hold: str | None = None         # why none of them starts; None: they may
     failures: int = 0               # how many jobs failed soon, as long as all did; -1: one did not
+    is_paused: bool = False         # a user holds it, until it is resumed; else the hold ends with its pending jobs
 
 
 @value
@@ -1248,12 +1249,20 @@ def end_job(state: State, job: Job, status: str, now: float, **facts: Any) -> Ch
             else:
                 yield end_one(child, CANCELLED, now, cause="dependency", cause_line=describe_parent(parent))
                 ended.append(child.id)
+        group = state.groups.get(parent.group or "")
+        if group and group.hold and not group.is_paused and group.name not in state.members:
+            yield Put("groups", group.name, replace(group, hold=None))
 
 
 def end_one(job: Job, status: str, now: float, **facts: Any) -> Put:
     """The change that ends a job.  A pending job gets an attempt that never ran.  Raises: conflict."""
     waiting = job if job.current.number else begin_attempt(job, number=job.attempt)
     return change_status(waiting, status, now, **{"finished_at": now, **facts})
+
+
+def list_holds(state: State) -> dict[str, str]:
+    """{group: why none of its jobs starts} of the groups that are held."""
+    return {one.name: f"group {one.name} is held: {one.hold}" for one in state.groups.values() if one.hold}
 
 
 def requeue(state: State, job: Job, why: str, now: float, **facts: Any) -> Changes:
@@ -3015,8 +3024,7 @@ class Quotas:
     def __init__(self, state: State, config: JobsConfig) -> None:
         self.config, self.groups = config, state.groups
         self.closed_groups: dict[str | None, Reason] = {
-            one.name: Reason("held", one.name, f"group {one.name} is held: {one.hold}")
-            for one in state.groups.values() if one.hold}
+            name: Reason("held", name, why) for name, why in list_holds(state).items()}
         self.closed_users: dict[str | None, Reason] = {}        # users at their limit; the key None: all users
         self.counts: dict[tuple[str, str | None], int] = {}
         for job in (*state.running.values(), *state.submitted.values()):
@@ -3893,7 +3901,10 @@ OBJECTS: dict[str, Mapping[str, Field]] = {
         "jobs": Field(LIST({}), "what would be added", default=None),
     },
     "Retried": {"id": Field(JOB_ID, "the new job")},
-    "Ids": {"ids": Field(LIST(JOB_ID), "the jobs that go by it, or the new ones")},
+    "Ids": {
+        "ids": Field(LIST(JOB_ID), "the jobs that go by it, or the new ones"),
+        "warning": Field(STRING, "why new ones will not start soon", default=None),
+    },
     "Ended": {
         "ids": Field(LIST(JOB_ID), "the jobs that end by it"),
         "jobs": Field(LIST(REF("EndedJob")), "the same: those that were pending have ended, others are still running"),
@@ -10233,7 +10244,7 @@ class Admission(Part):
             group = state.groups.get(name) or Group(name)
             why = f"paused by {who} (nexus resume --group {name})" if is_paused else None
             yield Put("groups", name, replace(
-                group, hold=why, failures=0 if group.hold and not is_paused else group.failures))
+                group, hold=why, is_paused=is_paused, failures=0 if group.hold and not is_paused else group.failures))
 
         what = f"Group {name}" if name else "Queue"
         self.service.change(hold, "%s %s by %s", what, "paused" if is_paused else "resumed", who)
@@ -10991,14 +11002,14 @@ class Views(Part):
     def list_hints(self) -> list[str]:
         """Return what the owner should know or do, one line each."""
         machine, jobs = self.machine, self.config.jobs
-        held = self.store.read(lambda state: [group for group in state.groups.values() if group.hold])
+        held: Mapping[str, str] = self.store.read(list_holds)
         hints = [
             *(hint for *_, hint in self.list_checks()),
             "these GPUs are made up; for the real ones: nexus restart, without NEXUS_MOCK_GPUS"
             if machine.is_mock else "",
             f"{machine.no_screen_reason}: jobs run directly, without attach (install it: apt install screen)" if (
                 machine.no_screen_reason and jobs.launcher == "screen") else "",
-            *(f"group {group.name} is held: {group.hold}" for group in held[:3])]
+            *list(held.values())[:3]]
         return [hint for hint in hints if hint]
 
     def describe_jobs(self, jobs: Sequence[Job], rows: Mapping[str, Field] = JOB) -> Iterator[dict[str, Any]]:
@@ -12115,10 +12126,8 @@ class Calls(Gate):
         added = self.service.admission.submit(submissions, caller, None if is_dry else idempotency_key, is_dry)
         waiting = [job for job in added.jobs if job.status == PENDING]
         lost = next((job for job in added.jobs if job.status != PENDING), None)
-        trouble = self.service.gpu_watch.observation.trouble if any(job.gpus for job in waiting) else None
-        held = self.service.store.read(lambda state: PAUSED.detail if state.paused else None) if waiting else None
         warning = lost and f"job {lost.id} was cancelled at once: {lost.current.cause_line}"
-        warning = f"it waits: {held or trouble}" if held or trouble else warning
+        warning = self.find_delay(waiting) or warning
         if is_dry:
             shown = [name for name in ASKED if name not in ("id", "limits", "umask", *fields_of(Asked))]
             answer = {"dry_run": True, "jobs": [{name: getattr(job, name) for name in shown} for job in waiting]}
@@ -12129,6 +12138,15 @@ class Calls(Gate):
             named = {asked.job.get("id", "") for asked in submissions}      # a repeated id gets the first reply
         known = [job_id for job_id in added.known if job_id not in named]
         return {**answer, **({"known": known} if known else {}), **({"warning": warning} if warning else {})}
+
+    def find_delay(self, jobs: Sequence[Job]) -> str:
+        """Why new jobs will not start soon; "" when nothing is known to hold them up."""
+        waiting = [job for job in jobs if job.status == PENDING]
+        is_paused, holds = self.service.store.read(lambda state: (state.paused, list_holds(state)))
+        held = next((holds[job.group] for job in waiting if job.group in holds), None)
+        trouble = self.service.gpu_watch.observation.trouble if any(job.gpus for job in waiting) else None
+        why = PAUSED.detail if is_paused and waiting else held or trouble
+        return f"it waits: {why}" if why else ""
 
     @route("PATCH /queue/{id}", "user", "change a pending job, or its position", "Job", body="Edit")
     def patch_queue(self, caller: Caller, id: str, body: Any) -> dict[str, Any]:
@@ -12222,7 +12240,10 @@ class Calls(Gate):
     def post_retries(self, caller: Caller, body: Any) -> dict[str, Any]:
         given = read_object(RETRY_KEYS, RETRY, body)
         change = given.pop("change", {})
-        return {"ids": self.service.admission.retry(Choice(**given), caller, change)}
+        ids = self.service.admission.retry(Choice(**given), caller, change)
+        warning = self.find_delay(self.service.store.read(
+            lambda state: [state.jobs[job_id] for job_id in ids if job_id in state.jobs]))
+        return {"ids": ids, **({"warning": warning} if warning else {})}
 
     @route("GET /jobs/{id}/logs", "user",
            "what a job printed, or prints, in the order in which it came; for programs with "
@@ -14419,7 +14440,8 @@ def cmd_retry(call: Call) -> None:
             return call.say("no failed job is left to run again")
     change = read_change(call)
     if not given.dry_run:
-        return call.print(*call.client.retry_all(ids=ids, **({"change": change} if change else {})))
+        body = {"ids": ids, **({"change": change} if change else {})}
+        return show_added(call, call.client.ask("POST", "/jobs/retry", body))
     call.write(format_jobs([{**call.client.job(job_id), **change} for job_id in ids], call.paint))
     call.say(f"{format_count(len(ids), 'job')} would be run again; this was a dry run")
 

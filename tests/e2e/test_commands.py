@@ -632,7 +632,11 @@ def test_pause_and_resume_a_group(own_home):
     first = add_and_wait(own_home, "true", "--group", "g")
     done = own_home.main("pause", "--group", "g")
     assert (done.code, done.err) == (0, "nexus: group g is paused\n")
-    held = add(own_home, "true", "--group", "g")
+    done = own_home.main("add", "--gpus", "0", "--group", "g", "true")
+    own_home.main("cancel", done.id)
+    again = own_home.main("retry", done.id)
+    held = again.id
+    assert all("it waits: group g is held: paused by" in one.err for one in (done, again)), "a user's hold stays with no job pending"
     own_home.main("wait", add(own_home))
     assert own_home.job(held)["status"] == "pending" and first != held
     assert held in own_home.main("queue", "--group", "g").out and "no such job is pending" in own_home.main("queue", "--group",
@@ -948,7 +952,8 @@ def test_cancel_remove_and_retry(own_home):
     done = own_home.main("cancel", running, waiting)
     assert done.code == 0 and {own_home.job(job_id)["status"] for job_id in (running, waiting)} == {"cancelled"}
     done = own_home.main("retry", running, waiting)
-    assert re.fullmatch(r"([A-Za-z]{3,4}\n){2}", done.out) and done.err == "" and len(own_home.main("queue", "--json").json) == 2
+    assert re.fullmatch(r"([A-Za-z]{3,4}\n){2}", done.out) and done.err == "nexus: it waits: the queue is paused (nexus resume)\n"
+    assert len(own_home.main("queue", "--json").json) == 2
 
 
 @pytest.mark.parametrize("command", ["retry", "remove", "cancel", "kill"])

@@ -259,10 +259,18 @@ def test_a_group_that_fails_is_held():
     with live.Box(gpus=0, cpu_slots=1) as box:
         fixed = box.path("fixed")
         command = f"[ -e {fixed} ] || {{ echo 'no such file: data.csv' >&2; exit 3; }}; echo {{n}}"
-        ids = cli(box, "add", "--gpus", "0", "--group", "g", "--sweep", "n=1..6", command).split()
-        for job_id in ids[:3]:
-            box.wait(job_id, "failed")
-        reason = box.await_reason(ids[3], "group g is held", "no such file: data.csv", "nexus resume --group g")
+        sweep = ("add", "--gpus", "0", "--group", "g", "--sweep", "n=1..6", command)
+        for is_first in (True, False):
+            done = box.nexus(*sweep)
+            ids = done.stdout.split()
+            assert (done.returncode, done.stderr) == (0, ""), "a hold ends with the group's last pending job"
+            for job_id in ids[:3]:
+                box.wait(job_id, "failed")
+            reason = box.await_reason(ids[3], "group g is held", "no such file: data.csv", "nexus resume --group g")
+            if is_first:
+                assert "it waits: group g is held: its first 3 jobs failed" in box.nexus("add", "--group", "g", "--gpus", "0", "true").stderr
+                cli(box, "cancel", "--group", "g")
+                cli(box, "clear", "--group", "g")
         assert statuses(box, *ids) == ["failed"] * 3 + ["pending"] * 3 and reason in cli(box, "why", ids[5])
         assert "group g is held" in cli(box)
         box.wait(box.add("true", gpus=0), "completed")
