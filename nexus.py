@@ -6350,6 +6350,7 @@ class TreeSnapshot:
     commit: str
     repository: str                     # the work tree's top, without symbolic links
     empty: tuple[str, ...] = ()         # folders that are repositories themselves: they are empty in a checkout
+    is_new: bool = True                 # no earlier snapshot is the same
 
 
 class Git:
@@ -6403,9 +6404,10 @@ def take_snapshot(cwd: str, environ: Mapping[str, str]) -> TreeSnapshot:
         git = Git(top, environ, *options, GIT_INDEX_FILE=copy)
         repositories = fill_index(git, {key.split(".", 1)[1].rpartition(".")[0] for key in filters})
         commit = write_commit(git)
+        is_new = bool(git.call("rev-parse", "--quiet", "--verify", f"refs/nexus/{commit}").exit_code)
         git.run("update-ref", f"refs/nexus/{commit}", commit)
     empty = [path for path in repositories if os.path.lexists(os.path.join(top, path, ".git"))]
-    return TreeSnapshot(commit, top, tuple(empty))
+    return TreeSnapshot(commit, top, tuple(empty), is_new)
 
 
 def find_work_tree(cwd: str, environ: Mapping[str, str]) -> str:
@@ -14060,9 +14062,11 @@ def cmd_add(call: Call) -> None:
 
 
 def submit(call: Call, work: Told) -> dict[str, Any]:
-    """Submit the jobs, or check them with --dry-run, and warn.  A snapshot that no job uses is released again."""
+    """Submit the jobs, or check them with --dry-run, and warn.  A new snapshot that no job uses is released again."""
     given, kept, is_needed = call.options, None, False
     body = {**make_options(call), **work, "dry_run": given.dry_run}
+    if given.conda and given.node is None and call.client.layout:
+        check_conda(call, given.conda, {**call.environ, **dict(given.env)})
     if given.snapshot:
         body["cwd"] = os.path.realpath(body["cwd"])
         if given.dry_run:
@@ -14073,14 +14077,13 @@ def submit(call: Call, work: Told) -> dict[str, Any]:
             if kept.empty:
                 call.say("the snapshot leaves these directories empty, as they are git repositories themselves: "
                          + ", ".join(kept.empty), is_beside_json=True)
-    if given.conda and given.node is None and call.client.layout:
-        check_conda(call, given.conda, {**call.environ, **dict(given.env)})
     try:
         answer = call.client.submit(body)
         is_needed = not answer.get("known")
     finally:
-        if kept and not is_needed and not any(job["snapshot"] == kept.commit for job in call.client.jobs()):
-            release_snapshot(kept.repository, kept.commit, os.environ)
+        if kept and kept.is_new and not is_needed:
+            with contextlib.suppress(NexusError):       # the first error counts
+                release_snapshot(kept.repository, kept.commit, os.environ)
     for job_id in answer.get("known", ()):
         call.say(f"job {job_id} is the same and is there already: nothing was added for it")
     if call.client.layout is None and not given.cwd:
