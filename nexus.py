@@ -681,7 +681,8 @@ class HooksConfig:
     on_unhealthy: str = optional("", TEXT, "a command, run when `nexus health` turns bad, and again when it is well")
     on_finish: str = optional(
         "", TEXT,
-        "a command, run for each finished job, with NEXUS_JOB_ID, _STATUS, _CAUSE, _EXIT_CODE, _COMMAND, _GPU")
+        "a command, run at least once for each finished job, with NEXUS_JOB_ID, _STATUS, _CAUSE, _EXIT_CODE, _COMMAND, "
+        "_GPU")
 
 
 @value
