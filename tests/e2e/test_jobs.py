@@ -268,7 +268,8 @@ def test_a_group_that_fails_is_held():
                 box.wait(job_id, "failed")
             reason = box.await_reason(ids[3], "group g is held", "no such file: data.csv", "nexus resume --group g")
             if is_first:
-                assert "it waits: group g is held: its first 3 jobs failed" in box.nexus("add", "--group", "g", "--gpus", "0", "true").stderr
+                added = box.nexus("add", "--group", "g", "--gpus", "0", "true")
+                assert "it waits: group g is held: its first 3 jobs failed" in added.stderr
                 cli(box, "cancel", "--group", "g")
                 cli(box, "clear", "--group", "g")
         assert statuses(box, *ids) == ["failed"] * 3 + ["pending"] * 3 and reason in cli(box, "why", ids[5])

@@ -40,7 +40,8 @@ SCRIPTS = [
     ("a trap at the end", "trap 'rm -rf scratch; echo cleaned >> ran' EXIT\nmkdir scratch\ntrain --fail 2\n"),
     ("a heredoc", "cat > config.yaml <<EOF\nlr: 0.1\nname: $USER_NAME\nEOF\npython3 - <<'EOF'\n"
      "print(open('config.yaml').read(), file=open('ran', 'a'))\nEOF\n"),
-    ("loops of loops", "for lr in 1 2; do\n  for bs in 16 32; do\n    train \\\n      --lr $lr \\\n      --bs $bs || exit 9\n  done\ndone\n"),
+    ("loops of loops", "for lr in 1 2; do\n  for bs in 16 32; do\n    train \\\n      --lr $lr \\\n      --bs $bs || exit 9\n"
+     "  done\ndone\n"),
     ("like torchrun", "export OMP_NUM_THREADS=1\nlaunch --nproc=2 train --epochs 3 \\\n    --out runs/a\n"),
     ("a rank fails", "launch --nproc=2 train --fail 6\n"),
     ("like accelerate", "CUDA_VISIBLE_DEVICES=0 launch --num_processes=1 train --config a.yaml \"$@\"\n"),
@@ -81,7 +82,6 @@ def test_run_scripts_end_as_in_a_shell(launcher):
         for (reason, _), job_id, by_hand, there, here in zip(SCRIPTS, ids, done, shell, ours):
             job = box.wait(job_id)
             assert job["exit_code"] == by_hand.returncode % 256 or job["exit_code"] == 128 - by_hand.returncode, (reason, job)
-            live.until(lambda there=there, here=here: outcome(there) == outcome(here),
-                       lambda: f"{reason}: {outcome(there)} in a shell, {outcome(here)} in nexus")
+            live.until(lambda there=there, here=here: outcome(there) == outcome(here), f"the same in {here} as in a shell: {reason}")
             out = box.ask("GET", f"/jobs/{job_id}/logs?stream=stdout")
             assert sorted(out.splitlines()) == sorted(by_hand.stdout.splitlines()), reason

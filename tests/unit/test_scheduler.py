@@ -1584,7 +1584,8 @@ def test_choose_session():
 
 WORKS = [  # reason, [(time, {pid: CPU ticks of 0.01 s})], whether they idle
     ("not known yet", [(0, {1: 0}), (19, {1: 0})], False), ("idle", [(0, {1: 500}), (20, {1: 500})], True),
-    ("a little is idle too", [(0, {1: 0}), (10, {1: 50}), (20, {1: 150})], True), ("a tenth of a core", [(0, {1: 0}), (20, {1: 200})], False),
+    ("a little is idle too", [(0, {1: 0}), (10, {1: 50}), (20, {1: 150})], True),
+    ("a tenth of a core", [(0, {1: 0}), (20, {1: 200})], False),
     ("together", [(0, {1: 0, 2: 0}), (20, {1: 100, 2: 100})], False), ("work ended", [(0, {1: 0}), (10, {1: 900}), (30, {1: 901})], True),
     ("only the last 20 s count", [(0, {1: 0}), (30, {1: 0}), (40, {1: 300}), (49, {1: 300})], False),
     ("one that has begun since", [(0, {1: 0}), (10, {1: 0, 2: 250}), (20, {1: 0})], False),
