@@ -8,11 +8,11 @@ import time
 import live
 import pytest
 
-# Works for so many seconds, then leaves a word.
+# Works for so many seconds, or until there is a file of its own, then leaves a word.
 WORK = """
-import sys, time
+import os, sys, time
 end = time.time() + float(sys.argv[1])
-while time.time() < end: pass
+while time.time() < end and not os.path.exists(sys.argv[2] + ".stop"): pass
 open(sys.argv[2], "a").write("done\\n")
 """
 # Has two workers, as a data loader has.  Told to end, it needs them for a second, and then saves its work.
@@ -46,6 +46,10 @@ def make_program(box, name, text):
     program = box.bin / name
     program.write_text(f"#!{box.python} -IS{text}")
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
+
+
+def find_runner(box, job):
+    return int(live.read(f"{box.home}/logs/job_{job}/attempt-1").split()[0])
 
 
 def run(box, *commands, **options):
@@ -103,19 +107,21 @@ def test_what_has_memory_of_a_gpu_works(box):
 
 
 def test_without_a_service_it_goes_on(box):
-    first, second, third = (box.add(f"work {seconds} {box.path(f'away-{seconds}')} & exit 5", gpus=0) for seconds in (2, 8, 600))
-    live.until(lambda: all(box.job(job)["processes_left"] for job in (first, second, third)), "the end of their commands")
+    outs = [box.path(f"away-{number}") for number in range(3)]
+    first, second, third = jobs = [box.add(f"work 600 {out} & exit 5", gpus=0) for out in outs]
+    live.until(lambda: all(box.job(job)["processes_left"] for job in jobs), "the end of their commands")
     box.kill_all_of_service()
-    live.until(lambda: live.read(box.path("away-2")), "the end of the first")
-    live.until(lambda: not live.find_commands(f"job_{first}/job.sh"), "the end of its job.sh")
+    pathlib.Path(f"{outs[0]}.stop").touch()
+    live.until(lambda: not live.is_alive(find_runner(box, first)), "the end of the first one's runner")
     box.start()
-    for job in (first, second):
+    pathlib.Path(f"{outs[1]}.stop").touch()
+    for job, out in zip((first, second), outs):
         ended = box.wait(job, "failed")
-        assert ended["exit_code"] == 5 and ended["cause"] == "exit" and ended["runtime_seconds"] >= 2, ended
-    assert live.read(box.path("away-8")) == "done\n" and box.job(third)["processes_left"] == 1
+        assert (ended["exit_code"], ended["cause"], live.read(out)) == (5, "exit", "done\n"), ended
+    assert box.job(third)["processes_left"] == 1
     box.ask("DELETE", f"/jobs/{third}")
     ended = box.wait(third, "cancelled")
-    assert (ended["cause"], ended["exit_code"]) == ("killed", 5) and not live.find_commands(str(box.path("away-600")))
+    assert (ended["cause"], ended["exit_code"]) == ("killed", 5) and not live.find_commands(str(outs[2]))
 
 
 def test_the_time_limit_counts_for_what_is_left(box):
@@ -124,12 +130,13 @@ def test_the_time_limit_counts_for_what_is_left(box):
 
 
 def test_a_killed_runner_is_told(box):
-    job = box.add(f"work 3 {box.path('runner')} &", gpus=0)
+    job = box.add(f"work 600 {box.path('runner')} &", gpus=0)
     live.until(lambda: box.job(job)["processes_left"], "the end of its command")
     box.kill_all_of_service()
-    runner = int(live.read(f"{box.home}/logs/job_{job}/attempt-1").split()[0])
+    runner = find_runner(box, job)
     live.kill(runner)
     live.until(lambda: not live.is_alive(runner), "its death")
+    box.path("runner.stop").touch()
     box.start()
     assert box.wait(job, "failed")["cause"] == "session-lost"
 
