@@ -1,12 +1,14 @@
 """SERVICE, driven turn by turn on a machine and a clock that the test moves, with crashes in between."""
 
 import builtins
+import contextlib
 import errno
 import json
 import logging
 import os
 import pathlib
 import queue
+import tempfile
 import threading
 import time
 import types
@@ -14,6 +16,8 @@ import types
 import live
 import makers
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import nexus
 
@@ -825,6 +829,145 @@ def test_a_long_history_is_trimmed_a_part_at_a_time(world, monkeypatch):
     assert w.service.history.trim_history() == 0.0 and len(w.store.read(nexus.list_finished)) == 2
     assert w.service.history.trim_history() == 0.0 and len(w.store.read(nexus.list_finished)) == 1
     assert w.service.history.trim_history() > 0
+
+
+class Past:
+    """What the test knows of a job, whatever the service still does."""
+
+    def __init__(self, job):
+        self.id, self.number, self.user, self.group = job.id, job.number, job.user, job.group
+        self.printed, self.status, self.ended_in, self.is_there = [], "pending", None, True
+
+
+class Diary:
+    """A service, and all jobs that it ever had: none that ran is lost but by `clear`, and by later ones of its user."""
+    LIMIT = 2
+
+    def __init__(self, folder):
+        self.w = World(folder, gpus=0, cpu_slots=3, history_limit=self.LIMIT, retry_backoff_seconds=1, guard_seconds=1)
+        self.pasts, self.step, self.pid = {}, 0, 100
+
+    def choose(self, pick, *statuses):
+        """One of the jobs that are there; None when there is none."""
+        found = [past for past in self.pasts.values() if past.is_there and (not statuses or past.status in statuses)]
+        return found[pick % len(found)] if found else None
+
+    def make_choice(self, by, pick, *statuses):
+        past = self.choose(pick, *statuses)
+        if by == "ids":
+            return past and nexus.Choice((past.id,))
+        return nexus.Choice(group="g") if by == "group" else nexus.Choice(status=(statuses[pick % len(statuses)],))
+
+    # Steps
+
+    def add(self, user, group, how, pick):
+        parent = self.choose(pick)
+        options = {"later": {"begin": "+1h", "commands": ["echo a", "echo b", "echo c"]}, "twice": {"retries": 1},
+                   "after": {"after_any": [parent.id]} if parent else {}}
+        asked = {"commands": ["echo"], "cwd": "/", "gpus": 0, **({"group": group} if group else {}), **options.get(how, {})}
+        self.w.service.admission.submit(nexus.parse_submissions(asked), nexus.Caller(user, user))
+
+    def end(self, pick, code):
+        past = self.choose(pick, "running")
+        if past and self.w.job(past.id).current.pid:
+            self.w.end(past.id, code)
+
+    def cancel(self, by, pick):
+        choice = self.make_choice(by, pick, "pending", "running")
+        if choice:
+            self.w.service.admission.cancel(choice, ANN)
+
+    def clear(self, by, pick):
+        choice = self.make_choice(by, pick, *nexus.FINAL)
+        chosen = [past for past in self.pasts.values() if choice and past.is_there and past.status in nexus.FINAL and (
+            past.id in choice.ids or (choice.group and past.group == choice.group) or past.status in choice.status)]
+        if choice:
+            assert sorted(self.w.service.history.clear(choice, ANN)) == sorted(past.id for past in chosen)
+        for past in chosen:
+            past.is_there = False
+
+    def retry(self, by, pick):
+        choice = self.make_choice(by, pick, *nexus.FINAL)
+        if choice:
+            self.w.service.admission.retry(choice, ANN)
+
+    def wait(self):
+        self.w.clock.pass_(3601)
+
+    def restart(self, is_trimming):
+        """The service is killed, at times when logs are removed and State does not know it yet."""
+        self.look()
+        if is_trimming:
+            self.w.store.update = None
+            with contextlib.suppress(TypeError):
+                self.w.service.history.trim_history()
+        self.w.crash()
+
+    # What is true after each step
+
+    def take(self, name, *arguments):
+        self.step += 1
+        with contextlib.suppress(nexus.NexusError):         # there is no such job, say
+            getattr(self, name)(*arguments)
+        self.look()
+        while self.w.service.history.trim_history() == 0.0:
+            pass
+        self.check()
+
+    def look(self):
+        """What can start starts and prints; note what became of the jobs."""
+        begun = True
+        while begun:
+            self.w.turn(seconds=1)
+            begun = [job for job in self.w.store.read(lambda state: list(state.running.values()))
+                     if not (self.w.folder_of(job.id) / f"attempt-{job.attempt}").exists()]
+            for job in begun:
+                self.pid += 1
+                with open(self.w.folder_of(job.id) / "stdout.log", "a") as file:
+                    file.write(f"{job.number}, {job.attempt}\n")
+                self.pasts.setdefault(job.number, Past(job)).printed.append(f"{job.number}, {job.attempt}\n")
+                assert self.w.claim(job.id, self.pid)
+        for job in self.w.store.read(lambda state: list(state.jobs.values())):
+            past = self.pasts.setdefault(job.number, Past(job))
+            past.status = job.status
+            if job.status in nexus.FINAL and past.ended_in is None:
+                past.ended_in = self.step
+
+    def check(self):
+        jobs = {job.number: job for job in self.w.store.read(lambda state: list(state.jobs.values()))}
+        ended = {number: self.pasts[number] for number in jobs if self.pasts[number].ended_in is not None}
+        for past in self.pasts.values():
+            alike = [other for other in ended.values() if (other.user, bool(other.printed)) == (past.user, bool(past.printed))]
+            assert len(alike) <= self.LIMIT
+            if past.number not in jobs:
+                later = [other for other in alike if other.ended_in >= past.ended_in]
+                assert len(later) == self.LIMIT or not past.is_there, f"job {past.number} is lost"
+                past.is_there = False
+            else:
+                assert past.is_there, "what was cleared is gone"
+                log = self.w.folder_of(past.id) / "stdout.log"
+                begun = [f"{past.number}, {one.number}\n" for one in jobs[past.number].attempts if one.started_at is not None]
+                assert begun == past.printed and (not begun or log.read_text() == "".join(begun))
+
+
+picks = st.integers(0, 99)
+ADDED = st.tuples(st.just("add"), st.sampled_from(["ann", "ann", "bob"]), st.sampled_from([None, "g"]),
+                  st.sampled_from(["now", "later", "after", "twice"]), picks)
+ENDED = st.tuples(st.just("end"), picks, st.sampled_from([0, 1]))
+CHOSEN = st.tuples(st.sampled_from(["cancel", "cancel", "clear", "retry"]), st.sampled_from(["ids", "group", "status"]), picks)
+OTHER = st.sampled_from([("wait",), ("restart", False), ("restart", True)])
+STEPS = st.sampled_from([ADDED] * 4 + [ENDED] * 4 + [CHOSEN] * 2 + [OTHER]).flatmap(lambda one: one)
+
+
+@given(st.lists(STEPS, min_size=10, max_size=40))
+def test_nothing_that_ran_is_lost_but_by_clear_and_history_limit(steps):
+    with tempfile.TemporaryDirectory(prefix="nx-") as folder:
+        diary = Diary(pathlib.Path(folder))
+        try:
+            for step in steps:
+                diary.take(*step)
+        finally:
+            diary.w.close()
 
 
 def test_the_curve_of_a_gpu_that_is_gone_goes_too(world):
