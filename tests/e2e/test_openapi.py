@@ -335,7 +335,7 @@ def test_whatever_comes_on_every_route(bench, place, query, headers, body, uid):
     assert response.status < 500 or response.status == 503, content
     if path.count("/") == route.pattern.count("/") and response.status < 400:
         assert str(response.status) in documented, (response.status, content)
-    if response.status >= 400:
+    if response.status >= 400 and (route.pattern, response.status) != ("/health", 503):      # a slow machine is not well
         assert is_error(json.loads(content))
     assert bench.service.failure_count == 0
 
