@@ -11656,6 +11656,7 @@ class Response:
     content_type: str = "application/json"
     headers: Mapping[str, str] = {}
     stream: Iterator[bytes] | None = None       # instead of a body; at an empty piece the connection is checked
+    packed: bytes = b""                         # the body, compressed, of what anyone may ask for: made once
     after: Callable[[], None] | None = None     # called when the reply is sent
 
 
@@ -11832,6 +11833,19 @@ addEventListener('activate', (event) => event.waitUntil((async () => {
 })()));
 """
 
+def make_tag(body: bytes) -> str:
+    import hashlib
+    return f'W/"{hashlib.sha256(body).hexdigest()[:24]}"'
+
+
+def make_once(response: Response) -> Response:
+    """With its tag and compressed form: strangers may ask for it as often as they like."""
+    import gzip
+    return replace(response, headers={**response.headers, "ETag": make_tag(response.body)},
+                   packed=gzip.compress(response.body, GZIP_LEVEL))
+
+
+@functools.lru_cache(maxsize=1)
 def page_response(page: str) -> Response:
     """A page that may only run its own <script> and <style>, which the policy names by their hashes."""
     import base64
@@ -11844,26 +11858,27 @@ def page_response(page: str) -> Response:
 
     policy = (f"default-src 'none'; script-src {hashes('script')}; style-src {hashes('style')}; connect-src 'self'; "
               "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'")
-    return Response(200, page.encode(), "text/html; charset=utf-8", {
-        "Content-Security-Policy": policy, "Referrer-Policy": "no-referrer", "Cache-Control": "no-cache"})
+    return make_once(Response(200, page.encode(), "text/html; charset=utf-8", {
+        "Content-Security-Policy": policy, "Referrer-Policy": "no-referrer", "Cache-Control": "no-cache"}))
 
 
 def shorten(request: Request, response: Response) -> Response:
     """Reply 304 if the caller has the same content; else compress the reply if the caller accepts that."""
-    import hashlib
     import zlib
     headers = {"Vary": "Accept, Accept-Encoding, Authorization", "Cache-Control": "no-store", **response.headers}
     sent = request.headers
     if response.status == 200 and response.body and request.method in ("GET", "HEAD"):
-        tag, known = f'"{hashlib.sha256(response.body).hexdigest()[:24]}"', sent.get("if-none-match", "")
-        headers["ETag"] = f"W/{tag}"
-        if tag in re.findall('"[^"]*"', known) or known == "*":
+        headers["ETag"] = headers.get("ETag") or make_tag(response.body)
+        known = sent.get("if-none-match", "")
+        if headers["ETag"][2:] in re.findall('"[^"]*"', known) or known == "*":
             return Response(304, headers=headers)
     accepted = re.search(r"(?:^|[ ,])gzip *(?:; *q=([0-9.]+))?(?:,|$)", sent.get("accept-encoding", "").lower())
     is_short = response.stream is None and len(response.body) < MIN_GZIP_BYTES
     if not accepted or (accepted[1] or "1").strip("0.") == "" or is_short:
         return replace(response, headers=headers)
     headers["Content-Encoding"] = "gzip"
+    if response.packed:
+        return replace(response, headers=headers, body=response.packed)
     packer = zlib.compressobj(GZIP_LEVEL, zlib.DEFLATED, 16 + zlib.MAX_WBITS)
 
     def pack(pieces: Iterator[bytes]) -> Iterator[bytes]:
@@ -12371,7 +12386,7 @@ class Calls(Gate):
     @route("GET /openapi.json", "anyone", "this description", "any")
     def get_openapi(self, caller: Caller) -> Response:
         if self.openapi is None:                        # cached: anyone may ask, as often as they like
-            self.openapi = json_response(make_openapi(ROUTES, __version__))
+            self.openapi = make_once(json_response(make_openapi(ROUTES, __version__)))
         return self.openapi
 
     @route("GET /metrics", "user", "GPUs, queue, waits, run times and the service itself, for Prometheus", "text/plain")
@@ -12887,22 +12902,37 @@ class Server:
             raise
         try:
             peer = SOCKET_PEER if opened.family == socket.AF_UNIX else unmap(address[:2])[0]
-            return Connection(self.api, opened, peer, find_peer_uid(opened, address)), address
+            if opened.family != socket.AF_UNIX and not is_established(opened):
+                raise ConnectionResetError              # closed before its turn: nobody waits for a reply
+            uid = find_peer_uid(opened, address)
+            self.check_limit(find_client(peer, uid))
+            return Connection(self.api, opened, peer, uid), address
         except BaseException:
             opened.close()
             raise
+
+    def check_limit(self, client: Sender | None) -> None:
+        """Refuse a client that has all its connections.  Raises: OSError.
+
+        To close an older one of its own instead would let it keep the service busy.
+        """
+        most = min(MAX_CONNECTIONS_PER_CLIENT, max(1, self.find_room() // 4))
+        if client is not None and [each.client for each in self.open].count(client) >= most:
+            raise ConnectionRefusedError
+
+    def find_room(self) -> int:
+        """How many connections others than the owner may have."""
+        return self.most - self.most // 4
 
     def admit(self, made: Connection, _: object) -> bool:
         """Whether to serve a connection: jobs need descriptors, and nobody may take all connections.
 
         At the limit, the oldest connection that has not sent a request is closed.
         """
-        room = self.most - self.most // 4               # the rest is for the owner
         limits: list[tuple[int, Callable[[Connection], bool]]] = [
-            (min(MAX_CONNECTIONS_PER_CLIENT, max(1, room // 4)), lambda each: each.client == made.client),
-            (room, lambda each: each.client is not None), (self.most, lambda each: True)]
+            (self.find_room(), lambda each: each.client is not None), (self.most, lambda each: True)]
         with self.guard:
-            for most, counts in limits if made.client is not None else limits[2:]:
+            for most, counts in limits if made.client is not None else limits[1:]:
                 there = list(filter(counts, self.open))
                 idle = next((each for each in there if each.is_waiting), None)
                 if len(there) >= most and idle is None:
@@ -12941,8 +12971,12 @@ def find_peer_uid(connection: socket.socket, address: Any) -> int | None:
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)      # pid, uid, gid
         return int.from_bytes(credentials[4:8], sys.byteorder)
     uid = find_socket_uid(unmap(address[:2]), unmap(connection.getsockname()[:2]))
-    state = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]            # Source: tcp(7), linux/tcp.h
-    return uid if state == TCP_ESTABLISHED else None
+    return uid if is_established(connection) else None
+
+
+def is_established(connection: socket.socket) -> bool:
+    """Whether neither end of a TCP connection has been closed.  Source: tcp(7), linux/tcp.h."""
+    return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == TCP_ESTABLISHED
 
 
 def find_client(peer: str, uid: int | None) -> Sender | None:
