@@ -207,7 +207,7 @@ def nexus_code(box, job_id):
 
 
 def test_restart_retry_and_the_end_of_the_history():
-    with make_box(history_limit=2) as box:
+    with make_box(history_limit=1) as box:
         job_id = submit(box, "open('model.pt', 'w').write('a week of work')")
         box.wait(job_id, "completed")
         [kept] = list_code(box)
@@ -222,15 +222,14 @@ def test_restart_retry_and_the_end_of_the_history():
             box.ask("DELETE", f"/jobs/{each}")
         box.wait(waits, "completed")
         live.until(lambda: list(folder.rglob("*")) == [folder / "work", folder / "work/model.pt"], "the end of the first job's logs")
-        trimmed = rf"history_limit = 2, with their logs: [^;]*{job_id}[^;]*; their own files stay in {folder}\n"
+        trimmed = rf"history_limit = 1, with their logs: [^;]*{job_id}[^;]*; their own files stay in {folder}\n"
         live.until(lambda: re.search(trimmed, box.log()))
         live.until(lambda: kept not in list_code(box), "its script's end")
         again = box.ask("POST", f"/jobs/{waits}/retry")["id"]
         box.wait(again, "completed")
         assert box.logs(again) == "after the restart\n"
-        for _ in range(2):                      # of the same user: another's jobs end none of his
-            added = box.call("POST", "/queue", {"command": "true"}, Authorization="Bearer my-secret-token")[1]
-            box.wait(added["id"], "completed")
+        added = box.call("POST", "/queue", {"command": "true"}, Authorization="Bearer my-secret-token")[1]
+        box.wait(added["id"], "completed")      # of the same user: another's jobs end none of his
         live.until(lambda: list_code(box) == [], "the end of all scripts")
         assert box.call("GET", f"/api/status/{again}")[0] == 404
 
