@@ -6939,7 +6939,7 @@ make_tree() {
 find_made() {
   former=$attempt made=
   while former=$((former - 1)); [ "$former" -gt 0 ]; do
-    while read -r pid begun < "$dir/attempt-$former" && read -r stat < "/proc/$pid/stat" && set -- ${stat##*) } &&
+    while read -r pid begun rest < "$dir/attempt-$former" && read -r stat < "/proc/$pid/stat" && set -- ${stat##*) } &&
         [ "$1" != Z ] && [ "${20}" = "$begun" ]
     do sleep 0.1 || { commit=; refuse launch "it was stopped"; }; done      # the tree is not its own yet
     [ "$made" ] || [ ! -d "$dir/files-$former" ] || made=$dir/files-$former
@@ -8919,7 +8919,7 @@ class Local(Backend):
             self.terminations[job.id] = Termination(now, False)
         count = len(going_on) or None
         if count != job.current.processes_left:
-            self.service.record(job, False, processes_left=count)
+            self.service.run_guarded(f"noting what job {job.id} left", self.note, job, {"processes_left": count})
         return going_on
 
     def terminate_job(self, job: Job, members: Sequence[Process], termination: Termination, now: float,
@@ -8941,7 +8941,10 @@ class Local(Backend):
         if members and not termination.seen:
             termination.seen = {process.pid for process in members}
             if not job.current.stop_cause:
-                self.note_left(job, members)
+                names = join_some([f"{process.name} (pid {process.pid})" for process in members])
+                self.log.info("Job %s: its command has ended; ending what it left: %s", job.id, names)
+                self.service.run_guarded(f"noting what job {job.id} left", self.note, job, {
+                    "notes": (*job.current.notes, f"ended after its command: {names}")})
         if age_s >= grace_s:
             signaled, number = list(members), signal.SIGKILL
         else:
@@ -8956,11 +8959,9 @@ class Local(Backend):
         if members or goes_on:
             self.waiting.let_go(job.id)                 # the runner may have children that were not found
 
-    def note_left(self, job: Job, members: Sequence[Process]) -> None:
-        """Log and record which processes of an ended command are being ended."""
-        names = join_some([f"{process.name} (pid {process.pid})" for process in members])
-        self.log.info("Job %s: its command has ended; ending what it left: %s", job.id, names)
-        self.service.record(job, False, notes=(*job.current.notes, f"ended after its command: {names}"))
+    def note(self, job: Job, facts: Mapping[str, Any]) -> None:
+        """Record facts that are shown only: a full disk must not keep processes from being ended."""
+        self.service.record(job, False, **facts)
 
     def name_sessions(self) -> None:
         """Name the sessions that a service which was killed had not named yet.  Raises: OSError, NexusError."""
