@@ -596,7 +596,7 @@ def test_a_snapshot_is_tidied_while_what_the_job_left_is_ended():
 
         git("init", "-q")
         git("add", "-A"), git("commit", "-qm", "one")
-        job_id = cli(box, "add", "--snapshot", "--cwd", str(tree), "echo 1 > made; (trap '' TERM; sleep 600) & sleep 0.1").strip()
+        job_id = cli(box, "add", "--snapshot", "--cwd", str(tree), "echo 1 > made; trap '' TERM; setsid sleep 600 & sleep 0.1").strip()
         job = box.wait(job_id, "completed")
         files = os.path.join(job["log_dir"], "files-1")
         assert live.until(lambda: os.path.isdir(files) and os.listdir(files)) == ["made"]

@@ -119,7 +119,7 @@ class FakeMachine:
     def spawn(self, key, session, command):
         raise OSError("no runner waits here")
 
-    def find_members(self, jobs, over):
+    def find_members(self, jobs, over, known=()):
         return self.processes.find_members(jobs, over)
 
     def forget(self, job_id):
