@@ -83,6 +83,9 @@ class FakeProcesses:
     def owner_of(self, pid):
         return self.alive[pid][1] if pid in self.alive else None
 
+    def find_readers(self, processes):
+        return set()
+
     def send(self, process, number):
         self.signals.append((process.pid, int(number)))
         if number == 9 or (number == 15 and process.pid not in self.deaf):
