@@ -472,7 +472,8 @@ def test_an_error_far_above_is_found(browser, box):
 
 
 def test_what_the_gpus_of_a_run_had_to_do(browser):
-    with live.Box(gpus=[{"utilization.gpu": 40, "memory.used": 6144}] * 2) as box, visit(browser, box) as page:
+    gpus = [{"utilization.gpu": 40, "memory.used": 6144}] * 2
+    with live.Box(gpus=gpus, max_unseen_mem_mib=10000) as box, visit(browser, box) as page:
         job_id = box.add("sleep 1000", gpus=2)
         box.wait_started(job_id)
         expect(page.locator("[data-gpu='0']")).to_contain_text("25 of 350 W")
