@@ -9149,8 +9149,10 @@ class Runners(Part):
         code = f", exit code {done.exit_code}" if done.exit_code is not None else ""
         line = f" ({format_line(done.cause_line, 300)})" if done.cause_line else ""
         again = f"; {describe_next_attempt(job, self.clock.now())}" if job.status == PENDING else ""
-        how = f"{done.cause}{code}{line}{again}"
-        self.service.tell(before, "Job %s %s%s: %s", job.id, "failed" if again else job.status, place, how)
+        what, how = "failed" if again else job.status, f"{done.cause}{code}{line}{again}"
+        if done.cause == REQUEUED:                      # the machine goes down
+            what, how = "goes back to the queue", str(done.cause_line)
+        self.service.tell(before, "Job %s %s%s: %s", job.id, what, place, how)
 
     def adopt(self) -> None:
         """After a start of the service: find out what became of the jobs that are recorded as running."""
