@@ -1534,6 +1534,7 @@ def test_a_body_that_ends_early_or_never_comes_is_the_callers_fault(monkeypatch)
             patch.setattr(nexus, "BODY_BYTES_PER_S", -size / (nexus.REQUEST_TIMEOUT_S - 0.3))
             answer = split_answers(listening.exchange(request))
         assert answer[0][0] == 400 and b"%d bytes" % size in answer[0][2], "it waited no longer"
+        until(lambda: not listening.server.open, "its end")
         with listening.connect() as line:
             line.sendall(request)
             until(lambda: listening.server.open, "its turn")        # who has closed an end before that is not served
