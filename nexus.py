@@ -1268,6 +1268,7 @@ def list_holds(state: State) -> dict[str, str]:
 
 def requeue(state: State, job: Job, why: str, now: float, **facts: Any) -> Changes:
     """The changes that requeue a job whose attempt ended without its fault, at its former place."""
+    facts["processes_left"] = None
     if job.current.pid is None:
         facts["started_at"] = None              # it never ran
     if job.current.stop_cause:                  # do not start it again only to stop it
@@ -11316,7 +11317,8 @@ class Service:
 
         def end(state: State) -> Changes:
             for job in list(state.running.values()):
-                if self.local.has(job) and not job.current.stop_cause:
+                is_over = job.id in self.runners.results and not self.local.work.get(job.id)
+                if self.local.has(job) and not job.current.stop_cause and not is_over:
                     yield change_job(job, stop_cause="reboot", stop_line=MACHINE_DOWN)
 
         self.store.update(end)

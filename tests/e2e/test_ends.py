@@ -187,16 +187,20 @@ def test_a_time_limit_lets_it_save_too(box):
     ("fail", ["failed"], "reboot"), ("requeue", ["pending", "running"], "requeued")])
 def test_a_reboot_lets_it_save_too(on_reboot, statuses, cause):
     """systemd ends the service first; what it then leaves is killed without a word."""
-    with live.Box(gpus=0, cpu_slots=1, kill_grace_seconds=20, on_reboot=on_reboot) as box:
+    with live.Box(gpus=0, cpu_slots=2, kill_grace_seconds=20, on_reboot=on_reboot) as box:
         make_program(box, "train", TRAIN)
-        job, other = (box.add(f"train {box.path(name)}", gpus=0) for name in ("saved", "other"))
-        live.until(lambda: box.path("saved.began").exists(), "its begin")
+        outs = [box.path("saved"), box.path("left")]
+        jobs = [box.add(f"train {outs[0]}", gpus=0), box.add(f"train {outs[1]} &", gpus=0)]
+        live.until(lambda: all(pathlib.Path(f"{out}.began").exists() for out in outs), "their begin")
+        live.until(lambda: box.job(jobs[1])["processes_left"], "the end of its command")
+        other = box.add(f"train {box.path('other')}", gpus=0)
         make_program(box, "systemctl", "\nprint('stopping')\n")
         pid = box.pid()
         live.kill(pid, number=15)
         live.until(lambda: not live.is_alive(pid), "the service's end")
-        assert live.read(box.path("saved")) == "SIGTERM 2"
-        box.start()
-        ended = box.job(job)
-        assert ended["status"] in statuses and ended["attempts"][0]["cause"] == cause, ended
+        assert [live.read(out) for out in outs] == ["SIGTERM 2"] * 2
         assert f"Started job {other}" not in box.log().partition("Service ended")[0]
+        box.start()
+        for job in map(box.job, jobs):
+            first = job["attempts"][0]
+            assert job["status"] in statuses and (first["cause"], first["processes_left"]) == (cause, None), job
