@@ -3992,7 +3992,8 @@ def format_gpu_limit(visible: str | None, gpus: Sequence[Gpu], config: GpuConfig
         return ""
     used = [str(gpu.index) for gpu in gpus if not is_left_out(gpu, config)]
     shown = f"GPU{'s' * (len(used) > 1)} {','.join(used)}" if used else "no GPU"
-    return f"uses {shown} of {len(gpus)} (CUDA_VISIBLE_DEVICES{unknown and f': {format_line(unknown, 50)} names none'})"
+    fault = unknown and f"; there is no GPU {format_line(unknown, 50)}"
+    return f"uses {shown} of {len(gpus)} (CUDA_VISIBLE_DEVICES{fault})"
 
 
 def submitted_json(job: Mapping[str, Any], nodes: Mapping[str | None, int]) -> dict[str, Any]:

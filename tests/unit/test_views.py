@@ -88,7 +88,7 @@ LIMITS = [  # CUDA_VISIBLE_DEVICES, indices that it leaves out, [gpu] ids, what 
     ("1", (0,), (), "uses GPU 1 of 2 (CUDA_VISIBLE_DEVICES)"),
     ("1", (0,), (0,), "uses no GPU of 2 (CUDA_VISIBLE_DEVICES)"),
     ("", (0, 1), (), "uses no GPU of 2 (CUDA_VISIBLE_DEVICES)"),
-    ("0,1,2", (), (), "uses GPUs 0,1 of 2 (CUDA_VISIBLE_DEVICES: 2 names none)"),
+    ("0,1,2", (), (), "uses GPUs 0,1 of 2 (CUDA_VISIBLE_DEVICES; there is no GPU 2)"),
 ]
 
 
