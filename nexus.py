@@ -9041,7 +9041,9 @@ class Runners(Part):
             if news.cause == "launch" and not job.current.node:
                 with contextlib.suppress(OSError):      # a late runner must find the attempt claimed
                     take_claim(self.find_folder(job), job.attempt)
-            if job.id not in self.results or job.id in self.service.local.work:     # then job.sh reports a second end
+            known = self.results.get(job.id)                # job.sh reports a second end when others went on
+            if not known or job.id in self.service.local.work or (
+                    known.exit_code is not None and known.runtime_seconds is None):
                 self.results[job.id] = news
             if job.id in self.service.local.terminations:
                 self.service.local.terminations[job.id].next_look_at = 0.0
