@@ -803,7 +803,6 @@ TRANSITIONS = {                     # from: to.  A status absent on the left is 
     RUNNING: {COMPLETED, FAILED, CANCELLED, PENDING},      # PENDING: another attempt
 }
 PRIORITIES = {"high": 0, "normal": 1, "low": 2}
-LIMITS = ("as", "core", "cpu", "data", "fsize", "memlock", "nofile", "nproc", "rss", "stack")     # prlimit's own names
 
 # The fields that a submission may have.  MAX_ARGUMENT_BYTES is the longest argument that Linux takes.
 COMMAND = PATTERN(
@@ -829,9 +828,6 @@ DAY, CLOCK = "[12][0-9]{3}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])", "([01]?[0-
 BEGIN_TEXT = PATTERN(f"^(now|\\+({DURATION})|({DAY}[ T])?{CLOCK}( ?{ZONE})?)$",
                      "a time", examples=["22:00", "+2h", "2024-10-24 22:00", "2024-10-24T15:30:15Z"])
 SIZE_TEXT = PATTERN(f"^{AMOUNT} ?[MGTmgt](i?[Bb])?$", "an amount of memory with its unit", examples=["10G", "500M"])
-RLIMITS: Schema = {
-    "type": "object", "propertyNames": WORD(*LIMITS), "additionalProperties": LIST(WHOLE(-1, 2**63), 2, 2),
-    "examples": [{"nofile": [1024, 4096]}]}
 
 
 def round_gpus(gpus: float) -> float:
@@ -956,9 +952,6 @@ class Job:
         "stopped at twice that", "asked kept sent public",
         flag="--expect TIME", like="30m", text=DURATION_TEXT, parse=parse_duration)
     umask: int | None = optional(None, WHOLE(0, 0o777), "its umask", "asked kept sent hidden")
-    limits: tuple[tuple[str, int, int], ...] = optional(        # (name, soft, hard)
-        (), RLIMITS, "resource limits: {name: [soft, hard]}, -1 = unlimited", "asked kept hidden",
-        convert=lambda given: tuple(sorted((name, *pair) for name, pair in given.items())))
     status: str = PENDING
     status_history: tuple[tuple[str, float], ...] = ()
     attempts: tuple[Attempt, ...] = ()          # the last one is `current`
@@ -1631,7 +1624,7 @@ def decode_bytes(given: Any) -> bytes:
 DECODERS: dict[str, Callable[[Any], Any]] = {
     "str": leaf_decoder(str, fits=lambda text: text.isascii() or not re.search(LONE_SURROGATE, text)),
     "float": leaf_decoder(int, float, fits=lambda number: abs(number) <= 1e15),         # times must be dates
-    "int": leaf_decoder(int, fits=lambda number: abs(number) <= 2**64),                 # resource limits are large
+    "int": leaf_decoder(int, fits=lambda number: abs(number) <= 2**64),
     "bool": leaf_decoder(bool), "dict": leaf_decoder(dict), "list": leaf_decoder(list), "bytes": decode_bytes,
     "Any": lambda given: freeze(given)}
 CHECKS: dict[type, Callable[[Any], None]] = {}      # {value class: what its annotations do not say}
@@ -1666,8 +1659,6 @@ def check_job(job: Job) -> None:
     try:
         if type(job.gpus) is not int or not 0 <= job.gpus <= 1:         # the usual case first: jobs are many
             check(GPU_COUNT, job.gpus, "gpus")
-        if job.limits:
-            check(RLIMITS, {name: [soft, hard] for name, soft, hard in job.limits}, "limits")
     except NexusError as error:
         raise ValueError(error.message) from None
     dependencies = job.pending_dependencies
@@ -5819,12 +5810,6 @@ def is_alive(running: Mapping[str, Any]) -> bool:
     return running.get("boot_id") == read_boot_id() and Processes().is_alive(running.get("pid"), running.get("started"))
 
 
-def current_limits() -> dict[str, tuple[int, int]]:
-    """This process's resource limits, {prlimit's name: (soft, hard)}; -1: unlimited."""
-    import resource
-    return {name: resource.getrlimit(getattr(resource, f"RLIMIT_{name.upper()}")) for name in LIMITS}
-
-
 def find_socket_uid(source: tuple[str, int], destination: tuple[str, int] | None) -> int | None:
     """The uid of the TCP socket at `source` connected to `destination`; None as `destination`: of the listening one.
 
@@ -6137,7 +6122,7 @@ class Screen:
         return run(["screen", *words], 10, self.environ()).output
 
     def environ(self) -> dict[str, str]:
-        """The environment of screen and of runners: RUNNER_NAMES."""
+        """The environment of screen and of runners; no job gets it."""
         names = ("PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "USER", "LOGNAME", "SHELL", "SCREENDIR")
         kept = {"PATH": os.defpath, **{name: os.environ[name] for name in names if name in os.environ}}
         own = {"SCREENDIR": self.folder} if self.folder else {}
@@ -7126,22 +7111,14 @@ SLURM_SCRIPT = r'''  slurms='SLURM[A-Z0-9_]*|[A-Z]+_VISIBLE_DEVICES|GPU_DEVICE_O
 '''
 
 
-# The variables of Screen.environ(), screen and sh that no job may get
-RUNNER_NAMES = "HOME LANG LC_ALL LC_CTYPE USER LOGNAME SHELL SCREENDIR TERM SYSSCREENRC STY WINDOW TERMCAP PWD OLDPWD"
-# The variables that sh sets and exports unchanged
-PLAIN_NAME = ("(?!BASH|COMP_|EPOCH|(?:E?UID|PPID|SHELLOPTS|GROUPS|DIRSTACK|FUNCNAME|PIPESTATUS|S?RANDOM|SECONDS|LINENO"
-              "|OPTIND|OPTERR|HISTCMD|IFS)$)[A-Za-z_][A-Za-z0-9_]*")
-
-
 def build_script(job: Job, environment: Mapping[str, str], layout: Layout, lease: tuple[str, str] | None,
-                 limits: Sequence[str], program: Sequence[str] | None = None, jobs_lock: str = "") -> str:
+                 program: Sequence[str] | None = None, jobs_lock: str = "") -> str:
     """The text of a job's job.sh.
 
-    `lease`: of Leases.paths(); `limits`: prlimit's options; `program` runs instead of bash -c COMMAND; `jobs_lock`: a
-    file that is locked while the job runs.
+    `lease`: of Leases.paths(); `program` runs instead of bash -c COMMAND; `jobs_lock`: a file that is locked while the
+    job runs.
     """
-    pairs = [f"{name if re.fullmatch(PLAIN_NAME, name) else quote(name)}={quote(text)}"
-             for name, text in environment.items() if name != "NEXUS_JOB_NONCE"]
+    pairs = [f"{quote(name)}={quote(text)}" for name, text in environment.items() if name != "NEXUS_JOB_NONCE"]
     # Without the nonce, a job.sh that is run by hand is not this job, which the service would end.
     nonce = environment.get("NEXUS_JOB_NONCE", "")
     pairs += [f'NEXUS_JOB_NONCE="${{attempt:+{nonce}}}"'] if nonce else []
@@ -7170,18 +7147,13 @@ def build_script(job: Job, environment: Mapping[str, str], layout: Layout, lease
         "git_options": " ".join(GIT_OPTIONS),
         "folder": os.path.relpath(job.cwd, job.snapshot_repo) if job.snapshot_repo else job.cwd}
     umask = "$(umask)" if job.umask is None else f"{job.umask:04o}"
-    if is_slurm or limits or "PATH" not in environment or not all(map(re.compile(PLAIN_NAME).fullmatch, environment)):
-        launch, prlimit = ['"$@"', *map(quote, launch)], f"prlimit {' '.join(limits)} -- " if limits else ""
-        begin, clean = [*([SLURM_SCRIPT] if is_slurm else []), f"  {prlimit}/usr/bin/env -i -- \\"], []
-    else:                                       # env would take half as long to start as bash
-        launch, begin = list(map(quote, launch)), ["  unset PWD OLDPWD SHLVL"]
-        clean = ['[ "$#" -gt 0 ] || exec /usr/bin/env -i PATH="$PATH" /bin/sh "$0" ""', f"unset {RUNNER_NAMES}"]
     user = re.sub("[^A-Za-z0-9_.-]", "?", job.user)
     return "\n".join([
         "#!/bin/sh", f"# Job {job.id} of nexus, user {user}.  Run by hand (sh job.sh) it just runs the command; nexus "
-        "calls it with the attempt's number.", *clean, "attempt=${1:-} waited=${2:-} started=${2:-}",
+        "calls it with the attempt's number.", "attempt=${1:-} waited=${2:-} started=${2:-}",
         *(f"{name}={quote(text)}" for name, text in head.items()), f"umask={umask}", "", "command_of_the_job() {",
-        '  umask "$umask"', *begin, *(f"    {pair} \\" for pair in pairs), f"    {' '.join(launch)}", "}", "",
+        '  umask "$umask"', *([SLURM_SCRIPT] if is_slurm else []), "  /usr/bin/env -i -- \\",
+        *(f"    {pair} \\" for pair in pairs), f'    "$@" {" ".join(map(quote, launch))}', "}", "",
         '[ -z "$waited" ] || return 0             # a waiting runner knows the rest', RUNNER_SCRIPT, JOB_SCRIPT])
 
 
@@ -7215,22 +7187,6 @@ def is_job_variable(name: str) -> bool:
 def find_visible_devices(environ: Mapping[str, str]) -> str | None:
     """The CUDA_VISIBLE_DEVICES that a service started here gets; inside a job, it is the job's."""
     return None if "NEXUS_JOB_ID" in environ else environ.get("CUDA_VISIBLE_DEVICES")
-
-
-def choose_limits(job: Job) -> tuple[list[str], list[str]]:
-    """(prlimit's options, notes on the submitter's limits that cannot be set)."""
-    options, notes, current, top = [], [], current_limits(), float("inf")
-    for name, *wanted in job.limits:
-        asked, asked_hard, most = (top if limit < 0 else limit for limit in (*wanted, current[name][1]))
-        given = min(asked, asked_hard, most)
-        if given < asked:
-            wish = "unlimited" if asked == top else asked
-            notes.append(f"limit {name}: {wish} wanted, {given} given (the service's hard limit)")
-        if tuple(wanted) != current[name]:
-            options.append(f"--{name}={given}:{min(asked_hard, most)}".replace("inf", "unlimited"))
-    if options and not find_program("prlimit"):
-        return [], ["the submitter's limits were not set: prlimit (util-linux) is not installed"]
-    return options, notes
 
 
 def read_claim(folder: str, attempt: int) -> tuple[int, int] | None:
@@ -8739,7 +8695,7 @@ class Local(Backend):
         self.work: dict[str, Work | None] = {}
         self.last_watch_at = float("-inf")
         self.waiting = WaitingRunners(self.machine, self.layout, service.launcher.jobs_lock)
-        self.prepared: dict[str, tuple[str, list[str]]] = {}            # {job id: what write_script() returned}
+        self.prepared: dict[str, str] = {}                  # {job id: the path of its job.sh}
 
     def has(self, job: Job) -> bool:
         return not job.current.node and job.current.slurm_key is None
@@ -8764,7 +8720,7 @@ class Local(Backend):
             lease = leases.paths(job.id) if leases and not runner else None
             self.prepared[job.id] = launcher.write_script(job, submitted, lease)
             if runner:
-                self.waiting.give(runner, job, self.prepared[job.id][0])
+                self.waiting.give(runner, job, self.prepared[job.id])
         except BrokenPipeError:
             return RUNNER_KILLED
         finally:
@@ -8783,8 +8739,7 @@ class Local(Backend):
         self.machine.forget(job.id)
 
     def start(self, job: Job) -> News | None:
-        now, launcher, (script, notes) = self.clock.monotonic(), self.service.launcher, self.prepared.pop(job.id)
-        facts: dict[str, Any] = {"notes": tuple(notes)} if notes else {}
+        now, launcher, script = self.clock.monotonic(), self.service.launcher, self.prepared.pop(job.id)
         runner, hold = self.waiting.busy.get(job.id), launcher.start_rest.find_why(now)
         if hold:                                        # since plan()
             self.waiting.let_go(job.id)
@@ -8792,7 +8747,7 @@ class Local(Backend):
         self.launched_at[job.id] = now
         if runner:
             try:
-                facts.update(self.waiting.go(runner, now))
+                facts = self.waiting.go(runner, now)
             except BrokenPipeError:
                 return RUNNER_KILLED
             self.began[job.id] = self.machine.processes.find_now()
@@ -8803,7 +8758,7 @@ class Local(Backend):
         self.waiting.note_start(now)
         launcher.start_rest.succeed()
         launcher.tell_start(job)
-        return Started(facts) if runner else facts
+        return Started(facts) if runner else None
 
     def poll(self, runner_events: Sequence[RunnerEvent]) -> Iterator[Finding]:
         """Take in runner events; check the runners' pids when there are none, and once in WATCH_INTERVAL_S."""
@@ -9244,8 +9199,8 @@ class Launcher(Part):
         return folder
 
     def write_script(self, job: Job, submitted: Mapping[str, str] | None,
-                     lease: tuple[str, str] | None) -> tuple[str, list[str]]:
-        """Write job.sh; return (its path, notes on limits that could not be set).  Raises: OSError; forbidden."""
+                     lease: tuple[str, str] | None) -> str:
+        """Write job.sh; return its path.  Raises: OSError; forbidden."""
         script = os.path.join(self.make_job_folder(job), "job.sh")
         if job.code:                                    # an earlier attempt may have changed the file
             os.makedirs(job.cwd, mode=0o700, exist_ok=True)
@@ -9255,15 +9210,14 @@ class Launcher(Part):
             raise FileNotFoundError(
                 2, "its environment was lost with a damaged state file; add the job again", "its environment")
         job, submitted = self.service.scripts.restrain(job, submitted)
-        options, notes = choose_limits(job) if job.current.slurm_key is None else ([], [])
         gpus = self.service.gpu_watch.observation.gpus
         command = fill_cuda_option(job.command, list_cuda_numbers(job, gpus)) if job.cuda_arg else job.command
         job = replace(job, command=command, umask=self.service.umask if job.umask is None else job.umask)
         argv = self.service.scripts.find_argv(job, submitted.get("PATH") or os.defpath)
         environ = build_environment(job, submitted, gpus)
-        text = build_script(job, environ, self.layout, lease, options, argv, self.jobs_lock)
+        text = build_script(job, environ, self.layout, lease, argv, self.jobs_lock)
         write_atomic(script, [text], 0o700, is_synced=False)
-        return script, notes
+        return script
 
 
 class NodePool(Backend):
@@ -9950,13 +9904,13 @@ class ScriptRules(Part):
         """Return a job, and its variables, as allowed_script_paths permits; a job of the owner is unchanged.
 
         This runs at each start: allowed_script_paths may be set after the submission.  A user's umask could let others
-        change the files that a script writes (such as .pyc); a user's limits could cut those files short.
+        change the files that a script writes (such as .pyc).
         """
         if not self.is_bound(job):
             return job, submitted
         harmless = {name: text for name, text in submitted.items() if is_harmless(name, text)}
         path = drop_relative(self.environ.get("PATH") or os.defpath)
-        return replace(job, umask=self.service.umask | 0o022, limits=()), {**self.environ, "PATH": path, **harmless}
+        return replace(job, umask=self.service.umask | 0o022), {**self.environ, "PATH": path, **harmless}
 
 
 class Admission(Part):
@@ -12155,7 +12109,7 @@ class Calls(Gate):
         warning = lost and f"job {lost.id} was cancelled at once: {lost.current.cause_line}"
         warning = self.find_delay(waiting) or warning
         if is_dry:
-            shown = [name for name in ASKED if name not in ("id", "limits", "umask", *fields_of(Asked))]
+            shown = [name for name in ASKED if name not in ("id", "umask", *fields_of(Asked))]
             answer = {"dry_run": True, "jobs": [{name: getattr(job, name) for name in shown} for job in waiting]}
             named = {job.id for job in added.jobs}
             warning = lost and f"it would be cancelled at once: {lost.current.cause_line}"
@@ -12862,6 +12816,7 @@ class Server:
     def __init__(self, api: Api, host: str, port: int, tls: ssl.SSLContext | None = None) -> None:
         """Raises: conflict, when the port is taken; usage, when there is no such address."""
         import http.server
+        import resource
         import select
         import threading
         self.api, self.listeners = api, listen(host, port)
@@ -12871,7 +12826,7 @@ class Server:
         self.arrivals = select.epoll()              # poll() would keep a closed listener
         for listener in self.listeners:
             self.arrivals.register(listener, select.EPOLLIN)
-        descriptors = current_limits()["nofile"][0]
+        descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self.most = descriptors // 3 if descriptors > 0 else 4096      # reading a log takes two descriptors
         self.open: list[Connection] = []            # the oldest first
         self.guard, self.closed = threading.Lock(), threading.Event()
@@ -14014,8 +13969,7 @@ def make_options(call: Call) -> dict[str, Any]:
         is_there = given.node and not given.snapshot and (given.cwd or "").startswith("/")      # --cwd is on the node
         umask = os.umask(0o077)
         os.umask(umask)
-        made.update(environment=environ, cwd=given.cwd if is_there else find_cwd(given.cwd), umask=umask,
-                    limits={name: list(pair) for name, pair in current_limits().items()})
+        made.update(environment=environ, cwd=given.cwd if is_there else find_cwd(given.cwd), umask=umask)
     said = {name: getattr(given, name) for name, row in ASKED.items() if row.flag}
     said["begin"] = resolve_begin(given.begin)
     return {**{name: fact for name, fact in said.items() if fact is not None and fact is not False}, **made}
@@ -15118,7 +15072,7 @@ COMMANDS = (
     Command("top", "a live table: GPUs with their jobs, and what waits (q ends it; also status --watch)", cmd_top, (),
             "Without a terminal it is printed once.", examples=("top",)),
     Command("add", "queue a job; prints its id", cmd_add, (*JOB_OPTIONS, JSON_OPTION),
-            "The job runs on the next GPU that is truly free, with this directory, environment, umask and limits.",
+            "The job runs on the next GPU that is truly free, with this directory, environment and umask.",
             examples=(
                 'add "python train.py --lr 0.1"',
                 'add --gpus 2 --timeout 2h --name baseline "torchrun train.py"',

@@ -819,11 +819,6 @@ def test_what_another_machine_or_container_may_use(monkeypatch, tmp_path, own, o
         assert nexus.is_elsewhere(other, str(tmp_path / "lock")) == is_elsewhere
 
 
-def test_limits_by_prlimits_names():
-    found = nexus.current_limits()
-    assert set(found) == set(nexus.LIMITS) and all(len(pair) == 2 for pair in found.values())
-
-
 # What processes and the host take
 
 

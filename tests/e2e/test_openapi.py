@@ -126,8 +126,7 @@ def test_what_is_checked_is_what_is_shown():
 some_facts = (json_values | texts | st.integers(-10**9, 10**9) | st.floats(0, 2000) | st.lists(st.integers(0, 20), max_size=3)
               | st.sampled_from(["high", "LOW", "-3", "0-3", "1,2", "abc", "abc,xyz", "/tmp", "a" * 40, "", " ", "x" * 201, True, False, 0,
                                  0.001])
-              | st.lists(st.sampled_from(["abc", "xyz", "a1"]), max_size=2) | st.dictionaries(texts, texts | st.integers(), max_size=2)
-              | st.dictionaries(st.sampled_from(nexus.LIMITS), st.lists(st.integers(-1, 2**63), min_size=1, max_size=3), max_size=2))
+              | st.lists(st.sampled_from(["abc", "xyz", "a1"]), max_size=2) | st.dictionaries(texts, texts | st.integers(), max_size=2))
 
 
 def is_read(data):
@@ -380,7 +379,6 @@ def list_edges(schema):
 
 TEXT_EDGES = {"priority": ["1000000", "1000001", "-1000000", "-1000001", "0999999", "00000001"],
               "after": ["abc", "abc,", "abc,xyz", "abc, xyz", ""],
-              "limits": [{"nofile": pair} for pair in ([-1, 2**63], [-2, 0], [0, 2**63 + 1], [0], [0, 0, 0])],
               "umask": [0o777, 0o1000], "snapshot": ["a" * 39, "a" * 40, "a" * 64, "a" * 65], "id": ["ab", "abc", "abcd", "abcde"],
               "node": ["n" * 63, "n" * 64], "expected_time": [0, 0.0009, 0.001]}
 BESIDE = {"gpu_ids": {"gpus": 1}, "gpu_mem_mib": {"gpus": 1},

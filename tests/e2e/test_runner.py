@@ -45,14 +45,14 @@ class Box:
         self.screen = nexus.Screen(self.layout)
         assert self.screen.prepare() is None
 
-    def prepare(self, command, lease=None, limits=(), environment=None, **fields):
+    def prepare(self, command, lease=None, environment=None, **fields):
         """Write job.sh; return the job."""
         given = {"cwd": self.home, "attempt": 1, "command": command, "gpu_uuids": (), **fields}
         job = running(given.pop("id", "abc"), **given)
         folder = self.layout.job_folder(job.id)
         os.makedirs(folder, exist_ok=True)
         variables = {"PATH": os.environ["PATH"]} if environment is None else environment
-        nexus.write_atomic(f"{folder}/job.sh", [nexus.build_script(job, variables, self.layout, lease, limits)], 0o700)
+        nexus.write_atomic(f"{folder}/job.sh", [nexus.build_script(job, variables, self.layout, lease)], 0o700)
         return job
 
     def start(self, job, **options):
@@ -464,15 +464,9 @@ ENVIRONMENT = {
 }
 
 
-# sh sets these itself; with others, env does.
-PLAIN_ENVIRONMENT = {name: text for name, text in ENVIRONMENT.items() if nexus.re.fullmatch(nexus.PLAIN_NAME, name)}
-ENVIRONMENTS = pytest.mark.parametrize("environment", [
-    ENVIRONMENT, PLAIN_ENVIRONMENT, {"PATH": os.environ["PATH"]},
-    {**PLAIN_ENVIRONMENT, "OLDPWD": "/x", "PWD": "/y", "dir": "a", "HOME": "/z"}, {"dir": "no PATH"}],
-    ids=["all", "plain", "few", "those of the script", "no PATH"])
-
-
-@ENVIRONMENTS
+@pytest.mark.parametrize("environment", [
+    ENVIRONMENT, {"PATH": os.environ["PATH"], "OLDPWD": "/x", "PWD": "/y", "dir": "a", "HOME": "/z"}, {"dir": "no PATH"}],
+    ids=["all", "those of the script", "no PATH"])
 def test_the_environment_is_exactly_what_it_was(box, environment):
     result = box.run("cat /proc/$$/environ > environ", environment=environment)
     assert result.exit_code == 0, box.text("stderr.log")
@@ -487,11 +481,10 @@ def test_a_variable_that_looks_like_an_option(box, name):
     assert seen_environment(box) == [f"{name}=x", f"PATH={os.environ['PATH']}"]
 
 
-@ENVIRONMENTS
-def test_the_window_adds_nothing_to_the_environment(one_box, environment):
+def test_the_window_adds_nothing_to_the_environment(one_box):
     one_box.use_screen()
-    one_box.run("cat /proc/$$/environ > environ", environment=environment)
-    assert sorted(seen_environment(one_box)) == sorted(f"{name}={text}" for name, text in environment.items())
+    one_box.run("cat /proc/$$/environ > environ", environment=ENVIRONMENT)
+    assert sorted(seen_environment(one_box)) == sorted(f"{name}={text}" for name, text in ENVIRONMENT.items())
 
 
 def test_a_large_environment_and_command(one_box):
@@ -559,46 +552,8 @@ def test_the_whole_runs_in_a_home_with_an_odd_name(monkeypatch):
     shutil.rmtree(top)
 
 
-# Limits
-
-
-def test_limits_reach_the_command(box):
-    job = running(limits=(("nofile", 100, 200), ("core", 0, 0), ("cpu", 60, 90)))
-    options, notes = nexus.choose_limits(job)
-    box.run("ulimit -Sn; ulimit -Hn; ulimit -Sc; ulimit -Ht", limits=options)
-    assert box.text("stdout.log").split() == ["100", "200", "0", "90"], box.text("stderr.log")
-    assert notes == []
-
-
-def test_the_same_limits_as_the_services_cost_nothing():
-    assert nexus.choose_limits(running(limits=tuple((name, *pair) for name, pair in nexus.current_limits().items()))) == ([], [])
-
-
-LIMITS = [  # reason, own (soft, hard), wanted (soft, hard), option, note
-    ("less", (1024, 4096), (100, 200), "--nofile=100:200", None),
-    ("more than the hard limit", (1024, 4096), (8192, 9000), "--nofile=4096:4096", "limit nofile: 8192 wanted, 4096 given"),
-    ("unlimited", (1024, 4096), (-1, -1), "--nofile=4096:4096", "limit nofile: unlimited wanted, 4096 given"),
-    ("below what is unlimited", (-1, -1), (5, -1), "--nofile=5:unlimited", None),
-    ("a higher hard limit alone is no loss to note", (1024, 4096), (1024, 9000), "--nofile=1024:4096", None),
-]
-
-
-@pytest.mark.parametrize("reason, own, wanted, option, note", LIMITS, ids=[case[0] for case in LIMITS])
-def test_choose_limits(monkeypatch, reason, own, wanted, option, note):
-    monkeypatch.setattr(nexus, "current_limits", lambda: {"nofile": own})
-    options, notes = nexus.choose_limits(running(limits=(("nofile", *wanted),)))
-    assert options == [option]
-    assert [said.startswith(note) for said in notes] == ([True] if note else [])
-
-
-def test_without_prlimit_the_limits_are_noted(monkeypatch):
-    monkeypatch.setattr(nexus, "find_program", lambda name: None)
-    options, notes = nexus.choose_limits(running(limits=(("nofile", 7, 7),)))
-    assert options == [] and "prlimit" in notes[0]
-    assert nexus.choose_limits(running()) == ([], [])
-
-
 # The environment that nexus makes
+
 
 DEVICES = [  # reason, submitted, GPUs of the machine, indices of the job, what it holds
     ("indices", {}, [0, 1], (1,), {"CUDA_VISIBLE_DEVICES": "1", "NEXUS_GPU_ID": "1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
@@ -781,7 +736,7 @@ def test_by_hand_where_the_directory_is_gone(box):
 # What is split into words is meant to be; `a && b || c` is used where b cannot fail, or c is right then too.
 SHELLCHECK = ["shellcheck", "--exclude=SC2086,SC2015,SC2046"]
 SCRIPTS = [  # name, its shell, its text, what is excluded beside
-    ("job.sh", "dash", lambda job, layout: nexus.build_script(job, {"A": "b"}, layout, ("/lease", "/held"), ["--nofile=1:1"], (), "/lock"),
+    ("job.sh", "dash", lambda job, layout: nexus.build_script(job, {"A": "b"}, layout, ("/lease", "/held"), (), "/lock"),
      "SC2119,SC2120"),                                  # its command takes what Slurm adds
     ("the runner that waits", "dash", lambda job, layout: nexus.WAITING_SCRIPT, "SC1090,SC2154"),     # job.sh says what it does not
     ("the supervisor", "dash", lambda job, layout: nexus.SUPERVISOR_SCRIPT, "SC2155"),
@@ -800,8 +755,7 @@ def test_shellcheck_finds_nothing(name, shell, build, excluded):
 def test_each_shell_finds_it_well_formed(one_box, shell):
     if not shutil.which(shell):
         pytest.skip(f"no {shell}")
-    one_box.prepare("echo", lease=("/x/0-a.abc", "/proc/1/fd/9"), tty=True, limits=["--nofile=1:1"],
-                    environment=ENVIRONMENT)
+    one_box.prepare("echo", lease=("/x/0-a.abc", "/proc/1/fd/9"), tty=True, environment=ENVIRONMENT)
     assert subprocess.run([shell, "-n", one_box.path("job.sh")], capture_output=True, text=True).stderr == ""
 
 
@@ -813,7 +767,7 @@ words = st.text(st.one_of(st.characters(codec="utf-8", exclude_characters="\0"),
 @example("@id@")
 def test_a_command_is_one_word_of_sh(command):
     job = running(command=command or "x", attempt=1)
-    text = nexus.build_script(job, {"X": command}, nexus.make_layout("/h", config()), None, ())
+    text = nexus.build_script(job, {"X": command}, nexus.make_layout("/h", config()), None)
     import shlex
     assert f"bash -c {'-- ' if job.command[0] in '-+' else ''}{shlex.quote(job.command)}\n" in text
     assert f"    X={shlex.quote(command)} \\\n" in text

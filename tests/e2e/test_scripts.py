@@ -84,7 +84,7 @@ RUNS = [  # reason, the job, what it prints (python: the interpreter that runs i
      {"command": "python3 show.py", "env": {"JOB_X": "{'a': 1} #", "SEED": "-1"}}, "@scripts/show.py @scripts {'a': 1} #"),
     ("a file that says by what", {"command": "bash tool x"}, "@scripts/tool x\n0022"),
     ("a file that says so in another way", {"command": "python3 model"}, "@scripts/model"),
-    ("a umask and limits are the owner's", {"command": "sh tool", "umask": 0, "limits": {"fsize": [0, 0]}}, "@scripts/tool \n0022"),
+    ("the umask is the owner's", {"command": "sh tool", "umask": 0}, "@scripts/tool \n0022"),
     ("a folder of the PATH that is not absolute", {"command": "sh @scripts/clock.sh", "cwd": "@evil"}, "0"),
     *[(f"a version manager of the directory: {command}", {"command": command, "cwd": "@evil"}, printed) for command, printed in (
         ("python3 @scripts/show.py", "@scripts/show.py @evil None"), ("bash @scripts/show.sh", "@scripts/show.sh  @evil"),

@@ -1491,7 +1491,6 @@ def test_a_disk_that_fills_after_a_launch_ends_no_job(world, monkeypatch):
     """What could not be noted of a job that runs is no fault of the job's."""
     w = world()
     job_id = w.add()
-    monkeypatch.setattr(nexus, "choose_limits", lambda job: ([], ["limit nofile: less was given"]))
     launch = w.machine.launch
 
     def launch_and_fill(*given):

@@ -126,7 +126,6 @@ passed_on = texts.map(lambda text: text.replace("\0", ""))      # a path, say
 ids = st.text(nexus.ID_LETTERS, min_size=3, max_size=4)
 times = st.floats(0, 4e9)
 numbers = st.integers(-(2**53), 2**53)
-limits = st.integers(-1, 2**63)
 queue_keys = st.lists(st.integers(-5, 50), min_size=3, max_size=6).map(tuple)
 
 
@@ -178,7 +177,7 @@ JOB_FIELDS = {
     "exclusive": st.booleans(),
     "priority": numbers, "name": maybe(texts), "key": maybe(texts), "tty": st.booleans(),
     "umask": maybe(st.integers(0, 0o777)),
-    "limits": tuples(st.tuples(st.sampled_from(nexus.LIMITS), limits, limits)), "status": st.sampled_from(nexus.STATUSES),
+    "status": st.sampled_from(nexus.STATUSES),
     "status_history": tuples(st.tuples(st.sampled_from(nexus.STATUSES), times)),
     "log_dir": maybe(passed_on)}
 jobs = st.fixed_dictionaries(

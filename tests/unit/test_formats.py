@@ -88,7 +88,6 @@ WRONG_JOBS = [  # reason, fields that are not as they should be
     ("less than no GPU", {"gpus": -1}), ("more GPUs than there are", {"gpus": 1e15}), ("a thousandth of a GPU", {"gpus": 0.001}),
     ("a parent twice", {"pending_dependencies": ["xyz", "xyz"]}), ("itself for a parent", {"pending_dependencies": ["abc"]}),
     ("itself for a retry", {"retried_as": "abc"}),
-    ("a limit of another name", {"limits": [["rubbish", 1, 1]]}), ("a limit below none", {"limits": [["core", -2, 1]]}),
     ("GPUs it has not asked for", {"status": "running", "gpus": 0, "attempts": [
         {"gpu_uuids": ["GPU-0"], "gpu_indices": [0]}]}),
     ("a GPU without its index", {"status": "running", "gpus": 2, "attempts": [

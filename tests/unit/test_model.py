@@ -491,8 +491,6 @@ ACCEPTED = [  # reason, keys beside the command, field, value
     ("variables on top of the service's", {"env": {"A": "", "B": "ü=\n"}}, "env", {"A": "", "B": "ü=\n"}),
     ("all of the environment", {"environment": {}}, "environment", {}),
     ("an id of the caller's", {"id": "abc"}, "id", "abc"),
-    ("limits", {"limits": {"nofile": [1024, 4096], "core": [0, -1]}}, "limits",
-     (("core", 0, -1), ("nofile", 1024, 4096))),
     ("a umask", {"umask": 0o027}, "umask", 0o027),
     ("the longest command that Linux takes", {"command": "x" * nexus.MAX_ARGUMENT_BYTES}, "command", "x" * 131071),
     ("several lines", {"command": "cd /tmp\nls"}, "command", "cd /tmp\nls"),
@@ -562,7 +560,6 @@ REFUSED = [  # reason, submission, what the message names
     ("variables as a list", {"command": "ls", "env": ["A=1"]}, "env"),
     ("an empty list is a list too", {"command": "ls", "env": []}, "env"),
     ("and an empty text no object", {"command": "ls", "env": ""}, "env"),
-    ("limits as an empty list", {"command": "ls", "limits": []}, "limits"),
     ("a variable that is a number", {"command": "ls", "env": {"A": 1}}, "env"),
     ("a name no variable can have", {"command": "ls", "env": {"A=B": "1"}}, "A=B"),
     ("a variable without a name", {"command": "ls", "env": {"": "1"}}, "env"),
@@ -571,8 +568,6 @@ REFUSED = [  # reason, submission, what the message names
     ("an environment that is a list", {"command": "ls", "environment": []}, "environment"),
     ("a umask beyond the bits it has", {"command": "ls", "umask": 0o1000}, "umask"),
     ("tty as a number", {"command": "ls", "tty": 1}, "tty"),
-    ("a limit that is none", {"command": "ls", "limits": {"files": [1, 1]}}, "limits"),
-    ("half a limit", {"command": "ls", "limits": {"nofile": [1]}}, "limits"),
     ("a third decimal", {"command": "ls", "gpus": 0.125}, "two decimals"),
     ("no number of GPUs", {"command": "ls", "gpus": float("nan")}, "gpus"),
     ("no end of GPUs", {"command": "ls", "gpus": float("inf")}, "gpus"),
@@ -628,8 +623,7 @@ submissions = json_values | st.fixed_dictionaries({"command": texts | json_value
     "gpus": st.integers(-1, 4) | st.floats(-1, 4) | json_values,
     "gpu_ids": st.lists(st.integers(-1, 4)) | texts | json_values,
     "priority": st.sampled_from(["low", "9", "٣"]) | json_values,
-    "env": st.dictionaries(texts, texts | json_values), "cwd": texts.map(lambda text: "/" + text),
-    "limits": st.dictionaries(st.sampled_from(["nofile", "core", "x"]), st.lists(st.integers(-2, 9), max_size=3))})
+    "env": st.dictionaries(texts, texts | json_values), "cwd": texts.map(lambda text: "/" + text)})
 
 
 @given(submissions)
@@ -648,11 +642,11 @@ def test_parse_submission_raises_nothing_else(data):
         assert all(isinstance(text, str) for text in (*asked.env, *asked.env.values()))
 
 
-@pytest.mark.parametrize("key", ["gpus", "gpu_ids", "cwd", "priority", "limits"])
+@pytest.mark.parametrize("key", ["gpus", "gpu_ids", "cwd", "priority", "env"])
 def test_what_can_be_read_can_be_refused_however_deep_it_is(key):
     def text(depth):
         inner = "[" * depth + "]" * depth
-        return f'{{"command": "ls", "{key}": {f"""{{"nofile": {inner}}}""" if key == "limits" else inner}}}'
+        return f'{{"command": "ls", "{key}": {f"""{{"A": {inner}}}""" if key == "env" else inner}}}'
 
     def is_read(depth):
         try:

@@ -682,8 +682,6 @@ LOST = [  # reason, what happens, words of what is told, jobs that are left
      "job xyz cannot be understood: pending_dependencies names a job twice", {"abc", "uvw"}),
     ("a NUL in a path", damage_job(b'"xyz":{', b'"xyz":{"log_dir":"/\\u0000",'),
      "job xyz cannot be understood: log_dir holds a NUL", {"abc", "uvw"}),
-    ("a limit that is none", damage_job(b'"xyz":{', b'"xyz":{"limits":[["rubbish",1,1]],'),
-     "job xyz cannot be understood: a key of limits must be one of as, core", {"abc", "uvw"}),
     ("more GPUs than it asked for", rewrite("journal-6.jsonl", lambda content: content.replace(
         b'"status":"completed","attempts":[{', b'"status":"running","attempts":[{"gpu_uuids":["A","B"],"gpu_indices":[0,1],')),
      "change 7: job abc cannot be understood: it has 1 GPU, but", {"uvw"}),
@@ -734,7 +732,7 @@ def test_an_older_state_is_read(tmp_path, monkeypatch, reason, act):
     assert (state.seq, state.next_number, state.paused, state.paused_gpus, state.hooks_since) == (20, 5, True, ("GPU-1",), NOW)
     assert state.groups == {"g": nexus.Group("g", 2)} and state.seen == {"row": 2} and state.environments["e" * 16]["A"] == "b\udcff"
     assert state.nodes == {"n1": nexus.KnownNode(nexus.NodeConfig("n1", "10.0.0.5", "ann", 22))} and len(state.inventory) == 2
-    assert len(state.jobs) == 3 and (first.status, first.name, first.limits) == ("completed", "größe", (("core", 0, -1),))
+    assert len(state.jobs) == 3 and (first.status, first.name) == ("completed", "größe")
     told = json.loads(nexus.encode_json(nexus.job_json(first, NOW + 100, None)))
     assert (told["attempt"], told["exit_code"], told["runtime_seconds"], told["gpu_indices"]) == (2, 0, 50.0, [1])
     failed = told["attempts"][0]
@@ -819,8 +817,7 @@ def test_a_job_of_version_1(reason, fields, attempts, shown):
 GPUS = [gpu(0), gpu(1)]
 FIELDS = {"running": {"status": "running", "gpus": 2, "gpu_indices": [0, 1], "gpu_uuids": ["GPU-0", "GPU-1"], "attempt": 1,
                       "started_at": NOW - 60, "log_dir": "/tmp/x"},
-          "pending": {"status": "pending", "after": ["uvw"], "pending_dependencies": ["uvw"], "limits": [["core", 0, 0]],
-                      "gpu_mem_mib": 1024}}
+          "pending": {"status": "pending", "after": ["uvw"], "pending_dependencies": ["uvw"], "gpu_mem_mib": 1024}}
 
 
 @given(st.data())
