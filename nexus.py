@@ -8867,9 +8867,10 @@ class Local(Backend):
         if job.current.stop_cause or not result or result.exit_code is None or not going_on or work is None:
             return []
         gpu_watch, pids = self.service.gpu_watch, {process.pid for process in going_on}
+        if job.id in self.work:         # at the first look they may be about to leave the session, as `setsid x &` does
+            # They are over at another time than the command.
+            self.service.runners.results[job.id] = replace(result, finished_at=None, runtime_seconds=None)
         self.work[job.id] = work = work.add(going_on, now)
-        # They are over at another time than the command.
-        self.service.runners.results[job.id] = replace(result, finished_at=None, runtime_seconds=None)
         is_computing = any(process.pid in pids for gpu in gpu_watch.gpus for process in gpu.processes)
         if work.is_idle(TICK_S) and not is_computing and not (job.gpus and gpu_watch.find_smi_trouble()):
             self.work[job.id], going_on = None, []
