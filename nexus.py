@@ -13716,54 +13716,20 @@ class Command:
     local: str = ""             # what needs the service's own machine; empty: NEXUS_URL may be set
 
 
-# Commands of other queues, and the line to type instead; ID and CMD stand for the user's own words
-FOREIGN_WORDS = {
-    "ps": "jobs", "ls": "jobs", "list": "jobs", "list-jobs": "jobs", "squeue": "queue", "sacct": "history",
-    "sinfo": "status", "stat": "status", "gpus": "status", "watch": "top", "rm": "remove ID", "scancel": "cancel ID",
-    "cancel-job": "cancel ID", "delete": "remove ID", "stop-job": "kill ID", "info": "show ID", "scontrol": "show ID",
-    "tail": "logs -f ID", "cat": "logs ID", "submit": "add CMD", "sbatch": "add CMD", "tsp": "add CMD", "ts": "add CMD",
-    "enqueue": "add CMD", "srun": "run CMD", "exec": "run CMD", "config-sample": "config sample",
-    "pause-gpu": "pause GPU", "resume-gpu": "resume GPU"}
+# {a word of other queues and of the shell: our command}
+ALIASES = {
+    "ls": "jobs", "list": "jobs", "ps": "jobs", "squeue": "queue", "sacct": "history", "sinfo": "status",
+    "watch": "top", "info": "show", "cat": "logs", "rm": "remove", "delete": "remove", "scancel": "cancel",
+    "submit": "add", "enqueue": "add", "srun": "run"}
 
 
-FOREIGN_FLAGS = {
-    "--gres": "--gpus", "--gpus-per-node": "--gpus", "-G": "--gpus", "-g": "--gpus", "--dependency": "--after",
-    "-d": "--after", "-D": "--after", "--array": "--sweep", "-a": "--sweep", "--time": "--timeout", "-t": "--timeout",
-    "--job-name": "--name", "-J": "--name", "-L": "--name", "--export": "--env", "-e": "--env", "--chdir": "--cwd",
-    "-p": "--priority"}
-
-
-def find_command(name: str, commands: Sequence[Command], rest: Sequence[str] = ()) -> Command:
-    """Raises: usage; the hint is the nearest name, or the line that replaces another queue's `name` and `rest`."""
+def find_command(name: str, commands: Sequence[Command]) -> Command:
+    """Raises: usage; the hint is the nearest name."""
     for command in commands:
-        if command.name == name:
+        if command.name == ALIASES.get(name, name):
             return command
     hint = suggest(name, [command.name for command in commands if command.summary]) or "nexus help lists them"
-    if name in FOREIGN_WORDS:
-        hint = translate(name, rest)
     raise NexusError("usage", f"'{format_line(name, 40)}' is not a command", hint)
-
-
-def translate(name: str, rest: Sequence[str]) -> str:
-    """The command that does what another queue's `name` does with the words `rest`."""
-    *line, place = FOREIGN_WORDS[name].split(" ")
-    if name in ("ts", "tsp") and (not rest or rest[0] == "-l"):
-        return "nexus jobs"
-    if place == "CMD":
-        if rest and rest[0].startswith("-") and rest[0] != "--wrap":            # an option may mean something else here
-            return f'nexus {line[0]} "CMD"; its options: nexus help {line[0]}'
-        if name == "sbatch" and rest:
-            rest = rest[1:2] if rest[0] == "--wrap" else ["bash", *rest]
-        place = quote_command(rest or ["python train.py"])
-    elif place.isupper() and rest:
-        place = " ".join(map(quote, rest))
-    return " ".join(["nexus", *line, place])
-
-
-def quote_command(words: Sequence[str]) -> str:
-    """Quote a command's words as the one argument that nexus takes."""
-    line = words[0] if len(words) == 1 else " ".join(map(quote, words))
-    return f'"{line}"' if not re.search(r'["$`\\!]', line) else quote(line)
 
 
 def make_parser(command: Command) -> argparse.ArgumentParser:
@@ -13773,14 +13739,8 @@ def make_parser(command: Command) -> argparse.ArgumentParser:
     class Parser(argparse.ArgumentParser):
         def error(self, message: str) -> NoReturn:
             hint = f"nexus help {command.name}"
-            if message.startswith("unrecognized arguments"):
-                unknown = next((word.partition("=")[0] for word in message.split()[2:] if word.startswith("-")), "")
-                flags = [flag for flags, _ in command.arguments for flag in flags]
-                near = suggest(unknown, flags) if unknown.startswith("--") else ""
-                if takes_command and unknown in FOREIGN_FLAGS:
-                    near = f"nexus's is {FOREIGN_FLAGS[unknown]}"
-                inside = "what is the command's own belongs inside its quotes" if takes_command else ""
-                hint = "; ".join(filter(None, [near, inside, hint]))
+            if takes_command and message.startswith("unrecognized arguments"):
+                hint = f"what is the command's own belongs inside its quotes; {hint}"
             raise NexusError("usage", f"{command.name}: {message}", hint)
 
         def format_help(self) -> str:
@@ -13817,36 +13777,8 @@ OPTION_GROUPS = {                       # the options of add and run as help gro
     "when": "priority begin after after-any timeout expect retries max-concurrent"}
 
 
-def check_quoted(command: Command, words: Sequence[str]) -> None:
-    """Refuse options after an unquoted command: they may be the command's own or nexus's.  Raises: usage."""
-    takes_value = {flag: settings.get("action", "append") == "append"
-                   for flags, settings in command.arguments for flag in flags}
-    places: list[int] = []                      # positions of the command's words
-    late: list[str] = []                        # options after the command's first word
-    number = 0
-    while number < len(words) and words[number] not in ("--", "-h", "--help"):
-        flag, equals, _ = words[number].partition("=")
-        if not flag.startswith("-") or flag == "-":
-            places.append(number)
-        else:
-            late += [flag] if places else []
-            number += not equals and takes_value.get(flag, False)
-        number += 1
-    if number < len(words) or not late or " " in words[places[0]]:
-        return
-    if len(places) > 1 or any(flag not in takes_value for flag in late):
-        begin = ["nexus", command.name, *map(quote, words[:places[0]])]
-        hint = " ".join([*begin, quote_command(words[places[0]:])])
-        if all(flag in takes_value for flag in late):
-            own = [*begin, late[0], "…", quote_command([words[place] for place in places])]
-            hint += f"; options of nexus stand before it: {' '.join(own)}"
-        refuse(f"{command.name}: {late[0]} stands behind a command that is not in quotes", hint=hint)
-
-
 def parse_words(command: Command, words: Sequence[str], out: TextIO) -> argparse.Namespace:
     """Raises: usage; SystemExit, after --help."""
-    if command.name in ("add", "run"):
-        check_quoted(command, words)
     with contextlib.redirect_stdout(out):
         try:
             return make_parser(command).parse_args(words)
@@ -14003,21 +13935,11 @@ def read_commands(call: Call) -> list[tuple[str, str]]:
             for command in plain for made, values in expand_sweep(command, sweeps)]
 
 
-def check_ids(call: Call, words: Sequence[str]) -> None:
-    """Raises: usage, when an unquoted list of ids after --after has ended in the command."""
-    is_id = re.fullmatch(ID_PATTERN, words[0])
-    if is_id and any(job["id"] == words[0] for job in call.client.jobs(fields=["id"])):
-        refuse(f"the command begins with the id of job {words[0]}",
-               hint='ids are one word, with commas or in quotes: nexus add --after abc,abd "python eval.py"')
-
-
 def read_plain_commands(call: Call) -> list[str]:
     words, path = call.options.command, call.options.file
     if path is None:
         if not words:
             refuse("there is no command", hint='nexus add "python train.py", or nexus add --file commands.txt')
-        if len(words) > 1 and (call.options.after or call.options.after_any):
-            check_ids(call, words)
         return [words[0] if len(words) == 1 else " ".join(map(quote, words))]
     if words:
         refuse("give a command or --file, not both")
@@ -14241,38 +14163,8 @@ def cmd_wait(call: Call) -> int:
             said.add(why)
             call.say(f"job {job['id']} waits: {why}")
 
-    try:
-        with time_limit(call.options.timeout):
-            jobs = call.client.wait(ids, say_end, say_hold, call.options.any, of_group, events)
-    except TimeIsUp:
-        call.say(f"the time is up: {min(next(ended) - 1, total)} of {format_count(total, 'job')} ended within "
-                 f"{format_limit(call.options.timeout)}; the others go on")
-        return EXIT_TIMED_OUT
+    jobs = call.client.wait(ids, say_end, say_hold, call.options.any, of_group, events)
     return next(filter(None, map(exit_code_of, jobs)), 0)
-
-
-EXIT_TIMED_OUT = 124            # as in timeout(1)
-
-
-class TimeIsUp(Exception):
-    pass
-
-
-@contextlib.contextmanager
-def time_limit(seconds: float | None) -> Iterator[None]:
-    """Limit the block's run time; None or 0: no limit.  Raises: TimeIsUp."""
-    import signal
-
-    def end(*_: object) -> None:
-        raise TimeIsUp
-
-    if seconds:
-        signal.signal(signal.SIGALRM, end)
-        signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def ask_for_jobs(call: Call) -> list[dict[str, Any]]:
@@ -15100,10 +14992,8 @@ COMMANDS = (
             examples=("why abc",)),
     Command("wait", "wait for jobs to finish; exit with the first exit code that is not 0", cmd_wait, (
         ANY_IDS, GROUP,
-        argument("--any", action="store_true", help="return when the first of them has finished, with its exit code"),
-        argument("--timeout", metavar="TIME", row=JOB_FIELDS["timeout_seconds"],
-                 help="give up after so long, with exit code 124; like 2h")),
-            examples=("wait abc", "wait --group exp1 --timeout 2h", "wait --any abc abd")),
+        argument("--any", action="store_true", help="return when the first of them has finished, with its exit code")),
+            examples=("wait abc", "wait --group exp1", "wait --any abc abd")),
     Command("logs", "what a job printed, or the service's log", cmd_logs, (
         argument("ids", nargs="*", metavar="ID|GPU|service", help="jobs (default: the last started), or the service"),
         argument("-f", "--follow", action="store_true", help="follow the output until the job ends"),
@@ -15202,7 +15092,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str], out: TextIO, err: Text
         words = ["help", *argv[1:2]] if argv and argv[0] in ("--help", "-h") else list(argv)
         if not words or words[0].startswith("-"):
             words = ["status", *words]
-        command = find_command(words[0], COMMANDS, words[1:])
+        command = find_command(words[0], COMMANDS)
         options = parse_words(command, words[1:], out)
         call = Call(options, environ, out, err, COMMANDS)
         call.need_local(command.local)

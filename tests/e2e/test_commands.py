@@ -208,7 +208,7 @@ BAD_ADDS = [  # reason, words, what it says
     ("blanks", ["  "], "command must be"),
     ("NUL", ["a\0b"], "NUL"),
     ("1 MB", ["x" * 2**20], "put it into a script"),
-    ("options of the command", ["python", "train.py", "--lr", "1"], "in quotes"),
+    ("options of the command", ["python", "train.py", "--lr", "1"], "inside its quotes"),
     ("no number", ["--gpus", "many", "true"], "--gpus must be"),
     ("below 0", ["--gpus", "-1", "true"], "--gpus"),
     ("too many", ["--gpus", "3", "true"], "3 GPUs"),
@@ -446,15 +446,12 @@ def test_wait_exits_with_the_jobs_code(home):
     assert home.main("wait", stopped).code == 1, "that it ended well is no success"
 
 
-def test_wait_for_any_and_for_so_long(own_home):
+def test_wait_for_any(own_home):
     slow, quick = add(own_home, "sleep 60"), add(own_home, "exit 4")
     done = own_home.main("wait", slow, quick, "--any")
     assert done.code == 4 and f"job {quick} failed" in done.err and slow not in done.err
-    done = own_home.main("wait", slow, quick, "--timeout", "0.3s")
-    assert (done.code, done.out) == (124, "") and "1 of 2 jobs ended within 0.3s" in done.err
-    assert own_home.job(slow)["status"] == "running"
     own_home.main("kill", slow)
-    done = own_home.main("wait", slow, quick, "--timeout", "60s")
+    done = own_home.main("wait", slow, quick)
     assert done.code == own_home.job(slow)["exit_code"] and "2 of 2 have ended" in done.err
 
 
@@ -497,9 +494,6 @@ def test_a_job_after_a_list_of_ids_as_add_prints_it(own_home):
     ids = own_home.main("add", "--sweep", "n=0..1", "echo {n}").out
     job_id = own_home.main("add", "--after", ids, "echo done").id
     assert own_home.job(job_id)["after"] == ids.split()
-    done = own_home.main("add", "--after", *ids.split(), "echo done")
-    assert done.code == 2 and f"the command begins with the id of job {ids.split()[1]}" in done.err, "the shell cut the list"
-    assert own_home.main("add", "--after", job_id, "cat", "x").code == 0, "a program with a short name"
 
 
 def test_dry_run(home):

@@ -88,35 +88,10 @@ def test_wrong_words_are_usage_errors(words, says):
     assert "\x1b" not in err and "Traceback" not in err          # before any service was asked: none can be started in /dev/null
 
 
-HINTS = [  # words, the line to type
-    (["squeue"], "nexus queue"), (["ls"], "nexus jobs"), (["ps"], "nexus jobs"), (["rm", "abc", "abd"], "nexus remove abc abd"),
-    (["rm"], "nexus remove ID"), (["scancel", "abc"], "nexus cancel abc"), (["tail", "abc"], "nexus logs -f abc"),
-    (["submit"], 'nexus add "python train.py"'), (["sbatch", "job.sh", "7"], 'nexus add "bash job.sh 7"'),
-    (["sbatch", "--wrap", "python a.py"], 'nexus add "python a.py"'), (["tsp"], "nexus jobs"), (["ts", "-l"], "nexus jobs"),
-    (["sbatch", "--gres=gpu:2", "job.sh"], 'nexus add "CMD"; its options: nexus help add'),
-    (["add", "--gres=gpu:2", "true"], "nexus's is --gpus; what is the command's own belongs inside its quotes; nexus help add"),
-    (["add", "-e", "A=1", "true"], "nexus's is --env; what is the command's own belongs inside its quotes; nexus help add"),
-    (["tsp", "python", "a.py", "--lr", "1"], 'nexus add "python a.py --lr 1"'), (["srun", "nvidia-smi"], 'nexus run "nvidia-smi"'),
-    (["add", "python", "train.py", "--lr", "0.1"], 'nexus add "python train.py --lr 0.1"'),
-    (["run", "--gpus", "2", "train.sh", "--epochs", "3"], 'nexus run --gpus 2 "train.sh --epochs 3"'),
-    (["add", "python", "-u", "a b.py"], "nexus add \"python -u 'a b.py'\""),
-    (["add", "echo", "$HOME", "-n"], "nexus add 'echo '\"'\"'$HOME'\"'\"' -n'"),
-    (["add", "python", "a.py", "--gpus", "2"],
-     'nexus add "python a.py --gpus 2"; options of nexus stand before it: nexus add --gpus … "python a.py"'),
-]
-
-
-@pytest.mark.parametrize("words, line", HINTS, ids=[" ".join(case[0]) for case in HINTS])
-def test_what_others_taught_is_answered_by_the_line_to_type(words, line):
-    code, out, err = main(*words)
-    assert (code, out) == (2, "") and err.endswith(f"\nhint: {line}\n"), err
-
-
-@pytest.mark.parametrize("words", [
-    ["python train.py", "--gpus", "2"], ["--gpus=2", "python", "train.py"], ["--env", "A=1", "--unique", "python", "a.py"],
-    ["train.sh", "--gpus", "2"], ["--", "python", "a.py", "--lr", "1"]])
-def test_words_of_a_command_that_cannot_be_mistaken(words):
-    nexus.check_quoted(nexus.find_command("add", nexus.COMMANDS), words)
+@pytest.mark.parametrize("words, command", [(["ls"], "jobs"), (["ps"], "jobs"), (["rm", "abc"], "remove"), (["submit", "true"], "add")])
+def test_words_of_other_queues_are_understood(words, command):
+    found = nexus.find_command(words[0], nexus.COMMANDS)
+    assert found.name == command and nexus.parse_words(found, words[1:], Stream()).chosen
 
 
 EXAMPLES = [(command, example) for command in nexus.COMMANDS for example in command.examples]
