@@ -14225,28 +14225,41 @@ def show_latest(call: Call, statuses: Sequence[str], order: str, when_empty: str
         call.say(f"the last {len(jobs)} of {total}; nexus {call.options.subcommand} -n 0 shows all")
 
 
-def cmd_kill(call: Call) -> None:
-    """Kill jobs by id, or by the GPU they run on; return when they are gone."""
-    targets, group, takes_all = call.options.ids, call.options.group, call.options.all
-    if bool(targets) == (group is not None):
-        refuse("kill takes ID|GPU, or --group",
-               hint="nexus kill ID, nexus kill 0 for what runs on GPU 0, or nexus kill --group NAME")
+ENDED_STATUSES = {"kill": [RUNNING], "remove": [PENDING], "cancel": [PENDING, RUNNING]}     # of jobs given by their ids
+
+
+def cmd_end(call: Call) -> None:
+    """kill, cancel and remove: end jobs, all or none; return when they have ended."""
+    options, command = vars(call.options), call.options.subcommand
+    targets, takes_all = options["ids"], options.get("all", False)
+    choice = {name: value for name in ("group", "status") if (value := options.get(name)) is not None}
+    if bool(targets) == bool(choice):
+        refuse(f"{command} takes jobs, or --group", hint=f"nexus {command} ID; nexus help {command} says what else")
     if takes_all and not any(target.isdigit() or ":" in target for target in targets):
         refuse("--all is for GPUs: all jobs that share one", hint="nexus kill 0 --all, or nexus kill --group NAME")
-    first = {} if call.options.signal is None else {"signal": call.options.signal}
-    if group is None:
-        ids = [job_id for target in targets for job_id in find_targets(call, target, takes_all)]
-        end_jobs(call, ids=ids, status=[RUNNING], **first)
-    else:
-        end_jobs(call, group=group, **first)
-
-
-def cmd_cancel(call: Call) -> None:
-    """End jobs by id, or all of a group or of statuses."""
-    choice = {name: fact for name in ("group", "status") if (fact := getattr(call.options, name))}
-    if bool(call.options.ids) == bool(choice):
-        refuse("cancel takes ids, or --group and --status", hint="nexus cancel ID, or nexus cancel --status pending")
-    end_jobs(call, **choice or {"ids": call.options.ids, "status": [PENDING, RUNNING]})
+    if targets:
+        ids = [job_id for target in targets for job_id in find_targets(call, target, takes_all)] if (
+            command == "kill") else targets
+        choice = {"ids": ids, "status": ENDED_STATUSES[command]}
+    if options.get("signal") is not None:
+        choice["signal"] = options["signal"]
+    events = call.client.follow_events()
+    jobs = call.client.ask("POST", "/jobs/cancel", choice)["jobs"]
+    if not jobs and not targets:
+        return call.say("no such job is pending or running")
+    for job in jobs:
+        if job["unknown_since"]:
+            call.say(f"{job['node']} has not been heard since {format_unknown(job)}: job {job['id']} is ended when it "
+                     f"is back (Ctrl-C leaves it so; nexus node remove {job['node']} --force gives it up)")
+    import threading
+    notice = threading.Timer(KILL_NOTICE_S, call.say, ["still ending; KILL follows after kill_grace_seconds"])
+    notice.daemon = True
+    notice.start()
+    try:
+        call.client.wait([job["id"] for job in jobs], lambda job: call.say(describe_end(job)), known=jobs,
+                         events=events)
+    finally:
+        notice.cancel()
 
 
 def find_job(call: Call) -> dict[str, Any]:
@@ -14273,28 +14286,6 @@ def find_targets(call: Call, target: str, takes_all: bool = False) -> list[str]:
 
 
 KILL_NOTICE_S = 2.0                     # a user who sees nothing for so long asks himself whether anything happens
-
-
-def end_jobs(call: Call, **choice: Any) -> None:
-    """Cancel jobs, all or none; return when they have ended."""
-    events = call.client.follow_events()
-    jobs = call.client.ask("POST", "/jobs/cancel", choice)["jobs"]
-    if not jobs and "ids" not in choice:
-        of_group = f"job of group {choice['group']}" if "group" in choice else "such job"
-        return call.say(f"no {of_group} is pending or running")
-    for job in jobs:
-        if job["unknown_since"]:
-            call.say(f"{job['node']} has not been heard since {format_unknown(job)}: job {job['id']} is ended when it "
-                     f"is back (Ctrl-C leaves it so; nexus node remove {job['node']} --force gives it up)")
-    import threading
-    notice = threading.Timer(KILL_NOTICE_S, call.say, ["still ending; KILL follows after kill_grace_seconds"])
-    notice.daemon = True
-    notice.start()
-    try:
-        call.client.wait([job["id"] for job in jobs], lambda job: call.say(describe_end(job)), known=jobs,
-                         events=events)
-    finally:
-        notice.cancel()
 
 
 def format_unknown(job: Told) -> str:
@@ -14771,51 +14762,24 @@ def cmd_help(call: Call) -> None:
 def cmd_complete(call: Call) -> None:
     """For shells: the completions of the last word.  It starts no service and reports no error."""
     *before, begun = call.options.words or [""]
-    commands, command = call.commands, None
-    for word in before:
-        command = next((each for each in commands if each.name == word), command)
-        commands = command.verbs if command else ()
-    arguments = command.arguments if command else ()
-    option = next(((flags[0], settings) for flags, settings in arguments if before and before[-1] in flags), None)
-    done, comma, begun_last = begun.rpartition(",") if option else ("", "", begun)
-    if commands or not command:
-        words = [each.name for each in commands if each.summary]
-    elif option and option[1].get("action", "append") == "append":
-        words = list(option[1].get("choices") or list_completed(call, option[0], command))
+    command = next((each for each in call.commands if before and each.name == before[0]), None)
+    flags = [flag for names, _ in command.arguments for flag in names] if command else []
+    if not before or before == ["help"]:
+        words = [each.name for each in call.commands if each.summary]
+    elif command and command.verbs and len(before) == 1:
+        words = [verb.name for verb in command.verbs]
     elif begun.startswith("-"):
-        words = [flag for flags, _ in arguments for flag in flags if flag.startswith("--")]
+        words = [flag for flag in flags if flag.startswith("--")]
     else:
-        words = [word for flags, _ in arguments if not flags[0].startswith("-")
-                 for word in list_completed(call, flags[0], command)]
-    call.print(*(done + comma + word for word in words if word.startswith(begun_last)))
-
-
-# {command: the statuses of the jobs to offer}; other commands: all
-COMPLETED_STATUSES = {
-    "kill": [RUNNING], "attach": [RUNNING], "remove": [PENDING], "move": [PENDING], "retry": list(FINAL)}
-
-
-def list_completed(call: Call, what: str, command: Command) -> list[str]:
-    """The values that an option or an argument may have."""
-    known = {"topic": [each.name for each in call.commands if each.summary], "--priority": list(PRIORITIES),
-             "--status": list(STATUSES), "--timeout": ["30m", "2h", "1:30:00"], "--gpus": ["0", "0.5", "1", "2"]}
-    if what in known:
-        return known[what]
-    try:
-        client = Client.find(call.environ, is_starting=False)
-        if what in ("host", "name", "--node"):
-            words = [node["name"] for node in client.status()["nodes"][what != "--node":]]
-        elif what == "--group":
-            words = [group["name"] for group in client.ask("GET", "/groups")]
-        elif what in ("GPU", "--gpu-ids"):
-            words = [gpu["place"] for gpu in client.status()["gpu_status"] if what == "GPU" or ":" not in gpu["place"]]
-        elif what in ("id", "ids", "--after", "--after-any"):
-            words = [job["id"] for job in client.jobs(limit=1000, status=COMPLETED_STATUSES.get(command.name))]
-        else:
-            return []
-    except (NexusError, OSError):
-        return []
-    return [word for word in words if re.fullmatch(r"[\w.:-]+", word)]     # bash expands a completion
+        words = []
+        with contextlib.suppress(NexusError, OSError):
+            client = Client.find(call.environ, is_starting=False)
+            if before[-1] == "--group":
+                words = [group["name"] for group in client.ask("GET", "/groups")]
+            elif before[-1] in ("--after", "--after-any") or "id" in flags or "ids" in flags:
+                words = [job["id"] for job in client.jobs(limit=1000, fields="id")]
+    harmless = [word for word in words if re.fullmatch(r"[\w.:-]+", word)]      # bash expands a completion
+    call.print(*(word for word in harmless if word.startswith(begun)))
 
 
 # nexus install
@@ -15001,18 +14965,16 @@ COMMANDS = (
         argument("--stream", choices=STREAMS, default="both", help="stdout goes to stdout, stderr to stderr"),
         argument("--timestamps", action="store_true", help="begin each line with the time at which it came")),
             examples=("logs", "logs -f abc", "logs abc abd", "logs service -n 50")),
-    Command("kill", "stop running jobs and all they started; returns when they are gone", cmd_kill, (
+    Command("kill", "stop running jobs and all they started; returns when they are gone", cmd_end, (
         argument("ids", nargs="*", metavar="ID|GPU"),
         argument("--all", action="store_true", help="with a GPU: all jobs that share it"),
         argument("--group", metavar="G", help="all of this group, pending ones too"),
         argument("--signal", metavar="NAME", row=CANCEL_KEYS["signal"],
                  help="the first signal, like INT (default: TERM); KILL follows after kill_grace_seconds")),
             examples=("kill abc", "kill 0", "kill --signal INT abc", "kill --group exp1")),
-    Command("cancel", "stop jobs, pending or running", cmd_cancel, (ANY_IDS, GROUP, STATUS_OPTION),
+    Command("cancel", "stop jobs, pending or running", cmd_end, (ANY_IDS, GROUP, STATUS_OPTION),
             examples=("cancel abc abd", "cancel --group exp1", "cancel --status pending")),
-    Command("remove", "take pending jobs out of the queue",
-            lambda call: end_jobs(call, ids=call.options.ids, status=[PENDING]), (IDS,),
-            examples=("remove abc",)),
+    Command("remove", "take pending jobs out of the queue", cmd_end, (IDS,), examples=("remove abc",)),
     Command("retry", "run finished jobs again, as new ones; prints their ids", cmd_retry, (
         ANY_IDS, argument("--failed", action="store_true", help="all jobs that failed and were not retried yet"),
         argument("--group", metavar="G", help="the failed jobs of this group"),

@@ -71,7 +71,7 @@ def test_version():
 WRONG = [  # words, what it says
     (["stats"], "did you mean 'status'?"), (["quue"], "did you mean 'queue'?"), (["xyzzy"], "nexus help lists them"),
     (["help", "ad"], "did you mean 'add'?"), (["status", "--wacth"], "--wacth"), (["--wacth"], "--wacth"), (["show"], "ID"),
-    (["show", "a", "b"], "b"), (["kill"], "ID|GPU"), (["jobs", "--status", "done"], "done"), (["logs", "abc", "--stream", "x"], "stderr"),
+    (["show", "a", "b"], "b"), (["kill"], "--group"), (["jobs", "--status", "done"], "done"), (["logs", "abc", "--stream", "x"], "stderr"),
     (["move", "abc"], "--first"), (["config", "delete"], "sample"), (["start", "--log-level", "LOUD"], "WARNING"), (["status", "x"], "x"),
     (["\x1b[31mred"], "[31mred"), ([""], "''"), (["caf\udce9"], "not a command"),
     (["wait"], "--group"), (["retry"], "--failed"), (["kill", "abc", "--group", "g"], "--group"),

@@ -190,10 +190,6 @@ def test_others_do_not_hear_how_nodes_are_reached(net):
     assert live.ask_service(net.head.line(live.PATIENCE_S), "GET", "/nodes", None, {"Authorization": f"Bearer {token}"})[0] == 403
 
 
-def test_names_of_nodes_are_completed(net):
-    assert show(net, "complete", "node", "remove", "") == "n1\nn2\n"
-
-
 def test_the_list_of_nodes(net):
     rows = json.loads(show(net, "node", "list", "--json"))
     assert [(row["name"], row["gpus"], row["is_reachable"]) for row in rows] == [("head", 1, True), ("n1", 2, True), ("n2", 2, True)]

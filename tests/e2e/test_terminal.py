@@ -169,10 +169,8 @@ def test_json_stays_what_it_was(home, evil):
 
 def test_a_completed_word_runs_nothing(home, evil):
     """A shell may expand what it offers, and runs it when it is taken over."""
-    evil.change = lambda fact: [{**job, "id": "$(touch owned)"} for job in fact] if isinstance(fact, list) else {
-        **fact, "nodes": [{"name": "here"}, {"name": "`touch owned`"}, {"name": "n1"}]}
+    evil.change = lambda jobs: [{**job, "id": "$(touch owned)"} for job in jobs]
     assert home.run("complete", "kill", "", **evil.environ).out == ""
-    assert home.run("complete", "node", "remove", "n", **evil.environ).out == "n1\n"
 
 
 def test_a_directory_that_somebody_with_a_token_chose(home):
