@@ -4715,34 +4715,28 @@ class Backoff:
 # A file that must be complete is written aside, synced, and renamed.  System errors become `unavailable` here.
 
 
-def in_home(name: str) -> str:
-    return property(lambda layout: os.path.join(layout.home, name))  # type: ignore[return-value]
-
-
-@value
 class Layout:
     """The paths of all files."""
-    home: str
-    state_file: str
-    log_dir: str
 
-    config_file = in_home("config.toml")
-    choice_file = in_home("config.path")            # the path of the last --config
-    service_file = in_home("service.json")
-    cache_dir = in_home("cache")
-    start_error_file = in_home("start_error.json")
-    token_file = in_home("token")
-    tokens_file = in_home("tokens.json")            # other users' tokens
-    lock_file = in_home("lock")
-    jobs_lock_file = in_home("jobs.lock")           # locked by running jobs where has_locks()
-    stopped_file = in_home("stopped")               # exists after nexus stop
-    events_file = in_home("events")
-    socket_file = in_home("api.sock")
-    service_log = in_home("service.log")
-    screen_rc = in_home("screenrc")
-    previous_state_file = property(lambda layout: layout.state_file + ".prev")
-    journal_dir = property(lambda layout: os.path.dirname(layout.state_file))
-    code_folder = property(lambda layout: os.path.join(layout.journal_dir, "submitted-code"))   # beside the state
+    def __init__(self, home: str, state_file: str, log_dir: str) -> None:
+        self.home, self.state_file, self.log_dir = home, state_file, log_dir
+        self.config_file = os.path.join(home, "config.toml")
+        self.choice_file = os.path.join(home, "config.path")            # the path of the last --config
+        self.service_file = os.path.join(home, "service.json")
+        self.cache_dir = os.path.join(home, "cache")
+        self.start_error_file = os.path.join(home, "start_error.json")
+        self.token_file = os.path.join(home, "token")
+        self.tokens_file = os.path.join(home, "tokens.json")            # other users' tokens
+        self.lock_file = os.path.join(home, "lock")
+        self.jobs_lock_file = os.path.join(home, "jobs.lock")           # locked by running jobs where has_locks()
+        self.stopped_file = os.path.join(home, "stopped")               # exists after nexus stop
+        self.events_file = os.path.join(home, "events")
+        self.socket_file = os.path.join(home, "api.sock")
+        self.service_log = os.path.join(home, "service.log")
+        self.screen_rc = os.path.join(home, "screenrc")
+        self.previous_state_file = f"{state_file}.prev"
+        self.journal_dir = os.path.dirname(state_file)
+        self.code_folder = os.path.join(self.journal_dir, "submitted-code")
 
     def code_file(self, name: str) -> str:
         return os.path.join(self.code_folder, f"{name}.py")
@@ -4801,8 +4795,8 @@ def find_user(uid: int) -> str:
         return f"uid {uid}"
 
 
-# Whoever can write into a folder of nexus's, or replace one on the way to it, can run commands as its owner.  The owner
-# and the group of a folder above are trusted; everybody is not.
+# Whoever can write into a folder of nexus's, or exchange it, can run commands as its owner.  The owner and the group of
+# a folder above it are trusted.
 
 def check_owner(path: str, what: str) -> None:
     """Raises: forbidden, when another user owns it."""
@@ -4811,6 +4805,22 @@ def check_owner(path: str, what: str) -> None:
         raise NexusError("forbidden", f"{path} ({what}) belongs to {find_user(uid)}, and you are "
                          f"{find_user(os.geteuid())}: its owner could run commands as you",
                          hint="name a folder of your own: export NEXUS_HOME=~/.nexus, or nexus config edit")
+
+
+def check_parents(path: str, what: str) -> None:
+    """Raises: forbidden, when a folder above it is open to everybody, so that others could exchange it; OSError."""
+    import stat
+    trusted = {os.geteuid(), os.stat("/").st_uid}           # root, which may have another number in a container
+    path = os.path.realpath(path)
+    while path != "/":
+        parent = os.path.dirname(path)
+        if os.path.exists(parent):
+            status = os.stat(parent)
+            owners = {status.st_uid, os.stat(path).st_uid if os.path.exists(path) else os.geteuid()}
+            if status.st_mode & 0o002 and not (status.st_mode & stat.S_ISVTX and owners <= trusted):
+                raise NexusError("forbidden", f"other users could exchange {path} ({what}), and run commands as you",
+                                 hint=f"name a folder elsewhere; or chmod o-w {parent}, if it is yours")
+        path = parent
 
 
 def is_open(status: os.stat_result) -> bool:
@@ -4823,76 +4833,22 @@ def is_open(status: os.stat_result) -> bool:
     return bool(status.st_mode & 0o022)
 
 
-def list_steps(path: str, links: int = 0) -> Iterator[str]:
-    """The folders and links on the way to an absolute path, itself included."""
-    for name in re.finditer("/[^/]+", path):
-        step = path[:name.end()]
-        yield step
-        if os.path.islink(step) and links < 40:         # Linux's limit
-            yield from list_steps(os.path.join(os.path.dirname(step), os.readlink(step)), links + 1)
-
-
-def check_way(path: str, what: str) -> None:
-    """Raises: forbidden, when anybody could replace a folder, or a folder or link on the way to it; OSError."""
-    import stat
-    trusted = (os.geteuid(), os.stat("/").st_uid)           # root, which may have another number in a container
-    for step in list_steps(path):
-        folder = os.path.dirname(step)
-        is_there = os.path.lexists(step)                    # if not, nexus is about to make the rest
-        above, own = os.stat(folder), os.lstat(step if is_there else folder)
-        is_sticky = above.st_mode & stat.S_ISVTX and above.st_uid in trusted
-        if above.st_mode & 0o002 and not (is_sticky and own.st_uid in trusted):
-            who = find_user(own.st_uid) if is_sticky else "anybody"
-            target = step if is_there else folder
-            raise NexusError("forbidden", f"{path} ({what}): {who} could exchange {target}, and run commands as you",
-                             hint="name a folder elsewhere" if is_sticky else
-                             f"chmod o-w {folder}, or chmod +t {folder}; or name a folder elsewhere")
-        if not is_there:
-            return
-
-
-def is_own_folder(path: str) -> bool:
-    """Raises: OSError."""
-    import stat
-    status = os.lstat(path)
-    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not is_open(status)
-
-
 def secure_folders(layout: Layout) -> None:
-    """Make nexus's folders, and check that they and the files in the home are this user's alone.
-
-    Raises: forbidden, when others could have put something there; unavailable.
-    """
-    import stat
+    """Make nexus's folders; no other user may write into one.  Raises: forbidden, unavailable."""
     with disk("look at", ""):
         for path, what in ((layout.home, "NEXUS_HOME"), (layout.journal_dir, "the folder of [state] state_file"),
                            (layout.log_dir, "[state] log_dir")):
-            check_way(path, what)
-            make_folder(path)
             check_owner(path, what)
+            check_parents(path, what)
+            make_folder(path)
+            check_owner(path, what)             # somebody may have made it meanwhile
             status = os.stat(path)
             if is_open(status):
                 raise NexusError("forbidden", f"others may write into {path} ({what}), and could run commands as you",
                                  hint=f"look at what is in it; then chmod go-w {path}, or name another folder")
-            if status.st_mode & 0o020:          # a private group, which another user may share; or an ACL's mask
+            if status.st_mode & 0o020:      # a private group, which another user may share; or an ACL's mask
                 os.chmod(path, status.st_mode & 0o7757)
-        home = os.stat(layout.home)
-        beside = os.path.basename(layout.state_file), "journal-", os.path.basename(layout.code_folder)
-        entries = [*os.scandir(layout.home),
-                   *(entry for entry in os.scandir(layout.journal_dir) if entry.name.startswith(beside))]
-        for entry in entries:
-            with contextlib.suppress(FileNotFoundError):            # a temporary file of another command
-                status = entry.stat(follow_symlinks=False)
-                is_link, is_own = stat.S_ISLNK(status.st_mode), status.st_uid == os.geteuid()
-                is_written = home.st_mode & 0o077 and is_open(status) and not is_link
-                if (is_written or not (is_own or status.st_uid == 0)) and not entry.path.endswith(".old"):
-                    who = "anybody" if is_own else find_user(status.st_uid)
-                    raise NexusError("forbidden", f"{entry.path} may be of {who}, and could run commands as you",
-                                     hint=f"look at it; then chmod go-w {entry.path} if it is yours, "
-                                     f"or mv {entry.path} {entry.path}.old")
-                if status.st_mode & 0o077 and is_own and not is_link:
-                    os.chmod(entry.path, status.st_mode & 0o700)
-        os.chmod(layout.home, home.st_mode & 0o700)
+        os.chmod(layout.home, os.stat(layout.home).st_mode & 0o7700)
 
 
 def read_text(path: str) -> str | None:
@@ -5076,7 +5032,7 @@ def read_tokens(path: str) -> dict[str, Token]:
         rows = [] if text is None else load_json(text)["tokens"]
         return {row["sha256"]: Token(str(row["user"]), row["sha256"], parse_time(row["created_at"]),
                                      parse_time(row["expires_at"]) if row.get("expires_at") else None)
-                for row in rows if not row.get("revoked_at")}          # an older nexus kept revoked ones
+                for row in rows}
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise NexusError("unavailable", f"{path} is not as nexus writes it: {error!r}",
                          hint="repair it, or move it away and make the tokens anew: nexus token create USER") from None
@@ -9192,7 +9148,7 @@ class Launcher(Part):
     def make_job_folder(self, job: Job) -> str:
         """Make a job's log folder.  Raises: OSError."""
         folder = self.layout.job_folder(job.id)
-        if os.path.lexists(folder) and (job.attempt == 1 or not is_own_folder(folder)):     # of a forgotten job
+        if job.attempt == 1 and os.path.lexists(folder):        # of a forgotten job
             aside = f"{folder}.old-{self.clock.new_token()[:8]}"
             os.rename(folder, aside)
             self.log.info("Job %s: what was in %s is kept as %s", job.id, folder, aside)

@@ -1280,13 +1280,6 @@ def test_tokens_are_written_and_read(tmp_path):
     assert holders(TOKENS, NOW + DAY) == {"secret-of-ann": "ann", "second-of-bob": "bob"}
 
 
-def test_what_an_older_nexus_kept_of_revoked_tokens_lets_nobody_in(tmp_path):
-    rows = [{**row, "used_at": None, "revoked_at": row["user"] == "bob" and row["created_at"]}
-            for row in map(nexus.token_json, TOKENS.values())]
-    (tmp_path / "tokens.json").write_text(json.dumps({"tokens": rows}))
-    assert holders(nexus.read_tokens(str(tmp_path / "tokens.json"))) == {"secret-of-ann": "ann"}
-
-
 @given(st.one_of(st.text(max_size=60), json_values.map(json.dumps)))
 def test_tokens_that_are_none_are_an_error(tmp_path_factory, text):
     home = tmp_path_factory.getbasetemp() / "tokens"
