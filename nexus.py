@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # /// script
 # requires-python = ">=3.9"
-# dependencies = ["tomli; python_version < '3.11'"]
+# dependencies = ["psutil", "tomli; python_version < '3.11'"]
 # ///
 """nexus: a job queue for the GPUs of one machine or of many, in one file.
 
@@ -671,7 +671,8 @@ class JobsConfig:
     allowed_script_paths: tuple[str, ...] = optional(
         (), TEXTS,
         "[] = any; else only `[interpreter] SCRIPT ARGS`, SCRIPT below one of these, where only you or root may write")
-    max_memory_gb: float = optional(0, NUMBER(0, 1000000), "a job with more host memory is stopped; 0 = any")
+    max_memory_gb: float = optional(
+        0, NUMBER(0, 1000000), "a job with more host memory is stopped; 0 = any (needs psutil)")
     max_running_per_user: int = optional(0, WHOLE(0, 100000), "how many jobs of one user run at once; 0 = no limit")
     max_pending_per_user: int = optional(0, WHOLE(0, 10000000), "how many of one user may wait; 0 = no limit")
 
@@ -867,7 +868,8 @@ class Attempt:
     cause: str | None = optional(None, STRING, "why it did not complete, in a word")
     cause_line: str | None = optional(None, STRING, "the line that says so")
     may_pass: bool = False                      # its launch failed, and another launch may succeed
-    peak_rss_mib: float | None = optional(None, FLOAT, "host memory of its processes together")
+    peak_rss_mib: float | None = optional(
+        None, FLOAT, "host memory of its processes together, shared pages counted once; null without psutil")
     cpu_seconds: float | None = optional(None, FLOAT, "CPU time of its processes")
     peak_gpu_mem_mib: float | None = optional(None, FLOAT, "GPU memory of its processes on all its GPUs together")
     mean_gpu_util: float | None = optional(None, FLOAT, "percent, of its GPUs while it ran")
@@ -2262,7 +2264,6 @@ class Process:
     env_start: int              # address of its environment; it changes at an exec, and is 0 during one
     is_kernel: bool = False     # a kernel thread
     cpu_ticks: int = 0          # its own, and those of its ended children
-    rss_pages: int = 0          # a page that n processes share counts n times
     name: str = ""              # the program's
 
 
@@ -2272,7 +2273,7 @@ def parse_proc_stat(text: str) -> Process:
     name, _, more = rest.rpartition(") ")
     cells = more.split()
     return Process(int(pid), int(cells[19]), int(cells[1]), int(cells[3]), cells[0], int(cells[47]),
-                   bool(int(cells[6]) & PF_KTHREAD), sum(map(int, cells[11:15])), int(cells[21]), name[1:])
+                   bool(int(cells[6]) & PF_KTHREAD), sum(map(int, cells[11:15])), name[1:])
 
 
 # A line of `screen -ls`: PID.NAME, and `Detached` or the like.  Version and locale decide on the date between them.
@@ -3764,7 +3765,7 @@ JOB: dict[str, Field] = {
                             "[[status, since when], ...]", getter=lambda job, now: [
                                 [status, format_time(at)] for status, at in job.status_history]),
     "unknown_since": Field(NULL(TIME), "since when nothing is known of it: its node cannot be reached", "brief"),
-    "rss_mib": Field(NULL(FLOAT), "memory of its processes now", "brief"),
+    "rss_mib": Field(NULL(FLOAT), "memory of its processes now, as in peak_rss_mib", "brief"),
     "cpu_percent": Field(NULL(FLOAT), "CPU in use now", "brief"),
 }
 for row in JOB.values():
@@ -3845,7 +3846,7 @@ OBJECTS: dict[str, Mapping[str, Field]] = {
     "Bands": {band: Field(INTEGER, f"jobs of {band} priority") for band in PRIORITIES},
     "Host": {
         "name": Field(STRING, "its name"),
-        "cpu_percent": Field(NULL(FLOAT), "of all its cores together"),
+        "cpu_percent": Field(NULL(FLOAT), "of all its cores together; null without psutil, as the next two"),
         "memory_used_gb": Field(NULL(FLOAT), "memory in use"),
         "memory_total_gb": Field(NULL(FLOAT), "memory there is"),
     },
@@ -5677,42 +5678,46 @@ def find_process_user(pid: int) -> str | None:
     return None
 
 
-TICK_S, PAGE_MIB = 1 / os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE") / 2**20
+TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+
+
+def import_psutil() -> Any:
+    """psutil, or None where it is not installed: then the memory of jobs, and the host's figures, are unknown."""
+    try:
+        import psutil
+    except ImportError:
+        return None
+    return psutil
 
 
 @value
 class Host:
-    """What the whole machine uses."""
-    cpu_percent: float | None = None            # since the refresh before; None: unknown
+    """What the whole machine uses.  None: unknown."""
+    cpu_percent: float | None = None            # since the refresh before
     memory_used_gb: float | None = None
     memory_total_gb: float | None = None
-    ticks: tuple[int, int] = (0, 0)             # of all CPUs since boot: (total, idle)
 
 
-def measure_host(former: Host) -> Host:
-    """Source: proc(5).  Raises: unavailable."""
-    cells = [int(cell) for cell in (read_text(f"{PROC}/stat") or "").partition("\n")[0].split()[1:9]]
-    text = read_text(f"{PROC}/meminfo") or ""
-    memory = {name: int(kib) / 2**20 for name, kib in re.findall(r"(\w+): +(\d+) kB", text)}
-    ticks, idle = sum(cells), sum(cells[3:5])
-    passed = ticks - former.ticks[0]
-    percent = 100 * (1 - (idle - former.ticks[1]) / passed) if passed > 0 else former.cpu_percent
-    return Host(percent, memory["MemTotal"] - memory["MemAvailable"], memory["MemTotal"], (ticks, idle))
+def measure_host(psutil: Any) -> Host:
+    if psutil is None:
+        return Host()
+    memory = psutil.virtual_memory()
+    return Host(psutil.cpu_percent(), (memory.total - memory.available) / 2**30, memory.total / 2**30)
 
 
-def measure_pss(processes: Iterable[Process]) -> float:
-    """MiB of host memory that processes use, shared pages counted once.  With 100 GB it takes seconds."""
-    # smaps_rollup came with Linux 4.14.
-    total, name = 0.0, "smaps_rollup" if os.path.exists(f"{PROC}/self/smaps_rollup") else "smaps"
+def measure_memory(psutil: Any, processes: Iterable[Process]) -> float | None:
+    """MiB of host memory that processes use, shared pages counted once (PSS).  With 100 GB it takes seconds."""
+    if psutil is None:
+        return None
+    used_bytes = 0
     for process in processes:
-        try:
-            with open(f"{PROC}/{process.pid}/{name}", encoding="utf-8", errors="replace") as file:
-                total += sum(int(line.split()[1]) for line in file if line.startswith("Pss:")) / 1024
-        except PermissionError:                 # another user's process, or root in a container
-            total += process.rss_pages * PAGE_MIB
-        except OSError:                         # it has ended
-            continue
-    return total
+        with contextlib.suppress(psutil.NoSuchProcess):         # it has ended
+            found = psutil.Process(process.pid)
+            try:
+                used_bytes += found.memory_full_info().pss
+            except psutil.AccessDenied:         # another user's process, or root in a container
+                used_bytes += found.memory_info().rss
+    return used_bytes / 2**20
 
 
 def sample_own() -> dict[str, float]:
@@ -6171,6 +6176,7 @@ class Machine:
         self.gpus: NvidiaSmi | MockGpus = (
             MockGpus(0) if is_slurm else MockGpus(config.gpu.mock_gpus) if self.is_mock else NvidiaSmi())
         self.processes = Processes()
+        self.psutil = import_psutil()
         self.leases = None if self.is_mock or is_slurm else Leases(find_lease_folder(config.gpu), service_id)
         self.screen = Screen(layout)
         self.no_screen_reason: str | None = f'launcher is "{config.jobs.launcher}"'
@@ -8904,9 +8910,9 @@ class JobUsage:
     grown_to_mib: float = 0.0                           # its GPU memory when that last grew
     grown_at: float = float("inf")                      # monotonic: when it grew
 
-    def add(self, processes: Sequence[Process], gpu_mem_mib: float, loads: Sequence[float], now: float) -> JobUsage:
+    def add(self, processes: Sequence[Process], rss_mib: float | None, gpu_mem_mib: float, loads: Sequence[float],
+            now: float) -> JobUsage:
         """The usage after another reading.  `loads`: its GPUs' utilization in percent."""
-        rss_mib = sum(process.rss_pages for process in processes) * PAGE_MIB
         cpu_s = sum(process.cpu_ticks for process in processes) * TICK_S
         (former_s, at), count = self.cpu_read or (0.0, now), self.look_count + bool(loads)
         # CPU time is a maximum too: a process that ends takes its time with it.
@@ -10192,11 +10198,10 @@ class GpuWatch(Part):
         self.host = Host()
         self.usage: dict[str, JobUsage] = {}                # of running jobs
         self.history: Mapping[str, Sequence[Reading]] = {}  # {GPU uuid: its last hour}
-        # Forked data loader workers share memory, so the sum of their RSS is too high.  PSS is exact, but the kernel
-        # counts each page for it: only jobs whose RSS exceeds max_memory_gb are measured so.
-        self.large: Mapping[tuple[str, int], Sequence[Process]] = {}        # {(job id, attempt): its processes}
-        self.pss_mib: Mapping[tuple[str, int], float] = {}  # {(job id, attempt): its last PSS}
-        self.pss_worker = Worker(service, "measuring jobs' memory", self.measure_shared, None)
+        self.members: Mapping[tuple[str, int], Sequence[Process]] = {}      # {(job id, attempt): its processes}
+        self.memory_mib: Mapping[tuple[str, int], float | None] = {}        # {(job id, attempt): its host memory}
+        self.memory_due_at = float("-inf")                  # monotonic: when that is measured again
+        self.memory_worker = Worker(service, "measuring jobs' memory", self.measure_memory, None)
         self.lease_holders: Mapping[str, str] = {}          # {GPU uuid: the user whose nexus holds it}
         self.look_error: NexusError | None = None           # why the leases could not be read
         self.lease_rest = Backoff(*LEASE_BACKOFF_S)         # jobs get no GPU until it is over
@@ -10254,7 +10259,7 @@ class GpuWatch(Part):
             # After a restart the service still knows its GPUs, even if the driver shows none.
             self.store.update(lambda state: [Put("facts", "inventory", inventory)])
             self.service.history.take_paused_gpus()
-        self.host = measure_host(self.host)
+        self.host = measure_host(self.machine.psutil)
 
     def annotate_gpus(self) -> None:
         seen, gpus = self.observation, []
@@ -10311,18 +10316,17 @@ class GpuWatch(Part):
         return self.usage.get(job_id, JobUsage())
 
     def measure_jobs(self, running: Iterable[Job], members: Mapping[str, Sequence[Process]]) -> None:
+        now = self.clock.monotonic()
+        self.members = {(job.id, job.attempt): members.get(job.id, ()) for job in running}
         for job in running:
             gpus = [gpu for gpu in self.gpus if gpu.uuid in job.current.gpu_uuids]
             used = sum(process.memory_mib or 0.0
                        for gpu in gpus for process in gpu.processes if process.job_id == job.id)
             loads = [gpu.utilization for gpu in gpus if gpu.utilization is not None]
             self.usage[job.id] = self.find_usage(job.id).add(
-                members.get(job.id, ()), used, loads, self.clock.monotonic())
-        limit_mib = self.config.jobs.max_memory_gb * 1024 or float("inf")
-        self.large = {(job.id, job.attempt): members[job.id] for job in running
-                      if (self.usage[job.id].rss_mib or 0.0) > limit_mib}
-        if self.large:
-            self.pss_worker.wanted.set()
+                members.get(job.id, ()), self.find_memory_mib(job), used, loads, now)
+        if self.members and now >= self.memory_due_at:
+            self.memory_worker.wanted.set()
 
     def read_gpus(self, job: Job, now: float) -> Reading:
         """Return the memory and utilization of all the job's GPUs, including use by others."""
@@ -10330,13 +10334,17 @@ class GpuWatch(Part):
         known = [gpu.memory_used_mib for gpu in gpus if gpu.memory_used_mib is not None]
         return now, sum(known) if known else None, find_utilization([(now, None, gpu.utilization) for gpu in gpus])[0]
 
-    def measure_shared(self) -> None:
-        self.pss_mib = {attempt: measure_pss(processes) for attempt, processes in self.large.items()}
+    def measure_memory(self) -> None:
+        """Measure the host memory of running jobs.  It may take long, so it pauses for a multiple of its run time."""
+        began = self.clock.monotonic()
+        self.memory_mib = {attempt: measure_memory(self.machine.psutil, processes)
+                           for attempt, processes in self.members.items()}
+        now = self.clock.monotonic()
+        self.memory_due_at = now + PROBE_BACKOFF_FACTOR * (now - began)
 
     def find_memory_mib(self, job: Job) -> float | None:
-        """Return the host memory of a running job in MiB: PSS if it is large, else RSS; None if unknown."""
-        attempt = job.id, job.attempt
-        return self.pss_mib.get(attempt) if attempt in self.large else self.find_usage(job.id).rss_mib
+        """Return the host memory of a running job in MiB, as last measured; None if unknown."""
+        return self.memory_mib.get((job.id, job.attempt))
 
     def describe_limit(self, before: str = "") -> str:
         """Return `before` and which GPUs the service uses, or "" if it may use all."""
@@ -11209,7 +11217,7 @@ class Service:
         for worker in (Worker(self, "asking for the GPUs", lambda: probe_gpus(self)), self.views.estimator,
                        self.views.disk_watch,
                        Worker(self, "writing state.json", self.history.keep_state),
-                       self.history.trimmer, self.hooks.worker, self.log_watch.worker, self.gpu_watch.pss_worker,
+                       self.history.trimmer, self.hooks.worker, self.log_watch.worker, self.gpu_watch.memory_worker,
                        *(one.worker for one in (self.cluster, self.jobs_file) if one)):
             worker.thread.start()
         while not self.is_stopping:
@@ -13045,6 +13053,10 @@ def check_start(layout: Layout, config: Config, own_port: int | None = None) -> 
     if running and running.get("machine_id") != read_machine_id():
         refuse_elsewhere(layout, running)
         remove_file(layout.service_file)        # else it would seem to belong to this machine, which has the lock now
+    if config.jobs.max_memory_gb and config.jobs.launcher != "slurm" and not import_psutil():   # Slurm limits memory
+        raise NexusError("usage", "[jobs] max_memory_gb needs psutil, to see what jobs use, and "
+                         f"{sys.executable} does not have it",
+                         hint=f"{sys.executable} -m pip install psutil; or take max_memory_gb out of config.toml")
     tls = load_tls(config.service)
     host, tokens = config.service.host, read_tokens(layout.tokens_file).values()
     if not is_loopback(host) and not any(token.is_good(time.time()) for token in tokens):       # probably by mistake

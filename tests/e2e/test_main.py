@@ -7,6 +7,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import venv
 
 import pytest
 from console import SCRIPT, Home, Stream
@@ -205,15 +206,31 @@ def test_a_service_that_cannot_start_says_why(own_home, monkeypatch):
     assert done.code == 6 and "did not start within 2 s: ImportError: it is broken\n" in done.err and "nexus serve" in done.err
 
 
-def test_what_jobs_and_the_host_take_needs_no_package(own_home):
-    environ = {"PYTHONPATH": block(os.path.join(own_home.top, "stubs"), "psutil")}
-    job_id = own_home.run("add", "sleep 60 & setsid sleep 60 & wait", **environ).id
+@pytest.mark.parametrize("has_psutil", [True, False])
+def test_what_is_known_with_psutil_and_without(own_home, has_psutil):
+    python = sys.executable
+    if not has_psutil:                                  # an environment without any package
+        venv.create(own_home.file("bare"), with_pip=False)
+        python = str(own_home.file("bare") / "bin" / "python")
+    job_id = own_home.run("add", "sleep 60 & setsid sleep 60 & wait", python=(python,)).id
     own_home.wait_for_start(job_id)
     until(lambda: own_home.job(job_id)["cpu_percent"] is not None, "two looks at it")
-    detailed = own_home.run("status", "--detailed", **environ).out
-    assert "unknown" not in detailed and "psutil" not in detailed, detailed
-    assert own_home.run("kill", job_id, **environ).code == 0
-    assert own_home.run("health", **environ).code == 0
+    if has_psutil:
+        until(lambda: own_home.job(job_id)["peak_rss_mib"], "its memory")
+    detailed = own_home.run("status", "--detailed", python=(python,)).out
+    assert ("memory unknown" in detailed, "CPU unknown" in detailed) == (not has_psutil, not has_psutil), detailed
+    assert own_home.run("kill", job_id, python=(python,)).code == 0
+    own_home.wait_for(job_id, "cancelled")
+    job = own_home.job(job_id)
+    assert job["cpu_seconds"] is not None and (job["peak_rss_mib"] is None) == (not has_psutil)
+    assert own_home.run("health", python=(python,)).code == 0
+    own_home.write_config("jobs.max_memory_gb = 8")
+    done = own_home.run("restart", python=(python,))
+    if has_psutil:
+        assert done.code == 0, done
+    else:
+        assert done.code == 2 and "max_memory_gb needs psutil" in done.err and f"{python} -m pip install psutil" in done.err, done
+        assert own_home.run("health", python=(python,)).code == 0, "the former service goes on"
 
 
 def bare_path(home, *left_out):

@@ -2366,7 +2366,7 @@ def test_requests_read_what_the_loop_changes(bench):
     job, process = bench.store.read(lambda state: state.jobs[job_id]), nexus.GpuProcess(77, 100.0, job_id)
     gpus = [nexus.replace(gpu, utilization=50.0, memory_used_mib=100.0, processes=(process,)) for gpu in service.gpu_watch.gpus]
     watch = service.gpu_watch
-    watch.gpus, members = tuple(gpus), {job_id: [nexus.Process(77, 1, 1, 1, "S", 1, cpu_ticks=300, rss_pages=1000)]}
+    watch.gpus, members = tuple(gpus), {job_id: [nexus.Process(77, 1, 1, 1, "S", 1, cpu_ticks=300)]}
     paths, answers, is_over = ("/gpus/history", f"/jobs/{job_id}", "/status"), [], threading.Event()
 
     def read():

@@ -61,10 +61,10 @@ class FakeProcesses:
     def start(self, pid, owner=None, started=None, state="S", parent=1):
         self.alive[pid] = nexus.Process(pid, pid * 10 if started is None else started, parent, pid, state, 0, name="python"), owner
 
-    def take(self, pid, rss_mib, cpu_s=5.0):
+    def take(self, pid, memory_mib, cpu_s=5.0):
         process, owner = self.alive[pid]
-        self.alive[pid] = nexus.replace(
-            process, rss_pages=int(rss_mib / nexus.PAGE_MIB), cpu_ticks=round(cpu_s / nexus.TICK_S)), owner
+        self.alive[pid] = nexus.replace(process, cpu_ticks=round(cpu_s / nexus.TICK_S)), owner
+        self.machine.psutil.memory_mib[pid] = memory_mib
 
     def find(self, pid):
         return self.alive[pid][0] if pid in self.alive else None
@@ -92,13 +92,30 @@ class FakeProcesses:
             self.alive.pop(process.pid, None)
 
 
+class FakePsutil:
+    """The part of psutil that nexus uses; what `memory_mib` lacks has ended."""
+    NoSuchProcess, AccessDenied = KeyError, PermissionError
+
+    def __init__(self):
+        self.memory_mib = {}
+
+    def Process(self, pid):
+        return types.SimpleNamespace(memory_full_info=lambda: types.SimpleNamespace(pss=self.memory_mib[pid] * 2**20))
+
+    def cpu_percent(self):
+        return 50.0
+
+    def virtual_memory(self):
+        return types.SimpleNamespace(total=4 * 2**30, available=2**30)
+
+
 class FakeMachine:
     is_mock, no_screen_reason, leases = True, "launcher is \"direct\"", None
 
     def __init__(self, clock, gpus):
         self.clock, self.boot_id, self.gpus = clock, BOOT, self
         self.shown = gpus
-        self.processes = FakeProcesses(self)
+        self.processes, self.psutil = FakeProcesses(self), FakePsutil()
         self.children, self.gone, self.launched, self.refusal = {}, [], [], None
         self.next_pid = 100
 
@@ -227,6 +244,7 @@ class World:
     def probe(self):
         nexus.probe_gpus(self.service)
         self.service.gpu_watch.take_in_observation()
+        self.service.gpu_watch.measure_memory()
 
     def turn(self, *sayings, seconds=0.0):
         self.clock.pass_(seconds)
@@ -2162,13 +2180,12 @@ def run_two(world, *names):
     return w, *jobs
 
 
-def test_host_memory(world, monkeypatch):
+def test_host_memory(world):
     w, large, _ = run_two(world, "large", "small")
-    monkeypatch.setattr(nexus, "measure_pss", lambda processes: sum(process.rss_pages for process in processes) * nexus.PAGE_MIB)
     w.machine.processes.take(200, 2049.0)
     w.machine.processes.take(201, 2048.0)
     w.probe()
-    w.service.gpu_watch.measure_shared()
+    w.probe()
     w.turn(seconds=1.1)
     w.turn(seconds=0.1)
     assert (200, 15) in w.machine.processes.signals and (201, 15) not in w.machine.processes.signals
@@ -2176,29 +2193,6 @@ def test_host_memory(world, monkeypatch):
     job = w.job(large)
     assert (job.status, job.current.cause, job.current.peak_rss_mib, job.current.cpu_seconds) == ("failed", "host-memory", 2049.0,
         5.0) and "max_memory_gb is 2" in job.current.cause_line
-
-
-def test_host_memory_that_processes_share_counts_once(world, monkeypatch):
-    """16 workers of a data loader, forked, with what was loaded before: no reason to stop the job."""
-    w, sharing, large = run_two(world, "sharing", "large")
-    pss_mib = {200: 1100.0, 201: 2100.0, 210: 0.0, 211: 0.0}
-    monkeypatch.setattr(nexus, "measure_pss", lambda processes: sum(pss_mib[process.pid] for process in processes))
-    for pid, job_id in ((200, sharing), (201, large), (210, sharing), (211, large)):
-        w.machine.processes.start(pid, job_id)
-        w.machine.processes.take(pid, 1200.0)
-    w.probe()
-    w.turn(seconds=1.1)
-    assert not w.machine.processes.signals and w.service.gpu_watch.pss_worker.wanted.is_set(), "nothing is done before it is known"
-    w.service.gpu_watch.measure_shared()
-    w.turn(seconds=1.1)
-    w.turn(seconds=0.1)
-    assert {pid for pid, _ in w.machine.processes.signals} == {201, 211}
-    w.end(large, 143)
-    assert w.job(large).current.cause == "host-memory" and "took 2.1GB of host memory" in w.job(large).current.cause_line
-    w.machine.processes.take(210, 800.0)
-    w.probe()
-    w.turn(seconds=1.1)
-    assert w.job(sharing).current.stop_cause is None and w.service.gpu_watch.large == {}
 
 
 # What is known
