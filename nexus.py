@@ -55,42 +55,11 @@ if TYPE_CHECKING:
     Schema = Mapping[str, Any]
     Told = Mapping[str, Any]                    # an object of the API
     Metric = tuple[Any, ...]                    # name, help, key in Views.measure()'s values or a function, label names
-
-    def field(schema: Schema, help: str = "", marks: str = "", *, default: Any = ..., **facts: Any) -> Any: ...
-
-    @dataclass_transform(frozen_default=True, field_specifiers=(field,))
-    def value(cls: type[T]) -> type[T]: ...
 else:
 
-    def value(cls):
-        """Make `cls` what dataclasses.dataclass(frozen=True, slots=True) makes of it, on Python 3.9 too."""
-        names = tuple(cls.__annotations__)
-        given = {name: vars(cls)[name] for name in names if name in vars(cls)}
-        rows = {name: fact for name, fact in given.items() if type(fact) is Field}
-        defaults = {name: rows[name].default if name in rows else fact for name, fact in given.items()
-                    if name not in rows or rows[name].default is not ...}
-
-        def make_init(self, *given, **named):
-            """Compiled when the first one is made: most commands make none of most kinds."""
-            arguments = "".join(f", {name}=_d[{name!r}]" if name in defaults else f", {name}" for name in names)
-            body = "".join(f"\n _set_{name}(self, {name})" for name in names) or "\n pass"
-            space = {"_d": defaults, **{f"_set_{name}": vars(type(self))[name].__set__ for name in names}}
-            exec(f"def __init__(self{arguments}):{body}", space)
-            type(self).__init__ = space["__init__"]
-            self.__init__(*given, **named)
-
-        def refuse(self, name, *_):
-            raise AttributeError(f"{type(self).__name__} is a value: use replace() to make another {name}")
-
-        kept = {name: member for name, member in vars(cls).items()
-                if name not in given and name not in ("__dict__", "__weakref__")}
-        return type(cls.__name__, cls.__bases__, {
-            **kept, "__slots__": names, "__init__": make_init, "__setattr__": refuse, "__delattr__": refuse,
-            "DEFAULTS": defaults, "FIELDS": rows, "__annotations__": cls.__annotations__,
-            "FACTS": operator.attrgetter(*names, "__class__"),              # of one name alone it would make no tuple
-            "__eq__": lambda a, b: type(a) is type(b) and all(getattr(a, n) == getattr(b, n) for n in names),
-            "__hash__": lambda a: hash(tuple(getattr(a, n) for n in names)),
-            "__repr__": lambda a: f"{cls.__name__}({', '.join(f'{n}={getattr(a, n)!r}' for n in names)})"})
+    def dataclass_transform(**_):
+        """For mypy alone."""
+        return lambda cls: cls
 
 
 class Field:
@@ -112,24 +81,61 @@ class Field:
         vars(self).update(dict.fromkeys(marks.split(), True), **facts)
 
 
+def field(schema: Schema, help: str = "", marks: str = "", **facts: Any) -> Any:
+    """A field that must be given."""
+    return Field(schema, help, marks, **facts)
+
+
 def optional(default: Any, schema: Schema, help: str = "", marks: str = "", **facts: Any) -> Any:
     """A field that may be left out."""
     return Field(schema, help, marks, default=default, **facts)
 
 
-if not TYPE_CHECKING:
-    field = Field
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
+class Value:
+    """A record that does not change.  The body of its class lists the fields, as that of a dataclass does.
 
+    An instance holds what was given; the default of any other field is an attribute of the class.
+    """
+    NAMES: tuple[str, ...] = ()                 # of the fields, in their order
+    REQUIRED: frozenset[str] = frozenset()
+    FIELDS: Mapping[str, Field] = {}            # the rows of the table
 
-def fields_of(cls: type) -> Mapping[str, Field]:
-    """The rows of a value class, by name and in its order."""
-    return cls.FIELDS  # type: ignore[attr-defined, no-any-return]
+    def __init_subclass__(cls) -> None:
+        cls.NAMES = tuple(cls.__annotations__)
+        cls.FIELDS = {name: row for name in cls.NAMES if isinstance(row := vars(cls).get(name), Field)}
+        for name, row in cls.FIELDS.items():
+            if row.default is ...:
+                delattr(cls, name)
+            else:
+                setattr(cls, name, row.default)
+        cls.REQUIRED = frozenset(name for name in cls.NAMES if name not in vars(cls))
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        facts = {**dict(zip(self.NAMES, given)), **named}
+        wrong = [*self.REQUIRED.difference(facts), *set(facts).difference(self.NAMES)]
+        if wrong or len(given) > len(self.NAMES):
+            raise TypeError(f"{type(self).__name__}: missing or unknown: {', '.join(wrong) or 'too many'}")
+        vars(self).update(facts)
+
+    def __setattr__(self, name: str, fact: Any = None) -> NoReturn:
+        raise AttributeError(f"{type(self).__name__} is a value: use replace() to make another {name}")
+
+    __delattr__ = __setattr__
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and all(getattr(self, name) == getattr(other, name) for name in self.NAMES)
+
+    def __hash__(self) -> int:
+        return hash(tuple(getattr(self, name) for name in self.NAMES))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in self.NAMES)})"
 
 
 def replace(old: T, **changes: Any) -> T:
     """Return a copy of a value with some of its fields changed."""
-    fields = dict(zip(old.__slots__, old.FACTS(old)))  # type: ignore[attr-defined]
-    return type(old)(**{**fields, **changes})
+    return type(old)(**{**vars(old), **changes})
 
 
 # ==== 1. ERRORS ==== one exception, and a table of what it means outside
@@ -600,8 +606,7 @@ JUMP = PATTERN(f"^(({SSH_USER}@)?{NODE_WORD}[A-Za-z0-9_.%-]{{0,252}}(:[0-9]{{1,5
 KEY_FILE = PATTERN(r"^([~/][^\x00-\x1f\x7f%]{0,4000})?$", "an absolute path, or one below ~")
 
 
-@value
-class ServiceConfig:
+class ServiceConfig(Value):
     host: str = optional("127.0.0.1", TEXT, "any other address requires a token on every request")
     port: int = optional(6234, WHOLE(1, 65535), "where the service listens")
     allowed_hosts: tuple[str, ...] = optional((), TEXTS, "further Host names it may be called by: with a token only")
@@ -615,8 +620,7 @@ class ServiceConfig:
     node_lost_after_seconds: float = optional(0, SECONDS, "jobs on a node out of reach for so long fail; 0 = never")
 
 
-@value
-class StateConfig:
+class StateConfig(Value):
     state_file: str = optional("~/.nexus/state.json", TEXT, "the journal lies beside it; ~/.nexus is NEXUS_HOME")
     log_dir: str = optional("~/.nexus/logs", TEXT, "one folder for each job")
     history_limit: int = optional(
@@ -625,8 +629,7 @@ class StateConfig:
         "(work, files-N); jobs that never ran count apart and push nobody out")
 
 
-@value
-class GpuConfig:
+class GpuConfig(Value):
     provider: str = optional("nvidia-smi", WORD("nvidia-smi", "mock"), "or \"mock\": mock_gpus made-up GPUs, to try it")
     mock_gpus: int = optional(0, WHOLE(0, 1024), "NEXUS_MOCK_GPUS=2 in the service's environment sets both")
     ids: tuple[int, ...] = optional((), LIST(WHOLE(0, 9999)), "GPUs nexus may use, by index; [] = all")
@@ -644,8 +647,7 @@ class GpuConfig:
     guard_seconds: float = optional(10, NUMBER(0, 86400), "what is quick")
 
 
-@value
-class JobsConfig:
+class JobsConfig(Value):
     launcher: str = optional(
         "screen", WORD("screen", "direct", "slurm"), "or \"direct\": no session, no attach; or \"slurm\": see [slurm]")
     default_gpus: int = optional(1, WHOLE(0, 1024), "GPUs of a job that does not say")
@@ -677,8 +679,7 @@ class JobsConfig:
     max_pending_per_user: int = optional(0, WHOLE(0, 10000000), "how many of one user may wait; 0 = no limit")
 
 
-@value
-class HooksConfig:
+class HooksConfig(Value):
     on_unhealthy: str = optional("", TEXT, "a command, run when `nexus health` turns bad, and again when it is well")
     on_finish: str = optional(
         "", TEXT,
@@ -686,8 +687,7 @@ class HooksConfig:
         "_GPU")
 
 
-@value
-class SlurmConfig:
+class SlurmConfig(Value):
     partition: str = optional("", TEXT, "where sbatch puts the jobs; \"\" = the cluster's default, here and below")
     account: str = optional("", TEXT, "who is charged for them")
     qos: str = optional("", TEXT, "their quality of service")
@@ -696,8 +696,7 @@ class SlurmConfig:
     max_submitted: int = optional(100, WHOLE(1, 100000), "jobs in Slurm's queue at once; the others wait in nexus's")
 
 
-@value
-class NodeConfig:
+class NodeConfig(Value):
     """Another machine, as the ssh command gets it: no word may begin with -.  "" and 0: ssh_config decides."""
     name: str = field(NODE_NAME, "what it is called here; its host if not said")
     host: str = field(HOST, "an address, or a Host of ~/.ssh/config")
@@ -712,15 +711,14 @@ class NodeConfig:
 
 
 KEY_HINTS: dict[str, str] = {}                  # hints for keys that stand in the wrong section
-NODE = OBJECT(fields_of(NodeConfig), "a node", null=False, required=["host"], examples=[{"host": "10.0.0.5"}])
+NODE = OBJECT(NodeConfig.FIELDS, "a node", null=False, required=["host"], examples=[{"host": "10.0.0.5"}])
 
 
-def section(table: type, name: str) -> Any:
-    return optional(table(), OBJECT(fields_of(table), f"[{name}]", null=False, **{"x-hints": KEY_HINTS}), name)
+def section(table: type[Value], name: str) -> Any:
+    return optional(table(), OBJECT(table.FIELDS, f"[{name}]", null=False, **{"x-hints": KEY_HINTS}), name)
 
 
-@value
-class Config:
+class Config(Value):
     service: ServiceConfig = section(ServiceConfig, "service")
     state: StateConfig = section(StateConfig, "state")
     gpu: GpuConfig = section(GpuConfig, "gpu")
@@ -730,10 +728,10 @@ class Config:
     nodes: tuple[NodeConfig, ...] = optional((), LIST(NODE), "other machines")
 
 
-CONFIG = OBJECT(fields_of(Config), "config.toml", null=False, **{"x-hints": KEY_HINTS})
+CONFIG = OBJECT(Config.FIELDS, "config.toml", null=False, **{"x-hints": KEY_HINTS})
 SECTIONS: Mapping[str, Any] = {                 # {name: the table's defaults}
-    name: row.default for name, row in fields_of(Config).items() if name != "nodes"}
-KEY_HINTS.update({key: f"it belongs to [{name}]" for name, table in SECTIONS.items() for key in fields_of(table)})
+    name: row.default for name, row in Config.FIELDS.items() if name != "nodes"}
+KEY_HINTS.update({key: f"it belongs to [{name}]" for name, table in SECTIONS.items() for key in table.FIELDS})
 
 
 def parse_config(data: Mapping[str, Any], path: str) -> Config:
@@ -770,8 +768,8 @@ def parse_node(data: Any) -> NodeConfig:
 
 def format_section(name: str, table: Any, before: str = "") -> str:
     """A table of config.toml, each key with its help."""
-    facts = {key: json.dumps(getattr(table, key), ensure_ascii=False) for key in fields_of(type(table))}
-    rows = [f"{f'{before}{key} = {facts[key]}':<36} # {row.help}\n" for key, row in fields_of(type(table)).items()]
+    facts = {key: json.dumps(getattr(table, key), ensure_ascii=False) for key in table.FIELDS}
+    rows = [f"{f'{before}{key} = {facts[key]}':<36} # {row.help}\n" for key, row in table.FIELDS.items()]
     return f"\n{before}[{name}]\n" + "".join(rows)
 
 
@@ -835,8 +833,7 @@ def round_gpus(gpus: float) -> float:
     return int(gpus) if gpus == int(gpus) else round(gpus, 2)
 
 
-@value
-class Attempt:
+class Attempt(Value):
     """One start of a job: where it ran, and how it ended."""
     number: int = 0                             # 1, 2, 3 ... of its job; job.sh claims this number
     node: str = ""                              # where it was started; "" = on this machine
@@ -876,11 +873,10 @@ class Attempt:
     log_start: tuple[int, int] = (0, 0)         # bytes of stdout.log and stderr.log before its start
 
 
-ATTEMPT_FIELDS = frozenset(Attempt.__slots__) - {"number"}  # type: ignore[attr-defined]
+ATTEMPT_FIELDS = frozenset(Attempt.NAMES) - {"number"}
 
 
-@value
-class Job:
+class Job(Value):
     id: str = field(
         JOB_ID, "chosen by who submits it: sent again with the same content, it adds nothing", "asked public brief")
     command: str = field(
@@ -992,8 +988,7 @@ def begin_attempt(job: Job, **facts: Any) -> Job:
     return replace(job, attempts=(*earlier, Attempt(**{"number": job.attempt + 1, "log_start": job.log_base, **facts})))
 
 
-@value
-class Group:
+class Group(Value):
     """What is known of the jobs of one group."""
     name: str
     limit: int = 0                  # how many of them run at once; 0 = as many as fit
@@ -1002,8 +997,7 @@ class Group:
     is_paused: bool = False         # a user holds it, until it is resumed; else the hold ends with its pending jobs
 
 
-@value
-class Token:
+class Token(Value):
     """Another user's access.  Only a digest of the token is stored."""
     user: str
     sha256: str
@@ -1014,8 +1008,7 @@ class Token:
         return self.expires_at is None or now < self.expires_at
 
 
-@value
-class GpuProcess:
+class GpuProcess(Value):
     pid: int = field(INTEGER, "its pid")
     memory_mib: float | None = field(NULL(FLOAT), "the GPU memory it has")
     job_id: str | None = optional(None, JOB_ID, "whose of ours it is; null: somebody else's")
@@ -1024,8 +1017,7 @@ class GpuProcess:
     stray_job: str | None = None    # the job of nexus that uses a GPU it was not given: counts as foreign
 
 
-@value
-class Gpu:
+class Gpu(Value):
     """One GPU as last observed.  None where the driver does not say."""
     index: int = field(INTEGER, "its index, as its driver counts")
     uuid: str = field(STRING, "its UUID, as its driver says; on a node n1/UUID")
@@ -1056,16 +1048,14 @@ class Gpu:
         return f"{self.node}:{self.index}" if self.node else str(self.index)
 
 
-@value
-class KnownNode:
+class KnownNode(Value):
     """Another machine that was added."""
     config: NodeConfig
     is_leaving: bool = False        # it gets no more jobs, and is forgotten after its last job
     was_configured: bool = False    # it was in config.toml
 
 
-@value
-class Put:
+class Put(Value):
     """A change: the new row of a table of State under a key; None removes it.  Its undo is a Put too."""
     table: str
     key: str
@@ -1406,8 +1396,7 @@ def next_place(state: State, priority: int) -> dict[str, Any]:
 # service's own environment.
 
 
-@value
-class Asked:
+class Asked(Value):
     """A checked submission: the fields that its Job keeps, and the others."""
     job: Mapping[str, Any]                      # the given fields of Job
     env: Mapping[str, str] = optional({}, VARIABLES, "variables on top of the environment", "asked", like="A_MODE=off")
@@ -1430,8 +1419,8 @@ class Asked:
     dry_run: bool = optional(False, FLAG, "check, and add nothing", "asked")
 
 
-JOB_FIELDS = fields_of(Job)
-ASKED: Mapping[str, Field] = {name: row for name, row in {**JOB_FIELDS, **fields_of(Asked)}.items() if row.asked}
+JOB_FIELDS = Job.FIELDS
+ASKED: Mapping[str, Field] = {name: row for name, row in {**JOB_FIELDS, **Asked.FIELDS}.items() if row.asked}
 SUBMISSION = OBJECT(ASKED, "a job", required=(), examples=[{"command": "python train.py", "gpus": 1}])
 KEPT = [name for name, row in JOB_FIELDS.items() if row.kept]      # what a retry takes over from the first job
 CHOICE_KEYS = {
@@ -1450,7 +1439,7 @@ CANCEL = OBJECT(CANCEL_KEYS, "which jobs", null=False, required=(), minPropertie
 # What `edit` may change of a pending job, and `retry` of a finished one
 CHANGES = {name: JOB_FIELDS[name] for name in (
     "command", "name", "gpus", "gpu_ids", "gpu_mem_mib", "priority", "timeout_seconds", "expected_time", "retries")}
-CHANGES["begin"] = fields_of(Asked)["begin"]
+CHANGES["begin"] = Asked.FIELDS["begin"]
 EDIT_KEYS = {**CHANGES, "position": Field(WHOLE(0, 2**53), "its place in the queue; 0 is the first", default=None)}
 EDIT = OBJECT(EDIT_KEYS, "a change of a job", null=False, required=(), minProperties=1,
               examples=[{"gpus": 2}, {"position": 0}])
@@ -1491,7 +1480,7 @@ def parse_submission(data: Any, where: str = "") -> list[Asked]:
     except NexusError as error:
         message = f"{where}{error.message}; none was added" if where else error.message
         raise NexusError(error.kind, message, error.hint or "see nexus help add") from None
-    beside = {name: given.pop(name) for name in fields_of(Asked) if name in given}
+    beside = {name: given.pop(name) for name in Asked.FIELDS if name in given}
     commands, names = beside.pop("commands", ()), beside.pop("names", ())
     return [Asked({**given, "command": command, **({"name": name} if name else {})}, **beside)
             for command, name in zip(commands, names or [None] * len(commands))] or [Asked(given, **beside)]
@@ -1540,9 +1529,8 @@ def format_gpus(gpus: float) -> str:
 
 def encode_value(item: Any) -> dict[str, Any]:
     """{field: fact} of the fields that differ from their defaults."""
-    find_default = item.DEFAULTS.get
-    return {name: fact for name, fact in zip(item.__slots__, item.FACTS(item))
-            if fact is not (default := find_default(name, ...)) and fact != default}
+    cls = type(item)
+    return {name: fact for name, fact in vars(item).items() if fact != getattr(cls, name, ...)}
 
 
 def encode_inner(fact: Any) -> Any:
@@ -1550,7 +1538,7 @@ def encode_inner(fact: Any) -> Any:
     if isinstance(fact, bytes):
         import base64
         return base64.b64encode(fact).decode("ascii")
-    if hasattr(fact, "DEFAULTS"):
+    if isinstance(fact, Value):
         return encode_value(fact)
     raise TypeError(f"a {type(fact).__name__} cannot be kept")
 
@@ -1703,8 +1691,7 @@ def encode_transaction(seq: int, changes: Iterable[Put]) -> str:
     return encode_json({"seq": seq, "put": tables}) + "\n"
 
 
-@value
-class Damage:
+class Damage(Value):
     """A part of the state on disk that cannot be read."""
     words: str
     found: Any = None           # its JSON; None: it is missing
@@ -1826,8 +1813,7 @@ def upgrade_job(fields: dict[str, Any]) -> dict[str, Any]:
 
 # The exchange between a controller and its node.  Both run the same nexus.py, so it has no version.
 
-@value
-class Order:
+class Order(Value):
     """A job to queue on a node, once."""
     user: str
     path: str                                           # the submitter's PATH
@@ -1835,8 +1821,7 @@ class Order:
     code: bytes | None = None                           # its uploaded script
 
 
-@value
-class Wanted:
+class Wanted(Value):
     """An attempt that a node must run, or whose output is not complete here."""
     key: tuple[str, int]                                # of find_order_key()
     log_sizes: tuple[int, int]                          # bytes of stdout.log and stderr.log received so far
@@ -1845,8 +1830,7 @@ class Wanted:
     stop_signal: str | None = None                      # of its attempt
 
 
-@value
-class Exchange:
+class Exchange(Value):
     """POST /node/sync: all attempts wanted on the node, which ends and forgets this controller's others."""
     head: str                                           # the controller's service_id
     want: tuple[Wanted, ...] = ()
@@ -1854,8 +1838,7 @@ class Exchange:
     since: int | None = None                            # the first event to report; None: report all, end nothing
 
 
-@value
-class Remote:
+class Remote(Value):
     """A controller's job as the node reports it."""
     key: tuple[str, int]                # as in Wanted
     status: str
@@ -1863,8 +1846,7 @@ class Remote:
     log_sizes: tuple[int, int]
 
 
-@value
-class Synced:
+class Synced(Value):
     """The reply to POST /node/sync."""
     service_id: str
     number: int                                         # of the node's next event
@@ -1880,8 +1862,7 @@ class Synced:
 SOCKET_PATH = "/[A-Za-z0-9_./+@-]{1,106}"       # the kernel's limit; ssh gives other characters a meaning
 
 
-@value
-class Probe:
+class Probe(Value):
     """What PROBE_SCRIPT reports of a node."""
     python: str
     path: str
@@ -1946,8 +1927,7 @@ if TYPE_CHECKING:
     LogMark = tuple[Union[float, None], int, int]       # time, size of stdout.log, size of stderr.log
 
 
-@value
-class LogPart:
+class LogPart(Value):
     """Bytes of a log that arrived together, as far as is known."""
     attempt: int                                        # 0: not a job's log
     stream: int                                         # 0: stdout, 1: stderr
@@ -2253,8 +2233,7 @@ def parse_submit_config(text: str) -> dict[str, Any]:
 PF_KTHREAD = 0x00200000         # source: include/linux/sched.h
 
 
-@value
-class Process:
+class Process(Value):
     """A process.  pid and started together are unique in this boot."""
     pid: int
     started: int                # clock ticks since boot
@@ -2280,8 +2259,7 @@ def parse_proc_stat(text: str) -> Process:
 SCREEN_SESSION = r"(?m)^\t(\d{1,10}\.[^\t\n]+)\t(?:.*\t)?\(([^\t\n]*)\)\r?$"
 
 
-@value
-class Result:
+class Result(Value):
     """How an attempt ended, from its result file or its runner's event."""
     exit_code: int | None
     finished_at: float | None = None            # None: now
@@ -2292,15 +2270,13 @@ class Result:
     goes_on: bool = False                       # its command has ended, and others of its session go on
 
 
-@value
-class Requeue:
+class Requeue(Value):
     """An attempt ended before its command began, through no fault of the job."""
     why: str
     facts: Mapping[str, Any] | None = None      # new fields of the job
 
 
-@value
-class RunnerEvent:
+class RunnerEvent(Value):
     """A line from a runner.
 
     `start ID ATTEMPT PID STARTED BEGAN`, `end ID ATTEMPT CODE RUNTIME_CS`, `bounce ID ATTEMPT WHY` (the GPU is
@@ -2369,8 +2345,7 @@ LLM_CONFIG: Schema = {"type": "object", "title": "this file", "additionalPropert
     "default_requirement": GPU_COUNT, "models": {"type": "object", "additionalProperties": GPU_COUNT}}}
 
 
-@value
-class JobsRow:
+class JobsRow(Value):
     """A line of the jobs file."""
     line: int                           # its number, from 1
     priority: int
@@ -2562,8 +2537,7 @@ SLURM_KILLS = (("DUE TO TIME LIMIT", "timeout"), ("DUE TO NODE FAILURE", "node-f
                ("(?i)memory limit|oom.kill|out.of.memory", "host-memory"))
 
 
-@value
-class SlurmJob:
+class SlurmJob(Value):
     id: str
     state: str                                  # Slurm's word; it runs unless in SLURM_WAITING or SLURM_ENDS
     reason: str = ""
@@ -2669,23 +2643,20 @@ def describe_submitted(job: Job, seen: SlurmJob | None, trouble: str | None = No
 # counted in hundredths.  They are accounting: nothing forces a job to keep to its share.
 
 
-@value
-class Start:
+class Start(Value):
     job_id: str
     gpu_indices: tuple[int, ...]                # whole GPUs first, then the one that is shared
     gpu_uuids: tuple[str, ...]
     node: str = ""                              # "" = on this machine
 
 
-@value
-class Stop:
+class Stop(Value):
     job_id: str
     cause: str
     line: str
 
 
-@value
-class Usage:
+class Usage(Value):
     """What a running job has taken up to now."""
     runtime_s: float
     memory_mib: float | None = None             # of the host
@@ -2694,8 +2665,7 @@ class Usage:
 REASON_CODES = ("resources", "dependency", "held", "paused", "quota", "begin-time", "node-down", "never")
 
 
-@value
-class Reason:
+class Reason(Value):
     """Why a job waits, or gets no share of a GPU.  The code that decides makes the reason; format_reason() words it."""
     code: str                                   # one of REASON_CODES
     subject: str = ""                           # the GPU, job, group, user, machine or config key that is in the way
@@ -2706,16 +2676,14 @@ def format_reason(reason: Reason) -> str:
     return {"dependency": "after ", "never": "never: "}.get(reason.code, "") + reason.detail
 
 
-@value
-class NodeView:
+class NodeView(Value):
     """Another machine for jobs, as plan() sees it."""
     name: str
     cpu_slots: int = 0                          # how many more jobs without a GPU it takes
     closed: str | None = None                   # why it gets no job now; None: it may get jobs
 
 
-@value
-class Plan:
+class Plan(Value):
     starts: tuple[Start, ...] = ()
     stops: tuple[Stop, ...] = ()
     blocked: Mapping[RequestClass, Reason] = {}     # why the jobs of a class wait; SHORTAGE: see the board
@@ -3301,8 +3269,7 @@ def explain_shortage(job: Job, made: Plan, config: GpuConfig, now: float) -> Rea
 
 # What becomes of a job whose attempt has ended
 
-@value
-class Evidence:
+class Evidence(Value):
     """What is known of an attempt besides its exit code."""
     stderr: str = ""                            # the end of its stderr
     log_sizes: tuple[int, int] = (0, 0)         # of stdout.log and stderr.log, in bytes
@@ -3393,8 +3360,7 @@ def choose_session(members: Iterable[Process], session: int | None) -> list[Proc
     return list(chosen.values())
 
 
-@value
-class Work:
+class Work(Value):
     """The CPU time that processes use together."""
     ticks: Mapping[int, int] = {}                       # {pid: its CPU ticks at the last reading}
     readings: tuple[tuple[float, int], ...] = ()        # (monotonic, ticks since the first), back to IDLE_WINDOW_S
@@ -3492,8 +3458,7 @@ def count_group_end(group: Group, status: str, cause: str | None, is_soon: bool,
     return replace(group, failures=0, hold=hold if has_pending else None)
 
 
-@value
-class Ended:
+class Ended(Value):
     """An ended attempt, as the guard against bad GPUs remembers it."""
     gpu_uuids: tuple[str, ...]
     command: str                # or the name of the script that came with the job: such jobs have the same command
@@ -3663,14 +3628,14 @@ def REF(name: str) -> Schema:
     return {"$ref": f"#/components/schemas/{name}"}
 
 
-def list_shown(cls: type) -> dict[str, Field]:
+def list_shown(cls: type[Value]) -> dict[str, Field]:
     """The rows of a value class that its JSON shows."""
     def get(name: str, row: Field) -> Callable[[Any, float], Any]:
         write, look = {id(TIME): format_time, id(FLOAT): round_known}.get(id(row.schema)), operator.attrgetter(name)
         return (lambda one, now: write(look(one))) if write else lambda one, now: look(one)
     return {name: Field(NULL(row.schema) if row.default is None else row.schema, row.help,
                         getter=row.getter or get(name, row), public=row.public, brief=row.brief)
-            for name, row in fields_of(cls).items() if not row.hidden}
+            for name, row in cls.FIELDS.items() if not row.hidden}
 
 
 PROCESS = list_shown(GpuProcess)
@@ -3699,7 +3664,7 @@ NODE_INFO = {
     "gpu_names": Field(LIST(STRING), "their models", "public"),
     "running_jobs": Field(INTEGER, "jobs that run there, as far as is known", "public"),
     **{name: Field(NULL({"type": row.schema["type"]}), row.help)
-       for name, row in fields_of(NodeConfig).items() if name != "name"},
+       for name, row in NodeConfig.FIELDS.items() if name != "name"},
     "is_reachable": Field(FLAG, "whether it can be reached", "public"),
     "is_leaving": Field(FLAG, "it is being removed, and gets no more jobs", "public"),
     "trouble": Field(NULL(STRING), "why it gets no job"),
@@ -4173,8 +4138,7 @@ def describe_gpu_use(gpu: Told, paint: Paint) -> str:
     return f"  GPU {gpu['place']}: {allocated} ({', '.join(readings)}){why}"
 
 
-@value
-class Column:
+class Column(Value):
     """A column of a table for people."""
     heading: str
     show: Callable[[Any], str]                              # row -> cell
@@ -5139,8 +5103,7 @@ def read_log_times(folder: str, starts: Sequence[int]) -> Iterator[LogMark]:
     return parse_log_times(lines())
 
 
-@value
-class LogEntry:
+class LogEntry(Value):
     """Output that arrived together on one stream of a job: complete lines, except the last."""
     attempt: int
     stream: int
@@ -5328,8 +5291,7 @@ HOST_PIDS = "pid:[4026531836]"  # the namespace outside containers: PROC_PID_INI
 TCP_ESTABLISHED, TCP_LISTEN = 1, 10
 
 
-@value
-class Completed:
+class Completed(Value):
     exit_code: int
     output: str                 # stdout, and stderr unless is_apart
     errors: str = ""            # stderr, with is_apart
@@ -5484,8 +5446,7 @@ def find_missing(gpus: Sequence[Gpu], known: Mapping[str, Gpu], messages: Sequen
     return missing + [Gpu(index, f"index-{index}", "GPU", fault=fault) for index in new]
 
 
-@value
-class MockGpus:
+class MockGpus(Value):
     """Made-up idle GPUs, for trials and tests."""
     count: int
 
@@ -5690,8 +5651,7 @@ def import_psutil() -> Any:
     return psutil
 
 
-@value
-class Host:
+class Host(Value):
     """What the whole machine uses.  None: unknown."""
     cpu_percent: float | None = None            # since the refresh before
     memory_used_gb: float | None = None
@@ -6294,8 +6254,7 @@ GIT_VARIABLES = {"LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0", "GIT_OPTIONAL_LOCKS"
                  "GIT_ALLOW_PROTOCOL": "none"}
 
 
-@value
-class TreeSnapshot:
+class TreeSnapshot(Value):
     """A git work tree, kept as a commit."""
     commit: str
     repository: str                     # the work tree's top, without symbolic links
@@ -6502,8 +6461,7 @@ def watch_line(line: socket.socket, timeout_s: float) -> None:
         line.setsockopt(socket.IPPROTO_TCP, option, number)
 
 
-@value
-class Answer:
+class Answer(Value):
     status: int
     headers: Mapping[str, str]                          # {name in lower case: value}
     pieces: Iterator[bytes]                             # of the body, as they arrive
@@ -7935,8 +7893,7 @@ MACHINE_DOWN = "the machine went down while it ran"
 TAIL_BYTES = 65536              # the end of stderr that is searched for the cause of a failure
 
 
-@value
-class Started:
+class Started(Value):
     """An attempt runs: its job.sh has claimed it, or its node reports it."""
     facts: Mapping[str, Any]        # fields of the attempt, `pid` among them
 
@@ -8899,8 +8856,7 @@ class Local(Backend):
         self.machine.forget(job.id)
 
 
-@value
-class JobUsage:
+class JobUsage(Value):
     """The resources that a running job uses, as of the last refresh."""
     samples: Mapping[str, float | None] = {}            # SAMPLES, fields of its Attempt
     rss_mib: float | None = None
@@ -9470,8 +9426,7 @@ JOBS_AT_ONCE = 100              # a long list of jobs is read in parts of this s
 MAX_FAULTS_LOGGED = 20          # each time the jobs file is read
 
 
-@value
-class Observation:
+class Observation(Value):
     """The answer of nvidia-smi, or why there is none."""
     gpus: tuple[Gpu, ...]
     trouble: str | None
@@ -9701,8 +9656,7 @@ RESOLVE_TIMEOUT_S = 10.0        # of an interpreter that says which program it i
 CWD_TIMEOUT_S = 5.0             # of a check of a job's directory: a node must answer within SYNC_TIMEOUT_S
 
 
-@value
-class Caller:
+class Caller(Value):
     """The user or program that sent a request."""
     user: str                   # may see and change this user's jobs
     name: str                   # for the log: also says how the caller was identified
@@ -9713,8 +9667,7 @@ class Caller:
         return self.is_owner or user == self.user
 
 
-@value
-class Choice:
+class Choice(Value):
     """Selects jobs: those in `ids`, or else all that match the other fields."""
     ids: Sequence[str] = ()
     status: Sequence[str] = ()
@@ -9749,16 +9702,14 @@ def sort_jobs(jobs: Sequence[Job], by: str) -> list[Job]:
     return known + [job for job in jobs if facts[job.id] is None]
 
 
-@value
-class Added:
+class Added(Value):
     """The result of a submission."""
     ids: tuple[str, ...]                        # one for each submitted job
     known: tuple[str, ...] = ()                 # the ids that existed before
     jobs: Sequence[Job] = ()                    # the new jobs
 
 
-@value
-class Draft:
+class Draft(Value):
     """A job before it enters the queue."""
     job: Job                                    # without its place, and without an id unless one was asked for
     variables: Mapping[str, str] | None         # its environment; None: State already has it
@@ -9905,7 +9856,7 @@ class Admission(Part):
             compared = state.jobs.values() if any(draft.asked.unique for draft in drafts) else ()
             contents = {content_of(job): job.id for job in compared if job.status in (PENDING, RUNNING, COMPLETED)}
             for draft in drafts:
-                asked = {name: getattr(draft.asked, name) for name in fields_of(Asked)}
+                asked = {name: getattr(draft.asked, name) for name in Asked.FIELDS}
                 text = json.dumps({**draft.asked.job, **asked, "dry_run": False}, sort_keys=True)
                 content = hash_text(text)[:32] if draft.job.id else ""
                 twin = state.jobs.get(draft.job.id)
@@ -11555,8 +11506,7 @@ if TYPE_CHECKING:
     Sender = Union[int, str]    # a uid, or an address
 
 
-@value
-class Request:
+class Request(Value):
     method: str
     path: str                                   # still quoted, with %2F
     query: Mapping[str, Sequence[str]]          # {name: all values}
@@ -11576,8 +11526,7 @@ class Request:
         return re.sub(r":\d*$", "", self.headers.get("host", "")).lower()
 
 
-@value
-class Response:
+class Response(Value):
     status: int
     body: bytes = b""
     content_type: str = "application/json"
@@ -11587,8 +11536,7 @@ class Response:
     after: Callable[[], None] | None = None     # called when the reply is sent
 
 
-@value
-class Route:
+class Route(Value):
     """A call of the API: a method of Api, and its description."""
     method: str
     pattern: str
@@ -12074,7 +12022,7 @@ class Calls(Gate):
         warning = lost and f"job {lost.id} was cancelled at once: {lost.current.cause_line}"
         warning = self.find_delay(waiting) or warning
         if is_dry:
-            shown = [name for name in ASKED if name not in ("id", "umask", *fields_of(Asked))]
+            shown = [name for name in ASKED if name not in ("id", "umask", *Asked.FIELDS)]
             answer = {"dry_run": True, "jobs": [{name: getattr(job, name) for name in shown} for job in waiting]}
             named = {job.id for job in added.jobs}
             warning = lost and f"it would be cancelled at once: {lost.current.cause_line}"
@@ -13672,8 +13620,7 @@ def parse_option(row: Field, flag: str, text: str) -> Any:
         raise NexusError(error.kind, message, error.hint or (f"like {flag} {row.like}" if row.like else "")) from None
 
 
-@value
-class Command:
+class Command(Value):
     name: str
     summary: str                # empty: nexus help does not list it
     run: Callable[[Call], int | None] | None = None     # None: a verb is required
@@ -14674,7 +14621,7 @@ def choose_node(call: Call) -> NodeConfig:
     user, _, host = given.host.rpartition("@")
     known = next((node for node in call.client.nodes()[1:] if node["name"] == given.host), None)
     facts = known if known and not any(options.values()) else {"host": host, "user": user, **options}
-    return parse_node({key: facts[key] for key in fields_of(NodeConfig) if facts[key]})
+    return parse_node({key: facts[key] for key in NodeConfig.FIELDS if facts[key]})
 
 
 def cmd_node_list(call: Call) -> None:

@@ -33,8 +33,7 @@ GOOD_SHARE, GOOD_S = 0.2, 60.0
 NEVER = 31536000
 
 
-@nexus.value
-class Arrival:
+class Arrival(nexus.Value):
     at: float
     job_id: str
     gpus: float
@@ -78,8 +77,7 @@ class Fifo(nexus.Replay):
         return nexus.Plan(tuple(starts))
 
 
-@nexus.value
-class Outcome:
+class Outcome(nexus.Value):
     name: str
     waits: dict[str, float]
     utilization: float                      # until the last job has ended

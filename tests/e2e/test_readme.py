@@ -129,7 +129,7 @@ def test_options_exist():
 # Keys of config.toml
 
 def test_config_keys_exist():
-    keys = {(name, key) for name, table in nexus.SECTIONS.items() for key in nexus.fields_of(type(table))}
+    keys = {(name, key) for name, table in nexus.SECTIONS.items() for key in table.FIELDS}
     named = {(section, key) for _, span in SPANS for section, key in re.findall(r"^\[([a-z]+)\] ([a-z_]+)", span)}
     assert named <= keys
     alone = {span.partition(" = ")[0] for _, span in SPANS if re.fullmatch(r"[a-z]+_[a-z_]+( = .*)?", span)}

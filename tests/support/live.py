@@ -344,7 +344,7 @@ class Box:
         remove_folder(self.folder)
 
     def write_config(self, **changed):
-        sections = {key: name for name, table in nexus.SECTIONS.items() for key in nexus.fields_of(type(table))}
+        sections = {key: name for name, table in nexus.SECTIONS.items() for key in table.FIELDS}
         self.settings.update(changed)
         tables = {}
         for key, setting in self.settings.items():

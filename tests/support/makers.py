@@ -10,7 +10,7 @@ SUPPORT = pathlib.Path(__file__).resolve().parent
 SAMPLES = SUPPORT.parent / "samples"
 NOW = 1729783815.0                      # 2024-10-24T15:30:15Z
 GB = 1024.0
-CONFIG_KEYS = {key: name for name, table in nexus.SECTIONS.items() for key in nexus.fields_of(type(table))}      # {key: its section}
+CONFIG_KEYS = {key: name for name, table in nexus.SECTIONS.items() for key in table.FIELDS}      # {key: its section}
 
 
 def job(id="abc", number=1, **fields):
@@ -181,8 +181,8 @@ JOB_FIELDS = {
     "status_history": tuples(st.tuples(st.sampled_from(nexus.STATUSES), times)),
     "log_dir": maybe(passed_on)}
 jobs = st.fixed_dictionaries(
-    {name: made for name, made in JOB_FIELDS.items() if name not in nexus.Job.DEFAULTS},
-    optional={name: made for name, made in JOB_FIELDS.items() if name in nexus.Job.DEFAULTS},
+    {name: made for name, made in JOB_FIELDS.items() if name in nexus.Job.REQUIRED},
+    optional={name: made for name, made in JOB_FIELDS.items() if name not in nexus.Job.REQUIRED},
 ).map(lambda fields: nexus.Job(**fields)).map(make_whole)
 environments = st.dictionaries(texts, texts, max_size=4)
 state_facts = {

@@ -18,7 +18,7 @@ else:
     import tomli as tomllib
 
 
-ROWS = [(name, key, row) for name, table in nexus.SECTIONS.items() for key, row in nexus.fields_of(type(table)).items()]
+ROWS = [(name, key, row) for name, table in nexus.SECTIONS.items() for key, row in table.FIELDS.items()]
 
 
 def test_an_empty_file_gives_the_defaults():
@@ -42,18 +42,14 @@ def test_a_key_that_is_added_is_everywhere(monkeypatch):
     """A row is all that a new key takes: it is parsed, checked, shown, explained in the sample, and named where it is misplaced."""
     row = nexus.Field(nexus.WHOLE(0, 9), "how many spare parts", default=3)
 
-    @nexus.value
-    class GpuConfig:
-        __annotations__ = dict.fromkeys([*nexus.fields_of(nexus.GpuConfig), "spares"], "Any")
-        locals().update({**nexus.fields_of(nexus.GpuConfig), "spares": row})
+    def extend(cls, **rows):
+        rows = {**cls.FIELDS, **rows}
+        return type(cls.__name__, (nexus.Value,), {"__annotations__": dict.fromkeys(rows, "Any"), **rows})
 
-    @nexus.value
-    class Config:
-        __annotations__ = dict.fromkeys([*nexus.SECTIONS, "nodes"], "Any")
-        locals().update({**nexus.fields_of(nexus.Config), "gpu": nexus.section(GpuConfig, "gpu")})
-
+    GpuConfig = extend(nexus.GpuConfig, spares=row)
+    Config = extend(nexus.Config, gpu=nexus.section(GpuConfig, "gpu"))
     monkeypatch.setattr(nexus, "Config", Config)
-    monkeypatch.setattr(nexus, "CONFIG", nexus.OBJECT(nexus.fields_of(Config), "config.toml", null=False))
+    monkeypatch.setattr(nexus, "CONFIG", nexus.OBJECT(Config.FIELDS, "config.toml", null=False))
     monkeypatch.setattr(nexus, "SECTIONS", {**nexus.SECTIONS, "gpu": GpuConfig()})
     assert nexus.parse_config({}, "").gpu.spares == 3
     made = nexus.parse_config({"gpu": {"spares": 5}}, "")

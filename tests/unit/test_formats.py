@@ -73,7 +73,7 @@ def test_decode_row_refuses(reason, table, key, given):
 
 
 @given(st.sampled_from([*nexus.ROWS, "facts", "x"]), st.sampled_from(["abc", "paused", "inventory"]), json_values | st.dictionaries(
-    st.sampled_from([*nexus.Job.__slots__, "order"]), json_values, max_size=4).map(
+    st.sampled_from([*nexus.Job.NAMES, "order"]), json_values, max_size=4).map(
         lambda fields: {**json.loads(nexus.encode_json(job())), **fields}))
 def test_decode_row_raises_nothing_else(table, key, given):
     with contextlib.suppress(KeyError, TypeError, ValueError):

@@ -518,7 +518,7 @@ ACCEPTED = [  # reason, keys beside the command, field, value
 @pytest.mark.parametrize("reason, keys, field, value", ACCEPTED, ids=[case[0] for case in ACCEPTED])
 def test_parse_submission(reason, keys, field, value):
     [asked] = nexus.parse_submission({"command": "ls", **keys})
-    assert getattr(asked if field in nexus.Asked.__slots__ else asked_job(asked), field) == value, reason
+    assert getattr(asked if field in nexus.Asked.NAMES else asked_job(asked), field) == value, reason
 
 
 def asked_job(asked):

@@ -664,7 +664,7 @@ LOST = [  # reason, what happens, words of what is told, jobs that are left
      "job xyz cannot be understood: retries is '2', and not int", {"abc", "uvw"}),
     ("a queue_key of two numbers", damage_job(b'"queue_key":[0,1,2]', b'"queue_key":[0,1]'),
      "job xyz cannot be understood: queue_key has less than three numbers", {"abc", "uvw"}),
-    ("a missing field", damage_job(b'"command":', b'"kommand":'), "job abc cannot be understood: __init__() missing", {"abc", "uvw"}),
+    ("a missing field", damage_job(b'"command":', b'"kommand":'), "job abc cannot be understood: Job: missing or", {"abc", "uvw"}),
     ("a line that is no JSON", damage_job(b'"xyz":{"', b'"xyz":{'),
      "job xyz cannot be understood: it is ", {"abc", "uvw"}),
     ("no id", damage_job(b'"xyz":{', b'"/etc":{'), "job /etc cannot be understood: its id is none", {"abc", "uvw"}),
