@@ -877,8 +877,7 @@ ATTEMPT_FIELDS = frozenset(Attempt.NAMES) - {"number"}
 
 
 class Job(Value):
-    id: str = field(
-        JOB_ID, "chosen by who submits it: sent again with the same content, it adds nothing", "asked public brief")
+    id: str = field(JOB_ID, "its name among all jobs kept", "public brief")
     command: str = field(
         COMMAND, "a shell command, as you would type it", "asked kept sent brief form", like="python train.py")
     cwd: str = field(
@@ -887,7 +886,6 @@ class Job(Value):
     created_at: float = field(TIME, "when it was submitted", "public")      # UTC epoch seconds, like every _at
     queue_key: tuple[int, ...]                  # its place among its user's jobs: (rank, priority, number, ...)
     environment: str = field(TEXT, "digest of the environment it was submitted with", "kept hidden")
-    content: str                                # digest of the submission: an id sent again must have the same
     number: int = 0                             # its sequence number: the first job ever has 1
     gpus: float = optional(
         1, {**GPU_COUNT, "title": f"{GPU_COUNT['title']} (to choose GPUs: --gpu-ids)"},
@@ -1464,12 +1462,8 @@ def parse_submissions(data: Any) -> list[Asked]:
         return parse_submission(data)
     if not data:
         refuse("the list of jobs is empty")
-    made = [asked for number, item in enumerate(data, 1)
+    return [asked for number, item in enumerate(data, 1)
             for asked in parse_submission(item, f"job {number} of {len(data)}: ")]
-    ids = [asked.job["id"] for asked in made if "id" in asked.job]
-    if len(ids) != len(set(ids)):
-        refuse("the list names an id twice; none was added", hint="")
-    return made
 
 
 def parse_submission(data: Any, where: str = "") -> list[Asked]:
@@ -1490,7 +1484,7 @@ def check_submission(given: Mapping[str, Any]) -> None:
     """Check that the fields of a submission go together.  Raises: usage."""
     cwd, repository = given.get("cwd", ""), given.get("snapshot_repo", "")
     for is_wrong, *words in (
-            ("commands" in given and ("command" in given or "id" in given), "commands comes without command and id"),
+            ("commands" in given and "command" in given, "commands comes instead of command"),
             ("command" not in given and "commands" not in given, "command is missing"),
             (given.get("names") and len(given["names"]) != len(given.get("commands", ())),
              "names has a name for each of commands"),
@@ -3506,7 +3500,7 @@ class Replay:
         place = next_place(self.state, fields.pop("priority", 1))
         self.state.put(Put("facts", "next_number", place["number"] + 1))
         self.insert(Job(**{"id": job_id, "command": job_id, "cwd": "/", "user": "", "created_at": self.now,
-                           "environment": "", "content": "", **place, **fields}), run_time)
+                           "environment": "", **place, **fields}), run_time)
 
     def insert(self, job: Job, run_time: float | None) -> None:
         """Add a running or pending job as it is."""
@@ -9711,7 +9705,7 @@ class Added(Value):
 
 class Draft(Value):
     """A job before it enters the queue."""
-    job: Job                                    # without its place, and without an id unless one was asked for
+    job: Job                                    # without its place; its id is "", but for a job of a controller
     variables: Mapping[str, str] | None         # its environment; None: State already has it
     asked: Asked
 
@@ -9856,21 +9850,14 @@ class Admission(Part):
             compared = state.jobs.values() if any(draft.asked.unique for draft in drafts) else ()
             contents = {content_of(job): job.id for job in compared if job.status in (PENDING, RUNNING, COMPLETED)}
             for draft in drafts:
-                asked = {name: getattr(draft.asked, name) for name in Asked.FIELDS}
-                text = json.dumps({**draft.asked.job, **asked, "dry_run": False}, sort_keys=True)
-                content = hash_text(text)[:32] if draft.job.id else ""
-                twin = state.jobs.get(draft.job.id)
-                if twin and (twin.content, twin.user) != (content, draft.job.user):
-                    raise NexusError("conflict", f"job {twin.id} is used by a different job",
-                                     "leave the id out, or take another")
-                same = twin.id if twin else contents.get(content_of(draft.job)) if draft.asked.unique else None
-                if same:
-                    known.append(same)
+                job_id = contents.get(content_of(draft.job)) if draft.asked.unique else None
+                if job_id:
+                    known.append(job_id)
                 else:
-                    job = yield from self.add_job(state, draft, caller, now, content=content, key=key)
-                    contents[content_of(job)] = job.id
-                    made.append(state.jobs[job.id])
-                ids.append(same or job.id)
+                    job = yield from self.add_job(state, draft, caller, now, key=key)
+                    job_id = contents[content_of(job)] = job.id
+                    made.append(state.jobs[job_id])
+                ids.append(job_id)
             yield from beside
             added = Added(tuple(ids), tuple(known), made)
             if is_dry:
@@ -9945,7 +9932,7 @@ class Admission(Part):
             defaults["gpus"] = find_llm_share(config.llm_config, model)
         begin_at = parse_begin(asked.begin, self.clock.now()) if asked.begin else None
         env_digest = hash_text(json.dumps(asked.env, sort_keys=True))[:16] if asked.env else None
-        job = Job(**{**defaults, **said}, user=user, created_at=0.0, queue_key=(), environment=digest, content="",
+        job = Job(**{**defaults, **said}, user=user, created_at=0.0, queue_key=(), environment=digest,
                   begin_at=begin_at, env_digest=env_digest,
                   only_node="" if asked.node == self.service.node else asked.node)
         self.check_job(job)
@@ -10069,7 +10056,7 @@ class Admission(Part):
                 priority = job.priority if caller.is_owner else max(job.priority, PRIORITIES["normal"])
                 kept = {name: getattr(job, name) for name in KEPT}
                 again = Job(**{**kept, "after": after, "after_any": after_any, "priority": priority, **change},
-                            id="", created_at=now, queue_key=(), content="")
+                            id="", created_at=now, queue_key=())
                 new = yield from self.add_job(state, Draft(again, None, Asked({})), caller, now)
                 yield change_job(job, retried_as=new.id)
                 made.append(new.id)
@@ -10451,8 +10438,8 @@ class NodeSide(Part):
         job_id, number = wanted.key
         path = ":".join(dict.fromkeys(f"{order.path}:{self.environ.get('PATH') or os.defpath}".split(":")))  # each once
         check(LINE, order.user, "user")
-        asked = parse_submission({**order.job, "id": job_id})[0]
-        said = dict(asked.job)
+        asked = parse_submission(order.job)[0]
+        said = {**asked.job, "id": job_id}
         name = self.clock.new_token()
         if order.code is not None:
             said.update(command=f"{self.service.admission.find_python()} main.py", code=name)
@@ -12022,14 +12009,14 @@ class Calls(Gate):
         warning = lost and f"job {lost.id} was cancelled at once: {lost.current.cause_line}"
         warning = self.find_delay(waiting) or warning
         if is_dry:
-            shown = [name for name in ASKED if name not in ("id", "umask", *Asked.FIELDS)]
+            shown = [name for name in ASKED if name not in ("umask", *Asked.FIELDS)]
             answer = {"dry_run": True, "jobs": [{name: getattr(job, name) for name in shown} for job in waiting]}
-            named = {job.id for job in added.jobs}
+            new = {job.id for job in added.jobs}            # they exist only in the transaction that was tried
+            known = [job_id for job_id in added.known if job_id not in new]
             warning = lost and f"it would be cancelled at once: {lost.current.cause_line}"
         else:
             answer = {"id": added.ids[0]} if isinstance(body, dict) and "commands" not in body else {"ids": added.ids}
-            named = {asked.job.get("id", "") for asked in submissions}      # a repeated id gets the first reply
-        known = [job_id for job_id in added.known if job_id not in named]
+            known = list(added.known)
         return {**answer, **({"known": known} if known else {}), **({"warning": warning} if warning else {})}
 
     def find_delay(self, jobs: Sequence[Job]) -> str:

@@ -22,12 +22,12 @@ NASTY = [
     ("nohup", "nohup {sleep} 600 & {sleep} 601", 2),
     ("200 processes", "for i in $(seq 200); do {sleep} 600 & done; wait", 200),
     ("a deep tree", "f() { if [ $1 -gt 0 ]; then (f $(($1 - 1)); :); else {sleep} 600; fi; }; f 30", 1),
-    ("screen inside", "screen -dmS {id}inner {sleep} 600; {sleep} 601", 2),
-    ("tmux inside", "tmux -S {folder}/{id} -f /dev/null new-session -d '{sleep} 600'; {sleep} 601", 2),
+    ("screen inside", "screen -dmS {name}inner {sleep} 600; {sleep} 601", 2),
+    ("tmux inside", "tmux -S {folder}/{name} -f /dev/null new-session -d '{sleep} 600'; {sleep} 601", 2),
     ("begins something when it is told to end", "trap '{sleep} 600 & {sleep} 601 &' TERM; {sleep} 602 & wait; {sleep} 603", 1),
     ("begins something in a session of its own when told to end", "trap 'setsid {sleep} 600 & exit' TERM; {sleep} 602 & wait", 1),
 ]
-NAMES = [f"{a}{b}" for a in "abcd" for b in "efgh"]     # prefixes of ids: ae, aeQ ...
+NAMES = [f"{a}{b}" for a in "abcd" for b in "efgh"]
 
 
 def make_sleep(box, name):
@@ -38,8 +38,8 @@ def make_sleep(box, name):
     return str(path)
 
 
-def fill(command, box, sleep, job_id):
-    return command.replace("{sleep}", sleep).replace("{id}", job_id).replace("{folder}", str(box.folder))
+def fill(command, box, sleep, name):
+    return command.replace("{sleep}", sleep).replace("{name}", name).replace("{folder}", str(box.folder))
 
 
 def find_steady(sleep):
@@ -58,9 +58,8 @@ def test_kill_leaves_nothing_and_touches_nothing_else(launcher):
     with live.Box(gpus=0, launcher=launcher, cpu_slots=40, kill_grace_seconds=1) as box:
         sleeps = {}
         for number, (_, command, count) in enumerate(NASTY):
-            job_id = f"Z{NAMES[number]}"
-            sleeps[job_id] = make_sleep(box, job_id), count
-            box.add(fill(command, box, sleeps[job_id][0], job_id), id=job_id, gpus=0)
+            sleep = make_sleep(box, f"Z{NAMES[number]}")
+            sleeps[box.add(fill(command, box, sleep, NAMES[number]), gpus=0)] = sleep, count
         for job_id, (sleep, count) in sleeps.items():
             live.until(lambda sleep=sleep, count=count: len(find_steady(sleep)) >= count, f"the processes of {job_id}")
         members = {job_id: find_steady(sleep) for job_id, (sleep, _) in sleeps.items()}
@@ -81,9 +80,8 @@ def test_all_at_once():
     with live.Box(gpus=0, launcher="screen", cpu_slots=40, kill_grace_seconds=0.5) as box:
         sleeps = {}
         for number, (_, command, count) in enumerate(NASTY):
-            job_id = f"Y{NAMES[number]}"
-            sleeps[job_id] = make_sleep(box, job_id), count
-            box.add(fill(command, box, sleeps[job_id][0], job_id), id=job_id, gpus=0)
+            sleep = make_sleep(box, f"Y{NAMES[number]}")
+            sleeps[box.add(fill(command, box, sleep, NAMES[number]), gpus=0)] = sleep, count
         for job_id, (sleep, count) in sleeps.items():
             live.until(lambda sleep=sleep, count=count: len(find_steady(sleep)) >= count, f"the processes of {job_id}")
         for job_id in sleeps:
@@ -101,7 +99,7 @@ LEFT_BEHIND = [
     ("stopped", "{sleep} 600 & kill -STOP $!; exit 0"),
     ("without an environment, in the session", "env -i {sleep} 600 & exit 0"),
     ("without an environment, seen before its parent went", "env -i setsid {sleep} 600 & {sleep} 3; exit 0"),
-    ("tmux", "tmux -S {folder}/{id} -f /dev/null new-session -d '{sleep} 600'; exit 0"),
+    ("tmux", "tmux -S {folder}/{name} -f /dev/null new-session -d '{sleep} 600'; exit 0"),
     ("many", "for i in $(seq 100); do setsid {sleep} 600 & done; exit 0"),
 ]
 
@@ -110,9 +108,8 @@ def test_what_outlives_a_job_ends_with_it():
     with live.Box(gpus=0, launcher="direct", cpu_slots=40, kill_grace_seconds=0.5) as box:
         sleeps = {}
         for number, (_, command) in enumerate(LEFT_BEHIND):
-            job_id = f"X{NAMES[number]}"
-            sleeps[job_id] = make_sleep(box, job_id)
-            box.add(fill(command, box, sleeps[job_id], job_id), id=job_id, gpus=0)
+            sleep = make_sleep(box, f"X{NAMES[number]}")
+            sleeps[box.add(fill(command, box, sleep, NAMES[number]), gpus=0)] = sleep
         for job_id, sleep in sleeps.items():
             assert box.wait(job_id, "completed")["exit_code"] == 0
             assert not nothing_left(sleep), job_id
@@ -129,21 +126,6 @@ def test_completed_waits_for_what_is_left():
         assert took_s > 4 and not live.find_commands(sleep)
         assert job["runtime_seconds"] < took_s - 3 and job["exit_code"] == 0        # the job's own, not what it left
         assert box.wait(then, "completed") and "still there" not in box.logs(then, "stdout")
-
-
-def test_prefix_of_another_id():
-    """screen matches names by their beginnings: killing nexus_job_abc must not hit nexus_job_abcd."""
-    with live.Box(gpus=3, launcher="screen", kill_grace_seconds=1) as box:
-        sleeps = {job_id: make_sleep(box, job_id) for job_id in ("abcd", "abc", "abce")}
-        for job_id, sleep in sleeps.items():
-            box.add(f"{sleep} 600", id=job_id)
-        jobs = {job_id: box.wait_started(job_id) for job_id in sleeps}
-        box.ask("DELETE", "/jobs/abc")
-        box.wait("abc", "cancelled")
-        assert not live.find_commands(sleeps["abc"])
-        for other in ("abcd", "abce"):
-            assert box.job(other)["status"] == "running" and live.is_alive(jobs[other]["pid"]) and live.find_commands(sleeps[other])
-            assert live.is_alive(int(jobs[other]["session"].partition(".")[0]))
 
 
 def test_kill_by_gpu_and_conflict():

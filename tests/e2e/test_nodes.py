@@ -654,18 +654,6 @@ def test_a_job_that_a_node_cannot_begin_comes_back(net):
     assert head.wait(pinned, "completed") and runs(net, pinned) == ["n1"]
 
 
-def test_an_id_that_the_node_has_already(net):
-    head, node = net.head, net.nodes[0]
-    own = on_node(node, "add", "'echo own'", "--gpus", "0").stdout.strip()
-    live.until(lambda: there(node, own)["status"] == "completed", "the node's own job")
-    status, told = head.call("POST", "/queue", {"command": f"{COUNTED} echo the heads", "id": own, "node": "n1"})
-    assert status == 200, told
-    job = head.wait(own, "completed")
-    assert head.logs(own) == "the heads\n" and job["remote_id"] != own and len(job["remote_id"]) == 4
-    assert runs(net, job["remote_id"]) == ["n1"] and not runs(net, own)
-    assert on_node(node, "logs", own).stdout == "own\n"
-
-
 def test_who_ends_a_job_on_the_node(net):
     head, node = net.head, net.nodes[0]
     job = head.add("sleep 610.5", node="n1")

@@ -107,7 +107,8 @@ WITH_EXAMPLES = [(route.method, route.pattern, route.body) for route in nexus.RO
 @pytest.mark.parametrize("method, path, body", WITH_EXAMPLES, ids=[row[1] for row in WITH_EXAMPLES])
 def test_the_examples_run(method, path, body):
     with Bench() as bench:
-        bench.ask("POST", "/queue", [{"command": "true", "id": name, "group": "sweep", "gpus": 0} for name in ("abc", "abd")])
+        for job_id in ("abc", "abd"):
+            bench.add(id=job_id, command="true", group="sweep", gpus=0)
         if path in ("/jobs/retry", "/jobs/clear"):
             bench.ask("POST", "/jobs/cancel", {"ids": ["abc", "abd"]})
         for example in nexus.BODIES[body]["examples"][:1 if path == "/jobs/clear" else None]:
@@ -379,7 +380,7 @@ def list_edges(schema):
 
 TEXT_EDGES = {"priority": ["1000000", "1000001", "-1000000", "-1000001", "0999999", "00000001"],
               "after": ["abc", "abc,", "abc,xyz", "abc, xyz", ""],
-              "umask": [0o777, 0o1000], "snapshot": ["a" * 39, "a" * 40, "a" * 64, "a" * 65], "id": ["ab", "abc", "abcd", "abcde"],
+              "umask": [0o777, 0o1000], "snapshot": ["a" * 39, "a" * 40, "a" * 64, "a" * 65],
               "node": ["n" * 63, "n" * 64], "expected_time": [0, 0.0009, 0.001]}
 BESIDE = {"gpu_ids": {"gpus": 1}, "gpu_mem_mib": {"gpus": 1},
           "max_concurrent": {"group": "g"}, "snapshot": {"snapshot_repo": "/", "cwd": "/"}, "snapshot_repo": {"snapshot": "a" * 40}}

@@ -153,7 +153,7 @@ def read_order(path, **facts):
     scripts = types.SimpleNamespace(restrain=lambda job, submitted: (job, submitted), find_script=lambda *_: (None, ()))
     service = types.SimpleNamespace(store=types.SimpleNamespace(read=lambda look: {}), scripts=scripts, find_home_folder=lambda: "/",
                                     config=module.Config())
-    job = module.Job("abc", "true", "/", "ann", 0.0, (0, 1, 1), environment="", content="", **facts)
+    job = module.Job("abc", "true", "/", "ann", 0.0, (0, 1, 1), environment="", **facts)
     job = module.begin_attempt(job, remote_id="abd", gpu_indices=(0,))
     order = module.Node.make_order(types.SimpleNamespace(service=service), module.replace(job, status="running"))
     return module.parse_submission(module.decode("Order", json.loads(module.encode_json(order))).job)[0].job

@@ -3329,7 +3329,7 @@ def test_an_id_that_comes_again_is_another_order(head):
     w.turn()
     w.turn()
     w.store.update(lambda state: (yield nexus.Put("jobs", first, None)))
-    again = w.service.admission.submit(nexus.parse_submission({"command": "true", "id": first}), ANN).ids[0]
+    again = w.add("true")
     w.turn()
     order_key = nexus.find_order_key(w.job(again))
     assert again == first and w.job(again).attempt == 1 and order_key[0] == key[0] and order_key[1] > key[1]

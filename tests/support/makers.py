@@ -24,8 +24,7 @@ def job(id="abc", number=1, **fields):
         present["number"] = fields.pop("attempt", len(fields.get("attempts", ())) + 1)
         fields["attempts"] = (*fields.get("attempts", ()), nexus.Attempt(**present))
     return nexus.Job(**{"id": id, "command": "python train.py", "cwd": "/home/ann", "user": "ann",
-                        "created_at": NOW - 60, "number": number, "environment": "e" * 8,
-                        "content": "c" * 8, **fields})
+                        "created_at": NOW - 60, "number": number, "environment": "e" * 8, **fields})
 
 
 def running(id="abc", indices=(0,), **fields):
@@ -160,7 +159,7 @@ ATTEMPT_FIELDS = {
 attempts = st.fixed_dictionaries({}, optional=ATTEMPT_FIELDS).map(lambda fields: nexus.Attempt(**fields))
 JOB_FIELDS = {
     "id": ids, "command": passed_on, "cwd": passed_on, "user": passed_on, "created_at": times, "queue_key": queue_keys,
-    "environment": texts, "content": texts, "number": st.integers(0, 10**9),
+    "environment": texts, "number": st.integers(0, 10**9),
     "gpus": st.integers(0, 16) | st.integers(1, 800).map(lambda cents: cents / 100),
     "gpu_ids": maybe(tuples(st.integers(0, 99))), "gpu_mem_mib": maybe(st.integers(1, 10**6)), "group": maybe(texts),
     "after": tuples(ids), "after_any": tuples(ids), "begin_at": maybe(times),
