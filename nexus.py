@@ -2435,23 +2435,8 @@ def expand_sweep(command: str, sweeps: Sequence[tuple[str, Sequence[str]]]) -> l
 
 # For allowed_script_paths.  Other interpreters (Rscript, zsh, lua) run files of the directory or the home as well: make
 # such a script executable, with the interpreter in its first line.
-# {name: (endings of its scripts, arguments with which it prints the path of its program)}
-INTERPRETERS = {r"(?:python|pypy)[0-9.]*": ((".py",), ("-I", "-c", "import sys; print(sys.executable)")),
-                "bash|sh": ((".sh", ".bash"), ("-c", "readlink /proc/$$/exe; :"))}      # :, or readlink takes its place
+INTERPRETERS = {r"(?:python|pypy)[0-9.]*": (".py",), "bash|sh": (".sh", ".bash")}      # {name: endings of its scripts}
 SHELL_CHARACTERS = r"[;&|<>()$`\\\"'*?\[\]{}~#!\n\r]"
-# {variables that such a job may be given: their values}.  Each value is read as a number, a name or a switch.  Others
-# may name a file to run (BASH_ENV, HOME, LD_PRELOAD, CUDA_INJECTION64_PATH, TRITON_CACHE_DIR).  Where bash expects a
-# number, it runs the command in a[$(command)].
-HARMLESS = {
-    r"SEED|[A-Z]+_NUM_THREADS": r"-?\d{1,18}", "TZ": r"(?![:/])(?!.*\.\.)[\w/+:,.<>-]{0,60}",
-    "NO_COLOR|CUDA_LAUNCH_BLOCKING|NCCL_DEBUG|TOKENIZERS_PARALLELISM|WANDB_MODE": r"\w{1,20}",
-    "(HF_HUB|HF_DATASETS|TRANSFORMERS)_OFFLINE": r"\w{1,20}",
-    r"JOB_\w+|WANDB_(PROJECT|NAME|RUN_GROUP|TAGS|API_KEY)": r"[^$`\[\x00-\x1f\x7f-\x9f]*"}
-
-
-def is_harmless(name: str, text: str) -> bool:
-    return any(re.fullmatch(names, name, re.ASCII) and re.fullmatch(texts, text, re.ASCII)
-               for names, texts in HARMLESS.items())
 
 
 def parse_script(command: str) -> tuple[str, str, list[str]]:
@@ -2459,24 +2444,16 @@ def parse_script(command: str) -> tuple[str, str, list[str]]:
     # bash takes only space and tab as blanks; split() takes more.
     found = re.search(SHELL_CHARACTERS, command) or re.search(r"[^\S \t]|[\x00-\x08\x0e-\x1f\x7f-\x9f]", command)
     words = command.split()
-    is_named = len(words) > 1 and re.fullmatch("|".join(INTERPRETERS), words[0]) is not None
-    interpreter, script, *arguments = words if is_named else ["", *words]
-    is_path = is_named or "/" in script                         # a bare name would be a program's
+    endings = next((row for name, row in INTERPRETERS.items() if len(words) > 1 and re.fullmatch(name, words[0])), ())
+    interpreter, script, *arguments = words if endings else ["", *words]
+    is_path = script.endswith(endings) if endings else "/" in script           # a bare name would be a program's
     if found or not is_path or script.startswith(("-", "+")) or "=" in script:
         why = f"it holds {json.dumps(found[0])}" if found else f"{format_line(script, 60)} is not a script's path"
         raise NexusError("forbidden",
                          f"only `[interpreter] SCRIPT ARGUMENTS` may be run here (allowed_script_paths), and {why}",
-                         hint="put the rest into the script; interpreters are python, pypy, bash, sh, without options")
+                         hint="put the rest into the script; interpreters are python and pypy for .py files, bash and "
+                              "sh for .sh, without options; or name an executable file by its path")
     return interpreter, script, arguments
-
-
-def parse_first_line(line: str) -> list[str]:
-    """[interpreter, *options] of a #! line, if that needs a look: it is one of INTERPRETERS, or looked up by env(1)."""
-    interpreter, *rest = re.sub(r"^#!\s*", "", line).split(maxsplit=1) or [""]
-    name, options = interpreter.rpartition("/")[2], [option.strip() for option in rest]     # Linux passes on one option
-    if name == "env":
-        return re.sub(r"^-S", "", "".join(options)).split()
-    return [interpreter, *options] if line.startswith("#!") and re.fullmatch("|".join(INTERPRETERS), name) else []
 
 
 OUT_OF_MEMORY = (         # PyTorch, the CUDA runtime and driver, cuBLAS, JAX and TensorFlow
@@ -4823,33 +4800,6 @@ def read_bytes(path: str) -> bytes:
     """Raises: unavailable."""
     with disk("read", path), open(path, "rb") as file:
         return file.read()
-
-
-def drop_relative(path: str) -> str:
-    """PATH without relative folders: the user chooses the directory they depend on."""
-    return os.pathsep.join(filter(os.path.isabs, path.split(os.pathsep)))
-
-
-def check_script(interpreter: str, path: str) -> list[str]:
-    """Return [interpreter, *options] that a file is run by, as far as nexus has to find it.
-
-    Raises: forbidden, when the file is not the interpreter's by its name or first line.  "": no interpreter; the file
-    must be a program or have a #! line, as env(1) gives any other file to sh.
-    """
-    names, (endings, _) = next(
-        (row for row in INTERPRETERS.items() if re.fullmatch(row[0], interpreter)), ("", ((), ())))
-    # A relative interpreter, given to env(1) too, would be looked up in the directory that the user chooses.
-    wanted = (rf"#!\s*(?:\S*/env\s+(?:-\S+\s+)*)?(?:\S*/)?(?:{names})(?!\S)" if endings else
-              r"\x7fELF|#![ \t]*/(?!\S*/env\s(.*\s)?[^-/\s][^/\s]*/)")
-    line = read_part(path, 0, 256).partition(b"\n")[0]
-    if (endings and path.endswith(endings)) or re.match(wanted.encode(), line):
-        return [interpreter] if interpreter else parse_first_line(os.fsdecode(line))
-    if endings:
-        raise NexusError("forbidden", f"{path} is no script of {interpreter}: its name does not end in "
-                         f"{' or '.join(endings)}, and it has no #! line for it",
-                         hint="rename it, or give it such a line")
-    raise NexusError("forbidden", f"{path} cannot be run by itself: it does not begin with #! and an absolute path",
-                     hint="give it a first line like #!/bin/sh, and chmod +x; or name its interpreter")
 
 
 def load_config(path: str, environ: Mapping[str, str]) -> Config:
@@ -9262,7 +9212,7 @@ class NodePool(Backend):
         """Let the node's thread send the job."""
         interpreter, words = self.service.scripts.find_script(job)
         if words:
-            check_script(interpreter, words[0])
+            self.service.scripts.check_file(interpreter, words[0])
         self.service.launcher.make_job_folder(job)
         node = self.nodes.get(job.current.node)
         is_sent = node is not None and node.trouble is None
@@ -9646,7 +9596,6 @@ class Hooks:
 
 
 CUT = " ... (cut here: see nexus show)"         # replaces the end of a text too long for a variable
-RESOLVE_TIMEOUT_S = 10.0        # of an interpreter that says which program it is
 CWD_TIMEOUT_S = 5.0             # of a check of a job's directory: a node must answer within SYNC_TIMEOUT_S
 
 
@@ -9715,24 +9664,33 @@ class DryRun(Exception):
 
 
 class ScriptRules(Part):
-    """Enforces allowed_script_paths: users choose the directory, arguments and some variables, but run no other script.
+    """Enforces allowed_script_paths: a job is a script below one of these folders, and runs there, without a shell.
 
-    The rules bind callers with a token, and `env` from anyone.  The owner's whole environment, which only the owner can
-    send, is trusted like config.toml.  The resolved script is executed without a shell.
+    Of users with a token it has the service's environment alone.  The owner's own is trusted like config.toml.
     """
 
-    def __init__(self, service: Service) -> None:
-        super().__init__(service)
-        self.resolved: dict[str, str] = {}                  # {interpreter on PATH: its program}
+    def is_bound(self, job: Job) -> bool:
+        """Whether the rules hold for a job's environment and directory: not for the owner's."""
+        return bool(self.config.jobs.allowed_script_paths) and (
+            job.user != self.service.user or job.head is not None)
 
-    def check_variables(self, asked: Asked) -> None:
-        """Raises: forbidden, naming the variables that could make a job run something other than the script."""
-        given = [name for name, text in asked.env.items() if not is_harmless(name, text)]
-        if given and self.config.jobs.allowed_script_paths:
-            names = format_line(", ".join(given), 200)
-            raise NexusError("forbidden", f"env {names} may not be given: only some scripts may run here",
-                             "a name of your own begins with JOB_, like JOB_DATA, and its value has no $, ` and [; "
-                             "SEED and such are whole numbers; or give it as an argument")
+    def check_variables(self, asked: Asked, caller: Caller) -> None:
+        """Raises: forbidden, when a user gives variables."""
+        if asked.env and self.config.jobs.allowed_script_paths and not caller.is_owner:
+            raise NexusError("forbidden", "env may not be given: only some scripts may run here",
+                             "give it as an argument: python train.py --seed 1")
+
+    def check_path(self, path: str) -> None:
+        """Raises: forbidden, when a real path is not in an allowed folder, or where users' files lie."""
+        def is_in(folders: Iterable[str]) -> bool:
+            return any(f"{path}/".startswith(folder.rstrip("/") + "/") for folder in folders)
+
+        allowed = [os.path.realpath(os.path.expanduser(folder)) for folder in self.config.jobs.allowed_script_paths]
+        own = list(map(os.path.realpath, (self.layout.log_dir, self.layout.code_folder)))
+        why = "in a folder of nexus" if is_in(own) else "" if is_in(allowed) else f"not below {' or '.join(allowed)}"
+        if why:
+            raise NexusError("forbidden", f"{format_line(path, 200)} may not be used here: it is {why}",
+                             "[jobs] allowed_script_paths says what may; the job's directory must be there too")
 
     def find_script(self, job: Job) -> tuple[str, list[str]]:
         """Return (interpreter or "", [resolved script, *arguments]) of a job; ("", []) without allowed_script_paths.
@@ -9747,15 +9705,9 @@ class ScriptRules(Part):
                              "[jobs] allowed_script_paths says which")
         interpreter, script, arguments = parse_script(job.command)
         path = os.path.realpath(os.path.join(job.cwd, script))
-        allowed = [os.path.realpath(os.path.expanduser(folder)) for folder in self.config.jobs.allowed_script_paths]
-        # Users write files into these folders of nexus.
-        own = list(map(os.path.realpath, (self.layout.home, self.layout.log_dir, self.layout.code_folder)))
-        above = [folder for folder in (*own, *allowed) if path.startswith(folder.rstrip("/") + "/")]
-        why = (f"not below {' or '.join(allowed)}" if not set(allowed).intersection(above) else
-               "in a folder of nexus" if max(above, key=len) in own else "")
-        if why:
-            raise NexusError("forbidden", f"{format_line(path, 200)} may not be run here: it is {why}",
-                             "[jobs] allowed_script_paths says what may")
+        self.check_path(path)
+        if self.is_bound(job):          # a version manager runs what a file in the directory says
+            self.check_path(os.path.realpath(job.cwd))
         return interpreter, [path, *arguments]
 
     def find_argv(self, job: Job, path: str) -> list[str]:
@@ -9766,59 +9718,33 @@ class ScriptRules(Part):
         interpreter, argv = self.find_script(job)
         if not argv:
             return []
-        if not os.path.isfile(argv[0]):
-            raise NexusError("forbidden", f"{argv[0]} is not a file")
-        first, path = check_script(interpreter, argv[0]), drop_relative(path)
-        if not self.is_bound(job):
-            first = [interpreter] if interpreter else []
-        if first:
-            found = find_program(first[0], path)
-            if not found:
-                raise NexusError("forbidden", f"{first[0]} was not found on PATH ({path})")
-            argv = [self.resolve(found, path) if self.is_bound(job) else found, *first[1:], *argv]
-        if "=" in argv[0]:                                  # env(1) reads it as a variable
-            raise NexusError("forbidden", f"{argv[0]} cannot be run: its path holds =")
-        return argv
+        self.check_file(interpreter, argv[0])
+        if not interpreter:
+            return argv
+        program = find_program(interpreter, path)
+        if not program:
+            raise NexusError("forbidden", f"{interpreter} was not found on PATH ({path})")
+        return [program, *argv]
 
-    def resolve(self, found: str, path: str) -> str:
-        """Return the program that an interpreter on PATH stands for.  Raises: forbidden.
-
-        The shim of a version manager (pyenv, asdf, mise) chooses it by files of the directory in which it runs, and
-        users choose that for their jobs.  So it is asked once, in /.
-        """
-        if os.path.isfile(self.resolved.get(found, "")):
-            return self.resolved[found]
-        name, told = os.path.basename(found), ""
-        question = next((ask for names, (_, ask) in INTERPRETERS.items() if re.fullmatch(names, name)), None)
-        if question is None:
-            raise NexusError("forbidden", f"{name} may not be looked up by env(1), which a job's directory can mislead",
-                             hint=f"name it by its path in the script's first line, like #!/usr/bin/{name}")
-        with contextlib.suppress(NexusError):               # it hangs, or is no program
-            environ = {**self.environ, "PATH": path}
-            told = run([found, *question], RESOLVE_TIMEOUT_S, environ, is_apart=True, cwd="/").output.strip()
-        if not (os.path.isabs(told) and os.path.isfile(told)):
-            raise NexusError("forbidden", f"{found} does not say which program it is",
-                             hint=f"see why: cd /; {' '.join(map(quote, [found, *question]))}")
-        # The same file under another name may behave in another way, as busybox does.
-        self.resolved[found] = found if os.path.samefile(found, told) else told
-        return self.resolved[found]
-
-    def is_bound(self, job: Job) -> bool:
-        """Whether the rules hold for a job: not for the owner's, but for those of other nexuses."""
-        return bool(self.config.jobs.allowed_script_paths) and (
-            job.user != self.service.user or job.head is not None)
+    def check_file(self, interpreter: str, path: str) -> None:
+        """Raises: forbidden, when a script cannot be run, by itself if it has no interpreter."""
+        if not os.path.isfile(path):
+            raise NexusError("forbidden", f"{path} is not a file")
+        if not interpreter and not re.match(rb"\x7fELF|#![ \t]*/", read_part(path, 0, 256)):    # env(1) runs sh
+            raise NexusError("forbidden", f"{path} cannot be run by itself: it does not begin with #!/",
+                             hint="give it a first line like #!/bin/sh, and chmod +x; or name its interpreter")
+        if not interpreter and "=" in path:                 # env(1) reads it as a variable
+            raise NexusError("forbidden", f"{path} cannot be run: its path holds =")
 
     def restrain(self, job: Job, submitted: Mapping[str, str]) -> tuple[Job, Mapping[str, str]]:
         """Return a job, and its variables, as allowed_script_paths permits; a job of the owner is unchanged.
 
         This runs at each start: allowed_script_paths may be set after the submission.  A user's umask could let others
-        change the files that a script writes (such as .pyc).
+        change the files that a script writes (such as .pyc).  The real directory: a link may lead elsewhere by now.
         """
         if not self.is_bound(job):
             return job, submitted
-        harmless = {name: text for name, text in submitted.items() if is_harmless(name, text)}
-        path = drop_relative(self.environ.get("PATH") or os.defpath)
-        return replace(job, umask=self.service.umask | 0o022), {**self.environ, "PATH": path, **harmless}
+        return replace(job, umask=self.service.umask | 0o022, cwd=os.path.realpath(job.cwd)), self.environ
 
 
 class Admission(Part):
@@ -9836,7 +9762,7 @@ class Admission(Part):
             key = f"{caller.user} {key}"
         for asked in submissions:
             check_priority(asked.job.get("priority"), caller)
-            self.service.scripts.check_variables(asked)
+            self.service.scripts.check_variables(asked, caller)
         drafts, now = self.draft(submissions, caller.user), self.clock.now()
         ids, known, made = list[str](), list[str](), list[Job]()
 

