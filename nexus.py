@@ -653,7 +653,7 @@ class JobsConfig(Value):
     default_gpus: int = optional(1, WHOLE(0, 1024), "GPUs of a job that does not say")
     cpu_slots: int = optional(4, WHOLE(0, 100000), "how many --gpus 0 jobs run at once")
     max_running: int = optional(0, WHOLE(0, 100000), "0 = as many as fit")
-    queue_limit: int = optional(100000, WHOLE(1, 10000000), "more pending jobs are refused")
+    queue_limit: int = optional(10000, WHOLE(1, 10000000), "more pending jobs are refused")
     timeout_seconds: float = optional(0, SECONDS, "time limit of a job that has none of its own; 0 = none")
     timeout_multiplier: float = optional(2, NUMBER(1, 1000), "a job is stopped at this multiple of its expected time")
     kill_grace_seconds: float = optional(10, NUMBER(0, 86400), "from SIGTERM to SIGKILL")
@@ -676,7 +676,6 @@ class JobsConfig(Value):
     max_memory_gb: float = optional(
         0, NUMBER(0, 1000000), "a job with more host memory is stopped; 0 = any (needs psutil)")
     max_running_per_user: int = optional(0, WHOLE(0, 100000), "how many jobs of one user run at once; 0 = no limit")
-    max_pending_per_user: int = optional(0, WHOLE(0, 10000000), "how many of one user may wait; 0 = no limit")
 
 
 class HooksConfig(Value):
@@ -790,9 +789,9 @@ def format_sample_config() -> str:
 
 
 # ==== 4. MODEL ==== Job, Gpu, State; what may become of a job; changes and what they do to State
-# A Job is a value: a change makes a new Job.  State is all that state.json holds, plus the indexes that the scheduler
-# and the lists read: `pending` has the queue of each user and priority, `classes` of each user and request class.
-# STORE owns the one State and changes it only by put(), under its lock.
+# A Job is a value: a change makes a new Job.  State is all that state.json holds, plus three indexes: the running jobs,
+# the pending ones in the order of their queue_key, and who depends on whom.  Everything else is found by a loop over
+# the jobs, which are 10,000 at most.  STORE owns the one State and changes it only by put(), under its lock.
 
 PENDING, RUNNING, COMPLETED, FAILED, CANCELLED = STATUSES = ("pending", "running", "completed", "failed", "cancelled")
 FINAL = (COMPLETED, FAILED, CANCELLED)
@@ -884,7 +883,7 @@ class Job(Value):
         PATH, "where it runs (default: here; over the network the home directory)", "asked kept", flag="--cwd DIR")
     user: str = field(TEXT, "whose it is", "kept public brief")
     created_at: float = field(TIME, "when it was submitted", "public")      # UTC epoch seconds, like every _at
-    queue_key: tuple[int, ...]                  # its place among its user's jobs: (rank, priority, number, ...)
+    queue_key: tuple[float, ...]                # (rank, priority, place), lower first; its place is at first its number
     environment: str = field(TEXT, "digest of the environment it was submitted with", "kept hidden")
     number: int = 0                             # its sequence number: the first job ever has 1
     gpus: float = optional(
@@ -1062,12 +1061,6 @@ class Put(Value):
 
 if TYPE_CHECKING:
     Changes = Generator[Put, None, Any]         # Store.update() makes each change as it is yielded
-    QueueItem = tuple[tuple[int, ...], str]     # (queue_key, id)
-    UserQueues = dict[str, dict[Union[str, None], list[QueueItem]]]         # user: group: ascending
-    ShareKey = tuple[str, bool]                 # user, whether on GPUs
-    Turn = tuple[int, int, float, float, QueueItem]
-    RequestClass = tuple[
-        int, Union[tuple[int, ...], None], Union[int, None], bool, bool, int, Union[str, None], tuple[str, ...]]
 
 
 class State:
@@ -1093,18 +1086,8 @@ class State:
         self.tables: dict[str, dict[str, Any]] = {**vars(self), "facts": vars(self)}
         self.seq = 0                                        # of the last transaction that changed it
         self.running: dict[str, Job] = {}
-        self.submitted: dict[str, Job] = {}                    # pending jobs in Slurm's queue
-        # The indexes of list_entries().  All lists are ascending
-        self.pending: dict[tuple[int, ...], dict[str, list[QueueItem]]] = {}    # (rank, priority): user: the queue
-        self.classes: dict[RequestClass, UserQueues] = {}   # of the pending jobs that may start
-        self.dependents: dict[str, list[str]] = {}          # {job id: ids of the pending jobs that depend on it}
-        self.delayed: list[tuple[float, str]] = []          # (when, id) of jobs with a start time or a backoff
-        self.members: dict[str, list[str]] = {}             # {group: ids of its pending jobs}
-        self.finished: list[tuple[float, str]] = []         # (when it ended, id)
-        self.ended: dict[tuple[str, bool], list[tuple[float, str]]] = {}    # the same by (user, whether it ran)
-        self.started: dict[ShareKey, list[tuple[float, str]]] = {}      # share_key: (when, job) of its last attempt
-        self.keys: dict[str, list[str]] = {}                # {submission key: ids of its jobs}
-        self.sent: dict[str, list[str]] = {}                # {controller: ids of its jobs that it has not acknowledged}
+        self.pending: list[tuple[tuple[float, ...], str]] = []      # ascending: (queue_key, id)
+        self.dependents: dict[str, set[str]] = {}           # {job id: ids of the pending jobs that depend on it}
 
     def put(self, change: Put) -> Put:
         """Make a change; return the one that undoes it."""
@@ -1115,82 +1098,44 @@ class State:
         else:
             table[change.key] = change.value
         if table is self.jobs:
-            self.move(old, change.value)
+            self.update_indexes(old, change.value)
         return Put(change.table, change.key, old)
 
-    def move(self, old: Job | None, new: Job | None) -> None:
-        """Update the indexes for a changed job."""
-        for index, is_in in ((self.running, new and new.status == RUNNING),
-                             (self.submitted, new and is_submitted(new))):
-            if new and is_in:
-                index[new.id] = new
-            elif old:
-                index.pop(old.id, None)
-        before, after = list(list_entries(old)) if old else [], list(list_entries(new)) if new else []
-        if before != after:
-            for entries, is_new in ((before, False), (after, True)):
-                for name, *entry in entries:
-                    move_entry(getattr(self, name), entry, is_new)
+    def update_indexes(self, old: Job | None, new: Job | None) -> None:
+        if new and new.status == RUNNING:
+            self.running[new.id] = new
+        elif old:
+            self.running.pop(old.id, None)
+        if old and old.status == PENDING:
+            del self.pending[bisect.bisect_left(self.pending, (old.queue_key, old.id))]
+            for parent in old.pending_dependencies:
+                self.dependents[parent].remove(old.id)
+                if not self.dependents[parent]:
+                    del self.dependents[parent]
+        if new and new.status == PENDING:
+            bisect.insort(self.pending, (new.queue_key, new.id))
+            for parent in new.pending_dependencies:
+                self.dependents.setdefault(parent, set()).add(new.id)
 
 
 FACTS: Mapping[str, Any] = {name: getattr(State, name) for name in State.__annotations__}       # and their defaults
 
 
-def is_submitted(job: Job) -> bool:
-    """Whether the job waits in Slurm's queue."""
-    return job.status == PENDING and job.current.slurm_key is not None
+def iterate_pending(state: State) -> Iterator[Job]:
+    """The pending jobs by queue_key.  list_pending() has them as they start where several users wait."""
+    return (state.jobs[job_id] for _, job_id in state.pending)
 
 
-def list_entries(job: Job) -> Iterator[tuple[Any, ...]]:
-    """The job's entries in the indexes: (index, the keys of the list in it, the item)"""
-    if job.status == PENDING:
-        item = job.queue_key, job.id
-        yield "pending", job.queue_key[:2], job.user, item
-        if job.group:
-            yield "members", job.group, job.id
-        for parent in job.pending_dependencies:
-            yield "dependents", parent, job.id
-        if not is_submitted(job):
-            if job.retry_at is not None or job.begin_at is not None:
-                yield "delayed", (max(job.retry_at or 0.0, job.begin_at or 0.0), job.id)
-            elif not job.pending_dependencies:
-                yield "classes", request_class(job), job.user, job.group, item
-    elif job.status in FINAL:
-        end = job.status_history[-1][1] if job.status_history else 0.0, job.id
-        yield "finished", end
-        yield "ended", (job.user, any(one.started_at is not None for one in job.attempts)), end
-    if job.attempts and job.attempts[-1].started_at is not None:
-        yield "started", share_key(job), (job.attempts[-1].started_at, job.id)
-    if job.key:
-        yield "keys", job.key, job.id
-    if job.head and not job.is_collected:
-        yield "sent", job.head, job.id
+def list_submitted(state: State) -> list[Job]:
+    """The pending jobs in Slurm's queue."""
+    return [job for job in iterate_pending(state) if job.attempts and job.current.slurm_key is not None]
 
 
-def move_entry(index: Any, entry: Sequence[Any], is_new: bool) -> None:
-    """Insert an item into its list, or remove it; lists and dicts that become empty go too."""
-    first, *rest = entry
-    if rest:
-        inner = index.setdefault(first, {} if len(rest) > 1 else [])
-        move_entry(inner, rest, is_new)
-        if not inner:
-            del index[first]
-    elif is_new:
-        bisect.insort(index, first)
-    else:
-        place = bisect.bisect_left(index, first)
-        assert index[place] == first
-        del index[place]
-
-
-def request_class(job: Job) -> RequestClass:
-    """What a job asks for: (hundredths of a GPU, allowed indices, MiB, whether alone, whether it is told its GPUs as
-    arguments, expected time up to which power of two; -1: not said, the only node, those that cannot run it)
-    """
-    expected = -1 if job.expected_time is None else int(job.expected_time).bit_length()
-    excluded_nodes = tuple(node for node, _ in job.excluded_nodes) if job.excluded_nodes else ()
-    return (round(job.gpus * 100), job.gpu_ids, job.gpu_mem_mib, job.exclusive, job.cuda_arg, expected, job.only_node,
-            excluded_nodes)
+def request_class(job: Job) -> tuple[Any, ...]:
+    """All of a job that decides which GPUs it can have: where one job does not fit, others of its class do not."""
+    expected = -1 if job.expected_time is None else int(job.expected_time).bit_length()     # up to which power of two
+    return (job.gpus, job.gpu_ids, job.gpu_mem_mib, job.exclusive, job.cuda_arg, expected, job.only_node,
+            job.excluded_nodes)
 
 
 def list_shares(job: Job) -> list[int]:
@@ -1226,7 +1171,7 @@ def end_job(state: State, job: Job, status: str, now: float, **facts: Any) -> Ch
     ended = [job.id]
     while ended:
         parent = state.jobs[ended.pop()]
-        for child in [state.jobs[child_id] for child_id in state.dependents.get(parent.id, ())]:
+        for child in [state.jobs[child_id] for child_id in sorted(state.dependents.get(parent.id, ()))]:
             if parent.status == COMPLETED or parent.id not in child.after:
                 others = tuple(other for other in child.pending_dependencies if other != parent.id)
                 yield change_job(child, pending_dependencies=others)
@@ -1234,7 +1179,7 @@ def end_job(state: State, job: Job, status: str, now: float, **facts: Any) -> Ch
                 yield end_one(child, CANCELLED, now, cause="dependency", cause_line=describe_parent(parent))
                 ended.append(child.id)
         group = state.groups.get(parent.group or "")
-        if group and group.hold and not group.is_paused and group.name not in state.members:
+        if group and group.hold and not group.is_paused and not has_pending(state, group.name):
             yield Put("groups", group.name, replace(group, hold=None))
 
 
@@ -1242,6 +1187,10 @@ def end_one(job: Job, status: str, now: float, **facts: Any) -> Put:
     """The change that ends a job.  A pending job gets an attempt that never ran.  Raises: conflict."""
     waiting = job if job.current.number else begin_attempt(job, number=job.attempt)
     return change_status(waiting, status, now, **{"finished_at": now, **facts})
+
+
+def has_pending(state: State, group: str) -> bool:
+    return any(job.group == group for job in iterate_pending(state))
 
 
 def list_holds(state: State) -> dict[str, str]:
@@ -1264,7 +1213,13 @@ def requeue(state: State, job: Job, why: str, now: float, **facts: Any) -> Chang
 
 def list_finished(state: State) -> list[Job]:
     """All finished jobs, in the order of their ends."""
-    return [state.jobs[job_id] for _, job_id in state.finished]
+    def find_end(job: Job) -> float:
+        return job.status_history[-1][1] if job.status_history else 0.0
+    return sorted([job for job in state.jobs.values() if job.status in FINAL], key=find_end)
+
+
+def count_finished(state: State) -> int:
+    return len(state.jobs) - len(state.running) - len(state.pending)
 
 
 def list_jobs(state: State, statuses: Container[str]) -> list[Job]:
@@ -1282,8 +1237,21 @@ def choose_trimmed(state: State, limit: int) -> list[Job]:
 
     A controller's job stays until the controller has acknowledged all of it: sent again, it would run a second time.
     """
-    old = [state.jobs[job_id] for ends in state.ended.values() for _, job_id in ends[:-limit]]
-    return [job for job in old if job.head is None or job.is_collected][:TRIMMED_AT_ONCE]
+    if count_finished(state) <= limit:
+        return []
+    kept: dict[tuple[str, bool], int] = {}
+    trimmed = []
+    for job in reversed(list_finished(state)):
+        key = job.user, any(attempt.started_at is not None for attempt in job.attempts)
+        kept[key] = kept.get(key, 0) + 1
+        if kept[key] > limit and (job.head is None or job.is_collected):
+            trimmed.append(job)
+    return trimmed[:-TRIMMED_AT_ONCE - 1:-1]            # the oldest first
+
+
+def list_sent(state: State, head: str) -> list[Job]:
+    """The jobs of a controller that it has not acknowledged."""
+    return [job for job in state.jobs.values() if job.head == head and not job.is_collected]
 
 
 def describe_parent(parent: Job) -> str:
@@ -1294,58 +1262,45 @@ def describe_parent(parent: Job) -> str:
 
 
 # The pending queue.  Ranks and priorities are strict.  Within a priority, the user with the fewest GPUs in use goes
-# first; among equals, the user whose last start is longest ago.  Of one user, the lowest queue_key goes first.  GPUs
-# and CPU slots are shared separately: if several users wait, a user's CPU jobs may pass the same user's GPU jobs.
+# first; among equals, the lowest queue_key, which is the order of submission until a job is moved.
 
-def share_key(job: Job) -> ShareKey:
-    """The user, and the kind of resource, to which a job's use counts."""
-    return job.user, job.gpus > 0
-
-
-class Turns:
-    """The order of pending jobs while jobs start, for plan() and for lists."""
-
-    def __init__(self, state: State) -> None:
-        self.is_shared = len({user for users in state.pending.values() for user in users}) > 1
-        self.used: dict[ShareKey, float] = {}               # GPUs in use, or jobs without one
-        self.last = {key: starts[-1][0] for key, starts in state.started.items()} if self.is_shared else {}
-        for job in (*state.running.values(), *state.submitted.values()):
-            self.count(job)
-
-    def count(self, job: Job) -> None:
-        """Count a job that runs or starts now."""
-        if self.is_shared:
-            key = share_key(job)
-            self.used[key] = self.used.get(key, 0.0) + (job.gpus or 1)
-
-    def find_turn(self, key: ShareKey, item: QueueItem) -> Turn:
-        """A sort key, lower first.  Users without any start come before all others."""
-        rank, priority, *_ = item[0]
-        return rank, priority, self.used.get(key, 0.0), self.last.get(key, -1.0), item
+def count_use(state: State) -> dict[str, float]:
+    """{user: GPUs in use}"""
+    used: dict[str, float] = {}
+    for job in (*state.running.values(), *list_submitted(state)):
+        add_use(used, job)
+    return used
 
 
-def count_pending(state: State) -> int:
-    return sum(len(waiting) for users in state.pending.values() for waiting in users.values())
+def add_use(used: dict[str, float], job: Job) -> None:
+    used[job.user] = used.get(job.user, 0.0) + (job.gpus or 0.01)       # users take turns on CPU slots too
+
+
+def walk_queue(state: State, used: Mapping[str, float]) -> Iterator[Job]:
+    """The pending jobs in the queue's order.  The caller adds a job that starts to `used` before it takes the next."""
+    import itertools
+    for _, items in itertools.groupby(state.pending, lambda item: item[0][:2]):
+        queues: dict[str, list[Job]] = {}                   # {user: jobs of this rank and priority, the first one last}
+        for _, job_id in reversed(list(items)):
+            job = state.jobs[job_id]
+            queues.setdefault(job.user, []).append(job)
+        if len(queues) == 1:
+            yield from reversed(queues[job.user])
+            continue
+        firsts = sorted((used.get(user, 0.0), queue[-1].queue_key, user) for user, queue in queues.items())
+        while firsts:
+            _, _, user = firsts.pop(0)
+            yield queues[user].pop()
+            if queues[user]:
+                bisect.insort(firsts, (used.get(user, 0.0), queues[user][-1].queue_key, user))
 
 
 def list_pending(state: State) -> list[Job]:
     """The pending jobs in the order in which they would start if all of them fit."""
-    turns, jobs, ordered = Turns(state), state.jobs, []
-    for _, users in sorted(state.pending.items()):
-        if not turns.is_shared:
-            ordered += [jobs[job_id] for waiting in users.values() for _, job_id in waiting]
-            continue
-        queues: dict[ShareKey, list[QueueItem]] = {}        # descending
-        for waiting in users.values():
-            for item in reversed(waiting):
-                queues.setdefault(share_key(jobs[item[1]]), []).append(item)
-        heads = sorted((turns.find_turn(key, queue[-1]), key) for key, queue in queues.items())
-        while heads:
-            _, key = heads.pop(0)
-            ordered.append(jobs[queues[key].pop()[1]])
-            turns.count(ordered[-1])
-            if queues[key]:
-                bisect.insort(heads, (turns.find_turn(key, queues[key][-1]), key))
+    used, ordered = count_use(state), []
+    for job in walk_queue(state, used):
+        ordered.append(job)
+        add_use(used, job)
     return ordered
 
 
@@ -1357,7 +1312,7 @@ def find_position(state: State, job: Job) -> int:
 def move_job(state: State, job: Job, position: int) -> Put | None:
     """The change that puts a pending job where `position` others stand before it; None when it is there.
 
-    The front is before all priorities.  Anywhere else a job gets the priority of its neighbours, and its place among
+    The front is before all priorities.  Anywhere else a job gets the priority of the job before it, and a place among
     its user's jobs there; between users the GPUs in use decide.
     """
     listed = list_pending(state)
@@ -1365,23 +1320,17 @@ def move_job(state: State, job: Job, position: int) -> Put | None:
     position = min(position, len(others))
     if listed[position].id == job.id:
         return None
+    rank, priority, _ = others[max(0, position - 1)].queue_key
     if not position:
-        rank, priority, *rest = others[0].queue_key
-        key: tuple[int, ...] = (rank - 1, min(priority, job.priority), *rest)
-        return change_job(job, queue_key=key, priority=key[1])
-    band = others[position - 1].queue_key[:2]
-    is_shared = len({other.user for other in listed}) > 1
-    own = [[other.queue_key for other in part if other.user == job.user and other.queue_key[:2] == band
-            and (not is_shared or share_key(other) == share_key(job))]
-           for part in (others[:position], others[position:])]
-    before, after = max(own[0], default=None), min(own[1], default=None)
-    if before and after:                            # a longer tuple sorts after its prefix
-        key = (*before, after[len(before)] - 1 if after[: len(before)] == before else 0)
-    elif before:                                    # last: one more than the last job's place
-        key = (*before[:3], before[3] + 1 if len(before) > 3 else 0)
+        rank, priority, place = rank - 1, min(priority, job.priority), float(job.number)
     else:
-        key = (*band, min(job.number, after[2] - 1) if after else job.number)
-    return None if key == job.queue_key else change_job(job, queue_key=key, priority=key[1])
+        before, after = [
+            [other.queue_key[2] for other in part if other.user == job.user and other.queue_key[:2] == (rank, priority)]
+            for part in (others[:position], others[position:])]
+        high = min(after, default=float(state.next_number))
+        low = max(before, default=high - 2)
+        place = (low + high) / 2            # of a gap halved 50 times nothing is left: then the id decides
+    return change_job(job, queue_key=(rank, priority, place), priority=int(priority))
 
 
 def next_place(state: State, priority: int) -> dict[str, Any]:
@@ -1633,8 +1582,8 @@ def check_job(job: Job) -> None:
         raise ValueError("its id is none")
     if job.status not in STATUSES:
         raise ValueError(f"there is no status {format_line(job.status, 60)}")
-    if len(job.queue_key) < 3:
-        raise ValueError("queue_key has less than three numbers")
+    if len(job.queue_key) != 3:
+        raise ValueError("queue_key is not three numbers")
     for name in PASSED_ON:
         if "\0" in (getattr(job, name) or ""):
             raise ValueError(f"{name} holds a NUL character")
@@ -2391,7 +2340,7 @@ def parse_jobs_row(number: int, line: str) -> JobsRow:
     return JobsRow(number, priority, script, environment, arguments, gpu_ids)
 
 
-MAX_SWEEP = 100000                      # commands of one sweep
+MAX_SWEEP = 10000                       # commands of one sweep
 
 
 def parse_sweep(text: str) -> tuple[str, tuple[str, ...]]:
@@ -2609,7 +2558,7 @@ def describe_submitted(job: Job, seen: SlurmJob | None, trouble: str | None = No
 # ==== 6. SCHEDULER ==== what to do next, decided from values alone
 # Jobs start in the queue's order.  A job that cannot start lets later jobs pass.  Jobs of one request class ask for the
 # same resources: if the first job of a class cannot start, plan() skips the rest of the class.  A job that waits for
-# GPUs longer than reserve_after_seconds is starving: plan() reserves GPUs for it, for one job of a machine at a time.
+# GPUs longer than reserve_after_seconds is starving: plan() reserves GPUs for the first such job of each machine.
 # Another job may use reserved GPUs only if it is expected to end before they are needed.  Shares of GPUs are
 # counted in hundredths.  They are accounting: nothing forces a job to keep to its share.
 
@@ -2657,11 +2606,12 @@ class NodeView(Value):
 class Plan(Value):
     starts: tuple[Start, ...] = ()
     stops: tuple[Stop, ...] = ()
-    blocked: Mapping[RequestClass, Reason] = {}     # why the jobs of a class wait; SHORTAGE: see the board
+    blocked: Mapping[tuple[Any, ...], Reason] = {}      # why the jobs of a request class wait; SHORTAGE: see the board
     quotas: Quotas | None = None                # after these starts, like the board; None: nothing was examined
     board: tuple[Slot, ...] = ()
     machines: Mapping[str, Reason | None] = {}  # why each machine gets no job now
     hold: Reason | None = None                  # why nothing at all starts
+    delayed_until: float | None = None          # when the next --begin or backoff ends
 
 
 PAUSED = Reason("paused", "queue", "the queue is paused (nexus resume)")
@@ -2813,8 +2763,8 @@ class Slot:
         self.room_mib = find_room(gpu, held)
         self.most_mib = (gpu.memory_total_mib or 0) - find_foreign_memory(gpu, held)        # room after all jobs there
         self.ends_at = max([now, *(find_end(job, now, usage) for job in held)])     # the earliest time when all is free
-        self.kept_for: str | None = None
-        self.kept_until = 0.0
+        self.reserved_for: str | None = None
+        self.reserved_until = 0.0
 
     def take(self, job: Job, share: int, now: float) -> None:
         self.free -= share
@@ -2859,8 +2809,9 @@ def find_verdict(slot: Slot, share: int, job: Job, config: GpuConfig, now: float
     if slot.obstacle:
         return slot.obstacle
     why = ""
-    if slot.kept_for not in (None, job.id) and not (job.expected_time and now + job.expected_time <= slot.kept_until):
-        why = f"is kept for job {slot.kept_for}"
+    is_brief = job.expected_time is not None and now + job.expected_time <= slot.reserved_until
+    if slot.reserved_for not in (None, job.id) and not is_brief:
+        why = f"is kept for job {slot.reserved_for}"
     elif slot.room_mib is not None and slot.room_mib < config.min_free_mem_mib:
         why = describe_room(slot.room_mib, config.min_free_mem_mib, "min_free_mem_mib ({})")   # with this plan's starts
     elif slot.jobs and slot.gpu.utilization is not None and slot.gpu.utilization >= config.load_threshold * 100:
@@ -2908,21 +2859,25 @@ def choose_slots(job: Job, board: Sequence[Slot], config: GpuConfig, now: float)
     return whole[: len(shares) - len(chosen)] + chosen
 
 
-def choose_kept(job: Job, board: Sequence[Slot]) -> list[Slot]:
-    """The GPUs to reserve for a starving job: the emptiest ones, of the machine that is expected to have them first.
+def reserve(job: Job, board: Sequence[Slot]) -> None:
+    """Reserve GPUs for a starving job: the emptiest ones, of the machine that is expected to have them first.
 
-    Empty if the job also needs a GPU that is lost or used by others: the reserved ones would be idle for nothing.
+    Not on a machine where another job has some: each might hold what the other needs.  None, if the job also needs a
+    GPU that is lost or used by others: the reserved ones would be idle for nothing.
     """
     count = len(list_shares(job))
-    reachable: dict[str, list[Slot]] = {}
+    taken = {slot.gpu.node for slot in board if slot.reserved_for}
+    usable: dict[str, list[Slot]] = {}          # {machine: GPUs that the job can have when their jobs have ended}
     for slot in board:
-        if (job.gpu_ids is None or slot.gpu.index in job.gpu_ids) and slot.is_reachable and slot.kept_for is None and (
+        if (job.gpu_ids is None or slot.gpu.index in job.gpu_ids) and slot.is_reachable and (
                 not job.gpu_mem_mib or slot.most_mib >= job.gpu_mem_mib) and may_run_on(job, slot.gpu.node):
-            reachable.setdefault(slot.gpu.node, []).append(slot)
+            usable.setdefault(slot.gpu.node, []).append(slot)
     choices = [sorted(slots, key=lambda slot: (-slot.free, slot.ends_at, slot.gpu.index))[:count]
-               for slots in reachable.values() if len(slots) >= count > 0]
-    return min(choices, key=lambda slots: (max(slot.ends_at for slot in slots), -sum(slot.free for slot in slots)),
-               default=[])
+               for node, slots in usable.items() if node not in taken and len(slots) >= count > 0]
+    reserved = min(choices, default=[], key=lambda slots: (
+        max(slot.ends_at for slot in slots), -sum(slot.free for slot in slots)))
+    for slot in reserved:
+        slot.reserved_for, slot.reserved_until = job.id, max(slot.ends_at for slot in reserved)
 
 
 def find_stops(running: Iterable[Job], usage: Mapping[str, Usage], config: JobsConfig) -> Iterator[Stop]:
@@ -2960,7 +2915,7 @@ class Quotas:
             name: Reason("held", name, why) for name, why in list_holds(state).items()}
         self.closed_users: dict[str | None, Reason] = {}        # users at their limit; the key None: all users
         self.counts: dict[tuple[str, str | None], int] = {}
-        for job in (*state.running.values(), *state.submitted.values()):
+        for job in (*state.running.values(), *list_submitted(state)):
             self.count(job)
 
     def check(self, group: str | None, user: str) -> Reason | None:
@@ -2979,50 +2934,6 @@ class Quotas:
             if limit and count >= limit:
                 jobs = format_count(limit, "job")
                 closed.setdefault(name, Reason("quota", name or key, f"{jobs} {of}run, as many as {key} allows"))
-
-
-class PendingQueue:
-    """Pending jobs in the order in which plan() tries them.
-
-    Its heads are the first job of each request class and user.  When a head starts, the next of its class follows it.
-    """
-
-    def __init__(self, state: State, quotas: Quotas) -> None:
-        self.state, self.quotas, self.turns = state, quotas, Turns(state)
-        self.started: dict[tuple[RequestClass, str], dict[str | None, int]] = {}        # {group: how many}
-        self.blocked: dict[RequestClass, Reason] = {}       # classes of which no further job can start, and why
-        self.heads: list[tuple[Turn, RequestClass]] = []    # ascending
-        for request, users in state.classes.items():
-            for user in users:
-                self.push(request, user)
-
-    def push(self, request: RequestClass, user: str) -> None:
-        """Add the first job of this class and user that may start to the heads."""
-        closed, started = self.quotas.closed_groups, self.started.get((request, user), {})
-        firsts = [waiting[count] for group, waiting in self.state.classes[request][user].items()
-                  if group not in closed and (count := started.get(group, 0)) < len(waiting)]
-        if firsts and not self.quotas.check(None, user):
-            bisect.insort(self.heads, (self.turns.find_turn((user, request[0] > 0), min(firsts)), request))
-
-    def pop(self) -> tuple[Job, RequestClass] | None:
-        """The next head in the queue's order; None if no head is left."""
-        while self.heads:
-            turn, request = self.heads.pop(0)
-            job = self.state.jobs[turn[-1][1]]
-            if request not in self.blocked:
-                is_current = turn == self.turns.find_turn(share_key(job), turn[-1])
-                if is_current and not self.quotas.check(job.group, job.user):
-                    return job, request
-                self.push(request, job.user)    # a start has changed which job of this class comes first
-        return None
-
-    def go_on(self, job: Job, request: RequestClass) -> None:
-        """The job has started: make the next job of its class a head."""
-        started = self.started.setdefault((request, job.user), {})
-        started[job.group] = started.get(job.group, 0) + 1
-        self.turns.count(job)
-        self.quotas.count(job)
-        self.push(request, job.user)
 
 
 class Capacity:
@@ -3065,7 +2976,7 @@ class SlurmCapacity(Capacity):
     """Slurm takes any job: jobs wait there for its GPUs.  One is submitted at a time, so that nexus's order holds."""
 
     def __init__(self, state: State, closed: Reason | None, most: int, config: GpuConfig, now: float) -> None:
-        there = len(state.submitted) + sum(1 for job in state.running.values() if job.current.slurm_key)
+        there = len(list_submitted(state)) + sum(1 for job in state.running.values() if job.current.slurm_key)
         full = f"Slurm has {format_count(most, 'job')} of nexus, as many as [slurm] max_submitted allows"
         closed = closed or (Reason("quota", "max_submitted", full) if there >= most else None)
         super().__init__("", closed, 0, (), config, now)
@@ -3095,8 +3006,7 @@ def plan(state: State, gpus: Sequence[Gpu], trouble: str | None, config: Config,
 
     `gpus`: as last observed.  `trouble`: why this machine's readings are unreliable; none of its GPUs is assigned then.
     `usage`: of the running jobs that have limits.  `nodes`: the other machines.  `hold`: why nothing at all can start;
-    jobs are stopped all the same.  A job starts on the machine with the least load of those that can take it now.  The
-    time that plan() takes grows with the number of classes and of starts, not with the number of jobs.
+    jobs are stopped all the same.  A job starts on the machine with the least load of those that can take it now.
     """
     stops = tuple(find_stops(state.running.values(), usage, config.jobs)) if usage else ()
     is_slurm = config.jobs.launcher == "slurm"
@@ -3117,25 +3027,32 @@ def plan(state: State, gpus: Sequence[Gpu], trouble: str | None, config: Config,
         if job.current.node in capacities:
             capacities[job.current.node].note(job, find_end(job, now, usage) - now)
     starts: list[Start] = []
-    queue = PendingQueue(state, quotas)
-    firsts = {request: state.jobs[turn[-1][1]] for turn, request in reversed(queue.heads)}
-    reserving = choose_reserving([*firsts.values()], state, board, config.jobs, now)
-    for job, request in iter(queue.pop, None):
+    blocked: dict[tuple[Any, ...], Reason] = {}
+    delays: list[float] = []
+    used = count_use(state)
+    for job in walk_queue(state, used):
+        if job.pending_dependencies or (job.attempts and job.current.slurm_key is not None):
+            continue
+        if (job.begin_at or job.retry_at) and (delay_s := find_delay_s(job, now, config.jobs)):
+            delays.append(delay_s)
+            continue
+        if quotas.check(job.group, job.user) or (request := request_class(job)) in blocked:
+            continue
         open_to = [capacity for name, capacity in capacities.items() if is_slurm or may_run_on(job, name)]
         placed = place_job(job, sorted(open_to, key=lambda capacity: capacity.load))
         if isinstance(placed, Reason):
-            queue.blocked[request] = placed
-            if job.id in reserving:
-                kept = choose_kept(job, board)
-                for slot in kept:
-                    slot.kept_for, slot.kept_until = job.id, max(slot.ends_at for slot in kept)
+            blocked[request] = placed
+            if now - find_eligible_since(job, state.jobs) >= config.jobs.reserve_after_seconds:
+                reserve(job, board)
         else:
             capacity, chosen = placed
             starts.append(Start(job.id, tuple(slot.gpu.index for slot in chosen),
                                 tuple(slot.gpu.uuid for slot in chosen), capacity.name))
             capacity.take(job, chosen)
-            queue.go_on(job, request)
-    return replace(made, starts=tuple(starts), blocked=queue.blocked)
+            add_use(used, job)
+            quotas.count(job)
+    delayed_until = now + min(delays) if delays else None
+    return replace(made, starts=tuple(starts), blocked=blocked, delayed_until=delayed_until)
 
 
 def place_job(job: Job, machines: Sequence[Capacity]) -> tuple[Capacity, Sequence[Slot]] | Reason:
@@ -3151,20 +3068,12 @@ def place_job(job: Job, machines: Sequence[Capacity]) -> tuple[Capacity, Sequenc
     return replace(next(iter(reasons)), detail="; ".join(reason.detail for reason in reasons))
 
 
-def choose_reserving(heads: Sequence[Job], state: State, board: list[Slot], config: JobsConfig, now: float) -> set[str]:
-    """The starving jobs that get GPUs reserved: one for each machine, as two would each hold GPUs that the other needs.
-
-    The job with the largest (time waited squared x GPUs) comes first: small jobs find room sooner anyway.
-    """
-    waited = {job.id: now - find_eligible_since(job, state.jobs) for job in heads if job.gpus}
-    starving = [job for job in heads if waited.get(job.id, -1.0) >= config.reserve_after_seconds]
-    left, chosen = board, set()
-    for job in sorted(starving, key=lambda job: (-waited[job.id] ** 2 * job.gpus, job.queue_key)):
-        kept = choose_kept(job, left)
-        if kept:
-            chosen.add(job.id)
-            left = [slot for slot in left if slot.gpu.node != kept[0].gpu.node]
-    return chosen
+def find_delay_s(job: Job, now: float, config: JobsConfig) -> float:
+    """Seconds until the --begin of a pending job, and the backoff after its last attempt, are over."""
+    retry_s = (job.retry_at or now) - now
+    if retry_s > find_backoff(len(job.attempts), config):       # the clock was set back
+        retry_s = 0.0
+    return max(0.0, retry_s, (job.begin_at or now) - now)
 
 
 def find_eligible_since(job: Job, jobs: Mapping[str, Job]) -> float:
@@ -3180,9 +3089,10 @@ def find_reason(job: Job, made: Plan, config: Config, now: float) -> Reason:
     """Why a pending job does not run now.  Not for jobs in Slurm's queue."""
     if made.hold:
         return made.hold
-    if job.begin_at is not None and job.begin_at > (job.retry_at or now):
-        return Reason("begin-time", "begin_at", f"begins in {format_duration(job.begin_at - now)}, as asked")
-    if job.retry_at is not None:
+    if find_delay_s(job, now, config.jobs):
+        begin_at = job.begin_at or now
+        if begin_at > (job.retry_at or now):
+            return Reason("begin-time", "begin_at", f"begins in {format_duration(begin_at - now)}, as asked")
         failure = f"attempt {job.attempt} failed ({job.attempts[-1].cause})" if job.attempts else "it failed"
         return Reason("begin-time", "retry", f"{failure}; {describe_next_attempt(job, now)}")
     if job.pending_dependencies:
@@ -3203,7 +3113,7 @@ def describe_place(job: Job, position: int, estimate: float | None, board: Seque
     only = f"; it accepts only GPU {format_indices(job.gpu_ids)} (--gpu-ids)" if job.gpu_ids is not None else ""
     facts = [f"{format_count(position, 'job')} before it in the queue" if position else "it is first in the queue",
              f"it asks for {format_gpus(job.gpus)}{room}{only}"]
-    if any(slot.kept_for == job.id for slot in board):
+    if any(slot.reserved_for == job.id for slot in board):
         facts.append(f"it has waited for over {format_duration(config.reserve_after_seconds)}: GPUs are kept for it")
     if estimate is not None:
         facts.append(f"it will start in about {format_duration(max(0.0, estimate - now))}")
@@ -3470,21 +3380,16 @@ class Replay:
         self.run_times: dict[str, float | None] = {}            # {job id: seconds; None: unknown}
         self.started_at: dict[str, float] = {}
         self.ended_at: dict[str, float] = {}
-        self.ends: list[tuple[float, str]] = []                 # ascending
+        self.ends: list[tuple[float, str]] = []                 # of the running jobs whose run time is known, ascending
+        self.delayed_until: float | None = None                 # when the next --begin or backoff ends
 
     def add(self, job_id: str, run_time: float | None, **fields: Any) -> None:
         """Queue a job that will run for `run_time` seconds.  `fields`: as in Job."""
         place = next_place(self.state, fields.pop("priority", 1))
-        self.state.put(Put("facts", "next_number", place["number"] + 1))
-        self.insert(Job(**{"id": job_id, "command": job_id, "cwd": "/", "user": "", "created_at": self.now,
-                           "environment": "", **place, **fields}), run_time)
-
-    def insert(self, job: Job, run_time: float | None) -> None:
-        """Add a running or pending job as it is."""
-        self.state.put(Put("jobs", job.id, job))
-        self.run_times[job.id] = run_time
-        if job.status == RUNNING and run_time is not None:
-            bisect.insort(self.ends, (self.now + max(0.0, run_time - find_age(job, self.now)), job.id))
+        for change in add_job(Job(**{"id": job_id, "command": job_id, "cwd": "/", "user": "", "created_at": self.now,
+                                     "environment": "", **place, **fields})):
+            self.state.put(change)
+        self.run_times[job_id] = run_time
 
     def decide(self) -> Plan:
         return plan(self.state, self.gpus, None, self.config, self.now, {}, self.nodes)
@@ -3495,13 +3400,17 @@ class Replay:
         for start in made.starts:
             begun = begin_attempt(self.state.jobs[start.job_id], started_at=self.now, gpu_indices=start.gpu_indices,
                                   gpu_uuids=start.gpu_uuids, node=start.node)
+            self.state.put(change_status(begun, RUNNING, self.now))
             self.started_at[start.job_id] = self.now
-            self.insert(replace(begun, status=RUNNING), self.run_times[start.job_id])
+            run_time = self.run_times[start.job_id]
+            if run_time is not None:
+                bisect.insort(self.ends, (self.now + run_time, start.job_id))
+        self.delayed_until = made.delayed_until
         return made
 
     def next_event_at(self) -> float | None:
         """When the next job ends, or may be tried again; None if no such time is known."""
-        times = [queue[0][0] for queue in (self.ends, self.state.delayed) if queue]
+        times = [at for at in (*(at for at, _ in self.ends[:1]), self.delayed_until) if at is not None]
         return max(self.now, min(times)) if times else None
 
     def advance(self, until: float) -> None:
@@ -3512,8 +3421,6 @@ class Replay:
             for change in end_job(self.state, self.state.jobs[job_id], COMPLETED, until):
                 self.state.put(change)
             self.ended_at[job_id] = until
-        while self.state.delayed and self.state.delayed[0][0] <= until:
-            self.state.put(change_job(self.state.jobs[self.state.delayed[0][1]], retry_at=None, begin_at=None))
 
     def run(self) -> None:
         """Go on until nothing more happens."""
@@ -3536,18 +3443,19 @@ def estimate_starts(jobs: Iterable[Job], groups: Iterable[Group], run_times: Map
     `jobs`: the running and the first pending jobs, in order.  `run_times`: the whole run time of each, None if unknown.
     A job of unknown run time never ends here; once one has started, later starts get no estimate.
     """
-    jobs = list(jobs)
-    held = {uuid for job in jobs if job.status == RUNNING for uuid in job.current.gpu_uuids}
-    # Inside a container no process shows: all use is the jobs', and ends with them
-    gpus = [replace(gpu, memory_used_mib=None) if gpu.uuid in held and not gpu.processes else gpu for gpu in gpus]
     replay = Replay(gpus, config, now, nodes)
     for group in groups:
         replay.state.put(Put("groups", group.name, group))
-    for job in jobs:                # one that is x seconds over its time, and not overdue, is taken to need x more
-        age, known_s = find_age(job, now), run_times.get(job.id)
-        if known_s is not None:
-            known_s = max(known_s, 2 * age - known_s) if age <= (1 + OVERDUE) * known_s else None
-        replay.insert(job, known_s)
+    for job in jobs:
+        replay.state.put(Put("jobs", job.id, job))
+        age, run_s = find_age(job, now), run_times.get(job.id)
+        replay.run_times[job.id] = run_s
+        if job.status == RUNNING and run_s is not None and age <= (1 + OVERDUE) * run_s:
+            bisect.insort(replay.ends, (now + abs(run_s - age), job.id))    # x seconds over its time, it needs x more
+    held = {uuid for job in replay.state.running.values() for uuid in job.current.gpu_uuids}
+    # Inside a container no process shows: all use is the jobs', and ends with them
+    replay.gpus = [replace(gpu, memory_used_mib=None) if gpu.uuid in held and not gpu.processes else gpu
+                   for gpu in gpus]
     for _ in range(MAX_REPLAY_STEPS):
         starts, upcoming = replay.start_jobs().starts, replay.next_event_at()
         if upcoming is None or any(replay.run_times[start.job_id] is None for start in starts):
@@ -8474,7 +8382,7 @@ class SlurmBackend(Backend):
     def list_live(self) -> tuple[Job, ...]:
         results = self.service.runners.results
         return self.service.store.read(lambda state: tuple(
-            job for job in (*state.submitted.values(), *state.running.values())
+            job for job in (*list_submitted(state), *state.running.values())
             if job.current.slurm_key and job.id not in results))
 
     def poll(self, runner_events: Sequence[RunnerEvent]) -> Iterator[Finding]:
@@ -8915,7 +8823,7 @@ class Runners(Part):
             is_soon = runtime_s <= self.config.gpu.guard_seconds and facts["cause"] not in ("timeout", "reboot")
             said = " / ".join(find_last_lines(evidence.stderr, 3)) or facts["cause_line"]
             said = said or f"{facts['cause']} {facts['exit_code']}"
-            counted = count_group_end(group, status, facts["cause"], is_soon, said, job.group in state.members)
+            counted = count_group_end(group, status, facts["cause"], is_soon, said, has_pending(state, job.group))
             if counted != group:
                 yield Put("groups", job.group, counted)
 
@@ -9767,8 +9675,9 @@ class Admission(Part):
         ids, known, made = list[str](), list[str](), list[Job]()
 
         def add(state: State) -> Changes:
-            if key and key in state.keys:
-                return Added(tuple(sorted(state.keys[key], key=lambda job_id: state.jobs[job_id].number)))
+            earlier = [job for job in state.jobs.values() if job.key == key] if key else []
+            if earlier:
+                return Added(tuple(job.id for job in sorted(earlier, key=lambda job: job.number)))
             groups = {draft.job.group for draft in drafts if draft.job.group and not caller.is_owner}
             for other in state.jobs.values() if groups else ():         # a group's jobs share its limit and its hold
                 if other.group in groups and other.user != caller.user:
@@ -9807,13 +9716,9 @@ class Admission(Part):
     def add_job(self, state: State, draft: Draft, caller: Caller, now: float, **facts: Any) -> Changes:
         """Yield the changes that queue a job; return the job.  Raises: queue_full, not_found, forbidden."""
         job, limit, config = draft.job, draft.asked.max_concurrent, self.config.jobs
-        own = sum(len(users.get(job.user, ())) for users in state.pending.values())
-        for whose, count, key, most in (
-                ("", count_pending(state), "queue_limit", config.queue_limit),
-                (f" of {job.user}", own, "max_pending_per_user", config.max_pending_per_user or float("inf"))):
-            if count >= most:
-                raise NexusError("queue_full", f"the queue is full: {count} jobs{whose} are pending, {key} is {most}",
-                                 hint=f"wait for some to end, or raise [jobs] {key}")
+        if len(state.pending) >= config.queue_limit:
+            raise NexusError("queue_full", f"the queue is full: {len(state.pending)} jobs are pending, queue_limit is "
+                             f"{config.queue_limit}", hint="wait for some to end, or raise [jobs] queue_limit")
         parents, others = ([find_own_job(state, one, caller) for one in ids] for ids in (job.after, job.after_any))
         if job.environment not in state.environments and draft.variables is not None:
             yield Put("environments", job.environment, draft.variables)
@@ -10312,7 +10217,7 @@ class NodeSide(Part):
             look(pause_s)
             pause_s = min(2 * pause_s, FOLLOW_INTERVAL_S[1])
         jobs = self.store.read(lambda state: [
-            state.jobs[job_id] for job_id in state.sent.get(head, ()) if is_gap or job_id in changed])
+            job for job in list_sent(state, head) if is_gap or job.id in changed])
         remotes = tuple(map(self.describe_remote, jobs))
         told = Synced(self.store.service_id, number or 0, clock.now(), logs, remotes, refusal)
         is_fresh = clock.monotonic() - self.told_at.get(head, float("-inf")) < self.config.service.refresh_rate_seconds
@@ -10330,7 +10235,7 @@ class NodeSide(Part):
         now, at = self.clock.now(), self.clock.monotonic()
 
         def compare(state: State) -> Changes:
-            for job in [state.jobs[job_id] for job_id in state.sent.get(asked.head, ())]:
+            for job in list_sent(state, asked.head):
                 wanted = want.get(key := (job.id, job.head_attempt))
                 since = at
                 if job.status == PENDING:
@@ -10718,11 +10623,11 @@ class Views(Part):
 
         def look(state: State) -> dict[str, Any]:
             bands = dict.fromkeys(PRIORITIES, 0)
-            for (_, priority), users in state.pending.items():
-                bands["high" if priority < 1 else "normal" if priority == 1 else "low"] += sum(map(len, users.values()))
+            for (_, priority, _), _ in state.pending:
+                bands["high" if priority < 1 else "normal" if priority == 1 else "low"] += 1
             return {
-                "gpu_status": self.list_gpus(state), "is_paused": state.paused, "queued_jobs": count_pending(state),
-                "completed_jobs": len(state.finished), "running_jobs": list(state.running.values()),
+                "gpu_status": self.list_gpus(state), "is_paused": state.paused, "queued_jobs": len(state.pending),
+                "completed_jobs": count_finished(state), "running_jobs": list(state.running.values()),
                 "queued_by_priority": bands}
 
         told, cluster = self.store.read(look), self.service.cluster
@@ -10810,7 +10715,7 @@ class Views(Part):
 
         Jobs are read JOBS_AT_ONCE at a time, so that a long list does not hold the lock for long.
         """
-        kept = {slot.kept_for for slot in self.service.plan.board}
+        kept = {slot.reserved_for for slot in self.service.plan.board}
         reasons, places = dict[object, Reason](), dict[str, int]()
         is_waiting = any(job.status == PENDING for job in jobs)
         estimates = self.find_estimates() if is_waiting and "estimated_start" in rows else {}
@@ -11042,7 +10947,7 @@ class Service:
         self.history = History(self)
         self.log_watch = LogWatch(self)
         self.views = Views(self)
-        has_jobs = store.read(lambda state: bool(state.submitted) or any(
+        has_jobs = store.read(lambda state: bool(list_submitted(state)) or any(
             job.current.slurm_key for job in state.running.values()))
         self.cluster = SlurmBackend(self) if self.is_slurm or has_jobs else None
 
@@ -11166,9 +11071,11 @@ class Service:
         now, terminations = self.clock.monotonic(), self.local.terminations
         if self.runners.results.keys() - terminations.keys() or self.local.waiting.is_short(now):
             return TERMINATION_INTERVAL_S
-        is_running, delayed = self.store.read(lambda state: (bool(state.running), state.delayed[:1]))
+        is_running = self.store.read(lambda state: bool(state.running))
         longest = WATCH_INTERVAL_S if is_running or self.store.last_error else 5.0
-        return min([longest, *(max(0.01, at - self.clock.now()) for at, _ in delayed),
+        until = self.plan.delayed_until
+        delays = [] if until is None else [max(0.01, until - self.clock.now())]
+        return min([longest, *delays,
                     *(max(0.0, termination.next_look_at - now) for termination in terminations.values())])
 
     def open_fifo(self) -> None:
@@ -11234,10 +11141,6 @@ class Service:
                 job = state.jobs[job_id]
                 yield from self.runners.end_attempt(state, job, over[job_id], proof, now)
                 ended.append((job, state.jobs[job_id]))
-            for job, at in [(state.jobs[job_id], at) for at, job_id in state.delayed]:
-                # A retry is also due if it waits longer than its backoff: the clock was set back.
-                if at <= now or (job.retry_at == at and at - now > find_backoff(len(job.attempts), self.config.jobs)):
-                    yield change_job(job, retry_at=None, begin_at=None if at <= now else job.begin_at)
             made = plan(state, self.gpu_watch.see_gpus(state), trouble, self.config, now, usage, nodes, hold)
             for stop in made.stops:
                 yield change_job(state.jobs[stop.job_id], stop_cause=stop.cause, stop_line=stop.line)

@@ -246,7 +246,7 @@ BAD_ADDS = [  # reason, words, what it says
     ("a sweep with a gap", ["--sweep", "lr=1,,2", "t {lr}"], "--sweep lr=1,,2"),
     ("a sweep of another name", ["--sweep", "lr=1", "t {rl}"], "no {lr}"),
     ("a sweep twice", ["--sweep", "a=1", "--sweep", "a=2", "t {a}"], "twice"),
-    ("too large a sweep", ["--sweep", "a=1..999999", "t {a}"], "100000"),
+    ("too large a sweep", ["--sweep", "a=1..999999", "t {a}"], "10000"),
     ("too many combinations", ["--sweep", "a=1..1000", "--sweep", "b=1..1000", "t {a} {b}"], "combinations"),
     ("no git tree", ["--snapshot", "--cwd", "/", "true"], "git"),
 ]

@@ -2023,17 +2023,6 @@ def test_unique_is_among_ones_own():
         assert bench.ask("POST", "/queue", {"command": "true", "unique": True}, ANN)[1] == {"id": first, "known": [first]}
 
 
-def test_how_much_a_user_may_queue():
-    with lab_bench(max_pending_per_user=3) as bench:
-        assert bench.ask("POST", "/queue", [{"command": "true"}] * 3, BOB)[0] == 429, "one is there: all or none"
-        assert bench.ask("POST", "/queue", [{"command": "true"}] * 2, BOB)[0] == 200
-        code, answer = bench.ask("POST", "/queue", {"command": "true"}, BOB)
-        assert code == 429 and "3 jobs of bob are pending" in answer["message"]
-        assert bench.ask("POST", "/queue", {"command": "true", "dry_run": True}, BOB)[0] == 429, "a dry run says so too"
-        assert bench.ask("POST", "/queue", {"command": "true", "priority": 0, "dry_run": True}, BOB)[0] == 403
-        assert bench.ask("POST", "/queue", {"command": "true"}, ANN)[0] == 200
-
-
 def test_users_share_the_gpus_over_rest():
     with lab_bench() as bench:
         ids = bench.ask("POST", "/queue", [{"command": f"echo {n}"} for n in range(50)], ANN)[1]["ids"]

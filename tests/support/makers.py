@@ -74,8 +74,8 @@ def put(state, *changes):
 def indexes_of(state):
     """All indexes of a State, copied: what may be compared with those of another time."""
     def copy(index):
-        return {key: copy(inner) for key, inner in index.items()} if isinstance(index, dict) else list(index) if isinstance(
-            index, list) else index
+        return {key: copy(inner) for key, inner in index.items()} if isinstance(index, dict) else type(index)(index) if isinstance(
+            index, (list, set)) else index
     return {name: copy(getattr(state, name)) for name in vars(state) if name not in ("seq", "tables", *state.tables, *nexus.FACTS)}
 
 
@@ -125,7 +125,7 @@ passed_on = texts.map(lambda text: text.replace("\0", ""))      # a path, say
 ids = st.text(nexus.ID_LETTERS, min_size=3, max_size=4)
 times = st.floats(0, 4e9)
 numbers = st.integers(-(2**53), 2**53)
-queue_keys = st.lists(st.integers(-5, 50), min_size=3, max_size=6).map(tuple)
+queue_keys = st.tuples(st.integers(-5, 5), st.integers(-5, 50), st.integers(0, 50) | st.floats(0, 50))
 
 
 def maybe(strategy):

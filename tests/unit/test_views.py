@@ -170,7 +170,7 @@ def status(jobs=(), gpus=None, trouble=None, **facts):
     """What GET /status answers; of one idle GPU, if not said otherwise."""
     made, gpus = state(*jobs), [gpu(0)] if gpus is None else gpus
     return {
-        "is_paused": False, "queued_jobs": nexus.count_pending(made), "completed_jobs": len(made.finished),
+        "is_paused": False, "queued_jobs": len(made.pending), "completed_jobs": nexus.count_finished(made),
         "gpu_trouble": trouble,
         "gpu_status": [nexus.gpu_json(one, made, config().gpu, trouble) for one in gpus],
         "running_jobs": [{**nexus.job_json(one, NOW, "here"), "rss_mib": 2048.0, "cpu_percent": 99.5}
