@@ -33,7 +33,6 @@ import sys
 import time
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from shlex import quote
-from sys import intern
 
 __version__ = "1.0.0"
 
@@ -383,19 +382,11 @@ def suggest(word: str, known: Iterable[str]) -> str:
     return f"did you mean '{near[0]}'?" if near else ""
 
 
-def load_json(text: str | bytes) -> Any:
-    """Raises: ValueError."""
-    try:
-        return json.loads(text)
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
-
-
 def parse_json(text: str | bytes, what: str) -> Any:
     """Raises: usage, naming `what` and where it is not JSON."""
     try:
-        return load_json(text)
-    except ValueError as error:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
         raise NexusError("usage", f"{what} is not valid JSON: {error}",
                          hint='send an object like {"command": "python train.py"}, in UTF-8') from None
 
@@ -1466,8 +1457,7 @@ def format_gpus(gpus: float) -> str:
 # ==== 5. FORMATS ==== what nexus reads from and writes for other programs and the disk, as values; it opens nothing
 
 # One codec serves the disk and nodes.  A value becomes a JSON object of the fields that differ from their defaults;
-# bytes become base64.  The annotations of the value classes say how it is decoded.  A fact of another type is refused,
-# before any change begins.
+# bytes become base64.  The annotations of its class say how it is decoded; a fact of another type is refused.
 
 
 def encode_value(item: Any) -> dict[str, Any]:
@@ -1487,143 +1477,66 @@ def encode_inner(fact: Any) -> Any:
 
 
 encode_json = json.JSONEncoder(separators=(",", ":"), default=encode_inner).encode
+JSON_KINDS: Mapping[str, tuple[type, ...]] = {
+    "str": (str,), "int": (int,), "float": (int, float), "bool": (bool,), "bytes": (str,), "list": (list,),
+    "tuple": (list, tuple), "dict": (dict,)}
 
 
 def decode(kind: str, given: Any, name: str = "it") -> Any:
-    """Decode a fact.  `kind` is written as annotations are, `tuple[int, ...] | None`.  Raises: TypeError."""
-    return decode_fields({name: kind}, {name: given})[name]
+    """Decode a fact.  `kind` is written as annotations are: `tuple[int, ...] | None`.
+
+    Raises: TypeError, ValueError.
+    """
+    is_optional = kind.endswith(" | None")
+    if kind == "Any" or (is_optional and given is None):
+        return given
+    outer, _, inner = (kind[:-len(" | None")] if is_optional else kind).partition("[")
+    inner = inner[:-1]
+    if type(given) not in JSON_KINDS.get(outer, (dict,)):
+        raise describe_other_kind(kind, given, name)
+    if outer in ("int", "float") and not abs(given) <= 2**64:           # NaN too
+        raise describe_other_kind(kind, given, name)
+    if outer == "tuple":
+        kinds = [inner[:-len(", ...")]] * len(given) if inner.endswith(", ...") else inner.split(", ")
+        if len(kinds) != len(given):
+            raise describe_other_kind(kind, given, name)
+        return tuple(decode(one, item, name) for one, item in zip(kinds, given))
+    if outer == "Mapping":                      # its keys are texts, as all keys of JSON
+        return {key: decode(inner.partition(", ")[2], item, name) for key, item in given.items()}
+    if outer == "bytes":
+        import base64
+        return base64.b64decode(given, validate=True)
+    return given if outer in JSON_KINDS else decode_value(globals()[outer], given)
 
 
-def decode_fields(kinds: Mapping[str, str], fields: Any) -> dict[str, Any]:
-    """Decode the fields that have a kind; ignore those of other versions of nexus.  Raises: TypeError."""
-    facts = {}
-    for name, given in (fields if type(fields) is dict else decode("dict", fields)).items():
-        if name in kinds:
-            try:
-                facts[name] = find_decoder(kinds[name])(given)
-            except (TypeError, ValueError) as error:
-                shown = type(given).__name__ if isinstance(given, (list, dict)) else format_line(repr(given), 60)
-                why = f"{name}: {error}" if str(error) else f"{name} is {shown}, and not {kinds[name]}"
-                raise TypeError(why) from None
-    return facts
+def describe_other_kind(kind: str, given: Any, name: str) -> TypeError:
+    shown = type(given).__name__ if isinstance(given, (list, dict)) else format_line(repr(given), 60)
+    return TypeError(f"{name} is {shown}, and not {kind}")
 
 
 def decode_value(cls: type[T], fields: Any) -> T:
-    """Raises: TypeError, for a missing field or a wrong type; ValueError, by CHECKS."""
-    made = cls(**decode_fields(cls.__annotations__, fields))
-    if cls in CHECKS:
-        CHECKS[cls](made)
-    return made
-
-
-@functools.cache
-def find_decoder(kind: str) -> Callable[[Any], Any]:
-    if kind in DECODERS:
-        return DECODERS[kind]
-    if kind.endswith(" | None"):
-        inner = find_decoder(kind[: -len(" | None")])
-        return lambda given: None if given is None else inner(given)
-    name, _, inside = kind.partition("[")
-    if not inside:
-        return lambda given: decode_value(globals()[name], given)
-    kinds = re.split(r", (?![^\[]*\])", inside[:-1])
-    items = [find_decoder(item) for item in kinds if item != "..."]
-
-    if name != "tuple":
-        return lambda given: {items[0](key): items[1](item) for key, item in DECODERS["dict"](given).items()}
-
-    def decode_tuple(given: Any) -> Any:
-        if type(given) not in (list, tuple) or (kinds[-1] != "..." and len(given) != len(items)):
-            raise TypeError
-        if kinds[-1] == "...":
-            return tuple(map(items[0], given))
-        return tuple(decode_item(item) for decode_item, item in zip(items, given))
-    return decode_tuple
-
-
-def leaf_decoder(*types: type, fits: Callable[[Any], bool] = lambda given: True) -> Callable[[Any], Any]:
-    def decode_leaf(given: Any) -> Any:
-        if type(given) not in types or not fits(given):
-            raise TypeError
-        return given
-    return decode_leaf
-
-
-def decode_bytes(given: Any) -> bytes:
-    import base64
-    return base64.b64decode(decode("str", given), validate=True)
-
-
-DECODERS: dict[str, Callable[[Any], Any]] = {
-    "str": leaf_decoder(str, fits=lambda text: text.isascii() or not re.search(LONE_SURROGATE, text)),
-    "float": leaf_decoder(int, float, fits=lambda number: abs(number) <= 1e15),         # times must be dates
-    "int": leaf_decoder(int, fits=lambda number: abs(number) <= 2**64),
-    "bool": leaf_decoder(bool), "dict": leaf_decoder(dict), "list": leaf_decoder(list), "bytes": decode_bytes,
-    "Any": lambda given: freeze(given)}
-CHECKS: dict[type, Callable[[Any], None]] = {}      # {value class: what its annotations do not say}
-
-
-def decode_job(fields: Any) -> Job:
-    facts = decode_fields(Job.__annotations__, upgrade_job(fields) if "order" in decode("dict", fields) else fields)
-    # Many jobs share these texts.
-    facts.update({name: intern(facts[name]) for name in ("cwd", "user", "environment") if name in facts})
-    job = Job(**facts)
-    check_job(job)
-    return job
-
-
-DECODERS["Job"] = decode_job
-PASSED_ON = ("command", "cwd", "user", "conda", "snapshot", "snapshot_repo", "code", "log_dir")     # to the kernel
-
-
-def check_job(job: Job) -> None:
-    """Check what the annotations of Job do not say.  Raises: ValueError."""
-    if not is_job_id(job.id):
-        raise ValueError("its id is none")
-    if job.status not in STATUSES:
-        raise ValueError(f"there is no status {format_line(job.status, 60)}")
-    if len(job.queue_key) != 3:
-        raise ValueError("queue_key is not three numbers")
-    for name in PASSED_ON:
-        if "\0" in (getattr(job, name) or ""):
-            raise ValueError(f"{name} holds a NUL character")
-    if any("\0" in (attempt.session or "") + (attempt.nonce or "") for attempt in job.attempts):
-        raise ValueError("attempts holds a NUL character")
-    try:
-        if type(job.gpus) is not int or not 0 <= job.gpus <= 1:         # the usual case first: jobs are many
-            check(GPU_COUNT, job.gpus, "gpus")
-    except NexusError as error:
-        raise ValueError(error.message) from None
-    dependencies = job.pending_dependencies
-    if job.id in (*dependencies, job.retried_as) or len(set(dependencies)) < len(dependencies):
-        raise ValueError("pending_dependencies names a job twice, or it comes after itself")
-    uuids, indices = job.current.gpu_uuids, job.current.gpu_indices
-    if job.status == RUNNING and uuids and not len(uuids) == len(indices) == len(list_shares(job)):
-        raise ValueError(f"it has {format_gpus(job.gpus)}, but gpu_uuids and gpu_indices name others")
-
-
-def freeze(fact: Any) -> Any:
-    """JSON's lists as tuples."""
-    return tuple(freeze(item) for item in fact) if isinstance(fact, list) else fact
+    """Ignore the fields that the class does not have.  Raises: TypeError, ValueError."""
+    kinds = cls.__annotations__
+    return cls(**{name: decode(kinds[name], fact, name) for name, fact in decode("dict", fields).items()
+                  if name in kinds})
 
 
 # state.json has State's facts, and its tables with a line for each row.  A line of the journal is one transaction:
 # {"seq": its number, "put": {table: {key: the whole row, or null}}}.  decode_row() reads both.
 
-STATE_VERSION = 2               # after an upgrade, state.json is written before the first line of the journal
+STATE_VERSION = 2
 ROWS: Mapping[str, str] = {
     "environments": "Mapping[str, str]", "groups": "Group", "seen": "int", "nodes": "KnownNode", "jobs": "Job"}
-KEYS: Mapping[str, str] = {"jobs": "id", "groups": "name"}      # {table: the field that repeats its key}
 
 
 def decode_row(table: str, key: str, given: Any) -> Any:
     """Raises: KeyError, TypeError or ValueError."""
     kind = State.__annotations__[key] if table == "facts" else ROWS[table]
-    if given is None:
-        return None
-    if table not in KEYS:
-        return decode(kind, given, key)
-    return find_decoder(kind)({**decode("dict", given), KEYS[table]: key})
+    row = None if given is None else decode(kind, given, key)
+    if isinstance(row, Job) and not (row.id == key and is_job_id(key) and row.status in STATUSES
+                                     and len(row.queue_key) == 3):
+        raise ValueError(f"its id is {row.id}, its status {row.status} and its queue_key {row.queue_key}")
+    return row
 
 
 def encode_transaction(seq: int, changes: Iterable[Put]) -> str:
@@ -1641,13 +1554,11 @@ class Damage(Value):
 
 
 def encode_state(head: Mapping[str, Any], tables: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """state.json, a piece for each row: encoding 100,000 jobs at once would hold the GIL for a second."""
+    """The pieces of state.json."""
     yield "{" + ",\n".join(f"{json.dumps(key)}: {json.dumps(fact)}" for key, fact in head.items())
     for table in ROWS:
-        yield f',\n"{table}": {{'
-        for number, (key, row) in enumerate(tables[table].items()):
-            yield f"{',' if number else ''}\n{json.dumps(key)}:{encode_json(row)}"
-        yield "\n}"
+        rows = ",\n".join(f"{json.dumps(key)}: {encode_json(row)}" for key, row in tables[table].items())
+        yield f',\n"{table}": {{\n{rows}\n}}'
     yield "}\n"
 
 
@@ -1660,33 +1571,16 @@ def check_version(version: int) -> None:
                          "NEXUS_HOME=~/.nexus-2 nexus start")
 
 
-LAST_TABLE = r'(?s)"jobs": \{(?=\n(?:\}|"[^"\n]*":\{))(.*)\n\}\}\s*'       # of encode_state()
-
-
 def read_state(text: str) -> dict[str, Any]:
-    """Decode state.json; jobs as read_rows() returns them.
+    """Decode state.json, but not its rows.
 
-    A file as encode_state() writes it is read job by job: decoded at once, it would take five times the memory.
     Raises: KeyError, TypeError or ValueError, when it is no state.json; conflict, for a newer nexus's.
     """
-    parts = re.search(LAST_TABLE, text)
-    body: dict[str, Any] = decode("dict", load_json(text[:parts.start()] + '"jobs": {}}' if parts else text))
+    body: dict[str, Any] = decode("dict", json.loads(text))
     check_version(decode("int", body["version"], "version"))
     decode("int", body["seq"], "seq")
-    if body["version"] < 2:
-        return upgrade_state(body)
     decode("dict", body["jobs"], "jobs")
-    return {**body, "jobs": read_rows(text, *parts.span(1))} if parts else body
-
-
-def read_rows(text: str, start: int, end: int) -> Iterator[tuple[str, Any]]:
-    """(key, row) of each line; a text for a row that is not JSON."""
-    for line in re.compile(r".+").finditer(text, start, end):
-        row = line[0].rstrip(",")
-        try:
-            yield next(iter(load_json("{" + row + "}").items()))
-        except ValueError:
-            yield row.partition(":")[0].strip('"'), row
+    return body
 
 
 def list_tables(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -1695,63 +1589,6 @@ def list_tables(body: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(facts.get("paused_gpus"), list):              # other programs may write indices there
         facts["paused_gpus"] = [str(item) if type(item) is int else item for item in facts["paused_gpus"]]
     return {"facts": facts, **{table: body[table] for table in ROWS if table in body}}
-
-
-# Version 1 had one change a line, lists of groups and nodes, and attempts both in a list and in the job itself.
-
-def upgrade_state(body: dict[str, Any]) -> dict[str, Any]:
-    """Turn state.json of version 1, or a part of it, into version 2.  Raises: KeyError, TypeError or ValueError."""
-    made = dict(body)
-    if "jobs" in body:
-        jobs = decode("list", body["jobs"], "jobs")         # decode_job() upgrades their fields
-        made["jobs"] = {decode("str", job["id"], "id"): job for job in jobs}
-    if "groups" in body:
-        made["groups"] = {group[0]: dict(zip(("name", "limit", "hold", "failures"), group)) for group in body["groups"]}
-    if "nodes" in body:
-        made["nodes"] = {node[0]: {"config": dict(zip(("name", "host", "user", "port", "jump", "identity_file"), node)),
-                                   "is_leaving": node[6], "was_configured": node[7]} for node in body["nodes"]}
-    return made
-
-
-def upgrade_change(body: dict[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
-    """Turn a journal line of version 1 into {table: rows}, and update `body`.  Raises: as upgrade_state()."""
-    jobs: dict[str, Any] = body["jobs"]
-    if "job" in change or "id" in change:
-        job = change["job"] if "job" in change else {**jobs[change["id"]], **change["set"]}
-        jobs[job["id"]] = job
-        return {"jobs": {job["id"]: job}, "facts": {"next_number": job.get("number", 0) + 1} if "job" in change else {}}
-    if "removed" in change:
-        return {"jobs": dict.fromkeys(change["removed"])}
-    if "digest" in change:
-        return {"environments": {change["digest"]: change["variables"]}}
-    if "group" in change:
-        return list_tables(upgrade_state({"groups": [change["group"]]}))
-    if "seen" in change:
-        return {"seen": {change["seen"]: change["count"] or None}}
-    made = upgrade_state(change["state"])
-    gone = dict.fromkeys(body.get("nodes", ())) if "nodes" in made else {}
-    body.update(made)
-    return list_tables({**made, "nodes": {**gone, **made.get("nodes", {})}})
-
-
-V1_NAMES = {"unmet": "pending_dependencies", "unfit": "excluded_nodes", "is_alone": "exclusive"}
-V1_ATTEMPT = ("number", "started_at", "finished_at", "runtime_seconds", "exit_code", "cause", "gpu_indices", "node")
-
-
-def upgrade_job(fields: dict[str, Any]) -> dict[str, Any]:
-    """Turn a job's row of version 1 into version 2.  Raises: KeyError or TypeError."""
-    facts = {name: fields[name] for name in fields if name in ATTEMPT_FIELDS}
-    attempts: list[dict[str, Any]] = [dict(zip(V1_ATTEMPT, row)) for row in fields.get("attempts", ())]
-    number, launches = fields.get("attempt", 0), [one["cause"] for one in attempts].count("launch")
-    if fields.get("status", PENDING) != PENDING or facts.get("slurm_key") is not None:
-        attempts.append({**facts, "number": number, "may_pass": fields.get("launch_failures", 0) > launches})
-    elif number and (not attempts or attempts[-1]["number"] != number):
-        attempts.append({"number": number, "finished_at": fields["created_at"], "cause": REQUEUED})
-    if attempts and "remote_id" in facts:
-        attempts[-1]["remote_id"] = facts["remote_id"]      # the next attempt uses the same id
-    order = fields["order"]                                 # (rank, priority, turn, sequence number, ...)
-    return {**{V1_NAMES.get(name, name): fact for name, fact in fields.items()}, "attempts": attempts,
-            "queue_key": order[:2] + order[3:] if len(order) > 3 else order}
 
 
 # The exchange between a controller and its node.  Both run the same nexus.py, so it has no version.
@@ -1815,8 +1652,6 @@ class Probe(Value):
     home: str | None = None
 
 
-# A node's reply is checked by decode(), which raises KeyError, TypeError or ValueError for what no nexus sends.
-
 SAMPLES = ("peak_rss_mib", "cpu_seconds", "peak_gpu_mem_mib", "mean_gpu_util")      # fields of Attempt
 LATEST = 2**33                  # the largest time, in the year 2242
 
@@ -1839,21 +1674,17 @@ def check_remote(job: Remote) -> None:
 
 
 def check_synced(told: Synced) -> None:
+    """Raises: ValueError, for what no nexus sends."""
+    gpus = told.gpus or ()
     for name in ("index", "uuid"):
-        if told.gpus and not len({getattr(gpu, name) for gpu in told.gpus}) == len(told.gpus) <= MAX_GPUS:
+        if not len({getattr(gpu, name) for gpu in gpus}) == len(gpus) <= MAX_GPUS:
             raise ValueError(f"two GPUs have the same {name}, or there are more than {MAX_GPUS}")
+    for gpu in gpus:
+        check_length(gpu, 2**18)
+    for job in told.jobs:
+        check_remote(job)
     if not 0 <= told.now <= LATEST:
         raise ValueError(f"now is {told.now}")
-
-
-def check_probe(told: Probe) -> None:
-    """Its text becomes an argument of ssh."""
-    if told.socket and not re.fullmatch(SOCKET_PATH, told.socket):
-        raise ValueError(f"'{format_line(told.socket)}' is no socket's path")
-
-
-CHECKS.update({
-    Gpu: lambda gpu: check_length(gpu, 2**18), Remote: check_remote, Synced: check_synced, Probe: check_probe})
 
 
 def read_sent(kind: str, body: Any) -> Any:
@@ -4759,7 +4590,7 @@ def remember_config(layout: Layout, path: str) -> None:
 def read_json(path: str) -> dict[str, Any] | None:
     """A JSON object from a file; None when there is none, or it is torn."""
     with contextlib.suppress(ValueError, TypeError):
-        return dict(decode("dict", load_json(read_text(path) or "")))
+        return dict(decode("dict", json.loads(read_text(path) or "")))
     return None
 
 
@@ -4846,7 +4677,7 @@ def read_tokens(path: str) -> dict[str, Token]:
     """{sha256: token} of tokens.json.  Raises: unavailable."""
     text = read_text(path)
     try:
-        rows = [] if text is None else load_json(text)["tokens"]
+        rows = [] if text is None else json.loads(text)["tokens"]
         return {row["sha256"]: Token(str(row["user"]), row["sha256"], parse_time(row["created_at"]),
                                      parse_time(row["expires_at"]) if row.get("expires_at") else None)
                 for row in rows}
@@ -5631,7 +5462,7 @@ def unmap(address: tuple[str, int]) -> tuple[str, int]:
     return (address[0][7:] if address[0].startswith("::ffff:") and "." in address[0] else address[0]), address[1]
 
 
-LEASE_NAME = r"\d+-[0-9a-f]{8}\.[0-9A-Za-z.]+"     # SERVICE.RANDOM.JOB; of an older nexus, SERVICE.JOB
+LEASE_NAME = r"\d+-[0-9a-f]{8}\.[0-9A-Za-z.]+"     # SERVICE.RANDOM.JOB
 LEASE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
 LEASE_MAX_BYTES = 16384
 LEASE_ROOM = 2**17              # bytes of one user's files that are read: some 500 files, a few ms
@@ -6372,7 +6203,7 @@ def read_answer(answer: Answer, most_bytes: int) -> Any:
             raise ValueError(f"it sent more than {format_memory(most_bytes / 2**20)}")
     if answer.status < 400 and answer.headers.get("content-type", "").startswith("text/plain"):
         return content.decode()
-    data = load_json(bytes(content.strip()) or b"null")
+    data = json.loads(bytes(content.strip()) or b"null")
     if answer.status >= 400 and not (isinstance(data, dict) and "checks" in data):      # GET /health: 503 with a body
         raise decode_error(data, f"HTTP status {answer.status}")
     return data
@@ -6512,9 +6343,11 @@ def probe_node(ssh: Ssh, wanted: str) -> Probe:
     if not found:
         raise ssh.fault("cannot use", said)
     try:
-        probe: Probe = decode("Probe", load_json(found[1]), "its probe")
+        probe: Probe = decode("Probe", json.loads(found[1]), "its probe")
         if probe.hash == wanted and not (probe.socket and probe.home):
             raise ValueError(f"socket is {probe.socket}, and home is {probe.home}")
+        if probe.socket and not re.fullmatch(SOCKET_PATH, probe.socket):        # it becomes an argument of ssh
+            raise ValueError(f"'{format_line(probe.socket)}' is no socket's path")
         return probe
     except (KeyError, TypeError, ValueError) as error:
         raise describe_bad_node(ssh.node.name, error) from None
@@ -6552,7 +6385,10 @@ def ask_node(name: str, place: str, method: str, path: str, make_body: Callable[
         try:
             line.connect(place)
             answer = send_request(line, method, path, {"Host": "localhost"}, make_body(line))
-            return decode(kind, read_answer(answer, MAX_ANSWER_BYTES), "its answer")
+            found = decode(kind, read_answer(answer, MAX_ANSWER_BYTES), "its answer")
+            if isinstance(found, Synced):
+                check_synced(found)
+            return found
         except NexusError as told:
             raise NexusError(told.kind, format_line(told.message, 1000), format_line(told.hint, 1000)) from None
         except socket.timeout:
@@ -6990,7 +6826,7 @@ def take_claim(folder: str, attempt: int) -> bool:
 def read_result(folder: str, attempt: int) -> Result | None:
     with contextlib.suppress(ValueError, TypeError, OSError):
         path = os.path.join(folder, f"result-{attempt}.json")
-        result = decode_value(Result, load_json(read_text(path) or ""))
+        result = decode_value(Result, json.loads(read_text(path) or ""))
         result = replace(result, finished_at=os.stat(path).st_mtime)       # job.sh writes it last
         if 0 <= (result.exit_code or 0) <= 255 and result.runtime_seconds is not None:
             if result.goes_on:                                             # these are the command's, not the job's
@@ -7397,7 +7233,7 @@ class Journal:
             with open(path, "rb") as file:
                 for line in file:
                     try:
-                        body = decode("dict", load_json(line if line.endswith(b"\n") else b""))
+                        body = decode("dict", json.loads(line if line.endswith(b"\n") else b""))
                         seq = decode("int", body["seq"], "seq")
                     except (ValueError, TypeError, KeyError):
                         unreadable += not is_superseded
@@ -7533,14 +7369,15 @@ class Store:
                 return False
             try:
                 text = read_text(self.layout.state_file)
-                body = decode("dict", load_json(text)) if text is not None else {}      # a deleted file changes nothing
+                body = decode("dict", json.loads(text)) if text is not None else {}     # a deleted file changes nothing
             except (TypeError, ValueError) as error:
                 self.bad_edits += 1
                 if self.bad_edits < 3:                      # the other program may still be writing
                     return False
                 self.log.warning("state.json was edited and is no JSON (%s): it is written anew", error)
                 body = {}
-            values = {name: freeze(body[name]) for name in EDITABLE if name in body}
+            values = {name: tuple(fact) if isinstance(fact := body[name], list) else fact
+                      for name in EDITABLE if name in body}
             edit = {name: value for name, value in values.items() if value != self.told[name]}
             take(edit)
             self.stamp, self.checkpoint_seq, self.told, self.bad_edits = stamp, -1, {**self.told, **edit}, 0
@@ -7599,8 +7436,7 @@ class Store:
         state.host, state.machine_id = self.host, self.machine_id
         state.service_id = self.service_id = state.service_id or f"{os.geteuid()}-{self.clock.new_token()[:8]}"
         self.state, self.told = state, found.told
-        is_newest = found.path == state_file and not found.is_older
-        is_good = is_newest and is_own and not damage           # else a new one is written at once
+        is_good = found.path == state_file and is_own and not damage           # else a new one is written at once
         self.checkpoint_seq = found.seq if is_good else -1
         with disk("write", self.layout.journal_dir):
             for one in broken:
@@ -7669,7 +7505,7 @@ class Rebuilt:
             if path:
                 with open(path, encoding="utf-8") as file:
                     body = read_state(file.read())
-            self.seq, self.is_older = body["seq"], body["version"] < STATE_VERSION
+            self.seq = body["seq"]
             self.replay(list_tables(body), path)
         except (LookupError, TypeError, ValueError) as error:
             self.damage, self.is_broken = [Damage(repr(error))], True
@@ -7680,7 +7516,7 @@ class Rebuilt:
         for seq, line, where in journal.read(self.seq, self.damage):
             self.state.seq = seq
             try:
-                self.replay(line["put"] if "put" in line else upgrade_change(body, line), where)
+                self.replay(line["put"], where)
             except (LookupError, TypeError, ValueError) as error:
                 self.damage.append(Damage(f"{where} cannot be understood: {error!r}", line))
 
@@ -7691,10 +7527,10 @@ class Rebuilt:
         queue it on a guess might run it twice.  If the row does not even name a job, only this change is lost.
         """
         for table, rows in decode("dict", tables).items():
-            if not isinstance(rows, (dict, Iterator)):
+            if not isinstance(rows, dict):
                 self.damage.append(Damage(f"{where}: {table} is no object", rows))
                 continue
-            for key, given in rows.items() if isinstance(rows, dict) else rows:
+            for key, given in rows.items():
                 try:
                     self.state.put(Put(table, key, decode_row(table, key, given)))
                 except (KeyError, TypeError, ValueError) as error:
@@ -13307,9 +13143,6 @@ def find_service(layout: Layout) -> dict[str, Any] | None:
     refuse_elsewhere(layout, running)
     if running.get("machine_id") != read_machine_id() or not is_alive(running):
         return None
-    if not isinstance(running.get("socket"), str):
-        raise NexusError("conflict", f"an older nexus runs for {layout.home} (pid {running['pid']})",
-                         hint=f"kill {running['pid']} ends it, and this one is started; its jobs go on")
     return running
 
 

@@ -4,7 +4,6 @@ import contextlib
 import http.server
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -435,17 +434,6 @@ def test_any_home_will_do(name):
         assert (done.code, done.out) == (0, "it runs\n"), done
         pid = made.service["pid"]
         assert made.run("restart").code == 0 and made.service["pid"] != pid and made.run("stop").code == 0
-
-
-def test_a_service_from_before_the_socket_is_told(own_home):
-    own_home.client()
-    told = own_home.service
-    own_home.file("service.json").write_text(json.dumps({name: fact for name, fact in told.items() if name != "socket"}))
-    for words in (["status"], ["add", "true"], ["restart"]):
-        done = own_home.run(*words)
-        assert done.code == 4 and f"kill {told['pid']} ends it" in done.err, done
-    os.kill(told["pid"], signal.SIGTERM)
-    until(lambda: own_home.run("status").code == 0, "the next one")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")

@@ -807,7 +807,7 @@ def test_this_boot_and_this_machine(monkeypatch):
     ("m1 boot pid:[2]", "m1 boot pid:[3]", True, True), ("m1 boot pid:[2]", "m1 boot pid:[3]", False, False),
     ("m1 boot pid:[2]", "m1 before pid:[2]", True, True), ("m1 boot pid:[2]", "m1 before pid:[2]", False, False),
     ("m1 boot pid:[2]", "m2 boot pid:[3]", False, True),
-    ("host a boot pid:[2]", "host a", False, False), ("host a boot pid:[2]", "host a", True, True),     # the latter is an older nexus's
+    ("host a boot pid:[2]", "host a", False, False), ("host a boot pid:[2]", "host a", True, True),
     # One of them outside of it: the jobs there hold no lock
     ("m1 boot pid:[2]", "m1", False, True), ("m1", "m1 boot pid:[2]", True, True), ("m1", "m1 boot pid:[2]", False, False),
 ])

@@ -427,7 +427,6 @@ JSON_FILES = [  # reason, content (None: no file), what it reads as
     ("a list", b"[1]", None),
     ("null", b"null", None),
     ("two objects", b"{}{}", None),
-    ("too deep", b"[" * 100000, None),
 ]
 
 

@@ -1,6 +1,5 @@
 """Section 4: jobs, what may become of them, and State with its indexes."""
 
-import json
 import random
 
 import pytest
@@ -619,15 +618,3 @@ def test_what_slurm_has():
 def test_what_another_nexus_has_not_collected_stays():
     jobs = [finished("aaa", head="0-1234"), finished("aab", head="0-1234", is_collected=True), finished("aac"), finished("aad")]
     assert [job.id for job in nexus.choose_trimmed(state(*jobs), 1)] == ["aab", "aac"]
-
-
-ORDERS_BEFORE = [  # what was kept as `order` (rank, priority, turn, sequence number, ...), queue_key
-    ([0, 1, 5, 9], (0, 1, 9)), ([-1, 1, 5, 9], (-1, 1, 9)), ([0, 1, 9], (0, 1, 9))]
-
-
-@pytest.mark.parametrize("order, queue_key", ORDERS_BEFORE)
-def test_the_order_of_an_older_nexus_is_the_queue_key(order, queue_key):
-    fields = json.loads(nexus.encode_json(job(number=9)))
-    del fields["queue_key"]
-    kept = nexus.decode_job({**fields, "order": order, "passed_over_at": NOW})
-    assert kept.queue_key == queue_key
