@@ -53,7 +53,6 @@ if TYPE_CHECKING:
     T = TypeVar("T")
     Schema = Mapping[str, Any]
     Told = Mapping[str, Any]                    # an object of the API
-    Metric = tuple[Any, ...]                    # name, help, key in Views.measure()'s values or a function, label names
 else:
 
     def dataclass_transform(**_):
@@ -68,10 +67,9 @@ class Field:
     text: Schema | None = None                  # a text that may be given instead, of which `parse` makes JSON
     parse: Callable[[str], Any] | None = None   # what makes JSON of a text; None: the type of `schema` says it
     convert: Callable[[Any], Any] | None = None                 # makes the kept value of a JSON value
-    getter: Callable[..., Any] | None = None    # finds it in a value that does not have it under this name
     asked = kept = sent = False                 # a submission may set it; a retry takes it over; a node gets it
     form = False                                # it is in the first part of the page's form
-    hidden = public = brief = False             # no reply has it; other users see it too; GET /status has it
+    hidden = public = False                     # no reply has it; other users see it too
     place = ""                                  # where a parameter of a call is: "path", "query" or "header"
 
     def __init__(self, schema: Schema, help: str = "", marks: str = "", flag: str = "", **facts: Any) -> None:
@@ -828,10 +826,10 @@ class Attempt(Value):
     number: int = 0                             # 1, 2, 3 ... of its job; job.sh claims this number
     node: str = ""                              # where it was started; "" = on this machine
     remote_id: str | None = optional(None, JOB_ID, "its job's id on that node")
-    gpu_indices: tuple[int, ...] = optional((), LIST(INTEGER), "its GPUs, as the driver counts", "public brief")
+    gpu_indices: tuple[int, ...] = optional((), LIST(INTEGER), "its GPUs, as the driver counts", "public")
     gpu_uuids: tuple[str, ...] = optional((), LIST(STRING), "and by UUID", "public")
     slurm_key: str | None = None                # stands in the comment of Slurm's job
-    slurm_id: str | None = optional(None, STRING, "Slurm's own, like 123; null while it is submitted", "brief")
+    slurm_id: str | None = optional(None, STRING, "Slurm's own, like 123; null while it is submitted")
     slurm_node: str | None = None               # where Slurm runs it, in Slurm's form: n[1-2]
     nonce: str | None = None                    # marks its processes, in their environment
     boot_id: str | None = None                  # the boot in which it was started
@@ -841,13 +839,13 @@ class Attempt(Value):
     notes: tuple[str, ...] = optional((), LIST(STRING), "what could not be given as asked, what was ended with it")
     started_at: float | None = optional(
         None, TIME, "when its start was decided; on a node or in Slurm, when it began; null: it never ran",
-        "public brief")
+        "public")
     stop_cause: str | None = None               # why it is being stopped; None: it is not
     stop_by: str | None = None                  # who asked for that
     stop_signal: str | None = None              # the first signal for its processes; None: TERM
     stop_line: str | None = None                # its cause_line once it has ended
     processes_left: int | None = optional(
-        None, INTEGER, "processes that go on, as its command has ended; null: it has not", "public brief")
+        None, INTEGER, "processes that go on, as its command has ended; null: it has not", "public")
     finished_at: float | None = optional(None, TIME, "null: it goes on", "public")
     runtime_seconds: float | None = None        # by a monotonic clock
     exit_code: int | None = optional(None, INTEGER, "null where there is none")
@@ -867,12 +865,12 @@ ATTEMPT_FIELDS = frozenset(Attempt.NAMES) - {"number"}
 
 
 class Job(Value):
-    id: str = field(JOB_ID, "its name among all jobs kept", "public brief")
+    id: str = field(JOB_ID, "its name among all jobs kept", "public")
     command: str = field(
-        COMMAND, "a shell command, as you would type it", "asked kept sent brief form", like="python train.py")
+        COMMAND, "a shell command, as you would type it", "asked kept sent form", like="python train.py")
     cwd: str = field(
         PATH, "where it runs (default: here; over the network the home directory)", "asked kept", flag="--cwd DIR")
-    user: str = field(TEXT, "whose it is", "kept public brief")
+    user: str = field(TEXT, "whose it is", "kept public")
     created_at: float = field(TIME, "when it was submitted", "public")      # UTC epoch seconds, like every _at
     queue_key: tuple[float, ...]                # (rank, priority, place), lower first; its place is at first its number
     environment: str = field(TEXT, "digest of the environment it was submitted with", "kept hidden")
@@ -880,7 +878,7 @@ class Job(Value):
     gpus: float = optional(
         1, {**GPU_COUNT, "title": f"{GPU_COUNT['title']} (to choose GPUs: --gpu-ids)"},
         "how many GPUs; 0.5 shares one, 0 takes a CPU slot (default: [jobs] default_gpus)",
-        "asked kept public brief form",
+        "asked kept public form",
         flag="--gpus N", convert=round_gpus)
     gpu_ids: tuple[int, ...] | None = optional(
         None, LIST(WHOLE(0, 9999), 1, MAX_GPUS), "the only GPUs it may have, by index", "asked kept public",
@@ -898,9 +896,9 @@ class Job(Value):
         flag="--priority P", text=PRIORITY_TEXT,
         parse=lambda text: PRIORITIES.get(text.lower(), guess_number(text)))
     name: str | None = optional(
-        None, LINE, "a name, shown before its command", "asked kept sent brief form", flag="--name NAME")
+        None, LINE, "a name, shown before its command", "asked kept sent form", flag="--name NAME")
     group: str | None = optional(
-        None, LINE, "jobs to be waited for, paused, killed or retried together", "asked kept brief form",
+        None, LINE, "jobs to be waited for, paused, killed or retried together", "asked kept form",
         flag="--group G")
     after: tuple[str, ...] = optional(
         (), LIST(JOB_ID), "start when these have completed; cancelled when one has not", "asked kept",
@@ -922,7 +920,7 @@ class Job(Value):
     code: str | None = optional(None, TEXT, "the script that came with it", "kept hidden")
     labels: tuple[tuple[str, str], ...] = optional(
         (), {"type": "object", "additionalProperties": TEXT}, "what its submitter calls it by, for whoever asks",
-        "kept", getter=lambda job, now: dict(job.labels))
+        "kept")
     cuda_arg: bool = optional(
         False, FLAG, "set --cuda in the command to the GPUs' numbers, which are physical then", "asked kept sent",
         flag="--cuda-arg")
@@ -3331,76 +3329,99 @@ def describe_usage(readings: Iterable[Reading], since: float, interval_s: float,
             "memory_used_mib": list(map(find_most_memory, points))}
 
 
-# Objects of the API.  A row tells all of a key: its schema, its meaning, and how to read it from the value.  The JSON
-# and openapi.json are made from the rows.
+# Jobs and GPUs in JSON.  These tables have every key with its meaning, and are shown in openapi.json: the fields of the
+# value class that are not hidden, and what is computed.
 
-def REF(name: str) -> Schema:
+def object_ref(name: str) -> Schema:
     return {"$ref": f"#/components/schemas/{name}"}
 
 
-def list_shown(cls: type[Value]) -> dict[str, Field]:
-    """The rows of a value class that its JSON shows."""
-    def get(name: str, row: Field) -> Callable[[Any, float], Any]:
-        write, look = {id(TIME): format_time, id(FLOAT): round_known}.get(id(row.schema)), operator.attrgetter(name)
-        return (lambda one, now: write(look(one))) if write else lambda one, now: look(one)
-    return {name: Field(NULL(row.schema) if row.default is None else row.schema, row.help,
-                        getter=row.getter or get(name, row), public=row.public, brief=row.brief)
-            for name, row in cls.FIELDS.items() if not row.hidden}
+SHOWN_FIELDS = {cls: {name: row for name, row in cls.FIELDS.items() if not row.hidden}
+                for cls in (Job, Attempt, Gpu, GpuProcess)}
 
 
-PROCESS = list_shown(GpuProcess)
-GPU_STATES = ("Unknown", "Fault", "Paused", "Busy", "Available", "In use", "Unavailable")
+def fields_json(shown: Job | Attempt | Gpu | GpuProcess) -> dict[str, Any]:
+    """The fields of a value that its JSON has: times as text, measurements rounded."""
+    found = {}
+    for name, row in SHOWN_FIELDS[type(shown)].items():
+        content = getattr(shown, name)
+        if content is not None and row.schema is TIME:
+            content = format_time(content)
+        elif content is not None and row.schema is FLOAT:
+            content = round(content, 1)
+        found[name] = content
+    return found
+
+
+PROCESS = SHOWN_FIELDS[GpuProcess]
 GPU = {
-    **list_shown(Gpu),
+    **SHOWN_FIELDS[Gpu],
     "node": Field(STRING, "the machine it is in"),
     "place": Field(STRING, "what commands call it: 0, or n1:0 on a node"),
-    "memory_total": Field(
-        NULL(STRING), "its memory, like 24GB", getter=lambda gpu, now: format_gb(gpu.memory_total_mib)),
-    "memory_used": Field(
-        NULL(STRING), "its memory in use, like 1GB", getter=lambda gpu, now: format_gb(gpu.memory_used_mib)),
+    "memory_total": Field(NULL(STRING), "its memory, like 24GB"),
+    "memory_used": Field(NULL(STRING), "its memory in use, like 1GB"),
     "job_id": Field(NULL(JOB_ID), "the first job that has it"),
     "job_ids": Field(LIST(JOB_ID), "all jobs that have it or a share of it"),
     "allocated": Field(FLOAT, "how much of it jobs have, 0 to 1"),
-    "state": Field(WORD(*GPU_STATES), "all of this in a word"),
+    "state": Field(WORD("Unknown", "Fault", "Paused", "Busy", "Available", "In use", "Unavailable"),
+                   "all of this in a word"),
     "is_available": Field(FLAG, "the next job could have all of it"),
     "unavailable": Field(NULL(STRING), "why no further job may have it, like `is paused`"),
     "used_by": Field(NULL(STRING), "who else uses it"),
-    "processes": Field(LIST(REF("Process")), "what computes on it", getter=lambda gpu, now: [
-        show(PROCESS, process) for process in gpu.processes]),
+    "processes": Field(LIST(object_ref("Process")), "what computes on it"),
 }
-NODE_INFO = {
-    "name": Field(STRING, "what it is called here", "public"),
-    "gpus": Field(INTEGER, "how many GPUs it has", "public"),
-    "gpu_names": Field(LIST(STRING), "their models", "public"),
-    "running_jobs": Field(INTEGER, "jobs that run there, as far as is known", "public"),
-    **{name: Field(NULL({"type": row.schema["type"]}), row.help)
-       for name, row in NodeConfig.FIELDS.items() if name != "name"},
-    "is_reachable": Field(FLAG, "whether it can be reached", "public"),
-    "is_leaving": Field(FLAG, "it is being removed, and gets no more jobs", "public"),
-    "trouble": Field(NULL(STRING), "why it gets no job"),
-    "hint": Field(NULL(STRING), "what to do about that"),
-    "unknown_since": Field(NULL(TIME), "since when it has not been heard", "public"),
-    "python": Field(NULL(STRING), "the Python that runs nexus there"),
-    "path": Field(NULL(STRING), "nexus.py there"),
-    "home": Field(NULL(STRING), "~/.nexus there"),
-    "control": Field(NULL(STRING), "the socket of the connection by ssh"),
+ATTEMPT = {
+    "attempt": Field(INTEGER, "its number; 0 before the first"),
+    "node": Field(NULL(STRING), "the machine it ran on; null: this one", "public"),
+    **SHOWN_FIELDS[Attempt],
+    "runtime_seconds": Field(NULL(FLOAT), "how long it ran, or has run by now", "public"),
+    "stopped_by": Field(NULL(STRING), "who wanted its end"),
+    "outcome": Field(NULL(STRING), "how it ended, in a word or two: exit 3, SIGSEGV, killed"),
 }
+# A job: its present state, what was asked for, and its last attempt
+JOB: dict[str, Field] = {
+    "status": Field(STATUS, "pending, then running, then one of the others", "public"),
+    "position": Field(NULL(INTEGER), "how many pending jobs are before it", "public"),
+    "waiting_for": Field(NULL(STRING), "why it does not run now"),
+    "reason": Field({"type": "object"}, "the same for programs: {code, subject, detail}; what is in the way is the "
+                    f"subject, and the code is one of {', '.join(REASON_CODES)}"),
+    "estimated_start": Field(NULL(TIME), "when it will run, as far as is known", "public"),
+    **SHOWN_FIELDS[Job],
+    **ATTEMPT,
+    "attempt": Field(INTEGER, "the number of its last attempt; 0 before the first"),
+    "gpu_index": Field(NULL(INTEGER), "the first of its GPUs", "public"),
+    "stopping": Field(NULL(STRING), "it is to be stopped, for this cause"),
+    "attempts": Field(LIST(object_ref("Attempt")), "all that began"),
+    "status_history": Field(LIST({"type": "array", "prefixItems": [STATUS, NULL(TIME)], "minItems": 2, "maxItems": 2}),
+                            "[[status, since when], ...]"),
+    "unknown_since": Field(NULL(TIME), "since when nothing is known of it: its node cannot be reached"),
+    "rss_mib": Field(NULL(FLOAT), "memory of its processes now, as in peak_rss_mib"),
+    "cpu_percent": Field(NULL(FLOAT), "CPU in use now"),
+}
+PUBLIC_JOB_KEYS = frozenset(name for name, row in JOB.items() if row.public)
+RUNNING_JOB_KEYS = ("status", "id", "command", "user", "gpus", "name", "group", "attempt", "node", "gpu_indices",  # in
+                    "slurm_id", "started_at", "processes_left", "runtime_seconds", "stopping",          # GET /status
+                    "unknown_since", "rss_mib", "cpu_percent")
+PUBLIC_NODE_KEYS = ("name", "gpus", "gpu_names", "running_jobs", "is_reachable", "is_leaving", "unknown_since")
 
 
-def show(rows: Mapping[str, Field], shown: Any, now: float = 0.0, **facts: Any) -> dict[str, Any]:
-    """A value as JSON: `facts`, and the other rows read from the value."""
-    return {name: facts[name] if name in facts else row.getter(shown, now) if row.getter else getattr(shown, name, None)
-            for name, row in rows.items()}
+def hide_private(shown: Mapping[str, Any], public: Container[str]) -> dict[str, Any]:
+    """A job or node in JSON as other users see it: the keys that are not public are null."""
+    return {name: fact if name in public else None for name, fact in shown.items()}
 
 
-def find_runtime(attempt: Attempt, now: float) -> float | None:
+def get_runtime(attempt: Attempt, now: float) -> float | None:
     runtime = attempt.runtime_seconds
     if attempt.started_at is not None and attempt.finished_at is None:
         runtime = max(0.0, now - attempt.started_at)
     return None if runtime is None else round(runtime, 3)
 
 
-def find_outcome(attempt: Attempt, now: float) -> str | None:
+SIGNAL_NAMES = {1: "SIGHUP", 2: "SIGINT", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV",
+                13: "SIGPIPE", 15: "SIGTERM", 24: "SIGXCPU", 25: "SIGXFSZ"}
+
+
+def get_outcome(attempt: Attempt) -> str | None:
     if attempt.finished_at is None:
         return None
     if attempt.cause == "signal" and attempt.signal:
@@ -3412,223 +3433,46 @@ def find_outcome(attempt: Attempt, now: float) -> str | None:
     return None if attempt.exit_code is None else f"exit {attempt.exit_code}"
 
 
-ATTEMPT = {
-    "attempt": Field(INTEGER, "its number; 0 before the first", "brief", getter=lambda one, now: one.number),
-    "node": Field(NULL(STRING), "the machine it ran on; null: this one", "public brief",
-                  getter=lambda one, now: one.slurm_node or one.node or None),
-    **list_shown(Attempt),
-    "runtime_seconds": Field(NULL(FLOAT), "how long it ran, or has run by now", "public brief", getter=find_runtime),
-    "stopped_by": Field(NULL(STRING), "who wanted its end", getter=lambda one, now: one.stop_by),
-    "outcome": Field(NULL(STRING), "how it ended, in a word or two: exit 3, SIGSEGV, killed", getter=find_outcome),
-}
-# A job: its present state, what was asked for, and its last attempt
-JOB: dict[str, Field] = {
-    "status": Field(STATUS, "pending, then running, then one of the others", "public brief"),
-    "position": Field(NULL(INTEGER), "how many pending jobs are before it", "public"),
-    "waiting_for": Field(NULL(STRING), "why it does not run now"),
-    "reason": Field(NULL(REF("Reason")), "the same for programs"),
-    "estimated_start": Field(NULL(TIME), "when it will run, as far as is known", "public"),
-    **list_shown(Job),
-    **{name: Field(row.schema, row.help, public=row.public, brief=row.brief) for name, row in ATTEMPT.items()},
-    "attempt": Field(INTEGER, "the number of its last attempt; 0 before the first", "brief"),
-    "gpu_index": Field(NULL(INTEGER), "the first of its GPUs", "public",
-                       getter=lambda job, now: job.current.gpu_indices[0] if job.current.gpu_indices else None),
-    "stopping": Field(NULL(STRING), "it is to be stopped, for this cause", "brief",
-                      getter=lambda job, now: job.current.stop_cause if job.status not in FINAL else None),
-    "attempts": Field(LIST(REF("Attempt")), "all that began"),
-    "status_history": Field(LIST({"type": "array", "prefixItems": [STATUS, NULL(TIME)], "minItems": 2, "maxItems": 2}),
-                            "[[status, since when], ...]", getter=lambda job, now: [
-                                [status, format_time(at)] for status, at in job.status_history]),
-    "unknown_since": Field(NULL(TIME), "since when nothing is known of it: its node cannot be reached", "brief"),
-    "rss_mib": Field(NULL(FLOAT), "memory of its processes now, as in peak_rss_mib", "brief"),
-    "cpu_percent": Field(NULL(FLOAT), "CPU in use now", "brief"),
-}
-for row in JOB.values():
-        row.schema = row.schema if row.public else NULL(row.schema)         # other users get null
-BRIEF_JOB = {name: row for name, row in JOB.items() if row.brief}
+def attempt_json(attempt: Attempt, now: float) -> dict[str, Any]:
+    return {"attempt": attempt.number, "node": attempt.slurm_node or attempt.node or None, **fields_json(attempt),
+            "runtime_seconds": get_runtime(attempt, now), "stopped_by": attempt.stop_by,
+            "outcome": get_outcome(attempt)}
 
 
-def job_json(job: Job, now: float, node: str | None, rows: Mapping[str, Field] = JOB, **facts: Any) -> dict[str, Any]:
-    """A job as the API shows it, never with its environment.  `facts`: keys that the job does not hold itself."""
-    current = job.current
-    last = {**(NO_ATTEMPT_JSON if current is NO_ATTEMPT else show(ATTEMPT, current, now)),
-            **{name: fact for name, fact in facts.items() if name in ATTEMPT}}
-    attempts = "attempts" in rows and [
-        last if one is current else show(ATTEMPT, one, now) for one in job.attempts if one.started_at is not None]
-    return show(rows, job, now, **{**last, "attempts": attempts, "attempt": job.attempt, "node": node,
-                                   "only_node": job.only_node or (None if job.only_node is None else node), **facts})
+def job_json(job: Job, now: float, node: str | None, **known: Any) -> dict[str, Any]:
+    """A job as the API shows it, never with its environment.  `known`: keys that the job does not hold itself."""
+    current = {**attempt_json(job.current, now), **{name: fact for name, fact in known.items() if name in ATTEMPT}}
+    return {
+        "status": job.status, "position": None, "waiting_for": None, "reason": None, "estimated_start": None,
+        **fields_json(job), "labels": dict(job.labels), "only_node": node if job.only_node == "" else job.only_node,
+        **current, "attempt": job.attempt, "node": node,
+        "gpu_index": job.current.gpu_indices[0] if job.current.gpu_indices else None,
+        "stopping": None if job.status in FINAL else job.current.stop_cause,
+        "attempts": [current if one is job.current else attempt_json(one, now)
+                     for one in job.attempts if one.started_at is not None],
+        "status_history": [[status, format_time(at)] for status, at in job.status_history],
+        "unknown_since": None, "rss_mib": None, "cpu_percent": None, **known}
 
 
-NO_ATTEMPT_JSON = show(ATTEMPT, NO_ATTEMPT)
-SIGNAL_NAMES = {1: "SIGHUP", 2: "SIGINT", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV",
-                13: "SIGPIPE", 15: "SIGTERM", 24: "SIGXCPU", 25: "SIGXFSZ"}
+def reason_json(reason: Reason) -> dict[str, str]:
+    return {"code": reason.code, "subject": reason.subject, "detail": reason.detail}
 
 
-def pick(rows: Mapping[str, Any], names: str) -> dict[str, Any]:
-    return {name: rows[name] for name in names.split()}
+def pick(shown: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    return {name: shown[name] for name in names}
 
 
-SUBMITTED = {                                   # a job in the words of /api
-    "job_id": JOB["id"],
-    "node_id": Field(NULL(INTEGER), "the number of its machine; null: none yet"),
-    "queue_position": JOB["position"],
-    "user_id": JOB["user"],
-    "competition_id": Field(NULL(STRING), "as config_file says"),
-    "project_id": Field(NULL(STRING), "as config_file says"),
-    **pick(JOB, "status created_at started_at finished_at exit_code cause waiting_for expected_time"),
-}
-SUBMITTED_FROM = pick(JOB, "id user node labels position status created_at started_at finished_at exit_code cause "
-                           "waiting_for expected_time")
-INFO = {
-    "name": Field(STRING, "nexus"),
-    "version": Field(STRING, "the program's version"),
-    "user": Field(STRING, "the owner, or whose token it is"),
-    "hash": Field(STRING, "of the program's file", default=None),
-    "pid": Field(INTEGER, "the service's process", default=None),
-    "home": Field(NULL(STRING), "the folder of nexus", default=None),
-    "uptime_seconds": Field(FLOAT, "since the service began", default=None),
-    "calls": Field(LIST(STRING), "what may be called", default=None),
-}
-USAGE_CURVE = {
-    "interval_seconds": Field(FLOAT, "between two points"),
-    "memory_used_mib": Field(LIST(NULL(FLOAT)), "the most memory in use; null where nothing was read"),
-    "utilization": Field(LIST(NULL(FLOAT)), "the mean in percent"),
-}
-OBJECTS: dict[str, Mapping[str, Field]] = {
-    "Error": {
-        "error": Field(WORD(*KINDS), "; ".join(f"{kind}: {meaning}" for kind, (_, _, meaning) in KINDS.items())),
-        "message": Field(STRING, "what was tried, on what, and why it failed"),
-        "hint": Field(STRING, "what to do next"),
-    },
-    "Info": INFO,
-    "Status": {
-        "gpu_status": Field(LIST(REF("Gpu")), "the GPUs of all machines"),
-        "is_owner": Field(FLAG, "whether the owner asks"),
-        "is_paused": Field(FLAG, "whether the whole queue is paused"),
-        "queued_jobs": Field(INTEGER, "how many jobs wait"),
-        "completed_jobs": Field(INTEGER, "how many finished jobs are kept"),
-        "running_jobs": Field(LIST(REF("RunningJob")), "what runs"),
-        "queued_by_priority": Field(REF("Bands"), "how many jobs wait, by priority"),
-        "gpu_trouble": Field(NULL(STRING), "why this machine's GPUs cannot be read"),
-        "gpu_limit": Field(NULL(STRING), "which GPUs it uses, if it was started with CUDA_VISIBLE_DEVICES"),
-        "slurm": Field(NULL(REF("Slurm")), "the cluster that runs the jobs, if one does"),
-        "hints": Field(LIST(STRING), "what the owner should know or do"),
-        "bad_checks": Field(LIST(STRING), "the checks of GET /health that are not well; none: all is"),
-        "host": Field(REF("Host"), "this machine"),
-        "nodes": Field(LIST(REF("NodeInfo")), "this machine and its nodes; empty without nodes"),
-        **pick(INFO, "version user hash pid home uptime_seconds"),
-    },
-    "Bands": {band: Field(INTEGER, f"jobs of {band} priority") for band in PRIORITIES},
-    "Host": {
-        "name": Field(STRING, "its name"),
-        "cpu_percent": Field(NULL(FLOAT), "of all its cores together; null without psutil, as the next two"),
-        "memory_used_gb": Field(NULL(FLOAT), "memory in use"),
-        "memory_total_gb": Field(NULL(FLOAT), "memory there is"),
-    },
-    "Slurm": {
-        "cluster": Field(NULL(STRING), "its name"),
-        "trouble": Field(NULL(STRING), "why it does not answer, or takes no job"),
-        "handed_jobs": Field(INTEGER, "jobs of nexus that wait there"),
-        "running_jobs": Field(INTEGER, "jobs of nexus that run there"),
-        "max_submitted": Field(INTEGER, "how many it has at once"),
-    },
-    "Job": JOB,
-    "RunningJob": BRIEF_JOB,
-    "NodeInfo": NODE_INFO,
-    "Gpu": GPU,
-    "Process": PROCESS,
-    "GpuHistory": {**pick(GPU, "index node uuid"), **USAGE_CURVE},
-    "RunUsage": {
-        "memory_total_mib": Field(NULL(FLOAT), "the memory of all its GPUs together; null: not known"), **USAGE_CURVE},
-    "Attempt": ATTEMPT,
-    "GroupInfo": {
-        "name": Field(STRING, "what its jobs say"),
-        "user": Field(STRING, "whose its first job is"),
-        **{status: Field(INTEGER, f"how many of its jobs are {status}") for status in STATUSES},
-        "limit": Field(INTEGER, "how many of them run at once; 0: as many as fit"),
-        "hold": Field(NULL(STRING), "why none of them starts"),
-        "position": Field(NULL(INTEGER), "how many pending jobs are before its first one"),
-        "waiting_for": Field(NULL(STRING), "why that does not run now"),
-        "failed_id": Field(NULL(JOB_ID), "the job that failed last, and was not queued again"),
-        "failed_line": Field(NULL(STRING), "what that said last"),
-    },
-    "LogEntry": {
-        "attempt": Field(INTEGER, "which attempt wrote it"),
-        "started_at": Field(NULL(TIME), "when that began"),
-        "has_earlier": Field(FLAG, "whether attempts before it have printed something"),
-        "stream": Field(WORD("stdout", "stderr"), "where it was written to"),
-        "at": Field(NULL(STRING), "when it had come, UTC, to a tenth of a second; null: it is not known"),
-        "end": Field(INTEGER, "up to which byte of that file this is: to go on from there, see `offset`"),
-        "text": Field(STRING, "lines, the last maybe incomplete; bytes that are no UTF-8 are lone surrogates"),
-    },
-    "Added": {
-        "id": Field(JOB_ID, "the new job", default=None),
-        "ids": Field(LIST(JOB_ID), "the new jobs, if several were sent", default=None),
-        "known": Field(LIST(JOB_ID), "those that were there already, found by `unique`", default=None),
-        "warning": Field(STRING, "why they will not start soon, or never", default=None),
-        "dry_run": Field(FLAG, "nothing was added", default=None),
-        "jobs": Field(LIST({}), "what would be added", default=None),
-    },
-    "Retried": {"id": Field(JOB_ID, "the new job")},
-    "Ids": {
-        "ids": Field(LIST(JOB_ID), "the jobs that go by it, or the new ones"),
-        "warning": Field(STRING, "why new ones will not start soon", default=None),
-    },
-    "Ended": {
-        "ids": Field(LIST(JOB_ID), "the jobs that end by it"),
-        "jobs": Field(LIST(REF("EndedJob")), "the same: those that were pending have ended, others are still running"),
-    },
-    "EndedJob": pick(JOB, "id status node unknown_since outcome cause_line"),
-    "Why": {
-        **pick(JOB, "id status"),
-        "why": Field(STRING, "why it waits, or what became of it"),
-        "reason": Field(NULL(REF("Reason")), "why it waits"),
-        "facts": Field(LIST(STRING), "what else counts"),
-        "gpus": Field(LIST(REF("Verdict")), "GPU by GPU"),
-        "verdicts": Field(LIST(STRING), "the same in words"),
-    },
-    "Reason": {
-        "code": Field(WORD(*REASON_CODES), "what kind of reason"),
-        "subject": Field(STRING, "what is in the way: a GPU, job, group, user, machine, or key of the configuration"),
-        "detail": Field(STRING, "in words"),
-    },
-    "Verdict": {
-        **pick(GPU, "node place index"),
-        "verdict": Field(NULL(STRING), "why the job cannot have it; null: it could"),
-    },
-    "FormAdded": pick(SUBMITTED, "job_id node_id status queue_position"),
-    "Submitted": SUBMITTED,
-    "Results": {
-        "stdout": Field(STRING, "what it printed, the end of it"),
-        "stderr": Field(STRING, "what it printed as errors, the end of it"),
-        "note": Field(STRING, "that a log was cut, and where all of it is", default=None),
-        **pick(SUBMITTED, "job_id status exit_code cause"),
-        "cause_line": JOB["cause_line"],
-    },
-    "Cancelled": pick(SUBMITTED, "job_id status"),
-    "Node": {
-        "node_id": Field(INTEGER, "its number; 0 is this machine"),
-        **pick(NODE_INFO, "name gpus running_jobs"),
-        "free_gpus": Field(INTEGER, "those that the next job could have"),
-        "pending_jobs": Field(INTEGER, "jobs that wait in its queue"),
-        "queue_seconds": Field(NULL(FLOAT), "how long all these take; null: some have no expected time"),
-        "is_healthy": Field(FLAG, "whether all its checks are well"),
-    },
-    "Health": {
-        "is_healthy": Field(FLAG, "whether all checks are well"),
-        "checks": Field(LIST(REF("Check")), "what was looked at"),
-    },
-    "Check": {
-        "name": Field(STRING, "what was looked at"),
-        "is_ok": Field(FLAG, "whether it is well"),
-        "reading": Field(STRING, "what was found; empty for others than the owner"),
-    },
-}
+SUBMITTED_KEYS = ("status", "created_at", "started_at", "finished_at", "exit_code", "cause", "waiting_for",
+                  "expected_time")
+SUBMITTED_FROM = ("id", "user", "node", "labels", "position", *SUBMITTED_KEYS)      # what submitted_json() reads
 
 
-def hide(rows: Mapping[str, Field], told: Mapping[str, Any]) -> dict[str, Any]:
-    """An object as other users see it: private keys are null."""
-    return {name: fact if rows[name].public else None for name, fact in told.items()}
+def submitted_json(job: Mapping[str, Any], node_numbers: Mapping[str | None, int]) -> dict[str, Any]:
+    """A job's JSON in the words of /api."""
+    labels = job["labels"] or {}
+    return {"job_id": job["id"], "node_id": node_numbers.get(job["node"]), "queue_position": job["position"],
+            "user_id": job["user"], "competition_id": labels.get("competition_id"),
+            "project_id": labels.get("project_id"), **pick(job, SUBMITTED_KEYS)}
 
 
 def gpu_json(gpu: Gpu, state: State, config: GpuConfig, trouble: str | None, node: str = "",
@@ -3639,17 +3483,32 @@ def gpu_json(gpu: Gpu, state: State, config: GpuConfig, trouble: str | None, nod
     """
     held = [(job, share) for job in state.running.values()
             for uuid, share in zip(job.current.gpu_uuids, list_shares(job)) if uuid == gpu.uuid]
-    jobs, foreign, there = [job.id for job, _ in held], find_foreign(gpu), [job for job, _ in held]
-    why, is_used = find_obstacle(gpu, config, there), bool(foreign or gpu.taken or find_unseen(gpu, there, config))
+    jobs, job_ids, foreign = [job for job, _ in held], [job.id for job, _ in held], find_foreign(gpu)
+    why = find_obstacle(gpu, config, jobs)
     own = f"runs {format_jobs_there(gpu.taken_by)} of {gpu.node}'s own queue" if gpu.taken else None
     obstacle = why.detail if why else own or closed
-    holds = (trouble, gpu.fault, gpu.is_paused, jobs, not obstacle, is_used, True)     # of GPU_STATES
-    return show(
-        GPU, gpu, node=node, state=next(state for state, is_so in zip(GPU_STATES, holds) if is_so),
-        job_id=jobs[0] if jobs else None, job_ids=jobs, allocated=(gpu.taken + sum(share for _, share in held)) / 100,
-        is_available=not (jobs or obstacle or trouble),
-        unavailable=obstacle or (None if jobs or not trouble else "cannot be read"),
-        used_by=None if gpu.fault or gpu.is_paused or not foreign else describe_processes(foreign))
+    if trouble:
+        state_word = "Unknown"
+    elif gpu.fault:
+        state_word = "Fault"
+    elif gpu.is_paused:
+        state_word = "Paused"
+    elif jobs:
+        state_word = "Busy"
+    elif not obstacle:
+        state_word = "Available"
+    else:
+        is_used = foreign or gpu.taken or find_unseen(gpu, jobs, config)
+        state_word = "In use" if is_used else "Unavailable"
+    return {
+        **fields_json(gpu), "node": node, "place": gpu.place,
+        "memory_total": format_gb(gpu.memory_total_mib), "memory_used": format_gb(gpu.memory_used_mib),
+        "job_id": job_ids[0] if job_ids else None, "job_ids": job_ids,
+        "allocated": (gpu.taken + sum(share for _, share in held)) / 100, "state": state_word,
+        "is_available": not (jobs or obstacle or trouble),
+        "unavailable": obstacle or (None if jobs or not trouble else "cannot be read"),
+        "used_by": None if gpu.fault or gpu.is_paused or not foreign else describe_processes(foreign),
+        "processes": [fields_json(process) for process in gpu.processes]}
 
 
 def format_gpu_limit(visible: str | None, gpus: Sequence[Gpu], config: GpuConfig) -> str:
@@ -3659,15 +3518,8 @@ def format_gpu_limit(visible: str | None, gpus: Sequence[Gpu], config: GpuConfig
         return ""
     used = [str(gpu.index) for gpu in gpus if not is_left_out(gpu, config)]
     shown = f"GPU{'s' * (len(used) > 1)} {','.join(used)}" if used else "no GPU"
-    fault = unknown and f"; there is no GPU {format_line(unknown, 50)}"
-    return f"uses {shown} of {len(gpus)} (CUDA_VISIBLE_DEVICES{fault})"
-
-
-def submitted_json(job: Mapping[str, Any], nodes: Mapping[str | None, int]) -> dict[str, Any]:
-    """A job's JSON in the words of /api.  `nodes`: {name: number}."""
-    return show(SUBMITTED, None, **{
-        "competition_id": None, "project_id": None, **(job["labels"] or {}), **job, "job_id": job["id"],
-        "user_id": job["user"], "node_id": nodes.get(job["node"]), "queue_position": job["position"]})
+    missing = f"; there is no GPU {format_line(unknown, 50)}" if unknown else ""
+    return f"uses {shown} of {len(gpus)} (CUDA_VISIBLE_DEVICES{missing})"
 
 
 # Text.  The command line makes it from the API's replies.
@@ -4126,8 +3978,8 @@ def make_metrics(status: Told, jobs: Sequence[Told]) -> dict[str, Any]:
         "median_runtime_seconds": round(statistics.median(times), 3) if times else None,
         "by_status": {status: sum(job["status"] == status for job in jobs) for status in FINAL},
         "causes": {cause: causes.count(cause) for cause in sorted(set(causes))},
-        "gpus": [pick(gpu, "index node place name utilization_mean utilization_peak allocated is_paused")
-                 for gpu in status["gpu_status"]]}
+        "gpus": [pick(gpu, ("index", "node", "place", "name", "utilization_mean", "utilization_peak", "allocated",
+                            "is_paused")) for gpu in status["gpu_status"]]}
 
 
 def format_metrics(metrics: Told, paint: Paint) -> str:
@@ -4172,8 +4024,30 @@ FORM = {
 BODIES = {                                      # {name: schema} of request bodies
     "Submission": SUBMISSION, "Edit": EDIT, "Choice": CHOICE, "CancelChoice": CANCEL, "RetryChoice": RETRY,
     "NodeAdded": NODE, "Form": FORM,
-    "Submissions": {"title": "a job, or a list of jobs", "anyOf": [REF("Submission"), LIST(REF("Submission"), 1)],
+    "Submissions": {"title": "a job, or a list of jobs",
+                    "anyOf": [object_ref("Submission"), LIST(object_ref("Submission"), 1)],
                     "examples": SUBMISSION["examples"]}}
+ERROR = {
+    "error": Field(WORD(*KINDS), "; ".join(f"{kind}: {meaning}" for kind, (_, _, meaning) in KINDS.items())),
+    "message": Field(STRING, "what was tried, on what, and why it failed"),
+    "hint": Field(STRING, "what to do next"),
+}
+
+
+def object_schema(rows: Mapping[str, Field], public: Container[str] | None = None) -> Schema:
+    """The schema of a reply with these keys.  `public`: the keys that are not null for other users; None: all."""
+    properties = {}
+    for name, row in rows.items():
+        is_nullable = row.default is None or (public is not None and name not in public)
+        properties[name] = {**(NULL(row.schema) if is_nullable else row.schema), "description": row.help}
+    return {"type": "object", "required": list(rows), "properties": properties}
+
+
+OBJECTS = {                                     # {name: schema} of replies; those not here are described in words only
+    "Job": object_schema(JOB, PUBLIC_JOB_KEYS), "Attempt": object_schema(ATTEMPT), "Gpu": object_schema(GPU),
+    "Process": object_schema(PROCESS), "Error": object_schema(ERROR),
+    "Status": {"type": "object", "required": ["gpu_status"],
+               "properties": {"gpu_status": {**LIST(object_ref("Gpu")), "description": "the GPUs of all machines"}}}}
 
 
 def make_openapi(routes: Sequence[Any], version: str) -> dict[str, Any]:
@@ -4181,13 +4055,12 @@ def make_openapi(routes: Sequence[Any], version: str) -> dict[str, Any]:
     paths: dict[str, dict[str, Any]] = {}
     for route in [route for route in routes if route.summary]:
         paths.setdefault(route.pattern, {})[route.method.lower()] = make_operation(route)
-    objects = {name: OBJECT(rows, name, null=False, additionalProperties=True) for name, rows in OBJECTS.items()}
     return {
         "openapi": "3.1.0",
         "info": {"title": "nexus", "version": version, "description": API_DESCRIPTION, "license": {"name": "MIT"}},
         "servers": [{"url": "/"}], "security": [{}, {"bearer": []}], "paths": paths,
         "components": {
-            "schemas": {**objects, **BODIES},
+            "schemas": {**OBJECTS, **BODIES},
             "responses": {"Error": make_answer("refused, or failed", "Error")},
             "securitySchemes": {
                 "bearer": {"type": "http", "scheme": "bearer", "description": "a token of nexus token create"}}}}
@@ -4195,132 +4068,109 @@ def make_openapi(routes: Sequence[Any], version: str) -> dict[str, Any]:
 
 def make_operation(route: Any) -> dict[str, Any]:
     who = "  For the owner alone." if route.access == "owner" else ""
-    answer = make_answer(route.summary, route.answer)
-    body = {}
-    if route.body:
-        title = BODIES[route.body.split()[-1]]["title"]
-        body = {"requestBody": {"required": True, **make_answer(title, route.body)}}
-    return {
+    operation = {
         "operationId": re.sub(r"\W+", "_", route.method.lower() + route.pattern).strip("_"), "summary": route.summary,
         "tags": [route.pattern.split("/")[1] or "nexus"],
         "description": f"{route.summary[:1].upper()}{route.summary[1:]}.{who}",
         "parameters": [{
             "name": name, "in": row.place, "required": row.place == "path", "description": row.help,
-            "schema": {**row.schema, **({} if row.default in (None, "", (), (0, 0)) or row.default is False else {
-                "default": row.default})}}
+            "schema": {**row.schema, **({"default": row.default} if is_shown_default(row.default) else {})}}
             for name, row in route.parameters.items()],
-        "responses": {**{str(status): answer for status in route.statuses},
-                      "default": {"$ref": "#/components/responses/Error"}},
-        **body}
+        "responses": {**{str(status): make_answer(route.summary, route.answer) for status in route.statuses},
+                      "default": {"$ref": "#/components/responses/Error"}}}
+    if route.body:
+        title = BODIES[route.body.split()[-1]]["title"]
+        operation["requestBody"] = {"required": True, **make_answer(title, route.body)}
+    return operation
+
+
+def is_shown_default(default: object) -> bool:
+    return isinstance(default, (int, str)) and default not in ("", False, 0)
 
 
 def make_answer(description: str, answer: str) -> dict[str, Any]:
     """A response.  `answer`: an object's name, `Job[]` for a list, a media type, or several with `or`; "": none."""
     content = {}
     for part in filter(None, answer.split(" or ")):
-        kind, _, name = part.rpartition(" ") if "/" not in part or " " in part else (part, "", "")
-        schema = LIST(REF(name[:-2])) if name.endswith("[]") else REF(name) if name else STRING
-        content[kind or "application/json"] = {"schema": {} if name == "any" else schema}
+        media_type, _, name = part.rpartition(" ")
+        if "/" in name:
+            media_type, name = name, ""
+        content[media_type or "application/json"] = {"schema": answer_schema(name) if name else STRING}
     return {"description": description, **({"content": content} if content else {})}
+
+
+def answer_schema(name: str) -> Schema:
+    if name.endswith("[]"):
+        return LIST(answer_schema(name[:-2]))
+    return object_ref(name) if name in OBJECTS or name in BODIES else {"type": "object", "title": name}
 
 
 # Prometheus' text format, version 0.0.4.  Source: https://prometheus.io/docs/instrumenting/exposition_formats/
 
-class Histogram:
-    """Counts durations by length, in seconds."""
-
-    def __init__(self, bounds: Sequence[float]) -> None:
-        self.bounds, self.counts, self.total_s = bounds, [0] * (len(bounds) + 1), 0.0
-
-    def note(self, seconds: float) -> None:
-        self.counts[bisect.bisect_left(self.bounds, seconds)] += 1
-        self.total_s += max(0.0, seconds)
-
-    def list_samples(self) -> list[tuple[str, dict[str, str], float]]:
-        """(suffix of the metric's name, labels, value)"""
-        import itertools
-        counts = list(itertools.accumulate(self.counts))
-        buckets = [("_bucket", {"le": bound}, count) for bound, count in zip((*map(str, self.bounds), "+Inf"), counts)]
-        return [*buckets, ("_sum", {}, self.total_s), ("_count", {}, counts[-1])]
-
-
-def each(rows: str, key: str, convert: Callable[[Any], Any] = float,
-         get_labels: Callable[[Told], Any] = operator.itemgetter("name")) -> Callable[[Told], Told]:
-    """Reads {label: number} from a list of objects; leaves out null."""
-    return lambda seen: {get_labels(row): None if row[key] is None else convert(row[key]) for row in seen[rows]}
-
-
-def gpu_metric(name: str, help: str, key: str, convert: Callable[[Any], Any] = float) -> Metric:
-    def get_labels(gpu: Told) -> tuple[str, ...]:
-        return gpu["node"], str(gpu["index"]), gpu["uuid"].rpartition("/")[2], gpu["name"]
-
-    return f"nexus_gpu_{name}", help, each("gpu_status", key, convert, get_labels), "node", "gpu", "uuid", "name"
-
-
-METRICS: tuple[Metric, ...] = (
-    ("nexus_build_info", "1; its labels say which nexus this is.", lambda seen: {(seen["version"], seen["hash"]): 1},
-     "version", "hash"),
-    gpu_metric("memory_used_bytes", "GPU memory in use, by whomever.", "memory_used_mib", lambda mib: mib * 2**20),
-    gpu_metric("memory_total_bytes", "GPU memory there is.", "memory_total_mib", lambda mib: mib * 2**20),
-    gpu_metric("utilization_ratio", "Utilization of the GPU as the driver tells it, 0 to 1.", "utilization",
-               lambda percent: percent / 100),
-    gpu_metric("temperature_celsius", "Temperature of the GPU.", "temperature"),
-    gpu_metric("power_watts", "Power the GPU draws.", "power_watts"),
-    gpu_metric("power_limit_watts", "Power the GPU may draw.", "power_limit_watts"),
-    gpu_metric("allocated_ratio", "How much of the GPU nexus has given to jobs, 0 to 1.", "allocated"),
-    gpu_metric("jobs", "Jobs of nexus that have the GPU or a share of it.", "job_ids", len),
-    gpu_metric("available", "1 when the next job could have the whole GPU.", "is_available"),
-    gpu_metric("paused", "1 when the GPU gets no new job.", "is_paused"),
-    gpu_metric("faulty", "1 when the driver says that the GPU cannot be used.", "state",
-               lambda state: state == "Fault"),
-    ("nexus_slurm_up", "1 when Slurm answers and takes jobs.",
-     lambda seen: seen["slurm"] and not seen["slurm"]["trouble"]),
-    ("nexus_slurm_jobs", "Jobs that Slurm has of nexus.", lambda seen: {} if not seen["slurm"] else {
-        PENDING: seen["slurm"]["handed_jobs"], RUNNING: seen["slurm"]["running_jobs"]}, "status"),
-    ("nexus_node_up", "1 when the machine can be reached: this one, and each node.", each("nodes", "is_reachable"),
-     "node"),
-    ("nexus_node_jobs", "Jobs that run on the machine, as far as is known.", each("nodes", "running_jobs"), "node"),
-    ("nexus_node_silence_seconds", "For how long the machine has not been heard.", "silences", "node"),
-    ("nexus_jobs", "Jobs that wait or run.",
-     lambda seen: {PENDING: seen["queued_jobs"], RUNNING: len(seen["running_jobs"])}, "status"),
-    ("nexus_jobs_pending", "Jobs that wait, by the band of their priority.", "queued_by_priority", "priority"),
-    ("nexus_jobs_kept", "Finished jobs in the history, which is trimmed.", "completed_jobs"),
-    ("nexus_queue_paused", "1 when the whole queue is paused.", "is_paused"),
-    ("nexus_job_starts_total", "Attempts of jobs that were launched.", "starts"),
-    ("nexus_job_bounces_total", "Starts that came to nothing without a fault of the job's; it waits again.", "bounces"),
-    ("nexus_jobs_finished_total", "Jobs that have ended; no cause for completed ones.", "ends", "status", "cause"),
-    ("nexus_job_retries_total", "Attempts that failed and are followed by another, by cause.", "retries", "cause"),
-    ("nexus_job_wait_seconds", "How long jobs waited before they were launched.", "waits"),
-    ("nexus_job_run_seconds", "How long attempts of jobs ran.", "run_times"),
-    ("nexus_loop_lag_seconds", "How late the loop's next turn is, or how long the present one has lasted.", "late_s"),
-    ("nexus_loop_turn_seconds", "How long turns of the loop took.", "turns"),
-    ("nexus_loop_errors_total", "Internal errors of the service.", "failure_count"),
-    ("nexus_nvidia_smi_duration_seconds", "How long asking for the GPUs took the last time.", "probe_took_s"),
-    ("nexus_nvidia_smi_age_seconds", "How long ago the GPUs were asked for.", "probe_age_s"),
-    ("nexus_nvidia_smi_up", "1 when the GPUs could be read the last time.", "is_probe_well"),
-    ("nexus_nvidia_smi_failures_total", "How often the GPUs could not be read.", "probe_failures"),
-    ("nexus_check_ok", "The checks of GET /health: 1 when well.", each("checks", "is_ok"), "check"),
-    ("process_start_time_seconds", "When the service began, in UTC epoch seconds.", "started_at"),
-    ("process_cpu_seconds_total", "CPU time the service has used.", "cpu_s"),
-    ("process_resident_memory_bytes", "Memory of the service.", "memory_bytes"),
-    ("process_open_fds", "Open descriptors of the service.", "fds"),
-    ("process_threads", "Threads of the service.", "threads"),
+GPU_METRICS = (                                 # name, help, key of the GPU, what one of it is in the metric's unit
+    ("memory_used_bytes", "GPU memory in use, by whomever.", "memory_used_mib", 2**20),
+    ("memory_total_bytes", "GPU memory there is.", "memory_total_mib", 2**20),
+    ("utilization_ratio", "Utilization of the GPU as the driver tells it, 0 to 1.", "utilization", 0.01),
+    ("temperature_celsius", "Temperature of the GPU.", "temperature", 1),
+    ("power_watts", "Power the GPU draws.", "power_watts", 1),
+    ("power_limit_watts", "Power the GPU may draw.", "power_limit_watts", 1),
+    ("allocated_ratio", "How much of the GPU nexus has given to jobs, 0 to 1.", "allocated", 1),
+    ("available", "1 when the next job could have the whole GPU.", "is_available", 1),
+    ("paused", "1 when the GPU gets no new job.", "is_paused", 1),
 )
 
 
-def format_prometheus(metrics: Iterable[Metric], seen: Told) -> str:
+def list_metrics(status: Told, health: Told, ends: Mapping[tuple[str, str], int],
+                 retries: Mapping[str, int]) -> Iterator[tuple[str, str, Sequence[tuple[Mapping[str, str], float]]]]:
+    """(name, help, [(labels, number)]) of each metric.
+
+    `status`, `health`: the replies of GET /status and GET /health.  `ends`: {(status, cause): jobs that have ended};
+    `retries`: {cause: attempts that are followed by another}; both since the service began.
+    """
+    def count_by(label: str, counts: Mapping[str, float]) -> list[tuple[Mapping[str, str], float]]:
+        return [({label: word}, count) for word, count in counts.items()]
+
+    def label_gpu(gpu: Told) -> dict[str, str]:
+        uuid = gpu["uuid"].rpartition("/")[2]           # as its driver says it, and other exporters there
+        return {"node": gpu["node"], "gpu": str(gpu["index"]), "uuid": uuid, "name": gpu["name"]}
+
+    gpus, slurm = status["gpu_status"], status["slurm"]
+    yield "nexus_build_info", "1; its labels say which nexus this is.", [
+        ({"version": status["version"], "hash": status["hash"]}, 1)]
+    for name, help, key, unit in GPU_METRICS:
+        yield f"nexus_gpu_{name}", help, [(label_gpu(gpu), gpu[key] * unit) for gpu in gpus if gpu[key] is not None]
+    yield "nexus_gpu_jobs", "Jobs of nexus that have the GPU or a share of it.", [
+        (label_gpu(gpu), len(gpu["job_ids"])) for gpu in gpus]
+    yield "nexus_gpu_faulty", "1 when the driver says that the GPU cannot be used.", [
+        (label_gpu(gpu), gpu["state"] == "Fault") for gpu in gpus]
+    if slurm:
+        yield "nexus_slurm_up", "1 when Slurm answers and takes jobs.", [({}, not slurm["trouble"])]
+        yield "nexus_slurm_jobs", "Jobs that Slurm has of nexus.", count_by(
+            "status", {PENDING: slurm["handed_jobs"], RUNNING: slurm["running_jobs"]})
+    yield "nexus_node_up", "1 when the machine can be reached: this one, and each node.", [
+        ({"node": node["name"]}, node["is_reachable"]) for node in status["nodes"]]
+    yield "nexus_jobs", "Jobs that wait or run.", count_by(
+        "status", {PENDING: status["queued_jobs"], RUNNING: len(status["running_jobs"])})
+    yield "nexus_jobs_pending", "Jobs that wait, by the band of their priority.", count_by(
+        "priority", status["queued_by_priority"])
+    yield "nexus_jobs_kept", "Finished jobs in the history, which is trimmed.", [({}, status["completed_jobs"])]
+    yield "nexus_queue_paused", "1 when the whole queue is paused.", [({}, status["is_paused"])]
+    yield "nexus_jobs_finished_total", "Jobs that have ended; no cause for completed ones.", [
+        ({"status": word, "cause": cause}, count) for (word, cause), count in ends.items()]
+    yield "nexus_job_retries_total", "Attempts that failed and are followed by another, by cause.", count_by(
+        "cause", retries)
+    yield "nexus_check_ok", "The checks of GET /health: 1 when well.", count_by(
+        "check", {check["name"]: check["is_ok"] for check in health["checks"]})
+
+
+def format_prometheus(metrics: Iterable[tuple[str, str, Sequence[tuple[Mapping[str, str], float]]]]) -> str:
     """The text of GET /metrics."""
     lines, escapes = [], str.maketrans({"\\": r"\\", "\n": r"\n", '"': r'\"'})
-    for name, help, source, *keys in metrics:
-        measured: Any = source(seen) if callable(source) else seen.get(source)
-        kind = "counter" if name.endswith("_total") else "histogram" if isinstance(measured, Histogram) else "gauge"
-        lines += [f"# HELP {name} {help}", f"# TYPE {name} {kind}"]
-        for words, number in list(measured.items()) if keys else [((), measured)]:      # a copy: it may grow
-            labels = dict(zip(keys, [words] if isinstance(words, str) else words))
-            for suffix, more, count in number.list_samples() if isinstance(number, Histogram) else [("", {}, number)]:
-                told = ",".join(f'{key}="{word.translate(escapes)}"' for key, word in {**labels, **more}.items())
-                if count is not None:
-                    lines.append(f"{name}{suffix}{told and f'{{{told}}}'} {count + 0}")         # + 0: true is 1
+    for name, help, samples in metrics:
+        lines += [f"# HELP {name} {help}", f"# TYPE {name} {'counter' if name.endswith('_total') else 'gauge'}"]
+        for labels, number in samples:
+            text = ",".join(f'{label}="{word.translate(escapes)}"' for label, word in labels.items())
+            lines.append(f"{name}{{{text}}} {number + 0}")      # + 0 makes 1 of True; {} is valid for no labels
     return "\n".join([*lines, ""])
 
 
@@ -5361,16 +5211,6 @@ def measure_memory(psutil: Any, processes: Iterable[Process]) -> float | None:
             except psutil.AccessDenied:         # another user's process, or root in a container
                 used_bytes += found.memory_info().rss
     return used_bytes / 2**20
-
-
-def sample_own() -> dict[str, float]:
-    """What this process uses, for METRICS."""
-    told: dict[str, float] = {"cpu_s": sum(os.times()[:2])}
-    with contextlib.suppress(OSError, NexusError):      # out of descriptors
-        told["memory_bytes"] = int((read_text(f"{PROC}/self/statm") or "0 0").split()[1]) * os.sysconf("SC_PAGE_SIZE")
-        told["threads"] = len(os.listdir(f"{PROC}/self/task"))
-        told["fds"] = len(os.listdir(f"{PROC}/self/fd")) - 1        # without that of listdir()
-    return told
 
 
 def read_boot_id() -> str:
@@ -8780,7 +8620,6 @@ class Launcher(Part):
 
     def tell_start(self, job: Job) -> None:
         """Count, log and publish a start."""
-        self.service.counters.note_start(job)
         ran = job.current
         place = format_place(ran.gpu_indices, ran.slurm_node or ran.node) or " on the CPU"
         slurm = f" as Slurm's {ran.slurm_id}" if ran.slurm_id else ""
@@ -9105,12 +8944,10 @@ PROBE_BACKOFF_FACTOR = 10       # pause after nvidia-smi, as a multiple of its r
 LEASE_BACKOFF_S = (5.0, 60.0)   # first and longest time without new GPUs after a lease failed
 SETTLED_S = 30.0                # GPU memory of a job that has not grown for this long is all it needs
 DISK_INTERVAL_S, DISK_TIMEOUT_S = 5.0, 30.0     # between two disk checks; a disk silent for longer is unhealthy
-ESTIMATE_TIMEOUT_S = 0.05       # a request waits this long for new estimates
 ESTIMATE_BACKOFF_FACTOR = 10    # estimates are kept for this multiple of the time they took, at least 2 s
 HEALTH_INTERVAL_S = 5.0         # between two checks for on_unhealthy
 HOOK_TIMEOUT_S = 60.0           # of one [hooks] command
 CLEAR_TIMEOUT_S = 60.0
-JOBS_AT_ONCE = 100              # a long list of jobs is read in parts of this size
 MAX_FAULTS_LOGGED = 20          # each time the jobs file is read
 
 
@@ -9128,32 +8965,17 @@ class Counters:
 
     def __init__(self) -> None:
         from collections import Counter
-        self.starts = self.bounces = self.probe_failures = 0
         self.ends = Counter({(COMPLETED, ""): 0, (FAILED, "exit"): 0, (CANCELLED, "killed"): 0})    # (status, cause)
         self.retries = Counter({"exit": 0})                     # {cause: failed attempts that are retried}
-        self.turns = Histogram((0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 30))
-        self.waits, self.run_times = (
-            Histogram((0.1, 1, 10, 60, 300, 1800, 3600, 14400, 43200, 86400, 259200, 604800)) for _ in range(2))
-
-    def note_start(self, job: Job) -> None:
-        """Count a launched job.  Its status_history ends with (pending, time) and (running, time)."""
-        self.starts += 1
-        (_, waited_since), (_, began_at) = job.status_history[-2:]
-        self.waits.note(began_at - waited_since)
 
     def note_moves(self, jobs: Iterable[Job]) -> None:
         """Count jobs whose status has changed."""
-        for job in [job for job in jobs if job.status != RUNNING]:
-            done = job.attempts[-1]
+        for job in jobs:
+            cause = job.attempts[-1].cause if job.attempts else None
             if job.status in FINAL:
-                self.ends[job.status, done.cause or ""] += 1
-            elif done.cause == REQUEUED:
-                self.bounces += 1
-                continue
-            else:
-                self.retries[str(done.cause)] += 1
-            if done.started_at is not None and done.runtime_seconds is not None:
-                self.run_times.note(done.runtime_seconds)
+                self.ends[job.status, cause or ""] += 1
+            elif job.status == PENDING and cause != REQUEUED:
+                self.retries[str(cause)] += 1
 
 
 def probe_gpus(service: Service) -> float:
@@ -9173,7 +8995,6 @@ def probe_gpus(service: Service) -> float:
     if service.visible_devices is not None:
         visible = parse_visible_devices(service.visible_devices, gpus)[0]
         gpus = tuple(replace(gpu, is_withheld=gpu not in visible) for gpu in gpus)
-    service.counters.probe_failures += bool(trouble)
     service.gpu_watch.latest = Observation(gpus, trouble, hint, began, took_s)
     service.wake()
     pause_s = max(refresh_s, PROBE_BACKOFF_FACTOR * took_s)
@@ -10446,16 +10267,14 @@ class Views(Part):
         import threading
         super().__init__(service)
         self.estimates: Mapping[str, float] = {}            # {pending job: when it will start}
-        self.next_estimate_at = float("-inf")               # monotonic
-        self.estimates_made = threading.Event()
-        self.estimator = Worker(service, "estimating when jobs start", self.estimate, None)
-        self.disks: Sequence[tuple[str, bool, str]] = ()    # the last results of look_at_disks()
-        self.disks_seen_at = self.clock.monotonic()
+        self.estimates_until = float("-inf")                # monotonic: after that they are too old
+        self.estimates_guard = threading.Lock()
         self.disk_watch = Worker(service, "looking at the disks", self.look_at_disks)
+        self.look_at_disks()
 
     def status(self) -> dict[str, Any]:
         """GET /status."""
-        now, watch = self.clock.now(), self.service.gpu_watch
+        watch, cluster = self.service.gpu_watch, self.service.cluster
 
         def look(state: State) -> dict[str, Any]:
             bands = dict.fromkeys(PRIORITIES, 0)
@@ -10466,15 +10285,15 @@ class Views(Part):
                 "completed_jobs": count_finished(state), "running_jobs": list(state.running.values()),
                 "queued_by_priority": bands}
 
-        told, cluster = self.store.read(look), self.service.cluster
-        # Described here, as look() holds the lock.
-        told["running_jobs"] = [self.describe_job(job, now, BRIEF_JOB) for job in told["running_jobs"]]
-        return {**told, **self.info(), "gpu_trouble": watch.find_smi_trouble(),
+        status = self.store.read(look)
+        status["running_jobs"] = self.describe_jobs(status["running_jobs"], RUNNING_JOB_KEYS)   # it reads the state too
+        host = {"name": self.service.node, "cpu_percent": watch.host.cpu_percent,
+                "memory_used_gb": watch.host.memory_used_gb, "memory_total_gb": watch.host.memory_total_gb}
+        return {**status, **self.info(), "gpu_trouble": watch.find_smi_trouble(),
                 "gpu_limit": watch.describe_limit() or None,
                 "slurm": cluster.describe() if cluster else None, "hints": self.list_hints(),
                 "bad_checks": [check["name"] for check in self.health()["checks"] if not check["is_ok"]],
-                "host": show(OBJECTS["Host"], watch.host, name=self.service.node),
-                "nodes": self.service.pool.list_nodes() if self.service.pool.nodes else []}
+                "host": host, "nodes": self.service.pool.list_nodes() if self.service.pool.nodes else []}
 
     def list_gpus(self, state: State) -> list[dict[str, Any]]:
         """Return the GPUs of all machines, for the API."""
@@ -10498,16 +10317,36 @@ class Views(Part):
         name = job.current.node if has_begun or not self.service.pool.nodes else job.only_node
         return None if name is None else name or self.service.node
 
-    def describe_job(self, job: Job, now: float, rows: Mapping[str, Field] = JOB, **facts: Any) -> dict[str, Any]:
-        """Return a job for the API; a running job with its present usage and run time."""
-        if job.status == RUNNING:
-            usage, node = self.service.gpu_watch.find_usage(job.id), self.service.pool.nodes.get(job.current.node)
-            facts = {
-                **{name: round_known(fact) for name, fact in usage.samples.items()},
-                "rss_mib": round_known(usage.rss_mib), "cpu_percent": round_known(usage.cpu_percent),
-                "runtime_seconds": round(self.service.runners.find_runtime_s(job, now), 3),
-                "unknown_since": node.since if node and node.trouble else None}
-        return job_json(job, now, self.find_place(job), rows, **facts)
+    def describe_jobs(self, jobs: Sequence[Job], fields: Sequence[str] = ()) -> list[dict[str, Any]]:
+        """Return jobs for the API, with these fields; none named: with all."""
+        now, positions, is_paused = self.clock.now(), dict[str, int](), False
+        estimates: Mapping[str, float] = {}
+        if any(job.status == PENDING for job in jobs):
+            pending, is_paused = self.store.read(lambda state: (list_pending(state), state.paused))
+            positions = {job.id: position for position, job in enumerate(pending)}
+            if not fields or "estimated_start" in fields:
+                estimates = self.find_estimates()
+        shown = []
+        for job in jobs:
+            known: dict[str, Any] = {}
+            if job.status == PENDING:
+                reason = self.find_reason(job, is_paused)
+                known = {"position": positions.get(job.id), "waiting_for": format_reason(reason),
+                         "reason": reason_json(reason), "estimated_start": format_time(estimates.get(job.id))}
+            elif job.status == RUNNING:
+                known = self.measure_running(job, now)
+            whole = job_json(job, now, self.find_place(job), **known)
+            shown.append(pick(whole, fields) if fields else whole)
+        return shown
+
+    def measure_running(self, job: Job, now: float) -> dict[str, Any]:
+        """Return what a running job uses, and its run time, by their keys in its JSON."""
+        usage, node = self.service.gpu_watch.find_usage(job.id), self.service.pool.nodes.get(job.current.node)
+        return {
+            **{name: round_known(number) for name, number in usage.samples.items()},
+            "rss_mib": round_known(usage.rss_mib), "cpu_percent": round_known(usage.cpu_percent),
+            "runtime_seconds": round(self.service.runners.find_runtime_s(job, now), 3),
+            "unknown_since": node.since if node and node.trouble else None}
 
     def info(self) -> dict[str, Any]:
         return {"version": __version__, "hash": self.service.hash, "pid": os.getpid(), "user": self.service.user,
@@ -10546,59 +10385,28 @@ class Views(Part):
             *list(held.values())[:3]]
         return [hint for hint in hints if hint]
 
-    def describe_jobs(self, jobs: Sequence[Job], rows: Mapping[str, Field] = JOB) -> Iterator[dict[str, Any]]:
-        """Yield jobs for the API; pending jobs with position, reason to wait, and estimated start.
-
-        Jobs are read JOBS_AT_ONCE at a time, so that a long list does not hold the lock for long.
-        """
-        kept = {slot.reserved_for for slot in self.service.plan.board}
-        reasons, places = dict[object, Reason](), dict[str, int]()
-        is_waiting = any(job.status == PENDING for job in jobs)
-        estimates = self.find_estimates() if is_waiting and "estimated_start" in rows else {}
-        if is_waiting and "position" in rows:
-            ids = {job.id for job in jobs}
-            places = {job.id: place for place, job in enumerate(self.store.read(list_pending)) if job.id in ids}
-
-        def describe(job: Job) -> dict[str, Any]:
-            if job.status != PENDING or not rows.keys() & {"position", "waiting_for", "reason", "estimated_start"}:
-                return self.describe_job(job, now, rows)
-            # Jobs with the same request wait for the same reason: find it once for all of them.
-            is_apart = (job.pending_dependencies or job.retry_at or job.begin_at or job.current.slurm_key is not None
-                        or job.id in kept)
-            alike = job.id if is_apart else (request_class(job), job.group, job.user)
-            reason = reasons[alike] if alike in reasons else reasons.setdefault(alike, self.find_reason(job, is_paused))
-            return self.describe_job(
-                job, now, rows, position=places.get(job.id), waiting_for=format_reason(reason),
-                reason=show(OBJECTS["Reason"], reason), estimated_start=format_time(estimates.get(job.id)))
-
-        for at in range(0, len(jobs), JOBS_AT_ONCE):
-            part = jobs[at:at + JOBS_AT_ONCE]
-            found, is_paused = self.store.read(lambda state, part=part: (  # type: ignore[misc]
-                [state.jobs.get(job.id, job) for job in part], state.paused))
-            now = self.clock.now()
-            yield from map(describe, found)
-
     def list_groups(self, caller: Caller) -> list[dict[str, Any]]:
         """GET /groups: the groups that the caller may see, in the order in which they start."""
         jobs, holds, is_paused = self.store.read(
             lambda state: (list_jobs(state, STATUSES), dict(state.groups), state.paused))
-        told: dict[str, dict[str, Any]] = {}
+        groups: dict[str, dict[str, Any]] = {}
         position = 0
         for job in jobs:
             if job.group and caller.may_see(job.user):
-                group = told.get(job.group)
+                group = groups.get(job.group)
                 if group is None:
                     known = holds.get(job.group) or Group(job.group)
-                    group = told[job.group] = {
-                        **dict.fromkeys(OBJECTS["GroupInfo"]), **dict.fromkeys(STATUSES, 0), "name": job.group,
-                        "user": job.user, "limit": known.limit, "hold": known.hold}
+                    group = groups[job.group] = {
+                        "name": job.group, "user": job.user, **dict.fromkeys(STATUSES, 0), "limit": known.limit,
+                        "hold": known.hold, "position": None, "waiting_for": None, "failed_id": None,
+                        "failed_line": None}
                 group[job.status] += 1
                 if job.status == PENDING and group["position"] is None:
                     group.update(position=position, waiting_for=format_reason(self.find_reason(job, is_paused)))
                 if job.status == FAILED and not job.retried_as:
                     group.update(failed_id=job.id, failed_line=job.current.cause_line)
             position += job.status == PENDING
-        return sorted(told.values(), key=lambda group: (group["position"] is None, group["position"] or 0))
+        return sorted(groups.values(), key=lambda group: (group["position"] is None, group["position"] or 0))
 
     def find_reason(self, job: Job, is_paused: bool) -> Reason:
         """Return why a pending job does not run now."""
@@ -10622,49 +10430,44 @@ class Views(Part):
             return job, find_position(state, job) if job.status == PENDING else 0, state.paused
 
         job, position, is_paused = self.store.read(look)
-        told: dict[str, Any] = {
+        answer: dict[str, Any] = {
             "id": job.id, "status": job.status, "reason": None, "facts": [], "gpus": [], "verdicts": []}
         if job.status != PENDING:
             last = job.current
             place = f" as Slurm's {last.slurm_id}" if last.slurm_id else ""
             place += format_place(last.gpu_indices, last.slurm_node or last.node)
             ran = f"it {'runs' if job.status == RUNNING else 'ran'}{place}"
-            return {**told, "why": last.cause_line or last.cause or ran}
+            return {**answer, "why": last.cause_line or last.cause or ran}
         facts = describe_place(job, position, estimates.get(job.id), board, self.config.jobs, now)
         verdicts = list_verdicts(job, board, self.config.gpu, now) if job.gpus and not self.service.is_slurm else []
         gpus = [{"node": slot.gpu.node or self.service.node, "place": slot.gpu.place, "index": slot.gpu.index,
                  "verdict": why and why.detail} for slot, why in verdicts]
         reason = self.find_reason(job, is_paused)
-        return {**told, "why": format_reason(reason), "reason": show(OBJECTS["Reason"], reason), "facts": facts,
+        return {**answer, "why": format_reason(reason), "reason": reason_json(reason), "facts": facts,
                 "gpus": gpus, "verdicts": format_verdicts(gpus, Paint(""))}
 
     def find_estimates(self) -> Mapping[str, float]:
-        """Return {pending job: estimated start}; a few seconds old, or older while new estimates are made."""
+        """Return {pending job: estimated start}, at most a few seconds old."""
         if self.service.cluster and self.service.is_slurm:
             return self.service.cluster.list_estimates()
-        if self.clock.monotonic() >= self.next_estimate_at:
-            self.estimates_made.clear()
-            if self.estimator.thread.is_alive():
-                self.estimator.wanted.set()
-                self.estimates_made.wait(ESTIMATE_TIMEOUT_S)
-            else:
-                self.estimate()
-        return self.estimates
+        with self.estimates_guard:
+            began = self.clock.monotonic()
+            if began >= self.estimates_until:
+                self.estimates = self.estimate(began)
+                ended = self.clock.monotonic()
+                self.estimates_until = ended + max(2.0, ESTIMATE_BACKOFF_FACTOR * (ended - began))
+            return self.estimates
 
-    def estimate(self) -> None:
+    def estimate(self, monotonic: float) -> Mapping[str, float]:
         """Make new estimates; this may take 0.5 s."""
-        began = self.clock.monotonic()
         jobs, groups, finished, gpus, is_paused = self.store.read(lambda state: (
             [*state.running.values(), *list_pending(state)[:MAX_REPLAY_JOBS]],
             list(state.groups.values()), list_finished(state), self.service.gpu_watch.see_gpus(state), state.paused))
-        is_known = jobs and not is_paused and not self.service.gpu_watch.find_gpu_trouble() and (
-            not self.service.launcher.start_rest.find_why(began))
-        self.estimates = estimate_starts(
-            jobs, groups, know_run_times(jobs, finished), gpus, self.config, self.clock.now(),
-            self.service.pool.view_nodes()) if is_known else {}
-        now = self.clock.monotonic()
-        self.next_estimate_at = now + max(2.0, ESTIMATE_BACKOFF_FACTOR * (now - began))
-        self.estimates_made.set()
+        if not jobs or is_paused or self.service.gpu_watch.find_gpu_trouble() or (
+                self.service.launcher.start_rest.find_why(monotonic)):
+            return {}
+        return estimate_starts(jobs, groups, know_run_times(jobs, finished), gpus, self.config, self.clock.now(),
+                               self.service.pool.view_nodes())
 
     def health(self) -> dict[str, Any]:
         """GET /health."""
@@ -10709,8 +10512,6 @@ class Views(Part):
 
     def check_disks(self) -> Iterator[tuple[str, bool, str]]:
         """Yield the last disk checks.  A thread makes them, so that a hanging disk blocks no request."""
-        if not self.disk_watch.thread.is_alive():
-            self.look_at_disks()
         silent_s = self.clock.monotonic() - self.disks_seen_at
         if silent_s > DISK_TIMEOUT_S:
             yield "disks", False, f"they have not answered for {format_duration(silent_s)}"
@@ -10718,27 +10519,16 @@ class Views(Part):
 
     def look_at_disks(self) -> float:
         import shutil
-        found = []
+        checks = []
         for name, folder in (("state disk", self.layout.journal_dir), ("log disk", self.layout.log_dir)):
             try:
                 free_mib = shutil.disk_usage(folder if os.path.isdir(folder) else self.layout.home).free / 2**20
-                found.append((name, free_mib > 1, f"{format_memory(free_mib)} free"))
-            except OSError as fault:
-                found.append((name, False, str(fault)))
-        self.disks, self.disks_seen_at = found, self.clock.monotonic()
+                checks.append((name, free_mib > 1, f"{format_memory(free_mib)} free"))
+            except OSError as error:
+                checks.append((name, False, str(error)))
+        self.disks: Sequence[tuple[str, bool, str]] = checks
+        self.disks_seen_at = self.clock.monotonic()
         return DISK_INTERVAL_S
-
-    def measure(self) -> dict[str, Any]:
-        """Return the values for METRICS.  Counters and histograms start at 0 with the service."""
-        service, now, seen = self.service, self.clock.monotonic(), self.service.gpu_watch.observation
-        return {
-            **self.status(), **self.health(), **vars(service.counters), **sample_own(),
-            "nodes": service.pool.list_nodes(),
-            "silences": {service.node: 0.0,
-                         **{node.name: max(0.0, now - node.silent_at) for node in service.pool.nodes.values()}},
-            "late_s": max(0.0, now - service.due_at), "failure_count": service.failure_count,
-            "started_at": service.started_at, "probe_took_s": seen.took_s,
-            "probe_age_s": max(0.0, now - seen.began_at - seen.took_s), "is_probe_well": not seen.trouble}
 
 
 class Service:
@@ -10819,7 +10609,7 @@ class Service:
         self.machine.become_subreaper()
         self.open_fifo()
         self.runners.adopt()
-        for worker in (Worker(self, "asking for the GPUs", lambda: probe_gpus(self)), self.views.estimator,
+        for worker in (Worker(self, "asking for the GPUs", lambda: probe_gpus(self)),
                        self.views.disk_watch,
                        Worker(self, "writing state.json", self.history.keep_state),
                        self.history.trimmer, self.hooks.worker, self.log_watch.worker, self.gpu_watch.memory_worker,
@@ -10856,7 +10646,6 @@ class Service:
 
     def tick(self, runner_events: Sequence[RunnerEvent]) -> None:
         """Run one tick.  A phase that fails is logged and counted; the other phases still run."""
-        began_at = self.clock.monotonic()
         for backend in self.backends:
             self.run_guarded(backend.doing, self.take_in, backend, runner_events)
         self.run_guarded("reading GPUs", self.gpu_watch.take_in_observation)
@@ -10865,7 +10654,6 @@ class Service:
             self.run_guarded("ending jobs", backend.end_unwanted)
         self.run_guarded("scheduling", self.schedule)
         self.turned_at = self.clock.monotonic()
-        self.counters.turns.note(self.turned_at - began_at)
 
     def take_in(self, backend: Backend, runner_events: Sequence[RunnerEvent]) -> None:
         """Record the news of a backend."""
@@ -11650,8 +11438,9 @@ class Calls(Gate):
         self.service.gpu_watch.first_probe.wait(SMI_WAIT_S + 5)
         status = {**self.service.views.status(), "is_owner": caller.is_owner}
         if not caller.is_owner:
-            nodes = [hide(NODE_INFO, node) for node in status["nodes"]]
-            status.update(home=None, hints=[], nodes=nodes, running_jobs=list(show_to(caller, status["running_jobs"])))
+            status.update(
+                home=None, hints=[], nodes=[hide_private(node, PUBLIC_NODE_KEYS) for node in status["nodes"]],
+                running_jobs=[show_to(caller, job["user"], job) for job in status["running_jobs"]])
         return status
 
     @route("GET /queue", "user", "pending jobs in the order they would start", "Job[]")
@@ -11707,7 +11496,7 @@ class Calls(Gate):
 
     def list_jobs(self, caller: Caller, choice: Choice, limit: int | None = None, after: str | None = None,
                   fields: Sequence[str] = (), sort: str = "",
-                  tell: Callable[[dict[str, Any]], dict[str, Any]] = lambda told: told) -> Response:
+                  rename: Callable[[dict[str, Any]], dict[str, Any]] = lambda job: job) -> Response:
         """A part of a list of jobs, with Total-Count.  Raises: conflict, when job `after` is not in the list."""
         listed: list[Job] = self.service.store.read(lambda state: list_jobs(state, choice.status or STATUSES))
         # A choice by group, name or text would reveal what is private of others' jobs.
@@ -11724,12 +11513,9 @@ class Calls(Gate):
                 raise NexusError("conflict", f"job {format_line(after, 40)} is not in this list, or not any more",
                                  hint="begin with the list's first part anew, without `after`")
         jobs = jobs[first:None if limit is None else first + limit]
-        rows = {name: JOB[name] for name in fields} or JOB
-        shown = zip(jobs, self.service.views.describe_jobs(jobs, rows))
-        # The status may have changed since the choice.
-        return list_response((tell(told if caller.may_see(job.user) else hide(rows, told)) for job, told in shown
-                              if not choice.status or told.get("status", choice.status[0]) in choice.status),
-                             len(jobs), {"Total-Count": str(total)})
+        shown = [rename(show_to(caller, job.user, described))
+                 for job, described in zip(jobs, self.service.views.describe_jobs(jobs, fields))]
+        return replace(json_response(shown), headers={"Total-Count": str(total)})
 
     @route("GET /jobs/{id}", "user", "one job", "Job")
     def get_job(self, caller: Caller, id: str, wait: int = 0) -> Response | dict[str, Any]:
@@ -11739,7 +11525,7 @@ class Calls(Gate):
         return Response(200, stream=self.wait_for(job, self.service.clock.monotonic() + wait))
 
     def describe(self, job: Job) -> dict[str, Any]:
-        return next(self.service.views.describe_jobs([job]))
+        return self.service.views.describe_jobs([job])[0]
 
     def wait_for(self, job: Job, give_up_at: float) -> Iterator[bytes]:
         """The job, once it has ended or the time is over."""
@@ -11771,8 +11557,9 @@ class Calls(Gate):
         given = read_object(CANCEL_KEYS, CANCEL, body)
         first = given.pop("signal", None)
         jobs = self.service.admission.cancel(Choice(**given), caller, first)
-        told = list(self.service.views.describe_jobs(jobs, OBJECTS["EndedJob"]))        # trimmed since or not
-        return json_response({"ids": [job.id for job in jobs], "jobs": told}, 202)
+        keys = ("id", "status", "node", "unknown_since", "outcome", "cause_line")
+        return json_response({
+            "ids": [job.id for job in jobs], "jobs": self.service.views.describe_jobs(jobs, keys)}, 202)
 
     @route("POST /jobs/clear", "user",
            "forget finished jobs, with their logs: those named, or all of a group or status", "Ids", body="Choice")
@@ -11902,8 +11689,8 @@ class Calls(Gate):
 
     def describe_event(self, kind: str, what: Any, caller: Caller) -> object:
         if kind == "job":
-            return next(show_to(caller, [
-                job_json(what, self.service.clock.now(), self.service.views.find_place(what))]))
+            return show_to(caller, what.user, job_json(
+                what, self.service.clock.now(), self.service.views.find_place(what)))
         if kind == "removed":
             return {"ids": what}
         if kind == "gpus":
@@ -11918,8 +11705,9 @@ class Calls(Gate):
 
     @route("GET /metrics", "user", "GPUs, queue, waits, run times and the service itself, for Prometheus", "text/plain")
     def get_metrics(self, caller: Caller) -> Response:
-        return Response(200, format_prometheus(METRICS, self.service.views.measure()).encode("utf-8", "replace"),
-                        "text/plain; version=0.0.4; charset=utf-8")
+        views, counters = self.service.views, self.service.counters
+        text = format_prometheus(list_metrics(views.status(), views.health(), counters.ends, counters.retries))
+        return Response(200, text.encode("utf-8", "replace"), "text/plain; version=0.0.4; charset=utf-8")
 
     @route("GET /health", "user", "each check with its reading; 503 when one is bad", "Health", statuses=(200, 503))
     def get_health(self, caller: Caller) -> Response:
@@ -12047,8 +11835,8 @@ class Api(Calls):
     def get_api_jobs(self, caller: Caller, user_id: str | None = None, status: Sequence[str] = (),
                      limit: int | None = None, after: str | None = None) -> Response:
         nodes = self.service.pool.number_nodes()
-        return self.list_jobs(caller, Choice(status=status, user=user_id), limit, after, fields=list(SUBMITTED_FROM),
-                              tell=lambda job: submitted_json(job, nodes))
+        return self.list_jobs(caller, Choice(status=status, user=user_id), limit, after, fields=SUBMITTED_FROM,
+                              rename=lambda job: submitted_json(job, nodes))
 
 
 # Routes that only pass on their arguments
@@ -12088,32 +11876,18 @@ route("POST /node/sync", "owner", "", "any")(           # between nexuses; opena
 route("GET /docs", "anyone", "the same to read, and to try", "text/html")(
     lambda api, caller: page_response(api.page))                # the page looks at its address
 route("GET /api/status/{id}", "user", "where a submitted script stands", "Submitted")(
-    lambda api, caller, id: submitted_json(next(api.service.views.describe_jobs(
-        [api.find_job(id, caller)], SUBMITTED_FROM)), api.service.pool.number_nodes()))
+    lambda api, caller, id: submitted_json(
+        api.describe(api.find_job(id, caller)), api.service.pool.number_nodes()))
 
 
-def show_to(caller: Caller, jobs: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    return (job if caller.may_see(job["user"]) else hide(JOB, job) for job in jobs)
+def show_to(caller: Caller, user: str, job: dict[str, Any]) -> dict[str, Any]:
+    """The JSON of a user's job, as the caller may see it."""
+    return job if caller.may_see(user) else hide_private(job, PUBLIC_JOB_KEYS)
 
 
 def read_choice(body: Any) -> Choice:
     """Raises: usage."""
     return Choice(**read_object(CHOICE_KEYS, CHOICE, body))
-
-
-def list_response(items: Iterable[dict[str, Any]], count: int, headers: Mapping[str, str]) -> Response:
-    """A JSON list.  A long one is streamed: one json.dumps of 100,000 jobs would hold the GIL for a second."""
-    import itertools
-
-    def pieces() -> Iterator[bytes]:
-        rest, opening = iter(items), "["
-        while batch := [encode_json(item) for item in itertools.islice(rest, JOBS_AT_ONCE)]:
-            yield (opening + ",\n".join(batch)).encode()
-            opening = ",\n"
-        yield b"[]\n" if opening == "[" else b"]\n"
-    if count <= JOBS_AT_ONCE:
-        return Response(200, b"".join(pieces()), headers=headers)
-    return Response(200, headers=headers, stream=pieces())
 
 
 def is_of_jobs(event: tuple[int, str, Any], ids: Sequence[str]) -> bool:

@@ -482,7 +482,7 @@ def test_jobs_are_chosen_and_listed_part_by_part(bench):
     assert bench.ask("GET", "/jobs", query={"fields": "status,id,position", "limit": "3"})[1][2] == {
         "status": "pending", "id": made[2], "position": 0}
     assert bench.ask("GET", "/jobs", query={"after": "zzz"})[0] == 409 and bench.ask("GET", "/jobs", query={"sort": "name"})[0] == 400
-    assert all(nexus.JOB[name].public for name in nexus.SORTED_BY), "the order tells what is sorted by"
+    assert set(nexus.SORTED_BY) <= nexus.PUBLIC_JOB_KEYS, "the order tells what is sorted by"
     assert "fields[1] must be one of status, " in bench.ask("GET", "/jobs", query={"fields": "id,statu"})[1]["message"]
     theirs = bench.make_bearer("ann")
     for query, count in (({}, 4), ({"user": user}, 4), ({"fields": "status"}, 4), ({"text": "c1"}, 0), ({"name": "n1"}, 0),
@@ -546,7 +546,7 @@ def test_what_the_caller_has_is_not_sent_again_and_long_answers_are_compressed(b
     bench.become(json.loads(first.body)[3]["id"], "cancelled")
     assert bench.get("/jobs", query, tag).status == 200
     long = bench.get("/jobs", {}, {"accept-encoding": "gzip"})
-    assert len(json.loads(gzip.decompress(b"".join(long.stream)))) == 300
+    assert len(json.loads(gzip.decompress(long.body))) == 300
     events = bench.get("/events", {"since": "0"}, {"accept-encoding": "gzip"}).stream
     assert zlib.decompressobj(31).decompress(next(events)).startswith(b": events from"), "each piece can be read when it comes"
     bench.api.page = "<script></script>"
@@ -2383,26 +2383,6 @@ def test_a_node_that_is_removed_by_force_is_the_loops_to_give_up(bench):
     assert answers == [(204, b"")] and node.given_up_by
 
 
-@pytest.mark.parametrize("path", ["/jobs", "/queue", "/api/jobs"])
-def test_reasons_are_worked_out_once_for_all_that_ask_for_the_same_and_delay_nobody(bench, monkeypatch, path):
-    """200 jobs, each held against each GPU while the state was locked, delayed whoever submitted."""
-    bench.ask("POST", "/queue", [{"command": "true", "gpus": 2, "gpu_mem_mib": 100 + number % 2} for number in range(200)])
-    bench.become(bench.add(), "running", gpu_indices=(0,), gpu_uuids=("MOCK-0",))
-    bench.decide()
-    describe, count = nexus.explain_shortage, itertools.count()
-
-    def look(*arguments):
-        next(count)
-        assert is_free(bench.store), "the state is locked while a reason is made"
-        return describe(*arguments)
-
-    monkeypatch.setattr(nexus, "explain_shortage", look)
-    jobs = bench.ask("GET", path)[1]
-    assert sum("needs 2 GPUs" in (job["waiting_for"] or "") for job in jobs) == 200 and next(count) == 2
-    job_id = jobs[-1].get("id") or jobs[-1]["job_id"]
-    assert all("needs 2 GPUs" in str(bench.ask("GET", f"/jobs/{job_id}{more}")) for more in ("", "/why")) and next(count) == 5
-
-
 def test_a_status_may_be_repeated():
     with Listening() as it:
         ids = {status: it.add(gpus=0) for status in nexus.STATUSES}
@@ -2702,12 +2682,12 @@ def test_part_of_an_answer_does_not_look_like_all_of_it(monkeypatch, listening, 
         nexus.change_tokens(listening.layout.tokens_file, lambda tokens: nexus.revoke_tokens(tokens, "bob"))
         yield b"2]\n"
 
-    monkeypatch.setattr(nexus, "list_response", lambda *_: nexus.Response(200, stream=make_part()))
+    monkeypatch.setattr(nexus.Calls, "follow_events", make_part)
     with listening.connect() as line:
-        line.sendall(b"GET /jobs HTTP/" + version + b"\r\n" + HOST + b"Authorization: Bearer secret-of-bob\r\n\r\n")
+        line.sendall(b"GET /events HTTP/" + version + b"\r\n" + HOST + b"Authorization: Bearer secret-of-bob\r\n\r\n")
         with pytest.raises(ConnectionResetError):
             while line.recv(65536):
                 pass
     assert listening.service.failure_count == is_counted
-    assert any(line == "Internal error while answering GET /jobs" for line in listening.lines) == is_counted
+    assert any(line == "Internal error while answering GET /events" for line in listening.lines) == is_counted
     assert any("bob's token" in line for line in listening.lines) == (error is None)

@@ -581,13 +581,6 @@ Job abc waits: so
 """
 
 
-def test_how_a_node_is_reached_is_for_the_owner():
-    keys = nexus.NODE_INFO
-    shown = nexus.hide(keys, dict.fromkeys(keys, "10.0.0.5 gpuuser"))
-    assert shown.keys() == keys.keys() and {key for key, fact in shown.items() if fact} == {
-        "name", "gpus", "gpu_names", "running_jobs", "is_reachable", "is_leaving", "unknown_since"}
-
-
 METRICS = [  # reason, jobs, part of what `nexus metrics` says
     ("nothing yet", [], "Total Jobs: 0\nAvg Execution Time: unknown\nMedian Execution Time: unknown\n\nGPU"),
     ("mean and median", [finished(id, runtime_seconds=seconds) for id, seconds in (("aaa", 1.0), ("bbb", 2.0), ("ccc", 6.0))],
