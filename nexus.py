@@ -13391,20 +13391,16 @@ def cmd_run(call: Call) -> int:
         if "warning" in answer:
             call.say(answer["warning"])
         announce_wait(call, job_id, answer.get("warning", "").removeprefix("it waits: "))
-        if not pass_on_logs(call, job_id, call.client.layout is not None):
+        if not pass_on_logs(call, job_id):
             write_to(call.err, b"\n")
         job = call.client.wait([job_id])[0]
         # The cause of a non-zero exit code is the job's last line, which stands above.
         call.say(describe_end({**job, "cause_line": None} if job["cause"] == "exit" else job))
         return exit_code_of(job)
     except (KeyboardInterrupt, BrokenPipeError) as end:     # Ctrl-C; `nexus run ... | head`
-        is_ctrl_c = isinstance(end, KeyboardInterrupt)
         with contextlib.suppress(BrokenPipeError):          # stderr goes there too
-            call.err.write("\n" if is_ctrl_c and call.err.isatty() else "")
-            job = call.client.job(job_id)
-            call.say(describe_end(job) if job["status"] in FINAL else
-                     f"job {job_id} goes on; follow it: nexus logs -f {job_id}; stop it: nexus cancel {job_id}")
-        return 130 if is_ctrl_c else 141                    # 128 + SIGINT, SIGPIPE
+            call.say(f"job {job_id} goes on; follow it: nexus logs -f {job_id}; stop it: nexus cancel {job_id}")
+        return 130 if isinstance(end, KeyboardInterrupt) else 141           # 128 + SIGINT, SIGPIPE
 
 
 def announce_wait(call: Call, job_id: str, said: str = "") -> None:
@@ -13419,54 +13415,27 @@ def announce_wait(call: Call, job_id: str, said: str = "") -> None:
         time.sleep(0.05 if now - began < 2 else 0.5)
 
 
-def pass_on_logs(call: Call, job_id: str, is_own: bool, follow: bool = True, stream: str = "both",
-                 tail: int | None = None, has_times: bool = False) -> bool:
-    """Copy a job's stdout and stderr to ours in the order of arrival; with `follow`, until the job ends.
+def pass_on_logs(call: Call, job_id: str, follow: bool = True, stream: str = "both", tail: int | None = None,
+                 has_times: bool = False) -> bool:
+    """Copy a job's stdout and stderr to ours, as they are; with `follow`, until the job ends.
 
-    Returns whether stderr's last line is complete.
+    Returns whether the next line of stderr begins on a new line.
     """
-    targets = {"stdout": call.out, "stderr": call.err}
-    filters = {name: OutputFilter(is_own or not target.isatty()) for name, target in targets.items()}
-    places = {name: "" if target.isatty() else name for name, target in targets.items()}
-    # {place: whether its last line is complete}.  A terminal is one place for both streams.
-    former, is_whole = 1, dict[str, bool]()
+    targets, is_whole, attempt = {"stdout": call.out, "stderr": call.err}, {"stdout": True, "stderr": True}, 1
     for entry in call.client.follow(job_id, stream, tail, follow):
-        try:
-            name, number, at = entry["stream"], entry["attempt"], entry["at"]
-            content = entry["text"].encode("utf-8", "surrogateescape")
-            filtered = filters[name].clean(content)
-        except (KeyError, TypeError, AttributeError, ValueError):
-            raise describe_stranger(call.client.url, "its logs are other ones") from None
-        if number != former and entry.get("has_earlier"):
-            call.say(f"attempt {number}, {local_time(entry['started_at'], '%Y-%m-%d %H:%M:%S')}")
-        former = number
+        name, at = entry["stream"], entry["at"]
+        content = entry["text"].encode("utf-8", "surrogateescape")
+        if entry["attempt"] != attempt and entry["has_earlier"]:
+            call.say(f"attempt {entry['attempt']}, {local_time(entry['started_at'], '%Y-%m-%d %H:%M:%S')}")
+        attempt = entry["attempt"]
+        if not content:
+            continue
+        is_new_line, is_whole[name] = is_whole[name], content.endswith(b"\n")
         if has_times:
             stamp = f"{local_time(at[:19] + 'Z', '%Y-%m-%d %H:%M:%S')}{at[19:21]}" if at else "-"
-            filtered = stamp_lines(filtered, f"{stamp:21} ", is_whole.get(places[name], True)) if content else b""
-        is_whole[places[name]] = content.endswith(b"\n") if content else is_whole.get(places[name], True)
-        write_to(targets[name], filtered)
-    for name, target in targets.items():
-        write_to(target, filters[name].clean(b"", is_last=True))
-    return is_whole.get(places["stderr"], True)
-
-
-class OutputFilter:
-    """Remove what could control the terminal from another user's output.
-
-    Text, colours, tab, return, backspace and "erase the line" pass, as on the page.  A file gets everything.
-    """
-
-    def __init__(self, takes_all: bool) -> None:
-        import codecs
-        self.takes_all, self.decoder, self.rest = takes_all, codecs.getincrementaldecoder("utf-8")("replace"), ""
-
-    def clean(self, piece: bytes, is_last: bool = False) -> bytes:
-        if self.takes_all:
-            return piece
-        text = self.rest + self.decoder.decode(piece, is_last)
-        begun = None if is_last else re.search(r"\x1b(\[[0-9;:]{0,40})?\Z", text)      # an incomplete escape sequence
-        text, self.rest = (text[: begun.start()], begun[0]) if begun else (text, "")
-        return re.sub(rf"(\x1b\[[0-9;:]*[mK]|[\t\n\r\b])|{CONTROL}", lambda found: found[1] or "", text).encode()
+            content = stamp_lines(content, f"{stamp:21} ", is_new_line)
+        write_to(targets[name], content)
+    return is_whole["stderr"] and (is_whole["stdout"] or not call.out.isatty())
 
 
 def exit_code_of(job: Told) -> int:
@@ -13689,7 +13658,6 @@ def cmd_logs(call: Call) -> None:
     for job in jobs:
         if len(jobs) > 1 or not given.ids:
             call.say(f"job {job['id']}, {job['status']}: {name_or_command(job)}")
-        is_own = call.client.layout is not None and job["user"] == find_user(os.geteuid())
         if job["status"] == PENDING:
             call.say(f"job {job['id']} is pending: {job['waiting_for']}")
         elif not job["started_at"]:
@@ -13697,7 +13665,7 @@ def cmd_logs(call: Call) -> None:
         if job["unknown_since"]:
             call.say(f"{job['node']} has not been heard since {format_unknown(job)}: what job {job['id']} prints comes "
                      "when it is back")
-        pass_on_logs(call, job["id"], is_own, given.follow, given.stream, given.number, given.timestamps)
+        pass_on_logs(call, job["id"], given.follow, given.stream, given.number, given.timestamps)
 
 
 def show_service_log(call: Call) -> None:

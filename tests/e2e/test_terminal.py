@@ -7,14 +7,11 @@ import http.client
 import http.server
 import json
 import re
-import shlex
 import threading
 
 import pytest
 from console import Home
 from live import free_port
-
-import nexus
 
 # The window's title, its clipboard, a cleared screen, a question that it would answer by typing, 8-bit forms of these, a colour of
 # nexus's own, a turned direction, a line that looks like another one of nexus's, one that is written over
@@ -112,43 +109,6 @@ def test_nothing_of_a_server_speaks_to_the_terminal(home, evil, words):
     done = home.run(*words, **evil.environ)                 # to a file, which somebody looks at later
     assert "\x1b" not in done.out + done.err
     check_harmless((done.out + done.err).replace("\r\n", "\n"))
-
-
-OUTPUT = "\x1b[31mred\x1b[0m 10%\r\x1b[K20%\b\b\b\tü\n"         # of a progress bar in colour
-
-
-def test_what_anothers_job_prints_is_colours_and_progress_bars(home):
-    """Of one's own job all of it, and to a file too."""
-    token = home.run("token", "create", "eve").out.strip()
-    there = {"NEXUS_URL": f"http://127.0.0.1:{home.port}", "NEXUS_TOKEN": token}
-    evil = EVIL.replace("\x00", "")
-    command = f"printf %s {shlex.quote(OUTPUT)}{shlex.quote(evil)}"
-    home.main("resume")
-    hers, own = (home.run("add", "--gpus", "0", command, **given).id for given in (there, {}))
-    home.main("wait", hers, own)
-    home.main("pause")
-    for words, given in ((["logs", hers], {}), (["logs", "-f", hers], {}), (["logs", hers], there)):
-        with home.terminal(*words, **given) as terminal:
-            while terminal.process.poll() is None or terminal.read():
-                terminal.read()
-            shown = terminal.shown.decode().replace("\r\n", "\n")
-        assert shown.startswith(OUTPUT), shown
-        left = re.findall("[\x00-\x07\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028-\u202e\u2066]", re.sub("\x1b\\[[0-9;:]*[mK]", "", shown))
-        assert "owned" in shown and not left, (left, shown)
-        assert home.run(*words, **given).out == OUTPUT + evil
-    with home.terminal("logs", own) as terminal:
-        assert terminal.end()[1].startswith(OUTPUT + evil.partition("\n")[0])
-
-
-def test_a_sequence_that_comes_in_pieces():
-    def clean(pieces):
-        cleaner = nexus.OutputFilter(takes_all=False)
-        return b"".join(map(cleaner.clean, pieces)) + cleaner.clean(b"", is_last=True)
-
-    content = (OUTPUT + EVIL + "\x1b").encode()
-    whole = clean([content])
-    assert whole.startswith(OUTPUT.encode()) and not whole.endswith(b"\x1b")
-    assert clean(content[at:at + 1] for at in range(len(content))) == whole
 
 
 def test_the_watched_status_is_as_clean(home, evil):
