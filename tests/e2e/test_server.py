@@ -512,22 +512,6 @@ def test_events_of_some_jobs(bench):
     assert seen == [a, b, b] and c not in seen
 
 
-HINTS = [  # of the command line, what programs are told
-    ("nexus jobs lists them", "GET /jobs (nexus jobs) lists them"), ("nexus shows them", "GET /status (nexus) shows them"),
-    ("ann's own: nexus jobs --user ann", "ann's own: GET /jobs?user=ann (nexus jobs --user ann)"),
-    ("stop it: nexus kill abc", "stop it: DELETE /jobs/abc (nexus kill abc)"), ("nexus token create USER", "nexus token create USER")]
-
-
-@pytest.mark.parametrize("hint, told", HINTS)
-def test_hints_name_calls(hint, told):
-    assert nexus.name_calls(hint) == told
-
-
-def test_the_command_line_is_told_of_commands(bench):
-    assert bench.ask("GET", "/jobs/zzz")[1]["hint"] == "GET /jobs (nexus jobs) lists them"
-    assert bench.ask("GET", "/jobs/zzz", headers={"user-agent": "nexus"})[1]["hint"] == "nexus jobs lists them"
-
-
 def test_what_the_caller_has_is_not_sent_again_and_long_answers_are_compressed(bench):
     for number in range(300):
         bench.add(command=f"c{number}")
