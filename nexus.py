@@ -1057,7 +1057,6 @@ class State:
 
     # The facts with their defaults; they are a table too
     host: str = ""                                          # whose service wrote state.json last
-    machine_id: str = ""
     service_id: str = ""
     paused: bool = False
     paused_gpus: tuple[str, ...] = ()                       # uuids
@@ -4253,7 +4252,6 @@ class Layout:
         self.token_file = os.path.join(home, "token")
         self.tokens_file = os.path.join(home, "tokens.json")            # other users' tokens
         self.lock_file = os.path.join(home, "lock")
-        self.jobs_lock_file = os.path.join(home, "jobs.lock")           # locked by running jobs where has_locks()
         self.stopped_file = os.path.join(home, "stopped")               # exists after nexus stop
         self.events_file = os.path.join(home, "events")
         self.socket_file = os.path.join(home, "api.sock")
@@ -4821,7 +4819,7 @@ SMI_SLOW_HINT = ("nvidia-smi is slow while the driver loads the cards at each ru
                  "or nvidia-smi -pm 1")
 PROC = "/proc"
 HOST_PIDS = "pid:[4026531836]"  # the namespace outside containers: PROC_PID_INIT_INO of linux/proc_ns.h
-TCP_ESTABLISHED, TCP_LISTEN = 1, 10
+TCP_ESTABLISHED, TCP_LISTEN = 1, 10     # source: include/net/tcp_states.h
 
 
 class Completed(Value):
@@ -5217,36 +5215,23 @@ def read_boot_id() -> str:
     return (read_text(f"{PROC}/sys/kernel/random/boot_id") or "unknown").strip()
 
 
-def read_machine_id() -> str:
-    """An id of this machine, or of this container: pids mean other processes elsewhere.
+CONTAINER = " (a container)"
 
-    Machines may share a home, and containers a machine-id.  Source: machine-id(5), pid_namespaces(7).
-    """
-    own = f"host {socket.gethostname()}"
-    for path in ("/var/lib/dbus/machine-id", "/etc/machine-id"):
-        with contextlib.suppress(NexusError):
-            text = (read_text(path) or "").strip()
-            own = own if text in ("", "uninitialized") else text
+
+def read_machine() -> str:
+    """The name of this machine, or of this container: pids mean other processes elsewhere."""
     with contextlib.suppress(OSError):                  # a kernel without namespaces
-        namespace = os.readlink(f"{PROC}/self/ns/pid")
-        # A namespace's number means another one after a reboot.
-        return own if namespace == HOST_PIDS else f"{own} {read_boot_id()} {namespace}"
-    return own
+        if os.readlink(f"{PROC}/self/ns/pid") != HOST_PIDS:
+            return socket.gethostname() + CONTAINER
+    return socket.gethostname()
 
 
-def has_locks(machine_id: str) -> bool:
-    """Whether runners there hold a lock, as pids do not identify them: in a container, or without a machine-id."""
-    return " " in machine_id
+def is_elsewhere(machine: str, lock_file: str = "") -> bool:
+    """Whether a service or jobs may run on that machine, where they cannot be seen.
 
-
-def is_elsewhere(machine_id: object, lock_file: str) -> bool:
-    """Whether this id's owner may run on another machine or in another container, where it cannot be seen.
-
-    A container has a new id at each start.  There the lock decides: it goes with the last process that held it.
+    A container has a new name at each start.  Whether a former one's service runs is told by its lock.
     """
-    own, other = read_machine_id(), str(machine_id)
-    is_told_by_lock = has_locks(other) and other.split(" ")[0] == own.split(" ")[0]
-    return other != own and (not is_told_by_lock or is_locked(lock_file))
+    return machine != read_machine() and (not machine.endswith(CONTAINER) or (bool(lock_file) and is_locked(lock_file)))
 
 
 def is_alive(running: Mapping[str, Any]) -> bool:
@@ -5254,29 +5239,35 @@ def is_alive(running: Mapping[str, Any]) -> bool:
     return running.get("boot_id") == read_boot_id() and Processes().is_alive(running.get("pid"), running.get("started"))
 
 
+def encode_socket(address: str, port: int, is_ipv6: bool) -> str:
+    """An address as in /proc/net/tcp and tcp6: 32-bit words in the machine's byte order.  Raises: OSError."""
+    if is_ipv6 and ":" not in address:
+        address = f"::ffff:{address}"
+    packed = socket.inet_pton(socket.AF_INET6 if is_ipv6 else socket.AF_INET, address)
+    words = [int.from_bytes(packed[at:at + 4], sys.byteorder) for at in range(0, len(packed), 4)]
+    return "".join(f"{word:08X}" for word in words) + f":{port:04X}"
+
+
 def find_socket_uid(source: tuple[str, int], destination: tuple[str, int] | None) -> int | None:
     """The uid of the TCP socket at `source` connected to `destination`; None as `destination`: of the listening one.
 
-    Returns None when there is no such socket, or it has no owner yet or any more.  It reads the kernel's socket table,
-    as `ss` does.  Source: sock_diag(7), linux/inet_diag.h.
+    Returns None when there is no such socket, or it has no owner (no inode) yet or any more.
+    Source: Documentation/networking/proc_net_tcp.rst of Linux.
     """
-    import struct
+    addresses = [source[0]]
+    if destination is None:                             # it may listen on all addresses
+        addresses += ["::"] if ":" in source[0] else ["0.0.0.0", "::"]
     state = TCP_LISTEN if destination is None else TCP_ESTABLISHED
-    family = socket.AF_INET6 if ":" in source[0] else socket.AF_INET
-    peer = destination or (("::" if ":" in source[0] else "0.0.0.0"), 0)
-    with contextlib.suppress(OSError):          # out of descriptors; or no numeric address: a name, or fe80::1%eth0
-        request = struct.pack(                  # SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST
-            "=IHHIIBBBxIHH16s16sIII", 72, 20, 1, 1, 0, family, socket.IPPROTO_TCP, 0, 1 << state,
-            socket.htons(source[1]), socket.htons(peer[1]), socket.inet_pton(family, source[0]),
-            socket.inet_pton(family, peer[0]),
-            1, 2**32 - 1, 2**32 - 1)            # 1 is lo: include sockets bound to that device
-        with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, 4) as netlink:         # NETLINK_SOCK_DIAG
-            netlink.settimeout(2.0)
-            netlink.send(request)
-            answer = netlink.recv(8192)
-        if struct.unpack_from("=H", answer, 4)[0] != 2:                                 # NLMSG_ERROR: no such socket
-            found_state, uid, inode = answer[17], *struct.unpack_from("=II", answer, 16 + 4 + 48 + 12)
-            return uid if found_state == state and (inode or state == TCP_LISTEN) else None
+    with contextlib.suppress(OSError, NexusError):      # no descriptors; or no numeric address: a name, fe80::1%eth0
+        tables = [read_text(f"{PROC}/self/net/{name}") or "" for name in ("tcp", "tcp6")]
+        for address in addresses:
+            for is_ipv6, table in enumerate(tables):    # IPv4 may be spoken by an IPv6 socket
+                if is_ipv6 or ":" not in address:
+                    local = encode_socket(address, source[1], bool(is_ipv6))
+                    remote = encode_socket(*destination, bool(is_ipv6)) if destination else r"[0-9A-F]+:0000"
+                    row = re.search(rf" {local} {remote} {state:02X} \S+ \S+ \S+ +(\d+) +\d+ (\d+)", table)
+                    if row and (row[2] != "0" or destination is None):
+                        return int(row[1])
     return None
 
 
@@ -6286,11 +6277,9 @@ has_company() {
 }
 # An orphan would be taken for what the command left.  SIGKILL: a shell that was just forked may lose another signal.
 end_viewer() { [ -z "$viewer" ] || { kill -9 "$viewer"; wait "$viewer"; } 2>/dev/null; }
-# $alive tells a nexus in another container, which cannot see this process, that a job runs; $lease keeps other services
-# from the GPUs.  The service holds both locks until then, so that no other can take them in between.  Anybody may write
-# the folder of leases: $lease is not opened, but must be the same file.
+# $lease keeps other services from the GPUs.  The service holds the lock until then, so that no other can take it in
+# between.  Anybody may write the folder of leases: $lease is not opened, but must be the same file.
 hold() {
-  [ -z "$alive" ] || { command exec 7>>"$alive" && flock -s -w 5 7; }
   [ -z "$lease" ] || { command exec 9<"$held" && flock -s -n 9 && [ "$held" -ef /proc/$$/fd/9 ] &&
     [ "$lease" -ef /proc/$$/fd/9 ]; }
 }
@@ -6462,7 +6451,7 @@ keep_made
 # A runner that waits for jobs.  It reads the path of its next job.sh from a pipe of the service, which ends with the
 # service, or when a job turns out to be long.  It keeps its lease, which is renamed for each job.
 WAITING_SCRIPT = RUNNER_SCRIPT + "run_job() {" + JOB_SCRIPT + r'''}
-number=$1 pipe=$2 end=$3 events=$4 alive=$5 lease=$6 held=$7 viewer=
+number=$1 pipe=$2 end=$3 events=$4 lease=$5 held=$6 viewer=
 prepare
 if [ -t 1 ]; then                         # the viewer starts when the second pipe ends, which is after any short job
   { read -r rest
@@ -6547,12 +6536,8 @@ SLURM_SCRIPT = r'''  slurms='SLURM[A-Z0-9_]*|[A-Z]+_VISIBLE_DEVICES|GPU_DEVICE_O
 
 
 def build_script(job: Job, environment: Mapping[str, str], layout: Layout, lease: tuple[str, str] | None,
-                 program: Sequence[str] | None = None, jobs_lock: str = "") -> str:
-    """The text of a job's job.sh.
-
-    `lease`: of Leases.paths(); `program` runs instead of bash -c COMMAND; `jobs_lock`: a file that is locked while the
-    job runs.
-    """
+                 program: Sequence[str] | None = None) -> str:
+    """The text of a job's job.sh.  `lease`: of Leases.paths(); `program` runs instead of bash -c COMMAND."""
     pairs = [f"{quote(name)}={quote(text)}" for name, text in environment.items() if name != "NEXUS_JOB_NONCE"]
     # Without the nonce, a job.sh that is run by hand is not this job, which the service would end.
     nonce = environment.get("NEXUS_JOB_NONCE", "")
@@ -6576,7 +6561,7 @@ def build_script(job: Job, environment: Mapping[str, str], layout: Layout, lease
         launch = ["bash", "-p", "-c", CONDA_SCRIPT, "nexus", job.conda, "/usr/bin/env", *kept, *launch]
     head = {
         "id": job.id, "dir": layout.job_folder(job.id), "service": str(os.getpid()), "events": layout.events_file,
-        "alive": jobs_lock, "lease": lease[0] if lease else "", "held": lease[1] if lease else "",
+        "lease": lease[0] if lease else "", "held": lease[1] if lease else "",
         "job_path": environment.get("PATH") or os.defpath, "home": os.environ.get("HOME") or "/",
         "commit": job.snapshot or "", "repo": job.snapshot_repo or "",
         "git_options": " ".join(GIT_OPTIONS),
@@ -6697,8 +6682,8 @@ class WaitingRunners:
     A runner whose job has ended waits for another, unless enough are waiting.
     """
 
-    def __init__(self, machine: Machine, layout: Layout, jobs_lock: str) -> None:
-        self.machine, self.layout, self.jobs_lock = machine, layout, jobs_lock
+    def __init__(self, machine: Machine, layout: Layout) -> None:
+        self.machine, self.layout = machine, layout
         self.script = os.path.join(layout.cache_dir, "runner.sh")
         self.runners: dict[str, WaitingRunner] = {}         # {number: a runner without a job}
         self.busy: dict[str, WaitingRunner] = {}            # {job id: a runner that may come back}
@@ -6748,7 +6733,7 @@ class WaitingRunners:
                 lease = leases.paths(number)
             self.machine.spawn(number, WAITING_SESSION, [
                 "/bin/sh", self.script, number, *(f"{PROC}/{os.getpid()}/fd/{end}" for end in pipes[::2]),
-                self.layout.events_file, self.jobs_lock, *lease])
+                self.layout.events_file, *lease])
             self.runners[number] = WaitingRunner(number, pipes)
             stack.pop_all()
 
@@ -7085,7 +7070,7 @@ class Store:
     def __init__(self, layout: Layout, clock: Clock, log: logging.Logger) -> None:
         import threading
         self.layout, self.clock, self.log = layout, clock, log
-        self.host, self.machine_id = socket.gethostname(), read_machine_id()
+        self.host = read_machine()
         self.state = State()
         self.service_id = ""
         self.events = EventLog(int(clock.now() * 1e6))      # so that numbers grow over restarts too
@@ -7256,11 +7241,11 @@ class Store:
             segments = self.journal.list_segments()
             found, broken = self.rebuild()
         state, damage = found.state, found.damage
-        is_own = state.machine_id == self.machine_id
-        if found.path and not is_own and state.running and is_elsewhere(state.machine_id, self.layout.jobs_lock_file):
+        is_own = state.host == self.host
+        if found.path and state.running and is_elsewhere(state.host):
             raise describe_other_machine(
                 state.host, f"jobs of {state_file} run there", f"mv {self.layout.home} {self.layout.home}.old")
-        state.host, state.machine_id = self.host, self.machine_id
+        state.host = self.host
         state.service_id = self.service_id = state.service_id or f"{os.geteuid()}-{self.clock.new_token()[:8]}"
         self.state, self.told = state, found.told
         is_good = found.path == state_file and is_own and not damage           # else a new one is written at once
@@ -8128,7 +8113,7 @@ class Local(Backend):
         # {job whose command has ended: the work of what goes on; None: that idled, and is being ended}
         self.work: dict[str, Work | None] = {}
         self.last_watch_at = float("-inf")
-        self.waiting = WaitingRunners(self.machine, self.layout, service.launcher.jobs_lock)
+        self.waiting = WaitingRunners(self.machine, self.layout)
         self.prepared: dict[str, str] = {}                  # {job id: the path of its job.sh}
 
     def has(self, job: Job) -> bool:
@@ -8566,7 +8551,6 @@ class Launcher(Part):
         super().__init__(service)
         self.start_rest = Backoff(*HOLD_S)                  # nothing is started during it
         self.prepared: dict[str, News | Exception | None] = {}      # {job id: what prepare() returned or raised}
-        self.jobs_lock = self.layout.jobs_lock_file if has_locks(self.store.machine_id) else ""
 
     def intend(self, job: Job, start: Start, now: float) -> Put:
         where: dict[str, Any] = {"nonce": self.clock.new_token()[:16]}
@@ -8648,7 +8632,7 @@ class Launcher(Part):
         job = replace(job, command=command, umask=self.service.umask if job.umask is None else job.umask)
         argv = self.service.scripts.find_argv(job, submitted.get("PATH") or os.defpath)
         environ = build_environment(job, submitted, gpus)
-        text = build_script(job, environ, self.layout, lease, argv, self.jobs_lock)
+        text = build_script(job, environ, self.layout, lease, argv)
         write_atomic(script, [text], 0o700, is_synced=False)
         return script
 
@@ -10530,7 +10514,7 @@ class Service:
         self.user = find_user(os.geteuid())
         self.owner = Caller(self.user, self.user)
         self.hash = file_hash()                             # of the running code: the file may change later
-        self.node = store.host
+        self.node = store.host.partition(CONTAINER)[0]
         self.started_at, self.started_monotonic = clock.now(), clock.monotonic()
         self.is_stopping = self.is_going_down = False
         self.plan = Plan(hold=Reason("node-down", "", "the service has not read the GPUs yet"))
@@ -12365,7 +12349,7 @@ def serve(layout: Layout, config: Config, environ: Mapping[str, str], page: str,
         "pid": os.getpid(), "started": own.started if own else 0, "boot_id": machine.boot_id, "url": url,
         "port": server.port, "socket": server.socket_path, "config": config_file, "version": __version__,
         "hash": file_hash(),
-        "machine": store.host, "machine_id": store.machine_id}) + "\n"])
+        "machine": store.host}) + "\n"])
     # Checked after service.json is visible; `nexus stop` does the reverse, so that one of the two sees the other.
     if os.path.exists(layout.stopped_file):
         os.unlink(layout.service_file)
@@ -12391,7 +12375,7 @@ def check_start(layout: Layout, config: Config, own_port: int | None = None) -> 
     """
     secure_folders(layout)
     running = read_json(layout.service_file)
-    if running and running.get("machine_id") != read_machine_id():
+    if running and running.get("machine") != read_machine():
         refuse_elsewhere(layout, running)
         remove_file(layout.service_file)        # else it would seem to belong to this machine, which has the lock now
     if config.jobs.max_memory_gb and config.jobs.launcher != "slurm" and not import_psutil():   # Slurm limits memory
@@ -12440,9 +12424,9 @@ def mark_stopped(layout: Layout, is_stopped: bool) -> None:
 
 def refuse_elsewhere(layout: Layout, running: Mapping[str, Any]) -> None:
     """Raises: conflict, when service.json is of a service on another machine."""
-    if is_elsewhere(running.get("machine_id"), layout.lock_file):
-        raise describe_other_machine(
-            str(running.get("machine")), f"{layout.service_file} says so", f"rm {layout.service_file}")
+    machine = str(running.get("machine"))
+    if is_elsewhere(machine, layout.lock_file):
+        raise describe_other_machine(machine, f"{layout.service_file} says so", f"rm {layout.service_file}")
 
 
 # ==== 16. CLIENT ==== the Python API; one transport; finds, checks and starts the service
@@ -12840,7 +12824,7 @@ def find_service(layout: Layout) -> dict[str, Any] | None:
     if not running or not isinstance(running.get("pid"), int):
         return None
     refuse_elsewhere(layout, running)
-    if running.get("machine_id") != read_machine_id() or not is_alive(running):
+    if running.get("machine") != read_machine() or not is_alive(running):
         return None
     return running
 
@@ -12848,7 +12832,7 @@ def find_service(layout: Layout) -> dict[str, Any] | None:
 def await_supervisor(layout: Layout) -> dict[str, Any] | None:
     """Wait for the supervisor to restart a killed service; None when it does not in time."""
     left = read_json(layout.service_file)
-    is_of_here = left and (left.get("boot_id"), left.get("machine_id")) == (read_boot_id(), read_machine_id())
+    is_of_here = left and (left.get("boot_id"), left.get("machine")) == (read_boot_id(), read_machine())
     if not is_of_here or os.path.exists(layout.stopped_file):
         return None
     return wait_until(lambda: find_service(layout), SUPERVISOR_TIMEOUT_S, 0.02)

@@ -379,7 +379,7 @@ def test_a_service_of_another_machine_is_left_alone(own_home):
     own_home.main("start")
     own_home.main("stop")
     own_home.file("service.json").write_text(
-        '{"pid": 1, "started": 1, "port": 1, "host": "127.0.0.1", "machine": "gpu7", "machine_id": "other"}')
+        '{"pid": 1, "started": 1, "port": 1, "host": "127.0.0.1", "machine": "gpu7"}')
     done = own_home.main("add", "true")
     assert done.code == 4, done
     assert all(says in done.err for says in ("the service runs on gpu7", "NEXUS_HOME=~/.nexus-$(hostname)", "NEXUS_URL"))

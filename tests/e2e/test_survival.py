@@ -278,10 +278,10 @@ def test_the_machine_went_down(on_reboot, wanted):
 def test_home_shared_with_another_machine():
     with live.Box(gpus=1) as box:
         job = box.wait_started(box.add("sleep 600"))
-        machine_id = box.info()["machine_id"]
+        machine = box.info()["machine"]
         box.kill_all_of_service()
         # It runs on gpu1
-        running = {**box.info(), "machine": "gpu1", "machine_id": "f" * 32}
+        running = {**box.info(), "machine": "gpu1"}
         (box.home / "service.json").write_text(json.dumps(running))
         before = {path: path.read_bytes() for path in box.home.iterdir() if path.is_file()}
         for command in (["start"], ["add", "true"], ["status"], ["serve"], ["stop"]):
@@ -291,13 +291,13 @@ def test_home_shared_with_another_machine():
                 assert words in done.stderr, (command, done.stderr)
         # It is not running there now, but jobs are
         (box.home / "service.json").unlink()
-        edit(box, machine_id, "f" * 32)
+        edit(box, f'"host": "{machine}"', '"host": "gpu1"')
         before = {path: path.read_bytes() for path in box.home.iterdir() if path.is_file() and "state" in path.name}
         done = box.nexus("start")
         assert done.returncode == 4 and "the service runs on" in done.stderr and "NEXUS_URL" in done.stderr
         assert {path: path.read_bytes() for path in box.home.iterdir() if path.is_file() and "state" in path.name} == before
         assert live.is_alive(job["pid"])
-        edit(box, "f" * 32, machine_id)
+        edit(box, '"host": "gpu1"', f'"host": "{machine}"')
         box.start()
         assert box.job(job["id"])["status"] == "running"
 
@@ -552,7 +552,7 @@ def test_another_program_on_the_port(uid):
         own = os.getpid()
         box.home.joinpath("service.json").write_text(json.dumps({
             "pid": own, "started": int(live.stat(own)[19]), "boot_id": nexus.read_boot_id(), "url": f"http://127.0.0.1:{box.port}",
-            "port": box.port, "socket": str(box.home / "api.sock"), "machine_id": nexus.read_machine_id(), "machine": "here"}))
+            "port": box.port, "socket": str(box.home / "api.sock"), "machine": nexus.read_machine()}))
         for command in (["add", "true"], ["status"], ["logs", "-f", "abc"], ["stop"]):
             done = box.nexus(*command)
             assert done.returncode == 6 and not done.stdout and "api.sock is gone" in done.stderr and f"kill {own}" in done.stderr, done

@@ -154,7 +154,7 @@ def test_read_state_refuses(reason, text):
 
 
 @given(json_values | st.fixed_dictionaries({}, optional={
-    "version": st.sampled_from([0, 1, 2]), "seq": st.integers(), "host": texts, "machine_id": texts, "service_id": texts,
+    "version": st.sampled_from([0, 1, 2]), "seq": st.integers(), "host": texts, "service_id": texts,
     "next_number": st.integers(), "paused": st.booleans(), "paused_gpus": json_values, "inventory": json_values,
     "environments": json_values, "jobs": json_values, "groups": json_values, "seen": json_values, "nodes": json_values}))
 def test_read_state_raises_nothing_else(body):

@@ -82,7 +82,7 @@ def made_by(state, changes, answer=None):
 def dump(state):
     """All of a State but what no job needs, and how many changes that took; `indexes` as they are."""
     used = {one.environment for one in state.jobs.values()}
-    facts = nexus.FACTS.keys() - {"host", "machine_id", "service_id"}           # of whoever writes
+    facts = nexus.FACTS.keys() - {"host", "service_id"}           # of whoever writes
     return {"facts": {name: getattr(state, name) for name in facts}, "jobs": dict(state.jobs),
             "environments": {digest: dict(variables) for digest, variables in state.environments.items() if digest in used},
             "groups": {name: group for name, group in state.groups.items() if name in {one.group for one in state.jobs.values()}},
@@ -718,14 +718,14 @@ def test_whatever_stands_in_the_place_of_a_field_no_other_job_is_lost(history, d
             path.write_text("".join(nexus.encode_json(body) + "\n" for body in bodies))
         else:
             body = json.loads(path.read_text())
-            needed = ["version", "seq", "machine_id"] if name == "all there is" else ["version"]
+            needed = ["version", "seq", "host"] if name == "all there is" else ["version"]
             where = data.draw(st.sampled_from([one for one in paths_of(body) if one and one != ("jobs",) and one[0] not in needed]))
             own = {where[1]} if where[0] == "jobs" else set()
             path.write_text(json.dumps(put_at(body, where, new)))
         try:
             box.open()
         except nexus.NexusError as error:
-            assert "runs on" in error.message and where == ("machine_id",), "another machine's, as it seems"
+            assert "runs on" in error.message and where == ("host",), "another machine's, as it seems"
             return
         jobs, wanted = box.store.state.jobs, {one: job for one, job in history.store.state.jobs.items() if one not in own}
         assert not wanted.keys() - jobs.keys()
@@ -1247,7 +1247,7 @@ MACHINES = [  # reason, jobs run there, a change of the journal says so, whether
 
 @pytest.mark.parametrize("reason, runs, runs_later, is_refused", MACHINES, ids=[case[0] for case in MACHINES])
 def test_another_machines_state(tmp_path, reason, runs, runs_later, is_refused):
-    box = Box(tmp_path / "home").open(host="gpu1", machine_id="another")
+    box = Box(tmp_path / "home").open(host="gpu1")
     box.add("abc", status=nexus.RUNNING if runs else nexus.PENDING)
     box.store.save_checkpoint()
     if runs_later:
@@ -1264,12 +1264,12 @@ def test_another_machines_state(tmp_path, reason, runs, runs_later, is_refused):
         assert other.dump() == box.dump()
         other.add("xyz")
         other.store.save_checkpoint()
-        assert json.loads(pathlib.Path(other.path("state.json")).read_text())["machine_id"] == nexus.read_machine_id()
+        assert json.loads(pathlib.Path(other.path("state.json")).read_text())["host"] == nexus.read_machine()
 
 
 def test_a_state_that_was_moved_is_this_machines_at_once(tmp_path):
     """Killed with a running job before it wrote state.json anew, it is not told that its jobs run elsewhere."""
-    Box(tmp_path / "home").open(host="gpu1", machine_id="another").add("abc").store.save_checkpoint()
+    Box(tmp_path / "home").open(host="gpu1").add("abc").store.save_checkpoint()
     box = Box(tmp_path / "home").open()
     box.update(set_status("abc", nexus.RUNNING))
     assert box.crash(tmp_path / "copy").open().dump() == box.dump()
