@@ -4834,11 +4834,10 @@ class RunError(NexusError):
 
 STUCK: dict[str, subprocess.Popen[bytes]] = {}      # {purpose: a program that no signal ends}
 STUCK_HINT = "a driver or a file system does not answer: see dmesg; a reboot may be needed"
-MAX_OUTPUT_BYTES = 256 * 2**20
 
 
 def run(argv: Sequence[str], timeout_s: float, environ: Mapping[str, str] | None = None, given: bytes = b"", *,
-        is_apart: bool = False, most_bytes: int = MAX_OUTPUT_BYTES, undecodable: str = "replace", purpose: str = "",
+        is_apart: bool = False, undecodable: str = "replace", purpose: str = "",
         hint: str = "try it by hand", install: str = "install it", cwd: str | None = None) -> Completed:
     """Run a program to its end, or leave it behind: run() always returns in time.
 
@@ -4848,10 +4847,8 @@ def run(argv: Sequence[str], timeout_s: float, environ: Mapping[str, str] | None
     import signal
     import subprocess
     purpose = purpose or argv[0]
-    stuck = STUCK.get(purpose)
-    if stuck and has_session(stuck):
-        raise RunError("unavailable", f"{purpose} (pid {stuck.pid}) hangs and cannot be ended", STUCK_HINT)
-    STUCK.pop(purpose, None)
+    if purpose in STUCK and STUCK[purpose].poll() is None:
+        raise RunError("unavailable", f"{purpose} (pid {STUCK[purpose].pid}) hangs and cannot be ended", STUCK_HINT)
     with open_scratch() as source, open_scratch() as output, open_scratch() as errors:
         # Files instead of pipes: a background process of the program would keep a pipe open.
         source.write(given)
@@ -4863,25 +4860,18 @@ def run(argv: Sequence[str], timeout_s: float, environ: Mapping[str, str] | None
             raise RunError("unavailable", f"{argv[0]} was not found on PATH", install) from None
         except OSError as error:
             raise RunError("unavailable", f"{argv[0]} cannot be run: {error.strerror}", hint) from None
-        give_up_at, fault = time.monotonic() + timeout_s, ""
-        while not fault:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(max(0.0, min(0.1, give_up_at - time.monotonic())))
-            exit_code = process.poll()
-            if os.fstat(output.fileno()).st_size + os.fstat(errors.fileno()).st_size > most_bytes:
-                fault = f"{purpose} printed more than {format_memory(most_bytes / 2**20)}"
-            elif exit_code is not None:
-                return Completed(exit_code, *(read_scratch(file, most_bytes, undecodable) for file in (output, errors)))
-            elif time.monotonic() >= give_up_at:
-                fault = f"{purpose} did not answer within {timeout_s:g} s"
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            exit_code = process.wait(timeout_s)
+            return Completed(exit_code, read_scratch(output, undecodable), read_scratch(errors, undecodable))
+        why = f"{purpose} did not answer within {timeout_s:g} s"
         for number, patience_s in ((signal.SIGTERM, 2.0), (signal.SIGKILL, 1.0)):   # SIGKILL at once can freeze a card
             with contextlib.suppress(OSError):          # the whole group is gone, or another user's
                 os.killpg(process.pid, number)
-            if wait_until(lambda: not has_session(process), patience_s, 0.02):
-                last = read_scratch(errors if is_apart else output, 1000).strip().rpartition("\n")[2]
-                raise RunError("unavailable", f"{fault}{last and ': '}{format_line(last, 200)}", hint)
+            if wait_until(lambda: process.poll() is not None, patience_s, 0.02):
+                last = read_scratch(errors if is_apart else output).strip().rpartition("\n")[2]
+                raise RunError("unavailable", f"{why}{last and ': '}{format_line(last, 200)}", hint)
         STUCK[purpose] = process
-        raise RunError("unavailable", f"{fault} and cannot be ended", STUCK_HINT)
+        raise RunError("unavailable", f"{why} and cannot be ended", STUCK_HINT)
 
 
 def open_scratch() -> IO[bytes]:
@@ -4893,14 +4883,9 @@ def open_scratch() -> IO[bytes]:
         return tempfile.TemporaryFile()
 
 
-def read_scratch(file: IO[bytes], most_bytes: int, undecodable: str = "replace") -> str:
+def read_scratch(file: IO[bytes], undecodable: str = "replace") -> str:
     """Its content.  The file's position is shared with its writer, and stays."""
-    return os.pread(file.fileno(), min(most_bytes, os.fstat(file.fileno()).st_size), 0).decode("utf-8", undecodable)
-
-
-def has_session(process: subprocess.Popen[bytes]) -> bool:
-    """Whether a program of run(), or any process of its session, still lives."""
-    return process.poll() is None or any(one.session == process.pid for one in Processes().scan(is_all=True))
+    return os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0).decode("utf-8", undecodable)
 
 
 class NvidiaSmi:
@@ -5022,13 +5007,13 @@ class Processes:
         """The present, in clock ticks since boot."""
         return int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
 
-    def scan(self, is_all: bool = False) -> list[Process]:
+    def scan(self) -> list[Process]:
         """The processes that may be ours: this user's; for root, everybody's."""
-        found, is_all = [], is_all or not self.uid
+        found = []
         with os.scandir(PROC) as entries:
             for entry in entries:
                 with contextlib.suppress(OSError):
-                    if entry.name.isdigit() and (is_all or entry.stat(follow_symlinks=False).st_uid == self.uid):
+                    if entry.name.isdigit() and self.uid in (0, entry.stat(follow_symlinks=False).st_uid):
                         process = self.find(int(entry.name))
                         if process and not process.is_kernel and not self.is_gone(process):
                             found.append(process)
@@ -5926,7 +5911,6 @@ SSH_CALL_TIMEOUT_S = 120.0      # for a command there
 SSH_EXIT_TIMEOUT_S = 5.0
 SSH_IDLE_S = 60                 # an unused connection ends after this
 ANSWER_TIMEOUT_FACTOR = 4       # a whole reply may take this many times the timeout for silence
-MAX_SAID_BYTES = 4 * 2**20      # of a node's command's output
 SSH_OPTIONS = ("BatchMode=yes", "ConnectTimeout=15", "ServerAliveInterval=5", "ServerAliveCountMax=3",
                "ForwardAgent=no", "ForwardX11=no", "PermitLocalCommand=no", "ControlPersist=no", "RemoteCommand=none",
                "StreamLocalBindUnlink=yes")
@@ -6084,7 +6068,7 @@ class Ssh:
 
     def run(self, what: str, argv: Sequence[str], given: bytes = b"", timeout_s: float = 0.0) -> str:
         """The output of an ssh that does `what`.  Raises: unavailable, with ssh's words."""
-        done = run(argv, timeout_s or SSH_CALL_TIMEOUT_S, self.environ, given, is_apart=True, most_bytes=MAX_SAID_BYTES,
+        done = run(argv, timeout_s or SSH_CALL_TIMEOUT_S, self.environ, given, is_apart=True,
                    purpose=f"ssh to {self.node.name}", hint=f"try it by hand: {self.by_hand}", install=INSTALL_SSH)
         if done.exit_code:
             raise self.fault(what, done.errors or done.output or f"exit code {done.exit_code}")
