@@ -1217,9 +1217,6 @@ def list_jobs(state: State, statuses: Container[str]) -> list[Job]:
             *(list_pending(state) if PENDING in statuses else ())]
 
 
-TRIMMED_AT_ONCE = ENDED_AT_ONCE = 1000          # jobs in one change: every other change waits for it
-
-
 def choose_trimmed(state: State, limit: int) -> list[Job]:
     """Finished jobs to forget now.  Of each user, the last `limit` that ran stay, and the last `limit` that never ran.
 
@@ -1234,7 +1231,7 @@ def choose_trimmed(state: State, limit: int) -> list[Job]:
         kept[key] = kept.get(key, 0) + 1
         if kept[key] > limit and (job.head is None or job.is_collected):
             trimmed.append(job)
-    return trimmed[:-TRIMMED_AT_ONCE - 1:-1]            # the oldest first
+    return trimmed[::-1]            # the oldest first
 
 
 def list_sent(state: State, head: str) -> list[Job]:
@@ -8902,7 +8899,6 @@ DISK_INTERVAL_S, DISK_TIMEOUT_S = 5.0, 30.0     # between two disk checks; a dis
 ESTIMATE_BACKOFF_FACTOR = 10    # estimates are kept for this multiple of the time they took, at least 2 s
 HEALTH_INTERVAL_S = 5.0         # between two checks for on_unhealthy
 HOOK_TIMEOUT_S = 60.0           # of one [hooks] command
-CLEAR_TIMEOUT_S = 60.0
 MAX_FAULTS_LOGGED = 20          # each time the jobs file is read
 
 
@@ -9441,11 +9437,10 @@ class Admission(Part):
         """Remove pending jobs from the queue and stop running jobs; return the jobs that end, as they are then.
 
         Finished jobs are skipped; a single named job that does not have `choice.status` is a conflict.  If any
-        unfinished named job does not have it, no job is ended.  Jobs of a group or status end 1,000 at a time, so that
-        other requests get a turn.
+        unfinished named job does not have it, no job is ended.
         Raises: not_found, forbidden, conflict.
         """
-        now, statuses, ended = self.clock.now(), choice.status or (PENDING, RUNNING), dict[str, Job]()
+        now, statuses = self.clock.now(), choice.status or (PENDING, RUNNING)
         found: list[Job] = self.store.read(lambda state: list(choose_jobs(state, choice, caller)))
         withdrawn = {job.current.slurm_key for job in found if job.current.slurm_id and job.status == PENDING
                      and PENDING in statuses and is_withdrawn(job, self.layout.job_folder(job.id))}
@@ -9454,23 +9449,20 @@ class Admission(Part):
 
         def stop(state: State) -> Changes:
             jobs = choose_jobs(state, choice, caller)
-            left = [job for job in jobs if job.status not in FINAL and job.id not in ended]
-            left = left if choice.ids else left[:ENDED_AT_ONCE]
+            left = [job for job in jobs if job.status not in FINAL]
             if choice.ids and choice.status:
                 for job in jobs if len(jobs) == 1 else left:
                     check_status(job, statuses, "nothing was done to the others" if len(jobs) > 1 else "")
             for job_id in [job.id for job in left]:
                 if state.jobs[job_id].status not in FINAL:          # a job before it may have ended it too
                     yield from stop_job(state, state.jobs[job_id], caller.name, now, withdrawn, signal)
-            return {job.id: state.jobs[job.id] for job in left}
+            return [state.jobs[job.id] for job in left]
 
-        while part := self.store.update(stop):
-            ended.update(part)
-            self.log.info("Job %s: stopped by %s", join_some(list(part)), caller.name)
+        ended: list[Job] = self.store.update(stop)
+        if ended:
+            self.log.info("Job %s: stopped by %s", join_some([job.id for job in ended]), caller.name)
             self.service.wake()
-            if choice.ids:
-                break
-        return list(ended.values())
+        return ended
 
     def retry(self, choice: Choice, caller: Caller, change: Mapping[str, Any] = {}) -> list[str]:
         """Queue finished jobs again as new jobs, all or none; return the new ids.
@@ -9906,7 +9898,7 @@ class NodeSide(Part):
             if known and (known.head_attempt > number or known.status not in FINAL):
                 raise NexusError(
                     "unavailable", f"job {known.id} is on {self.service.node} already, and is {known.status}")
-            if job_id in self.service.history.trimming:
+            if job_id in self.service.history.removing:
                 raise NexusError("unavailable", f"the logs of job {job_id} are being removed on {self.service.node}")
             if known:
                 yield Put("jobs", known.id, None)
@@ -9977,8 +9969,7 @@ class History(Part):
 
     def __init__(self, service: Service) -> None:
         super().__init__(service)
-        self.trimming: Mapping[str, Job] = {}               # jobs that are being removed now
-        self.cleared: dict[str, str] = {}                   # {id of a job to remove: who asked}
+        self.removing: set[str] = set()                     # ids of the jobs whose logs are being removed now
         self.trimmer = Worker(service, "trimming the history", self.trim_history)
 
     def clear(self, choice: Choice, caller: Caller) -> list[str]:
@@ -9989,57 +9980,46 @@ class History(Part):
         if not set(choice.status or FINAL) <= set(FINAL):
             refuse(f"only finished jobs can be cleared: {', '.join(FINAL)}", "nexus cancel ends jobs that wait or run")
 
-        def find(state: State) -> list[str]:
+        def find(state: State) -> list[Job]:
             jobs = choose_jobs(state, choice, caller)
             for job in jobs if choice.ids else ():
                 check_status(job, choice.status or FINAL, "nothing was cleared")
-            return [job.id for job in jobs if job.status in FINAL and (job.head is None or job.is_collected)]
+            return [job for job in jobs if job.status in FINAL and (job.head is None or job.is_collected)]
 
-        ids: list[str] = self.store.read(find)
-        self.cleared.update(dict.fromkeys(ids, caller.name))
-        self.trimmer.wanted.set()
-        while not self.trimmer.thread.is_alive() and self.cleared and not self.trim_history():
-            pass
-        if not wait_until(lambda: not self.cleared, CLEAR_TIMEOUT_S):
-            left = format_count(len(self.cleared), "job")
-            raise NexusError("unavailable", f"{left} are not removed yet: the disk is slow, or full",
-                             "they go as soon as that is possible; see nexus health")
-        return ids
+        gone: list[Job] = self.store.read(find)
+        self.remove(gone, f"as {caller.name} asked")
+        return [job.id for job in gone]
 
     def trim_history(self) -> float:
-        """Remove one batch of finished jobs, cleared or beyond history_limit; return the seconds until the next call.
-
-        Logs go before State: if the service dies between, the next service still knows the jobs and goes on.
-        """
+        """Remove the finished jobs beyond history_limit; return the seconds until the next call."""
         limit = self.config.state.history_limit
+        gone: list[Job] = self.store.read(lambda state: choose_trimmed(state, limit))
+        with contextlib.suppress(NexusError):               # the disk is full; starting a job reports it
+            self.remove(gone, f"beyond history_limit = {limit}")
+        return WATCH_INTERVAL_S
 
-        def choose(state: State) -> list[Job]:
-            finished = {job_id for job_id in list(self.cleared)
-                        if job_id in state.jobs and state.jobs[job_id].status in FINAL}
-            for job_id in self.cleared.keys() - finished:   # already gone; a new job may have this id
-                del self.cleared[job_id]
-            cleared = [state.jobs[job_id] for job_id in list(self.cleared)[:TRIMMED_AT_ONCE]]
-            self.trimming = {job.id: job for job in cleared or choose_trimmed(state, limit)}
-            return list(self.trimming.values())
+    def remove(self, gone: Sequence[Job], why: str) -> None:
+        """Forget finished jobs, with their logs.  Raises: unavailable.
 
-        gone: list[Job] = self.store.read(choose)
+        Logs go before State: if the service dies between, the next service still knows the jobs.
+        """
         if not gone:
-            return WATCH_INTERVAL_S
+            return
+        numbers = {job.id: job.number for job in gone}
+        self.removing |= numbers.keys()
         try:
             kept = [str(job.log_dir) for job in gone if self.remove_logs(job)]
-            self.store.update(lambda state: [Put("jobs", job.id, None) for job in gone])
-            who = {self.cleared.pop(job.id, "") for job in gone}.pop()
-        except NexusError:                                  # the disk is full; starting a job reports it
-            return WATCH_INTERVAL_S
+            # Another request may have removed one meanwhile, and a new job may have its id.
+            self.store.update(lambda state: [
+                Put("jobs", job_id, None) for job_id, number in numbers.items()
+                if job_id in state.jobs and state.jobs[job_id].number == number])
         finally:
-            self.trimming = {}
+            self.removing -= numbers.keys()
         for job in gone:
             self.service.run_guarded(f"After job {job.id}", self.release, job)
-        why = f"as {who} asked" if who else f"beyond history_limit = {limit}"
         self.log.info("Trimmed %s %s, with their logs: %s%s", format_count(len(gone), "job"), why,
                       join_some([job.id for job in gone]),
                       f"; their own files stay in {join_some(kept)}" if kept else "")
-        return 0.0
 
     def remove_logs(self, job: Job) -> bool:
         """Remove a finished job's logs; return whether files of its own stay in the folder."""

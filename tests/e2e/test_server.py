@@ -451,18 +451,6 @@ def test_jobs_of_a_group_or_a_status_are_ended_or_run_again(bench):
     assert bench.ask("POST", "/jobs/cancel", {"ids": [c], "group": "g"})[0] == 409, "what is named is not left out"
 
 
-def test_many_are_ended_a_part_at_a_time(bench, monkeypatch):
-    monkeypatch.setattr(nexus, "ENDED_AT_ONCE", 3)
-    ids = bench.ask("POST", "/queue", [{"command": "true", "gpus": 0}] * 10)[1]["ids"]
-    for job_id in ids[:5]:
-        bench.become(job_id, "running")
-    changes = []
-    update = bench.store.update
-    bench.store.update = lambda change, **more: changes.append(1) or update(change, **more)
-    assert sorted(bench.ask("POST", "/jobs/cancel", {"status": ["pending", "running"]})[1]["ids"]) == sorted(ids)
-    assert len(changes) == 5 and {bench.ask("GET", f"/jobs/{job_id}")[1]["status"] for job_id in ids[5:]} == {"cancelled"}
-
-
 def test_jobs_are_chosen_and_listed_part_by_part(bench):
     made = [bench.add(command=f"c{number}", group="g" if number else None, name=f"n{number}") for number in range(4)]
     bench.become(made[0], "completed", exit_code=0)

@@ -843,15 +843,6 @@ def test_history_is_trimmed(world):
     assert sum("Trimmed" in line for line in w.lines) == 1
 
 
-def test_a_long_history_is_trimmed_a_part_at_a_time(world, monkeypatch):
-    monkeypatch.setattr(nexus, "TRIMMED_AT_ONCE", 2)
-    w = world(gpus=0, history_limit=1, cpu_slots=10)
-    end_all(w, [w.add("true", gpus=0) for _ in range(4)])
-    assert w.service.history.trim_history() == 0.0 and len(w.store.read(nexus.list_finished)) == 2
-    assert w.service.history.trim_history() == 0.0 and len(w.store.read(nexus.list_finished)) == 1
-    assert w.service.history.trim_history() > 0
-
-
 class Past:
     """What the test knows of a job, whatever the service still does."""
 
@@ -931,8 +922,7 @@ class Diary:
         with contextlib.suppress(nexus.NexusError):         # there is no such job, say
             getattr(self, name)(*arguments)
         self.look()
-        while self.w.service.history.trim_history() == 0.0:
-            pass
+        self.w.service.history.trim_history()
         self.check()
 
     def look(self):

@@ -598,13 +598,11 @@ TRIMMED = [  # reason, (user, whether it ran) of the finished jobs in the order 
     ("one user's thousand end nobody else's", [("bob", True)] + 4 * [("ann", True)] + [("bob", True)], 2, [1, 2]),
     ("what never ran pushes out nothing that ran", [("ann", True)] + 5 * [("ann", False)], 2, [1, 2, 3]),
     ("nor the other way round", [("ann", False)] + 3 * [("ann", True)], 2, [1]),
-    ("as many as may stay", 2 * [("ann", True)] + 2 * [("ann", False)], 2, []),
-    ("no more at once", 9 * [("ann", True)], 2, [0, 1, 2, 3])]
+    ("as many as may stay", 2 * [("ann", True)] + 2 * [("ann", False)], 2, [])]
 
 
 @pytest.mark.parametrize("reason, ended, limit, gone", TRIMMED, ids=[case[0] for case in TRIMMED])
-def test_of_whom_the_history_is_shortened(monkeypatch, reason, ended, limit, gone):
-    monkeypatch.setattr(nexus, "TRIMMED_AT_ONCE", 4)
+def test_of_whom_the_history_is_shortened(reason, ended, limit, gone):
     made = state(*(finished(letters(number), number=number, user=user, started_at=NOW if has_run else None,
                             status_history=(("completed", NOW + number),)) for number, (user, has_run) in enumerate(ended)))
     assert [one.number for one in nexus.choose_trimmed(made, limit)] == gone
