@@ -402,42 +402,42 @@ NO_NUL = "[^\\x00]"
 NOTHING = {"type": "null"}
 
 
-def WHOLE(least: int, most: int) -> Schema:
+def integer_in(least: int, most: int) -> Schema:
     return {"type": "integer", "minimum": least, "maximum": most, "title": f"a whole number from {least} to {most}"}
 
 
-def NUMBER(least: float, most: float) -> Schema:
+def number_in(least: float, most: float) -> Schema:
     return {"type": "number", "minimum": least, "maximum": most, "title": f"a number from {least} to {most}"}
 
 
-def WORD(*words: str) -> Schema:
+def one_of(*words: str) -> Schema:
     return {"type": "string", "enum": list(words), "title": f"one of {', '.join(words)}"}
 
 
-def PATTERN(pattern: str, title: str, **more: Any) -> Schema:
+def matching(pattern: str, title: str, **more: Any) -> Schema:
     """A text that matches; `title` says in words what it must be."""
     return {"type": "string", "pattern": pattern, "title": title, **more}
 
 
-def LIST(items: Schema, least: int = 0, most: int | None = None) -> Schema:
+def list_of(items: Schema, least: int = 0, most: int | None = None) -> Schema:
     limits = {**({"minItems": least} if least else {}), **({} if most is None else {"maxItems": most})}
     words = (f" of at least {least}" if least else "") + ("" if most is None else f" of at most {most}")
     return {"type": "array", "items": items, **limits, "title": "a list" + words}
 
 
-def NULL(schema: Schema) -> Schema:
+def or_null(schema: Schema) -> Schema:
     """A value of `schema`, or null."""
     options = schema.get("anyOf", [schema])
     return schema if NOTHING in options else {"anyOf": [*options, NOTHING]}
 
 
-def OBJECT(rows: Mapping[str, Field], title: str, null: bool = True, **more: Any) -> Schema:
+def object_of(rows: Mapping[str, Field], title: str, null: bool = True, **more: Any) -> Schema:
     """An object with these rows as keys.  `null`: an optional key may be null."""
     required = more.get("required", [name for name, row in rows.items() if row.default is ...])
 
     def describe(name: str, row: Field) -> Schema:
         schema = {"anyOf": [row.schema, row.text]} if row.text else row.schema
-        return {**(NULL(schema) if null and name not in required else schema), "description": row.help}
+        return {**(or_null(schema) if null and name not in required else schema), "description": row.help}
 
     return {"type": "object", "title": title, "required": required, "additionalProperties": False,
             "properties": {name: describe(name, row) for name, row in rows.items()}, **more}
@@ -446,13 +446,13 @@ def OBJECT(rows: Mapping[str, Field], title: str, null: bool = True, **more: Any
 STRING, INTEGER, FLOAT = {"type": "string"}, {"type": "integer"}, {"type": "number"}
 TIME = {"type": "string", "format": "date-time"}
 FLAG: Schema = {"type": "boolean"}
-TEXT = PATTERN(f"^{NO_NUL}*$", "a text without NUL")
-TEXTS = LIST(TEXT)
-JOB_ID = PATTERN(f"^{ID_PATTERN}$", "3 or 4 letters of the base58 alphabet (no digits, no I, O, l)", examples=["abc"])
-LINE = PATTERN(
+TEXT = matching(f"^{NO_NUL}*$", "a text without NUL")
+TEXTS = list_of(TEXT)
+JOB_ID = matching(f"^{ID_PATTERN}$", "3 or 4 letters of the base58 alphabet (no digits, no I, O, l)", examples=["abc"])
+LINE = matching(
     "^[^C]*[^\\sC][^C]*$".replace("C", CONTROL[1:-1]), "one line of at most 200 bytes", **{"x-max-bytes": 200})
-PATH = PATTERN(f"^/{NO_NUL}*$", "an absolute path", **{"x-max-bytes": 4095})
-SECONDS = NUMBER(0, 31536000)
+PATH = matching(f"^/{NO_NUL}*$", "an absolute path", **{"x-max-bytes": 4095})
+SECONDS = number_in(0, 31536000)
 
 
 def check(schema: Schema, given: Any, name: str) -> Any:
@@ -586,24 +586,25 @@ def describe_schema(schema: Schema) -> str:
 
 NODE_WORD = "[A-Za-z0-9_]"
 GPU_PLACE = r"([\w.-]+:)?[0-9]{1,4}"
-NODE_NAME = PATTERN(
+NODE_NAME = matching(
     f"^{NODE_WORD}[A-Za-z0-9_.-]{{0,62}}$", "a name of letters, digits, `_`, `.` and `-`", examples=["n1"])
-HOST = PATTERN(
+HOST = matching(
     f"^{NODE_WORD}[A-Za-z0-9_.:%-]{{0,252}}$", "an address, or a Host of ~/.ssh/config", examples=["10.0.0.5"])
 SSH_USER = f"{NODE_WORD}[A-Za-z0-9_.@+-]{{0,63}}"
-JUMP = PATTERN(f"^(({SSH_USER}@)?{NODE_WORD}[A-Za-z0-9_.%-]{{0,252}}(:[0-9]{{1,5}})?)?$", "[user@]host[:port]")
-KEY_FILE = PATTERN(r"^([~/][^\x00-\x1f\x7f%]{0,4000})?$", "an absolute path, or one below ~")
+JUMP = matching(f"^(({SSH_USER}@)?{NODE_WORD}[A-Za-z0-9_.%-]{{0,252}}(:[0-9]{{1,5}})?)?$", "[user@]host[:port]")
+KEY_FILE = matching(r"^([~/][^\x00-\x1f\x7f%]{0,4000})?$", "an absolute path, or one below ~")
 
 
 class ServiceConfig(Value):
     host: str = optional("127.0.0.1", TEXT, "any other address requires a token on every request")
-    port: int = optional(6234, WHOLE(1, 65535), "where the service listens")
+    port: int = optional(6234, integer_in(1, 65535), "where the service listens")
     allowed_hosts: tuple[str, ...] = optional((), TEXTS, "further Host names it may be called by: with a token only")
-    refresh_rate_seconds: float = optional(5, NUMBER(0.1, 3600), "GPU polling interval; job exits are noticed at once")
-    log_format: str = optional("text", WORD("text", "json"), "or \"json\": one object a line")
-    log_level: str = optional("INFO", WORD("DEBUG", "INFO", "WARNING", "ERROR"), "least level kept in service.log")
-    log_max_mb: float = optional(100, NUMBER(0.1, 100000), "service.log is rotated at this size")
-    log_backups: int = optional(5, WHOLE(0, 1000), "rotated logs kept")
+    refresh_rate_seconds: float = optional(
+        5, number_in(0.1, 3600), "GPU polling interval; job exits are noticed at once")
+    log_format: str = optional("text", one_of("text", "json"), "or \"json\": one object a line")
+    log_level: str = optional("INFO", one_of("DEBUG", "INFO", "WARNING", "ERROR"), "least level kept in service.log")
+    log_max_mb: float = optional(100, number_in(0.1, 100000), "service.log is rotated at this size")
+    log_backups: int = optional(5, integer_in(0, 1000), "rotated logs kept")
     tls_cert: str = optional("", TEXT, "a PEM file, and with tls_key another: https instead of http")
     tls_key: str = optional("", TEXT, "the certificate's private key")
     node_lost_after_seconds: float = optional(0, SECONDS, "jobs on a node out of reach for so long fail; 0 = never")
@@ -613,58 +614,64 @@ class StateConfig(Value):
     state_file: str = optional("~/.nexus/state.json", TEXT, "the journal lies beside it; ~/.nexus is NEXUS_HOME")
     log_dir: str = optional("~/.nexus/logs", TEXT, "one folder for each job")
     history_limit: int = optional(
-        1000, WHOLE(1, 1000000),
+        1000, integer_in(1, 1000000),
         "finished jobs that ran, of each user, kept; older ones go, with their logs; never what a job itself wrote "
         "(work, files-N); jobs that never ran count apart and push nobody out")
 
 
 class GpuConfig(Value):
-    provider: str = optional("nvidia-smi", WORD("nvidia-smi", "mock"), "or \"mock\": mock_gpus made-up GPUs, to try it")
-    mock_gpus: int = optional(0, WHOLE(0, 1024), "NEXUS_MOCK_GPUS=2 in the service's environment sets both")
-    ids: tuple[int, ...] = optional((), LIST(WHOLE(0, 9999)), "GPUs nexus may use, by index; [] = all")
+    provider: str = optional(
+        "nvidia-smi", one_of("nvidia-smi", "mock"), "or \"mock\": mock_gpus made-up GPUs, to try it")
+    mock_gpus: int = optional(0, integer_in(0, 1024), "NEXUS_MOCK_GPUS=2 in the service's environment sets both")
+    ids: tuple[int, ...] = optional((), list_of(integer_in(0, 9999)), "GPUs nexus may use, by index; [] = all")
     share_with_others: bool = optional(False, FLAG, "true: a GPU on which a foreign process computes may get a job too")
-    min_free_mem_mib: int = optional(0, WHOLE(0, 100000000), "a GPU with less free memory gets no job")
+    min_free_mem_mib: int = optional(0, integer_in(0, 100000000), "a GPU with less free memory gets no job")
     max_unseen_mem_mib: int = optional(
-        2048, WHOLE(0, 100000000), "nor one without jobs where more memory is used than the listed processes have")
-    mem_threshold: float = optional(0.8, NUMBER(0, 1), "nor one with this fraction of its memory in use by others")
-    load_threshold: float = optional(0.8, NUMBER(0, 1), "nor, for a second job on it, one with this utilization")
+        2048, integer_in(0, 100000000), "nor one without jobs where more memory is used than the listed processes have")
+    mem_threshold: float = optional(0.8, number_in(0, 1), "nor one with this fraction of its memory in use by others")
+    load_threshold: float = optional(0.8, number_in(0, 1), "nor, for a second job on it, one with this utilization")
     lease_dir: str = optional(
         "", TEXT,
         "where users' services agree on GPUs; \"\": nexus-leases in /run/lock, or in /tmp if not all may write there")
     guard_failures: int = optional(
-        3, WHOLE(0, 1000), "a GPU is paused after so many quick failures in a row of jobs that run elsewhere; 0 = off")
-    guard_seconds: float = optional(10, NUMBER(0, 86400), "what is quick")
+        3, integer_in(0, 1000),
+        "a GPU is paused after so many quick failures in a row of jobs that run elsewhere; 0 = off")
+    guard_seconds: float = optional(10, number_in(0, 86400), "what is quick")
 
 
 class JobsConfig(Value):
     launcher: str = optional(
-        "screen", WORD("screen", "direct", "slurm"), "or \"direct\": no session, no attach; or \"slurm\": see [slurm]")
-    default_gpus: int = optional(1, WHOLE(0, 1024), "GPUs of a job that does not say")
-    cpu_slots: int = optional(4, WHOLE(0, 100000), "how many --gpus 0 jobs run at once")
-    max_running: int = optional(0, WHOLE(0, 100000), "0 = as many as fit")
-    queue_limit: int = optional(10000, WHOLE(1, 10000000), "more pending jobs are refused")
+        "screen", one_of("screen", "direct", "slurm"),
+        "or \"direct\": no session, no attach; or \"slurm\": see [slurm]")
+    default_gpus: int = optional(1, integer_in(0, 1024), "GPUs of a job that does not say")
+    cpu_slots: int = optional(4, integer_in(0, 100000), "how many --gpus 0 jobs run at once")
+    max_running: int = optional(0, integer_in(0, 100000), "0 = as many as fit")
+    queue_limit: int = optional(10000, integer_in(1, 10000000), "more pending jobs are refused")
     timeout_seconds: float = optional(0, SECONDS, "time limit of a job that has none of its own; 0 = none")
-    timeout_multiplier: float = optional(2, NUMBER(1, 1000), "a job is stopped at this multiple of its expected time")
-    kill_grace_seconds: float = optional(10, NUMBER(0, 86400), "from SIGTERM to SIGKILL")
-    retries: int = optional(0, WHOLE(0, 1000), "further attempts of a job that fails, if it does not say itself")
-    retry_backoff_seconds: float = optional(5, NUMBER(0, 86400), "before the first; doubles each time, up to an hour")
-    launch_attempts: int = optional(5, WHOLE(1, 100), "how often a job is tried that cannot even be launched")
+    timeout_multiplier: float = optional(
+        2, number_in(1, 1000), "a job is stopped at this multiple of its expected time")
+    kill_grace_seconds: float = optional(10, number_in(0, 86400), "from SIGTERM to SIGKILL")
+    retries: int = optional(0, integer_in(0, 1000), "further attempts of a job that fails, if it does not say itself")
+    retry_backoff_seconds: float = optional(
+        5, number_in(0, 86400), "before the first; doubles each time, up to an hour")
+    launch_attempts: int = optional(5, integer_in(1, 100), "how often a job is tried that cannot even be launched")
     on_reboot: str = optional(
-        "fail", WORD("fail", "requeue"), "or \"requeue\": what happens to jobs that were running at a reboot")
+        "fail", one_of("fail", "requeue"), "or \"requeue\": what happens to jobs that were running at a reboot")
     reserve_after_seconds: float = optional(300, SECONDS, "a job that waits for so long gets the GPUs that become free")
     jobs_file: str = optional(
         "", TEXT, "watched: each new line `priority,script,conda_env,arguments,allowed_gpus` becomes a job")
-    jobs_file_interval_seconds: float = optional(30, NUMBER(0.1, 86400), "it is read anew at least so often")
+    jobs_file_interval_seconds: float = optional(30, number_in(0.1, 86400), "it is read anew at least so often")
     llm_config: str = optional(
         "", TEXT, "JSON: the GPUs of a job with `--llm NAME` in its command, {\"models\": {\"qwen2.5-7b-inst\": 0.5}}")
     cuda_arg: str = optional(
-        "replace", WORD("replace", "add"), "--cuda in a row of jobs_file gets the GPU's number; \"add\": in any row")
+        "replace", one_of("replace", "add"), "--cuda in a row of jobs_file gets the GPU's number; \"add\": in any row")
     allowed_script_paths: tuple[str, ...] = optional(
         (), TEXTS,
         "[] = any; else only `[interpreter] SCRIPT ARGS`, SCRIPT below one of these, where only you or root may write")
     max_memory_gb: float = optional(
-        0, NUMBER(0, 1000000), "a job with more host memory is stopped; 0 = any (needs psutil)")
-    max_running_per_user: int = optional(0, WHOLE(0, 100000), "how many jobs of one user run at once; 0 = no limit")
+        0, number_in(0, 1000000), "a job with more host memory is stopped; 0 = any (needs psutil)")
+    max_running_per_user: int = optional(
+        0, integer_in(0, 100000), "how many jobs of one user run at once; 0 = no limit")
 
 
 class HooksConfig(Value):
@@ -681,15 +688,16 @@ class SlurmConfig(Value):
     qos: str = optional("", TEXT, "their quality of service")
     extra_args: tuple[str, ...] = optional(
         (), TEXTS, "further options of sbatch, like [\"--constraint=a100\"]; what a job asks for counts more")
-    max_submitted: int = optional(100, WHOLE(1, 100000), "jobs in Slurm's queue at once; the others wait in nexus's")
+    max_submitted: int = optional(
+        100, integer_in(1, 100000), "jobs in Slurm's queue at once; the others wait in nexus's")
 
 
 class NodeConfig(Value):
     """Another machine, as the ssh command gets it: no word may begin with -.  "" and 0: ssh_config decides."""
     name: str = field(NODE_NAME, "what it is called here; its host if not said")
     host: str = field(HOST, "an address, or a Host of ~/.ssh/config")
-    user: str = optional("", PATTERN(f"^({SSH_USER})?$", "a user's name"), "whose nexus runs there")
-    port: int = optional(0, WHOLE(0, 65535), "of its sshd")
+    user: str = optional("", matching(f"^({SSH_USER})?$", "a user's name"), "whose nexus runs there")
+    port: int = optional(0, integer_in(0, 65535), "of its sshd")
     jump: str = optional("", JUMP, "through which it is reached")
     identity_file: str = optional("", KEY_FILE, "the private key")
 
@@ -699,11 +707,11 @@ class NodeConfig(Value):
 
 
 KEY_HINTS: dict[str, str] = {}                  # hints for keys that stand in the wrong section
-NODE = OBJECT(NodeConfig.FIELDS, "a node", null=False, required=["host"], examples=[{"host": "10.0.0.5"}])
+NODE = object_of(NodeConfig.FIELDS, "a node", null=False, required=["host"], examples=[{"host": "10.0.0.5"}])
 
 
 def section(table: type[Value], name: str) -> Any:
-    return optional(table(), OBJECT(table.FIELDS, f"[{name}]", null=False, **{"x-hints": KEY_HINTS}), name)
+    return optional(table(), object_of(table.FIELDS, f"[{name}]", null=False, **{"x-hints": KEY_HINTS}), name)
 
 
 class Config(Value):
@@ -713,10 +721,10 @@ class Config(Value):
     jobs: JobsConfig = section(JobsConfig, "jobs")
     hooks: HooksConfig = section(HooksConfig, "hooks")
     slurm: SlurmConfig = section(SlurmConfig, "slurm")
-    nodes: tuple[NodeConfig, ...] = optional((), LIST(NODE), "other machines")
+    nodes: tuple[NodeConfig, ...] = optional((), list_of(NODE), "other machines")
 
 
-CONFIG = OBJECT(Config.FIELDS, "config.toml", null=False, **{"x-hints": KEY_HINTS})
+CONFIG = object_of(Config.FIELDS, "config.toml", null=False, **{"x-hints": KEY_HINTS})
 SECTIONS: Mapping[str, Any] = {                 # {name: the table's defaults}
     name: row.default for name, row in Config.FIELDS.items() if name != "nodes"}
 KEY_HINTS.update({key: f"it belongs to [{name}]" for name, table in SECTIONS.items() for key in table.FIELDS})
@@ -784,7 +792,7 @@ def format_sample_config() -> str:
 
 PENDING, RUNNING, COMPLETED, FAILED, CANCELLED = STATUSES = ("pending", "running", "completed", "failed", "cancelled")
 FINAL = (COMPLETED, FAILED, CANCELLED)
-STATUS = WORD(*STATUSES)
+STATUS = one_of(*STATUSES)
 TRANSITIONS = {                     # from: to.  A status absent on the left is final.
     PENDING: {RUNNING, CANCELLED},
     RUNNING: {COMPLETED, FAILED, CANCELLED, PENDING},      # PENDING: another attempt
@@ -792,29 +800,29 @@ TRANSITIONS = {                     # from: to.  A status absent on the left is 
 PRIORITIES = {"high": 0, "normal": 1, "low": 2}
 
 # The fields that a submission may have.  MAX_ARGUMENT_BYTES is the longest argument that Linux takes.
-COMMAND = PATTERN(
+COMMAND = matching(
     rf"^{NO_NUL}*[^\s\x00]{NO_NUL}*$", f"a text that is not empty, in valid Unicode without NUL and of at most "
     f"{MAX_ARGUMENT_BYTES} bytes (put it into a script)", examples=["python train.py"],
     **{"x-max-bytes": MAX_ARGUMENT_BYTES})
 VARIABLES: Schema = {
-    "type": "object", "propertyNames": PATTERN("^[^=\\x00]+$", "the name of a variable", **{"x-max-bytes": 1024}),
+    "type": "object", "propertyNames": matching("^[^=\\x00]+$", "the name of a variable", **{"x-max-bytes": 1024}),
     "additionalProperties": {**TEXT, "x-max-bytes": MAX_ARGUMENT_BYTES - 1025},
     "examples": [{"WANDB_MODE": "disabled"}]}
 CONDA = {**LINE, "pattern": "^[^-\\sC][^C]*$".replace("C", CONTROL[1:-1]),
          "title": "a conda environment's name or path"}
-GPU_COUNT = {**NUMBER(0, MAX_GPUS), "x-decimals": 2, "examples": [0.5],
+GPU_COUNT = {**number_in(0, MAX_GPUS), "x-decimals": 2, "examples": [0.5],
              "title": f"a number from 0 to {MAX_GPUS} with at most two decimals"}
-PRIORITY = WHOLE(-1000000, 1000000)
-PRIORITY_TEXT = PATTERN("^([Hh][Ii][Gg][Hh]|[Nn][Oo][Rr][Mm][Aa][Ll]|[Ll][Oo][Ww]|-?(0?[0-9]{1,6}|1000000))$",
+PRIORITY = integer_in(-1000000, 1000000)
+PRIORITY_TEXT = matching("^([Hh][Ii][Gg][Hh]|[Nn][Oo][Rr][Mm][Aa][Ll]|[Ll][Oo][Ww]|-?(0?[0-9]{1,6}|1000000))$",
                         "high, normal, low or a number")
-IDS_TEXT = PATTERN(rf"^\s*{ID_PATTERN}((\s*,\s*|\s+){ID_PATTERN})*\s*$", "job ids like abc,abd", examples=["abc,abd"])
+IDS_TEXT = matching(rf"^\s*{ID_PATTERN}((\s*,\s*|\s+){ID_PATTERN})*\s*$", "job ids like abc,abd", examples=["abc,abd"])
 AMOUNT = "[0-9]{1,9}(\\.[0-9]{1,9})?"
 DURATION = f"( *{AMOUNT} ?[smhdw])+ *|[0-9]{{1,6}}:[0-5][0-9]:[0-5][0-9]"
-DURATION_TEXT = PATTERN(f"^({DURATION}|0)$", "a time with its unit", examples=["90s", "2h", "1h30m", "1:30:00"])
+DURATION_TEXT = matching(f"^({DURATION}|0)$", "a time with its unit", examples=["90s", "2h", "1h30m", "1:30:00"])
 DAY, CLOCK = "[12][0-9]{3}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])", "([01]?[0-9]|2[0-3])(:[0-5][0-9]){1,2}"
-BEGIN_TEXT = PATTERN(f"^(now|\\+({DURATION})|({DAY}[ T])?{CLOCK}( ?{ZONE})?)$",
+BEGIN_TEXT = matching(f"^(now|\\+({DURATION})|({DAY}[ T])?{CLOCK}( ?{ZONE})?)$",
                      "a time", examples=["22:00", "+2h", "2024-10-24 22:00", "2024-10-24T15:30:15Z"])
-SIZE_TEXT = PATTERN(f"^{AMOUNT} ?[MGTmgt](i?[Bb])?$", "an amount of memory with its unit", examples=["10G", "500M"])
+SIZE_TEXT = matching(f"^{AMOUNT} ?[MGTmgt](i?[Bb])?$", "an amount of memory with its unit", examples=["10G", "500M"])
 
 
 def round_gpus(gpus: float) -> float:
@@ -826,8 +834,8 @@ class Attempt(Value):
     number: int = 0                             # 1, 2, 3 ... of its job; job.sh claims this number
     node: str = ""                              # where it was started; "" = on this machine
     remote_id: str | None = optional(None, JOB_ID, "its job's id on that node")
-    gpu_indices: tuple[int, ...] = optional((), LIST(INTEGER), "its GPUs, as the driver counts", "public")
-    gpu_uuids: tuple[str, ...] = optional((), LIST(STRING), "and by UUID", "public")
+    gpu_indices: tuple[int, ...] = optional((), list_of(INTEGER), "its GPUs, as the driver counts", "public")
+    gpu_uuids: tuple[str, ...] = optional((), list_of(STRING), "and by UUID", "public")
     slurm_key: str | None = None                # stands in the comment of Slurm's job
     slurm_id: str | None = optional(None, STRING, "Slurm's own, like 123; null while it is submitted")
     slurm_node: str | None = None               # where Slurm runs it, in Slurm's form: n[1-2]
@@ -836,7 +844,7 @@ class Attempt(Value):
     session: str | None = optional(None, STRING, "screen's PID.NAME; null without screen")
     pid: int | None = optional(None, INTEGER, "of its job.sh")
     pid_started: int | None = None              # that process's start time, in clock ticks since boot
-    notes: tuple[str, ...] = optional((), LIST(STRING), "what could not be given as asked, what was ended with it")
+    notes: tuple[str, ...] = optional((), list_of(STRING), "what could not be given as asked, what was ended with it")
     started_at: float | None = optional(
         None, TIME, "when its start was decided; on a node or in Slurm, when it began; null: it never ran",
         "public")
@@ -881,14 +889,14 @@ class Job(Value):
         "asked kept public form",
         flag="--gpus N", convert=round_gpus)
     gpu_ids: tuple[int, ...] | None = optional(
-        None, LIST(WHOLE(0, 9999), 1, MAX_GPUS), "the only GPUs it may have, by index", "asked kept public",
-        flag="--gpu-ids LIST", like="0-3,5", text=PATTERN(r"^[0-9][0-9\s,-]*$", "a list like 0-3,5"),
+        None, list_of(integer_in(0, 9999), 1, MAX_GPUS), "the only GPUs it may have, by index", "asked kept public",
+        flag="--gpu-ids LIST", like="0-3,5", text=matching(r"^[0-9][0-9\s,-]*$", "a list like 0-3,5"),
         parse=parse_indices, convert=lambda indices: tuple(sorted(set(indices))))
     only_node: str | None = optional(
         None, TEXT, "the only machine it may run on; in state.json \"\" is this one", "kept")
     excluded_nodes: tuple[tuple[str, str], ...] = ()     # (node, why it cannot run the job)
     gpu_mem_mib: int | None = optional(
-        None, {**WHOLE(1, 100000000), "title": "a whole number of MiB from 1 to 100000000"},
+        None, {**integer_in(1, 100000000), "title": "a whole number of MiB from 1 to 100000000"},
         "memory that must be free on each of its GPUs", "asked kept sent public",
         flag="--gpu-mem SIZE", like="10G", text=SIZE_TEXT, parse=parse_memory)
     priority: int = optional(
@@ -901,11 +909,11 @@ class Job(Value):
         None, LINE, "jobs to be waited for, paused, killed or retried together", "asked kept form",
         flag="--group G")
     after: tuple[str, ...] = optional(
-        (), LIST(JOB_ID), "start when these have completed; cancelled when one has not", "asked kept",
+        (), list_of(JOB_ID), "start when these have completed; cancelled when one has not", "asked kept",
         flag="--after ID,...", like="abc,abd", text=IDS_TEXT, parse=parse_ids,
         convert=lambda ids: tuple(dict.fromkeys(ids)))
     after_any: tuple[str, ...] = optional(
-        (), LIST(JOB_ID), "start when these have ended, however that was", "asked kept",
+        (), list_of(JOB_ID), "start when these have ended, however that was", "asked kept",
         flag="--after-any ID,...", like="abc,abd", text=IDS_TEXT, parse=parse_ids,
         convert=lambda ids: tuple(dict.fromkeys(ids)))
     pending_dependencies: tuple[str, ...] = ()                 # of `after` and `after_any`, those not ended yet
@@ -914,7 +922,7 @@ class Job(Value):
         None, TEXT, "of the variables chosen for it: with command, directory and conda what it is", "kept")
     conda: str | None = optional(None, CONDA, "activate this conda environment", "asked kept sent", flag="--conda ENV")
     snapshot: str | None = optional(
-        None, PATTERN("^[0-9a-f]{40,64}$", "a commit"), "the commit in whose checkout it runs", "asked kept")
+        None, matching("^[0-9a-f]{40,64}$", "a commit"), "the commit in whose checkout it runs", "asked kept")
     snapshot_repo: str | None = optional(None, PATH, "the work tree of snapshot", "asked kept hidden")
     # a file of Layout.code_folder; its cwd is a folder of its own
     code: str | None = optional(None, TEXT, "the script that came with it", "kept hidden")
@@ -927,15 +935,16 @@ class Job(Value):
     tty: bool = optional(
         False, FLAG, "its stdout is a terminal: progress bars and colours as when run by hand", "asked kept sent",
         flag="--tty")
-    retries: int = optional(0, WHOLE(0, 1000), "further attempts when it fails", "asked kept", flag="--retries N")
+    retries: int = optional(0, integer_in(0, 1000), "further attempts when it fails", "asked kept", flag="--retries N")
     timeout_seconds: float | None = optional(
         None, SECONDS, "stop it after so long; 0 = no time limit", "asked kept public form",
         flag="--timeout TIME", like="90s, 30m, 2h", text=DURATION_TEXT, parse=parse_duration)
     expected_time: float | None = optional(
-        None, NUMBER(0.001, 31536000), "how long it should take: estimates get better, and it may use reserved GPUs; "
+        None, number_in(0.001, 31536000),
+        "how long it should take: estimates get better, and it may use reserved GPUs; "
         "stopped at twice that", "asked kept sent public",
         flag="--expect TIME", like="30m", text=DURATION_TEXT, parse=parse_duration)
-    umask: int | None = optional(None, WHOLE(0, 0o777), "its umask", "asked kept sent hidden")
+    umask: int | None = optional(None, integer_in(0, 0o777), "its umask", "asked kept sent hidden")
     status: str = PENDING
     status_history: tuple[tuple[str, float], ...] = ()
     attempts: tuple[Attempt, ...] = ()          # the last one is `current`
@@ -996,7 +1005,7 @@ class Token(Value):
 
 class GpuProcess(Value):
     pid: int = field(INTEGER, "its pid")
-    memory_mib: float | None = field(NULL(FLOAT), "the GPU memory it has")
+    memory_mib: float | None = field(or_null(FLOAT), "the GPU memory it has")
     job_id: str | None = optional(None, JOB_ID, "whose of ours it is; null: somebody else's")
     user: str | None = optional(None, STRING, "whose it is")
     name: str | None = optional(None, STRING, "its program")
@@ -1338,48 +1347,49 @@ class Asked(Value):
         None, NODE_NAME, "only on this machine (nexus node list; default: wherever it can start first)", "asked form",
         flag="--node NAME")
     max_concurrent: int | None = optional(
-        None, WHOLE(1, 100000), "how many of its group run at once, from now on", "asked", flag="--max-concurrent N")
+        None, integer_in(1, 100000), "how many of its group run at once, from now on", "asked",
+        flag="--max-concurrent N")
     llm: str | None = optional(None, LINE, "the GPUs llm_config.json names for this model", "asked", flag="--llm MODEL")
     begin: str | None = optional(
         None, BEGIN_TEXT, "start no sooner: at the next 22:00, in 2 hours, or at a time", "asked form",
         flag="--begin WHEN", like="22:00, +2h")
     unique: bool = optional(
         False, FLAG, "add nothing if the same waits, runs or has completed", "asked", flag="--unique")
-    commands: tuple[str, ...] = optional((), LIST(COMMAND, 1), "instead of command: a job for each of them", "asked")
+    commands: tuple[str, ...] = optional((), list_of(COMMAND, 1), "instead of command: a job for each of them", "asked")
     names: tuple[str, ...] = optional(
-        (), LIST(LINE), "with commands: a name for each of them, instead of name", "asked")
+        (), list_of(LINE), "with commands: a name for each of them, instead of name", "asked")
     dry_run: bool = optional(False, FLAG, "check, and add nothing", "asked")
 
 
 JOB_FIELDS = Job.FIELDS
 ASKED: Mapping[str, Field] = {name: row for name, row in {**JOB_FIELDS, **Asked.FIELDS}.items() if row.asked}
-SUBMISSION = OBJECT(ASKED, "a job", required=(), examples=[{"command": "python train.py", "gpus": 1}])
+SUBMISSION = object_of(ASKED, "a job", required=(), examples=[{"command": "python train.py", "gpus": 1}])
 KEPT = [name for name, row in JOB_FIELDS.items() if row.kept]      # what a retry takes over from the first job
 CHOICE_KEYS = {
-    "ids": Field(LIST(STRING, 1), "these jobs", default=None),
+    "ids": Field(list_of(STRING, 1), "these jobs", default=None),
     "group": Field(STRING, "jobs of this group", default=None),
-    "status": Field(LIST(STATUS, 1), "jobs of these statuses; beside `ids`, what those must be", default=None,
+    "status": Field(list_of(STATUS, 1), "jobs of these statuses; beside `ids`, what those must be", default=None,
                     text=STATUS, parse=lambda text: (text,)),
 }
-CHOICE = OBJECT(CHOICE_KEYS, "which jobs", null=False, required=(), minProperties=1,
+CHOICE = object_of(CHOICE_KEYS, "which jobs", null=False, required=(), minProperties=1,
                 examples=[{"ids": ["abc", "abd"]}, {"group": "sweep", "status": "failed"}])
 CANCEL_KEYS = {**CHOICE_KEYS, "signal": Field(
-    WORD("TERM", "INT", "HUP", "QUIT", "USR1", "USR2", "KILL"),
+    one_of("TERM", "INT", "HUP", "QUIT", "USR1", "USR2", "KILL"),
     "what running ones get first, instead of TERM; KILL follows as ever",
     default=None, like="INT")}
-CANCEL = OBJECT(CANCEL_KEYS, "which jobs", null=False, required=(), minProperties=1, examples=CHOICE["examples"])
+CANCEL = object_of(CANCEL_KEYS, "which jobs", null=False, required=(), minProperties=1, examples=CHOICE["examples"])
 # What `edit` may change of a pending job, and `retry` of a finished one
 CHANGES = {name: JOB_FIELDS[name] for name in (
     "command", "name", "gpus", "gpu_ids", "gpu_mem_mib", "priority", "timeout_seconds", "expected_time", "retries")}
 CHANGES["begin"] = Asked.FIELDS["begin"]
-EDIT_KEYS = {**CHANGES, "position": Field(WHOLE(0, 2**53), "its place in the queue; 0 is the first", default=None)}
-EDIT = OBJECT(EDIT_KEYS, "a change of a job", null=False, required=(), minProperties=1,
+EDIT_KEYS = {**CHANGES, "position": Field(integer_in(0, 2**53), "its place in the queue; 0 is the first", default=None)}
+EDIT = object_of(EDIT_KEYS, "a change of a job", null=False, required=(), minProperties=1,
               examples=[{"gpus": 2}, {"position": 0}])
 RETRY_KEYS = {
     **CHOICE_KEYS, "change": Field(
-        OBJECT(CHANGES, "a change of a job", null=False, required=()), "what is to be otherwise", default=None,
+        object_of(CHANGES, "a change of a job", null=False, required=()), "what is to be otherwise", default=None,
         convert=lambda given: {key: keep(CHANGES[key], fact, key) for key, fact in given.items()})}
-RETRY = OBJECT(RETRY_KEYS, "which jobs, and what is to be otherwise", null=False, required=(), minProperties=1,
+RETRY = object_of(RETRY_KEYS, "which jobs, and what is to be otherwise", null=False, required=(), minProperties=1,
                examples=[{"ids": ["abc"]}, {"group": "sweep", "change": {"gpus": 2}}])
 
 
@@ -1967,7 +1977,7 @@ FORM_KEYS: Mapping[str, Field] = {                               # the keys of c
     **{name: Field(LINE, help) for name, help in (
         ("competition_id", "what its submitter calls it by"), ("project_id", "and by"), ("user_id", "whose it is"))},
     "expected_time": Field(JOB_FIELDS["expected_time"].schema, parse=parse_duration,
-                           text=PATTERN(f"^({DURATION}|{AMOUNT})$", "seconds, or a time like 90s, 30m, 2h")),
+                           text=matching(f"^({DURATION}|{AMOUNT})$", "seconds, or a time like 90s, 30m, 2h")),
     **{name: JOB_FIELDS[name] for name in ("gpus", "name", "priority")},
     "token": Field({"type": "string"}, "who submits it")}
 
@@ -3354,45 +3364,46 @@ GPU = {
     **SHOWN_FIELDS[Gpu],
     "node": Field(STRING, "the machine it is in"),
     "place": Field(STRING, "what commands call it: 0, or n1:0 on a node"),
-    "memory_total": Field(NULL(STRING), "its memory, like 24GB"),
-    "memory_used": Field(NULL(STRING), "its memory in use, like 1GB"),
-    "job_id": Field(NULL(JOB_ID), "the first job that has it"),
-    "job_ids": Field(LIST(JOB_ID), "all jobs that have it or a share of it"),
+    "memory_total": Field(or_null(STRING), "its memory, like 24GB"),
+    "memory_used": Field(or_null(STRING), "its memory in use, like 1GB"),
+    "job_id": Field(or_null(JOB_ID), "the first job that has it"),
+    "job_ids": Field(list_of(JOB_ID), "all jobs that have it or a share of it"),
     "allocated": Field(FLOAT, "how much of it jobs have, 0 to 1"),
-    "state": Field(WORD("Unknown", "Fault", "Paused", "Busy", "Available", "In use", "Unavailable"),
+    "state": Field(one_of("Unknown", "Fault", "Paused", "Busy", "Available", "In use", "Unavailable"),
                    "all of this in a word"),
     "is_available": Field(FLAG, "the next job could have all of it"),
-    "unavailable": Field(NULL(STRING), "why no further job may have it, like `is paused`"),
-    "used_by": Field(NULL(STRING), "who else uses it"),
-    "processes": Field(LIST(object_ref("Process")), "what computes on it"),
+    "unavailable": Field(or_null(STRING), "why no further job may have it, like `is paused`"),
+    "used_by": Field(or_null(STRING), "who else uses it"),
+    "processes": Field(list_of(object_ref("Process")), "what computes on it"),
 }
 ATTEMPT = {
     "attempt": Field(INTEGER, "its number; 0 before the first"),
-    "node": Field(NULL(STRING), "the machine it ran on; null: this one", "public"),
+    "node": Field(or_null(STRING), "the machine it ran on; null: this one", "public"),
     **SHOWN_FIELDS[Attempt],
-    "runtime_seconds": Field(NULL(FLOAT), "how long it ran, or has run by now", "public"),
-    "stopped_by": Field(NULL(STRING), "who wanted its end"),
-    "outcome": Field(NULL(STRING), "how it ended, in a word or two: exit 3, SIGSEGV, killed"),
+    "runtime_seconds": Field(or_null(FLOAT), "how long it ran, or has run by now", "public"),
+    "stopped_by": Field(or_null(STRING), "who wanted its end"),
+    "outcome": Field(or_null(STRING), "how it ended, in a word or two: exit 3, SIGSEGV, killed"),
 }
 # A job: its present state, what was asked for, and its last attempt
 JOB: dict[str, Field] = {
     "status": Field(STATUS, "pending, then running, then one of the others", "public"),
-    "position": Field(NULL(INTEGER), "how many pending jobs are before it", "public"),
-    "waiting_for": Field(NULL(STRING), "why it does not run now"),
+    "position": Field(or_null(INTEGER), "how many pending jobs are before it", "public"),
+    "waiting_for": Field(or_null(STRING), "why it does not run now"),
     "reason": Field({"type": "object"}, "the same for programs: {code, subject, detail}; what is in the way is the "
                     f"subject, and the code is one of {', '.join(REASON_CODES)}"),
-    "estimated_start": Field(NULL(TIME), "when it will run, as far as is known", "public"),
+    "estimated_start": Field(or_null(TIME), "when it will run, as far as is known", "public"),
     **SHOWN_FIELDS[Job],
     **ATTEMPT,
     "attempt": Field(INTEGER, "the number of its last attempt; 0 before the first"),
-    "gpu_index": Field(NULL(INTEGER), "the first of its GPUs", "public"),
-    "stopping": Field(NULL(STRING), "it is to be stopped, for this cause"),
-    "attempts": Field(LIST(object_ref("Attempt")), "all that began"),
-    "status_history": Field(LIST({"type": "array", "prefixItems": [STATUS, NULL(TIME)], "minItems": 2, "maxItems": 2}),
-                            "[[status, since when], ...]"),
-    "unknown_since": Field(NULL(TIME), "since when nothing is known of it: its node cannot be reached"),
-    "rss_mib": Field(NULL(FLOAT), "memory of its processes now, as in peak_rss_mib"),
-    "cpu_percent": Field(NULL(FLOAT), "CPU in use now"),
+    "gpu_index": Field(or_null(INTEGER), "the first of its GPUs", "public"),
+    "stopping": Field(or_null(STRING), "it is to be stopped, for this cause"),
+    "attempts": Field(list_of(object_ref("Attempt")), "all that began"),
+    "status_history": Field(
+        list_of({"type": "array", "prefixItems": [STATUS, or_null(TIME)], "minItems": 2, "maxItems": 2}),
+        "[[status, since when], ...]"),
+    "unknown_since": Field(or_null(TIME), "since when nothing is known of it: its node cannot be reached"),
+    "rss_mib": Field(or_null(FLOAT), "memory of its processes now, as in peak_rss_mib"),
+    "cpu_percent": Field(or_null(FLOAT), "CPU in use now"),
 }
 PUBLIC_JOB_KEYS = frozenset(name for name, row in JOB.items() if row.public)
 RUNNING_JOB_KEYS = ("status", "id", "command", "user", "gpus", "name", "group", "attempt", "node", "gpu_indices",  # in
@@ -4021,10 +4032,10 @@ BODIES = {                                      # {name: schema} of request bodi
     "Submission": SUBMISSION, "Edit": EDIT, "Choice": CHOICE, "CancelChoice": CANCEL, "RetryChoice": RETRY,
     "NodeAdded": NODE, "Form": FORM,
     "Submissions": {"title": "a job, or a list of jobs",
-                    "anyOf": [object_ref("Submission"), LIST(object_ref("Submission"), 1)],
+                    "anyOf": [object_ref("Submission"), list_of(object_ref("Submission"), 1)],
                     "examples": SUBMISSION["examples"]}}
 ERROR = {
-    "error": Field(WORD(*KINDS), "; ".join(f"{kind}: {meaning}" for kind, (_, _, meaning) in KINDS.items())),
+    "error": Field(one_of(*KINDS), "; ".join(f"{kind}: {meaning}" for kind, (_, _, meaning) in KINDS.items())),
     "message": Field(STRING, "what was tried, on what, and why it failed"),
     "hint": Field(STRING, "what to do next"),
 }
@@ -4035,7 +4046,7 @@ def object_schema(rows: Mapping[str, Field], public: Container[str] | None = Non
     properties = {}
     for name, row in rows.items():
         is_nullable = row.default is None or (public is not None and name not in public)
-        properties[name] = {**(NULL(row.schema) if is_nullable else row.schema), "description": row.help}
+        properties[name] = {**(or_null(row.schema) if is_nullable else row.schema), "description": row.help}
     return {"type": "object", "required": list(rows), "properties": properties}
 
 
@@ -4043,7 +4054,7 @@ OBJECTS = {                                     # {name: schema} of replies; tho
     "Job": object_schema(JOB, PUBLIC_JOB_KEYS), "Attempt": object_schema(ATTEMPT), "Gpu": object_schema(GPU),
     "Process": object_schema(PROCESS), "Error": object_schema(ERROR),
     "Status": {"type": "object", "required": ["gpu_status"],
-               "properties": {"gpu_status": {**LIST(object_ref("Gpu")), "description": "the GPUs of all machines"}}}}
+               "properties": {"gpu_status": {**list_of(object_ref("Gpu")), "description": "the GPUs of all machines"}}}}
 
 
 def make_openapi(routes: Sequence[Any], version: str) -> dict[str, Any]:
@@ -4097,7 +4108,7 @@ def make_answer(description: str, answer: str) -> dict[str, Any]:
 
 def answer_schema(name: str) -> Schema:
     if name.endswith("[]"):
-        return LIST(answer_schema(name[:-2]))
+        return list_of(answer_schema(name[:-2]))
     return object_ref(name) if name in OBJECTS or name in BODIES else {"type": "object", "title": name}
 
 
@@ -10934,9 +10945,9 @@ def parse_gpu_place(text: str) -> tuple[str, int]:
     return node, int(index)
 
 
-COUNT = WHOLE(0, 10**18 - 1)
-COUNTS = PATTERN("^[0-9]{1,18}(,[0-9]{1,18})?$", "a number of bytes, or two with a comma", examples=["0", "100,20"])
-SAID = PATTERN(
+COUNT = integer_in(0, 10**18 - 1)
+COUNTS = matching("^[0-9]{1,18}(,[0-9]{1,18})?$", "a number of bytes, or two with a comma", examples=["0", "100,20"])
+SAID = matching(
     "^([Tt][Rr][Uu][Ee]|[Ff][Aa][Ll][Ss][Ee]|[Yy][Ee][Ss]|[Nn][Oo]|0|1|)$", "true or false", examples=["true"])
 
 
@@ -10957,21 +10968,21 @@ PARAMETERS: Mapping[str, Field] = {             # names with a dash are headers
                    "the GPU's index; of a node, with its name: n1:0", parse=parse_gpu_place),
     "name": Field({**STRING, "examples": ["n1"]}, "the name of the node, or of jobs"),
     "force": Field(SAID, "forget it at once: its jobs are given up", parse=is_said),
-    "status": Field(LIST(STATUS), "jobs of this status; several: status=failed,cancelled"),
+    "status": Field(list_of(STATUS), "jobs of this status; several: status=failed,cancelled"),
     "user": Field(STRING, "jobs of this user alone"),
     "user_id": Field(STRING, "jobs of this user alone"),
     "group": Field(STRING, "only this group's; empty: of no group"),
     "text": Field(
         STRING, "only jobs with this text in their id, name, command, user, group, directory, machine, or cause"),
-    "sort": Field(WORD(*(sign + name for name in SORTED_BY for sign in ("", "-"))), "by this field, with - in reverse: "
-                  "sort=-finished_at; jobs without it last"),
+    "sort": Field(one_of(*(sign + name for name in SORTED_BY for sign in ("", "-"))),
+                  "by this field, with - in reverse: sort=-finished_at; jobs without it last"),
     "limit": Field(COUNT, "at most so many, the first ones; the header Total-Count says how many there are"),
     "after": Field({**STRING, "examples": ["abc"]}, "only the jobs that follow this one in the list"),
-    "fields": Field(LIST(WORD(*JOB)), "only these fields of each job: fields=id,status,exit_code"),
-    "wait": Field(WHOLE(0, 3600), "reply only when the job has ended, or after so many seconds"),
+    "fields": Field(list_of(one_of(*JOB)), "only these fields of each job: fields=id,status,exit_code"),
+    "wait": Field(integer_in(0, 3600), "reply only when the job has ended, or after so many seconds"),
     "follow": Field(SAID, "go on as it grows, until the end", parse=is_said),
     "tail": Field(COUNT, "begin so many lines before the end"),
-    "stream": Field(WORD(*STREAMS), "which of the two files"),
+    "stream": Field(one_of(*STREAMS), "which of the two files"),
     "offset": Field(COUNTS, "from this byte of the files on, or from 0 in a shorter, new one; two numbers are of "
                     "stdout.log and of stderr.log; the header Log-Offset says where the reply begins",
                     parse=parse_offsets),
@@ -10979,10 +10990,10 @@ PARAMETERS: Mapping[str, Field] = {             # names with a dash are headers
     "timestamps": Field(SAID, "begin each line with its time of arrival, to a tenth of a second where it is known",
                         parse=is_said),
     "since": Field(COUNT, "events after this number"),
-    "job": Field(LIST(JOB_ID), "events of this job alone; several: job=abc,abd"),
+    "job": Field(list_of(JOB_ID), "events of this job alone; several: job=abc,abd"),
     "Last-Event-ID": Field(COUNT, "the same, as browsers send it; it wins"),
     "Idempotency-Key": Field(
-        PATTERN("^[\\x21-\\x7e]{8,128}$", "8 to 128 visible characters", examples=["0f0bd5a2-4d1e"]),
+        matching("^[\\x21-\\x7e]{8,128}$", "8 to 128 visible characters", examples=["0f0bd5a2-4d1e"]),
         "a random one for each submission: the same again adds nothing, and is answered as the first time"),
 }
 ROUTES: list[Route] = []
@@ -14062,7 +14073,7 @@ JOB_OPTIONS = (
              help="one job for each value, which replaces {NAME} in the command; seed=0..4 counts; repeatable: all "
              "combinations"),
     argument("--env", metavar="NAME=VALUE", action="append", default=[], row=Field(
-        PATTERN("^[^=]+=", "NAME=VALUE", examples=["WANDB_MODE=disabled"]), convert=lambda text: text.split("=", 1)),
+        matching("^[^=]+=", "NAME=VALUE", examples=["WANDB_MODE=disabled"]), convert=lambda text: text.split("=", 1)),
              help="a variable on top of the environment; repeatable"),
     argument("--file", metavar="FILE", help="one command a line (\\ joins the next), # comments; - is standard input"),
     argument("--dry-run", action="store_true", help="check it, show the commands, add nothing"),
@@ -14074,10 +14085,10 @@ CHANGE_OPTIONS = tuple(
     for name, row in CHANGES.items())
 NAME = argument("--name", help="the jobs of this name")
 STATUS_OPTION = argument("--status", metavar="S,S", row=Field(
-    PATTERN(f"^({'|'.join(STATUSES)})(,({'|'.join(STATUSES)}))*$",
+    matching(f"^({'|'.join(STATUSES)})(,({'|'.join(STATUSES)}))*$",
             f"some of {', '.join(STATUSES)}, with commas between"),
     convert=lambda text: text.split(",")), help=f"of these statuses: {', '.join(STATUSES)}")
-LINES = Field(WHOLE(0, 10**9), like="20")
+LINES = Field(integer_in(0, 10**9), like="20")
 NUMBER_OPTION = argument("-n", "--number", row=LINES, metavar="N",
                          help="show N rows; 0: all (default: what fits on the terminal; all if it is none)")
 CHOICE_OPTIONS = (argument("--user", help="the jobs of this user"), GROUP, NAME)
@@ -14085,7 +14096,7 @@ IDS = argument("ids", nargs="+", metavar="ID")
 ANY_IDS = argument("ids", nargs="*", metavar="ID")
 ID = argument("id", metavar="ID")
 GPUS = argument("GPU", nargs="*", help="a GPU's index; none: the queue", row=Field(
-    PATTERN(f"^{GPU_PLACE}$", "an index, like 0 or n1:0", examples=["0"])))
+    matching(f"^{GPU_PLACE}$", "an index, like 0 or n1:0", examples=["0"])))
 
 COMMANDS = (
     Command("status", "what runs where, and what waits (nexus alone does the same)", cmd_status, (
@@ -14177,7 +14188,7 @@ COMMANDS = (
         Command("create", "make a token; prints it", cmd_token_create, (
             argument("user", metavar="USER"),
             argument("token", nargs="?", metavar="TOKEN", help="default: a random one"),
-            argument("--days", metavar="N", row=Field(NUMBER(1e-9, 36500), like="30"),
+            argument("--days", metavar="N", row=Field(number_in(1e-9, 36500), like="30"),
                      help="until when it is good; without: until it is revoked"))),
         Command("list", "who has one, and until when", cmd_token_list, (JSON_OPTION,)),
         Command("revoke", "end a token, or all of a user", cmd_token_revoke, (
@@ -14189,7 +14200,7 @@ COMMANDS = (
             argument("host", metavar="[USER@]HOST|NAME"),
             argument("--name", help="what it is called here (default: its host)"),
             argument("--jump", metavar="[USER@]HOST", help="the machine through which it is reached"),
-            argument("--port", row=Field(WHOLE(1, 65535), like="22"), help="its sshd's port"),
+            argument("--port", row=Field(integer_in(1, 65535), like="22"), help="its sshd's port"),
             argument("--identity", metavar="FILE", help="the private key to log in with"))),
         Command("list", "machines, their GPUs and states", cmd_node_list, (JSON_OPTION,)),
         Command("remove", "give it no more jobs; returns after its last one", cmd_node_remove, (

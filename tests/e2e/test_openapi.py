@@ -59,7 +59,7 @@ def test_every_key_says_what_it_means():
 @pytest.fixture
 def extra(monkeypatch):
     """A made-up call with a made-up parameter."""
-    monkeypatch.setitem(nexus.PARAMETERS, "spares", nexus.Field(nexus.WHOLE(0, 9), "how many spare parts"))
+    monkeypatch.setitem(nexus.PARAMETERS, "spares", nexus.Field(nexus.integer_in(0, 9), "how many spare parts"))
     monkeypatch.setattr(nexus, "ROUTES", [*nexus.ROUTES])
 
     @nexus.route("GET /extra/{name}", "user", "what is spare", "any")
@@ -89,7 +89,7 @@ def test_a_parameter_that_is_added_is_everywhere(extra):
     operation = nexus.make_openapi([extra], "1")["paths"]["/extra/{name}"]["get"]
     assert [(each["name"], each["in"], each["required"]) for each in operation["parameters"]] == [
         ("name", "path", True), ("spares", "query", False)]
-    assert operation["parameters"][1]["schema"] == {**nexus.WHOLE(0, 9), "default": 3}
+    assert operation["parameters"][1]["schema"] == {**nexus.integer_in(0, 9), "default": 3}
     assert operation["parameters"][1]["description"] == "how many spare parts"
 
 

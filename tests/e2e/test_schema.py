@@ -19,18 +19,18 @@ from live import free_port, kill_all, until
 from makers import find_faults
 
 import nexus
-from nexus import FLAG, JOB_ID, LINE, LIST, NULL, NUMBER, OBJECT, PATH, SECONDS, TEXT, TEXTS, WHOLE, WORD
+from nexus import FLAG, JOB_ID, LINE, PATH, SECONDS, TEXT, TEXTS, integer_in, list_of, number_in, object_of, one_of, or_null
 
 
 class Place(nexus.Value):
     """A table of fields, among them one that is no row."""
     host: str = nexus.field(LINE, "its name")
-    port: int = nexus.optional(22, WHOLE(0, 65535), "its sshd's")
+    port: int = nexus.optional(22, integer_in(0, 65535), "its sshd's")
     seen: tuple = ()
     user: "str | None" = nexus.optional(None, LINE, "who logs in", "public")
 
 
-PLACE = OBJECT(Place.FIELDS, "a place")
+PLACE = object_of(Place.FIELDS, "a place")
 
 
 def test_a_value_class_is_a_table():
@@ -44,12 +44,12 @@ def test_a_value_class_is_a_table():
 
 
 KEPT = [  # reason, schema, given, kept
-    ("a list is kept as a tuple", LIST(LIST(WHOLE(0, 9))), [[1], []], ((1,), ())),
-    ("what is whole is kept so", WHOLE(0, 9), 2.0, 2),
-    ("a bound is allowed", NUMBER(0, 1), 1, 1),
-    ("null where it may stand", NULL(WHOLE(0, 9)), None, None),
-    ("null beside words", NULL(WORD("a", "b")), None, None),
-    ("one of two schemas", {"anyOf": [WHOLE(0, 9), LINE]}, "x", "x"),
+    ("a list is kept as a tuple", list_of(list_of(integer_in(0, 9))), [[1], []], ((1,), ())),
+    ("what is whole is kept so", integer_in(0, 9), 2.0, 2),
+    ("a bound is allowed", number_in(0, 1), 1, 1),
+    ("null where it may stand", or_null(integer_in(0, 9)), None, None),
+    ("null beside words", or_null(one_of("a", "b")), None, None),
+    ("one of two schemas", {"anyOf": [integer_in(0, 9), LINE]}, "x", "x"),
     ("an object of what was given", PLACE, {"host": "a", "port": None}, {"host": "a", "port": None}),
     ("bytes that are no UTF-8", TEXT, "\udc80", "\udc80"),
 ]
@@ -62,30 +62,30 @@ def test_check_keeps(reason, schema, given, kept):
 
 
 FAULTS = [  # reason, schema, given, message, hint
-    ("out of range", WHOLE(1, 65535), 0, "it must be a whole number from 1 to 65535, not 0", ""),
-    ("no truth is a number", WHOLE(0, 1), True, "it must be a whole number from 0 to 1, not true", ""),
-    ("half of one", WHOLE(0, 9), 0.5, "it must be a whole number from 0 to 9, not 0.5", ""),
-    ("no number at all", NUMBER(0.1, 9), float("nan"), "it must be a number from 0.1 to 9, not NaN", ""),
-    ("a number too long to count", NUMBER(0, 9), 10**400, f"it must be a number from 0 to 9, not {'1' + 58 * '0'}…", ""),
+    ("out of range", integer_in(1, 65535), 0, "it must be a whole number from 1 to 65535, not 0", ""),
+    ("no truth is a number", integer_in(0, 1), True, "it must be a whole number from 0 to 1, not true", ""),
+    ("half of one", integer_in(0, 9), 0.5, "it must be a whole number from 0 to 9, not 0.5", ""),
+    ("no number at all", number_in(0.1, 9), float("nan"), "it must be a number from 0.1 to 9, not NaN", ""),
+    ("a number too long to count", number_in(0, 9), 10**400, f"it must be a number from 0 to 9, not {'1' + 58 * '0'}…", ""),
     ("a word", FLAG, "yes", 'it must be true or false, not "yes"', ""),
-    ("nearly a word", WORD("screen", "slurm"), "sluurm", 'it must be one of screen, slurm, not "sluurm"', "did you mean 'slurm'?"),
+    ("nearly a word", one_of("screen", "slurm"), "sluurm", 'it must be one of screen, slurm, not "sluurm"', "did you mean 'slurm'?"),
     ("too many bytes", LINE, "ü" * 101, "it must be one line of at most 200 bytes, not ", ""),
     ("no letter is so", TEXT, "\ud800", 'it must be a text without NUL, not "\\ud800"', ""),
     ("a line's end is no end", JOB_ID, "abc\n",
      "it must be 3 or 4 letters of the base58 alphabet (no digits, no I, O, l), not ", 'like "abc"'),
-    ("an item", LIST(WHOLE(0, 9)), [1, "a"], 'it[1] must be a whole number from 0 to 9, not "a"', ""),
-    ("too many", LIST(TEXT, 1, 2), [], "it must be a list of at least 1 of at most 2, each a text without NUL, not []", ""),
-    ("a wrong type beside null", NULL(FLAG), 3, "it must be true or false or null, not 3", ""),
-    ("neither", {"anyOf": [WHOLE(0, 9), TEXTS]}, "x",
+    ("an item", list_of(integer_in(0, 9)), [1, "a"], 'it[1] must be a whole number from 0 to 9, not "a"', ""),
+    ("too many", list_of(TEXT, 1, 2), [], "it must be a list of at least 1 of at most 2, each a text without NUL, not []", ""),
+    ("a wrong type beside null", or_null(FLAG), 3, "it must be true or false or null, not 3", ""),
+    ("neither", {"anyOf": [integer_in(0, 9), TEXTS]}, "x",
      'it must be a whole number from 0 to 9 or a list, each a text without NUL, not "x"', ""),
-    ("the type says which was meant", {"anyOf": [WHOLE(0, 9), TEXTS]}, [1], "it[0] must be a text without NUL, not 1", ""),
+    ("the type says which was meant", {"anyOf": [integer_in(0, 9), TEXTS]}, [1], "it[0] must be a text without NUL, not 1", ""),
     ("no object", PLACE, [], "it must be an object, not []", ""),
     ("a key is missing", PLACE, {}, "host is missing in it", ""),
     ("an unknown key", PLACE, {"host": "a", "prot": 1}, "'prot' is not a key of a place", "did you mean 'port'?"),
     ("a key like no other", PLACE, {"host": "a", "x": 1}, "'x' is not a key of a place", "the keys are host, port, user"),
     ("all of it", PLACE, {"host": 1, "port": -1}, "it.host must be one line of at most 200 bytes, not 1; "
      "it.port must be a whole number from 0 to 65535, not -1", ""),
-    ("a key's form", {"type": "object", "propertyNames": WORD("a", "b")}, {"c": 1}, 'a key of it must be one of a, b, not "c"', ""),
+    ("a key's form", {"type": "object", "propertyNames": one_of("a", "b")}, {"c": 1}, 'a key of it must be one of a, b, not "c"', ""),
     ("nothing said", {**PLACE, "required": [], "minProperties": 1}, {}, "a place needs one of host, port, user", ""),
 ]
 
@@ -99,7 +99,7 @@ def test_check_refuses(reason, schema, given, message, hint):
 
 def test_millions_of_faults_cost_no_more_than_a_few():
     with pytest.raises(nexus.NexusError) as caught:
-        nexus.check(LIST(PLACE), [{"host": "a", f"prt{number}": 1} for number in range(100000)], "it")
+        nexus.check(list_of(PLACE), [{"host": "a", f"prt{number}": 1} for number in range(100000)], "it")
     assert len(caught.value.message) < 2000
 
 
@@ -112,14 +112,14 @@ values = st.recursive(
 bounds = st.tuples(st.integers(-2, 10), st.integers(-2, 10)).map(sorted)
 sizes = st.tuples(st.integers(0, 3), st.integers(0, 4)).map(sorted)
 plain = st.one_of(
-    st.sampled_from([FLAG, TEXT, SECONDS, JOB_ID, {}, WORD("a", "B"), {"type": "string", "pattern": "^[^a]+$"}]),
-    bounds.map(lambda pair: WHOLE(*pair)), bounds.map(lambda pair: NUMBER(*pair)))
+    st.sampled_from([FLAG, TEXT, SECONDS, JOB_ID, {}, one_of("a", "B"), {"type": "string", "pattern": "^[^a]+$"}]),
+    bounds.map(lambda pair: integer_in(*pair)), bounds.map(lambda pair: number_in(*pair)))
 schemas = st.recursive(plain, lambda inner: st.one_of(
-    inner.map(NULL), st.lists(inner, min_size=1, max_size=3).map(lambda some: {"anyOf": some}),
-    st.tuples(inner, sizes).map(lambda pair: LIST(pair[0], *pair[1])),
+    inner.map(or_null), st.lists(inner, min_size=1, max_size=3).map(lambda some: {"anyOf": some}),
+    st.tuples(inner, sizes).map(lambda pair: list_of(pair[0], *pair[1])),
     st.fixed_dictionaries({"properties": st.dictionaries(st.sampled_from("aB0"), inner, max_size=2)}, optional={
         "type": st.just("object"), "required": st.lists(st.sampled_from("aB"), max_size=1), "additionalProperties": inner | st.just(False),
-        "propertyNames": st.just({"pattern": "."}) | st.just(WORD("a", "B")), "minProperties": st.integers(0, 2)})), max_leaves=6)
+        "propertyNames": st.just({"pattern": "."}) | st.just(one_of("a", "B")), "minProperties": st.integers(0, 2)})), max_leaves=6)
 
 
 @given(schemas, values)
@@ -165,7 +165,7 @@ def test_a_row_is_all_that_a_field_of_a_job_takes(tmp_path):
     And the page's form.
     """
     source = pathlib.Path(nexus.__file__).read_text(encoding="utf-8")
-    place = source.index("    tty: bool = optional(", source.index("class Job:"))
+    place = source.index("    tty: bool = optional(", source.index("class Job("))
     (tmp_path / "nexus.py").write_text(source[:place] + ROW + source[place:], encoding="utf-8")
     assert read_order(tmp_path / "nexus.py", made_up="blue")["made_up"] == "blue", "a node is sent it"
     home = tmp_path / "home"

@@ -40,7 +40,7 @@ def test_the_sample_file_shows_and_explains_every_key():
 
 def test_a_key_that_is_added_is_everywhere(monkeypatch):
     """A row is all that a new key takes: it is parsed, checked, shown, explained in the sample, and named where it is misplaced."""
-    row = nexus.Field(nexus.WHOLE(0, 9), "how many spare parts", default=3)
+    row = nexus.Field(nexus.integer_in(0, 9), "how many spare parts", default=3)
 
     def extend(cls, **rows):
         rows = {**cls.FIELDS, **rows}
@@ -49,7 +49,7 @@ def test_a_key_that_is_added_is_everywhere(monkeypatch):
     GpuConfig = extend(nexus.GpuConfig, spares=row)
     Config = extend(nexus.Config, gpu=nexus.section(GpuConfig, "gpu"))
     monkeypatch.setattr(nexus, "Config", Config)
-    monkeypatch.setattr(nexus, "CONFIG", nexus.OBJECT(Config.FIELDS, "config.toml", null=False))
+    monkeypatch.setattr(nexus, "CONFIG", nexus.object_of(Config.FIELDS, "config.toml", null=False))
     monkeypatch.setattr(nexus, "SECTIONS", {**nexus.SECTIONS, "gpu": GpuConfig()})
     assert nexus.parse_config({}, "").gpu.spares == 3
     made = nexus.parse_config({"gpu": {"spares": 5}}, "")

@@ -9,7 +9,7 @@ import nexus
 class Point(nexus.Value):
     """A place."""
     x: int
-    y: int = nexus.optional(2, nexus.WHOLE(0, 9), "how high")
+    y: int = nexus.optional(2, nexus.integer_in(0, 9), "how high")
     tags: tuple = ()
 
     def moved(self, by):
