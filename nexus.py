@@ -2180,19 +2180,20 @@ MAX_SWEEP = 10000                       # commands of one sweep
 
 def parse_sweep(text: str) -> tuple[str, tuple[str, ...]]:
     """(name, values) of `lr=1e-3,1e-4` or `seed=0..4` (inclusive).  Raises: usage."""
-    name, equals, values = text.partition("=")
-    if not re.fullmatch(r"[A-Za-z_]\w{0,63}", name) or not equals or not all(values.split(",")):
+    name, _, values = text.partition("=")
+    if not re.fullmatch(r"[A-Za-z_]\w*", name) or not all(values.split(",")):
         refuse(f"--sweep {format_line(text, 60)} is not like NAME=VALUE,VALUE",
                hint="--sweep lr=1e-3,1e-4 --sweep seed=0..4")
-    made: list[str] = []
+    expanded: list[str] = []
     for part in values.split(","):
         span = re.fullmatch(r"(-?[0-9]{1,9})\.\.(-?[0-9]{1,9})", part)
-        first, last = (int(span[1]), int(span[2])) if span else (0, 0)
-        step = 1 if first <= last else -1
-        made += map(str, range(first, last + step, step)[:MAX_SWEEP + 1]) if span else [part]
-        if len(made) > MAX_SWEEP:
-            refuse(f"--sweep {format_line(text, 60)} has more than {MAX_SWEEP} values", hint="sweep over fewer")
-    return name, tuple(made)
+        if span:
+            first, last = int(span[1]), int(span[2])
+            step = 1 if first <= last else -1
+            expanded += map(str, range(first, last + step, step)[:MAX_SWEEP + 1])
+        else:
+            expanded.append(part)
+    return name, tuple(expanded)
 
 
 def expand_sweep(command: str, sweeps: Sequence[tuple[str, Sequence[str]]]) -> list[tuple[str, str]]:
@@ -2211,10 +2212,13 @@ def expand_sweep(command: str, sweeps: Sequence[tuple[str, Sequence[str]]]) -> l
                    hint=f"put {{{name}}} where the value belongs")
     if math.prod(len(values) for _, values in sweeps) > MAX_SWEEP:
         refuse(f"the sweep has more than {MAX_SWEEP} combinations", hint="sweep over fewer values")
-    fixed = re.split(rf"(?<!\$)\{{({'|'.join(names)})\}}", command)      # every second part is a name
-    chosen = [dict(zip(names, values)) for values in itertools.product(*(values for _, values in sweeps))]
-    return [("".join(values[part] if number % 2 else part for number, part in enumerate(fixed)),
-             " ".join(f"{name}={value}" for name, value in values.items())) for values in chosen]
+    parts = re.split(rf"(?<!\$)\{{({'|'.join(names)})\}}", command)      # every second one is a name
+    expanded = []
+    for values in itertools.product(*(values for _, values in sweeps)):
+        chosen = dict(zip(names, values))
+        made = "".join(chosen[part] if number % 2 else part for number, part in enumerate(parts))
+        expanded.append((made, " ".join(f"{name}={value}" for name, value in chosen.items())))
+    return expanded
 
 
 # For allowed_script_paths.  Other interpreters (Rscript, zsh, lua) run files of the directory or the home as well: make
@@ -2245,27 +2249,25 @@ OUT_OF_MEMORY = (         # PyTorch, the CUDA runtime and driver, cuBLAS, JAX an
     r"|CUBLAS_STATUS_ALLOC_FAILED|cuda\.OutOfMemoryError|RESOURCE_EXHAUSTED: Out of memory|OOM when allocating tensor")
 TRACEBACK, CHAINED = "Traceback (most recent call last)", "During handling of the above|The above exception was the"
 RELAYED = r"\b(ChildFailedError|ProcessExitedException|CalledProcessError)\b"    # a launcher's: a process of its failed
-FRAME = r"(\[\w+\]: )? {2}"      # a line of a traceback before its exception; torchrun puts the rank before it
+SOURCE_LINE = r"(\[\w+\]: )? {4}"         # of a traceback; torchrun puts the rank before it
 
 
 def find_oom_line(text: str) -> str | None:
     """The line that says that a program ended for lack of GPU memory; None if it did not.  `text`: its stderr.
 
-    A program may log such an error and go on: of Python's exceptions only the last one counts, with those that it was
-    chained to.  If that one is a launcher's, the exceptions of all processes count.
+    A program may log such an error and go on: of Python's tracebacks only the last one counts, with those that it was
+    chained to.  If that one is a launcher's, all count.
     """
-    lines = [line for line in text.splitlines() if not re.match(FRAME + " {2}", line)]          # without source code
-    starts = [number for number, line in enumerate(lines) if TRACEBACK in line]
-    chain = starts[-1:]
-    while chain and len(chain) < len(starts):
-        before = starts[-len(chain) - 1]
-        if not re.search(CHAINED, "\n".join(lines[before:chain[0]])):
-            break
-        chain.insert(0, before)
-    told = lines[chain[0]:] if chain else lines
-    if chain and re.search(RELAYED, "\n".join(told)):
-        told = [next((line for line in lines[start + 1:] if not re.match(FRAME, line)), "") for start in starts]
-    return next((format_line(line.strip(), 300).strip() for line in told if re.search(OUT_OF_MEMORY, line)), None)
+    parts = text.split(TRACEBACK)
+    first = len(parts) - 1
+    while first > 1 and re.search(CHAINED, parts[first - 1]):
+        first -= 1
+    if re.search(RELAYED, "".join(parts[first:])):
+        first = min(first, 1)
+    for line in "".join(parts[first:]).splitlines():
+        if re.search(OUT_OF_MEMORY, line) and not re.match(SOURCE_LINE, line):
+            return format_line(line.strip(), 300).strip()
+    return None
 
 
 def find_last_lines(text: str, count: int) -> list[str]:

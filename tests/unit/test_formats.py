@@ -842,8 +842,7 @@ def test_parse_sweep(reason, text, name, values):
 NO_SWEEPS = [  # reason, text
     ("nothing", ""), ("no values", "lr"), ("none after the sign", "lr="), ("a hole", "lr=1,,2"), ("a comma at the end", "lr=1,"),
     ("no name", "=1"), ("a name that is a number", "0=1"), ("a name of two words", "l r=1"), ("a name with braces", "{lr}=1"),
-    ("a name with a minus", "learning-rate=1"), ("more values than anybody queues", "x=1..100001"),
-    ("the same, bit by bit", "x=" + ",".join(["1..90000"] * 5000)),
+    ("a name with a minus", "learning-rate=1"),
 ]
 
 
