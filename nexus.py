@@ -2443,9 +2443,9 @@ class NodeView(Value):
 class Plan(Value):
     starts: tuple[Start, ...] = ()
     stops: tuple[Stop, ...] = ()
-    blocked: Mapping[tuple[Any, ...], Reason] = {}      # why the jobs of a request class wait; SHORTAGE: see the board
-    quotas: Quotas | None = None                # after these starts, like the board; None: nothing was examined
-    board: tuple[Slot, ...] = ()
+    blocked: Mapping[tuple[Any, ...], Reason] = {}      # why the jobs of a request class wait; SHORTAGE: see gpus
+    quotas: Quotas | None = None                # after these starts, like gpus; None: nothing was examined
+    gpus: tuple[GpuCapacity, ...] = ()
     machines: Mapping[str, Reason | None] = {}  # why each machine gets no job now
     hold: Reason | None = None                  # why nothing at all starts
     delayed_until: float | None = None          # when the next --begin or backoff ends
@@ -2457,10 +2457,10 @@ PAUSED_THERE = "there"          # the node's own nexus has paused this GPU, and 
 MPS_SERVER = "nvidia-cuda-mps"  # "-server" is missing: the kernel keeps 15 characters of a process's name
 
 
-def find_obstacle(gpu: Gpu, config: GpuConfig, jobs: Sequence[Job] = ()) -> Reason | None:
+def find_gpu_reason(gpu: Gpu, config: GpuConfig, jobs: Sequence[Job] = ()) -> Reason | None:
     """Why no further job may have this GPU.  A reason of code `resources` may go away when the jobs there end.
 
-    An unknown amount of memory is an obstacle only if a minimum is configured.
+    An unknown amount of memory is a reason only if a minimum is configured.
     """
     if gpu.fault:
         return Reason("node-down", gpu.place, f"is unusable ({gpu.fault})")
@@ -2566,40 +2566,37 @@ def find_never(job: Job, machines: Mapping[str, Sequence[Gpu]]) -> Reason | None
     most = max(map(len, machines.values()), default=0)
     if count > most:
         return Reason("never", "gpus", f"wants {format_gpus(job.gpus)}, {where} {most}")
-    allowed = [[gpu for gpu in there if job.gpu_ids is None or gpu.index in job.gpu_ids] for there in machines.values()]
+    allowed = [[gpu for gpu in gpus if job.gpu_ids is None or gpu.index in job.gpu_ids] for gpus in machines.values()]
     if job.gpu_ids is not None and count > max(map(len, allowed), default=0):
-        there = format_indices(sorted({gpu.index for each in machines.values() for gpu in each}))
+        there = format_indices(sorted({gpu.index for gpus in machines.values() for gpu in gpus}))
         are = "is" if most == 1 else "are"
         return Reason("never", "gpu_ids", f"wants GPU {format_indices(job.gpu_ids)}, there {are} {there}")
-    sizes = [sorted([(gpu.memory_total_mib or float("inf"), -gpu.index, gpu.place, gpu.name) for gpu in there],
-                    reverse=True)
-             for there in allowed]
-    best, _, place, name = max((size[count - 1] for size in sizes if len(size) >= count > 0),
-                               default=(float("inf"), 0, "", ""))
-    if best >= (job.gpu_mem_mib or 0):
+    if not job.gpu_mem_mib:
         return None
-    asked, largest = format_memories(job.gpu_mem_mib or 0, best)
-    if count > 1:
-        return Reason("never", "gpu_mem_mib",
-                      f"wants {asked} on each of {count} GPUs, no machine has so many with more than {largest}")
-    return Reason("never", "gpu_mem_mib", f"wants {asked}, the largest GPU has {largest}: GPU {place} ({name})")
+    sizes = [sorted((gpu.memory_total_mib or float("inf") for gpu in gpus), reverse=True) for gpus in allowed]
+    best = max(size[count - 1] for size in sizes if len(size) >= count)
+    if best >= job.gpu_mem_mib:
+        return None
+    asked, largest = format_memories(job.gpu_mem_mib, best)
+    many = f" on each of {count} GPUs, no machine has so many with more than" if count > 1 else ", the largest GPU has"
+    return Reason("never", "gpu_mem_mib", f"wants {asked}{many} {largest}")
 
 
-class Slot:
+class GpuCapacity:
     """A GPU while plan() assigns jobs: what is left of it, and for which job it is reserved."""
 
-    def __init__(self, gpu: Gpu, jobs: Sequence[tuple[Job, int]], config: GpuConfig, now: float,
+    def __init__(self, gpu: Gpu, held: Sequence[tuple[Job, int]], config: GpuConfig, now: float,
                  usage: Mapping[str, Usage], closed: Reason | None = None) -> None:
-        """`closed`: why the machine gets no job."""
-        held = [job for job, _ in jobs]
+        """`held`: the running jobs there, each with its share.  `closed`: why the machine gets no job."""
+        jobs = [job for job, _ in held]
         self.gpu = gpu
-        self.jobs = [*(job.id for job in held), *(f"{job_id} of {gpu.node}'s own queue" for job_id in gpu.taken_by)]
-        self.free = 100 - gpu.taken - sum(share for _, share in jobs)           # hundredths
-        self.obstacle = closed or find_obstacle(gpu, config, held)
-        self.is_reachable = self.obstacle is None or (bool(jobs) and self.obstacle.code == "resources")
-        self.room_mib = find_room(gpu, held)
-        self.most_mib = (gpu.memory_total_mib or 0) - find_foreign_memory(gpu, held)        # room after all jobs there
-        self.ends_at = max([now, *(find_end(job, now, usage) for job in held)])     # the earliest time when all is free
+        self.jobs = [*(job.id for job in jobs), *(f"{job_id} of {gpu.node}'s own queue" for job_id in gpu.taken_by)]
+        self.free = 100 - gpu.taken - sum(share for _, share in held)           # hundredths
+        self.reason = closed or find_gpu_reason(gpu, config, jobs)              # why it gets no further job
+        self.is_reachable = self.reason is None or (bool(held) and self.reason.code == "resources")
+        self.room_mib = find_room(gpu, jobs)
+        self.most_mib = (gpu.memory_total_mib or 0) - find_foreign_memory(gpu, jobs)        # room after all jobs there
+        self.ends_at = max([now, *(find_end(job, now, usage) for job in jobs)])     # the earliest time when all is free
         self.reserved_for: str | None = None
         self.reserved_until = 0.0
 
@@ -2622,99 +2619,102 @@ def find_end(job: Job, now: float, usage: Mapping[str, Usage]) -> float:
     return now + max(0.0, (job.expected_time or 0) - runtime)
 
 
-def make_board(running: Iterable[Job], gpus: Sequence[Gpu], config: GpuConfig, now: float, usage: Mapping[str, Usage],
-               closed: Mapping[str, Reason | None]) -> list[Slot]:
+def list_capacities(running: Iterable[Job], gpus: Sequence[Gpu], config: GpuConfig, now: float,
+                    usage: Mapping[str, Usage], closed: Mapping[str, Reason | None]) -> list[GpuCapacity]:
     """`closed`: {machine: why it gets no job}"""
     held: dict[str, list[tuple[Job, int]]] = {}
     for job in running:
         for uuid, share in zip(job.current.gpu_uuids, list_shares(job)):
             held.setdefault(uuid, []).append((job, share))
-    return [Slot(gpu, held.get(gpu.uuid, ()), config, now, usage, closed.get(gpu.node)) for gpu in gpus]
+    return [GpuCapacity(gpu, held.get(gpu.uuid, ()), config, now, usage, closed.get(gpu.node)) for gpu in gpus]
 
 
 def may_run_on(job: Job, node: str) -> bool:
     return job.only_node in (None, node) and all(name != node for name, _ in job.excluded_nodes)
 
 
-def find_verdict(slot: Slot, share: int, job: Job, config: GpuConfig, now: float) -> Reason | None:
+def may_use(job: Job, gpu: Gpu) -> bool:
+    return (job.gpu_ids is None or gpu.index in job.gpu_ids) and may_run_on(job, gpu.node)
+
+
+def find_verdict(capacity: GpuCapacity, share: int, job: Job, config: GpuConfig, now: float) -> Reason | None:
     """Why a job cannot have `share` hundredths of a GPU now; None if it can."""
-    if slot.free < share:
-        names = format_jobs_there(slot.jobs)
-        load = f"runs {names}" if slot.free <= 0 else f"has {slot.free / 100:g} free beside {names}"
-        return Reason("resources", ",".join(slot.jobs),
-                      f"{load}, and {slot.obstacle.detail}" if slot.obstacle else load)
-    if slot.obstacle:
-        return slot.obstacle
-    why = ""
-    is_brief = job.expected_time is not None and now + job.expected_time <= slot.reserved_until
-    if slot.reserved_for not in (None, job.id) and not is_brief:
-        why = f"is kept for job {slot.reserved_for}"
-    elif slot.room_mib is not None and slot.room_mib < config.min_free_mem_mib:
-        why = describe_room(slot.room_mib, config.min_free_mem_mib, "min_free_mem_mib ({})")   # with this plan's starts
-    elif slot.jobs and slot.gpu.utilization is not None and slot.gpu.utilization >= config.load_threshold * 100:
-        why = f"is {slot.gpu.utilization:.0f}% busy with {format_jobs_there(slot.jobs)} (load_threshold)"
-    elif job.gpu_mem_mib and slot.room_mib is None:
+    gpu, room_mib, asked_mib, why = capacity.gpu, capacity.room_mib, job.gpu_mem_mib, ""
+    names = format_jobs_there(capacity.jobs) if capacity.jobs else ""
+    if capacity.free < share:
+        why = f"runs {names}" if capacity.free <= 0 else f"has {capacity.free / 100:g} free beside {names}"
+        why += f", and {capacity.reason.detail}" if capacity.reason else ""
+        return Reason("resources", ",".join(capacity.jobs), why)
+    if capacity.reason:
+        return capacity.reason
+    is_brief = job.expected_time is not None and now + job.expected_time <= capacity.reserved_until
+    if capacity.reserved_for not in (None, job.id) and not is_brief:
+        why = f"is kept for job {capacity.reserved_for}"
+    elif room_mib is not None and room_mib < config.min_free_mem_mib:       # after the jobs that this plan starts
+        why = describe_room(room_mib, config.min_free_mem_mib, "min_free_mem_mib ({})")
+    elif names and gpu.utilization is not None and gpu.utilization >= config.load_threshold * 100:
+        why = f"is {gpu.utilization:.0f}% busy with {names} (load_threshold)"
+    elif asked_mib and room_mib is None:
         why = "does not tell its memory, and the job says how much it needs"
-    elif job.gpu_mem_mib and slot.room_mib is not None and slot.room_mib < job.gpu_mem_mib:
-        why = describe_room(slot.room_mib, job.gpu_mem_mib, "the {} asked for")
-    return Reason("resources", slot.gpu.place, why) if why else None
+    elif asked_mib and room_mib is not None and room_mib < asked_mib:
+        why = describe_room(room_mib, asked_mib, "the {} asked for")
+    return Reason("resources", gpu.place, why) if why else None
 
 
-def list_verdicts(job: Job, board: Iterable[Slot], config: GpuConfig, now: float,
-                  share: int = 0) -> list[tuple[Slot, Reason | None]]:
+def list_verdicts(job: Job, capacities: Iterable[GpuCapacity], config: GpuConfig, now: float,
+                  share: int = 0) -> list[tuple[GpuCapacity, Reason | None]]:
     """Each GPU that a job may have, and why it cannot have `share` of it (0: its largest share); None: it can."""
     share = share or max(list_shares(job), default=0)
-    return [(slot, find_verdict(slot, share, job, config, now)) for slot in board
-            if (job.gpu_ids is None or slot.gpu.index in job.gpu_ids) and may_run_on(job, slot.gpu.node)]
+    return [(one, find_verdict(one, share, job, config, now)) for one in capacities if may_use(job, one.gpu)]
 
 
 def format_jobs_there(ids: Sequence[str]) -> str:
     return f"job {ids[0]}" if len(ids) == 1 else f"jobs {join_some(ids, 8)}"
 
 
-def choose_slots(job: Job, board: Sequence[Slot], config: GpuConfig, now: float) -> list[Slot] | None:
+def choose_gpus(job: Job, capacities: Sequence[GpuCapacity], config: GpuConfig,
+                now: float) -> list[GpuCapacity] | None:
     """The GPUs of one machine for a job, in the order of its shares; None if it does not fit.
 
     A share goes to the fullest GPU that fits.  Whole GPUs are chosen by index, or by the least free memory that fits.
     After a CUDA out-of-memory error the emptiest GPUs come first, and the GPUs of that attempt last.
     """
-    def list_fitting(share: int) -> list[Slot]:
-        return [slot for slot, why in list_verdicts(job, board, config, now, share) if not why]
+    def list_fitting(share: int) -> list[GpuCapacity]:
+        return [one for one, why in list_verdicts(job, capacities, config, now, share) if not why]
 
     shares = list_shares(job)
-    chosen: list[Slot] = []
+    chosen: list[GpuCapacity] = []
     if shares[-1] < 100:
-        chosen = sorted(list_fitting(shares[-1]), key=lambda slot: (slot.free, slot.room_mib or 0, slot.gpu.index))[:1]
-    whole = [slot for slot in list_fitting(100) if slot not in chosen]
+        chosen = sorted(list_fitting(shares[-1]), key=lambda one: (one.free, one.room_mib or 0, one.gpu.index))[:1]
+    whole = [one for one in list_fitting(100) if one not in chosen]
     if len(whole) + len(chosen) < len(shares):
         return None
     if job.exclusive:
         before = job.attempts[-1].gpu_indices if job.attempts else ()
-        whole.sort(key=lambda slot: (-(slot.room_mib or 0), slot.gpu.index in before))
+        whole.sort(key=lambda one: (-(one.room_mib or 0), one.gpu.index in before))
     elif job.gpu_mem_mib:
-        whole.sort(key=lambda slot: slot.room_mib or 0)
+        whole.sort(key=lambda one: one.room_mib or 0)
     return whole[: len(shares) - len(chosen)] + chosen
 
 
-def reserve(job: Job, board: Sequence[Slot]) -> None:
+def reserve(job: Job, capacities: Sequence[GpuCapacity]) -> None:
     """Reserve GPUs for a starving job: the emptiest ones, of the machine that is expected to have them first.
 
     Not on a machine where another job has some: each might hold what the other needs.  None, if the job also needs a
     GPU that is lost or used by others: the reserved ones would be idle for nothing.
     """
     count = len(list_shares(job))
-    taken = {slot.gpu.node for slot in board if slot.reserved_for}
-    usable: dict[str, list[Slot]] = {}          # {machine: GPUs that the job can have when their jobs have ended}
-    for slot in board:
-        if (job.gpu_ids is None or slot.gpu.index in job.gpu_ids) and slot.is_reachable and (
-                not job.gpu_mem_mib or slot.most_mib >= job.gpu_mem_mib) and may_run_on(job, slot.gpu.node):
-            usable.setdefault(slot.gpu.node, []).append(slot)
-    choices = [sorted(slots, key=lambda slot: (-slot.free, slot.ends_at, slot.gpu.index))[:count]
-               for node, slots in usable.items() if node not in taken and len(slots) >= count > 0]
-    reserved = min(choices, default=[], key=lambda slots: (
-        max(slot.ends_at for slot in slots), -sum(slot.free for slot in slots)))
-    for slot in reserved:
-        slot.reserved_for, slot.reserved_until = job.id, max(slot.ends_at for slot in reserved)
+    taken = {one.gpu.node for one in capacities if one.reserved_for}
+    usable: dict[str, list[GpuCapacity]] = {}       # {machine: GPUs that the job can have when their jobs have ended}
+    for one in capacities:
+        if may_use(job, one.gpu) and one.is_reachable and one.most_mib >= (job.gpu_mem_mib or 0):
+            usable.setdefault(one.gpu.node, []).append(one)
+    choices = [sorted(there, key=lambda one: (-one.free, one.ends_at, one.gpu.index))[:count]
+               for node, there in usable.items() if node not in taken and len(there) >= count > 0]
+    reserved = min(choices, default=[], key=lambda chosen: (
+        max(one.ends_at for one in chosen), -sum(one.free for one in chosen)))
+    for one in reserved:
+        one.reserved_for, one.reserved_until = job.id, max(one.ends_at for one in reserved)
 
 
 def find_stops(running: Iterable[Job], usage: Mapping[str, Usage], config: JobsConfig) -> Iterator[Stop]:
@@ -2773,55 +2773,52 @@ class Quotas:
                 closed.setdefault(name, Reason("quota", name or key, f"{jobs} {of}run, as many as {key} allows"))
 
 
-class Capacity:
+class MachineCapacity:
     """What one machine can still take."""
 
-    def __init__(self, name: str, closed: Reason | None, cpu_slots: int, board: Iterable[Slot], config: GpuConfig,
-                 now: float) -> None:
-        self.name, self.closed, self.config, self.now = name, closed, config, now
+    def __init__(self, name: str, closed: Reason | None, cpu_slots: int, capacities: Iterable[GpuCapacity]) -> None:
+        self.name, self.closed = name, closed
         self.cpu_slots = self.free_slots = cpu_slots
-        self.slots = [slot for slot in board if slot.gpu.node == name and slot.free > 0 and slot.obstacle is None]
+        self.gpus = [one for one in capacities if one.gpu.node == name and one.free > 0 and one.reason is None]
         self.load = (0.0, 0.0, 0)                               # of the jobs there: expected seconds left, GPUs, count
 
-    def place(self, job: Job) -> Sequence[Slot] | Reason:
+    def place(self, job: Job, config: GpuConfig, now: float) -> Sequence[GpuCapacity] | Reason:
         """The GPUs that a job gets here now, or why it gets none."""
         if self.closed and (job.gpus or self.name):
             return self.closed
         if job.gpus:
-            chosen = choose_slots(job, self.slots, self.config, self.now)
+            chosen = choose_gpus(job, self.gpus, config, now)
             return SHORTAGE if chosen is None else chosen
         if self.free_slots > 0:
             return ()
-        text = f"all CPU slots of {self.name} are taken" if self.name else (
-            f"all {self.cpu_slots} CPU slots are taken (cpu_slots)")
-        return Reason("resources", "cpu_slots", text)
+        return Reason("resources", "cpu_slots", f"all CPU slots of {self.name} are taken" if self.name else
+                      f"all {self.cpu_slots} CPU slots are taken (cpu_slots)")
 
-    def note(self, job: Job, rest_s: float) -> None:
-        """Count a job that runs here for `rest_s` more seconds."""
+    def count(self, job: Job, left_s: float) -> None:
+        """Count a job that runs here for `left_s` more seconds."""
         seconds, gpus, jobs = self.load
-        self.load = seconds + rest_s, gpus + job.gpus, jobs + 1
+        self.load = seconds + left_s, gpus + job.gpus, jobs + 1
         self.free_slots -= not job.gpus
 
-    def take(self, job: Job, chosen: Sequence[Slot]) -> None:
-        for slot, share in zip(chosen, list_shares(job)):
-            slot.take(job, share, self.now)
-        self.slots = [slot for slot in self.slots if slot.free > 0]
-        self.note(job, job.expected_time or 0.0)
+    def take(self, job: Job, chosen: Sequence[GpuCapacity], now: float) -> None:
+        for one, share in zip(chosen, list_shares(job)):
+            one.take(job, share, now)
+        self.gpus = [one for one in self.gpus if one.free > 0]
+        self.count(job, job.expected_time or 0.0)
 
 
-class SlurmCapacity(Capacity):
+class SlurmCapacity(MachineCapacity):
     """Slurm takes any job: jobs wait there for its GPUs.  One is submitted at a time, so that nexus's order holds."""
 
-    def __init__(self, state: State, closed: Reason | None, most: int, config: GpuConfig, now: float) -> None:
+    def __init__(self, state: State, closed: Reason | None, most: int) -> None:
         there = len(list_submitted(state)) + sum(1 for job in state.running.values() if job.current.slurm_key)
         full = f"Slurm has {format_count(most, 'job')} of nexus, as many as [slurm] max_submitted allows"
-        closed = closed or (Reason("quota", "max_submitted", full) if there >= most else None)
-        super().__init__("", closed, 0, (), config, now)
+        super().__init__("", closed or (Reason("quota", "max_submitted", full) if there >= most else None), 0, ())
 
-    def place(self, job: Job) -> Sequence[Slot] | Reason:
+    def place(self, job: Job, config: GpuConfig, now: float) -> Sequence[GpuCapacity] | Reason:
         return find_slurm_obstacle(job) or self.closed or ()
 
-    def take(self, job: Job, chosen: Sequence[Slot]) -> None:
+    def take(self, job: Job, chosen: Sequence[GpuCapacity], now: float) -> None:
         self.closed = Reason("resources", "slurm", "the job before it is being submitted to Slurm")
 
 
@@ -2845,24 +2842,23 @@ def plan(state: State, gpus: Sequence[Gpu], trouble: str | None, config: Config,
     `usage`: of the running jobs that have limits.  `nodes`: the other machines.  `hold`: why nothing at all can start;
     jobs are stopped all the same.  A job starts on the machine with the least load of those that can take it now.
     """
-    stops = tuple(find_stops(state.running.values(), usage, config.jobs)) if usage else ()
     is_slurm = config.jobs.launcher == "slurm"
-    machines = [NodeView("", config.jobs.cpu_slots, trouble), *([] if is_slurm else nodes)]
+    views = [NodeView("", config.jobs.cpu_slots, trouble), *([] if is_slurm else nodes)]
     place = "slurm" if is_slurm else ""
-    closed = {one.name: Reason("node-down", place or one.name, one.closed) if one.closed else None for one in machines}
-    board = make_board(state.running.values(), gpus, config.gpu, now, usage, closed)
+    closed = {one.name: Reason("node-down", place or one.name, one.closed) if one.closed else None for one in views}
+    capacities = list_capacities(state.running.values(), gpus, config.gpu, now, usage, closed)
     quotas = Quotas(state, config.jobs)
-    hold_reason = Reason("node-down", "", hold) if hold else PAUSED if state.paused else None
-    made = Plan((), stops, {}, quotas, tuple(board), closed, hold_reason)
-    if made.hold:
-        return made
-    capacities: dict[str, Capacity] = {
-        one.name: Capacity(one.name, closed[one.name], one.cpu_slots, board, config.gpu, now) for one in machines}
+    stops = tuple(find_stops(state.running.values(), usage, config.jobs))
+    planned = Plan((), stops, {}, quotas, tuple(capacities), closed,
+                   Reason("node-down", "", hold) if hold else PAUSED if state.paused else None)
+    if planned.hold:
+        return planned
+    machines = {one.name: MachineCapacity(one.name, closed[one.name], one.cpu_slots, capacities) for one in views}
     if is_slurm:
-        capacities = {"": SlurmCapacity(state, closed[""], config.slurm.max_submitted, config.gpu, now)}
+        machines[""] = SlurmCapacity(state, closed[""], config.slurm.max_submitted)
     for job in state.running.values():
-        if job.current.node in capacities:
-            capacities[job.current.node].note(job, find_end(job, now, usage) - now)
+        if job.current.node in machines:
+            machines[job.current.node].count(job, find_end(job, now, usage) - now)
     starts: list[Start] = []
     blocked: dict[tuple[Any, ...], Reason] = {}
     delays: list[float] = []
@@ -2875,30 +2871,31 @@ def plan(state: State, gpus: Sequence[Gpu], trouble: str | None, config: Config,
             continue
         if quotas.check(job.group, job.user) or (request := request_class(job)) in blocked:
             continue
-        open_to = [capacity for name, capacity in capacities.items() if is_slurm or may_run_on(job, name)]
-        placed = place_job(job, sorted(open_to, key=lambda capacity: capacity.load))
+        open_to = [one for name, one in machines.items() if is_slurm or may_run_on(job, name)]
+        placed = place_job(job, open_to, config.gpu, now)
         if isinstance(placed, Reason):
             blocked[request] = placed
             if now - find_eligible_since(job, state.jobs) >= config.jobs.reserve_after_seconds:
-                reserve(job, board)
-        else:
-            capacity, chosen = placed
-            starts.append(Start(job.id, tuple(slot.gpu.index for slot in chosen),
-                                tuple(slot.gpu.uuid for slot in chosen), capacity.name))
-            capacity.take(job, chosen)
-            add_use(used, job)
-            quotas.count(job)
+                reserve(job, capacities)
+            continue
+        machine, chosen = placed
+        starts.append(Start(job.id, tuple(one.gpu.index for one in chosen), tuple(one.gpu.uuid for one in chosen),
+                            machine.name))
+        machine.take(job, chosen, now)
+        quotas.count(job)
+        add_use(used, job)
     delayed_until = now + min(delays) if delays else None
-    return replace(made, starts=tuple(starts), blocked=blocked, delayed_until=delayed_until)
+    return replace(planned, starts=tuple(starts), blocked=blocked, delayed_until=delayed_until)
 
 
-def place_job(job: Job, machines: Sequence[Capacity]) -> tuple[Capacity, Sequence[Slot]] | Reason:
-    """The first of these machines that can take a job now, and the job's GPUs there; or why no machine can."""
+def place_job(job: Job, machines: Iterable[MachineCapacity], config: GpuConfig,
+              now: float) -> tuple[MachineCapacity, Sequence[GpuCapacity]] | Reason:
+    """The machine with the least load that can take a job now, and the job's GPUs there; or why none can."""
     reasons: dict[Reason, None] = {}
-    for capacity in machines:
-        placed = capacity.place(job)
+    for machine in sorted(machines, key=lambda machine: machine.load):
+        placed = machine.place(job, config, now)
         if not isinstance(placed, Reason):
-            return capacity, placed
+            return machine, placed
         reasons[placed] = None
     if SHORTAGE in reasons or not reasons:
         return SHORTAGE
@@ -2922,10 +2919,10 @@ def find_eligible_since(job: Job, jobs: Mapping[str, Job]) -> float:
 
 # Why a job waits
 
-def find_reason(job: Job, made: Plan, config: Config, now: float) -> Reason:
+def find_reason(job: Job, planned: Plan, config: Config, now: float) -> Reason:
     """Why a pending job does not run now.  Not for jobs in Slurm's queue."""
-    if made.hold:
-        return made.hold
+    if planned.hold:
+        return planned.hold
     if find_delay_s(job, now, config.jobs):
         begin_at = job.begin_at or now
         if begin_at > (job.retry_at or now):
@@ -2934,55 +2931,55 @@ def find_reason(job: Job, made: Plan, config: Config, now: float) -> Reason:
         return Reason("begin-time", "retry", f"{failure}; {describe_next_attempt(job, now)}")
     if job.pending_dependencies:
         return Reason("dependency", ",".join(job.pending_dependencies), format_jobs_there(job.pending_dependencies))
-    quota = made.quotas.check(job.group, job.user) if made.quotas else None
-    reason = quota or made.blocked.get(request_class(job)) or Reason("resources", "", "it is about to start")
-    return explain_shortage(job, made, config.gpu, now) if reason == SHORTAGE else reason
+    quota = planned.quotas.check(job.group, job.user) if planned.quotas else None
+    reason = quota or planned.blocked.get(request_class(job)) or Reason("resources", "", "it is about to start")
+    return explain_shortage(job, planned, config.gpu, now) if reason == SHORTAGE else reason
 
 
 def describe_next_attempt(job: Job, now: float) -> str:
     return f"it is tried again in {format_duration(max(0.0, (job.retry_at or now) - now))}"
 
 
-def describe_place(job: Job, position: int, estimate: float | None, board: Sequence[Slot], config: JobsConfig,
+def describe_place(job: Job, position: int, estimate: float | None, gpus: Sequence[GpuCapacity], config: JobsConfig,
                    now: float) -> list[str]:
     """The facts that `nexus why` prints of a pending job before its list of GPUs."""
     room = f" with {format_memory(job.gpu_mem_mib)} free on each" if job.gpu_mem_mib else ""
     only = f"; it accepts only GPU {format_indices(job.gpu_ids)} (--gpu-ids)" if job.gpu_ids is not None else ""
     facts = [f"{format_count(position, 'job')} before it in the queue" if position else "it is first in the queue",
              f"it asks for {format_gpus(job.gpus)}{room}{only}"]
-    if any(slot.reserved_for == job.id for slot in board):
+    if any(one.reserved_for == job.id for one in gpus):
         facts.append(f"it has waited for over {format_duration(config.reserve_after_seconds)}: GPUs are kept for it")
     if estimate is not None:
         facts.append(f"it will start in about {format_duration(max(0.0, estimate - now))}")
     return facts
 
 
-def explain_shortage(job: Job, made: Plan, config: GpuConfig, now: float) -> Reason:
+def explain_shortage(job: Job, planned: Plan, config: GpuConfig, now: float) -> Reason:
     """Why a job does not get its GPUs, in short: how many are free, and which are blocked by other things than jobs."""
-    machines = {name: [slot.gpu for slot in made.board if slot.gpu.node == name and not is_left_out(slot.gpu, config)]
-                for name in made.machines if may_run_on(job, name)}
+    machines = {name: [one.gpu for one in planned.gpus if one.gpu.node == name and not is_left_out(one.gpu, config)]
+                for name in planned.machines if may_run_on(job, name)}
     excluded_nodes = [f"{name or 'this machine'} cannot run it: {why}" for name, why in job.excluded_nodes]
     if not machines:
         return Reason("never", "node", "; ".join(excluded_nodes) or f"there is no node {job.only_node}")
-    is_unknown = any(made.machines[name] and not gpus for name, gpus in machines.items())   # an unreachable one may fit
+    is_unknown = any(planned.machines[name] and not gpus for name, gpus in machines.items())    # a closed one may fit
     if not is_unknown and (never := find_never(job, machines)):
         return never
-    closed = [why.detail for name in machines for why in (made.machines[name],) if why]
-    verdicts = [(slot.gpu.place, why) for slot, why in list_verdicts(job, made.board, config, now)
-                if not made.machines.get(slot.gpu.node)]
+    closed = [why.detail for name in machines for why in (planned.machines[name],) if why]
+    verdicts = [(one.gpu.place, why) for one, why in list_verdicts(job, planned.gpus, config, now)
+                if not planned.machines.get(one.gpu.node)]
     total, free = len(verdicts), sum(why is None for _, why in verdicts)
     only = verdicts[0][1] if total == 1 else None
     others = [f"GPU {place} {why.detail}"               # what no job can change
               for place, why in verdicts if why and (only or why.subject == place)]
-    busy, told = total - free - len(others), []
+    busy, first = total - free - len(others), []
     if job.gpus > 1 and total and not only:
         where = " of one machine" if len(machines) > 1 else ""
-        told = [f"needs {format_gpus(job.gpus)}{where}; {free} of {total} {'is' if free == 1 else 'are'} free"]
+        first = [f"needs {format_gpus(job.gpus)}{where}; {free} of {total} {'is' if free == 1 else 'are'} free"]
     elif free:
-        told = ["others that ask for the same come first"]
+        first = ["others that ask for the same come first"]
     elif busy:
-        told = [f"{'all' if busy == total else f'{busy} of'} {total} GPUs are busy"]
-    return replace(only or SHORTAGE, detail="; ".join([*told, *list_some(others, 2), *closed, *excluded_nodes]))
+        first = [f"{'all' if busy == total else f'{busy} of'} {total} GPUs are busy"]
+    return replace(only or SHORTAGE, detail="; ".join([*first, *list_some(others, 2), *closed, *excluded_nodes]))
 
 
 # What becomes of a job whose attempt has ended
@@ -3493,7 +3490,7 @@ def gpu_json(gpu: Gpu, state: State, config: GpuConfig, trouble: str | None, nod
     held = [(job, share) for job in state.running.values()
             for uuid, share in zip(job.current.gpu_uuids, list_shares(job)) if uuid == gpu.uuid]
     jobs, job_ids, foreign = [job for job, _ in held], [job.id for job, _ in held], find_foreign(gpu)
-    why = find_obstacle(gpu, config, jobs)
+    why = find_gpu_reason(gpu, config, jobs)
     own = f"runs {format_jobs_there(gpu.taken_by)} of {gpu.node}'s own queue" if gpu.taken else None
     obstacle = why.detail if why else own or closed
     if trouble:
@@ -9773,7 +9770,7 @@ class GpuWatch(Part):
             reason = find_bad_gpu(tuple(self.ended), uuid, self.config.gpu)
 
             def pause(state: State, uuid: str = uuid, reason: str = reason or "") -> Changes:
-                others = [find_obstacle(gpu, self.config.gpu) for gpu in self.see_gpus(state) if gpu.uuid != uuid]
+                others = [find_gpu_reason(gpu, self.config.gpu) for gpu in self.see_gpus(state) if gpu.uuid != uuid]
                 is_paused = any(not why or why.code == "resources" for why in others) and uuid not in state.paused_gpus
                 if is_paused:
                     yield Put("facts", "paused_gpus", (*state.paused_gpus, uuid))
@@ -10371,7 +10368,8 @@ class Views(Part):
 
     def explain(self, job_id: str, caller: Caller) -> dict[str, Any]:
         """GET /jobs/{id}/why: why a job waits, with a verdict for each GPU.  Raises: not_found, forbidden."""
-        now, estimates, board = self.clock.now(), self.find_estimates(), self.service.plan.board
+        now, estimates = self.clock.now(), self.find_estimates()
+        capacities = () if self.service.is_slurm else self.service.plan.gpus
 
         def look(state: State) -> tuple[Job, int, bool]:
             job = find_own_job(state, job_id, caller)
@@ -10386,10 +10384,10 @@ class Views(Part):
             place += format_place(last.gpu_indices, last.slurm_node or last.node)
             ran = f"it {'runs' if job.status == RUNNING else 'ran'}{place}"
             return {**answer, "why": last.cause_line or last.cause or ran}
-        facts = describe_place(job, position, estimates.get(job.id), board, self.config.jobs, now)
-        verdicts = list_verdicts(job, board, self.config.gpu, now) if job.gpus and not self.service.is_slurm else []
-        gpus = [{"node": slot.gpu.node or self.service.node, "place": slot.gpu.place, "index": slot.gpu.index,
-                 "verdict": why and why.detail} for slot, why in verdicts]
+        facts = describe_place(job, position, estimates.get(job.id), capacities, self.config.jobs, now)
+        verdicts = list_verdicts(job, capacities, self.config.gpu, now) if job.gpus else []
+        gpus = [{"node": one.gpu.node or self.service.node, "place": one.gpu.place, "index": one.gpu.index,
+                 "verdict": why and why.detail} for one, why in verdicts]
         reason = self.find_reason(job, is_paused)
         return {**answer, "why": format_reason(reason), "reason": reason_json(reason), "facts": facts,
                 "gpus": gpus, "verdicts": format_verdicts(gpus, Paint(""))}

@@ -66,14 +66,14 @@ class Fifo(nexus.Replay):
 
     def decide(self) -> nexus.Plan:
         starts = []
-        board = nexus.make_board(self.state.running.values(), self.gpus, self.config.gpu, self.now, {}, {})
+        capacities = nexus.list_capacities(self.state.running.values(), self.gpus, self.config.gpu, self.now, {}, {})
         for job in nexus.list_pending(self.state):
-            chosen = nexus.choose_slots(job, board, self.config.gpu, self.now)
+            chosen = nexus.choose_gpus(job, capacities, self.config.gpu, self.now)
             if chosen is None:
                 break
-            for slot, share in zip(chosen, nexus.list_shares(job)):
-                slot.take(job, share, self.now)
-            starts.append(nexus.Start(job.id, tuple(slot.gpu.index for slot in chosen), tuple(slot.gpu.uuid for slot in chosen)))
+            for one, share in zip(chosen, nexus.list_shares(job)):
+                one.take(job, share, self.now)
+            starts.append(nexus.Start(job.id, tuple(one.gpu.index for one in chosen), tuple(one.gpu.uuid for one in chosen)))
         return nexus.Plan(tuple(starts))
 
 

@@ -249,9 +249,9 @@ KNOWN = {U(0): 0, U(1): 1, U(2): 2}
 @pytest.mark.parametrize("case, reason, expected, message_count", GPUS, ids=[case[0] for case in GPUS])
 def test_parse_gpus(case, reason, expected, message_count):
     gpus, messages = nexus.parse_gpus(rows(case), fields_of(case), KNOWN)
-    obstacles = [nexus.find_obstacle(gpu, config().gpu) for gpu in gpus]
+    reasons = [nexus.find_gpu_reason(gpu, config().gpu) for gpu in gpus]
     found = {gpu.index: (gpu.uuid, gpu.name, gpu.memory_total_mib, gpu.memory_used_mib, gpu.utilization, why and why.detail)
-             for gpu, why in zip(gpus, obstacles)}
+             for gpu, why in zip(gpus, reasons)}
     assert found == expected, reason
     assert [gpu.index for gpu in gpus] == sorted(found)
     assert len(messages) == message_count, messages

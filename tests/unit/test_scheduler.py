@@ -21,8 +21,8 @@ def words(one, made, settings=None):
 
 
 def verdicts(one, made):
-    return [(slot.gpu.node, slot.gpu.index, why and why.detail)
-            for slot, why in nexus.list_verdicts(one, made.board, config().gpu, NOW)]
+    return [(there.gpu.node, there.gpu.index, why and why.detail)
+            for there, why in nexus.list_verdicts(one, made.gpus, config().gpu, NOW)]
 
 
 def started(made):
@@ -365,7 +365,7 @@ REASONS = [  # what is shown, jobs, GPUs, keys, part of the reason why the last 
     ("none there", [job("aaa")], [], {}, "never: wants 1 GPU, this machine has 0"),
     ("too many asked for", [job("aaa", gpus=4)], [gpu(0), gpu(1)], {}, "never: wants 4 GPUs, this machine has 2"),
     ("more memory than any has", [job("aaa", gpu_mem_mib=200 * 1024)], [gpu(0), gpu(1, memory_total_mib=80 * GB)], {},
-     "never: wants 200GB, the largest GPU has 80GB: GPU 1 (RTX 3090)"),
+     "never: wants 200GB, the largest GPU has 80GB"),
     ("memory on each of several", [job("aaa", gpus=2, gpu_mem_mib=40 * 1024)], [gpu(0), gpu(1, memory_total_mib=80 * GB)], {},
      "never: wants 40GB on each of 2 GPUs, no machine has so many with more than 24GB"),
     ("some of several", [running("rrr"), job("aaa", 2, gpus=2)], [gpu(0), gpu(1)], {},
@@ -466,7 +466,7 @@ PLACES = [  # reason, fields of a job that has waited for an hour, GPUs, the las
 def test_describe_place(reason, fields, gpus, expected):
     one = job("aaa", 5, **{**WAITED, **fields})
     planned = nexus.plan(state(running("rrr"), one), gpus, None, config(cpu_slots=0), NOW)
-    assert nexus.describe_place(one, 0, None, planned.board, config().jobs, NOW)[-1] == expected, reason
+    assert nexus.describe_place(one, 0, None, planned.gpus, config().jobs, NOW)[-1] == expected, reason
 
 
 ELIGIBLE = [  # reason, fields of a job that came 60 s ago, other jobs, seconds since it could have started
@@ -611,7 +611,7 @@ def check_shares(made, gpus, trouble, settings, planned):
     for index, new in shares_given(made, planned).items():
         before = held.get(by_index[index].uuid, [])
         assert not trouble and sum(share for _, share in before + new) <= 100
-        assert nexus.find_obstacle(by_index[index], settings.gpu, [one for one, _ in before]) is None
+        assert nexus.find_gpu_reason(by_index[index], settings.gpu, [one for one, _ in before]) is None
         is_busy = (by_index[index].utilization or 0) >= 80
         assert not (is_busy and len(before + new) > 1), "a second job on a busy GPU"
 
@@ -657,8 +657,8 @@ def check_waiting(made, settings, planned):
         assert reason.strip() and "\n" not in reason
         assert one.expected_time or reason != "it is about to start", f"{one.id} waits for nothing"
         is_free = not one.pending_dependencies and one.retry_at is None and not planned.quotas.check(one.group, one.user)
-        if is_free and one.gpus and not any(slot.reserved_for for slot in planned.board):
-            assert nexus.choose_slots(one, planned.board, settings.gpu, NOW) is None, f"{one.id} could have started"
+        if is_free and one.gpus and not any(one.reserved_for for one in planned.gpus):
+            assert nexus.choose_gpus(one, planned.gpus, settings.gpu, NOW) is None, f"{one.id} could have started"
         elif is_free and not one.gpus:
             busy = [*made.running.values(), *(made.jobs[id] for id in starting)]
             assert sum(not other.gpus for other in busy) >= settings.jobs.cpu_slots, f"{one.id} could have started"
@@ -757,8 +757,8 @@ def test_a_stream_of_urgent_jobs_does_not_let_the_unimportant_pass_a_job_that_wa
 
 
 def test_of_many_equal_jobs_only_the_first_that_does_not_fit_is_tried(monkeypatch):
-    tried, choose = [], nexus.choose_slots
-    monkeypatch.setattr(nexus, "choose_slots", lambda one, *rest: tried.append(one.id) or choose(one, *rest))
+    tried, choose = [], nexus.choose_gpus
+    monkeypatch.setattr(nexus, "choose_gpus", lambda one, *rest: tried.append(one.id) or choose(one, *rest))
     made = state(*[job(letters(number), number) for number in range(1, 3000)])
     planned = nexus.plan(made, [gpu(index) for index in range(4)], None, config(), NOW)
     assert len(planned.starts) == 4 and len(tried) == 5
