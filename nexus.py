@@ -3265,7 +3265,7 @@ class Replay:
 
 
 MAX_REPLAY_STEPS = 500
-MAX_REPLAY_JOBS = 1000
+MAX_REPLAY_JOBS = 500
 OVERDUE = 0.25                  # of the expected run time: the end of a job that exceeds it by more is unknown
 
 
