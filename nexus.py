@@ -181,7 +181,9 @@ def decode_error(told: object, otherwise: str = "") -> NexusError:
 ID_LETTERS = "ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"      # base58 without its digits
 # Patterns are compiled when they are first needed: `nexus add` needs few.
 ID_PATTERN = f"[{ID_LETTERS}]{{3,4}}"
-CONTROL = "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]"     # and what changes a line's direction
+SURROGATES = "\\ud800-\\udc7f\\udd00-\\udfff"   # not encodable; the others stand for bytes that are not UTF-8
+CONTROL = (                                # and what changes a line's direction
+    f"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069{SURROGATES}]")
 MAX_ARGUMENT_BYTES = 128 * 1024 - 1        # Linux refuses to exec with a longer one (MAX_ARG_STRLEN)
 
 
@@ -396,9 +398,8 @@ def parse_json(text: str | bytes, what: str) -> Any:
 JSON_TYPES: Mapping[type, Sequence[str]] = {
     str: ("string",), bool: ("boolean",), int: ("integer", "number"), float: ("number",), type(None): ("null",),
     list: ("array",), tuple: ("array",), dict: ("object",)}
-LONE_SURROGATE = "[\ud800-\udc7f\udd00-\udfff]"      # unprintable; other surrogates stand for bytes that are not UTF-8
 MAX_FAULTS = 20                 # of one value; then it is not checked further: a submission may have millions
-NO_NUL = "[^\\x00]"
+NO_NUL = f"[^\\x00{SURROGATES}]"
 NOTHING = {"type": "null"}
 
 
@@ -490,36 +491,32 @@ def fit(schema: Schema, given: Any, name: str, faults: list[tuple[str, str]]) ->
         return given
     if "anyOf" in schema:
         return fit_one_of(schema, given, name, faults)
-    kind = type(given)
-    if kind is float and schema.get("type") == "integer" and given.is_integer():
-        given, kind = int(given), int
-    if not fits_alone(schema, given, kind):
+    if isinstance(given, float) and schema.get("type") == "integer" and given.is_integer():
+        given = int(given)
+    if not fits_alone(schema, given):
         faults.append(describe_fault(schema, given, name))
-    elif kind is dict:
+    elif isinstance(given, dict):
         return fit_object(schema, given, name, faults)
-    elif kind is list or kind is tuple:
+    elif isinstance(given, (list, tuple)):
         items = schema.get("items", {})
         return tuple([fit(items, item, f"{name}[{number}]", faults) for number, item in enumerate(given)])
     return given
 
 
-def fits_alone(schema: Schema, given: Any, kind: type) -> bool:
+def fits_alone(schema: Schema, given: Any) -> bool:
     """Whether a value fits, without the values in it."""
-    is_other = "type" in schema and schema["type"] not in JSON_TYPES.get(kind, ())
-    if is_other or given not in schema.get("enum", [given]):
+    types = JSON_TYPES.get(type(given), ())
+    if schema.get("type", "") not in ("", *types) or given not in schema.get("enum", [given]):
         return False
-    if kind is str:
-        try:
-            size = len(given) if given.isascii() else len(given.encode("utf-8", "surrogateescape"))
-        except UnicodeEncodeError:
-            return False
+    if isinstance(given, str):
+        size = len(given.encode("utf-8", "surrogatepass"))
         pattern = re.sub(r"\$$", r"\\Z", schema.get("pattern", ""))      # Python's $ also matches before a last newline
         return size <= schema.get("x-max-bytes", size) and re.search(pattern, given) is not None
-    if kind is int or kind is float:            # NaN fails both comparisons
+    if isinstance(given, (list, tuple)):
+        return bool(schema.get("minItems", 0) <= len(given) <= schema.get("maxItems", len(given)))
+    if "number" in types:                       # NaN fails both comparisons
         fits = schema.get("minimum", given) <= given <= schema.get("maximum", given)
         return bool(fits and ("x-decimals" not in schema or abs(given - round(given, schema["x-decimals"])) < 1e-8))
-    if kind is list or kind is tuple:
-        return bool(schema.get("minItems", 0) <= len(given) <= schema.get("maxItems", len(given)))
     return True
 
 
@@ -545,29 +542,25 @@ def fit_object(schema: Schema, given: Mapping[Any, Any], name: str, faults: list
 
 
 def fit_one_of(schema: Schema, given: Any, name: str, faults: list[tuple[str, str]]) -> Any:
-    """The first schema that fits.  If none does but the type points to one, its faults."""
-    close: list[list[tuple[str, str]]] = []
-    for option in schema["anyOf"]:
-        found: list[tuple[str, str]] = []
+    """The first schema that fits.  If none does: what is wrong by the only one beside null, or what all of them are."""
+    options = [option for option in schema["anyOf"] if option != NOTHING or given is None]
+    found: list[tuple[str, str]] = []
+    for option in options:
+        found = []
         kept = fit(option, given, name, found)
         if not found:
             return kept
-        if option.get("type") in JSON_TYPES.get(type(given), ()):
-            close.append(found)
-    faults += close[0] if len(close) == 1 else [describe_fault(schema, given, name)]
+    faults += found if len(options) == 1 else [describe_fault(schema, given, name)]
     return given
 
 
 def describe_fault(schema: Schema, given: Any, name: str) -> tuple[str, str]:
     """(what is wrong, a hint)"""
-    near = suggest(given, schema["enum"]) if "enum" in schema and isinstance(given, str) else ""
-    examples = [json.dumps(example) for example in schema.get("examples", ())]
-    try:
-        shown = format_line(json.dumps(given, default=str), 60)
-    except RecursionError:              # json.loads() could read it, json.dumps() cannot write it
-        shown = "something so deep"
-    return (f"{name or schema.get('title')} must be {describe_schema(schema)}, not {shown}",
-            near or (f"like {' or '.join(examples)}" if examples else ""))
+    hint = suggest(given, schema["enum"]) if "enum" in schema and isinstance(given, str) else ""
+    if not hint and "examples" in schema:
+        hint = "like " + " or ".join(map(json.dumps, schema["examples"]))
+    shown = format_line(json.dumps(given, default=str), 60)
+    return f"{name or schema.get('title')} must be {describe_schema(schema)}, not {shown}", hint
 
 
 KIND_WORDS = {"string": "a text", "boolean": "true or false", "array": "a list", "object": "an object", "null": "null"}
@@ -620,9 +613,6 @@ class StateConfig(Value):
 
 
 class GpuConfig(Value):
-    provider: str = optional(
-        "nvidia-smi", one_of("nvidia-smi", "mock"), "or \"mock\": mock_gpus made-up GPUs, to try it")
-    mock_gpus: int = optional(0, integer_in(0, 1024), "NEXUS_MOCK_GPUS=2 in the service's environment sets both")
     ids: tuple[int, ...] = optional((), list_of(integer_in(0, 9999)), "GPUs nexus may use, by index; [] = all")
     share_with_others: bool = optional(False, FLAG, "true: a GPU on which a foreign process computes may get a job too")
     min_free_mem_mib: int = optional(0, integer_in(0, 100000000), "a GPU with less free memory gets no job")
@@ -722,6 +712,7 @@ class Config(Value):
     hooks: HooksConfig = section(HooksConfig, "hooks")
     slurm: SlurmConfig = section(SlurmConfig, "slurm")
     nodes: tuple[NodeConfig, ...] = optional((), list_of(NODE), "other machines")
+    mock_gpus: int | None = None        # how many GPUs are made up; None: none, the real ones are used
 
 
 CONFIG = object_of(Config.FIELDS, "config.toml", null=False, **{"x-hints": KEY_HINTS})
@@ -801,7 +792,7 @@ PRIORITIES = {"high": 0, "normal": 1, "low": 2}
 
 # The fields that a submission may have.  MAX_ARGUMENT_BYTES is the longest argument that Linux takes.
 COMMAND = matching(
-    rf"^{NO_NUL}*[^\s\x00]{NO_NUL}*$", f"a text that is not empty, in valid Unicode without NUL and of at most "
+    rf"^(?!\s*$){NO_NUL}*$", f"a text that is not empty, in valid Unicode without NUL and of at most "
     f"{MAX_ARGUMENT_BYTES} bytes (put it into a script)", examples=["python train.py"],
     **{"x-max-bytes": MAX_ARGUMENT_BYTES})
 VARIABLES: Schema = {
@@ -2165,7 +2156,7 @@ def parse_jobs_row(number: int, line: str) -> JobsRow:
     cells += [""] * (5 - len(cells))
     priority = parse_field(JOB_FIELDS["priority"], cells[0], "priority")
     script, conda, arguments, *allowed = cells[1:]
-    if not fits_alone(COMMAND, line, str) or re.sub(CONTROL, "", line.replace("\t", "")) != line.replace("\t", ""):
+    if not fits_alone(COMMAND, line) or re.sub(CONTROL, "", line.replace("\t", "")) != line.replace("\t", ""):
         refuse("it holds characters that no command can have")
     try:
         gpu_ids = parse_indices(",".join(allowed)) if any(allowed) else None
@@ -4396,6 +4387,9 @@ def read_bytes(path: str) -> bytes:
         return file.read()
 
 
+MOCK_GPUS = {**integer_in(0, 1024), "examples": [2]}
+
+
 def load_config(path: str, environ: Mapping[str, str]) -> Config:
     """The configuration in a file; the defaults when there is none.  Raises: usage, unavailable."""
     if os.path.lexists(path) and not os.path.isfile(path):
@@ -4416,13 +4410,8 @@ def load_config(path: str, environ: Mapping[str, str]) -> Config:
         except (ValueError, RecursionError) as error:
             raise NexusError("usage", f"{path} is not valid TOML: {error}",
                              hint="nexus config edit; an example: nexus config sample") from None
-    mock = environ.get("NEXUS_MOCK_GPUS")
-    if mock:
-        if not re.fullmatch(r"\d{1,4}", mock) or int(mock) > 1024:
-            refuse(f"NEXUS_MOCK_GPUS={mock} must be a whole number from 0 to 1024", hint="NEXUS_MOCK_GPUS=2")
-        gpu = data["gpu"] if isinstance(data.get("gpu"), dict) else {}
-        data = {**data, "gpu": {**gpu, "provider": "mock", "mock_gpus": int(mock)}}
-    return parse_config(data, path)
+    config, mock = parse_config(data, path), environ.get("NEXUS_MOCK_GPUS")
+    return replace(config, mock_gpus=check(MOCK_GPUS, guess_number(mock), "NEXUS_MOCK_GPUS")) if mock else config
 
 
 def choose_config(layout: Layout) -> str:
@@ -5624,10 +5613,10 @@ class Machine:
     def __init__(self, config: Config, layout: Layout, service_id: str) -> None:
         self.layout = layout
         is_slurm = config.jobs.launcher == "slurm"
-        self.is_mock = config.gpu.provider == "mock" and not is_slurm
+        self.is_mock = config.mock_gpus is not None and not is_slurm
         # With Slurm nothing of this machine is used: the GPUs are Slurm's.
         self.gpus: NvidiaSmi | MockGpus = (
-            MockGpus(0) if is_slurm else MockGpus(config.gpu.mock_gpus) if self.is_mock else NvidiaSmi())
+            MockGpus(0) if is_slurm else MockGpus(config.mock_gpus or 0) if self.is_mock else NvidiaSmi())
         self.processes = Processes()
         self.psutil = import_psutil()
         self.leases = None if self.is_mock or is_slurm else Leases(find_lease_folder(config.gpu), service_id)

@@ -1488,7 +1488,7 @@ def test_sessions_get_nothing_of_the_services_own_environment(monkeypatch):
 @pytest.fixture
 def machine(short):
     def make(**keys):
-        return nexus.Machine(config(provider="mock", mock_gpus=2, **keys), nexus.make_layout(short, config()), "0-aaaaaaaa")
+        return nexus.Machine(config(mock_gpus=2, **keys), nexus.make_layout(short, config()), "0-aaaaaaaa")
     return make
 
 
@@ -1533,7 +1533,7 @@ def test_launch_under_screen(machine, screens, short):
 SUBREAPER = """
 import os, signal, sys, time
 import makers, nexus
-config = makers.config(provider="mock", mock_gpus=2, launcher="direct")
+config = makers.config(mock_gpus=2, launcher="direct")
 machine = nexus.Machine(config, nexus.make_layout(sys.argv[1], config), "0-aaaaaaaa")
 machine.become_subreaper()
 nexus.Processes.scan = lambda *_: sys.exit("all of /proc was read")

@@ -361,7 +361,7 @@ def test_a_deleted_directory(own_home):
 
 
 @pytest.mark.parametrize("setting, says", [
-    ("", "Mock GPU"), ("two", "NEXUS_MOCK_GPUS=two"), ("-1", "NEXUS_MOCK_GPUS=-1"), ("99999", "1024")])
+    ("", "Mock GPU"), ("two", 'from 0 to 1024, not "two"'), ("-1", "1024, not -1"), ("99999", "1024")])
 def test_a_number_of_mock_gpus_that_is_none(own_home, setting, says):
     done = own_home.main("status", NEXUS_MOCK_GPUS=setting)
     assert (done.code == 2 and says in done.err and "hint:" in done.err) if setting else done.code == 0

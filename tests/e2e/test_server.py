@@ -45,7 +45,7 @@ class Bench:
 
     def __init__(self, **keys):
         self.folder = tempfile.mkdtemp(prefix="nx", dir="/tmp")
-        self.config = make_config(**{"provider": "mock", "mock_gpus": 2, "launcher": "direct", **keys})
+        self.config = make_config(**{"mock_gpus": 2, "launcher": "direct", **keys})
         self.layout = nexus.make_layout(self.folder, self.config)
         nexus.make_folder(self.layout.log_dir)
         clock, log = nexus.Clock(), logging.getLogger(f"test-{os.path.basename(self.folder)}")

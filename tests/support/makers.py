@@ -109,10 +109,10 @@ def facts_put(**facts):
 
 def config(**keys):
     """The default configuration, with these keys changed, whatever their section."""
-    data = {}
+    mock_gpus, data = keys.pop("mock_gpus", None), {}
     for key, fact in keys.items():
         data.setdefault(CONFIG_KEYS[key], {})[key] = fact
-    return nexus.parse_config(data, "config.toml")
+    return nexus.replace(nexus.parse_config(data, "config.toml"), mock_gpus=mock_gpus)
 
 
 # Strategies of hypothesis

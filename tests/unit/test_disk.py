@@ -484,7 +484,7 @@ CONFIG_FAULTS = [  # reason, content, environment, words of the message
     ("a key twice", b"[service]\nport = 1\nport = 2\n", {}, ["not valid TOML"]),
     ("an unknown key", b"[service]\nprot = 1\n", {}, ["config.toml", "prot"]),
     ("all faults at once", b"[service]\nport = 'x'\n[jobs]\nretires = 1\n", {}, ["port", "retires"]),
-    ("a mock that is no number", b"", {"NEXUS_MOCK_GPUS": "two"}, ["NEXUS_MOCK_GPUS=two"]),
+    ("a mock that is no number", b"", {"NEXUS_MOCK_GPUS": "two"}, ["NEXUS_MOCK_GPUS must be a whole number from 0 to 1024"]),
     ("a mock that is too many", b"", {"NEXUS_MOCK_GPUS": "1025"}, ["1024"]),
     ("a mock in other digits", b"", {"NEXUS_MOCK_GPUS": "٣x"}, ["NEXUS_MOCK_GPUS"]),
     ("a mock does not hide a wrong section", b"gpu = 5\n[service]\nprot = 1\n", {"NEXUS_MOCK_GPUS": "2"}, ["prot"]),
@@ -520,7 +520,7 @@ def test_mock_gpus_of_the_environment_keep_the_other_keys(tmp_path):
     path = tmp_path / "config.toml"
     path.write_text("[gpu]\nmem_threshold = 0.5\n")
     made = nexus.load_config(str(path), {"NEXUS_MOCK_GPUS": "3"})
-    assert (made.gpu.provider, made.gpu.mock_gpus, made.gpu.mem_threshold) == ("mock", 3, 0.5)
+    assert (made.mock_gpus, made.gpu.mem_threshold) == (3, 0.5) and nexus.load_config(str(path), {}).mock_gpus is None
 
 
 def test_without_a_toml_parser_the_hint_installs_one(tmp_path):

@@ -571,29 +571,6 @@ def test_parse_submission_raises_nothing_else(data):
         assert all(isinstance(text, str) for text in (*asked.env, *asked.env.values()))
 
 
-@pytest.mark.parametrize("key", ["gpus", "gpu_ids", "cwd", "priority", "env"])
-def test_what_can_be_read_can_be_refused_however_deep_it_is(key):
-    def text(depth):
-        inner = "[" * depth + "]" * depth
-        return f'{{"command": "ls", "{key}": {f"""{{"A": {inner}}}""" if key == "env" else inner}}}'
-
-    def is_read(depth):
-        try:
-            return bool(nexus.parse_json(text(depth), "the body"))
-        except nexus.NexusError:
-            return False
-
-    most, least_refused = 1, 2
-    while is_read(least_refused) and least_refused < 2**16:
-        most, least_refused = least_refused, least_refused * 2
-    while least_refused - most > 1:
-        middle = (most + least_refused) // 2
-        most, least_refused = (middle, least_refused) if is_read(middle) else (most, middle)
-    for depth in range(max(2, most - 40), most + 1):
-        with pytest.raises(nexus.NexusError):
-            nexus.parse_submission(nexus.parse_json(text(depth), "the body"))
-
-
 TRIMMED = [  # reason, (user, whether it ran) of the finished jobs in the order of their ends, the limit, what goes by its number
     ("one user's thousand end nobody else's", [("bob", True)] + 4 * [("ann", True)] + [("bob", True)], 2, [1, 2]),
     ("what never ran pushes out nothing that ran", [("ann", True)] + 5 * [("ann", False)], 2, [1, 2, 3]),
