@@ -5220,35 +5220,29 @@ def is_alive(running: Mapping[str, Any]) -> bool:
     return running.get("boot_id") == read_boot_id() and Processes().is_alive(running.get("pid"), running.get("started"))
 
 
-def encode_socket(address: str, port: int, is_ipv6: bool) -> str:
-    """An address as in /proc/net/tcp and tcp6: 32-bit words in the machine's byte order.  Raises: OSError."""
-    if is_ipv6 and ":" not in address:
-        address = f"::ffff:{address}"
-    packed = socket.inet_pton(socket.AF_INET6 if is_ipv6 else socket.AF_INET, address)
-    words = [int.from_bytes(packed[at:at + 4], sys.byteorder) for at in range(0, len(packed), 4)]
-    return "".join(f"{word:08X}" for word in words) + f":{port:04X}"
-
-
 def find_socket_uid(source: tuple[str, int], destination: tuple[str, int] | None) -> int | None:
     """The uid of the TCP socket at `source` connected to `destination`; None as `destination`: of the listening one.
 
-    Returns None when there is no such socket, or it has no owner (no inode) yet or any more.
-    Source: Documentation/networking/proc_net_tcp.rst of Linux.
+    Returns None when there is no such socket, or it has no owner yet or any more.  It reads the kernel's socket table,
+    as `ss` does.  Source: sock_diag(7), linux/inet_diag.h.
     """
-    addresses = [source[0]]
-    if destination is None:                             # it may listen on all addresses
-        addresses += ["::"] if ":" in source[0] else ["0.0.0.0", "::"]
+    import struct
     state = TCP_LISTEN if destination is None else TCP_ESTABLISHED
-    with contextlib.suppress(OSError, NexusError):      # no descriptors; or no numeric address: a name, fe80::1%eth0
-        tables = [read_text(f"{PROC}/self/net/{name}") or "" for name in ("tcp", "tcp6")]
-        for address in addresses:
-            for is_ipv6, table in enumerate(tables):    # IPv4 may be spoken by an IPv6 socket
-                if is_ipv6 or ":" not in address:
-                    local = encode_socket(address, source[1], bool(is_ipv6))
-                    remote = encode_socket(*destination, bool(is_ipv6)) if destination else r"[0-9A-F]+:0000"
-                    row = re.search(rf" {local} {remote} {state:02X} \S+ \S+ \S+ +(\d+) +\d+ (\d+)", table)
-                    if row and (row[2] != "0" or destination is None):
-                        return int(row[1])
+    family = socket.AF_INET6 if ":" in source[0] else socket.AF_INET
+    peer = destination or (("::" if ":" in source[0] else "0.0.0.0"), 0)
+    with contextlib.suppress(OSError):          # out of descriptors; or no numeric address: a name, or fe80::1%eth0
+        request = struct.pack(                  # SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST
+            "=IHHIIBBBxIHH16s16sIII", 72, 20, 1, 1, 0, family, socket.IPPROTO_TCP, 0, 1 << state,
+            socket.htons(source[1]), socket.htons(peer[1]), socket.inet_pton(family, source[0]),
+            socket.inet_pton(family, peer[0]),
+            1, 2**32 - 1, 2**32 - 1)            # 1 is lo: include sockets bound to that device
+        with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, 4) as netlink:         # NETLINK_SOCK_DIAG
+            netlink.settimeout(2.0)
+            netlink.send(request)
+            answer = netlink.recv(8192)
+        if struct.unpack_from("=H", answer, 4)[0] != 2:                                 # NLMSG_ERROR: no such socket
+            found_state, uid, inode = answer[17], *struct.unpack_from("=II", answer, 16 + 4 + 48 + 12)
+            return uid if found_state == state and (inode or state == TCP_LISTEN) else None
     return None
 
 

@@ -908,6 +908,14 @@ def test_the_uid_of_another_user(family, host):
                 assert nexus.find_socket_uid(peer[:2], accepted.getsockname()[:2]) == NOBODY
 
 
+def test_asking_the_kernel_is_quick_where_the_table_is_long(connect):
+    _, _, _, own, peer = connect()
+    began = time.thread_time()
+    for _ in range(100):
+        nexus.find_socket_uid(own, peer)
+    assert time.thread_time() - began < 1
+
+
 # Leases
 
 
