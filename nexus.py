@@ -940,7 +940,7 @@ class Job(Value):
     status_history: tuple[tuple[str, float], ...] = ()
     attempts: tuple[Attempt, ...] = ()          # the last one is `current`
     retried_as: str | None = optional(None, JOB_ID, "the job that was added to do it again")
-    is_told: bool = False                       # on_finish has run for it
+    is_hook_due: bool = False                   # it has ended, and on_finish has yet to run for it
     begin_at: float | None = optional(None, TIME, "it was asked not to start before")
     retry_at: float | None = optional(None, TIME, "it does not start again before")
     exclusive: bool = False                      # after a CUDA out-of-memory error: it gets whole GPUs, the emptiest
@@ -1061,7 +1061,7 @@ class State:
     paused: bool = False
     paused_gpus: tuple[str, ...] = ()                       # uuids
     pause_reasons: tuple[tuple[str, str], ...] = ()         # (uuid, why nexus itself paused it)
-    hooks_since: float | None = None                        # since when on_finish is configured
+    has_hook: bool = False                                  # on_finish is configured
     inventory: tuple[tuple[int, str, str, float | None], ...] = ()      # GPUs last seen: index, uuid, name, MiB
     next_number: int = 1                                    # the next job's sequence number
 
@@ -1155,7 +1155,7 @@ def change_status(job: Job, status: str, now: float, **facts: Any) -> Put:
 
 def end_job(state: State, job: Job, status: str, now: float, **facts: Any) -> Changes:
     """The changes that end a job, and that release or cancel the jobs that depend on it.  Raises: conflict."""
-    yield end_one(job, status, now, **facts)
+    yield end_one(job, status, now, is_hook_due=state.has_hook, **facts)
     ended = [job.id]
     while ended:
         parent = state.jobs[ended.pop()]
@@ -1164,7 +1164,8 @@ def end_job(state: State, job: Job, status: str, now: float, **facts: Any) -> Ch
                 others = tuple(other for other in child.pending_dependencies if other != parent.id)
                 yield change_job(child, pending_dependencies=others)
             else:
-                yield end_one(child, CANCELLED, now, cause="dependency", cause_line=describe_parent(parent))
+                yield end_one(child, CANCELLED, now, cause="dependency", cause_line=describe_parent(parent),
+                              is_hook_due=state.has_hook)
                 ended.append(child.id)
         group = state.groups.get(parent.group or "")
         if group and group.hold and not group.is_paused and not has_pending(state, group.name):
@@ -8892,6 +8893,8 @@ DISK_INTERVAL_S, DISK_TIMEOUT_S = 5.0, 30.0     # between two disk checks; a dis
 ESTIMATE_BACKOFF_FACTOR = 10    # estimates are kept for this multiple of the time they took, at least 2 s
 HEALTH_INTERVAL_S = 5.0         # between two checks for on_unhealthy
 HOOK_TIMEOUT_S = 60.0           # of one [hooks] command
+MAX_HOOK_TEXT = 32000           # characters of a variable, then CUT
+CUT = " ... (cut here: see nexus show)"
 MAX_FAULTS_LOGGED = 20          # each time the jobs file is read
 
 
@@ -9023,49 +9026,36 @@ def find_llm_share(path: str, model: str) -> float:
 class Hooks:
     """Runs the [hooks] commands in a thread: a slow or failing hook affects nothing else.
 
-    on_finish runs for each job that ends after it was first configured, even if the service restarts between.
+    on_finish runs at least once for each job that ends while it is configured: State notes for which it is due.
     """
 
     def __init__(self, service: Service) -> None:
         import collections
         self.service, self.config = service, service.config.hooks
-        self.is_healthy, self.looked_at, self.has_begun = True, float("-inf"), False
+        self.is_healthy, self.looked_at = True, float("-inf")
         self.ended: collections.deque[Job] = collections.deque()       # on_finish is due; State may lack them
         self.worker = Worker(service, "running hooks", self.look)
 
+    def begin(self) -> None:
+        """Record whether on_finish is configured, and queue the jobs for which a former service has not run it."""
+        has_hook, store = bool(self.config.on_finish), self.service.store
+        if store.read(lambda state: state.has_hook) != has_hook:
+            store.update(lambda state: [Put("facts", "has_hook", has_hook)])
+        self.note_moves(store.read(list_finished))
+
     def note_moves(self, jobs: Iterable[Job]) -> None:
         """Queue on_finish for those jobs that have ended."""
-        ended = [job for job in jobs if job.status in FINAL and self.config.on_finish]
-        if ended:
-            self.ended.extend(ended)
+        self.ended.extend(job for job in jobs if job.is_hook_due and self.config.on_finish)
+        if self.ended:
             self.worker.wanted.set()
-
-    def begin(self) -> None:
-        """Record since when on_finish is configured, and queue the jobs that ended while no service ran."""
-        since = self.service.clock.now() if self.config.on_finish else None
-
-        def note(state: State) -> Changes:
-            if (state.hooks_since is None) != (since is None):
-                yield Put("facts", "hooks_since", since)
-            began = state.hooks_since
-            jobs = [] if began is None else list_finished(state)
-            return [job for job in jobs if (job.current.finished_at or 0.0) >= (began or 0.0)]
-
-        self.ended.extendleft(reversed(self.service.store.update(note)))
-        self.has_begun = True
 
     def look(self) -> float | None:
         """Run the hooks that are due; return the seconds until the next call, or None to wait for `wanted`."""
-        if not self.has_begun:
-            self.begin()
         self.look_at_health()
         if self.ended:
-            ended = self.ended.popleft()
-            job: Job = self.service.store.read(lambda state: state.jobs.get(ended.id, ended))
-            if not job.is_told:
-                self.finish(job)
+            self.finish(self.ended.popleft())
             return 0.0
-        return WATCH_INTERVAL_S if self.config.on_finish or self.config.on_unhealthy else None
+        return WATCH_INTERVAL_S if self.config.on_unhealthy else None
 
     def finish(self, job: Job) -> None:
         last = job.current
@@ -9074,7 +9064,7 @@ class Hooks:
             "NEXUS_JOB_EXIT_CODE": "" if last.exit_code is None else str(last.exit_code),
             "NEXUS_JOB_COMMAND": job.command, "NEXUS_JOB_GPU": format_indices(last.gpu_indices).replace(" ", "")})
         self.service.store.update(
-            lambda state: [change_job(state.jobs[job.id], is_told=True)] if job.id in state.jobs else [])
+            lambda state: [change_job(state.jobs[job.id], is_hook_due=False)] if job.id in state.jobs else [])
 
     def look_at_health(self) -> None:
         service, now = self.service, self.service.clock.monotonic()
@@ -9089,12 +9079,9 @@ class Hooks:
                 "NEXUS_HEALTH": "HEALTHY" if self.is_healthy else "UNHEALTHY", "NEXUS_HEALTH_REASON": "; ".join(bad)})
 
     def call(self, name: str, command: str, facts: Mapping[str, str]) -> None:
-        """Run one hook.  `facts`: extra environment variables, cut to the size that exec() accepts."""
-        most = MAX_ARGUMENT_BYTES - 60                      # 60 bytes for CUT and the variable's name
-        environ = dict(self.service.environ)
-        for key, text in facts.items():
-            content = text.encode("utf-8", "surrogateescape")
-            environ[key] = text if len(content) <= most else content[:most].decode("utf-8", "ignore") + CUT
+        """Run one hook.  `facts`: extra environment variables, cut to a size that exec() accepts in any encoding."""
+        environ = {**self.service.environ, **{name: text if len(text) <= MAX_HOOK_TEXT else text[:MAX_HOOK_TEXT] + CUT
+                                              for name, text in facts.items()}}
         try:
             done = run(["/bin/sh", "-c", f"umask {self.service.umask:03o}\n{command}"], HOOK_TIMEOUT_S, environ)
             why = f"exit code {done.exit_code}: {format_line(done.output.strip()[-200:])}" if done.exit_code else ""
@@ -9104,7 +9091,6 @@ class Hooks:
             self.service.log.warning("%s: %s", name, why)
 
 
-CUT = " ... (cut here: see nexus show)"         # replaces the end of a text too long for a variable
 CWD_TIMEOUT_S = 5.0             # of a check of a job's directory: a node must answer within SYNC_TIMEOUT_S
 
 
@@ -10537,6 +10523,7 @@ class Service:
     def run(self) -> None:
         self.machine.become_subreaper()
         self.open_fifo()
+        self.run_guarded("looking for jobs whose hook is due", self.hooks.begin)
         self.runners.adopt()
         for worker in (Worker(self, "asking for the GPUs", lambda: probe_gpus(self)),
                        self.views.disk_watch,

@@ -2554,9 +2554,9 @@ class Hooked:
             return self.answer
         monkeypatch.setattr(nexus, "run", run)
         self.hooks = w.service.hooks = nexus.Hooks(w.service)
+        self.hooks.begin()
         self.thread = self.hooks.worker.thread
         self.thread.start()
-        live.until(lambda: self.hooks.has_begun, "its first look")
 
     def next(self):
         """The next command, and its variables."""
@@ -2610,7 +2610,7 @@ def test_on_finish_of_a_job_that_is_no_longer_kept(world, hooked):
 
 
 def test_on_finish_for_what_ended_unheard(world, hooked):
-    """Before its thread looked, or while the service was down; not for what ended before it was configured."""
+    """By a service that died before it ran; not for what ended before it was configured."""
     w = world(gpus=2)
     early = w.add(gpus=2)
     w.turn()
@@ -2622,14 +2622,14 @@ def test_on_finish_for_what_ended_unheard(world, hooked):
     one, two = w.add(), w.add()
     w.service.admission.cancel(nexus.Choice([one], ("pending",)), ANN)
     assert hooks.next()[1]["NEXUS_JOB_ID"] == one
-    live.until(lambda: w.job(one).is_told)
+    live.until(lambda: not w.job(one).is_hook_due)
     hooks.end()
     w.service.is_stopping = False
     w.service.admission.cancel(nexus.Choice([two], ("pending",)), ANN)
     hooks = hooked(w)
     assert hooks.next()[1]["NEXUS_JOB_ID"] == two
-    live.until(lambda: w.job(two).is_told)
-    assert hooks.calls.empty() and not w.job(early).is_told
+    live.until(lambda: not w.job(two).is_hook_due)
+    assert hooks.calls.empty()
 
 
 HOOK_FAULTS = [  # reason, what becomes of the command, what the log says

@@ -169,7 +169,7 @@ JOB_FIELDS = {
     "cuda_arg": st.booleans(), "retries": st.integers(0, 9),
     "timeout_seconds": maybe(times), "expected_time": maybe(times), "retry_at": maybe(times),
     "attempts": tuples(attempts),
-    "retried_as": maybe(ids), "is_told": st.booleans(),
+    "retried_as": maybe(ids), "is_hook_due": st.booleans(),
     "only_node": maybe(texts), "excluded_nodes": tuples(st.tuples(texts, texts)),
     "log_base": st.tuples(st.integers(0, 10**12), st.integers(0, 10**12)), "head": maybe(texts), "head_attempt": st.integers(0, 9),
     "is_collected": st.booleans(),
@@ -185,7 +185,7 @@ jobs = st.fixed_dictionaries(
 ).map(lambda fields: nexus.Job(**fields)).map(make_whole)
 environments = st.dictionaries(texts, texts, max_size=4)
 state_facts = {
-    "paused": st.booleans(), "paused_gpus": tuples(texts), "pause_reasons": tuples(st.tuples(texts, texts)), "hooks_since": maybe(times),
+    "paused": st.booleans(), "paused_gpus": tuples(texts), "pause_reasons": tuples(st.tuples(texts, texts)), "has_hook": st.booleans(),
     "inventory": tuples(st.tuples(st.integers(0, 99), texts, texts, maybe(times))), "next_number": st.integers(1, 2**53)}
 groups = st.builds(nexus.Group, texts, st.integers(0, 99), maybe(texts), st.integers(-1, 3), st.booleans())
 nodes = st.builds(nexus.KnownNode, st.builds(nexus.NodeConfig, texts, texts, texts, st.integers(0, 65535)), st.booleans(), st.booleans())
