@@ -1893,78 +1893,8 @@ def revoke_tokens(tokens: Mapping[str, Token], given: str) -> dict[str, Token]:
 # POST /api/submit: a multipart form with a script and flat YAML
 
 MAX_FORM_PARTS = 16
-MAX_PART_HEAD_BYTES = 4096
 FORM_FIELDS = {"code": 5 * 2**20, "config_file": 64 * 2**10}        # {name: bytes at most}
 FORM_HINT = 'curl -X POST http://HOST:PORT/api/submit -F "code=@my_script.py" -F "config_file=@config.yaml"'
-
-
-def refuse_form(why: str) -> NoReturn:
-    raise NexusError("usage", f"the form cannot be read: {why}", FORM_HINT)
-
-
-def parse_boundary(content_type: str) -> bytes:
-    """Raises: usage; unsupported_media_type."""
-    import email
-    kind = content_type.partition(";")[0].strip().lower()
-    if kind != "multipart/form-data":
-        raise NexusError("unsupported_media_type",
-                         f"the body must be multipart/form-data, not {format_line(kind, 60) or 'nothing'}", FORM_HINT)
-    boundary = b""
-    with contextlib.suppress(ValueError):
-        boundary = (email.message_from_string(f"Content-Type: {content_type}").get_boundary() or "").encode()
-    if not 1 <= len(boundary) <= 70:
-        refuse_form("its Content-Type names no boundary of 1 to 70 characters")
-    return boundary
-
-
-def parse_form(body: bytes, content_type: str) -> dict[str, bytes]:
-    """{name: content} of a multipart/form-data body, byte for byte.  Source: RFC 2046 (5.1), RFC 7578.
-
-    The email package only reads the fields' headers: in a body it would accept a bare newline before a boundary, and
-    it takes seconds for 5 MiB of short lines.  Raises: usage; unsupported_media_type.
-    """
-    import email
-    first, *parts = (b"\r\n" + body).split(b"\r\n--" + parse_boundary(content_type), MAX_FORM_PARTS + 1)
-    if first or not parts or not re.fullmatch(rb"--\s*", parts.pop()):
-        refuse_form("it does not begin and end with the boundary that its Content-Type names, "
-                    f"or has more than {MAX_FORM_PARTS} fields")
-    found: dict[str, bytes] = {}
-    for part in parts:
-        head, _, content = part.partition(b"\r\n\r\n")
-        name: object = None
-        if re.match(rb"[ \t]*\r\n", head) and len(head) <= MAX_PART_HEAD_BYTES:
-            with contextlib.suppress(ValueError):
-                message = email.message_from_string(head.strip().decode("latin-1"))
-                name = message.get_param("name", header="content-disposition")
-        if not isinstance(name, str) or not name or name in found:
-            refuse_form('a field has no Content-Disposition: form-data; name="..." of its own (in at most '
-                        f"{MAX_PART_HEAD_BYTES} bytes of headers), or a line that begins like the boundary")
-        found[name] = content
-    return found
-
-
-def parse_submit_form(body: bytes, content_type: str) -> tuple[bytes, dict[str, Any]]:
-    """(the script, the fields of config_file).  Raises: usage, too_large, unsupported_media_type."""
-    fields = parse_form(body, content_type)
-    for name in {**fields, **FORM_FIELDS}:
-        content, most = fields.get(name, b""), FORM_FIELDS.get(name, 0)
-        if not most:
-            refuse(f"'{format_line(name, 40)}' is no field of this form", suggest(name, FORM_FIELDS) or FORM_HINT)
-        if not content.strip():
-            refuse(f"{name} is {'empty' if name in fields else 'missing'}", FORM_HINT)
-        if len(content) > most:
-            raise NexusError("too_large", f"{name} has {len(content)} bytes; at most {most} are taken")
-    try:
-        text = fields["config_file"].decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        refuse(f"config_file is not UTF-8: {error.reason} at byte {error.start}", hint="")
-    return fields["code"], parse_submit_config(text)
-
-
-# config_file is YAML of lines `key: value`, with or without quotes, and comments.  All values are texts here; the key's
-# schema says which of them are numbers.
-YAML_PLAIN = r"""[^\s"'\[\]{}|>&*!%@`#]\S*(?:[ \t]+[^\s#]\S*)*"""          # unquoted: words that do not begin with #
-YAML_LINE = rf"""([A-Za-z_]\w*)[ \t]*:(?:[ \t]+(?:"([^"\\]*)"|'([^']*)'|({YAML_PLAIN})))?(?:[ \t]+#.*)?"""
 FORM_KEYS: Mapping[str, Field] = {                               # the keys of config_file
     **{name: Field(LINE, help) for name, help in (
         ("competition_id", "what its submitter calls it by"), ("project_id", "and by"), ("user_id", "whose it is"))},
@@ -1974,28 +1904,67 @@ FORM_KEYS: Mapping[str, Field] = {                               # the keys of c
     "token": Field({"type": "string"}, "who submits it")}
 
 
+def parse_form(body: bytes, content_type: str) -> dict[str, bytes]:
+    """{name: content} of a multipart/form-data body, byte for byte.  Source: RFC 2046 (5.1), RFC 7578.
+
+    Not by the email package: it takes seconds for 5 MiB of short lines.  Raises: usage; unsupported_media_type.
+    """
+    kind = content_type.partition(";")[0].strip().lower()
+    if kind != "multipart/form-data":
+        raise NexusError("unsupported_media_type",
+                         f"the body must be multipart/form-data, not {format_line(kind, 60) or 'nothing'}", FORM_HINT)
+    boundary = re.search(r'(?i);\s*boundary=(?:"([^"]{1,70})"|([^";\s]{1,70}))', content_type)
+    mark = f"\r\n--{boundary[1] or boundary[2]}".encode() if boundary else b"\r\n--"
+    first, *parts = (b"\r\n" + body).split(mark, MAX_FORM_PARTS + 1)
+    if not boundary or first or not parts or parts.pop().strip() != b"--":
+        refuse("the form cannot be read: it does not begin and end with the boundary that its Content-Type names, "
+               f"or has more than {MAX_FORM_PARTS} fields", FORM_HINT)
+    fields: dict[str, bytes] = {}
+    for part in parts:
+        head, _, content = part.partition(b"\r\n\r\n")
+        name = re.search(rb'(?im)^content-disposition:\s*form-data;\s*name=(?:"([^"\r\n]+)"|([^";\s]+))', head)
+        key = (name[1] or name[2]).decode("utf-8", "replace") if name else ""
+        if not key or key in fields:
+            refuse('the form cannot be read: a field has no Content-Disposition: form-data; name="..." of its own',
+                   FORM_HINT)
+        fields[key] = content
+    return fields
+
+
+def parse_submit_form(body: bytes, content_type: str) -> tuple[bytes, dict[str, Any]]:
+    """(the script, the fields of config_file).  Raises: usage, too_large, unsupported_media_type."""
+    fields = parse_form(body, content_type)
+    for name in fields.keys() - FORM_FIELDS.keys():
+        refuse(f"'{format_line(name, 40)}' is no field of this form", suggest(name, FORM_FIELDS) or FORM_HINT)
+    for name, most in FORM_FIELDS.items():
+        content = fields.get(name, b"")
+        if not content.strip():
+            refuse(f"{name} is {'empty' if name in fields else 'missing'}", FORM_HINT)
+        if len(content) > most:
+            raise NexusError("too_large", f"{name} has {len(content)} bytes; at most {most} are taken")
+    return fields["code"], parse_submit_config(fields["config_file"].decode("utf-8-sig", "replace"))
+
+
 def parse_submit_config(text: str) -> dict[str, Any]:
-    """{key: value} of config_file, without empty values.  Raises: usage, naming the line."""
-    made: dict[str, Any] = {}
-    for number, line in enumerate(text.split("\n"), 1):
-        match = re.fullmatch(YAML_LINE, line.rstrip())
-        if not line.strip() or line.rstrip() == "---" or line.lstrip().startswith("#"):
+    """{key: value} of config_file, which has YAML's lines `key: value`.  Raises: usage, naming the line."""
+    config: dict[str, Any] = {}
+    for number, line in enumerate(map(str.rstrip, text.split("\n")), 1):
+        if not line or line == "---" or line.lstrip().startswith("#"):
             continue
+        key, _, rest = line.partition(":")
+        key = key.rstrip()
+        quoted = re.fullmatch(r"""(["'])(.*)\1\s*(?:#.*)?""", rest.strip())
+        item = quoted[2] if quoted else re.split(r"(?:^|\s)#", rest.strip(), maxsplit=1)[0].rstrip()
         try:
-            if not match:
-                refuse(f"'{format_line(line, 40)}' is not like key: value", hint="")
-            key, *given = match.groups()
             if key not in FORM_KEYS:
-                near = suggest(key, FORM_KEYS) or f"its keys are {', '.join(FORM_KEYS)}"
-                refuse(f"'{format_line(key, 40)}' is no key of it", near)
-            if key in made:
-                refuse(f"{key} is there already", hint="")
-            for found in filter(lambda found: found is not None, given):
-                made[key] = parse_field(FORM_KEYS[key], found, key)
+                refuse(f"'{format_line(key, 40)}' is no key of it",
+                       suggest(key, FORM_KEYS) or f"its keys are {', '.join(FORM_KEYS)}")
+            if item or quoted:
+                config[key] = parse_field(FORM_KEYS[key], item, key)
         except NexusError as error:
             hint = error.hint or 'config_file takes lines like expected_time: 10 or user_id: "bob", and # comments'
             raise NexusError(error.kind, f"config_file, line {number}: {error.message}", hint) from None
-    return made
+    return config
 
 
 # /proc, screen, the runner's files
@@ -11622,7 +11591,6 @@ class Api(Calls):
     def post_api_submit(self, caller: Caller, request: Request, idempotency_key: str | None = None) -> dict[str, Any]:
         """`caller` is nobody: the token in config_file identifies the sender, and is checked even if none is needed."""
         given = request.headers.get("content-type", "")
-        parse_boundary(given)
         if request.body_length > MAX_FORM_BYTES:
             raise NexusError("too_large",
                              f"the form has {request.body_length} bytes; at most {MAX_FORM_BYTES} are taken",

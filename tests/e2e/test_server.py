@@ -1138,7 +1138,7 @@ FORM_REFUSALS = [  # reason, body, headers, status, words
     ("empty code", make_form(code=b""), {}, 400, "code is empty"),
     ("too large a script", make_form(code=b"x" * (5 * 2**20 + 1)), {}, 413, "code"),
     ("too large a form", b"x" * (10 * 2**20 + 1), {}, 413, "10485760"),
-    ("nested YAML", make_form(MINE + "gpus: [1]"), {}, 400, "config_file, line 2: 'gpus: [1]'"),
+    ("nested YAML", make_form(MINE + "gpus: [1]"), {}, 400, "config_file, line 2: gpus"),
     ("an unknown key", make_form(MINE + "expectedtime: 1"), {}, 400, "config_file, line 2: 'expectedtime'"),
     ("more GPUs than there are", make_form(MINE + "gpus: 3"), {}, 400, "3 GPUs"),
     ("a bad key", make_form(), {"idempotency-key": "x"}, 400, "Idempotency-Key"),
