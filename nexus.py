@@ -1405,28 +1405,31 @@ def parse_submissions(data: Any) -> list[Asked]:
 def parse_submission(data: Any, where: str = "") -> list[Asked]:
     """One job, or one for each of `commands`.  Raises: usage, whose message begins with `where`."""
     try:
-        given = read_object(ASKED, SUBMISSION, data)
-        check_submission(given)
+        fields = read_object(ASKED, SUBMISSION, data)
+        check_submission(fields)
     except NexusError as error:
         message = f"{where}{error.message}; none was added" if where else error.message
         raise NexusError(error.kind, message, error.hint or "see nexus help add") from None
-    beside = {name: given.pop(name) for name in Asked.FIELDS if name in given}
-    commands, names = beside.pop("commands", ()), beside.pop("names", ())
-    return [Asked({**given, "command": command, **({"name": name} if name else {})}, **beside)
-            for command, name in zip(commands, names or [None] * len(commands))] or [Asked(given, **beside)]
+    others = {name: fields.pop(name) for name in Asked.FIELDS if name in fields}
+    commands, names = others.pop("commands", None), others.pop("names", ())
+    if commands is None:
+        return [Asked(fields, **others)]
+    if names:
+        return [Asked({**fields, "command": command, "name": name}, **others) for command, name in zip(commands, names)]
+    return [Asked({**fields, "command": command}, **others) for command in commands]
 
 
-def check_submission(given: Mapping[str, Any]) -> None:
+def check_submission(fields: Mapping[str, Any]) -> None:
     """Check that the fields of a submission go together.  Raises: usage."""
-    cwd, repository = given.get("cwd", ""), given.get("snapshot_repo", "")
+    cwd, repository = fields.get("cwd", ""), fields.get("snapshot_repo", "")
     for is_wrong, *words in (
-            ("commands" in given and "command" in given, "commands comes instead of command"),
-            ("command" not in given and "commands" not in given, "command is missing"),
-            (given.get("names") and len(given["names"]) != len(given.get("commands", ())),
+            ("commands" in fields and "command" in fields, "commands comes instead of command"),
+            ("command" not in fields and "commands" not in fields, "command is missing"),
+            (fields.get("names") and len(fields["names"]) != len(fields.get("commands", ())),
              "names has a name for each of commands"),
-            ("max_concurrent" in given and "group" not in given,
+            ("max_concurrent" in fields and "group" not in fields,
              "max_concurrent is for a group, and this job has none", "name one: --group NAME"),
-            (("snapshot" in given) != bool(repository), "snapshot and snapshot_repo come together"),
+            (("snapshot" in fields) != bool(repository), "snapshot and snapshot_repo come together"),
             (repository and not (cwd + "/").startswith(repository.rstrip("/") + "/"),
              "snapshot_repo must be a folder that cwd is in"),
             (repository and ".." in f"{cwd}/{repository}".split("/"),
@@ -2404,7 +2407,7 @@ class NodeView(Value):
 class Plan(Value):
     starts: tuple[Start, ...] = ()
     stops: tuple[Stop, ...] = ()
-    blocked: Mapping[tuple[Any, ...], Reason] = {}      # why the jobs of a request class wait; SHORTAGE: see gpus
+    blocked: dict[tuple[Any, ...], Reason] | None = None    # why the jobs of a request class wait, as far as explained
     quotas: Quotas | None = None                # after these starts, like gpus; None: nothing was examined
     gpus: tuple[GpuCapacity, ...] = ()
     machines: Mapping[str, Reason | None] = {}  # why each machine gets no job now
@@ -2511,13 +2514,13 @@ def find_room(gpu: Gpu, jobs: Sequence[Job]) -> float | None:
 
 def describe_processes(processes: Sequence[GpuProcess]) -> str:
     """`bob (pid 4242 python, 16GB)`, each."""
-    told = []
+    described = []
     for process in processes:
         program = f"pid {process.pid}" + (f" {format_line(process.name, 30)}" if process.name else "")
         program += f" of job {process.stray_job}" if process.stray_job else ""
         memory = "" if process.memory_mib is None else f", {format_memory(process.memory_mib)}"
-        told.append(f"{process.user or 'somebody'} ({program}{memory})")
-    return join_some(told, 3)
+        described.append(f"{process.user or 'somebody'} ({program}{memory})")
+    return join_some(described, 3)
 
 
 def find_never(job: Job, machines: Mapping[str, Sequence[Gpu]]) -> Reason | None:
@@ -2795,16 +2798,16 @@ def find_slurm_obstacle(job: Job) -> Reason | None:
     return None
 
 
-def plan(state: State, gpus: Sequence[Gpu], trouble: str | None, config: Config, now: float,
+def plan(state: State, gpus: Sequence[Gpu], error: str | None, config: Config, now: float,
          usage: Mapping[str, Usage] = {}, nodes: Sequence[NodeView] = (), hold: str = "") -> Plan:
     """Decide which running jobs stop, which pending jobs start now and where, and why the others wait.
 
-    `gpus`: as last observed.  `trouble`: why this machine's readings are unreliable; none of its GPUs is assigned then.
+    `gpus`: as last observed.  `error`: why this machine's readings are unreliable; none of its GPUs is assigned then.
     `usage`: of the running jobs that have limits.  `nodes`: the other machines.  `hold`: why nothing at all can start;
     jobs are stopped all the same.  A job starts on the machine with the least load of those that can take it now.
     """
     is_slurm = config.jobs.launcher == "slurm"
-    views = [NodeView("", config.jobs.cpu_slots, trouble), *([] if is_slurm else nodes)]
+    views = [NodeView("", config.jobs.cpu_slots, error), *([] if is_slurm else nodes)]
     place = "slurm" if is_slurm else ""
     closed = {one.name: Reason("node-down", place or one.name, one.closed) if one.closed else None for one in views}
     capacities = list_capacities(state.running.values(), gpus, config.gpu, now, usage, closed)
@@ -2893,8 +2896,15 @@ def find_reason(job: Job, planned: Plan, config: Config, now: float) -> Reason:
     if job.pending_dependencies:
         return Reason("dependency", ",".join(job.pending_dependencies), format_jobs_there(job.pending_dependencies))
     quota = planned.quotas.check(job.group, job.user) if planned.quotas else None
-    reason = quota or planned.blocked.get(request_class(job)) or Reason("resources", "", "it is about to start")
-    return explain_shortage(job, planned, config.gpu, now) if reason == SHORTAGE else reason
+    if quota:
+        return quota
+    request, blocked = request_class(job), planned.blocked or {}
+    reason = blocked.get(request) or Reason("resources", "", "it is about to start")
+    if reason == SHORTAGE:
+        reason = explain_shortage(job, planned, config.gpu, now)
+        if all(one.reserved_for != job.id for one in planned.gpus):
+            blocked[request] = reason                   # the same for all jobs of its class
+    return reason
 
 
 def describe_next_attempt(job: Job, now: float) -> str:
@@ -2949,7 +2959,7 @@ class Evidence(Value):
     """What is known of an attempt besides its exit code."""
     stderr: str = ""                            # the end of its stderr
     log_sizes: tuple[int, int] = (0, 0)         # of stdout.log and stderr.log, in bytes
-    trouble: str | None = None                  # what went wrong with its logs
+    error: str | None = None                    # what went wrong with its logs
     samples: Mapping[str, Any] = {}             # fields of Attempt: its use of memory, CPU and GPUs
 
 
@@ -2991,9 +3001,9 @@ def find_cause(job: Job, result: Result, evidence: Evidence, signal: int | None)
         return result.cause, result.cause_line
     if result.exit_code == 0:
         return None, None
-    if job.gpus and not evidence.trouble and (line := find_oom_line(evidence.stderr)):
+    if job.gpus and not evidence.error and (line := find_oom_line(evidence.stderr)):
         return "cuda-oom", line
-    return "signal" if signal else "exit", evidence.trouble or next(iter(find_last_lines(evidence.stderr, 1)), None)
+    return "signal" if signal else "exit", evidence.error or next(iter(find_last_lines(evidence.stderr, 1)), None)
 
 
 # The processes of a job that must end, or whose command has ended
@@ -3004,18 +3014,18 @@ LAUNCHERS = frozenset((         # they end with the program that they run, and s
 IDLE_WINDOW_S, IDLE_CPU = 20.0, 0.1     # processes idle that together used less of a core for so long
 
 
-def choose_signaled(members: Sequence[Process], seen: Container[int], told: Container[int],
+def choose_signaled(members: Sequence[Process], first_pids: Container[int], signaled: Container[int],
                     readers: Container[int]) -> list[Process]:
     """The processes of a job that get the first signal now: its programs, and not what these have started.
 
     It goes down through shells, which may have a trap, and through launchers, to the first program of each branch.  The
     children of a program get it when that has ended, and who reads a pipe when its writer has ended: a program that
-    saves its work needs both.  `seen`: the pids when it all began; what a trap starts later is spared with its shell.
-    `told`: who has got it.  `readers`: of Processes.find_readers().
+    saves its work needs both.  `first_pids`: the pids when it all began; what a trap starts later is spared with its
+    shell.  `signaled`: who has got it.  `readers`: of Processes.find_readers().
     """
     pids, below = {process.pid for process in members}, dict[int, list[Process]]()
     for process in members:
-        if process.pid in seen:
+        if process.pid in first_pids:
             below.setdefault(process.parent, []).append(process)
     chosen, todo = [], [process for process in members if process.parent not in pids]
     for process in todo:                        # it grows
@@ -3024,7 +3034,7 @@ def choose_signaled(members: Sequence[Process], seen: Container[int], told: Cont
             todo += children
         if process.name not in LAUNCHERS or not children:
             chosen.append(process)
-    return [process for process in chosen if process.pid not in told and process.pid not in readers]
+    return [process for process in chosen if process.pid not in signaled and process.pid not in readers]
 
 
 def choose_session(members: Iterable[Process], session: int | None) -> list[Process]:
@@ -3191,8 +3201,8 @@ class Replay:
 
     def start_jobs(self) -> Plan:
         """Start the jobs of plan(); return the plan."""
-        made = self.decide()
-        for start in made.starts:
+        planned = self.decide()
+        for start in planned.starts:
             begun = begin_attempt(self.state.jobs[start.job_id], started_at=self.now, gpu_indices=start.gpu_indices,
                                   gpu_uuids=start.gpu_uuids, node=start.node)
             self.state.put(change_status(begun, RUNNING, self.now))
@@ -3200,8 +3210,8 @@ class Replay:
             run_time = self.run_times[start.job_id]
             if run_time is not None:
                 bisect.insort(self.ends, (self.now + run_time, start.job_id))
-        self.delayed_until = made.delayed_until
-        return made
+        self.delayed_until = planned.delayed_until
+        return planned
 
     def next_event_at(self) -> float | None:
         """When the next job ends, or may be tried again; None if no such time is known."""

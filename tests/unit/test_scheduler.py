@@ -846,7 +846,7 @@ def test_what_was_seen_of_it_is_kept():
 
 
 def test_what_went_wrong_with_its_logs_is_told():
-    told = nexus.judge(running("aaa"), nexus.Result(1), nexus.Evidence("x\n", trouble="the disk is full"), 60.0, config().jobs, NOW)[1]
+    told = nexus.judge(running("aaa"), nexus.Result(1), nexus.Evidence("x\n", error="the disk is full"), 60.0, config().jobs, NOW)[1]
     assert (told["cause"], told["cause_line"]) == ("exit", "the disk is full")
 
 
