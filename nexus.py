@@ -3604,12 +3604,18 @@ def format_gpu(gpu: Told, jobs: Mapping[str, Told], paint: Paint, label: str | N
     if running:
         note = paint("red", gpu["fault"]) if gpu["fault"] else paint("yellow", "[PAUSED]") if gpu["is_paused"] else ""
         return [f"{header} {note}".rstrip(), *running]
+    text = describe_idle_gpu(gpu)
+    colour = {"Available": "green", "Fault": "red"}.get(gpu["state"], "" if gpu["used_by"] else "yellow")
+    return [f"{header} {paint(colour, text[:1].upper() + text[1:])}"]
+
+
+def describe_idle_gpu(gpu: Told) -> str:
+    """`available`, `in use by bob (pid 4242 python)`, or why no job may have it."""
     if gpu["is_available"]:
-        return [f"{header} {paint('green', 'Available')}"]
+        return "available"
     if gpu["used_by"]:
-        return [f"{header} In use by {gpu['used_by']}"]
-    why = str(gpu["unavailable"] or "is not available").removeprefix("is ")
-    return [f"{header} {paint('red' if gpu['fault'] else 'yellow', why[:1].upper() + why[1:])}"]
+        return f"in use by {gpu['used_by']}"
+    return str(gpu["unavailable"] or "is not available").removeprefix("is ")
 
 
 def format_running(job: Told, paint: Paint, has_node: bool = False) -> list[str]:
@@ -3793,7 +3799,7 @@ def format_jobs(jobs: Sequence[Told], paint: Paint) -> str:
     return format_table(JOB_COLUMNS, jobs, paint, causes)
 
 
-# `nexus top`: a row for each running job and each other GPU; below it what waits, with one row for a group
+# `nexus top`: a row for each GPU; below them what waits, with one row for a group
 
 TOP_COLUMNS = (
     Column("GPU", lambda row: row["place"]),
@@ -3826,16 +3832,15 @@ def format_top(status: Told, waiting: Sequence[Told], groups: Sequence[Told], pa
     rows = list_top_rows(status)
     text = paint.join(lines) + (format_table(TOP_COLUMNS, rows, paint) if rows else "no GPU, and no job runs\n")
     active = [group for group in groups if group[PENDING] or group[RUNNING]]
-    below = [(group["position"] or 0, {
-        "id": "group", "gpus": "", "starts": "", "what": group["name"], "why": describe_group(group)})
-        for group in active]
-    below += [(job["position"], {
-        "id": job["id"], "gpus": format_known(job["gpus"], "", 2), "starts": local_time(job["estimated_start"]),
-        "what": name_or_command(job), "why": job["waiting_for"] or ""}) for job in waiting]
-    if below:
-        ordered = [row for _, row in sorted(below, key=operator.itemgetter(0))]
+    group_rows = [{"position": group["position"] or 0, "id": "group", "gpus": "", "starts": "", "what": group["name"],
+                   "why": describe_group(group)} for group in active]
+    job_rows = [{"position": job["position"], "id": job["id"], "gpus": format_known(job["gpus"], "", 2),
+                 "starts": local_time(job["estimated_start"]), "what": name_or_command(job),
+                 "why": job["waiting_for"] or ""} for job in waiting]
+    if group_rows or job_rows:
+        waiting_rows = sorted(group_rows + job_rows, key=operator.itemgetter("position"))
         more = status["queued_jobs"] - len(waiting) - sum(group[PENDING] for group in active)
-        text += "\n" + format_table(WAITING_COLUMNS, ordered, paint)
+        text += "\n" + format_table(WAITING_COLUMNS, waiting_rows, paint)
         text += f"… {format_count(more, 'more job')}\n" if more > 0 else ""
     return text
 
@@ -3849,37 +3854,28 @@ def describe_group(group: Told) -> str:
 
 
 def list_top_rows(status: Told) -> list[dict[str, str]]:
-    """Rows in the order of the GPUs; a job on several has one row, with sums and the highest temperature."""
-    jobs, rows, seen = {job["id"]: job for job in status["running_jobs"]}, [], set[str]()
-
-    def add(gpus: Sequence[Told], job: Told | None, what: str) -> None:
-        known = {key: [gpu[key] for gpu in gpus if gpu[key] is not None] for key in (
-            "utilization", "memory_used_mib", "memory_total_mib", "temperature", "power_watts")}
-        used, total = known["memory_used_mib"], known["memory_total_mib"]
-        heat, power = known["temperature"], known["power_watts"]
-        load = known["utilization"]
-        node = gpus[0]["place"].rpartition(":")[:2] if gpus else ()
-        rows.append({
-            "place": "".join(node) + format_ranges([gpu["index"] for gpu in gpus]) if gpus else "-",
-            "utilization": f"{sum(load) / len(load):.0f}%" if load else "-",
-            "memory": f"{sum(used) / 1024:.0f}/{sum(total) / 1024:.0f}GB" if used and total else "-",
-            "temperature": f"{max(heat):.0f}C" if heat else "-", "power": f"{sum(power):.0f}W" if power else "-",
-            "job": job["id"] if job else "-", "what": what,
-            "runtime": format_duration(job["runtime_seconds"] or 0) if job else "-"})
-
+    """A row for each GPU, or for each job on it; then one for each job that is on none of them."""
+    jobs, rows, job_ids_on_gpus = {job["id"]: job for job in status["running_jobs"]}, [], set[str]()
+    no_gpu = dict.fromkeys(("place", "utilization", "memory", "temperature", "power"), "-")
     for gpu in status["gpu_status"]:
-        for job in [jobs[job_id] for job_id in gpu["job_ids"] if job_id in jobs and job_id not in seen]:
-            seen.add(job["id"])
-            own = [one for one in status["gpu_status"] if job["id"] in one["job_ids"]]
-            add(own, job, ("[PAUSED] " if gpu["is_paused"] else "") + describe_run(job))
-        if not gpu["job_ids"]:
-            why = str(gpu["unavailable"] or "is not available").removeprefix("is ")
-            why = f"in use by {gpu['used_by']}" if gpu["used_by"] else why
-            add([gpu], None, "available" if gpu["is_available"] else why)
-    for job in jobs.values():
-        if job["id"] not in seen:
-            add([], job, describe_run(job))
-    return rows
+        used, total = gpu["memory_used_mib"], gpu["memory_total_mib"]
+        readings = {
+            "place": gpu["place"],
+            "utilization": "-" if gpu["utilization"] is None else f"{gpu['utilization']:.0f}%",
+            "memory": "-" if used is None or total is None else f"{used / 1024:.0f}/{total / 1024:.0f}GB",
+            "temperature": "-" if gpu["temperature"] is None else f"{gpu['temperature']:.0f}C",
+            "power": "-" if gpu["power_watts"] is None else f"{gpu['power_watts']:.0f}W"}
+        paused = "[PAUSED] " if gpu["is_paused"] else ""
+        here = [jobs[job_id] for job_id in gpu["job_ids"] if job_id in jobs]
+        rows += [{**readings, **top_cells(job), "what": paused + describe_run(job)} for job in here]
+        if not here:
+            rows.append({**readings, "job": "-", "runtime": "-", "what": describe_idle_gpu(gpu)})
+        job_ids_on_gpus.update(gpu["job_ids"])
+    return rows + [{**no_gpu, **top_cells(job)} for job in jobs.values() if job["id"] not in job_ids_on_gpus]
+
+
+def top_cells(job: Told) -> dict[str, str]:
+    return {"job": job["id"], "runtime": format_duration(job["runtime_seconds"] or 0), "what": describe_run(job)}
 
 
 def describe_run(job: Told) -> str:
@@ -3901,33 +3897,40 @@ def format_place(gpu_indices: Sequence[int], node: str | None) -> str:
     return f" on {' of '.join(filter(None, [gpus, node]))}" if gpus or node else ""
 
 
-TOLD_FIRST = ("id", "status", "outcome", "stopping", "processes_left", "status_history")      # by format_job()
+IN_FIRST_OR_LAST_LINE = ("id", "status", "outcome", "stopping", "processes_left", "status_history")
 
 
 def format_job(job: Told, paint: Paint) -> str:
-    """The output of `nexus show ID`: a line for each known fact."""
+    """The output of `nexus show ID`: a line for each known field."""
     lines = [f"{paint('white', 'Job ' + job['id'])}: {job['status']}"
              + (f" ({job['outcome'] or '-'})" if job["status"] in FINAL else "")
              + "".join(f": {state}" for state in list_states(job))]
-    for key, fact in job.items():
-        is_empty = not fact and (key == "retries" or fact != 0)         # other zeros are facts
-        if key in TOLD_FIRST or fact is False or is_empty:
+    for key, content in job.items():
+        is_empty = not content and (key == "retries" or content != 0)           # other zeros are facts
+        if key in IN_FIRST_OR_LAST_LINE or content is False or is_empty:
             continue
         if key == "attempts":
-            if len(fact) > 1 or job["status"] == PENDING:       # else the lines above tell all of it
-                lines += [f"  attempt {attempt['attempt']}: {format_attempt(attempt)}" for attempt in fact]
-        elif key == "runtime_seconds":
-            lines.append(f"  runtime: {paint('cyan', format_duration(fact))}")
-        elif key.endswith("_at") or key in ("estimated_start", "unknown_since"):
-            colour = "red" if key == "unknown_since" else "cyan"
-            lines.append(f"  {key}: {paint(colour, local_time(fact, '%Y-%m-%d %H:%M:%S'))}")
+            if len(content) > 1 or job["status"] == PENDING:            # else the lines above tell all of it
+                lines += [f"  attempt {attempt['attempt']}: {format_attempt(attempt)}" for attempt in content]
         else:
-            shown = ", ".join(map(str, fact)) if isinstance(fact, (list, tuple)) else (
-                ", ".join(f"{name} {text}" for name, text in fact.items())) if isinstance(fact, dict) else (
-                format_priority(fact)) if key == "priority" else str(fact)
-            lines.append(f"  {key}: {paint('bright' if key == 'command' else '', shown)}")
+            label = "runtime" if key == "runtime_seconds" else key
+            lines.append(f"  {label}: {format_job_field(key, content, paint)}")
     history = ", ".join(f"{status} {local_time(at, '%H:%M:%S')}" for status, at in job["status_history"])
     return paint.join([*lines, f"  history: {history}"])
+
+
+def format_job_field(key: str, content: Any, paint: Paint) -> str:
+    if key == "runtime_seconds":
+        return paint("cyan", format_duration(content))
+    if key.endswith("_at") or key in ("estimated_start", "unknown_since"):
+        return paint("red" if key == "unknown_since" else "cyan", local_time(content, "%Y-%m-%d %H:%M:%S"))
+    if key == "priority":
+        return format_priority(content)
+    if isinstance(content, (list, tuple)):
+        return ", ".join(map(str, content))
+    if isinstance(content, dict):
+        return ", ".join(f"{name} {text}" for name, text in content.items())
+    return paint("bright", content) if key == "command" else str(content)
 
 
 def format_why(told: Told, paint: Paint) -> str:

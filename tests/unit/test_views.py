@@ -407,7 +407,7 @@ def group_of(name, position=0, hold=None, **counts):
 
 
 def test_top_of_eight_gpus_fits_a_small_terminal():
-    """A job on several GPUs is one row; who else uses one is named; what waits stands below, a group in one row."""
+    """Each GPU has a row with its job; who else uses one is named; what waits stands below, a group in one row."""
     busy = {"utilization": 98.0, "memory_used_mib": 20 * GB, "temperature": 70.0, "power_watts": 300.0}
     gpus = [*(gpu(index, **busy) for index in range(4)), gpu(4, processes=(foreign(),)), gpu(5, is_paused=True),
             gpu(6, fault="GPU is lost"), gpu(7)]
@@ -417,12 +417,14 @@ def test_top_of_eight_gpus_fits_a_small_terminal():
     waiting = listed(job("qqa", gpus=2), job("qqb"), waiting_for="no GPU is free", position=1)
     text = nexus.format_top(made, waiting, [group_of("old", completed=3), group_of("sweep", pending=4, running=1, failed=2,
                                                                                    hold="paused by ann")], TERMINAL)
-    assert all(nexus.count_columns(line) <= 80 for line in text.splitlines()) and len(text.splitlines()) <= 23
+    assert all(nexus.count_columns(line) <= 80 for line in text.splitlines()) and len(text.splitlines()) <= 23, text
     host, _, _, *rows = text.splitlines()
     assert host == "gpu1  CPU 12%, memory 40.2 of 128GB" and "old" not in text
     assert "\n".join(rows) == """\
 GPU  UTIL  MEMORY   TEMP  POWER  JOB  RUNTIME  COMMAND
-0-2  98%   60/72GB  70C   900W   abc  2h 15m   torchrun train.py …xxxxxxxxxxxxxx
+0    98%   20/24GB  70C   300W   abc  2h 15m   torchrun train.py …xxxxxxxxxxxxxx
+1    98%   20/24GB  70C   300W   abc  2h 15m   torchrun train.py …xxxxxxxxxxxxxx
+2    98%   20/24GB  70C   300W   abc  2h 15m   torchrun train.py …xxxxxxxxxxxxxx
 3    98%   20/24GB  70C   300W   abd  1m       (stopping: killed)…ython train.py
 4    0%    0/24GB   -     -      -    -        in use by bob (pid… python, 16GB)
 5    0%    0/24GB   -     -      -    -        paused
