@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
     T = TypeVar("T")
     Schema = Mapping[str, Any]
-    Told = Mapping[str, Any]                    # an object of the API
+    Json = Mapping[str, Any]                    # an object of the API
 else:
 
     def dataclass_transform(**_):
@@ -3384,7 +3384,7 @@ PUBLIC_NODE_KEYS = ("name", "gpus", "gpu_names", "running_jobs", "is_reachable",
 
 def hide_private(shown: Mapping[str, Any], public: Container[str]) -> dict[str, Any]:
     """A job or node in JSON as other users see it: the keys that are not public are null."""
-    return {name: fact if name in public else None for name, fact in shown.items()}
+    return {key: content if key in public else None for key, content in shown.items()}
 
 
 def get_runtime(attempt: Attempt, now: float) -> float | None:
@@ -3418,7 +3418,7 @@ def attempt_json(attempt: Attempt, now: float) -> dict[str, Any]:
 
 def job_json(job: Job, now: float, node: str | None, **known: Any) -> dict[str, Any]:
     """A job as the API shows it, never with its environment.  `known`: keys that the job does not hold itself."""
-    current = {**attempt_json(job.current, now), **{name: fact for name, fact in known.items() if name in ATTEMPT}}
+    current = {**attempt_json(job.current, now), **{key: known[key] for key in known if key in ATTEMPT}}
     return {
         "status": job.status, "position": None, "waiting_for": None, "reason": None, "estimated_start": None,
         **fields_json(job), "labels": dict(job.labels), "only_node": node if job.only_node == "" else job.only_node,
@@ -3531,7 +3531,7 @@ def local_time(stamp: str | None, pattern: str = "%H:%M") -> str:
     return "-" if stamp is None else time.strftime(pattern, time.localtime(parse_time(stamp)))
 
 
-def format_snapshot(status: Told, paint: Paint) -> str:
+def format_snapshot(status: Json, paint: Paint) -> str:
     """The output of `nexus`."""
     paused = "[PAUSED]" if status["is_paused"] else "[RUNNING]"
     queued = f"Queue: {format_count(status['queued_jobs'], 'job')} pending"
@@ -3546,11 +3546,11 @@ def format_snapshot(status: Told, paint: Paint) -> str:
     else:
         lines.append(paint("white", "GPUs:"))
     jobs, gpus = {job["id"]: job for job in status["running_jobs"]}, status["gpu_status"]
-    told = format_machines(status, jobs, paint) if status["nodes"] else [
+    gpu_lines = format_machines(status, jobs, paint) if status["nodes"] else [
         line for gpu in gpus for line in format_gpu(gpu, jobs, paint)]
     if status["gpu_trouble"]:
         lines.append(paint("red", status["gpu_trouble"]))
-    lines += told or ([] if status["gpu_trouble"] or status.get("slurm") else ["none"])
+    lines += gpu_lines or ([] if status["gpu_trouble"] or status.get("slurm") else ["none"])
     shown = {job_id for gpu in gpus for job_id in gpu["job_ids"]}
     for heading, is_there in (
             ("Running there:", lambda job: job.get("slurm_id")), ("CPU:", lambda job: not job["gpus"]),
@@ -3564,7 +3564,7 @@ def format_snapshot(status: Told, paint: Paint) -> str:
     return paint.join(lines)
 
 
-def format_machines(status: Told, jobs: Mapping[str, Told], paint: Paint) -> list[str]:
+def format_machines(status: Json, jobs: Mapping[str, Json], paint: Paint) -> list[str]:
     """The GPUs of this machine and of nodes; of a node that gets no jobs, the reason and its jobs."""
     lines = []
     for node in status["nodes"]:
@@ -3579,7 +3579,7 @@ def format_machines(status: Told, jobs: Mapping[str, Told], paint: Paint) -> lis
     return lines
 
 
-def group_gpus(gpus: Iterable[Told], find_alike: Callable[[Any], object]) -> Iterator[tuple[str, Told, bool]]:
+def group_gpus(gpus: Iterable[Json], find_alike: Callable[[Any], object]) -> Iterator[tuple[str, Json, bool]]:
     """(label, first GPU, whether there are more) of each run of neighbours on a machine that look alike."""
     import itertools
     for _, group in itertools.groupby(gpus, lambda gpu: (gpu["node"], find_alike(gpu))):
@@ -3589,14 +3589,14 @@ def group_gpus(gpus: Iterable[Told], find_alike: Callable[[Any], object]) -> Ite
         yield f"GPU{'s' * bool(more)} {machine}{indices}", first, bool(more)
 
 
-def describe_node_state(node: Told) -> str:
+def describe_node_state(node: Json) -> str:
     why = node["trouble"] or ""
     if node["unknown_since"]:
         return f"unknown since {local_time(node['unknown_since'], '%m-%d %H:%M')}{why and f': {why}'}"
     return "is being removed: it gets no more jobs" if node["is_leaving"] else why or "ok"
 
 
-def format_gpu(gpu: Told, jobs: Mapping[str, Told], paint: Paint, label: str | None = None) -> list[str]:
+def format_gpu(gpu: Json, jobs: Mapping[str, Json], paint: Paint, label: str | None = None) -> list[str]:
     """`label`: of several GPUs that look alike."""
     what = ", ".join(part for part in (gpu["name"], gpu["memory_total"]) if part)
     header = paint("white", f"{'GPU ' + gpu['place'] if label is None else label} ({what}):")
@@ -3609,7 +3609,7 @@ def format_gpu(gpu: Told, jobs: Mapping[str, Told], paint: Paint, label: str | N
     return [f"{header} {paint(colour, text[:1].upper() + text[1:])}"]
 
 
-def describe_idle_gpu(gpu: Told) -> str:
+def describe_idle_gpu(gpu: Json) -> str:
     """`available`, `in use by bob (pid 4242 python)`, or why no job may have it."""
     if gpu["is_available"]:
         return "available"
@@ -3618,7 +3618,7 @@ def describe_idle_gpu(gpu: Told) -> str:
     return str(gpu["unavailable"] or "is not available").removeprefix("is ")
 
 
-def format_running(job: Told, paint: Paint, has_node: bool = False) -> list[str]:
+def format_running(job: Json, paint: Paint, has_node: bool = False) -> list[str]:
     """`has_node`: show its machine."""
     runtime = format_duration(job["runtime_seconds"] or 0)
     stopping = "".join(f" ({word})" for word in list_states(job))
@@ -3633,7 +3633,7 @@ def format_running(job: Told, paint: Paint, has_node: bool = False) -> list[str]
             f"  Runtime: {paint('cyan', runtime)}", f"  Started: {paint('cyan', local_time(job['started_at']))}"]
 
 
-def list_states(job: Told) -> list[str]:
+def list_states(job: Json) -> list[str]:
     """What is special about a running job."""
     count = job["processes_left"]
     left = "1 process goes on" if count == 1 else f"{count} processes go on"
@@ -3641,7 +3641,7 @@ def list_states(job: Told) -> list[str]:
             *([f"its command has ended, {left}"] if count else [])]
 
 
-def format_detailed(status: Told, health: Told, paint: Paint) -> str:
+def format_detailed(status: Json, health: Json, paint: Paint) -> str:
     """`nexus status --detailed`."""
     bands, host = status["queued_by_priority"], status["host"]
     lines = [
@@ -3670,7 +3670,7 @@ def format_detailed(status: Told, health: Told, paint: Paint) -> str:
     return paint.join(lines + [f"hint: {hint}" for hint in status["hints"]])
 
 
-def describe_gpu_use(gpu: Told, paint: Paint) -> str:
+def describe_gpu_use(gpu: Json, paint: Paint) -> str:
     """A GPU's readings, on one line."""
     allocated = f"{gpu['allocated'] * 100:.0f}% allocated"
     if gpu["is_paused"]:
@@ -3727,7 +3727,7 @@ def format_table(columns: Iterable[Column], rows: Sequence[Any], paint: Paint, b
     return paint.join(lines)
 
 
-def name_or_command(job: Told) -> str:
+def name_or_command(job: Json) -> str:
     if job["command"] is None:                  # another user's job, seen with a token
         return f"({job['user']}'s)"
     return f"{job['name']}: {job['command']}" if job["name"] else str(job["command"])
@@ -3765,7 +3765,6 @@ QUEUE_COLUMNS = (
     NAME_COLUMN,
     COMMAND_COLUMN,
 )
-QUEUE_FIELDS = "id priority only_node gpus created_at estimated_start user group name command waiting_for"
 JOB_COLUMNS = (
     ID_COLUMN,
     Column("STATUS", lambda job: job["status"]),
@@ -3781,11 +3780,9 @@ JOB_COLUMNS = (
     NAME_COLUMN,
     COMMAND_COLUMN,
 )
-JOB_LIST_FIELDS = ("id status node remote_id only_node gpu_indices unknown_since outcome runtime_seconds started_at "
-                   "user group name command cause_line")
 
 
-def format_queue(jobs: Sequence[Told], paint: Paint) -> str:
+def format_queue(jobs: Sequence[Json], paint: Paint) -> str:
     """On a terminal, a reason stands below the jobs that share it; in a file it is the last column."""
     reasons = [job["waiting_for"] or "" for job in jobs]
     below = [reason if reason != former else "" for reason, former in zip(reasons, ["", *reasons])]
@@ -3793,7 +3790,7 @@ def format_queue(jobs: Sequence[Told], paint: Paint) -> str:
     return format_table([*QUEUE_COLUMNS, *last], jobs, paint, below)
 
 
-def format_jobs(jobs: Sequence[Told], paint: Paint) -> str:
+def format_jobs(jobs: Sequence[Json], paint: Paint) -> str:
     """On a terminal, a failed job's last line stands below it."""
     causes = [format_line(job["cause_line"] or "", max(20, paint.width - 5)) for job in jobs]
     return format_table(JOB_COLUMNS, jobs, paint, causes)
@@ -3820,7 +3817,7 @@ WAITING_COLUMNS = (
 )
 
 
-def format_top(status: Told, waiting: Sequence[Told], groups: Sequence[Told], paint: Paint) -> str:
+def format_top(status: Json, waiting: Sequence[Json], groups: Sequence[Json], paint: Paint) -> str:
     """`waiting`: the first pending jobs without a group; `groups`: the reply of GET /groups."""
     host = status["host"]
     memory = f"{format_known(host['memory_used_gb'], '')} of {format_known(host['memory_total_gb'], 'GB')}"
@@ -3845,7 +3842,7 @@ def format_top(status: Told, waiting: Sequence[Told], groups: Sequence[Told], pa
     return text
 
 
-def describe_group(group: Told) -> str:
+def describe_group(group: Json) -> str:
     """`40 jobs: 3 running, 12 completed, 1 failed, 24 pending; paused by ann`."""
     total = sum(group[status] for status in STATUSES)
     statuses = (RUNNING, COMPLETED, FAILED, CANCELLED, PENDING)
@@ -3853,7 +3850,7 @@ def describe_group(group: Told) -> str:
     return f"{format_count(total, 'job')}: {', '.join(counts)}" + (f"; {group['hold']}" if group["hold"] else "")
 
 
-def list_top_rows(status: Told) -> list[dict[str, str]]:
+def list_top_rows(status: Json) -> list[dict[str, str]]:
     """A row for each GPU, or for each job on it; then one for each job that is on none of them."""
     jobs, rows, job_ids_on_gpus = {job["id"]: job for job in status["running_jobs"]}, [], set[str]()
     no_gpu = dict.fromkeys(("place", "utilization", "memory", "temperature", "power"), "-")
@@ -3874,16 +3871,16 @@ def list_top_rows(status: Told) -> list[dict[str, str]]:
     return rows + [{**no_gpu, **top_cells(job)} for job in jobs.values() if job["id"] not in job_ids_on_gpus]
 
 
-def top_cells(job: Told) -> dict[str, str]:
+def top_cells(job: Json) -> dict[str, str]:
     return {"job": job["id"], "runtime": format_duration(job["runtime_seconds"] or 0), "what": describe_run(job)}
 
 
-def describe_run(job: Told) -> str:
+def describe_run(job: Json) -> str:
     words = [*list_states(job), *(["unknown, its node is not reached"] if job["unknown_since"] else [])]
     return "".join(f"({word}) " for word in words) + name_or_command(job)
 
 
-def format_attempt(attempt: Told) -> str:
+def format_attempt(attempt: Json) -> str:
     """`exit 3 on GPU 0 of n1, 2024-10-24 15:30:15, 5s (the last line of its stderr)`."""
     place = format_place(attempt["gpu_indices"], attempt["node"])
     line = f" ({attempt['cause_line']})" if attempt["cause_line"] else ""
@@ -3900,7 +3897,7 @@ def format_place(gpu_indices: Sequence[int], node: str | None) -> str:
 IN_FIRST_OR_LAST_LINE = ("id", "status", "outcome", "stopping", "processes_left", "status_history")
 
 
-def format_job(job: Told, paint: Paint) -> str:
+def format_job(job: Json, paint: Paint) -> str:
     """The output of `nexus show ID`: a line for each known field."""
     lines = [f"{paint('white', 'Job ' + job['id'])}: {job['status']}"
              + (f" ({job['outcome'] or '-'})" if job["status"] in FINAL else "")
@@ -3933,14 +3930,15 @@ def format_job_field(key: str, content: Any, paint: Paint) -> str:
     return paint("bright", content) if key == "command" else str(content)
 
 
-def format_why(told: Told, paint: Paint) -> str:
+def format_why(reply: Json, paint: Paint) -> str:
     """The output of `nexus why ID`: the decision, and its reasons GPU by GPU."""
-    verb = "waits" if told["status"] == PENDING else f"is {told['status']}"
-    lines = [f"{paint('white', 'Job ' + told['id'])} {verb}: {told['why']}", *(f"  {fact}" for fact in told["facts"])]
-    return paint.join(lines + [f"  {line}" for line in format_verdicts(told["gpus"], paint)])
+    verb = "waits" if reply["status"] == PENDING else f"is {reply['status']}"
+    lines = [f"{paint('white', 'Job ' + reply['id'])} {verb}: {reply['why']}",
+             *(f"  {fact}" for fact in reply["facts"])]
+    return paint.join(lines + [f"  {line}" for line in format_verdicts(reply["gpus"], paint)])
 
 
-def format_verdicts(gpus: Iterable[Told], paint: Paint) -> list[str]:
+def format_verdicts(gpus: Iterable[Json], paint: Paint) -> list[str]:
     """A line for each GPU, or for neighbours on a node that have the same reason."""
     alike = group_gpus(gpus, lambda gpu: (gpu["verdict"], ":" in gpu["place"] or gpu["index"]))
     free = paint("green", "it could have this one"), paint("green", "it could have any of these")
@@ -3948,7 +3946,7 @@ def format_verdicts(gpus: Iterable[Told], paint: Paint) -> list[str]:
             for label, gpu, has_more in alike]
 
 
-def make_metrics(status: Told, jobs: Sequence[Told]) -> dict[str, Any]:
+def make_metrics(status: Json, jobs: Sequence[Json]) -> dict[str, Any]:
     """The data of `nexus metrics`: run times of finished jobs, utilization in percent over the last hour."""
     import statistics
     times = [job["runtime_seconds"] for job in jobs if job["started_at"] and job["runtime_seconds"] is not None]
@@ -3962,11 +3960,11 @@ def make_metrics(status: Told, jobs: Sequence[Told]) -> dict[str, Any]:
                             "is_paused")) for gpu in status["gpu_status"]]}
 
 
-def format_metrics(metrics: Told, paint: Paint) -> str:
-    kept = ", ".join(f"{count} {word}" for word, count in metrics["by_status"].items() if count)
+def format_metrics(metrics: Json, paint: Paint) -> str:
+    by_status = ", ".join(f"{count} {status}" for status, count in metrics["by_status"].items() if count)
     causes = ", ".join(f"{count} {cause}" for cause, count in metrics["causes"].items())
     lines = [paint("white", "Performance Metrics"), "=" * 30,
-             f"Total Jobs: {metrics['total_jobs']}{kept and f' ({kept})'}",
+             f"Total Jobs: {metrics['total_jobs']}{by_status and f' ({by_status})'}",
              f"Avg Execution Time: {format_known(metrics['mean_runtime_seconds'], 's')}",
              f"Median Execution Time: {format_known(metrics['median_runtime_seconds'], 's')}",
              *([f"Failures: {causes}"] if causes else []), "", paint("white", "GPU Utilization (last hour):")]
@@ -4100,7 +4098,7 @@ GPU_METRICS = (                                 # name, help, key of the GPU, wh
 )
 
 
-def list_metrics(status: Told, health: Told, ends: Mapping[tuple[str, str], int],
+def list_metrics(status: Json, health: Json, ends: Mapping[tuple[str, str], int],
                  retries: Mapping[str, int]) -> Iterator[tuple[str, str, Sequence[tuple[Mapping[str, str], float]]]]:
     """(name, help, [(labels, number)]) of each metric.
 
@@ -4110,7 +4108,7 @@ def list_metrics(status: Told, health: Told, ends: Mapping[tuple[str, str], int]
     def count_by(label: str, counts: Mapping[str, float]) -> list[tuple[Mapping[str, str], float]]:
         return [({label: word}, count) for word, count in counts.items()]
 
-    def label_gpu(gpu: Told) -> dict[str, str]:
+    def label_gpu(gpu: Json) -> dict[str, str]:
         uuid = gpu["uuid"].rpartition("/")[2]           # as its driver says it, and other exporters there
         return {"node": gpu["node"], "gpu": str(gpu["index"]), "uuid": uuid, "name": gpu["name"]}
 
@@ -10193,17 +10191,16 @@ class Views(Part):
 
     def list_gpus(self, state: State) -> list[dict[str, Any]]:
         """Return the GPUs of all machines, for the API."""
-        now, told = self.clock.monotonic(), []
-        nodes = self.service.pool.nodes
+        now, nodes, shown = self.clock.monotonic(), self.service.pool.nodes, []
         closed = {node.name: node.find_closed(now) for node in nodes.values()}
         for gpu in self.service.gpu_watch.see_gpus(state):
-            why = self.service.gpu_watch.observation.trouble if not gpu.node else closed.get(gpu.node)
+            why = closed.get(gpu.node) if gpu.node else self.service.gpu_watch.observation.trouble
             is_unread = bool(why) and (not gpu.node or gpu.node not in nodes or nodes[gpu.node].trouble is not None)
             if gpu.node and is_unread:                  # its last readings are too old
                 gpu = forget_readings(gpu)
-            trouble, hold = (why, None) if is_unread else (None, why)
-            told.append(gpu_json(gpu, state, self.config.gpu, trouble, gpu.node or self.service.node, hold))
-        return told
+            shown.append(gpu_json(gpu, state, self.config.gpu, why if is_unread else None,
+                                  gpu.node or self.service.node, None if is_unread else why))
+        return shown
 
     def find_place(self, job: Job) -> str | None:
         """Return the machine that a job ran on, runs on, or must run on; None if it may still be any."""
@@ -10283,7 +10280,7 @@ class Views(Part):
 
     def list_groups(self, caller: Caller) -> list[dict[str, Any]]:
         """GET /groups: the groups that the caller may see, in the order in which they start."""
-        jobs, holds, is_paused = self.store.read(
+        jobs, known_groups, is_paused = self.store.read(
             lambda state: (list_jobs(state, STATUSES), dict(state.groups), state.paused))
         groups: dict[str, dict[str, Any]] = {}
         position = 0
@@ -10291,10 +10288,10 @@ class Views(Part):
             if job.group and caller.may_see(job.user):
                 group = groups.get(job.group)
                 if group is None:
-                    known = holds.get(job.group) or Group(job.group)
+                    rules = known_groups.get(job.group) or Group(job.group)
                     group = groups[job.group] = {
-                        "name": job.group, "user": job.user, **dict.fromkeys(STATUSES, 0), "limit": known.limit,
-                        "hold": known.hold, "position": None, "waiting_for": None, "failed_id": None,
+                        "name": job.group, "user": job.user, **dict.fromkeys(STATUSES, 0), "limit": rules.limit,
+                        "hold": rules.hold, "position": None, "waiting_for": None, "failed_id": None,
                         "failed_line": None}
                 group[job.status] += 1
                 if job.status == PENDING and group["position"] is None:
@@ -10314,8 +10311,8 @@ class Views(Part):
         if is_paused:
             return PAUSED
         # The queue is not paused now: a plan that says so is out of date.
-        made = replace(self.service.plan, hold=None) if self.service.plan.hold == PAUSED else self.service.plan
-        return find_reason(job, made, self.config, self.clock.now())
+        plan = replace(self.service.plan, hold=None) if self.service.plan.hold == PAUSED else self.service.plan
+        return find_reason(job, plan, self.config, self.clock.now())
 
     def explain(self, job_id: str, caller: Caller) -> dict[str, Any]:
         """GET /jobs/{id}/why: why a job waits, with a verdict for each GPU.  Raises: not_found, forbidden."""
@@ -13146,7 +13143,7 @@ def cmd_add(call: Call) -> None:
         "commands": commands, **({"names": names} if names else {})}))
 
 
-def submit(call: Call, work: Told) -> dict[str, Any]:
+def submit(call: Call, work: Json) -> dict[str, Any]:
     """Submit the jobs, or check them with --dry-run, and warn.  A new snapshot that no job uses is released again."""
     given, kept, is_needed = call.options, None, False
     body = {**make_options(call), **work, "dry_run": given.dry_run}
@@ -13189,7 +13186,7 @@ def check_conda(call: Call, name: str, environ: Mapping[str, str]) -> None:
         call.say(f"--conda {name} works on other machines only: {why}")
 
 
-def show_added(call: Call, answer: Told) -> None:
+def show_added(call: Call, answer: Json) -> None:
     if "warning" in answer:
         call.say(answer["warning"])
     if call.options.dry_run:
@@ -13265,12 +13262,12 @@ def pass_on_logs(call: Call, job_id: str, follow: bool = True, stream: str = "bo
     return is_whole["stderr"] and (is_whole["stdout"] or not call.out.isatty())
 
 
-def exit_code_of(job: Told) -> int:
+def exit_code_of(job: Json) -> int:
     """The exit code of `run` and `wait`: the job's own; 1 when it has none, or was stopped and ended with 0."""
     return int(job["exit_code"] or job["status"] != COMPLETED)
 
 
-def describe_end(job: Told) -> str:
+def describe_end(job: Json) -> str:
     why = f" ({job['outcome'] or '-'})" if job["status"] != COMPLETED else ""
     return f"job {job['id']} {job['status']}{why}" + (f": {job['cause_line']}" if job["cause_line"] else "")
 
@@ -13286,11 +13283,11 @@ def cmd_wait(call: Call) -> int:
         ids = [*ids, *(job["id"] for job in of_group)]
     said, total, ended = set[str](), len(set(ids)), itertools.count(1)
 
-    def say_end(job: Told) -> None:
+    def say_end(job: Json) -> None:
         done = next(ended)
         call.say(describe_end(job) + (f"; {done} of {total} have ended" if total > 1 else ""))
 
-    def say_hold(job: Told) -> None:
+    def say_hold(job: Json) -> None:
         """Say once that a job waits for a resume."""
         why, reason = job["waiting_for"], job["reason"]
         if why not in said and reason and reason["code"] in ("paused", "held"):
@@ -13312,19 +13309,18 @@ def ask_for_jobs(call: Call) -> list[dict[str, Any]]:
     return jobs
 
 
-def find_failed(jobs: Sequence[Told]) -> list[Told]:
+def find_failed(jobs: Sequence[Json]) -> list[Json]:
     """The jobs that failed, or were cancelled for a failed dependency, and were not retried yet."""
     return [job for job in jobs if (job["status"] == FAILED or job["cause"] == "dependency") and not job["retried_as"]]
 
 
-def list_part(call: Call, path: str, fields: str, **query: Any) -> tuple[list[dict[str, Any]], int]:
+def list_part(call: Call, path: str, **query: Any) -> tuple[list[dict[str, Any]], int]:
     """(the jobs that the options choose, how many there are).  -n is the limit; default: the terminal's height."""
     given = call.options
     most = given.number
     if most is None and call.paint.height and not given.json:
         most = max(10, call.paint.height - 6)
-    query.update(limit=most or None, fields=None if given.json else fields.replace(" ", ","),
-                 user=given.user, group=given.group, name=given.name)
+    query.update(limit=most or None, user=given.user, group=given.group, name=given.name)
     return call.client.ask_list(path + encode_query(query))
 
 
@@ -13333,7 +13329,7 @@ def is_choosing(call: Call) -> bool:
 
 
 def cmd_queue(call: Call) -> None:
-    jobs, total = list_part(call, "/queue", QUEUE_FIELDS)
+    jobs, total = list_part(call, "/queue")
     call.show(jobs, format_queue, "no such job is pending" if is_choosing(call) else "no job is pending")
     if len(jobs) < total:
         call.say(f"… {total - len(jobs)} more wait behind them; nexus queue -n 0 shows all")
@@ -13353,7 +13349,7 @@ def cmd_jobs(call: Call) -> None:
 
 def show_latest(call: Call, statuses: Sequence[str], order: str, when_empty: str) -> None:
     """Show the newest jobs, the newest last, next to the prompt."""
-    jobs, total = list_part(call, "/jobs", JOB_LIST_FIELDS, status=call.options.status or statuses, sort=f"-{order}")
+    jobs, total = list_part(call, "/jobs", status=call.options.status or statuses, sort=f"-{order}")
     call.show(jobs[::-1], format_jobs, "there is no such job" if is_choosing(call) else when_empty)
     if len(jobs) < total:
         call.say(f"the last {len(jobs)} of {total}; nexus {call.options.subcommand} -n 0 shows all")
@@ -13422,7 +13418,7 @@ def find_targets(call: Call, target: str, takes_all: bool = False) -> list[str]:
 KILL_NOTICE_S = 2.0                     # a user who sees nothing for so long asks himself whether anything happens
 
 
-def format_unknown(job: Told) -> str:
+def format_unknown(job: Json) -> str:
     return local_time(job["unknown_since"], "%m-%d %H:%M")
 
 
