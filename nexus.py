@@ -195,11 +195,6 @@ def format_duration(seconds: float) -> str:
     return " ".join(f"{count}{unit}" for count, unit in parts[first:first + 2] if count) or "0s"
 
 
-def format_limit(seconds: float) -> str:
-    """A time limit, or a time compared with it: below 10 s with a decimal, unless it is whole."""
-    return format_duration(seconds) if seconds >= 10 else f"{max(0.0, seconds):.2g}s"
-
-
 def format_time(at: float | None) -> str | None:
     """`2024-10-24T15:30:15Z`, or None."""
     return None if at is None else time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))
@@ -217,20 +212,14 @@ def format_gb(mib: float | None) -> str | None:
     return None if mib is None else f"{mib / 1024:.0f}GB"
 
 
-def format_memory(mib: float) -> str:
+def format_memory(mib: float, decimals: int = 1) -> str:
     """`16GB`, `1.5GB`; below 1 GB, `500MB`."""
-    return f"{mib:.0f}MB" if mib < 1024 else format_known(mib / 1024, "GB") if mib < 102400 else f"{mib / 1024:.0f}GB"
+    return f"{mib:.0f}MB" if mib < 1024 else format_known(mib / 1024, "GB", decimals)
 
 
 def format_known(number: float | None, unit: str, decimals: int = 1) -> str:
     """`2GB`, `0.5GB`: no zeros after the point."""
-    return "unknown" if number is None else f"{number:.{decimals}f}".rstrip("0").rstrip(".") + unit
-
-
-def format_memories(mib: float, other_mib: float) -> tuple[str, str]:
-    """Two sizes that a sentence compares: in MB if they differ but would look the same."""
-    shown = format_memory(mib), format_memory(other_mib)
-    return shown if shown[0] != shown[1] or mib == other_mib else (f"{mib:.0f}MB", f"{other_mib:.0f}MB")
+    return "unknown" if number is None else f"{round(number, decimals):.12g}{unit}"
 
 
 def format_count(count: int, noun: str) -> str:
@@ -248,28 +237,20 @@ def join_some(words: Sequence[str], most: int = 20, mark: str = ", ") -> str:
 
 
 def format_line(text: str, width: int = 0) -> str:
-    """Text as one harmless line for a terminal: control characters become blanks; cut at `width` columns unless 0."""
-    if not width and text.isprintable():
-        return text
-    line = re.sub(CONTROL, " ", text[: 4 * width] if width else text)        # a letter and three marks are one column
-    if not width or (len(text) == len(line) and count_columns(line) <= width):
-        return line
-    line = line[: max(1, width - 1)]
-    while count_columns(line) >= max(2, width):
-        line = line[:-1]
-    return line + "…"
+    """Text as one harmless line for a terminal: control characters become blanks.
 
-
-def cut_middle(text: str, width: int) -> str:
-    """The same for a command, cut in its middle: its beginning names the program, its end tells it from others."""
-    line = format_line(text)
+    It is cut at `width` columns unless 0, in its middle: a command's beginning names the program, and its end tells it
+    from others.
+    """
+    line = re.sub(CONTROL, " ", text)
     if not width or count_columns(line) <= width:
         return line
-    head = format_line(line, max(2, width * 3 // 5))
-    tail = line[-max(1, width - count_columns(head)):]
-    while count_columns(head + tail) > width:
+    head, tail = line[:width], line[-width:]
+    while count_columns(head) > max(1, width * 3 // 5 - 1):
+        head = head[:-1]
+    while tail and count_columns(head) + 1 + count_columns(tail) > width:
         tail = tail[1:]
-    return head + tail
+    return f"{head}…{tail}"
 
 
 def count_columns(text: str) -> int:
@@ -2443,8 +2424,7 @@ def find_gpu_reason(gpu: Gpu, config: GpuConfig, jobs: Sequence[Job] = ()) -> Re
     elif foreign and not config.share_with_others:
         why = f"is in use by {describe_processes(foreign)}"
     elif unseen:
-        shown = format_memory(unseen) if unseen < 1024 else format_gb(unseen)
-        why = f"is in use: {shown} held by processes that cannot be seen"
+        why = f"is in use: {format_memory(unseen)} held by processes that cannot be seen"
     elif room is None:
         why = "does not tell its memory, and min_free_mem_mib is set" if config.min_free_mem_mib else ""
     elif room < config.min_free_mem_mib:
@@ -2478,8 +2458,7 @@ def is_left_out(gpu: Gpu, config: GpuConfig) -> bool:
 
 
 def describe_room(room_mib: float, least_mib: float, words: str) -> str:
-    room, least = format_memories(max(0.0, room_mib), least_mib)
-    return f"has {room} free, less than {words.format(least)}"
+    return f"has {format_memory(max(0.0, room_mib), 2)} free, less than {words.format(format_memory(least_mib, 2))}"
 
 
 def find_foreign_memory(gpu: Gpu, jobs: Sequence[Job]) -> float:
@@ -2541,9 +2520,8 @@ def find_never(job: Job, machines: Mapping[str, Sequence[Gpu]]) -> Reason | None
     best = max(size[count - 1] for size in sizes if len(size) >= count)
     if best >= job.gpu_mem_mib:
         return None
-    asked, largest = format_memories(job.gpu_mem_mib, best)
     many = f" on each of {count} GPUs, no machine has so many with more than" if count > 1 else ", the largest GPU has"
-    return Reason("never", "gpu_mem_mib", f"wants {asked}{many} {largest}")
+    return Reason("never", "gpu_mem_mib", f"wants {format_memory(job.gpu_mem_mib, 2)}{many} {format_memory(best, 2)}")
 
 
 class GpuCapacity:
@@ -2689,10 +2667,10 @@ def find_stops(running: Iterable[Job], usage: Mapping[str, Usage], config: JobsC
             continue
         limit_s, why = find_time_limit(job, config)
         if limit_s is not None and used.runtime_s >= limit_s:
-            limit = format_limit(limit_s)
-            yield Stop(job.id, "timeout", f"stopped after {format_limit(used.runtime_s)}: {why.format(limit)}")
+            limit = format_duration(limit_s)
+            yield Stop(job.id, "timeout", f"stopped after {format_duration(used.runtime_s)}: {why.format(limit)}")
         elif config.max_memory_gb and (used.memory_mib or 0) > config.max_memory_gb * 1024:
-            taken, _ = format_memories(used.memory_mib or 0, config.max_memory_gb * 1024)
+            taken = format_memory(used.memory_mib or 0, 2)
             yield Stop(job.id, "host-memory",
                        f"its processes took {taken} of host memory; max_memory_gb is {config.max_memory_gb:g}")
 
@@ -2702,8 +2680,9 @@ def find_time_limit(job: Job, config: JobsConfig) -> tuple[float | None, str]:
     if job.timeout_seconds is not None:
         return job.timeout_seconds or None, "its time limit is {}"
     if job.expected_time is not None:
-        words = f"it was expected to take {format_limit(job.expected_time)}, and its limit is {{}} (timeout_multiplier)"
-        return job.expected_time * config.timeout_multiplier, words
+        expected = format_duration(job.expected_time)
+        return (job.expected_time * config.timeout_multiplier,
+                f"it was expected to take {expected}, and its limit is {{}} (timeout_multiplier)")
     return config.timeout_seconds or None, "timeout_seconds is {}"
 
 
@@ -3718,7 +3697,7 @@ def format_table(columns: Iterable[Column], rows: Sequence[Any], paint: Paint, b
     last, colours = max(20, find_last()) if width else 0, [column.colour for column in shown]
     padded = [[cell + " " * (sizes[column.heading] - count_columns(cell)) for cell in cells_of[column.heading]]
               for column in shown[:-1]]
-    padded.append([cut_middle(cell, last) for cell in cells_of[shown[-1].heading]])
+    padded.append([format_line(cell, last) for cell in cells_of[shown[-1].heading]])
     lines = []
     for number, cells in enumerate(zip(*padded)):
         lines.append("  ".join(map(paint, colours if number else ["white"] * len(shown), cells)).rstrip())

@@ -36,7 +36,7 @@ UNUSABLE = [  # reason, the GPUs, those that are used, what is said of the other
     ("memory may not be seen", [{"memory.used": "[Insufficient Permissions]", "memory.total": "[Insufficient Permissions]"}], [0], {}),
     ("cut into slices", [{"mig": [{"name": "1g.10gb", "uuid": "MIG-1"}]}, {}], [1], {0: "MIG"}),
     ("memory that nobody owns", [{"memory.used": 9000}, {"memory.used": 2048}], [1],
-     {0: "in use: 9GB held by processes that cannot be seen"}),
+     {0: "in use: 8.8GB held by processes that cannot be seen"}),
 ]
 
 

@@ -197,7 +197,7 @@ GPUS = [  # case, what is concluded, {index: (uuid, name, total, used, utilizati
      {0: ("GPU-7734d7c1-613a-5e8b-f397-5f52cb008853", "H200", 143771, 0, 0, None)}, 0),
     ("h200_busy_nounits", "under load; its processes, which are asked for apart, say whose",
      {0: ("GPU-fb710734-e7ee-50a3-07ae-1e7d102b938b", "H200", 143771, 32362, 100,
-          "is in use: 32GB held by processes that cannot be seen")}, 0),
+          "is in use: 31.6GB held by processes that cannot be seen")}, 0),
     ("h100_idle_noheader", "the first line is a GPU here, units in its cells",
      {0: ("GPU-09208a65-7bdf-0f66-ed88-e18d5387f613", "H100 80GB HBM3", 81559, 0, 0, None)}, 0),
     ("l40s_idle_reads_100pct", "idle: 100 % is the query itself, no memory and no process decide",
@@ -975,7 +975,7 @@ LAST_LINES = [  # reason, text, line
     ("the last one", "a\nValueError: x\n", "ValueError: x"), ("empty ones do not count", "a\n\n  \n", "a"), ("nothing", "", None),
     ("a progress bar as it was last", "10%\r50%\r100%\n", "100%"), ("one that ends with its return", "10%\r50%\r", "50%"),
     ("written on Windows", "a\r\nb\r\n", "b"), ("only ends of lines", "\r\n\r\n", None),
-    ("cut", "x" * 500, "x" * 299 + "…"), ("harmless", "\x1b[31merror\x1b[0m", "[31merror [0m"),
+    ("cut", "x" * 500, "x" * 179 + "…" + "x" * 120), ("harmless", "\x1b[31merror\x1b[0m", "[31merror [0m"),
     ("a line is what a newline ends", "a\x0cb\u2028c\n", "a b c"),
 ]
 

@@ -610,14 +610,5 @@ def test_metrics_of_a_box_without_gpus():
     assert nexus.format_metrics(nexus.make_metrics(status(gpus=()), []), PLAIN).endswith("GPU Utilization (last hour):\n  none\n")
 
 
-NUMBERS = [(None, "GB", "unknown"), (0.0, "%", "0%"), (100.0, "%", "100%"), (40.25, "GB", "40.2GB"), (3.0, "GB", "3GB"),
-           (10, "%", "10%")]
-
-
-@pytest.mark.parametrize("number, unit, text", NUMBERS)
-def test_format_known(number, unit, text):
-    assert nexus.format_known(number, unit) == text
-
-
 def test_paint_leaves_the_empty_text_alone():
     assert COLOURFUL("red", "") == "" and PLAIN("red", "x") == "x"
