@@ -7338,24 +7338,6 @@ if TYPE_CHECKING:
     Finding = tuple[Job, News]
 
 
-# {errno of a failed start: (requeue the job, other jobs would fail too, a retry may succeed)}
-LAUNCH_FAULTS: Mapping[str, tuple[bool, bool, bool]] = {
-    **dict.fromkeys(("EMFILE", "ENFILE", "EAGAIN", "ENOMEM", "EROFS", "ESTALE", "EIO"), (True, True, True)),
-    **dict.fromkeys(("ENOSPC", "EDQUOT"), (False, True, False)), "ENOENT": (False, False, False)}
-
-
-def judge_fault(error: NexusError | OSError, path: str) -> tuple[Requeue | Result, bool]:
-    """(what becomes of a job that could not be started, whether other jobs would fail too).  `path`: its folder."""
-    import errno
-    fault = error if isinstance(error, OSError) else error.__cause__
-    if not isinstance(fault, OSError):                  # its script has changed or is gone
-        return Result(None, None, 0.0, "launch", format_line(str(error), 300)), False
-    why = format_line(describe_disk_error(fault, "start it with", fault.filename or path).message, 300)
-    name = errno.errorcode.get(fault.errno or 0, "")
-    is_requeued, is_lasting, may_pass = LAUNCH_FAULTS.get(name, (False, False, True))
-    return Requeue(why) if is_requeued else Result(None, None, 0.0, "launch", why, may_pass), is_lasting
-
-
 class Part:
     """A part of the service with its own duty; it shares the service's machine, store and clock."""
 
@@ -8478,6 +8460,10 @@ class Runners(Part):
                 self.log.info("Job %s goes on", job.id)
 
 
+# The names of errors that each start would meet now
+MACHINE_FAULTS = ("EMFILE", "ENFILE", "EAGAIN", "ENOMEM", "ENOSPC", "EDQUOT", "EROFS", "ESTALE", "EIO")
+
+
 class Launcher(Part):
     """Starts jobs through their backends, and writes their folders and scripts."""
 
@@ -8531,13 +8517,18 @@ class Launcher(Part):
         self.service.tell(job, "Started job %s%s%s: %s", job.id, slurm, place, format_line(job.command, 500))
 
     def judge(self, job: Job, error: NexusError | OSError) -> Requeue | Result:
-        """Requeue or end a job that could not be started."""
-        news, is_lasting = judge_fault(error, self.service.runners.find_folder(job))
-        if is_lasting:              # the machine can start nothing now: do not try each job of the queue
-            why = news.why if isinstance(news, Requeue) else news.cause_line
-            self.start_rest.fail(self.clock.monotonic(), f"{why}; it is tried again")
-            self.log.error("Nothing is started for %.0f s: %s", self.start_rest.rest_s, why)
-        return news
+        """Requeue a job that could not be started where others could not be either; else its attempt has failed."""
+        import errno
+        fault = error if isinstance(error, OSError) else error.__cause__
+        if not isinstance(fault, OSError):                  # its script has changed or is gone
+            return Result(None, None, 0.0, "launch", format_line(str(error), 300))
+        path = fault.filename or self.service.runners.find_folder(job)
+        why = format_line(describe_disk_error(fault, "start it with", path).message, 300)
+        if errno.errorcode.get(fault.errno or 0) not in MACHINE_FAULTS:
+            return Result(None, None, 0.0, "launch", why, may_pass=True)
+        self.start_rest.fail(self.clock.monotonic(), f"{why}; it is tried again")
+        self.log.error("Nothing is started for %.0f s: %s", self.start_rest.rest_s, why)
+        return Requeue(why)
 
     def make_job_folder(self, job: Job) -> str:
         """Make a job's log folder.  Raises: OSError."""
@@ -8558,8 +8549,7 @@ class Launcher(Part):
             code = read_bytes(self.layout.code_file(job.code)).decode("utf-8", "surrogateescape")
             write_atomic(os.path.join(job.cwd, "main.py"), [code], is_synced=False)
         if submitted is None:
-            raise FileNotFoundError(
-                2, "its environment was lost with a damaged state file; add the job again", "its environment")
+            raise NexusError("not_found", "its environment was lost with a damaged state file; add the job again")
         job, submitted = self.service.scripts.restrain(job, submitted)
         gpus = self.service.gpu_watch.observation.gpus
         command = fill_cuda_option(job.command, list_cuda_numbers(job, gpus)) if job.cuda_arg else job.command
