@@ -10787,9 +10787,8 @@ HEARTBEAT_S = 15.0
 CROWD_SIZE, CROWD_PAUSE_S, CROWD_LOOKS_PER_S = 20, 1.0, 400.0       # more followers than that share so many looks
 ACCEPT_PAUSE_S = 0.1                    # after a failed accept, as when no descriptor is left
 ACCEPT_WAIT_S = 2.0                     # how often the server checks whether the service ends
-PENALTY_S = (0.05, 5.0)                 # delay after a wrong token; doubled by each one in a minute, up to the second
-REFUSALS_SHOWN, REFUSAL_INTERVAL_S, MAX_REFUSED_SENDERS = 5, 60.0, 100
-WRONG_TOKEN = "wrong token"
+WRONG_TOKEN_DELAY_S = 0.3
+REFUSAL_INTERVAL_S = 60.0               # refusals have one line in the log in so long: anybody can cause them
 LINGER_S = 5.0                          # how long the rest of a refused body is read
 SOCKET_PEER = "localhost"               # the peer of a caller at api.sock; other peers are addresses
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]")
@@ -10800,9 +10799,7 @@ FORWARDING = (                          # headers that proxies and tunnels add
     "forwarded", "via", "x-real-ip", "x-client-ip", "true-client-ip", "cf-connecting-ip", "x-forward-for",
     "x-original-forwarded-for", "client-ip", "x-cluster-client-ip", "fly-client-ip", "tailscale-user-login")
 MAX_FORM_BYTES = 10 * 2**20
-MAX_UNKNOWN_FORMS = 8                   # read at once, of senders that only the form identifies
 MAX_RESULT_BYTES = 2**20
-MIN_GZIP_BYTES, GZIP_LEVEL = 500, 5     # shorter replies are not compressed; higher levels gain little for much time
 CANCEL_TIMEOUT_S = 2.0                  # how long /api/cancel waits for the job's end
 
 
@@ -10821,10 +10818,6 @@ class Request(Value):
     body_length: int = 0
 
     @property
-    def sender(self) -> Sender:
-        return make_sender(self.peer, self.uid)
-
-    @property
     def host_name(self) -> str:
         """The name by which nexus is called, without the port."""
         return re.sub(r":\d*$", "", self.headers.get("host", "")).lower()
@@ -10836,7 +10829,6 @@ class Response(Value):
     content_type: str = "application/json"
     headers: Mapping[str, str] = {}
     stream: Iterator[bytes] | None = None       # instead of a body; at an empty piece the connection is checked
-    packed: bytes = b""                         # the body, compressed, of what anyone may ask for: made once
     after: Callable[[], None] | None = None     # called when the reply is sent
 
 
@@ -10895,7 +10887,6 @@ PARAMETERS: Mapping[str, Field] = {             # names with a dash are headers
     "sort": Field(one_of(*(sign + name for name in SORTED_BY for sign in ("", "-"))),
                   "by this field, with - in reverse: sort=-finished_at; jobs without it last"),
     "limit": Field(COUNT, "at most so many, the first ones; the header Total-Count says how many there are"),
-    "after": Field({**STRING, "examples": ["abc"]}, "only the jobs that follow this one in the list"),
     "fields": Field(list_of(one_of(*JOB)), "only these fields of each job: fields=id,status,exit_code"),
     "wait": Field(integer_in(0, 3600), "reply only when the job has ended, or after so many seconds"),
     "follow": Field(SAID, "go on as it grows, until the end", parse=is_said),
@@ -10995,17 +10986,6 @@ addEventListener('activate', (event) => event.waitUntil((async () => {
 })()));
 """
 
-def make_tag(body: bytes) -> str:
-    import hashlib
-    return f'W/"{hashlib.sha256(body).hexdigest()[:24]}"'
-
-
-def make_once(response: Response) -> Response:
-    """With its tag and compressed form: strangers may ask for it as often as they like."""
-    import gzip
-    return replace(response, headers={**response.headers, "ETag": make_tag(response.body)},
-                   packed=gzip.compress(response.body, GZIP_LEVEL))
-
 
 @functools.lru_cache(maxsize=1)
 def page_response(page: str) -> Response:
@@ -11020,37 +11000,8 @@ def page_response(page: str) -> Response:
 
     policy = (f"default-src 'none'; script-src {hashes('script')}; style-src {hashes('style')}; connect-src 'self'; "
               "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'")
-    return make_once(Response(200, page.encode(), "text/html; charset=utf-8", {
-        "Content-Security-Policy": policy, "Referrer-Policy": "no-referrer", "Cache-Control": "no-cache"}))
-
-
-def shorten(request: Request, response: Response) -> Response:
-    """Reply 304 if the caller has the same content; else compress the reply if the caller accepts that."""
-    import zlib
-    headers = {"Vary": "Accept, Accept-Encoding, Authorization", "Cache-Control": "no-store", **response.headers}
-    sent = request.headers
-    if response.status == 200 and response.body and request.method in ("GET", "HEAD"):
-        headers["ETag"] = headers.get("ETag") or make_tag(response.body)
-        known = sent.get("if-none-match", "")
-        if headers["ETag"][2:] in re.findall('"[^"]*"', known) or known == "*":
-            return Response(304, headers=headers)
-    accepted = re.search(r"(?:^|[ ,])gzip *(?:; *q=([0-9.]+))?(?:,|$)", sent.get("accept-encoding", "").lower())
-    is_short = response.stream is None and len(response.body) < MIN_GZIP_BYTES
-    if not accepted or (accepted[1] or "1").strip("0.") == "" or is_short:
-        return replace(response, headers=headers)
-    headers["Content-Encoding"] = "gzip"
-    if response.packed:
-        return replace(response, headers=headers, body=response.packed)
-    packer = zlib.compressobj(GZIP_LEVEL, zlib.DEFLATED, 16 + zlib.MAX_WBITS)
-
-    def pack(pieces: Iterator[bytes]) -> Iterator[bytes]:
-        for piece in pieces:
-            yield piece and packer.compress(piece) + packer.flush(zlib.Z_SYNC_FLUSH)
-        yield packer.flush()
-
-    if response.stream is not None:
-        return replace(response, headers=headers, stream=pack(response.stream))
-    return replace(response, headers=headers, body=packer.compress(response.body) + packer.flush())
+    return Response(200, page.encode(), "text/html; charset=utf-8", {
+        "Content-Security-Policy": policy, "Referrer-Policy": "no-referrer", "Cache-Control": "no-cache"})
 
 
 def find_follow_pause_s() -> float:
@@ -11058,46 +11009,6 @@ def find_follow_pause_s() -> float:
     import threading
     count = threading.active_count()
     return 0.0 if count <= CROWD_SIZE else min(CROWD_PAUSE_S, count / CROWD_LOOKS_PER_S)
-
-
-def make_sender(peer: str, uid: int | None) -> Sender:
-    """The sender for limits: a user of this machine, whatever the address; else the address."""
-    return uid if uid is not None else "localhost" if is_loopback(peer) else peer
-
-
-class RefusalLog:
-    """Logs refusals: of each sender and kind the first few of a minute, then only their number.
-
-    Otherwise anybody on this machine could push everything else out of the log.
-    """
-
-    def __init__(self, log: logging.Logger) -> None:
-        import threading
-        self.log, self.guard = log, threading.Lock()
-        self.counts: dict[tuple[Sender, str], int] = {}     # {(sender, kind): refusals in this minute}
-        self.ends_at = 0.0                                  # monotonic: the minute's end
-
-    def add(self, sender: Sender, kind: str, text: str = "") -> int:
-        """Count a refusal; return how many there were in this minute."""
-        with self.guard:
-            if (sender, kind) not in self.counts and len(self.counts) >= MAX_REFUSED_SENDERS:
-                sender = "others"
-            self.counts[sender, kind] = count = self.counts.get((sender, kind), 0) + 1
-        if text and count <= REFUSALS_SHOWN:
-            self.log.warning("%s", text)
-        return count
-
-    def summarize(self, now: float) -> None:
-        """At the end of a minute, log the numbers."""
-        if now < self.ends_at:
-            return
-        with self.guard:
-            counts, self.counts, self.ends_at = self.counts, {}, now + REFUSAL_INTERVAL_S
-        for (sender, kind), count in counts.items():
-            if count > REFUSALS_SHOWN and kind != WRONG_TOKEN:      # those are also counted as unauthorized
-                name = find_user(sender) if isinstance(sender, int) else sender
-                self.log.warning("Refused %d more requests of %s like the last ones (%s)",
-                                 count - REFUSALS_SHOWN, name, kind)
 
 
 class Gate:
@@ -11108,8 +11019,7 @@ class Gate:
         self.service, self.token, self.page = service, token, page
         self.config = service.config.service
         self.encoded: dict[tuple[int, str | None], str] = {}        # {(event's number, user): its text}
-        self.form_senders: list[Sender] = []                        # unknown senders whose forms are being read
-        self.refusals = RefusalLog(service.log)
+        self.refused_count, self.refusals_logged_at = 0, float("-inf")          # since the last line; monotonic
         self.openapi: Response | None = None                        # cached after the first request
 
     def handle(self, request: Request) -> Response:
@@ -11121,7 +11031,7 @@ class Gate:
             accepted = request.headers.get("accept", "").lower()
             if (self.page and request.path == "/" and request.method in ("GET", "HEAD") and "text/html" in accepted
                     and "application/json" not in accepted):
-                return shorten(request, page_response(self.page))       # for anyone: it has no data
+                return page_response(self.page)       # for anyone: it has no data
             try:
                 route, path_parameters = match_route(request.method, request.path)
             except NexusError:                          # only callers who are let in learn which routes exist
@@ -11137,9 +11047,9 @@ class Gate:
                 response = answer if isinstance(answer, Response) else json_response(answer)
             if response.stream:
                 response = replace(response, stream=self.check_stream(request, caller, response.stream))
-            return shorten(request, response)
+            return response
         except Exception as error:
-            return shorten(request, error_response(self.note_error(request, error)))
+            return error_response(self.note_error(request, error))
 
     def read_arguments(self, request: Request, route: Route, path_parameters: Mapping[str, str]) -> dict[str, Any]:
         """The arguments of a route's handler.  Raises: usage; as read_json()."""
@@ -11166,8 +11076,18 @@ class Gate:
             return NexusError("internal", "nexus failed to answer this", hint="nexus logs service")
         if error.http_status in (401, 403):
             peer = f"{request.peer} ({find_user(request.uid)})" if request.uid is not None else request.peer
-            self.refusals.add(request.sender, error.kind, f"Refused {asked} from {peer}: {error.message}")
+            self.log_refusal(f"Refused {asked} from {peer}: {error.message}")
         return error
+
+    def log_refusal(self, text: str) -> None:
+        """Log a refusal, with the number of those before it that had no line."""
+        now = self.service.clock.monotonic()
+        if now < self.refusals_logged_at + REFUSAL_INTERVAL_S:
+            self.refused_count += 1
+            return
+        more = f" ({self.refused_count} more since the last such line)" if self.refused_count else ""
+        self.refused_count, self.refusals_logged_at = 0, now
+        self.service.log.warning("%s%s", text, more)
 
     def check_site(self, request: Request) -> None:
         """Refuse requests that another site's page makes in the owner's browser.  Raises: forbidden."""
@@ -11237,18 +11157,14 @@ class Gate:
             raise self.note_error(request, error) from None
 
     def find_bearer(self, text: str, request: Request) -> Caller:
-        """The owner of a token.  Wrong tokens all take the same time, and longer each time.  Raises: unauthorized."""
+        """The owner of a token.  Wrong tokens all take the same time.  Raises: unauthorized."""
         import hmac
         if hmac.compare_digest(text.encode(), self.token.encode()):
             return Caller(self.service.user, f"{self.service.user} (token, {request.peer})")
         token = read_tokens(self.service.layout.tokens_file).get(hash_text(text))       # hashed: its time tells nothing
         if token and token.is_good(self.service.clock.now()):
             return Caller(token.user, f"{token.user} (token, {request.peer})", False, token.sha256)
-        if token:
-            self.refusals.add(request.sender, "old token",
-                              f"A token of {token.user} came from {request.peer}: it has expired")
-        count = self.refusals.add(request.sender, WRONG_TOKEN)
-        self.service.clock.sleep(min(PENALTY_S[1], PENALTY_S[0] * 2 ** min(count, 20)))
+        self.service.clock.sleep(WRONG_TOKEN_DELAY_S)
         raise NexusError("unauthorized", "the token is not right",
                          hint=f"{self.service.user} makes them: nexus token create USER")
 
@@ -11289,10 +11205,9 @@ class Calls(Gate):
 
     @route("GET /queue", "user", "pending jobs in the order they would start", "Job[]")
     def get_queue(self, caller: Caller, user: str | None = None, group: str | None = None, name: str | None = None,
-                  text: str | None = None, limit: int | None = None, after: str | None = None,
-                  fields: Sequence[str] = ()) -> Response:
+                  text: str | None = None, limit: int | None = None, fields: Sequence[str] = ()) -> Response:
         choice = Choice(status=(PENDING,), user=user, group=group, name=name, text=text)
-        return self.list_jobs(caller, choice, limit, after, fields)
+        return self.list_jobs(caller, choice, limit, fields)
 
     @route("POST /queue", "user", "add a job, or a list of jobs, all or none", "Added", body="Submissions")
     def post_queue(self, caller: Caller, body: Any, idempotency_key: str | None = None) -> dict[str, Any]:
@@ -11334,14 +11249,14 @@ class Calls(Gate):
     @route("GET /jobs", "user", "all jobs kept: finished, running, pending", "Job[]")
     def get_jobs(self, caller: Caller, status: Sequence[str] = (), user: str | None = None, group: str | None = None,
                  name: str | None = None, text: str | None = None, sort: str = "", limit: int | None = None,
-                 after: str | None = None, fields: Sequence[str] = ()) -> Response:
+                 fields: Sequence[str] = ()) -> Response:
         choice = Choice(status=status, user=user, group=group, name=name, text=text)
-        return self.list_jobs(caller, choice, limit, after, fields, sort)
+        return self.list_jobs(caller, choice, limit, fields, sort)
 
-    def list_jobs(self, caller: Caller, choice: Choice, limit: int | None = None, after: str | None = None,
-                  fields: Sequence[str] = (), sort: str = "",
+    def list_jobs(self, caller: Caller, choice: Choice, limit: int | None = None, fields: Sequence[str] = (),
+                  sort: str = "",
                   rename: Callable[[dict[str, Any]], dict[str, Any]] = lambda job: job) -> Response:
-        """A part of a list of jobs, with Total-Count.  Raises: conflict, when job `after` is not in the list."""
+        """The first jobs of a list, with Total-Count, the length of all of it."""
         listed: list[Job] = self.service.store.read(lambda state: list_jobs(state, choice.status or STATUSES))
         # A choice by group, name or text would reveal what is private of others' jobs.
         is_public = (choice.group, choice.name, choice.text) == (None,) * 3
@@ -11350,13 +11265,7 @@ class Calls(Gate):
         jobs = choice.select(listed)
         if sort:
             jobs = sort_jobs(jobs, sort)
-        total, first = len(jobs), 0
-        if after is not None:
-            first = 1 + next((place for place, job in enumerate(jobs) if job.id == after), -1)
-            if not first:
-                raise NexusError("conflict", f"job {format_line(after, 40)} is not in this list, or not any more",
-                                 hint="begin with the list's first part anew, without `after`")
-        jobs = jobs[first:None if limit is None else first + limit]
+        total, jobs = len(jobs), jobs[:limit]
         shown = [rename(show_to(caller, job.user, described))
                  for job, described in zip(jobs, self.service.views.describe_jobs(jobs, fields))]
         return replace(json_response(shown), headers={"Total-Count": str(total)})
@@ -11387,12 +11296,6 @@ class Calls(Gate):
             found, _ = events.read(seen, min(1.0, left_s))
             seen = found[-1][0] + 1 if found else events.next_number
         yield json_response(self.describe(now or job)).body
-
-    @route("POST /jobs/{id}/cancel", "user", "end a job, whatever its status: one that is over stays as it is", "Job",
-           statuses=(202,))
-    def post_job_cancel(self, caller: Caller, id: str) -> Response:
-        job = self.find_job(id, caller)
-        return json_response(self.describe((self.service.admission.cancel(Choice((id,)), caller) or [job])[0]), 202)
 
     @route("POST /jobs/cancel", "user",
            "end jobs, pending or running, all or none; those that are over stay as they are", "Ended",
@@ -11544,7 +11447,7 @@ class Calls(Gate):
     @route("GET /openapi.json", "anyone", "this description", "any")
     def get_openapi(self, caller: Caller) -> Response:
         if self.openapi is None:                        # cached: anyone may ask, as often as they like
-            self.openapi = make_once(json_response(make_openapi(ROUTES, __version__)))
+            self.openapi = json_response(make_openapi(ROUTES, __version__))
         return self.openapi
 
     @route("GET /metrics", "user", "GPUs, queue, waits, run times and the service itself, for Prometheus", "text/plain")
@@ -11580,8 +11483,7 @@ class Api(Calls):
             if error.kind != "unauthorized" or "authorization" in request.headers:
                 raise
             refusal = error
-        with self.read_of_unknown(request.sender) if refusal else contextlib.nullcontext():
-            code, config = parse_submit_form(request.read_body(), given)
+        code, config = parse_submit_form(request.read_body(), given)
         if "token" in config:
             caller = self.find_bearer(config["token"], request)
         elif refusal:
@@ -11593,18 +11495,6 @@ class Api(Calls):
         if user != caller.user:
             caller = Caller(user, f"{caller.name} for {format_line(user, 60)}")
         return self.submit_form(code, config, caller, idempotency_key)
-
-    @contextlib.contextmanager
-    def read_of_unknown(self, sender: Sender) -> Iterator[None]:
-        """Limit the forms being read of senders that only the form identifies.  Raises: unavailable."""
-        if len(self.form_senders) >= MAX_UNKNOWN_FORMS or self.form_senders.count(sender) >= 2:
-            raise NexusError("unavailable", "too many forms are just being read of senders not known before",
-                             hint="try again, or send the token also as Authorization: Bearer TOKEN")
-        self.form_senders.append(sender)
-        try:
-            yield
-        finally:
-            self.form_senders.remove(sender)
 
     def submit_form(self, code: bytes, config: Mapping[str, Any], caller: Caller, key: str | None) -> dict[str, Any]:
         labels = tuple((name, config[name]) for name in ("competition_id", "project_id") if name in config)
@@ -11676,9 +11566,9 @@ class Api(Calls):
 
     @route("GET /api/jobs", "user", "all jobs kept: finished, running, pending", "Submitted[]")
     def get_api_jobs(self, caller: Caller, user_id: str | None = None, status: Sequence[str] = (),
-                     limit: int | None = None, after: str | None = None) -> Response:
+                     limit: int | None = None) -> Response:
         nodes = self.service.pool.number_nodes()
-        return self.list_jobs(caller, Choice(status=status, user=user_id), limit, after, fields=SUBMITTED_FROM,
+        return self.list_jobs(caller, Choice(status=status, user=user_id), limit, fields=SUBMITTED_FROM,
                               rename=lambda job: submitted_json(job, nodes))
 
 
@@ -11697,8 +11587,6 @@ route("DELETE /jobs/{id}", "user", "kill a running job")(
     lambda api, caller, id: api.service.admission.cancel(Choice((id,), (RUNNING,)), caller))
 route("GET /jobs/{id}/why", "user", "why a job waits, GPU by GPU", "Why")(
     lambda api, caller, id: api.service.views.explain(id, caller))
-route("POST /jobs/{id}/retry", "user", "run a finished job again, as a new one", "Retried")(
-    lambda api, caller, id: {"id": api.service.admission.retry(Choice((id,)), caller)[0]})
 route("POST /service/pause", "owner", "start nothing new, or nothing of a group")(
     lambda api, caller, group=None: api.service.admission.set_paused(True, caller.name, group))
 route("POST /service/resume", "owner", "start jobs again")(
@@ -11899,12 +11787,13 @@ class Connection:
         headers = {"Server": "nexus", "Date": email.utils.formatdate(usegmt=True), "X-Content-Type-Options": "nosniff",
                    # Another site's page gets neither replies nor a hold on a window that shows one.
                    "Cross-Origin-Resource-Policy": "same-origin", "Cross-Origin-Opener-Policy": "same-origin",
+                   "Vary": "Accept, Authorization", "Cache-Control": "no-store",
                    "Connection": "close", **response.headers}       # without a Server header
-        if response.status not in (204, 304):
+        if response.status != 204:
             headers["Content-Type"] = response.content_type
         if response.stream is not None and is_chunked:
             headers["Transfer-Encoding"] = "chunked"
-        elif response.stream is None and response.status not in (204, 304):
+        elif response.stream is None and response.status != 204:
             headers["Content-Length"] = str(len(response.body))
         first = f"HTTP/1.1 {response.status} {http.HTTPStatus(response.status).phrase}"
         lines = [first, *map(": ".join, headers.items()), "", ""]
@@ -12026,7 +11915,6 @@ class Server:
         while not self.closed.is_set():
             try:
                 self.http.handle_request()
-                self.api.refusals.summarize(self.api.service.clock.monotonic())
             except Exception as error:          # without this loop nobody could reach the service
                 self.api.service.fail("taking a connection", error)
                 self.api.service.clock.sleep(ACCEPT_PAUSE_S)        # the next try would fail at once
@@ -12103,7 +11991,6 @@ class Server:
         self.closed.set()
         for listener in self.listeners:
             listener.close()
-        self.api.refusals.summarize(float("inf"))
 
 
 def find_peer_uid(connection: socket.socket, address: Any) -> int | None:
@@ -12125,8 +12012,10 @@ def is_established(connection: socket.socket) -> bool:
 
 
 def find_client(peer: str, uid: int | None) -> Sender | None:
-    """Whose connections are counted together; None: the owner's, which are not limited."""
-    return None if uid == os.geteuid() else make_sender(peer, uid)
+    """Whose connections are counted together: a user's here, or an address's; None: the owner's, without a limit."""
+    if uid == os.geteuid():
+        return None
+    return uid if uid is not None else "localhost" if is_loopback(peer) else peer
 
 
 def load_tls(config: ServiceConfig) -> ssl.SSLContext | None:
@@ -12566,7 +12455,7 @@ class Client(Transport):
 
     def retry(self, job_id: str) -> str:
         """Queue a finished job again; return the new job's id."""
-        return str(self.ask("POST", f"/jobs/{quote_path(job_id)}/retry")["id"])
+        return self.retry_all(ids=[job_id])[0]
 
     def retry_all(self, **choice: Any) -> list[str]:
         """Queue finished jobs again, all or none: `ids`, or those of a `group` or `status`; return the new ids.
@@ -14696,7 +14585,7 @@ async function request(method, path, {headers, ...options} = {}) {
   }
   const date = Date.parse(answer.headers.get('Date') ?? '');
   if (date && Math.abs(date - Date.now() - clockOffset) > 2000) clockOffset = date - Date.now();
-  if (answer.ok || answer.status === 304) {
+  if (answer.ok) {
     document.body.classList.remove('opening');
     return answer;
   }
@@ -14723,16 +14612,10 @@ async function ask(method, path, body, headers = {}, read = (answer) => answer.s
   }
 }
 
-const kept = new Map();                         // {path: the last list}; the service sends a list only if it changed
-
-function askList(path) {                        // {rows, total: how many rows there are at all, tag}
-  const before = kept.get(path), headers = before ? {'If-None-Match': before.tag} : {};
-  return ask('GET', path, undefined, headers, async (answer) => {
-    const rows = answer.status === 304 ? before.rows : await answer.json(), tag = answer.headers.get('ETag') ?? '';
-    const list = {rows, tag, total: Number(answer.headers.get('Total-Count') ?? rows.length)};  // a 304 has a new total
-    if (kept.size > 50) kept.clear();
-    kept.set(path, list);
-    return list;
+function askList(path) {                        // {rows, total: how many rows there are at all}
+  return ask('GET', path, undefined, {}, async (answer) => {
+    const rows = await answer.json();
+    return {rows, total: Number(answer.headers.get('Total-Count') ?? rows.length)};
   });
 }
 
@@ -15319,8 +15202,8 @@ function actionsOn(job, isPage = false) {       // the buttons in the job's row,
 }
 
 async function retryJob(job, isPage) {
-  const added = await act('POST', `${pathOf(job)}/retry`, undefined, ({id}) => `Job ${job.id} runs again as ${id}.`);
-  if (added && isPage) location.hash = `#/${pathOf(added)}`;
+  const added = await act('POST', 'jobs/retry', {ids: [job.id]}, ({ids}) => `Job ${job.id} runs again as ${ids[0]}.`);
+  if (added && isPage) location.hash = `#/${pathOf({id: added.ids[0]})}`;
 }
 
 async function endJob(job) {

@@ -166,7 +166,7 @@ def test_the_script_runs_as_it_was_sent_in_a_folder_of_its_own(box):
     expected = f"{hashlib.sha256(script).hexdigest()}\n{folder}\n"
     assert (job["exit_code"], box.logs(job_id, "stdout"), job["cwd"]) == (3, expected, folder)
     assert sorted(os.listdir(folder)) == ["main.py", "model.bin"], "what it wrote is kept beside its logs"
-    again = box.ask("POST", f"/jobs/{job_id}/retry")["id"]
+    again = box.ask("POST", "/jobs/retry", {"ids": [job_id]})["ids"][0]
     box.wait(again, "failed")
     assert box.logs(again, "stdout") == expected.replace(job_id, again), "as it was sent, not as it made itself"
 
@@ -225,7 +225,7 @@ def test_restart_retry_and_the_end_of_the_history():
         trimmed = rf"history_limit = 1, with their logs: [^;]*{job_id}[^;]*; their own files stay in {folder}\n"
         live.until(lambda: re.search(trimmed, box.log()))
         live.until(lambda: kept not in list_code(box), "its script's end")
-        again = box.ask("POST", f"/jobs/{waits}/retry")["id"]
+        again = box.ask("POST", "/jobs/retry", {"ids": [waits]})["ids"][0]
         box.wait(again, "completed")
         assert box.logs(again) == "after the restart\n"
         added = box.call("POST", "/queue", {"command": "true"}, Authorization="Bearer my-secret-token")[1]

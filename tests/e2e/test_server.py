@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import gzip
 import http.client
 import itertools
 import json
@@ -21,7 +20,6 @@ import threading
 import time
 import tracemalloc
 import types
-import zlib
 
 import pytest
 from console import Home
@@ -141,7 +139,7 @@ REFUSALS = [  # reason, method, path, query, body, headers, status, what its mes
     ("neither a job nor a list", "POST", "/queue", {}, "x", {}, 400, "object"),
     ("no JSON", "POST", "/queue", {}, b"{", {}, 400, "not valid JSON"),
     ("no UTF-8", "POST", "/queue", {}, b'{"command": "\xff"}', {}, 400, "UTF-8"),
-    ("nested without end", "POST", "/queue", {}, b"[" * 100000, {}, 400, "nested"),
+    ("nested without end", "POST", "/queue", {}, b"[" * 100000, {}, 400, "recursion"),
     ("NaN", "POST", "/queue", {}, b'{"command": "x", "gpus": NaN}', {}, 400, "NaN"),
     ("no command", "POST", "/queue", {}, {"name": "x"}, {}, 400, "command"),
     ("an empty command", "POST", "/queue", {}, {"command": " "}, {}, 400, "command"),
@@ -201,7 +199,7 @@ REFUSALS = [  # reason, method, path, query, body, headers, status, what its mes
     ("no such job to kill", "DELETE", "/jobs/xyz", {}, None, {}, 404, "xyz"),
     ("no such job to remove", "DELETE", "/queue/xyz", {}, None, {}, 404, "xyz"),
     ("no such job to move", "PATCH", "/queue/xyz", {}, {"position": 0}, {}, 404, "xyz"),
-    ("no such job to retry", "POST", "/jobs/xyz/retry", {}, None, {}, 404, "xyz"),
+    ("no such job to retry", "POST", "/jobs/retry", {}, {"ids": ["xyz"]}, {}, 404, "xyz"),
     ("no such log", "GET", "/jobs/xyz/logs", {}, None, {}, 404, "xyz"),
     ("no such log to follow", "GET", "/jobs/xyz/logs", {"follow": "true"}, None, {}, 404, "xyz"),
     ("no such GPU", "POST", "/gpus/9/pause", {}, None, {}, 404, "9"),
@@ -211,7 +209,7 @@ REFUSALS = [  # reason, method, path, query, body, headers, status, what its mes
     ("a finished job is not killed", "DELETE", "/jobs/end", {}, None, {}, 409, "completed"),
     ("a finished job is not removed", "DELETE", "/queue/end", {}, None, {}, 409, "completed"),
     ("a running job is not moved", "PATCH", "/queue/run", {}, {"position": 0}, {}, 409, "running"),
-    ("a running job is not retried", "POST", "/jobs/run/retry", {}, None, {}, 409, "running"),
+    ("a running job is not retried", "POST", "/jobs/retry", {}, {"ids": ["run"]}, {}, 409, "running"),
     ("a body without a type", "POST", "/queue", {}, {"command": "x"}, {"content-type": None}, 415, "application/json"),
     ("a form", "POST", "/queue", {}, b"command=x", {"content-type": "application/x-www-form-urlencoded"}, 415, "urlencoded"),
     ("a change as text", "PATCH", "/queue/abc", {}, {"position": 0}, {"content-type": "text/plain"}, 415, "text/plain"),
@@ -239,7 +237,7 @@ def test_what_is_refused_says_why_and_changes_nothing(shared_bench, case):
 
 @pytest.mark.parametrize("path, allowed", [
     ("/status", {"GET"}), ("/queue", {"GET", "POST"}), ("/queue/abc", {"PATCH", "DELETE"}), ("/jobs/abc", {"GET", "DELETE"}),
-    ("/jobs/abc/retry", {"POST"}), ("/service/stop", {"POST"}), ("/gpus/0/pause", {"POST"}), ("/events", {"GET"})])
+    ("/jobs/abc/why", {"GET"}), ("/service/stop", {"POST"}), ("/gpus/0/pause", {"POST"}), ("/events", {"GET"})])
 @pytest.mark.parametrize("method", ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "get", "TRACE"])
 def test_other_methods_are_405_with_allow(shared_bench, method, path, allowed):
     if method in allowed:
@@ -365,11 +363,11 @@ def test_info_and_status(bench):
 def test_a_retry_names_a_parent_once_though_two_stand_for_it(bench):
     first = bench.add()
     bench.become(first, "failed")
-    second = bench.ask("POST", f"/jobs/{first}/retry", {})[1]["id"]
+    second = bench.ask("POST", "/jobs/retry", {"ids": [first]})[1]["ids"][0]
     child = bench.add()
     bench.store.update(lambda state: iter([nexus.change_job(state.jobs[child], after=(first, second))]))
     bench.become(child, "cancelled")
-    again = bench.ask("POST", f"/jobs/{child}/retry", {})[1]["id"]
+    again = bench.ask("POST", "/jobs/retry", {"ids": [child]})[1]["ids"][0]
     assert bench.store.state.jobs[again].after == bench.store.state.jobs[again].pending_dependencies == (second,)
 
 
@@ -386,11 +384,11 @@ def test_a_job_from_the_queue_to_its_retry(bench):
     assert bench.ask("GET", f"/jobs/{job_id}")[1]["stopping"] == "killed"
     assert bench.ask("DELETE", f"/jobs/{job_id}") == (204, b""), "it is already asked to end"
     bench.become(job_id, "failed", exit_code=143, cause="killed")
-    status, answer = bench.ask("POST", f"/jobs/{job_id}/retry")
-    assert status == 200 and answer["id"] != job_id
-    again = bench.ask("GET", f"/jobs/{answer['id']}")[1]
+    status, answer = bench.ask("POST", "/jobs/retry", {"ids": [job_id]})
+    assert status == 200 and answer["ids"] != [job_id]
+    again = bench.ask("GET", f"/jobs/{answer['ids'][0]}")[1]
     assert all(again[key] == job[key] for key in ("command", "priority", "gpus", "cwd")) and again["status"] == "pending"
-    assert bench.ask("DELETE", f"/queue/{answer['id']}") == (204, b"")
+    assert bench.ask("DELETE", f"/queue/{again['id']}") == (204, b"")
     assert [job["status"] for job in bench.ask("GET", "/jobs")[1]] == ["failed", "cancelled"]
 
 
@@ -416,16 +414,6 @@ def test_several_are_ended_or_run_again_all_or_none(bench):
     again = bench.ask("POST", "/jobs/retry", {"ids": [first, later]})[1]["ids"]
     assert bench.ask("GET", f"/jobs/{again[1]}")[1]["after"] == [again[0]]
     assert [job["id"] for job in bench.ask("GET", "/queue")[1]] == again
-
-
-def test_a_job_is_cancelled_whatever_its_status(bench):
-    job_id = bench.add()
-    assert bench.ask("POST", f"/jobs/{job_id}/cancel")[1]["status"] == "cancelled"
-    assert bench.ask("POST", f"/jobs/{job_id}/cancel")[0] == 202 and bench.ask("POST", "/jobs/zzz/cancel")[0] == 404
-    job_id = bench.add()
-    bench.become(job_id, "running")
-    status, answer = bench.ask("POST", f"/jobs/{job_id}/cancel")
-    assert (status, answer["status"], answer["stopping"]) == (202, "running", "killed")
 
 
 def test_jobs_of_a_group_or_a_status_are_ended_or_run_again(bench):
@@ -459,17 +447,16 @@ def test_jobs_are_chosen_and_listed_part_by_part(bench):
     for query, expected in [({}, made), ({"status": "pending"}, made[2:]), ({"status": "running"}, [made[1]]),
                             ({"status": "completed"}, [made[0]]), ({"status": "failed"}, []), ({"limit": "2"}, made[:2]),
                             ({"limit": "0"}, []), ({"limit": "99"}, made), ({"user": user}, made), ({"user": "x"}, []),
-                            ({"after": made[1]}, made[2:]), ({"after": made[3]}, []), ({"after": made[0], "limit": "1"}, [made[1]]),
                             ({"group": "g"}, made[1:]), ({"name": "n3"}, [made[3]]), ({"text": "C2"}, [made[2]]),
                             ({"sort": "-created_at", "limit": "2"}, [made[3], made[2]]),
-                            ({"sort": "created_at", "after": made[0]}, made[1:]), ({"sort": "runtime_seconds"}, made)]:
+                            ({"sort": "runtime_seconds"}, made)]:
         response = bench.get("/jobs", query)
         assert [job["id"] for job in json.loads(response.body)] == expected, query
-        assert response.headers["Total-Count"] == str(len(expected if not query.keys() & {"after", "limit"} else made))
+        assert response.headers["Total-Count"] == str(len(expected if "limit" not in query else made))
     assert bench.ask("GET", "/queue", query={"text": "c3"})[1][0]["position"] == 1
     assert bench.ask("GET", "/jobs", query={"fields": "status,id,position", "limit": "3"})[1][2] == {
         "status": "pending", "id": made[2], "position": 0}
-    assert bench.ask("GET", "/jobs", query={"after": "zzz"})[0] == 409 and bench.ask("GET", "/jobs", query={"sort": "name"})[0] == 400
+    assert bench.ask("GET", "/jobs", query={"sort": "name"})[0] == 400
     assert set(nexus.SORTED_BY) <= nexus.PUBLIC_JOB_KEYS, "the order tells what is sorted by"
     assert "fields[1] must be one of status, " in bench.ask("GET", "/jobs", query={"fields": "id,statu"})[1]["message"]
     theirs = bench.make_bearer("ann")
@@ -500,32 +487,6 @@ def test_events_of_some_jobs(bench):
     assert seen == [a, b, b] and c not in seen
 
 
-def test_what_the_caller_has_is_not_sent_again_and_long_answers_are_compressed(bench):
-    for number in range(300):
-        bench.add(command=f"c{number}")
-    query = {"fields": "id,command", "limit": "20"}
-    first = bench.get("/jobs", query)
-    assert "Content-Encoding" not in first.headers and len(first.body) > nexus.MIN_GZIP_BYTES
-    for known in ("*", first.headers["ETag"][2:], f'"x" , {first.headers["ETag"]}'):
-        assert bench.get("/jobs", query, headers={"if-none-match": known}).status == 304, known
-    tag = {"if-none-match": f'"x", {first.headers["ETag"]}'}
-    same = bench.get("/jobs", query, tag)
-    assert (same.status, same.body, same.headers["ETag"]) == (304, b"", first.headers["ETag"])
-    packed = bench.get("/jobs", query, {"accept-encoding": "deflate, gzip;q=0.5"})
-    assert gzip.decompress(packed.body) == first.body and packed.headers["Content-Encoding"] == "gzip"
-    for refused in ("gzip;q=0", "gzip; q=0.0", "x-gzip2", "identity", "br"):
-        assert bench.get("/jobs", query, {"accept-encoding": refused}).body == first.body, refused
-    bench.become(json.loads(first.body)[3]["id"], "cancelled")
-    assert bench.get("/jobs", query, tag).status == 200
-    long = bench.get("/jobs", {}, {"accept-encoding": "gzip"})
-    assert len(json.loads(gzip.decompress(long.body))) == 300
-    events = bench.get("/events", {"since": "0"}, {"accept-encoding": "gzip"}).stream
-    assert zlib.decompressobj(31).decompress(next(events)).startswith(b": events from"), "each piece can be read when it comes"
-    bench.api.page = "<script></script>"
-    page = bench.get("/docs")
-    assert bench.get("/docs", headers={"if-none-match": page.headers["ETag"]}).status == 304
-
-
 def test_a_list_is_added_wholly_or_not_at_all(bench):
     status, answer = bench.ask("POST", "/queue", [{"command": "a"}, {"command": "b", "gpus": 0}])
     assert status == 200 and len(answer["ids"]) == 2 and bench.commands == ["a", "b"]
@@ -546,7 +507,7 @@ def test_a_full_queue_is_429_and_a_list_that_does_not_fit_is_not_begun():
         assert len(bench.commands) == 2
         bench.become(last, "failed", exit_code=1)
         bench.add()
-        assert bench.ask("POST", f"/jobs/{last}/retry")[0] == 429
+        assert bench.ask("POST", "/jobs/retry", {"ids": [last]})[0] == 429
 
 
 def test_an_id_in_other_case_is_found_where_one_fits(bench):
@@ -732,9 +693,9 @@ def test_a_retry_comes_after_what_its_parents_were_retried_as(bench):
     bench.become(first, "running")
     bench.store.update(lambda state: nexus.end_job(state, state.jobs[first], "failed", 2.0, cause="exit", exit_code=1))
     assert bench.ask("GET", f"/jobs/{child}")[1]["cause"] == "dependency"
-    again = bench.ask("POST", f"/jobs/{first}/retry")[1]
-    assert again.keys() == {"id"}
-    assert bench.ask("GET", f"/jobs/{bench.ask('POST', f'/jobs/{child}/retry')[1]['id']}")[1]["after"] == [again["id"]]
+    again = bench.ask("POST", "/jobs/retry", {"ids": [first]})[1]["ids"][0]
+    later = bench.ask("POST", "/jobs/retry", {"ids": [child]})[1]["ids"][0]
+    assert bench.ask("GET", f"/jobs/{later}")[1]["after"] == [again]
 
 
 # The log
@@ -1213,7 +1174,7 @@ def test_a_script_that_cannot_be_kept_is_no_job(lab, monkeypatch):
 def test_a_retry_has_the_script_and_a_folder_of_its_own(lab):
     job_id = submit(lab, MINE + "project_id: p\n")[1]["job_id"]
     lab.become(job_id, "failed", cause="exit", exit_code=1)
-    again = lab.ask("POST", f"/jobs/{job_id}/retry", headers=MY_BEARER, uid=None)[1]["id"]
+    again = lab.ask("POST", "/jobs/retry", {"ids": [job_id]}, MY_BEARER, uid=None)[1]["ids"][0]
     old, new = lab.store.read(lambda state: (state.jobs[job_id], state.jobs[again]))
     assert old.code == new.code and new.cwd == lab.layout.work_folder(again) and new.labels == (("project_id", "p"),)
     lab.service.history.sweep_code()
@@ -1297,22 +1258,8 @@ def test_jobs_of_others_are_seen_from_outside(lab):
         return [row["job_id"] for row in lab.ask("GET", "/api/jobs", query=query)[1]]
 
     assert list_ids(user_id="bob") == [others] and list_ids(status="pending") == [mine, others] and list_ids(status="running") == []
-    assert list_ids(limit="1", after=mine) == [others] and list_ids(user_id="x") == []
+    assert list_ids(limit="1") == [mine] and list_ids(user_id="x") == []
     assert lab.ask("GET", "/api/jobs", query={"status": "done"})[0] == 400 and lab.ask("GET", "/api/jobs", query={"user": "bob"})[0] == 400
-
-
-def test_forms_of_the_unknown_are_read_few_at_a_time(lab):
-    senders = lab.api.form_senders
-    senders += [OWNER + 1] * 2
-    status, answer = submit(lab)
-    assert status == 503 and "Authorization" in answer["hint"], "two of one client"
-    assert submit(lab, headers=MY_BEARER)[0] == submit(lab, "name: x", uid=OWNER)[0] == 200
-    senders.pop()
-    assert [submit(lab, config)[0] for config in ("[", "token: wrong-wrong", MINE)] == [400, 401, 200], "each is given back"
-    senders += [f"192.0.2.{number}" for number in range(nexus.MAX_UNKNOWN_FORMS - 1)]
-    assert submit(lab)[0] == 503, "so many of all"
-    senders.pop()
-    assert submit(lab)[0] == 429, "its form is read; the queue is full by now"
 
 
 form_pieces = st.sampled_from([b"--B", b"--B--", b"\r\n", b"\n", b'Content-Disposition: form-data; name="code"', b"x", b"\xff",
@@ -1773,7 +1720,7 @@ def test_another_user_of_the_machine_is_refused(home, uid):
         done = subprocess.run(["curl", "-sS", "-o", "/dev/null", "-w", "%{http_code}", *options, f"http://127.0.0.1:{home.port}/status"],
                               capture_output=True, timeout=60, preexec_fn=lambda: os.setuid(uid))
         assert done.stdout.decode() == str(status)
-    assert f"Refused GET /status from 127.0.0.1 ({nexus.find_user(uid)})" in home.file("service.log").read_text()
+    assert "Refused " in home.file("service.log").read_text()
     assert os.stat(home.file("token")).st_mode & 0o777 == 0o600 and os.stat(home.path).st_mode & 0o077 in (0, 0o055), "the home is private"
 
 
@@ -1924,13 +1871,13 @@ def test_a_user_has_its_own_jobs():
                 for method, path, body, status in (
                         ("GET", f"/jobs/{id}", None, 200), ("GET", f"/jobs/{id}/why", None, 200), ("GET", f"/jobs/{id}/logs", None, 200),
                         ("PATCH", f"/queue/{id}", {"priority": 2}, 200), ("DELETE", f"/jobs/{id}", None, 409),
-                        ("POST", f"/jobs/{id}/retry", {}, 409)):
+                        ("POST", "/jobs/retry", {"ids": [id]}, 409)):
                     code, answer = bench.ask(method, path, body, headers)
                     assert code == (status if at == own else 403), (method, path, user, answer)
             assert bench.ask("GET", f"/jobs/{bench.ids[own]}", None, headers)[1]["user"] == user
         assert bench.ask("DELETE", f"/queue/{bench.ids[1]}", None, BOB)[0] == 403
         assert bench.ask("DELETE", f"/queue/{bench.ids[0]}", None, BOB)[0] == 204
-        assert bench.ask("POST", f"/jobs/{bench.ids[0]}/retry", {}, BOB)[0] == 200
+        assert bench.ask("POST", "/jobs/retry", {"ids": [bench.ids[0]]}, BOB)[0] == 200
         assert bench.ask("GET", f"/jobs/{bench.ids[0]}", None)[1]["stopped_by"] == "bob (token, 127.0.0.1)"
 
 
@@ -2004,23 +1951,23 @@ def test_users_share_the_gpus_over_rest():
 
 
 ENDS = [
-    ("unknown", None, "not right"), ("revoked", lambda tokens, now: nexus.revoke_tokens(tokens, "bob"), "not right"),
-    ("expired", lambda tokens, now: {sha256: nexus.replace(token, expires_at=now - 1) for sha256, token in tokens.items()}, "expired")]
+    ("unknown", None), ("revoked", lambda tokens, now: nexus.revoke_tokens(tokens, "bob")),
+    ("expired", lambda tokens, now: {sha256: nexus.replace(token, expires_at=now - 1) for sha256, token in tokens.items()})]
 
 
-@pytest.mark.parametrize("reason, change, word", ENDS, ids=[case[0] for case in ENDS])
-def test_tokens_that_are_over(reason, change, word):
+@pytest.mark.parametrize("reason, change", ENDS, ids=[case[0] for case in ENDS])
+def test_tokens_that_are_over(reason, change):
     with lab_bench() as bench:
         slept = []
         bench.service.clock.sleep = slept.append
         headers = BOB if change else {"authorization": "Bearer secret-of-bop"}
         if change:
             nexus.change_tokens(bench.layout.tokens_file, lambda tokens: change(tokens, time.time()))
-        answers = [bench.ask("GET", "/jobs", None, headers) for _ in range(9)]
-        assert {code for code, _ in answers} == {401} and {answer["message"] for _, answer in answers} == {"the token is not right"}
-        assert slept == sorted(slept) and slept[0] <= 0.2 and slept[-1] == 5.0, "slower each time"
-        assert any(word in line for line in bench.lines) and not any("secret-of" in line for line in bench.lines), bench.lines
-        assert bench.ask("GET", "/jobs", None, BEARER)[0] == 200 and len(slept) == 9, "a right one is not slowed"
+        code, answer = bench.ask("GET", "/jobs", None, headers)
+        assert (code, answer["message"]) == (401, "the token is not right")
+        assert slept == [nexus.WRONG_TOKEN_DELAY_S]
+        assert "not right" in bench.lines[-1] and not any("secret-of" in line for line in bench.lines), bench.lines
+        assert bench.ask("GET", "/jobs", None, BEARER)[0] == 200 and len(slept) == 1, "a right one is not slowed"
 
 
 def test_a_token_file_that_is_garbage_keeps_only_users_out():
@@ -2433,7 +2380,7 @@ def test_a_retry_goes_before_others_for_the_owner_alone(who, given, expected):
             assert bench.ask("PATCH", f"/queue/{id}", {"priority": given})[0] == 200
         assert bench.ask("DELETE", f"/queue/{bench.ids[0]}")[0] == 204
         for id in (bench.ids[0], child):
-            again = bench.ask("POST", f"/jobs/{id}/retry", {}, who)[1]["id"]
+            again = bench.ask("POST", "/jobs/retry", {"ids": [id]}, who)[1]["ids"][0]
             assert bench.ask("GET", f"/jobs/{again}")[1]["priority"] == expected
 
 
@@ -2562,71 +2509,14 @@ def test_who_has_all_connections_gets_no_more_by_closing_the_own(home):
     assert curl(home, "/status")[0] == 200
 
 
-HOLD_FORMS = """
-lines = []
-for number in range(1, 9):
-    lines.append(connect(f"127.0.0.{number}"))
-    lines[-1].sendall(b"POST /api/submit HTTP/1.1\\r\\nHost: localhost\\r\\nContent-Type: multipart/form-data; boundary=B\\r\\n"
-                      b"Content-Length: 99999\\r\\n\\r\\n--B")
-answered = []
-while len(answered) < 6:
-    answered += select.select([line for line in lines if line not in answered], [], [], 60)[0]
-say(*{line.recv(4096)[:12] for line in answered})
-sys.stdin.read()
-"""
-
-
-@needs_root
-def test_one_users_forms_leave_room_for_others_from_whatever_address_they_come(home):
-    holding = start_stranger(home, HOLD_FORMS)
-    try:
-        assert holding.stdout.readline() == "b'HTTP/1.1 503'\n", "six of eight"
-        done = subprocess.run(["curl", "-sS", "-F", "code=@-;filename=main.py", "-F", "config_file=token: wrong-wrong-wrong;filename=c",
-                               f"http://127.0.0.1:{home.port}/api/submit"], input="print()", capture_output=True, text=True, timeout=60,
-                              preexec_fn=lambda: os.setuid(OTHER_STRANGER))
-        assert json.loads(done.stdout)["error"] == "unauthorized", "it was read"
-    finally:
-        holding.communicate("")
-
-
-def test_refusals_are_summed_up_in_the_log():
+def test_refusals_have_one_line_a_minute():
     with Bench() as bench:
-        def count_told():
-            return sum(line.startswith("Refused") for line in bench.lines)
-
-        for _ in range(1000):
-            bench.ask("GET", "/queue", uid=STRANGER)
+        for number in range(20):
+            bench.ask("GET", "/queue", uid=STRANGER + number)
+        assert [line for line in bench.lines if line.startswith("Refused")] == bench.lines[-1:]
+        bench.api.refusals_logged_at = float("-inf")
         bench.ask("GET", "/queue", headers={"host": "evil.example"}, uid=STRANGER)
-        bench.ask("GET", "/queue", uid=OTHER_STRANGER)
-        assert count_told() == nexus.REFUSALS_SHOWN + 2, "the first few of each sender and kind"
-        bench.api.refusals.summarize(time.monotonic())
-        name = nexus.find_user(STRANGER)
-        assert bench.lines[-1] == f"Refused {1000 - nexus.REFUSALS_SHOWN} more requests of {name} like the last ones (unauthorized)"
-        bench.ask("GET", "/queue", uid=STRANGER)
-        assert bench.lines[-1].startswith("Refused GET /queue"), "then they count anew"
-        count = count_told()
-        for number in range(1000):
-            bench.ask("GET", "/queue", uid=None, peer=f"192.0.{number // 250}.{number % 250}")
-        assert count_told() < count + 150 and len(bench.api.refusals.counts) < 150, "many addresses too"
-
-
-def test_how_many_were_refused_is_in_the_log_when_the_minute_is_over():
-    with Listening() as bench:
-        until(lambda: bench.api.refusals.ends_at, "the minute's begin")
-        for _ in range(12):
-            assert b" 403 " in bench.exchange(b"GET /status HTTP/1.1\r\nHost: evil.example\r\n\r\n")
-        bench.api.refusals.ends_at = 0.0
-        until(lambda: bench.lines[-1].startswith("Refused 7 more requests of "), "the sum")
-
-
-def test_no_refusal_is_lost_when_the_service_ends():
-    with Home() as home:
-        home.client()
-        for _ in range(12):
-            assert curl(home, "/status", "-H", "Host: evil.example")[0] == 403
-        assert home.run("stop").code == 0
-        sums = re.findall(r"Refused (\d+) more requests of root like the last ones \(forbidden\)", read_log(home))
-        assert read_log(home).count("Refused GET /status") + sum(map(int, sums)) == 12 and sums
+        assert bench.lines[-1].startswith("Refused GET /queue") and bench.lines[-1].endswith("(19 more since the last such line)")
 
 
 def test_the_head_of_an_answer_tells_no_version(listening):
