@@ -1701,25 +1701,19 @@ def parse_log_times(lines: Iterable[bytes]) -> Iterator[LogMark]:
                 yield tenths / 10 or None, sizes[0], sizes[1]
 
 
-def merge_logs(times: Iterable[LogMark], attempts: Sequence[Attempt],
+def merge_logs(marks: Iterable[LogMark], attempts: Sequence[Attempt],
                starts: Sequence[int], ends: Sequence[int]) -> Iterator[LogPart]:
     """The parts of both logs between these sizes, in the order of arrival; at the same time, stdout first."""
-    import heapq
-    at_sizes, begun = list(starts), [one for one in attempts if all(map(operator.le, one.log_start, starts))]
-    number = begun[-1].number if begun else 0
-
-    def advance(at: float | None, sizes: Sequence[int]) -> Iterator[LogPart]:
-        for stream, size in enumerate(map(min, sizes, ends)):
+    number, at_sizes = 0, list(starts)
+    rows: list[tuple[float | None, int, int, int]] = [(None, *one.log_start, one.number) for one in attempts]
+    rows += [(*mark, 0) for mark in marks]
+    rows.sort(key=lambda row: row[1] + row[2])
+    for at, out, err, attempt in [*rows, (None, ends[0], ends[1], 0)]:
+        for stream, size in enumerate(map(min, (out, err), ends)):
             if size > at_sizes[stream]:
                 yield LogPart(number, stream, at_sizes[stream], size, at)
                 at_sizes[stream] = size
-
-    marks = heapq.merge(((sum(one.log_start), 0, None, *one.log_start, one.number) for one in attempts[len(begun):]),
-                        ((out + err, 1, at, out, err, 0) for at, out, err in times))
-    for _, _, at, out, err, following in marks:
-        yield from advance(at, (out, err))
-        number = following or number
-    yield from advance(None, ends)
+        number = attempt or number
 
 
 # GPU usage over time: of each GPU for the last hour; of a job for its whole run, in usage.csv beside its logs.
@@ -4522,13 +4516,10 @@ def measure(path: str) -> int:
     return 0
 
 
-def read_part(file: str | int, start: int, most: int) -> bytes:
-    """At most so many bytes of a file or descriptor, from byte `start` on."""
-    with contextlib.suppress(OSError):
-        if isinstance(file, int):
-            return os.pread(file, most, start)
-        with opened(file, os.O_RDONLY | os.O_NONBLOCK) as handle:
-            return os.pread(handle, most, start)
+def read_part(path: str, start: int, most: int) -> bytes:
+    """At most so many bytes of a file, from byte `start` on."""
+    with contextlib.suppress(OSError), opened(path, os.O_RDONLY | os.O_NONBLOCK) as handle:
+        return os.pread(handle, most, start)
     return b""
 
 
@@ -4546,9 +4537,9 @@ def find_tail(path: str, lines: int, end: int | None = None) -> int:
     return at
 
 
-def read_blocks(file: str | int, start: int, end: int) -> Iterator[bytes]:
+def read_blocks(path: str, start: int, end: int) -> Iterator[bytes]:
     """A part of a file, in blocks."""
-    while start < end and (block := read_part(file, start, min(65536, end - start))):
+    while start < end and (block := read_part(path, start, min(65536, end - start))):
         start += len(block)
         yield block
 
@@ -4572,22 +4563,16 @@ def read_usage(folder: str) -> Iterator[Reading]:
     return parse_usage(read_part(path, max(0, measure(path) - USAGE_BYTES), USAGE_BYTES))
 
 
-def read_log_times(folder: str, starts: Sequence[int]) -> Iterator[LogMark]:
+def read_log_times(folder: str, starts: Sequence[int]) -> list[LogMark]:
     """The marks in log.times, from those sizes on at the latest.  The job may have put anything there."""
     path = os.path.join(folder, LOG_TIMES)
     size, step = min(measure(path), NOTES_BYTES), 4096
-    while step < size:
-        first = next(parse_log_times(read_part(path, size - step, 200).splitlines(True)[1:]), None)
-        if first and first[1] <= starts[0] and first[2] <= starts[1]:
-            break
+    while True:
+        lines = read_part(path, max(0, size - step), min(size, step)).splitlines(True)
+        marks = list(parse_log_times(lines if step >= size else lines[1:]))
+        if step >= size or (marks and marks[0][1] <= starts[0] and marks[0][2] <= starts[1]):
+            return marks
         step *= 4
-
-    def lines() -> Iterator[bytes]:
-        rest = b""
-        for block in read_blocks(path, max(0, size - step), size):
-            *whole, rest = (rest[:100] + block).split(b"\n")
-            yield from (line + b"\n" for line in whole)
-    return parse_log_times(lines())
 
 
 class LogEntry(Value):
@@ -4604,41 +4589,42 @@ class LogReader:
 
     def __init__(self, folder: str, streams: Sequence[int] = (0, 1),
                  names: Sequence[str] = ("stdout.log", "stderr.log"),
-                 needs_times: bool = False, see: Callable[[str], Iterable[LogMark]] = lambda folder: ()) -> None:
-        """`streams`: the logs to read; `needs_times`: also with one; `see`: more marks than those in log.times."""
+                 measure_now: Callable[[str], Sequence[LogMark]] = lambda folder: ()) -> None:
+        """`streams`: the logs to read; `measure_now`: returns marks after those in log.times."""
         self.folder, self.streams, self.names, self.attempt = folder, streams, names, 0
-        self.needs_times, self.see = needs_times, see
-        self.places, self.rests = [0, 0], [b"", b""]    # offsets read up to; incomplete lines before them
-        self.rest_times: list[float | None] = [None, None]
+        self.measure_now = measure_now
+        self.offsets, self.partial = [0, 0], [b"", b""]    # offsets read up to; incomplete lines before them
+        self.partial_times: list[float | None] = [None, None]
 
     def find_path(self, stream: int) -> str:
         return os.path.join(self.folder, self.names[stream])
 
     def measure(self) -> list[int]:
-        return [measure(self.find_path(stream)) if stream in self.streams else self.places[stream] for stream in (0, 1)]
+        return [measure(self.find_path(stream)) if stream in self.streams else offset
+                for stream, offset in enumerate(self.offsets)]
 
     def begin(self, attempts: Sequence[Attempt], offsets: Sequence[int], tail: int | None,
               ends: Sequence[int] | None = None) -> None:
         """Begin at these offsets, at 0 in a file that is shorter; or `tail` lines before the end, if that is later."""
         sizes = self.measure()
         ends = sizes if ends is None else list(map(min, sizes, ends))
-        self.places = [min(offset, end) if offset <= size else 0 for offset, size, end in zip(offsets, sizes, ends)]
+        self.offsets = [min(offset, end) if offset <= size else 0 for offset, size, end in zip(offsets, sizes, ends)]
         if tail is None:
             return
         for stream in self.streams:
-            self.places[stream] = max(self.places[stream], find_tail(self.find_path(stream), tail, ends[stream]))
+            self.offsets[stream] = max(self.offsets[stream], find_tail(self.find_path(stream), tail, ends[stream]))
         if len(self.streams) > 1:
-            lines = sum(self.count_lines(stream, self.places[stream], ends[stream]) for stream in self.streams)
+            lines = sum(self.count_lines(stream, self.offsets[stream], ends[stream]) for stream in self.streams)
             self.skip(attempts, ends, lines - tail)
 
     def skip(self, attempts: Sequence[Attempt], ends: Sequence[int], lines: int) -> None:
         """Skip so many lines, of both logs together."""
-        at = list(self.places)
+        at = list(self.offsets)
         for part, block in self.walk(attempts, ends) if lines > 0 else ():
-            *whole, rest = block.split(b"\n", lines)
+            *whole, unread = block.split(b"\n", lines)
             at[part.stream] += len(block)
             if whole:                                   # else the line is shown from its beginning
-                self.places[part.stream] = at[part.stream] - len(rest)
+                self.offsets[part.stream] = at[part.stream] - len(unread)
                 lines -= len(whole)
             if lines <= 0:
                 return
@@ -4652,50 +4638,43 @@ class LogReader:
 
     def count_before(self) -> int | None:
         """The number of lines before the offsets; None: too many to count."""
-        if sum(self.places[stream] for stream in self.streams) > MAX_COUNTED_BYTES:
+        if sum(self.offsets[stream] for stream in self.streams) > MAX_COUNTED_BYTES:
             return None
-        return sum(self.count_lines(stream, 0, self.places[stream]) for stream in self.streams)
+        return sum(self.count_lines(stream, 0, self.offsets[stream]) for stream in self.streams)
 
-    def walk(self, attempts: Sequence[Attempt], ends: Sequence[int],
-             needs_order: bool = True) -> Iterator[tuple[LogPart, bytes]]:
+    def walk(self, attempts: Sequence[Attempt], ends: Sequence[int]) -> Iterator[tuple[LogPart, bytes]]:
         """The parts between the offsets and `ends`, in the order of arrival."""
-        import itertools
-        seen = self.see(self.folder) if needs_order else ()         # before log.times is read, as it may append to it
-        marks = itertools.chain(read_log_times(self.folder, self.places) if needs_order else (), seen)
-        with contextlib.ExitStack() as stack:
-            files: dict[int, str | int] = {stream: self.find_path(stream) for stream in self.streams}
-            for stream in [stream for stream in self.streams if ends[stream] > self.places[stream]]:
-                with contextlib.suppress(OSError):
-                    files[stream] = stack.enter_context(opened(self.find_path(stream), os.O_RDONLY | os.O_NONBLOCK))
-            for part in merge_logs(marks, attempts, self.places, ends):
-                yield from ((part, block) for block in read_blocks(files[part.stream], part.start, part.end))
+        latest = self.measure_now(self.folder)          # before log.times is read, as it may append to it
+        marks = [*read_log_times(self.folder, self.offsets), *latest]
+        for part in merge_logs(marks, attempts, self.offsets, ends):
+            for block in read_blocks(self.find_path(part.stream), part.start, part.end):
+                yield part, block
 
     def read(self, attempts: Sequence[Attempt] = (), ends: Sequence[int] | None = None) -> Iterator[LogEntry]:
         """The new output, in complete lines."""
         sizes = self.measure()
-        for stream in [stream for stream in self.streams if sizes[stream] < self.places[stream]]:       # a new file
-            self.places[stream], self.rests[stream] = 0, b""
+        for stream in [stream for stream in self.streams if sizes[stream] < self.offsets[stream]]:       # a new file
+            self.offsets[stream], self.partial[stream] = 0, b""
         ends = sizes if ends is None else list(map(min, sizes, ends))
-        needs_order = self.needs_times or sum(map(operator.gt, ends, self.places)) > 1
-        for part, block in self.walk(attempts, ends, needs_order) if ends != self.places else ():
+        for part, block in self.walk(attempts, ends) if ends != self.offsets else ():
             if part.attempt != self.attempt:
                 yield from self.flush()
             self.attempt = part.attempt
-            self.places[part.stream] += len(block)
-            content = self.rests[part.stream] + block
+            self.offsets[part.stream] += len(block)
+            content = self.partial[part.stream] + block
             cut = max(content.rfind(b"\n"), content.rfind(b"\r")) + 1
             cut = cut or (len(content) if len(content) > MAX_LOG_LINE else 0)
-            self.rests[part.stream], self.rest_times[part.stream] = content[cut:], part.at
+            self.partial[part.stream], self.partial_times[part.stream] = content[cut:], part.at
             if cut:
-                end = self.places[part.stream] - len(content) + cut
+                end = self.offsets[part.stream] - len(content) + cut
                 yield LogEntry(part.attempt, part.stream, end, part.at, content[:cut])
 
     def flush(self) -> Iterator[LogEntry]:
         """The incomplete lines, when their ends may never come."""
-        for stream, rest in enumerate(self.rests):
-            if rest:
-                self.rests[stream] = b""
-                yield LogEntry(self.attempt, stream, self.places[stream], self.rest_times[stream], rest)
+        for stream, line in enumerate(self.partial):
+            if line:
+                self.partial[stream] = b""
+                yield LogEntry(self.attempt, stream, self.offsets[stream], self.partial_times[stream], line)
 
 
 MAX_LOG_LINE = 65536            # a longer line comes in pieces
@@ -10051,7 +10030,7 @@ class LogWatch(Part):
         for growth in list(self.growths.values()):
             growth.note(self.clock.now(), is_last=True)
 
-    def see(self, folder: str) -> Sequence[LogMark]:
+    def measure_now(self, folder: str) -> Sequence[LogMark]:
         """Return the marks that log.times does not have yet: log sizes measured now."""
         growth = self.growths.get(folder)
         return [growth.note(self.clock.now())] if growth else []
@@ -11341,7 +11320,7 @@ class Calls(Gate):
 
         folder, attempts, _ = look()
         is_ndjson = NDJSON in request.headers.get("accept", "")
-        reader = LogReader(folder, streams, needs_times=is_ndjson or timestamps, see=self.service.log_watch.see)
+        reader = LogReader(folder, streams, measure_now=self.service.log_watch.measure_now)
         reader.begin(attempts, offset, tail, before)
         if is_ndjson:
             return self.send_logs(reader, look, log_entry_json, follow, before, NDJSON, is_numbered=tail is not None)
@@ -11374,7 +11353,7 @@ class Calls(Gate):
                     self.service.clock.sleep(max(0.0 if found else idle_s, find_follow_pause_s()))
                     idle_s = FOLLOW_INTERVAL_S[0] if found else min(FOLLOW_INTERVAL_S[1], idle_s * 1.2)
 
-        headers = {"Log-Offset": ",".join(str(reader.places[stream]) for stream in reader.streams)}
+        headers = {"Log-Offset": ",".join(str(reader.offsets[stream]) for stream in reader.streams)}
         if is_numbered and (number := reader.count_before()) is not None:
             headers["Log-Line"] = str(number + 1)
         return Response(200, content_type=kind, headers=headers, stream=pieces())

@@ -257,17 +257,17 @@ def test_a_reader_of_logs_loses_and_repeats_nothing(tmp_path_factory, steps, not
     attempts = [nexus.Attempt(number=1 + number, log_start=start) for number, start in enumerate([(0, 0), *sorted(starts)])]
     reader = nexus.LogReader(str(folder))
     reader.begin(attempts, offsets, tail)
-    begun = list(reader.places)
+    begun = list(reader.offsets)
     assert all(place in (0, offset) or tail is not None for place, offset in zip(begun, offsets))
     ends, seen = list(begun), [b"", b""]
     for entry in [*reader.read(attempts), *reader.flush()]:
         seen[entry.stream] += entry.content
         ends[entry.stream] += len(entry.content)
-        assert entry.end <= ends[entry.stream] + len(b"".join(reader.rests)) and entry.content
+        assert entry.end <= ends[entry.stream] + len(b"".join(reader.partial)) and entry.content
     for stream, name in enumerate(("stdout.log", "stderr.log")):
         content = (folder / name).read_bytes() if sizes[stream] else b""
         assert seen[stream] == content[begun[stream]:], (name, begun)
-    assert ends == reader.places == sizes
+    assert ends == reader.offsets == sizes
     if tail is not None:
         assert sum(piece.count(b"\n") for piece in seen) <= tail
     again = nexus.LogReader(str(folder))
