@@ -9042,17 +9042,17 @@ class Choice(Value):
     name: str | None = None
     text: str | None = None                     # part of any text of the job; ignores case
 
-    def select(self, jobs: Sequence[Job]) -> Sequence[Job]:
-        """Return the matching jobs; the caller has checked status.  Skips unused filters: there may be 100,000 jobs."""
-        def join_texts(job: Job) -> str:
-            last, facts = job.current, (job.id, job.name, job.command, job.user, job.group, job.cwd)
-            return "\n".join(filter(None, (*facts, last.node, last.slurm_node, last.cause, last.cause_line))).lower()
+    def select(self, jobs: Iterable[Job]) -> list[Job]:
+        """Return the matching jobs; the caller has checked ids and status."""
+        def is_chosen(job: Job) -> bool:
+            last = job.current
+            texts = (job.id, job.name, job.command, job.user, job.group, job.cwd, last.node, last.slurm_node,
+                     last.cause, last.cause_line)
+            return (self.group in (None, job.group or "") and self.user in (None, job.user)
+                    and self.name in (None, job.name or "")
+                    and (not self.text or self.text.lower() in "\n".join(filter(None, texts)).lower()))
 
-        for name in ("group", "user", "name"):
-            wanted = getattr(self, name)
-            if wanted is not None:
-                jobs = [job for job in jobs if (getattr(job, name) or "") == wanted]
-        return [job for job in jobs if self.text.lower() in join_texts(job)] if self.text else jobs
+        return [job for job in jobs if is_chosen(job)]
 
 
 # Every caller may read these fields, so every caller may sort by them.
@@ -10997,7 +10997,6 @@ class Gate:
         """`page`: for browsers at /; without it they get JSON as others do."""
         self.service, self.token, self.page = service, token, page
         self.config = service.config.service
-        self.encoded: dict[tuple[int, str | None], str] = {}        # {(event's number, user): its text}
         self.refused_count, self.refusals_logged_at = 0, float("-inf")          # since the last line; monotonic
         self.openapi: Response | None = None                        # cached after the first request
 
@@ -11403,15 +11402,7 @@ class Calls(Gate):
             yield "".join(pieces).encode()
 
     def encode_event(self, number: int, kind: str, what: Any, caller: Caller) -> str:
-        """An event's text, made once for all streams."""
-        key = number, None if caller.is_owner else caller.user
-        text = self.encoded.get(key)
-        if text is None:
-            text = f"id: {number}\nevent: {kind}\ndata: {encode_json(self.describe_event(kind, what, caller))}\n\n"
-            if len(self.encoded) >= 1000:
-                self.encoded.clear()
-            self.encoded[key] = text
-        return text
+        return f"id: {number}\nevent: {kind}\ndata: {encode_json(self.describe_event(kind, what, caller))}\n\n"
 
     def describe_event(self, kind: str, what: Any, caller: Caller) -> object:
         if kind == "job":
@@ -12070,11 +12061,8 @@ def serve(layout: Layout, config: Config, environ: Mapping[str, str], page: str,
 
     Raises: conflict, when a service runs; unavailable; usage.
     """
-    import ctypes
-    import gc
     import signal
     import threading
-    gc.disable()                                # until recovery is done: it would scan 100,000 jobs again and again
     clock = Clock()
     environ = {"NEXUS_UMASK": f"{os.umask(0o077):03o}", **environ}
     tls = check_start(layout, config)
@@ -12089,18 +12077,12 @@ def serve(layout: Layout, config: Config, environ: Mapping[str, str], page: str,
     service = Service(config, layout, store, machine, clock, log, environ)
     # Nobody can submit a script yet.
     service.run_guarded("Submitted scripts that no job has", service.history.sweep_code)
-    with contextlib.suppress(AttributeError, OSError):          # another C library than glibc
-        ctypes.CDLL(None).mallopt(-8, 1)        # M_ARENA_MAX: each thread's arena would keep its memory
     api = Api(service, token, page)
     server = Server(api, config.service.host, config.service.port, tls)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: service.stop())
     signal.signal(signal.SIGHUP, lambda *_: None)       # not SIG_IGN, which jobs would inherit for ever
     signal.signal(signal.SIGQUIT, signal.SIG_DFL)
-    sys.setswitchinterval(0.0005)               # long lists in one thread delay the others less
-    gc.collect()
-    gc.freeze()                                 # the collector skips the recovered jobs
-    gc.enable()
     own = machine.processes.find(os.getpid())
     host = f"[{config.service.host}]" if ":" in config.service.host else config.service.host
     url = f"{'https' if tls else 'http'}://{host}:{server.port}"
