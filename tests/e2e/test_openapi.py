@@ -6,7 +6,6 @@ import json
 import os
 import re
 import time
-import types
 
 import live
 import openapi_spec_validator
@@ -342,93 +341,3 @@ def test_docs_bring_all_they_need():
         assert "unsafe" not in policy
         began = time.process_time()
         assert bench.ask("GET", "/openapi.json", uid=12345)[1] == DOCUMENT and time.process_time() - began < 1
-
-
-# Each bound is where the service has it: what is just within is taken, what is just beyond is not
-
-def list_edges(schema):
-    """Values at, just within and just beyond each bound of a schema."""
-    step = 1 if schema.get("type") == "integer" else 0.01
-    for bound in {schema.get("minimum"), schema.get("maximum"), 0} - {None} if schema.get("type") in ("integer", "number") else ():
-        yield from (bound - step, bound, bound + step, bound + 1, -1)
-    if schema.get("type") == "string" and schema.keys() & {"minLength", "maxLength"}:
-        begin = "/" if schema.get("pattern") == "^/" else "a"
-        for length in {schema.get("minLength", 0), schema.get("maxLength", 9000)}:
-            yield from (begin + "a" * (length + more - 1) if length + more else "" for more in (-1, 0, 1) if length + more >= 0)
-    if schema.get("type") == "array":
-        item = next(iter(schema.get("items", {}).get("examples", [])), 0)
-        for length in {schema.get("minItems"), schema.get("maxItems")} - {None}:
-            yield from ([item] * (length + more) for more in (-1, 0, 1) if length + more >= 0)
-        yield from ([edge] for edge in list_edges(schema.get("items", {})))
-    if "propertyNames" in schema:
-        yield from ({name: "x"} for name in [*list_edges({"type": "string", **schema["propertyNames"]}), "a=b", "a\0b"] if "enum" not in
-                    schema["propertyNames"])
-        yield from ({"A": fact} for fact in list_edges(schema["additionalProperties"]))
-    for choice in schema.get("anyOf", ()):
-        yield from list_edges(choice)
-
-
-TEXT_EDGES = {"priority": ["1000000", "1000001", "-1000000", "-1000001", "0999999", "00000001"],
-              "after": ["abc", "abc,", "abc,xyz", "abc, xyz", ""],
-              "umask": [0o777, 0o1000], "snapshot": ["a" * 39, "a" * 40, "a" * 64, "a" * 65],
-              "node": ["n" * 63, "n" * 64], "expected_time": [0, 0.0009, 0.001]}
-BESIDE = {"gpu_ids": {"gpus": 1}, "gpu_mem_mib": {"gpus": 1},
-          "max_concurrent": {"group": "g"}, "snapshot": {"snapshot_repo": "/", "cwd": "/"}, "snapshot_repo": {"snapshot": "a" * 40}}
-
-
-def is_taken(bench, method, path, body=None, query=None):
-    """Whether a request is well formed, whatever else comes of it."""
-    response = bench.respond(method, path, body, query=query)          # what streams may have no end
-    assert response.status < 500, response.body
-    return response.status != 400
-
-
-class LongNamed(dict):
-    """The nodes there are."""
-    def __iter__(self):
-        return iter(["n" * 63])
-
-
-@pytest.fixture(scope="module")
-def edge_bench(bench):
-    """One that knows nothing of its GPUs, and does nothing of what it is asked."""
-    service = bench.service
-    service.gpu_watch.observation = nexus.replace(service.gpu_watch.observation, trouble="not known", gpus=())
-    service.pool.nodes = LongNamed()
-    service.admission.check_ever_runs = service.pool.add_node = lambda *_: None
-    service.node_side.exchange = lambda *_: {}
-    service.llm_shares = types.SimpleNamespace(find=lambda model: 1)
-    return bench
-
-
-@pytest.mark.parametrize("key", nexus.ASKED)
-def test_the_bounds_of_a_submission_are_the_services(edge_bench, key):
-    schema = json.loads(json.dumps(nexus.SUBMISSION["properties"][key]))
-    for value in [*list_edges(schema), *TEXT_EDGES.get(key, ())]:
-        beside = {"cwd": value} if key == "snapshot_repo" and isinstance(value, str) and value[:1] == "/" else {}
-        what = {} if key == "commands" else {"command": "true"}
-        body = {**what, "dry_run": True, **BESIDE.get(key, {}), **beside, key: value}
-        assert is_taken(edge_bench, "POST", "/queue", body) == Draft202012Validator(schema).is_valid(value), f"{value!r:.80}"
-
-
-def test_the_bounds_of_other_bodies_are_the_services(edge_bench):
-    job_id = edge_bench.add(gpus=0)
-    bodies = [("PATCH", f"/queue/{job_id}", "Edit", {}), ("POST", "/nodes", "NodeAdded", {"host": "a"})]
-    for method, path, name, body in bodies:
-        whole = DOCUMENT["components"]["schemas"][name]
-        for key, schema in whole["properties"].items():
-            for value in [*list_edges(schema), *(TEXT_EDGES.get(key, ()))]:
-                valid = Draft202012Validator(schema).is_valid(value)
-                given = {**body, **BESIDE.get(key, {}), key: value}
-                assert is_taken(edge_bench, method, path, given) == valid, (path, key, f"{value!r:.80}")
-
-
-def test_the_bounds_of_parameters_are_the_services(edge_bench):
-    job_id = edge_bench.add(gpus=0)
-    for route in nexus.ROUTES:
-        for key, row in route.parameters.items():
-            schema = row.schema
-            for value in list_edges(schema) if schema.get("type") == "integer" and row.place == "query" else ():
-                path = re.sub(r"{\w+}", job_id, route.pattern)
-                assert is_taken(edge_bench, route.method, path, query={key: str(value)}) == Draft202012Validator(schema).is_valid(value), (
-                    path, key, value)
