@@ -1403,20 +1403,20 @@ def parse_submission(data: Any, where: str = "") -> list[Asked]:
 def check_submission(fields: Mapping[str, Any]) -> None:
     """Check that the fields of a submission go together.  Raises: usage."""
     cwd, repository = fields.get("cwd", ""), fields.get("snapshot_repo", "")
-    for is_wrong, *words in (
-            ("commands" in fields and "command" in fields, "commands comes instead of command"),
-            ("command" not in fields and "commands" not in fields, "command is missing"),
-            (fields.get("names") and len(fields["names"]) != len(fields.get("commands", ())),
-             "names has a name for each of commands"),
-            ("max_concurrent" in fields and "group" not in fields,
-             "max_concurrent is for a group, and this job has none", "name one: --group NAME"),
-            (("snapshot" in fields) != bool(repository), "snapshot and snapshot_repo come together"),
-            (repository and not (cwd + "/").startswith(repository.rstrip("/") + "/"),
-             "snapshot_repo must be a folder that cwd is in"),
-            (repository and ".." in f"{cwd}/{repository}".split("/"),
-             "cwd and snapshot_repo must be paths without ..")):
-        if is_wrong:
-            refuse(*words)
+    if "commands" in fields and "command" in fields:
+        refuse("commands comes instead of command")
+    if "command" not in fields and "commands" not in fields:
+        refuse("command is missing")
+    if fields.get("names") and len(fields["names"]) != len(fields.get("commands", ())):
+        refuse("names has a name for each of commands")
+    if "max_concurrent" in fields and "group" not in fields:
+        refuse("max_concurrent is for a group, and this job has none", hint="name one: --group NAME")
+    if ("snapshot" in fields) != bool(repository):
+        refuse("snapshot and snapshot_repo come together")
+    if repository and not (cwd + "/").startswith(repository.rstrip("/") + "/"):
+        refuse("snapshot_repo must be a folder that cwd is in")
+    if repository and ".." in f"{cwd}/{repository}".split("/"):
+        refuse("cwd and snapshot_repo must be paths without ..")
 
 
 def check_gpus(job: Job) -> None:

@@ -81,19 +81,11 @@ def test_a_key_has_one_home():
 
 GOOD = [  # reason, TOML, section, key, value
     ("a number", "[service]\nport = 7000", "service", "port", 7000),
-    ("times may have decimals", "[service]\nrefresh_rate_seconds = 0.5", "service", "refresh_rate_seconds", 0.5),
-    ("and need none", "[jobs]\nkill_grace_seconds = 3", "jobs", "kill_grace_seconds", 3),
-    ("no grace at all", "[jobs]\nkill_grace_seconds = 0", "jobs", "kill_grace_seconds", 0),
     ("a list of numbers", "[gpu]\nids = [0, 2]", "gpu", "ids", (0, 2)),
     ("a list of texts", '[service]\nallowed_hosts = ["gpu.example.org"]', "service", "allowed_hosts",
      ("gpu.example.org",)),
     ("the ends of a range are in it", "[gpu]\nmem_threshold = 1", "gpu", "mem_threshold", 1),
     ("a choice", '[jobs]\nlauncher = "direct"', "jobs", "launcher", "direct"),
-    ("memory may have decimals", "[jobs]\nmax_memory_gb = 0.5", "jobs", "max_memory_gb", 0.5),
-    ("so may a multiplier", "[jobs]\ntimeout_multiplier = 1.5", "jobs", "timeout_multiplier", 1.5),
-    ("folders", '[jobs]\nallowed_script_paths = ["/data/", "~/x"]', "jobs", "allowed_script_paths", ("/data/", "~/x")),
-    ("a command", '[hooks]\non_finish = "notify-send done"', "hooks", "on_finish", "notify-send done"),
-    ("a switch", "[gpu]\nshare_with_others = true", "gpu", "share_with_others", True),
 ]
 
 
@@ -107,25 +99,17 @@ BAD = [  # reason, TOML, what the message says
     ("a key that is none, with the nearest", "[jobs]\ncpu_slot = 2", ["'cpu_slot' is not a key of [jobs]", "did you mean 'cpu_slots'?"]),
     ("a key in the wrong section", "[jobs]\nport = 2", ["'port' is not a key of [jobs]", "it belongs to [service]"]),
     ("a section that is none, with the nearest", "[gpus]\nids = [0]", ["'gpus' is not a key of config.toml", "did you mean 'gpu'?"]),
-    ("a key outside of any section", "port = 7000", ["'port' is not a key of config.toml", "it belongs to [service]"]),
     ("a section that is a value", "gpu = 2", ["gpu must be an object, not 2"]),
-    ("sections that are a list", "[[gpu]]\nids = [0]", ["gpu must be an object"]),
     ("a number in quotes", '[service]\nport = "6234"', ["service.port", '"6234"', "whole number from 1 to 65535"]),
     ("out of range", "[service]\nport = 70000", ["service.port", "70000", "from 1 to 65535"]),
     ("decimals where there are none", "[jobs]\ncpu_slots = 1.5", ["jobs.cpu_slots", "1.5", "whole number"]),
     ("true is no number", "[jobs]\ncpu_slots = true", ["jobs.cpu_slots", "whole number"]),
-    ("1 is not true", "[gpu]\nshare_with_others = 1", ["gpu.share_with_others", "true or false"]),
     ("not a number", "[service]\nrefresh_rate_seconds = nan", ["service.refresh_rate_seconds", "from 0.1 to 3600"]),
-    ("no end", "[jobs]\nkill_grace_seconds = inf", ["jobs.kill_grace_seconds", "from 0 to 86400"]),
     ("a choice that is none, with the nearest", '[jobs]\nlauncher = "sreen"', ['"sreen"', "direct", "did you mean 'screen'?"]),
-    ("a multiplier that stops what is in time", "[jobs]\ntimeout_multiplier = 0.5", ["jobs.timeout_multiplier", "from 1"]),
     ("folders that are one", '[jobs]\nallowed_script_paths = "/data"', ["jobs.allowed_script_paths", "a list, each a text"]),
-    ("not a text", "[state]\nlog_dir = 3", ["state.log_dir must be a text"]),
     ("a text no file can have", '[state]\nlog_dir = "a\\u0000b"', ["state.log_dir must be a text without NUL"]),
     ("one where a list is asked for", "[gpu]\nids = 0", ["gpu.ids must be a list"]),
-    ("a list of the wrong things", '[gpu]\nids = ["0"]', ["gpu.ids[0] must be a whole number from 0 to 9999"]),
     ("an index below 0", "[gpu]\nids = [3, -1]", ["gpu.ids[1]", "-1"]),
-    ("TOML knows dates", "[state]\nlog_dir = 2024-10-24", ["state.log_dir", "2024-10-24"]),
     ("a node that is no list", "nodes = {host = 1}", ["nodes must be a list"]),
 ]
 
@@ -163,14 +147,6 @@ def test_no_fault_hides_another(reason, text, parts):
         assert part in caught.value.message, reason
 
 
-def test_faults_are_named_in_the_order_of_the_file():
-    keys = [f"nonsense_{number}" for number in range(20)]
-    with pytest.raises(nexus.NexusError) as caught:
-        nexus.parse_config({"jobs": dict.fromkeys(keys, 1)}, "config.toml")
-    places = [caught.value.message.index(f"'{key}'") for key in keys]
-    assert places == sorted(places), "the same file gives the same message, and one reads down both"
-
-
 near_configs = st.dictionaries(
     st.sampled_from([*nexus.SECTIONS, "nodes"]),
     json_values | st.dictionaries(
@@ -188,18 +164,11 @@ def test_parse_config_raises_nothing_else(data):
         assert hash(made), "a configuration is a value through and through"
 
 
-def test_config_is_a_value():
-    with pytest.raises(AttributeError):
-        config().jobs.cpu_slots = 5
-
-
 NODES = [  # reason, table, (name, host, user, port, jump, identity_file)
     ("a host is enough", {"host": "10.0.0.5"}, ("10.0.0.5", "10.0.0.5", "", 0, "", "")),
     ("all of it", {"name": "n1", "host": "gpu1.lab", "user": "ann", "port": 2222, "jump": "me@gate:2200", "identity_file": "~/.ssh/id"},
      ("n1", "gpu1.lab", "ann", 2222, "me@gate:2200", "~/.ssh/id")),
-    ("IPv6, with a name of its own", {"name": "six", "host": "fe80::1%eth0"}, ("six", "fe80::1%eth0", "", 0, "", "")),
     ("a user of a directory service", {"name": "n", "host": "h", "user": "ann@lab.org"}, ("n", "h", "ann@lab.org", 0, "", "")),
-    ("a path with spaces", {"name": "n", "host": "h", "identity_file": "/keys/my key"}, ("n", "h", "", 0, "", "/keys/my key")),
 ]
 
 
@@ -217,17 +186,12 @@ WRONG_NODES = [  # reason, table, words
     ("an option as user", {"name": "n", "host": "h", "user": "-oProxyCommand=x"}, "user must be"),
     ("an option as jump", {"name": "n", "host": "h", "jump": "-oProxyCommand=x"}, "jump must be"),
     ("a command in jump", {"name": "n", "host": "h", "jump": "gate;reboot"}, "jump must be [user@]host[:port]"),
-    ("two jumps", {"name": "n", "host": "h", "jump": "a,b"}, "jump must be"),
     ("a relative path", {"name": "n", "host": "h", "identity_file": "id"}, "identity_file must be an absolute path"),
     ("what ssh would fill in", {"name": "n", "host": "h", "identity_file": "/%d/id"}, "identity_file must be"),
     ("a port that is none", {"host": "h", "port": 70000}, "port must be a whole number from 0 to 65535"),
-    ("a port in quotes", {"host": "h", "port": "22"}, "port must be"),
-    ("yes is no port", {"host": "h", "port": True}, "port must be"),
     ("an unknown key", {"host": "h", "password": "x"}, "'password' is not a key of a node"),
     ("a name with a slash", {"name": "a/b", "host": "h"}, "name must be"),
-    ("letters that ssh does not know", {"name": "n", "host": "h\u00f6st"}, "host must be"),
     ("an IPv6 address needs a name", {"host": "::1"}, "name must be"),
-    ("a line break", {"name": "n", "host": "h\nh"}, "host must be"),
 ]
 
 
