@@ -1229,7 +1229,8 @@ def describe_parent(parent: Job) -> str:
 
 
 # The pending queue.  Ranks and priorities are strict.  Within a priority, the user with the fewest GPUs in use goes
-# first; among equals, the lowest queue_key, which is the order of submission until a job is moved.
+# first, and among equals the user whose last start is longest ago: a thousand jobs of one do not hold up another's one.
+# Of one user, the lowest queue_key goes first, which is the order of submission until a job is moved.
 
 def count_use(state: State) -> dict[str, float]:
     """{user: GPUs in use}"""
@@ -1243,9 +1244,19 @@ def add_use(used: dict[str, float], job: Job) -> None:
     used[job.user] = used.get(job.user, 0.0) + (job.gpus or 0.01)       # users take turns on CPU slots too
 
 
+def find_last_starts(state: State) -> dict[str, float]:
+    """{user: when a job of theirs was last started}"""
+    last: dict[str, float] = {}
+    for job in state.jobs.values():
+        if job.attempts:
+            last[job.user] = max(last.get(job.user, 0.0), job.attempts[-1].started_at or 0.0)
+    return last
+
+
 def walk_queue(state: State, used: Mapping[str, float]) -> Iterator[Job]:
     """The pending jobs in the queue's order.  The caller adds a job that starts to `used` before it takes the next."""
     import itertools
+    last: dict[str, float] = {}
     for _, items in itertools.groupby(state.pending, lambda item: item[0][:2]):
         queues: dict[str, list[Job]] = {}                   # {user: jobs of this rank and priority, the first one last}
         for _, job_id in reversed(list(items)):
@@ -1254,12 +1265,14 @@ def walk_queue(state: State, used: Mapping[str, float]) -> Iterator[Job]:
         if len(queues) == 1:
             yield from reversed(queues[job.user])
             continue
-        firsts = sorted((used.get(user, 0.0), queue[-1].queue_key, user) for user, queue in queues.items())
+        last = last or find_last_starts(state)
+        firsts = sorted((used.get(user, 0.0), last.get(user, 0.0), queue[-1].queue_key, user)
+                        for user, queue in queues.items())
         while firsts:
-            _, _, user = firsts.pop(0)
+            *_, user = firsts.pop(0)
             yield queues[user].pop()
             if queues[user]:
-                bisect.insort(firsts, (used.get(user, 0.0), queues[user][-1].queue_key, user))
+                bisect.insort(firsts, (used.get(user, 0.0), last.get(user, 0.0), queues[user][-1].queue_key, user))
 
 
 def list_pending(state: State) -> list[Job]:

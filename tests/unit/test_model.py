@@ -377,11 +377,17 @@ def test_moves_among_several_users(reason, jobs, moved, position, expected):
     assert " ".join(listed(made)) == expected, reason
 
 
+def test_who_has_just_had_a_gpu_comes_after_who_has_not():
+    waiting = [job("w1", 1, user="ann"), job("w2", 2, user="bob")]
+    assert listed(state(*waiting, finished("abc", user="ann"))) == ["w2", "w1"]
+    assert listed(state(*waiting, finished("abc", user="ann"), finished("abd", user="bob", started_at=NOW - 50))) == ["w1", "w2"]
+
+
 SHARING = [  # reason, running jobs (user, GPUs), waiting ones (user, GPUs, priority) in the order of their coming, the users as they start
     ("one user: in the order of their coming", [], [("a", 1, 1), ("a", 2, 1), ("a", 1, 1)], "a a a"),
     ("by turns, who came first begins", [], [("a", 1, 1), ("a", 1, 1), ("a", 1, 1), ("b", 1, 1), ("b", 1, 1)], "a b a b a"),
     ("a third one, too", [], [("a", 1, 1), ("a", 1, 1), ("b", 1, 1), ("c", 1, 1)], "a b c a"),
-    ("who has fewer GPUs in use", [("a", 2)], [("a", 1, 1), ("b", 1, 1), ("b", 1, 1), ("b", 1, 1)], "b b a b"),
+    ("who has fewer GPUs in use", [("a", 2)], [("a", 1, 1), ("b", 1, 1), ("b", 1, 1), ("b", 1, 1)], "b b b a"),
     ("large jobs count as what they take", [], [("a", 4, 1), ("a", 1, 1), *[("b", 1, 1)] * 5], "a b b b b a b"),
     ("shares, too", [], [("a", 0.5, 1), ("a", 0.5, 1), ("a", 0.5, 1), ("b", 1, 1), ("b", 1, 1)], "a b a a b"),
     ("with as many in use, whose job came first", [("a", 1), ("b", 1)], [("b", 1, 1), ("a", 1, 1)], "b a"),
