@@ -10044,9 +10044,9 @@ class LogWatch(Part):
             growth.note(self.clock.now(), is_last=True)
 
     def measure_now(self, folder: str) -> Sequence[LogMark]:
-        """Return the marks that log.times does not have yet: log sizes measured now."""
+        """Return the marks that log.times does not have yet, with the sizes of this moment."""
         growth = self.growths.get(folder)
-        return [growth.note(self.clock.now())] if growth else []
+        return [growth.seen, (self.clock.now(), *measure_logs(folder))] if growth else []
 
     def look(self) -> float | None:
         began, now = self.clock.monotonic(), self.clock.now()
@@ -10080,26 +10080,23 @@ class LogGrowth:
 
     def __init__(self, folder: str, has_begun: bool) -> None:
         """`has_begun`: the job started before this service watched, so nobody knows when its logs grew."""
-        import threading
-        self.folder, self.guard = folder, threading.Lock()          # readers of logs call note() too
+        self.folder = folder
         self.written: LogMark = (None, 0, 0)
         self.seen: LogMark = (None, *(measure_logs(folder) if has_begun else (0, 0)))
         self.growing = (False, False)
         self.readings: list[Reading] = []                   # after the last line of usage.csv
         self.usage_at = 0.0
 
-    def note(self, now: float, is_last: bool = False) -> LogMark:
+    def note(self, now: float, is_last: bool = False) -> None:
         """Measure the logs.  Write the last mark when the other log grows, to keep their order, and each LOG_NOTE_S."""
-        with self.guard:
-            sizes = measure_logs(self.folder)
-            if sizes != self.seen[1:]:
-                growing = sizes[0] > self.seen[1], sizes[1] > self.seen[2]
-                if growing != self.growing or all(growing) or now - (self.written[0] or 0) >= LOG_NOTE_S:
-                    self.write()
-                self.seen, self.growing = (now, *sizes), growing
-            if is_last:
+        sizes = measure_logs(self.folder)
+        if sizes != self.seen[1:]:
+            growing = sizes[0] > self.seen[1], sizes[1] > self.seen[2]
+            if growing != self.growing or all(growing) or now - (self.written[0] or 0) >= LOG_NOTE_S:
                 self.write()
-            return self.seen
+            self.seen, self.growing = (now, *sizes), growing
+        if is_last:
+            self.write()
 
     def write(self) -> None:
         """Append the last mark to log.times, if it is new."""

@@ -840,6 +840,7 @@ def test_what_was_seen_last_is_known_before_it_is_noted(bench):
     bench.service.log_watch.look()
     write("stderr.log", b"one\n", 1)
     assert stamps(bench, path) == [("-", "before anybody looked"), ("01:46:41.0Z", "one")], "who reads it looks"
+    bench.service.log_watch.look()
     write("stdout.log", b"two\n", 2)
     bench.become(job_id, "completed", exit_code=0)
     expected = [("-", "before anybody looked"), ("01:46:41.0Z", "one"), ("01:46:42.0Z", "two")]
