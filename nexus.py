@@ -9953,7 +9953,7 @@ class History(Part):
     def release(self, job: Job) -> None:
         """Remove the code and snapshot that only a removed job needed."""
         if job.code:
-            self.drop_code([f"{job.code}.py"])
+            self.drop_code(job.code)
         if job.snapshot and job.snapshot_repo and not self.store.read(
                 lambda state: any(other.snapshot == job.snapshot for other in state.jobs.values())):
             release_snapshot(job.snapshot_repo, job.snapshot, self.environ)
@@ -9968,20 +9968,12 @@ class History(Part):
             yield
         finally:
             if code is not None:
-                self.drop_code([f"{name}.py"])
+                self.drop_code(name)
 
-    def drop_code(self, files: Iterable[str]) -> None:
-        """Remove submitted scripts without a job.  No later job needs them: only a retry of a kept job reuses one."""
-        needed = self.store.read(lambda state: {job.code for job in state.jobs.values()})
-        for file in files:
-            if file.partition(".")[0] not in needed:
-                remove_file(os.path.join(self.layout.code_folder, file))
-
-    def sweep_code(self) -> None:
-        """Remove scripts that a crash left without a job.  Call it only while nobody can submit a script."""
-        folder = self.layout.code_folder
-        with disk("read", folder), contextlib.suppress(FileNotFoundError):         # no script was ever submitted
-            self.drop_code(filter(re.compile(r"[0-9a-f]{48}\.py(\.\d+\.tmp)?").fullmatch, os.listdir(folder)))
+    def drop_code(self, name: str) -> None:
+        """Remove a submitted script unless a job has it: also a retry of the job that it came with."""
+        if not self.store.read(lambda state: any(job.code == name for job in state.jobs.values())):
+            remove_file(self.layout.code_file(name))
 
     # state.json
 
@@ -12085,8 +12077,6 @@ def serve(layout: Layout, config: Config, environ: Mapping[str, str], page: str,
     token = load_token(layout, clock)
     machine = Machine(config, layout, store.service_id)
     service = Service(config, layout, store, machine, clock, log, environ)
-    # Nobody can submit a script yet.
-    service.run_guarded("Submitted scripts that no job has", service.history.sweep_code)
     api = Api(service, token, page)
     server = Server(api, config.service.host, config.service.port, tls)
     for number in (signal.SIGTERM, signal.SIGINT):

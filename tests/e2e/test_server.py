@@ -1178,18 +1178,7 @@ def test_a_retry_has_the_script_and_a_folder_of_its_own(lab):
     again = lab.ask("POST", "/jobs/retry", {"ids": [job_id]}, MY_BEARER, uid=None)[1]["ids"][0]
     old, new = lab.store.read(lambda state: (state.jobs[job_id], state.jobs[again]))
     assert old.code == new.code and new.cwd == lab.layout.work_folder(again) and new.labels == (("project_id", "p"),)
-    lab.service.history.sweep_code()
     assert kept_code(lab) == [f"{new.code}.py"]
-
-
-def test_the_scripts_of_a_crash_are_swept(lab):
-    submit(lab)
-    kept = kept_code(lab)
-    for name in (f"{'0' * 48}.py", f"{'1' * 48}.py.123.tmp", "mine.py", "README"):
-        with open(os.path.join(lab.layout.code_folder, name), "w"):
-            pass
-    lab.service.history.sweep_code()
-    assert kept_code(lab) == sorted([*kept, "mine.py", "README"]), "what is not ours stays"
 
 
 def test_only_allowed_scripts_may_be_submitted():
