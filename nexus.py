@@ -4004,14 +4004,13 @@ def object_schema(rows: Mapping[str, Field], public: Container[str] | None = Non
     for name, row in rows.items():
         is_nullable = row.default is None or (public is not None and name not in public)
         properties[name] = {**(or_null(row.schema) if is_nullable else row.schema), "description": row.help}
-    return {"type": "object", "required": list(rows), "properties": properties}
+    return {"type": "object", "properties": properties}
 
 
 OBJECTS = {                                     # {name: schema} of replies; those not here are described in words only
     "Job": object_schema(JOB, PUBLIC_JOB_KEYS), "Attempt": object_schema(ATTEMPT), "Gpu": object_schema(GPU),
     "Process": object_schema(PROCESS), "Error": object_schema(ERROR),
-    "Status": {"type": "object", "required": ["gpu_status"],
-               "properties": {"gpu_status": {**list_of(object_ref("Gpu")), "description": "the GPUs of all machines"}}}}
+    "Status": object_schema({"gpu_status": Field(list_of(object_ref("Gpu")), "the GPUs of all machines")})}
 
 
 def make_openapi(routes: Sequence[Any], version: str) -> dict[str, Any]:
@@ -4038,7 +4037,7 @@ def make_operation(route: Any) -> dict[str, Any]:
         "description": f"{route.summary[:1].upper()}{route.summary[1:]}.{who}",
         "parameters": [{
             "name": name, "in": row.place, "required": row.place == "path", "description": row.help,
-            "schema": {**row.schema, **({"default": row.default} if is_shown_default(row.default) else {})}}
+            "schema": row.schema}
             for name, row in route.parameters.items()],
         "responses": {**{str(status): make_answer(route.summary, route.answer) for status in route.statuses},
                       "default": {"$ref": "#/components/responses/Error"}}}
@@ -4046,10 +4045,6 @@ def make_operation(route: Any) -> dict[str, Any]:
         title = BODIES[route.body.split()[-1]]["title"]
         operation["requestBody"] = {"required": True, **make_answer(title, route.body)}
     return operation
-
-
-def is_shown_default(default: object) -> bool:
-    return isinstance(default, (int, str)) and default not in ("", False, 0)
 
 
 def make_answer(description: str, answer: str) -> dict[str, Any]:
@@ -10917,13 +10912,11 @@ def route(call: str, access: str, summary: str, answer: str = "", body: str = ""
 
     def add(handler: Any) -> Any:
         arguments = handler.__code__.co_varnames[2:handler.__code__.co_argcount]
-        defaults = dict(zip(reversed(arguments), reversed(handler.__defaults__ or ())))
         parameters = {}
         for name, row in PARAMETERS.items():
             if argument_of(name) in arguments:
                 place = "path" if f"{{{name}}}" in pattern else "header" if "-" in name else "query"
-                default = defaults.get(argument_of(name))
-                parameters[name] = Field(row.schema, row.help, parse=row.parse, place=place, default=default)
+                parameters[name] = Field(row.schema, row.help, parse=row.parse, place=place)
         ROUTES.append(Route(method, pattern, access, summary, handler, arguments, parameters, answer, body,
                             statuses or ((200,) if answer else (204,))))
         return handler

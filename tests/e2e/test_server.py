@@ -2196,14 +2196,6 @@ def test_the_last_hour_of_each_gpu():
 # What the loop changes while requests read it
 
 
-def flicker(monkeypatch, owner, name, *facts):
-    """An attribute that another thread changes all the time: each look at it finds the next of these."""
-    shown = itertools.cycle(facts)
-    kind = type(f"Flickering{type(owner).__name__}", (type(owner),), {
-        name: property(lambda self: next(shown), lambda self, fact: None), "__slots__": ()})
-    monkeypatch.setattr(owner, "__class__", kind)
-
-
 class FakeNode:
     """Another machine's nexus, as requests see it."""
     name, is_leaving, since, hold, probe, gpus, cpu_slots = "n1", False, "2024-10-24T15:30:15Z", "", {}, (), 0
@@ -2218,64 +2210,6 @@ class FakeNode:
 
 
 DOWN = nexus.NexusError("unavailable", "the disk is full")
-FLICKERS = [  # what changes, its facts in turn, paths that tell of it
-    ("store", "last_error", (DOWN, None), ("/health", "/status", "/metrics", "/jobs", "/queue")),
-    ("store", "last_error", (None, DOWN, None), ("/health", "/status")),
-    ("jobs_file", "faults", (["line 1: x"], []), ("/status", "/health")),
-    ("node", "trouble", (DOWN, None), ("/nodes", "/status", "/health", "/metrics", "/api/nodes")),
-    ("node", "trouble", (None, DOWN, None), ("/nodes", "/status")),
-]
-
-
-@pytest.mark.parametrize("owner, name, facts, paths", FLICKERS)
-def test_what_changes_between_two_looks_of_one_request(bench, monkeypatch, owner, name, facts, paths):
-    service = bench.service
-    bench.add(gpus=0)
-    service.jobs_file = nexus.JobsFile(service, os.path.join(bench.folder, "jobs.csv"))
-    node = FakeNode()
-    service.pool.nodes = {"n1": node}
-    flicker(monkeypatch, {"store": bench.store, "jobs_file": service.jobs_file, "node": node}[owner], name, *facts)
-    for path in paths * 4:
-        status, answer = bench.ask("GET", path)
-        assert status in (200, 503), (path, answer)
-    assert not service.failure_count, service.last_failure
-
-
-def test_requests_read_what_the_loop_changes(bench):
-    """Real threads read a running job and the GPUs' history while each look at the GPUs changes both."""
-    service, job_id = bench.service, bench.add()
-    bench.become(job_id, "running", gpu_indices=(0,), gpu_uuids=("MOCK-0",))
-    job, process = bench.store.read(lambda state: state.jobs[job_id]), nexus.GpuProcess(77, 100.0, job_id)
-    gpus = [nexus.replace(gpu, utilization=50.0, memory_used_mib=100.0, processes=(process,)) for gpu in service.gpu_watch.gpus]
-    watch = service.gpu_watch
-    watch.gpus, members = tuple(gpus), {job_id: [nexus.Process(77, 1, 1, 1, "S", 1, cpu_ticks=300)]}
-    paths, answers, is_over = ("/gpus/history", f"/jobs/{job_id}", "/status"), [], threading.Event()
-
-    def read():
-        while not is_over.is_set():
-            answers.extend((path, bench.ask("GET", path)) for path in paths)
-
-    readers, interval = [threading.Thread(target=read) for _ in range(3)], sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        for reader in readers:
-            reader.start()
-        ends_at, give_up_at = time.monotonic() + 1.5, time.monotonic() + PATIENCE_S
-        for look in itertools.count():
-            watch.note_readings(gpus[:1 + look % 2])
-            watch.measure_jobs([job], members if look % 2 else {})
-            if look % 5 == 0:
-                watch.usage.pop(job_id, None)
-            if time.monotonic() > (ends_at if len(answers) > 30 else give_up_at):
-                break
-    finally:
-        is_over.set()
-        sys.setswitchinterval(interval)
-        for reader in readers:
-            reader.join()
-    assert len(answers) > 30 and not [answer for answer in answers if answer[1][0] != 200], service.last_failure
-
-
 def test_a_node_that_is_removed_by_force_is_the_loops_to_give_up(bench):
     """The loop iterates over what ended; a request that put something in would break that."""
     class Ends(dict):
