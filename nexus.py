@@ -1043,7 +1043,6 @@ class State:
     paused_gpus: tuple[str, ...] = ()                       # uuids
     pause_reasons: tuple[tuple[str, str], ...] = ()         # (uuid, why nexus itself paused it)
     has_hook: bool = False                                  # on_finish is configured
-    inventory: tuple[tuple[int, str, str, float | None], ...] = ()      # GPUs last seen: index, uuid, name, MiB
     next_number: int = 1                                    # the next job's sequence number
 
     def __init__(self) -> None:
@@ -9439,9 +9438,7 @@ class GpuWatch(Part):
         import threading
         super().__init__(service)
         self.first_probe = threading.Event()
-        inventory: Sequence[tuple[int, str, str, float | None]] = self.store.read(lambda state: state.inventory)
-        known = tuple(Gpu(*row) for row in inventory if row[1].startswith("MOCK-") == self.machine.is_mock)
-        self.observation = Observation(known, "nvidia-smi has not answered yet", SMI_SLOW_HINT, 0.0, 0.0)
+        self.observation = Observation((), "nvidia-smi has not answered yet", SMI_SLOW_HINT, 0.0, 0.0)
         self.latest = self.observation                      # from probe_gpus(); the loop copies it
         self.gpus: tuple[Gpu, ...] = ()                     # as the scheduler sees them
         self.released_at: dict[str, float] = {}             # {GPU uuid: monotonic time when a job of ours left it}
@@ -9504,13 +9501,7 @@ class GpuWatch(Part):
             if gpu.fault and gpu.fault not in [old.fault for old in before.gpus if old.uuid == gpu.uuid]:
                 self.log.error("GPU %d: %s", gpu.index, gpu.fault)
         self.first_probe.set()
-        # A card that is not shown is a fault until the service starts anew, or while a job has it
-        held = {uuid for job in self.service.running_jobs() for uuid in job.current.gpu_uuids}
-        inventory = tuple((gpu.index, gpu.uuid, gpu.name, gpu.memory_total_mib) for gpu in seen.gpus
-                          if gpu.fault != NOT_SHOWN or gpu.uuid in held)
-        if not seen.trouble and inventory != self.store.read(lambda state: state.inventory):
-            # After a restart the service still knows its GPUs, even if the driver shows none.
-            self.store.update(lambda state: [Put("facts", "inventory", inventory)])
+        if [gpu.uuid for gpu in seen.gpus] != [gpu.uuid for gpu in before.gpus]:
             self.service.history.take_paused_gpus()
         self.host = measure_host(self.machine.psutil)
 
@@ -9957,8 +9948,7 @@ class History(Part):
     def take_edit(self, edit: Mapping[str, Any]) -> None:
         """Apply an edit of state.json.  `paused`: bool; `paused_gpus`: indices, `n1:0`, or uuids.  Ignores the rest."""
         def change(state: State) -> Changes:
-            uuids = {**{str(index): uuid for index, uuid, _, _ in state.inventory},
-                     **{gpu.place: gpu.uuid for gpu in self.service.gpu_watch.all_gpus() if gpu.node}}
+            uuids = {gpu.place: gpu.uuid for gpu in self.service.gpu_watch.all_gpus()}
             away = tuple(f"{name}/" for name in state.nodes)       # uuids on a node start so; it may be unreachable
             kept = {name for name in state.paused_gpus if not re.fullmatch(GPU_PLACE, name)}    # a card may come back
             given = edit.get("paused_gpus")
@@ -9967,7 +9957,8 @@ class History(Part):
                 names = [str(item) for item in given if isinstance(item, (int, str))]
                 paused = tuple(dict.fromkeys(
                     uuids.get(name, name) for name in names
-                    if not state.inventory or name in {*uuids, *uuids.values(), *kept} or name.startswith(away)))
+                    if not self.service.gpu_watch.gpus or name in {*uuids, *uuids.values(), *kept}
+                    or name.startswith(away)))
                 reasons = tuple(pair for pair in state.pause_reasons if pair[0] in paused)
                 facts.update(paused_gpus=paused, pause_reasons=reasons)
             changed = {name: fact for name, fact in facts.items() if fact != getattr(state, name)}
@@ -13463,7 +13454,7 @@ def cmd_restart(call: Call) -> None:
     stop_service(call)
     cmd_start(call)
     gone = [f"GPU {gpu['index']} ({gpu['name']})" for gpu in status["gpu_status"]
-            if gpu["fault"] == NOT_SHOWN and gpu["place"].isdigit() and not gpu["job_ids"]]
+            if gpu["fault"] == NOT_SHOWN and gpu["place"].isdigit()]
     if gone:
         call.say(f"{format_count(len(gone), 'GPU')} fewer than before: {', '.join(gone)}")
     if status.get("gpu_limit") and find_visible_devices(call.environ) is None:

@@ -1166,7 +1166,7 @@ REASONS = [  # reason, GPUs, config, job, the words
     ("memory", [makers.gpu(0, memory_used_mib=23000.0)], {"share_with_others": True}, {},
      "GPU 0 has 22.5GB of its memory in use by others"),
     ("not enough free", [makers.gpu(0, memory_used_mib=2048.0)], {"min_free_mem_mib": 23000}, {},
-     "GPU 0 has 22GB free, less than min_free_mem_mib (22.5GB)"),
+     "GPU 0 has 22GB free, less than min_free_mem_mib (22.46GB)"),
     ("two of two", [makers.gpu(0), makers.gpu(1, fault="GPU is lost")], {}, {"gpus": 2},
      "needs 2 GPUs; 1 of 2 is free; GPU 1 is unusable (GPU is lost)"),
     ("CPU slots", [], {"cpu_slots": 0}, {"gpus": 0}, "all 0 CPU slots are taken (cpu_slots)"),
@@ -1526,7 +1526,7 @@ REFUSED = [  # reason, configuration, the job, kind, what it says
     ("a GPU that may not be used", {"ids": [1]}, {"gpu_ids": [0]}, "usage", "wants GPU 0, there is 1"),
     ("more memory than any has", {}, {"gpu_mem_mib": 25 * 1024}, "usage", "wants 25GB, the largest GPU has 24GB"),
     ("a little more memory than any has", {}, {"gpu_mem_mib": 24 * 1024 + 12}, "usage",
-     "wants 24588MB, the largest GPU has 24576MB"),
+     "wants 24.01GB, the largest GPU has 24GB"),
     ("a model without a table", {}, {"llm": "qwen"}, "usage", "llm qwen"),
     ("no script", {"allowed_script_paths": ["/jobs"]}, {"command": "python -c pass", "cwd": "/jobs"}, "forbidden", "-c is not a script"),
     ("a shell's work", {"allowed_script_paths": ["/jobs"]}, {"command": "python /jobs/a.py; rm x", "cwd": "/jobs"},
@@ -2276,7 +2276,7 @@ EDITS = [  # reason, what is written, (paused, paused GPUs) then
     ("neither", lambda body: {**body, "paused": "yes", "paused_gpus": "0"}, (False, [])),
     ("odd items", lambda body: {**body, "paused_gpus": [None, {}, 1]}, (False, [1])),
     ("without them", lambda body: {name: body[name] for name in body if not name.startswith("paused")}, (False, [])),
-    ("nothing else is taken over", lambda body: {**body, "paused": True, "jobs": [], "seq": 9999, "next_number": 0, "inventory": [],
+    ("nothing else is taken over", lambda body: {**body, "paused": True, "jobs": [], "seq": 9999, "next_number": 0,
                                                  "environments": {}, "groups": []}, (True, [])),
     ("an empty object", lambda body: {}, (False, [])),
 ]
@@ -2287,12 +2287,12 @@ def test_paused_may_be_edited(world, reason, act, wanted):
     w = world(gpus=2)
     job_id = w.run(w.add(), 100)
     waits = w.add(gpus=2)
-    before = w.store.read(lambda state: (state.inventory, dict(state.environments), state.next_number))
+    before = w.store.read(lambda state: (dict(state.environments), state.next_number))
     assert edit(w, act)
     w.turn()
     status = w.service.views.status()
     assert (status["is_paused"], [gpu["index"] for gpu in status["gpu_status"] if gpu["is_paused"]]) == wanted
-    assert w.store.read(lambda state: (state.inventory, dict(state.environments), state.next_number)) == before
+    assert w.store.read(lambda state: (dict(state.environments), state.next_number)) == before
     assert w.job(job_id).current.pid == 100 and w.job(waits).status == "pending"
     body = json.loads(pathlib.Path(w.layout.state_file).read_text())
     assert len(body["jobs"]) == 2 and body["paused"] is wanted[0] and body["paused_gpus"] == [f"GPU-{index}" for index in wanted[1]]

@@ -186,7 +186,7 @@ jobs = st.fixed_dictionaries(
 environments = st.dictionaries(texts, texts, max_size=4)
 state_facts = {
     "paused": st.booleans(), "paused_gpus": tuples(texts), "pause_reasons": tuples(st.tuples(texts, texts)), "has_hook": st.booleans(),
-    "inventory": tuples(st.tuples(st.integers(0, 99), texts, texts, maybe(times))), "next_number": st.integers(1, 2**53)}
+    "next_number": st.integers(1, 2**53)}
 groups = st.builds(nexus.Group, texts, st.integers(0, 99), maybe(texts), st.integers(-1, 3), st.booleans())
 nodes = st.builds(nexus.KnownNode, st.builds(nexus.NodeConfig, texts, texts, texts, st.integers(0, 65535)), st.booleans(), st.booleans())
 changes = st.one_of(

@@ -71,7 +71,7 @@ def test_decode_row_refuses(reason, table, key, given):
         nexus.decode_row(table, key, given)
 
 
-@given(st.sampled_from([*nexus.ROWS, "facts", "x"]), st.sampled_from(["abc", "paused", "inventory"]), json_values | st.dictionaries(
+@given(st.sampled_from([*nexus.ROWS, "facts", "x"]), st.sampled_from(["abc", "paused", "pause_reasons"]), json_values | st.dictionaries(
     st.sampled_from(nexus.Job.NAMES), json_values, max_size=4).map(
         lambda fields: {**json.loads(nexus.encode_json(job())), **fields}))
 def test_decode_row_raises_nothing_else(table, key, given):
@@ -155,7 +155,7 @@ def test_read_state_refuses(reason, text):
 
 @given(json_values | st.fixed_dictionaries({}, optional={
     "version": st.sampled_from([0, 1, 2]), "seq": st.integers(), "host": texts, "service_id": texts,
-    "next_number": st.integers(), "paused": st.booleans(), "paused_gpus": json_values, "inventory": json_values,
+    "next_number": st.integers(), "paused": st.booleans(), "paused_gpus": json_values, "pause_reasons": json_values,
     "environments": json_values, "jobs": json_values, "groups": json_values, "seen": json_values, "nodes": json_values}))
 def test_read_state_raises_nothing_else(body):
     with contextlib.suppress(KeyError, TypeError, ValueError):

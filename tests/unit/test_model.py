@@ -130,7 +130,7 @@ def random_change(made, dice, number):
     if deed == "pause":
         return facts_put(paused=dice.random() < 0.5)
     if deed == "paused_gpus":
-        return facts_put(paused_gpus=("GPU-0",), inventory=((0, "GPU-0", "RTX 3090", 24576.0),))
+        return facts_put(paused_gpus=("GPU-0",), has_hook=True)
     return [nexus.change_job(one if one.attempts else nexus.begin_attempt(one), pid=number, peak_rss_mib=1.5)]
 
 

@@ -159,7 +159,7 @@ READS = [  # reason, what is written into state.json (None: it is removed), what
     ("nothing", "same", None), ("touched", lambda body: body, {}), ("removed", None, {}),
     ("paused", lambda body: {**body, "paused": True}, {"paused": True}),
     ("a list", lambda body: {**body, "paused_gpus": [1, "GPU-0"]}, {"paused_gpus": (1, "GPU-0")}),
-    ("others", lambda body: {**body, "seq": 0, "jobs": {}, "inventory": [1]}, {}), ("an empty object", lambda body: {}, {}),
+    ("others", lambda body: {**body, "seq": 0, "jobs": {}, "next_number": [1]}, {}), ("an empty object", lambda body: {}, {}),
     ("cut short", lambda body: json.dumps(body)[:30], ValueError), ("no object", lambda body: "[]", ValueError),
     ("nothing in it", lambda body: "", ValueError),
     ("garbage", lambda body: "\0\0", ValueError),
@@ -1281,7 +1281,7 @@ def test_a_state_that_was_moved_is_this_machines_at_once(tmp_path):
 def test_events_are_numbered_and_published_after_the_disk(box, monkeypatch):
     first = box.store.events.next_number
     box.add("abc")
-    box.update(set_status("abc", nexus.RUNNING), set_fact("paused", True), set_fact("inventory", ()))
+    box.update(set_status("abc", nexus.RUNNING), set_fact("paused", True), set_fact("next_number", 9))
     box.update(nexus.Put("jobs", "abc", None))
     found, is_gap = box.store.events.read(first, 0)
     assert [number for number, _, _ in found] == list(range(first, first + 4)) and not is_gap
