@@ -7088,6 +7088,7 @@ class Store:
         """
         path = self.layout.state_file
         with self.saving:
+            self.update(forget_unused)
             with self.committing:
                 if self.checkpoint_seq == self.state.seq:
                     return
@@ -7096,9 +7097,6 @@ class Store:
                     seq, facts = self.state.seq, {name: getattr(self.state, name) for name in FACTS}
                     tables = {table: dict(self.state.tables[table]) for table in ROWS}
                 self.journal.bytes = 0
-            if next(forget_unused(tables), None):           # here, where no lock is held: 100,000 jobs take long
-                for gone in self.update(lambda state: forget_unused(state.tables)):
-                    tables[gone.table].pop(gone.key, None)
             with written(path + ".new", encode_state({"version": STATE_VERSION, "seq": seq, **facts}, tables)) as aside:
                 found, stamp = stamp_of(path), stamp_of(aside)          # the stamp survives os.replace()
                 if found not in (None, self.stamp):
@@ -7183,12 +7181,10 @@ class Store:
 DAMAGED = ".damaged-"           # state.json.damaged-20241024-153020
 
 
-def forget_unused(tables: Mapping[str, Mapping[str, Any]]) -> Changes:
-    """Remove the environments and groups that no job uses; returns these changes."""
-    changes = [Put(table, key, None) for table, field in (("environments", "environment"), ("groups", "group"))
-               for key in tables[table].keys() - {getattr(job, field) for job in tables["jobs"].values()}]
-    yield from changes
-    return changes
+def forget_unused(state: State) -> list[Put]:
+    """The changes that remove the environments and groups that no job uses."""
+    return [Put(table, key, None) for table, field in (("environments", "environment"), ("groups", "group"))
+            for key in state.tables[table].keys() - {getattr(job, field) for job in state.jobs.values()}]
 
 
 class Rebuilt:
