@@ -2314,7 +2314,7 @@ def describe_submitted(job: Job, seen: SlurmJob | None, trouble: str | None = No
 # ==== 6. SCHEDULER ==== what to do next, decided from values alone
 # Jobs start in the queue's order.  A job that cannot start lets later jobs pass.  Jobs of one request class ask for the
 # same resources: if the first job of a class cannot start, plan() skips the rest of the class.  A job that waits for
-# GPUs longer than reserve_after_seconds is starving: plan() reserves GPUs for the first such job of each machine.
+# GPUs longer than reserve_after_seconds is starving: plan() reserves GPUs for the first such jobs.
 # Another job may use reserved GPUs only if it is expected to end before they are needed.  Shares of GPUs are
 # counted in hundredths.  They are accounting: nothing forces a job to keep to its share.
 
@@ -2616,14 +2616,15 @@ def choose_gpus(job: Job, capacities: Sequence[GpuCapacity], config: GpuConfig,
 def reserve(job: Job, capacities: Sequence[GpuCapacity]) -> None:
     """Reserve GPUs for a starving job: the emptiest ones, of the machine that is expected to have them first.
 
-    Not on a machine where another job has some: each might hold what the other needs.  None, if the job also needs a
-    GPU that is lost or used by others: the reserved ones would be idle for nothing.
+    For one job of a machine at a time GPUs stay idle: two might each hold what the other needs.  None are reserved if
+    the job also needs a GPU that is lost or used by others: the reserved ones would be idle for nothing.
     """
     count = len(list_shares(job))
-    taken = {one.gpu.node for one in capacities if one.reserved_for}
+    taken = {one.gpu.node for one in capacities if one.reserved_for and one.free > 0}
     usable: dict[str, list[GpuCapacity]] = {}       # {machine: GPUs that the job can have when their jobs have ended}
     for one in capacities:
-        if may_use(job, one.gpu) and one.is_reachable and one.most_mib >= (job.gpu_mem_mib or 0):
+        is_usable = one.is_reachable and one.reserved_for is None and one.most_mib >= (job.gpu_mem_mib or 0)
+        if is_usable and may_use(job, one.gpu):
             usable.setdefault(one.gpu.node, []).append(one)
     choices = [sorted(there, key=lambda one: (-one.free, one.ends_at, one.gpu.index))[:count]
                for node, there in usable.items() if node not in taken and len(there) >= count > 0]

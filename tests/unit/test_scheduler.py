@@ -184,6 +184,9 @@ PLANS = [  # reason, jobs, GPUs, keys of the configuration, {job id: GPU indices
     ("a GPU whose memory others use is not kept for who needs it",
      [running("rrr", (1,)), job("aaa", 2, gpu_mem_mib=20 * 1024, **WAITED), job("bbb", 3)],
      [gpu(0, memory_used_mib=15 * GB, processes=(foreign(memory_mib=15 * GB),)), gpu(1)], {"share_with_others": True}, {"bbb": (0,)}),
+    ("who waits for a busy GPU only holds up nobody else's reservation",
+     [running("rrr", (0,)), running("sss", (1,)), job("aaa", 3, gpu_ids=(0,), **WAITED), job("bbb", 4, gpus=2, **WAITED), job("ccc", 5)],
+     [gpu(0), gpu(1), gpu(2)], {}, {}),
     ("a share is kept, too", [running("rrr", gpus=0.7), job("aaa", 2, gpus=0.5, **WAITED), job("bbb", 3, gpus=0.3)], [gpu(0)], {}, {}),
 ]
 
