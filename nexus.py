@@ -324,14 +324,6 @@ def format_indices(indices: Iterable[int]) -> str:
     return ", ".join(str(index) for index in indices)
 
 
-def format_ranges(indices: Iterable[int]) -> str:
-    """Ascending indices as parse_indices() reads them: `0-3,5`."""
-    import itertools
-    runs = [[index for _, index in run]
-            for _, run in itertools.groupby(enumerate(indices), lambda pair: pair[1] - pair[0])]
-    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
-
-
 MAX_GPUS = 1024                             # of one job
 
 
@@ -3499,48 +3491,40 @@ def format_snapshot(status: Json, paint: Paint) -> str:
         lines += [paint("red", slurm["trouble"])] if slurm["trouble"] else []
     else:
         lines.append(paint("white", "GPUs:"))
-    jobs, gpus = {job["id"]: job for job in status["running_jobs"]}, status["gpu_status"]
-    gpu_lines = format_machines(status, jobs, paint) if status["nodes"] else [
-        line for gpu in gpus for line in format_gpu(gpu, jobs, paint)]
+    gpu_lines = list_gpu_lines(status, paint)
     if status["gpu_trouble"]:
         lines.append(paint("red", status["gpu_trouble"]))
-    lines += gpu_lines or ([] if status["gpu_trouble"] or status.get("slurm") else ["none"])
-    shown = {job_id for gpu in gpus for job_id in gpu["job_ids"]}
-    for heading, is_there in (
-            ("Running there:", lambda job: job.get("slurm_id")), ("CPU:", lambda job: not job["gpus"]),
-            ("On GPUs that cannot be seen now:", lambda job: job["id"] not in shown)):
-        here = [job for job in jobs.values() if is_there(job)]
-        jobs = {job_id: job for job_id, job in jobs.items() if not is_there(job)}
-        lines += ["", paint("white", heading)] if here else []
-        lines += [line for job in here for line in format_running(job, paint, bool(status["nodes"]))]
+    lines += gpu_lines or ([] if status["gpu_trouble"] or slurm else ["none"])
+    on_gpus = {job_id for gpu in status["gpu_status"] for job_id in gpu["job_ids"]}
+    elsewhere: dict[str, list[Json]] = {"Running there:": [], "CPU:": [], "On GPUs that cannot be seen now:": []}
+    for job in status["running_jobs"]:
+        if job.get("slurm_id"):
+            elsewhere["Running there:"].append(job)
+        elif not job["gpus"]:
+            elsewhere["CPU:"].append(job)
+        elif job["id"] not in on_gpus:
+            elsewhere["On GPUs that cannot be seen now:"].append(job)
+    for heading, jobs in elsewhere.items():
+        lines += ["", paint("white", heading)] if jobs else []
+        lines += [line for job in jobs for line in format_running(job, paint, bool(status["nodes"]))]
     hints = [f"hint: {hint}" for hint in status["hints"]]
     lines += ["", *hints] if hints else []
     return paint.join(lines)
 
 
-def format_machines(status: Json, jobs: Mapping[str, Json], paint: Paint) -> list[str]:
-    """The GPUs of this machine and of nodes; of a node that gets no jobs, the reason and its jobs."""
-    lines = []
-    for node in status["nodes"]:
+def list_gpu_lines(status: Json, paint: Paint) -> list[str]:
+    """The GPUs of all machines; of a node that gets no jobs, the reason and the GPUs with jobs."""
+    jobs = {job["id"]: job for job in status["running_jobs"]}
+    lines = [line for gpu in status["gpu_status"] if not status["nodes"] or gpu["node"] == status["nodes"][0]["name"]
+             for line in format_gpu(gpu, jobs, paint)]
+    for node in status["nodes"][1:]:
         gpus, state = [gpu for gpu in status["gpu_status"] if gpu["node"] == node["name"]], describe_node_state(node)
-        if node is not status["nodes"][0] and state != "ok":
+        if state != "ok":
             lines.append(paint("red" if node["unknown_since"] else "yellow", f"{node['name']}: {state}"))
             lines += [f"  {node['hint']}"] if node["hint"] else []
             gpus = [gpu for gpu in gpus if gpu["job_ids"]]
-        for label, gpu, _ in group_gpus(
-                gpus, lambda gpu: gpu["uuid"] if gpu["job_ids"] else format_gpu(gpu, {}, paint, "")):
-            lines += format_gpu(gpu, jobs, paint, label)
+        lines += [line for gpu in gpus for line in format_gpu(gpu, jobs, paint)]
     return lines
-
-
-def group_gpus(gpus: Iterable[Json], find_alike: Callable[[Any], object]) -> Iterator[tuple[str, Json, bool]]:
-    """(label, first GPU, whether there are more) of each run of neighbours on a machine that look alike."""
-    import itertools
-    for _, group in itertools.groupby(gpus, lambda gpu: (gpu["node"], find_alike(gpu))):
-        first, *more = group
-        machine = "".join(first["place"].rpartition(":")[:2])
-        indices = format_ranges([gpu["index"] for gpu in (first, *more)])
-        yield f"GPU{'s' * bool(more)} {machine}{indices}", first, bool(more)
 
 
 def describe_node_state(node: Json) -> str:
@@ -3550,10 +3534,9 @@ def describe_node_state(node: Json) -> str:
     return "is being removed: it gets no more jobs" if node["is_leaving"] else why or "ok"
 
 
-def format_gpu(gpu: Json, jobs: Mapping[str, Json], paint: Paint, label: str | None = None) -> list[str]:
-    """`label`: of several GPUs that look alike."""
+def format_gpu(gpu: Json, jobs: Mapping[str, Json], paint: Paint) -> list[str]:
     what = ", ".join(part for part in (gpu["name"], gpu["memory_total"]) if part)
-    header = paint("white", f"{'GPU ' + gpu['place'] if label is None else label} ({what}):")
+    header = paint("white", f"GPU {gpu['place']} ({what}):")
     running = [line for job_id in gpu["job_ids"] if job_id in jobs for line in format_running(jobs[job_id], paint)]
     if running:
         note = paint("red", gpu["fault"]) if gpu["fault"] else paint("yellow", "[PAUSED]") if gpu["is_paused"] else ""
@@ -3893,11 +3876,8 @@ def format_why(reply: Json, paint: Paint) -> str:
 
 
 def format_verdicts(gpus: Iterable[Json], paint: Paint) -> list[str]:
-    """A line for each GPU, or for neighbours on a node that have the same reason."""
-    alike = group_gpus(gpus, lambda gpu: (gpu["verdict"], ":" in gpu["place"] or gpu["index"]))
-    free = paint("green", "it could have this one"), paint("green", "it could have any of these")
-    return [f"{label}: {gpu['verdict'] or free[has_more]}"
-            for label, gpu, has_more in alike]
+    free = paint("green", "it could have this one")
+    return [f"GPU {gpu['place']}: {gpu['verdict'] or free}" for gpu in gpus]
 
 
 def make_metrics(status: Json, jobs: Sequence[Json]) -> dict[str, Any]:
@@ -3910,8 +3890,7 @@ def make_metrics(status: Json, jobs: Sequence[Json]) -> dict[str, Any]:
         "median_runtime_seconds": round(statistics.median(times), 3) if times else None,
         "by_status": {status: sum(job["status"] == status for job in jobs) for status in FINAL},
         "causes": {cause: causes.count(cause) for cause in sorted(set(causes))},
-        "gpus": [pick(gpu, ("index", "node", "place", "name", "utilization_mean", "utilization_peak", "allocated",
-                            "is_paused")) for gpu in status["gpu_status"]]}
+        "gpus": status["gpu_status"]}
 
 
 def format_metrics(metrics: Json, paint: Paint) -> str:
@@ -4097,7 +4076,7 @@ def format_prometheus(metrics: Iterable[tuple[str, str, Sequence[tuple[Mapping[s
         lines += [f"# HELP {name} {help}", f"# TYPE {name} {'counter' if name.endswith('_total') else 'gauge'}"]
         for labels, number in samples:
             text = ",".join(f'{label}="{word.translate(escapes)}"' for label, word in labels.items())
-            lines.append(f"{name}{{{text}}} {number + 0}")      # + 0 makes 1 of True; {} is valid for no labels
+            lines.append(f"{name}{{{text}}} {number + 0}" if text else f"{name} {number + 0}")      # True + 0 is 1
     return "\n".join([*lines, ""])
 
 

@@ -116,7 +116,7 @@ def test_a_node_is_added_and_listed():
         told = head.nexus("node", "list").stdout.splitlines()
         assert told[0].split() == ["NODE", "ADDRESS", "GPUS", "MODEL", "JOBS", "STATE"]
         assert told[1].split() == ["head", "here", "0", "0", "ok"] and told[2].split() == ["n1", node.target, "2", "Mock", "GPU", "0", "ok"]
-        assert "GPUs n1:0-1 (Mock GPU, 24GB): Available" in head.nexus().stdout
+        assert "GPU n1:0 (Mock GPU, 24GB): Available\nGPU n1:1 (Mock GPU, 24GB): Available" in head.nexus().stdout
         file = node.home / ".nexus" / "nexus.py"
         assert file.read_bytes() == live.NEXUS.read_bytes()
         before = file.stat()

@@ -52,7 +52,7 @@ def show(net, *words):
 
 
 def test_the_snapshot_and_lists(net):
-    free = "GPU 0 (Mock GPU, 24GB): Available\nGPUs n1:0-1 (Mock GPU, 24GB): Available\nGPUs n2:0-1 (Mock GPU"
+    free = "".join(f"GPU {place} (Mock GPU, 24GB): Available\n" for place in ("0", "n1:0", "n1:1", "n2:0", "n2:1"))
     live.until(lambda: free in show(net), lambda: f"all GPUs: {show(net)}")
     job_id = net.head.wait_started(net.head.add("sleep 600", node="n2"))["id"]
     waits = net.head.add("true", gpus=2, node="n2")
@@ -82,7 +82,7 @@ def test_a_gpu_of_a_node_is_paused(net):
     done = net.head.nexus("resume", "n1:0")
     assert done.returncode == 4 and "GPU n1:0 is paused by n1's own nexus\nhint: there: nexus resume 0" in done.stderr
     net.nodes[0].call("POST", "/gpus/0/resume")
-    live.until(lambda: "GPUs n1:0-1 (Mock GPU, 24GB): Available\n" in show(net))
+    live.until(lambda: "GPU n1:0 (Mock GPU, 24GB): Available\n" in show(net))
 
 
 def test_a_job_of_the_nodes_own_and_its_pause(net):
@@ -127,16 +127,13 @@ def test_a_node_that_is_not_heard(net):
         assert check["reading"].startswith("not heard for ")
         families = check_rules(show(net, "metrics", "--prometheus"))
         assert samples(families, "nexus_node_up") == {("head",): 1, ("n1",): 0, ("n2",): 1}
-        assert samples(families, "nexus_node_jobs") == {("head",): 0, ("n1",): 1, ("n2",): 0}
-        silence = samples(families, "nexus_node_silence_seconds")
-        assert silence["n1",] > 0 == silence["head",] and silence["n2",] < 15
         assert ("n1", "0", "MOCK-0", "Mock GPU") not in samples(families, "nexus_gpu_utilization_ratio")
         killing = subprocess.Popen([*head.argv("kill", job_id)], env=head.environ, stderr=subprocess.PIPE, text=True, cwd="/")
         assert "n1 has not been heard since" in killing.stderr.readline()
     assert killing.wait(live.PATIENCE_S) == 0 and head.job(job_id)["cause"] == "killed"
     head.wait(waits, "completed")
     live.until(lambda: "gpus" in events, "an event of the GPUs")
-    assert "\nn1" not in show(net).replace("GPUs n1:0-1", "")
+    assert "\nn1" not in show(net)
 
 
 def follow(net):

@@ -364,7 +364,7 @@ def test_nodes_are_added_as_it_says():
         head.wait(snapshot, "completed")
         assert re.fullmatch(r"n[123]\nsecond\n", head.logs(snapshot))
         assert head.wait(bound, "failed")["cause_line"].startswith("n1: the directory ") and head.job(bound)["node"] == "n1"
-        live.until(lambda: "GPUs n1:0-1 (Mock GPU, 24GB): Available" in run("nexus"))
+        live.until(lambda: "GPU n1:0 (Mock GPU, 24GB): Available\nGPU n1:1 (Mock GPU, 24GB): Available" in run("nexus"))
 
 
 # Python

@@ -1344,11 +1344,6 @@ def test_build_sbatch():
                         "--wrap", "exec /bin/sh /h/job_abc/job.sh 1"]
 
 
-@pytest.mark.parametrize("numbers, text", [([], ""), ([4], "4"), ([1, 2, 3], "1-3"), ([1, 3, 4, 9], "1,3-4,9")])
-def test_format_ranges(numbers, text):
-    assert nexus.format_ranges(numbers) == text
-
-
 SLURM_LOGS = [  # reason, slurm-1.log, the line that is told
     ("nothing", "", ""),
     ("the time is up", "slurmstepd-n1: error: *** JOB 17 ON n1 CANCELLED AT 2026-11-21T16:42:39 DUE TO TIME LIMIT ***\nTerminated\n",
