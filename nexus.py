@@ -11261,7 +11261,7 @@ class Calls(Gate):
         `look`: where the logs are, and whether the job is over; `is_numbered`: tell the number of the first line.
         """
         def pieces() -> Iterator[bytes]:
-            idle_s, is_on = FOLLOW_INTERVAL_S[0], True
+            is_on = True
             while is_on:
                 reader.folder, attempts, was_over = look()
                 found, text = False, bytearray()        # small entries are joined: each piece costs a system call
@@ -11276,8 +11276,7 @@ class Calls(Gate):
                     text += make_text(entry, attempts)
                 yield bytes(text)
                 if is_on:
-                    self.service.clock.sleep(max(0.0 if found else idle_s, find_follow_pause_s()))
-                    idle_s = FOLLOW_INTERVAL_S[0] if found else min(FOLLOW_INTERVAL_S[1], idle_s * 1.2)
+                    self.service.clock.sleep(LOG_LOOK_S)
 
         headers = {"Log-Offset": ",".join(str(reader.offsets[stream]) for stream in reader.streams)}
         if is_numbered and (number := reader.count_before()) is not None:
