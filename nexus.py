@@ -1990,9 +1990,6 @@ def parse_runner_event(line: str) -> RunnerEvent | None:
 
 # A shell's line that the next one continues: whole words and quotes, perhaps an open double quote, then a backslash
 CONTINUED = r"""(?:[^\\'"#]|\\.|'[^']*'|"(?:\\.|[^\\"])*"|(?<=[^\s;&|()<>])#)*(?:"(?:\\.|[^\\"])*)?\\"""
-ONLY_REDIRECTION = (
-    r"""\s*(?:(?:(?<!\S)(?:\d+|\{\w+\}))?(?:&>>?|[<>]&|>[>|]?|<>?|<<<)\s*"""
-    r"""(?:[^\s\\'"`$;&|()<>]|\$(?!\()|\\.|'[^']*'|"[^"`]*")+\s*)+[;&]?\s*(?:#.*)?""")
 
 
 def parse_commands(text: str) -> list[tuple[int, str]]:
@@ -9238,8 +9235,7 @@ class Admission(Part):
         if job.cuda_arg and not re.search(CUDA_OPTION, job.command) and re.search(SHELL_CHARACTERS, job.command):
             refuse("cuda_arg: cannot tell where --cuda belongs in this command",
                    hint="write it there: python train.py --cuda 0 | tee log")
-        if not self.service.scripts.find_script(job)[1]:
-            check_command(job.command)
+        self.service.scripts.find_script(job)
 
     def draft_change(self, jobs: Iterable[Job], change: Mapping[str, Any], caller: Caller) -> dict[str, Any]:
         """Return the new Job fields of a `change`, checked for each job.  May be slow.  Raises: usage, forbidden."""
@@ -10621,14 +10617,8 @@ def choose_jobs(state: State, choice: Choice, caller: Caller) -> list[Job]:
 
 
 def find_own_job(state: State, job_id: str, caller: Caller) -> Job:
-    """Find a job by id, ignoring case if only one fits.  Raises: not_found; forbidden, when it is another user's."""
+    """Raises: not_found; forbidden, when it is another user's."""
     job = state.jobs.get(job_id)
-    if job is None and len(job_id) <= 4:
-        import itertools
-        cases = ({letter.lower(), letter.upper()} for letter in job_id)
-        spelled = map("".join, itertools.product(*cases))
-        fitting = [state.jobs[each] for each in spelled if each in state.jobs]
-        job = fitting[0] if len(fitting) == 1 else None
     if job is None:
         is_place = re.fullmatch(GPU_PLACE, job_id)
         near = suggest(job_id, state.jobs) if len(state.jobs) < 500 else ""
@@ -10642,22 +10632,6 @@ def find_own_job(state: State, job_id: str, caller: Caller) -> Job:
         raise NexusError("forbidden", f"job {job.id} is {job.user}'s",
                          f"{caller.user}'s own: nexus jobs --user {caller.user}")
     return job
-
-
-def check_command(command: str) -> None:
-    """Raises: usage, for a command that cannot be meant so: a redirection alone, or cut off at a backslash or quote."""
-    if re.fullmatch(ONLY_REDIRECTION, command):
-        refuse("the command is only a redirection: nothing would run",
-               'write the program before it: nexus add "python train.py > log 2>&1"')
-    if re.fullmatch(CONTINUED, command):
-        refuse("the command ends in a backslash, and no line follows it",
-               "a backslash joins the next line only if it is the last character of its own, without blanks behind it")
-    if command.count('"') % 2 or command.count("'") % 2:    # bash decides: it may be valid, for example in a comment
-        done = run(["bash", "-p", "-n", "-c", "--", command], 5)
-        if done.exit_code:
-            why = re.sub(r"^bash: (-c: )?(line [0-9]+: )?", "", done.output.strip().split("\n")[0])
-            refuse(f"bash cannot read the command: {format_line(why, 200)}",
-                   "close each quote; to try it: bash -n -c …")
 
 
 def check_status(job: Job, statuses: Container[str], rule: str) -> Job:
@@ -12423,11 +12397,10 @@ class Client(Transport):
             with self.over_restart():                   # a job that has finished may be forgotten by then
                 following, events = events or self.follow_events(), None        # from here on no event is missed
                 jobs, known = {job["id"]: job for job in known}, ()
-                for number, job_id in enumerate(job_ids):
+                for job_id in job_ids:
                     if job_id in finished:
                         continue
                     job = jobs.get(job_id) or self.job(job_id)
-                    job_ids[number] = job["id"]         # the id may have been given in other case
                     look(job)
                     if job["status"] == PENDING:
                         on_wait(job)
@@ -12872,7 +12845,6 @@ def read_plain_commands(call: Call) -> list[str]:
     for number, command in commands:
         try:
             check(COMMAND, command, "the command")
-            check_command(command)
         except NexusError as error:
             said = f"line {number}, '{format_line(command, 100)}': {error.message}"
             raise NexusError(error.kind, said, error.hint) from None

@@ -307,10 +307,7 @@ def test_add_a_file_of_commands(home, reason, content, commands, by):
 
 BAD_FILES = [("empty", b"", "no command"), ("comments alone", b"# a\n\n", "no command"),
              ("NUL in its third", b"echo a\necho b\necho \0\n", "line 3, 'echo "),
-             ("UTF-16", "echo a\r\n".encode("utf-16"), "NUL"), ("a line of 200 KB", b"echo a\n" + b"x" * 200000, "line 2, 'xxx"),
-             ("a redirection alone", b"echo a\n\n> log 2>&1\n", "line 3, '> log 2>&1': the command is only a redirection"),
-             ("quotes that do not end", b"echo a\necho 'b \\\nc'\n", "line 2, 'echo 'b \\': bash cannot read the command"),
-             ("blanks behind the backslash", b"echo a \\ \n  b\n", "line 1, 'echo a \\': the command ends in a backslash")]
+             ("UTF-16", "echo a\r\n".encode("utf-16"), "NUL"), ("a line of 200 KB", b"echo a\n" + b"x" * 200000, "line 2, 'xxx")]
 
 
 @pytest.mark.parametrize("reason, content, says", BAD_FILES, ids=[case[0] for case in BAD_FILES])
@@ -835,18 +832,10 @@ def test_kill_by_id_and_by_gpu(own_home):
         assert done.code == code and says in done.err and "Traceback" not in done.err and len(done.err) < 500, done
 
 
-def test_a_gpu_where_a_job_is_meant_and_an_id_in_other_case(own_home):
-    own_home.main("pause")
-    client = own_home.client()
-    job_id = client.ask("POST", "/queue", {"command": "true", "gpus": 0})["id"]
+def test_a_gpu_where_a_job_is_meant(own_home):
     for words in (["cancel", "0"], ["remove", "0"], ["edit", "0", "--gpus", "0"], ["why", "0"]):
         done = own_home.main(*words)
         assert done.code == 3 and "for what runs on GPU 0: nexus kill 0" in done.err, words
-    other = job_id.swapcase()
-    assert own_home.main("show", other, "--json").json["id"] == job_id
-    own_home.main("resume")
-    assert f"job {job_id} completed" in own_home.main("wait", other, job_id, job_id.upper()).err
-    assert own_home.main("logs", other).code == 0
 
 
 def test_a_name_where_an_id_is_meant(own_home):
@@ -889,18 +878,10 @@ def test_a_kill_that_takes_long_says_so(own_home):
     assert "still ending; KILL follows after kill_grace_seconds" in own_home.main("kill", job_id).err
 
 
-def test_what_cannot_run_is_told_when_it_is_added(own_home):
-    own_home.main("start")
-    for command, is_fine in (("echo it's", False), ('echo "x', False), ("true # don't", True), ("cat << end\nit's\nend", True),
-                             ("echo it\\'s", True), ("echo \"it's\"", True)):
-        done = own_home.main("add", command)
-        assert (done.code == 0) == is_fine, (command, done)
-        assert is_fine or ("bash cannot read the command" in done.err and "close each quote" in done.err)
-    done = own_home.main("add", "> log 2>&1")
-    assert done.code == 2 and "only a redirection" in done.err and "before it" in done.err
+def test_a_conda_that_is_not_there_is_told_when_a_job_is_added(own_home):
     done = own_home.main("add", "--conda", "nope", "true")
     assert done.code == 2 and "--conda nope: no conda was found" in done.err and done.out == ""
-    assert len(own_home.client().jobs()) == 4
+    assert own_home.client().jobs() == []
 
 
 def test_run_leaves_what_is_piped_to_it_to_the_loop_around_it(own_home):

@@ -510,13 +510,6 @@ def test_a_full_queue_is_429_and_a_list_that_does_not_fit_is_not_begun():
         assert bench.ask("POST", "/jobs/retry", {"ids": [last]})[0] == 429
 
 
-def test_an_id_in_other_case_is_found_where_one_fits(bench):
-    for job_id in ("abC", "qRs", "qrS"):
-        bench.add(id=job_id)
-    assert bench.ask("GET", "/jobs/ABC")[1]["id"] == "abC" and bench.ask("GET", "/jobs/qRs")[1]["id"] == "qRs"
-    assert bench.ask("GET", "/jobs/QRS")[0] == 404
-
-
 def test_an_idempotency_key_adds_once(bench):
     key = {"idempotency-key": "0123456789abcdef"}
     first = bench.ask("POST", "/queue", {"commands": ["a", "b"]}, key)

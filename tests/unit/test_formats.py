@@ -601,19 +601,6 @@ def test_parse_commands(reason, text, commands):
     assert nexus.parse_commands(text) == commands, reason
 
 
-REDIRECTIONS = [  # whether nothing else is there, commands
-    (True, ["> log", "> log 2>&1", ">log", "2>&1 >x", "&> x", ">> 'a b' < /dev/null", "{fd}> x", "> log &", "> log # hm", "<<< hi", ">| x",
-            '> "$HOME/x" 2>&-', ">11>11"]),
-    (False, ["> log echo a", "true > log", "< in cat", "X=1 > log", "> log && true", "> log; true", ": > x", "> $(date)", "> `a`", "# x",
-             "cat << E\nE", "> a\npython x", ">11" * 100 + "("]),
-]
-
-
-@pytest.mark.parametrize("is_alone, commands", REDIRECTIONS)
-def test_what_is_only_a_redirection(is_alone, commands):
-    assert [command for command in commands if bool(re.fullmatch(nexus.ONLY_REDIRECTION, command)) != is_alone] == []
-
-
 PIPED_TO_TEE = [  # whether its last pipe goes into tee, commands
     (True, ["python boom.py 2>&1 | tee log", "cd x && a | tee -a log", "a |& tee log", "a | /usr/bin/tee log >/dev/null", "a | b |tee c",
             'a | tee "log_$(basename "$x").txt"', "a |\n tee log", "for x in 1; do a | tee $x; done", "a | tee log; echo done"]),
