@@ -750,27 +750,6 @@ def test_what_went_wrong_with_its_logs_is_told():
     assert (told["cause"], told["cause_line"]) == ("exit", "the disk is full")
 
 
-@given(st.integers(0, 5), st.lists(st.sampled_from(["exit", "oom", "launch", "timeout"]), min_size=12, max_size=12), st.integers(1, 6))
-def test_a_job_gets_as_many_attempts_as_it_was_given(retries, fates, launch_attempts):
-    one, failures, launches, waits = job("aaa", retries=retries), 0, 0, []
-    for fate in fates:
-        one = nexus.begin_attempt(nexus.replace(one, status="running"), gpu_indices=(0,), started_at=NOW,
-                                  stop_cause="timeout" if fate == "timeout" else None)
-        result = LAUNCH if fate == "launch" else nexus.Result(1)
-        status, told = nexus.judge(one, result, nexus.Evidence(OOM if fate == "oom" else ""), 1.0,
-                                   config(launch_attempts=launch_attempts).jobs, NOW)
-        failures, launches = failures + (fate != "launch"), launches + (fate == "launch")
-        one = nexus.change_job(one, **{**told, "status": status}).value
-        assert len(one.attempts) == one.attempt == failures + launches
-        if status == "failed":
-            break
-        waits.append(one.retry_at - NOW)
-    if one.status == "failed":
-        assert failures == retries + 1 or launches == launch_attempts
-    assert failures <= retries + 1 and launches <= launch_attempts
-    assert len(waits) == len(one.attempts) - (one.status == "failed") and all(wait >= 5 for wait in waits)
-
-
 GROUP_ENDS = [  # reason, group before, (status, cause, whether soon, whether more wait), failures after, part of the hold
     ("the first fails", nexus.Group("g"), ("failed", "exit", True, True), 1, None),
     ("the second", nexus.Group("g", failures=1), ("failed", "exit", True, True), 2, None),
@@ -845,18 +824,6 @@ def test_find_bad_gpu(reason, ended, keys, expected):
     found = nexus.find_bad_gpu(ended, "GPU-0", config(**keys).gpu)
     assert (found is not None) is expected, (reason, found)
     assert not found or "in a row failed there within 10 s of their start" in found
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_many_jobs_with_one_typo_pause_no_gpu(seed):
-    dice, ended = random.Random(seed), []
-    for number in range(24):
-        command, on = f"python trian.py --seed {number}", f"GPU-{dice.randrange(4)}"
-        ended.append(nexus.Ended((on,), command, False, True, NOW + number))
-        if dice.random() < 0.3:
-            ended.append(nexus.Ended((f"GPU-{dice.randrange(4)}",), "python other.py", True, False, NOW + number))
-        assert [nexus.find_bad_gpu(ended, f"GPU-{index}", config().gpu) for index in range(4)] == [None] * 4
-
 
 
 # Replay: the scheduler on made-up time
