@@ -6,7 +6,6 @@ import json
 import os
 import pathlib
 import pickle
-import pwd
 import resource
 import shutil
 import signal
@@ -129,40 +128,6 @@ def test_run_ends_what_a_wrapper_began(tmp_path, wrapper):
     with pytest.raises(nexus.NexusError):
         nexus.run(["sh", "-c", wrapper.format("sleep 600", pid_file)], 2)
     until(lambda: (process := nexus.Processes().find(int(pid_file.read_text()))) is None or process.state in "ZX")
-
-
-class StuckPopen:
-    """A process in the kernel's D state: no signal ends it."""
-    alive = ()                      # those that were begun
-
-    def __init__(self, argv, **_):
-        self.pid, self.signals, self.code = 4194304 + len(StuckPopen.alive), [], None
-        StuckPopen.alive = (*StuckPopen.alive, self)
-
-    def wait(self, timeout):
-        raise subprocess.TimeoutExpired("nvidia-smi", timeout)
-
-    def poll(self):
-        return self.code
-
-
-def test_one_stuck_nvidia_smi_is_enough(monkeypatch):
-    monkeypatch.setattr(nexus, "STUCK", {})
-    monkeypatch.setattr(StuckPopen, "alive", ())
-    monkeypatch.setattr(subprocess, "Popen", StuckPopen)
-    monkeypatch.setattr(os, "killpg", lambda pid, number: StuckPopen.alive[pid - 4194304].signals.append(number))
-    monkeypatch.setattr(nexus, "SMI_TIMEOUT_S", 0.01)
-    smi = nexus.NvidiaSmi()
-    for _ in range(3):
-        with pytest.raises(nexus.NexusError) as caught:
-            smi.query_gpus({})
-        assert caught.value.kind == "unavailable" and "cannot be ended" in caught.value.message and "reboot" in caught.value.hint
-    assert len(StuckPopen.alive) == 1, "no second one while it lives"
-    assert StuckPopen.alive[0].signals == [signal.SIGTERM, signal.SIGKILL]
-    StuckPopen.alive[0].code = -9
-    with pytest.raises(nexus.NexusError):
-        smi.query_gpus({})
-    assert len(StuckPopen.alive) == 2, "it has gone at last: asked again"
 
 
 def in_time(act):
@@ -343,15 +308,6 @@ def test_a_hang_ends_at_the_time_limit(smi, monkeypatch, reason, shown):
     with pytest.raises(nexus.NexusError, match="did not answer within"):
         nexus.NvidiaSmi().query_gpus({})
     assert time.monotonic() - began < 20
-
-
-def test_a_hang_that_ignores_sigterm_is_killed(smi, monkeypatch):
-    smi({"hang": True, "ignore_term": True})
-    monkeypatch.setattr(nexus, "SMI_TIMEOUT_S", 0.4)
-    asked = nexus.NvidiaSmi()
-    with pytest.raises(nexus.NexusError, match="did not answer within"):
-        asked.query_gpus({})
-    assert not nexus.STUCK
 
 
 def test_an_older_driver_is_asked_for_less_from_then_on():
@@ -611,17 +567,6 @@ def test_once_seen_a_process_stays_the_jobs(tree, tmp_path):
     assert pid not in member_pids(nexus.Processes(), mine.job())["abc"], "so this was the memory of it"
 
 
-@pytest.mark.parametrize("name", ["a) R 1 2 (b", "((", "))) 5 5 5", "a b", ")", "x\ny) Z 1"])
-def test_names_that_look_like_more_fields(tree, tmp_path, name):
-    shutil.copy(shutil.which("sleep"), tmp_path / name)
-    mine = tree()
-    pids = mine.start(f"cd {nexus.quote(str(tmp_path))}\n{mine.mark()} ./{nexus.quote(name)} 600 & echo $!")
-    processes = nexus.Processes()
-    until(lambda: pathlib.Path(f"/proc/{pids[0]}/comm").read_text() == name + "\n")
-    assert member_pids(processes, mine.job())["abc"] == set(pids)
-    assert processes.find(pids[0]).parent == mine.runner.pid and processes.find(pids[0]).session == mine.runner.pid
-
-
 def test_a_zombie_is_gone(tree):
     mine = tree()
     pid, = mine.start(f"{mine.mark()} sleep 600 & echo $!")
@@ -751,12 +696,6 @@ def test_a_user_sees_only_the_own_processes():
         assert uids and set(uids) == {NOBODY}
 
 
-def test_users_have_names():
-    assert nexus.find_user(0) == "root" and nexus.find_user(54321) == "uid 54321"
-    assert nexus.find_process_user(os.getpid()) == pwd.getpwuid(os.geteuid()).pw_name
-    assert nexus.find_process_user(2**22 + 1) is None
-
-
 @pytest.mark.parametrize("own, other, is_locked, is_elsewhere", [
     ("gpu1", "gpu1", True, False), ("gpu1", "gpu2", False, True), ("gpu1 (a container)", "gpu2", False, True),
     ("a (a container)", "b (a container)", True, True), ("a (a container)", "b (a container)", False, False),
@@ -798,16 +737,6 @@ def test_what_the_host_takes():
     host = nexus.measure_host(psutil)
     assert 0 <= host.cpu_percent <= 100 and 0 < host.memory_used_gb < host.memory_total_gb
     assert nexus.measure_host(None) == nexus.Host(None, None, None)
-
-
-def test_what_the_service_takes_is_told_as_far_as_it_can_be(monkeypatch):
-    assert {"cpu_s", "memory_bytes", "threads", "fds"} == set(nexus.sample_own())
-
-    def refuse(*_, **__):
-        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-
-    monkeypatch.setattr("builtins.open", refuse)
-    assert set(nexus.sample_own()) == {"cpu_s"}, "no descriptor is left"
 
 
 # Whose socket is it?
@@ -906,14 +835,6 @@ def test_the_uid_of_another_user(family, host):
             with accepted:
                 assert peer[:2] == own
                 assert nexus.find_socket_uid(peer[:2], accepted.getsockname()[:2]) == NOBODY
-
-
-def test_asking_the_kernel_is_quick_where_the_table_is_long(connect):
-    _, _, _, own, peer = connect()
-    began = time.thread_time()
-    for _ in range(100):
-        nexus.find_socket_uid(own, peer)
-    assert time.thread_time() - began < 1
 
 
 # Leases

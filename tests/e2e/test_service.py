@@ -372,21 +372,6 @@ def test_stop_pending(world):
         w.service.admission.cancel(nexus.Choice([job_id], (nexus.PENDING, nexus.RUNNING)), ANN)
 
 
-def test_stop_asks_for_the_right_status(world):
-    w = world(gpus=1)
-    on, waits = w.add(), w.add()
-    w.run(on, 100)
-    with pytest.raises(nexus.NexusError, match="is running") as caught:
-        w.service.admission.cancel(nexus.Choice([on], (nexus.PENDING,)), ANN)
-    assert caught.value.kind == "conflict" and "nexus kill" in caught.value.hint
-    with pytest.raises(nexus.NexusError, match="is pending") as caught:
-        w.service.admission.cancel(nexus.Choice([waits], (nexus.RUNNING,)), ANN)
-    assert "nexus remove" in caught.value.hint
-    with pytest.raises(nexus.NexusError, match="no job 'xyz'") as caught:
-        w.service.admission.cancel(nexus.Choice(["xyz"], (nexus.RUNNING,)), ANN)
-    assert caught.value.kind == "not_found"
-
-
 def test_stop_running_terminates_then_kills(world):
     w = world(gpus=1)
     job_id, then = w.add(), w.add()
@@ -558,18 +543,6 @@ def test_a_job_that_cannot_be_started(world, error, count, words, is_translated)
             w.probe()
             w.turn(seconds=10)
         assert [status for status, _ in w.job(job_id).status_history[:2]] == ["pending", "running"]
-
-
-def test_log_folder_cannot_be_made(world):
-    w = world(launch_attempts=1)
-    os.rmdir(w.layout.log_dir)
-    pathlib.Path(w.layout.log_dir).write_text("a file")
-    first, then = w.add(), w.add("true", gpus=0)
-    w.turn()
-    w.turn()
-    for job_id in (first, then):
-        assert (w.job(job_id).status, w.job(job_id).current.cause) == ("failed", "launch") and "logs" in w.job(job_id).current.cause_line
-    assert w.service.failure_count == 0
 
 
 def test_runner_says_that_it_failed(world):
@@ -977,33 +950,6 @@ def test_nothing_that_ran_is_lost_but_by_clear_and_history_limit(steps):
             diary.w.close()
 
 
-def test_the_curve_of_a_gpu_that_is_gone_goes_too(world):
-    w = world(gpus=2)
-    w.machine.shown = w.machine.shown[:1]
-    w.probe()
-    assert list(w.service.gpu_watch.history) == ["GPU-0"]
-
-
-def test_a_service_that_dies_as_it_trims_leaves_nothing(world, monkeypatch):
-    w = world(gpus=0, history_limit=1, cpu_slots=10)
-    jobs = [w.add("true", gpus=0) for _ in range(3)]
-    end_all(w, jobs)
-
-    def die(*_):
-        raise SystemExit
-
-    for name in ("update", "read"):             # after the logs, and before
-        monkeypatch.setattr(w.store, name, die)
-        with pytest.raises(SystemExit):
-            w.service.history.trim_history()
-        monkeypatch.undo()
-        w.crash()
-        monkeypatch.undo()
-        w.turn()
-    w.service.history.trim_history()
-    assert list(w.store.read(lambda state: state.jobs)) == [jobs[2]] and os.listdir(w.layout.log_dir) == [f"job_{jobs[2]}"]
-
-
 def test_what_a_job_made_stays_when_its_id_comes_again(world):
     w = world(gpus=0, history_limit=1, cpu_slots=10)
     first, second = (w.add("true", gpus=0) for _ in range(2))
@@ -1087,20 +1033,6 @@ def test_who_names_a_gpu_right_after_a_start_waits_for_the_first_look(world, mon
     monkeypatch.setattr(w.clock, "sleep", sleep)
     with pytest.raises(nexus.NexusError, match="no GPU 1"):
         w.service.gpu_watch.set_gpu_paused(1, True, "ann")
-
-
-def test_paused_queue(world):
-    w = world()
-    w.service.admission.set_paused(True, "ann")
-    job_id = w.add()
-    w.turn()
-    assert w.api(job_id)["waiting_for"] == "the queue is paused (nexus resume)"
-    w.crash()
-    w.turn()
-    assert w.job(job_id).status == "pending" and w.service.views.status()["is_paused"]
-    w.service.admission.set_paused(False, "ann")
-    w.turn()
-    assert w.job(job_id).status == "running"
 
 
 def test_a_job_on_a_gpu_that_it_was_not_given(world, monkeypatch):
@@ -1354,38 +1286,6 @@ def test_leases_that_cannot_be_looked_at(world):
     assert w.job(job_id).status == "running" and w.service.views.health()["is_healthy"]
 
 
-SHORTAGES = [
-    ("memory", OSError(12, "Cannot allocate memory")), ("processes", BlockingIOError(11, "Resource temporarily unavailable")),
-    ("descriptors", OSError(24, "Too many open files")), ("a disk that is read-only", OSError(30, "Read-only file system", "/logs")),
-]
-
-
-@pytest.mark.parametrize("reason, error", SHORTAGES, ids=[case[0] for case in SHORTAGES])
-def test_a_machine_that_is_short_of_something_fails_no_job(world, reason, error):
-    w = world(gpus=2)
-    w.machine.refusal = error
-    ids = [w.add(), w.add(gpus=0)]
-    w.turn()
-    w.turn()
-    assert {w.job(id).status for id in ids} == {"pending"}
-    assert all(error.strerror in w.api(id)["waiting_for"] for id in ids)
-    w.machine.refusal = None
-    w.turn(seconds=6)
-    assert {w.job(id).status for id in ids} == {"running"}
-
-
-def test_a_full_disk_fails_no_job(world):
-    w = world(gpus=2)
-    w.machine.refusal = OSError(28, "No space left on device", "/logs")
-    ids = [w.add() for _ in range(10)]
-    for _ in range(5):
-        w.turn(seconds=0.5)
-    assert [w.job(id).status for id in ids].count("pending") == 10
-    w.machine.refusal = None
-    w.turn(seconds=6)
-    assert [w.job(id).status for id in ids].count("running") == 2
-
-
 def test_a_start_that_the_disk_refuses_is_undone(world, monkeypatch):
     w = world(gpus=1)
     job_id, real = w.add(), os.fdatasync
@@ -1612,35 +1512,6 @@ def test_unique_knows_what_waits_runs_or_has_completed(world, status, is_known):
     assert submit(w, {"unique": True}).known == ((first,) if is_known else ())
 
 
-def test_unique_within_a_list_and_by_key(world):
-    w = world()
-    added = submit(w, {}, {"command": "b"}, {}, unique=True, key="k" * 8)
-    assert len(set(added.ids)) == 2 and added.ids[0] == added.ids[2] and added.known == (added.ids[0],)
-    assert set(submit(w, {}, {"command": "b"}, {}, unique=True, key="k" * 8).ids) == set(added.ids), "asked twice"
-    without = submit(w, {}, {})
-    assert len(set(without.ids) - set(added.ids)) == 2, "only where it is asked for"
-
-
-def test_after(world):
-    w = world()
-    first = w.add("a", gpus=0)
-    second = w.add("b", gpus=0, after=[first])
-    third = w.add("c", gpus=0, after=f"{first},{second}")
-    w.run(first, 100)
-    assert w.api(second)["waiting_for"] == f"after job {first}"
-    assert w.api(third)["waiting_for"] == f"after jobs {first}, {second}"
-    w.end(first)
-    assert (w.job(second).status, w.job(third).status) == ("running", "pending")
-    w.claim(second, 101)
-    w.end(second, 7)
-    job = w.job(third)
-    assert (job.status, job.current.cause, job.current.finished_at) == ("cancelled", "dependency", w.clock.wall)
-    assert job.current.cause_line == f"it was to come after job {second}, which failed (exit 7)"
-    late, fine = w.add("d", gpus=0, after=[third]), w.add("e", gpus=0, after=[first])
-    assert (w.job(late).status, w.job(late).current.cause) == ("cancelled", "dependency") and third in w.job(late).current.cause_line
-    assert w.job(fine).pending_dependencies == ()
-
-
 # Models
 
 LLM_CONFIG = {"default_requirement": 1.0, "models": {"qwen": 0.5, "large": 2}}
@@ -1758,40 +1629,6 @@ def test_out_of_gpu_memory_is_tried_alone_on_the_emptiest(world):
     fail(w, job_id, 101, 1, "something else\n")
     assert (w.job(job_id).current.cause, w.job(job_id).current.cause_line) == (
         "exit", "something else"), "what the first attempt wrote is not this one's"
-
-
-LAUNCHES = [  # reason, what the machine answers, attempts it gets of 3
-    ("no permission", PermissionError(13, "Permission denied", "/logs"), 3),
-    ("screen ends before it begins", None, 3),
-]
-
-
-@pytest.mark.parametrize("reason, error, attempts", LAUNCHES, ids=[case[0] for case in LAUNCHES])
-def test_launch_attempts(world, reason, error, attempts):
-    w = world(launch_attempts=3, retry_backoff_seconds=5)
-    w.machine.refusal = error
-    job_id = w.add()
-    waits = []
-    for _ in range(3):
-        w.turn()
-        if error is None and w.job(job_id).status == "running":
-            w.machine.gone = [job_id]
-            w.turn(seconds=1)
-        w.turn()
-        if w.job(job_id).status == "pending":
-            waits.append(w.job(job_id).retry_at - w.clock.wall)
-            w.clock.pass_(waits[-1] + 0.1)
-            w.probe()
-            w.turn()
-            if error is None:
-                continue
-    if w.job(job_id).status == "running":
-        w.machine.gone = [job_id]
-        w.turn(seconds=1)
-        w.turn()
-    job = w.job(job_id)
-    assert (job.status, job.current.cause, job.attempt) == ("failed", "launch", attempts) and waits == [5, 10][:attempts - 1]
-    assert not w.claim(job_id, 100) and [one.cause for one in job.attempts] == ["launch"] * attempts
 
 
 def test_a_launch_that_comes_to_something_later_and_costs_no_retry(world):
@@ -1984,40 +1821,6 @@ def test_many_jobs_with_one_typo_pause_no_gpu(world):
 
 
 # Limits
-
-TIMES = [  # reason, configuration, the job, seconds it may run, words of the cause line
-    ("its own", {}, {"timeout_seconds": 20}, 20, "its time limit is 20s"),
-    ("the configured", {"timeout_seconds": 30}, {}, 30, "timeout_seconds is 30s"),
-    ("twice what was expected", {}, {"expected_time": 10}, 20, "timeout_multiplier"),
-    ("its own before what was expected", {}, {"expected_time": 10, "timeout_seconds": 40}, 40, "its time limit is 40s"),
-    ("none of its own", {"timeout_seconds": 30}, {"timeout_seconds": 0}, None, ""),
-]
-
-
-@pytest.mark.parametrize("reason, config, job, limit_s, words", TIMES, ids=[case[0] for case in TIMES])
-def test_time_limits(world, reason, config, job, limit_s, words):
-    w = world(**config)
-    job_id = w.add(**job)
-    w.turn()
-    w.claim(job_id, int(w.clock.ticks * 10))            # FakeProcesses: it began now
-    pid = w.job(job_id).current.pid
-    w.machine.processes.start(7, job_id)
-    for _ in range((limit_s or 100) - 1):
-        w.turn(seconds=1)
-    assert not w.machine.processes.signals
-    w.turn(seconds=1.5)
-    w.turn()
-    if limit_s is None:
-        assert not w.machine.processes.signals
-        return
-    assert (7, 15) in w.machine.processes.signals
-    w.machine.processes.alive.pop(pid)
-    w.write_result(job_id, 143)
-    w.turn(f"end {job_id} 1 143 2000")
-    w.turn()
-    job = w.job(job_id)
-    assert (job.status, job.current.cause) == ("failed", "timeout") and words in job.current.cause_line
-
 
 def time_out(w, job_id, pid):
     """A running job is told to end, since its time is up."""
