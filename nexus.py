@@ -5010,8 +5010,8 @@ class Processes:
 
     def forget(self, alive: Mapping[int, Process]) -> None:
         """Drop the marks of ended processes.  Keep the latest ones' jobs: nvidia-smi may still list them."""
-        kept = {(process.pid, process.started, process.env_start) for process in alive.values()}
-        self.marks = {key: mark for key, mark in self.marks.items() if key in kept}
+        alive_keys = {(process.pid, process.started, process.env_start) for process in alive.values()}
+        self.marks = {key: mark for key, mark in self.marks.items() if key in alive_keys}
         gone = [pid for pid in self.owners if pid not in alive]
         for pid in gone[:-FORMER_COUNT]:
             del self.owners[pid]
@@ -5392,10 +5392,10 @@ class Screen:
                 is_long = len(path) > MAX_SCREENDIR
                 if folder and not is_long:
                     make_folder(path)
-                said = f"{path} is too long a path for its sockets" if is_long else self.call("-ls").strip()
-                if re.search(r"No Sockets found|\((Detached|Attached|Dead)|There (is|are)", said):
+                reply = f"{path} is too long a path for its sockets" if is_long else self.call("-ls").strip()
+                if re.search(r"No Sockets found|\((Detached|Attached|Dead)|There (is|are)", reply):
                     break
-                faults.append(said)
+                faults.append(reply)
             else:
                 return f"screen: {format_line('; and '.join(faults), 300)}"
             if read_text(self.rc) != SCREEN_RC:
@@ -5412,9 +5412,9 @@ class Screen:
     def environ(self) -> dict[str, str]:
         """The environment of screen and of runners; no job gets it."""
         names = ("PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "USER", "LOGNAME", "SHELL", "SCREENDIR")
-        kept = {"PATH": os.defpath, **{name: os.environ[name] for name in names if name in os.environ}}
+        passed_on = {"PATH": os.defpath, **{name: os.environ[name] for name in names if name in os.environ}}
         own = {"SCREENDIR": self.folder} if self.folder else {}
-        return {**kept, "TERM": "xterm-256color", "SYSSCREENRC": "/dev/null", **own}
+        return {**passed_on, "TERM": "xterm-256color", "SYSSCREENRC": "/dev/null", **own}
 
     def argv(self, name: str, command: Sequence[str], *, is_daemon: bool) -> list[str]:
         return ["screen", "-c", self.rc, *(["-d", "-m"] if is_daemon else ["-D", "-m"]), "-S", name, *command]
@@ -8190,8 +8190,8 @@ class Local(Backend):
 
     def forget(self, job: Job) -> None:
         self.waiting.take_back(job.id, self.clock.monotonic())
-        for kept in (self.launched_at, self.began, self.terminations, self.work):
-            kept.pop(job.id, None)
+        for table in (self.launched_at, self.began, self.terminations, self.work):
+            table.pop(job.id, None)
         self.service.gpu_watch.released_at.update(dict.fromkeys(job.current.gpu_uuids, self.clock.monotonic()))
         self.machine.forget(job.id)
 
@@ -8212,9 +8212,9 @@ class JobUsage(Value):
         cpu_s = sum(process.cpu_ticks for process in processes) * TICK_S
         (former_s, at), count = self.cpu_read or (0.0, now), self.look_count + bool(loads)
         # CPU time is a maximum too: a process that ends takes its time with it.
-        seen = {"peak_rss_mib": rss_mib, "cpu_seconds": cpu_s, "peak_gpu_mem_mib": gpu_mem_mib or None}
-        samples = {**self.samples, **{name: max(fact, self.samples.get(name) or 0.0)
-                                      for name, fact in seen.items() if fact is not None}}
+        latest = {"peak_rss_mib": rss_mib, "cpu_seconds": cpu_s, "peak_gpu_mem_mib": gpu_mem_mib or None}
+        samples = {**self.samples, **{name: max(number, self.samples.get(name) or 0.0)
+                                      for name, number in latest.items() if number is not None}}
         if loads:
             former = self.look_count * (self.samples.get("mean_gpu_util") or 0.0)
             samples["mean_gpu_util"] = (former + sum(loads) / len(loads)) / count
@@ -8309,9 +8309,9 @@ class Runners(Part):
         if job.group:
             group = state.groups.get(job.group) or Group(job.group)
             is_soon = runtime_s <= self.config.gpu.guard_seconds and facts["cause"] not in ("timeout", "reboot")
-            said = " / ".join(find_last_lines(evidence.stderr, 3)) or facts["cause_line"]
-            said = said or f"{facts['cause']} {facts['exit_code']}"
-            counted = count_group_end(group, status, facts["cause"], is_soon, said, has_pending(state, job.group))
+            last_words = " / ".join(find_last_lines(evidence.stderr, 3)) or facts["cause_line"]
+            last_words = last_words or f"{facts['cause']} {facts['exit_code']}"
+            counted = count_group_end(group, status, facts["cause"], is_soon, last_words, has_pending(state, job.group))
             if counted != group:
                 yield Put("groups", job.group, counted)
 
@@ -8348,8 +8348,8 @@ class Runners(Part):
 
     def forget(self, job: Job) -> None:
         """Drop what was kept for a running job."""
-        for kept in (self.results, self.usage, self.service.gpu_watch.usage):
-            kept.pop(job.id, None)
+        for table in (self.results, self.usage, self.service.gpu_watch.usage):
+            table.pop(job.id, None)
         self.service.find_backend(job).forget(job)
 
     def report_end(self, before: Job, job: Job) -> None:
@@ -8859,16 +8859,16 @@ class JobsFile:
         from collections import Counter
         service, digests, faults = self.service, [hash_text(row.content)[:16] for row in rows], list[str]()
         counts, caller = Counter(digests), replace(service.owner, name="the jobs file")
-        seen: Mapping[str, int] = service.store.read(lambda state: dict(state.seen))
+        known_counts: Mapping[str, int] = service.store.read(lambda state: dict(state.seen))
         for digest, row in dict(zip(digests, rows)).items():
-            if counts[digest] > seen.get(digest, 0):
+            if counts[digest] > known_counts.get(digest, 0):
                 try:
                     asked = self.make_asked(row)
                     service.admission.submit([asked], caller, beside=[Put("seen", digest, counts[digest])])
                 except NexusError as error:
                     faults.append(f"line {row.line}, '{format_line(row.script, 100)}': {error.message}")
         # A row that was removed from the file counts as new when it comes back.
-        if gone := [Put("seen", digest, counts[digest] or None) for digest, count in seen.items()
+        if gone := [Put("seen", digest, counts[digest] or None) for digest, count in known_counts.items()
                     if is_whole and counts[digest] < count]:
             service.store.update(lambda state: gone)
         return faults
@@ -9132,7 +9132,7 @@ class Admission(Part):
             check_priority(asked.job.get("priority"), caller)
             self.service.scripts.check_variables(asked, caller)
         drafts, now = self.draft(submissions, caller.user), self.clock.now()
-        ids, known, made = list[str](), list[str](), list[Job]()
+        ids, known, new_jobs = list[str](), list[str](), list[Job]()
 
         def add(state: State) -> Changes:
             earlier = [job for job in state.jobs.values() if job.key == key] if key else []
@@ -9151,10 +9151,10 @@ class Admission(Part):
                 else:
                     job = yield from self.add_job(state, draft, caller, now, key=key)
                     job_id = contents[content_of(job)] = job.id
-                    made.append(state.jobs[job_id])
+                    new_jobs.append(state.jobs[job_id])
                 ids.append(job_id)
             yield from beside
-            added = Added(tuple(ids), tuple(known), made)
+            added = Added(tuple(ids), tuple(known), new_jobs)
             if is_dry:
                 raise DryRun(added)
             return added
@@ -9162,10 +9162,11 @@ class Admission(Part):
         try:
             added: Added = self.store.update(add)
         except DryRun as tried:
-            added, made = tried.args[0], []
-        if made:
-            what, more = (f"Job {made[0].id}", "") if len(made) == 1 else (format_count(len(made), "job"), " ...")
-            self.log.info("%s added by %s: %s%s", what, caller.name, format_line(made[0].command, 300), more)
+            added, new_jobs = tried.args[0], []
+        if new_jobs:
+            is_one = len(new_jobs) == 1
+            self.log.info("%s added by %s: %s%s", f"Job {new_jobs[0].id}" if is_one else f"{len(new_jobs)} jobs",
+                          caller.name, format_line(new_jobs[0].command, 300), "" if is_one else " ...")
             self.service.wake()
         return added
 
@@ -9202,14 +9203,14 @@ class Admission(Part):
 
         Raises: usage, also when no machine can ever run a job; forbidden.
         """
-        made = zip(submissions, self.make_environments(submissions))
-        drafts = [Draft(self.draft_job(asked, user, digest), variables, asked) for asked, (digest, variables) in made]
+        pairs = zip(submissions, self.make_environments(submissions))
+        drafts = [Draft(self.draft_job(asked, user, digest), variables, asked) for asked, (digest, variables) in pairs]
         for job in {request_class(draft.job): draft.job for draft in drafts}.values():
             self.check_ever_runs(job)                       # once for all jobs with the same request
         return drafts
 
     def draft_job(self, asked: Asked, user: str, digest: str) -> Job:
-        config, said = self.config.jobs, asked.job
+        config, fields = self.config.jobs, asked.job
         machines = [self.service.node, *self.service.pool.nodes]
         if asked.node is not None and asked.node not in machines:
             refuse(f"there is no node {asked.node}", suggest(asked.node, machines) or "nexus node list")
@@ -9217,13 +9218,13 @@ class Admission(Part):
             refuse(f"llm {format_line(asked.llm, 40)}: [jobs] llm_config is not set",
                    "set [jobs] llm_config in config.toml")
         defaults = {"id": "", "retries": config.retries, "gpus": config.default_gpus, "cwd": os.path.expanduser("~")}
-        named = re.search(LLM_OPTION, said["command"])
+        named = re.search(LLM_OPTION, fields["command"])
         model = asked.llm or (named and named[1])
-        if config.llm_config and model and "gpus" not in said:
+        if config.llm_config and model and "gpus" not in fields:
             defaults["gpus"] = find_llm_share(config.llm_config, model)
         begin_at = parse_begin(asked.begin, self.clock.now()) if asked.begin else None
         env_digest = hash_text(json.dumps(asked.env, sort_keys=True))[:16] if asked.env else None
-        job = Job(**{**defaults, **said}, user=user, created_at=0.0, queue_key=(), environment=digest,
+        job = Job(**{**defaults, **fields}, user=user, created_at=0.0, queue_key=(), environment=digest,
                   begin_at=begin_at, env_digest=env_digest,
                   only_node="" if asked.node == self.service.node else asked.node)
         self.check_job(job)
@@ -9240,7 +9241,7 @@ class Admission(Part):
     def draft_change(self, jobs: Iterable[Job], change: Mapping[str, Any], caller: Caller) -> dict[str, Any]:
         """Return the new Job fields of a `change`, checked for each job.  May be slow.  Raises: usage, forbidden."""
         check_priority(change.get("priority"), caller)
-        drafted = {name: fact for name, fact in change.items() if name != "begin"}
+        drafted = {name: value for name, value in change.items() if name != "begin"}
         if "begin" in change:
             drafted["begin_at"] = parse_begin(change["begin"], self.clock.now())
         for job in {(request_class(job), job.command): replace(job, **drafted) for job in jobs if drafted}.values():
@@ -9272,17 +9273,17 @@ class Admission(Part):
 
     def make_environments(self, submissions: Sequence[Asked]) -> Iterator[tuple[str, Mapping[str, str]]]:
         """Yield each job's (digest, variables): its whole environment, or the service's, with `env` on top."""
-        made: dict[object, tuple[str, Mapping[str, str]]] = {}          # many jobs share one
+        environments: dict[object, tuple[str, Mapping[str, str]]] = {}          # many jobs share one
         for asked in submissions:
             source = id(asked.environment), id(asked.env) if asked.env else 0
-            if source not in made:
+            if source not in environments:
                 base = self.environ if asked.environment is None else asked.environment
                 variables = {name: text for name, text in {**base, **asked.env}.items() if not is_job_variable(name)}
                 text = json.dumps(variables, sort_keys=True)
                 if len(text) > 1024 * 1024:
                     refuse("the environment is larger than 1 MiB", hint="unset what the job does not need")
-                made[source] = hash_text(text)[:32], variables
-            yield made[source]
+                environments[source] = hash_text(text)[:32], variables
+            yield environments[source]
 
     def cancel(self, choice: Choice, caller: Caller, signal: str | None = None) -> list[Job]:
         """Remove pending jobs from the queue and stop running jobs; return the jobs that end, as they are then.
@@ -9330,7 +9331,7 @@ class Admission(Part):
                 choice.status or job.status == FAILED or job.current.cause == "dependency")]
 
         def add(state: State) -> Changes:
-            made = []
+            new_ids = []
             for job in find(state):
                 check_status(job, FINAL, "only a finished one can be run again")
                 check_status(job, choice.status or FINAL, "nothing was done")
@@ -9340,20 +9341,20 @@ class Admission(Part):
                 after = tuple(parent for parent in after if state.jobs[parent].status not in (FAILED, CANCELLED))
                 # check_priority(): only the owner may give a priority above normal.
                 priority = job.priority if caller.is_owner else max(job.priority, PRIORITIES["normal"])
-                kept = {name: getattr(job, name) for name in KEPT}
-                again = Job(**{**kept, "after": after, "after_any": after_any, "priority": priority, **change},
+                fields = {name: getattr(job, name) for name in KEPT}
+                again = Job(**{**fields, "after": after, "after_any": after_any, "priority": priority, **change},
                             id="", created_at=now, queue_key=())
                 new = yield from self.add_job(state, Draft(again, None, Asked({})), caller, now)
                 yield change_job(job, retried_as=new.id)
-                made.append(new.id)
-            return made
+                new_ids.append(new.id)
+            return new_ids
 
         change = self.draft_change(self.store.read(find), change, caller)
-        made: list[str] = self.store.update(add)
-        if made:
-            self.log.info("Job %s added by %s, as retries", join_some(made), caller.name)
+        new_ids: list[str] = self.store.update(add)
+        if new_ids:
+            self.log.info("Job %s added by %s, as retries", join_some(new_ids), caller.name)
             self.service.wake()
-        return made
+        return new_ids
 
     def edit(self, job_id: str, caller: Caller, position: int | None = None, **change: Any) -> None:
         """Change a pending job, or its position in the queue.  `change`: by the keys of CHANGES.
@@ -9382,8 +9383,9 @@ class Admission(Part):
             if moved:
                 yield moved
 
-        told = {**change, **({} if position is None else {"position": position})}
-        self.service.change(edit, "Job %s changed by %s: %s", job_id, caller.name, format_line(encode_json(told), 300))
+        changes = {**change, **({} if position is None else {"position": position})}
+        self.service.change(edit, "Job %s changed by %s: %s", job_id, caller.name,
+                            format_line(encode_json(changes), 300))
 
     def set_paused(self, is_paused: bool, who: str, name: str | None = None) -> None:
         """Pause or resume the queue, or one group.  Raises: not_found."""
@@ -9455,46 +9457,46 @@ class GpuWatch(Part):
 
     def take_in_observation(self) -> None:
         """Take the latest reading of the GPUs, find the owners of GPU processes, and show both to the scheduler."""
-        seen, before = self.latest, self.observation
-        if seen is before:
+        latest, before = self.latest, self.observation
+        if latest is before:
             return
-        self.observation = seen
+        self.observation = latest
         running = [job for job in self.service.running_jobs() if job.current.boot_id == self.machine.boot_id]
         members = self.machine.processes.find_members(running)
         self.annotate_gpus()
         self.measure_jobs(running, members)
         self.note_readings(self.gpus)
-        if (seen.trouble != before.trouble or len(seen.gpus) != len(before.gpus)) and not self.service.is_slurm:
-            if seen.trouble:
-                self.log.error("GPUs: %s", seen.trouble)
+        if (latest.trouble != before.trouble or len(latest.gpus) != len(before.gpus)) and not self.service.is_slurm:
+            if latest.trouble:
+                self.log.error("GPUs: %s", latest.trouble)
             else:
-                self.log.info("Found %s%s", format_count(len(seen.gpus), "GPU"), self.describe_limit("; nexus "))
-        for gpu in seen.gpus:
+                self.log.info("Found %s%s", format_count(len(latest.gpus), "GPU"), self.describe_limit("; nexus "))
+        for gpu in latest.gpus:
             if gpu.fault and gpu.fault not in [old.fault for old in before.gpus if old.uuid == gpu.uuid]:
                 self.log.error("GPU %d: %s", gpu.index, gpu.fault)
         self.first_probe.set()
-        if [gpu.uuid for gpu in seen.gpus] != [gpu.uuid for gpu in before.gpus]:
+        if [gpu.uuid for gpu in latest.gpus] != [gpu.uuid for gpu in before.gpus]:
             self.service.history.take_paused_gpus()
         self.host = measure_host(self.machine.psutil)
 
     def annotate_gpus(self) -> None:
-        seen, gpus = self.observation, []
+        observation, gpus = self.observation, []
         running = {job.id: job for job in self.service.running_jobs()}
         held = {uuid for job in running.values() for uuid in job.current.gpu_uuids}
-        if seen.gpus and self.machine.leases:
+        if observation.gpus and self.machine.leases:
             try:
                 self.lease_holders, self.look_error = self.machine.leases.find_holders(), None
             except NexusError as error:
                 if self.look_error is None:
                     self.log.error("No GPU can be given out: %s (%s)", error.message, error.hint)
                 self.look_error = error
-        for gpu in seen.gpus:
+        for gpu in observation.gpus:
             # Our job left after the reading: its memory is free.  Unless told per process, memory in use is unknown.
-            was_left = self.released_at.get(gpu.uuid, float("-inf")) >= seen.began_at
+            was_left = self.released_at.get(gpu.uuid, float("-inf")) >= observation.began_at
             processes = tuple(self.annotate_processes(gpu, running, was_left or gpu.uuid in held))
-            is_told = bool(processes) and all(process.memory_mib is not None for process in processes)
+            is_itemized = bool(processes) and all(process.memory_mib is not None for process in processes)
             mean, peak = find_utilization(self.history.get(gpu.uuid, ()))
-            is_unknown = was_left and not is_told and not self.config.gpu.min_free_mem_mib
+            is_unknown = was_left and not is_itemized and not self.config.gpu.min_free_mem_mib
             jobs = dict.fromkeys(process.job_id for process in processes if process.job_id)
             settled = (job_id for job_id in jobs
                        if self.clock.monotonic() - self.find_usage(job_id).grown_at >= SETTLED_S)
@@ -9581,11 +9583,12 @@ class GpuWatch(Part):
 
     def find_smi_trouble(self) -> str | None:
         """Return why the GPUs cannot be read, or that nvidia-smi takes much longer than before; or None."""
-        seen = self.observation
-        silent_s = self.clock.monotonic() - seen.began_at - seen.took_s
-        pause_s = max(self.config.service.refresh_rate_seconds, PROBE_BACKOFF_FACTOR * seen.took_s)
-        longest_s = pause_s + max(SMI_WAIT_S, 2 * seen.took_s)
-        return seen.trouble or (f"nvidia-smi has not answered for {silent_s:.0f} s" if silent_s > longest_s else None)
+        observation = self.observation
+        silent_s = self.clock.monotonic() - observation.began_at - observation.took_s
+        pause_s = max(self.config.service.refresh_rate_seconds, PROBE_BACKOFF_FACTOR * observation.took_s)
+        longest_s = pause_s + max(SMI_WAIT_S, 2 * observation.took_s)
+        is_silent = silent_s > longest_s
+        return observation.trouble or (f"nvidia-smi has not answered for {silent_s:.0f} s" if is_silent else None)
 
     def all_gpus(self) -> tuple[Gpu, ...]:
         """Return the GPUs of this machine, then of the nodes."""
@@ -9851,7 +9854,7 @@ class History(Part):
         numbers = {job.id: job.number for job in gone}
         self.removing |= numbers.keys()
         try:
-            kept = [str(job.log_dir) for job in gone if self.remove_logs(job)]
+            left_folders = [str(job.log_dir) for job in gone if self.remove_logs(job)]
             # Another request may have removed one meanwhile, and a new job may have its id.
             self.store.update(lambda state: [
                 Put("jobs", job_id, None) for job_id, number in numbers.items()
@@ -9862,7 +9865,7 @@ class History(Part):
             self.service.run_guarded(f"After job {job.id}", self.release, job)
         self.log.info("Trimmed %s %s, with their logs: %s%s", format_count(len(gone), "job"), why,
                       join_some([job.id for job in gone]),
-                      f"; their own files stay in {join_some(kept)}" if kept else "")
+                      f"; their own files stay in {join_some(left_folders)}" if left_folders else "")
 
     def remove_logs(self, job: Job) -> bool:
         """Remove a finished job's logs; return whether files of its own stay in the folder."""
@@ -9922,25 +9925,25 @@ class History(Part):
         def change(state: State) -> Changes:
             uuids = {gpu.place: gpu.uuid for gpu in self.service.gpu_watch.all_gpus()}
             away = tuple(f"{name}/" for name in state.nodes)       # uuids on a node start so; it may be unreachable
-            kept = {name for name in state.paused_gpus if not re.fullmatch(GPU_PLACE, name)}    # a card may come back
-            given = edit.get("paused_gpus")
+            known = {name for name in state.paused_gpus if not re.fullmatch(GPU_PLACE, name)}    # a card may come back
+            listed = edit.get("paused_gpus")
             facts = {"paused": edit["paused"]} if isinstance(edit.get("paused"), bool) else {}
-            if isinstance(given, tuple):
-                names = [str(item) for item in given if isinstance(item, (int, str))]
+            if isinstance(listed, tuple):
+                names = [str(item) for item in listed if isinstance(item, (int, str))]
                 paused = tuple(dict.fromkeys(
                     uuids.get(name, name) for name in names
-                    if not self.service.gpu_watch.gpus or name in {*uuids, *uuids.values(), *kept}
+                    if not self.service.gpu_watch.gpus or name in {*uuids, *uuids.values(), *known}
                     or name.startswith(away)))
                 reasons = tuple(pair for pair in state.pause_reasons if pair[0] in paused)
                 facts.update(paused_gpus=paused, pause_reasons=reasons)
-            changed = {name: fact for name, fact in facts.items() if fact != getattr(state, name)}
-            yield from (Put("facts", name, fact) for name, fact in changed.items())
+            changed = {name: value for name, value in facts.items() if value != getattr(state, name)}
+            yield from (Put("facts", name, value) for name, value in changed.items())
             return changed
 
         changed = self.store.update(change)
         if changed:
             self.log.info("Taken over from state.json: %s",
-                          ", ".join(f"{name} = {fact}" for name, fact in changed.items()))
+                          ", ".join(f"{name} = {value}" for name, value in changed.items()))
             self.service.wake()
 
 
@@ -10491,8 +10494,8 @@ class Service:
         self.due_at = min(self.due_at, self.clock.monotonic())
         for source in ready:
             with contextlib.suppress(BlockingIOError):          # another process read the FIFO first
-                said = os.read(source, 65536)
-                self.heard += said if source == self.fifo else b""
+                data = os.read(source, 65536)
+                self.heard += data if source == self.fifo else b""
         *lines, self.heard = self.heard.split(b"\n")
         self.heard = self.heard[-4096:]
         parsed = [parse_runner_event(line.decode("utf-8", "replace")) for line in lines]
@@ -10533,14 +10536,14 @@ class Service:
                 job = state.jobs[job_id]
                 yield from self.runners.end_attempt(state, job, over[job_id], proof, now)
                 ended.append((job, state.jobs[job_id]))
-            made = plan(state, self.gpu_watch.see_gpus(state), trouble, self.config, now, usage, nodes, hold)
-            for stop in made.stops:
+            planned = plan(state, self.gpu_watch.see_gpus(state), trouble, self.config, now, usage, nodes, hold)
+            for stop in planned.stops:
                 yield change_job(state.jobs[stop.job_id], stop_cause=stop.cause, stop_line=stop.line)
-            for start in made.starts:
+            for start in planned.starts:
                 yield self.launcher.intend(state.jobs[start.job_id], start, now)
-            jobs = [state.jobs[start.job_id] for start in made.starts]
+            jobs = [state.jobs[start.job_id] for start in planned.starts]
             starting.extend((job, state.environments.get(job.environment)) for job in jobs)
-            return made, ended
+            return planned, ended
 
         try:
             self.plan, ended = self.store.update(decide, meanwhile=lambda: self.launcher.prepare(starting))
