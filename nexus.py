@@ -405,16 +405,16 @@ def or_null(schema: Schema) -> Schema:
     return schema if NOTHING in options else {"anyOf": [*options, NOTHING]}
 
 
-def object_of(rows: Mapping[str, Field], title: str, null: bool = True, **more: Any) -> Schema:
-    """An object with these rows as keys.  `null`: an optional key may be null."""
+def object_of(rows: Mapping[str, Field], title: str, has_nulls: bool = False, **more: Any) -> Schema:
+    """An object with these rows as keys.  `has_nulls`: null stands for an optional key that is not there."""
     required = more.get("required", [name for name, row in rows.items() if row.default is ...])
-
-    def describe(name: str, row: Field) -> Schema:
+    properties = {}
+    for name, row in rows.items():
         schema = {"anyOf": [row.schema, row.text]} if row.text else row.schema
-        return {**(or_null(schema) if null and name not in required else schema), "description": row.help}
-
+        schema = or_null(schema) if has_nulls and name not in required else schema
+        properties[name] = {**schema, "description": row.help}
     return {"type": "object", "title": title, "required": required, "additionalProperties": False,
-            "properties": {name: describe(name, row) for name, row in rows.items()}, **more}
+            "properties": properties, **more}
 
 
 STRING, INTEGER, FLOAT = {"type": "string"}, {"type": "integer"}, {"type": "number"}
@@ -670,11 +670,11 @@ class NodeConfig(Value):
 
 
 KEY_HINTS: dict[str, str] = {}                  # hints for keys that stand in the wrong section
-NODE = object_of(NodeConfig.FIELDS, "a node", null=False, required=["host"], examples=[{"host": "10.0.0.5"}])
+NODE = object_of(NodeConfig.FIELDS, "a node", required=["host"], examples=[{"host": "10.0.0.5"}])
 
 
 def section(table: type[Value], name: str) -> Any:
-    return optional(table(), object_of(table.FIELDS, f"[{name}]", null=False, **{"x-hints": KEY_HINTS}), name)
+    return optional(table(), {**object_of(table.FIELDS, f"[{name}]"), "x-hints": KEY_HINTS}, name)
 
 
 class Config(Value):
@@ -688,7 +688,7 @@ class Config(Value):
     mock_gpus: int | None = None        # how many GPUs are made up; None: none, the real ones are used
 
 
-CONFIG = object_of(Config.FIELDS, "config.toml", null=False, **{"x-hints": KEY_HINTS})
+CONFIG = {**object_of(Config.FIELDS, "config.toml"), "x-hints": KEY_HINTS}
 SECTIONS: Mapping[str, Any] = {                 # {name: the table's defaults}
     name: row.default for name, row in Config.FIELDS.items() if name != "nodes"}
 KEY_HINTS.update({key: f"it belongs to [{name}]" for name, table in SECTIONS.items() for key in table.FIELDS})
@@ -1340,7 +1340,8 @@ class Asked(Value):
 
 JOB_FIELDS = Job.FIELDS
 ASKED: Mapping[str, Field] = {name: row for name, row in {**JOB_FIELDS, **Asked.FIELDS}.items() if row.asked}
-SUBMISSION = object_of(ASKED, "a job", required=(), examples=[{"command": "python train.py", "gpus": 1}])
+SUBMISSION = object_of(ASKED, "a job", has_nulls=True, required=(),
+                       examples=[{"command": "python train.py", "gpus": 1}])
 KEPT = [name for name, row in JOB_FIELDS.items() if row.kept]      # what a retry takes over from the first job
 CHOICE_KEYS = {
     "ids": Field(list_of(STRING, 1), "these jobs", default=None),
@@ -1348,26 +1349,26 @@ CHOICE_KEYS = {
     "status": Field(list_of(STATUS, 1), "jobs of these statuses; beside `ids`, what those must be", default=None,
                     text=STATUS, parse=lambda text: (text,)),
 }
-CHOICE = object_of(CHOICE_KEYS, "which jobs", null=False, required=(), minProperties=1,
-                examples=[{"ids": ["abc", "abd"]}, {"group": "sweep", "status": "failed"}])
+CHOICE = object_of(CHOICE_KEYS, "which jobs", minProperties=1,
+                   examples=[{"ids": ["abc", "abd"]}, {"group": "sweep", "status": "failed"}])
 CANCEL_KEYS = {**CHOICE_KEYS, "signal": Field(
     one_of("TERM", "INT", "HUP", "QUIT", "USR1", "USR2", "KILL"),
     "what running ones get first, instead of TERM; KILL follows as ever",
     default=None, like="INT")}
-CANCEL = object_of(CANCEL_KEYS, "which jobs", null=False, required=(), minProperties=1, examples=CHOICE["examples"])
+CANCEL = object_of(CANCEL_KEYS, "which jobs", minProperties=1, examples=CHOICE["examples"])
 # What `edit` may change of a pending job, and `retry` of a finished one
 CHANGES = {name: JOB_FIELDS[name] for name in (
     "command", "name", "gpus", "gpu_ids", "gpu_mem_mib", "priority", "timeout_seconds", "expected_time", "retries")}
 CHANGES["begin"] = Asked.FIELDS["begin"]
 EDIT_KEYS = {**CHANGES, "position": Field(integer_in(0, 2**53), "its place in the queue; 0 is the first", default=None)}
-EDIT = object_of(EDIT_KEYS, "a change of a job", null=False, required=(), minProperties=1,
-              examples=[{"gpus": 2}, {"position": 0}])
+EDIT = object_of(EDIT_KEYS, "a change of a job", required=(), minProperties=1,
+                 examples=[{"gpus": 2}, {"position": 0}])
 RETRY_KEYS = {
     **CHOICE_KEYS, "change": Field(
-        object_of(CHANGES, "a change of a job", null=False, required=()), "what is to be otherwise", default=None,
+        object_of(CHANGES, "a change of a job", required=()), "what is to be otherwise", default=None,
         convert=lambda given: {key: keep(CHANGES[key], fact, key) for key, fact in given.items()})}
-RETRY = object_of(RETRY_KEYS, "which jobs, and what is to be otherwise", null=False, required=(), minProperties=1,
-               examples=[{"ids": ["abc"]}, {"group": "sweep", "change": {"gpus": 2}}])
+RETRY = object_of(RETRY_KEYS, "which jobs, and what is to be otherwise", minProperties=1,
+                  examples=[{"ids": ["abc"]}, {"group": "sweep", "change": {"gpus": 2}}])
 
 
 def form_rows() -> list[dict[str, Any]]:

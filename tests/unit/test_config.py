@@ -49,7 +49,7 @@ def test_a_key_that_is_added_is_everywhere(monkeypatch):
     GpuConfig = extend(nexus.GpuConfig, spares=row)
     Config = extend(nexus.Config, gpu=nexus.section(GpuConfig, "gpu"))
     monkeypatch.setattr(nexus, "Config", Config)
-    monkeypatch.setattr(nexus, "CONFIG", nexus.object_of(Config.FIELDS, "config.toml", null=False))
+    monkeypatch.setattr(nexus, "CONFIG", nexus.object_of(Config.FIELDS, "config.toml"))
     monkeypatch.setattr(nexus, "SECTIONS", {**nexus.SECTIONS, "gpu": GpuConfig()})
     assert nexus.parse_config({}, "").gpu.spares == 3
     made = nexus.parse_config({"gpu": {"spares": 5}}, "")
