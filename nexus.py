@@ -3118,69 +3118,9 @@ def find_bad_gpu(ended: Sequence[Ended], uuid: str, config: GpuConfig) -> str | 
             "and run elsewhere")
 
 
-# The scheduler in simulated time: for estimates, simulations, and tests
+# When pending jobs will start: the scheduler in simulated time
 
-class Replay:
-    """Simulate the queue: plan() decides, and each job ends after its run time."""
-
-    def __init__(self, gpus: Sequence[Gpu], config: Config, now: float = 0.0, nodes: Sequence[NodeView] = ()) -> None:
-        self.gpus, self.config, self.now, self.nodes = gpus, config, now, nodes
-        self.state = State()
-        self.run_times: dict[str, float | None] = {}            # {job id: seconds; None: unknown}
-        self.started_at: dict[str, float] = {}
-        self.ended_at: dict[str, float] = {}
-        self.ends: list[tuple[float, str]] = []                 # of the running jobs whose run time is known, ascending
-        self.delayed_until: float | None = None                 # when the next --begin or backoff ends
-
-    def add(self, job_id: str, run_time: float | None, **fields: Any) -> None:
-        """Queue a job that will run for `run_time` seconds.  `fields`: as in Job."""
-        place = next_place(self.state, fields.pop("priority", 1))
-        for change in add_job(Job(**{"id": job_id, "command": job_id, "cwd": "/", "user": "", "created_at": self.now,
-                                     "environment": "", **place, **fields})):
-            self.state.put(change)
-        self.run_times[job_id] = run_time
-
-    def decide(self) -> Plan:
-        return plan(self.state, self.gpus, None, self.config, self.now, {}, self.nodes)
-
-    def start_jobs(self) -> Plan:
-        """Start the jobs of plan(); return the plan."""
-        planned = self.decide()
-        for start in planned.starts:
-            begun = begin_attempt(self.state.jobs[start.job_id], started_at=self.now, gpu_indices=start.gpu_indices,
-                                  gpu_uuids=start.gpu_uuids, node=start.node)
-            self.state.put(change_status(begun, RUNNING, self.now))
-            self.started_at[start.job_id] = self.now
-            run_time = self.run_times[start.job_id]
-            if run_time is not None:
-                bisect.insort(self.ends, (self.now + run_time, start.job_id))
-        self.delayed_until = planned.delayed_until
-        return planned
-
-    def next_event_at(self) -> float | None:
-        """When the next job ends, or may be tried again; None if no such time is known."""
-        times = [at for at in (*(at for at, _ in self.ends[:1]), self.delayed_until) if at is not None]
-        return max(self.now, min(times)) if times else None
-
-    def advance(self, until: float) -> None:
-        """Move the time to `until`, and end the jobs that end before."""
-        self.now = until
-        while self.ends and self.ends[0][0] <= until:
-            _, job_id = self.ends.pop(0)
-            for change in end_job(self.state, self.state.jobs[job_id], COMPLETED, until):
-                self.state.put(change)
-            self.ended_at[job_id] = until
-
-    def run(self) -> None:
-        """Go on until nothing more happens."""
-        self.start_jobs()
-        while (upcoming := self.next_event_at()) is not None:
-            self.advance(upcoming)
-            self.start_jobs()
-
-
-MAX_REPLAY_STEPS = 500
-MAX_REPLAY_JOBS = 500
+MAX_ESTIMATED_STEPS = MAX_ESTIMATED_JOBS = 500
 OVERDUE = 0.25                  # of the expected run time: the end of a job that exceeds it by more is unknown
 
 
@@ -3192,25 +3132,33 @@ def estimate_starts(jobs: Iterable[Job], groups: Iterable[Group], run_times: Map
     `jobs`: the running and the first pending jobs, in order.  `run_times`: the whole run time of each, None if unknown.
     A job of unknown run time never ends here; once one has started, later starts get no estimate.
     """
-    replay = Replay(gpus, config, now, nodes)
+    state, estimates, ends = State(), dict[str, float](), list[tuple[float, str]]()     # ends: ascending
     for group in groups:
-        replay.state.put(Put("groups", group.name, group))
+        state.put(Put("groups", group.name, group))
     for job in jobs:
-        replay.state.put(Put("jobs", job.id, job))
+        state.put(Put("jobs", job.id, job))
         age, run_s = find_age(job, now), run_times.get(job.id)
-        replay.run_times[job.id] = run_s
         if job.status == RUNNING and run_s is not None and age <= (1 + OVERDUE) * run_s:
-            bisect.insort(replay.ends, (now + abs(run_s - age), job.id))    # x seconds over its time, it needs x more
-    held = {uuid for job in replay.state.running.values() for uuid in job.current.gpu_uuids}
+            bisect.insort(ends, (now + abs(run_s - age), job.id))       # x seconds over its time, it needs x more
+    held = {uuid for job in state.running.values() for uuid in job.current.gpu_uuids}
     # Inside a container no process shows: all use is the jobs', and ends with them
-    replay.gpus = [replace(gpu, memory_used_mib=None) if gpu.uuid in held and not gpu.processes else gpu
-                   for gpu in gpus]
-    for _ in range(MAX_REPLAY_STEPS):
-        starts, upcoming = replay.start_jobs().starts, replay.next_event_at()
-        if upcoming is None or any(replay.run_times[start.job_id] is None for start in starts):
+    gpus = [replace(gpu, memory_used_mib=None) if gpu.uuid in held and not gpu.processes else gpu for gpu in gpus]
+    for _ in range(MAX_ESTIMATED_STEPS):
+        planned = plan(state, gpus, None, config, now, {}, nodes)
+        for start in planned.starts:
+            begun = begin_attempt(state.jobs[start.job_id], started_at=now, gpu_indices=start.gpu_indices,
+                                  gpu_uuids=start.gpu_uuids, node=start.node)
+            state.put(change_status(begun, RUNNING, now))
+            estimates[start.job_id] = now
+            bisect.insort(ends, (now + (run_times.get(start.job_id) or 0.0), start.job_id))
+        times = [at for at in (*(at for at, _ in ends[:1]), planned.delayed_until) if at is not None]
+        if not times or any(run_times.get(start.job_id) is None for start in planned.starts):
             break
-        replay.advance(upcoming)
-    return replay.started_at
+        now = max(now, min(times))
+        while ends and ends[0][0] <= now:
+            for change in end_job(state, state.jobs[ends.pop(0)[1]], COMPLETED, now):
+                state.put(change)
+    return estimates
 
 
 def know_run_times(jobs: Iterable[Job], finished: Iterable[Job]) -> dict[str, float | None]:
@@ -10232,7 +10180,7 @@ class Views(Part):
     def estimate(self, monotonic: float) -> Mapping[str, float]:
         """Make new estimates; this may take 0.5 s."""
         jobs, groups, finished, gpus, is_paused = self.store.read(lambda state: (
-            [*state.running.values(), *list_pending(state)[:MAX_REPLAY_JOBS]],
+            [*state.running.values(), *list_pending(state)[:MAX_ESTIMATED_JOBS]],
             list(state.groups.values()), list_finished(state), self.service.gpu_watch.see_gpus(state), state.paused))
         if not jobs or is_paused or self.service.gpu_watch.find_gpu_trouble() or (
                 self.service.launcher.start_rest.find_why(monotonic)):

@@ -19,7 +19,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 TOP = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(TOP))
+sys.path[:0] = [str(TOP), str(TOP / "tests" / "support")]
+from replay import Replay  # noqa: E402
+
 import nexus  # noqa: E402
 
 GPUS, JOBS, DAY_S = 64, 10000, 86400.0
@@ -61,7 +63,7 @@ def make_day(seed: int) -> list[Arrival]:
     return made
 
 
-class Fifo(nexus.Replay):
+class Fifo(Replay):
     """Nobody overtakes the head of the queue."""
 
     def decide(self) -> nexus.Plan:
@@ -90,7 +92,7 @@ def make_gpus() -> list[nexus.Gpu]:
     return [nexus.Gpu(index, f"GPU-{index:02}", "H100", 81559.0, 0.0) for index in range(GPUS)]
 
 
-def play(name: str, day: list[Arrival], replay: nexus.Replay, samples: Sequence[str] = ()) -> Outcome:
+def play(name: str, day: list[Arrival], replay: Replay, samples: Sequence[str] = ()) -> Outcome:
     """Play the day to the end of its last job; estimate the start of the sampled ones as they come."""
     began, estimated_s = time.perf_counter(), 0.0
     estimates = {}
@@ -119,10 +121,10 @@ def play(name: str, day: list[Arrival], replay: nexus.Replay, samples: Sequence[
     return Outcome(name, waits, work / (GPUS * (end - day[0].at)), in_day / (GPUS * DAY_S), took_s, estimates)
 
 
-def estimate_wait(replay: nexus.Replay, job_id: str) -> float | None:
+def estimate_wait(replay: Replay, job_id: str) -> float | None:
     """In how many seconds a job will start, as GET /queue would say; None when it says nothing."""
     state = replay.state
-    jobs = [*state.running.values(), *nexus.list_pending(state)[:nexus.MAX_REPLAY_JOBS]]
+    jobs = [*state.running.values(), *nexus.list_pending(state)[:nexus.MAX_ESTIMATED_JOBS]]
     found = nexus.estimate_starts(jobs, (), nexus.know_run_times(jobs, ()), replay.gpus, replay.config, replay.now)
     return found[job_id] - replay.now if job_id in found else None
 
@@ -171,15 +173,15 @@ def main() -> None:
     skipping = nexus.parse_config({"jobs": {"reserve_after_seconds": NEVER}}, "")
     print(f"seed {seed}: {JOBS} jobs in a day on {GPUS} GPUs, run time {statistics.median(it.run_time for it in day):.0f} s in the median, "
           f"{max(it.run_time for it in day):.0f} s at most")
-    ours = play("nexus (reservation + backfill)", day, nexus.Replay(make_gpus(), config), choose_samples(day))
+    ours = play("nexus (reservation + backfill)", day, Replay(make_gpus(), config), choose_samples(day))
     report([ours, play("plain FIFO (the head blocks)", day, Fifo(make_gpus(), config)),
-            play("plain skip-ahead (nothing kept)", day, nexus.Replay(make_gpus(), skipping))], day)
+            play("plain skip-ahead (nothing kept)", day, Replay(make_gpus(), skipping))], day)
     print(f"\nEstimates, where {EXPECTED:.0%} of the jobs say how long they take, and nothing is known of the others")
     report_estimates(ours)
     print("\nEstimates, where all jobs do")
     source = random.Random(seed)
     all_say = [nexus.replace(it, expected=it.expected or it.run_time * source.uniform(1 - EXPECT_ERROR, 1 + EXPECT_ERROR)) for it in day]
-    report_estimates(play("all say", all_say, nexus.Replay(make_gpus(), config), choose_samples(all_say)))
+    report_estimates(play("all say", all_say, Replay(make_gpus(), config), choose_samples(all_say)))
 
 
 def choose_samples(day: list[Arrival]) -> list[str]:

@@ -687,21 +687,6 @@ def test_from_python():
         assert refused.value.kind == "usage" and "gpus" in refused.value.hint
 
 
-def test_the_scheduler_without_a_machine():
-    """A queue can be tried out with neither GPU, screen nor clock."""
-    replay = nexus.Replay([nexus.Gpu(index, f"GPU-{index}", "H100", 81559.0, 0.0) for index in range(2)],
-                          nexus.parse_config({"jobs": {"reserve_after_seconds": 60}}, ""))
-    replay.add("one", 100.0, gpus=0.5)
-    replay.add("two", 50.0, gpus=0.5)
-    replay.add("both", 10.0, gpus=2)
-    replay.add("small", 500.0)
-    replay.add("child", 5.0, gpus=0.5, after=("two",), pending_dependencies=("two",), priority=0)
-    assert [start.job_id for start in replay.start_jobs().starts] == ["one", "two", "small"]
-    replay.run()
-    assert replay.started_at == {"one": 0.0, "two": 0.0, "small": 0.0, "child": 50.0, "both": 500.0}
-    assert replay.ended_at["both"] == 510.0 and not replay.state.pending
-
-
 def test_service_ends_with_sigterm_and_goes_on():
     """What waits is where it was, after an end that was meant."""
     with live.Box(gpus=1) as box:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from makers import GB, NOW, config, finished, foreign, gpu, job, ours, put, running, state
+from replay import Replay
 
 import nexus
 
@@ -601,7 +602,7 @@ def test_jobs_are_listed_in_the_order_in_which_they_start(busy, waiting):
 
 
 def replay(count, **keys):
-    return nexus.Replay([gpu(index) for index in range(count)], config(**keys))
+    return Replay([gpu(index) for index in range(count)], config(**keys))
 
 
 def fill_up(made, count, *choices, dice):
@@ -826,7 +827,7 @@ def test_find_bad_gpu(reason, ended, keys, expected):
     assert not found or "in a row failed there within 10 s of their start" in found
 
 
-# Replay: the scheduler on made-up time
+# The scheduler in simulated time
 
 REPLAYS = [  # reason, GPUs, jobs as (id, run time, fields), {id: when it starts}
     ("side by side, then one after the other", 2, [("aaa", 60, {}), ("bbb", 50, {}), ("ccc", 5, {})], {"aaa": 0, "bbb": 0, "ccc": 50}),
