@@ -9381,12 +9381,10 @@ class GpuWatch(Part):
 
     def set_gpu_paused(self, index: int, is_paused: bool, who: str, node: str = "") -> None:
         """Pause or resume a GPU, also of a node.  Raises: not_found; conflict, when the node's own nexus paused it."""
-        def find() -> Gpu | None:
-            is_away = node and node != self.service.node
-            gpus = self.service.pool.find_node(node).gpus if is_away else self.observation.gpus
-            return next((gpu for gpu in gpus if gpu.index == index), None)
-
-        gpu = wait_until(find, 0.0 if self.observation.began_at else FIRST_LOOK_S, clock=self.clock)
+        self.first_probe.wait(FIRST_LOOK_S)
+        is_away = node and node != self.service.node
+        gpus = self.service.pool.find_node(node).gpus if is_away else self.observation.gpus
+        gpu = next((gpu for gpu in gpus if gpu.index == index), None)
         if gpu is None:
             raise NexusError("not_found", f"there is no GPU {index}{f' on {node}' if node else ''}", "nexus shows them")
         uuid, place, is_there = gpu.uuid, gpu.place, gpu.node and gpu.is_paused
@@ -10263,12 +10261,11 @@ class Service:
         self.owner = Caller(self.user, self.user)
         self.hash = file_hash()                             # of the running code: the file may change later
         self.node = store.host.partition(CONTAINER)[0]
-        self.started_at, self.started_monotonic = clock.now(), clock.monotonic()
+        self.started_monotonic = clock.monotonic()
         self.is_stopping = self.is_going_down = False
         self.plan = Plan(hold=Reason("node-down", "", "the service has not read the GPUs yet"))
         self.write_again_at = 0.0                                 # monotonic: next try after a failed write
         self.turned_at = clock.monotonic()                  # when the last tick ended
-        self.due_at = self.turned_at                        # monotonic: when the next tick is due, or this one began
         self.counters = Counters()
         store.note_moves = self.note_moves
         self.failure_count = 0
@@ -10438,9 +10435,7 @@ class Service:
     def listen(self, timeout_s: float) -> list[RunnerEvent] | None:
         """Wait for runner events, a wake-up, or the timeout.  Return None to skip the tick: only `wait` events came."""
         import select
-        self.due_at = self.clock.monotonic() + timeout_s
         ready, _, _ = select.select([self.wake_read, *([] if self.fifo is None else [self.fifo])], [], [], timeout_s)
-        self.due_at = min(self.due_at, self.clock.monotonic())
         for source in ready:
             with contextlib.suppress(BlockingIOError):          # another process read the FIFO first
                 data = os.read(source, 65536)

@@ -1021,18 +1021,21 @@ def test_paused_gpu_gets_no_new_job(world):
         w.service.gpu_watch.set_gpu_paused(7, True, "ann")
 
 
-def test_who_names_a_gpu_right_after_a_start_waits_for_the_first_look(world, monkeypatch):
+def test_who_names_a_gpu_right_after_a_start_waits_for_the_first_look(world):
     w = world(gpus=2)
-    w.turn()
-    seen, sleep = w.service.gpu_watch.observation, w.clock.sleep
-    w.service.gpu_watch.observation = nexus.Observation((), "nvidia-smi has not answered yet", "", 0.0, 0.0)
-    monkeypatch.setattr(w.clock, "sleep", lambda seconds: (sleep(seconds), setattr(w.service.gpu_watch, "observation", seen)))
-    w.service.gpu_watch.set_gpu_paused(1, True, "ann")
-    assert w.service.store.state.paused_gpus == (seen.gpus[1].uuid,)
-    w.service.gpu_watch.observation = nexus.Observation((), "nvidia-smi has not answered yet", "", 0.0, 0.0)
-    monkeypatch.setattr(w.clock, "sleep", sleep)
-    with pytest.raises(nexus.NexusError, match="no GPU 1"):
-        w.service.gpu_watch.set_gpu_paused(1, True, "ann")
+    watch, observation = w.service.gpu_watch, w.service.gpu_watch.observation
+    watch.observation = nexus.Observation((), "nvidia-smi has not answered yet", "", 0.0, 0.0)
+    watch.first_probe.clear()
+
+    def look():
+        watch.observation = observation
+        watch.first_probe.set()
+
+    threading.Timer(0.2, look).start()
+    watch.set_gpu_paused(1, True, "ann")
+    assert w.service.store.state.paused_gpus == (observation.gpus[1].uuid,)
+    with pytest.raises(nexus.NexusError, match="no GPU 7"):
+        watch.set_gpu_paused(7, True, "ann")
 
 
 def test_a_job_on_a_gpu_that_it_was_not_given(world, monkeypatch):
