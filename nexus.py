@@ -529,9 +529,12 @@ def fit_one_of(schema: Schema, given: Any, name: str, faults: list[tuple[str, st
 
 def describe_fault(schema: Schema, given: Any, name: str) -> tuple[str, str]:
     """(what is wrong, a hint)"""
-    hint = suggest(given, schema["enum"]) if "enum" in schema and isinstance(given, str) else ""
-    if not hint and "examples" in schema:
-        hint = "like " + " or ".join(map(json.dumps, schema["examples"]))
+    options = schema.get("anyOf", [schema])
+    words = [word for option in options for word in option.get("enum", ())]
+    examples = [json.dumps(example) for option in options for example in option.get("examples", ())]
+    hint = suggest(given, words) if isinstance(given, str) else ""
+    if not hint and examples:
+        hint = f"like {' or '.join(examples)}"
     shown = format_line(json.dumps(given, default=str), 60)
     return f"{name or schema.get('title')} must be {describe_schema(schema)}, not {shown}", hint
 
