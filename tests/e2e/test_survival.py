@@ -393,7 +393,7 @@ def test_a_job_that_cannot_be_understood_is_kept_and_told():
         bad, good = box.add("echo bad"), box.add("echo good")
         assert box.nexus("restart").returncode == 0 and box.nexus("stop").returncode == 0
         for path in [*box.home.glob("state.json*"), *box.home.glob("journal-*")]:
-            path.write_text(path.read_text().replace(f'"{bad}":{{', f'"{bad}":{{"retries":"2",'))
+            path.write_text(re.sub(f'"{bad}": ?{{', f'"{bad}":{{"retries":"2",', path.read_text()))
         box.start()
         assert [job["id"] for job in box.ask("GET", "/jobs")] == [good]
         kept, = box.home.glob("state.json.damaged-*")
@@ -555,7 +555,7 @@ def test_another_program_on_the_port(uid):
             "port": box.port, "socket": str(box.home / "api.sock"), "machine": nexus.read_machine()}))
         for command in (["add", "true"], ["status"], ["logs", "-f", "abc"], ["stop"]):
             done = box.nexus(*command)
-            assert done.returncode == 6 and not done.stdout and "api.sock is gone" in done.stderr and f"kill {own}" in done.stderr, done
+            assert done.returncode == 6 and not done.stdout and "was lost" in done.stderr, done
         assert heard() == "ready\n"
 
 
