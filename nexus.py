@@ -9208,19 +9208,14 @@ class Admission(Part):
                    "[slurm] partition, or by extra_args = [\"--constraint=a100\"]")
         if self.service.is_slurm or not job.gpus:
             return
-        self.service.gpu_watch.first_probe.wait(2.0)
         watch = self.service.gpu_watch
-        there = {"": tuple(gpu for gpu in watch.observation.gpus if not is_left_out(gpu, self.config.gpu)),
-                 **{name: node.gpus for name, node in self.service.pool.nodes.items()}}
-        there = {name: gpus for name, gpus in there.items() if job.only_node in (None, name)}
-        if any(not gpus if name else watch.observation.trouble for name, gpus in there.items()):
+        watch.first_probe.wait(2.0)
+        own = tuple(gpu for gpu in watch.observation.gpus if not is_left_out(gpu, self.config.gpu))
+        machines = {"": own, **{name: node.gpus for name, node in self.service.pool.nodes.items()}}
+        machines = {name: gpus for name, gpus in machines.items() if job.only_node in (None, name)}
+        if any(not gpus if name else watch.observation.trouble for name, gpus in machines.items()):
             return                              # the GPUs of one machine are unknown now
-        never = find_never(job, there)
-        known = {gpu.index for gpus in there.values() for gpu in gpus}
-        if not never and set(job.gpu_ids or ()) - known:         # the other gpu_ids would be enough
-            asked, there_are = format_indices(job.gpu_ids or ()), "there is" if len(known) == 1 else "there are"
-            never = Reason("never", "gpu_ids", f"wants GPU {asked}, {there_are} {format_indices(sorted(known))}")
-        if never:
+        if never := find_never(job, machines):
             refuse(f"the job {never.detail}", NEVER_HINTS[never.subject] + watch.describe_limit("; the service "))
 
     def make_environments(self, submissions: Sequence[Asked]) -> Iterator[tuple[str, Mapping[str, str]]]:

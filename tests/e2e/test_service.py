@@ -1418,7 +1418,6 @@ REFUSED = [  # reason, configuration, the job, kind, what it says
     ("a job it comes after is not there", {}, {"after": ["zzz"]}, "not_found", "zzz"),
     ("more than the queue takes", {"queue_limit": 0 + 1}, {}, "queue_full", "queue_limit is 1"),
     ("more GPUs than there are", {}, {"gpus": 3}, "usage", "the job wants 3 GPUs, this machine has 2"),
-    ("a GPU that is not there", {}, {"gpu_ids": [0, 5, 7]}, "usage", "wants GPU 0, 5, 7, there are 0, 1"),
     ("a GPU that may not be used", {"ids": [1]}, {"gpu_ids": [0]}, "usage", "wants GPU 0, there is 1"),
     ("more memory than any has", {}, {"gpu_mem_mib": 25 * 1024}, "usage", "wants 25GB, the largest GPU has 24GB"),
     ("a model without a table", {}, {"llm": "qwen"}, "usage", "llm qwen"),
