@@ -1070,7 +1070,8 @@ class State:
         elif old:
             self.running.pop(old.id, None)
         if old and old.status == PENDING:
-            del self.pending[bisect.bisect_left(self.pending, (old.queue_key, old.id))]
+            removed = self.pending.pop(bisect.bisect_left(self.pending, (old.queue_key, old.id)))
+            assert removed == (old.queue_key, old.id)
             for parent in old.pending_dependencies:
                 self.dependents[parent].remove(old.id)
                 if not self.dependents[parent]:
