@@ -474,13 +474,6 @@ def test_the_environment_is_exactly_what_it_was(box, environment):
     assert sorted(seen) == sorted(f"{name}={text}" for name, text in environment.items() if name != "_")
 
 
-@pytest.mark.parametrize("name", ["-i", "--", "-u", "--help", "-S x", "-C/"])
-def test_a_variable_that_looks_like_an_option(box, name):
-    environment = {name: "x", "PATH": os.environ["PATH"]}
-    box.run("cat /proc/$$/environ > environ", environment=environment)
-    assert seen_environment(box) == [f"{name}=x", f"PATH={os.environ['PATH']}"]
-
-
 def test_the_window_adds_nothing_to_the_environment(one_box):
     one_box.use_screen()
     one_box.run("cat /proc/$$/environ > environ", environment=ENVIRONMENT)

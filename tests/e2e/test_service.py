@@ -372,27 +372,6 @@ def test_stop_pending(world):
         w.service.admission.cancel(nexus.Choice([job_id], (nexus.PENDING, nexus.RUNNING)), ANN)
 
 
-def test_stop_running_terminates_then_kills(world):
-    w = world(gpus=1)
-    job_id, then = w.add(), w.add()
-    w.run(job_id, 100)
-    processes = w.machine.processes
-    processes.start(200, job_id)
-    processes.start(201, job_id)
-    processes.start(300, None)                          # somebody else's
-    processes.deaf = {200}
-    w.service.admission.cancel(nexus.Choice([job_id], (nexus.RUNNING,)), ANN)
-    w.turn()
-    assert processes.signals == [(200, 15), (200, 18), (201, 15), (201, 18)]
-    w.turn(seconds=9)
-    assert processes.signals.count((200, 15)) == 1 and w.job(job_id).status == "running"
-    w.turn(seconds=1.1)
-    assert 200 not in processes.alive and 300 in processes.alive
-    w.end(job_id, 137)
-    assert (w.job(job_id).status, w.job(job_id).current.cause) == ("cancelled", "killed")
-    assert w.job(then).status == "running"
-
-
 def test_what_a_job_runs_to_tidy_up_is_left_alone(world):
     w = world()
     job_id = w.run(w.add(), 100)
@@ -409,19 +388,6 @@ def test_what_a_job_runs_to_tidy_up_is_left_alone(world):
     assert (202, 15) in processes.signals
     w.turn(seconds=9)
     assert not {200, 201, 202} & set(processes.alive)
-
-
-def test_leftovers_are_ended_before_the_job_is(world):
-    w = world(gpus=1)
-    job_id, then = w.add(), w.add()
-    w.run(job_id, 100)
-    w.machine.processes.start(200, job_id)
-    w.machine.processes.deaf = {200}
-    w.end(job_id, 0)
-    assert w.job(job_id).status == "running" and w.job(then).status == "pending"
-    w.turn(seconds=10.1)
-    w.turn(seconds=1)
-    assert w.job(job_id).status == "completed" and w.job(job_id).current.runtime_seconds == 2.5 and w.job(then).status == "running"
 
 
 def test_stopped_runner_is_killed_at_last(world):
@@ -1613,26 +1579,6 @@ def test_retry_survives_a_crash_and_a_clock_set_back(world):
     assert w.job(job_id).attempt == 2
 
 
-def test_out_of_gpu_memory_is_tried_alone_on_the_emptiest(world):
-    w = world(gpus=3)
-    w.machine.shown = [makers.gpu(0, memory_used_mib=2000.0), makers.gpu(1, memory_used_mib=100.0), makers.gpu(2, memory_used_mib=1000.0)]
-    w.probe()
-    job_id = w.add(gpus=0.5, retries=1, gpu_ids=[0, 1, 2])
-    w.turn()
-    fail(w, job_id, 100, 1, "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB\nbye\n")
-    job = w.job(job_id)
-    assert job.status == "pending" and job.exclusive and job.attempts[0].cause == "cuda-oom"
-    w.probe()
-    w.turn(seconds=6)
-    assert w.job(job_id).current.gpu_indices == (1,)
-    other = w.add(gpus=0.5, gpu_ids=[1])
-    w.turn()
-    assert w.job(other).status == "pending", "it is alone there"
-    fail(w, job_id, 101, 1, "something else\n")
-    assert (w.job(job_id).current.cause, w.job(job_id).current.cause_line) == (
-        "exit", "something else"), "what the first attempt wrote is not this one's"
-
-
 def test_a_launch_that_comes_to_something_later_and_costs_no_retry(world):
     w = world(launch_attempts=2)
     w.machine.refusal = OSError(71, "Protocol error", "/logs")
@@ -1721,17 +1667,6 @@ def test_a_group_is_held_for_one_that_waits_for_its_next_attempt(world):
     for number, job_id in enumerate(ids):
         fail(w, job_id, 100 + number, 1, "no module\n", 1)
     assert w.job(ids[0]).status == "pending" and w.store.read(lambda state: state.groups["g"].hold)
-
-
-def test_max_concurrent(world):
-    w = world(gpus=0, cpu_slots=9)
-    ids = [w.add("a", gpus=0, group="g", max_concurrent=2) for _ in range(4)]
-    w.turn()
-    assert [w.job(job_id).status for job_id in ids] == ["running"] * 2 + ["pending"] * 2
-    assert w.api(ids[2])["waiting_for"] == "2 jobs of group g run, as many as its --max-concurrent allows"
-    w.add("a", gpus=0, group="g", max_concurrent=3)     # from now on
-    w.turn()
-    assert [w.job(job_id).status for job_id in ids] == ["running"] * 3 + ["pending"]
 
 
 GROUP_ENDS = [  # reason, (exit code, seconds) of the first jobs, whether the group is held then
@@ -1896,32 +1831,6 @@ def test_limits_hold_while_nothing_can_be_started(world):
     assert w.service.launcher.start_rest.rest_s and w.job(on).current.stop_cause == "timeout" and (200, 15) in w.machine.processes.signals
 
 
-def run_two(world, *names):
-    """A world where jobs may take 2 GB, and two that run: processes 200 and 201."""
-    w = world(gpus=0, max_memory_gb=2, cpu_slots=2)
-    jobs = [w.add(name, gpus=0) for name in names]
-    w.turn()
-    for number, job_id in enumerate(jobs):
-        w.claim(job_id, 100 + number)
-        w.machine.processes.start(200 + number, job_id)
-    return w, *jobs
-
-
-def test_host_memory(world):
-    w, large, _ = run_two(world, "large", "small")
-    w.machine.processes.take(200, 2049.0)
-    w.machine.processes.take(201, 2048.0)
-    w.probe()
-    w.probe()
-    w.turn(seconds=1.1)
-    w.turn(seconds=0.1)
-    assert (200, 15) in w.machine.processes.signals and (201, 15) not in w.machine.processes.signals
-    w.end(large, 143)
-    job = w.job(large)
-    assert (job.status, job.current.cause, job.current.peak_rss_mib, job.current.cpu_seconds) == ("failed", "host-memory", 2049.0,
-        5.0) and "max_memory_gb is 2" in job.current.cause_line
-
-
 # What is known
 
 def test_samples_of_a_job_are_kept_over_a_restart_and_a_retry_begins_anew(world):
@@ -1968,28 +1877,6 @@ def test_estimates(world):
     w.service.admission.set_paused(True, "ann")
     w.clock.pass_(3)
     assert w.service.views.find_estimates() == {}, "nobody knows until when"
-
-
-def test_explain(world):
-    w = world(gpus=2)
-    on, waits = w.add(gpus=1), w.add(gpus=2, gpu_mem_mib=1024)
-    w.turn()
-    small = w.add(gpus=1)
-    w.turn()
-    told = w.service.views.explain(waits, ANN)
-    assert (told["id"], told["status"]) == (waits, "pending") and told["why"] == w.api(waits)["waiting_for"]
-    assert told["facts"][0] == "it is first in the queue" and "it asks for 2 GPUs with 1GB free" in told["facts"][1]
-    assert [(gpu["index"], gpu["verdict"]) for gpu in told["gpus"]] == [(0, f"runs job {on}"), (1, f"runs job {small}")]
-    assert w.service.views.explain(on, ANN)["why"] == "it runs on GPU 0" and w.service.views.explain(on, ANN)["gpus"] == []
-    last = w.add(gpu_ids=[1])
-    w.turn()
-    told = w.service.views.explain(last, ANN)
-    assert [slot["index"] for slot in told["gpus"]] == [1] and told["facts"][0] == "1 job before it in the queue"
-    with pytest.raises(nexus.NexusError, match="no job 'zzz'"):
-        w.service.views.explain("zzz", ANN)
-    w.claim(on, 100)
-    w.end(on, 3)
-    assert w.service.views.explain(on, ANN)["why"] in ("exit", "it broke")
 
 
 # state.json, edited by others
