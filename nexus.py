@@ -3272,9 +3272,9 @@ JOB: dict[str, Field] = {
     "cpu_percent": Field(or_null(FLOAT), "CPU in use now"),
 }
 PUBLIC_JOB_KEYS = frozenset(name for name, row in JOB.items() if row.public)
-RUNNING_JOB_KEYS = ("status", "id", "command", "user", "gpus", "name", "group", "attempt", "node", "gpu_indices",  # in
-                    "slurm_id", "started_at", "processes_left", "runtime_seconds", "stopping",          # GET /status
-                    "unknown_since", "rss_mib", "cpu_percent")
+RUNNING_JOB_KEYS = (                            # what GET /status has of a running job
+    "status", "id", "command", "user", "gpus", "name", "group", "attempt", "node", "gpu_indices", "slurm_id",
+    "started_at", "processes_left", "runtime_seconds", "stopping", "unknown_since", "rss_mib", "cpu_percent")
 PUBLIC_NODE_KEYS = ("name", "gpus", "gpu_names", "running_jobs", "is_reachable", "is_leaving", "unknown_since")
 
 
