@@ -1974,7 +1974,7 @@ class RunnerEvent(Value):
     """A line from a runner.
 
     `start ID ATTEMPT PID STARTED BEGAN`, `end ID ATTEMPT CODE RUNTIME_CS`, `bounce ID ATTEMPT WHY` (the GPU is
-    somebody else's), `fail ID ATTEMPT WHY`, or `wait NUMBER 0 PID STARTED` (it waits for a job).
+    somebody else's), or `fail ID ATTEMPT WHY`.
     """
     verb: str
     job_id: str
@@ -1983,10 +1983,10 @@ class RunnerEvent(Value):
 
 
 def parse_runner_event(line: str) -> RunnerEvent | None:
-    words, counts = line.split(), {"start": 6, "end": 5, "wait": 5}
+    words, counts = line.split(), {"start": 6, "end": 5}
     if len(words) < 3 or words[0] not in (*counts, "bounce", "fail") or not is_number(words[2]):
         return None
-    if not (is_number if words[0] == "wait" else is_job_id)(words[1]):
+    if not is_job_id(words[1]):
         return None
     if words[0] in counts and (len(words) != counts[words[0]] or not all(map(is_number, words[3:]))):
         return None
@@ -4399,14 +4399,14 @@ def change_tokens(path: str, act: Callable[[Mapping[str, Token]], Mapping[str, T
         write_atomic(path, [json.dumps({"tokens": rows}, indent=1) + "\n"])
 
 
-def append_whole(handle: int, record: bytes, sync: Callable[[int], object] | None = None) -> None:
+def append_whole(handle: int, record: bytes, is_synced: bool = False) -> None:
     """Append to an open file.  Raises: OSError, after removing what was written, if the disk allows it."""
     size, written = os.lseek(handle, 0, os.SEEK_END), 0
     try:
         while written < len(record):
             written += os.pwrite(handle, record[written:], size + written)
-        if sync:
-            sync(handle)
+        if is_synced:
+            os.fdatasync(handle)
     except BaseException:
         with contextlib.suppress(OSError):
             os.ftruncate(handle, size)
@@ -4843,10 +4843,6 @@ class Processes:
         """Seconds since a start in clock ticks, whatever the wall clock was set to."""
         return time.clock_gettime(time.CLOCK_BOOTTIME) - started / os.sysconf("SC_CLK_TCK")
 
-    def find_now(self) -> int:
-        """The present, in clock ticks since boot."""
-        return int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
-
     def scan(self) -> list[Process]:
         """The processes that may be ours: this user's; for root, everybody's."""
         found = []
@@ -5133,63 +5129,35 @@ class Leases:
             holders = self.look(folder, ())
         return {uuid: find_user(uid) for uuid, uid in holders.items()}
 
-    def make(self, key: str) -> None:
-        """Make a lease without GPUs, for a runner that waits.  Raises: unavailable."""
-        with self.locked() as folder:
-            # The name is random, so nobody else can have made this file, or open it before it is locked.
-            name = f"{self.service_id}.{os.urandom(8).hex()}.{key}"
-            handle = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder)
-            self.held[key] = name, handle
-            try_lock(handle, is_shared=True)
-            os.fchmod(handle, 0o644)                # other users must read it, whatever the umask
-
-    def take(self, job_id: str, uuids: Sequence[str], runner: str = "") -> None:
-        """Take GPUs for a job, all or none; with the lease of a waiting `runner`.
-
-        Raises: conflict, naming the holder; unavailable.
-        """
+    def take(self, job_id: str, uuids: Sequence[str]) -> None:
+        """Take GPUs for a job, all or none.  Raises: conflict, naming the holder; unavailable."""
         self.close_own(job_id)
         try:
-            if not runner:
-                runner = "0"
-                self.make(runner)
             with self.locked() as folder:
-                # The job's name is given to a complete file, so that nobody needs to read it again.
-                former, handle = self.held[job_id] = self.held.pop(runner)
+                # The name is random, so nobody else can have made this file, or open it before it is locked.
+                unnamed = f"{self.service_id}.{os.urandom(8).hex()}.0"
+                handle = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder)
+                self.held[job_id] = unnamed, handle
+                try_lock(handle, is_shared=True)
+                os.fchmod(handle, 0o644)            # other users must read it, whatever the umask
                 with open(handle, "w", closefd=False) as file:
                     file.writelines(uuid + "\n" for uuid in uuids)
-                name = f"{former.rpartition('.')[0]}.{job_id}"
-                os.rename(former, name, src_dir_fd=folder, dst_dir_fd=folder)
+                # The job's name is given to a complete file, so that nobody needs to read it again.
+                name = f"{unnamed.rpartition('.')[0]}.{job_id}"
+                os.rename(unnamed, name, src_dir_fd=folder, dst_dir_fd=folder)
                 self.held[job_id] = name, handle
                 holders = self.look(folder, uuids)
             for uuid in uuids:
                 if uuid in holders:
                     raise NexusError("conflict", f"the nexus of {find_user(holders[uuid])} took {uuid} first")
         except BaseException:
-            self.close_own(runner)                  # the file was not renamed
             self.drop(job_id)
             raise
-
-    def is_there(self, key: str) -> bool:
-        """Whether the file of a lease held by this service still exists."""
-        return key in self.held and os.fstat(self.held[key][1]).st_nlink > 0
 
     def paths(self, job_id: str) -> tuple[str, str]:
         """(the lease's path, the path by which job.sh opens it): the second one cannot be replaced by anybody."""
         name, handle = self.held[job_id]
         return os.path.join(self.folder, name), f"{PROC}/{os.getpid()}/fd/{handle}"
-
-    def clear(self, job_id: str, key: str) -> None:
-        """Remove the GPUs from an ended job's lease: its runner keeps the lock, and waits for another job.
-
-        Raises: OSError.
-        """
-        name, handle = self.held[job_id]
-        os.ftruncate(handle, 0)
-        os.lseek(handle, 0, os.SEEK_SET)
-        new = f"{name.rpartition('.')[0]}.{key}"
-        os.rename(os.path.join(self.folder, name), os.path.join(self.folder, new))
-        self.held[key] = new, self.held.pop(job_id)[1]
 
     def close_own(self, job_id: str) -> None:
         """Close this service's descriptor of a lease: from then on the lock is its runner's alone."""
@@ -5442,9 +5410,6 @@ def find_program(name: str, path: str | None = None) -> str | None:
     return shutil.which(name, path=path)
 
 
-WAITING_SESSION = "nexus_runner"
-
-
 class Machine:
     """This machine as the service uses it: GPUs, processes, sessions, leases and launching."""
 
@@ -5497,39 +5462,15 @@ class Machine:
         return self.processes.list_children(os.getpid(), str(os.getpid()))
 
     def launch(self, job: Job, script: str) -> None:
-        """Start a job's script.  Raises: OSError."""
-        self.spawn(job.id, f"nexus_job_{job.id}", ["/bin/sh", script, str(job.attempt)])
-
-    def spawn(self, key: str, session: str, command: Sequence[str]) -> subprocess.Popen[bytes]:
-        """Start a detached program, in a screen session or directly.  Raises: OSError."""
-        if not self.no_screen_reason:
-            command = self.screen.argv(session, command, is_daemon=False)
-        child = self.begin(key, command)
-        self.launched[key] = child.pid
-        return child
-
-    def begin(self, key: str, argv: Sequence[str]) -> subprocess.Popen[bytes]:
+        """Start a job's script, in a screen session or directly.  Raises: OSError."""
         import subprocess
-        self.children[key] = subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd="/",
-            env=self.screen.environ(), start_new_session=True)
-        return self.children[key]
-
-    def name_session(self, job_id: str, pid: str = "") -> None:
-        """Name the session of a job that a waiting runner took.  `pid`: for a session of an earlier service.
-
-        Raises: OSError.
-        """
+        command = ["/bin/sh", script, str(job.attempt)]
         if not self.no_screen_reason:
-            session = f"{self.launched.get(job_id, pid)}.{WAITING_SESSION}"
-            self.begin(f"name of {job_id}", ["screen", "-S", session, "-X", "sessionname", f"nexus_job_{job_id}"])
-
-    def rename(self, former: str, key: str) -> None:
-        """A waiting runner has got a job, or waits again."""
-        tables: tuple[dict[str, Any], ...] = self.children, self.launched
-        for known in tables:
-            if former in known:
-                known[key] = known.pop(former)
+            command = self.screen.argv(f"nexus_job_{job.id}", command, is_daemon=False)
+        child = self.children[job.id] = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd="/",
+            env=self.screen.environ(), start_new_session=True)
+        self.launched[job.id] = child.pid
 
     def is_going_down(self) -> bool:
         """Whether the machine is being shut down, as far as systemd says."""
@@ -6064,16 +6005,9 @@ def push_snapshot(ssh: Ssh, repository: str, commit: str, name: str, environ: Ma
 # straight into the log files, says `end`, and leaves a result file.  Its events are acted upon at once; its files say
 # the same to a service that missed them.
 
-# The functions of every runner
-RUNNER_SCRIPT = r'''
+# job.sh, after build_script()'s assignments
+JOB_SCRIPT = r'''
 say() { [ -p "$events" ] && printf '%s\n' "$*" 1<>"$events"; } 2>/dev/null
-prepare() {
-  trap : HUP                              # it outlives screen; the command does not inherit this
-  trap : INT QUIT TERM                    # Ctrl-C, or `kill 0`, ends the command, not this script
-  read -r stat < /proc/$$/stat
-  set -- ${stat##*) }
-  started=${20}
-}
 # Whether processes of this session are left, beside this script and its children.  After a short command only the pids
 # above $first, the last one before it, are looked at: so the other processes of the machine cost little.
 has_company() {
@@ -6098,22 +6032,10 @@ hold() {
   [ -z "$lease" ] || { command exec 9<"$held" && flock -s -n 9 && [ "$held" -ef /proc/$$/fd/9 ] &&
     [ "$lease" -ef /proc/$$/fd/9 ]; }
 }
-'''
-
-
-# The rest of job.sh, after build_script()'s assignments
-JOB_SCRIPT = r'''
 case $attempt in '') tree=$dir/tree-by-hand-$$ is_new=yes;; *) tree=$dir/tree is_new=;; esac
 cwd=${commit:+$tree/}$folder
 uptime_cs() { read -r up rest < /proc/uptime; up=${up%.*}${up#*.}; }
-fail() { [ -n "$waited" ] || rm -f "$dir/claim-$$"; say fail "$id" "$attempt" "$@"; printf '%s\n' "$*" >&2; exit 0; }
-# From here on the job counts as begun.  A waiting runner may go on when the service's record is on disk.
-note_begin() {
-  [ -z "$waited" ] || read -r rest <&8 || exit 0
-  uptime_cs
-  printf '%s\n' "$up" >> "$dir/attempt-$attempt" || fail "the log folder $dir cannot be written"
-  [ "$waited" ] || say start "$id" "$attempt" "$$" "$started" "$up"
-}
+fail() { rm -f "$dir/claim-$$"; say fail "$id" "$attempt" "$@"; printf '%s\n' "$*" >&2; exit 0; }
 # A full disk loses nothing: retry until there is room.  A checkout is removed only if the command never ran.
 finish() {
   until { [ -z "$cause" ] || printf '%s\n' "$words" > "$dir/fault-$attempt"; } &&
@@ -6123,16 +6045,15 @@ finish() {
   do
     command exec 9>&-
     sleep 2
-    again=
     [ -z "$cause" ] || drop_tree
     [ -d "$dir" ] || break
     say end "$id" "$attempt" "$1" "$took"
   done 2>/dev/null
-  [ -n "$waited" ] || rm -f "$dir/claim-$$"
+  rm -f "$dir/claim-$$"
 }
 # The command does not run: $1 is the cause, `launch` or `bounce`, and the rest tells why.
 refuse() {
-  cause=$1 took=0 again=
+  cause=$1 took=0
   shift
   words=$*
   command exec 9>&-
@@ -6203,20 +6124,24 @@ if [ -z "$attempt" ]; then
   exit $code
 fi
 
-if [ -z "$waited" ]; then
-  viewer=
-  prepare
-  # Whoever links this name first has the attempt: this script, or a service that found no runner.
-  printf '%s %s\n' "$$" "$started" > "$dir/claim-$$" || fail "the log folder $dir cannot be written"
-  ln "$dir/claim-$$" "$dir/attempt-$attempt" 2>/dev/null || {
-    [ -e "$dir/attempt-$attempt" ] || fail "$dir takes no hard links: set [state] log_dir to another file system"
-    rm -f "$dir/claim-$$"
-    exit 0
-  }
-  hold || refuse bounce a GPU lease was lost before its job began
-fi
-again='' goes_on=''                       # again: this runner waits for another job afterwards
-if [ "$waited" ] && [ -z "$commit" ]; then again=yes; else note_begin; fi
+trap : HUP                                # it outlives screen; the command does not inherit this
+trap : INT QUIT TERM                      # Ctrl-C, or `kill 0`, ends the command, not this script
+viewer='' goes_on=''
+read -r stat < /proc/$$/stat
+set -- ${stat##*) }
+started=${20}
+# Whoever links this name first has the attempt: this script, or a service that found no runner.
+printf '%s %s\n' "$$" "$started" > "$dir/claim-$$" || fail "the log folder $dir cannot be written"
+ln "$dir/claim-$$" "$dir/attempt-$attempt" 2>/dev/null || {
+  [ -e "$dir/attempt-$attempt" ] || fail "$dir takes no hard links: set [state] log_dir to another file system"
+  rm -f "$dir/claim-$$"
+  exit 0
+}
+hold || refuse bounce a GPU lease was lost before its job began
+# From here on the job counts as begun.
+uptime_cs
+printf '%s\n' "$up" >> "$dir/attempt-$attempt" || fail "the log folder $dir cannot be written"
+say start "$id" "$attempt" "$$" "$started" "$up"
 if [ "$commit" ]; then
   find_made
   said=$(make_tree 2>&1) || refuse launch "the snapshot of $repo cannot be checked out: $said"
@@ -6226,15 +6151,14 @@ own_path=$PATH PATH=$job_path
 command -v bash > /dev/null || { PATH=$own_path; refuse launch "bash was not found on PATH ($job_path)"; }
 PATH=$own_path
 command exec 5>>"$dir/stderr.log" 6>>"$dir/stdout.log" || refuse launch "the log files in $dir cannot be written"
-[ -z "$again" ] || note_begin
-if [ -t 1 ] && [ -z "$waited" ]; then     # under screen, its window shows the logs
+if [ -t 1 ]; then                         # under screen, its window shows the logs
   NEXUS_ROLE=viewer tail -qn 100 -s 0.2 -f --pid=$$ "$dir/stdout.log" "$dir/stderr.log" \
     </dev/null 2>/dev/null 5>&- 6>&- 9>&- &
   viewer=$!
 fi
 uptime_cs; begin=$up
 read -r rest rest rest rest first < /proc/loadavg
-command_of_the_job >&6 2>&5 5>&- 6>&- 8<&-
+command_of_the_job >&6 2>&5 5>&- 6>&-
 code=$?
 umask 077
 command exec 5>&- 6>&-
@@ -6244,44 +6168,22 @@ if [ -e "$dir/fault-$attempt" ]; then      # from CONDA_SCRIPT; after a signal, 
   [ "$code" -gt 128 ] || refuse launch "$words"
 fi
 uptime_cs; took=$((up - begin))
-[ "$again" ] || command exec 9>&-
+command exec 9>&-
 say end "$id" "$attempt" "$code" "$took"
 cause=
 finish "$code"
 # While others of its session work, the job goes on; the service ends those that idle.  This script stays with them: the
 # end of a session's leader hangs up its terminal.  Slurm ends with a job what it left.
 if [ -z "${SLURM_JOB_ID-}" ] && has_company; then
-  again='' goes_on=yes
+  goes_on=yes
   finish "$code"
   while sleep 1; has_company; do :; done
   uptime_cs; took=$((up - begin)) goes_on=''
   finish "$code"
   say end "$id" "$attempt" "$code" "$took"
 fi
-[ "$again" ] || end_viewer
-keep_made
-'''
-
-
-# A runner that waits for jobs.  It reads the path of its next job.sh from a pipe of the service, which ends with the
-# service, or when a job turns out to be long.  It keeps its lease, which is renamed for each job.
-WAITING_SCRIPT = RUNNER_SCRIPT + "run_job() {" + JOB_SCRIPT + r'''}
-number=$1 pipe=$2 end=$3 events=$4 lease=$5 held=$6 viewer=
-prepare
-if [ -t 1 ]; then                         # the viewer starts when the second pipe ends, which is after any short job
-  { read -r rest
-    NEXUS_ROLE=viewer exec tail -qn 100 -s 0.2 -f --pid=$$ /proc/$$/fd/6 /proc/$$/fd/5; } < "$end" 2>/dev/null &
-  viewer=$!
-fi
-command exec 8<"$pipe" && hold || { end_viewer; exit 0; }
-while say wait "$number" 0 "$$" "$started"; read -r attempt script <&8; do
-  set -- "$attempt" "$started"
-  . "$script"
-  run_job
-  [ "$again" ] || exit 0
-  cd /
-done
 end_viewer
+keep_made
 '''
 
 
@@ -6385,11 +6287,11 @@ def build_script(job: Job, environment: Mapping[str, str], layout: Layout, lease
     user = re.sub("[^A-Za-z0-9_.-]", "?", job.user)
     return "\n".join([
         "#!/bin/sh", f"# Job {job.id} of nexus, user {user}.  Run by hand (sh job.sh) it just runs the command; nexus "
-        "calls it with the attempt's number.", "attempt=${1:-} waited=${2:-} started=${2:-}",
+        "calls it with the attempt's number.", "attempt=${1:-}",
         *(f"{name}={quote(text)}" for name, text in head.items()), f"umask={umask}", "", "command_of_the_job() {",
         '  umask "$umask"', *([SLURM_SCRIPT] if is_slurm else []), "  /usr/bin/env -i -- \\",
         *(f"    {pair} \\" for pair in pairs), f'    "$@" {" ".join(map(quote, launch))}', "}", "",
-        '[ -z "$waited" ] || return 0             # a waiting runner knows the rest', RUNNER_SCRIPT, JOB_SCRIPT])
+        JOB_SCRIPT])
 
 
 def build_environment(job: Job, submitted: Mapping[str, str], gpus: Sequence[Gpu]) -> dict[str, str]:
@@ -6434,12 +6336,10 @@ def read_claim(folder: str, attempt: int) -> tuple[int, int] | None:
 def read_began(folder: str, attempt: int) -> int | None:
     """When the attempt's runner went on to its command, in clock ticks since boot; None: not yet."""
     match = re.fullmatch(CLAIM, read_text(os.path.join(folder, f"attempt-{attempt}")) or "")
-    began = match and (match[4] or ("" if match[3] else match[2]))
-    return int(began) if began else None
+    return int(match[3]) if match and match[3] else None
 
 
-# PID STARTED, and the time of the begin; `waiting`: the service claimed it for a waiting runner
-CLAIM = r"([0-9]{1,19}) ([0-9]{1,19})( waiting)?\n?(?:([0-9]{1,19})\n?)?"
+CLAIM = r"([0-9]{1,19}) ([0-9]{1,19})\n?(?:([0-9]{1,19})\n?)?"      # PID STARTED, and the time of the begin
 
 
 def take_claim(folder: str, attempt: int) -> bool:
@@ -6467,157 +6367,6 @@ def read_tail(path: str, start: int, most: int) -> tuple[str, int]:
     """(the end of a log from byte `start` on, at most `most` bytes; the size of the whole file)."""
     size = measure(path)
     return read_part(path, max(0, min(start, size), size - most), most).decode("utf-8", "replace"), size
-
-
-MAX_WAITING = 4                 # waiting runners
-WAITING_BACKOFF_S = 0.02        # after a start, before a runner is started: the job itself starts first
-WAITING_S = 5.0                 # as many wait as jobs were started within this
-SHORT_JOB_S = 0.5               # the runner of a longer job does not come back
-
-
-class WaitingRunner:
-    def __init__(self, number: str, pipes: Sequence[int]) -> None:
-        self.number = number                                # never a job's id
-        # Both ends of two pipes.  The runner opens its ends itself; then `theirs` is closed here.
-        self.theirs, self.ours = list(pipes[::2]), pipes[1::2]
-        self.pipe = pipes[1]                                # gives it a job; the other pipe only ends
-        self.is_ready = False                               # it waits for a job
-        self.pid = self.started = 0                         # of its sh
-        self.given_at = 0.0                                 # monotonic: when it got its job
-
-    def close(self) -> None:
-        """Give it no other job: it ends after its present one, and its window shows that one's logs."""
-        for end in (*self.theirs, *self.ours):
-            os.close(end)
-
-
-class WaitingRunners:
-    """Runners that wait for a job, so that between short jobs no process of nexus has to start.
-
-    A runner whose job has ended waits for another, unless enough are waiting.
-    """
-
-    def __init__(self, machine: Machine, layout: Layout) -> None:
-        self.machine, self.layout = machine, layout
-        self.script = os.path.join(layout.cache_dir, "runner.sh")
-        self.runners: dict[str, WaitingRunner] = {}         # {number: a runner without a job}
-        self.busy: dict[str, WaitingRunner] = {}            # {job id: a runner that may come back}
-        self.last_number = 0
-        self.starts: list[float] = []                       # monotonic, the latest last
-        self.next_at = 0.0                                  # monotonic: the next runner's start
-
-    def keep(self, now: float) -> None:
-        """Keep as many as jobs were started lately; start or end one at a time."""
-        wanted = self.count(now)
-        gone = [number for number in self.runners if self.is_lost(number)]
-        if gone or len(self.runners) > (wanted and wanted + 1):     # + 1: a runner may have come back just now
-            self.end(*gone[:1] or [next(iter(self.runners))])
-        elif len(self.runners) < wanted and (now >= self.next_at or not self.runners) and (
-                "\n" not in self.layout.log_dir):
-            self.next_at = now + WAITING_BACKOFF_S
-            try:
-                self.begin()
-            except (OSError, NexusError):                   # the next start of a job reports the fault
-                self.starts = []
-
-    def count(self, now: float) -> int:
-        """How many should wait."""
-        return sum(now - at < WAITING_S for at in self.starts)
-
-    def note_start(self, now: float) -> None:
-        self.starts, self.next_at = [*self.starts[1 - MAX_WAITING:], now], now + WAITING_BACKOFF_S
-
-    def is_short(self, now: float) -> bool:
-        """Whether more should wait."""
-        return len(self.runners) < self.count(now)
-
-    def begin(self) -> None:
-        """Raises: OSError, NexusError."""
-        self.last_number += 1
-        number, lease, leases = str(self.last_number), ("", ""), self.machine.leases
-        if read_text(self.script) != WAITING_SCRIPT:
-            make_folder(self.layout.cache_dir)
-            write_atomic(self.script, [WAITING_SCRIPT], is_synced=False)
-        with contextlib.ExitStack() as stack:
-            stack.callback(self.machine.forget, number)
-            pipes = [*os.pipe(), *os.pipe()]
-            for end in pipes:
-                stack.callback(os.close, end)
-            if leases:
-                leases.make(number)
-                lease = leases.paths(number)
-            self.machine.spawn(number, WAITING_SESSION, [
-                "/bin/sh", self.script, number, *(f"{PROC}/{os.getpid()}/fd/{end}" for end in pipes[::2]),
-                self.layout.events_file, *lease])
-            self.runners[number] = WaitingRunner(number, pipes)
-            stack.pop_all()
-
-    def hear(self, number: str, pid: int, started: int) -> None:
-        """A runner waits, and has opened its ends of the pipes."""
-        for runner in [one for one in (*self.runners.values(), *self.busy.values()) if one.number == number]:
-            runner.is_ready, runner.pid, runner.started = True, pid, started
-            while runner.theirs:
-                os.close(runner.theirs.pop())
-
-    def end(self, number: str) -> None:
-        self.runners.pop(number).close()
-        self.machine.forget(number)
-
-    def choose(self) -> str:
-        """The number of a waiting runner, or ""."""
-        ready = [number for number, runner in self.runners.items() if runner.is_ready]
-        return next((number for number in ready if not self.is_lost(number)), "")
-
-    def is_lost(self, number: str) -> bool:
-        """Whether a runner has ended, or its lease was removed."""
-        leases = self.machine.leases
-        return number not in self.machine.children or bool(leases and not leases.is_there(number))
-
-    def give(self, number: str, job: Job, script: str) -> None:
-        """Give a waiting runner its job.  The attempt is claimed first.
-
-        Raises: OSError; BrokenPipeError, when the runner was killed.
-        """
-        runner = self.runners[number]
-        with open(os.path.join(os.path.dirname(script), f"attempt-{job.attempt}"), "x") as file:
-            file.write(f"{runner.pid} {runner.started} waiting\n")
-        os.write(runner.pipe, f"{job.attempt} {script}\n".encode("utf-8", "surrogateescape"))
-        runner.is_ready = False
-        self.busy[job.id] = self.runners.pop(number)
-        self.machine.rename(number, job.id)
-
-    def go(self, runner: WaitingRunner, now: float) -> dict[str, Any]:
-        """Let it begin its job; return pid and pid_started.  Raises: as give()."""
-        os.write(runner.pipe, b"\n")
-        runner.given_at = now
-        return {"pid": runner.pid, "pid_started": runner.started}
-
-    def take_back(self, job_id: str, now: float) -> None:
-        """After a job's end, let its runner wait for another job, if one is wanted."""
-        runner = self.busy.get(job_id)
-        if runner and self.count(now):
-            with contextlib.suppress(OSError):              # its lease was removed, for example
-                if self.machine.leases and job_id in self.machine.leases.held:
-                    self.machine.leases.clear(job_id, runner.number)
-                self.machine.rename(job_id, runner.number)
-                self.runners[runner.number] = self.busy.pop(job_id)
-        self.let_go(job_id)
-
-    def let_go(self, job_id: str) -> None:
-        """Leave a runner to its job: it does not come back."""
-        runner = self.busy.pop(job_id, None)
-        if runner:
-            runner.close()
-            if self.machine.leases:
-                self.machine.leases.close_own(job_id)
-
-    def name_sessions(self, now: float) -> None:
-        """Name the sessions of jobs that are not short, and let them show their logs.  Raises: OSError."""
-        long = [job_id for job_id, runner in self.busy.items() if now - runner.given_at >= SHORT_JOB_S]
-        for job_id in long:
-            self.let_go(job_id)
-        for job_id in long:
-            self.machine.name_session(job_id)
 
 
 SUPERVISOR_SCRIPT = r'''
@@ -6705,9 +6454,8 @@ UNDONE = NexusError("internal", "the change was not made", hint="service.log say
 class Transaction:
     """The changes of one caller: all of them are made, or none."""
 
-    def __init__(self, decide: Callable[[State], Iterable[Put]], is_synced: bool = True,
-                 meanwhile: Callable[[], None] | None = None) -> None:
-        self.decide, self.is_synced, self.meanwhile = decide, is_synced, meanwhile
+    def __init__(self, decide: Callable[[State], Iterable[Put]], is_synced: bool = True) -> None:
+        self.decide, self.is_synced = decide, is_synced
         self.answer: Any = None
         self.error: BaseException | None = UNDONE       # None once the transaction is on the disk
         self.before: dict[tuple[str, str], Put] = {}    # the changes that undo it, one for each row
@@ -6823,12 +6571,12 @@ class Journal:
             raise
         self.handle = handle
 
-    def append(self, first: int, record: bytes, sync: Callable[[int], object] | None = os.fdatasync) -> None:
+    def append(self, first: int, record: bytes, is_synced: bool = True) -> None:
         """Raises: OSError; then nothing was appended."""
         if self.handle < 0:
             self.begin(first)
         try:
-            append_whole(self.handle, record, sync)
+            append_whole(self.handle, record, is_synced)
         except BaseException:
             self.close()                                # nobody knows how much of the line is on the disk
             raise
@@ -6903,16 +6651,15 @@ class Store:
 
     # Changing and reading
 
-    def update(self, decide: Callable[[State], Iterable[Put]], is_synced: bool = True,
-               meanwhile: Callable[[], None] | None = None) -> Any:
+    def update(self, decide: Callable[[State], Iterable[Put]], is_synced: bool = True) -> Any:
         """Make the changes that `decide` yields, and return what the generator `decide` returns.
 
         Each change is in State before `decide` goes on.  `decide` runs in this thread, or in another thread that
         commits at the moment: one thread commits for all that wait.  Without `is_synced`, a power cut before the next
-        change may lose these changes.  `meanwhile` is called while the disk syncs; the sync may still fail.
+        change may lose these changes.
         Raises: what `decide` raises; unavailable, if the disk refuses.  Then nothing has changed.
         """
-        own = Transaction(decide, is_synced, meanwhile)
+        own = Transaction(decide, is_synced)
         self.waiting.append(own)
         with self.committing:
             if own.error is UNDONE:
@@ -6952,24 +6699,12 @@ class Store:
 
     def write(self, first: int, changes: Sequence[Transaction]) -> NexusError | None:
         """Append changes to the journal, beginning with number `first`; return why that failed, or None."""
-        import threading
         if not changes:
             return None
-
-        def sync(handle: int) -> None:
-            helpers = [threading.Thread(target=one.meanwhile) for one in changes if one.meanwhile]
-            for helper in helpers:
-                helper.start()
-            try:
-                os.fdatasync(handle)
-            finally:
-                for helper in helpers:
-                    helper.join()
-
         try:
             with disk("write the journal in", self.layout.journal_dir):
                 record = "".join([one.line for one in changes]).encode("ascii")
-                self.journal.append(first, record, sync if any(one.is_synced for one in changes) else None)
+                self.journal.append(first, record, any(one.is_synced for one in changes))
         except NexusError as error:
             if self.last_error is None:
                 self.log.error("%s: nothing new is accepted or started until it can be written", error.message)
@@ -7234,17 +6969,11 @@ class Backend(Part):
         """Whether the job's attempt belongs to this backend."""
         raise NotImplementedError
 
-    def prepare(self, job: Job, submitted: Mapping[str, str] | None) -> News | None:
-        """Prepare an attempt while its intent is being synced to disk; may run in any thread.
+    def start(self, job: Job, submitted: Mapping[str, str] | None) -> News | None:
+        """Start an attempt whose intent is on disk.  `submitted`: its environment.
 
-        State does not show the attempt yet.  `submitted`: its environment.  Raises: as start().
+        Raises: OSError, NexusError, when it cannot be started.
         """
-
-    def withdraw(self, job: Job) -> None:
-        """Undo prepare(): the disk refused the record."""
-
-    def start(self, job: Job) -> News | None:
-        """Start an attempt whose intent is on disk.  Raises: OSError, NexusError, when it cannot be started."""
         raise NotImplementedError
 
     def poll(self, runner_events: Sequence[RunnerEvent]) -> Iterable[Finding]:
@@ -7815,7 +7544,7 @@ class SlurmBackend(Backend):
     def has(self, job: Job) -> bool:
         return job.current.slurm_key is not None
 
-    def start(self, job: Job) -> None:
+    def start(self, job: Job, submitted: Mapping[str, str] | None) -> None:
         """Give the job to the thread."""
         self.live, self.submitting = (*self.live, job), job
         self.worker.wanted.set()
@@ -7891,7 +7620,6 @@ FAST_POLL_S = 0.2               # between two calls of squeue when something is 
 HURRY_S = 3.0                   # how long squeue runs so often
 SLURM_BACKOFF_FACTOR = 10       # squeue pauses for this many times its run time
 CANCEL_AGAIN_S = 30.0           # a cancelled job that goes on is cancelled again after this
-RUNNER_KILLED = Requeue("its runner was killed before it began")
 
 
 class Local(Backend):
@@ -7906,8 +7634,6 @@ class Local(Backend):
         # {job whose command has ended: the work of what goes on; None: that idled, and is being ended}
         self.work: dict[str, Work | None] = {}
         self.last_watch_at = float("-inf")
-        self.waiting = WaitingRunners(self.machine, self.layout)
-        self.prepared: dict[str, str] = {}                  # {job id: the path of its job.sh}
 
     def has(self, job: Job) -> bool:
         return not job.current.node and job.current.slurm_key is None
@@ -7915,62 +7641,25 @@ class Local(Backend):
     def list_jobs(self) -> list[Job]:
         return [job for job in self.service.running_jobs() if self.has(job)]
 
-    def prepare(self, job: Job, submitted: Mapping[str, str] | None) -> News | None:
-        leases, runner = self.machine.leases if job.current.gpu_uuids else None, self.waiting.choose()
+    def start(self, job: Job, submitted: Mapping[str, str] | None) -> News | None:
+        leases = self.machine.leases if job.current.gpu_uuids else None
         now, launcher = self.clock.monotonic(), self.service.launcher
-        hold = self.service.gpu_watch.find_gpu_trouble() if leases else None
-        try:
-            if leases and not hold:
-                try:
-                    leases.take(job.id, job.current.gpu_uuids, runner)
-                except NexusError as error:             # not the job's fault
-                    hold = error.message
-                    if error.kind != "conflict":
-                        self.service.gpu_watch.lease_rest.fail(now, error)
-            if hold:                                    # since plan()
-                return Requeue(hold)
-            lease = leases.paths(job.id) if leases and not runner else None
-            self.prepared[job.id] = launcher.write_script(job, submitted, lease)
-            if runner:
-                self.waiting.give(runner, job, self.prepared[job.id])
-        except BrokenPipeError:
-            return RUNNER_KILLED
-        finally:
-            if runner in self.waiting.runners:
-                self.waiting.end(runner)
-        return None
-
-    def withdraw(self, job: Job) -> None:
-        self.prepared.pop(job.id, None)
-        self.waiting.let_go(job.id)                     # the runner's pipe ends, so it does not start the job
-        for name in ("job.sh", f"attempt-{job.attempt}"):
-            with contextlib.suppress(OSError):
-                os.unlink(os.path.join(self.layout.job_folder(job.id), name))
-        with contextlib.suppress(OSError):              # files of earlier attempts stay
-            os.rmdir(self.layout.job_folder(job.id))
-        self.machine.forget(job.id)
-
-    def start(self, job: Job) -> News | None:
-        now, launcher, script = self.clock.monotonic(), self.service.launcher, self.prepared.pop(job.id)
-        runner, hold = self.waiting.busy.get(job.id), launcher.start_rest.find_why(now)
-        if hold:                                        # since plan()
-            self.waiting.let_go(job.id)
-            return Requeue(hold)
-        self.launched_at[job.id] = now
-        if runner:
+        hold = launcher.start_rest.find_why(now) or (self.service.gpu_watch.find_gpu_trouble() if leases else None)
+        if leases and not hold:
             try:
-                facts = self.waiting.go(runner, now)
-            except BrokenPipeError:
-                return RUNNER_KILLED
-            self.began[job.id] = self.machine.processes.find_now()
-            if job.id in (self.machine.leases.held if self.machine.leases else ()):
-                self.service.gpu_watch.lease_rest.succeed()             # the runner holds the lease's lock
-        else:
-            self.machine.launch(job, script)
-        self.waiting.note_start(now)
+                leases.take(job.id, job.current.gpu_uuids)
+            except NexusError as error:             # not the job's fault
+                hold = error.message
+                if error.kind != "conflict":
+                    self.service.gpu_watch.lease_rest.fail(now, error)
+        if hold:                                    # since plan()
+            return Requeue(hold)
+        script = launcher.write_script(job, submitted, leases.paths(job.id) if leases else None)
+        self.launched_at[job.id] = now
+        self.machine.launch(job, script)
         launcher.start_rest.succeed()
         launcher.tell_start(job)
-        return Started(facts) if runner else None
+        return None
 
     def poll(self, runner_events: Sequence[RunnerEvent]) -> Iterator[Finding]:
         """Take in runner events; check the runners' pids when there are none, and once in WATCH_INTERVAL_S."""
@@ -7982,7 +7671,6 @@ class Local(Backend):
         now = self.clock.monotonic()
         if not runner_events or now - self.last_watch_at >= WATCH_INTERVAL_S:
             gone = self.machine.reap()
-            self.waiting.keep(now)
             if gone or now - self.last_watch_at >= WATCH_INTERVAL_S:
                 self.last_watch_at = now
                 yield from self.watch(gone)
@@ -8009,7 +7697,6 @@ class Local(Backend):
             if news:
                 found.append((job, news))
 
-        self.waiting.name_sessions(self.clock.monotonic())
         for job in self.list_jobs():
             if job.id not in self.service.runners.results:
                 self.service.run_guarded(f"looking at job {job.id}", look, job)
@@ -8037,7 +7724,7 @@ class Local(Backend):
                     return Requeue("the service ended before it began") if launched_at is None else Result(
                         None, None, 0.0, "launch", "screen or sh did not begin with it", may_pass=True)
             return None
-        if job.id not in self.began:                        # a waiting runner is older than its job
+        if job.id not in self.began:
             self.began[job.id] = read_began(folder, job.attempt) or job.current.pid_started or 0
         result = read_result(folder, job.attempt)
         if not self.machine.processes.is_alive(job.current.pid, job.current.pid_started):
@@ -8126,23 +7813,12 @@ class Local(Backend):
         termination.told.update(process.pid for process in signaled)
         if runner and runner.state == "T":
             processes.send(runner, signal.SIGCONT)
-        if members or goes_on:
-            self.waiting.let_go(job.id)                 # the runner may have children that were not found
 
     def note(self, job: Job, facts: Mapping[str, Any]) -> None:
         """Record facts that are shown only: a full disk must not keep processes from being ended."""
         self.service.record(job, False, **facts)
 
-    def name_sessions(self) -> None:
-        """Name the sessions that a service which was killed had not named yet.  Raises: OSError, NexusError."""
-        sessions = {} if self.machine.no_screen_reason else self.machine.screen.list_sessions()
-        unnamed = {session.partition(".")[0] for session in sessions if session.endswith(WAITING_SESSION)}
-        for job in self.list_jobs():
-            if (job.current.session or "").partition(".")[0] in unnamed:
-                self.machine.name_session(job.id, (job.current.session or "").partition(".")[0])
-
     def forget(self, job: Job) -> None:
-        self.waiting.take_back(job.id, self.clock.monotonic())
         for table in (self.launched_at, self.began, self.terminations, self.work):
             table.pop(job.id, None)
         self.service.gpu_watch.released_at.update(dict.fromkeys(job.current.gpu_uuids, self.clock.monotonic()))
@@ -8331,7 +8007,6 @@ class Runners(Part):
         for job in [job for job in self.service.running_jobs() if not job.current.node]:
             self.service.gpu_watch.usage[job.id] = JobUsage({name: getattr(job.current, name) for name in SAMPLES})
         self.service.take_in(self.service.local, ())
-        self.service.run_guarded("naming sessions", self.service.local.name_sessions)
         for job in self.service.running_jobs():
             if job.id not in self.results and not job.current.node:
                 self.log.info("Job %s goes on", job.id)
@@ -8347,7 +8022,6 @@ class Launcher(Part):
     def __init__(self, service: Service) -> None:
         super().__init__(service)
         self.start_rest = Backoff(*HOLD_S)                  # nothing is started during it
-        self.prepared: dict[str, News | Exception | None] = {}      # {job id: what prepare() returned or raised}
 
     def intend(self, job: Job, start: Start, now: float) -> Put:
         where: dict[str, Any] = {"nonce": self.clock.new_token()[:16]}
@@ -8362,21 +8036,10 @@ class Launcher(Part):
         begun = begin_attempt(job, gpu_indices=start.gpu_indices, gpu_uuids=start.gpu_uuids, started_at=now, **where)
         return change_status(begun, RUNNING, now, **folders)
 
-    def prepare(self, starts: Iterable[tuple[Job, Mapping[str, str] | None]]) -> None:
-        """Prepare jobs, in ways that can be undone.  `starts`: (job, its environment)."""
-        for job, submitted in starts:
-            try:
-                self.prepared[job.id] = self.service.find_backend(job).prepare(job, submitted)
-            except Exception as error:
-                self.prepared[job.id] = error
-
-    def start(self, job: Job) -> None:
+    def start(self, job: Job, submitted: Mapping[str, str] | None) -> None:
         """Start a job whose intent is on disk.  After a crash before its claim, the next service requeues it."""
         try:
-            news = self.prepared.pop(job.id)
-            if isinstance(news, Exception):
-                raise news
-            news = news or self.service.find_backend(job).start(job)
+            news = self.service.find_backend(job).start(job, submitted)
         except (NexusError, OSError) as error:
             news = error
         except Exception as error:
@@ -8563,7 +8226,7 @@ class NodePool(Backend):
     def has(self, job: Job) -> bool:
         return bool(job.current.node)
 
-    def start(self, job: Job) -> None:
+    def start(self, job: Job, submitted: Mapping[str, str] | None) -> None:
         """Let the node's thread send the job."""
         interpreter, words = self.service.scripts.find_script(job)
         if words:
@@ -10332,9 +9995,7 @@ class Service:
                        *(one.worker for one in (self.cluster, self.jobs_file) if one)):
             worker.thread.start()
         while not self.is_stopping:
-            runner_events = self.listen(self.next_wait_s())
-            if runner_events is not None:
-                self.tick(runner_events)
+            self.tick(self.listen(self.next_wait_s()))
         self.run_guarded("ending jobs", self.end_for_reboot)
         for node in self.pool.nodes.values():
             node.end()
@@ -10358,7 +10019,7 @@ class Service:
         self.log.info("The machine goes down: its jobs are ended")
         give_up_at = self.clock.monotonic() + self.config.jobs.kill_grace_seconds + 2 * RUNNER_TIMEOUT_S
         while self.local.list_jobs() and self.clock.monotonic() < give_up_at:
-            self.tick(self.listen(self.next_wait_s()) or [])
+            self.tick(self.listen(self.next_wait_s()))
 
     def tick(self, runner_events: Sequence[RunnerEvent]) -> None:
         """Run one tick.  A phase that fails is logged and counted; the other phases still run."""
@@ -10409,7 +10070,7 @@ class Service:
         if is_late or (self.store.last_error and not self.local.terminations):
             return WATCH_INTERVAL_S             # backoff after a failure
         now, terminations = self.clock.monotonic(), self.local.terminations
-        if self.runners.results.keys() - terminations.keys() or self.local.waiting.is_short(now):
+        if self.runners.results.keys() - terminations.keys():
             return TERMINATION_INTERVAL_S
         is_running = self.store.read(lambda state: bool(state.running))
         longest = WATCH_INTERVAL_S if is_running or self.store.last_error else 5.0
@@ -10431,8 +10092,8 @@ class Service:
         except OSError as error:
             self.log.warning("%s: %s; ends of jobs are noticed within %g s", path, error, WATCH_INTERVAL_S)
 
-    def listen(self, timeout_s: float) -> list[RunnerEvent] | None:
-        """Wait for runner events, a wake-up, or the timeout.  Return None to skip the tick: only `wait` events came."""
+    def listen(self, timeout_s: float) -> list[RunnerEvent]:
+        """Wait for runner events, a wake-up, or the timeout."""
         import select
         ready, _, _ = select.select([self.wake_read, *([] if self.fifo is None else [self.fifo])], [], [], timeout_s)
         for source in ready:
@@ -10442,12 +10103,7 @@ class Service:
         *lines, self.heard = self.heard.split(b"\n")
         self.heard = self.heard[-4096:]
         parsed = [parse_runner_event(line.decode("utf-8", "replace")) for line in lines]
-        runner_events = [event for event in parsed if event]
-        others = [event for event in runner_events if event.verb != "wait"]
-        for runner_event in runner_events:
-            if runner_event.verb == "wait":
-                self.local.waiting.hear(runner_event.job_id, *map(int, runner_event.words))
-        return others if others or not runner_events or self.wake_read in ready else None
+        return [event for event in parsed if event]
 
     def record(self, job: Job, is_synced: bool = True, /, **facts: Any) -> None:
         """Change fields of a job, or of its last attempt.  Raises: unavailable."""
@@ -10488,19 +10144,13 @@ class Service:
             starting.extend((job, state.environments.get(job.environment)) for job in jobs)
             return planned, ended
 
-        try:
-            self.plan, ended = self.store.update(decide, meanwhile=lambda: self.launcher.prepare(starting))
-        except NexusError:
-            for job, _ in starting:
-                self.launcher.prepared.pop(job.id, None)
-                self.find_backend(job).withdraw(job)
-            raise
+        self.plan, ended = self.store.update(decide)
         for job_id in over:
             results.pop(job_id, None)
         for before, _ in ended:
             self.runners.forget(before)
-        for job, _ in starting:
-            self.run_guarded(f"starting job {job.id}", self.launcher.start, job)
+        for job, submitted in starting:
+            self.run_guarded(f"starting job {job.id}", self.launcher.start, job, submitted)
         for before, after in ended:
             self.runners.report_end(before, after)
         for stop in self.plan.stops:
