@@ -6898,12 +6898,6 @@ class Rebuilt:
                         self.state.put(Put(table, key, None))
 
 
-def check_state_file(path: str) -> None:
-    """Raises: conflict, if a newer nexus wrote the file."""
-    match = re.search(rb'"version": (\d{1,18}),', read_part(path, 0, 4096))
-    check_version(int(match[1]) if match else 0)
-
-
 def keep_previous(path: str, previous: str) -> None:
     """Make `previous` the same file as `path`; both exist all the time.  Raises: OSError."""
     aside = previous + ".tmp"
@@ -11287,40 +11281,41 @@ class Connection:
             self.receive(keep_none, LINGER_S)
 
 
-def listen(host: str, port: int, own_port: int | None = None) -> list[socket.socket]:
+def listen(host: str, port: int) -> list[socket.socket]:
     """Listen on `host` and on everything that localhost may lead to, or on nothing.
 
     Another user with such an address could answer http://localhost in the owner's browser.  That page's requests to
-    nexus would come from nexus's own address, and could not be told from the owner's.  `own_port`: of a service that
-    will have ended by then.  Raises: conflict, naming who has the port; usage, when there is no such address.
+    nexus would come from nexus's own address, and could not be told from the owner's.
+    Raises: conflict, naming who has the port; usage, when there is no such address.
     """
     import errno
-    first = LOOPBACK[0] if host == "localhost" else host
+    first = address = LOOPBACK[0] if host == "localhost" else host
     opened: list[socket.socket] = []
-    for address in (first, *LOOPBACK):
-        names = [unmap(listener.getsockname()[:2])[0] for listener in opened]
-        if any(address in {"0.0.0.0": LOOPBACK[:1], "::": LOOPBACK}.get(name, (name,)) for name in names):
-            continue                            # `::` takes IPv4 too
-        try:
-            opened.append(socket.create_server(
-                (address, opened[0].getsockname()[1] if opened else port), backlog=1024,
-                dualstack_ipv6=address == first and ":" in first,
-                family=socket.AF_INET6 if ":" in address else socket.AF_INET))
-        except (OSError, OverflowError, TypeError, ValueError) as error:        # or a name that cannot be looked up
-            code = error.errno if isinstance(error, OSError) else None
-            if address != first and code in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL):
-                continue                        # a machine without IPv6: nobody else can have ::1
-            owners = (None, os.geteuid())       # None: of a wildcard address, or of this one
-            if code == errno.EADDRINUSE and port == own_port and find_socket_uid((address, port), None) in owners:
-                continue
-            for listener in opened:
-                listener.close()
-            if code == errno.EADDRINUSE:
-                raise describe_taken_port(address, port) from None
-            words = str(getattr(error, "strerror", error)).partition(" (while")[0]
-            raise NexusError("usage", f"cannot listen on {address}, port {port}: {words}",
-                             hint="nexus config edit, [service] host and port") from None
-    return opened
+    try:
+        opened.append(listen_on(first, port))
+        name, port = unmap(opened[0].getsockname()[:2])
+        covered = {"0.0.0.0": LOOPBACK[:1], "::": LOOPBACK}.get(name, (name,))         # `::` takes IPv4 too
+        for address in [each for each in LOOPBACK if each not in covered]:
+            try:
+                opened.append(listen_on(address, port))
+            except OSError as error:
+                if error.errno not in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL):
+                    raise                       # else: a machine without IPv6, where nobody else can have ::1
+        return opened
+    except (OSError, OverflowError, TypeError, ValueError) as error:            # or a name that cannot be looked up
+        for listener in opened:
+            listener.close()
+        if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+            raise describe_taken_port(address, port) from None
+        reason = str(getattr(error, "strerror", error)).partition(" (while")[0]
+        raise NexusError("usage", f"cannot listen on {address}, port {port}: {reason}",
+                         hint="nexus config edit, [service] host and port") from None
+
+
+def listen_on(address: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    return socket.create_server((address, port), family=family, backlog=1024,
+                                dualstack_ipv6=":" in address and address != LOOPBACK[1])
 
 
 def listen_to_own(layout: Layout) -> tuple[socket.socket, str]:
@@ -11604,11 +11599,8 @@ def serve(layout: Layout, config: Config, environ: Mapping[str, str], page: str,
     log.info("Service ended; running jobs go on")
 
 
-def check_start(layout: Layout, config: Config, own_port: int | None = None) -> ssl.SSLContext | None:
-    """Check what would keep a service from starting; return the context for https.
-
-    `own_port`: of a running service that may only end if the next one can start.  Raises: why it cannot start.
-    """
+def check_start(layout: Layout, config: Config) -> ssl.SSLContext | None:
+    """Check what would keep a service from starting; return the context for https.  Raises: why it cannot start."""
     secure_folders(layout)
     running = read_json(layout.service_file)
     if running and running.get("machine") != read_machine():
@@ -11623,14 +11615,6 @@ def check_start(layout: Layout, config: Config, own_port: int | None = None) -> 
     if not is_loopback(host) and not any(token.is_good(time.time()) for token in tokens):       # probably by mistake
         raise NexusError("usage", f"[service] host = {host} lets other machines call, and nobody has a token yet",
                          hint='make one for each caller: nexus token create USER; or set host = "127.0.0.1"')
-    if own_port is not None:
-        for listener in listen(config.service.host, config.service.port, own_port):
-            listener.close()
-        check_state_file(layout.state_file)
-        for folder in (layout.home, layout.journal_dir, layout.log_dir):
-            attempt = os.path.join(folder, "restart.tmp")
-            write_atomic(attempt, ["x" * 65536])
-            remove_file(attempt)
     return tls
 
 
@@ -12095,6 +12079,9 @@ def start_service(layout: Layout, environ: Mapping[str, str], options: Sequence[
     if not running:
         raise NexusError("unavailable", f"the service did not start within {START_TIMEOUT_S:g} s",
                          hint=f"see {layout.service_log}, or try it in the foreground: nexus serve")
+    if running.get("config") != path:           # its supervisor restarted it just now
+        raise NexusError("conflict", f"the service runs already, with {running.get('config')}",
+                         hint=f"nexus restart --config {quote(path)}; jobs go on")
     return running
 
 
@@ -12990,7 +12977,7 @@ def cmd_restart(call: Call) -> None:
     config = load_config(find_config(call), call.environ)
     if running:                                 # if the new service could not start, the old one goes on
         try:
-            check_start(make_layout(call.layout.home, config), config, running["port"])
+            check_start(make_layout(call.layout.home, config), config)
         except NexusError as error:
             raise NexusError(error.kind, f"not restarted, the service goes on as it was: {error.message}",
                              error.hint or "nexus config edit, then nexus restart") from None
