@@ -7841,10 +7841,11 @@ class JobUsage(Value):
         if loads:
             former = self.look_count * (self.samples.get("mean_gpu_util") or 0.0)
             samples["mean_gpu_util"] = (former + sum(loads) / len(loads)) / count
-        has_grown = gpu_mem_mib > 1.02 * self.grown_to_mib
-        return JobUsage(
-            samples, rss_mib, 100 * max(0.0, cpu_s - former_s) / (now - at) if now > at else None, (cpu_s, now), count,
-            *((gpu_mem_mib, now) if has_grown else (self.grown_to_mib, self.grown_at)))
+        cpu_percent = 100 * max(0.0, cpu_s - former_s) / (now - at) if now > at else None
+        grown_to_mib, grown_at = self.grown_to_mib, self.grown_at
+        if gpu_mem_mib > 1.02 * grown_to_mib:
+            grown_to_mib, grown_at = gpu_mem_mib, now
+        return JobUsage(samples, rss_mib, cpu_percent, (cpu_s, now), count, grown_to_mib, grown_at)
 
 
 class Runners(Part):
