@@ -923,27 +923,6 @@ def test_the_runner_holds_it_on(leases):
     two.take("xyz", ["GPU-1"])
 
 
-def test_a_runner_that_waits_has_a_lease_already(leases):
-    one, two = leases("0-aaaaaaaa"), leases("0-bbbbbbbb")
-    one.make("1")
-    runner = Holder(one.paths("1")[1])
-    assert two.find_holders() == {}, "it names no GPU yet"
-    two.take("xyz", ["GPU-2"])
-    with pytest.raises(nexus.NexusError, match="GPU-2"):
-        one.take("abd", ["GPU-1", "GPU-2"], "1")
-    assert "1" not in one.held and "abd" not in one.held, "it is of no use any more"
-    runner.end()
-    one.make("2")
-    runner = Holder(one.paths("2")[1])
-    one.take("abc", ["GPU-1"], "2")
-    one.close_own("abc")
-    with pytest.raises(nexus.NexusError, match="GPU-1"):
-        two.take("xyz", ["GPU-1"])
-    assert [name.rpartition(".")[2] for name in os.listdir(one.folder) if name.startswith("0-a")] == ["abc"]
-    runner.end()
-    two.take("xyz", ["GPU-1"])
-
-
 def test_a_start_reads_only_what_is_new_or_names_its_gpus(leases, monkeypatch):
     one, two = leases("0-aaaaaaaa"), leases("0-bbbbbbbb")
     for number in range(50):
