@@ -4676,9 +4676,16 @@ STUCK: dict[str, subprocess.Popen[bytes]] = {}      # {purpose: a program that n
 STUCK_HINT = "a driver or a file system does not answer: see dmesg; a reboot may be needed"
 
 
+def has_ended(process: subprocess.Popen[bytes]) -> bool:
+    """Whether a program has ended, and what it has started: it may be a wrapper of the one that hangs."""
+    if process.poll() is None:
+        return False
+    return not any(one.session == process.pid and one.state not in "ZX" for one in Processes().scan())
+
+
 def run(argv: Sequence[str], timeout_s: float, environ: Mapping[str, str] | None = None, given: bytes = b"", *,
         is_apart: bool = False, undecodable: str = "replace", purpose: str = "",
-        hint: str = "try it by hand", install: str = "install it", cwd: str | None = None) -> Completed:
+        hint: str = "try it by hand", install: str = "install it") -> Completed:
     """Run a program to its end, or leave it behind: run() always returns in time.
 
     `given` is its stdin.  While a program that no signal ends lives, none is started for the same `purpose`.
@@ -4687,14 +4694,14 @@ def run(argv: Sequence[str], timeout_s: float, environ: Mapping[str, str] | None
     import signal
     import subprocess
     purpose = purpose or argv[0]
-    if purpose in STUCK and STUCK[purpose].poll() is None:
+    if purpose in STUCK and not has_ended(STUCK[purpose]):
         raise RunError("unavailable", f"{purpose} (pid {STUCK[purpose].pid}) hangs and cannot be ended", STUCK_HINT)
     with open_scratch() as source, open_scratch() as output, open_scratch() as errors:
         # Files instead of pipes: a background process of the program would keep a pipe open.
         source.write(given)
         source.seek(0)
         try:
-            process = subprocess.Popen(argv, stdin=source, stdout=output, env=environ, start_new_session=True, cwd=cwd,
+            process = subprocess.Popen(argv, stdin=source, stdout=output, env=environ, start_new_session=True,
                                        stderr=errors if is_apart else subprocess.STDOUT)
         except FileNotFoundError:
             raise RunError("unavailable", f"{argv[0]} was not found on PATH", install) from None
@@ -4707,7 +4714,7 @@ def run(argv: Sequence[str], timeout_s: float, environ: Mapping[str, str] | None
         for number, patience_s in ((signal.SIGTERM, 2.0), (signal.SIGKILL, 1.0)):   # SIGKILL at once can freeze a card
             with contextlib.suppress(OSError):          # the whole group is gone, or another user's
                 os.killpg(process.pid, number)
-            if wait_until(lambda: process.poll() is not None, patience_s, 0.02):
+            if wait_until(lambda: has_ended(process), patience_s, 0.02):
                 last = read_scratch(errors if is_apart else output).strip().rpartition("\n")[2]
                 raise RunError("unavailable", f"{why}{last and ': '}{format_line(last, 200)}", hint)
         STUCK[purpose] = process
@@ -6351,7 +6358,7 @@ def take_claim(folder: str, attempt: int) -> bool:
 
 
 def read_result(folder: str, attempt: int) -> Result | None:
-    with contextlib.suppress(ValueError, TypeError, OSError):
+    with contextlib.suppress(ValueError, TypeError, OSError, RecursionError):
         path = os.path.join(folder, f"result-{attempt}.json")
         result = decode_value(Result, json.loads(read_text(path) or ""))
         result = replace(result, finished_at=os.stat(path).st_mtime)       # job.sh writes it last
@@ -6489,10 +6496,17 @@ class Transaction:
         state.seq += count * bool(self.line)
 
     def list_moves(self) -> list[Job]:
-        """The jobs whose status changes.  A new job that reuses an old job's id does not count."""
+        """The jobs whose status changes, and the new ones that are over at once.
+
+        A new job that reuses an old job's id is no change of that one.
+        """
         pairs = [(new.value, old.value) for new, old in zip(self.after, self.before.values()) if new.table == "jobs"]
-        same = [(job, former) for job, former in pairs if job and former and job.number == former.number]
-        return [job for job, former in same if job.status != former.status]
+        moves = []
+        for job, former in pairs:
+            is_new = former is None or (job is not None and former.number != job.number)
+            if job and (job.status in FINAL if is_new else former is not None and job.status != former.status):
+                moves.append(job)
+        return moves
 
     def list_events(self) -> list[tuple[str, Any]]:
         """The events to publish: ("job", job), ("removed", ids), ("queue", facts), ("group", facts), ("gpus", None)."""
@@ -6790,7 +6804,9 @@ class Store:
             found, broken = self.rebuild()
         state, damage = found.state, found.damage
         is_own = state.host == self.host
-        if found.path and state.running and is_elsewhere(state.host):
+        # A machine that got another name still has the boot of its jobs.
+        is_this_boot = any(job.current.boot_id == read_boot_id() for job in state.running.values())
+        if found.path and state.running and not is_this_boot and is_elsewhere(state.host):
             raise describe_other_machine(
                 state.host, f"jobs of {state_file} run there", f"mv {self.layout.home} {self.layout.home}.old")
         state.host = self.host
@@ -7713,7 +7729,8 @@ class Local(Backend):
                     # A claim of (0, 0) is that of a service which was killed before it requeued the job.
                     is_mine = bool(claim) or take_claim(folder, job.attempt)
                 except OSError as error:
-                    return error
+                    # Its runner may still begin, until the claim is taken: another attempt would run beside it.
+                    return None if is_machine_fault(error) else error
                 if is_mine:
                     return Requeue("the service ended before it began") if launched_at is None else Result(
                         None, None, 0.0, "launch", "screen or sh did not begin with it", may_pass=True)
@@ -8011,6 +8028,11 @@ class Runners(Part):
 MACHINE_FAULTS = ("EMFILE", "ENFILE", "EAGAIN", "ENOMEM", "ENOSPC", "EDQUOT", "EROFS", "ESTALE", "EIO")
 
 
+def is_machine_fault(error: OSError) -> bool:
+    import errno
+    return errno.errorcode.get(error.errno or 0) in MACHINE_FAULTS
+
+
 class Launcher(Part):
     """Starts jobs through their backends, and writes their folders and scripts."""
 
@@ -8053,13 +8075,12 @@ class Launcher(Part):
 
     def judge(self, job: Job, error: NexusError | OSError) -> Requeue | Result:
         """Requeue a job that could not be started where others could not be either; else its attempt has failed."""
-        import errno
         fault = error if isinstance(error, OSError) else error.__cause__
         if not isinstance(fault, OSError):                  # its script has changed or is gone
             return Result(None, None, 0.0, "launch", format_line(str(error), 300))
         path = fault.filename or self.service.runners.find_folder(job)
         why = format_line(describe_disk_error(fault, "start it with", path).message, 300)
-        if errno.errorcode.get(fault.errno or 0) not in MACHINE_FAULTS:
+        if not is_machine_fault(fault):
             return Result(None, None, 0.0, "launch", why, may_pass=True)
         self.start_rest.fail(self.clock.monotonic(), f"{why}; it is tried again")
         self.log.error("Nothing is started for %.0f s: %s", self.start_rest.rest_s, why)
@@ -8661,12 +8682,11 @@ class ScriptRules(Part):
 
     def check_path(self, path: str) -> None:
         """Raises: forbidden, when a real path is not in an allowed folder, or where users' files lie."""
-        def is_in(folders: Iterable[str]) -> bool:
-            return any(f"{path}/".startswith(folder.rstrip("/") + "/") for folder in folders)
-
         allowed = [os.path.realpath(os.path.expanduser(folder)) for folder in self.config.jobs.allowed_script_paths]
-        own = list(map(os.path.realpath, (self.layout.log_dir, self.layout.code_folder)))
-        why = "in a folder of nexus" if is_in(own) else "" if is_in(allowed) else f"not below {' or '.join(allowed)}"
+        own = list(map(os.path.realpath, (self.layout.home, self.layout.log_dir, self.layout.code_folder)))
+        above = [folder for folder in (*own, *allowed) if f"{path}/".startswith(folder.rstrip("/") + "/")]
+        why = (f"not below {' or '.join(allowed)}" if not set(allowed).intersection(above) else
+               "in a folder of nexus" if max(above, key=len) in own else "")
         if why:
             raise NexusError("forbidden", f"{format_line(path, 200)} may not be used here: it is {why}",
                              "[jobs] allowed_script_paths says what may; the job's directory must be there too")
@@ -8698,12 +8718,14 @@ class ScriptRules(Part):
         if not argv:
             return []
         self.check_file(interpreter, argv[0])
-        if not interpreter:
-            return argv
-        program = find_program(interpreter, path)
-        if not program:
-            raise NexusError("forbidden", f"{interpreter} was not found on PATH ({path})")
-        return [program, *argv]
+        if interpreter:
+            program = find_program(interpreter, path)
+            if not program:
+                raise NexusError("forbidden", f"{interpreter} was not found on PATH ({path})")
+            argv = [program, *argv]
+        if "=" in argv[0]:                                  # env(1) reads it as a variable
+            raise NexusError("forbidden", f"{argv[0]} cannot be run: its path holds =")
+        return argv
 
     def check_file(self, interpreter: str, path: str) -> None:
         """Raises: forbidden, when a script cannot be run, by itself if it has no interpreter."""
@@ -8712,8 +8734,6 @@ class ScriptRules(Part):
         if not interpreter and not re.match(rb"\x7fELF|#![ \t]*/", read_part(path, 0, 256)):    # env(1) runs sh
             raise NexusError("forbidden", f"{path} cannot be run by itself: it does not begin with #!/",
                              hint="give it a first line like #!/bin/sh, and chmod +x; or name its interpreter")
-        if not interpreter and "=" in path:                 # env(1) reads it as a variable
-            raise NexusError("forbidden", f"{path} cannot be run: its path holds =")
 
     def restrain(self, job: Job, submitted: Mapping[str, str]) -> tuple[Job, Mapping[str, str]]:
         """Return a job, and its variables, as allowed_script_paths permits; a job of the owner is unchanged.
@@ -9158,11 +9178,13 @@ class GpuWatch(Part):
 
     def measure_memory(self) -> None:
         """Measure the host memory of running jobs.  It may take long, so it pauses for a multiple of its run time."""
-        began = self.clock.monotonic()
-        self.memory_mib = {attempt: measure_memory(self.machine.psutil, processes)
-                           for attempt, processes in self.members.items()}
-        now = self.clock.monotonic()
-        self.memory_due_at = now + PROBE_BACKOFF_FACTOR * (now - began)
+        began, self.memory_due_at = self.clock.monotonic(), float("inf")
+        try:
+            self.memory_mib = {attempt: measure_memory(self.machine.psutil, processes)
+                               for attempt, processes in self.members.items()}
+        finally:
+            now = self.clock.monotonic()
+            self.memory_due_at = now + PROBE_BACKOFF_FACTOR * (now - began)
 
     def find_memory_mib(self, job: Job) -> float | None:
         """Return the host memory of a running job in MiB, as last measured; None if unknown."""
@@ -9323,6 +9345,7 @@ class NodeSide(Part):
         job_id, number = wanted.key
         path = ":".join(dict.fromkeys(f"{order.path}:{self.environ.get('PATH') or os.defpath}".split(":")))  # each once
         check(LINE, order.user, "user")
+        check(JOB_ID, job_id, "id")
         asked = parse_submission(order.job)[0]
         said = {**asked.job, "id": job_id}
         name = self.clock.new_token()
@@ -9827,7 +9850,10 @@ class Views(Part):
         with self.estimates_guard:
             began = self.clock.monotonic()
             if began >= self.estimates_until:
-                self.estimates = self.estimate(began)
+                try:
+                    self.estimates = self.estimate(began)
+                except Exception as error:      # the former ones stay: a queue without new ones is better than none
+                    self.service.fail("estimating starts", error)
                 ended = self.clock.monotonic()
                 self.estimates_until = ended + max(2.0, ESTIMATE_BACKOFF_FACTOR * (ended - began))
             return self.estimates

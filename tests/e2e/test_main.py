@@ -1,5 +1,6 @@
 """Section 18: main(argv, environ, out, err) -> exit code; and the file as a program in strange surroundings."""
 
+import importlib.util
 import os
 import pathlib
 import re
@@ -210,9 +211,13 @@ def test_a_service_that_cannot_start_says_why(own_home, monkeypatch):
 @pytest.mark.parametrize("has_psutil", [True, False])
 def test_what_is_known_with_psutil_and_without(own_home, has_psutil):
     python = sys.executable
-    if not has_psutil:                                  # an environment without any package
+    if not has_psutil:                                  # an environment without packages, but what reads config.toml
         venv.create(own_home.file("bare"), with_pip=False)
         python = str(own_home.file("bare") / "bin" / "python")
+        if sys.version_info < (3, 11):
+            tomli, = importlib.util.find_spec("tomli").submodule_search_locations
+            packages, = own_home.file("bare").glob("lib/python*/site-packages")
+            shutil.copytree(tomli, packages / "tomli")
     job_id = own_home.run("add", "sleep 60 & setsid sleep 60 & wait", python=(python,)).id
     own_home.wait_for_start(job_id)
     until(lambda: own_home.job(job_id)["cpu_percent"] is not None, "two looks at it")
