@@ -291,14 +291,16 @@ def test_home_shared_with_another_machine():
                 assert words in done.stderr, (command, done.stderr)
         # It is not running there now, but jobs are
         (box.home / "service.json").unlink()
+        own, other = live.read("/proc/sys/kernel/random/boot_id").strip(), "0" * 36
         edit(box, f'"host": "{machine}"', '"host": "gpu1"')
+        edit(box, own, other)
         before = {path: path.read_bytes() for path in box.home.iterdir() if path.is_file() and "state" in path.name}
         done = box.nexus("start")
         assert done.returncode == 4 and "the service runs on" in done.stderr and "NEXUS_URL" in done.stderr
         assert {path: path.read_bytes() for path in box.home.iterdir() if path.is_file() and "state" in path.name} == before
         assert live.is_alive(job["pid"])
-        edit(box, '"host": "gpu1"', f'"host": "{machine}"')
-        box.start()
+        edit(box, other, own)
+        box.start()                             # the same boot: this machine has another name now
         assert box.job(job["id"])["status"] == "running"
 
 
