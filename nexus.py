@@ -195,6 +195,11 @@ def format_duration(seconds: float) -> str:
     return " ".join(f"{count}{unit}" for count, unit in parts[first:first + 2] if count) or "0s"
 
 
+def format_limit(seconds: float) -> str:
+    """A time limit, or a time compared with it: below 10 s with a decimal, unless it is whole."""
+    return format_duration(seconds) if seconds >= 10 else f"{max(0.0, seconds):.2g}s"
+
+
 def format_time(at: float | None) -> str | None:
     """`2024-10-24T15:30:15Z`, or None."""
     return None if at is None else time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))
@@ -355,11 +360,19 @@ def suggest(word: str, known: Iterable[str]) -> str:
     return f"did you mean '{near[0]}'?" if near else ""
 
 
+def load_json(text: str | bytes) -> Any:
+    """Raises: ValueError."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
 def parse_json(text: str | bytes, what: str) -> Any:
     """Raises: usage, naming `what` and where it is not JSON."""
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
+        return load_json(text)
+    except ValueError as error:
         raise NexusError("usage", f"{what} is not valid JSON: {error}",
                          hint='send an object like {"command": "python train.py"}, in UTF-8') from None
 
@@ -535,7 +548,10 @@ def describe_fault(schema: Schema, given: Any, name: str) -> tuple[str, str]:
     hint = suggest(given, words) if isinstance(given, str) else ""
     if not hint and examples:
         hint = f"like {' or '.join(examples)}"
-    shown = format_line(json.dumps(given, default=str), 60)
+    try:
+        shown = format_line(json.dumps(given, default=str), 60)
+    except RecursionError:
+        shown = "something nested so deeply"
     return f"{name or schema.get('title')} must be {describe_schema(schema)}, not {shown}", hint
 
 
@@ -706,7 +722,8 @@ def parse_config(data: Mapping[str, Any], path: str) -> Config:
     faults = [message + (f" ({hint})" if hint else "") for message, hint in found]
     service, jobs = (table if isinstance(table := kept.get(name), dict) else {} for name in ("service", "jobs"))
     nodes = kept.get("nodes", ())
-    names = [node.get("name") for node in nodes if isinstance(node, dict)] if isinstance(nodes, tuple) else []
+    names = [node["name"] for node in nodes if isinstance(node, dict) and isinstance(node.get("name"), str)] if (
+        isinstance(nodes, tuple)) else []
     faults += [f"nodes: two have the name {name}" for name in dict.fromkeys(names) if names.count(name) > 1]
     if bool(service.get("tls_cert")) != bool(service.get("tls_key")):
         faults.append("service.tls_cert and service.tls_key belong together: set both, or neither")
@@ -1565,7 +1582,7 @@ def read_state(text: str) -> dict[str, Any]:
 
     Raises: KeyError, TypeError or ValueError, when it is no state.json; conflict, for a newer nexus's.
     """
-    body: dict[str, Any] = decode("dict", json.loads(text))
+    body: dict[str, Any] = decode("dict", load_json(text))
     check_version(decode("int", body["version"], "version"))
     decode("int", body["seq"], "seq")
     decode("dict", body["jobs"], "jobs")
@@ -1914,6 +1931,8 @@ def parse_submit_config(text: str) -> dict[str, Any]:
             if key not in FORM_KEYS:
                 refuse(f"'{format_line(key, 40)}' is no key of it",
                        suggest(key, FORM_KEYS) or f"its keys are {', '.join(FORM_KEYS)}")
+            if key in config:
+                refuse(f"{key} is there already", "take one of the two lines out")
             if item or quoted:
                 config[key] = parse_field(FORM_KEYS[key], item, key)
         except NexusError as error:
@@ -2636,8 +2655,8 @@ def find_stops(running: Iterable[Job], usage: Mapping[str, Usage], config: JobsC
             continue
         limit_s, why = find_time_limit(job, config)
         if limit_s is not None and used.runtime_s >= limit_s:
-            limit = format_duration(limit_s)
-            yield Stop(job.id, "timeout", f"stopped after {format_duration(used.runtime_s)}: {why.format(limit)}")
+            limit = format_limit(limit_s)
+            yield Stop(job.id, "timeout", f"stopped after {format_limit(used.runtime_s)}: {why.format(limit)}")
         elif config.max_memory_gb and (used.memory_mib or 0) > config.max_memory_gb * 1024:
             taken = format_memory(used.memory_mib or 0, 2)
             yield Stop(job.id, "host-memory",
@@ -2649,7 +2668,7 @@ def find_time_limit(job: Job, config: JobsConfig) -> tuple[float | None, str]:
     if job.timeout_seconds is not None:
         return job.timeout_seconds or None, "its time limit is {}"
     if job.expected_time is not None:
-        expected = format_duration(job.expected_time)
+        expected = format_limit(job.expected_time)
         return (job.expected_time * config.timeout_multiplier,
                 f"it was expected to take {expected}, and its limit is {{}} (timeout_multiplier)")
     return config.timeout_seconds or None, "timeout_seconds is {}"
@@ -2847,11 +2866,11 @@ def find_reason(job: Job, planned: Plan, config: Config, now: float) -> Reason:
     if quota:
         return quota
     request, blocked = request_class(job), planned.blocked or {}
+    if any(one.reserved_for == job.id for one in planned.gpus):     # for the others of its class these are taken
+        return explain_shortage(job, planned, config.gpu, now)
     reason = blocked.get(request) or Reason("resources", "", "it is about to start")
     if reason == SHORTAGE:
-        reason = explain_shortage(job, planned, config.gpu, now)
-        if all(one.reserved_for != job.id for one in planned.gpus):
-            blocked[request] = reason                   # the same for all jobs of its class
+        reason = blocked[request] = explain_shortage(job, planned, config.gpu, now)     # the same for all its class
     return reason
 
 
@@ -3528,6 +3547,14 @@ def list_states(job: Json) -> list[str]:
             *([f"its command has ended, {left}"] if count else [])]
 
 
+def describe_host(host: Json) -> str:
+    """`CPU 12%, memory 31 of 64GB`."""
+    if host["memory_total_gb"] is None:
+        return "CPU and memory unknown: psutil is not installed"
+    memory = f"{format_known(host['memory_used_gb'], '')} of {format_known(host['memory_total_gb'], 'GB')}"
+    return f"CPU {format_known(host['cpu_percent'], '%', 0)}, memory {memory}"
+
+
 def format_detailed(status: Json, health: Json, paint: Paint) -> str:
     """`nexus status --detailed`."""
     bands, host = status["queued_by_priority"], status["host"]
@@ -3544,8 +3571,7 @@ def format_detailed(status: Json, health: Json, paint: Paint) -> str:
             f"  {node['name']}: {format_count(node['gpus'], 'GPU')}, {format_count(node['running_jobs'], 'job')}, "
             + paint("red" if node["unknown_since"] else "bright", describe_node_state(node))
             for node in status["nodes"])]
-    lines += ["", f"Host: {host['name']}, CPU {format_known(host['cpu_percent'], '%')}, memory "
-              f"{format_known(host['memory_used_gb'], 'GB')} of {format_known(host['memory_total_gb'], 'GB')} in use",
+    lines += ["", f"Host: {host['name']}, {describe_host(host)}",
               "", f"Active Jobs: {len(status['running_jobs'])}"]
     for job in status["running_jobs"]:
         memory = (f", memory {format_known(job['rss_mib'] and job['rss_mib'] / 1024, 'GB')}, "
@@ -3707,8 +3733,7 @@ WAITING_COLUMNS = (
 def format_top(status: Json, waiting: Sequence[Json], groups: Sequence[Json], paint: Paint) -> str:
     """`waiting`: the first pending jobs without a group; `groups`: the reply of GET /groups."""
     host = status["host"]
-    memory = f"{format_known(host['memory_used_gb'], '')} of {format_known(host['memory_total_gb'], 'GB')}"
-    lines = [paint("white", f"{host['name']}  CPU {format_known(host['cpu_percent'], '%', 0)}, memory {memory}"),
+    lines = [paint("white", f"{host['name']}  {describe_host(host)}"),
              paint("blue", f"Queue: {format_count(status['queued_jobs'], 'job')} pending ")
              + paint("yellow", "[PAUSED]" if status["is_paused"] else "[RUNNING]")
              + f"  History: {format_count(status['completed_jobs'], 'job')} completed",
@@ -4188,19 +4213,25 @@ def check_owner(path: str, what: str) -> None:
 
 
 def check_parents(path: str, what: str) -> None:
-    """Raises: forbidden, when a folder above it is open to everybody, so that others could exchange it; OSError."""
+    """Raises: forbidden, when a folder on the way to it is open to everybody, so that others could exchange what lies
+        there: a folder, or a link; OSError.
+    """
     import stat
     trusted = {os.geteuid(), os.stat("/").st_uid}           # root, which may have another number in a container
-    path = os.path.realpath(path)
-    while path != "/":
-        parent = os.path.dirname(path)
-        if os.path.exists(parent):
-            status = os.stat(parent)
-            owners = {status.st_uid, os.stat(path).st_uid if os.path.exists(path) else os.geteuid()}
-            if status.st_mode & 0o002 and not (status.st_mode & stat.S_ISVTX and owners <= trusted):
-                raise NexusError("forbidden", f"other users could exchange {path} ({what}), and run commands as you",
-                                 hint=f"name a folder elsewhere; or chmod o-w {parent}, if it is yours")
-        path = parent
+    ways = [os.path.abspath(path)]
+    for way in ways:                                        # it grows by what each link names
+        while way != "/":
+            parent, is_there = os.path.dirname(way), os.path.lexists(way)
+            if os.path.isdir(parent):
+                status = os.stat(parent)
+                owners = {status.st_uid, os.lstat(way).st_uid if is_there else os.geteuid()}
+                if status.st_mode & 0o002 and not (status.st_mode & stat.S_ISVTX and owners <= trusted):
+                    raise NexusError("forbidden", f"other users could exchange {way} ({what}), and run commands as you",
+                                     hint=f"name a folder elsewhere; or chmod o-w {parent}, if it is yours")
+            if os.path.islink(way):
+                target = os.path.normpath(os.path.join(os.path.realpath(parent), os.readlink(way)))
+                ways += [target] if target not in ways else []
+            way = parent
 
 
 def is_open(status: os.stat_result) -> bool:
@@ -4293,7 +4324,7 @@ def remember_config(layout: Layout, path: str) -> None:
 def read_json(path: str) -> dict[str, Any] | None:
     """A JSON object from a file; None when there is none, or it is torn."""
     with contextlib.suppress(ValueError, TypeError):
-        return dict(decode("dict", json.loads(read_text(path) or "")))
+        return dict(decode("dict", load_json(read_text(path) or "")))
     return None
 
 
@@ -4550,7 +4581,9 @@ class LogReader:
     def walk(self, attempts: Sequence[Attempt], ends: Sequence[int]) -> Iterator[tuple[LogPart, bytes]]:
         """The parts between the offsets and `ends`, in the order of arrival."""
         latest = self.measure_now(self.folder)          # before log.times is read, as it may append to it
-        marks = [*read_log_times(self.folder, self.offsets), *latest]
+        # Marks of a file that is not read need not be looked for.
+        starts = [offset if stream in self.streams else sys.maxsize for stream, offset in enumerate(self.offsets)]
+        marks = [*read_log_times(self.folder, starts), *latest]
         for part in merge_logs(marks, attempts, self.offsets, ends):
             for block in read_blocks(self.find_path(part.stream), part.start, part.end):
                 yield part, block
@@ -5787,7 +5820,7 @@ def read_answer(answer: Answer, most_bytes: float = float("inf")) -> Any:
             raise ValueError(f"it sent more than {format_memory(most_bytes / 2**20)}")
     if answer.status < 400 and answer.headers.get("content-type", "").startswith("text/plain"):
         return content.decode()
-    data = json.loads(bytes(content.strip()) or b"null")
+    data = load_json(bytes(content.strip()) or b"null")
     if answer.status >= 400 and not (isinstance(data, dict) and "checks" in data):      # GET /health: 503 with a body
         raise decode_error(data, f"HTTP status {answer.status}")
     return data
@@ -5927,7 +5960,7 @@ def probe_node(ssh: Ssh, wanted: str) -> Probe:
     if not found:
         raise ssh.fault("cannot use", said)
     try:
-        probe: Probe = decode("Probe", json.loads(found[1]), "its probe")
+        probe: Probe = decode("Probe", load_json(found[1]), "its probe")
         if probe.hash == wanted and not (probe.socket and probe.home):
             raise ValueError(f"socket is {probe.socket}, and home is {probe.home}")
         if probe.socket and not re.fullmatch(SOCKET_PATH, probe.socket):        # it becomes an argument of ssh
@@ -6358,9 +6391,9 @@ def take_claim(folder: str, attempt: int) -> bool:
 
 
 def read_result(folder: str, attempt: int) -> Result | None:
-    with contextlib.suppress(ValueError, TypeError, OSError, RecursionError):
+    with contextlib.suppress(ValueError, TypeError, OSError):
         path = os.path.join(folder, f"result-{attempt}.json")
-        result = decode_value(Result, json.loads(read_text(path) or ""))
+        result = decode_value(Result, load_json(read_text(path) or ""))
         result = replace(result, finished_at=os.stat(path).st_mtime)       # job.sh writes it last
         if 0 <= (result.exit_code or 0) <= 255 and result.runtime_seconds is not None:
             if result.goes_on:                                             # these are the command's, not the job's
@@ -6622,7 +6655,7 @@ class Journal:
             with open(path, "rb") as file:
                 for line in file:
                     try:
-                        body = decode("dict", json.loads(line if line.endswith(b"\n") else b""))
+                        body = decode("dict", load_json(line if line.endswith(b"\n") else b""))
                         seq = decode("int", body["seq"], "seq")
                     except (ValueError, TypeError, KeyError):
                         unreadable += not is_superseded
@@ -6745,7 +6778,7 @@ class Store:
                 return False
             try:
                 text = read_text(self.layout.state_file)
-                body = decode("dict", json.loads(text)) if text is not None else {}     # a deleted file changes nothing
+                body = decode("dict", load_json(text)) if text is not None else {}     # a deleted file changes nothing
             except (TypeError, ValueError) as error:
                 self.bad_edits += 1
                 if self.bad_edits < 3:                      # the other program may still be writing
@@ -10287,7 +10320,9 @@ CROWD_SIZE, CROWD_PAUSE_S, CROWD_LOOKS_PER_S = 20, 1.0, 400.0       # more follo
 ACCEPT_PAUSE_S = 0.1                    # after a failed accept, as when no descriptor is left
 ACCEPT_WAIT_S = 2.0                     # how often the server checks whether the service ends
 WRONG_TOKEN_DELAY_S = 0.3
-REFUSAL_INTERVAL_S = 60.0               # refusals have one line in the log in so long: anybody can cause them
+REFUSAL_INTERVAL_S = 60.0               # a peer's refusals have one line in the log in so long: anybody can cause them
+MAX_REFUSED_PEERS = 100                 # others beside them have one line together
+MAX_UNKNOWN_FORMS = 8                   # read at once, of senders that only the form identifies
 LINGER_S = 5.0                          # how long the rest of a refused body is read
 SOCKET_PEER = "localhost"               # the peer of a caller at api.sock; other peers are addresses
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]")
@@ -10513,9 +10548,12 @@ class Gate:
 
     def __init__(self, service: Service, token: str, page: str = "") -> None:
         """`page`: for browsers at /; without it they get JSON as others do."""
+        import threading
         self.service, self.token, self.page = service, token, page
         self.config = service.config.service
-        self.refused_count, self.refusals_logged_at = 0, float("-inf")          # since the last line; monotonic
+        # {uid or address: (monotonic time of the last line, how many refusals had none since)}
+        self.refusals: dict[str, tuple[float, int]] = {}
+        self.unknown_forms = threading.BoundedSemaphore(MAX_UNKNOWN_FORMS)
         self.openapi: Response | None = None                        # cached after the first request
 
     def handle(self, request: Request) -> Response:
@@ -10572,18 +10610,22 @@ class Gate:
             return NexusError("internal", "nexus failed to answer this", hint="nexus logs service")
         if error.http_status in (401, 403):
             peer = f"{request.peer} ({find_user(request.uid)})" if request.uid is not None else request.peer
-            self.log_refusal(f"Refused {asked} from {peer}: {error.message}")
+            self.log_refusal(peer, f"Refused {asked} from {peer}: {error.message}")
         return error
 
-    def log_refusal(self, text: str) -> None:
-        """Log a refusal, with the number of those before it that had no line."""
+    def log_refusal(self, peer: str, text: str) -> None:
+        """Log a refusal: a line a minute for each peer, with the number of those before it that had none."""
         now = self.service.clock.monotonic()
-        if now < self.refusals_logged_at + REFUSAL_INTERVAL_S:
-            self.refused_count += 1
+        if len(self.refusals) >= MAX_REFUSED_PEERS and peer not in self.refusals:
+            peer = "others"
+        logged_at, count = self.refusals.get(peer, (float("-inf"), 0))
+        if now < logged_at + REFUSAL_INTERVAL_S:
+            self.refusals[peer] = logged_at, count + 1
             return
-        more = f" ({self.refused_count} more since the last such line)" if self.refused_count else ""
-        self.refused_count, self.refusals_logged_at = 0, now
-        self.service.log.warning("%s%s", text, more)
+        self.refusals = {one: known for one, known in self.refusals.items()
+                         if known[1] or now < known[0] + REFUSAL_INTERVAL_S}
+        self.refusals[peer] = now, 0
+        self.service.log.warning("%s%s", text, f" ({count} more since the last such line)" if count else "")
 
     def check_site(self, request: Request) -> None:
         """Refuse requests that another site's page makes in the owner's browser.  Raises: forbidden."""
@@ -10937,10 +10979,12 @@ class Calls(Gate):
             self.openapi = json_response(make_openapi(ROUTES, __version__))
         return self.openapi
 
-    @route("GET /metrics", "user", "GPUs, queue, waits, run times and the service itself, for Prometheus", "text/plain")
+    @route("GET /metrics", "user", "GPUs, nodes, jobs, their ends, and the checks of health, for Prometheus",
+           "text/plain")
     def get_metrics(self, caller: Caller) -> Response:
         views, counters = self.service.views, self.service.counters
-        text = format_prometheus(list_metrics(views.status(), views.health(), counters.ends, counters.retries))
+        ends, retries = dict(counters.ends), dict(counters.retries)         # copies: they grow as jobs end
+        text = format_prometheus(list_metrics(views.status(), views.health(), ends, retries))
         return Response(200, text.encode("utf-8", "replace"), "text/plain; version=0.0.4; charset=utf-8")
 
     @route("GET /health", "user", "each check with its reading; 503 when one is bad", "Health", statuses=(200, 503))
@@ -10970,7 +11014,15 @@ class Api(Calls):
             if error.kind != "unauthorized" or "authorization" in request.headers:
                 raise
             refusal = error
-        code, config = parse_submit_form(request.read_body(), given)
+        if refusal and not self.unknown_forms.acquire(blocking=False):
+            raise NexusError("unavailable", "too many forms are just being read of senders not known before",
+                             hint="try again, or send the token also as Authorization: Bearer TOKEN")
+        try:
+            body = request.read_body()
+        finally:
+            if refusal:
+                self.unknown_forms.release()
+        code, config = parse_submit_form(body, given)
         if "token" in config:
             caller = self.find_bearer(config["token"], request)
         elif refusal:
@@ -11783,9 +11835,13 @@ class Transport:
                 connection.settimeout(ANSWER_TIMEOUT_S)
                 connection.connect(running["socket"])
                 return connection
-            except OSError:
+            except OSError as error:
                 connection.close()
-                raise
+                if not isinstance(error, FileNotFoundError) or find_service(self.layout) != running:
+                    raise                               # the service has just ended
+                raise NexusError("unavailable", f"the service (pid {running['pid']}) cannot be reached: "
+                                 f"{running['socket']} is gone", hint=f"kill {running['pid']} ends it, and the next "
+                                 "command starts it again; jobs go on") from None
         try:
             connection = socket.create_connection((self.host, self.port), ANSWER_TIMEOUT_S)
         except UnicodeError:
@@ -12548,7 +12604,9 @@ def cmd_run(call: Call) -> int:
         return exit_code_of(job)
     except (KeyboardInterrupt, BrokenPipeError) as end:     # Ctrl-C; `nexus run ... | head`
         with contextlib.suppress(BrokenPipeError):          # stderr goes there too
-            call.say(f"job {job_id} goes on; follow it: nexus logs -f {job_id}; stop it: nexus cancel {job_id}")
+            job = call.client.job(job_id)
+            call.say(describe_end(job) if job["status"] in FINAL else
+                     f"job {job_id} goes on; follow it: nexus logs -f {job_id}; stop it: nexus cancel {job_id}")
         return 130 if isinstance(end, KeyboardInterrupt) else 141           # 128 + SIGINT, SIGPIPE
 
 
@@ -12688,6 +12746,8 @@ def cmd_end(call: Call) -> None:
     options, command = vars(call.options), call.options.subcommand
     targets, takes_all = options["ids"], options.get("all", False)
     choice = {name: value for name in ("group", "status") if (value := options.get(name)) is not None}
+    if choice.get("group") == "":               # perhaps a variable that is not set
+        refuse("--group needs a name", hint="nexus jobs lists the groups")
     if bool(targets) == bool(choice):
         refuse(f"{command} takes jobs, or --group", hint=f"nexus {command} ID; nexus help {command} says what else")
     if takes_all and not any(target.isdigit() or ":" in target for target in targets):
@@ -12700,7 +12760,7 @@ def cmd_end(call: Call) -> None:
         choice["signal"] = options["signal"]
     events = call.client.follow_events()
     jobs = call.client.ask("POST", "/jobs/cancel", choice)["jobs"]
-    if not jobs and not targets:
+    if not jobs:
         return call.say("no such job is pending or running")
     for job in jobs:
         if job["unknown_since"]:
@@ -12984,10 +13044,9 @@ def stop_service(call: Call) -> bool:
     def has_ended() -> bool:
         if client.layout:
             return not is_alive(running)
-        try:
-            client.connect().close()
-            return False
-        except (OSError, NexusError):
+        try:                                    # a tunnel accepts connections although nothing listens behind it
+            return bool(read_answer(client.send("GET", "/"))["pid"] != running["pid"])
+        except (OSError, NexusError, *MISREAD):
             return True
 
     client.stop()

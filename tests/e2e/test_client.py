@@ -4,6 +4,7 @@ import contextlib
 import http.server
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -677,6 +678,50 @@ def test_a_refused_connection_at_nexus_url_is_told_at_once():
     with pytest.raises(nexus.NexusError, match="refused") as raised:
         client.status()
     assert raised.value.kind == "unavailable" and "NEXUS_URL" in raised.value.hint and len(tried) == 1
+
+
+def test_a_service_without_its_socket_is_told_with_the_way_out(own_home):
+    client = own_home.client()
+    running = nexus.find_service(client.layout)
+    os.unlink(running["socket"])
+    began = time.monotonic()
+    done = own_home.run("status")
+    assert done.code == 6 and "is gone" in done.err and f"kill {running['pid']}" in done.err and time.monotonic() - began < 20, done
+    os.kill(running["pid"], signal.SIGTERM)
+    until(lambda: not nexus.is_alive(running), "its end")
+
+
+def test_stop_through_a_tunnel_sees_the_end(own_home):
+    """ssh -L accepts each connection, and only then finds that nothing listens."""
+    client = own_home.client()
+    port = nexus.find_service(client.layout)["port"]
+
+    def pass_on(source, sink):
+        with contextlib.suppress(OSError):
+            while piece := source.recv(65536):
+                sink.sendall(piece)
+            sink.shutdown(socket.SHUT_WR)
+
+    def serve(listener):
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            try:
+                there = socket.create_connection(("127.0.0.1", port))
+            except OSError:
+                connection.close()
+                continue
+            for ends in ((connection, there), (there, connection)):
+                threading.Thread(target=pass_on, args=ends, daemon=True).start()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=serve, args=(listener,), daemon=True).start()
+        began = time.monotonic()
+        done = own_home.run("stop", NEXUS_URL=f"http://127.0.0.1:{listener.getsockname()[1]}")
+        assert done.code == 0 and "has ended" in done.err and time.monotonic() - began < 30, done
+        listener.shutdown(socket.SHUT_RDWR)
 
 
 def test_stop_by_python(own_home):

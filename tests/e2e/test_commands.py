@@ -408,6 +408,17 @@ def test_run_tells_when_nobody_reads_on(home):
     assert home.job(job_id)["status"] == "running" and home.main("kill", job_id).code == 0
 
 
+def test_a_group_without_a_name_is_none(home):
+    """As of a variable that is not set: not all the jobs that have no group."""
+    job_id = home.main("add", "--gpus", "0", "sleep 600").out.strip()
+    for command in ("kill", "cancel"):
+        done = home.main(command, "--group", "")
+        assert done.code == 2 and "--group needs a name" in done.err, done
+    assert home.job(job_id)["status"] in ("pending", "running") and home.main("cancel", job_id).code == 0
+    other = home.main("run", "--gpus", "0", "true").err.split()[2]
+    assert "no such job is pending or running" in home.main("cancel", job_id, other).err
+
+
 def test_run_says_why_it_waits(own_home):
     own_home.main("pause")
     process = own_home.popen("run", "echo done")

@@ -72,6 +72,17 @@ def test_a_home_that_anybody_could_exchange(users, box):
     refused(box, f"other users could exchange {users.open}", NEXUS_HOME=str(users.open / "none" / "home"))
 
 
+def test_a_link_that_anybody_could_exchange(users, box):
+    make(users.shared / "home-9", users.ann, 0o700)
+    link = users.open / "link-9"
+    link.symlink_to(users.shared / "home-9")
+    os.chown(link, users.ann.uid, 65534, follow_symlinks=False)
+    refused(box, f"other users could exchange {link}", NEXUS_HOME=str(link))
+    outer = make(users.shared / "own-9", users.ann, 0o700) / "outer"
+    outer.symlink_to(link)
+    refused(box, f"other users could exchange {link}", NEXUS_HOME=str(outer))
+
+
 def test_a_home_below_a_folder_that_somebody_made_before(users, box):
     """In a folder like /tmp."""
     above = make(users.shared / "for-ann", users.bob, 0o777)

@@ -139,7 +139,7 @@ REFUSALS = [  # reason, method, path, query, body, headers, status, what its mes
     ("neither a job nor a list", "POST", "/queue", {}, "x", {}, 400, "object"),
     ("no JSON", "POST", "/queue", {}, b"{", {}, 400, "not valid JSON"),
     ("no UTF-8", "POST", "/queue", {}, b'{"command": "\xff"}', {}, 400, "UTF-8"),
-    ("nested without end", "POST", "/queue", {}, b"[" * 100000, {}, 400, "recursion"),
+    ("nested without end", "POST", "/queue", {}, b"[" * 100000, {}, 400, "nested too deeply"),
     ("NaN", "POST", "/queue", {}, b'{"command": "x", "gpus": NaN}', {}, 400, "NaN"),
     ("no command", "POST", "/queue", {}, {"name": "x"}, {}, 400, "command"),
     ("an empty command", "POST", "/queue", {}, {"command": " "}, {}, 400, "command"),
@@ -2400,12 +2400,41 @@ def test_who_has_all_connections_gets_no_more_by_closing_the_own(home):
 
 def test_refusals_have_one_line_a_minute():
     with Bench() as bench:
-        for number in range(20):
-            bench.ask("GET", "/queue", uid=STRANGER + number)
-        assert [line for line in bench.lines if line.startswith("Refused")] == bench.lines[-1:]
-        bench.api.refusals_logged_at = float("-inf")
+        def refused():
+            return [line for line in bench.lines if line.startswith("Refused")]
+
+        for _ in range(20):
+            bench.ask("GET", "/queue", uid=STRANGER)
+        assert len(refused()) == 1
+        bench.ask("GET", "/queue", uid=STRANGER + 1)
+        assert len(refused()) == 2, "nobody hides another's"
+        bench.api.refusals = {peer: (float("-inf"), count) for peer, (_, count) in bench.api.refusals.items()}
         bench.ask("GET", "/queue", headers={"host": "evil.example"}, uid=STRANGER)
         assert bench.lines[-1].startswith("Refused GET /queue") and bench.lines[-1].endswith("(19 more since the last such line)")
+        for number in range(300):
+            bench.ask("GET", "/queue", uid=STRANGER + number)
+        assert len(refused()) < 110 and len(bench.api.refusals) < 110, "who calls by many names fills no disk"
+
+
+def test_few_forms_of_senders_not_known_are_read_at_once(lab, monkeypatch):
+    """The form itself tells whose it is, and has up to 10 MB."""
+    monkeypatch.setattr(lab.api, "unknown_forms", threading.BoundedSemaphore(1))
+    begun, go_on, replies = threading.Event(), threading.Event(), []
+
+    def drip():
+        begun.set()
+        go_on.wait(PATIENCE_S)
+        return b""
+
+    slow = nexus.Request("POST", "/api/submit", {}, {"host": "127.0.0.1:6234", **FORM_TYPE}, drip, "127.0.0.1", OWNER + 1, 9)
+    first = threading.Thread(target=lambda: replies.append(lab.api.handle(slow).status))
+    first.start()
+    assert begun.wait(PATIENCE_S)
+    status, answer = submit(lab, "name: x", uid=OWNER + 1)
+    assert status == 503 and "senders not known" in answer["message"]
+    go_on.set()
+    first.join()
+    assert replies == [400] and submit(lab, "name: x", uid=OWNER + 1)[0] == 401, "the next one is read again"
 
 
 def test_the_head_of_an_answer_tells_no_version(listening):

@@ -219,6 +219,8 @@ def test_nodes_of_the_file():
     assert nexus.parse_config(tomllib.loads(nexus.format_config(made)), "config.toml") == made
     with pytest.raises(nexus.NexusError) as caught:
         nexus.parse_config(tomllib.loads(text + '[[nodes]]\nname = "n1"\nhost = "h"\n[[nodes]]\nname = "x"\n'), "config.toml")
+    with pytest.raises(nexus.NexusError, match="name"):
+        nexus.parse_config({"nodes": [{"host": "a", "name": ["x"]}]}, "config.toml")
     assert "nodes: two have the name n1" in caught.value.message and "host is missing in nodes[3]" in caught.value.message
 
 

@@ -258,6 +258,14 @@ def test_whole_lines_that_are_all_noted_come_in_their_order(tmp_path_factory, st
         assert b"".join(entry.content for entry in reader.read()) == b"".join(piece for _, piece in steps[len(steps) - tail:])
 
 
+def test_who_reads_one_stream_does_not_read_all_of_the_times(tmp_path, monkeypatch):
+    grow(tmp_path, [(number % 2, b"x\n") for number in range(5000)])
+    reader, sizes, read_part = nexus.LogReader(str(tmp_path), (0,)), [], nexus.read_part
+    monkeypatch.setattr(nexus, "read_part", lambda path, start, size: sizes.append(size) or read_part(path, start, size))
+    reader.begin((), (4990, 0), None)
+    assert list(reader.read()) and max(sizes) <= 4096
+
+
 MARKS = [  # log.times, what is read of it
     ("torn, and what does not go on", b"10 1 0\n20 3\nx\n30 2 2\n25 1 9\n40 2 3", [(1.0, 1, 0), (3.0, 2, 2)]),
     ("the clock was set back", b"5000 1 1\n10 2 1\n20 2 2\n", [(500.0, 1, 1), (1.0, 2, 1), (2.0, 2, 2)]),

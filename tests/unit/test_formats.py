@@ -1131,7 +1131,7 @@ WRONG_CONFIGS = [  # reason, text, words of the message, of the hint
     ("an empty name", 'name: ""', "name", "config_file"), ("no priority", "priority: urgent", "priority", ""),
     ("a list", "gpus: [1]", "line 1: gpus", ""), ("a list in lines", "name:\n  - b", "line 2", ""), ("indented", "  name: 1", "no key", ""),
     ("a text", "hello", "line 1: 'hello'", ""), ("JSON", '{"name": 1}', "no key", ""), ("over two lines", "name: 'b\nc'", "line 2", ""),
-    ("an escape of terminals", "name: \x1b[2J", "line 1: name", ""),
+    ("an escape of terminals", "name: \x1b[2J", "line 1: name", ""), ("twice", "name: a\nname: b", "line 2: name is there already", ""),
 ]
 
 
@@ -1386,3 +1386,13 @@ def changed(known):
 def test_whatever_comes_is_a_question_or_refused(data):
     with contextlib.suppress(TypeError, ValueError):
         assert isinstance(nexus.decode("Exchange", data), nexus.Exchange)
+
+
+@pytest.mark.parametrize("depth", [10, 900, 985, 990, 995, 2000, 100000])
+def test_however_deep_a_text_is_nested_it_is_a_fault_of_the_text(depth, tmp_path):
+    text = '{"command": ' + "[" * depth + "]" * depth + "}"
+    with pytest.raises(nexus.NexusError) as caught:
+        nexus.parse_submissions(nexus.parse_json(text, "the body"))
+    assert caught.value.kind == "usage"
+    (tmp_path / "it.json").write_text(text)
+    assert nexus.read_json(str(tmp_path / "it.json")) is None or depth < 2000

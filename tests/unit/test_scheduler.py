@@ -340,6 +340,13 @@ def test_every_wait_has_a_reason(reason, jobs, gpus, keys, part):
     assert part in nexus.format_reason(found) and found.code in nexus.REASON_CODES, reason
 
 
+def test_the_reason_of_a_job_that_has_gpus_reserved_is_the_same_whoever_was_asked_before():
+    jobs = [running("rrr", (1,)), job("aaa", 2, gpus=2, **WAITED), job("bbb", 3, gpus=2)]
+    planned = nexus.plan(state(*jobs), [gpu(0), gpu(1)], None, config(), NOW)
+    shown = [nexus.format_reason(nexus.find_reason(one, planned, config(), NOW)) for one in (jobs[1], jobs[2], jobs[1])]
+    assert shown[0] == shown[2] and "kept for job aaa" not in shown[0] and "kept for job aaa" in shown[1]
+
+
 STATE_REASONS = [  # what is shown, state, why the readings cannot be relied upon, part of the reason why aaa waits
     ("the queue is paused", state(job("aaa"), paused=True), None, "the queue is paused (nexus resume)"),
     ("paused, whatever else", state(job("aaa", retry_at=NOW + 5), paused=True), None, "the queue is paused"),
@@ -412,6 +419,7 @@ STOPS = [  # reason, fields of a job that has run for 100 s and takes 3 GB of ho
     ("its own before the configuration's", {"timeout_seconds": 500}, {"timeout_seconds": 90}, None),
     ("0 is none, whatever the configuration says", {"timeout_seconds": 0}, {"timeout_seconds": 90}, None),
     ("twice what was expected", {"expected_time": 50}, {}, ("timeout", "it was expected to take 50s, and its limit is 1m 40s")),
+    ("of less than ten seconds", {"timeout_seconds": 0.5}, {}, ("timeout", "its time limit is 0.5s")),
     ("not yet twice", {"expected_time": 51}, {}, None), ("another multiple", {"expected_time": 51}, {"timeout_multiplier": 1.5},
                                                          ("timeout", "51s")),
     ("what is expected is before the configuration's", {"expected_time": 600}, {"timeout_seconds": 90}, None),

@@ -260,7 +260,7 @@ def test_detailed():
     for line in ("Status: running", "Uptime: 3600 seconds", "  Total Jobs: 0", "  High Priority: 1",
                  "  GPU 0: 100% allocated (memory 0GB of 24GB, 0% busy, 61°C, 250 W)",
                  "  GPU 1: PAUSED (memory 0GB of 24GB, 0% busy)",
-                 "Host: gpu1, CPU 12%, memory 40.2GB of 128GB in use", "Active Jobs: 1",
+                 "Host: gpu1, CPU 12%, memory 40.2 of 128GB", "Active Jobs: 1",
                  "  abc: python train.py (GPUs: [0], memory 2GB, CPU 99.5%)", "Health: HEALTHY"):
         assert line in made.splitlines()
 
