@@ -557,7 +557,7 @@ def test_another_program_on_the_port(uid):
             "port": box.port, "socket": str(box.home / "api.sock"), "machine": nexus.read_machine()}))
         for command in (["add", "true"], ["status"], ["logs", "-f", "abc"], ["stop"]):
             done = box.nexus(*command)
-            assert done.returncode == 6 and not done.stdout and "was lost" in done.stderr, done
+            assert done.returncode == 6 and not done.stdout and "api.sock is gone" in done.stderr and f"kill {own}" in done.stderr, done
         assert heard() == "ready\n"
 
 

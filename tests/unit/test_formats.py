@@ -1395,4 +1395,5 @@ def test_however_deep_a_text_is_nested_it_is_a_fault_of_the_text(depth, tmp_path
         nexus.parse_submissions(nexus.parse_json(text, "the body"))
     assert caught.value.kind == "usage"
     (tmp_path / "it.json").write_text(text)
-    assert nexus.read_json(str(tmp_path / "it.json")) is None or depth < 2000
+    kept = nexus.read_json(str(tmp_path / "it.json"))            # how deep is too deep depends on the Python
+    assert kept is None or (list(kept) == ["command"] and depth < 100000)
