@@ -6057,7 +6057,8 @@ has_company() {
   for entry in /proc/[0-9]*; do
     [ "${entry#/proc/}" -le "$first" ] || files="$files $entry/stat"
   done
-  set -- $(sed -n "s/^\([0-9]*\) .*) [^ZX] \([0-9]*\) [0-9]* $$ .*/\1 \2/p" $files </dev/null 2>/dev/null)
+  # cat goes on where a process ends while its file is read; sed would stop there.
+  set -- $(cat $files </dev/null 2>/dev/null | sed -n "s/^\([0-9]*\) .*) [^ZX] \([0-9]*\) [0-9]* $$ .*/\1 \2/p")
   while [ "$#" -gt 0 ]; do
     [ "$1" = $$ ] || [ "$2" = $$ ] || return 0
     shift 2
