@@ -642,7 +642,7 @@ class JobsConfig(Value):
     reserve_after_seconds: float = optional(300, SECONDS, "a job that waits for so long gets the GPUs that become free")
     jobs_file: str = optional(
         "", TEXT, "watched: each new line `priority,script,conda_env,arguments,allowed_gpus` becomes a job")
-    jobs_file_interval_seconds: float = optional(30, number_in(0.1, 86400), "it is read anew at least so often")
+    jobs_file_interval_seconds: float = optional(30, number_in(0.1, 86400), "how often it is read")
     llm_config: str = optional(
         "", TEXT, "JSON: the GPUs of a job with `--llm NAME` in its command, {\"models\": {\"qwen2.5-7b-inst\": 0.5}}")
     cuda_arg: str = optional(
@@ -8432,8 +8432,7 @@ DISK_INTERVAL_S, DISK_TIMEOUT_S = 5.0, 30.0     # between two disk checks; a dis
 ESTIMATE_BACKOFF_FACTOR = 10    # estimates are kept for this multiple of the time they took, at least 2 s
 HEALTH_INTERVAL_S = 5.0         # between two checks for on_unhealthy
 HOOK_TIMEOUT_S = 60.0           # of one [hooks] command
-MAX_HOOK_TEXT = 32000           # characters of a variable, then CUT
-CUT = " ... (cut here: see nexus show)"
+MAX_HOOK_TEXT = 32000           # characters of a variable
 MAX_FAULTS_LOGGED = 20          # each time the jobs file is read
 
 
@@ -8444,24 +8443,6 @@ class Observation(Value):
     hint: str
     began_at: float                 # monotonic
     took_s: float
-
-
-class Counters:
-    """Counts since this service started, for GET /metrics."""
-
-    def __init__(self) -> None:
-        from collections import Counter
-        self.ends = Counter({(COMPLETED, ""): 0, (FAILED, "exit"): 0, (CANCELLED, "killed"): 0})    # (status, cause)
-        self.retries = Counter({"exit": 0})                     # {cause: failed attempts that are retried}
-
-    def note_moves(self, jobs: Iterable[Job]) -> None:
-        """Count jobs whose status has changed."""
-        for job in jobs:
-            cause = job.attempts[-1].cause if job.attempts else None
-            if job.status in FINAL:
-                self.ends[job.status, cause or ""] += 1
-            elif job.status == PENDING and cause != REQUEUED:
-                self.retries[str(cause)] += 1
 
 
 def probe_gpus(service: Service) -> float:
@@ -8494,18 +8475,13 @@ class JobsFile:
         self.service, self.path = service, os.path.abspath(os.path.expanduser(path))
         self.faults: list[str] = []
         self.stamp: tuple[int, ...] | None = None
-        self.changed_at = self.read_at = float("-inf")
         self.worker = Worker(service, "reading the jobs file", self.watch)
 
     def watch(self) -> float:
-        interval_s = self.service.config.jobs.jobs_file_interval_seconds
-        now, stamp = self.service.clock.monotonic(), stamp_of(self.path)
-        if stamp != self.stamp:
-            self.stamp, self.changed_at, self.read_at = stamp, now, float("-inf")
-        if now - self.read_at >= interval_s:
-            self.read_at = now
-            self.load(now - self.changed_at >= interval_s)
-        return min(WATCH_INTERVAL_S, interval_s)
+        """Read the file; return the seconds until the next call."""
+        before, self.stamp = self.stamp, stamp_of(self.path)
+        self.load(self.stamp == before)
+        return self.service.config.jobs.jobs_file_interval_seconds
 
     def load(self, is_whole: bool) -> None:
         """Queue new rows of the jobs file; log new faults.  `is_whole`: nobody is writing the file now."""
@@ -8513,14 +8489,14 @@ class JobsFile:
             text = read_text(self.path)
             rows, faults = parse_jobs_file((text or "") + "\n" * is_whole)      # its last line may lack the newline
             faults += [f"there is no file {self.path}"] if text is None else []
-            faults += self.take(rows, is_whole and bool(text))      # empty: a program may have just opened it to write
+            faults += self.submit_rows(rows, is_whole and bool(text))       # empty: a program may be about to write it
         except NexusError as error:
             faults = [error.message]
-        for fault in list_some(sorted({*faults}.difference(self.faults), key=faults.index), MAX_FAULTS_LOGGED):
+        for fault in list_some([fault for fault in faults if fault not in self.faults], MAX_FAULTS_LOGGED):
             self.service.log.warning("%s: %s", self.path, fault)
         self.faults = faults
 
-    def take(self, rows: Sequence[JobsRow], is_whole: bool) -> list[str]:
+    def submit_rows(self, rows: Sequence[JobsRow], is_whole: bool) -> list[str]:
         """Queue rows with new content; if the file `is_whole`, forget rows that are gone.  Return the faults."""
         from collections import Counter
         service, digests, faults = self.service, [hash_text(row.content)[:16] for row in rows], list[str]()
@@ -8617,17 +8593,16 @@ class Hooks:
             self.call("on_unhealthy", self.config.on_unhealthy, {
                 "NEXUS_HEALTH": "HEALTHY" if self.is_healthy else "UNHEALTHY", "NEXUS_HEALTH_REASON": "; ".join(bad)})
 
-    def call(self, name: str, command: str, facts: Mapping[str, str]) -> None:
-        """Run one hook.  `facts`: extra environment variables, cut to a size that exec() accepts in any encoding."""
-        environ = {**self.service.environ, **{name: text if len(text) <= MAX_HOOK_TEXT else text[:MAX_HOOK_TEXT] + CUT
-                                              for name, text in facts.items()}}
+    def call(self, name: str, command: str, variables: Mapping[str, str]) -> None:
+        """Run one hook, with these variables cut to a size that exec() accepts in any encoding."""
+        environ = {**self.service.environ, **{key: text[:MAX_HOOK_TEXT] for key, text in variables.items()}}
         try:
             done = run(["/bin/sh", "-c", f"umask {self.service.umask:03o}\n{command}"], HOOK_TIMEOUT_S, environ)
-            why = f"exit code {done.exit_code}: {format_line(done.output.strip()[-200:])}" if done.exit_code else ""
-        except (NexusError, ValueError) as error:
-            why = str(error)
-        if why:
-            self.service.log.warning("%s: %s", name, why)
+            error = f"exit code {done.exit_code}: {format_line(done.output.strip()[-200:])}" if done.exit_code else ""
+        except (NexusError, ValueError) as failure:
+            error = str(failure)
+        if error:
+            self.service.log.warning("%s: %s", name, error)
 
 
 CWD_TIMEOUT_S = 5.0             # of a check of a job's directory: a node must answer within SYNC_TIMEOUT_S
@@ -9970,6 +9945,7 @@ class Service:
 
     def __init__(self, config: Config, layout: Layout, store: Store, machine: Machine, clock: Clock,
                  log: logging.Logger, environ: Mapping[str, str]) -> None:
+        from collections import Counter
         self.config, self.layout, self.store, self.machine = config, layout, store, machine
         self.clock, self.log = clock, log
         self.environ = {name: text for name, text in environ.items() if not is_job_variable(name)}
@@ -9983,7 +9959,9 @@ class Service:
         self.plan = Plan(hold=Reason("node-down", "", "the service has not read the GPUs yet"))
         self.write_again_at = 0.0                                 # monotonic: next try after a failed write
         self.turned_at = clock.monotonic()                  # when the last tick ended
-        self.counters = Counters()
+        # Counts since this service started, for GET /metrics: {(status, cause)}, and {cause of a failed attempt}
+        self.end_counts = Counter({(COMPLETED, ""): 0, (FAILED, "exit"): 0, (CANCELLED, "killed"): 0})
+        self.retry_counts = Counter({"exit": 0})
         store.note_moves = self.note_moves
         self.failure_count = 0
         self.failed_at = float("-inf")                      # monotonic
@@ -10030,8 +10008,12 @@ class Service:
         """The store calls this with jobs whose status has changed."""
         if not self.log_watch.growths:
             self.log_watch.worker.wanted.set()
-        self.counters.note_moves(jobs)
         self.hooks.note_moves(jobs)
+        for job in jobs:
+            if job.status in FINAL:
+                self.end_counts[job.status, job.current.cause or ""] += 1
+            elif job.status == PENDING and job.attempts[-1].cause != REQUEUED:
+                self.retry_counts[str(job.attempts[-1].cause)] += 1
 
     def running_jobs(self) -> list[Job]:
         return self.store.read(lambda state: list(state.running.values()))
@@ -10983,8 +10965,8 @@ class Calls(Gate):
     @route("GET /metrics", "user", "GPUs, nodes, jobs, their ends, and the checks of health, for Prometheus",
            "text/plain")
     def get_metrics(self, caller: Caller) -> Response:
-        views, counters = self.service.views, self.service.counters
-        ends, retries = dict(counters.ends), dict(counters.retries)         # copies: they grow as jobs end
+        views = self.service.views
+        ends, retries = dict(self.service.end_counts), dict(self.service.retry_counts)      # they grow as jobs end
         text = format_prometheus(list_metrics(views.status(), views.health(), ends, retries))
         return Response(200, text.encode("utf-8", "replace"), "text/plain; version=0.0.4; charset=utf-8")
 

@@ -7,7 +7,7 @@ import live
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from makers import config, finished, gpu, job, ours, running, state
+from makers import config, gpu, ours, running, state
 from prometheus_client.parser import text_string_to_metric_families
 from test_server import Bench
 
@@ -76,24 +76,6 @@ def test_gpus_as_the_status_tells_them():
         assert list(samples(families, f"nexus_gpu_{name}").values()) == numbers, name
 
 
-MOVES = [  # reason, jobs as they have become, (status, cause) that is counted once more, retries
-    ("completed", [finished()], ("completed", ""), {}),
-    ("failed", [finished(status="failed", cause="cuda-oom", exit_code=1)], ("failed", "cuda-oom"), {}),
-    ("removed before it ran", [job(status="cancelled", cause="killed")], ("cancelled", "killed"), {}),
-    ("tried again", [job(started_at=0.0, finished_at=5.0, runtime_seconds=5.0, cause="exit")], None, {"exit": 1}),
-    ("back in the queue", [job(finished_at=5.0, cause=nexus.REQUEUED)], None, {}),
-    ("started", [running()], None, {}),
-]
-
-
-@pytest.mark.parametrize("reason, jobs, end, retries", MOVES, ids=[move[0] for move in MOVES])
-def test_what_becomes_of_jobs_is_counted(reason, jobs, end, retries):
-    counters = nexus.Counters()
-    counters.note_moves(jobs)
-    assert {key: count for key, count in counters.ends.items() if count} == ({end: 1} if end else {})
-    assert {cause: count for cause, count in counters.retries.items() if count} == retries
-
-
 def test_a_change_that_the_disk_refuses_is_not_counted(monkeypatch):
     with Bench() as bench:
         job_id = bench.add()
@@ -101,12 +83,12 @@ def test_a_change_that_the_disk_refuses_is_not_counted(monkeypatch):
         monkeypatch.setattr(bench.store.journal, "append", lambda *_: (_ for _ in ()).throw(full))
         assert bench.ask("DELETE", f"/queue/{job_id}")[0] == 503
         monkeypatch.undo()
-        assert bench.service.counters.ends["cancelled", "killed"] == 0
+        assert bench.service.end_counts["cancelled", "killed"] == 0
         assert bench.ask("DELETE", f"/queue/{job_id}")[0] == 204
         child = bench.add(after=[bench.add()])
         bench.ask("DELETE", f"/queue/{bench.ask('GET', '/queue')[1][0]['id']}")
         assert bench.ask("GET", f"/jobs/{child}")[1]["cause"] == "dependency"
-        assert bench.service.counters.ends == {
+        assert bench.service.end_counts == {
             ("completed", ""): 0, ("failed", "exit"): 0, ("cancelled", "killed"): 2, ("cancelled", "dependency"): 1}
 
 
