@@ -6232,7 +6232,7 @@ CONDA_SCRIPT = r'''
 # Activate the conda environment $1, a name or a path, and exec the command in the other words.
 # conda, mamba and micromamba print what a shell must evaluate for it.  `conda run` would hold the output back.  All
 # names begin with nexus_, so that they do not meet those of the job's environment or of an activation script.
-nexus_name=$1 nexus_fault=$NEXUS_JOB_FAULT nexus_tried=()
+nexus_name=$1 nexus_fault=$NEXUS_JOB_FAULT
 unset NEXUS_JOB_FAULT
 nexus_known=(~/{miniconda3,miniforge3,mambaforge,anaconda3}/bin/conda ~/.local/bin/micromamba ~/bin/micromamba
              /opt/{conda,miniconda3,miniforge3,anaconda3}/bin/conda)
@@ -6244,43 +6244,32 @@ nexus_fail() {
   { [ "$nexus_fault" ] && printf '%s\n' "$nexus_words" > "$nexus_fault"; } || printf 'nexus: %s\n' "$nexus_words" >&2
   exit 1
 }
-
 nexus_explain() {
-  local exe first rest names=
-  [ "${#nexus_tried[@]}" -gt 0 ] || nexus_fail "no conda was found for the environment '$nexus_name': not by CONDA_EXE\
- or MAMBA_EXE, not as conda, mamba or micromamba on PATH, and none of ${nexus_known[*]%/bin/conda} is there"
-  for exe in "${nexus_tried[@]}"; do
-    while IFS=' ' read -r first rest; do
-      case $first in ''|'#'*|Name|─*) continue;; '*') first=$rest;; esac          # '*': an active one, without a name
-      [[ ", $names" == *", $first, "* ]] || names+="$first, "
-    done < <("$exe" env list </dev/null)
-  done
-  nexus_fail "the conda environment '$nexus_name' was not found, or could not be activated, by ${nexus_tried[*]}:\
- stderr.log says why${names:+; there are: ${names%, }}"
+  "$nexus_exe" env list </dev/null >&2
+  nexus_fail "the conda environment '$nexus_name' was not found, or could not be activated, by $nexus_exe:\
+ stderr.log says why, and which there are"
 }
 
-if [ "$VIRTUAL_ENV" ]; then               # active where the job was added; its python would come first on PATH
-  PATH=:$PATH:
-  PATH=${PATH//":$VIRTUAL_ENV/bin:"/:}
-  PATH=${PATH#:} PATH=${PATH%:}
-  unset VIRTUAL_ENV VIRTUAL_ENV_PROMPT
-fi
-
-mapfile -t nexus_path < <(type -P conda mamba micromamba)
-for nexus_exe in "$CONDA_EXE" "$MAMBA_EXE" "${nexus_path[@]}" "${nexus_known[@]}"; do
-  [ -f "$nexus_exe" ] && [ -x "$nexus_exe" ] && [[ " ${nexus_tried[*]} " != *" $nexus_exe "* ]] || continue
-  nexus_tried+=("$nexus_exe")
-  case ${nexus_exe##*/} in
-    *mamba*) nexus_text=$("$nexus_exe" shell activate "$nexus_name" --shell bash </dev/null);;
-    *) nexus_text=$("$nexus_exe" shell.posix activate "$nexus_name" </dev/null);;
-  esac && eval "nexus_activate() { $nexus_text
-}" && break
+for nexus_exe in "$CONDA_EXE" "$MAMBA_EXE" "$(type -P conda)" "$(type -P mamba)" "$(type -P micromamba)" \
+    "${nexus_known[@]}" ''; do
+  [ -f "$nexus_exe" ] && [ -x "$nexus_exe" ] && break
 done
-declare -F nexus_activate > /dev/null || nexus_explain
+[ "$nexus_exe" ] || nexus_fail "no conda was found for the environment '$nexus_name': not by CONDA_EXE or MAMBA_EXE,\
+ not as conda, mamba or micromamba on PATH, and none of ${nexus_known[*]%/bin/conda} is there"
+case ${nexus_exe##*/} in
+  *mamba*) nexus_text=$("$nexus_exe" shell activate "$nexus_name" --shell bash </dev/null);;
+  *) nexus_text=$("$nexus_exe" shell.posix activate "$nexus_name" </dev/null);;
+esac || nexus_explain
+eval "nexus_activate() { $nexus_text
+}" || nexus_explain
 trap "nexus_fail \"a script of the conda environment '\$nexus_name' ended the activation with exit code \$?\"" EXIT
 nexus_activate </dev/null >&2
 trap - EXIT
 [ -d "$CONDA_PREFIX" ] || nexus_explain   # old micromambas activate whatever they are told
+if [ "${VIRTUAL_ENV-}" ]; then             # active where the job was added; its python would come first on PATH
+  PATH=$CONDA_PREFIX/bin:$PATH
+  unset VIRTUAL_ENV VIRTUAL_ENV_PROMPT
+fi
 exec "${@:2}"
 '''
 
@@ -12544,7 +12533,7 @@ def check_conda(call: Call, name: str, environ: Mapping[str, str]) -> None:
     if done.exit_code:
         *above, why = done.output.strip().split("\n")
         said = next((line for line in above if line.strip()), "it printed nothing")
-        why = why.removeprefix("nexus: ").replace("stderr.log says why", said)
+        why = why.removeprefix("nexus: ").replace("stderr.log says why, and which there are", said)
         if not call.client.status()["nodes"][1:]:
             refuse(f"--conda {name}: {why}", hint="conda env list")
         call.say(f"--conda {name} works on other machines only: {why}")
