@@ -11709,6 +11709,7 @@ START_TIMEOUT_S = 30.0
 SUPERVISOR_TIMEOUT_S = 2.5
 OWNER_TIMEOUT_S = 5.0           # until a program has accepted a connection
 RETRY_TIMEOUT_S = 30.0          # a restart may take as long as a start
+WAIT_S = 2                      # between two looks at several jobs that are waited for
 NOT_SENT = (ConnectionRefusedError, FileNotFoundError, BlockingIOError)     # nothing was sent: it is down, or too busy
 ANSWER_TIMEOUT_S = 120.0        # for a silent connection; on a stream that may be silent, the kernel probes the peer
 
@@ -11721,17 +11722,6 @@ class Transport:
         self.url, self.token, self.layout = url, token, layout
         self.host, self.port, self.is_secure, self.owner = ("localhost", 0, False, "") if layout else parse_url(url)
         self.retry_timeout_s = RETRY_TIMEOUT_S if layout else 0.0       # with an address, until it has replied once
-
-    @contextlib.contextmanager
-    def over_restart(self) -> Iterator[None]:
-        """A block that a restart may interrupt: wait until the service replies again.  Raises: unavailable."""
-        try:
-            yield
-        except NexusError as error:
-            if error.kind != "unavailable":
-                raise
-            time.sleep(0.1)                             # the server may close each stream at once
-            self.ask("GET", "/")
 
     def ask(self, method: str, path: str, body: object = None, key: str = "") -> Any:
         """One call; return JSON, a text, or None.  Raises: the service's error; unavailable."""
@@ -11993,9 +11983,9 @@ class Client(Transport):
         names = STREAMS[:2] if stream == "both" else (stream,)
         while True:
             query = encode_query({"follow": "true" if is_followed else None, "stream": stream, **where})
-            with self.over_restart():
-                path = f"/jobs/{quote_path(job_id)}/logs{query}"
-                headers, pieces = self.open_stream(path, may_be_silent=is_followed, accept=NDJSON)
+            try:
+                headers, pieces = self.open_stream(f"/jobs/{quote_path(job_id)}/logs{query}", may_be_silent=is_followed,
+                                                   accept=NDJSON)
                 places, rest = dict(zip(names, headers["log-offset"].split(","))), b""
                 where = {"offset": ",".join(places.values())}
                 for piece in pieces:
@@ -12006,62 +11996,37 @@ class Client(Transport):
                         where = {"offset": ",".join(places.values())}
                         yield entry
                 return
+            except NexusError as error:
+                if error.kind != "unavailable":
+                    raise
+            time.sleep(0.1)                             # the server may close each stream at once
+            self.ask("GET", "/")                        # waits until the service replies again
 
     def wait(self, job_ids: Sequence[str], on_end: Callable[[dict[str, Any]], None] = lambda job: None,
-             on_wait: Callable[[dict[str, Any]], None] = lambda job: None, is_any: bool = False,
-             known: Iterable[dict[str, Any]] = (),
-             events: Iterator[tuple[str, Any]] | None = None) -> list[dict[str, Any]]:
+             on_wait: Callable[[dict[str, Any]], None] = lambda job: None,
+             is_any: bool = False) -> list[dict[str, Any]]:
         """Wait until jobs have finished, or with `is_any` one of them; return them.  The service may restart meanwhile.
 
-        `on_wait` gets pending jobs: at first, and when the queue or a group was paused or resumed.
-        `known`: some of the jobs, asked for after `events` began: those that have ended since may be forgotten.
+        `on_wait` gets each pending job, at each look.
         Raises: not_found, for a job that is gone and was not seen to end.
         """
         finished: dict[str, dict[str, Any]] = {}
-        job_ids = list(job_ids)
-
-        def is_enough() -> bool:
-            return len(finished) >= (min(1, len(job_ids)) if is_any else len(set(job_ids)))
-
-        def look(job: dict[str, Any]) -> None:
-            if job["id"] in job_ids and job["status"] in FINAL and job["id"] not in finished and not is_enough():
-                finished[job["id"]] = job
-                on_end(job)
-
-        while not is_enough():
-            with self.over_restart():                   # a job that has finished may be forgotten by then
-                following, events = events or self.follow_events(), None        # from here on no event is missed
-                jobs, known = {job["id"]: job for job in known}, ()
-                for job_id in job_ids:
-                    if job_id in finished:
-                        continue
-                    job = jobs.get(job_id) or self.job(job_id)
-                    look(job)
-                    if job["status"] == PENDING:
-                        on_wait(job)
-                while not is_enough():
-                    kind, data = next(following)
-                    if kind == "job":
-                        look(data)
-                    elif kind in ("queue", "group"):
-                        for job in [job for job in self.queue() if job["id"] in job_ids]:
-                            on_wait(job)
+        unfinished, wait_s = list(dict.fromkeys(job_ids)), 0
+        while unfinished and not (is_any and finished):
+            # The end of the last is heard of at once, that of the others at the next look.
+            last = self.ask("GET", f"/jobs/{quote_path(unfinished[-1])}" + encode_query({"wait": wait_s or None}))
+            wait_s = WAIT_S
+            others = self.jobs(fields="id,status,waiting_for,reason") if len(unfinished) > 1 else []
+            jobs = {job["id"]: job for job in [*others, last]}
+            for job_id in unfinished:
+                job = jobs.get(job_id) or self.job(job_id)
+                if job["status"] == PENDING:
+                    on_wait(job)
+                elif job["status"] in FINAL and not (is_any and finished):
+                    finished[job_id] = job if job is last else self.job(job_id)
+                    on_end(finished[job_id])
+            unfinished = [job_id for job_id in unfinished if job_id not in finished]
         return [finished[job_id] for job_id in job_ids if job_id in finished]
-
-    def follow_events(self) -> Iterator[tuple[str, Any]]:
-        """(kind, data) of each event from now on, also without a kind.  Raises: unavailable, when events were lost."""
-        return self.read_events(self.open_stream("/events")[1])
-
-    def read_events(self, pieces: Iterator[bytes]) -> Iterator[tuple[str, Any]]:
-        rest = b""
-        for piece in pieces:
-            *blocks, rest = (rest + piece).split(b"\n\n")
-            for block in blocks:
-                lines = dict(line.partition(b": ")[::2] for line in block.split(b"\n"))
-                if lines.get(b"event") == b"reset":
-                    raise NexusError("unavailable", "events were missed", hint="look again")
-                yield lines.get(b"event", b"").decode(), json.loads(lines.get(b"data", b"null"))
-        raise NexusError("unavailable", "the service ended", hint="nexus start")
 
 
 def describe_stranger(url: str, why: str) -> NexusError:
@@ -12628,28 +12593,26 @@ def describe_end(job: Json) -> str:
 
 
 def cmd_wait(call: Call) -> int:
-    import itertools
-    ids, of_group = call.options.ids, list[dict[str, object]]()
+    ids = call.options.ids
     if call.options.group is None and not ids:
         refuse("there is nothing to wait for", hint="nexus wait ID, or nexus wait --group NAME")
-    events = call.client.follow_events()
     if call.options.group is not None:
         of_group = [job for job in ask_for_jobs(call) if job["status"] != COMPLETED and not job["retried_as"]]
         ids = [*ids, *(job["id"] for job in of_group)]
-    said, total, ended = set[str](), len(set(ids)), itertools.count(1)
+    reasons, ended, total = set[str](), set[str](), len(set(ids))
 
     def say_end(job: Json) -> None:
-        done = next(ended)
-        call.say(describe_end(job) + (f"; {done} of {total} have ended" if total > 1 else ""))
+        ended.add(job["id"])
+        call.say(describe_end(job) + (f"; {len(ended)} of {total} have ended" if total > 1 else ""))
 
     def say_hold(job: Json) -> None:
         """Say once that a job waits for a resume."""
-        why, reason = job["waiting_for"], job["reason"]
-        if why not in said and reason and reason["code"] in ("paused", "held"):
-            said.add(why)
-            call.say(f"job {job['id']} waits: {why}")
+        reason = job["reason"]
+        if job["waiting_for"] not in reasons and reason and reason["code"] in ("paused", "held"):
+            reasons.add(job["waiting_for"])
+            call.say(f"job {job['id']} waits: {job['waiting_for']}")
 
-    jobs = call.client.wait(ids, say_end, say_hold, call.options.any, of_group, events)
+    jobs = call.client.wait(ids, say_end, say_hold, call.options.any)
     return next(filter(None, map(exit_code_of, jobs)), 0)
 
 
@@ -12730,7 +12693,6 @@ def cmd_end(call: Call) -> None:
         choice = {"ids": ids, "status": ENDED_STATUSES[command]}
     if options.get("signal") is not None:
         choice["signal"] = options["signal"]
-    events = call.client.follow_events()
     jobs = call.client.ask("POST", "/jobs/cancel", choice)["jobs"]
     if not jobs:
         return call.say("no such job is pending or running")
@@ -12738,13 +12700,15 @@ def cmd_end(call: Call) -> None:
         if job["unknown_since"]:
             call.say(f"{job['node']} has not been heard since {format_unknown(job)}: job {job['id']} is ended when it "
                      f"is back (Ctrl-C leaves it so; nexus node remove {job['node']} --force gives it up)")
+        if job["status"] in FINAL:
+            call.say(describe_end(job))
     import threading
     notice = threading.Timer(KILL_NOTICE_S, call.say, ["still ending; KILL follows after kill_grace_seconds"])
     notice.daemon = True
     notice.start()
     try:
-        call.client.wait([job["id"] for job in jobs], lambda job: call.say(describe_end(job)), known=jobs,
-                         events=events)
+        call.client.wait([job["id"] for job in jobs if job["status"] not in FINAL],
+                         lambda job: call.say(describe_end(job)))
     finally:
         notice.cancel()
 

@@ -51,10 +51,6 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.send_response(answer.status)
         self.send_header("Content-Type", answer.headers["Content-Type"] or "text/plain")
         self.end_headers()
-        if self.path.startswith("/events"):
-            while piece := answer.read1(65536):
-                self.wfile.write(piece)
-            return
         body = answer.read()
         if answer.headers["Content-Type"] == "application/json":
             body = json.dumps(self.server.change(json.loads(body))).encode()
