@@ -10283,17 +10283,15 @@ def file_hash() -> str:
 # kernel says that the socket at the other end is the owner's, or with the owner's token.
 
 MAX_BODY_BYTES = 64 * 2**20
-MAX_CONNECTIONS_PER_CLIENT = 256        # of one address, or of another user of this machine
+MAX_CONNECTIONS = 512                   # over TCP; a quarter is for the owner alone
 REQUEST_TIMEOUT_S = 30.0                # for a request without its body
 IDLE_TIMEOUT_S = 75.0                   # a connection that reads nothing for so long is closed
 BODY_BYTES_PER_S = 65536                # a body that is slower than this is refused
 HEARTBEAT_S = 15.0
 CROWD_SIZE, CROWD_PAUSE_S, CROWD_LOOKS_PER_S = 20, 1.0, 400.0       # more followers than that share so many looks
 ACCEPT_PAUSE_S = 0.1                    # after a failed accept, as when no descriptor is left
-ACCEPT_WAIT_S = 2.0                     # how often the server checks whether the service ends
 WRONG_TOKEN_DELAY_S = 0.3
-REFUSAL_INTERVAL_S = 60.0               # a peer's refusals have one line in the log in so long: anybody can cause them
-MAX_REFUSED_PEERS = 100                 # others beside them have one line together
+REFUSAL_INTERVAL_S = 60.0
 MAX_UNKNOWN_FORMS = 8                   # read at once, of senders that only the form identifies
 LINGER_S = 5.0                          # how long the rest of a refused body is read
 SOCKET_PEER = "localhost"               # the peer of a caller at api.sock; other peers are addresses
@@ -10307,10 +10305,6 @@ FORWARDING = (                          # headers that proxies and tunnels add
 MAX_FORM_BYTES = 10 * 2**20
 MAX_RESULT_BYTES = 2**20
 CANCEL_TIMEOUT_S = 2.0                  # how long /api/cancel waits for the job's end
-
-
-if TYPE_CHECKING:
-    Sender = Union[int, str]    # a uid, or an address
 
 
 class Request(Value):
@@ -10523,8 +10517,7 @@ class Gate:
         import threading
         self.service, self.token, self.page = service, token, page
         self.config = service.config.service
-        # {uid or address: (monotonic time of the last line, how many refusals had none since)}
-        self.refusals: dict[str, tuple[float, int]] = {}
+        self.refusal_logged_at, self.unlogged_refusals = float("-inf"), 0
         self.unknown_forms = threading.BoundedSemaphore(MAX_UNKNOWN_FORMS)
         self.openapi: Response | None = None                        # cached after the first request
 
@@ -10582,21 +10575,16 @@ class Gate:
             return NexusError("internal", "nexus failed to answer this", hint="nexus logs service")
         if error.http_status in (401, 403):
             peer = f"{request.peer} ({find_user(request.uid)})" if request.uid is not None else request.peer
-            self.log_refusal(peer, f"Refused {asked} from {peer}: {error.message}")
+            self.log_refusal(f"Refused {asked} from {peer}: {error.message}")
         return error
 
-    def log_refusal(self, peer: str, text: str) -> None:
-        """Log a refusal: a line a minute for each peer, with the number of those before it that had none."""
+    def log_refusal(self, text: str) -> None:
+        """Log one refusal in REFUSAL_INTERVAL_S: anybody can cause them.  Its line counts those that have none."""
         now = self.service.clock.monotonic()
-        if len(self.refusals) >= MAX_REFUSED_PEERS and peer not in self.refusals:
-            peer = "others"
-        logged_at, count = self.refusals.get(peer, (float("-inf"), 0))
-        if now < logged_at + REFUSAL_INTERVAL_S:
-            self.refusals[peer] = logged_at, count + 1
+        if now < self.refusal_logged_at + REFUSAL_INTERVAL_S:
+            self.unlogged_refusals += 1
             return
-        self.refusals = {one: known for one, known in self.refusals.items()
-                         if known[1] or now < known[0] + REFUSAL_INTERVAL_S}
-        self.refusals[peer] = now, 0
+        count, self.unlogged_refusals, self.refusal_logged_at = self.unlogged_refusals, 0, now
         self.service.log.warning("%s%s", text, f" ({count} more since the last such line)" if count else "")
 
     def check_site(self, request: Request) -> None:
@@ -11191,8 +11179,7 @@ class Connection:
 
     def __init__(self, api: Api, opened: socket.socket, peer: str, uid: int | None) -> None:
         self.api, self.socket, self.peer, self.uid = api, opened, peer, uid
-        self.client = find_client(peer, uid)        # by whom connections are limited; None: no limit
-        self.is_waiting = True                      # for a request's head, or for the caller's end: it may be closed
+        self.is_waiting = True                      # for the caller: it may be closed when there are too many
         self.received = bytearray()                 # bytes that are not handled yet
 
     def run(self, tls: ssl.SSLContext | None) -> None:
@@ -11201,11 +11188,24 @@ class Connection:
             if tls:                     # the handshake comes with the first read: until then it may be closed
                 self.socket = tls.wrap_socket(self.socket, server_side=True, do_handshake_on_connect=False)
             watch_line(self.socket, IDLE_TIMEOUT_S)
+        head = b""
         try:
-            self.answer()
+            head = self.read_head()
+            if not head:
+                return
+            self.is_waiting = False
+            response = self.api.handle(self.read_request(head))
+        except NexusError as error:
+            response = error_response(error)
+        self.is_waiting = response.stream is None
+        try:
+            self.send(response, head)
         except (OSError, NexusError):           # after a partial reply: a reset shows that it is not complete
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
             return
+        finally:
+            if response.after:
+                response.after()
         self.is_waiting = True
         self.linger()
 
@@ -11221,29 +11221,12 @@ class Connection:
                 return
             self.received += piece
 
-    def answer(self) -> None:
-        """Reply to a request, if one comes.  Raises: OSError, NexusError, after a partial reply."""
-        head = b""
-        try:
-            head = self.read_head()
-            if not head:
-                return
-            response = self.api.handle(self.read_request(head))
-        except NexusError as error:
-            response = error_response(error)
-        try:
-            self.send(response, head)
-        finally:
-            if response.after:
-                response.after()
-
     def read_head(self) -> bytes:
         """A request up to its body; b"" when none comes.  Raises: usage."""
         try:
             self.receive(lambda: b"\r\n\r\n" in self.received or len(self.received) > MAX_HEAD_BYTES, REQUEST_TIMEOUT_S)
         except OSError:
             return b""
-        self.is_waiting = False
         head, end, self.received = self.received.partition(b"\r\n\r\n")
         if len(head) > MAX_HEAD_BYTES or (head and not end):
             refuse(f"the head of a request ends with an empty line, and has at most {MAX_HEAD_BYTES} bytes", hint="")
@@ -11385,123 +11368,94 @@ def listen_to_own(layout: Layout) -> tuple[socket.socket, str]:
 def describe_taken_port(address: str, port: int) -> NexusError:
     holders = [find_socket_uid((host, port), None) for host in (address, "0.0.0.0", "::", *LOOPBACK)]
     uids = {uid for uid in holders if uid is not None}
-    hint = "set another one: nexus config edit, [service] port"
-    if uids != {os.geteuid()}:
-        hint += (f"; if you opened http://localhost:{port} in a browser meanwhile, close it there and delete this "
-                 "site's data")
     users = " or ".join(sorted(map(find_user, uids)))
-    return NexusError("conflict", f"port {port} on {address} is in use" + (f" by {users}" if users else ""), hint)
+    return NexusError("conflict", f"port {port} on {address} is in use" + (f" by {users}" if users else ""),
+                      hint="set another one: nexus config edit, [service] port")
 
 
 class Server:
-    """The listening sockets, and the connections that they give to Api."""
+    """The listening sockets, each with a thread that accepts; each connection has a thread too."""
 
     def __init__(self, api: Api, host: str, port: int, tls: ssl.SSLContext | None = None) -> None:
         """Raises: conflict, when the port is taken; usage, when there is no such address."""
-        import http.server
         import resource
-        import select
         import threading
-        self.api, self.listeners = api, listen(host, port)
+        self.api, self.tls, self.listeners = api, tls, listen(host, port)
         self.port: int = self.listeners[0].getsockname()[1]
         own, self.socket_path = listen_to_own(api.service.layout)
         self.listeners.append(own)
-        self.arrivals = select.epoll()              # poll() would keep a closed listener
-        for listener in self.listeners:
-            self.arrivals.register(listener, select.EPOLLIN)
-        descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        self.most = descriptors // 3 if descriptors > 0 else 4096      # reading a log takes two descriptors
-        self.open: list[Connection] = []            # the oldest first
-        self.guard, self.closed = threading.Lock(), threading.Event()
-        # http.server waits for connections, and gives each a thread.
-        own_way: dict[str, Any] = {
-            "timeout": ACCEPT_WAIT_S, "daemon_threads": True, "block_on_close": False, "get_request": self.accept,
-            "fileno": self.arrivals.fileno, "verify_request": self.admit, "handle_error": self.note_fault,
-            "shutdown_request": self.end}
-        make_server: Any = type("HttpServer", (http.server.ThreadingHTTPServer,), own_way)
-        self.http = make_server(("", 0), lambda made, *_: made.run(tls), bind_and_activate=False)
-        self.http.socket.close()                    # self.arrivals has the listeners
+        descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)     # -1: no limit; reading a log takes two
+        self.most = min(MAX_CONNECTIONS, descriptors // 3) if descriptors > 0 else MAX_CONNECTIONS
+        self.open: list[Connection] = []            # those over TCP, the oldest first
+        self.guard, self.is_closed = threading.Lock(), False
 
     def serve(self) -> None:
-        """Serve until close()."""
-        while not self.closed.is_set():
-            try:
-                self.http.handle_request()
-            except Exception as error:          # without this loop nobody could reach the service
-                self.api.service.fail("taking a connection", error)
-                self.api.service.clock.sleep(ACCEPT_PAUSE_S)        # the next try would fail at once
+        """Begin to serve; close() ends it."""
+        import threading
+        for listener in self.listeners:
+            threading.Thread(target=self.accept, args=(listener,), name="http", daemon=True).start()
 
-    def accept(self) -> tuple[Connection, Any]:
-        """Raises: OSError, when nobody waits, or no connection can be accepted."""
+    def accept(self, listener: socket.socket) -> None:
         import errno
-        try:
-            arrived = dict(self.arrivals.poll(0, 1))        # one listener at a time, in turn
-            waits = next((each for each in self.listeners if each.fileno() in arrived), None)
-            if waits is None:
-                raise BlockingIOError("nobody waits any more")
-            opened, address = waits.accept()
-        except OSError as error:
-            if error.errno in (errno.EMFILE, errno.ENFILE):
-                self.api.service.fail("taking a connection", error)
-            self.api.service.clock.sleep(ACCEPT_PAUSE_S)
-            raise
-        try:
-            peer = SOCKET_PEER if opened.family == socket.AF_UNIX else unmap(address[:2])[0]
-            if opened.family != socket.AF_UNIX and not is_established(opened):
-                raise ConnectionResetError              # closed before its turn: nobody waits for a reply
-            uid = find_peer_uid(opened, address)
-            self.check_limit(find_client(peer, uid))
-            return Connection(self.api, opened, peer, uid), address
-        except BaseException:
-            opened.close()
-            raise
+        import threading
+        while not self.is_closed:
+            try:
+                opened, address = listener.accept()
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE):
+                    self.api.service.fail("taking a connection", error)
+                self.api.service.clock.sleep(ACCEPT_PAUSE_S)
+                continue
+            try:
+                peer = SOCKET_PEER if opened.family == socket.AF_UNIX else unmap(address[:2])[0]
+                connection = Connection(self.api, opened, peer, find_peer_uid(opened, address))
+                if opened.family == socket.AF_UNIX or self.admit(connection):
+                    threading.Thread(target=self.run, args=(connection,), name="http", daemon=True).start()
+                else:
+                    opened.close()
+            except Exception as error:          # without this loop nobody could reach the service
+                self.note_fault(error)
+                opened.close()
 
-    def check_limit(self, client: Sender | None) -> None:
-        """Refuse a client that has all its connections.  Raises: OSError.
+    def admit(self, connection: Connection) -> bool:
+        """Whether to serve a TCP connection: jobs need descriptors, and others leave room for the owner.
 
-        To close an older one of its own instead would let it keep the service busy.
+        At the limit, the oldest one that waits for its caller is closed.
         """
-        most = min(MAX_CONNECTIONS_PER_CLIENT, max(1, self.find_room() // 4))
-        if client is not None and [each.client for each in self.open].count(client) >= most:
-            raise ConnectionRefusedError
-
-    def find_room(self) -> int:
-        """How many connections others than the owner may have."""
-        return self.most - self.most // 4
-
-    def admit(self, made: Connection, _: object) -> bool:
-        """Whether to serve a connection: jobs need descriptors, and nobody may take all connections.
-
-        At the limit, the oldest connection that has not sent a request is closed.
-        """
-        limits: list[tuple[int, Callable[[Connection], bool]]] = [
-            (self.find_room(), lambda each: each.client is not None), (self.most, lambda each: True)]
+        uid = os.geteuid()
         with self.guard:
-            for most, counts in limits if made.client is not None else limits[1:]:
-                there = list(filter(counts, self.open))
-                idle = next((each for each in there if each.is_waiting), None)
-                if len(there) >= most and idle is None:
+            most, rivals = self.most, self.open
+            if connection.uid != uid:
+                most, rivals = most - most // 4, [each for each in rivals if each.uid != uid]
+            if len(rivals) >= most:
+                idle = next((each for each in rivals if each.is_waiting), None)
+                if idle is None:
                     return False
-                if len(there) >= most and idle:
-                    self.open.remove(idle)              # now: it must not be chosen a second time
-                    with contextlib.suppress(OSError):  # its thread notices
-                        socket.socket.shutdown(idle.socket, socket.SHUT_RDWR)
-            self.open.append(made)
+                self.open.remove(idle)              # now: it must not be chosen a second time
+                with contextlib.suppress(OSError):  # its thread notices
+                    socket.socket.shutdown(idle.socket, socket.SHUT_RDWR)
+            self.open.append(connection)
             return True
 
-    def end(self, connection: Connection) -> None:
-        connection.socket.close()
-        with self.guard:
-            self.open = [each for each in self.open if each is not connection]
+    def run(self, connection: Connection) -> None:
+        try:
+            connection.run(self.tls)
+        except Exception as error:
+            self.note_fault(error)
+        finally:
+            connection.socket.close()
+            with self.guard:
+                self.open = [each for each in self.open if each is not connection]
 
-    def note_fault(self, *_: object) -> None:
-        error = sys.exc_info()[1]
-        if error and not isinstance(error, OSError):
+    def note_fault(self, error: Exception) -> None:
+        if not isinstance(error, OSError):          # else: the caller has gone
             self.api.service.fail("a connection", error)
 
     def close(self) -> None:
-        self.closed.set()
+        self.is_closed = True
         for listener in self.listeners:
+            with contextlib.suppress(OSError):
+                listener.shutdown(socket.SHUT_RDWR)         # wakes accept()
             listener.close()
 
 
@@ -11523,13 +11477,6 @@ def is_established(connection: socket.socket) -> bool:
     return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == TCP_ESTABLISHED
 
 
-def find_client(peer: str, uid: int | None) -> Sender | None:
-    """Whose connections are counted together: a user's here, or an address's; None: the owner's, without a limit."""
-    if uid == os.geteuid():
-        return None
-    return uid if uid is not None else "localhost" if is_loopback(peer) else peer
-
-
 def load_tls(config: ServiceConfig) -> ssl.SSLContext | None:
     """The context for https; None for http.  Raises: usage."""
     if not config.tls_cert and not config.tls_key:
@@ -11537,16 +11484,12 @@ def load_tls(config: ServiceConfig) -> ssl.SSLContext | None:
     import ssl
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     cert, key = [os.path.abspath(os.path.expanduser(path)) for path in (config.tls_cert, config.tls_key)]
-    for path in (cert, key):
-        if not os.access(path, os.R_OK):
-            raise NexusError("usage", f"[service] tls_cert or tls_key: {path} is not there, or cannot be read",
-                             hint="both name PEM files")
     try:
         context.load_cert_chain(cert, key, lambda: "")
     except (OSError, ValueError) as error:              # SSLError is an OSError
-        why = getattr(error, "strerror", None) or str(error)
         files = f"tls_cert {config.tls_cert} and tls_key {config.tls_key}"
-        raise NexusError("usage", f"[service] {files} cannot be used: {why}",
+        reason = getattr(error, "strerror", None) or error
+        raise NexusError("usage", f"[service] {files} cannot be used: {reason}",
                          hint="both must be PEM files that can be read, of one key, without a passphrase") from None
     return context
 
@@ -11604,7 +11547,6 @@ def serve(layout: Layout, config: Config, environ: Mapping[str, str], page: str,
     Raises: conflict, when a service runs; unavailable; usage.
     """
     import signal
-    import threading
     clock = Clock()
     environ = {"NEXUS_UMASK": f"{os.umask(0o077):03o}", **environ}
     tls = check_start(layout, config)
@@ -11638,7 +11580,7 @@ def serve(layout: Layout, config: Config, environ: Mapping[str, str], page: str,
         return
     log.info("Service started: nexus %s (%s), pid %d, %s", __version__, file_hash(), os.getpid(), url)
     service.pool.begin_nodes()                  # before the first request can name a node
-    threading.Thread(target=server.serve, name="http", daemon=True).start()
+    server.serve()
     service.run()
     server.close()
     mark_stopped(layout, True)
