@@ -7677,20 +7677,20 @@ class Local(Backend):
     def start(self, job: Job, submitted: Mapping[str, str] | None) -> News | None:
         leases = self.machine.leases if job.current.gpu_uuids else None
         now, launcher = self.clock.monotonic(), self.service.launcher
-        hold = launcher.start_rest.find_why(now) or (self.service.gpu_watch.find_gpu_trouble() if leases else None)
+        hold = launcher.start_backoff.find_why(now) or (self.service.gpu_watch.find_gpu_trouble() if leases else None)
         if leases and not hold:
             try:
                 leases.take(job.id, job.current.gpu_uuids)
             except NexusError as error:             # not the job's fault
                 hold = error.message
                 if error.kind != "conflict":
-                    self.service.gpu_watch.lease_rest.fail(now, error)
+                    self.service.gpu_watch.lease_backoff.fail(now, error)
         if hold:                                    # since plan()
             return Requeue(hold)
         script = launcher.write_script(job, submitted, leases.paths(job.id) if leases else None)
         self.launched_at[job.id] = now
         self.machine.launch(job, script)
-        launcher.start_rest.succeed()
+        launcher.start_backoff.succeed()
         launcher.tell_start(job)
         return None
 
@@ -7713,7 +7713,7 @@ class Local(Backend):
             pid, started, self.began[job.id] = map(int, runner_event.words)
             if self.machine.leases and job.current.gpu_uuids:       # the runner has the lease by now
                 self.machine.leases.close_own(job.id)
-                self.service.gpu_watch.lease_rest.succeed()
+                self.service.gpu_watch.lease_backoff.succeed()
             return Started({"pid": pid, "pid_started": started})
         if runner_event.verb == "end":
             code, took_cs = map(int, runner_event.words)
@@ -7908,7 +7908,7 @@ class Runners(Part):
         if isinstance(news, Result) and news.cause == "bounce":
             leases, news = self.machine.leases, Requeue(news.cause_line or "")
             if leases and job.id in leases.held:        # while this service holds the lease, no runner can lock it
-                self.service.gpu_watch.lease_rest.fail(self.clock.monotonic(), NexusError(
+                self.service.gpu_watch.lease_backoff.fail(self.clock.monotonic(), NexusError(
                     "unavailable", news.why, hint=f"does somebody remove files from {leases.folder}?"))
         if isinstance(news, Result) and job.status == PENDING:         # cancelled in Slurm's queue
             line = None if job.current.stop_cause else news.cause_line
@@ -8038,7 +8038,6 @@ class Runners(Part):
 
     def adopt(self) -> None:
         """After a start of the service: find out what became of the jobs that are recorded as running."""
-        self.service.history.take_paused_gpus()         # another program may have edited the file
         for job in [job for job in self.service.running_jobs() if not job.current.node]:
             self.service.gpu_watch.usage[job.id] = JobUsage({name: getattr(job.current, name) for name in SAMPLES})
         self.service.take_in(self.service.local, ())
@@ -8061,7 +8060,7 @@ class Launcher(Part):
 
     def __init__(self, service: Service) -> None:
         super().__init__(service)
-        self.start_rest = Backoff(*HOLD_S)                  # nothing is started during it
+        self.start_backoff = Backoff(*HOLD_S)                  # nothing is started during it
 
     def intend(self, job: Job, start: Start, now: float) -> Put:
         where: dict[str, Any] = {"nonce": self.clock.new_token()[:16]}
@@ -8105,8 +8104,8 @@ class Launcher(Part):
         why = format_line(describe_disk_error(fault, "start it with", path).message, 300)
         if not is_machine_fault(fault):
             return Result(None, None, 0.0, "launch", why, may_pass=True)
-        self.start_rest.fail(self.clock.monotonic(), f"{why}; it is tried again")
-        self.log.error("Nothing is started for %.0f s: %s", self.start_rest.rest_s, why)
+        self.start_backoff.fail(self.clock.monotonic(), f"{why}; it is tried again")
+        self.log.error("Nothing is started for %.0f s: %s", self.start_backoff.rest_s, why)
         return Requeue(why)
 
     def make_job_folder(self, job: Job) -> str:
@@ -9048,11 +9047,10 @@ class GpuWatch(Part):
         self.history: Mapping[str, Sequence[Reading]] = {}  # {GPU uuid: its last hour}
         self.members: Mapping[tuple[str, int], Sequence[Process]] = {}      # {(job id, attempt): its processes}
         self.memory_mib: Mapping[tuple[str, int], float | None] = {}        # {(job id, attempt): its host memory}
-        self.memory_due_at = float("-inf")                  # monotonic: when that is measured again
-        self.memory_worker = Worker(service, "measuring jobs' memory", self.measure_memory, None)
+        self.memory_worker = Worker(service, "measuring jobs' memory", self.measure_memory)
         self.lease_holders: Mapping[str, str] = {}          # {GPU uuid: the user whose nexus holds it}
         self.look_error: NexusError | None = None           # why the leases could not be read
-        self.lease_rest = Backoff(*LEASE_BACKOFF_S)         # jobs get no GPU until it is over
+        self.lease_backoff = Backoff(*LEASE_BACKOFF_S)      # jobs get no GPU until it is over
 
     def set_gpu_paused(self, index: int, is_paused: bool, who: str, node: str = "") -> None:
         """Pause or resume a GPU, also of a node.  Raises: not_found; conflict, when the node's own nexus paused it."""
@@ -9069,8 +9067,7 @@ class GpuWatch(Part):
                 raise NexusError(
                     "conflict", f"GPU {place} is paused by {node}'s own nexus", f"there: nexus resume {index}")
             others = tuple(other for other in state.paused_gpus if other != uuid)
-            yield Put("facts", "paused_gpus", (*others, uuid) if is_paused else others)
-            yield Put("facts", "pause_reasons", tuple(pair for pair in state.pause_reasons if pair[0] != uuid))
+            yield from pause_gpus(state, (*others, uuid) if is_paused else others)
 
         self.service.change(pause, "GPU %s %s by %s", place, "paused" if is_paused else "resumed", who)
         if not is_paused:
@@ -9098,7 +9095,8 @@ class GpuWatch(Part):
                 self.log.error("GPU %d: %s", gpu.index, gpu.fault)
         self.first_probe.set()
         if [gpu.uuid for gpu in latest.gpus] != [gpu.uuid for gpu in before.gpus]:
-            self.service.history.take_paused_gpus()
+            # GPU indices that were written while the GPUs were unknown
+            self.service.history.apply_edit(self.store.read(lambda state: {"paused_gpus": state.paused_gpus}))
         self.host = measure_host(self.machine.psutil)
 
     def annotate_gpus(self) -> None:
@@ -9165,8 +9163,6 @@ class GpuWatch(Part):
             loads = [gpu.utilization for gpu in gpus if gpu.utilization is not None]
             self.usage[job.id] = self.find_usage(job.id).add(
                 members.get(job.id, ()), self.find_memory_mib(job), used, loads, now)
-        if self.members and now >= self.memory_due_at:
-            self.memory_worker.wanted.set()
 
     def read_gpus(self, job: Job, now: float) -> Reading:
         """Return the memory and utilization of all the job's GPUs, including use by others."""
@@ -9174,15 +9170,13 @@ class GpuWatch(Part):
         known = [gpu.memory_used_mib for gpu in gpus if gpu.memory_used_mib is not None]
         return now, sum(known) if known else None, find_utilization([(now, None, gpu.utilization) for gpu in gpus])[0]
 
-    def measure_memory(self) -> None:
-        """Measure the host memory of running jobs.  It may take long, so it pauses for a multiple of its run time."""
-        began, self.memory_due_at = self.clock.monotonic(), float("inf")
-        try:
-            self.memory_mib = {attempt: measure_memory(self.machine.psutil, processes)
-                               for attempt, processes in self.members.items()}
-        finally:
-            now = self.clock.monotonic()
-            self.memory_due_at = now + PROBE_BACKOFF_FACTOR * (now - began)
+    def measure_memory(self) -> float:
+        """Measure the host memory of running jobs; return the seconds until the next call: this one may take long."""
+        began = self.clock.monotonic()
+        self.memory_mib = {attempt: measure_memory(self.machine.psutil, processes)
+                           for attempt, processes in self.members.items()}
+        took_s = self.clock.monotonic() - began
+        return max(self.config.service.refresh_rate_seconds, PROBE_BACKOFF_FACTOR * took_s)
 
     def find_memory_mib(self, job: Job) -> float | None:
         """Return the host memory of a running job in MiB, as last measured; None if unknown."""
@@ -9202,8 +9196,11 @@ class GpuWatch(Part):
         """Return why jobs get no GPU now, or None."""
         if self.service.cluster and self.service.is_slurm:
             return self.service.cluster.find_trouble()
-        error = self.look_error or self.lease_rest.find_why(self.clock.monotonic())
+        error = self.find_lease_error()
         return self.find_smi_trouble() or (error.message if error else None)
+
+    def find_lease_error(self) -> NexusError | None:
+        return self.look_error or self.lease_backoff.find_why(self.clock.monotonic())
 
     def find_smi_trouble(self) -> str | None:
         """Return why the GPUs cannot be read, or that nvidia-smi takes much longer than before; or None."""
@@ -9227,20 +9224,29 @@ class GpuWatch(Part):
     def guard_gpus(self, ended: Sequence[Job]) -> None:
         """Pause each GPU where jobs fail that run well elsewhere; never the last usable GPU."""
         for uuid in dict.fromkeys(uuid for job in ended for uuid in job.current.gpu_uuids):
-            reason = find_bad_gpu(tuple(self.ended), uuid, self.config.gpu)
+            if reason := find_bad_gpu(tuple(self.ended), uuid, self.config.gpu):
+                self.pause_bad_gpu(uuid, reason)
 
-            def pause(state: State, uuid: str = uuid, reason: str = reason or "") -> Changes:
-                others = [find_gpu_reason(gpu, self.config.gpu) for gpu in self.see_gpus(state) if gpu.uuid != uuid]
-                is_paused = any(not why or why.code == "resources" for why in others) and uuid not in state.paused_gpus
-                if is_paused:
-                    yield Put("facts", "paused_gpus", (*state.paused_gpus, uuid))
-                    yield Put("facts", "pause_reasons", (*state.pause_reasons, (uuid, reason)))
-                return is_paused
+    def pause_bad_gpu(self, uuid: str, reason: str) -> None:
+        def pause(state: State) -> Changes:
+            others = [find_gpu_reason(gpu, self.config.gpu) for gpu in self.see_gpus(state) if gpu.uuid != uuid]
+            is_last = not any(why is None or why.code == "resources" for why in others)
+            if is_last or uuid in state.paused_gpus:
+                return False
+            yield from pause_gpus(state, (*state.paused_gpus, uuid), (uuid, reason))
+            return True
 
-            if reason and self.store.update(pause):
-                place = next((gpu.place for gpu in self.all_gpus() if gpu.uuid == uuid), uuid)
-                self.log.error("GPU %s is paused: %s; nexus resume %s clears it", place, reason, place)
-                self.service.wake()
+        if self.store.update(pause):
+            place = next((gpu.place for gpu in self.all_gpus() if gpu.uuid == uuid), uuid)
+            self.log.error("GPU %s is paused: %s; nexus resume %s clears it", place, reason, place)
+            self.service.wake()
+
+
+def pause_gpus(state: State, uuids: Sequence[str], *reasons: tuple[str, str]) -> Changes:
+    """Yield the changes that make these the paused GPUs.  `reasons`: (uuid, why nexus itself pauses it)."""
+    yield Put("facts", "paused_gpus", tuple(uuids))
+    kept = [pair for pair in state.pause_reasons if pair[0] in uuids]
+    yield Put("facts", "pause_reasons", (*kept, *reasons))
 
 
 class NodeSide(Part):
@@ -9427,7 +9433,7 @@ class NodeSide(Part):
         for job in own:
             for uuid, share in zip(job.current.gpu_uuids, list_shares(job)):
                 taken.setdefault(uuid, []).append((job.id, share))
-        rest = self.service.launcher.start_rest.find_why(self.clock.monotonic())
+        rest = self.service.launcher.start_backoff.find_why(self.clock.monotonic())
         hold = NODE_PAUSED if is_paused else rest or (error.message if error else "")
         return {"hold": hold, "cpu_slots": config.jobs.cpu_slots - sum(not job.gpus for job in own), "gpus": [
             replace(gpu, fault=gpu.fault or trouble, taken=sum(share for _, share in taken[gpu.uuid]),
@@ -9505,8 +9511,8 @@ class History(Part):
         """Remove the code and snapshot that only a removed job needed."""
         if job.code:
             self.drop_code(job.code)
-        if job.snapshot and job.snapshot_repo and not self.store.read(
-                lambda state: any(other.snapshot == job.snapshot for other in state.jobs.values())):
+        others: list[Job] = self.store.read(lambda state: list(state.jobs.values()))
+        if job.snapshot and job.snapshot_repo and job.snapshot not in [other.snapshot for other in others]:
             release_snapshot(job.snapshot_repo, job.snapshot, self.environ)
 
     @contextlib.contextmanager
@@ -9531,7 +9537,7 @@ class History(Part):
     def keep_state(self) -> float:
         """Apply edits of state.json; write it when the journal has grown.  Return the seconds until the next call."""
         try:
-            self.store.look_for_edit(self.take_edit)
+            self.store.look_for_edit(self.apply_edit)
             if self.store.checkpoint_wanted.is_set() and not self.store.bad_edits:
                 self.store.checkpoint_wanted.clear()
                 self.store.save_checkpoint()
@@ -9541,34 +9547,23 @@ class History(Part):
             self.store.checkpoint_wanted.set()
             return 10.0
 
-    def take_paused_gpus(self) -> None:
-        """Replace GPU indices, written while the GPUs were unknown, by uuids."""
-        self.take_edit(self.store.read(lambda state: {"paused_gpus": state.paused_gpus}))
-
-    def take_edit(self, edit: Mapping[str, Any]) -> None:
+    def apply_edit(self, edit: Mapping[str, Any]) -> None:
         """Apply an edit of state.json.  `paused`: bool; `paused_gpus`: indices, `n1:0`, or uuids.  Ignores the rest."""
-        def change(state: State) -> Changes:
-            uuids = {gpu.place: gpu.uuid for gpu in self.service.gpu_watch.all_gpus()}
-            away = tuple(f"{name}/" for name in state.nodes)       # uuids on a node start so; it may be unreachable
-            known = {name for name in state.paused_gpus if not re.fullmatch(GPU_PLACE, name)}    # a card may come back
-            listed = edit.get("paused_gpus")
-            facts = {"paused": edit["paused"]} if isinstance(edit.get("paused"), bool) else {}
-            if isinstance(listed, tuple):
-                names = [str(item) for item in listed if isinstance(item, (int, str))]
-                paused = tuple(dict.fromkeys(
-                    uuids.get(name, name) for name in names
-                    if not self.service.gpu_watch.gpus or name in {*uuids, *uuids.values(), *known}
-                    or name.startswith(away)))
-                reasons = tuple(pair for pair in state.pause_reasons if pair[0] in paused)
-                facts.update(paused_gpus=paused, pause_reasons=reasons)
-            changed = {name: value for name, value in facts.items() if value != getattr(state, name)}
-            yield from (Put("facts", name, value) for name, value in changed.items())
-            return changed
+        is_paused, listed = edit.get("paused"), edit.get("paused_gpus")
 
-        changed = self.store.update(change)
-        if changed:
-            self.log.info("Taken over from state.json: %s",
-                          ", ".join(f"{name} = {value}" for name, value in changed.items()))
+        def change(state: State) -> Changes:
+            before = state.paused, state.paused_gpus
+            if isinstance(is_paused, bool):
+                yield Put("facts", "paused", is_paused)
+            if isinstance(listed, tuple):
+                uuids = {gpu.place: gpu.uuid for gpu in self.service.gpu_watch.all_gpus()}
+                known = {*uuids.values(), *state.paused_gpus}       # a card that was paused may come back
+                named = dict.fromkeys(uuids.get(str(item), str(item)) for item in listed)
+                yield from pause_gpus(state, [uuid for uuid in named if uuid in known or not uuids])
+            return before != (state.paused, state.paused_gpus)
+
+        if self.store.update(change):
+            self.log.info("Taken over from state.json: %s", format_line(encode_json(edit), 300))
             self.service.wake()
 
 
@@ -9862,7 +9857,7 @@ class Views(Part):
             [*state.running.values(), *list_pending(state)[:MAX_ESTIMATED_JOBS]],
             list(state.groups.values()), list_finished(state), self.service.gpu_watch.see_gpus(state), state.paused))
         if not jobs or is_paused or self.service.gpu_watch.find_gpu_trouble() or (
-                self.service.launcher.start_rest.find_why(monotonic)):
+                self.service.launcher.start_backoff.find_why(monotonic)):
             return {}
         return estimate_starts(jobs, groups, know_run_times(jobs, finished), gpus, self.config, self.clock.now(),
                                self.service.pool.view_nodes())
@@ -9887,7 +9882,7 @@ class Views(Part):
             asked = f"{format_count(len(watch.gpus), 'GPU')}, asked in {seen.took_s:.2f} s"
             yield "GPUs", not trouble, (limit and f"{limit}; ") + (trouble or asked), hint
         if leases:
-            error = watch.look_error or watch.lease_rest.find_why(now)
+            error = watch.find_lease_error()
             yield "GPU leases", not error, f"{error.message}; {error.hint}" if error else f"in {leases.folder}", ""
         error = self.store.last_error
         hint = f"{error.message}: nothing new is accepted or started until there is room" if error else ""
@@ -10025,7 +10020,7 @@ class Service:
         self.run_guarded("ending jobs", self.end_for_reboot)
         for node in self.pool.nodes.values():
             node.end()
-        self.run_guarded("at the end", self.store.look_for_edit, self.history.take_edit)
+        self.run_guarded("at the end", self.store.look_for_edit, self.history.apply_edit)
         self.run_guarded("at the end", self.runners.keep_samples)
         self.run_guarded("at the end", self.log_watch.end)
 
@@ -10148,7 +10143,7 @@ class Service:
         evidence = {job.id: self.runners.gather_evidence(job, over[job.id])
                     for job in self.running_jobs() if job.id in over}
         hold = "the machine goes down" if self.is_going_down else (
-            self.launcher.start_rest.find_why(self.clock.monotonic()) or "")
+            self.launcher.start_backoff.find_why(self.clock.monotonic()) or "")
         # A job that is over must not be stopped for a timeout.
         usage = {job_id: used for job_id, used in self.runners.usage.items()
                  if job_id not in results or self.local.work.get(job_id)}

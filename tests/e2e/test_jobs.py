@@ -458,8 +458,7 @@ def test_a_hook_is_told_of_a_long_command():
         live.until(lambda: live.read(told).count("\n") == 2, lambda: f"two calls: {box.log()[-2000:]}")
         lines = dict(line.split(" ", 1) for line in live.read(told).splitlines())
         assert lines[ids[1]] == short
-        kept, _, words = lines[ids[0]].partition(" ... ")
-        assert words == "(cut here: see nexus show)" and long.startswith(kept) and len(kept) == 32000
+        assert lines[ids[0]] == long[:32000]
         assert "on_finish" not in box.log()
 
 
