@@ -8417,7 +8417,7 @@ PROBE_BACKOFF_FACTOR = 10       # pause after nvidia-smi, as a multiple of its r
 LEASE_BACKOFF_S = (5.0, 60.0)   # first and longest time without new GPUs after a lease failed
 SETTLED_S = 30.0                # GPU memory of a job that has not grown for this long is all it needs
 DISK_INTERVAL_S, DISK_TIMEOUT_S = 5.0, 30.0     # between two disk checks; a disk silent for longer is unhealthy
-ESTIMATE_BACKOFF_FACTOR = 10    # estimates are kept for this multiple of the time they took, at least 2 s
+ESTIMATE_INTERVAL_S = 3.0       # estimates are made anew after this
 HEALTH_INTERVAL_S = 5.0         # between two checks for on_unhealthy
 HOOK_TIMEOUT_S = 60.0           # of one [hooks] command
 MAX_HOOK_TEXT = 32000           # characters of a variable
@@ -8487,20 +8487,21 @@ class JobsFile:
     def submit_rows(self, rows: Sequence[JobsRow], is_whole: bool) -> list[str]:
         """Queue rows with new content; if the file `is_whole`, forget rows that are gone.  Return the faults."""
         from collections import Counter
-        service, digests, faults = self.service, [hash_text(row.content)[:16] for row in rows], list[str]()
-        counts, caller = Counter(digests), replace(service.owner, name="the jobs file")
-        known_counts: Mapping[str, int] = service.store.read(lambda state: dict(state.seen))
+        digests, faults = [hash_text(row.content)[:16] for row in rows], list[str]()
+        counts, caller = Counter(digests), replace(self.service.owner, name="the jobs file")
+        before: Mapping[str, int] = self.service.store.read(lambda state: dict(state.seen))
+        # A row that was removed from the file counts as new when it comes back.
+        seen = {digest: min(count, counts[digest]) if is_whole else count for digest, count in before.items()}
         for digest, row in dict(zip(digests, rows)).items():
-            if counts[digest] > known_counts.get(digest, 0):
+            if counts[digest] > seen.get(digest, 0):
                 try:
-                    asked = self.make_asked(row)
-                    service.admission.submit([asked], caller, beside=[Put("seen", digest, counts[digest])])
+                    self.service.admission.submit([self.make_asked(row)], caller)
+                    seen[digest] = counts[digest]
                 except NexusError as error:
                     faults.append(f"line {row.line}, '{format_line(row.script, 100)}': {error.message}")
-        # A row that was removed from the file counts as new when it comes back.
-        if gone := [Put("seen", digest, counts[digest] or None) for digest, count in known_counts.items()
-                    if is_whole and counts[digest] < count]:
-            service.store.update(lambda state: gone)
+        if seen != before:
+            self.service.store.update(lambda state: [
+                Put("seen", digest, count or None) for digest, count in seen.items() if count != before.get(digest)])
         return faults
 
     def make_asked(self, row: JobsRow) -> Asked:
@@ -8746,12 +8747,11 @@ class ScriptRules(Part):
 class Admission(Part):
     """Does what requests ask for.  `who`: the caller's name for the log; a `caller` may use only its own jobs."""
 
-    def submit(self, submissions: Sequence[Asked], caller: Caller, key: str | None = None, is_dry: bool = False,
-               beside: Sequence[Put] = ()) -> Added:
+    def submit(self, submissions: Sequence[Asked], caller: Caller, key: str | None = None,
+               is_dry: bool = False) -> Added:
         """Queue jobs, all or none; a dry run (`is_dry`) changes nothing.
 
         `key`: idempotency key; a key that was used before returns the earlier jobs.
-        `beside`: more changes for the same transaction.
         Raises: usage, not_found, conflict, queue_full, forbidden, unavailable.
         """
         if key and caller.user != self.service.user:
@@ -8781,7 +8781,6 @@ class Admission(Part):
                     job_id = contents[content_of(job)] = job.id
                     new_jobs.append(state.jobs[job_id])
                 ids.append(job_id)
-            yield from beside
             added = Added(tuple(ids), tuple(known), new_jobs)
             if is_dry:
                 raise DryRun(added)
@@ -8831,8 +8830,14 @@ class Admission(Part):
 
         Raises: usage, also when no machine can ever run a job; forbidden.
         """
-        pairs = zip(submissions, self.make_environments(submissions))
-        drafts = [Draft(self.draft_job(asked, user, digest), variables, asked) for asked, (digest, variables) in pairs]
+        environments: dict[object, tuple[str, Mapping[str, str]]] = {}          # many jobs share one
+        drafts = []
+        for asked in submissions:
+            source = id(asked.environment), id(asked.env)
+            if source not in environments:
+                environments[source] = self.make_environment(asked)
+            digest, variables = environments[source]
+            drafts.append(Draft(self.draft_job(asked, user, digest), variables, asked))
         for job in {request_class(draft.job): draft.job for draft in drafts}.values():
             self.check_ever_runs(job)                       # once for all jobs with the same request
         return drafts
@@ -8894,19 +8899,14 @@ class Admission(Part):
         if never := find_never(job, machines):
             refuse(f"the job {never.detail}", NEVER_HINTS[never.subject] + watch.describe_limit("; the service "))
 
-    def make_environments(self, submissions: Sequence[Asked]) -> Iterator[tuple[str, Mapping[str, str]]]:
-        """Yield each job's (digest, variables): its whole environment, or the service's, with `env` on top."""
-        environments: dict[object, tuple[str, Mapping[str, str]]] = {}          # many jobs share one
-        for asked in submissions:
-            source = id(asked.environment), id(asked.env) if asked.env else 0
-            if source not in environments:
-                base = self.environ if asked.environment is None else asked.environment
-                variables = {name: text for name, text in {**base, **asked.env}.items() if not is_job_variable(name)}
-                text = json.dumps(variables, sort_keys=True)
-                if len(text) > 1024 * 1024:
-                    refuse("the environment is larger than 1 MiB", hint="unset what the job does not need")
-                environments[source] = hash_text(text)[:32], variables
-            yield environments[source]
+    def make_environment(self, asked: Asked) -> tuple[str, Mapping[str, str]]:
+        """Return (digest, variables) of a job: its whole environment, or the service's, with `env` on top."""
+        base = self.environ if asked.environment is None else asked.environment
+        variables = {name: text for name, text in {**base, **asked.env}.items() if not is_job_variable(name)}
+        text = json.dumps(variables, sort_keys=True)
+        if len(text) > 1024 * 1024:
+            refuse("the environment is larger than 1 MiB", hint="unset what the job does not need")
+        return hash_text(text)[:32], variables
 
     def cancel(self, choice: Choice, caller: Caller, signal: str | None = None) -> list[Job]:
         """Remove pending jobs from the queue and stop running jobs; return the jobs that end, as they are then.
@@ -9841,23 +9841,17 @@ class Views(Part):
         if self.service.cluster and self.service.is_slurm:
             return self.service.cluster.list_estimates()
         with self.estimates_guard:
-            began = self.clock.monotonic()
-            if began >= self.estimates_until:
-                try:
-                    self.estimates = self.estimate(began)
-                except Exception as error:      # the former ones stay: a queue without new ones is better than none
-                    self.service.fail("estimating starts", error)
-                ended = self.clock.monotonic()
-                self.estimates_until = ended + max(2.0, ESTIMATE_BACKOFF_FACTOR * (ended - began))
+            if self.clock.monotonic() >= self.estimates_until:
+                self.estimates = self.estimate()
+                self.estimates_until = self.clock.monotonic() + ESTIMATE_INTERVAL_S
             return self.estimates
 
-    def estimate(self, monotonic: float) -> Mapping[str, float]:
+    def estimate(self) -> Mapping[str, float]:
         """Make new estimates; this may take 0.5 s."""
         jobs, groups, finished, gpus, is_paused = self.store.read(lambda state: (
             [*state.running.values(), *list_pending(state)[:MAX_ESTIMATED_JOBS]],
             list(state.groups.values()), list_finished(state), self.service.gpu_watch.see_gpus(state), state.paused))
-        if not jobs or is_paused or self.service.gpu_watch.find_gpu_trouble() or (
-                self.service.launcher.start_backoff.find_why(monotonic)):
+        if not jobs or is_paused or self.service.plan.hold or self.service.gpu_watch.find_gpu_trouble():
             return {}
         return estimate_starts(jobs, groups, know_run_times(jobs, finished), gpus, self.config, self.clock.now(),
                                self.service.pool.view_nodes())
@@ -10237,14 +10231,9 @@ def find_own_job(state: State, job_id: str, caller: Caller) -> Job:
     """Raises: not_found; forbidden, when it is another user's."""
     job = state.jobs.get(job_id)
     if job is None:
-        is_place = re.fullmatch(GPU_PLACE, job_id)
-        near = suggest(job_id, state.jobs) if len(state.jobs) < 500 else ""
         named = [job.id for job in state.jobs.values() if job.name == job_id and caller.may_see(job.user)]
-        if named:
-            near = f"{named[-1]} is the last job of this name; all: nexus jobs --name {quote(job_id)}"
-        raise NexusError("not_found", f"no job '{format_line(job_id, 40)}'", hint=(
-            f"for what runs on GPU {job_id}: nexus kill {job_id}; nexus jobs lists ids" if is_place else near)
-            or "nexus jobs lists them")
+        hint = f"{named[-1]} is the last job of this name" if named else suggest(job_id, state.jobs)
+        raise NexusError("not_found", f"no job '{format_line(job_id, 40)}'", hint or "nexus jobs lists them")
     if not caller.may_see(job.user):
         raise NexusError("forbidden", f"job {job.id} is {job.user}'s",
                          f"{caller.user}'s own: nexus jobs --user {caller.user}")

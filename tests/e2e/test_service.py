@@ -1871,10 +1871,10 @@ def test_estimates(world):
     assert w.api(second)["estimated_start"]
     added = w.add(expected_time=1, priority=0)
     assert added not in w.service.views.find_estimates(), "a few seconds old"
-    w.clock.pass_(3)
+    w.clock.pass_(nexus.ESTIMATE_INTERVAL_S)
     assert w.service.views.find_estimates()[added] == began + 100 and fourth not in w.service.views.find_estimates()
     w.service.admission.set_paused(True, "ann")
-    w.clock.pass_(3)
+    w.clock.pass_(nexus.ESTIMATE_INTERVAL_S)
     assert w.service.views.find_estimates() == {}, "nobody knows until when"
 
 
