@@ -4139,6 +4139,7 @@ class Layout:
         self.socket_file = os.path.join(home, "api.sock")
         self.service_log = os.path.join(home, "service.log")
         self.screen_rc = os.path.join(home, "screenrc")
+        self.supervisor_script = os.path.join(home, "supervisor.sh")
         self.previous_state_file = f"{state_file}.prev"
         self.journal_dir = os.path.dirname(state_file)
         self.code_folder = os.path.join(self.journal_dir, "submitted-code")
@@ -6073,7 +6074,7 @@ hold() {
   [ -z "$lease" ] || { command exec 9<"$held" && flock -s -n 9 && [ "$held" -ef /proc/$$/fd/9 ] &&
     [ "$lease" -ef /proc/$$/fd/9 ]; }
 }
-case $attempt in '') tree=$dir/tree-by-hand-$$ is_new=yes;; *) tree=$dir/tree is_new=;; esac
+tree=$dir/tree is_new=
 cwd=${commit:+$tree/}$folder
 uptime_cs() { read -r up rest < /proc/uptime; up=${up%.*}${up#*.}; }
 fail() { rm -f "$dir/claim-$$"; say fail "$id" "$attempt" "$@"; printf '%s\n' "$*" >&2; exit 0; }
@@ -6156,13 +6157,14 @@ drop_tree() {
     find "$tree" -xdev -type d ! -perm -700 -exec chmod u+rwx {} \; ; rm -rf --one-file-system "$tree"; }
 } 2>/dev/null
 
-if [ -z "$attempt" ]; then
-  [ "$commit" ] || { cd "$cwd" && command_of_the_job; exit; }
-  trap : HUP INT QUIT TERM
-  ( make_tree && cd "$cwd" && command_of_the_job )
-  code=$?
-  drop_tree
-  exit $code
+if [ -z "$attempt" ]; then                # by hand
+  [ -z "$commit" ] || {
+    printf 'nexus: the job ran in a checkout that is gone; make another: git -C %s worktree add DIR %s\n' \
+      "$repo" "$commit" >&2
+    exit 1
+  }
+  cd "$cwd" && command_of_the_job
+  exit
 fi
 
 trap : HUP                                # it outlives screen; the command does not inherit this
@@ -6188,9 +6190,7 @@ if [ "$commit" ]; then
   said=$(make_tree 2>&1) || refuse launch "the snapshot of $repo cannot be checked out: $said"
 fi
 cd "$cwd" 2>/dev/null || refuse launch "the directory $cwd cannot be entered; make it again, or add the job with --cwd"
-own_path=$PATH PATH=$job_path
-command -v bash > /dev/null || { PATH=$own_path; refuse launch "bash was not found on PATH ($job_path)"; }
-PATH=$own_path
+( PATH=$job_path; command -v bash ) > /dev/null || refuse launch "bash was not found on PATH ($job_path)"
 command exec 5>>"$dir/stderr.log" 6>>"$dir/stdout.log" || refuse launch "the log files in $dir cannot be written"
 if [ -t 1 ]; then                         # under screen, its window shows the logs
   NEXUS_ROLE=viewer tail -qn 100 -s 0.2 -f --pid=$$ "$dir/stdout.log" "$dir/stderr.log" \
@@ -6404,7 +6404,6 @@ trap : HUP; trap '' INT QUIT
 export NEXUS_UMASK=$(umask)               # for jobs without one
 umask 077
 home=$1; shift
-echo $$ > "$home/supervisor"              # only the latest supervisor goes on
 if [ -t 1 ]; then tail -n 100 -F --pid=$$ "$home/service.log" 2>/dev/null & fi
 delay=1 has_run=
 while :; do
@@ -6418,29 +6417,21 @@ while :; do
   [ $code -ne 0 ] || exit                 # it was stopped
   if [ $code -le 128 ] && [ -e "$home/start_error.json" ]; then      # it was not killed; the file is its own
     [ "$has_run" ] || exit                # the command that started it reports the fault; later it may pass
-  elif [ $code -eq 4 ]; then exit; fi     # another service runs
+  elif [ $code -eq 4 ]; then exit; fi     # another service runs, and has a supervisor
   sleep $delay
   [ ! -e "$home/stopped" ] || exit        # nexus stop
-  latest=; read -r latest < "$home/supervisor"
-  # A newer supervisor is there.  One that has ended may be a zombie, where init reaps none.
-  [ "${latest:-$$}" = $$ ] || ! grep -qa . "/proc/$latest/cmdline" 2>/dev/null || exit
   [ $delay -ge 16 ] || delay=$((delay * 2))
 done
 '''
 
 
-# The service runs the compiled form, kept in its own folder.  Compiling takes 28 MB, which would stay with the process,
-# so a child does it.
+# The service runs the compiled form, kept in its own folder: compiling takes 28 MB, which stay with the process.
 SERVICE_STARTER = """\
 import os, sys
 from importlib import util
 sys.path += filter(os.path.isabs, sys.argv.pop(1).split(os.pathsep))
 sys.pycache_prefix, sys.dont_write_bytecode = sys.argv.pop(1), False
 spec = util.spec_from_file_location("nexus", sys.argv.pop(1))
-if not os.fork():
-    spec.loader.get_code("nexus")
-    os._exit(0)
-os.wait()
 sys.modules["nexus"] = nexus = util.module_from_spec(spec)
 spec.loader.exec_module(nexus)
 sys.pycache_prefix = None
@@ -6454,7 +6445,8 @@ def start_supervisor(layout: Layout, screen: Screen | None, environ: Mapping[str
     # -I: a types.py in PYTHONPATH must not hide Python's own.  This sys.path comes last: tomli may be anywhere in it.
     service = [sys.executable, "-I", "-c", SERVICE_STARTER, os.pathsep.join(sys.path), layout.cache_dir,
                os.path.abspath(__file__), "serve", *options]
-    command = ["/bin/sh", "-c", SUPERVISOR_SCRIPT, "nexus", layout.home, *service]
+    write_atomic(layout.supervisor_script, [SUPERVISOR_SCRIPT], is_synced=False)
+    command = ["/bin/sh", layout.supervisor_script, layout.home, *service]
     started = {name: text for name, text in environ.items() if not is_job_variable(name) and (
         name != "CUDA_VISIBLE_DEVICES" or find_visible_devices(environ) is not None)}
     started.update(NEXUS_HOME=layout.home, NEXUS_ROLE="service")

@@ -595,23 +595,11 @@ def test_a_checkout_that_fails_costs_nothing_of_what_was_made(box, repo):
     assert attempts_of(box) == [["1", "one"], ["2", "one"]] and kept_of(box, 3) == {"out/checkpoint": "step\n" * 2}
 
 
-def test_by_hand(box, repo):
+def test_by_hand_it_says_where_its_files_are(one_box, repo):
     made = repo.snapshot()
-    repo.write("train.py", "edited since\n")
-    box.prepare(f"{LOOK}; git status --porcelain; exit 5", **of(made))
-    done = subprocess.run([box.shell, box.path("job.sh")], capture_output=True, text=True, stdin=subprocess.DEVNULL, env=BIN, check=False)
-    assert done.returncode == 5 and "one\nran\n" in done.stdout and "by-hand" in done.stdout and not done.stderr
-    assert not left(box)
-
-
-def test_by_hand_and_interrupted(one_box, repo):
-    one_box.prepare("echo begun; exec sleep 60", **of(repo.snapshot()))
-    process = subprocess.Popen([one_box.shell, one_box.path("job.sh")], stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, env=BIN,
-                               start_new_session=True)
-    assert process.stdout.readline() == b"begun\n"
-    os.killpg(process.pid, signal.SIGINT)
-    assert process.wait(60) == 130 and not left(one_box)
-    process.stdout.close()
+    one_box.prepare("echo ran", **of(made))
+    done = subprocess.run([one_box.shell, one_box.path("job.sh")], capture_output=True, text=True, env=BIN, check=False)
+    assert (done.returncode, done.stdout) == (1, "") and f"git -C {made.repository} worktree add DIR {made.commit}" in done.stderr
 
 
 def test_twenty_at_once_while_the_user_works(one_box, repo):

@@ -117,15 +117,6 @@ def test_another_config_right_after_a_crash(delay_s):
         assert box.info()["config"] == chosen
 
 
-def test_a_supervisor_that_nobody_has_reaped_is_gone():
-    """The latest one has ended, in a container whose init leaves zombies: whose service was killed starts it again."""
-    with live.Box(gpus=1) as box, subprocess.Popen(["true"]) as ended:
-        live.until(lambda: live.stat(ended.pid)[0] == "Z", "a zombie")
-        box.home.joinpath("supervisor").write_text(f"{ended.pid}\n")
-        killed = box.kill_service()
-        assert box.await_service() != killed
-
-
 class Container:
     """Processes and a host name on this machine's files."""
 

@@ -421,7 +421,7 @@ class Box:
     def supervisors(self):
         """The shells that start the service again, and the screen they run in."""
         return [pid for pid in find_processes(f"{self.folder}/") if b"NEXUS_ROLE=service" in read_bytes(f"/proc/{pid}/environ")
-                and b"delay=1" in read_bytes(f"/proc/{pid}/cmdline")]
+                and b"supervisor.sh" in read_bytes(f"/proc/{pid}/cmdline")]
 
     def kill_all_of_service(self):
         """The service and what would start it again."""
