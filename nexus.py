@@ -1710,34 +1710,6 @@ def merge_logs(marks: Iterable[LogMark], attempts: Sequence[Attempt],
         number = attempt or number
 
 
-# GPU usage over time: of each GPU for the last hour; of a job for its whole run, in usage.csv beside its logs.
-
-if TYPE_CHECKING:
-    Reading = tuple[float, Union[float, None], Union[float, None]]      # time, MiB in use, utilization in percent
-
-
-def find_most_memory(readings: Iterable[Reading]) -> float | None:
-    return max((mib for _, mib, _ in readings if mib is not None), default=None)
-
-
-def find_utilization(readings: Iterable[Reading]) -> tuple[float | None, float | None]:
-    """(mean, peak) in percent."""
-    known = [utilization for *_, utilization in readings if utilization is not None]
-    return (sum(known) / len(known), max(known)) if known else (None, None)
-
-
-def format_usage(readings: Sequence[Reading]) -> str:
-    """A line of usage.csv, `TIME,MIB,PERCENT`, of the readings since the line before; unknown cells are empty."""
-    cells = find_most_memory(readings), find_utilization(readings)[0]
-    return ",".join([f"{readings[-1][0]:.1f}", *("" if cell is None else f"{cell:.0f}" for cell in cells)]) + "\n"
-
-
-def parse_usage(text: bytes) -> Iterator[Reading]:
-    for line in re.finditer(rb"(?m)^([0-9]{1,11}[.][0-9]),([0-9]{0,9}),([0-9]{0,3})$", text):
-        memory, load = (float(cell) if cell else None for cell in line.groups()[1:])
-        yield float(line[1]), memory, load
-
-
 # nvidia-smi prints everything on stdout, errors too.  A row counts only if it has a cell for each field.
 
 GPU_FIELDS = ("index", "uuid", "name", "memory.total", "memory.used", "utilization.gpu", "temperature.gpu",
@@ -3205,21 +3177,6 @@ def round_known(number: float | None) -> float | None:
     return None if number is None else round(number, 1)
 
 
-HISTORY_S, USAGE_POINTS = 3600, 120
-
-
-def describe_usage(readings: Iterable[Reading], since: float, interval_s: float,
-                   count: int = USAGE_POINTS) -> dict[str, Any]:
-    """The means of `count` intervals from `since` on, oldest first; None where nothing was read."""
-    points: list[list[Reading]] = [[] for _ in range(count)]
-    for reading in readings:
-        if 0 <= reading[0] - since < interval_s * count:
-            points[int((reading[0] - since) // interval_s)].append(reading)
-    return {"interval_seconds": interval_s,
-            "utilization": [round_known(find_utilization(point)[0]) for point in points],
-            "memory_used_mib": list(map(find_most_memory, points))}
-
-
 # Jobs and GPUs in JSON.  These tables have every key with its meaning, and are shown in openapi.json: the fields of the
 # value class that are not hidden, and what is computed.
 
@@ -4481,29 +4438,23 @@ def read_blocks(path: str, start: int, end: int) -> Iterator[bytes]:
         yield block
 
 
-LOG_TIMES, USAGE = "log.times", "usage.csv"
-NOTES_BYTES = 2**24             # limit of log.times, and of usage.csv
-USAGE_BYTES = 2**17             # how much of usage.csv is read: a run of years leaves less
+LOG_TIMES = "log.times"
+LOG_TIMES_BYTES = 2**24         # its limit
 
 
-def append_note(folder: str, name: str, line: str) -> None:
-    """Append a line to a file beside a job's logs.  Faults are ignored: the logs are complete without it."""
+def append_log_mark(folder: str, line: str) -> None:
+    """Append a line to log.times.  Faults are ignored: the logs are complete without it."""
     # The job may put anything in the file's place.
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_NOFOLLOW
-    with contextlib.suppress(OSError), opened(os.path.join(folder, name), flags) as file:
-        if os.fstat(file).st_size < NOTES_BYTES:
+    with contextlib.suppress(OSError), opened(os.path.join(folder, LOG_TIMES), flags) as file:
+        if os.fstat(file).st_size < LOG_TIMES_BYTES:
             os.write(file, line.encode())
-
-
-def read_usage(folder: str) -> Iterator[Reading]:
-    path = os.path.join(folder, USAGE)
-    return parse_usage(read_part(path, max(0, measure(path) - USAGE_BYTES), USAGE_BYTES))
 
 
 def read_log_times(folder: str, starts: Sequence[int]) -> list[LogMark]:
     """The marks in log.times, from those sizes on at the latest.  The job may have put anything there."""
     path = os.path.join(folder, LOG_TIMES)
-    size, step = min(measure(path), NOTES_BYTES), 4096
+    size, step = min(measure(path), LOG_TIMES_BYTES), 4096
     while True:
         lines = read_part(path, max(0, size - step), min(size, step)).splitlines(True)
         marks = list(parse_log_times(lines if step >= size else lines[1:]))
@@ -4621,7 +4572,7 @@ MAX_COUNTED_BYTES = 2**26       # counting their lines takes some 10 ms
 
 
 # The files that nexus puts into a job's log folder.  Others, like work/ and files-1/, are the job's, or unknown.
-LOG_FILES = r"std(out|err)\.log|log\.times|usage\.csv"
+LOG_FILES = r"std(out|err)\.log|log\.times"
 OWN_FILES = rf"{LOG_FILES}|job\.sh(\.\d+\.tmp)?|(attempt|claim|fault)-\d+|result-\d+\.(json|tmp)|slurm-\d+\.log"
 
 
@@ -8283,7 +8234,6 @@ class NodePool(Backend):
     def poll_node(self, node: Node, found: list[Finding]) -> None:
         if node.has_news:
             node.has_news = False
-            self.service.gpu_watch.note_readings(node.gpus if node.trouble is None else ())
             shown = node.find_closed(float("inf")), [describe_for_event(gpu) for gpu in node.gpus]
             if shown != node.shown:
                 node.shown = shown
@@ -8406,6 +8356,7 @@ def is_elsewhere_now(known: NodeConfig, config: NodeConfig) -> bool:
 # A separate thread runs nvidia-smi and passes the readings to the loop.
 
 PROBE_BACKOFF_FACTOR = 10       # pause after nvidia-smi, as a multiple of its run time
+LOADS_S = 3600.0                # how long GPUs' utilization is kept
 LEASE_BACKOFF_S = (5.0, 60.0)   # first and longest time without new GPUs after a lease failed
 SETTLED_S = 30.0                # GPU memory of a job that has not grown for this long is all it needs
 DISK_INTERVAL_S, DISK_TIMEOUT_S = 5.0, 30.0     # between two disk checks; a disk silent for longer is unhealthy
@@ -9036,7 +8987,7 @@ class GpuWatch(Part):
         # loop replaces all or one key, and readers look up one key.
         self.host = Host()
         self.usage: dict[str, JobUsage] = {}                # of running jobs
-        self.history: Mapping[str, Sequence[Reading]] = {}  # {GPU uuid: its last hour}
+        self.loads: Mapping[str, Sequence[tuple[float, float]]] = {}    # {GPU uuid: (monotonic, percent), last hour}
         self.members: Mapping[tuple[str, int], Sequence[Process]] = {}      # {(job id, attempt): its processes}
         self.memory_mib: Mapping[tuple[str, int], float | None] = {}        # {(job id, attempt): its host memory}
         self.memory_worker = Worker(service, "measuring jobs' memory", self.measure_memory)
@@ -9076,7 +9027,7 @@ class GpuWatch(Part):
         members = self.machine.processes.find_members(running)
         self.annotate_gpus()
         self.measure_jobs(running, members)
-        self.note_readings(self.gpus)
+        self.note_loads()
         if (latest.trouble != before.trouble or len(latest.gpus) != len(before.gpus)) and not self.service.is_slurm:
             if latest.trouble:
                 self.log.error("GPUs: %s", latest.trouble)
@@ -9107,7 +9058,7 @@ class GpuWatch(Part):
             was_left = self.released_at.get(gpu.uuid, float("-inf")) >= observation.began_at
             processes = tuple(self.annotate_processes(gpu, running, was_left or gpu.uuid in held))
             is_itemized = bool(processes) and all(process.memory_mib is not None for process in processes)
-            mean, peak = find_utilization(self.history.get(gpu.uuid, ()))
+            loads = [percent for _, percent in self.loads.get(gpu.uuid, ())]
             is_unknown = was_left and not is_itemized and not self.config.gpu.min_free_mem_mib
             jobs = dict.fromkeys(process.job_id for process in processes if process.job_id)
             settled = (job_id for job_id in jobs
@@ -9115,7 +9066,7 @@ class GpuWatch(Part):
             gpus.append(replace(
                 gpu, memory_used_mib=None if is_unknown else gpu.memory_used_mib, processes=processes,
                 lease_holder=self.lease_holders.get(gpu.uuid), settled=tuple(settled),
-                utilization_mean=mean, utilization_peak=peak))
+                utilization_mean=sum(loads) / len(loads) if loads else None, utilization_peak=max(loads, default=None)))
         if [describe_for_event(gpu) for gpu in gpus] != [describe_for_event(gpu) for gpu in self.gpus]:
             self.store.events.publish([("gpus", None)])
         self.gpus = tuple(gpus)
@@ -9134,13 +9085,12 @@ class GpuWatch(Part):
                 yield replace(process, user=find_process_user(process.pid), name=found.name if found else None,
                               stray_job=owner)
 
-    def note_readings(self, gpus: Iterable[Gpu]) -> None:
-        """Add the readings of these GPUs; drop readings over an hour old, and those of GPUs that are gone."""
-        now, new = self.clock.monotonic(), {gpu.uuid: gpu for gpu in gpus}
-        readings = {uuid: [(now, gpu.memory_used_mib, gpu.utilization)] for uuid, gpu in new.items()}
-        self.history = {gpu.uuid: (
-            *(reading for reading in self.history.get(gpu.uuid, ()) if now - reading[0] < HISTORY_S),
-            *readings.get(gpu.uuid, ())) for gpu in self.all_gpus()}
+    def note_loads(self) -> None:
+        """Add each GPU's utilization; drop what is over an hour old, and GPUs that are gone."""
+        now = self.clock.monotonic()
+        self.loads = {gpu.uuid: [
+            *(load for load in self.loads.get(gpu.uuid, ()) if now - load[0] < LOADS_S),
+            *([] if gpu.utilization is None else [(now, gpu.utilization)])] for gpu in self.gpus}
 
     def find_usage(self, job_id: str) -> JobUsage:
         return self.usage.get(job_id, JobUsage())
@@ -9155,12 +9105,6 @@ class GpuWatch(Part):
             loads = [gpu.utilization for gpu in gpus if gpu.utilization is not None]
             self.usage[job.id] = self.find_usage(job.id).add(
                 members.get(job.id, ()), self.find_memory_mib(job), used, loads, now)
-
-    def read_gpus(self, job: Job, now: float) -> Reading:
-        """Return the memory and utilization of all the job's GPUs, including use by others."""
-        gpus = [gpu for gpu in self.all_gpus() if gpu.uuid in job.current.gpu_uuids]
-        known = [gpu.memory_used_mib for gpu in gpus if gpu.memory_used_mib is not None]
-        return now, sum(known) if known else None, find_utilization([(now, None, gpu.utilization) for gpu in gpus])[0]
 
     def measure_memory(self) -> float:
         """Measure the host memory of running jobs; return the seconds until the next call: this one may take long."""
@@ -9560,13 +9504,12 @@ class History(Part):
 
 
 class LogWatch(Part):
-    """Notes to 0.1 s when stdout and stderr of running jobs grow, the only record of their order; and GPU usage."""
+    """Notes to 0.1 s when stdout and stderr of running jobs grow, the only record of their order."""
 
     def __init__(self, service: Service) -> None:
         super().__init__(service)
         self.growths: dict[str, LogGrowth] = {}             # {folder: growth}
         self.is_first = True                                # the first look finds jobs of an earlier service
-        self.next_reading_at = 0.0                          # monotonic
         self.worker = Worker(service, "watching logs", self.look, None)
 
     def end(self) -> None:
@@ -9589,12 +9532,6 @@ class LogWatch(Part):
             growth = self.growths.get(folder) or self.growths.setdefault(folder, LogGrowth(folder, self.is_first))
             growth.note(now)
         self.is_first = False
-        if began >= self.next_reading_at:
-            self.next_reading_at = began + self.config.service.refresh_rate_seconds
-            for job in running:
-                if job.log_dir and job.current.gpu_uuids:
-                    self.growths[job.log_dir].note_usage(
-                        self.service.gpu_watch.read_gpus(job, now), now - (job.current.started_at or now))
         # A job that starts during this look wakes the worker only if `growths` is empty: so check for jobs last.
         is_on = folders or self.service.running_jobs()
         return max(LOG_LOOK_S, LOG_LOOK_BACKOFF_FACTOR * (self.clock.monotonic() - began)) if is_on else None
@@ -9602,11 +9539,10 @@ class LogWatch(Part):
 
 LOG_LOOK_S, LOG_LOOK_BACKOFF_FACTOR = 0.1, 20   # between two looks; at least this multiple of the time of one
 LOG_NOTE_S = 1.0                # between two notes while only one of the two logs grows
-USAGE_NOTES = 240               # lines of usage.csv each time that the run time grows e-fold
 
 
 class LogGrowth:
-    """How the two logs of one job grow, and its GPU usage."""
+    """How the two logs of one job grow."""
 
     def __init__(self, folder: str, has_begun: bool) -> None:
         """`has_begun`: the job started before this service watched, so nobody knows when its logs grew."""
@@ -9614,8 +9550,6 @@ class LogGrowth:
         self.written: LogMark = (None, 0, 0)
         self.seen: LogMark = (None, *(measure_logs(folder) if has_begun else (0, 0)))
         self.growing = (False, False)
-        self.readings: list[Reading] = []                   # after the last line of usage.csv
-        self.usage_at = 0.0
 
     def note(self, now: float, is_last: bool = False) -> None:
         """Measure the logs.  Write the last mark when the other log grows, to keep their order, and each LOG_NOTE_S."""
@@ -9631,15 +9565,8 @@ class LogGrowth:
     def write(self) -> None:
         """Append the last mark to log.times, if it is new."""
         if self.seen[1:] != self.written[1:]:
-            append_note(self.folder, LOG_TIMES, f"{int((self.seen[0] or 0) * 10)} {self.seen[1]} {self.seen[2]}\n")
+            append_log_mark(self.folder, f"{int((self.seen[0] or 0) * 10)} {self.seen[1]} {self.seen[2]}\n")
             self.written = self.seen
-
-    def note_usage(self, reading: Reading, run_s: float) -> None:
-        """Add a line to usage.csv each time the run grows by 1/USAGE_NOTES: dense at first, few thousand a week."""
-        self.readings.append(reading)
-        if reading[0] - self.usage_at >= run_s / USAGE_NOTES:
-            append_note(self.folder, USAGE, format_usage(self.readings))
-            self.readings, self.usage_at = [], reading[0]
 
 
 class Views(Part):
@@ -9733,25 +9660,6 @@ class Views(Part):
         return {"version": __version__, "hash": self.service.hash, "pid": os.getpid(), "user": self.service.user,
                 "home": self.layout.home,
                 "uptime_seconds": round(self.clock.monotonic() - self.service.started_monotonic, 3)}
-
-    def list_histories(self) -> list[dict[str, Any]]:
-        """GET /gpus/history: utilization and memory of each GPU in the last hour."""
-        interval_s, history = HISTORY_S / USAGE_POINTS, self.service.gpu_watch.history
-        since = (self.clock.monotonic() // interval_s + 1) * interval_s - HISTORY_S     # aligned: points do not change
-        return [{"index": gpu.index, "node": gpu.node or self.service.node, "uuid": gpu.uuid,
-                 **describe_usage(history.get(gpu.uuid, ()), since, interval_s)}
-                for gpu in self.service.gpu_watch.all_gpus()]
-
-    def describe_run(self, job: Job) -> dict[str, Any]:
-        """GET /jobs/{id}/usage: utilization and memory of the GPUs of the last attempt."""
-        began, uuids = job.current.started_at or 0.0, job.current.gpu_uuids
-        run_s = job.current.runtime_seconds or self.service.runners.find_runtime_s(job, self.clock.now())
-        interval_s = max(2.0 * self.config.service.refresh_rate_seconds, run_s / USAGE_POINTS)
-        totals = [gpu.memory_total_mib
-                  for gpu in self.service.gpu_watch.all_gpus() if gpu.uuid in uuids and gpu.memory_total_mib]
-        return {"memory_total_mib": sum(totals) if len(totals) == len(uuids) else None,
-                **describe_usage(read_usage(job.log_dir or ""), began, interval_s,
-                                 min(USAGE_POINTS, int(run_s / interval_s) + 1))}
 
     def list_hints(self) -> list[str]:
         """Return what the owner should know or do, one line each."""
@@ -11051,11 +10959,6 @@ class Api(Calls):
 
 route("GET /groups", "user", "jobs by group: how many wait, run, have ended, and what holds them up", "GroupInfo[]")(
     lambda api, caller: api.service.views.list_groups(caller))
-route("GET /jobs/{id}/usage", "user",
-      "memory and utilization of its GPUs over its run, or its last attempt", "RunUsage")(
-    lambda api, caller, id: api.service.views.describe_run(api.find_job(id, caller)))
-route("GET /gpus/history", "user", "each GPU's memory and utilization over the last hour", "GpuHistory[]")(
-    lambda api, caller: api.service.views.list_histories())
 route("DELETE /queue/{id}", "user", "take a pending job out of the queue")(
     lambda api, caller, id: api.service.admission.cancel(Choice((id,), (PENDING,)), caller))
 route("DELETE /jobs/{id}", "user", "kill a running job")(
@@ -13508,7 +13411,7 @@ code, pre, .mono, .command { font-family: var(--mono); font-size: .93em; }
 pre { margin: 0; white-space: pre-wrap; }
 :focus-visible { outline: 2px solid var(--accent); outline-offset: 2px; border-radius: 4px; }
 main:focus, h1:focus, h2:focus { outline: none; }
-.muted, .empty, .help, .state, .axis, th, dt { color: var(--muted); }
+.muted, .empty, .help, .state, th, dt { color: var(--muted); }
 .fault, .cause, button.danger { color: var(--bad); }
 .small, .help, footer { font-size: .88em; }
 .bar, .brand, nav a, .tools, .head, .steps, .actions, .check { display: flex; align-items: center; gap: .5rem; }
@@ -13534,7 +13437,7 @@ textarea { resize: vertical; font-family: var(--mono); font-size: .93em; }
 input[type=checkbox] { flex: none; width: 18px; min-height: 18px; height: 18px; margin: 0;
   accent-color: var(--accent); }
 label { font-weight: 600; font-size: .9em; }
-label input, label textarea, label select, label.check, .help, .axis b { font-weight: 400; }
+label input, label textarea, label select, label.check, .help { font-weight: 400; }
 
 header { position: sticky; top: 0; z-index: 5; background: var(--panel); border-bottom: 1px solid var(--line); }
 .bar { flex-wrap: wrap; gap: .5rem 1rem; max-width: 1240px; margin: 0 auto; padding: .5rem 1.25rem; }
@@ -13580,7 +13483,7 @@ section { margin-bottom: 1.5rem; }
 .notice.bad { border-left-color: var(--bad); }
 .notice div { flex: 1; min-width: 0; }
 
-.gpus { display: grid; gap: .75rem; grid-template-columns: repeat(auto-fill, minmax(min(280px, 100%), 1fr)); }
+.gpus { display: grid; gap: .5rem; grid-template-columns: repeat(auto-fill, minmax(min(15rem, 100%), 1fr)); }
 .machine + .machine { margin-top: 1.1rem; }
 .machine .head .muted { flex: 1 1 10rem; }
 .fold, .sort { padding: 0 .3rem 0 0; border-color: transparent; background: none; font-size: 1rem; font-weight: 600; }
@@ -13588,39 +13491,25 @@ section { margin-bottom: 1.5rem; }
 .fold::before { content: "\25b8"; content: "\25b8" / ""; display: inline-block; width: 1.1em; color: var(--muted);
   font-weight: 400; }
 .fold[aria-expanded=true]::before { content: "\25be"; content: "\25be" / ""; }
-.brief { gap: .5rem; grid-template-columns: repeat(auto-fill, minmax(min(15rem, 100%), 1fr)); }
-.brief .gpu { display: grid; grid-template-columns: 1fr 1fr; gap: .3rem .9rem; padding: .55rem .8rem;
-  position: relative;
+.gpu { display: grid; grid-template-columns: 1fr 1fr; gap: .3rem .9rem; padding: .55rem .8rem; position: relative;
   align-content: start; }
-.brief :is(.top, .users, .tools) { grid-column: 1 / -1; } .brief .gauge span { display: none; }
-.brief .name { font-size: .88em; }
-.brief .top { padding-right: 1.8rem; } .brief .menu { position: absolute; top: .35rem; right: .2rem; }
+.gpu > :is(.top, .users, .tools) { grid-column: 1 / -1; }
+.gpu .name { font-size: .88em; }
+.gpu .top { padding-right: 1.8rem; } .gpu .menu { position: absolute; top: .35rem; right: .2rem; }
 .menu { position: relative; } .menu > summary { padding: 0 .6rem; list-style: none; font-weight: 700; }
 .menu > div { position: absolute; z-index: 4; right: 0; padding: .4rem; box-shadow: 0 6px 24px rgb(0 0 0 / .18); }
 .compact { gap: .4rem; grid-template-columns: repeat(auto-fill, minmax(min(8.2rem, 100%), 1fr)); }
-.compact :is(.name, .chart, .tools, .gauge > :not(.track), .users span) { display: none; }
-.compact .gpu { gap: .25rem; padding: .35rem .6rem .5rem; } .compact .track { height: 4px; }
-.compact .top { justify-content: space-between; }
-.gpu { display: flex; flex-direction: column; gap: .5rem; padding: .8rem .9rem .7rem; }
+.compact :is(.name, .tools, .gauge > :not(.track), .users span) { display: none; }
+.compact .gpu { grid-template-columns: 1fr; gap: .25rem; padding: .35rem .6rem .5rem; } .compact .track { height: 4px; }
+.compact .top { justify-content: space-between; padding-right: 0; }
 .gpu .top, .users li { display: flex; align-items: baseline; gap: .5rem; min-width: 0; }
 .gpu .top .name, .users .command { flex: 1; min-width: 0; overflow: hidden; text-overflow: ellipsis;
   white-space: nowrap; }
-.gauge { display: grid; grid-template-columns: 1fr auto; gap: .15rem .6rem; }
-.track { grid-column: 1 / -1; width: 100%; height: 7px; border-radius: 4px; background: var(--sunk); overflow: hidden;
+.gauge { display: grid; gap: .15rem; }
+.track { width: 100%; height: 7px; border-radius: 4px; background: var(--sunk); overflow: hidden;
   box-shadow: inset 0 0 0 1px var(--line); }
 .track rect { fill: var(--fill); transition: width .4s; }
 .memory { --fill: var(--memory); }
-.curve { display: block; width: 100%; height: 46px; border-bottom: 1px solid var(--line); }
-#job .curve { height: 110px; }
-.curve path { fill: none; stroke: var(--fill); stroke-width: 1.4; vector-effect: non-scaling-stroke;
-  stroke-linejoin: round;
-  stroke-linecap: round; }
-.curve line { stroke: var(--line); stroke-width: 1; vector-effect: non-scaling-stroke; stroke-dasharray: 2 3; }
-.axis { display: flex; justify-content: space-between; margin-top: .15rem; font-size: .8em; }
-.axis b::before { content: ""; display: inline-block; width: .8em; height: 3px; margin-right: .35em;
-  vertical-align: middle;
-  background: var(--fill); border-radius: 2px; }
-.axis .memory { margin-left: .9em; }
 .users { flex: 1; display: grid; gap: .15rem; align-content: start; }
 
 #selection { position: sticky; bottom: .6rem; z-index: 4; padding: .5rem .9rem;
@@ -13747,7 +13636,6 @@ dialog .lost { margin-top: .7rem; }
   .cards td .actions { justify-content: stretch; margin-top: .3rem; } .cards td .actions > * { flex: 0 1 8rem; }
   .facts-list div { grid-template-columns: 7rem minmax(0, 1fr); }
   .lines { padding: .5rem .8rem; font-size: 11.5px; } .log .head .told { flex-basis: 100%; }
-  .gpu { gap: .4rem; } .curve { height: 38px; }
   .compact { grid-template-columns: repeat(auto-fill, minmax(min(6.5rem, 100%), 1fr)); }
   #filters :disabled { display: none; }
 }
@@ -14089,7 +13977,7 @@ const ROW_FIELDS = ['id', 'status', 'position', 'name', 'command', 'user', 'grou
   'gpu_indices', 'attempt', 'stopping', 'unknown_since', 'started_at'].join();
 const MORE_FIELDS = {running: ',rss_mib,cpu_percent', queue: ',waiting_for,estimated_start',
   history: ',outcome,cause_line,runtime_seconds,finished_at'};
-let service = {nodes: []}, lists = {}, jobs = new Map(), curves = new Map(), nextCurves = 0;
+let service = {nodes: []}, lists = {}, jobs = new Map();
 let endings = 1, shownHistory = '';             // the history is fetched only after an end, or for another part of it
 const openGroups = new Map();                   // {name: how many of its pending jobs are shown}
 
@@ -14106,21 +13994,14 @@ function pathOfList(part, group) {
 async function loadOverview() {
   const history = pathOfList('history'), shown = `${endings} ${history}`;
   const opened = isFiltered() ? [] : [...openGroups.keys()];
-  const [running, queue, groups, ended, , ...ofGroups] = await Promise.all([
+  const [running, queue, groups, ended, ...ofGroups] = await Promise.all([
     askList(pathOfList('running')), askList(pathOfList('queue')), askList('groups'),
-    shown !== shownHistory && askList(history), loadCurves(),
+    shown !== shownHistory && askList(history),
     ...opened.map((name) => askList(pathOfList('queue', name)))]);
   lists = {running, queue, groups: groups.rows, history: ended || lists.history,
     opened: new Map(opened.map((name, place) => [name, ofGroups[place]]))};
   jobs = new Map([lists.history, queue, running, ...ofGroups].flatMap(({rows}) => rows.map((job) => [job.id, job])));
   shownHistory = shown;
-}
-
-async function loadCurves() {
-  if (performance.now() < nextCurves) return;
-  nextCurves = performance.now() + RARELY_MS;
-  const found = await ask('GET', 'gpus/history').catch(() => null);     // the page works without it
-  if (found) curves = new Map(found.map((curve) => [curve.uuid, curve]));
 }
 
 let timer = null, isRefreshing = false, isRung = false, notBefore = 0;
@@ -14270,9 +14151,8 @@ function drawNow() {
 
 // GPUs are grouped by machine.  If there are many, a machine has compact cards until it is unfolded.
 
-const BRIEF_FROM = 8, COMPACT_BEYOND = 16;      // from 8 on without curves; beyond 16 compact on nodes
+const COMPACT_BEYOND = 16;                      // GPUs
 const folds = new Map();                        // {machine: whether it is unfolded}
-const isPhone = matchMedia('(max-width: 640px)');
 const countFree = (gpus) => `${gpus.filter((gpu) => gpu.is_available).length} of ${gpus.length} available`;
 
 function drawGpus() {
@@ -14288,8 +14168,7 @@ function drawGpus() {
 function drawMachine(machine) {
   const {name, trouble, hint, unknown_since: since} = machine;
   const gpus = service.gpu_status.filter((gpu) => gpu.node === name);
-  const isOne = !hasNodes(), isOpen = folds.get(name) ?? (isOne ? gpus.length < BRIEF_FROM && !isPhone.matches
-    : service.gpu_status.length <= COMPACT_BEYOND && !since);
+  const isOpen = !hasNodes() || (folds.get(name) ?? (service.gpu_status.length <= COMPACT_BEYOND && !since));
   const state = since ? 'Unknown' : machine.is_leaving ? 'Being removed' : trouble && 'Closed';
   const count = since ? gpus.length && counted(gpus.length, 'GPU') : gpus.length ? countFree(gpus) : 'no GPU';
   return el('div', {class: 'machine', key: name, 'data-machine': name},
@@ -14300,20 +14179,16 @@ function drawMachine(machine) {
         machine.gpu_names.join(', '), !since && trouble))),
     since && el('p', {class: 'banner bad'}, `Not heard since ${clock(since)} (${ago(since)})`,
       trouble && `: ${trouble}`, '.', hint && ` To do: ${hint}.`),
-    gpus.length > 0 && el('ul', {class: isOpen ? 'gpus' : isOne ? 'gpus brief' : 'gpus compact'},
-      gpus.map((gpu) => drawGpu(gpu, isOpen, isOpen || isOne))),
-    isOne && gpus.length > 0 && button(
-      isOpen ? 'Hide curves' : 'Show curves', () => { folds.set(name, !isOpen); draw(); }, 'link',
-      {'aria-expanded': `${isOpen}`}));
+    gpus.length > 0 && el('ul', {class: isOpen ? 'gpus' : 'gpus compact'}, gpus.map((gpu) => drawGpu(gpu, isOpen))));
 }
 
 const menu = (label, ...items) => el(
   'details', {class: 'menu', key: label}, el('summary', {'aria-label': label}, '\u22ef'),
   el('div', {class: 'panel'}, items));
 
-function drawGpu(gpu, hasCurves, isNamed) {
-  const {memory_total_mib: total, memory_used_mib: used, utilization: load, is_paused: isPaused} = gpu;
-  const name = `GPU ${gpu.place}`, path = `gpus/${encodeURIComponent(gpu.place)}`;
+function drawGpu(gpu, isNamed) {
+  const {memory_total_mib: total, memory_used_mib: used, utilization: load, utilization_mean: mean} = gpu;
+  const isPaused = gpu.is_paused, name = `GPU ${gpu.place}`, path = `gpus/${encodeURIComponent(gpu.place)}`;
   const users = gpu.job_ids.map((id) => [
     id, jobs.get(id)?.name || (jobs.has(id) ? commandOf(jobs.get(id)) : ''), jobs.get(id)]);
   const why = gpu.fault ?? gpu.used_by ?? (users.length || gpu.is_available || isPaused ? null : gpu.unavailable);
@@ -14322,8 +14197,8 @@ function drawGpu(gpu, hasCurves, isNamed) {
       el('span', {class: 'name muted'}, gpu.name), badge(gpu.state)),
     gauge('Memory', `${name} memory`, total && known(used) ? 100 * used / total : 0,
       !known(used) ? 'unknown' : total ? `${gib(used)} / ${gib(total)} GiB` : size(used)),
-    gauge('Load', `${name} load`, load ?? 0, known(load) ? percent(load) : 'unknown'),
-    hasCurves && chart(curves.get(gpu.uuid), total, name),
+    gauge('Load', `${name} load`, load ?? 0, known(load) ? percent(load) : 'unknown',
+      known(mean) && `(1 h: ${percent(mean)})`),
     el('ul', {class: 'users'}, users.map(([id, text, job]) => el('li', {key: id}, jobLink({id}),
       el('span', {class: 'command', title: text}, text),
       job?.started_at && el('span', {class: 'muted small'}, job.user !== service.user && `${job.user} `,
@@ -14339,33 +14214,13 @@ function drawGpu(gpu, hasCurves, isNamed) {
         `${name} ${isPaused ? 'takes jobs again' : 'gets no new job'}.`))));
 }
 
-function gauge(title, label, share, text) {     // its length is an attribute: the policy forbids inline styles
-  return el('div', {class: 'gauge'}, el('span', {class: 'muted', 'aria-hidden': 'true'}, title),
-    el('output', {'aria-hidden': 'true'}, text),
+function gauge(title, label, share, text, more) {     // its length is an attribute: the policy forbids inline styles
+  return el('div', {class: 'gauge'},
+    el('output', {'aria-hidden': 'true'}, text, more && el('span', {class: 'muted small'}, ` ${more}`)),
     svg('svg', {class: `track ${title.toLowerCase()}`, viewBox: '0 0 100 1', preserveAspectRatio: 'none', role: 'meter',
       'aria-label': label, 'aria-valuemin': 0, 'aria-valuemax': 100, 'aria-valuenow': Math.round(share),
       'aria-valuetext': text},
     svg('rect', {width: Math.min(100, share), height: 1})));
-}
-
-function chart(curve, total, name, span = 'the last hour') {
-  const load = curve?.utilization ?? [], width = Math.max(1, load.length - 1);
-  const memory = total ? (curve?.memory_used_mib ?? []).map((mib) => known(mib) ? 100 * mib / total : null) : [];
-  const line = (points) => points.map((point, i) => {             // a gap where nothing was read
-    const place = `${i} ${(98 - .96 * point).toFixed(1)}`;
-    return !known(point) ? '' : known(points[i - 1]) ? `L${place}` : `M${place}h0`;
-  }).join('');
-  const describe = (points) => {
-    const seen = points.filter(known), mean = seen.reduce((a, b) => a + b, 0) / seen.length;
-    return seen.length ? `${percent(mean)} on average, ${percent(Math.max(...seen))} at most` : 'unknown';
-  };
-  return el('div', {class: 'chart'},
-    svg('svg', {class: 'curve', viewBox: `0 0 ${width} 100`, preserveAspectRatio: 'none', role: 'img',
-      'aria-label': `${name} over ${span}: load ${describe(load)}; memory ${describe(memory)}`},
-    svg('line', {x1: 0, y1: 50, x2: width, y2: 50}),
-    svg('path', {d: line(load)}), svg('path', {class: 'memory', d: line(memory)})),
-    el('div', {class: 'axis', 'aria-hidden': 'true'}, el('span', {}, span),
-      el('span', {}, el('b', {}, 'load'), el('b', {class: 'memory'}, 'memory'))));
 }
 
 // ---- Filters
@@ -15042,7 +14897,7 @@ function part(title, ...children) {             // a section with a heading
 
 class JobPage {
   constructor(id, line) {
-    Object.assign(this, {id, line, turn: 0, job: null, why: null, fault: null, log: null, usage: null, nextUsage: 0});
+    Object.assign(this, {id, line, turn: 0, job: null, why: null, fault: null, log: null});
     at('job').replaceChildren();
     this.draw();
   }
@@ -15053,10 +14908,6 @@ class JobPage {
     try {
       const job = await ask('GET', pathOf(this));
       const why = job.status === 'pending' ? await ask('GET', `${pathOf(this)}/why`) : null;
-      if (job.gpus && job.started_at && (job.status !== this.job?.status || performance.now() > this.nextUsage)) {
-        this.nextUsage = performance.now() + RARELY_MS;
-        this.usage = await ask('GET', `${pathOf(this)}/usage`).catch(() => null);
-      }
       if (jobPage !== this || turn !== this.turn) return;
       jobs.set(job.id, job);
       Object.assign(this, {job, why});
@@ -15109,8 +14960,6 @@ class JobPage {
         `${clock(job.unknown_since)}: nothing is known of this job until it is back.`),
       job.cause_line && el('p', {class: 'banner bad', key: 'cause'}, job.cause_line),
       this.why && part('Why it waits', list([this.why.why, ...this.why.facts].map(linkJobs), this.why.verdicts)),
-      this.usage?.utilization.some(known) && part('GPU use', el('div', {class: 'panel pad'},
-        chart(this.usage, this.usage.memory_total_mib, gpuList(job), 'the run'))),
       this.log && part('Log', el('div', {id: 'log-part', 'data-own': true})),
       hasAttempts && part('Attempts', list(job.attempts.map((attempt) => listed(
         `${attempt.attempt}: ${attempt.outcome ?? 'running'}`,

@@ -166,19 +166,6 @@ def test_a_node_that_is_silent_for_long_is_bad_for_health():
         assert nexus.check_node(Silent, 1000.0)[0] == is_ok
 
 
-def test_readings_of_nodes_come_while_a_job_prints_all_the_time(net):
-    """Of the GPUs there is a history, by machine, also when each answer of the node's is one of logs."""
-    job_id = net.head.wait_started(net.head.add("while :; do date; sleep 0.01; done", node="n1"))["id"]
-
-    def history():
-        return {(one["node"], one["index"]): one["utilization"] for one in net.head.ask("GET", "/gpus/history")}
-    assert list(history()) == [("head", 0), ("n1", 0), ("n1", 1), ("n2", 0), ("n2", 1)]
-    live.until(lambda: history()["n1", 0][-1] is not None, "readings of n1")
-    [row] = [row for row in net.head.ask("GET", "/gpus/history") if (row["node"], row["index"]) == ("n1", 1)]
-    assert row["uuid"] == "n1/MOCK-1" and len(row["utilization"]) == len(row["memory_used_mib"])
-    net.head.call("DELETE", f"/jobs/{job_id}")
-
-
 def test_others_do_not_hear_how_nodes_are_reached(net):
     token = show(net, "token", "create", "bob").strip().splitlines()[-1]
     answer = live.ask_service(net.head.line(live.PATIENCE_S), "GET", "/status", None, {"Authorization": f"Bearer {token}"})[1]

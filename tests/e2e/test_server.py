@@ -866,43 +866,19 @@ def test_what_a_job_leaves_in_the_place_of_its_log_times(bench, make):
     assert time.process_time() - began < 5
 
 
-def test_what_its_gpus_had_to_do_over_a_run(bench):
-    job_id = bench.add(gpus=2)
-    folder = os.path.join(bench.layout.log_dir, f"job_{job_id}")
-    os.mkdir(folder)
-    watch, gpu_watch, clock = bench.service.log_watch, bench.service.gpu_watch, bench.service.clock
-    bench.become(job_id, "running", log_dir=folder, gpu_uuids=("MOCK-0", "MOCK-1"), started_at=1e9, pid=None)
-    for step in range(2000):                # a look each 5 s
-        clock.now = lambda step=step: 1e9 + 5 * (step + 1)
-        clock.monotonic = clock.now
-        gpu_watch.gpus = [nexus.replace(gpu, memory_used_mib=100.0 * step, utilization=40.0 * gpu.index + step % 2)
-                          for gpu in gpu_watch.gpus[:2]]
-        watch.look()
-    bench.become(job_id, "completed", exit_code=0, runtime_seconds=10000.0)
-    usage = bench.ask("GET", f"/jobs/{job_id}/usage")[1]
-    assert usage["interval_seconds"] == pytest.approx(10000 / 120) and len(usage["utilization"]) == 120
-    assert all(19.5 <= load <= 21.5 for load in usage["utilization"]) and usage["memory_total_mib"] == 2 * 24576
-    assert usage["memory_used_mib"] == sorted(usage["memory_used_mib"]) and usage["memory_used_mib"][-1] > 390000
-    with open(os.path.join(folder, nexus.USAGE), "rb") as file:
-        assert len(file.readlines()) < 1300
-
-
-NO_NOTES = [  # what a job may leave in the place of usage.csv
-    ("nothing", lambda path: None), ("a pipe", os.mkfifo), ("a folder", os.mkdir), ("a link", lambda path: os.symlink("/dev/zero", path)),
-    ("other lines", lambda path: pathlib.Path(path).write_text("1.0,2,3,4\nnan,1,1\n-1,1,1\n\0,\n1000000000.0,1e9,5\n1000000005.0,,\n")),
-]
+NO_NOTES = [("a pipe", os.mkfifo), ("a folder", os.mkdir), ("a link", lambda path: os.symlink("/dev/zero", path))]
 
 
 @pytest.mark.parametrize("reason, make", NO_NOTES, ids=[row[0] for row in NO_NOTES])
-def test_what_a_job_leaves_in_the_place_of_its_notes(bench, reason, make):
-    job_id = bench.add(gpus=1)
+def test_what_a_job_leaves_in_the_place_of_log_times(bench, reason, make):
+    job_id = bench.add()
     folder = os.path.join(bench.layout.log_dir, f"job_{job_id}")
     os.mkdir(folder)
-    make(os.path.join(folder, nexus.USAGE))
-    nexus.append_note(folder, nexus.USAGE, "5.0,2,3\n")
-    bench.become(job_id, "completed", exit_code=0, log_dir=folder, gpu_uuids=("GPU-gone",), started_at=1e9, runtime_seconds=12.0)
-    assert bench.ask("GET", f"/jobs/{job_id}/usage")[1] == {
-        "interval_seconds": 10, "utilization": [None] * 2, "memory_used_mib": [None] * 2, "memory_total_mib": None}
+    pathlib.Path(folder, "stdout.log").write_text("printed\n")
+    make(os.path.join(folder, nexus.LOG_TIMES))
+    nexus.append_log_mark(folder, "5 2 3\n")
+    bench.become(job_id, "completed", exit_code=0, log_dir=folder, started_at=1e9, runtime_seconds=12.0)
+    assert bench.ask("GET", f"/jobs/{job_id}/logs")[1] == b"printed\n"
 
 
 def test_attempts_are_told_apart(bench):
@@ -2096,7 +2072,7 @@ def test_the_page_needs_no_token_and_what_it_asks_for_does():
     with Bench() as bench:
         bench.api.page = "<p>"
         assert bench.ask("GET", "/", headers={"accept": "text/html"}, uid=None) == (200, b"<p>")
-        assert bench.ask("GET", "/gpus/history", uid=None)[0] == 401
+        assert bench.ask("GET", "/status", uid=None)[0] == 401
         assert bench.ask("GET", "/", headers={"accept": "text/html", "host": "evil.example"})[0] == 403
 
 
@@ -2105,25 +2081,6 @@ def test_the_head_of_a_long_queue():
         bench.ask("POST", "/queue", [{"command": f"true {number}"} for number in range(5)])
         assert [job["command"] for job in bench.ask("GET", "/queue", query={"limit": "2"})[1]] == ["true 0", "true 1"]
         assert bench.ask("GET", "/queue", query={"limit": "0"})[1] == [] and len(bench.ask("GET", "/queue")[1]) == 5
-
-
-def test_the_last_hour_of_each_gpu():
-    with Bench() as bench:
-        curves = bench.ask("GET", "/gpus/history")[1]
-        assert [(curve["index"], curve["uuid"], curve["interval_seconds"]) for curve in curves] == [(0, "MOCK-0", 30), (1, "MOCK-1", 30)]
-        assert curves[0]["utilization"][:-2] == [None] * 118 and curves[0]["utilization"][-1] in (0.0, None)
-        watch, history = bench.service.gpu_watch, []
-        bench.service.clock = watch.clock = types.SimpleNamespace(monotonic=lambda: history[-1])
-        for now, memory, utilization in ((0, 100.0, 10.0), (20, 50.0, 20.0), (29.9, None, None), (31, None, None), (95, 7.0, 40.0)):
-            history.append(now)
-            watch.note_readings([nexus.replace(watch.gpus[0], memory_used_mib=memory, utilization=utilization)])
-        readings = watch.history["MOCK-0"][-5:]
-        told = nexus.describe_usage(readings, 0.0, 30.0, 5)
-        assert (told["memory_used_mib"], told["utilization"]) == ([100.0, None, None, 7.0, None], [15.0, None, None, 40.0, None])
-        assert nexus.describe_usage(readings, 1e6, 30.0)["utilization"] == [None] * 120
-        history.append(3625.0)
-        watch.note_readings([])
-        assert [at for at, _, _ in watch.history["MOCK-0"] if at < 100] == [29.9, 31, 95]
 
 
 # What the loop changes while requests read it
