@@ -350,8 +350,8 @@ def test_the_reason_of_a_job_that_has_gpus_reserved_is_the_same_whoever_was_aske
 STATE_REASONS = [  # what is shown, state, why the readings cannot be relied upon, part of the reason why aaa waits
     ("the queue is paused", state(job("aaa"), paused=True), None, "the queue is paused (nexus resume)"),
     ("paused, whatever else", state(job("aaa", retry_at=NOW + 5), paused=True), None, "the queue is paused"),
-    ("its group is held", state(job("aaa", group="g"), groups=[nexus.Group("g", hold="its first 3 jobs failed")]), None,
-     "group g is held: its first 3 jobs failed"),
+    ("its group is held", state(job("aaa", group="g"), groups=[nexus.Group("g", hold="paused by ann")]), None,
+     "group g is held: paused by ann"),
     ("its group's limit", state(running("rrr", group="g"), job("aaa", 2, group="g"), groups=[nexus.Group("g", limit=1)]), None,
      "1 job of group g run, as many as its --max-concurrent allows"),
     ("its group's limit, reached in this plan", state(job("bbb", 1, group="g"), job("aaa", 2, group="g"),
@@ -757,29 +757,6 @@ def test_what_was_seen_of_it_is_kept():
 def test_what_went_wrong_with_its_logs_is_told():
     told = nexus.judge(running("aaa"), nexus.Result(1), nexus.Evidence("x\n", error="the disk is full"), 60.0, config().jobs, NOW)[1]
     assert (told["cause"], told["cause_line"]) == ("exit", "the disk is full")
-
-
-GROUP_ENDS = [  # reason, group before, (status, cause, whether soon, whether more wait), failures after, part of the hold
-    ("the first fails", nexus.Group("g"), ("failed", "exit", True, True), 1, None),
-    ("the second", nexus.Group("g", failures=1), ("failed", "exit", True, True), 2, None),
-    ("the third", nexus.Group("g", failures=2), ("failed", "exit", True, True), 0,
-     "last with: ValueError: x (fix the error, then: nexus resume --group g)"),
-    ("it did not fail soon", nexus.Group("g", failures=2), ("failed", "exit", False, True), -1, None),
-    ("one went well", nexus.Group("g", failures=2), ("completed", None, True, True), -1, None),
-    ("one had gone well before", nexus.Group("g", failures=-1), ("failed", "exit", True, True), -1, None),
-    ("one that was killed says nothing", nexus.Group("g", failures=2), ("cancelled", "killed", True, True), 2, None),
-    ("nor one whose parent failed", nexus.Group("g", failures=2), ("cancelled", "dependency", True, True), 2, None),
-    ("nothing is left to hold", nexus.Group("g", failures=2), ("failed", "exit", True, False), 0, None),
-    ("it is held already", nexus.Group("g", hold="x"), ("failed", "exit", True, True), 0, "x"),
-]
-
-
-@pytest.mark.parametrize("reason, group, end, failures, hold", GROUP_ENDS, ids=[case[0] for case in GROUP_ENDS])
-def test_count_group_end(reason, group, end, failures, hold):
-    status, cause, is_soon, has_pending = end
-    made = nexus.count_group_end(group, status, cause, is_soon, "ValueError: x", has_pending)
-    assert made.failures == failures and (hold in made.hold if hold else made.hold is None), reason
-    assert (made.name, made.limit) == (group.name, group.limit)
 
 
 def test_memory_in_a_container_where_no_process_shows():
