@@ -278,7 +278,7 @@ def parse_duration(text: str) -> float:
     return sum(float(number) * DURATION_UNITS[unit] for number, unit in re.findall("([0-9.]+) ?([smhdw]?)", text))
 
 
-ZONE = "(?:Z|[+-](?:[01][0-9]|2[0-3]):?[0-5][0-9])"
+ZONE = "(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
 
 
 def parse_begin(text: str, now: float) -> float:
@@ -292,16 +292,13 @@ def parse_begin(text: str, now: float) -> float:
         return now
     if text.startswith("+"):
         return now + parse_duration(text[1:])
-    zone = re.search(f" ?({ZONE})$", text)
-    day, _, clock = text[:zone.start() if zone else None].replace("T", " ").rpartition(" ")
+    text = re.sub("(?<![0-9])([0-9]:)", r"0\1", text.replace("Z", "+00:00"))       # 8:30 is 08:30 to fromisoformat()
     try:
-        there = datetime.datetime.strptime(zone[1], "%z").tzinfo if zone else None
-        today = datetime.datetime.fromtimestamp(now, there).date()
-        at = datetime.datetime.strptime(
-            f"{day or today} {clock}", "%Y-%m-%d %H:%M" + ":%S" * (clock.count(":") > 1)).replace(tzinfo=there)
-        if not day and at.timestamp() <= now:
-            at += datetime.timedelta(days=1)
-        return at.timestamp()
+        if re.match("[0-9]{4}-", text):
+            return datetime.datetime.fromisoformat(text).timestamp()
+        clock = datetime.time.fromisoformat(text)
+        at = datetime.datetime.combine(datetime.datetime.fromtimestamp(now, clock.tzinfo), clock)
+        return (at if at.timestamp() > now else at + datetime.timedelta(days=1)).timestamp()
     except (ValueError, OverflowError, OSError):
         refuse(f"begin: there is no time {format_line(text, 40)}",
                hint="like 22:00, +2h, 2024-10-24 22:00, 2024-10-24T15:30:15Z or 22:00+02:00")
@@ -518,7 +515,7 @@ def fit_object(schema: Schema, given: Mapping[Any, Any], name: str, faults: list
         if len(faults) >= MAX_FAULTS:
             break
         if key not in rows and others is False:
-            near = schema.get("x-hints", {}).get(key) or suggest(key, rows) or f"the keys are {', '.join(rows)}"
+            near = suggest(key, rows) or f"the keys are {', '.join(rows)}"
             faults.append((f"'{format_line(key, 40)}' is not a key of {what}", near))
         else:
             if "propertyNames" in schema:
@@ -548,10 +545,7 @@ def describe_fault(schema: Schema, given: Any, name: str) -> tuple[str, str]:
     hint = suggest(given, words) if isinstance(given, str) else ""
     if not hint and examples:
         hint = f"like {' or '.join(examples)}"
-    try:
-        shown = format_line(json.dumps(given, default=str), 60)
-    except RecursionError:
-        shown = "something nested so deeply"
+    shown = format_line(json.dumps(given, default=str), 60)
     return f"{name or schema.get('title')} must be {describe_schema(schema)}, not {shown}", hint
 
 
@@ -688,12 +682,11 @@ class NodeConfig(Value):
         return f"{self.user}@{self.host}" if self.user else self.host
 
 
-KEY_HINTS: dict[str, str] = {}                  # hints for keys that stand in the wrong section
 NODE = object_of(NodeConfig.FIELDS, "a node", required=["host"], examples=[{"host": "10.0.0.5"}])
 
 
 def section(table: type[Value], name: str) -> Any:
-    return optional(table(), {**object_of(table.FIELDS, f"[{name}]"), "x-hints": KEY_HINTS}, name)
+    return optional(table(), object_of(table.FIELDS, f"[{name}]"), name)
 
 
 class Config(Value):
@@ -707,33 +700,30 @@ class Config(Value):
     mock_gpus: int | None = None        # how many GPUs are made up; None: none, the real ones are used
 
 
-CONFIG = {**object_of(Config.FIELDS, "config.toml"), "x-hints": KEY_HINTS}
+CONFIG = object_of(Config.FIELDS, "config.toml")
 SECTIONS: Mapping[str, Any] = {                 # {name: the table's defaults}
     name: row.default for name, row in Config.FIELDS.items() if name != "nodes"}
-KEY_HINTS.update({key: f"it belongs to [{name}]" for name, table in SECTIONS.items() for key in table.FIELDS})
 
 
 def parse_config(data: Mapping[str, Any], path: str) -> Config:
-    """The configuration of a parsed TOML file.  Raises: usage, with all faults at once."""
+    """The configuration of a parsed TOML file.  Raises: usage."""
     if isinstance(data.get("nodes"), list):
         data = {**data, "nodes": list(map(name_node, data["nodes"]))}
-    found: list[tuple[str, str]] = []
-    kept = fit(CONFIG, data, "", found)
-    faults = [message + (f" ({hint})" if hint else "") for message, hint in found]
-    service, jobs = (table if isinstance(table := kept.get(name), dict) else {} for name in ("service", "jobs"))
-    nodes = kept.get("nodes", ())
-    names = [node["name"] for node in nodes if isinstance(node, dict) and isinstance(node.get("name"), str)] if (
-        isinstance(nodes, tuple)) else []
-    faults += [f"nodes: two have the name {name}" for name in dict.fromkeys(names) if names.count(name) > 1]
-    if bool(service.get("tls_cert")) != bool(service.get("tls_key")):
-        faults.append("service.tls_cert and service.tls_key belong together: set both, or neither")
-    if nodes and jobs.get("launcher") == "slurm":
-        faults.append("jobs.launcher = \"slurm\" and [[nodes]]: Slurm chooses where jobs run; take one out")
-    if faults:
-        raise NexusError(
-            "usage", f"{path}: " + "; ".join(faults), hint="all keys and what they mean: nexus config sample")
-    return Config(**{name: type(table)(**kept.get(name, {})) for name, table in SECTIONS.items()},
-                  nodes=tuple(NodeConfig(**node) for node in nodes))
+    try:
+        checked = check(CONFIG, data, "")
+        config = Config(**{name: type(table)(**checked.get(name, {})) for name, table in SECTIONS.items()},
+                        nodes=tuple(NodeConfig(**node) for node in checked.get("nodes", ())))
+        if len({node.name for node in config.nodes}) < len(config.nodes):
+            refuse(f"nodes: two have the same name: {', '.join(node.name for node in config.nodes)}", hint="")
+        if bool(config.service.tls_cert) != bool(config.service.tls_key):
+            refuse("service.tls_cert and service.tls_key belong together: set both, or neither", hint="")
+        if config.nodes and config.jobs.launcher == "slurm":
+            refuse("jobs.launcher = \"slurm\" and [[nodes]]: Slurm chooses where jobs run; take one out", hint="")
+    except NexusError as error:
+        hints = [error.hint] if error.hint else []
+        raise NexusError("usage", f"{path}: {error.message}",
+                         "; ".join([*hints, "all keys and what they mean: nexus config sample"])) from None
+    return config
 
 
 def name_node(node: Any) -> Any:
@@ -804,7 +794,7 @@ AMOUNT = "[0-9]{1,9}(\\.[0-9]{1,9})?"
 DURATION = f"( *{AMOUNT} ?[smhdw])+ *|[0-9]{{1,6}}:[0-5][0-9]:[0-5][0-9]"
 DURATION_TEXT = matching(f"^({DURATION}|0)$", "a time with its unit", examples=["90s", "2h", "1h30m", "1:30:00"])
 DAY, CLOCK = "[12][0-9]{3}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])", "([01]?[0-9]|2[0-3])(:[0-5][0-9]){1,2}"
-BEGIN_TEXT = matching(f"^(now|\\+({DURATION})|({DAY}[ T])?{CLOCK}( ?{ZONE})?)$",
+BEGIN_TEXT = matching(f"^(now|\\+({DURATION})|({DAY}[ T])?{CLOCK}{ZONE}?)$",
                      "a time", examples=["22:00", "+2h", "2024-10-24 22:00", "2024-10-24T15:30:15Z"])
 SIZE_TEXT = matching(f"^{AMOUNT} ?[MGTmgt](i?[Bb])?$", "an amount of memory with its unit", examples=["10G", "500M"])
 
@@ -991,7 +981,6 @@ class GpuProcess(Value):
     job_id: str | None = optional(None, JOB_ID, "whose of ours it is; null: somebody else's")
     user: str | None = optional(None, STRING, "whose it is")
     name: str | None = optional(None, STRING, "its program")
-    stray_job: str | None = None    # the job of nexus that uses a GPU it was not given: counts as foreign
 
 
 class Gpu(Value):
@@ -1015,7 +1004,6 @@ class Gpu(Value):
     lease_holder: str | None = None             # the user whose nexus holds its lease
     is_paused: bool = optional(False, FLAG, "it gets no new job")
     pause_reason: str | None = None             # why nexus itself paused it
-    settled: tuple[str, ...] = ()               # jobs whose use of its memory has stopped growing
     utilization_mean: float | None = optional(None, FLOAT, "percent, over the last hour")
     utilization_peak: float | None = optional(None, FLOAT, "percent, over the last hour")
 
@@ -1430,10 +1418,9 @@ def check_submission(fields: Mapping[str, Any]) -> None:
         refuse("max_concurrent is for a group, and this job has none", hint="name one: --group NAME")
     if ("snapshot" in fields) != bool(repository):
         refuse("snapshot and snapshot_repo come together")
-    if repository and not (cwd + "/").startswith(repository.rstrip("/") + "/"):
-        refuse("snapshot_repo must be a folder that cwd is in")
-    if repository and ".." in f"{cwd}/{repository}".split("/"):
-        refuse("cwd and snapshot_repo must be paths without ..")
+    is_inside = (cwd + "/").startswith(repository.rstrip("/") + "/")
+    if repository and (not is_inside or ".." in f"{cwd}/{repository}".split("/")):
+        refuse("snapshot_repo must be a folder that cwd is in, and neither may have ..")
 
 
 def check_gpus(job: Job) -> None:
@@ -2422,7 +2409,7 @@ def find_foreign_memory(gpu: Gpu, jobs: Sequence[Job]) -> float:
 def find_room(gpu: Gpu, jobs: Sequence[Job]) -> float | None:
     """Free memory in MiB, minus what the jobs there have declared and do not use yet; None if it is unknown.
 
-    Once a job's use has settled, its use counts and not its declaration.  What ended jobs still hold counts as free.
+    What ended jobs still hold counts as free.
     """
     if gpu.memory_total_mib is None or gpu.memory_used_mib is None:
         return None
@@ -2436,8 +2423,7 @@ def find_room(gpu: Gpu, jobs: Sequence[Job]) -> float | None:
     if jobs and not gpu.processes:              # inside a container no process shows: all use is the jobs'
         claimed = max(0.0, sum(job.gpu_mem_mib or 0 for job in jobs) - gpu.memory_used_mib)
     else:
-        claimed = sum(max(0.0, job.gpu_mem_mib - taken[job.id])
-                      for job in jobs if job.gpu_mem_mib and job.id not in gpu.settled)
+        claimed = sum(max(0.0, (job.gpu_mem_mib or 0) - taken[job.id]) for job in jobs)
     return gpu.memory_total_mib - max(0.0, gpu.memory_used_mib - returning) - claimed
 
 
@@ -2446,7 +2432,6 @@ def describe_processes(processes: Sequence[GpuProcess]) -> str:
     described = []
     for process in processes:
         program = f"pid {process.pid}" + (f" {format_line(process.name, 30)}" if process.name else "")
-        program += f" of job {process.stray_job}" if process.stray_job else ""
         memory = "" if process.memory_mib is None else f", {format_memory(process.memory_mib)}"
         described.append(f"{process.user or 'somebody'} ({program}{memory})")
     return join_some(described, 3)
@@ -2455,30 +2440,29 @@ def describe_processes(processes: Sequence[GpuProcess]) -> str:
 def find_never(job: Job, machines: Mapping[str, Sequence[Gpu]]) -> Reason | None:
     """Why a job can never run; the subject is the field that asks for too much.  `machines`: {name: its GPUs}"""
     count = -int(-job.gpus // 1)
-    where = f"{next(iter(machines)) or 'this machine'} has" if len(machines) == 1 else "no machine has more than"
     most = max(map(len, machines.values()), default=0)
     if count > most:
+        where = f"{next(iter(machines)) or 'this machine'} has" if len(machines) == 1 else "no machine has more than"
         return Reason("never", "gpus", f"wants {format_gpus(job.gpus)}, {where} {most}")
     allowed = [[gpu for gpu in gpus if job.gpu_ids is None or gpu.index in job.gpu_ids] for gpus in machines.values()]
-    if job.gpu_ids is not None and count > max(map(len, allowed), default=0):
+    fitting = [gpus for gpus in allowed if len(gpus) >= count]
+    if not fitting:
         there = format_indices(sorted({gpu.index for gpus in machines.values() for gpu in gpus}))
-        are = "is" if most == 1 else "are"
-        return Reason("never", "gpu_ids", f"wants GPU {format_indices(job.gpu_ids)}, there {are} {there}")
-    if not job.gpu_mem_mib:
+        return Reason("never", "gpu_ids", f"wants GPU {format_indices(job.gpu_ids or ())}, the indices are {there}")
+    sizes = [sorted((gpu.memory_total_mib or float("inf") for gpu in gpus), reverse=True) for gpus in fitting]
+    best = max(size[count - 1] for size in sizes) if count else float("inf")
+    if best >= (job.gpu_mem_mib or 0):
         return None
-    sizes = [sorted((gpu.memory_total_mib or float("inf") for gpu in gpus), reverse=True) for gpus in allowed]
-    best = max(size[count - 1] for size in sizes if len(size) >= count)
-    if best >= job.gpu_mem_mib:
-        return None
-    many = f" on each of {count} GPUs, no machine has so many with more than" if count > 1 else ", the largest GPU has"
-    return Reason("never", "gpu_mem_mib", f"wants {format_memory(job.gpu_mem_mib, 2)}{many} {format_memory(best, 2)}")
+    each = f" on each of {count} GPUs" if count > 1 else ""
+    return Reason("never", "gpu_mem_mib", f"wants {format_memory(job.gpu_mem_mib or 0, 2)}{each}, "
+                  f"there is at most {format_memory(best, 2)}")
 
 
 class GpuCapacity:
     """A GPU while plan() assigns jobs: what is left of it, and for which job it is reserved."""
 
     def __init__(self, gpu: Gpu, held: Sequence[tuple[Job, int]], config: GpuConfig, now: float,
-                 usage: Mapping[str, Usage], closed: Reason | None = None) -> None:
+                 closed: Reason | None = None) -> None:
         """`held`: the running jobs there, each with its share.  `closed`: why the machine gets no job."""
         jobs = [job for job, _ in held]
         self.gpu = gpu
@@ -2488,7 +2472,7 @@ class GpuCapacity:
         self.is_reachable = self.reason is None or (bool(held) and self.reason.code == "resources")
         self.room_mib = find_room(gpu, jobs)
         self.most_mib = (gpu.memory_total_mib or 0) - find_foreign_memory(gpu, jobs)        # room after all jobs there
-        self.ends_at = max([now, *(find_end(job, now, usage) for job in jobs)])     # the earliest time when all is free
+        self.ends_at = max([now, *(find_end(job, now) for job in jobs)])     # the earliest time when all is free
         self.reserved_for: str | None = None
         self.reserved_until = 0.0
 
@@ -2505,20 +2489,19 @@ def find_age(job: Job, now: float) -> float:
     return 0.0 if job.current.started_at is None else now - job.current.started_at
 
 
-def find_end(job: Job, now: float, usage: Mapping[str, Usage]) -> float:
+def find_end(job: Job, now: float) -> float:
     """The earliest end to plan with: now, unless the submitter gave an expected time."""
-    runtime = usage[job.id].runtime_s if job.id in usage else find_age(job, now)
-    return now + max(0.0, (job.expected_time or 0) - runtime)
+    return now + max(0.0, (job.expected_time or 0) - find_age(job, now))
 
 
 def list_capacities(running: Iterable[Job], gpus: Sequence[Gpu], config: GpuConfig, now: float,
-                    usage: Mapping[str, Usage], closed: Mapping[str, Reason | None]) -> list[GpuCapacity]:
+                    closed: Mapping[str, Reason | None]) -> list[GpuCapacity]:
     """`closed`: {machine: why it gets no job}"""
     held: dict[str, list[tuple[Job, int]]] = {}
     for job in running:
         for uuid, share in zip(job.current.gpu_uuids, list_shares(job)):
             held.setdefault(uuid, []).append((job, share))
-    return [GpuCapacity(gpu, held.get(gpu.uuid, ()), config, now, usage, closed.get(gpu.node)) for gpu in gpus]
+    return [GpuCapacity(gpu, held.get(gpu.uuid, ()), config, now, closed.get(gpu.node)) for gpu in gpus]
 
 
 def may_run_on(job: Job, node: str) -> bool:
@@ -2740,7 +2723,7 @@ def plan(state: State, gpus: Sequence[Gpu], error: str | None, config: Config, n
     views = [NodeView("", config.jobs.cpu_slots, error), *([] if is_slurm else nodes)]
     place = "slurm" if is_slurm else ""
     closed = {one.name: Reason("node-down", place or one.name, one.closed) if one.closed else None for one in views}
-    capacities = list_capacities(state.running.values(), gpus, config.gpu, now, usage, closed)
+    capacities = list_capacities(state.running.values(), gpus, config.gpu, now, closed)
     quotas = Quotas(state, config.jobs)
     stops = tuple(find_stops(state.running.values(), usage, config.jobs))
     planned = Plan((), stops, {}, quotas, tuple(capacities), closed,
@@ -2752,7 +2735,7 @@ def plan(state: State, gpus: Sequence[Gpu], error: str | None, config: Config, n
         machines[""] = SlurmCapacity(state, closed[""], config.slurm.max_submitted)
     for job in state.running.values():
         if job.current.node in machines:
-            machines[job.current.node].count(job, find_end(job, now, usage) - now)
+            machines[job.current.node].count(job, find_end(job, now) - now)
     starts: list[Start] = []
     blocked: dict[tuple[Any, ...], Reason] = {}
     delays: list[float] = []
@@ -2760,7 +2743,7 @@ def plan(state: State, gpus: Sequence[Gpu], error: str | None, config: Config, n
     for job in walk_queue(state, used):
         if job.pending_dependencies or (job.attempts and job.current.slurm_key is not None):
             continue
-        if (job.begin_at or job.retry_at) and (delay_s := find_delay_s(job, now, config.jobs)):
+        if (job.begin_at or job.retry_at) and (delay_s := find_delay_s(job, now)):
             delays.append(delay_s)
             continue
         if quotas.check(job.group, job.user) or (request := request_class(job)) in blocked:
@@ -2796,12 +2779,9 @@ def place_job(job: Job, machines: Iterable[MachineCapacity], config: GpuConfig,
     return replace(next(iter(reasons)), detail="; ".join(reason.detail for reason in reasons))
 
 
-def find_delay_s(job: Job, now: float, config: JobsConfig) -> float:
+def find_delay_s(job: Job, now: float) -> float:
     """Seconds until the --begin of a pending job, and the backoff after its last attempt, are over."""
-    retry_s = (job.retry_at or now) - now
-    if retry_s > find_backoff(len(job.attempts), config):       # the clock was set back
-        retry_s = 0.0
-    return max(0.0, retry_s, (job.begin_at or now) - now)
+    return max(0.0, (job.retry_at or now) - now, (job.begin_at or now) - now)
 
 
 def find_eligible_since(job: Job, jobs: Mapping[str, Job]) -> float:
@@ -2817,7 +2797,7 @@ def find_reason(job: Job, planned: Plan, config: Config, now: float) -> Reason:
     """Why a pending job does not run now.  Not for jobs in Slurm's queue."""
     if planned.hold:
         return planned.hold
-    if find_delay_s(job, now, config.jobs):
+    if find_delay_s(job, now):
         begin_at = job.begin_at or now
         if begin_at > (job.retry_at or now):
             return Reason("begin-time", "begin_at", f"begins in {format_duration(begin_at - now)}, as asked")
@@ -7181,10 +7161,9 @@ class Node:
     def adopt_gpu(self, gpu: Gpu, ours: Mapping[str | None, str]) -> Gpu:
         """The node's GPU with a uuid that is unique here, and with the ids that its jobs have here."""
         processes = tuple(
-            replace(process, job_id=ours.get(process.job_id, process.job_id),
-                    stray_job=ours.get(process.stray_job, process.stray_job)) for process in gpu.processes)
+            replace(process, job_id=ours.get(process.job_id, process.job_id)) for process in gpu.processes)
         return replace(gpu, node=self.name, uuid=f"{self.name}/{gpu.uuid}", processes=processes,
-                       pause_reason=PAUSED_THERE, settled=tuple(ours.get(job_id, job_id) for job_id in gpu.settled))
+                       pause_reason=PAUSED_THERE)
 
     def list_jobs(self) -> list[Job]:
         """The jobs that are recorded as running there, and have a folder here."""
@@ -7783,8 +7762,6 @@ class JobUsage(Value):
     cpu_percent: float | None = None
     cpu_read: tuple[float, float] | None = None         # (CPU seconds of its processes, monotonic time of the reading)
     look_count: int = 0                                 # readings in mean_gpu_util
-    grown_to_mib: float = 0.0                           # its GPU memory when that last grew
-    grown_at: float = float("inf")                      # monotonic: when it grew
 
     def add(self, processes: Sequence[Process], rss_mib: float | None, gpu_mem_mib: float, loads: Sequence[float],
             now: float) -> JobUsage:
@@ -7799,10 +7776,7 @@ class JobUsage(Value):
             former = self.look_count * (self.samples.get("mean_gpu_util") or 0.0)
             samples["mean_gpu_util"] = (former + sum(loads) / len(loads)) / count
         cpu_percent = 100 * max(0.0, cpu_s - former_s) / (now - at) if now > at else None
-        grown_to_mib, grown_at = self.grown_to_mib, self.grown_at
-        if gpu_mem_mib > 1.02 * grown_to_mib:
-            grown_to_mib, grown_at = gpu_mem_mib, now
-        return JobUsage(samples, rss_mib, cpu_percent, (cpu_s, now), count, grown_to_mib, grown_at)
+        return JobUsage(samples, rss_mib, cpu_percent, (cpu_s, now), count)
 
 
 class Runners(Part):
@@ -8324,7 +8298,6 @@ def is_elsewhere_now(known: NodeConfig, config: NodeConfig) -> bool:
 PROBE_BACKOFF_FACTOR = 10       # pause after nvidia-smi, as a multiple of its run time
 LOADS_S = 3600.0                # how long GPUs' utilization is kept
 LEASE_BACKOFF_S = (5.0, 60.0)   # first and longest time without new GPUs after a lease failed
-SETTLED_S = 30.0                # GPU memory of a job that has not grown for this long is all it needs
 DISK_INTERVAL_S, DISK_TIMEOUT_S = 5.0, 30.0     # between two disk checks; a disk silent for longer is unhealthy
 ESTIMATE_INTERVAL_S = 3.0       # estimates are made anew after this
 HEALTH_INTERVAL_S = 5.0         # between two checks for on_unhealthy
@@ -9024,12 +8997,9 @@ class GpuWatch(Part):
             is_itemized = bool(processes) and all(process.memory_mib is not None for process in processes)
             loads = [percent for _, percent in self.loads.get(gpu.uuid, ())]
             is_unknown = was_left and not is_itemized and not self.config.gpu.min_free_mem_mib
-            jobs = dict.fromkeys(process.job_id for process in processes if process.job_id)
-            settled = (job_id for job_id in jobs
-                       if self.clock.monotonic() - self.find_usage(job_id).grown_at >= SETTLED_S)
             gpus.append(replace(
                 gpu, memory_used_mib=None if is_unknown else gpu.memory_used_mib, processes=processes,
-                lease_holder=self.lease_holders.get(gpu.uuid), settled=tuple(settled),
+                lease_holder=self.lease_holders.get(gpu.uuid),
                 utilization_mean=sum(loads) / len(loads) if loads else None, utilization_peak=max(loads, default=None)))
         if [describe_for_event(gpu) for gpu in gpus] != [describe_for_event(gpu) for gpu in self.gpus]:
             self.store.events.publish([("gpus", None)])
@@ -9046,8 +9016,7 @@ class GpuWatch(Part):
             if owner and (job is None or gpu.uuid in job.current.gpu_uuids):
                 yield replace(process, job_id=owner)
             else:
-                yield replace(process, user=find_process_user(process.pid), name=found.name if found else None,
-                              stray_job=owner)
+                yield replace(process, user=find_process_user(process.pid), name=found.name if found else None)
 
     def note_loads(self) -> None:
         """Add each GPU's utilization; drop what is over an hour old, and GPUs that are gone."""

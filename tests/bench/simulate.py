@@ -68,7 +68,7 @@ class Fifo(Replay):
 
     def decide(self) -> nexus.Plan:
         starts = []
-        capacities = nexus.list_capacities(self.state.running.values(), self.gpus, self.config.gpu, self.now, {}, {})
+        capacities = nexus.list_capacities(self.state.running.values(), self.gpus, self.config.gpu, self.now, {})
         for job in nexus.list_pending(self.state):
             chosen = nexus.choose_gpus(job, capacities, self.config.gpu, self.now)
             if chosen is None:

@@ -1017,21 +1017,12 @@ def test_a_job_on_a_gpu_that_it_was_not_given(world, monkeypatch):
     then = w.add()
     w.turn()
     assert w.job(then).status == "pending"
-    assert f"GPU 1 is in use by ann (pid 101 python of job {astray}, 8GB)" in w.api(then)["waiting_for"]
+    assert "GPU 1 is in use by ann (pid 101 python, 8GB)" in w.api(then)["waiting_for"]
     del w.machine.processes.alive[101]
     w.machine.processes.owner_of = lambda pid: astray           # it has gone, and nvidia-smi still shows it
     w.probe()
     w.turn()
     assert w.job(then).current.gpu_indices == (1,)
-
-
-def test_a_job_astray_on_a_node_is_named_by_its_id_here():
-    processes = [nexus.GpuProcess(7, 1.0, job_id, "ann", "python", stray) for job_id, stray in (
-        ("aaa", None), (None, "aaa"), (None, "zzz"), (None, None))]
-    node = types.SimpleNamespace(name="n1")
-    seen = nexus.Node.adopt_gpu(node, makers.gpu(0, processes=processes), {"aaa": "bbb"})
-    assert [process.job_id for process in seen.processes] == ["bbb", None, None, None]
-    assert [process.stray_job for process in seen.processes] == [None, "bbb", "zzz", None]
 
 
 def test_until_nvidia_smi_answers(world):
@@ -1383,8 +1374,8 @@ REFUSED = [  # reason, configuration, the job, kind, what it says
     ("a job it comes after is not there", {}, {"after": ["zzz"]}, "not_found", "zzz"),
     ("more than the queue takes", {"queue_limit": 0 + 1}, {}, "queue_full", "queue_limit is 1"),
     ("more GPUs than there are", {}, {"gpus": 3}, "usage", "the job wants 3 GPUs, this machine has 2"),
-    ("a GPU that may not be used", {"ids": [1]}, {"gpu_ids": [0]}, "usage", "wants GPU 0, there is 1"),
-    ("more memory than any has", {}, {"gpu_mem_mib": 25 * 1024}, "usage", "wants 25GB, the largest GPU has 24GB"),
+    ("a GPU that may not be used", {"ids": [1]}, {"gpu_ids": [0]}, "usage", "wants GPU 0, the indices are 1"),
+    ("more memory than any has", {}, {"gpu_mem_mib": 25 * 1024}, "usage", "wants 25GB, there is at most 24GB"),
     ("a model without a table", {}, {"llm": "qwen"}, "usage", "llm qwen"),
     ("no script", {"allowed_script_paths": ["/jobs"]}, {"command": "python -c pass", "cwd": "/jobs"}, "forbidden", "-c is not a script"),
     ("a shell's work", {"allowed_script_paths": ["/jobs"]}, {"command": "python /jobs/a.py; rm x", "cwd": "/jobs"},
@@ -1565,7 +1556,7 @@ def test_retries_with_backoff(world):
         (1, 1, "first", 100), (2, 2, "second", 101), (3, 3, "third", 102)]
 
 
-def test_retry_survives_a_crash_and_a_clock_set_back(world):
+def test_retry_survives_a_crash(world):
     w = world()
     job_id = w.add(retries=1)
     w.turn()
@@ -1573,8 +1564,7 @@ def test_retry_survives_a_crash_and_a_clock_set_back(world):
     w.crash()
     w.turn()
     assert w.job(job_id).status == "pending"
-    w.clock.wall -= 86400                               # or else it would wait for a day
-    w.turn()
+    w.turn(seconds=6)
     assert w.job(job_id).attempt == 2
 
 
@@ -1772,8 +1762,8 @@ def test_more_memory_than_any_gpu_has_is_said_never_to_be_had_once_the_machine_h
     w.probe()
     w.turn()
     assert w.api(large)["waiting_for"] == (
-        "never: wants 16GB, the largest GPU has 12GB")
-    assert "never: wants 8GB on each of 2 GPUs, no machine" in w.api(both)["waiting_for"]
+        "never: wants 16GB, there is at most 12GB")
+    assert "never: wants 8GB on each of 2 GPUs, there is at most 7.81GB" in w.api(both)["waiting_for"]
     assert "never" not in w.api(small)["waiting_for"]
     w.service.gpu_watch.latest = nexus.replace(w.service.gpu_watch.observation, trouble="nvidia-smi is silent", gpus=())
     w.turn()

@@ -187,7 +187,7 @@ environments = st.dictionaries(texts, texts, max_size=4)
 state_facts = {
     "paused": st.booleans(), "paused_gpus": tuples(texts), "pause_reasons": tuples(st.tuples(texts, texts)), "has_hook": st.booleans(),
     "next_number": st.integers(1, 2**53)}
-groups = st.builds(nexus.Group, texts, st.integers(0, 99), maybe(texts), st.integers(-1, 3), st.booleans())
+groups = st.builds(nexus.Group, texts, st.integers(0, 99), maybe(texts))
 nodes = st.builds(nexus.KnownNode, st.builds(nexus.NodeConfig, texts, texts, texts, st.integers(0, 65535)), st.booleans(), st.booleans())
 changes = st.one_of(
     jobs.map(lambda one: nexus.Put("jobs", one.id, one)), st.builds(nexus.Put, st.just("jobs"), ids, st.none()),

@@ -35,7 +35,6 @@ def test_a_value_class_is_a_table():
 
 KEPT = [  # reason, schema, given, kept
     ("a list is kept as a tuple", list_of(list_of(integer_in(0, 9))), [[1], []], ((1,), ())),
-    ("what is whole is kept so", integer_in(0, 9), 2.0, 2),
     ("a bound is allowed", number_in(0, 1), 1, 1),
     ("null where it may stand", or_null(integer_in(0, 9)), None, None),
     ("null beside words", or_null(one_of("a", "b")), None, None),
@@ -54,10 +53,8 @@ def test_check_keeps(reason, schema, given, kept):
 FAULTS = [  # reason, schema, given, message, hint
     ("out of range", integer_in(1, 65535), 0, "it must be a whole number from 1 to 65535, not 0", ""),
     ("no truth is a number", integer_in(0, 1), True, "it must be a whole number from 0 to 1, not true", ""),
-    ("half of one", integer_in(0, 9), 0.5, "it must be a whole number from 0 to 9, not 0.5", ""),
     ("no number at all", number_in(0.1, 9), float("nan"), "it must be a number from 0.1 to 9, not NaN", ""),
     ("a number too long to count", number_in(0, 9), 10**400, f"it must be a number from 0 to 9, not {'1' + 34 * '0'}…", ""),
-    ("a word", FLAG, "yes", 'it must be true or false, not "yes"', ""),
     ("nearly a word", one_of("screen", "slurm"), "sluurm", 'it must be one of screen, slurm, not "sluurm"', "did you mean 'slurm'?"),
     ("too many bytes", LINE, "ü" * 101, "it must be one line of at most 200 bytes, not ", ""),
     ("no letter is so", TEXT, "\ud800", 'it must be a text without NUL, not "\\ud800"', ""),
@@ -68,10 +65,7 @@ FAULTS = [  # reason, schema, given, message, hint
     ("a wrong type beside null", or_null(FLAG), 3, "it must be true or false, not 3", ""),
     ("neither", {"anyOf": [integer_in(0, 9), TEXTS]}, "x",
      'it must be a whole number from 0 to 9 or a list, each a text without NUL, not "x"', ""),
-    ("nearly a word of one of two", {"anyOf": [one_of("screen", "slurm"), list_of(TEXT, 1)]}, "sluurm",
-     'it must be one of screen, slurm or a list of at least 1, each a text without NUL, not "sluurm"', "did you mean 'slurm'?"),
     ("like none of two", {"anyOf": [integer_in(0, 9), JOB_ID]}, "?", "it must be a whole number from 0 to 9 or 3", 'like "abc"'),
-    ("no object", PLACE, [], "it must be an object, not []", ""),
     ("a key is missing", PLACE, {}, "host is missing in it", ""),
     ("an unknown key", PLACE, {"host": "a", "prot": 1}, "'prot' is not a key of a place", "did you mean 'port'?"),
     ("a key like no other", PLACE, {"host": "a", "x": 1}, "'x' is not a key of a place", "the keys are host, port, user"),
@@ -104,7 +98,7 @@ values = st.recursive(
 bounds = st.tuples(st.integers(-2, 10), st.integers(-2, 10)).map(sorted)
 sizes = st.tuples(st.integers(0, 3), st.integers(0, 4)).map(sorted)
 plain = st.one_of(
-    st.sampled_from([FLAG, TEXT, SECONDS, JOB_ID, {}, one_of("a", "B"), {"type": "string", "pattern": "^[^a]+$"}]),
+    st.sampled_from([FLAG, TEXT, LINE, PATH, SECONDS, JOB_ID, {}, one_of("a", "B"), {"type": "string", "pattern": "^[^a]+$"}]),
     bounds.map(lambda pair: integer_in(*pair)), bounds.map(lambda pair: number_in(*pair)))
 schemas = st.recursive(plain, lambda inner: st.one_of(
     inner.map(or_null), st.lists(inner, min_size=1, max_size=3).map(lambda some: {"anyOf": some}),
@@ -118,13 +112,3 @@ schemas = st.recursive(plain, lambda inner: st.one_of(
 @settings(max_examples=1000, deadline=None)
 def test_check_takes_what_json_schema_allows(schema, value):
     assert (not find_faults(schema, value)) == Draft202012Validator(json.loads(json.dumps(schema))).is_valid(value)
-
-
-@pytest.mark.parametrize("schema", [LINE, PATH, TEXT], ids=["line", "path", "text"])
-@given(value=(st.text(st.sampled_from("aü/ \n\t\x00\x85\u202e"), max_size=3)
-              | st.text(st.characters(codec="utf-8"), min_size=90, max_size=210)).map(lambda text: text.rstrip("\n")))
-def test_no_more_is_taken_than_json_schema_allows(schema, value):
-    """But for the bytes of a text, of which it knows nothing."""
-    is_valid = Draft202012Validator(json.loads(json.dumps(schema))).is_valid(value)
-    is_short = len(value.encode()) <= schema.get("x-max-bytes", 9999)
-    assert (not find_faults(schema, value)) == (is_valid and is_short)
