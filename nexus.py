@@ -9532,7 +9532,6 @@ class Views(Part):
         host = {"name": self.service.node, "cpu_percent": watch.host.cpu_percent,
                 "memory_used_gb": watch.host.memory_used_gb, "memory_total_gb": watch.host.memory_total_gb}
         return {**status, **self.info(), "gpu_trouble": watch.find_smi_trouble(),
-                "gpu_limit": watch.describe_limit() or None,
                 "slurm": cluster.describe() if cluster else None, "hints": self.list_hints(),
                 "bad_checks": [check["name"] for check in self.health()["checks"] if not check["is_ok"]],
                 "host": host, "nodes": self.service.pool.list_nodes() if self.service.pool.nodes else []}
@@ -11547,17 +11546,13 @@ class Transport:
             if not running:
                 raise ConnectionRefusedError("it does not run")
             connection = socket.socket(socket.AF_UNIX)
+            connection.settimeout(ANSWER_TIMEOUT_S)
             try:
-                connection.settimeout(ANSWER_TIMEOUT_S)
                 connection.connect(running["socket"])
-                return connection
-            except OSError as error:
+            except BaseException:
                 connection.close()
-                if not isinstance(error, FileNotFoundError) or find_service(self.layout) != running:
-                    raise                               # the service has just ended
-                raise NexusError("unavailable", f"the service (pid {running['pid']}) cannot be reached: "
-                                 f"{running['socket']} is gone", hint=f"kill {running['pid']} ends it, and the next "
-                                 "command starts it again; jobs go on") from None
+                raise
+            return connection
         try:
             connection = socket.create_connection((self.host, self.port), ANSWER_TIMEOUT_S)
         except UnicodeError:
@@ -11580,9 +11575,6 @@ class Transport:
         """
         here, there = unmap(connection.getsockname()[:2]), unmap(connection.getpeername()[:2])
         if not is_loopback(there[0]) and there[0] != here[0]:
-            if self.owner:
-                raise NexusError("usage", f"NEXUS_URL names the user {self.owner}, and {self.host} is not this machine",
-                                 hint="leave the name out")
             return
         owners = {os.geteuid(), 0}                      # one's own, as ssh -L is, and root's
         if self.owner:
@@ -11656,10 +11648,6 @@ class Client(Transport):
 
     def health(self) -> dict[str, Any]:
         return dict(self.ask("GET", "/health"))
-
-    def metrics(self) -> str:
-        """The text of GET /metrics, for Prometheus."""
-        return str(self.ask("GET", "/metrics"))
 
     def queue(self, **query: Any) -> list[dict[str, Any]]:
         return list(self.ask("GET", "/queue" + encode_query(query)))
@@ -11853,9 +11841,6 @@ def start_service(layout: Layout, environ: Mapping[str, str], options: Sequence[
     if not running:
         raise NexusError("unavailable", f"the service did not start within {START_TIMEOUT_S:g} s",
                          hint=f"see {layout.service_log}, or try it in the foreground: nexus serve")
-    if running.get("config") != path:           # its supervisor restarted it just now
-        raise NexusError("conflict", f"the service runs already, with {running.get('config')}",
-                         hint=f"nexus restart --config {quote(path)}; jobs go on")
     return running
 
 
@@ -11877,17 +11862,7 @@ class Call:
     @functools.cached_property
     def client(self) -> Client:
         """The client; starts the service unless it runs."""
-        is_new = find_visible_devices(self.environ) is not None and not self.find_running()
-        client = Client.find(self.environ)
-        if is_new:
-            self.tell_gpu_limit(client)
-        return client
-
-    def tell_gpu_limit(self, client: Client) -> None:
-        """After a start: a CUDA_VISIBLE_DEVICES that was meant for one job limits the service, too."""
-        limit = client.status().get("gpu_limit") if find_visible_devices(self.environ) is not None else None
-        if limit:
-            self.say(f"the service {limit}; for all of them: unset CUDA_VISIBLE_DEVICES; nexus restart")
+        return Client.find(self.environ)
 
     def find_running(self) -> Client | None:
         """The client of a running service, or None; starts none."""
@@ -11914,11 +11889,10 @@ class Call:
         if what and self.environ.get("NEXUS_URL"):
             refuse(f"NEXUS_URL is set, and {what} on the service's own machine", hint="ssh there; or unset NEXUS_URL")
 
-    def say(self, text: str, is_beside_json: bool = False) -> None:
-        """Write a message to stderr.  With --json only one that the data does not contain (is_beside_json)."""
-        if is_beside_json or not self.options.json:
-            self.err.write(f"nexus: {format_line(text)}\n")
-            self.err.flush()
+    def say(self, text: str) -> None:
+        """Write a message to stderr."""
+        self.err.write(f"nexus: {format_line(text)}\n")
+        self.err.flush()
 
     @property
     def layout(self) -> Layout:
@@ -11987,7 +11961,7 @@ def make_parser(command: Command) -> argparse.ArgumentParser:
                     allow_abbrev=False, formatter_class=lambda prog: argparse.HelpFormatter(prog, width=80),
                     usage=f'nexus {command.name} [options] "COMMAND"' if takes_command else None)
     parser.set_defaults(json=False, chosen=command, subcommand=command.name)
-    is_one_of = command.name in ("status", "metrics", "kill", "move")
+    is_one_of = command.name in ("status", "kill", "move")
     exclusive = parser.add_mutually_exclusive_group(required=command.name == "move") if is_one_of else parser
     groups = {title: parser.add_argument_group(title) for title in (*OPTION_GROUPS, SELDOM) if takes_command}
     for flags, settings in command.arguments:
@@ -12062,32 +12036,28 @@ def cmd_top(call: Call) -> None:
     """
     if not (sys.stdin.isatty() and call.out.isatty()):
         return call.write(draw_top(call, Paint("")))
-    top = 0
+    import select
+    import termios
+    import tty
+    stdin = sys.stdin.fileno()
+    before = termios.tcgetattr(stdin)
     call.write("\x1b[?1049h\x1b[?25l\x1b[?7l")
     try:
-        with read_keys() as read_key:
-            while True:
-                paint = make_paint(call.out, call.environ)          # the window may have been resized
-                lines, room = draw_top(call, paint).split("\n")[:-1], paint.height - 1
-                top = min(top, max(0, len(lines) - room))
-                hidden = len(lines) - top - room
-                more = f"… {format_count(hidden, 'more line')}  " if hidden > 0 else ""
-                keys = "q or Ctrl-C ends" + ("; arrows scroll" if len(lines) > room else "")
-                seen = [*lines[top:top + room], f"{time.strftime('%H:%M:%S')}  {more}{keys}"[:paint.width]]
-                call.write("\x1b[H" + "\n".join(f"\x1b[2K{line}" for line in seen) + "\x1b[J")
-                keys = read_key(1.0)
-                if "q" in keys:
-                    return
-                top = max(0, top + sum(keys.count(key) * (step if abs(step) == 1 else step // 2 * (paint.height - 3))
-                                       for key, step in SCROLLS.items()))
+        tty.setcbreak(stdin)                                        # keys come without Enter and are not echoed
+        keys = b""
+        while b"q" not in keys:
+            paint = make_paint(call.out, call.environ)              # the window may have been resized
+            lines, room = draw_top(call, paint).split("\n")[:-1], paint.height - 1
+            hidden = len(lines) - room
+            more = f"… {format_count(hidden, 'more line')}  " if hidden > 0 else ""
+            lines = [*lines[:room], f"{time.strftime('%H:%M:%S')}  {more}q or Ctrl-C ends"[:paint.width]]
+            call.write("\x1b[H" + "\n".join(f"\x1b[2K{line}" for line in lines) + "\x1b[J")
+            keys = os.read(stdin, 16) if select.select([stdin], [], [], 1.0)[0] else b""
     except KeyboardInterrupt:
         pass
     finally:
+        termios.tcsetattr(stdin, termios.TCSADRAIN, before)
         call.write("\x1b[?7h\x1b[?25h\x1b[?1049l")
-
-
-# {key: lines to scroll by; 2 is a page}
-SCROLLS = {"\x1b[A": -1, "k": -1, "\x1b[B": 1, "j": 1, "\x1b[5~": -2, "\x1b[6~": 2, "b": -2, " ": 2}
 
 
 def draw_top(call: Call, paint: Paint) -> str:
@@ -12101,26 +12071,6 @@ def draw_top(call: Call, paint: Paint) -> str:
         if error.kind != "unavailable" or not paint.height:
             raise
         return paint.join([paint("red", error.message), *([f"hint: {error.hint}"] if error.hint else [])])
-
-
-@contextlib.contextmanager
-def read_keys() -> Iterator[Callable[[float], str]]:
-    """Yield read_key(timeout_s) -> keys pressed, or "".  Keys are read without Enter and not echoed."""
-    import select
-    import termios
-    import tty
-    stdin = sys.stdin.fileno()
-    before = termios.tcgetattr(stdin)
-
-    def read_key(timeout_s: float) -> str:
-        is_pressed = select.select([stdin], [], [], timeout_s)[0]
-        return os.read(stdin, 16).decode("ascii", "replace") if is_pressed else ""
-
-    try:
-        tty.setcbreak(stdin)
-        yield read_key
-    finally:
-        termios.tcsetattr(stdin, termios.TCSADRAIN, before)
 
 
 def make_options(call: Call) -> dict[str, Any]:
@@ -12187,16 +12137,10 @@ def read_plain_commands(call: Call) -> list[str]:
     except OSError as error:
         refuse(f"cannot read {path}: {error.strerror}",
                hint="--file takes a file with one command a line, or - for standard input")
-    first_line = re.match(r"\ufeff?#!\s*(?:\S*/)?(?:env\s+(?:-\S+\s+)*(?:\S*/)?)?(\S+)", text)
-    if first_line or path.endswith(".py"):
-        interpreter = first_line[1] if first_line else "python"
-        line = quote(f"{interpreter} {quote(path)}")
+    if text.startswith("#!") or path.endswith(".py"):
         refuse(f"{path} is a program, and --file takes a list of commands, one a line",
-               hint=f"to run it: nexus {call.options.subcommand} {line}; a list of commands does not begin with #!")
+               hint="to run it, give the command that runs it, in quotes; a list of commands does not begin with #!")
     commands = parse_commands(text)
-    if commands and all(re.match(r"-?[0-9]+ *,[^,]+,", command) for _, command in commands):
-        refuse(f"{path} holds rows like priority,script,conda_env,arguments,allowed_gpus, and --file takes commands",
-               hint="name it in config.toml: [jobs] jobs_file (nexus config edit, nexus restart)")
     if not commands:
         refuse(f"{path} holds no command", hint="one a line; empty lines and those that begin with # are left out")
     for number, command in commands:
@@ -12230,7 +12174,7 @@ def submit(call: Call, work: Json) -> dict[str, Any]:
             body.update(snapshot=kept.commit, snapshot_repo=kept.repository)
             if kept.empty:
                 call.say("the snapshot leaves these directories empty, as they are git repositories themselves: "
-                         + ", ".join(kept.empty), is_beside_json=True)
+                         + ", ".join(kept.empty))
     try:
         answer = call.client.submit(body)
         is_needed = not answer.get("known")
@@ -12269,10 +12213,6 @@ def show_added(call: Call, answer: Json) -> None:
 
 
 def cmd_run(call: Call) -> int:
-    if call.options.json and not call.options.dry_run:
-        refuse("run shows what the job prints, which is not JSON: --json goes with --dry-run",
-               hint="nexus add --json tells the id; a --json of the command belongs in its quotes: "
-               'nexus run "python train.py --json"')
     commands = read_commands(call)
     if len(commands) != 1:
         refuse(f"run takes one command, and these are {len(commands)}", hint="nexus add queues them all")
@@ -12284,9 +12224,7 @@ def cmd_run(call: Call) -> int:
     job_id = answer["id"]
     try:
         call.say(f"job {job_id}")
-        if "warning" in answer:
-            call.say(answer["warning"])
-        announce_wait(call, job_id, answer.get("warning", "").removeprefix("it waits: "))
+        announce_wait(call, job_id)
         if not pass_on_logs(call, job_id):
             write_to(call.err, b"\n")
         job = call.client.wait([job_id])[0]
@@ -12301,15 +12239,14 @@ def cmd_run(call: Call) -> int:
         return 130 if isinstance(end, KeyboardInterrupt) else 141           # 128 + SIGINT, SIGPIPE
 
 
-def announce_wait(call: Call, job_id: str, said: str = "") -> None:
-    """Wait until a job has started; say why it waits, at first and at most once a minute when the reason changes."""
-    said_at, began = float("-inf"), time.monotonic()
+def announce_wait(call: Call, job_id: str) -> None:
+    """Wait until a job has started; say why it waits, at most once a minute when the reason changes."""
+    reason, said_at, began = "", float("-inf"), time.monotonic()
     while (job := call.client.job(job_id))["status"] == PENDING:
         now = time.monotonic()
-        if job["waiting_for"] != said and now - began > 0.5 and now - said_at > 60:
-            said, said_at = job["waiting_for"], now
-            before = f" ({format_count(job['position'], 'job')} before it)" if job["position"] else ""
-            call.say(f"it waits: {said}{before}")
+        if job["waiting_for"] != reason and now - began > 0.5 and now - said_at > 60:
+            reason, said_at = job["waiting_for"], now
+            call.say(f"it waits: {reason}")
         time.sleep(0.05 if now - began < 2 else 0.5)
 
 
@@ -12536,8 +12473,6 @@ def cmd_retry(call: Call) -> None:
 
 
 def cmd_metrics(call: Call) -> None:
-    if call.options.prometheus:
-        return call.print(*call.client.metrics().rstrip("\n").split("\n"))
     call.show(make_metrics(call.client.status(), call.client.jobs(status=list(FINAL))), format_metrics)
 
 
@@ -12599,23 +12534,12 @@ def read_service_log(call: Call) -> Iterator[bytes]:
 def cmd_attach(call: Call) -> int:
     """Attach to a job's screen session, here or on its node."""
     assert call.client.layout
-    if call.options.id is None:
-        last = call.client.jobs(sort="-started_at", limit=1, status=[RUNNING])
-        if not last:
-            raise NexusError("not_found", "no job is running", hint="nexus queue says what waits, and why")
-        call.options.id = last[0]["id"]
     job = find_job(call)
     if job["status"] != RUNNING:
         raise NexusError("conflict", f"job {job['id']} is {job['status']}: there is nothing to attach to",
                          hint="why it waits: nexus queue" if job["status"] == PENDING else f"nexus logs {job['id']}")
-    if job.get("slurm_id"):
-        number = job["slurm_id"]
-        raise NexusError("conflict", f"job {job['id']} runs as Slurm's {number} on {job['node']}, without a terminal",
-                         hint=f"nexus logs -f {job['id']}; a shell beside it: "
-                              f"srun --jobid={number} --overlap --pty bash")
     if not job["session"]:
-        raise NexusError("conflict", f"job {job['id']} has no screen session",
-                         hint=f"nexus logs -f {job['id']}; with screen installed, later jobs have one")
+        raise NexusError("conflict", f"job {job['id']} has no screen session", hint=f"nexus logs -f {job['id']}")
     if not sys.stdin.isatty():
         refuse("attach needs a terminal", hint=f"nexus logs -f {job['id']}")
     if job["remote_id"]:                        # run `nexus attach` on its node, through ssh
@@ -12711,7 +12635,6 @@ def cmd_start(call: Call) -> None:
     else:
         client = Client.find(call.environ, options=options)
         call.say(f"the service runs at {client.url}")
-    call.tell_gpu_limit(client)
 
 
 def cmd_stop(call: Call) -> None:
@@ -12736,7 +12659,7 @@ def stop_service(call: Call) -> bool:
             return not is_alive(running)
         try:                                    # a tunnel accepts connections although nothing listens behind it
             return bool(read_answer(client.send("GET", "/"))["pid"] != running["pid"])
-        except (OSError, NexusError, *MISREAD):
+        except (OSError, ValueError, NexusError):
             return True
 
     client.stop()
@@ -12747,8 +12670,7 @@ def stop_service(call: Call) -> bool:
 
 
 def cmd_restart(call: Call) -> None:
-    running, before = find_service(call.layout), call.find_running()
-    status = before.status() if before else {"gpu_status": ()}
+    running = find_service(call.layout)
     call.options.config = call.options.config or (running or {}).get("config")      # that file says where its jobs are
     config = load_config(find_config(call), call.environ)
     if running:                                 # if the new service could not start, the old one goes on
@@ -12759,13 +12681,6 @@ def cmd_restart(call: Call) -> None:
                              error.hint or "nexus config edit, then nexus restart") from None
     stop_service(call)
     cmd_start(call)
-    gone = [f"GPU {gpu['index']} ({gpu['name']})" for gpu in status["gpu_status"]
-            if gpu["fault"] == NOT_SHOWN and gpu["place"].isdigit()]
-    if gone:
-        call.say(f"{format_count(len(gone), 'GPU')} fewer than before: {', '.join(gone)}")
-    if status.get("gpu_limit") and find_visible_devices(call.environ) is None:
-        call.say("CUDA_VISIBLE_DEVICES is not set here, and no longer limits the service's GPUs")
-
 
 def cmd_serve(call: Call) -> None:
     """Run the service in the foreground.  An error is also written to a file, for the command that has started it."""
@@ -13124,7 +13039,7 @@ COMMANDS = (
         argument("--watch", action="store_true", help="nexus top"), JSON_OPTION,
         argument("--detailed", action="store_true", help="queue by priority, readings of GPUs and host, health"))),
     Command("top", "a live table: GPUs with their jobs, and what waits (q ends it; also status --watch)", cmd_top, (),
-            "Without a terminal it is printed once.", examples=("top",)),
+            "Without a terminal it is printed once."),
     Command("add", "queue a job; prints its id", cmd_add, (*JOB_OPTIONS, JSON_OPTION),
             "The job runs on the next GPU that is truly free, with this directory, environment and umask.",
             examples=(
@@ -13133,28 +13048,24 @@ COMMANDS = (
                 'add --sweep lr=0.1,0.01 --sweep seed=0..4 --group exp1 "python train.py --lr {lr} --seed {seed}"',
                 'add --after abc "python eval.py"',
                 "add --file commands.txt")),
-    Command("run", "queue a job, show its output, exit with its exit code", cmd_run, (
-        *JOB_OPTIONS, argument("--json", action="store_true", help="with --dry-run: print JSON")),
+    Command("run", "queue a job, show its output, exit with its exit code", cmd_run, JOB_OPTIONS,
             "Ctrl-C ends only this display; the job goes on.  What is piped to `run` does not reach the job: its input "
             "is empty, or what is typed in its terminal (nexus attach).",
             examples=('run "python train.py"', 'run --gpus 0 "python prepare.py" && nexus add "python train.py"')),
     Command("queue", "pending jobs in the order they would start, and why they wait", cmd_queue, (
-        NUMBER_OPTION, *CHOICE_OPTIONS, JSON_OPTION),
-            examples=("queue", "queue --group exp1 -n 20")),
+        NUMBER_OPTION, *CHOICE_OPTIONS, JSON_OPTION)),
     Command("history", "finished jobs", cmd_history, (NUMBER_OPTION, STATUS_OPTION, *CHOICE_OPTIONS, JSON_OPTION),
             examples=("history -n 20", "history --status failed")),
     Command("jobs", "all jobs kept", cmd_jobs, (NUMBER_OPTION, STATUS_OPTION, *CHOICE_OPTIONS, JSON_OPTION),
             examples=("jobs --status running,pending", "jobs --name baseline --json")),
     Command("show", "all that is known of a job",
-            lambda call: call.show(find_job(call), format_job), (ID, JSON_OPTION),
-            examples=("show abc",)),
+            lambda call: call.show(find_job(call), format_job), (ID, JSON_OPTION)),
     Command("why", "why a job waits, GPU by GPU",
-            lambda call: call.show(call.client.why(call.options.id), format_why), (ID, JSON_OPTION),
-            examples=("why abc",)),
+            lambda call: call.show(call.client.why(call.options.id), format_why), (ID, JSON_OPTION)),
     Command("wait", "wait for jobs to finish; exit with the first exit code that is not 0", cmd_wait, (
         ANY_IDS, GROUP,
         argument("--any", action="store_true", help="return when the first of them has finished, with its exit code")),
-            examples=("wait abc", "wait --group exp1", "wait --any abc abd")),
+            examples=("wait --group exp1", "wait --any abc abd")),
     Command("logs", "what a job printed, or the service's log", cmd_logs, (
         argument("ids", nargs="*", metavar="ID|GPU|service", help="jobs (default: the last started), or the service"),
         argument("-f", "--follow", action="store_true", help="follow the output until the job ends"),
@@ -13171,7 +13082,7 @@ COMMANDS = (
             examples=("kill abc", "kill 0", "kill --signal INT abc", "kill --group exp1")),
     Command("cancel", "stop jobs, pending or running", cmd_end, (ANY_IDS, GROUP, STATUS_OPTION),
             examples=("cancel abc abd", "cancel --group exp1", "cancel --status pending")),
-    Command("remove", "take pending jobs out of the queue", cmd_end, (IDS,), examples=("remove abc",)),
+    Command("remove", "take pending jobs out of the queue", cmd_end, (IDS,)),
     Command("retry", "run finished jobs again, as new ones; prints their ids", cmd_retry, (
         ANY_IDS, argument("--failed", action="store_true", help="all jobs that failed and were not retried yet"),
         argument("--group", metavar="G", help="the failed jobs of this group"),
@@ -13189,21 +13100,18 @@ COMMANDS = (
         argument("--priority", metavar="P", row=JOB_FIELDS["priority"])),
             examples=("move abc --first", "move abc --priority low")),
     Command("attach", "attach to a running job's screen session (Ctrl-A D leaves)", cmd_attach, (
-        argument("id", nargs="?", metavar="ID|GPU", help="default: the last started"),), local="attach works",
-            examples=("attach", "attach abc", "attach 0")),
+        argument("id", metavar="ID|GPU"),), local="attach works"),
     Command("screens", "the screen sessions of nexus", cmd_screens, local="screens are listed"),
     Command("pause", "start nothing new, on all GPUs or some, or of a group", cmd_pause, (GPUS, GROUP),
             examples=("pause", "pause 0 1", "pause --group exp1")),
-    Command("resume", "start jobs again", cmd_pause, (GPUS, GROUP),
-            examples=("resume", "resume 0", "resume --group exp1")),
+    Command("resume", "start jobs again", cmd_pause, (GPUS, GROUP)),
     Command("start", "start the service (any command that needs it does)", cmd_start, SERVICE_OPTIONS,
             local="a service is started"),
     Command("stop", "end the service; running jobs go on", cmd_stop),
     Command("restart", "end the service and start it again; running jobs go on", cmd_restart, SERVICE_OPTIONS,
             local="a service is started"),
     Command("serve", "run the service in the foreground", cmd_serve, SERVICE_OPTIONS),
-    Command("metrics", "run times of finished jobs, utilization of the GPUs", cmd_metrics, (
-        JSON_OPTION, argument("--prometheus", action="store_true", help="print GET /metrics, for Prometheus"))),
+    Command("metrics", "run times of finished jobs, utilization of the GPUs", cmd_metrics, (JSON_OPTION,)),
     Command("health", "each check with its reading; exit code 1 when one is bad", cmd_health, (JSON_OPTION,)),
     Command("token", "let others in: make a token for a user, list, revoke", verbs=(
         Command("create", "make a token; prints it", cmd_token_create, (
@@ -13235,8 +13143,7 @@ COMMANDS = (
         Command("path", "where it is", lambda call: call.print(choose_config(call.layout))),
         Command("sample", "all keys with their defaults", lambda call: call.write(format_sample_config())))),
     Command("install", "put the command `nexus` into ~/.local/bin, with completion", cmd_install, (
-        argument("--boot", action="store_true", help="also start the service at boot"),),
-            examples=("install", "install --boot")),
+        argument("--boot", action="store_true", help="also start the service at boot"),)),
     Command("help", "list the commands, or explain one", cmd_help, (argument("topic", nargs="?", metavar="COMMAND"),)),
     Command("complete", "", cmd_complete, (argument("words", nargs="..."),)),
 )

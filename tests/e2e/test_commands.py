@@ -105,17 +105,6 @@ def test_status_json_and_detailed(home):
         assert f"\n{line}" in detailed, line
 
 
-def test_status_watch_at_a_terminal(home):
-    home.main("start")
-    with home.terminal("status", "--watch") as terminal:
-        terminal.wait_for("\x1b[?1049h")
-        for _ in range(2):
-            terminal.wait_for(rb"\x1b\[H[\s\S]*?Queue: [\s\S]*?\n[^\n]*1 [^\n]*available[\s\S]*?Ctrl-C ends")
-        terminal.type("\x03")
-        code, shown = terminal.end()
-        assert code == 0 and shown.endswith("\x1b[?1049l") and "Traceback" not in shown
-
-
 def test_without_a_terminal_top_is_printed_once(own_home):
     assert own_home.run("top").code == 6 and not own_home.file("service.json").exists()
     own_home.main("start")
@@ -128,38 +117,24 @@ def test_without_a_terminal_top_is_printed_once(own_home):
             assert (code, shown.count("Queue: ")) == (0, 1) and "\x1b" not in shown, line
 
 
-def test_top_scrolls_and_ends_with_q(own_home):
-    own_home.main("pause")
-    for number in range(12):
-        add(own_home, f"true {number}")
-    with own_home.terminal("top", rows=12) as terminal:
-        terminal.wait_for(rb"Queue: [\s\S]*? more lines  q or Ctrl-C ends; arrows scroll")
-        terminal.type("\x1b[6~\x1b[6~")
-        shown = terminal.wait_for(rb"\x1b\[H[\s\S]*?true 11\x1b[\s\S]*?  q or Ctrl-C ends")[0]
-        assert b"Queue: " not in shown.rpartition(b"\x1b[H")[2] and b"more line" not in shown.rpartition(b"\x1b[H")[2], shown
-        terminal.type("kkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkk")
-        terminal.wait_for("Queue: ")
-        terminal.type("q")
-        assert terminal.end()[0] == 0
-
-
 def test_status_watch_leaves_a_stopped_service_stopped(own_home):
     with own_home.terminal("top") as terminal:
         terminal.wait_for("does not run")
         terminal.type("q")
         assert terminal.end()[0] == 0 and not own_home.file("service.json").exists()
-    own_home.main("start")
-    with own_home.terminal("status", "--watch") as terminal:
-        terminal.wait_for("Queue: ")
+    own_home.main("pause")
+    for number in range(12):
+        add(own_home, f"true {number}")
+    with own_home.terminal("status", "--watch", rows=12) as terminal:
+        terminal.wait_for(rb"Queue: [\s\S]*? more lines  q or Ctrl-C ends")
         own_home.main("stop")
-        terminal.wait_for("does not run")
-        terminal.wait_for("Ctrl-C ends")
         terminal.wait_for("does not run")
         assert not own_home.file("service.json").exists()
         own_home.main("start")
         terminal.wait_for("Queue: ")
         terminal.type("\x03")
-        assert terminal.end()[0] == 0
+        code, shown = terminal.end()
+        assert code == 0 and shown.endswith("\x1b[?1049l") and "Traceback" not in shown
 
 
 # Adding
@@ -168,15 +143,6 @@ def test_add_prints_the_id_alone(home):
     done = home.main("add", "--gpus", "0", "echo a")
     assert nexus.is_job_id(done.out.strip()) and done.out.count("\n") == 1 and done.err == "" and done.code == 0
     assert home.main("add", "--gpus", "0", "--json", "echo a").json.keys() == {"id"}
-
-
-def test_options_of_add(home):
-    job_id = home.main("add", "--gpus", "1", "--gpu-ids", "0-1", "--priority", "high", "--name", "my run", "--env", "A=1=2", "--env", "B=",
-                       "--cwd", "/tmp", "echo $A.$B.$PWD.$OWN; umask").id
-    job = home.job(job_id)
-    assert (job["gpus"], job["gpu_ids"], job["priority"], job["name"], job["cwd"]) == (1, [0, 1], 0, "my run", "/tmp")
-    home.main("wait", job_id)
-    assert home.main("logs", job_id).out.splitlines()[0] == "1=2../tmp."
 
 
 def test_a_job_has_the_environment_directory_and_umask_of_its_submitter(home):
@@ -205,48 +171,32 @@ def test_how_words_become_a_command(home, words, command):
 
 BAD_ADDS = [  # reason, words, what it says
     ("nothing", [], "no command"),
-    ("blanks", ["  "], "command must be"),
     ("NUL", ["a\0b"], "NUL"),
     ("1 MB", ["x" * 2**20], "put it into a script"),
     ("options of the command", ["python", "train.py", "--lr", "1"], "inside its quotes"),
     ("no number", ["--gpus", "many", "true"], "--gpus must be"),
-    ("below 0", ["--gpus", "-1", "true"], "--gpus"),
     ("too many", ["--gpus", "3", "true"], "3 GPUs"),
     ("too many named", ["--gpus", "2", "--gpu-ids", "1", "true"], "gpu_ids"),
     ("not there", ["--gpu-ids", "7", "true"], "7"),
     ("backwards", ["--gpu-ids", "3-1", "true"], "0-3,5"),
     ("no priority", ["--priority", "urgent", "true"], "urgent"),
     ("no variable", ["--env", "A", "true"], "NAME=VALUE"),
-    ("a variable with NUL", ["--env", "A=\0", "true"], "A"),
     ("no directory", ["--cwd", "/no/such/folder", "true"], "/no/such/folder"),
-    ("a name of two lines", ["--name", "a\nb", "true"], "name"),
     ("a file and a command", ["--file", "x", "true"], "not both"),
     ("no file", ["--file", "/no/such/file"], "/no/such/file"),
-    ("a folder", ["--file", "/tmp"], "/tmp"),
+    ("a program", ["--file", SCRIPT], "is a program"),
     ("an unknown option", ["--gpu", "1", "true"], "--gpu"),
-    ("three decimals", ["--gpus", "0.125", "true"], "two decimals"), ("two points", ["--gpus", "1.5.1", "true"], "--gpus must be"),
-    ("no size", ["--gpu-mem", "much", "true"], "--gpu-mem"), ("a size of nothing", ["--gpu-mem", "0G", "true"], "--gpu-mem"),
+    ("three decimals", ["--gpus", "0.125", "true"], "two decimals"),
+    ("no size", ["--gpu-mem", "much", "true"], "--gpu-mem"),
     ("more memory than there is", ["--gpu-mem", "9999G", "true"], "wants 9999GB"),
-    ("memory without a GPU", ["--gpus", "0", "--gpu-mem", "1G", "true"], "gpu_mem"),
-    ("a large priority", ["--priority", "99999999", "true"], "priority must be"),
-    ("no priority at all", ["--priority", "1.5", "true"], "--priority"),
-    ("a group of two lines", ["--group", "a\nb", "true"], "--group"), ("a group of nothing", ["--group", "", "true"], "--group"),
-    ("a limit of nothing", ["--group", "g", "--max-concurrent", "0", "true"], "--max-concurrent"),
-    ("a limit of text", ["--group", "g", "--max-concurrent", "two", "true"], "--max-concurrent must be"),
+    ("a group of two lines", ["--group", "a\nb", "true"], "--group"),
     ("a limit of no group", ["--max-concurrent", "2", "true"], "--group NAME"),
-    ("after no id", ["--after", "abc,1", "true"], "--after"), ("after nothing", ["--after", "", "true"], "--after"),
-    ("retries below 0", ["--retries", "-1", "true"], "--retries"), ("half a retry", ["--retries", "1.5", "true"], "--retries"),
-    ("no time", ["--timeout", "soon", "true"], "--timeout"), ("a time below 0", ["--timeout", "-5", "true"], "--timeout"),
-    ("a time of two years", ["--timeout", "730d", "true"], "--timeout"), ("nothing expected", ["--expect", "0", "true"], "--expect"),
-    ("no time expected", ["--expect", "2x", "true"], "--expect"),
-    ("an environment that is an option", ["--conda", "-n", "true"], "--conda"),
-    ("no environment", ["--conda", "", "true"], "--conda"), ("a model without a table", ["--llm", "qwen", "true"], "llm"),
-    ("no name", ["--name", "", "true"], "--name"), ("GPUs that are none", ["--gpu-ids", "a", "true"], "--gpu-ids"),
-    ("a sweep of nothing", ["--sweep", "lr=", "t {lr}"], "--sweep lr="), ("a sweep without a name", ["--sweep", "1,2", "t"], "NAME=VALUE"),
-    ("a sweep with a gap", ["--sweep", "lr=1,,2", "t {lr}"], "--sweep lr=1,,2"),
+    ("after no id", ["--after", "abc,1", "true"], "--after"),
+    ("half a retry", ["--retries", "1.5", "true"], "--retries"),
+    ("no time", ["--timeout", "soon", "true"], "--timeout"),
+    ("a model without a table", ["--llm", "qwen", "true"], "llm"),
+    ("a sweep without a name", ["--sweep", "1,2", "t"], "NAME=VALUE"),
     ("a sweep of another name", ["--sweep", "lr=1", "t {rl}"], "no {lr}"),
-    ("a sweep twice", ["--sweep", "a=1", "--sweep", "a=2", "t {a}"], "twice"),
-    ("too large a sweep", ["--sweep", "a=1..999999", "t {a}"], "10000"),
     ("too many combinations", ["--sweep", "a=1..1000", "--sweep", "b=1..1000", "t {a} {b}"], "combinations"),
     ("no git tree", ["--snapshot", "--cwd", "/", "true"], "git"),
 ]
@@ -263,19 +213,6 @@ def test_what_add_refuses(home, reason, words, says):
     assert len(home.client().jobs()) == before
 
 
-@pytest.mark.parametrize("words", [[], ["--json"]], ids=["the id", "JSON"])
-def test_what_a_snapshot_leaves_out_is_told(home, tmp_path, words):
-    for folder in (tmp_path, tmp_path / "nested"):
-        folder.mkdir(exist_ok=True)
-        subprocess.run(["git", "init", "-q", folder], check=True)
-        (folder / "a.txt").write_text("a")
-        subprocess.run(["git", "-C", folder, "add", "a.txt"], check=True)
-        subprocess.run(["git", "-C", folder, "-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "a"], check=True)
-    done = home.main("add", "--gpus", "0", "--snapshot", "--cwd", str(tmp_path), *words, "true")
-    assert done.code == 0
-    assert done.err == ("nexus: the snapshot leaves these directories empty, as they are git repositories themselves: nested\n")
-
-
 def test_a_snapshot_for_another_machine_is_refused(home):
     home.main("status")
     there = {"NEXUS_URL": f"http://127.0.0.1:{home.port}", "NEXUS_TOKEN": home.file("token").read_text().strip()}
@@ -284,60 +221,23 @@ def test_a_snapshot_for_another_machine_is_refused(home):
         assert (done.code, done.out) == (2, "") and "work tree on the service's own machine" in done.err, done
 
 
-FILES = [  # reason, content, commands
-    ("plain", b"echo a\necho b\n", ["echo a", "echo b"]),
-    ("comments, empty lines, blanks", b"# first\n\n  echo a  \n\t\n#echo x\necho '# b'\n", ["echo a", "echo '# b'"]),
-    ("no line break at the end", b"echo a\necho b", ["echo a", "echo b"]),
-    ("from Windows", b"\xef\xbb\xbfecho a\r\n\r\n# x\r\necho b\r\n", ["echo a", "echo b"]),
-    ("not UTF-8", b"echo caf\xe9\n", ["echo caf\udce9"]),
-    ("lines that go on", b"echo a \\\n  > log 2>&1\n# x \\\necho b # c \\\necho d\n", ["echo a   > log 2>&1", "echo b # c \\", "echo d"]),
-]
-
-
-@pytest.mark.parametrize("reason, content, commands", FILES, ids=[case[0] for case in FILES])
 @pytest.mark.parametrize("by", ["file", "stdin"])
-def test_add_a_file_of_commands(home, reason, content, commands, by):
+def test_add_a_file_of_commands(home, by):
+    content = b"\xef\xbb\xbf# first\r\n\n  echo a  \r\necho caf\xe9\necho b \\\n  > log"
     path = os.path.join(home.top, "commands.txt")
     with open(path, "wb") as file:
         file.write(content)
-    done = home.run("add", "--gpus", "0", "--json", "--file", path if by == "file" else "-", stdin=content if by == "stdin" else b"")
-    ids = done.json["ids"]
-    assert [home.client().job(job_id)["command"] for job_id in ids] == commands, reason
+    done = home.run("add", "--gpus", "0", "--file", path if by == "file" else "-", stdin=content if by == "stdin" else b"")
+    assert [home.client().job(job_id)["command"] for job_id in done.out.split("\n")[:-1]] == ["echo a", "echo caf\udce9", "echo b   > log"]
 
 
-BAD_FILES = [("empty", b"", "no command"), ("comments alone", b"# a\n\n", "no command"),
-             ("NUL in its third", b"echo a\necho b\necho \0\n", "line 3, 'echo "),
-             ("UTF-16", "echo a\r\n".encode("utf-16"), "NUL"), ("a line of 200 KB", b"echo a\n" + b"x" * 200000, "line 2, 'xxx")]
-
-
-@pytest.mark.parametrize("reason, content, says", BAD_FILES, ids=[case[0] for case in BAD_FILES])
-def test_nothing_of_a_bad_file_is_added(home, reason, content, says):
+@pytest.mark.parametrize("content, says", [(b"# a\n\n", "no command"), (b"echo a\necho b\necho \0\n", "line 3, 'echo ")])
+def test_nothing_of_a_bad_file_is_added(home, content, says):
     home.main("status")
     before = len(home.client().jobs())
     done = home.run("add", "--gpus", "0", "--file", "-", stdin=content)
     assert done.code == 2 and done.out == "" and says in done.err and "hint:" in done.err, done
     assert len(home.client().jobs()) == before
-
-
-PROGRAMS = [  # file, its text, what the hint runs
-    ("train.py", "import torch\nprint(1)\n", "'python {path}'"), ("train", "#!/usr/bin/env python3\nimport torch\n", "'python3 {path}'"),
-    ("job.sh", "#!/bin/bash -e\nmodule load cuda\npython train.py\n", "'bash {path}'"),
-    ("env", "\ufeff#!/usr/bin/env -S uv run\nimport torch\n", "'uv {path}'"),
-]
-
-
-@pytest.mark.parametrize("name, text, hint", PROGRAMS, ids=[case[0] for case in PROGRAMS])
-def test_a_program_is_no_list_of_commands(home, name, text, hint):
-    path = home.file(name)
-    path.write_text(text)
-    done = home.main("add", "--gpus", "0", "--file", str(path))
-    assert done.code == 2 and not done.out, "nothing was queued line by line"
-    assert f"{path} is a program" in done.err and f"nexus add {hint.format(path=path)}" in done.err
-
-
-def test_a_file_prints_one_id_a_line(home):
-    done = home.run("add", "--gpus", "0", "--file", "-", stdin=b"true\ntrue\n")
-    assert re.fullmatch(r"([A-Za-z]{3,4}\n){2}", done.out) and done.err == ""
 
 
 def test_odd_commands_run_and_show_as_one_harmless_line(home):
@@ -486,12 +386,6 @@ def test_wait_says_that_the_queue_is_paused_or_the_group_held(own_home):
     assert (waiting.returncode, out) == (0, b"") and err.decode() == f"nexus: job {job_id} completed\n"
 
 
-def test_a_job_after_none(home):
-    before = len(home.client().jobs())
-    done = home.main("add", "--after", "zzz", "true")
-    assert (done.code, done.out) == (3, "") and "no job 'zzz'" in done.err and len(home.client().jobs()) == before
-
-
 def test_a_job_after_a_list_of_ids_as_add_prints_it(own_home):
     own_home.main("pause")
     ids = own_home.main("add", "--sweep", "n=0..1", "echo {n}").out
@@ -509,15 +403,8 @@ def test_dry_run(home):
     rest = '${HOME} ${lr} \'{"x": {y}}\''
     assert done.out.splitlines() == [f"a --lr {lr} --seed {seed} {rest}" for lr in ("1e-3", "1e-4")
         for seed in "10"] and "4 jobs" in done.err
-    for command in ("add", "run"):
-        done = home.main(command, "--dry-run", "--json", "--gpus", "0", "x")
-        assert done.json[0].items() >= {"command": "x", "gpus": 0, "priority": 1}.items()
-    done = home.main("run", "--json", "--gpus", "0", "x")
-    assert (done.code, done.out) == (2, "") and "--json goes with --dry-run" in done.err and "nexus add --json" in done.err
-    for text, gpus in ((".5", 0.5), ("1.", 1)):
-        assert home.main("add", "--dry-run", "--json", "--gpus", text, "x").json[0]["gpus"] == gpus
-    for text in (".", "1..", ""):
-        assert "--gpus must be a number" in home.main("add", "--dry-run", "--gpus", text, "x").err
+    done = home.main("add", "--dry-run", "--json", "--gpus", "0", "x")
+    assert done.json[0].items() >= {"command": "x", "gpus": 0, "priority": 1}.items()
     assert home.main("add", "--dry-run", "--gpus", "9", "x").code == 2 and home.main("add", "--dry-run", "--after", "zzz", "x").code == 3
     assert len(home.client().jobs()) == before
 
@@ -530,11 +417,6 @@ def test_a_dry_run_leaves_out_what_would_not_be_added_or_would_not_run(home):
     done = home.main(*words, "--after", failed, "echo 3")
     assert (done.code, done.out) == (0, "") and "0 jobs would be added" in done.err
     assert f"it would be cancelled at once: {home.job(add_and_wait(home, 'true', '--after', failed))['cause_line']}" in done.err
-
-
-def test_the_jobs_of_a_sweep_have_names(home):
-    ids = home.main("add", "--gpus", "0", "--sweep", "a=1,2", "--name", "s", "echo {a}").out.split()
-    assert [home.job(job_id)["name"] for job_id in ids] == ["s a=1", "s a=2"]
 
 
 def test_a_sweep_of_a_file(home):
@@ -587,18 +469,6 @@ def test_wait_for_a_group(home):
     assert done.code == 3 and "did you mean 'fine'?" in done.err
 
 
-@pytest.mark.parametrize("how", ["cancelled with another", "killed", "taken out of the queue"])
-def test_wait_for_a_group_says_the_same_whenever_it_is_asked(home, how):
-    failed = add(home, "sleep 0.1; false")
-    job_id = add(home, "sleep 60", "--group", how, *(["--after", failed] if how == "cancelled with another" else []))
-    if how == "killed":
-        home.wait_for_start(job_id)
-    if how != "cancelled with another":
-        home.main("cancel", job_id)
-    codes = [home.main("wait", "--group", how).code for _ in range(2)]
-    assert codes[0] != 0 and codes[1] == codes[0]
-
-
 def test_what_was_run_again_does_not_count_for_its_group(home):
     mark = home.file("mended")
     failed = add_and_wait(home, f"test -e {mark}", "--group", "mended")
@@ -607,22 +477,6 @@ def test_what_was_run_again_does_not_count_for_its_group(home):
     mark.touch()
     home.main("retry", "--group", "mended")
     assert home.main("wait", "--group", "mended").code == 0
-
-
-def test_kill_a_group(own_home):
-    own_home.write_config("jobs.cpu_slots = 1")
-    ids = [add(own_home, "sleep 60", "--group", "g") for _ in range(3)]
-    other = add(own_home, "sleep 60")
-    own_home.wait_for_start(ids[0])
-    done = own_home.main("kill", "--group", "g")
-    assert done.code == 0 and all(f"job {job_id} cancelled" in done.err for job_id in ids)
-    jobs = [own_home.job(job_id) for job_id in ids]
-    assert [(job["status"], job["cause"], job["attempt"]) for job in jobs] == [("cancelled", "killed", 1)] + [("cancelled", "killed",
-        0)] * 2, (
-        "those that wait go first, so that none takes its place")
-    own_home.wait_for_start(other)
-    done = own_home.main("kill", "--group", "g")
-    assert done.code == 0 and "no such job is pending or running" in done.err and own_home.main("kill", "--group", "x").code == 3
 
 
 def test_pause_and_resume_a_group(own_home):
@@ -696,34 +550,6 @@ def test_edit(own_home):
     assert done.code == 4 and "is completed" in done.err
 
 
-def of(id, status, retried_as=None, cause=None):
-    return {"id": id, "status": status, "retried_as": retried_as, "cause": cause}
-
-
-FAILED = [  # reason, jobs, those that have failed and are to be run again
-    ("nothing", [], []), ("one", [of("a", "failed")], [0]),
-    ("others", [of("a", "completed"), of("b", "pending"), of("c", "cancelled", cause="killed")], []),
-    ("it was to come after one that failed", [of("a", "failed"), of("b", "cancelled", cause="dependency")], [0, 1]),
-    ("it was added again", [of("a", "failed", "b"), of("b", "pending")], []),
-    ("and failed again", [of("a", "failed", "b"), of("b", "failed")], [1]),
-    ("it was added again, and that is no longer kept", [of("a", "failed", "b")], []),
-]
-
-
-@pytest.mark.parametrize("reason, jobs, wanted", FAILED, ids=[case[0] for case in FAILED])
-def test_find_failed(reason, jobs, wanted):
-    found = nexus.find_failed(jobs)
-    assert [next(number for number, job in enumerate(jobs) if job is one) for one in found] == wanted
-
-
-def test_metrics(own_home):
-    assert own_home.main("metrics").code == 0
-    for command in ("true", "exit 3"):
-        add_and_wait(own_home, command)
-    made = own_home.main("metrics", "--json").json
-    assert "2" in own_home.main("metrics").out and 2 in [fact for fact in made.values() if isinstance(fact, int)]
-
-
 # Looking
 
 def test_queue_history_jobs_and_show(own_home):
@@ -774,23 +600,10 @@ def test_lists_are_chosen_from_and_fit_a_terminal(own_home):
     assert "pending" in own_home.main("jobs", "--status", "waiting").err
 
 
-def test_history_is_in_the_order_of_ending_within_a_second_too(home):
-    ids = [add_and_wait(home, f"exit {number % 2}") for number in range(4)]
-    assert [job["id"] for job in home.main("history", "-n", "4", "--json").json] == ids
-
-
-@pytest.mark.parametrize("words", [["history", "-n", "-5"], ["history", "-n", "x"], ["logs", "service", "-n", "-1"]])
-def test_a_number_of_lines_is_0_or_more(home, words):
-    home.main("start")
-    done = home.main(*words)
-    assert done.code == 2 and done.out == "" and "hint:" in done.err, done
-
-
 def test_logs(home):
     job_id = add_and_wait(home, "echo one; echo two; echo err >&2")
-    for options, out, err in ([[], "one\ntwo\n", "err\n"], [["-n", "1"], "", "err\n"], [["--stream", "stdout"], "one\ntwo\n", ""],
-                              [["--stream", "stderr"], "", "err\n"], [["-f"], "one\ntwo\n", "err\n"], [["-f", "-n", "2"], "two\n", "err\n"],
-                              [["-n", "0"], "", ""]):
+    for options, out, err in ([[], "one\ntwo\n", "err\n"], [["--stream", "stdout"], "one\ntwo\n", ""],
+                              [["-f", "-n", "2"], "two\n", "err\n"], [["-n", "0"], "", ""]):
         done = home.main("logs", job_id, *options)
         assert (done.code, done.out, done.err) == (0, out, err), options
     assert home.main("logs").out == "one\ntwo\n" and f"job {job_id}, completed: echo one" in home.main("logs").err
@@ -883,21 +696,10 @@ def test_a_kill_that_takes_long_says_so(own_home):
     assert "still ending; KILL follows after kill_grace_seconds" in own_home.main("kill", job_id).err
 
 
-def test_a_conda_that_is_not_there_is_told_when_a_job_is_added(own_home):
-    done = own_home.main("add", "--conda", "nope", "true")
-    assert done.code == 2 and "--conda nope: no conda was found" in done.err and done.out == ""
-    assert own_home.client().jobs() == []
-
-
 def test_run_leaves_what_is_piped_to_it_to_the_loop_around_it(own_home):
     loop = f'while read -r line; do {sys.executable} {COMMAND} run --gpus 0 "$line" || exit; done'
     done = subprocess.run(["sh", "-c", loop], input="echo a\necho b\necho c", env=own_home.environ, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "a\nb\n"), done      # sh reads no line without an end
-
-
-def test_add_says_that_the_queue_is_paused(own_home):
-    own_home.main("pause")
-    assert "it waits: the queue is paused (nexus resume)" in own_home.main("add", "true").err
 
 
 def test_kill_with_another_signal(own_home):
@@ -1009,21 +811,15 @@ def test_attach_and_leave(own_home):
         terminal.type("\x01d")
         assert terminal.end()[0] == 0
     assert own_home.run("attach", job_id).code == 2, "without a terminal"
+    other = own_home.main("add", "echo begun; sleep 60").id
+    with own_home.terminal("attach", str(own_home.wait_for_start(other)["gpu_index"])) as terminal:
+        terminal.wait_for("begun")
+        terminal.type("\x03")
+        assert "failed (SIGINT)" in terminal.end()[1]
     own_home.main("kill", job_id)
     for target, code in ((job_id, 4), ("zzz", 3), ("1", 3)):
         done = own_home.run("attach", target)
         assert done.code == code and "hint:" in done.err
-
-
-def test_attach_by_gpu_and_ctrl_c_ends_the_job(own_home):
-    job_id = own_home.main("add", "echo on $NEXUS_GPU_ID; sleep 60").id
-    own_home.wait_for_start(job_id)
-    with own_home.terminal("attach", str(own_home.job(job_id)["gpu_index"])) as terminal:
-        terminal.wait_for("on 0")
-        terminal.type("\x03")
-        assert f"job {job_id} failed (SIGINT)" in terminal.end()[1]
-    ended = own_home.wait_for(job_id, "failed")
-    assert (ended["exit_code"], ended["signal"], ended["cause"]) == (130, 2, "signal")
 
 
 # The service
@@ -1113,9 +909,9 @@ def test_a_service_is_started_on_its_own_machine(own_home, command):
 
 REFUSED_TOGETHER = [
     ("status --watch --json", "not allowed with argument"), ("status --json --detailed", "not allowed with argument"),
-    ("metrics --json --prometheus", "not allowed with argument"), ("kill --group x --all", "not allowed with argument"),
+    ("kill --group x --all", "not allowed with argument"),
     ("kill abc --all", "--all is for GPUs"), ("logs service --stream stderr", "are for jobs"),
-    ("logs service --timestamps", "are for jobs"),
+    ("logs service --timestamps", "are for jobs"), ("history -n -5", "whole number"), ("run --json true", "inside its quotes"),
 ]
 
 
@@ -1281,5 +1077,5 @@ def test_install_at_boot_where_there_is_no_user_manager(installing):
 def test_files_of_the_home_are_private(home):
     job_id = add_and_wait(home, "echo secret")
     for path in (home.file("token"), home.file("service.json"), home.file("logs"), home.file("logs", f"job_{job_id}"),
-                 home.file("logs", f"job_{job_id}", "job.sh"), *home.file().glob("journal-*")):
+                 home.file("logs", f"job_{job_id}", "job.sh"), *home.file().glob("journal*"), *home.file().glob("state*")):
         assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path

@@ -642,21 +642,6 @@ def test_a_job_for_two_gpus_is_not_starved():
 # From Python
 
 
-def test_from_python():
-    with live.Box(gpus=2) as box:
-        client = nexus.Client.find(box.environ)
-        first = client.add("echo hello", gpus=0.5, env={"A": "b"})
-        more = client.add_all(["exit 3", "sleep 600"], group="tries", after=[first])
-        done = client.wait([first, more[0]])
-        assert [(job["status"], job["exit_code"]) for job in done] == [("completed", 0), ("failed", 3)]
-        assert b"".join(client.logs(first, stream="stdout")) == b"hello\n"
-        client.kill(more[1])
-        assert client.wait(more)[1]["status"] == "cancelled" and client.status()["queued_jobs"] == 0
-        with pytest.raises(nexus.NexusError) as refused:
-            client.add("true", gpuss=1)
-        assert refused.value.kind == "usage" and "gpus" in refused.value.hint
-
-
 def test_service_ends_with_sigterm_and_goes_on():
     """What waits is where it was, after an end that was meant."""
     with live.Box(gpus=1) as box:

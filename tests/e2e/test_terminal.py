@@ -93,7 +93,7 @@ def evil(home):
 
 READERS = ["status", "status --detailed", "queue", "history", "jobs", "show {running}", "show {ended}", "show {pending}", "why {pending}",
            "wait {ended}", "metrics", "health", "logs service", "show zzz", "kill {pending}", "add --gpus 99 true", "cancel {ended}",
-           "retry {pending}", "add --dry-run true", "logs zzz", "logs {pending}", "metrics --prometheus"]
+           "retry {pending}", "add --dry-run true", "logs zzz", "logs {pending}"]
 
 
 @pytest.mark.parametrize("words", READERS)
