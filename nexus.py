@@ -1653,13 +1653,14 @@ if TYPE_CHECKING:
     LogMark = tuple[Union[float, None], int, int]       # time, size of stdout.log, size of stderr.log
 
 
-class LogPart(Value):
-    """Bytes of a log that arrived together, as far as is known."""
+class LogEntry(Value):
+    """Output that arrived together on one stream of a job, as far as is known."""
     attempt: int                                        # 0: not a job's log
     stream: int                                         # 0: stdout, 1: stderr
     start: int
     end: int
-    at: float | None = None                             # when they had arrived; None: unknown
+    at: float | None = None                             # when it had arrived; None: unknown
+    content: bytes = b""
 
 
 def parse_log_times(lines: Iterable[bytes]) -> Iterator[LogMark]:
@@ -1674,7 +1675,7 @@ def parse_log_times(lines: Iterable[bytes]) -> Iterator[LogMark]:
 
 
 def merge_logs(marks: Iterable[LogMark], attempts: Sequence[Attempt],
-               starts: Sequence[int], ends: Sequence[int]) -> Iterator[LogPart]:
+               starts: Sequence[int], ends: Sequence[int]) -> Iterator[LogEntry]:
     """The parts of both logs between these sizes, in the order of arrival; at the same time, stdout first."""
     number, at_sizes = 0, list(starts)
     rows: list[tuple[float | None, int, int, int]] = [(None, *one.log_start, one.number) for one in attempts]
@@ -1683,7 +1684,7 @@ def merge_logs(marks: Iterable[LogMark], attempts: Sequence[Attempt],
     for at, out, err, attempt in [*rows, (None, ends[0], ends[1], 0)]:
         for stream, size in enumerate(map(min, (out, err), ends)):
             if size > at_sizes[stream]:
-                yield LogPart(number, stream, at_sizes[stream], size, at)
+                yield LogEntry(number, stream, at_sizes[stream], size, at)
                 at_sizes[stream] = size
         number = attempt or number
 
@@ -4116,8 +4117,10 @@ def find_user(uid: int) -> str:
 # a folder above it are trusted.
 
 def check_owner(path: str, what: str) -> None:
-    """Raises: forbidden, when another user owns it."""
-    uid = os.stat(path).st_uid if os.path.exists(path) else os.geteuid()
+    """Raises: forbidden, when another user owns it; unavailable."""
+    uid = os.geteuid()
+    with disk("look at", path), contextlib.suppress(FileNotFoundError):
+        uid = os.stat(path).st_uid
     if uid != os.geteuid():
         raise NexusError("forbidden", f"{path} ({what}) belongs to {find_user(uid)}, and you are "
                          f"{find_user(os.geteuid())}: its owner could run commands as you",
@@ -4125,25 +4128,23 @@ def check_owner(path: str, what: str) -> None:
 
 
 def check_parents(path: str, what: str) -> None:
-    """Raises: forbidden, when a folder on the way to it is open to everybody, so that others could exchange what lies
-        there: a folder, or a link; OSError.
+    """Check all folders above a path, and above what it or they link to.
+
+    Raises: forbidden, when anybody could put something else in its place; OSError.
     """
     import stat
-    trusted = {os.geteuid(), os.stat("/").st_uid}           # root, which may have another number in a container
-    ways = [os.path.abspath(path)]
-    for way in ways:                                        # it grows by what each link names
-        while way != "/":
-            parent, is_there = os.path.dirname(way), os.path.lexists(way)
-            if os.path.isdir(parent):
-                status = os.stat(parent)
-                owners = {status.st_uid, os.lstat(way).st_uid if is_there else os.geteuid()}
-                if status.st_mode & 0o002 and not (status.st_mode & stat.S_ISVTX and owners <= trusted):
-                    raise NexusError("forbidden", f"other users could exchange {way} ({what}), and run commands as you",
-                                     hint=f"name a folder elsewhere; or chmod o-w {parent}, if it is yours")
-            if os.path.islink(way):
-                target = os.path.normpath(os.path.join(os.path.realpath(parent), os.readlink(way)))
-                ways += [target] if target not in ways else []
-            way = parent
+    parent = os.path.dirname(path)
+    if os.path.isdir(parent):
+        trusted = {os.geteuid(), os.stat("/").st_uid}       # root, which may have another number in a container
+        status = os.stat(parent)
+        owners = {status.st_uid, os.lstat(path).st_uid if os.path.lexists(path) else os.geteuid()}
+        if status.st_mode & 0o002 and not (status.st_mode & stat.S_ISVTX and owners <= trusted):
+            raise NexusError("forbidden", f"other users could exchange {path} ({what}), and run commands as you",
+                             hint=f"name a folder elsewhere; or chmod o-w {parent}, if it is yours")
+    if os.path.islink(path):                    # not of a circle: check_owner() has looked at what it leads to
+        check_parents(os.path.normpath(os.path.join(os.path.realpath(parent), os.readlink(path))), what)
+    if path != parent:
+        check_parents(parent, what)
 
 
 def is_open(status: os.stat_result) -> bool:
@@ -4164,9 +4165,8 @@ def secure_folders(layout: Layout) -> None:
             check_owner(path, what)
             check_parents(path, what)
             make_folder(path)
-            check_owner(path, what)             # somebody may have made it meanwhile
             status = os.stat(path)
-            if is_open(status):
+            if is_open(status) or status.st_uid != os.geteuid():        # somebody may have made it meanwhile
                 raise NexusError("forbidden", f"others may write into {path} ({what}), and could run commands as you",
                                  hint=f"look at what is in it; then chmod go-w {path}, or name another folder")
             if status.st_mode & 0o020:      # a private group, which another user may share; or an ACL's mask
@@ -4417,15 +4417,6 @@ def read_log_times(folder: str, starts: Sequence[int]) -> list[LogMark]:
         step *= 4
 
 
-class LogEntry(Value):
-    """Output that arrived together on one stream of a job: complete lines, except the last."""
-    attempt: int
-    stream: int
-    end: int                                    # offset of its end in the file
-    at: float | None                            # when it had arrived; None: unknown
-    content: bytes
-
-
 class LogReader:
     """Reads on in one or both logs of a job, in the order in which they grew."""
 
@@ -4461,12 +4452,10 @@ class LogReader:
 
     def skip(self, attempts: Sequence[Attempt], ends: Sequence[int], lines: int) -> None:
         """Skip so many lines, of both logs together."""
-        at = list(self.offsets)
-        for part, block in self.walk(attempts, ends) if lines > 0 else ():
-            *whole, unread = block.split(b"\n", lines)
-            at[part.stream] += len(block)
+        for block in self.walk(attempts, ends) if lines > 0 else ():
+            *whole, unread = block.content.split(b"\n", lines)
             if whole:                                   # else the line is shown from its beginning
-                self.offsets[part.stream] = at[part.stream] - len(unread)
+                self.offsets[block.stream] = block.end - len(unread)
                 lines -= len(whole)
             if lines <= 0:
                 return
@@ -4484,15 +4473,17 @@ class LogReader:
             return None
         return sum(self.count_lines(stream, 0, self.offsets[stream]) for stream in self.streams)
 
-    def walk(self, attempts: Sequence[Attempt], ends: Sequence[int]) -> Iterator[tuple[LogPart, bytes]]:
-        """The parts between the offsets and `ends`, in the order of arrival."""
+    def walk(self, attempts: Sequence[Attempt], ends: Sequence[int]) -> Iterator[LogEntry]:
+        """The output between the offsets and `ends`, in the order of arrival, in blocks."""
         latest = self.measure_now(self.folder)          # before log.times is read, as it may append to it
         # Marks of a file that is not read need not be looked for.
         starts = [offset if stream in self.streams else sys.maxsize for stream, offset in enumerate(self.offsets)]
         marks = [*read_log_times(self.folder, starts), *latest]
         for part in merge_logs(marks, attempts, self.offsets, ends):
+            at = part.start
             for block in read_blocks(self.find_path(part.stream), part.start, part.end):
-                yield part, block
+                yield replace(part, start=at, end=at + len(block), content=block)
+                at += len(block)
 
     def read(self, attempts: Sequence[Attempt] = (), ends: Sequence[int] | None = None) -> Iterator[LogEntry]:
         """The new output, in complete lines."""
@@ -4500,25 +4491,23 @@ class LogReader:
         for stream in [stream for stream in self.streams if sizes[stream] < self.offsets[stream]]:       # a new file
             self.offsets[stream], self.partial[stream] = 0, b""
         ends = sizes if ends is None else list(map(min, sizes, ends))
-        for part, block in self.walk(attempts, ends) if ends != self.offsets else ():
-            if part.attempt != self.attempt:
+        for block in self.walk(attempts, ends) if ends != self.offsets else ():
+            if block.attempt != self.attempt:
                 yield from self.flush()
-            self.attempt = part.attempt
-            self.offsets[part.stream] += len(block)
-            content = self.partial[part.stream] + block
+            self.attempt, self.offsets[block.stream] = block.attempt, block.end
+            content = self.partial[block.stream] + block.content
             cut = max(content.rfind(b"\n"), content.rfind(b"\r")) + 1
             cut = cut or (len(content) if len(content) > MAX_LOG_LINE else 0)
-            self.partial[part.stream], self.partial_times[part.stream] = content[cut:], part.at
+            self.partial[block.stream], self.partial_times[block.stream] = content[cut:], block.at
             if cut:
-                end = self.offsets[part.stream] - len(content) + cut
-                yield LogEntry(part.attempt, part.stream, end, part.at, content[:cut])
+                yield replace(block, end=block.end - len(content) + cut, content=content[:cut])
 
     def flush(self) -> Iterator[LogEntry]:
         """The incomplete lines, when their ends may never come."""
         for stream, line in enumerate(self.partial):
             if line:
-                self.partial[stream] = b""
-                yield LogEntry(self.attempt, stream, self.offsets[stream], self.partial_times[stream], line)
+                end, self.partial[stream] = self.offsets[stream], b""
+                yield LogEntry(self.attempt, stream, end - len(line), end, self.partial_times[stream], line)
 
 
 MAX_LOG_LINE = 65536            # a longer line comes in pieces
@@ -4530,8 +4519,8 @@ LOG_FILES = r"std(out|err)\.log|log\.times"
 OWN_FILES = rf"{LOG_FILES}|job\.sh(\.\d+\.tmp)?|(attempt|claim|fault)-\d+|result-\d+\.(json|tmp)|slurm-\d+\.log"
 
 
-def remove_job_files(log_dir: str, folder: str, names: str = OWN_FILES, code_file: str = "") -> list[str]:
-    """Remove nexus's files from a job's log folder, and the folder if it is empty then; return the names that stay.
+def remove_job_files(log_dir: str, folder: str, names: str = OWN_FILES, code_file: str = "") -> bool:
+    """Remove nexus's files from a job's log folder, and the folder if it is empty then; return whether files stay.
 
     Only a real folder directly below log_dir is touched, and no link is followed.  `code_file`: main.py's original.
     Raises: unavailable.
@@ -4549,8 +4538,7 @@ def remove_job_files(log_dir: str, folder: str, names: str = OWN_FILES, code_fil
         for path in (os.path.dirname(main), folder):
             with contextlib.suppress(OSError):      # the folder is not empty
                 os.rmdir(path)
-        return os.listdir(folder)
-    return []
+    return os.path.exists(folder)
 
 
 def measure_logs(folder: str | None) -> tuple[int, int]:
@@ -4560,19 +4548,9 @@ def measure_logs(folder: str | None) -> tuple[int, int]:
     return measure(os.path.join(folder, "stdout.log")), measure(os.path.join(folder, "stderr.log"))
 
 
-LOG_RESERVE_BYTES = 2**30       # or a twentieth of a small disk
-
-
 def append_log(folder: str, name: str, piece: bytes) -> None:
-    """Append output from a node to a job's log, all or nothing.  Raises: OSError.
-
-    LOG_RESERVE_BYTES stay free: a sender without end must not fill the disk.
-    """
-    import errno
+    """Append output from a node to a job's log, all or nothing.  Raises: OSError."""
     os.makedirs(folder, mode=0o700, exist_ok=True)
-    room = os.statvfs(folder)
-    if room.f_bavail * room.f_frsize - len(piece) < min(LOG_RESERVE_BYTES, room.f_blocks * room.f_frsize // 20):
-        raise OSError(errno.ENOSPC, "the disk is nearly full", folder)
     with opened(os.path.join(folder, f"{name}.log"), os.O_WRONLY | os.O_CREAT) as handle:
         append_whole(handle, piece)
 
@@ -9370,8 +9348,8 @@ class History(Part):
     def remove_logs(self, job: Job) -> bool:
         """Remove a finished job's logs; return whether files of its own stay in the folder."""
         try:
-            return bool(job.log_dir and remove_job_files(self.layout.log_dir, job.log_dir, OWN_FILES,
-                                                         self.layout.code_file(job.code) if job.code else ""))
+            return bool(job.log_dir and remove_job_files(
+                self.layout.log_dir, job.log_dir, code_file=self.layout.code_file(job.code) if job.code else ""))
         except NexusError as error:
             self.log.warning("After job %s: %s", job.id, error.message)
             return False
