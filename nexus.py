@@ -8303,9 +8303,6 @@ def probe_gpus(service: Service) -> float:
     except NexusError as error:
         if not service.pool.nodes or find_program("nvidia-smi"):             # a controller may have no GPU
             trouble, hint = error.message, error.hint
-    except Exception as error:                          # jobs get no GPU while `trouble` is set
-        service.fail("asking for the GPUs", error)
-        trouble = f"asking for the GPUs failed: {error!r}"
     took_s = clock.monotonic() - began
     if service.visible_devices is not None:
         visible = parse_visible_devices(service.visible_devices, gpus)[0]
@@ -8313,7 +8310,7 @@ def probe_gpus(service: Service) -> float:
     service.gpu_watch.latest = Observation(gpus, trouble, hint, began, took_s)
     service.wake()
     pause_s = max(refresh_s, PROBE_BACKOFF_FACTOR * took_s)
-    return min(pause_s, max(TROUBLE_INTERVAL_S / 3, TROUBLE_INTERVAL_S - took_s)) if trouble else pause_s
+    return min(pause_s, TROUBLE_INTERVAL_S) if trouble else pause_s
 
 
 class JobsFile:
@@ -8651,9 +8648,8 @@ class Admission(Part):
         except DryRun as tried:
             added, new_jobs = tried.args[0], []
         if new_jobs:
-            is_one = len(new_jobs) == 1
-            self.log.info("%s added by %s: %s%s", f"Job {new_jobs[0].id}" if is_one else f"{len(new_jobs)} jobs",
-                          caller.name, format_line(new_jobs[0].command, 300), "" if is_one else " ...")
+            self.log.info("Job %s added by %s: %s", join_some([job.id for job in new_jobs]), caller.name,
+                          format_line(new_jobs[0].command, 300))
             self.service.wake()
         return added
 
@@ -9668,12 +9664,11 @@ class Views(Part):
 
     def health(self) -> dict[str, Any]:
         """GET /health."""
-        checks = [dict(zip(("name", "is_ok", "reading"), check))
-                  for check in [*self.list_checks(), *self.check_disks()]]
+        checks = [dict(zip(("name", "is_ok", "reading"), check)) for check in self.list_checks()]
         return {"is_healthy": all(check["is_ok"] for check in checks), "checks": checks}
 
     def list_checks(self) -> Iterator[tuple[str, bool, str, str]]:
-        """Yield (name, is_ok, reading, hint for GET /status) of each check, except the disks."""
+        """Yield (name, is_ok, reading, hint for GET /status) of each check."""
         service, watch, seen = self.service, self.service.gpu_watch, self.service.gpu_watch.observation
         now, leases, file = self.clock.monotonic(), self.machine.leases, service.jobs_file
         yield "scheduler", now - service.turned_at < 30, f"last turn {now - service.turned_at:.1f} s ago", ""
@@ -9707,23 +9702,22 @@ class Views(Part):
             yield ("jobs file", os.path.exists(file.path), found or f"{file.path} is watched",
                    found and f"{file.path}: {found}")
 
-    def check_disks(self) -> Iterator[tuple[str, bool, str]]:
-        """Yield the last disk checks.  A thread makes them, so that a hanging disk blocks no request."""
-        silent_s = self.clock.monotonic() - self.disks_seen_at
+        silent_s = now - self.disks_seen_at
         if silent_s > DISK_TIMEOUT_S:
-            yield "disks", False, f"they have not answered for {format_duration(silent_s)}"
+            yield "disks", False, f"they have not answered for {format_duration(silent_s)}", ""
         yield from self.disks
 
     def look_at_disks(self) -> float:
+        """Check the disks; in a thread of its own, so that a hanging disk blocks no request."""
         import shutil
         checks = []
         for name, folder in (("state disk", self.layout.journal_dir), ("log disk", self.layout.log_dir)):
             try:
                 free_mib = shutil.disk_usage(folder if os.path.isdir(folder) else self.layout.home).free / 2**20
-                checks.append((name, free_mib > 1, f"{format_memory(free_mib)} free"))
+                checks.append((name, free_mib > 1, f"{format_memory(free_mib)} free", ""))
             except OSError as error:
-                checks.append((name, False, str(error)))
-        self.disks: Sequence[tuple[str, bool, str]] = checks
+                checks.append((name, False, str(error), ""))
+        self.disks: Sequence[tuple[str, bool, str, str]] = checks
         self.disks_seen_at = self.clock.monotonic()
         return DISK_INTERVAL_S
 
@@ -9906,15 +9900,12 @@ class Service:
 
     def open_fifo(self) -> None:
         """Open read-write, so that a runner always finds a reader.  Without a FIFO the service polls pids."""
-        import stat
         path = self.layout.events_file
         try:
-            if os.path.lexists(path) and not stat.S_ISFIFO(os.lstat(path).st_mode):
-                os.unlink(path)
-            if not os.path.lexists(path):
-                os.mkfifo(path, 0o600)
+            remove_file(path)
+            os.mkfifo(path, 0o600)
             self.fifo = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
-        except OSError as error:
+        except (OSError, NexusError) as error:
             self.log.warning("%s: %s; ends of jobs are noticed within %g s", path, error, WATCH_INTERVAL_S)
 
     def listen(self, timeout_s: float) -> list[RunnerEvent]:
