@@ -27,6 +27,8 @@ class Guarded:
         (self.scripts / "README.md").write_text("`./show.sh`\n")
         (self.scripts / "show.py").write_text("import os, sys; print(*sys.argv, os.getcwd(), os.environ.get('JOB_X'))\n")
         (self.evil / "usercustomize.py").write_text(f"open({str(self.mark)!r}, 'w')\n")
+        (self.scripts / "out.sh").symlink_to(self.evil / "show.sh")
+        (self.scripts / "away").symlink_to(self.evil)
         token = box.nexus("token", "create", "bob").stdout.strip()
         self.bearer = {"Authorization": f"Bearer {token}"}
 
@@ -83,7 +85,8 @@ WAYS = [  # reason, the job
     ("bash +x FILE", {"command": "bash +x @evil/show.sh"}), ("bash +c FILE", {"command": "bash +c @evil/show.sh"}),
     ("an option of python", {"command": "python3 -m usercustomize"}), ("an interpreter alone", {"command": "python3"}),
     ("a script in another directory", {"command": "bash show.sh", "cwd": "@evil"}),
-    ("the way out", {"command": "bash ../evil/show.sh"}),
+    ("the way out", {"command": "bash ../evil/show.sh"}), ("a link around it", {"command": "bash out.sh"}),
+    ("a folder's link around it", {"command": "bash away/show.sh"}),
     ("a directory of one's own", {"command": "python3 @scripts/show.py", "cwd": "@evil"}),
     ("one that nexus makes", {"command": "python3 @scripts/show.py", "cwd": "@scripts/logs"}),
     ("a conda environment", {"command": "bash show.sh", "conda": "@evil"}),
