@@ -6843,6 +6843,7 @@ TERMINATION_INTERVAL_S = 0.02   # how often the processes of a job being ended a
 LAUNCH_TIMEOUT_S = 30.0         # a screen without a claim after this time will not start its job
 HOLD_S = (5.0, 300.0)           # backoff after the machine could not start a job: at first, at most
 RUNNER_TIMEOUT_S = 2.0          # for job.sh to write the result of a killed job
+LEASE_BACKOFF_S = (5.0, 60.0)   # first and longest time without new GPUs after a lease failed
 MACHINE_DOWN = "the machine went down while it ran"
 TAIL_BYTES = 65536              # the end of stderr that is searched for the cause of a failure
 
@@ -6903,7 +6904,7 @@ class Termination:
         self.is_stop = is_stop          # the job must stop
         self.known: set[int] = set()    # the pids at the last look
         self.seen: set[int] = set()     # the pids when the first signal was due
-        self.told: set[int] = set()     # the pids that got the first signal
+        self.signaled: set[int] = set()     # the pids that got the first signal
         self.next_look_at = now
 
 
@@ -7529,18 +7530,299 @@ SLURM_BACKOFF_FACTOR = 10       # squeue pauses for this many times its run time
 CANCEL_AGAIN_S = 30.0           # a cancelled job that goes on is cancelled again after this
 
 
+class Observation(Value):
+    """The answer of nvidia-smi, or why there is none."""
+    gpus: tuple[Gpu, ...]
+    trouble: str | None
+    hint: str
+    began_at: float                 # monotonic
+    took_s: float
+
+
+class JobLook(Value):
+    """What a machine knows of an attempt there."""
+    pid: int | None = None                      # of its job.sh, once that has claimed the attempt
+    pid_started: int | None = None
+    session: str | None = None
+    result: Result | None = None                # its command has ended
+    is_over: bool = False                       # and none of its processes is left
+    requeue: str = ""                           # it never began, and never will: why
+    processes_left: int | None = None           # that go on after its command; None: it has not ended
+    notes: tuple[str, ...] = ()                 # what was ended after its command
+
+
+class Watched:
+    """An attempt on this machine, as far as this process has followed it."""
+
+    def __init__(self, job: Job) -> None:
+        self.job_id, self.attempt = job.id, job.attempt
+        self.pid, self.pid_started = job.current.pid, job.current.pid_started
+        self.launched_at: float | None = None           # monotonic; None: another process launched it
+        self.began: int | None = None                   # its command's start, clock ticks since boot
+        self.result: Result | None = None
+        self.requeue = ""
+        self.work: Work | None = None                   # of what goes on after its command
+        self.has_idled = False                          # that idles, and is being ended
+        self.processes_left: int | None = None
+        self.termination: Termination | None = None
+        self.is_over = False
+        self.notes: tuple[str, ...] = ()
+
+
+class JobHost:
+    """Starts, follows and ends attempts on the machine that this process runs on."""
+
+    def __init__(self, machine: Machine, layout: Layout, clock: Clock, config: Config, log: logging.Logger,
+                 run_guarded: Callable[..., None]) -> None:
+        self.machine, self.layout, self.clock, self.config, self.log = machine, layout, clock, config, log
+        self.run_guarded = run_guarded                  # what is wrong with one job must not hold up the others
+        self.watched: dict[str, Watched] = {}           # {job id: its attempt here}
+        self.observation = Observation((), "nvidia-smi has not answered yet", SMI_SLOW_HINT, 0.0, 0.0)
+        self.smi_trouble: str | None = None
+        self.lease_backoff = Backoff(*LEASE_BACKOFF_S)     # jobs get no GPU until it is over
+        self.last_watch_at = float("-inf")
+
+    def find(self, job: Job) -> Watched:
+        watched = self.watched.get(job.id)
+        if not watched or watched.attempt != job.attempt:
+            watched = self.watched[job.id] = Watched(job)
+        return watched
+
+    def find_folder(self, job: Job) -> str:
+        return job.log_dir or self.layout.job_folder(job.id)
+
+    def launch(self, job: Job, script: str) -> None:
+        """Start an attempt whose job.sh is written.  Raises: OSError."""
+        watched = self.watched[job.id] = Watched(job)
+        watched.launched_at = self.clock.monotonic()
+        self.machine.launch(job, script)
+
+    def forget(self, job: Job) -> None:
+        """Drop an attempt that is over."""
+        self.watched.pop(job.id, None)
+        self.machine.forget(job.id)
+
+    def find_runtime_s(self, job: Job) -> float | None:
+        """Seconds since the begin of its command, whatever the wall clock was set to."""
+        watched = self.watched.get(job.id)
+        began = (watched.began if watched else None) or job.current.pid_started
+        if began is None or job.current.boot_id != self.machine.boot_id:
+            return None
+        return max(0.0, self.machine.processes.find_age_s(began))
+
+    def look(self, jobs: Sequence[Job], events: Sequence[RunnerEvent] = ()) -> list[tuple[Job, JobLook]]:
+        """Take in events, look at files and processes, end what must end; return what is known of each job."""
+        now = self.clock.monotonic()
+        for job in jobs:
+            self.find(job)
+        for event in events:
+            self.hear(event)
+        if not events or now - self.last_watch_at >= WATCH_INTERVAL_S:
+            gone = self.machine.reap()
+            if gone or now - self.last_watch_at >= WATCH_INTERVAL_S:
+                self.last_watch_at = now
+                for job in jobs:
+                    self.run_guarded(f"looking at job {job.id}", self.check, job, gone)
+        self.end_processes(jobs)
+        return [(job, self.describe(job)) for job in jobs]
+
+    def describe(self, job: Job) -> JobLook:
+        one = self.watched[job.id]
+        return JobLook(one.pid, one.pid_started, self.machine.session_of(job), one.result, one.is_over, one.requeue,
+                       one.processes_left, one.notes)
+
+    def hear(self, event: RunnerEvent) -> None:
+        watched = self.watched.get(event.job_id)
+        if not watched or watched.attempt != event.attempt:
+            return
+        why = format_line(" ".join(event.words), 300)
+        if event.verb == "start":
+            watched.pid, watched.pid_started, watched.began = map(int, event.words)
+            watched.launched_at = None
+            if self.machine.leases:                     # the runner has the lease by now
+                self.machine.leases.close_own(event.job_id)
+                self.lease_backoff.succeed()
+        elif event.verb == "end":
+            code, took_cs = map(int, event.words)
+            self.take_result(watched, Result(min(code, 255), None, took_cs / 100))
+        else:
+            cause = "launch" if event.verb == "fail" else "bounce"
+            self.take_result(watched, Result(None, None, 0.0, cause, why))
+
+    def take_result(self, watched: Watched, result: Result) -> None:
+        leases = self.machine.leases
+        if result.cause == "bounce":
+            watched.requeue = result.cause_line or "a GPU was taken"
+            if leases and watched.job_id in leases.held:    # while it is held here, no runner can lock it
+                self.lease_backoff.fail(self.clock.monotonic(), NexusError(
+                    "unavailable", watched.requeue, hint=f"does somebody remove files from {leases.folder}?"))
+            return
+        known = watched.result              # job.sh reports a second end when others went on
+        if not known or watched.work or (known.exit_code is not None and known.runtime_seconds is None):
+            watched.result = result
+        if watched.termination:
+            watched.termination.next_look_at = 0.0
+
+    def check(self, job: Job, gone: Container[str]) -> None:
+        """Look at the files and the pid of an attempt: the second way to learn that it has started or ended."""
+        watched, folder = self.watched[job.id], self.find_folder(job)
+        if watched.result or watched.requeue:
+            return
+        result = read_result(folder, job.attempt)
+        if job.current.boot_id != self.machine.boot_id:
+            # What went on after its command has gone down, too.
+            down = Result(None, None, None, "reboot", MACHINE_DOWN)
+            self.take_result(watched, result if result and not result.goes_on else down)
+        elif watched.pid is None:
+            self.look_for_claim(job, watched, folder, job.id in gone)
+        elif not self.machine.processes.is_alive(watched.pid, watched.pid_started):
+            claim = read_claim(folder, job.attempt)
+            if result and result.goes_on:
+                why = "its job.sh was killed while processes went on after its command"
+                result = replace(result, cause="session-lost", cause_line=why)
+            if not result and claim and claim[0] and read_began(folder, job.attempt) is None:
+                watched.requeue = "its runner ended before it began"
+            else:
+                self.take_result(watched, result or Result(
+                    None, None, None, "session-lost", "its job.sh was killed: the exit code is not known"))
+        elif result:
+            self.take_result(watched, result)
+        if watched.pid is not None and watched.began is None:
+            watched.began = read_began(folder, job.attempt) or watched.pid_started
+
+    def look_for_claim(self, job: Job, watched: Watched, folder: str, is_child_gone: bool) -> None:
+        """Find an attempt's runner; if none will come, claim the attempt in its place.  Raises: OSError."""
+        claim, launched_at = read_claim(folder, job.attempt), watched.launched_at
+        if claim and claim[0]:
+            watched.pid, watched.pid_started = claim
+            return
+        if not is_child_gone and launched_at is not None and self.clock.monotonic() - launched_at <= LAUNCH_TIMEOUT_S:
+            return
+        try:
+            # A claim of (0, 0) is that of a service which was killed before it requeued the job.
+            is_mine = bool(claim) or take_claim(folder, job.attempt)
+        except OSError as error:
+            # Its runner may still begin, until the claim is taken: another attempt would run beside it.
+            if is_machine_fault(error):
+                return
+            raise
+        if is_mine and launched_at is None:
+            watched.requeue = "the service ended before it began"
+        elif is_mine:
+            self.take_result(watched, Result(
+                None, None, 0.0, "launch", "screen or sh did not begin with it", may_pass=True))
+
+    def find_next_look_s(self) -> float | None:
+        """Seconds until look() must be called again for processes that are being ended."""
+        now = self.clock.monotonic()
+        due = [one.termination.next_look_at for one in self.watched.values() if one.termination and not one.is_over]
+        return max(0.0, min(due) - now) if due else None
+
+    def end_processes(self, jobs: Sequence[Job]) -> None:
+        """End jobs with a stop_cause, and what ended commands have left: a first signal, grace time, SIGKILL."""
+        now = self.clock.monotonic()
+        due: list[tuple[Job, Watched, Termination]] = []
+        for job in jobs:
+            watched, is_stop = self.watched[job.id], bool(job.current.stop_cause)
+            if (is_stop or watched.result) and not watched.is_over:
+                if watched.termination is None or (is_stop and not watched.termination.is_stop):
+                    watched.termination = Termination(now, is_stop)
+                if now >= watched.termination.next_look_at:
+                    due.append((job, watched, watched.termination))
+        if not due:
+            return
+        # No process outlives a boot.  The pid of a short job is not recorded yet.
+        there = [change_job(job, pid=watched.pid, pid_started=watched.pid_started).value for job, watched, _ in due
+                 if job.current.boot_id == self.machine.boot_id]
+        known = set[int]().union(*(termination.known for _, _, termination in due))
+        over = [job.id for job in jobs if self.watched[job.id].result]
+        members = self.machine.find_members(there, over, known)
+        for job, watched, termination in due:
+            left = members.get(job.id, [])
+            termination.known = {process.pid for process in left}
+            self.run_guarded(f"ending job {job.id}", self.end_job, job, watched, left, now)
+
+    def end_job(self, job: Job, watched: Watched, left: Sequence[Process], now: float) -> None:
+        """`left`: its processes."""
+        going_on = self.find_going_on(job, watched, left, now)
+        watched.processes_left = len(going_on) or None
+        ended = [process for process in left if process not in going_on] if going_on else left
+        if not ended and not going_on and watched.result:
+            watched.is_over = True
+        elif watched.termination:
+            self.terminate(job, ended, watched.termination, now, bool(going_on))
+
+    def find_going_on(self, job: Job, watched: Watched, members: Sequence[Process], now: float) -> list[Process]:
+        """The processes for which a job goes on after its command: those of its session, unless they idle."""
+        result, going_on = watched.result, choose_session(members, watched.pid)
+        if job.current.stop_cause or not result or result.exit_code is None or not going_on or watched.has_idled:
+            return []
+        if watched.work:                # at the first look they may be about to leave the session, as `setsid x &` does
+            # They are over at another time than the command.
+            watched.result = replace(result, finished_at=None, runtime_seconds=None)
+        watched.work = (watched.work or Work()).add(going_on, now)
+        pids = {process.pid for process in going_on}
+        is_computing = any(process.pid in pids for gpu in self.observation.gpus for process in gpu.processes)
+        if watched.work.is_idle(TICK_S) and not is_computing and not (job.gpus and self.smi_trouble):
+            watched.has_idled, watched.termination = True, Termination(now, False)
+            return []
+        return going_on
+
+    def terminate(self, job: Job, members: Sequence[Process], termination: Termination, now: float,
+                  goes_on: bool) -> None:
+        """`members`: the processes to be ended.  `goes_on`: others go on after the job's command."""
+        import signal
+        watched = self.watched[job.id]
+        age_s, processes = now - termination.began_at, self.machine.processes
+        grace_s, longest_s = self.config.jobs.kill_grace_seconds, 2.0 if goes_on and not members else 0.5
+        termination.next_look_at = now + min(longest_s, max(TERMINATION_INTERVAL_S, age_s / 10))
+        pid = watched.pid if job.current.boot_id == self.machine.boot_id else None
+        runner = processes.find(pid) if pid else None
+        if runner and runner.started != watched.pid_started:
+            runner = None                               # the pid was given to another process
+        if not members and not goes_on and runner and age_s >= grace_s + RUNNER_TIMEOUT_S:
+            members = [runner]                          # only its job.sh is left, stopped or stuck
+        if members and not termination.seen:
+            termination.seen = {process.pid for process in members}
+            if not job.current.stop_cause:
+                names = join_some([f"{process.name} (pid {process.pid})" for process in members])
+                self.log.info("Job %s: its command has ended; ending what it left: %s", job.id, names)
+                watched.notes += (f"ended after its command: {names}",)
+        if age_s >= grace_s:
+            signaled, number = list(members), signal.SIGKILL
+        else:
+            readers, number = processes.find_readers(members), signal.Signals[f"SIG{job.current.stop_signal or 'TERM'}"]
+            signaled = choose_signaled(members, termination.seen, termination.signaled, readers)
+        for process in signaled:
+            processes.send(process, number)
+            processes.send(process, signal.SIGCONT)     # a stopped process handles its signals only then
+        termination.signaled.update(process.pid for process in signaled)
+        if runner and runner.state == "T":
+            processes.send(runner, signal.SIGCONT)
+
+
+def list_news(job: Job, look: JobLook) -> Iterator[News]:
+    """What a look says of a job that is not recorded yet."""
+    if look.requeue:
+        yield Requeue(look.requeue, {"pid": None, "pid_started": None})
+        return
+    if look.pid is not None and job.current.pid is None:
+        yield Started({"pid": look.pid, "pid_started": look.pid_started, "session": look.session})
+    notes = tuple(note for note in look.notes if note not in job.current.notes)
+    if notes or look.processes_left != job.current.processes_left:
+        yield {"processes_left": look.processes_left, "notes": (*job.current.notes, *notes)}
+    if look.is_over and look.result:
+        yield look.result
+
+
 class Local(Backend):
     """This machine: jobs run in screen sessions, or directly."""
     doing = "hearing runners"
 
     def __init__(self, service: Service) -> None:
         super().__init__(service)
-        self.launched_at: dict[str, float] = {}             # {job id: monotonic}, until its runner's first event
-        self.began: dict[str, int] = {}                     # {running job: its command's start, clock ticks since boot}
-        self.terminations: dict[str, Termination] = {}
-        # {job whose command has ended: the work of what goes on; None: that idled, and is being ended}
-        self.work: dict[str, Work | None] = {}
-        self.last_watch_at = float("-inf")
+        self.host = JobHost(service.machine, service.layout, service.clock, service.config, service.log,
+                            service.run_guarded)
 
     def has(self, job: Job) -> bool:
         return not job.current.node and job.current.slurm_key is None
@@ -7558,179 +7840,36 @@ class Local(Backend):
             except NexusError as error:             # not the job's fault
                 hold = error.message
                 if error.kind != "conflict":
-                    self.service.gpu_watch.lease_backoff.fail(now, error)
+                    self.host.lease_backoff.fail(now, error)
         if hold:                                    # since plan()
             return Requeue(hold)
         script = launcher.write_script(job, submitted, leases.paths(job.id) if leases else None)
-        self.launched_at[job.id] = now
-        self.machine.launch(job, script)
+        self.host.launch(job, script)
         launcher.start_backoff.succeed()
         launcher.tell_start(job)
         return None
 
     def poll(self, runner_events: Sequence[RunnerEvent]) -> Iterator[Finding]:
-        """Take in runner events; check the runners' pids when there are none, and once in WATCH_INTERVAL_S."""
-        jobs: list[Job | None] = self.store.read(
-            lambda state: [state.running.get(runner_event.job_id) for runner_event in runner_events])
-        for runner_event, job in zip(runner_events, jobs):
-            if job and job.attempt == runner_event.attempt and self.has(job):
-                yield job, self.parse(job, runner_event)
-        now = self.clock.monotonic()
-        if not runner_events or now - self.last_watch_at >= WATCH_INTERVAL_S:
-            gone = self.machine.reap()
-            if gone or now - self.last_watch_at >= WATCH_INTERVAL_S:
-                self.last_watch_at = now
-                yield from self.watch(gone)
+        self.host.observation = self.service.gpu_watch.observation
+        self.host.smi_trouble = self.service.gpu_watch.find_smi_trouble()
+        for job, look in self.host.look(self.list_jobs(), runner_events):
+            yield from self.find_news(job, look)
 
-    def parse(self, job: Job, runner_event: RunnerEvent) -> News:
-        if runner_event.verb == "start":
-            pid, started, self.began[job.id] = map(int, runner_event.words)
-            if self.machine.leases and job.current.gpu_uuids:       # the runner has the lease by now
-                self.machine.leases.close_own(job.id)
-                self.service.gpu_watch.lease_backoff.succeed()
-            return Started({"pid": pid, "pid_started": started})
-        if runner_event.verb == "end":
-            code, took_cs = map(int, runner_event.words)
-            return Result(min(code, 255), None, took_cs / 100)
-        why = format_line(" ".join(runner_event.words), 300)
-        return Result(None, None, 0.0, "launch" if runner_event.verb == "fail" else "bounce", why)
+    def find_news(self, job: Job, look: JobLook) -> Iterator[Finding]:
+        for news in list_news(job, look):
+            is_reboot = isinstance(news, Result) and news.cause == "reboot"
+            if is_reboot and not job.current.stop_cause and not job.head and self.config.jobs.on_reboot == "requeue":
+                news = Requeue(MACHINE_DOWN)        # a controller requeues its jobs itself
+            yield job, news
 
-    def watch(self, gone: Container[str]) -> list[Finding]:
-        """Check the runners' pids: the second way to learn that one has started or ended."""
-        found: list[Finding] = []
-
-        def look(job: Job) -> None:
-            news = self.look_at(job, job.id in gone)
-            if news:
-                found.append((job, news))
-
-        for job in self.list_jobs():
-            if job.id not in self.service.runners.results:
-                self.service.run_guarded(f"looking at job {job.id}", look, job)
-        return found
-
-    def look_at(self, job: Job, is_child_gone: bool) -> News | None:
-        folder = self.service.runners.find_folder(job)
-        if job.current.boot_id != self.machine.boot_id:
-            result, why = read_result(folder, job.attempt), MACHINE_DOWN
-            result = None if result and result.goes_on else result
-            # A controller requeues its jobs itself.
-            is_over = result or job.current.stop_cause or job.head or self.config.jobs.on_reboot == "fail"
-            return (result or Result(None, None, None, "reboot", why)) if is_over else Requeue(why)
-        if job.current.pid is None:
-            claim, launched_at = read_claim(folder, job.attempt), self.launched_at.get(job.id)
-            if claim and claim[0]:
-                return Started({"pid": claim[0], "pid_started": claim[1]})
-            if is_child_gone or launched_at is None or self.clock.monotonic() - launched_at > LAUNCH_TIMEOUT_S:
-                try:
-                    # A claim of (0, 0) is that of a service which was killed before it requeued the job.
-                    is_mine = bool(claim) or take_claim(folder, job.attempt)
-                except OSError as error:
-                    # Its runner may still begin, until the claim is taken: another attempt would run beside it.
-                    return None if is_machine_fault(error) else error
-                if is_mine:
-                    return Requeue("the service ended before it began") if launched_at is None else Result(
-                        None, None, 0.0, "launch", "screen or sh did not begin with it", may_pass=True)
-            return None
-        if job.id not in self.began:
-            self.began[job.id] = read_began(folder, job.attempt) or job.current.pid_started or 0
-        result = read_result(folder, job.attempt)
-        if not self.machine.processes.is_alive(job.current.pid, job.current.pid_started):
-            claim = read_claim(folder, job.attempt)
-            if result and result.goes_on:
-                why = "its job.sh was killed while processes went on after its command"
-                return replace(result, cause="session-lost", cause_line=why)
-            if not result and claim and claim[0] and read_began(folder, job.attempt) is None:
-                return Requeue("its runner ended before it began", {"pid": None, "pid_started": None})
-            return result or Result(
-                None, None, None, "session-lost", "its job.sh was killed: the exit code is not known")
-        return result
-
-    def end_unwanted(self) -> None:
-        """End jobs with a stop_cause, and what ended commands have left: a first signal, grace time, SIGKILL."""
-        now, results = self.clock.monotonic(), self.service.runners.results
-        due = []
-        for job in self.list_jobs():
-            is_stop, termination = bool(job.current.stop_cause), self.terminations.get(job.id)
-            if (is_stop or job.id in results) and (termination is None or (is_stop and not termination.is_stop)):
-                termination = self.terminations[job.id] = Termination(now, is_stop)
-            if termination and now >= termination.next_look_at:
-                due.append(job)
-        if due:                                         # a job of another boot has no processes
-            there = [job for job in due if job.current.boot_id == self.machine.boot_id]
-            known = set[int]().union(*(self.terminations[job.id].known for job in there))
-            members = self.machine.find_members(there, results, known)
-            for job in due:
-                left = members.get(job.id, [])
-                self.terminations[job.id].known = {process.pid for process in left}
-                going_on = self.find_going_on(job, left, now)
-                ended = [process for process in left if process not in going_on] if going_on else left
-                self.terminate_job(job, ended, self.terminations[job.id], now, bool(going_on))
-
-    def find_going_on(self, job: Job, members: Sequence[Process], now: float) -> list[Process]:
-        """The processes for which a job goes on after its command: those of its session, unless they idle."""
-        result = self.service.runners.results.get(job.id)
-        going_on, work = choose_session(members, job.current.pid), self.work.get(job.id, Work())
-        if job.current.stop_cause or not result or result.exit_code is None or not going_on or work is None:
-            return []
-        gpu_watch, pids = self.service.gpu_watch, {process.pid for process in going_on}
-        if job.id in self.work:         # at the first look they may be about to leave the session, as `setsid x &` does
-            # They are over at another time than the command.
-            self.service.runners.results[job.id] = replace(result, finished_at=None, runtime_seconds=None)
-        self.work[job.id] = work = work.add(going_on, now)
-        is_computing = any(process.pid in pids for gpu in gpu_watch.gpus for process in gpu.processes)
-        if work.is_idle(TICK_S) and not is_computing and not (job.gpus and gpu_watch.find_smi_trouble()):
-            self.work[job.id], going_on = None, []
-            self.terminations[job.id] = Termination(now, False)
-        count = len(going_on) or None
-        if count != job.current.processes_left:
-            self.service.run_guarded(f"noting what job {job.id} left", self.note, job, {"processes_left": count})
-        return going_on
-
-    def terminate_job(self, job: Job, members: Sequence[Process], termination: Termination, now: float,
-                      goes_on: bool) -> None:
-        """`members`: the processes to be ended.  `goes_on`: others go on after the job's command."""
-        import signal
-        if not members and not goes_on and job.id in self.service.runners.results:
-            del self.terminations[job.id]
-            return
-        age_s, processes = now - termination.began_at, self.machine.processes
-        grace_s, longest_s = self.config.jobs.kill_grace_seconds, 2.0 if goes_on and not members else 0.5
-        termination.next_look_at = now + min(longest_s, max(TERMINATION_INTERVAL_S, age_s / 10))
-        pid = job.current.pid if job.current.boot_id == self.machine.boot_id else None
-        runner = processes.find(pid) if pid else None
-        if runner and runner.started != job.current.pid_started:
-            runner = None                               # the pid was given to another process
-        if not members and not goes_on and runner and age_s >= grace_s + RUNNER_TIMEOUT_S:
-            members = [runner]                          # only its job.sh is left, stopped or stuck
-        if members and not termination.seen:
-            termination.seen = {process.pid for process in members}
-            if not job.current.stop_cause:
-                names = join_some([f"{process.name} (pid {process.pid})" for process in members])
-                self.log.info("Job %s: its command has ended; ending what it left: %s", job.id, names)
-                self.service.run_guarded(f"noting what job {job.id} left", self.note, job, {
-                    "notes": (*job.current.notes, f"ended after its command: {names}")})
-        if age_s >= grace_s:
-            signaled, number = list(members), signal.SIGKILL
-        else:
-            readers, number = processes.find_readers(members), signal.Signals[f"SIG{job.current.stop_signal or 'TERM'}"]
-            signaled = choose_signaled(members, termination.seen, termination.told, readers)
-        for process in signaled:
-            processes.send(process, number)
-            processes.send(process, signal.SIGCONT)     # a stopped process handles its signals only then
-        termination.told.update(process.pid for process in signaled)
-        if runner and runner.state == "T":
-            processes.send(runner, signal.SIGCONT)
-
-    def note(self, job: Job, facts: Mapping[str, Any]) -> None:
-        """Record facts that are shown only: a full disk must not keep processes from being ended."""
-        self.service.record(job, False, **facts)
+    def is_ending(self, job_id: str) -> bool:
+        """Whether a job's command has ended, and nothing goes on that has to be waited for."""
+        watched = self.host.watched.get(job_id)
+        return watched is not None and watched.result is not None and not watched.processes_left
 
     def forget(self, job: Job) -> None:
-        for table in (self.launched_at, self.began, self.terminations, self.work):
-            table.pop(job.id, None)
         self.service.gpu_watch.released_at.update(dict.fromkeys(job.current.gpu_uuids, self.clock.monotonic()))
-        self.machine.forget(job.id)
+        self.host.forget(job)
 
 
 class JobUsage(Value):
@@ -7774,11 +7913,6 @@ class Runners(Part):
         now, launcher = self.clock.now(), self.service.launcher
         if isinstance(news, (OSError, NexusError)):
             news = launcher.judge(job, news)
-        if isinstance(news, Result) and news.cause == "bounce":
-            leases, news = self.machine.leases, Requeue(news.cause_line or "")
-            if leases and job.id in leases.held:        # while this service holds the lease, no runner can lock it
-                self.service.gpu_watch.lease_backoff.fail(self.clock.monotonic(), NexusError(
-                    "unavailable", news.why, hint=f"does somebody remove files from {leases.folder}?"))
         if isinstance(news, Result) and job.status == PENDING:         # cancelled in Slurm's queue
             line = None if job.current.stop_cause else news.cause_line
             self.store.update(
@@ -7788,23 +7922,16 @@ class Runners(Part):
             if news.cause == "launch" and not job.current.node:
                 with contextlib.suppress(OSError):      # a late runner must find the attempt claimed
                     take_claim(self.find_folder(job), job.attempt)
-            known = self.results.get(job.id)                # job.sh reports a second end when others went on
-            if not known or job.id in self.service.local.work or (
-                    known.exit_code is not None and known.runtime_seconds is None):
-                self.results[job.id] = news
-            if job.id in self.service.local.terminations:
-                self.service.local.terminations[job.id].next_look_at = 0.0
+            self.results[job.id] = news
         elif isinstance(news, Started) and job.status == PENDING:       # by Slurm; without facts: it failed before that
             begun = {"started_at": now, **news.facts}
             self.store.update(lambda state: [change_status(state.jobs[job.id], RUNNING, now, **begun)])
             if news.facts:
                 launcher.tell_start(change_status(job, RUNNING, now, **begun).value)
         elif isinstance(news, Started):
-            self.service.local.launched_at.pop(job.id, None)
-            if job.current.pid != news.facts.get("pid"):
-                self.service.record(job, False, **{"session": self.machine.session_of(job), **news.facts})
-        elif isinstance(news, Mapping):
-            self.service.record(job, **news)
+            self.service.record(job, False, **news.facts)
+        elif isinstance(news, Mapping):                 # without a disk, what must end is ended all the same
+            self.service.record(job, job.current.slurm_key is not None, **news)
         else:
             why, facts = news.why, {**(news.facts or {}), "log_base": measure_logs(self.find_folder(job))}
             self.store.update(lambda state: requeue(state, state.jobs[job.id], why, now, **facts))
@@ -7862,10 +7989,8 @@ class Runners(Part):
 
     def find_runtime_s(self, job: Job, now: float) -> float:
         """Seconds that a job has run.  The wall clock, which may have been set, is the last resort."""
-        began = self.service.local.began.get(job.id, job.current.pid_started)
-        if began is not None and job.current.boot_id == self.machine.boot_id:
-            return max(0.0, self.machine.processes.find_age_s(began))
-        return max(0.0, find_age(job, now))
+        runtime_s: float | None = self.service.local.host.find_runtime_s(job)
+        return max(0.0, find_age(job, now)) if runtime_s is None else runtime_s
 
     def find_folder(self, job: Job) -> str:
         """The folder of a job's logs, whether it exists yet or not."""
@@ -7943,7 +8068,8 @@ class Launcher(Part):
         except (NexusError, OSError) as error:
             news = error
         except Exception as error:
-            if job.id not in self.service.local.launched_at:
+            watched = self.service.local.host.watched.get(job.id)
+            if not watched or watched.launched_at is None:
                 self.service.runners.hear_outcome(job, Result(None, None, 0.0, "launch", format_line(repr(error), 300)))
             raise
         if news:
@@ -8275,7 +8401,6 @@ def is_elsewhere_now(known: NodeConfig, config: NodeConfig) -> bool:
 
 PROBE_BACKOFF_FACTOR = 10       # pause after nvidia-smi, as a multiple of its run time
 LOADS_S = 3600.0                # how long GPUs' utilization is kept
-LEASE_BACKOFF_S = (5.0, 60.0)   # first and longest time without new GPUs after a lease failed
 DISK_INTERVAL_S, DISK_TIMEOUT_S = 5.0, 30.0     # between two disk checks; a disk silent for longer is unhealthy
 ESTIMATE_INTERVAL_S = 3.0       # estimates are made anew after this
 HEALTH_INTERVAL_S = 5.0         # between two checks for on_unhealthy
@@ -8284,13 +8409,22 @@ MAX_HOOK_TEXT = 32000           # characters of a variable
 MAX_FAULTS_LOGGED = 20          # each time the jobs file is read
 
 
-class Observation(Value):
-    """The answer of nvidia-smi, or why there is none."""
-    gpus: tuple[Gpu, ...]
-    trouble: str | None
-    hint: str
-    began_at: float                 # monotonic
-    took_s: float
+class Counters:
+    """Counts since this service started, for GET /metrics."""
+
+    def __init__(self) -> None:
+        from collections import Counter
+        self.ends = Counter({(COMPLETED, ""): 0, (FAILED, "exit"): 0, (CANCELLED, "killed"): 0})    # (status, cause)
+        self.retries = Counter({"exit": 0})                     # {cause: failed attempts that are retried}
+
+    def note_moves(self, jobs: Iterable[Job]) -> None:
+        """Count jobs whose status has changed."""
+        for job in jobs:
+            cause = job.attempts[-1].cause if job.attempts else None
+            if job.status in FINAL:
+                self.ends[job.status, cause or ""] += 1
+            elif job.status == PENDING and cause != REQUEUED:
+                self.retries[str(cause)] += 1
 
 
 def probe_gpus(service: Service) -> float:
@@ -8904,7 +9038,6 @@ class GpuWatch(Part):
         self.memory_worker = Worker(service, "measuring jobs' memory", self.measure_memory)
         self.lease_holders: Mapping[str, str] = {}          # {GPU uuid: the user whose nexus holds it}
         self.look_error: NexusError | None = None           # why the leases could not be read
-        self.lease_backoff = Backoff(*LEASE_BACKOFF_S)      # jobs get no GPU until it is over
 
     def set_gpu_paused(self, index: int, is_paused: bool, who: str, node: str = "") -> None:
         """Pause or resume a GPU, also of a node.  Raises: not_found; conflict, when the node's own nexus paused it."""
@@ -9043,7 +9176,8 @@ class GpuWatch(Part):
         return self.find_smi_trouble() or (error.message if error else None)
 
     def find_lease_error(self) -> NexusError | None:
-        return self.look_error or self.lease_backoff.find_why(self.clock.monotonic())
+        backoff = self.service.local.host.lease_backoff
+        return self.look_error or backoff.find_why(self.clock.monotonic())
 
     def find_smi_trouble(self) -> str | None:
         """Return why the GPUs cannot be read, or that nvidia-smi takes much longer than before; or None."""
@@ -9830,7 +9964,7 @@ class Service:
 
         def end(state: State) -> Changes:
             for job in list(state.running.values()):
-                is_over = job.id in self.runners.results and not self.local.work.get(job.id)
+                is_over = job.id in self.runners.results or self.local.is_ending(job.id)
                 if self.local.has(job) and not job.current.stop_cause and not is_over:
                     yield change_job(job, stop_cause="reboot", stop_line=MACHINE_DOWN)
 
@@ -9886,17 +10020,16 @@ class Service:
 
     def next_wait_s(self) -> float:
         is_late = self.clock.monotonic() - self.failed_at < WATCH_INTERVAL_S
-        if is_late or (self.store.last_error and not self.local.terminations):
+        next_look_s = self.local.host.find_next_look_s()
+        if is_late or (self.store.last_error and next_look_s is None):
             return WATCH_INTERVAL_S             # backoff after a failure
-        now, terminations = self.clock.monotonic(), self.local.terminations
-        if self.runners.results.keys() - terminations.keys():
+        if self.runners.results:
             return TERMINATION_INTERVAL_S
         is_running = self.store.read(lambda state: bool(state.running))
         longest = WATCH_INTERVAL_S if is_running or self.store.last_error else 5.0
         until = self.plan.delayed_until
         delays = [] if until is None else [max(0.01, until - self.clock.now())]
-        return min([longest, *delays,
-                    *(max(0.0, termination.next_look_at - now) for termination in terminations.values())])
+        return min([longest, *delays, *([] if next_look_s is None else [next_look_s])])
 
     def open_fifo(self) -> None:
         """Open read-write, so that a runner always finds a reader.  Without a FIFO the service polls pids."""
@@ -9934,14 +10067,14 @@ class Service:
             self.store.update(lambda state: [Put("facts", "paused_gpus", state.paused_gpus)])
         now = self.clock.now()
         results, trouble, nodes = self.runners.results, self.gpu_watch.find_gpu_trouble(), self.pool.view_nodes()
-        over = {job_id: result for job_id, result in results.items() if job_id not in self.local.terminations}
+        over = dict(results)
         evidence = {job.id: self.runners.gather_evidence(job, over[job.id])
                     for job in self.running_jobs() if job.id in over}
         hold = "the machine goes down" if self.is_going_down else (
             self.launcher.start_backoff.find_why(self.clock.monotonic()) or "")
         # A job that is over must not be stopped for a timeout.
         usage = {job_id: used for job_id, used in self.runners.usage.items()
-                 if job_id not in results or self.local.work.get(job_id)}
+                 if job_id not in results and not self.local.is_ending(job_id)}
 
         starting: list[tuple[Job, Mapping[str, str] | None]] = []
 
