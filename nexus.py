@@ -3803,9 +3803,8 @@ Whoever calls from this machine as the owner of the service needs no token; ever
 `Authorization: Bearer TOKEN`.  The owner's may do all; a user's may submit, read, and cancel its own jobs, and sees of
 others' jobs only that they are there: the rest is null.  Every refusal is the object Error.
 
-GET /events is a stream of server-sent events: `job` (a Job that has changed), `removed` (`{ids}` of forgotten jobs),
-`gpus` (those of all machines, as in /status), `queue` (the changed keys of /status), `group` (`{name, limit, hold}`,
-for the owner), and `reset` when events were lost: fetch everything again.
+GET /status?after=STATE_VERSION replies when something has changed since the status with that `state_version`: a job, a
+GPU, or the queue.
 
 The machines under /api have numbers: 0 is this one, then come the nodes in the order of GET /nodes; null is none yet,
 or one that is no node any more.  Jobs for any machine wait in the queue of number 0, others in their node's."""
@@ -9108,9 +9107,9 @@ class GpuWatch(Part):
                 gpu, memory_used_mib=None if is_unknown else gpu.memory_used_mib, processes=processes,
                 lease_holder=self.lease_holders.get(gpu.uuid),
                 utilization_mean=sum(loads) / len(loads) if loads else None, utilization_peak=max(loads, default=None)))
-        if [describe_for_event(gpu) for gpu in gpus] != [describe_for_event(gpu) for gpu in self.gpus]:
+        former, self.gpus = self.gpus, tuple(gpus)
+        if [describe_for_event(gpu) for gpu in gpus] != [describe_for_event(gpu) for gpu in former]:
             self.store.events.publish([("gpus", None)])
-        self.gpus = tuple(gpus)
 
     def annotate_processes(self, gpu: Gpu, running: Mapping[str, Job], is_ours: bool) -> Iterator[GpuProcess]:
         """Add each process's job or user.  `is_ours`: a job of ours has the GPU, or had it at the reading."""
@@ -9631,6 +9630,7 @@ class Views(Part):
             for (_, priority, _), _ in state.pending:
                 bands["high" if priority < 1 else "normal" if priority == 1 else "low"] += 1
             return {
+                "state_version": self.store.events.next_number,
                 "gpu_status": self.list_gpus(state), "is_paused": state.paused, "queued_jobs": len(state.pending),
                 "completed_jobs": count_finished(state), "running_jobs": list(state.running.values()),
                 "queued_by_priority": bands}
@@ -10205,8 +10205,7 @@ MAX_CONNECTIONS = 512                   # over TCP; a quarter is for the owner a
 REQUEST_TIMEOUT_S = 30.0                # for a request without its body
 IDLE_TIMEOUT_S = 75.0                   # a connection that reads nothing for so long is closed
 BODY_BYTES_PER_S = 65536                # a body that is slower than this is refused
-HEARTBEAT_S = 15.0
-CROWD_SIZE, CROWD_PAUSE_S, CROWD_LOOKS_PER_S = 20, 1.0, 400.0       # more followers than that share so many looks
+NEWS_TIMEOUT_S = 15.0                   # GET /status?after= replies at the latest after this time
 ACCEPT_PAUSE_S = 0.1                    # after a failed accept, as when no descriptor is left
 WRONG_TOKEN_DELAY_S = 0.3
 REFUSAL_INTERVAL_S = 60.0
@@ -10306,6 +10305,7 @@ PARAMETERS: Mapping[str, Field] = {             # names with a dash are headers
                   "by this field, with - in reverse: sort=-finished_at; jobs without it last"),
     "limit": Field(COUNT, "at most so many, the first ones; the header Total-Count says how many there are"),
     "fields": Field(list_of(one_of(*JOB)), "only these fields of each job: fields=id,status,exit_code"),
+    "after": Field(COUNT, "reply only when something has changed since this state_version, or after 15 seconds"),
     "wait": Field(integer_in(0, 3600), "reply only when the job has ended, or after so many seconds"),
     "follow": Field(SAID, "go on as it grows, until the end", parse=is_said),
     "tail": Field(COUNT, "begin so many lines before the end"),
@@ -10316,9 +10316,6 @@ PARAMETERS: Mapping[str, Field] = {             # names with a dash are headers
     "before": Field(COUNTS, "nothing from this byte on: earlier output", parse=parse_offsets),
     "timestamps": Field(SAID, "begin each line with its time of arrival, to a tenth of a second where it is known",
                         parse=is_said),
-    "since": Field(COUNT, "events after this number"),
-    "job": Field(list_of(JOB_ID), "events of this job alone; several: job=abc,abd"),
-    "Last-Event-ID": Field(COUNT, "the same, as browsers send it; it wins"),
     "Idempotency-Key": Field(
         matching("^[\\x21-\\x7e]{8,128}$", "8 to 128 visible characters", examples=["0f0bd5a2-4d1e"]),
         "a random one for each submission: the same again adds nothing, and is answered as the first time"),
@@ -10418,13 +10415,6 @@ def page_response(page: str) -> Response:
               "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'")
     return Response(200, page.encode(), "text/html; charset=utf-8", {
         "Content-Security-Policy": policy, "Referrer-Policy": "no-referrer", "Cache-Control": "no-cache"})
-
-
-def find_follow_pause_s() -> float:
-    """The pause of each follower between two looks: many threads that wake at each line would delay starts of jobs."""
-    import threading
-    count = threading.active_count()
-    return 0.0 if count <= CROWD_SIZE else min(CROWD_PAUSE_S, count / CROWD_LOOKS_PER_S)
 
 
 class Gate:
@@ -10610,8 +10600,27 @@ class Calls(Gate):
         return {"name": "nexus", **self.service.views.info(), "calls": calls}
 
     @route("GET /status", "user", "GPUs, running jobs, and how many wait", "Status")
-    def get_status(self, caller: Caller) -> dict[str, Any]:
+    def get_status(self, caller: Caller, after: int | None = None) -> Response | dict[str, Any]:
         self.service.gpu_watch.first_probe.wait(SMI_WAIT_S + 5)
+        if after is None:
+            return self.describe_status(caller)
+        events = self.service.store.events
+        return self.reply_when(lambda: events.next_number != after, NEWS_TIMEOUT_S,
+                               lambda: self.describe_status(caller))
+
+    def reply_when(self, is_time: Callable[[], bool], timeout_s: float, describe: Callable[[], object]) -> Response:
+        """Reply when it is time, when that takes too long, or when the service ends."""
+        def wait() -> Iterator[bytes]:
+            clock = self.service.clock
+            give_up_at = clock.monotonic() + timeout_s
+            while not is_time() and clock.monotonic() < give_up_at and not self.service.is_stopping:
+                yield b""                           # checks whether the caller is still connected
+                clock.sleep(LOG_LOOK_S)
+            yield json_response(describe()).body
+
+        return Response(200, stream=wait())
+
+    def describe_status(self, caller: Caller) -> dict[str, Any]:
         status = {**self.service.views.status(), "is_owner": caller.is_owner}
         if not caller.is_owner:
             status.update(
@@ -10689,29 +10698,22 @@ class Calls(Gate):
     @route("GET /jobs/{id}", "user", "one job", "Job")
     def get_job(self, caller: Caller, id: str, wait: int = 0) -> Response | dict[str, Any]:
         job = self.find_job(id, caller)
-        if not wait or job.status in FINAL:
-            return self.describe(job)
-        return Response(200, stream=self.wait_for(job, self.service.clock.monotonic() + wait))
 
-    def describe(self, job: Job) -> dict[str, Any]:
-        return self.service.views.describe_jobs([job])[0]
-
-    def wait_for(self, job: Job, give_up_at: float) -> Iterator[bytes]:
-        """The job, once it has ended or the time is over."""
         def find() -> Job | None:
+            """The job as it is now; None when it is forgotten."""
             now: Job | None = self.service.store.read(lambda state: state.jobs.get(job.id))
             return now if now and now.number == job.number else None
 
-        events, seen = self.service.store.events, self.service.store.events.next_number
-        while (now := find()) and now.status not in FINAL and not self.service.is_stopping:
-            left_s = give_up_at - self.service.clock.monotonic()
-            if left_s <= 0:
-                break
-            yield b""                           # checks whether the caller is still connected
-            self.service.clock.sleep(find_follow_pause_s())
-            found, _ = events.read(seen, min(1.0, left_s))
-            seen = found[-1][0] + 1 if found else events.next_number
-        yield json_response(self.describe(now or job)).body
+        def is_over() -> bool:
+            now = find()
+            return now is None or now.status in FINAL
+
+        if not wait or is_over():
+            return self.describe(job)
+        return self.reply_when(is_over, wait, lambda: self.describe(find() or job))
+
+    def describe(self, job: Job) -> dict[str, Any]:
+        return self.service.views.describe_jobs([job])[0]
 
     @route("POST /jobs/cancel", "user",
            "end jobs, pending or running, all or none; those that are over stay as they are", "Ended",
@@ -10804,52 +10806,6 @@ class Calls(Gate):
     def post_stop(self, caller: Caller) -> Response:
         self.service.log.info("Service stopped by %s", caller.name)
         return Response(204, after=self.service.stop)
-
-    @route("GET /events", "user", "every change of a job, GPU or the queue, as it happens", "text/event-stream")
-    def get_events(self, caller: Caller, since: int | None = None, job: Sequence[str] = (),
-                   last_event_id: int | None = None) -> Response:
-        since = since if last_event_id is None else last_event_id
-        return Response(200, content_type="text/event-stream", stream=self.follow_events(
-            self.service.store.events.next_number if since is None else since + 1, caller, job))
-
-    def follow_events(self, following: int, caller: Caller, ids: Sequence[str] = ()) -> Iterator[bytes]:
-        """Server-sent events.  `reset` means that events were lost: fetch everything again.
-
-        The opening has an id too, so that a client that is cut off before the first event can resume.
-        """
-        events, service = self.service.store.events, self.service
-        yield f": events from number {following}\nid: {following - 1}\n\n".encode()
-        beat_at = service.clock.monotonic() + HEARTBEAT_S
-        while not service.is_stopping:
-            pause_s = find_follow_pause_s()
-            service.clock.sleep(pause_s)
-            upcoming = events.next_number
-            found, is_gap = events.read(following, 0.0 if pause_s else 1.0)
-            pieces = []
-            if is_gap:
-                after = (found[0][0] if found else upcoming) - 1
-                pieces.append(f"event: reset\nid: {after}\ndata: {encode_json({'since': following})}\n\n")
-            pieces += [self.encode_event(*event, caller) for event in found if is_of_jobs(event, ids) and (
-                event[1] != "group" or caller.is_owner)]
-            following = found[-1][0] + 1 if found else upcoming if is_gap else following
-            if service.clock.monotonic() > beat_at:
-                pieces.append(f": still here\nid: {following - 1}\n\n")       # events of others may have passed
-            if pieces:
-                beat_at = service.clock.monotonic() + HEARTBEAT_S
-            yield "".join(pieces).encode()
-
-    def encode_event(self, number: int, kind: str, what: Any, caller: Caller) -> str:
-        return f"id: {number}\nevent: {kind}\ndata: {encode_json(self.describe_event(kind, what, caller))}\n\n"
-
-    def describe_event(self, kind: str, what: Any, caller: Caller) -> object:
-        if kind == "job":
-            return show_to(caller, what.user, job_json(
-                what, self.service.clock.now(), self.service.views.find_place(what)))
-        if kind == "removed":
-            return {"ids": what}
-        if kind == "gpus":
-            return self.service.store.read(self.service.views.list_gpus)
-        return what
 
     @route("GET /openapi.json", "anyone", "this description", "any")
     def get_openapi(self, caller: Caller) -> Response:
@@ -11031,12 +10987,6 @@ def show_to(caller: Caller, user: str, job: dict[str, Any]) -> dict[str, Any]:
 def read_choice(body: Any) -> Choice:
     """Raises: usage."""
     return Choice(**read_object(CHOICE_KEYS, CHOICE, body))
-
-
-def is_of_jobs(event: tuple[int, str, Any], ids: Sequence[str]) -> bool:
-    """Whether an event is of one of these jobs; no ids: of any."""
-    _, kind, what = event
-    return not ids or (kind == "job" and what.id in ids) or (kind == "removed" and not set(ids).isdisjoint(what))
 
 
 def find_attempt(entry: LogEntry, attempts: Sequence[Attempt]) -> Attempt:
@@ -13648,10 +13598,11 @@ dialog .lost { margin-top: .7rem; }
 <script>
 'use strict';
 const PAGE = 50;                                                 // rows of a list that are asked for and shown at once
-const BACKOFF_MS = 2000, RARELY_MS = 30000;                      // between two refreshes: after events; without any
+const NEWS_PAUSE_MS = 300, BACKOFF_MS = 2000;                    // between two questions for news; two refreshes
+const RARELY_MS = 30000;                                         // between two questions for curves
 const LOG_TAIL = 2000, LOG_LINES = 5000, LINE_LENGTH = 20000;    // lines at first; lines kept; characters of a line
 const LOG_PAUSES_MS = [200, 1000, 5000];                         // to the next read: after news, none, a failure
-const ANSWER_MS = 20000, SILENCE_MS = 45000;                     // timeouts of a reply, and of news at /events
+const ANSWER_MS = 20000, SILENCE_MS = 45000;                     // timeouts of a reply, and of news
 const HIDDEN_MS = 10000;                                         // then a hidden tab closes its connection
 const FINAL = ['completed', 'failed', 'cancelled'], STATUSES = ['running', 'pending', ...FINAL];
 const PRIORITIES = ['high', 'normal', 'low'];
@@ -13911,7 +13862,7 @@ at('forget').addEventListener('click', () => {
   location.reload();
 });
 
-// ---- The service's data, fetched after each event and every few seconds; only what is shown
+// ---- The service's data, fetched after news; only what is shown
 
 const NO_ROWS = {rows: [], total: 0};
 const ROW_FIELDS = ['id', 'status', 'position', 'name', 'command', 'user', 'group', 'gpus', 'priority', 'only_node',
@@ -13920,7 +13871,6 @@ const ROW_FIELDS = ['id', 'status', 'position', 'name', 'command', 'user', 'grou
 const MORE_FIELDS = {running: ',rss_mib,cpu_percent', queue: ',waiting_for,estimated_start',
   history: ',outcome,cause_line,runtime_seconds,finished_at'};
 let service = {nodes: []}, lists = {}, jobs = new Map();
-let endings = 1, shownHistory = '';             // the history is fetched only after an end, or for another part of it
 const openGroups = new Map();                   // {name: how many of its pending jobs are shown}
 
 function pathOfList(part, group) {
@@ -13934,16 +13884,13 @@ function pathOfList(part, group) {
 }
 
 async function loadOverview() {
-  const history = pathOfList('history'), shown = `${endings} ${history}`;
   const opened = isFiltered() ? [] : [...openGroups.keys()];
-  const [running, queue, groups, ended, ...ofGroups] = await Promise.all([
-    askList(pathOfList('running')), askList(pathOfList('queue')), askList('groups'),
-    shown !== shownHistory && askList(history),
+  const [running, queue, groups, history, ...ofGroups] = await Promise.all([
+    askList(pathOfList('running')), askList(pathOfList('queue')), askList('groups'), askList(pathOfList('history')),
     ...opened.map((name) => askList(pathOfList('queue', name)))]);
-  lists = {running, queue, groups: groups.rows, history: ended || lists.history,
+  lists = {running, queue, groups: groups.rows, history,
     opened: new Map(opened.map((name, place) => [name, ofGroups[place]]))};
-  jobs = new Map([lists.history, queue, running, ...ofGroups].flatMap(({rows}) => rows.map((job) => [job.id, job])));
-  shownHistory = shown;
+  jobs = new Map([history, queue, running, ...ofGroups].flatMap(({rows}) => rows.map((job) => [job.id, job])));
 }
 
 let timer = null, isRefreshing = false, isRung = false, notBefore = 0;
@@ -13961,15 +13908,13 @@ function refreshNow() {                         // after the user's own action
 }
 
 async function refresh() {
-  const began = performance.now(), control = following;
+  const began = performance.now();
   timer = null;
-  if (!control) return;                         // the first event comes here again
+  if (!following) return;                       // the next news come here again
   isRefreshing = true;
   isRung = false;
   try {
-    const [status] = await Promise.all([ask('GET', 'status'), jobPage ? jobPage.load() : loadOverview()]);
-    service = status;
-    if (following === control) { retryDelay = 500; tellHealth(); }
+    await (jobPage ? jobPage.load() : loadOverview());
     draw();
   } catch (error) {
     if (!known(error.status)) reportError(error);
@@ -13980,7 +13925,7 @@ async function refresh() {
   if (isRung) refreshSoon();
 }
 
-// ---- Events: one stream, read with fetch so that the token can be sent.  Any event is a reason to refresh.
+// ---- News: GET /status?after= replies when something has changed.  Any news is a reason to refresh.
 
 let following = null, retryDelay = 500, hideTimer = null;
 
@@ -13999,21 +13944,6 @@ function tellHealth() {                         // green only if all is well
   connectionIs(bad ? 'live unwell' : 'live', bad ? `not well: ${service.bad_checks.join(', ')}` : 'live');
 }
 
-function hear(block) {                          // one event
-  const [, kind] = /^event: (\w+)/m.exec(block) ?? [], data = () => JSON.parse(/^data: (.*)/m.exec(block)[1]);
-  if (kind === 'gpus' && service.host) {
-    service.gpu_status = data();
-    draw();
-  } else if (kind !== 'job') {
-    endings++;
-    refreshSoon();
-  } else {
-    const job = data();
-    if (FINAL.includes(job.status)) endings++;
-    if (!jobPage || job.id === jobPage.id || jobPage.job?.status === 'pending') refreshSoon();
-  }
-}
-
 async function follow() {
   for (;;) {
     await asking;
@@ -14021,20 +13951,25 @@ async function follow() {
       connectionIs('', 'resting');
       await visibilityChange();
     }
-    const decoder = new TextDecoder();
-    let rest = '';                              // an event may come in two pieces
     following = new AbortController();
     try {
-      for await (const piece of pieces('events', following, SILENCE_MS)) {
-        const blocks = (rest + decoder.decode(piece, {stream: true})).split('\n\n');
-        rest = blocks.pop();
-        for (const block of blocks) if (!block.startsWith(': still')) hear(block);
+      for (let query = '';; query = `?after=${service.state_version}`) {
+        const decoder = new TextDecoder();
+        let text = '';
+        for await (const piece of pieces(`status${query}`, following, SILENCE_MS)) {
+          text += decoder.decode(piece, {stream: true});
+        }
+        service = JSON.parse(text);
+        retryDelay = 500;
+        tellHealth();
+        draw();
+        refreshSoon();
+        await new Promise((resolve) => setTimeout(resolve, NEWS_PAUSE_MS));
       }
     } catch (error) {                           // a broken line is handled below
       if (error instanceof SyntaxError) reportError(error);
     }
     following = null;
-    endings++;
     if (document.hidden || asking) continue;
     connectionIs('lost', 'reconnecting');
     await new Promise((resolve) => setTimeout(resolve, retryDelay * (0.75 + Math.random() / 2)));
@@ -14048,9 +13983,6 @@ document.addEventListener('visibilitychange', () => {
   if (document.hidden) hideTimer = setTimeout(() => following?.abort(), HIDDEN_MS);
 });
 
-setInterval(() => {
-  if (following && service.host && at('connection').className.includes('live')) refreshSoon();
-}, RARELY_MS);
 setInterval(() => {
   for (const node of document.querySelectorAll('body:not(.offline) [data-since]')) {
     show(node, duration(secondsSince(node.dataset.since)));

@@ -482,7 +482,7 @@ class Load:
 
     async def run(self) -> None:
         streams = [asyncio.create_task(self.stream(f"/jobs/{self.job_id}/logs?follow=true")) for _ in range(FOLLOWERS)]
-        streams += [asyncio.create_task(self.stream("/events")) for _ in range(STREAMS)]
+        streams += [asyncio.create_task(self.stream("/service/logs?follow=true")) for _ in range(STREAMS)]
         while self.received < FOLLOWERS + STREAMS and not self.failures:
             await asyncio.sleep(0.05)
         self.begun.set()
@@ -547,7 +547,7 @@ def measure_load() -> None:
             memory_mb.append(it.rss_mb())
             failures += load.failures
             delays += load.delays
-        report(f"{FOLLOWERS} followers, {STREAMS} event streams, {REQUESTS_PER_S} requests/s: failures", f"{len(failures)}", "0")
+        report(f"{FOLLOWERS} followers, {STREAMS} of the service's log, {REQUESTS_PER_S} requests/s: failures", f"{len(failures)}", "0")
         report(f"{len(delays)} short requests meanwhile", f"median {statistics.median(delays):.1f} ms, "
                f"p99 {sorted(delays)[len(delays) * 99 // 100]:.0f} ms")
         report("CPU of the service meanwhile", f"{100 * statistics.median(shares):.0f} % of one core")

@@ -310,7 +310,7 @@ def test_the_log_stays_where_its_reader_is(browser, box):
 
 HURRY = """
     const patient = setTimeout;
-    window.setTimeout = (act, time, ...more) => patient(act, {10000: 300, 20000: 1000}[time] ?? time, ...more);
+    window.setTimeout = (act, time, ...more) => patient(act, {10000: 300, 20000: 1000, 45000: SILENCE}[time] ?? time, ...more);
     const patience = AbortSignal.timeout;
     AbortSignal.timeout = (time) => patience.call(AbortSignal, Math.min(time, 1000));
     Object.defineProperty(document, 'hidden', {get: () => window.isHidden ?? false});
@@ -318,9 +318,9 @@ HURRY = """
 """
 
 
-def hurry(page):
+def hurry(page, silence_ms=45000):
     """Load the page again with shorter waits, and with hide(true) for what another tab before it does."""
-    page.add_init_script(HURRY)
+    page.add_init_script(HURRY.replace("SILENCE", str(silence_ms)))
     page.reload()
     expect(page.locator("#connection")).to_have_text("live")
 
@@ -379,12 +379,14 @@ def test_a_tab_that_nobody_sees_asks_for_nothing(browser, box):
 def test_what_is_never_answered_is_told_and_asked_again(browser, box):
     job_id = box.wait_started(box.add("sleep 1000", gpus=0))["id"]
     with visit(browser, box) as page:
-        hurry(page)
-        page.route("**/status", lambda route: None)
+        hurry(page, silence_ms=1000)
+        page.route("**/status*", lambda route: None)
         box.add("true", gpus=0)
         expect(page.locator("#connection")).to_have_text("reconnecting")
-        page.unroute("**/status")
+        page.unroute("**/status*")
         expect(page.locator("#connection")).to_have_text("live")
+    with visit(browser, box) as page:
+        hurry(page)
         page.route(f"**/jobs/{job_id}", lambda route: None)
         row(page, job_id).get_by_role("button", name="Kill").click()
         page.get_by_role("dialog").get_by_role("button", name="Kill job").click()
@@ -408,7 +410,7 @@ def test_a_log_whose_connection_breaks_or_hangs_comes_back(browser, box):
         expect(page.get_by_role("log").locator("div")).to_have_text(["begins", "begins", "goes on", "goes on"])
 
 
-# Events say that there is something new; what it is, the next answers say
+# The status says that there is something new; what it is, the next answers say
 
 def test_a_job_that_starts_while_an_older_answer_is_on_its_way(browser, box):
     box.ask("POST", "/service/pause")
@@ -435,28 +437,6 @@ def test_what_ends_at_once_is_in_the_history(browser, box):
             expect(page.locator(f"#history-part [data-job={job_id}]")).to_contain_text(f"exit {number}" if number else "completed")
 
 
-def test_an_event_in_two_pieces_is_news_like_any_other(browser, box):
-    with visit(browser, box) as page:
-        page.add_init_script("""
-            const original = fetch;
-            window.fetch = async (path, options) => {
-                if (path !== 'events') return original(path, options);
-                await original(path, options);
-                return new Response(new ReadableStream({start(control) { window.say = (text) =>
-                    control.enqueue(new TextEncoder().encode(text)); }}), {headers: {Date: new Date().toUTCString()}});
-            };
-        """)
-        page.reload()
-        until(page, lambda: page.evaluate("Boolean(window.say)"))
-        page.evaluate("say('id: 1\\n\\n')")
-        expect(page.locator("#running-part")).to_contain_text("No job is running.")
-        expect(page.locator("#connection")).to_have_text("live")
-        job_id = box.wait(box.add("true", gpus=0), "completed")["id"]
-        page.evaluate("say('event: job\\ndata: {\"status\":\"compl')")
-        page.evaluate("say('eted\"}\\n\\n')")
-        expect(page.locator(f"#history-part [data-job={job_id}]")).to_contain_text("completed")
-
-
 # When something is missing, late or wrong
 
 def test_an_error_far_above_is_found(browser, box):
@@ -477,7 +457,7 @@ def test_a_jobs_page_is_shown_before_the_status_is_there(browser, box):
     pending = box.add("true", gpus=0)
     for job_id, texts in ((running, ["the one", "echo printed", "printed"]), (pending, ["pending", "Why it waits"])):
         with visit(browser, box, f"#/jobs/{job_id}", is_waiting=False) as page:
-            page.route("**/status", lambda route: None)
+            page.route("**/status*", lambda route: None)
             page.reload()
             for text in texts:
                 expect(page.locator("#job")).to_contain_text(text)
@@ -490,12 +470,12 @@ def test_a_fault_while_drawing_is_shown(browser, box, missing):
         broken = page.get_by_role("alert").filter(has_text="An error in this page")
         expect(broken).to_be_hidden()
         status = box.ask("GET", "/status")
-        page.route("**/status", lambda route: route.fulfill(json={**status, missing: None}))
+        page.route("**/status*", lambda route: route.fulfill(json={**status, missing: None}))
         box.add("true", gpus=0)
         expect(broken).to_be_visible()
         page.reload()
         expect(broken).to_be_visible()
-        page.unroute("**/status")
+        page.unroute("**/status*")
         page.get_by_role("button", name="Reload").click()
         expect(page.locator("#connection")).to_have_text("live")
         expect(broken).to_be_hidden()
@@ -543,7 +523,7 @@ def test_nothing_flashes_before_a_stored_token_is_refused(browser, box):
         """)
         held = []
         for path in ("", "#/jobs/abc"):
-            for asked in ("**/events", "**/jobs/abc"):
+            for asked in ("**/status*", "**/jobs/abc"):
                 page.route(asked, lambda route: held.append(route))
             page.goto(f"http://127.0.0.1:{box.port}/{path}")
             page.reload()
@@ -614,7 +594,7 @@ def test_a_user_sees_what_is_his_and_is_offered_nothing_else(browser, box):
         expect(page.locator("#job h1")).to_have_text(f"job {job_id} is root's")
         expect(page.locator("#job")).to_contain_text("alice's own: nexus jobs --user alice")
         box.add("true", gpus=0)
-        until(page, lambda: any(url.endswith("/status") for url in asked))      # the page goes on to refresh, but for this job
+        until(page, lambda: any("/status" in url for url in asked))      # the page goes on to refresh, but for this job
         page.wait_for_timeout(200)
         assert len([url for url in asked if job_id in url]) == 1
         expect(page.locator(".notice")).to_have_count(0)
@@ -834,9 +814,10 @@ def test_the_tab_and_the_title_say_which_job_it_is_and_how_it_does(browser, box)
 
 def test_an_unwell_service_is_not_green(browser, box):
     with visit(browser, box) as page:
-        page.route("**/status", lambda route: route.fulfill(json={**route.fetch().json(), "bad_checks": ["log disk"]}))
+        page.route("**/status*", lambda route: route.fulfill(json={**route.fetch().json(), "bad_checks": ["log disk"]}))
         page.reload()
         expect(page.locator("#connection")).to_have_text("not well: log disk")
+        page.unroute_all(behavior="ignoreErrors")
 
 
 def test_long_lists_come_in_pages(browser, box):
@@ -980,7 +961,7 @@ def show_pool(page, box, gpus=8, away="n6"):
         {"name": name, "gpus": gpus if number else 0, "gpu_names": ["H100"], "running_jobs": 0, "is_leaving": name == "n8",
          **({"unknown_since": "2024-10-24T14:02:00Z", "trouble": "cannot reach n6: No route to host", "hint": "try it by hand: ssh n6"}
             if name == away else {"unknown_since": None, "trouble": None, "hint": None})} for number, name in enumerate(names)]
-    page.route("**/status", lambda route: route.fulfill(json=status))
+    page.route("**/status*", lambda route: route.fulfill(json=status))
 
 
 def machine(page, name):
@@ -1275,11 +1256,12 @@ def test_docs_show_every_call_and_let_one_try_them(browser, box):
         call.get_by_label("id").press("Enter")
         expect(call.get_by_label("the answer", exact=True)).to_contain_text('"command": "true # it\'s"')
         expect(call.locator("form [aria-live]")).to_contain_text("Headers")
-        call = try_call(page, "get_events")
+        call = try_call(page, "get_service_logs")
+        call.get_by_label("follow").fill("true")
         call.get_by_role("button", name="Send").click()
-        expect(call.get_by_label("the answer", exact=True)).to_contain_text("events from")
+        expect(call.get_by_label("the answer", exact=True)).to_contain_text("Service started")
         box.call("DELETE", f"/queue/{job_id}")
-        expect(call.get_by_label("the answer", exact=True)).to_contain_text('"status":"cancelled"')
+        expect(call.get_by_label("the answer", exact=True)).to_contain_text(f"Job {job_id}: stopped by")
         call.get_by_role("button", name="Stop").click()
         expect(call.locator("form [aria-live]")).to_contain_text("stopped")
         call = try_call(page, "post_api_submit")

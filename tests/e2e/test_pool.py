@@ -1,9 +1,8 @@
-"""What people and programs see of several machines: the command line, /status, /events, /health and /metrics."""
+"""What people and programs see of several machines: the command line, /status, /health and /metrics."""
 
 import contextlib
 import json
 import subprocess
-import threading
 
 import live
 import network
@@ -109,7 +108,6 @@ def test_a_node_that_is_not_heard(net):
     job_id = head.wait_started(head.add("echo before; sleep 600", node="n1"))["id"]
     waits = head.add("true", node="n1", gpus=2)
     live.until(lambda: head.logs(job_id) == "before\n")
-    events = follow(net)
     with cut_off(net, net.nodes[0]):
         shown = show(net)
         assert "\nn1: unknown since " in shown and "try it by hand: ssh n1\n" in shown
@@ -132,25 +130,7 @@ def test_a_node_that_is_not_heard(net):
         assert "n1 has not been heard since" in killing.stderr.readline()
     assert killing.wait(live.PATIENCE_S) == 0 and head.job(job_id)["cause"] == "killed"
     head.wait(waits, "completed")
-    live.until(lambda: "gpus" in events, "an event of the GPUs")
     assert "\nn1" not in show(net)
-
-
-def follow(net):
-    """The kinds of what GET /events says from now on."""
-    kinds = []
-    token = live.read(net.head.home / "token").strip()
-    line = network.Line(net.head.machine.namespace, net.head.port, live.PATIENCE_S)
-    line.request("GET", "/events", headers={"Authorization": f"Bearer {token}"})
-    answer = line.getresponse()
-
-    def read():
-        with contextlib.suppress(OSError, ValueError):
-            for text in answer:
-                if text.startswith(b"event: "):
-                    kinds.append(text[7:].decode().strip())
-    threading.Thread(target=read, daemon=True).start()
-    return kinds
 
 
 def test_a_node_that_is_silent_for_long_is_bad_for_health():

@@ -2,8 +2,6 @@
 
 import contextlib
 import errno
-import http.client
-import itertools
 import json
 import logging
 import os
@@ -178,8 +176,7 @@ REFUSALS = [  # reason, method, path, query, body, headers, status, what its mes
     ("not a stream", "GET", "/jobs/abc/logs", {"stream": "stdin"}, None, {}, 400, "stream"),
     ("not a number of lines", "GET", "/jobs/abc/logs", {"tail": "x"}, None, {}, 400, "tail"),
     ("not a flag", "GET", "/service/logs", {"follow": "maybe"}, None, {}, 400, "follow"),
-    ("not a number of an event", "GET", "/events", {"since": "x"}, None, {}, 400, "since"),
-    ("not a number of an event, by its header", "GET", "/events", {}, None, {"last-event-id": "x"}, 400, "Last-Event-ID"),
+    ("not a version", "GET", "/status", {"after": "x"}, None, {}, 400, "after"),
     ("an empty change", "PATCH", "/queue/abc", {}, {}, {}, 400, "priority"),
     ("an unknown change", "PATCH", "/queue/abc", {}, {"cwd": "/"}, {}, 400, "priority"),
     ("a change to more GPUs than there are", "PATCH", "/queue/abc", {}, {"gpus": 9}, {}, 400, "wants 9 GPUs"),
@@ -237,7 +234,7 @@ def test_what_is_refused_says_why_and_changes_nothing(shared_bench, case):
 
 @pytest.mark.parametrize("path, allowed", [
     ("/status", {"GET"}), ("/queue", {"GET", "POST"}), ("/queue/abc", {"PATCH", "DELETE"}), ("/jobs/abc", {"GET", "DELETE"}),
-    ("/jobs/abc/why", {"GET"}), ("/service/stop", {"POST"}), ("/gpus/0/pause", {"POST"}), ("/events", {"GET"})])
+    ("/jobs/abc/why", {"GET"}), ("/service/stop", {"POST"}), ("/gpus/0/pause", {"POST"})])
 @pytest.mark.parametrize("method", ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "get", "TRACE"])
 def test_other_methods_are_405_with_allow(shared_bench, method, path, allowed):
     if method in allowed:
@@ -478,13 +475,27 @@ def test_the_end_of_a_job_is_waited_for(bench):
         assert bench.ask("GET", f"/jobs/{job_id}", query={"wait": bad})[0] == 400
 
 
-def test_events_of_some_jobs(bench):
-    since = str(bench.store.events.next_number - 1)
-    a, b, c = bench.add(), bench.add(), bench.add()
-    bench.become(b, "cancelled")
-    told = b"".join(itertools.islice(bench.get("/events", {"since": since, "job": f"{a},{b}"}).stream, 2))
-    seen = [json.loads(line[6:])["id"] for line in told.decode().splitlines() if line.startswith("data: ")]
-    assert seen == [a, b, b] and c not in seen
+def test_news_are_waited_for(bench):
+    def ask(version):
+        return bench.get("/status", {"after": str(version)}).stream
+
+    version = bench.ask("GET", "/status")[1]["state_version"]
+    changes = [lambda: bench.add(id="abc"), lambda: bench.ask("PATCH", "/queue/abc", {"name": "x"}),
+               lambda: bench.ask("POST", "/service/pause"), lambda: bench.ask("POST", "/gpus/0/pause"),
+               lambda: bench.become("abc", "running"), lambda: bench.become("abc", "failed"),
+               lambda: bench.ask("POST", "/jobs/clear", {"ids": ["abc"]})]
+    for change in changes:
+        answer = ask(version)
+        assert next(answer) == next(answer) == b"", "whoever waits may go"
+        change()
+        status = json.loads(b"".join(answer))
+        assert status["state_version"] > version and status.keys() == bench.ask("GET", "/status")[1].keys()
+        version = status["state_version"]
+    assert status["is_paused"] and status["gpu_status"][0]["is_paused"] and status["queued_jobs"] == 0
+    for other in (0, 10**18 - 1):               # of an earlier service, perhaps with another clock
+        assert json.loads(next(ask(other)))["state_version"] == version
+    bench.service.clock.monotonic = iter(range(0, 10**6, 8)).__next__
+    assert [bool(piece) for piece in ask(version)] == [False, True], "after 15 s in any case"
 
 
 def test_a_list_is_added_wholly_or_not_at_all(bench):
@@ -946,13 +957,13 @@ some_paths = st.lists(st.sampled_from(["", "queue", "jobs", "status", "service",
                       max_size=4).map(lambda parts: "/" + "/".join(parts))
 latin = st.text(st.characters(max_codepoint=255), max_size=12)
 some_headers = st.dictionaries(
-    st.sampled_from(["host", "origin", "authorization", "content-type", "idempotency-key", "last-event-id", "via", "x-forwarded-for"]),
+    st.sampled_from(["host", "origin", "authorization", "content-type", "idempotency-key", "via", "x-forwarded-for"]),
     latin | st.sampled_from(["127.0.0.1", "localhost:6234", "application/json", f"Bearer {TOKEN}", "http://127.0.0.1"]), max_size=3)
 keys = st.sampled_from([*nexus.ASKED, "position", "x"])
 bodies = (st.binary(max_size=40) | json_values.map(lambda value: json.dumps(value).encode())
           | st.dictionaries(keys, json_values | texts | ids, max_size=5).map(lambda value: json.dumps(value).encode())
           | st.lists(st.dictionaries(keys, json_values, max_size=3), max_size=3).map(lambda value: json.dumps(value).encode()))
-queries = st.dictionaries(st.sampled_from(["status", "user", "group", "limit", "follow", "stream", "tail", "offset", "since"])
+queries = st.dictionaries(st.sampled_from(["status", "user", "group", "limit", "follow", "stream", "tail", "offset", "after"])
                           | st.text(max_size=5),
                           st.text(max_size=6) | st.sampled_from(["", "1", "both", "pending", "false", "9" * 18]), max_size=2)
 methods = st.sampled_from(["GET", "POST", "PATCH", "DELETE", "PUT", "HEAD"]) | st.text(max_size=6)
@@ -960,7 +971,7 @@ methods = st.sampled_from(["GET", "POST", "PATCH", "DELETE", "PUT", "HEAD"]) | s
 
 @given(methods, some_paths, queries, some_headers, bodies)
 def test_whatever_comes_is_answered_and_never_with_500(shared_bench, method, path, query, headers, body):
-    if path == "/service/stop" or path == "/events" or "follow" in query:
+    if path == "/service/stop" or "follow" in query:
         return                                                  # these have no end, or end it
     response = shared_bench.respond(method, path, body, {"content-type": "application/json", **headers}, query)
     content = response.body + b"".join(response.stream or ())
@@ -1418,7 +1429,7 @@ def test_an_escaped_path_and_a_whole_address_are_understood(listening):
     assert (answer[0][0], answer[0][2]) == (200, b"[]\n"), "an empty user is no user"
 
 
-@pytest.mark.parametrize("path", ["/jobs/{id}/logs?follow=true", "/service/logs?follow=1", "/events"])
+@pytest.mark.parametrize("path", ["/jobs/{id}/logs?follow=true", "/service/logs?follow=1", "/jobs/{id}?wait=60"])
 def test_who_leaves_while_following_leaves_no_thread_behind(listening, path):
     job_id = listening.add()
     before = set(threading.enumerate())
@@ -1433,57 +1444,26 @@ def test_who_leaves_while_following_leaves_no_thread_behind(listening, path):
     assert listening.service.failure_count == 0
 
 
-def read_events(response, count):
-    """`count` events as (number, type, data), comments left out."""
-    found, event, give_up_at = [], {}, time.monotonic() + PATIENCE_S
-    while len(found) < count:
-        line = response.readline().decode().rstrip("\n")
-        assert time.monotonic() < give_up_at, f"{count} events did not come, but {found}"
-        if not line and "event" in event:
-            found.append((int(event["id"]) if "id" in event else None, event["event"], json.loads(event["data"])))
-            event = {}
-        elif line and not line.startswith(":"):
-            name, _, text = line.partition(": ")
-            event[name] = text
-    return found
-
-
-def follow_events(listening, since="", headers=None):
-    line = http.client.HTTPConnection("127.0.0.1", listening.port, timeout=PATIENCE_S)
-    line.request("GET", f"/events{since}", headers=headers or {})
-    response = line.getresponse()
-    assert response.status == 200 and response.getheader("Content-Type") == "text/event-stream"
-    return response
-
-
-def test_events_are_numbered_and_resumed(listening):
-    old = listening.add(command="before")
-    response = follow_events(listening)
-    job_id = listening.add(command="a")
-    listening.ask("POST", "/service/pause")
-    listening.ask("DELETE", f"/queue/{job_id}")
-    listening.ask("POST", "/gpus/0/pause")
-    events = read_events(response, 3)
-    assert [(kind, data.get("status", data.get("is_paused"))) for _, kind, data in events[:3]] == [
-        ("job", "pending"), ("queue", True), ("job", "cancelled")]
-    assert events[0][2]["command"] == "a" and "environment" not in events[0][2] and old != job_id
-    numbers = [number for number, _, _ in events]
-    assert numbers == list(range(numbers[0], numbers[0] + 3))
-    assert read_events(follow_events(listening, f"?since={numbers[0]}"), 2) == events[1:3], "those after it"
-    assert read_events(follow_events(listening, headers={"Last-Event-ID": str(numbers[1])}), 1) == events[2:3]
-    both = follow_events(listening, f"?since={numbers[0]}", {"Last-Event-ID": str(numbers[1])})
-    assert read_events(both, 1) == events[2:3], "the header is newer"
-
-
-def test_a_gap_in_the_events_is_told(listening):
-    listening.add()
-    assert read_events(follow_events(listening, "?since=1"), 2)[0][1] == "reset", "older than what is kept"
-    future = int(time.time() * 1e6) + 10**12                    # of a service whose clock was ahead
-    response = follow_events(listening, f"?since={future}")
-    first, = read_events(response, 1)                           # only from here on is nothing missed
-    listening.add(command="later")
-    second, = read_events(response, 1)
-    assert first[1] == "reset" and second[2]["command"] == "later"
+def test_a_client_that_does_not_read_delays_nobody_and_is_dropped(monkeypatch):
+    monkeypatch.setattr(nexus, "IDLE_TIMEOUT_S", 1.0)
+    with Listening() as it, socket.socket() as slow:
+        job_id = it.add()
+        folder = os.path.join(it.layout.log_dir, f"job_{job_id}")
+        os.mkdir(folder)
+        pathlib.Path(folder, "stdout.log").write_bytes(b"x" * 99999 + b"\n")
+        with open(os.path.join(folder, "stdout.log"), "ab") as file:
+            for _ in range(200):                # 20 MB: more than the kernel takes in for it
+                file.write(b"x" * 99999 + b"\n")
+        it.become(job_id, "running", log_dir=folder)
+        request = f"GET /jobs/{job_id}/logs HTTP/1.0\r\nHost: localhost\r\n\r\n".encode()
+        before = set(threading.enumerate())
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+        slow.connect(("127.0.0.1", it.port))
+        slow.sendall(request)
+        until(lambda: set(threading.enumerate()) - before, "its thread")
+        assert len(it.exchange(request).partition(b"\r\n\r\n")[2]) == 201 * 100000
+        until(lambda: not set(threading.enumerate()) - before, "the end of the slow one's thread")
+        assert it.service.failure_count == 0
 
 
 def test_a_taken_port_says_whose_it_is():
@@ -1613,22 +1593,28 @@ def test_a_job_of_a_million_lines_is_followed_whole(home):
     assert status == 200 and text == "".join(f"{number}\n" for number in range(1, 1000001))
 
 
-def test_events_of_a_job_as_curl_sees_them(home):
-    follower = subprocess.Popen(["curl", "-sSN", f"http://127.0.0.1:{home.port}/events"], stdout=subprocess.PIPE)
-    try:
-        assert follower.stdout.readline().startswith(b": events from")
-        job_id = add_by_curl(home, "true")
-        seen, numbers = [], []
-        while "completed" not in seen:
-            line = follower.stdout.readline()
-            if line.startswith(b"id: "):
-                numbers.append(int(line[4:]))
-            event = json.loads(line[6:]) if line.startswith(b"data: {") else {}
-            seen += [event["status"]] if event.get("id") == job_id else []
-        assert seen[0] == "pending" and "running" in seen and numbers == sorted(set(numbers))
-    finally:
-        follower.kill()
-        follower.communicate()
+def test_two_hundred_clients_that_go_leave_nothing(home):
+    def count():
+        """(descriptors, threads) of the service."""
+        return [len(os.listdir(f"/proc/{home.service['pid']}/{what}")) for what in ("fd", "task")]
+
+    before = count()
+    lines = [socket.create_connection(("127.0.0.1", home.port), PATIENCE_S) for _ in range(200)]
+    for line in lines:
+        line.sendall(b"GET /service/logs?follow=true HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    for line in lines:
+        assert line.recv(65536).startswith(b"HTTP/1.1 200")
+    assert count()[1] > 200
+    home.wait_for(add_by_curl(home, "true"), "completed")
+    for number, line in enumerate(lines):       # closed, cut off, or only half closed
+        if number % 3 == 1:
+            line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
+        with contextlib.suppress(OSError):
+            line.shutdown(socket.SHUT_WR) if number % 3 == 2 else line.close()
+    until(lambda: all(now <= then + 3 for now, then in zip(count(), before)), lambda: f"as before, {before}: {count()}")
+    for line in lines:
+        line.close()
+    assert home.client().health()["is_healthy"]
 
 
 def test_the_services_log_is_followed(home):
@@ -1821,10 +1807,6 @@ def test_a_user_sees_of_others_that_they_are_there():
             assert all(nexus.JOB[key].public for key, fact in listed[1].items() if fact is not None)
             assert {job["user"] for job in listed} == {"bob", "ann", bench.service.user}
             assert set(listed[1]) == set(listed[0]), "the same keys"
-        text = b"".join(bench.api.follow_events(0, nexus.Caller("bob", "bob", False)).__next__() for _ in range(1))
-        assert text.startswith(b":")
-        told = [bench.api.describe_event("job", bench.store.state.jobs[id], nexus.Caller("bob", "bob", False)) for id in bench.ids]
-        assert [job["command"] for job in told] == ["echo bobs", None, None]
 
 
 OWNERS = [("POST", "/service/pause"), ("POST", "/service/resume"), ("POST", "/service/stop"), ("GET", "/service/logs"),
@@ -1943,7 +1925,7 @@ def test_of_those_that_are_busy_none_gives_way():
     with Listening(most=3) as it, contextlib.ExitStack() as held:
         lines = [held.enter_context(it.connect()) for _ in range(3)]
         for line in lines:
-            line.sendall(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            line.sendall(b"GET /service/logs?follow=true HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert line.recv(1000).startswith(b"HTTP/1.1 200")
         assert not is_open(held.enter_context(it.connect()))
         lines.pop().close()
@@ -1952,7 +1934,8 @@ def test_of_those_that_are_busy_none_gives_way():
 
 @pytest.mark.parametrize("reason, request_bytes", [
     ("a head without its end", b"GET /health HTTP/1.1\r\nHost: localhost\r\n"),
-    ("requests that are being answered", b"GET /events HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer %s\r\n\r\n" % TOKEN.encode())])
+    ("requests that are being answered",
+     f"GET /service/logs?follow=true HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {TOKEN}\r\n\r\n".encode())])
 def test_others_leave_room_for_the_owner(monkeypatch, reason, request_bytes):
     monkeypatch.setattr(nexus, "find_peer_uid", lambda line, address: OWNER if address[0] == "127.0.0.1" else None)
     with Listening(most=8) as it, contextlib.ExitStack() as held:
@@ -2213,8 +2196,8 @@ def test_a_log_that_is_followed_is_not_the_next_jobs_of_that_id():
 
 def test_a_revoked_token_ends_its_streams():
     with lab_bench() as bench:
-        stream = bench.respond("GET", "/events", None, BOB).stream
-        assert next(stream).startswith(b": events")
+        stream = bench.respond("GET", f"/jobs/{bench.ids[0]}/logs", None, BOB, {"follow": "true"}).stream
+        assert next(stream) == b""
         nexus.change_tokens(bench.layout.tokens_file, lambda tokens: nexus.revoke_tokens(tokens, "bob"))
         with pytest.raises(nexus.NexusError, match="revoked"):
             next(stream)
@@ -2388,12 +2371,12 @@ def test_part_of_an_answer_does_not_look_like_all_of_it(monkeypatch, listening, 
         nexus.change_tokens(listening.layout.tokens_file, lambda tokens: nexus.revoke_tokens(tokens, "bob"))
         yield b"2]\n"
 
-    monkeypatch.setattr(nexus.Calls, "follow_events", make_part)
+    monkeypatch.setattr(nexus.Calls, "reply_when", lambda *_: nexus.Response(200, stream=make_part()))
     with listening.connect() as line:
-        line.sendall(b"GET /events HTTP/" + version + b"\r\n" + HOST + b"Authorization: Bearer secret-of-bob\r\n\r\n")
+        line.sendall(b"GET /status?after=1 HTTP/" + version + b"\r\n" + HOST + b"Authorization: Bearer secret-of-bob\r\n\r\n")
         with pytest.raises(ConnectionResetError):
             while line.recv(65536):
                 pass
     assert listening.service.failure_count == is_counted
-    assert any(line == "Internal error while answering GET /events" for line in listening.lines) == is_counted
+    assert any(line == "Internal error while answering GET /status" for line in listening.lines) == is_counted
     assert any("bob's token" in line for line in listening.lines) == (error is None)
