@@ -13599,7 +13599,6 @@ dialog .lost { margin-top: .7rem; }
 'use strict';
 const PAGE = 50;                                                 // rows of a list that are asked for and shown at once
 const NEWS_PAUSE_MS = 300, BACKOFF_MS = 2000;                    // between two questions for news; two refreshes
-const RARELY_MS = 30000;                                         // between two questions for curves
 const LOG_TAIL = 2000, LOG_LINES = 5000, LINE_LENGTH = 20000;    // lines at first; lines kept; characters of a line
 const LOG_PAUSES_MS = [200, 1000, 5000];                         // to the next read: after news, none, a failure
 const ANSWER_MS = 20000, SILENCE_MS = 45000;                     // timeouts of a reply, and of news
