@@ -1815,7 +1815,6 @@ def revoke_tokens(tokens: Mapping[str, Token], given: str) -> dict[str, Token]:
 
 # POST /api/submit: a multipart form with a script and flat YAML
 
-MAX_FORM_PARTS = 16
 FORM_FIELDS = {"code": 5 * 2**20, "config_file": 64 * 2**10}        # {name: bytes at most}
 FORM_HINT = 'curl -X POST http://HOST:PORT/api/submit -F "code=@my_script.py" -F "config_file=@config.yaml"'
 FORM_KEYS: Mapping[str, Field] = {                               # the keys of config_file
@@ -1827,68 +1826,50 @@ FORM_KEYS: Mapping[str, Field] = {                               # the keys of c
     "token": Field({"type": "string"}, "who submits it")}
 
 
-def parse_form(body: bytes, content_type: str) -> dict[str, bytes]:
-    """{name: content} of a multipart/form-data body, byte for byte.  Source: RFC 2046 (5.1), RFC 7578.
+def parse_submit_form(body: bytes, content_type: str) -> tuple[bytes, dict[str, Any]]:
+    """(the script, the fields of config_file) of a multipart/form-data body.  Source: RFC 2046 (5.1), RFC 7578.
 
-    Not by the email package: it takes seconds for 5 MiB of short lines.  Raises: usage; unsupported_media_type.
+    Not by the email package: it takes seconds for 5 MiB of short lines.
+    Raises: usage, too_large, unsupported_media_type.
     """
     kind = content_type.partition(";")[0].strip().lower()
     if kind != "multipart/form-data":
         raise NexusError("unsupported_media_type",
                          f"the body must be multipart/form-data, not {format_line(kind, 60) or 'nothing'}", FORM_HINT)
     boundary = re.search(r'(?i);\s*boundary=(?:"([^"]{1,70})"|([^";\s]{1,70}))', content_type)
-    mark = f"\r\n--{boundary[1] or boundary[2]}".encode() if boundary else b"\r\n--"
-    first, *parts = (b"\r\n" + body).split(mark, MAX_FORM_PARTS + 1)
-    if not boundary or first or not parts or parts.pop().strip() != b"--":
-        refuse("the form cannot be read: it does not begin and end with the boundary that its Content-Type names, "
-               f"or has more than {MAX_FORM_PARTS} fields", FORM_HINT)
+    mark = f"\r\n--{boundary[1] or boundary[2]}" if boundary else "\r\n--"
+    first, *parts = (b"\r\n" + body).split(mark.encode(), len(FORM_FIELDS) + 1)
     fields: dict[str, bytes] = {}
-    for part in parts:
-        head, _, content = part.partition(b"\r\n\r\n")
-        name = re.search(rb'(?im)^content-disposition:\s*form-data;\s*name=(?:"([^"\r\n]+)"|([^";\s]+))', head)
-        key = (name[1] or name[2]).decode("utf-8", "replace") if name else ""
-        if not key or key in fields:
-            refuse('the form cannot be read: a field has no Content-Disposition: form-data; name="..." of its own',
-                   FORM_HINT)
-        fields[key] = content
-    return fields
-
-
-def parse_submit_form(body: bytes, content_type: str) -> tuple[bytes, dict[str, Any]]:
-    """(the script, the fields of config_file).  Raises: usage, too_large, unsupported_media_type."""
-    fields = parse_form(body, content_type)
-    for name in fields.keys() - FORM_FIELDS.keys():
-        refuse(f"'{format_line(name, 40)}' is no field of this form", suggest(name, FORM_FIELDS) or FORM_HINT)
+    for part in parts[:-1]:
+        headers, _, content = part.partition(b"\r\n\r\n")
+        named = re.search(rb'(?im)^content-disposition:\s*form-data;\s*name="?([^";\s]+)', headers)
+        fields[named[1].decode("utf-8", "replace") if named else ""] = content
+    if first or not parts or parts[-1].strip() != b"--" or fields.keys() != FORM_FIELDS.keys():
+        refuse("the form must have the fields code and config_file, and no others, and begin and end with the boundary "
+               "that its Content-Type names", FORM_HINT)
     for name, most in FORM_FIELDS.items():
-        content = fields.get(name, b"")
-        if not content.strip():
-            refuse(f"{name} is {'empty' if name in fields else 'missing'}", FORM_HINT)
-        if len(content) > most:
-            raise NexusError("too_large", f"{name} has {len(content)} bytes; at most {most} are taken")
+        if not fields[name].strip():
+            refuse(f"{name} is empty", FORM_HINT)
+        if len(fields[name]) > most:
+            raise NexusError("too_large", f"{name} has {len(fields[name])} bytes; at most {most} are taken")
     return fields["code"], parse_submit_config(fields["config_file"].decode("utf-8-sig", "replace"))
 
 
 def parse_submit_config(text: str) -> dict[str, Any]:
-    """{key: value} of config_file, which has YAML's lines `key: value`.  Raises: usage, naming the line."""
+    """{key: value} of config_file, which has YAML's lines `key: value`.  Raises: usage."""
     config: dict[str, Any] = {}
-    for number, line in enumerate(map(str.rstrip, text.split("\n")), 1):
-        if not line or line == "---" or line.lstrip().startswith("#"):
+    for line in map(str.strip, text.split("\n")):
+        if not line or line == "---" or line.startswith("#"):
             continue
         key, _, rest = line.partition(":")
-        key = key.rstrip()
-        quoted = re.fullmatch(r"""(["'])(.*)\1\s*(?:#.*)?""", rest.strip())
-        item = quoted[2] if quoted else re.split(r"(?:^|\s)#", rest.strip(), maxsplit=1)[0].rstrip()
-        try:
-            if key not in FORM_KEYS:
-                refuse(f"'{format_line(key, 40)}' is no key of it",
-                       suggest(key, FORM_KEYS) or f"its keys are {', '.join(FORM_KEYS)}")
-            if key in config:
-                refuse(f"{key} is there already", "take one of the two lines out")
-            if item or quoted:
-                config[key] = parse_field(FORM_KEYS[key], item, key)
-        except NexusError as error:
-            hint = error.hint or 'config_file takes lines like expected_time: 10 or user_id: "bob", and # comments'
-            raise NexusError(error.kind, f"config_file, line {number}: {error.message}", hint) from None
+        key, rest = key.rstrip(), rest.strip()
+        if key not in FORM_KEYS:
+            refuse(f"config_file: '{format_line(key, 40)}' is no key of it",
+                   suggest(key, FORM_KEYS) or f"lines like expected_time: 10; the keys are {', '.join(FORM_KEYS)}")
+        quoted = re.fullmatch(r"""(["'])(.*)\1\s*(?:#.*)?""", rest)
+        item = quoted[2] if quoted else re.split(r"(?:^|\s)#", rest, maxsplit=1)[0].rstrip()
+        if item or quoted:
+            config[key] = parse_field(FORM_KEYS[key], item, f"config_file: {key}")
     return config
 
 
@@ -1963,20 +1944,19 @@ def parse_runner_event(line: str) -> RunnerEvent | None:
     return RunnerEvent(words[0], words[1], int(words[2]), tuple(words[3:]))
 
 
-# A shell's line that the next one continues: whole words and quotes, perhaps an open double quote, then a backslash
-CONTINUED = r"""(?:[^\\'"#]|\\.|'[^']*'|"(?:\\.|[^\\"])*"|(?<=[^\s;&|()<>])#)*(?:"(?:\\.|[^\\"])*)?\\"""
+CONTINUED = r"(?<!\\)(?:\\\\)*\\$"         # a line that ends in a backslash which is not itself escaped
 
 
 def parse_commands(text: str) -> list[tuple[int, str]]:
     """[(line number, command)] of a file with one command a line, without empty lines and those that begin with #.
 
-    A backslash at the end of a line joins the next one to it, where it does so in a shell.
+    A backslash at the end of a line joins the next one to it.
     """
     commands, lines = [], enumerate(text.lstrip("\ufeff").replace("\r\n", "\n").split("\n"), 1)
     for number, line in lines:
-        while re.fullmatch(CONTINUED, line):
-            line = line[:-1] + next(lines, (0, ""))[1]
         if line.strip() and not line.lstrip().startswith("#"):
+            while re.search(CONTINUED, line):
+                line = line[:-1] + next(lines, (0, ""))[1]
             commands.append((number, line.strip()))
     return commands
 
@@ -2064,18 +2044,16 @@ MAX_SWEEP = 10000                       # commands of one sweep
 def parse_sweep(text: str) -> tuple[str, tuple[str, ...]]:
     """(name, values) of `lr=1e-3,1e-4` or `seed=0..4` (inclusive).  Raises: usage."""
     name, _, values = text.partition("=")
-    if not re.fullmatch(r"[A-Za-z_]\w*", name) or not all(values.split(",")):
-        refuse(f"--sweep {format_line(text, 60)} is not like NAME=VALUE,VALUE",
-               hint="--sweep lr=1e-3,1e-4 --sweep seed=0..4")
     expanded: list[str] = []
     for part in values.split(","):
         span = re.fullmatch(r"(-?[0-9]{1,9})\.\.(-?[0-9]{1,9})", part)
         if span:
-            first, last = int(span[1]), int(span[2])
-            step = 1 if first <= last else -1
-            expanded += map(str, range(first, last + step, step)[:MAX_SWEEP + 1])
+            expanded += map(str, range(int(span[1]), int(span[2]) + 1)[:MAX_SWEEP + 1])
         else:
             expanded.append(part)
+    if not re.fullmatch(r"[A-Za-z_]\w*", name) or not expanded or not all(expanded):
+        refuse(f"--sweep {format_line(text, 60)} is not like NAME=VALUE,VALUE",
+               hint="--sweep lr=1e-3,1e-4 --sweep seed=0..4")
     return name, tuple(expanded)
 
 
@@ -2130,24 +2108,21 @@ def parse_script(command: str) -> tuple[str, str, list[str]]:
 OUT_OF_MEMORY = (         # PyTorch, the CUDA runtime and driver, cuBLAS, JAX and TensorFlow
     r"CUDA out of memory|CUDA error: out of memory|cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY"
     r"|CUBLAS_STATUS_ALLOC_FAILED|cuda\.OutOfMemoryError|RESOURCE_EXHAUSTED: Out of memory|OOM when allocating tensor")
-TRACEBACK, CHAINED = "Traceback (most recent call last)", "During handling of the above|The above exception was the"
-RELAYED = r"\b(ChildFailedError|ProcessExitedException|CalledProcessError)\b"    # a launcher's: a process of its failed
+TRACEBACK = "Traceback (most recent call last)"
+SEVERAL_COUNT = (           # the last traceback is a launcher's, of a failed process, or follows from those before
+    r"\b(ChildFailedError|ProcessExitedException|CalledProcessError)\b"
+    r"|During handling of the above|The above exception was")
 SOURCE_LINE = r"(\[\w+\]: )? {4}"         # of a traceback; torchrun puts the rank before it
 
 
 def find_oom_line(text: str) -> str | None:
     """The line that says that a program ended for lack of GPU memory; None if it did not.  `text`: its stderr.
 
-    A program may log such an error and go on: of Python's tracebacks only the last one counts, with those that it was
-    chained to.  If that one is a launcher's, all count.
+    A program may log such an error and go on: without SEVERAL_COUNT, only the last one of Python's tracebacks counts.
     """
-    parts = text.split(TRACEBACK)
-    first = len(parts) - 1
-    while first > 1 and re.search(CHAINED, parts[first - 1]):
-        first -= 1
-    if re.search(RELAYED, "".join(parts[first:])):
-        first = min(first, 1)
-    for line in "".join(parts[first:]).splitlines():
+    before, *tracebacks = text.split(TRACEBACK)
+    counted = tracebacks if re.search(SEVERAL_COUNT, text) else tracebacks[-1:]
+    for line in "".join(counted or [before]).splitlines():
         if re.search(OUT_OF_MEMORY, line) and not re.match(SOURCE_LINE, line):
             return format_line(line.strip(), 300).strip()
     return None
@@ -3849,113 +3824,95 @@ OBJECTS = {                                     # {name: schema} of replies; tho
 def make_openapi(routes: Sequence[Any], version: str) -> dict[str, Any]:
     """The OpenAPI document of these routes."""
     paths: dict[str, dict[str, Any]] = {}
-    for route in [route for route in routes if route.summary]:
-        paths.setdefault(route.pattern, {})[route.method.lower()] = make_operation(route)
+    for route in routes:
+        if route.summary:
+            paths.setdefault(route.pattern, {})[route.method.lower()] = make_operation(route)
     return {
         "openapi": "3.1.0",
         "info": {"title": "nexus", "version": version, "description": API_DESCRIPTION, "license": {"name": "MIT"}},
         "servers": [{"url": "/"}], "security": [{}, {"bearer": []}], "paths": paths,
         "components": {
             "schemas": {**OBJECTS, **BODIES},
-            "responses": {"Error": make_answer("refused, or failed", "Error")},
+            "responses": {"Error": {"description": "refused, or failed", "content": make_content("Error")}},
             "securitySchemes": {
                 "bearer": {"type": "http", "scheme": "bearer", "description": "a token of nexus token create"}}}}
 
 
 def make_operation(route: Any) -> dict[str, Any]:
-    who = "  For the owner alone." if route.access == "owner" else ""
+    answer = {"description": route.summary, "content": make_content(route.answer)}
     operation = {
-        "operationId": re.sub(r"\W+", "_", route.method.lower() + route.pattern).strip("_"), "summary": route.summary,
-        "tags": [route.pattern.split("/")[1] or "nexus"],
-        "description": f"{route.summary[:1].upper()}{route.summary[1:]}.{who}",
+        "operationId": re.sub(r"\W+", "_", route.method.lower() + route.pattern).strip("_"),
+        "summary": route.summary + (" (the owner alone)" if route.access == "owner" else ""),
         "parameters": [{
             "name": name, "in": row.place, "required": row.place == "path", "description": row.help,
             "schema": row.schema}
             for name, row in route.parameters.items()],
-        "responses": {**{str(status): make_answer(route.summary, route.answer) for status in route.statuses},
+        "responses": {**{str(status): answer for status in route.statuses},
                       "default": {"$ref": "#/components/responses/Error"}}}
     if route.body:
-        title = BODIES[route.body.split()[-1]]["title"]
-        operation["requestBody"] = {"required": True, **make_answer(title, route.body)}
+        operation["requestBody"] = {"required": True, "content": make_content(route.body)}
     return operation
 
 
-def make_answer(description: str, answer: str) -> dict[str, Any]:
-    """A response.  `answer`: an object's name, `Job[]` for a list, a media type, or several with `or`; "": none."""
-    content = {}
-    for part in filter(None, answer.split(" or ")):
-        media_type, _, name = part.rpartition(" ")
+def make_content(content: str) -> dict[str, Any]:
+    """{media type: {"schema": its schema}} of a reply or a request's body.
+
+    `content`: an object's name, `Job[]` for a list, a media type, or both; several with `or`; "": none.
+    """
+    made = {}
+    for part in content.split(" or ") if content else ():
+        words = part.split(" ")
+        name = words[-1].removesuffix("[]")
+        schema: Schema = {"type": "object", "title": name}
         if "/" in name:
-            media_type, name = name, ""
-        content[media_type or "application/json"] = {"schema": answer_schema(name) if name else STRING}
-    return {"description": description, **({"content": content} if content else {})}
-
-
-def answer_schema(name: str) -> Schema:
-    if name.endswith("[]"):
-        return list_of(answer_schema(name[:-2]))
-    return object_ref(name) if name in OBJECTS or name in BODIES else {"type": "object", "title": name}
+            schema = STRING
+        elif name in OBJECTS or name in BODIES:
+            schema = object_ref(name)
+        made[words[0] if "/" in part else "application/json"] = {
+            "schema": list_of(schema) if part.endswith("[]") else schema}
+    return made
 
 
 # Prometheus' text format, version 0.0.4.  Source: https://prometheus.io/docs/instrumenting/exposition_formats/
 
-GPU_METRICS = (                                 # name, help, key of the GPU, what one of it is in the metric's unit
+GPU_METRICS = (                                 # name, help, key of the GPU, one of it in the metric's unit
     ("memory_used_bytes", "GPU memory in use, by whomever.", "memory_used_mib", 2**20),
     ("memory_total_bytes", "GPU memory there is.", "memory_total_mib", 2**20),
     ("utilization_ratio", "Utilization of the GPU as the driver tells it, 0 to 1.", "utilization", 0.01),
     ("temperature_celsius", "Temperature of the GPU.", "temperature", 1),
     ("power_watts", "Power the GPU draws.", "power_watts", 1),
-    ("power_limit_watts", "Power the GPU may draw.", "power_limit_watts", 1),
     ("allocated_ratio", "How much of the GPU nexus has given to jobs, 0 to 1.", "allocated", 1),
-    ("available", "1 when the next job could have the whole GPU.", "is_available", 1),
-    ("paused", "1 when the GPU gets no new job.", "is_paused", 1),
 )
 
 
-def list_metrics(status: Json, health: Json, ends: Mapping[tuple[str, str], int],
-                 retries: Mapping[str, int]) -> Iterator[tuple[str, str, Sequence[tuple[Mapping[str, str], float]]]]:
-    """(name, help, [(labels, number)]) of each metric.
+if TYPE_CHECKING:
+    Samples = Sequence[tuple[Mapping[str, str], float]]         # (labels, number)
 
-    `status`, `health`: the replies of GET /status and GET /health.  `ends`: {(status, cause): jobs that have ended};
-    `retries`: {cause: attempts that are followed by another}; both since the service began.
+
+def list_metrics(status: Json, health: Json,
+                 end_counts: Mapping[tuple[str, str], int]) -> Iterator[tuple[str, str, Samples]]:
+    """(name, help, samples) of each metric.
+
+    `status`, `health`: the replies of GET /status and GET /health.
+    `end_counts`: {(status, cause): jobs that have ended since the service began}.
     """
-    def count_by(label: str, counts: Mapping[str, float]) -> list[tuple[Mapping[str, str], float]]:
-        return [({label: word}, count) for word, count in counts.items()]
-
-    def label_gpu(gpu: Json) -> dict[str, str]:
-        uuid = gpu["uuid"].rpartition("/")[2]           # as its driver says it, and other exporters there
-        return {"node": gpu["node"], "gpu": str(gpu["index"]), "uuid": uuid, "name": gpu["name"]}
-
-    gpus, slurm = status["gpu_status"], status["slurm"]
-    yield "nexus_build_info", "1; its labels say which nexus this is.", [
-        ({"version": status["version"], "hash": status["hash"]}, 1)]
+    gpus = [({"node": gpu["node"], "gpu": str(gpu["index"]), "name": gpu["name"],
+              "uuid": gpu["uuid"].rpartition("/")[2]}, gpu)      # as its driver says it, and other exporters there
+            for gpu in status["gpu_status"]]
     for name, help, key, unit in GPU_METRICS:
-        yield f"nexus_gpu_{name}", help, [(label_gpu(gpu), gpu[key] * unit) for gpu in gpus if gpu[key] is not None]
-    yield "nexus_gpu_jobs", "Jobs of nexus that have the GPU or a share of it.", [
-        (label_gpu(gpu), len(gpu["job_ids"])) for gpu in gpus]
-    yield "nexus_gpu_faulty", "1 when the driver says that the GPU cannot be used.", [
-        (label_gpu(gpu), gpu["state"] == "Fault") for gpu in gpus]
-    if slurm:
-        yield "nexus_slurm_up", "1 when Slurm answers and takes jobs.", [({}, not slurm["trouble"])]
-        yield "nexus_slurm_jobs", "Jobs that Slurm has of nexus.", count_by(
-            "status", {PENDING: slurm["handed_jobs"], RUNNING: slurm["running_jobs"]})
+        yield f"nexus_gpu_{name}", help, [(labels, gpu[key] * unit) for labels, gpu in gpus if gpu[key] is not None]
     yield "nexus_node_up", "1 when the machine can be reached: this one, and each node.", [
         ({"node": node["name"]}, node["is_reachable"]) for node in status["nodes"]]
-    yield "nexus_jobs", "Jobs that wait or run.", count_by(
-        "status", {PENDING: status["queued_jobs"], RUNNING: len(status["running_jobs"])})
-    yield "nexus_jobs_pending", "Jobs that wait, by the band of their priority.", count_by(
-        "priority", status["queued_by_priority"])
-    yield "nexus_jobs_kept", "Finished jobs in the history, which is trimmed.", [({}, status["completed_jobs"])]
+    yield "nexus_jobs", "Jobs that wait or run.", [
+        ({"status": PENDING}, status["queued_jobs"]), ({"status": RUNNING}, len(status["running_jobs"]))]
     yield "nexus_queue_paused", "1 when the whole queue is paused.", [({}, status["is_paused"])]
     yield "nexus_jobs_finished_total", "Jobs that have ended; no cause for completed ones.", [
-        ({"status": word, "cause": cause}, count) for (word, cause), count in ends.items()]
-    yield "nexus_job_retries_total", "Attempts that failed and are followed by another, by cause.", count_by(
-        "cause", retries)
-    yield "nexus_check_ok", "The checks of GET /health: 1 when well.", count_by(
-        "check", {check["name"]: check["is_ok"] for check in health["checks"]})
+        ({"status": word, "cause": cause}, count) for (word, cause), count in end_counts.items()]
+    yield "nexus_check_ok", "The checks of GET /health: 1 when well.", [
+        ({"check": check["name"]}, check["is_ok"]) for check in health["checks"]]
 
 
-def format_prometheus(metrics: Iterable[tuple[str, str, Sequence[tuple[Mapping[str, str], float]]]]) -> str:
+def format_prometheus(metrics: Iterable[tuple[str, str, Samples]]) -> str:
     """The text of GET /metrics."""
     lines, escapes = [], str.maketrans({"\\": r"\\", "\n": r"\n", '"': r'\"'})
     for name, help, samples in metrics:
@@ -9875,9 +9832,8 @@ class Service:
         self.plan = Plan(hold=Reason("node-down", "", "the service has not read the GPUs yet"))
         self.write_again_at = 0.0                                 # monotonic: next try after a failed write
         self.turned_at = clock.monotonic()                  # when the last tick ended
-        # Counts since this service started, for GET /metrics: {(status, cause)}, and {cause of a failed attempt}
+        # Jobs that have ended since this service started, for GET /metrics
         self.end_counts = Counter({(COMPLETED, ""): 0, (FAILED, "exit"): 0, (CANCELLED, "killed"): 0})
-        self.retry_counts = Counter({"exit": 0})
         store.note_moves = self.note_moves
         self.failure_count = 0
         self.failed_at = float("-inf")                      # monotonic
@@ -9928,8 +9884,6 @@ class Service:
         for job in jobs:
             if job.status in FINAL:
                 self.end_counts[job.status, job.current.cause or ""] += 1
-            elif job.status == PENDING and job.attempts[-1].cause != REQUEUED:
-                self.retry_counts[str(job.attempts[-1].cause)] += 1
 
     def running_jobs(self) -> list[Job]:
         return self.store.read(lambda state: list(state.running.values()))
@@ -10817,8 +10771,8 @@ class Calls(Gate):
            "text/plain")
     def get_metrics(self, caller: Caller) -> Response:
         views = self.service.views
-        ends, retries = dict(self.service.end_counts), dict(self.service.retry_counts)      # they grow as jobs end
-        text = format_prometheus(list_metrics(views.status(), views.health(), ends, retries))
+        end_counts = dict(self.service.end_counts)              # it grows as jobs end
+        text = format_prometheus(list_metrics(views.status(), views.health(), end_counts))
         return Response(200, text.encode("utf-8", "replace"), "text/plain; version=0.0.4; charset=utf-8")
 
     @route("GET /health", "user", "each check with its reading; 503 when one is bad", "Health", statuses=(200, 503))
@@ -14917,7 +14871,7 @@ async function showAnswer(place, method, {url, ...options}) {           // as it
   }
 }
 
-function drawCall(path, method, {operationId: id, summary, description, parameters, requestBody, responses}) {
+function drawCall(path, method, {operationId: id, summary, parameters, requestBody, responses}) {
   const [[kind, body] = []] = Object.entries(requestBody?.content ?? {});
   const shape = shapes[typeOf(body?.schema)] ?? body?.schema;
   const parts = kind === 'application/json'
@@ -14951,7 +14905,6 @@ function drawCall(path, method, {operationId: id, summary, description, paramete
   oninput();
   return el('details', {class: 'call panel', id},
     el('summary', {}, el('b', {class: 'method'}, method), el('code', {}, path), el('span', {class: 'muted'}, summary)),
-    el('p', {class: 'text'}, description),
     el('form', {oninput, onsubmit}, el('div', {class: 'form'}, fields), el('h3', {}, 'With curl'), curl,
       el('div', {class: 'buttons'}, stop, send), answer),
     el('h3', {}, 'Answers'), el('ul', {}, Object.entries(responses).map(([status, {content = {}, ...told}]) =>

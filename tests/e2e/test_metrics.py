@@ -27,11 +27,6 @@ def samples(families, name):
     return {tuple(sample.labels.values()): sample.value for sample in family.samples if sample.name == name}
 
 
-def number(families, name):
-    (found,) = samples(families, name).values()
-    return found
-
-
 def check_rules(text):
     """What promtool checks."""
     families = parse(text)
@@ -58,22 +53,20 @@ def test_whatever_labels_say_the_parser_reads_it(labels, number):
 
 def test_gpus_as_the_status_tells_them():
     """By machine, under the UUID that their driver tells, and by which other exporters there know them."""
-    busy = gpu(0, name='A "B" \\ C', memory_used_mib=1024.0, utilization=50.0, temperature=40.0, power_watts=100.5, power_limit_watts=350.0,
+    busy = gpu(0, name='A "B" \\ C', memory_used_mib=1024.0, utilization=50.0, temperature=40.0, power_watts=100.5,
                processes=(ours("abc", 1),))
-    silent = gpu(1, memory_used_mib=None, memory_total_mib=None, utilization=None, is_paused=True)
-    there = gpu(0, node="n1", uuid="n1/GPU-7", fault="it is lost")
+    silent = gpu(1, memory_used_mib=None, memory_total_mib=None, utilization=None)
+    there = gpu(0, node="n1", uuid="n1/GPU-7")
     known = state(running("abc", (0,)))
     shown = [nexus.gpu_json(one, known, config().gpu, None, one.node or "gpu1") for one in (busy, silent, there)]
     with Bench() as bench:
         status = {**bench.ask("GET", "/status")[1], "gpu_status": shown}
-    families = check_rules(nexus.format_prometheus(nexus.list_metrics(status, {"checks": []}, {}, {})))
-    place, far = ("gpu1", "0", "GPU-0", 'A "B" \\ C'), ("n1", "0", "GPU-7", "RTX 3090")
+    families = check_rules(nexus.format_prometheus(nexus.list_metrics(status, {"checks": []}, {})))
+    place, far = ("gpu1", "0", 'A "B" \\ C', "GPU-0"), ("n1", "0", "RTX 3090", "GPU-7")
     assert samples(families, "nexus_gpu_memory_used_bytes")[place] == 2**30
     assert samples(families, "nexus_gpu_utilization_ratio") == {place: 0.5, far: 0}, "what is not known is left out"
-    assert [list(samples(families, f"nexus_gpu_{name}").values()) for name in ("power_watts", "power_limit_watts")] == [[100.5], [350]]
-    expected = {"jobs": [1, 0, 0], "allocated_ratio": [1, 0, 0], "available": [0, 0, 0], "paused": [0, 1, 0], "faulty": [0, 0, 1]}
-    for name, numbers in expected.items():
-        assert list(samples(families, f"nexus_gpu_{name}").values()) == numbers, name
+    assert samples(families, "nexus_gpu_power_watts") == {place: 100.5}
+    assert list(samples(families, "nexus_gpu_allocated_ratio").values()) == [1, 0, 0]
 
 
 def test_a_change_that_the_disk_refuses_is_not_counted(monkeypatch):
@@ -97,20 +90,16 @@ def test_metrics_over_http_without_a_loop():
         raise nexus.NexusError("unavailable", "nvidia-smi is silent")
 
     with Bench() as bench:
-        bench.add(priority="high")
-        bench.add(priority="low")
+        bench.add()
+        bench.add()
         response = bench.respond("GET", "/metrics")
         assert (response.status, response.content_type) == (200, "text/plain; version=0.0.4; charset=utf-8")
         families = check_rules(response.body.decode())
         assert samples(families, "nexus_jobs") == {("pending",): 2, ("running",): 0}
-        assert samples(families, "nexus_jobs_pending") == {("high",): 1, ("normal",): 0, ("low",): 1}
-        assert samples(families, "nexus_build_info") == {(nexus.__version__, bench.service.hash): 1}
-        assert set(samples(families, "nexus_gpu_available").values()) == {1}
         bench.service.machine.gpus = types.SimpleNamespace(query_gpus=fail)
         nexus.probe_gpus(bench.service)
         bench.service.gpu_watch.observation = bench.service.gpu_watch.latest
         families = check_rules(bench.respond("GET", "/metrics").body.decode())
-        assert set(samples(families, "nexus_gpu_available").values()) == {0}
         assert samples(families, "nexus_check_ok")["GPUs",] == 0
 
 
@@ -127,10 +116,8 @@ def test_metrics_of_a_service_that_works():
         assert samples(before, "nexus_jobs") == {("pending",): 1, ("running",): 1}
         assert samples(before, "nexus_jobs_finished_total") == {
             ("cancelled", "killed"): 0, ("completed", ""): 1, ("failed", "exit"): 2, ("failed", "signal"): 1}
-        assert samples(before, "nexus_job_retries_total") == {("exit",): 1}
-        assert list(samples(before, "nexus_gpu_jobs").values()) == [1, 1]
+        assert list(samples(before, "nexus_gpu_allocated_ratio").values()) == [1, 1]
         box.kill_service()
         box.await_service()
         after = check_rules(box.call("GET", "/metrics")[1])
         assert sum(samples(after, "nexus_jobs_finished_total").values()) == 0, "counters begin anew"
-        assert number(after, "nexus_jobs_kept") == 4

@@ -125,7 +125,7 @@ def test_a_node_that_is_not_heard(net):
         assert check["reading"].startswith("not heard for ")
         families = check_rules(head.call("GET", "/metrics")[1])
         assert samples(families, "nexus_node_up") == {("head",): 1, ("n1",): 0, ("n2",): 1}
-        assert ("n1", "0", "MOCK-0", "Mock GPU") not in samples(families, "nexus_gpu_utilization_ratio")
+        assert ("n1", "0", "Mock GPU", "MOCK-0") not in samples(families, "nexus_gpu_utilization_ratio")
         killing = subprocess.Popen([*head.argv("kill", job_id)], env=head.environ, stderr=subprocess.PIPE, text=True, cwd="/")
         assert "n1 has not been heard since" in killing.stderr.readline()
     assert killing.wait(live.PATIENCE_S) == 0 and head.job(job_id)["cause"] == "killed"
