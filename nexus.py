@@ -381,7 +381,7 @@ def parse_json(text: str | bytes, what: str) -> Any:
 JSON_TYPES: Mapping[type, Sequence[str]] = {
     str: ("string",), bool: ("boolean",), int: ("integer", "number"), float: ("number",), type(None): ("null",),
     list: ("array",), tuple: ("array",), dict: ("object",)}
-MAX_FAULTS = 20                 # of one value; then it is not checked further: a submission may have millions
+MAX_FAULTS = 20                 # of one object; then it is not checked further: a submission may have millions
 NO_NUL = f"[^\\x00{SURROGATES}]"
 NOTHING = {"type": "null"}
 
@@ -440,13 +440,22 @@ SECONDS = number_in(0, 31536000)
 
 
 def check(schema: Schema, given: Any, name: str) -> Any:
-    """The checked value: lists become tuples, and 2.0 becomes 2 as a whole number.  Raises: usage, with all faults."""
-    faults: list[tuple[str, str]] = []
-    kept = fit(schema, given, name, faults)
-    if faults:
-        hints = dict.fromkeys(hint for _, hint in faults if hint)
-        raise NexusError("usage", "; ".join(message for message, _ in faults), "; ".join(hints))
-    return kept
+    """The checked value: lists become tuples, and 2.0 becomes 2 as a whole number.
+
+    Raises: usage, with the faults of all keys of an object.
+    """
+    if "anyOf" in schema:
+        return check_any(schema, given, name)
+    if isinstance(given, float) and schema.get("type") == "integer" and given.is_integer():
+        given = int(given)
+    if not fits_alone(schema, given):
+        raise describe_fault(schema, given, name)
+    if isinstance(given, dict):
+        return check_object(schema, given, name)
+    if isinstance(given, (list, tuple)):
+        items = schema.get("items", {})
+        return tuple([check(items, item, f"{name}[{number}]") for number, item in enumerate(given)])
+    return given
 
 
 def read_object(rows: Mapping[str, Field], schema: Schema, given: Any) -> dict[str, Any]:
@@ -468,24 +477,6 @@ def parse_field(row: Field, text: str, name: str) -> Any:
     return keep(row, check(row.text or row.schema, guess_number(text) if is_number else text, name), name)
 
 
-def fit(schema: Schema, given: Any, name: str, faults: list[tuple[str, str]]) -> Any:
-    """The checked value, as check() returns it; appends what is wrong to `faults`."""
-    if len(faults) >= MAX_FAULTS:
-        return given
-    if "anyOf" in schema:
-        return fit_one_of(schema, given, name, faults)
-    if isinstance(given, float) and schema.get("type") == "integer" and given.is_integer():
-        given = int(given)
-    if not fits_alone(schema, given):
-        faults.append(describe_fault(schema, given, name))
-    elif isinstance(given, dict):
-        return fit_object(schema, given, name, faults)
-    elif isinstance(given, (list, tuple)):
-        items = schema.get("items", {})
-        return tuple([fit(items, item, f"{name}[{number}]", faults) for number, item in enumerate(given)])
-    return given
-
-
 def fits_alone(schema: Schema, given: Any) -> bool:
     """Whether a value fits, without the values in it."""
     types = JSON_TYPES.get(type(given), ())
@@ -503,42 +494,44 @@ def fits_alone(schema: Schema, given: Any) -> bool:
     return True
 
 
-def fit_object(schema: Schema, given: Mapping[Any, Any], name: str, faults: list[tuple[str, str]]) -> Any:
+def check_object(schema: Schema, given: Mapping[Any, Any], name: str) -> dict[Any, Any]:
     what = schema.get("title") or name
     rows, others = schema.get("properties", {}), schema.get("additionalProperties", {})
-    missing = [key for key in schema.get("required", ()) if key not in given]
-    faults += [(f"{key} is missing" + (f" in {name}" if name else ""), "") for key in missing]
+    faults = [NexusError("usage", f"{key} is missing" + (f" in {name}" if name else ""))
+              for key in schema.get("required", ()) if key not in given]
     if len(given) < schema.get("minProperties", 0):
-        faults.append((f"{what} needs one of {', '.join(rows)}", ""))
-    kept = {}
+        faults.append(NexusError("usage", f"{what} needs one of {', '.join(rows)}"))
+    checked = {}
     for key, fact in given.items():
+        try:
+            if key not in rows and others is False:
+                refuse(f"'{format_line(key, 40)}' is not a key of {what}",
+                       suggest(key, rows) or f"the keys are {', '.join(rows)}")
+            if "propertyNames" in schema:
+                check(schema["propertyNames"], key, f"a key of {what}")
+            checked[key] = check(rows.get(key, others), fact, f"{name}.{key}" if name else key)
+        except NexusError as error:
+            faults.append(error)
         if len(faults) >= MAX_FAULTS:
             break
-        if key not in rows and others is False:
-            near = suggest(key, rows) or f"the keys are {', '.join(rows)}"
-            faults.append((f"'{format_line(key, 40)}' is not a key of {what}", near))
-        else:
-            if "propertyNames" in schema:
-                fit(schema["propertyNames"], key, f"a key of {what}", faults)
-            kept[key] = fit(rows.get(key, others), fact, f"{name}.{key}" if name else key, faults)
-    return kept
+    if faults:
+        hints = dict.fromkeys(fault.hint for fault in faults if fault.hint)
+        raise NexusError("usage", "; ".join(fault.message for fault in faults), "; ".join(hints))
+    return checked
 
 
-def fit_one_of(schema: Schema, given: Any, name: str, faults: list[tuple[str, str]]) -> Any:
+def check_any(schema: Schema, given: Any, name: str) -> Any:
     """The first schema that fits.  If none does: what is wrong by the only one beside null, or what all of them are."""
     options = [option for option in schema["anyOf"] if option != NOTHING or given is None]
-    found: list[tuple[str, str]] = []
+    if len(options) == 1:
+        return check(options[0], given, name)
     for option in options:
-        found = []
-        kept = fit(option, given, name, found)
-        if not found:
-            return kept
-    faults += found if len(options) == 1 else [describe_fault(schema, given, name)]
-    return given
+        with contextlib.suppress(NexusError):
+            return check(option, given, name)
+    raise describe_fault(schema, given, name)
 
 
-def describe_fault(schema: Schema, given: Any, name: str) -> tuple[str, str]:
-    """(what is wrong, a hint)"""
+def describe_fault(schema: Schema, given: Any, name: str) -> NexusError:
     options = schema.get("anyOf", [schema])
     words = [word for option in options for word in option.get("enum", ())]
     examples = [json.dumps(example) for option in options for example in option.get("examples", ())]
@@ -546,7 +539,7 @@ def describe_fault(schema: Schema, given: Any, name: str) -> tuple[str, str]:
     if not hint and examples:
         hint = f"like {' or '.join(examples)}"
     shown = format_line(json.dumps(given, default=str), 60)
-    return f"{name or schema.get('title')} must be {describe_schema(schema)}, not {shown}", hint
+    return NexusError("usage", f"{name or schema.get('title')} must be {describe_schema(schema)}, not {shown}", hint)
 
 
 KIND_WORDS = {"string": "a text", "boolean": "true or false", "array": "a list", "object": "an object", "null": "null"}

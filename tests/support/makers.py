@@ -80,10 +80,12 @@ def indexes_of(state):
 
 
 def find_faults(schema, value):
-    """What nexus finds wrong with a value."""
-    faults = []
-    nexus.fit(schema, value, "it", faults)
-    return faults
+    """What nexus finds wrong with a value; "" if nothing."""
+    try:
+        nexus.check(schema, value, "it")
+    except nexus.NexusError as error:
+        return error.message
+    return ""
 
 
 def paths_of(fact, path=()):
