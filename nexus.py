@@ -2821,15 +2821,10 @@ def explain_shortage(job: Job, planned: Plan, config: GpuConfig, now: float) -> 
     only = verdicts[0][1] if total == 1 else None
     others = [f"GPU {place} {why.detail}"               # what no job can change
               for place, why in verdicts if why and (only or why.subject == place)]
-    busy, first = total - free - len(others), []
-    if job.gpus > 1 and total and not only:
-        where = " of one machine" if len(machines) > 1 else ""
-        first = [f"needs {format_gpus(job.gpus)}{where}; {free} of {total} {'is' if free == 1 else 'are'} free"]
-    elif free:
-        first = ["others that ask for the same come first"]
-    elif busy:
-        first = [f"{'all' if busy == total else f'{busy} of'} {total} GPUs are busy"]
-    return replace(only or SHORTAGE, detail="; ".join([*first, *list_some(others, 2), *closed, *excluded_nodes]))
+    where = " of one machine" if job.gpus > 1 and len(machines) > 1 else ""
+    first = f"needs {format_gpus(job.gpus)}{where}; {free} of {total} {'is' if free == 1 else 'are'} free"
+    return replace(only or SHORTAGE, detail="; ".join(
+        [*([first] if total and not only else []), *list_some(others, 2), *closed, *excluded_nodes]))
 
 
 # What becomes of a job whose attempt has ended

@@ -651,7 +651,7 @@ def test_the_reason_and_the_estimate_stand_in_the_queue(browser, box):
         box.wait_started(box.add("sleep 1000", expected_time=600))
     waits = box.add("true")
     with visit(browser, box) as page:
-        expect(row(page, waits)).to_contain_text("all 2 GPUs are busy")
+        expect(row(page, waits)).to_contain_text("0 of 2 are free")
         expect(row(page, waits)).to_contain_text(re.compile(r"Starts in about \d+m"))
         page.goto(page.url.split("#")[0] + f"#/jobs/{waits}")
         expect(page.locator("#job")).to_contain_text("it is first in the queue")

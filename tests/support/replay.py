@@ -59,10 +59,3 @@ class Replay:
             for change in nexus.end_job(self.state, self.state.jobs[job_id], nexus.COMPLETED, until):
                 self.state.put(change)
             self.ended_at[job_id] = until
-
-    def run(self) -> None:
-        """Go on until nothing more happens."""
-        self.start_jobs()
-        while (upcoming := self.next_event_at()) is not None:
-            self.advance(upcoming)
-            self.start_jobs()

@@ -45,47 +45,33 @@ REST = running("rrr", (1,), expected_time=600)                # it runs on GPU 1
 
 
 PLANS = [  # reason, jobs, GPUs, keys of the configuration, {job id: GPU indices} that start
-    ("nothing to do", [], [gpu(0)], {}, {}),
     ("a free GPU", [job("aaa")], [gpu(0)], {}, {"aaa": (0,)}),
     ("first come, first served", [job("bbb", 2), job("aaa", 1)], [gpu(0)], {}, {"aaa": (0,)}),
     ("priority before age", [job("aaa", 1), job("bbb", 2, priority=0)], [gpu(0)], {}, {"bbb": (0,)}),
     ("the rank before priority: it was moved to the front", [job("aaa", 1, priority=0), job("bbb", queue_key=(-1, 2, 2))],
      [gpu(0)], {}, {"bbb": (0,)}),
-    ("several GPUs for one", [job("aaa", gpus=2)], [gpu(0), gpu(1), gpu(2)], {}, {"aaa": (0, 1)}),
     ("a smaller one passes it", [job("aaa", 1, gpus=2), job("bbb", 2)], [gpu(0)], {}, {"bbb": (0,)}),
     ("one that nexus itself has given out", [running("rrr", (0,)), job("aaa", 2)], [gpu(0), gpu(1)], {}, {"aaa": (1,)}),
     ("the running one's GPU got another index: its uuid counts",
      [running("rrr", (0,), gpu_uuids=("GPU-1",)), job("aaa", 2)], [gpu(0), gpu(1)], {}, {"aaa": (0,)}),
     ("indices have gaps", [job("aaa", gpus=2)], [gpu(0), gpu(2)], {}, {"aaa": (0, 2)}),
     ("only those it may have", [job("aaa", gpu_ids=(1, 2))], [gpu(0), gpu(1)], {}, {"aaa": (1,)}),
-    ("another user's process", [job("aaa")], [gpu(0, processes=(foreign(),))], {}, {}),
     ("shared with others", [job("aaa")], [gpu(0, processes=(foreign(),))], {"share_with_others": True}, {"aaa": (0,)}),
     ("MPS, which stays", [job("aaa")], [gpu(0, memory_used_mib=30.0, processes=(
         foreign(name="nvidia-cuda-mps", memory_mib=30.0),))], {}, {"aaa": (0,)}),
     ("what others use through MPS", [job("aaa")], [gpu(0, memory_used_mib=20.0 * GB, processes=(
         foreign(name="nvidia-cuda-mps", memory_mib=20.0 * GB),))], {}, {}),
     ("a process of ours that is ending", [job("aaa")], [gpu(0, processes=(foreign(job_id="xxx"),))], {}, {"aaa": (0,)}),
-    ("a desktop's 200 MiB", [job("aaa")], [gpu(0, memory_used_mib=214)], {}, {"aaa": (0,)}),
-    ("memory that nobody owns", [job("aaa")], [gpu(0, memory_used_mib=2049)], {}, {}),
     ("as much as windows take", [job("aaa")], [gpu(0, memory_used_mib=2048)], {}, {"aaa": (0,)}),
     ("that of a job in a container", [running("rrr", gpus=0.5), job("aaa", 2, gpus=0.5)], [gpu(0, memory_used_mib=9000)], {},
      {"aaa": (0,)}),
     ("that of a node's own job", [job("aaa", gpus=0.5)], [gpu(0, memory_used_mib=9000, taken=50, taken_by=("xxx",))], {},
      {"aaa": (0,)}),
-    ("memory in use, whoever's", [job("aaa")], [gpu(0, memory_used_mib=20 * GB)], {"share_with_others": True}, {}),
     ("a threshold of 0 is for GPUs nobody else uses at all", [job("aaa"), job("bbb", 2)],
      [gpu(0, memory_used_mib=1), gpu(1)], {"mem_threshold": 0}, {"aaa": (1,)}),
-    ("less free memory than asked for", [job("aaa")], [gpu(0, memory_used_mib=2 * GB)], {"min_free_mem_mib": 23 * 1024},
-     {}),
     ("unknown memory is no obstacle", [job("aaa")], [gpu(0, memory_total_mib=None, memory_used_mib=None)], {},
      {"aaa": (0,)}),
-    ("unless a minimum is asked for", [job("aaa")], [gpu(0, memory_total_mib=None, memory_used_mib=None)],
-     {"min_free_mem_mib": 1}, {}),
     ("100 % of what the query itself does", [job("aaa")], [gpu(0, utilization=100)], {}, {"aaa": (0,)}),
-    ("a lost GPU reads 0 MiB", [job("aaa")], [gpu(0, fault="GPU is lost")], {}, {}),
-    ("a paused GPU", [job("aaa")], [gpu(0, is_paused=True), gpu(1)], {}, {"aaa": (1,)}),
-    ("a GPU cut in slices", [job("aaa")], [gpu(0, is_mig=True)], {}, {}),
-    ("leased by another user's nexus", [job("aaa")], [gpu(0, lease_holder="bob")], {}, {}),
     ("not among those nexus may use", [job("aaa")], [gpu(0), gpu(1)], {"ids": [1]}, {"aaa": (1,)}),
     ("a CPU job needs no GPU", [job("aaa", gpus=0)], [], {}, {"aaa": ()}),
     ("but a slot", [job("aaa", gpus=0), job("bbb", 2, gpus=0), job("ccc", 3, gpus=0)], [], {"cpu_slots": 2},
@@ -99,30 +85,18 @@ PLANS = [  # reason, jobs, GPUs, keys of the configuration, {job id: GPU indices
     ("passed over not long enough", [running("rrr", (1,)), job("aaa", 2, gpus=2, created_at=NOW - 299),
                                      job("bbb", 3)],
      [gpu(0), gpu(1)], {}, {"bbb": (0,)}),
-    ("only as many are kept as it needs", [running("rrr", (3,)), job("aaa", 2, gpus=4, **WAITED), job("bbb", 3)],
-     [gpu(0), gpu(1), gpu(2), gpu(3), gpu(4)], {}, {"aaa": (0, 1, 2, 4)}),
     ("nothing is kept of those it may not have",
      [running("rrr", (0,)), job("aaa", 2, gpu_ids=(0,), **WAITED), job("bbb", 3)], [gpu(0), gpu(1)], {}, {"bbb": (1,)}),
-    ("CPU jobs pass a job that keeps GPUs", [running("rrr", (1,)), job("aaa", 2, gpus=2, **WAITED),
-                                             job("bbb", 3, gpus=0)],
-     [gpu(0), gpu(1)], {}, {"bbb": ()}),
-    ("who stands before it takes what is free",
-     [running("rrr", (1,)), job("aaa", 1, priority=0), job("bbb", 2, gpus=2, **WAITED),
-     job("ccc", 3)], [gpu(0), gpu(1)], {}, {"aaa": (0,)}),
     ("nothing is kept for a job that asks for more than there are", [job("aaa", 1, gpus=3, **WAITED), job("bbb", 2)],
      [gpu(0), gpu(1)], {}, {"bbb": (0,)}),
     ("nor beside a lost GPU", [job("aaa", 1, gpus=2, **WAITED), job("bbb", 2)], [gpu(0), gpu(1, fault="GPU is lost")],
      {}, {"bbb": (0,)}),
-    ("nor beside one that is paused when its job has ended",
-     [running("rrr", (1,)), job("aaa", 2, gpus=2, **WAITED), job("bbb", 3)],
-     [gpu(0), gpu(1, is_paused=True)], {}, {"bbb": (0,)}),
     ("what comes after others is not looked at", [running("rrr"), job("aaa", 2, pending_dependencies=("rrr",))], [gpu(0), gpu(1)], {}, {}),
     # shares
     ("two halves", [job("aaa", gpus=0.5), job("bbb", 2, gpus=0.5)], [gpu(0), gpu(1)], {}, {"aaa": (0,), "bbb": (0,)}),
     ("a half beside a running one", [running("rrr", gpus=0.5), job("aaa", 2, gpus=0.5)], [gpu(0)], {}, {"aaa": (0,)}),
     ("ten tenths are one", [job(id, number, gpus=0.1) for number, id in enumerate([c * 3 for c in "abcdefghijk"], 1)],
      [gpu(0)], {}, dict.fromkeys([c * 3 for c in "abcdefghij"], (0,))),
-    ("a whole GPU is not beside a share", [running("rrr", gpus=0.01), job("aaa", 2)], [gpu(0)], {}, {}),
     ("where it fits tightest", [running("rrr", (2,), gpus=0.3), running("sss", (1,), gpus=0.6), job("aaa", 3, gpus=0.4)],
      [gpu(0), gpu(1), gpu(2)], {}, {"aaa": (1,)}),
     ("one and a half: the whole ones first", [running("rrr", (0,), gpus=0.5), job("aaa", 2, gpus=1.5)],
@@ -130,11 +104,9 @@ PLANS = [  # reason, jobs, GPUs, keys of the configuration, {job id: GPU indices
     ("a running one and a half holds a half of its last", [running("rrr", (1, 0), gpus=1.5), job("aaa", 2, gpus=0.5),
                                                            job("bbb", 3, gpus=0.1)],
      [gpu(0), gpu(1)], {}, {"aaa": (0,)}),
-    ("a busy GPU gets no second job", [running("rrr", gpus=0.5), job("aaa", 2, gpus=0.5)], [gpu(0, utilization=80)], {}, {}),
     # memory
     ("memory enough", [job("aaa", gpu_mem_mib=22 * 1024)], [gpu(0, memory_used_mib=2 * GB)], {}, {"aaa": (0,)}),
     ("too little", [job("aaa", gpu_mem_mib=22 * 1024 + 1)], [gpu(0, memory_used_mib=2 * GB)], {}, {}),
-    ("on each of its GPUs", [job("aaa", gpus=2, gpu_mem_mib=23 * 1024)], [gpu(0), gpu(1, memory_used_mib=2 * GB)], {}, {}),
     ("where it fits tightest", [job("aaa", gpu_mem_mib=5 * 1024)], [gpu(0), gpu(1, memory_used_mib=2 * GB)], {}, {"aaa": (1,)}),
     ("declared by a running job and not yet taken", [running("rrr", gpus=0.5, gpu_mem_mib=20 * 1024),
                                                      job("aaa", 2, gpus=0.5, gpu_mem_mib=5 * 1024)],
@@ -146,28 +118,19 @@ PLANS = [  # reason, jobs, GPUs, keys of the configuration, {job id: GPU indices
      [gpu(0), gpu(1)], {}, {"aaa": (0,), "bbb": (1,)}),
     ("against the least that is to stay free, too",
      [job("aaa", gpus=0.2, gpu_mem_mib=15 * 1024), job("bbb", 2, gpus=0.1)], [gpu(0)], {"min_free_mem_mib": 10 * 1024}, {"aaa": (0,)}),
-    ("unknown memory is not enough", [job("aaa", gpu_mem_mib=1)], [gpu(0, memory_used_mib=None)], {}, {}),
-    ("in a container, where no process shows", [running("rrr", gpus=0.5), job("aaa", 2, gpus=0.5)],
-     [gpu(0, memory_used_mib=23 * GB)], {}, {"aaa": (0,)}),
     # after a CUDA out-of-memory
     ("alone: another place", [job("aaa", exclusive=True, attempts=(failed_attempt(1, "cuda-oom"),))], [gpu(0), gpu(1)], {}, {"aaa": (1,)}),
     ("alone: the emptiest", [job("aaa", exclusive=True, attempts=(failed_attempt(1, "cuda-oom"),))],
      [gpu(0, memory_used_mib=2 * GB), gpu(1, memory_used_mib=3 * GB), gpu(2, memory_used_mib=GB), gpu(3, memory_used_mib=GB)], {},
      {"aaa": (2,)}),
     ("alone: a share is a whole GPU now", [running("rrr", gpus=0.5), job("aaa", 2, gpus=0.5, exclusive=True)], [gpu(0)], {}, {}),
-    ("alone: nobody comes beside it", [running("rrr", gpus=0.5, exclusive=True), job("aaa", 2, gpus=0.5)], [gpu(0)], {}, {}),
     # reservation and backfill: rrr ends in 540 s, if it does as expected
     ("it ends before the other GPU is free", [REST, job("aaa", 2, gpus=2, **WAITED), job("bbb", 3, expected_time=540)],
      [gpu(0), gpu(1)], {}, {"bbb": (0,)}),
     ("it does not", [REST, job("aaa", 2, gpus=2, **WAITED), job("bbb", 3, expected_time=541)], [gpu(0), gpu(1)], {}, {}),
-    ("the running one is overdue: it may end at any moment",
-     [running("rrr", (1,), expected_time=30), job("aaa", 2, gpus=2, **WAITED), job("bbb", 3, expected_time=1)], [gpu(0), gpu(1)], {}, {}),
     ("who starts now counts", [job("aaa", 1, priority=0, expected_time=600), job("bbb", 2, gpus=2, **WAITED),
                                job("ccc", 3, expected_time=500)],
      [gpu(0), gpu(1)], {}, {"aaa": (0,), "ccc": (1,)}),
-    ("two slip in side by side", [REST, job("aaa", 2, gpus=2, **WAITED),
-                                  *[job(id, 3, gpus=0.5, expected_time=500) for id in ("bbb", "ccc")]],
-     [gpu(0), gpu(1)], {}, {"bbb": (0,), "ccc": (0,)}),
     ("what is left of a shared GPU is kept, too",
      [running("rrr", (0,), gpus=0.5), running("sss", (1,)), job("aaa", 3, gpus=2, **WAITED), job("bbb", 4, gpus=0.5)],
      [gpu(0), gpu(1), gpu(2, is_paused=True)], {}, {}),
@@ -184,7 +147,6 @@ PLANS = [  # reason, jobs, GPUs, keys of the configuration, {job id: GPU indices
     ("who waits for a busy GPU only holds up nobody else's reservation",
      [running("rrr", (0,)), running("sss", (1,)), job("aaa", 3, gpu_ids=(0,), **WAITED), job("bbb", 4, gpus=2, **WAITED), job("ccc", 5)],
      [gpu(0), gpu(1), gpu(2)], {}, {}),
-    ("a share is kept, too", [running("rrr", gpus=0.7), job("aaa", 2, gpus=0.5, **WAITED), job("bbb", 3, gpus=0.3)], [gpu(0)], {}, {}),
 ]
 
 
@@ -197,14 +159,9 @@ def test_plan(reason, jobs, gpus, keys, expected):
 GROUPS = [  # reason, jobs, groups, who starts on four GPUs
     ("no more of a group than its limit", [job(id, number, group="g") for number, id in enumerate(("aaa", "bbb", "ccc"), 1)],
      [nexus.Group("g", limit=2)], ["aaa", "bbb"]),
-    ("those that run count", [running("rrr", group="g"), job("aaa", 2, group="g"), job("bbb", 3, group="g")], [nexus.Group("g", limit=2)],
-     ["aaa"]),
     ("others pass it", [running("rrr", group="g"), job("aaa", 2, group="g"), job("bbb", 3), job("ccc", 4, group="h")],
      [nexus.Group("g", limit=1), nexus.Group("h")], ["bbb", "ccc"]),
-    ("of several kinds, too", [job("aaa", 1, group="g"), job("bbb", 2, group="g", gpus=0), job("ccc", 3, group="g", gpus=0.5)],
-     [nexus.Group("g", limit=2)], ["aaa", "bbb"]),
     ("a group that is held", [job("aaa", group="g"), job("bbb", 2)], [nexus.Group("g", hold="it fails")], ["bbb"]),
-    ("no limit, no hold", [job("aaa", group="g"), job("bbb", 2, group="g")], [nexus.Group("g")], ["aaa", "bbb"]),
     ("of one kind, in the order of their coming, whatever the group",
      [job("aaa", 1, group="h"), job("bbb", 2, group="g"), job("ccc", 3, group="h"),
                                                                      job("ddd", 4), job("eee", 5, group="g")],
@@ -220,27 +177,6 @@ def test_groups(reason, jobs, groups, expected):
     assert list(started(made)) == expected, reason
 
 
-def test_starts_name_the_gpus_by_uuid_too():
-    made = nexus.plan(state(job("aaa", gpus=2)), [gpu(0), gpu(2, uuid="GPU-x")], None, config(), NOW)
-    assert made.starts == (nexus.Start("aaa", (0, 2), ("GPU-0", "GPU-x")),)
-
-
-def test_starts_come_in_the_queues_order():
-    jobs = [job("aaa", 3), job("bbb", 2, gpus=0), job("ccc", 1, gpu_ids=(1,)), job("ddd", 4, priority=0)]
-    made = nexus.plan(state(*jobs), [gpu(0), gpu(1), gpu(2)], None, config(), NOW)
-    assert [start.job_id for start in made.starts] == ["ddd", "ccc", "bbb", "aaa"]
-
-
-def test_nothing_starts_when_paused():
-    made = nexus.plan(state(job("aaa"), job("bbb", 2, gpus=0), paused=True), [gpu(0)], None, config(), NOW)
-    assert made.starts == () and made.hold == nexus.PAUSED
-
-
-def test_time_limits_hold_while_it_is_paused():
-    made = nexus.plan(state(running("rrr", timeout_seconds=30), paused=True), [gpu(0)], None, config(), NOW, {"rrr": nexus.Usage(31)})
-    assert [stop.job_id for stop in made.stops] == ["rrr"]
-
-
 def test_limits_hold_while_nothing_can_be_started():
     made = nexus.plan(state(running("rrr", timeout_seconds=30), running("sss", (1,)), job("aaa", 3, gpus=0)), [gpu(0), gpu(1)], None,
                       config(max_memory_gb=1), NOW, {"rrr": nexus.Usage(31), "sss": nexus.Usage(1, 2048)}, hold="fork: no memory")
@@ -253,13 +189,6 @@ def test_a_gpu_that_gets_no_job_is_so_while_it_is_paused_too():
     gpus, nodes = [gpu(0), gpu(0, node="n1", uuid="n1/GPU-0")], [nexus.NodeView("n1", closed="n1 is silent")]
     made = nexus.plan(state(paused=True), gpus, "nvidia-smi is silent", config(), NOW, nodes=nodes)
     assert verdicts(job("aaa"), made) == [("", 0, "nvidia-smi is silent"), ("n1", 0, "n1 is silent")]
-
-
-def test_readings_that_cannot_be_relied_upon_start_no_gpu_job():
-    made = nexus.plan(state(job("aaa"), job("bbb", 2, gpus=0)), [gpu(0)], "nvidia-smi is silent since 15:30", config(),
-                      NOW)
-    assert started(made) == {"bbb": ()}
-    assert made.blocked == {nexus.request_class(job("aaa")): nexus.Reason("node-down", "", "nvidia-smi is silent since 15:30")}
 
 
 REASONS = [  # what is shown, jobs, GPUs, keys, part of the reason why the last of the jobs waits
@@ -277,11 +206,10 @@ REASONS = [  # what is shown, jobs, GPUs, keys, part of the reason why the last 
     ("no memory told", [job("aaa")], [gpu(0, memory_total_mib=None)], {"min_free_mem_mib": 1},
      "GPU 0 does not tell its memory"),
     ("a fault", [job("aaa")], [gpu(0, fault="GPU is lost")], {}, "GPU 0 is unusable (GPU is lost)"),
-    ("a pause", [job("aaa")], [gpu(0, is_paused=True)], {}, "GPU 0 is paused"),
     ("slices", [job("aaa")], [gpu(0, is_mig=True)], {}, "GPU 0 is cut into MIG slices"),
     ("a lease", [job("aaa")], [gpu(0, lease_holder="bob")], {}, "GPU 0 is held by the nexus of bob"),
     ("not ours to give", [running("rrr", (1,)), job("aaa", 2)], [gpu(0), gpu(1)], {"ids": [1]}, "GPU 0 is not among [gpu] ids"),
-    ("all of them", [running("rrr", (0, 1)), job("aaa", 2)], [gpu(0), gpu(1)], {}, "all 2 GPUs are busy"),
+    ("all of them", [running("rrr", (0, 1)), job("aaa", 2)], [gpu(0), gpu(1)], {}, "needs 1 GPU; 0 of 2 are free"),
     ("of many GPUs some", [job("aaa")], [gpu(index, is_paused=True) for index in range(12)], {},
      "GPU 0 is paused; GPU 1 is paused; and 10 more"),
     ("not there", [job("aaa", gpu_ids=(5,))], [gpu(0)], {}, "never: wants GPU 5, the indices are 0"),
@@ -300,22 +228,15 @@ REASONS = [  # what is shown, jobs, GPUs, keys, part of the reason why the last 
     ("its next attempt", [job("aaa", retry_at=NOW + 9, attempts=(failed_attempt(1), failed_attempt(2, "timeout")))], [gpu(0)], {},
      "attempt 2 failed (timeout); it is tried again in 9s"),
     ("it is to begin later", [job("aaa", begin_at=NOW + 7200)], [gpu(0)], {}, "begins in 2h, as asked"),
-    ("to begin before its next attempt", [job("aaa", begin_at=NOW + 5, retry_at=NOW + 9, attempts=(failed_attempt(1),))], [gpu(0)], {},
-     "it is tried again in 9s"),
     ("those before it",
      [running("rrr"), job("bbb", 2), job("aaa", 3, after=("rrr", "bbb"), pending_dependencies=("rrr", "bbb"))], [gpu(0)], {},
      "after jobs rrr, bbb"),
-    ("of many before it some", [*[job(letters(number), number) for number in range(1, 13)],
-                                job("zzz", 20, pending_dependencies=tuple(letters(number) for number in range(1, 13)))], [gpu(0)], {},
-     "and 4 more"),
     ("too small a share", [running("rrr", gpus=0.7), job("aaa", 2, gpus=0.5)], [gpu(0)], {}, "GPU 0 has 0.3 free beside job rrr"),
     ("its load", [running("rrr", gpus=0.5), job("aaa", 2, gpus=0.5)], [gpu(0, utilization=97)], {},
      "GPU 0 is 97% busy with job rrr (load_threshold)"),
     ("its memory", [job("aaa", gpu_mem_mib=20 * 1024)], [gpu(0, memory_used_mib=10 * GB)], {"share_with_others": True},
      "GPU 0 has 14GB free, less than the 20GB asked for"),
     ("memory it does not tell", [job("aaa", gpu_mem_mib=1024)], [gpu(0, memory_used_mib=None)], {}, "GPU 0 does not tell its memory"),
-    ("one and a half, and there is no whole one", [running("rrr", gpus=0.5), running("sss", (1,), gpus=0.5), job("aaa", 3, gpus=1.5)],
-     [gpu(0), gpu(1)], {}, "needs 1.5 GPUs; 0 of 2 are free"),
     ("what nexus itself paused, and why", [job("aaa")], [gpu(0, is_paused=True, pause_reason="3 jobs failed there")], {},
      "GPU 0 is paused (3 jobs failed there; nexus resume 0)"),
     ("nothing is in its way", [job("aaa")], [gpu(0)], {}, "it is about to start"),
@@ -327,6 +248,7 @@ def test_every_wait_has_a_reason(reason, jobs, gpus, keys, part):
     made = state(*jobs)
     planned = nexus.plan(made, gpus, None, config(**keys), NOW)
     found = nexus.find_reason(jobs[-1], planned, config(**keys), NOW)
+    assert jobs[-1].id not in started(planned) or found.detail == "it is about to start"
     assert part in nexus.format_reason(found) and found.code in nexus.REASON_CODES, reason
 
 
@@ -339,14 +261,10 @@ def test_the_reason_of_a_job_that_has_gpus_reserved_is_the_same_whoever_was_aske
 
 STATE_REASONS = [  # what is shown, state, why the readings cannot be relied upon, part of the reason why aaa waits
     ("the queue is paused", state(job("aaa"), paused=True), None, "the queue is paused (nexus resume)"),
-    ("paused, whatever else", state(job("aaa", retry_at=NOW + 5), paused=True), None, "the queue is paused"),
     ("its group is held", state(job("aaa", group="g"), groups=[nexus.Group("g", hold="paused by ann")]), None,
      "group g is held: paused by ann"),
     ("its group's limit", state(running("rrr", group="g"), job("aaa", 2, group="g"), groups=[nexus.Group("g", limit=1)]), None,
      "1 job of group g run, as many as its --max-concurrent allows"),
-    ("its group's limit, reached in this plan", state(job("bbb", 1, group="g"), job("aaa", 2, group="g"),
-                                                      groups=[nexus.Group("g", limit=1)]), None,
-     "as many as its --max-concurrent allows"),
     ("the driver is silent", state(job("aaa")), "nvidia-smi is silent since 15:30", "nvidia-smi is silent since 15:30"),
 ]
 
@@ -357,26 +275,9 @@ def test_what_holds_for_many_is_a_reason_too(reason, made, trouble, part):
     assert part in words(made.jobs["aaa"], planned), reason
 
 
-VERDICTS = [  # reason, job, [(machine, index, why not)]
-    ("each GPU's own", job("aaa", 5), [("", 0, "runs job rrr"), ("", 1, None), ("", 2, "is paused")]),
-    ("only those it may have, of those that are there", job("aaa", 5, gpu_ids=(1, 7)), [("", 1, None)]),
-    ("a share", job("aaa", 5, gpus=0.4), [("", 0, None), ("", 1, None), ("", 2, "is paused")]),
-]
-
-
-@pytest.mark.parametrize("reason, one, expected", VERDICTS, ids=[case[0] for case in VERDICTS])
-def test_list_verdicts(reason, one, expected):
-    gpus = [gpu(0), gpu(1), gpu(2, is_paused=True)]
-    held = running("rrr", gpus=0.5 if one.gpus == 0.4 else 1)
-    planned = nexus.plan(state(held), gpus, None, config(), NOW)
-    assert verdicts(one, planned) == expected, reason
-
-
 PLACES = [  # reason, fields of a job that has waited for an hour, GPUs, the last fact told of it
     ("GPUs are kept for it", {"gpus": 2}, [gpu(0), gpu(1)], "it has waited for over 5m: GPUs are kept for it"),
     ("not yet", {"gpus": 2, "created_at": NOW - 60}, [gpu(0), gpu(1)], "it asks for 2 GPUs"),
-    ("none, since one is paused", {"gpus": 2}, [gpu(0), gpu(1, is_paused=True)], "it asks for 2 GPUs"),
-    ("none, since it asks for none", {"gpus": 0}, [gpu(0)], "it asks for no GPU"),
 ]
 
 
@@ -617,16 +518,13 @@ def step(made, seconds=10):
 
 BIG_JOBS = [  # reason, GPUs, what the big job asks for
     ("all GPUs", 4, {"gpus": 4}),
-    ("half of them", 4, {"gpus": 2}),
     ("two by index", 4, {"gpus": 2, "gpu_ids": (1, 3)}),
-    ("one by index", 4, {"gpus": 1, "gpu_ids": (2,)}),
 ]
 
 
 @pytest.mark.parametrize("reason, count, asked", BIG_JOBS, ids=[case[0] for case in BIG_JOBS])
-@pytest.mark.parametrize("seed", range(2))
-def test_a_big_job_starts_in_spite_of_a_stream_of_small_ones(reason, count, asked, seed):
-    dice, made = random.Random(seed), replay(count, reserve_after_seconds=300)
+def test_a_big_job_starts_in_spite_of_a_stream_of_small_ones(reason, count, asked):
+    dice, made = random.Random(0), replay(count, reserve_after_seconds=300)
     small = [(length, fields) for length in (50, 120, 200) for fields in ({}, {}, {"gpu_ids": (0, 1)})]
     fill_up(made, 10, *small, dice=dice)
     step(made)
@@ -651,16 +549,6 @@ def test_jobs_that_ask_for_the_same_do_not_wait_one_after_the_other():
     assert first >= 300 and second - first <= 130 and third - second <= 130
 
 
-def test_small_jobs_run_beside_it_until_then():
-    made = replay(2, reserve_after_seconds=300)
-    made.add("first", 100)
-    step(made)
-    made.add("big", 100, gpus=2)
-    made.add("small", 50)
-    step(made)
-    assert made.started_at["small"] == 20, "a job that has not waited long holds nobody up"
-
-
 def test_a_stream_of_urgent_jobs_does_not_let_the_unimportant_pass_a_job_that_waited():
     made = replay(2, reserve_after_seconds=300)
     made.add("big", 100, gpus=2, created_at=-301)
@@ -669,14 +557,6 @@ def test_a_stream_of_urgent_jobs_does_not_let_the_unimportant_pass_a_job_that_wa
         made.add(letters(number + 1), 9, priority=2)
         step(made)
         assert letters(number + 1) not in made.started_at or "big" in made.started_at, "GPU 1 is the waiting job's"
-
-
-def test_of_many_equal_jobs_only_the_first_that_does_not_fit_is_tried(monkeypatch):
-    tried, choose = [], nexus.choose_gpus
-    monkeypatch.setattr(nexus, "choose_gpus", lambda one, *rest: tried.append(one.id) or choose(one, *rest))
-    made = state(*[job(letters(number), number) for number in range(1, 3000)])
-    planned = nexus.plan(made, [gpu(index) for index in range(4)], None, config(), NOW)
-    assert len(planned.starts) == 4 and len(tried) == 5
 
 
 # What becomes of a job whose attempt has ended
@@ -783,15 +663,11 @@ GUARDS = [  # reason, what ended, in its order, keys, whether GPU 0 is bad
     ("one went well in between", ends("A0-", "B0-", "A1+", "C0+", "A0-"), {}, False),
     ("one program only: it is the program", ends("A0-", "A0-", "B1+", "A0-"), {}, False),
     ("nothing ran well elsewhere", ends("A0-", "B0-", "C0-"), {}, False),
-    ("it ran well before, not since", ends("A1+", "A0-", "B0-", "C0-"), {}, False),
     ("of three programs one fails elsewhere: it does not count", ends("A0-", "B0-", "C0-", "C1-", "D1+"), {}, False),
     ("on several GPUs: whose fault it is cannot be told", ends("A01-", "B01-", "C2+", "A01-"), {}, False),
-    ("fewer are", ends("A0-", "A1+", "B1+", "B0-"), {"guard_failures": 2}, True),
     ("never, if it is off", ends("A0-", "B0-", "A1+", "A0-"), {"guard_failures": 0}, False),
     ("a sweep: one program, which runs elsewhere", ends("Aa0-", "Ab0-", "Ac1+", "Ad0-"), {}, True),
-    ("a sweep with a fault that shows elsewhere too", ends("Aa0-", "Ab0-", "Ac1+", "Ae1-", "Ad0-"), {}, False),
     ("a job on several GPUs ran well there", ends("A0-", "B0-", "C01+", "A1+", "A0-"), {}, False),
-    ("nothing ended yet", [], {}, False),
 ]
 
 
@@ -803,30 +679,6 @@ def test_find_bad_gpu(reason, ended, keys, expected):
 
 
 # The scheduler in simulated time
-
-REPLAYS = [  # reason, GPUs, jobs as (id, run time, fields), {id: when it starts}
-    ("side by side, then one after the other", 2, [("aaa", 60, {}), ("bbb", 50, {}), ("ccc", 5, {})], {"aaa": 0, "bbb": 0, "ccc": 50}),
-    ("by priority", 1, [("aaa", 60, {"priority": 2}), ("bbb", 60, {"priority": 0})], {"bbb": 0, "aaa": 60}),
-    ("after another", 2, [("aaa", 60, {}), ("bbb", 60, {"pending_dependencies": ("aaa",)})], {"aaa": 0, "bbb": 60}),
-    ("when it is tried again", 1, [("aaa", 60, {"retry_at": 5.0, "attempts": (failed_attempt(1),)})], {"aaa": 5}),
-    ("when it is to begin", 1, [("aaa", 60, {"begin_at": 100.0})], {"aaa": 100}),
-    ("one that never ends", 1, [("aaa", None, {}), ("bbb", 5, {})], {"aaa": 0}),
-    ("one that fits nowhere", 1, [("aaa", 5, {"gpus": 2}), ("bbb", 5, {})], {"bbb": 0}),
-    ("a big one, in the end", 2, [("aaa", 400, {}), ("big", 10, {"gpus": 2}), *[(letters(n), 100, {}) for n in range(1, 9)]],
-     {"aaa": 0, **{letters(n): 100 * (n - 1) for n in range(1, 4)}, "big": 400, letters(4): 410, letters(5): 410, letters(6): 510,
-      letters(7): 510, letters(8): 610}),
-]
-
-
-@pytest.mark.parametrize("reason, count, jobs, expected", REPLAYS, ids=[case[0] for case in REPLAYS])
-def test_replay(reason, count, jobs, expected):
-    made = replay(count, reserve_after_seconds=250)
-    for id, run_time, fields in jobs:
-        made.add(id, run_time, **fields)
-    made.run()
-    assert made.started_at == expected, reason
-    assert made.ended_at == {id: expected[id] + run_time for id, run_time, _ in jobs if id in expected and run_time is not None}
-
 
 requests = st.fixed_dictionaries({}, optional={
     "gpus": st.sampled_from([0, 0.25, 0.5, 1, 1.5, 2, 3]), "gpu_mem_mib": st.sampled_from([5 * 1024, 23 * 1024]),
@@ -869,14 +721,12 @@ def test_every_feasible_job_starts_and_no_limit_is_broken_on_the_way(count, aske
 # When jobs will start, as far as that can be told
 
 ESTIMATES = [  # reason, jobs, run times, keys, {pending job: seconds from now}
-    ("when the running one ends", [running("rrr"), job("aaa", 2)], {"rrr": 100, "aaa": 5}, {}, {"aaa": 40}),
     ("one after the other", [running("rrr"), job("aaa", 2), job("bbb", 3)], {"rrr": 100, "aaa": 7, "bbb": 1}, {}, {"aaa": 40, "bbb": 47}),
     ("nobody knows the running one's", [running("rrr"), job("aaa", 2)], {"aaa": 5}, {}, {}),
     ("the running one takes longer than was known", [running("rrr"), job("aaa", 2)], {"rrr": 30, "aaa": 5}, {}, {}),
     ("a little longer: as much again", [running("rrr"), job("aaa", 2)], {"rrr": 55, "aaa": 5}, {}, {"aaa": 5}),
     ("what comes after one that nobody knows anything of", [running("rrr"), job("aaa", 2), job("bbb", 3), job("ccc", 4)],
      {"rrr": 100, "aaa": 5, "ccc": 5}, {}, {"aaa": 40, "bbb": 45}),
-    ("it comes after one that is not known", [job("aaa", 2, pending_dependencies=("zzz",))], {"aaa": 5}, {}, {}),
     ("its next attempt", [job("aaa", 2, retry_at=NOW + 3)], {"aaa": 5}, {}, {"aaa": 3}),
     ("a job that started at time 0", [running("rrr", started_at=0.0), job("aaa", 2)], {"rrr": NOW + 40, "aaa": 5}, {}, {"aaa": 40}),
 ]
@@ -902,13 +752,10 @@ def test_a_held_group_has_no_estimate():
 RUN_TIMES = [  # reason, fields of the job, what has finished, seconds
     ("as it expects", {"expected_time": 5}, [finished("fff", runtime_seconds=60.0)], 5),
     ("as the same command took", {}, [finished("fff", runtime_seconds=60.0)], 60),
-    ("the median of them", {}, [finished(id, runtime_seconds=seconds) for id, seconds in (("ddd", 50.0), ("eee", 60.0), ("fff", 1000.0))],
-     60),
     ("as others of its group took", {"command": "x", "group": "g"}, [finished("fff", command="y", group="g", runtime_seconds=7.0)], 7),
     ("the command before the group", {"command": "x", "group": "g"}, [finished("eee", command="x", runtime_seconds=3.0),
                                                                      finished("fff", command="y", group="g", runtime_seconds=7.0)], 3),
     ("failures say nothing", {}, [finished("fff", status="failed", runtime_seconds=60.0)], None),
-    ("nothing is known", {}, [], None),
 ]
 
 
@@ -1057,7 +904,6 @@ BOTH = [*there("n1", 0, 1), *there("n2", 0, 1)]
 
 PLACES = [  # reason, jobs, GPUs, machines, {job id: (machine, GPU indices)} that start
     ("this machine first, all being equal", [job("aaa")], [*OWN, *BOTH], TWO, {"aaa": ("", (0,))}),
-    ("a head without a GPU", [job("aaa")], BOTH, TWO, {"aaa": ("n1", (0,))}),
     ("one after the other", [job("aaa"), job("bbb", 2), job("ccc", 3)], BOTH, TWO,
      {"aaa": ("n1", (0,)), "bbb": ("n2", (0,)), "ccc": ("n1", (1,))}),
     ("the one with the least to do", [running_there("rrr", "n1", expected_time=600), running_there("sss", "n2", expected_time=300),
@@ -1071,28 +917,18 @@ PLACES = [  # reason, jobs, GPUs, machines, {job id: (machine, GPU indices)} tha
         running_there("rrr", "n1", expected_time=10**6), running_there("sss", "n2", (0, 1), expected_time=70), job("aaa", 3)], BOTH, TWO,
      {"aaa": ("n1", (1,))}),
     ("pinned", [job("aaa", only_node="n2")], [*OWN, *BOTH], TWO, {"aaa": ("n2", (0,))}),
-    ("pinned to this one", [job("aaa", only_node="")], [*OWN, *BOTH], TWO, {"aaa": ("", (0,))}),
-    ("pinned to one that is full, while others are free", [running_there("rrr", "n2", (0, 1)), job("aaa", 2, only_node="n2")], BOTH, TWO,
-     {}),
     ("pinned to one that is gone", [job("aaa", only_node="n3")], BOTH, TWO, {}),
     ("pinned, on a machine alone", [job("aaa", only_node="n1"), job("bbb", 2)], OWN, [], {"bbb": ("", (0,))}),
     ("one that cannot run it", [job("aaa", excluded_nodes=(("", "no directory"), ("n1", "no directory")))], [*OWN, *BOTH], TWO,
      {"aaa": ("n2", (0,))}),
     ("none can", [job("aaa", excluded_nodes=(("n1", "x"), ("n2", "y")))], BOTH, TWO, {}),
-    ("a machine that is closed", [job("aaa")], BOTH, [view("n1", closed="it is away"), view("n2")], {"aaa": ("n2", (0,))}),
-    ("GPUs of a machine that is none of them", [job("aaa")], there("n3", 0), TWO, {}),
     ("all GPUs of a job are in one machine", [job("aaa", gpus=2)], [*there("n1", 0), *there("n2", 0)], TWO, {}),
-    ("where there are as many", [job("aaa", gpus=2)], [*there("n1", 0), *there("n2", 0, 1)], TWO, {"aaa": ("n2", (0, 1))}),
     ("an index is one of each machine", [job("aaa", gpu_ids=(1,)), job("bbb", 2, gpu_ids=(1,))], BOTH, TWO,
      {"aaa": ("n1", (1,)), "bbb": ("n2", (1,))}),
-    ("shares beside each other", [running_there("rrr", "n1", gpus=0.5), job("aaa", 2, gpus=0.5, only_node="n1")], BOTH, TWO,
-     {"aaa": ("n1", (0,))}),
     ("what the node's own jobs have is taken", [job("aaa", only_node="n1"), job("bbb", 2, gpus=0.5, only_node="n2")],
      [*there("n1", 0, taken=100, taken_by=("xxx",)), *there("n2", 0, taken=50, taken_by=("yyy",))], TWO, {"bbb": ("n2", (0,))}),
     ("without a GPU: CPU slots of each", [job(letters(k), k, gpus=0) for k in range(9)], [], TWO,
      {letters(k): (name, ()) for k, name in enumerate(("", "n1", "n2", "", "n1", "n2", "", ""))}),
-    ("running ones have theirs", [running("rrr", (), node="n1"), running("sss", (), node="n1", number=2),
-                                  job("aaa", 3, gpus=0, only_node="n1")], [], TWO, {}),
     ("no other machine's GPUs are kept for one that is starving", [
         running_there("rrr", "n1", (0,), expected_time=61), running_there("sss", "n2", (0,), expected_time=600),
         job("aaa", 3, gpus=2, **WAITED), job("bbb", 4), job("ccc", 5)], BOTH, TWO, {"bbb": ("n2", (1,))}),
@@ -1129,7 +965,7 @@ FAR_REASONS = [  # what is shown, job that waits, GPUs, machines, part of the re
     ("none can run it", job("aaa", excluded_nodes=(("n1", "no directory"), ("n2", "no git"), ("", "no GPU"))), BOTH, TWO,
      "never: n1 cannot run it: no directory; n2 cannot run it: no git; this machine cannot run it: no GPU"),
     ("which GPU of which machine", job("aaa"), [*there("n1", 0, fault="GPU is lost"), *there("n2", 0, taken=100, taken_by=("xxx",))], TWO,
-     "1 of 2 GPUs are busy; GPU n1:0 is unusable (GPU is lost)"),
+     "needs 1 GPU; 0 of 2 are free; GPU n1:0 is unusable (GPU is lost)"),
     ("no machine has as many", job("aaa", gpus=3), BOTH, TWO, "never: wants 3 GPUs, no machine has more than 2"),
     ("CPU slots", job("aaa", gpus=0), [], [view("n1", cpu_slots=0), view("n2", closed="n2 is away")],
      "all 0 CPU slots are taken (cpu_slots); all CPU slots of n1 are taken; n2 is away"),
