@@ -7477,7 +7477,7 @@ CANCEL_AGAIN_S = 30.0           # a cancelled job that goes on is cancelled agai
 class Observation(Value):
     """The answer of nvidia-smi, or why there is none."""
     gpus: tuple[Gpu, ...]
-    trouble: str | None
+    error: str | None
     hint: str
     began_at: float                 # monotonic
     took_s: float
@@ -7522,7 +7522,7 @@ class JobHost:
         self.run_guarded = run_guarded                  # what is wrong with one job must not hold up the others
         self.watched: dict[str, Watched] = {}           # {job id: its attempt here}
         self.observation = Observation((), "nvidia-smi has not answered yet", SMI_SLOW_HINT, 0.0, 0.0)
-        self.smi_trouble: str | None = None
+        self.smi_error: str | None = None
         self.lease_backoff = Backoff(*LEASE_BACKOFF_S)     # jobs get no GPU until it is over
         self.last_watch_at = float("-inf")
 
@@ -7707,7 +7707,7 @@ class JobHost:
         watched.work = (watched.work or Work()).add(going_on, now)
         pids = {process.pid for process in going_on}
         is_computing = any(process.pid in pids for gpu in self.observation.gpus for process in gpu.processes)
-        if watched.work.is_idle(TICK_S) and not is_computing and not (job.gpus and self.smi_trouble):
+        if watched.work.is_idle(TICK_S) and not is_computing and not (job.gpus and self.smi_error):
             watched.has_idled, watched.termination = True, Termination(now, False)
             return []
         return going_on
@@ -7777,7 +7777,7 @@ class Local(Backend):
     def start(self, job: Job, submitted: Mapping[str, str] | None) -> News | None:
         leases = self.machine.leases if job.current.gpu_uuids else None
         now, launcher = self.clock.monotonic(), self.service.launcher
-        hold = launcher.start_backoff.find_why(now) or (self.service.gpu_watch.find_gpu_trouble() if leases else None)
+        hold = launcher.start_backoff.find_why(now) or (self.service.gpu_watch.find_gpu_error() if leases else None)
         if leases and not hold:
             try:
                 leases.take(job.id, job.current.gpu_uuids)
@@ -7795,7 +7795,7 @@ class Local(Backend):
 
     def poll(self, runner_events: Sequence[RunnerEvent]) -> Iterator[Finding]:
         self.host.observation = self.service.gpu_watch.observation
-        self.host.smi_trouble = self.service.gpu_watch.find_smi_trouble()
+        self.host.smi_error = self.service.gpu_watch.find_smi_error()
         for job, look in self.host.look(self.list_jobs(), runner_events):
             yield from self.find_news(job, look)
 
@@ -8189,7 +8189,7 @@ class NodePool(Backend):
                 unknown_since=node.since if trouble else None, control=node.ssh.control)
 
         return [describe("", watch.gpus, None, user=self.service.user, is_reachable=True, is_leaving=False,
-                         trouble=watch.observation.trouble, hint=None, unknown_since=None, control=None),
+                         trouble=watch.observation.error, hint=None, unknown_since=None, control=None),
                 *map(describe_other, self.nodes.values())]
 
     def has(self, job: Job) -> bool:
@@ -8353,42 +8353,26 @@ MAX_HOOK_TEXT = 32000           # characters of a variable
 MAX_FAULTS_LOGGED = 20          # each time the jobs file is read
 
 
-class Counters:
-    """Counts since this service started, for GET /metrics."""
-
-    def __init__(self) -> None:
-        from collections import Counter
-        self.ends = Counter({(COMPLETED, ""): 0, (FAILED, "exit"): 0, (CANCELLED, "killed"): 0})    # (status, cause)
-        self.retries = Counter({"exit": 0})                     # {cause: failed attempts that are retried}
-
-    def note_moves(self, jobs: Iterable[Job]) -> None:
-        """Count jobs whose status has changed."""
-        for job in jobs:
-            cause = job.attempts[-1].cause if job.attempts else None
-            if job.status in FINAL:
-                self.ends[job.status, cause or ""] += 1
-            elif job.status == PENDING and cause != REQUEUED:
-                self.retries[str(cause)] += 1
 
 
 def probe_gpus(service: Service) -> float:
     """Run nvidia-smi once; return the seconds until it may run again."""
     clock, refresh_s = service.clock, service.config.service.refresh_rate_seconds
     known = {gpu.uuid: replace(gpu, fault=None) for gpu in service.gpu_watch.latest.gpus}      # the last good reading
-    gpus, trouble, hint, began = tuple(known.values()), None, "", clock.monotonic()
+    gpus, error, hint, began = tuple(known.values()), None, "", clock.monotonic()
     try:
         gpus = tuple(service.machine.gpus.query_gpus(known))
-    except NexusError as error:
+    except NexusError as failure:
         if not service.pool.nodes or find_program("nvidia-smi"):             # a controller may have no GPU
-            trouble, hint = error.message, error.hint
+            error, hint = failure.message, failure.hint
     took_s = clock.monotonic() - began
     if service.visible_devices is not None:
         visible = parse_visible_devices(service.visible_devices, gpus)[0]
         gpus = tuple(replace(gpu, is_withheld=gpu not in visible) for gpu in gpus)
-    service.gpu_watch.latest = Observation(gpus, trouble, hint, began, took_s)
+    service.gpu_watch.latest = Observation(gpus, error, hint, began, took_s)
     service.wake()
     pause_s = max(refresh_s, PROBE_BACKOFF_FACTOR * took_s)
-    return min(pause_s, TROUBLE_INTERVAL_S) if trouble else pause_s
+    return min(pause_s, TROUBLE_INTERVAL_S) if error else pause_s
 
 
 class JobsFile:
@@ -8828,7 +8812,7 @@ class Admission(Part):
         own = tuple(gpu for gpu in watch.observation.gpus if not is_left_out(gpu, self.config.gpu))
         machines = {"": own, **{name: node.gpus for name, node in self.service.pool.nodes.items()}}
         machines = {name: gpus for name, gpus in machines.items() if job.only_node in (None, name)}
-        if any(not gpus if name else watch.observation.trouble for name, gpus in machines.items()):
+        if any(not gpus if name else watch.observation.error for name, gpus in machines.items()):
             return                              # the GPUs of one machine are unknown now
         if never := find_never(job, machines):
             refuse(f"the job {never.detail}", NEVER_HINTS[never.subject] + watch.describe_limit("; the service "))
@@ -9016,9 +9000,9 @@ class GpuWatch(Part):
         self.annotate_gpus()
         self.measure_jobs(running, members)
         self.note_loads()
-        if (latest.trouble != before.trouble or len(latest.gpus) != len(before.gpus)) and not self.service.is_slurm:
-            if latest.trouble:
-                self.log.error("GPUs: %s", latest.trouble)
+        if (latest.error != before.error or len(latest.gpus) != len(before.gpus)) and not self.service.is_slurm:
+            if latest.error:
+                self.log.error("GPUs: %s", latest.error)
             else:
                 self.log.info("Found %s%s", format_count(len(latest.gpus), "GPU"), self.describe_limit("; nexus "))
         for gpu in latest.gpus:
@@ -9112,25 +9096,25 @@ class GpuWatch(Part):
                   for gpu in self.gpus if gpu.fault and not is_left_out(gpu, self.config.gpu)]
         return "; ".join(faults)
 
-    def find_gpu_trouble(self) -> str | None:
+    def find_gpu_error(self) -> str | None:
         """Return why jobs get no GPU now, or None."""
         if self.service.cluster and self.service.is_slurm:
             return self.service.cluster.find_trouble()
         error = self.find_lease_error()
-        return self.find_smi_trouble() or (error.message if error else None)
+        return self.find_smi_error() or (error.message if error else None)
 
     def find_lease_error(self) -> NexusError | None:
         backoff = self.service.local.host.lease_backoff
         return self.look_error or backoff.find_why(self.clock.monotonic())
 
-    def find_smi_trouble(self) -> str | None:
+    def find_smi_error(self) -> str | None:
         """Return why the GPUs cannot be read, or that nvidia-smi takes much longer than before; or None."""
         observation = self.observation
         silent_s = self.clock.monotonic() - observation.began_at - observation.took_s
         pause_s = max(self.config.service.refresh_rate_seconds, PROBE_BACKOFF_FACTOR * observation.took_s)
         longest_s = pause_s + max(SMI_WAIT_S, 2 * observation.took_s)
         is_silent = silent_s > longest_s
-        return observation.trouble or (f"nvidia-smi has not answered for {silent_s:.0f} s" if is_silent else None)
+        return observation.error or (f"nvidia-smi has not answered for {silent_s:.0f} s" if is_silent else None)
 
     def all_gpus(self) -> tuple[Gpu, ...]:
         """Return the GPUs of this machine, then of the nodes."""
@@ -9348,7 +9332,7 @@ class NodeSide(Part):
         gpus, own, is_paused = self.store.read(lambda state: (
             self.service.gpu_watch.see_gpus(state), [job for job in state.running.values() if job.head != head],
             state.paused))
-        trouble, config = self.service.gpu_watch.find_gpu_trouble(), self.config
+        trouble, config = self.service.gpu_watch.find_gpu_error(), self.config
         error = self.store.last_error
         taken: dict[str, list[tuple[str, int]]] = {gpu.uuid: [] for gpu in gpus}
         for job in own:
@@ -9562,7 +9546,7 @@ class Views(Part):
         super().__init__(service)
         self.estimates: Mapping[str, float] = {}            # {pending job: when it will start}
         self.estimates_until = float("-inf")                # monotonic: after that they are too old
-        self.estimates_guard = threading.Lock()
+        self.estimates_lock = threading.Lock()
         self.disk_watch = Worker(service, "looking at the disks", self.look_at_disks)
         self.look_at_disks()
 
@@ -9584,7 +9568,7 @@ class Views(Part):
         status["running_jobs"] = self.describe_jobs(status["running_jobs"], RUNNING_JOB_KEYS)   # it reads the state too
         host = {"name": self.service.node, "cpu_percent": watch.host.cpu_percent,
                 "memory_used_gb": watch.host.memory_used_gb, "memory_total_gb": watch.host.memory_total_gb}
-        return {**status, **self.info(), "gpu_trouble": watch.find_smi_trouble(),
+        return {**status, **self.info(), "gpu_trouble": watch.find_smi_error(),
                 "slurm": cluster.describe() if cluster else None, "hints": self.list_hints(),
                 "bad_checks": [check["name"] for check in self.health()["checks"] if not check["is_ok"]],
                 "host": host, "nodes": self.service.pool.list_nodes() if self.service.pool.nodes else []}
@@ -9594,7 +9578,7 @@ class Views(Part):
         now, nodes, shown = self.clock.monotonic(), self.service.pool.nodes, []
         closed = {node.name: node.find_closed(now) for node in nodes.values()}
         for gpu in self.service.gpu_watch.see_gpus(state):
-            why = closed.get(gpu.node) if gpu.node else self.service.gpu_watch.observation.trouble
+            why = closed.get(gpu.node) if gpu.node else self.service.gpu_watch.observation.error
             is_unread = bool(why) and (not gpu.node or gpu.node not in nodes or nodes[gpu.node].trouble is not None)
             if gpu.node and is_unread:                  # its last readings are too old
                 gpu = forget_readings(gpu)
@@ -9725,7 +9709,7 @@ class Views(Part):
         """Return {pending job: estimated start}, at most a few seconds old."""
         if self.service.cluster and self.service.is_slurm:
             return self.service.cluster.list_estimates()
-        with self.estimates_guard:
+        with self.estimates_lock:
             if self.clock.monotonic() >= self.estimates_until:
                 self.estimates = self.estimate()
                 self.estimates_until = self.clock.monotonic() + ESTIMATE_INTERVAL_S
@@ -9736,7 +9720,7 @@ class Views(Part):
         jobs, groups, finished, gpus, is_paused = self.store.read(lambda state: (
             [*state.running.values(), *list_pending(state)[:MAX_ESTIMATED_JOBS]],
             list(state.groups.values()), list_finished(state), self.service.gpu_watch.see_gpus(state), state.paused))
-        if not jobs or is_paused or self.service.plan.hold or self.service.gpu_watch.find_gpu_trouble():
+        if not jobs or is_paused or self.service.plan.hold or self.service.gpu_watch.find_gpu_error():
             return {}
         return estimate_starts(jobs, groups, know_run_times(jobs, finished), gpus, self.config, self.clock.now(),
                                self.service.pool.view_nodes())
@@ -9755,8 +9739,8 @@ class Views(Part):
         is_past = not service.failure_count or now - service.failed_at > 300
         yield "failures", is_past, f"{service.failure_count} internal errors{last}", ""
         if not service.is_slurm:
-            trouble, limit = watch.find_smi_trouble() or watch.describe_faults(), watch.describe_limit()
-            hint = seen.hint if seen.trouble else SMI_SLOW_HINT if seen.took_s > SMI_SLOW_S else ""
+            trouble, limit = watch.find_smi_error() or watch.describe_faults(), watch.describe_limit()
+            hint = seen.hint if seen.error else SMI_SLOW_HINT if seen.took_s > SMI_SLOW_S else ""
             asked = f"{format_count(len(watch.gpus), 'GPU')}, asked in {seen.took_s:.2f} s"
             yield "GPUs", not trouble, (limit and f"{limit}; ") + (trouble or asked), hint
         if leases:
@@ -9780,7 +9764,6 @@ class Views(Part):
             found = join_some(file.faults, 3, "; ")
             yield ("jobs file", os.path.exists(file.path), found or f"{file.path} is watched",
                    found and f"{file.path}: {found}")
-
         silent_s = now - self.disks_seen_at
         if silent_s > DISK_TIMEOUT_S:
             yield "disks", False, f"they have not answered for {format_duration(silent_s)}", ""
@@ -9818,7 +9801,6 @@ class Service:
         self.started_monotonic = clock.monotonic()
         self.is_stopping = self.is_going_down = False
         self.plan = Plan(hold=Reason("node-down", "", "the service has not read the GPUs yet"))
-        self.write_again_at = 0.0                                 # monotonic: next try after a failed write
         self.turned_at = clock.monotonic()                  # when the last tick ended
         # Jobs that have ended since this service started, for GET /metrics
         self.end_counts = Counter({(COMPLETED, ""): 0, (FAILED, "exit"): 0, (CANCELLED, "killed"): 0})
@@ -9949,7 +9931,6 @@ class Service:
         except NexusError as error:
             if self.store.last_error is None:
                 self.log.warning("%s: %s", doing, error.message)
-            self.write_again_at = self.clock.monotonic() + 1
         except Exception as error:
             self.fail(doing, error)
 
@@ -9967,11 +9948,9 @@ class Service:
             return WATCH_INTERVAL_S             # backoff after a failure
         if self.runners.results:
             return TERMINATION_INTERVAL_S
-        is_running = self.store.read(lambda state: bool(state.running))
-        longest = WATCH_INTERVAL_S if is_running or self.store.last_error else 5.0
         until = self.plan.delayed_until
         delays = [] if until is None else [max(0.01, until - self.clock.now())]
-        return min([longest, *delays, *([] if next_look_s is None else [next_look_s])])
+        return min([WATCH_INTERVAL_S, *delays, *([] if next_look_s is None else [next_look_s])])
 
     def open_fifo(self) -> None:
         """Open read-write, so that a runner always finds a reader.  Without a FIFO the service polls pids."""
@@ -10002,13 +9981,8 @@ class Service:
 
     def schedule(self) -> None:
         """Record ended jobs and plan starts in one transaction; then start the jobs."""
-        if self.store.last_error:
-            if self.clock.monotonic() < self.write_again_at:
-                return
-            # A harmless write tells whether the disk works again.
-            self.store.update(lambda state: [Put("facts", "paused_gpus", state.paused_gpus)])
         now = self.clock.now()
-        results, trouble, nodes = self.runners.results, self.gpu_watch.find_gpu_trouble(), self.pool.view_nodes()
+        results, trouble, nodes = self.runners.results, self.gpu_watch.find_gpu_error(), self.pool.view_nodes()
         over = dict(results)
         evidence = {job.id: self.runners.gather_evidence(job, over[job.id])
                     for job in self.running_jobs() if job.id in over}
@@ -10021,6 +9995,8 @@ class Service:
         starting: list[tuple[Job, Mapping[str, str] | None]] = []
 
         def decide(state: State) -> Changes:
+            if self.store.last_error:                       # a harmless write tells whether the disk works again
+                yield Put("facts", "paused_gpus", state.paused_gpus)
             ended = []
             for job_id, proof in evidence.items():          # only here a running job ends: it still runs
                 job = state.jobs[job_id]
@@ -10604,7 +10580,7 @@ class Calls(Gate):
         waiting = [job for job in jobs if job.status == PENDING]
         is_paused, holds = self.service.store.read(lambda state: (state.paused, list_holds(state)))
         held = next((holds[job.group] for job in waiting if job.group in holds), None)
-        trouble = self.service.gpu_watch.observation.trouble if any(job.gpus for job in waiting) else None
+        trouble = self.service.gpu_watch.observation.error if any(job.gpus for job in waiting) else None
         why = PAUSED.detail if is_paused and waiting else held or trouble
         return f"it waits: {why}" if why else ""
 
