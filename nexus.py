@@ -8353,8 +8353,6 @@ MAX_HOOK_TEXT = 32000           # characters of a variable
 MAX_FAULTS_LOGGED = 20          # each time the jobs file is read
 
 
-
-
 def probe_gpus(service: Service) -> float:
     """Run nvidia-smi once; return the seconds until it may run again."""
     clock, refresh_s = service.clock, service.config.service.refresh_rate_seconds
