@@ -4315,9 +4315,9 @@ def read_part(path: str, start: int, most: int) -> bytes:
     return b""
 
 
-def find_tail(path: str, lines: int, end: int | None = None) -> int:
-    """The offset of the last `lines` lines of a file, or of its first `end` bytes."""
-    at = measure(path) if end is None else min(end, measure(path))
+def find_tail(path: str, lines: int) -> int:
+    """The offset of the last `lines` lines of a file."""
+    at = measure(path)
     missing = lines + (read_part(path, at - 1, 1) == b"\n") if at and lines > 0 else 0       # newlines to find
     while missing and at:
         step = min(65536, at)
@@ -4380,16 +4380,14 @@ class LogReader:
         return [measure(self.find_path(stream)) if stream in self.streams else offset
                 for stream, offset in enumerate(self.offsets)]
 
-    def begin(self, attempts: Sequence[Attempt], offsets: Sequence[int], tail: int | None,
-              ends: Sequence[int] | None = None) -> None:
+    def begin(self, attempts: Sequence[Attempt], offsets: Sequence[int], tail: int | None) -> None:
         """Begin at these offsets, at 0 in a file that is shorter; or `tail` lines before the end, if that is later."""
-        sizes = self.measure()
-        ends = sizes if ends is None else list(map(min, sizes, ends))
-        self.offsets = [min(offset, end) if offset <= size else 0 for offset, size, end in zip(offsets, sizes, ends)]
+        ends = self.measure()
+        self.offsets = [offset if offset <= end else 0 for offset, end in zip(offsets, ends)]
         if tail is None:
             return
         for stream in self.streams:
-            self.offsets[stream] = max(self.offsets[stream], find_tail(self.find_path(stream), tail, ends[stream]))
+            self.offsets[stream] = max(self.offsets[stream], find_tail(self.find_path(stream), tail))
         if len(self.streams) > 1:
             lines = sum(self.count_lines(stream, self.offsets[stream], ends[stream]) for stream in self.streams)
             self.skip(attempts, ends, lines - tail)
@@ -4411,12 +4409,6 @@ class LogReader:
             count, last = count + block.count(b"\n"), block
         return count + (not last.endswith(b"\n"))
 
-    def count_before(self) -> int | None:
-        """The number of lines before the offsets; None: too many to count."""
-        if sum(self.offsets[stream] for stream in self.streams) > MAX_COUNTED_BYTES:
-            return None
-        return sum(self.count_lines(stream, 0, self.offsets[stream]) for stream in self.streams)
-
     def walk(self, attempts: Sequence[Attempt], ends: Sequence[int]) -> Iterator[LogEntry]:
         """The output between the offsets and `ends`, in the order of arrival, in blocks."""
         latest = self.measure_now(self.folder)          # before log.times is read, as it may append to it
@@ -4429,12 +4421,11 @@ class LogReader:
                 yield replace(part, start=at, end=at + len(block), content=block)
                 at += len(block)
 
-    def read(self, attempts: Sequence[Attempt] = (), ends: Sequence[int] | None = None) -> Iterator[LogEntry]:
+    def read(self, attempts: Sequence[Attempt] = ()) -> Iterator[LogEntry]:
         """The new output, in complete lines."""
-        sizes = self.measure()
-        for stream in [stream for stream in self.streams if sizes[stream] < self.offsets[stream]]:       # a new file
+        ends = self.measure()
+        for stream in [stream for stream in self.streams if ends[stream] < self.offsets[stream]]:        # a new file
             self.offsets[stream], self.partial[stream] = 0, b""
-        ends = sizes if ends is None else list(map(min, sizes, ends))
         for block in self.walk(attempts, ends) if ends != self.offsets else ():
             if block.attempt != self.attempt:
                 yield from self.flush()
@@ -4455,7 +4446,6 @@ class LogReader:
 
 
 MAX_LOG_LINE = 65536            # a longer line comes in pieces
-MAX_COUNTED_BYTES = 2**26       # counting their lines takes some 10 ms
 
 
 # The files that nexus puts into a job's log folder.  Others, like work/ and files-1/, are the job's, or unknown.
@@ -10229,7 +10219,6 @@ PARAMETERS: Mapping[str, Field] = {             # names with a dash are headers
     "offset": Field(COUNTS, "from this byte of the files on, or from 0 in a shorter, new one; two numbers are of "
                     "stdout.log and of stderr.log; the header Log-Offset says where the reply begins",
                     parse=parse_offsets),
-    "before": Field(COUNTS, "nothing from this byte on: earlier output", parse=parse_offsets),
     "timestamps": Field(SAID, "begin each line with its time of arrival, to a tenth of a second where it is known",
                         parse=is_said),
     "Idempotency-Key": Field(
@@ -10663,8 +10652,7 @@ class Calls(Gate):
            "Accept: application/x-ndjson",
            "text/plain or application/x-ndjson LogEntry")
     def get_logs(self, caller: Caller, request: Request, id: str, follow: bool = False, stream: str = "both",
-                 tail: int | None = None, offset: Sequence[int] = (0, 0), before: Sequence[int] | None = None,
-                 timestamps: bool = False) -> Response:
+                 tail: int | None = None, offset: Sequence[int] = (0, 0), timestamps: bool = False) -> Response:
         job, streams = self.find_job(id, caller), [STREAMS.index(stream)] if stream != "both" else [0, 1]
 
         def look() -> tuple[str, Sequence[Attempt], bool]:
@@ -10674,27 +10662,25 @@ class Calls(Gate):
             return (now or job).log_dir or "", (now or job).attempts, now is None or now.status in FINAL
 
         folder, attempts, _ = look()
-        is_ndjson = NDJSON in request.headers.get("accept", "")
         reader = LogReader(folder, streams, measure_now=self.service.log_watch.measure_now)
-        reader.begin(attempts, offset, tail, before)
-        if is_ndjson:
-            return self.send_logs(reader, look, log_entry_json, follow, before, NDJSON, is_numbered=tail is not None)
-        return self.send_logs(reader, look, make_log_text(timestamps, len(streams) > 1), follow, before)
+        reader.begin(attempts, offset, tail)
+        if NDJSON in request.headers.get("accept", ""):
+            return self.send_logs(reader, look, log_entry_json, follow, NDJSON)
+        return self.send_logs(reader, look, make_log_text(timestamps, len(streams) > 1), follow)
 
     def send_logs(self, reader: LogReader, look: Callable[[], tuple[str, Sequence[Attempt], bool]],
-                   make_text: Callable[[LogEntry, Sequence[Attempt]], bytes], is_followed: bool,
-                   ends: Sequence[int] | None = None,
-                  kind: str = "text/plain; charset=utf-8", is_numbered: bool = False) -> Response:
+                  make_text: Callable[[LogEntry, Sequence[Attempt]], bytes], is_followed: bool,
+                  kind: str = "text/plain; charset=utf-8") -> Response:
         """Stream logs from the reader's offsets; with `is_followed`, until the job is over.
 
-        `look`: where the logs are, and whether the job is over; `is_numbered`: tell the number of the first line.
+        `look`: where the logs are, and whether the job is over.
         """
         def pieces() -> Iterator[bytes]:
             is_on = True
             while is_on:
                 reader.folder, attempts, was_over = look()
                 found, text = False, bytearray()        # small entries are joined: each piece costs a system call
-                for entry in reader.read(attempts, ends) if reader.folder else ():
+                for entry in reader.read(attempts) if reader.folder else ():
                     found = True
                     text += make_text(entry, attempts)
                     if len(text) > MAX_LOG_LINE:
@@ -10708,8 +10694,6 @@ class Calls(Gate):
                     self.service.clock.sleep(LOG_LOOK_S)
 
         headers = {"Log-Offset": ",".join(str(reader.offsets[stream]) for stream in reader.streams)}
-        if is_numbered and (number := reader.count_before()) is not None:
-            headers["Log-Line"] = str(number + 1)
         return Response(200, content_type=kind, headers=headers, stream=pieces())
 
     @route("GET /service/logs", "owner", "the service's log", "text/plain")
@@ -13352,12 +13336,7 @@ td select, .steps select, .log select { width: auto; min-height: 30px; padding: 
 .lines.long { white-space: pre; overflow-wrap: normal; }
 .lines:focus-visible { outline-offset: -3px; }
 .lines div { min-height: 1.5em; }
-.lines { counter-reset: line 0; }
-.number { display: inline-block; min-width: 3.5em; margin-right: .8em; color: #98a3b0; text-align: right;
-  cursor: pointer;
-  user-select: none; }
-.number::before { counter-increment: line; content: counter(line); }
-.lines .attempt { color: #f5d067; } .lines .attempt .number::before { counter-increment: none; content: "\25b6"; }
+.lines .attempt { color: #f5d067; }
 .lines .marked { background: #30363d; } .lines .hit { box-shadow: inset 3px 0 #e3b341; }
 .timed [data-at]::before { content: attr(data-at) " "; color: #98a3b0; }
 .lines a[href] { color: #79b0ff; text-decoration: underline; }
@@ -13515,7 +13494,8 @@ dialog .lost { margin-top: .7rem; }
 'use strict';
 const PAGE = 50;                                                 // rows of a list that are asked for and shown at once
 const NEWS_PAUSE_MS = 300, BACKOFF_MS = 2000;                    // between two questions for news; two refreshes
-const LOG_TAIL = 2000, LOG_LINES = 5000, LINE_LENGTH = 20000;    // lines at first; lines kept; characters of a line
+// lines of a log at first; those kept; those that "Load earlier lines" asks for and keeps; characters of a line
+const LOG_TAIL = 2000, LOG_LINES = 5000, LOG_MOST = 20000, LINE_LENGTH = 20000;
 const LOG_PAUSES_MS = [200, 1000, 5000];                         // to the next read: after news, none, a failure
 const ANSWER_MS = 20000, SILENCE_MS = 45000;                     // timeouts of a reply, and of news
 const HIDDEN_MS = 10000;                                         // then a hidden tab closes its connection
@@ -14380,11 +14360,10 @@ const classesOf = (style) => style.map((code) => `sgr${code}`).join(' ');
 
 const ADDRESS = /(https?:\/\/[^\s<>"'`]*[^\s<>"'`.,;:!?)\]}])/;
 
-function lineNode(runs, kind, at) {             // a line of a log, with its number as a link to it
+function lineNode(runs, kind, at) {             // a line of a log
   const link = (text) => text.split(ADDRESS).map((part, place) => place % 2
     ? el('a', {href: part, target: '_blank', rel: 'noopener noreferrer'}, part) : part);
   return el('div', {class: kind, 'data-at': at && clock(at)},
-    el('a', {class: 'number', tabindex: -1, 'aria-hidden': 'true'}),
     ...runs.flatMap(([text, classes]) => classes ? [el('span', {class: classes}, ...link(text))] : link(text)));
 }
 
@@ -14411,8 +14390,8 @@ class LogSource {
 
 // The page polls: an open log holds no connection, and a failed poll does no harm.
 class LogView {
-  constructor(id, wantedLine) {
-    Object.assign(this, {id, wantedLine, draw: onFrame(() => this.drawNow())});
+  constructor(id) {
+    Object.assign(this, {id, tail: LOG_TAIL, onLoad: null, draw: onFrame(() => this.drawNow())});
     const check = (text, isOn, onchange) => el('label', {class: 'check'},
       el('input', {type: 'checkbox', checked: isOn, onchange: (event) => onchange(event.target.checked)}), text);
     this.told = el('span', {class: 'told small muted'});
@@ -14426,9 +14405,8 @@ class LogView {
     this.found = el('span', {class: 'small muted', role: 'status'});
     this.box = el('div', {
       class: 'lines', role: 'log', 'aria-live': 'off', 'aria-label': `Log of job ${id}`, tabindex: 0});
-    this.earlier = button('Load earlier lines', () => this.loadEarlier().catch(complain), 'link', {hidden: true});
-    this.error = button('Error', () => this.goToError().catch(complain), '',
-      {hidden: true, 'aria-label': 'Go to the error'});
+    this.earlier = button('Load earlier lines', () => this.stayWhile(), 'link', {hidden: true});
+    this.error = button('Error', () => this.goToError(), '', {hidden: true, 'aria-label': 'Go to the error'});
     this.node = el('div', {class: 'log'},
       el('div', {class: 'head'}, this.told, this.earlier, this.find, this.found, this.error,
       sticky, check('Wrap', true, (isOn) => this.box.classList.toggle('long', !isOn)),
@@ -14437,9 +14415,6 @@ class LogView {
     this.box.addEventListener('scroll', () => {
       this.sticky.checked = this.box.scrollHeight - this.box.scrollTop - this.box.clientHeight < 24;
     }, {passive: true});
-    this.box.addEventListener('click', ({target}) => {
-      if (target.className === 'number') this.mark(this.lines().indexOf(target.parentNode) + this.first);
-    });
     this.open();
   }
 
@@ -14447,12 +14422,11 @@ class LogView {
     this.close();
     const run = this.run = {}, [soon, rarely, inTrouble] = LOG_PAUSES_MS, isBoth = this.stream.value === 'both';
     const names = isBoth ? ['stdout', 'stderr'] : [this.stream.value];
-    this.makeText = () => ({attempt: 1, sources: new Map(
-      names.map((name) => [name, new LogSource(isBoth && name === 'stderr' ? 'err' : null)]))});
-    Object.assign(this, {ready: [], partials: [], isOver: false, trouble: 'opening', first: 1, begin: null,
-      text: this.makeText()});
+    const sources = names.map((name) => [name, new LogSource(isBoth && name === 'stderr' ? 'err' : null)]);
+    Object.assign(this, {ready: [], partials: [], isOver: false, trouble: 'opening', begin: null, dropped: 0,
+      attempt: 1, sources: new Map(sources)});
     this.box.replaceChildren();
-    this.sticky.checked = !this.wantedLine;
+    this.sticky.checked = true;
     this.tell();
     for (let pause = soon; !this.isOver;) {
       while (document.hidden) await visibilityChange();
@@ -14464,8 +14438,13 @@ class LogView {
       this.trouble = fault && (fault.status ? fault.message : 'the connection is lost');
       this.isOver = fault ? fault.status >= 400 && fault.status < 500 : isFinal;
       pause = fault ? Math.min(inTrouble, 2 * pause) : hasNews ? soon : Math.min(rarely, 1.5 * pause);
-      this.draw();
-      if (!fault && this.wantedLine) this.show(this.wantedLine).catch(complain);
+      if (!fault && this.onLoad) {
+        this.drawNow();
+        this.onLoad();
+        this.onLoad = null;
+      } else {
+        this.draw();
+      }
       await new Promise((resolve) => setTimeout(resolve, pause));
     }
   }
@@ -14483,42 +14462,37 @@ class LogView {
   }
 
   async read(run) {                             // whether there was news
-    const {text} = this, sources = [...text.sources.values()], offsets = sources.map(({offset}) => offset).join();
+    const sources = [...this.sources.values()], offsets = sources.map(({offset}) => offset).join();
     let hasNews = false;
     const begin = (headers) => {
-      const starts = headers.get('Log-Offset'), line = Number(headers.get('Log-Line'));
+      const starts = headers.get('Log-Offset');
       if (this.begin && offsets !== starts) this.open();        // other files
-      else if (!this.begin) Object.assign(this, {begin: starts, first: line || 1, isNumbered: line > 0});
+      else if (!this.begin) this.begin = starts;
       sources.forEach((source, place) => { source.offset = Number(starts.split(',')[place]); });
     };
-    for await (const entry of this.entries(this.begin ? `offset=${offsets}` : `tail=${LOG_TAIL}`, begin)) {
+    for await (const entry of this.entries(this.begin ? `offset=${offsets}` : `tail=${this.tail}`, begin)) {
       if (this.run !== run) return hasNews;
       hasNews = true;
-      this.ready.push(...this.take(entry, text));
-      const excess = this.ready.length - LOG_LINES;
-      if (excess > 0) { this.ready.splice(0, excess); this.skip(excess); }
-      this.draw();
+      this.take(entry);
+      const excess = this.ready.length - this.limit();
+      if (excess > 0) { this.ready.splice(0, excess); this.dropped += excess; }
+      if (!this.onLoad) this.draw();
     }
     return hasNews;
   }
 
-  take({attempt, started_at: begun, has_earlier: hasEarlier, stream, at, end, text: content}, text) {
-    const source = text.sources.get(stream), heading = [];
-    if (hasEarlier && attempt !== text.attempt) {
-      heading.push([[[`attempt ${attempt}, ${clock(begun)}`, '']], 'attempt', null]);
+  take({attempt, started_at: begun, has_earlier: hasEarlier, stream, at, end, text}) {
+    if (hasEarlier && attempt !== this.attempt) {
+      this.ready.push([[[`attempt ${attempt}, ${clock(begun)}`, '']], 'attempt', null]);
     }
-    text.attempt = attempt;
+    this.attempt = attempt;
+    const source = this.sources.get(stream);
     source.offset = end;
-    return [...heading, ...source.feed(content, at)];
+    this.ready.push(...source.feed(text, at));
   }
 
-  lines() {                                     // those with a number
-    return [...this.box.children].filter((node) => node.className !== 'attempt');
-  }
-
-  skip(count) {                                 // the first lines were dropped
-    this.first += count;
-    this.begin = 'lost';
+  limit() {
+    return Math.max(LOG_LINES, this.tail);
   }
 
   close() {
@@ -14529,59 +14503,36 @@ class LogView {
   drawNow() {
     const {box, ready} = this, isAtEnd = this.sticky.checked;
     for (const node of this.partials) node.remove();
-    this.partials = [...this.text.sources.values()].filter((source) => source.raw).map(
+    this.partials = [...this.sources.values()].filter((source) => source.raw).map(
       (source) => lineNode(renderLine(source.raw, source.style)[0], source.kind, source.at));
     box.append(...ready.splice(0).map((line) => lineNode(...line)), ...this.partials);
-    const height = box.scrollHeight, excess = isAtEnd || !this.wantedLine ? box.children.length - LOG_LINES : 0;
-    const gone = this.lines().length;
-    for (let left = excess; left > 0; left--) box.firstChild.remove();
-    if (excess > 0) this.skip(gone - this.lines().length);
-    box.style.counterReset = `line ${this.first - 1}`;
+    const height = box.scrollHeight;
+    for (; box.children.length > this.limit(); this.dropped++) box.firstChild.remove();
     if (!isAtEnd) box.scrollTop -= height - box.scrollHeight;   // the lines in view stay in view
     if (isAtEnd) this.scrollToEnd();
     if (this.find.value) this.search(false);
     this.tell();
   }
 
-  async loadEarlier() {                         // whether there were earlier lines
-    const {begin, box, run} = this, text = this.makeText(), lines = [];
-    let starts = begin;
-    if (!/[1-9]/.test(begin ?? '') || this.earlier.disabled) return false;
-    this.earlier.disabled = true;
-    try {
-      const take = (headers) => { starts = headers.get('Log-Offset'); };
-      for await (const entry of this.entries(`before=${begin}&tail=${LOG_TAIL}`, take)) {
-        lines.push(...this.take(entry, text));
-      }
-    } finally {
-      this.earlier.disabled = false;
-    }
-    if (run !== this.run || begin !== this.begin) return false;         // the log was replaced meanwhile
-    for (const source of text.sources.values()) if (source.raw) lines.push(...source.feed('\n', source.at));
-    const height = box.scrollHeight;
-    box.prepend(...lines.map((line) => lineNode(...line)));
-    const added = lines.filter(([, kind]) => kind !== 'attempt').length;
-    Object.assign(this, {begin: starts, first: Math.max(1, this.first - added)});
-    this.sticky.checked = false;
-    box.style.counterReset = `line ${this.first - 1}`;
-    box.scrollTop += box.scrollHeight - height;
-    this.tell();
-    return lines.length > 0;
+  hasEarlier() {                                // lines that can be loaded
+    return this.tail < LOG_MOST && (this.dropped > 0 || /[1-9]/.test(this.begin ?? ''));
   }
 
-  async show(line) {                            // go to a line by its number; the address gets it
-    this.wantedLine = null;
-    this.sticky.checked = false;
-    await new Promise(requestAnimationFrame);
-    while (line < this.first && await this.loadEarlier());
-    this.mark(line);
-    this.lines()[line - this.first]?.scrollIntoView({block: 'center'});
+  loadEarlier(onLoad) {                         // begins anew, further above
+    Object.assign(this, {tail: LOG_MOST, onLoad});
+    this.open();
+  }
+
+  stayWhile() {                                 // earlier lines are loaded
+    const {box} = this, left = box.scrollHeight - box.scrollTop;
+    this.loadEarlier(() => { this.sticky.checked = false; box.scrollTop = box.scrollHeight - left; });
   }
 
   mark(line) {
     for (const node of this.box.querySelectorAll('.marked')) node.classList.remove('marked');
-    this.lines()[line - this.first]?.classList.add('marked');
-    if (this.isNumbered) history.replaceState(null, '', `#/${pathOf(this)}/L${line}`);
+    line.classList.add('marked');
+    this.sticky.checked = false;
+    line.scrollIntoView({block: 'center'});
   }
 
   search(isNew = true) {
@@ -14597,37 +14548,28 @@ class LogView {
 
   goTo(step) {                                  // the next match, or the one before
     if (!this.hits?.length) return;
-    this.sticky.checked = false;
-    this.hits[this.place]?.classList.remove('marked');
     this.place = (this.place + step + this.hits.length) % this.hits.length;
-    this.hits[this.place].classList.add('marked');
-    this.hits[this.place].scrollIntoView({block: 'center'});
+    this.mark(this.hits[this.place]);
     show(this.found, `${this.place + 1} of ${counted(this.hits.length, 'line')}`);
   }
 
-  async goToError() {
-    const cause = jobs.get(this.id)?.cause_line?.trim();
-    const find = (like) => this.lines().findLastIndex(({textContent: line}) => like(line));
-    let last = -1;
-    for (let left = 20; last < 0 && cause && left > 0; left--) {
-      last = find((line) => line.includes(cause));
-      if (last < 0 && !await this.loadEarlier()) break;
-    }
-    if (last < 0) last = find((line) => /error|exception|traceback|fatal/i.test(line));
-    if (last < 0) return tell('No line of what is loaded here looks like an error.');
-    const lines = this.lines();
-    this.sticky.checked = false;
-    this.mark(last + this.first);
-    lines[last].scrollIntoView({block: 'center'});
+  goToError() {
+    const cause = jobs.get(this.id)?.cause_line?.trim(), lines = [...this.box.children];
+    const find = (like) => lines.findLast(({textContent: line}) => like(line));
+    const line = cause && find((text) => text.includes(cause));
+    if (cause && !line && this.hasEarlier()) return this.loadEarlier(() => this.goToError());
+    const likely = line || find((text) => /error|exception|traceback|fatal/i.test(text));
+    if (likely) this.mark(likely);
+    else tell('No line of what is loaded here looks like an error.');
   }
 
   tell() {
     const count = this.box.children.length, job = jobs.get(this.id);
     show(this.told, listed(job?.status === 'pending' ? 'the next attempt has not started' : this.trouble
       ?? (this.isOver ? (count ? 'complete' : 'it has printed nothing') : count ? 'live' : 'nothing printed yet'),
-    count && counted(count, 'line'), this.begin === 'lost' && `${number(this.first - 1)} before are left out`));
+    count && counted(count, 'line'), this.dropped > 0 && `${number(this.dropped)} before are left out`));
     this.box.classList.toggle('over', this.isOver);
-    this.earlier.hidden = !/[1-9]/.test(this.begin ?? '');
+    this.earlier.hidden = !this.hasEarlier();
     this.error.hidden = job?.status !== 'failed';
   }
 
@@ -14685,8 +14627,8 @@ function part(title, ...children) {             // a section with a heading
 }
 
 class JobPage {
-  constructor(id, line) {
-    Object.assign(this, {id, line, turn: 0, job: null, why: null, fault: null, log: null});
+  constructor(id) {
+    Object.assign(this, {id, turn: 0, job: null, why: null, fault: null, log: null});
     at('job').replaceChildren();
     this.draw();
   }
@@ -14713,7 +14655,7 @@ class JobPage {
   draw() {
     const {job, fault} = this, title = ['Job ' + this.id, job?.name].filter(Boolean).join(': ');
     const isRunning = job?.status === 'running', isFinal = FINAL.includes(job?.status);
-    if (job && !this.log && (job.started_at || isFinal || job.attempt > 0)) this.log = new LogView(job.id, this.line);
+    if (job && !this.log && (job.started_at || isFinal || job.attempt > 0)) this.log = new LogView(job.id);
     else if (this.log?.isOver && isRunning) this.log.open();
     const result = job?.stopping ? 'stopping'
       : isFinal && job.status !== 'completed' ? `${job.status}: ${job.outcome ?? '-'}` : job?.status;
@@ -14901,10 +14843,10 @@ history.scrollRestoration = 'manual';
 
 function route() {
   const [path, query] = location.hash.slice(1).split('?'), {elements: form} = at('filters');
-  const [found, id, line, part] = /^\/?(?:jobs\/([^/]+)(?:\/L(\d+))?|(gpus|running|queue|history))?$/.exec(path) ?? [];
+  const [found, id, part] = /^\/?(?:jobs\/([^/]+)|(gpus|running|queue|history))?$/.exec(path) ?? [];
   if (jobPage === null && id) left = {top: scrollY, id: document.activeElement.closest('[data-job]')?.dataset.job};
   jobPage?.log?.close();
-  jobPage = id ? new JobPage(decodeURIComponent(id), Number(line)) : null;
+  jobPage = id ? new JobPage(decodeURIComponent(id)) : null;
   at('overview').hidden = Boolean(id);
   at('job').hidden = !id;
   if (!known(found)) {

@@ -247,11 +247,7 @@ def test_a_log_in_order_with_attempts_times_addresses_and_what_is_sought(browser
         expect(page.locator(".log [role=status]")).to_have_text("1 of 2 lines")
         expect(lines.nth(2)).to_have_class(re.compile("marked"))
         page.get_by_role("button", name="Go to the error").click()
-        expect(page).to_have_url(re.compile(f"#/jobs/{job_id}/L14$"))
-        lines.nth(9).locator(".number").click()
-        expect(page).to_have_url(re.compile(f"#/jobs/{job_id}/L9$"))
-        page.reload()
-        expect(lines.nth(9)).to_have_class(re.compile("marked"))
+        expect(lines.last).to_have_class(re.compile("marked"))
 
 
 def test_earlier_lines_are_loaded_when_one_wants_them(browser, box):
@@ -260,16 +256,12 @@ def test_earlier_lines_are_loaded_when_one_wants_them(browser, box):
         lines = page.locator(".lines > div")
         expect(lines).to_have_count(2000)
         expect(lines.last).to_have_text("last")
-        page.get_by_role("button", name="Load earlier").click()
-        expect(lines).to_have_count(4000)
-        expect(lines.first).to_have_text("1002")
+        page.get_by_role("log").evaluate("(node) => { node.scrollTop = 0; }")
         page.get_by_role("button", name="Load earlier").click()
         expect(lines).to_have_count(5001)
         expect(lines.first).to_have_text("1")
+        expect(page.get_by_text("3002", exact=True)).to_be_in_viewport()
         expect(page.get_by_role("button", name="Load earlier")).to_be_hidden()
-    with visit(browser, box, f"#/jobs/{job_id}/L7") as page:
-        expect(page.locator(".lines .marked")).to_have_text("7")
-        expect(page.locator(".lines .marked")).to_be_in_viewport()
 
 
 def test_100000_lines_leave_the_page_responsive(browser, box):
@@ -448,7 +440,6 @@ def test_an_error_far_above_is_found(browser, box):
         page.get_by_role("button", name="Go to the error").click()
         expect(log.locator(".marked")).to_have_text("ValueError: far above")
         expect(log.locator(".marked")).to_be_in_viewport()
-        expect(page).to_have_url(re.compile("/L1$"))
 
 
 def test_a_jobs_page_is_shown_before_the_status_is_there(browser, box):
