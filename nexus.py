@@ -115,10 +115,8 @@ class Value:
             raise TypeError(f"{type(self).__name__}: missing or unknown: {', '.join(wrong) or 'too many'}")
         vars(self).update(facts)
 
-    def __setattr__(self, name: str, fact: Any = None) -> NoReturn:
+    def __setattr__(self, name: str, value: Any) -> NoReturn:
         raise AttributeError(f"{type(self).__name__} is a value: use replace() to make another {name}")
-
-    __delattr__ = __setattr__
 
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other) and all(getattr(self, name) == getattr(other, name) for name in self.NAMES)
@@ -11411,7 +11409,6 @@ def refuse_elsewhere(layout: Layout, running: Mapping[str, Any]) -> None:
 # requests are repeated while the service restarts.
 
 START_TIMEOUT_S = 30.0
-SUPERVISOR_TIMEOUT_S = 2.5
 OWNER_TIMEOUT_S = 5.0           # until a program has accepted a connection
 RETRY_TIMEOUT_S = 30.0          # a restart may take as long as a start
 WAIT_S = 2                      # between two looks at several jobs that are waited for
@@ -11435,21 +11432,17 @@ class Transport:
 
     def ask_list(self, path: str) -> tuple[list[dict[str, Any]], int]:
         """(a list or the requested part of it, the length of the whole list)."""
-        def read() -> tuple[list[dict[str, Any]], int]:
-            answer = self.send("GET", path)
-            items = list(read_answer(answer))
-            return items, int(answer.headers.get("total-count", len(items)))
+        headers, pieces = self.open_stream(path)
+        items = list(load_json(b"".join(pieces)))
+        return items, int(headers.get("total-count", len(items)))
 
-        return self.repeat(f"GET {path}", read)
+    def open_stream(self, path: str, accept: str = "") -> tuple[Mapping[str, str], Iterator[bytes]]:
+        """(a reply's headers, its pieces as they arrive; they may be silent for as long as the peer is there).
 
-    def open_stream(self, path: str, may_be_silent: bool = False,
-                    accept: str = "") -> tuple[Mapping[str, str], Iterator[bytes]]:
-        """(a reply's headers, its pieces as they arrive).
-
-        Raises: the service's error; unavailable, also later, when the connection breaks or is silent for too long.
+        Raises: the service's error; unavailable, also later, when the connection breaks.
         """
         def begin() -> Answer:
-            answer = self.send("GET", path, may_be_silent=may_be_silent, accept=accept)
+            answer = self.send("GET", path, accept=accept, is_stream=True)
             if answer.status >= 400:
                 read_answer(answer)
             return answer
@@ -11547,14 +11540,14 @@ class Transport:
                              hint=f"if you mean the nexus of {user}: NEXUS_URL="
                                   + re.sub("//(.*@)?", f"//{user}@", self.url))
 
-    def send(self, method: str, path: str, body: object = None, key: str = "", may_be_silent: bool = False,
-             accept: str = "") -> Answer:
+    def send(self, method: str, path: str, body: object = None, key: str = "", accept: str = "",
+             is_stream: bool = False) -> Answer:
         """One request on a new connection.  Raises: as connect() and send_request()."""
         host, connection = f"[{self.host}]" if ":" in self.host else self.host, self.connect()
         answer = send_request(connection, method, path, {
             "Host": f"{host}:{self.port}" if self.port else host, "Idempotency-Key": key, "Accept": accept,
             "Authorization": f"Bearer {self.token}" if self.token else ""}, body)
-        if may_be_silent:
+        if is_stream:
             connection.settimeout(None)
         return answer
 
@@ -11578,7 +11571,7 @@ class Client(Transport):
         if running is None:
             if not is_starting:
                 raise NexusError("unavailable", f"the nexus service for {home} does not run", hint="nexus start")
-            running = (None if options else await_supervisor(layout)) or start_service(layout, environ, options)
+            running = start_service(layout, environ, options)
         return cls(running["url"], "", layout)
 
     def add(self, command: str, **options: Any) -> str:
@@ -11613,12 +11606,6 @@ class Client(Transport):
     def why(self, job_id: str) -> dict[str, Any]:
         return dict(self.ask("GET", f"/jobs/{quote_path(job_id)}/why"))
 
-    def kill(self, job_id: str) -> None:
-        self.ask("DELETE", f"/jobs/{quote_path(job_id)}")
-
-    def remove(self, job_id: str) -> None:
-        self.ask("DELETE", f"/queue/{quote_path(job_id)}")
-
     def cancel(self, **choice: Any) -> list[str]:
         """End jobs, all or none: `ids`, or those of a `group` or `status`; return the ids of those not yet over."""
         return list(self.ask("POST", "/jobs/cancel", choice)["ids"])
@@ -11631,11 +11618,7 @@ class Client(Transport):
         """Forget finished jobs and their logs: `ids`, or those of a `group` or `status`; return their ids."""
         return list(self.ask("POST", "/jobs/clear", choice)["ids"])
 
-    def retry(self, job_id: str) -> str:
-        """Queue a finished job again; return the new job's id."""
-        return self.retry_all(ids=[job_id])[0]
-
-    def retry_all(self, **choice: Any) -> list[str]:
+    def retry(self, **choice: Any) -> list[str]:
         """Queue finished jobs again, all or none: `ids`, or those of a `group` or `status`; return the new ids.
 
         `change`: new values, like `{"gpus": 2}`.
@@ -11668,7 +11651,7 @@ class Client(Transport):
         """A job's output, or the service's log with "service", in pieces as they arrive."""
         query = {"follow": "true" if follow else None, "tail": tail, "stream": None if job_id == "service" else stream}
         path = "/service/logs" if job_id == "service" else f"/jobs/{quote_path(job_id)}/logs"
-        return self.open_stream(path + encode_query(query), may_be_silent=follow)[1]
+        return self.open_stream(path + encode_query(query))[1]
 
     def follow(self, job_id: str, stream: str = "both", tail: int | None = None,
                is_followed: bool = True) -> Iterator[dict[str, Any]]:
@@ -11678,8 +11661,7 @@ class Client(Transport):
         while True:
             query = encode_query({"follow": "true" if is_followed else None, "stream": stream, **where})
             try:
-                headers, pieces = self.open_stream(f"/jobs/{quote_path(job_id)}/logs{query}", may_be_silent=is_followed,
-                                                   accept=NDJSON)
+                headers, pieces = self.open_stream(f"/jobs/{quote_path(job_id)}/logs{query}", NDJSON)
                 places, rest = dict(zip(names, headers["log-offset"].split(","))), b""
                 where = {"offset": ",".join(places.values())}
                 for piece in pieces:
@@ -11760,15 +11742,6 @@ def find_service(layout: Layout) -> dict[str, Any] | None:
     if running.get("machine") != read_machine() or not is_alive(running):
         return None
     return running
-
-
-def await_supervisor(layout: Layout) -> dict[str, Any] | None:
-    """Wait for the supervisor to restart a killed service; None when it does not in time."""
-    left = read_json(layout.service_file)
-    is_of_here = left and (left.get("boot_id"), left.get("machine")) == (read_boot_id(), read_machine())
-    if not is_of_here or os.path.exists(layout.stopped_file):
-        return None
-    return wait_until(lambda: find_service(layout), SUPERVISOR_TIMEOUT_S, 0.02)
 
 
 def start_service(layout: Layout, environ: Mapping[str, str], options: Sequence[str] = ()) -> dict[str, Any]:
@@ -12830,8 +12803,6 @@ def cmd_complete(call: Call) -> None:
     flags = [flag for names, _ in command.arguments for flag in names] if command else []
     if not before or before == ["help"]:
         words = [each.name for each in call.commands if each.summary]
-    elif command and command.verbs and len(before) == 1:
-        words = [verb.name for verb in command.verbs]
     elif begun.startswith("-"):
         words = [flag for flag in flags if flag.startswith("--")]
     else:
@@ -12851,19 +12822,17 @@ def cmd_complete(call: Call) -> None:
 LAUNCHER = """\
 #!/bin/sh
 # Made by nexus install.  It imports nexus.py rather than running it, so that its compiled form is kept.
-exec {python} -c 'import gc, os, sys
-gc.disable()                    # until there is something to collect
+exec {python} -c 'import sys
 sys.path.insert(0, sys.argv.pop(1))
 import nexus
-gc.enable()
-os._exit(nexus.entry())' {folder} "$@"
+sys.exit(nexus.entry())' {folder} "$@"
 """
 UNIT = """\
 [Unit]
 Description=nexus, the GPU job queue
 
 [Service]
-ExecStart="{python}" -E "{script}" serve
+ExecStart="{program}" serve
 Environment="NEXUS_HOME={home}"
 # Only the service is ended with the unit: jobs go on, and the next start adopts them.
 KillMode=process
@@ -12894,17 +12863,18 @@ def cmd_install(call: Call) -> None:
     python = quote(sys.executable) + (" -I -S" if sys.version_info >= (3, 11) else "")
     launcher = LAUNCHER.format(python=python, folder=quote(os.path.dirname(script)))
     install_file(script, read_bytes(os.path.abspath(__file__)).decode(), 0o755)
-    install_file(os.path.join(binaries, "nexus"), launcher, 0o755)
+    program = os.path.join(binaries, "nexus")
+    install_file(program, launcher, 0o755)
     install_file(os.path.join(base, "bash-completion", "completions", "nexus"), BASH_COMPLETION)
     install_file(os.path.join(base, "zsh", "site-functions", "_nexus"), ZSH_COMPLETION)
     import py_compile
     py_compile.compile(script, doraise=True)
-    call.say(f"installed {binaries}/nexus; its completion for bash, and for zsh in {base}/zsh/site-functions")
+    call.say(f"installed {program}; its completion for bash, and for zsh in {base}/zsh/site-functions")
     if binaries not in call.environ.get("PATH", "").split(":"):
         line = f'export PATH="{binaries}:$PATH"'
         call.say(f"{binaries} is not on PATH yet: add  {line}  to ~/.profile and log in again")
     if call.options.boot:
-        install_boot(call, home, script)
+        install_boot(call, home, program)
 
 
 def install_file(path: str, text: str, mode: int = 0o644) -> None:
@@ -12915,29 +12885,21 @@ def install_file(path: str, text: str, mode: int = 0o644) -> None:
         os.chmod(path, mode)
 
 
-def install_boot(call: Call, home: str, script: str) -> None:
+def install_boot(call: Call, home: str, program: str) -> None:
     """Start the service at boot by a systemd user unit; without a user manager, print a line for cron."""
-    if not calls_systemctl("show-environment"):
-        line = f"@reboot NEXUS_HOME={quote(call.layout.home)} {quote(sys.executable)} {quote(script)} start"
-        call.say("there is no systemd user manager here; this line starts the service at boot, after crontab -e:")
-        return call.print(line.replace("%", "\\%"))
     base = call.environ.get("XDG_CONFIG_HOME") or os.path.join(home, ".config")
     unit = os.path.join(base, "systemd", "user", "nexus.service")
-    python, script, home = (path.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
-                            for path in (sys.executable, script, call.layout.home))
-    install_file(unit, UNIT.format(python=python.replace("$", "$$"), script=script.replace("$", "$$"), home=home))
-    if not calls_systemctl("daemon-reload") or not calls_systemctl("enable", "nexus.service"):
-        raise NexusError("unavailable", "systemctl --user enable nexus.service failed", hint="try it by hand")
+    install_file(unit, UNIT.format(program=program, home=call.layout.home))
+    try:
+        is_enabled = not any(run(["systemctl", "--user", *words], 15).exit_code
+                             for words in (["daemon-reload"], ["enable", "nexus.service"]))
+    except NexusError:                                  # there is no systemctl
+        is_enabled = False
+    if not is_enabled:
+        call.say("there is no systemd user manager here; this line starts the service at boot, after crontab -e:")
+        return call.print(f"@reboot NEXUS_HOME={quote(call.layout.home)} {quote(program)} start")
     call.say(f"the service starts with your systemd user manager: {unit}; loginctl enable-linger starts that at boot "
              "instead of at your first login, and lets it and the jobs outlive your logout")
-
-
-def calls_systemctl(*words: str) -> bool:
-    """Whether `systemctl --user WORDS` succeeds."""
-    try:
-        return run(["systemctl", "--user", *words], 15).exit_code == 0
-    except NexusError:
-        return False
 
 
 # ==== 18. ARGUMENTS, MAIN ==== argparse from the COMMANDS table; main(argv, environ, out, err) -> exit code
@@ -13142,8 +13104,6 @@ def tell_error(error: NexusError, environ: Mapping[str, str], err: TextIO) -> in
 
 def entry() -> int:
     """The entry point of the `nexus` command."""
-    import gc
-    gc.freeze()             # the imported modules stay: collecting them takes a tenth of the time of `nexus add`
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:          # closed: no file opened later may get its number
             os.open(os.devnull, os.O_RDWR)

@@ -105,7 +105,7 @@ class Bench:
     def close(self) -> None:
         with contextlib.suppress(Exception):
             for job in self.client.jobs(status="running"):
-                self.client.kill(job["id"])
+                self.client.cancel(ids=[job["id"]])
         with contextlib.suppress(Exception):
             self.command("stop")
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -189,7 +189,7 @@ def kill_one(it: Bench) -> float:
     while it.client.job(job)["pid"] is None:
         time.sleep(0.01)
     began = time.perf_counter()
-    it.client.kill(job)
+    it.client.cancel(ids=[job])
     it.client.wait([job])
     return (time.perf_counter() - began) * 1000
 
