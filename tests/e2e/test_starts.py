@@ -23,7 +23,7 @@ def other_config(box, name="other.toml", **settings):
 BAD = [  # reason, settings, what is said
     ("a log folder that cannot be made", {"log_dir": "/proc/none"}, "/proc/none"),
     ("a state folder that is a file", {"state_file": "/etc/passwd/state.json"}, "/etc/passwd"),
-    ("a certificate that is missing", {"tls_cert": "/no/cert.pem", "tls_key": "/no/key.pem"}, "/no/cert.pem is not there"),
+    ("a certificate that is missing", {"tls_cert": "/no/cert.pem", "tls_key": "/no/key.pem"}, "/no/cert.pem"),
     ("a value out of range", {"cpu_slots": -1}, "cpu_slots"),
 ]
 
