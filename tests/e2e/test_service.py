@@ -320,24 +320,6 @@ def test_sayings_of_nobody_change_nothing(world):
 
 # Stopping
 
-def test_what_a_job_runs_to_tidy_up_is_left_alone(world):
-    w = world()
-    job_id = w.run(w.add(), 100)
-    processes = w.machine.processes
-    processes.start(200, job_id)
-    processes.deaf = {200}
-    w.service.admission.cancel(nexus.Choice([job_id], (nexus.RUNNING,)), ANN)
-    w.turn()
-    processes.start(201, job_id, parent=200)            # cp checkpoint.pt ...
-    w.turn(seconds=1)
-    assert 201 in processes.alive and (201, 15) not in processes.signals
-    processes.start(202, job_id, parent=1)              # but what nobody waits for is told
-    w.turn(seconds=1)
-    assert (202, 15) in processes.signals
-    w.turn(seconds=9)
-    assert not {200, 201, 202} & set(processes.alive)
-
-
 # Starts that come to nothing
 
 def test_bounce_of_a_job_that_is_to_be_stopped_ends_it(world):
@@ -457,66 +439,34 @@ def test_crash_between_intent_and_spawn(world):
     assert (w.folder_of(job_id) / "attempt-1").exists()
 
 
-def test_crash_between_spawn_and_claim(world):
-    """The next service comes first: it claims the attempt, and the late runner leaves."""
+CRASHES = [  # reason, the claim of attempt 1, whether its runner lives, the exit code of its result, (status, attempt, exit code) then
+    ("no runner has come yet", None, False, None, ("running", 2, None)),
+    ("its runner came first", "100 1000\n1000\n", True, None, ("running", 1, None)),
+    ("its runner was killed before it began", "100 1000\n", False, None, ("running", 2, None)),
+    ("its runner was killed after that", "100 1000\n1000\n", False, None, ("failed", 1, None)),
+    ("it has ended", "100 1000\n1000\n", False, 9, ("failed", 1, 9)),
+    ("a service claimed it, and was killed before it requeued the job", "", False, None, ("running", 2, None)),
+]
+
+
+@pytest.mark.parametrize("reason, claim, is_alive, code, wanted", CRASHES, ids=[case[0] for case in CRASHES])
+def test_crash_after_the_spawn(world, reason, claim, is_alive, code, wanted):
     w = world()
     job_id = w.add()
     w.turn()
-    w.crash()
-    w.turn()
-    assert w.job(job_id).attempt == 2
-    folder = w.folder_of(job_id)
-    assert (folder / "attempt-1").read_text() == ""
-    assert w.claim(job_id, 101) and w.job(job_id).current.pid == 101
-
-
-def test_crash_between_spawn_and_claim_and_the_runner_comes_first(world):
-    w = world()
-    job_id = w.add()
-    w.turn()
-    w.claim(job_id, 100, is_said=False)
-    w.crash()
-    w.turn()
-    assert (w.job(job_id).status, w.job(job_id).attempt, w.job(job_id).current.pid) == ("running", 1, 100)
-    assert w.machine.launched == [(job_id, 1)]
-
-
-@pytest.mark.parametrize("claim, expected", [("77 770\n", ("running", 2)), ("77 770\n771\n", ("failed", 1))])
-def test_a_runner_that_was_killed_before_it_began_fails_no_job(world, claim, expected):
-    """Only what it wrote down tells whether it had begun."""
-    w = world()
-    job_id = w.add()
-    w.turn()
-    (w.folder_of(job_id) / "attempt-1").write_text(claim)
-    w.crash()
-    for _ in range(4):
-        w.turn(seconds=1)
-    assert (w.job(job_id).status, w.job(job_id).attempt) == expected
-    assert w.job(job_id).attempts[0].cause in ("session-lost", None)
-
-
-def test_crash_after_the_service_claimed(world):
-    """Killed after it claimed an attempt, before it put the job back: the third service does."""
-    w = world()
-    job_id = w.add()
-    w.turn()
-    nexus.take_claim(str(w.folder_of(job_id)), 1)
-    w.crash()
-    w.turn()
-    assert (w.job(job_id).status, w.job(job_id).attempt) == ("running", 2)
-
-
-def test_ended_meanwhile_before_its_claim_was_heard(world):
-    w = world()
-    job_id = w.add()
-    w.turn()
-    w.claim(job_id, 100, is_said=False)
-    w.write_result(job_id, 9)
-    del w.machine.processes.alive[100]
+    path = w.folder_of(job_id) / "attempt-1"
+    if claim is not None:
+        path.write_text(claim)
+    if is_alive:
+        w.machine.processes.start(100, job_id)
+    if code is not None:
+        w.write_result(job_id, code)
     w.crash()
     for _ in range(3):
         w.turn(seconds=1.1)
-    assert (w.job(job_id).status, w.job(job_id).current.exit_code, w.job(job_id).attempt) == ("failed", 9, 1)
+    job = w.job(job_id)
+    assert (job.status, job.attempt, job.current.exit_code) == wanted and path.exists(), "a late runner finds it claimed"
+    assert w.machine.launched == [(job_id, number) for number in range(1, wanted[1] + 1)]
 
 
 @pytest.mark.parametrize("text", [
@@ -949,19 +899,13 @@ def test_unique(world, reason, other, is_same):
     assert len(w.store.read(lambda state: state.jobs)) == (1 if is_same else 2)
 
 
-@pytest.mark.parametrize("status, is_known", [("pending", True), ("running", True), ("completed", True), ("failed", False), ("cancelled",
-    False)])
-def test_unique_knows_what_waits_runs_or_has_completed(world, status, is_known):
+@pytest.mark.parametrize("status, is_known", [("running", True), ("completed", True), ("failed", False)])
+def test_unique_knows_what_runs_or_has_completed(world, status, is_known):
     w = world()
-    first = w.add()
-    if status == "cancelled":
-        w.service.admission.cancel(nexus.Choice([first], ("pending",)), ANN)
-    elif status != "pending":
-        w.run(first, 100)
-        if status != "running":
-            w.end(first, 0 if status == "completed" else 1)
-    assert w.job(first).status == status
-    assert submit(w, {"unique": True}).known == ((first,) if is_known else ())
+    first = w.run(w.add(), 100)
+    if status != "running":
+        w.end(first, 0 if status == "completed" else 1)
+    assert w.job(first).status == status and submit(w, {"unique": True}).known == ((first,) if is_known else ())
 
 
 # Models
@@ -985,19 +929,15 @@ def test_llm_shares(world, tmp_path, reason, job, gpus):
 def test_llm_shares_are_read_anew_and_faults_are_told(world, tmp_path):
     path = tmp_path / "llm.json"
     w = world(llm_config=str(path))
-    for text, says in ((None, "is not there"), ("{", "llm.json"), ("[]", "must be an object"), ('{"models": {"qwen": 0.333}}',
-        "models.qwen must be"),
-                       ('{"modles": {}}', "modles"), ('{"default_requirement": "x"}', "default_requirement must be")):
+    for text, says in ((None, "is not there"), ("{", "llm.json"), ('{"modles": {}}', "modles")):
         if text is not None:
             path.write_text(text)
         with pytest.raises(nexus.NexusError, match=says) as refused:
             submit(w, {"llm": "qwen"})
-        assert refused.value.kind == "usage"
-        assert ("default_requirement" in refused.value.hint) is (text is not None)
-    path.write_text(json.dumps(LLM_CONFIG))
-    assert w.job(submit(w, {"llm": "qwen"}).ids[0]).gpus == 0.5
-    path.write_text('{"models": {"qwen": 0.25}}')
-    assert w.job(submit(w, {"llm": "qwen"}).ids[0]).gpus == 0.25
+        assert refused.value.kind == "usage" and ("default_requirement" in refused.value.hint) is (text is not None)
+    for share in (0.5, 0.25):
+        path.write_text(json.dumps({"models": {"qwen": share}}))
+        assert w.job(submit(w, {"llm": "qwen"}).ids[0]).gpus == share
 
 
 # Attempts
@@ -1427,33 +1367,26 @@ def test_a_jobs_file_that_is_written_anew_has_lost_no_line(rows, left, is_whole)
 
 BAD_ROWS = [  # reason, configuration, the line, what is said of it
     ("no such GPU", {}, "1,bad.py,,x,7", "wants GPU 7"), ("no priority", {}, "urgent,bad.py", "priority"),
-    ("no script", {}, "1,", "not like"),
-    ("an odd list of GPUs", {}, "1,bad.py,,x,a-b", "double quotes"),
     ("not allowed", {"allowed_script_paths": ["/jobs"]}, "1,bad.py", "not below /jobs"),
-    ("an option for an environment", {}, "1,bad.py,-n", "conda"), ("a quote", {}, '1,"bad.py', "quotes"),
 ]
 
 
 @pytest.mark.parametrize("reason, config, line, says", BAD_ROWS, ids=[case[0] for case in BAD_ROWS])
-def test_a_bad_row_is_told_and_the_others_load(rows, reason, config, line, says):
+def test_a_bad_row_is_told_once_and_the_others_load(rows, reason, config, line, says):
     f = rows(**config)
-    faults = f.write("1,/jobs/a.py", line, "1,/jobs/b.py")
-    assert len(faults) == 1 and faults[0].startswith("line 2") and says in faults[0] and ("bad.py" in faults[0] or "1," in faults[0])
-    assert [job.command.split("/")[-1] for job in f.jobs] == ["a.py", "b.py"]
-    said = len([one for one in f.w.lines if says in one])
-    assert said == 1 and f.write("1,/jobs/a.py", line, "1,/jobs/b.py") == faults
-    assert len([one for one in f.w.lines if says in one]) == said, "told once"
-    check = next(check for check in f.w.service.views.health()["checks"] if check["name"] == "jobs file")
-    assert check["is_ok"] and says in check["reading"] and any(says in hint for hint in f.w.service.views.status()["hints"])
-    assert f.write("1,/jobs/a.py", "1,/jobs/b.py") == [] and f.w.service.views.health()["is_healthy"] and len(f.jobs) == 2
+    for _ in range(2):
+        fault, = f.write("1,/jobs/a.py", line, "1,/jobs/b.py")
+        assert fault.startswith("line 2, ") and "bad.py" in fault and says in fault
+        assert [job.command.split("/")[-1] for job in f.jobs] == ["a.py", "b.py"]
+    assert len([one for one in f.w.lines if says in one]) == 1
+    assert any(says in hint for hint in f.w.service.views.status()["hints"])
+    assert f.write("1,/jobs/a.py", "1,/jobs/b.py") == []
 
 
 def test_a_last_line_without_a_newline_is_half_written_while_the_file_changes(rows):
     f = rows()
     assert f.write("1,a.py,,--lr 0.1", "1,b.py,,--lr 0.", end="", is_whole=False) == [] and len(f.jobs) == 1
-    assert f.write("1,a.py,,--lr 0.1", "1,b.py,,--lr 0.25", end="") == [] and len(f.jobs) == 2
-    for end in ("", "\n"):
-        f.write("1,a.py,,--lr 0.1", "1,b.py,,--lr 0.25", end=end, is_whole=False)
+    assert f.write("1,a.py,,--lr 0.1", "1,b.py,,--lr 0.25", end="") == []
     assert [job.command.split()[-1] for job in f.jobs] == ["0.1", "0.25"]
 
 
@@ -1580,27 +1513,6 @@ def test_on_finish_for_what_ended_unheard(world, hooked):
     assert hooks.next()[1]["NEXUS_JOB_ID"] == two
     live.until(lambda: not w.job(two).is_hook_due)
     assert hooks.calls.empty()
-
-
-HOOK_FAULTS = [  # reason, what becomes of the command, what the log says
-    ("an exit code", nexus.Completed(7, "no route\nto host\n"), "on_finish: exit code 7: no route"),
-    ("too long", nexus.NexusError("unavailable", "/bin/sh did not answer within 60 s"), "on_finish: /bin/sh did not answer"),
-    ("no sh", nexus.NexusError("not_found", "/bin/sh was not found on PATH"), "on_finish: /bin/sh was not found"),
-    ("a byte that no process can be given", ValueError("embedded null byte"), "embedded null byte"),
-]
-
-
-@pytest.mark.parametrize("reason, answer, says", HOOK_FAULTS, ids=[case[0] for case in HOOK_FAULTS])
-def test_a_hook_that_fails_is_logged_and_changes_nothing(world, hooked, reason, answer, says):
-    w = world(gpus=0, on_finish="notify", cpu_slots=2)
-    hooks = hooked(w)
-    hooks.answer = answer
-    for _ in range(2):
-        job_id = w.add("true", gpus=0)
-        w.service.admission.cancel(nexus.Choice([job_id], ("pending",)), ANN)
-        assert hooks.next()[1]["NEXUS_JOB_ID"] == job_id
-    hooks.end()
-    assert len([line for line in w.lines if says in line]) == 2 and w.service.failure_count == 0
 
 
 # With Slurm.  tests/e2e/test_slurm.py has a real one; here it does what a real one does seldom.
