@@ -1638,10 +1638,10 @@ def read_sent(kind: str, body: Any) -> Any:
         raise NexusError("usage", f"that is not what a nexus asks: {format_line(str(error), 300)}") from None
 
 
-# log.times, beside a job's logs, has lines `TENTHS STDOUT STDERR`: the logs' sizes at a time; 0: time unknown.
+# log.times, beside a job's logs, has lines `TENTHS STDOUT STDERR`: the logs' sizes at a time.
 
 if TYPE_CHECKING:
-    LogMark = tuple[Union[float, None], int, int]       # time, size of stdout.log, size of stderr.log
+    LogMark = tuple[float, int, int]                    # time, size of stdout.log, size of stderr.log
 
 
 class LogEntry(Value):
@@ -1662,7 +1662,7 @@ def parse_log_times(lines: Iterable[bytes]) -> Iterator[LogMark]:
             tenths, *sizes = map(int, line.split())
             if sizes[0] >= last[0] and sizes[1] >= last[1]:
                 last = sizes
-                yield tenths / 10 or None, sizes[0], sizes[1]
+                yield tenths / 10, sizes[0], sizes[1]
 
 
 def merge_logs(marks: Iterable[LogMark], attempts: Sequence[Attempt],
@@ -9464,7 +9464,6 @@ class LogWatch(Part):
     def __init__(self, service: Service) -> None:
         super().__init__(service)
         self.growths: dict[str, LogGrowth] = {}             # {folder: growth}
-        self.is_first = True                                # the first look finds jobs of an earlier service
         self.worker = Worker(service, "watching logs", self.look, None)
 
     def end(self) -> None:
@@ -9484,9 +9483,7 @@ class LogWatch(Part):
             self.growths[folder].note(now, is_last=True)
             del self.growths[folder]
         for folder in folders:
-            growth = self.growths.get(folder) or self.growths.setdefault(folder, LogGrowth(folder, self.is_first))
-            growth.note(now)
-        self.is_first = False
+            self.growths.setdefault(folder, LogGrowth(folder)).note(now)
         # A job that starts during this look wakes the worker only if `growths` is empty: so check for jobs last.
         is_on = folders or self.service.running_jobs()
         return max(LOG_LOOK_S, LOG_LOOK_BACKOFF_FACTOR * (self.clock.monotonic() - began)) if is_on else None
@@ -9499,11 +9496,10 @@ LOG_NOTE_S = 1.0                # between two notes while only one of the two lo
 class LogGrowth:
     """How the two logs of one job grow."""
 
-    def __init__(self, folder: str, has_begun: bool) -> None:
-        """`has_begun`: the job started before this service watched, so nobody knows when its logs grew."""
+    def __init__(self, folder: str) -> None:
         self.folder = folder
-        self.written: LogMark = (None, 0, 0)
-        self.seen: LogMark = (None, *(measure_logs(folder) if has_begun else (0, 0)))
+        self.written: LogMark = (0.0, 0, 0)
+        self.seen: LogMark = (0.0, 0, 0)
         self.growing = (False, False)
 
     def note(self, now: float, is_last: bool = False) -> None:
@@ -9511,7 +9507,7 @@ class LogGrowth:
         sizes = measure_logs(self.folder)
         if sizes != self.seen[1:]:
             growing = sizes[0] > self.seen[1], sizes[1] > self.seen[2]
-            if growing != self.growing or all(growing) or now - (self.written[0] or 0) >= LOG_NOTE_S:
+            if growing != self.growing or all(growing) or now - self.written[0] >= LOG_NOTE_S:
                 self.write()
             self.seen, self.growing = (now, *sizes), growing
         if is_last:
@@ -9520,7 +9516,7 @@ class LogGrowth:
     def write(self) -> None:
         """Append the last mark to log.times, if it is new."""
         if self.seen[1:] != self.written[1:]:
-            append_log_mark(self.folder, f"{int((self.seen[0] or 0) * 10)} {self.seen[1]} {self.seen[2]}\n")
+            append_log_mark(self.folder, f"{int(self.seen[0] * 10)} {self.seen[1]} {self.seen[2]}\n")
             self.written = self.seen
 
 

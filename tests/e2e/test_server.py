@@ -839,15 +839,15 @@ def test_what_was_seen_last_is_known_before_it_is_noted(bench):
         bench.service.clock.now = lambda: 1e9 + at
 
     path = f"/jobs/{job_id}/logs"
-    write("stdout.log", b"before anybody looked\n", 0)
+    write("stdout.log", b"zero\n", 0)
     bench.become(job_id, "running", log_dir=folder)
     bench.service.log_watch.look()
     write("stderr.log", b"one\n", 1)
-    assert stamps(bench, path) == [("-", "before anybody looked"), ("01:46:41.0Z", "one")], "who reads it looks"
+    assert stamps(bench, path) == [("01:46:40.0Z", "zero"), ("01:46:41.0Z", "one")], "who reads it looks"
     bench.service.log_watch.look()
     write("stdout.log", b"two\n", 2)
     bench.become(job_id, "completed", exit_code=0)
-    expected = [("-", "before anybody looked"), ("01:46:41.0Z", "one"), ("01:46:42.0Z", "two")]
+    expected = [("01:46:40.0Z", "zero"), ("01:46:41.0Z", "one"), ("01:46:42.0Z", "two")]
     assert stamps(bench, path) == expected, "it has ended, and nobody has looked"
     bench.service.log_watch.look()
     assert stamps(bench, path) == expected and not bench.service.log_watch.growths, "now it is noted"

@@ -238,7 +238,6 @@ def test_whole_lines_that_are_all_noted_come_in_their_order(tmp_path_factory, st
 MARKS = [  # log.times, what is read of it
     ("torn, and what does not go on", b"10 1 0\n20 3\nx\n30 2 2\n25 1 9\n40 2 3", [(1.0, 1, 0), (3.0, 2, 2)]),
     ("the clock was set back", b"5000 1 1\n10 2 1\n20 2 2\n", [(500.0, 1, 1), (1.0, 2, 1), (2.0, 2, 2)]),
-    ("nobody looked", b"0 5 5\n10 6 5\n", [(None, 5, 5), (1.0, 6, 5)]),
 ]
 
 
