@@ -4387,25 +4387,19 @@ class LogReader:
         for stream in self.streams:
             self.offsets[stream] = max(self.offsets[stream], find_tail(self.find_path(stream), tail))
         if len(self.streams) > 1:
-            lines = sum(self.count_lines(stream, self.offsets[stream], ends[stream]) for stream in self.streams)
-            self.skip(attempts, ends, lines - tail)
+            self.offsets = self.find_last_lines(attempts, ends, tail)
 
-    def skip(self, attempts: Sequence[Attempt], ends: Sequence[int], lines: int) -> None:
-        """Skip so many lines, of both logs together."""
-        for block in self.walk(attempts, ends) if lines > 0 else ():
-            *whole, unread = block.content.split(b"\n", lines)
-            if whole:                                   # else the line is shown from its beginning
-                self.offsets[block.stream] = block.end - len(unread)
-                lines -= len(whole)
-            if lines <= 0:
-                return
-
-    def count_lines(self, stream: int, start: int, end: int) -> int:
-        """Count lines; an incomplete one at the end counts."""
-        count, last = 0, b"\n"
-        for block in read_blocks(self.find_path(stream), start, end):
-            count, last = count + block.count(b"\n"), block
-        return count + (not last.endswith(b"\n"))
+    def find_last_lines(self, attempts: Sequence[Attempt], ends: Sequence[int], count: int) -> list[int]:
+        """The offsets of the last `count` lines of both logs together."""
+        lines: list[tuple[int, int]] = []           # (stream, start) of each line, in the order in which they ended
+        at = list(self.offsets)
+        for block in self.walk(attempts, ends):
+            for newline in re.finditer(rb"\n", block.content):
+                lines.append((block.stream, at[block.stream]))
+                at[block.stream] = block.start + newline.end()
+        lines += [(stream, at[stream]) for stream in self.streams if at[stream] < ends[stream]]
+        last = lines[max(0, len(lines) - count):]
+        return [min((start for one, start in last if one == stream), default=end) for stream, end in enumerate(ends)]
 
     def walk(self, attempts: Sequence[Attempt], ends: Sequence[int]) -> Iterator[LogEntry]:
         """The output between the offsets and `ends`, in the order of arrival, in blocks."""
@@ -6224,8 +6218,7 @@ delay=1 has_run=
 while :; do
   rm -f "$home/start_error.json"
   read -r began rest < /proc/uptime
-  if command : 2>>"$home/service.log"; then "$@" </dev/null >/dev/null 2>>"$home/service.log"
-  else "$@" </dev/null >/dev/null 2>&1; fi
+  "$@" </dev/null >/dev/null 2>>"$home/service.log"
   code=$?
   read -r ended rest < /proc/uptime
   if [ $((${ended%.*} - ${began%.*})) -gt 10 ]; then delay=1 has_run=yes; fi
