@@ -1271,28 +1271,19 @@ def find_position(state: State, job: Job) -> int:
     return [other.id for other in list_pending(state)].index(job.id)
 
 
-def move_job(state: State, job: Job, position: int) -> Put | None:
-    """The change that puts a pending job where `position` others stand before it; None when it is there.
+def move_job(state: State, job: Job, is_first: bool) -> Put:
+    """The change that puts a pending job before all others, whatever their priority, or behind them.
 
-    The front is before all priorities.  Anywhere else a job gets the priority of the job before it, and a place among
-    its user's jobs there; between users the GPUs in use decide.
+    It gets the priority of the others there.  Between users the GPUs in use decide who of the last ones is first.
     """
-    listed = list_pending(state)
-    others = [other for other in listed if other.id != job.id]
-    position = min(position, len(others))
-    if listed[position].id == job.id:
-        return None
-    rank, priority, _ = others[max(0, position - 1)].queue_key
-    if not position:
-        rank, priority, place = rank - 1, min(priority, job.priority), float(job.number)
+    others = [queue_key for queue_key, job_id in state.pending if job_id != job.id] or [job.queue_key]
+    if is_first:
+        rank, priority, _ = others[0]
+        key = rank - 1, min(priority, job.priority), float(job.number)
     else:
-        before, after = [
-            [other.queue_key[2] for other in part if other.user == job.user and other.queue_key[:2] == (rank, priority)]
-            for part in (others[:position], others[position:])]
-        high = min(after, default=float(state.next_number))
-        low = max(before, default=high - 2)
-        place = (low + high) / 2            # of a gap halved 50 times nothing is left: then the id decides
-    return change_job(job, queue_key=(rank, priority, place), priority=int(priority))
+        rank, priority, place = others[-1]
+        key = rank, priority, (place + state.next_number) / 2       # between the last of today and whoever comes next
+    return change_job(job, queue_key=key, priority=int(key[1]))
 
 
 def next_place(state: State, priority: int) -> dict[str, Any]:
@@ -1351,7 +1342,7 @@ CANCEL = object_of(CANCEL_KEYS, "which jobs", minProperties=1, examples=CHOICE["
 CHANGES = {name: JOB_FIELDS[name] for name in (
     "command", "name", "gpus", "gpu_ids", "gpu_mem_mib", "priority", "timeout_seconds", "expected_time", "retries")}
 CHANGES["begin"] = Asked.FIELDS["begin"]
-EDIT_KEYS = {**CHANGES, "position": Field(integer_in(0, 2**53), "its place in the queue; 0 is the first", default=None)}
+EDIT_KEYS = {**CHANGES, "position": Field(integer_in(-1, 0), "0: before all others; -1: behind them", default=None)}
 EDIT = object_of(EDIT_KEYS, "a change of a job", required=(), minProperties=1,
                  examples=[{"gpus": 2}, {"position": 0}])
 RETRY_KEYS = {
@@ -8899,9 +8890,8 @@ class Admission(Part):
                 check_gpus(replace(job, **change))          # another request may have changed the job
                 place = {"queue_key": (0, change["priority"], job.number)} if "priority" in change else {}
                 yield change_job(job, **change, **place)
-            moved = move_job(state, state.jobs[job.id], position) if position is not None else None
-            if moved:
-                yield moved
+            if position is not None:
+                yield move_job(state, state.jobs[job.id], position == 0)
 
         changes = {**change, **({} if position is None else {"position": position})}
         self.service.change(edit, "Job %s changed by %s: %s", job_id, caller.name,
@@ -12349,7 +12339,7 @@ def format_unknown(job: Json) -> str:
 
 
 def cmd_move(call: Call) -> None:
-    given, place = call.options, {"position": 0 if call.options.first else 2**31}
+    given, place = call.options, {"position": 0 if call.options.first else -1}
     before = call.client.edit(given.id, **place if given.priority is None else {"priority": given.priority})["position"]
     call.say(f"job {given.id} " + (f"now has {format_count(before, 'job')} before it" if before else "is now first"))
 
@@ -14141,17 +14131,17 @@ function actionsOn(job, isPage = false) {       // the buttons in the job's row,
   const {id, status, position, stopping} = job, last = Math.max(0, service.queued_jobs - 1);
   const make = (text, onclick, facts) => button(
     text, onclick, '', {key: text, 'aria-label': `${text} job ${id}`, ...facts});
-  const move = (text, place, where) => service.is_owner && make(
+  const move = (text, place, now, where) => service.is_owner && make(
     text, () => act('PATCH', `queue/${id}`, {position: place}, `Job ${id} was moved ${where}.`),
-    {disabled: position === place, 'aria-label': `Move job ${id} ${where}`});
+    {disabled: position === now, 'aria-label': `Move job ${id} ${where}`});
   const end = (text) => make(text, () => endJob(job), {class: 'danger', disabled: Boolean(stopping)});
   if (isOthers(job)) return [];
   if (status === 'running') return [end(stopping ? 'Stopping\u2026' : 'Kill')];
   if (status !== 'pending') {
     return [make('Retry', () => retryJob(job, isPage)), isPage && button('Change and add', () => openAddForm(job))];
   }
-  return [move(isPage ? 'Move first' : 'First', 0, 'to the front'),
-    move(isPage ? 'Move last' : 'Last', last, 'to the end'), isPage && prioritySelect(job), end('Cancel')];
+  return [move(isPage ? 'Move first' : 'First', 0, 0, 'to the front'),
+    move(isPage ? 'Move last' : 'Last', -1, last, 'to the end'), isPage && prioritySelect(job), end('Cancel')];
 }
 
 async function retryJob(job, isPage) {

@@ -187,7 +187,7 @@ REFUSALS = [  # reason, method, path, query, body, headers, status, what its mes
     ("a running job is not changed", "PATCH", "/queue/run", {}, {"gpus": 0}, {}, 409, "running"),
     ("a retry with an unknown change", "POST", "/jobs/retry", {}, {"ids": ["end"], "change": {"cwd": "/"}}, {}, 400, "cwd"),
     ("a retry on more GPUs than there are", "POST", "/jobs/retry", {}, {"ids": ["end"], "change": {"gpus": 9}}, {}, 400, "wants 9 GPUs"),
-    ("a position below 0", "PATCH", "/queue/abc", {}, {"position": -1}, {}, 400, "position"),
+    ("a position in between", "PATCH", "/queue/abc", {}, {"position": 1}, {}, 400, "position"),
     ("a position of nothing", "PATCH", "/queue/abc", {}, {"position": None}, {}, 400, "position"),
     ("a priority that is none", "PATCH", "/queue/abc", {}, {"priority": "urgent"}, {}, 400, "urgent"),
     ("nothing there", "GET", "/nothing", {}, None, {}, 404, "/nothing"),
@@ -541,12 +541,12 @@ def test_patch_reorders(bench):
     made = [bench.add(command=name) for name in "abcd"]
     assert bench.ask("PATCH", f"/queue/{made[2]}", {"position": 0})[1]["position"] == 0
     assert bench.commands == ["c", "a", "b", "d"]
-    bench.ask("PATCH", f"/queue/{made[2]}", {"position": 2**31})
+    bench.ask("PATCH", f"/queue/{made[2]}", {"position": -1})
     assert bench.commands == ["a", "b", "d", "c"]
     status, answer = bench.ask("PATCH", f"/queue/{made[3]}", {"priority": "high"})
     assert (status, answer["priority"], answer["position"]) == (200, 0, 0) and bench.commands == ["d", "a", "b", "c"]
-    bench.ask("PATCH", f"/queue/{made[3]}", {"priority": 1, "position": 1})
-    assert bench.commands == ["a", "d", "b", "c"]
+    bench.ask("PATCH", f"/queue/{made[3]}", {"priority": 2, "position": -1})
+    assert bench.commands == ["a", "b", "c", "d"]
 
 
 def test_commands_may_have_names(bench):

@@ -116,8 +116,7 @@ def random_change(made, dice, number):
         return [nexus.change_status(nexus.begin_attempt(one, finished_at=None if status == "running" else NOW), status, NOW + number)]
     if deed == "move" and pending:
         one = dice.choice(pending)
-        change = nexus.move_job(made, one, dice.randrange(len(pending) + 2))
-        return [change or nexus.change_job(one, name="unmoved")]
+        return [nexus.move_job(made, one, dice.random() < 0.5)]
     if deed == "priority" and pending:
         one = dice.choice(pending)
         priority = dice.choice([0, 1, 2])
@@ -279,41 +278,6 @@ def listed(made):
     return [one.id for one in nexus.list_pending(made)]
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_move_job_puts_it_where_it_was_asked_to(seed):
-    dice = random.Random(seed)
-    names = [letters(number) for number in range(dice.randrange(1, 14))]
-    made = state(*[job(id, number) for number, id in enumerate(names, 1)])
-    for _ in range(300):
-        if dice.random() < 0.03 and len(names) < 20:
-            id = letters(len(names))
-            put(made, *nexus.add_job(job(id, **nexus.next_place(made, 1))))
-            names.append(id)
-            assert listed(made) == names, "a new job comes last, whatever was moved"
-        id, count = dice.choice(names), len(names)
-        position = dice.choice([0, 1, dice.randrange(count), count - 1, count + 5])
-        change = nexus.move_job(made, made.jobs[id], position)
-        was = names.index(id)
-        names.remove(id)
-        names.insert(position, id)
-        assert (change is None) == (names.index(id) == was), "no change, nothing to journal"
-        if change:
-            assert change.value == nexus.replace(made.jobs[id], queue_key=change.value.queue_key)
-            put(made, change)
-        assert listed(made) == names
-    check_indexes(made)
-
-
-@pytest.mark.parametrize("moved, position, priority", [
-    ("low", 0, 0), ("low", 1, 0), ("low", 2, 2), ("top", 1, 1), ("top", 2, 2), ("top", 9, 2), ("mid", 0, 0), ("mid", 9, 2)])
-def test_a_job_that_is_moved_has_the_priority_of_those_around_it(moved, position, priority):
-    made = state(job("top", 1, priority=0), job("mid", 2, priority=1), job("low", 3, priority=2))
-    put(made, nexus.move_job(made, made.jobs[moved], position) or nexus.change_job(made.jobs[moved]))
-    one = made.jobs[moved]
-    assert (one.priority, one.queue_key[1], listed(made).index(moved)) == (priority, priority, min(position, 2))
-    check_indexes(made)
-
-
 def test_lower_priority_numbers_run_first_and_equal_ones_in_the_order_of_their_coming():
     made = nexus.State()
     for id, priority in (("aaa", 1), ("bbb", 2), ("ccc", 0), ("ddd", 1), ("eee", -5)):
@@ -321,22 +285,29 @@ def test_lower_priority_numbers_run_first_and_equal_ones_in_the_order_of_their_c
     assert listed(made) == ["eee", "ccc", "aaa", "ddd", "bbb"]
 
 
-MOVES = [  # reason, jobs as user and number, the one that is moved, position, the queue then
-    ("one user: where it was asked to", "a1 a2 a3", "a3", 1, "a1 a3 a2"),
-    ("the first is before everybody's", "a1 a2 b3 b4", "a2", 0, "a2 b3 a1 b4"),
-    ("the last of many users' is the last of its own", "a1 a2 b3 b4", "b3", 99, "a1 b4 a2 b3"),
-    ("also where its user has only this one", "a1 a2 b3", "b3", 99, "a1 b3 a2"),
-    ("between its user's own", "a1 a2 a3 b4", "a3", 1, "a1 b4 a3 a2"),
+MOVES = [  # reason, jobs as user, number and priority, (which is moved, to the front?) one after the other, the queue then, its priority
+    ("to the front, twice", "a1.1 a2.1 a3.1", [("a3", True), ("a2", True)], "a2 a3 a1", 1),
+    ("to the end, twice", "a1.1 a2.1 a3.1", [("a1", False), ("a2", False)], "a3 a1 a2", 1),
+    ("where it is", "a1.1 a2.1", [("a1", True), ("a2", False)], "a1 a2", 1),
+    ("the front passes priorities", "a1.0 a2.1 a3.2", [("a3", True)], "a3 a1 a2", 0),
+    ("an urgent one stays urgent", "a1.1 a2.0 a3.2", [("a2", True)], "a2 a1 a3", 0),
+    ("the end is of the last priority", "a1.0 a2.1 a3.2", [("a1", False)], "a2 a3 a1", 2),
+    ("before everybody's", "a1.1 a2.1 b3.1 b4.1", [("a2", True)], "a2 b3 a1 b4", 1),
+    ("the last of many users' is the last of its own", "a1.1 a2.1 b3.1 b4.1", [("b3", False)], "a1 b4 a2 b3", 1),
+    ("alone", "a1.2", [("a1", True), ("a1", False)], "a1", 2),
 ]
 
 
-@pytest.mark.parametrize("reason, jobs, moved, position, expected", MOVES, ids=[case[0] for case in MOVES])
-def test_moves_among_several_users(reason, jobs, moved, position, expected):
-    made = state(*[job(name, int(name[1]), user=name[0]) for name in jobs.split()])
-    change = nexus.move_job(made, made.jobs[moved], position)
-    if change:
-        put(made, change)
+@pytest.mark.parametrize("reason, jobs, moves, expected, priority", MOVES, ids=[case[0] for case in MOVES])
+def test_move_job(reason, jobs, moves, expected, priority):
+    made = state(*[job(name[:2], int(name[1]), user=name[0], priority=int(name[3])) for name in jobs.split()])
+    for name, is_first in moves:
+        put(made, nexus.move_job(made, made.jobs[name], is_first))
     assert " ".join(listed(made)) == expected, reason
+    assert made.jobs[moves[-1][0]].priority == priority
+    put(made, *nexus.add_job(job("new", user="a", **nexus.next_place(made, 2))))
+    assert listed(made)[-1] == "new", "a new job comes last, whatever was moved"
+    check_indexes(made)
 
 
 def test_who_has_just_had_a_gpu_comes_after_who_has_not():
