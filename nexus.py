@@ -585,8 +585,7 @@ class StateConfig(Value):
     log_dir: str = optional("~/.nexus/logs", TEXT, "one folder for each job")
     history_limit: int = optional(
         1000, integer_in(1, 1000000),
-        "finished jobs that ran, of each user, kept; older ones go, with their logs; never what a job itself wrote "
-        "(work, files-N); jobs that never ran count apart and push nobody out")
+        "finished jobs kept, of each user; older ones go, with their logs; those that never ran count apart")
 
 
 class GpuConfig(Value):
@@ -598,8 +597,7 @@ class GpuConfig(Value):
     mem_threshold: float = optional(0.8, number_in(0, 1), "nor one with this fraction of its memory in use by others")
     load_threshold: float = optional(0.8, number_in(0, 1), "nor, for a second job on it, one with this utilization")
     lease_dir: str = optional(
-        "", TEXT,
-        "where users' services agree on GPUs; \"\": nexus-leases in /run/lock, or in /tmp if not all may write there")
+        "", TEXT, "where users' services agree on GPUs; \"\": nexus-leases in /run/lock, or else in /tmp")
     guard_failures: int = optional(
         3, integer_in(0, 1000),
         "a GPU is paused after so many quick failures in a row of jobs that run elsewhere; 0 = off")
@@ -644,9 +642,7 @@ class JobsConfig(Value):
 class HooksConfig(Value):
     on_unhealthy: str = optional("", TEXT, "a command, run when `nexus health` turns bad, and again when it is well")
     on_finish: str = optional(
-        "", TEXT,
-        "a command, run at least once for each finished job, with NEXUS_JOB_ID, _STATUS, _CAUSE, _EXIT_CODE, _COMMAND, "
-        "_GPU")
+        "", TEXT, "run at least once for each finished job: NEXUS_JOB_ID, _STATUS, _CAUSE, _EXIT_CODE, _COMMAND, _GPU")
 
 
 class SlurmConfig(Value):
@@ -2710,7 +2706,8 @@ def plan(state: State, gpus: Sequence[Gpu], error: str | None, config: Config, n
         placed = place_job(job, open_to, config.gpu, now)
         if isinstance(placed, Reason):
             blocked[request] = placed
-            if now - find_eligible_since(job, state.jobs) >= config.jobs.reserve_after_seconds:
+            since = job.status_history[-1][1] if job.status_history else job.created_at
+            if now - since >= config.jobs.reserve_after_seconds:
                 reserve(job, capacities)
             continue
         machine, chosen = placed
@@ -2740,13 +2737,6 @@ def place_job(job: Job, machines: Iterable[MachineCapacity], config: GpuConfig,
 def find_delay_s(job: Job, now: float) -> float:
     """Seconds until the --begin of a pending job, and the backoff after its last attempt, are over."""
     return max(0.0, (job.retry_at or now) - now, (job.begin_at or now) - now)
-
-
-def find_eligible_since(job: Job, jobs: Mapping[str, Job]) -> float:
-    """Since when a pending job could start if there were room: its submission, or the end of its last parent."""
-    since = job.status_history[-1][1] if job.status_history else job.created_at
-    ends = (jobs[parent].current.finished_at or since for parent in (*job.after, *job.after_any) if parent in jobs)
-    return max([since, *ends])
 
 
 # Why a job waits
