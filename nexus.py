@@ -1724,8 +1724,8 @@ def parse_gpus(text: str, fields: Sequence[str], known: Mapping[str, int]) -> tu
     return sorted(gpus, key=lambda gpu: gpu.index), messages
 
 
-def parse_visible_devices(text: str, gpus: Sequence[Gpu]) -> tuple[list[Gpu], str]:
-    """(the GPUs that a CUDA_VISIBLE_DEVICES names, its entry that names none): CUDA reads no further.
+def parse_visible_devices(text: str, gpus: Sequence[Gpu]) -> list[Gpu]:
+    """The GPUs that a CUDA_VISIBLE_DEVICES names, up to an entry that names none: CUDA reads no further.
 
     A number counts the cards that nvidia-smi shows.  A UUID may be abbreviated.
     """
@@ -1734,9 +1734,9 @@ def parse_visible_devices(text: str, gpus: Sequence[Gpu]) -> tuple[list[Gpu], st
         named = gpus[int(entry):int(entry) + 1] if is_number(entry) else [
             gpu for gpu in gpus if entry and gpu.uuid.startswith(entry)]
         if len(named) != 1:
-            return found, "" if entry in ("-1", "NoDevFiles") else entry        # these two mean: none
+            break
         found += named
-    return found, ""
+    return found
 
 
 def forget_readings(gpu: Gpu, **facts: Any) -> Gpu:
@@ -3257,17 +3257,6 @@ def gpu_json(gpu: Gpu, state: State, config: GpuConfig, trouble: str | None, nod
         "processes": [fields_json(process) for process in gpu.processes]}
 
 
-def format_gpu_limit(visible: str | None, gpus: Sequence[Gpu], config: GpuConfig) -> str:
-    """Which GPUs the service uses, if the CUDA_VISIBLE_DEVICES that it was started with leaves some out."""
-    unknown = parse_visible_devices(visible, gpus)[1] if visible and gpus else ""
-    if not unknown and not any(gpu.is_withheld for gpu in gpus):
-        return ""
-    used = [str(gpu.index) for gpu in gpus if not is_left_out(gpu, config)]
-    shown = f"GPU{'s' * (len(used) > 1)} {','.join(used)}" if used else "no GPU"
-    missing = f"; there is no GPU {format_line(unknown, 50)}" if unknown else ""
-    return f"uses {shown} of {len(gpus)} (CUDA_VISIBLE_DEVICES{missing})"
-
-
 # Text.  The command line makes it from the API's replies.
 
 # White is bold: the terminal's default colour is readable on its background, and white is not on a light one.
@@ -3470,25 +3459,25 @@ def format_table(columns: Iterable[Column], rows: Sequence[Any], paint: Paint, b
     import textwrap
     width = paint.width
     shown = [column for column in columns if column.shown_if is None or column.shown_if(rows)]
-    cells_of = {column.heading: [column.heading, *(format_line(column.show(row)) for row in rows)] for column in shown}
-    for column in shown[:-1] if width else ():
-        cells_of[column.heading] = [format_line(cell, MOST_COLUMNS) for cell in cells_of[column.heading]]
+    cells_of = {}
+    for column in shown:
+        most = MOST_COLUMNS if width and column is not shown[-1] else 0
+        cells_of[column.heading] = [column.heading, *(format_line(column.show(row), most) for row in rows)]
     sizes = {heading: max(map(count_columns, cells)) for heading, cells in cells_of.items()}
-
-    def find_last() -> int:
-        """The width that is left for the last column."""
-        return width - sum(sizes[column.heading] + 2 for column in shown[:-1])
-
-    for column in sorted((column for column in shown[:-1] if column.spare and width), key=lambda column: -column.spare):
-        if find_last() < min(LAST_COLUMNS, sizes[shown[-1].heading]):
+    least = min(LAST_COLUMNS, sizes[shown[-1].heading])
+    for column in sorted(shown[:-1], key=lambda column: -column.spare):
+        if column.spare and width and width - sum(sizes[other.heading] + 2 for other in shown[:-1]) < least:
             shown.remove(column)
-    last, colours = max(20, find_last()) if width else 0, [column.colour for column in shown]
-    padded = [[cell + " " * (sizes[column.heading] - count_columns(cell)) for cell in cells_of[column.heading]]
-              for column in shown[:-1]]
-    padded.append([format_line(cell, last) for cell in cells_of[shown[-1].heading]])
+    last = max(20, width - sum(sizes[column.heading] + 2 for column in shown[:-1])) if width else 0
     lines = []
-    for number, cells in enumerate(zip(*padded)):
-        lines.append("  ".join(map(paint, colours if number else ["white"] * len(shown), cells)).rstrip())
+    for number in range(len(rows) + 1):
+        line = []
+        for column in shown:
+            cell = cells_of[column.heading][number]
+            cell = format_line(cell, last) if column is shown[-1] else (
+                cell + " " * (sizes[column.heading] - count_columns(cell)))
+            line.append(paint(column.colour if number else "white", cell))
+        lines.append("  ".join(line).rstrip())
         if number and width and below:
             lines += textwrap.wrap(below[number - 1], max(20, width), initial_indent="     ", subsequent_indent="     ")
     return paint.join(lines)
@@ -3565,15 +3554,19 @@ def format_jobs(jobs: Sequence[Json], paint: Paint) -> str:
 
 # `nexus top`: a row for each GPU; below them what waits, with one row for a group
 
-TOP_COLUMNS = (
-    Column("GPU", lambda row: row["place"]),
-    Column("UTIL", lambda row: row["utilization"]),
-    Column("MEMORY", lambda row: row["memory"]),
-    Column("TEMP", lambda row: row["temperature"], spare=2),
-    Column("POWER", lambda row: row["power"], spare=3),
-    Column("JOB", lambda row: row["job"], "magenta"),
-    Column("RUNTIME", lambda row: row["runtime"], "cyan"),
-    Column("COMMAND", lambda row: row["what"], "bright"),
+def format_cell(number: float | None, unit: str) -> str:
+    return "-" if number is None else f"{number:.0f}{unit}"
+
+
+TOP_COLUMNS = (                                 # of (GPU or {}, job or {})
+    Column("GPU", lambda row: row[0].get("place", "-")),
+    Column("UTIL", lambda row: format_cell(row[0].get("utilization"), "%")),
+    Column("MEMORY", lambda row: f"{row[0]['memory_used'] or '-'}/{row[0]['memory_total'] or '-'}" if row[0] else "-"),
+    Column("TEMP", lambda row: format_cell(row[0].get("temperature"), "C"), spare=2),
+    Column("POWER", lambda row: format_cell(row[0].get("power_watts"), "W"), spare=3),
+    Column("JOB", lambda row: row[1].get("id", "-"), "magenta"),
+    Column("RUNTIME", lambda row: format_duration(row[1]["runtime_seconds"] or 0) if row[1] else "-", "cyan"),
+    Column("COMMAND", lambda row: describe_run(*row), "bright"),
 )
 WAITING_COLUMNS = (
     Column("WAITING", lambda row: row["id"], "magenta"),
@@ -3592,7 +3585,11 @@ def format_top(status: Json, waiting: Sequence[Json], groups: Sequence[Json], pa
              + paint("yellow", "[PAUSED]" if status["is_paused"] else "[RUNNING]")
              + f"  History: {format_count(status['completed_jobs'], 'job')} completed",
              *(paint("red", f"{name} is not well: nexus health") for name in status["bad_checks"][:1]), ""]
-    rows = list_top_rows(status)
+    jobs = {job["id"]: job for job in status["running_jobs"]}
+    rows = [(gpu, job) for gpu in status["gpu_status"]
+            for job in [jobs[job_id] for job_id in gpu["job_ids"] if job_id in jobs] or [{}]]
+    on_gpus = {job["id"] for _, job in rows if job}
+    rows += [({}, job) for job in status["running_jobs"] if job["id"] not in on_gpus]
     text = paint.join(lines) + (format_table(TOP_COLUMNS, rows, paint) if rows else "no GPU, and no job runs\n")
     active = [group for group in groups if group[PENDING] or group[RUNNING]]
     group_rows = [{"position": group["position"] or 0, "id": "group", "gpus": "", "starts": "", "what": group["name"],
@@ -3616,33 +3613,11 @@ def describe_group(group: Json) -> str:
     return f"{format_count(total, 'job')}: {', '.join(counts)}" + (f"; {group['hold']}" if group["hold"] else "")
 
 
-def list_top_rows(status: Json) -> list[dict[str, str]]:
-    """A row for each GPU, or for each job on it; then one for each job that is on none of them."""
-    jobs, rows, job_ids_on_gpus = {job["id"]: job for job in status["running_jobs"]}, [], set[str]()
-    no_gpu = dict.fromkeys(("place", "utilization", "memory", "temperature", "power"), "-")
-    for gpu in status["gpu_status"]:
-        used, total = gpu["memory_used_mib"], gpu["memory_total_mib"]
-        readings = {
-            "place": gpu["place"],
-            "utilization": "-" if gpu["utilization"] is None else f"{gpu['utilization']:.0f}%",
-            "memory": "-" if used is None or total is None else f"{used / 1024:.0f}/{total / 1024:.0f}GB",
-            "temperature": "-" if gpu["temperature"] is None else f"{gpu['temperature']:.0f}C",
-            "power": "-" if gpu["power_watts"] is None else f"{gpu['power_watts']:.0f}W"}
-        paused = "[PAUSED] " if gpu["is_paused"] else ""
-        here = [jobs[job_id] for job_id in gpu["job_ids"] if job_id in jobs]
-        rows += [{**readings, **top_cells(job), "what": paused + describe_run(job)} for job in here]
-        if not here:
-            rows.append({**readings, "job": "-", "runtime": "-", "what": describe_idle_gpu(gpu)})
-        job_ids_on_gpus.update(gpu["job_ids"])
-    return rows + [{**no_gpu, **top_cells(job)} for job in jobs.values() if job["id"] not in job_ids_on_gpus]
-
-
-def top_cells(job: Json) -> dict[str, str]:
-    return {"job": job["id"], "runtime": format_duration(job["runtime_seconds"] or 0), "what": describe_run(job)}
-
-
-def describe_run(job: Json) -> str:
-    words = [*list_states(job), *(["unknown, its node is not reached"] if job["unknown_since"] else [])]
+def describe_run(gpu: Json, job: Json) -> str:
+    if not job:
+        return describe_idle_gpu(gpu)
+    words = [*(["GPU paused"] if gpu.get("is_paused") else []), *list_states(job),
+             *(["unknown, its node is not reached"] if job["unknown_since"] else [])]
     return "".join(f"({word}) " for word in words) + name_or_command(job)
 
 
@@ -3713,23 +3688,20 @@ def make_metrics(status: Json, jobs: Sequence[Json]) -> dict[str, Any]:
     """The data of `nexus metrics`: run times of finished jobs, utilization in percent over the last hour."""
     import statistics
     times = [job["runtime_seconds"] for job in jobs if job["started_at"] and job["runtime_seconds"] is not None]
-    causes = [job["cause"] for job in jobs if job["cause"]]
     return {
         "total_jobs": len(jobs), "mean_runtime_seconds": round(statistics.mean(times), 3) if times else None,
         "median_runtime_seconds": round(statistics.median(times), 3) if times else None,
         "by_status": {status: sum(job["status"] == status for job in jobs) for status in FINAL},
-        "causes": {cause: causes.count(cause) for cause in sorted(set(causes))},
         "gpus": status["gpu_status"]}
 
 
 def format_metrics(metrics: Json, paint: Paint) -> str:
     by_status = ", ".join(f"{count} {status}" for status, count in metrics["by_status"].items() if count)
-    causes = ", ".join(f"{count} {cause}" for cause, count in metrics["causes"].items())
     lines = [paint("white", "Performance Metrics"), "=" * 30,
              f"Total Jobs: {metrics['total_jobs']}{by_status and f' ({by_status})'}",
              f"Avg Execution Time: {format_known(metrics['mean_runtime_seconds'], 's')}",
              f"Median Execution Time: {format_known(metrics['median_runtime_seconds'], 's')}",
-             *([f"Failures: {causes}"] if causes else []), "", paint("white", "GPU Utilization (last hour):")]
+             "", paint("white", "GPU Utilization (last hour):")]
     for gpu in metrics["gpus"]:
         mean, peak = format_known(gpu["utilization_mean"], "%"), format_known(gpu["utilization_peak"], "%")
         paused = f" ({paint('yellow', 'PAUSED')})" if gpu["is_paused"] else ""
@@ -3755,10 +3727,8 @@ or one that is no node any more.  Jobs for any machine wait in the queue of numb
 FORM = {
     "type": "object", "title": "a script, and what it needs", "required": list(FORM_FIELDS),
     "additionalProperties": False, "properties": {
-        "code": {"type": "string", "contentMediaType": "application/octet-stream", "minLength": 1,
-                 "description": "the script"},
-        "config_file": {"type": "string", "contentMediaType": "application/yaml", "minLength": 1,
-                        "examples": ["expected_time: 10\n"],
+        "code": {**STRING, "contentMediaType": "application/octet-stream", "description": "the script"},
+        "config_file": {**STRING, "contentMediaType": "application/yaml", "examples": ["expected_time: 10\n"],
                         "description": f"lines like expected_time: 10; its keys are {', '.join(FORM_KEYS)}"}}}
 BODIES = {                                      # {name: schema} of request bodies
     "Submission": SUBMISSION, "Edit": EDIT, "Choice": CHOICE, "CancelChoice": CANCEL, "RetryChoice": RETRY,
@@ -8327,7 +8297,7 @@ def probe_gpus(service: Service) -> float:
             error, hint = failure.message, failure.hint
     took_s = clock.monotonic() - began
     if service.visible_devices is not None:
-        visible = parse_visible_devices(service.visible_devices, gpus)[0]
+        visible = parse_visible_devices(service.visible_devices, gpus)
         gpus = tuple(replace(gpu, is_withheld=gpu not in visible) for gpu in gpus)
     service.gpu_watch.latest = Observation(gpus, error, hint, began, took_s)
     service.wake()
@@ -9047,8 +9017,11 @@ class GpuWatch(Part):
 
     def describe_limit(self, before: str = "") -> str:
         """Return `before` and which GPUs the service uses, or "" if it may use all."""
-        limit = format_gpu_limit(self.service.visible_devices, self.observation.gpus, self.config.gpu)
-        return limit and before + limit
+        gpus = self.observation.gpus
+        if not any(gpu.is_withheld for gpu in gpus):
+            return ""
+        used, visible = sum(not is_left_out(gpu, self.config.gpu) for gpu in gpus), self.service.visible_devices or ""
+        return f"{before}uses {used} of {len(gpus)} GPUs (CUDA_VISIBLE_DEVICES={format_line(visible, 60)})"
 
     def describe_faults(self) -> str:
         faults = [f"GPU {gpu.index}: {gpu.fault}" + " (if it was taken out: nexus restart)" * (gpu.fault == NOT_SHOWN)

@@ -80,7 +80,7 @@ def test_devices_where_a_gpu_hides_later():
 
 def test_gpus_that_the_service_was_given():
     """It uses those that it was started with, over a crash, too; a restart takes what holds where it is typed."""
-    words = "uses GPUs 2,3 of 4 (CUDA_VISIBLE_DEVICES; there is no GPU MIG-7)"
+    words = "uses 2 of 4 GPUs (CUDA_VISIBLE_DEVICES=2,GPU-00000003,MIG-7,0)"
     with live.Box(gpus=[{}] * 4, is_starting=False) as box:
         box.nexus("queue", environ={"CUDA_VISIBLE_DEVICES": "2,GPU-00000003,MIG-7,0"})
         box.kill_service()

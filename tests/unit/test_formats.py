@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from makers import (
     NOW,
     SAMPLES,
-    SUPPORT,
     changes,
     config,
     environments,
@@ -43,13 +42,6 @@ def test_a_transaction_survives_the_journal(seq, puts):
     assert body["seq"] == seq and sum(map(len, body["put"].values())) == len(puts)
     for change in puts:
         assert nexus.decode_row(change.table, change.key, body["put"][change.table][change.key]) == change.value
-
-
-@given(st.integers(0, 2**53), changes, st.data())
-def test_a_torn_line_is_seen(seq, change, data):
-    line = nexus.encode_transaction(seq, [change]).rstrip("\n")
-    with pytest.raises(ValueError):
-        json.loads(line[: data.draw(st.integers(0, len(line) - 1))])
 
 
 def test_what_is_as_usual_takes_no_room():
@@ -270,52 +262,17 @@ def test_a_gpu_that_is_lost_between_two_samples():
     assert messages == []
 
 
-VISIBLE = [  # CUDA_VISIBLE_DEVICES, on GPUs 0, 2 and 3 as nvidia-smi counts: the indices it names, its entry that names none
-    ("0,2", [0, 3], ""),                        # CUDA counts only the cards that it may open
-    (" 1 , 0", [2, 0], ""),
-    (f"{U(3)},GPU-00000002", [3, 2], ""),
-    ("0,3,2", [0], "3"),
-    ("GPU-0", [], "GPU-0"),                     # which of them?
-    ("MIG-GPU-00000000/1/0,0", [], "MIG-GPU-00000000/1/0"),
-    ("0,-1,2", [0], ""),
-    ("NoDevFiles", [], ""),
-    ("", [], ""),
+VISIBLE = [  # CUDA_VISIBLE_DEVICES, on GPUs 0, 2 and 3 as nvidia-smi counts: the indices it names
+    ("0,2", [0, 3]),                            # CUDA counts only the cards that it may open
+    (" 1 , 0", [2, 0]), (f"{U(3)},GPU-00000002", [3, 2]), ("0,3,2", [0]), ("0,-1,2", [0]), ("NoDevFiles", []), ("", []),
+    ("GPU-0", []),                              # which of them?
 ]
 
 
-@pytest.mark.parametrize("text, indices, unknown", VISIBLE, ids=[case[0] for case in VISIBLE])
-def test_parse_visible_devices(text, indices, unknown):
+@pytest.mark.parametrize("text, indices", VISIBLE, ids=[case[0] for case in VISIBLE])
+def test_parse_visible_devices(text, indices):
     gpus = [nexus.Gpu(index, U(index), "RTX 3090") for index in (0, 2, 3)]
-    found, entry = nexus.parse_visible_devices(text, gpus)
-    assert ([gpu.index for gpu in found], entry) == (indices, unknown)
-
-
-def test_other_readings_of_a_loaded_gpu():
-    gpu = nexus.parse_gpus(sample("h200_busy_nounits"), fields_of("h200_busy_nounits"), {})[0][0]
-    assert (gpu.temperature, gpu.power_watts, gpu.is_mig) == (52, 627.40, False)
-
-
-ROWS = [  # case, what is concluded, cells by row
-    ("gtx1080ti_1060_mixed", "columns are told by their place, not by the name that was asked for", [
-        {"name": "GeForce GTX 1080 Ti", "memory.used": "2856 MiB", "clocks.gr": "1936 MHz"},
-        {"name": "GeForce GTX 1060 6GB", "memory.used": "4 MiB", "clocks.gr": "139 MHz"}]),
-    ("rtx2080_440_bare_na", "a name with blanks; N/A without brackets", [
-        {"name": "GeForce RTX 2080", "gpu_uuid": "GPU-de17b009-db9d-11f9-5885-ab85887aae6a", "temperature.memory": "N/A",
-         "memory.total": "7979", "pstate": "P2"}]),
-    ("old_driver_not_supported", "the fan is unknown, everything else is read", [
-        {"memory.total": "2004", "memory.used": "0", "temperature.gpu": "44", "fan.speed": "[Not Supported]",
-         "utilization.gpu": "0", "utilization.memory": "0"}]),
-    ("mig_in_container_no_permission", "a cell with a blank in its brackets", [
-        {"name": "NVIDIA A100-SXM4-80GB", "temperature.gpu": "47", "memory.used": "[Insufficient Permissions]",
-         "memory.total": "[Insufficient Permissions]"}]),
-]
-
-
-@pytest.mark.parametrize("case, reason, expected", ROWS, ids=[case[0] for case in ROWS])
-def test_parse_csv_rows(case, reason, expected):
-    found, messages = nexus.parse_csv_rows(rows(case), fields_of(case))
-    assert [{name: row[name] for name in wanted} for row, wanted in zip(found, expected)] == expected, reason
-    assert len(found) == len(expected) and messages == []
+    assert [gpu.index for gpu in nexus.parse_visible_devices(text, gpus)] == indices
 
 
 CELLS = [  # cell, in which field, is it a fault of the GPU
@@ -613,11 +570,9 @@ def test_what_is_piped_into_tee(is_so, commands):
 
 MODELS = [  # reason, command, model
     ("as seed 003 writes it", "python train.py --llm qwen2.5-7b-inst --mode train", "qwen2.5-7b-inst"),
-    ("with an equals sign", "python train.py --llm=qwen2.5-7b-inst", "qwen2.5-7b-inst"),
-    ("in quotes", 'python train.py --llm "qwen2.5-7b-inst" --x', "qwen2.5-7b-inst"),
+    ("with an equals sign", "python train.py --llm=q3", "q3"), ("in quotes", 'python train.py --llm "q3" --x', "q3"),
     ("within quotes", "bash -c 'python train.py --llm q3'", "q3"), ("before a separator", "python a.py --llm q3; ls", "q3"),
-    ("none", "python train.py", None), ("no value", "python train.py --llm", None),
-    ("another option", "python train.py --llmx q --my--llm q", None), ("of several the first", "a --llm q1 && b --llm q2", "q1"),
+    ("none", "python train.py", None), ("no value", "python train.py --llm", None), ("another option", "a --llmx q --my--llm q", None),
 ]
 
 
@@ -635,19 +590,14 @@ CUDAS = [  # reason, command, the same on GPUs 2 and 5
     ("a variable", "python a.py --cuda $GPUS --x", "python a.py --cuda 2,5 --x"),
     ("-1, for the CPU", "python a.py --cuda -1 --x", "python a.py --cuda 2,5 --x"),
     ("without a value", "python a.py --cuda --x", "python a.py --cuda 2,5 --x"),
-    ("without a value, two blanks", "python a.py --cuda  --x", "python a.py --cuda 2,5  --x"),
     ("without a value, at the end", "python a.py --cuda", "python a.py --cuda 2,5"),
-    ("an equals sign alone", "python a.py --cuda= --x", "python a.py --cuda 2,5 --x"),
     ("the next command is not its value", "python a.py --cuda; ls", "python a.py --cuda 2,5; ls"),
-    ("nor what comes after a blank and a semicolon", "python a.py --cuda ; ls", "python a.py --cuda 2,5 ; ls"),
     ("nor a file it writes to", "python a.py --cuda >log 2>&1", "python a.py --cuda 2,5 >log 2>&1"),
-    ("nor its errors' file", "python a.py --cuda 2>log", "python a.py --cuda 2,5 2>log"),
     ("a pipe", "python a.py --cuda 0|tee log", "python a.py --cuda 2,5|tee log"),
     ("nor the next line", "python a.py --cuda\npython b.py", "python a.py --cuda 2,5\npython b.py"),
     ("the quotes around it stay", 'bash -c "python a.py --cuda 0"', 'bash -c "python a.py --cuda 2,5"'),
     ("and those around an empty one", "bash -c 'python a.py --cuda'", "bash -c 'python a.py --cuda 2,5'"),
     ("brackets stay", "(python a.py --cuda 0)", "(python a.py --cuda 2,5)"),
-    ("in every command", "a --cuda 0 && b --cuda 1", "a --cuda 2,5 && b --cuda 2,5"),
     ("another option", "a --cuda-graphs 1 --no--cuda 3", "a --cuda-graphs 1 --no--cuda 3 --cuda 2,5"),
 ]
 
@@ -689,11 +639,9 @@ def test_the_share_of_a_model(tmp_path, reason, data, expected):
 
 
 WRONG_TABLES = [  # reason, object, what the message names
-    ("a list", [], "default_requirement"), ("nothing", None, "models"), ("another key", {"model": {}}, "models"),
-    ("models that are a list", {"models": []}, "models"), ("a share as a text", {"models": {"a": "0.5"}}, "models.a must be a number"),
-    ("a third decimal", {"models": {"a": 0.333}}, "models.a must be"), ("below zero", {"models": {"a": -1}}, "models.a must be"),
-    ("true", {"models": {"a": True}}, "models.a must be"),
-    ("a default that is none", {"default_requirement": None}, "default_requirement must"),
+    ("a list", [], "default_requirement"), ("another key", {"model": {}}, "models"),
+    ("a share as a text", {"models": {"a": "0.5"}}, "models.a must be a number"),
+    ("a third decimal", {"models": {"a": 0.333}}, "models.a must be"),
 ]
 
 
@@ -734,15 +682,11 @@ JOBS_FILES = [  # reason, text, rows
     ("nothing", "", []), ("empty lines and comments", "\n \n # x\n0,a.py\n", [Row(4, 0, "a.py", None, "", None)]),
     ("written on Windows", "\ufeff0,a.py,,,\r\n1,b.py,,,\r\n", [Row(1, 0, "a.py", None, "", None), Row(2, 1, "b.py", None, "", None)]),
     ("its last line is still being written", "0,a.py,env,--x,\n0,b.py,en", [Row(1, 0, "a.py", "env", "--x", None)]),
-    ("its only line, too", "0,a.py,env,--x,0", []),
     ("a line without its last fields", "0,a.py\n1,b.py,env\n", [Row(1, 0, "a.py", None, "", None), Row(2, 1, "b.py", "env", "", None)]),
     ("blanks around the fields", " 0 , a.py , env , --x  1 , 0 \n", [Row(1, 0, "a.py", "env", "--x  1", (0,))]),
     ("ranges and commas", "0,a.py,,,0-2,5\n", [Row(1, 0, "a.py", None, "", (0, 1, 2, 5))]),
-    ("in quotes, too", '0,a.py,,,"0-2,5"\n', [Row(1, 0, "a.py", None, "", (0, 1, 2, 5))]),
     ("arguments that hold commas", '0,a.py,,"--sizes 1,2,3",0\n', [Row(1, 0, "a.py", None, "--sizes 1,2,3", (0,))]),
     ("and quotes", '0,a.py,,"--name ""a b"", --y",\n', [Row(1, 0, "a.py", None, '--name "a b", --y', None)]),
-    ("quotes of the shell within arguments", "0,a.py,,--name \"a b\" --c 'd',\n",
-     [Row(1, 0, "a.py", None, "--name \"a b\" --c 'd'", None)]),
     ("priorities by name, and below zero", "high,a.py\n-1,b.py\n", [Row(1, 0, "a.py", None, "", None), Row(2, -1, "b.py", None, "", None)]),
     ("other scripts", "0,größe.py,,--数据 1,\n", [Row(1, 0, "größe.py", None, "--数据 1", None)]),
 ]
@@ -756,9 +700,7 @@ def test_parse_jobs_file(reason, text, rows):
 BAD_ROWS = [  # reason, line, what is said of it
     ("one word", "hello", "priority,script,conda_env,arguments,allowed_gpus"), ("no script", "0,,env,--x,", "priority,script"),
     ("a heading without #", "priority,script,conda_env,arguments,allowed_gpus", "priority must be"),
-    ("a priority that is none", "urgent,a.py,,,", '"urgent"'), ("no priority", ",a.py,,,", "priority must be"),
-    ("half a priority", "0.5,a.py,,,", "priority must be"), ("a GPU that is none", "0,a.py,,,x", "'x' is not a list of GPU indices"),
-    ("a range backwards", "0,a.py,,,3-1", "'3-1' is not a list"), ("a hole", "0,a.py,,,1,,2", "'1,,2' is not a list"),
+    ("a priority that is none", "urgent,a.py,,,", '"urgent"'), ("a GPU that is none", "0,a.py,,,x", "'x' is not a list of GPU indices"),
     ("commas in the arguments, without quotes", "0,a.py,,--sizes 1,2,x,", "in double quotes"),
     ("quotes that do not end", '0,a.py,,"--x,0', "quotes do not match"),
     ("text behind the quotes", '0,a.py,,"--x" --y,0', "quotes do not match"),
@@ -1110,11 +1052,6 @@ def test_whatever_comes_is_a_config_file_or_refused(text):
     except nexus.NexusError as error:
         assert error.kind == "usage" and error.message.startswith("config_file: ")
         assert not re.search(nexus.CONTROL, error.message)
-
-
-def test_the_fake_nvidia_smi_is_here():
-    fake = SUPPORT / "fake_nvidia_smi"
-    assert fake.stat().st_mode & 0o111 and fake.read_text().startswith("#!")
 
 
 # Tokens
