@@ -11579,13 +11579,6 @@ class Client(Transport):
         """This machine and the nodes."""
         return list(self.ask("GET", "/nodes"))
 
-    def add_node(self, **facts: Any) -> None:
-        """Add a node on which nexus is installed; `facts` as in [[nodes]]."""
-        self.ask("POST", "/nodes", facts)
-
-    def remove_node(self, name: str, force: bool = False) -> None:
-        self.ask("DELETE", f"/nodes/{quote_path(name)}" + encode_query({"force": "true" if force else None}))
-
     def stop(self) -> None:
         self.ask("POST", "/service/stop")
 
@@ -11795,8 +11788,7 @@ class Command(Value):
 # {a word of other queues and of the shell: our command}
 ALIASES = {
     "ls": "jobs", "list": "jobs", "ps": "jobs", "squeue": "queue", "sacct": "history", "sinfo": "status",
-    "watch": "top", "info": "show", "cat": "logs", "rm": "remove", "delete": "remove", "scancel": "cancel",
-    "submit": "add", "enqueue": "add", "srun": "run"}
+    "rm": "remove", "scancel": "cancel", "submit": "add", "srun": "run"}
 
 
 def find_command(name: str, commands: Sequence[Command]) -> Command:
@@ -11825,16 +11817,13 @@ def make_parser(command: Command) -> argparse.ArgumentParser:
 
     parser = Parser(prog=f"nexus {command.name}",
                     description=f"{command.summary[:1].upper()}{command.summary[1:]}. {command.description}",
-                    allow_abbrev=False, formatter_class=lambda prog: argparse.HelpFormatter(prog, width=80),
+                    allow_abbrev=False,
                     usage=f'nexus {command.name} [options] "COMMAND"' if takes_command else None)
     parser.set_defaults(json=False, chosen=command, subcommand=command.name)
     is_one_of = command.name in ("status", "kill", "move")
     exclusive = parser.add_mutually_exclusive_group(required=command.name == "move") if is_one_of else parser
-    groups = {title: parser.add_argument_group(title) for title in (*OPTION_GROUPS, SELDOM) if takes_command}
     for flags, settings in command.arguments:
-        title = next((title for title, names in OPTION_GROUPS.items() if flags[0][2:] in names.split()), SELDOM)
-        group = groups.get(title, exclusive) if flags[0].startswith("--") else parser
-        group.add_argument(*flags, **settings)
+        (exclusive if flags[0].startswith("--") else parser).add_argument(*flags, **settings)
     if command.verbs:
         verbs = parser.add_subparsers(required=not command.run, metavar="|".join(verb.name for verb in command.verbs))
         for verb in command.verbs:
@@ -11842,15 +11831,7 @@ def make_parser(command: Command) -> argparse.ArgumentParser:
             one.set_defaults(chosen=verb)
             for flags, settings in verb.arguments:
                 one.add_argument(*flags, **settings)
-    # Set last: each add_argument() makes a formatter, and this one imports shutil for the terminal's width.
-    parser.formatter_class = argparse.HelpFormatter
     return parser
-
-
-SELDOM = "seldom used"
-OPTION_GROUPS = {                       # the options of add and run as help groups them; the others are SELDOM
-    "what runs": "name group cwd env conda snapshot file sweep dry-run", "where": "gpus gpu-ids gpu-mem node",
-    "when": "priority begin after after-any timeout expect retries max-concurrent"}
 
 
 def parse_words(command: Command, words: Sequence[str], out: TextIO) -> argparse.Namespace:
@@ -12010,12 +11991,6 @@ def read_plain_commands(call: Call) -> list[str]:
     commands = parse_commands(text)
     if not commands:
         refuse(f"{path} holds no command", hint="one a line; empty lines and those that begin with # are left out")
-    for number, command in commands:
-        try:
-            check(COMMAND, command, "the command")
-        except NexusError as error:
-            said = f"line {number}, '{format_line(command, 100)}': {error.message}"
-            raise NexusError(error.kind, said, error.hint) from None
     return [command for _, command in commands]
 
 
@@ -12185,11 +12160,6 @@ def ask_for_jobs(call: Call) -> list[dict[str, Any]]:
     return jobs
 
 
-def find_failed(jobs: Sequence[Json]) -> list[Json]:
-    """The jobs that failed, or were cancelled for a failed dependency, and were not retried yet."""
-    return [job for job in jobs if (job["status"] == FAILED or job["cause"] == "dependency") and not job["retried_as"]]
-
-
 def list_part(call: Call, path: str, **query: Any) -> tuple[list[dict[str, Any]], int]:
     """(the jobs that the options choose, how many there are).  -n is the limit; default: the terminal's height."""
     given = call.options
@@ -12209,10 +12179,6 @@ def cmd_queue(call: Call) -> None:
     call.show(jobs, format_queue, "no such job is pending" if is_choosing(call) else "no job is pending")
     if len(jobs) < total:
         call.say(f"… {total - len(jobs)} more wait behind them; nexus queue -n 0 shows all")
-    shown = {job["group"] for job in jobs if job["group"] is not None}
-    for group in call.client.ask("GET", "/groups") if shown and not call.options.json else ():
-        if group["name"] in shown:
-            call.say(f"group {group['name']}: {describe_group(group)}")
 
 
 def cmd_history(call: Call) -> None:
@@ -12256,7 +12222,7 @@ def cmd_end(call: Call) -> None:
         return call.say("no such job is pending or running")
     for job in jobs:
         if job["unknown_since"]:
-            call.say(f"{job['node']} has not been heard since {format_unknown(job)}: job {job['id']} is ended when it "
+            call.say(f"{job['node']} has not been heard since {job['unknown_since']}: job {job['id']} is ended when it "
                      f"is back (Ctrl-C leaves it so; nexus node remove {job['node']} --force gives it up)")
         if job["status"] in FINAL:
             call.say(describe_end(job))
@@ -12297,10 +12263,6 @@ def find_targets(call: Call, target: str, takes_all: bool = False) -> list[str]:
 KILL_NOTICE_S = 2.0                     # a user who sees nothing for so long asks himself whether anything happens
 
 
-def format_unknown(job: Json) -> str:
-    return local_time(job["unknown_since"], "%m-%d %H:%M")
-
-
 def cmd_move(call: Call) -> None:
     given, place = call.options, {"position": 0 if call.options.first else -1}
     before = call.client.edit(given.id, **place if given.priority is None else {"priority": given.priority})["position"]
@@ -12328,7 +12290,8 @@ def cmd_retry(call: Call) -> None:
         refuse("name the jobs to run again", hint="nexus retry ID, nexus retry --failed, or nexus retry --group NAME")
     if given.failed or given.group is not None:
         named = [call.client.job(job_id)["id"] for job_id in given.ids]
-        ids = [job["id"] for job in find_failed(ask_for_jobs(call)) if not named or job["id"] in named]
+        ids = [job["id"] for job in ask_for_jobs(call) if (not named or job["id"] in named) and not job["retried_as"]
+               and (job["status"] == FAILED or job["cause"] == "dependency")]
         if not ids:
             return call.say("no failed job is left to run again")
     change = read_change(call)
@@ -12363,8 +12326,8 @@ def cmd_logs(call: Call) -> None:
         elif not job["started_at"]:
             call.say(f"job {job['id']} never ran: {describe_end(job)}")
         if job["unknown_since"]:
-            call.say(f"{job['node']} has not been heard since {format_unknown(job)}: what job {job['id']} prints comes "
-                     "when it is back")
+            call.say(f"{job['node']} has not been heard since {job['unknown_since']}: what job {job['id']} prints "
+                     "comes when it is back")
         pass_on_logs(call, job["id"], given.follow, given.stream, given.number, given.timestamps)
 
 
@@ -12651,7 +12614,7 @@ def cmd_node_add(call: Call) -> None:
                          "~/.nexus/service.log") from None
     finally:
         ssh.close()
-    call.client.add_node(**encode_value(config))
+    call.client.ask("POST", "/nodes", encode_value(config))
 
     def look() -> dict[str, Any]:
         return next(node for node in call.client.nodes() if node["name"] == config.name)
@@ -12707,7 +12670,7 @@ def cmd_node_list(call: Call) -> None:
 def cmd_node_remove(call: Call) -> None:
     """Remove a node; return when its last job has ended."""
     name = call.options.name
-    call.client.remove_node(name, force=call.options.force)
+    call.client.ask("DELETE", f"/nodes/{quote_path(name)}" + ("?force=true" if call.options.force else ""))
     told = 0
     while node := next((node for node in call.client.nodes()[1:] if node["name"] == name), None):
         if node["running_jobs"] not in (0, told):
@@ -12789,10 +12752,6 @@ BASH_COMPLETION = """\
 _nexus() { local IFS=$'\\n'; COMPREPLY=($(nexus complete "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null)); }
 complete -o default -F _nexus nexus
 """
-ZSH_COMPLETION = """\
-#compdef nexus
-compadd -- $(nexus complete "${(@)words[2,CURRENT]}" 2>/dev/null) || _files
-"""
 
 
 def cmd_install(call: Call) -> None:
@@ -12808,10 +12767,9 @@ def cmd_install(call: Call) -> None:
     program = os.path.join(binaries, "nexus")
     install_file(program, launcher, 0o755)
     install_file(os.path.join(base, "bash-completion", "completions", "nexus"), BASH_COMPLETION)
-    install_file(os.path.join(base, "zsh", "site-functions", "_nexus"), ZSH_COMPLETION)
     import py_compile
     py_compile.compile(script, doraise=True)
-    call.say(f"installed {program}; its completion for bash, and for zsh in {base}/zsh/site-functions")
+    call.say(f"installed {program}, with completion for bash")
     if binaries not in call.environ.get("PATH", "").split(":"):
         line = f'export PATH="{binaries}:$PATH"'
         call.say(f"{binaries} is not on PATH yet: add  {line}  to ~/.profile and log in again")

@@ -231,7 +231,7 @@ def test_add_a_file_of_commands(home, by):
     assert [home.client().job(job_id)["command"] for job_id in done.out.split("\n")[:-1]] == ["echo a", "echo caf\udce9", "echo b   > log"]
 
 
-@pytest.mark.parametrize("content, says", [(b"# a\n\n", "no command"), (b"echo a\necho b\necho \0\n", "line 3, 'echo ")])
+@pytest.mark.parametrize("content, says", [(b"# a\n\n", "no command"), (b"echo a\necho b\necho \0\n", "commands[2] must")])
 def test_nothing_of_a_bad_file_is_added(home, content, says):
     home.main("status")
     before = len(home.client().jobs())
@@ -587,7 +587,6 @@ def test_lists_are_chosen_from_and_fit_a_terminal(own_home):
     own_home.main("remove", ids[0])
     with own_home.terminal("queue", rows=20) as terminal:
         shown = terminal.end()[1]
-    assert "group g1: 10 jobs: 10 pending" in shown and "group g0: 10 jobs: 1 cancelled, 9 pending" in shown
     assert shown.count("true ") == 14 and "… 15 more wait behind them; nexus queue -n 0 shows all" in shown, shown
     with own_home.terminal("jobs", rows=20) as terminal:
         shown = terminal.end()[1]
@@ -1020,9 +1019,6 @@ def test_install(installing):
     jobs = subprocess.run(["nexus", "jobs", "--json"], capture_output=True, env={**installing.environ, "PATH": path}).stdout
     job_id = json.loads(jobs)[0]["id"]
     assert job_id in answers[2].split() and answers[3:5] == ["exp1", "top token"] and job_id in answers[5].split()
-    for script, shell in (("bash-completion/completions/nexus", "bash"), ("zsh/site-functions/_nexus", "zsh")):
-        if subprocess.run(["sh", "-c", f"command -v {shell}"], capture_output=True).returncode == 0:
-            assert subprocess.run([shell, "-n", os.path.join(data, script)], capture_output=True).stderr == b""
 
 
 def test_install_with_an_interpreter_in_a_folder_with_blanks(installing):
