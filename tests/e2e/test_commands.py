@@ -398,11 +398,11 @@ def test_dry_run(home):
     for command in ("add", "run"):
         done = home.main(command, "--dry-run", "--gpus", "0.5", "echo one")
         assert (done.code, done.out) == (0, "echo one\n") and "1 job would be added" in done.err
-    done = home.main("add", "--dry-run", "--sweep", "lr=1e-3,1e-4", "--sweep", "seed=1..0",
+    done = home.main("add", "--dry-run", "--sweep", "lr=1e-3,1e-4", "--sweep", "seed=0..1",
         'a --lr {lr} --seed {seed} ${HOME} ${lr} \'{"x": {y}}\'')
     rest = '${HOME} ${lr} \'{"x": {y}}\''
     assert done.out.splitlines() == [f"a --lr {lr} --seed {seed} {rest}" for lr in ("1e-3", "1e-4")
-        for seed in "10"] and "4 jobs" in done.err
+        for seed in "01"] and "4 jobs" in done.err
     done = home.main("add", "--dry-run", "--json", "--gpus", "0", "x")
     assert done.json[0].items() >= {"command": "x", "gpus": 0, "priority": 1}.items()
     assert home.main("add", "--dry-run", "--gpus", "9", "x").code == 2 and home.main("add", "--dry-run", "--after", "zzz", "x").code == 3
