@@ -10120,8 +10120,7 @@ def parse_gpu_place(text: str) -> tuple[str, int]:
 
 COUNT = integer_in(0, 10**18 - 1)
 COUNTS = matching("^[0-9]{1,18}(,[0-9]{1,18})?$", "a number of bytes, or two with a comma", examples=["0", "100,20"])
-SAID = matching(
-    "^([Tt][Rr][Uu][Ee]|[Ff][Aa][Ll][Ss][Ee]|[Yy][Ee][Ss]|[Nn][Oo]|0|1|)$", "true or false", examples=["true"])
+QUERY_FLAG = matching("^([Tt]rue|[Ff]alse|1|0|)$", "true or false", examples=["true"])
 
 
 def parse_offsets(text: str) -> Sequence[int]:
@@ -10130,9 +10129,9 @@ def parse_offsets(text: str) -> Sequence[int]:
     return numbers if len(numbers) == 2 else numbers * 2
 
 
-def is_said(text: str) -> bool:
+def parse_flag(text: str) -> bool:
     """`?follow` without a value is true."""
-    return text.lower() in ("", "true", "1", "yes")
+    return text.lower() in ("", "true", "1")
 
 
 PARAMETERS: Mapping[str, Field] = {             # names with a dash are headers
@@ -10140,7 +10139,7 @@ PARAMETERS: Mapping[str, Field] = {             # names with a dash are headers
     "index": Field({**STRING, "pattern": r"^([A-Za-z0-9_][A-Za-z0-9_.-]{0,62}:)?[0-9]{1,4}$", "examples": ["0"]},
                    "the GPU's index; of a node, with its name: n1:0", parse=parse_gpu_place),
     "name": Field({**STRING, "examples": ["n1"]}, "the name of the node, or of jobs"),
-    "force": Field(SAID, "forget it at once: its jobs are given up", parse=is_said),
+    "force": Field(QUERY_FLAG, "forget it at once: its jobs are given up", parse=parse_flag),
     "status": Field(list_of(STATUS), "jobs of this status; several: status=failed,cancelled"),
     "user": Field(STRING, "jobs of this user alone"),
     "user_id": Field(STRING, "jobs of this user alone"),
@@ -10153,14 +10152,15 @@ PARAMETERS: Mapping[str, Field] = {             # names with a dash are headers
     "fields": Field(list_of(one_of(*JOB)), "only these fields of each job: fields=id,status,exit_code"),
     "after": Field(COUNT, "reply only when something has changed since this state_version, or after 15 seconds"),
     "wait": Field(integer_in(0, 3600), "reply only when the job has ended, or after so many seconds"),
-    "follow": Field(SAID, "go on as it grows, until the end", parse=is_said),
+    "follow": Field(QUERY_FLAG, "go on as it grows, until the end", parse=parse_flag),
     "tail": Field(COUNT, "begin so many lines before the end"),
     "stream": Field(one_of(*STREAMS), "which of the two files"),
     "offset": Field(COUNTS, "from this byte of the files on, or from 0 in a shorter, new one; two numbers are of "
                     "stdout.log and of stderr.log; the header Log-Offset says where the reply begins",
                     parse=parse_offsets),
-    "timestamps": Field(SAID, "begin each line with its time of arrival, to a tenth of a second where it is known",
-                        parse=is_said),
+    "timestamps": Field(
+        QUERY_FLAG, "begin each line with its time of arrival, to a tenth of a second where it is known",
+        parse=parse_flag),
     "Idempotency-Key": Field(
         matching("^[\\x21-\\x7e]{8,128}$", "8 to 128 visible characters", examples=["0f0bd5a2-4d1e"]),
         "a random one for each submission: the same again adds nothing, and is answered as the first time"),
@@ -10175,15 +10175,15 @@ def argument_of(name: str) -> str:
 
 def read_parameter(name: str, row: Field, texts: Sequence[str]) -> Any:
     """Parse a parameter.  Raises: usage."""
-    kept: Any = texts[0]
+    value: Any = texts[0]
     if row.place != "path":                     # a name in the path is looked up by its handler
         kind = row.schema.get("type")
         if len(texts) > 1 and kind != "array":
             refuse(f"{name} may be given once, and stands in the address {len(texts)} times", hint="")
-        is_whole = kind == "integer" and re.fullmatch("[0-9]{1,18}", kept)
-        given = ",".join(texts).split(",") if kind == "array" else int(kept) if is_whole else kept
-        kept = check(row.schema, given, name)
-    return row.parse(kept) if row.parse else kept
+        is_whole = kind == "integer" and re.fullmatch("[0-9]{1,18}", value)
+        value = ",".join(texts).split(",") if kind == "array" else int(value) if is_whole else value
+        check(row.schema, value, name)
+    return row.parse(value) if row.parse else value
 
 
 def route(call: str, access: str, summary: str, answer: str = "", body: str = "",
@@ -10310,10 +10310,10 @@ class Gate:
             if name not in known:
                 refuse(f"'{format_line(name, 40)}' is not a parameter of {route.pattern}", hint=suggest(name, known))
         found: dict[str, Any] = {"request": request} if "request" in route.arguments else {}
-        given: dict[str, Mapping[str, Any]] = {
+        places: dict[str, Mapping[str, Any]] = {
             "path": path_parameters, "query": request.query, "header": request.headers}
         for name, row in route.parameters.items():
-            texts = given[row.place].get(name.lower())
+            texts = places[row.place].get(name.lower())
             if texts is not None:
                 found[argument_of(name)] = read_parameter(name, row, [texts] if isinstance(texts, str) else texts)
         if "body" in route.arguments:
@@ -10356,9 +10356,9 @@ class Gate:
         is_change = request.method not in ("GET", "HEAD")
         own_sites = (f"http://{host}".lower(), f"https://{host}".lower())
         for header in ("origin", "referer") if is_change else ("origin",):
-            said = request.headers.get(header)
-            if said is not None and "/".join(said.lower().split("/")[:3]) not in own_sites:
-                raise NexusError("forbidden", f"the {header.title()} '{format_line(said, 60)}' is another site's", "")
+            site = request.headers.get(header)
+            if site is not None and "/".join(site.lower().split("/")[:3]) not in own_sites:
+                raise NexusError("forbidden", f"the {header.title()} '{format_line(site, 60)}' is another site's", "")
         # Another site's page cannot read a reply, but can tell whether it is an error; not so in a window of its own.
         kind = [request.headers.get(f"sec-fetch-{name}") for name in ("mode", "dest")]
         is_link = not is_change and kind == ["navigate", "document"]
@@ -10394,12 +10394,10 @@ class Gate:
 
         Raises: unauthorized, when the caller's token is revoked meanwhile; internal; the stream's own errors.
         """
-        path, token = self.service.layout.tokens_file, None
-        seen: tuple[int, ...] | None = ()
+        path = self.service.layout.tokens_file
         try:
             for piece in stream:
-                if caller.sha256 and seen != (seen := stamp_of(path)):
-                    token = read_tokens(path).get(caller.sha256)
+                token = read_tokens(path).get(caller.sha256) if caller.sha256 else None
                 if caller.sha256 and not (token and token.is_good(self.service.clock.now())):
                     raise NexusError(
                         "unauthorized", f"{caller.user}'s token was good until now; it was revoked, or has expired")
@@ -10436,6 +10434,11 @@ class Calls(Gate):
         """Raises: not_found."""
         job: Job = self.service.store.read(lambda state: find_own_job(state, id, caller))
         return job
+
+    def find_now(self, job: Job) -> Job | None:
+        """The job as it is now; None when it is forgotten, though a new one may have its id."""
+        now: Job | None = self.service.store.read(lambda state: state.jobs.get(job.id))
+        return now if now and now.number == job.number else None
 
     @route("GET /", "user", "what answers here; the dashboard for a browser, whoever asks", "Info or text/html")
     def get_info(self, caller: Caller) -> dict[str, Any]:
@@ -10544,18 +10547,17 @@ class Calls(Gate):
     def get_job(self, caller: Caller, id: str, wait: int = 0) -> Response | dict[str, Any]:
         job = self.find_job(id, caller)
 
-        def find() -> Job | None:
-            """The job as it is now; None when it is forgotten."""
-            now: Job | None = self.service.store.read(lambda state: state.jobs.get(job.id))
-            return now if now and now.number == job.number else None
+        if not wait or job.status in FINAL:
+            return self.describe(job)
+        return self.reply_when_over(job, wait, lambda now: self.describe(now or job))
 
+    def reply_when_over(self, job: Job, timeout_s: float, describe: Callable[[Job | None], object]) -> Response:
+        """Reply when a job is over, or when that takes too long."""
         def is_over() -> bool:
-            now = find()
+            now = self.find_now(job)
             return now is None or now.status in FINAL
 
-        if not wait or is_over():
-            return self.describe(job)
-        return self.reply_when(is_over, wait, lambda: self.describe(find() or job))
+        return self.reply_when(is_over, timeout_s, lambda: describe(self.find_now(job)))
 
     def describe(self, job: Job) -> dict[str, Any]:
         return self.service.views.describe_jobs([job])[0]
@@ -10564,9 +10566,9 @@ class Calls(Gate):
            "end jobs, pending or running, all or none; those that are over stay as they are", "Ended",
            body="CancelChoice", statuses=(202,))
     def post_cancel(self, caller: Caller, body: Any) -> Response:
-        given = read_object(CANCEL_KEYS, CANCEL, body)
-        first = given.pop("signal", None)
-        jobs = self.service.admission.cancel(Choice(**given), caller, first)
+        choice = read_object(CANCEL_KEYS, CANCEL, body)
+        signal = choice.pop("signal", None)
+        jobs = self.service.admission.cancel(Choice(**choice), caller, signal)
         keys = ("id", "status", "node", "unknown_since", "outcome", "cause_line")
         return json_response({
             "ids": [job.id for job in jobs], "jobs": self.service.views.describe_jobs(jobs, keys)}, 202)
@@ -10580,9 +10582,9 @@ class Calls(Gate):
            "run finished jobs again, as new ones, all or none: those named; or of a group or status those that were "
            "not queued again since, the failed ones if none is given", "Ids", body="RetryChoice")
     def post_retries(self, caller: Caller, body: Any) -> dict[str, Any]:
-        given = read_object(RETRY_KEYS, RETRY, body)
-        change = given.pop("change", {})
-        ids = self.service.admission.retry(Choice(**given), caller, change)
+        choice = read_object(RETRY_KEYS, RETRY, body)
+        change = choice.pop("change", {})
+        ids = self.service.admission.retry(Choice(**choice), caller, change)
         warning = self.find_delay(self.service.store.read(
             lambda state: [state.jobs[job_id] for job_id in ids if job_id in state.jobs]))
         return {"ids": ids, **({"warning": warning} if warning else {})}
@@ -10597,8 +10599,7 @@ class Calls(Gate):
 
         def look() -> tuple[str, Sequence[Attempt], bool]:
             """(the folder, "" before the job has started; its attempts; whether it is over)."""
-            found: Job | None = self.service.store.read(lambda state: state.jobs.get(job.id))
-            now = found if found and found.number == job.number else None       # a new job may have the same id
+            now = self.find_now(job)
             return (now or job).log_dir or "", (now or job).attempts, now is None or now.status in FINAL
 
         folder, attempts, _ = look()
@@ -10677,7 +10678,6 @@ class Api(Calls):
            "FormAdded", body="multipart/form-data Form")
     def post_api_submit(self, caller: Caller, request: Request, idempotency_key: str | None = None) -> dict[str, Any]:
         """`caller` is nobody: the token in config_file identifies the sender, and is checked even if none is needed."""
-        given = request.headers.get("content-type", "")
         if request.body_length > MAX_FORM_BYTES:
             raise NexusError("too_large",
                              f"the form has {request.body_length} bytes; at most {MAX_FORM_BYTES} are taken",
@@ -10696,7 +10696,7 @@ class Api(Calls):
         finally:
             if refusal:
                 self.unknown_forms.release()
-        code, config = parse_submit_form(body, given)
+        code, config = parse_submit_form(body, request.headers.get("content-type", ""))
         if "token" in config:
             caller = self.find_bearer(config["token"], request)
         elif refusal:
@@ -10712,40 +10712,35 @@ class Api(Calls):
     def submit_form(self, code: bytes, config: Mapping[str, Any], caller: Caller, key: str | None) -> dict[str, Any]:
         labels = tuple((name, config[name]) for name in ("competition_id", "project_id") if name in config)
         admission, name = self.service.admission, self.service.clock.new_token()
-        asked = Asked({"labels": labels, **{name: fact for name, fact in config.items() if name in JOB_FIELDS},
+        asked = Asked({"labels": labels, **{name: value for name, value in config.items() if name in JOB_FIELDS},
                        "command": f"{admission.find_python()} main.py", "code": name})
         with self.service.history.keep_code(name, code):
-            told = self.describe(self.find_job(admission.submit([asked], caller, key).ids[0], caller))
-        return {"job_id": told["id"], "node_id": self.service.pool.number_nodes().get(told["node"]), "status": PENDING,
-                "queue_position": told["position"] or 0}        # 0 for one that has started by now, too
+            job = self.describe(self.find_job(admission.submit([asked], caller, key).ids[0], caller))
+        return {"job_id": job["id"], "node_id": self.service.pool.number_nodes().get(job["node"]), "status": PENDING,
+                "queue_position": job["position"] or 0}        # 0 for one that has started by now, too
 
     @route("GET /api/results/{id}", "user", "what it printed, and its exit code", "Results")
     def get_api_results(self, caller: Caller, id: str) -> dict[str, Any]:
         job = self.find_job(id, caller)
-        told: dict[str, Any] = {"job_id": job.id, "status": job.status}
+        results: dict[str, Any] = {"job_id": job.id, "status": job.status}
         notes = []
         for name in STREAMS[:2]:
-            told[name], size = "", 0
+            results[name], size = "", 0
             if job.log_dir:
-                told[name], size = read_tail(os.path.join(job.log_dir, f"{name}.log"), 0, MAX_RESULT_BYTES)
+                results[name], size = read_tail(os.path.join(job.log_dir, f"{name}.log"), 0, MAX_RESULT_BYTES)
             if size > MAX_RESULT_BYTES:
                 notes.append(f"{name} was cut to the last {MAX_RESULT_BYTES} of its {size} bytes; all: "
                              f"GET /jobs/{job.id}/logs?stream={name}")
-        told.update(exit_code=job.current.exit_code, cause=job.current.cause, cause_line=job.current.cause_line)
-        return {**told, "note": "; ".join(notes)} if notes else told
+        results.update(exit_code=job.current.exit_code, cause=job.current.cause, cause_line=job.current.cause_line)
+        return {**results, "note": "; ".join(notes)} if notes else results
 
     @route("POST /api/cancel/{id}", "user", "take it out of the queue, or stop it", "Cancelled")
-    def post_api_cancel(self, caller: Caller, id: str) -> dict[str, Any]:
-        ended = self.find_job(id, caller)
-        self.service.admission.cancel(Choice((ended.id,), (PENDING, RUNNING)), caller)
-
-        def find_status() -> str:
-            job: Job | None = self.service.store.read(lambda state: state.jobs.get(ended.id))
-            return job.status if job else CANCELLED
-
-        # Most jobs end at once, and the caller need not ask again.
-        wait_until(lambda: find_status() in FINAL, CANCEL_TIMEOUT_S, FOLLOW_INTERVAL_S[0], self.service.clock)
-        return {"job_id": id, "status": find_status()}
+    def post_api_cancel(self, caller: Caller, id: str) -> Response:
+        """Most jobs end at once, and the caller need not ask again."""
+        job = self.find_job(id, caller)
+        self.service.admission.cancel(Choice((job.id,), (PENDING, RUNNING)), caller)
+        return self.reply_when_over(job, CANCEL_TIMEOUT_S, lambda now: {
+            "job_id": job.id, "status": now.status if now else CANCELLED})
 
     @route("GET /api/nodes", "user", "machines: their GPUs, what runs there, and what waits", "Node[]")
     def get_api_nodes(self, caller: Caller) -> list[dict[str, Any]]:

@@ -207,7 +207,7 @@ def check_answer(response):
 
 
 def is_following(query):
-    return "follow" in query and nexus.is_said(str(query["follow"]))
+    return str(query.get("follow", "false")).lower() not in ("false", "0")
 
 
 def for_each(strategy, count, look):
