@@ -8486,10 +8486,10 @@ SORTED_BY = ("created_at", "started_at", "finished_at", "runtime_seconds", "gpus
 def sort_jobs(jobs: Sequence[Job], by: str) -> list[Job]:
     """Sort by a field of SORTED_BY; `-field` puts the highest first.  Jobs without a value come last."""
     name = by.lstrip("-")
-    facts = {job.id: getattr(job if hasattr(job, name) else job.current, name) for job in jobs}
-    known = [job for job in jobs if facts[job.id] is not None]
-    known.sort(key=lambda job: (facts[job.id], job.number), reverse=name != by)
-    return known + [job for job in jobs if facts[job.id] is None]
+    pairs = [(job, getattr(job if hasattr(job, name) else job.current, name)) for job in jobs]
+    with_value = [pair for pair in pairs if pair[1] is not None]
+    with_value.sort(key=lambda pair: (pair[1], pair[0].number), reverse=name != by)
+    return [job for job, _ in with_value] + [job for job, value in pairs if value is None]
 
 
 class Added(Value):
@@ -8859,16 +8859,16 @@ class Admission(Part):
 
     def set_paused(self, is_paused: bool, who: str, name: str | None = None) -> None:
         """Pause or resume the queue, or one group.  Raises: not_found."""
-        def hold(state: State) -> Changes:
+        def change(state: State) -> Changes:
             if name is None:
                 yield Put("facts", "paused", is_paused)
                 return
             check_group(state, name)
-            why = f"paused by {who} (nexus resume --group {name})" if is_paused else None
-            yield Put("groups", name, replace(state.groups.get(name) or Group(name), hold=why))
+            reason = f"paused by {who} (nexus resume --group {name})" if is_paused else None
+            yield Put("groups", name, replace(state.groups.get(name) or Group(name), hold=reason))
 
         what = f"Group {name}" if name else "Queue"
-        self.service.change(hold, "%s %s by %s", what, "paused" if is_paused else "resumed", who)
+        self.service.change(change, "%s %s by %s", what, "paused" if is_paused else "resumed", who)
         self.store.checkpoint_wanted.set()                  # other programs read and edit state.json
 
 
@@ -9576,22 +9576,19 @@ class Views(Part):
         jobs, known_groups, is_paused = self.store.read(
             lambda state: (list_jobs(state, STATUSES), dict(state.groups), state.paused))
         groups: dict[str, dict[str, Any]] = {}
-        position = 0
+        positions = {job.id: position for position, job in enumerate(job for job in jobs if job.status == PENDING)}
         for job in jobs:
-            if job.group and caller.may_see(job.user):
-                group = groups.get(job.group)
-                if group is None:
-                    rules = known_groups.get(job.group) or Group(job.group)
-                    group = groups[job.group] = {
-                        "name": job.group, "user": job.user, **dict.fromkeys(STATUSES, 0), "limit": rules.limit,
-                        "hold": rules.hold, "position": None, "waiting_for": None, "failed_id": None,
-                        "failed_line": None}
-                group[job.status] += 1
-                if job.status == PENDING and group["position"] is None:
-                    group.update(position=position, waiting_for=format_reason(self.find_reason(job, is_paused)))
-                if job.status == FAILED and not job.retried_as:
-                    group.update(failed_id=job.id, failed_line=job.current.cause_line)
-            position += job.status == PENDING
+            if not job.group or not caller.may_see(job.user):
+                continue
+            rules = known_groups.get(job.group) or Group(job.group)
+            group = groups.setdefault(job.group, {
+                "name": job.group, "user": job.user, **dict.fromkeys(STATUSES, 0), "limit": rules.limit,
+                "hold": rules.hold, "position": None, "waiting_for": None, "failed_id": None, "failed_line": None})
+            group[job.status] += 1
+            if job.status == PENDING and group["position"] is None:
+                group.update(position=positions[job.id], waiting_for=format_reason(self.find_reason(job, is_paused)))
+            if job.status == FAILED and not job.retried_as:
+                group.update(failed_id=job.id, failed_line=job.current.cause_line)
         return sorted(groups.values(), key=lambda group: (group["position"] is None, group["position"] or 0))
 
     def find_reason(self, job: Job, is_paused: bool) -> Reason:
@@ -9660,17 +9657,18 @@ class Views(Part):
 
     def list_checks(self) -> Iterator[tuple[str, bool, str, str]]:
         """Yield (name, is_ok, reading, hint for GET /status) of each check."""
-        service, watch, seen = self.service, self.service.gpu_watch, self.service.gpu_watch.observation
+        service, watch, observation = self.service, self.service.gpu_watch, self.service.gpu_watch.observation
         now, leases, file = self.clock.monotonic(), self.machine.leases, service.jobs_file
         yield "scheduler", now - service.turned_at < 30, f"last turn {now - service.turned_at:.1f} s ago", ""
         last = f", the last: {service.last_failure}" if service.last_failure else ""
         is_past = not service.failure_count or now - service.failed_at > 300
         yield "failures", is_past, f"{service.failure_count} internal errors{last}", ""
         if not service.is_slurm:
-            trouble, limit = watch.find_smi_error() or watch.describe_faults(), watch.describe_limit()
-            hint = seen.hint if seen.error else SMI_SLOW_HINT if seen.took_s > SMI_SLOW_S else ""
-            asked = f"{format_count(len(watch.gpus), 'GPU')}, asked in {seen.took_s:.2f} s"
-            yield "GPUs", not trouble, (limit and f"{limit}; ") + (trouble or asked), hint
+            fault, limit = watch.find_smi_error() or watch.describe_faults(), watch.describe_limit()
+            is_slow = observation.took_s > SMI_SLOW_S
+            hint = observation.hint if observation.error else SMI_SLOW_HINT if is_slow else ""
+            asked = f"{format_count(len(watch.gpus), 'GPU')}, asked in {observation.took_s:.2f} s"
+            yield "GPUs", not fault, (limit and f"{limit}; ") + (fault or asked), hint
         if leases:
             error = watch.find_lease_error()
             yield "GPU leases", not error, f"{error.message}; {error.hint}" if error else f"in {leases.folder}", ""
@@ -9689,9 +9687,9 @@ class Views(Part):
             if not node.is_leaving:
                 yield (f"node {node.name}", *check_node(node, now), "")
         if file:
-            found = join_some(file.faults, 3, "; ")
-            yield ("jobs file", os.path.exists(file.path), found or f"{file.path} is watched",
-                   found and f"{file.path}: {found}")
+            faults = join_some(file.faults, 3, "; ")
+            yield ("jobs file", os.path.exists(file.path), faults or f"{file.path} is watched",
+                   faults and f"{file.path}: {faults}")
         silent_s = now - self.disks_seen_at
         if silent_s > DISK_TIMEOUT_S:
             yield "disks", False, f"they have not answered for {format_duration(silent_s)}", ""
