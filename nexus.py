@@ -203,11 +203,10 @@ def format_time(at: float | None) -> str | None:
     return None if at is None else time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))
 
 
-@functools.lru_cache(maxsize=1024)               # rows of a list share them
 def parse_time(text: str) -> float:
     """UTC epoch seconds of `2024-10-24T15:30:15Z`.  Raises: ValueError."""
-    import calendar
-    return float(calendar.timegm(time.strptime(text, "%Y-%m-%dT%H:%M:%SZ")))
+    import datetime
+    return datetime.datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
 
 
 def format_gb(mib: float | None) -> str | None:
@@ -1244,13 +1243,12 @@ def walk_queue(state: State, used: Mapping[str, float]) -> Iterator[Job]:
             yield from reversed(queues[job.user])
             continue
         last = last or find_last_starts(state)
-        firsts = sorted((used.get(user, 0.0), last.get(user, 0.0), queue[-1].queue_key, user)
-                        for user, queue in queues.items())
-        while firsts:
-            *_, user = firsts.pop(0)
+        while queues:
+            user = min(queues, key=lambda user: (
+                used.get(user, 0.0), last.get(user, 0.0), queues[user][-1].queue_key))
             yield queues[user].pop()
-            if queues[user]:
-                bisect.insort(firsts, (used.get(user, 0.0), last.get(user, 0.0), queues[user][-1].queue_key, user))
+            if not queues[user]:
+                del queues[user]
 
 
 def list_pending(state: State) -> list[Job]:
@@ -2479,8 +2477,6 @@ def find_verdict(capacity: GpuCapacity, share: int, job: Job, config: GpuConfig,
     is_brief = job.expected_time is not None and now + job.expected_time <= capacity.reserved_until
     if capacity.reserved_for not in (None, job.id) and not is_brief:
         why = f"is kept for job {capacity.reserved_for}"
-    elif room_mib is not None and room_mib < config.min_free_mem_mib:       # after the jobs that this plan starts
-        why = describe_room(room_mib, config.min_free_mem_mib, "min_free_mem_mib ({})")
     elif names and gpu.utilization is not None and gpu.utilization >= config.load_threshold * 100:
         why = f"is {gpu.utilization:.0f}% busy with {names} (load_threshold)"
     elif asked_mib and room_mib is None:

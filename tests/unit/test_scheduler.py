@@ -106,8 +106,6 @@ PLANS = [  # reason, jobs, GPUs, keys of the configuration, {job id: GPU indices
     ("two that start at once count against each other", [job("aaa", gpus=0.5, gpu_mem_mib=13 * 1024),
                                                          job("bbb", 2, gpus=0.5, gpu_mem_mib=13 * 1024)],
      [gpu(0), gpu(1)], {}, {"aaa": (0,), "bbb": (1,)}),
-    ("against the least that is to stay free, too",
-     [job("aaa", gpus=0.2, gpu_mem_mib=15 * 1024), job("bbb", 2, gpus=0.1)], [gpu(0)], {"min_free_mem_mib": 10 * 1024}, {"aaa": (0,)}),
     # after a CUDA out-of-memory
     ("alone: another place", [job("aaa", exclusive=True, attempts=(failed_attempt(1, "cuda-oom"),))], [gpu(0), gpu(1)], {}, {"aaa": (1,)}),
     ("alone: the emptiest", [job("aaa", exclusive=True, attempts=(failed_attempt(1, "cuda-oom"),))],
