@@ -11696,9 +11696,6 @@ def start_service(layout: Layout, environ: Mapping[str, str], options: Sequence[
 # ==== 17. COMMANDS ==== one function for each subcommand: (call) -> exit code; None is 0
 # Data goes to stdout, messages to stderr.  The COMMANDS table in the next section says what each command takes.
 
-# What reading a reply raises when another program than nexus has sent it
-MISREAD = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
-
 
 class Call:
     """One run of the command line: its options, streams and environment."""
@@ -12716,8 +12713,8 @@ def cmd_complete(call: Call) -> None:
 LAUNCHER = """\
 #!/bin/sh
 # Made by nexus install.  It imports nexus.py rather than running it, so that its compiled form is kept.
-exec {python} -c 'import sys
-sys.path.insert(0, sys.argv.pop(1))
+exec {python} -E -c 'import sys
+sys.path[0] = sys.argv.pop(1)
 import nexus
 sys.exit(nexus.entry())' {folder} "$@"
 """
@@ -12749,9 +12746,7 @@ def cmd_install(call: Call) -> None:
     base = call.environ.get("XDG_DATA_HOME") or os.path.join(home, ".local", "share")
     binaries = os.path.join(home, ".local", "bin")
     script = os.path.join(base, "nexus", "nexus.py")
-    # -I -S: the standard library suffices since 3.11, and site would take time at each start.
-    python = quote(sys.executable) + (" -I -S" if sys.version_info >= (3, 11) else "")
-    launcher = LAUNCHER.format(python=python, folder=quote(os.path.dirname(script)))
+    launcher = LAUNCHER.format(python=quote(sys.executable), folder=quote(os.path.dirname(script)))
     install_file(script, read_bytes(os.path.abspath(__file__)).decode(), 0o755)
     program = os.path.join(binaries, "nexus")
     install_file(program, launcher, 0o755)
@@ -12976,7 +12971,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str], out: TextIO, err: Text
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 0
     except Exception as error:
-        if environ.get("NEXUS_URL") and isinstance(error, MISREAD):
+        if environ.get("NEXUS_URL"):            # most likely another program has sent what could not be read
             why = format_line(f"{type(error).__name__}: {error}", 200)
             return tell_error(describe_stranger(environ["NEXUS_URL"], why), environ, err)
         import traceback

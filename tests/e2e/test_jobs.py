@@ -56,28 +56,6 @@ def test_two_halves_share_a_gpu():
         assert box.wait(whole, "completed")["gpu_indices"] == [0]
 
 
-PLACES = [  # reason, what is asked for, on three GPUs, where each lands (None: it waits)
-    ("halves side by side", [0.5, 0.5, 0.5], [[0], [0], [1]]),
-    ("where it fits tightest", [0.5, 0.75, 0.25, 0.5], [[0], [1], [1], [0]]),
-    ("never above one", [0.75, 0.75, 0.75, 0.3], [[0], [1], [2], None]),
-    ("two decimals", [0.33, 0.33, 0.34, 1, 1, 0.01], [[0], [0], [0], [1], [2], None]),
-    ("several at once", [2, 1, 1], [[0, 1], [2], None]),
-    ("whole ones and a share", [1.5, 0.5, 1.5], [[1, 0], [0], None]),
-]
-
-
-@pytest.mark.parametrize("reason, asked, places", PLACES, ids=[case[0] for case in PLACES])
-def test_where_shares_land(reason, asked, places):
-    with live.Box(gpus=3) as box:
-        box.status()
-        ids = box.ask("POST", "/queue", [{"command": "sleep 600", "gpus": gpus} for gpus in asked], key="where-shares-land")["ids"]
-        for job_id, place in zip(ids, places):
-            if place is None:
-                box.await_reason(job_id, "GPU 0")
-            else:
-                assert box.wait_started(job_id)["gpu_indices"] == place
-
-
 def test_memory_that_is_declared():
     """It counts until it is taken: what is free now is not all to be had."""
     with live.Box(gpus=[{"memory.used": 15000}, {}], max_unseen_mem_mib=15000) as box:
@@ -580,20 +558,6 @@ def test_a_snapshot_is_tidied_while_what_the_job_left_is_ended():
                 (box.home / "config.toml").write_text("[odd]\n")
             assert why in cli(box, "add", "--snapshot", *words, "--cwd", str(tree), "true", code=2)
             assert git("for-each-ref", "refs/nexus") == refs, "no job came of it, so that nothing is kept for one"
-
-
-def test_a_retry_in_a_snapshot_finds_its_checkpoint():
-    """It ends well only where what three attempts have written is together."""
-    with live.Box(gpus=1, retry_backoff_seconds=0.05) as box:
-        tree = box.path("tree")
-        tree.mkdir()
-        subprocess.run("git init -q && echo 1 > train && git add -A && git -c user.name=a -c user.email=a@b commit -qm one", shell=True,
-                       check=True, cwd=tree, env=box.environ)
-        job = box.wait(cli(box, "add", "--snapshot", "--retries", "3", "--cwd", str(tree),
-                           "pwd; echo step >> checkpoint; [ $(wc -l < checkpoint) = 3 ]").strip(), "completed")
-        assert job["attempt"] == 3 and len(set(box.logs(job["id"], "stdout").split())) == 1, "in the same place each time"
-        kept = os.path.join(job["log_dir"], "files-3", "checkpoint")
-        assert live.until(lambda: live.read(kept)) == "step\n" * 3 and not (tree / "checkpoint").exists()
 
 
 def test_a_conda_environment():
