@@ -4392,8 +4392,8 @@ LOG_FILES = r"std(out|err)\.log|log\.times"
 OWN_FILES = rf"{LOG_FILES}|job\.sh(\.\d+\.tmp)?|(attempt|claim|fault)-\d+|result-\d+\.(json|tmp)|slurm-\d+\.log"
 
 
-def remove_job_files(log_dir: str, folder: str, names: str = OWN_FILES, code_file: str = "") -> bool:
-    """Remove nexus's files from a job's log folder, and the folder if it is empty then; return whether files stay.
+def remove_job_files(log_dir: str, folder: str, names: str = OWN_FILES, code_file: str = "") -> None:
+    """Remove nexus's files from a job's log folder, and the folder if it is empty then.
 
     Only a real folder directly below log_dir is touched, and no link is followed.  `code_file`: main.py's original.
     Raises: unavailable.
@@ -4411,7 +4411,6 @@ def remove_job_files(log_dir: str, folder: str, names: str = OWN_FILES, code_fil
         for path in (os.path.dirname(main), folder):
             with contextlib.suppress(OSError):      # the folder is not empty
                 os.rmdir(path)
-    return os.path.exists(folder)
 
 
 def measure_logs(folder: str | None) -> tuple[int, int]:
@@ -9318,7 +9317,8 @@ class History(Part):
         numbers = {job.id: job.number for job in gone}
         self.removing |= numbers.keys()
         try:
-            left_folders = [str(job.log_dir) for job in gone if self.remove_logs(job)]
+            for job in gone:
+                self.service.run_guarded(f"After job {job.id}", self.remove_logs, job)
             # Another request may have removed one meanwhile, and a new job may have its id.
             self.store.update(lambda state: [
                 Put("jobs", job_id, None) for job_id, number in numbers.items()
@@ -9327,18 +9327,14 @@ class History(Part):
             self.removing -= numbers.keys()
         for job in gone:
             self.service.run_guarded(f"After job {job.id}", self.release, job)
-        self.log.info("Trimmed %s %s, with their logs: %s%s", format_count(len(gone), "job"), why,
-                      join_some([job.id for job in gone]),
-                      f"; their own files stay in {join_some(left_folders)}" if left_folders else "")
+        self.log.info("Trimmed %s %s, with their logs: %s", format_count(len(gone), "job"), why,
+                      join_some([job.id for job in gone]))
 
-    def remove_logs(self, job: Job) -> bool:
-        """Remove a finished job's logs; return whether files of its own stay in the folder."""
-        try:
-            return bool(job.log_dir and remove_job_files(
-                self.layout.log_dir, job.log_dir, code_file=self.layout.code_file(job.code) if job.code else ""))
-        except NexusError as error:
-            self.log.warning("After job %s: %s", job.id, error.message)
-            return False
+    def remove_logs(self, job: Job) -> None:
+        """Remove a finished job's logs; files of its own stay.  Raises: unavailable."""
+        if job.log_dir:
+            code_file = self.layout.code_file(job.code) if job.code else ""
+            remove_job_files(self.layout.log_dir, job.log_dir, code_file=code_file)
 
     def release(self, job: Job) -> None:
         """Remove the code and snapshot that only a removed job needed."""
