@@ -2,7 +2,6 @@
 
 import socket
 import subprocess
-import threading
 import time
 
 import live
@@ -45,16 +44,6 @@ def test_a_host_that_is_not_known():
         assert "Host key verification failed" in net.head.ssh("n1", "true").stderr
 
 
-def test_cut_and_mended():
-    with network.Net(nodes=1, is_starting=False) as net:
-        node = net.nodes[0]
-        node.cut()
-        with pytest.raises(OSError):
-            connect_s(net, node, timeout_s=0.5)
-        node.mend()
-        connect_s(net, node)
-
-
 def test_dropped_packets_are_dropped_in_silence():
     with network.Net(nodes=1, is_starting=False) as net:
         node = net.nodes[0]
@@ -73,36 +62,6 @@ def test_dropped_packets_are_dropped_in_silence():
         line.settimeout(live.PATIENCE_S)
         assert line.recv(100)
         line.close()
-
-
-def test_far_away():
-    with network.Net(nodes=2, jump=True, is_starting=False) as net:
-        near, far = net.nodes
-        far.delay(100)
-        begun = time.monotonic()
-        done = subprocess.run([*net.jump.become(), "bash", "-c", f": < /dev/tcp/{far.address}/22"], capture_output=True)
-        assert done.returncode == 0 and time.monotonic() - begun >= 0.1, done.stderr
-        net.jump.delay(100)
-        assert connect_s(net, net.jump) >= 0.1
-        far.delay(0)
-        net.jump.delay(0)
-        assert net.head.ssh("n1", "true").returncode == net.head.ssh("n2", "true").returncode == 0
-        assert near.name == "n1"
-
-
-def test_much_passes_a_slow_link_unharmed():
-    with network.Net(nodes=1, is_starting=False) as net:
-        node = net.nodes[0]
-        node.delay(10)
-        for _ in range(2):
-            done = net.head.ssh("n1", "head -c 8000000 /dev/urandom | tee sent | sha256sum; sha256sum < sent")
-            first, second = done.stdout.splitlines()
-            assert first == second, done.stderr
-            received = net.head.ssh("n1", "base64 sent").stdout
-            assert len(received) > 8_000_000
-            told = subprocess.run("base64 -d | sha256sum", shell=True, input=received, stdout=subprocess.PIPE, text=True).stdout
-            assert told == first + "\n"
-            node.delay(0)
 
 
 def test_reboot():
@@ -149,33 +108,6 @@ def test_no_machine_is_another():
         assert net.nodes[0].run("ps ax").stdout.count("[listener]") == 1
 
 
-def test_sshd_stops_and_sessions_end():
-    with network.Net(nodes=1, is_starting=False) as net:
-        node = net.nodes[0]
-        answers = []
-        session = threading.Thread(target=lambda: answers.append(net.head.ssh("n1", "touch on; sleep 600.25")))
-        session.start()
-        live.until((node.home / "on").exists)
-        node.stop_sshd()
-        assert "refused" in net.head.ssh("n1", "true").stderr and node.find("sleep 600.25")
-        node.close_sessions()
-        session.join(live.PATIENCE_S)
-        assert answers[0].returncode == 255
-        node.start_sshd()
-        assert net.head.ssh("n1", "true").returncode == 0
-
-
-def test_a_service_of_a_nodes_own():
-    with network.Net(nodes=1, is_starting=False) as net:
-        node = net.nodes[0]
-        assert node.run(f"python3 {net.folder}/nexus.py start").returncode == 0
-        assert node.call("GET", "/status")[0] == 200 and len(node.call("GET", "/status")[1]["gpu_status"]) == 2
-        pids = node.service_pids()
-        assert len(pids) == 1 and node.find_pid(network.inner_pid(pids[0])) == pids[0]
-        node.kill_service()
-        assert live.until(node.service_pids, "the supervisor to start it again") != pids
-
-
 def test_nodes_that_lack_something():
     nodes = [{"python": "old"}, {"python": None}, {"has_screen": False}, {"gpus": None},
              {"gpus": [{"name": "NVIDIA H100"}]}, {"disk_mib": 2}]
@@ -195,12 +127,6 @@ def test_nodes_that_lack_something():
         assert "NVIDIA A100" in says(5, "nvidia-smi --query-gpu=name --format=csv")[1]
         assert says(6, "head -c 4000000 /dev/zero > filler")[0] == 1
         assert says(6, "ls ~")[1] == "filler" and (net.nodes[5].home / "filler").exists()
-
-
-def test_one_home_for_all():
-    with network.Net(nodes=2, shared_home=True, is_starting=False) as net:
-        net.head.ssh(net.nodes[0].target, "touch here")
-        assert net.head.ssh(net.nodes[1].target, "ls; hostname").stdout == "here\nn2\n"
 
 
 def test_nothing_stays():

@@ -16,8 +16,6 @@ import sys
 import tempfile
 import threading
 import time
-import tracemalloc
-import types
 
 import pytest
 from console import Home
@@ -140,76 +138,47 @@ REFUSALS = [  # reason, method, path, query, body, headers, status, what its mes
     ("nested without end", "POST", "/queue", {}, b"[" * 100000, {}, 400, "nested too deeply"),
     ("NaN", "POST", "/queue", {}, b'{"command": "x", "gpus": NaN}', {}, 400, "NaN"),
     ("no command", "POST", "/queue", {}, {"name": "x"}, {}, 400, "command"),
-    ("an empty command", "POST", "/queue", {}, {"command": " "}, {}, 400, "command"),
-    ("a command with NUL", "POST", "/queue", {}, {"command": "a\0b"}, {}, 400, "NUL"),
-    ("1 MB", "POST", "/queue", {}, {"command": "x" * 2**20}, {}, 400, "131071"),
-    ("half of a surrogate pair", "POST", "/queue", {}, b'{"command": "\\ud800"}', {}, 400, "Unicode"),
     ("an unknown key", "POST", "/queue", {}, {"command": "x", "gpu": 1}, {}, 400, "'gpu'"),
     ("a bad one in a list", "POST", "/queue", {}, [{"command": "x"}, {"command": 1}], {}, 400, "job 2 of 2"),
     ("commands and command", "POST", "/queue", {}, {"commands": ["a"], "command": "b"}, {}, 400, "commands"),
-    ("no commands", "POST", "/queue", {}, {"commands": []}, {}, 400, "commands"),
     ("more GPUs than there are", "POST", "/queue", {}, {"command": "x", "gpus": 3}, {}, 400, "2"),
     ("a GPU that is not there", "POST", "/queue", {}, {"command": "x", "gpu_ids": [7]}, {}, 400, "7"),
-    ("three decimals", "POST", "/queue", {}, {"command": "x", "gpus": 0.125}, {}, 400, "two decimals"),
     ("it comes after nothing", "POST", "/queue", {}, {"command": "x", "after": ["xyz"]}, {}, 404, "xyz"),
-    ("a limit without a group", "POST", "/queue", {}, {"command": "x", "max_concurrent": 2}, {}, 400, "max_concurrent"),
-    ("no flag", "POST", "/queue", {}, {"command": "x", "unique": 1}, {}, 400, "unique"),
     ("a model without a table", "POST", "/queue", {}, {"command": "x", "llm": "qwen"}, {}, 400, "qwen"),
-    ("half a snapshot", "POST", "/queue", {}, {"command": "x", "snapshot": "a" * 40}, {}, 400, "snapshot_repo"),
     ("a snapshot of another folder", "POST", "/queue", {}, {"command": "x", "cwd": "/tmp", "snapshot": "a" * 40,
      "snapshot_repo": "/home"}, {}, 400,
      "snapshot_repo"),
-    ("an environment that is an option", "POST", "/queue", {}, {"command": "x", "conda": "-n"}, {}, 400, "conda"),
-    ("no dry run", "POST", "/queue", {}, {"command": "x", "dry_run": "yes"}, {}, 400, "dry_run"),
     ("a dry run of what is refused", "POST", "/queue", {}, {"command": "x", "gpus": 3, "dry_run": True}, {}, 400, "3 GPUs"),
-    ("a dry run after nothing", "POST", "/queue", {}, {"command": "x", "after": ["xyz"], "dry_run": True}, {}, 404, "xyz"),
     ("why of nothing", "GET", "/jobs/xyz/why", {}, None, {}, 404, "xyz"),
     ("no such group to pause", "POST", "/service/pause", {"group": "none"}, None, {}, 404, "none"),
-    ("no such group to resume", "POST", "/service/resume", {"group": ""}, None, {}, 404, "''"),
     ("a GPU of a group", "POST", "/gpus/0/pause", {"group": "g"}, None, {}, 400, "'group'"),
     ("an id, which is nexus's to choose", "POST", "/queue", {}, {"command": "x", "id": "xyz"}, {}, 400, "'id' is not a key"),
     ("a short key", "POST", "/queue", {}, {"command": "x"}, {"idempotency-key": "x"}, 400, "Idempotency-Key"),
     ("an unknown parameter", "GET", "/status", {"verbose": "1"}, None, {}, 400, "'verbose'"),
-    ("an unknown parameter of a POST", "POST", "/queue", {"dry": "1"}, {"command": "x"}, {}, 400, "'dry'"),
     ("not a status", "GET", "/jobs", {"status": "done"}, None, {}, 400, '"done"'),
     ("not a number", "GET", "/jobs", {"limit": "-1"}, None, {}, 400, "limit"),
     ("not a stream", "GET", "/jobs/abc/logs", {"stream": "stdin"}, None, {}, 400, "stream"),
-    ("not a number of lines", "GET", "/jobs/abc/logs", {"tail": "x"}, None, {}, 400, "tail"),
     ("not a flag", "GET", "/service/logs", {"follow": "maybe"}, None, {}, 400, "follow"),
     ("not a version", "GET", "/status", {"after": "x"}, None, {}, 400, "after"),
     ("an empty change", "PATCH", "/queue/abc", {}, {}, {}, 400, "priority"),
     ("an unknown change", "PATCH", "/queue/abc", {}, {"cwd": "/"}, {}, 400, "priority"),
     ("a change to more GPUs than there are", "PATCH", "/queue/abc", {}, {"gpus": 9}, {}, 400, "wants 9 GPUs"),
-    ("a change that does not go together", "PATCH", "/queue/abc", {}, {"gpus": 2, "gpu_ids": [0]}, {}, 400, "only 1 named"),
-    ("a change to an empty command", "PATCH", "/queue/abc", {}, {"command": " "}, {}, 400, "command"),
-    ("a change of time without a unit", "PATCH", "/queue/abc", {}, {"timeout_seconds": "90"}, {}, 400, "90s"),
-    ("a change to a beginning that is none", "PATCH", "/queue/abc", {}, {"begin": "25:00"}, {}, 400, "25:00"),
     ("a running job is not changed", "PATCH", "/queue/run", {}, {"gpus": 0}, {}, 409, "running"),
     ("a retry with an unknown change", "POST", "/jobs/retry", {}, {"ids": ["end"], "change": {"cwd": "/"}}, {}, 400, "cwd"),
     ("a retry on more GPUs than there are", "POST", "/jobs/retry", {}, {"ids": ["end"], "change": {"gpus": 9}}, {}, 400, "wants 9 GPUs"),
     ("a position in between", "PATCH", "/queue/abc", {}, {"position": 1}, {}, 400, "position"),
-    ("a position of nothing", "PATCH", "/queue/abc", {}, {"position": None}, {}, 400, "position"),
-    ("a priority that is none", "PATCH", "/queue/abc", {}, {"priority": "urgent"}, {}, 400, "urgent"),
     ("nothing there", "GET", "/nothing", {}, None, {}, 404, "/nothing"),
-    ("nothing below", "GET", "/jobs/abc/", {}, None, {}, 404, "/jobs/abc/"),
     ("no such job", "GET", "/jobs/xyz", {}, None, {}, 404, "xyz"),
-    ("no such job to kill", "DELETE", "/jobs/xyz", {}, None, {}, 404, "xyz"),
-    ("no such job to remove", "DELETE", "/queue/xyz", {}, None, {}, 404, "xyz"),
-    ("no such job to move", "PATCH", "/queue/xyz", {}, {"position": 0}, {}, 404, "xyz"),
     ("no such job to retry", "POST", "/jobs/retry", {}, {"ids": ["xyz"]}, {}, 404, "xyz"),
     ("no such log", "GET", "/jobs/xyz/logs", {}, None, {}, 404, "xyz"),
-    ("no such log to follow", "GET", "/jobs/xyz/logs", {"follow": "true"}, None, {}, 404, "xyz"),
     ("no such GPU", "POST", "/gpus/9/pause", {}, None, {}, 404, "9"),
-    ("no GPU at all", "POST", "/gpus/first/resume", {}, None, {}, 404, "first"),
     ("a pending job is not killed", "DELETE", "/jobs/abc", {}, None, {}, 409, "pending"),
     ("a running job is not removed", "DELETE", "/queue/run", {}, None, {}, 409, "running"),
     ("a finished job is not killed", "DELETE", "/jobs/end", {}, None, {}, 409, "completed"),
-    ("a finished job is not removed", "DELETE", "/queue/end", {}, None, {}, 409, "completed"),
     ("a running job is not moved", "PATCH", "/queue/run", {}, {"position": 0}, {}, 409, "running"),
     ("a running job is not retried", "POST", "/jobs/retry", {}, {"ids": ["run"]}, {}, 409, "running"),
     ("a body without a type", "POST", "/queue", {}, {"command": "x"}, {"content-type": None}, 415, "application/json"),
     ("a form", "POST", "/queue", {}, b"command=x", {"content-type": "application/x-www-form-urlencoded"}, 415, "urlencoded"),
-    ("a change as text", "PATCH", "/queue/abc", {}, {"position": 0}, {"content-type": "text/plain"}, 415, "text/plain"),
 ]
 
 
@@ -258,38 +227,26 @@ CALLERS = [  # reason, config, headers, uid, peer, status
     ("a socket that is not found", LOOPBACK, {}, None, "127.0.0.1", 401),
     ("another machine, whose port is one of ours too", LOOPBACK, {}, OWNER, "192.0.2.7", 401),
     ("another user with the token", LOOPBACK, BEARER, OWNER + 1, "127.0.0.1", 200),
-    ("an unknown socket with the token", LOOPBACK, BEARER, None, "127.0.0.1", 200),
     ("another machine with the token", LOOPBACK, BEARER, None, "192.0.2.7", 200),
-    ("bearer in small letters", LOOPBACK, {"authorization": f"bearer  {TOKEN}"}, None, "127.0.0.1", 200),
     ("a wrong token", LOOPBACK, WRONG, OWNER + 1, "127.0.0.1", 401),
     ("a wrong token, though it is the owner", LOOPBACK, WRONG, OWNER, "127.0.0.1", 401),
-    ("a longer token", LOOPBACK, {"authorization": f"Bearer {TOKEN}x"}, OWNER, "127.0.0.1", 401),
-    ("an empty token", LOOPBACK, {"authorization": "Bearer "}, OWNER, "127.0.0.1", 401),
     ("another scheme", LOOPBACK, {"authorization": f"Basic {TOKEN}"}, OWNER, "127.0.0.1", 401),
     ("a token that is not ASCII", LOOPBACK, {"authorization": "Bearer t\xf6ken"}, OWNER, "127.0.0.1", 401),
     ("forwarded", LOOPBACK, {"forwarded": "for=192.0.2.7"}, OWNER, "127.0.0.1", 401),
     ("via a proxy", LOOPBACK, {"via": "1.1 proxy"}, OWNER, "127.0.0.1", 401),
-    ("x-forwarded-for", LOOPBACK, {"x-forwarded-for": "192.0.2.7"}, OWNER, "127.0.0.1", 401),
     ("x-forwarded-anything", LOOPBACK, {"x-forwarded-proto": "https"}, OWNER, "127.0.0.1", 401),
     ("forwarded, with the token", LOOPBACK, {"x-forwarded-for": "192.0.2.7", **BEARER}, OWNER, "127.0.0.1", 200),
     ("localhost", LOOPBACK, {"host": "localhost:6234"}, OWNER, "127.0.0.1", 200),
-    ("in capitals", LOOPBACK, {"host": "LocalHost"}, OWNER, "127.0.0.1", 200),
     ("another port, as of ssh -L", LOOPBACK, {"host": "localhost:9999"}, OWNER, "127.0.0.1", 200),
-    ("no port", LOOPBACK, {"host": "127.0.0.1"}, OWNER, "127.0.0.1", 200),
-    ("IPv6 without a port", LOOPBACK, {"host": "[::1]"}, OWNER, "127.0.0.1", 200),
     ("no Host", LOOPBACK, {"host": None}, OWNER, "127.0.0.1", 403),
-    ("an empty Host", LOOPBACK, {"host": ""}, OWNER, "127.0.0.1", 403),
     ("a Host of another site (DNS rebinding)", LOOPBACK, {"host": "evil.example:6234"}, OWNER, "127.0.0.1", 403),
     ("a Host that begins like ours", LOOPBACK, {"host": "localhost.evil.example"}, OWNER, "127.0.0.1", 403),
     ("a Host that ends like ours", LOOPBACK, {"host": "evil.example#localhost"}, OWNER, "127.0.0.1", 403),
     ("a Host with a user", LOOPBACK, {"host": "localhost@evil.example"}, OWNER, "127.0.0.1", 403),
-    ("a port that is no number", LOOPBACK, {"host": "localhost:evil"}, OWNER, "127.0.0.1", 403),
     ("a bare IPv6 address", LOOPBACK, {"host": "::1"}, OWNER, "127.0.0.1", 403),
     ("another address of this machine", LOOPBACK, {"host": "192.0.2.1:6234"}, OWNER, "127.0.0.1", 403),
     ("another address, with the token", LOOPBACK, {"host": "192.0.2.1:6234", **BEARER}, OWNER, "127.0.0.1", 403),
-    ("another site's Host, with the token", LOOPBACK, {"host": "evil.example", **BEARER}, OWNER, "127.0.0.1", 403),
     ("an allowed Host without a token", NAMED, {"host": "gpu.example.org"}, OWNER, "127.0.0.1", 401),
-    ("an allowed Host with a wrong token", NAMED, {"host": "gpu.example.org", **WRONG}, OWNER, "127.0.0.1", 401),
     ("an allowed Host with the token", NAMED, {"host": "gpu.example.org:443", **BEARER}, None, "127.0.0.1", 200),
     ("an allowed Host in other letters", NAMED, {"host": "gpu2.Example.ORG", **BEARER}, None, "127.0.0.1", 200),
     ("one that is not allowed, with the token", NAMED, {"host": "www.example.org", **BEARER}, None, "127.0.0.1", 403),
@@ -298,13 +255,10 @@ CALLERS = [  # reason, config, headers, uid, peer, status
     ("another site's Origin", LOOPBACK, FOREIGN_ORIGIN, OWNER, "127.0.0.1", 403),
     ("another site's Origin, with the token", LOOPBACK, {**FOREIGN_ORIGIN, **BEARER}, OWNER, "127.0.0.1", 403),
     ("a file's Origin", LOOPBACK, {"origin": "null"}, OWNER, "127.0.0.1", 403),
-    ("an empty Origin", LOOPBACK, {"origin": ""}, OWNER, "127.0.0.1", 403),
     ("another port's Origin", LOOPBACK, {"origin": "http://127.0.0.1:8888"}, OWNER, "127.0.0.1", 403),
-    ("another name of ours as Origin", LOOPBACK, {"origin": "http://localhost:6234"}, OWNER, "127.0.0.1", 403),
     ("listening everywhere: the owner too needs a token", PUBLIC, {}, OWNER, "127.0.0.1", 401),
     ("listening everywhere: with the token", PUBLIC, BEARER, OWNER, "127.0.0.1", 200),
     ("listening everywhere: by address, with the token", PUBLIC, {"host": "192.0.2.1:6234", **BEARER}, None, "192.0.2.7", 200),
-    ("listening everywhere: by IPv6 address, with the token", PUBLIC, {"host": "[2001:db8::1]", **BEARER}, None, "192.0.2.7", 200),
     ("listening everywhere: by address, without", PUBLIC, {"host": "192.0.2.1:6234"}, None, "192.0.2.7", 401),
     ("listening everywhere: by name, with the token", PUBLIC, {"host": "evil.example", **BEARER}, None, "192.0.2.7", 403),
     ("listening by a name: by it, with the token", {"host": "gpu1"}, {"host": "gpu1:6234", **BEARER}, None, "192.0.2.7", 200),
@@ -337,17 +291,6 @@ def test_host_is_checked_on_every_method_and_path(shared_bench, method):
 # What the routes answer
 
 
-def test_a_long_key_costs_little(bench):
-    body = json.dumps({"command": "true", "k" * 2_000_000: 1}).encode()
-    tracemalloc.start()
-    try:
-        status, answer = bench.ask("POST", "/queue", body, {"content-type": "application/json"})
-        assert tracemalloc.get_traced_memory()[1] < 8 * len(body)
-    finally:
-        tracemalloc.stop()
-    assert status == 400 and answer["hint"].startswith("the keys are")
-
-
 def test_info_and_status(bench):
     assert bench.ask("GET", "/")[1]["name"] == "nexus"
     status, answer = bench.ask("GET", "/status")
@@ -355,38 +298,6 @@ def test_info_and_status(bench):
     first = answer["gpu_status"][0]
     assert (first["index"], first["name"], first["memory_total"], first["memory_used"], first["job_id"], first["job_ids"]) == (
         0, "Mock GPU", "24GB", "0GB", None, [])
-
-
-def test_a_retry_names_a_parent_once_though_two_stand_for_it(bench):
-    first = bench.add()
-    bench.become(first, "failed")
-    second = bench.ask("POST", "/jobs/retry", {"ids": [first]})[1]["ids"][0]
-    child = bench.add()
-    bench.store.update(lambda state: iter([nexus.change_job(state.jobs[child], after=(first, second))]))
-    bench.become(child, "cancelled")
-    again = bench.ask("POST", "/jobs/retry", {"ids": [child]})[1]["ids"][0]
-    assert bench.store.state.jobs[again].after == bench.store.state.jobs[again].pending_dependencies == (second,)
-
-
-def test_a_job_from_the_queue_to_its_retry(bench):
-    status, answer = bench.ask("POST", "/queue", {"command": "python train.py", "env": {"A": "1"}, "priority": "low", "gpus": 2})
-    assert status == 200 and answer.keys() == {"id"} and nexus.is_job_id(answer["id"])
-    job_id = answer["id"]
-    job = bench.ask("GET", f"/jobs/{job_id}")[1]
-    assert (job["status"], job["position"], job["command"], job["priority"], job["gpus"]) == ("pending", 0, "python train.py", 2, 2)
-    assert job["waiting_for"] and "env" not in job and "environment" not in job
-    bench.become(job_id, "running", gpu_indices=(0, 1))
-    assert bench.ask("GET", "/queue")[1] == []
-    assert bench.ask("DELETE", f"/jobs/{job_id}") == (204, b"")
-    assert bench.ask("GET", f"/jobs/{job_id}")[1]["stopping"] == "killed"
-    assert bench.ask("DELETE", f"/jobs/{job_id}") == (204, b""), "it is already asked to end"
-    bench.become(job_id, "failed", exit_code=143, cause="killed")
-    status, answer = bench.ask("POST", "/jobs/retry", {"ids": [job_id]})
-    assert status == 200 and answer["ids"] != [job_id]
-    again = bench.ask("GET", f"/jobs/{answer['ids'][0]}")[1]
-    assert all(again[key] == job[key] for key in ("command", "priority", "gpus", "cwd")) and again["status"] == "pending"
-    assert bench.ask("DELETE", f"/queue/{again['id']}") == (204, b"")
-    assert [job["status"] for job in bench.ask("GET", "/jobs")[1]] == ["failed", "cancelled"]
 
 
 def test_several_are_ended_or_run_again_all_or_none(bench):
@@ -521,57 +432,12 @@ def test_a_full_queue_is_429_and_a_list_that_does_not_fit_is_not_begun():
         assert bench.ask("POST", "/jobs/retry", {"ids": [last]})[0] == 429
 
 
-def test_an_idempotency_key_adds_once(bench):
-    key = {"idempotency-key": "0123456789abcdef"}
-    first = bench.ask("POST", "/queue", {"commands": ["a", "b"]}, key)
-    assert bench.ask("POST", "/queue", {"commands": ["a", "b"]}, key) == first
-    assert bench.ask("POST", "/queue", {"commands": ["a", "b"]}, {"idempotency-key": "0123456789abcdeg"}) != first
-    assert bench.commands == ["a", "b"] * 2
-
-
 def test_an_idempotency_key_is_known_to_the_next_service(bench):
     key = {"idempotency-key": "0123456789abcdef"}
     first = bench.ask("POST", "/queue", {"commands": ["a", "b"]}, key)
     bench.store = bench.service.store = nexus.Store(bench.layout, nexus.Clock(), bench.service.log)
     bench.store.recover()
     assert bench.ask("POST", "/queue", {"commands": ["a", "b"]}, key) == first and bench.commands == ["a", "b"]
-
-
-def test_patch_reorders(bench):
-    made = [bench.add(command=name) for name in "abcd"]
-    assert bench.ask("PATCH", f"/queue/{made[2]}", {"position": 0})[1]["position"] == 0
-    assert bench.commands == ["c", "a", "b", "d"]
-    bench.ask("PATCH", f"/queue/{made[2]}", {"position": -1})
-    assert bench.commands == ["a", "b", "d", "c"]
-    status, answer = bench.ask("PATCH", f"/queue/{made[3]}", {"priority": "high"})
-    assert (status, answer["priority"], answer["position"]) == (200, 0, 0) and bench.commands == ["d", "a", "b", "c"]
-    bench.ask("PATCH", f"/queue/{made[3]}", {"priority": 2, "position": -1})
-    assert bench.commands == ["a", "b", "c", "d"]
-
-
-def test_commands_may_have_names(bench):
-    assert bench.ask("POST", "/queue", {"commands": ["a", "b"], "names": ["x=1", "x=2"], "name": "x"})[0] == 200
-    assert [(job["command"], job["name"]) for job in bench.ask("GET", "/queue")[1]] == [("a", "x=1"), ("b", "x=2")]
-    for body in ({"commands": ["a", "b"], "names": ["x=1"]}, {"command": "a", "names": ["x=1"]}):
-        status, answer = bench.ask("POST", "/queue", body)
-        assert status == 400 and "a name for each" in answer["message"]
-
-
-@pytest.mark.parametrize("choice, gone", [({"ids": ["a"]}, "a"), ({"group": "g"}, "bc"), ({"status": "failed"}, "b"),
-                                          ({"status": ["completed", "failed", "cancelled"]}, "abc"),
-                                          ({"group": "g", "status": "failed"}, "b")])
-def test_finished_jobs_are_cleared_with_their_logs(bench, choice, gone):
-    ids = dict(zip("abcd", (bench.add(gpus=0, **({"group": "g"} if name in "bcd" else {})) for name in "abcd")))
-    for name, status, cause in (("a", "completed", None), ("b", "failed", "exit"), ("c", "cancelled", "killed")):
-        bench.become(ids[name], status, cause=cause)
-        folder = bench.layout.job_folder(ids[name])
-        os.makedirs(folder)
-        bench.store.update(lambda state, name=name, folder=folder: [nexus.change_job(state.jobs[ids[name]], log_dir=folder)])
-    choice = {**choice, **({"ids": [ids[name] for name in choice["ids"]]} if "ids" in choice else {})}
-    assert bench.ask("POST", "/jobs/clear", choice) == (200, {"ids": [ids[name] for name in gone]})
-    left = {name for name in "abcd" if bench.ask("GET", f"/jobs/{ids[name]}")[0] == 200}
-    assert left == set("abcd") - set(gone)
-    assert {name for name in "abc" if os.path.isdir(bench.layout.job_folder(ids[name]))} == set("abc") - set(gone)
 
 
 def test_only_finished_jobs_are_cleared_all_or_none(bench):
@@ -583,59 +449,6 @@ def test_only_finished_jobs_are_cleared_all_or_none(bench):
     assert len(bench.ask("GET", "/jobs")[1]) == 2
 
 
-def test_patch_changes_what_was_asked_for(bench):
-    job_id = bench.add(command="a", name="first")
-    change = {"command": "b", "name": "second", "gpus": 2, "timeout_seconds": "2h", "retries": 3, "priority": "high", "begin": "+1h"}
-    status, job = bench.ask("PATCH", f"/queue/{job_id}", change)
-    assert status == 200 and {key: job[key] for key in change if key != "begin"} == {
-        **{key: change[key] for key in ("command", "name", "gpus", "retries")}, "timeout_seconds": 7200, "priority": 0}
-    assert job["begin_at"] and job["created_at"] == bench.ask("GET", f"/jobs/{job_id}")[1]["created_at"]
-    assert bench.ask("PATCH", f"/queue/{job_id}", {"gpu_ids": "0-1"})[1]["gpu_ids"] == [0, 1]
-
-
-def test_a_retry_may_differ(bench):
-    first = bench.add(command="a", timeout_seconds=60, gpus=0)
-    bench.become(first, "failed", cause="timeout")
-    again = bench.ask("POST", "/jobs/retry", {"ids": [first], "change": {"gpus": 2, "timeout_seconds": 120}})[1]["ids"][0]
-    job = bench.ask("GET", f"/jobs/{again}")[1]
-    assert (job["command"], job["gpus"], job["timeout_seconds"]) == ("a", 2, 120)
-    assert bench.ask("GET", f"/jobs/{first}")[1]["retried_as"] == again
-
-
-def test_after_any_comes_also_after_what_has_failed(bench):
-    first = bench.add(gpus=0)
-    bench.become(first, "failed", cause="exit", exit_code=1)
-    assert bench.ask("GET", f"/jobs/{bench.add(gpus=0, after_any=[first])}")[1]["status"] == "pending"
-    assert bench.ask("POST", "/queue", {"command": "x", "after_any": ["zzz"]})[0] == 404
-
-
-def test_gpus_and_the_queue_are_paused_and_resumed(bench):
-    for path, look in (("/service", lambda: bench.ask("GET", "/status")[1]["is_paused"]),
-                       ("/gpus/1", lambda: bench.ask("GET", "/status")[1]["gpu_status"][1]["is_paused"])):
-        assert look() is False
-        for _ in range(2):
-            assert bench.ask("POST", f"{path}/pause") == (204, b"")
-            assert look() is True
-        for _ in range(2):
-            assert bench.ask("POST", f"{path}/resume") == (204, b"")
-            assert look() is False
-
-
-def test_a_dry_run_checks_and_adds_nothing(bench):
-    status, answer = bench.ask("POST", "/queue", {"commands": ["a", "b"], "gpus": 0.5, "dry_run": True})
-    assert status == 200 and answer["dry_run"] and [(job["command"], job["gpus"]) for job in answer["jobs"]] == [("a", 0.5), ("b", 0.5)]
-    [job] = bench.ask("POST", "/queue", {"command": "a", "group": "g", "env": {"A": "secret"}, "dry_run": True})[1]["jobs"]
-    assert (job["command"], job["gpus"], job["group"]) == ("a", 1, "g") and "secret" not in str(job)
-    assert bench.commands == [] and bench.ask("POST", "/queue", {"command": "a", "dry_run": False})[1].keys() == {"id"}
-
-
-def test_unique_says_what_is_known(bench):
-    first = bench.add(command="a", gpus=0)
-    assert bench.ask("POST", "/queue", {"command": "a", "gpus": 0, "unique": True}) == (200, {"id": first, "known": [first]})
-    ids = bench.ask("POST", "/queue", {"commands": ["a", "b"], "gpus": 0, "unique": True})[1]
-    assert ids["ids"][0] == first and ids["known"] == [first] and bench.commands == ["a", "b"]
-
-
 def test_only_a_job_that_wants_a_gpu_is_said_to_wait_for_them():
     with Bench(default_gpus=0) as bench:
         watch = bench.service.gpu_watch
@@ -644,33 +457,11 @@ def test_only_a_job_that_wants_a_gpu_is_said_to_wait_for_them():
         assert bench.ask("POST", "/queue", {"command": "b", "gpus": 1})[1]["warning"] == "it waits: nvidia-smi is silent"
 
 
-def test_slurm_is_asked_for_no_arguments_whatever_else_is_asked_for_with_them():
-    with Bench(launcher="slurm") as bench:
-        plain = {"command": "python a.py"}
-        status, answer = bench.ask("POST", "/queue", [{**plain, "cuda_arg": True}, plain])
-        assert status == 400 and "wants cuda_arg" in answer["message"]
-
-
 def test_a_job_that_is_cancelled_at_once_is_warned_of(bench):
     first = bench.add(gpus=0)
     bench.become(first, "failed", cause="exit", exit_code=1)
     answer = bench.ask("POST", "/queue", {"command": "b", "gpus": 0, "after": [first]})[1]
     assert answer["warning"] == f"job {answer['id']} was cancelled at once: it was to come after job {first}, which failed (exit 1)"
-
-
-def test_groups_are_listed_and_paused(bench):
-    inside, other = bench.add(command="a", gpus=0, group="my group"), bench.add(command="b", gpus=0)
-    for path in ("/queue", "/jobs"):
-        assert [job["id"] for job in bench.ask("GET", path, query={"group": "my group"})[1]] == [inside]
-        assert [job["id"] for job in bench.ask("GET", path)[1]] == [inside, other] and bench.ask("GET", path, query={"group": "x"})[1] == []
-    assert bench.ask("POST", "/service/pause", query={"group": "my group"}) == (204, b"")
-    bench.decide()
-    jobs = {job["id"]: job for job in bench.ask("GET", "/jobs")[1]}
-    assert jobs[inside]["waiting_for"].startswith("group my group is held: paused by")
-    assert jobs[other]["waiting_for"] == "it is about to start"
-    assert not bench.ask("GET", "/status")[1]["is_paused"] and any("my group" in hint for hint in bench.ask("GET", "/status")[1]["hints"])
-    assert bench.ask("POST", "/service/resume", query={"group": "my group"}) == (204, b"")
-    assert bench.store.read(lambda state: state.groups["my group"].hold) is None
 
 
 def test_why(bench):
@@ -704,31 +495,6 @@ def test_a_retry_comes_after_what_its_parents_were_retried_as(bench):
 
 # The log
 
-def record(message="Started job %s", *details, level="INFO", fault=None, **facts):
-    made = logging.LogRecord("nexus", getattr(logging, level), "nexus.py", 1, message, details, fault and (type(fault), fault, None))
-    made.created, made.msecs = 1729783815.25, 250.0
-    for name, fact in facts.items():
-        setattr(made, name, fact)
-    return made
-
-
-RECORDS = [  # reason, record, fields beside timestamp, logger, thread
-    ("plain", record("Service ended"), {"level": "INFO", "message": "Service ended"}),
-    ("of a job", record("Started job %s", "abc", job_id="abc", gpu_ids=[0, 1], required_gpus=1.5, attempt=2),
-     {"level": "INFO", "message": "Started job abc", "job_id": "abc", "gpu_ids": [0, 1], "required_gpus": 1.5, "attempt": 2}),
-    ("two lines are one", record("a\nb %s", "\udcff\x1b\u2028"), {"level": "INFO", "message": "a\nb \udcff\x1b\u2028"}),
-    ("a warning", record("x", level="WARNING", stack="no"), {"level": "WARNING", "message": "x"}),
-    ("a fault", record("x", level="ERROR", fault=ZeroDivisionError("oh")), {"level": "ERROR", "message": "x",
-     "traceback": "ZeroDivisionError: oh"}),
-]
-
-
-@pytest.mark.parametrize("reason, made, fields", RECORDS, ids=[case[0] for case in RECORDS])
-def test_the_log_as_json(reason, made, fields):
-    line = nexus.format_log_json(made)
-    assert line.isascii() and "\n" not in line
-    assert json.loads(line) == {"timestamp": "2024-10-24T15:30:15.250Z", "logger": "nexus", "thread": "MainThread", **fields}
-
 
 @pytest.mark.parametrize("log_format", ["text", "json"])
 def test_service_log_is_rotated_in_its_format(tmp_path, log_format):
@@ -748,13 +514,6 @@ def test_service_log_is_rotated_in_its_format(tmp_path, log_format):
                 assert re.fullmatch(r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\] Started job x{100}", line)
 
 
-def test_stop_answers_first(bench):
-    response = bench.respond("POST", "/service/stop")
-    assert response.status == 204 and not bench.service.is_stopping
-    response.after()
-    assert bench.service.is_stopping
-
-
 def test_who_changed_something_is_in_the_log(bench):
     job_id = bench.add(command="python train.py\n\x1b[2J")
     bench.ask("POST", "/service/pause", None, BEARER, None, None, "192.0.2.7")
@@ -770,14 +529,6 @@ def test_a_disk_that_refuses_is_503(bench):
     status, answer = bench.ask("POST", "/queue", {"command": "a"})
     assert (status, answer["error"]) == (503, "unavailable") and "No space left" in answer["message"] and answer["hint"]
     assert bench.commands == [] and bench.ask("GET", "/health")[0] == 503
-
-
-def test_health_says_each_check(bench):
-    status, answer = bench.ask("GET", "/health")
-    assert status == 200 and answer["is_healthy"] and all(check["is_ok"] and check["reading"] for check in answer["checks"])
-    bench.service.fail("a test", ValueError("x"))
-    status, answer = bench.ask("GET", "/health")
-    assert status == 503 and not answer["is_healthy"]
 
 
 LOG_TIMES = [  # out, err as they grow: (which, bytes); the end of each step is noted
@@ -823,36 +574,6 @@ def test_both_streams_come_in_order(bench, reason, steps, expected):
         assert bench.ask("GET", path)[1] == b"a\nc\nb\nd\n", "without the notes all is there"
 
 
-def stamps(bench, path):
-    lines = bench.ask("GET", path, query={"timestamps": "true"})[1].decode().splitlines()
-    return [(line[:22].split("T")[-1].strip(), line[23:]) for line in lines]
-
-
-def test_what_was_seen_last_is_known_before_it_is_noted(bench):
-    job_id = bench.add()
-    folder = os.path.join(bench.layout.log_dir, f"job_{job_id}")
-    os.mkdir(folder)
-
-    def write(name, piece, at):
-        with open(os.path.join(folder, name), "ab") as file:
-            file.write(piece)
-        bench.service.clock.now = lambda: 1e9 + at
-
-    path = f"/jobs/{job_id}/logs"
-    write("stdout.log", b"zero\n", 0)
-    bench.become(job_id, "running", log_dir=folder)
-    bench.service.log_watch.look()
-    write("stderr.log", b"one\n", 1)
-    assert stamps(bench, path) == [("01:46:40.0Z", "zero"), ("01:46:41.0Z", "one")], "who reads it looks"
-    bench.service.log_watch.look()
-    write("stdout.log", b"two\n", 2)
-    bench.become(job_id, "completed", exit_code=0)
-    expected = [("01:46:40.0Z", "zero"), ("01:46:41.0Z", "one"), ("01:46:42.0Z", "two")]
-    assert stamps(bench, path) == expected, "it has ended, and nobody has looked"
-    bench.service.log_watch.look()
-    assert stamps(bench, path) == expected and not bench.service.log_watch.growths, "now it is noted"
-
-
 def make_huge(path):
     with open(path, "wb") as file:
         file.truncate(2**28)
@@ -890,29 +611,6 @@ def test_what_a_job_leaves_in_the_place_of_log_times(bench, reason, make):
     nexus.append_log_mark(folder, "5 2 3\n")
     bench.become(job_id, "completed", exit_code=0, log_dir=folder, started_at=1e9, runtime_seconds=12.0)
     assert bench.ask("GET", f"/jobs/{job_id}/logs")[1] == b"printed\n"
-
-
-def test_attempts_are_told_apart(bench):
-    job_id = bench.add()
-    folder = os.path.join(bench.layout.log_dir, f"job_{job_id}")
-    os.mkdir(folder)
-
-    def begin(state):
-        job = nexus.begin_attempt(state.jobs[job_id], started_at=1e9)
-        yield nexus.change_status(job, "running", 1e9, log_dir=folder)
-
-    def fail(state):
-        yield nexus.change_status(state.jobs[job_id], "pending", 1e9 + 1, exit_code=1, log_base=nexus.measure_logs(folder))
-
-    for change, piece in ((begin, b"one"), (fail, b""), (begin, b"two\n")):
-        bench.store.update(change)
-        with open(os.path.join(folder, "stderr.log"), "ab") as file:
-            file.write(piece)
-    path = f"/jobs/{job_id}/logs"
-    assert bench.ask("GET", path)[1] == b"one\n---- attempt 2, 2001-09-09T01:46:40.0Z ----\ntwo\n"
-    assert bench.ask("GET", path, query={"stream": "stderr"})[1] == b"onetwo\n"
-    entries = list(map(json.loads, b"".join(bench.get(path, headers={"accept": nexus.NDJSON}).stream).splitlines()))
-    assert [(entry["attempt"], entry["text"], entry["end"]) for entry in entries] == [(1, "one", 3), (2, "two\n", 7)]
 
 
 def test_an_exception_of_ours_is_500_and_counted(bench):
@@ -1024,28 +722,21 @@ MY_BEARER = {"authorization": "Bearer my-secret-token"}
 FORWARDED = {"x-forwarded-for": "192.0.2.7"}
 SUBMITTERS = [  # reason, config_file, headers, uid, status, whose job it is (or a word of the refusal)
     ("another user of the machine, by her token", MINE, {}, OWNER + 1, 200, "myuser"),
-    ("so does one whose socket is unknown", MINE, {}, None, 200, "myuser"),
     ("she says who she is", MINE + "user_id: myuser", {}, OWNER + 1, 200, "myuser"),
     ("she says that she is another", MINE + "user_id: bob", {}, OWNER + 1, 403, "bob"),
-    ("she is not the owner either", MINE + f"user_id: {ME}", {}, OWNER + 1, 403, "myuser"),
     ("no token", "user_id: myuser", {}, OWNER + 1, 401, "this machine"),
-    ("a token that is nothing", "token: ''", {}, OWNER + 1, 401, "not right"),
     ("a wrong token", "token: my-secret-tokem", {}, OWNER + 1, 401, "not right"),
     ("a wrong token, though it is the owner", "token: my-secret-tokem", {}, OWNER, 401, "not right"),
-    ("a token that is not ASCII", "token: größe", {}, OWNER + 1, 401, "not right"),
     ("an expired token", "token: my-expired-token", {}, OWNER + 1, 401, "not right"),
-    ("a revoked token", "token: my-revoked-token", {}, OWNER, 401, "not right"),
     ("the owner", "name: x", {}, OWNER, 200, ME),
     ("the owner, for another", "user_id: bob", {}, OWNER, 200, "bob"),
     ("the owner's token", f"token: {TOKEN}\nuser_id: bob", {}, OWNER + 1, 200, "bob"),
-    ("the owner, with her token", MINE, {}, OWNER, 200, "myuser"),
     ("her token in the header", "name: x", MY_BEARER, OWNER + 1, 200, "myuser"),
     ("the owner's in the header, hers in the file", MINE, BEARER, OWNER + 1, 200, "myuser"),
     ("a wrong one in the header", MINE, WRONG, OWNER + 1, 401, "not right"),
     ("through a proxy", MINE, FORWARDED, OWNER, 200, "myuser"),
     ("through a proxy, without a token", "name: x", FORWARDED, OWNER, 401, "forwarded"),
     ("through a tunnel", MINE, {"host": "gpu.example.org"}, None, 200, "myuser"),
-    ("through a tunnel, without a token", "name: x", {"host": "gpu.example.org"}, OWNER, 401, "gpu.example.org"),
     ("through another tunnel", MINE, {"host": "evil.example"}, OWNER, 403, "evil.example"),
     ("another site's page", MINE, {"origin": "http://evil.example"}, OWNER, 403, "Origin"),
 ]
@@ -1145,15 +836,6 @@ def test_a_script_that_cannot_be_kept_is_no_job(lab, monkeypatch):
     assert answers[0] == answers[1] and len(kept_code(lab)) == 4
 
 
-def test_a_retry_has_the_script_and_a_folder_of_its_own(lab):
-    job_id = submit(lab, MINE + "project_id: p\n")[1]["job_id"]
-    lab.become(job_id, "failed", cause="exit", exit_code=1)
-    again = lab.ask("POST", "/jobs/retry", {"ids": [job_id]}, MY_BEARER, uid=None)[1]["ids"][0]
-    old, new = lab.store.read(lambda state: (state.jobs[job_id], state.jobs[again]))
-    assert old.code == new.code and new.cwd == lab.layout.work_folder(again) and new.labels == (("project_id", "p"),)
-    assert kept_code(lab) == [f"{new.code}.py"]
-
-
 def test_only_allowed_scripts_may_be_submitted():
     with Bench(allowed_script_paths=["/"]) as bench:
         status, answer = submit(bench, "name: x", uid=OWNER)
@@ -1166,44 +848,6 @@ def test_which_python(bench, tmp_path):
         (tmp_path / name).touch(mode=0o755)
         job_id = submit(bench, "name: x", uid=OWNER)[1]["job_id"]
         assert bench.ask("GET", f"/jobs/{job_id}")[1]["command"] == command
-
-
-def test_results(lab):
-    job_id = submit(lab)[1]["job_id"]
-    path = f"/api/results/{job_id}"
-    assert lab.ask("GET", path)[1] == {"job_id": job_id, "status": "pending", "stdout": "", "stderr": "", "exit_code": None, "cause": None,
-                                       "cause_line": None}
-    folder = lab.layout.job_folder(job_id)
-    os.makedirs(folder)
-    for name, content in (("stdout", b"caf\xe9 \xc3\xa9\n"), ("stderr", b"x" * 2**20 + b"end")):
-        with open(os.path.join(folder, f"{name}.log"), "wb") as file:
-            file.write(content)
-    lab.become(job_id, "failed", log_dir=folder, exit_code=3, cause="exit", cause_line="ValueError: x")
-    told = lab.ask("GET", path, headers=MY_BEARER, uid=None)[1]
-    assert told["stdout"] == "caf\ufffd \u00e9\n" and len(told["stderr"]) == 2**20 and told["stderr"].endswith("xend")
-    assert told["exit_code"] == 3 and told["cause_line"] == "ValueError: x"
-    assert "stderr was cut" in told["note"] and f"GET /jobs/{job_id}/logs?stream=stderr" in told["note"] and "stdout" not in told["note"]
-
-
-def test_cancel(lab):
-    ids = [submit(lab)[1]["job_id"] for _ in range(2)]
-    assert lab.ask("POST", f"/api/cancel/{ids[0]}", headers=MY_BEARER, uid=None) == (200, {"job_id": ids[0], "status": "cancelled"})
-    lab.become(ids[1], "running")
-    assert lab.ask("POST", f"/api/cancel/{ids[1]}") == (200, {"job_id": ids[1], "status": "running"}), "nobody is there to stop it"
-    assert lab.store.read(lambda state: state.jobs[ids[1]].current.stop_cause) == "killed"
-    assert lab.ask("POST", f"/api/cancel/{ids[0]}")[0] == 409 and lab.ask("POST", "/api/cancel/xyz")[0] == 404
-    assert [line for line in lab.lines if f"Job {ids[0]}: stopped by myuser (token, 127.0.0.1)" in line]
-
-
-def test_nodes(lab):
-    seen = {"node_id": 0, "name": lab.service.node, "gpus": 2, "free_gpus": 2, "running_jobs": 0, "pending_jobs": 0, "queue_seconds": 0,
-            "is_healthy": True}
-    assert lab.ask("GET", "/api/nodes", headers=MY_BEARER, uid=None) == (200, [seen])
-    for seconds in (10, 2.5):
-        submit(lab, f"{MINE}expected_time: {seconds}")
-    assert lab.ask("GET", "/api/nodes")[1] == [{**seen, "pending_jobs": 2, "queue_seconds": 12.5}]
-    submit(lab)
-    assert lab.ask("GET", "/api/nodes")[1][0]["queue_seconds"] is None, "one does not say"
 
 
 def test_jobs_of_others_are_seen_from_outside(lab):
@@ -1330,17 +974,13 @@ def test_http_1_0_and_0_9(listening):
 
 MALFORMED = [  # reason, the request, status
     ("no request", b"hello\r\n\r\n", 400),
-    ("no version", b"POST /queue\r\n\r\n", 400),
     ("a made-up version", b"GET / HTTP/x\r\n\r\n", 400),
-    ("HTTP/2", b"GET / HTTP/2.0\r\n\r\n", 400),
-    ("four words", b"GET / HTTP/1.1 x\r\n\r\n", 400),
     ("bytes that are no text", b"\xff\xfe\x00 / HTTP/1.1\r\n" + CLOSE + b"\r\n", 405),
     ("a TLS hello", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 400),
     ("a method nobody knows", b"BREW /queue HTTP/1.1\r\n" + CLOSE + b"\r\n", 405),
     ("a path that looks like a host", b"GET //evil.example/status HTTP/1.1\r\n" + CLOSE + b"\r\n", 404),
     ("an address that is none", b"GET http://[x HTTP/1.1\r\n" + CLOSE + b"\r\n", 404),
     ("a path with NUL", b"GET /\0 HTTP/1.1\r\n" + CLOSE + b"\r\n", 404),
-    ("a path escaped wrongly", b"GET /%zz%f HTTP/1.1\r\n" + CLOSE + b"\r\n", 404),
     ("the path of an escape", b"GET /jobs/%2e%2e%2f%2e%2e%2fetc%2fpasswd HTTP/1.1\r\n" + CLOSE + b"\r\n", 404),
     ("CR LF in a path", b"GET /a%0d%0aSet-Cookie:%20x=y HTTP/1.1\r\n" + CLOSE + b"\r\n", 404),
     ("a line that is too long", b"GET /" + b"x" * 70000 + b" HTTP/1.1\r\n" + CLOSE + b"\r\n", 400),
@@ -1350,14 +990,10 @@ MALFORMED = [  # reason, the request, status
     ("two lengths", b"POST /queue HTTP/1.1\r\n" + CLOSE + JSON + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\n{}", 400),
     ("a length below 0", b"POST /queue HTTP/1.1\r\n" + CLOSE + JSON + b"Content-Length: -1\r\n\r\n", 400),
     ("a length that is no number", b"POST /queue HTTP/1.1\r\n" + CLOSE + JSON + b"Content-Length: ten\r\n\r\n", 400),
-    ("a length with a sign", b"POST /queue HTTP/1.1\r\n" + CLOSE + JSON + b"Content-Length: +2\r\n\r\n{}", 400),
     ("a list of lengths", b"POST /queue HTTP/1.1\r\n" + CLOSE + JSON + b"Content-Length: 2, 2\r\n\r\n{}", 400),
     ("no body", b"POST /queue HTTP/1.1\r\n" + CLOSE + JSON + b"\r\n", 400),
     ("a body in chunks", b"POST /queue HTTP/1.1\r\n" + CLOSE + JSON + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n", 411),
-    ("chunks and a length", b"POST /queue HTTP/1.1\r\n" + CLOSE + JSON + b"Transfer-Encoding: chunked\r\nContent-Length: 2\r\n\r\n{}", 411),
     ("a body that is far too large", b"POST /queue HTTP/1.1\r\n" + CLOSE + JSON + b"Content-Length: 99999999999\r\n\r\n{", 413),
-    ("a body of a number that is far too large",
-     b"POST /queue HTTP/1.1\r\n" + CLOSE + JSON + b"Content-Length: " + b"9" * 40 + b"\r\n\r\n{", 400),
 ]
 
 
@@ -1834,12 +1470,6 @@ def test_what_a_user_may_submit(reason, body, code):
         assert len(bench.store.state.jobs) == (5 if code == 200 else 4)
 
 
-def test_a_user_takes_no_place_before_others():
-    with lab_bench() as bench:
-        assert bench.ask("PATCH", f"/queue/{bench.ids[0]}", {"position": 0}, BOB)[0] == 403
-        assert bench.ask("PATCH", f"/queue/{bench.ids[0]}", {"position": 0})[0] == 200
-
-
 def test_the_same_key_of_another_user_is_another_key():
     with lab_bench() as bench:
         key = {"idempotency-key": "0123456789abcdef"}
@@ -2058,44 +1688,7 @@ def test_the_page_needs_no_token_and_what_it_asks_for_does():
         assert bench.ask("GET", "/", headers={"accept": "text/html", "host": "evil.example"})[0] == 403
 
 
-def test_the_head_of_a_long_queue():
-    with Bench() as bench:
-        bench.ask("POST", "/queue", [{"command": f"true {number}"} for number in range(5)])
-        assert [job["command"] for job in bench.ask("GET", "/queue", query={"limit": "2"})[1]] == ["true 0", "true 1"]
-        assert bench.ask("GET", "/queue", query={"limit": "0"})[1] == [] and len(bench.ask("GET", "/queue")[1]) == 5
-
-
 # What the loop changes while requests read it
-
-
-class FakeNode:
-    """Another machine's nexus, as requests see it."""
-    name, is_leaving, since, hold, probe, gpus, cpu_slots = "n1", False, "2024-10-24T15:30:15Z", "", {}, (), 0
-    is_ended = False
-    silent_at = heard_at = 0.0
-    config, ssh, trouble = nexus.NodeConfig("n1", "10.0.0.5"), types.SimpleNamespace(control=""), None
-    refused = nexus.Backoff(5, 5)
-    find_closed = nexus.Node.find_closed
-
-    def hurry(self):
-        """It is told at its next turn."""
-
-
-DOWN = nexus.NexusError("unavailable", "the disk is full")
-def test_a_node_that_is_removed_by_force_is_the_loops_to_give_up(bench):
-    """The loop iterates over what ended; a request that put something in would break that."""
-    class Ends(dict):
-        def __setitem__(self, *_):
-            assert threading.current_thread() is not asker, "the request itself ended a job"
-
-    node = FakeNode()
-    node.list_jobs = lambda: [bench.store.read(lambda state: state.jobs[job_id])]
-    job_id, bench.service.runners.results, bench.service.pool.nodes = bench.add(gpus=0), Ends(), {"n1": node}
-    answers = []
-    asker = threading.Thread(target=lambda: answers.append(bench.ask("DELETE", "/nodes/n1", query={"force": "true"})))
-    asker.start()
-    asker.join()
-    assert answers == [(204, b"")] and node.given_up_by
 
 
 def test_a_status_may_be_repeated():
@@ -2115,14 +1708,6 @@ def test_a_status_may_be_repeated():
         assert client == "?status=failed&status=pending&limit=3"
 
 
-def is_free(store):
-    """Whether another thread can read the state now."""
-    reader = threading.Thread(target=store.read, args=(lambda state: None,), daemon=True)
-    reader.start()
-    reader.join(PATIENCE_S)
-    return not reader.is_alive()
-
-
 # What a stranger may try
 
 
@@ -2136,14 +1721,6 @@ def test_a_head_that_hides_something(reason, head):
         answer = it.exchange(f"POST /service/pause HTTP/1.1\r\nHost: localhost\r\n{head}Content-Length: 0\r\n\r\n".encode())
         assert answer.startswith(b"HTTP/1.1 400"), (reason, answer)
         assert not it.store.state.paused
-
-
-def test_a_head_that_is_cut_off_is_no_request():
-    with Listening() as it, it.connect() as line:
-        until(lambda: it.server.open)           # from now on it is known whose the connection is
-        line.sendall(b"POST /service/pause HTTP/1.1\r\nHost: localhost\r\n")
-        line.shutdown(socket.SHUT_WR)
-        assert line.recv(4096).startswith(b"HTTP/1.1 400") and not it.store.state.paused
 
 
 def test_a_refused_body_that_drips_in_is_not_waited_for(monkeypatch):
@@ -2259,17 +1836,6 @@ def test_what_somebody_sent_who_has_gone_is_not_sent_by_who_has_the_port_now(hos
             os.kill(pid, signal.SIGCONT)
         assert lines and all(map(is_open, lines)), "the owner's own are answered"
         assert len(ports) == 5 and home.client().jobs() == []
-
-
-def test_whose_the_other_end_is_is_known_while_it_is_there():
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        for reason, leave, expected in (("there", bool, OWNER), ("gone", socket.socket.close, None),
-                                        ("half closed", lambda line: line.shutdown(socket.SHUT_WR), None)):
-            with socket.create_connection(listener.getsockname()) as line:
-                accepted, address = listener.accept()
-                with accepted:
-                    leave(line)
-                    assert nexus.find_peer_uid(accepted, address) == expected, reason
 
 
 @needs_root
