@@ -452,7 +452,7 @@ def test_only_finished_jobs_are_cleared_all_or_none(bench):
 def test_only_a_job_that_wants_a_gpu_is_said_to_wait_for_them():
     with Bench(default_gpus=0) as bench:
         watch = bench.service.gpu_watch
-        watch.observation = nexus.replace(watch.observation, trouble="nvidia-smi is silent", gpus=())
+        watch.observation = nexus.replace(watch.observation, error="nvidia-smi is silent", gpus=())
         assert "warning" not in bench.ask("POST", "/queue", {"command": "a"})[1]
         assert bench.ask("POST", "/queue", {"command": "b", "gpus": 1})[1]["warning"] == "it waits: nvidia-smi is silent"
 
@@ -760,12 +760,12 @@ FORM_REFUSALS = [  # reason, body, headers, status, words
     ("nothing", b"", {"content-type": None}, 415, "nothing"),
     ("no boundary", make_form(), {"content-type": "multipart/form-data"}, 400, "boundary"),
     ("no form", b"hello", {}, 400, "begin"),
-    ("no code", make_form().replace(b'name="code"', b'name="name"'), {}, 400, "'name'"),
+    ("no code", make_form().replace(b'name="code"', b'name="name"'), {}, 400, "fields code and config_file"),
     ("empty code", make_form(code=b""), {}, 400, "code is empty"),
     ("too large a script", make_form(code=b"x" * (5 * 2**20 + 1)), {}, 413, "code"),
     ("too large a form", b"x" * (10 * 2**20 + 1), {}, 413, "10485760"),
-    ("nested YAML", make_form(MINE + "gpus: [1]"), {}, 400, "config_file, line 2: gpus"),
-    ("an unknown key", make_form(MINE + "expectedtime: 1"), {}, 400, "config_file, line 2: 'expectedtime'"),
+    ("nested YAML", make_form(MINE + "gpus: [1]"), {}, 400, "config_file: gpus"),
+    ("an unknown key", make_form(MINE + "expectedtime: 1"), {}, 400, "config_file: 'expectedtime'"),
     ("more GPUs than there are", make_form(MINE + "gpus: 3"), {}, 400, "3 GPUs"),
     ("a bad key", make_form(), {"idempotency-key": "x"}, 400, "Idempotency-Key"),
 ]
