@@ -4387,7 +4387,7 @@ class LogReader:
 MAX_LOG_LINE = 65536            # a longer line comes in pieces
 
 
-# The files that nexus puts into a job's log folder.  Others, like work/ and files-1/, are the job's, or unknown.
+# The files that nexus puts into a job's log folder.  Others, like work/ and files/, are the job's, or unknown.
 LOG_FILES = r"std(out|err)\.log|log\.times"
 OWN_FILES = rf"{LOG_FILES}|job\.sh(\.\d+\.tmp)?|(attempt|claim|fault)-\d+|result-\d+\.(json|tmp)|slurm-\d+\.log"
 
@@ -5829,7 +5829,7 @@ hold() {
   [ -z "$lease" ] || { command exec 9<"$held" && flock -s -n 9 && [ "$held" -ef /proc/$$/fd/9 ] &&
     [ "$lease" -ef /proc/$$/fd/9 ]; }
 }
-tree=$dir/tree is_new=
+tree=$dir/files is_new=
 cwd=${commit:+$tree/}$folder
 uptime_cs() { read -r up rest < /proc/uptime; up=${up%.*}${up#*.}; }
 fail() { rm -f "$dir/claim-$$"; say fail "$id" "$attempt" "$@"; printf '%s\n' "$*" >&2; exit 0; }
@@ -5859,7 +5859,7 @@ refuse() {
   finish null
   end_viewer
   drop_tree
-  keep_made
+  tidy_tree
   exit 0
 }
 # A checkout of the snapshot has a .git of its own that borrows all but HEAD and index, as a linked work tree does.
@@ -5878,24 +5878,21 @@ make_tree() {
     printf '%s\n' "$commit" > "$tree/.git/HEAD" && git_there "$tree" read-tree --reset HEAD </dev/null &&
     git_there "$tree" ls-files -z --deleted </dev/null | git_there "$tree" checkout-index -zu --stdin && mkdir -p "$cwd"
 }
-# A further attempt continues in the former one's tree, at the same place: git adds only what is missing.  The former
-# job.sh may still be moving files away; one that was killed has left the tree as it was.
-find_made() {
-  former=$attempt made=
+# A further attempt continues in the former one's tree: git adds only what is missing.  A former job.sh may still be
+# tidying it; one that was killed has left it as it was.
+await_former() {
+  former=$attempt
   while former=$((former - 1)); [ "$former" -gt 0 ]; do
     while read -r pid begun rest < "$dir/attempt-$former" && read -r stat < "/proc/$pid/stat" && set -- ${stat##*) } &&
         [ "$1" != Z ] && [ "${20}" = "$begun" ]
     do sleep 0.1 || { commit=; refuse launch "it was stopped"; }; done      # the tree is not its own yet
-    [ "$made" ] || [ ! -d "$dir/files-$former" ] || made=$dir/files-$former
   done
-  if [ "$attempt" = 1 ] || [ ! -d "$tree" ]; then
-    if [ "$made" ]; then mv "$made" "$tree"; else is_new=yes; fi
-  fi
+  [ -d "$tree" ] || is_new=yes
 } 2>/dev/null
-# Files that the job has written into its checkout are kept beside its logs; those from git, and compiled Python, go.
+# Files that the job has written into its checkout stay there; those from git, and compiled Python, go.
 # The job's own changes to HEAD and index do not count.  Where git cannot tell them apart, all files are kept.
 git_here() { git_there . --git-dir=.git --work-tree=. "$@"; }
-keep_made() {
+tidy_tree() {
   [ "$commit" ] && [ -d "$tree" ] || return 0
   ( cd "$tree" || exit
     rm -f .git/index.lock
@@ -5905,7 +5902,7 @@ keep_made() {
     } && { git_here ls-files -z | xargs -0 rm -f --; rm -rf .git; }      # where one is a folder now, that stays
     find . -name __pycache__ -type d -prune -exec rm -rf {} +
     find . -depth -mindepth 1 -type d -empty -delete ) 2>/dev/null
-  rmdir "$tree" 2>/dev/null || mv "$tree" "$dir/files-$attempt"
+  rmdir "$tree" 2>/dev/null || :
 }
 drop_tree() {
   [ -z "$is_new" ] || rm -rf --one-file-system "$tree" || {
@@ -5941,7 +5938,7 @@ uptime_cs
 printf '%s\n' "$up" >> "$dir/attempt-$attempt" || fail "the log folder $dir cannot be written"
 say start "$id" "$attempt" "$$" "$started" "$up"
 if [ "$commit" ]; then
-  find_made
+  await_former
   said=$(make_tree 2>&1) || refuse launch "the snapshot of $repo cannot be checked out: $said"
 fi
 cd "$cwd" 2>/dev/null || refuse launch "the directory $cwd cannot be entered; make it again, or add the job with --cwd"
@@ -5979,7 +5976,7 @@ if [ -z "${SLURM_JOB_ID-}" ] && has_company; then
   say end "$id" "$attempt" "$code" "$took"
 fi
 end_viewer
-keep_made
+tidy_tree
 '''
 
 

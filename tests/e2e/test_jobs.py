@@ -526,7 +526,7 @@ def test_a_snapshot():
         assert box.logs(job_id, "stdout") == "edited, as submitted\nuntracked\n", box.logs(job_id)
         assert f"snapshot: {job['snapshot']}" in cli(box, "show", job_id)
         assert "edited, as submitted" in git("show", f"{job['snapshot']}:train.py")
-        kept = os.path.join(job["log_dir"], "files-1", "loss.txt")
+        kept = os.path.join(job["log_dir"], "files", "loss.txt")
         assert live.until(lambda: live.read(kept)) == "0.1\n" and not (tree / "loss.txt").exists()
         assert "not in a git work tree" in cli(box, "add", "--snapshot", "--cwd", "/", "true", code=2)
 
@@ -546,7 +546,7 @@ def test_a_snapshot_is_tidied_while_what_the_job_left_is_ended():
         git("add", "-A"), git("commit", "-qm", "one")
         job_id = cli(box, "add", "--snapshot", "--cwd", str(tree), "echo 1 > made; trap '' TERM; setsid sleep 600 & sleep 0.1").strip()
         job = box.wait(job_id, "completed")
-        files = os.path.join(job["log_dir"], "files-1")
+        files = os.path.join(job["log_dir"], "files")
         assert live.until(lambda: os.path.isdir(files) and os.listdir(files)) == ["made"]
         ended = box.nexus("run", "--snapshot", "--cwd", str(tree), "cat file-7")
         assert (ended.returncode, ended.stdout) == (0, "7\n"), ended.stderr

@@ -555,7 +555,7 @@ def test_history_is_trimmed(world):
     """With its logs; what the jobs themselves made stays."""
     w = world(gpus=0, history_limit=3, cpu_slots=10)
     jobs = [w.add("true", gpus=0) for _ in range(6)]
-    made = w.folder_of(jobs[1]) / "files-1/out/model.pt"
+    made = w.folder_of(jobs[1]) / "files/out/model.pt"
     made.parent.mkdir(parents=True)
     made.write_text("a week of work")
     end_all(w, [jobs[number] for number in (4, 1, 0, 5, 2, 3)])
@@ -566,7 +566,7 @@ def test_history_is_trimmed(world):
     assert [job.id for job in kept] == [jobs[5], jobs[2], jobs[3]], "those that ended last"
     assert sorted(path.name for path in w.folder_of("x").parent.iterdir() if ".old-" not in path.name) == sorted(
         f"job_{job_id}" for job_id in (jobs[1], jobs[2], jobs[3], jobs[5]))
-    assert os.listdir(w.folder_of(jobs[1])) == ["files-1"] and made.read_text() == "a week of work"
+    assert os.listdir(w.folder_of(jobs[1])) == ["files"] and made.read_text() == "a week of work"
     assert w.lines[-1] == f"Trimmed 3 jobs beyond history_limit = 3, with their logs: {jobs[4]}, {jobs[1]}, {jobs[0]}"
     w.service.history.trim_history()
     assert sum("Trimmed" in line for line in w.lines) == 1
@@ -1890,7 +1890,7 @@ def test_the_next_attempt_is_another_job(world):
     w.run("abc", 100)
     assert give(w, order(attempt=2)) == {"abc": "unavailable"}, "the first is not over"
     (w.folder_of("abc") / "stdout.log").write_text("first\n")
-    fill(w.folder_of("abc") / "files-1/checkpoint")
+    fill(w.folder_of("abc") / "files/checkpoint")
     w.end("abc", 1)
     assert hear(w, want())["logs"] == {"1": {"stdout": "Zmlyc3QK"}}
     assert give(w, order(attempt=2)) == {"abc": None}
@@ -1898,14 +1898,14 @@ def test_the_next_attempt_is_another_job(world):
     assert give(w, order(attempt=1)) == {"abc": "unavailable"}
     w.turn()
     assert w.machine.launched == [("abc", 1), ("abc", 2)] and hear(w, want(attempt=2))["logs"] == {}
-    assert (w.folder_of("abc") / "files-1/checkpoint").exists(), "it goes on where the first has been"
+    assert (w.folder_of("abc") / "files/checkpoint").exists(), "it goes on where the first has been"
     assert not list(w.folder_of("abc").parent.glob("*.old-*"))
     w.claim("abc", 101)
     w.end("abc", 1)
     assert give(w, order(attempt=10**6 + 1)) == {"abc": None}, "the id has come again, to another job"
     w.turn()
     kept, = w.folder_of("abc").parent.glob("*.old-*")
-    assert w.machine.launched[-1] == ("abc", 1) and os.listdir(kept) == ["files-1"]
+    assert w.machine.launched[-1] == ("abc", 1) and os.listdir(kept) == ["files"]
 
 
 def test_a_job_that_never_began_has_no_logs_whatever_the_service_was_started_in(world, tmp_path, monkeypatch):

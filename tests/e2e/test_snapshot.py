@@ -475,14 +475,6 @@ def of(made, **fields):
     return {"snapshot": made.commit, "snapshot_repo": made.repository, "cwd": made.repository, **fields}
 
 
-def left(box):
-    return [name for name in os.listdir(box.layout.job_folder("abc")) if name.startswith("tree")]
-
-
-def wait_clean(box):
-    until(lambda: not left(box))
-
-
 LOOK = "pwd; cat train.py; ./run.sh; readlink link; git rev-parse HEAD"
 
 
@@ -494,9 +486,8 @@ def test_a_job_runs_in_a_checkout_of_its_own(box, repo):
     repo.write("train.py", "edited since\n")
     before = repo.bytes_of_all()
     assert box.run(f"{LOOK}; echo more > train.py; mkdir -m 555 locked; git log --format=%an -2", **of(made)).exit_code == 0
-    assert box.text("stdout.log") == (f"{box.layout.job_folder('abc')}/tree\ntwo\nran\ntrain.py\n{made.commit}\nnexus\nAnn\n"), box.text(
+    assert box.text("stdout.log") == (f"{box.layout.job_folder('abc')}/files\ntwo\nran\ntrain.py\n{made.commit}\nnexus\nAnn\n"), box.text(
         "stderr.log")
-    wait_clean(box)
     assert repo.bytes_of_all() == before and not (repo.top.parent / "hooked").exists()
     assert repo.git("worktree", "list").count(b"\n") == 1
 
@@ -508,14 +499,7 @@ def test_in_its_folder_there(one_box, repo, name):
     shutil.rmtree(repo.top / name)
     result = one_box.run("pwd; cat $(git rev-parse --show-toplevel)/train.py", **of(made, cwd=str(repo.top / name)))
     assert result.exit_code == 0, one_box.text("stderr.log")
-    assert one_box.text("stdout.log") == f"{one_box.layout.job_folder('abc')}/tree/{name}\none\n"
-
-
-def test_the_first_attempt_has_a_fresh_one(box, repo):
-    os.makedirs(box.path("tree"))
-    pathlib.Path(box.path("tree/old")).touch()
-    assert box.run("ls", **of(repo.snapshot())).exit_code == 0
-    assert box.text("stdout.log") == "link\nrun.sh\nsub\ntrain.py\n"
+    assert one_box.text("stdout.log") == f"{one_box.layout.job_folder('abc')}/files/{name}\none\n"
 
 
 STEP = "pwd; mkdir -p out; echo step >> out/checkpoint; wc -l < out/checkpoint; cat train.py"
@@ -523,7 +507,7 @@ STEP = "pwd; mkdir -p out; echo step >> out/checkpoint; wc -l < out/checkpoint; 
 
 def attempts_of(box):
     """What STEP has printed, an attempt a line: [lines of the checkpoint, train.py, ...]."""
-    place = f"{box.layout.job_folder('abc')}/tree\n"
+    place = f"{box.layout.job_folder('abc')}/files\n"
     first, *others = box.text("stdout.log").split(place)
     assert not first, "each attempt is in the same place"
     return [one.split() for one in others]
@@ -537,7 +521,7 @@ def test_a_further_attempt_goes_on_in_the_tree_of_the_one_before(box, repo):
                           (4, "ls run.sh sub data")):
         box.run(f"{STEP}; {more}; exit 1", **of(made, attempt=attempt))
     assert attempts_of(box) == [["1", "one"], *([str(number), "two", "run.sh", "data:", "made", "sub:", "part.py"] for number in (2, 3))]
-    assert kept_of(box, 4) == {"out/checkpoint": "step\n" * 3, "train.py": "two\n", "data/made": ""} and not kept_of(box, 1)
+    assert kept_of(box) == {"out/checkpoint": "step\n" * 3, "train.py": "two\n", "data/made": ""}
 
 
 def test_it_waits_until_that_is_put_away(box, repo):
@@ -559,7 +543,7 @@ def test_it_waits_until_that_is_put_away(box, repo):
         f"{find_children(second.pid)} of {second.poll()}, after {first.poll()}: {os.listdir(box.layout.job_folder('abc'))}"))
     assert first.poll() is None and len(attempts_of(box)) == 1
     os.killpg(second.pid, signal.SIGTERM)
-    assert second.wait(60) == 0 and os.path.exists(box.path("tree/out/checkpoint")), "that is the first one's still"
+    assert second.wait(60) == 0 and os.path.exists(box.path("files/out/checkpoint")), "that is the first one's still"
     third = box.start(box.prepare(STEP, attempt=3, **of_it))
     gate.unlink()
     assert third.wait(60) == 0 and attempts_of(box) == [["1", "one"], ["2", "one"]]
@@ -576,23 +560,21 @@ def test_after_an_attempt_whose_job_sh_was_killed(box, repo):
     """Before it could put away anything; git was in the middle of something."""
     made = repo.snapshot()
     process = box.start(box.prepare(f"{STEP}; touch .git/index.lock; rm train.py; sleep 60", **of(made)))
-    until(lambda: os.path.exists(box.path("tree/out/checkpoint")) and not os.path.exists(box.path("tree/train.py")))
+    until(lambda: os.path.exists(box.path("files/out/checkpoint")) and not os.path.exists(box.path("files/train.py")))
     os.killpg(process.pid, signal.SIGKILL)
     process.wait(60)
     assert box.run(STEP, **of(made, attempt=2)).exit_code == 0
-    assert attempts_of(box) == [["1", "one"], ["2", "one"]] and kept_of(box, 2) == {"out/checkpoint": "step\n" * 2}
+    assert attempts_of(box) == [["1", "one"], ["2", "one"]] and kept_of(box) == {"out/checkpoint": "step\n" * 2}
 
 
 def test_a_checkout_that_fails_costs_nothing_of_what_was_made(box, repo):
     made = repo.snapshot()
     box.run(f"{STEP}; exit 1", **of(made))
-    wait_clean(box)
     os.rename(repo.top, f"{repo.top}-away")
     assert box.run(STEP, **of(made, attempt=2)).cause == "launch"
-    wait_clean(box)
     os.rename(f"{repo.top}-away", repo.top)
     assert box.run(STEP, **of(made, attempt=3)).exit_code == 0
-    assert attempts_of(box) == [["1", "one"], ["2", "one"]] and kept_of(box, 3) == {"out/checkpoint": "step\n" * 2}
+    assert attempts_of(box) == [["1", "one"], ["2", "one"]] and kept_of(box) == {"out/checkpoint": "step\n" * 2}
 
 
 def test_by_hand_it_says_where_its_files_are(one_box, repo):
@@ -646,7 +628,6 @@ def test_a_checkout_that_fails(box, repo, reason, change, words):
     assert (result.exit_code, result.cause) == (None, "launch") and not os.path.exists(box.path("stdout.log"))
     assert result.cause_line.startswith(f"the snapshot of {repo.top} cannot be checked out: ") and words in result.cause_line
     assert words in box.text("stderr.log")
-    wait_clean(box)
 
 
 def test_without_git_on_the_path_of_the_job(one_box, repo):
@@ -663,7 +644,7 @@ def test_stopped_while_it_is_checked_out(one_box, repo):
     process = one_box.start(job)
     until(lambda: os.path.exists(f"{one_box.home}/begun"))
     os.killpg(process.pid, signal.SIGTERM)
-    assert process.wait(60) == 0 and one_box.result(job).cause == "launch" and not left(one_box)
+    assert process.wait(60) == 0 and one_box.result(job).cause == "launch" and kept_of(one_box) is None
 
 
 @needs_root
@@ -673,12 +654,12 @@ def test_a_disk_that_the_job_fills_costs_it_nothing_of_what_it_made(one_box, rep
     with mounted(one_box.layout.log_dir, "size=512k"):
         job = one_box.prepare("echo 1 > checkpoint; cat /dev/zero > $DIR/big; exit 5", environment={
             "PATH": os.environ["PATH"], "DIR": one_box.layout.log_dir}, **of(made))
-        one_box.start(job)
+        process = one_box.start(job)
         for _ in range(2):
             one_box.hear("end")                         # at once, and after an attempt to write it
-        assert one_box.result(job) is None and left(one_box)
+        assert one_box.result(job) is None and os.path.exists(one_box.path("files/train.py"))
         os.unlink(f"{one_box.layout.log_dir}/big")
-        assert until(lambda: one_box.result(job)).exit_code == 5 and kept_of(one_box) == {"checkpoint": "1\n"}
+        assert process.wait(60) == 0 and one_box.result(job).exit_code == 5 and kept_of(one_box) == {"checkpoint": "1\n"}
 
 
 @needs_root
@@ -688,7 +669,7 @@ def test_a_disk_that_a_checkout_fills(one_box, repo):
     made = repo.snapshot()
     with mounted(one_box.layout.log_dir, "size=512k"):
         assert one_box.run("echo ran", **of(made)).cause == "launch"
-        wait_clean(one_box)
+        assert kept_of(one_box) is None
 
 
 # What the job made
@@ -718,10 +699,9 @@ MADE = [  # reason, command, what is kept beside its logs: {path: content}
 ]
 
 
-def kept_of(box, attempt=1, job_id="abc"):
-    """{path: content} of what is kept, None when that is nothing; once its checkout is gone."""
-    wait_clean(box)
-    top = pathlib.Path(box.path(f"files-{attempt}", job_id))
+def kept_of(box):
+    """{path: content} of what is kept, None when that is nothing."""
+    top = pathlib.Path(box.path("files"))
     if not top.exists():
         return None
     return {str(path.relative_to(top)): f"-> {os.readlink(path)}" if path.is_symlink() else path.read_text()
@@ -736,7 +716,7 @@ def test_what_a_job_made_is_kept_and_nothing_else(one_box, repo, reason, command
     before = repo.bytes_of_all()
     one_box.run(command, **of(made))
     assert kept_of(one_box) == kept
-    top = one_box.path("files-1")
+    top = one_box.path("files")
     assert not os.path.exists(f"{top}/.git") and not any(not names for _, names, files in os.walk(top) for names in [names + files])
     assert repo.bytes_of_all() == before
 

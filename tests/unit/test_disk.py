@@ -261,7 +261,7 @@ def test_of_long_notes_only_the_end_is_read(tmp_path, monkeypatch):
 
 OWN = ("stdout.log", "stderr.log", "job.sh", "job.sh.77.tmp", "attempt-1", "attempt-12", "claim-77", "result-1.json", "result-2.tmp",
        "fault-1", "slurm-1.log")
-MADE = ("work/model.pt", "files-1/out/loss.txt", "tree/train.py", "core.77", "stdout.log.bak", "my job.sh")
+MADE = ("work/model.pt", "files/out/loss.txt", "core.77", "stdout.log.bak", "my job.sh")
 
 
 def fill(folder, *names):
