@@ -13230,7 +13230,7 @@ dialog .lost { margin-top: .7rem; }
 .call { margin: .5rem 0; padding: .2rem .95rem; }
 .call > summary { display: flex; flex-wrap: wrap; gap: .2rem .7rem; color: inherit; }
 .method { min-width: 4.2rem; color: var(--accent); }
-#docs h2, #find { margin: 1.2rem 0 .5rem; } #docs h3 { margin: .8rem 0 .3rem; }
+#docs h2 { margin: 1.2rem 0 .5rem; } #docs h3 { margin: .8rem 0 .3rem; }
 .text { white-space: pre-line; }
 #job > p { margin-bottom: .5rem; }
 #login { display: grid; gap: .6rem; }
@@ -13315,7 +13315,6 @@ dialog .lost { margin-top: .7rem; }
     <h1>nexus: the API</h1>
     <p id="about" class="text">Loading openapi.json &hellip;</p>
     <p><a href="openapi.json">openapi.json</a> &middot; <a href=".">dashboard</a></p>
-    <input id="find" type="search" placeholder="Find in paths and what they do&hellip;" aria-label="Find">
     <div id="calls"></div>
   </div>
 </main>
@@ -14543,7 +14542,7 @@ class JobPage {
 
 // ---- /docs: the content of /openapi.json, and a form to try each call
 
-const ANSWER_LENGTH = 200000;                   // characters of a reply that are shown
+const ANSWER_LENGTH = 200000, TRIAL_MS = 60000;         // of a reply: characters that are shown; its time limit
 const quote = (text) => `'${text.replaceAll("'", "'\\''")}'`;
 const indented = (fact) => JSON.stringify(fact, null, 2);
 let shapes = {};
@@ -14586,29 +14585,17 @@ function curlOf(method, {url, headers, body}) {
     ...told, ...sent, quote(url)].filter(Boolean).join(' ');
 }
 
-async function showAnswer(place, method, {url, ...options}) {           // as it comes; JSON is indented at its end
+async function showAnswer(place, method, {url, ...options}) {
   const status = el('p', {}, 'Asking \u2026'), shown = el('pre', {tabindex: 0, 'aria-label': 'the answer'});
-  const began = performance.now(), decoder = new TextDecoder();
-  let line = '', text = '';
-  place.replaceChildren(status);
+  place.replaceChildren(status, shown);
   try {
-    const answer = await request(method, url, options).catch((error) => error.answer ?? Promise.reject(error));
+    const answer = await request(method, url, {...options, signal: AbortSignal.timeout(TRIAL_MS)})
+      .catch((error) => error.answer ?? Promise.reject(error));
     const isJson = answer.headers.get('Content-Type')?.startsWith('application/json');
-    line = `${answer.status} ${answer.statusText}`;
-    status.className = answer.ok ? '' : 'fault';
-    show(status, line);
-    place.append(el('details', {}, el('summary', {}, 'Headers'),
-      el('pre', {tabindex: 0}, Array.from(answer.headers, (pair) => pair.join(': ')).join('\n'))), shown);
-    for await (const piece of readPieces(answer)) {
-      text += decoder.decode(piece, {stream: true});
-      if (isJson) continue;
-      show(shown, text = text.slice(-ANSWER_LENGTH));
-      shown.scrollTop = shown.scrollHeight;
-    }
-    if (isJson) show(shown, indented(JSON.parse(text)).slice(0, ANSWER_LENGTH));
-    show(status, `${line}, whole after ${Math.round(performance.now() - began)} ms`);
+    show(status, `${answer.status} ${answer.statusText}`);
+    show(shown, (isJson ? indented(await answer.json()) : await answer.text()).slice(0, ANSWER_LENGTH));
   } catch (error) {
-    show(status, listed(line, error.name === 'AbortError' ? 'stopped' : error.message));
+    show(status, error.name === 'TimeoutError' ? 'It goes on for over a minute: try it with curl.' : error.message);
   }
 }
 
@@ -14631,23 +14618,18 @@ function drawCall(path, method, {operationId: id, summary, parameters, requestBo
   const curl = el('pre', {tabindex: 0, 'aria-label': 'the same with curl'});
   const answer = el('div', {'aria-live': 'polite'});
   const send = el('button', {class: 'primary'}, 'Send');
-  const stop = button('Stop', () => control.abort(), '', {hidden: true});
   const oninput = () => show(curl, curlOf(method, readInputs(path, inputs, kind)));
-  let control = null;
   async function onsubmit(event) {
     event.preventDefault();
-    if (id === 'post_service_stop'
-      && !await confirmed('End the service?', 'Running jobs go on.', 'POST /service/stop', 'End it', 'Keep it')) return;
-    control = new AbortController();
-    [send.disabled, stop.hidden] = [true, false];
-    await showAnswer(answer, method, {...readInputs(path, inputs, kind), signal: control.signal});
-    [send.disabled, stop.hidden] = [false, true];
+    send.disabled = true;
+    await showAnswer(answer, method, readInputs(path, inputs, kind));
+    send.disabled = false;
   }
   oninput();
   return el('details', {class: 'call panel', id},
     el('summary', {}, el('b', {class: 'method'}, method), el('code', {}, path), el('span', {class: 'muted'}, summary)),
     el('form', {oninput, onsubmit}, el('div', {class: 'form'}, fields), el('h3', {}, 'With curl'), curl,
-      el('div', {class: 'buttons'}, stop, send), answer),
+      el('div', {class: 'buttons'}, send), answer),
     el('h3', {}, 'Answers'), el('ul', {}, Object.entries(responses).map(([status, {content = {}, ...told}]) =>
       el('li', {}, [`${status}: ${told.description ?? typeOf(told)}`,
         ...Object.entries(content).map(([type, {schema}]) => `${type} ${typeOf(schema)}`)].join(' \u2014 ')))));
@@ -14664,11 +14646,6 @@ async function openDocs() {
     Object.entries(methods).map(([method, facts]) => drawCall(path, method.toUpperCase(), facts)));
   at('calls').append(el('h2', {}, 'Calls'), ...calls,
     el('h2', {}, 'Shapes'), ...Object.entries(shapes).map(describeShape));
-  at('find').addEventListener('input', () => {
-    const words = at('find').value.toLowerCase().split(/\s+/);
-    const isFound = (text) => words.every((word) => text.toLowerCase().includes(word));
-    for (const call of calls) call.hidden = !isFound(call.firstChild.textContent);
-  });
   const wanted = at(decodeURIComponent(location.hash.slice(1)));
   if (wanted?.tagName === 'DETAILS') { wanted.open = true; wanted.scrollIntoView(); }
 }
