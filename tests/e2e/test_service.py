@@ -5,7 +5,6 @@ import json
 import logging
 import os
 import pathlib
-import queue
 import threading
 import time
 import types
@@ -1438,80 +1437,33 @@ def test_cuda_arg_of_rows(rows, reason, cuda_arg, arguments, ran, is_narrowed):
 
 # Hooks
 
-class Hooked:
-    """The hooks of a service in their thread; what they would run comes to `calls`."""
+def test_on_finish_runs_for_each_job_that_ended_while_it_was_configured(world, monkeypatch):
+    """Also when the service died before it ran, and when the job is no longer kept."""
+    calls = []
+    monkeypatch.setattr(nexus, "run", lambda argv, timeout_s, environ=None: calls.append(environ["NEXUS_JOB_ID"]) or nexus.Completed(0, ""))
+    w = world(history_limit=1)
 
-    def __init__(self, w, monkeypatch):
-        self.w, self.calls, self.answer = w, queue.Queue(), nexus.Completed(0, "")
-
-        def run(argv, timeout_s, environ=None):
-            self.calls.put((argv, timeout_s, environ))
-            if isinstance(self.answer, Exception):
-                raise self.answer
-            return self.answer
-        monkeypatch.setattr(nexus, "run", run)
-        self.hooks = w.service.hooks = nexus.Hooks(w.service)
-        self.hooks.begin()
-        self.thread = self.hooks.worker.thread
-        self.thread.start()
-
-    def next(self):
-        """The next command, and its variables."""
-        argv, timeout_s, environ = self.calls.get(timeout=60)
-        assert argv[:2] == ["/bin/sh", "-c"] and timeout_s == nexus.HOOK_TIMEOUT_S and environ["PATH"] == "/usr/bin"
-        return argv[2].partition("umask 022\n")[2], {name: text for name, text in environ.items() if name.startswith("NEXUS_")}
-
-    def end(self):
-        self.w.service.is_stopping = True
-        self.hooks.worker.wanted.set()
-        self.thread.join(60)
-        assert not self.thread.is_alive()
-
-
-@pytest.fixture
-def hooked(monkeypatch):
-    made = []
-
-    def start(w):
-        made.append(Hooked(w, monkeypatch))
-        return made[-1]
-
-    yield start
-    for one in made:
-        one.end()
-
-
-def test_on_finish_of_a_job_that_is_no_longer_kept(world, hooked):
-    w = world(gpus=2, on_finish="notify me", history_limit=1)
-    ids = [w.add() for _ in range(3)]
-    hooks = hooked(w)
-    for job_id in ids:
+    def end():
+        job_id = w.add()
         w.service.admission.cancel(nexus.Choice([job_id], ("pending",)), ANN)
-    w.turn()
-    assert [hooks.next()[1]["NEXUS_JOB_ID"] for _ in ids] == ids
+        w.turn(seconds=1)
+        return job_id
 
-
-def test_on_finish_for_what_ended_unheard(world, hooked):
-    """By a service that died before it ran; not for what ended before it was configured."""
-    w = world(gpus=2)
-    early = w.add(gpus=2)
-    w.turn()
-    w.claim(early, 100)
-    w.end(early)
-    w.service.config = nexus.replace(w.service.config, hooks=nexus.HooksConfig("", "notify me"))
-    w.clock.pass_(1)
-    hooks = hooked(w)
-    one, two = w.add(), w.add()
-    w.service.admission.cancel(nexus.Choice([one], ("pending",)), ANN)
-    assert hooks.next()[1]["NEXUS_JOB_ID"] == one
-    live.until(lambda: not w.job(one).is_hook_due)
-    hooks.end()
-    w.service.is_stopping = False
-    w.service.admission.cancel(nexus.Choice([two], ("pending",)), ANN)
-    hooks = hooked(w)
-    assert hooks.next()[1]["NEXUS_JOB_ID"] == two
-    live.until(lambda: not w.job(two).is_hook_due)
-    assert hooks.calls.empty()
+    end()
+    w.config = makers.config(history_limit=1, on_finish="notify me")
+    w.crash()
+    w.service.hooks.begin()
+    ended = [end() for _ in range(3)]
+    w.service.history.trim_history()
+    assert w.service.hooks.look() == 0 and calls == ended[:1]
+    w.crash()
+    w.service.hooks.begin()
+    while w.service.hooks.look() == 0:
+        pass
+    assert calls == [ended[0], ended[2]], "of what is no longer kept only by the service that heard of its end"
+    w.crash()
+    w.service.hooks.begin()
+    assert w.service.hooks.look() is None and len(calls) == 2
 
 
 # With Slurm.  tests/e2e/test_slurm.py has a real one; here it does what a real one does seldom.
