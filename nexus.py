@@ -11596,11 +11596,9 @@ class Client(Transport):
             self.ask("GET", "/")                        # waits until the service replies again
 
     def wait(self, job_ids: Sequence[str], on_end: Callable[[dict[str, Any]], None] = lambda job: None,
-             on_wait: Callable[[dict[str, Any]], None] = lambda job: None,
              is_any: bool = False) -> list[dict[str, Any]]:
         """Wait until jobs have finished, or with `is_any` one of them; return them.  The service may restart meanwhile.
 
-        `on_wait` gets each pending job, at each look.
         Raises: not_found, for a job that is gone and was not seen to end.
         """
         finished: dict[str, dict[str, Any]] = {}
@@ -11609,13 +11607,11 @@ class Client(Transport):
             # The end of the last is heard of at once, that of the others at the next look.
             last = self.ask("GET", f"/jobs/{quote_path(unfinished[-1])}" + encode_query({"wait": wait_s or None}))
             wait_s = WAIT_S
-            others = self.jobs(fields="id,status,waiting_for,reason") if len(unfinished) > 1 else []
+            others = self.jobs(fields="id,status") if len(unfinished) > 1 else []
             jobs = {job["id"]: job for job in [*others, last]}
             for job_id in unfinished:
                 job = jobs.get(job_id) or self.job(job_id)
-                if job["status"] == PENDING:
-                    on_wait(job)
-                elif job["status"] in FINAL and not (is_any and finished):
+                if job["status"] in FINAL and not (is_any and finished):
                     finished[job_id] = job if job is last else self.job(job_id)
                     on_end(finished[job_id])
             unfinished = [job_id for job_id in unfinished if job_id not in finished]
@@ -12111,20 +12107,13 @@ def cmd_wait(call: Call) -> int:
     if call.options.group is not None:
         of_group = [job for job in ask_for_jobs(call) if job["status"] != COMPLETED and not job["retried_as"]]
         ids = [*ids, *(job["id"] for job in of_group)]
-    reasons, ended, total = set[str](), set[str](), len(set(ids))
+    ended, total = set[str](), len(set(ids))
 
     def say_end(job: Json) -> None:
         ended.add(job["id"])
         call.say(describe_end(job) + (f"; {len(ended)} of {total} have ended" if total > 1 else ""))
 
-    def say_hold(job: Json) -> None:
-        """Say once that a job waits for a resume."""
-        reason = job["reason"]
-        if job["waiting_for"] not in reasons and reason and reason["code"] in ("paused", "held"):
-            reasons.add(job["waiting_for"])
-            call.say(f"job {job['id']} waits: {job['waiting_for']}")
-
-    jobs = call.client.wait(ids, say_end, say_hold, call.options.any)
+    jobs = call.client.wait(ids, say_end, call.options.any)
     return next(filter(None, map(exit_code_of, jobs)), 0)
 
 

@@ -370,22 +370,6 @@ def test_clear(own_home):
     assert done.code == 2 and "with commas" in done.err and "nexus help clear" in done.err
 
 
-def test_wait_says_that_the_queue_is_paused_or_the_group_held(own_home):
-    words = ("--gpus", "0", "--group", "g")
-    own_home.main("pause")
-    job_id = own_home.main("add", *words, "true").id
-    waiting = own_home.popen("wait", job_id)
-    assert waiting.stderr.readline().decode() == f"nexus: job {job_id} waits: the queue is paused (nexus resume)\n"
-    own_home.main("pause", "--group", "g")
-    own_home.main("resume")
-    assert waiting.stderr.readline().decode().startswith(f"nexus: job {job_id} waits: group g is held: ")
-    own_home.main("pause")
-    own_home.main("resume")
-    own_home.main("resume", "--group", "g")
-    out, err = waiting.communicate(timeout=60)
-    assert (waiting.returncode, out) == (0, b"") and err.decode() == f"nexus: job {job_id} completed\n"
-
-
 def test_a_job_after_a_list_of_ids_as_add_prints_it(own_home):
     own_home.main("pause")
     ids = own_home.main("add", "--sweep", "n=0..1", "echo {n}").out
