@@ -11422,10 +11422,7 @@ class Transport:
                 connection.close()
                 raise
             return connection
-        try:
-            connection = socket.create_connection((self.host, self.port), ANSWER_TIMEOUT_S)
-        except UnicodeError:
-            raise OSError(f"{self.host} cannot be a machine's name") from None
+        connection = socket.create_connection((self.host, self.port), ANSWER_TIMEOUT_S)
         try:
             watch_line(connection, ANSWER_TIMEOUT_S)
             if self.is_secure:
@@ -12386,8 +12383,6 @@ def cmd_screens(call: Call) -> None:
         Column("STATE", lambda row: row[1]),
         Column("WHAT", lambda row: commands.get(row[0], row[2]), "bright"),
     )), "there is no screen session of nexus")
-    if rows:
-        call.say("attach to a job: nexus attach ID; to any: screen -x SESSION")
 
 
 def cmd_clear(call: Call) -> None:
@@ -12406,12 +12401,10 @@ def cmd_pause(call: Call) -> None:
     verb, gpus, group = call.options.subcommand, call.options.GPU, call.options.group
     if gpus and group is not None:
         refuse(f"{verb} takes GPUs or --group, not both", hint=f"nexus help {verb}")
-    done, gpu_does, queue_does = {"pause": ("paused", "gets no new job", "nothing new starts, running jobs go on"),
-                                  "resume": ("resumed", "gets jobs again", "jobs start again")}[verb]
     for index in gpus or [None]:
         call.client.pause(index, group, verb)
-        call.say(f"GPU {index} {done}: it {gpu_does}" if index is not None else
-                 f"group {group} is {done}" if group is not None else f"the queue is {done}: {queue_does}")
+        what = f"GPU {index}" if index is not None else f"group {group}" if group is not None else "the queue"
+        call.say(f"{what} is {verb}d; running jobs go on")
 
 
 def find_config(call: Call) -> str:
@@ -12471,14 +12464,10 @@ def cmd_restart(call: Call) -> None:
     running = find_service(call.layout)
     call.options.config = call.options.config or (running or {}).get("config")      # that file says where its jobs are
     config = load_config(find_config(call), call.environ)
-    if running:                                 # if the new service could not start, the old one goes on
-        try:
-            check_start(make_layout(call.layout.home, config), config)
-        except NexusError as error:
-            raise NexusError(error.kind, f"not restarted, the service goes on as it was: {error.message}",
-                             error.hint or "nexus config edit, then nexus restart") from None
+    check_start(make_layout(call.layout.home, config), config)     # if it could not start, the running one goes on
     stop_service(call)
     cmd_start(call)
+
 
 def cmd_serve(call: Call) -> None:
     """Run the service in the foreground.  An error is also written to a file, for the command that has started it."""
