@@ -4036,16 +4036,6 @@ def check_parents(path: str, what: str) -> None:
         check_parents(parent, what)
 
 
-def is_open(status: os.stat_result) -> bool:
-    """Whether others may write: everybody, or a group that is not this user's private one."""
-    import grp
-    if status.st_mode & 0o022 == 0o020:
-        with contextlib.suppress(KeyError):
-            group, user = grp.getgrgid(status.st_gid), find_user(os.geteuid())
-            return group.gr_name != user or not set(group.gr_mem) <= {user}
-    return bool(status.st_mode & 0o022)
-
-
 def secure_folders(layout: Layout) -> None:
     """Make nexus's folders; no other user may write into one.  Raises: forbidden, unavailable."""
     with disk("look at", ""):
@@ -4055,11 +4045,9 @@ def secure_folders(layout: Layout) -> None:
             check_parents(path, what)
             make_folder(path)
             status = os.stat(path)
-            if is_open(status) or status.st_uid != os.geteuid():        # somebody may have made it meanwhile
+            if status.st_mode & 0o022 or status.st_uid != os.geteuid():         # somebody may have made it meanwhile
                 raise NexusError("forbidden", f"others may write into {path} ({what}), and could run commands as you",
                                  hint=f"look at what is in it; then chmod go-w {path}, or name another folder")
-            if status.st_mode & 0o020:      # a private group, which another user may share; or an ACL's mask
-                os.chmod(path, status.st_mode & 0o7757)
         os.chmod(layout.home, os.stat(layout.home).st_mode & 0o7700)
 
 
@@ -10824,10 +10812,9 @@ def log_entry_json(entry: LogEntry, attempts: Sequence[Attempt]) -> bytes:
         "text": entry.content.decode("utf-8", "surrogateescape")}) + "\n").encode()
 
 
-def stamp_lines(content: bytes, stamp: str, is_at_line: bool) -> bytes:
-    """Put the stamp before each line; not before the first, where that continues a line."""
-    mark = stamp.encode()
-    return (mark if is_at_line else b"") + re.sub(rb"\n(?!\Z)", b"\n" + mark, content)
+def stamp_lines(content: bytes, stamp: str) -> bytes:
+    """Put the stamp before each line."""
+    return re.sub(rb"(?m)^(?!\Z)", stamp.encode(), content)
 
 
 def format_tenths(at: float | None) -> str | None:
@@ -10848,7 +10835,7 @@ def make_log_text(has_times: bool = False, is_both: bool = False) -> Callable[[L
             heading = (b"" if is_line_whole else b"\n") + f"---- attempt {entry.attempt}, {began} ----\n".encode()
         former = entry.attempt
         if has_times:
-            content = stamp_lines(content, f"{format_tenths(entry.at) or '-':22} ", is_line_whole or bool(heading))
+            content = stamp_lines(content, f"{format_tenths(entry.at) or '-':22} ")
         is_line_whole = content.endswith(b"\n")
         return heading + content
 
@@ -12079,10 +12066,10 @@ def pass_on_logs(call: Call, job_id: str, follow: bool = True, stream: str = "bo
         attempt = entry["attempt"]
         if not content:
             continue
-        is_new_line, is_whole[name] = is_whole[name], content.endswith(b"\n")
+        is_whole[name] = content.endswith(b"\n")
         if has_times:
             stamp = f"{local_time(at[:19] + 'Z', '%Y-%m-%d %H:%M:%S')}{at[19:21]}" if at else "-"
-            content = stamp_lines(content, f"{stamp:21} ", is_new_line)
+            content = stamp_lines(content, f"{stamp:21} ")
         write_to(targets[name], content)
     return is_whole["stderr"] and (is_whole["stdout"] or not call.out.isatty())
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import struct
 import subprocess
 import types
 
@@ -39,15 +38,6 @@ def make(path, owner, mode, content=None):
     return path
 
 
-def give(path, user):
-    """By an ACL; the group's bits of the mode are its mask then.  Source: acl(5), linux/posix_acl_xattr.h."""
-    entries = [(0x01, 7, 2**32 - 1), (0x02, 7, user.uid), (0x04, 0, 2**32 - 1), (0x10, 7, 2**32 - 1), (0x20, 0, 2**32 - 1)]
-    try:
-        os.setxattr(path, "system.posix_acl_access", struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries))
-    except OSError:
-        pytest.skip("no ACLs here")
-
-
 def refused(box, *words, **environ):
     """What a start says that must come to nothing, and nothing must run."""
     done = box.nexus("start", environ=environ)
@@ -70,17 +60,13 @@ def test_a_home_that_anybody_could_exchange(users, box):
     refused(box, f"other users could exchange {users.open}/home-2", f"chmod o-w {users.open}",
             NEXUS_HOME=str(make(users.open / "home-2", users.ann, 0o700)))
     refused(box, f"other users could exchange {users.open}", NEXUS_HOME=str(users.open / "none" / "home"))
-
-
-def test_a_link_that_anybody_could_exchange(users, box):
-    make(users.shared / "home-9", users.ann, 0o700)
-    link = users.open / "link-9"
-    link.symlink_to(users.shared / "home-9")
-    os.chown(link, users.ann.uid, 65534, follow_symlinks=False)
-    refused(box, f"other users could exchange {link}", NEXUS_HOME=str(link))
+    link = users.open / "link-2"                        # of one's own, and to one's own, but where all may write
+    link.symlink_to(make(users.shared / "home-9", users.ann, 0o700))
     outer = make(users.shared / "own-9", users.ann, 0o700) / "outer"
     outer.symlink_to(link)
-    refused(box, f"other users could exchange {link}", NEXUS_HOME=str(outer))
+    for path in (link, outer):
+        os.chown(path, users.ann.uid, 65534, follow_symlinks=False)
+        refused(box, f"other users could exchange {link}", NEXUS_HOME=str(path))
 
 
 def test_a_home_below_a_folder_that_somebody_made_before(users, box):
@@ -129,9 +115,11 @@ def test_a_state_folder_that_others_may_write(users, box):
 
 
 def test_a_home_or_log_folder_that_others_may_write(users, box):
-    logs = make(users.shared / "logs-6", users.ann, 0o777)
-    box.write_config(log_dir=str(logs))
-    refused(box, f"others may write into {logs} ([state] log_dir)", f"chmod go-w {logs}")
+    """Everybody, or a group."""
+    for mode in (0o777, 0o775):
+        logs = make(users.shared / "logs-6", users.ann, mode)
+        box.write_config(log_dir=str(logs))
+        refused(box, f"others may write into {logs} ([state] log_dir)", f"chmod go-w {logs}")
     logs.chmod(0o755)
     box.home.chmod(0o777)                               # its cache/ may hold anybody's compiled code
     refused(box, f"others may write into {box.home} (NEXUS_HOME)", f"chmod go-w {box.home}")
@@ -159,21 +147,3 @@ def test_all_that_nexus_makes_is_the_owners_alone():
         made = {str(path): oct(path.stat().st_mode) for path in (box.home, *box.home.rglob("*"))
                 if path.stat().st_mode & 0o077 and not path.is_symlink() and path.name not in ("config.toml", "service.log.1")}
         assert not made
-
-
-def test_a_group_of_ones_own_is_nobody_else():
-    """A user's own group may write what the user makes, on systems with umask 002: that is no reason to refuse.
-
-    But another user may be in it, or the group's bits may be an ACL's.
-    """
-    with live.Box(gpus=1, is_starting=False) as box:
-        for name in ("state", "logs"):
-            box.path(name).mkdir()
-            os.chown(box.path(name), 0, 0)
-            give(box.path(name), types.SimpleNamespace(uid=65534))
-            box.path(name).chmod(0o775)
-        box.write_config(state_file=str(box.path("state") / "state.json"), log_dir=str(box.path("logs")))
-        box.start()
-        for name in ("state", "logs"):
-            assert box.path(name).stat().st_mode & 0o777 == 0o755
-            assert os.getxattr(box.path(name), "system.posix_acl_access")[4 + 3 * 8:][:4] == struct.pack("<HH", 0x10, 5)
