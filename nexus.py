@@ -1074,14 +1074,10 @@ class State:
 FACTS: Mapping[str, Any] = {name: getattr(State, name) for name in State.__annotations__}       # and their defaults
 
 
-def iterate_pending(state: State) -> Iterator[Job]:
-    """The pending jobs by queue_key.  list_pending() has them as they start where several users wait."""
-    return (state.jobs[job_id] for _, job_id in state.pending)
-
-
 def list_submitted(state: State) -> list[Job]:
     """The pending jobs in Slurm's queue."""
-    return [job for job in iterate_pending(state) if job.attempts and job.current.slurm_key is not None]
+    pending = (state.jobs[job_id] for _, job_id in state.pending)
+    return [job for job in pending if job.attempts and job.current.slurm_key is not None]
 
 
 def request_class(job: Job) -> tuple[Any, ...]:
@@ -1258,11 +1254,6 @@ def list_pending(state: State) -> list[Job]:
         ordered.append(job)
         add_use(used, job)
     return ordered
-
-
-def find_position(state: State, job: Job) -> int:
-    """How many pending jobs are before this one."""
-    return [other.id for other in list_pending(state)].index(job.id)
 
 
 def move_job(state: State, job: Job, is_first: bool) -> Put:
@@ -9588,7 +9579,8 @@ class Views(Part):
 
         def look(state: State) -> tuple[Job, int, bool]:
             job = find_own_job(state, job_id, caller)
-            return job, find_position(state, job) if job.status == PENDING else 0, state.paused
+            pending = [other.id for other in list_pending(state)]
+            return job, pending.index(job.id) if job.status == PENDING else 0, state.paused
 
         job, position, is_paused = self.store.read(look)
         answer: dict[str, Any] = {
