@@ -193,11 +193,6 @@ def format_duration(seconds: float) -> str:
     return " ".join(f"{count}{unit}" for count, unit in parts[first:first + 2] if count) or "0s"
 
 
-def format_limit(seconds: float) -> str:
-    """A time limit, or a time compared with it: below 10 s with a decimal, unless it is whole."""
-    return format_duration(seconds) if seconds >= 10 else f"{max(0.0, seconds):.2g}s"
-
-
 def format_time(at: float | None) -> str | None:
     """`2024-10-24T15:30:15Z`, or None."""
     return None if at is None else time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))
@@ -2540,10 +2535,10 @@ def find_stops(running: Iterable[Job], usage: Mapping[str, Usage], config: JobsC
         used = usage.get(job.id)
         if used is None or job.current.stop_cause:
             continue
-        limit_s, why = find_time_limit(job, config)
+        limit_s, what = find_time_limit(job, config)
         if limit_s is not None and used.runtime_s >= limit_s:
-            limit = format_limit(limit_s)
-            yield Stop(job.id, "timeout", f"stopped after {format_limit(used.runtime_s)}: {why.format(limit)}")
+            yield Stop(job.id, "timeout",
+                       f"stopped after {format_duration(used.runtime_s)}: {what} is {format_duration(limit_s)}")
         elif config.max_memory_gb and (used.memory_mib or 0) > config.max_memory_gb * 1024:
             taken = format_memory(used.memory_mib or 0, 2)
             yield Stop(job.id, "host-memory",
@@ -2551,14 +2546,13 @@ def find_stops(running: Iterable[Job], usage: Mapping[str, Usage], config: JobsC
 
 
 def find_time_limit(job: Job, config: JobsConfig) -> tuple[float | None, str]:
-    """(seconds that a job may run, None: no limit; words that say which setting it is, with `{}` for the limit)"""
+    """(seconds that a job may run, None: no limit; what sets the limit)"""
     if job.timeout_seconds is not None:
-        return job.timeout_seconds or None, "its time limit is {}"
+        return job.timeout_seconds or None, "its time limit"
     if job.expected_time is not None:
-        expected = format_limit(job.expected_time)
-        return (job.expected_time * config.timeout_multiplier,
-                f"it was expected to take {expected}, and its limit is {{}} (timeout_multiplier)")
-    return config.timeout_seconds or None, "timeout_seconds is {}"
+        factor = config.timeout_multiplier
+        return job.expected_time * factor, f"{factor:g} times its expected time (timeout_multiplier)"
+    return config.timeout_seconds or None, "timeout_seconds"
 
 
 class Quotas:
