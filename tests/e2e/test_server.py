@@ -1304,10 +1304,6 @@ def test_many_connections_at_once(home):
     (None, ["127.0.0.1", "[::1]", "localhost"])])
 def test_a_service_on_another_address(host, others):
     with Home(host=host) as made:
-        if host == "0.0.0.0":                   # nobody listens to other machines by mistake
-            done = made.run("start")
-            assert done.code == 2 and "nexus token create USER" in done.err and "host = 0.0.0.0" in done.err, done
-            assert made.run("token", "create", "bob").code == 0
         done = made.run("run", "--gpus", "0", "echo hello")
         assert (done.code, done.out) == (0, "hello\n"), done
         token = made.file("token").read_text().strip()

@@ -1247,7 +1247,7 @@ def test_events_are_numbered_and_published_after_the_disk(box, monkeypatch):
     found, is_gap = box.store.events.read(first, 0)
     assert [number for number, _, _ in found] == list(range(first, first + 4)) and not is_gap
     assert [(kind, what.status if kind == "job" else what) for _, kind, what in found] == [
-        ("job", "pending"), ("job", "running"), ("queue", {"is_paused": True}), ("removed", ("abc",))]
+        ("job", "pending"), ("job", "running"), ("queue", None), ("removed", "abc")]
     monkeypatch.setattr(os, "fdatasync", failing())
     with pytest.raises(nexus.NexusError):
         box.add("xyz")
