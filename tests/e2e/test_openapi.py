@@ -55,41 +55,16 @@ def test_every_key_says_what_it_means():
             assert row.get("description"), (name, key)
 
 
-@pytest.fixture
-def extra(monkeypatch):
-    """A made-up call with a made-up parameter."""
-    monkeypatch.setitem(nexus.PARAMETERS, "spares", nexus.Field(nexus.integer_in(0, 9), "how many spare parts"))
-    monkeypatch.setattr(nexus, "ROUTES", [*nexus.ROUTES])
-
-    @nexus.route("GET /extra/{name}", "user", "what is spare", "any")
-    def get_extra(self, caller, name, spares=3):
-        return {"name": name, "spares": spares}
-
-    return nexus.ROUTES[-1]
-
-
-PARTS = [  # query, status, what is answered
-    ({}, 200, {"name": "n1", "spares": 3}), ({"spares": "5"}, 200, {"name": "n1", "spares": 5}),
-    ({"spares": "10"}, 400, "spares must be a whole number from 0 to 9, not 10"),
-    ({"spares": "x"}, 400, 'spares must be a whole number from 0 to 9, not "x"'),
-    ({"spares": ["1", "2"]}, 400, "spares may be given once, and stands in the address 2 times"),
-    ({"spare": "1"}, 400, "'spare' is not a parameter of /extra/{name}"),
+PARAMETERS = [  # query of GET /jobs, what is wrong with it
+    ({"limit": ["x"]}, 'limit must be a whole number from 0'), ({"limit": ["1", "2"]}, "limit may be given once"),
+    ({"limti": ["1"]}, "'limti' is not a parameter of /jobs"), ({"status": ["done"]}, "status"), ({"fields": ["id,nam"]}, "fields"),
 ]
 
 
-def test_a_parameter_that_is_added_is_everywhere(extra):
-    """A row and an argument are all that it takes: it is read, checked and described."""
-    with Bench() as bench:
-        for query, status, expected in PARTS:
-            query = {key: [given] if isinstance(given, str) else given for key, given in query.items()}
-            answer = bench.api.handle(nexus.Request("GET", "/extra/n1", query, {"host": "localhost"}, bytes, uid=os.geteuid()))
-            told = json.loads(answer.body)
-            assert (answer.status, told if status == 200 else told["message"]) == (status, expected)
-    operation = nexus.make_openapi([extra], "1")["paths"]["/extra/{name}"]["get"]
-    assert [(each["name"], each["in"], each["required"]) for each in operation["parameters"]] == [
-        ("name", "path", True), ("spares", "query", False)]
-    assert operation["parameters"][1]["schema"] == nexus.integer_in(0, 9)
-    assert operation["parameters"][1]["description"] == "how many spare parts"
+@pytest.mark.parametrize("query, message", PARAMETERS)
+def test_a_wrong_parameter_is_refused(bench, query, message):
+    answer = bench.api.handle(nexus.Request("GET", "/jobs", query, {"host": "localhost"}, bytes, uid=os.geteuid()))
+    assert answer.status == 400 and message in json.loads(answer.body)["message"]
 
 
 def test_its_references_lead_somewhere():
@@ -111,14 +86,6 @@ def test_the_examples_run(method, path, body):
         for example in nexus.BODIES[body]["examples"][:1 if path == "/jobs/clear" else None]:
             status, answer = bench.ask(method, path.replace("{id}", "abc"), example)
             assert status < 300 or (path == "/nodes" and status == 503), answer
-
-
-def test_what_is_checked_is_what_is_shown():
-    """One object, not two that are alike."""
-    schemas = nexus.make_openapi(nexus.ROUTES, "1")["components"]["schemas"]
-    assert schemas["Submission"] is nexus.SUBMISSION and schemas["Edit"] is nexus.EDIT
-    assert list(schemas["Submission"]["properties"]) == list(nexus.ASKED)
-    assert all(schema["description"] for schema in schemas["Submission"]["properties"].values())
 
 
 some_facts = (json_values | texts | st.integers(-10**9, 10**9) | st.floats(0, 2000) | st.lists(st.integers(0, 20), max_size=3)
