@@ -511,9 +511,3 @@ def test_stop_through_a_tunnel_sees_the_end(own_home):
         assert done.code == 0 and "has ended" in done.err, done
     finally:
         wire.server.close()
-
-
-def test_stop_by_python(own_home):
-    client = own_home.client()
-    client.stop()
-    until(lambda: nexus.find_service(client.layout) is None, "its end")

@@ -323,13 +323,6 @@ def test_no_path_no_home_no_terminal(own_home):
     assert done.returncode == 0 and done.stdout.startswith(b"Queue: 0 jobs"), done
 
 
-def test_home_unset_is_looked_up():
-    import pwd
-    assert nexus.find_home({}) == os.path.join(os.environ.get("HOME") or pwd.getpwuid(os.geteuid()).pw_dir, ".nexus")
-    assert nexus.find_home({"HOME": "/x"}) == "/x/.nexus"
-    assert nexus.find_home({"HOME": "/x", "NEXUS_HOME": "/y/z/"}) == "/y/z"
-
-
 @pytest.mark.parametrize("name", ["with blanks and 'quotes'", 'double "quotes" $HOME `x`', "größe 数据", "100% {name} \\n", "-n"])
 def test_a_home_of_any_name(name):
     with Home(name=name) as made:
@@ -379,16 +372,6 @@ def test_a_home_that_cannot_be_made(own_home):
     for path in (os.path.join(blocked, "nexus"), blocked, "/proc/nexus"):
         done = own_home.main("add", "true", NEXUS_HOME=path)
         assert done.code == 6 and path in done.err and "Traceback" not in done.err, done
-
-
-def test_a_service_of_another_machine_is_left_alone(own_home):
-    own_home.main("start")
-    own_home.main("stop")
-    own_home.file("service.json").write_text(
-        '{"pid": 1, "started": 1, "port": 1, "host": "127.0.0.1", "machine": "gpu7"}')
-    done = own_home.main("add", "true")
-    assert done.code == 4, done
-    assert all(says in done.err for says in ("the service runs on gpu7", "NEXUS_HOME=~/.nexus-$(hostname)", "NEXUS_URL"))
 
 
 def test_the_environment_of_a_job_that_starts_the_service_is_not_the_services(own_home):

@@ -4,7 +4,6 @@ import json
 import pathlib
 import socket
 import subprocess
-import time
 
 import live
 import pytest
@@ -95,26 +94,6 @@ def test_a_choice_that_cannot_be_used_is_not_remembered():
         assert box.nexus("start", "--config", other_config(box, port=other.getsockname()[1])).returncode == 4
         done = box.nexus("status")
         assert done.returncode == 0 and box.info()["config"] == str(box.home / "config.toml"), done
-
-
-@pytest.mark.parametrize("delay_s", [0, 0.55])
-def test_another_config_right_after_a_crash(delay_s):
-    """The supervisor is about to start the old one again, or is just doing it."""
-    with live.Box(gpus=2) as box:
-        chosen = other_config(box, ids=[1])
-
-        def start():
-            box.kill_service()
-            time.sleep(delay_s)
-            done = box.nexus("start", "--config", chosen)
-            assert done.returncode == 0 or "the service runs already" in done.stderr, done
-            return done.returncode == 0
-        live.until(start, "a start that is faster than the supervisor")
-        assert box.info()["config"] == chosen
-        live.until(lambda: len(box.supervisors()) == 1, "the end of the former supervisor")
-        box.kill_service()
-        box.await_service()
-        assert box.info()["config"] == chosen
 
 
 class Container:
