@@ -5289,7 +5289,6 @@ class TreeSnapshot(Value):
     commit: str
     repository: str                     # the work tree's top, without symbolic links
     empty: tuple[str, ...] = ()         # folders that are repositories themselves: they are empty in a checkout
-    is_new: bool = True                 # no earlier snapshot is the same
 
 
 class Git:
@@ -5343,10 +5342,9 @@ def take_snapshot(cwd: str, environ: Mapping[str, str]) -> TreeSnapshot:
         git = Git(top, environ, *options, GIT_INDEX_FILE=copy)
         repositories = fill_index(git, {key.split(".", 1)[1].rpartition(".")[0] for key in filters})
         commit = write_commit(git)
-        is_new = bool(git.call("rev-parse", "--quiet", "--verify", f"refs/nexus/{commit}").exit_code)
         git.run("update-ref", f"refs/nexus/{commit}", commit)
     empty = [path for path in repositories if os.path.lexists(os.path.join(top, path, ".git"))]
-    return TreeSnapshot(commit, top, tuple(empty), is_new)
+    return TreeSnapshot(commit, top, tuple(empty))
 
 
 def find_work_tree(cwd: str, environ: Mapping[str, str]) -> str:
@@ -11933,8 +11931,8 @@ def cmd_add(call: Call) -> None:
 
 
 def submit(call: Call, work: Json) -> dict[str, Any]:
-    """Submit the jobs, or check them with --dry-run, and warn.  A new snapshot that no job uses is released again."""
-    given, kept, is_needed = call.options, None, False
+    """Submit the jobs, or check them with --dry-run, and warn."""
+    given = call.options
     body = {**make_options(call), **work, "dry_run": given.dry_run}
     if given.conda and given.node is None and call.client.layout:
         check_conda(call, given.conda, {**call.environ, **dict(given.env)})
@@ -11943,18 +11941,12 @@ def submit(call: Call, work: Json) -> dict[str, Any]:
         if given.dry_run:
             find_work_tree(body["cwd"], call.environ)
         else:
-            kept = take_snapshot(body["cwd"], call.environ)
-            body.update(snapshot=kept.commit, snapshot_repo=kept.repository)
-            if kept.empty:
+            snapshot = take_snapshot(body["cwd"], call.environ)
+            body.update(snapshot=snapshot.commit, snapshot_repo=snapshot.repository)
+            if snapshot.empty:
                 call.say("the snapshot leaves these directories empty, as they are git repositories themselves: "
-                         + ", ".join(kept.empty))
-    try:
-        answer = call.client.submit(body)
-        is_needed = not answer.get("known")
-    finally:
-        if kept and kept.is_new and not is_needed:
-            with contextlib.suppress(NexusError):       # the first error counts
-                release_snapshot(kept.repository, kept.commit, os.environ)
+                         + ", ".join(snapshot.empty))
+    answer = call.client.submit(body)
     for job_id in answer.get("known", ()):
         call.say(f"job {job_id} is the same and is there already: nothing was added for it")
     if call.client.layout is None and not given.cwd:

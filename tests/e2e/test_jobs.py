@@ -550,14 +550,6 @@ def test_a_snapshot_is_tidied_while_what_the_job_left_is_ended():
         assert live.until(lambda: os.path.isdir(files) and os.listdir(files)) == ["made"]
         ended = box.nexus("run", "--snapshot", "--cwd", str(tree), "cat file-7")
         assert (ended.returncode, ended.stdout) == (0, "7\n"), ended.stderr
-        refs = git("for-each-ref", "refs/nexus")
-        (tree / "file-7").write_text("other\n")
-        for words, why in ((["--gpus", "9"], "9 GPUs"), (["--conda", "no-such"], "no-such"), ([], "config.toml")):
-            if not words:                       # no service can be asked
-                cli(box, "stop")
-                (box.home / "config.toml").write_text("[odd]\n")
-            assert why in cli(box, "add", "--snapshot", *words, "--cwd", str(tree), "true", code=2)
-            assert git("for-each-ref", "refs/nexus") == refs, "no job came of it, so that nothing is kept for one"
 
 
 def test_a_conda_environment():
