@@ -147,9 +147,7 @@ BLOCK = 65536
 TAILS = [  # reason, content, lines wanted
     ("a line longer than a block", b"first\n" + b"x" * (BLOCK + 10) + b"\n", 1),
     ("a newline that ends a block", b"a\n" + b"x" * (BLOCK - 1) + b"\n", 1),
-    ("a newline just before the last block", b"ab\n" + b"x" * BLOCK, 1),
     ("many lines over many blocks", b"0123456\n" * 40000, 30000), ("more lines wanted than there are", b"0123456\n" * 40000, 90000),
-    ("exactly one block", b"x\n" * (BLOCK // 2), 5),
 ]
 
 
@@ -246,16 +244,6 @@ def test_log_times(reason, content, expected):
     assert list(nexus.parse_log_times(content.splitlines(True))) == expected
 
 
-def test_of_long_notes_only_the_end_is_read(tmp_path, monkeypatch):
-    grow(tmp_path, [(0, b"x\n")])
-    with open(tmp_path / nexus.LOG_TIMES, "w", encoding="utf-8") as file:
-        file.writelines(f"{number} {2 * number} 7\n" for number in range(1, 300000))
-    read, real = [], nexus.read_part
-    monkeypatch.setattr(nexus, "read_part", lambda path, start, most: read.append(most) or real(path, start, most))
-    found = list(nexus.read_log_times(str(tmp_path), (2 * 299990, 7)))
-    assert found[-1] == (29999.9, 599998, 7) and len(found) > 9 and sum(read) < 20000
-
-
 # Log folders
 
 
@@ -336,17 +324,16 @@ def test_no_other_folder_is_touched(tmp_path, reason, log_dir, folder):
 # Reading
 
 JSON_FILES = [  # reason, content (None: no file), what it reads as
-    ("no file", None, None), ("whole", b'{"pid": 1}', {"pid": 1}), ("empty", b"", None), ("torn", b'{"pid": 1', None),
-    ("NUL bytes, as a crash leaves them", b"\0" * 100, None), ("bytes that are no text", b"\xff\xfe", None), ("a list", b"[1]", None),
+    ("no file", None, None), ("whole", b'{"pid": 1}', {"pid": 1}), ("torn", b'{"pid": 1', None), ("no text", b"\xff\0", None),
+    ("a list", b"[1]", None),
 ]
 
 
 @pytest.mark.parametrize("reason, content, expected", JSON_FILES, ids=[case[0] for case in JSON_FILES])
 def test_read_json(tmp_path, reason, content, expected):
-    path = tmp_path / "service.json"
     if content is not None:
-        path.write_bytes(content)
-    assert nexus.read_json(str(path)) == expected
+        (tmp_path / "service.json").write_bytes(content)
+    assert nexus.read_json(str(tmp_path / "service.json")) == expected
 
 
 def test_read_text_says_what_it_could_not_read(tmp_path):
@@ -489,16 +476,6 @@ def test_one_process_has_the_lock(tmp_path):
 # tokens.json
 
 
-def test_tokens_are_read_again_when_another_has_written_them(tmp_path):
-    path = str(tmp_path / "tokens.json")
-    assert nexus.read_tokens(path) == {}
-    nexus.change_tokens(path, lambda tokens: nexus.add_token(tokens, "bob", "secret-of-bob", None, 1000.0))
-    assert [token.user for token in nexus.read_tokens(path).values()] == ["bob"]
-    nexus.change_tokens(path, lambda tokens: nexus.revoke_tokens(tokens, "bob"))
-    assert nexus.read_tokens(path) == {}
-    assert os.stat(tmp_path / "tokens.json").st_mode & 0o777 == 0o600
-
-
 def test_tokens_made_at_once_are_all_kept(tmp_path):
     code = """
         for number in range(10):
@@ -508,7 +485,9 @@ def test_tokens_made_at_once_are_all_kept(tmp_path):
     code, path = "import sys\nimport nexus\n" + textwrap.dedent(code), str(tmp_path / "tokens.json")
     children = [subprocess.Popen([sys.executable, "-c", code, path, str(number)], cwd=TOP) for number in range(4)]
     assert [child.wait(60) for child in children] == [0] * 4
-    assert len(nexus.read_tokens(path)) == 40
+    assert len(nexus.read_tokens(path)) == 40 and os.stat(path).st_mode & 0o777 == 0o600
+    nexus.change_tokens(path, lambda tokens: nexus.revoke_tokens(tokens, "user1"))
+    assert {token.user for token in nexus.read_tokens(path).values()} == {"user0", "user2", "user3"}
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"tokens": [{"user": "bob"}]}', '{"tokens": 5}'])
