@@ -13070,9 +13070,6 @@ section { margin-bottom: 1.5rem; }
 .memory { --fill: var(--memory); }
 .users { flex: 1; display: grid; gap: .15rem; align-content: start; }
 
-#selection { position: sticky; bottom: .6rem; z-index: 4; padding: .5rem .9rem;
-  box-shadow: 0 6px 24px rgb(0 0 0 / .25); }
-td.select { width: 2.2rem; } td.select input { width: 20px; height: 20px; }
 #filters { display: grid; grid-template-columns: minmax(10rem, 1fr) repeat(3, minmax(0, 10rem)) auto; gap: .5rem;
   margin-bottom: 1.2rem;
   align-items: center; }
@@ -13237,7 +13234,6 @@ dialog .lost { margin-top: .7rem; }
       <button type="reset" disabled>Clear</button>
     </form>
     <div id="tables"></div>
-    <div id="selection" class="panel tools" role="region" aria-label="Selected jobs" hidden></div>
   </div>
   <article id="job" hidden></article>
   <div id="docs" hidden>
@@ -13680,7 +13676,6 @@ function drawNow() {
   drawGpus();
   drawFilters();
   drawTables(counts);
-  drawSelection();
 }
 
 // GPUs are grouped by machine.  If there are many, a machine has compact cards until it is unfolded.
@@ -13804,31 +13799,9 @@ function what(job, cause, ...facts) {
       job.attempt > 1 && `attempt ${job.attempt}`, ...facts)));
 }
 
-const selected = new Set();                     // ids of jobs
-const SELECT = ['Select', 'select bare-label', (job) => !isOthers(job) && el('input', {
-  type: 'checkbox', checked: selected.has(job.id),
-  'aria-label': `Select job ${job.id}`, onclick: () => { selected.delete(job.id) || selected.add(job.id); draw(); }})];
-
-function drawSelection() {                      // the buttons for all selected jobs
-  for (const id of selected) if (!jobs.has(id)) selected.delete(id);
-  const chosen = [...selected].map((id) => jobs.get(id)), ids = (isFinal) => chosen.filter(
-    ({status}) => FINAL.includes(status) === isFinal).map(({id}) => id);
-  const end = async () => await confirmed(`End ${counted(ids(false).length, 'job')}?`,
-    'Those that run are stopped: what they have not saved is lost.', ids(false).join(' '), 'End them', 'Keep them')
-    && act('POST', 'jobs/cancel', {ids: ids(false)}, (answer) => `${counted(answer.ids.length, 'job')} end.`);
-  const retry = () => act('POST', 'jobs/retry', {ids: ids(true)},
-    (answer) => `${counted(answer.ids.length, 'job')} run again.`);
-  show(at('selection'), selected.size > 0 && [el('strong', {}, `${selected.size} selected`),
-    ids(false).length > 0 && button('End', end, 'danger', {'aria-label': 'End the selected jobs'}),
-    ids(true).length > 0 && button('Retry', retry, '', {'aria-label': 'Retry the selected jobs'}),
-    button('Select none', () => { selected.clear(); draw(); }, 'link')]);
-  at('selection').hidden = !selected.size;
-}
-
 const TABLES = {                                // columns: heading, class, content, field to sort by
   running: {
     title: 'Running', statuses: ['running'], order: '-started_at', rows: PAGE, empty: 'No job is running.', columns: [
-    SELECT,
     ['Job', 'fit bare-label', jobLink],
     ['Command', 'bare', (job) => what(job, null, known(job.rss_mib) && `${size(job.rss_mib)} of memory`,
       known(job.cpu_percent) && `CPU ${percent(job.cpu_percent)}`, job.started_at && `since ${clock(job.started_at)}`)],
@@ -13840,17 +13813,14 @@ const TABLES = {                                // columns: heading, class, cont
       && el('a', {class: 'button', href: `#/${pathOf(job)}`, 'aria-label': `Log of job ${job.id}`}, 'Log'),
       ...actionsOn(job)]]]},
   queue: {title: 'Queue', statuses: ['pending'], rows: PAGE, empty: 'Nothing waits.', columns: [
-    SELECT,
     ['#', 'fit', (job) => el('span', {class: 'muted'}, known(job.position) ? job.position + 1 : '')],
     ['Job', 'fit bare-label', jobLink],
     ['Command', 'bare command', (job) => what(job)],
     ['GPUs', 'fit', (job) => job.only_node && hasNodes() ? `${job.gpus} on ${job.only_node}` : String(job.gpus)],
     ['Waits because', 'whole', (job) => el('div', {}, job.waiting_for, ' ', el('div', {class: 'muted'}, starts(job)))],
-    ['Priority', 'fit', (job) => !isOthers(job) && prioritySelect(job)],
     ['', 'bare fit', (job) => actionsOn(job)]]},
   history: {
     title: 'History', statuses: FINAL, order: '-finished_at', rows: PAGE, empty: 'No job has finished yet.', columns: [
-    SELECT,
     ['Job', 'fit bare-label', jobLink],
     ['Result', 'fit bare-label', ({status, outcome, command}) =>
       badge(status, status === 'completed' || command === null ? status : outcome ?? '-', status)],
@@ -13885,7 +13855,7 @@ function drawTable(part, table, {rows, total}, all = 0) {
     return el('th', {role: 'columnheader', scope: 'col',
       'aria-sort': by && (isUp ? 'ascending' : order === by && 'descending')},
       by ? button(name + (isUp ? ' \u25b4' : order === by ? ' \u25be' : ''), sort, 'sort')
-        : name && name !== 'Select' ? name : el('span', {class: 'unseen'}, name || 'Actions'));
+        : name || el('span', {class: 'unseen'}, 'Actions'));
   });
   const isHidden = filter.status && !table.statuses.includes(filter.status);
   return el('section', {id: `${part}-part`, key: part, 'aria-labelledby': part, hidden: Boolean(isHidden)},
@@ -13966,8 +13936,8 @@ function actionsOn(job, isPage = false) {       // the buttons in the job's row,
   if (status !== 'pending') {
     return [make('Retry', () => retryJob(job, isPage)), isPage && button('Change and add', () => openAddForm(job))];
   }
-  return [move(isPage ? 'Move first' : 'First', 0, 0, 'to the front'),
-    move(isPage ? 'Move last' : 'Last', -1, last, 'to the end'), isPage && prioritySelect(job), end('Cancel')];
+  return [isPage && move('Move first', 0, 0, 'to the front'), isPage && move('Move last', -1, last, 'to the end'),
+    isPage && prioritySelect(job), end('Cancel')];
 }
 
 async function retryJob(job, isPage) {
