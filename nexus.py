@@ -943,6 +943,8 @@ class Group(Value):
     name: str
     limit: int = 0                  # how many of them run at once; 0 = as many as fit
     hold: str | None = None         # why none of them starts; None: they may
+    failures: int = 0               # how many jobs failed soon, as long as all did; -1: one did not
+    is_paused: bool = False         # a user holds it, until it is resumed; else the hold ends with its pending jobs
 
 
 class Token(Value):
@@ -1027,7 +1029,7 @@ class State:
     def __init__(self) -> None:
         self.jobs: dict[str, Job] = {}
         self.environments: dict[str, Mapping[str, str]] = {}
-        self.groups: dict[str, Group] = {}                  # groups with a limit or a hold
+        self.groups: dict[str, Group] = {}                  # groups with a limit, a hold or failures
         self.seen: dict[str, int] = {}                      # rows of the jobs file: {digest: how many times}
         self.nodes: dict[str, KnownNode] = {}
         self.tables: dict[str, dict[str, Any]] = {**vars(self), "facts": vars(self)}
@@ -1123,12 +1125,19 @@ def end_job(state: State, job: Job, status: str, now: float, **facts: Any) -> Ch
                 yield end_one(child, CANCELLED, now, cause="dependency", cause_line=describe_parent(parent),
                               is_hook_due=state.has_hook)
                 ended.append(child.id)
+        group = state.groups.get(parent.group or "")
+        if group and group.hold and not group.is_paused and not has_pending(state, group.name):
+            yield Put("groups", group.name, replace(group, hold=None))
 
 
 def end_one(job: Job, status: str, now: float, **facts: Any) -> Put:
     """The change that ends a job.  A pending job gets an attempt that never ran.  Raises: conflict."""
     waiting = job if job.current.number else begin_attempt(job, number=job.attempt)
     return change_status(waiting, status, now, **{"finished_at": now, **facts})
+
+
+def has_pending(state: State, group: str) -> bool:
+    return any(state.jobs[job_id].group == group for _, job_id in state.pending)
 
 
 def list_holds(state: State) -> dict[str, str]:
@@ -2959,6 +2968,23 @@ def make_slurm_end(seen: SlurmJob | None, claim: str, result: Result | None, lin
                       words or f"its job.sh was killed{node}: the exit code is not known")
     advice = f", and its job.sh did not begin: {folder} must be on a file system that the nodes share" if node else ""
     return Result(None, ended_at, 0.0, "launch", was + advice + (f" ({words})" if words else ""))
+
+
+GROUP_FAILURES = 3              # a group is held if this many of its first jobs all fail soon
+
+
+def count_group_end(group: Group, status: str, cause: str | None, is_soon: bool, line: str, has_pending: bool) -> Group:
+    """The group after one of its jobs has ended.  If the first GROUP_FAILURES jobs all fail soon, the rest is held."""
+    if group.failures < 0 or group.hold or cause in ("killed", "dependency"):
+        return group
+    if status != FAILED or not is_soon:
+        return replace(group, failures=-1)
+    failures = group.failures + 1
+    if failures < GROUP_FAILURES:
+        return replace(group, failures=failures)
+    hold = (f"its first {failures} jobs failed soon after their start, the last with: {line} "
+            f"(fix the error, then: nexus resume --group {group.name})")
+    return replace(group, failures=0, hold=hold if has_pending else None)
 
 
 class Ended(Value):
@@ -7789,7 +7815,7 @@ class Runners(Part):
         self.usage = usage
 
     def end_attempt(self, state: State, job: Job, result: Result, evidence: Evidence, now: float) -> Changes:
-        """The changes at a running job's end: of the job, and of its dependents."""
+        """The changes at a running job's end: of the job, of its dependents, of its group."""
         runtime_s = self.find_runtime_s(job, now) if result.runtime_seconds is None else result.runtime_seconds
         if job.current.stop_cause == "reboot" and self.config.jobs.on_reboot == "requeue" and not job.head:
             yield change_job(job, stop_cause=None, log_base=evidence.log_sizes)
@@ -7800,6 +7826,14 @@ class Runners(Part):
             yield change_status(job, PENDING, now, **facts)
             return
         yield from end_job(state, job, status, now, **facts)
+        if job.group:
+            group = state.groups.get(job.group) or Group(job.group)
+            is_soon = runtime_s <= self.config.gpu.guard_seconds and facts["cause"] not in ("timeout", "reboot")
+            last_words = " / ".join(find_last_lines(evidence.stderr, 3)) or facts["cause_line"]
+            last_words = last_words or f"{facts['cause']} {facts['exit_code']}"
+            counted = count_group_end(group, status, facts["cause"], is_soon, last_words, has_pending(state, job.group))
+            if counted != group:
+                yield Put("groups", job.group, counted)
 
     def gather_evidence(self, job: Job, result: Result) -> Evidence:
         """What tells why an attempt failed, and what its processes used."""
@@ -8822,8 +8856,10 @@ class Admission(Part):
                 yield Put("facts", "paused", is_paused)
                 return
             check_group(state, name)
-            reason = f"paused by {who} (nexus resume --group {name})" if is_paused else None
-            yield Put("groups", name, replace(state.groups.get(name) or Group(name), hold=reason))
+            group = state.groups.get(name) or Group(name)
+            why = f"paused by {who} (nexus resume --group {name})" if is_paused else None
+            yield Put("groups", name, replace(
+                group, hold=why, is_paused=is_paused, failures=0 if group.hold and not is_paused else group.failures))
 
         what = f"Group {name}" if name else "Queue"
         self.service.change(change, "%s %s by %s", what, "paused" if is_paused else "resumed", who)

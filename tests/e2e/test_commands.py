@@ -463,7 +463,7 @@ def test_pause_and_resume_a_group(own_home):
     own_home.main("cancel", done.id)
     again = own_home.main("retry", done.id)
     held = again.id
-    assert all("it waits: group g is held: paused by" in one.err for one in (done, again))
+    assert all("it waits: group g is held: paused by" in one.err for one in (done, again)), "a user's hold stays with no job pending"
     own_home.main("wait", add(own_home))
     assert own_home.job(held)["status"] == "pending" and first != held
     assert held in own_home.main("queue", "--group", "g").out and "no such job is pending" in own_home.main("queue", "--group",

@@ -233,6 +233,35 @@ def test_a_group_has_its_limit():
         assert most == 2 and now == 0
 
 
+def test_a_group_that_fails_is_held():
+    with live.Box(gpus=0, cpu_slots=1) as box:
+        fixed = box.path("fixed")
+        command = f"[ -e {fixed} ] || {{ echo 'no such file: data.csv' >&2; exit 3; }}; echo {{n}}"
+        sweep = ("add", "--gpus", "0", "--group", "g", "--sweep", "n=1..6", command)
+        for is_first in (True, False):
+            done = box.nexus(*sweep)
+            ids = done.stdout.split()
+            assert (done.returncode, done.stderr) == (0, ""), "a hold ends with the group's last pending job"
+            for job_id in ids[:3]:
+                box.wait(job_id, "failed")
+            reason = box.await_reason(ids[3], "group g is held", "no such file: data.csv", "nexus resume --group g")
+            if is_first:
+                added = box.nexus("add", "--group", "g", "--gpus", "0", "true")
+                assert "it waits: group g is held: its first 3 jobs failed" in added.stderr
+                cli(box, "cancel", "--group", "g")
+                cli(box, "clear", "--group", "g")
+        assert statuses(box, *ids) == ["failed"] * 3 + ["pending"] * 3 and reason in cli(box, "why", ids[5])
+        assert "group g is held" in cli(box)
+        box.wait(box.add("true", gpus=0), "completed")
+        fixed.touch()
+        cli(box, "resume", "--group", "g")
+        for job_id in ids[3:]:
+            box.wait(job_id, "completed")
+        again = cli(box, "retry", "--group", "g").split()
+        assert len(again) == 3 and cli(box, "wait", *again) == ""
+        assert [box.logs(job_id, "stdout") for job_id in again] == ["1\n", "2\n", "3\n"]
+
+
 def test_a_group_is_killed_and_waited_for():
     with live.Box(gpus=1) as box:
         ids = [box.add("sleep 600", group="g") for _ in range(4)]

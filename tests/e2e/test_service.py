@@ -1061,6 +1061,57 @@ def test_retry_of_too_many_for_the_queue_adds_none(world):
         w.service.admission.retry(nexus.Choice([w.store.read(lambda state: nexus.list_pending(state)[0].id)]), ANN)
 
 
+# Groups
+
+def test_a_group_is_held_and_resumed(world):
+    w = world(gpus=0, cpu_slots=9)
+    with pytest.raises(nexus.NexusError, match="no job of group 'sweeep'"):
+        w.service.admission.set_paused(True, "ann", "sweeep")
+    inside, outside = w.add("a", gpus=0, group="sweep"), w.add("a", gpus=0, group="other")
+    w.service.admission.set_paused(True, "ann", "sweep")
+    w.turn()
+    assert (w.job(inside).status, w.job(outside).status) == ("pending", "running")
+    assert w.api(inside)["waiting_for"] == "group sweep is held: paused by ann (nexus resume --group sweep)"
+    assert any("group sweep is held" in hint for hint in w.service.views.status()["hints"])
+    w.crash()
+    w.turn()
+    assert w.job(inside).status == "pending"
+    w.service.admission.set_paused(False, "ann", "sweep")
+    w.turn()
+    assert w.job(inside).status == "running" and not any("held" in hint for hint in w.service.views.status()["hints"])
+
+
+def test_a_group_is_held_for_one_that_waits_for_its_next_attempt(world):
+    w = world(gpus=0, cpu_slots=1, guard_seconds=10, retry_backoff_seconds=1000)
+    ids = [w.add("a", gpus=0, group="g", retries=int(not number)) for number in range(4)]
+    w.turn()
+    for number, job_id in enumerate(ids):
+        fail(w, job_id, 100 + number, 1, "no module\n", 1)
+    assert w.job(ids[0]).status == "pending" and w.store.read(lambda state: state.groups["g"].hold)
+
+
+GROUP_ENDS = [  # reason, (exit code, seconds) of the first jobs, whether the group is held then
+    ("three that fail soon", [(1, 1), (2, 9), (1, 1)], True), ("two", [(1, 1), (1, 1)], False),
+    ("one of the first was well", [(1, 1), (0, 1), (1, 1), (1, 1), (1, 1)], False),
+]
+
+
+@pytest.mark.parametrize("reason, ends, is_held", GROUP_ENDS, ids=[case[0] for case in GROUP_ENDS])
+def test_a_group_whose_first_jobs_fail_soon_is_held(world, reason, ends, is_held):
+    w = world(gpus=0, cpu_slots=1, guard_seconds=10)
+    ids = [w.add(f"a {number}", gpus=0, group="g") for number in range(len(ends) + 2)]
+    w.turn()
+    for number, ((code, seconds), job_id) in enumerate(zip(ends, ids)):
+        fail(w, job_id, 100 + number, code, f"no module {number}\n", seconds)
+    group = w.store.read(lambda state: state.groups["g"])
+    assert bool(group.hold) == is_held and w.job(ids[-1]).status == "pending" and (w.job(ids[-2]).status == "running") != is_held
+    if is_held:
+        assert "no module 2" in group.hold and "nexus resume --group g" in group.hold and group.hold in w.api(ids[-1])["waiting_for"]
+        w.service.admission.set_paused(False, "ann", "g")
+        w.turn()
+        assert w.job(ids[-2]).status == "running"
+
+
 # GPUs that are bad
 
 def on_gpu(w, index, command, code, pid, seconds=1):

@@ -580,6 +580,29 @@ def test_what_went_wrong_with_its_logs_is_told():
     assert (told["cause"], told["cause_line"]) == ("exit", "the disk is full")
 
 
+GROUP_ENDS = [  # reason, group before, (status, cause, whether soon, whether more wait), failures after, part of the hold
+    ("the first fails", nexus.Group("g"), ("failed", "exit", True, True), 1, None),
+    ("the second", nexus.Group("g", failures=1), ("failed", "exit", True, True), 2, None),
+    ("the third", nexus.Group("g", failures=2), ("failed", "exit", True, True), 0,
+     "last with: ValueError: x (fix the error, then: nexus resume --group g)"),
+    ("it did not fail soon", nexus.Group("g", failures=2), ("failed", "exit", False, True), -1, None),
+    ("one went well", nexus.Group("g", failures=2), ("completed", None, True, True), -1, None),
+    ("one had gone well before", nexus.Group("g", failures=-1), ("failed", "exit", True, True), -1, None),
+    ("one that was killed says nothing", nexus.Group("g", failures=2), ("cancelled", "killed", True, True), 2, None),
+    ("nor one whose parent failed", nexus.Group("g", failures=2), ("cancelled", "dependency", True, True), 2, None),
+    ("nothing is left to hold", nexus.Group("g", failures=2), ("failed", "exit", True, False), 0, None),
+    ("it is held already", nexus.Group("g", hold="x"), ("failed", "exit", True, True), 0, "x"),
+]
+
+
+@pytest.mark.parametrize("reason, group, end, failures, hold", GROUP_ENDS, ids=[case[0] for case in GROUP_ENDS])
+def test_count_group_end(reason, group, end, failures, hold):
+    status, cause, is_soon, has_pending = end
+    made = nexus.count_group_end(group, status, cause, is_soon, "ValueError: x", has_pending)
+    assert made.failures == failures and (hold in made.hold if hold else made.hold is None), reason
+    assert (made.name, made.limit) == (group.name, group.limit)
+
+
 def test_memory_in_a_container_where_no_process_shows():
     """What is used is the jobs' own then, and is not counted beside what they declared."""
     one = running("aaa", (0,), gpus=0.25, gpu_mem_mib=10000)

@@ -143,7 +143,7 @@ def test_it_is_on_the_disk_before_the_answer(box, tmp_path):
 @pytest.mark.parametrize("has_snapshot", [False, True])
 def test_groups_rows_dependents_and_delays_come_back(box, tmp_path, has_snapshot):
     box.add("abc", group="g").add("xyz", after=("abc",), pending_dependencies=("abc",), group="g").add("bcd", retry_at=NOW + 60)
-    box.update(nexus.Put("groups", "g", nexus.Group("g", 2, "held: é")), nexus.Put("groups", "gone", nexus.Group("gone")),
+    box.update(nexus.Put("groups", "g", nexus.Group("g", 2, "held: é", -1)), nexus.Put("groups", "gone", nexus.Group("gone")),
                nexus.Put("seen", "a", 2), nexus.Put("seen", "b", 1), nexus.Put("seen", "b", None),
                nexus.Put("nodes", "n1", nexus.KnownNode(nexus.NodeConfig("n1", "10.0.0.5"), is_leaving=True)))
     before = box.dump()
@@ -1127,8 +1127,8 @@ def test_what_no_job_needs_is_gone_from_the_journal_too(box, tmp_path):
     box.store.save_checkpoint()
     box.add("xyz", group="g")
     without = box.crash(tmp_path / "without")
-    box.update(nexus.Put("groups", "g", nexus.Group("g", limit=1)))
-    for again, groups in ((without, {}), (box.crash(tmp_path / "copy"), {"g": nexus.Group("g", limit=1)})):
+    box.update(nexus.Put("groups", "g", nexus.Group("g", failures=1)))
+    for again, groups in ((without, {}), (box.crash(tmp_path / "copy"), {"g": nexus.Group("g", failures=1)})):
         os.unlink(again.path("state.json"))
         assert again.open().store.state.groups == groups
 
