@@ -1915,19 +1915,20 @@ def parse_runner_event(line: str) -> RunnerEvent | None:
     return RunnerEvent(words[0], words[1], int(words[2]), tuple(words[3:]))
 
 
-CONTINUED = r"(?<!\\)(?:\\\\)*\\$"         # a line that ends in a backslash which is not itself escaped
+# A shell's line that the next one continues: whole words and quotes, perhaps an open double quote, then a backslash
+CONTINUED = r"""(?:[^\\'"#]|\\.|'[^']*'|"(?:\\.|[^\\"])*"|(?<=[^\s;&|()<>])#)*(?:"(?:\\.|[^\\"])*)?\\"""
 
 
 def parse_commands(text: str) -> list[tuple[int, str]]:
     """[(line number, command)] of a file with one command a line, without empty lines and those that begin with #.
 
-    A backslash at the end of a line joins the next one to it.
+    A backslash at the end of a line joins the next one to it, where it does so in a shell.
     """
     commands, lines = [], enumerate(text.lstrip("\ufeff").replace("\r\n", "\n").split("\n"), 1)
     for number, line in lines:
+        while re.fullmatch(CONTINUED, line):
+            line = line[:-1] + next(lines, (0, ""))[1]
         if line.strip() and not line.lstrip().startswith("#"):
-            while re.search(CONTINUED, line):
-                line = line[:-1] + next(lines, (0, ""))[1]
             commands.append((number, line.strip()))
     return commands
 

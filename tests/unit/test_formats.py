@@ -507,11 +507,15 @@ COMMAND_FILES = [  # reason, text, [(line, command)]
     ("nothing", "", []),
     ("a line is a line to the shell: other separators of Unicode are text", "echo 'a\u2028b\x85c\x0cd'\n",
      [(1, "echo 'a\u2028b\x85c\x0cd'")]),
-    ("joined", "a \\\n  --b \\\n> log\nc\n", [(1, "a   --b > log"), (4, "c")]),
-    ("to an empty line", "a \\\n\nb", [(1, "a"), (3, "b")]), ("nothing follows", "a \\", [(1, "a")]),
+    ("joined", "a \\\n  --b \\\n> log\nc\n", [(1, "a   --b > log"), (4, "c")]), ("in a word, too", "ab\\\ncd", [(1, "abcd")]),
+    ("to an empty line", "a \\\n\nb", [(1, "a"), (3, "b")]), ("nothing follows", "a\\\n", [(1, "a")]), ("nor here", "a \\", [(1, "a")]),
     ("a backslash that is text", "a \\\\\nb", [(1, "a \\\\"), (2, "b")]), ("three", "a \\\\\\\nb", [(1, "a \\\\b")]),
-    ("a comment joins nothing", "# a \\\nb", [(2, "b")]), ("in quotes", 'a "b \\\n c"', [(1, 'a "b  c"')]),
-    ("blanks behind it", "a \\ \nb", [(1, "a \\"), (2, "b")]),
+    ("in a comment it joins nothing", "# a \\\nb # c \\\nd", [(2, "b # c \\"), (3, "d")]),
+    ("a # in a word begins none", "a#b $# ${#c} \\\nd", [(1, "a#b $# ${#c} d")]),
+    ("a comment may follow", "a \\\n# b \\\nc", [(1, "a # b \\"), (3, "c")]),
+    ("in quotes", 'a "b \\\n # c" "d\\"" \\\ne', [(1, 'a "b  # c" "d\\"" e')]),
+    ("not in these", "a 'b \\\nc'", [(1, "a 'b \\"), (2, "c'")]),
+    ("behind these", "a '\\' \\\nb", [(1, "a '\\' b")]), ("blanks behind it", "a \\ \nb", [(1, "a \\"), (2, "b")]),
 ]
 
 
