@@ -11412,9 +11412,13 @@ class Transport:
             connection.settimeout(ANSWER_TIMEOUT_S)
             try:
                 connection.connect(running["socket"])
-            except BaseException:
+            except BaseException as error:
                 connection.close()
-                raise
+                if not isinstance(error, FileNotFoundError) or find_service(self.layout) != running:
+                    raise                               # else it lives, and has not just ended
+                raise NexusError("unavailable", f"the service cannot be reached: {running['socket']} is gone",
+                                 hint=f"kill {running['pid']} ends it, and the next command starts it anew; "
+                                 "jobs go on") from None
             return connection
         connection = socket.create_connection((self.host, self.port), ANSWER_TIMEOUT_S)
         try:
@@ -11957,6 +11961,11 @@ def read_plain_commands(call: Call) -> list[str]:
     commands = parse_commands(text)
     if not commands:
         refuse(f"{path} holds no command", hint="one a line; empty lines and those that begin with # are left out")
+    for number, command in commands:
+        try:
+            check(COMMAND, command, "the command")
+        except NexusError as error:
+            refuse(f"line {number}, '{format_line(command, 100)}': {error.message}", error.hint)
     return [command for _, command in commands]
 
 

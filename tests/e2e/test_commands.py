@@ -231,11 +231,15 @@ def test_add_a_file_of_commands(home, by):
     assert [home.client().job(job_id)["command"] for job_id in done.out.split("\n")[:-1]] == ["echo a", "echo caf\udce9", "echo b   > log"]
 
 
-@pytest.mark.parametrize("content, says", [(b"# a\n\n", "no command"), (b"echo a\necho b\necho \0\n", "commands[2] must")])
-def test_nothing_of_a_bad_file_is_added(home, content, says):
+@pytest.mark.parametrize("content, says", [
+    (b"# a\n\n", "no command"), (b"# a\n\necho \0\n", "line 3, 'echo "), (b"echo a\n" + b"x" * 200000, "line 2, 'xxx"),
+    (b"echo a \\\n  b\necho \0\n", "line 3, 'echo "), ("echo a\r\n".encode("utf-16"), "line 1, ")])
+@pytest.mark.parametrize("by", ["file", "stdin"])
+def test_nothing_of_a_bad_file_is_added(home, content, says, by):
     home.main("status")
-    before = len(home.client().jobs())
-    done = home.run("add", "--gpus", "0", "--file", "-", stdin=content)
+    before, path = len(home.client().jobs()), home.file("commands.txt")
+    path.write_bytes(content)
+    done = home.run("add", "--gpus", "0", "--file", str(path) if by == "file" else "-", stdin=content if by == "stdin" else b"")
     assert done.code == 2 and done.out == "" and says in done.err and "hint:" in done.err, done
     assert len(home.client().jobs()) == before
 

@@ -555,9 +555,26 @@ def test_another_program_on_the_port(uid):
         box.home.joinpath("service.json").write_text(json.dumps({
             "pid": own, "started": int(live.stat(own)[19]), "boot_id": nexus.read_boot_id(), "url": f"http://127.0.0.1:{box.port}",
             "port": box.port, "socket": str(box.home / "api.sock"), "machine": nexus.read_machine()}))
-        done = box.nexus("add", "true")
-        assert done.returncode == 6 and not done.stdout and "the connection to the service" in done.stderr, done
+        for command in (["add", "true"], ["status"], ["logs", "-f", "abc"], ["stop"]):
+            done = box.nexus(*command)
+            assert done.returncode == 6 and not done.stdout and "api.sock is gone" in done.stderr and f"kill {own}" in done.stderr, done
         assert heard() == "ready\n"
+
+
+@pytest.mark.parametrize("launcher", ["screen", "direct"])
+def test_the_socket_was_deleted(launcher):
+    """A command says so at once, and what it says to type helps."""
+    with live.Box(gpus=1, launcher=launcher) as box:
+        job, pid = box.wait_started(box.add("sleep 300")), box.pid()
+        box.home.joinpath("api.sock").unlink()
+        began = time.monotonic()
+        done = box.nexus("status")
+        assert done.returncode == 6 and "api.sock is gone" in done.stderr and f"\nhint: kill {pid} ends it" in done.stderr, done
+        assert time.monotonic() - began < 10            # a lost connection is tried again for 30 s
+        os.kill(pid, signal.SIGTERM)
+        live.until(lambda: not box.pid(), "the service to end")
+        assert job["id"] in box.nexus("status").stdout and box.pid() != pid
+        assert box.job(job["id"])["status"] == "running"
 
 
 @pytest.mark.parametrize("launcher", ["screen", "direct"])
