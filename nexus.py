@@ -1331,7 +1331,8 @@ CANCEL = object_of(CANCEL_KEYS, "which jobs", minProperties=1, examples=CHOICE["
 CHANGES = {name: JOB_FIELDS[name] for name in (
     "command", "name", "gpus", "gpu_ids", "gpu_mem_mib", "priority", "timeout_seconds", "expected_time", "retries")}
 CHANGES["begin"] = Asked.FIELDS["begin"]
-EDIT_KEYS = {**CHANGES, "position": Field(integer_in(-1, 0), "0: before all others; -1: behind them", default=None)}
+EDIT_KEYS = {**CHANGES, "position": Field({**integer_in(-1, 0), "title": "0 (before all others) or -1 (behind them)"},
+                                         "0: before all others; -1: behind them", default=None)}
 EDIT = object_of(EDIT_KEYS, "a change of a job", required=(), minProperties=1,
                  examples=[{"gpus": 2}, {"position": 0}])
 RETRY_KEYS = {
