@@ -10825,9 +10825,10 @@ def log_entry_json(entry: LogEntry, attempts: Sequence[Attempt]) -> bytes:
         "text": entry.content.decode("utf-8", "surrogateescape")}) + "\n").encode()
 
 
-def stamp_lines(content: bytes, stamp: str) -> bytes:
-    """Put the stamp before each line."""
-    return re.sub(rb"(?m)^(?!\Z)", stamp.encode(), content)
+def stamp_lines(content: bytes, stamp: str, is_at_line: bool) -> bytes:
+    """Put the stamp before each line; not before the first, where that continues a line."""
+    mark = stamp.encode()
+    return (mark if is_at_line else b"") + re.sub(rb"\n(?!\Z)", b"\n" + mark, content)
 
 
 def format_tenths(at: float | None) -> str | None:
@@ -10837,7 +10838,7 @@ def format_tenths(at: float | None) -> str | None:
 
 def make_log_text(has_times: bool = False, is_both: bool = False) -> Callable[[LogEntry, Sequence[Attempt]], bytes]:
     """Make the function that turns log entries into text.  `is_both`: of both streams, with a line between attempts."""
-    former, is_line_whole = 0, True
+    former, is_line_whole, last = 0, True, [b"\n", b"\n"]       # `last`: the last byte of each stream
 
     def make_text(entry: LogEntry, attempts: Sequence[Attempt]) -> bytes:
         nonlocal former, is_line_whole
@@ -10848,7 +10849,9 @@ def make_log_text(has_times: bool = False, is_both: bool = False) -> Callable[[L
             heading = (b"" if is_line_whole else b"\n") + f"---- attempt {entry.attempt}, {began} ----\n".encode()
         former = entry.attempt
         if has_times:
-            content = stamp_lines(content, f"{format_tenths(entry.at) or '-':22} ")
+            is_at_line = last[entry.stream] in b"\r\n" or bool(heading)
+            content = stamp_lines(content, f"{format_tenths(entry.at) or '-':22} ", is_at_line)
+        last[entry.stream] = content[-1:]
         is_line_whole = content.endswith(b"\n")
         return heading + content
 
@@ -12068,7 +12071,8 @@ def pass_on_logs(call: Call, job_id: str, follow: bool = True, stream: str = "bo
 
     Returns whether the next line of stderr begins on a new line.
     """
-    targets, is_whole, attempt = {"stdout": call.out, "stderr": call.err}, {"stdout": True, "stderr": True}, 1
+    targets, attempt = {"stdout": call.out, "stderr": call.err}, 1
+    last = {"stdout": b"\n", "stderr": b"\n"}               # the last byte of each
     for entry in call.client.follow(job_id, stream, tail, follow):
         name, at = entry["stream"], entry["at"]
         content = entry["text"].encode("utf-8", "surrogateescape")
@@ -12077,12 +12081,12 @@ def pass_on_logs(call: Call, job_id: str, follow: bool = True, stream: str = "bo
         attempt = entry["attempt"]
         if not content:
             continue
-        is_whole[name] = content.endswith(b"\n")
+        former, last[name] = last[name], content[-1:]
         if has_times:
             stamp = f"{local_time(at[:19] + 'Z', '%Y-%m-%d %H:%M:%S')}{at[19:21]}" if at else "-"
-            content = stamp_lines(content, f"{stamp:21} ")
+            content = stamp_lines(content, f"{stamp:21} ", former in b"\r\n")
         write_to(targets[name], content)
-    return is_whole["stderr"] and (is_whole["stdout"] or not call.out.isatty())
+    return last["stderr"] == b"\n" and (last["stdout"] == b"\n" or not call.out.isatty())
 
 
 def exit_code_of(job: Json) -> int:

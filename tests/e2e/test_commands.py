@@ -605,6 +605,9 @@ def test_logs_come_in_order_with_their_times_attempt_by_attempt(own_home):
     assert shown[:4] == shown[5:] == lines and re.fullmatch(r"nexus: attempt 2, \d{4}-\d\d-\d\d \d\d:\d\d:\d\d", shown[4]), shown
     done = own_home.main("logs", job_id, "--timestamps", "--stream", "stdout")
     assert re.fullmatch(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d out [12]\n){4}", done.out) and "attempt 2" in done.err
+    long = own_home.main("add", "head -c 200000 /dev/zero | tr '\\0' x; echo").id
+    assert own_home.main("wait", long).code == 0
+    assert re.fullmatch(r"[-: .\d]{21,22} x{200000}\n", own_home.main("logs", long, "--timestamps").out)
 
 
 def test_logs_of_a_job_that_waits_are_followed_from_its_start(own_home):

@@ -572,6 +572,10 @@ def test_both_streams_come_in_order(bench, reason, steps, expected):
         assert bench.ask("GET", path, query={"timestamps": "true", "tail": "1"})[1] == b"2001-09-09T01:46:43.5Z d\n"
         os.unlink(os.path.join(folder, nexus.LOG_TIMES))
         assert bench.ask("GET", path)[1] == b"a\nc\nb\nd\n", "without the notes all is there"
+        with open(os.path.join(folder, "stdout.log"), "ab") as file:
+            file.write(b"x" * 200000 + b"\n")
+        body = bench.ask("GET", path, query={"timestamps": "true", "stream": "stdout", "tail": "1"})[1]
+        assert re.fullmatch(rb"- +x{200000}\n", body), "a long line has one time"
 
 
 def make_huge(path):
