@@ -67,7 +67,7 @@ class Field:
     text: Schema | None = None                  # a text that may be given instead, of which `parse` makes JSON
     parse: Callable[[str], Any] | None = None   # what makes JSON of a text; None: the type of `schema` says it
     convert: Callable[[Any], Any] | None = None                 # makes the kept value of a JSON value
-    asked = kept = sent = False                 # a submission may set it; a retry takes it over; a node gets it
+    asked = kept = False                        # a submission may set it; a retry takes it over
     form = False                                # it is in the first part of the page's form
     hidden = public = False                     # no reply has it; other users see it too
     place = ""                                  # where a parameter of a call is: "path", "query" or "header"
@@ -788,7 +788,6 @@ class Attempt(Value):
     """One start of a job: where it ran, and how it ended."""
     number: int = 0                             # 1, 2, 3 ... of its job; job.sh claims this number
     node: str = ""                              # where it was started; "" = on this machine
-    remote_id: str | None = optional(None, JOB_ID, "its job's id on that node")
     gpu_indices: tuple[int, ...] = optional((), list_of(INTEGER), "its GPUs, as the driver counts", "public")
     gpu_uuids: tuple[str, ...] = optional((), list_of(STRING), "and by UUID", "public")
     slurm_key: str | None = None                # stands in the comment of Slurm's job
@@ -830,7 +829,7 @@ ATTEMPT_FIELDS = frozenset(Attempt.NAMES) - {"number"}
 class Job(Value):
     id: str = field(JOB_ID, "its name among all jobs kept", "public")
     command: str = field(
-        COMMAND, "a shell command, as you would type it", "asked kept sent form", like="python train.py")
+        COMMAND, "a shell command, as you would type it", "asked kept form", like="python train.py")
     cwd: str = field(
         PATH, "where it runs (default: here; over the network the home directory)", "asked kept", flag="--cwd DIR")
     user: str = field(TEXT, "whose it is", "kept public")
@@ -852,14 +851,14 @@ class Job(Value):
     excluded_nodes: tuple[tuple[str, str], ...] = ()     # (node, why it cannot run the job)
     gpu_mem_mib: int | None = optional(
         None, {**integer_in(1, 100000000), "title": "a whole number of MiB from 1 to 100000000"},
-        "memory that must be free on each of its GPUs", "asked kept sent public",
+        "memory that must be free on each of its GPUs", "asked kept public",
         flag="--gpu-mem SIZE", like="10G", text=SIZE_TEXT, parse=parse_memory)
     priority: int = optional(
         1, PRIORITY, "high, normal, low or a number; lower runs first (default: normal = 1)", "asked public form",
         flag="--priority P", text=PRIORITY_TEXT,
         parse=lambda text: PRIORITIES.get(text.lower(), guess_number(text)))
     name: str | None = optional(
-        None, LINE, "a name, shown before its command", "asked kept sent form", flag="--name NAME")
+        None, LINE, "a name, shown before its command", "asked kept form", flag="--name NAME")
     group: str | None = optional(
         None, LINE, "jobs to be waited for, paused, killed or retried together", "asked kept form",
         flag="--group G")
@@ -875,7 +874,7 @@ class Job(Value):
     key: str | None = None                      # of its submission, in case the client sends it again
     env_digest: str | None = optional(
         None, TEXT, "of the variables chosen for it: with command, directory and conda what it is", "kept")
-    conda: str | None = optional(None, CONDA, "activate this conda environment", "asked kept sent", flag="--conda ENV")
+    conda: str | None = optional(None, CONDA, "activate this conda environment", "asked kept", flag="--conda ENV")
     snapshot: str | None = optional(
         None, matching("^[0-9a-f]{40,64}$", "a commit"), "the commit in whose checkout it runs", "asked kept")
     snapshot_repo: str | None = optional(None, PATH, "the work tree of snapshot", "asked kept hidden")
@@ -885,10 +884,10 @@ class Job(Value):
         (), {"type": "object", "additionalProperties": TEXT}, "what its submitter calls it by, for whoever asks",
         "kept")
     cuda_arg: bool = optional(
-        False, FLAG, "set --cuda in the command to the GPUs' numbers, which are physical then", "asked kept sent",
+        False, FLAG, "set --cuda in the command to the GPUs' numbers, which are physical then", "asked kept",
         flag="--cuda-arg")
     tty: bool = optional(
-        False, FLAG, "its stdout is a terminal: progress bars and colours as when run by hand", "asked kept sent",
+        False, FLAG, "its stdout is a terminal: progress bars and colours as when run by hand", "asked kept",
         flag="--tty")
     retries: int = optional(0, integer_in(0, 1000), "further attempts when it fails", "asked kept", flag="--retries N")
     timeout_seconds: float | None = optional(
@@ -897,9 +896,9 @@ class Job(Value):
     expected_time: float | None = optional(
         None, number_in(0.001, 31536000),
         "how long it should take: estimates get better, and it may use reserved GPUs; "
-        "stopped at twice that", "asked kept sent public",
+        "stopped at twice that", "asked kept public",
         flag="--expect TIME", like="30m", text=DURATION_TEXT, parse=parse_duration)
-    umask: int | None = optional(None, integer_in(0, 0o777), "its umask", "asked kept sent hidden")
+    umask: int | None = optional(None, integer_in(0, 0o777), "its umask", "asked kept hidden")
     status: str = PENDING
     status_history: tuple[tuple[str, float], ...] = ()
     attempts: tuple[Attempt, ...] = ()          # the last one is `current`
@@ -909,9 +908,6 @@ class Job(Value):
     retry_at: float | None = optional(None, TIME, "it does not start again before")
     exclusive: bool = False                      # after a CUDA out-of-memory error: it gets whole GPUs, the emptiest
     log_base: tuple[int, int] = (0, 0)          # bytes of stdout.log and stderr.log of former attempts
-    head: str | None = None                     # service_id of the controller that sent it here; None: no controller
-    head_attempt: int = 0                       # the attempt's number on the controller
-    is_collected: bool = False                  # the controller has acknowledged all of it
     log_dir: str | None = optional(None, STRING, "the folder of its logs")
 
     @property
@@ -982,8 +978,6 @@ class Gpu(Value):
     is_withheld: bool = False                   # the service's CUDA_VISIBLE_DEVICES does not name it
     processes: tuple[GpuProcess, ...] = ()
     node: str = ""                              # the machine it is in; "" = this one
-    taken: int = 0                              # hundredths that the node's own jobs have
-    taken_by: tuple[str, ...] = ()              # their ids there
     lease_holder: str | None = None             # the user whose nexus holds its lease
     is_paused: bool = optional(False, FLAG, "it gets no new job")
     pause_reason: str | None = None             # why nexus itself paused it
@@ -1077,11 +1071,16 @@ def list_submitted(state: State) -> list[Job]:
     return [job for job in pending if job.attempts and job.current.slurm_key is not None]
 
 
+def needs_folder(job: Job) -> bool:
+    """Whether its directory must be there before it starts: a snapshot, or code that was sent, brings its own."""
+    return not job.snapshot and not job.code
+
+
 def request_class(job: Job) -> tuple[Any, ...]:
     """All of a job that decides which GPUs it can have: where one job does not fit, others of its class do not."""
     expected = -1 if job.expected_time is None else int(job.expected_time).bit_length()     # up to which power of two
     return (job.gpus, job.gpu_ids, job.gpu_mem_mib, job.exclusive, job.cuda_arg, expected, job.only_node,
-            job.excluded_nodes)
+            job.excluded_nodes, job.cwd if needs_folder(job) else None)
 
 
 def list_shares(job: Job) -> list[int]:
@@ -1177,10 +1176,7 @@ def list_jobs(state: State, statuses: Container[str]) -> list[Job]:
 
 
 def choose_trimmed(state: State, limit: int) -> list[Job]:
-    """Finished jobs to forget now.  Of each user, the last `limit` that ran stay, and the last `limit` that never ran.
-
-    A controller's job stays until the controller has acknowledged all of it: sent again, it would run a second time.
-    """
+    """Finished jobs to forget now.  Of each user, the last `limit` that ran stay, and as many that never ran."""
     if count_finished(state) <= limit:
         return []
     kept: dict[tuple[str, bool], int] = {}
@@ -1188,14 +1184,9 @@ def choose_trimmed(state: State, limit: int) -> list[Job]:
     for job in reversed(list_finished(state)):
         key = job.user, any(attempt.started_at is not None for attempt in job.attempts)
         kept[key] = kept.get(key, 0) + 1
-        if kept[key] > limit and (job.head is None or job.is_collected):
+        if kept[key] > limit:
             trimmed.append(job)
     return trimmed[::-1]            # the oldest first
-
-
-def list_sent(state: State, head: str) -> list[Job]:
-    """The jobs of a controller that it has not acknowledged."""
-    return [job for job in state.jobs.values() if job.head == head and not job.is_collected]
 
 
 def describe_parent(parent: Job) -> str:
@@ -1547,76 +1538,7 @@ def list_tables(body: Mapping[str, Any]) -> dict[str, Any]:
     return {"facts": facts, **{table: body[table] for table in ROWS if table in body}}
 
 
-# The exchange between a controller and its node.  Both run the same nexus.py, so it has no version.
-
-class Order(Value):
-    """A job to queue on a node, once."""
-    user: str
-    path: str                                           # the submitter's PATH
-    job: Mapping[str, Any]                              # as POST /queue takes it
-    code: bytes | None = None                           # its uploaded script
-
-
-class Wanted(Value):
-    """An attempt that a node must run, or whose output is not complete here."""
-    key: tuple[str, int]                                # of find_order_key()
-    log_sizes: tuple[int, int]                          # bytes of stdout.log and stderr.log received so far
-    is_stopped: bool = False                            # it must end, or never begin
-    order: Order | None = None                          # the job itself, if the node may not have it
-    stop_signal: str | None = None                      # of its attempt
-
-
-class Exchange(Value):
-    """POST /node/sync: all attempts wanted on the node, which ends and forgets this controller's others."""
-    head: str                                           # the controller's service_id
-    want: tuple[Wanted, ...] = ()
-    wait_seconds: float = 0.0                           # how long to wait for news
-    since: int | None = None                            # the first event to report; None: report all, end nothing
-
-
-class Remote(Value):
-    """A controller's job as the node reports it."""
-    key: tuple[str, int]                # as in Wanted
-    status: str
-    attempt: Attempt                    # with the node's own ids and clock
-    log_sizes: tuple[int, int]
-
-
-class Synced(Value):
-    """The reply to POST /node/sync."""
-    service_id: str
-    number: int                                         # of the node's next event
-    now: float                                          # the node's clock
-    logs: Mapping[str, Mapping[str, bytes]]             # {number of the key: {stream: new bytes}}
-    jobs: tuple[Remote, ...]
-    refusal: Mapping[str, str] | None = None            # why the order was not queued
-    gpus: tuple[Gpu, ...] | None = None                 # None: this and the two below are unchanged
-    cpu_slots: int = 0
-    hold: str = ""
-
-
-SOCKET_PATH = "/[A-Za-z0-9_./+@-]{1,106}"       # the kernel's limit; ssh gives other characters a meaning
-
-
-class Probe(Value):
-    """What PROBE_SCRIPT reports of a node."""
-    python: str
-    path: str
-    hash: str | None                                    # of its nexus.py; None: there is none
-    version: str                                        # of its Python
-    socket: str | None = None                           # its service's API socket
-    home: str | None = None
-
-
 SAMPLES = ("peak_rss_mib", "cpu_seconds", "peak_gpu_mem_mib", "mean_gpu_util")      # fields of Attempt
-
-
-def read_sent(kind: str, body: Any) -> Any:
-    """Decode another nexus's request.  Raises: usage."""
-    try:
-        return decode(kind, body, "the body")
-    except (TypeError, ValueError) as error:
-        raise NexusError("usage", f"that is not what a nexus asks: {format_line(str(error), 300)}") from None
 
 
 # log.times, beside a job's logs, has lines `TENTHS STDOUT STDERR`: the logs' sizes at a time.
@@ -1914,6 +1836,11 @@ def parse_runner_event(line: str) -> RunnerEvent | None:
     if words[0] in counts and (len(words) != counts[words[0]] or not all(map(is_number, words[3:]))):
         return None
     return RunnerEvent(words[0], words[1], int(words[2]), tuple(words[3:]))
+
+
+ONLY_REDIRECTION = (
+    r"""\s*(?:(?:(?<!\S)(?:\d+|\{\w+\}))?(?:&>>?|[<>]&|>[>|]?|<>?|<<<)\s*"""
+    r"""(?:[^\s\\'"`$;&|()<>]|\$(?!\()|\\.|'[^']*'|"[^"`]*")+\s*)+[;&]?\s*(?:#.*)?""")
 
 
 # A shell's line that the next one continues: whole words and quotes, perhaps an open double quote, then a backslash
@@ -2269,6 +2196,7 @@ class NodeView(Value):
     name: str
     cpu_slots: int = 0                          # how many more jobs without a GPU it takes
     closed: str | None = None                   # why it gets no job now; None: it may get jobs
+    folders: frozenset[str] | None = None       # directories of jobs that are there; None: it need not be known
 
 
 class Plan(Value):
@@ -2278,13 +2206,13 @@ class Plan(Value):
     quotas: Quotas | None = None                # after these starts, like gpus; None: nothing was examined
     gpus: tuple[GpuCapacity, ...] = ()
     machines: Mapping[str, Reason | None] = {}  # why each machine gets no job now
+    folders: Mapping[str, frozenset[str] | None] = {}       # of NodeView
     hold: Reason | None = None                  # why nothing at all starts
     delayed_until: float | None = None          # when the next --begin or backoff ends
 
 
 PAUSED = Reason("paused", "queue", "the queue is paused (nexus resume)")
 SHORTAGE = Reason("resources", "gpus")          # explain_shortage() says more, GPU by GPU
-PAUSED_THERE = "there"          # the node's own nexus has paused this GPU, and only that nexus can resume it
 MPS_SERVER = "nvidia-cuda-mps"  # "-server" is missing: the kernel keeps 15 characters of a process's name
 
 
@@ -2297,8 +2225,6 @@ def find_gpu_reason(gpu: Gpu, config: GpuConfig, jobs: Sequence[Job] = ()) -> Re
         return Reason("node-down", gpu.place, f"is unusable ({gpu.fault})")
     if gpu.is_paused:
         why = f" ({gpu.pause_reason}; nexus resume {gpu.place})" if gpu.pause_reason else ""
-        if gpu.pause_reason == PAUSED_THERE:
-            why = f" by {gpu.node}'s own nexus (there: nexus resume {gpu.index})"
         return Reason("paused", gpu.place, f"is paused{why}")
     if gpu.is_mig or is_left_out(gpu, config):
         return Reason("held", gpu.place, "is not in the service's CUDA_VISIBLE_DEVICES" if gpu.is_withheld else
@@ -2332,7 +2258,7 @@ def find_unseen(gpu: Gpu, jobs: Sequence[Job], config: GpuConfig) -> float:
     0 if it is little, or unknown, or if it may be a job's.
     """
     listed = [process.memory_mib for process in gpu.processes]
-    if config.share_with_others or jobs or gpu.taken or gpu.memory_used_mib is None or None in listed:
+    if config.share_with_others or jobs or gpu.memory_used_mib is None or None in listed:
         return 0.0
     unseen = gpu.memory_used_mib - sum(memory or 0 for memory in listed)
     return unseen if unseen > config.max_unseen_mem_mib else 0.0
@@ -2415,8 +2341,8 @@ class GpuCapacity:
         """`held`: the running jobs there, each with its share.  `closed`: why the machine gets no job."""
         jobs = [job for job, _ in held]
         self.gpu = gpu
-        self.jobs = [*(job.id for job in jobs), *(f"{job_id} of {gpu.node}'s own queue" for job_id in gpu.taken_by)]
-        self.free = 100 - gpu.taken - sum(share for _, share in held)           # hundredths
+        self.jobs = [job.id for job in jobs]
+        self.free = 100 - sum(share for _, share in held)                       # hundredths
         self.reason = closed or find_gpu_reason(gpu, config, jobs)              # why it gets no further job
         self.is_reachable = self.reason is None or (bool(held) and self.reason.code == "resources")
         self.room_mib = find_room(gpu, jobs)
@@ -2455,6 +2381,10 @@ def list_capacities(running: Iterable[Job], gpus: Sequence[Gpu], config: GpuConf
 
 def may_run_on(job: Job, node: str) -> bool:
     return job.only_node in (None, node) and all(name != node for name, _ in job.excluded_nodes)
+
+
+def lacks_folder(job: Job, folders: Container[str] | None) -> bool:
+    return folders is not None and needs_folder(job) and job.cwd not in folders
 
 
 def may_use(job: Job, gpu: Gpu) -> bool:
@@ -2667,12 +2597,13 @@ def plan(state: State, gpus: Sequence[Gpu], error: str | None, config: Config, n
     """
     is_slurm = config.jobs.launcher == "slurm"
     views = [NodeView("", config.jobs.cpu_slots, error), *([] if is_slurm else nodes)]
+    folders = {one.name: one.folders for one in views}
     place = "slurm" if is_slurm else ""
     closed = {one.name: Reason("node-down", place or one.name, one.closed) if one.closed else None for one in views}
     capacities = list_capacities(state.running.values(), gpus, config.gpu, now, closed)
     quotas = Quotas(state, config.jobs)
     stops = tuple(find_stops(state.running.values(), usage, config.jobs))
-    planned = Plan((), stops, {}, quotas, tuple(capacities), closed,
+    planned = Plan((), stops, {}, quotas, tuple(capacities), closed, folders,
                    Reason("node-down", "", hold) if hold else PAUSED if state.paused else None)
     if planned.hold:
         return planned
@@ -2694,7 +2625,8 @@ def plan(state: State, gpus: Sequence[Gpu], error: str | None, config: Config, n
             continue
         if quotas.check(job.group, job.user) or (request := request_class(job)) in blocked:
             continue
-        open_to = [one for name, one in machines.items() if is_slurm or may_run_on(job, name)]
+        open_to = [one for name, one in machines.items()
+                   if is_slurm or (may_run_on(job, name) and not lacks_folder(job, folders[name]))]
         placed = place_job(job, open_to, config.gpu, now)
         if isinstance(placed, Reason):
             blocked[request] = placed
@@ -2777,13 +2709,16 @@ def describe_place(job: Job, position: int, estimate: float | None, gpus: Sequen
 
 def explain_shortage(job: Job, planned: Plan, config: GpuConfig, now: float) -> Reason:
     """Why a job does not get its GPUs, in short: how many are free, and which are blocked by other things than jobs."""
+    lacking = [name for name, paths in planned.folders.items() if may_run_on(job, name) and lacks_folder(job, paths)]
     machines = {name: [one.gpu for one in planned.gpus if one.gpu.node == name and not is_left_out(one.gpu, config)]
-                for name in planned.machines if may_run_on(job, name)}
+                for name in planned.machines if may_run_on(job, name) and name not in lacking}
     excluded_nodes = [f"{name or 'this machine'} cannot run it: {why}" for name, why in job.excluded_nodes]
-    if not machines:
+    way = "make it there, share it (NFS), or send the work tree along with --snapshot"
+    excluded_nodes += [f"the directory {format_line(job.cwd, 200)} does not exist on {name}: {way}" for name in lacking]
+    if not machines and not lacking:
         return Reason("never", "node", "; ".join(excluded_nodes) or f"there is no node {job.only_node}")
     is_unknown = any(planned.machines[name] and not gpus for name, gpus in machines.items())    # a closed one may fit
-    if not is_unknown and (never := find_never(job, machines)):
+    if not is_unknown and not lacking and (never := find_never(job, machines)):
         return never
     closed = [why.detail for name in machines for why in (planned.machines[name],) if why]
     verdicts = [(one.gpu.place, why) for one, why in list_verdicts(job, planned.gpus, config, now)
@@ -2825,7 +2760,7 @@ def judge(job: Job, result: Result, evidence: Evidence, runtime_s: float, config
     again = sum((attempt.cause == "launch") == is_launch for attempt in job.attempts[:-1] if attempt.cause != REQUEUED)
     is_over = again >= job.retries
     if is_launch:
-        is_over = not (result.may_pass and job.head is None and again + 1 < config.launch_attempts)
+        is_over = not (result.may_pass and again + 1 < config.launch_attempts)
     if is_over:
         return FAILED, facts
     return PENDING, {
@@ -3240,8 +3175,7 @@ def gpu_json(gpu: Gpu, state: State, config: GpuConfig, trouble: str | None, nod
             for uuid, share in zip(job.current.gpu_uuids, list_shares(job)) if uuid == gpu.uuid]
     jobs, job_ids, foreign = [job for job, _ in held], [job.id for job, _ in held], find_foreign(gpu)
     why = find_gpu_reason(gpu, config, jobs)
-    own = f"runs {format_jobs_there(gpu.taken_by)} of {gpu.node}'s own queue" if gpu.taken else None
-    obstacle = why.detail if why else own or closed
+    obstacle = why.detail if why else closed
     if trouble:
         state_word = "Unknown"
     elif gpu.fault:
@@ -3253,13 +3187,13 @@ def gpu_json(gpu: Gpu, state: State, config: GpuConfig, trouble: str | None, nod
     elif not obstacle:
         state_word = "Available"
     else:
-        is_used = foreign or gpu.taken or find_unseen(gpu, jobs, config)
+        is_used = foreign or find_unseen(gpu, jobs, config)
         state_word = "In use" if is_used else "Unavailable"
     return {
         **fields_json(gpu), "node": node, "place": gpu.place,
         "memory_total": format_gb(gpu.memory_total_mib), "memory_used": format_gb(gpu.memory_used_mib),
         "job_id": job_ids[0] if job_ids else None, "job_ids": job_ids,
-        "allocated": (gpu.taken + sum(share for _, share in held)) / 100, "state": state_word,
+        "allocated": sum(share for _, share in held) / 100, "state": state_word,
         "is_available": not (jobs or obstacle or trouble),
         "unavailable": obstacle or (None if jobs or not trouble else "cannot be read"),
         "used_by": None if gpu.fault or gpu.is_paused or not foreign else describe_processes(foreign),
@@ -3533,8 +3467,8 @@ QUEUE_COLUMNS = (
 JOB_COLUMNS = (
     ID_COLUMN,
     Column("STATUS", lambda job: job["status"]),
-    Column("NODE", lambda job: job["node"] or "-", shown_if=lambda jobs: any(       # when other machines are involved
-        job["node"] is None or job["remote_id"] or job["only_node"] for job in jobs)),
+    Column("NODE", lambda job: job["node"] or "-", shown_if=lambda jobs: (      # when several machines are involved
+        len({job["node"] for job in jobs}) > 1 or any(job["only_node"] for job in jobs))),
     Column("GPU", lambda job: format_indices(job["gpu_indices"]) or "-"),
     Column("RESULT", lambda job: "unknown" if job["unknown_since"] else job["outcome"] or "-"),
     Column("RUNTIME", lambda job: "-" if job["runtime_seconds"] is None else format_duration(job["runtime_seconds"]),
@@ -4390,7 +4324,8 @@ MAX_LOG_LINE = 65536            # a longer line comes in pieces
 
 # The files that nexus puts into a job's log folder.  Others, like work/ and files/, are the job's, or unknown.
 LOG_FILES = r"std(out|err)\.log|log\.times"
-OWN_FILES = rf"{LOG_FILES}|job\.sh(\.\d+\.tmp)?|(attempt|claim|fault)-\d+|result-\d+\.(json|tmp)|slurm-\d+\.log"
+OWN_FILES = (rf"{LOG_FILES}|job\.json|job\.sh(\.\d+\.tmp)?|(attempt|claim|fault|stopped)-\d+|result-\d+\.(json|tmp)|"
+             r"slurm-\d+\.log")
 
 
 def remove_job_files(log_dir: str, folder: str, names: str = OWN_FILES, code_file: str = "") -> None:
@@ -5478,9 +5413,6 @@ def release_snapshot(repository: str, commit: str, environ: Mapping[str, str]) -
 
 SSH_TIMEOUT_S = 40.0            # for connecting, also through a jump host
 SSH_CALL_TIMEOUT_S = 120.0      # for a command there
-SSH_EXIT_TIMEOUT_S = 5.0
-SSH_IDLE_S = 60                 # an unused connection ends after this
-ANSWER_TIMEOUT_FACTOR = 4       # a whole reply may take this many times the timeout for silence
 SSH_OPTIONS = ("BatchMode=yes", "ConnectTimeout=15", "ServerAliveInterval=5", "ServerAliveCountMax=3",
                "ForwardAgent=no", "ForwardX11=no", "PermitLocalCommand=no", "ControlPersist=no", "RemoteCommand=none",
                "StreamLocalBindUnlink=yes")
@@ -5494,12 +5426,7 @@ SSH_HINTS = (                   # (pattern of ssh's words, what to do)
     ("Permission denied (", "log in by key, without a password: {copy}"),
     ("Too many authentication failures", "name the key that is right: --identity FILE"),
     ("administratively prohibited",
-     "its sshd must allow it: AllowTcpForwarding and AllowStreamLocalForwarding yes in sshd_config"))
-
-
-def call_through(control: str) -> list[str]:
-    """The words that run ssh through an open connection only."""
-    return ["ssh", "-F", "none", "-S", control, "-oControlMaster=no", "-oProxyCommand=false", "-oBatchMode=yes"]
+     "the jump host's sshd must allow it: AllowTcpForwarding yes in sshd_config"))
 
 
 # An HTTP client with one request a connection.  http.client would cost `nexus add` 35 ms.
@@ -5591,7 +5518,6 @@ class Ssh:
 
     def __init__(self, node: NodeConfig, environ: Mapping[str, str]) -> None:
         self.node = node
-        self.folder = self.control = ""                 # of the connection: its sockets' folder, ssh's socket
         self.environ = {**environ, "SSH_ASKPASS_REQUIRE": "never", "LC_ALL": "C"}
 
     def list_options(self) -> list[str]:
@@ -5622,150 +5548,18 @@ class Ssh:
         return NexusError("unavailable", f"{what} {self.node.name}: {why}",
                           f"{format_line(advice.strip(), 300)}; {hint}" if advice else hint)
 
-    @property
-    def is_open(self) -> bool:
-        return os.path.exists(self.control)
-
-    def open(self) -> None:
-        """Raises: unavailable, with ssh's words."""
-        import tempfile
-        self.close()
-        with disk("make a folder in", "/tmp"):          # a socket's path has at most 108 bytes, and ssh adds some
-            self.folder = tempfile.mkdtemp(prefix="nexus-ssh-", dir="/tmp")
-        self.control = f"{self.folder}/control"
-        argv = ["ssh", f"-oControlPersist={SSH_IDLE_S}", *self.list_options(), "-oClearAllForwardings=yes", "-TMS"]
-        self.run("cannot reach", [*argv, self.control, self.node.destination, "true"], timeout_s=SSH_TIMEOUT_S)
-
-    def run(self, what: str, argv: Sequence[str], given: bytes = b"", timeout_s: float = 0.0) -> str:
-        """The output of an ssh that does `what`.  Raises: unavailable, with ssh's words."""
-        done = run(argv, timeout_s or SSH_CALL_TIMEOUT_S, self.environ, given, is_apart=True,
+    def run(self, what: str, command: str, given: bytes = b"") -> str:
+        """The output of a command there.  Raises: unavailable, with ssh's words; not_found, when the command fails."""
+        done = run(self.list_words(command), SSH_CALL_TIMEOUT_S, self.environ, given, is_apart=True,
                    purpose=f"ssh to {self.node.name}", hint=f"try it by hand: {self.by_hand}", install=INSTALL_SSH)
         if done.exit_code:
-            raise self.fault(what, done.errors or done.output or f"exit code {done.exit_code}")
+            error = self.fault(what, done.errors or done.output or f"exit code {done.exit_code}")
+            raise NexusError("unavailable" if done.exit_code == 255 else "not_found", error.message, error.hint)
         return done.output
 
-    def call(self, what: str, command: str, given: bytes = b"") -> str:
-        """The output of a command there.  Raises: unavailable."""
-        return self.run(what, [*call_through(self.control), self.node.destination, command], given)
-
-    def forward(self, probe: Probe) -> str:
-        """Open a tunnel to the service that a probe found; return its socket here.  Raises: unavailable."""
-        place = probe.socket or ""
-        path = f"{self.folder}/{hash_text(place)[:8]}"
-        if not os.path.exists(path):
-            argv = [*call_through(self.control), "-O", "forward", "-L", f"{path}:{place}", self.node.destination]
-            self.run("cannot forward to", argv)
-        return path
-
-    def close(self) -> None:
-        import shutil
-        if self.is_open:
-            with contextlib.suppress(NexusError):
-                argv = [*call_through(self.control), "-O", "exit", self.node.destination]
-                self.run("cannot leave", argv, timeout_s=SSH_EXIT_TIMEOUT_S)
-        shutil.rmtree(self.folder, ignore_errors=True)
-
-
-# Run on a node: find a Python, tell which nexus is there, and start its service if it is the wanted one.
-PROBE_SCRIPT = r'''
-for python in python3 python3.14 python3.13 python3.12 python3.11 python3.10 python3.9 /opt/conda/bin/python3 \
-    ~/miniconda3/bin/python3; do
-  "$python" -c 'import sys; sys.exit(sys.version_info < (3, 9))' 2>/dev/null && break
-  python=
-done
-[ "$python" ] || {
-  echo 'it has no Python that nexus can use: it needs 3.9 or newer there' >&2
-  echo 'hint: install one and put it on PATH as python3.9, python3.10 ...' >&2
-  exit 1
-}
-exec "$python" - "${NEXUS_HOME:-$HOME/.nexus}" "$@" <<'END'
-import hashlib, json, os, pathlib, signal, socket, subprocess, sys
-home, wanted, patience = sys.argv[1:]
-signal.alarm(int(patience))                     # the other end has given up by then
-path = os.path.join(home, "nexus.py")
-def read(name):
-    found = pathlib.Path(home, name)
-    return found.read_bytes() if found.is_file() else b""
-def call(verb):                                 # what it says when it fails; what its service says of itself
-    done = subprocess.run([sys.executable, path, verb], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                          stderr=subprocess.PIPE, env=dict(os.environ, NEXUS_HOME=home), text=True, errors="replace")
-    return done.stderr if done.returncode else "", json.loads(read("service.json") or b"{}")
-content = read("nexus.py")
-told = {"python": sys.executable, "path": path, "version": "%d.%d.%d" % sys.version_info[:3],
-        "hash": hashlib.sha256(content).hexdigest()[:8] if content else None}
-if told["hash"] == wanted:
-    fault, service = call("start")
-    if "NEXUS_HOME=" in fault:                  # a home directory that machines share, and another one's nexus is there
-        home += "-" + socket.gethostname()
-        fault, service = call("start")
-    if not fault and service.get("hash") != wanted:
-        fault, service = call("restart")
-    if fault:
-        sys.exit(fault)
-    told["socket"], told["home"] = service.get("socket"), home
-print("nexus-probe " + json.dumps(told))
-END
-'''
-
-
-def probe_node(ssh: Ssh, wanted: str) -> Probe:
-    """Find the nexus on a node, and its service's socket if its hash is `wanted`.  Raises: unavailable."""
-    said = ssh.call("cannot use", f"sh -s {quote(wanted)} {SSH_CALL_TIMEOUT_S:.0f}", PROBE_SCRIPT.encode())
-    found = re.search("^nexus-probe (.*)", said, re.M)
-    if not found:
-        raise ssh.fault("cannot use", said)
-    try:
-        probe: Probe = decode("Probe", load_json(found[1]), "its probe")
-        if probe.hash == wanted and not (probe.socket and probe.home):
-            raise ValueError(f"socket is {probe.socket}, and home is {probe.home}")
-        if probe.socket and not re.fullmatch(SOCKET_PATH, probe.socket):        # it becomes an argument of ssh
-            raise ValueError(f"'{format_line(probe.socket)}' is no socket's path")
-        return probe
-    except (KeyError, TypeError, ValueError) as error:
-        raise describe_bad_node(ssh.node.name, error) from None
-
-
-def install_on_node(ssh: Ssh, content: bytes) -> None:
-    """Copy a nexus.py there.  Raises: unavailable."""
-    script = ('umask 077; home=${NEXUS_HOME:-$HOME/.nexus}; new=$home/nexus.py.new; mkdir -p "$home" && '
-              '{ cat > "$new" && mv "$new" "$home/nexus.py" || { rm -f "$new"; exit 1; }; }')
-    ssh.call("cannot write nexus.py on", f"sh -c {quote(script)}", content)
-
-
-MAX_ANSWER_BYTES = 8 * 2**20    # room for thousands of jobs, and LOG_BYTES of output
-
-
-def shut(line: socket.socket) -> None:
-    """End all waiting on a connection."""
-    with contextlib.suppress(OSError):                  # it has ended by itself
-        line.shutdown(socket.SHUT_RDWR)
-
-
-def ask_node(name: str, place: str, method: str, path: str, make_body: Callable[[socket.socket], object],
-             timeout_s: float, kind: str) -> Any:
-    """Ask a node's service at the socket `place`; return the reply decoded as `kind`.
-
-    `make_body` gets the connection once it is open.  Raises: the node's error; unavailable, when the reply is no
-    nexus's; OSError, when the connection breaks (TimeoutError: when it is silent).
-    """
-    import threading
-    with socket.socket(socket.AF_UNIX) as line:
-        timer = threading.Timer(ANSWER_TIMEOUT_FACTOR * timeout_s, shut, [line])      # against a reply that drips in
-        timer.daemon = True
-        timer.start()
-        line.settimeout(timeout_s)
-        try:
-            line.connect(place)
-            answer = send_request(line, method, path, {"Host": "localhost"}, make_body(line))
-            return decode(kind, read_answer(answer, MAX_ANSWER_BYTES), "its answer")
-        except NexusError as told:
-            raise NexusError(told.kind, format_line(told.message, 1000), format_line(told.hint, 1000)) from None
-        except socket.timeout:
-            raise TimeoutError(f"no answer within {timeout_s:g} s") from None
-        except (KeyError, TypeError, ValueError) as error:
-            raise describe_bad_node(name, error) from None
-        finally:
-            timer.cancel()
+    def list_words(self, *command: str, is_tty: bool = False) -> list[str]:
+        options = [*self.list_options(), "-oClearAllForwardings=yes", "-tt" if is_tty else "-T"]
+        return ["ssh", *options, self.node.destination, *command]
 
 
 def describe_bad_node(name: str, why: object) -> NexusError:
@@ -5779,18 +5573,14 @@ def push_snapshot(ssh: Ssh, repository: str, commit: str, name: str, environ: Ma
 
     Raises: unavailable, when the connection breaks or a program hangs; not_found, when it fails otherwise.
     """
-    script = (f'd=${{NEXUS_HOME:-$HOME/.nexus}}/snapshots/{name}.git; umask 077; mkdir -p "$d" && cd "$d" && '
+    script = (f'd=${{NEXUS_HOME:-$HOME/.nexus}}/agent/snapshots/{name}.git; umask 077; mkdir -p "$d" && cd "$d" && '
               "{ [ -e HEAD ] || git init -q --bare .; } && pwd -P")
-    try:
-        said = ssh.call("cannot keep the snapshot on", f"sh -c {quote(script)}")
-        path = said.strip().rpartition("\n")[2]
-        through = " ".join(map(quote, call_through(ssh.control)))
-        Git(repository, environ, GIT_SSH_COMMAND=through, GIT_SSH_VARIANT="ssh", GIT_ALLOW_PROTOCOL="ssh").run(
-            "push", "-q", "--no-signed", "--recurse-submodules=no", "--receive-pack=git-receive-pack",
-            f"ssh://{ssh.node.destination}{path}", f"{commit}:refs/nexus/{commit}")
-    except NexusError as fault:
-        is_lost = isinstance(fault, RunError) or not ssh.is_open
-        raise NexusError("unavailable" if is_lost else "not_found", fault.message, fault.hint) from None
+    said = ssh.run("cannot keep the snapshot on", f"sh -c {quote(script)}")
+    path = said.strip().rpartition("\n")[2]
+    through = " ".join(map(quote, ssh.list_words()[:-1]))
+    Git(repository, environ, GIT_SSH_COMMAND=through, GIT_SSH_VARIANT="ssh", GIT_ALLOW_PROTOCOL="ssh").run(
+        "push", "-q", "--no-signed", "--recurse-submodules=no", "--receive-pack=git-receive-pack",
+        f"ssh://{ssh.node.destination}{path}", f"{commit}:refs/nexus/{commit}")
     return path
 
 
@@ -5963,14 +5753,13 @@ uptime_cs; took=$((up - begin))
 command exec 9>&-
 say end "$id" "$attempt" "$code" "$took"
 cause=
-finish "$code"
 # While others of its session work, the job goes on; the service ends those that idle.  This script stays with them: the
 # end of a session's leader hangs up its terminal.  Slurm ends with a job what it left.
-if [ -z "${SLURM_JOB_ID-}" ] && has_company; then
-  goes_on=yes
-  finish "$code"
+[ "${SLURM_JOB_ID-}" ] || ! has_company || goes_on=yes
+finish "$code"
+if [ "$goes_on" ]; then
   while sleep 1; has_company; do :; done
-  uptime_cs; took=$((up - begin)) goes_on=''
+  uptime_cs; took=$((up - begin)) goes_on=
   finish "$code"
   say end "$id" "$attempt" "$code" "$took"
 fi
@@ -6058,7 +5847,8 @@ def build_script(job: Job, environment: Mapping[str, str], layout: Layout, lease
                 if name in environment]
         launch = ["bash", "-p", "-c", CONDA_SCRIPT, "nexus", job.conda, "/usr/bin/env", *kept, *launch]
     head = {
-        "id": job.id, "dir": layout.job_folder(job.id), "service": str(os.getpid()), "events": layout.events_file,
+        "id": job.id, "dir": job.log_dir or layout.job_folder(job.id), "service": str(os.getpid()),
+        "events": layout.events_file,
         "lease": lease[0] if lease else "", "held": lease[1] if lease else "",
         "job_path": environment.get("PATH") or os.defpath, "home": os.environ.get("HOME") or "/",
         "commit": job.snapshot or "", "repo": job.snapshot_repo or "",
@@ -6210,7 +6000,7 @@ def start_supervisor(layout: Layout, screen: Screen | None, environ: Mapping[str
                      env=started, start_new_session=True).wait()
 
 
-# ==== 12. STORE ==== the one owner of State: journal, snapshots, recovery, events
+# ==== 12. STORE ==== the one owner of State: journal, snapshots, recovery
 # A transaction is in the journal, synced, before its caller gets an answer.  Callers at the same time share one sync.
 # Readers never wait for the disk, and never see a change that the disk may still refuse: the store tries a change on
 # State, takes it back, and applies it again once it is on the disk.  No code touches the disk while it holds `lock`.
@@ -6272,48 +6062,6 @@ class Transaction:
             if job and (job.status in FINAL if is_new else former is not None and job.status != former.status):
                 moves.append(job)
         return moves
-
-    def list_events(self) -> list[tuple[str, Any]]:
-        """The events to publish: ("job", job), ("removed", id), ("queue", None)."""
-        events: list[tuple[str, Any]] = []
-        for new in self.after:
-            if new.table == "jobs":
-                events.append(("job", new.value) if new.value else ("removed", new.key))
-            elif new.table == "groups" or new.key in ("paused", "paused_gpus"):
-                events.append(("queue", None))
-        return events
-
-
-class EventLog:
-    """The latest events, as (number, type, value).  A new event wakes all followers."""
-
-    def __init__(self, first: int, kept: int = 5000) -> None:
-        import collections
-        import threading
-        self.next_number = first
-        self.items: collections.deque[tuple[int, str, Any]] = collections.deque(maxlen=kept)
-        self.changed = threading.Condition()
-
-    def publish(self, events: Sequence[tuple[str, Any]]) -> None:
-        if events:
-            with self.changed:
-                for kind, what in events:
-                    self.items.append((self.next_number, kind, what))
-                    self.next_number += 1
-                self.changed.notify_all()
-
-    def read(self, since: int, timeout_s: float) -> tuple[list[tuple[int, str, Any]], bool]:
-        """(at most 1,000 events from number `since` on, whether events before them were missed).
-
-        Events are missed if they are no longer kept, or if an earlier service with a faster clock numbered them.
-        """
-        import itertools
-        with self.changed:
-            if since == self.next_number:
-                self.changed.wait(timeout_s)
-            oldest = self.next_number - len(self.items)
-            start = min(max(0, since - oldest), len(self.items))
-            return list(itertools.islice(self.items, start, start + 1000)), not oldest <= since <= self.next_number
 
 
 class Journal:
@@ -6410,7 +6158,7 @@ class Store:
         self.host = read_machine()
         self.state = State()
         self.service_id = ""
-        self.events = EventLog(int(clock.now() * 1e6))      # so that numbers grow over restarts too
+        self.version = int(clock.now() * 1e6)               # grows with each change that users see, over restarts too
         self.note_moves: Callable[[Sequence[Job]], None] = lambda jobs: None        # called with jobs of a new status
         self.last_error: NexusError | None = None           # why the last write failed
         self.lock, self.committing, self.saving = (threading.Lock() for _ in range(3))
@@ -6469,7 +6217,12 @@ class Store:
             one.error = refusal
         if not refusal:
             self.note_moves([job for one in done for job in one.list_moves()])
-            self.events.publish([event for one in done for event in one.list_events()])
+            if any(one.line for one in done):
+                self.note_change()
+
+    def note_change(self) -> None:
+        with self.lock:
+            self.version += 1
 
     def write(self, first: int, changes: Sequence[Transaction]) -> NexusError | None:
         """Append changes to the journal, beginning with number `first`; return why that failed, or None."""
@@ -6707,6 +6460,7 @@ HOLD_S = (5.0, 300.0)           # backoff after the machine could not start a jo
 RUNNER_TIMEOUT_S = 2.0          # for job.sh to write the result of a killed job
 LEASE_BACKOFF_S = (5.0, 60.0)   # first and longest time without new GPUs after a lease failed
 MACHINE_DOWN = "the machine went down while it ran"
+PROBE_BACKOFF_FACTOR = 10       # pause after nvidia-smi, as a multiple of its run time
 TAIL_BYTES = 65536              # the end of stderr that is searched for the cause of a failure
 
 
@@ -6801,340 +6555,10 @@ class Worker:
                 self.pause_s = None if self.pause_s is None else max(self.pause_s, WATCH_INTERVAL_S)
 
 
-RECONNECT_S = (1.0, 10.0)       # backoff between attempts to reach a node: at first, at most
-SYNC_WAIT_S = 10.0              # long poll: a node replies when there is news, else after this time
-SYNC_TIMEOUT_S = 15.0           # a reply that is later than SYNC_WAIT_S by this means that the connection is lost
-FOLLOW_INTERVAL_S = (0.05, 0.5)     # how often a followed log is read: after new output, when silent
-LOG_BYTES = 2**20               # of all logs in one reply: a slow connection transfers it within SYNC_TIMEOUT_S
-WITHDRAW_TIMEOUT_S = 3.0        # a node requeues a job that it has not begun within this
-REFUSAL_BACKOFF_S = 5.0         # a node that has refused a job gets none for so long
-NODE_ALARM_S = 30.0             # health turns bad when a node has been silent for so long
-NODE_PAUSED = "its queue is paused"
-
-
-# The variables that a job on a node takes from the node, not from its submitter
-OWN_VARIABLES = (
-    r"HOME|USER|LOGNAME|SHELL|PWD|OLDPWD|SHLVL|_|TMPDIR|TMP|TEMP|MAIL|HOSTNAME|DISPLAY|XAUTHORITY|WAYLAND_DISPLAY|"
-    r"PATH|(XDG|SSH|DBUS|SYSTEMD|NEXUS|SLURM|TMUX|SCREEN)_?\w*|INVOCATION_ID|JOURNAL_STREAM|CUDA_VISIBLE_DEVICES")
-
-
-def is_same_job(number: int, other: int) -> bool:
-    """Whether two numbers of find_order_key() belong to attempts of one job."""
-    return number // ORDERS_OF_A_JOB == other // ORDERS_OF_A_JOB
-
-
-def find_order_key(job: Job) -> tuple[str, int]:
-    """The name of a job's attempt on its node: (the id there, a number that grows with jobs and attempts).
-
-    The node may keep ended jobs for longer than this nexus does, so an id alone could come twice.
-    """
-    return str(job.current.remote_id), job.number * ORDERS_OF_A_JOB + job.attempt
-
-
-ORDERS_OF_A_JOB = 10**6
-
-
 def measure_output(job: Job) -> tuple[int, int]:
     """(bytes of stdout.log, bytes of stderr.log) that this attempt's node has sent so far."""
     sizes = measure_logs(job.log_dir)
     return max(0, sizes[0] - job.log_base[0]), max(0, sizes[1] - job.log_base[1])
-
-
-class Node:
-    """Another machine's nexus, which runs jobs for this one.
-
-    A thread sends it the list of wanted jobs again and again, appends their output to the log files here, and keeps
-    their latest reported state in `heard`.  The service's loop decides: what it has recorded is wanted.
-    """
-
-    def __init__(self, service: Service, config: NodeConfig, is_leaving: bool) -> None:
-        self.service, self.config, self.name, self.is_leaving = service, config, config.name, is_leaving
-        self.ssh = Ssh(config, service.environ)
-        self.probe: Probe | None = None
-        self.service_id = ""                                # of the nexus there; "" = not known
-        self.socket = ""                                    # the tunnel's end here
-        self.trouble: NexusError | None = NexusError("unavailable", f"{self.name} has not been reached yet")
-        self.heard_at = service.clock.monotonic()           # its last good reply
-        self.silent_at = self.heard_at                      # monotonic: when ssh last reached its machine
-        self.clock_offset_s = 0.0                           # its clock minus ours
-        self.number: int | None = None                      # of its next event; None: `heard` may lack some of its jobs
-        self.gpus: tuple[Gpu, ...] = ()
-        self.cpu_slots, self.hold = 0, ""
-        self.has_news = False
-        self.shown: object = None                           # describe_for_event() of what was last published
-        # {find_order_key(): its last reported state}, of jobs that have a folder here; None: none yet, it may be sent
-        self.heard: dict[tuple[str, int], Remote | NexusError | None] = {
-            find_order_key(job): None for job in service.running_jobs() if job.current.node == self.name}
-        self.asked = Exchange(service.store.service_id)     # the last request
-        self.is_told = False                                # nothing is wanted there, and all its jobs have ended
-        self.line: socket.socket | None = None              # the long poll's socket; None: it must not be interrupted
-        self.is_urgent = False                              # the list of wanted jobs has changed since the last request
-        self.log_fault = ""                                 # why output could not be written
-        self.trees: dict[str, str] = {}                     # {commit: its path on the node}; "" = being sent
-        self.refused = Backoff(REFUSAL_BACKOFF_S, REFUSAL_BACKOFF_S)
-        self.given_up_by = ""                               # the user who removed it with --force
-        self.is_ended, self.rest = False, Backoff(*RECONNECT_S)
-        self.follower = Worker(service, f"following node {self.name}", self.follow)
-        self.follower.thread.start()
-
-    def follow(self) -> float:
-        """Make one exchange; return the pause before the next one in seconds."""
-        try:
-            if self.trouble is not None:
-                self.connect()
-            began_s = time.thread_time()
-            self.exchange()
-            self.rest.succeed()
-            return 2 * (time.thread_time() - began_s)       # a node with endless news takes a third of a core at most
-        except Exception as error:
-            if self.line and self.is_urgent and isinstance(error, (OSError, NexusError)):      # hurry() interrupted it
-                return 0.0
-            self.lose(error)
-            self.rest.fail(self.service.clock.monotonic())
-            return self.rest.rest_s
-        finally:
-            self.line = None
-            if self.is_ended:
-                self.ssh.close()
-
-    def hurry(self) -> None:
-        """Interrupt the long poll: the list of wanted jobs has changed."""
-        self.is_urgent, line = True, self.line
-        if line:
-            shut(line)
-
-    def connect(self) -> None:
-        """Raises: unavailable; conflict, when another nexus is there."""
-        if not self.ssh.is_open:
-            self.ssh.open()
-        try:
-            probe = probe_node(self.ssh, self.service.hash)
-            self.silent_at = self.service.clock.monotonic()     # the machine answers, even if its nexus does not
-            if probe.hash is None:
-                raise NexusError("conflict", f"there is no nexus on {self.name}",
-                                 hint=f"nexus node add {self.name} puts it there")
-            if probe.hash != self.service.hash:
-                versions = f"{probe.hash}; this one is {self.service.hash}"
-                raise NexusError("conflict", f"{self.name} has another nexus ({versions})",
-                                 hint=f"nexus node add {self.name} updates it; if this one is older: nexus restart")
-            self.probe = probe
-            self.socket = self.ssh.forward(probe)
-        except NexusError:
-            self.ssh.close()                                # the next attempt gets a new connection
-            raise
-
-    def lose(self, error: Exception) -> None:
-        """Note that the node cannot be reached or used."""
-        if self.is_ended:
-            return
-        if isinstance(error, TimeoutError):
-            self.ssh.close()                                # a new connection may work where this one is silent
-        if not isinstance(error, (NexusError, OSError)):
-            self.service.fail(self.follower.doing, error)
-        fault = error if isinstance(error, NexusError) else NexusError(
-            "unavailable", f"the connection to {self.name} was lost ({error})", f"try it by hand: {self.ssh.by_hand}")
-        is_news = self.trouble is None or self.trouble.message != fault.message
-        self.trouble, self.number = fault, None
-        if is_news:
-            self.service.log.warning("Node %s: %s", self.name, fault.message)
-            self.has_news = True
-            self.service.wake()
-
-    def exchange(self) -> None:
-        """Send the list of wanted jobs; take in what is new.  Raises: OSError, when interrupted; the node's errors."""
-        clock, is_full = self.service.clock, self.number is None
-        began, patience_s = clock.now(), SYNC_WAIT_S + SYNC_TIMEOUT_S
-        try:
-            told: Synced = ask_node(
-                self.name, self.socket, "POST", "/node/sync", self.make_question, patience_s, "Synced")
-        except NexusError as error:
-            refused = [one.key for one in self.asked.want if one.order]
-            if not refused or error.kind not in ("usage", "too_large"):
-                raise
-            self.refuse(refused[0], error)
-            return
-        if is_full:
-            self.check_identity(told.service_id)
-            self.clock_offset_s = told.now - (began + clock.now()) / 2
-        self.take_logs(told.logs)
-        if told.gpus is not None:
-            ours = {job.current.remote_id: job.id for job in self.list_jobs()}
-            self.gpus = tuple(self.adopt_gpu(gpu, ours) for gpu in told.gpus)
-            self.cpu_slots, self.hold = told.cpu_slots, told.hold
-            self.has_news = True
-        self.take_jobs(told)
-        self.number = told.number
-        self.silent_at = self.heard_at = clock.monotonic()
-        if self.trouble is not None:
-            self.trouble, self.has_news = None, True
-            self.service.log.info("Node %s: connected, %s", self.name, format_count(len(self.gpus), "GPU"))
-        if self.has_news or told.jobs or any(
-                isinstance(one, Remote) and one.status in FINAL for one in list(self.heard.values())):
-            self.service.wake()
-
-    def make_question(self, line: socket.socket) -> Exchange:
-        """The request on a socket that was just opened: whatever is recorded from now on interrupts it."""
-        known = list(self.heard)                            # read before the jobs, so that a job just sent is kept
-        is_urgent, self.is_urgent = self.is_urgent or self.number is None, False
-        self.line = None if is_urgent else line             # the request after an interruption must get through
-        jobs = {find_order_key(job): job for job in self.list_jobs()}
-        self.is_told = self.is_told and not jobs
-        for key in set(known) - set(jobs):
-            del self.heard[key]
-        orders = {} if self.number is None else self.choose_order(jobs)
-        want = tuple(
-            Wanted(key, measure_output(job), bool(job.current.stop_cause), orders.get(key), job.current.stop_signal)
-            for key, job in jobs.items())
-        wait_s = 0.0 if is_urgent or orders else SYNC_WAIT_S
-        self.asked = Exchange(self.service.store.service_id, want, wait_s, self.number)
-        return self.asked
-
-    def check_identity(self, service_id: str) -> None:
-        """Refuse a machine that has two names: each of its GPUs would be given out twice.  Raises: conflict."""
-        twin = next((node.name for node in self.service.pool.nodes.values()
-                     if node is not self and node.service_id == service_id), None)
-        self.service_id = "" if twin else service_id
-        if twin or service_id == self.service.store.service_id:
-            other = f"{twin}: the same nexus is there" if twin else "this very nexus"
-            raise NexusError("conflict", f"{self.name} is {other}",
-                             hint=f"nexus node remove {self.name} --force")
-
-    def adopt_gpu(self, gpu: Gpu, ours: Mapping[str | None, str]) -> Gpu:
-        """The node's GPU with a uuid that is unique here, and with the ids that its jobs have here."""
-        processes = tuple(
-            replace(process, job_id=ours.get(process.job_id, process.job_id)) for process in gpu.processes)
-        return replace(gpu, node=self.name, uuid=f"{self.name}/{gpu.uuid}", processes=processes,
-                       pause_reason=PAUSED_THERE)
-
-    def list_jobs(self) -> list[Job]:
-        """The jobs that are recorded as running there, and have a folder here."""
-        jobs = [job for job in self.service.running_jobs() if job.current.node == self.name]
-        return [job for job in jobs if find_order_key(job) in self.heard]
-
-    def has_more(self) -> bool:
-        """Whether the wanted jobs differ from those in the last request."""
-        told = {one.key: one.is_stopped for one in self.asked.want}
-        return told != {find_order_key(job): bool(job.current.stop_cause) for job in self.list_jobs()}
-
-    def take_logs(self, logs: Mapping[str, Mapping[str, bytes]]) -> None:
-        """Append jobs' output to their log files here, unless their sizes have changed since the request."""
-        sizes, fault = {one.key: one.log_sizes for one in self.asked.want}, ""
-        for job in self.list_jobs() if logs else ():
-            key = find_order_key(job)
-            pieces = logs.get(str(key[1]), {}) if sizes.get(key) == measure_output(job) else {}
-            try:
-                for name in ("stdout", "stderr"):
-                    if job.log_dir and pieces.get(name):
-                        append_log(job.log_dir, name, pieces[name])
-            except OSError as error:
-                fault = (f"Node {self.name}: output of jobs there, like {job.id}, cannot be kept ({error}); "
-                         "it is tried again")
-        if fault:
-            self.service.clock.sleep(1.0)
-            if fault != self.log_fault:
-                self.service.log.warning(fault)
-        self.log_fault = fault
-
-    def take_jobs(self, told: Synced) -> None:
-        """Keep the reported state of the wanted jobs."""
-        news = {remote.key: remote for remote in told.jobs}
-        for one in self.asked.want:
-            if one.order and told.refusal:
-                self.refuse(one.key, decode_error(told.refusal))
-            elif one.key in news or (self.asked.since is None and not isinstance(self.heard.get(one.key), NexusError)):
-                self.heard[one.key] = news.get(one.key)     # a refusal stays until it is recorded
-            elif one.order:
-                raise describe_bad_node(self.name, f"nothing is said of job {one.key[0]}")
-        is_killed = all(remote.attempt.stop_cause == "killed" for remote in told.jobs)
-        self.is_told = is_killed and not self.asked.want and self.asked.since is not None
-
-    def choose_order(self, jobs: Mapping[tuple[str, int], Job]) -> dict[tuple[str, int], Order]:
-        """{key: order} of the first job that is not there and can be sent; {} when there is none."""
-        for key, job in jobs.items():
-            if self.heard[key] is None and job.current.pid is None:
-                try:
-                    order = self.make_order(job)
-                except (NexusError, OSError) as error:      # a file that the job needs is gone, or cannot be read now
-                    is_gone = isinstance(error, (NexusError, FileNotFoundError, NotADirectoryError))
-                    kind = "not_found" if is_gone else "unavailable"
-                    self.refuse(key, NexusError(kind, str(error), getattr(error, "hint", "")))
-                else:
-                    if order:
-                        return {key: order}
-        return {}
-
-    def refuse(self, key: tuple[str, int], error: NexusError) -> None:
-        """Note that a job cannot run there."""
-        self.heard[key] = NexusError(error.kind, format_line(error.message, 1000), format_line(error.hint, 1000))
-        self.service.wake()
-
-    def make_order(self, job: Job) -> Order | None:
-        """The job as it is sent to the node; None while its snapshot is being sent."""
-        service = self.service
-        tree = self.find_tree(job) if job.snapshot and job.snapshot_repo else None
-        submitted = service.store.read(lambda state: state.environments.get(job.environment)) or {}
-        if tree == "":
-            return None
-        job, submitted = service.scripts.restrain(job, submitted)
-        asked: dict[str, Any] = {name: getattr(job, name) for name, row in JOB_FIELDS.items()
-                                 if row.sent and getattr(job, name) is not None}
-        interpreter, words = service.scripts.find_script(job)
-        if words:                                           # this service's list of scripts counts, not the node's
-            asked["command"] = " ".join(map(quote, [*filter(None, [interpreter]), *words]))
-        if job.gpus:
-            asked["gpu_ids"] = list(job.current.gpu_indices)
-        if tree:
-            asked.update(snapshot=job.snapshot, snapshot_repo=tree, cwd=os.path.normpath(os.path.join(
-                tree, os.path.relpath(job.cwd, job.snapshot_repo))))
-        elif not job.code and job.cwd != os.path.expanduser("~"):
-            asked["cwd"] = job.cwd
-        if job.code:
-            submitted = {}                                  # it is this service's: whoever sent the script gave none
-        asked.update(
-            gpus=len(list_shares(job)) if job.exclusive else job.gpus, retries=0,
-            timeout_seconds=find_time_limit(job, service.config.jobs)[0] or 0,
-            env={name: text for name, text in submitted.items() if not re.fullmatch(OWN_VARIABLES, name)})
-        code = read_bytes(service.layout.code_file(job.code)) if job.code else None
-        return Order(job.user, submitted.get("PATH", ""), asked, code)
-
-    def find_tree(self, job: Job) -> str:
-        """The path of a job's snapshot on the node; "" while it is being sent."""
-        import threading
-        assert job.snapshot and job.snapshot_repo
-        commit, repository = job.snapshot, job.snapshot_repo
-        if commit not in self.trees:
-            self.trees[commit] = ""
-
-            def push() -> None:
-                try:
-                    name = hash_text(f"{self.service.store.service_id} {repository}")[:16]
-                    self.trees[commit] = push_snapshot(self.ssh, repository, commit, name, self.service.environ)
-                except Exception as error:                  # on any fault the job must not wait for ever
-                    fault = error if isinstance(error, NexusError) else NexusError(
-                        "unavailable", f"its snapshot: {error!r}")
-                    del self.trees[commit]
-                    self.refuse(find_order_key(job), fault)
-                self.hurry()
-            threading.Thread(target=push, name="snapshot", daemon=True).start()
-        return self.trees.get(commit, "")                   # the push may have failed by now
-
-    def end(self) -> None:
-        self.is_ended = True
-        self.follower.end()
-        self.ssh.close()                                    # ends a request that is waiting
-
-    @property
-    def since(self) -> str:
-        """The time of its last good reply."""
-        clock = self.service.clock
-        return format_time(clock.now() - clock.monotonic() + self.heard_at) or ""
-
-    def find_closed(self, now: float) -> str | None:
-        """Why it gets no job now; None: it does."""
-        if self.is_leaving:
-            return f"{self.name} is being removed"
-        trouble, fault = self.trouble, self.hold or self.refused.find_why(now)
-        return trouble.message if trouble else f"{self.name}: {fault}" if fault else None       # trouble names it
 
 
 class SlurmBackend(Backend):
@@ -7203,7 +6627,7 @@ class SlurmBackend(Backend):
             return []
         try:
             if self.written != job.current.slurm_key:       # writing it again would move the first folder aside
-                service.launcher.write_script(job, submitted, None)
+                service.local.host.write_script(service.launcher.make_order(job, submitted))
                 self.written = job.current.slurm_key
         except (OSError, NexusError) as error:
             return [Started({}), error]
@@ -7401,6 +6825,155 @@ class Observation(Value):
     took_s: float
 
 
+class JobUsage(Value):
+    """The resources that a running job uses, as of the last refresh."""
+    samples: Mapping[str, float | None] = {}            # SAMPLES, fields of its Attempt
+    rss_mib: float | None = None
+    cpu_percent: float | None = None
+    cpu_read: tuple[float, float] | None = None         # (CPU seconds of its processes, monotonic time of the reading)
+    look_count: int = 0                                 # readings in mean_gpu_util
+
+    def add(self, processes: Sequence[Process], rss_mib: float | None, gpu_mem_mib: float, loads: Sequence[float],
+            now: float) -> JobUsage:
+        """The usage after another reading.  `loads`: its GPUs' utilization in percent."""
+        cpu_s = sum(process.cpu_ticks for process in processes) * TICK_S
+        (former_s, at), count = self.cpu_read or (0.0, now), self.look_count + bool(loads)
+        # CPU time is a maximum too: a process that ends takes its time with it.
+        latest = {"peak_rss_mib": rss_mib, "cpu_seconds": cpu_s, "peak_gpu_mem_mib": gpu_mem_mib or None}
+        samples = {**self.samples, **{name: max(number, self.samples.get(name) or 0.0)
+                                      for name, number in latest.items() if number is not None}}
+        if loads:
+            former = self.look_count * (self.samples.get("mean_gpu_util") or 0.0)
+            samples["mean_gpu_util"] = (former + sum(loads) / len(loads)) / count
+        cpu_percent = 100 * max(0.0, cpu_s - former_s) / (now - at) if now > at else None
+        return JobUsage(samples, rss_mib, cpu_percent, (cpu_s, now), count)
+
+
+class Observer:
+    """The GPUs of the machine that this process runs on, who uses them, and what jobs take there."""
+
+    def __init__(self, machine: Machine, clock: Clock, config: Config, log: logging.Logger,
+                 visible_devices: str | None) -> None:
+        self.machine, self.clock, self.config, self.log, self.visible_devices = (
+            machine, clock, config, log, visible_devices)
+        self.observation = Observation((), "nvidia-smi has not answered yet", SMI_SLOW_HINT, 0.0, 0.0)
+        self.latest = self.observation                      # from probe(); take_in() copies it
+        self.gpus: tuple[Gpu, ...] = ()                     # with the jobs and users of their processes
+        self.released_at: dict[str, float] = {}             # {GPU uuid: monotonic time when a job of ours left it}
+        # Other threads read these without a lock: values are replaced, or one key.
+        self.usage: dict[str, JobUsage] = {}                # of running jobs
+        self.members: Mapping[tuple[str, int], Sequence[Process]] = {}      # {(job id, attempt): its processes}
+        self.memory_mib: Mapping[tuple[str, int], float | None] = {}        # {(job id, attempt): its host memory}
+        self.lease_holders: Mapping[str, str] = {}          # {GPU uuid: the user whose nexus holds it}
+        self.lease_error: NexusError | None = None          # why the leases could not be read
+        self.lease_backoff = Backoff(*LEASE_BACKOFF_S)      # jobs get no GPU until it is over
+
+    def probe(self, may_lack: bool) -> float:
+        """Run nvidia-smi once; return the seconds until it may run again.  `may_lack`: it need not be installed."""
+        began, refresh_s = self.clock.monotonic(), self.config.service.refresh_rate_seconds
+        known = {gpu.uuid: replace(gpu, fault=None) for gpu in self.latest.gpus}            # the last good reading
+        gpus, fault, hint = tuple(known.values()), None, ""
+        try:
+            gpus = tuple(self.machine.gpus.query_gpus(known))
+        except NexusError as error:
+            if not may_lack or find_program("nvidia-smi"):
+                fault, hint = error.message, error.hint
+        took_s = self.clock.monotonic() - began
+        if self.visible_devices is not None:
+            visible = parse_visible_devices(self.visible_devices, gpus)
+            gpus = tuple(replace(gpu, is_withheld=gpu not in visible) for gpu in gpus)
+        self.latest = Observation(gpus, fault, hint, began, took_s)
+        pause_s = max(refresh_s, PROBE_BACKOFF_FACTOR * took_s)
+        return min(pause_s, TROUBLE_INTERVAL_S) if fault else pause_s
+
+    def take_in(self, running: Sequence[Job]) -> None:
+        """Take the latest reading; find the owners of GPU processes, and what the running jobs take."""
+        self.observation = self.latest
+        here = [job for job in running if job.current.boot_id == self.machine.boot_id]
+        members = self.machine.processes.find_members(here)
+        self.annotate(running)
+        self.measure_jobs(here, members)
+
+    def annotate(self, jobs: Iterable[Job]) -> None:
+        """Find who uses the GPUs.  `jobs`: those that run here."""
+        observation, gpus = self.observation, []
+        running = {job.id: job for job in jobs}
+        held = {uuid for job in running.values() for uuid in job.current.gpu_uuids}
+        if observation.gpus and self.machine.leases:
+            try:
+                self.lease_holders, self.lease_error = self.machine.leases.find_holders(), None
+            except NexusError as error:
+                if self.lease_error is None:
+                    self.log.error("No GPU can be given out: %s (%s)", error.message, error.hint)
+                self.lease_error = error
+        for gpu in observation.gpus:
+            # Our job left after the reading: its memory is free.  Unless told per process, memory in use is unknown.
+            was_left = self.released_at.get(gpu.uuid, float("-inf")) >= observation.began_at
+            processes = tuple(self.annotate_processes(gpu, running, was_left or gpu.uuid in held))
+            is_itemized = bool(processes) and all(process.memory_mib is not None for process in processes)
+            is_unknown = was_left and not is_itemized and not self.config.gpu.min_free_mem_mib
+            gpus.append(replace(
+                gpu, memory_used_mib=None if is_unknown else gpu.memory_used_mib, processes=processes,
+                lease_holder=self.lease_holders.get(gpu.uuid)))
+        self.gpus = tuple(gpus)
+
+    def annotate_processes(self, gpu: Gpu, running: Mapping[str, Job], is_ours: bool) -> Iterator[GpuProcess]:
+        """Add each process's job or user.  `is_ours`: a job of ours has the GPU, or had it at the reading."""
+        for process in gpu.processes:
+            owner, found = self.machine.processes.owner_of(process.pid), self.machine.processes.find(process.pid)
+            if owner is None and found is None and is_ours:
+                continue            # a short process of our job, already gone
+            # A job that ignores CUDA_VISIBLE_DEVICES and uses a GPU that it was not given counts there as foreign.
+            job = running.get(owner or "") if found else None
+            if owner and (job is None or gpu.uuid in job.current.gpu_uuids):
+                yield replace(process, job_id=owner)
+            else:
+                yield replace(process, user=find_process_user(process.pid), name=found.name if found else None)
+
+    def find_usage(self, job_id: str) -> JobUsage:
+        return self.usage.get(job_id, JobUsage())
+
+    def measure_jobs(self, running: Iterable[Job], members: Mapping[str, Sequence[Process]]) -> None:
+        now = self.clock.monotonic()
+        self.members = {(job.id, job.attempt): members.get(job.id, ()) for job in running}
+        for job in running:
+            gpus = [gpu for gpu in self.gpus if gpu.uuid in job.current.gpu_uuids]
+            used = sum(process.memory_mib or 0.0
+                       for gpu in gpus for process in gpu.processes if process.job_id == job.id)
+            loads = [gpu.utilization for gpu in gpus if gpu.utilization is not None]
+            self.usage[job.id] = self.find_usage(job.id).add(
+                members.get(job.id, ()), self.find_memory_mib(job), used, loads, now)
+
+    def measure_memory(self) -> float:
+        """Measure the host memory of running jobs; return the seconds until the next call: this one may take long."""
+        began = self.clock.monotonic()
+        self.memory_mib = {attempt: measure_memory(self.machine.psutil, processes)
+                           for attempt, processes in self.members.items()}
+        took_s = self.clock.monotonic() - began
+        return max(self.config.service.refresh_rate_seconds, PROBE_BACKOFF_FACTOR * took_s)
+
+    def find_memory_mib(self, job: Job) -> float | None:
+        """Return the host memory of a running job in MiB, as last measured; None if unknown."""
+        return self.memory_mib.get((job.id, job.attempt))
+
+    def find_error(self) -> str | None:
+        """Return why jobs get no GPU now, or None."""
+        error = self.find_lease_error()
+        return self.find_smi_error() or (error.message if error else None)
+
+    def find_lease_error(self) -> NexusError | None:
+        return self.lease_error or self.lease_backoff.find_why(self.clock.monotonic())
+
+    def find_smi_error(self) -> str | None:
+        """Return why the GPUs cannot be read, or that nvidia-smi takes much longer than before; or None."""
+        observation = self.observation
+        silent_s = self.clock.monotonic() - observation.began_at - observation.took_s
+        pause_s = max(self.config.service.refresh_rate_seconds, PROBE_BACKOFF_FACTOR * observation.took_s)
+        longest_s = pause_s + max(SMI_WAIT_S, 2 * observation.took_s)
+        is_silent = silent_s > longest_s
+        return observation.error or (f"nvidia-smi has not answered for {silent_s:.0f} s" if is_silent else None)
+
+
 class JobLook(Value):
     """What a machine knows of an attempt there."""
     pid: int | None = None                      # of its job.sh, once that has claimed the attempt
@@ -7411,6 +6984,15 @@ class JobLook(Value):
     requeue: str = ""                           # it never began, and never will: why
     processes_left: int | None = None           # that go on after its command; None: it has not ended
     notes: tuple[str, ...] = ()                 # what was ended after its command
+    files: str | None = None                    # on a node: the folder with what it wrote into its checkout
+
+
+class Order(Value):
+    """What a machine needs to start an attempt."""
+    job: Job
+    environ: Mapping[str, str]                  # the submitter's
+    argv: tuple[str, ...] | None = None         # runs instead of bash -c COMMAND
+    code: str | None = None                     # the Python that was uploaded as its main.py
 
 
 class Watched:
@@ -7434,14 +7016,12 @@ class Watched:
 class JobHost:
     """Starts, follows and ends attempts on the machine that this process runs on."""
 
-    def __init__(self, machine: Machine, layout: Layout, clock: Clock, config: Config, log: logging.Logger,
-                 run_guarded: Callable[..., None]) -> None:
-        self.machine, self.layout, self.clock, self.config, self.log = machine, layout, clock, config, log
+    def __init__(self, observer: Observer, layout: Layout, umask: int, run_guarded: Callable[..., None]) -> None:
+        self.observer, self.layout, self.umask = observer, layout, umask        # umask: for jobs without one
+        self.machine, self.clock, self.config, self.log = (
+            observer.machine, observer.clock, observer.config, observer.log)
         self.run_guarded = run_guarded                  # what is wrong with one job must not hold up the others
         self.watched: dict[str, Watched] = {}           # {job id: its attempt here}
-        self.observation = Observation((), "nvidia-smi has not answered yet", SMI_SLOW_HINT, 0.0, 0.0)
-        self.smi_error: str | None = None
-        self.lease_backoff = Backoff(*LEASE_BACKOFF_S)     # jobs get no GPU until it is over
         self.last_watch_at = float("-inf")
 
     def find(self, job: Job) -> Watched:
@@ -7453,11 +7033,40 @@ class JobHost:
     def find_folder(self, job: Job) -> str:
         return job.log_dir or self.layout.job_folder(job.id)
 
-    def launch(self, job: Job, script: str) -> None:
-        """Start an attempt whose job.sh is written.  Raises: OSError."""
+    def start(self, order: Order) -> str:
+        """Start an attempt; return "", or why it cannot start now.  Raises: OSError; conflict; unavailable."""
+        job = order.job
+        leases = self.machine.leases if job.current.gpu_uuids else None
+        trouble = self.observer.find_error() if leases else None
+        if leases and not trouble:
+            try:
+                leases.take(job.id, job.current.gpu_uuids)
+            except NexusError as error:             # not the job's fault
+                trouble = error.message
+                if error.kind != "conflict":
+                    self.observer.lease_backoff.fail(self.clock.monotonic(), error)
+        if trouble:
+            return trouble
+        script = self.write_script(order, leases.paths(job.id) if leases else None)
         watched = self.watched[job.id] = Watched(job)
         watched.launched_at = self.clock.monotonic()
         self.machine.launch(job, script)
+        return ""
+
+    def write_script(self, order: Order, lease: tuple[str, str] | None = None) -> str:
+        """Write a job's folder and its job.sh; return the path of that.  Raises: OSError."""
+        job, gpus, folder = order.job, self.observer.observation.gpus, self.find_folder(order.job)
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        if order.code is not None:                      # an earlier attempt may have changed the file
+            os.makedirs(job.cwd, mode=0o700, exist_ok=True)
+            write_atomic(os.path.join(job.cwd, "main.py"), [order.code], is_synced=False)
+        command = fill_cuda_option(job.command, list_cuda_numbers(job, gpus)) if job.cuda_arg else job.command
+        job = replace(job, command=command, umask=self.umask if job.umask is None else job.umask)
+        environ = build_environment(job, order.environ, gpus)
+        text = build_script(job, environ, self.layout, lease, order.argv)
+        script = os.path.join(folder, "job.sh")
+        write_atomic(script, [text], 0o700, is_synced=False)
+        return script
 
     def forget(self, job: Job) -> None:
         """Drop an attempt that is over."""
@@ -7503,7 +7112,7 @@ class JobHost:
             watched.launched_at = None
             if self.machine.leases:                     # the runner has the lease by now
                 self.machine.leases.close_own(event.job_id)
-                self.lease_backoff.succeed()
+                self.observer.lease_backoff.succeed()
         elif event.verb == "end":
             code, took_cs = map(int, event.words)
             self.take_result(watched, Result(min(code, 255), None, took_cs / 100))
@@ -7516,7 +7125,7 @@ class JobHost:
         if result.cause == "bounce":
             watched.requeue = result.cause_line or "a GPU was taken"
             if leases and watched.job_id in leases.held:    # while it is held here, no runner can lock it
-                self.lease_backoff.fail(self.clock.monotonic(), NexusError(
+                self.observer.lease_backoff.fail(self.clock.monotonic(), NexusError(
                     "unavailable", watched.requeue, hint=f"does somebody remove files from {leases.folder}?"))
             return
         known = watched.result              # job.sh reports a second end when others went on
@@ -7611,6 +7220,8 @@ class JobHost:
         ended = [process for process in left if process not in going_on] if going_on else left
         if not ended and not going_on and watched.result:
             watched.is_over = True
+            if watched.result.runtime_seconds is None:
+                watched.result = replace(watched.result, runtime_seconds=self.find_runtime_s(job))
         elif watched.termination:
             self.terminate(job, ended, watched.termination, now, bool(going_on))
 
@@ -7624,8 +7235,8 @@ class JobHost:
             watched.result = replace(result, finished_at=None, runtime_seconds=None)
         watched.work = (watched.work or Work()).add(going_on, now)
         pids = {process.pid for process in going_on}
-        is_computing = any(process.pid in pids for gpu in self.observation.gpus for process in gpu.processes)
-        if watched.work.is_idle(TICK_S) and not is_computing and not (job.gpus and self.smi_error):
+        is_computing = any(process.pid in pids for gpu in self.observer.gpus for process in gpu.processes)
+        if watched.work.is_idle(TICK_S) and not is_computing and not (job.gpus and self.observer.find_smi_error()):
             watched.has_idled, watched.termination = True, Termination(now, False)
             return []
         return going_on
@@ -7683,8 +7294,7 @@ class Local(Backend):
 
     def __init__(self, service: Service) -> None:
         super().__init__(service)
-        self.host = JobHost(service.machine, service.layout, service.clock, service.config, service.log,
-                            service.run_guarded)
+        self.host = JobHost(service.observer, service.layout, service.umask, service.run_guarded)
 
     def has(self, job: Job) -> bool:
         return not job.current.node and job.current.slurm_key is None
@@ -7693,35 +7303,24 @@ class Local(Backend):
         return [job for job in self.service.running_jobs() if self.has(job)]
 
     def start(self, job: Job, submitted: Mapping[str, str] | None) -> News | None:
-        leases = self.machine.leases if job.current.gpu_uuids else None
-        now, launcher = self.clock.monotonic(), self.service.launcher
-        hold = launcher.start_backoff.find_why(now) or (self.service.gpu_watch.find_gpu_error() if leases else None)
-        if leases and not hold:
-            try:
-                leases.take(job.id, job.current.gpu_uuids)
-            except NexusError as error:             # not the job's fault
-                hold = error.message
-                if error.kind != "conflict":
-                    self.host.lease_backoff.fail(now, error)
-        if hold:                                    # since plan()
-            return Requeue(hold)
-        script = launcher.write_script(job, submitted, leases.paths(job.id) if leases else None)
-        self.host.launch(job, script)
+        launcher = self.service.launcher
+        trouble: str | None = launcher.start_backoff.find_why(self.clock.monotonic())
+        trouble = trouble or self.host.start(launcher.make_order(job, submitted))
+        if trouble:                                     # since plan()
+            return Requeue(trouble)
         launcher.start_backoff.succeed()
         launcher.tell_start(job)
         return None
 
     def poll(self, runner_events: Sequence[RunnerEvent]) -> Iterator[Finding]:
-        self.host.observation = self.service.gpu_watch.observation
-        self.host.smi_error = self.service.gpu_watch.find_smi_error()
         for job, look in self.host.look(self.list_jobs(), runner_events):
             yield from self.find_news(job, look)
 
     def find_news(self, job: Job, look: JobLook) -> Iterator[Finding]:
         for news in list_news(job, look):
             is_reboot = isinstance(news, Result) and news.cause == "reboot"
-            if is_reboot and not job.current.stop_cause and not job.head and self.config.jobs.on_reboot == "requeue":
-                news = Requeue(MACHINE_DOWN)        # a controller requeues its jobs itself
+            if is_reboot and not job.current.stop_cause and self.config.jobs.on_reboot == "requeue":
+                news = Requeue(MACHINE_DOWN)
             yield job, news
 
     def is_ending(self, job_id: str) -> bool:
@@ -7730,32 +7329,699 @@ class Local(Backend):
         return watched is not None and watched.result is not None and not watched.processes_left
 
     def forget(self, job: Job) -> None:
-        self.service.gpu_watch.released_at.update(dict.fromkeys(job.current.gpu_uuids, self.clock.monotonic()))
+        self.service.observer.released_at.update(dict.fromkeys(job.current.gpu_uuids, self.clock.monotonic()))
         self.host.forget(job)
 
 
-class JobUsage(Value):
-    """The resources that a running job uses, as of the last refresh."""
-    samples: Mapping[str, float | None] = {}            # SAMPLES, fields of its Attempt
-    rss_mib: float | None = None
-    cpu_percent: float | None = None
-    cpu_read: tuple[float, float] | None = None         # (CPU seconds of its processes, monotonic time of the reading)
-    look_count: int = 0                                 # readings in mean_gpu_util
+# Nodes.  A job's runner needs no service beside it, so a node has none.  On it an agent, this file at the other end of
+# an ssh, looks after the jobs of its head with the same JobHost.  It keeps files only, in ~/.nexus/agent there.  When
+# the connection is cut, it goes on for as long as jobs run; the next agent of the same head takes its place.
 
-    def add(self, processes: Sequence[Process], rss_mib: float | None, gpu_mem_mib: float, loads: Sequence[float],
-            now: float) -> JobUsage:
-        """The usage after another reading.  `loads`: its GPUs' utilization in percent."""
-        cpu_s = sum(process.cpu_ticks for process in processes) * TICK_S
-        (former_s, at), count = self.cpu_read or (0.0, now), self.look_count + bool(loads)
-        # CPU time is a maximum too: a process that ends takes its time with it.
-        latest = {"peak_rss_mib": rss_mib, "cpu_seconds": cpu_s, "peak_gpu_mem_mib": gpu_mem_mib or None}
-        samples = {**self.samples, **{name: max(number, self.samples.get(name) or 0.0)
-                                      for name, number in latest.items() if number is not None}}
-        if loads:
-            former = self.look_count * (self.samples.get("mean_gpu_util") or 0.0)
-            samples["mean_gpu_util"] = (former + sum(loads) / len(loads)) / count
-        cpu_percent = 100 * max(0.0, cpu_s - former_s) / (now - at) if now > at else None
-        return JobUsage(samples, rss_mib, cpu_percent, (cpu_s, now), count)
+NOT_REACHED = "it has not been reached yet"
+RECONNECT_S = (1.0, 10.0)       # backoff between attempts to reach a node: at first, at most
+LOOK_WAIT_S = 10.0              # an agent replies when there is news, else after this time
+SILENCE_S = 15.0                # a reply that is later than expected by this means that the connection is lost
+ANSWER_S = 120.0                # in which a whole reply must arrive, however slow the connection
+MAX_ANSWER_BYTES = 16 * 2**20
+LOG_BYTES = 2**20               # of all logs in one reply: a slow connection transfers it within ANSWER_S
+LOG_INTERVAL_S = (0.05, 0.5)    # how often logs are looked at: after new output, when silent
+FOLDERS_INTERVAL_S = 1.0        # how often an agent looks whether directories are there
+START_BACKOFF_S = 5.0           # a node that could not start a job gets none for so long
+NODE_ALARM_S = 30.0             # health turns bad when a node has been silent for so long
+
+# The variables that a job on a node takes from the node, not from its submitter
+OWN_VARIABLES = (
+    r"HOME|USER|LOGNAME|SHELL|PWD|OLDPWD|SHLVL|_|TMPDIR|TMP|TEMP|MAIL|HOSTNAME|DISPLAY|XAUTHORITY|WAYLAND_DISPLAY|"
+    r"PATH|(XDG|SSH|DBUS|SYSTEMD|NEXUS|SLURM|TMUX|SCREEN)_?\w*|INVOCATION_ID|JOURNAL_STREAM|CUDA_VISIBLE_DEVICES")
+
+
+class Hello(Value):
+    """What an agent says first."""
+    machine: str                                # the boot and the host's name: two names of one machine are noticed
+    boot_id: str
+    python: str                                 # its version
+    screen: tuple[str, ...]                     # variables for screen there, like SCREENDIR=/home/ann/.nexus/screen
+    path: str                                   # of its nexus.py
+
+
+class Wanted(Value):
+    """An attempt that a node has, or may have."""
+    key: str                                    # find_key()
+    attempt: int
+    log_sizes: tuple[int, int]                  # bytes of this attempt's logs that have arrived
+    stop_cause: str | None = None               # why it must end
+    stop_signal: str | None = None
+
+
+class Question(Value):
+    """What a head asks its agent for: a look at its jobs.  All others of its jobs there are ended."""
+    jobs: tuple[Wanted, ...]
+    folders: tuple[str, ...]                    # are these directories there?
+    wait_s: float                               # reply when there is news, or after this time
+
+
+class JobReport(Value):
+    key: str
+    attempt: int
+    look: JobLook
+    log_sizes: tuple[int, int]                  # of this attempt
+    logs: tuple[bytes, bytes]                   # its new bytes
+    samples: Mapping[str, Any]                  # as in JobUsage
+    rss_mib: float | None
+    runtime_s: float | None
+
+
+class Report(Value):
+    """The reply to a Question."""
+    now: float                                  # the node's clock
+    jobs: tuple[JobReport, ...]
+    folders: Mapping[str, bool]
+    cpu_slots: int
+    trouble: str                                # why jobs get no GPU there
+    gpus: tuple[Gpu, ...] | None                # None: as before
+
+
+class Refusal(Value):
+    """The reply to an Order that could not be carried out."""
+    why: str
+    is_lasting: bool                            # another attempt would fail as well
+
+
+def find_key(job: Job) -> str:
+    """The name of a job on a node: ids are given again when a job is forgotten."""
+    return f"{job.id}-{job.number}"
+
+
+class RunnerEvents:
+    """The FIFO into which runners say that they start and end."""
+
+    def __init__(self, path: str, log: logging.Logger) -> None:
+        """Open it read-write, so that a runner always finds a reader.  Without it, pids are polled."""
+        self.handle: int | None = None
+        self.received = b""
+        try:
+            remove_file(path)
+            os.mkfifo(path, 0o600)
+            self.handle = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        except (OSError, NexusError) as error:
+            log.warning("%s: %s; ends of jobs are noticed within %g s", path, error, WATCH_INTERVAL_S)
+
+    def read(self) -> list[RunnerEvent]:
+        if self.handle is not None:
+            with contextlib.suppress(BlockingIOError):      # it is empty
+                self.received += os.read(self.handle, 65536)
+        *lines, self.received = self.received.split(b"\n")
+        self.received = self.received[-4096:]
+        parsed = [parse_runner_event(line.decode("utf-8", "replace")) for line in lines]
+        return [event for event in parsed if event]
+
+
+class Agent:
+    """Looks after a head's jobs on the machine that it runs on.
+
+    Requests arrive on stdin and replies leave on stdout, one JSON object a line: {"look": Question}, answered by a
+    Report, or {"start": Order}, answered by null or a Refusal.  An empty line asks for the reply at once.
+    """
+
+    def __init__(self, layout: Layout, config: Config, head: str, environ: Mapping[str, str],
+                 log: logging.Logger) -> None:
+        self.clock, self.layout, self.config, self.environ, self.log = Clock(), layout, config, environ, log
+        self.machine = Machine(config, layout, head)
+        self.observer = Observer(self.machine, self.clock, config, log, find_visible_devices(environ))
+        self.host = JobHost(self.observer, layout, os.umask(0o077), self.run_guarded)
+        self.events = RunnerEvents(layout.events_file, log)
+        self.jobs: dict[str, Job] = {}                  # {find_key(): its attempt here}
+        self.unwanted: set[str] = set()                 # those that the head does not know
+        self.question: Question | None = None           # to be answered
+        self.asked_at = self.clock.monotonic()
+        self.told: object = None                        # find_news() of the last reply
+        self.shown: tuple[Gpu, ...] | None = None       # the GPUs in it
+        self.folders: dict[str, bool] = {}
+        self.is_connected, self.received = True, b""
+        self.log_pause_s = LOG_INTERVAL_S[0]
+        self.wake_read, self.wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def run_guarded(self, doing: str, act: Callable[..., object], *arguments: Any) -> None:
+        try:
+            act(*arguments)
+        except Exception as error:
+            self.log.error("Internal error while %s", doing, exc_info=error)
+
+    def run(self) -> None:
+        """Serve until the connection has ended, and no job is left."""
+        import queue
+        import threading
+        self.replies: queue.Queue[bytes] = queue.Queue()
+        self.machine.become_subreaper()
+        self.observer.probe(False)
+        for act in (self.observe, self.look_at_folders, self.write):
+            threading.Thread(target=act, daemon=True).start()
+        folder = self.machine.screen.folder
+        self.reply(encode_value(Hello(
+            f"{self.machine.boot_id} {read_machine()}", self.machine.boot_id, ".".join(map(str, sys.version_info[:3])),
+            (f"SCREENDIR={folder}",) if folder else (), os.path.abspath(__file__))))
+        while self.is_connected or any(not (one.is_over or one.requeue) for one in self.host.watched.values()):
+            self.turn(self.wait())
+
+    def observe(self) -> None:
+        """In a thread: read the GPUs, and what jobs take, again and again."""
+        while True:
+            pause_s = self.observer.probe(False)
+            self.run_guarded("measuring jobs' memory", self.observer.measure_memory)
+            self.wake()
+            self.clock.sleep(pause_s)
+
+    def look_at_folders(self) -> None:
+        """In a thread, as a file system may hang: see which of the head's directories are there."""
+        while True:
+            question = self.question
+            found = {path: os.path.isdir(path) for path in (question.folders if question else ())}
+            if question and found != self.folders:
+                self.folders = found
+                self.wake()
+            self.clock.sleep(FOLDERS_INTERVAL_S if found else 0.05)
+
+    def write(self) -> None:
+        """In a thread, as a connection that was cut may block: send the replies."""
+        with contextlib.suppress(OSError):
+            while True:
+                rest = self.replies.get()
+                while rest:
+                    rest = rest[os.write(1, rest):]
+
+    def reply(self, data: Any) -> None:
+        self.replies.put(encode_json(data).encode("ascii") + b"\n")
+
+    def wake(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.write(self.wake_write, b"w")
+
+    def wait(self) -> list[RunnerEvent]:
+        """Wait for a request, an event, news of a thread, or until a look is due; return the events."""
+        import select
+        next_look_s = self.host.find_next_look_s()
+        pauses = [WATCH_INTERVAL_S, *([] if next_look_s is None else [next_look_s])]
+        if self.question and self.jobs:
+            pauses.append(self.log_pause_s)
+        sources = [self.wake_read, *([0] if self.is_connected else []),
+                   *([] if self.events.handle is None else [self.events.handle])]
+        ready, _, _ = select.select(sources, [], [], min(pauses))
+        if self.wake_read in ready:
+            os.read(self.wake_read, 65536)
+        if 0 in ready:
+            piece = os.read(0, 65536)
+            self.received += piece
+            self.is_connected = bool(piece)
+        return self.events.read()
+
+    def turn(self, events: Sequence[RunnerEvent]) -> None:
+        """Take in requests and events, look after the jobs, and reply."""
+        *lines, self.received = self.received.split(b"\n")
+        for line in lines:
+            if self.question:                           # whatever has come ends the wait
+                self.answer(self.look())
+            if line:
+                self.run_guarded("taking a request", self.take, load_json(line))
+        if self.observer.latest is not self.observer.observation:
+            self.observer.take_in(list(self.jobs.values()))
+        self.end_overdue()
+        looks = self.look(events)
+        for key in list(self.unwanted):
+            if key not in looks or looks[key].is_over or looks[key].requeue:
+                self.run_guarded(f"forgetting job {key}", self.drop, key)
+        if self.question and (self.has_news(looks) or self.clock.monotonic() - self.asked_at >= self.question.wait_s):
+            self.answer(looks)
+
+    def look(self, events: Sequence[RunnerEvent] = ()) -> dict[str, JobLook]:
+        return {find_key(job): look for job, look in self.host.look(list(self.jobs.values()), events)}
+
+    def take(self, request: Mapping[str, Any]) -> None:
+        if "start" in request:
+            refusal = self.start(decode("Order", request["start"], "an order"))
+            return self.reply(None if refusal is None else encode_value(refusal))
+        self.question, self.asked_at = decode("Question", request["look"], "a question"), self.clock.monotonic()
+        wanted = {one.key: one for one in self.question.jobs}
+        kept = {name[len("job_"):] for name in os.listdir(self.layout.log_dir) if name.startswith("job_")}
+        for key in (kept | self.jobs.keys()) - wanted.keys() - self.unwanted:
+            job = self.find_job(key)
+            if job:                                     # otherwise its files were kept
+                self.unwanted.add(key)
+                self.jobs[key] = change_job(job, stop_cause="killed").value
+        for one in self.question.jobs:
+            job = self.find_job(one.key)
+            if job and job.attempt == one.attempt:
+                self.unwanted.discard(one.key)
+                self.jobs[one.key] = job
+                if one.stop_cause and not job.current.stop_cause:
+                    self.jobs[one.key] = change_job(
+                        job, stop_cause=one.stop_cause, stop_signal=one.stop_signal).value
+
+    def find_folder(self, key: str) -> str:
+        return self.layout.job_folder(key)
+
+    def find_job(self, key: str) -> Job | None:
+        """An attempt that was started here, also by an earlier agent."""
+        if key in self.jobs:
+            return self.jobs[key]
+        kept = read_json(os.path.join(self.find_folder(key), "job.json"))
+        return decode_value(Job, kept) if kept else None
+
+    def start(self, order: Order) -> Refusal | None:
+        """Start an attempt.  job.json is in its folder before anything of it can begin."""
+        key = find_key(order.job)
+        folder = self.find_folder(key)
+        job = replace(order.job, log_dir=folder, cwd=order.job.cwd or os.path.expanduser("~"))
+        if job.current.boot_id != self.machine.boot_id:
+            return Refusal("it has just been booted", False)
+        if any(other.id == job.id and find_key(other) != key for other in self.jobs.values()):
+            return Refusal(f"an earlier job {job.id} is still being ended", False)
+        environ = self.make_environment(order.environ)
+        if order.code is not None:
+            program = "python" if find_program("python", environ["PATH"]) else "python3"
+            job = replace(job, cwd=os.path.join(folder, "work"), command=f"{program} main.py")
+        try:
+            os.makedirs(folder, mode=0o700, exist_ok=True)
+            for name in ("stdout.log", "stderr.log"):           # of an earlier attempt: the head has them
+                remove_file(os.path.join(folder, name))
+            write_atomic(os.path.join(folder, "job.json"), [encode_json(encode_value(job))], is_synced=False)
+            why = self.host.start(Order(job, environ, order.argv, order.code))
+        except (OSError, NexusError) as error:
+            fault = error if isinstance(error, OSError) else error.__cause__
+            is_lasting = not isinstance(fault, OSError) or not is_machine_fault(fault)
+            return Refusal(format_line(str(error), 300), is_lasting)
+        if why:
+            return Refusal(why, False)
+        self.jobs[key] = job
+        return None
+
+    def make_environment(self, submitted: Mapping[str, str]) -> dict[str, str]:
+        """The submitter's environment, but for what describes a machine."""
+        own = {name: text for name, text in self.environ.items() if re.fullmatch(OWN_VARIABLES, name)}
+        others = {name: text for name, text in submitted.items() if not re.fullmatch(OWN_VARIABLES, name)}
+        paths = [*submitted.get("PATH", "").split(":"), *(self.environ.get("PATH") or os.defpath).split(":")]
+        return {**own, **others, "PATH": ":".join(dict.fromkeys(filter(None, paths)))}
+
+    def end_overdue(self) -> None:
+        """End jobs whose time is over: the head may not be there."""
+        for key, job in self.jobs.items():
+            runtime_s = self.host.find_runtime_s(job)
+            if job.timeout_seconds and (runtime_s or 0.0) > job.timeout_seconds and not job.current.stop_cause:
+                line = (f"stopped after {format_duration(runtime_s or 0.0)}: "
+                        f"its time limit is {format_duration(job.timeout_seconds)}")
+                write_atomic(self.find_stop_file(job), [line], is_synced=False)
+                self.jobs[key] = change_job(job, stop_cause="timeout").value
+
+    def find_stop_file(self, job: Job) -> str:
+        return os.path.join(job.log_dir or "", f"stopped-{job.attempt}")
+
+    def report(self, one: Wanted, look: JobLook | None, most_bytes: int) -> JobReport:
+        """What is known of an attempt, and its new output."""
+        folder, job, nothing = self.find_folder(one.key), self.find_job(one.key), (0, 0)
+        if job is None or job.attempt != one.attempt or look is None:
+            is_mine = take_claim(folder, one.attempt) or read_claim(folder, one.attempt) == (0, 0)
+            lost = JobLook(is_over=True, result=Result(
+                None, None, None, "session-lost", f"its files are gone: {folder}"))
+            return JobReport(one.key, one.attempt, JobLook(requeue="it was not started there") if is_mine else lost,
+                             nothing, (b"", b""), {}, None, None)
+        stopped = read_text(self.find_stop_file(job)) if look.result else None
+        if stopped and look.result:
+            look = replace(look, result=replace(look.result, cause="timeout", cause_line=stopped))
+        if look.is_over:
+            kept = os.path.join(folder, "files")
+            look = replace(look, files=kept if os.path.isdir(kept) else None)
+        sizes = measure_logs(folder)
+        out, err = [read_part(os.path.join(folder, f"{name}.log"), have, most_bytes) if size > have else b""
+                    for name, have, size in zip(("stdout", "stderr"), one.log_sizes, sizes)]
+        usage = self.observer.find_usage(job.id)
+        return JobReport(one.key, one.attempt, look, sizes, (out, err), usage.samples, usage.rss_mib,
+                         self.host.find_runtime_s(job))
+
+    def find_news(self, looked: Mapping[str, JobLook]) -> object:
+        """What makes a reply worth sending: it differs from what was last told."""
+        return looked, self.folders, self.observer.find_error(), [describe_for_event(gpu) for gpu in self.observer.gpus]
+
+    def has_news(self, looked: Mapping[str, JobLook]) -> bool:
+        if not self.question:
+            return False
+        has_grown = any(size > have for one in self.question.jobs
+                        for size, have in zip(measure_logs(self.find_folder(one.key)), one.log_sizes))
+        self.log_pause_s = LOG_INTERVAL_S[0] if has_grown else min(2 * self.log_pause_s, LOG_INTERVAL_S[1])
+        is_unknown = any(one.key not in looked for one in self.question.jobs)
+        return has_grown or is_unknown or self.find_news(looked) != self.told
+
+    def answer(self, looked: Mapping[str, JobLook]) -> None:
+        question, self.question = self.question, None
+        assert question
+        share = LOG_BYTES // max(1, 2 * len(question.jobs))
+        jobs = tuple(self.report(one, looked.get(one.key), share) for one in question.jobs)
+        trouble = self.observer.find_error() or ""
+        shown = tuple(replace(gpu, fault=gpu.fault or trouble or None) for gpu in self.observer.gpus
+                      if not is_left_out(gpu, self.config.gpu))
+        self.told = self.find_news(looked)
+        gpus, self.shown = (None if shown == self.shown else shown), shown
+        slots = self.config.jobs.cpu_slots
+        self.reply(encode_value(Report(self.clock.now(), jobs, self.folders, slots, trouble, gpus)))
+
+    def drop(self, key: str) -> None:
+        """Forget an attempt that the head does not know any more.  Files that it wrote in its checkout stay."""
+        job = self.jobs.pop(key, None)
+        self.unwanted.discard(key)
+        if job:
+            self.host.forget(job)
+        remove_job_files(self.layout.log_dir, self.find_folder(key))
+
+
+# Run on a node: find a Python, bring this nexus.py there if it lacks it, and become the agent.
+AGENT_SCRIPT = r'''
+for python in python3 python3.14 python3.13 python3.12 python3.11 python3.10 python3.9 /opt/conda/bin/python3 \
+    ~/miniconda3/bin/python3; do
+  "$python" -c 'import sys; sys.exit(sys.version_info < (3, 9))' 2>/dev/null && break
+  python=
+done
+[ "$python" ] || {
+  echo 'it has no Python that nexus can use: it needs 3.9 or newer there' >&2
+  echo 'hint: install one and put it on PATH as python3.9, python3.10 ...' >&2
+  exit 1
+}
+exec "$python" -c '
+import hashlib, os, sys
+wanted, head, grace = sys.argv[1:]
+def read(count):                        # unbuffered: what comes after is for the agent
+    content = b""
+    while len(content) < count:
+        piece = os.read(0, count - len(content))
+        if not piece:
+            sys.exit("the line was cut")
+        content += piece
+    return content
+os.umask(0o077)
+folder = os.path.join(os.environ.get("NEXUS_HOME") or os.path.expanduser("~/.nexus"), "agent")
+path = os.path.join(folder, "nexus-" + wanted + ".py")
+try:
+    os.makedirs(folder, exist_ok=True)
+    known = open(path, "rb").read() if os.path.isfile(path) else b""
+    if hashlib.sha256(known).hexdigest()[:8] != wanted:
+        print("nexus-agent: needs", flush=True)
+        size = b""
+        while size[-1:] != b"\n":
+            size += read(1)
+        content = read(int(size))
+        with open(path + "." + str(os.getpid()), "wb") as file:
+            file.write(content)
+        os.replace(file.name, path)
+except OSError as error:
+    sys.exit("nexus.py cannot be written there: " + str(error))
+print("nexus-agent: begins", flush=True)
+os.execv(sys.executable, [sys.executable, path, "agent", head, grace])
+' "$@"
+'''
+
+
+class AgentLine:
+    """A connection to a node's agent."""
+
+    def __init__(self, ssh: Ssh, head: str, digest: str, grace_s: float) -> None:
+        """Connect, and bring nexus.py there if it is missing.  Raises: unavailable, with ssh's words."""
+        import queue
+        import subprocess
+        import threading
+        self.ssh, self.name, self.received, self.errors = ssh, ssh.node.name, b"", open_scratch()
+        self.outbox: queue.Queue[bytes] = queue.Queue()
+        try:
+            self.process = subprocess.Popen(
+                ssh.list_words(f"sh -s {digest} {head} {grace_s}"), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                stderr=self.errors, env=ssh.environ, start_new_session=True)
+        except OSError as error:
+            raise NexusError("unavailable", f"ssh cannot be run: {error.strerror}", INSTALL_SSH) from None
+        threading.Thread(target=self.write, name=f"to node {self.name}", daemon=True).start()
+        try:
+            self.send(AGENT_SCRIPT.encode())
+            word = self.read_word()
+            if word == "needs":
+                content = read_bytes(os.path.abspath(__file__))
+                self.send(b"%d\n%s" % (len(content), content))
+                word = self.read_word()
+            self.hello: Hello = decode_value(Hello, self.read_answer(SSH_TIMEOUT_S))
+        except BaseException as error:
+            self.close()
+            if isinstance(error, (OSError, TypeError, ValueError)):
+                raise describe_bad_node(self.name, error) from None
+            raise
+
+    def write(self) -> None:
+        """In a thread, as a connection that was cut may block: send what is to be sent."""
+        assert self.process.stdin
+        with contextlib.suppress(OSError):                  # the reader notices it, too
+            while content := self.outbox.get():
+                self.process.stdin.write(content)
+                self.process.stdin.flush()
+
+    def send(self, content: bytes) -> None:
+        self.outbox.put(content)
+
+    def ask(self, request: Mapping[str, Any]) -> None:
+        """Send a request, whose reply read_answer() gives in its turn."""
+        self.send(encode_json(request).encode("ascii") + b"\n")
+
+    def read_word(self) -> str:
+        """The next line `nexus-agent: WORD`.  A login may print other lines."""
+        while not (line := self.read_line(SSH_TIMEOUT_S)).startswith(b"nexus-agent: "):
+            pass
+        return line.decode("utf-8", "replace").split()[-1]
+
+    def read_answer(self, silence_s: float) -> Any:
+        """Raises: unavailable, when it does not come in time; ValueError, when it is no JSON."""
+        return load_json(self.read_line(silence_s))
+
+    def read_line(self, silence_s: float) -> bytes:
+        """Raises: unavailable."""
+        import select
+        assert self.process.stdout
+        handle, give_up_at = self.process.stdout.fileno(), time.monotonic() + silence_s + ANSWER_S
+        while b"\n" not in self.received:
+            if len(self.received) > MAX_ANSWER_BYTES or time.monotonic() > give_up_at:
+                raise describe_bad_node(self.name, "its reply does not end")
+            is_ready, _, _ = select.select([handle], [], [], silence_s)
+            piece = os.read(handle, 65536) if is_ready else b""
+            if not piece:
+                self.close()                                # so that ssh has said why
+                words = read_scratch(self.errors)
+                raise self.ssh.fault("cannot use" if "nexus" in words else "cannot reach", words or (
+                    "the line was cut" if is_ready else f"no answer within {silence_s:g} s"))
+            self.received += piece
+        line, _, self.received = self.received.partition(b"\n")
+        return line
+
+    def close(self) -> None:
+        """End ssh, and what its ProxyCommand has started."""
+        import signal
+        import subprocess
+        self.outbox.put(b"")
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(0.2)                          # it may be ending by itself
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+                os.killpg(self.process.pid, number)
+                self.process.wait(1.0)
+
+
+class Node:
+    """Another machine, whose agent runs jobs for this nexus.
+
+    A thread asks the agent for a look at the jobs there again and again, appends their output to the log files here,
+    and keeps what was reported.  The service's loop decides: what it has recorded is wanted.
+    """
+
+    def __init__(self, service: Service, config: NodeConfig, is_leaving: bool) -> None:
+        import collections
+        import threading
+        self.service, self.config, self.name, self.is_leaving = service, config, config.name, is_leaving
+        self.ssh = Ssh(config, service.environ)
+        self.hello: Hello | None = None                     # of the last connection
+        self.trouble: NexusError | None = NexusError("unavailable", NOT_REACHED)
+        self.heard_at = service.clock.monotonic()           # its last reply
+        self.clock_offset_s = 0.0                           # its clock minus ours
+        self.gpus: tuple[Gpu, ...] = ()
+        self.cpu_slots, self.hold = 0, ""                   # hold: why its agent gives no GPU
+        self.has_news = False
+        self.shown: object = None                           # describe_for_event() of what was last published
+        self.guard = threading.Lock()                       # held to send a request, for the next three
+        self.line: AgentLine | None = None
+        self.expected: collections.deque[Job | Question] = collections.deque()     # the requests without a reply
+        # {(job id, attempt)} that the agent may know: recorded by an earlier service, or sent
+        self.sent = {(job.id, job.attempt) for job in service.running_jobs() if job.current.node == self.name}
+        self.reports: dict[tuple[str, int], JobReport] = {}
+        self.refusals: dict[tuple[str, int], Refusal] = {}
+        self.asked: Question | None = None                  # the last one
+        self.folders: Mapping[str, bool] = {}               # directories that were asked for: is it there?
+        self.has_none = False                               # the agent knows that no job is wanted
+        self.log_fault = ""                                 # why output could not be written
+        self.trees: dict[str, str] = {}                     # {commit: its path on the node}
+        self.start_backoff = Backoff(START_BACKOFF_S, START_BACKOFF_S)
+        self.given_up_by = ""                               # the user who removed it with --force
+        self.is_ended, self.reconnect_backoff = False, Backoff(*RECONNECT_S)
+        self.follower = Worker(service, f"following node {self.name}", self.follow)
+        self.follower.thread.start()
+
+    def follow(self) -> float:
+        """Ask for a look, and take in a reply; return the pause before the next one in seconds."""
+        clock = self.service.clock
+        try:
+            line = self.line or self.connect()
+            with self.guard:
+                if not any(isinstance(request, Question) for request in self.expected):
+                    self.ask_for_look(line)
+            began_s = time.thread_time()
+            answer = line.read_answer(LOOK_WAIT_S + SILENCE_S)
+            with self.guard:
+                request = self.expected.popleft()
+            self.heard_at = clock.monotonic()
+            if isinstance(request, Question):
+                self.take(request, decode_value(Report, answer))
+            elif answer is not None:
+                self.refuse(request, decode_value(Refusal, answer))
+            self.reconnect_backoff.succeed()
+            return 2 * (time.thread_time() - began_s)       # a node with endless news takes a third of a core at most
+        except Exception as error:
+            self.lose(error)
+            self.reconnect_backoff.fail(clock.monotonic())
+            return self.reconnect_backoff.rest_s
+
+    def connect(self) -> AgentLine:
+        """Raises: unavailable; conflict, when the machine has another name here."""
+        grace_s = self.service.config.jobs.kill_grace_seconds
+        line = AgentLine(self.ssh, self.service.store.service_id, self.service.hash, grace_s)
+        twin = next((node.name for node in self.service.pool.nodes.values()
+                     if node is not self and node.hello and node.hello.machine == line.hello.machine), None)
+        if twin or line.hello.machine == f"{self.service.machine.boot_id} {read_machine()}":
+            line.close()
+            raise NexusError("conflict", f"{self.name} is {twin or 'this very machine'}",
+                             hint=f"it needs no second name: nexus node remove {self.name} --force")
+        with self.guard:
+            self.line, self.hello, self.asked = line, line.hello, None
+            self.expected.clear()
+            if self.is_ended:
+                line.close()
+        return line
+
+    def lose(self, error: Exception) -> None:
+        """Note that the node cannot be reached or used."""
+        with self.guard:
+            line, self.line = self.line, None
+        if line:
+            line.close()
+        if self.is_ended:
+            return
+        if isinstance(error, (KeyError, TypeError, ValueError)):
+            error = describe_bad_node(self.name, error)
+        elif not isinstance(error, (OSError, NexusError)):
+            self.service.fail(f"following node {self.name}", error)
+        fault = error if isinstance(error, NexusError) else NexusError("unavailable", f"{self.name}: {error}")
+        is_news, self.trouble = self.trouble is None or self.trouble.message != fault.message, fault
+        if is_news:
+            self.service.log.warning("Node %s: %s", self.name, fault.message)
+            self.has_news = True
+            self.service.wake()
+
+    def hurry(self) -> None:
+        """The recorded jobs have changed: end the wait for news."""
+        line = self.line
+        if line:
+            line.send(b"\n")
+
+    def list_jobs(self) -> list[Job]:
+        """The jobs that are recorded as running there."""
+        return [job for job in self.service.running_jobs() if job.current.node == self.name]
+
+    def list_wanted(self) -> tuple[Wanted, ...]:
+        return tuple(Wanted(find_key(job), job.attempt, measure_output(job), job.current.stop_cause,
+                            job.current.stop_signal) for job in self.list_jobs() if (job.id, job.attempt) in self.sent)
+
+    def has_more(self) -> bool:
+        """Whether the wanted jobs and directories differ from those in the last request."""
+        asked = self.asked
+        wanted = {(one.key, one.attempt, one.stop_cause) for one in self.list_wanted()}
+        return asked is not None and (
+            wanted != {(one.key, one.attempt, one.stop_cause) for one in asked.jobs}
+            or self.service.pool.folders != asked.folders)
+
+    def ask_for_look(self, line: AgentLine) -> None:
+        """The caller holds `guard`."""
+        self.sent &= {(job.id, job.attempt) for job in self.list_jobs()}
+        wait_s = LOOK_WAIT_S if self.asked else 0.0
+        self.asked = Question(self.list_wanted(), self.service.pool.folders, wait_s)
+        self.expected.append(self.asked)
+        line.ask({"look": encode_value(self.asked)})
+
+    def send(self, job: Job, order: Order) -> None:
+        """Have an attempt started.  From here on the agent may know it."""
+        with self.guard:
+            if self.line:
+                self.sent.add((job.id, job.attempt))
+                self.expected.append(job)
+                self.line.ask({"start": encode_value(order)})
+                return
+        self.refuse(job, Refusal("it cannot be reached", False))
+
+    def refuse(self, job: Job, refusal: Refusal) -> None:
+        """Note that an attempt does not begin there."""
+        self.refusals[job.id, job.attempt] = refusal
+        self.service.wake()
+
+    def take(self, question: Question, report: Report) -> None:
+        """Take in what is new."""
+        jobs = {(find_key(job), job.attempt): job for job in self.list_jobs()}
+        found = [(jobs[one.key, one.attempt], one) for one in report.jobs if (one.key, one.attempt) in jobs]
+        self.take_logs(question, found)
+        self.reports = {(job.id, job.attempt): replace(one, logs=(b"", b"")) for job, one in found}
+        self.folders, self.cpu_slots, self.hold = report.folders, report.cpu_slots, report.trouble
+        self.clock_offset_s = report.now - self.service.clock.now()
+        if report.gpus is not None:
+            self.gpus = tuple(replace(gpu, node=self.name, uuid=f"{self.name}/{gpu.uuid}") for gpu in report.gpus)
+        self.has_none, self.has_news = not question.jobs, True
+        if self.trouble is not None:
+            self.trouble = None
+            self.service.log.info("Node %s: connected, %s", self.name, format_count(len(self.gpus), "GPU"))
+        self.service.wake()
+
+    def take_logs(self, question: Question, found: Iterable[tuple[Job, JobReport]]) -> None:
+        """Append jobs' output to their log files here, unless their sizes have changed since the request."""
+        sizes, fault = {(one.key, one.attempt): one.log_sizes for one in question.jobs}, ""
+        for job, one in found:
+            if any(one.logs) and sizes[one.key, one.attempt] == measure_output(job):
+                try:
+                    for name, piece in zip(("stdout", "stderr"), one.logs):
+                        if piece and job.log_dir:
+                            append_log(job.log_dir, name, piece)
+                except OSError as error:
+                    fault = (f"Node {self.name}: output of jobs there, like {job.id}, cannot be kept ({error}); "
+                             "it is tried again")
+        if fault:
+            self.service.clock.sleep(1.0)
+            if fault != self.log_fault:
+                self.service.log.warning(fault)
+        self.log_fault = fault
+
+    def end(self) -> None:
+        self.is_ended = True
+        self.follower.end()
+        with self.guard:
+            line, self.line = self.line, None
+        if line:
+            line.close()
+
+    @property
+    def since(self) -> str:
+        """The time of its last reply."""
+        clock = self.service.clock
+        return format_time(clock.now() - clock.monotonic() + self.heard_at) or ""
+
+    def find_closed(self, now: float) -> str | None:
+        """Why it gets no job now; None: it does."""
+        if self.is_leaving:
+            return f"{self.name} is being removed"
+        trouble, fault = self.trouble, self.start_backoff.find_why(now)
+        return trouble.message if trouble else f"{self.name}: {fault}" if fault else None       # trouble names it
 
 
 class Runners(Part):
@@ -7798,7 +8064,8 @@ class Runners(Part):
             why, facts = news.why, {**(news.facts or {}), "log_base": measure_logs(self.find_folder(job))}
             self.store.update(lambda state: requeue(state, state.jobs[job.id], why, now, **facts))
             self.forget(job)
-            self.service.gpu_watch.annotate_gpus()                        # shows who holds the GPU
+            self.service.observer.annotate(self.service.local.list_jobs())      # shows who holds the GPU
+            self.service.gpu_watch.show_gpus()
             after = "" if job.current.stop_cause else " and goes back to the queue"
             self.log.warning("Job %s could not start%s: %s", job.id, after, why)
 
@@ -7812,14 +8079,14 @@ class Runners(Part):
             limit_s, _ = find_time_limit(job, config)
             is_slurms = job.current.slurm_key and (limit_s or 0) % 60 == 0      # Slurm enforces whole minutes
             if (config.max_memory_gb or limit_s is not None) and not is_slurms:
-                memory_mib = self.service.gpu_watch.find_memory_mib(job)
+                memory_mib = self.service.observer.find_memory_mib(job)
                 usage[job.id] = Usage(self.find_runtime_s(job, self.clock.now()), memory_mib)
         self.usage = usage
 
     def end_attempt(self, state: State, job: Job, result: Result, evidence: Evidence, now: float) -> Changes:
         """The changes at a running job's end: of the job, of its dependents, of its group."""
         runtime_s = self.find_runtime_s(job, now) if result.runtime_seconds is None else result.runtime_seconds
-        if job.current.stop_cause == "reboot" and self.config.jobs.on_reboot == "requeue" and not job.head:
+        if job.current.stop_cause == "reboot" and self.config.jobs.on_reboot == "requeue":
             yield change_job(job, stop_cause=None, log_base=evidence.log_sizes)
             yield from requeue(state, state.jobs[job.id], MACHINE_DOWN, now)
             return
@@ -7848,13 +8115,13 @@ class Runners(Part):
                     trouble = f"No space left on device: {folder} (the job's logs may be cut)"
             except OSError:
                 trouble = f"its log folder is gone: {folder}"
-        return Evidence(text, measure_logs(folder), trouble, self.service.gpu_watch.find_usage(job.id).samples)
+        return Evidence(text, measure_logs(folder), trouble, self.service.observer.find_usage(job.id).samples)
 
     def keep_samples(self) -> None:
         """Record the usage of running jobs before a restart.  Raises: unavailable."""
         def keep(state: State) -> Changes:
             for job in [job for job in state.running.values() if not job.current.node]:
-                yield change_job(job, **self.service.gpu_watch.find_usage(job.id).samples)
+                yield change_job(job, **self.service.observer.find_usage(job.id).samples)
         self.store.update(keep)
 
     def find_runtime_s(self, job: Job, now: float) -> float:
@@ -7868,7 +8135,7 @@ class Runners(Part):
 
     def forget(self, job: Job) -> None:
         """Drop what was kept for a running job."""
-        for table in (self.results, self.usage, self.service.gpu_watch.usage):
+        for table in (self.results, self.usage, self.service.observer.usage):
             table.pop(job.id, None)
         self.service.find_backend(job).forget(job)
 
@@ -7877,9 +8144,8 @@ class Runners(Part):
         ran, done = before.current, job.attempts[-1]
         has_run_briefly = (done.runtime_seconds or 0) <= self.config.gpu.guard_seconds
         is_soon = done.cause in ("exit", "signal", "cuda-oom") and has_run_briefly
-        if before.head is None:                         # a controller watches its jobs' GPUs itself
-            self.service.gpu_watch.ended.append(Ended(
-                ran.gpu_uuids, job.code or job.command, job.status == COMPLETED, is_soon, ran.started_at or 0.0))
+        self.service.gpu_watch.ended.append(Ended(
+            ran.gpu_uuids, job.code or job.command, job.status == COMPLETED, is_soon, ran.started_at or 0.0))
         place = format_place(ran.gpu_indices, ran.node)
         if job.status == COMPLETED:
             self.service.tell(before, "Job %s completed successfully%s", job.id, place)
@@ -7895,7 +8161,7 @@ class Runners(Part):
     def adopt(self) -> None:
         """After a start of the service: find out what became of the jobs that are recorded as running."""
         for job in [job for job in self.service.running_jobs() if not job.current.node]:
-            self.service.gpu_watch.usage[job.id] = JobUsage({name: getattr(job.current, name) for name in SAMPLES})
+            self.service.observer.usage[job.id] = JobUsage({name: getattr(job.current, name) for name in SAMPLES})
         self.service.take_in(self.service.local, ())
         for job in self.service.running_jobs():
             if job.id not in self.results and not job.current.node:
@@ -7924,10 +8190,9 @@ class Launcher(Part):
         folders = {"log_dir": self.layout.job_folder(job.id), "cwd": cwd}
         if self.service.is_slurm:                           # it is pending until Slurm starts it
             return change_job(begin_attempt(job, slurm_key=self.clock.new_token()[-12:], **where), **folders)
-        where["boot_id"] = self.machine.boot_id
-        if start.node:
-            former_id = job.attempts[-1].remote_id if job.attempts else None
-            where = {"node": start.node, "remote_id": former_id or job.id}
+        node = self.service.pool.nodes.get(start.node)
+        hello = node.hello if node else None
+        where.update(node=start.node, boot_id=hello.boot_id if hello else self.machine.boot_id)
         begun = begin_attempt(job, gpu_indices=start.gpu_indices, gpu_uuids=start.gpu_uuids, started_at=now, **where)
         return change_status(begun, RUNNING, now, **folders)
 
@@ -7965,35 +8230,21 @@ class Launcher(Part):
         self.log.error("Nothing is started for %.0f s: %s", self.start_backoff.rest_s, why)
         return Requeue(why)
 
-    def make_job_folder(self, job: Job) -> str:
-        """Make a job's log folder.  Raises: OSError."""
-        folder = self.layout.job_folder(job.id)
+    def make_order(self, job: Job, submitted: Mapping[str, str] | None) -> Order:
+        """Make room for its log folder.  Raises: OSError; forbidden, when it may not run any more; not_found."""
+        code, folder = None, self.service.runners.find_folder(job)
         if job.attempt == 1 and os.path.lexists(folder):        # of a forgotten job
             aside = f"{folder}.old-{self.clock.new_token()[:8]}"
             os.rename(folder, aside)
             self.log.info("Job %s: what was in %s is kept as %s", job.id, folder, aside)
         os.makedirs(folder, mode=0o700, exist_ok=True)
-        return folder
-
-    def write_script(self, job: Job, submitted: Mapping[str, str] | None,
-                     lease: tuple[str, str] | None) -> str:
-        """Write job.sh; return its path.  Raises: OSError; forbidden."""
-        script = os.path.join(self.make_job_folder(job), "job.sh")
-        if job.code:                                    # an earlier attempt may have changed the file
-            os.makedirs(job.cwd, mode=0o700, exist_ok=True)
+        if job.code:
             code = read_bytes(self.layout.code_file(job.code)).decode("utf-8", "surrogateescape")
-            write_atomic(os.path.join(job.cwd, "main.py"), [code], is_synced=False)
         if submitted is None:
             raise NexusError("not_found", "its environment was lost with a damaged state file; add the job again")
         job, submitted = self.service.scripts.restrain(job, submitted)
-        gpus = self.service.gpu_watch.observation.gpus
-        command = fill_cuda_option(job.command, list_cuda_numbers(job, gpus)) if job.cuda_arg else job.command
-        job = replace(job, command=command, umask=self.service.umask if job.umask is None else job.umask)
         argv = self.service.scripts.find_argv(job, submitted.get("PATH") or os.defpath)
-        environ = build_environment(job, submitted, gpus)
-        text = build_script(job, environ, self.layout, lease, argv)
-        write_atomic(script, [text], 0o700, is_synced=False)
-        return script
+        return Order(job, submitted, tuple(argv) if argv else None, code)
 
 
 class NodePool(Backend):
@@ -8005,6 +8256,7 @@ class NodePool(Backend):
         import threading
         super().__init__(service)
         self.nodes: Mapping[str, Node] = {}                 # replaced as a whole: other threads iterate over it
+        self.folders: tuple[str, ...] = ()                  # directories that pending jobs need
         self.lock = threading.RLock()                       # held by those who check a node and then change it
 
     def set_node(self, name: str, known: KnownNode | None) -> None:
@@ -8092,52 +8344,90 @@ class NodePool(Backend):
 
     def view_nodes(self) -> list[NodeView]:
         """The nodes for plan()."""
-        now = self.clock.monotonic()
-        return [NodeView(node.name, node.cpu_slots, node.find_closed(now)) for node in self.nodes.values()]
+        now, home = self.clock.monotonic(), os.path.expanduser("~")
+        return [NodeView(node.name, node.cpu_slots, node.find_closed(now),
+                         frozenset([home, *(path for path, is_there in node.folders.items() if is_there)]))
+                for node in self.nodes.values()]
 
     def list_nodes(self) -> list[dict[str, Any]]:
         """GET /nodes: this machine, then the others."""
         jobs, watch = [job.current.node for job in self.service.running_jobs()], self.service.gpu_watch
 
         def describe(name: str, gpus: Sequence[Gpu], node: Node | None, **facts: Any) -> dict[str, Any]:
-            config, probe = (node.config, node.probe) if node else (None, None)
+            config, hello = (node.config, node.hello) if node else (None, None)
             keys = ("host", "user", "port", "jump", "identity_file")
             address = {key: getattr(config, key, None) or None for key in keys}
             return {"name": name or self.service.node, "gpus": len(gpus),
                     "gpu_names": sorted({gpu.name for gpu in gpus}), "running_jobs": jobs.count(name), **address,
-                    **{key: getattr(probe, key, None) for key in ("python", "path", "home")}, **facts}
+                    **{key: getattr(hello, key, None) for key in ("python", "path", "screen")}, **facts}
 
         def describe_other(node: Node) -> dict[str, Any]:
             trouble = node.trouble
+            why = trouble.message if trouble else node.hold or node.start_backoff.find_why(self.clock.monotonic())
             return describe(
                 node.name, node.gpus, node, is_reachable=trouble is None, is_leaving=node.is_leaving,
-                trouble=trouble.message if trouble else node.hold or None, hint=trouble.hint if trouble else None,
-                unknown_since=node.since if trouble else None, control=node.ssh.control)
+                trouble=why or None, hint=trouble.hint if trouble else None,
+                unknown_since=node.since if trouble else None)
 
         return [describe("", watch.gpus, None, user=self.service.user, is_reachable=True, is_leaving=False,
-                         trouble=watch.observation.error, hint=None, unknown_since=None, control=None),
+                         trouble=self.service.observer.observation.error, hint=None, unknown_since=None),
                 *map(describe_other, self.nodes.values())]
 
     def has(self, job: Job) -> bool:
         return bool(job.current.node)
 
-    def start(self, job: Job, submitted: Mapping[str, str] | None) -> None:
-        """Let the node's thread send the job."""
+    def make_order(self, node: Node, job: Job, submitted: Mapping[str, str] | None) -> Order:
+        """The job as its node gets it: with places, GPUs and limits as they are there.
+
+        Raises: OSError, NexusError, when it cannot run any more.
+        """
         interpreter, words = self.service.scripts.find_script(job)
-        if words:
+        order: Order = self.service.launcher.make_order(job, submitted)
+        if words:                                       # this service's list of scripts counts, not the node's
             self.service.scripts.check_file(interpreter, words[0])
-        self.service.launcher.make_job_folder(job)
+            job = replace(job, command=" ".join(map(quote, [*filter(None, [interpreter]), *words])))
+        else:
+            job = order.job
+        cwd = "" if job.cwd == os.path.expanduser("~") else job.cwd
+        if job.snapshot and job.snapshot_repo:
+            tree = self.send_snapshot(node, job.snapshot, job.snapshot_repo)
+            cwd = os.path.normpath(os.path.join(tree, os.path.relpath(job.cwd, job.snapshot_repo)))
+            job = replace(job, snapshot_repo=tree)
+        uuids = tuple(uuid.partition("/")[2] for uuid in job.current.gpu_uuids)
+        job = replace(job, cwd=cwd, status_history=(), timeout_seconds=find_time_limit(job, self.config.jobs)[0],
+                      attempts=(replace(job.current, gpu_uuids=uuids),))
+        # Whoever sent a script gave no environment: it would be this service's.
+        return Order(job, {} if job.code else order.environ, None, order.code)
+
+    def send_snapshot(self, node: Node, commit: str, repository: str) -> str:
+        """The path of a snapshot on a node; it is pushed there if it is not.  Raises: unavailable, not_found."""
+        if commit not in node.trees:
+            name = hash_text(f"{self.store.service_id} {repository}")[:16]
+            node.trees[commit] = push_snapshot(node.ssh, repository, commit, name, self.environ)
+        return node.trees[commit]
+
+    def start(self, job: Job, submitted: Mapping[str, str] | None) -> News | None:
+        import threading
         node = self.nodes.get(job.current.node)
-        is_sent = node is not None and node.trouble is None
-        if not is_sent:                                 # it was lost since plan()
-            why = f"{node.name} cannot be reached" if node else f"there is no node {job.current.node} any more"
-            with contextlib.suppress(NexusError):       # disk full: the job is sent when the node is back
-                self.service.runners.hear_outcome(job, Requeue(why))
-        if node:
-            node.heard[find_order_key(job)] = None      # last: the thread must not send an attempt that is requeued
-        if node and is_sent:
-            self.service.launcher.tell_start(job)
-            node.hurry()
+        if node is None or node.trouble is not None:    # it was lost since plan()
+            name = job.current.node
+            return Requeue(f"{name} cannot be reached" if node else f"there is no node {name} any more")
+
+        def send() -> None:
+            assert node
+            try:
+                node.send(job, self.make_order(node, job, submitted))
+            except Exception as error:                  # on any fault the job must not wait for ever
+                is_lost = isinstance(error, NexusError) and error.kind == "unavailable"
+                hint = f" ({error.hint})" if isinstance(error, NexusError) and error.hint else ""
+                node.refuse(job, Refusal(format_line(f"{error}{hint}", 1000), not is_lost))
+
+        if job.snapshot:                                # to push it may take long
+            threading.Thread(target=send, name="snapshot", daemon=True).start()
+        else:
+            send()
+        self.service.launcher.tell_start(job)
+        return None
 
     def poll(self, runner_events: Sequence[RunnerEvent]) -> list[Finding]:
         found: list[Finding] = []
@@ -8151,88 +8441,92 @@ class NodePool(Backend):
             shown = node.find_closed(float("inf")), [describe_for_event(gpu) for gpu in node.gpus]
             if shown != node.shown:
                 node.shown = shown
-                self.store.events.publish([("gpus", None)])
+                self.store.note_change()
         for job in node.list_jobs():
-            news = self.find_news(node, job) if job.id not in self.service.runners.results else None
-            if news:
-                found.append((job, news))
+            found += [(job, news) for news in self.find_news(node, job)]
 
     def end_unwanted(self) -> None:
         """Tell nodes which jobs must end; forget a leaving node when nothing runs there."""
+        if self.nodes:
+            self.folders = self.store.read(list_needed_folders)
         for node in list(self.nodes.values()):
             if node.has_more():
                 node.hurry()
-            is_told = node.trouble is not None or node.is_told
-            if node.is_leaving and is_told and not any(
-                    job.current.node == node.name for job in self.service.running_jobs()):
+            is_told = node.trouble is not None or node.has_none
+            if node.is_leaving and is_told and not node.list_jobs():
                 with self.lock:
                     if node.is_leaving and self.nodes.get(node.name) is node:   # it was not added again
                         self.set_node(node.name, None)
                         self.log.info("Node %s is removed", node.name)
-                        self.store.events.publish([("gpus", None)])
+                        self.store.note_change()
 
-    def find_news(self, node: Node, job: Job) -> Started | Requeue | Result | None:
-        """What is new of a job there; also when its node is silent for too long, or does not know the job."""
+    def find_news(self, node: Node, job: Job) -> Iterator[News]:
+        """What is new of a job there; also when its node is silent for too long."""
         trouble, limit_s = node.trouble, self.config.service.node_lost_after_seconds
-        silence_s = self.clock.monotonic() - node.silent_at
+        silence_s, key = self.clock.monotonic() - node.heard_at, (job.id, job.attempt)
         if node.given_up_by:
-            return Result(None, None, None, "node-lost", f"its node {node.name} was removed by {node.given_up_by}")
-        if trouble is not None and limit_s and silence_s >= limit_s:
+            yield Result(None, None, None, "node-lost", f"its node {node.name} was removed by {node.given_up_by}")
+        elif trouble is not None and limit_s and silence_s >= limit_s:
             since = f"{node.name} could not be reached for {format_duration(silence_s)}"
-            return Result(None, None, None, "node-lost", f"{since}: {trouble.message}")
-        heard = node.heard.get(find_order_key(job))
-        if isinstance(heard, NexusError):
-            return self.judge_refusal(node, job, heard)
-        if heard is None:
-            is_lost = node.number is not None and job.current.pid is not None
-            why = f"{node.name} does not know this job any more"
-            return Result(None, None, None, "session-lost", why) if is_lost else None
-        told = heard.attempt
-        self.service.gpu_watch.usage[job.id] = JobUsage({name: getattr(told, name) for name in SAMPLES})
-        if heard.status == RUNNING and told.pid is not None and job.current.pid is None:
-            # Only once: a faulty node could fill the journal.
-            began_at = job.current.started_at if told.started_at is None else told.started_at - node.clock_offset_s
-            return Started({"pid": told.pid, "session": told.session, "notes": told.notes, "started_at": began_at})
-        has_all = all(have >= size for have, size in zip(measure_output(job), heard.log_sizes))
-        return self.judge_end(node, job, heard) if has_all and heard.status in FINAL else None
+            yield Result(None, None, None, "node-lost", f"{since}: {trouble.message}")
+        elif key in node.refusals:
+            refusal = node.refusals[key]
+            if refusal.is_lasting:
+                yield self.judge_launch(node, job, refusal.why)
+            else:
+                node.start_backoff.fail(self.clock.monotonic(), refusal.why)
+                yield Requeue(f"{node.name}: {refusal.why}")
+        elif key in node.reports:
+            report = node.reports[key]
+            self.service.observer.usage[job.id] = JobUsage(report.samples, report.rss_mib)
+            look, result = report.look, report.look.result
+            has_all = all(have >= size for have, size in zip(measure_output(job), report.log_sizes))
+            files = () if look.files is None else (f"files that it wrote are kept: {node.name}:{look.files}",)
+            look = replace(look, is_over=look.is_over and has_all, notes=(*look.notes, *files))
+            for news in list_news(job, look):
+                if news is result:
+                    finished_at = result.finished_at and result.finished_at - node.clock_offset_s
+                    yield self.judge_end(node, job, replace(result, finished_at=finished_at))
+                else:
+                    yield Requeue(f"{node.name}: {news.why}", news.facts) if isinstance(news, Requeue) else news
 
-    def judge_refusal(self, node: Node, job: Job, refusal: NexusError) -> Requeue | Result | None:
-        """Judge a node's refusal of a job: it never takes it, or not now."""
-        if refusal.kind == "conflict":                      # the id is taken there: send the job with another one
-            def rename(state: State) -> Changes:
-                yield change_job(state.jobs[job.id], remote_id=self.clock.new_job_id(state.jobs, 4))
-                return state.jobs[job.id]
-            node.heard[find_order_key(self.store.update(rename))] = None
-            return None
-        said = refusal.message + (f" ({refusal.hint})" if refusal.hint else "")
-        why = f"{node.name}: {said}"
-        if refusal.kind not in ("usage", "too_large", "forbidden", "not_found"):
-            node.refused.fail(self.clock.monotonic(), refusal.message)
-            return Requeue(why)
-        elsewhere = replace(job, excluded_nodes=(*job.excluded_nodes, (node.name, said)))
+    def judge_end(self, node: Node, job: Job, result: Result) -> Requeue | Result:
+        if job.current.stop_cause:
+            return result
+        if result.cause == "reboot" and self.config.jobs.on_reboot == "requeue":
+            return Requeue(f"{node.name} went down while it ran")
+        if result.cause == "launch" and not result.may_pass:
+            return self.judge_launch(node, job, result.cause_line or "it could not be started")
+        return result
+
+    def judge_launch(self, node: Node, job: Job, why: str) -> Requeue | Result:
+        """Judge a job that cannot begin on a node: another one may have what is missing there."""
+        elsewhere = replace(job, excluded_nodes=(*job.excluded_nodes, (node.name, why)))
         gpus = self.store.read(self.service.gpu_watch.see_gpus)
         if any(may_run_on(elsewhere, name) and sum(gpu.node == name for gpu in gpus) >= len(list_shares(job))
                for name in ("", *self.nodes)):
-            return Requeue(why, {"excluded_nodes": elsewhere.excluded_nodes})
-        return Result(None, None, 0.0, "launch", why)
+            return Requeue(f"{node.name}: {why}", {"excluded_nodes": elsewhere.excluded_nodes})
+        return Result(None, None, 0.0, "launch", f"{node.name}: {why}")
 
-    def judge_end(self, node: Node, job: Job, told: Remote) -> Requeue | Result | None:
-        """Judge a job's end there.  The node itself never retries it."""
-        attempt, line = told.attempt, told.attempt.cause_line
-        if attempt.cause == "bounce":
-            node.refused.fail(self.clock.monotonic(), line)
-            return Requeue(f"{node.name}: {line}")
-        if attempt.cause == "reboot" and not job.current.stop_cause and self.config.jobs.on_reboot == "requeue":
-            return Requeue(f"{node.name} went down while it ran")
-        if attempt.cause == "launch" and not attempt.may_pass:      # another node may have what is missing there
-            return self.judge_refusal(node, job, NexusError("not_found", line or "it could not be started"))
-        finished_at = None if attempt.finished_at is None else attempt.finished_at - node.clock_offset_s
-        cause = None if told.status == COMPLETED else attempt.cause
-        return Result(attempt.exit_code, finished_at, attempt.runtime_seconds, cause, line, may_pass=attempt.may_pass)
+    def forget(self, job: Job) -> None:
+        node = self.nodes.get(job.current.node)
+        if node:
+            node.refusals.pop((job.id, job.attempt), None)
 
     def number_nodes(self) -> dict[str | None, int]:
         """{machine: its number in /api}; this one is 0."""
         return {name: number for number, name in enumerate((self.service.node, *self.nodes))}
+
+
+MAX_FOLDERS = 1000              # directories that nodes are asked for at a time, of the first jobs in the queue
+
+
+def list_needed_folders(state: State) -> tuple[str, ...]:
+    """The directories of pending jobs that a node must have.  A snapshot or a script that was sent brings its own."""
+    home = os.path.expanduser("~")
+    pending = (state.jobs[job_id] for _, job_id in state.pending)
+    found = dict.fromkeys(job.cwd for job in pending if needs_folder(job) and job.cwd != home)
+    return tuple(list(found)[:MAX_FOLDERS])
 
 
 def is_withdrawn(job: Job, folder: str) -> bool:
@@ -8255,8 +8549,8 @@ def check_node(node: Node, now: float) -> tuple[bool, str]:
     if trouble:
         return silence_s < NODE_ALARM_S, f"not heard for {format_duration(silence_s)}: {trouble.message}"
     faults = [f"GPU {gpu.index}: {gpu.fault}" for gpu in node.gpus if gpu.fault]
-    faults += [node.hold] if node.hold not in ("", NODE_PAUSED) else []
-    return not faults, "; ".join(faults) or node.hold or format_count(len(node.gpus), "GPU")
+    faults += [node.hold] if node.hold and node.gpus else []
+    return not faults, "; ".join(faults) or format_count(len(node.gpus), "GPU")
 
 
 def is_elsewhere_now(known: NodeConfig, config: NodeConfig) -> bool:
@@ -8269,7 +8563,6 @@ def is_elsewhere_now(known: NodeConfig, config: NodeConfig) -> bool:
 # the jobs that must stop, records in one transaction which jobs ended and which start next, then starts them.
 # A separate thread runs nvidia-smi and passes the readings to the loop.
 
-PROBE_BACKOFF_FACTOR = 10       # pause after nvidia-smi, as a multiple of its run time
 LOADS_S = 3600.0                # how long GPUs' utilization is kept
 DISK_INTERVAL_S, DISK_TIMEOUT_S = 5.0, 30.0     # between two disk checks; a disk silent for longer is unhealthy
 ESTIMATE_INTERVAL_S = 3.0       # estimates are made anew after this
@@ -8279,24 +8572,6 @@ MAX_HOOK_TEXT = 32000           # characters of a variable
 MAX_FAULTS_LOGGED = 20          # each time the jobs file is read
 
 
-def probe_gpus(service: Service) -> float:
-    """Run nvidia-smi once; return the seconds until it may run again."""
-    clock, refresh_s = service.clock, service.config.service.refresh_rate_seconds
-    known = {gpu.uuid: replace(gpu, fault=None) for gpu in service.gpu_watch.latest.gpus}      # the last good reading
-    gpus, error, hint, began = tuple(known.values()), None, "", clock.monotonic()
-    try:
-        gpus = tuple(service.machine.gpus.query_gpus(known))
-    except NexusError as failure:
-        if not service.pool.nodes or find_program("nvidia-smi"):             # a controller may have no GPU
-            error, hint = failure.message, failure.hint
-    took_s = clock.monotonic() - began
-    if service.visible_devices is not None:
-        visible = parse_visible_devices(service.visible_devices, gpus)
-        gpus = tuple(replace(gpu, is_withheld=gpu not in visible) for gpu in gpus)
-    service.gpu_watch.latest = Observation(gpus, error, hint, began, took_s)
-    service.wake()
-    pause_s = max(refresh_s, PROBE_BACKOFF_FACTOR * took_s)
-    return min(pause_s, TROUBLE_INTERVAL_S) if error else pause_s
 
 
 class JobsFile:
@@ -8437,7 +8712,6 @@ class Hooks:
             self.service.log.warning("%s: %s", name, error)
 
 
-CWD_TIMEOUT_S = 5.0             # of a check of a job's directory: a node must answer within SYNC_TIMEOUT_S
 
 
 class Caller(Value):
@@ -8495,7 +8769,7 @@ class Added(Value):
 
 class Draft(Value):
     """A job before it enters the queue."""
-    job: Job                                    # without its place; its id is "", but for a job of a controller
+    job: Job                                    # without its place and id
     variables: Mapping[str, str] | None         # its environment; None: State already has it
     asked: Asked
 
@@ -8512,8 +8786,7 @@ class ScriptRules(Part):
 
     def is_bound(self, job: Job) -> bool:
         """Whether the rules hold for a job's environment and directory: not for the owner's."""
-        return bool(self.config.jobs.allowed_script_paths) and (
-            job.user != self.service.user or job.head is not None)
+        return bool(self.config.jobs.allowed_script_paths) and job.user != self.service.user
 
     def check_variables(self, asked: Asked, caller: Caller) -> None:
         """Raises: forbidden, when a user gives variables."""
@@ -8711,7 +8984,8 @@ class Admission(Part):
         if job.cuda_arg and not re.search(CUDA_OPTION, job.command) and re.search(SHELL_CHARACTERS, job.command):
             refuse("cuda_arg: cannot tell where --cuda belongs in this command",
                    hint="write it there: python train.py --cuda 0 | tee log")
-        self.service.scripts.find_script(job)
+        if not self.service.scripts.find_script(job)[1]:
+            check_command(job.command)
 
     def draft_change(self, jobs: Iterable[Job], change: Mapping[str, Any], caller: Caller) -> dict[str, Any]:
         """Return the new Job fields of a `change`, checked for each job.  May be slow.  Raises: usage, forbidden."""
@@ -8733,10 +9007,10 @@ class Admission(Part):
             return
         watch = self.service.gpu_watch
         watch.first_probe.wait(2.0)
-        own = tuple(gpu for gpu in watch.observation.gpus if not is_left_out(gpu, self.config.gpu))
+        own = tuple(gpu for gpu in self.service.observer.observation.gpus if not is_left_out(gpu, self.config.gpu))
         machines = {"": own, **{name: node.gpus for name, node in self.service.pool.nodes.items()}}
         machines = {name: gpus for name, gpus in machines.items() if job.only_node in (None, name)}
-        if any(not gpus if name else watch.observation.error for name, gpus in machines.items()):
+        if any(not gpus if name else self.service.observer.observation.error for name, gpus in machines.items()):
             return                              # the GPUs of one machine are unknown now
         if never := find_never(job, machines):
             refuse(f"the job {never.detail}", NEVER_HINTS[never.subject] + watch.describe_limit("; the service "))
@@ -8833,8 +9107,6 @@ class Admission(Part):
 
         def edit(state: State) -> Changes:
             job = check_status(find_own_job(state, job_id, caller), (PENDING,), "only a pending one can be changed")
-            if job.head is not None and change.keys() - {"priority"}:
-                raise NexusError("conflict", f"job {job.id} was sent here by another nexus", hint="change it there")
             if job.current.slurm_key is not None:
                 there = job.current.slurm_id or "one that is just being submitted"
                 raise NexusError("conflict", f"Slurm has job {job.id} as {there}, and orders it among its own",
@@ -8869,43 +9141,36 @@ class Admission(Part):
 
 
 class GpuWatch(Part):
-    """The GPUs of this machine at the last reading, who uses them, and why jobs get none now."""
+    """All GPUs as the scheduler sees them, and why they get no jobs now."""
 
     def __init__(self, service: Service) -> None:
         import collections
         import threading
         super().__init__(service)
+        self.observer: Observer = service.observer
         self.first_probe = threading.Event()
-        self.observation = Observation((), "nvidia-smi has not answered yet", SMI_SLOW_HINT, 0.0, 0.0)
-        self.latest = self.observation                      # from probe_gpus(); the loop copies it
-        self.gpus: tuple[Gpu, ...] = ()                     # as the scheduler sees them
-        self.released_at: dict[str, float] = {}             # {GPU uuid: monotonic time when a job of ours left it}
+        self.gpus: tuple[Gpu, ...] = ()                     # of this machine
         self.ended: collections.deque[Ended] = collections.deque(maxlen=500)    # attempts, the latest last
-        # Only the loop writes the next three.  Other threads read them without a lock, so the values are immutable: the
-        # loop replaces all or one key, and readers look up one key.
         self.host = Host()
-        self.usage: dict[str, JobUsage] = {}                # of running jobs
         self.loads: Mapping[str, Sequence[tuple[float, float]]] = {}    # {GPU uuid: (monotonic, percent), last hour}
-        self.members: Mapping[tuple[str, int], Sequence[Process]] = {}      # {(job id, attempt): its processes}
-        self.memory_mib: Mapping[tuple[str, int], float | None] = {}        # {(job id, attempt): its host memory}
-        self.memory_worker = Worker(service, "measuring jobs' memory", self.measure_memory)
-        self.lease_holders: Mapping[str, str] = {}          # {GPU uuid: the user whose nexus holds it}
-        self.look_error: NexusError | None = None           # why the leases could not be read
+
+    def probe(self) -> float:
+        """Run nvidia-smi once; return the seconds until it may run again."""
+        pause_s: float = self.observer.probe(bool(self.service.pool.nodes))         # a head may have no GPU
+        self.service.wake()
+        return pause_s
 
     def set_gpu_paused(self, index: int, is_paused: bool, who: str, node: str = "") -> None:
-        """Pause or resume a GPU, also of a node.  Raises: not_found; conflict, when the node's own nexus paused it."""
+        """Pause or resume a GPU, also of a node.  Raises: not_found."""
         self.first_probe.wait(FIRST_LOOK_S)
         is_away = node and node != self.service.node
-        gpus = self.service.pool.find_node(node).gpus if is_away else self.observation.gpus
+        gpus = self.service.pool.find_node(node).gpus if is_away else self.observer.observation.gpus
         gpu = next((gpu for gpu in gpus if gpu.index == index), None)
         if gpu is None:
             raise NexusError("not_found", f"there is no GPU {index}{f' on {node}' if node else ''}", "nexus shows them")
-        uuid, place, is_there = gpu.uuid, gpu.place, gpu.node and gpu.is_paused
+        uuid, place = gpu.uuid, gpu.place
 
         def pause(state: State) -> Changes:
-            if is_there and not is_paused and uuid not in state.paused_gpus:
-                raise NexusError(
-                    "conflict", f"GPU {place} is paused by {node}'s own nexus", f"there: nexus resume {index}")
             others = tuple(other for other in state.paused_gpus if other != uuid)
             yield from pause_gpus(state, (*others, uuid) if is_paused else others)
 
@@ -8915,16 +9180,13 @@ class GpuWatch(Part):
         self.store.checkpoint_wanted.set()
 
     def take_in_observation(self) -> None:
-        """Take the latest reading of the GPUs, find the owners of GPU processes, and show both to the scheduler."""
-        latest, before = self.latest, self.observation
+        """Take the latest reading of the GPUs, and show it to the scheduler."""
+        latest, before = self.observer.latest, self.observer.observation
         if latest is before:
             return
-        self.observation = latest
-        running = [job for job in self.service.running_jobs() if job.current.boot_id == self.machine.boot_id]
-        members = self.machine.processes.find_members(running)
-        self.annotate_gpus()
-        self.measure_jobs(running, members)
+        self.observer.take_in(self.service.local.list_jobs())
         self.note_loads()
+        self.show_gpus()
         if (latest.error != before.error or len(latest.gpus) != len(before.gpus)) and not self.service.is_slurm:
             if latest.error:
                 self.log.error("GPUs: %s", latest.error)
@@ -8939,81 +9201,27 @@ class GpuWatch(Part):
             self.service.history.apply_edit(self.store.read(lambda state: {"paused_gpus": state.paused_gpus}))
         self.host = measure_host(self.machine.psutil)
 
-    def annotate_gpus(self) -> None:
-        observation, gpus = self.observation, []
-        running = {job.id: job for job in self.service.running_jobs()}
-        held = {uuid for job in running.values() for uuid in job.current.gpu_uuids}
-        if observation.gpus and self.machine.leases:
-            try:
-                self.lease_holders, self.look_error = self.machine.leases.find_holders(), None
-            except NexusError as error:
-                if self.look_error is None:
-                    self.log.error("No GPU can be given out: %s (%s)", error.message, error.hint)
-                self.look_error = error
-        for gpu in observation.gpus:
-            # Our job left after the reading: its memory is free.  Unless told per process, memory in use is unknown.
-            was_left = self.released_at.get(gpu.uuid, float("-inf")) >= observation.began_at
-            processes = tuple(self.annotate_processes(gpu, running, was_left or gpu.uuid in held))
-            is_itemized = bool(processes) and all(process.memory_mib is not None for process in processes)
+    def show_gpus(self) -> None:
+        """Take over the GPUs with their users, and add their mean and peak load."""
+        gpus = []
+        for gpu in self.observer.gpus:
             loads = [percent for _, percent in self.loads.get(gpu.uuid, ())]
-            is_unknown = was_left and not is_itemized and not self.config.gpu.min_free_mem_mib
-            gpus.append(replace(
-                gpu, memory_used_mib=None if is_unknown else gpu.memory_used_mib, processes=processes,
-                lease_holder=self.lease_holders.get(gpu.uuid),
-                utilization_mean=sum(loads) / len(loads) if loads else None, utilization_peak=max(loads, default=None)))
+            gpus.append(replace(gpu, utilization_mean=sum(loads) / len(loads) if loads else None,
+                                utilization_peak=max(loads, default=None)))
         former, self.gpus = self.gpus, tuple(gpus)
         if [describe_for_event(gpu) for gpu in gpus] != [describe_for_event(gpu) for gpu in former]:
-            self.store.events.publish([("gpus", None)])
-
-    def annotate_processes(self, gpu: Gpu, running: Mapping[str, Job], is_ours: bool) -> Iterator[GpuProcess]:
-        """Add each process's job or user.  `is_ours`: a job of ours has the GPU, or had it at the reading."""
-        for process in gpu.processes:
-            owner, found = self.machine.processes.owner_of(process.pid), self.machine.processes.find(process.pid)
-            if owner is None and found is None and is_ours:
-                continue            # a short process of our job, already gone
-            # A job that ignores CUDA_VISIBLE_DEVICES and uses a GPU that it was not given counts there as foreign.
-            job = running.get(owner or "") if found else None
-            if owner and (job is None or gpu.uuid in job.current.gpu_uuids):
-                yield replace(process, job_id=owner)
-            else:
-                yield replace(process, user=find_process_user(process.pid), name=found.name if found else None)
+            self.store.note_change()
 
     def note_loads(self) -> None:
         """Add each GPU's utilization; drop what is over an hour old, and GPUs that are gone."""
         now = self.clock.monotonic()
         self.loads = {gpu.uuid: [
             *(load for load in self.loads.get(gpu.uuid, ()) if now - load[0] < LOADS_S),
-            *([] if gpu.utilization is None else [(now, gpu.utilization)])] for gpu in self.gpus}
-
-    def find_usage(self, job_id: str) -> JobUsage:
-        return self.usage.get(job_id, JobUsage())
-
-    def measure_jobs(self, running: Iterable[Job], members: Mapping[str, Sequence[Process]]) -> None:
-        now = self.clock.monotonic()
-        self.members = {(job.id, job.attempt): members.get(job.id, ()) for job in running}
-        for job in running:
-            gpus = [gpu for gpu in self.gpus if gpu.uuid in job.current.gpu_uuids]
-            used = sum(process.memory_mib or 0.0
-                       for gpu in gpus for process in gpu.processes if process.job_id == job.id)
-            loads = [gpu.utilization for gpu in gpus if gpu.utilization is not None]
-            self.usage[job.id] = self.find_usage(job.id).add(
-                members.get(job.id, ()), self.find_memory_mib(job), used, loads, now)
-
-    def measure_memory(self) -> float:
-        """Measure the host memory of running jobs; return the seconds until the next call: this one may take long."""
-        began = self.clock.monotonic()
-        self.memory_mib = {attempt: measure_memory(self.machine.psutil, processes)
-                           for attempt, processes in self.members.items()}
-        took_s = self.clock.monotonic() - began
-        return max(self.config.service.refresh_rate_seconds, PROBE_BACKOFF_FACTOR * took_s)
-
-    def find_memory_mib(self, job: Job) -> float | None:
-        """Return the host memory of a running job in MiB, as last measured; None if unknown."""
-        return self.memory_mib.get((job.id, job.attempt))
+            *([] if gpu.utilization is None else [(now, gpu.utilization)])] for gpu in self.observer.gpus}
 
     def describe_limit(self, before: str = "") -> str:
         """Return `before` and which GPUs the service uses, or "" if it may use all."""
-        gpus = self.observation.gpus
+        gpus = self.observer.observation.gpus
         if not any(gpu.is_withheld for gpu in gpus):
             return ""
         used, visible = sum(not is_left_out(gpu, self.config.gpu) for gpu in gpus), self.service.visible_devices or ""
@@ -9028,21 +9236,8 @@ class GpuWatch(Part):
         """Return why jobs get no GPU now, or None."""
         if self.service.cluster and self.service.is_slurm:
             return self.service.cluster.find_trouble()
-        error = self.find_lease_error()
-        return self.find_smi_error() or (error.message if error else None)
-
-    def find_lease_error(self) -> NexusError | None:
-        backoff = self.service.local.host.lease_backoff
-        return self.look_error or backoff.find_why(self.clock.monotonic())
-
-    def find_smi_error(self) -> str | None:
-        """Return why the GPUs cannot be read, or that nvidia-smi takes much longer than before; or None."""
-        observation = self.observation
-        silent_s = self.clock.monotonic() - observation.began_at - observation.took_s
-        pause_s = max(self.config.service.refresh_rate_seconds, PROBE_BACKOFF_FACTOR * observation.took_s)
-        longest_s = pause_s + max(SMI_WAIT_S, 2 * observation.took_s)
-        is_silent = silent_s > longest_s
-        return observation.error or (f"nvidia-smi has not answered for {silent_s:.0f} s" if is_silent else None)
+        trouble: str | None = self.observer.find_error()
+        return trouble
 
     def all_gpus(self) -> tuple[Gpu, ...]:
         """Return the GPUs of this machine, then of the nodes."""
@@ -9082,198 +9277,6 @@ def pause_gpus(state: State, uuids: Sequence[str], *reasons: tuple[str, str]) ->
     yield Put("facts", "pause_reasons", (*kept, *reasons))
 
 
-class NodeSide(Part):
-    """Serves a controller: another machine's nexus, the head, that uses this machine as its node."""
-
-    def __init__(self, service: Service) -> None:
-        import threading
-        super().__init__(service)
-        self.told_at: dict[str, float] = {}                 # {head: monotonic time of its last news of the GPUs here}
-        self.lock = threading.Lock()                        # held to add jobs, and to end unwanted ones
-        self.taking = threading.Lock()                      # held to remove files of an old attempt and add the new one
-        # {(job id, head_attempt): monotonic time since when it is seen pending}
-        self.waiting_since: dict[tuple[str, int], float] = {}
-
-    def exchange(self, asked: Exchange, caller: Caller) -> Synced:
-        """POST /node/sync: do what the controller wants and return the news here.  Idempotent: it may ask again."""
-        clock, events, head, number, logs = self.clock, self.store.events, asked.head, asked.since, {}
-        refusal, changed, is_gap, is_news = None, set[str](), number is None, False
-
-        def look(pause_s: float) -> bool:
-            """Read the next events; return whether no more are left."""
-            nonlocal number, is_gap, is_news
-            found, is_missing = events.read(number, pause_s) if number is not None else ([], True)
-            is_gap = is_gap or is_missing
-            number = found[-1][0] + 1 if found else events.next_number if is_missing else number
-            changed.update(what.id for _, kind, what in found if kind == "job" and what.head == head)
-            is_news = is_news or bool(changed) or any(      # other jobs take GPUs, too
-                kind in ("gpus", "queue") or (kind == "job" and what.status != PENDING) for _, kind, what in found)
-            return is_gap or number == events.next_number
-
-        for wanted in asked.want:
-            if wanted.order:
-                changed.add(wanted.key[0])
-                try:
-                    self.take_job(head, wanted, wanted.order, caller)
-                except NexusError as error:
-                    refusal = error.to_json()
-        give_up_at, pause_s = clock.monotonic() + min(60.0, asked.wait_seconds), FOLLOW_INTERVAL_S[0]
-        while True:
-            with self.lock:                             # an older request must not end a job that a newer one added
-                while not look(0.0):                    # until all events are read
-                    pass
-                if not is_gap:
-                    changed |= self.obey(asked, changed, caller)
-            logs = self.read_new_logs(asked)
-            if is_gap or is_news or logs or clock.monotonic() >= give_up_at or self.service.is_stopping:
-                break
-            look(pause_s)
-            pause_s = min(2 * pause_s, FOLLOW_INTERVAL_S[1])
-        jobs = self.store.read(lambda state: [
-            job for job in list_sent(state, head) if is_gap or job.id in changed])
-        remotes = tuple(map(self.describe_remote, jobs))
-        told = Synced(self.store.service_id, number or 0, clock.now(), logs, remotes, refusal)
-        is_fresh = clock.monotonic() - self.told_at.get(head, float("-inf")) < self.config.service.refresh_rate_seconds
-        if logs and is_fresh and not (is_gap or is_news):       # logs come often: send them alone
-            return told
-        self.told_at[head] = clock.monotonic()
-        return replace(told, **self.describe_place(head))
-
-    def obey(self, asked: Exchange, changed: Container[str], caller: Caller) -> set[str]:
-        """End jobs that the controller does not want, or that did not start in time; return the ids of unwanted jobs.
-
-        A job in `changed` is not judged yet: the controller learns of it only with this answer.
-        """
-        want, unwanted = {one.key: one for one in asked.want}, set[str]()
-        now, at = self.clock.now(), self.clock.monotonic()
-
-        def compare(state: State) -> Changes:
-            for job in list_sent(state, asked.head):
-                wanted = want.get(key := (job.id, job.head_attempt))
-                since = at
-                if job.status == PENDING:
-                    since = self.waiting_since.setdefault(key, at)
-                else:
-                    self.waiting_since.pop(key, None)
-                is_unwanted = wanted is None and job.id not in changed
-                unwanted.update([job.id] if is_unwanted else ())
-                if job.status in FINAL and is_unwanted:     # the controller has all of it
-                    yield change_job(job, is_collected=True)
-                elif job.status in FINAL:
-                    continue
-                elif is_unwanted or (wanted and wanted.is_stopped):
-                    yield from stop_job(state, job, caller.name, now, signal=wanted.stop_signal if wanted else None)
-                elif job.status == PENDING and at - since > WITHDRAW_TIMEOUT_S:
-                    why = format_reason(self.service.views.find_reason(job, state.paused))
-                    yield from end_job(state, job, CANCELLED, now, cause="bounce", cause_line=why)
-
-        if self.store.read(lambda state: next(compare(state), None)):
-            with contextlib.suppress(NexusError):           # the disk is full; the controller asks again
-                self.store.update(compare)
-            self.service.wake()
-        return unwanted
-
-    def take_job(self, head: str, wanted: Wanted, order: Order, caller: Caller) -> None:
-        """Queue a job for a controller.  Idempotent: an attempt that was queued here before is not queued again.
-
-        Raises: usage, not_found, forbidden, when it can never run; conflict, when its id is taken; queue_full;
-            unavailable.
-        """
-        job_id, number = wanted.key
-        path = ":".join(dict.fromkeys(f"{order.path}:{self.environ.get('PATH') or os.defpath}".split(":")))  # each once
-        check(LINE, order.user, "user")
-        check(JOB_ID, job_id, "id")
-        asked = parse_submission(order.job)[0]
-        said = {**asked.job, "id": job_id}
-        name = self.clock.new_token()
-        if order.code is not None:
-            said.update(command=f"{self.service.admission.find_python()} main.py", code=name)
-        elif "cwd" in said and "snapshot" not in said and run(
-                ["test", "-d", said["cwd"]], CWD_TIMEOUT_S, purpose=f"a look at the directory {said['cwd']}").exit_code:
-            # Refused now, the job can still go to another machine.  test(1) looks, as the file system may hang.
-            refuse(f"the directory {said['cwd']} does not exist on {self.service.node}",
-                   hint="make it there, share it (NFS), or send the work tree along: nexus add --snapshot")
-        env = {**asked.env, **({"PATH": path} if order.path else {})}
-        draft, = self.service.admission.draft([replace(asked, job=said, env=env)], order.user)
-        now, user, key = self.clock.now(), Caller(order.user, caller.name), (head, number)
-
-        def add(state: State) -> Changes:
-            known = state.jobs.get(job_id)
-            if known and (known.head, known.head_attempt) == key:
-                if known.is_collected:                      # the controller lost its record of it
-                    yield change_job(known, is_collected=False)
-                return False
-            if known and known.head != head:
-                raise NexusError("conflict", f"there is another job {known.id} on {self.service.node}")
-            if known and (known.head_attempt > number or known.status not in FINAL):
-                raise NexusError(
-                    "unavailable", f"job {known.id} is on {self.service.node} already, and is {known.status}")
-            if job_id in self.service.history.removing:
-                raise NexusError("unavailable", f"the logs of job {job_id} are being removed on {self.service.node}")
-            if known:
-                yield Put("jobs", known.id, None)
-            # An attempt of the same job shares the folder.  File names there hold the attempt number: continue it.
-            is_same = known and is_same_job(known.head_attempt, number)
-            former = (Attempt(known.attempt, finished_at=now, cause=REQUEUED),) if known and is_same else ()
-            facts: dict[str, Any] = {"head": head, "head_attempt": number, "attempts": former}
-            job = yield from self.service.admission.add_job(state, draft, user, now, **facts)
-            if wanted.is_stopped:
-                yield from end_job(state, state.jobs[job.id], CANCELLED, now, cause="killed", stop_by=caller.name)
-            return True
-
-        with self.taking:
-            before: Job | None = self.store.read(lambda state: state.jobs.get(job_id))
-            is_again = before and before.head == head and before.head_attempt < number
-            if before and is_again and before.log_dir and before.status in FINAL:
-                # The controller has all of these logs.  They must not pass for logs of the new attempt.
-                remove_job_files(self.layout.log_dir, before.log_dir,
-                                 LOG_FILES if is_same_job(before.head_attempt, number) else OWN_FILES)
-            with self.service.history.keep_code(name, order.code), self.lock:
-                is_new = self.store.update(add)
-        if is_new:
-            self.log.info("Job %s added by %s for another machine's nexus: %s", job_id, caller.name,
-                          format_line(draft.job.command, 300))
-            self.service.wake()
-
-    def read_new_logs(self, asked: Exchange) -> dict[str, dict[str, bytes]]:
-        """Return the new bytes of each log, {head_attempt: {stream: bytes}}; the logs share LOG_BYTES equally."""
-        jobs = self.store.read(lambda state: [
-            (state.jobs[one.key[0]], one) for one in asked.want if one.key[0] in state.jobs])
-        own = [(job, one.log_sizes) for job, one in jobs if (job.head, job.head_attempt) == (asked.head, one.key[1])]
-        grown = [(job, name, start) for job, have in own for name, start, size in zip(
-            ("stdout", "stderr"), have, measure_logs(job.log_dir)) if size > start]
-        found: dict[str, dict[str, bytes]] = {}
-        for job, name, start in grown:
-            part = read_part(os.path.join(job.log_dir or "", f"{name}.log"), start, LOG_BYTES // len(grown))
-            found.setdefault(str(job.head_attempt), {})[name] = part
-        return found
-
-    def describe_remote(self, job: Job) -> Remote:
-        attempt = replace(job.current, nonce=None)
-        if job.status == RUNNING:
-            attempt = replace(attempt, runtime_seconds=self.service.runners.find_runtime_s(job, self.clock.now()),
-                              **self.service.gpu_watch.find_usage(job.id).samples)
-        return Remote((job.id, job.head_attempt), job.status, attempt, measure_logs(job.log_dir))
-
-    def describe_place(self, head: str) -> dict[str, Any]:
-        """Return what the controller needs to place jobs here: `hold`, `cpu_slots` and `gpus` of Synced."""
-        gpus, own, is_paused = self.store.read(lambda state: (
-            self.service.gpu_watch.see_gpus(state), [job for job in state.running.values() if job.head != head],
-            state.paused))
-        trouble, config = self.service.gpu_watch.find_gpu_error(), self.config
-        error = self.store.last_error
-        taken: dict[str, list[tuple[str, int]]] = {gpu.uuid: [] for gpu in gpus}
-        for job in own:
-            for uuid, share in zip(job.current.gpu_uuids, list_shares(job)):
-                taken.setdefault(uuid, []).append((job.id, share))
-        rest = self.service.launcher.start_backoff.find_why(self.clock.monotonic())
-        hold = NODE_PAUSED if is_paused else rest or (error.message if error else "")
-        return {"hold": hold, "cpu_slots": config.jobs.cpu_slots - sum(not job.gpus for job in own), "gpus": [
-            replace(gpu, fault=gpu.fault or trouble, taken=sum(share for _, share in taken[gpu.uuid]),
-                    taken_by=tuple(job_id for job_id, _ in taken[gpu.uuid]))
-            for gpu in gpus if not gpu.node and not is_left_out(gpu, config.gpu)]}
-
-
 class History(Part):
     """Keeps the disk in order: trims finished jobs with their files, and writes state.json."""
 
@@ -9294,7 +9297,7 @@ class History(Part):
             jobs = choose_jobs(state, choice, caller)
             for job in jobs if choice.ids else ():
                 check_status(job, choice.status or FINAL, "nothing was cleared")
-            return [job for job in jobs if job.status in FINAL and (job.head is None or job.is_collected)]
+            return [job for job in jobs if job.status in FINAL]
 
         gone: list[Job] = self.store.read(find)
         self.remove(gone, f"as {caller.name} asked")
@@ -9480,7 +9483,7 @@ class Views(Part):
             for (_, priority, _), _ in state.pending:
                 bands["high" if priority < 1 else "normal" if priority == 1 else "low"] += 1
             return {
-                "state_version": self.store.events.next_number,
+                "state_version": self.store.version,
                 "gpu_status": self.list_gpus(state), "is_paused": state.paused, "queued_jobs": len(state.pending),
                 "completed_jobs": count_finished(state), "running_jobs": list(state.running.values()),
                 "queued_by_priority": bands}
@@ -9489,7 +9492,7 @@ class Views(Part):
         status["running_jobs"] = self.describe_jobs(status["running_jobs"], RUNNING_JOB_KEYS)   # it reads the state too
         host = {"name": self.service.node, "cpu_percent": watch.host.cpu_percent,
                 "memory_used_gb": watch.host.memory_used_gb, "memory_total_gb": watch.host.memory_total_gb}
-        return {**status, **self.info(), "gpu_trouble": watch.find_smi_error(),
+        return {**status, **self.info(), "gpu_trouble": self.service.observer.find_smi_error(),
                 "slurm": cluster.describe() if cluster else None, "hints": self.list_hints(),
                 "bad_checks": [check["name"] for check in self.health()["checks"] if not check["is_ok"]],
                 "host": host, "nodes": self.service.pool.list_nodes() if self.service.pool.nodes else []}
@@ -9499,7 +9502,7 @@ class Views(Part):
         now, nodes, shown = self.clock.monotonic(), self.service.pool.nodes, []
         closed = {node.name: node.find_closed(now) for node in nodes.values()}
         for gpu in self.service.gpu_watch.see_gpus(state):
-            why = closed.get(gpu.node) if gpu.node else self.service.gpu_watch.observation.error
+            why = closed.get(gpu.node) if gpu.node else self.service.observer.observation.error
             is_unread = bool(why) and (not gpu.node or gpu.node not in nodes or nodes[gpu.node].trouble is not None)
             if gpu.node and is_unread:                  # its last readings are too old
                 gpu = forget_readings(gpu)
@@ -9539,7 +9542,7 @@ class Views(Part):
 
     def measure_running(self, job: Job, now: float) -> dict[str, Any]:
         """Return what a running job uses, and its run time, by their keys in its JSON."""
-        usage, node = self.service.gpu_watch.find_usage(job.id), self.service.pool.nodes.get(job.current.node)
+        usage, node = self.service.observer.find_usage(job.id), self.service.pool.nodes.get(job.current.node)
         return {
             **{name: round_known(number) for name, number in usage.samples.items()},
             "rss_mib": round_known(usage.rss_mib), "cpu_percent": round_known(usage.cpu_percent),
@@ -9651,20 +9654,20 @@ class Views(Part):
 
     def list_checks(self) -> Iterator[tuple[str, bool, str, str]]:
         """Yield (name, is_ok, reading, hint for GET /status) of each check."""
-        service, watch, observation = self.service, self.service.gpu_watch, self.service.gpu_watch.observation
+        service, watch, observation = self.service, self.service.gpu_watch, self.service.observer.observation
         now, leases, file = self.clock.monotonic(), self.machine.leases, service.jobs_file
         yield "scheduler", now - service.turned_at < 30, f"last turn {now - service.turned_at:.1f} s ago", ""
         last = f", the last: {service.last_failure}" if service.last_failure else ""
         is_past = not service.failure_count or now - service.failed_at > 300
         yield "failures", is_past, f"{service.failure_count} internal errors{last}", ""
         if not service.is_slurm:
-            fault, limit = watch.find_smi_error() or watch.describe_faults(), watch.describe_limit()
+            fault, limit = service.observer.find_smi_error() or watch.describe_faults(), watch.describe_limit()
             is_slow = observation.took_s > SMI_SLOW_S
             hint = observation.hint if observation.error else SMI_SLOW_HINT if is_slow else ""
             asked = f"{format_count(len(watch.gpus), 'GPU')}, asked in {observation.took_s:.2f} s"
             yield "GPUs", not fault, (limit and f"{limit}; ") + (fault or asked), hint
         if leases:
-            error = watch.find_lease_error()
+            error = service.observer.find_lease_error()
             yield "GPU leases", not error, f"{error.message}; {error.hint}" if error else f"in {leases.folder}", ""
         error = self.store.last_error
         hint = f"{error.message}: nothing new is accepted or started until there is room" if error else ""
@@ -9729,11 +9732,10 @@ class Service:
         self.failed_at = float("-inf")                      # monotonic
         self.last_failure = ""
         self.wake_read, self.wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self.fifo: int | None = None
-        self.heard = b""
         self.hooks = Hooks(self)
         self.is_slurm = config.jobs.launcher == "slurm"
         self.visible_devices = None if self.is_slurm else find_visible_devices(environ)
+        self.observer = Observer(machine, clock, config, log, self.visible_devices)
         self.jobs_file = JobsFile(self, config.jobs.jobs_file) if config.jobs.jobs_file else None
         self.scripts = ScriptRules(self)
         self.admission = Admission(self)
@@ -9742,7 +9744,6 @@ class Service:
         self.launcher = Launcher(self)
         self.local = Local(self)
         self.pool = NodePool(self)
-        self.node_side = NodeSide(self)
         self.history = History(self)
         self.log_watch = LogWatch(self)
         self.views = Views(self)
@@ -9782,13 +9783,14 @@ class Service:
 
     def run(self) -> None:
         self.machine.become_subreaper()
-        self.open_fifo()
+        self.events = RunnerEvents(self.layout.events_file, self.log)
         self.run_guarded("looking for jobs whose hook is due", self.hooks.begin)
         self.runners.adopt()
-        for worker in (Worker(self, "asking for the GPUs", lambda: probe_gpus(self)),
+        for worker in (Worker(self, "asking for the GPUs", self.gpu_watch.probe),
+                       Worker(self, "measuring jobs' memory", self.observer.measure_memory),
                        self.views.disk_watch,
                        Worker(self, "writing state.json", self.history.keep_state),
-                       self.history.trimmer, self.hooks.worker, self.log_watch.worker, self.gpu_watch.memory_worker,
+                       self.history.trimmer, self.hooks.worker, self.log_watch.worker,
                        *(one.worker for one in (self.cluster, self.jobs_file) if one)):
             worker.thread.start()
         while not self.is_stopping:
@@ -9872,28 +9874,13 @@ class Service:
         delays = [] if until is None else [max(0.01, until - self.clock.now())]
         return min([WATCH_INTERVAL_S, *delays, *([] if next_look_s is None else [next_look_s])])
 
-    def open_fifo(self) -> None:
-        """Open read-write, so that a runner always finds a reader.  Without a FIFO the service polls pids."""
-        path = self.layout.events_file
-        try:
-            remove_file(path)
-            os.mkfifo(path, 0o600)
-            self.fifo = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
-        except (OSError, NexusError) as error:
-            self.log.warning("%s: %s; ends of jobs are noticed within %g s", path, error, WATCH_INTERVAL_S)
-
     def listen(self, timeout_s: float) -> list[RunnerEvent]:
         """Wait for runner events, a wake-up, or the timeout."""
         import select
-        ready, _, _ = select.select([self.wake_read, *([] if self.fifo is None else [self.fifo])], [], [], timeout_s)
-        for source in ready:
-            with contextlib.suppress(BlockingIOError):          # another process read the FIFO first
-                data = os.read(source, 65536)
-                self.heard += data if source == self.fifo else b""
-        *lines, self.heard = self.heard.split(b"\n")
-        self.heard = self.heard[-4096:]
-        parsed = [parse_runner_event(line.decode("utf-8", "replace")) for line in lines]
-        return [event for event in parsed if event]
+        handles = [self.wake_read, *([] if self.events.handle is None else [self.events.handle])]
+        if self.wake_read in select.select(handles, [], [], timeout_s)[0]:
+            os.read(self.wake_read, 65536)
+        return self.events.read()
 
     def record(self, job: Job, is_synced: bool = True, /, **facts: Any) -> None:
         """Change fields of a job, or of its last attempt.  Raises: unavailable."""
@@ -9975,6 +9962,19 @@ def find_retried(state: State, job_id: str) -> str:
     while state.jobs[job_id].retried_as in state.jobs:
         job_id = str(state.jobs[job_id].retried_as)
     return job_id
+
+
+def check_command(command: str) -> None:
+    """Raises: usage, for a command that cannot be meant so: a redirection alone, or cut off in quotes."""
+    if re.fullmatch(ONLY_REDIRECTION, command):
+        refuse("the command is only a redirection: nothing would run",
+               'write the program before it: nexus add "python train.py > log 2>&1"')
+    if command.count('"') % 2 or command.count("'") % 2:    # bash decides: it may be valid, for example in a comment
+        done = run(["bash", "-p", "-n", "-c", "--", command], 5)
+        if done.exit_code:
+            why = re.sub(r"^bash: (-c: )?(line [0-9]+: )?", "", done.output.strip().split("\n")[0])
+            refuse(f"bash cannot read the command: {format_line(why, 200)}",
+                   "close each quote; to try it: bash -n -c …")
 
 
 def check_group(state: State, name: str, caller: Caller | None = None) -> None:
@@ -10440,8 +10440,7 @@ class Calls(Gate):
         self.service.gpu_watch.first_probe.wait(SMI_WAIT_S + 5)
         if after is None:
             return self.describe_status(caller)
-        events = self.service.store.events
-        return self.reply_when(lambda: events.next_number != after, NEWS_TIMEOUT_S,
+        return self.reply_when(lambda: self.service.store.version != after, NEWS_TIMEOUT_S,
                                lambda: self.describe_status(caller))
 
     def reply_when(self, is_time: Callable[[], bool], timeout_s: float, describe: Callable[[], object]) -> Response:
@@ -10498,7 +10497,7 @@ class Calls(Gate):
         waiting = [job for job in jobs if job.status == PENDING]
         is_paused, holds = self.service.store.read(lambda state: (state.paused, list_holds(state)))
         held = next((holds[job.group] for job in waiting if job.group in holds), None)
-        trouble = self.service.gpu_watch.observation.error if any(job.gpus for job in waiting) else None
+        trouble = self.service.observer.observation.error if any(job.gpus for job in waiting) else None
         why = PAUSED.detail if is_paused and waiting else held or trouble
         return f"it waits: {why}" if why else ""
 
@@ -10793,8 +10792,6 @@ route("POST /nodes", "owner", "give jobs to another machine too, on which nexus 
     lambda api, caller, body: api.service.pool.add_node(parse_node(body), caller.name))
 route("DELETE /nodes/{name}", "owner", "give a machine no more jobs; it is forgotten after its last one")(
     lambda api, caller, name, force=False: api.service.pool.remove_node(name, force, caller.name))
-route("POST /node/sync", "owner", "", "any")(           # between nexuses; openapi.json leaves it out
-    lambda api, caller, body: api.service.node_side.exchange(read_sent("Exchange", body), caller))
 route("GET /docs", "anyone", "the same to read, and to try", "text/html")(
     lambda api, caller: page_response(api.page))                # the page looks at its address
 route("GET /api/status/{id}", "user", "where a submitted script stands", "Submitted")(
@@ -11040,12 +11037,15 @@ def listen_on(address: str, port: int) -> socket.socket:
                                 dualstack_ipv6=":" in address and address != LOOPBACK[1])
 
 
+MAX_SOCKET_PATH = 107           # bytes: the kernel's limit
+
+
 def listen_to_own(layout: Layout) -> tuple[socket.socket, str]:
     """(api.sock for the owner's programs, the path by which they reach it).  Raises: unavailable."""
     listener, path = socket.socket(socket.AF_UNIX), layout.socket_file
     with disk("make", path):
         remove_file(path)
-        if not re.fullmatch(SOCKET_PATH, path):         # use a path through the folder's descriptor, which stays open
+        if len(os.fsencode(path)) > MAX_SOCKET_PATH:     # use a path through the folder's descriptor, which stays open
             path = f"/proc/{os.getpid()}/fd/{os.open(layout.home, os.O_PATH)}/{os.path.basename(path)}"
         listener.bind(path)
         os.chmod(path, 0o600)
@@ -11307,6 +11307,31 @@ def take_service_lock(layout: Layout, clock: Clock) -> None:
             raise RunsAlready("conflict", f"a nexus service for {layout.home} runs already (pid {pid})",
                               hint="nexus stop ends it; nexus restart starts it anew")
         clock.sleep(0.02)
+
+
+def run_agent(home: str, config: Config, head: str, environ: Mapping[str, str]) -> None:
+    """Run the agent of a head, given as its service_id, in the place of an earlier one.  Raises: unavailable, usage."""
+    import signal
+    check({"type": "string", "pattern": r"^\d+-[0-9a-f]{8}$"}, head, "a head's id")
+    # Machines may share a home directory.
+    folder = os.path.join(home, "agent", f"{head}-{read_machine().partition(CONTAINER)[0]}")
+    layout = Layout(folder, os.path.join(folder, "state.json"), os.path.join(folder, "jobs"))
+    with disk("make", folder):
+        os.makedirs(layout.log_dir, mode=0o700, exist_ok=True)
+    lock = take_lock(layout.lock_file)
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        if lock is None:
+            with contextlib.suppress(OSError, ValueError):
+                os.kill(int(read_text(layout.lock_file) or ""), number)
+            wait_until(lambda: not is_locked(layout.lock_file), LOCK_TIMEOUT_S, 0.01)
+            lock = take_lock(layout.lock_file)
+    if lock is None:
+        raise NexusError("unavailable", f"another agent of this head does not end: {layout.lock_file}",
+                         hint=f"see what it is: fuser -v {layout.lock_file}")
+    os.ftruncate(lock, 0)
+    os.pwrite(lock, str(os.getpid()).encode(), 0)
+    signal.signal(signal.SIGHUP, lambda *_: None)       # not SIG_IGN, which jobs would inherit for ever
+    Agent(layout, config, head, environ, make_log(layout, config.service)).run()
 
 
 def mark_stopped(layout: Layout, is_stopped: bool) -> None:
@@ -11968,6 +11993,7 @@ def read_plain_commands(call: Call) -> list[str]:
     for number, command in commands:
         try:
             check(COMMAND, command, "the command")
+            check_command(command)
         except NexusError as error:
             refuse(f"line {number}, '{format_line(command, 100)}': {error.message}", error.hint)
     return [command for _, command in commands]
@@ -12339,17 +12365,17 @@ def cmd_attach(call: Call) -> int:
         raise NexusError("conflict", f"job {job['id']} has no screen session", hint=f"nexus logs -f {job['id']}")
     if not sys.stdin.isatty():
         refuse("attach needs a terminal", hint=f"nexus logs -f {job['id']}")
-    if job["remote_id"]:                        # run `nexus attach` on its node, through ssh
-        node = next(node for node in call.client.nodes() if node["name"] == job["node"])
-        if not node["is_reachable"]:
-            raise NexusError("unavailable", f"{node['name']} cannot be reached now: {node['trouble']}",
-                             hint=node["hint"] or "nexus node list")
-        words = ["env", f"NEXUS_HOME={node['home']}", node["python"], node["path"], "attach", job["remote_id"]]
-        call.say(f"on {node['name']}: Ctrl-A D leaves; Ctrl-C ends the job")
-        through = [*call_through(node["control"]), "-t", node["host"], " ".join(map(quote, words))]
-        return show_attached(call, job["id"], through, call.environ)
-    screen = prepare_screen(call.client.layout)
     own = job["session"].partition(".")[0] + "."     # its pid: screen names the session a moment after the start
+    node = next((node for node in call.client.nodes()[1:] if node["name"] == job["node"]), None)
+    if node and not node["is_reachable"]:
+        raise NexusError("unavailable", f"{node['name']} cannot be reached now: {node['trouble']}",
+                         hint=node["hint"] or "nexus node list")
+    if node:
+        call.say(f"on {node['name']}: Ctrl-A D leaves; Ctrl-C ends the job")
+        ssh = Ssh(parse_node({key: node[key] for key in NodeConfig.FIELDS if node[key]}), call.environ)
+        there = ["env", "TERM=xterm-256color", *node["screen"], "screen", "-x", own]
+        return show_attached(call, job["id"], ssh.list_words(" ".join(map(quote, there)), is_tty=True), ssh.environ)
+    screen = prepare_screen(call.client.layout)
     call.say("Ctrl-A D leaves; Ctrl-C ends the job")
     # screen's own TERM: with one that terminfo lacks here it would end at once, with exit code 0.
     return show_attached(call, job["id"], ["screen", "-x", own], {**call.environ, **screen.environ()})
@@ -12491,6 +12517,14 @@ def cmd_serve(call: Call) -> None:
         raise
 
 
+def cmd_agent(call: Call) -> None:
+    """What a head runs on its nodes, over ssh."""
+    config = load_config(choose_config(call.layout), call.environ)
+    jobs = replace(config.jobs, kill_grace_seconds=call.options.grace,
+                   launcher="screen" if config.jobs.launcher == "slurm" else config.jobs.launcher)
+    run_agent(call.layout.home, replace(config, jobs=jobs), call.options.head, call.environ)
+
+
 def cmd_config(call: Call) -> None:
     path = choose_config(call.layout)
     call.print(f"# {path}" + ("" if os.path.exists(path) else ": there is none; these are the defaults"),
@@ -12549,50 +12583,36 @@ def cmd_token_list(call: Call) -> None:
 
 
 def cmd_node_add(call: Call) -> None:
-    """Copy this nexus to another machine, start it there, and have the service send it jobs."""
+    """Have the service send jobs to another machine: it brings this nexus.py there."""
     config = choose_node(call)
-    assert call.client.layout
     call.say(f"reaching {config.destination}")
-    ssh = Ssh(config, call.environ)
-    try:
-        ssh.open()
-        wanted = file_hash()
-        probe = probe_node(ssh, wanted)
-        if probe.hash != wanted:
-            install_on_node(ssh, read_bytes(os.path.abspath(__file__)))
-            former = f", which was {probe.hash}" if probe.hash else ""
-            call.say(f"copied nexus {__version__} ({wanted}) to {probe.path}{former}")
-            probe = probe_node(ssh, wanted)
-            if probe.hash != wanted:
-                raise NexusError("unavailable", f"{probe.path} on {config.name} is not what was copied there",
-                                 hint=ssh.by_hand)
-        status = ask_node(config.name, ssh.forward(probe), "GET", "/status", lambda line: None, 60.0, "dict")
-    except OSError as error:
-        raise NexusError("unavailable", f"the nexus on {config.name} does not answer: {error}",
-                         hint="its sshd_config must say AllowStreamLocalForwarding yes; the log of nexus there is "
-                         "~/.nexus/service.log") from None
-    finally:
-        ssh.close()
+    is_new = all(node["name"] != config.name for node in call.client.nodes())
     call.client.ask("POST", "/nodes", encode_value(config))
 
     def look() -> dict[str, Any]:
         return next(node for node in call.client.nodes() if node["name"] == config.name)
 
-    if not wait_until(lambda: look()["is_reachable"], SSH_TIMEOUT_S, 0.05):
+    def is_settled() -> bool:
         node = look()
+        return node["is_reachable"] or (is_new and node["trouble"] != NOT_REACHED)
+
+    wait_until(is_settled, SSH_TIMEOUT_S, 0.05)
+    node = look()
+    if not node["is_reachable"]:
+        if is_new:
+            call.client.ask("DELETE", f"/nodes/{quote_path(config.name)}?force=true")
+            wait_until(lambda: config.name not in [each["name"] for each in call.client.nodes()], SSH_TIMEOUT_S, 0.05)
         hint = node["hint"] or "nexus node list"
-        if "Permission denied" in (node["trouble"] or ""):
-            hint = ("the service has another ssh agent than this shell: nexus restart from here, "
-                    "or --identity FILE without a passphrase")
-        trouble = node["trouble"]
-        raise NexusError("unavailable", f"{config.name} was added, but the service cannot use it: {trouble}", hint)
+        if "Permission denied" in node["trouble"]:
+            hint += ("; or the service has another ssh agent than this shell: nexus restart from here, "
+                     "or --identity FILE without a passphrase")
+        raise NexusError("unavailable", node["trouble"], hint)
     gpus = [gpu for gpu in call.client.status()["gpu_status"] if gpu["node"] == config.name]
     names = "; ".join(sorted({f"{format_line(gpu['name'])}, {gpu['memory_total']}" for gpu in gpus}))
     count = format_count(len(gpus), "GPU")
-    call.print(f"{config.name}: {count}{f' ({names})' if names else ''}, Python {probe.version}")
-    for hint in [status.get("gpu_trouble"), *(status.get("hints") or ())]:
-        if hint:
-            call.say(f"{config.name}: {format_line(str(hint), 300)}")
+    call.print(f"{config.name}: {count}{f' ({names})' if names else ''}, Python {node['python']}")
+    if node["trouble"]:
+        call.say(f"{config.name}: {node['trouble']}")
 
 
 def choose_node(call: Call) -> NodeConfig:
@@ -12882,6 +12902,7 @@ COMMANDS = (
     Command("restart", "end the service and start it again; running jobs go on", cmd_restart, SERVICE_OPTIONS,
             local="a service is started"),
     Command("serve", "run the service in the foreground", cmd_serve, SERVICE_OPTIONS),
+    Command("agent", "", cmd_agent, (argument("head"), argument("grace", type=float))),
     Command("metrics", "run times of finished jobs, utilization of the GPUs", cmd_metrics, (JSON_OPTION,)),
     Command("health", "each check with its reading; exit code 1 when one is bad", cmd_health, (JSON_OPTION,)),
     Command("token", "let others in: make a token for a user, list, revoke", verbs=(
@@ -13409,7 +13430,7 @@ const clock = (stamp) => new Date(stamp).toLocaleString([],
   {month: 'short', day: 'numeric', hour: '2-digit', minute: '2-digit', second: '2-digit'});
 const gpuList = (job) => job.gpu_indices?.length ? `GPU ${job.gpu_indices.join(', ')}` : 'CPU';
 const hasNodes = () => service.nodes.length > 0;
-const where = (job) => (hasNodes() || job.remote_id) && job.node ? `${job.node} \u00b7 ${gpuList(job)}` : gpuList(job);
+const where = (job) => hasNodes() && job.node ? `${job.node} \u00b7 ${gpuList(job)}` : gpuList(job);
 const isOthers = (job) => job.command === null;         // a token of another user gets no command
 const commandOf = (job) => job.command ?? `(${job.user}'s)`;
 const pathOf = (job) => `jobs/${encodeURIComponent(job.id)}`;
@@ -13573,7 +13594,7 @@ at('forget').addEventListener('click', () => {
 
 const NO_ROWS = {rows: [], total: 0};
 const ROW_FIELDS = ['id', 'status', 'position', 'name', 'command', 'user', 'group', 'gpus', 'priority', 'only_node',
-  'node', 'remote_id',
+  'node',
   'gpu_indices', 'attempt', 'stopping', 'unknown_since', 'started_at'].join();
 const MORE_FIELDS = {running: ',rss_mib,cpu_percent', queue: ',waiting_for,estimated_start',
   history: ',outcome,cause_line,runtime_seconds,finished_at'};
@@ -14380,7 +14401,7 @@ class LogView {
 const SHOWN_ELSEWHERE = ['id', 'status', 'command', 'name', 'status_history', 'position', 'waiting_for', 'reason',
   'attempts', 'cause_line', 'outcome', 'stopping', 'unknown_since', 'gpu_index'];
 const LABELS = {cpu_seconds: 'CPU time', cpu_percent: 'CPU', peak_rss_mib: 'peak memory', rss_mib: 'memory',
-  cwd: 'directory', node: 'machine', only_node: 'only on', remote_id: 'id there', gpus: 'GPUs', gpu_ids: 'GPU ids',
+  cwd: 'directory', node: 'machine', only_node: 'only on', gpus: 'GPUs', gpu_ids: 'GPU ids',
   gpu_indices: 'GPU indices', gpu_uuids: 'GPU UUIDs', mean_gpu_util: 'mean GPU load',
   peak_gpu_mem_mib: 'peak GPU memory', gpu_mem_mib: 'GPU memory', timeout_seconds: 'time limit', after: 'after jobs',
   env: 'environment'};
@@ -14480,7 +14501,7 @@ class JobPage {
       this.log && part('Log', el('div', {id: 'log-part', 'data-own': true})),
       hasAttempts && part('Attempts', list(job.attempts.map((attempt) => listed(
         `${attempt.attempt}: ${attempt.outcome ?? 'running'}`,
-        where({...attempt, remote_id: attempt.node}), duration(attempt.runtime_seconds ?? 0), attempt.cause_line)))),
+        where(attempt), duration(attempt.runtime_seconds ?? 0), attempt.cause_line)))),
       part('Facts', el('div', {class: 'panel'},
         el('ol', {class: 'steps pad'}, job.status_history.map(([status, when]) =>
           el('li', {}, badge(status), ' ', el('span', {class: 'muted small'}, clock(when))))),

@@ -7,7 +7,6 @@ import pathlib
 import re
 import subprocess
 import sys
-import types
 import urllib.error
 import urllib.request
 
@@ -17,22 +16,17 @@ from live import free_port, kill_all, until
 import nexus
 
 ROW = '''    made_up: str | None = optional(
-        None, LINE, "a meaning of its own", "asked kept sent public", flag="--made-up WORD")
+        None, LINE, "a meaning of its own", "asked kept public", flag="--made-up WORD")
 '''
 
 
 def read_order(path, **facts):
-    """What a node takes a job of these facts for, by that nexus.py."""
+    """The job that a node is sent, for a job of these facts, by that nexus.py."""
     spec = importlib.util.spec_from_file_location("made_up_nexus", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    scripts = types.SimpleNamespace(restrain=lambda job, submitted: (job, submitted), find_script=lambda *_: (None, ()))
-    service = types.SimpleNamespace(store=types.SimpleNamespace(read=lambda look: {}), scripts=scripts, find_home_folder=lambda: "/",
-                                    config=module.Config())
-    job = module.Job("abc", "true", "/", "ann", 0.0, (0, 1, 1), environment="", **facts)
-    job = module.begin_attempt(job, remote_id="abd", gpu_indices=(0,))
-    order = module.Node.make_order(types.SimpleNamespace(service=service), module.replace(job, status="running"))
-    return module.parse_submission(module.decode("Order", json.loads(module.encode_json(order))).job)[0].job
+    job = module.begin_attempt(module.Job("abc", "true", "/", "ann", 0.0, (0, 1, 1), environment="", **facts), gpu_indices=(0,))
+    return module.decode("Order", json.loads(module.encode_json(module.Order(job, {})))).job
 
 
 def test_a_row_is_all_that_a_field_of_a_job_takes(tmp_path):
@@ -43,7 +37,7 @@ def test_a_row_is_all_that_a_field_of_a_job_takes(tmp_path):
     source = pathlib.Path(nexus.__file__).read_text(encoding="utf-8")
     place = source.index("    tty: bool = optional(", source.index("class Job(Value):"))
     (tmp_path / "nexus.py").write_text(source[:place] + ROW + source[place:], encoding="utf-8")
-    assert read_order(tmp_path / "nexus.py", made_up="blue")["made_up"] == "blue", "a node is sent it"
+    assert read_order(tmp_path / "nexus.py", made_up="blue").made_up == "blue", "a node is sent it"
     home = tmp_path / "home"
     home.mkdir()
     (home / "config.toml").write_text(f'[service]\nport = {free_port()}\n[jobs]\nlauncher = "direct"\n')

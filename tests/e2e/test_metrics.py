@@ -97,8 +97,8 @@ def test_metrics_over_http_without_a_loop():
         families = check_rules(response.body.decode())
         assert samples(families, "nexus_jobs") == {("pending",): 2, ("running",): 0}
         bench.service.machine.gpus = types.SimpleNamespace(query_gpus=fail)
-        nexus.probe_gpus(bench.service)
-        bench.service.gpu_watch.observation = bench.service.gpu_watch.latest
+        bench.service.gpu_watch.probe()
+        bench.service.observer.observation = bench.service.observer.latest
         families = check_rules(bench.respond("GET", "/metrics").body.decode())
         assert samples(families, "nexus_check_ok")["GPUs",] == 0
 

@@ -53,7 +53,7 @@ class Bench:
         self.store.recover()
         machine = nexus.Machine(self.config, self.layout, self.store.service_id)
         self.service = nexus.Service(self.config, self.layout, self.store, machine, clock, log, {"HOME": "/root", "SERVICE": "1"})
-        nexus.probe_gpus(self.service)
+        self.service.gpu_watch.probe()
         self.service.gpu_watch.take_in_observation()
         self.api = nexus.Api(self.service, TOKEN)
 
@@ -452,7 +452,7 @@ def test_only_finished_jobs_are_cleared_all_or_none(bench):
 def test_only_a_job_that_wants_a_gpu_is_said_to_wait_for_them():
     with Bench(default_gpus=0) as bench:
         watch = bench.service.gpu_watch
-        watch.observation = nexus.replace(watch.observation, error="nvidia-smi is silent", gpus=())
+        watch.observer.observation = nexus.replace(watch.observer.observation, error="nvidia-smi is silent", gpus=())
         assert "warning" not in bench.ask("POST", "/queue", {"command": "a"})[1]
         assert bench.ask("POST", "/queue", {"command": "b", "gpus": 1})[1]["warning"] == "it waits: nvidia-smi is silent"
 
@@ -782,6 +782,10 @@ def test_forms_are_refused(lab, reason, body, headers, status, words):
     assert kept_code(lab) == [] and lab.commands == []
 
 
+def write_script(lab, job):
+    lab.service.local.host.write_script(lab.service.launcher.make_order(job, {}))
+
+
 def test_a_submitted_script(lab):
     config = ('competition_id: "comp123"\nproject_id: proj456\nuser_id: "myuser"\nexpected_time: 10  # s\n'
               "gpus: 0.5\npriority: low\nname: x\n")
@@ -798,11 +802,11 @@ def test_a_submitted_script(lab):
         assert file.read() == code
     assert os.stat(file.name).st_mode & 0o777 == 0o600 and os.stat(lab.layout.code_folder).st_mode & 0o777 == 0o700
     lab.become(job_id, "running", log_dir=lab.layout.job_folder(job_id))
-    lab.service.launcher.write_script(lab.store.read(lambda state: state.jobs[job_id]), {}, None)
+    write_script(lab, lab.store.read(lambda state: state.jobs[job_id]))
     main = os.path.join(job["cwd"], "main.py")
     os.unlink(main)
     os.symlink("/etc/passwd", main)                             # what the first attempt made of it
-    lab.service.launcher.write_script(nexus.begin_attempt(lab.store.read(lambda state: state.jobs[job_id])), {}, None)
+    write_script(lab, nexus.begin_attempt(lab.store.read(lambda state: state.jobs[job_id])))
     with open(main, "rb") as file:
         assert file.read() == code and not os.path.islink(main)
     seen = {"job_id": job_id, "status": "running", "node_id": 0, "queue_position": None, "user_id": "myuser", "competition_id": "comp123",
@@ -820,7 +824,7 @@ def test_a_script_that_is_gone_is_told(lab):
     lab.become(job_id, "running", log_dir=lab.layout.job_folder(job_id))
     job = lab.store.read(lambda state: state.jobs[job_id])
     with pytest.raises(nexus.NexusError):
-        lab.service.launcher.write_script(job, {}, None)
+        write_script(lab, job)
 
 
 def test_a_script_that_cannot_be_kept_is_no_job(lab, monkeypatch):

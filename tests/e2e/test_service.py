@@ -199,9 +199,9 @@ class World:
         os.close(self.service.wake_write)
 
     def probe(self):
-        nexus.probe_gpus(self.service)
+        self.service.gpu_watch.probe()
         self.service.gpu_watch.take_in_observation()
-        self.service.gpu_watch.measure_memory()
+        self.service.observer.measure_memory()
 
     def turn(self, *sayings, seconds=0.0):
         self.clock.pass_(seconds)
@@ -643,7 +643,7 @@ def test_until_nvidia_smi_answers(world):
 
 def test_a_slow_nvidia_smi_is_waited_for_and_said(world):
     w = world(gpus=1, refresh_rate_seconds=5)
-    w.service.gpu_watch.latest = nexus.replace(w.service.gpu_watch.observation, took_s=24.0, began_at=w.clock.monotonic() - 24.0)
+    w.service.observer.latest = nexus.replace(w.service.observer.observation, took_s=24.0, began_at=w.clock.monotonic() - 24.0)
     w.turn(seconds=240 + 30)
     assert w.service.views.status()["gpu_trouble"] is None and "nvidia-persistenced" in " ".join(w.service.views.status()["hints"])
 
@@ -651,10 +651,10 @@ def test_a_slow_nvidia_smi_is_waited_for_and_said(world):
 def test_how_often_nvidia_smi_is_asked(world):
     w = world(refresh_rate_seconds=600)
     w.machine.query_gpus = lambda known: (w.clock.pass_(8), (_ for _ in ()).throw(nexus.NexusError("unavailable", "no")))[1]
-    assert nexus.probe_gpus(w.service) == nexus.TROUBLE_INTERVAL_S, "soon again, when it fails"
-    w.service.config = makers.config(refresh_rate_seconds=1)
+    assert w.service.gpu_watch.probe() == nexus.TROUBLE_INTERVAL_S, "soon again, when it fails"
+    w.service.observer.config = makers.config(refresh_rate_seconds=1)
     w.machine.query_gpus = lambda known: (w.clock.pass_(3), [makers.gpu(0)])[1]
-    assert nexus.probe_gpus(w.service) == 30, "seldom, when it is slow"
+    assert w.service.gpu_watch.probe() == 30, "seldom, when it is slow"
 
 
 def test_a_worker_goes_on_after_a_step_that_failed(world, monkeypatch):
@@ -1213,7 +1213,7 @@ def test_samples_of_a_job_are_kept_over_a_restart_and_a_retry_begins_anew(world)
     assert (told["peak_gpu_mem_mib"], told["mean_gpu_util"], told["peak_rss_mib"], told["cpu_seconds"]) == (9000, 60, 500, 3)
     assert (told["rss_mib"], told["cpu_percent"]) == (500, 50)
     status = w.service.views.status()["gpu_status"][0]
-    assert status["utilization_peak"] == 100 and status["utilization_mean"] == 50      # of 0, 50, 100: up to the look before
+    assert status["utilization_peak"] == 100 and status["utilization_mean"] == 45      # of 0, 50, 100, 30
     w.service.runners.keep_samples()
     w.crash()
     w.machine.shown = [makers.gpu(0), makers.gpu(1)]
@@ -1838,272 +1838,25 @@ def test_slurm_cannot_be_given_a_script(cluster):
     assert not w.slurm.submitted
 
 
-# Another nexus, whose node this is
+# A node whose line the test itself is
 
-HEAD = "0-12345678"
+class FakeLine:
+    def __init__(self):
+        self.requests = []
 
+    def ask(self, request):
+        self.requests.append(request)
 
-def want(job_id="abc", attempt=1, log_sizes=(0, 0), **more):
-    return {"key": [job_id, attempt], "log_sizes": log_sizes, **more}
+    def send(self, content):
+        assert content == b"\n"
 
+    def close(self):
+        pass
 
-def order(job_id="abc", attempt=1, is_stopped=False, code=None, **job):
-    return want(job_id, attempt, is_stopped=is_stopped, order={
-        "user": "ann", "path": "/usr/bin", "job": {"command": "python train.py", "cwd": "/", **job}, "code": code})
-
-
-def hear(w, *wanted, since=None, head=HEAD, wait_s=0.0):
-    """What the other nexus is told; with `since`, of `wanted` alone: all else ends."""
-    asked = nexus.decode("Exchange", {"head": head, "want": wanted, "wait_seconds": wait_s, "since": since})
-    return json.loads(nexus.encode_json(w.service.node_side.exchange(asked, ANN)))
-
-
-def give(w, *orders, head=HEAD):
-    """What it is told of its orders, by job: None, or the kind of fault."""
-    return {one["key"][0]: hear(w, one, head=head).get("refusal", {}).get("error") for one in orders}
-
-
-def tell(w, *wanted, head=HEAD):
-    """The other nexus has heard of all that there is, and wants this of it."""
-    return hear(w, *wanted, head=head, since=w.store.events.next_number)
-
-
-def test_the_script_of_an_order_that_is_refused_does_not_stay(world):
-    w = world(queue_limit=1)
-    taken, full = (order(job_id, code="cHJpbnQoKQ==") for job_id in ("abc", "abd"))
-    assert give(w, taken, full) == {"abc": None, "abd": "queue_full"}
-    assert os.listdir(w.layout.code_folder) == [f"{w.job('abc').code}.py"]
-
-
-def test_an_order_that_is_given_twice_is_done_once(world):
-    w = world()
-    assert give(w, order()) == give(w, order()) == {"abc": None}
-    w.run("abc", 100)
-    assert give(w, order()) == {"abc": None} and w.machine.launched == [("abc", 1)]
-    w.end("abc", 3)
-    w.crash()
-    assert give(w, order()) == {"abc": None}
-    w.turn()
-    assert w.machine.launched == [("abc", 1)] and w.job("abc").current.exit_code == 3
-
-
-def test_the_next_attempt_is_another_job(world):
-    w = world()
-    give(w, order())
-    w.run("abc", 100)
-    assert give(w, order(attempt=2)) == {"abc": "unavailable"}, "the first is not over"
-    (w.folder_of("abc") / "stdout.log").write_text("first\n")
-    fill(w.folder_of("abc") / "files/checkpoint")
-    w.end("abc", 1)
-    assert hear(w, want())["logs"] == {"1": {"stdout": "Zmlyc3QK"}}
-    assert give(w, order(attempt=2)) == {"abc": None}
-    assert hear(w, want(attempt=2))["logs"] == {}, "not the first one's"
-    assert give(w, order(attempt=1)) == {"abc": "unavailable"}
-    w.turn()
-    assert w.machine.launched == [("abc", 1), ("abc", 2)] and hear(w, want(attempt=2))["logs"] == {}
-    assert (w.folder_of("abc") / "files/checkpoint").exists(), "it goes on where the first has been"
-    assert not list(w.folder_of("abc").parent.glob("*.old-*"))
-    w.claim("abc", 101)
-    w.end("abc", 1)
-    assert give(w, order(attempt=10**6 + 1)) == {"abc": None}, "the id has come again, to another job"
-    w.turn()
-    kept, = w.folder_of("abc").parent.glob("*.old-*")
-    assert w.machine.launched[-1] == ("abc", 1) and os.listdir(kept) == ["files"]
-
-
-def test_a_job_that_never_began_has_no_logs_whatever_the_service_was_started_in(world, tmp_path, monkeypatch):
-    """The other nexus waits for as many bytes as it is told of."""
-    w = world()
-    (tmp_path / "stdout.log").write_text("somebody else's")
-    monkeypatch.chdir(tmp_path)
-    give(w, order("abc", is_stopped=True), order("xyz"))
-    assert {told["key"][0]: (told["status"], told["log_sizes"]) for told in hear(w)["jobs"]} == {
-        "abc": ("cancelled", [0, 0]), "xyz": ("pending", [0, 0])}
-
-
-def test_an_id_of_somebody_else(world):
-    w = world()
-    own = w.add()
-    assert give(w, order(own)) == {own: "conflict"} and give(w, order("zzz"), head="0-87654321") == {"zzz": None}
-    assert give(w, order("zzz")) == {"zzz": "conflict"} and w.job(own).head is None
-    tell(w)
-    tell(w, want("zzz", is_stopped=True), want(own, is_stopped=True))
-    assert w.job("zzz").status == w.job(own).status == "pending", "they are not this one's to end"
-
-
-def test_what_can_never_run_here_is_refused(world):
-    w = world(gpus=1)
-    told = give(w, order("aaa", cwd="/nowhere"), order("bbb", gpus=2), order("ccc", gpu_ids=[7]), order("ddd"))
-    assert told == {"aaa": "usage", "bbb": "usage", "ccc": "usage", "ddd": None}
-    assert w.job("aaa") is None and w.job("ddd")
-
-
-def test_stop_and_withdraw(world):
-    w = world(gpus=1)
-    give(w, order("aaa"), order("bbb"), order("ddd", is_stopped=True))
-    assert (w.job("ddd").status, w.job("ddd").current.cause) == ("cancelled", "killed")
-    w.run("aaa", 100)
-    give(w, order("ccc"))
-    tell(w, want("aaa"), want("bbb", is_stopped=True), want("ccc"))
-    assert (w.job("bbb").status, w.job("bbb").current.cause) == ("cancelled", "killed")
-    assert w.job("ccc").status == "pending", "it may begin in a moment"
-    w.clock.pass_(nexus.WITHDRAW_TIMEOUT_S + 0.1)
-    tell(w, want("aaa"), want("bbb"), want("ccc"))
-    assert w.job("aaa").status == "running" and w.job("aaa").current.stop_cause is None
-    assert (w.job("ccc").status, w.job("ccc").current.cause, w.job("ccc").current.cause_line) == (
-        "cancelled", "bounce", "GPU 0 runs job aaa")
-    tell(w, want("aaa", is_stopped=True), want("bbb"), want("ccc"))
-    w.end("aaa", 143, is_said=False)
-    w.turn(seconds=1.1)
-    w.turn()
-    assert (w.job("aaa").status, w.job("aaa").current.cause) == ("cancelled", "killed") and give(w, order("bbb")) == {"bbb": None}
-    w.turn()
-    assert w.machine.launched == [("aaa", 1)], "what was ended never begins"
-
-
-def test_what_is_not_wanted_any_more_ends_and_need_not_be_kept(world):
-    w = world(gpus=2)
-    give(w, order("aaa"), order("bbb"))
-    w.run("aaa", 100)
-    since = w.store.events.next_number
-    give(w, order("ccc", gpus=0))
-    assert hear(w)["jobs"] and not any(w.job(job_id).current.stop_cause for job_id in ("aaa", "bbb", "ccc")), "the first question"
-    hear(w, want("bbb"), since=since)
-    assert w.job("aaa").current.stop_cause == "killed" and w.job("bbb").current.stop_cause is None
-    assert w.job("ccc").current.stop_cause is None, "who asked did not know of it: the question is older"
-    told = tell(w, want("bbb"), want("ccc"))
-    assert [job["key"] for job in told["jobs"]] == [["aaa", 1]], "that is told until it is over"
-    w.end("aaa", 143, is_said=False)
-    w.turn(seconds=1.1)
-    w.turn()
-    assert w.job("aaa").status == "cancelled" and not w.job("aaa").is_collected
-    assert tell(w, want("bbb"), want("ccc"))["jobs"] == [] and w.job("aaa").is_collected
-    assert give(w, order("aaa")) == {"aaa": None} and not w.job("aaa").is_collected, "the other nexus has lost what it knew"
-    assert [job["key"] for job in hear(w)["jobs"]] == [["aaa", 1], ["bbb", 1], ["ccc", 1]]
-
-
-def test_what_cannot_be_recorded_as_the_disk_is_full_is_done_later(world, monkeypatch):
-    w = world(gpus=1)
-    give(w, order("aaa"))
-    w.run("aaa", 100)
-
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(w.store.journal, "append", full)
-    told = tell(w)
-    assert [(job["key"], job["attempt"].get("stop_cause")) for job in told["jobs"]] == [(["aaa", 1], None)] and "No space" in told["hold"]
-    monkeypatch.undo()
-    tell(w)
-    assert w.job("aaa").current.stop_cause == "killed"
-
-
-def test_what_another_nexus_hears(world):
-    w = world()
-    told = hear(w)
-    assert (told["jobs"], told["service_id"], len(told["gpus"])) == ([], w.store.service_id, 2) and "hold" not in told
-    give(w, order())
-    own = w.add(gpus=0.5)
-    w.run("abc", 100)
-    told = hear(w, want(), since=told["number"])
-    assert [(job["key"], job["status"], job["attempt"]["pid"]) for job in told["jobs"]] == [(["abc", 1], "running", 100)]
-    assert sorted((gpu.get("taken", 0), tuple(gpu.get("taken_by", ()))) for gpu in told["gpus"]) == [(0, ()), (50, (own,))]
-    assert hear(w, want(), since=told["number"])["jobs"] == [] and hear(w, head="0-87654321")["jobs"] == []
-    before = w.clock.ticks
-    w.end(own)
-    told = hear(w, want(), since=told["number"], wait_s=60)
-    assert not any("taken" in gpu for gpu in told["gpus"]) and w.clock.ticks == before, "told at once"
-    (w.folder_of("abc") / "stderr.log").write_bytes(b"\xff\n")
-    told = hear(w, want(log_sizes=(0, 1)), since=told["number"])
-    assert told["logs"] == {"1": {"stderr": "Cg=="}} and "gpus" not in told
-    w.end("abc", 5)
-    job, = hear(w, want(), since=told["number"])["jobs"]
-    attempt = job["attempt"]
-    assert (job["status"], attempt["exit_code"], attempt["runtime_seconds"], job["log_sizes"]) == ("failed", 5, 2.5, [0, 2])
-    assert "nonce" not in attempt
-    tell(w)
-    assert hear(w)["jobs"] == [] and w.job("abc").is_collected
-    w.service.admission.set_paused(True, "ann")
-    assert hear(w)["hold"] == "its queue is paused"
-
-
-def test_each_log_has_its_share_of_an_answer(world):
-    w = world(gpus=2)
-    give(w, order("aaa", attempt=7), order("bbb", attempt=8))
-    w.turn()
-    for job_id in ("aaa", "bbb"):
-        w.folder_of(job_id).mkdir(exist_ok=True)
-        (w.folder_of(job_id) / "stdout.log").write_bytes(b"x" * 2 * nexus.LOG_BYTES)
-    logs = hear(w, want("aaa", 7), want("bbb", 8, (5, 0)))["logs"]
-    assert [len(logs[number]["stdout"]) * 3 // 4 // 1000 for number in ("7", "8")] == [nexus.LOG_BYTES // 2000] * 2
-
-
-def test_a_reboot_ends_another_nexus_job_whatever_the_setting_here(world):
-    w = world(on_reboot="requeue")
-    give(w, order())
-    own = w.add()
-    w.turn()
-    w.claim("abc", 100), w.claim(own, 101)
-    w.crash(is_reboot=True)
-    w.turn()
-    assert (w.job("abc").status, w.job("abc").current.cause) == ("failed", "reboot") and w.job(own).status in ("pending", "running")
-
-
-def test_an_order_that_takes_long_keeps_no_other_nexus_waiting(world, monkeypatch):
-    w = world()
-    going_on, draft, told = threading.Event(), w.service.admission.draft, {}
-    monkeypatch.setattr(w.service.admission, "draft", lambda *asked: going_on.wait(live.PATIENCE_S) and draft(*asked))
-    slow = threading.Thread(target=lambda: told.update(give(w, order())))
-    other = threading.Thread(target=lambda: told.update(other=tell(w, head="0-87654321")["jobs"]))
-    slow.start()
-    other.start()
-    other.join(live.PATIENCE_S / 2)
-    assert told == {"other": []}
-    going_on.set()
-    slow.join(live.PATIENCE_S)
-    assert told["abc"] is None and w.job("abc")
-
-
-def test_an_order_for_a_directory_that_hangs_is_refused_for_now(world, tmp_path, monkeypatch):
-    w = world()
-    (tmp_path / "bin").mkdir()
-    hanging = tmp_path / "bin/test"
-    hanging.write_text("#!/bin/sh\nexec sleep 1000\n")
-    hanging.chmod(0o700)
-    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
-    monkeypatch.setattr(nexus, "CWD_TIMEOUT_S", 0.1)
-    refusal = hear(w, order())["refusal"]
-    assert refusal["error"] == "unavailable" and "a look at the directory / did not answer" in refusal["message"]
-
-
-def test_what_is_not_wanted_ends_however_much_has_happened(world):
-    """The answer says what is not wanted here: who hears of nothing takes it that all has ended."""
-    w = world()
-    give(w, order())
-    w.run("abc", 100)
-    since = w.store.events.next_number
-    w.store.events.publish([("gpus", None)] * 2500)
-    told = hear(w, since=since)
-    assert w.job("abc").current.stop_cause == "killed" and [job["key"] for job in told["jobs"]] == [["abc", 1]]
-
-
-def test_a_clock_that_is_set_withdraws_nothing(world):
-    w = world(gpus=1)
-    give(w, order("aaa"), order("bbb"))
-    w.run("aaa", 100)
-    tell(w, want("aaa"), want("bbb"))
-    w.clock.wall += 3600
-    tell(w, want("aaa"), want("bbb"))
-    assert w.job("bbb").status == "pending"
-
-
-# This nexus, and a node whose line the test itself is
-
-FOLLOW = nexus.Node.follow
 
 @pytest.fixture
 def head(world, monkeypatch):
-    """A world whose node n1 has one GPU, and is well; remote(): what it tells of a job."""
+    """A world whose node n1 has one GPU, and is well."""
     monkeypatch.setattr(nexus.Node, "follow", lambda node: node.follower.end())
 
     def make(nodes=("n1",), **config):
@@ -2115,62 +1868,45 @@ def head(world, monkeypatch):
 
     def connect(w, name="n1"):
         node = w.service.pool.nodes[name]
-        node.trouble, node.number, node.cpu_slots = None, 1, 4
-        node.gpus = (nexus.replace(makers.gpu(0), node=name, uuid=f"{name}/G0", pause_reason=nexus.PAUSED_THERE),)
+        node.line, node.trouble, node.cpu_slots, node.folders = FakeLine(), None, 4, {"/": True}
+        node.hello = nexus.Hello(f"boot {name}", f"boot-{name}", "3.11.7", (), "/nexus.py")
+        node.gpus = (nexus.replace(makers.gpu(0), node=name, uuid=f"{name}/G0"),)
         return node
 
     make.connect = connect
     return make
 
 
-def remote(job, status, log_sizes=(0, 0), **facts):
-    attempt = nexus.Attempt(number=1, **{"runtime_seconds": 1.0, "gpu_indices": (0,), **facts})
-    return nexus.Remote(nexus.find_order_key(job), status, attempt, log_sizes)
+def report(job, result=None, log_sizes=(0, 0), logs=(b"", b""), **look):
+    """What a node tells of a job."""
+    seen = nexus.JobLook(**({"result": nexus.Result(runtime_seconds=1.0, **result), "is_over": True} if result else {}), **look)
+    return nexus.JobReport(nexus.find_key(job), job.attempt, seen, log_sizes, logs, {}, None, None)
 
 
-def news(w, *jobs, name="n1"):
-    """Have a node tell of jobs."""
+def news(w, *reports, name="n1"):
+    """Have a node reply."""
     node = w.service.pool.nodes[name]
-    want = tuple(nexus.Wanted(nexus.find_order_key(job), (0, 0)) for job in node.list_jobs())
-    node.asked = nexus.Exchange("", want, 0.0, 1)
-    node.take_jobs(nexus.Synced("", 1, 0.0, {}, jobs))
+    node.take(nexus.Question(node.list_wanted(), (), 0.0), nexus.Report(0.0, reports, {"/": True}, 4, "", None))
 
 
-def test_an_id_that_comes_again_is_another_order(head):
-    """The node still has the first job, of which this nexus has forgotten all."""
+def test_a_job_is_sent_once_and_its_end_waits_for_its_output(head):
     w = head()
-    first = w.add()
+    job_id, node = w.add(), w.service.pool.nodes["n1"]
     w.turn()
-    key = nexus.find_order_key(w.job(first))
-    news(w, remote(w.job(first), "completed", exit_code=0))
+    order, = node.line.requests
+    assert order["start"]["job"].id == job_id and order["start"]["job"].current.gpu_uuids == ("G0",)
+    assert [one.key for one in node.list_wanted()] == [nexus.find_key(w.job(job_id))]
+    news(w, report(w.job(job_id), pid=5))
     w.turn()
+    assert w.job(job_id).current.pid == 5
+    news(w, report(w.job(job_id), {"exit_code": 1}, (0, 6), (b"", b"wro"), pid=5))
     w.turn()
-    w.store.update(lambda state: (yield nexus.Put("jobs", first, None)))
-    again = w.add("true")
-    w.turn()
-    order_key = nexus.find_order_key(w.job(again))
-    assert again == first and w.job(again).attempt == 1 and order_key[0] == key[0] and order_key[1] > key[1]
-
-
-def test_the_end_comes_before_the_first_question_for_the_log(head):
-    w = head()
-    job_id = w.add()
-    node = w.service.pool.nodes["n1"]
-    w.turn()
-    number = str(nexus.find_order_key(w.job(job_id))[1])
-    news(w, remote(w.job(job_id), "failed", exit_code=1, log_sizes=(0, 6), cause="exit"))
-    w.turn()
-    assert w.job(job_id).status == "running", "its output has not come"
-    node.take_logs({number: {"stderr": b"wrong"}})
-    w.turn()
-    assert w.job(job_id).status == "running", "not all of it"
-    node.take_logs({number: {"stderr": b"wrong"}})
-    assert (w.folder_of(job_id) / "stderr.log").read_text() == "wrong", "that has come already"
-    node.make_question(None)
-    node.take_logs({number: {"stderr": b"\n"}})
+    assert w.job(job_id).status == "running"
+    news(w, report(w.job(job_id), {"exit_code": 1}, (0, 6), (b"", b"ng\n"), pid=5))
     w.turn()
     w.turn()
     assert w.job(job_id).status == "failed" and (w.folder_of(job_id) / "stderr.log").read_text() == "wrong\n"
+    assert len(node.line.requests) == 1 and not node.list_wanted()
 
 
 def test_news_that_comes_while_the_disk_is_full_is_not_lost(head, monkeypatch):
@@ -2182,171 +1918,79 @@ def test_news_that_comes_while_the_disk_is_full_is_not_lost(head, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(w.store.journal, "append", full)
-    news(w, remote(w.job(job_id), "cancelled", cause="bounce", cause_line="GPU 0 runs job zzz"))
+    w.service.pool.nodes["n1"].refuse(w.job(job_id), nexus.Refusal("bob took GPU 0 first", False))
     w.turn()
     w.turn()
     monkeypatch.undo()
     assert w.job(job_id).status == "running"
     w.turn()
-    assert w.job(job_id).status == "pending" and w.job(job_id).attempt == 1
+    assert w.job(job_id).status == "pending" and w.job(job_id).attempts[-1].cause_line == "n1: bob took GPU 0 first"
 
 
-def test_the_line_is_cut_between_the_plan_and_the_order(head, monkeypatch):
-    """The job goes back to the queue, and there again when it can; nothing is remembered of what was never sent."""
+@pytest.mark.parametrize("why, change", [
+    ("n1 cannot be reached", lambda w, node: setattr(node, "trouble", nexus.NexusError("unavailable", "no route"))),
+    ("n1: it cannot be reached", lambda w, node: setattr(node, "line", None)),
+    ("there is no node n1 any more", lambda w, node: setattr(w.service.pool, "nodes", {}))], ids=["lost", "just now", "gone"])
+def test_a_node_is_lost_between_the_plan_and_the_order(head, monkeypatch, why, change):
+    """The job goes back to the queue, and there again when it can."""
     w = head()
-    job_id, node, send = w.add(), w.service.pool.nodes["n1"], w.service.pool.start
+    job_id, node, start = w.add(), w.service.pool.nodes["n1"], w.service.pool.start
 
-    def cut(job, submitted):
-        node.trouble = nexus.NexusError("unavailable", "cannot reach n1")
-        return send(job, submitted)
+    def lose(job, submitted):
+        change(w, node)
+        return start(job, submitted)
 
-    monkeypatch.setattr(w.service.pool, "start", cut)
+    monkeypatch.setattr(w.service.pool, "start", lose)
     w.turn()
-    assert w.job(job_id).status == "pending" and w.job(job_id).attempts[-1].cause == "requeued"
     w.turn()
-    assert not node.make_question(None).want and not node.heard
+    assert w.job(job_id).status == "pending" and w.job(job_id).attempts[-1].cause_line == why
+    assert not node.list_wanted()
     monkeypatch.undo()
-    head.connect(w)
+    w.service.pool.nodes = {"n1": node}
+    line = head.connect(w).line
     w.turn(seconds=10)
-    assert w.job(job_id).status == "running"
-    one, = node.make_question(None).want
-    assert one.key == nexus.find_order_key(w.job(job_id)) and one.order
+    assert w.job(job_id).status == "running" and len(line.requests) == 1
 
 
-@pytest.mark.parametrize("is_full", [False, True], ids=["recorded", "the disk is full"])
-def test_an_attempt_that_goes_back_is_not_sent_before_that_is_recorded(head, monkeypatch, is_full):
-    """The node may be reached again at any moment, and is asked by another thread."""
+@pytest.mark.parametrize("error, status", [
+    (FileNotFoundError(2, "No such file or directory"), "failed"), (nexus.NexusError("forbidden", "it may not be run here"), "failed"),
+    (BlockingIOError(11, "Resource temporarily unavailable"), "failed"), (nexus.NexusError("unavailable", "no route"), "pending")], ids=str)
+def test_what_keeps_an_order_from_being_made(head, monkeypatch, error, status):
+    """Whatever it fails at, the job does not wait for ever."""
     w = head()
-    job_id, node, hear_outcome, wanted = w.add(), w.service.pool.nodes["n1"], w.service.runners.hear_outcome, []
-    real = w.service.pool.start
-
-    def send(job, submitted):
-        node.trouble = nexus.NexusError("unavailable", "cannot reach n1")
-        return real(job, submitted)
-
-    def record(job, news):
-        head.connect(w)
-        wanted.extend(node.make_question(None).want)
-        if is_full:
-            raise nexus.NexusError("unavailable", "the disk is full")
-        hear_outcome(job, news)
-
-    monkeypatch.setattr(w.service.pool, "start", send)
-    monkeypatch.setattr(w.service.runners, "hear_outcome", record)
-    w.turn()
-    assert wanted == [] and w.job(job_id).status == ("running" if is_full else "pending")
-    assert [one.key[0] for one in node.make_question(None).want] == ([job_id] if is_full else []), "it goes there when that can be reached"
-
-
-def test_a_job_for_a_node_that_has_gone_says_so(head, monkeypatch):
-    w = head()
-    job_id, send = w.add(), w.service.pool.start
-
-    def forget(job, submitted):
-        monkeypatch.setattr(w.service.pool, "nodes", {})
-        return send(job, submitted)
-
-    monkeypatch.setattr(w.service.pool, "start", forget)
-    w.turn()
-    assert w.job(job_id).attempts[-1].cause_line == "there is no node n1 any more"
-
-
-def test_a_refusal_stays_until_it_is_recorded_and_is_cut(head):
-    """The node is reached anew meanwhile, and says nothing of a job that it never had."""
-    w = head()
-    job_id, node = w.add(), w.service.pool.nodes["n1"]
-    w.turn()
-    key = nexus.find_order_key(w.job(job_id))
-    sent = nexus.Wanted(key, (0, 0), False, nexus.Order("ann", "", {}))
-    node.asked = nexus.Exchange("", (sent,), 0.0, 1)
-    node.take_jobs(nexus.Synced("", 1, 0.0, {}, (), {"error": "unavailable", "message": "x" * 5000, "hint": "y" * 5000}))
-    assert len(node.heard[key].message) <= 1000 and len(node.heard[key].hint) <= 1000
-    node.asked = nexus.Exchange("", (nexus.replace(sent, order=None),), 0.0, None)
-    node.take_jobs(nexus.Synced("", 1, 0.0, {}, ()))
-    assert isinstance(node.heard[key], nexus.NexusError)
-    there = remote(w.job(job_id), "pending")
-    node.take_jobs(nexus.Synced("", 1, 0.0, {}, (there,)))
-    assert node.heard[key] == there
-
-
-@pytest.mark.parametrize("error, kind", [
-    (FileNotFoundError(2, "No such file or directory"), "not_found"), (NotADirectoryError(20, "Not a directory"), "not_found"),
-    (nexus.NexusError("forbidden", "it may not be run here"), "not_found"), (OSError(5, "Input/output error"), "unavailable")], ids=str)
-def test_what_keeps_an_order_from_being_made(head, monkeypatch, error, kind):
-    """Only what is gone keeps a job from that node for good."""
-    w = head()
-    job_id, node = w.add(), w.service.pool.nodes["n1"]
-    w.turn()
-    monkeypatch.setattr(node, "make_order", lambda job: (_ for _ in ()).throw(error))
-    assert not any(one.order for one in node.make_question(None).want)
-    assert node.heard[nexus.find_order_key(w.job(job_id))].kind == kind
-
-
-@pytest.mark.parametrize("error, is_cut", [(ConnectionError("cut"), True), (KeyError("x"), False)], ids=str)
-def test_a_fault_of_nexus_is_no_line_that_was_cut_for_something_new(head, monkeypatch, error, is_cut):
-    w = head()
-    node = w.service.pool.nodes["n1"]
-    node.line, node.is_urgent = object(), True
-    monkeypatch.setattr(node, "exchange", lambda: (_ for _ in ()).throw(error))
-    FOLLOW(node)
-    assert (node.trouble is None, w.service.failure_count) == ((True, 0) if is_cut else (False, 1))
+    job_id = w.add()
+    monkeypatch.setattr(w.service.pool, "make_order", lambda *_: (_ for _ in ()).throw(error))
+    for _ in range(3):
+        w.turn()
+    assert w.job(job_id).status == status and str(error) in w.job(job_id).attempts[-1].cause_line
 
 
 def test_a_job_cannot_be_begun_there(head):
-    """It is tried as often as one here, and there only once each time."""
+    """It is tried as often as one here."""
     w = head(launch_attempts=2)
     job_id = w.add()
     for failures in (1, 2):
         w.turn()
         assert w.job(job_id).status == "running"
-        news(w, remote(w.job(job_id), "failed", cause="launch", cause_line="/logs: Permission denied", may_pass=True))
+        news(w, report(w.job(job_id), {"exit_code": None, "cause": "launch", "cause_line": "/logs: full", "may_pass": True}))
         w.turn()
         w.turn()
         assert w.job(job_id).status == ("pending" if failures == 1 else "failed")
         w.turn(seconds=60)
-    job, result = makers.job("abc", status="running", head="0-1", attempt=1), nexus.Result(None, None, 0.0, "launch", "", may_pass=True)
-    status, facts = nexus.judge(job, result, nexus.Evidence(), 0.0, makers.config().jobs, 0.0)
-    assert status == "failed" and facts["may_pass"], "which the other one is told"
 
 
 def test_a_job_that_lacks_something_there_goes_to_another_machine(head):
     w = head(nodes=("n1", "n2"))
     job_id, pinned = w.add(), w.add(node="n1")
     words = "the conda environment 'ml' was not found"
-
-    def fail():
-        for _ in range(2):
-            w.turn()
-            for each in (job_id, pinned):
-                if w.job(each).status == "running" and w.job(each).current.node == "n1":
-                    news(w, remote(w.job(each), "failed", cause="launch", cause_line=words))
-                    w.turn()
-
-    fail()
-    fail()
+    for _ in range(4):
+        w.turn()
+        for each in (job_id, pinned):
+            if w.job(each).status == "running" and w.job(each).current.node == "n1":
+                news(w, report(w.job(each), {"exit_code": None, "cause": "launch", "cause_line": words}))
+                w.turn()
     assert (w.job(job_id).status, w.job(job_id).current.node, w.job(job_id).excluded_nodes) == ("running", "n2", (("n1", words),))
     assert (w.job(pinned).status, w.job(pinned).current.cause, w.job(pinned).current.cause_line) == ("failed", "launch", f"n1: {words}")
-
-
-def test_another_nexus_there_is_no_machine_that_cannot_be_reached(head, monkeypatch):
-    w = head(node_lost_after_seconds=60)
-    job_id, node = w.add(), w.service.pool.nodes["n1"]
-    w.turn()
-    news(w, remote(w.job(job_id), "running", pid=5))
-    w.turn()
-    monkeypatch.setattr(nexus.Ssh, "open", lambda ssh: None)
-    monkeypatch.setattr(nexus, "probe_node", lambda ssh, wanted: nexus.Probe("python3", "nexus.py", "another", "3.11.2"))
-    for _ in range(10):
-        w.clock.pass_(20)
-        with pytest.raises(nexus.NexusError, match="has another nexus") as caught:
-            node.connect()
-        node.lose(caught.value)
-        w.turn()
-    assert w.job(job_id).status == "running"
-    monkeypatch.setattr(nexus, "probe_node", lambda ssh, wanted: 1 / 0)
-    w.turn(seconds=120)
-    w.turn()
-    assert (w.job(job_id).status, w.job(job_id).current.cause) == ("failed", "node-lost")
 
 
 def test_a_node_that_is_added_again_as_it_goes_stays(head, monkeypatch):
@@ -2397,7 +2041,7 @@ def test_a_node_that_config_toml_has_lost_is_seen_to_until_its_jobs_are_over(hea
     begin(*now)
     node = head.connect(w)
     assert (node.config.host, node.is_leaving) == ("10.0.0.5", True)
-    news(w, remote(w.job(job_id), "completed", exit_code=0))
+    news(w, report(w.job(job_id), {"exit_code": 0}))
     w.turn()
     w.turn()
     assert w.job(job_id).status == "completed" and "n1" in w.service.pool.nodes, "it does not know"
@@ -2422,35 +2066,14 @@ def test_pauses_of_node_gpus_last(head):
     assert [gpu.place for gpu in w.store.read(w.service.gpu_watch.see_gpus) if gpu.is_paused] == ["0", "n1:0"]
 
 
-def test_a_snapshot_that_cannot_be_brought_there(head, monkeypatch):
-    """Whatever it fails at, the job does not wait for ever, nor others for it."""
-    w = head(gpus=1)
-    brought = []
-
-    def push(ssh, repository, commit, name, environ):
-        brought.append(commit)
-        raise BlockingIOError(11, "Resource temporarily unavailable")
-
-    monkeypatch.setattr(nexus, "push_snapshot", push)
-    job = makers.job("abc", node="n1", remote_id="abc", snapshot="a" * 40, snapshot_repo="/repo")
-    node = w.service.pool.nodes["n1"]
-    for _ in range(2):
-        assert node.find_tree(job) == ""
-        key = nexus.find_order_key(job)
-        live.until(lambda key=key: node.heard.get(key), "the refusal")
-        assert "temporarily unavailable" in node.heard[key].message
-        node.heard.clear()
-    assert len(brought) == 2
-
-
 def test_who_else_reads_the_fifo_keeps_nobody_from_being_heard(world):
     """A request wakes the loop all the same, and the loop goes on when the other reader was faster."""
     w = world(gpus=0)
-    w.service.open_fifo()
+    w.service.events = nexus.RunnerEvents(w.layout.events_file, w.log)
     w.service.wake()
     began = time.monotonic()
     assert w.service.listen(60) == [] and time.monotonic() - began < 50
-    os.write(w.service.fifo, b"start abc 1 2 3 4\n")
+    os.write(w.service.events.handle, b"start abc 1 2 3 4\n")
     read = os.read
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "read", lambda handle, size: (read(handle, size), read(handle, size))[1])

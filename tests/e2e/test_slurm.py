@@ -470,9 +470,9 @@ def test_status_tells_what_slurm_has():
         assert f"  Job ID: {job_id}\n" in text and f"  Slurm: {box.job(job_id)['slurm_id']} on n1\n" in text
         assert "on n1" in box.nexus("why", job_id).stdout and "slurm_id" in box.nexus("show", job_id).stdout
         metrics = box.call("GET", "/metrics")[1]
-        assert 'nexus_slurm_jobs{status="running"} 1\n' in metrics and "nexus_slurm_up 1\n" in metrics
+        assert 'nexus_jobs{status="running"} 1\n' in metrics and 'nexus_check_ok{check="Slurm"} 1\n' in metrics
         done = box.nexus("attach", job_id)
-        assert done.returncode == 4 and "srun --jobid=" in done.stderr
+        assert done.returncode == 4 and "no screen session" in done.stderr
 
 
 def test_nothing_listens_beyond_loopback():

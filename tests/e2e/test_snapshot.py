@@ -436,7 +436,7 @@ PUSHED = [  # what the repository's configuration says
 
 
 @pytest.mark.parametrize("key, said", PUSHED, ids=[key.split(" ")[0] for key, _ in PUSHED])
-def test_no_command_of_the_repository_is_run_on_the_way_to_a_node(repo, monkeypatch, key, said):
+def test_no_command_of_the_repository_is_run_on_the_way_to_a_node(repo, key, said):
     said, key = (text.format(trap=repo.top.parent / "trapped", top=repo.top) for text in (said, key))
     made = repo.snapshot()
     repo.write("trap.sh", f"#!/bin/sh\ntouch {repo.top.parent}/trapped\n").chmod(0o755)
@@ -445,8 +445,8 @@ def test_no_command_of_the_repository_is_run_on_the_way_to_a_node(repo, monkeypa
     there = repo.top.parent / "there"
     subprocess.run(["git", "init", "-q", "--bare", there], env=repo.environ, check=True)
     ssh = nexus.Ssh(nexus.NodeConfig("n1", "n1"), repo.environ)
-    ssh.call = lambda *_: f"{there}\n"
-    monkeypatch.setattr(nexus, "call_through", lambda control: ["sh", "-c", 'shift; eval "$1"', "ssh"])
+    ssh.run = lambda *_: f"{there}\n"
+    ssh.list_words = lambda: ["sh", "-c", 'shift; eval "$1"', "ssh", "n1"]
     with contextlib.suppress(nexus.NexusError):
         nexus.push_snapshot(ssh, made.repository, made.commit, "x", repo.environ)
     assert not (repo.top.parent / "trapped").exists()

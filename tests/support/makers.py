@@ -150,7 +150,7 @@ def make_whole(job):
 
 
 ATTEMPT_FIELDS = {
-    "number": st.integers(0, 9), "node": texts, "remote_id": maybe(ids), "gpu_indices": tuples(st.integers(0, 99)),
+    "number": st.integers(0, 9), "node": texts, "gpu_indices": tuples(st.integers(0, 99)),
     "gpu_uuids": tuples(texts), "slurm_key": maybe(texts), "slurm_id": maybe(texts), "slurm_node": maybe(texts),
     "nonce": maybe(passed_on), "boot_id": maybe(texts), "session": maybe(passed_on), "pid": maybe(numbers),
     "pid_started": maybe(numbers), "notes": tuples(texts), "started_at": maybe(times), "stop_cause": maybe(texts),
@@ -173,8 +173,7 @@ JOB_FIELDS = {
     "attempts": tuples(attempts),
     "retried_as": maybe(ids), "is_hook_due": st.booleans(),
     "only_node": maybe(texts), "excluded_nodes": tuples(st.tuples(texts, texts)),
-    "log_base": st.tuples(st.integers(0, 10**12), st.integers(0, 10**12)), "head": maybe(texts), "head_attempt": st.integers(0, 9),
-    "is_collected": st.booleans(),
+    "log_base": st.tuples(st.integers(0, 10**12), st.integers(0, 10**12)),
     "exclusive": st.booleans(),
     "priority": numbers, "name": maybe(texts), "key": maybe(texts), "tty": st.booleans(),
     "umask": maybe(st.integers(0, 0o777)),

@@ -308,6 +308,11 @@ class Machine:
         """The service that runs there: none, or one."""
         return [pid for pid in self.processes() if is_service(pid)]
 
+    def kill_agent(self):
+        """SIGKILL the agent of the head; ssh notices it."""
+        pids = live.until(lambda: self.find(".py agent "), f"an agent on {self.name}")
+        live.kill(*pids)
+
     def kill_service(self):
         """SIGKILL; whatever would start it again lives on."""
         pids = live.until(self.service_pids, f"a service on {self.name}")

@@ -1192,43 +1192,31 @@ def test_describe_submitted(reason, slurm_id, seen, trouble, wanted):
     assert nexus.describe_submitted(job(slurm_key="k", slurm_id=slurm_id), seen, trouble) == wanted
 
 
-# What a nexus tells another of its GPUs
+REDIRECTIONS = [  # whether nothing else is there, commands
+    (True, ["> log", "> log 2>&1", ">log", "2>&1 >x", "&> x", ">> 'a b' < /dev/null", "{fd}> x", "> log &", "> log # hm", "<<< hi", ">| x",
+            '> "$HOME/x" 2>&-', ">11>11"]),
+    (False, ["> log echo a", "true > log", "< in cat", "X=1 > log", "> log && true", "> log; true", ": > x", "> $(date)", "> `a`", "# x",
+             "cat << E\nE", "> a\npython x", ">11" * 100 + "("]),
+]
+
+
+@pytest.mark.parametrize("is_alone, commands", REDIRECTIONS)
+def test_what_is_only_a_redirection(is_alone, commands):
+    assert [command for command in commands if bool(re.fullmatch(nexus.ONLY_REDIRECTION, command)) != is_alone] == []
+
+
+# What an agent tells its head
 
 told_texts = texts.filter(lambda text: not find_faults(nexus.TEXT, text))
 gpus = st.builds(
     nexus.Gpu, st.integers(0, 99), ids, told_texts, maybe(times), maybe(times), maybe(times),
-    is_mig=st.booleans(), fault=maybe(told_texts), taken=st.integers(0, 100), taken_by=tuples(ids), is_paused=st.booleans(),
+    is_mig=st.booleans(), fault=maybe(told_texts), is_paused=st.booleans(),
     processes=tuples(st.builds(nexus.GpuProcess, st.integers(1, 2**22), maybe(times), maybe(ids), maybe(told_texts), maybe(told_texts))))
 
 
 @given(gpus)
 def test_a_gpu_survives_the_way_to_another_nexus(gpu):
     assert nexus.decode("Gpu", json.loads(nexus.encode_json(gpu))) == gpu
-
-
-# What another nexus asks for
-
-ORDER = {"user": "ann", "path": "/usr/bin", "job": {"command": "true"}, "code": "cHJpbnQ="}
-WANTED = {"key": ["abc", 1], "log_sizes": [0, 5], "is_stopped": True, "order": ORDER}
-ASKED = {"head": "0-1234", "want": [WANTED], "wait_seconds": 10, "since": 7}
-
-
-def test_what_is_wanted_comes_as_it_was_said():
-    wanted = nexus.Wanted(("abc", 1), (0, 5), True, nexus.Order("ann", "/usr/bin", {"command": "true"}, b"print"))
-    asked = nexus.Exchange("0-1234", (wanted,), 10, 7)
-    assert nexus.decode("Exchange", json.loads(nexus.encode_json(asked))) == nexus.decode("Exchange", ASKED) == asked
-
-
-def changed(known):
-    """A good value of JSON with something else at one place or more."""
-    return st.fixed_dictionaries({key: st.just(good) | json_values for key, good in known.items()})
-
-
-@given(json_values | changed(ASKED) | changed(WANTED).map(lambda wanted: {**ASKED, "want": [wanted]})
-       | changed(ORDER).map(lambda order: {**ASKED, "want": [{**WANTED, "order": order}]}))
-def test_whatever_comes_is_a_question_or_refused(data):
-    with contextlib.suppress(TypeError, ValueError):
-        assert isinstance(nexus.decode("Exchange", data), nexus.Exchange)
 
 
 @pytest.mark.parametrize("depth", [10, 900, 985, 990, 995, 2000, 100000])

@@ -428,6 +428,3 @@ def test_what_slurm_has():
     assert [one.id for one in nexus.list_submitted(made)] == ["bbb"]
 
 
-def test_what_another_nexus_has_not_collected_stays():
-    jobs = [finished("aaa", head="0-1234"), finished("aab", head="0-1234", is_collected=True), finished("aac"), finished("aad")]
-    assert [job.id for job in nexus.choose_trimmed(state(*jobs), 1)] == ["aab", "aac"]

@@ -200,7 +200,7 @@ FAULTS = [  # reason, what the decision does
 @pytest.mark.parametrize("reason, act", FAULTS, ids=[case[0] for case in FAULTS])
 def test_a_decision_that_fails_changes_nothing(box, tmp_path, reason, act):
     box.add("abc")
-    before, events = box.dump(), list(box.store.events.items)
+    before, version = box.dump(), box.store.version
 
     def decide(state):
         yield add("xyz", 2, key="k")
@@ -215,7 +215,7 @@ def test_a_decision_that_fails_changes_nothing(box, tmp_path, reason, act):
     with pytest.raises(BaseException) as caught:
         box.store.update(decide)
     assert not isinstance(caught.value, AssertionError)
-    assert box.dump() == before and list(box.store.events.items) == events
+    assert box.dump() == before and box.store.version == version
     assert box.crash(tmp_path / "copy").open().dump() == before
     box.add("xyz")
     assert box.crash(tmp_path / "copy2").open().dump() == box.dump()
@@ -297,7 +297,7 @@ SHORTAGES = [  # reason, the call in the middle of which memory is short
 @pytest.mark.parametrize("reason, name", SHORTAGES, ids=[case[0] for case in SHORTAGES])
 def test_short_of_memory_nobody_hears_that_it_was_done(box, tmp_path, monkeypatch, reason, name):
     box.add("abc")
-    before, events = box.dump(), list(box.store.events.items)
+    before, version = box.dump(), box.store.version
     if name == "open":
         box.store.journal.close()
     monkeypatch.setattr(os, name, mock.Mock(side_effect=MemoryError))
@@ -305,7 +305,7 @@ def test_short_of_memory_nobody_hears_that_it_was_done(box, tmp_path, monkeypatc
     box.store.waiting = list(writes)
     box.store.commit()
     assert [write.error and write.error.kind for write in writes] == ["unavailable"] * 2
-    assert box.dump() == before and list(box.store.events.items) == events and "MemoryError" in box.store.last_error.message
+    assert box.dump() == before and box.store.version == version and "MemoryError" in box.store.last_error.message
     monkeypatch.undo()
     box.add("rst")
     assert box.crash(tmp_path / "copy").open().dump() == box.dump() and box.store.last_error is None
@@ -908,7 +908,7 @@ REFUSALS = [  # reason, calls of the system that fail
 @pytest.mark.parametrize("reason, names", REFUSALS, ids=[case[0] for case in REFUSALS])
 def test_what_the_disk_refuses_has_not_happened(box, tmp_path, monkeypatch, reason, names):
     box.add("abc")
-    before, events = box.dump(), list(box.store.events.items)
+    before, version = box.dump(), box.store.version
     real_pwrite = os.pwrite
 
     def write_half(handle, data, offset):
@@ -923,7 +923,7 @@ def test_what_the_disk_refuses_has_not_happened(box, tmp_path, monkeypatch, reas
             box.add("xyz")
         assert caught.value.kind == "unavailable" and "journal" in caught.value.message and "room" in caught.value.hint
         assert box.store.last_error is caught.value
-    assert box.dump() == before and list(box.store.events.items) == events
+    assert box.dump() == before and box.store.version == version
     assert len(box.said) == 1, "said once"
     monkeypatch.undo()
     box.add("uvw")
@@ -1236,74 +1236,15 @@ def test_a_state_that_was_moved_is_this_machines_at_once(tmp_path):
     assert box.crash(tmp_path / "copy").open().dump() == box.dump()
 
 
-# Events
+# The version that users wait for
 
-
-def test_events_are_numbered_and_published_after_the_disk(box, monkeypatch):
-    first = box.store.events.next_number
+def test_the_version_grows_with_what_is_on_the_disk_and_over_restarts(box, tmp_path, monkeypatch):
+    first = box.store.version
     box.add("abc")
-    box.update(set_status("abc", nexus.RUNNING), set_fact("paused", True), set_fact("next_number", 9))
-    box.update(nexus.Put("jobs", "abc", None))
-    found, is_gap = box.store.events.read(first, 0)
-    assert [number for number, _, _ in found] == list(range(first, first + 4)) and not is_gap
-    assert [(kind, what.status if kind == "job" else what) for _, kind, what in found] == [
-        ("job", "pending"), ("job", "running"), ("queue", None), ("removed", "abc")]
+    assert first < box.store.version < (last := box.crash(tmp_path / "copy").open().store.version)
+    assert last
+    before = box.store.version
     monkeypatch.setattr(os, "fdatasync", failing())
     with pytest.raises(nexus.NexusError):
         box.add("xyz")
-    assert box.store.events.read(first + 4, 0) == ([], False)
-
-
-READS = [  # reason, first number, events published, how many are kept, read since, numbers found, whether something is missing
-    ("all", 100, 3, 10, 100, [100, 101, 102], False), ("the later ones", 100, 3, 10, 102, [102], False),
-    ("none yet", 100, 0, 10, 100, [], False), ("nothing new", 100, 3, 10, 103, [], False),
-    ("some are no longer kept", 100, 5, 2, 101, [103, 104], True), ("just all that are kept", 100, 5, 2, 103, [103, 104], False),
-    ("from before this service", 100, 2, 10, 50, [100, 101], True),
-    ("of a service whose clock was ahead", 100, 2, 10, 500, [], True),
-]
-
-
-@pytest.mark.parametrize("reason, first, published, kept, since, numbers, is_gap", READS, ids=[case[0] for case in READS])
-def test_event_log(reason, first, published, kept, since, numbers, is_gap):
-    log = nexus.EventLog(first, kept)
-    for number in range(published):
-        log.publish([("queue", number)])
-    found, has_gap = log.read(since, 0)
-    assert [number for number, _, _ in found] == numbers and has_gap == is_gap
-
-
-def test_at_most_a_thousand_at_once():
-    log = nexus.EventLog(1)
-    log.publish([("queue", number) for number in range(2500)])
-    seen, since = [], 1
-    while True:
-        found, _ = log.read(since, 0)
-        if not found:
-            break
-        seen += [what for _, _, what in found]
-        since = found[-1][0] + 1
-        assert len(found) <= 1000
-    assert seen == list(range(2500))
-
-
-def test_who_follows_is_woken():
-    log, got = nexus.EventLog(1), []
-    threads = [threading.Thread(target=lambda: got.append(log.read(1, 30))) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    began = time.monotonic()
-    log.publish([])
-    log.publish([("queue", 1)])
-    for thread in threads:
-        thread.join()
-    assert got == [([(1, "queue", 1)], False)] * 3 and time.monotonic() - began < 30
-
-
-def test_who_follows_in_vain_is_let_go():
-    assert nexus.EventLog(1).read(1, 0.01) == ([], False)
-
-
-def test_numbers_go_on_growing_over_restarts(box, tmp_path):
-    box.add("abc")
-    last = box.store.events.next_number
-    assert box.crash(tmp_path / "copy").open().store.events.next_number > last
+    assert box.store.version == before

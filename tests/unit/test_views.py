@@ -47,7 +47,7 @@ JOBS = [  # reason, job, keys and what they say
             "exit_code": 3, "signal": None, "cause": "exit", "cause_line": "no data", "outcome": "exit 3",
             "gpu_indices": (0, 1), "gpu_uuids": (), "node": "n2",
             "stopped_by": None, "pid": None, "session": None, "peak_rss_mib": 512.0, "cpu_seconds": None,
-            "peak_gpu_mem_mib": None, "mean_gpu_util": None, "notes": (), "remote_id": None, "slurm_id": None, "processes_left": None}]}),
+            "peak_gpu_mem_mib": None, "mean_gpu_util": None, "notes": (), "slurm_id": None, "processes_left": None}]}),
     ("what it took", finished("abc", peak_gpu_mem_mib=1000.0, mean_gpu_util=45.678, peak_rss_mib=2000.04, cpu_seconds=12.34), {
         "peak_gpu_mem_mib": 1000.0, "mean_gpu_util": 45.7, "peak_rss_mib": 2000.0, "cpu_seconds": 12.3}),
     ("its history", job(status_history=(("pending", NOW), ("cancelled", NOW + 1)), status="cancelled"), {
@@ -445,10 +445,6 @@ POOLS = [  # reason, status, part of the snapshot
     ("never reached", pool([], node("n2", **AWAY)), "GPUs:\nn2: unknown since 10-24 14:02: cannot reach"),
     ("its own queue is paused", pool([gpu_of("n1", 0)], node("n1", trouble="its queue is paused")), "GPUs:\nn1: its queue is paused\n"),
     ("the head's driver is silent", pool([gpu_of("n1", 0)], node("n1"), trouble="nvidia-smi is silent"), "GPUs:\nnvidia-smi is silent\n"),
-    ("a job of the node's own", pool([gpu_of("n1", 0, taken=100, taken_by=("xyz",))], node("n1")),
-     "GPU n1:0 (H100, 80GB): Runs job xyz of n1's own queue\n"),
-    ("paused by the node's own", pool([gpu_of("n1", 0, is_paused=True, pause_reason=nexus.PAUSED_THERE)], node("n1")),
-     "GPU n1:0 (H100, 80GB): Paused by n1's own nexus (there: nexus resume 0)\n"),
 ]
 
 
@@ -466,9 +462,9 @@ abc  any   1     10-24 15:29  -       python train.py
 abd  gpu1  1     10-24 15:29  -       python train.py
 abe  n1    1     10-24 15:29  -       python train.py
 """
-    ran = [nexus.job_json(finished("abf", node="n1", remote_id="abf"), NOW, "n1"),
+    ran = [nexus.job_json(finished("abf", node="n1"), NOW, "n1"),
            nexus.job_json(finished("abg", status="failed", exit_code=3, cause="exit"), NOW, "gpu1"),
-           {**nexus.job_json(running("abh", (1,), node="n1", remote_id="abh"), NOW, "n1"), "unknown_since": "2024-10-24T14:02:00Z"}]
+           {**nexus.job_json(running("abh", (1,), node="n1"), NOW, "n1"), "unknown_since": "2024-10-24T14:02:00Z"}]
     assert nexus.format_jobs([made[0], *ran], PLAIN) == """\
 ID   STATUS     NODE  GPU  RESULT   RUNTIME  STARTED      COMMAND
 abc  pending    -     -    -        -        -            python train.py
