@@ -4408,12 +4408,12 @@ def has_ended(process: subprocess.Popen[bytes]) -> bool:
     return not any(one.session == process.pid and one.state not in "ZX" for one in Processes().scan())
 
 
-def run(argv: Sequence[str], timeout_s: float, environ: Mapping[str, str] | None = None, given: bytes = b"", *,
+def run(argv: Sequence[str], timeout_s: float, environ: Mapping[str, str] | None = None, *,
         is_apart: bool = False, undecodable: str = "replace", purpose: str = "",
         hint: str = "try it by hand", install: str = "install it") -> Completed:
     """Run a program to its end, or leave it behind: run() always returns in time.
 
-    `given` is its stdin.  While a program that no signal ends lives, none is started for the same `purpose`.
+    It has no stdin.  While a program that no signal ends lives, none is started for the same `purpose`.
     Raises: unavailable, with the program's last words; with the hint `install` when there is no such program.
     """
     import signal
@@ -4421,13 +4421,11 @@ def run(argv: Sequence[str], timeout_s: float, environ: Mapping[str, str] | None
     purpose = purpose or argv[0]
     if purpose in STUCK and not has_ended(STUCK[purpose]):
         raise RunError("unavailable", f"{purpose} (pid {STUCK[purpose].pid}) hangs and cannot be ended", STUCK_HINT)
-    with open_scratch() as source, open_scratch() as output, open_scratch() as errors:
+    with open_scratch() as output, open_scratch() as errors:
         # Files instead of pipes: a background process of the program would keep a pipe open.
-        source.write(given)
-        source.seek(0)
         try:
-            process = subprocess.Popen(argv, stdin=source, stdout=output, env=environ, start_new_session=True,
-                                       stderr=errors if is_apart else subprocess.STDOUT)
+            process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=output, env=environ,
+                                       stderr=errors if is_apart else subprocess.STDOUT, start_new_session=True)
         except FileNotFoundError:
             raise RunError("unavailable", f"{argv[0]} was not found on PATH", install) from None
         except OSError as error:
@@ -5232,8 +5230,7 @@ class Machine:
 
 
 # A work tree is kept through an index of its own: only git's objects and one ref, refs/nexus/COMMIT, are written into
-# the user's repository.  nexus runs no command that the repository names: no hooks, no file system monitors, no fetches
-# of a partial clone's missing objects, and only those filters that the user has configured globally.
+# the user's repository.  No hooks and no file system monitors run, and nothing that a partial clone lacks is fetched.
 
 GIT_TIMEOUT_S = 600.0
 MAX_UNTRACKED_MIB = 500
@@ -5257,21 +5254,20 @@ class TreeSnapshot(Value):
 class Git:
     """git in one folder, without the caller's GIT_ variables: a hook's would name another index."""
 
-    def __init__(self, folder: str, environ: Mapping[str, str], *options: str, **variables: str) -> None:
+    def __init__(self, folder: str, environ: Mapping[str, str], **variables: str) -> None:
         own = {name: text for name, text in environ.items() if not name.startswith("GIT_")}
-        self.folder, self.options, self.environ = folder, options, {**own, **GIT_VARIABLES, **variables}
+        self.folder, self.environ = folder, {**own, **GIT_VARIABLES, **variables}
 
-    def call(self, *arguments: str, given: Iterable[str] = ()) -> Completed:
+    def call(self, *arguments: str) -> Completed:
         """Raises: unavailable."""
-        argv = ["git", *GIT_OPTIONS, *NO_FETCH, *self.options, "-C", self.folder, *arguments]
-        return run(argv, GIT_TIMEOUT_S, self.environ, os.fsencode("".join(f"{path}\0" for path in given)),
+        return run(["git", *GIT_OPTIONS, *NO_FETCH, "-C", self.folder, *arguments], GIT_TIMEOUT_S, self.environ,
                    is_apart=True, undecodable="surrogateescape", purpose=f"git in {self.folder}",
                    hint="are there large files? add them to .gitignore",
                    install="install git, or add the job without --snapshot")
 
-    def run(self, *arguments: str, given: Iterable[str] = ()) -> str:
+    def run(self, *arguments: str) -> str:
         """Its stdout.  Raises: unavailable, with git's errors, without its warnings and advice."""
-        done = self.call(*arguments, given=given)
+        done = self.call(*arguments)
         if done.exit_code:
             errors = [line for line in done.errors.splitlines() if line.startswith(("fatal: ", "error: "))]
             words = format_line(" ".join(errors or done.errors.split()) or "nothing", 300)
@@ -5279,9 +5275,9 @@ class Git:
                              hint=f"try it by hand: git -C {self.folder} status; or add the job without --snapshot")
         return done.output
 
-    def names(self, *arguments: str, given: Iterable[str] = ()) -> list[str]:
+    def names(self, *arguments: str) -> list[str]:
         """The names in its -z output."""
-        return self.run(*arguments, given=given).split("\0")[:-1]
+        return self.run(*arguments).split("\0")[:-1]
 
 
 def take_snapshot(cwd: str, environ: Mapping[str, str]) -> TreeSnapshot:
@@ -5294,16 +5290,14 @@ def take_snapshot(cwd: str, environ: Mapping[str, str]) -> TreeSnapshot:
     import shutil
     import tempfile
     top = find_work_tree(cwd, environ)
-    filters = find_foreign_filters(top, environ)
-    options = [word for key, own in filters.items() for word in ("-c", f"{key}={own}")]
     index = os.path.join(top, Git(top, environ).run("rev-parse", "--git-path", "index")[:-1])
     with tempfile.TemporaryDirectory(prefix="nexus-") as aside:
         copy = os.path.join(aside, "index")
         if os.path.isfile(index):                       # not /dev/zero, which would fill the disk
             with disk("copy git's index to", aside):    # a copy keeps git's record of unchanged files and its own time
                 shutil.copy2(index, copy)
-        git = Git(top, environ, *options, GIT_INDEX_FILE=copy)
-        repositories = fill_index(git, {key.split(".", 1)[1].rpartition(".")[0] for key in filters})
+        git = Git(top, environ, GIT_INDEX_FILE=copy)
+        repositories = fill_index(git)
         commit = write_commit(git)
         git.run("update-ref", f"refs/nexus/{commit}", commit)
     empty = [path for path in repositories if os.path.lexists(os.path.join(top, path, ".git"))]
@@ -5321,47 +5315,14 @@ def find_work_tree(cwd: str, environ: Mapping[str, str]) -> str:
                          f"git -C {cwd} init; or cd to a checkout; or add the job without --snapshot") from None
 
 
-def find_foreign_filters(top: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """{key: the user's global value} of the filters that the repository configures otherwise.
-
-    The user's global filters count: git-lfs is one.  Raises: usage, unavailable.
-    """
-    def read(git: Git) -> dict[str, str]:
-        rows = (row.partition("\n") for row in git.names("config", "-z", "--list"))
-        names = re.compile(r"filter\..*\.(clean|process|required)", re.S)
-        return {key: command for key, _, command in rows if names.fullmatch(key)}
-
-    own = read(Git("/", environ, GIT_DIR=os.devnull))
-    foreign = {key: own.get(key, "") for key, command in read(Git(top, environ)).items() if own.get(key) != command}
-    for key in foreign:
-        if "=" in key:                                  # git -c could not name it
-            raise NexusError("usage", f"{top} configures {format_line(key, 60)}, which cannot be turned off, and a "
-                             "snapshot runs no command of a repository", hint="add the job without --snapshot")
-    return foreign
-
-
-def fill_index(git: Git, foreign: Container[str]) -> list[str]:
-    """Add tracked files as they are, and untracked ones that are not ignored; return the repositories in the tree.
-
-    `git add` would run git, with its filters, in submodules.  Raises: usage.
-    """
-    rows = git.names("ls-files", "-z", "--stage", "-v")         # H 100644 OBJECT 0, a tab, and the path
-    entries = [(row[0], row[2:], row.partition("\t")[2]) for row in rows]
-    overlooked = [entry for mark, entry, path in entries            # assume-unchanged, and skip-worktree if it exists
-                  if mark in "hm" or (mark in "Ss" and os.path.lexists(os.path.join(git.folder, path)))]
-    git.run("update-index", "-z", "--index-info", given=overlooked)         # a new entry has no such mark
-    words = git.names("diff-files", "-z", "--name-status", "--ignore-submodules=dirty")
-    changed = list(zip(words[::2], words[1::2]))
-    gone = [path for status, path in changed if status == "D"]
-    git.run("update-index", "--force-remove", "-z", "--stdin", given=gone)
+def fill_index(git: Git) -> list[str]:
+    """Add what git tracks and what it does not ignore; return the repositories in the tree.  Raises: usage."""
     found = git.names("ls-files", "-z", "--others", "--exclude-standard")
-    new = [path for path in found if not path.endswith("/")]
-    check_sizes(git.folder, new)
-    files = new + [path for status, path in changed if status != "D"]
-    check_filters(git, foreign, files)
-    git.run("update-index", "--add", "--remove", "-z", "--stdin", given=files)          # a file may be gone by now
-    return [path for _, entry, path in entries if entry.startswith("160000")] + [
-        path[:-1] for path in found if path.endswith("/")]
+    nested = [path[:-1] for path in found if path.endswith("/")]        # one without a commit cannot be added
+    check_sizes(git.folder, [path for path in found if not path.endswith("/")])
+    git.run("add", "-A", "--", ".", *(f":(exclude,literal){path}" for path in nested))
+    rows = (row.partition("\t") for row in git.names("ls-files", "-z", "--stage"))      # 100644 OBJECT 0, and the path
+    return [path for entry, _, path in rows if entry.startswith("160000")] + nested
 
 
 def check_sizes(top: str, files: Sequence[str]) -> None:
@@ -5376,18 +5337,6 @@ def check_sizes(top: str, files: Sequence[str]) -> None:
         raise NexusError("usage", f"{top} has {format_count(len(files), 'file')} that git neither tracks nor ignores, "
                          f"{format_memory(total_mib)} together; a snapshot takes {MAX_UNTRACKED_MIB}MB of them",
                          hint=f"the largest is {format_line(path)} ({format_memory(size_mib)}): add it to .gitignore")
-
-
-def check_filters(git: Git, foreign: Container[str], files: Sequence[str]) -> None:
-    """Raises: usage, when a filter of the repository's own applies to a file."""
-    words = git.names("check-attr", "-z", "--stdin", "filter", given=files) if foreign and files else []
-    for path, name in zip(words[::3], words[2::3]):
-        if name in foreign:
-            shown = format_line(name, 40)
-            how = "git lfs install" if name == "lfs" else f"git config --global filter.{shown}.clean COMMAND"
-            raise NexusError("usage", f"{format_line(path, 100)} goes through the filter '{shown}', which only "
-                             f"{git.folder} itself configures, and a snapshot runs no command of a repository",
-                             f"make it yours, if you trust it: {how}; or commit the file; or leave out --snapshot")
 
 
 def write_commit(git: Git) -> str:
@@ -5408,8 +5357,7 @@ def release_snapshot(repository: str, commit: str, environ: Mapping[str, str]) -
     Git(repository, environ).call("update-ref", "-d", f"refs/nexus/{commit}")
 
 
-# Nodes are reached by OpenSSH, which handles keys, agents, jump hosts and host keys.  Each node has one connection in
-# the background, which carries commands and tunnels.  It ends by itself after a service was killed.
+# Nodes are reached by OpenSSH, which handles keys, agents, jump hosts and host keys.
 
 SSH_TIMEOUT_S = 40.0            # for connecting, also through a jump host
 SSH_CALL_TIMEOUT_S = 120.0      # for a command there
@@ -5548,9 +5496,9 @@ class Ssh:
         return NexusError("unavailable", f"{what} {self.node.name}: {why}",
                           f"{format_line(advice.strip(), 300)}; {hint}" if advice else hint)
 
-    def run(self, what: str, command: str, given: bytes = b"") -> str:
+    def run(self, what: str, command: str) -> str:
         """The output of a command there.  Raises: unavailable, with ssh's words; not_found, when the command fails."""
-        done = run(self.list_words(command), SSH_CALL_TIMEOUT_S, self.environ, given, is_apart=True,
+        done = run(self.list_words(command), SSH_CALL_TIMEOUT_S, self.environ, is_apart=True,
                    purpose=f"ssh to {self.node.name}", hint=f"try it by hand: {self.by_hand}", install=INSTALL_SSH)
         if done.exit_code:
             error = self.fault(what, done.errors or done.output or f"exit code {done.exit_code}")
