@@ -3100,13 +3100,6 @@ def hide_private(shown: Mapping[str, Any], public: Container[str]) -> dict[str, 
     return {key: content if key in public else None for key, content in shown.items()}
 
 
-def get_runtime(attempt: Attempt, now: float) -> float | None:
-    runtime = attempt.runtime_seconds
-    if attempt.started_at is not None and attempt.finished_at is None:
-        runtime = max(0.0, now - attempt.started_at)
-    return None if runtime is None else round(runtime, 3)
-
-
 SIGNAL_NAMES = {1: "SIGHUP", 2: "SIGINT", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV",
                 13: "SIGPIPE", 15: "SIGTERM", 24: "SIGXCPU", 25: "SIGXFSZ"}
 
@@ -3124,8 +3117,11 @@ def get_outcome(attempt: Attempt) -> str | None:
 
 
 def attempt_json(attempt: Attempt, now: float) -> dict[str, Any]:
+    runtime_s = attempt.runtime_seconds
+    if attempt.started_at is not None and attempt.finished_at is None:
+        runtime_s = max(0.0, now - attempt.started_at)
     return {"attempt": attempt.number, "node": attempt.slurm_node or attempt.node or None, **fields_json(attempt),
-            "runtime_seconds": get_runtime(attempt, now), "stopped_by": attempt.stop_by,
+            "runtime_seconds": None if runtime_s is None else round(runtime_s, 3), "stopped_by": attempt.stop_by,
             "outcome": get_outcome(attempt)}
 
 
@@ -4209,13 +4205,6 @@ def find_tail(path: str, lines: int) -> int:
     return at
 
 
-def read_blocks(path: str, start: int, end: int) -> Iterator[bytes]:
-    """A part of a file, in blocks."""
-    while start < end and (block := read_part(path, start, min(65536, end - start))):
-        start += len(block)
-        yield block
-
-
 LOG_TIMES = "log.times"
 LOG_TIMES_BYTES = 2**24         # its limit
 
@@ -4290,8 +4279,8 @@ class LogReader:
         starts = [offset if stream in self.streams else sys.maxsize for stream, offset in enumerate(self.offsets)]
         marks = [*read_log_times(self.folder, starts), *latest]
         for part in merge_logs(marks, attempts, self.offsets, ends):
-            at = part.start
-            for block in read_blocks(self.find_path(part.stream), part.start, part.end):
+            at, path = part.start, self.find_path(part.stream)
+            while at < part.end and (block := read_part(path, at, min(65536, part.end - at))):
                 yield replace(part, start=at, end=at + len(block), content=block)
                 at += len(block)
 
@@ -7524,20 +7513,17 @@ class Agent:
                     self.jobs[one.key] = change_job(
                         job, stop_cause=one.stop_cause, stop_signal=one.stop_signal).value
 
-    def find_folder(self, key: str) -> str:
-        return self.layout.job_folder(key)
-
     def find_job(self, key: str) -> Job | None:
         """An attempt that was started here, also by an earlier agent."""
         if key in self.jobs:
             return self.jobs[key]
-        kept = read_json(os.path.join(self.find_folder(key), "job.json"))
+        kept = read_json(os.path.join(self.layout.job_folder(key), "job.json"))
         return decode_value(Job, kept) if kept else None
 
     def start(self, order: Order) -> Refusal | None:
         """Start an attempt.  job.json is in its folder before anything of it can begin."""
         key = find_key(order.job)
-        folder = self.find_folder(key)
+        folder = self.layout.job_folder(key)
         job = replace(order.job, log_dir=folder, cwd=order.job.cwd or os.path.expanduser("~"))
         if job.current.boot_id != self.machine.boot_id:
             return Refusal("it has just been booted", False)
@@ -7584,7 +7570,7 @@ class Agent:
 
     def report(self, one: Wanted, look: JobLook | None, most_bytes: int) -> JobReport:
         """What is known of an attempt, and its new output."""
-        folder, job, nothing = self.find_folder(one.key), self.find_job(one.key), (0, 0)
+        folder, job, nothing = self.layout.job_folder(one.key), self.find_job(one.key), (0, 0)
         if job is None or job.attempt != one.attempt or look is None:
             is_mine = take_claim(folder, one.attempt) or read_claim(folder, one.attempt) == (0, 0)
             lost = JobLook(is_over=True, result=Result(
@@ -7612,7 +7598,7 @@ class Agent:
         if not self.question:
             return False
         has_grown = any(size > have for one in self.question.jobs
-                        for size, have in zip(measure_logs(self.find_folder(one.key)), one.log_sizes))
+                        for size, have in zip(measure_logs(self.layout.job_folder(one.key)), one.log_sizes))
         self.log_pause_s = LOG_INTERVAL_S[0] if has_grown else min(2 * self.log_pause_s, LOG_INTERVAL_S[1])
         is_unknown = any(one.key not in looked for one in self.question.jobs)
         return has_grown or is_unknown or self.find_news(looked) != self.told
@@ -7636,7 +7622,7 @@ class Agent:
         self.unwanted.discard(key)
         if job:
             self.host.forget(job)
-        remove_job_files(self.layout.log_dir, self.find_folder(key))
+        remove_job_files(self.layout.log_dir, self.layout.job_folder(key))
 
 
 # Run on a node: find a Python, bring this nexus.py there if it lacks it, and become the agent.
@@ -7709,7 +7695,7 @@ class AgentLine:
                 content = read_bytes(os.path.abspath(__file__))
                 self.send(b"%d\n%s" % (len(content), content))
                 word = self.read_word()
-            self.hello: Hello = decode_value(Hello, self.read_answer(SSH_TIMEOUT_S))
+            self.hello: Hello = decode_value(Hello, load_json(self.read_line(SSH_TIMEOUT_S)))
         except BaseException as error:
             self.close()
             if isinstance(error, (OSError, TypeError, ValueError)):
@@ -7728,7 +7714,7 @@ class AgentLine:
         self.outbox.put(content)
 
     def ask(self, request: Mapping[str, Any]) -> None:
-        """Send a request, whose reply read_answer() gives in its turn."""
+        """Send a request, whose reply read_line() gives in its turn."""
         self.send(encode_json(request).encode("ascii") + b"\n")
 
     def read_word(self) -> str:
@@ -7736,10 +7722,6 @@ class AgentLine:
         while not (line := self.read_line(SSH_TIMEOUT_S)).startswith(b"nexus-agent: "):
             pass
         return line.decode("utf-8", "replace").split()[-1]
-
-    def read_answer(self, silence_s: float) -> Any:
-        """Raises: unavailable, when it does not come in time; ValueError, when it is no JSON."""
-        return load_json(self.read_line(silence_s))
 
     def read_line(self, silence_s: float) -> bytes:
         """Raises: unavailable."""
@@ -7820,7 +7802,7 @@ class Node:
                 if not any(isinstance(request, Question) for request in self.expected):
                     self.ask_for_look(line)
             began_s = time.thread_time()
-            answer = line.read_answer(LOOK_WAIT_S + SILENCE_S)
+            answer = load_json(line.read_line(LOOK_WAIT_S + SILENCE_S))
             with self.guard:
                 request = self.expected.popleft()
             self.heard_at = clock.monotonic()
@@ -8876,7 +8858,7 @@ class Admission(Part):
         group = state.groups.get(job.group or "")
         if job.group and limit and (group is None or group.limit != limit):
             yield Put("groups", job.group, replace(group or Group(job.group), limit=limit))
-        job_id = job.id or self.clock.new_job_id(state.jobs)
+        job_id = self.clock.new_job_id(state.jobs)
         job = replace(job, id=job_id, cwd=self.layout.work_folder(job_id) if job.code else job.cwd, created_at=now,
                       pending_dependencies=tuple(dict.fromkeys([
                           *(parent.id for parent in parents if parent.status != COMPLETED),
@@ -10511,7 +10493,8 @@ class Calls(Gate):
     @route("POST /jobs/clear", "user",
            "forget finished jobs, with their logs: those named, or all of a group or status", "Ids", body="Choice")
     def post_clear(self, caller: Caller, body: Any) -> dict[str, Any]:
-        return {"ids": self.service.history.clear(read_choice(body), caller)}
+        return {"ids": self.service.history.clear(
+            Choice(**read_object(CHOICE_KEYS, CHOICE, body)), caller)}
 
     @route("POST /jobs/retry", "user",
            "run finished jobs again, as new ones, all or none: those named; or of a group or status those that were "
@@ -10750,11 +10733,6 @@ route("GET /api/status/{id}", "user", "where a submitted script stands", "Submit
 def show_to(caller: Caller, user: str, job: dict[str, Any]) -> dict[str, Any]:
     """The JSON of a user's job, as the caller may see it."""
     return job if caller.may_see(user) else hide_private(job, PUBLIC_JOB_KEYS)
-
-
-def read_choice(body: Any) -> Choice:
-    """Raises: usage."""
-    return Choice(**read_object(CHOICE_KEYS, CHOICE, body))
 
 
 def find_attempt(entry: LogEntry, attempts: Sequence[Attempt]) -> Attempt:
@@ -11105,12 +11083,8 @@ def find_peer_uid(connection: socket.socket, address: Any) -> int | None:
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)      # pid, uid, gid
         return int.from_bytes(credentials[4:8], sys.byteorder)
     uid = find_socket_uid(unmap(address[:2]), unmap(connection.getsockname()[:2]))
-    return uid if is_established(connection) else None
-
-
-def is_established(connection: socket.socket) -> bool:
-    """Whether neither end of a TCP connection has been closed.  Source: tcp(7), linux/tcp.h."""
-    return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == TCP_ESTABLISHED
+    is_open = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == TCP_ESTABLISHED       # tcp(7)
+    return uid if is_open else None
 
 
 def load_tls(config: ServiceConfig) -> ssl.SSLContext | None:
@@ -13073,9 +13047,6 @@ section { margin-bottom: 1.5rem; }
   align-content: start; }
 .gpu > :is(.top, .users, .tools) { grid-column: 1 / -1; }
 .gpu .name { font-size: .88em; }
-.gpu .top { padding-right: 1.8rem; } .gpu .menu { position: absolute; top: .35rem; right: .2rem; }
-.menu { position: relative; } .menu > summary { padding: 0 .6rem; list-style: none; font-weight: 700; }
-.menu > div { position: absolute; z-index: 4; right: 0; padding: .4rem; box-shadow: 0 6px 24px rgb(0 0 0 / .18); }
 .compact { gap: .4rem; grid-template-columns: repeat(auto-fill, minmax(min(8.2rem, 100%), 1fr)); }
 .compact :is(.name, .tools, .gauge > :not(.track), .users span) { display: none; }
 .compact .gpu { grid-template-columns: 1fr; gap: .25rem; padding: .35rem .6rem .5rem; } .compact .track { height: 4px; }
@@ -13731,10 +13702,6 @@ function drawMachine(machine) {
     gpus.length > 0 && el('ul', {class: isOpen ? 'gpus' : 'gpus compact'}, gpus.map((gpu) => drawGpu(gpu, isOpen))));
 }
 
-const menu = (label, ...items) => el(
-  'details', {class: 'menu', key: label}, el('summary', {'aria-label': label}, '\u22ef'),
-  el('div', {class: 'panel'}, items));
-
 function drawGpu(gpu, isNamed) {
   const {memory_total_mib: total, memory_used_mib: used, utilization: load, utilization_mean: mean} = gpu;
   const isPaused = gpu.is_paused, name = `GPU ${gpu.place}`, path = `gpus/${encodeURIComponent(gpu.place)}`;
@@ -13758,9 +13725,8 @@ function drawGpu(gpu, isNamed) {
         known(gpu.power_watts)
           && [gpu.power_watts, gpu.power_limit_watts].filter(known).map(Math.round).join(' of ') + ' W',
         gpu.allocated % 1 && `${percent(gpu.allocated * 100)} given out`)),
-      service.is_owner && menu(
-        `Menu of ${name}`, pauseButton(isPaused, path, `${isPaused ? 'Resume' : 'Pause'} ${name}`,
-        `${name} ${isPaused ? 'takes jobs again' : 'gets no new job'}.`))));
+      service.is_owner && pauseButton(isPaused, path, `${isPaused ? 'Resume' : 'Pause'} ${name}`,
+        `${name} ${isPaused ? 'takes jobs again' : 'gets no new job'}.`)));
 }
 
 function gauge(title, label, share, text, more) {     // its length is an attribute: the policy forbids inline styles

@@ -99,12 +99,6 @@ def open_log(page, job_id):
     return page.get_by_role("log")
 
 
-def open_menu(gpu):
-    """Of a GPU, unless it is open."""
-    if gpu.locator("details").get_attribute("open") is None:
-        gpu.locator("summary").click()
-
-
 def go_home(page):
     page.get_by_role("link", name="All jobs").click()
 
@@ -175,7 +169,6 @@ def test_texts_stay_texts(browser, box):
         page.goto(page.url.split("#")[0] + "#/jobs/%3Cimg%20src%3Dx%20onerror%3Dalert(3)%3E")
         expect(page.locator("#job h1")).to_contain_text("no job")
         assert page.evaluate("document.images.length") == 0
-
 
 
 # Logs
@@ -607,11 +600,9 @@ def test_pause_and_resume(browser, box):
         expect(page.locator("#running-part")).to_contain_text(job_id)
         expect(page.get_by_text("PAUSED", exact=True)).to_be_hidden()
         gpu = page.locator("[data-gpu='1']")
-        open_menu(gpu)
         gpu.get_by_role("button", name="Pause GPU 1").click()
         expect(gpu).to_contain_text("Paused")
         assert box.gpu(1)["is_paused"]
-        open_menu(gpu)
         gpu.get_by_role("button", name="Resume GPU 1").click()
         expect(gpu).to_contain_text("Available")
         assert not box.gpu(1)["is_paused"]
@@ -949,7 +940,6 @@ def test_many_gpus_are_compact_by_machine_until_one_wants_more(browser, box):
         page.get_by_role("button", name="n2", exact=True).focus()
         page.keyboard.press("Enter")
         expect(machine(page, "n2").locator(".compact")).to_have_count(0)
-        open_menu(page.locator("[data-gpu='n2:1']"))
         expect(page.get_by_role("button", name="Resume GPU n2:1")).to_be_visible()
         page.get_by_role("button", name="n2", exact=True).focus()
         expect(page.get_by_role("button", name="n2", exact=True)).to_have_attribute("aria-expanded", "true")
@@ -1016,11 +1006,9 @@ def test_a_job_of_a_node_from_the_form_to_its_end(browser, net):
 def test_a_gpu_of_a_node_is_paused(browser, net):
     with visit_net(browser, net) as page:
         gpu = page.locator("[data-gpu='n1:1']")
-        open_menu(gpu)
         gpu.get_by_role("button", name="Pause GPU n1:1").click()
         expect(gpu).to_contain_text("Paused")
         assert [each["place"] for each in net.head.status()["gpu_status"] if each["is_paused"]] == ["n1:1"]
-        open_menu(gpu)
         gpu.get_by_role("button", name="Resume GPU n1:1").click()
         expect(gpu).to_contain_text("Available")
         expect(gpu).to_contain_text("(1 h: 0\u00a0%)")
@@ -1088,7 +1076,6 @@ def test_accessible_and_no_wider_than_the_screen(browser, box, scheme, width):
         expect(row(page, waiting)).to_be_visible()
         page.get_by_role("button", name="sweep", exact=True).click()
         expect(row(page, in_group)).to_be_visible()
-        open_menu(page.locator("[data-gpu='0']"))
         check("the overview")
         for each in (job_id, waiting):
             page.goto(page.url.split("#")[0] + f"#/jobs/{each}")

@@ -75,9 +75,9 @@ def test_run_takes_bytes_that_are_no_text_and_gives_no_input():
     assert nexus.run(["sh", "-c", r"cat; printf '\377'"], 10).output == "\ufffd"
 
 
-def test_run_keeps_the_streams_apart_and_gives_input():
-    done = nexus.run(["sh", "-c", "cat; echo err >&2"], 10, given=b"given\xff" * 2**17, is_apart=True, undecodable="surrogateescape")
-    assert (done.output, done.errors) == ("given\udcff" * 2**17, "err\n")
+def test_run_keeps_the_streams_apart():
+    done = nexus.run(["sh", "-c", r"printf '\377'; echo err >&2"], 10, is_apart=True, undecodable="surrogateescape")
+    assert (done.output, done.errors) == ("\udcff", "err\n")
 
 
 def test_run_gives_the_environment_asked_for():
