@@ -8173,6 +8173,9 @@ class Launcher(Part):
         if submitted is None:
             raise NexusError("not_found", "its environment was lost with a damaged state file; add the job again")
         job, submitted = self.service.scripts.restrain(job, submitted)
+        if job.cuda_arg:
+            numbers = list_cuda_numbers(job, self.service.observer.observation.gpus)
+            job = replace(job, command=fill_cuda_option(job.command, numbers))
         argv = self.service.scripts.find_argv(job, submitted.get("PATH") or os.defpath)
         return Order(job, submitted, tuple(argv) if argv else None, code)
 
@@ -8718,12 +8721,6 @@ class ScriptRules(Part):
         """Whether the rules hold for a job's environment and directory: not for the owner's."""
         return bool(self.config.jobs.allowed_script_paths) and job.user != self.service.user
 
-    def check_variables(self, asked: Asked, caller: Caller) -> None:
-        """Raises: forbidden, when a user gives variables."""
-        if asked.env and self.config.jobs.allowed_script_paths and not caller.is_owner:
-            raise NexusError("forbidden", "env may not be given: only some scripts may run here",
-                             "give it as an argument: python train.py --seed 1")
-
     def check_path(self, path: str) -> None:
         """Raises: forbidden, when a real path is not in an allowed folder, or where users' files lie."""
         allowed = [os.path.realpath(os.path.expanduser(folder)) for folder in self.config.jobs.allowed_script_paths]
@@ -8804,7 +8801,9 @@ class Admission(Part):
             key = f"{caller.user} {key}"
         for asked in submissions:
             check_priority(asked.job.get("priority"), caller)
-            self.service.scripts.check_variables(asked, caller)
+            if asked.env and self.config.jobs.allowed_script_paths and not caller.is_owner:
+                raise NexusError("forbidden", "env may not be given: only some scripts may run here",
+                                 "give it as an argument: python train.py --seed 1")
         drafts, now = self.draft(submissions, caller.user), self.clock.now()
         ids, known, new_jobs = list[str](), list[str](), list[Job]()
 
@@ -9115,8 +9114,8 @@ class GpuWatch(Part):
         if latest is before:
             return
         self.observer.take_in(self.service.local.list_jobs())
-        self.note_loads()
         self.show_gpus()
+        self.note_loads()
         if (latest.error != before.error or len(latest.gpus) != len(before.gpus)) and not self.service.is_slurm:
             if latest.error:
                 self.log.error("GPUs: %s", latest.error)
@@ -9133,21 +9132,21 @@ class GpuWatch(Part):
 
     def show_gpus(self) -> None:
         """Take over the GPUs with their users, and add their mean and peak load."""
-        gpus = []
-        for gpu in self.observer.gpus:
-            loads = [percent for _, percent in self.loads.get(gpu.uuid, ())]
-            gpus.append(replace(gpu, utilization_mean=sum(loads) / len(loads) if loads else None,
-                                utilization_peak=max(loads, default=None)))
-        former, self.gpus = self.gpus, tuple(gpus)
-        if [describe_for_event(gpu) for gpu in gpus] != [describe_for_event(gpu) for gpu in former]:
+        former, self.gpus = self.gpus, tuple(map(self.add_load, self.observer.gpus))
+        if [describe_for_event(gpu) for gpu in self.gpus] != [describe_for_event(gpu) for gpu in former]:
             self.store.note_change()
+
+    def add_load(self, gpu: Gpu) -> Gpu:
+        loads = [percent for _, percent in self.loads.get(gpu.uuid, ())]
+        return replace(gpu, utilization_mean=sum(loads) / len(loads) if loads else None,
+                       utilization_peak=max(loads, default=None))
 
     def note_loads(self) -> None:
         """Add each GPU's utilization; drop what is over an hour old, and GPUs that are gone."""
         now = self.clock.monotonic()
         self.loads = {gpu.uuid: [
             *(load for load in self.loads.get(gpu.uuid, ()) if now - load[0] < LOADS_S),
-            *([] if gpu.utilization is None else [(now, gpu.utilization)])] for gpu in self.observer.gpus}
+            *([] if gpu.utilization is None else [(now, gpu.utilization)])] for gpu in self.all_gpus()}
 
     def describe_limit(self, before: str = "") -> str:
         """Return `before` and which GPUs the service uses, or "" if it may use all."""
@@ -9171,7 +9170,8 @@ class GpuWatch(Part):
 
     def all_gpus(self) -> tuple[Gpu, ...]:
         """Return the GPUs of this machine, then of the nodes."""
-        return (*self.gpus, *(gpu for node in self.service.pool.nodes.values() for gpu in node.gpus))
+        others = [gpu for node in self.service.pool.nodes.values() for gpu in node.gpus]
+        return (*self.gpus, *map(self.add_load, others))
 
     def see_gpus(self, state: State) -> list[Gpu]:
         """Return all_gpus() with `is_paused` as in `state`."""

@@ -167,19 +167,11 @@ def hanging(tmp_path, monkeypatch):
         os.kill(int(pid), signal.SIGKILL)
 
 
-def push_by_open_line(ssh):
-    ssh.control = os.devnull
-    nexus.push_snapshot(ssh, "/", "a" * 40, "x", os.environ)
-
-
 HANGS = [  # reason, what is asked, words
     ("git", lambda ssh: nexus.take_snapshot("/", os.environ), "git in / did not answer within 0.5 s and cannot be ended"),
-    ("ssh, as it connects", lambda ssh: ssh.open(), "ssh to n1 did not answer within 0.5 s and cannot be ended"),
-    ("ssh, when the former one hangs", lambda ssh: in_time(ssh.open) and ssh.open(), "ssh to n1 (pid "),
-    ("a command on a node", lambda ssh: ssh.call("cannot do it on", "true"), "ssh to n1 did not answer within 0.5 s and cannot be ended"),
-    ("a snapshot on its way to a node", push_by_open_line, "ssh to n1 did not answer within 0.5 s"),
-    ("forwarding", lambda ssh: ssh.forward(nexus.Probe("python3", "nexus.py", None, "3.11", socket="/home/a/.nexus/api.sock")),
-     "ssh to n1 did not answer within 0.5 s and cannot be ended"),
+    ("an agent", lambda ssh: nexus.AgentLine(ssh, "0-12345678", "12345678", 1.0), "cannot reach n1: no answer within 0.5 s"),
+    ("a snapshot on its way to a node", lambda ssh: nexus.push_snapshot(ssh, "/", "a" * 40, "x", os.environ),
+     "ssh to n1 did not answer within 0.5 s"),
 ]
 
 
@@ -1508,7 +1500,7 @@ SAID = [  # what ssh says, what is said, what to do
     ("@@@@@@@@\n@    WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED!     @\n@@@@@@@\nHost key verification failed.\n",
      "Host key verification failed.", "ssh-keygen -R 10.0.0.5 forgets the old one"),
     ("Received disconnect: Too many authentication failures\n", "Too many authentication failures", "--identity FILE"),
-    ("channel 2: open failed: administratively prohibited: open failed\n", "administratively prohibited", "AllowStreamLocalForwarding yes"),
+    ("channel 2: open failed: administratively prohibited: open failed\n", "administratively prohibited", "AllowTcpForwarding yes"),
     ("ssh: connect to host 10.0.0.5 port 22: No route to host\r\n", "No route to host", "try it by hand: ssh 10.0.0.5"),
     ("mkdir: cannot create directory: Permission denied\n", "mkdir: cannot create", "try it by hand: ssh 10.0.0.5"),
     ("nexus: the port is taken\nhint: free it\n", "n1: nexus: the port is taken", "free it; try it by hand: ssh 10.0.0.5"),
@@ -1527,63 +1519,8 @@ def test_what_ssh_says_is_passed_on_with_what_to_do(said, words, hint):
 def test_ssh_that_is_not_there(tmp_path):
     made = nexus.Ssh(nexus.NodeConfig("n1", "10.0.0.5"), {"PATH": str(tmp_path)})
     with pytest.raises(nexus.NexusError) as caught:
-        made.open()
+        nexus.AgentLine(made, "0-12345678", "12345678", 1.0)
     assert caught.value.kind == "unavailable" and "openssh-client" in caught.value.hint
-
-
-class Answers:
-    """A server on a Unix socket that answers each request with what comes next: bytes, or None, which closes the line."""
-
-    def __init__(self, path, *answers):
-        self.asked, self.answers = [], list(answers)
-        self.listener = socket.socket(socket.AF_UNIX)
-        self.listener.bind(path)
-        self.listener.listen()
-        threading.Thread(target=self.serve, daemon=True).start()
-
-    def serve(self):
-        while self.answers:
-            line, _ = self.listener.accept()
-            with line:
-                heard = b" "
-                while heard and not heard.endswith(b"{}"):      # the body of each
-                    heard = line.recv(65536)
-                answer = self.answers.pop(0)
-                self.asked.append(answer)
-                if answer is not None:
-                    with contextlib.suppress(OSError):          # who waited so long has gone
-                        line.sendall(answer)
-                        line.recv(65536)                        # until the other end is closed
-
-
-def answer(status, body):
-    text = json.dumps(body).encode()
-    return b"HTTP/1.1 %d X\r\nContent-Length: %d\r\n\r\n%s" % (status, len(text), text)
-
-
-def test_what_a_node_answers_and_a_line_that_is_cut(tmp_path):
-    Answers(f"{tmp_path}/api", answer(200, [1]), answer(200, [2]), answer(409, {"error": "conflict", "message": "no", "hint": "h"}), None,
-            answer(200, [3])[:-1])
-    def ask(timeout_s):
-        return nexus.ask_node("n1", f"{tmp_path}/api", "POST", "/x", lambda line: {}, timeout_s, "list")
-
-    assert ask(30) == [1] and ask(30) == [2]
-    with pytest.raises(nexus.NexusError, match="no"):
-        ask(30)
-    with pytest.raises(ConnectionError):
-        ask(30)
-    with pytest.raises((ConnectionError, TimeoutError)):
-        ask(0.2)
-
-
-def test_a_silent_line_is_no_cut_one(tmp_path):
-    server = Answers(f"{tmp_path}/api", b"", b"")
-    def ask(timeout_s):
-        return nexus.ask_node("n1", f"{tmp_path}/api", "POST", "/x", lambda line: {}, timeout_s, "list")
-
-    with pytest.raises(TimeoutError):
-        ask(0.1)
-    assert until(lambda: server.asked) == [b""]
 
 
 def chunked(*pieces):
@@ -1626,32 +1563,3 @@ def test_an_answer_is_read_whole_or_not_at_all(reason, comes, expected):
         else:
             with pytest.raises(expected[0], match=expected[1]):
                 nexus.read_answer(nexus.send_request(line, "POST", "/x", {"Host": "x"}, {}), 200000)
-
-
-PROBE = {"python": "/usr/bin/python3", "path": "/home/a/.nexus/nexus.py", "hash": "12345678", "version": "3.11.2",
-         "home": "/home/a/.nexus", "socket": "/home/a/.nexus/api.sock"}
-PROBED = [  # reason, what it says otherwise, words
-    ("all is well", {}, None), ("another nexus, which is not begun", {"hash": "87654321", "socket": None}, None),
-    ("no nexus", {"hash": None}, None),
-    ("a path for ssh to misread", {"socket": "/a b:c"}, "'/a b:c' is no socket's path"),
-    ("an odd path of it", {"socket": 5}, "socket is 5"),
-    ("no service", {"socket": None}, "socket is None"),
-    ("an odd hash", {"hash": 7}, "hash is 7"),
-    ("an odd path", {"path": ["x"]}, "path is list, and not str"),
-    ("no home", {"home": None}, "home is None"),
-    ("no Python", {"python": None}, "python is None"),
-]
-
-
-@pytest.mark.parametrize("reason, said, words", PROBED, ids=[case[0] for case in PROBED])
-def test_what_a_probe_says_is_checked(reason, said, words):
-    ssh = ssh_to()
-    ssh.call = lambda *_: f"Welcome!\nnexus-probe {json.dumps({**PROBE, **said})}\n"
-    if words is None:
-        told = nexus.probe_node(ssh, "12345678")
-        assert told.hash == {**PROBE, **said}["hash"]
-        return
-    with pytest.raises(nexus.NexusError) as caught:
-        nexus.probe_node(ssh, "12345678")
-    assert caught.value.kind == "unavailable" and words in caught.value.message
-    assert caught.value.message.startswith("n1 answers what no nexus does: ")
