@@ -7007,6 +7007,7 @@ class JobHost:
 
     def forget(self, job: Job) -> None:
         """Drop an attempt that is over."""
+        self.observer.released_at.update(dict.fromkeys(job.current.gpu_uuids, self.clock.monotonic()))
         self.watched.pop(job.id, None)
         self.machine.forget(job.id)
 
@@ -7266,7 +7267,6 @@ class Local(Backend):
         return watched is not None and watched.result is not None and not watched.processes_left
 
     def forget(self, job: Job) -> None:
-        self.service.observer.released_at.update(dict.fromkeys(job.current.gpu_uuids, self.clock.monotonic()))
         self.host.forget(job)
 
 
