@@ -6,6 +6,7 @@ import os
 import pathlib
 import random
 import re
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -589,6 +590,31 @@ def test_a_storm(net):
         job = head.job(job_id)
         assert job["exit_code"] == number % 3 and len(runs(net, job_id)) == 1, (job, runs(net, job_id))
         assert log_of(net, job).decode() == f"{number}\n" + "".join(f"{k}\n" for k in range(1, number * 50 + 1)), job
+
+
+def test_a_nodes_own_nexus_and_the_head_share_by_leases():
+    with make_net(nodes=[{"gpus": [{}, {}]}]) as net:
+        node, head = net.nodes[0], net.head
+        shutil.copy(live.NEXUS, node.home / "own.py")
+        node.own(node.home / "own.py")
+
+        def own(*words):
+            return node.run(f"python3 ~/own.py {shlex.join(words)}")
+
+        theirs = own("add", "sleep 613.5").stdout.strip()
+        live.until(lambda: node.find("sleep 613.5"), "the node's own job")
+        head.await_gpu(0, node="n1", unavailable=lambda why: why)
+        ours = head.add("sleep 614.5")
+        assert head.wait_started(ours)["gpu_indices"] == [1]
+        waiting = head.add(f"{COUNTED} true")
+        waiting_there = own("add", "touch ~/has-run").stdout.strip()
+        head.await_reason(waiting, "0 of 2 are free", node.user)
+        live.until(lambda: node.user in own("why", waiting_there).stdout, lambda: own("why", waiting_there).stdout)
+        head.nexus("kill", ours)
+        live.until((node.home / "has-run").exists, "the node's second job")
+        own("kill", theirs)
+        assert head.wait(waiting, "completed") and runs(net, waiting) == ["n1"]
+        assert own("stop").returncode == 0
 
 
 # Snapshots, terminals
