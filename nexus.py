@@ -7417,6 +7417,11 @@ class Agent:
         self.reply(encode_value(Hello(
             f"{self.machine.boot_id} {read_machine()}", self.machine.boot_id, ".".join(map(str, sys.version_info[:3])),
             (f"SCREENDIR={folder}",) if folder else (), os.path.abspath(__file__))))
+        for name in os.listdir(self.layout.log_dir):    # their limits hold, even if no request ever comes
+            job = self.find_job(name[len("job_"):]) if name.startswith("job_") else None
+            if job:
+                self.jobs[find_key(job)] = job
+        self.host.look(list(self.jobs.values()))
         while self.is_connected or any(not (one.is_over or one.requeue) for one in self.host.watched.values()):
             self.turn(self.wait())
 
@@ -7558,8 +7563,11 @@ class Agent:
     def end_overdue(self) -> None:
         """End jobs whose time is over: the head may not be there."""
         for key, job in self.jobs.items():
-            runtime_s = self.host.find_runtime_s(job)
+            runtime_s, watched = self.host.find_runtime_s(job), self.host.watched.get(job.id)
             if job.timeout_seconds and (runtime_s or 0.0) > job.timeout_seconds and not job.current.stop_cause:
+                result = read_result(job.log_dir or "", job.attempt)
+                if (watched and watched.is_over) or (result and not result.goes_on):
+                    continue                            # it ended in time, and the head has not heard of it yet
                 line = (f"stopped after {format_duration(runtime_s or 0.0)}: "
                         f"its time limit is {format_duration(job.timeout_seconds)}")
                 write_atomic(self.find_stop_file(job), [line], is_synced=False)
