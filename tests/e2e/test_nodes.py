@@ -249,6 +249,16 @@ def test_time_limits_hold_there(net):
     assert job["cause"] == "timeout" and 0.4 < job["runtime_seconds"] < 60
 
 
+def test_a_job_that_ended_in_time_is_no_timeout_when_it_is_heard_of_late(net):
+    head, node = net.head, net.nodes[0]
+    job = head.add("sleep 1.5; exit 0", timeout_seconds=3, node="n1")
+    head.wait_started(job)
+    node.cut()
+    time.sleep(5)
+    node.mend()
+    assert head.wait(job, "completed")["exit_code"] == 0
+
+
 def test_shares_and_several_gpus(net):
     head = net.head
     shared = [head.add("echo $CUDA_VISIBLE_DEVICES; sleep 603.5", gpus=0.5, node="n1") for _ in range(4)]
