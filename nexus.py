@@ -7417,11 +7417,12 @@ class Agent:
         self.reply(encode_value(Hello(
             f"{self.machine.boot_id} {read_machine()}", self.machine.boot_id, ".".join(map(str, sys.version_info[:3])),
             (f"SCREENDIR={folder}",) if folder else (), os.path.abspath(__file__))))
-        for name in os.listdir(self.layout.log_dir):    # their limits hold, even if no request ever comes
-            job = self.find_job(name[len("job_"):]) if name.startswith("job_") else None
-            if job:
+        for name in os.listdir(self.layout.log_dir):    # an earlier agent's; limits hold, even if no request ever comes
+            kept = read_json(os.path.join(self.layout.log_dir, name, "job.json"))
+            with contextlib.suppress(TypeError, ValueError):
+                job = decode_value(Job, kept)
                 self.jobs[find_key(job)] = job
-        self.host.look(list(self.jobs.values()))
+        self.look()
         while self.is_connected or any(not (one.is_over or one.requeue) for one in self.host.watched.values()):
             self.turn(self.wait())
 
@@ -7503,27 +7504,16 @@ class Agent:
             return self.reply(None if refusal is None else encode_value(refusal))
         self.question, self.asked_at = decode("Question", request["look"], "a question"), self.clock.monotonic()
         wanted = {one.key: one for one in self.question.jobs}
-        kept = {name[len("job_"):] for name in os.listdir(self.layout.log_dir) if name.startswith("job_")}
-        for key in (kept | self.jobs.keys()) - wanted.keys() - self.unwanted:
-            job = self.find_job(key)
-            if job:                                     # otherwise its files were kept
-                self.unwanted.add(key)
-                self.jobs[key] = change_job(job, stop_cause="killed").value
+        for key in self.jobs.keys() - wanted.keys() - self.unwanted:
+            self.unwanted.add(key)
+            self.jobs[key] = change_job(self.jobs[key], stop_cause="killed").value
         for one in self.question.jobs:
-            job = self.find_job(one.key)
+            job = self.jobs.get(one.key)
             if job and job.attempt == one.attempt:
                 self.unwanted.discard(one.key)
-                self.jobs[one.key] = job
                 if one.stop_cause and not job.current.stop_cause:
                     self.jobs[one.key] = change_job(
                         job, stop_cause=one.stop_cause, stop_signal=one.stop_signal).value
-
-    def find_job(self, key: str) -> Job | None:
-        """An attempt that was started here, also by an earlier agent."""
-        if key in self.jobs:
-            return self.jobs[key]
-        kept = read_json(os.path.join(self.layout.job_folder(key), "job.json"))
-        return decode_value(Job, kept) if kept else None
 
     def start(self, order: Order) -> Refusal | None:
         """Start an attempt.  job.json is in its folder before anything of it can begin."""
@@ -7578,7 +7568,7 @@ class Agent:
 
     def report(self, one: Wanted, look: JobLook | None, most_bytes: int) -> JobReport:
         """What is known of an attempt, and its new output."""
-        folder, job, nothing = self.layout.job_folder(one.key), self.find_job(one.key), (0, 0)
+        folder, job, nothing = self.layout.job_folder(one.key), self.jobs.get(one.key), (0, 0)
         if job is None or job.attempt != one.attempt or look is None:
             is_mine = take_claim(folder, one.attempt) or read_claim(folder, one.attempt) == (0, 0)
             lost = JobLook(is_over=True, result=Result(
