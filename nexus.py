@@ -4098,8 +4098,9 @@ def written(aside: str, pieces: Iterable[str], mode: int = 0o600, is_synced: boo
 
 def write_atomic(path: str, pieces: Iterable[str], mode: int = 0o600, is_synced: bool = True) -> None:
     """Replace a file as a whole.  Raises: unavailable; then nothing has changed."""
+    import threading
     with disk("write", path):
-        with written(f"{path}.{os.getpid()}.tmp", pieces, mode, is_synced) as aside:
+        with written(f"{path}.{threading.get_native_id()}.tmp", pieces, mode, is_synced) as aside:
             os.replace(aside, path)
         if is_synced:
             sync_folder(os.path.dirname(path))
