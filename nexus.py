@@ -6402,6 +6402,20 @@ PROBE_BACKOFF_FACTOR = 10       # pause after nvidia-smi, as a multiple of its r
 TAIL_BYTES = 65536              # the end of stderr that is searched for the cause of a failure
 
 
+# The names of errors that each start would meet now
+MACHINE_FAULTS = ("EMFILE", "ENFILE", "EAGAIN", "ENOMEM", "ENOSPC", "EDQUOT", "EROFS", "ESTALE", "EIO")
+
+
+def is_machine_fault(error: OSError) -> bool:
+    import errno
+    return errno.errorcode.get(error.errno or 0) in MACHINE_FAULTS
+
+
+def find_job_folder(layout: Layout, job: Job) -> str:
+    """The folder of a job's logs, whether it exists yet or not."""
+    return job.log_dir or layout.job_folder(job.id)
+
+
 class Started(Value):
     """An attempt runs: its job.sh has claimed it, or its node reports it."""
     facts: Mapping[str, Any]        # fields of the attempt, `pid` among them
@@ -6754,6 +6768,37 @@ SLURM_BACKOFF_FACTOR = 10       # squeue pauses for this many times its run time
 CANCEL_AGAIN_S = 30.0           # a cancelled job that goes on is cancelled again after this
 
 
+class RunnerEvents:
+    """The FIFO into which runners say that they start and end.  It is also what wakes a loop that waits."""
+
+    def __init__(self, path: str, log: logging.Logger) -> None:
+        self.received = b""
+        try:
+            remove_file(path)
+            os.mkfifo(path, 0o600)
+            self.source = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)       # so a runner finds a reader
+            self.target = self.source
+        except (OSError, NexusError) as error:
+            log.warning("%s: %s; ends of jobs are noticed within %g s", path, error, WATCH_INTERVAL_S)
+            self.source, self.target = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def wake(self) -> None:
+        """End the wait.  Safe in a signal handler and in any thread."""
+        with contextlib.suppress(BlockingIOError):          # it is full: the loop wakes anyway
+            os.write(self.target, b"\n")
+
+    def wait(self, timeout_s: float) -> list[RunnerEvent]:
+        """Wait for events or wake(); return the events."""
+        import select
+        select.select([self.source], [], [], timeout_s)
+        with contextlib.suppress(BlockingIOError):          # it is empty
+            self.received += os.read(self.source, 65536)
+        *lines, self.received = self.received.split(b"\n")
+        self.received = self.received[-4096:]
+        parsed = [parse_runner_event(line.decode("utf-8", "replace")) for line in lines if line]
+        return [event for event in parsed if event]
+
+
 class Observation(Value):
     """The answer of nvidia-smi, or why there is none."""
     gpus: tuple[Gpu, ...]
@@ -6923,6 +6968,7 @@ class JobLook(Value):
     processes_left: int | None = None           # that go on after its command; None: it has not ended
     notes: tuple[str, ...] = ()                 # what was ended after its command
     files: str | None = None                    # on a node: the folder with what it wrote into its checkout
+    stop_line: str | None = None                # its time was over, and its machine has ended it
 
 
 class Order(Value):
@@ -6961,6 +7007,7 @@ class JobHost:
         self.run_guarded = run_guarded                  # what is wrong with one job must not hold up the others
         self.watched: dict[str, Watched] = {}           # {job id: its attempt here}
         self.last_watch_at = float("-inf")
+        self.start_backoff = Backoff(*HOLD_S)           # nothing is started here during it
 
     def find(self, job: Job) -> Watched:
         watched = self.watched.get(job.id)
@@ -6968,32 +7015,46 @@ class JobHost:
             watched = self.watched[job.id] = Watched(job)
         return watched
 
-    def find_folder(self, job: Job) -> str:
-        return job.log_dir or self.layout.job_folder(job.id)
-
-    def start(self, order: Order) -> str:
-        """Start an attempt; return "", or why it cannot start now.  Raises: OSError; conflict; unavailable."""
-        job = order.job
-        leases = self.machine.leases if job.current.gpu_uuids else None
-        trouble = self.observer.find_error() if leases else None
-        if leases and not trouble:
-            try:
-                leases.take(job.id, job.current.gpu_uuids)
-            except NexusError as error:             # not the job's fault
-                trouble = error.message
-                if error.kind != "conflict":
-                    self.observer.lease_backoff.fail(self.clock.monotonic(), error)
-        if trouble:
-            return trouble
-        script = self.write_script(order, leases.paths(job.id) if leases else None)
+    def start(self, order: Order) -> Requeue | Result | None:
+        """Start an attempt; return why it could not be started, for now or for good."""
+        job, leases = order.job, self.machine.leases if order.job.current.gpu_uuids else None
         watched = self.watched[job.id] = Watched(job)
-        watched.launched_at = self.clock.monotonic()
-        self.machine.launch(job, script)
-        return ""
+        why = self.start_backoff.find_why(self.clock.monotonic()) or (self.observer.find_error() if leases else None)
+        if why:
+            return Requeue(why)
+        try:
+            if leases:
+                leases.take(job.id, job.current.gpu_uuids)
+        except NexusError as error:                     # not the job's fault
+            if error.kind != "conflict":
+                self.observer.lease_backoff.fail(self.clock.monotonic(), error)
+            return Requeue(error.message)
+        try:
+            script = self.write_script(order, leases.paths(job.id) if leases else None)
+            watched.launched_at = self.clock.monotonic()
+            self.machine.launch(job, script)
+        except (OSError, NexusError) as error:
+            return self.judge(error, job)
+        self.start_backoff.succeed()
+        return None
+
+    def judge(self, error: OSError | NexusError, job: Job) -> Requeue | Result:
+        """Requeue a job that could not be started where others could not be either; else its attempt has failed."""
+        fault = error if isinstance(error, OSError) else error.__cause__
+        if not isinstance(fault, OSError):                  # its script has changed or is gone
+            return Result(None, None, 0.0, "launch", format_line(str(error), 300))
+        path = fault.filename or find_job_folder(self.layout, job)
+        why = format_line(describe_disk_error(fault, "start it with", path).message, 300)
+        if not is_machine_fault(fault):
+            return Result(None, None, 0.0, "launch", why, may_pass=True)
+        self.start_backoff.fail(self.clock.monotonic(), f"{why}; it is tried again")
+        self.log.error("Nothing is started for %.0f s: %s", self.start_backoff.rest_s, why)
+        return Requeue(why)
 
     def write_script(self, order: Order, lease: tuple[str, str] | None = None) -> str:
         """Write a job's folder and its job.sh; return the path of that.  Raises: OSError."""
-        job, gpus, folder = order.job, self.observer.observation.gpus, self.find_folder(order.job)
+        job, gpus = order.job, self.observer.observation.gpus
+        folder = find_job_folder(self.layout, job)
         os.makedirs(folder, mode=0o700, exist_ok=True)
         if order.code is not None:                      # an earlier attempt may have changed the file
             os.makedirs(job.cwd, mode=0o700, exist_ok=True)
@@ -7075,7 +7136,7 @@ class JobHost:
 
     def check(self, job: Job, gone: Container[str]) -> None:
         """Look at the files and the pid of an attempt: the second way to learn that it has started or ended."""
-        watched, folder = self.watched[job.id], self.find_folder(job)
+        watched, folder = self.watched[job.id], find_job_folder(self.layout, job)
         if watched.result or watched.requeue:
             return
         result = read_result(folder, job.attempt)
@@ -7218,6 +7279,8 @@ def list_news(job: Job, look: JobLook) -> Iterator[News]:
     if look.requeue:
         yield Requeue(look.requeue, {"pid": None, "pid_started": None})
         return
+    if look.stop_line and not job.current.stop_cause:
+        yield {"stop_cause": "timeout", "stop_line": look.stop_line}
     if look.pid is not None and job.current.pid is None:
         yield Started({"pid": look.pid, "pid_started": look.pid_started, "session": look.session})
     notes = tuple(note for note in look.notes if note not in job.current.notes)
@@ -7227,40 +7290,47 @@ def list_news(job: Job, look: JobLook) -> Iterator[News]:
         yield look.result
 
 
-class Local(Backend):
-    """This machine: jobs run in screen sessions, or directly."""
+class MachineBackend(Backend):
+    """Jobs that run on one machine: this one, or a node."""
+    name = ""                                           # of the node
+
+    def has(self, job: Job) -> bool:
+        return job.current.slurm_key is None and job.current.node == self.name
+
+    def list_jobs(self) -> list[Job]:
+        return [job for job in self.service.running_jobs() if self.has(job)]
+
+    def look(self, jobs: Sequence[Job], runner_events: Sequence[RunnerEvent]) -> Iterable[tuple[Job, JobLook]]:
+        raise NotImplementedError
+
+    def poll(self, runner_events: Sequence[RunnerEvent]) -> Iterator[Finding]:
+        for job, look in self.look(self.list_jobs(), runner_events):
+            for news in list_news(job, look):
+                yield job, self.judge(job, news)
+
+    def judge(self, job: Job, news: News) -> News:
+        """What the end of an attempt there means for the job."""
+        is_reboot = isinstance(news, Result) and news.cause == "reboot"
+        is_wanted = self.config.jobs.on_reboot == "requeue" and not job.current.stop_cause
+        return Requeue(MACHINE_DOWN) if is_reboot and is_wanted else news
+
+
+class Local(MachineBackend):
+    """This machine."""
     doing = "hearing runners"
 
     def __init__(self, service: Service) -> None:
         super().__init__(service)
         self.host = JobHost(service.observer, service.layout, service.umask, service.run_guarded)
 
-    def has(self, job: Job) -> bool:
-        return not job.current.node and job.current.slurm_key is None
-
-    def list_jobs(self) -> list[Job]:
-        return [job for job in self.service.running_jobs() if self.has(job)]
-
     def start(self, job: Job, submitted: Mapping[str, str] | None) -> News | None:
-        launcher = self.service.launcher
-        trouble: str | None = launcher.start_backoff.find_why(self.clock.monotonic())
-        trouble = trouble or self.host.start(launcher.make_order(job, submitted))
-        if trouble:                                     # since plan()
-            return Requeue(trouble)
-        launcher.start_backoff.succeed()
-        launcher.tell_start(job)
-        return None
+        news = self.host.start(self.service.launcher.make_order(job, submitted))
+        if news is None:
+            self.service.launcher.tell_start(job)
+        return news
 
-    def poll(self, runner_events: Sequence[RunnerEvent]) -> Iterator[Finding]:
-        for job, look in self.host.look(self.list_jobs(), runner_events):
-            yield from self.find_news(job, look)
-
-    def find_news(self, job: Job, look: JobLook) -> Iterator[Finding]:
-        for news in list_news(job, look):
-            is_reboot = isinstance(news, Result) and news.cause == "reboot"
-            if is_reboot and not job.current.stop_cause and self.config.jobs.on_reboot == "requeue":
-                news = Requeue(MACHINE_DOWN)
-            yield job, news
+    def look(self, jobs: Sequence[Job], runner_events: Sequence[RunnerEvent]) -> list[tuple[Job, JobLook]]:
+        return self.host.look(jobs, runner_events)
 
     def is_ending(self, job_id: str) -> bool:
         """Whether a job's command has ended, and nothing goes on that has to be waited for."""
@@ -7300,15 +7370,17 @@ class Hello(Value):
     python: str                                 # its version
     screen: tuple[str, ...]                     # variables for screen there, like SCREENDIR=/home/ann/.nexus/screen
     path: str                                   # of its nexus.py
+    cpu_slots: int
 
 
 class Wanted(Value):
-    """An attempt that a node has, or may have."""
+    """An attempt that a node shall have."""
     key: str                                    # find_key()
     attempt: int
     log_sizes: tuple[int, int]                  # bytes of this attempt's logs that have arrived
     stop_cause: str | None = None               # why it must end
     stop_signal: str | None = None
+    order: Order | None = None                  # to start it; None: the node has it already, or has lost it
 
 
 class Question(Value):
@@ -7322,11 +7394,10 @@ class JobReport(Value):
     key: str
     attempt: int
     look: JobLook
-    log_sizes: tuple[int, int]                  # of this attempt
-    logs: tuple[bytes, bytes]                   # its new bytes
-    samples: Mapping[str, Any]                  # as in JobUsage
-    rss_mib: float | None
-    runtime_s: float | None
+    log_sizes: tuple[int, int] = (0, 0)         # of this attempt
+    logs: tuple[bytes, bytes] = (b"", b"")      # its new bytes
+    samples: Mapping[str, Any] = {}             # as in JobUsage
+    rss_mib: float | None = None
 
 
 class Report(Value):
@@ -7334,15 +7405,8 @@ class Report(Value):
     now: float                                  # the node's clock
     jobs: tuple[JobReport, ...]
     folders: Mapping[str, bool]
-    cpu_slots: int
     trouble: str                                # why jobs get no GPU there
     gpus: tuple[Gpu, ...] | None                # None: as before
-
-
-class Refusal(Value):
-    """The reply to an Order that could not be carried out."""
-    why: str
-    is_lasting: bool                            # another attempt would fail as well
 
 
 def find_key(job: Job) -> str:
@@ -7350,54 +7414,34 @@ def find_key(job: Job) -> str:
     return f"{job.id}-{job.number}"
 
 
-class RunnerEvents:
-    """The FIFO into which runners say that they start and end."""
-
-    def __init__(self, path: str, log: logging.Logger) -> None:
-        """Open it read-write, so that a runner always finds a reader.  Without it, pids are polled."""
-        self.handle: int | None = None
-        self.received = b""
-        try:
-            remove_file(path)
-            os.mkfifo(path, 0o600)
-            self.handle = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
-        except (OSError, NexusError) as error:
-            log.warning("%s: %s; ends of jobs are noticed within %g s", path, error, WATCH_INTERVAL_S)
-
-    def read(self) -> list[RunnerEvent]:
-        if self.handle is not None:
-            with contextlib.suppress(BlockingIOError):      # it is empty
-                self.received += os.read(self.handle, 65536)
-        *lines, self.received = self.received.split(b"\n")
-        self.received = self.received[-4096:]
-        parsed = [parse_runner_event(line.decode("utf-8", "replace")) for line in lines]
-        return [event for event in parsed if event]
-
-
 class Agent:
     """Looks after a head's jobs on the machine that it runs on.
 
-    Requests arrive on stdin and replies leave on stdout, one JSON object a line: {"look": Question}, answered by a
-    Report, or {"start": Order}, answered by null or a Refusal.  An empty line asks for the reply at once.
+    Each line on stdin is a Question, each line on stdout the Report that replies to it.  What the head wants is in the
+    Question; what is not known here yet is started, what is not wanted is ended.  A Question ends the wait for news.
     """
 
     def __init__(self, layout: Layout, config: Config, head: str, environ: Mapping[str, str],
                  log: logging.Logger) -> None:
+        import collections
+        import queue
         self.clock, self.layout, self.config, self.environ, self.log = Clock(), layout, config, environ, log
         self.machine = Machine(config, layout, head)
         self.observer = Observer(self.machine, self.clock, config, log, find_visible_devices(environ))
         self.host = JobHost(self.observer, layout, os.umask(0o077), self.run_guarded)
         self.events = RunnerEvents(layout.events_file, log)
         self.jobs: dict[str, Job] = {}                  # {find_key(): its attempt here}
-        self.unwanted: set[str] = set()                 # those that the head does not know
+        self.refused: dict[str, JobReport] = {}         # {find_key(): the attempt that could not be started}
+        self.requests: collections.deque[bytes] = collections.deque()
+        self.replies: queue.Queue[bytes] = queue.Queue()
+        self.is_connected = True
         self.question: Question | None = None           # to be answered
-        self.asked_at = self.clock.monotonic()
+        self.wanted: Mapping[str, Wanted] | None = None     # by the latest question
+        self.asked_at = 0.0                             # monotonic
         self.told: object = None                        # find_news() of the last reply
         self.shown: tuple[Gpu, ...] | None = None       # the GPUs in it
         self.folders: dict[str, bool] = {}
-        self.is_connected, self.received = True, b""
         self.log_pause_s = LOG_INTERVAL_S[0]
-        self.wake_read, self.wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def run_guarded(self, doing: str, act: Callable[..., object], *arguments: Any) -> None:
         try:
@@ -7407,17 +7451,15 @@ class Agent:
 
     def run(self) -> None:
         """Serve until the connection has ended, and no job is left."""
-        import queue
         import threading
-        self.replies: queue.Queue[bytes] = queue.Queue()
         self.machine.become_subreaper()
         self.observer.probe(False)
-        for act in (self.observe, self.look_at_folders, self.write):
+        for act in (self.observe, self.look_at_folders, self.read, self.write):
             threading.Thread(target=act, daemon=True).start()
         folder = self.machine.screen.folder
-        self.reply(encode_value(Hello(
+        self.reply(Hello(
             f"{self.machine.boot_id} {read_machine()}", self.machine.boot_id, ".".join(map(str, sys.version_info[:3])),
-            (f"SCREENDIR={folder}",) if folder else (), os.path.abspath(__file__))))
+            (f"SCREENDIR={folder}",) if folder else (), os.path.abspath(__file__), self.config.jobs.cpu_slots))
         for name in os.listdir(self.layout.log_dir):    # an earlier agent's; limits hold, even if no request ever comes
             kept = read_json(os.path.join(self.layout.log_dir, name, "job.json"))
             with contextlib.suppress(TypeError, ValueError):
@@ -7425,14 +7467,14 @@ class Agent:
                 self.jobs[find_key(job)] = job
         self.look()
         while self.is_connected or any(not (one.is_over or one.requeue) for one in self.host.watched.values()):
-            self.turn(self.wait())
+            self.tick(self.events.wait(self.find_wait_s()))
 
     def observe(self) -> None:
         """In a thread: read the GPUs, and what jobs take, again and again."""
         while True:
             pause_s = self.observer.probe(False)
             self.run_guarded("measuring jobs' memory", self.observer.measure_memory)
-            self.wake()
+            self.events.wake()
             self.clock.sleep(pause_s)
 
     def look_at_folders(self) -> None:
@@ -7442,90 +7484,86 @@ class Agent:
             found = {path: os.path.isdir(path) for path in (question.folders if question else ())}
             if question and found != self.folders:
                 self.folders = found
-                self.wake()
+                self.events.wake()
             self.clock.sleep(FOLDERS_INTERVAL_S if found else 0.05)
+
+    def read(self) -> None:
+        """In a thread: read the requests."""
+        for line in sys.stdin.buffer:
+            self.requests.append(line)
+            self.events.wake()
+        self.is_connected = False
+        self.events.wake()
 
     def write(self) -> None:
         """In a thread, as a connection that was cut may block: send the replies."""
         with contextlib.suppress(OSError):
             while True:
-                rest = self.replies.get()
-                while rest:
-                    rest = rest[os.write(1, rest):]
+                sys.stdout.buffer.write(self.replies.get())
+                sys.stdout.buffer.flush()
 
-    def reply(self, data: Any) -> None:
-        self.replies.put(encode_json(data).encode("ascii") + b"\n")
+    def reply(self, answer: Value) -> None:
+        self.replies.put(encode_json(encode_value(answer)).encode("ascii") + b"\n")
 
-    def wake(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            os.write(self.wake_write, b"w")
-
-    def wait(self) -> list[RunnerEvent]:
-        """Wait for a request, an event, news of a thread, or until a look is due; return the events."""
-        import select
+    def find_wait_s(self) -> float:
+        """Seconds until something must be looked at."""
         next_look_s = self.host.find_next_look_s()
-        pauses = [WATCH_INTERVAL_S, *([] if next_look_s is None else [next_look_s])]
-        if self.question and self.jobs:
-            pauses.append(self.log_pause_s)
-        sources = [self.wake_read, *([0] if self.is_connected else []),
-                   *([] if self.events.handle is None else [self.events.handle])]
-        ready, _, _ = select.select(sources, [], [], min(pauses))
-        if self.wake_read in ready:
-            os.read(self.wake_read, 65536)
-        if 0 in ready:
-            piece = os.read(0, 65536)
-            self.received += piece
-            self.is_connected = bool(piece)
-        return self.events.read()
+        return min(WATCH_INTERVAL_S, *([] if next_look_s is None else [next_look_s]),
+                   self.log_pause_s if self.question and self.jobs else WATCH_INTERVAL_S)
 
-    def turn(self, events: Sequence[RunnerEvent]) -> None:
+    def tick(self, events: Sequence[RunnerEvent]) -> None:
         """Take in requests and events, look after the jobs, and reply."""
-        *lines, self.received = self.received.split(b"\n")
-        for line in lines:
-            if self.question:                           # whatever has come ends the wait
+        while self.requests:
+            if self.question:
                 self.answer(self.look())
-            if line:
-                self.run_guarded("taking a request", self.take, load_json(line))
+            self.run_guarded("taking a request", self.take, load_json(self.requests.popleft()))
         if self.observer.latest is not self.observer.observation:
             self.observer.take_in(list(self.jobs.values()))
         self.end_overdue()
         looks = self.look(events)
-        for key in list(self.unwanted):
-            if key not in looks or looks[key].is_over or looks[key].requeue:
-                self.run_guarded(f"forgetting job {key}", self.drop, key)
+        for key, look in looks.items():
+            if self.wanted is not None and key not in self.wanted and (look.is_over or look.requeue):
+                self.run_guarded(f"forgetting job {key}", self.forget, key)
         if self.question and (self.has_news(looks) or self.clock.monotonic() - self.asked_at >= self.question.wait_s):
             self.answer(looks)
 
     def look(self, events: Sequence[RunnerEvent] = ()) -> dict[str, JobLook]:
         return {find_key(job): look for job, look in self.host.look(list(self.jobs.values()), events)}
 
-    def take(self, request: Mapping[str, Any]) -> None:
-        if "start" in request:
-            refusal = self.start(decode("Order", request["start"], "an order"))
-            return self.reply(None if refusal is None else encode_value(refusal))
-        self.question, self.asked_at = decode("Question", request["look"], "a question"), self.clock.monotonic()
-        wanted = {one.key: one for one in self.question.jobs}
-        for key in self.jobs.keys() - wanted.keys() - self.unwanted:
-            self.unwanted.add(key)
-            self.jobs[key] = change_job(self.jobs[key], stop_cause="killed").value
+    def take(self, request: Any) -> None:
+        """Take in a question: start and end jobs, so that what runs here is what it wants."""
+        self.question, self.asked_at = decode("Question", request, "a question"), self.clock.monotonic()
+        self.wanted = {one.key: one for one in self.question.jobs}
+        self.refused = {key: refusal for key, refusal in self.refused.items()
+                        if key in self.wanted and self.wanted[key].attempt == refusal.attempt}
         for one in self.question.jobs:
             job = self.jobs.get(one.key)
-            if job and job.attempt == one.attempt:
-                self.unwanted.discard(one.key)
-                if one.stop_cause and not job.current.stop_cause:
-                    self.jobs[one.key] = change_job(
-                        job, stop_cause=one.stop_cause, stop_signal=one.stop_signal).value
+            if one.order and one.key not in self.refused and (job is None or job.attempt != one.attempt):
+                refusal = self.start(one, one.order)
+                if refusal:
+                    self.refused[one.key] = JobReport(one.key, one.attempt, refusal)
+        for key, job in self.jobs.items():
+            same = self.wanted.get(key)
+            if same is None or same.attempt != job.attempt:
+                same = Wanted(key, job.attempt, (0, 0), "killed")
+            if same.stop_cause and not job.current.stop_cause:
+                self.jobs[key] = change_job(job, stop_cause=same.stop_cause, stop_signal=same.stop_signal).value
 
-    def start(self, order: Order) -> Refusal | None:
-        """Start an attempt.  job.json is in its folder before anything of it can begin."""
-        key = find_key(order.job)
-        folder = self.layout.job_folder(key)
-        job = replace(order.job, log_dir=folder, cwd=order.job.cwd or os.path.expanduser("~"))
+    def start(self, one: Wanted, order: Order) -> JobLook | None:
+        """Start an attempt; return what the head hears of one that cannot be started."""
+        def refuse(why: str) -> JobLook:
+            return JobLook(requeue=why)
+
+        folder, job = self.layout.job_folder(one.key), order.job
+        former = self.host.watched.get(job.id)
+        if one.stop_cause:
+            return refuse("it was killed before it began")
         if job.current.boot_id != self.machine.boot_id:
-            return Refusal("it has just been booted", False)
-        if any(other.id == job.id and find_key(other) != key for other in self.jobs.values()):
-            return Refusal(f"an earlier job {job.id} is still being ended", False)
+            return refuse("it has just been booted")
+        if former and not (former.is_over or former.requeue):
+            return refuse(f"an earlier job {job.id} is still being ended")
         environ = self.make_environment(order.environ)
+        job = replace(job, log_dir=folder, cwd=job.cwd or os.path.expanduser("~"))
         if order.code is not None:
             program = "python" if find_program("python", environ["PATH"]) else "python3"
             job = replace(job, cwd=os.path.join(folder, "work"), command=f"{program} main.py")
@@ -7533,16 +7571,20 @@ class Agent:
             os.makedirs(folder, mode=0o700, exist_ok=True)
             for name in ("stdout.log", "stderr.log"):           # of an earlier attempt: the head has them
                 remove_file(os.path.join(folder, name))
-            write_atomic(os.path.join(folder, "job.json"), [encode_json(encode_value(job))], is_synced=False)
-            why = self.host.start(Order(job, environ, order.argv, order.code))
+            self.keep(job)                                      # before anything of it can begin
+            news = self.host.start(Order(job, environ, order.argv, order.code))
         except (OSError, NexusError) as error:
-            fault = error if isinstance(error, OSError) else error.__cause__
-            is_lasting = not isinstance(fault, OSError) or not is_machine_fault(fault)
-            return Refusal(format_line(str(error), 300), is_lasting)
-        if why:
-            return Refusal(why, False)
-        self.jobs[key] = job
+            news = self.host.judge(error, job)
+        if isinstance(news, Requeue):
+            return refuse(news.why)
+        if news:
+            return JobLook(result=news, is_over=True)
+        self.jobs[one.key] = job
         return None
+
+    def keep(self, job: Job) -> None:
+        """Write what a later agent must know of a job.  Raises: unavailable."""
+        write_atomic(os.path.join(job.log_dir or "", "job.json"), [encode_json(encode_value(job))], is_synced=False)
 
     def make_environment(self, submitted: Mapping[str, str]) -> dict[str, str]:
         """The submitter's environment, but for what describes a machine."""
@@ -7561,66 +7603,58 @@ class Agent:
                     continue                            # it ended in time, and the head has not heard of it yet
                 line = (f"stopped after {format_duration(runtime_s or 0.0)}: "
                         f"its time limit is {format_duration(job.timeout_seconds)}")
-                write_atomic(self.find_stop_file(job), [line], is_synced=False)
-                self.jobs[key] = change_job(job, stop_cause="timeout").value
-
-    def find_stop_file(self, job: Job) -> str:
-        return os.path.join(job.log_dir or "", f"stopped-{job.attempt}")
+                self.jobs[key] = change_job(job, stop_cause="timeout", stop_line=line).value
+                self.keep(self.jobs[key])
 
     def report(self, one: Wanted, look: JobLook | None, most_bytes: int) -> JobReport:
         """What is known of an attempt, and its new output."""
-        folder, job, nothing = self.layout.job_folder(one.key), self.jobs.get(one.key), (0, 0)
+        folder, job = self.layout.job_folder(one.key), self.jobs.get(one.key)
+        if one.key in self.refused:
+            return self.refused[one.key]
         if job is None or job.attempt != one.attempt or look is None:
-            is_mine = take_claim(folder, one.attempt) or read_claim(folder, one.attempt) == (0, 0)
-            lost = JobLook(is_over=True, result=Result(
-                None, None, None, "session-lost", f"its files are gone: {folder}"))
-            return JobReport(one.key, one.attempt, JobLook(requeue="it was not started there") if is_mine else lost,
-                             nothing, (b"", b""), {}, None, None)
-        stopped = read_text(self.find_stop_file(job)) if look.result else None
-        if stopped and look.result:
-            look = replace(look, result=replace(look.result, cause="timeout", cause_line=stopped))
-        if look.is_over:
-            kept = os.path.join(folder, "files")
-            look = replace(look, files=kept if os.path.isdir(kept) else None)
+            if take_claim(folder, one.attempt) or read_claim(folder, one.attempt) == (0, 0):
+                return JobReport(one.key, one.attempt, JobLook(requeue="it was not started there"))
+            lost = Result(None, None, None, "session-lost", f"its files are gone: {folder}")
+            return JobReport(one.key, one.attempt, JobLook(result=lost, is_over=True))
+        written = os.path.join(folder, "files")
+        if look.is_over and os.path.isdir(written):
+            look = replace(look, files=written)
+        if job.current.stop_cause == "timeout":
+            look = replace(look, stop_line=job.current.stop_line)
         sizes = measure_logs(folder)
         out, err = [read_part(os.path.join(folder, f"{name}.log"), have, most_bytes) if size > have else b""
                     for name, have, size in zip(("stdout", "stderr"), one.log_sizes, sizes)]
         usage = self.observer.find_usage(job.id)
-        return JobReport(one.key, one.attempt, look, sizes, (out, err), usage.samples, usage.rss_mib,
-                         self.host.find_runtime_s(job))
+        return JobReport(one.key, one.attempt, look, sizes, (out, err), usage.samples, usage.rss_mib)
 
-    def find_news(self, looked: Mapping[str, JobLook]) -> object:
+    def find_news(self, looks: Mapping[str, JobLook]) -> object:
         """What makes a reply worth sending: it differs from what was last told."""
-        return looked, self.folders, self.observer.find_error(), [describe_for_event(gpu) for gpu in self.observer.gpus]
+        return (looks, list(self.refused), self.folders, self.observer.find_error(),
+                [describe_for_event(gpu) for gpu in self.observer.gpus])
 
-    def has_news(self, looked: Mapping[str, JobLook]) -> bool:
-        if not self.question:
-            return False
-        has_grown = any(size > have for one in self.question.jobs
+    def has_news(self, looks: Mapping[str, JobLook]) -> bool:
+        wanted = self.question.jobs if self.question else ()
+        has_grown = any(size > have for one in wanted
                         for size, have in zip(measure_logs(self.layout.job_folder(one.key)), one.log_sizes))
         self.log_pause_s = LOG_INTERVAL_S[0] if has_grown else min(2 * self.log_pause_s, LOG_INTERVAL_S[1])
-        is_unknown = any(one.key not in looked for one in self.question.jobs)
-        return has_grown or is_unknown or self.find_news(looked) != self.told
+        is_unknown = any(one.key not in looks and one.key not in self.refused for one in wanted)
+        return has_grown or is_unknown or self.find_news(looks) != self.told
 
-    def answer(self, looked: Mapping[str, JobLook]) -> None:
+    def answer(self, looks: Mapping[str, JobLook]) -> None:
         question, self.question = self.question, None
         assert question
         share = LOG_BYTES // max(1, 2 * len(question.jobs))
-        jobs = tuple(self.report(one, looked.get(one.key), share) for one in question.jobs)
+        jobs = tuple(self.report(one, looks.get(one.key), share) for one in question.jobs)
         trouble = self.observer.find_error() or ""
         shown = tuple(replace(gpu, fault=gpu.fault or trouble or None) for gpu in self.observer.gpus
                       if not is_left_out(gpu, self.config.gpu))
-        self.told = self.find_news(looked)
+        self.told = self.find_news(looks)
         gpus, self.shown = (None if shown == self.shown else shown), shown
-        slots = self.config.jobs.cpu_slots
-        self.reply(encode_value(Report(self.clock.now(), jobs, self.folders, slots, trouble, gpus)))
+        self.reply(Report(self.clock.now(), jobs, self.folders, trouble, gpus))
 
-    def drop(self, key: str) -> None:
-        """Forget an attempt that the head does not know any more.  Files that it wrote in its checkout stay."""
-        job = self.jobs.pop(key, None)
-        self.unwanted.discard(key)
-        if job:
-            self.host.forget(job)
+    def forget(self, key: str) -> None:
+        """Drop an attempt that the head does not know any more.  Files that it wrote in its checkout stay."""
+        self.host.forget(self.jobs.pop(key))
         remove_job_files(self.layout.log_dir, self.layout.job_folder(key))
 
 
@@ -7754,37 +7788,40 @@ class AgentLine:
                 self.process.wait(1.0)
 
 
-class Node:
+class Node(MachineBackend):
     """Another machine, whose agent runs jobs for this nexus.
 
     A thread asks the agent for a look at the jobs there again and again, appends their output to the log files here,
     and keeps what was reported.  The service's loop decides: what it has recorded is wanted.
     """
 
-    def __init__(self, service: Service, config: NodeConfig, is_leaving: bool) -> None:
+    def __init__(self, service: Service, address: NodeConfig, is_leaving: bool) -> None:
         import collections
         import threading
-        self.service, self.config, self.name, self.is_leaving = service, config, config.name, is_leaving
-        self.ssh = Ssh(config, service.environ)
+        super().__init__(service)
+        self.address, self.name, self.is_leaving = address, address.name, is_leaving
+        self.doing = f"hearing node {self.name}"
+        self.ssh = Ssh(address, service.environ)
         self.hello: Hello | None = None                     # of the last connection
         self.trouble: NexusError | None = NexusError("unavailable", NOT_REACHED)
-        self.heard_at = service.clock.monotonic()           # its last reply
+        self.heard_at = self.clock.monotonic()              # its last reply
         self.clock_offset_s = 0.0                           # its clock minus ours
         self.gpus: tuple[Gpu, ...] = ()
-        self.cpu_slots, self.hold = 0, ""                   # hold: why its agent gives no GPU
+        self.gpu_error = ""                                 # why its agent gives no GPU
         self.has_news = False
-        self.shown: object = None                           # describe_for_event() of what was last published
-        self.guard = threading.Lock()                       # held to send a request, for the next three
+        self.shown: object = None                           # what was last published
+        self.guard = threading.Lock()                       # held to send a question, for the next four
         self.line: AgentLine | None = None
-        self.expected: collections.deque[Job | Question] = collections.deque()     # the requests without a reply
-        # {(job id, attempt)} that the agent may know: recorded by an earlier service, or sent
-        self.sent = {(job.id, job.attempt) for job in service.running_jobs() if job.current.node == self.name}
+        self.questions: collections.deque[Question] = collections.deque()       # without a reply
+        self.latest: Question | None = None                 # on this connection
+        # {(job id, attempt)} that the agent may know: recorded by an earlier service (None), or ordered
+        self.orders: dict[tuple[str, int], Order | None] = {
+            (job.id, job.attempt): None for job in self.list_jobs()}
         self.reports: dict[tuple[str, int], JobReport] = {}
-        self.refusals: dict[tuple[str, int], Refusal] = {}
-        self.asked: Question | None = None                  # the last one
+        self.unsent: dict[tuple[str, int], JobLook] = {}    # attempts whose order could not be made or sent
         self.folders: Mapping[str, bool] = {}               # directories that were asked for: is it there?
         self.has_none = False                               # the agent knows that no job is wanted
-        self.log_fault = ""                                 # why output could not be written
+        self.log_error = ""                                 # why output could not be written
         self.trees: dict[str, str] = {}                     # {commit: its path on the node}
         self.start_backoff = Backoff(START_BACKOFF_S, START_BACKOFF_S)
         self.given_up_by = ""                               # the user who removed it with --force
@@ -7792,46 +7829,92 @@ class Node:
         self.follower = Worker(service, f"following node {self.name}", self.follow)
         self.follower.thread.start()
 
+    # In the thread
+
     def follow(self) -> float:
         """Ask for a look, and take in a reply; return the pause before the next one in seconds."""
-        clock = self.service.clock
         try:
             line = self.line or self.connect()
             with self.guard:
-                if not any(isinstance(request, Question) for request in self.expected):
-                    self.ask_for_look(line)
+                if not self.questions:
+                    self.ask(line)
             began_s = time.thread_time()
-            answer = load_json(line.read_line(LOOK_WAIT_S + SILENCE_S))
+            report = decode_value(Report, load_json(line.read_line(LOOK_WAIT_S + SILENCE_S)))
             with self.guard:
-                request = self.expected.popleft()
-            self.heard_at = clock.monotonic()
-            if isinstance(request, Question):
-                self.take(request, decode_value(Report, answer))
-            elif answer is not None:
-                self.refuse(request, decode_value(Refusal, answer))
+                question = self.questions.popleft()
+            self.heard_at = self.clock.monotonic()
+            self.take(question, report)
             self.reconnect_backoff.succeed()
             return 2 * (time.thread_time() - began_s)       # a node with endless news takes a third of a core at most
         except Exception as error:
             self.lose(error)
-            self.reconnect_backoff.fail(clock.monotonic())
+            self.reconnect_backoff.fail(self.clock.monotonic())
             return self.reconnect_backoff.rest_s
 
     def connect(self) -> AgentLine:
         """Raises: unavailable; conflict, when the machine has another name here."""
-        grace_s = self.service.config.jobs.kill_grace_seconds
-        line = AgentLine(self.ssh, self.service.store.service_id, self.service.hash, grace_s)
+        line = AgentLine(self.ssh, self.store.service_id, self.service.hash, self.config.jobs.kill_grace_seconds)
         twin = next((node.name for node in self.service.pool.nodes.values()
                      if node is not self and node.hello and node.hello.machine == line.hello.machine), None)
-        if twin or line.hello.machine == f"{self.service.machine.boot_id} {read_machine()}":
+        if twin or line.hello.machine == f"{self.machine.boot_id} {read_machine()}":
             line.close()
             raise NexusError("conflict", f"{self.name} is {twin or 'this very machine'}",
                              hint=f"it needs no second name: nexus node remove {self.name} --force")
         with self.guard:
-            self.line, self.hello, self.asked = line, line.hello, None
-            self.expected.clear()
+            self.line, self.hello, self.latest = line, line.hello, None
+            self.questions.clear()
             if self.is_ended:
                 line.close()
         return line
+
+    def ask(self, line: AgentLine) -> None:
+        """Ask for a look.  The caller holds `guard`."""
+        recorded = {(job.id, job.attempt) for job in self.list_jobs()}
+        self.orders = {key: order for key, order in self.orders.items() if key in recorded}
+        self.latest = Question(self.list_wanted(), self.service.pool.folders, LOOK_WAIT_S if self.latest else 0.0)
+        self.questions.append(self.latest)
+        line.ask(encode_value(self.latest))
+
+    def list_wanted(self) -> tuple[Wanted, ...]:
+        return tuple(Wanted(find_key(job), job.attempt, measure_output(job), job.current.stop_cause,
+                            job.current.stop_signal, self.orders[job.id, job.attempt])
+                     for job in self.list_jobs() if (job.id, job.attempt) in self.orders)
+
+    def take(self, question: Question, report: Report) -> None:
+        """Take in what is new."""
+        jobs = {(find_key(job), job.attempt): job for job in self.list_jobs()}
+        found = [(jobs[one.key, one.attempt], one) for one in report.jobs if (one.key, one.attempt) in jobs]
+        self.take_logs(question, found)
+        self.reports = {(job.id, job.attempt): replace(one, logs=(b"", b"")) for job, one in found}
+        with self.guard:                                    # it has these orders
+            self.orders.update((key, None) for key in self.reports if key in self.orders)
+        self.folders, self.gpu_error = report.folders, report.trouble
+        self.clock_offset_s = report.now - self.clock.now()
+        if report.gpus is not None:
+            self.gpus = tuple(replace(gpu, node=self.name, uuid=f"{self.name}/{gpu.uuid}") for gpu in report.gpus)
+        self.has_none, self.has_news = not question.jobs, True
+        if self.trouble is not None:
+            self.trouble = None
+            self.log.info("Node %s: connected, %s", self.name, format_count(len(self.gpus), "GPU"))
+        self.service.wake()
+
+    def take_logs(self, question: Question, found: Iterable[tuple[Job, JobReport]]) -> None:
+        """Append jobs' output to their log files here, unless their sizes have changed since the question."""
+        sizes, why = {(one.key, one.attempt): one.log_sizes for one in question.jobs}, ""
+        for job, one in found:
+            if any(one.logs) and sizes[one.key, one.attempt] == measure_output(job):
+                try:
+                    for name, piece in zip(("stdout", "stderr"), one.logs):
+                        if piece and job.log_dir:
+                            append_log(job.log_dir, name, piece)
+                except OSError as error:
+                    why = (f"Node {self.name}: output of jobs there, like {job.id}, cannot be kept ({error}); "
+                           "it is tried again")
+        if why:
+            self.clock.sleep(1.0)
+            if why != self.log_error:
+                self.log.warning(why)
+        self.log_error = why
 
     def lose(self, error: Exception) -> None:
         """Note that the node cannot be reached or used."""
@@ -7845,91 +7928,142 @@ class Node:
             error = describe_bad_node(self.name, error)
         elif not isinstance(error, (OSError, NexusError)):
             self.service.fail(f"following node {self.name}", error)
-        fault = error if isinstance(error, NexusError) else NexusError("unavailable", f"{self.name}: {error}")
-        is_news, self.trouble = self.trouble is None or self.trouble.message != fault.message, fault
+        why = error if isinstance(error, NexusError) else NexusError("unavailable", f"{self.name}: {error}")
+        is_news, self.trouble = self.trouble is None or self.trouble.message != why.message, why
         if is_news:
-            self.service.log.warning("Node %s: %s", self.name, fault.message)
+            self.log.warning("Node %s: %s", self.name, why.message)
             self.has_news = True
             self.service.wake()
 
-    def hurry(self) -> None:
-        """The recorded jobs have changed: end the wait for news."""
-        line = self.line
-        if line:
-            line.send(b"\n")
+    # In the service's loop
 
-    def list_jobs(self) -> list[Job]:
-        """The jobs that are recorded as running there."""
-        return [job for job in self.service.running_jobs() if job.current.node == self.name]
+    def start(self, job: Job, submitted: Mapping[str, str] | None) -> News | None:
+        import threading
+        if self.trouble is not None:                        # it was lost since plan()
+            return Requeue(f"{self.name} cannot be reached")
+        if job.snapshot:                                    # to push it may take long
+            threading.Thread(target=self.send, args=(job, submitted), name="snapshot", daemon=True).start()
+        else:
+            self.send(job, submitted)
+        self.service.launcher.tell_start(job)
+        return None
 
-    def list_wanted(self) -> tuple[Wanted, ...]:
-        return tuple(Wanted(find_key(job), job.attempt, measure_output(job), job.current.stop_cause,
-                            job.current.stop_signal) for job in self.list_jobs() if (job.id, job.attempt) in self.sent)
+    def send(self, job: Job, submitted: Mapping[str, str] | None) -> None:
+        """Have an attempt started.  On any error the job must not wait for ever."""
+        key = job.id, job.attempt
+        try:
+            order = self.make_order(job, submitted)
+            with self.guard:
+                if self.line is None:
+                    raise NexusError("unavailable", "it cannot be reached")
+                self.orders[key] = order                    # from here on the agent may know it
+                self.ask(self.line)
+        except Exception as error:
+            is_lost = isinstance(error, NexusError) and error.kind == "unavailable"
+            hint = f" ({error.hint})" if isinstance(error, NexusError) and error.hint else ""
+            why = format_line(f"{error}{hint}", 1000)
+            self.unsent[key] = JobLook(requeue=why) if is_lost else JobLook(
+                result=Result(None, None, 0.0, "launch", why), is_over=True)
+            self.service.wake()
 
-    def has_more(self) -> bool:
-        """Whether the wanted jobs and directories differ from those in the last request."""
-        asked = self.asked
-        wanted = {(one.key, one.attempt, one.stop_cause) for one in self.list_wanted()}
-        return asked is not None and (
-            wanted != {(one.key, one.attempt, one.stop_cause) for one in asked.jobs}
-            or self.service.pool.folders != asked.folders)
+    def make_order(self, job: Job, submitted: Mapping[str, str] | None) -> Order:
+        """The job as its node gets it: with places, GPUs and limits as they are there.
 
-    def ask_for_look(self, line: AgentLine) -> None:
-        """The caller holds `guard`."""
-        self.sent &= {(job.id, job.attempt) for job in self.list_jobs()}
-        wait_s = LOOK_WAIT_S if self.asked else 0.0
-        self.asked = Question(self.list_wanted(), self.service.pool.folders, wait_s)
-        self.expected.append(self.asked)
-        line.ask({"look": encode_value(self.asked)})
+        Raises: OSError, NexusError, when it cannot run any more.
+        """
+        scripts = self.service.scripts
+        interpreter, words = scripts.find_script(job)
+        order: Order = self.service.launcher.make_order(job, submitted)
+        if words:                                           # this service's list of scripts counts, not the node's
+            scripts.check_file(interpreter, words[0])
+            job = replace(job, command=" ".join(map(quote, [*filter(None, [interpreter]), *words])))
+        else:
+            job = order.job
+        cwd = "" if job.cwd == os.path.expanduser("~") else job.cwd
+        if job.snapshot and job.snapshot_repo:
+            tree = self.send_snapshot(job.snapshot, job.snapshot_repo)
+            cwd = os.path.normpath(os.path.join(tree, os.path.relpath(job.cwd, job.snapshot_repo)))
+            job = replace(job, snapshot_repo=tree)
+        uuids = tuple(uuid.partition("/")[2] for uuid in job.current.gpu_uuids)
+        job = replace(job, cwd=cwd, status_history=(), timeout_seconds=find_time_limit(job, self.config.jobs)[0],
+                      attempts=(replace(job.current, gpu_uuids=uuids),))
+        # Whoever sent a script gave no environment: it would be this service's.
+        return Order(job, {} if job.code else order.environ, None, order.code)
 
-    def send(self, job: Job, order: Order) -> None:
-        """Have an attempt started.  From here on the agent may know it."""
+    def send_snapshot(self, commit: str, repository: str) -> str:
+        """The path of a snapshot there; it is pushed if it is missing.  Raises: unavailable, not_found."""
+        if commit not in self.trees:
+            name = hash_text(f"{self.store.service_id} {repository}")[:16]
+            self.trees[commit] = push_snapshot(self.ssh, repository, commit, name, self.environ)
+        return self.trees[commit]
+
+    def look(self, jobs: Sequence[Job], runner_events: Sequence[RunnerEvent]) -> Iterator[tuple[Job, JobLook]]:
+        if self.has_news:
+            self.has_news = False
+            shown = self.find_closed(float("inf")), [describe_for_event(gpu) for gpu in self.gpus]
+            if shown != self.shown:
+                self.shown = shown
+                self.store.note_change()
+        lost = self.find_lost()
+        for job in jobs:
+            key = job.id, job.attempt
+            if lost:
+                yield job, JobLook(result=lost, is_over=True)
+            elif key in self.unsent:
+                yield job, self.unsent[key]
+            elif key in self.reports:
+                yield job, self.translate(job, self.reports[key])
+
+    def find_lost(self) -> Result | None:
+        """How its jobs have ended, when it is given up."""
+        trouble, limit_s = self.trouble, self.config.service.node_lost_after_seconds
+        silence_s = self.clock.monotonic() - self.heard_at
+        if self.given_up_by:
+            return Result(None, None, None, "node-lost", f"its node {self.name} was removed by {self.given_up_by}")
+        if trouble is not None and limit_s and silence_s >= limit_s:
+            since = f"{self.name} could not be reached for {format_duration(silence_s)}"
+            return Result(None, None, None, "node-lost", f"{since}: {trouble.message}")
+        return None
+
+    def translate(self, job: Job, report: JobReport) -> JobLook:
+        """What is known of a job there, with this machine's times.  It is over when all its output has arrived."""
+        self.service.observer.usage[job.id] = JobUsage(report.samples, report.rss_mib)
+        result, look = report.look.result, report.look
+        if result and result.finished_at:
+            result = replace(result, finished_at=result.finished_at - self.clock_offset_s)
+        has_all = all(have >= size for have, size in zip(measure_output(job), report.log_sizes))
+        files = () if look.files is None else (f"files that it wrote are kept: {self.name}:{look.files}",)
+        return replace(look, result=result, is_over=look.is_over and has_all, notes=(*look.notes, *files))
+
+    def judge(self, job: Job, news: News) -> News:
+        news = super().judge(job, news)
+        if isinstance(news, Result) and news.cause == "launch" and not news.may_pass and not job.current.stop_cause:
+            return self.judge_launch(job, news.cause_line or "it could not be started")
+        if isinstance(news, Requeue):
+            self.start_backoff.fail(self.clock.monotonic(), news.why)
+            return Requeue(f"{self.name}: {news.why}", news.facts)
+        return news
+
+    def judge_launch(self, job: Job, why: str) -> Requeue | Result:
+        """Judge a job that cannot begin there: another machine may have what is missing."""
+        elsewhere = replace(job, excluded_nodes=(*job.excluded_nodes, (self.name, why)))
+        gpus = self.store.read(self.service.gpu_watch.see_gpus)
+        if any(may_run_on(elsewhere, name) and sum(gpu.node == name for gpu in gpus) >= len(list_shares(job))
+               for name in ("", *self.service.pool.nodes)):
+            return Requeue(f"{self.name}: {why}", {"excluded_nodes": elsewhere.excluded_nodes})
+        return Result(None, None, 0.0, "launch", f"{self.name}: {why}")
+
+    def end_unwanted(self) -> None:
+        """Ask again when the wanted jobs or directories are others than in the last question."""
         with self.guard:
-            if self.line:
-                self.sent.add((job.id, job.attempt))
-                self.expected.append(job)
-                self.line.ask({"start": encode_value(order)})
-                return
-        self.refuse(job, Refusal("it cannot be reached", False))
+            latest, wanted = self.latest, self.list_wanted()
+            if self.line and latest and (self.service.pool.folders != latest.folders or [
+                    (one.key, one.attempt, one.stop_cause) for one in wanted] != [
+                    (one.key, one.attempt, one.stop_cause) for one in latest.jobs]):
+                self.ask(self.line)
 
-    def refuse(self, job: Job, refusal: Refusal) -> None:
-        """Note that an attempt does not begin there."""
-        self.refusals[job.id, job.attempt] = refusal
-        self.service.wake()
-
-    def take(self, question: Question, report: Report) -> None:
-        """Take in what is new."""
-        jobs = {(find_key(job), job.attempt): job for job in self.list_jobs()}
-        found = [(jobs[one.key, one.attempt], one) for one in report.jobs if (one.key, one.attempt) in jobs]
-        self.take_logs(question, found)
-        self.reports = {(job.id, job.attempt): replace(one, logs=(b"", b"")) for job, one in found}
-        self.folders, self.cpu_slots, self.hold = report.folders, report.cpu_slots, report.trouble
-        self.clock_offset_s = report.now - self.service.clock.now()
-        if report.gpus is not None:
-            self.gpus = tuple(replace(gpu, node=self.name, uuid=f"{self.name}/{gpu.uuid}") for gpu in report.gpus)
-        self.has_none, self.has_news = not question.jobs, True
-        if self.trouble is not None:
-            self.trouble = None
-            self.service.log.info("Node %s: connected, %s", self.name, format_count(len(self.gpus), "GPU"))
-        self.service.wake()
-
-    def take_logs(self, question: Question, found: Iterable[tuple[Job, JobReport]]) -> None:
-        """Append jobs' output to their log files here, unless their sizes have changed since the request."""
-        sizes, fault = {(one.key, one.attempt): one.log_sizes for one in question.jobs}, ""
-        for job, one in found:
-            if any(one.logs) and sizes[one.key, one.attempt] == measure_output(job):
-                try:
-                    for name, piece in zip(("stdout", "stderr"), one.logs):
-                        if piece and job.log_dir:
-                            append_log(job.log_dir, name, piece)
-                except OSError as error:
-                    fault = (f"Node {self.name}: output of jobs there, like {job.id}, cannot be kept ({error}); "
-                             "it is tried again")
-        if fault:
-            self.service.clock.sleep(1.0)
-            if fault != self.log_fault:
-                self.service.log.warning(fault)
-        self.log_fault = fault
+    def forget(self, job: Job) -> None:
+        self.unsent.pop((job.id, job.attempt), None)
 
     def end(self) -> None:
         self.is_ended = True
@@ -7942,15 +8076,14 @@ class Node:
     @property
     def since(self) -> str:
         """The time of its last reply."""
-        clock = self.service.clock
-        return format_time(clock.now() - clock.monotonic() + self.heard_at) or ""
+        return format_time(self.clock.now() - self.clock.monotonic() + self.heard_at) or ""
 
     def find_closed(self, now: float) -> str | None:
         """Why it gets no job now; None: it does."""
         if self.is_leaving:
             return f"{self.name} is being removed"
-        trouble, fault = self.trouble, self.start_backoff.find_why(now)
-        return trouble.message if trouble else f"{self.name}: {fault}" if fault else None       # trouble names it
+        trouble, why = self.trouble, self.start_backoff.find_why(now)
+        return trouble.message if trouble else f"{self.name}: {why}" if why else None       # trouble names it
 
 
 class Runners(Part):
@@ -7969,7 +8102,7 @@ class Runners(Part):
         """
         now, launcher = self.clock.now(), self.service.launcher
         if isinstance(news, (OSError, NexusError)):
-            news = launcher.judge(job, news)
+            news = self.service.local.host.judge(news, job)
         if isinstance(news, Result) and job.status == PENDING:         # cancelled in Slurm's queue
             line = None if job.current.stop_cause else news.cause_line
             self.store.update(
@@ -7978,7 +8111,7 @@ class Runners(Part):
         elif isinstance(news, Result):
             if news.cause == "launch" and not job.current.node:
                 with contextlib.suppress(OSError):      # a late runner must find the attempt claimed
-                    take_claim(self.find_folder(job), job.attempt)
+                    take_claim(find_job_folder(self.layout, job), job.attempt)
             self.results[job.id] = news
         elif isinstance(news, Started) and job.status == PENDING:       # by Slurm; without facts: it failed before that
             begun = {"started_at": now, **news.facts}
@@ -7990,7 +8123,7 @@ class Runners(Part):
         elif isinstance(news, Mapping):                 # without a disk, what must end is ended all the same
             self.service.record(job, job.current.slurm_key is not None, **news)
         else:
-            why, facts = news.why, {**(news.facts or {}), "log_base": measure_logs(self.find_folder(job))}
+            why, facts = news.why, {**(news.facts or {}), "log_base": measure_logs(find_job_folder(self.layout, job))}
             self.store.update(lambda state: requeue(state, state.jobs[job.id], why, now, **facts))
             self.forget(job)
             self.service.observer.annotate(self.service.local.list_jobs())      # shows who holds the GPU
@@ -8035,7 +8168,7 @@ class Runners(Part):
 
     def gather_evidence(self, job: Job, result: Result) -> Evidence:
         """What tells why an attempt failed, and what its processes used."""
-        folder, trouble = self.find_folder(job), None
+        folder, trouble = find_job_folder(self.layout, job), None
         most = TAIL_BYTES if result.exit_code else 0
         text, _ = read_tail(os.path.join(folder, "stderr.log"), job.log_base[1], most)
         if result.exit_code and not job.current.node:
@@ -8057,10 +8190,6 @@ class Runners(Part):
         """Seconds that a job has run.  The wall clock, which may have been set, is the last resort."""
         runtime_s: float | None = self.service.local.host.find_runtime_s(job)
         return max(0.0, find_age(job, now)) if runtime_s is None else runtime_s
-
-    def find_folder(self, job: Job) -> str:
-        """The folder of a job's logs, whether it exists yet or not."""
-        return job.log_dir or self.layout.job_folder(job.id)
 
     def forget(self, job: Job) -> None:
         """Drop what was kept for a running job."""
@@ -8097,21 +8226,8 @@ class Runners(Part):
                 self.log.info("Job %s goes on", job.id)
 
 
-# The names of errors that each start would meet now
-MACHINE_FAULTS = ("EMFILE", "ENFILE", "EAGAIN", "ENOMEM", "ENOSPC", "EDQUOT", "EROFS", "ESTALE", "EIO")
-
-
-def is_machine_fault(error: OSError) -> bool:
-    import errno
-    return errno.errorcode.get(error.errno or 0) in MACHINE_FAULTS
-
-
 class Launcher(Part):
-    """Starts jobs through their backends, and writes their folders and scripts."""
-
-    def __init__(self, service: Service) -> None:
-        super().__init__(service)
-        self.start_backoff = Backoff(*HOLD_S)                  # nothing is started during it
+    """Starts jobs through their backends."""
 
     def intend(self, job: Job, start: Start, now: float) -> Put:
         where: dict[str, Any] = {"nonce": self.clock.new_token()[:16]}
@@ -8146,22 +8262,9 @@ class Launcher(Part):
         slurm = f" as Slurm's {ran.slurm_id}" if ran.slurm_id else ""
         self.service.tell(job, "Started job %s%s%s: %s", job.id, slurm, place, format_line(job.command, 500))
 
-    def judge(self, job: Job, error: NexusError | OSError) -> Requeue | Result:
-        """Requeue a job that could not be started where others could not be either; else its attempt has failed."""
-        fault = error if isinstance(error, OSError) else error.__cause__
-        if not isinstance(fault, OSError):                  # its script has changed or is gone
-            return Result(None, None, 0.0, "launch", format_line(str(error), 300))
-        path = fault.filename or self.service.runners.find_folder(job)
-        why = format_line(describe_disk_error(fault, "start it with", path).message, 300)
-        if not is_machine_fault(fault):
-            return Result(None, None, 0.0, "launch", why, may_pass=True)
-        self.start_backoff.fail(self.clock.monotonic(), f"{why}; it is tried again")
-        self.log.error("Nothing is started for %.0f s: %s", self.start_backoff.rest_s, why)
-        return Requeue(why)
-
     def make_order(self, job: Job, submitted: Mapping[str, str] | None) -> Order:
         """Make room for its log folder.  Raises: OSError; forbidden, when it may not run any more; not_found."""
-        code, folder = None, self.service.runners.find_folder(job)
+        code, folder = None, find_job_folder(self.layout, job)
         if job.attempt == 1 and os.path.lexists(folder):        # of a forgotten job
             aside = f"{folder}.old-{self.clock.new_token()[:8]}"
             os.rename(folder, aside)
@@ -8179,10 +8282,8 @@ class Launcher(Part):
         return Order(job, submitted, tuple(argv) if argv else None, code)
 
 
-class NodePool(Backend):
+class NodePool(Part):
     """The other machines: one Node for each in State, in the order in which they were added."""
-
-    doing = "hearing nodes"
 
     def __init__(self, service: Service) -> None:
         import threading
@@ -8199,7 +8300,7 @@ class NodePool(Backend):
         with self.lock:
             self.store.update(lambda state: [Put("nodes", name, known)] if state.nodes.get(name) != known else [])
             node = self.nodes.get(name)
-            if node and (known is None or node.is_ended or node.config != known.config):
+            if node and (known is None or node.is_ended or node.address != known.config):
                 node.end()
                 node = None
             if known:
@@ -8236,13 +8337,13 @@ class NodePool(Backend):
         with self.lock:
             former = self.nodes.get(config.name)
             is_configured = any(node.name == config.name for node in self.config.nodes)
-            if former and is_configured and former.config != config:
+            if former and is_configured and former.address != config:
                 raise NexusError("conflict", f"{config.name} has another address in config.toml",
                                  hint="nexus config edit, then nexus restart")
-            if former and is_elsewhere_now(former.config, config) and any(
+            if former and is_elsewhere_now(former.address, config) and any(
                     job.current.node == config.name for job in self.service.running_jobs()):
                 raise NexusError("conflict",
-                                 f"{config.name} is another machine, {former.config.destination}, where jobs run",
+                                 f"{config.name} is another machine, {former.address.destination}, where jobs run",
                                  hint="choose another name: --name n1")
             self.set_node(config.name, KnownNode(config, was_configured=is_configured))
             node = self.nodes[config.name]
@@ -8260,9 +8361,8 @@ class NodePool(Backend):
             node = self.find_node(name)
             if any(other.name == name for other in self.config.nodes):
                 raise NexusError("conflict", f"{name} is in config.toml", hint="remove it there, then nexus restart")
-            self.set_node(name, KnownNode(node.config, is_leaving=True))
+            self.set_node(name, KnownNode(node.address, is_leaving=True))
             node.given_up_by = who if is_forced else ""
-            node.hurry()
         self.log.info("Node %s is being removed by %s", name, who)
         self.service.wake()
 
@@ -8277,7 +8377,7 @@ class NodePool(Backend):
     def view_nodes(self) -> list[NodeView]:
         """The nodes for plan()."""
         now, home = self.clock.monotonic(), os.path.expanduser("~")
-        return [NodeView(node.name, node.cpu_slots, node.find_closed(now),
+        return [NodeView(node.name, node.hello.cpu_slots if node.hello else 0, node.find_closed(now),
                          frozenset([home, *(path for path, is_there in node.folders.items() if is_there)]))
                 for node in self.nodes.values()]
 
@@ -8286,16 +8386,16 @@ class NodePool(Backend):
         jobs, watch = [job.current.node for job in self.service.running_jobs()], self.service.gpu_watch
 
         def describe(name: str, gpus: Sequence[Gpu], node: Node | None, **facts: Any) -> dict[str, Any]:
-            config, hello = (node.config, node.hello) if node else (None, None)
+            address, hello = (node.address, node.hello) if node else (None, None)
             keys = ("host", "user", "port", "jump", "identity_file")
-            address = {key: getattr(config, key, None) or None for key in keys}
             return {"name": name or self.service.node, "gpus": len(gpus),
-                    "gpu_names": sorted({gpu.name for gpu in gpus}), "running_jobs": jobs.count(name), **address,
+                    "gpu_names": sorted({gpu.name for gpu in gpus}), "running_jobs": jobs.count(name),
+                    **{key: getattr(address, key, None) or None for key in keys},
                     **{key: getattr(hello, key, None) for key in ("python", "path", "screen")}, **facts}
 
         def describe_other(node: Node) -> dict[str, Any]:
             trouble = node.trouble
-            why = trouble.message if trouble else node.hold or node.start_backoff.find_why(self.clock.monotonic())
+            why = trouble.message if trouble else node.gpu_error or node.start_backoff.find_why(self.clock.monotonic())
             return describe(
                 node.name, node.gpus, node, is_reachable=trouble is None, is_leaving=node.is_leaving,
                 trouble=why or None, hint=trouble.hint if trouble else None,
@@ -8305,85 +8405,11 @@ class NodePool(Backend):
                          trouble=self.service.observer.observation.error, hint=None, unknown_since=None),
                 *map(describe_other, self.nodes.values())]
 
-    def has(self, job: Job) -> bool:
-        return bool(job.current.node)
-
-    def make_order(self, node: Node, job: Job, submitted: Mapping[str, str] | None) -> Order:
-        """The job as its node gets it: with places, GPUs and limits as they are there.
-
-        Raises: OSError, NexusError, when it cannot run any more.
-        """
-        interpreter, words = self.service.scripts.find_script(job)
-        order: Order = self.service.launcher.make_order(job, submitted)
-        if words:                                       # this service's list of scripts counts, not the node's
-            self.service.scripts.check_file(interpreter, words[0])
-            job = replace(job, command=" ".join(map(quote, [*filter(None, [interpreter]), *words])))
-        else:
-            job = order.job
-        cwd = "" if job.cwd == os.path.expanduser("~") else job.cwd
-        if job.snapshot and job.snapshot_repo:
-            tree = self.send_snapshot(node, job.snapshot, job.snapshot_repo)
-            cwd = os.path.normpath(os.path.join(tree, os.path.relpath(job.cwd, job.snapshot_repo)))
-            job = replace(job, snapshot_repo=tree)
-        uuids = tuple(uuid.partition("/")[2] for uuid in job.current.gpu_uuids)
-        job = replace(job, cwd=cwd, status_history=(), timeout_seconds=find_time_limit(job, self.config.jobs)[0],
-                      attempts=(replace(job.current, gpu_uuids=uuids),))
-        # Whoever sent a script gave no environment: it would be this service's.
-        return Order(job, {} if job.code else order.environ, None, order.code)
-
-    def send_snapshot(self, node: Node, commit: str, repository: str) -> str:
-        """The path of a snapshot on a node; it is pushed there if it is not.  Raises: unavailable, not_found."""
-        if commit not in node.trees:
-            name = hash_text(f"{self.store.service_id} {repository}")[:16]
-            node.trees[commit] = push_snapshot(node.ssh, repository, commit, name, self.environ)
-        return node.trees[commit]
-
-    def start(self, job: Job, submitted: Mapping[str, str] | None) -> News | None:
-        import threading
-        node = self.nodes.get(job.current.node)
-        if node is None or node.trouble is not None:    # it was lost since plan()
-            name = job.current.node
-            return Requeue(f"{name} cannot be reached" if node else f"there is no node {name} any more")
-
-        def send() -> None:
-            assert node
-            try:
-                node.send(job, self.make_order(node, job, submitted))
-            except Exception as error:                  # on any fault the job must not wait for ever
-                is_lost = isinstance(error, NexusError) and error.kind == "unavailable"
-                hint = f" ({error.hint})" if isinstance(error, NexusError) and error.hint else ""
-                node.refuse(job, Refusal(format_line(f"{error}{hint}", 1000), not is_lost))
-
-        if job.snapshot:                                # to push it may take long
-            threading.Thread(target=send, name="snapshot", daemon=True).start()
-        else:
-            send()
-        self.service.launcher.tell_start(job)
-        return None
-
-    def poll(self, runner_events: Sequence[RunnerEvent]) -> list[Finding]:
-        found: list[Finding] = []
-        for node in self.nodes.values():
-            self.service.run_guarded(f"hearing node {node.name}", self.poll_node, node, found)
-        return found
-
-    def poll_node(self, node: Node, found: list[Finding]) -> None:
-        if node.has_news:
-            node.has_news = False
-            shown = node.find_closed(float("inf")), [describe_for_event(gpu) for gpu in node.gpus]
-            if shown != node.shown:
-                node.shown = shown
-                self.store.note_change()
-        for job in node.list_jobs():
-            found += [(job, news) for news in self.find_news(node, job)]
-
-    def end_unwanted(self) -> None:
-        """Tell nodes which jobs must end; forget a leaving node when nothing runs there."""
+    def take_stock(self) -> None:
+        """Find which directories are needed there; forget a leaving node when nothing runs there."""
         if self.nodes:
             self.folders = self.store.read(list_needed_folders)
         for node in list(self.nodes.values()):
-            if node.has_more():
-                node.hurry()
             is_told = node.trouble is not None or node.has_none
             if node.is_leaving and is_told and not node.list_jobs():
                 with self.lock:
@@ -8392,73 +8418,19 @@ class NodePool(Backend):
                         self.log.info("Node %s is removed", node.name)
                         self.store.note_change()
 
-    def find_news(self, node: Node, job: Job) -> Iterator[News]:
-        """What is new of a job there; also when its node is silent for too long."""
-        trouble, limit_s = node.trouble, self.config.service.node_lost_after_seconds
-        silence_s, key = self.clock.monotonic() - node.heard_at, (job.id, job.attempt)
-        if node.given_up_by:
-            yield Result(None, None, None, "node-lost", f"its node {node.name} was removed by {node.given_up_by}")
-        elif trouble is not None and limit_s and silence_s >= limit_s:
-            since = f"{node.name} could not be reached for {format_duration(silence_s)}"
-            yield Result(None, None, None, "node-lost", f"{since}: {trouble.message}")
-        elif key in node.refusals:
-            refusal = node.refusals[key]
-            if refusal.is_lasting:
-                yield self.judge_launch(node, job, refusal.why)
-            else:
-                node.start_backoff.fail(self.clock.monotonic(), refusal.why)
-                yield Requeue(f"{node.name}: {refusal.why}")
-        elif key in node.reports:
-            report = node.reports[key]
-            self.service.observer.usage[job.id] = JobUsage(report.samples, report.rss_mib)
-            look, result = report.look, report.look.result
-            has_all = all(have >= size for have, size in zip(measure_output(job), report.log_sizes))
-            files = () if look.files is None else (f"files that it wrote are kept: {node.name}:{look.files}",)
-            look = replace(look, is_over=look.is_over and has_all, notes=(*look.notes, *files))
-            for news in list_news(job, look):
-                if news is result:
-                    finished_at = result.finished_at and result.finished_at - node.clock_offset_s
-                    yield self.judge_end(node, job, replace(result, finished_at=finished_at))
-                else:
-                    yield Requeue(f"{node.name}: {news.why}", news.facts) if isinstance(news, Requeue) else news
-
-    def judge_end(self, node: Node, job: Job, result: Result) -> Requeue | Result:
-        if job.current.stop_cause:
-            return result
-        if result.cause == "reboot" and self.config.jobs.on_reboot == "requeue":
-            return Requeue(f"{node.name} went down while it ran")
-        if result.cause == "launch" and not result.may_pass:
-            return self.judge_launch(node, job, result.cause_line or "it could not be started")
-        return result
-
-    def judge_launch(self, node: Node, job: Job, why: str) -> Requeue | Result:
-        """Judge a job that cannot begin on a node: another one may have what is missing there."""
-        elsewhere = replace(job, excluded_nodes=(*job.excluded_nodes, (node.name, why)))
-        gpus = self.store.read(self.service.gpu_watch.see_gpus)
-        if any(may_run_on(elsewhere, name) and sum(gpu.node == name for gpu in gpus) >= len(list_shares(job))
-               for name in ("", *self.nodes)):
-            return Requeue(f"{node.name}: {why}", {"excluded_nodes": elsewhere.excluded_nodes})
-        return Result(None, None, 0.0, "launch", f"{node.name}: {why}")
-
-    def forget(self, job: Job) -> None:
-        node = self.nodes.get(job.current.node)
-        if node:
-            node.refusals.pop((job.id, job.attempt), None)
-
     def number_nodes(self) -> dict[str | None, int]:
         """{machine: its number in /api}; this one is 0."""
         return {name: number for number, name in enumerate((self.service.node, *self.nodes))}
 
 
-MAX_FOLDERS = 1000              # directories that nodes are asked for at a time, of the first jobs in the queue
+MAX_FOLDERS = 1000              # of how many of the first pending jobs nodes are asked for their directories
 
 
 def list_needed_folders(state: State) -> tuple[str, ...]:
     """The directories of pending jobs that a node must have.  A snapshot or a script that was sent brings its own."""
     home = os.path.expanduser("~")
-    pending = (state.jobs[job_id] for _, job_id in state.pending)
-    found = dict.fromkeys(job.cwd for job in pending if needs_folder(job) and job.cwd != home)
-    return tuple(list(found)[:MAX_FOLDERS])
+    pending = [state.jobs[job_id] for _, job_id in state.pending[:MAX_FOLDERS]]
+    return tuple(dict.fromkeys(job.cwd for job in pending if needs_folder(job) and job.cwd != home))
 
 
 def is_withdrawn(job: Job, folder: str) -> bool:
@@ -8481,7 +8453,7 @@ def check_node(node: Node, now: float) -> tuple[bool, str]:
     if trouble:
         return silence_s < NODE_ALARM_S, f"not heard for {format_duration(silence_s)}: {trouble.message}"
     faults = [f"GPU {gpu.index}: {gpu.fault}" for gpu in node.gpus if gpu.fault]
-    faults += [node.hold] if node.hold and node.gpus else []
+    faults += [node.gpu_error] if node.gpu_error and node.gpus else []
     return not faults, "; ".join(faults) or format_count(len(node.gpus), "GPU")
 
 
@@ -9660,7 +9632,7 @@ class Service:
         self.failure_count = 0
         self.failed_at = float("-inf")                      # monotonic
         self.last_failure = ""
-        self.wake_read, self.wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self.events = RunnerEvents(layout.events_file, log)
         self.hooks = Hooks(self)
         self.is_slurm = config.jobs.launcher == "slurm"
         self.visible_devices = None if self.is_slurm else find_visible_devices(environ)
@@ -9681,8 +9653,7 @@ class Service:
         self.cluster = SlurmBackend(self) if self.is_slurm or has_jobs else None
 
     def wake(self) -> None:
-        with contextlib.suppress(BlockingIOError):          # the pipe is full: the loop wakes anyway
-            os.write(self.wake_write, b"w")
+        self.events.wake()
 
     def change(self, decide: Callable[[State], Iterable[Put]], message: str, *details: object) -> Any:
         """Commit the changes of a request, log the message, wake the loop.  Raises: what Store.update() raises."""
@@ -9712,7 +9683,6 @@ class Service:
 
     def run(self) -> None:
         self.machine.become_subreaper()
-        self.events = RunnerEvents(self.layout.events_file, self.log)
         self.run_guarded("looking for jobs whose hook is due", self.hooks.begin)
         self.runners.adopt()
         for worker in (Worker(self, "asking for the GPUs", self.gpu_watch.probe),
@@ -9723,7 +9693,7 @@ class Service:
                        *(one.worker for one in (self.cluster, self.jobs_file) if one)):
             worker.thread.start()
         while not self.is_stopping:
-            self.tick(self.listen(self.next_wait_s()))
+            self.tick(self.events.wait(self.next_wait_s()))
         self.run_guarded("ending jobs", self.end_for_reboot)
         for node in self.pool.nodes.values():
             node.end()
@@ -9747,7 +9717,7 @@ class Service:
         self.log.info("The machine goes down: its jobs are ended")
         give_up_at = self.clock.monotonic() + self.config.jobs.kill_grace_seconds + 2 * RUNNER_TIMEOUT_S
         while self.local.list_jobs() and self.clock.monotonic() < give_up_at:
-            self.tick(self.listen(self.next_wait_s()))
+            self.tick(self.events.wait(self.next_wait_s()))
 
     def tick(self, runner_events: Sequence[RunnerEvent]) -> None:
         """Run one tick.  A phase that fails is logged and counted; the other phases still run."""
@@ -9755,6 +9725,7 @@ class Service:
             self.run_guarded(backend.doing, self.take_in, backend, runner_events)
         self.run_guarded("reading GPUs", self.gpu_watch.take_in_observation)
         self.run_guarded("noting what jobs take", self.runners.note_usage)
+        self.run_guarded("looking at nodes", self.pool.take_stock)
         for backend in self.backends:
             self.run_guarded("ending jobs", backend.end_unwanted)
         self.run_guarded("scheduling", self.schedule)
@@ -9769,11 +9740,11 @@ class Service:
 
     @property
     def backends(self) -> Sequence[Backend]:
-        return (self.local, self.pool, *([self.cluster] if self.cluster else []))
+        return (self.local, *self.pool.nodes.values(), *([self.cluster] if self.cluster else []))
 
     def find_backend(self, job: Job) -> Backend:
         """Return the backend of the job's current attempt."""
-        return next(backend for backend in self.backends if backend.has(job))
+        return next((backend for backend in self.backends if backend.has(job)), self.local)
 
     def run_guarded(self, doing: str, act: Callable[..., object], *arguments: Any) -> None:
         """Call `act`; log an error instead of raising it."""
@@ -9803,14 +9774,6 @@ class Service:
         delays = [] if until is None else [max(0.01, until - self.clock.now())]
         return min([WATCH_INTERVAL_S, *delays, *([] if next_look_s is None else [next_look_s])])
 
-    def listen(self, timeout_s: float) -> list[RunnerEvent]:
-        """Wait for runner events, a wake-up, or the timeout."""
-        import select
-        handles = [self.wake_read, *([] if self.events.handle is None else [self.events.handle])]
-        if self.wake_read in select.select(handles, [], [], timeout_s)[0]:
-            os.read(self.wake_read, 65536)
-        return self.events.read()
-
     def record(self, job: Job, is_synced: bool = True, /, **facts: Any) -> None:
         """Change fields of a job, or of its last attempt.  Raises: unavailable."""
         self.store.update(lambda state: [change_job(state.jobs[job.id], **facts)], is_synced)
@@ -9823,7 +9786,7 @@ class Service:
         evidence = {job.id: self.runners.gather_evidence(job, over[job.id])
                     for job in self.running_jobs() if job.id in over}
         hold = "the machine goes down" if self.is_going_down else (
-            self.launcher.start_backoff.find_why(self.clock.monotonic()) or "")
+            self.local.host.start_backoff.find_why(self.clock.monotonic()) or "")
         # A job that is over must not be stopped for a timeout.
         usage = {job_id: used for job_id, used in self.runners.usage.items()
                  if job_id not in results and not self.local.is_ending(job_id)}

@@ -19,10 +19,10 @@ SSH = """\
 import json, os, sys, time
 good = json.loads(os.environ["GOOD"])
 print("a greeting of the login\\nnexus-agent: begins", flush=True)
-print(json.dumps(dict(machine="m", boot_id="b", python="3.11.7", screen=[], path="/nexus.py")), flush=True)
+print(json.dumps(dict(machine="m", boot_id="b", python="3.11.7", screen=[], path="/nexus.py", cpu_slots=4)), flush=True)
 looks = 0
 for line in sys.stdin:
-    if not line.startswith('{{"look"'):
+    if not line.startswith('{{"jobs"'):
         continue
     looks += 1
     if looks > 1 and os.path.exists(os.environ["BAD"]):
@@ -39,13 +39,13 @@ for line in sys.stdin:
         sys.exit("it had enough of nexus")
 """
 GPU = json.loads(nexus.encode_json(makers.gpu(0, uuid="G0")))
-GOOD = {"now": makers.NOW, "jobs": [], "folders": {}, "cpu_slots": 4, "trouble": "", "gpus": [GPU]}
+GOOD = {"now": makers.NOW, "jobs": [], "folders": {}, "trouble": "", "gpus": [GPU]}
 
 
 def report(**fields):
     look = {"result": {"exit_code": 0}, "is_over": True, **fields.pop("look", {})}
     return {**GOOD, "jobs": [{"key": "zzz-1", "attempt": 1, "look": look, "log_sizes": [0, 0], "logs": ["", ""], "samples": {},
-                              "rss_mib": None, "runtime_s": None, **fields}]}
+                              "rss_mib": None, **fields}]}
 
 
 BAD = [  # reason, the reply, words
@@ -99,6 +99,6 @@ def test_one_node_whose_news_cannot_be_taken_in_keeps_no_other_waiting(world, mo
     w, seen = world(), []
     for name in ("n1", "n2"):
         w.service.pool.add_node(nexus.NodeConfig(name, "10.0.0.5"), "ann")
-    monkeypatch.setattr(w.service.pool, "poll_node", lambda node, found: seen.append(node.name) or 1 / (node.name != "n1"))
+    monkeypatch.setattr(nexus.Node, "poll", lambda node, events: seen.append(node.name) or (1 / (node.name != "n1") and ()))
     w.turn()
     assert seen == ["n1", "n2"] and w.service.failure_count == 1

@@ -117,14 +117,14 @@ def test_a_node_that_is_not_heard(net):
 
 def test_a_node_that_is_silent_for_long_is_bad_for_health():
     class Silent:
-        name, trouble, hold = "n1", nexus.NexusError("unavailable", "cannot reach n1"), ""
+        name, trouble, gpu_error = "n1", nexus.NexusError("unavailable", "cannot reach n1"), ""
         gpus, heard_at = (makers.gpu(0),), 1000.0
 
     for silence_s, is_ok in ((1, True), (29, True), (31, False)):
         assert nexus.check_node(Silent, 1000.0 + silence_s) == (is_ok, f"not heard for {silence_s}s: cannot reach n1")
     Silent.trouble = None
-    for hold, is_ok in (("", True), ("nvidia-smi does not answer", False)):
-        Silent.hold = hold
+    for gpu_error, is_ok in (("", True), ("nvidia-smi does not answer", False)):
+        Silent.gpu_error = gpu_error
         assert nexus.check_node(Silent, 1000.0)[0] == is_ok
 
 

@@ -63,8 +63,7 @@ class Bench:
     def __exit__(self, *_):
         shutil.rmtree(self.folder)
         self.service.wake = bool                # nobody listens any more
-        for descriptor in (self.service.wake_read, self.service.wake_write):
-            os.close(descriptor)
+        os.close(self.service.events.source)
 
     def ask(self, method, path, body=None, headers=None, query=None, uid=OWNER, peer="127.0.0.1"):
         """(status, the answer's JSON or bytes)."""
