@@ -7018,7 +7018,6 @@ class JobHost:
     def start(self, order: Order) -> Requeue | Result | None:
         """Start an attempt; return why it could not be started, for now or for good."""
         job, leases = order.job, self.machine.leases if order.job.current.gpu_uuids else None
-        watched = self.watched[job.id] = Watched(job)
         why = self.start_backoff.find_why(self.clock.monotonic()) or (self.observer.find_error() if leases else None)
         if why:
             return Requeue(why)
@@ -7031,9 +7030,11 @@ class JobHost:
             return Requeue(error.message)
         try:
             script = self.write_script(order, leases.paths(job.id) if leases else None)
+            watched = self.watched[job.id] = Watched(job)
             watched.launched_at = self.clock.monotonic()
             self.machine.launch(job, script)
         except (OSError, NexusError) as error:
+            self.watched.pop(job.id, None)
             return self.judge(error, job)
         self.start_backoff.succeed()
         return None

@@ -627,6 +627,39 @@ def test_a_nodes_own_nexus_and_the_head_share_by_leases():
         assert own("stop").returncode == 0
 
 
+def test_two_heads_share_a_node():
+    """Each has an agent there; what one runs is somebody else's for the other, by the leases."""
+    with make_net(nodes=[{"gpus": [{}, {}]}]) as net:
+        node, head = net.nodes[0], net.head
+        home = head.folder / "second"
+        home.mkdir()
+        port = live.free_port()
+        config = live.read(head.home / "config.toml")
+        (home / "config.toml").write_text(re.sub(r"(?m)^port = .*$", f"port = {port}", config))
+        head.machine.own(home)
+        head.machine.own(home / "config.toml")
+
+        def second(*words, code=0):
+            done = head.nexus(*words, environ={"NEXUS_HOME": str(home)})
+            assert done.returncode == code, done.stderr
+            return done.stdout.strip()
+
+        second("node", "add", node.target, "--name", "n1")
+        ours = [head.add("sleep 615.5"), second("add", "sleep 616.5")]
+        for length in ("615.5", "616.5"):
+            live.until(lambda length=length: node.find(f"sleep {length}"), f"sleep {length} on the node")
+        waiting = [head.add(f"{COUNTED} true"), second("add", "--name", "later", f"{COUNTED} true")]
+        head.await_reason(waiting[0], "0 of 2 are free", node.user)
+        live.until(lambda: node.user in second("why", waiting[1]), lambda: second("why", waiting[1]))
+        assert not live.read(node.home / "ran")
+        head.nexus("kill", ours[0])
+        head.wait(waiting[0], "completed")
+        second("kill", ours[1])
+        second("wait", waiting[1])
+        assert sorted(live.read(node.home / "ran").split()) == sorted(waiting)
+        second("stop")
+
+
 # Snapshots, terminals
 
 def test_a_snapshot_travels(net):
