@@ -6464,18 +6464,6 @@ class Backend(Part):
         """Drop what was kept for an attempt that is over."""
 
 
-class Termination:
-    """A job whose processes are being ended: it must stop, or its command has ended and left processes."""
-
-    def __init__(self, now: float, is_stop: bool) -> None:
-        self.began_at = now             # monotonic
-        self.is_stop = is_stop          # the job must stop
-        self.known: set[int] = set()    # the pids at the last look
-        self.seen: set[int] = set()     # the pids when the first signal was due
-        self.signaled: set[int] = set()     # the pids that got the first signal
-        self.next_look_at = now
-
-
 class Worker:
     """A thread that calls step() again and again.
 
@@ -6979,22 +6967,194 @@ class Order(Value):
     code: str | None = None                     # the Python that was uploaded as its main.py
 
 
-class Watched:
+class HostedJob:
     """An attempt on this machine, as far as this process has followed it."""
 
-    def __init__(self, job: Job) -> None:
-        self.job_id, self.attempt = job.id, job.attempt
+    def __init__(self, host: JobHost, job: Job) -> None:
+        self.host, self.machine, self.clock, self.job = host, host.machine, host.clock, job
+        self.folder = find_job_folder(host.layout, job)
         self.pid, self.pid_started = job.current.pid, job.current.pid_started
-        self.launched_at: float | None = None           # monotonic; None: another process launched it
         self.began: int | None = None                   # its command's start, clock ticks since boot
-        self.result: Result | None = None
-        self.requeue = ""
+        self.launched_at: float | None = None           # monotonic; None: another process launched it
+        self.requeue = ""                               # it never began, and never will: why
+        self.result: Result | None = None               # its command has ended
+        self.is_over = False                            # and none of its processes is left
         self.work: Work | None = None                   # of what goes on after its command
         self.has_idled = False                          # that idles, and is being ended
         self.processes_left: int | None = None
-        self.termination: Termination | None = None
-        self.is_over = False
         self.notes: tuple[str, ...] = ()
+        # Its processes are ended when the job must stop, and again when its command has ended and left some.
+        self.ending_since: float | None = None          # monotonic
+        self.is_stopped = False                         # since then for a stop
+        self.next_look_at = 0.0                         # monotonic
+        self.known: set[int] = set()                    # the pids at the last look
+        self.first_pids: set[int] = set()               # the pids when the first signal was due
+        self.signaled: set[int] = set()                 # the pids that got it
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the machine has not been booted since."""
+        return self.job.current.boot_id == self.machine.boot_id
+
+    def look(self) -> JobLook:
+        return JobLook(self.pid, self.pid_started, self.machine.session_of(self.job), self.result, self.is_over,
+                       self.requeue, self.processes_left, self.notes)
+
+    def find_runtime_s(self) -> float | None:
+        """Seconds since the begin of its command, whatever the wall clock was set to."""
+        began = self.began or self.pid_started
+        return max(0.0, self.machine.processes.find_age_s(began)) if began is not None and self.is_here else None
+
+    def hear(self, event: RunnerEvent) -> None:
+        why = format_line(" ".join(event.words), 300)
+        if event.verb == "start":
+            self.pid, self.pid_started, self.began = map(int, event.words)
+            self.launched_at = None
+            if self.machine.leases:                     # the runner has the lease by now
+                self.machine.leases.close_own(event.job_id)
+                self.host.observer.lease_backoff.succeed()
+        elif event.verb == "end":
+            code, took_cs = map(int, event.words)
+            self.take_result(Result(min(code, 255), None, took_cs / 100))
+        elif event.verb == "fail":
+            self.take_result(Result(None, None, 0.0, "launch", why))
+        else:
+            self.take_bounce(why)
+
+    def take_bounce(self, why: str) -> None:
+        """Its runner could not have a GPU."""
+        leases = self.machine.leases
+        self.requeue = why or "a GPU was taken"
+        if leases and self.job.id in leases.held:       # while it is held here, no runner can lock it
+            self.host.observer.lease_backoff.fail(self.clock.monotonic(), NexusError(
+                "unavailable", self.requeue, hint=f"does somebody remove files from {leases.folder}?"))
+
+    def take_result(self, result: Result) -> None:
+        if result.cause == "bounce":
+            return self.take_bounce(result.cause_line or "")
+        known = self.result                 # job.sh reports a second end when others went on
+        if not known or self.work or (known.exit_code is not None and known.runtime_seconds is None):
+            self.result = result
+        self.next_look_at = 0.0
+
+    def check(self, is_child_gone: bool) -> None:
+        """Look at its files and its pid: the second way to learn that it has started or ended.  Raises: OSError."""
+        if self.result or self.requeue:
+            return
+        result, number = read_result(self.folder, self.job.attempt), self.job.attempt
+        if not self.is_here:
+            # What went on after its command has gone down, too.
+            is_whole = result and not result.goes_on
+            self.take_result(result if result and is_whole else Result(None, None, None, "reboot", MACHINE_DOWN))
+        elif self.pid is None:
+            self.look_for_claim(is_child_gone)
+        elif result and not result.goes_on:
+            self.take_result(result)
+        elif self.machine.processes.is_alive(self.pid, self.pid_started):
+            if result:
+                self.take_result(result)
+        elif result:
+            why = "its job.sh was killed while processes went on after its command"
+            self.take_result(replace(result, cause="session-lost", cause_line=why))
+        elif (read_claim(self.folder, number) or (0, 0))[0] and read_began(self.folder, number) is None:
+            self.requeue = "its runner ended before it began"
+        else:
+            # It may have written its result since.
+            self.take_result(read_result(self.folder, number) or Result(
+                None, None, None, "session-lost", "its job.sh was killed: the exit code is not known"))
+        if self.pid is not None and self.began is None:
+            self.began = read_began(self.folder, number) or self.pid_started
+
+    def look_for_claim(self, is_child_gone: bool) -> None:
+        """Find its runner; if none will come, claim the attempt in its place.  Raises: OSError."""
+        claim, launched_at = read_claim(self.folder, self.job.attempt), self.launched_at
+        if claim and claim[0]:
+            self.pid, self.pid_started = claim
+            return
+        if not is_child_gone and launched_at is not None and self.clock.monotonic() - launched_at <= LAUNCH_TIMEOUT_S:
+            return
+        try:
+            # A claim of (0, 0) is that of a service which was killed before it requeued the job.
+            is_mine = bool(claim) or take_claim(self.folder, self.job.attempt)
+        except OSError as error:
+            # Its runner may still begin, until the claim is taken: another attempt would run beside it.
+            if is_machine_fault(error):
+                return
+            raise
+        if is_mine and launched_at is None:
+            self.requeue = "the service ended before it began"
+        elif is_mine:
+            self.take_result(Result(None, None, 0.0, "launch", "screen or sh did not begin with it", may_pass=True))
+
+    def begin_ending(self, now: float, is_stopped: bool) -> None:
+        self.ending_since, self.is_stopped, self.next_look_at = now, is_stopped, now
+        self.known, self.first_pids, self.signaled = set(), set(), set()
+
+    def is_due(self, now: float) -> bool:
+        """Whether its processes must be looked at, as they are to end."""
+        is_stopped = bool(self.job.current.stop_cause)
+        if self.is_over or not (is_stopped or self.result):
+            return False
+        if self.ending_since is None or (is_stopped and not self.is_stopped):
+            self.begin_ending(now, is_stopped)
+        return now >= self.next_look_at
+
+    def end(self, members: Sequence[Process], now: float) -> None:
+        """End what must end of its processes.  `members`: all of them."""
+        self.known = {process.pid for process in members}
+        going_on = self.find_going_on(members, now)
+        self.processes_left = len(going_on) or None
+        ended = [process for process in members if process not in going_on]
+        if ended or going_on or not self.result:
+            return self.terminate(ended, now, bool(going_on))
+        self.is_over = True
+        if self.result.runtime_seconds is None:
+            self.result = replace(self.result, runtime_seconds=self.find_runtime_s())
+
+    def find_going_on(self, members: Sequence[Process], now: float) -> list[Process]:
+        """The processes for which the job goes on after its command: those of its session, unless they idle."""
+        result, going_on, observer = self.result, choose_session(members, self.pid), self.host.observer
+        if self.job.current.stop_cause or not result or result.exit_code is None or not going_on or self.has_idled:
+            return []
+        if self.work:                   # at the first look they may be about to leave the session, as `setsid x &` does
+            # They are over at another time than the command.
+            self.result = replace(result, finished_at=None, runtime_seconds=None)
+        self.work = (self.work or Work()).add(going_on, now)
+        pids = {process.pid for process in going_on}
+        is_computing = any(process.pid in pids for gpu in observer.gpus for process in gpu.processes)
+        if self.work.is_idle(TICK_S) and not is_computing and not (self.job.gpus and observer.find_smi_error()):
+            self.has_idled = True
+            self.begin_ending(now, False)
+            return []
+        return going_on
+
+    def terminate(self, members: Sequence[Process], now: float, goes_on: bool) -> None:
+        """Signal these processes: first the programs, after the grace time all.  `goes_on`: others go on."""
+        import signal
+        processes, age_s = self.machine.processes, now - (now if self.ending_since is None else self.ending_since)
+        grace_s, longest_s = self.host.config.jobs.kill_grace_seconds, 2.0 if goes_on and not members else 0.5
+        self.next_look_at = now + min(longest_s, max(TERMINATION_INTERVAL_S, age_s / 10))
+        runner = processes.find(self.pid) if self.pid and self.is_here else None
+        if runner and runner.started != self.pid_started:
+            runner = None                               # the pid was given to another process
+        if not members and not goes_on and runner and age_s >= grace_s + RUNNER_TIMEOUT_S:
+            members = [runner]                          # only its job.sh is left, stopped or stuck
+        if members and not self.first_pids:
+            self.first_pids = {process.pid for process in members}
+            if not self.job.current.stop_cause:
+                names = join_some([f"{process.name} (pid {process.pid})" for process in members])
+                self.host.log.info("Job %s: its command has ended; ending what it left: %s", self.job.id, names)
+                self.notes += (f"ended after its command: {names}",)
+        signaled, number = list(members), signal.SIGKILL
+        if age_s < grace_s:
+            number = signal.Signals[f"SIG{self.job.current.stop_signal or 'TERM'}"]
+            signaled = choose_signaled(members, self.first_pids, self.signaled, processes.find_readers(members))
+        for process in signaled:
+            processes.send(process, number)
+            processes.send(process, signal.SIGCONT)     # a stopped process handles its signals only then
+        self.signaled.update(process.pid for process in signaled)
+        if runner and runner.state == "T":
+            processes.send(runner, signal.SIGCONT)
 
 
 class JobHost:
@@ -7005,15 +7165,9 @@ class JobHost:
         self.machine, self.clock, self.config, self.log = (
             observer.machine, observer.clock, observer.config, observer.log)
         self.run_guarded = run_guarded                  # what is wrong with one job must not hold up the others
-        self.watched: dict[str, Watched] = {}           # {job id: its attempt here}
-        self.last_watch_at = float("-inf")
+        self.hosted: dict[str, HostedJob] = {}          # {job id: its attempt here}
+        self.checked_at = float("-inf")                 # monotonic
         self.start_backoff = Backoff(*HOLD_S)           # nothing is started here during it
-
-    def find(self, job: Job) -> Watched:
-        watched = self.watched.get(job.id)
-        if not watched or watched.attempt != job.attempt:
-            watched = self.watched[job.id] = Watched(job)
-        return watched
 
     def start(self, order: Order) -> Requeue | Result | None:
         """Start an attempt; return why it could not be started, for now or for good."""
@@ -7030,14 +7184,23 @@ class JobHost:
             return Requeue(error.message)
         try:
             script = self.write_script(order, leases.paths(job.id) if leases else None)
-            watched = self.watched[job.id] = Watched(job)
-            watched.launched_at = self.clock.monotonic()
+            hosted = self.hosted[job.id] = HostedJob(self, job)
+            hosted.launched_at = self.clock.monotonic()
             self.machine.launch(job, script)
         except (OSError, NexusError) as error:
-            self.watched.pop(job.id, None)
-            return self.judge(error, job)
+            return self.fail(job, error)
         self.start_backoff.succeed()
         return None
+
+    def fail(self, job: Job, error: OSError | NexusError) -> Requeue | Result:
+        """Note that an attempt could not be started."""
+        news, hosted = self.judge(error, job), HostedJob(self, job)
+        self.hosted[job.id] = hosted                    # so that nobody looks for its runner
+        if isinstance(news, Requeue):
+            hosted.requeue = news.why
+        else:
+            hosted.result, hosted.is_over = news, True
+        return news
 
     def judge(self, error: OSError | NexusError, job: Job) -> Requeue | Result:
         """Requeue a job that could not be started where others could not be either; else its attempt has failed."""
@@ -7068,211 +7231,59 @@ class JobHost:
         write_atomic(script, [text], 0o700, is_synced=False)
         return script
 
-    def forget(self, job: Job) -> None:
-        """Drop an attempt that is over."""
-        self.observer.released_at.update(dict.fromkeys(job.current.gpu_uuids, self.clock.monotonic()))
-        self.watched.pop(job.id, None)
-        self.machine.forget(job.id)
-
-    def find_runtime_s(self, job: Job) -> float | None:
-        """Seconds since the begin of its command, whatever the wall clock was set to."""
-        watched = self.watched.get(job.id)
-        began = (watched.began if watched else None) or job.current.pid_started
-        if began is None or job.current.boot_id != self.machine.boot_id:
-            return None
-        return max(0.0, self.machine.processes.find_age_s(began))
-
     def look(self, jobs: Sequence[Job], events: Sequence[RunnerEvent] = ()) -> list[tuple[Job, JobLook]]:
         """Take in events, look at files and processes, end what must end; return what is known of each job."""
-        now = self.clock.monotonic()
-        for job in jobs:
-            self.find(job)
+        now, hosted = self.clock.monotonic(), [self.find(job) for job in jobs]
         for event in events:
-            self.hear(event)
-        if not events or now - self.last_watch_at >= WATCH_INTERVAL_S:
+            one = self.hosted.get(event.job_id)
+            if one and one.job.attempt == event.attempt:
+                one.hear(event)
+        is_due = now - self.checked_at >= WATCH_INTERVAL_S
+        if is_due or not events:
             gone = self.machine.reap()
-            if gone or now - self.last_watch_at >= WATCH_INTERVAL_S:
-                self.last_watch_at = now
-                for job in jobs:
-                    self.run_guarded(f"looking at job {job.id}", self.check, job, gone)
-        self.end_processes(jobs)
-        return [(job, self.describe(job)) for job in jobs]
+            if is_due or gone:
+                self.checked_at = now
+                for one in hosted:
+                    self.run_guarded(f"looking at job {one.job.id}", one.check, one.job.id in gone)
+        self.end_processes([one for one in hosted if one.is_due(now)], now)
+        return [(one.job, one.look()) for one in hosted]
 
-    def describe(self, job: Job) -> JobLook:
-        one = self.watched[job.id]
-        return JobLook(one.pid, one.pid_started, self.machine.session_of(job), one.result, one.is_over, one.requeue,
-                       one.processes_left, one.notes)
+    def find(self, job: Job) -> HostedJob:
+        hosted = self.hosted.get(job.id)
+        if not hosted or hosted.job.attempt != job.attempt:
+            hosted = self.hosted[job.id] = HostedJob(self, job)
+        hosted.job = job
+        return hosted
 
-    def hear(self, event: RunnerEvent) -> None:
-        watched = self.watched.get(event.job_id)
-        if not watched or watched.attempt != event.attempt:
-            return
-        why = format_line(" ".join(event.words), 300)
-        if event.verb == "start":
-            watched.pid, watched.pid_started, watched.began = map(int, event.words)
-            watched.launched_at = None
-            if self.machine.leases:                     # the runner has the lease by now
-                self.machine.leases.close_own(event.job_id)
-                self.observer.lease_backoff.succeed()
-        elif event.verb == "end":
-            code, took_cs = map(int, event.words)
-            self.take_result(watched, Result(min(code, 255), None, took_cs / 100))
-        else:
-            cause = "launch" if event.verb == "fail" else "bounce"
-            self.take_result(watched, Result(None, None, 0.0, cause, why))
-
-    def take_result(self, watched: Watched, result: Result) -> None:
-        leases = self.machine.leases
-        if result.cause == "bounce":
-            watched.requeue = result.cause_line or "a GPU was taken"
-            if leases and watched.job_id in leases.held:    # while it is held here, no runner can lock it
-                self.observer.lease_backoff.fail(self.clock.monotonic(), NexusError(
-                    "unavailable", watched.requeue, hint=f"does somebody remove files from {leases.folder}?"))
-            return
-        known = watched.result              # job.sh reports a second end when others went on
-        if not known or watched.work or (known.exit_code is not None and known.runtime_seconds is None):
-            watched.result = result
-        if watched.termination:
-            watched.termination.next_look_at = 0.0
-
-    def check(self, job: Job, gone: Container[str]) -> None:
-        """Look at the files and the pid of an attempt: the second way to learn that it has started or ended."""
-        watched, folder = self.watched[job.id], find_job_folder(self.layout, job)
-        if watched.result or watched.requeue:
-            return
-        result = read_result(folder, job.attempt)
-        if job.current.boot_id != self.machine.boot_id:
-            # What went on after its command has gone down, too.
-            down = Result(None, None, None, "reboot", MACHINE_DOWN)
-            self.take_result(watched, result if result and not result.goes_on else down)
-        elif watched.pid is None:
-            self.look_for_claim(job, watched, folder, job.id in gone)
-        elif not self.machine.processes.is_alive(watched.pid, watched.pid_started):
-            claim = read_claim(folder, job.attempt)
-            if result and result.goes_on:
-                why = "its job.sh was killed while processes went on after its command"
-                result = replace(result, cause="session-lost", cause_line=why)
-            if not result and claim and claim[0] and read_began(folder, job.attempt) is None:
-                watched.requeue = "its runner ended before it began"
-            else:
-                self.take_result(watched, result or Result(
-                    None, None, None, "session-lost", "its job.sh was killed: the exit code is not known"))
-        elif result:
-            self.take_result(watched, result)
-        if watched.pid is not None and watched.began is None:
-            watched.began = read_began(folder, job.attempt) or watched.pid_started
-
-    def look_for_claim(self, job: Job, watched: Watched, folder: str, is_child_gone: bool) -> None:
-        """Find an attempt's runner; if none will come, claim the attempt in its place.  Raises: OSError."""
-        claim, launched_at = read_claim(folder, job.attempt), watched.launched_at
-        if claim and claim[0]:
-            watched.pid, watched.pid_started = claim
-            return
-        if not is_child_gone and launched_at is not None and self.clock.monotonic() - launched_at <= LAUNCH_TIMEOUT_S:
-            return
-        try:
-            # A claim of (0, 0) is that of a service which was killed before it requeued the job.
-            is_mine = bool(claim) or take_claim(folder, job.attempt)
-        except OSError as error:
-            # Its runner may still begin, until the claim is taken: another attempt would run beside it.
-            if is_machine_fault(error):
-                return
-            raise
-        if is_mine and launched_at is None:
-            watched.requeue = "the service ended before it began"
-        elif is_mine:
-            self.take_result(watched, Result(
-                None, None, 0.0, "launch", "screen or sh did not begin with it", may_pass=True))
-
-    def find_next_look_s(self) -> float | None:
-        """Seconds until look() must be called again for processes that are being ended."""
-        now = self.clock.monotonic()
-        due = [one.termination.next_look_at for one in self.watched.values() if one.termination and not one.is_over]
-        return max(0.0, min(due) - now) if due else None
-
-    def end_processes(self, jobs: Sequence[Job]) -> None:
+    def end_processes(self, due: Sequence[HostedJob], now: float) -> None:
         """End jobs with a stop_cause, and what ended commands have left: a first signal, grace time, SIGKILL."""
-        now = self.clock.monotonic()
-        due: list[tuple[Job, Watched, Termination]] = []
-        for job in jobs:
-            watched, is_stop = self.watched[job.id], bool(job.current.stop_cause)
-            if (is_stop or watched.result) and not watched.is_over:
-                if watched.termination is None or (is_stop and not watched.termination.is_stop):
-                    watched.termination = Termination(now, is_stop)
-                if now >= watched.termination.next_look_at:
-                    due.append((job, watched, watched.termination))
         if not due:
             return
         # No process outlives a boot.  The pid of a short job is not recorded yet.
-        there = [change_job(job, pid=watched.pid, pid_started=watched.pid_started).value for job, watched, _ in due
-                 if job.current.boot_id == self.machine.boot_id]
-        known = set[int]().union(*(termination.known for _, _, termination in due))
-        over = [job.id for job in jobs if self.watched[job.id].result]
-        members = self.machine.find_members(there, over, known)
-        for job, watched, termination in due:
-            left = members.get(job.id, [])
-            termination.known = {process.pid for process in left}
-            self.run_guarded(f"ending job {job.id}", self.end_job, job, watched, left, now)
+        here = [change_job(one.job, pid=one.pid, pid_started=one.pid_started).value for one in due if one.is_here]
+        known = set[int]().union(*(one.known for one in due))
+        over = [job_id for job_id, one in self.hosted.items() if one.result]
+        members = self.machine.find_members(here, over, known)
+        for one in due:
+            self.run_guarded(f"ending job {one.job.id}", one.end, members.get(one.job.id, []), now)
 
-    def end_job(self, job: Job, watched: Watched, left: Sequence[Process], now: float) -> None:
-        """`left`: its processes."""
-        going_on = self.find_going_on(job, watched, left, now)
-        watched.processes_left = len(going_on) or None
-        ended = [process for process in left if process not in going_on] if going_on else left
-        if not ended and not going_on and watched.result:
-            watched.is_over = True
-            if watched.result.runtime_seconds is None:
-                watched.result = replace(watched.result, runtime_seconds=self.find_runtime_s(job))
-        elif watched.termination:
-            self.terminate(job, ended, watched.termination, now, bool(going_on))
+    def find_next_look_s(self) -> float | None:
+        """Seconds until look() must be called again for processes that are being ended."""
+        due = [one.next_look_at for one in self.hosted.values() if one.ending_since is not None and not one.is_over]
+        return max(0.0, min(due) - self.clock.monotonic()) if due else None
 
-    def find_going_on(self, job: Job, watched: Watched, members: Sequence[Process], now: float) -> list[Process]:
-        """The processes for which a job goes on after its command: those of its session, unless they idle."""
-        result, going_on = watched.result, choose_session(members, watched.pid)
-        if job.current.stop_cause or not result or result.exit_code is None or not going_on or watched.has_idled:
-            return []
-        if watched.work:                # at the first look they may be about to leave the session, as `setsid x &` does
-            # They are over at another time than the command.
-            watched.result = replace(result, finished_at=None, runtime_seconds=None)
-        watched.work = (watched.work or Work()).add(going_on, now)
-        pids = {process.pid for process in going_on}
-        is_computing = any(process.pid in pids for gpu in self.observer.gpus for process in gpu.processes)
-        if watched.work.is_idle(TICK_S) and not is_computing and not (job.gpus and self.observer.find_smi_error()):
-            watched.has_idled, watched.termination = True, Termination(now, False)
-            return []
-        return going_on
+    def find_runtime_s(self, job: Job) -> float | None:
+        """Seconds that a job has run here; None: it is not known."""
+        hosted = self.hosted.get(job.id)
+        if hosted is None or hosted.job.attempt != job.attempt:
+            hosted = HostedJob(self, job)
+        return hosted.find_runtime_s()
 
-    def terminate(self, job: Job, members: Sequence[Process], termination: Termination, now: float,
-                  goes_on: bool) -> None:
-        """`members`: the processes to be ended.  `goes_on`: others go on after the job's command."""
-        import signal
-        watched = self.watched[job.id]
-        age_s, processes = now - termination.began_at, self.machine.processes
-        grace_s, longest_s = self.config.jobs.kill_grace_seconds, 2.0 if goes_on and not members else 0.5
-        termination.next_look_at = now + min(longest_s, max(TERMINATION_INTERVAL_S, age_s / 10))
-        pid = watched.pid if job.current.boot_id == self.machine.boot_id else None
-        runner = processes.find(pid) if pid else None
-        if runner and runner.started != watched.pid_started:
-            runner = None                               # the pid was given to another process
-        if not members and not goes_on and runner and age_s >= grace_s + RUNNER_TIMEOUT_S:
-            members = [runner]                          # only its job.sh is left, stopped or stuck
-        if members and not termination.seen:
-            termination.seen = {process.pid for process in members}
-            if not job.current.stop_cause:
-                names = join_some([f"{process.name} (pid {process.pid})" for process in members])
-                self.log.info("Job %s: its command has ended; ending what it left: %s", job.id, names)
-                watched.notes += (f"ended after its command: {names}",)
-        if age_s >= grace_s:
-            signaled, number = list(members), signal.SIGKILL
-        else:
-            readers, number = processes.find_readers(members), signal.Signals[f"SIG{job.current.stop_signal or 'TERM'}"]
-            signaled = choose_signaled(members, termination.seen, termination.signaled, readers)
-        for process in signaled:
-            processes.send(process, number)
-            processes.send(process, signal.SIGCONT)     # a stopped process handles its signals only then
-        termination.signaled.update(process.pid for process in signaled)
-        if runner and runner.state == "T":
-            processes.send(runner, signal.SIGCONT)
+    def forget(self, job: Job) -> None:
+        """Drop an attempt that is over."""
+        self.observer.released_at.update(dict.fromkeys(job.current.gpu_uuids, self.clock.monotonic()))
+        self.hosted.pop(job.id, None)
+        self.machine.forget(job.id)
 
 
 def list_news(job: Job, look: JobLook) -> Iterator[News]:
@@ -7325,7 +7336,11 @@ class Local(MachineBackend):
         self.host = JobHost(service.observer, service.layout, service.umask, service.run_guarded)
 
     def start(self, job: Job, submitted: Mapping[str, str] | None) -> News | None:
-        news = self.host.start(self.service.launcher.make_order(job, submitted))
+        try:
+            order = self.service.launcher.make_order(job, submitted)
+        except (OSError, NexusError) as error:
+            return self.host.fail(job, error)
+        news = self.host.start(order)
         if news is None:
             self.service.launcher.tell_start(job)
         return news
@@ -7335,8 +7350,8 @@ class Local(MachineBackend):
 
     def is_ending(self, job_id: str) -> bool:
         """Whether a job's command has ended, and nothing goes on that has to be waited for."""
-        watched = self.host.watched.get(job_id)
-        return watched is not None and watched.result is not None and not watched.processes_left
+        hosted = self.host.hosted.get(job_id)
+        return hosted is not None and hosted.result is not None and not hosted.processes_left
 
     def forget(self, job: Job) -> None:
         self.host.forget(job)
@@ -7467,7 +7482,7 @@ class Agent:
                 job = decode_value(Job, kept)
                 self.jobs[find_key(job)] = job
         self.look()
-        while self.is_connected or any(not (one.is_over or one.requeue) for one in self.host.watched.values()):
+        while self.is_connected or any(not (one.is_over or one.requeue) for one in self.host.hosted.values()):
             self.tick(self.events.wait(self.find_wait_s()))
 
     def observe(self) -> None:
@@ -7556,7 +7571,7 @@ class Agent:
             return JobLook(requeue=why)
 
         folder, job = self.layout.job_folder(one.key), order.job
-        former = self.host.watched.get(job.id)
+        former = self.host.hosted.get(job.id)
         if one.stop_cause:
             return refuse("it was killed before it began")
         if job.current.boot_id != self.machine.boot_id:
@@ -7575,7 +7590,7 @@ class Agent:
             self.keep(job)                                      # before anything of it can begin
             news = self.host.start(Order(job, environ, order.argv, order.code))
         except (OSError, NexusError) as error:
-            news = self.host.judge(error, job)
+            news = self.host.fail(job, error)
         if isinstance(news, Requeue):
             return refuse(news.why)
         if news:
@@ -7597,10 +7612,10 @@ class Agent:
     def end_overdue(self) -> None:
         """End jobs whose time is over: the head may not be there."""
         for key, job in self.jobs.items():
-            runtime_s, watched = self.host.find_runtime_s(job), self.host.watched.get(job.id)
+            runtime_s, hosted = self.host.find_runtime_s(job), self.host.hosted.get(job.id)
             if job.timeout_seconds and (runtime_s or 0.0) > job.timeout_seconds and not job.current.stop_cause:
                 result = read_result(job.log_dir or "", job.attempt)
-                if (watched and watched.is_over) or (result and not result.goes_on):
+                if (hosted and hosted.is_over) or (result and not result.goes_on):
                     continue                            # it ended in time, and the head has not heard of it yet
                 line = (f"stopped after {format_duration(runtime_s or 0.0)}: "
                         f"its time limit is {format_duration(job.timeout_seconds)}")
@@ -8249,8 +8264,8 @@ class Launcher(Part):
         except (NexusError, OSError) as error:
             news = error
         except Exception as error:
-            watched = self.service.local.host.watched.get(job.id)
-            if not watched or watched.launched_at is None:
+            hosted = self.service.local.host.hosted.get(job.id)
+            if not hosted or hosted.launched_at is None:
                 self.service.runners.hear_outcome(job, Result(None, None, 0.0, "launch", format_line(repr(error), 300)))
             raise
         if news:
