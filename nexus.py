@@ -2165,18 +2165,6 @@ class Start(Value):
     node: str = ""                              # "" = on this machine
 
 
-class Stop(Value):
-    job_id: str
-    cause: str
-    line: str
-
-
-class Usage(Value):
-    """What a running job has taken up to now."""
-    runtime_s: float
-    memory_mib: float | None = None             # of the host
-
-
 REASON_CODES = ("resources", "dependency", "held", "paused", "quota", "begin-time", "node-down", "never")
 
 
@@ -2201,7 +2189,6 @@ class NodeView(Value):
 
 class Plan(Value):
     starts: tuple[Start, ...] = ()
-    stops: tuple[Stop, ...] = ()
     blocked: dict[tuple[Any, ...], Reason] | None = None    # why the jobs of a request class wait, as far as explained
     quotas: Quotas | None = None                # after these starts, like gpus; None: nothing was examined
     gpus: tuple[GpuCapacity, ...] = ()
@@ -2470,20 +2457,16 @@ def reserve(job: Job, capacities: Sequence[GpuCapacity]) -> None:
         one.reserved_for, one.reserved_until = job.id, max(one.ends_at for one in reserved)
 
 
-def find_stops(running: Iterable[Job], usage: Mapping[str, Usage], config: JobsConfig) -> Iterator[Stop]:
-    """The running jobs over their time limit or over max_memory_gb."""
-    for job in running:
-        used = usage.get(job.id)
-        if used is None or job.current.stop_cause:
-            continue
-        limit_s, what = find_time_limit(job, config)
-        if limit_s is not None and used.runtime_s >= limit_s:
-            yield Stop(job.id, "timeout",
-                       f"stopped after {format_duration(used.runtime_s)}: {what} is {format_duration(limit_s)}")
-        elif config.max_memory_gb and (used.memory_mib or 0) > config.max_memory_gb * 1024:
-            taken = format_memory(used.memory_mib or 0, 2)
-            yield Stop(job.id, "host-memory",
-                       f"its processes took {taken} of host memory; max_memory_gb is {config.max_memory_gb:g}")
+def find_stop(job: Job, runtime_s: float | None, memory_mib: float | None,
+              config: JobsConfig) -> tuple[str, str] | None:
+    """(the cause, the words) for which a running job must be ended: its time limit or max_memory_gb; None: none."""
+    limit_s, what = find_time_limit(job, config)
+    if limit_s is not None and runtime_s is not None and runtime_s >= limit_s:
+        return "timeout", f"stopped after {format_duration(runtime_s)}: {what} is {format_duration(limit_s)}"
+    if config.max_memory_gb and (memory_mib or 0) > config.max_memory_gb * 1024:
+        taken = format_memory(memory_mib or 0, 2)
+        return "host-memory", f"its processes took {taken} of host memory; max_memory_gb is {config.max_memory_gb:g}"
+    return None
 
 
 def find_time_limit(job: Job, config: JobsConfig) -> tuple[float | None, str]:
@@ -2588,12 +2571,12 @@ def find_slurm_obstacle(job: Job) -> Reason | None:
 
 
 def plan(state: State, gpus: Sequence[Gpu], error: str | None, config: Config, now: float,
-         usage: Mapping[str, Usage] = {}, nodes: Sequence[NodeView] = (), hold: str = "") -> Plan:
-    """Decide which running jobs stop, which pending jobs start now and where, and why the others wait.
+         nodes: Sequence[NodeView] = (), hold: str = "") -> Plan:
+    """Decide which pending jobs start now and where, and why the others wait.
 
     `gpus`: as last observed.  `error`: why this machine's readings are unreliable; none of its GPUs is assigned then.
-    `usage`: of the running jobs that have limits.  `nodes`: the other machines.  `hold`: why nothing at all can start;
-    jobs are stopped all the same.  A job starts on the machine with the least load of those that can take it now.
+    `nodes`: the other machines.  `hold`: why nothing at all can start.  A job starts on the machine with the least load
+    of those that can take it now.
     """
     is_slurm = config.jobs.launcher == "slurm"
     views = [NodeView("", config.jobs.cpu_slots, error), *([] if is_slurm else nodes)]
@@ -2602,8 +2585,7 @@ def plan(state: State, gpus: Sequence[Gpu], error: str | None, config: Config, n
     closed = {one.name: Reason("node-down", place or one.name, one.closed) if one.closed else None for one in views}
     capacities = list_capacities(state.running.values(), gpus, config.gpu, now, closed)
     quotas = Quotas(state, config.jobs)
-    stops = tuple(find_stops(state.running.values(), usage, config.jobs))
-    planned = Plan((), stops, {}, quotas, tuple(capacities), closed, folders,
+    planned = Plan((), {}, quotas, tuple(capacities), closed, folders,
                    Reason("node-down", "", hold) if hold else PAUSED if state.paused else None)
     if planned.hold:
         return planned
@@ -2980,7 +2962,7 @@ def estimate_starts(jobs: Iterable[Job], groups: Iterable[Group], run_times: Map
     # Inside a container no process shows: all use is the jobs', and ends with them
     gpus = [replace(gpu, memory_used_mib=None) if gpu.uuid in held and not gpu.processes else gpu for gpu in gpus]
     for _ in range(MAX_ESTIMATED_STEPS):
-        planned = plan(state, gpus, None, config, now, {}, nodes)
+        planned = plan(state, gpus, None, config, now, nodes)
         for start in planned.starts:
             begun = begin_attempt(state.jobs[start.job_id], started_at=now, gpu_indices=start.gpu_indices,
                                   gpu_uuids=start.gpu_uuids, node=start.node)
@@ -6702,6 +6684,13 @@ class SlurmBackend(Backend):
             elif isinstance(news, Mapping):
                 command = format_line(job.command, 500)
                 self.log.info("Submitted to Slurm as %s: job %s: %s", news["slurm_id"], job.id, command)
+        for job in self.live:
+            # Slurm enforces limits of whole minutes.
+            limit_s, _ = find_time_limit(job, self.config.jobs)
+            if job.status == RUNNING and not job.current.stop_cause and (limit_s or 0) % 60:
+                stop = find_stop(job, find_age(job, self.clock.now()), None, self.config.jobs)
+                if stop:
+                    yield job, {"stop_cause": stop[0], "stop_line": stop[1]}
         self.live = self.list_live()
         if found and not self.store.last_error:             # after a disk error, poll() returns them again
             self.found = ()
@@ -6956,7 +6945,7 @@ class JobLook(Value):
     processes_left: int | None = None           # that go on after its command; None: it has not ended
     notes: tuple[str, ...] = ()                 # what was ended after its command
     files: str | None = None                    # on a node: the folder with what it wrote into its checkout
-    stop_line: str | None = None                # its time was over, and its machine has ended it
+    stop: tuple[str, str] | None = None         # the limit that it has reached: find_stop()
 
 
 class Order(Value):
@@ -6983,6 +6972,7 @@ class HostedJob:
         self.has_idled = False                          # that idles, and is being ended
         self.processes_left: int | None = None
         self.notes: tuple[str, ...] = ()
+        self.stop: tuple[str, str] | None = None        # find_stop()
         # Its processes are ended when the job must stop, and again when its command has ended and left some.
         self.ending_since: float | None = None          # monotonic
         self.is_stopped = False                         # since then for a stop
@@ -6997,8 +6987,11 @@ class HostedJob:
         return self.job.current.boot_id == self.machine.boot_id
 
     def look(self) -> JobLook:
+        ran, stop = self.job.current, None if self.is_over else self.stop
+        if ran.stop_cause in ("timeout", "host-memory"):
+            stop = ran.stop_cause, ran.stop_line or ""
         return JobLook(self.pid, self.pid_started, self.machine.session_of(self.job), self.result, self.is_over,
-                       self.requeue, self.processes_left, self.notes)
+                       self.requeue, self.processes_left, self.notes, stop=stop)
 
     def find_runtime_s(self) -> float | None:
         """Seconds since the begin of its command, whatever the wall clock was set to."""
@@ -7038,9 +7031,16 @@ class HostedJob:
         self.next_look_at = 0.0
 
     def check(self, is_child_gone: bool) -> None:
+        """See whether it has started or ended, and whether it has reached a limit.  Raises: OSError."""
+        if not self.result and not self.requeue:
+            self.look_at_files(is_child_gone)
+        if not self.requeue and (self.result is None or self.processes_left):
+            host = self.host
+            memory_mib = host.observer.find_memory_mib(self.job)
+            self.stop = find_stop(self.job, self.find_runtime_s(), memory_mib, host.config.jobs)
+
+    def look_at_files(self, is_child_gone: bool) -> None:
         """Look at its files and its pid: the second way to learn that it has started or ended.  Raises: OSError."""
-        if self.result or self.requeue:
-            return
         result, number = read_result(self.folder, self.job.attempt), self.job.attempt
         if not self.is_here:
             # What went on after its command has gone down, too.
@@ -7291,8 +7291,8 @@ def list_news(job: Job, look: JobLook) -> Iterator[News]:
     if look.requeue:
         yield Requeue(look.requeue, {"pid": None, "pid_started": None})
         return
-    if look.stop_line and not job.current.stop_cause:
-        yield {"stop_cause": "timeout", "stop_line": look.stop_line}
+    if look.stop and not job.current.stop_cause:
+        yield {"stop_cause": look.stop[0], "stop_line": look.stop[1]}
     if look.pid is not None and job.current.pid is None:
         yield Started({"pid": look.pid, "pid_started": look.pid_started, "session": look.session})
     notes = tuple(note for note in look.notes if note not in job.current.notes)
@@ -7535,9 +7535,10 @@ class Agent:
             self.run_guarded("taking a request", self.take, load_json(self.requests.popleft()))
         if self.observer.latest is not self.observer.observation:
             self.observer.take_in(list(self.jobs.values()))
-        self.end_overdue()
         looks = self.look(events)
         for key, look in looks.items():
+            if look.stop and not self.jobs[key].current.stop_cause:
+                self.run_guarded(f"stopping job {key}", self.stop, key, *look.stop)
             if self.wanted is not None and key not in self.wanted and (look.is_over or look.requeue):
                 self.run_guarded(f"forgetting job {key}", self.forget, key)
         if self.question and (self.has_news(looks) or self.clock.monotonic() - self.asked_at >= self.question.wait_s):
@@ -7609,18 +7610,10 @@ class Agent:
         paths = [*submitted.get("PATH", "").split(":"), *(self.environ.get("PATH") or os.defpath).split(":")]
         return {**own, **others, "PATH": ":".join(dict.fromkeys(filter(None, paths)))}
 
-    def end_overdue(self) -> None:
-        """End jobs whose time is over: the head may not be there."""
-        for key, job in self.jobs.items():
-            runtime_s, hosted = self.host.find_runtime_s(job), self.host.hosted.get(job.id)
-            if job.timeout_seconds and (runtime_s or 0.0) > job.timeout_seconds and not job.current.stop_cause:
-                result = read_result(job.log_dir or "", job.attempt)
-                if (hosted and hosted.is_over) or (result and not result.goes_on):
-                    continue                            # it ended in time, and the head has not heard of it yet
-                line = (f"stopped after {format_duration(runtime_s or 0.0)}: "
-                        f"its time limit is {format_duration(job.timeout_seconds)}")
-                self.jobs[key] = change_job(job, stop_cause="timeout", stop_line=line).value
-                self.keep(self.jobs[key])
+    def stop(self, key: str, cause: str, line: str) -> None:
+        """End a job that has reached a limit: the head may not be there."""
+        self.jobs[key] = change_job(self.jobs[key], stop_cause=cause, stop_line=line).value
+        self.keep(self.jobs[key])
 
     def report(self, one: Wanted, look: JobLook | None, most_bytes: int) -> JobReport:
         """What is known of an attempt, and its new output."""
@@ -7635,8 +7628,6 @@ class Agent:
         written = os.path.join(folder, "files")
         if look.is_over and os.path.isdir(written):
             look = replace(look, files=written)
-        if job.current.stop_cause == "timeout":
-            look = replace(look, stop_line=job.current.stop_line)
         sizes = measure_logs(folder)
         out, err = [read_part(os.path.join(folder, f"{name}.log"), have, most_bytes) if size > have else b""
                     for name, have, size in zip(("stdout", "stderr"), one.log_sizes, sizes)]
@@ -8108,8 +8099,6 @@ class Runners(Part):
     def __init__(self, service: Service) -> None:
         super().__init__(service)
         self.results: dict[str, Result] = {}                # {ended job: its result}, until that is recorded
-        self.usage: dict[str, Usage] = {}                   # {running job with limits: what it has used}
-        self.noted_at = float("-inf")                       # monotonic: when `usage` was made
 
     def hear_outcome(self, job: Job, news: News) -> None:
         """Record a report of an attempt.  schedule() records an end, once none of its processes is left.
@@ -8138,6 +8127,9 @@ class Runners(Part):
             self.service.record(job, False, **news.facts)
         elif isinstance(news, Mapping):                 # without a disk, what must end is ended all the same
             self.service.record(job, job.current.slurm_key is not None, **news)
+            if "stop_line" in news:
+                self.log.info("Job %s is stopped: %s", job.id, news["stop_line"])
+                self.service.wake()
         else:
             why, facts = news.why, {**(news.facts or {}), "log_base": measure_logs(find_job_folder(self.layout, job))}
             self.store.update(lambda state: requeue(state, state.jobs[job.id], why, now, **facts))
@@ -8146,20 +8138,6 @@ class Runners(Part):
             self.service.gpu_watch.show_gpus()
             after = "" if job.current.stop_cause else " and goes back to the queue"
             self.log.warning("Job %s could not start%s: %s", job.id, after, why)
-
-    def note_usage(self) -> None:
-        """Note what jobs with limits have used, once in WATCH_INTERVAL_S."""
-        now, config, usage = self.clock.monotonic(), self.config.jobs, {}
-        if now - self.noted_at < WATCH_INTERVAL_S:
-            return
-        self.noted_at = now
-        for job in [job for job in self.service.running_jobs() if not job.current.node]:
-            limit_s, _ = find_time_limit(job, config)
-            is_slurms = job.current.slurm_key and (limit_s or 0) % 60 == 0      # Slurm enforces whole minutes
-            if (config.max_memory_gb or limit_s is not None) and not is_slurms:
-                memory_mib = self.service.observer.find_memory_mib(job)
-                usage[job.id] = Usage(self.find_runtime_s(job, self.clock.now()), memory_mib)
-        self.usage = usage
 
     def end_attempt(self, state: State, job: Job, result: Result, evidence: Evidence, now: float) -> Changes:
         """The changes at a running job's end: of the job, of its dependents, of its group."""
@@ -8209,7 +8187,7 @@ class Runners(Part):
 
     def forget(self, job: Job) -> None:
         """Drop what was kept for a running job."""
-        for table in (self.results, self.usage, self.service.observer.usage):
+        for table in (self.results, self.service.observer.usage):
             table.pop(job.id, None)
         self.service.find_backend(job).forget(job)
 
@@ -9740,7 +9718,6 @@ class Service:
         for backend in self.backends:
             self.run_guarded(backend.doing, self.take_in, backend, runner_events)
         self.run_guarded("reading GPUs", self.gpu_watch.take_in_observation)
-        self.run_guarded("noting what jobs take", self.runners.note_usage)
         self.run_guarded("looking at nodes", self.pool.take_stock)
         for backend in self.backends:
             self.run_guarded("ending jobs", backend.end_unwanted)
@@ -9803,10 +9780,6 @@ class Service:
                     for job in self.running_jobs() if job.id in over}
         hold = "the machine goes down" if self.is_going_down else (
             self.local.host.start_backoff.find_why(self.clock.monotonic()) or "")
-        # A job that is over must not be stopped for a timeout.
-        usage = {job_id: used for job_id, used in self.runners.usage.items()
-                 if job_id not in results and not self.local.is_ending(job_id)}
-
         starting: list[tuple[Job, Mapping[str, str] | None]] = []
 
         def decide(state: State) -> Changes:
@@ -9817,9 +9790,7 @@ class Service:
                 job = state.jobs[job_id]
                 yield from self.runners.end_attempt(state, job, over[job_id], proof, now)
                 ended.append((job, state.jobs[job_id]))
-            planned = plan(state, self.gpu_watch.see_gpus(state), trouble, self.config, now, usage, nodes, hold)
-            for stop in planned.stops:
-                yield change_job(state.jobs[stop.job_id], stop_cause=stop.cause, stop_line=stop.line)
+            planned = plan(state, self.gpu_watch.see_gpus(state), trouble, self.config, now, nodes, hold)
             for start in planned.starts:
                 yield self.launcher.intend(state.jobs[start.job_id], start, now)
             jobs = [state.jobs[start.job_id] for start in planned.starts]
@@ -9835,9 +9806,6 @@ class Service:
             self.run_guarded(f"starting job {job.id}", self.launcher.start, job, submitted)
         for before, after in ended:
             self.runners.report_end(before, after)
-        for stop in self.plan.stops:
-            self.log.info("Job %s is stopped: %s", stop.job_id, stop.line)
-            self.wake()
         self.gpu_watch.guard_gpus([before for before, _ in ended])
 
     def tell(self, job: Job, message: str, *details: object) -> None:

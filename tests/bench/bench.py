@@ -360,20 +360,19 @@ def make_waiting(count: int = 10000, gpus: int = 64) -> nexus.State:
 
 def measure_plan() -> None:
     state, config = make_waiting(), nexus.parse_config({}, "")
-    usage = {job_id: nexus.Usage(60.0) for job_id in state.running}
     gpus = [nexus.Gpu(n, f"GPU-{n}", "H100", 81559.0, 0.0, 30.0) for n in range(64)]
     busy = [nexus.replace(gpu, fault="GPU is lost") for gpu in gpus]
     full = [nexus.replace(gpu, processes=(nexus.GpuProcess(1, 5000.0),)) for gpu in gpus]
     what = "plan(), 10,000 waiting of 50 kinds, 64 GPUs, 200 groups"
     for now, seen, text in ((1.0, gpus, "32 GPUs free"), (400.0, gpus, "the same, GPUs kept for who waits"),
                             (400.0, full, "somebody is on each GPU"), (400.0, busy, "all GPUs lost")):
-        made = nexus.plan(state, seen, None, config, now, usage)
-        report(f"{what}: {text}", f"{median_ms(lambda: nexus.plan(state, seen, None, config, now, usage), 50):.2f} ms, "    # noqa: B023
+        made = nexus.plan(state, seen, None, config, now)
+        report(f"{what}: {text}", f"{median_ms(lambda: nexus.plan(state, seen, None, config, now), 50):.2f} ms, "    # noqa: B023
                f"{len(made.starts)} starts", "<= 30 ms")
     for is_paused in (True, False):
         state.put(nexus.Put("facts", "paused", is_paused))
         if state.paused:
-            report(f"{what}: paused", f"{median_ms(lambda: nexus.plan(state, gpus, None, config, 400.0, usage), 50):.2f} ms", "<= 10 ms")
+            report(f"{what}: paused", f"{median_ms(lambda: nexus.plan(state, gpus, None, config, 400.0), 50):.2f} ms", "<= 10 ms")
 
 
 def measure_many() -> None:

@@ -808,7 +808,6 @@ def test_wall_clock_jumps(world, jump):
 
 PHASES = [  # where, what, as it is told
     ("local", "poll", "hearing runners"), ("gpu_watch", "take_in_observation", "reading GPUs"),
-    ("runners", "note_usage", "noting what jobs take"),
     ("pool", "take_stock", "looking at nodes"), ("local", "end_unwanted", "ending jobs"), ("", "schedule", "scheduling")]
 
 
