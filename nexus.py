@@ -2042,10 +2042,11 @@ def find_last_lines(text: str, count: int) -> list[str]:
 SBATCH_ANSWER = r"(?m)^(\d+)(;\S*)?$"             # the id, and maybe the cluster; warnings may stand around it
 SQUEUE_FORMAT = "%i|%T|%S|%e|%N|%r|%j|%k"       # id, state, start, end, nodes, reason, name, comment
 SLURM_WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD")
+REQUEUED_BY_SLURM = "REQUEUED"                  # the state, for nexus, of a job that waits again after it began
 SLURM_ENDS: Mapping[str, str | None] = {        # {a state in which a job has ended: its cause; None: see its exit code}
     "COMPLETED": None, "FAILED": None, "CANCELLED": "killed", "TIMEOUT": "timeout", "DEADLINE": "timeout",
     "OUT_OF_MEMORY": "host-memory", "NODE_FAIL": "node-fail", "BOOT_FAIL": "node-fail", "PREEMPTED": "preempted",
-    "REVOKED": "killed"}
+    "REVOKED": "killed", REQUEUED_BY_SLURM: "node-fail"}
 # {what slurmstepd writes into slurm.log when it ends a job: the cause}, for a job that Slurm forgot or calls FAILED
 SLURM_KILLS = (("DUE TO TIME LIMIT", "timeout"), ("DUE TO NODE FAILURE", "node-fail"),
                ("DUE TO PREEMPTION", "preempted"), ("CANCELLED AT", "killed"),
@@ -2846,6 +2847,8 @@ def match_slurm_jobs(live: Iterable[Job], jobs: Sequence[SlurmJob]) -> dict[str 
 SLURM_DECISIONS: Sequence[tuple[str | None, str | None, float, str]] = (
     (None, OURS, 0.0, REQUEUE),                 # the claim keeps its job.sh from beginning
     ("", NOT_BEGUN, 0.0, REQUEUE),              # it never reached Slurm, or Slurm has lost it
+    (REQUEUED_BY_SLURM, NOT_BEGUN, 0.0, REQUEUE),
+    (REQUEUED_BY_SLURM, BEGUN, 10.0, END),      # slurmctld has it killed when it hears of it; or it has just ended
     ("NODE_FAIL", None, 0.0, END),
     ("BOOT_FAIL", None, 0.0, END),
     ("COMPLETED", BEGUN, 60.0, END),            # a shared file system may show the result late
@@ -2869,11 +2872,15 @@ def decide(seen: SlurmJob | None, claim: str, result: Result | None, over_s: flo
 
 
 def make_slurm_end(seen: SlurmJob | None, claim: str, result: Result | None, line: str, folder: str) -> Result:
-    """How an attempt ended: as Slurm says if Slurm ended it, else as its result says."""
+    """How an attempt ended: as Slurm says if Slurm ended it, else as its result says.
+
+    A job that wrote its result was not ended by the failure of its node, or of slurmctld, unless slurmstepd says so.
+    """
     words, cause = f"Slurm: {line}" if line else "", SLURM_ENDS[seen.state] if seen else None
+    slurmstepd_cause = next((cause for pattern, cause in SLURM_KILLS if re.search(pattern, line)), None)
     if not cause and not (seen and result):
-        cause = next((cause for pattern, cause in SLURM_KILLS if re.search(pattern, line)), None)
-    if result and (result.cause or not cause):
+        cause = slurmstepd_cause
+    if result and (result.cause or not cause or (cause == "node-fail" and not slurmstepd_cause)):
         return result
     node = f" on {seen.nodes}" if seen and seen.nodes else ""
     reason = f" ({seen.reason})" if seen and seen.reason not in ("", "None", "NonZeroExitCode") else ""
@@ -6610,7 +6617,8 @@ class SlurmBackend(Backend):
         for job in live:
             key, seen = job.current.slurm_key, self.seen.get(job.current.slurm_key)
             is_waiting = seen is not None and seen.state in SLURM_WAITING
-            is_requeued = is_waiting and job.status == RUNNING      # by Slurm, as its node was lost
+            # By Slurm: its node was lost, or slurmctld crashed before it saved that the job began.
+            is_requeued = is_waiting and (job.status == RUNNING or self.find_claim(job) == BEGUN)
             if seen is None or seen.state in SLURM_ENDS or is_requeued:
                 self.over_at[key] = over_at.get(key, now)
                 yield from self.find_end(job, seen, now - self.over_at[key])
@@ -6631,9 +6639,8 @@ class SlurmBackend(Backend):
         folder = self.service.layout.job_folder(job.id)
         self.hurry()
         if seen and seen.state in SLURM_WAITING:
-            seen = replace(seen, state="NODE_FAIL", reason=f"queued again: {seen.reason}", started_at=None)
-        by, result = read_claim(folder, job.attempt), read_result(folder, job.attempt)
-        claim = NOT_BEGUN if by is None else OURS if by == (0, 0) else BEGUN
+            seen = replace(seen, state=REQUEUED_BY_SLURM, reason=f"queued again: {seen.reason}", started_at=None)
+        claim, result = self.find_claim(job), read_result(folder, job.attempt)
         text, _ = read_tail(os.path.join(folder, f"slurm-{job.attempt}.log"), 0, TAIL_BYTES)
         news = decide(seen, claim, result, over_s, find_slurm_line(text), folder)
         if isinstance(news, Requeue) or (news and news.cause == "killed" and claim == NOT_BEGUN):
@@ -6643,6 +6650,10 @@ class SlurmBackend(Backend):
             if job.status == PENDING:
                 yield job, self.find_start(job, seen)
             yield job, news
+
+    def find_claim(self, job: Job) -> str:
+        by = read_claim(self.service.layout.job_folder(job.id), job.attempt)
+        return NOT_BEGUN if by is None else OURS if by == (0, 0) else BEGUN
 
     def cancel(self, unwanted: Iterable[SlurmJob]) -> None:
         """Raises: unavailable."""

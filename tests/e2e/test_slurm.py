@@ -268,6 +268,38 @@ def test_slurmctld_crashes_and_forgets_the_latest_jobs(count):
         live.until(lambda: {state for slurm_id, state, *_ in cluster.jobs() if slurm_id in others} == {"COMPLETED"}, "those of others")
 
 
+@pytest.mark.parametrize("is_watched", [True, False], ids=["nexus saw that they began", "nexus did not see it"])
+def test_slurmctld_crashes_before_it_saves_that_jobs_began(is_watched):
+    """It has them pending again, though they have ended.  Their results count, and nothing runs twice."""
+    with slurm.Cluster(nodes={"n1": 2}) as cluster, cluster.box(retry_backoff_seconds=0.1) as box:
+        drain(cluster)
+        command = f"echo $NEXUS_JOB_ID >> {box.path('runs')}; until [ -e {box.path('go')} ]; do sleep 0.1; done"
+        well, bad = box.add(command, gpus=1, retries=1), box.add(f"{command}; exit 3", gpus=1)
+        for job_id in (well, bad):
+            box.await_reason(job_id, "Slurm has it as")
+        if not is_watched:
+            box.kill_all_of_service()
+        cluster.stop_slurmctld()                            # it saves
+        shutil.copytree(cluster.folder / "state", cluster.folder / "saved")
+        cluster.start_slurmctld()
+        resume(cluster)
+        live.until(lambda: len(live.read(box.path("runs")).split()) == 2, "both to begin")
+        if is_watched:
+            for job_id in (well, bad):
+                box.wait(job_id, "running")
+        cluster.stop_slurmctld(9)
+        box.path("go").touch()
+        live.until(lambda: all((folder_of(box, job_id) / "result-1.json").exists() for job_id in (well, bad)), "their results")
+        shutil.rmtree(cluster.folder / "state")
+        (cluster.folder / "saved").rename(cluster.folder / "state")
+        cluster.start_slurmctld()
+        if not is_watched:
+            box.start()
+        assert box.wait(well, "completed")["attempt"] == 1
+        assert [box.wait(bad, "failed")[key] for key in ("exit_code", "cause", "attempt")] == [3, "exit", 1]
+        assert sorted(live.read(box.path("runs")).split()) == sorted([well, bad])
+
+
 def test_ended_jobs_that_slurm_has_forgotten():
     """MinJobAge is over before the service comes back."""
     with slurm.Cluster(nodes={"n1": 2}, MinJobAge="2") as cluster, cluster.box() as box:
