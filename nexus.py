@@ -4359,6 +4359,7 @@ SMI_WAIT_S = 10.0               # a refresh waits so long; then it uses the last
 SMI_SLOW_S = 2.0
 EXEC_LOOKS = 500                # half a millisecond apart: the longest wait for an environment during an exec
 FORMER_COUNT = 10000            # ended processes whose jobs are remembered
+SETTLED_S = 10.0                # the age at which a process that is nobody's will be nobody's
 SMI_SLOW_HINT = ("nvidia-smi is slow while the driver loads the cards at each run: start nvidia-persistenced, "
                  "or nvidia-smi -pm 1")
 PROC = "/proc"
@@ -4382,9 +4383,9 @@ STUCK_HINT = "a driver or a file system does not answer: see dmesg; a reboot may
 
 def has_ended(process: subprocess.Popen[bytes]) -> bool:
     """Whether a program has ended, and what it has started: it may be a wrapper of the one that hangs."""
-    if process.poll() is None:
-        return False
-    return not any(one.session == process.pid and one.state not in "ZX" for one in Processes().scan())
+    processes = Processes()
+    return process.poll() is not None and not any(
+        one.session == process.pid for one in processes.read(processes.list_pids()))
 
 
 def run(argv: Sequence[str], timeout_s: float, environ: Mapping[str, str] | None = None, *,
@@ -4524,7 +4525,8 @@ class Processes:
 
     A job's processes carry its id and nonce in their environment, descend from its job.sh, or share job.sh's session:
     torchrun's workers leave the process group.  A process that was once found stays its job's, even when its parents
-    are gone and it has cleared its environment.
+    are gone and it has cleared its environment.  All of /proc is read at each refresh.  The end of a job reads only
+    what is new since then, or was found: so it takes no longer beside thousands of other processes.
     """
 
     def __init__(self) -> None:
@@ -4532,6 +4534,7 @@ class Processes:
         self.boot_id = read_boot_id()
         self.marks: dict[tuple[int, int, int], str | None] = {}         # {(pid, started, env_start): mark}
         self.owners: dict[int, tuple[int, str]] = {}        # {pid: (started, its job's mark)}, of ended ones too
+        self.strangers: set[int] = set()                    # pids that were nobody's at the last refresh
 
     def find(self, pid: int) -> Process | None:
         with contextlib.suppress(OSError, ValueError, IndexError), opened(f"{PROC}/{pid}/stat", os.O_RDONLY) as handle:
@@ -4552,41 +4555,19 @@ class Processes:
         """Seconds since a start in clock ticks, whatever the wall clock was set to."""
         return time.clock_gettime(time.CLOCK_BOOTTIME) - started / os.sysconf("SC_CLK_TCK")
 
-    def scan(self) -> list[Process]:
-        """The processes that may be ours: this user's; for root, everybody's."""
+    def list_pids(self) -> set[int]:
+        return {int(name) for name in os.listdir(PROC) if name.isdigit()}
+
+    def read(self, pids: Iterable[int]) -> list[Process]:
+        """Those that may be ours: this user's; for root, everybody's.  Parents come first."""
         found = []
-        with os.scandir(PROC) as entries:
-            for entry in entries:
-                with contextlib.suppress(OSError):
-                    if entry.name.isdigit() and self.uid in (0, entry.stat(follow_symlinks=False).st_uid):
-                        process = self.find(int(entry.name))
-                        if process and not process.is_kernel and not self.is_gone(process):
-                            found.append(process)
-        return found
-
-    def list_children(self, pid: int, thread: str = "") -> set[int]:
-        """The pids of a process's children, of all its threads or of one."""
-        found = set[int]()
-        with contextlib.suppress(OSError, NexusError):
-            for one in [thread] if thread else os.listdir(f"{PROC}/{pid}/task"):
-                # Read twice: the kernel may skip a child whose elder sibling ends during the read.
-                before = len(found)
-                for _ in range(2):
-                    found.update(map(int, (read_text(f"{PROC}/{pid}/task/{one}/children") or "").split()))
-                    if len(found) == before:
-                        break
-        return found
-
-    def walk(self, roots: Iterable[int]) -> list[Process]:
-        """These processes and all their descendants, read from their roots: the rest of the machine costs nothing."""
-        todo, found = list(roots), dict[int, Process]()
-        while todo:
-            pid = todo.pop()
-            process = None if pid in found else self.find(pid)
-            if process:
-                found[pid] = process
-                todo += self.list_children(pid)
-        return [process for process in found.values() if not self.is_gone(process)]
+        for pid in pids:
+            with contextlib.suppress(OSError):
+                if self.uid in (0, os.stat(f"{PROC}/{pid}").st_uid):
+                    process = self.find(pid)
+                    if process and not process.is_kernel and not self.is_gone(process):
+                        found.append(process)
+        return sorted(found, key=lambda process: (process.started, process.pid))
 
     def read_mark(self, process: Process) -> str | None:
         """`service`, `viewer`, or `JOB NONCE`, from a process's environment at its last exec.
@@ -4614,45 +4595,48 @@ class Processes:
             time.sleep(0.0005)
         return None
 
-    def find_members(self, jobs: Iterable[Job], over: Iterable[str] = (),
-                     among: Sequence[Process] | None = None) -> dict[str, list[Process]]:
+    def find_members(self, jobs: Sequence[Job], over: Iterable[str] = (), *,
+                     is_refresh: bool = False) -> dict[str, list[Process]]:
         """{job id: its processes}, without job.sh, the viewer of the logs, and what job.sh of an ended job still runs.
 
-        `over`: ids of ended jobs.  `among`: the processes to choose from; None: all of the machine.
+        `over`: ids of jobs whose command has ended.  `is_refresh`: look at all of the machine; `jobs` are all that run.
         """
+        pids = self.list_pids()
+        processes = self.read(pids if is_refresh else pids - self.strangers)
         by_mark = {f"{job.id} {job.current.nonce}": job for job in jobs}
-        # A pid of an earlier boot means nothing.
-        runners = {job.current.pid: job for job in by_mark.values()
-                   if job.current.pid and job.current.boot_id == self.boot_id}
+        runners: dict[int | None, Job] = {}
+        for job in jobs:
+            # Another process may have got the pid of an ended job.sh; one of an earlier boot means nothing.
+            leader = self.find(job.current.pid) if job.current.pid else None
+            if job.current.boot_id == self.boot_id and (not leader or leader.started == job.current.pid_started):
+                runners[job.current.pid] = job
+        members: dict[str, list[Process]] = {job.id: [] for job in jobs}
         tidying = {pid for pid, job in runners.items() if job.id in over}
-        alive = {process.pid: process for process in (self.scan() if among is None else among)}
-        first = min((job.current.pid_started or 0 if job.current.pid else 0 for job in by_mark.values()), default=0)
-        members: dict[str, list[Process]] = {job.id: [] for job in by_mark.values()}
         found: dict[int, Job] = {}
-        spared: set[int] = set()
-        for process in sorted(alive.values(), key=lambda process: (process.started, process.pid)):     # parents first
-            if process.started < first:                 # older than every job.sh
-                continue
-            mark = self.read_mark(process) or ""
-            if process.parent in tidying or (process.parent in spared and mark not in by_mark):
-                spared.add(process.pid)
-            if mark in ("service", "viewer"):
-                continue
-            started, former = self.owners.get(process.pid, (0, ""))
-            runner, session, leader = runners.get(process.pid), runners.get(process.session), alive.get(process.session)
-            is_runner = runner is not None and runner.current.pid_started == process.started
-            if session and (process.started < (session.current.pid_started or 0) or (
-                    leader and leader.started != session.current.pid_started)):
-                session = None                          # another process got the pid of an ended job.sh
-            job = (runner if is_runner else None) or (by_mark.get(former) if started == process.started else None) or (
-                by_mark.get(mark) or session or found.get(process.parent))
-            if job:
-                found[process.pid] = job
+        for process in processes:
+            mark, (started, former) = self.read_mark(process) or "", self.owners.get(process.pid, (0, ""))
+            if process.parent in tidying and (mark not in by_mark or process.parent in runners):
+                tidying.add(process.pid)
+            elif process.pid in runners:
+                found[process.pid] = runners[process.pid]
+            elif mark not in ("service", "viewer"):
+                session = runners.get(process.session)
+                if session and process.started < (session.current.pid_started or 0):
+                    session = None
+                owner = by_mark.get(former) if started == process.started else None
+                owner = owner or by_mark.get(mark) or session or found.get(process.parent)
+                if owner:
+                    found[process.pid] = owner
+                    members[owner.id].append(process)
+        for process in processes:
+            if process.pid in found:
+                job = found[process.pid]
                 self.owners[process.pid] = process.started, f"{job.id} {job.current.nonce}"
-                if not is_runner and process.pid not in spared:
-                    members[job.id].append(process)
-        if among is None:
-            self.forget(alive)
+        if is_refresh:
+            # What is nobody's stays so; but one that has just begun may be job.sh, on its way to the command.
+            young = {process.pid for process in processes if self.find_age_s(process.started) < SETTLED_S}
+            self.strangers = pids - found.keys() - young
+            self.forget(processes)
         return members
 
     def find_readers(self, processes: Sequence[Process]) -> set[int]:
@@ -4666,12 +4650,12 @@ class Processes:
         pipes = {path for path in written if path.startswith("pipe:")}
         return {process.pid for process in processes if find_pipe(process, 0) in pipes}
 
-    def forget(self, alive: Mapping[int, Process]) -> None:
+    def forget(self, alive: Sequence[Process]) -> None:
         """Drop the marks of ended processes.  Keep the latest ones' jobs: nvidia-smi may still list them."""
-        alive_keys = {(process.pid, process.started, process.env_start) for process in alive.values()}
-        self.marks = {key: mark for key, mark in self.marks.items() if key in alive_keys}
-        gone = [pid for pid in self.owners if pid not in alive]
-        for pid in gone[:-FORMER_COUNT]:
+        keys = {(process.pid, process.started, process.env_start) for process in alive}
+        self.marks = {key: mark for key, mark in self.marks.items() if key in keys}
+        ended = self.owners.keys() - {process.pid for process in alive}
+        for pid in [pid for pid in self.owners if pid in ended][:-FORMER_COUNT]:
             del self.owners[pid]
 
     def owner_of(self, pid: int) -> str | None:
@@ -4681,17 +4665,10 @@ class Processes:
         return None if is_other else mark.partition(" ")[0] or None
 
     def send(self, process: Process, number: int) -> None:
-        """Signal exactly this process, or none.  Before Linux 5.3 its pid might be reused between two system calls."""
-        import signal
-        handle = None
-        with contextlib.suppress(AttributeError, OSError):      # Python was built for an older kernel; or it has ended
-            handle = os.pidfd_open(process.pid)
-        kill, whom = (os.kill, process.pid) if handle is None else (signal.pidfd_send_signal, handle)
+        """Signal this process, and no other that has got its pid."""
         with contextlib.suppress(OSError):
             if self.is_alive(process.pid, process.started):
-                kill(whom, number)
-        if handle is not None:
-            os.close(handle)
+                os.kill(process.pid, number)
 
 
 def find_process_user(pid: int) -> str | None:
@@ -5138,37 +5115,7 @@ class Machine:
             self.no_screen_reason = self.screen.prepare()
         self.children: dict[str, subprocess.Popen[bytes]] = {}          # {job id: its screen or job.sh}, to be reaped
         self.launched: dict[str, int] = {}                  # {job id: that process's pid}, until the job is forgotten
-        self.is_subreaper = False
         self.boot_id = read_boot_id()
-
-    def become_subreaper(self) -> None:
-        """Become the parent of orphaned processes: so a job's are found from its root, whatever else runs.
-
-        Source: PR_SET_CHILD_SUBREAPER of prctl(2).
-        """
-        import ctypes
-        with contextlib.suppress(OSError, AttributeError):      # no C library is found, or it lacks prctl
-            is_listed = os.path.exists(f"{PROC}/self/task/{os.getpid()}/children")        # CONFIG_PROC_CHILDREN
-            self.is_subreaper = is_listed and ctypes.CDLL(None).prctl(36, 1, 0, 0, 0) == 0
-
-    def find_members(self, jobs: Sequence[Job], over: Iterable[str],
-                     known: Iterable[int] = ()) -> dict[str, list[Process]]:
-        """Processes.find_members().  For jobs that this process has launched, other processes cost nothing.
-
-        `known`: pids that were found before.  While many processes end, the kernel may leave out some children.
-        """
-        if not self.is_subreaper or any(job.id not in self.launched for job in jobs):
-            return self.processes.find_members(jobs, over)
-        own = {job.id for job in jobs}
-        others = {pid for job_id, pid in self.launched.items() if job_id not in own}
-        roots = {pid for job in jobs for pid in (job.current.pid, self.launched[job.id]) if pid}.union(known)
-        found = self.processes.walk(roots)
-        orphans = self.list_own() - others - roots      # read last: a process may be orphaned meanwhile
-        return self.processes.find_members(jobs, over, found + self.processes.walk(orphans))
-
-    def list_own(self) -> set[int]:
-        """The children of the main thread, which starts jobs and gets the orphans."""
-        return self.processes.list_children(os.getpid(), str(os.getpid()))
 
     def launch(self, job: Job, script: str) -> None:
         """Start a job's script, in a screen session or directly.  Raises: OSError."""
@@ -5193,13 +5140,10 @@ class Machine:
         return None if self.no_screen_reason or not pid else f"{pid}.nexus_job_{job.id}"
 
     def reap(self) -> list[str]:
-        """The jobs whose screen or job.sh has ended since the last call.  For the main thread: it gets the orphans."""
+        """The jobs whose screen or job.sh has ended since the last call."""
         alive = {job_id: child for job_id, child in self.children.items() if child.poll() is None}
-        gone, self.children = [job_id for job_id in self.children if job_id not in alive], alive
-        for pid in self.list_own().difference(child.pid for child in alive.values()) if self.is_subreaper else ():
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(pid, os.WNOHANG)
-        return gone
+        ended, self.children = [job_id for job_id in self.children if job_id not in alive], alive
+        return ended
 
     def forget(self, job_id: str) -> None:
         """Drop an ended job of which no process is left."""
@@ -6861,7 +6805,7 @@ class Observer:
         """Take the latest reading; find the owners of GPU processes, and what the running jobs take."""
         self.observation = self.latest
         here = [job for job in running if job.current.boot_id == self.machine.boot_id]
-        members = self.machine.processes.find_members(here)
+        members = self.machine.processes.find_members(here, is_refresh=True)
         self.annotate(running)
         self.measure_jobs(here, members)
 
@@ -6988,7 +6932,6 @@ class HostedJob:
         self.ending_since: float | None = None          # monotonic
         self.is_stopped = False                         # since then for a stop
         self.next_look_at = 0.0                         # monotonic
-        self.known: set[int] = set()                    # the pids at the last look
         self.first_pids: set[int] = set()               # the pids when the first signal was due
         self.signaled: set[int] = set()                 # the pids that got it
 
@@ -7099,7 +7042,7 @@ class HostedJob:
 
     def begin_ending(self, now: float, is_stopped: bool) -> None:
         self.ending_since, self.is_stopped, self.next_look_at = now, is_stopped, now
-        self.known, self.first_pids, self.signaled = set(), set(), set()
+        self.first_pids, self.signaled = set(), set()
 
     def is_due(self, now: float) -> bool:
         """Whether its processes must be looked at, as they are to end."""
@@ -7112,7 +7055,6 @@ class HostedJob:
 
     def end(self, members: Sequence[Process], now: float) -> None:
         """End what must end of its processes.  `members`: all of them."""
-        self.known = {process.pid for process in members}
         going_on = self.find_going_on(members, now)
         self.processes_left = len(going_on) or None
         ended = [process for process in members if process not in going_on]
@@ -7272,9 +7214,8 @@ class JobHost:
             return
         # No process outlives a boot.  The pid of a short job is not recorded yet.
         here = [change_job(one.job, pid=one.pid, pid_started=one.pid_started).value for one in due if one.is_here]
-        known = set[int]().union(*(one.known for one in due))
         over = [job_id for job_id, one in self.hosted.items() if one.result]
-        members = self.machine.find_members(here, over, known)
+        members = self.machine.processes.find_members(here, over)
         for one in due:
             self.run_guarded(f"ending job {one.job.id}", one.end, members.get(one.job.id, []), now)
 
@@ -7479,7 +7420,6 @@ class Agent:
     def run(self) -> None:
         """Serve until the connection has ended, and no job is left."""
         import threading
-        self.machine.become_subreaper()
         self.observer.probe(False)
         for act in (self.observe, self.look_at_folders, self.read, self.write):
             threading.Thread(target=act, daemon=True).start()
@@ -9687,7 +9627,6 @@ class Service:
     # The loop
 
     def run(self) -> None:
-        self.machine.become_subreaper()
         self.run_guarded("looking for jobs whose hook is due", self.hooks.begin)
         self.runners.adopt()
         for worker in (Worker(self, "asking for the GPUs", self.gpu_watch.probe),

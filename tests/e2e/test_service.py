@@ -68,7 +68,7 @@ class FakeProcesses:
     def find_age_s(self, started):
         return self.machine.clock.ticks - started / 100
 
-    def find_members(self, jobs, over=()):
+    def find_members(self, jobs, over=(), *, is_refresh=False):
         jobs = list(jobs)
         return {job.id: [process for process, owner in self.alive.values() if owner == job.id and process.pid != job.current.pid]
                 for job in jobs}
@@ -125,15 +125,6 @@ class FakeMachine:
 
     def session_of(self, job):
         return None
-
-    def become_subreaper(self):
-        pass
-
-    def spawn(self, key, session, command):
-        raise OSError("no runner waits here")
-
-    def find_members(self, jobs, over, known=()):
-        return self.processes.find_members(jobs, over)
 
     def forget(self, job_id):
         if self.leases:
