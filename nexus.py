@@ -998,7 +998,7 @@ class KnownNode(Value):
 
 
 class Put(Value):
-    """A change: the new row of a table of State under a key; None removes it.  Its undo is a Put too."""
+    """A change: the new row of a table of State under a key; None removes it."""
     table: str
     key: str
     value: Any
@@ -1032,8 +1032,7 @@ class State:
         self.pending: list[tuple[tuple[float, ...], str]] = []      # ascending: (queue_key, id)
         self.dependents: dict[str, set[str]] = {}           # {job id: ids of the pending jobs that depend on it}
 
-    def put(self, change: Put) -> Put:
-        """Make a change; return the one that undoes it."""
+    def put(self, change: Put) -> None:
         table = self.tables[change.table]
         old = table.get(change.key)
         if change.value is None:
@@ -1042,7 +1041,17 @@ class State:
             table[change.key] = change.value
         if table is self.jobs:
             self.update_indexes(old, change.value)
-        return Put(change.table, change.key, old)
+
+    def copy(self) -> State:
+        other = State()
+        other.seq, other.running, other.pending = self.seq, dict(self.running), self.pending[:]
+        other.dependents = {job_id: set(children) for job_id, children in self.dependents.items()}
+        for name in FACTS:
+            setattr(other, name, getattr(self, name))
+        for name, table in other.tables.items():
+            if name != "facts":
+                table.update(self.tables[name])
+        return other
 
     def update_indexes(self, old: Job | None, new: Job | None) -> None:
         if new and new.status == RUNNING:
@@ -3875,6 +3884,7 @@ class Layout:
         self.supervisor_script = os.path.join(home, "supervisor.sh")
         self.previous_state_file = f"{state_file}.prev"
         self.journal_dir = os.path.dirname(state_file)
+        self.journal_file = os.path.join(self.journal_dir, "journal.jsonl")
         self.code_folder = os.path.join(self.journal_dir, "submitted-code")
 
     def code_file(self, name: str) -> str:
@@ -5871,150 +5881,81 @@ def start_supervisor(layout: Layout, screen: Screen | None, environ: Mapping[str
                      env=started, start_new_session=True).wait()
 
 
-# ==== 12. STORE ==== the one owner of State: journal, snapshots, recovery
-# A transaction is in the journal, synced, before its caller gets an answer.  Callers at the same time share one sync.
-# Readers never wait for the disk, and never see a change that the disk may still refuse: the store tries a change on
-# State, takes it back, and applies it again once it is on the disk.  No code touches the disk while it holds `lock`.
-# The locks are taken in this order: `saving` (state.json), `committing` (the journal, and changes of State), `lock`
-# (State itself).  state.json is a checkpoint as of a transaction's number, written in the background.  state.json.prev
-# is the checkpoint before it, and the journal goes back to that one.  A damaged row costs the job that it is about; it
-# is kept in a file and reported.
+# ==== 12. STORE ==== the one owner of State: journal, state.json, recovery
+# A change is in the journal, synced, before its caller gets an answer.  There are two States: changes are tried on
+# `draft`, and made in `state` once they are on the disk.  So readers never wait for the disk, and never see a change
+# that it may still refuse; what fails goes with its draft.
+# Each line of journal.jsonl has a number; state.json has the number of the last one that it contains.  It is written
+# in the background, then the journal begins anew.  The files before stay as state.json.prev and journal.jsonl.prev.
+# Recovery takes state.json, or if that is broken state.json.prev, and the lines of both journals after its number.
+# The locks are taken in this order: `saving` (state.json), `committing` (the journal, and draft), `lock` (state).
+# A damaged row costs the job that it is about; it is kept in a file and reported.
 
-MIN_JOURNAL_BYTES = 256 * 1024      # a smaller journal is not worth a new checkpoint
-UNDONE = NexusError("internal", "the change was not made", hint="service.log says why: nexus logs service")
+MIN_JOURNAL_BYTES = 256 * 1024      # a smaller journal is not worth a new state.json
 
 
-class Transaction:
-    """The changes of one caller: all of them are made, or none."""
+def list_moves(state: State, changes: Iterable[Put]) -> list[Job]:
+    """The jobs whose status these changes would alter, and the new ones that are over at once.
 
-    def __init__(self, decide: Callable[[State], Iterable[Put]], is_synced: bool = True) -> None:
-        self.decide, self.is_synced = decide, is_synced
-        self.answer: Any = None
-        self.error: BaseException | None = UNDONE       # None once the transaction is on the disk
-        self.before: dict[tuple[str, str], Put] = {}    # the changes that undo it, one for each row
-        self.after: list[Put] = []                      # the changes that make it
-        self.line = ""                                  # its line of the journal
-
-    def perform(self, state: State) -> bool:
-        """Make the changes in State, or none of them; return which.  After an exception State is inconsistent."""
-        for change in self.step(state):
-            undo = state.put(change)            # an error in here is not the caller's: the change may be half made
-            self.before.setdefault((undo.table, undo.key), undo)
-        if self.error is not UNDONE:
-            self.put_all(state, self.before.values(), 0)
-            return False
-        state.seq += bool(self.line)
-        return True
-
-    def step(self, state: State) -> Iterator[Put]:
-        try:
-            changes: Any = self.decide(state)           # a list, or a generator that returns the answer
-            self.answer = yield from changes
-            self.after = [Put(table, key, state.tables[table].get(key)) for table, key in self.before]
-            self.line = encode_transaction(state.seq + 1, self.after) if self.after else ""
-        except BaseException as error:
-            self.error = error
-
-    def put_all(self, state: State, rows: Iterable[Put], count: int) -> None:
-        """Apply `after` again (count 1), or undo with `before` (count -1); add `count` to the number of changes."""
-        for row in rows:
-            state.put(row)
-        state.seq += count * bool(self.line)
-
-    def list_moves(self) -> list[Job]:
-        """The jobs whose status changes, and the new ones that are over at once.
-
-        A new job that reuses an old job's id is no change of that one.
-        """
-        pairs = [(new.value, old.value) for new, old in zip(self.after, self.before.values()) if new.table == "jobs"]
-        moves = []
-        for job, former in pairs:
-            is_new = former is None or (job is not None and former.number != job.number)
-            if job and (job.status in FINAL if is_new else former is not None and job.status != former.status):
-                moves.append(job)
-        return moves
+    A new job that reuses an old job's id is no change of that one.
+    """
+    moves = []
+    for job in (change.value for change in changes if change.table == "jobs" and change.value):
+        former = state.jobs.get(job.id)
+        is_new = former is None or former.number != job.number
+        if job.status in FINAL if is_new else former is not None and job.status != former.status:
+            moves.append(job)
+    return moves
 
 
 class Journal:
-    """The transactions since state.json.prev, one line each, in segments named by their first transaction's number.
+    """journal.jsonl, for appending."""
 
-    If two segments hold the same number, the later one is right: a failed write has left the end of the earlier one.
-    """
+    def __init__(self, path: str) -> None:
+        self.path, self.handle = path, -1
+        self.size = 0                                   # of its whole lines: what a failed write left is cut off
+        self.recent: list[bytes] | None = None          # the lines since mark()
 
-    def __init__(self, folder: str) -> None:
-        self.folder = folder
-        self.handle = -1                                # of the current segment; -1: the next change begins a new one
-        self.bytes = 0                                  # written since the last checkpoint
-
-    def list_segments(self) -> list[tuple[int, int, str]]:
-        """[(its first number, the next segment's first number, its path)]"""
-        names = map(re.compile(r"journal-(\d+)\.jsonl").fullmatch, os.listdir(self.folder))
-        found = sorted((int(name[1]), os.path.join(self.folder, name[0])) for name in names if name)
-        return [(first, limit, path) for (first, path), (limit, _) in zip(found, [*found[1:], (sys.maxsize, "")])]
-
-    def begin(self, first: int) -> None:
-        """Begin a new segment.  Raises: OSError; then the next change tries again."""
-        self.close()
-        path = os.path.join(self.folder, f"journal-{first}.jsonl")
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        try:
-            sync_folder(self.folder)            # before its first line: a power cut must not lose the name alone
-        except BaseException:
-            os.close(handle)
-            raise
-        self.handle = handle
-
-    def append(self, first: int, record: bytes, is_synced: bool = True) -> None:
+    def append(self, record: bytes, is_synced: bool = True) -> None:
         """Raises: OSError; then nothing was appended."""
-        if self.handle < 0:
-            self.begin(first)
         try:
+            if self.handle < 0:
+                self.handle = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
+                self.size = min(self.size, os.fstat(self.handle).st_size)
+                os.ftruncate(self.handle, self.size)
+                sync_folder(os.path.dirname(self.path))     # a power cut must not lose the name
             append_whole(self.handle, record, is_synced)
         except BaseException:
             self.close()                                # nobody knows how much of the line is on the disk
             raise
-        self.bytes += len(record)
+        self.size += len(record)
+        if self.recent is not None:
+            self.recent.append(record)
+
+    def mark(self) -> None:
+        self.recent = []
+
+    def begin_anew(self, is_kept: bool) -> None:
+        """Go on in a new file with the lines since mark().  `is_kept`: the old one becomes journal.jsonl.prev.
+
+        Raises: OSError.
+        """
+        lines, previous = [record.decode("ascii") for record in self.recent or ()], f"{self.path}.prev"
+        with written(f"{self.path}.new", lines) as aside:
+            self.close()
+            if is_kept and os.path.exists(self.path):
+                keep_previous(self.path, previous)
+            else:
+                remove_file(previous)
+            self.size = 0                               # if the next step fails
+            os.replace(aside, self.path)
+        self.size = sum(map(len, lines))
+        sync_folder(os.path.dirname(self.path))
 
     def close(self) -> None:
         if self.handle >= 0:
             os.close(self.handle)
         self.handle = -1
-
-    def drop(self, seq: int) -> None:
-        """Remove the segments that hold no transaction after `seq`.  Raises: OSError."""
-        for _, limit, path in self.list_segments():
-            if limit <= seq + 1:
-                os.unlink(path)
-
-    def read(self, base: int, damage: list[Damage]) -> Iterator[tuple[int, dict[str, Any], str]]:
-        """The transactions after number `base`: (number, line, where).  Raises: OSError.
-
-        Appends to `damage` what is wrong.  A torn last line is no damage.
-        """
-        segments, last = self.list_segments(), base
-        if segments and base + 1 not in [first for first, *_ in segments]:      # begun before the checkpoint
-            damage.append(Damage(f"journal-{base + 1}.jsonl, which goes on from it, is missing"))
-        for _, limit, path in segments:
-            if limit <= base + 1:
-                continue
-            unreadable, is_superseded = 0, False
-            with open(path, "rb") as file:
-                for line in file:
-                    try:
-                        body = decode("dict", load_json(line if line.endswith(b"\n") else b""))
-                        seq = decode("int", body["seq"], "seq")
-                    except (ValueError, TypeError, KeyError):
-                        unreadable += not is_superseded
-                        continue
-                    if seq <= base or seq >= limit:
-                        is_superseded = seq > base
-                        continue
-                    if seq != last + 1:
-                        damage.append(Damage(f"{path}: after change {last} comes change {seq}"))
-                    unreadable, last = 0, seq
-                    yield seq, body, f"{path}: change {seq}"
-            if unreadable > 1:                          # an interrupted write leaves one
-                damage.append(Damage(f"{path}: its last {unreadable} lines cannot be read"))
 
 
 EDITABLE = ("paused", "paused_gpus")       # the keys of state.json that other programs may change
@@ -6028,93 +5969,73 @@ class Store:
         self.layout, self.clock, self.log = layout, clock, log
         self.host = read_machine()
         self.state = State()
+        self.draft: State | None = None                     # None: a copy of `state` is to be made
         self.service_id = ""
         self.version = int(clock.now() * 1e6)               # grows with each change that users see, over restarts too
         self.note_moves: Callable[[Sequence[Job]], None] = lambda jobs: None        # called with jobs of a new status
         self.last_error: NexusError | None = None           # why the last write failed
         self.lock, self.committing, self.saving = (threading.Lock() for _ in range(3))
-        self.waiting: list[Transaction] = []
-        self.journal = Journal(layout.journal_dir)
+        self.journal = Journal(layout.journal_file)
         self.stamp: tuple[int, ...] | None = None           # of state.json as last written, or as last taken over
         self.told: Mapping[str, Any] = {}                   # the values of EDITABLE in state.json
         self.bad_edits = 0                                  # how often in a row state.json was no JSON
         self.checkpoint_wanted = threading.Event()
-        self.checkpoint_seq = -1                            # of state.json; -1: somebody has edited it
-        self.previous_seq = -1                              # of state.json.prev
+        self.checkpoint_seq = -1                            # of state.json; -1: it is not as this service wrote it
 
     # Changing and reading
 
     def update(self, decide: Callable[[State], Iterable[Put]], is_synced: bool = True) -> Any:
         """Make the changes that `decide` yields, and return what the generator `decide` returns.
 
-        Each change is in State before `decide` goes on.  `decide` runs in this thread, or in another thread that
-        commits at the moment: one thread commits for all that wait.  Without `is_synced`, a power cut before the next
-        change may lose these changes.
+        Each change is in the State that `decide` was given before it goes on.  Without `is_synced`, a power cut before
+        the next change may lose these changes.
         Raises: what `decide` raises; unavailable, if the disk refuses.  Then nothing has changed.
         """
-        own = Transaction(decide, is_synced)
-        self.waiting.append(own)
         with self.committing:
-            if own.error is UNDONE:
-                self.commit()
-        if own.error is not None:
-            raise own.error
-        return own.answer
+            draft, self.draft = self.draft or self.state.copy(), None       # kept only if all goes well
+            changes, answer = try_changes(draft, decide(draft))
+            if changes:
+                draft.seq += 1
+                self.write(encode_transaction(draft.seq, changes), is_synced)
+            moves = list_moves(self.state, changes)
+            try:
+                with self.lock:
+                    for change in changes:
+                        self.state.put(change)
+                    self.state.seq, self.draft = draft.seq, draft
+                    self.version += bool(changes)
+            except BaseException as error:      # out of memory in the middle, say
+                self.log.critical(
+                    "State is not what is on the disk: the service ends, and the next one reads it", exc_info=error)
+                os._exit(1)
+            self.note_moves(moves)
+        return answer
 
     def read(self, look: Callable[[State], T]) -> T:
         """The result of `look` at State as it is on the disk.  It must return values, and not keep State itself."""
         with self.lock:
             return look(self.state)
 
-    def commit(self) -> None:
-        """Commit all waiting transactions.  The caller holds `committing`."""
-        batch = self.waiting[:]
-        del self.waiting[:len(batch)]                       # other threads may have appended more
-        try:
-            with self.lock:
-                first = self.state.seq + 1
-                done = [one for one in batch if one.perform(self.state)]
-                for one in reversed(done):
-                    one.put_all(self.state, one.before.values(), -1)
-            refusal = self.write(first, [one for one in done if one.line])
-            with self.lock:
-                for one in done if not refusal else ():
-                    one.put_all(self.state, one.after, 1)
-        except BaseException as error:          # out of memory in the middle, say: State may be half changed
-            self.log.critical(
-                "State is not what is on the disk: the service ends, and the next one reads it", exc_info=error)
-            os._exit(1)
-        for one in done:                        # those without changes too: they may have seen refused ones
-            one.error = refusal
-        if not refusal:
-            self.note_moves([job for one in done for job in one.list_moves()])
-            if any(one.line for one in done):
-                self.note_change()
-
     def note_change(self) -> None:
         with self.lock:
             self.version += 1
 
-    def write(self, first: int, changes: Sequence[Transaction]) -> NexusError | None:
-        """Append changes to the journal, beginning with number `first`; return why that failed, or None."""
-        if not changes:
-            return None
+    def write(self, line: str, is_synced: bool) -> None:
+        """Append changes to the journal.  Raises: unavailable."""
         try:
-            with disk("write the journal in", self.layout.journal_dir):
-                record = "".join([one.line for one in changes]).encode("ascii")
-                self.journal.append(first, record, any(one.is_synced for one in changes))
+            with disk("write", self.layout.journal_file):
+                self.journal.append(line.encode("ascii"), is_synced)
         except NexusError as error:
             if self.last_error is None:
                 self.log.error("%s: nothing new is accepted or started until it can be written", error.message)
             self.last_error = error
-            return error
+            raise
         if self.last_error is not None:
             self.log.info("The journal can be written again")
             self.checkpoint_wanted.set()                    # lines that were not synced before may be lost
         self.last_error = None
-        if self.journal.bytes > max(MIN_JOURNAL_BYTES, self.stamp[1] if self.stamp else 0):
+        if self.journal.size > max(MIN_JOURNAL_BYTES, self.stamp[1] if self.stamp else 0):
             self.checkpoint_wanted.set()
-        return None
 
     # state.json
 
@@ -6145,33 +6066,35 @@ class Store:
             return True
 
     def save_checkpoint(self) -> None:
-        """Write state.json, and drop the journal before state.json.prev.
-
-        Raises: OSError, unavailable; then nothing changes.
-        """
-        path = self.layout.state_file
+        """Write state.json, and begin the journal anew.  Raises: OSError, unavailable; then nothing is lost."""
+        path, previous = self.layout.state_file, self.layout.previous_state_file
         with self.saving:
             self.update(forget_unused)
-            with self.committing:
+            with self.committing:                           # which means that nobody changes State
                 if self.checkpoint_seq == self.state.seq:
                     return
-                self.journal.begin(self.state.seq + 1)
-                with self.lock:
-                    seq, facts = self.state.seq, {name: getattr(self.state, name) for name in FACTS}
-                    tables = {table: dict(self.state.tables[table]) for table in ROWS}
-                self.journal.bytes = 0
-            with written(path + ".new", encode_state({"version": STATE_VERSION, "seq": seq, **facts}, tables)) as aside:
-                found, stamp = stamp_of(path), stamp_of(aside)          # the stamp survives os.replace()
-                if found not in (None, self.stamp):
-                    self.checkpoint_wanted.set()        # somebody has edited it: take that over first
-                    return
-                if found and self.checkpoint_seq >= 0:  # a broken file never becomes state.json.prev
-                    keep_previous(path, self.layout.previous_state_file)
-                    self.previous_seq = self.checkpoint_seq
-                os.replace(aside, path)
-            self.checkpoint_seq, self.stamp, self.told = seq, stamp, {name: facts[name] for name in EDITABLE}
-            sync_folder(self.layout.journal_dir)
-            self.journal.drop(self.previous_seq)
+                self.journal.mark()
+                seq, facts = self.state.seq, {name: getattr(self.state, name) for name in FACTS}
+                tables = {table: dict(self.state.tables[table]) for table in ROWS}
+            try:
+                head = {"version": STATE_VERSION, "seq": seq, **facts}
+                with written(path + ".new", encode_state(head, tables)) as new:
+                    found, stamp = stamp_of(path), stamp_of(new)        # the stamp survives os.replace()
+                    if found not in (None, self.stamp):
+                        self.checkpoint_wanted.set()        # somebody has edited it: take that over first
+                        return
+                    is_sound = found is not None and self.checkpoint_seq >= 0
+                    if is_sound:
+                        keep_previous(path, previous)
+                    os.replace(new, path)
+                if not is_sound:                            # no journal goes back to the previous one
+                    keep_previous(path, previous)
+                self.checkpoint_seq, self.stamp, self.told = seq, stamp, {name: facts[name] for name in EDITABLE}
+                sync_folder(self.layout.journal_dir)
+                with self.committing:
+                    self.journal.begin_anew(is_sound)
+            finally:
+                self.journal.recent = None
 
     # Recovery
 
@@ -6184,7 +6107,6 @@ class Store:
         self.stamp = stamp_of(state_file)               # later edits are noticed after the recovery
         make_folder(self.layout.journal_dir)
         with disk("read", self.layout.journal_dir):
-            segments = self.journal.list_segments()
             found, broken = self.rebuild()
         state, damage = found.state, found.damage
         is_own = state.host == self.host
@@ -6195,19 +6117,18 @@ class Store:
                 state.host, f"jobs of {state_file} run there", f"mv {self.layout.home} {self.layout.home}.old")
         state.host = self.host
         state.service_id = self.service_id = state.service_id or f"{os.geteuid()}-{self.clock.new_token()[:8]}"
-        self.state, self.told = state, found.told
+        self.state, self.draft, self.told = state, None, found.told
+        self.journal.size = found.journal_size
         is_good = found.path == state_file and is_own and not damage           # else a new one is written at once
         self.checkpoint_seq = found.seq if is_good else -1
         with disk("write", self.layout.journal_dir):
             for one in broken:
                 why = format_line(one.damage[0].words, 200)
                 self.log.error("Recovery: %s is broken (%s); it is kept as %s", one.path, why, keep_aside(one.path))
-            for first, _, path in segments:
-                is_ahead = first > self.state.seq + 1           # its lines would hide the next ones
-                if damage or is_ahead:
-                    keep_aside(path, is_copy=not is_ahead)
+            for journal in (self.journal.path, f"{self.journal.path}.prev"):
+                if damage and os.path.exists(journal):
+                    keep_aside(journal, is_copy=True)
             self.keep_damage(damage)
-            self.journal.begin(self.state.seq + 1)
             if not is_good:
                 self.stamp = stamp_of(state_file)
                 self.save_checkpoint()
@@ -6219,10 +6140,10 @@ class Store:
         """
         tried: list[Rebuilt] = []
         for path in (self.layout.state_file, self.layout.previous_state_file, ""):
-            if not path and not self.journal.list_segments() and not all(one.is_broken for one in tried):
+            if not path and not os.path.exists(self.journal.path) and not all(one.is_broken for one in tried):
                 break                                           # a damaged state is better than an empty one
             with contextlib.suppress(FileNotFoundError):
-                tried.append(Rebuilt(path, self.journal))
+                tried.append(Rebuilt(path, self.journal.path))
                 if not tried[-1].damage:
                     break
         best = min(tried, key=lambda one: (one.is_broken, bool(one.damage)))
@@ -6243,6 +6164,21 @@ class Store:
         return sorted(glob.glob(f"{glob.escape(self.layout.state_file)}{DAMAGED}*"))
 
 
+def try_changes(draft: State, decided: Iterable[Put]) -> tuple[list[Put], Any]:
+    """Make changes in `draft`; return what has become of the rows, and what the generator returned."""
+    rows: dict[tuple[str, str], None] = {}
+    changes, answer = iter(decided), None
+    while True:
+        try:
+            change = next(changes)
+        except StopIteration as end:
+            answer = end.value
+            break
+        draft.put(change)
+        rows[change.table, change.key] = None
+    return [Put(table, key, draft.tables[table].get(key)) for table, key in rows], answer
+
+
 DAMAGED = ".damaged-"           # state.json.damaged-20241024-153020
 
 
@@ -6253,11 +6189,12 @@ def forget_unused(state: State) -> list[Put]:
 
 
 class Rebuilt:
-    """State from a state file and the journal after it.  `path`: "" for no state file."""
+    """State from a state file and the journals after it.  `path`: "" for no state file."""
 
-    def __init__(self, path: str, journal: Journal) -> None:
+    def __init__(self, path: str, journal: str) -> None:
         """Raises: OSError; conflict, if a newer nexus wrote the file."""
         self.path, self.state, self.damage, self.is_broken = path, State(), list[Damage](), False
+        self.journal_size = 0                               # the bytes of its whole lines
         body: dict[str, Any] = {"version": STATE_VERSION, "seq": 0}
         try:
             if path:
@@ -6271,12 +6208,38 @@ class Rebuilt:
         self.state.next_number = max([self.state.next_number, *(job.number + 1 for job in self.state.jobs.values())])
         self.told = {name: getattr(self.state, name) for name in EDITABLE}
         self.state.seq = self.seq
-        for seq, line, where in journal.read(self.seq, self.damage):
-            self.state.seq = seq
-            try:
-                self.replay(line["put"], where)
-            except (LookupError, TypeError, ValueError) as error:
-                self.damage.append(Damage(f"{where} cannot be understood: {error!r}", line))
+        for name in (f"{journal}.prev", journal):
+            self.replay_journal(name)
+        if path and not os.path.exists(journal):
+            self.damage.append(Damage(f"{journal} is missing"))
+
+    def replay_journal(self, path: str) -> None:
+        """Make the changes in a journal that follow.  A torn last line is no damage.  Raises: OSError.
+
+        What is missing in journal.jsonl.prev shows in the numbers of the next one.
+        """
+        self.journal_size, unreadable, at, known = 0, 0, 0, self.state.seq
+        with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
+            for line in file:
+                at += len(line)
+                try:
+                    body = decode("dict", load_json(line if line.endswith(b"\n") else b""))
+                    seq = decode("int", body["seq"], "seq")
+                except (ValueError, TypeError, KeyError):
+                    unreadable += 1
+                    continue
+                unreadable, self.journal_size = 0, at
+                if seq <= known:
+                    continue                                # the state file, or journal.jsonl.prev, has it
+                if seq != self.state.seq + 1:
+                    self.damage.append(Damage(f"{path}: after change {self.state.seq} comes change {seq}"))
+                self.state.seq, where = seq, f"{path}: change {seq}"
+                try:
+                    self.replay(body["put"], where)
+                except (LookupError, TypeError, ValueError) as error:
+                    self.damage.append(Damage(f"{where} cannot be understood: {error!r}", body))
+        if unreadable > 1 and not path.endswith(".prev"):       # an interrupted write leaves one
+            self.damage.append(Damage(f"{path}: its last {unreadable} lines cannot be read"))
 
     def replay(self, tables: Any, where: str) -> None:
         """Put the rows of these tables into State.
@@ -6299,12 +6262,15 @@ class Rebuilt:
 
 
 def keep_previous(path: str, previous: str) -> None:
-    """Make `previous` the same file as `path`; both exist all the time.  Raises: OSError."""
-    aside = previous + ".tmp"
+    """Make `previous` the same file as `path`, or a copy.  Raises: OSError."""
+    import shutil
+    aside = f"{previous}.tmp"
     remove_file(aside)
-    with contextlib.suppress(OSError):      # a file system may have no hard links
+    try:
         os.link(path, aside)
-    os.replace(aside if os.path.exists(aside) else path, previous)
+    except OSError:                         # a file system may have no hard links
+        shutil.copyfile(path, aside)
+    os.replace(aside, previous)
 
 
 def keep_aside(path: str, is_copy: bool = False) -> str:

@@ -202,7 +202,7 @@ def test_too_much(box):
 
 def nexus_code(box, job_id):
     """The name of a job's script, as the journal has it."""
-    text = "".join(live.read(path) for path in box.home.glob("journal-*.jsonl")) + live.read(box.home / "state.json")
+    text = "".join(live.read(path) for path in box.home.glob("journal.jsonl*")) + live.read(box.home / "state.json")
     return re.search(rf'"{job_id}":{{.*?"code":"(\w+)"', text)[1]
 
 

@@ -1641,15 +1641,18 @@ def test_slurm_is_given_what_was_intended_once(cluster):
     assert w.slurm.submitted == [f"nexus_{job_id}"] and w.job(job_id).current.slurm_id == "1"
 
 
-def test_slurm_queues_a_running_job_again(cluster):
+@pytest.mark.parametrize("has_begun, words", [(True, "failed on n1: node-fail"), (False, "Slurm has not begun it as 1")])
+def test_slurm_queues_a_running_job_again(cluster, has_begun, words):
     w = cluster
     job_id = w.add(retries=1)
     w.go()
     w.slurm.set("1", "RUNNING")
     w.go()
+    if has_begun:
+        (w.folder_of(job_id) / "attempt-1").write_text("77 770\n")
     w.slurm.set("1", "PENDING", reason="BeginTime")
-    w.go(12, seconds=4)
-    assert w.job(job_id).attempts[-1].cause == "node-fail" and w.slurm.cancelled == ["1"]
+    w.go(12, seconds=12)
+    assert any(words in line for line in w.lines) and w.slurm.cancelled == ["1"]
     w.go(12)
     assert w.job(job_id).current.slurm_id == "2"
 

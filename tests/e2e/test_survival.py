@@ -247,7 +247,7 @@ def test_many_commands_start_one_service():
 
 def edit(box, old, new):
     """Another machine, or another boot, wrote the state: as if it had."""
-    for path in [*box.home.glob("state.json*"), *box.home.glob("journal-*.jsonl")]:
+    for path in [*box.home.glob("state.json*"), *box.home.glob("journal.jsonl*")]:
         path.write_text(path.read_text().replace(old, new))
 
 
@@ -304,10 +304,9 @@ def test_home_shared_with_another_machine():
         assert box.job(job["id"])["status"] == "running"
 
 
-def newest(box, pattern="journal-*.jsonl"):
-    """The journal's segments that hold something, in order."""
-    found = sorted(box.home.glob(pattern), key=lambda path: int(re.sub(r"\D", "", path.name)))
-    return [path for path in found if path.stat().st_size]
+def newest(box):
+    """The journals that hold something, in order."""
+    return [path for path in (box.home / "journal.jsonl.prev", box.home / "journal.jsonl") if path.exists() and path.stat().st_size]
 
 
 def cut(path, share):
@@ -394,7 +393,7 @@ def test_a_job_that_cannot_be_understood_is_kept_and_told():
         box.ask("POST", "/service/pause")
         bad, good = box.add("echo bad"), box.add("echo good")
         assert box.nexus("restart").returncode == 0 and box.nexus("stop").returncode == 0
-        for path in [*box.home.glob("state.json*"), *box.home.glob("journal-*")]:
+        for path in [*box.home.glob("state.json*"), *box.home.glob("journal.jsonl*")]:
             path.write_text(re.sub(f'"{bad}": ?{{', f'"{bad}":{{"retries":"2",', path.read_text()))
         box.start()
         assert [job["id"] for job in box.ask("GET", "/jobs")] == [good]

@@ -67,8 +67,9 @@ def state(*jobs, groups=(), **facts):
 
 
 def put(state, *changes):
-    """Make changes in a State; return what undoes them."""
-    return [state.put(change) for change in changes][::-1]
+    """Make changes in a State."""
+    for change in changes:
+        state.put(change)
 
 
 def indexes_of(state):
