@@ -1641,7 +1641,7 @@ def test_slurm_is_given_what_was_intended_once(cluster):
     assert w.slurm.submitted == [f"nexus_{job_id}"] and w.job(job_id).current.slurm_id == "1"
 
 
-@pytest.mark.parametrize("has_begun, words", [(True, "failed on n1: node-fail"), (False, "Slurm has not begun it as 1")])
+@pytest.mark.parametrize("has_begun, words", [(True, "failed: node-fail"), (False, "Slurm has not begun it as 1")])
 def test_slurm_queues_a_running_job_again(cluster, has_begun, words):
     w = cluster
     job_id = w.add(retries=1)
