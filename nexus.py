@@ -2105,7 +2105,7 @@ def build_sbatch(job: Job, service_id: str, folder: str, limit_s: float | None, 
             f"--job-name=nexus_{job.id}", f"--comment=nexus:{service_id}:{job.current.slurm_key}",
             f"--output={folder.replace('%', '%%')}/slurm-{job.attempt}.log",
             *own.extra_args, *(f"--{name}={text}" for name, text in options.items() if text),   # the last of two counts
-            "--wrap", f"exec /bin/sh {quote(folder)}/job.sh {job.attempt}"]
+            "--wrap", f"exec bash {quote(folder)}/job.sh {job.attempt}"]
 
 
 # (a pattern of sbatch's error, what is at fault, what to do).  `cluster`: Slurm does not answer; `config`: it takes
@@ -4791,172 +4791,123 @@ def unmap(address: tuple[str, int]) -> tuple[str, int]:
     return (address[0][7:] if address[0].startswith("::ffff:") and "." in address[0] else address[0]), address[1]
 
 
-LEASE_NAME = r"\d+-[0-9a-f]{8}\.[0-9A-Za-z.]+"     # SERVICE.RANDOM.JOB
-LEASE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
-LEASE_MAX_BYTES = 16384
-LEASE_ROOM = 2**17              # bytes of one user's files that are read: some 500 files, a few ms
-LEASE_FILE_COST = 256           # what each file adds to its size there
-LEASE_MAX_FILES = 50000         # in the folder; listing them takes 20 ms
+LEASE_FLAGS = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK
+LEASE_TIMEOUT_S = 0.003         # another service that only looks keeps a file locked for much less
 LEASE_TOUCH_S = 3600.0          # more often than cleaners of /tmp run
-LEASE_LOCK_TIMEOUT_S = 0.5      # `lock` is held for milliseconds
 
 
 class Leases:
     """Which user's service has which GPU, without root and without a common service.
 
-    Each running job with GPUs has a file SERVICE.RANDOM.JOB with their uuids, in a folder that everybody may write.  It
-    counts while somebody holds `flock -s` on it: the service until the runner does, then the runner and its children.
-    A service first writes its lease and then reads the others', so that of two services at least one sees the other.
-    `lock` is held meanwhile, so that they do not collide, and because reading a file locks it for a moment.
-    Anybody can put anything there.  So nothing waits for a file, no file outside the folder is opened, and a file is
-    believed only about its owner.
+    Each GPU has a file in a folder that everybody may write.  Whoever has the GPU keeps a shared lock on it: the
+    service until the job's runner does, then the runner and its children.  The text names the service and its user.
+    Only who can lock the file alone writes it: so one of two services has the GPU; jobs of one service may share it.
+    Anybody can put anything there.  So no other file is looked at, nothing waits for a file, and no link is followed.
     """
 
     def __init__(self, folder: str, service_id: str) -> None:
         self.folder, self.service_id = folder, service_id
-        self.held: dict[str, tuple[str, int]] = {}  # {job id: (file, descriptor)}, until its runner has the lock
-        self.over: set[str] = set()                 # jobs whose leases are removed at the next look, even if locked
-        self.known: dict[str, set[str]] = {}        # {file: the GPUs in it when it was read last}
-        self.patience_s = LEASE_LOCK_TIMEOUT_S      # 0 while somebody keeps `lock`
+        self.held: dict[str, list[tuple[str, int]]] = {}    # {job id: files and descriptors}, until its runner has them
 
-    def find_holders(self) -> dict[str, str]:
-        """{GPU uuid: user} of GPUs that other services hold.  Raises: unavailable."""
-        with self.locked() as folder:
-            holders = self.look(folder, ())
-        return {uuid: find_user(uid) for uuid, uid in holders.items()}
+    def find_holders(self, uuids: Iterable[str]) -> dict[str, str]:
+        """{GPU uuid: user} of those GPUs that other services have.  Raises: unavailable."""
+        holders = {}
+        with self.opened_folder() as folder:
+            for uuid in uuids:
+                handle, holder = self.lock(folder, uuid)
+                if handle is None:
+                    holders[uuid] = holder
+                else:
+                    os.close(handle)
+        return holders
 
     def take(self, job_id: str, uuids: Sequence[str]) -> None:
         """Take GPUs for a job, all or none.  Raises: conflict, naming the holder; unavailable."""
         self.close_own(job_id)
+        files = self.held[job_id] = []
         try:
-            with self.locked() as folder:
-                # The name is random, so nobody else can have made this file, or open it before it is locked.
-                unnamed = f"{self.service_id}.{os.urandom(8).hex()}.0"
-                handle = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder)
-                self.held[job_id] = unnamed, handle
-                try_lock(handle, is_shared=True)
-                os.fchmod(handle, 0o644)            # other users must read it, whatever the umask
-                with open(handle, "w", closefd=False) as file:
-                    file.writelines(uuid + "\n" for uuid in uuids)
-                # The job's name is given to a complete file, so that nobody needs to read it again.
-                name = f"{unnamed.rpartition('.')[0]}.{job_id}"
-                os.rename(unnamed, name, src_dir_fd=folder, dst_dir_fd=folder)
-                self.held[job_id] = name, handle
-                holders = self.look(folder, uuids)
-            for uuid in uuids:
-                if uuid in holders:
-                    raise NexusError("conflict", f"the nexus of {find_user(holders[uuid])} took {uuid} first")
+            with self.opened_folder() as folder:
+                for uuid in uuids:
+                    handle, holder = self.lock(folder, uuid)
+                    if handle is None:
+                        raise NexusError("conflict", f"the nexus of {holder} took {uuid} first")
+                    files.append((os.path.join(self.folder, name_lease(uuid)), handle))
         except BaseException:
-            self.drop(job_id)
+            self.close_own(job_id)
             raise
 
-    def paths(self, job_id: str) -> tuple[str, str]:
-        """(the lease's path, the path by which job.sh opens it): the second one cannot be replaced by anybody."""
-        name, handle = self.held[job_id]
-        return os.path.join(self.folder, name), f"{PROC}/{os.getpid()}/fd/{handle}"
+    def paths(self, job_id: str) -> list[tuple[str, str, str]]:
+        """Of each GPU: its file, the path by which job.sh opens it, and the service that it must name.
+
+        The second path is that of an open file, which nobody can replace.
+        """
+        return [(path, f"{PROC}/{os.getpid()}/fd/{handle}", self.service_id) for path, handle in self.held[job_id]]
 
     def close_own(self, job_id: str) -> None:
-        """Close this service's descriptor of a lease: from then on the lock is its runner's alone."""
-        if job_id in self.held:
-            os.close(self.held.pop(job_id)[1])
-
-    def drop(self, job_id: str) -> None:
-        """Give up an ended job's lease."""
-        self.close_own(job_id)
-        self.over.add(job_id)
+        """Close this service's descriptors for a job: from then on the locks are its runner's alone."""
+        for _, handle in self.held.pop(job_id, ()):
+            os.close(handle)
 
     @contextlib.contextmanager
-    def locked(self) -> Iterator[int]:
-        """Hold `lock`, and yield the folder's descriptor.
-
-        Raises: unavailable, when the folder is not safe, or with the name of who keeps it locked.
-        """
+    def opened_folder(self) -> Iterator[int]:
+        """The folder's descriptor.  Raises: unavailable, when it is not safe."""
         import stat
-        with contextlib.ExitStack() as stack, disk("use", self.folder):
-            with disk("make", self.folder), contextlib.suppress(FileExistsError):
-                os.mkdir(self.folder, 0o1700)
-            mode = 0
-            with contextlib.suppress(OSError):              # a file, or a link
-                folder = stack.enter_context(opened(self.folder, os.O_DIRECTORY | os.O_NOFOLLOW))
-                facts = os.fstat(folder)
-                # The folder is new, or its maker was killed before this chmod.
-                if facts.st_uid == os.geteuid() and facts.st_mode & 0o1777 == 0o1700:
-                    os.fchmod(folder, 0o1777)
-                mode = os.fstat(folder).st_mode
-            if mode & 0o1002 != 0o1002:
+        with disk("make", self.folder), contextlib.suppress(FileExistsError):
+            os.mkdir(self.folder, 0o1700)
+        with disk("use", self.folder), opened(self.folder, os.O_DIRECTORY | os.O_NOFOLLOW) as folder:
+            status = os.fstat(folder)
+            if status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) == 0o1700:
+                os.fchmod(folder, 0o1777)           # it is new, or its maker was killed before this
+            elif status.st_mode & 0o1002 != 0o1002:
                 raise NexusError("unavailable", f"{self.folder}, where users' services agree on GPUs, is not a folder "
                                  "that all may write with the sticky bit",
                                  hint=f"chmod 1777 {self.folder}, or set [gpu] lease_dir in config.toml")
-            path = os.path.join(self.folder, "lock")
-            try:
-                with contextlib.suppress(FileExistsError), opened("lock", os.O_CREAT | os.O_EXCL, folder=folder):
-                    pass                        # fs.protected_regular refuses O_CREAT on another user's file
-                lock = stack.enter_context(opened("lock", LEASE_FLAGS, folder=folder))
-                facts = os.fstat(lock)
-                own = (os.geteuid(), stat.S_IFREG | 0o600, 1, 0)
-                if (facts.st_uid, facts.st_mode, facts.st_nlink, facts.st_size) == own:
-                    os.fchmod(lock, 0o644)      # new, or left by a killed service; never a file that was put here
-            except OSError as error:
-                owner = find_user(os.lstat("lock", dir_fd=folder).st_uid)
-                raise NexusError("unavailable", f"{path} of {owner} cannot be opened: {error.strerror}",
-                                 hint=f"remove it: rm {path}") from None
-            patience_s, self.patience_s = self.patience_s, 0.0
-            if not wait_until(lambda: try_lock(lock), patience_s, 0.002):
-                who = find_lock_holder(facts) or "somebody"
-                raise NexusError("unavailable", f"{who} keeps {path} locked", hint=f"see what it is: fuser -v {path}")
-            self.patience_s = LEASE_LOCK_TIMEOUT_S
             yield folder
 
-    def look(self, folder: int, uuids: Sequence[str]) -> Mapping[str, int]:
-        """{GPU uuid: uid} of GPUs that other services hold: of these, or of all.
-
-        A look at all GPUs also removes what this user's dead services have left.
-        """
-        import itertools
+    def lock(self, folder: int, uuid: str) -> tuple[int | None, str]:
+        """(a GPU's file, locked for this service, ""), or (None, who has the GPU).  Raises: OSError."""
         import stat
-        with os.scandir(folder) as found:
-            names = [entry.name for entry in itertools.islice(found, LEASE_MAX_FILES + 1)]
-        if len(names) > LEASE_MAX_FILES:
-            raise NexusError("unavailable", f"{self.folder} has more than {LEASE_MAX_FILES} files",
-                             hint=f"remove them; whose they are: ls -lU {self.folder} | head")
-        self.known = self.known if uuids else {}
-        spent: dict[int, int] = {}                          # {uid: how much of LEASE_ROOM is used}
-        holders: dict[str, int] = {}
-        for name in [name for name in names if name not in self.known or not self.known[name].isdisjoint(uuids)]:
-            self.known[name] = set()
-            with contextlib.suppress(FileNotFoundError):    # it was removed meanwhile
-                if not re.fullmatch(LEASE_NAME, name):
-                    continue
-                facts = os.lstat(name, dir_fd=folder)
-                uid, is_this_users = facts.st_uid, facts.st_uid == os.geteuid()
-                spent[uid] = spent.get(uid, 0) + LEASE_FILE_COST + min(facts.st_size, LEASE_MAX_BYTES)
-                if not stat.S_ISREG(facts.st_mode) or facts.st_size > LEASE_MAX_BYTES or spent[uid] > LEASE_ROOM:
-                    continue
-                is_own, key = is_this_users and name.startswith(self.service_id + "."), name.rpartition(".")[2]
-                if self.held.get(key, ("",))[0] == name:
-                    continue
-                named = None if is_own and key in self.over else read_lease(folder, name, facts)
-                if named is None and is_this_users:
-                    os.unlink(name, dir_fd=folder)
-                elif named and not is_own:
-                    self.known[name] = set(named)
-                    holders.update(dict.fromkeys(named, uid))
-        if not uuids:
-            self.over.clear()
-        return holders
-
-
-def read_lease(folder: int, name: str, facts: os.stat_result) -> list[str] | None:
-    """The uuids in a lease file; None when nobody holds it.  Raises: OSError."""
-    # PermissionError: its owner keeps others from reading.  BlockingIOError: by F_SETLEASE.
-    with contextlib.suppress(PermissionError, BlockingIOError), opened(name, LEASE_FLAGS, folder=folder) as handle:
-        if not os.path.samestat(facts, os.fstat(handle)):
-            return []
-        if not try_lock(handle):
-            if facts.st_uid == os.geteuid() and time.time() - facts.st_mtime > LEASE_TOUCH_S:
+        name, path = name_lease(uuid), os.path.join(self.folder, name_lease(uuid))
+        with contextlib.suppress(FileExistsError):  # fs.protected_regular refuses O_CREAT on another user's file
+            os.close(os.open(name, LEASE_FLAGS | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder))
+        status = os.lstat(name, dir_fd=folder)
+        blocked = None, f"{find_user(status.st_uid)} (who put something else at {path})"
+        if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
+            return blocked
+        try:
+            handle = os.open(name, LEASE_FLAGS, dir_fd=folder)
+        except OSError:                             # its owner keeps others out
+            return blocked
+        with contextlib.ExitStack() as stack:
+            stack.callback(os.close, handle)
+            if not os.path.samestat(status, os.fstat(handle)):
+                return blocked
+            if (status.st_uid, stat.S_IMODE(status.st_mode), status.st_size) == (os.geteuid(), 0o600, 0):
+                os.fchmod(handle, 0o666)            # it is new, or its maker was killed before this
+            if time.time() - status.st_mtime > LEASE_TOUCH_S:
                 os.utime(handle)
-            return os.pread(handle, LEASE_MAX_BYTES, 0).decode("ascii", "replace").split()
-    return None
+            if wait_until(lambda: self.sign(handle), LEASE_TIMEOUT_S, 0.001):
+                stack.pop_all()
+                return handle, ""
+            is_lease = try_lock(handle, is_shared=True)
+            return None, self.read(handle)[1] if is_lease else find_lock_holder(status) or "somebody"
+
+    def sign(self, handle: int) -> bool:
+        """Lock a GPU's file for this service, unless another service has.  Raises: OSError."""
+        if try_lock(handle):                        # nobody has the GPU
+            os.pwrite(handle, f"{self.service_id} {find_user(os.geteuid())}\n".encode(), 0)
+        # Between both locks another service may come first: then the text is that one's.
+        return try_lock(handle, is_shared=True) and self.read(handle)[0] == self.service_id
+
+    def read(self, handle: int) -> tuple[str, str]:
+        """(the service in a GPU's file, its user)"""
+        text = os.pread(handle, 200, 0).decode("utf-8", "replace")
+        service_id, _, user = text.partition("\n")[0].partition(" ")
+        return service_id, format_line(user, 60) or "somebody"
+
+
+def name_lease(uuid: str) -> str:
+    return re.sub(r"[^\w.-]", "_", uuid)
 
 
 def find_lock_holder(facts: os.stat_result) -> str | None:
@@ -5130,7 +5081,7 @@ class Machine:
     def launch(self, job: Job, script: str) -> None:
         """Start a job's script, in a screen session or directly.  Raises: OSError."""
         import subprocess
-        command = ["/bin/sh", script, str(job.attempt)]
+        command = ["bash", script, str(job.attempt)]
         if not self.no_screen_reason:
             command = self.screen.argv(f"nexus_job_{job.id}", command, is_daemon=False)
         child = self.children[job.id] = subprocess.Popen(
@@ -5159,7 +5110,7 @@ class Machine:
         """Drop an ended job of which no process is left."""
         self.launched.pop(job_id, None)
         if self.leases:
-            self.leases.drop(job_id)
+            self.leases.close_own(job_id)
 
 
 # A work tree is kept through an index of its own: only git's objects and one ref, refs/nexus/COMMIT, are written into
@@ -5471,48 +5422,50 @@ def push_snapshot(ssh: Ssh, repository: str, commit: str, name: str, environ: Ma
 # straight into the log files, says `end`, and leaves a result file.  Its events are acted upon at once; its files say
 # the same to a service that missed them.
 
-# job.sh, after build_script()'s assignments
+# job.sh, after build_script()'s assignments.  The functions come first, then what happens, in its order.
 JOB_SCRIPT = r'''
 say() { [ -p "$events" ] && printf '%s\n' "$*" 1<>"$events"; } 2>/dev/null
-# Whether processes of this session are left, beside this script and its children.  After a short command only the pids
-# above $first, the last one before it, are looked at: so the other processes of the machine cost little.
-has_company() {
-  read -r rest rest rest rest latest < /proc/loadavg
-  [ "$took" -lt 1000 ] && [ "$latest" -ge "$first" ] || first=0
-  files=
-  for entry in /proc/[0-9]*; do
-    [ "${entry#/proc/}" -le "$first" ] || files="$files $entry/stat"
+uptime_cs() { read -r up rest < /proc/uptime; up=${up%.*}${up#*.}; }
+fail() { rm -f "$dir/claim-$$"; say fail "$id" "$attempt" "$@"; printf '%s\n' "$*" >&2; exit 0; }
+# The locks on the GPUs' lease files keep other users' services off.  The service holds them until this script does.
+# Anybody may write the folder, so the files are opened by the descriptors of the service, and must name it.
+leases=()
+hold_leases() {
+  local number file owner
+  for number in "${!lease_files[@]}"; do
+    { exec {file}<"${lease_handles[number]}"; } 2>/dev/null && leases+=("$file") && flock -s -n "$file" &&
+      [ "${lease_files[number]}" -ef "/proc/$$/fd/$file" ] && read -r owner _ <&"$file" &&
+      [ "$owner" = "$service_id" ] || return 1
   done
-  # cat goes on where a process ends while its file is read; sed would stop there.
-  set -- $(cat $files </dev/null 2>/dev/null | sed -n "s/^\([0-9]*\) .*) [^ZX] \([0-9]*\) [0-9]* $$ .*/\1 \2/p")
-  while [ "$#" -gt 0 ]; do
-    [ "$1" = $$ ] || [ "$2" = $$ ] || return 0
-    shift 2
-  done
-  return 1
+}
+release_leases() {
+  local file
+  for file in "${leases[@]}"; do exec {file}<&-; done
+  leases=()
 }
 # An orphan would be taken for what the command left.  SIGKILL: a shell that was just forked may lose another signal.
 end_viewer() { [ -z "$viewer" ] || { kill -9 "$viewer"; wait "$viewer"; } 2>/dev/null; }
-# $lease keeps other services from the GPUs.  The service holds the lock until then, so that no other can take it in
-# between.  Anybody may write the folder of leases: $lease is not opened, but must be the same file.
-hold() {
-  [ -z "$lease" ] || { command exec 9<"$held" && flock -s -n 9 && [ "$held" -ef /proc/$$/fd/9 ] &&
-    [ "$lease" -ef /proc/$$/fd/9 ]; }
+# Whether processes of this session are left, beside this script and its children.  After a short command only the pids
+# above $first, the last one before it, are looked at: so the other processes of the machine cost little.
+has_company() {
+  local files=() folder
+  read -r rest rest rest rest last < /proc/loadavg
+  [ "$took" -lt 1000 ] && [ "$last" -ge "$first" ] || first=0
+  for folder in /proc/[0-9]*; do
+    [ "${folder#/proc/}" -le "$first" ] || files+=("$folder/stat")
+  done
+  # cat goes on where a process ends while its file is read; sed would stop there.
+  cat "${files[@]}" </dev/null 2>/dev/null | sed -n "s/^\([0-9]*\) .*) [^ZX] \([0-9]*\) [0-9]* $$ .*/ \1 \2 /p" |
+    grep -qv " $$ "
 }
-tree=$dir/files is_new=
-cwd=${commit:+$tree/}$folder
-uptime_cs() { read -r up rest < /proc/uptime; up=${up%.*}${up#*.}; }
-fail() { rm -f "$dir/claim-$$"; say fail "$id" "$attempt" "$@"; printf '%s\n' "$*" >&2; exit 0; }
-# A full disk loses nothing: retry until there is room.  A checkout is removed only if the command never ran.
+# Write how it ended.  A full disk loses nothing: retry until there is room.
 finish() {
   until { [ -z "$cause" ] || printf '%s\n' "$words" > "$dir/fault-$attempt"; } &&
       printf '{"exit_code": %s, "runtime_seconds": %s.%02d%s}\n' "$1" $((took / 100)) $((took % 100)) \
         "${cause:+, \"cause\": \"$cause\"}${goes_on:+, \"goes_on\": true}" > "$dir/result-$attempt.json" &&
       { [ -d "/proc/$service" ] || sync "$dir/result-$attempt.json"; }      # a running service records the end itself
   do
-    command exec 9>&-
     sleep 2
-    [ -z "$cause" ] || drop_tree
     [ -d "$dir" ] || break
     say end "$id" "$attempt" "$1" "$took"
   done 2>/dev/null
@@ -5520,64 +5473,15 @@ finish() {
 }
 # The command does not run: $1 is the cause, `launch` or `bounce`, and the rest tells why.
 refuse() {
-  cause=$1 took=0
-  shift
-  words=$*
-  command exec 9>&-
-  if [ "$cause" = bounce ]; then commit=; say bounce "$id" "$attempt" "$words"
+  cause=$1 took=0 words=${*:2}
+  release_leases
+  if [ "$cause" = bounce ]; then say bounce "$id" "$attempt" "$words"
   else printf 'nexus: %s\n' "$words" >> "$dir/stderr.log"; fi
+  [ -z "$is_new" ] || rm -rf "$tree"
   finish null
   end_viewer
-  drop_tree
-  tidy_tree
   exit 0
 }
-# A checkout of the snapshot has a .git of its own that borrows all but HEAD and index, as a linked work tree does.
-# `git worktree add` would write into the user's repository, and break other git programs that run at that moment.
-git_there() {
-  /usr/bin/env -i PATH="$job_path" HOME="$home" LC_ALL=C GIT_TERMINAL_PROMPT=0 GIT_OPTIONAL_LOCKS=0 git $git_options \
-    -C "$@" 9>&-
-}
-make_tree() {
-  umask "$umask"
-  drop_tree
-  rm -f "$tree/.git/index.lock"
-  common=$(git_there "$repo" rev-parse --git-common-dir </dev/null) || return
-  case $common in /*) ;; *) common=$repo/$common;; esac
-  mkdir -p "$tree/.git/objects" "$tree/.git/refs" && printf '%s\n' "$common" > "$tree/.git/commondir" &&
-    printf '%s\n' "$commit" > "$tree/.git/HEAD" && git_there "$tree" read-tree --reset HEAD </dev/null &&
-    git_there "$tree" ls-files -z --deleted </dev/null | git_there "$tree" checkout-index -zu --stdin && mkdir -p "$cwd"
-}
-# A further attempt continues in the former one's tree: git adds only what is missing.  A former job.sh may still be
-# tidying it; one that was killed has left it as it was.
-await_former() {
-  former=$attempt
-  while former=$((former - 1)); [ "$former" -gt 0 ]; do
-    while read -r pid begun rest < "$dir/attempt-$former" && read -r stat < "/proc/$pid/stat" && set -- ${stat##*) } &&
-        [ "$1" != Z ] && [ "${20}" = "$begun" ]
-    do sleep 0.1 || { commit=; refuse launch "it was stopped"; }; done      # the tree is not its own yet
-  done
-  [ -d "$tree" ] || is_new=yes
-} 2>/dev/null
-# Files that the job has written into its checkout stay there; those from git, and compiled Python, go.
-# The job's own changes to HEAD and index do not count.  Where git cannot tell them apart, all files are kept.
-git_here() { git_there . --git-dir=.git --work-tree=. "$@"; }
-tidy_tree() {
-  [ "$commit" ] && [ -d "$tree" ] || return 0
-  ( cd "$tree" || exit
-    rm -f .git/index.lock
-    git_here read-tree --reset "$commit" && {
-      git_here update-index -q --refresh
-      git_here diff-files -z --name-only --diff-filter=d | git_here update-index -z --force-remove --stdin
-    } && { git_here ls-files -z | xargs -0 rm -f --; rm -rf .git; }      # where one is a folder now, that stays
-    find . -name __pycache__ -type d -prune -exec rm -rf {} +
-    find . -depth -mindepth 1 -type d -empty -delete ) 2>/dev/null
-  rmdir "$tree" 2>/dev/null || :
-}
-drop_tree() {
-  [ -z "$is_new" ] || rm -rf --one-file-system "$tree" || {
-    find "$tree" -xdev -type d ! -perm -700 -exec chmod u+rwx {} \; ; rm -rf --one-file-system "$tree"; }
-} 2>/dev/null
 
 if [ -z "$attempt" ]; then                # by hand
   [ -z "$commit" ] || {
@@ -5591,49 +5495,55 @@ fi
 
 trap : HUP                                # it outlives screen; the command does not inherit this
 trap : INT QUIT TERM                      # Ctrl-C, or `kill 0`, ends the command, not this script
-viewer='' goes_on=''
+viewer='' cause='' is_new='' goes_on=''
+
+# Whoever links this name first has the attempt: this script, or a service that found no runner.
 read -r stat < /proc/$$/stat
 set -- ${stat##*) }
 started=${20}
-# Whoever links this name first has the attempt: this script, or a service that found no runner.
 printf '%s %s\n' "$$" "$started" > "$dir/claim-$$" || fail "the log folder $dir cannot be written"
 ln "$dir/claim-$$" "$dir/attempt-$attempt" 2>/dev/null || {
   [ -e "$dir/attempt-$attempt" ] || fail "$dir takes no hard links: set [state] log_dir to another file system"
   rm -f "$dir/claim-$$"
   exit 0
 }
-hold || refuse bounce a GPU lease was lost before its job began
+hold_leases || refuse bounce a GPU lease was lost before its job began
+
 # From here on the job counts as begun.
 uptime_cs
 printf '%s\n' "$up" >> "$dir/attempt-$attempt" || fail "the log folder $dir cannot be written"
 say start "$id" "$attempt" "$$" "$started" "$up"
 if [ "$commit" ]; then
-  await_former
-  said=$(make_tree 2>&1) || refuse launch "the snapshot of $repo cannot be checked out: $said"
+  [ -d "$tree" ] || is_new=yes            # an earlier attempt's tree stays, with what that has written
+  said=$(check_out 2>&1) || refuse launch "the snapshot of $repo cannot be checked out: $said"
 fi
 cd "$cwd" 2>/dev/null || refuse launch "the directory $cwd cannot be entered; make it again, or add the job with --cwd"
-( PATH=$job_path; command -v bash ) > /dev/null || refuse launch "bash was not found on PATH ($job_path)"
-command exec 5>>"$dir/stderr.log" 6>>"$dir/stdout.log" || refuse launch "the log files in $dir cannot be written"
+PATH=$job_path type -P bash > /dev/null || refuse launch "bash was not found on PATH ($job_path)"
+exec 5>>"$dir/stderr.log" 6>>"$dir/stdout.log" || refuse launch "the log files in $dir cannot be written"
 if [ -t 1 ]; then                         # under screen, its window shows the logs
-  NEXUS_ROLE=viewer tail -qn 100 -s 0.2 -f --pid=$$ "$dir/stdout.log" "$dir/stderr.log" \
-    </dev/null 2>/dev/null 5>&- 6>&- 9>&- &
+  (
+    release_leases
+    NEXUS_ROLE=viewer exec tail -qn 100 -s 0.2 -f --pid=$$ "$dir/stdout.log" "$dir/stderr.log"
+  ) </dev/null 2>/dev/null 5>&- 6>&- &
   viewer=$!
 fi
+
 uptime_cs; begin=$up
 read -r rest rest rest rest first < /proc/loadavg
 command_of_the_job >&6 2>&5 5>&- 6>&-
 code=$?
+
 umask 077
-command exec 5>&- 6>&-
+exec 5>&- 6>&-
 if [ -e "$dir/fault-$attempt" ]; then      # from CONDA_SCRIPT; after a signal, the environment is not at fault
   read -r words < "$dir/fault-$attempt"
   rm -f "$dir/fault-$attempt"
   [ "$code" -gt 128 ] || refuse launch "$words"
 fi
 uptime_cs; took=$((up - begin))
-command exec 9>&-
+release_leases
+[ -z "$commit" ] || has_company || tidy   # before the end is said: the next attempt uses the same checkout
 say end "$id" "$attempt" "$code" "$took"
-cause=
 # While others of its session work, the job goes on; the service ends those that idle.  This script stays with them: the
 # end of a session's leader hangs up its terminal.  Slurm ends with a job what it left.
 [ "${SLURM_JOB_ID-}" ] || ! has_company || goes_on=yes
@@ -5644,8 +5554,41 @@ if [ "$goes_on" ]; then
   finish "$code"
   say end "$id" "$attempt" "$code" "$took"
 fi
+[ -z "$commit" ] || tidy
 end_viewer
-tidy_tree
+'''
+
+# Of a job with --snapshot.  Its checkout is $tree, whose .git borrows all but HEAD and index from the repository.
+# `git worktree add` would write into that, and break other git programs that run at that moment.
+SNAPSHOT_SCRIPT = r'''
+git_in() {
+  /usr/bin/env -i PATH="$job_path" HOME="$home" LC_ALL=C GIT_TERMINAL_PROMPT=0 GIT_OPTIONAL_LOCKS=0 \
+    git $git_options -C "$@"
+}
+check_out() {
+  local common
+  umask "$umask"
+  rm -f "$tree/.git/index.lock"
+  common=$(git_in "$repo" rev-parse --git-common-dir </dev/null) || return
+  case $common in /*) ;; *) common=$repo/$common;; esac
+  mkdir -p "$tree/.git/objects" "$tree/.git/refs" && printf '%s\n' "$common" > "$tree/.git/commondir" &&
+    printf '%s\n' "$commit" > "$tree/.git/HEAD" && git_in "$tree" read-tree --reset HEAD </dev/null &&
+    git_in "$tree" ls-files -z --deleted </dev/null | git_in "$tree" checkout-index -zu --stdin && mkdir -p "$cwd"
+}
+# Files that the job has written into its checkout stay there; those from git, and compiled Python, go.  The job's own
+# changes to HEAD and index do not count.  Where git cannot tell them apart, all files are kept.
+git_here() { git_in . --git-dir=.git --work-tree=. "$@"; }
+tidy() (
+  cd "$tree" && [ -d .git ] || exit
+  rm -f .git/index.lock
+  git_here read-tree --reset "$commit" && {
+    git_here update-index -q --refresh
+    git_here diff-files -z --name-only --diff-filter=d | git_here update-index -z --force-remove --stdin
+  } && { git_here ls-files -z | xargs -0 rm -f --; rm -rf .git; }      # where one is a folder now, that stays
+  find . -name __pycache__ -type d -prune -exec rm -rf {} +
+  find . -depth -mindepth 1 -type d -empty -delete
+  rmdir "$tree"
+) 2>/dev/null
 '''
 
 
@@ -5703,9 +5646,9 @@ SLURM_SCRIPT = r'''  slurms='SLURM[A-Z0-9_]*|[A-Z]+_VISIBLE_DEVICES|GPU_DEVICE_O
 '''
 
 
-def build_script(job: Job, environment: Mapping[str, str], layout: Layout, lease: tuple[str, str] | None,
-                 program: Sequence[str] | None = None) -> str:
-    """The text of a job's job.sh.  `lease`: of Leases.paths(); `program` runs instead of bash -c COMMAND."""
+def build_script(job: Job, environment: Mapping[str, str], layout: Layout,
+                 leases: Sequence[tuple[str, str, str]] = (), program: Sequence[str] | None = None) -> str:
+    """The text of a job's job.sh.  `leases`: of Leases.paths(); `program` runs instead of bash -c COMMAND."""
     pairs = [f"{quote(name)}={quote(text)}" for name, text in environment.items() if name != "NEXUS_JOB_NONCE"]
     # Without the nonce, a job.sh that is run by hand is not this job, which the service would end.
     nonce = environment.get("NEXUS_JOB_NONCE", "")
@@ -5727,23 +5670,29 @@ def build_script(job: Job, environment: Mapping[str, str], layout: Layout, lease
         kept = [f"{name}={environment[name]}" for name in ("CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES")
                 if name in environment]
         launch = ["bash", "-p", "-c", CONDA_SCRIPT, "nexus", job.conda, "/usr/bin/env", *kept, *launch]
-    head = {
-        "id": job.id, "dir": job.log_dir or layout.job_folder(job.id), "service": str(os.getpid()),
-        "events": layout.events_file,
-        "lease": lease[0] if lease else "", "held": lease[1] if lease else "",
-        "job_path": environment.get("PATH") or os.defpath, "home": os.environ.get("HOME") or "/",
-        "commit": job.snapshot or "", "repo": job.snapshot_repo or "",
-        "git_options": " ".join(GIT_OPTIONS),
-        "folder": os.path.relpath(job.cwd, job.snapshot_repo) if job.snapshot_repo else job.cwd}
+    folder, cwd = job.log_dir or layout.job_folder(job.id), job.cwd
+    settings = {"id": job.id, "dir": folder, "service": str(os.getpid()), "events": layout.events_file,
+                "job_path": environment.get("PATH") or os.defpath, "commit": job.snapshot or ""}
+    if job.snapshot_repo:
+        tree = os.path.join(folder, "files")
+        cwd = os.path.join(tree, os.path.relpath(job.cwd, job.snapshot_repo))
+        settings.update(repo=job.snapshot_repo, tree=tree, home=os.environ.get("HOME") or "/",
+                        git_options=" ".join(GIT_OPTIONS))
+    settings["cwd"] = cwd
+    if leases:
+        settings["service_id"] = leases[0][2]
     umask = "$(umask)" if job.umask is None else f"{job.umask:04o}"
     user = re.sub("[^A-Za-z0-9_.-]", "?", job.user)
     return "\n".join([
-        "#!/bin/sh", f"# Job {job.id} of nexus, user {user}.  Run by hand (sh job.sh) it just runs the command; nexus "
-        "calls it with the attempt's number.", "attempt=${1:-}",
-        *(f"{name}={quote(text)}" for name, text in head.items()), f"umask={umask}", "", "command_of_the_job() {",
+        "#!/usr/bin/env bash",
+        f"# Job {job.id} of nexus, user {user}.  Run by hand (bash job.sh) it just runs the command; nexus calls it "
+        "with the attempt's number.", "attempt=${1:-}",
+        *(f"{name}={quote(text)}" for name, text in settings.items()), f"umask={umask}",
+        f"lease_files=({' '.join(quote(path) for path, _, _ in leases)})",
+        f"lease_handles=({' '.join(path for _, path, _ in leases)})", "", "command_of_the_job() {",
         '  umask "$umask"', *([SLURM_SCRIPT] if is_slurm else []), "  /usr/bin/env -i -- \\",
-        *(f"    {pair} \\" for pair in pairs), f'    "$@" {" ".join(map(quote, launch))}', "}", "",
-        JOB_SCRIPT])
+        *(f"    {pair} \\" for pair in pairs), f'    "$@" {" ".join(map(quote, launch))}', "}",
+        *([SNAPSHOT_SCRIPT] if job.snapshot else []), JOB_SCRIPT])
 
 
 def build_environment(job: Job, submitted: Mapping[str, str], gpus: Sequence[Gpu]) -> dict[str, str]:
@@ -6782,7 +6731,8 @@ class Observer:
         held = {uuid for job in running.values() for uuid in job.current.gpu_uuids}
         if observation.gpus and self.machine.leases:
             try:
-                self.lease_holders, self.lease_error = self.machine.leases.find_holders(), None
+                self.lease_holders, self.lease_error = self.machine.leases.find_holders(
+                    [gpu.uuid for gpu in observation.gpus]), None
             except NexusError as error:
                 if self.lease_error is None:
                     self.log.error("No GPU can be given out: %s (%s)", error.message, error.hint)
@@ -7102,7 +7052,7 @@ class JobHost:
                 self.observer.lease_backoff.fail(self.clock.monotonic(), error)
             return Requeue(error.message)
         try:
-            script = self.write_script(order, leases.paths(job.id) if leases else None)
+            script = self.write_script(order, leases.paths(job.id) if leases else ())
             hosted = self.hosted[job.id] = HostedJob(self, job)
             hosted.launched_at = self.clock.monotonic()
             self.machine.launch(job, script)
@@ -7134,7 +7084,7 @@ class JobHost:
         self.log.error("Nothing is started for %.0f s: %s", self.start_backoff.rest_s, why)
         return Requeue(why)
 
-    def write_script(self, order: Order, lease: tuple[str, str] | None = None) -> str:
+    def write_script(self, order: Order, leases: Sequence[tuple[str, str, str]] = ()) -> str:
         """Write a job's folder and its job.sh; return the path of that.  Raises: OSError."""
         job, gpus = order.job, self.observer.observation.gpus
         folder = find_job_folder(self.layout, job)
@@ -7145,7 +7095,7 @@ class JobHost:
         command = fill_cuda_option(job.command, list_cuda_numbers(job, gpus)) if job.cuda_arg else job.command
         job = replace(job, command=command, umask=self.umask if job.umask is None else job.umask)
         environ = build_environment(job, order.environ, gpus)
-        text = build_script(job, environ, self.layout, lease, order.argv)
+        text = build_script(job, environ, self.layout, leases, order.argv)
         script = os.path.join(folder, "job.sh")
         write_atomic(script, [text], 0o700, is_synced=False)
         return script

@@ -172,10 +172,10 @@ import fcntl, os, subprocess, sys
 folder, processes, leases = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 os.makedirs(folder, exist_ok=True)
 os.chmod(folder, 0o1777)
-held = [os.open(f"{folder}/7-0badcafe.{number:016x}.abc", os.O_RDWR | os.O_CREAT, 0o644) for number in range(leases)]
+held = [os.open(f"{folder}/GPU-of-another-machine-{number}", os.O_RDWR | os.O_CREAT, 0o666) for number in range(leases)]
 for handle in held:
     fcntl.flock(handle, fcntl.LOCK_SH)
-    os.write(handle, b"GPU-of-another-machine\\n")
+    os.write(handle, b"7-0badcafe bob\\n")
 children = [subprocess.Popen(["sleep", "3600"]) for _ in range(processes)]
 print("ready", flush=True)
 sys.stdin.read()

@@ -17,9 +17,9 @@ import sys
 import pytest
 from live import until
 from makers import SUPPORT
-from test_runner import COMMANDS, ENVIRONMENT, box, needs_screen, one_box, seen_environment
+from test_runner import COMMANDS, ENVIRONMENT, box, needs_screen, seen_environment
 
-__all__ = ["box", "one_box"]                    # fixtures, found by their names
+__all__ = ["box"]                               # a fixture, found by its name
 BIN = "/usr/local/bin:/usr/bin:/bin"
 KINDS = ["conda", "micromamba", "mamba"]
 
@@ -99,28 +99,28 @@ PLACES = [  # reason, what --conda says ({}: the installation's root), prefix
 
 
 @pytest.mark.parametrize("reason, said, prefix", PLACES, ids=[case[0] for case in PLACES])
-def test_by_name_or_path(one_box, each_conda, reason, said, prefix):
+def test_by_name_or_path(box, each_conda, reason, said, prefix):
     root = each_conda.root
     said = said.replace("{}", root)
     prefix = said if prefix is None else prefix.replace("{}", root)
     each_conda.make(prefix)
-    one_box.run('echo "$CONDA_PREFIX"; python', conda=said, cwd=root, environment=each_conda.environ())
-    assert one_box.text("stdout.log").splitlines() == [prefix, f"python of {prefix}/bin/python"], one_box.text("stderr.log")
+    box.run('echo "$CONDA_PREFIX"; python', conda=said, cwd=root, environment=each_conda.environ())
+    assert box.text("stdout.log").splitlines() == [prefix, f"python of {prefix}/bin/python"], box.text("stderr.log")
 
 
 @pytest.mark.parametrize("gpus", ["0,1", ""])
-def test_variables_of_the_environment_but_the_gpus_of_nexus(one_box, conda, gpus):
+def test_variables_of_the_environment_but_the_gpus_of_nexus(box, conda, gpus):
     pathlib.Path(conda.root, "envs/ml/conda-meta/state").write_text(json.dumps({"env_vars": {
         "CUDA_VISIBLE_DEVICES": "7", "CUDA_DEVICE_ORDER": "FASTEST_FIRST", "OMP_NUM_THREADS": "3"}}))
-    one_box.run('echo "[$CUDA_VISIBLE_DEVICES]" $CUDA_DEVICE_ORDER $OMP_NUM_THREADS', conda="ml",
+    box.run('echo "[$CUDA_VISIBLE_DEVICES]" $CUDA_DEVICE_ORDER $OMP_NUM_THREADS', conda="ml",
                 environment=conda.environ(CUDA_VISIBLE_DEVICES=gpus, CUDA_DEVICE_ORDER="PCI_BUS_ID"))
-    assert one_box.text("stdout.log") == f"[{gpus}] PCI_BUS_ID 3\n"
+    assert box.text("stdout.log") == f"[{gpus}] PCI_BUS_ID 3\n"
 
 
-def test_the_rest_of_the_environment_is_what_it_was(one_box, conda):
+def test_the_rest_of_the_environment_is_what_it_was(box, conda):
     given = {**ENVIRONMENT, "name": "x", "words": "y", "line": "z", **conda.environ()}
-    one_box.run("cat /proc/$$/environ > environ", conda="ml", environment=given)
-    seen = dict(entry.partition("=")[::2] for entry in seen_environment(one_box))
+    box.run("cat /proc/$$/environ > environ", conda="ml", environment=given)
+    seen = dict(entry.partition("=")[::2] for entry in seen_environment(box))
     changed = {"PATH", "_", "PWD", "SHLVL", "OLDPWD", "IFS", "PS4"}        # by each bash, so by the command's own too
     assert {name: seen.get(name) for name in given if name not in changed} == {name: text for name, text in given.items()
                                                                                if name not in changed}
@@ -131,22 +131,22 @@ def test_the_rest_of_the_environment_is_what_it_was(one_box, conda):
 
 
 @pytest.mark.parametrize("name, said", [("other", "2 from_ml"), ("ml", "1 from_ml")])
-def test_from_another_environment(one_box, each_conda, name, said):
+def test_from_another_environment(box, each_conda, name, said):
     """Or from the same one."""
     active, prefix = each_conda.make(f"{each_conda.root}/envs/{name}", deactivate="unset OTHER"), f"{each_conda.root}/envs/ml"
-    result = one_box.run('echo $CONDA_PREFIX $CONDA_SHLVL $OTHER $ML; python; echo "$PATH"', conda="ml", environment=each_conda.environ(
+    result = box.run('echo $CONDA_PREFIX $CONDA_SHLVL $OTHER $ML; python; echo "$PATH"', conda="ml", environment=each_conda.environ(
         CONDA_PREFIX=active, CONDA_SHLVL="1", CONDA_DEFAULT_ENV=name, OTHER="set", PATH=f"{active}/bin:{BIN}"))
-    assert result.exit_code == 0 and one_box.text("stdout.log").splitlines() == [
+    assert result.exit_code == 0 and box.text("stdout.log").splitlines() == [
         f"{prefix} {said}", f"python of {prefix}/bin/python", f"{prefix}/bin:{BIN}"]
 
 
-def test_from_a_venv(one_box, conda):
+def test_from_a_venv(box, conda):
     """Its python would come before that of the environment, which took the place of base behind it."""
     make_program(f"{conda.root}/v env/bin/python", "echo the venv")
-    one_box.run('python; echo "$PATH" [$VIRTUAL_ENV]', conda="ml", environment=conda.environ(
+    box.run('python; echo "$PATH" [$VIRTUAL_ENV]', conda="ml", environment=conda.environ(
         CONDA_PREFIX=conda.root, CONDA_SHLVL="1", VIRTUAL_ENV=f"{conda.root}/v env", PATH=f"{conda.root}/v env/bin:{conda.root}/bin:{BIN}"))
     prefix = f"{conda.root}/envs/ml"
-    assert one_box.text("stdout.log").splitlines() == [
+    assert box.text("stdout.log").splitlines() == [
         f"python of {prefix}/bin/python", f"{prefix}/bin:{conda.root}/v env/bin:{prefix}/bin:{BIN} []"]
 
 
@@ -166,12 +166,12 @@ FOUND = [  # reason, program ({}: the home), variables
 
 
 @pytest.mark.parametrize("reason, program, variables", FOUND, ids=[case[0] for case in FOUND])
-def test_where_conda_is_found(one_box, tmp_path, reason, program, variables):
+def test_where_conda_is_found(box, tmp_path, reason, program, variables):
     program = pathlib.Path(program.replace("{}", str(tmp_path)))
     made = Conda(str(program.parent.parent), program.name)
-    result = one_box.run("echo $CONDA_PREFIX", conda="ml", environment={
+    result = box.run("echo $CONDA_PREFIX", conda="ml", environment={
         "PATH": BIN, "HOME": str(tmp_path), **{name: text.replace("{}", str(tmp_path)) for name, text in variables.items()}})
-    assert result.exit_code == 0 and one_box.text("stdout.log") == f"{made.root}/envs/ml\n", one_box.text("stderr.log")
+    assert result.exit_code == 0 and box.text("stdout.log") == f"{made.root}/envs/ml\n", box.text("stderr.log")
 
 
 # What cannot be launched
@@ -196,10 +196,10 @@ ODD_NAMES = [  # reason, name, as it is said
 
 
 @pytest.mark.parametrize("reason, name, said", ODD_NAMES, ids=[case[0] for case in ODD_NAMES])
-def test_a_missing_environment_with_an_odd_name(one_box, conda, reason, name, said):
-    result = one_box.run("echo ran", conda=name, environment=conda.environ())
+def test_a_missing_environment_with_an_odd_name(box, conda, reason, name, said):
+    result = box.run("echo ran", conda=name, environment=conda.environ())
     assert result.cause == "launch" and result.cause_line == no_environment(said, conda.exe)
-    assert one_box.text("stdout.log") == "" and not os.path.exists(f"{one_box.home}/pwned")
+    assert box.text("stdout.log") == "" and not os.path.exists(f"{box.home}/pwned")
 
 
 def test_no_conda_at_all(box, tmp_path):
@@ -212,15 +212,15 @@ def test_no_conda_at_all(box, tmp_path):
     assert box.text("stderr.log") == f"nexus: {result.cause_line}\n" and box.text("stdout.log") == ""
 
 
-def test_a_conda_that_does_not_work(one_box, conda, tmp_path):
+def test_a_conda_that_does_not_work(box, conda, tmp_path):
     """It is broken, cannot quote the prefix, or activates whatever it is told, as old micromambas do."""
     make_program(f"{tmp_path}/micromamba", f"[ $1 = env ] || echo export CONDA_PREFIX={tmp_path}/envs/$3")
     for attempt, (name, environment, program) in enumerate([
             ("ml", conda.environ(FAKE_CONDA_BROKEN="conda"), conda.exe), (conda.make(f"{conda.root}/it's"), conda.environ(), conda.exe),
             ("x", {"PATH": BIN, "HOME": "/", "MAMBA_EXE": f"{tmp_path}/micromamba"}, f"{tmp_path}/micromamba")], 1):
-        result = one_box.run("echo ran", conda=name, environment=environment, attempt=attempt)
+        result = box.run("echo ran", conda=name, environment=environment, attempt=attempt)
         assert (result.cause, result.cause_line) == ("launch", no_environment(name, program))
-    assert "ModuleNotFoundError" in one_box.text("stderr.log") and one_box.text("stdout.log") == ""
+    assert "ModuleNotFoundError" in box.text("stderr.log") and box.text("stdout.log") == ""
 
 
 # What activation scripts do
@@ -236,40 +236,40 @@ SCRIPTS = [  # reason, activate.d script, stdout of the job, stderr
 
 
 @pytest.mark.parametrize("reason, script, out, err", SCRIPTS, ids=[case[0] for case in SCRIPTS])
-def test_activation_scripts(one_box, conda, reason, script, out, err):
+def test_activation_scripts(box, conda, reason, script, out, err):
     conda.make(f"{conda.root}/envs/ml", activate=script)
-    result = one_box.run('false | true; echo $undefined ran $?', conda="ml", environment=conda.environ())
-    assert result.exit_code == 0 and one_box.text("stdout.log") == out
-    assert one_box.text("stderr.log") == err
+    result = box.run('false | true; echo $undefined ran $?', conda="ml", environment=conda.environ())
+    assert result.exit_code == 0 and box.text("stdout.log") == out
+    assert box.text("stderr.log") == err
 
 
 ENDS = [("it exits", "exit 3", 3), ("it exits as if all were well", "exit 0", 0), ("set -e", "set -e; (exit 5)", 5)]
 
 
 @pytest.mark.parametrize("reason, script, code", ENDS, ids=[case[0] for case in ENDS])
-def test_an_activation_script_that_ends_the_shell(one_box, conda, reason, script, code):
+def test_an_activation_script_that_ends_the_shell(box, conda, reason, script, code):
     conda.make(f"{conda.root}/envs/ml", activate=script)
-    result = one_box.run("echo ran", conda="ml", environment=conda.environ())
+    result = box.run("echo ran", conda="ml", environment=conda.environ())
     assert result.cause == "launch" and result.exit_code is None
     assert result.cause_line == f"a script of the conda environment 'ml' ended the activation with exit code {code}"
-    assert one_box.text("stdout.log") == "" and folder_of(one_box) == sorted([*WHOLE, "fault-1"])
+    assert box.text("stdout.log") == "" and folder_of(box) == sorted([*WHOLE, "fault-1"])
 
 
-def test_bash_env_is_read_once(one_box, conda):
-    pathlib.Path(one_box.home, "env.sh").write_text("echo read\n")
-    one_box.run("echo ran", conda="ml", environment=conda.environ(BASH_ENV=f"{one_box.home}/env.sh"))
-    assert one_box.text("stdout.log") == "read\nran\n", "by the command's own bash, as ever"
+def test_bash_env_is_read_once(box, conda):
+    pathlib.Path(box.home, "env.sh").write_text("echo read\n")
+    box.run("echo ran", conda="ml", environment=conda.environ(BASH_ENV=f"{box.home}/env.sh"))
+    assert box.text("stdout.log") == "read\nran\n", "by the command's own bash, as ever"
 
 
 # The command
 
 
 @pytest.mark.parametrize("reason, command, code, out, err", COMMANDS[::4], ids=[case[0] for case in COMMANDS[::4]])
-def test_a_command_ends_as_without_conda(one_box, conda, reason, command, code, out, err):
-    result = one_box.run(command, conda="ml", environment=conda.environ(NEXUS_TEST_HOME=one_box.home))
-    assert (result.exit_code, result.cause) == (code, None), one_box.text("stderr.log")
-    assert one_box.text("stdout.log") == out and re.search(err, one_box.text("stderr.log")) and folder_of(one_box) == WHOLE
-    assert [saying.verb for saying in one_box.hear("end")] == ["start", "end"]
+def test_a_command_ends_as_without_conda(box, conda, reason, command, code, out, err):
+    result = box.run(command, conda="ml", environment=conda.environ(NEXUS_TEST_HOME=box.home))
+    assert (result.exit_code, result.cause) == (code, None), box.text("stderr.log")
+    assert box.text("stdout.log") == out and re.search(err, box.text("stderr.log")) and folder_of(box) == WHOLE
+    assert [saying.verb for saying in box.hear("end")] == ["start", "end"]
 
 
 def test_nothing_of_the_activation_stays(box, conda):
@@ -308,21 +308,21 @@ def test_a_signal_while_it_is_activated(box, conda):
 
 
 @needs_screen
-def test_under_screen_it_has_the_terminal(one_box, conda):
-    one_box.use_screen()
-    assert one_box.run("test -t 0 && echo terminal; exit 7", conda="ml", environment=conda.environ()).exit_code == 7
-    assert one_box.text("stdout.log") == "terminal\n"
-    assert one_box.run("echo ran", conda="x", environment=conda.environ(), attempt=2).cause == "launch"
+def test_under_screen_it_has_the_terminal(box, conda):
+    box.use_screen()
+    assert box.run("test -t 0 && echo terminal; exit 7", conda="ml", environment=conda.environ()).exit_code == 7
+    assert box.text("stdout.log") == "terminal\n"
+    assert box.run("echo ran", conda="x", environment=conda.environ(), attempt=2).cause == "launch"
 
 
 @pytest.mark.skipif(not shutil.which("script"), reason="script is not installed")
-def test_with_a_terminal_for_stdout(one_box, conda):
+def test_with_a_terminal_for_stdout(box, conda):
     conda.make(f"{conda.root}/envs/ml", activate="echo hello; export ML=it\\'s")
-    result = one_box.run("test -t 1 && echo $ML; python; exit 7", conda="ml", tty=True, environment=conda.environ())
+    result = box.run("test -t 1 && echo $ML; python; exit 7", conda="ml", tty=True, environment=conda.environ())
     assert result.exit_code == 7
-    assert one_box.text("stdout.log") == f"it's\r\npython of {conda.root}/envs/ml/bin/python\r\n"
-    assert one_box.text("stderr.log") == "hello\n"
-    assert one_box.run("echo ran", conda="x", tty=True, environment=conda.environ(), attempt=2).cause == "launch"
+    assert box.text("stdout.log") == f"it's\r\npython of {conda.root}/envs/ml/bin/python\r\n"
+    assert box.text("stderr.log") == "hello\n"
+    assert box.run("echo ran", conda="x", tty=True, environment=conda.environ(), attempt=2).cause == "launch"
 
 
 # By hand, and without
@@ -330,10 +330,10 @@ def test_with_a_terminal_for_stdout(one_box, conda):
 
 def test_by_hand(box, conda):
     box.prepare("echo $ML $NEXUS_JOB_FAULT; exit 7", conda="ml", environment=conda.environ())
-    done = subprocess.run([box.shell, box.path("job.sh")], capture_output=True, text=True)
+    done = subprocess.run(["bash", box.path("job.sh")], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (7, "from_ml\n", "")
     box.prepare("echo ran", conda="x", environment=conda.environ())
-    done = subprocess.run([box.shell, box.path("job.sh")], capture_output=True, text=True)
+    done = subprocess.run(["bash", box.path("job.sh")], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (1, "") and "nexus: the conda environment 'x' was not found" in done.stderr
     assert folder_of(box) == ["job.sh"]
 
@@ -341,7 +341,7 @@ def test_by_hand(box, conda):
 if "NEXUS_TEST_CONDA" in os.environ:          # where there is one
 
     @pytest.mark.parametrize("place", ["path", "base", "missing"])
-    def test_a_real_conda(one_box, tmp_path, place):
+    def test_a_real_conda(box, tmp_path, place):
         """It needs no network: an empty environment is a folder with conda-meta in it."""
         exe, prefix = os.environ["NEXUS_TEST_CONDA"], f"{tmp_path}/an env"
         os.makedirs(f"{prefix}/conda-meta")
@@ -349,10 +349,10 @@ if "NEXUS_TEST_CONDA" in os.environ:          # where there is one
         os.makedirs(f"{prefix}/etc/conda/activate.d")
         pathlib.Path(prefix, "etc/conda/activate.d/it.sh").write_text("export ML=from_ml; echo hello\n")
         variable = "MAMBA_EXE" if "mamba" in os.path.basename(exe) else "CONDA_EXE"
-        result = one_box.run('echo "$ML $CONDA_PREFIX"; exit 7', conda={"path": prefix, "missing": "no-such-env"}.get(place, place),
+        result = box.run('echo "$ML $CONDA_PREFIX"; exit 7', conda={"path": prefix, "missing": "no-such-env"}.get(place, place),
                              environment={**os.environ, variable: exe})
         if place == "missing":
             assert result.cause == "launch" and "'no-such-env' was not found, or could not be activated, by " in result.cause_line
         else:
-            assert result.exit_code == 7, one_box.text("stderr.log")
-            assert place == "base" or one_box.text("stdout.log") == f"from_ml {prefix}\n"
+            assert result.exit_code == 7, box.text("stderr.log")
+            assert place == "base" or box.text("stdout.log") == f"from_ml {prefix}\n"

@@ -1,4 +1,4 @@
-"""Section 11: job.sh as it really runs, under each sh, with and without screen; and what keeps the service running."""
+"""Section 11: job.sh as it really runs, with and without screen; and what keeps the service running."""
 
 import contextlib
 import json
@@ -27,12 +27,10 @@ SHELLS = {"dash": shutil.which("dash") or "/bin/sh", "bash as sh": shutil.which(
 class Box:
     """A ~/.nexus, and the runners that were started in it."""
 
-    def __init__(self, home, shell):
+    def __init__(self, home):
         os.makedirs(home, exist_ok=True)
         self.home = home
         self.layout = nexus.make_layout(home, config())
-        self.shell = os.path.join(tempfile.mkdtemp(dir=home), "sh")        # bash that is called sh is another bash
-        os.symlink(shell, self.shell)
         os.mkfifo(self.layout.events_file)
         self.fifo = os.open(self.layout.events_file, os.O_RDWR | os.O_NONBLOCK)
         self.heard = ""
@@ -43,18 +41,18 @@ class Box:
         self.screen = nexus.Screen(self.layout)
         assert self.screen.prepare() is None
 
-    def prepare(self, command, lease=None, environment=None, **fields):
+    def prepare(self, command, leases=(), environment=None, **fields):
         """Write job.sh; return the job."""
         given = {"cwd": self.home, "attempt": 1, "command": command, "gpu_uuids": (), **fields}
         job = running(given.pop("id", "abc"), **given)
         folder = self.layout.job_folder(job.id)
         os.makedirs(folder, exist_ok=True)
         variables = {"PATH": os.environ["PATH"]} if environment is None else environment
-        nexus.write_atomic(f"{folder}/job.sh", [nexus.build_script(job, variables, self.layout, lease)], 0o700)
+        nexus.write_atomic(f"{folder}/job.sh", [nexus.build_script(job, variables, self.layout, leases)], 0o700)
         return job
 
     def start(self, job, **options):
-        argv = [self.shell, f"{self.layout.job_folder(job.id)}/job.sh", str(job.attempt)]
+        argv = ["bash", f"{self.layout.job_folder(job.id)}/job.sh", str(job.attempt)]
         if self.screen:
             argv = self.screen.argv(f"nexus_job_{job.id}", argv, is_daemon=False)
             options.setdefault("env", self.screen.environ())
@@ -112,24 +110,13 @@ class Box:
         os.close(self.fifo)
 
 
-@pytest.fixture(params=SHELLS)
-def box(request, monkeypatch):
-    shell = SHELLS[request.param] or pytest.skip(f"no {request.param}")
-    yield from make_box(shell, monkeypatch)
-
-
 @pytest.fixture
-def one_box(monkeypatch):
-    """The same under /bin/sh alone, for what does not depend on it."""
-    yield from make_box("/bin/sh", monkeypatch)
-
-
-def make_box(shell, monkeypatch):
+def box(monkeypatch):
     top = tempfile.mkdtemp(prefix="nx", dir="/tmp")         # a short path: screen's sockets must have one
     os.mkdir(f"{top}/s", 0o700)
     monkeypatch.setenv("SCREENDIR", f"{top}/s")
     monkeypatch.delenv("STY", raising=False)
-    made = Box(f"{top}/home", os.path.realpath(shell))
+    made = Box(f"{top}/home")
     yield made
     made.close()
     shutil.rmtree(top, ignore_errors=True)
@@ -187,26 +174,26 @@ def test_a_command_runs_to_its_end(box, reason, command, code, out, err):
 
 @needs_screen
 @pytest.mark.parametrize("reason, command, code, out, err", [case for case in COMMANDS if case[0].startswith(("SIG", "two", "bytes"))])
-def test_a_command_runs_to_its_end_under_screen(one_box, reason, command, code, out, err):
-    one_box.use_screen()
-    assert one_box.run(command).exit_code == code
-    assert one_box.text("stdout.log") == out and re.search(err, one_box.text("stderr.log"))
-    assert [saying.verb for saying in one_box.hear("end")] == ["start", "end"]
+def test_a_command_runs_to_its_end_under_screen(box, reason, command, code, out, err):
+    box.use_screen()
+    assert box.run(command).exit_code == code
+    assert box.text("stdout.log") == out and re.search(err, box.text("stderr.log"))
+    assert [saying.verb for saying in box.hear("end")] == ["start", "end"]
 
 
-def test_the_result_file_is_json_that_says_how_long_and_its_time_when(one_box):
-    result = one_box.run("sleep 0.12; exit 3")
-    body = json.loads(one_box.text("result-1.json"))
+def test_the_result_file_is_json_that_says_how_long_and_its_time_when(box):
+    result = box.run("sleep 0.12; exit 3")
+    body = json.loads(box.text("result-1.json"))
     assert set(body) == {"exit_code", "runtime_seconds"} and body["exit_code"] == 3
-    assert result.finished_at == os.stat(f"{one_box.layout.job_folder('abc')}/result-1.json").st_mtime
+    assert result.finished_at == os.stat(f"{box.layout.job_folder('abc')}/result-1.json").st_mtime
     assert 0.1 <= body["runtime_seconds"] < 60, "to the hundredth, by a clock that does not jump"
 
 
-def test_attempts_write_one_after_the_other(one_box):
-    one_box.run("echo one; echo ONE >&2; exit 1")
-    one_box.run("echo two; echo TWO >&2", attempt=2)
-    assert one_box.text("stdout.log") == "one\ntwo\n" and one_box.text("stderr.log") == "ONE\nTWO\n"
-    folder = one_box.layout.job_folder("abc")
+def test_attempts_write_one_after_the_other(box):
+    box.run("echo one; echo ONE >&2; exit 1")
+    box.run("echo two; echo TWO >&2", attempt=2)
+    assert box.text("stdout.log") == "one\ntwo\n" and box.text("stderr.log") == "ONE\nTWO\n"
+    folder = box.layout.job_folder("abc")
     assert (nexus.read_result(folder, 1).exit_code, nexus.read_result(folder, 2).exit_code) == (1, 0)
 
 
@@ -247,15 +234,15 @@ def test_a_late_runner_finds_its_attempt_taken(box):
     assert box.text("stdout.log") == "ran\n", "the next attempt is another"
 
 
-def test_runner_and_service_race_for_the_claim(one_box):
+def test_runner_and_service_race_for_the_claim(box):
     outcomes = set()
     for number in range(30):
-        job = one_box.prepare("echo ran", attempt=number + 1)
-        process = one_box.start(job)
+        job = box.prepare("echo ran", attempt=number + 1)
+        process = box.start(job)
         time.sleep(0.0005 * (number % 10))
-        taken = nexus.take_claim(one_box.layout.job_folder("abc"), job.attempt)
+        taken = nexus.take_claim(box.layout.job_folder("abc"), job.attempt)
         process.wait(60)
-        assert taken == (one_box.result(job) is None), "either or"
+        assert taken == (box.result(job) is None), "either or"
         outcomes.add(taken)
     assert outcomes, "both ways are seen on most days, but need not be"
 
@@ -333,7 +320,7 @@ def test_a_log_folder_that_is_gone(box):
     script = f"{box.home}/job.sh"
     os.rename(box.path("job.sh"), script)
     os.rmdir(box.layout.job_folder("abc"))
-    process = subprocess.Popen([box.shell, script, "1"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(["bash", script, "1"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     said = box.hear("fail")[-1]
     assert "cannot be written" in " ".join(said.words) and process.wait(60) == 0 and box.result(job) is None
 
@@ -423,10 +410,10 @@ def test_the_environment_is_exactly_what_it_was(box, environment):
     assert sorted(seen) == sorted(f"{name}={text}" for name, text in environment.items() if name != "_")
 
 
-def test_a_large_environment_and_command(one_box):
+def test_a_large_environment_and_command(box):
     environment = {"PATH": os.environ["PATH"], "LARGE": "x" * 100000, **{f"N{n}": "y" * 1000 for n in range(300)}}
-    one_box.run("cat /proc/$$/environ > environ; echo " + "z" * 100000, environment=environment)
-    assert len(seen_environment(one_box)) == len(environment) and len(one_box.text("stdout.log")) == 100001
+    box.run("cat /proc/$$/environ > environ; echo " + "z" * 100000, environment=environment)
+    assert len(seen_environment(box)) == len(environment) and len(box.text("stdout.log")) == 100001
 
 
 def test_the_path_of_the_job_finds_its_bash(box):
@@ -467,18 +454,17 @@ def test_no_signal_is_ignored(box):
     assert int(box.text("stdout.log").split()[1], 16) & 0x7fffffff == 0, "1 to 31; the C library has 32 for itself"
 
 
-def test_the_whole_runs_in_a_home_with_an_odd_name(monkeypatch):
+def test_the_whole_runs_in_a_home_with_an_odd_name():
     top = tempfile.mkdtemp(prefix="nx", dir="/tmp")
-    for number, shell in enumerate(filter(None, SHELLS.values())):
-        box = Box(f"{top}/{number}{ODD}\n", os.path.realpath(shell))
-        try:
-            leases = nexus.Leases(f"{box.home}/leases {ODD}", "0-aaaaaaaa")
-            leases.take("abc", ["GPU-1"])
-            assert box.run("echo ran", lease=leases.paths("abc"), gpu_uuids=("GPU-1",), user="a b'$(c)").exit_code == 0
-            assert box.text("stdout.log") == "ran\n"
-            assert [saying.verb for saying in box.hear("end")] == ["start", "end"]
-        finally:
-            box.close()
+    box = Box(f"{top}/{ODD}\n")
+    try:
+        leases = nexus.Leases(f"{box.home}/leases {ODD}", "0-aaaaaaaa")
+        leases.take("abc", ["GPU-1"])
+        assert box.run("echo ran", leases=leases.paths("abc"), gpu_uuids=("GPU-1",), user="a b'$(c)").exit_code == 0
+        assert box.text("stdout.log") == "ran\n"
+        assert [saying.verb for saying in box.hear("end")] == ["start", "end"]
+    finally:
+        box.close()
     shutil.rmtree(top)
 
 
@@ -626,7 +612,7 @@ def test_a_terminal_whatever_the_login_shell(box, shell):
 def test_by_hand_it_just_runs_the_command(box):
     box.prepare("echo $X $(pwd) $NEXUS_JOB_NONCE; echo err >&2; umask; exit 7", cwd="/usr", umask=0o027,
                 environment={"PATH": os.environ["PATH"], "X": "it's", "NEXUS_JOB_NONCE": "cafe"})      # it is nobody's to end
-    done = subprocess.run([box.shell, box.path("job.sh")], capture_output=True, text=True)
+    done = subprocess.run(["bash", box.path("job.sh")], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (7, "it's /usr\n0027\n", "err\n")
     assert os.listdir(box.layout.job_folder("abc")) == ["job.sh"] and box.heard == ""
     done = subprocess.run([box.path("job.sh")], capture_output=True, text=True)
@@ -636,7 +622,8 @@ def test_by_hand_it_just_runs_the_command(box):
 # What is split into words is meant to be; `a && b || c` is used where b cannot fail, or c is right then too.
 SHELLCHECK = ["shellcheck", "--exclude=SC2086,SC2015,SC2046"]
 SCRIPTS = [  # name, its shell, its text, what is excluded beside
-    ("job.sh", "dash", lambda job, layout: nexus.build_script(job, {"A": "b"}, layout, ("/lease", "/held"), ()),
+    ("job.sh", "bash", lambda job, layout: nexus.build_script(
+        nexus.change_job(job, snapshot="a", snapshot_repo="/repo").value, {"A": "b"}, layout, [("/leases/1", "/proc/2/fd/3", "0-a")], ()),
      "SC2119,SC2120"),                                  # its command takes what Slurm adds
     ("the supervisor", "dash", lambda job, layout: nexus.SUPERVISOR_SCRIPT, "SC2155"),
     ("conda", "bash", lambda job, layout: nexus.CONDA_SCRIPT, "SC2154"),
@@ -654,125 +641,100 @@ def test_shellcheck_finds_nothing(name, shell, build, excluded):
 
 
 @pytest.fixture
-def leases(one_box):
+def leases(box):
     made = []
 
     def make(service_id="0-aaaaaaaa"):
-        made.append(nexus.Leases(f"{one_box.home}/leases", service_id))
+        made.append(nexus.Leases(f"{box.home}/leases", service_id))
         return made[-1]
 
     yield make
     for one in made:
         for job_id in list(one.held):
-            one.drop(job_id)
+            one.close_own(job_id)
 
 
-@pytest.fixture(params=SHELLS)
-def leased(request, one_box):
-    """The box, under each shell."""
-    if not SHELLS[request.param]:
-        pytest.skip(f"no {request.param}")
-    os.unlink(one_box.shell)
-    os.symlink(SHELLS[request.param], one_box.shell)
-    return one_box
+GPUS = [f"GPU-{number}" for number in range(12)]            # more than a shell's one-digit descriptors
 
 
-def test_the_lease_is_held_while_it_runs_and_dropped_before_the_end_is_said(leased, leases):
+def test_the_leases_are_held_while_it_runs_and_dropped_before_the_end_is_said(box, leases):
     mine, theirs = leases("0-aaaaaaaa"), leases("0-bbbbbbbb")
-    mine.take("abc", ["GPU-1"])
-    os.mkfifo(f"{leased.home}/go")
-    job = leased.prepare("read x < go", lease=mine.paths("abc"), gpu_uuids=("GPU-1",))
-    leased.start(job)
-    leased.hear("start")
+    mine.take("abc", GPUS)
+    os.mkfifo(f"{box.home}/go")
+    box.start(box.prepare("read x < go", leases=mine.paths("abc"), gpu_uuids=GPUS))
+    box.hear("start")
     mine.close_own("abc")
-    assert theirs.find_holders() == {"GPU-1": nexus.find_user(os.geteuid())}
-    with pytest.raises(nexus.NexusError, match="GPU-1"):
-        theirs.take("xyz", ["GPU-1"])
-    with open(f"{leased.home}/go", "w") as file:
+    assert theirs.find_holders([*GPUS, "GPU-x"]) == dict.fromkeys(GPUS, nexus.find_user(os.geteuid()))
+    with pytest.raises(nexus.NexusError, match="GPU-7"):
+        theirs.take("xyz", ["GPU-x", "GPU-7"])
+    with open(f"{box.home}/go", "w") as file:
         file.write("go\n")
-    leased.hear("end")
-    assert theirs.find_holders() == {}
-    theirs.take("xyz", ["GPU-1"])
+    box.hear("end")
+    assert theirs.find_holders(GPUS) == {}
+    theirs.take("xyz", GPUS)
 
 
-def test_what_a_job_leaves_behind_keeps_the_gpu(leased, leases):
+def test_what_a_job_leaves_behind_keeps_the_gpu(box, leases):
     mine, theirs = leases("0-aaaaaaaa"), leases("0-bbbbbbbb")
     mine.take("abc", ["GPU-1"])
-    leased.run("setsid sleep 600 & echo $!", lease=mine.paths("abc"), gpu_uuids=("GPU-1",))
+    box.run("setsid sleep 600 & echo $!", leases=mine.paths("abc"), gpu_uuids=("GPU-1",))
     mine.close_own("abc")
-    assert set(theirs.find_holders()) == {"GPU-1"}
-    os.kill(int(leased.text("stdout.log")), signal.SIGKILL)
-    until(lambda: theirs.find_holders() == {})
+    assert set(theirs.find_holders(GPUS)) == {"GPU-1"}
+    os.kill(int(box.text("stdout.log")), signal.SIGKILL)
+    until(lambda: theirs.find_holders(GPUS) == {})
 
 
 def service_killed(mine, theirs):
     mine.close_own("abc")
-    with pytest.MonkeyPatch.context() as patch:             # another user's, who cannot remove what is left
-        patch.setattr(os, "geteuid", lambda: NOBODY)
-        theirs.take("xyz", ["GPU-2"])
+    theirs.take("xyz", ["GPU-2"])
 
 
 def lease_removed(mine, theirs):
-    os.unlink(mine.paths("abc")[0])
+    os.unlink(mine.paths("abc")[1][0])
 
 
 def lease_exchanged(mine, theirs):
     lease_removed(mine, theirs)
-    os.mkfifo(mine.paths("abc")[0])
+    os.mkfifo(mine.paths("abc")[1][0])
 
 
 BOUNCES = [  # reason, what happens between the service's and the runner's turn
-    ("its service was killed, and another took the GPU", service_killed),
-    ("its lease was cleaned away", lease_removed),
-    ("whose folder it is has put something else there", lease_exchanged),
+    ("its service was killed, and another took a GPU", service_killed),
+    ("a lease was cleaned away", lease_removed),
+    ("whose file it is has put something else there", lease_exchanged),
 ]
 
 
-@pytest.mark.parametrize("is_late", [False, True], ids=["before it opens the lease", "before it locks the lease"])
+@pytest.mark.parametrize("is_late", [False, True], ids=["before it opens the leases", "before it locks the last one"])
 @pytest.mark.parametrize("reason, happens", BOUNCES, ids=[case[0] for case in BOUNCES])
-def test_a_start_that_bounces(leased, leases, reason, happens, is_late):
+def test_a_start_that_bounces(box, leases, reason, happens, is_late):
     mine, theirs = leases("0-aaaaaaaa"), leases("0-bbbbbbbb")
     mine.take("abc", ["GPU-1", "GPU-2"])
-    job = leased.prepare("echo ran", lease=mine.paths("abc"), gpu_uuids=("GPU-1", "GPU-2"))
-    path = os.environ["PATH"]
+    job = box.prepare("echo ran", leases=mine.paths("abc"), gpu_uuids=("GPU-1", "GPU-2"))
     if is_late:
-        os.mkdir(f"{leased.home}/bin")
-        os.mkfifo(f"{leased.home}/turn")
-        with open(f"{leased.home}/bin/flock", "w") as file:
-            file.write(f"#!/bin/sh\n: > {leased.home}/turn\nread x < {leased.home}/turn\n"
-                       f"exec {shutil.which('flock')} \"$@\"\n")
-        os.chmod(f"{leased.home}/bin/flock", 0o700)
-        process = leased.start(job, env={"PATH": f"{leased.home}/bin:{path}"})
-        open(f"{leased.home}/turn").close()
+        os.mkdir(f"{box.home}/bin")
+        os.mkfifo(f"{box.home}/turn")
+        with open(f"{box.home}/bin/flock", "w") as file:
+            file.write(f"#!/bin/sh\n[ -e {box.home}/first ] || {{ : > {box.home}/first; exec {shutil.which('flock')} \"$@\"; }}\n"
+                       f": > {box.home}/turn\nread x < {box.home}/turn\nexec {shutil.which('flock')} \"$@\"\n")
+        os.chmod(f"{box.home}/bin/flock", 0o700)
+        process = box.start(job, env={"PATH": f"{box.home}/bin:{os.environ['PATH']}"})
+        open(f"{box.home}/turn").close()
         happens(mine, theirs)
-        with open(f"{leased.home}/turn", "w") as file:
+        with open(f"{box.home}/turn", "w") as file:
             file.write("go\n")
     else:
         happens(mine, theirs)
-        process = leased.start(job)
-    said, = leased.hear("bounce")
+        process = box.start(job)
+    said, = box.hear("bounce")
     assert " ".join(said.words) == "a GPU lease was lost before its job began" and process.wait(60) == 0
-    assert not os.path.exists(leased.path("stdout.log"))
-    left = leased.result(job)                   # who did not hear it reads it
+    assert not os.path.exists(box.path("stdout.log"))
+    left = box.result(job)                      # who did not hear it reads it
     assert (left.exit_code, left.cause, left.cause_line) == (None, "bounce", " ".join(said.words))
-    assert not [name for name in os.listdir(leased.layout.job_folder("abc")) if name.startswith("claim")]
-    mine.drop("abc")
-    theirs.take("uvw", ["GPU-1", "GPU-2"])
-
-
-def test_only_its_own_lease_is_opened(leased, leases):
-    """Another's file, which is opened only to be locked for a moment by services, under `lock`."""
-    mine, path = leases(), f"{leased.home}/leases/1000-cccccccc.0123456789abcdef.evl"
-    mine.take("abc", ["GPU-1"])
-    import fcntl
-    with open(path, "w") as file:
-        file.write("GPU-1\n")
-        file.flush()
-        fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)         # who opens it waits for 45 s
-        job = leased.prepare("echo ran", lease=mine.paths("abc"), gpu_uuids=("GPU-1",))
-        leased.start(job)
-        until(lambda: leased.result(job), timeout_s=40)
-        assert fcntl.fcntl(file, fcntl.F_GETLEASE) == fcntl.F_WRLCK and leased.text("stdout.log") == "ran\n"
+    assert not [name for name in os.listdir(box.layout.job_folder("abc")) if name.startswith("claim")]
+    mine.close_own("abc")
+    if happens is not lease_exchanged:
+        theirs.take("uvw", ["GPU-1", "GPU-2"])
 
 
 # Logs
@@ -837,13 +799,13 @@ def test_the_supervisor(supervise, reason, codes, delays):
 
 
 @pytest.mark.parametrize("place", ["direct", "screen"])
-def test_start_supervisor(one_box, monkeypatch, place):
+def test_start_supervisor(box, monkeypatch, place):
     """What it starts is detached from everything, and knows nothing of the job that it may have been started from."""
     if place == "screen":
         if not shutil.which("screen"):
             pytest.skip("screen is not installed")
-        one_box.use_screen()
-    home = one_box.home
+        box.use_screen()
+    home = box.home
     fake = f"{home}/python"
     with open(fake, "w") as file:
         file.write(f'#!/bin/sh\ntr "\\0" "\\n" < /proc/$$/environ > {home}/environ\nfds=$(ls -l /proc/$$/fd); echo "$fds" > {home}/fds\n'
@@ -852,13 +814,13 @@ def test_start_supervisor(one_box, monkeypatch, place):
     monkeypatch.setattr(sys, "executable", fake)
     given = {**os.environ, "NEXUS_MOCK_GPUS": "2", "NEXUS_JOB_ID": "abc", "NEXUS_JOB_NONCE": "x", "NEXUS_GPU_ID": "1",
              "NEXUS_ROLE": "viewer", "CUDA_VISIBLE_DEVICES": "1", "STY": "1.x", "WINDOW": "0"}
-    nexus.start_supervisor(one_box.layout, one_box.screen, given, ["--log-level", "DEBUG"])
+    nexus.start_supervisor(box.layout, box.screen, given, ["--log-level", "DEBUG"])
     until(lambda: os.path.exists(f"{home}/said"))
     assert pathlib.Path(f"{home}/said").read_text().split()[-5:] == [
-        one_box.layout.cache_dir, os.path.abspath(nexus.__file__), "serve", "--log-level", "DEBUG"]
+        box.layout.cache_dir, os.path.abspath(nexus.__file__), "serve", "--log-level", "DEBUG"]
     environ = pathlib.Path(f"{home}/environ").read_text().splitlines()
     assert {"NEXUS_ROLE=service", f"NEXUS_HOME={home}", "NEXUS_MOCK_GPUS=2"} <= set(environ)
     names = ("NEXUS_JOB", "NEXUS_GPU_ID", "CUDA_VISIBLE", *(("STY", "WINDOW") if place == "direct" else ()))
     assert "STY=1.x" not in environ and not [line for line in environ if line.startswith(names)]
     fds = dict(re.findall(r"(\d+) -> (.*)", pathlib.Path(f"{home}/fds").read_text()))
-    assert fds["0"] == fds["1"] == "/dev/null" and fds["2"] == one_box.layout.service_log, "it never writes to a terminal"
+    assert fds["0"] == fds["1"] == "/dev/null" and fds["2"] == box.layout.service_log, "it never writes to a terminal"

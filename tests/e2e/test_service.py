@@ -128,7 +128,7 @@ class FakeMachine:
 
     def forget(self, job_id):
         if self.leases:
-            self.leases.drop(job_id)
+            self.leases.close_own(job_id)
 
     def reap(self):
         gone, self.gone = self.gone, []
@@ -670,29 +670,24 @@ def test_a_worker_goes_on_after_a_step_that_failed(world, monkeypatch):
 
 class BrokenLeases:
     def __init__(self):
-        self.error = nexus.NexusError("unavailable", "somebody keeps /tmp/nexus-leases/lock locked", hint="who: fuser")
+        self.error = nexus.NexusError("unavailable", "/tmp/nexus-leases is not a folder", hint="who: fuser")
         self.held = set()
 
-    def make(self, key):
-        raise nexus.NexusError("unavailable", "no runner waits here")
-
-    def take(self, job_id, uuids, runner=""):
+    def take(self, job_id, uuids):
         if self.error:
             raise self.error
         self.held.add(job_id)
 
     folder = "/tmp/none"
 
-    def find_holders(self):
+    def find_holders(self, uuids):
         return {}
 
     def paths(self, job_id):
-        return f"/tmp/none/{job_id}", "/proc/0/fd/0"
+        return [(f"/tmp/none/{job_id}", "/proc/0/fd/0", "0-a")]
 
     def close_own(self, job_id):
         self.held.discard(job_id)
-
-    drop = close_own
 
 
 def test_leases_that_cannot_be_taken(world):
@@ -704,7 +699,7 @@ def test_leases_that_cannot_be_taken(world):
     seq = w.store.state.seq
     for _ in range(20):
         w.turn(seconds=0.1)
-    assert "lock locked" in w.api(job_id)["waiting_for"]
+    assert "not a folder" in w.api(job_id)["waiting_for"]
     assert w.store.state.seq == seq                     # it is not tried all the time
     w.machine.leases.error = None
     w.turn(seconds=5)
@@ -730,10 +725,10 @@ def test_leases_that_cannot_be_looked_at(world):
     """No GPU is given out before they could be, at the next look and not later; who had which stays known."""
     w = world(gpus=2)
     leases = w.machine.leases = BrokenLeases()
-    leases.find_holders = lambda: {"GPU-1": "bob"}
+    leases.find_holders = lambda uuids: {"GPU-1": "bob"}
     w.probe()
 
-    def refuse():
+    def refuse(uuids):
         raise leases.error
 
     leases.find_holders = refuse
@@ -741,12 +736,12 @@ def test_leases_that_cannot_be_looked_at(world):
     for _ in range(100):
         w.probe()
         w.turn(seconds=5)
-    assert w.job(job_id).attempt == 0 and "lock locked" in w.api(job_id)["waiting_for"]
+    assert w.job(job_id).attempt == 0 and "not a folder" in w.api(job_id)["waiting_for"]
     assert w.service.gpu_watch.gpus[1].lease_holder == "bob"
     assert [check["reading"] for check in w.service.views.health()["checks"] if not check["is_ok"]] == [
-        "somebody keeps /tmp/nexus-leases/lock locked; who: fuser"]
-    assert len([line for line in w.lines if "lock locked" in line]) == 1
-    leases.error, leases.find_holders = None, dict
+        "/tmp/nexus-leases is not a folder; who: fuser"]
+    assert len([line for line in w.lines if "not a folder" in line]) == 1
+    leases.error, leases.find_holders = None, lambda uuids: {}
     w.probe()
     w.turn()
     assert w.job(job_id).status == "running" and w.service.views.health()["is_healthy"]

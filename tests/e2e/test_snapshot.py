@@ -9,10 +9,11 @@ import subprocess
 
 import pytest
 from live import until
-from test_runner import SHELLS, make_box, mounted, needs_root
+from test_runner import box, mounted, needs_root
 
 import nexus
 
+__all__ = ["box"]                               # a fixture, found by its name
 pytestmark = pytest.mark.skipif(not shutil.which("git"), reason="git is not installed")
 BIN = {"PATH": os.environ["PATH"]}
 
@@ -385,16 +386,6 @@ def test_inside_the_git_folder(repo):
 # job.sh
 
 
-@pytest.fixture(params=SHELLS)
-def box(request, monkeypatch):
-    yield from make_box(SHELLS[request.param] or pytest.skip(f"no {request.param}"), monkeypatch)
-
-
-@pytest.fixture
-def one_box(monkeypatch):
-    yield from make_box("/bin/sh", monkeypatch)
-
-
 def of(made, **fields):
     """The fields of a job that runs in a snapshot."""
     return {"snapshot": made.commit, "snapshot_repo": made.repository, "cwd": made.repository, **fields}
@@ -418,13 +409,13 @@ def test_a_job_runs_in_a_checkout_of_its_own(box, repo):
 
 
 @pytest.mark.parametrize("name", ["sub", "ignored/deep", ODD], ids=["a tracked one", "an ignored one", "an odd one"])
-def test_in_its_folder_there(one_box, repo, name):
+def test_in_its_folder_there(box, repo, name):
     (repo.top / name).mkdir(parents=True, exist_ok=True)
     made = repo.snapshot(name)
     shutil.rmtree(repo.top / name)
-    result = one_box.run("pwd; cat $(git rev-parse --show-toplevel)/train.py", **of(made, cwd=str(repo.top / name)))
-    assert result.exit_code == 0, one_box.text("stderr.log")
-    assert one_box.text("stdout.log") == f"{one_box.layout.job_folder('abc')}/files/{name}\none\n"
+    result = box.run("pwd; cat $(git rev-parse --show-toplevel)/train.py", **of(made, cwd=str(repo.top / name)))
+    assert result.exit_code == 0, box.text("stderr.log")
+    assert box.text("stdout.log") == f"{box.layout.job_folder('abc')}/files/{name}\none\n"
 
 
 STEP = "pwd; mkdir -p out; echo step >> out/checkpoint; wc -l < out/checkpoint; cat train.py"
@@ -449,8 +440,8 @@ def test_a_further_attempt_goes_on_in_the_tree_of_the_one_before(box, repo):
     assert kept_of(box) == {"out/checkpoint": "step\n" * 3, "train.py": "two\n", "data/made": ""}
 
 
-def test_it_waits_until_that_is_put_away(box, repo):
-    """Its job.sh is at it still, when the next attempt begins."""
+def test_the_end_is_said_when_that_is_put_away(box, repo):
+    """The next attempt may begin at once, in the same checkout."""
     os.mkdir(f"{box.home}/bin")
     gate = pathlib.Path(f"{box.home}/gate")
     gate.touch()
@@ -458,27 +449,15 @@ def test_it_waits_until_that_is_put_away(box, repo):
     git.write_text(f"#!/bin/sh\ncase $* in *diff-files*) touch {gate}.met; while [ -e {gate} ]; do sleep 0.01; done;; esac\n"
                    f"exec {shutil.which('git')} \"$@\"\n")
     git.chmod(0o755)
-    of_it = {**of(repo.snapshot()), "environment": {"PATH": f"{box.home}/bin:{os.environ['PATH']}"}}
-    first = box.start(box.prepare(f"{STEP}; exit 1", attempt=1, **of_it))
+    job = box.prepare(f"{STEP}; exit 1", environment={"PATH": f"{box.home}/bin:{os.environ['PATH']}"}, **of(repo.snapshot()))
+    box.start(job)
+    box.hear("start")
     until(lambda: os.path.exists(f"{gate}.met"))
-    second = box.start(box.prepare(STEP, attempt=2, **of_it))
-    box.hear("start")
-    box.hear("start")
-    until(lambda: "sleep" in find_children(second.pid), lambda: (
-        f"{find_children(second.pid)} of {second.poll()}, after {first.poll()}: {os.listdir(box.layout.job_folder('abc'))}"))
-    assert first.poll() is None and len(attempts_of(box)) == 1
-    os.killpg(second.pid, signal.SIGTERM)
-    assert second.wait(60) == 0 and os.path.exists(box.path("files/out/checkpoint")), "that is the first one's still"
-    third = box.start(box.prepare(STEP, attempt=3, **of_it))
+    assert box.result(job) is None
     gate.unlink()
-    assert third.wait(60) == 0 and attempts_of(box) == [["1", "one"], ["2", "one"]]
-    assert [nexus.read_result(box.layout.job_folder("abc"), attempt).cause for attempt in (1, 2, 3)] == [None, "launch", None]
-
-
-def find_children(pid):
-    """What the children of a process are called."""
-    listed = subprocess.run(["ps", "-o", "comm=", "--ppid", str(pid)], capture_output=True, text=True)
-    return listed.stdout.split()
+    box.hear("end")
+    assert kept_of(box) == {"out/checkpoint": "step\n"} and not os.path.exists(box.path("files/.git"))
+    until(lambda: box.result(job))
 
 
 def test_after_an_attempt_whose_job_sh_was_killed(box, repo):
@@ -502,24 +481,24 @@ def test_a_checkout_that_fails_costs_nothing_of_what_was_made(box, repo):
     assert attempts_of(box) == [["1", "one"], ["2", "one"]] and kept_of(box) == {"out/checkpoint": "step\n" * 2}
 
 
-def test_by_hand_it_says_where_its_files_are(one_box, repo):
+def test_by_hand_it_says_where_its_files_are(box, repo):
     made = repo.snapshot()
-    one_box.prepare("echo ran", **of(made))
-    done = subprocess.run([one_box.shell, one_box.path("job.sh")], capture_output=True, text=True, env=BIN, check=False)
+    box.prepare("echo ran", **of(made))
+    done = subprocess.run(["bash", box.path("job.sh")], capture_output=True, text=True, env=BIN, check=False)
     assert (done.returncode, done.stdout) == (1, "") and f"git -C {made.repository} worktree add DIR {made.commit}" in done.stderr
 
 
-def test_twenty_at_once_while_the_user_works(one_box, repo):
+def test_twenty_at_once_while_the_user_works(box, repo):
     for number in range(200):
         repo.write(f"f{number}", "x")
     made = repo.snapshot()
-    jobs = [one_box.prepare("cat f199", **of(made, id=f"a{chr(97 + number // 5)}{'abcde'[number % 5]}")) for number in range(20)]
+    jobs = [box.prepare("cat f199", **of(made, id=f"a{chr(97 + number // 5)}{'abcde'[number % 5]}")) for number in range(20)]
     for job in jobs:
-        one_box.start(job)
+        box.start(job)
     for _ in range(20):
         repo.git("branch", "--list")
         repo.git("gc", "-q", "--prune=now")
-    assert [until(lambda job=job: one_box.result(job)).exit_code for job in jobs] == [0] * 20
+    assert [until(lambda job=job: box.result(job)).exit_code for job in jobs] == [0] * 20
 
 
 def remove_repository(repo, made):
@@ -555,46 +534,46 @@ def test_a_checkout_that_fails(box, repo, reason, change, words):
     assert words in box.text("stderr.log")
 
 
-def test_without_git_on_the_path_of_the_job(one_box, repo):
-    os.mkdir(f"{one_box.home}/bin")
-    os.symlink(shutil.which("bash"), f"{one_box.home}/bin/bash")
-    result = one_box.run("echo ran", environment={"PATH": f"{one_box.home}/bin"}, **of(repo.snapshot()))
+def test_without_git_on_the_path_of_the_job(box, repo):
+    os.mkdir(f"{box.home}/bin")
+    os.symlink(shutil.which("bash"), f"{box.home}/bin/bash")
+    result = box.run("echo ran", environment={"PATH": f"{box.home}/bin"}, **of(repo.snapshot()))
     assert result.cause == "launch" and "git" in result.cause_line
 
 
-def test_stopped_while_it_is_checked_out(one_box, repo):
+def test_stopped_while_it_is_checked_out(box, repo):
     repo.write(".git/info/attributes", "*.py filter=slow\n")
-    repo.git("config", "filter.slow.smudge", f"touch {one_box.home}/begun; exec sleep 60")
-    job = one_box.prepare("echo ran", **of(repo.snapshot()))
-    process = one_box.start(job)
-    until(lambda: os.path.exists(f"{one_box.home}/begun"))
+    repo.git("config", "filter.slow.smudge", f"touch {box.home}/begun; exec sleep 60")
+    job = box.prepare("echo ran", **of(repo.snapshot()))
+    process = box.start(job)
+    until(lambda: os.path.exists(f"{box.home}/begun"))
     os.killpg(process.pid, signal.SIGTERM)
-    assert process.wait(60) == 0 and one_box.result(job).cause == "launch" and kept_of(one_box) is None
+    assert process.wait(60) == 0 and box.result(job).cause == "launch" and kept_of(box) is None
 
 
 @needs_root
-def test_a_disk_that_the_job_fills_costs_it_nothing_of_what_it_made(one_box, repo):
+def test_a_disk_that_the_job_fills_costs_it_nothing_of_what_it_made(box, repo):
     """Until there is room for its result, its checkout stays; then what it made is kept."""
     made = repo.snapshot()
-    with mounted(one_box.layout.log_dir, "size=512k"):
-        job = one_box.prepare("echo 1 > checkpoint; cat /dev/zero > $DIR/big; exit 5", environment={
-            "PATH": os.environ["PATH"], "DIR": one_box.layout.log_dir}, **of(made))
-        process = one_box.start(job)
+    with mounted(box.layout.log_dir, "size=512k"):
+        job = box.prepare("echo 1 > checkpoint; cat /dev/zero > $DIR/big; exit 5", environment={
+            "PATH": os.environ["PATH"], "DIR": box.layout.log_dir}, **of(made))
+        process = box.start(job)
         for _ in range(2):
-            one_box.hear("end")                         # at once, and after an attempt to write it
-        assert one_box.result(job) is None and os.path.exists(one_box.path("files/train.py"))
-        os.unlink(f"{one_box.layout.log_dir}/big")
-        assert process.wait(60) == 0 and one_box.result(job).exit_code == 5 and kept_of(one_box) == {"checkpoint": "1\n"}
+            box.hear("end")                         # at once, and after an attempt to write it
+        assert box.result(job) is None and os.path.exists(box.path("files/train.py"))
+        os.unlink(f"{box.layout.log_dir}/big")
+        assert process.wait(60) == 0 and box.result(job).exit_code == 5 and kept_of(box) == {"checkpoint": "1\n"}
 
 
 @needs_root
-def test_a_disk_that_a_checkout_fills(one_box, repo):
+def test_a_disk_that_a_checkout_fills(box, repo):
     """What nothing has run in is removed, and so there is room for its result."""
     repo.write("data", "x" * 2**20)
     made = repo.snapshot()
-    with mounted(one_box.layout.log_dir, "size=512k"):
-        assert one_box.run("echo ran", **of(made)).cause == "launch"
-        assert kept_of(one_box) is None
+    with mounted(box.layout.log_dir, "size=512k"):
+        assert box.run("echo ran", **of(made)).cause == "launch"
+        assert kept_of(box) is None
 
 
 # What the job made
@@ -634,24 +613,24 @@ def kept_of(box):
 
 
 @pytest.mark.parametrize("reason, command, kept", MADE, ids=[case[0] for case in MADE])
-def test_what_a_job_made_is_kept_and_nothing_else(one_box, repo, reason, command, kept):
+def test_what_a_job_made_is_kept_and_nothing_else(box, repo, reason, command, kept):
     repo.write("notes", "mine\n")
     repo.write(ODD, "x")
     made = repo.snapshot()
     before = repo.bytes_of_all()
-    one_box.run(command, **of(made))
-    assert kept_of(one_box) == kept
-    top = one_box.path("files")
+    box.run(command, **of(made))
+    assert kept_of(box) == kept
+    top = box.path("files")
     assert not os.path.exists(f"{top}/.git") and not any(not names for _, names, files in os.walk(top) for names in [names + files])
     assert repo.bytes_of_all() == before
 
 
-def test_a_job_that_removes_its_git_folder_touches_no_repository_around_it(one_box, repo):
+def test_a_job_that_removes_its_git_folder_touches_no_repository_around_it(box, repo):
     """The log folder may lie in the very repository: a home with its dotfiles."""
     made = repo.snapshot()
-    pathlib.Path(one_box.home, ".git").write_text(f"gitdir: {repo.top}/.git\n")
+    pathlib.Path(box.home, ".git").write_text(f"gitdir: {repo.top}/.git\n")
     before = repo.bytes_of_all()
-    one_box.run("rm -rf .git; echo 1 > a; echo 2 > train.py", **of(made))
-    kept = kept_of(one_box)
+    box.run("rm -rf .git; echo 1 > a; echo 2 > train.py", **of(made))
+    kept = kept_of(box)
     assert kept["a"] == "1\n" and kept["train.py"] == "2\n" and kept["sub/part.py"] == "part\n", "git cannot tell what is new: all is kept"
     assert repo.bytes_of_all() == before
