@@ -854,7 +854,7 @@ class Job(Value):
         "memory that must be free on each of its GPUs", "asked kept public",
         flag="--gpu-mem SIZE", like="10G", text=SIZE_TEXT, parse=parse_memory)
     priority: int = optional(
-        1, PRIORITY, "high, normal, low or a number; lower runs first (default: normal = 1)", "asked public form",
+        1, PRIORITY, "high, normal, low or a number; lower runs first (default: normal = 1)", "asked public",
         flag="--priority P", text=PRIORITY_TEXT,
         parse=lambda text: PRIORITIES.get(text.lower(), guess_number(text)))
     name: str | None = optional(
@@ -1292,14 +1292,14 @@ class Asked(Value):
     environment: Mapping[str, str] | None = optional(
         None, VARIABLES, "the whole environment instead; for the owner alone", "asked")
     node: str | None = optional(
-        None, NODE_NAME, "only on this machine (nexus node list; default: wherever it can start first)", "asked form",
+        None, NODE_NAME, "only on this machine (nexus node list; default: wherever it can start first)", "asked",
         flag="--node NAME")
     max_concurrent: int | None = optional(
         None, integer_in(1, 100000), "how many of its group run at once, from now on", "asked",
         flag="--max-concurrent N")
     llm: str | None = optional(None, LINE, "the GPUs llm_config.json names for this model", "asked", flag="--llm MODEL")
     begin: str | None = optional(
-        None, BEGIN_TEXT, "start no sooner: at the next 22:00, in 2 hours, or at a time", "asked form",
+        None, BEGIN_TEXT, "start no sooner: at the next 22:00, in 2 hours, or at a time", "asked",
         flag="--begin WHEN", like="22:00, +2h")
     unique: bool = optional(
         False, FLAG, "add nothing if the same waits, runs or has completed", "asked", flag="--unique")
@@ -1346,6 +1346,7 @@ RETRY = object_of(RETRY_KEYS, "which jobs, and what is to be otherwise", minProp
 def form_rows() -> list[dict[str, Any]]:
     """The fields of the page's form: those with `first` are shown at once, the others on demand."""
     return [{"name": name, "help": row.help, "like": row.like, "first": row.form,
+             "label": (row.flag or name).split()[0].lstrip("-").replace("-", " "),
              "type": "string" if row.text else row.schema["type"]}
             for name, row in ASKED.items() if row.flag or name in ("command", "env")]
 
@@ -2043,6 +2044,12 @@ def find_last_lines(text: str, count: int) -> list[str]:
     lines = (format_line(line.rstrip("\r").rpartition("\r")[2].strip(), 300).strip()
              for line in reversed(text.split("\n")))
     return list(itertools.islice(filter(None, lines), count))[::-1]
+
+
+def parse_last_line(text: str) -> str | None:
+    """The last non-empty line without escape sequences, cut at 200 characters; None: there is none."""
+    lines = find_last_lines(re.sub(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\))", "", text), 1)
+    return lines[0][:200] if lines else None
 
 
 # Slurm's programs.  Times are in UTC; fields are separated by |, and the one that may hold | comes last.
@@ -3053,6 +3060,7 @@ GPU = {
     "state": Field(one_of("Unknown", "Fault", "Paused", "Busy", "Available", "In use", "Unavailable"),
                    "all of this in a word"),
     "is_available": Field(FLAG, "the next job could have all of it"),
+    "is_idle": Field(FLAG, "jobs have it, and none of them has used it for ten minutes"),
     "unavailable": Field(or_null(STRING), "why no further job may have it, like `is paused`"),
     "used_by": Field(or_null(STRING), "who else uses it"),
     "processes": Field(list_of(object_ref("Process")), "what computes on it"),
@@ -3085,11 +3093,21 @@ JOB: dict[str, Field] = {
     "unknown_since": Field(or_null(TIME), "since when nothing is known of it: its node cannot be reached"),
     "rss_mib": Field(or_null(FLOAT), "memory of its processes now, as in peak_rss_mib"),
     "cpu_percent": Field(or_null(FLOAT), "CPU in use now"),
+    "last_line": Field(or_null(STRING), "while it runs: the last line that it printed, or what its progress bar shows"),
 }
 PUBLIC_JOB_KEYS = frozenset(name for name, row in JOB.items() if row.public)
 RUNNING_JOB_KEYS = (                            # what GET /status has of a running job
     "status", "id", "command", "user", "gpus", "name", "group", "attempt", "node", "gpu_indices", "slurm_id",
-    "started_at", "processes_left", "runtime_seconds", "stopping", "unknown_since", "rss_mib", "cpu_percent")
+    "started_at", "processes_left", "runtime_seconds", "stopping", "unknown_since", "rss_mib", "cpu_percent",
+    "last_line")
+OVERVIEW_JOB_KEYS = (                           # what GET /status?after= has of a job
+    "status", "id", "command", "user", "gpus", "name", "group", "attempt", "only_node", "node", "gpu_indices",
+    "started_at", "finished_at", "runtime_seconds", "expected_time", "processes_left", "stopping", "unknown_since",
+    "outcome", "cause_line", "waiting_for", "estimated_start", "last_line")
+OVERVIEW_GPU_KEYS = (
+    "index", "uuid", "name", "node", "place", "state", "job_ids", "allocated", "memory_total_mib", "is_paused",
+    "is_idle", "is_available", "unavailable", "used_by", "fault")
+GPU_READINGS = ("memory_used_mib", "utilization", "utilization_mean", "temperature", "power_watts")
 PUBLIC_NODE_KEYS = ("name", "gpus", "gpu_names", "running_jobs", "is_reachable", "is_leaving", "unknown_since")
 
 
@@ -3135,7 +3153,15 @@ def job_json(job: Job, now: float, node: str | None, **known: Any) -> dict[str, 
         "attempts": [current if one is job.current else attempt_json(one, now)
                      for one in job.attempts if one.started_at is not None],
         "status_history": [[status, format_time(at)] for status, at in job.status_history],
-        "unknown_since": None, "rss_mib": None, "cpu_percent": None, **known}
+        "unknown_since": None, "rss_mib": None, "cpu_percent": None, "last_line": None, **known}
+
+
+def make_patch(old: Any, new: Any) -> Any:
+    """What makes one document of another: its JSON merge patch (RFC 7396).  {}: nothing."""
+    if not (isinstance(old, dict) and isinstance(new, dict)):
+        return new
+    return {**{key: make_patch(old.get(key), new[key]) for key in new if old.get(key) != new[key]},
+            **{key: None for key in old if key not in new}}
 
 
 def reason_json(reason: Reason) -> dict[str, str]:
@@ -3188,7 +3214,7 @@ def gpu_json(gpu: Gpu, state: State, config: GpuConfig, trouble: str | None, nod
         "memory_total": format_gb(gpu.memory_total_mib), "memory_used": format_gb(gpu.memory_used_mib),
         "job_id": job_ids[0] if job_ids else None, "job_ids": job_ids,
         "allocated": sum(share for _, share in held) / 100, "state": state_word,
-        "is_available": not (jobs or obstacle or trouble),
+        "is_available": not (jobs or obstacle or trouble), "is_idle": False,
         "unavailable": obstacle or (None if jobs or not trouble else "cannot be read"),
         "used_by": None if gpu.fault or gpu.is_paused or not foreign else describe_processes(foreign),
         "processes": [fields_json(process) for process in gpu.processes]}
@@ -3654,8 +3680,10 @@ Whoever calls from this machine as the owner of the service needs no token; ever
 `Authorization: Bearer TOKEN`.  The owner's may do all; a user's may submit, read, and cancel its own jobs, and sees of
 others' jobs only that they are there: the rest is null.  Every refusal is the object Error.
 
-GET /status?after=STATE_VERSION replies when something has changed since the status with that `state_version`: a job, a
-GPU, or the queue.
+`GET /status?after=0` replies with all that one looks at: GPUs, running jobs, the first ones that wait (or their
+groups), the last that ended, failures, counts.  `?after=STATE_VERSION` replies when something of that has changed, at
+the latest after 15 seconds, with the changes as a JSON merge patch (RFC 7396: null is what has gone), or with all of
+it when it says `is_whole`.  A choice by text, status, user or group restricts the lists, `limit` their length.
 
 The machines under /api have numbers: 0 is this one, then come the nodes in the order of GET /nodes; null is none yet,
 or one that is no node any more.  Jobs for any machine wait in the queue of number 0, others in their node's."""
@@ -8489,6 +8517,10 @@ class Caller(Value):
     def may_see(self, user: str) -> bool:
         return self.is_owner or user == self.user
 
+    def show(self, user: str, job: dict[str, Any]) -> dict[str, Any]:
+        """The JSON of a user's job, as the caller may see it."""
+        return job if self.may_see(user) else hide_private(job, PUBLIC_JOB_KEYS)
+
 
 class Choice(Value):
     """Selects jobs: those in `ids`, or else all that match the other fields."""
@@ -8510,6 +8542,11 @@ class Choice(Value):
                     and (not self.text or self.text.lower() in "\n".join(filter(None, texts)).lower()))
 
         return [job for job in jobs if is_chosen(job)]
+
+    def select_for(self, caller: Caller, jobs: Iterable[Job]) -> list[Job]:
+        """As select().  A choice by group, name or text would reveal what is private of others' jobs."""
+        is_public = (self.group, self.name, self.text) == (None,) * 3
+        return self.select(jobs if is_public or caller.is_owner else [job for job in jobs if caller.may_see(job.user)])
 
 
 # Every caller may read these fields, so every caller may sort by them.
@@ -8901,6 +8938,9 @@ class Admission(Part):
         self.store.checkpoint_wanted.set()                  # other programs read and edit state.json
 
 
+IDLE_S, IDLE_LOAD = 600.0, 5.0  # a GPU with jobs whose load was below so many percent for so long is idle
+
+
 class GpuWatch(Part):
     """All GPUs as the scheduler sees them, and why they get no jobs now."""
 
@@ -8979,6 +9019,15 @@ class GpuWatch(Part):
         self.loads = {gpu.uuid: [
             *(load for load in self.loads.get(gpu.uuid, ()) if now - load[0] < LOADS_S),
             *([] if gpu.utilization is None else [(now, gpu.utilization)])] for gpu in self.all_gpus()}
+
+    def is_unused(self, uuid: str, jobs: Sequence[Job]) -> bool:
+        """Whether these jobs have had a GPU for IDLE_S, and it did nothing in that time."""
+        begun = max((job.current.started_at or 0.0 for job in jobs), default=None)
+        if begun is None or self.clock.now() - begun < IDLE_S:
+            return False
+        since = self.clock.monotonic() - IDLE_S
+        loads = [percent for at, percent in self.loads.get(uuid, ()) if at >= since]
+        return bool(loads) and max(loads) < IDLE_LOAD
 
     def describe_limit(self, before: str = "") -> str:
         """Return `before` and which GPUs the service uses, or "" if it may use all."""
@@ -9179,6 +9228,11 @@ class LogWatch(Part):
         growth = self.growths.get(folder)
         return [growth.seen, (self.clock.now(), *measure_logs(folder))] if growth else []
 
+    def find_last_line(self, folder: str | None) -> str | None:
+        """The last line of a running job's logs; its file is read only when it has grown."""
+        growth = self.growths.get(folder or "")
+        return growth.find_last_line() if growth else None
+
     def look(self) -> float | None:
         began, now = self.clock.monotonic(), self.clock.now()
         running = self.service.running_jobs()
@@ -9194,6 +9248,8 @@ class LogWatch(Part):
 
 
 LOG_LOOK_S, LOG_LOOK_BACKOFF_FACTOR = 0.1, 20   # between two looks; at least this multiple of the time of one
+LAST_LINE_BYTES = 4096          # of a log's end, where its last line is looked for
+STREAM_FILES = ("stdout.log", "stderr.log")
 LOG_NOTE_S = 1.0                # between two notes while only one of the two logs grows
 
 
@@ -9205,6 +9261,18 @@ class LogGrowth:
         self.written: LogMark = (0.0, 0, 0)
         self.seen: LogMark = (0.0, 0, 0)
         self.growing = (False, False)
+        self.last_line: str | None = None
+        self.last_line_sizes = (0, 0)               # of the logs when last_line was read
+
+    def find_last_line(self) -> str | None:
+        """The last line of the log that grew last."""
+        sizes, is_stderr = self.seen[1:], self.growing == (False, True)
+        if sizes != self.last_line_sizes:
+            path, size = os.path.join(self.folder, STREAM_FILES[is_stderr]), sizes[is_stderr]
+            content = read_part(path, max(0, size - LAST_LINE_BYTES), LAST_LINE_BYTES)
+            self.last_line = parse_last_line(content.decode("utf-8", "replace")) or self.last_line
+            self.last_line_sizes = sizes
+        return self.last_line
 
     def note(self, now: float, is_last: bool = False) -> None:
         """Measure the logs.  Write the last mark when the other log grows, to keep their order, and each LOG_NOTE_S."""
@@ -9251,13 +9319,24 @@ class Views(Part):
                 "queued_by_priority": bands}
 
         status = self.store.read(look)
+        held: Mapping[str, str] = self.store.read(list_holds)
         status["running_jobs"] = self.describe_jobs(status["running_jobs"], RUNNING_JOB_KEYS)   # it reads the state too
         host = {"name": self.service.node, "cpu_percent": watch.host.cpu_percent,
                 "memory_used_gb": watch.host.memory_used_gb, "memory_total_gb": watch.host.memory_total_gb}
         return {**status, **self.info(), "gpu_trouble": self.service.observer.find_smi_error(),
-                "slurm": cluster.describe() if cluster else None, "hints": self.list_hints(),
+                "slurm": cluster.describe() if cluster else None,
+                "hints": [*self.list_hints(), *list(held.values())[:3]],
                 "bad_checks": [check["name"] for check in self.health()["checks"] if not check["is_ok"]],
                 "host": host, "nodes": self.service.pool.list_nodes() if self.service.pool.nodes else []}
+
+    def status_for(self, caller: Caller) -> dict[str, Any]:
+        """GET /status, as the caller may see it."""
+        status = {**self.status(), "is_owner": caller.is_owner}
+        if not caller.is_owner:
+            status.update(
+                home=None, hints=[], nodes=[hide_private(node, PUBLIC_NODE_KEYS) for node in status["nodes"]],
+                running_jobs=[caller.show(job["user"], job) for job in status["running_jobs"]])
+        return status
 
     def list_gpus(self, state: State) -> list[dict[str, Any]]:
         """Return the GPUs of all machines, for the API."""
@@ -9270,6 +9349,8 @@ class Views(Part):
                 gpu = forget_readings(gpu)
             shown.append(gpu_json(gpu, state, self.config.gpu, why if is_unread else None,
                                   gpu.node or self.service.node, None if is_unread else why))
+            shown[-1]["is_idle"] = self.service.gpu_watch.is_unused(
+                gpu.uuid, [state.running[job_id] for job_id in shown[-1]["job_ids"]])
         return shown
 
     def find_place(self, job: Job) -> str | None:
@@ -9309,7 +9390,8 @@ class Views(Part):
             **{name: round_known(number) for name, number in usage.samples.items()},
             "rss_mib": round_known(usage.rss_mib), "cpu_percent": round_known(usage.cpu_percent),
             "runtime_seconds": round(self.service.runners.find_runtime_s(job, now), 3),
-            "unknown_since": node.since if node and node.trouble else None}
+            "unknown_since": node.since if node and node.trouble else None,
+            "last_line": self.service.log_watch.find_last_line(job.log_dir)}
 
     def info(self) -> dict[str, Any]:
         return {"version": __version__, "hash": self.service.hash, "pid": os.getpid(), "user": self.service.user,
@@ -9319,14 +9401,12 @@ class Views(Part):
     def list_hints(self) -> list[str]:
         """Return what the owner should know or do, one line each."""
         machine, jobs = self.machine, self.config.jobs
-        held: Mapping[str, str] = self.store.read(list_holds)
         hints = [
             *(hint for *_, hint in self.list_checks()),
             "these GPUs are made up; for the real ones: nexus restart, without NEXUS_MOCK_GPUS"
             if machine.is_mock else "",
             f"{machine.no_screen_reason}: jobs run directly, without attach (install it: apt install screen)" if (
-                machine.no_screen_reason and jobs.launcher == "screen") else "",
-            *list(held.values())[:3]]
+                machine.no_screen_reason and jobs.launcher == "screen") else ""]
         return [hint for hint in hints if hint]
 
     def list_groups(self, caller: Caller) -> list[dict[str, Any]]:
@@ -9334,6 +9414,7 @@ class Views(Part):
         jobs, known_groups, is_paused = self.store.read(
             lambda state: (list_jobs(state, STATUSES), dict(state.groups), state.paused))
         groups: dict[str, dict[str, Any]] = {}
+        run_times: dict[str, list[float]] = {}              # {group: of its completed jobs}
         positions = {job.id: position for position, job in enumerate(job for job in jobs if job.status == PENDING)}
         for job in jobs:
             if not job.group or not caller.may_see(job.user):
@@ -9341,12 +9422,20 @@ class Views(Part):
             rules = known_groups.get(job.group) or Group(job.group)
             group = groups.setdefault(job.group, {
                 "name": job.group, "user": job.user, **dict.fromkeys(STATUSES, 0), "limit": rules.limit,
-                "hold": rules.hold, "position": None, "waiting_for": None, "failed_id": None, "failed_line": None})
+                "hold": rules.hold, "position": None, "waiting_for": None, "failed_id": None, "failed_line": None,
+                "estimated_end": None})
             group[job.status] += 1
+            if job.status == COMPLETED:
+                run_times.setdefault(job.group, []).append(job.current.runtime_seconds or 0.0)
             if job.status == PENDING and group["position"] is None:
                 group.update(position=positions[job.id], waiting_for=format_reason(self.find_reason(job, is_paused)))
             if job.status == FAILED and not job.retried_as:
                 group.update(failed_id=job.id, failed_line=job.current.cause_line)
+        for name, times in run_times.items():           # as many go on to run at once as now
+            group = groups[name]
+            if group[RUNNING]:
+                left_s = sum(times) / len(times) * (group[PENDING] / group[RUNNING] + 0.5)
+                group["estimated_end"] = format_time((self.clock.now() + left_s) // 60 * 60)
         return sorted(groups.values(), key=lambda group: (group["position"] is None, group["position"] or 0))
 
     def find_reason(self, job: Job, is_paused: bool) -> Reason:
@@ -9469,6 +9558,100 @@ class Views(Part):
         return DISK_INTERVAL_S
 
 
+class Overview(Part):
+    """GET /status?after=: the jobs and GPUs that one looks at all day, and what has changed of them.
+
+    What a caller sees is a document with the version at which it was made.  The latest ones are kept, so that an answer
+    is only the difference from the one that the caller has.
+    """
+
+    def __init__(self, service: Service) -> None:
+        import threading
+        super().__init__(service)
+        self.lock = threading.Lock()
+        self.documents: dict[tuple[Any, int], dict[str, Any]] = {}      # {(whose and which view, version): document}
+
+    def find_changes(self, after: int, caller: Caller, choice: Choice, limit: int) -> dict[str, Any]:
+        """The difference from the caller's version; all of it with `is_whole` when that is not known any more."""
+        view = caller.user, caller.is_owner, choice, limit
+        with self.lock:
+            version, document = self.store.version, self.describe(caller, choice, limit)
+            if self.documents.get((view, version), document) != document:       # readings and logs change no State
+                self.store.note_change()
+                version = self.store.version
+            self.documents.pop((view, version), None)
+            self.documents[view, version] = document
+            for key in list(self.documents)[:-MAX_DOCUMENTS]:
+                del self.documents[key]
+            known = self.documents.get((view, after))
+        changes = document if known is None else make_patch(known, document)
+        return {"state_version": version, "is_whole": known is None, **changes}
+
+    def describe(self, caller: Caller, choice: Choice, limit: int) -> dict[str, Any]:
+        """The document.  Its rows are without what is null."""
+        views = self.service.views
+        status = views.status_for(caller)
+        jobs: list[Job] = self.store.read(lambda state: list_jobs(state, STATUSES))
+        is_chosen = choice != Choice()
+        groups = {} if is_chosen else {group["name"]: group for group in views.list_groups(caller)}
+        chosen = choice.select_for(caller, [job for job in jobs if job.status in (choice.status or STATUSES)])
+        waiting = list_entries([job for job in chosen if job.status == PENDING], groups, True)
+        ended = list_entries([job for job in reversed(chosen) if job.status in FINAL], groups, False)
+        failures = [job for job in reversed(jobs) if job.status == FAILED and not job.retried_as
+                    and caller.may_see(job.user)][:MAX_FAILURES]
+        shown = {*waiting[:limit], *ended[:limit]}
+        rows = [job for job in jobs if job.status == RUNNING or job.id in shown] + failures
+        described = views.describe_jobs(rows, OVERVIEW_JOB_KEYS)
+        return {
+            **pick(status, (
+                "version", "user", "is_owner", "is_paused", "host", "slurm", "gpu_trouble", "bad_checks")),
+            "hints": views.list_hints() if caller.is_owner else [],     # a group's row tells that it is held
+            "counts": {word: sum(job.status == word for job in jobs) for word in STATUSES},
+            "readings": {gpu["place"]: drop_nulls(pick(gpu, GPU_READINGS)) for gpu in status["gpu_status"]},
+            "gpus": {gpu["place"]: drop_nulls(pick(gpu, OVERVIEW_GPU_KEYS)) for gpu in status["gpu_status"]},
+            "nodes": {node["name"]: drop_nulls(node) for node in status["nodes"]},
+            "jobs": {job.id: settle(caller.show(job.user, row)) for job, row in zip(rows, described)},
+            "groups": {name: drop_nulls(row) for name, row in groups.items() if f"group:{name}" in shown},
+            "waiting": waiting[:limit], "ended": ended[:limit], "failures": [job.id for job in failures],
+            "found": {"running": [job.id for job in chosen if job.status == RUNNING] if is_chosen else None,
+                      "waiting": len(waiting), "ended": len(ended)}}
+
+
+MAX_DOCUMENTS = 20              # kept of all callers
+MAX_FAILURES = 20               # shown at once
+NEWS_LOOK_S = 5.0               # between two looks for what is no change of State: the jobs' last lines
+# What is told with other news, or after NEWS_TIMEOUT_S: it changes all the time.
+UNIMPORTANT = {"state_version", "is_whole", "readings", "host"}
+
+
+def has_news(changes: Mapping[str, Any]) -> bool:
+    return changes["is_whole"] or not changes.keys() <= UNIMPORTANT
+
+
+def drop_nulls(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: content for key, content in row.items() if content is not None}
+
+
+def settle(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A job's row without what changes by the second: clients know the time, and a start is an estimate."""
+    start = row["estimated_start"]
+    return drop_nulls({
+        **row, "runtime_seconds": row["runtime_seconds"] if row["status"] in FINAL else None,
+        "estimated_start": start and f"{start[:17]}00Z"})
+
+
+def list_entries(jobs: Iterable[Job], groups: Mapping[str, Mapping[str, Any]], is_waiting: bool) -> list[str]:
+    """Ids of jobs, with `group:NAME` in place of a group's first job; a group that is not over waits."""
+    entries: dict[str, None] = {}
+    for job in jobs:
+        group = groups.get(job.group or "")
+        if not group or group["user"] != job.user:
+            entries[job.id] = None
+        elif is_waiting == bool(group[PENDING] or group[RUNNING]):
+            entries[f"group:{job.group}"] = None
+    return list(entries)
+
+
 class Service:
     """The service: its parts take requests, watch, start and end jobs; its loop drives them."""
 
@@ -9509,6 +9692,7 @@ class Service:
         self.history = History(self)
         self.log_watch = LogWatch(self)
         self.views = Views(self)
+        self.overview = Overview(self)
         has_jobs = store.read(lambda state: bool(list_submitted(state)) or any(
             job.current.slurm_key for job in state.running.values()))
         self.cluster = SlurmBackend(self) if self.is_slurm or has_jobs else None
@@ -9884,7 +10068,7 @@ PARAMETERS: Mapping[str, Field] = {             # names with a dash are headers
                   "by this field, with - in reverse: sort=-finished_at; jobs without it last"),
     "limit": Field(COUNT, "at most so many, the first ones; the header Total-Count says how many there are"),
     "fields": Field(list_of(one_of(*JOB)), "only these fields of each job: fields=id,status,exit_code"),
-    "after": Field(COUNT, "reply only when something has changed since this state_version, or after 15 seconds"),
+    "after": Field(COUNT, "reply when something has changed since this state_version, or after 15 s; 0: at once"),
     "wait": Field(integer_in(0, 3600), "reply only when the job has ended, or after so many seconds"),
     "follow": Field(QUERY_FLAG, "go on as it grows, until the end", parse=parse_flag),
     "tail": Field(COUNT, "begin so many lines before the end"),
@@ -10177,13 +10361,26 @@ class Calls(Gate):
         calls = [f"{route.method} {route.pattern}: {route.summary}" for route in ROUTES if route.summary]
         return {"name": "nexus", **self.service.views.info(), "calls": calls}
 
-    @route("GET /status", "user", "GPUs, running jobs, and how many wait", "Status")
-    def get_status(self, caller: Caller, after: int | None = None) -> Response | dict[str, Any]:
+    @route("GET /status", "user", "GPUs, running jobs, and how many wait; with `after`: what has changed since then",
+           "Status")
+    def get_status(self, caller: Caller, after: int | None = None, status: Sequence[str] = (), user: str | None = None,
+                   group: str | None = None, text: str | None = None, limit: int = 50) -> Response | dict[str, Any]:
         self.service.gpu_watch.first_probe.wait(SMI_WAIT_S + 5)
         if after is None:
-            return self.describe_status(caller)
-        return self.reply_when(lambda: self.service.store.version != after, NEWS_TIMEOUT_S,
-                               lambda: self.describe_status(caller))
+            return self.service.views.status_for(caller)
+        clock, store, overview = self.service.clock, self.service.store, self.service.overview
+        choice = Choice(status=tuple(status), user=user, group=group, text=text)
+        looked: tuple[int | None, float] = None, 0.0                # the version, and when to look again
+
+        def is_time() -> bool:
+            nonlocal looked
+            if store.version == looked[0] and clock.monotonic() < looked[1]:
+                return False
+            changes = overview.find_changes(after, caller, choice, limit)
+            looked = store.version, clock.monotonic() + NEWS_LOOK_S
+            return has_news(changes)
+
+        return self.reply_when(is_time, NEWS_TIMEOUT_S, lambda: overview.find_changes(after, caller, choice, limit))
 
     def reply_when(self, is_time: Callable[[], bool], timeout_s: float, describe: Callable[[], object]) -> Response:
         """Reply when it is time, when that takes too long, or when the service ends."""
@@ -10196,14 +10393,6 @@ class Calls(Gate):
             yield json_response(describe()).body
 
         return Response(200, stream=wait())
-
-    def describe_status(self, caller: Caller) -> dict[str, Any]:
-        status = {**self.service.views.status(), "is_owner": caller.is_owner}
-        if not caller.is_owner:
-            status.update(
-                home=None, hints=[], nodes=[hide_private(node, PUBLIC_NODE_KEYS) for node in status["nodes"]],
-                running_jobs=[show_to(caller, job["user"], job) for job in status["running_jobs"]])
-        return status
 
     @route("GET /queue", "user", "pending jobs in the order they would start", "Job[]")
     def get_queue(self, caller: Caller, user: str | None = None, group: str | None = None, name: str | None = None,
@@ -10260,15 +10449,11 @@ class Calls(Gate):
                   rename: Callable[[dict[str, Any]], dict[str, Any]] = lambda job: job) -> Response:
         """The first jobs of a list, with Total-Count, the length of all of it."""
         listed: list[Job] = self.service.store.read(lambda state: list_jobs(state, choice.status or STATUSES))
-        # A choice by group, name or text would reveal what is private of others' jobs.
-        is_public = (choice.group, choice.name, choice.text) == (None,) * 3
-        if not is_public and not caller.is_owner:
-            listed = [job for job in listed if caller.may_see(job.user)]
-        jobs = choice.select(listed)
+        jobs = choice.select_for(caller, listed)
         if sort:
             jobs = sort_jobs(jobs, sort)
         total, jobs = len(jobs), jobs[:limit]
-        shown = [rename(show_to(caller, job.user, described))
+        shown = [rename(caller.show(job.user, described))
                  for job, described in zip(jobs, self.service.views.describe_jobs(jobs, fields))]
         return replace(json_response(shown), headers={"Total-Count": str(total)})
 
@@ -10540,11 +10725,6 @@ route("GET /docs", "anyone", "the same to read, and to try", "text/html")(
 route("GET /api/status/{id}", "user", "where a submitted script stands", "Submitted")(
     lambda api, caller, id: submitted_json(
         api.describe(api.find_job(id, caller)), api.service.pool.number_nodes()))
-
-
-def show_to(caller: Caller, user: str, job: dict[str, Any]) -> dict[str, Any]:
-    """The JSON of a user's job, as the caller may see it."""
-    return job if caller.may_see(user) else hide_private(job, PUBLIC_JOB_KEYS)
 
 
 def find_attempt(entry: LogEntry, attempts: Sequence[Attempt]) -> Attempt:
@@ -12741,336 +12921,221 @@ DASHBOARD_PAGE = r'''<!doctype html>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>nexus</title>
-<link rel="icon"
-  href="data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'%3E
-  %3Crect width='16' height='16' rx='4' fill='%232159c9'/%3E
-  %3Cpath d='M4.5 12V4l7 8V4' fill='none' stroke='%23fff' stroke-width='2'/%3E%3C/svg%3E">
+<link id="icon" rel="icon" href="data:,">
 <style>
-:root {
-  color-scheme: light dark;
-  --bg: light-dark(#f3f5f7, #0e1114); --panel: light-dark(#fff, #171b20); --sunk: light-dark(#f0f2f5, #1e2329);
+:root { color-scheme: light dark;
+  --bg: light-dark(#f3f5f7, #0e1114); --panel: light-dark(#fff, #171b20); --sunk: light-dark(#e9edf0, #242b33);
   --ink: light-dark(#161a1f, #e5e9ee); --muted: light-dark(#57606b, #9ba5b0); --line: light-dark(#dce1e6, #2a3037);
-  --edge: light-dark(#868f9a, #6c7682); --fill: light-dark(#3f78e6, #5a8ff0); --memory: light-dark(#9a5fd0, #b98ae6);
-  --accent: light-dark(#2159c9, #8db4ff); --ok: light-dark(#0c6636, #6fd19a); --warn: light-dark(#754a00, #e8b75a);
-  --bad: light-dark(#a81e18, #ff9990); --on-accent: light-dark(#fff, #0b1526);
-    --accent-soft: light-dark(#e4edfc, #1b2a45);
-  --ok-soft: light-dark(#dff3e7, #12301f); --warn-soft: light-dark(#fcefd2, #352811);
-  --bad-soft: light-dark(#fde7e5, #3b1a18); --paper: #0d1116; --print: #d5dbe3;
-  --mono: ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace;
-}
+  --edge: light-dark(#868f9a, #6c7682); --fill: light-dark(#3f78e6, #5a8ff0); --green: #2da160; --red: #d1453b;
+  --accent: light-dark(#2159c9, #8db4ff); --accent-soft: light-dark(#e4edfc, #1b2a45);
+  --ok: light-dark(#0c6636, #6fd19a); --ok-soft: light-dark(#dff3e7, #12301f);
+  --warn: light-dark(#754a00, #e8b75a); --warn-soft: light-dark(#fcefd2, #352811);
+  --bad: light-dark(#a81e18, #ff9990); --bad-soft: light-dark(#fde7e5, #3b1a18); --paper: #0d1116; --print: #d5dbe3;
+  --mono: ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace; }
 * { box-sizing: border-box; }
+html { scroll-padding-top: 4rem; }
 [hidden] { display: none !important; }
-html { scroll-padding-top: 4.5rem; }
-body { margin: 0; background: var(--bg); color: var(--ink);
-  font: 14px/1.45 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif;
-  font-variant-numeric: tabular-nums; overflow-wrap: anywhere; -webkit-text-size-adjust: 100%; }
-h1, h2, h3, h4, p, dl, dd, ul, ol { margin: 0; padding: 0; }
-ul, ol { list-style: none; }
-h1 { font-size: 1.3rem; line-height: 1.3; }
-h2 { font-size: 1rem; line-height: 1.3; }
-h4 { font-size: 1.1em; }
+body { margin: 0; background: var(--bg); color: var(--ink); overflow-wrap: anywhere;
+  font: 14px/1.45 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; font-variant-numeric: tabular-nums; }
+h1, h2, h3, p, dl, dd, ul, ol { margin: 0; padding: 0; list-style: none; }
+h1 { font-size: 1.25rem; }
+h2, h3 { font-size: 1rem; }
 a { color: var(--accent); text-decoration: none; }
 a:hover { text-decoration: underline; }
-code, pre, .mono, .command { font-family: var(--mono); font-size: .93em; }
+code, pre, .command, .id, .line { font-family: var(--mono); font-size: .93em; }
 pre { margin: 0; white-space: pre-wrap; }
 :focus-visible { outline: 2px solid var(--accent); outline-offset: 2px; border-radius: 4px; }
 main:focus, h1:focus, h2:focus { outline: none; }
-.muted, .empty, .help, .state, th, dt { color: var(--muted); }
-.fault, .cause, button.danger { color: var(--bad); }
+.muted, .help, .why, .time, dt { color: var(--muted); }
 .small, .help, footer { font-size: .88em; }
-.bar, .brand, nav a, .tools, .head, .steps, .actions, .check { display: flex; align-items: center; gap: .5rem; }
-.skip { position: absolute; left: -999px; top: .5rem; z-index: 9; padding: .6rem 1rem; background: var(--panel);
-  border-radius: 6px; }
+.red, .cause, button.danger { color: var(--bad); }
+.head, .actions, .bar, .steps, .use, .gauge, .counts, .rows > li { display: flex; flex-wrap: wrap; align-items: center;
+  gap: .2rem .7rem; }
+.grow { flex: 1; min-width: 0; }
+.clip { min-width: 0; overflow: hidden; text-overflow: ellipsis; white-space: nowrap; }
+.unseen { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); }
+.skip { position: absolute; left: -999px; z-index: 9; padding: .6rem 1rem; background: var(--panel); }
 .skip:focus { left: .5rem; }
-.unseen { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); white-space: nowrap; }
 
-button, input, select, textarea { font: inherit; color: inherit; border-radius: 6px; }
-button, a.button { min-height: 30px; padding: .15rem .7rem; border: 1px solid var(--line); border-radius: 6px;
-  background: var(--panel);
-  color: inherit; cursor: pointer; white-space: nowrap; }
-a.button { display: inline-flex; align-items: center; justify-content: center; }
-button:hover { border-color: var(--edge); background: var(--sunk); }
+button, input, select, textarea { font: inherit; color: inherit; border-radius: 6px; background: var(--panel); }
+button { min-height: 28px; padding: .1rem .6rem; border: 1px solid var(--line); cursor: pointer; white-space: nowrap; }
+button:hover { border-color: var(--edge); }
 button:disabled { opacity: .55; cursor: default; }
-button.primary { background: var(--accent); border-color: var(--accent); color: var(--on-accent); font-weight: 600; }
-button.primary:hover { filter: brightness(1.08); }
-button.danger.primary { background: var(--bad); border-color: var(--bad); color: var(--panel); }
+button.primary { background: var(--accent); border-color: var(--accent); color: var(--panel); font-weight: 600; }
+button.primary.danger { background: var(--bad); border-color: var(--bad); }
 button.link { border: 0; background: none; color: var(--accent); padding: 0 .2rem; }
-input, select, textarea { min-height: 34px; width: 100%; padding: .3rem .6rem; border: 1px solid var(--edge);
-  background: var(--panel); }
-textarea { resize: vertical; font-family: var(--mono); font-size: .93em; }
-input[type=checkbox] { flex: none; width: 18px; min-height: 18px; height: 18px; margin: 0;
-  accent-color: var(--accent); }
+button[aria-pressed=true] { background: var(--accent-soft); border-color: var(--accent); color: var(--accent); }
+input, select, textarea { min-height: 32px; width: 100%; padding: .2rem .6rem; border: 1px solid var(--edge); }
+input[type=checkbox] { width: 18px; }
+textarea { font-family: var(--mono); }
+.actions select { width: auto; min-height: 28px; }
 label { font-weight: 600; font-size: .9em; }
-label input, label textarea, label select, label.check, .help { font-weight: 400; }
+label :is(.help, input, textarea, select) { font-weight: 400; }
 
 header { position: sticky; top: 0; z-index: 5; background: var(--panel); border-bottom: 1px solid var(--line); }
-.bar { flex-wrap: wrap; gap: .5rem 1rem; max-width: 1240px; margin: 0 auto; padding: .5rem 1.25rem; }
-.bar > .tools { margin-left: auto; }
-.brand { font-size: 1.1rem; font-weight: 700; color: var(--ink); letter-spacing: -.01em; }
-.brand svg { width: 22px; height: 22px; }
-nav { display: flex; gap: .15rem; margin-right: auto; }
-nav a { white-space: nowrap; min-height: 32px; padding: 0 .6rem; border-radius: 6px; color: var(--ink); }
-nav a:hover { background: var(--sunk); }
-.brand:hover, nav a:hover { text-decoration: none; }
-nav .badge { min-width: 2em; text-align: center; }
-.state { display: inline-flex; align-items: center; gap: .4rem; white-space: nowrap; }
-.state::before { content: ""; width: 8px; height: 8px; border-radius: 50%; background: var(--edge); }
-.state.live::before { background: #2da160; }
-.state.unwell { color: var(--warn); } .state.unwell::before { background: currentColor; }
-.state.lost { color: var(--bad); font-weight: 600; }
-.state.lost::before { background: currentColor; animation: pulse 1.2s infinite; }
-@keyframes pulse { 50% { opacity: .25; } }
+.bar, main, footer { max-width: 1400px; margin: 0 auto; padding: .45rem 1.2rem; }
+.brand { font-size: 1.1rem; font-weight: 700; }
+.brand, .counts a:not(.red) { color: var(--ink); }
+#filter { flex: 1 1 12rem; max-width: 28rem; }
+.state { margin-left: auto; color: var(--muted); white-space: nowrap; }
+.state::before { content: "\25cf\a0"; content: "\25cf\a0" / ""; }
+.state.live::before { color: var(--green); }
+.state.unwell, .state.unwell::before { color: var(--warn); }
+.state.lost { color: var(--bad); }
+section { margin-bottom: 1rem; }
+.head { margin-bottom: .35rem; min-height: 28px; }
+.panel, dialog, .log { background: var(--panel); border: 1px solid var(--line); border-radius: 8px; }
+.pad, .empty, .more { padding: .5rem .8rem; }
+.empty, .more { text-align: center; color: var(--muted); }
+.banner { margin-bottom: .5rem; padding: .35rem .8rem; border-radius: 8px; background: var(--accent-soft); }
+.badge { padding: .02rem .5rem; border-radius: 1em; font-size: .86em; font-weight: 600; white-space: nowrap; }
+.badge, .track { background: var(--sunk); color: var(--muted); }
+.busy { background: var(--accent-soft); color: var(--accent); }
+.ok { background: var(--ok-soft); color: var(--ok); }
+.warn { background: var(--warn-soft); color: var(--warn); }
+.bad { background: var(--bad-soft); color: var(--bad); }
 
-main, footer { max-width: 1240px; margin: 0 auto; padding: 1.1rem 1.25rem; }
-footer { padding-top: 0; }
-section { margin-bottom: 1.5rem; }
-.head { flex-wrap: wrap; gap: .3rem .6rem; margin-bottom: .6rem; min-height: 30px; }
-.grow { flex: 1; }
-.panel, .notice, dialog { background: var(--panel); border: 1px solid var(--line); border-radius: 10px; }
-.empty { padding: 1.1rem; text-align: center; }
-.banner { margin-bottom: .8rem; padding: .6rem .9rem; border-radius: 8px; }
-.badge { display: inline-block; padding: .02rem .5rem; border-radius: 1em; background: var(--sunk); color: var(--muted);
-  font-size: .86em; font-weight: 600; white-space: nowrap; }
-.badge.ok { background: var(--ok-soft); color: var(--ok); }
-.badge.warn, .banner { background: var(--warn-soft); color: var(--warn); }
-.badge.bad, .banner.bad { background: var(--bad-soft); color: var(--bad); }
-.badge.busy { background: var(--accent-soft); color: var(--accent); }
-.banner.note { background: var(--accent-soft); color: var(--ink); }
-.id { font-family: var(--mono); font-weight: 600; }
-.clip { display: -webkit-box; -webkit-box-orient: vertical; -webkit-line-clamp: 2; overflow: hidden; }
+.rows > li { padding: .2rem .8rem; min-height: 34px; }
+.rows > li + li { border-top: 1px solid var(--line); }
+.rows > li:not(.heading, .idle):hover { background: light-dark(#f7f9fa, #1b2026); }
+#failures .rows { border-color: var(--red); }
+.id { flex: 0 0 2.7rem; font-weight: 600; }
+.title { font-weight: 600; }
+.rows > li > .title { max-width: 45%; }
+.rows > li > .time { margin-left: auto; }
+.command.title { font-weight: 400; }
+.why, .cause { flex: 1 1 10rem; min-width: 0; }
+.time { min-width: 4.5rem; text-align: right; }
+.gpus > li { display: grid; grid-template-columns: 3.4rem 9.5rem 9rem minmax(0, 1fr) 6rem; gap: 0 .8rem; }
+.gpus > li.heading { min-height: 0; font-size: .82em; color: var(--muted); }
+.gpus > li.idle { background: var(--warn-soft); }
+.gauge { flex-wrap: nowrap; white-space: nowrap; }
+.track { flex: 1; width: 100%; height: 8px; border-radius: 4px; overflow: hidden; fill: var(--fill); }
+.track .mean { fill: var(--ink); }
+.track .completed { fill: var(--green); }
+.track .failed { fill: var(--red); }
+.track .cancelled { fill: var(--edge); }
+.use .track { flex: 0 0 6rem; }
+.use .line { flex: 1 1 12rem; color: var(--muted); white-space: pre; }
+.group .track { flex: 0 1 11rem; min-width: 5rem; }
 
-#notices { position: fixed; z-index: 8; right: 1rem; bottom: 1rem; width: min(26rem, calc(100vw - 2rem));
-  display: grid; gap: .5rem; }
-.notice { display: flex; gap: .6rem; align-items: start; padding: .6rem .5rem .6rem .9rem;
-  border-left: 4px solid var(--ok);
-  box-shadow: 0 6px 24px rgb(0 0 0 / .18); }
-.notice.bad { border-left-color: var(--bad); }
-.notice div { flex: 1; min-width: 0; }
-
-.gpus { display: grid; gap: .5rem; grid-template-columns: repeat(auto-fill, minmax(min(15rem, 100%), 1fr)); }
-.machine + .machine { margin-top: 1.1rem; }
-.machine .head .muted { flex: 1 1 10rem; }
-.fold, .sort { padding: 0 .3rem 0 0; border-color: transparent; background: none; font-size: 1rem; font-weight: 600; }
-.sort { padding: 0; min-height: 0; font-size: inherit; }
-.fold::before { content: "\25b8"; content: "\25b8" / ""; display: inline-block; width: 1.1em; color: var(--muted);
-  font-weight: 400; }
-.fold[aria-expanded=true]::before { content: "\25be"; content: "\25be" / ""; }
-.gpu { display: grid; grid-template-columns: 1fr 1fr; gap: .3rem .9rem; padding: .55rem .8rem; position: relative;
-  align-content: start; }
-.gpu > :is(.top, .users, .tools) { grid-column: 1 / -1; }
-.gpu .name { font-size: .88em; }
-.compact { gap: .4rem; grid-template-columns: repeat(auto-fill, minmax(min(8.2rem, 100%), 1fr)); }
-.compact :is(.name, .tools, .gauge > :not(.track), .users span) { display: none; }
-.compact .gpu { grid-template-columns: 1fr; gap: .25rem; padding: .35rem .6rem .5rem; } .compact .track { height: 4px; }
-.compact .top { justify-content: space-between; padding-right: 0; }
-.gpu .top, .users li { display: flex; align-items: baseline; gap: .5rem; min-width: 0; }
-.gpu .top .name, .users .command { flex: 1; min-width: 0; overflow: hidden; text-overflow: ellipsis;
-  white-space: nowrap; }
-.gauge { display: grid; gap: .15rem; }
-.track { width: 100%; height: 7px; border-radius: 4px; background: var(--sunk); overflow: hidden;
-  box-shadow: inset 0 0 0 1px var(--line); }
-.track rect { fill: var(--fill); transition: width .4s; }
-.memory { --fill: var(--memory); }
-.users { flex: 1; display: grid; gap: .15rem; align-content: start; }
-
-#filters { display: grid; grid-template-columns: minmax(10rem, 1fr) repeat(3, minmax(0, 10rem)) auto; gap: .5rem;
-  margin-bottom: 1.2rem;
-  align-items: center; }
-td .actions { gap: .35rem; justify-content: flex-end; }
-.scroll { overflow-x: auto; }
-table { width: 100%; border-collapse: collapse; }
-th, td { padding: .45rem .7rem; border-bottom: 1px solid var(--line); text-align: left; vertical-align: top; }
-th { font-size: .82em; font-weight: 600; white-space: nowrap; }
-tbody tr:last-child td { border-bottom: 0; }
-tbody tr:hover { background: var(--sunk); }
-td.fit { white-space: nowrap; }
-td.command { width: 34%; min-width: 14rem; font: inherit; }
-td select, .steps select, .log select { width: auto; min-height: 30px; padding: 0 .3rem; border-color: var(--line); }
-.cause { margin-top: .1rem; font-family: var(--mono); font-size: .86em; }
-.more { display: flex; justify-content: center; padding: .5rem; border-top: 1px solid var(--line); }
-
-.log { border-radius: 8px; overflow: hidden; background: var(--paper); color: var(--print);
-  border: 1px solid var(--line); }
-.log .head { margin: 0; padding: .35rem .5rem .35rem .8rem; background: var(--panel); color: var(--ink);
-  border-bottom: 1px solid var(--line); }
-.log label { white-space: nowrap; }
-.log .told { flex: 1 1 8rem; }
-.lines { height: min(65vh, 44rem); overflow: auto; padding: .5rem .8rem; font: 12.5px/1.5 var(--mono);
-  white-space: pre-wrap;
-  tab-size: 8; overflow-anchor: none; contain: size layout paint; }
-.lines.over { height: auto; min-height: 5rem; max-height: min(65vh, 44rem); contain: layout paint; }
+.log { overflow: hidden; background: var(--paper); color: var(--print); position: relative; }
+.log .head { margin: 0; padding: .3rem .6rem; background: var(--panel); color: var(--ink); }
+.log input { width: 12rem; min-height: 28px; }
+.lines { height: max(16rem, 100dvh - 20rem); overflow: auto; padding: .5rem .8rem; font: 12.5px/1.5 var(--mono);
+  white-space: pre-wrap; overflow-anchor: none; contain: layout paint; }
+.lines.over { height: auto; max-height: max(16rem, 100dvh - 20rem); min-height: 4rem; }
 .lines.long { white-space: pre; overflow-wrap: normal; }
 .lines:focus-visible { outline-offset: -3px; }
-.lines div { min-height: 1.5em; }
+.lines div { min-height: 1.5em; padding-left: 2ch; text-indent: -2ch; border-left: 2px solid transparent; }
+.lines .err { border-left-color: #8e3b36; }
 .lines .attempt { color: #f5d067; }
-.lines .marked { background: #30363d; } .lines .hit { box-shadow: inset 3px 0 #e3b341; }
-.timed [data-at]::before { content: attr(data-at) " "; color: #98a3b0; }
-.lines a[href] { color: #79b0ff; text-decoration: underline; }
-.log input[type=search] { width: 9rem; min-height: 30px; }
-.lines .err { margin-left: -.8rem; padding-left: calc(.8rem - 3px); border-left: 3px solid #8e3b36; }
-.sgr1 { font-weight: 700; } .sgr2 { opacity: .72; } .sgr3 { font-style: italic; } .sgr4 { text-decoration: underline; }
-.sgr9 { text-decoration: line-through; }
-.sgr30 { color: #7f8a97; } .sgr31 { color: #ff7b72; } .sgr32 { color: #5fcf80; } .sgr33 { color: #e3b341; }
-.sgr34 { color: #79b0ff; } .sgr35 { color: #d79bff; } .sgr36 { color: #4fd0d8; } .sgr37 { color: #d5dbe3; }
-.sgr90 { color: #98a3b0; } .sgr91 { color: #ffa198; } .sgr92 { color: #7ee79b; } .sgr93 { color: #f5d067; }
-.sgr94 { color: #a5ccff; } .sgr95 { color: #e8c0ff; } .sgr96 { color: #7fe5ec; } .sgr97 { color: #fff; }
-.sgr40 { background: #30363d; } .sgr41 { background: #8e1519; } .sgr42 { background: #0f5a28; }
-.sgr43 { background: #6b4a00; }
-.sgr44 { background: #0d4a99; } .sgr45 { background: #6a2fa0; } .sgr46 { background: #0b5a63; }
-.sgr47 { background: #b6bec8; }
-.sgr100 { background: #4a525b; } .sgr101 { background: #b52a2a; } .sgr102 { background: #1a7a3a; }
-.sgr103 { background: #8a6100; }
-.sgr104 { background: #1f63c4; } .sgr105 { background: #8a4bc4; } .sgr106 { background: #12767f; }
-.sgr107 { background: #fff; }
+.lines .hit { background: #2b2f16; }
+.lines .marked { background: #3b3108; }
+.lines a { color: #79b0ff; text-decoration: underline; }
+.newer { position: absolute; right: 1.2rem; bottom: .8rem; color: var(--ink); }
+.sgr1 { font-weight: 700; }
+.sgr4 { text-decoration: underline; }
+.sgr30, .sgr90 { color: #a6b0bb; }
+.sgr31, .sgr91 { color: #ff8a80; }
+.sgr32, .sgr92 { color: #5fcf80; }
+.sgr33, .sgr93 { color: #e3b341; }
+.sgr34, .sgr94 { color: #79b0ff; }
+.sgr35, .sgr95 { color: #d79bff; }
+.sgr36, .sgr96 { color: #4fd0d8; }
+.sgr37, .sgr97 { color: #fff; }
 .sgr7 { color: var(--paper); background: var(--print); }
 
-.facts-list { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(19rem, 100%), 1fr)); gap: 0 1.6rem;
-  padding: .5rem .95rem; }
-.facts-list div { display: grid; grid-template-columns: 8.5rem minmax(0, 1fr); gap: .6rem; padding: .3rem 0;
-  border-bottom: 1px solid var(--line); }
-.facts-list .wide { grid-column: 1 / -1; }
-.pad { padding: .7rem .95rem; }
-#job [aria-label=Command] { display: flex; align-items: start; }
-#job [aria-label=Command] pre { flex: 1; min-width: 0; }
-.copy { margin: .45rem; }
-.steps { flex-wrap: wrap; }
-.steps li + li::before { content: "\2192"; margin-right: .5rem; color: var(--muted); }
-.reasons li { padding: .15rem 0; }
-
-dialog { width: min(38rem, calc(100vw - 1.5rem)); max-height: calc(100dvh - 2rem); overflow: auto;
-  padding: 1.2rem 1.3rem;
-  color: var(--ink); box-shadow: 0 20px 60px rgb(0 0 0 / .35); }
+#job > * { margin-bottom: .7rem; }
+.facts { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(20rem, 100%), 1fr)); gap: 0 1.6rem; }
+.facts div, .fields div { display: grid; grid-template-columns: minmax(7rem, 12rem) minmax(0, 1fr); gap: .6rem; }
+dialog { width: min(38rem, calc(100vw - 1.5rem)); max-height: calc(100dvh - 2rem); padding: 1.1rem; color: var(--ink); }
 dialog::backdrop { background: rgb(8 12 18 / .5); }
-dialog h2 { margin-bottom: .5rem; font-size: 1.15rem; }
-dialog pre, #docs pre { padding: .6rem; max-height: 28rem; overflow: auto; border: 1px solid var(--line);
-  border-radius: 6px;
-  background: var(--bg); }
-dialog pre { margin: .7rem 0; max-height: 9rem; }
-.form { display: grid; grid-template-columns: repeat(2, minmax(0, 1fr)); gap: .7rem; margin-top: .6rem; }
-.form > * { display: grid; gap: .2rem; align-content: start; }
+dialog pre, #docs pre { padding: .5rem; margin: .5rem 0; max-height: 24rem; overflow: auto; background: var(--sunk); }
+.form { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(15rem, 100%), 1fr)); gap: .6rem; }
+.form > *, #login { display: grid; gap: .3rem; align-content: start; }
 .form > .all { grid-column: 1 / -1; }
-summary { cursor: pointer; padding: .3rem 0; color: var(--accent); }
-.buttons { display: flex; justify-content: flex-end; gap: .5rem; margin-top: 1.1rem; }
 dialog label::first-letter { text-transform: uppercase; }
-dialog .lost { margin-top: .7rem; }
+summary { cursor: pointer; padding: .3rem 0; }
+.buttons { display: flex; justify-content: flex-end; gap: .5rem; margin-top: .9rem; }
+#notices { position: fixed; z-index: 8; right: 1rem; bottom: 1rem; width: min(26rem, calc(100vw - 2rem)); }
+.notice { display: flex; gap: .6rem; align-items: start; margin-top: .5rem; padding: .6rem .8rem; border-radius: 8px;
+  background: var(--panel); border: 1px solid var(--line); border-left: 4px solid var(--green); color: var(--ink); }
+.notice.bad { border-left-color: var(--red); }
 .opening main { opacity: 0; }
 .offline :is(button, select):not(.log *, dialog *) { pointer-events: none; opacity: .5; }
-.docs nav, .docs .tools { display: none; }
-.call { margin: .5rem 0; padding: .2rem .95rem; }
-.call > summary { display: flex; flex-wrap: wrap; gap: .2rem .7rem; color: inherit; }
-.method { min-width: 4.2rem; color: var(--accent); }
-#docs h2 { margin: 1.2rem 0 .5rem; } #docs h3 { margin: .8rem 0 .3rem; }
-.text { white-space: pre-line; }
-#job > p { margin-bottom: .5rem; }
-#login { display: grid; gap: .6rem; }
+.docs header :not(.bar, .brand), .docs .state { display: none; }
+.call { margin: .4rem 0; padding: .1rem .8rem; }
+.call > summary { display: flex; flex-wrap: wrap; gap: .1rem .7rem; }
+.call b { min-width: 4rem; color: var(--accent); }
+#docs :is(h2, h3, p) { margin: .7rem 0 .2rem; }
+#docs li a { text-decoration: underline; }
 
-@media (max-width: 900px) { #filters { grid-template-columns: repeat(3, minmax(0, 1fr)) auto; }
-#filters .text { grid-column: 1 / -1; } }
-@media (max-width: 640px) {
-  .bar { gap: .3rem .6rem; padding: .4rem .8rem; }
-  .brand { margin-right: auto; } #host { display: none; }
-  nav { order: 3; width: 100%; justify-content: space-between; gap: 0; }
-  nav a { padding: 0 .1rem; gap: .2rem; font-size: .92em; }
-  nav .badge { min-width: 0; padding: .02rem .35rem; }
-  main, footer { padding: .8rem; }
-  button.link { padding: 0 .5rem; }
-  .scroll { overflow: visible; }
-  table.cards, .cards tbody, .cards tr, .cards td { display: block; }
-  .cards thead { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); }
-  .sort { visibility: hidden; }
-  .cards tr { display: flex; flex-wrap: wrap; align-items: baseline; gap: .15rem 1rem; padding: .7rem .9rem;
-    border-bottom: 1px solid var(--line); }
-  .cards tr:last-child { border-bottom: 0; }
-  .cards td { padding: 0; border: 0; white-space: normal; }
-  .cards td::before { content: attr(data-label) "\00a0"; color: var(--muted); font-size: .88em; }
-  .cards td.bare, .cards td.whole { flex: 0 0 100%; width: auto; min-width: 0; }
-  .cards td.bare::before, .cards td.bare-label::before { content: none; }
-  .cards td:empty { display: none; }
-  .cards td .actions { justify-content: stretch; margin-top: .3rem; } .cards td .actions > * { flex: 0 1 8rem; }
-  .facts-list div { grid-template-columns: 7rem minmax(0, 1fr); }
-  .lines { padding: .5rem .8rem; font-size: 11.5px; } .log .head .told { flex-basis: 100%; }
-  .compact { grid-template-columns: repeat(auto-fill, minmax(min(6.5rem, 100%), 1fr)); }
-  #filters :disabled { display: none; }
+@media (max-width: 700px) {
+  .bar, main, footer { padding: .4rem .7rem; }
+  .quiet, .heading, .gpus .track, .gpus .memory, .use .line, #failures .cause { display: none !important; }
+  #failures li { flex-wrap: nowrap; }
+  .counts { order: 2; flex: 0 0 100%; }
+  #filter { order: 3; flex-basis: 100%; max-width: none; }
+  .gpus > li { grid-template-columns: 2.2rem 2.8rem minmax(0, 1fr) auto; gap: 0 .5rem; }
+  .use .title { flex: 1; }
+  .time { min-width: 0; }
 }
-@media (max-width: 640px), (pointer: coarse) {
-  button, a.button, input, select, textarea, td select, .steps select, .log select, nav a { min-height: 40px; }
-}
-@media (prefers-reduced-motion: reduce) { * { transition: none !important; animation: none !important;
-  scroll-behavior: auto !important; } }
+@media (pointer: coarse) { button, input, select, textarea { min-height: 40px; } }
 </style>
 </head>
 <body class="opening">
-<a class="skip" href="#/main">Skip to the content</a>
-<header>
-  <div class="bar">
-    <a class="brand" href="./#/"><svg viewBox="0 0 16 16" aria-hidden="true">
-      <rect width="16" height="16" rx="4" fill="#2159c9"/><path
-      d="M4.5 12V4l7 8V4" fill="none" stroke="#fff" stroke-width="2"/></svg>nexus</a>
-    <span id="host" class="muted"></span>
-    <nav aria-label="Parts of the page">
-      <a href="#/gpus">GPUs</a>
-      <a href="#/running">Running <span class="badge" id="running-count">-</span></a>
-      <a href="#/queue">Queue <span class="badge" id="queue-count">-</span></a>
-      <a href="#/history">History <span class="badge" id="history-count">-</span></a>
-    </nav>
-    <div class="tools">
-      <span id="connection" class="state" role="status">connecting</span>
-      <span id="pause" class="tools"></span>
-      <button id="add" type="button" class="primary">Add job</button>
-    </div>
-  </div>
-</header>
+<a class="skip" href="#/">Skip to the content</a>
+<header><div class="bar">
+  <a class="brand" href="./#/">nexus</a>
+  <span id="host" class="muted quiet"></span>
+  <nav class="counts" id="counts" aria-label="Jobs by status"></nav>
+  <input id="filter" type="search" placeholder="Filter jobs  ( / )" aria-label="Filter jobs" autocomplete="off">
+  <span id="connection" class="state" role="status">connecting</span>
+  <span id="pause"></span>
+  <button id="add" type="button" class="primary">Add job</button>
+</div></header>
 <main id="main" tabindex="-1">
   <p id="offline" class="banner bad" role="alert" hidden></p>
   <div id="overview" hidden>
     <h1 class="unseen">nexus: GPUs and jobs</h1>
     <div id="banners"></div>
-    <section aria-labelledby="gpus"><div class="head"><h2 id="gpus" tabindex="-1">GPUs</h2>
-      <span id="gpus-told" class="muted"></span>
-      </div><div id="gpu-list"></div></section>
-    <form id="filters" role="search" aria-label="Filter jobs">
-      <input class="text" name="text" type="search" placeholder="Filter by id, name, command, cause&hellip;"
-        aria-label="Filter by text">
-      <select name="status" aria-label="Filter by status"></select>
-      <select name="user" aria-label="Filter by user"></select>
-      <select name="group" aria-label="Filter by group"></select>
-      <button type="reset" disabled>Clear</button>
-    </form>
-    <div id="tables"></div>
+    <section id="failures" aria-label="Failures"></section>
+    <section id="gpus" aria-label="GPUs"></section>
+    <div id="lists"></div>
   </div>
   <article id="job" hidden></article>
   <div id="docs" hidden>
     <h1>nexus: the API</h1>
-    <p id="about" class="text">Loading openapi.json &hellip;</p>
+    <div id="about">Loading openapi.json &hellip;</div>
     <p><a href="openapi.json">openapi.json</a> &middot; <a href=".">dashboard</a></p>
     <div id="calls"></div>
   </div>
 </main>
-<footer>
-  <span id="version" class="muted"></span> <button id="forget" type="button" class="link"></button>
-</footer>
+<footer><span id="version" class="muted"></span> <button id="token-button" type="button" class="link"></button></footer>
 <div id="notices" aria-live="polite"></div>
 <dialog id="dialog" aria-labelledby="dialog-title"></dialog>
-<noscript>
-  <p class="banner">This page needs JavaScript. Without it: nexus on the command line, or GET /status.</p>
-</noscript>
+<noscript><p class="banner">This page needs JavaScript. Without it: nexus on the command line.</p></noscript>
 <script>
 'use strict';
-const PAGE = 50;                                                 // rows of a list that are asked for and shown at once
-const NEWS_PAUSE_MS = 300, BACKOFF_MS = 2000;                    // between two questions for news; two refreshes
-// lines of a log at first; those kept; those that "Load earlier lines" asks for and keeps; characters of a line
-const LOG_TAIL = 2000, LOG_LINES = 5000, LOG_MOST = 20000, LINE_LENGTH = 20000;
-const LOG_PAUSES_MS = [200, 1000, 5000];                         // to the next read: after news, none, a failure
-const ANSWER_MS = 20000, SILENCE_MS = 45000;                     // timeouts of a reply, and of news
-const HIDDEN_MS = 10000;                                         // then a hidden tab closes its connection
-const FINAL = ['completed', 'failed', 'cancelled'], STATUSES = ['running', 'pending', ...FINAL];
+const PAGE = 50;                                // rows of a list that are asked for and shown at first
+const NEWS_PAUSE_MS = 1500;                     // between an answer with news and the next question
+const ANSWER_MS = 20000, SILENCE_MS = 45000;    // timeouts of an answer, and of news
+const HIDDEN_PAUSE_MS = 20000, HIDDEN_MS = 2000;                 // a hidden tab asks now and then, and briefly
+const LOG_TAIL = 2000, LOG_MOST = 20000;        // lines of a log at first; with earlier ones
+const LINE_LENGTH = 20000;                      // characters of a line that are shown
+const LOG_PAUSE_MS = 700, LOG_LONG_PAUSE_MS = 5000;
+const FINAL = ['completed', 'failed', 'cancelled'];
 const PRIORITIES = ['high', 'normal', 'low'];
-const isDocs = location.pathname.endsWith('/docs');              // /docs is this page too
+const KINDS = {completed: 'ok', failed: 'bad', cancelled: 'warn', running: 'busy', pending: '', Available: 'ok',
+  Busy: 'busy', Paused: 'warn', 'In use': 'warn', Unavailable: 'warn', Fault: 'bad', Unknown: 'bad', Idle: 'warn'};
+const MARKS = {completed: '\u2713', failed: '\u2717', cancelled: '\u2298', running: '\u25b6', pending: '\u2026'};
+const isDocs = location.pathname.endsWith('/docs');             // /docs is this page too
 const SVG = 'http://www.w3.org/2000/svg';
 
 // ---- The document.  Every text becomes a text node; innerHTML is not used.
 
-const at = (id) => document.getElementById(id);
+const byId = (id) => document.getElementById(id);
 const el = (tag, facts = {}, ...children) => dress(document.createElement(tag), facts, children);
 const svg = (tag, facts, ...children) => dress(document.createElementNS(SVG, tag), facts, children);
 
@@ -13079,12 +13144,11 @@ function dress(node, facts, children) {         // keys and handlers become prop
     if (name === 'key' || name.startsWith('on')) node[name] = fact;
     else if (known(fact) && fact !== false) node.setAttribute(name, fact === true ? '' : fact);
   }
-  node.append(...children.flat().filter((child) => known(child) && child !== false && child !== ''));
+  node.append(...children.flat(2).filter((child) => known(child) && child !== false && child !== ''));
   return node;
 }
 
-const button = (text, onclick, kind = '', facts = {}) => el(
-  'button', {type: 'button', class: kind, onclick, ...facts}, text);
+const button = (text, onclick, facts = {}) => el('button', {type: 'button', onclick, key: text, ...facts}, text);
 
 function choice(facts, options, chosen) {       // options: [value, text]
   const select = el('select', facts, options.map(([value, text]) => el('option', {value}, text)));
@@ -13094,9 +13158,9 @@ function choice(facts, options, chosen) {       // options: [value, text]
 
 // Everything is drawn anew each time, and only differences are applied: rows are kept, moved and updated, so that the
 // focus, a selection and the scroll position survive.
-function show(place, ...children) {
-  const focused = document.activeElement, hadFocus = place.contains(focused), section = focused?.closest('section');
-  sync(place, el('div', {}, ...children));
+function show(parent, ...children) {
+  const focused = document.activeElement, hadFocus = parent.contains(focused), section = focused?.closest('section');
+  sync(parent, el('div', {}, ...children));
   if (!hadFocus || document.activeElement === focused) return;
   (focused.isConnected ? focused : section?.querySelector('h2'))?.focus({preventScroll: true});
 }
@@ -13104,9 +13168,9 @@ function show(place, ...children) {
 function sync(parent, fresh) {                  // children with the same tag and key are the same
   const left = [...parent.childNodes];
   const wanted = [...fresh.childNodes].map((child) => {
-    const place = left.findIndex((node) => node.nodeName === child.nodeName && node.key === child.key);
-    if (place < 0) return child;
-    const [node] = left.splice(place, 1);
+    const index = left.findIndex((node) => node.nodeName === child.nodeName && node.key === child.key);
+    if (index < 0) return child;
+    const [node] = left.splice(index, 1);
     update(node, child);
     return node;
   });
@@ -13128,14 +13192,19 @@ function update(node, fresh) {
   }
   for (const {name, value} of fresh.attributes) if (node.getAttribute(name) !== value) node.setAttribute(name, value);
   for (const name of ['onclick', 'onchange', 'onblur']) node[name] = fresh[name];
-  if (!node.hasAttribute('data-own')) sync(node, fresh);                // its content is drawn elsewhere
-  if (node.type === 'checkbox') node.checked = fresh.checked;
+  if (!node.hasAttribute('data-own')) sync(node, fresh);        // else its content is drawn elsewhere
   if (node.tagName === 'SELECT' && node !== document.activeElement) node.value = fresh.value;   // else it may be open
 }
 
 function onFrame(act) {                         // calls act() once before the next paint, however often it is called
   let frame = null;
-  return () => { frame ??= requestAnimationFrame(() => { frame = null; act(); }); };
+  return () => {
+    frame ??= document.hidden ? setTimeout(run) : requestAnimationFrame(run);       // hidden tabs paint nothing
+  };
+  function run() {
+    frame = null;
+    act();
+  }
 }
 
 // ---- Words
@@ -13151,39 +13220,30 @@ function duration(seconds) {                    // 2h 15m: the two largest units
 const known = (fact) => fact !== null && fact !== undefined;
 const number = (count) => count.toLocaleString('en-US');
 const counted = (count, word) => `${number(count)} ${word}${count === 1 ? '' : 's'}`;
-const listed = (...parts) => parts.filter(Boolean).join(' \u00b7 ');
 const sentences = ({message, hint}) => [message, hint].filter(Boolean).join('. ');
+const listed = (...parts) => parts.filter(Boolean).join(' \u00b7 ');
 const percent = (share) => `${Math.round(share)} %`;
-const gib = (mib) => (mib / 1024).toFixed(1);
-const size = (mib) => mib >= 1024 ? `${gib(mib)} GiB` : `${Math.round(mib)} MiB`;
+const size = (mib) => mib >= 1024 ? `${(mib / 1024).toFixed(1)} GiB` : `${Math.round(mib)} MiB`;
 const secondsSince = (stamp) => (Date.now() + clockOffset - Date.parse(stamp)) / 1000;        // on the service's clock
+const about = (seconds) => duration(Math.max(60, seconds)).split(' ')[0];
+const ago = (stamp) => secondsSince(stamp) < 60 ? 'just now' : `${about(secondsSince(stamp))} ago`;
 const clock = (stamp) => new Date(stamp).toLocaleString([],
   {month: 'short', day: 'numeric', hour: '2-digit', minute: '2-digit', second: '2-digit'});
 const gpuList = (job) => job.gpu_indices?.length ? `GPU ${job.gpu_indices.join(', ')}` : 'CPU';
-const hasNodes = () => service.nodes.length > 0;
-const where = (job) => hasNodes() && job.node ? `${job.node} \u00b7 ${gpuList(job)}` : gpuList(job);
-const isOthers = (job) => job.command === null;         // a token of another user gets no command
-const commandOf = (job) => job.command ?? `(${job.user}'s)`;
+const where = (job) => listed(hasNodes() && job.node, gpuList(job));
+const hasNodes = () => Object.keys(view?.nodes ?? {}).length > 0;
+const isOver = (job) => FINAL.includes(job?.status);
+const commandOf = (job) => job.command ?? `(${job.user}'s)`;     // a token of another user gets no command
 const pathOf = (job) => `jobs/${encodeURIComponent(job.id)}`;
-const ago = (stamp) => secondsSince(stamp) < 10 ? 'just now' : `${duration(secondsSince(stamp)).split(' ')[0]} ago`;
-
-function starts({estimated_start: start}) {
-  if (!start) return '';
-  return secondsSince(start) > -5 ? 'Starts any moment.' : `Starts in about ${duration(-secondsSince(start))}.`;
-}
-
-const KINDS = {completed: 'ok', failed: 'bad', cancelled: 'warn', running: 'busy', pending: '',        // of jobs
-  Available: 'ok', Busy: 'busy', Paused: 'warn', 'In use': 'warn', Unavailable: 'warn', Fault: 'bad',     // of GPUs
-  Unknown: 'bad', 'Being removed': 'warn', Closed: 'warn'};                                       // of machines, too
-const MARKS = {completed: '\u2713', failed: '\u2717', cancelled: '\u2298', running: '\u25b6', pending: '\u2026'};
-const badge = (status, text = status, title = null) => el('span', {class: `badge ${KINDS[status] ?? ''}`, title}, text);
+const badge = (word, text = word) => el('span', {class: `badge ${KINDS[word] ?? ''}`}, text);
 const jobLink = (job) => el('a', {class: 'id', href: `#/${pathOf(job)}`, 'aria-label': `Job ${job.id}`}, job.id);
+const groupAddress = (group, status) => `#/?${new URLSearchParams({group, ...status && {status}})}`;
 
 // ---- Asking the service
 
-const trouble = (message, hint, status, answer) =>              // status 0: no answer has come
-  Object.assign(new Error(message), {hint, status, answer});
 let clockOffset = 0;
+const failure = (message, hint, status, answer) =>              // status 0: no answer has come
+  Object.assign(new Error(message), {hint, status, answer});
 
 // An error without a status is an error in this page, which may be half drawn then: say so.
 addEventListener('error', ({error}) => error && tellBroken(error));
@@ -13195,13 +13255,13 @@ function tellBroken(error) {
 }
 
 async function request(method, path, {headers, ...options} = {}) {
-  const given = getToken(), signed = given ? {...headers, Authorization: `Bearer ${given}`} : headers;
+  const token = getToken(), signed = token ? {...headers, Authorization: `Bearer ${token}`} : headers;
   let answer;
   try {
     answer = await fetch(path, {method, headers: signed, cache: 'no-store', credentials: 'omit', ...options});
   } catch (error) {
     if (options.signal?.aborted) throw error;
-    throw trouble('The service cannot be reached.', 'Is it running? On its machine: nexus start', 0);
+    throw failure('The service cannot be reached.', 'Is it running? On its machine: nexus start', 0);
   }
   const date = Date.parse(answer.headers.get('Date') ?? '');
   if (date && Math.abs(date - Date.now() - clockOffset) > 2000) clockOffset = date - Date.now();
@@ -13210,237 +13270,159 @@ async function request(method, path, {headers, ...options} = {}) {
     return answer;
   }
   const {message = `The service answered ${answer.status}.`, hint = ''} = await answer.clone().json().catch(() => ({}));
-  const refusal = trouble(message, hint, answer.status, answer);
-  if (answer.status === 401 && given === getToken()) asking ??= askForToken(refusal);
+  const refusal = failure(message, hint, answer.status, answer);
+  if (answer.status === 401 && token === getToken()) tokenDialog ??= askForToken(refusal);
   throw refusal;
 }
 
-async function* readPieces(answer) {
-  const reader = answer.body?.getReader();
-  for (let step; reader && !(step = await reader.read()).done;) yield step.value;
-}
-
-async function ask(method, path, body, headers = {}, read = (answer) => answer.status === 204 ? null : answer.json()) {
-  const signal = AbortSignal.timeout(ANSWER_MS);
+async function ask(method, path, {body, headers = {}, timeout = ANSWER_MS, signal = null,
+  read = (answer) => answer.status === 204 ? null : answer.json()} = {}) {
+  const late = AbortSignal.timeout(timeout);
   if (body !== undefined) headers['Content-Type'] = 'application/json';
   try {
-    return await read(await request(method, path, {signal, headers, body: JSON.stringify(body)}));
+    const options = {headers, body: JSON.stringify(body), signal: signal ? AbortSignal.any([signal, late]) : late};
+    return await read(await request(method, path, options));
   } catch (error) {
-    if (known(error.status)) throw error;
-    throw trouble(signal.aborted ? `The service has not answered for ${ANSWER_MS / 1000} seconds.`
-      : 'The connection broke off within an answer.', 'What was asked of it may be done all the same.', 0);
-  }
-}
-
-function askList(path) {                        // {rows, total: how many rows there are at all}
-  return ask('GET', path, undefined, {}, async (answer) => {
-    const rows = await answer.json();
-    return {rows, total: Number(answer.headers.get('Total-Count') ?? rows.length)};
-  });
-}
-
-// The pieces of a reply, until none has come for some time; `begin` gets the headers.
-async function* pieces(path, control, silence, begin = () => {}, headers = {}) {
-  let timer = null;
-  const wait = () => { clearTimeout(timer); timer = setTimeout(() => control.abort(), silence); };
-  wait();
-  try {
-    const answer = await request('GET', path, {signal: control.signal, headers});
-    begin(answer.headers);
-    for await (const piece of readPieces(answer)) {
-      wait();
-      yield piece;
-    }
-  } finally {
-    clearTimeout(timer);
+    if (known(error.status) || signal?.aborted) throw error;
+    throw Object.assign(failure(late.aborted ? `The service has not answered for ${timeout / 1000} seconds.`
+      : 'The connection broke off within an answer.', 'What was asked of it may be done all the same.', 0),
+    {isLate: late.aborted});
   }
 }
 
 // Does a button's work; says when it is done, or why it failed.
 async function act(method, path, body, done, headers, refuse = complain) {
   try {
-    const answer = await ask(method, path, body, headers);
+    const answer = await ask(method, path, {body, headers});
     tell(typeof done === 'function' ? done(answer) : done);
-    refreshNow();
+    wake();
     return answer ?? true;
   } catch (error) {
     return refuse(error);
   }
 }
 
-const tell = (text) => setTimeout((notice) => notice.remove(), 6000, notify({class: 'notice'}, text));
+const tell = (text) => setTimeout((notice) => notice.remove(), 6000, notice({class: 'notice'}, text));
 
-function complain({message, hint, status}) {
+function complain({message, hint, status}) {    // it stays until it is closed
   if (status === 401) return;                   // the token dialog says it
-  const notice = notify({class: 'notice bad', role: 'alert'},
-    el('strong', {}, message), el('div', {class: 'muted'}, hint));
-  notice.append(button('Close', () => notice.remove(), 'link'));
+  const shown = notice({class: 'notice bad', role: 'alert'}, el('strong', {}, message), el('div', {}, hint));
+  shown.append(button('Close', () => shown.remove(), {class: 'link'}));
 }
 
-function notify(facts, ...text) {
-  const notice = el('div', facts, el('div', {}, ...text));
-  for (const old of [...at('notices').children]) if (old.firstChild.textContent === notice.textContent) old.remove();
-  while (at('notices').children.length > 3) at('notices').firstChild.remove();
-  at('notices').append(notice);
-  return notice;
+function notice(facts, ...text) {
+  const made = el('div', facts, el('div', {class: 'grow'}, ...text));
+  for (const old of [...byId('notices').children]) {
+    if (old.firstChild.textContent === made.textContent) old.remove();
+  }
+  byId('notices').append(made);
+  return made;
 }
 
 // ---- The token, kept for this tab only
 
-let asking = null;                              // resolved when the token dialog is closed
-const isOffline = () => document.body.classList.contains('offline');
+let tokenDialog = null;                         // resolved when it is closed
 const getToken = () => sessionStorage.getItem('nexus-token') || null;
 
 function keepToken(text) {
   sessionStorage.removeItem('nexus-token');
   if (text) sessionStorage.setItem('nexus-token', text);
-  show(at('forget'), text ? 'Forget the token' : 'Use a token');
-  for (const form of at('calls').querySelectorAll('form')) form.oninput();      // the curl command shows the token
+  show(byId('token-button'), text ? 'Forget the token' : 'Use a token');
+  for (const form of byId('calls').querySelectorAll('form')) form.oninput();    // the curl command shows the token
 }
 
 async function askForToken({message, hint}) {
   const advice = getToken() && hint || 'nexus token create makes one; the owner\u2019s is in ~/.nexus/token.';
   const field = el('input', {id: 'token', type: 'password', autocomplete: 'off', spellcheck: 'false', required: true,
     pattern: '\\s*[!-~]+\\s*', title: 'A token has no spaces and only ASCII letters.'});
-  const onsubmit = (event) => { event.preventDefault(); keepToken(field.value.trim()); at('dialog').close(); };
+  const onsubmit = (event) => { event.preventDefault(); keepToken(field.value.trim()); byId('dialog').close(); };
   keepToken('');
   document.body.classList.toggle('opening', !isDocs);           // hide what another token showed
-  following?.abort();
-  connectionIs('', 'token needed');
+  showConnection('', 'token needed');
   await openDialog('This service asks for a token', field, el('form', {id: 'login', autocomplete: 'off', onsubmit},
     el('p', {class: 'muted', role: 'alert'}, sentences({message, hint: advice})),
     el('label', {for: 'token'}, 'Token'), field,
     el('p', {class: 'small muted'}, 'It is kept for this tab alone, until the tab is closed.'),
     el('button', {class: 'primary'}, 'Continue')));
-  asking = null;
+  tokenDialog = null;
 }
 
-at('forget').addEventListener('click', () => {
-  if (!getToken()) return (asking ??= askForToken({}));
+byId('token-button').addEventListener('click', () => {
+  if (!getToken()) return (tokenDialog ??= askForToken({}));
   keepToken('');
   location.reload();
 });
 
-// ---- The service's data, fetched after news; only what is shown
+// ---- The one channel: GET /status?after=VERSION answers when something has changed, with what has changed
 
-const NO_ROWS = {rows: [], total: 0};
-const ROW_FIELDS = ['id', 'status', 'position', 'name', 'command', 'user', 'group', 'gpus', 'priority', 'only_node',
-  'node',
-  'gpu_indices', 'attempt', 'stopping', 'unknown_since', 'started_at'].join();
-const MORE_FIELDS = {running: ',rss_mib,cpu_percent', queue: ',waiting_for,estimated_start',
-  history: ',outcome,cause_line,runtime_seconds,finished_at'};
-let service = {nodes: []}, lists = {}, jobs = new Map();
-const openGroups = new Map();                   // {name: how many of its pending jobs are shown}
+let view = null, version = 0;                   // what is shown, as the service describes it, and its version
+let filter = {}, limit = PAGE;                  // {text, status, group, user} of the lists, and their length
+let following = null, wake = () => {};
 
-function pathOfList(part, group) {
-  const {status, ...choice} = filter, table = TABLES[part];
-  const query = new URLSearchParams(Object.entries(choice).filter(([, wanted]) => wanted));
-  if (part === 'queue' && !isFiltered()) query.set('group', group ?? '');
-  if (part !== 'queue') query.set('sort', orders[part] ?? table.order);
-  if (part !== 'queue') query.set('status', table.statuses.includes(status) ? status : table.statuses.join());
-  query.set('limit', known(group) ? openGroups.get(group) : table.rows);
-  return `${part === 'queue' ? 'queue' : 'jobs'}?${query}&fields=${ROW_FIELDS}${MORE_FIELDS[part]}`;
-}
+const pause = (milliseconds) => new Promise((resolve) => {
+  const timer = setTimeout(resolve, milliseconds);
+  wake = () => { clearTimeout(timer); resolve(); };
+});
 
-async function loadOverview() {
-  const opened = isFiltered() ? [] : [...openGroups.keys()];
-  const [running, queue, groups, history, ...ofGroups] = await Promise.all([
-    askList(pathOfList('running')), askList(pathOfList('queue')), askList('groups'), askList(pathOfList('history')),
-    ...opened.map((name) => askList(pathOfList('queue', name)))]);
-  lists = {running, queue, groups: groups.rows, history,
-    opened: new Map(opened.map((name, place) => [name, ofGroups[place]]))};
-  jobs = new Map([history, queue, running, ...ofGroups].flatMap(({rows}) => rows.map((job) => [job.id, job])));
-}
-
-let timer = null, isRefreshing = false, isRung = false, notBefore = 0;
-
-function refreshSoon() {                        // not more often than the service can bear
-  isRung = true;
-  if (!isRefreshing) timer ??= setTimeout(refresh, Math.max(120, notBefore - performance.now()));
-}
-
-function refreshNow() {                         // after the user's own action
-  notBefore = 0;
-  clearTimeout(timer);
-  timer = null;
-  refreshSoon();
-}
-
-async function refresh() {
-  const began = performance.now();
-  timer = null;
-  if (!following) return;                       // the next news come here again
-  isRefreshing = true;
-  isRung = false;
-  try {
-    await (jobPage ? jobPage.load() : loadOverview());
-    draw();
-  } catch (error) {
-    if (!known(error.status)) reportError(error);
-    else if (!error.status) following?.abort();   // it reconnects, and says so until it has
+function merge(former, changes) {               // a JSON merge patch: RFC 7396
+  if (changes === null || typeof changes !== 'object' || Array.isArray(changes)) return changes;
+  const merged = former !== null && typeof former === 'object' && !Array.isArray(former) ? {...former} : {};
+  for (const [name, change] of Object.entries(changes)) {
+    if (change === null) delete merged[name];
+    else merged[name] = merge(merged[name], change);
   }
-  isRefreshing = false;
-  notBefore = performance.now() + Math.max(BACKOFF_MS, 4 * (performance.now() - began));
-  if (isRung) refreshSoon();
-}
-
-// ---- News: GET /status?after= replies when something has changed.  Any news is a reason to refresh.
-
-let following = null, retryDelay = 500, hideTimer = null;
-
-function connectionIs(kind, text) {
-  at('connection').className = `state ${kind}`;
-  show(at('connection'), text);
-  const isLost = kind === 'lost';               // the page shows the past: no clock ticks, nothing can be done
-  if (isLost && !isOffline()) show(at('offline'),
-    `Not connected since ${clock(new Date())}: what is shown here is of then, and nothing can be done. Jobs go on.`);
-  document.body.classList.toggle('offline', isLost);
-  at('offline').hidden = !isLost;
-}
-
-function tellHealth() {                         // green only if all is well
-  const bad = service.bad_checks.length > 0;
-  connectionIs(bad ? 'live unwell' : 'live', bad ? `not well: ${service.bad_checks.join(', ')}` : 'live');
+  return merged;
 }
 
 async function follow() {
-  for (;;) {
-    await asking;
-    while (document.hidden) {                   // a browser allows six connections to a host, for all tabs
-      connectionIs('', 'resting');
-      await visibilityChange();
-    }
+  for (let delay = 500;;) {
+    await tokenDialog;
     following = new AbortController();
+    const {signal} = following, query = new URLSearchParams({...filter, limit, after: version});
     try {
-      for (let query = '';; query = `?after=${service.state_version}`) {
-        const decoder = new TextDecoder();
-        let text = '';
-        for await (const piece of pieces(`status${query}`, following, SILENCE_MS)) {
-          text += decoder.decode(piece, {stream: true});
-        }
-        service = JSON.parse(text);
-        retryDelay = 500;
-        tellHealth();
-        draw();
-        refreshSoon();
-        await new Promise((resolve) => setTimeout(resolve, NEWS_PAUSE_MS));
+      const changes = await ask('GET', `status?${query}`, {signal, timeout: document.hidden ? HIDDEN_MS : SILENCE_MS});
+      view = merge(changes.is_whole ? {} : view, changes);
+      version = view.state_version;
+      delay = 500;
+      const bad = view.bad_checks.join(', ');
+      showConnection(bad ? 'live unwell' : 'live', bad ? `not well: ${bad}` : 'live');
+      draw();
+      jobPage?.refresh(changes);
+      await pause(document.hidden ? HIDDEN_PAUSE_MS : NEWS_PAUSE_MS);
+    } catch (error) {
+      if (signal.aborted || tokenDialog) continue;
+      if (document.hidden && error.isLate) {    // nothing has changed
+        await pause(HIDDEN_PAUSE_MS);
+        continue;
       }
-    } catch (error) {                           // a broken line is handled below
-      if (error instanceof SyntaxError) reportError(error);
+      if (!known(error.status)) tellBroken(error);
+      else if (error.status) complain(error);
+      showConnection('lost', 'reconnecting');
+      await pause(delay * (0.75 + Math.random() / 2));
+      delay = Math.min(15000, delay * 1.7);
     }
-    following = null;
-    if (document.hidden || asking) continue;
-    connectionIs('lost', 'reconnecting');
-    await new Promise((resolve) => setTimeout(resolve, retryDelay * (0.75 + Math.random() / 2)));
-    retryDelay = Math.min(15000, retryDelay * 1.7);
   }
 }
 
-const visibilityChange = () => new Promise((done) => document.addEventListener('visibilitychange', done, {once: true}));
-document.addEventListener('visibilitychange', () => {
-  clearTimeout(hideTimer);
-  if (document.hidden) hideTimer = setTimeout(() => following?.abort(), HIDDEN_MS);
-});
+function restart() {                            // with another filter or length
+  version = 0;
+  following?.abort();
+  wake();
+}
+
+const whenVisible = () => document.hidden && new Promise((done) => document.addEventListener('visibilitychange', done,
+  {once: true}));
+document.addEventListener('visibilitychange', () => document.hidden || wake());
+
+function showConnection(kind, text) {
+  const isLost = kind === 'lost';               // the page shows the past: no clock ticks, nothing can be done
+  byId('connection').className = `state ${kind}`;
+  show(byId('connection'), text);
+  if (isLost && byId('offline').hidden) show(byId('offline'),
+    `Not connected since ${clock(new Date())}: what is shown here is of then, and nothing can be done. Jobs go on.`);
+  document.body.classList.toggle('offline', isLost);
+  byId('offline').hidden = !isLost;
+}
 
 setInterval(() => {
   for (const node of document.querySelectorAll('body:not(.offline) [data-since]')) {
@@ -13450,312 +13432,285 @@ setInterval(() => {
 
 // ---- The overview
 
-const draw = onFrame(drawNow);
-
-function drawNow() {
-  if (!service.host) return;
-  const counts = {running: service.running_jobs.length, queue: service.queued_jobs, history: service.completed_jobs};
-  const {name: machine, cpu_percent: cpu, memory_used_gb: used, memory_total_gb: memory} = service.host;
-  show(at('host'), listed(machine, known(cpu) && `CPU ${percent(cpu)}`,
-    known(used) && `${Math.round(used)} of ${Math.round(memory)} GB`));
-  show(at('version'),
-    `nexus ${service.version}, ${service.user} on ${service.host.name}, up ${duration(service.uptime_seconds)}`);
-  for (const [part, count] of Object.entries(counts)) show(at(`${part}-count`), number(count));
-  const [label, told] = service.is_paused ? ['Resume starting jobs', 'Jobs are started again.']
-    : ['Pause: start no more jobs', 'Paused: running jobs go on, nothing new starts.'];
-  show(at('pause'), service.is_paused && el('span', {class: 'badge warn'}, 'PAUSED'),
-    pauseButton(service.is_paused, 'service', label, told));
-  const own = jobPage?.job;
-  document.title = listed(jobPage ? `${MARKS[own?.status] ?? ''} ${own?.name ?? jobPage.id}`.trim()
-    : `${counts.running} running, ${counts.queue} pending`, 'nexus');
+const isFiltered = () => Object.keys(filter).length > 0;
+const draw = onFrame(() => {
+  if (!view) return;
+  drawHeader();
   if (jobPage) return jobPage.draw();
-  const banner = (kind, text) => text && el('p', {class: `banner ${kind}`, key: text}, text);
-  show(at('banners'),
-    banner('warn', service.is_paused && 'The queue is paused: running jobs go on, nothing new starts.'),
-    [service.gpu_trouble, service.slurm?.trouble].map((trouble) => banner('bad', trouble)),
-    service.hints.map((hint) => banner('note', hint)),
-    banner('note', !isFiltered() && counts.running + counts.queue + counts.history === 0
-      && 'There is no job yet. Add one with the button above, or on the machine: nexus add "python train.py"'));
+  const banner = (kind, text) => el('p', {class: `banner ${kind}`, key: text}, text);
+  show(byId('banners'),
+    view.is_paused && banner('warn', 'The queue is paused: running jobs go on, nothing new starts.'),
+    [view.gpu_trouble, view.slurm?.trouble].filter(Boolean).map((text) => banner('bad', text)),
+    view.hints.map((text) => banner('', text)),
+    !Object.values(view.counts).some(Boolean) && banner('',
+      'There is no job yet. Add one with the button above, or on the machine: nexus add "python train.py"'));
+  drawFailures();
   drawGpus();
-  drawFilters();
-  drawTables(counts);
+  drawLists();
+});
+
+function drawHeader() {
+  const {counts, host, is_paused: isPaused} = view, failures = listFailures(), own = jobPage?.job;
+  const count = (status, word, kind) => el('a', {href: `#/?status=${status}`, key: status, class: kind},
+    el('b', {}, number(counts[status])), ` ${word}`);
+  show(byId('host'), listed(host.name, known(host.cpu_percent) && `CPU ${percent(host.cpu_percent)}`,
+    known(host.memory_used_gb) && `${Math.round(host.memory_used_gb)} of ${Math.round(host.memory_total_gb)} GB`));
+  show(byId('version'), `nexus ${view.version}, ${view.user} on ${host.name}`);
+  show(byId('counts'), count('running', 'running'), count('pending', 'waiting'),
+    count('failed', 'failed', failures.length && 'red'));
+  show(byId('pause'), view.is_owner && button(isPaused ? 'Resume' : 'Pause', () => act('POST',
+    isPaused ? 'service/resume' : 'service/pause', undefined, isPaused ? 'Jobs are started again.'
+      : 'Paused: running jobs go on, nothing new starts.'),
+  {class: isPaused ? '' : 'quiet', 'aria-label': isPaused ? 'Resume starting jobs' : 'Pause: start no more jobs'}));
+  document.title = listed(failures.length > 0 && `\u2717 ${failures.length}`,        // tabs behind others tell it, too
+    jobPage ? `${MARKS[own?.status] ?? ''} ${own?.name ?? jobPage.id}`.trim()
+      : `${number(counts.running)} running, ${number(counts.pending)} waiting`, 'nexus');
+  const icon = `<svg xmlns="${SVG}" viewBox="0 0 16 16"><rect width="16" height="16" rx="4" fill="#2159c9"/><path
+    d="M4.5 12V4l7 8V4" fill="none" stroke="#fff" stroke-width="2"/>${
+  failures.length ? '<circle cx="12" cy="4" r="4" fill="#e5322d"/>' : ''}</svg>`;
+  byId('icon').href = `data:image/svg+xml,${encodeURIComponent(icon)}`;
 }
 
-// GPUs are grouped by machine.  If there are many, a machine has compact cards until it is unfolded.
+const bar = (facts, ...parts) => svg(
+  'svg', {class: 'track', viewBox: '0 0 100 1', preserveAspectRatio: 'none', ...facts},
+  parts.map(([x, width, kind, key = null]) => svg('rect', {x, width, height: 1, class: kind, key})));
 
-const COMPACT_BEYOND = 16;                      // GPUs
+// What a row tells of a job.
+function describe(job, note) {
+  const {status, last_line: line} = job, isRunning = status === 'running';
+  const [, done] = /(?:^|\D)(\d{1,2}|100)(?:\.\d+)? ?%/.exec(line ?? '') ?? [];
+  const title = job.name ?? commandOf(job).replace(/^(\S*\/)?(python[\d.]*|bash|sh)\s+(?=[^-\s])(\S*\/)?/, '');
+  const start = job.estimated_start, wait = start && -secondsSince(start);
+  const muted = (text) => text && el('span', {class: 'muted'}, text);
+  return [
+    jobLink(job), el('span', {class: job.name ? 'title clip' : 'command title clip', title: commandOf(job)}, title),
+    isOver(job) && badge(status, job.outcome && status !== 'completed' ? job.outcome : `${MARKS[status]} ${status}`),
+    muted(job.user !== view.user && job.user), note,
+    isRunning && [
+      muted(job.gpus % 1 > 0 && `${job.gpus} GPU`), job.stopping && badge('cancelled', 'stopping'),
+      job.unknown_since && badge('failed', `unknown since ${clock(job.unknown_since)}`),
+      muted(job.processes_left && `its command has ended, ${counted(job.processes_left, 'process')} left`),
+      done && bar({'aria-hidden': 'true'}, [0, done]), line && el('span', {class: 'line clip', title: line}, line)],
+    status === 'pending' && el('span', {class: 'why'}, listed(
+      job.gpus !== 1 && counted(job.gpus || 'no', 'GPU'), hasNodes() && job.only_node && `on ${job.only_node}`,
+      job.waiting_for, start && (wait < 60 ? 'starts any moment' : `starts in about ${about(wait)}`))),
+    isOver(job) && el('span', {class: 'cause small command clip', title: job.cause_line}, job.cause_line)];
+}
+
+function drawTime(job) {                        // how long it runs, or ran, and since when it is over
+  if (!isOver(job)) {
+    return el('span', {class: 'time', key: 'time', 'data-since': job.started_at},
+      job.started_at && duration(secondsSince(job.started_at)));
+  }
+  const run = known(job.runtime_seconds) && duration(job.runtime_seconds), end = job.finished_at;
+  return el('time', {class: 'time', datetime: end, title: listed(clock(end), job.started_at && where(job))},
+    run && el('span', {class: 'quiet'}, `${run} \u00b7 `), ago(end));
+}
+
+// Failures stay until they are dismissed, in this browser, or retried.  Those of a group are one line.
+
+const readDismissed = () => (localStorage.getItem('nexus-dismissed') ?? '').split(',');
+let shownFailures = 4;
+
+function listFailures() {
+  const dismissed = readDismissed();
+  return view.failures.filter((id) => !dismissed.includes(id)).map((id) => view.jobs[id]);
+}
+
+function dismiss(jobs) {
+  localStorage.setItem('nexus-dismissed', [...readDismissed(), ...jobs.map(({id}) => id)].slice(-500).join());
+  draw();
+}
+
+function drawFailures() {
+  const failures = listFailures(), lines = new Map();
+  for (const job of failures) {
+    const key = job.group ? `group ${job.group}` : `job ${job.id}`;
+    lines.set(key, [...lines.get(key) ?? [], job]);
+  }
+  const drawLine = ([key, jobs]) => {
+    const [job] = jobs, count = jobs.length, note = count > 1
+      && el('a', {href: groupAddress(job.group, 'failed')}, `and ${count - 1} more of ${job.group}`);
+    return el('li', {key, 'data-failure': job.id, class: 'bad'}, describe(job, note), drawTime(job),
+      button('Retry', () => retry(count > 1 ? {group: job.group} : {ids: [job.id]}),
+        {class: 'quiet', 'aria-label': `Retry ${key}`}),
+      button('\u00d7', () => dismiss(jobs), {'aria-label': `Dismiss ${key}`, title: 'Dismiss'}));
+  };
+  const left = lines.size - shownFailures;
+  show(byId('failures'), failures.length > 0 && el('ul', {class: 'rows panel'},
+    [...lines].slice(0, shownFailures).map(drawLine),
+    lines.size > 1 && el('li', {class: 'bad', key: 'all'}, el('span', {class: 'grow'}),
+      left > 0 && button(`Show ${left} more`, () => { shownFailures = Infinity; draw(); }, {class: 'link'}),
+      button('Dismiss all', () => dismiss(failures), {class: 'link'}))));
+}
+
+// GPUs, a row for each: its load, its memory, and who has it.  Many are folded by machine.
+
+const MANY_GPUS = 16;
 const folds = new Map();                        // {machine: whether it is unfolded}
-const countFree = (gpus) => `${gpus.filter((gpu) => gpu.is_available).length} of ${gpus.length} available`;
 
 function drawGpus() {
-  const gpus = service.gpu_status, slurm = service.slurm;
-  const machines = hasNodes() ? service.nodes.filter((node, i) => i || node.gpus) : [{name: service.host.name}];
-  const away = machines.filter((machine) => machine.unknown_since).length;
-  show(at('gpus-told'), slurm ? `Slurm: ${slurm.running_jobs} running, ${slurm.handed_jobs} waiting`
-    : !gpus.length ? (service.gpu_trouble ? '' : 'none')
-      : listed(countFree(gpus), machines.length > 1 && `${machines.length} machines`, away && `${away} not heard`));
-  show(at('gpu-list'), machines.map(drawMachine));
+  const gpus = Object.values(view.gpus), {slurm} = view, onGpus = new Set(gpus.flatMap((gpu) => gpu.job_ids));
+  const machines = hasNodes() ? Object.values(view.nodes) : [{name: view.host.name}];
+  const others = Object.values(view.jobs).filter((job) => job.status === 'running' && !onGpus.has(job.id));
+  const free = gpus.filter((gpu) => gpu.is_available).length;
+  const rowOf = (job) => el('li', {key: job.id, 'data-job': job.id}, el('b', {}, job.gpus ? gpuList(job) : 'CPU'),
+    el('span', {class: 'muted'}, hasNodes() && job.node), el('span', {class: 'memory'}),
+    el('div', {class: 'use'}, describe(job)), drawTime(job));
+  show(byId('gpus'), el('div', {class: 'head'}, el('h2', {tabindex: -1}, slurm ? 'Slurm' : 'GPUs'),
+    el('span', {class: 'muted', id: 'gpus-count'}, slurm ? `${slurm.running_jobs} running, ${slurm.handed_jobs} waiting`
+      : gpus.length ? `${free} of ${gpus.length} available` : view.gpu_trouble ? '' : 'none')),
+  machines.map((machine) => drawMachine(machine, gpus.filter((gpu) => gpu.node === machine.name), gpus.length)),
+  others.length > 0 && el('ul', {class: 'rows gpus panel', key: 'others'}, others.slice(0, PAGE).map(rowOf)));
 }
 
-function drawMachine(machine) {
+function drawMachine(machine, gpus, count) {
   const {name, trouble, hint, unknown_since: since} = machine;
-  const gpus = service.gpu_status.filter((gpu) => gpu.node === name);
-  const isOpen = !hasNodes() || (folds.get(name) ?? (service.gpu_status.length <= COMPACT_BEYOND && !since));
-  const state = since ? 'Unknown' : machine.is_leaving ? 'Being removed' : trouble && 'Closed';
-  const count = since ? gpus.length && counted(gpus.length, 'GPU') : gpus.length ? countFree(gpus) : 'no GPU';
-  return el('div', {class: 'machine', key: name, 'data-machine': name},
+  const isOpen = folds.get(name) ?? (count <= MANY_GPUS && !since);
+  const free = gpus.filter((gpu) => gpu.is_available).length;
+  return el('div', {key: name, 'data-machine': name},
     hasNodes() && el('div', {class: 'head'},
-      el('h3', {}, button(name, () => { folds.set(name, !isOpen); draw(); }, 'fold', {'aria-expanded': `${isOpen}`})),
-      state && badge(state),
-      el('span', {class: 'muted'}, listed(count, machine.running_jobs && counted(machine.running_jobs, 'job'),
-        machine.gpu_names.join(', '), !since && trouble))),
-    since && el('p', {class: 'banner bad'}, `Not heard since ${clock(since)} (${ago(since)})`,
-      trouble && `: ${trouble}`, '.', hint && ` To do: ${hint}.`),
-    gpus.length > 0 && el('ul', {class: isOpen ? 'gpus' : 'gpus compact'}, gpus.map((gpu) => drawGpu(gpu, isOpen))));
+      el('h3', {}, button(name, () => { folds.set(name, !isOpen); draw(); }, {'aria-expanded': `${isOpen}`})),
+      since ? badge('Unknown', `unknown since ${clock(since)}`)
+        : (machine.is_leaving || trouble) && badge('Paused', machine.is_leaving ? 'being removed' : 'closed'),
+      el('span', {class: 'muted'}, listed(gpus.length && `${free} of ${gpus.length} available`,
+        machine.running_jobs && counted(machine.running_jobs, 'job'), machine.gpu_names.join(', ')))),
+    trouble && el('p', {class: `banner ${since ? 'bad' : 'warn'}`}, trouble, hint && `. To do: ${hint}`),
+    gpus.length > 0 && (isOpen || !hasNodes()) && el('ul', {class: 'rows gpus panel'},
+      el('li', {class: 'heading', 'aria-hidden': 'true'},
+        ['GPU', 'Load', 'Memory', 'Job'].map((text) => el('span', {}, text))),
+      gpus.map(drawGpu)));
 }
 
-function drawGpu(gpu, isNamed) {
-  const {memory_total_mib: total, memory_used_mib: used, utilization: load, utilization_mean: mean} = gpu;
-  const isPaused = gpu.is_paused, name = `GPU ${gpu.place}`, path = `gpus/${encodeURIComponent(gpu.place)}`;
-  const users = gpu.job_ids.map((id) => [
-    id, jobs.get(id)?.name || (jobs.has(id) ? commandOf(jobs.get(id)) : ''), jobs.get(id)]);
-  const why = gpu.fault ?? gpu.used_by ?? (users.length || gpu.is_available || isPaused ? null : gpu.unavailable);
-  return el('li', {class: 'gpu panel', key: gpu.uuid, 'data-gpu': gpu.place},
-    el('div', {class: 'top'}, el(hasNodes() ? 'h4' : 'h3', {}, isNamed ? name : gpu.index),
-      el('span', {class: 'name muted'}, gpu.name), badge(gpu.state)),
-    gauge('Memory', `${name} memory`, total && known(used) ? 100 * used / total : 0,
-      !known(used) ? 'unknown' : total ? `${gib(used)} / ${gib(total)} GiB` : size(used)),
-    gauge('Load', `${name} load`, load ?? 0, known(load) ? percent(load) : 'unknown',
-      known(mean) && `(1 h: ${percent(mean)})`),
-    el('ul', {class: 'users'}, users.map(([id, text, job]) => el('li', {key: id}, jobLink({id}),
-      el('span', {class: 'command', title: text}, text),
-      job?.started_at && el('span', {class: 'muted small'}, job.user !== service.user && `${job.user} `,
-      el('span', {'data-since': job.started_at}, duration(secondsSince(job.started_at)))))),
-      why && el('li', {}, el('span', {class: gpu.fault ? 'fault' : gpu.used_by ? '' : 'muted', title: why}, why))),
-    el('div', {class: 'tools'},
-      el('span', {class: 'muted grow small'}, listed(known(gpu.temperature) && `${Math.round(gpu.temperature)} \u00b0C`,
-        known(gpu.power_watts)
-          && [gpu.power_watts, gpu.power_limit_watts].filter(known).map(Math.round).join(' of ') + ' W',
-        gpu.allocated % 1 && `${percent(gpu.allocated * 100)} given out`)),
-      service.is_owner && pauseButton(isPaused, path, `${isPaused ? 'Resume' : 'Pause'} ${name}`,
-        `${name} ${isPaused ? 'takes jobs again' : 'gets no new job'}.`)));
+function drawGpu(gpu) {
+  const {place, state, is_paused: isPaused, is_idle: isIdle} = gpu, name = `GPU ${place}`;
+  const {utilization, utilization_mean: mean, memory_used_mib: used, temperature, power_watts: watts}
+    = view.readings[place] ?? {};
+  const jobs = gpu.job_ids.map((id) => view.jobs[id]).filter(Boolean);
+  const why = gpu.fault ?? gpu.used_by ?? (jobs.length || isPaused ? null : gpu.unavailable);
+  const title = listed(name, gpu.name, known(mean) && `load in the last hour ${percent(mean)}`,
+    known(temperature) && `${Math.round(temperature)} \u00b0C`, known(watts) && `${Math.round(watts)} W`);
+  const pause = (verb, text, facts) => view.is_owner && button(verb === 'Pause' ? '\u2016' : verb, () => act('POST',
+    `gpus/${encodeURIComponent(place)}/${verb.toLowerCase()}`, undefined, `${name} ${text}.`),
+  {'aria-label': `${verb} ${name}`, ...facts});
+  return el('li', {key: gpu.uuid, 'data-gpu': place, class: isIdle && 'idle'}, el('b', {title}, gpu.index),
+    el('span', {class: 'gauge', title}, gauge(`${name} load`, utilization, 100, percent, mean)),
+    el('span', {class: 'gauge memory', title}, gauge(`${name} memory`, used, gpu.memory_total_mib, size)),
+    el('div', {}, jobs.map((job) => el('div', {class: 'use', key: job.id, 'data-job': job.id},
+      describe(job, isIdle && badge('Paused', 'idle for 10 minutes')))),
+    (state !== 'Busy' || why) && el('div', {class: 'use', key: 'state'}, badge(state),
+      isPaused && pause('Resume', 'takes jobs again'), el('span', {class: gpu.fault ? 'red' : 'muted'}, why))),
+    el('span', {class: 'time'}, jobs[0] && drawTime(jobs[0]),
+      !isPaused && pause('Pause', 'gets no new job', {class: 'link quiet', title: 'Pause'})));
 }
 
-function gauge(title, label, share, text, more) {     // its length is an attribute: the policy forbids inline styles
-  return el('div', {class: 'gauge'},
-    el('output', {'aria-hidden': 'true'}, text, more && el('span', {class: 'muted small'}, ` ${more}`)),
-    svg('svg', {class: `track ${title.toLowerCase()}`, viewBox: '0 0 100 1', preserveAspectRatio: 'none', role: 'meter',
-      'aria-label': label, 'aria-valuemin': 0, 'aria-valuemax': 100, 'aria-valuenow': Math.round(share),
-      'aria-valuetext': text},
-    svg('rect', {width: Math.min(100, share), height: 1})));
+function gauge(label, value, total, words, mean) {      // its length is an attribute: the policy forbids inline styles
+  if (!known(value)) return el('span', {class: 'muted'}, 'unknown');
+  const share = total ? Math.min(100, 100 * value / total) : 0;
+  return [bar({role: 'meter', 'aria-label': label, 'aria-valuemin': 0, 'aria-valuemax': 100,
+    'aria-valuenow': Math.round(share), 'aria-valuetext': words(value)},
+  [0, share], ...(mean > 1 ? [[Math.min(98, mean), 1, 'mean']] : [])), el('span', {}, words(value))];
 }
 
-// ---- Filters
+// What waits and what has ended.  A group is one row with a bar, and a link to its jobs.
 
-let filter = {};                                // {text, status, user, group}; empty: any
-const orders = {};                              // {table: the field it is sorted by, with - highest first}
-const isFiltered = () => Object.values(filter).some(Boolean);
-
-function drawFilters() {
-  const form = at('filters').elements, groups = (lists.groups ?? []).map(({user, name}) => ({user, group: name}));
-  const rows = [filter, ...jobs.values(), ...groups];
-  const names = (key) => [...new Set(rows.map((row) => row[key]))].filter(Boolean).sort();
-  for (const [name, words] of [['status', STATUSES], ['user', names('user')], ['group', names('group')]]) {
-    show(form[name], ['', ...words].map((word) => el('option', {value: word, key: word}, word || `any ${name}`)));
+function drawLists() {
+  const {found, counts} = view, {status, group, user} = filter, sections = [];
+  const add = (name, title, entries, total, empty, note) => sections.push(
+    drawList(name, title, entries, total, isFiltered() ? 'No job matches the filter.' : empty, note));
+  if (isFiltered() && found.running && [undefined, 'running'].includes(status)) {
+    add('running', 'Running', found.running, found.running.length);
   }
-  for (const [name, wanted] of Object.entries(filter)) {
-    if (form[name] !== document.activeElement) form[name].value = wanted;
+  if ([undefined, 'pending'].includes(status)) {
+    const note = !isFiltered() && counts.pending > 0 && counted(counts.pending, 'job');
+    add('waiting', 'Waiting', view.waiting, found.waiting, 'Nothing waits.', note);
   }
-  form[form.length - 1].disabled = !isFiltered();
-}
-
-function keepAddress() {                        // of the present view
-  const query = new URLSearchParams(Object.entries({...filter, ...orders}).filter(([, wanted]) => wanted));
-  history.replaceState(null, '', `#/${query.size ? `?${query}` : ''}`);
-}
-
-for (const kind of ['input', 'reset', 'submit']) {
-  at('filters').addEventListener(kind, (event) => {
-    if (kind === 'submit') event.preventDefault();
-    if (kind === 'reset') at('filters').elements.text.focus();
-    setTimeout(() => {                          // after a reset the form has its first values
-      filter = Object.fromEntries(new FormData(at('filters')));
-      keepAddress();
-      for (const table of Object.values(TABLES)) table.rows = PAGE;
-      drawFilters();
-      refreshNow();
-    });
-  });
-}
-
-// ---- Tables of running, pending and finished jobs
-
-function what(job, cause, ...facts) {
-  return el('div', {}, job.name && el('strong', {}, job.name), el('div', {class: 'command clip'}, commandOf(job)),
-    cause && el('div', {class: 'cause'}, cause),
-    el('span', {class: 'muted small'}, listed(job.user !== service.user && job.user, job.group && `group ${job.group}`,
-      job.attempt > 1 && `attempt ${job.attempt}`, ...facts)));
-}
-
-const TABLES = {                                // columns: heading, class, content, field to sort by
-  running: {
-    title: 'Running', statuses: ['running'], order: '-started_at', rows: PAGE, empty: 'No job is running.', columns: [
-    ['Job', 'fit bare-label', jobLink],
-    ['Command', 'bare', (job) => what(job, null, known(job.rss_mib) && `${size(job.rss_mib)} of memory`,
-      known(job.cpu_percent) && `CPU ${percent(job.cpu_percent)}`, job.started_at && `since ${clock(job.started_at)}`)],
-    ['Where', 'fit bare-label', (job) => el('div', {}, `${where(job)}${job.gpus % 1 ? ` (${job.gpus})` : ''} `,
-      job.unknown_since && el('span', {class: 'badge bad'}, `unknown since ${clock(job.unknown_since)}`))],
-    ['Runs for', 'fit',
-      (job) => el('strong', {'data-since': job.started_at}, duration(secondsSince(job.started_at))), '-started_at'],
-    ['', 'bare fit', (job) => [!isOthers(job)
-      && el('a', {class: 'button', href: `#/${pathOf(job)}`, 'aria-label': `Log of job ${job.id}`}, 'Log'),
-      ...actionsOn(job)]]]},
-  queue: {title: 'Queue', statuses: ['pending'], rows: PAGE, empty: 'Nothing waits.', columns: [
-    ['#', 'fit', (job) => el('span', {class: 'muted'}, known(job.position) ? job.position + 1 : '')],
-    ['Job', 'fit bare-label', jobLink],
-    ['Command', 'bare command', (job) => what(job)],
-    ['GPUs', 'fit', (job) => job.only_node && hasNodes() ? `${job.gpus} on ${job.only_node}` : String(job.gpus)],
-    ['Waits because', 'whole', (job) => el('div', {}, job.waiting_for, ' ', el('div', {class: 'muted'}, starts(job)))],
-    ['', 'bare fit', (job) => actionsOn(job)]]},
-  history: {
-    title: 'History', statuses: FINAL, order: '-finished_at', rows: PAGE, empty: 'No job has finished yet.', columns: [
-    ['Job', 'fit bare-label', jobLink],
-    ['Result', 'fit bare-label', ({status, outcome, command}) =>
-      badge(status, status === 'completed' || command === null ? status : outcome ?? '-', status)],
-    ['Command', 'bare', (job) => what(job, job.cause_line)],
-    ['Where', 'fit bare-label', (job) => job.started_at ? where(job) : '-'],
-    ['Runtime', 'fit', (job) => known(job.runtime_seconds) ? duration(job.runtime_seconds) : '-', '-runtime_seconds'],
-    ['Finished', 'fit', ({finished_at: end}) => el('time', {datetime: end, title: clock(end)}, ago(end)),
-      '-finished_at'],
-    ['', 'bare fit', (job) => actionsOn(job)]]},
-};
-
-const drawTables = (counts = {}) => show(at('tables'),
-  Object.entries(TABLES).map(([part, table]) => drawTable(part, table, lists[part] ?? NO_ROWS, counts[part])));
-
-const drawCell = (content) => Array.isArray(content) ? el('div', {class: 'actions'}, content) : content;
-const drawRow = (columns, job) => el('tr', {role: 'row', key: job.id, 'data-job': job.id}, columns.map(
-  ([name, kind, cell]) => el('td', {role: 'cell', class: kind, 'data-label': name}, drawCell(cell(job)))));
-
-function moreButton(left, show) {
-  return left > 0 && el('div', {class: 'more'},
-    button(`Show ${Math.min(PAGE, left)} more of ${number(left)}`, () => { show(); refreshNow(); }));
-}
-
-function drawTable(part, table, {rows, total}, all = 0) {
-  const groups = part === 'queue' && !isFiltered() ? lists.groups?.filter((group) => group.pending) ?? [] : [];
-  const drawn = [...rows.map((job) => [job.position, () => [drawRow(table.columns, job)]]),
-    ...groups.map((group) => [group.position, () => drawGroup(table.columns, group)])];
-  if (part === 'queue') drawn.sort(([a], [b]) => a - b);
-  const heads = table.columns.map(([name, , , by]) => {             // `by`: the order that the first press gives
-    const order = orders[part] ?? table.order, isUp = order === by?.slice(1);
-    const sort = () => { orders[part] = order === by ? by.slice(1) : by; keepAddress(); draw(); refreshNow(); };
-    return el('th', {role: 'columnheader', scope: 'col',
-      'aria-sort': by && (isUp ? 'ascending' : order === by && 'descending')},
-      by ? button(name + (isUp ? ' \u25b4' : order === by ? ' \u25be' : ''), sort, 'sort')
-        : name || el('span', {class: 'unseen'}, 'Actions'));
-  });
-  const isHidden = filter.status && !table.statuses.includes(filter.status);
-  return el('section', {id: `${part}-part`, key: part, 'aria-labelledby': part, hidden: Boolean(isHidden)},
-    el('div', {class: 'head'}, el('h2', {id: part, tabindex: -1}, table.title),
-      el('span', {id: `${part}-told`, class: 'muted'}, isFiltered() && `${number(total)} of ${number(all)}`)),
-    el('div', {class: 'panel'}, lists[part] && !drawn.length
-      && el('p', {class: 'empty'}, isFiltered() ? 'No job matches the filter.' : table.empty),
-    drawn.length > 0 && el('div', {class: 'scroll'},
-      el('table', {class: 'cards', role: 'table', 'aria-labelledby': part},
-      el('thead', {role: 'rowgroup'}, el('tr', {role: 'row'}, heads)),
-      el('tbody', {role: 'rowgroup'}, drawn.flatMap(([, make]) => make())))),
-    moreButton(total - rows.length, () => { table.rows += PAGE; })));
-}
-
-// The pending jobs of a group are one row, which opens.
-function drawGroup(columns, group) {
-  const {name, hold, failed, failed_id: failedId, failed_line: line} = group;
-  const shown = openGroups.get(name), list = lists.opened.get(name);
-  const toggle = () => { shown ? openGroups.delete(name) : openGroups.set(name, PAGE); draw(); refreshNow(); };
-  const counts = ['completed', 'running', 'pending', 'failed', 'cancelled'].map((status) => group[status] > 0
-    && el('span', {class: `badge ${KINDS[status]}`, key: status}, `${number(group[status])} ${status}`));
-  const bulk = (text, path, body, done, facts) => button(text, () => act('POST', path, body, done), '', {key: text,
-    'aria-label': `${text} of group ${name}`, ...facts});
-  const cells = {'#': el('span', {class: 'muted'}, group.position + 1),
-    Job: button(name, toggle, 'fold', {'aria-expanded': `${Boolean(shown)}`}),
-    Command: el('div', {}, el('div', {class: 'tools'}, counts), hold && el('div', {}, hold), failed > 0 && failedId
-      && el('div', {class: 'cause'}, jobLink({id: failedId}), ` ${line ?? 'failed'}`)),
-    'Waits because': el('div', {}, hold ? 'it is held' : group.waiting_for)};
-  const query = `?group=${encodeURIComponent(name)}`;
-  const actions = [
-    service.is_owner && bulk(hold ? 'Resume' : 'Pause', `service/${hold ? 'resume' : 'pause'}${query}`, undefined,
-      hold ? `Jobs of ${name} are started again.` : `No job of ${name} is started.`),
-    failed > 0 && bulk('Retry failed', 'jobs/retry', {group: name},
-      ({ids}) => `${counted(ids.length, 'job')} of ${name} run again.`),
-    button('Cancel all', () => endGroup(group), 'danger',
-      {key: 'Cancel all', 'aria-label': `Cancel all of group ${name}`})];
-  const row = el('tr', {role: 'row', key: `group ${name}`, 'data-group': name}, columns.map(([heading, kind]) =>
-    el('td', {role: 'cell', class: kind, 'data-label': heading}, heading ? cells[heading] : drawCell(actions))));
-  const more = list && moreButton(list.total - list.rows.length, () => openGroups.set(name, shown + PAGE));
-  return [row, ...(shown && list ? list.rows.map((job) => drawRow(columns, job)) : []),
-    more && el('tr', {key: `more ${name}`}, el('td', {colspan: columns.length}, more))].filter(Boolean);
-}
-
-async function endGroup({name, pending, running}) {
-  const detail = listed(pending && `${number(pending)} that wait`, running && `${number(running)} that run`);
-  const isSure = await confirmed(`End all jobs of ${name}?`,
-    'Those that run are stopped: what they have not saved is lost.', detail, 'End all', 'Keep them');
-  if (isSure) {
-    await act('POST', 'jobs/cancel', {group: name}, ({ids}) => `${counted(ids.length, 'job')} of ${name} end.`);
+  if (!status || FINAL.includes(status)) {
+    add('ended', 'Ended', view.ended, found.ended, 'No job has ended yet.');
   }
+  const chip = (text, isOn, change) => button(text, () => { location.hash = addressOf({...filter, ...change}); },
+    {'aria-pressed': `${Boolean(isOn)}`});
+  show(byId('lists'), isFiltered() && el('div', {class: 'head', key: 'chips'},
+    ['running', 'pending', ...FINAL].map((word) => chip(word, word === status, {status: word === status ? '' : word})),
+    group && chip(`group ${group} \u00d7`, true, {group: ''}), user && chip(`user ${user} \u00d7`, true, {user: ''}),
+    el('a', {href: '#/'}, 'Show all')), sections);
 }
 
-function prioritySelect(job) {
-  const onchange = async ({target}) => {
-    const priority = Number(target.value);
-    if (!await act('PATCH', `queue/${job.id}`, {priority}, `Job ${job.id} has another priority.`)) {
-      target.value = jobs.get(job.id)?.priority ?? job.priority;
-    }
-  };
-  const facts = {'aria-label': `Priority of job ${job.id}`, onblur: refreshSoon, onchange};
-  return choice(facts, priorities(job.priority), job.priority);
+function drawList(name, title, entries, total, empty, note) {
+  const left = total - entries.length, rows = entries.map((entry) => entry.startsWith('group:')
+    ? drawGroup(view.groups[entry.slice(6)]) : view.jobs[entry] && drawJob(view.jobs[entry]));
+  return el('section', {id: name, key: name, 'aria-labelledby': `${name}-title`},
+    el('div', {class: 'head'}, el('h2', {id: `${name}-title`, tabindex: -1}, title),
+      el('span', {class: 'muted', id: `${name}-count`}, note || (total > 0 && number(total))),
+      name === 'ended' && !isFiltered() && total > 0 && el('a', {href: '#/?status=failed'}, 'failed only')),
+    el('div', {class: 'panel'}, rows.length ? el('ul', {class: 'rows'}, rows) : el('p', {class: 'empty'}, empty),
+      left > 0 && el('p', {class: 'more'}, button(`Show ${Math.min(PAGE, left)} more of ${number(left)}`,
+        () => { limit += PAGE; restart(); }, {class: 'link'}))));
 }
 
-const priorities = (chosen) => [...PRIORITIES.entries(), ...(PRIORITIES[chosen] ? [] : [[chosen, chosen]])];
+function drawJob(job) {
+  const {id, status, stopping} = job;
+  return el('li', {key: id, 'data-job': id}, describe(job, isFiltered() && el('span', {class: 'muted'}, job.group)),
+    drawTime(job), known(job.command) && el('span', {class: 'actions quiet'}, !isOver(job)
+      ? button(stopping ? 'Stopping\u2026' : 'Cancel', () => cancel(job),
+        {disabled: Boolean(stopping), 'aria-label': `Cancel job ${id}`})
+      : status !== 'completed' && button('Retry', () => retry({ids: [id]}), {'aria-label': `Retry job ${id}`})));
+}
 
-// ---- A job's actions
-
-function actionsOn(job, isPage = false) {       // the buttons in the job's row, or on its page
-  const {id, status, position, stopping} = job, last = Math.max(0, service.queued_jobs - 1);
-  const make = (text, onclick, facts) => button(
-    text, onclick, '', {key: text, 'aria-label': `${text} job ${id}`, ...facts});
-  const move = (text, place, now, where) => service.is_owner && make(
-    text, () => act('PATCH', `queue/${id}`, {position: place}, `Job ${id} was moved ${where}.`),
-    {disabled: position === now, 'aria-label': `Move job ${id} ${where}`});
-  const end = (text) => make(text, () => endJob(job), {class: 'danger', disabled: Boolean(stopping)});
-  if (isOthers(job)) return [];
-  if (status === 'running') return [end(stopping ? 'Stopping\u2026' : 'Kill')];
-  if (status !== 'pending') {
-    return [make('Retry', () => retryJob(job, isPage)), isPage && button('Change and add', () => openAddForm(job))];
+function drawGroup(group) {
+  const {name, hold, estimated_end: end} = group, isOn = group.pending + group.running > 0;
+  const statuses = ['completed', 'running', 'failed', 'cancelled', 'pending'].filter((status) => group[status] > 0);
+  const total = statuses.reduce((sum, status) => sum + group[status], 0), parts = [];
+  for (const status of statuses) {
+    const [x, width] = parts.at(-1) ?? [0, 0];
+    if (status !== 'pending') parts.push([x + width, 100 * group[status] / total, status, status]);
   }
-  return [isPage && move('Move first', 0, 0, 'to the front'), isPage && move('Move last', -1, last, 'to the end'),
-    isPage && prioritySelect(job), end('Cancel')];
+  const change = (verb, path, body, done) => button(verb, () => act('POST', path, body, done),
+    {'aria-label': `${verb} group ${name}`});
+  const query = `?group=${encodeURIComponent(name)}`, ended = total - group.pending - group.running;
+  return el('li', {class: 'group', key: `group ${name}`, 'data-group': name},
+    el('a', {class: 'title clip', href: groupAddress(name)}, name),
+    bar({role: 'img', 'aria-label': `${number(ended)} of ${number(total)} have ended`}, ...parts),
+    statuses.map((status) => el('a', {class: `badge ${KINDS[status]}`, key: status, href: groupAddress(name, status),
+      title: status}, `${number(group[status])} ${MARKS[status]}`, el('span', {class: 'unseen'}, status))),
+    el('span', {class: 'why'}, listed(hold ?? group.waiting_for, group.limit > 0 && `limit ${group.limit}`,
+      end && !hold && `about ${about(-secondsSince(end))} left`, !isOn && group.failed_line)),
+    el('span', {class: hold ? 'actions' : 'actions quiet'},
+      group.failed_id && change('Retry failed', 'jobs/retry', {group: name},
+        ({ids}) => `${counted(ids.length, 'job')} of ${name} run again.`),
+      isOn && view.is_owner && (hold
+        ? change('Resume', `service/resume${query}`, undefined, `Jobs of ${name} are started again.`)
+        : change('Pause', `service/pause${query}`, undefined, `No job of ${name} is started.`)),
+      isOn && button('Cancel', () => cancelGroup(group), {'aria-label': `Cancel group ${name}`})));
 }
 
-async function retryJob(job, isPage) {
-  const added = await act('POST', 'jobs/retry', {ids: [job.id]}, ({ids}) => `Job ${job.id} runs again as ${ids[0]}.`);
-  if (added && isPage) location.hash = `#/${pathOf({id: added.ids[0]})}`;
+// ---- The filter, and its address
+
+function addressOf(wanted) {
+  const query = new URLSearchParams(Object.entries(wanted).filter(([, text]) => text));
+  return query.size ? `#/?${query}` : '#/';
 }
 
-async function endJob(job) {
-  const [verb, loss, keep, path, done] = job.status === 'running'
-    ? ['Kill', 'All its processes are stopped: first asked to end, then killed. What it has not saved is lost.',
-      'Let it run', pathOf(job), 'is being stopped']
-    : ['Cancel', 'It is taken out of the queue, and so are jobs that run after it.', 'Keep it',
-      `queue/${job.id}`, 'was taken out of the queue'];
-  const isSure = await confirmed(`${verb} job ${job.id}?`, loss, commandOf(job), `${verb} job`, keep);
-  if (isSure) await act('DELETE', path, undefined, `Job ${job.id} ${done}.`);
-}
+let typing = null;
+byId('filter').addEventListener('input', () => {                // asks when one has stopped typing
+  clearTimeout(typing);
+  typing = setTimeout(() => {
+    history.replaceState(null, '', addressOf({...filter, text: byId('filter').value.trim()}));
+    route();
+  }, 250);
+});
+addEventListener('keydown', (event) => {
+  const {key, target} = event, isPlain = !event.ctrlKey && !event.metaKey && !event.altKey;
+  if (key !== '/' || !isPlain || /INPUT|TEXTAREA|SELECT/.test(target.tagName) || isDocs || byId('dialog').open) return;
+  event.preventDefault();
+  byId('filter').focus();
+});
+
+// ---- Actions
 
 // Asks the user; returns what the dialog was closed with, if anything.
 function openDialog(title, focused, ...children) {
-  const dialog = at('dialog');
+  const dialog = byId('dialog');
   dialog.replaceChildren(el('h2', {id: 'dialog-title'}, title), ...children);
   dialog.returnValue = '';
   dialog.showModal();                           // closing it gives the focus back
@@ -13763,15 +13718,32 @@ function openDialog(title, focused, ...children) {
   return new Promise((resolve) => { dialog.onclose = () => resolve(dialog.returnValue); });
 }
 
-async function confirmed(title, text, detail, verb, refusal) {
-  const keep = el('button', {value: ''}, refusal), go = el('button', {value: 'yes', class: 'primary danger'}, verb);
+async function isConfirmed(title, text, detail, verb) {
+  const keep = el('button', {value: ''}, 'Keep'), go = el('button', {value: 'yes', class: 'primary danger'}, verb);
   return await openDialog(title, keep, el('p', {}, text), el('pre', {tabindex: 0}, detail),
     el('form', {method: 'dialog', class: 'buttons'}, keep, go)) === 'yes';
 }
 
-function pauseButton(isPaused, path, label, told) {             // of all jobs, or of a GPU
-  const verb = isPaused ? 'Resume' : 'Pause', full = `${path}/${verb.toLowerCase()}`;
-  return service.is_owner && button(verb, () => act('POST', full, undefined, told), '', {'aria-label': label});
+async function cancel(job) {
+  const loss = job.status === 'running'
+    ? 'All its processes are stopped: first asked to end, then killed. What it has not saved is lost.'
+    : 'It is taken out of the queue, and so are jobs that run after it.';
+  if (!await isConfirmed(`Cancel job ${job.id}?`, loss, commandOf(job), 'Cancel job')) return;
+  await act('POST', 'jobs/cancel', {ids: [job.id]}, job.status === 'running' ? `Job ${job.id} is being stopped.`
+    : `Job ${job.id} was taken out of the queue.`);
+}
+
+async function cancelGroup({name, pending, running: runs}) {
+  const detail = listed(pending && `${number(pending)} that wait`, runs && `${number(runs)} that run`);
+  const text = 'Those that run are stopped: what they have not saved is lost.';
+  if (!await isConfirmed(`Cancel all jobs of ${name}?`, text, detail, 'Cancel all')) return;
+  await act('POST', 'jobs/cancel', {group: name}, ({ids}) => `${counted(ids.length, 'job')} of ${name} end.`);
+}
+
+async function retry(chosen) {                  // {ids} or {group}
+  const added = await act('POST', 'jobs/retry', chosen, ({ids, warning}) => listed(ids.length === 1
+    ? `Job ${chosen.ids?.[0] ?? ''} runs again as ${ids[0]}.` : `${counted(ids.length, 'job')} run again.`, warning));
+  if (added && jobPage) location.hash = `#/${pathOf({id: added.ids[0]})}`;
 }
 
 // ---- Adding a job
@@ -13780,26 +13752,24 @@ const FIELDS = FORM_ROWS;                       // a job's fields, from their ta
 const READ = {                                  // the JSON of an input; the service parses times, sizes and lists
   boolean: () => true,
   number: (text) => Number.isNaN(Number(text)) ? text : Number(text),
+  integer: (text) => READ.number(text),
   object: (text) => Object.fromEntries(text.split('\n').filter((line) => line.trim()).map((line) => {
     const [name, ...texts] = line.split('=');
     return [name.trim(), texts.length ? texts.join('=') : null];
   })),
 };
-READ.integer = READ.number;
+const priorities = (chosen) => [...PRIORITIES.entries(), ...(PRIORITIES[chosen] ? [] : [[chosen, chosen]])];
 
-function makeInput({name, type, like}, fact) {
-  const facts = {
-    id: `add-${name}`, name, autocomplete: 'off', spellcheck: 'false', 'aria-describedby': `add-${name}-help`};
-  if (type === 'boolean') return el('input', {...facts, type: 'checkbox', checked: Boolean(fact)});
-  if (name === 'priority') return choice(facts, priorities(fact ?? 1), fact ?? 1);
+function makeInput({name, type, like}, value) {
+  const facts = {id: `add-${name}`, name, autocomplete: 'off', spellcheck: 'false',
+    'aria-describedby': `add-${name}-help`, placeholder: like, required: name === 'command'};
+  if (type === 'boolean') return el('input', {...facts, type: 'checkbox', checked: Boolean(value)});
+  if (name === 'priority') return choice(facts, priorities(value ?? 1), value ?? 1);
   if (name === 'node') {
-    return choice(facts, [['', 'any'], ...service.nodes.map((node) => [node.name, node.name])], fact ?? '');
+    return choice(facts, [['', 'any'], ...Object.keys(view.nodes).map((node) => [node, node])], value ?? '');
   }
-  Object.assign(facts, {placeholder: like, required: name === 'command'});
-  if (name === 'command' || type === 'object') {
-    return el('textarea', {...facts, rows: name === 'command' ? 3 : 2}, fact);
-  }
-  return el('input', {...facts, type: 'text', value: fact});
+  const isLong = name === 'command' || type === 'object';
+  return isLong ? el('textarea', {...facts, rows: 3}, value) : el('input', {...facts, type: 'text', value});
 }
 
 function openAddForm(job = {}) {                // `job`: one to copy
@@ -13809,95 +13779,82 @@ function openAddForm(job = {}) {                // `job`: one to copy
     ...withUnit('expected_time', 's')};
   const lost = [job.env_digest && 'its environment variables, which the service does not tell',
     job.snapshot && 'its snapshot: it runs in the directory as that is now'].filter(Boolean);
-  const fields = FIELDS.filter(({name}) => name !== 'node' || hasNodes());
   const drawField = (row) => {
-    const {name, help} = row, input = makeInput(row, given[name]);
-    return el('div', {class: ['command', 'node', 'cwd', 'env'].includes(name) ? 'all' : ''},
-      el('label', {for: input.id}, labelOf(name)), input, el('span', {class: 'help', id: `${input.id}-help`}, help));
+    const input = makeInput(row, given[row.name]), help = row.help.replace(/,? ?\(?default: [^)]*\)?/, '');
+    return el('div', {class: input.tagName === 'TEXTAREA' && 'all'},
+      el('label', {for: input.id}, row.label.replace('gpu', 'GPU')), input,
+      el('span', {class: 'help', id: `${input.id}-help`}, help));
   };
-  const fault = el('p', {class: 'fault', role: 'alert'}), send = el('button', {class: 'primary'}, 'Add job');
+  const fields = FIELDS.filter(({name}) => name !== 'node' || hasNodes());
+  const error = el('p', {class: 'red', role: 'alert'}), send = el('button', {class: 'primary'}, 'Add job');
   const form = el('form', {onsubmit: submit},
     el('div', {class: 'form'}, fields.filter(({first}) => first).map(drawField)),
-    el('details', {open: Boolean(given.command)}, el('summary', {}, 'More: directory, retries, environment \u2026'),
+    el('details', {open: Boolean(job.command)}, el('summary', {}, 'More: priority, directory, retries, \u2026'),
       el('div', {class: 'form'}, fields.filter(({first}) => !first).map(drawField))),
-    lost.length > 0 && el('p', {class: 'small muted lost'}, `Left out: ${lost.join('; ')}.`),
-    fault, el('div', {class: 'buttons'}, button('Cancel', () => at('dialog').close()), send));
+    lost.length > 0 && el('p', {class: 'small muted'}, `Left out: ${lost.join('; ')}.`),
+    error, el('div', {class: 'buttons'}, button('Close', () => byId('dialog').close()), send));
   async function submit(event) {
     event.preventDefault();
     send.disabled = true;
-    show(fault);
-    const texts = new FormData(form), isGiven = ({name}) => texts.get(name)?.trim();
-    const asked = Object.fromEntries(FIELDS.filter(isGiven).map(
-      ({name, type}) => [name, (READ[type] ?? String)(texts.get(name).trim())]));
+    show(error);
+    const texts = new FormData(form), asked = {};
+    for (const {name, type} of FIELDS) {
+      const text = texts.get(name)?.trim();
+      if (text) asked[name] = (READ[type] ?? String)(text);
+    }
     if (sent !== JSON.stringify(asked)) key = crypto.getRandomValues(new BigUint64Array(2)).join('-');
     sent = JSON.stringify(asked);
     const isAdded = await act('POST', 'queue', asked, ({id, warning = ''}) => `Job ${id} was added. ${warning}`,
-      {'Idempotency-Key': key}, (error) => show(fault, sentences(error)));
-    if (isAdded) at('dialog').close();
+      {'Idempotency-Key': key}, (refusal) => show(error, sentences(refusal)));
+    if (isAdded) byId('dialog').close();
     send.disabled = false;
   }
-  form.elements.command.addEventListener('keydown',
-    (event) => { if (event.key === 'Enter' && (event.ctrlKey || event.metaKey)) form.requestSubmit(); });
+  form.elements.command.addEventListener('keydown', ({key: pressed, ctrlKey, metaKey}) => {
+    if (pressed === 'Enter' && (ctrlKey || metaKey)) form.requestSubmit();
+  });
   openDialog('Add a job', form.elements.command, form);
 }
 
-at('add').addEventListener('click', () => openAddForm());
+byId('add').addEventListener('click', () => openAddForm());
 
-// ---- Logs.  A small terminal: 16 colours, \r, \b and "erase the line"; it drops all other escapes.
+// ---- Logs.  16 colours; of a progress bar what it shows last.  Other escapes are dropped.
 
-// CSI, of which two are obeyed; OSC; DCS and the like; other escapes; an escape that is incomplete; control characters;
-// text
+// colours and the like; OSC; DCS and the like; other escapes; an escape that is incomplete; control characters; text
 const TOKENS = new RegExp([/\x1b\[([0-?]*)[ -/]*([@-~])/, /\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)/,
   /\x1b[PX^_][^\x1b]*\x1b\\/, /\x1b[ -/]*[0-OQ-WYZ`-~]/, /\x1b[^\x07]*$/, /[\x00-\x08\x0a-\x1f\x7f]/,
-  /[^\x00-\x08\x0a-\x1f\x7f]+/]
-  .map((part) => part.source).join('|'), 'g');
-const GROUPS = [                                // one code of each is in force
-  /^(1|2|22)$/, /^2?3$/, /^2?4$/, /^2?7$/, /^2?9$/, /^[39]\d$/, /^(4|10)\d$/];
-const ENDING = /^(2\d|[34][89])$/;              // resets; 256 colours and more are not shown
+  /[^\x00-\x08\x0a-\x1f\x7f]+/].map((part) => part.source).join('|'), 'g');
+const STYLES = [/^(1|2|22)$/, /^2?3$/, /^2?4$/, /^2?7$/, /^2?9$/, /^[39]\d$/];   // one code of each is in force
+const ENDING = /^(2\d|3[89])$/;                 // resets; background colours, and 256 and more, are not shown
 
 function restyle(style, parameters) {           // a style: the codes in force
   for (const codes = parameters.split(';').map(Number); codes.length;) {
-    const code = codes.shift(), group = GROUPS.find((each) => each.test(code));
-    if (group) style = style.filter((each) => !group.test(each));
+    const code = codes.shift(), rivals = STYLES.find((each) => each.test(code));
+    if (rivals) style = style.filter((each) => !rivals.test(each));
     if (!code) style = [];
-    else if (group && !ENDING.test(code)) style = [...style, code];
+    else if (rivals && !ENDING.test(code)) style = [...style, code];
     if (code === 38 || code === 48) codes.splice(0, codes[0] === 2 ? 4 : 2);
   }
   return style;
 }
 
-// What a line shows, as a list of [text, classes]; and the style at its end.
-function renderLine(raw, style) {
-  if (!/[\x00-\x08\x0a-\x1f\x7f]/.test(raw)) return [[[raw, classesOf(style)]], style];
-  let cells = [], cursor = 0;
-  for (const [whole, parameters, final] of raw.matchAll(TOKENS)) {
-    if (whole === '\r') cursor = 0;
-    else if (whole === '\b') cursor = Math.max(0, cursor - 1);
-    else if (final === 'm') style = restyle(style, parameters);
-    else if (final === 'K' && parameters === '2') [cells, cursor] = [[], 0];
-    else if (final === 'K' && parameters !== '1') cells.length = Math.min(cells.length, cursor);
-    else if (/^[^\x00-\x08\x0a-\x1f\x7f]/.test(whole)) {
-      const classes = classesOf(style);
-      for (const letter of whole) cells[cursor++] = [letter, classes];
-    }
-  }
+function renderLine(raw, style) {               // what a line shows, as [[text, classes]]; and the style at its end
   const runs = [];
-  for (const [letter, classes] of cells) {
-    if (runs.length && runs.at(-1)[1] === classes) runs.at(-1)[0] += letter;
-    else runs.push([letter, classes]);
+  for (const [whole, parameters, final] of raw.replace(/\r+$/, '').split('\r').at(-1).matchAll(TOKENS)) {
+    if (final === 'm') style = restyle(style, parameters);
+    else if (/^[^\x00-\x08\x0a-\x1f\x7f]/.test(whole)) {
+      runs.push([whole, style.map((code) => `sgr${code}`).join(' ')]);
+    }
   }
   return [runs, style];
 }
 
-const classesOf = (style) => style.map((code) => `sgr${code}`).join(' ');
-
 const ADDRESS = /(https?:\/\/[^\s<>"'`]*[^\s<>"'`.,;:!?)\]}])/;
 
 function lineNode(runs, kind, at) {             // a line of a log
-  const link = (text) => text.split(ADDRESS).map((part, place) => place % 2
+  const link = (text) => text.split(ADDRESS).map((part, index) => index % 2
     ? el('a', {href: part, target: '_blank', rel: 'noopener noreferrer'}, part) : part);
-  return el('div', {class: kind, 'data-at': at && clock(at)},
-    ...runs.flatMap(([text, classes]) => classes ? [el('span', {class: classes}, ...link(text))] : link(text)));
+  return el('div', {class: kind, title: at && clock(at)},
+    ...runs.map(([text, classes]) => classes ? el('span', {class: classes}, link(text)) : link(text)));
 }
 
 // stdout and stderr are parsed separately: a progress bar on one does not run into lines on the other.
@@ -13916,7 +13873,7 @@ class LogSource {
     return lines.map((raw) => {
       const [runs, style] = renderLine(raw.slice(0, LINE_LENGTH), this.style);
       this.style = style;
-      return [runs, this.kind, at];
+      return [runs, /\r(?!$)/.test(raw) ? null : this.kind, at];        // a progress bar is no error
     });
   }
 }
@@ -13924,108 +13881,90 @@ class LogSource {
 // The page polls: an open log holds no connection, and a failed poll does no harm.
 class LogView {
   constructor(id) {
-    Object.assign(this, {id, tail: LOG_TAIL, onLoad: null, draw: onFrame(() => this.drawNow())});
-    const check = (text, isOn, onchange) => el('label', {class: 'check'},
-      el('input', {type: 'checkbox', checked: isOn, onchange: (event) => onchange(event.target.checked)}), text);
-    this.told = el('span', {class: 'told small muted'});
-    this.stream = choice({'aria-label': 'Which output', onchange: () => this.open()},
-      ['both', 'stdout', 'stderr'].map((name) => [name, name]), 'both');
-    const sticky = check('Follow', false, () => this.scrollToEnd());
-    this.sticky = sticky.firstChild;
-    this.find = el('input', {type: 'search', placeholder: 'Find\u2026', 'aria-label': `Find in the log of job ${id}`,
+    Object.assign(this, {id, tail: LOG_TAIL, isAtEnd: true, newCount: 0, onLoad: null});
+    this.state = el('span', {class: 'small muted grow', role: 'status'});
+    this.find = el('input', {type: 'search', placeholder: 'Find\u2026', 'aria-label': 'Find in the log',
       oninput: () => this.search(),
-      onkeydown: (event) => { if (event.key === 'Enter') this.goTo(event.shiftKey ? -1 : 1); }});
+      onkeydown: ({key, shiftKey}) => { if (key === 'Enter') this.goTo(shiftKey ? -1 : 1); }});
     this.found = el('span', {class: 'small muted', role: 'status'});
-    this.box = el('div', {
-      class: 'lines', role: 'log', 'aria-live': 'off', 'aria-label': `Log of job ${id}`, tabindex: 0});
-    this.earlier = button('Load earlier lines', () => this.stayWhile(), 'link', {hidden: true});
-    this.error = button('Error', () => this.goToError(), '', {hidden: true, 'aria-label': 'Go to the error'});
-    this.node = el('div', {class: 'log'},
-      el('div', {class: 'head'}, this.told, this.earlier, this.find, this.found, this.error,
-      sticky, check('Wrap', true, (isOn) => this.box.classList.toggle('long', !isOn)),
-      check('Times', false, (isOn) => this.box.classList.toggle('timed', isOn)), this.stream,
-      button('Download', () => this.download(), '', {'aria-label': `Download the log of job ${id}`})), this.box);
-    this.box.addEventListener('scroll', () => {
-      this.sticky.checked = this.box.scrollHeight - this.box.scrollTop - this.box.clientHeight < 24;
-    }, {passive: true});
+    this.box = el('div',
+      {class: 'lines', role: 'log', 'aria-label': `Log of job ${id}`, 'aria-live': 'off', tabindex: 0});
+    this.error = button('Error', () => this.goToError(), {'aria-label': 'Go to the error'});
+    this.newer = button('', () => this.scrollToEnd(), {class: 'newer', hidden: true});
+    const wrap = button('Wrap', () => wrap.setAttribute('aria-pressed', !this.box.classList.toggle('long')),
+      {'aria-pressed': 'true'});
+    this.node = el('div', {class: 'log'}, el('div', {class: 'head'}, this.state, this.find, this.found, this.error,
+      wrap, button('Download', () => this.download())), this.box, this.newer);
+    this.box.addEventListener('scroll', () => this.onScroll(), {passive: true});
+    this.open();
+  }
+
+  onScroll() {
+    const {box} = this, left = box.scrollHeight - box.scrollTop;
+    this.isAtEnd = left - box.clientHeight < 24;
+    if (this.isAtEnd) this.newer.hidden = true;
+    if (box.scrollTop < 40 && left > box.clientHeight + 40 && this.hasEarlier() && !this.onLoad) {
+      this.loadEarlier(() => { box.scrollTop = box.scrollHeight - left; });     // what is in view stays in view
+    }
+  }
+
+  hasEarlier() {
+    return this.tail < LOG_MOST && /[1-9]/.test(this.begin ?? '');
+  }
+
+  loadEarlier(onLoad) {                         // begins anew, further above
+    Object.assign(this, {tail: LOG_MOST, onLoad, isAtEnd: false});
     this.open();
   }
 
   async open() {
     this.close();
-    const run = this.run = {}, [soon, rarely, inTrouble] = LOG_PAUSES_MS, isBoth = this.stream.value === 'both';
-    const names = isBoth ? ['stdout', 'stderr'] : [this.stream.value];
-    const sources = names.map((name) => [name, new LogSource(isBoth && name === 'stderr' ? 'err' : null)]);
-    Object.assign(this, {ready: [], partials: [], isOver: false, trouble: 'opening', begin: null, dropped: 0,
-      attempt: 1, sources: new Map(sources)});
-    this.box.replaceChildren();
-    this.sticky.checked = true;
-    this.tell();
-    for (let pause = soon; !this.isOver;) {
-      while (document.hidden) await visibilityChange();
+    const run = this.run = {};
+    this.sources = {stdout: new LogSource(null), stderr: new LogSource('err')};
+    Object.assign(this, {lines: [], isOver: false, problem: 'opening', begin: null, attempt: 1});
+    for (let wait = LOG_PAUSE_MS; !this.isOver;) {
+      await whenVisible();
       if (this.run !== run) return;
-      const isFinal = FINAL.includes(jobs.get(this.id)?.status);
-      let hasNews = false;
-      const fault = await this.read(run).then((found) => { hasNews = found; }, (error) => error);
+      const isFinal = isOver(jobPage?.job);
+      const [hasNews, error] = await this.read(run).then((found) => [found], (reason) => [false, reason]);
       if (this.run !== run) return;
-      this.trouble = fault && (fault.status ? fault.message : 'the connection is lost');
-      this.isOver = fault ? fault.status >= 400 && fault.status < 500 : isFinal;
-      pause = fault ? Math.min(inTrouble, 2 * pause) : hasNews ? soon : Math.min(rarely, 1.5 * pause);
-      if (!fault && this.onLoad) {
-        this.drawNow();
-        this.onLoad();
-        this.onLoad = null;
-      } else {
-        this.draw();
-      }
-      await new Promise((resolve) => setTimeout(resolve, pause));
+      this.problem = error && (error.status ? error.message : 'the connection is lost');
+      this.isOver = error ? error.status >= 400 && error.status < 500 : isFinal;
+      wait = hasNews ? LOG_PAUSE_MS : Math.min(LOG_LONG_PAUSE_MS, 1.5 * wait);
+      if (!error) this.draw();
+      this.describe();
+      await new Promise((resolve) => setTimeout(resolve, wait));
     }
   }
 
-  async* entries(query, begin) {
-    const decoder = new TextDecoder();
-    let rest = '';
+  async read(run) {                             // returns whether there was news
+    const sources = Object.values(this.sources), offsets = sources.map(({offset}) => offset).join();
+    const query = this.begin ? `offset=${offsets}` : `tail=${this.tail}`, decoder = new TextDecoder();
     this.control = new AbortController();
-    const path = `${pathOf(this)}/logs?stream=${this.stream.value}&${query}`;
-    for await (const bytes of pieces(path, this.control, ANSWER_MS, begin, {Accept: 'application/x-ndjson'})) {
-      const lines = (rest + decoder.decode(bytes, {stream: true})).split('\n');
-      rest = lines.pop();
-      for (const line of lines) yield JSON.parse(line);
-    }
-  }
-
-  async read(run) {                             // whether there was news
-    const sources = [...this.sources.values()], offsets = sources.map(({offset}) => offset).join();
-    let hasNews = false;
-    const begin = (headers) => {
-      const starts = headers.get('Log-Offset');
-      if (this.begin && offsets !== starts) this.open();        // other files
-      else if (!this.begin) this.begin = starts;
-      sources.forEach((source, place) => { source.offset = Number(starts.split(',')[place]); });
-    };
-    for await (const entry of this.entries(this.begin ? `offset=${offsets}` : `tail=${this.tail}`, begin)) {
+    const answer = await request('GET', `${pathOf(this)}/logs?${query}`, {headers: {Accept: 'application/x-ndjson'},
+      signal: AbortSignal.any([this.control.signal, AbortSignal.timeout(ANSWER_MS)])});
+    const starts = answer.headers.get('Log-Offset');
+    if (this.begin && offsets !== starts) this.open();          // other files
+    this.begin ??= starts;
+    sources.forEach((source, index) => { source.offset = Number(starts.split(',')[index]); });
+    let rest = '', hasNews = false;
+    for (let reader = answer.body.getReader(), step; !(step = await reader.read()).done;) {
+      const entries = (rest + decoder.decode(step.value, {stream: true})).split('\n');
+      rest = entries.pop();
       if (this.run !== run) return hasNews;
-      hasNews = true;
-      this.take(entry);
-      const excess = this.ready.length - this.limit();
-      if (excess > 0) { this.ready.splice(0, excess); this.dropped += excess; }
-      if (!this.onLoad) this.draw();
+      for (const entry of entries) this.take(JSON.parse(entry));
+      hasNews ||= entries.length > 0;
     }
     return hasNews;
   }
 
   take({attempt, started_at: begun, has_earlier: hasEarlier, stream, at, end, text}) {
     if (hasEarlier && attempt !== this.attempt) {
-      this.ready.push([[[`attempt ${attempt}, ${clock(begun)}`, '']], 'attempt', null]);
+      this.lines.push([[[`attempt ${attempt}, ${clock(begun)}`, '']], 'attempt', null]);
     }
     this.attempt = attempt;
-    const source = this.sources.get(stream);
-    source.offset = end;
-    this.ready.push(...source.feed(text, at));
-  }
-
-  limit() {
-    return Math.max(LOG_LINES, this.tail);
+    this.sources[stream].offset = end;
+    this.lines.push(...this.sources[stream].feed(text, at));
   }
 
   close() {
@@ -14033,38 +13972,39 @@ class LogView {
     this.control?.abort();
   }
 
-  drawNow() {
-    const {box, ready} = this, isAtEnd = this.sticky.checked;
-    for (const node of this.partials) node.remove();
-    this.partials = [...this.sources.values()].filter((source) => source.raw).map(
-      (source) => lineNode(renderLine(source.raw, source.style)[0], source.kind, source.at));
-    box.append(...ready.splice(0).map((line) => lineNode(...line)), ...this.partials);
+  draw() {                                      // the lines that are new; all when it was opened anew
+    const {box, isAtEnd, run} = this, lines = this.lines.splice(0).slice(-LOG_MOST);
+    if (this.drawnRun !== run) box.replaceChildren();
+    this.drawnRun = run;
+    for (const node of this.partials ?? []) node.remove();
+    this.partials = Object.values(this.sources).filter(({raw}) => raw).map(({raw, style, kind, at}) =>
+      lineNode(renderLine(raw, style)[0], raw.includes('\r') ? null : kind, at));
+    box.append(...lines.map((line) => lineNode(...line)), ...this.partials);
     const height = box.scrollHeight;
-    for (; box.children.length > this.limit(); this.dropped++) box.firstChild.remove();
-    if (!isAtEnd) box.scrollTop -= height - box.scrollHeight;   // the lines in view stay in view
-    if (isAtEnd) this.scrollToEnd();
+    while (box.children.length > LOG_MOST) box.firstChild.remove();
+    if (isAtEnd) {
+      this.scrollToEnd();
+    } else if (this.onLoad) {
+      this.onLoad();
+      this.onLoad = null;
+    } else {
+      box.scrollTop -= height - box.scrollHeight;               // the lines in view stay in view
+      this.newCount = lines.length + (this.newer.hidden ? 0 : this.newCount);
+      this.newer.hidden = !this.newCount;
+      show(this.newer, `\u2193 ${number(this.newCount)} new`);
+    }
     if (this.find.value) this.search(false);
-    this.tell();
   }
 
-  hasEarlier() {                                // lines that can be loaded
-    return this.tail < LOG_MOST && (this.dropped > 0 || /[1-9]/.test(this.begin ?? ''));
-  }
-
-  loadEarlier(onLoad) {                         // begins anew, further above
-    Object.assign(this, {tail: LOG_MOST, onLoad});
-    this.open();
-  }
-
-  stayWhile() {                                 // earlier lines are loaded
-    const {box} = this, left = box.scrollHeight - box.scrollTop;
-    this.loadEarlier(() => { this.sticky.checked = false; box.scrollTop = box.scrollHeight - left; });
+  scrollToEnd() {
+    this.box.scrollTop = this.box.scrollHeight;
+    this.newer.hidden = true;
   }
 
   mark(line) {
     for (const node of this.box.querySelectorAll('.marked')) node.classList.remove('marked');
     line.classList.add('marked');
-    this.sticky.checked = false;
+    this.isAtEnd = false;
     line.scrollIntoView({block: 'center'});
   }
 
@@ -14075,44 +14015,42 @@ class LogView {
       node.classList.toggle('hit', isHit);
       return isHit;
     });
-    show(this.found, wanted && counted(this.hits.length, 'line'));
-    if (isNew && wanted) { this.place = this.hits.length; this.goTo(-1); }
+    this.scope = /[1-9]/.test(this.begin) ? ` in the last ${number(this.box.children.length)}` : '';
+    if (isNew) this.index = this.hits.length;
+    show(this.found, wanted && `${counted(this.hits.length, 'line')}${this.scope}`);
+    if (isNew && this.hits.length) this.goTo(-1);
   }
 
-  goTo(step) {                                  // the next match, or the one before
-    if (!this.hits?.length) return;
-    this.place = (this.place + step + this.hits.length) % this.hits.length;
-    this.mark(this.hits[this.place]);
-    show(this.found, `${this.place + 1} of ${counted(this.hits.length, 'line')}`);
+  goTo(step) {                                  // the next match, or the one before; without one, look further above
+    const count = this.hits?.length;
+    if (!count) return this.hasEarlier() && this.loadEarlier(() => this.search());
+    this.index = (this.index + step + count) % count;
+    this.mark(this.hits[this.index]);
+    show(this.found, `${this.index + 1} of ${counted(count, 'line')}${this.scope}`);
   }
 
   goToError() {
-    const cause = jobs.get(this.id)?.cause_line?.trim(), lines = [...this.box.children];
-    const find = (like) => lines.findLast(({textContent: line}) => like(line));
-    const line = cause && find((text) => text.includes(cause));
+    const cause = jobPage.job.cause_line?.trim(), nodes = [...this.box.children];
+    const line = cause && nodes.findLast((node) => node.textContent.includes(cause));
     if (cause && !line && this.hasEarlier()) return this.loadEarlier(() => this.goToError());
-    const likely = line || find((text) => /error|exception|traceback|fatal/i.test(text));
+    const likely = line || nodes.findLast((node) => /error|exception|traceback|fatal/i.test(node.textContent));
     if (likely) this.mark(likely);
     else tell('No line of what is loaded here looks like an error.');
   }
 
-  tell() {
-    const count = this.box.children.length, job = jobs.get(this.id);
-    show(this.told, listed(job?.status === 'pending' ? 'the next attempt has not started' : this.trouble
-      ?? (this.isOver ? (count ? 'complete' : 'it has printed nothing') : count ? 'live' : 'nothing printed yet'),
-    count && counted(count, 'line'), this.dropped > 0 && `${number(this.dropped)} before are left out`));
+  describe() {
+    const count = this.box.children.length, status = jobPage?.job?.status;
+    const silence = this.isOver ? 'it has printed nothing' : 'nothing printed yet';
+    show(this.state, listed(status === 'pending' ? 'the next attempt has not started'
+      : this.problem ?? (count ? this.isOver ? 'complete' : 'live' : silence), count && counted(count, 'line'),
+    this.hasEarlier() ? 'scroll up for earlier ones' : /[1-9]/.test(this.begin ?? '') && 'earlier ones: Download'));
     this.box.classList.toggle('over', this.isOver);
-    this.earlier.hidden = !this.hasEarlier();
-    this.error.hidden = job?.status !== 'failed';
-  }
-
-  scrollToEnd() {
-    if (this.sticky.checked) this.box.scrollTop = this.box.scrollHeight;
+    this.error.hidden = status !== 'failed';
   }
 
   async download() {
     try {
-      const answer = await request('GET', `${pathOf(this)}/logs?stream=${this.stream.value}`);
+      const answer = await request('GET', `${pathOf(this)}/logs`);
       const address = URL.createObjectURL(await answer.blob());
       el('a', {href: address, download: `nexus-${this.id}.log`}).click();
       setTimeout(() => URL.revokeObjectURL(address), 60000);
@@ -14125,123 +14063,114 @@ class LogView {
 // ---- A job's page
 
 const SHOWN_ELSEWHERE = ['id', 'status', 'command', 'name', 'status_history', 'position', 'waiting_for', 'reason',
-  'attempts', 'cause_line', 'outcome', 'stopping', 'unknown_since', 'gpu_index'];
-const LABELS = {cpu_seconds: 'CPU time', cpu_percent: 'CPU', peak_rss_mib: 'peak memory', rss_mib: 'memory',
-  cwd: 'directory', node: 'machine', only_node: 'only on', gpus: 'GPUs', gpu_ids: 'GPU ids',
-  gpu_indices: 'GPU indices', gpu_uuids: 'GPU UUIDs', mean_gpu_util: 'mean GPU load',
-  peak_gpu_mem_mib: 'peak GPU memory', gpu_mem_mib: 'GPU memory', timeout_seconds: 'time limit', after: 'after jobs',
-  env: 'environment'};
-const ORDER = ['node', 'gpu_indices', 'gpus', 'started_at', 'finished_at', 'runtime_seconds', 'exit_code', 'signal',
-  'cause', 'attempt', 'retries', 'retried_as', 'after', 'created_at', 'priority', 'user', 'group', 'peak_gpu_mem_mib',
-  'mean_gpu_util', 'peak_rss_mib', 'cpu_seconds'];
-const place = ([name]) => isWide(name) * 100 + (ORDER.includes(name) ? ORDER.indexOf(name) : 50);
-const isWide = (name) => ['cwd', 'log_dir', 'gpu_uuids', 'notes', 'snapshot', 'session', 'env_digest'].includes(name);
-
-const labelOf = (name) => LABELS[name] ?? name.replace(/_(seconds|mib)$/, '').replaceAll('_', ' ');
-
+  'attempts', 'cause_line', 'outcome', 'stopping', 'unknown_since', 'gpu_index', 'last_line', 'user'];
 const linkJobs = (text) => text.split(/\b(?<=jobs? |, )([A-HJ-NP-Za-km-z]{3,4})(?=[,:;.]| |$)/)
-  .map((part, at) => at % 2 && jobs.has(part) ? jobLink({id: part}) : part);
-
-function describeFact(name, fact) {
-  if (name === 'after' || name === 'retried_as') return [fact].flat().flatMap((id) => [jobLink({id}), ' ']);
-  if (name === 'estimated_start') return clock(fact);
-  if (/_at$/.test(name)) return `${clock(fact)} (${ago(fact)})`;
-  if (/_seconds$|^expected_time$/.test(name)) return duration(fact);
-  if (/_mib$/.test(name)) return size(fact);
-  if (name === 'mean_gpu_util' || name === 'cpu_percent') return percent(fact);
-  if (name === 'priority') return PRIORITIES[fact] ?? String(fact);
-  if (Array.isArray(fact)) return fact.join(', ');
-  if (typeof fact === 'object') return Object.entries(fact).map((pair) => pair.join('=')).join(', ');
-  return fact === true ? 'yes' : String(fact);
-}
-
-function part(title, ...children) {             // a section with a heading
-  return el('section', {'aria-label': title, key: title}, el('div', {class: 'head'}, el('h2', {}, title)), ...children);
-}
+  .map((piece, index) => index % 2 ? jobLink({id: piece}) : piece);
 
 class JobPage {
   constructor(id) {
-    Object.assign(this, {id, turn: 0, job: null, why: null, fault: null, log: null});
-    at('job').replaceChildren();
+    Object.assign(this, {id, turn: 0, job: null, why: null, error: null, log: null, loadedAt: 0});
+    byId('job').replaceChildren();
     this.draw();
+    this.load();
+  }
+
+  refresh(changes) {                            // news came: do they concern this job?
+    const isOld = performance.now() - this.loadedAt > 5000 && !isOver(this.job);
+    if (changes.is_whole || this.id in (changes.jobs ?? {}) || isOld) this.load();
   }
 
   async load() {
-    if (this.fault) return;
+    if (this.error) return;
     const turn = ++this.turn;
+    this.loadedAt = performance.now();
     try {
       const job = await ask('GET', pathOf(this));
       const why = job.status === 'pending' ? await ask('GET', `${pathOf(this)}/why`) : null;
       if (jobPage !== this || turn !== this.turn) return;
-      jobs.set(job.id, job);
       Object.assign(this, {job, why});
     } catch (error) {
-      if (!error.status) throw error;
-      if (jobPage !== this) return;
+      if (jobPage !== this || error.status === 0) return;       // follow() says it if the connection is lost
       if (![403, 404].includes(error.status)) return complain(error);
-      this.fault = error;
+      this.error = error;
       this.log?.close();
     }
     this.draw();
   }
 
   draw() {
-    const {job, fault} = this, title = ['Job ' + this.id, job?.name].filter(Boolean).join(': ');
-    const isRunning = job?.status === 'running', isFinal = FINAL.includes(job?.status);
-    if (job && !this.log && (job.started_at || isFinal || job.attempt > 0)) this.log = new LogView(job.id);
+    const {id, job, error} = this, isRunning = job?.status === 'running';
+    const title = error?.message ?? ['Job ' + id, job?.name].filter(Boolean).join(': ');
+    if (job && !this.log && (isRunning || isOver(job) || job.attempt > 0)) this.log = new LogView(id);
     else if (this.log?.isOver && isRunning) this.log.open();
     const result = job?.stopping ? 'stopping'
-      : isFinal && job.status !== 'completed' ? `${job.status}: ${job.outcome ?? '-'}` : job?.status;
-    show(at('job'), el('p', {}, el('a', {href: '#/'}, '\u2190 All jobs')),
-      el('div', {class: 'head'}, el('h1', {tabindex: -1}, fault?.message ?? title), job && !fault && [
-        badge(job.status, result),
-        el('span', {class: 'muted', 'data-since': isRunning && job.started_at},
+      : isOver(job) && job.status !== 'completed' ? `${job.status}: ${job.outcome ?? '-'}` : job?.status;
+    show(byId('job'), el('p', {}, el('a', {href: homeAddress}, '\u2190 All jobs')),
+      el('div', {class: 'head'}, el('h1', {tabindex: -1}, title), job && !error && [
+        badge(job.status, result), el('span', {class: 'muted', 'data-since': isRunning && job.started_at},
           job.started_at && duration(isRunning ? secondsSince(job.started_at) : job.runtime_seconds)),
-        el('span', {class: 'grow'}),
-        el('div', {class: 'steps'}, actionsOn(job, true))]),
-      fault ? el('p', {class: 'muted'}, fault.hint) : job && this.drawParts(job));
-    if (fault || !this.log) return;
-    if (!this.log.node.isConnected) at('log-part').append(this.log.node);
-    this.log.tell();
+        el('span', {class: 'grow'}), el('div', {class: 'actions'}, this.drawActions(job))]),
+      error ? el('p', {class: 'muted'}, error.hint) : job && this.drawParts(job));
+    if (error || !this.log) return;
+    if (!this.log.node.isConnected) byId('log-part').append(this.log.node);
+    this.log.describe();
+  }
+
+  drawActions({id, status, priority, stopping}) {
+    const job = this.job, change = (body, words) => act('PATCH', `queue/${id}`, body, `Job ${id} ${words}.`);
+    const move = (text, position, words) => view?.is_owner && button(text,
+      () => change({position}, `was moved ${words}`), {'aria-label': `Move job ${id} ${words}`});
+    if (isOver(job)) {
+      return [button('Retry', () => retry({ids: [id]})), button('Change and add', () => openAddForm(job))];
+    }
+    const onchange = async ({target}) => {
+      if (!await change({priority: Number(target.value)}, 'has another priority')) target.value = priority;
+      this.load();
+    };
+    return [
+      status === 'pending' && [move('First', 0, 'to the front'), move('Last', -1, 'to the end'),
+        choice({'aria-label': `Priority of job ${id}`, onchange, onblur: () => this.draw()},
+          priorities(priority), priority)],
+      button(stopping ? 'Stopping\u2026' : 'Cancel', () => cancel(job), {disabled: Boolean(stopping)})];
   }
 
   drawParts(job) {
-    const isEmpty = (fact) => (
-      [null, false, ''].includes(fact) || (typeof fact === 'object' && !Object.keys(fact).length));
-    const facts = Object.entries(job).filter(([name, fact]) => !SHOWN_ELSEWHERE.includes(name) && !isEmpty(fact))
-      .sort((a, b) => place(a) - place(b));
-    const list = (rows, quiet = []) => el('ul', {class: 'reasons panel pad'}, rows.map((text) => el('li', {}, text)),
-      quiet.map((text) => el('li', {class: 'muted'}, text)));
-    const hasAttempts = job.attempts?.length > (job.status === 'pending' ? 0 : 1);
+    const facts = Object.entries(job).filter(([name, fact]) => !SHOWN_ELSEWHERE.includes(name)
+      && ![null, false, ''].includes(fact) && (typeof fact !== 'object' || Object.keys(fact).length));
+    const part = (title, ...children) => el('section', {'aria-label': title, key: title},
+      el('div', {class: 'head'}, el('h2', {tabindex: -1}, title)), ...children);
+    const list = (lines, kind) => lines.map((line) => el('li', {class: kind}, line));
+    const attempts = job.attempts.map((attempt) => listed(`${attempt.attempt}: ${attempt.outcome ?? 'running'}`,
+      where(attempt), duration(attempt.runtime_seconds ?? 0), attempt.cause_line));
     return [
-      el('p', {class: 'muted'}, listed(job.group && `group ${job.group}`, job.user,
-        job.started_at ? where(job) : `asks for ${counted(job.gpus || 'no', 'GPU')}`)),
-      el('section', {class: 'panel', 'aria-label': 'Command', key: 'Command'},
-        el('pre', {class: 'pad'}, commandOf(job)),
-        navigator.clipboard && job.command && button('Copy', () => navigator.clipboard.writeText(job.command)
-          .then(() => tell('Copied.'), complain), 'copy', {'aria-label': 'Copy the command'})),
-      job.unknown_since && el('p', {class: 'banner bad'}, `${job.node} has not been heard since `,
+      el('p', {class: 'muted'}, listed(job.user,
+        job.started_at ? where(job) : `asks for ${counted(job.gpus || 'no', 'GPU')}`),
+        job.group && [' \u00b7 group ', el('a', {href: groupAddress(job.group)}, job.group)],
+        [['after', job.after], ['again as', [job.retried_as].filter(known)]].map(([words, ids]) => ids?.length > 0
+          && [` \u00b7 ${words} `, ids.flatMap((id) => [jobLink({id}), ' '])])),
+      job.unknown_since && el('p', {class: 'banner bad', key: 'unknown'}, `${job.node} has not been heard since `,
         `${clock(job.unknown_since)}: nothing is known of this job until it is back.`),
       job.cause_line && el('p', {class: 'banner bad', key: 'cause'}, job.cause_line),
-      this.why && part('Why it waits', list([this.why.why, ...this.why.facts].map(linkJobs), this.why.verdicts)),
+      el('pre', {class: 'panel pad', key: 'command', 'aria-label': 'Command'}, commandOf(job)),
+      this.why && part('Why it waits', el('ul', {class: 'panel pad'},
+        list([this.why.why, ...this.why.facts].map(linkJobs)), list(this.why.verdicts, 'muted'))),
       this.log && part('Log', el('div', {id: 'log-part', 'data-own': true})),
-      hasAttempts && part('Attempts', list(job.attempts.map((attempt) => listed(
-        `${attempt.attempt}: ${attempt.outcome ?? 'running'}`,
-        where(attempt), duration(attempt.runtime_seconds ?? 0), attempt.cause_line)))),
-      part('Facts', el('div', {class: 'panel'},
-        el('ol', {class: 'steps pad'}, job.status_history.map(([status, when]) =>
+      attempts.length > (job.status === 'pending' ? 0 : 1)
+        && part('Attempts', el('ul', {class: 'panel pad'}, list(attempts))),
+      el('details', {class: 'panel pad', key: 'Details'}, el('summary', {}, 'Details'),
+        el('ol', {class: 'steps'}, job.status_history.map(([status, when]) =>
           el('li', {}, badge(status), ' ', el('span', {class: 'muted small'}, clock(when))))),
-        el('dl', {class: 'facts-list'}, facts.map(([name, fact]) =>
-          el('div', {class: isWide(name) && 'wide', key: name},
-            el('dt', {}, labelOf(name)), el('dd', {class: isWide(name) && 'mono'}, describeFact(name, fact)))))))];
+        el('dl', {class: 'facts'}, facts.map(([name, fact]) => el('div', {key: name},
+          el('dt', {}, name), el('dd', {}, typeof fact === 'object' ? JSON.stringify(fact) : String(fact))))))];
   }
 }
 
-// ---- /docs: the content of /openapi.json, and a form to try each call
+// ---- /docs: the content of /openapi.json, and a form to send each call
 
-const ANSWER_LENGTH = 200000, TRIAL_MS = 60000;         // of a reply: characters that are shown; its time limit
+const ANSWER_LENGTH = 200000, TRIAL_MS = 60000;         // of an answer: characters that are shown; its time limit
 const quote = (text) => `'${text.replaceAll("'", "'\\''")}'`;
-const indented = (fact) => JSON.stringify(fact, null, 2);
+const indented = (value) => JSON.stringify(value, null, 2);
+const marked = (text) => text.split(/`([^`]+)`/).map((piece, index) => index % 2 ? el('code', {}, piece) : piece);
 let shapes = {};
 
 function typeOf(schema) {                       // the type in a word or two
@@ -14253,40 +14182,22 @@ function typeOf(schema) {                       // the type in a word or two
   return schema.format ?? schema.type ?? 'any';
 }
 
-function describeShape([name, schema]) {
-  const rows = Object.entries(schema.properties ?? {}).map(([key, fact]) =>
-    `${key}${schema.required?.includes(key) ? '' : '?'}: ${typeOf(fact)}`
-      + (fact.description ? `   (${fact.description})` : ''));
-  return el('details', {class: 'call panel', id: `shape-${name}`}, el('summary', {}, el('code', {}, name)),
-    el('pre', {tabindex: 0}, rows.join('\n') || indented(schema)));
+function drawFields(schema) {                   // each with its type and meaning
+  const one = schema.anyOf?.map((each) => shapes[typeOf(each)]).find(Boolean) ?? schema;
+  return el('div', {class: 'fields'}, Object.entries(one.properties ?? {}).map(([name, {description, ...type}]) =>
+    el('div', {}, el('code', {}, name),
+      el('div', {}, marked(description ?? ''), ' ',
+        el('span', {class: 'help'}, typeOf(type).replace(' or null', ''))))));
 }
 
-function readInputs(path, inputs, kind) {       // the request: {url, and fetch()'s options}
-  const url = new URL(path.slice(1) || '.', location.href), headers = {};
-  let body;
-  for (const {name, in: place, input: {value}} of inputs) {
-    if (place === 'path') url.pathname = url.pathname.replace(encodeURI(`{${name}}`), encodeURIComponent(value.trim()));
-    else if (place === 'body') [headers['Content-Type'], body] = [kind, value];
-    else if (place === 'form') (body ??= new FormData()).append(name, new Blob([value]), name);
-    else if (value && place === 'query') url.searchParams.set(name, value);
-    else if (value) headers[name] = value;
-  }
-  return {url: url.href, headers, body};
-}
+const drawShape = ([name, schema]) => el('details', {class: 'call panel', id: `shape-${name}`},
+  el('summary', {}, el('code', {}, name)), drawFields(schema));
 
-function curlOf(method, {url, headers, body}) {
-  const sent = body instanceof FormData ? Array.from(body.keys(), (name) => `-F ${quote(`${name}=@${name}`)}`)
-    : known(body) ? [`-d ${quote(body)}`] : [];
-  const told = Object.entries(headers).map((pair) => `-H ${quote(pair.join(': '))}`);
-  return ['curl', method !== 'GET' && `-X ${method}`, getToken() && '-H "Authorization: Bearer $NEXUS_TOKEN"',
-    ...told, ...sent, quote(url)].filter(Boolean).join(' ');
-}
-
-async function showAnswer(place, method, {url, ...options}) {
+async function showAnswer(box, method, path, options) {
   const status = el('p', {}, 'Asking \u2026'), shown = el('pre', {tabindex: 0, 'aria-label': 'the answer'});
-  place.replaceChildren(status, shown);
+  box.replaceChildren(status, shown);
   try {
-    const answer = await request(method, url, {...options, signal: AbortSignal.timeout(TRIAL_MS)})
+    const answer = await request(method, path, {...options, signal: AbortSignal.timeout(TRIAL_MS)})
       .catch((error) => error.answer ?? Promise.reject(error));
     const isJson = answer.headers.get('Content-Type')?.startsWith('application/json');
     show(status, `${answer.status} ${answer.statusText}`);
@@ -14297,106 +14208,107 @@ async function showAnswer(place, method, {url, ...options}) {
 }
 
 function drawCall(path, method, {operationId: id, summary, parameters, requestBody, responses}) {
-  const [[kind, body] = []] = Object.entries(requestBody?.content ?? {});
-  const shape = shapes[typeOf(body?.schema)] ?? body?.schema;
-  const parts = kind === 'application/json'
-    ? [{name: 'Body', in: 'body', description: typeOf(body.schema), examples: [indented(shape.examples?.[0] ?? {})]}]
-    : Object.entries(shape?.properties ?? {}).map(([name, facts]) => ({name, in: 'form', ...facts}));
-  const inputs = [...parameters, ...parts].map((row) => {
-    const {required, schema, examples} = row;
-    const choices = schema?.enum ?? (schema?.items?.enum?.length < 10 && schema.items.enum);
-    return {...row, input: !schema ? el('textarea', {rows: 6, spellcheck: 'false'}, examples?.[0])
-      : choices ? choice({}, ['', ...choices].map((word) => [word, word]), '')
-        : el('input', {autocomplete: 'off', spellcheck: 'false', required, placeholder: schema.examples?.[0]})};
-  });
-  const fields = inputs.map(({name, description, required, schema, input}) => el('div', {class: !schema && 'all'},
-    el('label', {}, `${name} `,
-      el('span', {class: 'help'}, schema && !required ? `${description} (optional)` : description), input)));
+  const [[kind, {schema} = {}] = []] = Object.entries(requestBody?.content ?? {}), isJson = kind === 'application/json';
+  const shape = shapes[typeOf(schema)] ?? schema, headers = isJson ? {'Content-Type': kind} : {};
+  const area = (name, text) => el('textarea', {name, 'aria-label': name, rows: 6, spellcheck: 'false'}, text);
+  const areas = isJson ? [area('Body', indented(shape.examples?.[0] ?? {}))]
+    : Object.entries(shape?.properties ?? {}).map(([name, {examples}]) => area(name, examples?.[0]));
+  const address = el('input', {'aria-label': 'Address', value: path.slice(1), spellcheck: 'false'});
   const curl = el('pre', {tabindex: 0, 'aria-label': 'the same with curl'});
-  const answer = el('div', {'aria-live': 'polite'});
-  const send = el('button', {class: 'primary'}, 'Send');
-  const oninput = () => show(curl, curlOf(method, readInputs(path, inputs, kind)));
+  const answer = el('div', {'aria-live': 'polite'}), send = el('button', {class: 'primary'}, 'Send');
+  const oninput = () => show(curl, ['curl', method !== 'GET' && `-X ${method}`,
+    getToken() && '-H "Authorization: Bearer $NEXUS_TOKEN"', isJson && `-H 'Content-Type: ${kind}'`,
+    ...areas.map(({name, value}) => isJson ? `-d ${quote(value)}` : `-F ${name}=@${name}`),
+    quote(new URL(address.value || '.', document.baseURI).href)].filter(Boolean).join(' '));
   async function onsubmit(event) {
     event.preventDefault();
+    const body = isJson ? areas[0].value : shape && new FormData();
+    for (const {name, value} of isJson ? [] : areas) body.append(name, new Blob([value]), name);
     send.disabled = true;
-    await showAnswer(answer, method, readInputs(path, inputs, kind));
+    await showAnswer(answer, method, address.value || '.', {headers, body});
     send.disabled = false;
   }
   oninput();
+  const fields = Object.fromEntries(parameters.map(({name, description, schema: type}) =>
+    [name, {...type, description}]));
+  const replies = Object.entries(responses).map(([status, {content = {}, ...facts}]) => el('li', {},
+    `${status}: ${facts.description ?? typeOf(facts)}`, Object.entries(content).map(([type, {schema: one}]) => {
+      const name = typeOf(one), shapeName = name.replace('[]', '');
+      return [` \u2014 ${type} `, shapes[shapeName] ? el('a', {href: `#shape-${shapeName}`}, name) : name];
+    })));
   return el('details', {class: 'call panel', id},
-    el('summary', {}, el('b', {class: 'method'}, method), el('code', {}, path), el('span', {class: 'muted'}, summary)),
-    el('form', {oninput, onsubmit}, el('div', {class: 'form'}, fields), el('h3', {}, 'With curl'), curl,
-      el('div', {class: 'buttons'}, send), answer),
-    el('h3', {}, 'Answers'), el('ul', {}, Object.entries(responses).map(([status, {content = {}, ...told}]) =>
-      el('li', {}, [`${status}: ${told.description ?? typeOf(told)}`,
-        ...Object.entries(content).map(([type, {schema}]) => `${type} ${typeOf(schema)}`)].join(' \u2014 ')))));
+    el('summary', {}, el('b', {}, method), el('code', {}, path), el('span', {class: 'muted'}, marked(summary))),
+    parameters.length > 0 && [el('h3', {}, 'Parameters'), drawFields({properties: fields})],
+    shape && [el('h3', {}, 'Body'), drawFields(shape)],
+    el('h3', {}, 'Answers'), el('ul', {}, replies), el('h3', {}, 'With curl, or from here'),
+    el('form', {oninput, onsubmit}, curl, address, areas, el('div', {class: 'buttons'}, send), answer));
 }
 
 async function openDocs() {
   document.body.className = 'docs';
   document.title = 'nexus: the API';
-  at('docs').hidden = false;
+  byId('docs').hidden = false;
   const api = await ask('GET', 'openapi.json');
   shapes = api.components.schemas;
-  show(at('about'), `${api.info.description}\n\nVersion ${api.info.version}`);
+  show(byId('about'), `${api.info.description}\n\nVersion ${api.info.version}`.split('\n\n')
+    .map((text) => el('p', {}, marked(text))));
   const calls = Object.entries(api.paths).flatMap(([path, methods]) =>
     Object.entries(methods).map(([method, facts]) => drawCall(path, method.toUpperCase(), facts)));
-  at('calls').append(el('h2', {}, 'Calls'), ...calls,
-    el('h2', {}, 'Shapes'), ...Object.entries(shapes).map(describeShape));
-  const wanted = at(decodeURIComponent(location.hash.slice(1)));
-  if (wanted?.tagName === 'DETAILS') { wanted.open = true; wanted.scrollIntoView(); }
+  byId('calls').append(el('h2', {}, 'Calls'), ...calls,
+    el('h2', {}, 'Objects'), ...Object.entries(shapes).map(drawShape));
+  const openWanted = () => {
+    const wanted = byId(decodeURIComponent(location.hash.slice(1)));
+    if (wanted?.tagName === 'DETAILS') { wanted.open = true; wanted.scrollIntoView(); }
+  };
+  addEventListener('hashchange', openWanted);
+  openWanted();
 }
 
-// ---- Which view
+// ---- Which page: the overview with its filter, or a job
 
-let jobPage = null, left = null;                // left: the scroll position before a job's page was opened
+let jobPage = null, homeAddress = '#/', left = null;            // left: where the overview was scrolled to, and its job
 history.scrollRestoration = 'manual';
 
 function route() {
-  const [path, query] = location.hash.slice(1).split('?'), {elements: form} = at('filters');
-  const [found, id, part] = /^\/?(?:jobs\/([^/]+)|(gpus|running|queue|history))?$/.exec(path) ?? [];
-  if (jobPage === null && id) left = {top: scrollY, id: document.activeElement.closest('[data-job]')?.dataset.job};
+  const [path, query] = location.hash.slice(1).split('?'), id = /^\/jobs\/([^/]+)$/.exec(path)?.[1];
+  if (!jobPage && id) left = {top: scrollY, id: document.activeElement.closest('[data-job]')?.dataset.job};
   jobPage?.log?.close();
-  jobPage = id ? new JobPage(decodeURIComponent(id)) : null;
-  at('overview').hidden = Boolean(id);
-  at('job').hidden = !id;
-  if (!known(found)) {
+  jobPage = null;
+  if (id) jobPage = new JobPage(decodeURIComponent(id));
+  byId('overview').hidden = Boolean(id);
+  byId('job').hidden = !id;
+  if (id) {
+    byId('job').querySelector('h1').focus();
+    scrollTo(0, 0);
+    return draw();
+  }
+  if (path && path !== '/') {
     complain({message: `There is nothing at ${location.hash}.`, hint: el('a', {href: '#/'}, 'All jobs')});
   }
-  if (query) {
-    const given = new URLSearchParams(query);
-    filter = Object.fromEntries(['text', 'status', 'user', 'group'].map((name) => [name, given.get(name) ?? '']));
-    form.text.value = filter.text;
-    for (const [part, {columns}] of Object.entries(TABLES)) {
-      orders[part] = columns.flatMap(([, , , by]) => by ? [by, by.slice(1)] : [])
-        .find((order) => order === given.get(part));
-    }
-  }
-  if (id) {
-    jobPage.load().catch(() => {});             // refresh() says it if the connection is lost
-    at('job').querySelector('h1').focus();
+  const wanted = new URLSearchParams(query), names = ['text', 'status', 'group', 'user'];
+  const chosen = Object.fromEntries(names.map((name) => [name, wanted.get(name)]).filter(([, text]) => text));
+  homeAddress = addressOf(chosen);
+  if (JSON.stringify(chosen) !== JSON.stringify(filter)) {
+    filter = chosen;
+    limit = PAGE;
+    restart();
     scrollTo(0, 0);
-  } else if (part) {
-    at(part).scrollIntoView({block: 'start'});
-    at(part).focus({preventScroll: true});
-  } else if (left) {                            // back from a job: scroll to where it was opened
+  } else if (left) {                            // back from a job: to where it was opened
     scrollTo(0, left.top);
-    at('tables').querySelector(`[data-job="${left.id}"] a`)?.focus({preventScroll: true});
-    left = null;
+    byId('overview').querySelector(`[data-job="${left.id}"] a`)?.focus({preventScroll: true});
   }
-  if (!id && Object.values({...filter, ...orders}).some(Boolean)) keepAddress();
-  if (following) refreshNow();
+  left = null;
+  if (document.activeElement !== byId('filter')) byId('filter').value = chosen.text ?? '';
   draw();
 }
 
-document.querySelector('.skip').addEventListener('click', (event) => { event.preventDefault(); at('main').focus(); });
+document.querySelector('.skip').addEventListener('click', (event) => { event.preventDefault(); byId('main').focus(); });
 
 keepToken(getToken());
 if (isDocs) {
   openDocs().catch(complain);
 } else {
   addEventListener('hashchange', route);
-  drawTables();
   route();
   follow();
 }

@@ -852,6 +852,19 @@ def test_find_last_lines(reason, text, lines):
     assert nexus.find_last_lines(text, 2) == lines, reason
 
 
+PRINTED = [  # reason, text, its last line
+    ("a progress bar", "epoch 1\n\r 10%|#\r 20%|##\r", "20%|##"),
+    ("colours and a title", "\x1b[1;31mloss\x1b[0m 0.5\x1b]0;a title\x07\n\n", "loss 0.5"),
+    ("a long one", "x" * 250, "x" * 200),
+    ("nothing", "\n \n", None),
+]
+
+
+@pytest.mark.parametrize("reason,text,line", PRINTED, ids=lambda value: str(value)[:20])
+def test_parse_last_line(reason, text, line):
+    assert nexus.parse_last_line(text) == line, reason
+
+
 @given(texts | st.lists(texts, max_size=5).map("\n".join))
 def test_a_line_of_a_log_is_one_harmless_line(text):
     evidence = nexus.Evidence(text + "CUDA out of memory" + text)

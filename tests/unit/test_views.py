@@ -491,3 +491,16 @@ def test_metrics(reason, jobs, part):
     assert part in nexus.format_metrics(made, PLAIN), reason
     assert uncoloured(nexus.format_metrics(made, COLOURFUL)) == nexus.format_metrics(made, PLAIN)
     assert json.loads(json.dumps(made)) == made and made["total_jobs"] == sum(made["by_status"].values())
+
+
+PATCHES = [  # reason, old, new, the patch
+    ("nothing", {"a": {"b": 1}}, {"a": {"b": 1}}, {}),
+    ("a field of a row", {"a": {"b": 1, "c": 2}}, {"a": {"b": 3, "c": 2}}, {"a": {"b": 3}}),
+    ("a new row, and one less", {"a": {"x": {}}}, {"a": {"y": {"b": 1}}}, {"a": {"x": None, "y": {"b": 1}}}),
+    ("lists come whole", {"a": [1, 2]}, {"a": [2]}, {"a": [2]}),
+]
+
+
+@pytest.mark.parametrize("reason,old,new,patch", PATCHES, ids=[reason for reason, *_ in PATCHES])
+def test_make_patch(reason, old, new, patch):
+    assert nexus.make_patch(old, new) == patch
