@@ -7427,7 +7427,7 @@ class Agent:
         while self.requests:
             if self.question:
                 self.answer(self.look())
-            self.run_guarded("taking a request", self.take, load_json(self.requests.popleft()))
+            self.run_guarded("taking a request", self.take, self.requests.popleft())
         if self.observer.latest is not self.observer.observation:
             self.observer.take_in(list(self.jobs.values()))
         looks = self.look(events)
@@ -7442,9 +7442,9 @@ class Agent:
     def look(self, events: Sequence[RunnerEvent] = ()) -> dict[str, JobLook]:
         return {find_key(job): look for job, look in self.host.look(list(self.jobs.values()), events)}
 
-    def take(self, request: Any) -> None:
+    def take(self, line: bytes) -> None:
         """Take in a question: start and end jobs, so that what runs here is what it wants."""
-        self.question, self.asked_at = decode("Question", request, "a question"), self.clock.monotonic()
+        self.question, self.asked_at = decode("Question", load_json(line), "a question"), self.clock.monotonic()
         self.wanted = {one.key: one for one in self.question.jobs}
         self.refused = {key: refusal for key, refusal in self.refused.items()
                         if key in self.wanted and self.wanted[key].attempt == refusal.attempt}
@@ -7690,11 +7690,28 @@ class AgentLine:
                 self.process.wait(1.0)
 
 
+def append_output(question: Question, found: Iterable[tuple[Job, JobReport]]) -> str:
+    """Append jobs' output to their log files here, unless their sizes have changed since the question.
+
+    Return why some of it could not be appended, or "".
+    """
+    sizes, why = {(one.key, one.attempt): one.log_sizes for one in question.jobs}, ""
+    for job, one in found:
+        if any(one.logs) and sizes[one.key, one.attempt] == measure_output(job):
+            try:
+                for name, piece in zip(("stdout", "stderr"), one.logs):
+                    if piece and job.log_dir:
+                        append_log(job.log_dir, name, piece)
+            except OSError as error:
+                why = f"output of jobs there, like {job.id}, cannot be kept ({error}); it is tried again"
+    return why
+
+
 class Node(MachineBackend):
     """Another machine, whose agent runs jobs for this nexus.
 
-    A thread asks the agent for a look at the jobs there again and again, appends their output to the log files here,
-    and keeps what was reported.  The service's loop decides: what it has recorded is wanted.
+    A thread, in follow(), asks the agent for a look at the jobs there again and again, appends their output to the log
+    files here, and keeps what was reported.  The service's loop decides: what it has recorded is wanted.
     """
 
     def __init__(self, service: Service, address: NodeConfig, is_leaving: bool) -> None:
@@ -7730,8 +7747,6 @@ class Node(MachineBackend):
         self.is_ended, self.reconnect_backoff = False, Backoff(*RECONNECT_S)
         self.follower = Worker(service, f"following node {self.name}", self.follow)
         self.follower.thread.start()
-
-    # In the thread
 
     def follow(self) -> float:
         """Ask for a look, and take in a reply; return the pause before the next one in seconds."""
@@ -7786,7 +7801,12 @@ class Node(MachineBackend):
         """Take in what is new."""
         jobs = {(find_key(job), job.attempt): job for job in self.list_jobs()}
         found = [(jobs[one.key, one.attempt], one) for one in report.jobs if (one.key, one.attempt) in jobs]
-        self.take_logs(question, found)
+        error = append_output(question, found)
+        if error:
+            self.clock.sleep(1.0)
+            if error != self.log_error:
+                self.log.warning("Node %s: %s", self.name, error)
+        self.log_error = error
         self.reports = {(job.id, job.attempt): replace(one, logs=(b"", b"")) for job, one in found}
         with self.guard:                                    # it has these orders
             self.orders.update((key, None) for key in self.reports if key in self.orders)
@@ -7799,24 +7819,6 @@ class Node(MachineBackend):
             self.trouble = None
             self.log.info("Node %s: connected, %s", self.name, format_count(len(self.gpus), "GPU"))
         self.service.wake()
-
-    def take_logs(self, question: Question, found: Iterable[tuple[Job, JobReport]]) -> None:
-        """Append jobs' output to their log files here, unless their sizes have changed since the question."""
-        sizes, why = {(one.key, one.attempt): one.log_sizes for one in question.jobs}, ""
-        for job, one in found:
-            if any(one.logs) and sizes[one.key, one.attempt] == measure_output(job):
-                try:
-                    for name, piece in zip(("stdout", "stderr"), one.logs):
-                        if piece and job.log_dir:
-                            append_log(job.log_dir, name, piece)
-                except OSError as error:
-                    why = (f"Node {self.name}: output of jobs there, like {job.id}, cannot be kept ({error}); "
-                           "it is tried again")
-        if why:
-            self.clock.sleep(1.0)
-            if why != self.log_error:
-                self.log.warning(why)
-        self.log_error = why
 
     def lose(self, error: Exception) -> None:
         """Note that the node cannot be reached or used."""
@@ -7837,8 +7839,6 @@ class Node(MachineBackend):
             self.has_news = True
             self.service.wake()
 
-    # In the service's loop
-
     def start(self, job: Job, submitted: Mapping[str, str] | None) -> News | None:
         import threading
         if self.trouble is not None:                        # it was lost since plan()
@@ -7854,7 +7854,7 @@ class Node(MachineBackend):
         """Have an attempt started.  On any error the job must not wait for ever."""
         key = job.id, job.attempt
         try:
-            order = self.make_order(job, submitted)
+            order: Order = self.service.launcher.make_node_order(self, job, submitted)
             with self.guard:
                 if self.line is None:
                     raise NexusError("unavailable", "it cannot be reached")
@@ -7867,37 +7867,6 @@ class Node(MachineBackend):
             self.unsent[key] = JobLook(requeue=why) if is_lost else JobLook(
                 result=Result(None, None, 0.0, "launch", why), is_over=True)
             self.service.wake()
-
-    def make_order(self, job: Job, submitted: Mapping[str, str] | None) -> Order:
-        """The job as its node gets it: with places, GPUs and limits as they are there.
-
-        Raises: OSError, NexusError, when it cannot run any more.
-        """
-        scripts = self.service.scripts
-        interpreter, words = scripts.find_script(job)
-        order: Order = self.service.launcher.make_order(job, submitted)
-        if words:                                           # this service's list of scripts counts, not the node's
-            scripts.check_file(interpreter, words[0])
-            job = replace(job, command=" ".join(map(quote, [*filter(None, [interpreter]), *words])))
-        else:
-            job = order.job
-        cwd = "" if job.cwd == os.path.expanduser("~") else job.cwd
-        if job.snapshot and job.snapshot_repo:
-            tree = self.send_snapshot(job.snapshot, job.snapshot_repo)
-            cwd = os.path.normpath(os.path.join(tree, os.path.relpath(job.cwd, job.snapshot_repo)))
-            job = replace(job, snapshot_repo=tree)
-        uuids = tuple(uuid.partition("/")[2] for uuid in job.current.gpu_uuids)
-        job = replace(job, cwd=cwd, status_history=(), timeout_seconds=find_time_limit(job, self.config.jobs)[0],
-                      attempts=(replace(job.current, gpu_uuids=uuids),))
-        # Whoever sent a script gave no environment: it would be this service's.
-        return Order(job, {} if job.code else order.environ, None, order.code)
-
-    def send_snapshot(self, commit: str, repository: str) -> str:
-        """The path of a snapshot there; it is pushed if it is missing.  Raises: unavailable, not_found."""
-        if commit not in self.trees:
-            name = hash_text(f"{self.store.service_id} {repository}")[:16]
-            self.trees[commit] = push_snapshot(self.ssh, repository, commit, name, self.environ)
-        return self.trees[commit]
 
     def look(self, jobs: Sequence[Job], runner_events: Sequence[RunnerEvent]) -> Iterator[tuple[Job, JobLook]]:
         if self.has_news:
@@ -8169,6 +8138,37 @@ class Launcher(Part):
             job = replace(job, command=fill_cuda_option(job.command, numbers))
         argv = self.service.scripts.find_argv(job, submitted.get("PATH") or os.defpath)
         return Order(job, submitted, tuple(argv) if argv else None, code)
+
+    def make_node_order(self, node: Node, job: Job, submitted: Mapping[str, str] | None) -> Order:
+        """The job as its node gets it: with places, GPUs and limits as they are there.
+
+        Raises: OSError, NexusError, when it cannot run any more.
+        """
+        scripts = self.service.scripts
+        interpreter, words = scripts.find_script(job)
+        order = self.make_order(job, submitted)
+        if words:                                           # this service's list of scripts counts, not the node's
+            scripts.check_file(interpreter, words[0])
+            job = replace(job, command=" ".join(map(quote, [*filter(None, [interpreter]), *words])))
+        else:
+            job = order.job
+        cwd = "" if job.cwd == os.path.expanduser("~") else job.cwd
+        if job.snapshot and job.snapshot_repo:
+            tree = self.send_snapshot(node, job.snapshot, job.snapshot_repo)
+            cwd = os.path.normpath(os.path.join(tree, os.path.relpath(job.cwd, job.snapshot_repo)))
+            job = replace(job, snapshot_repo=tree)
+        uuids = tuple(uuid.partition("/")[2] for uuid in job.current.gpu_uuids)
+        job = replace(job, cwd=cwd, status_history=(), timeout_seconds=find_time_limit(job, self.config.jobs)[0],
+                      attempts=(replace(job.current, gpu_uuids=uuids),))
+        # Whoever sent a script gave no environment: it would be this service's.
+        return Order(job, {} if job.code else order.environ, None, order.code)
+
+    def send_snapshot(self, node: Node, commit: str, repository: str) -> str:
+        """The path of a snapshot on a node; it is pushed there if it is missing.  Raises: unavailable, not_found."""
+        if commit not in node.trees:
+            name = hash_text(f"{self.store.service_id} {repository}")[:16]
+            node.trees[commit] = push_snapshot(node.ssh, repository, commit, name, self.environ)
+        return node.trees[commit]
 
 
 class NodePool(Part):

@@ -1944,7 +1944,7 @@ def test_what_keeps_an_order_from_being_made(head, monkeypatch, error, status):
     """Whatever it fails at, the job does not wait for ever."""
     w = head()
     job_id = w.add()
-    monkeypatch.setattr(w.service.pool.nodes["n1"], "make_order", lambda *_: (_ for _ in ()).throw(error))
+    monkeypatch.setattr(w.service.launcher, "make_node_order", lambda *_: (_ for _ in ()).throw(error))
     for _ in range(3):
         w.turn()
     assert w.job(job_id).status == status and str(error) in w.job(job_id).attempts[-1].cause_line
