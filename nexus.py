@@ -5142,18 +5142,13 @@ class Machine:
 
 
 # A work tree is kept through an index of its own: only git's objects and one ref, refs/nexus/COMMIT, are written into
-# the user's repository.  No hooks and no file system monitors run, and nothing that a partial clone lacks is fetched.
+# the user's repository.
 
 GIT_TIMEOUT_S = 600.0
 MAX_UNTRACKED_MIB = 500
-GIT_OPTIONS = [word for setting in (            # no hook, no daemon, no other file written; the whole tree
-    "core.hooksPath=/dev/null", "core.fsmonitor=false", "core.splitIndex=false", "core.sparseCheckout=false",
-    "core.safecrlf=false", "core.logAllRefUpdates=false", "core.filesRefLockTimeout=10000", "submodule.recurse=false",
-    "gc.auto=0", "i18n.commitEncoding=UTF-8") for word in ("-c", setting)]
-# git 2.45 reads GIT_NO_LAZY_FETCH.  Older ones get missing objects by `git fetch`, which this value makes fail at once.
-NO_FETCH = ("-c", "fetch.prune=a-snapshot-fetches-nothing")
-GIT_VARIABLES = {"LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0", "GIT_OPTIONAL_LOCKS": "0", "GIT_NO_LAZY_FETCH": "1",
-                 "GIT_ALLOW_PROTOCOL": "none"}
+GIT_OPTIONS = [word for setting in (            # no hook, no daemon; the whole tree
+    "core.hooksPath=/dev/null", "core.fsmonitor=false", "core.sparseCheckout=false", "core.splitIndex=false",
+    "core.safecrlf=false", "core.logAllRefUpdates=false") for word in ("-c", setting)]
 
 
 class TreeSnapshot(Value):
@@ -5163,33 +5158,23 @@ class TreeSnapshot(Value):
     empty: tuple[str, ...] = ()         # folders that are repositories themselves: they are empty in a checkout
 
 
-class Git:
-    """git in one folder, without the caller's GIT_ variables: a hook's would name another index."""
+def run_git(folder: str, environ: Mapping[str, str], *arguments: str, **variables: str) -> str:
+    """The output of git in a folder, without the caller's GIT_ variables: a hook's would name another index.
 
-    def __init__(self, folder: str, environ: Mapping[str, str], **variables: str) -> None:
-        own = {name: text for name, text in environ.items() if not name.startswith("GIT_")}
-        self.folder, self.environ = folder, {**own, **GIT_VARIABLES, **variables}
-
-    def call(self, *arguments: str) -> Completed:
-        """Raises: unavailable."""
-        return run(["git", *GIT_OPTIONS, *NO_FETCH, "-C", self.folder, *arguments], GIT_TIMEOUT_S, self.environ,
-                   is_apart=True, undecodable="surrogateescape", purpose=f"git in {self.folder}",
-                   hint="are there large files? add them to .gitignore",
-                   install="install git, or add the job without --snapshot")
-
-    def run(self, *arguments: str) -> str:
-        """Its stdout.  Raises: unavailable, with git's errors, without its warnings and advice."""
-        done = self.call(*arguments)
-        if done.exit_code:
-            errors = [line for line in done.errors.splitlines() if line.startswith(("fatal: ", "error: "))]
-            words = format_line(" ".join(errors or done.errors.split()) or "nothing", 300)
-            raise NexusError("unavailable", f"the snapshot of {self.folder} failed: git {arguments[0]} says: {words}",
-                             hint=f"try it by hand: git -C {self.folder} status; or add the job without --snapshot")
-        return done.output
-
-    def names(self, *arguments: str) -> list[str]:
-        """The names in its -z output."""
-        return self.run(*arguments).split("\0")[:-1]
+    Raises: unavailable, with git's errors, without its warnings and advice.
+    """
+    own = {name: text for name, text in environ.items() if not name.startswith("GIT_")}
+    own.update({"LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0", "GIT_OPTIONAL_LOCKS": "0", **variables})
+    done = run(["git", *GIT_OPTIONS, "-C", folder, *arguments], GIT_TIMEOUT_S, own, is_apart=True,
+               undecodable="surrogateescape", purpose=f"git in {folder}",
+               hint="are there large files? add them to .gitignore",
+               install="install git, or add the job without --snapshot")
+    if done.exit_code:
+        errors = [line for line in done.errors.splitlines() if line.startswith(("fatal: ", "error: "))]
+        words = format_line(" ".join(errors or done.errors.split()) or "nothing", 300)
+        raise NexusError("unavailable", f"the snapshot of {folder} failed: git {arguments[0]} says: {words}",
+                         hint=f"try it by hand: git -C {folder} status; or add the job without --snapshot")
+    return done.output
 
 
 def take_snapshot(cwd: str, environ: Mapping[str, str]) -> TreeSnapshot:
@@ -5202,16 +5187,33 @@ def take_snapshot(cwd: str, environ: Mapping[str, str]) -> TreeSnapshot:
     import shutil
     import tempfile
     top = find_work_tree(cwd, environ)
-    index = os.path.join(top, Git(top, environ).run("rev-parse", "--git-path", "index")[:-1])
     with tempfile.TemporaryDirectory(prefix="nexus-") as aside:
-        copy = os.path.join(aside, "index")
-        if os.path.isfile(index):                       # not /dev/zero, which would fill the disk
-            with disk("copy git's index to", aside):    # a copy keeps git's record of unchanged files and its own time
-                shutil.copy2(index, copy)
-        git = Git(top, environ, GIT_INDEX_FILE=copy)
-        repositories = fill_index(git)
-        commit = write_commit(git)
-        git.run("update-ref", f"refs/nexus/{commit}", commit)
+        index = os.path.join(aside, "index")
+
+        def git(*arguments: str, **variables: str) -> str:
+            return run_git(top, environ, *arguments, GIT_INDEX_FILE=index, **variables)
+
+        own_index = os.path.join(top, run_git(top, environ, "rev-parse", "--git-path", "index")[:-1])
+        with disk("copy git's index to", aside), contextlib.suppress(FileNotFoundError):        # nothing was added yet
+            shutil.copy2(own_index, index)      # it holds git's record of unchanged files, and has a time
+        untracked = git("ls-files", "-z", "--others", "--exclude-standard").split("\0")[:-1]
+        # git adds a repository inside this one as a link, and refuses one that has no commit.
+        nested = [path[:-1] for path in untracked if path.endswith("/")]
+        check_sizes(top, [path for path in untracked if not path.endswith("/")])
+        git("add", "-A", "--", ".", *(f":(exclude,literal){path}" for path in nested))
+        rows = [row.partition("\t") for row in git("ls-files", "-z", "--stage").split("\0")]   # MODE OBJECT 0, the path
+        repositories = [path for entry, _, path in rows if entry.startswith("160000")] + nested
+        tree = git("write-tree", "--missing-ok").strip()        # a partial clone lacks objects
+        head, head_tree, date = "", "", "0"
+        with contextlib.suppress(NexusError):                   # no commit yet
+            head, head_tree, date = git("log", "-1", "--no-show-signature", "--format=%H %T %ct", "HEAD").split()
+        commit = head
+        if tree != head_tree:                                   # the commit depends on nothing but these two
+            who = {f"GIT_{role}_{fact}": text for role in ("AUTHOR", "COMMITTER")
+                   for fact, text in (("NAME", "nexus"), ("EMAIL", "nexus@localhost"), ("DATE", f"@{date} +0000"))}
+            commit = git("commit-tree", tree, *(["-p", head] if head else []), "-m",
+                         "nexus: the work tree as it was at submit", **who).strip()
+        git("update-ref", f"refs/nexus/{commit}", commit)
     empty = [path for path in repositories if os.path.lexists(os.path.join(top, path, ".git"))]
     return TreeSnapshot(commit, top, tuple(empty))
 
@@ -5219,7 +5221,7 @@ def take_snapshot(cwd: str, environ: Mapping[str, str]) -> TreeSnapshot:
 def find_work_tree(cwd: str, environ: Mapping[str, str]) -> str:
     """The top of a folder's work tree.  Raises: usage, unavailable."""
     try:
-        return Git(cwd, environ).run("rev-parse", "--show-toplevel")[:-1]
+        return run_git(cwd, environ, "rev-parse", "--show-toplevel")[:-1]
     except NexusError as error:
         if not re.search("not a git repository|must be run in a work tree", error.message):
             raise
@@ -5227,46 +5229,24 @@ def find_work_tree(cwd: str, environ: Mapping[str, str]) -> str:
                          f"git -C {cwd} init; or cd to a checkout; or add the job without --snapshot") from None
 
 
-def fill_index(git: Git) -> list[str]:
-    """Add what git tracks and what it does not ignore; return the repositories in the tree.  Raises: usage."""
-    found = git.names("ls-files", "-z", "--others", "--exclude-standard")
-    nested = [path[:-1] for path in found if path.endswith("/")]        # one without a commit cannot be added
-    check_sizes(git.folder, [path for path in found if not path.endswith("/")])
-    git.run("add", "-A", "--", ".", *(f":(exclude,literal){path}" for path in nested))
-    rows = (row.partition("\t") for row in git.names("ls-files", "-z", "--stage"))      # 100644 OBJECT 0, and the path
-    return [path for entry, _, path in rows if entry.startswith("160000")] + nested
-
-
-def check_sizes(top: str, files: Sequence[str]) -> None:
+def check_sizes(top: str, untracked: Sequence[str]) -> None:
     """Raises: usage, when the files that git neither tracks nor ignores are too many or too large."""
     sizes = []
-    for path in files:
+    for path in untracked:
         with contextlib.suppress(OSError):              # the file is gone
             sizes.append((os.lstat(os.path.join(top, path)).st_size / 2**20, path))
     total_mib = sum(size_mib for size_mib, _ in sizes)
     if total_mib > MAX_UNTRACKED_MIB:
         size_mib, path = max(sizes)
-        raise NexusError("usage", f"{top} has {format_count(len(files), 'file')} that git neither tracks nor ignores, "
+        raise NexusError("usage", f"{top} has {format_count(len(sizes), 'file')} that git neither tracks nor ignores, "
                          f"{format_memory(total_mib)} together; a snapshot takes {MAX_UNTRACKED_MIB}MB of them",
                          hint=f"the largest is {format_line(path)} ({format_memory(size_mib)}): add it to .gitignore")
 
 
-def write_commit(git: Git) -> str:
-    """Commit the index: HEAD, or a child of it that depends on nothing else."""
-    tree = git.run("write-tree", "--missing-ok").strip()        # a partial clone lacks objects
-    done = git.call("log", "-1", "--no-show-signature", "--no-color", "--format=%H %T %ct", "HEAD")
-    head, head_tree, date = done.output.split() if not done.exit_code else ("", "", "0")       # no commit yet
-    if tree == head_tree:
-        return head
-    who = {f"GIT_{role}_{fact}": text for role in ("AUTHOR", "COMMITTER")
-           for fact, text in (("NAME", "nexus"), ("EMAIL", "nexus@localhost"), ("DATE", f"@{date} +0000"))}
-    return Git(git.folder, git.environ, **who).run(
-        "commit-tree", tree, *(["-p", head] if head else []), "-m", "nexus: the work tree as it was at submit").strip()
-
-
 def release_snapshot(repository: str, commit: str, environ: Mapping[str, str]) -> None:
-    """Let `git gc` remove a snapshot that no job needs, if the repository still exists.  Raises: unavailable."""
-    Git(repository, environ).call("update-ref", "-d", f"refs/nexus/{commit}")
+    """Let `git gc` remove a snapshot that no job needs, if the repository still exists."""
+    with contextlib.suppress(NexusError):
+        run_git(repository, environ, "update-ref", "-d", f"refs/nexus/{commit}")
 
 
 # Nodes are reached by OpenSSH, which handles keys, agents, jump hosts and host keys.
@@ -5438,9 +5418,8 @@ def push_snapshot(ssh: Ssh, repository: str, commit: str, name: str, environ: Ma
     said = ssh.run("cannot keep the snapshot on", f"sh -c {quote(script)}")
     path = said.strip().rpartition("\n")[2]
     through = " ".join(map(quote, ssh.list_words()[:-1]))
-    Git(repository, environ, GIT_SSH_COMMAND=through, GIT_SSH_VARIANT="ssh", GIT_ALLOW_PROTOCOL="ssh").run(
-        "push", "-q", "--no-signed", "--recurse-submodules=no", "--receive-pack=git-receive-pack",
-        f"ssh://{ssh.node.destination}{path}", f"{commit}:refs/nexus/{commit}")
+    run_git(repository, environ, "push", "-q", f"ssh://{ssh.node.destination}{path}", f"{commit}:refs/nexus/{commit}",
+            GIT_SSH_COMMAND=through, GIT_SSH_VARIANT="ssh")
     return path
 
 

@@ -128,11 +128,6 @@ def change_at_once(repo):
         repo.git("add", "train.py") if text == "aaa\n" else None
 
 
-def put_link(path, target):
-    path.unlink()
-    path.symlink_to(target)
-
-
 def put_fifo(path):
     path.unlink()
     os.mkfifo(path)
@@ -174,8 +169,6 @@ KEPT = [  # reason, what the user did, {path: (mode, content) or None = not ther
      {"train.py": ("100644", "two\n"), "n": ("100644", "n")}),
     ("a link to a device is a link", lambda repo: ((repo.top / "train.py").unlink(), (repo.top / "train.py").symlink_to("/dev/zero")),
      {"train.py": ("120000", "/dev/zero")}),
-    ("an index that is a device", lambda repo: put_link(repo.top / ".git/index", "/dev/zero"), {}),
-    ("an index that is a FIFO", lambda repo: put_fifo(repo.top / ".git/index"), {}),
     ("a FIFO is no file", lambda repo: os.mkfifo(repo.top / "fifo"), {}),
 ]
 
@@ -322,30 +315,6 @@ def test_what_is_refused(repo, reason, change, variables, kind, words, hint):
     assert not (repo.top / ".git/refs/nexus").exists()
 
 
-def lack_what_is_ignored(repo):
-    """A partial clone, in whose sparse checkout a .gitignore is not there: git would fetch it."""
-    repo.write("far/.gitignore", "x\n")
-    repo.commit()
-    repo.git("config", "uploadpack.allowFilter", "true")
-    repo.git("config", "uploadpack.allowAnySHA1InWant", "true")
-    part = repo.top.parent / "part"
-    subprocess.run(["git", "-c", "protocol.file.allow=always", "clone", "-q", "--filter=blob:none", "-n", f"file://{repo.top}", part],
-                   env=repo.environ, check=True)
-    repo.top = part
-    for words in (["sparse-checkout", "set", "--cone", "sub"], ["-c", "protocol.file.allow=always", "checkout", "-q"]):
-        repo.git(*words)
-    repo.write("far/new", "x")
-    repo.git("config", "remote.origin.url", "ext::sh -c touch% " + str(repo.top.parent / "trapped"))
-    repo.git("config", "protocol.ext.allow", "always")
-
-
-def test_no_missing_object_is_fetched(repo):
-    lack_what_is_ignored(repo)
-    with contextlib.suppress(nexus.NexusError):
-        repo.snapshot()
-    assert not (repo.top.parent / "trapped").exists()
-
-
 def test_a_filter_of_the_users_own_is_run(repo):
     """git-lfs, in most cases."""
     repo.git("config", "--global", "filter.up.clean", "tr a-z A-Z")
@@ -353,29 +322,6 @@ def test_a_filter_of_the_users_own_is_run(repo):
     repo.write(".git/info/attributes", "*.py filter=up\n")
     repo.write("train.py", "two\n")
     assert repo.files(repo.snapshot().commit)["train.py"] == ("100644", "TWO\n")
-
-
-PUSHED = [  # what the repository's configuration says
-    ("url.ext::sh -c touch% {trap} .insteadOf", "ssh://"), ("core.sshCommand", "touch {trap};"), ("gpg.program", "{top}/trap.sh"),
-    ("remote.ssh://n1/repo.receivepack", "touch {trap};"), ("core.gitProxy", "{top}/trap.sh"), ("remote.ssh://n1/repo.vcs", "trap"),
-]
-
-
-@pytest.mark.parametrize("key, said", PUSHED, ids=[key.split(" ")[0] for key, _ in PUSHED])
-def test_no_command_of_the_repository_is_run_on_the_way_to_a_node(repo, key, said):
-    said, key = (text.format(trap=repo.top.parent / "trapped", top=repo.top) for text in (said, key))
-    made = repo.snapshot()
-    repo.write("trap.sh", f"#!/bin/sh\ntouch {repo.top.parent}/trapped\n").chmod(0o755)
-    for name, text in ((key, said), ("protocol.allow", "always"), ("protocol.ext.allow", "always"), ("push.gpgSign", "true")):
-        repo.git("config", name, text)
-    there = repo.top.parent / "there"
-    subprocess.run(["git", "init", "-q", "--bare", there], env=repo.environ, check=True)
-    ssh = nexus.Ssh(nexus.NodeConfig("n1", "n1"), repo.environ)
-    ssh.run = lambda *_: f"{there}\n"
-    ssh.list_words = lambda: ["sh", "-c", 'shift; eval "$1"', "ssh", "n1"]
-    with contextlib.suppress(nexus.NexusError):
-        nexus.push_snapshot(ssh, made.repository, made.commit, "x", repo.environ)
-    assert not (repo.top.parent / "trapped").exists()
 
 
 def test_inside_the_git_folder(repo):
