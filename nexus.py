@@ -5269,10 +5269,7 @@ SSH_HINTS = (                   # (pattern of ssh's words, what to do)
      "the jump host's sshd must allow it: AllowTcpForwarding yes in sshd_config"))
 
 
-# An HTTP client with one request a connection.  http.client would cost `nexus add` 35 ms.
-
-MAX_HEAD_BYTES = 2**16
-CUT_OFF, NO_HTTP = "it closed the connection before its answer was complete", "it does not speak HTTP"
+MAX_HEAD_BYTES = 2**16          # of a request or a reply of HTTP
 
 
 def watch_line(line: socket.socket, timeout_s: float) -> None:
@@ -5281,71 +5278,6 @@ def watch_line(line: socket.socket, timeout_s: float) -> None:
     for option, number in ((socket.TCP_NODELAY, 1), (socket.TCP_KEEPIDLE, max(1, int(timeout_s))),
                            (socket.TCP_USER_TIMEOUT, int(timeout_s * 1000))):       # for data that is not acknowledged
         line.setsockopt(socket.IPPROTO_TCP, option, number)
-
-
-class Answer(Value):
-    status: int
-    headers: Mapping[str, str]                          # {name in lower case: value}
-    pieces: Iterator[bytes]                             # of the body, as they arrive
-
-
-def send_request(line: socket.socket, method: str, path: str, headers: Mapping[str, str], body: object) -> Answer:
-    """Raises, also while pieces are read: OSError, when the connection breaks; ValueError, when it is no HTTP."""
-    content = b"" if body is None else encode_json(body).encode("ascii")
-    sent = {**headers, "Connection": "close"}
-    if content:
-        sent.update({"Content-Type": "application/json", "Content-Length": str(len(content))})
-    asked = [f"{method} {path} HTTP/1.1", *(f"{name}: {text}" for name, text in sent.items() if text), "", ""]
-    line.sendall("\r\n".join(asked).encode("latin-1", "replace") + content)
-    reader = line.makefile("rb")
-    head = text = reader.readline(MAX_HEAD_BYTES)
-    while text.strip() and len(head) < MAX_HEAD_BYTES:
-        text = reader.readline(MAX_HEAD_BYTES)
-        head += text
-    if not text:
-        raise ConnectionError(CUT_OFF)
-    found = re.fullmatch(r"HTTP/1\.[01] (\d{3})\b.*\n((?:[^:\n]+:.*\n)*)\r?\n", head.decode("latin-1"))
-    if not found:
-        raise ValueError(NO_HTTP)
-    fields = {name.lower(): text.strip() for name, text in re.findall(r"([^:\n]+):(.*)\n", found[2])}
-    size = int(fields["content-length"]) if "content-length" in fields else float("inf")
-    pieces = read_chunks(reader) if "transfer-encoding" in fields else read_pieces(reader, size)
-    return Answer(int(found[1]), fields, pieces)
-
-
-def read_pieces(reader: BufferedReader, size: float) -> Iterator[bytes]:
-    """So many bytes, or all until the end."""
-    while size > 0 and (piece := reader.read1(int(min(size, 65536)))):
-        size -= len(piece)
-        yield piece
-    if 0 < size < float("inf"):
-        raise ConnectionError(CUT_OFF)
-
-
-def read_chunks(reader: BufferedReader) -> Iterator[bytes]:
-    size = 1
-    while size:
-        text = reader.readline(MAX_HEAD_BYTES)
-        if not re.match(b"[0-9a-fA-F]{1,15}\r?\n", text):
-            raise ValueError(NO_HTTP) if text.endswith(b"\n") else ConnectionError(CUT_OFF)
-        size = int(text, 16)
-        yield from read_pieces(reader, size)
-        reader.readline(MAX_HEAD_BYTES)
-
-
-def read_answer(answer: Answer, most_bytes: float = float("inf")) -> Any:
-    """The reply as JSON, text or None.  Raises: the service's error; OSError; ValueError, when it is no nexus."""
-    content = bytearray()
-    for piece in answer.pieces:
-        content += piece
-        if len(content) > most_bytes:
-            raise ValueError(f"it sent more than {format_memory(most_bytes / 2**20)}")
-    if answer.status < 400 and answer.headers.get("content-type", "").startswith("text/plain"):
-        return content.decode()
-    data = load_json(bytes(content.strip()) or b"null")
-    if answer.status >= 400 and not (isinstance(data, dict) and "checks" in data):      # GET /health: 503 with a body
-        raise decode_error(data, f"HTTP status {answer.status}")
-    return data
 
 
 def ssh_flags(**given: object) -> list[str]:
@@ -11254,6 +11186,72 @@ RETRY_TIMEOUT_S = 30.0          # a restart may take as long as a start
 WAIT_S = 2                      # between two looks at several jobs that are waited for
 NOT_SENT = (ConnectionRefusedError, FileNotFoundError, BlockingIOError)     # nothing was sent: it is down, or too busy
 ANSWER_TIMEOUT_S = 120.0        # for a silent connection; on a stream that may be silent, the kernel probes the peer
+
+
+# One request a connection.  http.client would cost `nexus add` 35 ms.
+CUT_OFF, NO_HTTP = "it closed the connection before its answer was complete", "it does not speak HTTP"
+
+
+class Answer(Value):
+    status: int
+    headers: Mapping[str, str]                          # {name in lower case: value}
+    pieces: Iterator[bytes]                             # of the body, as they arrive
+
+
+def send_request(connection: socket.socket, method: str, path: str, headers: Mapping[str, str],
+                 body: object) -> Answer:
+    """Raises, also while pieces are read: OSError, when the connection breaks; ValueError, when it is no HTTP."""
+    content = b"" if body is None else encode_json(body).encode("ascii")
+    fields = {**headers, "Connection": "close"}
+    if content:
+        fields.update({"Content-Type": "application/json", "Content-Length": str(len(content))})
+    request = [f"{method} {path} HTTP/1.1", *(f"{name}: {text}" for name, text in fields.items() if text), "", ""]
+    connection.sendall("\r\n".join(request).encode("latin-1", "replace") + content)
+    reader = connection.makefile("rb")
+    head = text = reader.readline(MAX_HEAD_BYTES)
+    while text.strip() and len(head) < MAX_HEAD_BYTES:
+        text = reader.readline(MAX_HEAD_BYTES)
+        head += text
+    if not text:
+        raise ConnectionError(CUT_OFF)
+    match = re.fullmatch(r"HTTP/1\.[01] (\d{3})\b.*\n((?:[^:\n]+:.*\n)*)\r?\n", head.decode("latin-1"))
+    if not match:
+        raise ValueError(NO_HTTP)
+    fields = {name.lower(): text.strip() for name, text in re.findall(r"([^:\n]+):(.*)\n", match[2])}
+    size = int(fields["content-length"]) if "content-length" in fields else float("inf")
+    pieces = read_chunks(reader) if "transfer-encoding" in fields else read_pieces(reader, size)
+    return Answer(int(match[1]), fields, pieces)
+
+
+def read_pieces(reader: BufferedReader, size: float) -> Iterator[bytes]:
+    """So many bytes, or all until the end."""
+    while size > 0 and (piece := reader.read1(int(min(size, 65536)))):
+        size -= len(piece)
+        yield piece
+    if 0 < size < float("inf"):
+        raise ConnectionError(CUT_OFF)
+
+
+def read_chunks(reader: BufferedReader) -> Iterator[bytes]:
+    size = 1
+    while size:
+        text = reader.readline(MAX_HEAD_BYTES)
+        if not re.match(b"[0-9a-fA-F]{1,15}\r?\n", text):
+            raise ValueError(NO_HTTP) if text.endswith(b"\n") else ConnectionError(CUT_OFF)
+        size = int(text, 16)
+        yield from read_pieces(reader, size)
+        reader.readline(MAX_HEAD_BYTES)
+
+
+def read_answer(answer: Answer) -> Any:
+    """The reply as JSON, text or None.  Raises: the service's error; OSError; ValueError, when it is no nexus."""
+    content = b"".join(answer.pieces)
+    if answer.status < 400 and answer.headers.get("content-type", "").startswith("text/plain"):
+        return content.decode()
+    data = load_json(content.strip() or b"null")
+    if answer.status >= 400 and not (isinstance(data, dict) and "checks" in data):      # GET /health: 503 with a body
+        raise decode_error(data, f"HTTP status {answer.status}")
+    return data
 
 
 class Transport:

@@ -511,3 +511,44 @@ def test_stop_through_a_tunnel_sees_the_end(own_home):
         assert done.code == 0 and "has ended" in done.err, done
     finally:
         wire.server.close()
+
+
+def chunked(*pieces):
+    return b"".join(b"%x\r\n%s\r\n" % (len(piece), piece) for piece in pieces)
+
+
+HEAD, CHUNKED = b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+ANSWERS = [  # reason, what comes until the end, status and body, or the error and words of it
+    ("a length", HEAD + b"Content-Length: 2\r\n\r\nabc", (200, b"ab")), ("no length", HEAD + b"\r\nabc", (200, b"abc")),
+    ("chunks", CHUNKED + chunked(b"ab", b"c" * 100000, b""), (200, b"ab" + b"c" * 100000)),
+    ("a body of none", b"HTTP/1.0 204 X\r\n\r\n", (204, b"")),
+    ("nothing", b"", (ConnectionError, "complete")), ("half a head", HEAD, (ConnectionError, "complete")),
+    ("a length that is not reached", HEAD + b"Content-Length: 4\r\n\r\nabc", (ConnectionError, "complete")),
+    ("no last chunk", CHUNKED + chunked(b"ab"), (ConnectionError, "complete")),
+    ("half a chunk", CHUNKED + b"5\r\nab", (ConnectionError, "complete")),
+    ("no HTTP", b"220 smtp\r\n\r\n", (ValueError, "HTTP")),
+    ("a line without end", HEAD + b"X: " + b"a" * 70000, (ValueError, "HTTP")),
+    ("a head without end", HEAD + b"X: a\r\n" * 20000, (ValueError, "HTTP")),
+    ("a head of something", HEAD + b"abc\r\n\r\n", (ValueError, "HTTP")),
+    ("an odd length", HEAD + b"Content-Length: x\r\n\r\n", (ValueError, "x")),
+    ("an odd chunk", CHUNKED + b"xy\r\n", (ValueError, "HTTP")), ("a chunk of -1", CHUNKED + b"-1\r\n", (ValueError, "HTTP")),
+]
+
+
+@pytest.mark.parametrize("reason, comes, expected", ANSWERS, ids=[case[0] for case in ANSWERS])
+def test_an_answer_is_read_whole_or_not_at_all(reason, comes, expected):
+    line, there = socket.socketpair()
+
+    def answer_it():
+        with there:
+            assert there.recv(65536).endswith(b"\r\n\r\n{}")
+            there.sendall(comes)
+    threading.Thread(target=answer_it, daemon=True).start()
+    with line:
+        line.settimeout(30)
+        if isinstance(expected[0], int):
+            told = nexus.send_request(line, "POST", "/x", {"Host": "x"}, {})
+            assert (told.status, b"".join(told.pieces)) == expected
+        else:
+            with pytest.raises(expected[0], match=expected[1]):
+                nexus.read_answer(nexus.send_request(line, "POST", "/x", {"Host": "x"}, {}))
