@@ -12984,6 +12984,7 @@ section { margin-bottom: 1rem; }
 .why, .cause { flex: 1 1 10rem; min-width: 0; }
 .time { min-width: 4.5rem; text-align: right; }
 .gpus > li { display: grid; grid-template-columns: 3.4rem 9.5rem 9rem minmax(0, 1fr) 6rem; gap: 0 .8rem; }
+#gpus > ul { margin-top: .5rem; }
 .gpus > li.heading { min-height: 0; font-size: .82em; color: var(--muted); }
 .gpus > li.idle { background: var(--warn-soft); }
 .gauge { flex-wrap: nowrap; white-space: nowrap; }
@@ -13025,7 +13026,7 @@ section { margin-bottom: 1rem; }
 
 #job > * { margin-bottom: .7rem; }
 .facts { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(20rem, 100%), 1fr)); gap: 0 1.6rem; }
-.facts div, .fields div { display: grid; grid-template-columns: minmax(7rem, 12rem) minmax(0, 1fr); gap: .6rem; }
+.facts div, .fields > div { display: grid; grid-template-columns: minmax(7rem, 12rem) minmax(0, 1fr); gap: .6rem; }
 dialog { width: min(38rem, calc(100vw - 1.5rem)); max-height: calc(100dvh - 2rem); padding: 1.1rem; color: var(--ink); }
 dialog::backdrop { background: rgb(8 12 18 / .5); }
 dialog pre, #docs pre { padding: .5rem; margin: .5rem 0; max-height: 24rem; overflow: auto; background: var(--sunk); }
@@ -13040,6 +13041,8 @@ summary { cursor: pointer; padding: .3rem 0; }
   background: var(--panel); border: 1px solid var(--line); border-left: 4px solid var(--green); color: var(--ink); }
 .notice.bad { border-left-color: var(--red); }
 .opening main { opacity: 0; }
+.filtered { display: flex; flex-direction: column; }
+.filtered #lists { order: -1; }
 .offline :is(button, select):not(.log *, dialog *) { pointer-events: none; opacity: .5; }
 .docs header :not(.bar, .brand), .docs .state { display: none; }
 .call { margin: .4rem 0; padding: .1rem .8rem; }
@@ -13050,8 +13053,9 @@ summary { cursor: pointer; padding: .3rem 0; }
 
 @media (max-width: 700px) {
   .bar, main, footer { padding: .4rem .7rem; }
-  .quiet, .heading, .gpus .track, .gpus .memory, .use .line, #failures .cause { display: none !important; }
+  .quiet, .heading, .gpus .track, .gpus .memory, .use .line, #failures :is(.cause, .time) { display: none !important; }
   #failures li { flex-wrap: nowrap; }
+  #failures .title { flex: 1; max-width: none; }
   .counts { order: 2; flex: 0 0 100%; }
   #filter { order: 3; flex-basis: 100%; max-width: none; }
   .gpus > li { grid-template-columns: 2.2rem 2.8rem minmax(0, 1fr) auto; gap: 0 .5rem; }
@@ -13252,13 +13256,13 @@ async function request(method, path, {headers, ...options} = {}) {
   throw refusal;
 }
 
-async function ask(method, path, {body, headers = {}, timeout = ANSWER_MS, signal = null,
-  read = (answer) => answer.status === 204 ? null : answer.json()} = {}) {
+async function ask(method, path, {body, headers = {}, timeout = ANSWER_MS, signal = null} = {}) {
   const late = AbortSignal.timeout(timeout);
   if (body !== undefined) headers['Content-Type'] = 'application/json';
   try {
     const options = {headers, body: JSON.stringify(body), signal: signal ? AbortSignal.any([signal, late]) : late};
-    return await read(await request(method, path, options));
+    const answer = await request(method, path, options);
+    return answer.status === 204 ? null : await answer.json();
   } catch (error) {
     if (known(error.status) || signal?.aborted) throw error;
     throw Object.assign(failure(late.aborted ? `The service has not answered for ${timeout / 1000} seconds.`
@@ -13335,6 +13339,7 @@ byId('token-button').addEventListener('click', () => {
 let view = null, version = 0;                   // what is shown, as the service describes it, and its version
 let filter = {}, limit = PAGE;                  // {text, status, group, user} of the lists, and their length
 let following = null, wake = () => {};
+const isFiltered = () => Object.keys(filter).length > 0;
 
 const pause = (milliseconds) => new Promise((resolve) => {
   const timer = setTimeout(resolve, milliseconds);
@@ -13409,11 +13414,11 @@ setInterval(() => {
 
 // ---- The overview
 
-const isFiltered = () => Object.keys(filter).length > 0;
 const draw = onFrame(() => {
   if (!view) return;
   drawHeader();
   if (jobPage) return jobPage.draw();
+  byId('overview').classList.toggle('filtered', isFiltered());  // what was looked for comes first
   const banner = (kind, text) => el('p', {class: `banner ${kind}`, key: text}, text);
   show(byId('banners'),
     view.is_paused && banner('warn', 'The queue is paused: running jobs go on, nothing new starts.'),
@@ -13507,7 +13512,7 @@ function drawFailures() {
   }
   const drawLine = ([key, jobs]) => {
     const [job] = jobs, count = jobs.length, note = count > 1
-      && el('a', {href: groupAddress(job.group, 'failed')}, `and ${count - 1} more of ${job.group}`);
+      && el('a', {class: 'clip', href: groupAddress(job.group, 'failed')}, `+${count - 1} of ${job.group}`);
     return el('li', {key, 'data-failure': job.id, class: 'bad'}, describe(job, note), drawTime(job),
       button('Retry', () => retry(count > 1 ? {group: job.group} : {ids: [job.id]}),
         {class: 'quiet', 'aria-label': `Retry ${key}`}),
@@ -13626,9 +13631,10 @@ function drawList(name, title, entries, total, empty, note) {
 }
 
 function drawJob(job) {
-  const {id, status, stopping} = job;
-  return el('li', {key: id, 'data-job': id}, describe(job, isFiltered() && el('span', {class: 'muted'}, job.group)),
-    drawTime(job), known(job.command) && el('span', {class: 'actions quiet'}, !isOver(job)
+  const {id, status, stopping, group} = job;
+  const note = group && !filter.group && el('a', {class: 'muted', href: groupAddress(group)}, group);
+  return el('li', {key: id, 'data-job': id}, describe(job, note), drawTime(job),
+    known(job.command) && el('span', {class: 'actions quiet'}, !isOver(job)
       ? button(stopping ? 'Stopping\u2026' : 'Cancel', () => cancel(job),
         {disabled: Boolean(stopping), 'aria-label': `Cancel job ${id}`})
       : status !== 'completed' && button('Retry', () => retry({ids: [id]}), {'aria-label': `Retry job ${id}`})));
@@ -13702,12 +13708,11 @@ async function isConfirmed(title, text, detail, verb) {
 }
 
 async function cancel(job) {
-  const loss = job.status === 'running'
-    ? 'All its processes are stopped: first asked to end, then killed. What it has not saved is lost.'
-    : 'It is taken out of the queue, and so are jobs that run after it.';
+  const [loss, done] = job.status === 'running'
+    ? ['Its processes are asked to end, then killed. What it has not saved is lost.', 'is being stopped']
+    : ['It is taken out of the queue, and so are jobs that run after it.', 'was taken out of the queue'];
   if (!await isConfirmed(`Cancel job ${job.id}?`, loss, commandOf(job), 'Cancel job')) return;
-  await act('POST', 'jobs/cancel', {ids: [job.id]}, job.status === 'running' ? `Job ${job.id} is being stopped.`
-    : `Job ${job.id} was taken out of the queue.`);
+  await act('POST', 'jobs/cancel', {ids: [job.id]}, `Job ${job.id} ${done}.`);
 }
 
 async function cancelGroup({name, pending, running: runs}) {
@@ -13827,30 +13832,29 @@ function renderLine(raw, style) {               // what a line shows, as [[text,
 
 const ADDRESS = /(https?:\/\/[^\s<>"'`]*[^\s<>"'`.,;:!?)\]}])/;
 
-function lineNode(runs, kind, at) {             // a line of a log
+function lineNode(runs, kind) {                 // a line of a log
   const link = (text) => text.split(ADDRESS).map((part, index) => index % 2
     ? el('a', {href: part, target: '_blank', rel: 'noopener noreferrer'}, part) : part);
-  return el('div', {class: kind, title: at && clock(at)},
+  return el('div', {class: kind},
     ...runs.map(([text, classes]) => classes ? el('span', {class: classes}, link(text)) : link(text)));
 }
 
 // stdout and stderr are parsed separately: a progress bar on one does not run into lines on the other.
 class LogSource {
   constructor(kind) {
-    Object.assign(this, {kind, offset: 0, raw: '', style: [], at: null});
+    Object.assign(this, {kind, offset: 0, raw: '', style: []});
   }
 
-  feed(text, at) {                              // returns the completed lines
+  feed(text) {                                  // returns the completed lines
     const lines = (this.raw + text.replace(/[\udc80-\udcff]/gu, '\ufffd')).split('\n'), last = lines.pop();
     this.raw = last;
-    this.at = at;
     if (last.length > LINE_LENGTH) {            // of a progress bar, keep only what it shows now
       this.raw = last.slice(Math.max(0, last.lastIndexOf('\r', last.length - 2))).slice(0, LINE_LENGTH);
     }
     return lines.map((raw) => {
       const [runs, style] = renderLine(raw.slice(0, LINE_LENGTH), this.style);
       this.style = style;
-      return [runs, /\r(?!$)/.test(raw) ? null : this.kind, at];        // a progress bar is no error
+      return [runs, /\r(?!$)/.test(raw) ? null : this.kind];            // a progress bar is no error
     });
   }
 }
@@ -13935,13 +13939,13 @@ class LogView {
     return hasNews;
   }
 
-  take({attempt, started_at: begun, has_earlier: hasEarlier, stream, at, end, text}) {
+  take({attempt, started_at: begun, has_earlier: hasEarlier, stream, end, text}) {
     if (hasEarlier && attempt !== this.attempt) {
-      this.lines.push([[[`attempt ${attempt}, ${clock(begun)}`, '']], 'attempt', null]);
+      this.lines.push([[[`attempt ${attempt}, ${clock(begun)}`, '']], 'attempt']);
     }
     this.attempt = attempt;
     this.sources[stream].offset = end;
-    this.lines.push(...this.sources[stream].feed(text, at));
+    this.lines.push(...this.sources[stream].feed(text));
   }
 
   close() {
@@ -13954,8 +13958,8 @@ class LogView {
     if (this.drawnRun !== run) box.replaceChildren();
     this.drawnRun = run;
     for (const node of this.partials ?? []) node.remove();
-    this.partials = Object.values(this.sources).filter(({raw}) => raw).map(({raw, style, kind, at}) =>
-      lineNode(renderLine(raw, style)[0], raw.includes('\r') ? null : kind, at));
+    this.partials = Object.values(this.sources).filter(({raw}) => raw).map(({raw, style, kind}) =>
+      lineNode(renderLine(raw, style)[0], raw.includes('\r') ? null : kind));
     box.append(...lines.map((line) => lineNode(...line)), ...this.partials);
     const height = box.scrollHeight;
     while (box.children.length > LOG_MOST) box.firstChild.remove();
