@@ -5385,14 +5385,18 @@ release_leases() {
 # An orphan would be taken for what the command left.  SIGKILL: a shell that was just forked may lose another signal.
 end_viewer() { [ -z "$viewer" ] || { kill -9 "$viewer"; wait "$viewer"; } 2>/dev/null; }
 # Whether processes of this session are left, beside this script and its children.  After a short command only the pids
-# above $first, the last one before it, are looked at: so the other processes of the machine cost little.
+# above $first, the last one before it, are looked at: so the other processes of the machine cost nothing.
 has_company() {
-  local files=() folder
+  local files=() pid
   read -r rest rest rest rest last < /proc/loadavg
-  [ "$took" -lt 1000 ] && [ "$last" -ge "$first" ] || first=0
-  for folder in /proc/[0-9]*; do
-    [ "${folder#/proc/}" -le "$first" ] || files+=("$folder/stat")
-  done
+  if [ "$took" -lt 1000 ] && [ "$last" -ge "$first" ] && [ $((last - first)) -lt 1000 ]; then
+    for ((pid = first + 1; pid <= last; pid++)); do
+      [ ! -e "/proc/$pid/stat" ] || files+=("/proc/$pid/stat")
+    done
+    [ "${#files[@]}" -gt 0 ] || return 1
+  else
+    files=(/proc/[0-9]*/stat)
+  fi
   # cat goes on where a process ends while its file is read; sed would stop there.
   cat "${files[@]}" </dev/null 2>/dev/null | sed -n "s/^\([0-9]*\) .*) [^ZX] \([0-9]*\) [0-9]* $$ .*/ \1 \2 /p" |
     grep -qv " $$ "
