@@ -4411,10 +4411,6 @@ class Completed(Value):
     errors: str = ""            # stderr, with is_apart
 
 
-class RunError(NexusError):
-    """A program could not be run to its end."""
-
-
 STUCK: dict[str, subprocess.Popen[bytes]] = {}      # {purpose: a program that no signal ends}
 STUCK_HINT = "a driver or a file system does not answer: see dmesg; a reboot may be needed"
 
@@ -4438,16 +4434,16 @@ def run(argv: Sequence[str], timeout_s: float, environ: Mapping[str, str] | None
     import subprocess
     purpose = purpose or argv[0]
     if purpose in STUCK and not has_ended(STUCK[purpose]):
-        raise RunError("unavailable", f"{purpose} (pid {STUCK[purpose].pid}) hangs and cannot be ended", STUCK_HINT)
+        raise NexusError("unavailable", f"{purpose} (pid {STUCK[purpose].pid}) hangs and cannot be ended", STUCK_HINT)
     with open_scratch() as output, open_scratch() as errors:
         # Files instead of pipes: a background process of the program would keep a pipe open.
         try:
             process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=output, env=environ,
                                        stderr=errors if is_apart else subprocess.STDOUT, start_new_session=True)
         except FileNotFoundError:
-            raise RunError("unavailable", f"{argv[0]} was not found on PATH", install) from None
+            raise NexusError("unavailable", f"{argv[0]} was not found on PATH", install) from None
         except OSError as error:
-            raise RunError("unavailable", f"{argv[0]} cannot be run: {error.strerror}", hint) from None
+            raise NexusError("unavailable", f"{argv[0]} cannot be run: {error.strerror}", hint) from None
         with contextlib.suppress(subprocess.TimeoutExpired):
             exit_code = process.wait(timeout_s)
             return Completed(exit_code, read_scratch(output, undecodable), read_scratch(errors, undecodable))
@@ -4457,9 +4453,9 @@ def run(argv: Sequence[str], timeout_s: float, environ: Mapping[str, str] | None
                 os.killpg(process.pid, number)
             if wait_until(lambda: has_ended(process), patience_s, 0.02):
                 last = read_scratch(errors if is_apart else output).strip().rpartition("\n")[2]
-                raise RunError("unavailable", f"{why}{last and ': '}{format_line(last, 200)}", hint)
+                raise NexusError("unavailable", f"{why}{last and ': '}{format_line(last, 200)}", hint)
         STUCK[purpose] = process
-        raise RunError("unavailable", f"{why} and cannot be ended", STUCK_HINT)
+        raise NexusError("unavailable", f"{why} and cannot be ended", STUCK_HINT)
 
 
 def open_scratch() -> IO[bytes]:
@@ -4895,21 +4891,19 @@ class Leases:
     def lock(self, folder: int, uuid: str) -> tuple[int | None, str]:
         """(a GPU's file, locked for this service, ""), or (None, who has the GPU).  Raises: OSError."""
         import stat
-        name, path = name_lease(uuid), os.path.join(self.folder, name_lease(uuid))
+        name = name_lease(uuid)
         with contextlib.suppress(FileExistsError):  # fs.protected_regular refuses O_CREAT on another user's file
             os.close(os.open(name, LEASE_FLAGS | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder))
-        status = os.lstat(name, dir_fd=folder)
-        blocked = None, f"{find_user(status.st_uid)} (who put something else at {path})"
-        if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
-            return blocked
+        status, blocked = os.lstat(name, dir_fd=folder), f"(who put something else at {self.folder}/{name})"
         try:
             handle = os.open(name, LEASE_FLAGS, dir_fd=folder)
-        except OSError:                             # its owner keeps others out
-            return blocked
+        except OSError:                             # no file, or its owner keeps others out
+            return None, f"{find_user(status.st_uid)} {blocked}"
         with contextlib.ExitStack() as stack:
             stack.callback(os.close, handle)
-            if not os.path.samestat(status, os.fstat(handle)):
-                return blocked
+            status = os.fstat(handle)
+            if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
+                return None, f"{find_user(status.st_uid)} {blocked}"
             if (status.st_uid, stat.S_IMODE(status.st_mode), status.st_size) == (os.geteuid(), 0o600, 0):
                 os.fchmod(handle, 0o666)            # it is new, or its maker was killed before this
             if time.time() - status.st_mtime > LEASE_TOUCH_S:

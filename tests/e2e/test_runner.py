@@ -1,7 +1,6 @@
 """Section 11: job.sh as it really runs, with and without screen; and what keeps the service running."""
 
 import contextlib
-import json
 import os
 import pathlib
 import re
@@ -181,14 +180,6 @@ def test_a_command_runs_to_its_end_under_screen(box, reason, command, code, out,
     assert [saying.verb for saying in box.hear("end")] == ["start", "end"]
 
 
-def test_the_result_file_is_json_that_says_how_long_and_its_time_when(box):
-    result = box.run("sleep 0.12; exit 3")
-    body = json.loads(box.text("result-1.json"))
-    assert set(body) == {"exit_code", "runtime_seconds"} and body["exit_code"] == 3
-    assert result.finished_at == os.stat(f"{box.layout.job_folder('abc')}/result-1.json").st_mtime
-    assert 0.1 <= body["runtime_seconds"] < 60, "to the hundredth, by a clock that does not jump"
-
-
 def test_attempts_write_one_after_the_other(box):
     box.run("echo one; echo ONE >&2; exit 1")
     box.run("echo two; echo TWO >&2", attempt=2)
@@ -259,22 +250,6 @@ def test_read_claim(tmp_path, reason, content, owner, began):
         (tmp_path / "attempt-2").write_text(content)
     assert nexus.read_claim(str(tmp_path), 2) == owner and nexus.read_claim(str(tmp_path), 1) is None
     assert nexus.read_began(str(tmp_path), 2) == began
-
-
-RESULTS = [  # reason, content (None: no file), exit code (... = no result)
-    ("none yet", None, ...), ("empty", "", ...), ("torn", '{"exit_code": 3, "run', ...), ("no result", "[]", ...),
-    ("a code that cannot be", '{"exit_code": 300, "runtime_seconds": 1}', ...),
-    ("whole", '{"exit_code": 3, "runtime_seconds": 1.05}\n', 3),
-    ("not launched", '{"exit_code": null, "runtime_seconds": 0.00, "cause": "launch", "cause_line": "x"}', None),
-]
-
-
-@pytest.mark.parametrize("reason, content, code", RESULTS, ids=[case[0] for case in RESULTS])
-def test_read_result(tmp_path, reason, content, code):
-    if content is not None:
-        (tmp_path / "result-1.json").write_text(content)
-    found = nexus.read_result(str(tmp_path), 1)
-    assert found is None if code is ... else found.exit_code == code
 
 
 # What cannot be launched
@@ -735,23 +710,6 @@ def test_a_start_that_bounces(box, leases, reason, happens, is_late):
     mine.close_own("abc")
     if happens is not lease_exchanged:
         theirs.take("uvw", ["GPU-1", "GPU-2"])
-
-
-# Logs
-
-TAILS = [  # reason, content (None: a folder), start, most bytes, (text, size of the whole)
-    ("all of it", b"one\ntwo\n", 0, 9, ("one\ntwo\n", 8)), ("the end of it", b"one\ntwo\n", 0, 4, ("two\n", 8)),
-    ("the end of this attempt's part", b"one\ntwo\n", 4, 2, ("o\n", 8)), ("this attempt wrote nothing", b"one\n", 4, 9, ("", 4)),
-    ("it was cut short meanwhile", b"one\n", 99, 9, ("", 4)), ("a letter cut in two", "xé".encode(), 0, 1, ("\ufffd", 3)),
-    ("a folder", None, 0, 9, ("", 0)),
-]
-
-
-@pytest.mark.parametrize("reason, content, start, most, expected", TAILS, ids=[case[0] for case in TAILS])
-def test_read_tail(tmp_path, reason, content, start, most, expected):
-    path = tmp_path / "stderr.log"
-    path.mkdir() if content is None else path.write_bytes(content)
-    assert nexus.read_tail(str(path), start, most) == expected
 
 
 # What keeps the service running
