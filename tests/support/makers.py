@@ -74,10 +74,7 @@ def put(state, *changes):
 
 def indexes_of(state):
     """All indexes of a State, copied: what may be compared with those of another time."""
-    def copy(index):
-        return {key: copy(inner) for key, inner in index.items()} if isinstance(index, dict) else type(index)(index) if isinstance(
-            index, (list, set)) else index
-    return {name: copy(getattr(state, name)) for name in vars(state) if name not in ("seq", "tables", *state.tables, *nexus.FACTS)}
+    return {name: getattr(state, name).copy() for name in ("running", "pending", "dependents")}
 
 
 def find_faults(schema, value):

@@ -56,11 +56,7 @@ def check_indexes(made):
     ordered = nexus.list_pending(made)
     assert {one.id: one for one in ordered} == pending and len(ordered) == len(pending)
     assert made.pending == sorted((one.queue_key, one.id) for one in pending.values())
-    dependents = {}
-    for one in pending.values():
-        for parent in one.pending_dependencies:
-            dependents.setdefault(parent, set()).add(one.id)
-    assert made.dependents == dependents
+    assert made.dependents == sorted((parent, one.id) for one in pending.values() for parent in one.pending_dependencies)
     assert made.running == {id: one for id, one in made.jobs.items() if one.status == nexus.RUNNING}
     ended = {id: one for id, one in made.jobs.items() if one.status in nexus.FINAL}
     assert {one.id: one for one in nexus.list_finished(made)} == ended and len(ended) == nexus.count_finished(made)
@@ -70,7 +66,7 @@ def check_indexes(made):
 
 def dump(made):
     """All of a State, copied."""
-    return {**{name: getattr(made, name) for name in nexus.FACTS}, "tables": {name: dict(made.tables[name]) for name in nexus.ROWS},
+    return {**{name: getattr(made, name) for name in nexus.FACTS}, "tables": {name: dict(getattr(made, name)) for name in nexus.ROWS},
             **indexes_of(made)}
 
 
@@ -239,7 +235,7 @@ def test_a_cancelled_child_names_its_parent(reason, facts, part):
     assert part in made.jobs["bbb"].current.cause_line, reason
     assert "job bbb, which was cancelled (dependency)" in made.jobs["ccc"].current.cause_line, "the next one up, not the first"
     assert made.jobs["bbb"].current.finished_at == NOW and made.jobs["bbb"].status_history[-1] == ("cancelled", NOW)
-    assert made.dependents == {}
+    assert made.dependents == []
 
 
 @pytest.mark.parametrize("status", ["completed", "failed", "cancelled"])
@@ -249,7 +245,7 @@ def test_after_any_an_end_is_as_good_as_another(status):
     end(made, "aaa", status=status)
     assert (made.jobs["bbb"].status, made.jobs["bbb"].pending_dependencies) == ("pending", ())
     assert made.jobs["ccc"].status == ("pending" if status == "completed" else "cancelled"), "after says more"
-    assert made.dependents == {}
+    assert made.dependents == []
 
 
 def test_a_chain_of_thousands_ends_at_once():
@@ -258,7 +254,7 @@ def test_a_chain_of_thousands_ends_at_once():
     for change in nexus.end_job(made, made.jobs[names[0]], "failed", NOW, cause="exit", exit_code=1):
         put(made, change)
     causes = {one.current.cause for one in nexus.list_finished(made)}
-    assert not made.pending and made.dependents == {} and causes == {"exit", "dependency"}
+    assert not made.pending and made.dependents == [] and causes == {"exit", "dependency"}
 
 
 # The order of the queue
