@@ -13223,21 +13223,19 @@ async function act(method, path, body, done, headers, refuse = complain) {
   }
 }
 
-const tell = (text) => setTimeout((notice) => notice.remove(), 6000, notice({class: 'notice'}, text));
+function tell(text) {
+  const notice = el('div', {class: 'notice'}, text);
+  byId('notices').append(notice);
+  setTimeout(() => notice.remove(), 6000);
+}
 
 function complain({message, hint, status}) {    // it stays until it is closed
   if (status === 401) return;                   // the token dialog says it
-  const shown = notice({class: 'notice bad', role: 'alert'}, el('strong', {}, message), el('div', {}, hint));
-  shown.append(button('Close', () => shown.remove(), {class: 'link'}));
-}
-
-function notice(facts, ...text) {
-  const made = el('div', facts, el('div', {class: 'grow'}, ...text));
-  for (const old of [...byId('notices').children]) {
-    if (old.firstChild.textContent === made.textContent) old.remove();
-  }
-  byId('notices').append(made);
-  return made;
+  const notice = el('div', {class: 'notice bad', role: 'alert'},
+    el('div', {class: 'grow'}, el('strong', {}, message), el('div', {}, hint)),
+    button('Close', () => notice.remove(), {class: 'link'}));
+  for (const old of [...byId('notices').children]) if (old.textContent === notice.textContent) old.remove();
+  byId('notices').append(notice);
 }
 
 // ---- The token, kept for this tab only
@@ -13301,8 +13299,9 @@ async function follow() {
     await tokenDialog;
     following = new AbortController();
     const {signal} = following, query = new URLSearchParams({...filter, limit, after: version});
+    const isBrief = document.hidden;
     try {
-      const changes = await ask('GET', `status?${query}`, {signal, timeout: document.hidden ? HIDDEN_MS : SILENCE_MS});
+      const changes = await ask('GET', `status?${query}`, {signal, timeout: isBrief ? HIDDEN_MS : SILENCE_MS});
       view = merge(changes.is_whole ? {} : view, changes);
       version = view.state_version;
       delay = 500;
@@ -13312,9 +13311,8 @@ async function follow() {
       jobPage?.refresh(changes);
       await pause(document.hidden ? HIDDEN_PAUSE_MS : NEWS_PAUSE_MS);
     } catch (error) {
-      if (signal.aborted || tokenDialog) continue;
-      if (document.hidden && error.isLate) {    // nothing has changed
-        await pause(HIDDEN_PAUSE_MS);
+      if (signal.aborted || tokenDialog || (isBrief && error.isLate)) {         // late: nothing has changed
+        if (error.isLate && document.hidden) await pause(HIDDEN_PAUSE_MS);
         continue;
       }
       if (!known(error.status)) tellBroken(error);
@@ -13431,8 +13429,8 @@ function drawTime(job) {                        // how long it runs, or ran, and
 
 // Failures stay until they are dismissed, in this browser, or retried.  Those of a group are one line.
 
+const SHOWN_FAILURES = 4;
 const readDismissed = () => (localStorage.getItem('nexus-dismissed') ?? '').split(',');
-let shownFailures = 4;
 
 function listFailures() {
   const dismissed = readDismissed();
@@ -13458,11 +13456,10 @@ function drawFailures() {
         {class: 'quiet', 'aria-label': `Retry ${key}`}),
       button('\u00d7', () => dismiss(jobs), {'aria-label': `Dismiss ${key}`, title: 'Dismiss'}));
   };
-  const left = lines.size - shownFailures;
   show(byId('failures'), failures.length > 0 && el('ul', {class: 'rows panel'},
-    [...lines].slice(0, shownFailures).map(drawLine),
+    [...lines].slice(0, SHOWN_FAILURES).map(drawLine),
     lines.size > 1 && el('li', {class: 'bad', key: 'all'}, el('span', {class: 'grow'}),
-      left > 0 && button(`Show ${left} more`, () => { shownFailures = Infinity; draw(); }, {class: 'link'}),
+      lines.size > SHOWN_FAILURES && el('a', {href: '#/?status=failed'}, `${lines.size - SHOWN_FAILURES} more`),
       button('Dismiss all', () => dismiss(failures), {class: 'link'}))));
 }
 
@@ -13922,13 +13919,6 @@ class LogView {
     this.newer.hidden = true;
   }
 
-  mark(line) {
-    for (const node of this.box.querySelectorAll('.marked')) node.classList.remove('marked');
-    line.classList.add('marked');
-    this.isAtEnd = false;
-    line.scrollIntoView({block: 'center'});
-  }
-
   search(isNew = true) {
     const wanted = this.find.value.toLowerCase();
     this.hits = [...this.box.children].filter((node) => {
@@ -13946,17 +13936,17 @@ class LogView {
     const count = this.hits?.length;
     if (!count) return this.hasEarlier() && this.loadEarlier(() => this.search());
     this.index = (this.index + step + count) % count;
-    this.mark(this.hits[this.index]);
+    for (const node of this.box.querySelectorAll('.marked')) node.classList.remove('marked');
+    this.hits[this.index].classList.add('marked');
+    this.hits[this.index].scrollIntoView({block: 'center'});
+    this.isAtEnd = false;
     show(this.found, `${this.index + 1} of ${counted(count, 'line')}${this.scope}`);
   }
 
-  goToError() {
-    const cause = jobPage.job.cause_line?.trim(), nodes = [...this.box.children];
-    const line = cause && nodes.findLast((node) => node.textContent.includes(cause));
-    if (cause && !line && this.hasEarlier()) return this.loadEarlier(() => this.goToError());
-    const likely = line || nodes.findLast((node) => /error|exception|traceback|fatal/i.test(node.textContent));
-    if (likely) this.mark(likely);
-    else tell('No line of what is loaded here looks like an error.');
+  goToError() {                                 // finds the line that says why it failed
+    this.find.value = jobPage.job.cause_line?.split('\u2026')[0] ?? 'error';
+    this.search();
+    if (!this.hits.length) this.goTo(1);
   }
 
   describe() {

@@ -1207,6 +1207,26 @@ def test_samples_of_a_job_are_kept_over_a_restart_and_a_retry_begins_anew(world)
     assert kept.status == "pending" and (kept.current.peak_gpu_mem_mib or 0) in (0, 9000)
 
 
+def test_a_gpu_that_its_job_has_not_used_for_ten_minutes_is_idle(world):
+    w = world()
+    job_id = w.add()
+    w.turn()
+    w.claim(job_id, 100)
+
+    def look(seconds, busy):
+        w.machine.shown = [makers.gpu(0, utilization=busy), makers.gpu(1, utilization=0.0)]
+        w.turn(seconds=seconds)
+        w.probe()
+        w.turn(seconds=1)
+        return [gpu["is_idle"] for gpu in w.service.views.status()["gpu_status"]]
+
+    assert look(10, 0.0) == [False, False], "it may still be loading"
+    assert look(600, 0.0) == [True, False]
+    assert look(10, 70.0) == [False, False]
+    assert look(300, 0.0) == [False, False]
+    assert look(400, 0.0) == [True, False]
+
+
 def test_estimates(world):
     w = world(gpus=1)
     first = w.add(expected_time=100)
