@@ -7495,6 +7495,8 @@ class AgentLine:
             while content := self.outbox.get():
                 self.process.stdin.write(content)
                 self.process.stdin.flush()
+        with contextlib.suppress(OSError):                  # it may have something left to write
+            self.process.stdin.close()
 
     def send(self, content: bytes) -> None:
         self.outbox.put(content)
