@@ -2864,7 +2864,7 @@ SLURM_DECISIONS: Sequence[tuple[str | None, str | None, float, str]] = (
     (None, OURS, 0.0, REQUEUE),                 # the claim keeps its job.sh from beginning
     ("", NOT_BEGUN, 0.0, REQUEUE),              # it never reached Slurm, or Slurm has lost it
     (REQUEUED_BY_SLURM, NOT_BEGUN, 0.0, REQUEUE),
-    (REQUEUED_BY_SLURM, BEGUN, 60.0, END),      # slurmctld has it killed when it hears of it; or its result is late
+    (REQUEUED_BY_SLURM, BEGUN, 60.0, END),      # slurmctld has it killed, or its result shows late
     ("NODE_FAIL", None, 0.0, END),
     ("BOOT_FAIL", None, 0.0, END),
     ("COMPLETED", BEGUN, 60.0, END),            # a shared file system may show the result late
@@ -5349,7 +5349,7 @@ def push_snapshot(ssh: Ssh, repository: str, commit: str, name: str, environ: Ma
 
 
 # ==== 11. RUNNER ==== job.sh: what runs around each job; and what keeps the service running
-# job.sh is bash and a few coreutils: it costs little while the job lives, can be read, and can be run by hand.  It claims
+# job.sh is bash and a few coreutils: it costs little while the job lives, and can be read and run by hand.  It claims
 # its attempt, shares the lock of the GPU lease with the service, says `start`, runs the command with its output
 # straight into the log files, says `end`, and leaves a result file.  Its events are acted upon at once; its files say
 # the same to a service that missed them.
