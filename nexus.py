@@ -4396,7 +4396,7 @@ SMI_WAIT_S = 10.0               # a refresh waits so long; then it uses the last
 SMI_SLOW_S = 2.0
 EXEC_LOOKS = 500                # half a millisecond apart: the longest wait for an environment during an exec
 FORMER_COUNT = 10000            # ended processes whose jobs are remembered
-SETTLED_S = 10.0                # the age at which a process that is nobody's will be nobody's
+SETTLED_S = 2.0                 # the age at which a process that is nobody's will be nobody's
 SMI_SLOW_HINT = ("nvidia-smi is slow while the driver loads the cards at each run: start nvidia-persistenced, "
                  "or nvidia-smi -pm 1")
 PROC = "/proc"
@@ -4568,6 +4568,7 @@ class Processes:
         self.marks: dict[tuple[int, int, int], str | None] = {}         # {(pid, started, env_start): mark}
         self.owners: dict[int, tuple[int, str]] = {}        # {pid: (started, its job's mark)}, of ended ones too
         self.strangers: set[int] = set()                    # pids that were nobody's at the last refresh
+        self.latest_pid = 0                                 # the last one then: below it none is new, until pids wrap
 
     def find(self, pid: int) -> Process | None:
         with contextlib.suppress(OSError, ValueError, IndexError), opened(f"{PROC}/{pid}/stat", os.O_RDONLY) as handle:
@@ -4634,8 +4635,9 @@ class Processes:
 
         `over`: ids of jobs whose command has ended.  `is_refresh`: look at all of the machine; `jobs` are all that run.
         """
-        pids = self.list_pids()
-        processes = self.read(pids if is_refresh else pids - self.strangers)
+        latest_pid = int((read_text(f"{PROC}/loadavg") or "0").split()[-1])
+        pids, has_wrapped = self.list_pids(), latest_pid < self.latest_pid
+        processes = self.read(pids if is_refresh or has_wrapped else pids - self.strangers)
         by_mark = {f"{job.id} {job.current.nonce}": job for job in jobs}
         runners: dict[int | None, Job] = {}
         for job in jobs:
@@ -4668,7 +4670,7 @@ class Processes:
         if is_refresh:
             # What is nobody's stays so; but one that has just begun may be job.sh, on its way to the command.
             young = {process.pid for process in processes if self.find_age_s(process.started) < SETTLED_S}
-            self.strangers = pids - found.keys() - young
+            self.strangers, self.latest_pid = pids - found.keys() - young, latest_pid
             self.forget(processes)
         return members
 
@@ -7114,8 +7116,10 @@ LOOK_WAIT_S = 10.0              # an agent replies when there is news, else afte
 SILENCE_S = 15.0                # a reply that is later than expected by this means that the connection is lost
 ANSWER_S = 120.0                # in which a whole reply must arrive, however slow the connection
 MAX_ANSWER_BYTES = 16 * 2**20
+MAX_LOGIN_LINES = 1000          # that a login may print before the agent begins
 LOG_BYTES = 2**20               # of all logs in one reply: a slow connection transfers it within ANSWER_S
 LOG_INTERVAL_S = (0.05, 0.5)    # how often logs are looked at: after new output, when silent
+UNKNOWN_S = 0.2                 # a question about a job that an agent does not know is answered after this time
 FOLDERS_INTERVAL_S = 1.0        # how often an agent looks whether directories are there
 START_BACKOFF_S = 5.0           # a node that could not start a job gets none for so long
 NODE_ALARM_S = 30.0             # health turns bad when a node has been silent for so long
@@ -7144,6 +7148,7 @@ class Wanted(Value):
     stop_cause: str | None = None               # why it must end
     stop_signal: str | None = None
     order: Order | None = None                  # to start it; None: the node has it already, or has lost it
+    has_begun: bool = False                     # it ran there
 
 
 class Question(Value):
@@ -7223,9 +7228,8 @@ class Agent:
             f"{self.machine.boot_id} {read_machine()}", self.machine.boot_id, ".".join(map(str, sys.version_info[:3])),
             (f"SCREENDIR={folder}",) if folder else (), os.path.abspath(__file__), self.config.jobs.cpu_slots))
         for name in os.listdir(self.layout.log_dir):    # an earlier agent's; limits hold, even if no request ever comes
-            kept = read_json(os.path.join(self.layout.log_dir, name, "job.json"))
-            with contextlib.suppress(TypeError, ValueError):
-                job = decode_value(Job, kept)
+            with contextlib.suppress(TypeError, ValueError, NexusError):        # what is no job's is left alone
+                job = decode_value(Job, read_json(os.path.join(self.layout.log_dir, name, "job.json")))
                 self.jobs[find_key(job)] = job
         self.look()
         while self.is_connected or any(not (one.is_over or one.requeue) for one in self.host.hosted.values()):
@@ -7299,18 +7303,18 @@ class Agent:
         self.wanted = {one.key: one for one in self.question.jobs}
         self.refused = {key: refusal for key, refusal in self.refused.items()
                         if key in self.wanted and self.wanted[key].attempt == refusal.attempt}
-        for one in self.question.jobs:
-            job = self.jobs.get(one.key)
-            if one.order and one.key not in self.refused and (job is None or job.attempt != one.attempt):
-                refusal = self.start(one, one.order)
-                if refusal:
-                    self.refused[one.key] = JobReport(one.key, one.attempt, refusal)
         for key, job in self.jobs.items():
             same = self.wanted.get(key)
             if same is None or same.attempt != job.attempt:
                 same = Wanted(key, job.attempt, (0, 0), "killed")
             if same.stop_cause and not job.current.stop_cause:
                 self.jobs[key] = change_job(job, stop_cause=same.stop_cause, stop_signal=same.stop_signal).value
+        for one in self.question.jobs:
+            known = self.jobs.get(one.key)
+            if one.order and one.key not in self.refused and (known is None or known.attempt != one.attempt):
+                refusal = self.start(one, one.order)
+                if refusal:
+                    self.refused[one.key] = JobReport(one.key, one.attempt, refusal)
 
     def start(self, one: Wanted, order: Order) -> JobLook | None:
         """Start an attempt; return what the head hears of one that cannot be started."""
@@ -7323,7 +7327,8 @@ class Agent:
             return refuse("it was killed before it began")
         if job.current.boot_id != self.machine.boot_id:
             return refuse("it has just been booted")
-        if former and not (former.is_over or former.requeue):
+        is_former_left = any(other.id == job.id and key != one.key for key, other in self.jobs.items())
+        if is_former_left or (former and not (former.is_over or former.requeue)):
             return refuse(f"an earlier job {job.id} is still being ended")
         environ = self.make_environment(order.environ)
         job = replace(job, log_dir=folder, cwd=job.cwd or os.path.expanduser("~"))
@@ -7367,7 +7372,8 @@ class Agent:
         if one.key in self.refused:
             return self.refused[one.key]
         if job is None or job.attempt != one.attempt or look is None:
-            if take_claim(folder, one.attempt) or read_claim(folder, one.attempt) == (0, 0):
+            # What has begun may run still, though its files are gone.
+            if not one.has_begun and (take_claim(folder, one.attempt) or read_claim(folder, one.attempt) == (0, 0)):
                 return JobReport(one.key, one.attempt, JobLook(requeue="it was not started there"))
             lost = Result(None, None, None, "session-lost", f"its files are gone: {folder}")
             return JobReport(one.key, one.attempt, JobLook(result=lost, is_over=True))
@@ -7390,20 +7396,27 @@ class Agent:
         has_grown = any(size > have for one in wanted
                         for size, have in zip(measure_logs(self.layout.job_folder(one.key)), one.log_sizes))
         self.log_pause_s = LOG_INTERVAL_S[0] if has_grown else min(2 * self.log_pause_s, LOG_INTERVAL_S[1])
-        is_unknown = any(one.key not in looks and one.key not in self.refused for one in wanted)
+        is_unknown = self.clock.monotonic() - self.asked_at >= UNKNOWN_S and any(
+            one.key not in looks and one.key not in self.refused for one in wanted)
         return has_grown or is_unknown or self.find_news(looks) != self.told
 
     def answer(self, looks: Mapping[str, JobLook]) -> None:
         question, self.question = self.question, None
         assert question
         share = LOG_BYTES // max(1, 2 * len(question.jobs))
-        jobs = tuple(self.report(one, looks.get(one.key), share) for one in question.jobs)
+        jobs: list[JobReport] = []
+        for one in question.jobs:
+            try:
+                jobs.append(self.report(one, looks.get(one.key), share))
+            except (OSError, NexusError) as error:      # what is wrong with one job's folder holds up no other
+                why = format_line(f"its folder on the node cannot be used: {error}", 300)
+                jobs.append(JobReport(one.key, one.attempt, JobLook(notes=(why,))))
         trouble = self.observer.find_error() or ""
         shown = tuple(replace(gpu, fault=gpu.fault or trouble or None) for gpu in self.observer.gpus
                       if not is_left_out(gpu, self.config.gpu))
         self.told = self.find_news(looks)
         gpus, self.shown = (None if shown == self.shown else shown), shown
-        self.reply(Report(self.clock.now(), jobs, self.folders, trouble, gpus))
+        self.reply(Report(self.clock.now(), tuple(jobs), self.folders, trouble, gpus))
 
     def forget(self, key: str) -> None:
         """Drop an attempt that the head does not know any more.  Files that it wrote in its checkout stay."""
@@ -7457,6 +7470,12 @@ os.execv(sys.executable, [sys.executable, path, "agent", head, grace])
 '''
 
 
+def hash_code(content: bytes) -> str:
+    """A short hash of a nexus.py: 8 hex digits of its SHA-256."""
+    import hashlib
+    return hashlib.sha256(content).hexdigest()[:8]
+
+
 class AgentLine:
     """A connection to a node's agent."""
 
@@ -7479,6 +7498,9 @@ class AgentLine:
             word = self.read_word()
             if word == "needs":
                 content = read_bytes(os.path.abspath(__file__))
+                if hash_code(content) != digest:
+                    raise NexusError("unavailable", f"{os.path.abspath(__file__)} has changed since the service began",
+                                     hint="nexus restart: then the nodes get the new one")
                 self.send(b"%d\n%s" % (len(content), content))
                 word = self.read_word()
             self.hello: Hello = decode_value(Hello, load_json(self.read_line(SSH_TIMEOUT_S)))
@@ -7506,10 +7528,13 @@ class AgentLine:
         self.send(encode_json(request).encode("ascii") + b"\n")
 
     def read_word(self) -> str:
-        """The next line `nexus-agent: WORD`.  A login may print other lines."""
-        while not (line := self.read_line(SSH_TIMEOUT_S)).startswith(b"nexus-agent: "):
-            pass
-        return line.decode("utf-8", "replace").split()[-1]
+        """The next line `nexus-agent: WORD`.  A login may print other lines.  Raises: unavailable."""
+        for _ in range(MAX_LOGIN_LINES):
+            line = self.read_line(SSH_TIMEOUT_S)
+            if line.startswith(b"nexus-agent: "):
+                return line.decode("utf-8", "replace").split()[-1]
+        raise NexusError("unavailable", f"cannot use {self.name}: its login prints more than {MAX_LOGIN_LINES} lines",
+                         hint=f"see what its shell prints: {self.ssh.by_hand} true")
 
     def read_line(self, silence_s: float) -> bytes:
         """Raises: unavailable."""
@@ -7647,7 +7672,7 @@ class Node(MachineBackend):
 
     def list_wanted(self) -> tuple[Wanted, ...]:
         return tuple(Wanted(find_key(job), job.attempt, measure_output(job), job.current.stop_cause,
-                            job.current.stop_signal, self.orders[job.id, job.attempt])
+                            job.current.stop_signal, self.orders[job.id, job.attempt], job.current.pid is not None)
                      for job in self.list_jobs() if (job.id, job.attempt) in self.orders)
 
     def take(self, question: Question, report: Report) -> None:
@@ -7711,8 +7736,8 @@ class Node(MachineBackend):
             with self.guard:
                 if self.line is None:
                     raise NexusError("unavailable", "it cannot be reached")
-                self.orders[key] = order                    # from here on the agent may know it
-                self.ask(self.line)
+                self.orders[key] = order                    # end_unwanted() asks, once for all that start together
+            self.service.wake()
         except Exception as error:
             is_lost = isinstance(error, NexusError) and error.kind == "unavailable"
             hint = f" ({error.hint})" if isinstance(error, NexusError) and error.hint else ""
@@ -8682,19 +8707,25 @@ class Admission(Part):
         unfinished named job does not have it, no job is ended.
         Raises: not_found, forbidden, conflict.
         """
-        now, statuses = self.clock.now(), choice.status or (PENDING, RUNNING)
-        found: list[Job] = self.store.read(lambda state: list(choose_jobs(state, choice, caller)))
-        withdrawn = {job.current.slurm_key for job in found if job.current.slurm_id and job.status == PENDING
-                     and PENDING in statuses and is_withdrawn(job, self.layout.job_folder(job.id))}
-        if signal and any(job.current.slurm_id for job in found):
-            raise NexusError("conflict", "Slurm sends its own signals to the jobs that it runs", "leave the signal out")
+        now = self.clock.now()
 
-        def stop(state: State) -> Changes:
+        def find(state: State) -> list[Job]:
             jobs = choose_jobs(state, choice, caller)
             left = [job for job in jobs if job.status not in FINAL]
             if choice.ids and choice.status:
                 for job in jobs if len(jobs) == 1 else left:
-                    check_status(job, statuses, "nothing was done to the others" if len(jobs) > 1 else "")
+                    check_status(job, choice.status, "nothing was done to the others" if len(jobs) > 1 else "")
+            if signal and any(job.current.slurm_id for job in left):
+                raise NexusError("conflict", "Slurm sends its own signals to the jobs that it runs",
+                                 "leave the signal out")
+            return left
+
+        # Only when nothing speaks against it: a job whose attempt is claimed here does not run any more.
+        withdrawn = {job.current.slurm_key for job in self.store.read(find) if job.current.slurm_id
+                     and job.status == PENDING and is_withdrawn(job, self.layout.job_folder(job.id))}
+
+        def stop(state: State) -> Changes:
+            left = find(state)
             for job_id in [job.id for job in left]:
                 if state.jobs[job_id].status not in FINAL:          # a job before it may have ended it too
                     yield from stop_job(state, state.jobs[job_id], caller.name, now, withdrawn, signal)
@@ -8946,7 +8977,6 @@ class History(Part):
 
     def __init__(self, service: Service) -> None:
         super().__init__(service)
-        self.removing: set[str] = set()                     # ids of the jobs whose logs are being removed now
         self.trimmer = Worker(service, "trimming the history", self.trim_history)
 
     def clear(self, choice: Choice, caller: Caller) -> list[str]:
@@ -8983,16 +9013,12 @@ class History(Part):
         if not gone:
             return
         numbers = {job.id: job.number for job in gone}
-        self.removing |= numbers.keys()
-        try:
-            for job in gone:
-                self.service.run_guarded(f"After job {job.id}", self.remove_logs, job)
-            # Another request may have removed one meanwhile, and a new job may have its id.
-            self.store.update(lambda state: [
-                Put("jobs", job_id, None) for job_id, number in numbers.items()
-                if job_id in state.jobs and state.jobs[job_id].number == number])
-        finally:
-            self.removing -= numbers.keys()
+        for job in gone:
+            self.service.run_guarded(f"After job {job.id}", self.remove_logs, job)
+        # Another request may have removed one meanwhile, and a new job may have its id.
+        self.store.update(lambda state: [
+            Put("jobs", job_id, None) for job_id, number in numbers.items()
+            if job_id in state.jobs and state.jobs[job_id].number == number])
         for job in gone:
             self.service.run_guarded(f"After job {job.id}", self.release, job)
         self.log.info("Trimmed %s %s, with their logs: %s", format_count(len(gone), "job"), why,
@@ -9808,9 +9834,7 @@ def check_priority(priority: int | None, caller: Caller) -> None:
 
 
 def file_hash() -> str:
-    """Return a short hash of this file: 8 hex digits of its SHA-256."""
-    import hashlib
-    return hashlib.sha256(read_bytes(os.path.abspath(__file__))).hexdigest()[:8]
+    return hash_code(read_bytes(os.path.abspath(__file__)))
 
 
 # ==== 15. SERVER ==== ROUTES; handle(request) -> Response; authentication; Connection and Server, which hold sockets
@@ -11089,14 +11113,14 @@ def run_agent(home: str, config: Config, head: str, environ: Mapping[str, str]) 
     for number in (signal.SIGTERM, signal.SIGKILL):
         if lock is None:
             with contextlib.suppress(OSError, ValueError):
-                os.kill(int(read_text(layout.lock_file) or ""), number)
+                os.kill(max(2, int(read_text(layout.lock_file) or "")), number)     # -1 would be all of this user's
             wait_until(lambda: not is_locked(layout.lock_file), LOCK_TIMEOUT_S, 0.01)
             lock = take_lock(layout.lock_file)
     if lock is None:
         raise NexusError("unavailable", f"another agent of this head does not end: {layout.lock_file}",
                          hint=f"see what it is: fuser -v {layout.lock_file}")
-    os.ftruncate(lock, 0)
-    os.pwrite(lock, str(os.getpid()).encode(), 0)
+    with contextlib.suppress(OSError):                  # a full disk keeps no agent from its jobs
+        os.pwrite(lock, f"{os.getpid():<20}".encode(), 0)
     signal.signal(signal.SIGHUP, lambda *_: None)       # not SIG_IGN, which jobs would inherit for ever
     Agent(layout, config, head, environ, make_log(layout, config.service)).run()
 

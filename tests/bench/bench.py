@@ -207,6 +207,7 @@ def measure_crowd() -> None:
             argv = [sys.executable, "-c", CROWD, f"{it.folder}/leases", *counts]
             crowd = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
             assert crowd.stdout and crowd.stdout.readline() == b"ready\n"
+            time.sleep(10)                          # until a refresh has seen that they are nobody's
             gap = statistics.median(list_gaps(it))
             it.await_rest()
             found[is_crowded] = gap, statistics.median(kill_one(it) for _ in range(20))

@@ -1276,3 +1276,18 @@ def test_ssh_that_is_not_there(tmp_path):
     with pytest.raises(nexus.NexusError) as caught:
         nexus.AgentLine(made, "0-12345678", "12345678", 1.0)
     assert caught.value.kind == "unavailable" and "openssh-client" in caught.value.hint
+
+
+LOGINS = [  # reason, what ssh prints, words of the error
+    ("a login that prints for ever", "exec yes", "its login prints more than 1000 lines"),
+    ("a nexus.py that was replaced meanwhile", "echo nexus-agent: needs; exec cat >/dev/null", "has changed since the service began"),
+]
+
+
+@pytest.mark.parametrize("reason, script, words", LOGINS, ids=[case[0] for case in LOGINS])
+def test_a_node_to_which_no_agent_can_be_brought(tmp_path, reason, script, words):
+    (tmp_path / "ssh").write_text(f"#!/bin/sh\n{script}\n")
+    (tmp_path / "ssh").chmod(0o755)
+    made = nexus.Ssh(nexus.NodeConfig("n1", "10.0.0.5"), {"PATH": f"{tmp_path}:{os.environ['PATH']}"})
+    error = in_time(lambda: nexus.AgentLine(made, "0-12345678", "12345678", 1.0))
+    assert isinstance(error, nexus.NexusError) and error.kind == "unavailable" and words in error.message, repr(error)

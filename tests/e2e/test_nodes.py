@@ -461,6 +461,52 @@ def test_fault_as_it_ends(net, fault):
     assert (told["exit_code"], runs(net, job), log_of(net, told)) == (7, ["n1"], b"last\n")
 
 
+def folder_there(node, job_id):
+    folder, = node.home.glob(f".nexus/agent/*/jobs/job_{job_id}-*")
+    return folder
+
+
+def test_whatever_lies_in_the_folder_of_an_agent(net):
+    """The next agent leaves it alone, and looks after its jobs."""
+    node = net.nodes[0]
+    job = net.head.add(f"{COUNTED} until [ -e ~/end-litter ]; do sleep 0.05; done; echo done", node="n1")
+    net.head.wait_started(job)
+    jobs = folder_there(node, job).parent
+    (jobs / ".nfs0001").write_text("x")
+    (jobs / "job_abc-1" / "job.json").mkdir(parents=True)
+    (jobs / "job_abd-1").mkdir()
+    (jobs / "job_abd-1" / "job.json").write_text("{")
+    node.kill_agent()
+    (node.home / "end-litter").touch()
+    assert net.head.logs(net.head.wait(job, "completed")["id"]) == "done\n" and runs(net, job) == ["n1"]
+    for path in (jobs / ".nfs0001", jobs / "job_abc-1", jobs / "job_abd-1"):
+        assert path.exists()
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+@pytest.mark.parametrize("is_file", [False, True], ids=["it is gone", "a file in its place"])
+def test_a_running_job_whose_folder_is_lost_there_does_not_run_again(net, is_file):
+    """With its folder its result is lost, but nobody can know that it does not run any more."""
+    node = net.nodes[0]
+    job, other = (net.head.add(f"{COUNTED} sleep {length}", gpus=0, node="n1", retries=0) for length in ("641.5", "642.5"))
+    net.head.wait_started(job)
+    net.head.wait_started(other)
+    live.until(lambda: node.find("sleep 641.5"), "it to run")
+    folder = folder_there(node, job)
+    node.kill_agent()
+    shutil.rmtree(folder)
+    if is_file:
+        folder.write_text("x")
+    told = net.head.wait(job, "failed")
+    assert told["cause"] == "session-lost" and runs(net, job) == ["n1"]
+    assert net.head.job(other)["status"] == "running", "it is another one's folder"
+    net.head.ask("DELETE", f"/jobs/{other}")
+    net.head.wait(other, "cancelled")
+    node.run("pkill -f 'sleep 641.5'")
+    if is_file:
+        folder.unlink()
+
+
 def test_silence_is_unknown_and_then_the_truth(net):
     """Packets vanish: one job has not been sent yet, one runs, one ends meanwhile."""
     head, node = net.head, net.nodes[0]
