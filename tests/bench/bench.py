@@ -149,14 +149,14 @@ def list_gaps(it: Bench, waiting: int = 0, count: int = 100) -> list[float]:
 
 def measure_gap() -> None:
     """From the end of one job to the start of the next on its GPU."""
-    for launcher, limit in (("screen", 7), ("direct", 6)):
+    for launcher, limit in (("screen", 20), ("direct", 13)):
         medians = {}
         for waiting in (10, 10000):
             with bench(launcher=launcher) as it:
                 before = it.cpu_s(), it.cpu_s(of_children=True)
                 gaps = list_gaps(it, waiting)
                 own = (it.cpu_s() - before[0]) * 10
-                while Path(f"/proc/{it.pid}/task/{it.pid}/children").read_text():      # runners wait for a while
+                while Path(f"/proc/{it.pid}/task/{it.pid}/children").read_text():      # job.sh of the last one
                     time.sleep(0.1)
                 others = (it.cpu_s(of_children=True) - before[1]) * 10
                 medians[waiting] = statistics.median(gaps)
