@@ -1875,6 +1875,7 @@ def head(world, monkeypatch):
     def connect(w, name="n1"):
         node = w.service.pool.nodes[name]
         node.line, node.trouble, node.folders = FakeLine(), None, {"/": True}
+        node.latest = nexus.Question((), (), 0.0)
         node.hello = nexus.Hello(f"boot {name}", f"boot-{name}", "3.11.7", (), "/nexus.py", 4)
         node.gpus = (nexus.replace(makers.gpu(0), node=name, uuid=f"{name}/G0"),)
         return node
@@ -1898,6 +1899,7 @@ def news(w, *reports, name="n1"):
 def test_a_job_is_sent_once_and_its_end_waits_for_its_output(head):
     w = head()
     job_id, node = w.add(), w.service.pool.nodes["n1"]
+    w.turn()
     w.turn()
     order = node.line.orders[0]
     assert order.job.id == job_id and order.job.current.gpu_uuids == ("G0",)
@@ -1954,6 +1956,7 @@ def test_a_node_is_lost_between_the_plan_and_the_order(head, monkeypatch, why, c
     monkeypatch.undo()
     line = head.connect(w).line
     w.turn(seconds=10)
+    w.turn()
     assert w.job(job_id).status == "running" and len(line.orders) == 1
 
 
