@@ -5867,10 +5867,6 @@ class Store:
                 self.note_moves(moves)
         return answer
 
-    def read(self, look: Callable[[State], T]) -> T:
-        """The result of `look` at State as it is on the disk."""
-        return look(self.state)
-
     def note_change(self) -> None:
         with self.counting:
             self.version += 1
@@ -6288,11 +6284,11 @@ class SlurmBackend(Backend):
     def submit(self, job: Job) -> list[News]:
         """Submit a job; return [] while it must wait.  Raises: unavailable; Slurm may have the job all the same."""
         service, folder, config = self.service, self.service.layout.job_folder(job.id), self.service.config
-        known, is_paused, submitted = service.store.read(
-            lambda state: (state.jobs.get(job.id), state.paused, state.environments.get(job.environment)))
+        state = service.store.state
+        known, submitted = state.jobs.get(job.id), state.environments.get(job.environment)
         if known is None or known.current.slurm_key != job.current.slurm_key or known.current.stop_cause:
             return [Requeue("it was taken back before it was submitted to Slurm")]
-        if is_paused or self.error or self.refused.find_why(service.clock.monotonic()):
+        if state.paused or self.error or self.refused.find_why(service.clock.monotonic()):
             return []
         try:
             if self.written != job.current.slurm_key:       # writing it again would move the first folder aside
@@ -6417,10 +6413,9 @@ class SlurmBackend(Backend):
         self.worker.wanted.set()
 
     def list_live(self) -> tuple[Job, ...]:
-        results = self.service.runners.results
-        return self.service.store.read(lambda state: tuple(
-            job for job in (*list_submitted(state), *state.running.values())
-            if job.current.slurm_key and job.id not in results))
+        state, results = self.service.store.state, self.service.runners.results
+        return tuple(job for job in (*list_submitted(state), *state.running.values())
+                     if job.current.slurm_key and job.id not in results)
 
     def poll(self, runner_events: Sequence[RunnerEvent]) -> Iterator[Finding]:
         """Return what the thread has found, then let it go on."""
@@ -7796,7 +7791,7 @@ class Node(MachineBackend):
     def judge_launch(self, job: Job, why: str) -> Requeue | Result:
         """Judge a job that cannot begin there: another machine may have what is missing."""
         elsewhere = replace(job, excluded_nodes=(*job.excluded_nodes, (self.name, why)))
-        gpus = self.store.read(self.service.gpu_watch.see_gpus)
+        gpus = self.service.gpu_watch.see_gpus(self.store.state)
         if any(may_run_on(elsewhere, name) and sum(gpu.node == name for gpu in gpus) >= len(list_shares(job))
                for name in ("", *self.service.pool.nodes)):
             return Requeue(f"{self.name}: {why}", {"excluded_nodes": elsewhere.excluded_nodes})
@@ -8081,7 +8076,7 @@ class NodePool(Part):
         """
         busy = {job.current.node for job in self.service.running_jobs() if job.current.node}
         configured = {node.name: node for node in self.config.nodes}
-        kept: dict[str, KnownNode] = self.store.read(lambda state: dict(state.nodes))
+        kept = dict(self.store.state.nodes)
         for name, known in kept.items():
             if name in configured and name in busy and is_elsewhere_now(known.config, configured[name]):
                 self.log.error("Node %s is %s in config.toml, but jobs run on %s: when they have ended, nexus restart",
@@ -8175,7 +8170,7 @@ class NodePool(Part):
     def take_stock(self) -> None:
         """Find which directories are needed there; forget a leaving node when nothing runs there."""
         if self.nodes:
-            self.folders = self.store.read(list_needed_folders)
+            self.folders = list_needed_folders(self.store.state)
         for node in list(self.nodes.values()):
             is_told = node.trouble is not None or node.has_none
             if node.is_leaving and is_told and not node.list_jobs():
@@ -8278,7 +8273,7 @@ class JobsFile:
         from collections import Counter
         digests, faults = [hash_text(row.content)[:16] for row in rows], list[str]()
         counts, caller = Counter(digests), replace(self.service.owner, name="the jobs file")
-        before: Mapping[str, int] = self.service.store.read(lambda state: dict(state.seen))
+        before = self.service.store.state.seen
         # A row that was removed from the file counts as new when it comes back.
         seen = {digest: min(count, counts[digest]) if is_whole else count for digest, count in before.items()}
         for digest, row in dict(zip(digests, rows)).items():
@@ -8332,9 +8327,9 @@ class Hooks:
     def begin(self) -> None:
         """Record whether on_finish is configured, and queue the jobs for which a former service has not run it."""
         has_hook, store = bool(self.config.on_finish), self.service.store
-        if store.read(lambda state: state.has_hook) != has_hook:
+        if store.state.has_hook != has_hook:
             store.update(lambda state: [Put("facts", "has_hook", has_hook)])
-        self.note_moves(store.read(list_finished))
+        self.note_moves(list_finished(store.state))
 
     def note_moves(self, jobs: Iterable[Job]) -> None:
         """Queue on_finish for those jobs that have ended."""
@@ -8721,7 +8716,7 @@ class Admission(Part):
             return left
 
         # Only when nothing speaks against it: a job whose attempt is claimed here does not run any more.
-        withdrawn = {job.current.slurm_key for job in self.store.read(find) if job.current.slurm_id
+        withdrawn = {job.current.slurm_key for job in find(self.store.state) if job.current.slurm_id
                      and job.status == PENDING and is_withdrawn(job, self.layout.job_folder(job.id))}
 
         def stop(state: State) -> Changes:
@@ -8770,7 +8765,7 @@ class Admission(Part):
                 new_ids.append(new.id)
             return new_ids
 
-        change = self.draft_change(self.store.read(find), change, caller)
+        change = self.draft_change(find(self.store.state), change, caller)
         new_ids: list[str] = self.store.update(add)
         if new_ids:
             self.log.info("Job %s added by %s, as retries", join_some(new_ids), caller.name)
@@ -8782,7 +8777,7 @@ class Admission(Part):
 
         Raises: usage, not_found, forbidden, conflict.
         """
-        change = self.draft_change([self.store.read(lambda state: find_own_job(state, job_id, caller))], change, caller)
+        change = self.draft_change([find_own_job(self.store.state, job_id, caller)], change, caller)
         if position is not None and not caller.is_owner:
             raise NexusError("forbidden", f"only {self.service.user} may move a job ahead of other users' jobs",
                              hint="a priority may be given")
@@ -8883,7 +8878,7 @@ class GpuWatch(Part):
         self.first_probe.set()
         if [gpu.uuid for gpu in latest.gpus] != [gpu.uuid for gpu in before.gpus]:
             # GPU indices that were written while the GPUs were unknown
-            self.service.history.apply_edit(self.store.read(lambda state: {"paused_gpus": state.paused_gpus}))
+            self.service.history.apply_edit({"paused_gpus": self.store.state.paused_gpus})
         self.host = measure_host(self.machine.psutil)
 
     def show_gpus(self) -> None:
@@ -8993,14 +8988,14 @@ class History(Part):
                 check_status(job, choice.status or FINAL, "nothing was cleared")
             return [job for job in jobs if job.status in FINAL]
 
-        gone: list[Job] = self.store.read(find)
+        gone = find(self.store.state)
         self.remove(gone, f"as {caller.name} asked")
         return [job.id for job in gone]
 
     def trim_history(self) -> float:
         """Remove the finished jobs beyond history_limit; return the seconds until the next call."""
         limit = self.config.state.history_limit
-        gone: list[Job] = self.store.read(lambda state: choose_trimmed(state, limit))
+        gone = choose_trimmed(self.store.state, limit)
         with contextlib.suppress(NexusError):               # the disk is full; starting a job reports it
             self.remove(gone, f"beyond history_limit = {limit}")
         return WATCH_INTERVAL_S
@@ -9034,8 +9029,8 @@ class History(Part):
         """Remove the code and snapshot that only a removed job needed."""
         if job.code:
             self.drop_code(job.code)
-        others: list[Job] = self.store.read(lambda state: list(state.jobs.values()))
-        if job.snapshot and job.snapshot_repo and job.snapshot not in [other.snapshot for other in others]:
+        others = [other.snapshot for other in self.store.state.jobs.values()]
+        if job.snapshot and job.snapshot_repo and job.snapshot not in others:
             release_snapshot(job.snapshot_repo, job.snapshot, self.environ)
 
     @contextlib.contextmanager
@@ -9052,7 +9047,7 @@ class History(Part):
 
     def drop_code(self, name: str) -> None:
         """Remove a submitted script unless a job has it: also a retry of the job that it came with."""
-        if not self.store.read(lambda state: any(job.code == name for job in state.jobs.values())):
+        if not any(job.code == name for job in self.store.state.jobs.values()):
             remove_file(self.layout.code_file(name))
 
     # state.json
@@ -9185,28 +9180,21 @@ class Views(Part):
 
     def status(self) -> dict[str, Any]:
         """GET /status."""
+        version, state = self.store.version, self.store.state       # in this order: a version is never too new
         watch, cluster = self.service.gpu_watch, self.service.cluster
-
-        def look(state: State) -> dict[str, Any]:
-            bands = dict.fromkeys(PRIORITIES, 0)
-            for (_, priority, _), _ in state.pending:
-                bands["high" if priority < 1 else "normal" if priority == 1 else "low"] += 1
-            return {
-                "state_version": self.store.version,
-                "gpu_status": self.list_gpus(state), "is_paused": state.paused, "queued_jobs": len(state.pending),
-                "completed_jobs": count_finished(state), "running_jobs": list(state.running.values()),
-                "queued_by_priority": bands}
-
-        status = self.store.read(look)
-        held: Mapping[str, str] = self.store.read(list_holds)
-        status["running_jobs"] = self.describe_jobs(status["running_jobs"], RUNNING_JOB_KEYS)   # it reads the state too
-        host = {"name": self.service.node, "cpu_percent": watch.host.cpu_percent,
-                "memory_used_gb": watch.host.memory_used_gb, "memory_total_gb": watch.host.memory_total_gb}
-        return {**status, **self.info(), "gpu_trouble": self.service.observer.find_smi_error(),
-                "slurm": cluster.describe() if cluster else None,
-                "hints": [*self.list_hints(), *list(held.values())[:3]],
-                "bad_checks": [check["name"] for check in self.health()["checks"] if not check["is_ok"]],
-                "host": host, "nodes": self.service.pool.list_nodes() if self.service.pool.nodes else []}
+        bands = dict.fromkeys(PRIORITIES, 0)
+        for (_, priority, _), _ in state.pending:
+            bands["high" if priority < 1 else "normal" if priority == 1 else "low"] += 1
+        return {
+            "state_version": version, "gpu_status": self.list_gpus(state), "is_paused": state.paused,
+            "queued_jobs": len(state.pending), "queued_by_priority": bands, "completed_jobs": count_finished(state),
+            "running_jobs": self.describe_jobs(list(state.running.values()), RUNNING_JOB_KEYS), **self.info(),
+            "gpu_trouble": self.service.observer.find_smi_error(), "slurm": cluster.describe() if cluster else None,
+            "hints": [*self.list_hints(), *list(list_holds(state).values())[:3]],
+            "bad_checks": [check["name"] for check in self.health()["checks"] if not check["is_ok"]],
+            "host": {"name": self.service.node, "cpu_percent": watch.host.cpu_percent,
+                     "memory_used_gb": watch.host.memory_used_gb, "memory_total_gb": watch.host.memory_total_gb},
+            "nodes": self.service.pool.list_nodes() if self.service.pool.nodes else []}
 
     def status_for(self, caller: Caller) -> dict[str, Any]:
         """GET /status, as the caller may see it."""
@@ -9242,18 +9230,17 @@ class Views(Part):
 
     def describe_jobs(self, jobs: Sequence[Job], fields: Sequence[str] = ()) -> list[dict[str, Any]]:
         """Return jobs for the API, with these fields; none named: with all."""
-        now, positions, is_paused = self.clock.now(), dict[str, int](), False
+        now, state, positions = self.clock.now(), self.store.state, dict[str, int]()
         estimates: Mapping[str, float] = {}
         if any(job.status == PENDING for job in jobs):
-            pending, is_paused = self.store.read(lambda state: (list_pending(state), state.paused))
-            positions = {job.id: position for position, job in enumerate(pending)}
+            positions = {job.id: position for position, job in enumerate(list_pending(state))}
             if not fields or "estimated_start" in fields:
                 estimates = self.find_estimates()
         shown = []
         for job in jobs:
             known: dict[str, Any] = {}
             if job.status == PENDING:
-                reason = self.find_reason(job, is_paused)
+                reason = self.find_reason(job, state.paused)
                 known = {"position": positions.get(job.id), "waiting_for": format_reason(reason),
                          "reason": reason_json(reason), "estimated_start": format_time(estimates.get(job.id))}
             elif job.status == RUNNING:
@@ -9290,15 +9277,15 @@ class Views(Part):
 
     def list_groups(self, caller: Caller) -> list[dict[str, Any]]:
         """GET /groups: the groups that the caller may see, in the order in which they start."""
-        jobs, known_groups, is_paused = self.store.read(
-            lambda state: (list_jobs(state, STATUSES), dict(state.groups), state.paused))
+        state = self.store.state
+        jobs = list_jobs(state, STATUSES)
         groups: dict[str, dict[str, Any]] = {}
         run_times: dict[str, list[float]] = {}              # {group: of its completed jobs}
         positions = {job.id: position for position, job in enumerate(job for job in jobs if job.status == PENDING)}
         for job in jobs:
             if not job.group or not caller.may_see(job.user):
                 continue
-            rules = known_groups.get(job.group) or Group(job.group)
+            rules = state.groups.get(job.group) or Group(job.group)
             group = groups.setdefault(job.group, {
                 "name": job.group, "user": job.user, **dict.fromkeys(STATUSES, 0), "limit": rules.limit,
                 "hold": rules.hold, "position": None, "waiting_for": None, "failed_id": None, "failed_line": None,
@@ -9307,7 +9294,7 @@ class Views(Part):
             if job.status == COMPLETED:
                 run_times.setdefault(job.group, []).append(job.current.runtime_seconds or 0.0)
             if job.status == PENDING and group["position"] is None:
-                group.update(position=positions[job.id], waiting_for=format_reason(self.find_reason(job, is_paused)))
+                group.update(position=positions[job.id], waiting_for=format_reason(self.find_reason(job, state.paused)))
             if job.status == FAILED and not job.retried_as:
                 group.update(failed_id=job.id, failed_line=job.current.cause_line)
         for name, times in run_times.items():           # as many go on to run at once as now
@@ -9332,15 +9319,9 @@ class Views(Part):
 
     def explain(self, job_id: str, caller: Caller) -> dict[str, Any]:
         """GET /jobs/{id}/why: why a job waits, with a verdict for each GPU.  Raises: not_found, forbidden."""
-        now, estimates = self.clock.now(), self.find_estimates()
+        now, estimates, state = self.clock.now(), self.find_estimates(), self.store.state
         capacities = () if self.service.is_slurm else self.service.plan.gpus
-
-        def look(state: State) -> tuple[Job, int, bool]:
-            job = find_own_job(state, job_id, caller)
-            pending = [other.id for other in list_pending(state)]
-            return job, pending.index(job.id) if job.status == PENDING else 0, state.paused
-
-        job, position, is_paused = self.store.read(look)
+        job = find_own_job(state, job_id, caller)
         answer: dict[str, Any] = {
             "id": job.id, "status": job.status, "reason": None, "facts": [], "gpus": [], "verdicts": []}
         if job.status != PENDING:
@@ -9349,11 +9330,12 @@ class Views(Part):
             place += format_place(last.gpu_indices, last.slurm_node or last.node)
             ran = f"it {'runs' if job.status == RUNNING else 'ran'}{place}"
             return {**answer, "why": last.cause_line or last.cause or ran}
+        position = [other.id for other in list_pending(state)].index(job.id)
         facts = describe_place(job, position, estimates.get(job.id), capacities, self.config.jobs, now)
         verdicts = list_verdicts(job, capacities, self.config.gpu, now) if job.gpus else []
         gpus = [{"node": one.gpu.node or self.service.node, "place": one.gpu.place, "index": one.gpu.index,
                  "verdict": why and why.detail} for one, why in verdicts]
-        reason = self.find_reason(job, is_paused)
+        reason = self.find_reason(job, state.paused)
         return {**answer, "why": format_reason(reason), "reason": reason_json(reason), "facts": facts,
                 "gpus": gpus, "verdicts": format_verdicts(gpus, Paint(""))}
 
@@ -9369,13 +9351,13 @@ class Views(Part):
 
     def estimate(self) -> Mapping[str, float]:
         """Make new estimates; this may take 0.5 s."""
-        jobs, groups, finished, gpus, is_paused = self.store.read(lambda state: (
-            [*state.running.values(), *list_pending(state)[:MAX_ESTIMATED_JOBS]],
-            list(state.groups.values()), list_finished(state), self.service.gpu_watch.see_gpus(state), state.paused))
-        if not jobs or is_paused or self.service.plan.hold or self.service.gpu_watch.find_gpu_error():
+        state = self.store.state
+        jobs = [*state.running.values(), *list_pending(state)[:MAX_ESTIMATED_JOBS]]
+        if not jobs or state.paused or self.service.plan.hold or self.service.gpu_watch.find_gpu_error():
             return {}
-        return estimate_starts(jobs, groups, know_run_times(jobs, finished), gpus, self.config, self.clock.now(),
-                               self.service.pool.view_nodes())
+        return estimate_starts(
+            jobs, list(state.groups.values()), know_run_times(jobs, list_finished(state)),
+            self.service.gpu_watch.see_gpus(state), self.config, self.clock.now(), self.service.pool.view_nodes())
 
     def health(self) -> dict[str, Any]:
         """GET /health."""
@@ -9470,7 +9452,7 @@ class Overview(Part):
         """The document.  Its rows are without what is null."""
         views = self.service.views
         status = views.status_for(caller)
-        jobs: list[Job] = self.store.read(lambda state: list_jobs(state, STATUSES))
+        jobs = list_jobs(self.store.state, STATUSES)
         is_chosen = choice != Choice()
         groups = {} if is_chosen else {group["name"]: group for group in views.list_groups(caller)}
         chosen = choice.select_for(caller, [job for job in jobs if job.status in (choice.status or STATUSES)])
@@ -9572,9 +9554,8 @@ class Service:
         self.log_watch = LogWatch(self)
         self.views = Views(self)
         self.overview = Overview(self)
-        has_jobs = store.read(lambda state: bool(list_submitted(state)) or any(
-            job.current.slurm_key for job in state.running.values()))
-        self.cluster = SlurmBackend(self) if self.is_slurm or has_jobs else None
+        slurm_jobs = [job for job in (*list_submitted(store.state), *self.running_jobs()) if job.current.slurm_key]
+        self.cluster = SlurmBackend(self) if self.is_slurm or slurm_jobs else None
 
     def wake(self) -> None:
         self.events.wake()
@@ -9601,7 +9582,7 @@ class Service:
                 self.end_counts[job.status, job.current.cause or ""] += 1
 
     def running_jobs(self) -> list[Job]:
-        return self.store.read(lambda state: list(state.running.values()))
+        return list(self.store.state.running.values())
 
     # The loop
 
@@ -9656,7 +9637,7 @@ class Service:
     def take_in(self, backend: Backend, runner_events: Sequence[RunnerEvent]) -> None:
         """Record the news of a backend."""
         for known, news in backend.poll(runner_events):
-            job: Job | None = self.store.read(lambda state, known=known: state.jobs.get(known.id))  # type: ignore[misc]
+            job = self.store.state.jobs.get(known.id)
             if job and job.attempt == known.attempt and job.status not in FINAL:
                 self.run_guarded(f"hearing of job {job.id}", self.runners.hear_outcome, job, news)
 
@@ -10223,12 +10204,12 @@ class Calls(Gate):
 
     def find_job(self, id: str, caller: Caller) -> Job:
         """Raises: not_found."""
-        job: Job = self.service.store.read(lambda state: find_own_job(state, id, caller))
+        job = find_own_job(self.service.store.state, id, caller)
         return job
 
     def find_now(self, job: Job) -> Job | None:
         """The job as it is now; None when it is forgotten, though a new one may have its id."""
-        now: Job | None = self.service.store.read(lambda state: state.jobs.get(job.id))
+        now = self.service.store.state.jobs.get(job.id)
         return now if now and now.number == job.number else None
 
     @route("GET /", "user", "what answers here; the dashboard for a browser, whoever asks", "Info or text/html")
@@ -10303,10 +10284,11 @@ class Calls(Gate):
     def find_delay(self, jobs: Sequence[Job]) -> str:
         """Why new jobs will not start soon; "" when nothing is known to hold them up."""
         waiting = [job for job in jobs if job.status == PENDING]
-        is_paused, holds = self.service.store.read(lambda state: (state.paused, list_holds(state)))
+        state = self.service.store.state
+        holds = list_holds(state)
         held = next((holds[job.group] for job in waiting if job.group in holds), None)
         trouble = self.service.observer.observation.error if any(job.gpus for job in waiting) else None
-        why = PAUSED.detail if is_paused and waiting else held or trouble
+        why = PAUSED.detail if state.paused and waiting else held or trouble
         return f"it waits: {why}" if why else ""
 
     @route("PATCH /queue/{id}", "user", "change a pending job, or its position", "Job", body="Edit")
@@ -10325,7 +10307,7 @@ class Calls(Gate):
                   sort: str = "",
                   rename: Callable[[dict[str, Any]], dict[str, Any]] = lambda job: job) -> Response:
         """The first jobs of a list, with Total-Count, the length of all of it."""
-        listed: list[Job] = self.service.store.read(lambda state: list_jobs(state, choice.status or STATUSES))
+        listed = list_jobs(self.service.store.state, choice.status or STATUSES)
         jobs = choice.select_for(caller, listed)
         if sort:
             jobs = sort_jobs(jobs, sort)
@@ -10377,8 +10359,8 @@ class Calls(Gate):
         choice = read_object(RETRY_KEYS, RETRY, body)
         change = choice.pop("change", {})
         ids = self.service.admission.retry(Choice(**choice), caller, change)
-        warning = self.find_delay(self.service.store.read(
-            lambda state: [state.jobs[job_id] for job_id in ids if job_id in state.jobs]))
+        jobs = self.service.store.state.jobs
+        warning = self.find_delay([jobs[job_id] for job_id in ids if job_id in jobs])
         return {"ids": ids, **({"warning": warning} if warning else {})}
 
     @route("GET /jobs/{id}/logs", "user",
@@ -10540,9 +10522,9 @@ class Api(Calls):
         service = self.service
         service.gpu_watch.first_probe.wait(SMI_WAIT_S + 5)
         now = service.clock.now()
-        gpus: list[dict[str, Any]] = service.store.read(service.views.list_gpus)
+        gpus = service.views.list_gpus(service.store.state)
         running = service.running_jobs()
-        waiting: list[Job] = service.store.read(list_pending)
+        waiting = list_pending(service.store.state)
         bad = {check["name"] for check in service.views.health()["checks"] if not check["is_ok"]}
         heard = [node.name for node in service.pool.nodes.values() if node.trouble is None]
 

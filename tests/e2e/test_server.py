@@ -110,8 +110,7 @@ class Bench:
 
     def decide(self):
         """What the loop would decide now; nothing is started."""
-        self.service.plan = self.store.read(
-            lambda state: nexus.plan(state, self.service.gpu_watch.see_gpus(state), None, self.config, time.time()))
+        self.service.plan = nexus.plan(self.store.state, self.service.gpu_watch.see_gpus(self.store.state), None, self.config, time.time())
 
     @property
     def commands(self):
@@ -812,17 +811,17 @@ def test_a_submitted_script(lab):
     assert (job["user"], job["expected_time"], job["gpus"], job["priority"], job["name"]) == ("myuser", 10, 0.5, 2, "x")
     assert job["labels"] == {"competition_id": "comp123", "project_id": "proj456"} and job["timeout_seconds"] is None
     assert job["cwd"] == lab.layout.work_folder(job_id) and re.fullmatch("python3? main.py", job["command"])
-    kept = lab.store.read(lambda state: state.jobs[job_id])
+    kept = lab.store.state.jobs[job_id]
     assert nexus.find_time_limit(kept, lab.config.jobs)[0] == 20, "twice what is expected"
     with open(lab.layout.code_file(kept.code), "rb") as file:
         assert file.read() == code
     assert os.stat(file.name).st_mode & 0o777 == 0o600 and os.stat(lab.layout.code_folder).st_mode & 0o777 == 0o700
     lab.become(job_id, "running", log_dir=lab.layout.job_folder(job_id))
-    write_script(lab, lab.store.read(lambda state: state.jobs[job_id]))
+    write_script(lab, lab.store.state.jobs[job_id])
     main = os.path.join(job["cwd"], "main.py")
     os.unlink(main)
     os.symlink("/etc/passwd", main)                             # what the first attempt made of it
-    write_script(lab, nexus.begin_attempt(lab.store.read(lambda state: state.jobs[job_id])))
+    write_script(lab, nexus.begin_attempt(lab.store.state.jobs[job_id]))
     with open(main, "rb") as file:
         assert file.read() == code and not os.path.islink(main)
     seen = {"job_id": job_id, "status": "running", "node_id": 0, "queue_position": None, "user_id": "myuser", "competition_id": "comp123",
@@ -838,7 +837,7 @@ def test_a_script_that_is_gone_is_told(lab):
     job_id = submit(lab)[1]["job_id"]
     os.unlink(os.path.join(lab.layout.code_folder, kept_code(lab)[0]))
     lab.become(job_id, "running", log_dir=lab.layout.job_folder(job_id))
-    job = lab.store.read(lambda state: state.jobs[job_id])
+    job = lab.store.state.jobs[job_id]
     with pytest.raises(nexus.NexusError):
         write_script(lab, job)
 

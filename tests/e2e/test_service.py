@@ -201,7 +201,7 @@ class World:
         return self.service.admission.submit(nexus.parse_submission({"command": command, "cwd": "/", **options}), ANN).ids[0]
 
     def job(self, job_id):
-        return self.store.read(lambda state: state.jobs.get(job_id))
+        return self.store.state.jobs.get(job_id)
 
     def api(self, job_id):
         return self.service.views.describe_jobs([self.job(job_id)])[0]
@@ -550,7 +550,7 @@ def test_history_is_trimmed(world):
     made.parent.mkdir(parents=True, exist_ok=True)
     made.write_text("a week of work")
     w.service.history.trim_history()
-    kept = w.store.read(nexus.list_finished)
+    kept = nexus.list_finished(w.store.state)
     assert [job.id for job in kept] == [jobs[5], jobs[2], jobs[3]], "those that ended last"
     assert sorted(path.name for path in w.folder_of("x").parent.iterdir() if ".old-" not in path.name) == sorted(
         f"job_{job_id}" for job_id in (jobs[1], jobs[2], jobs[3], jobs[5]))
@@ -587,7 +587,7 @@ def test_a_snapshot_goes_with_the_last_job_that_has_it(world, monkeypatch):
     for job_id in [w.add("true", **of), w.add("true", **of), w.add("true", gpus=0)]:
         w.service.admission.cancel(nexus.Choice([job_id], ("pending",)), ANN)
         w.service.history.trim_history()
-        assert released == [] or len(w.store.read(lambda state: state.jobs)) == 1
+        assert released == [] or len(w.store.state.jobs) == 1
     assert released == [("/repo", "a" * 40)]
 
 
@@ -861,7 +861,7 @@ def test_what_is_refused_adds_nothing(world, reason, config, job, kind, says):
     with pytest.raises(nexus.NexusError) as refused:
         submit(w, good, job)
     assert refused.value.kind == kind and says in refused.value.message and refused.value.hint
-    assert w.store.read(lambda state: (list(state.jobs), state.groups, dict(state.seen))) == ([], {}, {})
+    assert (list(w.store.state.jobs), w.store.state.groups, dict(w.store.state.seen)) == ([], {}, {})
 
 
 SAME = [  # reason, what differs from the job that is there, whether it is the same
@@ -878,7 +878,7 @@ def test_unique(world, reason, other, is_same):
     first = w.add()
     added = submit(w, {"unique": True, **other})
     assert added.known == ((first,) if is_same else ()) and (added.ids == (first,)) == is_same
-    assert len(w.store.read(lambda state: state.jobs)) == (1 if is_same else 2)
+    assert len(w.store.state.jobs) == (1 if is_same else 2)
 
 
 @pytest.mark.parametrize("status, is_known", [("running", True), ("completed", True), ("failed", False)])
@@ -1040,9 +1040,9 @@ def test_retry_of_too_many_for_the_queue_adds_none(world):
     w.add("waits", gpus=0), w.add("waits", gpus=0)
     with pytest.raises(nexus.NexusError, match="queue is full"):
         w.service.admission.retry(nexus.Choice([bad]), ANN)[0]
-    assert len(w.store.read(lambda state: state.jobs)) == 3
+    assert len(w.store.state.jobs) == 3
     with pytest.raises(nexus.NexusError, match="only a finished one"):
-        w.service.admission.retry(nexus.Choice([w.store.read(lambda state: nexus.list_pending(state)[0].id)]), ANN)
+        w.service.admission.retry(nexus.Choice([nexus.list_pending(w.store.state)[0].id]), ANN)
 
 
 # Groups
@@ -1071,7 +1071,7 @@ def test_a_group_is_held_for_one_that_waits_for_its_next_attempt(world):
     w.turn()
     for number, job_id in enumerate(ids):
         fail(w, job_id, 100 + number, 1, "no module\n", 1)
-    assert w.job(ids[0]).status == "pending" and w.store.read(lambda state: state.groups["g"].hold)
+    assert w.job(ids[0]).status == "pending" and w.store.state.groups["g"].hold
 
 
 GROUP_ENDS = [  # reason, (exit code, seconds) of the first jobs, whether the group is held then
@@ -1087,7 +1087,7 @@ def test_a_group_whose_first_jobs_fail_soon_is_held(world, reason, ends, is_held
     w.turn()
     for number, ((code, seconds), job_id) in enumerate(zip(ends, ids)):
         fail(w, job_id, 100 + number, code, f"no module {number}\n", seconds)
-    group = w.store.read(lambda state: state.groups["g"])
+    group = w.store.state.groups["g"]
     assert bool(group.hold) == is_held and w.job(ids[-1]).status == "pending" and (w.job(ids[-2]).status == "running") != is_held
     if is_held:
         assert "no module 2" in group.hold and "nexus resume --group g" in group.hold and group.hold in w.api(ids[-1])["waiting_for"]
@@ -1285,12 +1285,12 @@ def test_paused_may_be_edited(world, reason, act, wanted):
     w = world(gpus=2)
     job_id = w.run(w.add(), 100)
     waits = w.add(gpus=2)
-    before = w.store.read(lambda state: (dict(state.environments), state.next_number))
+    before = (dict(w.store.state.environments), w.store.state.next_number)
     assert edit(w, act)
     w.turn()
     status = w.service.views.status()
     assert (status["is_paused"], [gpu["index"] for gpu in status["gpu_status"] if gpu["is_paused"]]) == (wanted[0], sorted(wanted[1]))
-    assert w.store.read(lambda state: (dict(state.environments), state.next_number)) == before
+    assert (dict(w.store.state.environments), w.store.state.next_number) == before
     assert w.job(job_id).current.pid == 100 and w.job(waits).status == "pending"
     body = json.loads(pathlib.Path(w.layout.state_file).read_text())
     assert len(body["jobs"]) == 2 and body["paused"] is wanted[0] and body["paused_gpus"] == [f"GPU-{index}" for index in wanted[1]]
@@ -1307,7 +1307,7 @@ def test_only_what_was_edited_is_taken_over(world):
     path = pathlib.Path(w.layout.state_file)
     path.write_text(json.dumps({**json.loads(path.read_text()), "paused_gpus": [0]}))
     assert look_for_edit(w)
-    assert w.store.read(lambda state: (state.paused, state.paused_gpus)) == (True, ("GPU-0",))
+    assert (w.store.state.paused, w.store.state.paused_gpus) == (True, ("GPU-0",))
 
 
 def test_an_edit_that_stays_broken_is_written_anew(world):
@@ -1327,7 +1327,7 @@ def test_an_edit_while_no_service_runs(world):
     path = pathlib.Path(w.layout.state_file)
     path.write_text(json.dumps({**json.loads(path.read_text()), "paused": True, "paused_gpus": [1]}))
     w.crash()
-    assert w.store.read(lambda state: (state.paused, state.paused_gpus)) == (True, ("GPU-1",))
+    assert (w.store.state.paused, w.store.state.paused_gpus) == (True, ("GPU-1",))
 
 
 # The jobs file
@@ -1347,7 +1347,7 @@ class File:
 
     @property
     def jobs(self):
-        return self.w.store.read(lambda state: list(state.jobs.values()))
+        return list(self.w.store.state.jobs.values())
 
     def end(self, code):
         """Let what waits run and end so."""
@@ -2017,7 +2017,7 @@ def test_a_node_that_is_added_again_as_it_goes_stays(head, monkeypatch):
     monkeypatch.setattr(w.service.pool, "set_node", add_meanwhile)
     w.turn()
     adding.join(live.PATIENCE_S)
-    assert not w.service.pool.nodes["n1"].is_ended and w.store.read(lambda state: list(state.nodes)) == ["n1"]
+    assert not w.service.pool.nodes["n1"].is_ended and list(w.store.state.nodes) == ["n1"]
 
 
 def test_what_a_node_could_not_take_runs_here_when_that_is_gone(head):
@@ -2055,7 +2055,7 @@ def test_a_node_that_config_toml_has_lost_is_seen_to_until_its_jobs_are_over(hea
     assert w.job(job_id).status == "completed" and "n1" in w.service.pool.nodes, "it does not know"
     news(w)
     w.turn()
-    assert not w.service.pool.nodes and w.store.read(lambda state: state.nodes) == {}
+    assert not w.service.pool.nodes and w.store.state.nodes == {}
     begin(*now)
     assert [node.address.host for node in w.service.pool.nodes.values()] == [config.host for config in now]
 
@@ -2067,11 +2067,11 @@ def test_pauses_of_node_gpus_last(head):
     w.crash()
     w.service.pool.begin_nodes()
     edit(w, lambda body: {**body, "paused_gpus": [*body["paused_gpus"], 1]})
-    assert w.store.read(lambda state: state.paused_gpus) == ("n1/G0", "GPU-1")
+    assert w.store.state.paused_gpus == ("n1/G0", "GPU-1")
     head.connect(w)
     edit(w, lambda body: {**body, "paused_gpus": [0, "n1:0", "n2:0", "n2/G0"]})
-    assert w.store.read(lambda state: state.paused_gpus) == ("GPU-0", "n1/G0")
-    assert [gpu.place for gpu in w.store.read(w.service.gpu_watch.see_gpus) if gpu.is_paused] == ["0", "n1:0"]
+    assert w.store.state.paused_gpus == ("GPU-0", "n1/G0")
+    assert [gpu.place for gpu in w.service.gpu_watch.see_gpus(w.store.state) if gpu.is_paused] == ["0", "n1:0"]
 
 
 def test_who_else_reads_the_fifo_does_not_stop_the_loop(world, monkeypatch):

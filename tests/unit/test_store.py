@@ -223,12 +223,12 @@ def test_who_reads_waits_for_no_disk_and_sees_what_is_on_it(box, monkeypatch):
     assert is_syncing.wait(60)
     writers[1].start()
     writers[2].start()
-    before = box.store.read(lambda state: (list(state.jobs), [job.id for job in nexus.list_pending(state)], state.seq))
+    before = (list(box.store.state.jobs), [job.id for job in nexus.list_pending(box.store.state)], box.store.state.seq)
     assert before == (["abc"], ["abc"], 1) and not answers, "neither what the disk may refuse, nor after it"
     gate.set()
     for thread in writers:
         thread.join()
-    assert box.store.read(lambda state: (sorted(state.jobs), state.seq)) == (["abc", "uvw", "xyz"], 3)
+    assert (sorted(box.store.state.jobs), box.store.state.seq) == (["abc", "uvw", "xyz"], 3)
 
 
 def test_many_threads_lose_nothing(box, tmp_path):
