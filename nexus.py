@@ -3985,38 +3985,32 @@ def check_owner(path: str, what: str) -> None:
                          hint="name a folder of your own: export NEXUS_HOME=~/.nexus, or nexus config edit")
 
 
-def check_parents(path: str, what: str) -> None:
-    """Check all folders above a path, and above what it or they link to.
-
-    Raises: forbidden, when anybody could put something else in its place; OSError.
-    """
+def secure_folder(path: str, what: str) -> None:
+    """Make a folder that nobody else can write into, or exchange.  Raises: forbidden, unavailable."""
     import stat
-    parent = os.path.dirname(path)
-    if os.path.isdir(parent):
-        trusted = {os.geteuid(), os.stat("/").st_uid}       # root, which may have another number in a container
-        status = os.stat(parent)
-        owners = {status.st_uid, os.lstat(path).st_uid if os.path.lexists(path) else os.geteuid()}
-        if status.st_mode & 0o002 and not (status.st_mode & stat.S_ISVTX and owners <= trusted):
-            raise NexusError("forbidden", f"other users could exchange {path} ({what}), and run commands as you",
-                             hint=f"name a folder elsewhere; or chmod o-w {parent}, if it is yours")
-    if os.path.islink(path):                    # not of a circle: check_owner() has looked at what it leads to
-        check_parents(os.path.normpath(os.path.join(os.path.realpath(parent), os.readlink(path))), what)
-    if path != parent:
-        check_parents(parent, what)
+    make_folder(path)
+    check_owner(path, what)
+    if os.stat(path).st_mode & 0o022:
+        raise NexusError("forbidden", f"others may write into {path} ({what}), and could run commands as you",
+                         hint=f"look at what is in it; then chmod go-w {path}, or name another folder")
+    trusted = {os.geteuid(), os.stat("/").st_uid}       # root, which may have another number in a container
+    for place in (path, os.path.realpath(path)):        # a link may be exchanged, and what it leads to
+        while place != "/":
+            parent = os.path.dirname(place)
+            status = os.stat(parent)
+            is_sticky = status.st_mode & stat.S_ISVTX and {status.st_uid, os.lstat(place).st_uid} <= trusted
+            if status.st_mode & 0o002 and not is_sticky:
+                raise NexusError("forbidden", f"other users could exchange {place} ({what}), and run commands as you",
+                                 hint=f"name a folder elsewhere; or chmod o-w {parent}, if it is yours")
+            place = parent
 
 
 def secure_folders(layout: Layout) -> None:
-    """Make nexus's folders; no other user may write into one.  Raises: forbidden, unavailable."""
+    """Make nexus's folders.  Raises: forbidden, unavailable."""
     with disk("look at", ""):
-        for path, what in ((layout.home, "NEXUS_HOME"), (layout.journal_dir, "the folder of [state] state_file"),
-                           (layout.log_dir, "[state] log_dir")):
-            check_owner(path, what)
-            check_parents(path, what)
-            make_folder(path)
-            status = os.stat(path)
-            if status.st_mode & 0o022 or status.st_uid != os.geteuid():         # somebody may have made it meanwhile
-                raise NexusError("forbidden", f"others may write into {path} ({what}), and could run commands as you",
-                                 hint=f"look at what is in it; then chmod go-w {path}, or name another folder")
+        secure_folder(layout.home, "NEXUS_HOME")
+        secure_folder(layout.journal_dir, "the folder of [state] state_file")
+        secure_folder(layout.log_dir, "[state] log_dir")
         os.chmod(layout.home, os.stat(layout.home).st_mode & 0o7700)
 
 
