@@ -2845,6 +2845,13 @@ class Work(Value):
 
 # What becomes of a job that Slurm has
 
+class Claim(Value):
+    """Whose an attempt is: its job.sh's, or with pid 0 a service's, which keeps a late job.sh from beginning."""
+    pid: int
+    started: int                                # clock ticks since boot
+    began: int | None = None                    # when it went on to its command, in the same clock; None: not yet
+
+
 NOT_BEGUN, OURS, BEGUN = "not begun", "ours", "begun"       # an attempt's claim: nobody's, a service's, its job.sh's
 REQUEUE, END = "requeue", "end"
 
@@ -2871,15 +2878,15 @@ SLURM_DECISIONS: Sequence[tuple[str | None, str | None, float, str]] = (
     (None, None, 3.0, END))
 
 
-def decide(seen: SlurmJob | None, claim: str, result: Result | None, over_s: float, line: str,
+def decide(seen: SlurmJob | None, claim: Claim | None, result: Result | None, over_s: float, line: str,
            folder: str) -> Requeue | Result | None:
     """What became of a job that has been over, or unknown to Slurm, for `over_s` seconds; None: too early to say.
 
     `line`: the most telling line of slurm.log.
     """
-    state = seen.state if seen else ""
+    state, whose = seen.state if seen else "", NOT_BEGUN if claim is None else BEGUN if claim.pid else OURS
     wait_s, then = next((wait_s, then) for of_state, of_claim, wait_s, then in SLURM_DECISIONS
-                        if of_state in (None, state) and of_claim in (None, claim))
+                        if of_state in (None, state) and of_claim in (None, whose))
     if result or (then == END and over_s >= wait_s):
         return make_slurm_end(seen, claim, result, line, folder)
     if then == REQUEUE:
@@ -2887,7 +2894,7 @@ def decide(seen: SlurmJob | None, claim: str, result: Result | None, over_s: flo
     return None
 
 
-def make_slurm_end(seen: SlurmJob | None, claim: str, result: Result | None, line: str, folder: str) -> Result:
+def make_slurm_end(seen: SlurmJob | None, claim: Claim | None, result: Result | None, line: str, folder: str) -> Result:
     """How an attempt ended: as Slurm says if Slurm ended it, else as its result says.
 
     A job that wrote its result was not ended by the failure of its node, or of slurmctld, unless slurmstepd says so.
@@ -2905,7 +2912,7 @@ def make_slurm_end(seen: SlurmJob | None, claim: str, result: Result | None, lin
     took_s = max(0.0, ended_at - started_at) if ended_at and started_at else None
     if cause:
         return replace(result or Result(None, ended_at, took_s), cause=cause, cause_line=words or was)
-    if claim == BEGUN:
+    if claim and claim.pid:
         return Result(None, ended_at, took_s, "session-lost",
                       words or f"its job.sh was killed{node}: the exit code is not known")
     advice = f", and its job.sh did not begin: {folder} must be on a file system that the nodes share" if node else ""
@@ -5659,28 +5666,27 @@ def find_visible_devices(environ: Mapping[str, str]) -> str | None:
     return None if "NEXUS_JOB_ID" in environ else environ.get("CUDA_VISIBLE_DEVICES")
 
 
-def read_claim(folder: str, attempt: int) -> tuple[int, int] | None:
-    """(pid, started) of the attempt's runner; (0, 0) for a service's claim; None for no claim."""
-    text = read_text(os.path.join(folder, f"attempt-{attempt}"))
-    match = re.fullmatch(CLAIM, text or "")
-    return (int(match[1]), int(match[2])) if match else None if text is None else (0, 0)
-
-
-def read_began(folder: str, attempt: int) -> int | None:
-    """When the attempt's runner went on to its command, in clock ticks since boot; None: not yet."""
-    match = re.fullmatch(CLAIM, read_text(os.path.join(folder, f"attempt-{attempt}")) or "")
-    return int(match[3]) if match and match[3] else None
-
-
 CLAIM = r"([0-9]{1,19}) ([0-9]{1,19})\n?(?:([0-9]{1,19})\n?)?"      # PID STARTED, and the time of the begin
 
 
+def read_claim(folder: str, attempt: int) -> Claim | None:
+    """Whose an attempt is; None: nobody's."""
+    text = read_text(os.path.join(folder, f"attempt-{attempt}"))
+    match = re.fullmatch(CLAIM, text or "")
+    if match:
+        return Claim(int(match[1]), int(match[2]), int(match[3]) if match[3] else None)
+    return None if text is None else Claim(0, 0)
+
+
 def take_claim(folder: str, attempt: int) -> bool:
-    """Claim an attempt that nobody runs, so that a late runner leaves.  Raises: OSError."""
+    """Claim an attempt that nobody runs; return whether it is a service's now, so that a late runner leaves.
+
+    Raises: OSError.
+    """
     os.makedirs(folder, mode=0o700, exist_ok=True)
     with contextlib.suppress(FileExistsError), open(os.path.join(folder, f"attempt-{attempt}"), "x"):
-        return True
-    return False
+        pass
+    return read_claim(folder, attempt) == Claim(0, 0)
 
 
 def read_result(folder: str, attempt: int) -> Result | None:
@@ -6117,7 +6123,7 @@ HOLD_S = (5.0, 300.0)           # backoff after the machine could not start a jo
 RUNNER_TIMEOUT_S = 2.0          # for job.sh to write the result of a killed job
 LEASE_BACKOFF_S = (5.0, 60.0)   # first and longest time without new GPUs after a lease failed
 MACHINE_DOWN = "the machine went down while it ran"
-PROBE_BACKOFF_FACTOR = 10       # pause after nvidia-smi, as a multiple of its run time
+PROBE_BACKOFF_FACTOR = 10       # pause after nvidia-smi or squeue, as a multiple of its run time
 TAIL_BYTES = 65536              # the end of stderr that is searched for the cause of a failure
 
 
@@ -6271,9 +6277,7 @@ class SlurmBackend(Backend):
         """Seconds until squeue runs next."""
         now, refresh_s = self.service.clock.monotonic(), self.service.config.service.refresh_rate_seconds
         pause_s = FAST_POLL_S if now < self.hasty_until and not self.error else refresh_s
-        longest_s = max(TROUBLE_INTERVAL_S, refresh_s)
-        pause_s = min(max(pause_s, SLURM_BACKOFF_FACTOR * self.took_s), longest_s)
-        return max(0.0, self.looked_at + self.took_s + pause_s - now)
+        return max(0.0, self.looked_at + self.took_s + max(pause_s, PROBE_BACKOFF_FACTOR * self.took_s) - now)
 
     def submit(self, job: Job) -> list[News]:
         """Submit a job; return [] while it must wait.  Raises: unavailable; Slurm may have the job all the same."""
@@ -6346,9 +6350,10 @@ class SlurmBackend(Backend):
         now, over_at, self.over_at = self.service.clock.monotonic(), self.over_at, {}
         for job in live:
             key, seen = job.current.slurm_key, self.seen.get(job.current.slurm_key)
+            claim = read_claim(self.service.layout.job_folder(job.id), job.attempt)
             is_waiting = seen is not None and seen.state in SLURM_WAITING
             # By Slurm: its node was lost, or slurmctld crashed before it saved that the job began.
-            is_requeued = is_waiting and (job.status == RUNNING or self.find_claim(job) == BEGUN)
+            is_requeued = is_waiting and (job.status == RUNNING or bool(claim and claim.pid))
             if seen is None or seen.state in SLURM_ENDS or is_requeued:
                 self.over_at[key] = over_at.get(key, now)
                 yield from self.find_end(job, seen, now - self.over_at[key])
@@ -6359,10 +6364,9 @@ class SlurmBackend(Backend):
 
     def find_start(self, job: Job, seen: SlurmJob | None) -> Started:
         """The start, as the end of the second that Slurm tells, so that no time limit is reached early."""
-        now = self.service.clock.now()
-        started_at = now if seen is None or seen.started_at is None else min(now, seen.started_at + 1)
-        return Started({"started_at": started_at, "slurm_id": seen.id if seen else job.current.slurm_id,
-                        "slurm_node": (seen.nodes if seen else None) or "a node"})
+        seen, now = seen or SlurmJob(job.current.slurm_id or "", ""), self.service.clock.now()
+        started_at = now if seen.started_at is None else min(now, seen.started_at + 1)
+        return Started({"started_at": started_at, "slurm_id": seen.id or None, "slurm_node": seen.nodes or "a node"})
 
     def find_end(self, job: Job, seen: SlurmJob | None, over_s: float) -> Iterator[Finding]:
         """Judge a job that Slurm calls ended or does not know, by its files."""
@@ -6370,20 +6374,16 @@ class SlurmBackend(Backend):
         self.hurry()
         if seen and seen.state in SLURM_WAITING:
             seen = replace(seen, state=REQUEUED_BY_SLURM, reason=f"queued again: {seen.reason}", started_at=None)
-        claim, result = self.find_claim(job), read_result(folder, job.attempt)
+        claim, result = read_claim(folder, job.attempt), read_result(folder, job.attempt)
         text, _ = read_tail(os.path.join(folder, f"slurm-{job.attempt}.log"), 0, TAIL_BYTES)
         news = decide(seen, claim, result, over_s, find_slurm_line(text), folder)
-        if isinstance(news, Requeue) or (news and news.cause == "killed" and claim == NOT_BEGUN):
+        if isinstance(news, Requeue) or (news and news.cause == "killed" and claim is None):
             if is_withdrawn(job, folder):
                 yield job, news
         elif news:
             if job.status == PENDING:
                 yield job, self.find_start(job, seen)
             yield job, news
-
-    def find_claim(self, job: Job) -> str:
-        by = read_claim(self.service.layout.job_folder(job.id), job.attempt)
-        return NOT_BEGUN if by is None else OURS if by == (0, 0) else BEGUN
 
     def cancel(self, unwanted: Iterable[SlurmJob]) -> None:
         """Raises: unavailable."""
@@ -6481,7 +6481,6 @@ class SlurmBackend(Backend):
 FAR_S = 30 * 86400.0            # later estimates are ignored: Slurm takes a job without a time limit to last a year
 FAST_POLL_S = 0.2               # between two calls of squeue when something is about to change
 HURRY_S = 3.0                   # how long squeue runs so often
-SLURM_BACKOFF_FACTOR = 10       # squeue pauses for this many times its run time
 CANCEL_AGAIN_S = 30.0           # a cancelled job that goes on is cancelled again after this
 
 
@@ -6782,12 +6781,13 @@ class HostedJob:
     def look_at_files(self, is_child_gone: bool) -> None:
         """Look at its files and its pid: the second way to learn that it has started or ended.  Raises: OSError."""
         result, number = read_result(self.folder, self.job.attempt), self.job.attempt
+        claim = read_claim(self.folder, number)
         if not self.is_here:
             # What went on after its command has gone down, too.
             is_whole = result and not result.goes_on
             self.take_result(result if result and is_whole else Result(None, None, None, "reboot", MACHINE_DOWN))
         elif self.pid is None:
-            self.look_for_claim(is_child_gone)
+            self.look_for_claim(claim, is_child_gone)
         elif result and not result.goes_on:
             self.take_result(result)
         elif self.machine.processes.is_alive(self.pid, self.pid_started):
@@ -6796,26 +6796,25 @@ class HostedJob:
         elif result:
             why = "its job.sh was killed while processes went on after its command"
             self.take_result(replace(result, cause="session-lost", cause_line=why))
-        elif (read_claim(self.folder, number) or (0, 0))[0] and read_began(self.folder, number) is None:
+        elif (last := read_claim(self.folder, number)) and last.pid and last.began is None:
             self.requeue = "its runner ended before it began"
         else:
-            # It may have written its result since.
+            # It may have begun, and written its result, since the first looks.
             self.take_result(read_result(self.folder, number) or Result(
                 None, None, None, "session-lost", "its job.sh was killed: the exit code is not known"))
         if self.pid is not None and self.began is None:
-            self.began = read_began(self.folder, number) or self.pid_started
+            self.began = (claim and claim.began) or self.pid_started
 
-    def look_for_claim(self, is_child_gone: bool) -> None:
+    def look_for_claim(self, claim: Claim | None, is_child_gone: bool) -> None:
         """Find its runner; if none will come, claim the attempt in its place.  Raises: OSError."""
-        claim, launched_at = read_claim(self.folder, self.job.attempt), self.launched_at
-        if claim and claim[0]:
-            self.pid, self.pid_started = claim
+        launched_at = self.launched_at
+        if claim and claim.pid:
+            self.pid, self.pid_started = claim.pid, claim.started
             return
         if not is_child_gone and launched_at is not None and self.clock.monotonic() - launched_at <= LAUNCH_TIMEOUT_S:
             return
         try:
-            # A claim of (0, 0) is that of a service which was killed before it requeued the job.
-            is_mine = bool(claim) or take_claim(self.folder, self.job.attempt)
+            is_mine = take_claim(self.folder, self.job.attempt)     # or that of a service killed before it requeued it
         except OSError as error:
             # Its runner may still begin, until the claim is taken: another attempt would run beside it.
             if is_machine_fault(error):
@@ -7362,7 +7361,7 @@ class Agent:
             return self.refused[one.key]
         if job is None or job.attempt != one.attempt or look is None:
             # What has begun may run still, though its files are gone.
-            if not one.has_begun and (take_claim(folder, one.attempt) or read_claim(folder, one.attempt) == (0, 0)):
+            if not one.has_begun and take_claim(folder, one.attempt):
                 return JobReport(one.key, one.attempt, JobLook(requeue="it was not started there"))
             lost = Result(None, None, None, "session-lost", f"its files are gone: {folder}")
             return JobReport(one.key, one.attempt, JobLook(result=lost, is_over=True))
@@ -8192,7 +8191,7 @@ def list_needed_folders(state: State) -> tuple[str, ...]:
 def is_withdrawn(job: Job, folder: str) -> bool:
     """Whether the service could claim the attempt, so that it cannot begin any more, whatever Slurm does."""
     try:
-        return take_claim(folder, job.attempt) or read_claim(folder, job.attempt) == (0, 0)
+        return take_claim(folder, job.attempt)
     except OSError:
         return False                        # Slurm will end it
 
@@ -8284,7 +8283,7 @@ class JobsFile:
 
     def make_asked(self, row: JobsRow) -> Asked:
         script, is_adding = os.path.expanduser(row.script), self.service.config.jobs.cuda_arg == "add"
-        program = "bash" if script.endswith(".sh") else "python" if row.conda else self.service.admission.find_python()
+        program = "bash" if script.endswith(".sh") else "python" if row.conda else self.service.drafts.find_python()
         command = check(COMMAND, " ".join(filter(None, [program, quote(script), row.arguments])), "the command")
         cuda_arg = is_adding or bool(re.search(CUDA_OPTION, command))
         return Asked({"command": command, "cwd": os.path.dirname(self.path), "priority": row.priority,
@@ -8353,7 +8352,7 @@ class Hooks:
         is_due = now - self.looked_at >= HEALTH_INTERVAL_S and service.gpu_watch.first_probe.is_set()
         if not self.config.on_unhealthy or not is_due:
             return
-        self.looked_at, health = now, service.views.health()
+        self.looked_at, health = now, service.health.check()
         if health["is_healthy"] != self.is_healthy:
             self.is_healthy = health["is_healthy"]
             bad = [f"{check['name']}: {check['reading']}" for check in health["checks"] if not check["is_ok"]]
@@ -8523,6 +8522,98 @@ class ScriptRules(Part):
         return replace(job, umask=self.service.umask | 0o022, cwd=os.path.realpath(job.cwd)), self.environ
 
 
+class Drafts(Part):
+    """Makes jobs of what was asked, and refuses those that no machine can ever run."""
+
+    def make(self, submissions: Sequence[Asked], user: str) -> list[Draft]:
+        """Make jobs of submissions; the configuration fills in what they leave out.
+
+        Raises: usage, also when no machine can ever run a job; forbidden.
+        """
+        environments: dict[object, tuple[str, Mapping[str, str]]] = {}          # many jobs share one
+        drafts = []
+        for asked in submissions:
+            source = id(asked.environment), id(asked.env)
+            if source not in environments:
+                environments[source] = self.make_environment(asked)
+            digest, variables = environments[source]
+            drafts.append(Draft(self.make_job(asked, user, digest), variables, asked))
+        for job in {request_class(draft.job): draft.job for draft in drafts}.values():
+            self.check_ever_runs(job)                       # once for all jobs with the same request
+        return drafts
+
+    def make_job(self, asked: Asked, user: str, digest: str) -> Job:
+        config, fields = self.config.jobs, asked.job
+        machines = [self.service.node, *self.service.pool.nodes]
+        if asked.node is not None and asked.node not in machines:
+            refuse(f"there is no node {asked.node}", suggest(asked.node, machines) or "nexus node list")
+        if asked.llm and not config.llm_config:
+            refuse(f"llm {format_line(asked.llm, 40)}: [jobs] llm_config is not set",
+                   "set [jobs] llm_config in config.toml")
+        defaults = {"id": "", "retries": config.retries, "gpus": config.default_gpus, "cwd": os.path.expanduser("~")}
+        named = re.search(LLM_OPTION, fields["command"])
+        model = asked.llm or (named and named[1])
+        if config.llm_config and model and "gpus" not in fields:
+            defaults["gpus"] = find_llm_share(config.llm_config, model)
+        begin_at = parse_begin(asked.begin, self.clock.now()) if asked.begin else None
+        env_digest = hash_text(json.dumps(asked.env, sort_keys=True))[:16] if asked.env else None
+        job = Job(**{**defaults, **fields}, user=user, created_at=0.0, queue_key=(), environment=digest,
+                  begin_at=begin_at, env_digest=env_digest,
+                  only_node="" if asked.node == self.service.node else asked.node)
+        self.check_job(job)
+        return job
+
+    def check_job(self, job: Job) -> None:
+        """Raises: usage, forbidden."""
+        check_gpus(job)
+        if job.cuda_arg and not re.search(CUDA_OPTION, job.command) and re.search(SHELL_CHARACTERS, job.command):
+            refuse("cuda_arg: cannot tell where --cuda belongs in this command",
+                   hint="write it there: python train.py --cuda 0 | tee log")
+        if not self.service.scripts.find_script(job)[1]:
+            check_command(job.command)
+
+    def make_change(self, jobs: Iterable[Job], change: Mapping[str, Any], caller: Caller) -> dict[str, Any]:
+        """Return the new Job fields of a `change`, checked for each job.  May be slow.  Raises: usage, forbidden."""
+        check_priority(change.get("priority"), caller)
+        drafted = {name: value for name, value in change.items() if name != "begin"}
+        if "begin" in change:
+            drafted["begin_at"] = parse_begin(change["begin"], self.clock.now())
+        for job in {(request_class(job), job.command): replace(job, **drafted) for job in jobs if drafted}.values():
+            self.check_job(job)
+            self.check_ever_runs(job)
+        return drafted
+
+    def check_ever_runs(self, job: Job) -> None:
+        """Raises: usage, when no machine can ever run the job.  A job passes while a machine's GPUs are unknown."""
+        if self.service.is_slurm and (obstacle := find_slurm_obstacle(job)):
+            refuse(f"the job {obstacle.detail}", "[jobs] launcher is \"slurm\"; the kind of GPU is chosen by "
+                   "[slurm] partition, or by extra_args = [\"--constraint=a100\"]")
+        if self.service.is_slurm or not job.gpus:
+            return
+        watch = self.service.gpu_watch
+        watch.first_probe.wait(2.0)
+        own = tuple(gpu for gpu in self.service.observer.observation.gpus if not is_left_out(gpu, self.config.gpu))
+        machines = {"": own, **{name: node.gpus for name, node in self.service.pool.nodes.items()}}
+        machines = {name: gpus for name, gpus in machines.items() if job.only_node in (None, name)}
+        if any(not gpus if name else self.service.observer.observation.error for name, gpus in machines.items()):
+            return                              # the GPUs of one machine are unknown now
+        if never := find_never(job, machines):
+            refuse(f"the job {never.detail}", NEVER_HINTS[never.subject] + watch.describe_limit("; the service "))
+
+    def make_environment(self, asked: Asked) -> tuple[str, Mapping[str, str]]:
+        """Return (digest, variables) of a job: its whole environment, or the service's, with `env` on top."""
+        base = self.environ if asked.environment is None else asked.environment
+        variables = {name: text for name, text in {**base, **asked.env}.items() if not is_job_variable(name)}
+        text = json.dumps(variables, sort_keys=True)
+        if len(text) > 1024 * 1024:
+            refuse("the environment is larger than 1 MiB", hint="unset what the job does not need")
+        return hash_text(text)[:32], variables
+
+    def find_python(self) -> str:
+        """Return "python", or "python3" where PATH has no python."""
+        return "python" if find_program("python", self.environ.get("PATH") or os.defpath) else "python3"
+
+
 class Admission(Part):
     """Does what requests ask for.  `who`: the caller's name for the log; a `caller` may use only its own jobs."""
 
@@ -8540,7 +8631,7 @@ class Admission(Part):
             if asked.env and self.config.jobs.allowed_script_paths and not caller.is_owner:
                 raise NexusError("forbidden", "env may not be given: only some scripts may run here",
                                  "give it as an argument: python train.py --seed 1")
-        drafts, now = self.draft(submissions, caller.user), self.clock.now()
+        drafts, now = self.service.drafts.make(submissions, caller.user), self.clock.now()
         ids, known, new_jobs = list[str](), list[str](), list[Job]()
 
         def add(state: State) -> Changes:
@@ -8577,10 +8668,6 @@ class Admission(Part):
             self.service.wake()
         return added
 
-    def find_python(self) -> str:
-        """Return "python", or "python3" where PATH has no python."""
-        return "python" if find_program("python", self.environ.get("PATH") or os.defpath) else "python3"
-
     def add_job(self, state: State, draft: Draft, caller: Caller, now: float, **facts: Any) -> Changes:
         """Yield the changes that queue a job; return the job.  Raises: queue_full, not_found, forbidden."""
         job, limit, config = draft.job, draft.asked.max_concurrent, self.config.jobs
@@ -8604,90 +8691,6 @@ class Admission(Part):
         if lost:
             yield from end_job(state, job, CANCELLED, now, cause="dependency", cause_line=describe_parent(lost[0]))
         return job
-
-    def draft(self, submissions: Sequence[Asked], user: str) -> list[Draft]:
-        """Make jobs of submissions; the configuration fills in what they leave out.
-
-        Raises: usage, also when no machine can ever run a job; forbidden.
-        """
-        environments: dict[object, tuple[str, Mapping[str, str]]] = {}          # many jobs share one
-        drafts = []
-        for asked in submissions:
-            source = id(asked.environment), id(asked.env)
-            if source not in environments:
-                environments[source] = self.make_environment(asked)
-            digest, variables = environments[source]
-            drafts.append(Draft(self.draft_job(asked, user, digest), variables, asked))
-        for job in {request_class(draft.job): draft.job for draft in drafts}.values():
-            self.check_ever_runs(job)                       # once for all jobs with the same request
-        return drafts
-
-    def draft_job(self, asked: Asked, user: str, digest: str) -> Job:
-        config, fields = self.config.jobs, asked.job
-        machines = [self.service.node, *self.service.pool.nodes]
-        if asked.node is not None and asked.node not in machines:
-            refuse(f"there is no node {asked.node}", suggest(asked.node, machines) or "nexus node list")
-        if asked.llm and not config.llm_config:
-            refuse(f"llm {format_line(asked.llm, 40)}: [jobs] llm_config is not set",
-                   "set [jobs] llm_config in config.toml")
-        defaults = {"id": "", "retries": config.retries, "gpus": config.default_gpus, "cwd": os.path.expanduser("~")}
-        named = re.search(LLM_OPTION, fields["command"])
-        model = asked.llm or (named and named[1])
-        if config.llm_config and model and "gpus" not in fields:
-            defaults["gpus"] = find_llm_share(config.llm_config, model)
-        begin_at = parse_begin(asked.begin, self.clock.now()) if asked.begin else None
-        env_digest = hash_text(json.dumps(asked.env, sort_keys=True))[:16] if asked.env else None
-        job = Job(**{**defaults, **fields}, user=user, created_at=0.0, queue_key=(), environment=digest,
-                  begin_at=begin_at, env_digest=env_digest,
-                  only_node="" if asked.node == self.service.node else asked.node)
-        self.check_job(job)
-        return job
-
-    def check_job(self, job: Job) -> None:
-        """Raises: usage, forbidden."""
-        check_gpus(job)
-        if job.cuda_arg and not re.search(CUDA_OPTION, job.command) and re.search(SHELL_CHARACTERS, job.command):
-            refuse("cuda_arg: cannot tell where --cuda belongs in this command",
-                   hint="write it there: python train.py --cuda 0 | tee log")
-        if not self.service.scripts.find_script(job)[1]:
-            check_command(job.command)
-
-    def draft_change(self, jobs: Iterable[Job], change: Mapping[str, Any], caller: Caller) -> dict[str, Any]:
-        """Return the new Job fields of a `change`, checked for each job.  May be slow.  Raises: usage, forbidden."""
-        check_priority(change.get("priority"), caller)
-        drafted = {name: value for name, value in change.items() if name != "begin"}
-        if "begin" in change:
-            drafted["begin_at"] = parse_begin(change["begin"], self.clock.now())
-        for job in {(request_class(job), job.command): replace(job, **drafted) for job in jobs if drafted}.values():
-            self.check_job(job)
-            self.check_ever_runs(job)
-        return drafted
-
-    def check_ever_runs(self, job: Job) -> None:
-        """Raises: usage, when no machine can ever run the job.  A job passes while a machine's GPUs are unknown."""
-        if self.service.is_slurm and (obstacle := find_slurm_obstacle(job)):
-            refuse(f"the job {obstacle.detail}", "[jobs] launcher is \"slurm\"; the kind of GPU is chosen by "
-                   "[slurm] partition, or by extra_args = [\"--constraint=a100\"]")
-        if self.service.is_slurm or not job.gpus:
-            return
-        watch = self.service.gpu_watch
-        watch.first_probe.wait(2.0)
-        own = tuple(gpu for gpu in self.service.observer.observation.gpus if not is_left_out(gpu, self.config.gpu))
-        machines = {"": own, **{name: node.gpus for name, node in self.service.pool.nodes.items()}}
-        machines = {name: gpus for name, gpus in machines.items() if job.only_node in (None, name)}
-        if any(not gpus if name else self.service.observer.observation.error for name, gpus in machines.items()):
-            return                              # the GPUs of one machine are unknown now
-        if never := find_never(job, machines):
-            refuse(f"the job {never.detail}", NEVER_HINTS[never.subject] + watch.describe_limit("; the service "))
-
-    def make_environment(self, asked: Asked) -> tuple[str, Mapping[str, str]]:
-        """Return (digest, variables) of a job: its whole environment, or the service's, with `env` on top."""
-        base = self.environ if asked.environment is None else asked.environment
-        variables = {name: text for name, text in {**base, **asked.env}.items() if not is_job_variable(name)}
-        text = json.dumps(variables, sort_keys=True)
-        if len(text) > 1024 * 1024:
-            refuse("the environment is larger than 1 MiB", hint="unset what the job does not need")
-        return hash_text(text)[:32], variables
 
     def cancel(self, choice: Choice, caller: Caller, signal: str | None = None) -> list[Job]:
         """Remove pending jobs from the queue and stop running jobs; return the jobs that end, as they are then.
@@ -8759,7 +8762,7 @@ class Admission(Part):
                 new_ids.append(new.id)
             return new_ids
 
-        change = self.draft_change(find(self.store.state), change, caller)
+        change = self.service.drafts.make_change(find(self.store.state), change, caller)
         new_ids: list[str] = self.store.update(add)
         if new_ids:
             self.log.info("Job %s added by %s, as retries", join_some(new_ids), caller.name)
@@ -8771,7 +8774,7 @@ class Admission(Part):
 
         Raises: usage, not_found, forbidden, conflict.
         """
-        change = self.draft_change([find_own_job(self.store.state, job_id, caller)], change, caller)
+        change = self.service.drafts.make_change([find_own_job(self.store.state, job_id, caller)], change, caller)
         if position is not None and not caller.is_owner:
             raise NexusError("forbidden", f"only {self.service.user} may move a job ahead of other users' jobs",
                              hint="a priority may be given")
@@ -9160,6 +9163,85 @@ class LogGrowth:
             self.written = self.seen
 
 
+class Health(Part):
+    """Says what does not work, and what the owner can do."""
+
+    def __init__(self, service: Service) -> None:
+        super().__init__(service)
+        self.disk_watch = Worker(service, "looking at the disks", self.look_at_disks)
+        self.look_at_disks()
+
+    def check(self) -> dict[str, Any]:
+        """GET /health."""
+        checks = [dict(zip(("name", "is_ok", "reading"), check)) for check in self.list_checks()]
+        return {"is_healthy": all(check["is_ok"] for check in checks), "checks": checks}
+
+    def list_checks(self) -> Iterator[tuple[str, bool, str, str]]:
+        """Yield (name, is_ok, reading, hint for GET /status) of each check."""
+        service, watch, observation = self.service, self.service.gpu_watch, self.service.observer.observation
+        now, leases, file = self.clock.monotonic(), self.machine.leases, service.jobs_file
+        yield "scheduler", now - service.turned_at < 30, f"last turn {now - service.turned_at:.1f} s ago", ""
+        last = f", the last: {service.last_failure}" if service.last_failure else ""
+        is_past = not service.failure_count or now - service.failed_at > 300
+        yield "failures", is_past, f"{service.failure_count} internal errors{last}", ""
+        if not service.is_slurm:
+            fault, limit = service.observer.find_smi_error() or watch.describe_faults(), watch.describe_limit()
+            is_slow = observation.took_s > SMI_SLOW_S
+            hint = observation.hint if observation.error else SMI_SLOW_HINT if is_slow else ""
+            asked = f"{format_count(len(watch.gpus), 'GPU')}, asked in {observation.took_s:.2f} s"
+            yield "GPUs", not fault, (limit and f"{limit}; ") + (fault or asked), hint
+        if leases:
+            error = service.observer.find_lease_error()
+            yield "GPU leases", not error, f"{error.message}; {error.hint}" if error else f"in {leases.folder}", ""
+        error = self.store.last_error
+        hint = f"{error.message}: nothing new is accepted or started until there is room" if error else ""
+        yield "state", not error, error.message if error else "written", hint
+        damaged = ", ".join(self.store.list_damaged())
+        if damaged:
+            yield ("lost", False,
+                   f"the unreadable part of the state is kept in {damaged}: look at it, and move it away", "")
+        if service.cluster:
+            error = service.cluster.find_error()
+            reading = error.message if error else f"asked in {service.cluster.took_s:.2f} s"
+            yield "Slurm", not error, reading, error.hint if error else ""
+        for node in service.pool.nodes.values():
+            if not node.is_leaving:
+                yield (f"node {node.name}", *check_node(node, now), "")
+        if file:
+            faults = join_some(file.faults, 3, "; ")
+            yield ("jobs file", os.path.exists(file.path), faults or f"{file.path} is watched",
+                   faults and f"{file.path}: {faults}")
+        silent_s = now - self.disks_seen_at
+        if silent_s > DISK_TIMEOUT_S:
+            yield "disks", False, f"they have not answered for {format_duration(silent_s)}", ""
+        yield from self.disks
+
+    def look_at_disks(self) -> float:
+        """Check the disks; in a thread of its own, so that a hanging disk blocks no request."""
+        import shutil
+        checks = []
+        for name, folder in (("state disk", self.layout.journal_dir), ("log disk", self.layout.log_dir)):
+            try:
+                free_mib = shutil.disk_usage(folder if os.path.isdir(folder) else self.layout.home).free / 2**20
+                checks.append((name, free_mib > 1, f"{format_memory(free_mib)} free", ""))
+            except OSError as error:
+                checks.append((name, False, str(error), ""))
+        self.disks: Sequence[tuple[str, bool, str, str]] = checks
+        self.disks_seen_at = self.clock.monotonic()
+        return DISK_INTERVAL_S
+
+    def list_hints(self) -> list[str]:
+        """Return what the owner should know or do, one line each."""
+        machine, jobs = self.machine, self.config.jobs
+        hints = [
+            *(hint for *_, hint in self.list_checks()),
+            "these GPUs are made up; for the real ones: nexus restart, without NEXUS_MOCK_GPUS"
+            if machine.is_mock else "",
+            f"{machine.no_screen_reason}: jobs run directly, without attach (install it: apt install screen)" if (
+                machine.no_screen_reason and jobs.launcher == "screen") else ""]
+        return [hint for hint in hints if hint]
+
+
 class Views(Part):
     """Makes the answers to GET requests."""
 
@@ -9169,8 +9251,6 @@ class Views(Part):
         self.estimates: Mapping[str, float] = {}            # {pending job: when it will start}
         self.estimates_until = float("-inf")                # monotonic: after that they are too old
         self.estimates_lock = threading.Lock()
-        self.disk_watch = Worker(service, "looking at the disks", self.look_at_disks)
-        self.look_at_disks()
 
     def status(self) -> dict[str, Any]:
         """GET /status."""
@@ -9184,8 +9264,8 @@ class Views(Part):
             "queued_jobs": len(state.pending), "queued_by_priority": bands, "completed_jobs": count_finished(state),
             "running_jobs": self.describe_jobs(list(state.running.values()), RUNNING_JOB_KEYS), **self.info(),
             "gpu_trouble": self.service.observer.find_smi_error(), "slurm": cluster.describe() if cluster else None,
-            "hints": [*self.list_hints(), *list(list_holds(state).values())[:3]],
-            "bad_checks": [check["name"] for check in self.health()["checks"] if not check["is_ok"]],
+            "hints": [*self.service.health.list_hints(), *list(list_holds(state).values())[:3]],
+            "bad_checks": [check["name"] for check in self.service.health.check()["checks"] if not check["is_ok"]],
             "host": {"name": self.service.node, "cpu_percent": watch.host.cpu_percent,
                      "memory_used_gb": watch.host.memory_used_gb, "memory_total_gb": watch.host.memory_total_gb},
             "nodes": self.service.pool.list_nodes() if self.service.pool.nodes else []}
@@ -9257,17 +9337,6 @@ class Views(Part):
         return {"version": __version__, "hash": self.service.hash, "pid": os.getpid(), "user": self.service.user,
                 "home": self.layout.home,
                 "uptime_seconds": round(self.clock.monotonic() - self.service.started_monotonic, 3)}
-
-    def list_hints(self) -> list[str]:
-        """Return what the owner should know or do, one line each."""
-        machine, jobs = self.machine, self.config.jobs
-        hints = [
-            *(hint for *_, hint in self.list_checks()),
-            "these GPUs are made up; for the real ones: nexus restart, without NEXUS_MOCK_GPUS"
-            if machine.is_mock else "",
-            f"{machine.no_screen_reason}: jobs run directly, without attach (install it: apt install screen)" if (
-                machine.no_screen_reason and jobs.launcher == "screen") else ""]
-        return [hint for hint in hints if hint]
 
     def list_groups(self, caller: Caller) -> list[dict[str, Any]]:
         """GET /groups: the groups that the caller may see, in the order in which they start."""
@@ -9353,66 +9422,6 @@ class Views(Part):
             jobs, list(state.groups.values()), know_run_times(jobs, list_finished(state)),
             self.service.gpu_watch.see_gpus(state), self.config, self.clock.now(), self.service.pool.view_nodes())
 
-    def health(self) -> dict[str, Any]:
-        """GET /health."""
-        checks = [dict(zip(("name", "is_ok", "reading"), check)) for check in self.list_checks()]
-        return {"is_healthy": all(check["is_ok"] for check in checks), "checks": checks}
-
-    def list_checks(self) -> Iterator[tuple[str, bool, str, str]]:
-        """Yield (name, is_ok, reading, hint for GET /status) of each check."""
-        service, watch, observation = self.service, self.service.gpu_watch, self.service.observer.observation
-        now, leases, file = self.clock.monotonic(), self.machine.leases, service.jobs_file
-        yield "scheduler", now - service.turned_at < 30, f"last turn {now - service.turned_at:.1f} s ago", ""
-        last = f", the last: {service.last_failure}" if service.last_failure else ""
-        is_past = not service.failure_count or now - service.failed_at > 300
-        yield "failures", is_past, f"{service.failure_count} internal errors{last}", ""
-        if not service.is_slurm:
-            fault, limit = service.observer.find_smi_error() or watch.describe_faults(), watch.describe_limit()
-            is_slow = observation.took_s > SMI_SLOW_S
-            hint = observation.hint if observation.error else SMI_SLOW_HINT if is_slow else ""
-            asked = f"{format_count(len(watch.gpus), 'GPU')}, asked in {observation.took_s:.2f} s"
-            yield "GPUs", not fault, (limit and f"{limit}; ") + (fault or asked), hint
-        if leases:
-            error = service.observer.find_lease_error()
-            yield "GPU leases", not error, f"{error.message}; {error.hint}" if error else f"in {leases.folder}", ""
-        error = self.store.last_error
-        hint = f"{error.message}: nothing new is accepted or started until there is room" if error else ""
-        yield "state", not error, error.message if error else "written", hint
-        damaged = ", ".join(self.store.list_damaged())
-        if damaged:
-            yield ("lost", False,
-                   f"the unreadable part of the state is kept in {damaged}: look at it, and move it away", "")
-        if service.cluster:
-            error = service.cluster.find_error()
-            reading = error.message if error else f"asked in {service.cluster.took_s:.2f} s"
-            yield "Slurm", not error, reading, error.hint if error else ""
-        for node in service.pool.nodes.values():
-            if not node.is_leaving:
-                yield (f"node {node.name}", *check_node(node, now), "")
-        if file:
-            faults = join_some(file.faults, 3, "; ")
-            yield ("jobs file", os.path.exists(file.path), faults or f"{file.path} is watched",
-                   faults and f"{file.path}: {faults}")
-        silent_s = now - self.disks_seen_at
-        if silent_s > DISK_TIMEOUT_S:
-            yield "disks", False, f"they have not answered for {format_duration(silent_s)}", ""
-        yield from self.disks
-
-    def look_at_disks(self) -> float:
-        """Check the disks; in a thread of its own, so that a hanging disk blocks no request."""
-        import shutil
-        checks = []
-        for name, folder in (("state disk", self.layout.journal_dir), ("log disk", self.layout.log_dir)):
-            try:
-                free_mib = shutil.disk_usage(folder if os.path.isdir(folder) else self.layout.home).free / 2**20
-                checks.append((name, free_mib > 1, f"{format_memory(free_mib)} free", ""))
-            except OSError as error:
-                checks.append((name, False, str(error), ""))
-        self.disks: Sequence[tuple[str, bool, str, str]] = checks
-        self.disks_seen_at = self.clock.monotonic()
-        return DISK_INTERVAL_S
-
-
 class Overview(Part):
     """GET /status?after=: the jobs and GPUs that one looks at all day, and what has changed of them.
 
@@ -9460,7 +9469,8 @@ class Overview(Part):
         return {
             **pick(status, (
                 "version", "user", "is_owner", "is_paused", "host", "slurm", "gpu_trouble", "bad_checks")),
-            "hints": views.list_hints() if caller.is_owner else [],     # a group's row tells that it is held
+            # A group's row tells that it is held.
+            "hints": self.service.health.list_hints() if caller.is_owner else [],
             "counts": {word: sum(job.status == word for job in jobs) for word in STATUSES},
             "readings": {gpu["place"]: drop_nulls(pick(gpu, GPU_READINGS)) for gpu in status["gpu_status"]},
             "gpus": {gpu["place"]: drop_nulls(pick(gpu, OVERVIEW_GPU_KEYS)) for gpu in status["gpu_status"]},
@@ -9538,6 +9548,7 @@ class Service:
         self.observer = Observer(machine, clock, config, log, self.visible_devices)
         self.jobs_file = JobsFile(self, config.jobs.jobs_file) if config.jobs.jobs_file else None
         self.scripts = ScriptRules(self)
+        self.drafts = Drafts(self)
         self.admission = Admission(self)
         self.gpu_watch = GpuWatch(self)
         self.runners = Runners(self)
@@ -9546,6 +9557,7 @@ class Service:
         self.pool = NodePool(self)
         self.history = History(self)
         self.log_watch = LogWatch(self)
+        self.health = Health(self)
         self.views = Views(self)
         self.overview = Overview(self)
         slurm_jobs = [job for job in (*list_submitted(store.state), *self.running_jobs()) if job.current.slurm_key]
@@ -9585,7 +9597,7 @@ class Service:
         self.runners.adopt()
         for worker in (Worker(self, "asking for the GPUs", self.gpu_watch.probe),
                        Worker(self, "measuring jobs' memory", self.observer.measure_memory),
-                       self.views.disk_watch,
+                       self.health.disk_watch,
                        Worker(self, "writing state.json", self.history.keep_state),
                        self.history.trimmer, self.hooks.worker, self.log_watch.worker,
                        *(one.worker for one in (self.cluster, self.jobs_file) if one)):
@@ -10427,13 +10439,13 @@ class Calls(Gate):
     def get_metrics(self, caller: Caller) -> Response:
         views = self.service.views
         end_counts = dict(self.service.end_counts)              # it grows as jobs end
-        text = format_prometheus(list_metrics(views.status(), views.health(), end_counts))
+        text = format_prometheus(list_metrics(views.status(), self.service.health.check(), end_counts))
         return Response(200, text.encode("utf-8", "replace"), "text/plain; version=0.0.4; charset=utf-8")
 
     @route("GET /health", "user", "each check with its reading; 503 when one is bad", "Health", statuses=(200, 503))
     def get_health(self, caller: Caller) -> Response:
         self.service.gpu_watch.first_probe.wait(SMI_WAIT_S + 5)
-        health = self.service.views.health()
+        health = self.service.health.check()
         if not caller.is_owner:
             health["checks"] = [{**check, "reading": ""} for check in health["checks"]]
         return json_response(health, 200 if health["is_healthy"] else 503)
@@ -10481,7 +10493,7 @@ class Api(Calls):
         labels = tuple((name, config[name]) for name in ("competition_id", "project_id") if name in config)
         admission, name = self.service.admission, self.service.clock.new_token()
         asked = Asked({"labels": labels, **{name: value for name, value in config.items() if name in JOB_FIELDS},
-                       "command": f"{admission.find_python()} main.py", "code": name})
+                       "command": f"{self.service.drafts.find_python()} main.py", "code": name})
         with self.service.history.keep_code(name, code):
             job = self.describe(self.find_job(admission.submit([asked], caller, key).ids[0], caller))
         return {"job_id": job["id"], "node_id": self.service.pool.number_nodes().get(job["node"]), "status": PENDING,
@@ -10519,7 +10531,7 @@ class Api(Calls):
         gpus = service.views.list_gpus(service.store.state)
         running = service.running_jobs()
         waiting = list_pending(service.store.state)
-        bad = {check["name"] for check in service.views.health()["checks"] if not check["is_ok"]}
+        bad = {check["name"] for check in service.health.check()["checks"] if not check["is_ok"]}
         heard = [node.name for node in service.pool.nodes.values() if node.trouble is None]
 
         def describe(number: int, name: str) -> dict[str, Any]:

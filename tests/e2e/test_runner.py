@@ -164,8 +164,8 @@ def test_a_command_runs_to_its_end(box, reason, command, code, out, err):
     start, end = box.hear("end")
     assert (start.verb, start.job_id, start.attempt) == ("start", "abc", 1)
     pid, started, began_at = map(int, start.words)
-    assert pid == box.started[0].pid and nexus.read_claim(box.layout.job_folder("abc"), 1) == (pid, started)
-    assert nexus.read_began(box.layout.job_folder("abc"), 1) == began_at >= started
+    assert pid == box.started[0].pid and began_at >= started
+    assert nexus.read_claim(box.layout.job_folder("abc"), 1) == nexus.Claim(pid, started, began_at)
     assert end.words[0] == str(code) and float(end.words[1]) / 100 == result.runtime_seconds
     assert sorted(os.listdir(box.layout.job_folder("abc"))) == ["attempt-1", "job.sh", "result-1.json", "stderr.log",
                                                                 "stdout.log"], "no litter"
@@ -214,11 +214,10 @@ def test_of_fifty_at_once_one_runs(box):
 
 def test_a_late_runner_finds_its_attempt_taken(box):
     job = box.prepare("echo ran")
-    assert nexus.take_claim(box.layout.job_folder("abc"), 1)
-    assert not nexus.take_claim(box.layout.job_folder("abc"), 1), "neither is it taken twice"
+    assert nexus.take_claim(box.layout.job_folder("abc"), 1) and nexus.take_claim(box.layout.job_folder("abc"), 1)
     assert box.start(job).wait(60) == 0
     assert sorted(os.listdir(box.layout.job_folder("abc"))) == ["attempt-1", "job.sh"] and box.heard == ""
-    assert nexus.read_claim(box.layout.job_folder("abc"), 1) == (0, 0)
+    assert nexus.read_claim(box.layout.job_folder("abc"), 1) == nexus.Claim(0, 0)
     job = box.prepare("echo ran", attempt=2)
     box.start(job)
     until(lambda: box.result(job))
@@ -238,18 +237,18 @@ def test_runner_and_service_race_for_the_claim(box):
     assert outcomes, "both ways are seen on most days, but need not be"
 
 
-CLAIMS = [  # reason, content (None: no file), whose it is, when it began
-    ("nobody's", None, None, None), ("a service's", "", (0, 0), None), ("torn", "77", (0, 0), None), ("no numbers", "a b", (0, 0), None),
-    ("a runner's", "77 123\n", (77, 123), None), ("it said when it began", "77 123\n124\n", (77, 123), 124),
+CLAIMS = [  # reason, content (None: no file), the claim
+    ("nobody's", None, None), ("a service's", "", nexus.Claim(0, 0)), ("torn", "77", nexus.Claim(0, 0)),
+    ("no numbers", "a b", nexus.Claim(0, 0)), ("a runner's", "77 123\n", nexus.Claim(77, 123)),
+    ("it said when it began", "77 123\n124\n", nexus.Claim(77, 123, 124)),
 ]
 
 
-@pytest.mark.parametrize("reason, content, owner, began", CLAIMS, ids=[case[0] for case in CLAIMS])
-def test_read_claim(tmp_path, reason, content, owner, began):
+@pytest.mark.parametrize("reason, content, claim", CLAIMS, ids=[case[0] for case in CLAIMS])
+def test_read_claim(tmp_path, reason, content, claim):
     if content is not None:
         (tmp_path / "attempt-2").write_text(content)
-    assert nexus.read_claim(str(tmp_path), 2) == owner and nexus.read_claim(str(tmp_path), 1) is None
-    assert nexus.read_began(str(tmp_path), 2) == began
+    assert nexus.read_claim(str(tmp_path), 2) == claim and nexus.read_claim(str(tmp_path), 1) is None
 
 
 # What cannot be launched
@@ -507,7 +506,7 @@ def test_ctrl_c_in_its_window_ends_the_command(box):
     job = box.prepare("echo begun; exec sleep 600")
     process = box.start(job)
     until(lambda: os.path.exists(box.path("stdout.log")) and box.text("stdout.log"))
-    until(lambda: is_child_named(int(nexus.read_claim(box.layout.job_folder("abc"), 1)[0]), "sleep"))
+    until(lambda: is_child_named(int(nexus.read_claim(box.layout.job_folder("abc"), 1).pid), "sleep"))
     nexus.run(["screen", "-S", f"{process.pid}.nexus_job_abc", "-p", "0", "-X", "stuff", "\x03"], 10, box.screen.environ())
     assert until(lambda: box.result(job)).exit_code == 130
 

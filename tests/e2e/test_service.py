@@ -194,7 +194,7 @@ class World:
 
     def turn(self, *sayings, seconds=0.0):
         self.clock.pass_(seconds)
-        self.service.views.look_at_disks()              # as its thread does
+        self.service.health.look_at_disks()              # as its thread does
         self.service.tick([nexus.parse_runner_event(saying) for saying in sayings])
 
     def add(self, command="python train.py", **options):
@@ -618,13 +618,13 @@ def test_until_nvidia_smi_answers(world):
     """What it said last is not relied upon for as long as a slow driver may take."""
     w = world(gpus=1, refresh_rate_seconds=5)
     w.turn(seconds=14)
-    assert w.service.views.status()["gpu_trouble"] is None and w.service.views.health()["is_healthy"]
+    assert w.service.views.status()["gpu_trouble"] is None and w.service.health.check()["is_healthy"]
     w.turn(seconds=2)
     job_id = w.add()
     w.turn()
     words = "nvidia-smi has not answered for 16 s"
     assert w.service.views.status()["gpu_trouble"] == words and words in w.api(job_id)["waiting_for"]
-    assert not w.service.views.health()["is_healthy"]
+    assert not w.service.health.check()["is_healthy"]
     w.probe()
     w.turn()
     assert w.job(job_id).status == "running" and w.service.views.status()["gpu_trouble"] is None
@@ -738,13 +738,13 @@ def test_leases_that_cannot_be_looked_at(world):
         w.turn(seconds=5)
     assert w.job(job_id).attempt == 0 and "not a folder" in w.api(job_id)["waiting_for"]
     assert w.service.gpu_watch.gpus[1].lease_holder == "bob"
-    assert [check["reading"] for check in w.service.views.health()["checks"] if not check["is_ok"]] == [
+    assert [check["reading"] for check in w.service.health.check()["checks"] if not check["is_ok"]] == [
         "/tmp/nexus-leases is not a folder; who: fuser"]
     assert len([line for line in w.lines if "not a folder" in line]) == 1
     leases.error, leases.find_holders = None, lambda uuids: {}
     w.probe()
     w.turn()
-    assert w.job(job_id).status == "running" and w.service.views.health()["is_healthy"]
+    assert w.job(job_id).status == "running" and w.service.health.check()["is_healthy"]
 
 
 def test_a_start_that_the_disk_refuses_never_began(world, monkeypatch):
@@ -787,7 +787,7 @@ def test_wall_clock_jumps(world, jump):
     w.turn()
     job = w.job(job_id)
     assert job.status == "failed" and job.current.runtime_seconds == pytest.approx(111.1, abs=0.1)
-    assert w.service.views.health()["is_healthy"] and w.service.views.info()["uptime_seconds"] < 200
+    assert w.service.health.check()["is_healthy"] and w.service.views.info()["uptime_seconds"] < 200
 
 
 # One failure stays one failure
@@ -806,7 +806,7 @@ def test_a_phase_that_fails_stops_no_other(world, monkeypatch, part, method, pha
     monkeypatch.setattr(getattr(w.service, part, w.service), method, lambda *_: (_ for _ in ()).throw(ZeroDivisionError("oh")))
     w.turn()
     assert done == [told for _, _, told in PHASES if told != phase]
-    health = w.service.views.health()
+    health = w.service.health.check()
     reading = next(check for check in health["checks"] if check["name"] == "failures")
     assert not health["is_healthy"] and not reading["is_ok"] and phase in reading["reading"] and "oh" in reading["reading"]
     w.clock.pass_(301)
@@ -1368,7 +1368,7 @@ def test_rows_become_jobs(rows, tmp_path):
         "low,c d.py") == []
     assert [(job.command, job.cwd, job.priority, job.conda, job.gpu_ids) for job in f.jobs] == [
         ("python a.py --lr 1", str(tmp_path), 0, "llm", (4, 5, 6, 7)), ("bash b.sh x", str(tmp_path), 2, None, (0, 1, 2, 3)),
-        (f"{f.w.service.admission.find_python()} 'c d.py'", str(tmp_path), 2, None, None)]
+        (f"{f.w.service.drafts.find_python()} 'c d.py'", str(tmp_path), 2, None, None)]
     assert len([line for line in f.w.lines if "added by the jobs file" in line]) == 3
 
 
@@ -1460,7 +1460,7 @@ def test_a_jobs_file_that_is_not_there_is_told_and_takes_nothing_back(rows):
     f.end(1)
     f.path.unlink()
     f.w.service.jobs_file.load(True)
-    assert "there is no file" in f.w.service.jobs_file.faults[0] and not f.w.service.views.health()["is_healthy"]
+    assert "there is no file" in f.w.service.jobs_file.faults[0] and not f.w.service.health.check()["is_healthy"]
     f.write("1,a.py")
     assert len(f.jobs) == 1 and f.w.service.jobs_file.faults == []
 

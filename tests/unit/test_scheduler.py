@@ -800,7 +800,7 @@ SLURM_ENDS = [  # reason, what Slurm says, job.sh's result, whether it began, Sl
 
 @pytest.mark.parametrize("reason, seen, result, has_begun, words, wanted", SLURM_ENDS, ids=[case[0] for case in SLURM_ENDS])
 def test_how_a_slurm_job_ended(reason, seen, result, has_begun, words, wanted):
-    made = nexus.decide(seen, nexus.BEGUN if has_begun else nexus.NOT_BEGUN, result, 60, words, "/h/logs/job_abc")
+    made = nexus.decide(seen, nexus.Claim(4711, 100) if has_begun else None, result, 60, words, "/h/logs/job_abc")
     assert (made.exit_code, made.cause) == wanted[:2] and (wanted[2] or "") in (made.cause_line or "")
 
 
@@ -824,6 +824,7 @@ DECISIONS = [  # reason, what Slurm says, who has claimed the attempt, result, s
 
 @pytest.mark.parametrize("reason, seen, claim, result, waited_s, wanted", DECISIONS, ids=[case[0] for case in DECISIONS])
 def test_decide(reason, seen, claim, result, waited_s, wanted):
+    claim = {"not begun": None, "ours": nexus.Claim(0, 0), "begun": nexus.Claim(4711, 100)}[claim]
     assert type(nexus.decide(seen, claim, result, waited_s, "", "/h/logs/job_abc")) is wanted
 
 
