@@ -1848,25 +1848,16 @@ def parse_runner_event(line: str) -> RunnerEvent | None:
     return RunnerEvent(words[0], words[1], int(words[2]), tuple(words[3:]))
 
 
-ONLY_REDIRECTION = (
-    r"""\s*(?:(?:(?<!\S)(?:\d+|\{\w+\}))?(?:&>>?|[<>]&|>[>|]?|<>?|<<<)\s*"""
-    r"""(?:[^\s\\'"`$;&|()<>]|\$(?!\()|\\.|'[^']*'|"[^"`]*")+\s*)+[;&]?\s*(?:#.*)?""")
-
-
-# A shell's line that the next one continues: whole words and quotes, perhaps an open double quote, then a backslash
-CONTINUED = r"""(?:[^\\'"#]|\\.|'[^']*'|"(?:\\.|[^\\"])*"|(?<=[^\s;&|()<>])#)*(?:"(?:\\.|[^\\"])*)?\\"""
-
-
 def parse_commands(text: str) -> list[tuple[int, str]]:
     """[(line number, command)] of a file with one command a line, without empty lines and those that begin with #.
 
-    A backslash at the end of a line joins the next one to it, where it does so in a shell.
+    A backslash at the end of a line joins the next one to it.
     """
     commands, lines = [], enumerate(text.lstrip("\ufeff").replace("\r\n", "\n").split("\n"), 1)
     for number, line in lines:
-        while re.fullmatch(CONTINUED, line):
-            line = line[:-1] + next(lines, (0, ""))[1]
         if line.strip() and not line.lstrip().startswith("#"):
+            while re.search(r"(?<!\\)(\\\\)*\\$", line):          # an odd number of backslashes
+                line = line[:-1] + next(lines, (0, ""))[1]
             commands.append((number, line.strip()))
     return commands
 
@@ -3851,24 +3842,23 @@ class Clock:
     def new_token(self) -> str:
         return os.urandom(24).hex()
 
-    def new_job_id(self, taken: Mapping[str, Any], length: int = 0) -> str:
-        """An id that no kept job has: of three letters while there are plenty, then four; or of `length`."""
-        length = length or (3 if len(taken) < 20000 else 4)
+    def new_job_id(self, taken: Mapping[str, Any]) -> str:
+        """An id that no kept job has: of three letters while there are plenty, then four."""
+        length = 3 if len(taken) < 20000 else 4
         while True:
             job_id = "".join(ID_LETTERS[byte % len(ID_LETTERS)] for byte in os.urandom(length))
             if job_id not in taken:
                 return job_id
 
 
-def wait_until(look: Callable[[], T], timeout_s: float, interval_s: float = 0.01, clock: Clock | None = None) -> T:
+def wait_until(look: Callable[[], T], timeout_s: float, interval_s: float = 0.01) -> T:
     """Call look() until it returns something true, or the time is over; return its last result."""
-    clock = clock or Clock()
-    give_up_at = clock.monotonic() + timeout_s
+    give_up_at = time.monotonic() + timeout_s
     while True:
         found = look()
-        if found or clock.monotonic() > give_up_at:
+        if found or time.monotonic() > give_up_at:
             return found
-        clock.sleep(interval_s)
+        time.sleep(interval_s)
 
 
 class Backoff:
@@ -3959,9 +3949,8 @@ def disk(action: str, path: str) -> Iterator[None]:
     """`with disk("write", path):` turns an OSError into NexusError; path "": the error's own."""
     try:
         yield
-    except (OSError, MemoryError) as error:
-        cause = error if isinstance(error, OSError) else OSError(repr(error))
-        raise describe_disk_error(cause, action, path) from error       # the cause names what was short
+    except OSError as error:
+        raise describe_disk_error(error, action, path) from error
 
 
 def make_folder(path: str) -> None:
@@ -4265,10 +4254,9 @@ class LogReader:
                  names: Sequence[str] = ("stdout.log", "stderr.log"),
                  measure_now: Callable[[str], Sequence[LogMark]] = lambda folder: ()) -> None:
         """`streams`: the logs to read; `measure_now`: returns marks after those in log.times."""
-        self.folder, self.streams, self.names, self.attempt = folder, streams, names, 0
-        self.measure_now = measure_now
-        self.offsets, self.partial = [0, 0], [b"", b""]    # offsets read up to; incomplete lines before them
-        self.partial_times: list[float | None] = [None, None]
+        self.folder, self.streams, self.names, self.measure_now = folder, streams, names, measure_now
+        self.offsets = [0, 0]                           # of what comes next
+        self.partial: dict[int, LogEntry] = {}          # {stream: an incomplete line before its offset}
 
     def find_path(self, stream: int) -> str:
         return os.path.join(self.folder, self.names[stream])
@@ -4316,36 +4304,39 @@ class LogReader:
         """The new output, in complete lines."""
         ends = self.measure()
         for stream in [stream for stream in self.streams if ends[stream] < self.offsets[stream]]:        # a new file
-            self.offsets[stream], self.partial[stream] = 0, b""
+            self.offsets[stream] = 0
+            self.partial.pop(stream, None)
         for block in self.walk(attempts, ends) if ends != self.offsets else ():
-            if block.attempt != self.attempt:
+            if any(line.attempt != block.attempt for line in self.partial.values()):
                 yield from self.flush()
-            self.attempt, self.offsets[block.stream] = block.attempt, block.end
-            content = self.partial[block.stream] + block.content
-            cut = max(content.rfind(b"\n"), content.rfind(b"\r")) + 1
-            cut = cut or (len(content) if len(content) > MAX_LOG_LINE else 0)
-            self.partial[block.stream], self.partial_times[block.stream] = content[cut:], block.at
-            if cut:
-                yield replace(block, end=block.end - len(content) + cut, content=content[:cut])
+            self.offsets[block.stream] = block.end
+            if block.stream in self.partial:
+                line = self.partial.pop(block.stream)
+                block = replace(block, start=line.start, content=line.content + block.content)
+            cut = max(block.content.rfind(b"\n"), block.content.rfind(b"\r")) + 1
+            if not cut and len(block.content) > MAX_LOG_LINE:
+                cut = len(block.content)
+            whole, rest = block.content[:cut], block.content[cut:]
+            if rest:
+                self.partial[block.stream] = replace(block, start=block.start + cut, content=rest)
+            if whole:
+                yield replace(block, end=block.start + cut, content=whole)
 
     def flush(self) -> Iterator[LogEntry]:
         """The incomplete lines, when their ends may never come."""
-        for stream, line in enumerate(self.partial):
-            if line:
-                end, self.partial[stream] = self.offsets[stream], b""
-                yield LogEntry(self.attempt, stream, end - len(line), end, self.partial_times[stream], line)
+        yield from self.partial.values()
+        self.partial = {}
 
 
 MAX_LOG_LINE = 65536            # a longer line comes in pieces
 
 
 # The files that nexus puts into a job's log folder.  Others, like work/ and files/, are the job's, or unknown.
-LOG_FILES = r"std(out|err)\.log|log\.times"
-OWN_FILES = (rf"{LOG_FILES}|job\.json|job\.sh(\.\d+\.tmp)?|(attempt|claim|fault|stopped)-\d+|result-\d+\.(json|tmp)|"
-             r"slurm-\d+\.log")
+OWN_FILES = (r"std(out|err)\.log|log\.times|job\.json|job\.sh(\.\d+\.tmp)?|(attempt|claim|fault|stopped)-\d+|"
+             r"result-\d+\.(json|tmp)|slurm-\d+\.log")
 
 
-def remove_job_files(log_dir: str, folder: str, names: str = OWN_FILES, code_file: str = "") -> None:
+def remove_job_files(log_dir: str, folder: str, code_file: str = "") -> None:
     """Remove nexus's files from a job's log folder, and the folder if it is empty then.
 
     Only a real folder directly below log_dir is touched, and no link is followed.  `code_file`: main.py's original.
@@ -4356,7 +4347,7 @@ def remove_job_files(log_dir: str, folder: str, names: str = OWN_FILES, code_fil
                          f"{folder or 'a folder without a name'} was left: it is no job's, below {log_dir}")
     with disk("remove the logs in", folder), contextlib.suppress(FileNotFoundError):
         with opened(folder, os.O_DIRECTORY | os.O_NOFOLLOW) as handle:
-            for name in [name for name in os.listdir(handle) if re.fullmatch(names, name)]:
+            for name in [name for name in os.listdir(handle) if re.fullmatch(OWN_FILES, name)]:
                 os.unlink(name, dir_fd=handle)
         main = os.path.join(folder, "work", "main.py")
         if os.path.isfile(main) and os.path.isfile(code_file) and read_bytes(main) == read_bytes(code_file):
@@ -9757,10 +9748,7 @@ def find_retried(state: State, job_id: str) -> str:
 
 
 def check_command(command: str) -> None:
-    """Raises: usage, for a command that cannot be meant so: a redirection alone, or cut off in quotes."""
-    if re.fullmatch(ONLY_REDIRECTION, command):
-        refuse("the command is only a redirection: nothing would run",
-               'write the program before it: nexus add "python train.py > log 2>&1"')
+    """Raises: usage, for a command that is cut off in quotes."""
     if command.count('"') % 2 or command.count("'") % 2:    # bash decides: it may be valid, for example in a comment
         done = run(["bash", "-p", "-n", "-c", "--", command], 5)
         if done.exit_code:

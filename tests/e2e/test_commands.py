@@ -234,7 +234,6 @@ def test_add_a_file_of_commands(home, by):
 @pytest.mark.parametrize("content, says", [
     (b"# a\n\n", "no command"), (b"# a\n\necho \0\n", "line 3, 'echo "), (b"echo a\n" + b"x" * 200000, "line 2, 'xxx"),
     (b"echo a \\\n  b\necho \0\n", "line 3, 'echo "),
-    (b"echo a\n\n> log 2>&1\n", "line 3, '> log 2>&1': the command is only a redirection"),
     (b"echo a\necho 'b\n", "line 2, 'echo 'b': bash cannot read the command"), ("echo a\r\n".encode("utf-16"), "line 1, ")])
 @pytest.mark.parametrize("by", ["file", "stdin"])
 def test_nothing_of_a_bad_file_is_added(home, content, says, by):

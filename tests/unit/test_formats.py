@@ -518,12 +518,9 @@ COMMAND_FILES = [  # reason, text, [(line, command)]
     ("joined", "a \\\n  --b \\\n> log\nc\n", [(1, "a   --b > log"), (4, "c")]), ("in a word, too", "ab\\\ncd", [(1, "abcd")]),
     ("to an empty line", "a \\\n\nb", [(1, "a"), (3, "b")]), ("nothing follows", "a\\\n", [(1, "a")]), ("nor here", "a \\", [(1, "a")]),
     ("a backslash that is text", "a \\\\\nb", [(1, "a \\\\"), (2, "b")]), ("three", "a \\\\\\\nb", [(1, "a \\\\b")]),
-    ("in a comment it joins nothing", "# a \\\nb # c \\\nd", [(2, "b # c \\"), (3, "d")]),
-    ("a # in a word begins none", "a#b $# ${#c} \\\nd", [(1, "a#b $# ${#c} d")]),
-    ("a comment may follow", "a \\\n# b \\\nc", [(1, "a # b \\"), (3, "c")]),
+    ("in a comment it joins nothing", "# a \\\nb \\\nd", [(2, "b d")]),
     ("in quotes", 'a "b \\\n # c" "d\\"" \\\ne', [(1, 'a "b  # c" "d\\"" e')]),
-    ("not in these", "a 'b \\\nc'", [(1, "a 'b \\"), (2, "c'")]),
-    ("behind these", "a '\\' \\\nb", [(1, "a '\\' b")]), ("blanks behind it", "a \\ \nb", [(1, "a \\"), (2, "b")]),
+    ("blanks behind it", "a \\ \nb", [(1, "a \\"), (2, "b")]),
 ]
 
 
@@ -1211,19 +1208,6 @@ SUBMITTED = [  # reason, Slurm's id, what Slurm says, trouble, what is told
 @pytest.mark.parametrize("reason, slurm_id, seen, trouble, wanted", SUBMITTED, ids=[case[0] for case in SUBMITTED])
 def test_describe_submitted(reason, slurm_id, seen, trouble, wanted):
     assert nexus.describe_submitted(job(slurm_key="k", slurm_id=slurm_id), seen, trouble) == wanted
-
-
-REDIRECTIONS = [  # whether nothing else is there, commands
-    (True, ["> log", "> log 2>&1", ">log", "2>&1 >x", "&> x", ">> 'a b' < /dev/null", "{fd}> x", "> log &", "> log # hm", "<<< hi", ">| x",
-            '> "$HOME/x" 2>&-', ">11>11"]),
-    (False, ["> log echo a", "true > log", "< in cat", "X=1 > log", "> log && true", "> log; true", ": > x", "> $(date)", "> `a`", "# x",
-             "cat << E\nE", "> a\npython x", ">11" * 100 + "("]),
-]
-
-
-@pytest.mark.parametrize("is_alone, commands", REDIRECTIONS)
-def test_what_is_only_a_redirection(is_alone, commands):
-    assert [command for command in commands if bool(re.fullmatch(nexus.ONLY_REDIRECTION, command)) != is_alone] == []
 
 
 # What an agent tells its head
