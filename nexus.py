@@ -3755,22 +3755,15 @@ def make_operation(route: Any) -> dict[str, Any]:
 
 
 def make_content(content: str) -> dict[str, Any]:
-    """{media type: {"schema": its schema}} of a reply or a request's body.
-
-    `content`: an object's name, `Job[]` for a list, a media type, or both; several with `or`; "": none.
-    """
-    made = {}
-    for part in content.split(" or ") if content else ():
-        words = part.split(" ")
-        name = words[-1].removesuffix("[]")
-        schema: Schema = {"type": "object", "title": name}
-        if "/" in name:
-            schema = STRING
-        elif name in OBJECTS or name in BODIES:
-            schema = object_ref(name)
-        made[words[0] if "/" in part else "application/json"] = {
-            "schema": list_of(schema) if part.endswith("[]") else schema}
-    return made
+    """{media type: {"schema": schema}} of a reply or body: a media type, an object's name, or `Job[]` for a list."""
+    if not content or "/" in content:
+        return {content: {"schema": STRING}} if content else {}
+    name = content.removesuffix("[]")
+    schema: Schema = {"type": "object", "title": name}
+    if name in OBJECTS or name in BODIES:
+        schema = object_ref(name)
+    media_type = "multipart/form-data" if name == "Form" else "application/json"
+    return {media_type: {"schema": schema if name == content else list_of(schema)}}
 
 
 # Prometheus' text format, version 0.0.4.  Source: https://prometheus.io/docs/instrumenting/exposition_formats/
@@ -4631,11 +4624,12 @@ class Processes:
         pids, has_wrapped = self.list_pids(), latest_pid < self.latest_pid
         processes = self.read(pids if is_refresh or has_wrapped else pids - self.strangers)
         by_mark = {f"{job.id} {job.current.nonce}": job for job in jobs}
-        runners: dict[int | None, Job] = {}
+        runners: dict[int, Job] = {}
         for job in jobs:
             # Another process may have got the pid of an ended job.sh; one of an earlier boot means nothing.
             leader = self.find(job.current.pid) if job.current.pid else None
-            if job.current.boot_id == self.boot_id and (not leader or leader.started == job.current.pid_started):
+            is_job_sh = leader is None or leader.started == job.current.pid_started
+            if job.current.pid and is_job_sh and job.current.boot_id == self.boot_id:
                 runners[job.current.pid] = job
         members: dict[str, list[Process]] = {job.id: [] for job in jobs}
         tidying = {pid for pid, job in runners.items() if job.id in over}
@@ -4644,21 +4638,15 @@ class Processes:
             mark, (started, former) = self.read_mark(process) or "", self.owners.get(process.pid, (0, ""))
             if process.parent in tidying and (mark not in by_mark or process.parent in runners):
                 tidying.add(process.pid)
-            elif process.pid in runners:
-                found[process.pid] = runners[process.pid]
-            elif mark not in ("service", "viewer"):
-                session = runners.get(process.session)
-                if session and process.started < (session.current.pid_started or 0):
-                    session = None
-                owner = by_mark.get(former) if started == process.started else None
-                owner = owner or by_mark.get(mark) or session or found.get(process.parent)
-                if owner:
-                    found[process.pid] = owner
+                continue
+            owner = by_mark.get(former) if started == process.started else None
+            owner = (runners.get(process.pid) or owner or by_mark.get(mark) or runners.get(process.session)
+                     or found.get(process.parent))
+            if owner and mark not in ("service", "viewer"):
+                found[process.pid] = owner
+                self.owners[process.pid] = process.started, f"{owner.id} {owner.current.nonce}"
+                if process.pid not in runners:
                     members[owner.id].append(process)
-        for process in processes:
-            if process.pid in found:
-                job = found[process.pid]
-                self.owners[process.pid] = process.started, f"{job.id} {job.current.nonce}"
         if is_refresh:
             # What is nobody's stays so; but one that has just begun may be job.sh, on its way to the command.
             young = {process.pid for process in processes if self.find_age_s(process.started) < SETTLED_S}
@@ -4905,7 +4893,7 @@ class Leases:
                 stack.pop_all()
                 return handle, ""
             is_lease = try_lock(handle, is_shared=True)
-            return None, self.read(handle)[1] if is_lease else find_lock_holder(status) or "somebody"
+            return None, self.read(handle)[1] if is_lease else f"somebody (who keeps {self.folder}/{name} locked)"
 
     def sign(self, handle: int) -> bool:
         """Lock a GPU's file for this service, unless another service has.  Raises: OSError."""
@@ -4923,14 +4911,6 @@ class Leases:
 
 def name_lease(uuid: str) -> str:
     return re.sub(r"[^\w.-]", "_", uuid)
-
-
-def find_lock_holder(facts: os.stat_result) -> str | None:
-    """The user who has locked a file, as far as /proc shows it."""
-    place = f"{os.major(facts.st_dev):02x}:{os.minor(facts.st_dev):02x}:{facts.st_ino}"     # source: proc(5)
-    match = re.search(rf": FLOCK +\w+ +\w+ +(\d+) {place} ", read_text(f"{PROC}/locks") or "")
-    user = find_process_user(int(match[1])) if match else None
-    return f"{user} (pid {match[1]})" if match and user else None
 
 
 def find_lease_folder(config: GpuConfig) -> str:
@@ -10206,7 +10186,7 @@ class Calls(Gate):
         now = self.service.store.state.jobs.get(job.id)
         return now if now and now.number == job.number else None
 
-    @route("GET /", "user", "what answers here; the dashboard for a browser, whoever asks", "Info or text/html")
+    @route("GET /", "user", "what answers here; the dashboard for a browser, whoever asks", "Info")
     def get_info(self, caller: Caller) -> dict[str, Any]:
         if not caller.is_owner:
             return {"name": "nexus", "version": __version__, "user": caller.user}
@@ -10358,9 +10338,8 @@ class Calls(Gate):
         return {"ids": ids, **({"warning": warning} if warning else {})}
 
     @route("GET /jobs/{id}/logs", "user",
-           "what a job printed, or prints, in the order in which it came; for programs with "
-           "Accept: application/x-ndjson",
-           "text/plain or application/x-ndjson LogEntry")
+           "what a job printed, or prints, in the order in which it came; for programs with Accept: "
+           "application/x-ndjson", "text/plain")
     def get_logs(self, caller: Caller, request: Request, id: str, follow: bool = False, stream: str = "both",
                  tail: int | None = None, offset: Sequence[int] = (0, 0), timestamps: bool = False) -> Response:
         job, streams = self.find_job(id, caller), [STREAMS.index(stream)] if stream != "both" else [0, 1]
@@ -10443,7 +10422,7 @@ class Api(Calls):
     """The REST API; under /api, uploaded scripts, in the words of an earlier server."""
 
     @route("POST /api/submit", "anyone", "queue a script: a form of code and config_file, with a token in that",
-           "FormAdded", body="multipart/form-data Form")
+           "FormAdded", body="Form")
     def post_api_submit(self, caller: Caller, request: Request, idempotency_key: str | None = None) -> dict[str, Any]:
         """`caller` is nobody: the token in config_file identifies the sender, and is checked even if none is needed."""
         if request.body_length > MAX_FORM_BYTES:

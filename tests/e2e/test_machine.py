@@ -991,12 +991,12 @@ def test_no_file_outside_the_folder_is_touched(leases, monkeypatch, tmp_path):
     assert (secret.read_text(), secret.stat().st_mode & 0o777, secret.stat().st_mtime) == ("mine", 0o600, 1)
 
 
-def test_who_keeps_a_file_locked_alone_is_named_soon(leases):
+def test_who_keeps_a_file_locked_alone_is_not_waited_for(leases):
     one, began = leases(), time.monotonic()
     one.take("abc", ["GPU-1"])
     one.close_own("abc")
     holder = Holder(os.path.join(one.folder, "GPU-1"), "-x")
-    who = f"{OWN_NAME} (pid {holder.process.pid})"
+    who = f"somebody (who keeps {one.folder}/GPU-1 locked)"
     assert one.find_holders(ALL) == {"GPU-1": who}
     with pytest.raises(nexus.NexusError) as caught:
         one.take("abc", ["GPU-1"])

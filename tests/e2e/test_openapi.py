@@ -73,7 +73,7 @@ def test_its_references_lead_somewhere():
     assert named == set(schemas), "each is there, and none is without use"
 
 
-WITH_EXAMPLES = [(route.method, route.pattern, route.body) for route in nexus.ROUTES if route.body in nexus.BODIES]
+WITH_EXAMPLES = [(route.method, route.pattern, route.body) for route in nexus.ROUTES if route.body and route.body != "Form"]
 
 
 @pytest.mark.parametrize("method, path, body", WITH_EXAMPLES, ids=[row[1] for row in WITH_EXAMPLES])
