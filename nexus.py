@@ -4240,11 +4240,13 @@ def read_log_times(folder: str, starts: Sequence[int]) -> list[LogMark]:
         step *= 4
 
 
+STREAM_FILES = ("stdout.log", "stderr.log")
+
+
 class LogReader:
     """Reads on in one or both logs of a job, in the order in which they grew."""
 
-    def __init__(self, folder: str, streams: Sequence[int] = (0, 1),
-                 names: Sequence[str] = ("stdout.log", "stderr.log"),
+    def __init__(self, folder: str, streams: Sequence[int] = (0, 1), names: Sequence[str] = STREAM_FILES,
                  measure_now: Callable[[str], Sequence[LogMark]] = lambda folder: ()) -> None:
         """`streams`: the logs to read; `measure_now`: returns marks after those in log.times."""
         self.folder, self.streams, self.names, self.measure_now = folder, streams, names, measure_now
@@ -4357,10 +4359,10 @@ def measure_logs(folder: str | None) -> tuple[int, int]:
     return measure(os.path.join(folder, "stdout.log")), measure(os.path.join(folder, "stderr.log"))
 
 
-def append_log(folder: str, name: str, piece: bytes) -> None:
+def append_log(path: str, piece: bytes) -> None:
     """Append output from a node to a job's log, all or nothing.  Raises: OSError."""
-    os.makedirs(folder, mode=0o700, exist_ok=True)
-    with opened(os.path.join(folder, f"{name}.log"), os.O_WRONLY | os.O_CREAT) as handle:
+    os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+    with opened(path, os.O_WRONLY | os.O_CREAT) as handle:
         append_whole(handle, piece)
 
 
@@ -7121,7 +7123,7 @@ class JobReport(Value):
     key: str
     attempt: int
     look: JobLook
-    log_sizes: tuple[int, int] = (0, 0)         # of this attempt
+    log_sizes: tuple[int, int] | None = None    # of this attempt; None: its logs are not looked at
     logs: tuple[bytes, bytes] = (b"", b"")      # its new bytes
     samples: Mapping[str, Any] = {}             # as in JobUsage
     rss_mib: float | None = None
@@ -7296,7 +7298,7 @@ class Agent:
             job = replace(job, cwd=os.path.join(folder, "work"), command=f"{program} main.py")
         try:
             os.makedirs(folder, mode=0o700, exist_ok=True)
-            for name in ("stdout.log", "stderr.log"):           # of an earlier attempt: the head has them
+            for name in STREAM_FILES:                           # of an earlier attempt: the head has them
                 remove_file(os.path.join(folder, name))
             self.keep(job)                                      # before anything of it can begin
             news = self.host.start(Order(job, environ, order.argv, order.code))
@@ -7339,11 +7341,21 @@ class Agent:
         written = os.path.join(folder, "files")
         if look.is_over and os.path.isdir(written):
             look = replace(look, files=written)
-        sizes = measure_logs(folder)
-        out, err = [read_part(os.path.join(folder, f"{name}.log"), have, most_bytes) if size > have else b""
-                    for name, have, size in zip(("stdout", "stderr"), one.log_sizes, sizes)]
+        sizes = self.measure_output(one)
+        out, err = [read_part(os.path.join(folder, name), have, most_bytes) if size > have else b""
+                    for name, have, size in zip(STREAM_FILES, one.log_sizes, sizes)]
         usage = self.observer.find_usage(job.id)
         return JobReport(one.key, one.attempt, look, sizes, (out, err), usage.samples, usage.rss_mib)
+
+    def measure_output(self, one: Wanted) -> tuple[int, int]:
+        """The sizes of an attempt's logs.  What cannot be read has none but what has arrived."""
+        sizes = list(one.log_sizes)
+        for number, name in enumerate(STREAM_FILES):
+            path = os.path.join(self.layout.job_folder(one.key), name)
+            if os.path.isfile(path):                    # the job may have put anything in its place
+                with contextlib.suppress(OSError), opened(path, os.O_RDONLY | os.O_NONBLOCK) as handle:
+                    sizes[number] = os.fstat(handle).st_size
+        return sizes[0], sizes[1]
 
     def find_news(self, looks: Mapping[str, JobLook]) -> object:
         """What makes a reply worth sending: it differs from what was last told."""
@@ -7352,12 +7364,11 @@ class Agent:
 
     def has_news(self, looks: Mapping[str, JobLook]) -> bool:
         wanted = self.question.jobs if self.question else ()
-        has_grown = any(size > have for one in wanted
-                        for size, have in zip(measure_logs(self.layout.job_folder(one.key)), one.log_sizes))
-        self.log_pause_s = LOG_INTERVAL_S[0] if has_grown else min(2 * self.log_pause_s, LOG_INTERVAL_S[1])
+        has_output = any(self.measure_output(one) != one.log_sizes for one in wanted)
+        self.log_pause_s = LOG_INTERVAL_S[0] if has_output else min(2 * self.log_pause_s, LOG_INTERVAL_S[1])
         is_unknown = self.clock.monotonic() - self.asked_at >= UNKNOWN_S and any(
             one.key not in looks and one.key not in self.refused for one in wanted)
-        return has_grown or is_unknown or self.find_news(looks) != self.told
+        return has_output or is_unknown or self.find_news(looks) != self.told
 
     def answer(self, looks: Mapping[str, JobLook]) -> None:
         question, self.question = self.question, None
@@ -7530,15 +7541,19 @@ class AgentLine:
 def append_output(question: Question, found: Iterable[tuple[Job, JobReport]]) -> str:
     """Append jobs' output to their log files here, unless their sizes have changed since the question.
 
+    A log that the job has cut, as `echo done > /dev/stderr` does, begins anew here too.
     Return why some of it could not be appended, or "".
     """
-    sizes, why = {(one.key, one.attempt): one.log_sizes for one in question.jobs}, ""
+    asked, why = {(one.key, one.attempt): one.log_sizes for one in question.jobs}, ""
     for job, one in found:
-        if any(one.logs) and sizes[one.key, one.attempt] == measure_output(job):
+        have, there = asked[one.key, one.attempt], one.log_sizes
+        if job.log_dir and there and there != have == measure_output(job):
             try:
-                for name, piece in zip(("stdout", "stderr"), one.logs):
-                    if piece and job.log_dir:
-                        append_log(job.log_dir, name, piece)
+                for number, name in enumerate(STREAM_FILES):
+                    if one.logs[number]:
+                        append_log(os.path.join(job.log_dir, name), one.logs[number])
+                    elif there[number] < have[number]:
+                        os.truncate(os.path.join(job.log_dir, name), job.log_base[number])
             except OSError as error:
                 why = f"output of jobs there, like {job.id}, cannot be kept ({error}); it is tried again"
     return why
@@ -7739,7 +7754,7 @@ class Node(MachineBackend):
         result, look = report.look.result, report.look
         if result and result.finished_at:
             result = replace(result, finished_at=result.finished_at - self.clock_offset_s)
-        has_all = all(have >= size for have, size in zip(measure_output(job), report.log_sizes))
+        has_all = report.log_sizes in (None, measure_output(job))
         files = () if look.files is None else (f"files that it wrote are kept: {self.name}:{look.files}",)
         return replace(look, result=result, is_over=look.is_over and has_all, notes=(*look.notes, *files))
 
@@ -9091,7 +9106,6 @@ class LogWatch(Part):
 
 LOG_LOOK_S, LOG_LOOK_BACKOFF_FACTOR = 0.1, 20   # between two looks; at least this multiple of the time of one
 LAST_LINE_BYTES = 4096          # of a log's end, where its last line is looked for
-STREAM_FILES = ("stdout.log", "stderr.log")
 LOG_NOTE_S = 1.0                # between two notes while only one of the two logs grows
 
 

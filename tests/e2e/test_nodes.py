@@ -348,6 +348,28 @@ def test_output_of_all_sizes_arrives_whole(net):
     assert log_of(net, job) == b"no newline \xc3"
 
 
+LOGS = [  # what a job does with its stderr.log, that log in the end
+    ("it begins anew", "echo why > /dev/stderr", b"why\n"),
+    ("and grows on", "echo why > /dev/stderr; sleep 1; echo that long, in the end >&2", b"why\nthat long, in the end\n"),
+    ("it is gone", "rm $log", b"before\n"), ("a folder", "rm $log; mkdir $log", b"before\n"),
+    ("a FIFO", "rm $log; mkfifo $log", b"before\n"),
+    ("it cannot be read", "chmod 0 $log", b"before\n"),
+]
+
+
+@pytest.mark.parametrize("does, end", [case[1:] for case in LOGS], ids=[case[0] for case in LOGS])
+def test_a_job_that_handles_its_own_log(net, does, end):
+    go = net.nodes[0].home / "go"
+    net.nodes[0].run(f"rm -f {go}; mkfifo {go}")
+    job = net.head.add(f"log=$(readlink /proc/$$/fd/2); echo before >&2; read x < ~/go; {does}; exit 3", node="n1", retries=0)
+    net.head.wait_started(job)
+    path = pathlib.Path(net.head.job(job)["log_dir"]) / "stderr.log"
+    live.until(lambda: live.read_bytes(path) == b"before\n", lambda: live.read_bytes(path))
+    go.write_text("\n")
+    told = net.head.wait(job, "failed")
+    assert told["exit_code"] == 3 and log_of(net, told, "stderr") == end
+
+
 def test_code_of_the_api_travels(net):
     head = net.head
     (head.folder / "train.py").write_text("import os, socket, sys\nprint(socket.gethostname(), os.environ['NEXUS_JOB_ID'])\nsys.exit(4)\n")
