@@ -4359,10 +4359,15 @@ def measure_logs(folder: str | None) -> tuple[int, int]:
     return measure(os.path.join(folder, "stdout.log")), measure(os.path.join(folder, "stderr.log"))
 
 
-def append_log(path: str, piece: bytes) -> None:
-    """Append output from a node to a job's log, all or nothing.  Raises: OSError."""
+def append_log(path: str, piece: bytes, start: int) -> None:
+    """Append an attempt's output from a node to a job's log, all or nothing.  Raises: OSError.
+
+    `start`: the bytes of former attempts.  A log that was cut here since has NULs in their place.
+    """
     os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
     with opened(path, os.O_WRONLY | os.O_CREAT) as handle:
+        if os.fstat(handle).st_size < start:
+            os.ftruncate(handle, start)
         append_whole(handle, piece)
 
 
@@ -4742,12 +4747,16 @@ def read_boot_id() -> str:
 CONTAINER = " (a container)"
 
 
+def find_pid_namespace() -> str:
+    """Where this process's pids count; "" on a kernel without namespaces."""
+    with contextlib.suppress(OSError):
+        return os.readlink(f"{PROC}/self/ns/pid")
+    return ""
+
+
 def read_machine() -> str:
     """The name of this machine, or of this container: pids mean other processes elsewhere."""
-    with contextlib.suppress(OSError):                  # a kernel without namespaces
-        if os.readlink(f"{PROC}/self/ns/pid") != HOST_PIDS:
-            return socket.gethostname() + CONTAINER
-    return socket.gethostname()
+    return socket.gethostname() + (CONTAINER if find_pid_namespace() not in ("", HOST_PIDS) else "")
 
 
 def is_elsewhere(machine: str, lock_file: str = "") -> bool:
@@ -5559,8 +5568,13 @@ SLURM_SCRIPT = r'''  slurms='SLURM[A-Z0-9_]*|[A-Z]+_VISIBLE_DEVICES|GPU_DEVICE_O
 
 
 def build_script(job: Job, environment: Mapping[str, str], layout: Layout,
-                 leases: Sequence[tuple[str, str, str]] = (), program: Sequence[str] | None = None) -> str:
-    """The text of a job's job.sh.  `leases`: of Leases.paths(); `program` runs instead of bash -c COMMAND."""
+                 leases: Sequence[tuple[str, str, str]] = (), program: Sequence[str] | None = None,
+                 recorder: int = 0) -> str:
+    """The text of a job's job.sh.
+
+    `leases`: of Leases.paths(); `program` runs instead of bash -c COMMAND; `recorder`: the pid of a service beside it
+    that records how it ends, so that job.sh need not wait for the disk; 0: there is none.
+    """
     pairs = [f"{quote(name)}={quote(text)}" for name, text in environment.items() if name != "NEXUS_JOB_NONCE"]
     # Without the nonce, a job.sh that is run by hand is not this job, which the service would end.
     nonce = environment.get("NEXUS_JOB_NONCE", "")
@@ -5583,7 +5597,7 @@ def build_script(job: Job, environment: Mapping[str, str], layout: Layout,
                 if name in environment]
         launch = ["bash", "-p", "-c", CONDA_SCRIPT, "nexus", job.conda, "/usr/bin/env", *kept, *launch]
     folder, cwd = job.log_dir or layout.job_folder(job.id), job.cwd
-    settings = {"id": job.id, "dir": folder, "service": str(os.getpid()), "events": layout.events_file,
+    settings = {"id": job.id, "dir": folder, "service": str(0 if is_slurm else recorder), "events": layout.events_file,
                 "job_path": environment.get("PATH") or os.defpath, "commit": job.snapshot or ""}
     if job.snapshot_repo:
         tree = os.path.join(folder, "files")
@@ -6871,8 +6885,10 @@ class HostedJob:
 class JobHost:
     """Starts, follows and ends attempts on the machine that this process runs on."""
 
-    def __init__(self, observer: Observer, layout: Layout, umask: int, run_guarded: Callable[..., None]) -> None:
+    def __init__(self, observer: Observer, layout: Layout, umask: int, run_guarded: Callable[..., None],
+                 recorder: int = 0) -> None:
         self.observer, self.layout, self.umask = observer, layout, umask        # umask: for jobs without one
+        self.recorder = recorder                        # build_script()
         self.machine, self.clock, self.config, self.log = (
             observer.machine, observer.clock, observer.config, observer.log)
         self.run_guarded = run_guarded                  # what is wrong with one job must not hold up the others
@@ -6937,7 +6953,7 @@ class JobHost:
         command = fill_cuda_option(job.command, list_cuda_numbers(job, gpus)) if job.cuda_arg else job.command
         job = replace(job, command=command, umask=self.umask if job.umask is None else job.umask)
         environ = build_environment(job, order.environ, gpus)
-        text = build_script(job, environ, self.layout, leases, order.argv)
+        text = build_script(job, environ, self.layout, leases, order.argv, self.recorder)
         script = os.path.join(folder, "job.sh")
         write_atomic(script, [text], 0o700, is_synced=False)
         return script
@@ -7043,7 +7059,7 @@ class Local(MachineBackend):
 
     def __init__(self, service: Service) -> None:
         super().__init__(service)
-        self.host = JobHost(service.observer, service.layout, service.umask, service.run_guarded)
+        self.host = JobHost(service.observer, service.layout, service.umask, service.run_guarded, os.getpid())
 
     def start(self, job: Job, submitted: Mapping[str, str] | None) -> News | None:
         try:
@@ -7550,10 +7566,11 @@ def append_output(question: Question, found: Iterable[tuple[Job, JobReport]]) ->
         if job.log_dir and there and there != have == measure_output(job):
             try:
                 for number, name in enumerate(STREAM_FILES):
+                    path, start = os.path.join(job.log_dir, name), job.log_base[number]
                     if one.logs[number]:
-                        append_log(os.path.join(job.log_dir, name), one.logs[number])
+                        append_log(path, one.logs[number], start)
                     elif there[number] < have[number]:
-                        os.truncate(os.path.join(job.log_dir, name), job.log_base[number])
+                        os.truncate(path, start)
             except OSError as error:
                 why = f"output of jobs there, like {job.id}, cannot be kept ({error}); it is tried again"
     return why
@@ -7642,6 +7659,7 @@ class Node(MachineBackend):
         self.orders = {key: order for key, order in self.orders.items() if key in recorded}
         self.latest = Question(self.list_wanted(), self.service.pool.folders, LOOK_WAIT_S if self.latest else 0.0)
         self.questions.append(self.latest)
+        self.has_none = self.has_none and not self.latest.jobs
         line.ask(encode_value(self.latest))
 
     def list_wanted(self) -> tuple[Wanted, ...]:
@@ -7662,11 +7680,12 @@ class Node(MachineBackend):
         self.reports = {(job.id, job.attempt): replace(one, logs=(b"", b"")) for job, one in found}
         with self.guard:                                    # it has these orders
             self.orders.update((key, None) for key in self.reports if key in self.orders)
+            self.has_none = not any(asked.jobs for asked in (question, *self.questions))
         self.folders, self.gpu_error = report.folders, report.trouble
         self.clock_offset_s = report.now - self.clock.now()
         if report.gpus is not None:
             self.gpus = tuple(replace(gpu, node=self.name, uuid=f"{self.name}/{gpu.uuid}") for gpu in report.gpus)
-        self.has_none, self.has_news = not question.jobs, True
+        self.has_news = True
         if self.trouble is not None:
             self.trouble = None
             self.log.info("Node %s: connected, %s", self.name, format_count(len(self.gpus), "GPU"))
@@ -11071,10 +11090,15 @@ def take_service_lock(layout: Layout, clock: Clock) -> None:
 
 def run_agent(home: str, config: Config, head: str, environ: Mapping[str, str]) -> None:
     """Run the agent of a head, given as its service_id, in the place of an earlier one.  Raises: unavailable, usage."""
+    import glob
     import signal
     check({"type": "string", "pattern": r"^\d+-[0-9a-f]{8}$"}, head, "a head's id")
-    # Machines may share a home directory.
+    # Machines may share a home directory; and one that jobs run on may get another name.
     folder = os.path.join(home, "agent", f"{head}-{read_machine().partition(CONTAINER)[0]}")
+    boot = f"{read_boot_id()} {find_pid_namespace()}"
+    for other in glob.glob(os.path.join(glob.escape(home), "agent", f"{head}-*")):
+        if read_text(os.path.join(other, "boot")) == boot:
+            folder = other
     layout = Layout(folder, os.path.join(folder, "state.json"), os.path.join(folder, "jobs"))
     with disk("make", folder):
         os.makedirs(layout.log_dir, mode=0o700, exist_ok=True)
@@ -11088,7 +11112,8 @@ def run_agent(home: str, config: Config, head: str, environ: Mapping[str, str]) 
     if lock is None:
         raise NexusError("unavailable", f"another agent of this head does not end: {layout.lock_file}",
                          hint=f"see what it is: fuser -v {layout.lock_file}")
-    with contextlib.suppress(OSError):                  # a full disk keeps no agent from its jobs
+    with contextlib.suppress(OSError, NexusError):      # a full disk keeps no agent from its jobs
+        write_atomic(os.path.join(folder, "boot"), [boot], is_synced=False)
         os.pwrite(lock, f"{os.getpid():<20}".encode(), 0)
     signal.signal(signal.SIGHUP, lambda *_: None)       # not SIG_IGN, which jobs would inherit for ever
     Agent(layout, config, head, environ, make_log(layout, config.service)).run()

@@ -187,6 +187,21 @@ def test_remove_by_force(net):
 
 # Jobs
 
+def test_remove_by_force_while_an_order_is_on_its_way(net):
+    node = net.nodes[0]
+    node.delay(800)
+    try:
+        job = net.head.add("sleep 777.5", node="n1")
+        net.head.wait_started(job)
+        assert net.head.nexus("node", "remove", "n1", "--force").returncode == 0
+        assert net.head.wait(job, "failed")["cause"] == "node-lost"
+        live.until(lambda: "n1" not in [told["name"] for told in net.head.ask("GET", "/nodes")], "it to be forgotten")
+        live.until(lambda: not node.find("sleep 777.5") and not node.find(".py agent "), "its end there")
+    finally:
+        node.delay(0)
+        add_node(net, node)
+
+
 def test_a_job_runs_there_as_here(net):
     head = net.head
     job = head.wait(head.add("echo out; hostname; pwd; echo $HOME $USER; echo err >&2; exit 3", env={"MINE": "1"}, node="n2"), "failed")
@@ -527,6 +542,50 @@ def test_a_running_job_whose_folder_is_lost_there_does_not_run_again(net, is_fil
     node.run("pkill -f 'sleep 641.5'")
     if is_file:
         folder.unlink()
+
+
+def test_a_node_gets_another_name_while_a_job_runs(net):
+    node = net.nodes[0]
+    former = node.run("hostname").stdout.strip()
+    job = net.head.add(f"{COUNTED} echo begun; until [ -e ~/renamed ]; do sleep 0.1; done; exit 3", node="n1", retries=1)
+    live.until(lambda: net.head.logs(job), "its log")
+    try:
+        node.root("echo other > /proc/sys/kernel/hostname")
+        node.kill_agent()
+        live.until(lambda: is_reached(net, node) and node.find(".py agent "), "the next agent")
+        (node.home / "renamed").touch()
+        live.until(lambda: net.head.job(job)["attempt"] == 2, "its first end")
+        first = net.head.job(job)["attempts"][0]
+        assert (first["cause"], first["exit_code"]) == ("exit", 3)
+        assert net.head.wait(job, "failed")["exit_code"] == 3 and runs(net, job) == ["n1", "n1"]
+    finally:
+        node.root(f"echo {former} > /proc/sys/kernel/hostname")
+        node.kill_agent()
+
+
+def test_the_log_of_another_attempt_is_cut_on_the_head(net):
+    job = net.head.add("[ -e ~/tried ] || { touch ~/tried; seq 1000; exit 1; }; echo second; until [ -e ~/cut ]; do sleep 0.1; done; "
+                       "echo last", node="n1", retries=1)
+    live.until(lambda: net.head.job(job)["attempt"] == 2 and "second" in net.head.logs(job), "its second attempt")
+    path = pathlib.Path(net.head.job(job)["log_dir"]) / "stdout.log"
+    os.truncate(path, 0)
+    (net.nodes[0].home / "cut").touch()
+    net.head.wait(job, "completed")
+    assert path.read_bytes().strip(b"\0") == b"second\nlast\n"
+
+
+def test_a_result_is_on_the_disk_of_its_node_before_the_head_has_it(net):
+    node = net.nodes[0]
+    path = node.folder / "bin/sync"
+    path.write_text(f'#!/bin/sh\necho "$@" >> {node.home}/synced\nexec /usr/bin/sync "$@"\n')
+    path.chmod(0o755)
+    try:
+        node.kill_agent()                               # the next one has it on its PATH
+        live.until(lambda: is_reached(net, node) and node.find(".py agent "), "the next agent")
+        net.head.wait(net.head.add("true", node="n1"), "completed")
+        live.until(lambda: "result-1.json" in live.read(node.home / "synced"), "the disk")
+    finally:
+        path.unlink()
 
 
 def test_silence_is_unknown_and_then_the_truth(net):

@@ -507,9 +507,12 @@ def test_what_comes_is_appended(tmp_path):
     folder = str(tmp_path / "job_abc")
     assert nexus.measure_logs(folder) == nexus.measure_logs(None) == (0, 0)
     for piece in (b"one\n", b"tw\xff"):
-        nexus.append_log(f"{folder}/stdout.log", piece)
+        nexus.append_log(f"{folder}/stdout.log", piece, 0)
     assert nexus.measure_logs(folder) == (7, 0) and (tmp_path / "job_abc/stdout.log").stat().st_mode & 0o777 == 0o600
     assert nexus.read_part(f"{folder}/stdout.log", 2, 3) == b"e\nt" and nexus.read_part(f"{folder}/stdout.log", 99, 3) == b""
+    os.truncate(f"{folder}/stdout.log", 0)
+    nexus.append_log(f"{folder}/stdout.log", b"two", 7)
+    assert nexus.read_part(f"{folder}/stdout.log", 0, 99) == b"\0" * 7 + b"two", "where the attempt's output begins stays true"
 
 
 def test_nobody_waits_for_a_fifo_in_the_place_of_a_log(tmp_path):
