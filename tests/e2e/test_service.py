@@ -1891,8 +1891,9 @@ def report(job, result=None, log_sizes=(0, 0), logs=(b"", b""), **look):
 
 
 def news(w, *reports, name="n1"):
-    """Have a node reply."""
+    """Have a node reply to its latest question."""
     node = w.service.pool.nodes[name]
+    node.questions.clear()
     node.take(nexus.Question(node.list_wanted(), (), 0.0), nexus.Report(0.0, reports, {"/": True}, "", None))
 
 
