@@ -11168,16 +11168,16 @@ def send_request(connection: socket.socket, method: str, path: str, headers: Map
     request = [f"{method} {path} HTTP/1.1", *(f"{name}: {text}" for name, text in fields.items() if text), "", ""]
     connection.sendall("\r\n".join(request).encode("latin-1", "replace") + content)
     reader = connection.makefile("rb")
-    head = text = reader.readline(MAX_HEAD_BYTES)
-    while text.strip() and len(head) < MAX_HEAD_BYTES:
-        text = reader.readline(MAX_HEAD_BYTES)
-        head += text
-    if not text:
+    lines = [reader.readline(MAX_HEAD_BYTES)]
+    while lines[-1].strip() and len(lines) < 200:
+        lines.append(reader.readline(MAX_HEAD_BYTES))
+    match = re.match(rb"HTTP/1\.[01] (\d{3})\b", lines[0])
+    if not lines[-1]:
         raise ConnectionError(CUT_OFF)
-    match = re.fullmatch(r"HTTP/1\.[01] (\d{3})\b.*\n((?:[^:\n]+:.*\n)*)\r?\n", head.decode("latin-1"))
-    if not match:
+    if not match or lines[-1].strip():
         raise ValueError(NO_HTTP)
-    fields = {name.lower(): text.strip() for name, text in re.findall(r"([^:\n]+):(.*)\n", match[2])}
+    rows = [line.decode("latin-1").partition(":") for line in lines[1:-1]]
+    fields = {name.lower(): text.strip() for name, _, text in rows}
     size = int(fields["content-length"]) if "content-length" in fields else float("inf")
     pieces = read_chunks(reader) if "transfer-encoding" in fields else read_pieces(reader, size)
     return Answer(int(match[1]), fields, pieces)
@@ -11214,8 +11214,11 @@ def read_answer(answer: Answer) -> Any:
     return data
 
 
-class Transport:
-    """Requests to a service.  It checks whose service this is, and repeats what was interrupted where that is safe."""
+class Client:
+    """The API for Python and the command line.  Its methods raise the service's NexusErrors.
+
+    It checks whose service this is, and repeats what was interrupted where that is safe.
+    """
 
     def __init__(self, url: str, token: str = "", layout: Layout | None = None) -> None:
         """`layout`: of this machine's service; it is reached by its socket.  None: by the address.  Raises: usage."""
@@ -11350,13 +11353,8 @@ class Transport:
             connection.settimeout(None)
         return answer
 
-
-class Client(Transport):
-    """The API for Python and the command line.  Its methods raise the service's NexusErrors."""
-
     @classmethod
-    def find(cls, environ: Mapping[str, str] | None = None, is_starting: bool = True,
-             options: Sequence[str] = ()) -> Client:
+    def find(cls, environ: Mapping[str, str] | None = None, is_starting: bool = True) -> Client:
         """The client of NEXUS_URL, or of this user's service, which is started unless it runs.
 
         Raises: unavailable, when no service runs and is_starting is False; conflict, for another machine's service.
@@ -11364,13 +11362,11 @@ class Client(Transport):
         environ = os.environ if environ is None else environ
         if environ.get("NEXUS_URL"):
             return cls(environ["NEXUS_URL"], environ.get("NEXUS_TOKEN", ""))
-        home = find_home(environ)
-        layout = Layout(home, "", "")
+        layout = Layout(find_home(environ), "", "")
         running = find_service(layout)
-        if running is None:
-            if not is_starting:
-                raise NexusError("unavailable", f"the nexus service for {home} does not run", hint="nexus start")
-            running = start_service(layout, environ, options)
+        if running is None and not is_starting:
+            raise NexusError("unavailable", f"the nexus service for {layout.home} does not run", hint="nexus start")
+        running = running or start_service(layout, environ, choose_config(layout))
         return cls(running["url"], "", layout)
 
     def add(self, command: str, **options: Any) -> str:
@@ -11532,9 +11528,8 @@ def find_service(layout: Layout) -> dict[str, Any] | None:
     return running
 
 
-def start_service(layout: Layout, environ: Mapping[str, str], options: Sequence[str] = ()) -> dict[str, Any]:
-    """Start the service and wait until it replies.  Raises: why it could not start."""
-    path = options[list(options).index("--config") + 1] if "--config" in options else choose_config(layout)
+def start_service(layout: Layout, environ: Mapping[str, str], path: str, log_level: str | None = None) -> dict[str, Any]:
+    """Start the service with the config file at `path`; wait until it replies.  Raises: why it could not start."""
     config = load_config(path, environ)
     check_start(make_layout(layout.home, config), config)     # before any code of the home runs
     remove_file(layout.start_error_file)
@@ -11542,7 +11537,7 @@ def start_service(layout: Layout, environ: Mapping[str, str], options: Sequence[
     if screen and screen.prepare():             # screen cannot be used
         screen = None
     mark_stopped(layout, False)
-    start_supervisor(layout, screen, environ, [*options, "--config", path])
+    start_supervisor(layout, screen, environ, ["--config", path, *(["--log-level", log_level] if log_level else [])])
 
     def look() -> dict[str, Any] | None:
         refusal = read_json(layout.start_error_file)
@@ -11573,11 +11568,6 @@ class Call:
     def client(self) -> Client:
         """The client; starts the service unless it runs."""
         return Client.find(self.environ)
-
-    def find_running(self) -> Client | None:
-        """The client of a running service, or None; starts none."""
-        is_there = self.environ.get("NEXUS_URL") or find_service(self.layout)
-        return Client.find(self.environ, is_starting=False) if is_there else None
 
     def print(self, *lines: str) -> None:
         self.write(self.paint.join(lines))
@@ -12295,16 +12285,14 @@ def find_config(call: Call) -> str:
 
 
 def cmd_start(call: Call) -> None:
-    client, path, given = call.find_running(), find_config(call), call.options
-    options = ["--config", path] * bool(given.config) + ["--log-level", given.log_level] * bool(given.log_level)
-    if client and options:
+    given, path = call.options, find_config(call)
+    if find_service(call.layout) is None:
+        start_service(call.layout, call.environ, path, given.log_level)
+        return call.say(f"the service runs at {call.client.url}")
+    if given.config or given.log_level:
         refuse("the service runs already; these options take effect at its next start",
-               hint=f"nexus restart {' '.join(options)}; jobs go on")
-    if client:
-        call.say(f"the service runs already, at {client.url}")
-    else:
-        client = Client.find(call.environ, options=options)
-        call.say(f"the service runs at {client.url}")
+               hint="nexus restart takes them too; jobs go on")
+    call.say(f"the service runs already, at {call.client.url}")
 
 
 def cmd_stop(call: Call) -> None:
@@ -12316,32 +12304,31 @@ def cmd_stop(call: Call) -> None:
 
 def stop_service(call: Call) -> bool:
     """End the service; return whether there was one."""
-    client = call.find_running()
-    if client is None:
-        mark_stopped(call.layout, True)       # the supervisor could start it again just now
-        client = call.find_running()
-    if client is None:
-        return False
-    running = (find_service(client.layout) if client.layout else client.ask("GET", "/")) or {}
+    running = None
+    if not call.environ.get("NEXUS_URL"):
+        mark_stopped(call.layout, True)         # the supervisor could start it again just now
+        running = find_service(call.layout)
+        if running is None:
+            return False
+    client = Client.find(call.environ, is_starting=False)
+    pid = client.ask("GET", "/")["pid"]
 
     def has_ended() -> bool:
-        if client.layout:
+        if running:
             return not is_alive(running)
         try:                                    # a tunnel accepts connections although nothing listens behind it
-            return bool(read_answer(client.send("GET", "/"))["pid"] != running["pid"])
-        except (OSError, ValueError, NexusError):
+            return bool(Client.find(call.environ).ask("GET", "/")["pid"] != pid)
+        except NexusError:
             return True
 
     client.stop()
     if not wait_until(has_ended, 60.0):
-        raise NexusError("unavailable", f"the service (pid {running['pid']}) does not end",
+        raise NexusError("unavailable", f"the service (pid {pid}) does not end",
                          hint="see nexus logs service; kill -9 it: jobs go on")
     return True
 
 
 def cmd_restart(call: Call) -> None:
-    running = find_service(call.layout)
-    call.options.config = call.options.config or (running or {}).get("config")      # that file says where its jobs are
     config = load_config(find_config(call), call.environ)
     check_start(make_layout(call.layout.home, config), config)     # if it could not start, the running one goes on
     stop_service(call)
@@ -12350,12 +12337,12 @@ def cmd_restart(call: Call) -> None:
 
 def cmd_serve(call: Call) -> None:
     """Run the service in the foreground.  An error is also written to a file, for the command that has started it."""
-    given, layout, path = call.options, call.layout, None
+    layout = call.layout
     try:
         path = find_config(call)
         config = load_config(path, call.environ)
-        if given.log_level:
-            config = replace(config, service=replace(config.service, log_level=given.log_level))
+        if call.options.log_level:
+            config = replace(config, service=replace(config.service, log_level=call.options.log_level))
         layout = make_layout(layout.home, config)
         if call.out.isatty():
             call.say(f"serving; the log is in {layout.service_log}; Ctrl-C ends the service, jobs go on")
@@ -12364,7 +12351,7 @@ def cmd_serve(call: Call) -> None:
         raise
     except NexusError as error:
         with contextlib.suppress(NexusError):
-            write_atomic(layout.start_error_file, [encode_json({**error.to_json(), "config": path})], is_synced=False)
+            write_atomic(layout.start_error_file, [encode_json(error.to_json())], is_synced=False)
         raise
 
 
